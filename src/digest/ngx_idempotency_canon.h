@@ -1,0 +1,131 @@
+
+/*
+ * Bodies by their meaning: one encoding for all spellings of the same form,
+ * JSON document, multipart form or text, fed into a digest.
+ *
+ * Before the encoding goes a letter that tells what it is.  Bytes that are
+ * digested as they are stand behind ngx_idempotency_canon_raw(), and so never
+ * give the digest of an encoding.
+ *
+ * Lengths are numbers of 7 bits a byte, the highest first, the top bit set in
+ * all bytes but the last.  Names are sorted by their bytes, a shorter one
+ * before its continuation, equal ones stay in the order of the body.
+ *
+ *   form       "F", then for each field: its name and its value, each behind
+ *              its length
+ *   JSON       "J" and the value: "N" null, "T" true, "F" false, "#" length
+ *              number, "\"" length string, "[" values "]", "{" members "}";
+ *              a member is ":" length name value; a number is "0", or its
+ *              sign, its digits without zeros at the ends and, unless it is
+ *              zero, "e" with the power of ten of the last digit
+ *   multipart  "M", then the SHA-256 of each part: its name, "f" and filename
+ *              if it has one, "x" and extended filename likewise, each behind
+ *              its length, "t" and its media type if it has one, "." and the
+ *              bytes
+ *   text       "T" and the text, white space folded
+ *   bytes      "R" and the bytes
+ */
+
+
+#ifndef _NGX_IDEMPOTENCY_CANON_H_INCLUDED_
+#define _NGX_IDEMPOTENCY_CANON_H_INCLUDED_
+
+
+#include "ngx_idempotency_digest.h"
+
+
+/* kinds, and flags for those wanted: none of them is NGX_CONF_BITMASK_SET */
+
+#define NGX_IDEMPOTENCY_CANON_FORM       0x02
+#define NGX_IDEMPOTENCY_CANON_JSON       0x04
+#define NGX_IDEMPOTENCY_CANON_MULTIPART  0x08
+#define NGX_IDEMPOTENCY_CANON_TEXT       0x10
+
+#define NGX_IDEMPOTENCY_CANON_ALL        0x1e
+
+
+/* deeper or larger than this is digested by its bytes */
+
+#define NGX_IDEMPOTENCY_JSON_DEPTH         256
+#define NGX_IDEMPOTENCY_CANON_SIZE         0x3fffffff
+
+#define NGX_IDEMPOTENCY_MULTIPART_PARTS    4096
+#define NGX_IDEMPOTENCY_MULTIPART_HEADER   4096
+
+
+typedef struct {
+    /* what is digested by meaning; TEXT folds the values of forms, too */
+    ngx_uint_t    flags;
+
+    /* what is left out, from ngx_idempotency_canon_ignore(), or NULL */
+    ngx_array_t  *ignore;
+} ngx_idempotency_canon_t;
+
+
+typedef struct ngx_idempotency_multipart_s  ngx_idempotency_multipart_t;
+
+
+/*
+ * For the configuration: compiles names (ngx_str_t) and JSON pointers, which
+ * begin with a slash.  NGX_DECLINED: *bad is no JSON pointer.
+ */
+
+ngx_int_t ngx_idempotency_canon_ignore(ngx_idempotency_canon_t *c,
+    ngx_array_t *names, ngx_str_t *bad, ngx_pool_t *pool);
+
+/*
+ * The kind, if it is among the flags, or 0: by its bytes.  The boundary is
+ * set for MULTIPART and lies in the content type.
+ */
+
+ngx_uint_t ngx_idempotency_canon_kind(ngx_str_t *content_type,
+    ngx_uint_t flags, ngx_str_t *boundary);
+
+/*
+ * The whole body of a kind but MULTIPART.  NGX_DECLINED: it is malformed,
+ * and nothing was fed; NGX_ERROR: no memory.  The pool is for scratch, which
+ * is freed.
+ */
+
+ngx_int_t ngx_idempotency_canon_body(ngx_idempotency_digest_t *d,
+    ngx_uint_t kind, ngx_idempotency_canon_t *c, u_char *data, size_t len,
+    ngx_pool_t *pool);
+
+/* to be called before bytes that are digested as they are */
+
+void ngx_idempotency_canon_raw(ngx_idempotency_digest_t *d);
+
+/*
+ * The first field of that name in a body of a kind but MULTIPART.
+ * NGX_DECLINED: there is none, or it is neither a string nor a number, true
+ * or false.  The value is allocated from the pool.
+ */
+
+ngx_int_t ngx_idempotency_canon_field(ngx_uint_t kind, u_char *data,
+    size_t len, ngx_str_t *name, ngx_str_t *value, ngx_pool_t *pool);
+
+/*
+ * A multipart body, in pieces of any size.  As its boundary doesn't count,
+ * the media type to be digested before is "multipart/form-data" alone.
+ *
+ * c: NULL if nothing is to be digested.  The first field of a name, up to a
+ * size, is looked for on the way.  NGX_DECLINED, which is final: malformed,
+ * or beyond a limit; NGX_ERROR: no memory.
+ */
+
+ngx_idempotency_multipart_t *ngx_idempotency_multipart_create(
+    ngx_pool_t *pool, ngx_idempotency_canon_t *c, ngx_str_t *boundary);
+void ngx_idempotency_multipart_find(ngx_idempotency_multipart_t *m,
+    ngx_str_t *name, size_t max);
+
+ngx_int_t ngx_idempotency_multipart_feed(ngx_idempotency_multipart_t *m,
+    u_char *data, size_t len);
+ngx_int_t ngx_idempotency_multipart_final(ngx_idempotency_multipart_t *m,
+    ngx_idempotency_digest_t *d);
+
+/* after final: NULL if there is no such field, or it is a file or too long */
+
+ngx_str_t *ngx_idempotency_multipart_value(ngx_idempotency_multipart_t *m);
+
+
+#endif /* _NGX_IDEMPOTENCY_CANON_H_INCLUDED_ */

@@ -1,0 +1,158 @@
+
+/*
+ * What the encodings of bodies share: a buffer before the digest, names to be
+ * sorted, white space to be folded, names that are left out.
+ */
+
+
+#ifndef _NGX_IDEMPOTENCY_ENCODE_H_INCLUDED_
+#define _NGX_IDEMPOTENCY_ENCODE_H_INCLUDED_
+
+
+#include "ngx_idempotency_canon.h"
+
+
+/* a digest is fast in long pieces only, and an encoding comes in short ones */
+
+typedef struct {
+    u_char                    *pos;
+    ngx_idempotency_digest_t  *digest;
+    u_char                     buf[4096];
+} ngx_idempotency_sink_t;
+
+
+typedef struct {
+    uint64_t                   prefix;
+    u_char                    *name;
+    uint32_t                   len;
+    uint32_t                   index;
+} ngx_idempotency_name_t;
+
+
+/* white space that began in one piece may end in another */
+
+typedef struct {
+    u_char                     held[2];
+    unsigned                   nheld:2;
+    unsigned                   space:1;
+    unsigned                   started:1;
+} ngx_idempotency_fold_t;
+
+#define NGX_IDEMPOTENCY_FOLD_MORE  3
+
+
+/* a name left out: one token, or those of a JSON pointer */
+
+typedef struct {
+    ngx_uint_t                 ntokens;
+    ngx_str_t                 *tokens;
+    ngx_uint_t                 pointer;
+} ngx_idempotency_path_t;
+
+
+void ngx_idempotency_sink_init(ngx_idempotency_sink_t *s,
+    ngx_idempotency_digest_t *d, u_char kind);
+void ngx_idempotency_sink_flush(ngx_idempotency_sink_t *s);
+void ngx_idempotency_sink_bytes(ngx_idempotency_sink_t *s, u_char *data,
+    size_t len);
+u_char *ngx_idempotency_length(u_char *p, size_t len);
+
+int ngx_idempotency_name_cmp(ngx_idempotency_name_t *a,
+    ngx_idempotency_name_t *b);
+ngx_int_t ngx_idempotency_names_sort(ngx_idempotency_name_t *names,
+    ngx_uint_t n, ngx_pool_t *pool);
+
+void ngx_idempotency_fold_init(ngx_idempotency_fold_t *f);
+u_char *ngx_idempotency_fold(ngx_idempotency_fold_t *f, u_char *dst,
+    u_char *src, size_t len);
+u_char *ngx_idempotency_fold_end(ngx_idempotency_fold_t *f, u_char *dst);
+
+ngx_uint_t ngx_idempotency_ignored(ngx_idempotency_canon_t *c,
+    u_char *name, size_t len);
+
+ngx_int_t ngx_idempotency_form(ngx_idempotency_digest_t *d,
+    ngx_idempotency_canon_t *c, u_char *data, size_t len, ngx_pool_t *pool);
+ngx_int_t ngx_idempotency_form_field(u_char *data, size_t len,
+    ngx_str_t *name, ngx_str_t *value, ngx_pool_t *pool);
+
+ngx_int_t ngx_idempotency_json(ngx_idempotency_digest_t *d,
+    ngx_idempotency_canon_t *c, u_char *data, size_t len, ngx_pool_t *pool);
+ngx_int_t ngx_idempotency_json_field(u_char *data, size_t len,
+    ngx_str_t *name, ngx_str_t *value, ngx_pool_t *pool);
+
+void ngx_idempotency_text(ngx_idempotency_digest_t *d, u_char *data,
+    size_t len);
+
+
+static ngx_inline void
+ngx_idempotency_sink_byte(ngx_idempotency_sink_t *s, u_char c)
+{
+    if (s->pos == s->buf + sizeof(s->buf)) {
+        ngx_idempotency_sink_flush(s);
+    }
+
+    *s->pos++ = c;
+}
+
+
+/* a letter, if any, a length and as many bytes */
+
+static ngx_inline void
+ngx_idempotency_sink_field(ngx_idempotency_sink_t *s, u_char letter,
+    u_char *data, size_t len)
+{
+    u_char  *p, head[1 + 10];
+
+    if (len < 0x80
+        && (size_t) (s->buf + sizeof(s->buf) - s->pos) >= len + 2)
+    {
+        p = s->pos;
+
+        if (letter) {
+            *p++ = letter;
+        }
+
+        *p++ = (u_char) len;
+        s->pos = ngx_cpymem(p, data, len);
+
+        return;
+    }
+
+    head[0] = letter;
+    p = ngx_idempotency_length(head + 1, len);
+
+    if (letter) {
+        ngx_idempotency_sink_bytes(s, head, p - head);
+
+    } else {
+        ngx_idempotency_sink_bytes(s, head + 1, p - (head + 1));
+    }
+
+    ngx_idempotency_sink_bytes(s, data, len);
+}
+
+
+/* the first 8 bytes as a number, which mostly decides an order */
+
+static ngx_inline void
+ngx_idempotency_name_set(ngx_idempotency_name_t *name, u_char *data,
+    uint32_t len, uint32_t index)
+{
+    uint32_t  i, n;
+    uint64_t  prefix;
+
+    prefix = 0;
+    n = ngx_min(len, 8);
+
+    for (i = 0; i < n; i++) {
+        prefix = (prefix << 8) | data[i];
+    }
+
+    name->prefix = (n == 0) ? 0 : prefix << (64 - 8 * n);
+    name->name = data;
+    name->len = len;
+    name->index = index;
+}
+
+
+#endif /* _NGX_IDEMPOTENCY_ENCODE_H_INCLUDED_ */

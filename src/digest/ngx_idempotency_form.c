@@ -1,0 +1,406 @@
+
+/*
+ * application/x-www-form-urlencoded: fields decoded and sorted by name.  A
+ * percent sign without two hexadecimal digits is malformed.
+ */
+
+
+#include "ngx_idempotency_encode.h"
+
+
+#define FORM_FIELDS   32    /* that need no memory */
+
+#define FORM_ESCAPE   1
+#define FORM_END      2     /* of the name or the field */
+
+
+typedef struct {
+    u_char                  *pos;
+    u_char                  *end;
+
+    /* for what is not as it is written, from the first such field on */
+    u_char                  *scratch;
+    u_char                  *last;
+
+    ngx_pool_t              *pool;
+    ngx_uint_t               fold;
+
+    ngx_uint_t               nfields;
+    ngx_idempotency_name_t  *names;
+    ngx_str_t               *values;
+} form_t;
+
+
+static ngx_int_t form_parse(form_t *f, ngx_idempotency_canon_t *c);
+static ngx_int_t form_part(form_t *f, ngx_uint_t name, ngx_str_t *s);
+static ngx_int_t form_decode(form_t *f, u_char *start, u_char end,
+    ngx_str_t *s);
+static ngx_int_t form_fold(form_t *f, ngx_str_t *s);
+static ngx_int_t form_scratch(form_t *f, u_char *start);
+static ngx_int_t form_hex(u_char c);
+static ngx_uint_t form_count(u_char *data, size_t len);
+
+
+static u_char  form_class[256] = {
+    ['%'] = FORM_ESCAPE, ['+'] = FORM_ESCAPE, ['&'] = FORM_END,
+    ['='] = FORM_END
+};
+
+
+ngx_int_t
+ngx_idempotency_form(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
+    u_char *data, size_t len, ngx_pool_t *pool)
+{
+    form_t                   f;
+    ngx_int_t                rc;
+    ngx_str_t               *value, values[FORM_FIELDS];
+    ngx_uint_t               i, n;
+    ngx_idempotency_name_t   names[FORM_FIELDS];
+    ngx_idempotency_sink_t   sink;
+
+    f.pos = data;
+    f.end = data + len;
+    f.scratch = NULL;
+    f.pool = pool;
+    f.fold = c->flags & NGX_IDEMPOTENCY_CANON_TEXT;
+    f.nfields = 0;
+    f.names = names;
+    f.values = values;
+
+    n = form_count(data, len);
+
+    if (n > FORM_FIELDS) {
+        f.names = ngx_palloc(pool, n * (sizeof(ngx_idempotency_name_t)
+                                        + sizeof(ngx_str_t)));
+        if (f.names == NULL) {
+            return NGX_ERROR;
+        }
+
+        f.values = (ngx_str_t *) &f.names[n];
+    }
+
+    rc = form_parse(&f, c);
+
+    if (rc == NGX_OK) {
+        rc = ngx_idempotency_names_sort(f.names, f.nfields, pool);
+    }
+
+    if (rc == NGX_OK) {
+        ngx_idempotency_sink_init(&sink, d, 'F');
+
+        for (i = 0; i < f.nfields; i++) {
+            value = &f.values[f.names[i].index];
+
+            ngx_idempotency_sink_field(&sink, 0, f.names[i].name,
+                                       f.names[i].len);
+            ngx_idempotency_sink_field(&sink, 0, value->data, value->len);
+        }
+
+        ngx_idempotency_sink_flush(&sink);
+    }
+
+    if (f.scratch) {
+        ngx_pfree(pool, f.scratch);
+    }
+
+    if (f.names != names) {
+        ngx_pfree(pool, f.names);
+    }
+
+    return rc;
+}
+
+
+/* here a percent sign that is malformed spoils nothing but its own field */
+
+ngx_int_t
+ngx_idempotency_form_field(u_char *data, size_t len, ngx_str_t *name,
+    ngx_str_t *value, ngx_pool_t *pool)
+{
+    form_t     f;
+    u_char    *next;
+    ngx_int_t  rc;
+    ngx_str_t  s;
+
+    f.scratch = NULL;
+    f.pool = pool;
+    f.fold = 0;
+    f.pos = data;
+    f.end = data;
+
+    rc = NGX_DECLINED;
+
+    for (next = data; next < data + len; next = f.end + 1) {
+
+        f.pos = next;
+        f.end = ngx_strlchr(next, data + len, '&');
+
+        if (f.end == NULL) {
+            f.end = data + len;
+        }
+
+        if (f.scratch) {
+            f.last = f.scratch;
+        }
+
+        rc = form_part(&f, 1, &s);
+
+        if (rc == NGX_ERROR) {
+            break;
+        }
+
+        if (rc == NGX_OK && s.len == name->len && f.pos > next
+            && ngx_memcmp(s.data, name->data, s.len) == 0)
+        {
+            rc = form_part(&f, 0, &s);
+            break;
+        }
+
+        rc = NGX_DECLINED;
+    }
+
+    if (rc == NGX_OK) {
+        value->len = s.len;
+        value->data = ngx_pstrdup(pool, &s);
+
+        if (value->data == NULL) {
+            rc = NGX_ERROR;
+        }
+    }
+
+    if (f.scratch) {
+        ngx_pfree(pool, f.scratch);
+    }
+
+    return rc;
+}
+
+
+static ngx_int_t
+form_parse(form_t *f, ngx_idempotency_canon_t *c)
+{
+    ngx_int_t   rc;
+    ngx_str_t   name, value;
+    ngx_uint_t  n;
+
+    for (n = 0; f->pos < f->end; f->pos++) {
+
+        /* at the beginning of a field; left at its ampersand or at the end */
+
+        rc = form_part(f, 1, &name);
+
+        if (rc == NGX_OK) {
+            rc = form_part(f, 0, &value);
+        }
+
+        if (rc != NGX_OK) {
+            return rc;
+        }
+
+        if (name.len + value.len == 0
+            || (c->ignore
+                && ngx_idempotency_ignored(c, name.data, name.len)))
+        {
+            continue;
+        }
+
+        ngx_idempotency_name_set(&f->names[n], name.data, name.len, n);
+        f->values[n++] = value;
+    }
+
+    f->nfields = n;
+
+    return NGX_OK;
+}
+
+
+/* a name, up to behind its equals sign, or a value, up to its ampersand */
+
+static ngx_int_t
+form_part(form_t *f, ngx_uint_t name, ngx_str_t *s)
+{
+    u_char     *p, *start;
+    ngx_int_t   rc;
+
+    start = f->pos;
+
+    for (p = start; p < f->end; p++) {
+
+        if (form_class[*p] == 0 || (*p == '=' && !name)) {
+            continue;
+        }
+
+        if (form_class[*p] == FORM_END) {
+            break;
+        }
+
+        f->pos = p;
+
+        rc = form_decode(f, start, name ? '=' : '&', s);
+
+        if (rc != NGX_OK) {
+            return rc;
+        }
+
+        p = f->pos;
+        goto decoded;
+    }
+
+    s->data = start;
+    s->len = p - start;
+
+decoded:
+
+    if (name) {
+        f->pos = (p < f->end && *p == '=') ? p + 1 : p;
+        return NGX_OK;
+    }
+
+    f->pos = p;
+
+    return f->fold ? form_fold(f, s) : NGX_OK;
+}
+
+
+/* from start on, where f->pos is the first escape; ends at this or "&" */
+
+static ngx_int_t
+form_decode(form_t *f, u_char *start, u_char end, ngx_str_t *s)
+{
+    u_char     c, *p, *dst;
+    ngx_int_t  high, low;
+
+    if (form_scratch(f, start) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    p = f->pos;
+    s->data = f->last;
+    dst = ngx_cpymem(s->data, start, p - start);
+
+    for ( /* void */ ; p < f->end; p++) {
+
+        c = *p;
+
+        if (form_class[c]) {
+
+            if (c == end || c == '&') {
+                break;
+            }
+
+            if (c == '+') {
+                c = ' ';
+
+            } else if (c == '%') {
+
+                if (f->end - p < 3) {
+                    return NGX_DECLINED;
+                }
+
+                high = form_hex(p[1]);
+                low = form_hex(p[2]);
+
+                if (high < 0 || low < 0) {
+                    return NGX_DECLINED;
+                }
+
+                c = (u_char) (high << 4 | low);
+                p += 2;
+            }
+        }
+
+        *dst++ = c;
+    }
+
+    f->pos = p;
+    f->last = dst;
+    s->len = dst - s->data;
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+form_fold(form_t *f, ngx_str_t *s)
+{
+    u_char                  *dst, *last;
+    ngx_idempotency_fold_t   fold;
+
+    dst = s->data;
+
+    if (f->scratch == NULL || dst < f->scratch || dst >= f->last) {
+
+        /* as it is written: not ours */
+
+        if (form_scratch(f, f->pos - s->len) != NGX_OK) {
+            return NGX_ERROR;
+        }
+
+        dst = f->last;
+        f->last += s->len;
+    }
+
+    ngx_idempotency_fold_init(&fold);
+
+    last = ngx_idempotency_fold(&fold, dst, s->data, s->len);
+    last = ngx_idempotency_fold_end(&fold, last);
+
+    s->data = dst;
+    s->len = last - dst;
+
+    return NGX_OK;
+}
+
+
+/* what is decoded or folded is never longer than it was */
+
+static ngx_int_t
+form_scratch(form_t *f, u_char *start)
+{
+    if (f->scratch == NULL) {
+        f->scratch = ngx_palloc(f->pool, f->end - start
+                                         + NGX_IDEMPOTENCY_FOLD_MORE);
+        if (f->scratch == NULL) {
+            return NGX_ERROR;
+        }
+
+        f->last = f->scratch;
+    }
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+form_hex(u_char c)
+{
+    if (c >= '0' && c <= '9') {
+        return c - '0';
+    }
+
+    c |= 0x20;
+
+    if (c >= 'a' && c <= 'f') {
+        return c - 'a' + 10;
+    }
+
+    return NGX_ERROR;
+}
+
+
+/* how many fields there may be */
+
+static ngx_uint_t
+form_count(u_char *data, size_t len)
+{
+    size_t      i;
+    ngx_uint_t  n;
+
+    n = 1;
+
+    for (i = 0; i < len; i++) {
+        n += (data[i] == '&');
+    }
+
+    return n;
+}

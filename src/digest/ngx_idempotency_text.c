@@ -1,0 +1,218 @@
+
+/*
+ * Text: each run of Unicode white space is one space, and none at the ends.
+ * Bytes that are no UTF-8 are no white space.
+ */
+
+
+#include "ngx_idempotency_encode.h"
+
+
+#define FOLD_SPACE  1      /* white space */
+#define FOLD_LEAD   2      /* the first byte of a longer white space */
+
+
+static ngx_uint_t fold_seen(u_char *p, size_t len);
+static u_char *fold_out(ngx_idempotency_fold_t *f, u_char *dst, u_char c);
+
+
+static u_char  fold_class[256] = {
+    [0x09] = FOLD_SPACE, [0x0a] = FOLD_SPACE, [0x0b] = FOLD_SPACE,
+    [0x0c] = FOLD_SPACE, [0x0d] = FOLD_SPACE, [0x20] = FOLD_SPACE,
+    [0xc2] = FOLD_LEAD, [0xe1] = FOLD_LEAD, [0xe2] = FOLD_LEAD,
+    [0xe3] = FOLD_LEAD
+};
+
+
+void
+ngx_idempotency_fold_init(ngx_idempotency_fold_t *f)
+{
+    f->nheld = 0;
+    f->space = 0;
+    f->started = 0;
+}
+
+
+/*
+ * Puts at most len + NGX_IDEMPOTENCY_FOLD_MORE bytes to dst.  If nothing is
+ * held from a previous piece, dst may be src.
+ */
+
+u_char *
+ngx_idempotency_fold(ngx_idempotency_fold_t *f, u_char *dst, u_char *src,
+    size_t len)
+{
+    u_char      c, seq[3], *end;
+    ngx_uint_t  i, n;
+
+    end = src + len;
+
+    while (src < end) {
+
+        c = *src;
+
+        if (f->nheld == 0) {
+
+            if (fold_class[c] == 0) {
+                src++;
+                dst = fold_out(f, dst, c);
+                continue;
+            }
+
+            if (fold_class[c] == FOLD_SPACE) {
+                src++;
+                f->space = 1;
+                continue;
+            }
+        }
+
+        /* what is held, and one byte more */
+
+        n = f->nheld;
+
+        for (i = 0; i < n; i++) {
+            seq[i] = f->held[i];
+        }
+
+        seq[n++] = c;
+
+        switch (fold_seen(seq, n)) {
+
+        case 2:
+            /* white space */
+            src++;
+            f->nheld = 0;
+            f->space = 1;
+            break;
+
+        case 1:
+            /* the beginning of one */
+            src++;
+            f->held[n - 1] = c;
+            f->nheld = n;
+            break;
+
+        default:
+            /* what was held is none, and this byte is looked at anew */
+            f->nheld = 0;
+
+            for (i = 0; i < n - 1; i++) {
+                dst = fold_out(f, dst, seq[i]);
+            }
+        }
+    }
+
+    return dst;
+}
+
+
+u_char *
+ngx_idempotency_fold_end(ngx_idempotency_fold_t *f, u_char *dst)
+{
+    ngx_uint_t  i, n;
+
+    n = f->nheld;
+    f->nheld = 0;
+
+    for (i = 0; i < n; i++) {
+        dst = fold_out(f, dst, f->held[i]);
+    }
+
+    return dst;
+}
+
+
+void
+ngx_idempotency_text(ngx_idempotency_digest_t *d, u_char *data, size_t len)
+{
+    size_t                  n;
+    u_char                  buf[4096], *last;
+    ngx_idempotency_fold_t  f;
+
+    ngx_idempotency_digest_bytes(d, (u_char *) "T", 1);
+    ngx_idempotency_fold_init(&f);
+
+    while (len) {
+        n = ngx_min(len, sizeof(buf) - NGX_IDEMPOTENCY_FOLD_MORE);
+
+        last = ngx_idempotency_fold(&f, buf, data, n);
+        ngx_idempotency_digest_bytes(d, buf, last - buf);
+
+        data += n;
+        len -= n;
+    }
+
+    last = ngx_idempotency_fold_end(&f, buf);
+    ngx_idempotency_digest_bytes(d, buf, last - buf);
+}
+
+
+/*
+ * White space beyond ASCII: U+0085, U+00A0, U+1680, U+2000 to U+200A, U+2028,
+ * U+2029, U+202F, U+205F, U+3000.  2: this is one, 1: it may become one
+ */
+
+static ngx_uint_t
+fold_seen(u_char *p, size_t len)
+{
+    u_char  c;
+
+    switch (p[0]) {
+
+    case 0xc2:
+        return (len == 1) ? 1
+                          : (p[1] == 0x85 || p[1] == 0xa0) ? 2 : 0;
+
+    case 0xe1:
+        if (len > 1 && p[1] != 0x9a) {
+            return 0;
+        }
+
+        return (len < 3) ? 1 : (p[2] == 0x80) ? 2 : 0;
+
+    case 0xe2:
+        if (len > 1 && p[1] != 0x80 && p[1] != 0x81) {
+            return 0;
+        }
+
+        if (len < 3) {
+            return 1;
+        }
+
+        c = p[2];
+
+        if (p[1] == 0x81) {
+            return (c == 0x9f) ? 2 : 0;
+        }
+
+        return ((c >= 0x80 && c <= 0x8a) || c == 0xa8 || c == 0xa9
+                || c == 0xaf) ? 2 : 0;
+
+    case 0xe3:
+        if (len > 1 && p[1] != 0x80) {
+            return 0;
+        }
+
+        return (len < 3) ? 1 : (p[2] == 0x80) ? 2 : 0;
+    }
+
+    return 0;
+}
+
+
+static u_char *
+fold_out(ngx_idempotency_fold_t *f, u_char *dst, u_char c)
+{
+    if (f->space) {
+        f->space = 0;
+
+        if (f->started) {
+            *dst++ = ' ';
+        }
+    }
+
+    f->started = 1;
+    *dst++ = c;
+
+    return dst;
+}

@@ -1,0 +1,272 @@
+
+/*
+ * What the rooms of the HTTP side share: a location's settings, a request's
+ * context, and the calls by which one room hands a request to the next.
+ */
+
+
+#ifndef _NGX_HTTP_IDEMPOTENCY_H_INCLUDED_
+#define _NGX_HTTP_IDEMPOTENCY_H_INCLUDED_
+
+
+#include <ngx_config.h>
+#include <ngx_core.h>
+#include <ngx_http.h>
+
+#include "digest/ngx_idempotency_digest.h"
+#include "store/ngx_idempotency_store.h"
+
+
+/* what $idempotency_status says, and what is refused */
+
+typedef enum {
+    NGX_HTTP_IDEMPOTENCY_NONE = 0,
+
+    /* refusals: the first ones, as each has a status code of its own */
+    NGX_HTTP_IDEMPOTENCY_CONFLICT,
+    NGX_HTTP_IDEMPOTENCY_IN_PROGRESS,
+    NGX_HTTP_IDEMPOTENCY_IN_DOUBT,
+    NGX_HTTP_IDEMPOTENCY_NOT_KEPT,
+    NGX_HTTP_IDEMPOTENCY_SIMILAR,
+    NGX_HTTP_IDEMPOTENCY_MISSING,
+    NGX_HTTP_IDEMPOTENCY_MALFORMED,
+    NGX_HTTP_IDEMPOTENCY_UNAVAILABLE,
+
+    NGX_HTTP_IDEMPOTENCY_NEW,
+    NGX_HTTP_IDEMPOTENCY_REPLAYED,
+    NGX_HTTP_IDEMPOTENCY_WAITED,
+    NGX_HTTP_IDEMPOTENCY_BYPASS
+} ngx_http_idempotency_status_e;
+
+#define NGX_HTTP_IDEMPOTENCY_REFUSALS  (NGX_HTTP_IDEMPOTENCY_UNAVAILABLE + 1)
+
+
+#define NGX_HTTP_IDEMPOTENCY_MISSING_PASS      0
+#define NGX_HTTP_IDEMPOTENCY_MISSING_REJECT    1
+
+#define NGX_HTTP_IDEMPOTENCY_FORMAT_ANY        0
+#define NGX_HTTP_IDEMPOTENCY_FORMAT_SF_STRING  1
+#define NGX_HTTP_IDEMPOTENCY_FORMAT_UUID       2
+
+#define NGX_HTTP_IDEMPOTENCY_WAIT              0
+#define NGX_HTTP_IDEMPOTENCY_REJECT            1
+#define NGX_HTTP_IDEMPOTENCY_ACCEPTED          2
+
+#define NGX_HTTP_IDEMPOTENCY_KEEP_REFUSING     0
+#define NGX_HTTP_IDEMPOTENCY_RETRY             1
+
+#define NGX_HTTP_IDEMPOTENCY_UNAVAILABLE_REJECT  0
+#define NGX_HTTP_IDEMPOTENCY_UNAVAILABLE_PASS    1
+
+#define NGX_HTTP_IDEMPOTENCY_COOKIES_IDENTIFIED  0
+#define NGX_HTTP_IDEMPOTENCY_COOKIES_ALWAYS      1
+#define NGX_HTTP_IDEMPOTENCY_COOKIES_NEVER       2
+
+/* a bit for each response status that binds its token */
+
+#define NGX_HTTP_IDEMPOTENCY_STATUSES  1000
+
+
+typedef struct {
+    ngx_http_complex_value_t       value;
+    /* of ngx_str_t: names of the request headers that it is made of */
+    ngx_array_t                    headers;
+} ngx_http_idempotency_key_t;
+
+
+typedef struct {
+    ngx_shm_zone_t                *shm_zone;
+
+    ngx_uint_t                     methods;
+    ngx_array_t                   *keys;
+    ngx_uint_t                     missing_key;
+    ngx_uint_t                     key_format;
+    ngx_int_t                      key_max_length;
+    ngx_http_complex_value_t      *scope;
+    ngx_http_complex_value_t      *identity;
+    ngx_array_t                   *bypass;
+
+    ngx_msec_t                     window;
+    ngx_uint_t                     in_progress;
+    ngx_msec_t                     wait_timeout;
+    ngx_msec_t                     lease;
+    ngx_uint_t                     in_doubt;
+    ngx_uint_t                     unavailable;
+    u_char                        *store;
+    size_t                         max_response;
+    ngx_array_t                   *hide_headers;
+    ngx_uint_t                     replay_cookies;
+
+    ngx_uint_t                     status[NGX_HTTP_IDEMPOTENCY_REFUSALS];
+    ngx_str_t                      docs;
+
+    ngx_flag_t                     dry_run;
+    ngx_uint_t                     log_level;
+} ngx_http_idempotency_loc_conf_t;
+
+
+typedef struct {
+    ngx_http_request_t                *request;
+    /* that of the location whose settings the request was prepared under */
+    ngx_http_idempotency_loc_conf_t   *conf;
+
+    ngx_str_t                          key;
+    u_char                             token[NGX_IDEMPOTENCY_DIGEST_LEN];
+    u_char                             digest[NGX_IDEMPOTENCY_DIGEST_LEN];
+
+    /* the body's digest, as it arrives */
+    ngx_idempotency_digest_t           body;
+
+    ngx_idempotency_op_t               op;
+
+    /* while it waits for another's outcome, and until when it may */
+    ngx_event_t                        timer;
+    ngx_msec_t                         deadline;
+
+    /* what the key says; what became of the request */
+    ngx_http_idempotency_status_e      verdict;
+    ngx_http_idempotency_status_e      status;
+
+    /* the owner's response so far: its header block, then its body */
+    ngx_chain_t                       *pieces;
+    ngx_chain_t                       *last_piece;
+    ngx_uint_t                         answer_status;
+    off_t                              captured;
+    off_t                              expected;
+
+    /* the upstream's, behind ours */
+    ngx_http_event_handler_pt          write_event_handler;
+
+    /* who asks is known */
+    unsigned                           identified:1;
+    /* the body's bytes go into its digest; they all did */
+    unsigned                           digesting:1;
+    unsigned                           hashed:1;
+    /* token and fingerprint are known */
+    unsigned                           bound:1;
+
+    /* its way is chosen: on as the owner, or a replay, or a refusal */
+    unsigned                           decided:1;
+    unsigned                           asking:1;
+    unsigned                           waited:1;
+    unsigned                           owner:1;
+
+    /* of the owner's response: its header was seen; its last byte was; it
+       is larger than may be kept; what the upstream says itself */
+    unsigned                           answered:1;
+    unsigned                           whole:1;
+    unsigned                           too_large:1;
+    unsigned                           says_release:1;
+    unsigned                           says_keep:1;
+
+    /* the client left: nothing is sent to it any more */
+    unsigned                           gone:1;
+} ngx_http_idempotency_ctx_t;
+
+
+extern ngx_module_t  ngx_http_idempotency_module;
+extern ngx_module_t  ngx_http_idempotency_filter_module;
+
+
+ngx_uint_t ngx_http_idempotency_in_use(ngx_cycle_t *cycle);
+
+/* request/gate.c */
+
+ngx_int_t ngx_http_idempotency_access_handler(ngx_http_request_t *r);
+ngx_int_t ngx_http_idempotency_precontent_handler(ngx_http_request_t *r);
+void ngx_http_idempotency_resume(ngx_idempotency_op_t *op);
+
+/* request/key.c */
+
+ngx_http_idempotency_status_e ngx_http_idempotency_key(ngx_http_request_t *r,
+    ngx_http_idempotency_loc_conf_t *conf, ngx_str_t *key);
+char *ngx_http_idempotency_set_keys(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+ngx_int_t ngx_http_idempotency_add_key(ngx_conf_t *cf, ngx_array_t *keys,
+    ngx_str_t *value);
+
+/* all request header lines of a name, written as in $http_name */
+
+typedef struct {
+    ngx_list_part_t                   *part;
+    ngx_uint_t                         i;
+} ngx_http_idempotency_header_iter_t;
+
+void ngx_http_idempotency_header_iter(ngx_http_idempotency_header_iter_t *it,
+    ngx_http_request_t *r);
+ngx_table_elt_t *ngx_http_idempotency_header_next(
+    ngx_http_idempotency_header_iter_t *it, ngx_str_t *name);
+
+/* request/body.c */
+
+ngx_int_t ngx_http_idempotency_read_body(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_digest_arriving(ngx_http_request_t *r,
+    ngx_chain_t *in);
+
+/* request/bind.c */
+
+ngx_int_t ngx_http_idempotency_bind(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+
+/* request/wait.c */
+
+ngx_int_t ngx_http_idempotency_wait(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_wait_cancel(ngx_http_idempotency_ctx_t *ctx);
+
+/* request/owner.c */
+
+ngx_http_idempotency_ctx_t *ngx_http_idempotency_get_ctx(
+    ngx_http_request_t *r);
+ngx_http_idempotency_ctx_t *ngx_http_idempotency_create_ctx(
+    ngx_http_request_t *r);
+void ngx_http_idempotency_settle(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+
+/* request/outcome.c */
+
+#define NGX_HTTP_IDEMPOTENCY_RELEASE  NGX_DECLINED
+
+ngx_int_t ngx_http_idempotency_outcome(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+
+/* request/capture.c */
+
+void ngx_http_idempotency_hear(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_capture_header(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_capture_body(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_chain_t *in);
+
+/* request/client.c */
+
+ngx_int_t ngx_http_idempotency_keep_upstreams(ngx_conf_t *cf,
+    ngx_array_t *locations);
+ngx_uint_t ngx_http_idempotency_client_gone(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_int_t rc);
+void ngx_http_idempotency_swallow(ngx_chain_t *in);
+void ngx_http_idempotency_watch_client(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+
+/* request/replay.c */
+
+ngx_int_t ngx_http_idempotency_replay(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+
+/* request/refuse.c */
+
+ngx_int_t ngx_http_idempotency_refuse(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_http_idempotency_status_e why);
+
+/* request/accept.c */
+
+ngx_uint_t ngx_http_idempotency_prefers_html(ngx_http_request_t *r);
+
+/* observe/variables.c */
+
+ngx_int_t ngx_http_idempotency_add_variables(ngx_conf_t *cf);
+
+
+#endif /* _NGX_HTTP_IDEMPOTENCY_H_INCLUDED_ */

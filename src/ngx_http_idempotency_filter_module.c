@@ -1,0 +1,186 @@
+
+/*
+ * Our places in nginx's filter chains, above the copy filter and so above
+ * nearly all others.  It is a module of its own, as one module has one place
+ * for both its phase handlers and its filters.  What is done there stands in
+ * request/.
+ */
+
+
+#include "ngx_http_idempotency.h"
+
+
+static ngx_int_t ngx_http_idempotency_header_filter(ngx_http_request_t *r);
+static ngx_int_t ngx_http_idempotency_body_filter(ngx_http_request_t *r,
+    ngx_chain_t *in);
+static ngx_int_t ngx_http_idempotency_request_body_filter(
+    ngx_http_request_t *r, ngx_chain_t *in);
+static ngx_int_t ngx_http_idempotency_filter_init(ngx_conf_t *cf);
+static ngx_int_t ngx_http_idempotency_init_module(ngx_cycle_t *cycle);
+
+
+static ngx_http_module_t  ngx_http_idempotency_filter_module_ctx = {
+    NULL,                                  /* preconfiguration */
+    ngx_http_idempotency_filter_init,      /* postconfiguration */
+
+    NULL,                                  /* create main configuration */
+    NULL,                                  /* init main configuration */
+
+    NULL,                                  /* create server configuration */
+    NULL,                                  /* merge server configuration */
+
+    NULL,                                  /* create location configuration */
+    NULL                                   /* merge location configuration */
+};
+
+
+ngx_module_t  ngx_http_idempotency_filter_module = {
+    NGX_MODULE_V1,
+    &ngx_http_idempotency_filter_module_ctx, /* module context */
+    NULL,                                  /* module directives */
+    NGX_HTTP_MODULE,                       /* module type */
+    NULL,                                  /* init master */
+    ngx_http_idempotency_init_module,      /* init module */
+    NULL,                                  /* init process */
+    NULL,                                  /* init thread */
+    NULL,                                  /* exit thread */
+    NULL,                                  /* exit process */
+    NULL,                                  /* exit master */
+    NGX_MODULE_V1_PADDING
+};
+
+
+static ngx_http_output_header_filter_pt  ngx_http_next_header_filter;
+static ngx_http_output_body_filter_pt    ngx_http_next_body_filter;
+static ngx_http_request_body_filter_pt   ngx_http_next_request_body_filter;
+
+
+static ngx_int_t
+ngx_http_idempotency_header_filter(ngx_http_request_t *r)
+{
+    ngx_int_t                         rc;
+    ngx_http_idempotency_ctx_t       *ctx;
+    ngx_http_idempotency_loc_conf_t  *conf;
+
+    ctx = NULL;
+
+    if (r == r->main && r->headers_out.status >= NGX_HTTP_OK) {
+        ctx = ngx_http_idempotency_get_ctx(r);
+        conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
+
+        if (ctx || conf->shm_zone) {
+            ngx_http_idempotency_hear(r, ctx);
+        }
+
+        if (ctx && ctx->owner) {
+            ngx_http_idempotency_capture_header(r, ctx);
+        }
+    }
+
+    rc = ngx_http_next_header_filter(r);
+
+    if (ngx_http_idempotency_client_gone(r, ctx, rc)) {
+        r->header_sent = 1;
+        return NGX_OK;
+    }
+
+    return rc;
+}
+
+
+static ngx_int_t
+ngx_http_idempotency_body_filter(ngx_http_request_t *r, ngx_chain_t *in)
+{
+    ngx_int_t                    rc;
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    ctx = NULL;
+
+    if (r == r->main) {
+        ctx = ngx_http_idempotency_get_ctx(r);
+
+        if (ctx && ctx->owner && ctx->answered) {
+            ngx_http_idempotency_watch_client(r, ctx);
+            ngx_http_idempotency_capture_body(r, ctx, in);
+        }
+
+        if (ctx && ctx->gone) {
+            ngx_http_idempotency_swallow(in);
+            return NGX_OK;
+        }
+    }
+
+    rc = ngx_http_next_body_filter(r, in);
+
+    if (ngx_http_idempotency_client_gone(r, ctx, rc)) {
+        ngx_http_idempotency_swallow(in);
+        return NGX_OK;
+    }
+
+    return rc;
+}
+
+
+static ngx_int_t
+ngx_http_idempotency_request_body_filter(ngx_http_request_t *r,
+    ngx_chain_t *in)
+{
+    ngx_http_idempotency_digest_arriving(r, in);
+
+    return ngx_http_next_request_body_filter(r, in);
+}
+
+
+static ngx_int_t
+ngx_http_idempotency_filter_init(ngx_conf_t *cf)
+{
+    ngx_http_next_header_filter = ngx_http_top_header_filter;
+    ngx_http_top_header_filter = ngx_http_idempotency_header_filter;
+
+    ngx_http_next_body_filter = ngx_http_top_body_filter;
+    ngx_http_top_body_filter = ngx_http_idempotency_body_filter;
+
+    ngx_http_next_request_body_filter = ngx_http_top_request_body_filter;
+    ngx_http_top_request_body_filter =
+                                  ngx_http_idempotency_request_body_filter;
+
+    return NGX_OK;
+}
+
+
+/* all modules have taken their places by now: are ours where they must be? */
+
+static ngx_int_t
+ngx_http_idempotency_init_module(ngx_cycle_t *cycle)
+{
+    ngx_http_handler_pt        *access;
+    ngx_http_core_main_conf_t  *cmcf;
+
+    if (!ngx_http_idempotency_in_use(cycle)) {
+        return NGX_OK;
+    }
+
+    if (ngx_http_top_header_filter != ngx_http_idempotency_header_filter
+        || ngx_http_top_body_filter != ngx_http_idempotency_body_filter)
+    {
+        ngx_log_error(NGX_LOG_WARN, cycle->log, 0,
+                      "idempotency: a filter of another module, probably "
+                      "\"%s\", stands above ours: what it adds to a response "
+                      "is recorded, and added again to a replay; load "
+                      "ngx_http_idempotency_module after it",
+                      cycle->modules[cycle->modules_n - 1]->name);
+    }
+
+    cmcf = ngx_http_cycle_get_module_main_conf(cycle, ngx_http_core_module);
+
+    access = cmcf->phases[NGX_HTTP_ACCESS_PHASE].handlers.elts;
+
+    if (access[0] != ngx_http_idempotency_access_handler) {
+        ngx_log_error(NGX_LOG_WARN, cycle->log, 0,
+                      "idempotency: the access control of another module "
+                      "runs after our preparation, so that bodies are read "
+                      "of requests that it refuses");
+    }
+
+    return NGX_OK;
+}

@@ -1,0 +1,969 @@
+
+/*
+ * The front door: the directives, their defaults, and where the module hooks
+ * into nginx.  A request's way through it begins in request/gate.c.
+ */
+
+
+#include "ngx_http_idempotency.h"
+#include "store/ngx_idempotency_shm.h"
+
+
+typedef struct {
+    /* some location is protected */
+    ngx_uint_t                     in_use;
+    /* of void **: the configurations of all modules in each of them */
+    ngx_array_t                    locations;
+} ngx_http_idempotency_main_conf_t;
+
+
+static ngx_int_t ngx_http_idempotency_init(ngx_conf_t *cf);
+static ngx_int_t ngx_http_idempotency_init_module(ngx_cycle_t *cycle);
+static ngx_int_t ngx_http_idempotency_init_process(ngx_cycle_t *cycle);
+static void ngx_http_idempotency_exit_process(ngx_cycle_t *cycle);
+static ngx_uint_t ngx_http_idempotency_is_worker(ngx_cycle_t *cycle);
+static void *ngx_http_idempotency_create_main_conf(ngx_conf_t *cf);
+static void *ngx_http_idempotency_create_loc_conf(ngx_conf_t *cf);
+static char *ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent,
+    void *child);
+static ngx_int_t ngx_http_idempotency_merge_keys(ngx_conf_t *cf,
+    ngx_http_idempotency_loc_conf_t *prev,
+    ngx_http_idempotency_loc_conf_t *conf);
+
+static char *ngx_http_idempotency_zone(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+static char *ngx_http_idempotency(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+static char *ngx_http_idempotency_set_methods(ngx_conf_t *cf,
+    ngx_command_t *cmd, void *conf);
+static char *ngx_http_idempotency_store(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+static char *ngx_http_idempotency_hide_header(ngx_conf_t *cf,
+    ngx_command_t *cmd, void *conf);
+static char *ngx_http_idempotency_status(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+static char *ngx_http_idempotency_check_time(ngx_conf_t *cf, void *post,
+    void *data);
+static char *ngx_http_idempotency_check_docs(ngx_conf_t *cf, void *post,
+    void *data);
+
+
+static ngx_conf_bitmask_t  ngx_http_idempotency_methods[] = {
+    { ngx_string("GET"), NGX_HTTP_GET },
+    { ngx_string("HEAD"), NGX_HTTP_HEAD },
+    { ngx_string("POST"), NGX_HTTP_POST },
+    { ngx_string("PUT"), NGX_HTTP_PUT },
+    { ngx_string("DELETE"), NGX_HTTP_DELETE },
+    { ngx_string("MKCOL"), NGX_HTTP_MKCOL },
+    { ngx_string("COPY"), NGX_HTTP_COPY },
+    { ngx_string("MOVE"), NGX_HTTP_MOVE },
+    { ngx_string("OPTIONS"), NGX_HTTP_OPTIONS },
+    { ngx_string("PROPFIND"), NGX_HTTP_PROPFIND },
+    { ngx_string("PROPPATCH"), NGX_HTTP_PROPPATCH },
+    { ngx_string("LOCK"), NGX_HTTP_LOCK },
+    { ngx_string("UNLOCK"), NGX_HTTP_UNLOCK },
+    { ngx_string("PATCH"), NGX_HTTP_PATCH },
+    { ngx_null_string, 0 }
+};
+
+
+static ngx_conf_enum_t  ngx_http_idempotency_missing_key[] = {
+    { ngx_string("pass"), NGX_HTTP_IDEMPOTENCY_MISSING_PASS },
+    { ngx_string("reject"), NGX_HTTP_IDEMPOTENCY_MISSING_REJECT },
+    { ngx_null_string, 0 }
+};
+
+
+static ngx_conf_enum_t  ngx_http_idempotency_key_format[] = {
+    { ngx_string("any"), NGX_HTTP_IDEMPOTENCY_FORMAT_ANY },
+    { ngx_string("sf-string"), NGX_HTTP_IDEMPOTENCY_FORMAT_SF_STRING },
+    { ngx_string("uuid"), NGX_HTTP_IDEMPOTENCY_FORMAT_UUID },
+    { ngx_null_string, 0 }
+};
+
+
+static ngx_conf_enum_t  ngx_http_idempotency_in_progress[] = {
+    { ngx_string("wait"), NGX_HTTP_IDEMPOTENCY_WAIT },
+    { ngx_string("reject"), NGX_HTTP_IDEMPOTENCY_REJECT },
+    { ngx_string("accepted"), NGX_HTTP_IDEMPOTENCY_ACCEPTED },
+    { ngx_null_string, 0 }
+};
+
+
+static ngx_conf_enum_t  ngx_http_idempotency_in_doubt[] = {
+    { ngx_string("reject"), NGX_HTTP_IDEMPOTENCY_KEEP_REFUSING },
+    { ngx_string("retry"), NGX_HTTP_IDEMPOTENCY_RETRY },
+    { ngx_null_string, 0 }
+};
+
+
+static ngx_conf_enum_t  ngx_http_idempotency_unavailable[] = {
+    { ngx_string("reject"), NGX_HTTP_IDEMPOTENCY_UNAVAILABLE_REJECT },
+    { ngx_string("pass"), NGX_HTTP_IDEMPOTENCY_UNAVAILABLE_PASS },
+    { ngx_null_string, 0 }
+};
+
+
+static ngx_conf_enum_t  ngx_http_idempotency_replay_cookies[] = {
+    { ngx_string("identified"), NGX_HTTP_IDEMPOTENCY_COOKIES_IDENTIFIED },
+    { ngx_string("always"), NGX_HTTP_IDEMPOTENCY_COOKIES_ALWAYS },
+    { ngx_string("never"), NGX_HTTP_IDEMPOTENCY_COOKIES_NEVER },
+    { ngx_null_string, 0 }
+};
+
+
+static ngx_conf_enum_t  ngx_http_idempotency_log_levels[] = {
+    { ngx_string("info"), NGX_LOG_INFO },
+    { ngx_string("notice"), NGX_LOG_NOTICE },
+    { ngx_string("warn"), NGX_LOG_WARN },
+    { ngx_string("error"), NGX_LOG_ERR },
+    { ngx_null_string, 0 }
+};
+
+
+static ngx_conf_num_bounds_t  ngx_http_idempotency_key_bounds = {
+    ngx_conf_check_num_bounds, 1, -1
+};
+
+
+static ngx_conf_post_t  ngx_http_idempotency_time_post = {
+    ngx_http_idempotency_check_time
+};
+
+
+static ngx_conf_post_t  ngx_http_idempotency_docs_post = {
+    ngx_http_idempotency_check_docs
+};
+
+
+/* in the order of ngx_http_idempotency_status_e */
+
+static struct {
+    ngx_str_t   name;
+    ngx_uint_t  code;
+} ngx_http_idempotency_statuses[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
+    { ngx_null_string, 0 },
+    { ngx_string("conflict"), NGX_HTTP_CONFLICT },
+    { ngx_string("in_progress"), NGX_HTTP_CONFLICT },
+    { ngx_string("in_doubt"), NGX_HTTP_CONFLICT },
+    { ngx_string("not_kept"), NGX_HTTP_CONFLICT },
+    { ngx_string("similar"), NGX_HTTP_CONFLICT },
+    { ngx_string("missing"), NGX_HTTP_BAD_REQUEST },
+    { ngx_string("malformed"), NGX_HTTP_BAD_REQUEST },
+    { ngx_string("unavailable"), NGX_HTTP_SERVICE_UNAVAILABLE }
+};
+
+
+#define NGX_HTTP_IDEMPOTENCY_CONF                                            \
+    NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF
+
+
+static ngx_command_t  ngx_http_idempotency_commands[] = {
+
+    { ngx_string("idempotency_zone"),
+      NGX_HTTP_MAIN_CONF|NGX_CONF_1MORE,
+      ngx_http_idempotency_zone,
+      0,
+      0,
+      NULL },
+
+    { ngx_string("idempotency"),
+      NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
+      ngx_http_idempotency,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      0,
+      NULL },
+
+    { ngx_string("idempotency_methods"),
+      NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
+      ngx_http_idempotency_set_methods,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_idempotency_loc_conf_t, methods),
+      &ngx_http_idempotency_methods },
+
+    { ngx_string("idempotency_key"),
+      NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
+      ngx_http_idempotency_set_keys,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      0,
+      NULL },
+
+    { ngx_string("idempotency_missing_key"),
+      NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
+      ngx_conf_set_enum_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_idempotency_loc_conf_t, missing_key),
+      &ngx_http_idempotency_missing_key },
+
+    { ngx_string("idempotency_key_format"),
+      NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
+      ngx_conf_set_enum_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_idempotency_loc_conf_t, key_format),
+      &ngx_http_idempotency_key_format },
+
+    { ngx_string("idempotency_key_max_length"),
+      NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
+      ngx_conf_set_num_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_idempotency_loc_conf_t, key_max_length),
+      &ngx_http_idempotency_key_bounds },
+
+    { ngx_string("idempotency_scope"),
+      NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
+      ngx_http_set_complex_value_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_idempotency_loc_conf_t, scope),
+      NULL },
+
+    { ngx_string("idempotency_identity"),
+      NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
+      ngx_http_set_complex_value_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_idempotency_loc_conf_t, identity),
+      NULL },
+
+    { ngx_string("idempotency_bypass"),
+      NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
+      ngx_http_set_predicate_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_idempotency_loc_conf_t, bypass),
+      NULL },
+
+    { ngx_string("idempotency_window"),
+      NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
+      ngx_conf_set_msec_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_idempotency_loc_conf_t, window),
+      &ngx_http_idempotency_time_post },
+
+    { ngx_string("idempotency_in_progress"),
+      NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
+      ngx_conf_set_enum_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_idempotency_loc_conf_t, in_progress),
+      &ngx_http_idempotency_in_progress },
+
+    { ngx_string("idempotency_wait_timeout"),
+      NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
+      ngx_conf_set_msec_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_idempotency_loc_conf_t, wait_timeout),
+      &ngx_http_idempotency_time_post },
+
+    { ngx_string("idempotency_lease"),
+      NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
+      ngx_conf_set_msec_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_idempotency_loc_conf_t, lease),
+      &ngx_http_idempotency_time_post },
+
+    { ngx_string("idempotency_in_doubt"),
+      NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
+      ngx_conf_set_enum_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_idempotency_loc_conf_t, in_doubt),
+      &ngx_http_idempotency_in_doubt },
+
+    { ngx_string("idempotency_unavailable"),
+      NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
+      ngx_conf_set_enum_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_idempotency_loc_conf_t, unavailable),
+      &ngx_http_idempotency_unavailable },
+
+    { ngx_string("idempotency_store"),
+      NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
+      ngx_http_idempotency_store,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      0,
+      NULL },
+
+    { ngx_string("idempotency_max_response"),
+      NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
+      ngx_conf_set_size_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_idempotency_loc_conf_t, max_response),
+      NULL },
+
+    { ngx_string("idempotency_hide_header"),
+      NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
+      ngx_http_idempotency_hide_header,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      0,
+      NULL },
+
+    { ngx_string("idempotency_replay_cookies"),
+      NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
+      ngx_conf_set_enum_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_idempotency_loc_conf_t, replay_cookies),
+      &ngx_http_idempotency_replay_cookies },
+
+    { ngx_string("idempotency_status"),
+      NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
+      ngx_http_idempotency_status,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      0,
+      NULL },
+
+    { ngx_string("idempotency_docs"),
+      NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
+      ngx_conf_set_str_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_idempotency_loc_conf_t, docs),
+      &ngx_http_idempotency_docs_post },
+
+    { ngx_string("idempotency_dry_run"),
+      NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_FLAG,
+      ngx_conf_set_flag_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_idempotency_loc_conf_t, dry_run),
+      NULL },
+
+    { ngx_string("idempotency_log_level"),
+      NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
+      ngx_conf_set_enum_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_idempotency_loc_conf_t, log_level),
+      &ngx_http_idempotency_log_levels },
+
+      ngx_null_command
+};
+
+
+static ngx_http_module_t  ngx_http_idempotency_module_ctx = {
+    ngx_http_idempotency_add_variables,    /* preconfiguration */
+    ngx_http_idempotency_init,             /* postconfiguration */
+
+    ngx_http_idempotency_create_main_conf, /* create main configuration */
+    NULL,                                  /* init main configuration */
+
+    NULL,                                  /* create server configuration */
+    NULL,                                  /* merge server configuration */
+
+    ngx_http_idempotency_create_loc_conf,  /* create location configuration */
+    ngx_http_idempotency_merge_loc_conf    /* merge location configuration */
+};
+
+
+ngx_module_t  ngx_http_idempotency_module = {
+    NGX_MODULE_V1,
+    &ngx_http_idempotency_module_ctx,      /* module context */
+    ngx_http_idempotency_commands,         /* module directives */
+    NGX_HTTP_MODULE,                       /* module type */
+    NULL,                                  /* init master */
+    ngx_http_idempotency_init_module,      /* init module */
+    ngx_http_idempotency_init_process,     /* init process */
+    NULL,                                  /* init thread */
+    NULL,                                  /* exit thread */
+    ngx_http_idempotency_exit_process,     /* exit process */
+    NULL,                                  /* exit master */
+    NGX_MODULE_V1_PADDING
+};
+
+
+static ngx_int_t
+ngx_http_idempotency_init(ngx_conf_t *cf)
+{
+    ngx_http_handler_pt               *h;
+    ngx_http_core_main_conf_t         *cmcf;
+    ngx_http_idempotency_main_conf_t  *imcf;
+
+    cmcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_core_module);
+
+    h = ngx_array_push(&cmcf->phases[NGX_HTTP_ACCESS_PHASE].handlers);
+    if (h == NULL) {
+        return NGX_ERROR;
+    }
+
+    *h = ngx_http_idempotency_access_handler;
+
+    h = ngx_array_push(&cmcf->phases[NGX_HTTP_PRECONTENT_PHASE].handlers);
+    if (h == NULL) {
+        return NGX_ERROR;
+    }
+
+    *h = ngx_http_idempotency_precontent_handler;
+
+    imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
+
+    if (!imcf->in_use) {
+        return NGX_OK;
+    }
+
+    if (ngx_idempotency_workers_add_zone(cf, &ngx_http_idempotency_module)
+        != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_idempotency_keep_upstreams(cf, &imcf->locations);
+}
+
+
+static ngx_int_t
+ngx_http_idempotency_init_module(ngx_cycle_t *cycle)
+{
+    if (!ngx_http_idempotency_in_use(cycle)) {
+        return NGX_OK;
+    }
+
+    return ngx_idempotency_workers_init_module(cycle);
+}
+
+
+static ngx_int_t
+ngx_http_idempotency_init_process(ngx_cycle_t *cycle)
+{
+    if (!ngx_http_idempotency_is_worker(cycle)) {
+        return NGX_OK;
+    }
+
+    return ngx_idempotency_shm_init_process(cycle);
+}
+
+
+static void
+ngx_http_idempotency_exit_process(ngx_cycle_t *cycle)
+{
+    if (ngx_http_idempotency_is_worker(cycle)) {
+        ngx_idempotency_shm_exit_process(cycle);
+    }
+}
+
+
+/* not the cache manager, nor the loader, nor a worker without need of us */
+
+static ngx_uint_t
+ngx_http_idempotency_is_worker(ngx_cycle_t *cycle)
+{
+    return (ngx_process == NGX_PROCESS_WORKER
+            || ngx_process == NGX_PROCESS_SINGLE)
+           && ngx_http_idempotency_in_use(cycle);
+}
+
+
+ngx_uint_t
+ngx_http_idempotency_in_use(ngx_cycle_t *cycle)
+{
+    ngx_http_idempotency_main_conf_t  *imcf;
+
+    imcf = ngx_http_cycle_get_module_main_conf(cycle,
+                                               ngx_http_idempotency_module);
+
+    return imcf && imcf->in_use;
+}
+
+
+static void *
+ngx_http_idempotency_create_main_conf(ngx_conf_t *cf)
+{
+    ngx_http_idempotency_main_conf_t  *imcf;
+
+    imcf = ngx_pcalloc(cf->pool, sizeof(ngx_http_idempotency_main_conf_t));
+    if (imcf == NULL) {
+        return NULL;
+    }
+
+    if (ngx_array_init(&imcf->locations, cf->pool, 8, sizeof(void **))
+        != NGX_OK)
+    {
+        return NULL;
+    }
+
+    return imcf;
+}
+
+
+static void *
+ngx_http_idempotency_create_loc_conf(ngx_conf_t *cf)
+{
+    ngx_http_idempotency_loc_conf_t  *conf;
+
+    conf = ngx_pcalloc(cf->pool, sizeof(ngx_http_idempotency_loc_conf_t));
+    if (conf == NULL) {
+        return NULL;
+    }
+
+    /*
+     * set by ngx_pcalloc():
+     *
+     *     conf->methods = 0;
+     *     conf->scope = NULL;
+     *     conf->identity = NULL;
+     *     conf->status = { 0 };
+     *     conf->docs = { 0, NULL };
+     */
+
+    conf->shm_zone = NGX_CONF_UNSET_PTR;
+    conf->keys = NGX_CONF_UNSET_PTR;
+    conf->missing_key = NGX_CONF_UNSET_UINT;
+    conf->key_format = NGX_CONF_UNSET_UINT;
+    conf->key_max_length = NGX_CONF_UNSET;
+    conf->bypass = NGX_CONF_UNSET_PTR;
+    conf->window = NGX_CONF_UNSET_MSEC;
+    conf->in_progress = NGX_CONF_UNSET_UINT;
+    conf->wait_timeout = NGX_CONF_UNSET_MSEC;
+    conf->lease = NGX_CONF_UNSET_MSEC;
+    conf->in_doubt = NGX_CONF_UNSET_UINT;
+    conf->unavailable = NGX_CONF_UNSET_UINT;
+    conf->store = NGX_CONF_UNSET_PTR;
+    conf->max_response = NGX_CONF_UNSET_SIZE;
+    conf->hide_headers = NGX_CONF_UNSET_PTR;
+    conf->replay_cookies = NGX_CONF_UNSET_UINT;
+    conf->dry_run = NGX_CONF_UNSET;
+    conf->log_level = NGX_CONF_UNSET_UINT;
+
+    return conf;
+}
+
+
+static char *
+ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
+{
+    ngx_http_idempotency_loc_conf_t  *prev = parent;
+    ngx_http_idempotency_loc_conf_t  *conf = child;
+
+    void                            ***location;
+    ngx_uint_t                         i;
+    ngx_http_idempotency_main_conf_t  *imcf;
+
+    ngx_conf_merge_ptr_value(conf->shm_zone, prev->shm_zone, NULL);
+
+    ngx_conf_merge_bitmask_value(conf->methods, prev->methods,
+                                 (NGX_CONF_BITMASK_SET|NGX_HTTP_POST
+                                  |NGX_HTTP_PATCH));
+
+    if (ngx_http_idempotency_merge_keys(cf, prev, conf) != NGX_OK) {
+        return NGX_CONF_ERROR;
+    }
+
+    ngx_conf_merge_uint_value(conf->missing_key, prev->missing_key,
+                              NGX_HTTP_IDEMPOTENCY_MISSING_PASS);
+    ngx_conf_merge_uint_value(conf->key_format, prev->key_format,
+                              NGX_HTTP_IDEMPOTENCY_FORMAT_ANY);
+    ngx_conf_merge_value(conf->key_max_length, prev->key_max_length, 256);
+
+    if (conf->scope == NULL) {
+        conf->scope = prev->scope;
+    }
+
+    if (conf->identity == NULL) {
+        conf->identity = prev->identity;
+    }
+
+    ngx_conf_merge_ptr_value(conf->bypass, prev->bypass, NULL);
+
+    ngx_conf_merge_msec_value(conf->window, prev->window, 24 * 3600 * 1000);
+    ngx_conf_merge_uint_value(conf->in_progress, prev->in_progress,
+                              NGX_HTTP_IDEMPOTENCY_WAIT);
+    ngx_conf_merge_msec_value(conf->wait_timeout, prev->wait_timeout, 10000);
+    ngx_conf_merge_msec_value(conf->lease, prev->lease, 60000);
+    ngx_conf_merge_uint_value(conf->in_doubt, prev->in_doubt,
+                              NGX_HTTP_IDEMPOTENCY_KEEP_REFUSING);
+    ngx_conf_merge_uint_value(conf->unavailable, prev->unavailable,
+                              NGX_HTTP_IDEMPOTENCY_UNAVAILABLE_REJECT);
+    ngx_conf_merge_ptr_value(conf->store, prev->store, NULL);
+    ngx_conf_merge_size_value(conf->max_response, prev->max_response,
+                              1024 * 1024);
+    ngx_conf_merge_ptr_value(conf->hide_headers, prev->hide_headers, NULL);
+    ngx_conf_merge_uint_value(conf->replay_cookies, prev->replay_cookies,
+                              NGX_HTTP_IDEMPOTENCY_COOKIES_IDENTIFIED);
+
+    for (i = 1; i < NGX_HTTP_IDEMPOTENCY_REFUSALS; i++) {
+
+        if (conf->status[i] == 0) {
+            conf->status[i] = prev->status[i];
+        }
+
+        if (conf->status[i] == 0) {
+            conf->status[i] = ngx_http_idempotency_statuses[i].code;
+        }
+    }
+
+    ngx_conf_merge_str_value(conf->docs, prev->docs, "");
+
+    ngx_conf_merge_value(conf->dry_run, prev->dry_run, 0);
+    ngx_conf_merge_uint_value(conf->log_level, prev->log_level,
+                              NGX_LOG_NOTICE);
+
+    if (conf->shm_zone == NULL) {
+        return NGX_CONF_OK;
+    }
+
+    if (conf->shm_zone->data == NULL) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "\"idempotency\" zone \"%V\" is unknown",
+                           &conf->shm_zone->shm.name);
+
+        return NGX_CONF_ERROR;
+    }
+
+    imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
+    imcf->in_use = 1;
+
+    location = ngx_array_push(&imcf->locations);
+    if (location == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    *location = ((ngx_http_conf_ctx_t *) cf->ctx)->loc_conf;
+
+    return NGX_CONF_OK;
+}
+
+
+static ngx_int_t
+ngx_http_idempotency_merge_keys(ngx_conf_t *cf,
+    ngx_http_idempotency_loc_conf_t *prev,
+    ngx_http_idempotency_loc_conf_t *conf)
+{
+    static ngx_str_t  value = ngx_string("$http_idempotency_key");
+
+    if (conf->keys != NGX_CONF_UNSET_PTR) {
+        return NGX_OK;
+    }
+
+    if (prev->keys == NGX_CONF_UNSET_PTR) {
+
+        /* only the http level has none to inherit: all levels share it */
+
+        prev->keys = ngx_array_create(cf->pool, 1,
+                                      sizeof(ngx_http_idempotency_key_t));
+
+        if (prev->keys == NULL
+            || ngx_http_idempotency_add_key(cf, prev->keys, &value) != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+    }
+
+    conf->keys = prev->keys;
+
+    return NGX_OK;
+}
+
+
+static char *
+ngx_http_idempotency_zone(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    u_char                 *p;
+    ssize_t                 size;
+    ngx_str_t              *value, name, s;
+    ngx_uint_t              i, evict;
+    ngx_shm_zone_t         *shm_zone;
+    ngx_idempotency_shm_t  *shm;
+
+    value = cf->args->elts;
+
+    size = 0;
+    evict = NGX_CONF_UNSET_UINT;
+    ngx_str_null(&name);
+
+    for (i = 1; i < cf->args->nelts; i++) {
+
+        if (ngx_strncmp(value[i].data, "zone=", 5) == 0 && name.len == 0) {
+
+            name.data = value[i].data + 5;
+
+            p = (u_char *) ngx_strchr(name.data, ':');
+
+            if (p == NULL || p == name.data) {
+                ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                                   "invalid zone \"%V\"", &value[i]);
+                return NGX_CONF_ERROR;
+            }
+
+            name.len = p - name.data;
+
+            s.data = p + 1;
+            s.len = value[i].data + value[i].len - s.data;
+
+            size = ngx_parse_size(&s);
+
+            if (size == NGX_ERROR) {
+                ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                                   "invalid zone size \"%V\"", &value[i]);
+                return NGX_CONF_ERROR;
+            }
+
+            if (size < (ssize_t) (8 * ngx_pagesize)) {
+                ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                                   "zone \"%V\" is too small", &name);
+                return NGX_CONF_ERROR;
+            }
+
+            continue;
+        }
+
+        if (evict == NGX_CONF_UNSET_UINT) {
+
+            if (ngx_strcmp(value[i].data, "evict=off") == 0) {
+                evict = 0;
+                continue;
+            }
+
+            if (ngx_strcmp(value[i].data, "evict=responses") == 0) {
+                evict = 1;
+                continue;
+            }
+        }
+
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid parameter \"%V\"", &value[i]);
+        return NGX_CONF_ERROR;
+    }
+
+    if (name.len == 0) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "\"%V\" must have \"zone\" parameter", &cmd->name);
+        return NGX_CONF_ERROR;
+    }
+
+    shm_zone = ngx_shared_memory_add(cf, &name, size,
+                                     &ngx_http_idempotency_module);
+    if (shm_zone == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    if (shm_zone->data) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "zone \"%V\" is already defined", &name);
+        return NGX_CONF_ERROR;
+    }
+
+    shm = ngx_pcalloc(cf->pool, sizeof(ngx_idempotency_shm_t));
+    if (shm == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    shm->store.engine = &ngx_idempotency_shm_engine;
+    shm->evict = (evict == 1);
+
+    shm_zone->init = ngx_idempotency_shm_init;
+    shm_zone->data = shm;
+
+    return NGX_CONF_OK;
+}
+
+
+static char *
+ngx_http_idempotency(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
+
+    ngx_str_t  *value, name;
+
+    if (ilcf->shm_zone != NGX_CONF_UNSET_PTR) {
+        return "is duplicate";
+    }
+
+    value = cf->args->elts;
+
+    if (ngx_strcmp(value[1].data, "off") == 0) {
+        ilcf->shm_zone = NULL;
+        return NGX_CONF_OK;
+    }
+
+    if (ngx_strncmp(value[1].data, "zone=", 5) != 0 || value[1].len == 5) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid parameter \"%V\"", &value[1]);
+        return NGX_CONF_ERROR;
+    }
+
+    name.len = value[1].len - 5;
+    name.data = value[1].data + 5;
+
+    ilcf->shm_zone = ngx_shared_memory_add(cf, &name, 0,
+                                           &ngx_http_idempotency_module);
+
+    return ilcf->shm_zone ? NGX_CONF_OK : NGX_CONF_ERROR;
+}
+
+
+static char *
+ngx_http_idempotency_set_methods(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf)
+{
+    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
+
+    if (ilcf->methods) {
+        return "is duplicate";
+    }
+
+    return ngx_conf_set_bitmask_slot(cf, cmd, conf);
+}
+
+
+/* "any", or codes, or classes of codes such as "2xx" */
+
+static char *
+ngx_http_idempotency_store(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
+
+    u_char      *store;
+    ngx_int_t    code, last;
+    ngx_str_t   *value;
+    ngx_uint_t   i;
+
+    if (ilcf->store != NGX_CONF_UNSET_PTR) {
+        return "is duplicate";
+    }
+
+    value = cf->args->elts;
+
+    if (cf->args->nelts == 2 && ngx_strcmp(value[1].data, "any") == 0) {
+        ilcf->store = NULL;
+        return NGX_CONF_OK;
+    }
+
+    store = ngx_pcalloc(cf->pool, (NGX_HTTP_IDEMPOTENCY_STATUSES + 7) / 8);
+    if (store == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    for (i = 1; i < cf->args->nelts; i++) {
+
+        if (value[i].len == 3 && ngx_strcmp(value[i].data + 1, "xx") == 0) {
+            code = ngx_atoi(value[i].data, 1) * 100;
+            last = code + 99;
+
+        } else {
+            code = ngx_atoi(value[i].data, value[i].len);
+            last = code;
+        }
+
+        if (code < 200 || last > 599) {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "invalid status \"%V\"", &value[i]);
+            return NGX_CONF_ERROR;
+        }
+
+        for ( /* void */ ; code <= last; code++) {
+            store[code / 8] |= 1 << (code % 8);
+        }
+    }
+
+    ilcf->store = store;
+
+    return NGX_CONF_OK;
+}
+
+
+static char *
+ngx_http_idempotency_hide_header(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf)
+{
+    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
+
+    ngx_str_t   *value, *name;
+    ngx_uint_t   i;
+
+    if (ilcf->hide_headers == NGX_CONF_UNSET_PTR) {
+        ilcf->hide_headers = ngx_array_create(cf->pool, 4, sizeof(ngx_str_t));
+        if (ilcf->hide_headers == NULL) {
+            return NGX_CONF_ERROR;
+        }
+    }
+
+    value = cf->args->elts;
+
+    for (i = 1; i < cf->args->nelts; i++) {
+        name = ngx_array_push(ilcf->hide_headers);
+        if (name == NULL) {
+            return NGX_CONF_ERROR;
+        }
+
+        *name = value[i];
+    }
+
+    return NGX_CONF_OK;
+}
+
+
+static char *
+ngx_http_idempotency_status(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
+
+    ngx_int_t    code;
+    ngx_str_t   *value, *name;
+    ngx_uint_t   i, n;
+
+    name = NULL;
+    value = cf->args->elts;
+
+    for (i = 1; i < cf->args->nelts; i++) {
+
+        for (n = 1; n < NGX_HTTP_IDEMPOTENCY_REFUSALS; n++) {
+            name = &ngx_http_idempotency_statuses[n].name;
+
+            if (value[i].len > name->len
+                && ngx_strncmp(value[i].data, name->data, name->len) == 0
+                && value[i].data[name->len] == '=')
+            {
+                break;
+            }
+        }
+
+        if (n == NGX_HTTP_IDEMPOTENCY_REFUSALS) {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "invalid parameter \"%V\"", &value[i]);
+            return NGX_CONF_ERROR;
+        }
+
+        code = ngx_atoi(value[i].data + name->len + 1,
+                        value[i].len - name->len - 1);
+
+        if (code < 400 || code > 599) {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "invalid status \"%V\", it must be "
+                               "from 400 to 599", &value[i]);
+            return NGX_CONF_ERROR;
+        }
+
+        if (ilcf->status[n]) {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "duplicate status \"%V\"", &value[i]);
+            return NGX_CONF_ERROR;
+        }
+
+        ilcf->status[n] = code;
+    }
+
+    return NGX_CONF_OK;
+}
+
+
+static char *
+ngx_http_idempotency_check_time(ngx_conf_t *cf, void *post, void *data)
+{
+    ngx_msec_t  *msp = data;
+
+    return (*msp == 0) ? "must not be zero" : NGX_CONF_OK;
+}
+
+
+/* it goes into a header line and into JSON as it is */
+
+static char *
+ngx_http_idempotency_check_docs(ngx_conf_t *cf, void *post, void *data)
+{
+    ngx_str_t  *url = data;
+
+    size_t  i;
+
+    for (i = 0; i < url->len; i++) {
+        if (url->data[i] <= ' ' || url->data[i] >= 0x7f
+            || ngx_strchr("<>\"\\", url->data[i]))
+        {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "invalid URL \"%V\"", url);
+            return NGX_CONF_ERROR;
+        }
+    }
+
+    return NGX_CONF_OK;
+}

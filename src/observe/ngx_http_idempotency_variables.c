@@ -1,0 +1,211 @@
+
+/*
+ * Variables: what is known of a request, for logs, headers and maps.
+ */
+
+
+#include "ngx_http_idempotency.h"
+
+
+static ngx_int_t variable_status(ngx_http_request_t *r,
+    ngx_http_variable_value_t *v, uintptr_t data);
+static ngx_int_t variable_key(ngx_http_request_t *r,
+    ngx_http_variable_value_t *v, uintptr_t data);
+static ngx_int_t variable_hex(ngx_http_request_t *r,
+    ngx_http_variable_value_t *v, uintptr_t data);
+static ngx_int_t variable_number(ngx_http_request_t *r,
+    ngx_http_variable_value_t *v, uintptr_t data);
+
+
+#define VARIABLE_TOKEN    0
+#define VARIABLE_DIGEST   1
+
+#define VARIABLE_AGE      0
+#define VARIABLE_REPLAYS  1
+
+
+static ngx_http_variable_t  variables[] = {
+
+    { ngx_string("idempotency_status"), NULL, variable_status, 0,
+      NGX_HTTP_VAR_NOCACHEABLE, 0 },
+
+    { ngx_string("idempotency_key"), NULL, variable_key, 0,
+      NGX_HTTP_VAR_NOCACHEABLE, 0 },
+
+    { ngx_string("idempotency_token"), NULL, variable_hex, VARIABLE_TOKEN,
+      NGX_HTTP_VAR_NOCACHEABLE, 0 },
+
+    { ngx_string("idempotency_digest"), NULL, variable_hex, VARIABLE_DIGEST,
+      NGX_HTTP_VAR_NOCACHEABLE, 0 },
+
+    { ngx_string("idempotency_age"), NULL, variable_number, VARIABLE_AGE,
+      NGX_HTTP_VAR_NOCACHEABLE, 0 },
+
+    { ngx_string("idempotency_replays"), NULL, variable_number,
+      VARIABLE_REPLAYS, NGX_HTTP_VAR_NOCACHEABLE, 0 },
+
+      ngx_http_null_variable
+};
+
+
+/* in the order of ngx_http_idempotency_status_e; a dry run adds its suffix */
+
+#define STATUS_SUFFIX_LEN  (sizeof("_DRY_RUN") - 1)
+
+static ngx_str_t  status_names[] = {
+    ngx_null_string,
+    ngx_string("CONFLICT_DRY_RUN"),
+    ngx_string("IN_PROGRESS_DRY_RUN"),
+    ngx_string("IN_DOUBT_DRY_RUN"),
+    ngx_string("NOT_KEPT_DRY_RUN"),
+    ngx_string("SIMILAR_DRY_RUN"),
+    ngx_string("MISSING_DRY_RUN"),
+    ngx_string("MALFORMED_DRY_RUN"),
+    ngx_string("UNAVAILABLE_DRY_RUN"),
+    ngx_string("NEW_DRY_RUN"),
+    ngx_string("REPLAYED_DRY_RUN"),
+    ngx_string("WAITED_DRY_RUN"),
+    ngx_string("BYPASS_DRY_RUN")
+};
+
+
+ngx_int_t
+ngx_http_idempotency_add_variables(ngx_conf_t *cf)
+{
+    ngx_http_variable_t  *var, *v;
+
+    for (v = variables; v->name.len; v++) {
+        var = ngx_http_add_variable(cf, &v->name, v->flags);
+        if (var == NULL) {
+            return NGX_ERROR;
+        }
+
+        var->get_handler = v->get_handler;
+        var->data = v->data;
+    }
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+variable_status(ngx_http_request_t *r, ngx_http_variable_value_t *v,
+    uintptr_t data)
+{
+    ngx_str_t                   *name;
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    ctx = ngx_http_idempotency_get_ctx(r);
+
+    if (ctx == NULL || ctx->status == NGX_HTTP_IDEMPOTENCY_NONE) {
+        v->not_found = 1;
+        return NGX_OK;
+    }
+
+    name = &status_names[ctx->status];
+
+    v->valid = 1;
+    v->no_cacheable = 0;
+    v->not_found = 0;
+    v->data = name->data;
+    v->len = name->len;
+
+    if (!ctx->conf->dry_run || ctx->status == NGX_HTTP_IDEMPOTENCY_BYPASS) {
+        v->len -= STATUS_SUFFIX_LEN;
+    }
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+variable_key(ngx_http_request_t *r, ngx_http_variable_value_t *v,
+    uintptr_t data)
+{
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    ctx = ngx_http_idempotency_get_ctx(r);
+
+    if (ctx == NULL || ctx->verdict != NGX_HTTP_IDEMPOTENCY_NEW) {
+        v->not_found = 1;
+        return NGX_OK;
+    }
+
+    v->valid = 1;
+    v->no_cacheable = 0;
+    v->not_found = 0;
+    v->data = ctx->key.data;
+    v->len = ctx->key.len;
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+variable_hex(ngx_http_request_t *r, ngx_http_variable_value_t *v,
+    uintptr_t data)
+{
+    u_char                      *digest;
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    ctx = ngx_http_idempotency_get_ctx(r);
+
+    if (ctx == NULL || !ctx->bound) {
+        v->not_found = 1;
+        return NGX_OK;
+    }
+
+    digest = (data == VARIABLE_TOKEN) ? ctx->op.token : ctx->digest;
+
+    v->data = ngx_pnalloc(r->pool, 2 * NGX_IDEMPOTENCY_DIGEST_LEN);
+    if (v->data == NULL) {
+        return NGX_ERROR;
+    }
+
+    v->len = ngx_hex_dump(v->data, digest, NGX_IDEMPOTENCY_DIGEST_LEN)
+             - v->data;
+    v->valid = 1;
+    v->no_cacheable = 0;
+    v->not_found = 0;
+
+    return NGX_OK;
+}
+
+
+/* of the record that a repeat met */
+
+static ngx_int_t
+variable_number(ngx_http_request_t *r, ngx_http_variable_value_t *v,
+    uintptr_t data)
+{
+    ngx_uint_t                   n;
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    ctx = ngx_http_idempotency_get_ctx(r);
+
+    if (ctx == NULL || ctx->op.response.data == NULL) {
+        v->not_found = 1;
+        return NGX_OK;
+    }
+
+    if (data == VARIABLE_REPLAYS) {
+        n = ctx->op.replays;
+
+    } else {
+        /* another worker's clock may have been read a moment later */
+        n = ngx_max((ngx_msec_int_t) (ctx->op.now - ctx->op.recorded), 0)
+            / 1000;
+    }
+
+    v->data = ngx_pnalloc(r->pool, NGX_INT_T_LEN);
+    if (v->data == NULL) {
+        return NGX_ERROR;
+    }
+
+    v->len = ngx_sprintf(v->data, "%ui", n) - v->data;
+    v->valid = 1;
+    v->no_cacheable = 0;
+    v->not_found = 0;
+
+    return NGX_OK;
+}

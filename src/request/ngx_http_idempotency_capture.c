@@ -1,0 +1,290 @@
+
+/*
+ * The owner's response, taken down above all of nginx's filters but a few:
+ * what they would do to it they will do to a replay as well, and a client
+ * that reads slowly, or has gone, doesn't hold it up.
+ */
+
+
+#include "ngx_http_idempotency_record.h"
+
+
+#define CAPTURE_PIECE  4096
+
+
+static ngx_uint_t capture_says(ngx_str_t *value, char *word);
+static ngx_int_t capture_buf(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_buf_t *b);
+static ngx_buf_t *capture_room(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static ngx_int_t capture_add(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_buf_t *b);
+static void capture_check_whole(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_uint_t last);
+
+
+/*
+ * It may be called again for one request, if a filter replaced the response:
+ * the last one is what the client gets.
+ */
+
+void
+ngx_http_idempotency_capture_header(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_buf_t  *b;
+
+    ctx->answered = 1;
+    ctx->too_large = 0;
+    ctx->answer_status = r->headers_out.status;
+    ctx->captured = 0;
+    ctx->expected = r->headers_out.content_length_n;
+    ctx->pieces = NULL;
+    ctx->last_piece = NULL;
+
+    if (ctx->expected > (off_t) ctx->conf->max_response) {
+        ctx->too_large = 1;
+
+    } else {
+        b = ngx_http_idempotency_record_header(r, ctx->conf->hide_headers);
+
+        if (b == NULL || capture_add(r, ctx, b) != NGX_OK) {
+            ctx->too_large = 1;
+
+        } else {
+            /* trailers and body follow in pieces of their own */
+            b->end = b->last;
+        }
+    }
+
+    if (r->header_only || r->method == NGX_HTTP_HEAD
+        || r->headers_out.status == NGX_HTTP_NO_CONTENT
+        || r->headers_out.status == NGX_HTTP_NOT_MODIFIED)
+    {
+        ctx->expected = 0;
+    }
+
+    capture_check_whole(r, ctx, 0);
+}
+
+
+/*
+ * What the upstream says of the outcome itself, in protected locations.  The
+ * client never sees it.
+ */
+
+void
+ngx_http_idempotency_hear(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_uint_t        i;
+    ngx_list_part_t  *part;
+    ngx_table_elt_t  *h;
+
+    static ngx_str_t  name = ngx_string("x-accel-idempotency");
+
+    if (ctx) {
+        ctx->says_release = 0;
+        ctx->says_keep = 0;
+    }
+
+    for (part = &r->headers_out.headers.part; part; part = part->next) {
+        h = part->elts;
+
+        for (i = 0; i < part->nelts; i++) {
+
+            if (h[i].hash == 0
+                || h[i].key.len != name.len
+                || ngx_strncasecmp(h[i].key.data, name.data, name.len) != 0)
+            {
+                continue;
+            }
+
+            h[i].hash = 0;
+
+            if (ctx) {
+                ctx->says_release = capture_says(&h[i].value, "release");
+                ctx->says_keep = capture_says(&h[i].value, "keep");
+            }
+        }
+    }
+}
+
+
+static ngx_uint_t
+capture_says(ngx_str_t *value, char *word)
+{
+    return value->len == ngx_strlen(word)
+           && ngx_strncasecmp(value->data, (u_char *) word, value->len) == 0;
+}
+
+
+void
+ngx_http_idempotency_capture_body(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_chain_t *in)
+{
+    ngx_uint_t    last;
+    ngx_chain_t  *cl;
+
+    last = 0;
+
+    for (cl = in; cl; cl = cl->next) {
+
+        if (cl->buf->last_buf) {
+            last = 1;
+        }
+
+        if (ngx_buf_special(cl->buf)) {
+            continue;
+        }
+
+        ctx->captured += ngx_buf_size(cl->buf);
+
+        if (ctx->captured > (off_t) ctx->conf->max_response) {
+            ctx->too_large = 1;
+        }
+
+        if (!ctx->too_large && capture_buf(r, ctx, cl->buf) != NGX_OK) {
+            ctx->too_large = 1;
+        }
+    }
+
+    capture_check_whole(r, ctx, last);
+}
+
+
+static ngx_int_t
+capture_buf(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_buf_t *b)
+{
+    off_t       pos, size;
+    size_t      n;
+    ngx_buf_t  *to;
+
+    size = ngx_buf_size(b);
+
+    for (pos = 0; pos < size; pos += n) {
+
+        to = capture_room(r, ctx);
+        if (to == NULL) {
+            return NGX_ERROR;
+        }
+
+        n = (size_t) ngx_min(size - pos, (off_t) (to->end - to->last));
+
+        if (ngx_buf_in_memory(b)) {
+            ngx_memcpy(to->last, b->pos + pos, n);
+
+        } else if (ngx_read_file(b->file, to->last, n, b->file_pos + pos)
+                   != (ssize_t) n)
+        {
+            return NGX_ERROR;
+        }
+
+        to->last += n;
+    }
+
+    return NGX_OK;
+}
+
+
+/* a buffer with room for the next bytes, of the size that is to come */
+
+static ngx_buf_t *
+capture_room(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    off_t       size;
+    ngx_buf_t  *b;
+
+    b = ctx->last_piece->buf;
+
+    if (b->last < b->end) {
+        return b;
+    }
+
+    size = (b->end - b->start) * 2;
+    size = ngx_max(size, CAPTURE_PIECE);
+
+    if (ctx->expected > 0 && ctx->pieces == ctx->last_piece) {
+        size = ctx->expected;
+    }
+
+    b = ngx_create_temp_buf(r->pool, (size_t) size);
+
+    if (b == NULL || capture_add(r, ctx, b) != NGX_OK) {
+        return NULL;
+    }
+
+    return b;
+}
+
+
+static ngx_int_t
+capture_add(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_buf_t *b)
+{
+    ngx_chain_t  *cl;
+
+    cl = ngx_alloc_chain_link(r->pool);
+    if (cl == NULL) {
+        return NGX_ERROR;
+    }
+
+    cl->buf = b;
+    cl->next = NULL;
+
+    if (ctx->last_piece) {
+        ctx->last_piece->next = cl;
+
+    } else {
+        ctx->pieces = cl;
+    }
+
+    ctx->last_piece = cl;
+
+    return NGX_OK;
+}
+
+
+/*
+ * With a known length the response is whole as soon as that has passed: a
+ * client may come back before the end is told apart.  Otherwise, or if there
+ * may be trailers, it is with the last buffer.
+ */
+
+static void
+capture_check_whole(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_uint_t last)
+{
+    ngx_buf_t    *b;
+    ngx_chain_t  *cl;
+
+    if (ctx->expected != -1 && ctx->captured != ctx->expected) {
+        return;
+    }
+
+    if (!last && (ctx->expected == -1 || r->expect_trailers)) {
+        return;
+    }
+
+    if (!ctx->too_large) {
+
+        /* the trailers stand behind the header block */
+
+        b = ngx_http_idempotency_record_trailers(r);
+        cl = ngx_alloc_chain_link(r->pool);
+
+        if (b == NULL || cl == NULL) {
+            ctx->too_large = 1;
+
+        } else {
+            cl->buf = b;
+            cl->next = ctx->pieces->next;
+            ctx->pieces->next = cl;
+        }
+    }
+
+    ctx->whole = 1;
+
+    ngx_http_idempotency_settle(r, ctx);
+}

@@ -1,0 +1,400 @@
+
+/*
+ * The way in.  A request comes by here twice: in the access phase, behind all
+ * access control, it is prepared (key, body, digest); at the first point
+ * behind that phase it is decided.  Under "satisfy any" the access phase may
+ * skip us, or call us for a request that it is about to refuse, so there both
+ * is done at the second point.
+ *
+ *     prepare: key --> body --> digest          (ngx_http_idempotency_bind)
+ *     decide:  claim --> pass as owner, wait, replay, or refuse
+ *
+ * A handler returns NGX_DECLINED to let the request go on, and NGX_DONE where
+ * something else drives it from then on: the reader of the body, which runs
+ * the phases again, the end of waiting (ngx_http_idempotency_resume), or an
+ * answer of ours, which is finalized.  It never
+ * returns NGX_OK, which would skip what stands behind us in the phase, or,
+ * under "satisfy any", grant access.
+ */
+
+
+#include "ngx_http_idempotency.h"
+
+
+static ngx_uint_t gate_applies(ngx_http_request_t *r,
+    ngx_http_idempotency_loc_conf_t *conf);
+static ngx_uint_t gate_upgrade(ngx_http_request_t *r);
+static ngx_int_t gate_prepare(ngx_http_request_t *r,
+    ngx_http_idempotency_loc_conf_t *conf, ngx_http_idempotency_ctx_t **pctx);
+static ngx_int_t gate_decide(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+#if (NGX_IDEMPOTENCY_FAULTS)
+static void gate_fault(ngx_http_request_t *r, ngx_idempotency_op_t *op);
+#endif
+static ngx_int_t gate_ask(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static ngx_int_t gate_answer(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+
+
+ngx_int_t
+ngx_http_idempotency_access_handler(ngx_http_request_t *r)
+{
+    ngx_int_t                         rc;
+    ngx_http_core_loc_conf_t         *clcf;
+    ngx_http_idempotency_ctx_t       *ctx;
+    ngx_http_idempotency_loc_conf_t  *conf;
+
+    conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
+
+    if (!gate_applies(r, conf)) {
+        return NGX_DECLINED;
+    }
+
+    clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
+
+    if (clcf->satisfy != NGX_HTTP_SATISFY_ALL) {
+        return NGX_DECLINED;
+    }
+
+    rc = gate_prepare(r, conf, &ctx);
+
+    return (rc == NGX_OK) ? NGX_DECLINED : rc;
+}
+
+
+ngx_int_t
+ngx_http_idempotency_precontent_handler(ngx_http_request_t *r)
+{
+    ngx_int_t                         rc;
+    ngx_http_idempotency_ctx_t       *ctx;
+    ngx_http_idempotency_loc_conf_t  *conf;
+
+    conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
+
+    if (!gate_applies(r, conf)) {
+        return NGX_DECLINED;
+    }
+
+    rc = gate_prepare(r, conf, &ctx);
+
+    if (rc != NGX_OK) {
+        return rc;
+    }
+
+    return gate_decide(r, ctx);
+}
+
+
+/* the settings of the first location that decides a request are its own */
+
+static ngx_uint_t
+gate_applies(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf)
+{
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    if (conf->shm_zone == NULL
+        || r != r->main
+        || r->post_action
+        || (r->method & conf->methods) == 0
+        || gate_upgrade(r))
+    {
+        return 0;
+    }
+
+    ctx = ngx_http_idempotency_get_ctx(r);
+
+    return ctx == NULL || !ctx->decided;
+}
+
+
+/*
+ * An upgraded connection has no response to keep.  "Upgrade: h2c", which
+ * clients send along with requests as ordinary as any, is not one: nginx
+ * doesn't take it up.
+ */
+
+static ngx_uint_t
+gate_upgrade(ngx_http_request_t *r)
+{
+    ngx_str_t                           *value;
+    ngx_table_elt_t                     *h;
+    ngx_http_idempotency_header_iter_t   it;
+
+    static ngx_str_t  connection = ngx_string("connection");
+
+    if (r->headers_in.upgrade == NULL) {
+        return 0;
+    }
+
+    value = &r->headers_in.upgrade->value;
+
+    if (value->len == 3
+        && ngx_strncasecmp(value->data, (u_char *) "h2c", 3) == 0)
+    {
+        return 0;
+    }
+
+    ngx_http_idempotency_header_iter(&it, r);
+
+    while ((h = ngx_http_idempotency_header_next(&it, &connection)) != NULL) {
+
+        value = &h->value;
+
+        if (ngx_strlcasestrn(value->data, value->data + value->len,
+                             (u_char *) "upgrade", 7 - 1)
+            != NULL)
+        {
+            return 1;
+        }
+    }
+
+    return 0;
+}
+
+
+static ngx_int_t
+gate_prepare(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
+    ngx_http_idempotency_ctx_t **pctx)
+{
+    ngx_int_t                    rc;
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    ctx = ngx_http_idempotency_get_ctx(r);
+
+    if (ctx == NULL) {
+        ctx = ngx_http_idempotency_create_ctx(r);
+        if (ctx == NULL) {
+            return NGX_HTTP_INTERNAL_SERVER_ERROR;
+        }
+    }
+
+    *pctx = ctx;
+
+    if (ctx->conf != conf) {
+
+        /* first sight, or sent on to another location before the decision */
+
+        ctx->conf = conf;
+        ctx->bound = 0;
+        ctx->hashed = 0;
+
+        if (ngx_http_test_predicates(r, conf->bypass) == NGX_DECLINED) {
+            ctx->verdict = NGX_HTTP_IDEMPOTENCY_BYPASS;
+
+        } else {
+            ctx->verdict = ngx_http_idempotency_key(r, conf, &ctx->key);
+        }
+    }
+
+    if (ctx->bound || ctx->verdict != NGX_HTTP_IDEMPOTENCY_NEW) {
+        return NGX_OK;
+    }
+
+    if (!ctx->hashed) {
+        rc = ngx_http_idempotency_read_body(r, ctx);
+
+        if (rc != NGX_OK) {
+            return rc;
+        }
+    }
+
+    if (ngx_http_idempotency_bind(r, ctx) != NGX_OK) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    ctx->bound = 1;
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+gate_decide(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    switch (ctx->verdict) {
+
+    case NGX_HTTP_IDEMPOTENCY_NEW:
+        break;
+
+    case NGX_HTTP_IDEMPOTENCY_NONE:
+    case NGX_HTTP_IDEMPOTENCY_BYPASS:
+        ctx->status = ctx->verdict;
+        return NGX_DECLINED;
+
+    default:
+        ctx->decided = 1;
+        return ngx_http_idempotency_refuse(r, ctx, ctx->verdict);
+    }
+
+    ctx->decided = 1;
+    ctx->deadline = ngx_current_msec + ctx->conf->wait_timeout;
+
+    ctx->op.pool = r->pool;
+    ctx->op.window = ctx->conf->window;
+    ctx->op.lease = ctx->conf->lease;
+    ctx->op.reserve = ctx->conf->max_response;
+    ctx->op.retry = (ctx->conf->in_doubt == NGX_HTTP_IDEMPOTENCY_RETRY);
+    ctx->op.handler = ngx_http_idempotency_resume;
+    ctx->op.data = ctx;
+
+#if (NGX_IDEMPOTENCY_FAULTS)
+    gate_fault(r, &ctx->op);
+#endif
+
+    return gate_ask(r, ctx);
+}
+
+
+#if (NGX_IDEMPOTENCY_FAULTS)
+
+static void
+gate_fault(ngx_http_request_t *r, ngx_idempotency_op_t *op)
+{
+    ngx_uint_t                           i;
+    ngx_table_elt_t                     *h;
+    ngx_http_idempotency_header_iter_t   it;
+
+    static ngx_str_t   name = ngx_string("x_idempotency_fault");
+    static const char *faults[] = { "", "die-claimed", "die-recording",
+                                    "die-locked", "no-memory", "drop-wake" };
+
+    ngx_http_idempotency_header_iter(&it, r);
+    h = ngx_http_idempotency_header_next(&it, &name);
+
+    for (i = 1; h && i < sizeof(faults) / sizeof(faults[0]); i++) {
+        if (ngx_strcmp(h->value.data, faults[i]) == 0) {
+            op->fault = (ngx_idempotency_fault_e) i;
+        }
+    }
+}
+
+#endif
+
+
+static ngx_int_t
+gate_ask(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_int_t                 rc;
+    ngx_idempotency_store_t  *store;
+
+    ctx->op.now = ngx_current_msec;
+
+    ctx->op.wait = (ctx->conf->in_progress == NGX_HTTP_IDEMPOTENCY_WAIT
+                    && !ctx->conf->dry_run
+                    && (ngx_msec_int_t) (ctx->deadline - ctx->op.now) > 0);
+
+    store = ctx->conf->shm_zone->data;
+
+    rc = store->engine->claim(store, &ctx->op);
+
+    if (rc == NGX_OK) {
+        return gate_answer(r, ctx);
+    }
+
+    if (rc == NGX_AGAIN) {
+        ctx->asking = 1;
+
+        r->read_event_handler = ngx_http_test_reading;
+        r->write_event_handler = ngx_http_request_empty_handler;
+
+        return NGX_DONE;
+    }
+
+    return NGX_HTTP_INTERNAL_SERVER_ERROR;
+}
+
+
+/*
+ * The store answers later, or what was waited for has changed.  This runs as
+ * an event of its own, so it does what nginx does around a request's events.
+ */
+
+void
+ngx_http_idempotency_resume(ngx_idempotency_op_t *op)
+{
+    ngx_int_t                    rc;
+    ngx_connection_t            *c;
+    ngx_http_request_t          *r;
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    ctx = op->data;
+    ctx->asking = 0;
+
+    r = ctx->request;
+    c = r->connection;
+
+    ngx_http_set_log_request(c->log, r);
+
+    ngx_http_idempotency_wait_cancel(ctx);
+
+    r->read_event_handler = ngx_http_block_reading;
+    r->write_event_handler = ngx_http_core_run_phases;
+
+    rc = (op->result == NGX_IDEMPOTENCY_CHANGED) ? gate_ask(r, ctx)
+                                                 : gate_answer(r, ctx);
+
+    if (rc == NGX_DECLINED) {
+        /* our handler, which is run again, is through with it */
+        ngx_http_core_run_phases(r);
+
+    } else if (rc != NGX_DONE) {
+        ngx_http_finalize_request(r, rc);
+    }
+
+    ngx_http_run_posted_requests(c);
+}
+
+
+static ngx_int_t
+gate_answer(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_http_idempotency_status_e  why;
+
+    switch (ctx->op.result) {
+
+    case NGX_IDEMPOTENCY_CLAIMED:
+        ngx_idempotency_die(&ctx->op, NGX_IDEMPOTENCY_DIE_CLAIMED);
+
+        ctx->owner = 1;
+        ctx->status = NGX_HTTP_IDEMPOTENCY_NEW;
+        return NGX_DECLINED;
+
+    case NGX_IDEMPOTENCY_CONFLICT:
+        why = NGX_HTTP_IDEMPOTENCY_CONFLICT;
+        break;
+
+    case NGX_IDEMPOTENCY_BOUND:
+
+        if (ctx->op.waiting) {
+            return ngx_http_idempotency_wait(r, ctx);
+        }
+
+        if (ctx->op.response.data) {
+            return ngx_http_idempotency_replay(r, ctx);
+        }
+
+        switch (ctx->op.outcome) {
+
+        case NGX_IDEMPOTENCY_PENDING:
+            why = NGX_HTTP_IDEMPOTENCY_IN_PROGRESS;
+            break;
+
+        case NGX_IDEMPOTENCY_IN_DOUBT:
+            why = NGX_HTTP_IDEMPOTENCY_IN_DOUBT;
+            break;
+
+        default:
+            why = NGX_HTTP_IDEMPOTENCY_NOT_KEPT;
+            break;
+        }
+
+        break;
+
+    default: /* NGX_IDEMPOTENCY_UNAVAILABLE */
+        why = NGX_HTTP_IDEMPOTENCY_UNAVAILABLE;
+        break;
+    }
+
+    return ngx_http_idempotency_refuse(r, ctx, why);
+}

@@ -1,0 +1,528 @@
+
+/*
+ * The encoding of a response's header block and trailers.  Numbers are of
+ * variable length, the low bits first; strings stand behind their length; a
+ * list of lines ends with a zero.  Decoding trusts nothing that it reads.
+ */
+
+
+#include "ngx_http_idempotency_record.h"
+
+
+#define RECORD_VERSION               1
+
+#define RECORD_ALLOW_RANGES          0x01
+#define RECORD_SINGLE_RANGE          0x02
+#define RECORD_DISABLE_NOT_MODIFIED  0x04
+#define RECORD_EXPECT_TRAILERS       0x08
+
+/* a number of 64 bits takes 10 bytes at most; a line has two lengths */
+
+#define RECORD_NUMBER_LEN            10
+#define RECORD_LINE_LEN              (1 + 2 * RECORD_NUMBER_LEN)
+#define RECORD_FIXED_LEN             (2 + 7 * RECORD_NUMBER_LEN)
+
+
+typedef struct {
+    u_char      *pos;
+    u_char      *last;
+} record_reader_t;
+
+
+static size_t record_lines_len(ngx_list_t *list);
+static u_char *record_lines(u_char *p, ngx_http_request_t *r,
+    ngx_list_t *list, ngx_array_t *hide);
+static ngx_uint_t record_hidden(ngx_str_t *name, ngx_array_t *hide);
+static ngx_uint_t record_slot(ngx_http_headers_out_t *out,
+    ngx_table_elt_t *h);
+static ngx_int_t record_fill_slot(ngx_http_request_t *r, ngx_uint_t slot,
+    ngx_table_elt_t *h);
+static ngx_int_t record_restore_lines(ngx_http_request_t *r,
+    record_reader_t *rd, ngx_list_t *list, ngx_uint_t cookies);
+static u_char *record_number(u_char *p, uint64_t n);
+static u_char *record_string(u_char *p, ngx_str_t *s);
+static ngx_int_t record_get_number(record_reader_t *rd, uint64_t *n);
+static ngx_int_t record_get_string(record_reader_t *rd, ngx_str_t *s);
+
+
+/* hop-by-hop: they speak of a connection that a replay does not have */
+
+static ngx_str_t  record_hop_by_hop[] = {
+    ngx_string("connection"),
+    ngx_string("keep-alive"),
+    ngx_string("proxy-authenticate"),
+    ngx_string("proxy-authorization"),
+    ngx_string("proxy-connection"),
+    ngx_string("te"),
+    ngx_string("trailer"),
+    ngx_string("transfer-encoding"),
+    ngx_string("upgrade"),
+    ngx_null_string
+};
+
+
+/* a slot is 2 plus an index here; 1 is a line that occupies none */
+
+static const size_t  record_slots[] = {
+    offsetof(ngx_http_headers_out_t, server),
+    offsetof(ngx_http_headers_out_t, date),
+    offsetof(ngx_http_headers_out_t, content_length),
+    offsetof(ngx_http_headers_out_t, content_encoding),
+    offsetof(ngx_http_headers_out_t, location),
+    offsetof(ngx_http_headers_out_t, refresh),
+    offsetof(ngx_http_headers_out_t, last_modified),
+    offsetof(ngx_http_headers_out_t, content_range),
+    offsetof(ngx_http_headers_out_t, accept_ranges),
+    offsetof(ngx_http_headers_out_t, www_authenticate),
+    offsetof(ngx_http_headers_out_t, expires),
+    offsetof(ngx_http_headers_out_t, etag),
+
+    /* before 1.23.0 these are arrays, and stand last */
+    offsetof(ngx_http_headers_out_t, cache_control),
+    offsetof(ngx_http_headers_out_t, link)
+};
+
+#define RECORD_SLOTS   (sizeof(record_slots) / sizeof(record_slots[0]))
+#define RECORD_ARRAYS  (RECORD_SLOTS - 2)
+
+
+ngx_buf_t *
+ngx_http_idempotency_record_header(ngx_http_request_t *r, ngx_array_t *hide)
+{
+    size_t                   len;
+    u_char                  *p, flags;
+    ngx_buf_t               *b;
+    ngx_http_headers_out_t  *out;
+
+    out = &r->headers_out;
+
+    len = RECORD_FIXED_LEN + out->status_line.len + out->content_type.len
+          + out->charset.len + record_lines_len(&out->headers);
+
+    b = ngx_create_temp_buf(r->pool, len);
+    if (b == NULL) {
+        return NULL;
+    }
+
+    flags = (r->allow_ranges ? RECORD_ALLOW_RANGES : 0)
+            | (r->single_range ? RECORD_SINGLE_RANGE : 0)
+            | (r->disable_not_modified ? RECORD_DISABLE_NOT_MODIFIED : 0)
+            | (r->expect_trailers ? RECORD_EXPECT_TRAILERS : 0);
+
+    p = b->pos;
+
+    *p++ = RECORD_VERSION;
+    *p++ = flags;
+
+    p = record_number(p, out->status);
+    p = record_string(p, &out->status_line);
+    p = record_string(p, &out->content_type);
+    p = record_number(p, out->content_type_len);
+    p = record_string(p, &out->charset);
+
+    /* both are -1 where there is none */
+
+    p = record_number(p, (uint64_t) (out->content_length_n + 1));
+    p = record_number(p, (uint64_t) (out->last_modified_time + 1));
+
+    b->last = record_lines(p, r, &out->headers, hide);
+
+    return b;
+}
+
+
+ngx_buf_t *
+ngx_http_idempotency_record_trailers(ngx_http_request_t *r)
+{
+    ngx_buf_t  *b;
+
+    b = ngx_create_temp_buf(r->pool,
+                            record_lines_len(&r->headers_out.trailers));
+    if (b == NULL) {
+        return NULL;
+    }
+
+    b->last = record_lines(b->pos, r, &r->headers_out.trailers, NULL);
+
+    return b;
+}
+
+
+static size_t
+record_lines_len(ngx_list_t *list)
+{
+    size_t            len;
+    ngx_uint_t        i;
+    ngx_list_part_t  *part;
+    ngx_table_elt_t  *h;
+
+    len = 1;
+
+    for (part = &list->part; part; part = part->next) {
+        h = part->elts;
+
+        for (i = 0; i < part->nelts; i++) {
+            len += RECORD_LINE_LEN + h[i].key.len + h[i].value.len;
+        }
+    }
+
+    return len;
+}
+
+
+static u_char *
+record_lines(u_char *p, ngx_http_request_t *r, ngx_list_t *list,
+    ngx_array_t *hide)
+{
+    ngx_uint_t        i;
+    ngx_list_part_t  *part;
+    ngx_table_elt_t  *h;
+
+    for (part = &list->part; part; part = part->next) {
+        h = part->elts;
+
+        for (i = 0; i < part->nelts; i++) {
+
+            if (h[i].hash == 0 || record_hidden(&h[i].key, hide)) {
+                continue;
+            }
+
+            *p++ = (u_char) record_slot(&r->headers_out, &h[i]);
+            p = record_string(p, &h[i].key);
+            p = record_string(p, &h[i].value);
+        }
+    }
+
+    *p++ = 0;
+
+    return p;
+}
+
+
+static ngx_uint_t
+record_hidden(ngx_str_t *name, ngx_array_t *hide)
+{
+    ngx_str_t   *s;
+    ngx_uint_t   i;
+
+    for (s = record_hop_by_hop; s->len; s++) {
+        if (s->len == name->len
+            && ngx_strncasecmp(s->data, name->data, s->len) == 0)
+        {
+            return 1;
+        }
+    }
+
+    if (hide == NULL) {
+        return 0;
+    }
+
+    s = hide->elts;
+
+    for (i = 0; i < hide->nelts; i++) {
+        if (s[i].len == name->len
+            && ngx_strncasecmp(s[i].data, name->data, s[i].len) == 0)
+        {
+            return 1;
+        }
+    }
+
+    return 0;
+}
+
+
+#if (nginx_version >= 1023000)
+
+/* every slot is the head of a list of lines */
+
+static ngx_uint_t
+record_slot(ngx_http_headers_out_t *out, ngx_table_elt_t *h)
+{
+    ngx_uint_t        i;
+    ngx_table_elt_t  *slot;
+
+    for (i = 0; i < RECORD_SLOTS; i++) {
+        slot = *(ngx_table_elt_t **) ((u_char *) out + record_slots[i]);
+
+        for ( /* void */ ; slot; slot = slot->next) {
+            if (slot == h) {
+                return i + 2;
+            }
+        }
+    }
+
+    return 1;
+}
+
+
+static ngx_int_t
+record_fill_slot(ngx_http_request_t *r, ngx_uint_t slot, ngx_table_elt_t *h)
+{
+    ngx_table_elt_t  **ph;
+
+    ph = (ngx_table_elt_t **) ((u_char *) &r->headers_out
+                               + record_slots[slot]);
+
+    while (*ph) {
+        ph = &(*ph)->next;
+    }
+
+    *ph = h;
+
+    return NGX_OK;
+}
+
+#else
+
+static ngx_uint_t
+record_slot(ngx_http_headers_out_t *out, ngx_table_elt_t *h)
+{
+    ngx_uint_t         i, n;
+    ngx_array_t       *lines;
+    ngx_table_elt_t  **ph;
+
+    for (i = 0; i < RECORD_ARRAYS; i++) {
+        if (*(ngx_table_elt_t **) ((u_char *) out + record_slots[i]) == h) {
+            return i + 2;
+        }
+    }
+
+    for ( /* void */ ; i < RECORD_SLOTS; i++) {
+        lines = (ngx_array_t *) ((u_char *) out + record_slots[i]);
+        ph = lines->elts;
+
+        for (n = 0; n < lines->nelts; n++) {
+            if (ph[n] == h) {
+                return i + 2;
+            }
+        }
+    }
+
+    return 1;
+}
+
+
+static ngx_int_t
+record_fill_slot(ngx_http_request_t *r, ngx_uint_t slot, ngx_table_elt_t *h)
+{
+    u_char            *place;
+    ngx_array_t       *lines;
+    ngx_table_elt_t  **ph;
+
+    place = (u_char *) &r->headers_out + record_slots[slot];
+
+    if (slot < RECORD_ARRAYS) {
+        *(ngx_table_elt_t **) place = h;
+        return NGX_OK;
+    }
+
+    lines = (ngx_array_t *) place;
+
+    if (lines->elts == NULL
+        && ngx_array_init(lines, r->pool, 1, sizeof(ngx_table_elt_t *))
+           != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    ph = ngx_array_push(lines);
+    if (ph == NULL) {
+        return NGX_ERROR;
+    }
+
+    *ph = h;
+
+    return NGX_OK;
+}
+
+#endif
+
+
+ngx_int_t
+ngx_http_idempotency_record_restore(ngx_http_request_t *r, ngx_str_t *record,
+    ngx_uint_t cookies)
+{
+    u_char                   flags;
+    uint64_t                 status, type_len, length, modified;
+    record_reader_t          rd;
+    ngx_http_headers_out_t  *out;
+
+    rd.pos = record->data;
+    rd.last = record->data + record->len;
+
+    if (record->len < 2 || *rd.pos++ != RECORD_VERSION) {
+        return NGX_ERROR;
+    }
+
+    flags = *rd.pos++;
+    out = &r->headers_out;
+
+    if (record_get_number(&rd, &status) != NGX_OK
+        || record_get_string(&rd, &out->status_line) != NGX_OK
+        || record_get_string(&rd, &out->content_type) != NGX_OK
+        || record_get_number(&rd, &type_len) != NGX_OK
+        || record_get_string(&rd, &out->charset) != NGX_OK
+        || record_get_number(&rd, &length) != NGX_OK
+        || record_get_number(&rd, &modified) != NGX_OK
+        || record_restore_lines(r, &rd, &out->headers, cookies) != NGX_OK
+        || record_restore_lines(r, &rd, &out->trailers, cookies) != NGX_OK
+        || status < 200 || status >= NGX_HTTP_IDEMPOTENCY_STATUSES
+        || type_len > out->content_type.len)
+    {
+        return NGX_ERROR;
+    }
+
+    out->status = (ngx_uint_t) status;
+    out->content_type_len = (size_t) type_len;
+    out->content_type_lowcase = NULL;
+    out->content_type_hash = 0;
+    out->content_length_n = (off_t) (length - 1);
+    out->last_modified_time = (time_t) (modified - 1);
+
+    r->allow_ranges = (flags & RECORD_ALLOW_RANGES) ? 1 : 0;
+    r->single_range = (flags & RECORD_SINGLE_RANGE) ? 1 : 0;
+    r->disable_not_modified = (flags & RECORD_DISABLE_NOT_MODIFIED) ? 1 : 0;
+    r->expect_trailers = (flags & RECORD_EXPECT_TRAILERS) ? 1 : 0;
+
+    record->len = rd.last - rd.pos;
+    record->data = rd.pos;
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+record_restore_lines(ngx_http_request_t *r, record_reader_t *rd,
+    ngx_list_t *list, ngx_uint_t cookies)
+{
+    ngx_str_t         key, value;
+    ngx_uint_t        slot;
+    ngx_table_elt_t  *h;
+
+    for ( ;; ) {
+
+        if (rd->pos == rd->last) {
+            return NGX_ERROR;
+        }
+
+        slot = *rd->pos++;
+
+        if (slot == 0) {
+            return NGX_OK;
+        }
+
+        if (slot >= RECORD_SLOTS + 2
+            || record_get_string(rd, &key) != NGX_OK
+            || record_get_string(rd, &value) != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+
+        if (!cookies
+            && key.len == 10
+            && ngx_strncasecmp(key.data, (u_char *) "set-cookie", 10) == 0)
+        {
+            continue;
+        }
+
+        h = ngx_http_idempotency_push_header(r, list, &key, &value);
+        if (h == NULL) {
+            return NGX_ERROR;
+        }
+
+        if (slot > 1 && record_fill_slot(r, slot - 2, h) != NGX_OK) {
+            return NGX_ERROR;
+        }
+    }
+}
+
+
+ngx_table_elt_t *
+ngx_http_idempotency_push_header(ngx_http_request_t *r, ngx_list_t *list,
+    ngx_str_t *key, ngx_str_t *value)
+{
+    ngx_table_elt_t  *h;
+
+    h = ngx_list_push(list);
+    if (h == NULL) {
+        return NULL;
+    }
+
+    h->key = *key;
+    h->value = *value;
+
+    /* as add_header has it: not deleted, and nobody asks for the rest */
+
+    h->hash = 1;
+    h->lowcase_key = NULL;
+
+#if (nginx_version >= 1023000)
+    h->next = NULL;
+#endif
+
+    return h;
+}
+
+
+static u_char *
+record_number(u_char *p, uint64_t n)
+{
+    while (n >= 0x80) {
+        *p++ = (u_char) (n | 0x80);
+        n >>= 7;
+    }
+
+    *p++ = (u_char) n;
+
+    return p;
+}
+
+
+static u_char *
+record_string(u_char *p, ngx_str_t *s)
+{
+    p = record_number(p, s->len);
+
+    return ngx_cpymem(p, s->data, s->len);
+}
+
+
+static ngx_int_t
+record_get_number(record_reader_t *rd, uint64_t *n)
+{
+    u_char      c;
+    ngx_uint_t  shift;
+
+    *n = 0;
+
+    for (shift = 0; rd->pos < rd->last && shift < 64; shift += 7) {
+        c = *rd->pos++;
+        *n |= (uint64_t) (c & 0x7f) << shift;
+
+        if (c < 0x80) {
+            return NGX_OK;
+        }
+    }
+
+    return NGX_ERROR;
+}
+
+
+static ngx_int_t
+record_get_string(record_reader_t *rd, ngx_str_t *s)
+{
+    uint64_t  len;
+
+    if (record_get_number(rd, &len) != NGX_OK
+        || len > (uint64_t) (rd->last - rd->pos))
+    {
+        return NGX_ERROR;
+    }
+
+    s->len = (size_t) len;
+    s->data = rd->pos;
+
+    rd->pos += len;
+
+    return NGX_OK;
+}

@@ -1,0 +1,29 @@
+
+/*
+ * A response as the store keeps it: a header block, the trailers, the body.
+ * Header lines keep their order, and each the place in headers_out that it
+ * had, so that a replay passes nginx's filters as the original did.
+ */
+
+
+#ifndef _NGX_HTTP_IDEMPOTENCY_RECORD_H_INCLUDED_
+#define _NGX_HTTP_IDEMPOTENCY_RECORD_H_INCLUDED_
+
+
+#include "ngx_http_idempotency.h"
+
+
+ngx_buf_t *ngx_http_idempotency_record_header(ngx_http_request_t *r,
+    ngx_array_t *hide);
+ngx_buf_t *ngx_http_idempotency_record_trailers(ngx_http_request_t *r);
+
+/* restores headers_out; what is left of the record is the body */
+
+ngx_int_t ngx_http_idempotency_record_restore(ngx_http_request_t *r,
+    ngx_str_t *record, ngx_uint_t cookies);
+
+ngx_table_elt_t *ngx_http_idempotency_push_header(ngx_http_request_t *r,
+    ngx_list_t *list, ngx_str_t *key, ngx_str_t *value);
+
+
+#endif /* _NGX_HTTP_IDEMPOTENCY_RECORD_H_INCLUDED_ */

@@ -1,0 +1,106 @@
+
+/*
+ * A recorded response, sent from the top of all filters as the original was.
+ */
+
+
+#include "ngx_http_idempotency_record.h"
+
+
+static ngx_int_t replay_send(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static ngx_int_t replay_body(ngx_http_request_t *r, ngx_str_t *body);
+
+
+/* NGX_DONE: the request is finalized; NGX_DECLINED: it is a dry run */
+
+ngx_int_t
+ngx_http_idempotency_replay(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx)
+{
+    ctx->status = ctx->waited ? NGX_HTTP_IDEMPOTENCY_WAITED
+                              : NGX_HTTP_IDEMPOTENCY_REPLAYED;
+
+    ngx_log_error(ctx->conf->log_level, r->connection->log, 0,
+                  "idempotency: replayed a response of status %ui%s, "
+                  "token: %*xs, zone: \"%V\"",
+                  ctx->op.status, ctx->conf->dry_run ? ", dry run" : "",
+                  (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, ctx->op.token,
+                  &ctx->conf->shm_zone->shm.name);
+
+    if (ctx->conf->dry_run) {
+        return NGX_DECLINED;
+    }
+
+    ngx_http_finalize_request(r, replay_send(r, ctx));
+
+    return NGX_DONE;
+}
+
+
+static ngx_int_t
+replay_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_int_t   rc;
+    ngx_str_t   body;
+    ngx_uint_t  cookies;
+
+    static ngx_str_t  name = ngx_string("Idempotent-Replayed");
+    static ngx_str_t  value = ngx_string("true");
+
+    cookies = (ctx->conf->replay_cookies == NGX_HTTP_IDEMPOTENCY_COOKIES_ALWAYS
+               || (ctx->conf->replay_cookies
+                   == NGX_HTTP_IDEMPOTENCY_COOKIES_IDENTIFIED
+                   && ctx->identified));
+
+    body = ctx->op.response;
+
+    if (ngx_http_idempotency_record_restore(r, &body, cookies) != NGX_OK
+        || ngx_http_idempotency_push_header(r, &r->headers_out.headers, &name,
+                                            &value)
+           == NULL)
+    {
+        ngx_log_error(NGX_LOG_ALERT, r->connection->log, 0,
+                      "idempotency: a recorded response cannot be restored");
+
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    rc = ngx_http_send_header(r);
+
+    if (rc == NGX_ERROR || rc > NGX_OK || r->header_only) {
+        return rc;
+    }
+
+    return replay_body(r, &body);
+}
+
+
+static ngx_int_t
+replay_body(ngx_http_request_t *r, ngx_str_t *body)
+{
+    ngx_buf_t    *b;
+    ngx_chain_t   out;
+
+    if (body->len == 0) {
+        return ngx_http_send_special(r, NGX_HTTP_LAST);
+    }
+
+    b = ngx_calloc_buf(r->pool);
+    if (b == NULL) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    b->start = body->data;
+    b->pos = body->data;
+    b->last = body->data + body->len;
+    b->end = b->last;
+    b->temporary = 1;
+    b->last_buf = 1;
+    b->last_in_chain = 1;
+
+    out.buf = b;
+    out.next = NULL;
+
+    return ngx_http_output_filter(r, &out);
+}

@@ -1,0 +1,467 @@
+
+/*
+ * Records in shared memory: found by token, ended by time.  All of it runs
+ * with the zone's lock held.
+ */
+
+
+#include "ngx_idempotency_shm.h"
+
+
+static void record_insert_value(ngx_rbtree_node_t *temp,
+    ngx_rbtree_node_t *node, ngx_rbtree_node_t *sentinel);
+static ngx_rbtree_node_t **record_bucket(ngx_idempotency_shm_t *shm,
+    ngx_rbtree_key_t key, ngx_rbtree_t *tree);
+static void record_claim(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_idempotency_window_t *window,
+    ngx_idempotency_op_t *op);
+static ngx_idempotency_window_t *record_window(ngx_idempotency_shm_t *shm,
+    ngx_msec_t length);
+static ngx_uint_t record_expired(ngx_idempotency_record_t *rec,
+    ngx_msec_t now);
+static ngx_uint_t record_evict(ngx_idempotency_shm_t *shm);
+
+
+ngx_int_t
+ngx_idempotency_records_init(ngx_idempotency_shm_sh_t *sh,
+    ngx_slab_pool_t *shpool)
+{
+    ngx_uint_t  i, n;
+
+    /* one for each two pages: no more than 32 records, if all is full */
+
+    n = 8;
+
+    while (n < (ngx_uint_t) (shpool->end - shpool->start)
+               / (2 * ngx_pagesize))
+    {
+        n *= 2;
+    }
+
+    sh->buckets = ngx_slab_alloc_locked(shpool,
+                                        n * sizeof(ngx_rbtree_node_t *));
+    if (sh->buckets == NULL) {
+        return NGX_ERROR;
+    }
+
+    sh->mask = n - 1;
+
+    ngx_rbtree_sentinel_init(&sh->sentinel);
+
+    for (i = 0; i < n; i++) {
+        sh->buckets[i] = &sh->sentinel;
+    }
+
+    ngx_queue_init(&sh->window.records);
+    ngx_queue_init(&sh->pending);
+    ngx_queue_init(&sh->kept);
+
+    return NGX_OK;
+}
+
+
+/* the tree that a token belongs to; a changed root goes back to its place */
+
+static ngx_rbtree_node_t **
+record_bucket(ngx_idempotency_shm_t *shm, ngx_rbtree_key_t key,
+    ngx_rbtree_t *tree)
+{
+    ngx_rbtree_node_t  **root;
+
+    root = &shm->sh->buckets[key & shm->sh->mask];
+
+    tree->root = *root;
+    tree->sentinel = &shm->sh->sentinel;
+    tree->insert = record_insert_value;
+
+    return root;
+}
+
+
+static void
+record_insert_value(ngx_rbtree_node_t *temp, ngx_rbtree_node_t *node,
+    ngx_rbtree_node_t *sentinel)
+{
+    ngx_int_t                  rc;
+    ngx_rbtree_node_t        **p;
+    ngx_idempotency_record_t  *rec, *other;
+
+    rec = (ngx_idempotency_record_t *) node;
+
+    for ( ;; ) {
+
+        if (node->key != temp->key) {
+            p = (node->key < temp->key) ? &temp->left : &temp->right;
+
+        } else {
+            other = (ngx_idempotency_record_t *) temp;
+
+            rc = ngx_memcmp(rec->token, other->token,
+                            NGX_IDEMPOTENCY_DIGEST_LEN);
+
+            p = (rc < 0) ? &temp->left : &temp->right;
+        }
+
+        if (*p == sentinel) {
+            break;
+        }
+
+        temp = *p;
+    }
+
+    *p = node;
+    node->parent = temp;
+    node->left = sentinel;
+    node->right = sentinel;
+    ngx_rbt_red(node);
+}
+
+
+/* the record bound to the token now; one whose time is over is no more */
+
+ngx_idempotency_record_t *
+ngx_idempotency_record_find(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_op_t *op)
+{
+    ngx_int_t                  rc;
+    ngx_rbtree_t               tree;
+    ngx_rbtree_key_t           key;
+    ngx_rbtree_node_t         *node;
+    ngx_idempotency_record_t  *rec;
+
+    key = (ngx_rbtree_key_t) ngx_idempotency_record_key(op->token);
+
+    (void) record_bucket(shm, key, &tree);
+
+    node = tree.root;
+
+    while (node != tree.sentinel) {
+
+        if (key != node->key) {
+            node = (key < node->key) ? node->left : node->right;
+            continue;
+        }
+
+        rec = (ngx_idempotency_record_t *) node;
+
+        rc = ngx_memcmp(op->token, rec->token, NGX_IDEMPOTENCY_DIGEST_LEN);
+
+        if (rc != 0) {
+            node = (rc < 0) ? node->left : node->right;
+            continue;
+        }
+
+        if (rec->outcome != NGX_IDEMPOTENCY_PENDING
+            && record_expired(rec, op->now))
+        {
+            ngx_idempotency_record_remove(shm, rec);
+            return NULL;
+        }
+
+        return rec;
+    }
+
+    return NULL;
+}
+
+
+ngx_idempotency_record_t *
+ngx_idempotency_record_create(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_op_t *op)
+{
+    ngx_rbtree_t                tree;
+    ngx_rbtree_node_t         **root;
+    ngx_idempotency_record_t   *rec;
+    ngx_idempotency_window_t   *window;
+
+    if (!ngx_idempotency_record_make_room(shm, op->now, op->reserve)) {
+        return NULL;
+    }
+
+    window = record_window(shm, op->window);
+    if (window == NULL) {
+        return NULL;
+    }
+
+    rec = ngx_slab_calloc_locked(shm->shpool,
+                                 sizeof(ngx_idempotency_record_t));
+    if (rec == NULL) {
+        return NULL;
+    }
+
+    ngx_memcpy(rec->token, op->token, NGX_IDEMPOTENCY_DIGEST_LEN);
+    ngx_memcpy(rec->fingerprint, op->fingerprint, NGX_IDEMPOTENCY_DIGEST_LEN);
+
+    rec->node.key = (ngx_rbtree_key_t) ngx_idempotency_record_key(op->token);
+
+    root = record_bucket(shm, rec->node.key, &tree);
+    ngx_rbtree_insert(&tree, &rec->node);
+    *root = tree.root;
+
+    record_claim(shm, rec, window, op);
+
+    return rec;
+}
+
+
+/* what is in doubt is claimed once more: whatever was kept of it goes */
+
+ngx_int_t
+ngx_idempotency_record_reclaim(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op)
+{
+    ngx_idempotency_window_t  *window;
+
+    window = record_window(shm, op->window);
+    if (window == NULL) {
+        return NGX_ERROR;
+    }
+
+    ngx_queue_remove(&rec->expiry);
+
+    if (rec->chunks) {
+        ngx_queue_remove(&rec->queue);
+        ngx_idempotency_chunks_free(shm, rec);
+    }
+
+    record_claim(shm, rec, window, op);
+
+    return NGX_OK;
+}
+
+
+/* from here on the caller owns it, under a fence higher than any before */
+
+static void
+record_claim(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
+    ngx_idempotency_window_t *window, ngx_idempotency_op_t *op)
+{
+    rec->outcome = NGX_IDEMPOTENCY_PENDING;
+    rec->owner = ngx_idempotency_worker_self();
+    rec->fence = ++shm->sh->fence;
+    rec->recorded = op->now;
+    rec->window = window;
+    rec->lease = op->lease;
+    rec->replays = 0;
+
+    ngx_queue_insert_tail(&shm->sh->pending, &rec->queue);
+
+    op->fence = rec->fence;
+}
+
+
+/* there are as many windows as configurations ever named */
+
+static ngx_idempotency_window_t *
+record_window(ngx_idempotency_shm_t *shm, ngx_msec_t length)
+{
+    ngx_idempotency_window_t  *window;
+
+    window = &shm->sh->window;
+
+    if (window->length == 0) {
+        window->length = length;
+    }
+
+    for ( ;; ) {
+
+        if (window->length == length) {
+            return window;
+        }
+
+        if (window->next == NULL) {
+            break;
+        }
+
+        window = window->next;
+    }
+
+    window->next = ngx_slab_calloc_locked(shm->shpool,
+                                          sizeof(ngx_idempotency_window_t));
+    if (window->next == NULL) {
+        return NULL;
+    }
+
+    window = window->next;
+    window->length = length;
+    ngx_queue_init(&window->records);
+
+    return window;
+}
+
+
+/*
+ * From here on the token is bound to the outcome, and its window runs.  Who
+ * waits for it is to be woken once the lock is given back.
+ */
+
+void
+ngx_idempotency_record_publish(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_idempotency_outcome_e outcome,
+    ngx_uint_t status, ngx_msec_t now)
+{
+    rec->outcome = outcome;
+    rec->status = status;
+    rec->recorded = now;
+
+    ngx_queue_remove(&rec->queue);
+
+    if (rec->chunks) {
+        ngx_queue_insert_tail(&shm->sh->kept, &rec->queue);
+    }
+
+    ngx_queue_insert_tail(&rec->window->records, &rec->expiry);
+}
+
+
+void
+ngx_idempotency_record_remove(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec)
+{
+    ngx_rbtree_t         tree;
+    ngx_rbtree_node_t  **root;
+
+    if (rec->outcome != NGX_IDEMPOTENCY_PENDING) {
+        ngx_queue_remove(&rec->expiry);
+    }
+
+    if (rec->outcome == NGX_IDEMPOTENCY_PENDING || rec->chunks) {
+        ngx_queue_remove(&rec->queue);
+    }
+
+    root = record_bucket(shm, rec->node.key, &tree);
+    ngx_rbtree_delete(&tree, &rec->node);
+    *root = tree.root;
+
+    ngx_idempotency_chunks_free(shm, rec);
+    ngx_slab_free_locked(shm->shpool, rec);
+}
+
+
+/* frees up to n records whose time is over */
+
+ngx_uint_t
+ngx_idempotency_record_expire(ngx_idempotency_shm_t *shm, ngx_msec_t now,
+    ngx_uint_t n)
+{
+    ngx_uint_t                 i;
+    ngx_idempotency_record_t  *rec;
+    ngx_idempotency_window_t  *window;
+
+    i = 0;
+
+    for (window = &shm->sh->window; window; window = window->next) {
+
+        while (i < n && !ngx_queue_empty(&window->records)) {
+
+            rec = ngx_queue_data(ngx_queue_head(&window->records),
+                                 ngx_idempotency_record_t, expiry);
+
+            if (!record_expired(rec, now)) {
+                break;
+            }
+
+            ngx_idempotency_record_remove(shm, rec);
+            i++;
+        }
+    }
+
+    return i;
+}
+
+
+static ngx_uint_t
+record_expired(ngx_idempotency_record_t *rec, ngx_msec_t now)
+{
+    return (ngx_msec_int_t) (now - rec->recorded - rec->window->length) >= 0;
+}
+
+
+/*
+ * A zone is full when it could not take one more response of the size asked
+ * for; but a single response may claim no more than an eighth of the zone
+ * for itself.  So nothing is claimed whose response could not be kept, unless
+ * those under way at the same time are larger than what is left together.
+ */
+
+ngx_uint_t
+ngx_idempotency_record_make_room(ngx_idempotency_shm_t *shm, ngx_msec_t now,
+    size_t size)
+{
+    ngx_uint_t        pages, limit;
+    ngx_slab_pool_t  *shpool;
+
+    shpool = shm->shpool;
+
+    limit = (shpool->end - shpool->start) / ngx_pagesize / 8;
+
+    /* one more for the record, and one for the header block */
+
+    pages = ngx_idempotency_chunks_pages(size) + 2;
+    pages = ngx_min(pages, ngx_max(limit, 1));
+
+    while (shpool->pfree < pages) {
+
+        if (!ngx_idempotency_record_free_some(shm, now)) {
+            return 0;
+        }
+    }
+
+    return 1;
+}
+
+
+/* what may go: what has expired, then, if it may, the oldest response */
+
+ngx_uint_t
+ngx_idempotency_record_free_some(ngx_idempotency_shm_t *shm, ngx_msec_t now)
+{
+    return ngx_idempotency_record_expire(shm, now, NGX_IDEMPOTENCY_SHM_EXPIRE)
+           || record_evict(shm);
+}
+
+
+/* the token of a response that went stays bound */
+
+static ngx_uint_t
+record_evict(ngx_idempotency_shm_t *shm)
+{
+    ngx_idempotency_record_t  *rec;
+
+    if (!shm->evict || ngx_queue_empty(&shm->sh->kept)) {
+        return 0;
+    }
+
+    rec = ngx_queue_data(ngx_queue_head(&shm->sh->kept),
+                         ngx_idempotency_record_t, queue);
+
+    ngx_queue_remove(&rec->queue);
+    ngx_idempotency_chunks_free(shm, rec);
+
+    if (rec->outcome == NGX_IDEMPOTENCY_DONE) {
+        rec->outcome = NGX_IDEMPOTENCY_NOT_KEPT;
+    }
+
+    return 1;
+}
+
+
+ngx_uint_t
+ngx_idempotency_record_alive(ngx_idempotency_record_t *rec, ngx_msec_t now)
+{
+    return ngx_idempotency_worker_alive(&rec->owner, rec->recorded,
+                                        rec->lease, now);
+}
+
+
+/* the token is a digest: any of its bytes make as good a key */
+
+uint64_t
+ngx_idempotency_record_key(u_char *token)
+{
+    uint64_t  key;
+
+    ngx_memcpy(&key, token, sizeof(key));
+
+    return key;
+}

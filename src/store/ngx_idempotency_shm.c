@@ -1,0 +1,604 @@
+
+/*
+ * The store's protocol over shared memory.  Each operation is one critical
+ * section; only a response too large for one is copied piece by piece, and
+ * the record is looked up anew before each piece.  Whom a change concerns is
+ * noted under the lock and woken without it.
+ */
+
+
+#include "ngx_idempotency_shm.h"
+
+
+#define SHM_BUCKETS  1024
+
+/* claims of the dead that are dealt with while the lock is held once */
+
+#define SHM_SWEEP    64
+
+
+static ngx_int_t shm_claim(ngx_idempotency_store_t *store,
+    ngx_idempotency_op_t *op);
+static ngx_idempotency_record_t *shm_claim_locked(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_op_t *op, ngx_idempotency_workers_t *wake);
+static ngx_int_t shm_complete(ngx_idempotency_store_t *store,
+    ngx_idempotency_op_t *op);
+static ngx_int_t shm_release(ngx_idempotency_store_t *store,
+    ngx_idempotency_op_t *op);
+static ngx_int_t shm_find(ngx_idempotency_store_t *store,
+    ngx_idempotency_op_t *op);
+static ngx_int_t shm_forget(ngx_idempotency_store_t *store,
+    ngx_idempotency_op_t *op);
+static void shm_cancel(ngx_idempotency_store_t *store,
+    ngx_idempotency_op_t *op);
+
+static ngx_idempotency_record_t *shm_own(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_op_t *op);
+static void shm_describe(ngx_idempotency_record_t *rec,
+    ngx_idempotency_op_t *op);
+static ngx_int_t shm_read(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
+    ngx_idempotency_cursor_t *cur);
+static void shm_orphan(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_msec_t now,
+    ngx_idempotency_workers_t *wake);
+static void shm_take_waiting(ngx_idempotency_record_t *rec,
+    ngx_idempotency_workers_t *wake);
+static void shm_wait(ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op);
+static ngx_queue_t *shm_bucket(uint64_t key);
+
+
+const ngx_idempotency_engine_t  ngx_idempotency_shm_engine = {
+    shm_claim,
+    shm_complete,
+    shm_release,
+    shm_find,
+    shm_forget,
+    shm_cancel
+};
+
+
+/* the start of a response, copied in the critical section that found it */
+
+static u_char       shm_scratch[4096];
+
+/* this worker's claims that wait for a change, by token */
+
+static ngx_queue_t  shm_waiting[SHM_BUCKETS];
+
+
+static ngx_int_t
+shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
+{
+    ngx_int_t                   rc;
+    ngx_idempotency_shm_t      *shm;
+    ngx_idempotency_cursor_t    cur;
+    ngx_idempotency_record_t   *rec;
+    ngx_idempotency_workers_t   wake;
+
+    shm = (ngx_idempotency_shm_t *) store;
+
+    do {
+        if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+            op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+            return NGX_OK;
+        }
+
+        ngx_idempotency_record_expire(shm, op->now,
+                                      NGX_IDEMPOTENCY_SHM_EXPIRE);
+
+        ngx_memzero(&wake, sizeof(ngx_idempotency_workers_t));
+
+        rec = shm_claim_locked(shm, op, &wake);
+
+        ngx_idempotency_die(op, NGX_IDEMPOTENCY_DIE_LOCKED);
+
+        cur.offset = 0;
+
+        if (op->result == NGX_IDEMPOTENCY_BOUND) {
+
+            /* a size is set with the outcome, chunks may come before */
+
+            if (rec->size) {
+                op->replays = ++rec->replays;
+                cur.chunk = rec->chunks;
+
+                ngx_idempotency_chunks_read(&cur, shm_scratch,
+                                            ngx_min(rec->size,
+                                                    sizeof(shm_scratch)));
+            }
+
+            if (op->wait && rec->outcome == NGX_IDEMPOTENCY_PENDING) {
+                shm_wait(rec, op);
+            }
+        }
+
+        ngx_idempotency_shm_unlock(shm);
+
+        ngx_idempotency_workers_wake(&wake,
+                                     ngx_idempotency_record_key(op->token));
+
+        if (op->result == NGX_IDEMPOTENCY_CLAIMED) {
+            ngx_idempotency_worker_owns(1, op->now);
+        }
+
+        rc = shm_read(shm, op, &cur);
+
+    } while (rc == NGX_DECLINED);
+
+    return rc;
+}
+
+
+static ngx_idempotency_record_t *
+shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
+    ngx_idempotency_workers_t *wake)
+{
+    ngx_idempotency_record_t  *rec;
+
+    rec = ngx_idempotency_record_find(shm, op);
+
+    if (rec == NULL) {
+        rec = ngx_idempotency_record_create(shm, op);
+
+        op->result = rec ? NGX_IDEMPOTENCY_CLAIMED
+                         : NGX_IDEMPOTENCY_UNAVAILABLE;
+        return rec;
+    }
+
+    if (rec->outcome == NGX_IDEMPOTENCY_PENDING
+        && !ngx_idempotency_record_alive(rec, op->now))
+    {
+        shm_orphan(shm, rec, op->now, wake);
+    }
+
+    if (ngx_memcmp(rec->fingerprint, op->fingerprint,
+                   NGX_IDEMPOTENCY_DIGEST_LEN)
+        != 0)
+    {
+        op->result = NGX_IDEMPOTENCY_CONFLICT;
+
+    } else if (rec->outcome == NGX_IDEMPOTENCY_IN_DOUBT && op->retry) {
+
+        op->result = (ngx_idempotency_record_reclaim(shm, rec, op) == NGX_OK)
+                         ? NGX_IDEMPOTENCY_CLAIMED
+                         : NGX_IDEMPOTENCY_UNAVAILABLE;
+        return rec;
+
+    } else {
+        op->result = NGX_IDEMPOTENCY_BOUND;
+    }
+
+    shm_describe(rec, op);
+
+    return rec;
+}
+
+
+/*
+ * The response goes in piece by piece, the outcome with the last one.  If
+ * memory is short, what was executed is still told: the outcome is recorded
+ * without the response.
+ */
+
+static ngx_int_t
+shm_complete(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
+{
+    u_char                     *pos;
+    ngx_uint_t                  more;
+    ngx_chain_t                *in;
+    ngx_idempotency_shm_t      *shm;
+    ngx_idempotency_cursor_t    cur;
+    ngx_idempotency_record_t   *rec;
+    ngx_idempotency_workers_t   wake;
+
+    shm = (ngx_idempotency_shm_t *) store;
+
+    in = op->pieces;
+    pos = in ? in->buf->pos : NULL;
+    ngx_memzero(&cur, sizeof(ngx_idempotency_cursor_t));
+    ngx_memzero(&wake, sizeof(ngx_idempotency_workers_t));
+
+    ngx_idempotency_worker_owns(-1, op->now);
+
+    do {
+        if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+            op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+            return NGX_OK;
+        }
+
+        rec = shm_own(shm, op);
+
+        if (rec == NULL) {
+            ngx_idempotency_shm_unlock(shm);
+            return NGX_OK;
+        }
+
+        more = 0;
+
+        while (ngx_idempotency_fault(op, NGX_IDEMPOTENCY_NO_MEMORY)
+               || ngx_idempotency_chunks_append(shm, rec, &cur, &in, &pos,
+                                                op->size)
+                  != NGX_OK)
+        {
+            if (ngx_idempotency_record_free_some(shm, op->now)
+                && !ngx_idempotency_fault(op, NGX_IDEMPOTENCY_NO_MEMORY))
+            {
+                continue;
+            }
+
+            ngx_idempotency_chunks_free(shm, rec);
+
+            if (op->outcome == NGX_IDEMPOTENCY_DONE) {
+                op->outcome = NGX_IDEMPOTENCY_NOT_KEPT;
+            }
+
+            op->result = NGX_IDEMPOTENCY_TRIMMED;
+            break;
+        }
+
+        if (op->result == NGX_IDEMPOTENCY_OK && cur.offset < op->size) {
+            more = 1;
+
+        } else {
+            rec->size = rec->chunks ? op->size : 0;
+            ngx_idempotency_record_publish(shm, rec, op->outcome, op->status,
+                                           op->now);
+            shm_take_waiting(rec, &wake);
+        }
+
+        ngx_idempotency_shm_unlock(shm);
+
+    } while (more);
+
+    if (ngx_idempotency_fault(op, NGX_IDEMPOTENCY_DROP_WAKE)) {
+        return NGX_OK;
+    }
+
+    ngx_idempotency_workers_wake(&wake, ngx_idempotency_record_key(op->token));
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+shm_release(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
+{
+    ngx_idempotency_shm_t      *shm;
+    ngx_idempotency_record_t   *rec;
+    ngx_idempotency_workers_t   wake;
+
+    shm = (ngx_idempotency_shm_t *) store;
+
+    ngx_memzero(&wake, sizeof(ngx_idempotency_workers_t));
+
+    ngx_idempotency_worker_owns(-1, op->now);
+
+    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+        op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+        return NGX_OK;
+    }
+
+    rec = shm_own(shm, op);
+
+    if (rec) {
+        shm_take_waiting(rec, &wake);
+        ngx_idempotency_record_remove(shm, rec);
+    }
+
+    ngx_idempotency_shm_unlock(shm);
+
+    ngx_idempotency_workers_wake(&wake, ngx_idempotency_record_key(op->token));
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+shm_find(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
+{
+    ngx_idempotency_shm_t     *shm;
+    ngx_idempotency_record_t  *rec;
+
+    shm = (ngx_idempotency_shm_t *) store;
+
+    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+        op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+        return NGX_OK;
+    }
+
+    rec = ngx_idempotency_record_find(shm, op);
+
+    if (rec) {
+        shm_describe(rec, op);
+        ngx_memcpy(op->fingerprint, rec->fingerprint,
+                   NGX_IDEMPOTENCY_DIGEST_LEN);
+    }
+
+    ngx_idempotency_shm_unlock(shm);
+
+    op->result = rec ? NGX_IDEMPOTENCY_BOUND : NGX_IDEMPOTENCY_ABSENT;
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+shm_forget(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
+{
+    ngx_idempotency_shm_t      *shm;
+    ngx_idempotency_record_t   *rec;
+    ngx_idempotency_workers_t   wake;
+
+    shm = (ngx_idempotency_shm_t *) store;
+
+    ngx_memzero(&wake, sizeof(ngx_idempotency_workers_t));
+
+    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+        op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+        return NGX_OK;
+    }
+
+    rec = ngx_idempotency_record_find(shm, op);
+
+    if (rec) {
+        shm_take_waiting(rec, &wake);
+        ngx_idempotency_record_remove(shm, rec);
+    }
+
+    ngx_idempotency_shm_unlock(shm);
+
+    ngx_idempotency_workers_wake(&wake, ngx_idempotency_record_key(op->token));
+
+    op->result = rec ? NGX_IDEMPOTENCY_OK : NGX_IDEMPOTENCY_ABSENT;
+
+    return NGX_OK;
+}
+
+
+/* every operation was answered at once: it can only wait for a change */
+
+static void
+shm_cancel(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
+{
+    if (op->waiting) {
+        op->waiting = 0;
+        ngx_queue_remove(&op->queue);
+    }
+}
+
+
+/* the pending record under the caller's fence; no other may be changed */
+
+static ngx_idempotency_record_t *
+shm_own(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
+{
+    ngx_idempotency_record_t  *rec;
+
+    rec = ngx_idempotency_record_find(shm, op);
+
+    if (rec == NULL
+        || rec->fence != op->fence
+        || rec->outcome != NGX_IDEMPOTENCY_PENDING)
+    {
+        op->result = NGX_IDEMPOTENCY_STALE;
+        return NULL;
+    }
+
+    op->result = NGX_IDEMPOTENCY_OK;
+
+    return rec;
+}
+
+
+static void
+shm_describe(ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op)
+{
+    op->outcome = rec->outcome;
+    op->status = rec->status;
+    op->fence = rec->fence;
+    op->recorded = rec->recorded;
+    op->replays = rec->replays;
+    op->response.len = rec->size;
+    op->response.data = NULL;
+}
+
+
+/*
+ * Copies what was found into the caller's pool.  NGX_DECLINED: the record
+ * ended while it was read, so the question is to be asked again.
+ */
+
+static ngx_int_t
+shm_read(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
+    ngx_idempotency_cursor_t *cur)
+{
+    size_t                     n;
+    ngx_uint_t                 gone;
+    ngx_idempotency_record_t  *rec;
+
+    if (cur->offset == 0) {
+        return NGX_OK;
+    }
+
+    op->response.data = ngx_pnalloc(op->pool, op->response.len);
+    if (op->response.data == NULL) {
+        return NGX_ERROR;
+    }
+
+    ngx_memcpy(op->response.data, shm_scratch, cur->offset);
+
+    while (cur->offset < op->response.len) {
+
+        n = ngx_min(op->response.len - cur->offset, NGX_IDEMPOTENCY_SHM_PIECE);
+
+        if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+            return NGX_DECLINED;
+        }
+
+        rec = ngx_idempotency_record_find(shm, op);
+        gone = (rec == NULL || rec->fence != op->fence || rec->size == 0);
+
+        if (!gone) {
+            ngx_idempotency_chunks_read(cur, op->response.data + cur->offset,
+                                        n);
+        }
+
+        ngx_idempotency_shm_unlock(shm);
+
+        if (gone) {
+            return NGX_DECLINED;
+        }
+    }
+
+    return NGX_OK;
+}
+
+
+/* the claims of workers that died, or can't be asked any more */
+
+void
+ngx_idempotency_shm_sweep(ngx_idempotency_shm_t *shm, ngx_msec_t now)
+{
+    uint64_t                    keys[SHM_SWEEP];
+    ngx_uint_t                  i, n;
+    ngx_queue_t                *q, *next;
+    ngx_idempotency_record_t   *rec;
+    ngx_idempotency_workers_t   wake[SHM_SWEEP];
+
+    do {
+        if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+            return;
+        }
+
+        n = 0;
+
+        for (q = ngx_queue_head(&shm->sh->pending);
+             q != ngx_queue_sentinel(&shm->sh->pending) && n < SHM_SWEEP;
+             q = next)
+        {
+            next = ngx_queue_next(q);
+            rec = ngx_queue_data(q, ngx_idempotency_record_t, queue);
+
+            if (!ngx_idempotency_record_alive(rec, now)) {
+                keys[n] = ngx_idempotency_record_key(rec->token);
+                shm_orphan(shm, rec, now, &wake[n++]);
+            }
+        }
+
+        ngx_idempotency_shm_unlock(shm);
+
+        for (i = 0; i < n; i++) {
+            ngx_idempotency_workers_wake(&wake[i], keys[i]);
+        }
+
+    } while (n == SHM_SWEEP);
+}
+
+
+/* it may have executed, and nobody is left who knows */
+
+static void
+shm_orphan(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
+    ngx_msec_t now, ngx_idempotency_workers_t *wake)
+{
+    ngx_idempotency_chunks_free(shm, rec);
+
+    ngx_idempotency_record_publish(shm, rec, NGX_IDEMPOTENCY_IN_DOUBT, 0, now);
+
+    shm_take_waiting(rec, wake);
+}
+
+
+static void
+shm_take_waiting(ngx_idempotency_record_t *rec,
+    ngx_idempotency_workers_t *wake)
+{
+    *wake = rec->waiting;
+
+    ngx_memzero(&rec->waiting, sizeof(ngx_idempotency_workers_t));
+}
+
+
+/* noted with the lock held, so that no change can pass by unseen */
+
+static void
+shm_wait(ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op)
+{
+    ngx_idempotency_worker_t  self;
+
+    self = ngx_idempotency_worker_self();
+
+    if (self.slot != NGX_IDEMPOTENCY_NO_WORKER) {
+        rec->waiting.bits[self.slot / 64] |= (uint64_t) 1 << (self.slot % 64);
+    }
+
+    op->waiting = 1;
+
+    ngx_queue_insert_tail(shm_bucket(ngx_idempotency_record_key(op->token)),
+                          &op->queue);
+}
+
+
+static ngx_queue_t *
+shm_bucket(uint64_t key)
+{
+    ngx_queue_t  *bucket;
+
+    bucket = &shm_waiting[key % SHM_BUCKETS];
+
+    if (bucket->next == NULL) {
+        ngx_queue_init(bucket);
+    }
+
+    return bucket;
+}
+
+
+/*
+ * Calls those that wait for the token, first come first served.  They are
+ * taken aside first: a handler may wait again, or cancel another.
+ */
+
+void
+ngx_idempotency_shm_woken(uint64_t *key)
+{
+    ngx_uint_t             i;
+    ngx_queue_t           *bucket, *q, *next, ready;
+    ngx_idempotency_op_t  *op;
+
+    ngx_queue_init(&ready);
+
+    for (i = 0; i < SHM_BUCKETS; i++) {
+
+        bucket = shm_bucket(key ? *key : i);
+
+        for (q = ngx_queue_head(bucket);
+             q != ngx_queue_sentinel(bucket);
+             q = next)
+        {
+            next = ngx_queue_next(q);
+            op = ngx_queue_data(q, ngx_idempotency_op_t, queue);
+
+            if (key == NULL || ngx_idempotency_record_key(op->token) == *key) {
+                ngx_queue_remove(q);
+                ngx_queue_insert_tail(&ready, q);
+            }
+        }
+
+        if (key) {
+            break;
+        }
+    }
+
+    while (!ngx_queue_empty(&ready)) {
+
+        q = ngx_queue_head(&ready);
+        op = ngx_queue_data(q, ngx_idempotency_op_t, queue);
+
+        ngx_queue_remove(q);
+        op->waiting = 0;
+        op->result = NGX_IDEMPOTENCY_CHANGED;
+
+        op->handler(op);
+    }
+}

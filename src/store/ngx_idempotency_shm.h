@@ -1,0 +1,178 @@
+
+/*
+ * The engine that keeps tokens in shared memory: its layout, and what its
+ * files share.  A record is found by its token and expires by its own time;
+ * its response, if one is kept, is a chain of chunks.
+ */
+
+
+#ifndef _NGX_IDEMPOTENCY_SHM_H_INCLUDED_
+#define _NGX_IDEMPOTENCY_SHM_H_INCLUDED_
+
+
+#include "ngx_idempotency_store.h"
+#include "ngx_idempotency_workers.h"
+
+
+#define NGX_IDEMPOTENCY_SHM_VERSION  1
+
+/* what is copied, or expired, at most while the lock is held once */
+
+#define NGX_IDEMPOTENCY_SHM_PIECE    65536
+#define NGX_IDEMPOTENCY_SHM_EXPIRE   3
+
+
+typedef struct ngx_idempotency_chunk_s  ngx_idempotency_chunk_t;
+
+struct ngx_idempotency_chunk_s {
+    ngx_idempotency_chunk_t        *next;
+    u_char                          data[1];
+};
+
+
+/*
+ * Records of one window: they end in the order in which they were recorded.
+ * The clocks of two workers may differ by a moment, so one may be freed that
+ * much later, but none is found past its time.
+ */
+
+typedef struct ngx_idempotency_window_s  ngx_idempotency_window_t;
+
+struct ngx_idempotency_window_s {
+    ngx_idempotency_window_t       *next;
+    ngx_msec_t                      length;
+    ngx_queue_t                     records;
+};
+
+
+typedef struct {
+    /* key: the token's first bytes; must be the first member */
+    ngx_rbtree_node_t               node;
+    /* in its window, unless pending */
+    ngx_queue_t                     expiry;
+    /* in sh->pending, or in sh->kept with a response, or in none */
+    ngx_queue_t                     queue;
+
+    u_char                          token[NGX_IDEMPOTENCY_DIGEST_LEN];
+    u_char                          fingerprint[NGX_IDEMPOTENCY_DIGEST_LEN];
+
+    uint64_t                        fence;
+    /* pending: when it was claimed */
+    ngx_msec_t                      recorded;
+    ngx_msec_t                      lease;
+    ngx_idempotency_window_t       *window;
+
+    /* all but the last chunk are full pages */
+    ngx_idempotency_chunk_t        *chunks;
+    size_t                          size;
+
+    uint32_t                        replays;
+    uint16_t                        status;
+    uint8_t                         outcome;
+
+    /* pending: where requests wait for it, and whose it is */
+    ngx_idempotency_workers_t       waiting;
+    ngx_idempotency_worker_t        owner;
+} ngx_idempotency_record_t;
+
+
+typedef struct {
+    ngx_uint_t                      version;
+
+    /* who is changing it now: not zero on entry means that it is torn */
+    ngx_pid_t                       inside;
+    /* the highest generation of a worker; the one that is to make it anew */
+    ngx_uint_t                      generation;
+    ngx_uint_t                      poisoned;
+
+    uint64_t                        fence;
+
+    /* roots of red-black trees, each of few tokens: a descent through one
+       large tree would miss the processor's cache at every step */
+    ngx_rbtree_node_t             **buckets;
+    ngx_uint_t                      mask;
+    ngx_rbtree_node_t               sentinel;
+
+    ngx_idempotency_window_t        window;
+
+    ngx_queue_t                     pending;
+    /* the oldest response first */
+    ngx_queue_t                     kept;
+} ngx_idempotency_shm_sh_t;
+
+
+typedef struct {
+    /* must be the first member */
+    ngx_idempotency_store_t         store;
+
+    ngx_idempotency_shm_sh_t       *sh;
+    ngx_slab_pool_t                *shpool;
+    ngx_str_t                      *name;
+
+    /* configurations that had this zone since the start */
+    ngx_uint_t                      generation;
+    /* responses may go early, for want of memory */
+    ngx_uint_t                      evict;
+} ngx_idempotency_shm_t;
+
+
+extern const ngx_idempotency_engine_t  ngx_idempotency_shm_engine;
+
+
+/* a zone's life */
+
+ngx_int_t ngx_idempotency_shm_init(ngx_shm_zone_t *shm_zone, void *data);
+ngx_int_t ngx_idempotency_shm_init_process(ngx_cycle_t *cycle);
+void ngx_idempotency_shm_exit_process(ngx_cycle_t *cycle);
+
+/* NGX_ERROR, and nothing locked: the zone is torn */
+
+ngx_int_t ngx_idempotency_shm_lock(ngx_idempotency_shm_t *shm);
+void ngx_idempotency_shm_unlock(ngx_idempotency_shm_t *shm);
+
+void ngx_idempotency_shm_sweep(ngx_idempotency_shm_t *shm, ngx_msec_t now);
+void ngx_idempotency_shm_woken(uint64_t *key);
+
+/* the records, all to be called with the lock held */
+
+ngx_int_t ngx_idempotency_records_init(ngx_idempotency_shm_sh_t *sh,
+    ngx_slab_pool_t *shpool);
+ngx_idempotency_record_t *ngx_idempotency_record_find(
+    ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op);
+ngx_idempotency_record_t *ngx_idempotency_record_create(
+    ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op);
+ngx_int_t ngx_idempotency_record_reclaim(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op);
+void ngx_idempotency_record_publish(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_idempotency_outcome_e outcome,
+    ngx_uint_t status, ngx_msec_t now);
+void ngx_idempotency_record_remove(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
+ngx_uint_t ngx_idempotency_record_expire(ngx_idempotency_shm_t *shm,
+    ngx_msec_t now, ngx_uint_t n);
+ngx_uint_t ngx_idempotency_record_make_room(ngx_idempotency_shm_t *shm,
+    ngx_msec_t now, size_t size);
+ngx_uint_t ngx_idempotency_record_free_some(ngx_idempotency_shm_t *shm,
+    ngx_msec_t now);
+ngx_uint_t ngx_idempotency_record_alive(ngx_idempotency_record_t *rec,
+    ngx_msec_t now);
+uint64_t ngx_idempotency_record_key(u_char *token);
+
+/* the chunks of one response, likewise */
+
+typedef struct {
+    ngx_idempotency_chunk_t        *chunk;
+    size_t                          offset;      /* in the response */
+} ngx_idempotency_cursor_t;
+
+ngx_uint_t ngx_idempotency_chunks_pages(size_t size);
+ngx_int_t ngx_idempotency_chunks_append(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_idempotency_cursor_t *cur,
+    ngx_chain_t **in, u_char **pos, size_t size);
+void ngx_idempotency_chunks_read(ngx_idempotency_cursor_t *cur, u_char *dst,
+    size_t n);
+void ngx_idempotency_chunks_free(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
+
+
+#endif /* _NGX_IDEMPOTENCY_SHM_H_INCLUDED_ */

@@ -1,0 +1,324 @@
+
+/*
+ * The life of a zone: made empty at start, kept across reloads, and refused
+ * to everybody once a process died in the middle of a change.
+ */
+
+
+#include "ngx_idempotency_shm.h"
+
+
+static ngx_int_t shm_zone_create(ngx_idempotency_shm_t *shm,
+    ngx_slab_pool_t *shpool, uint64_t fence);
+static ngx_uint_t shm_zone_changed(ngx_shm_zone_t *shm_zone);
+static void shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log);
+static ngx_idempotency_shm_t *shm_zone_next(ngx_cycle_t *cycle,
+    ngx_list_part_t **part, ngx_uint_t *i);
+
+
+ngx_int_t
+ngx_idempotency_shm_init(ngx_shm_zone_t *shm_zone, void *data)
+{
+    ngx_idempotency_shm_t  *old = data;
+
+    ngx_slab_pool_t        *shpool;
+    ngx_idempotency_shm_t  *shm;
+
+    shm = shm_zone->data;
+    shm->name = &shm_zone->shm.name;
+
+    if (old) {
+
+        if (shm->evict != old->evict) {
+            ngx_log_error(NGX_LOG_EMERG, shm_zone->shm.log, 0,
+                          "idempotency_zone \"%V\" uses evict=%s "
+                          "while previously it used evict=%s",
+                          &shm_zone->shm.name,
+                          shm->evict ? "responses" : "off",
+                          old->evict ? "responses" : "off");
+            return NGX_ERROR;
+        }
+
+        shm->sh = old->sh;
+        shm->shpool = old->shpool;
+        shm->generation = old->generation + 1;
+
+        return NGX_OK;
+    }
+
+    if (shm_zone_changed(shm_zone)) {
+        return NGX_ERROR;
+    }
+
+    shpool = (ngx_slab_pool_t *) shm_zone->shm.addr;
+
+    if (shm_zone->shm.exists) {
+        shm->shpool = shpool;
+        shm->sh = shpool->data;
+
+        return NGX_OK;
+    }
+
+    return shm_zone_create(shm, shpool, 0);
+}
+
+
+static ngx_int_t
+shm_zone_create(ngx_idempotency_shm_t *shm, ngx_slab_pool_t *shpool,
+    uint64_t fence)
+{
+    size_t                     len;
+    ngx_idempotency_shm_sh_t  *sh;
+
+    sh = ngx_slab_calloc_locked(shpool, sizeof(ngx_idempotency_shm_sh_t));
+    if (sh == NULL) {
+        return NGX_ERROR;
+    }
+
+    sh->version = NGX_IDEMPOTENCY_SHM_VERSION;
+    sh->fence = fence;
+    sh->generation = shm->generation;
+
+    if (ngx_idempotency_records_init(sh, shpool) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    len = sizeof(" in idempotency zone \"\"") + shm->name->len;
+
+    shpool->log_ctx = ngx_slab_alloc_locked(shpool, len);
+    if (shpool->log_ctx == NULL) {
+        return NGX_ERROR;
+    }
+
+    ngx_sprintf(shpool->log_ctx, " in idempotency zone \"%V\"%Z", shm->name);
+
+    /* a full zone is answered and logged by whoever asked */
+
+    shpool->log_nomem = 0;
+    shpool->data = sh;
+
+    shm->shpool = shpool;
+    shm->sh = sh;
+
+    return NGX_OK;
+}
+
+
+/*
+ * A zone that changes its size on reload would start empty while old workers
+ * still execute: the same token could then be executed in both.  So it is
+ * refused; ngx_cycle is the running one until the new one is complete.
+ */
+
+static ngx_uint_t
+shm_zone_changed(ngx_shm_zone_t *shm_zone)
+{
+    ngx_uint_t        i;
+    ngx_list_part_t  *part;
+    ngx_shm_zone_t   *old;
+
+    if (ngx_is_init_cycle(ngx_cycle)) {
+        return 0;
+    }
+
+    part = (ngx_list_part_t *) &ngx_cycle->shared_memory.part;
+
+    for ( /* void */ ; part; part = part->next) {
+        old = part->elts;
+
+        for (i = 0; i < part->nelts; i++) {
+
+            if (old[i].tag != shm_zone->tag
+                || old[i].shm.name.len != shm_zone->shm.name.len
+                || ngx_strncmp(old[i].shm.name.data, shm_zone->shm.name.data,
+                               shm_zone->shm.name.len)
+                   != 0)
+            {
+                continue;
+            }
+
+            ngx_log_error(NGX_LOG_EMERG, shm_zone->shm.log, 0,
+                          "idempotency_zone \"%V\" uses the size %uz "
+                          "while previously it used the size %uz; "
+                          "only a restart can change it",
+                          &shm_zone->shm.name, shm_zone->shm.size,
+                          old[i].shm.size);
+
+            return 1;
+        }
+    }
+
+    return 0;
+}
+
+
+/*
+ * nginx unlocks what a dead process held locked, but not what it left half
+ * changed.  Such a zone is refused to all until a reload, which is somebody's
+ * decision: its workers make it anew, and what it knew is forgotten.
+ */
+
+ngx_int_t
+ngx_idempotency_shm_lock(ngx_idempotency_shm_t *shm)
+{
+    ngx_pid_t                  pid;
+    ngx_idempotency_shm_sh_t  *sh;
+
+    sh = shm->sh;
+
+    ngx_shmtx_lock(&shm->shpool->mutex);
+
+    if (sh->inside == 0 && !sh->poisoned) {
+        sh->inside = ngx_pid;
+        ngx_memory_barrier();
+
+        return NGX_OK;
+    }
+
+    pid = sh->inside;
+    sh->inside = 0;
+
+    if (pid) {
+        sh->poisoned = sh->generation + 1;
+    }
+
+    ngx_shmtx_unlock(&shm->shpool->mutex);
+
+    if (pid) {
+        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
+                      "idempotency zone \"%V\" was left half changed by "
+                      "process %P, which died: no request is taken until "
+                      "a reload makes the zone anew", shm->name, pid);
+    }
+
+    return NGX_ERROR;
+}
+
+
+void
+ngx_idempotency_shm_unlock(ngx_idempotency_shm_t *shm)
+{
+    ngx_memory_barrier();
+    shm->sh->inside = 0;
+
+    ngx_shmtx_unlock(&shm->shpool->mutex);
+}
+
+
+/* a new worker: it may be the successor of one that died */
+
+ngx_int_t
+ngx_idempotency_shm_init_process(ngx_cycle_t *cycle)
+{
+    ngx_uint_t              i;
+    ngx_list_part_t        *part;
+    ngx_idempotency_shm_t  *shm;
+
+    if (ngx_idempotency_workers_init_process(cycle, ngx_idempotency_shm_woken)
+        != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    part = NULL;
+
+    while ((shm = shm_zone_next(cycle, &part, &i)) != NULL) {
+        shm_zone_adopt(shm, cycle->log);
+        ngx_idempotency_shm_sweep(shm, ngx_current_msec);
+    }
+
+    return NGX_OK;
+}
+
+
+/* what this worker still owns is in doubt, and whoever waits is to know */
+
+void
+ngx_idempotency_shm_exit_process(ngx_cycle_t *cycle)
+{
+    ngx_uint_t              i;
+    ngx_list_part_t        *part;
+    ngx_idempotency_shm_t  *shm;
+
+    ngx_idempotency_workers_exit_process(cycle);
+
+    part = NULL;
+
+    while ((shm = shm_zone_next(cycle, &part, &i)) != NULL) {
+        ngx_idempotency_shm_sweep(shm, ngx_current_msec);
+    }
+}
+
+
+static void
+shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log)
+{
+    uint64_t                   fence;
+    ngx_uint_t                 anew;
+    ngx_idempotency_shm_sh_t  *sh;
+
+    sh = shm->sh;
+    anew = 0;
+
+    ngx_shmtx_lock(&shm->shpool->mutex);
+
+    if (sh->poisoned && shm->generation >= sh->poisoned) {
+
+        /*
+         * The first allocation of an empty pool is always at the same place,
+         * so processes of all generations go on finding the zone there; their
+         * claims are gone from it, and their fences lie below the new ones.
+         */
+
+        anew = 1;
+        fence = sh->fence + 1;
+
+        ngx_slab_init(shm->shpool);
+
+        if (shm_zone_create(shm, shm->shpool, fence) != NGX_OK
+            || shm->sh != sh)
+        {
+            anew = 2;
+            sh->poisoned = shm->generation + 1;
+        }
+    }
+
+    if (shm->generation > sh->generation) {
+        sh->generation = shm->generation;
+    }
+
+    ngx_shmtx_unlock(&shm->shpool->mutex);
+
+    if (anew) {
+        ngx_log_error(NGX_LOG_ALERT, log, 0,
+                      "idempotency zone \"%V\" %s", shm->name,
+                      anew == 1 ? "is made anew: the tokens it knew are "
+                                  "forgotten"
+                                : "cannot be made anew, restart nginx");
+    }
+}
+
+
+static ngx_idempotency_shm_t *
+shm_zone_next(ngx_cycle_t *cycle, ngx_list_part_t **part, ngx_uint_t *i)
+{
+    ngx_shm_zone_t  *zone;
+
+    if (*part == NULL) {
+        *part = &cycle->shared_memory.part;
+        *i = 0;
+    }
+
+    for ( /* void */ ; *part; *part = (*part)->next, *i = 0) {
+
+        while (*i < (*part)->nelts) {
+            zone = (ngx_shm_zone_t *) (*part)->elts + (*i)++;
+
+            if (zone->init == ngx_idempotency_shm_init) {
+                return zone->data;
+            }
+        }
+    }
+
+    return NULL;
+}

@@ -1,0 +1,162 @@
+
+/*
+ * The store's protocol: what a request may ask of a store of tokens, whatever
+ * engine keeps it.  Knows no requests; the time is an argument.
+ *
+ * Each operation may be answered now (NGX_OK: op->result is set) or later
+ * (NGX_AGAIN: op->handler is called once with op->result set, unless the
+ * operation is cancelled before).  An operation that changes something on
+ * behalf of an owner names its fence, and does nothing under an old one.
+ */
+
+
+#ifndef _NGX_IDEMPOTENCY_STORE_H_INCLUDED_
+#define _NGX_IDEMPOTENCY_STORE_H_INCLUDED_
+
+
+#include <ngx_config.h>
+#include <ngx_core.h>
+#include "digest/ngx_idempotency_digest.h"
+
+
+/* what a token is bound to */
+
+typedef enum {
+    NGX_IDEMPOTENCY_PENDING = 0,   /* an owner is executing it */
+    NGX_IDEMPOTENCY_DONE,          /* a response is kept */
+    NGX_IDEMPOTENCY_NOT_KEPT,      /* executed, the response is not kept */
+    NGX_IDEMPOTENCY_IN_DOUBT       /* may have executed; with the gateway
+                                      error that the first client got, if
+                                      there was one */
+} ngx_idempotency_outcome_e;
+
+
+/* how an operation ended */
+
+typedef enum {
+    NGX_IDEMPOTENCY_OK = 0,
+    NGX_IDEMPOTENCY_CLAIMED,       /* claim: the caller owns the token now */
+    NGX_IDEMPOTENCY_BOUND,         /* claim, find: see op->outcome */
+    NGX_IDEMPOTENCY_CONFLICT,      /* claim: bound to another fingerprint */
+    NGX_IDEMPOTENCY_CHANGED,       /* a claim that waited may be tried again */
+    NGX_IDEMPOTENCY_ABSENT,        /* find, forget: no such token */
+    NGX_IDEMPOTENCY_STALE,         /* complete, release: an old fence */
+    NGX_IDEMPOTENCY_TRIMMED,       /* complete: without its response, for
+                                      want of memory */
+    NGX_IDEMPOTENCY_UNAVAILABLE    /* no memory, or no store */
+} ngx_idempotency_result_e;
+
+
+/*
+ * Places where a test may have the worker die, or something fail: named by a
+ * request header, and compiled only with -DNGX_IDEMPOTENCY_FAULTS
+ */
+
+typedef enum {
+    NGX_IDEMPOTENCY_FAULT_NONE = 0,
+    NGX_IDEMPOTENCY_DIE_CLAIMED,
+    NGX_IDEMPOTENCY_DIE_RECORDING,
+    NGX_IDEMPOTENCY_DIE_LOCKED,
+    NGX_IDEMPOTENCY_NO_MEMORY,
+    NGX_IDEMPOTENCY_DROP_WAKE
+} ngx_idempotency_fault_e;
+
+#if (NGX_IDEMPOTENCY_FAULTS)
+
+#define ngx_idempotency_fault(op, at)  ((op)->fault == (at))
+
+#define ngx_idempotency_die(op, at)                                          \
+    if ((op)->fault == (at)) {                                               \
+        kill(ngx_pid, SIGKILL);                                              \
+        pause();                                                             \
+    }
+
+#else
+
+#define ngx_idempotency_fault(op, at)  0
+#define ngx_idempotency_die(op, at)
+
+#endif
+
+
+typedef struct ngx_idempotency_store_s  ngx_idempotency_store_t;
+typedef struct ngx_idempotency_op_s     ngx_idempotency_op_t;
+
+typedef void (*ngx_idempotency_op_handler_pt)(ngx_idempotency_op_t *op);
+typedef ngx_int_t (*ngx_idempotency_op_pt)(ngx_idempotency_store_t *store,
+    ngx_idempotency_op_t *op);
+
+
+struct ngx_idempotency_op_s {
+    u_char                          token[NGX_IDEMPOTENCY_DIGEST_LEN];
+    u_char                          fingerprint[NGX_IDEMPOTENCY_DIGEST_LEN];
+
+    /* monotonic, in milliseconds */
+    ngx_msec_t                      now;
+
+    /* claim: for how long the outcome will bind the token */
+    ngx_msec_t                      window;
+    /* claim: for how long an owner that can't be asked keeps it */
+    ngx_msec_t                      lease;
+    /* claim: a response of this size must fit, or nothing is claimed */
+    size_t                          reserve;
+    /* claim: take over what is in doubt */
+    unsigned                        retry:1;
+    /* claim: if it is pending, call op->handler once that has changed */
+    unsigned                        wait:1;
+    unsigned                        waiting:1;
+
+    /* set by claim, asked for by complete and release */
+    uint64_t                        fence;
+
+    /* complete: in; claim and find: out */
+    ngx_idempotency_outcome_e       outcome;
+    ngx_uint_t                      status;
+    /* complete: the response in pieces, of op->size in all */
+    ngx_chain_t                    *pieces;
+    size_t                          size;
+    /* claim: a copy of it in op->pool */
+    ngx_str_t                       response;
+    ngx_pool_t                     *pool;
+
+    /* claim and find: when it was recorded, and how often replayed since */
+    ngx_msec_t                      recorded;
+    ngx_uint_t                      replays;
+
+    ngx_idempotency_result_e        result;
+
+    ngx_idempotency_op_handler_pt   handler;
+    void                           *data;
+
+    /* the engine's own: where the op waits */
+    ngx_queue_t                     queue;
+
+#if (NGX_IDEMPOTENCY_FAULTS)
+    ngx_idempotency_fault_e         fault;
+#endif
+};
+
+
+typedef struct {
+    /* check, bind and claim in one step; counts a replay */
+    ngx_idempotency_op_pt           claim;
+    /* the owner's outcome; keeps the response, or says that it could not */
+    ngx_idempotency_op_pt           complete;
+    /* it certainly did not execute: the token is fresh again */
+    ngx_idempotency_op_pt           release;
+    /* looks, and changes nothing */
+    ngx_idempotency_op_pt           find;
+    /* by hand, whoever owns it: a pending owner loses its claim */
+    ngx_idempotency_op_pt           forget;
+    /* the answer, or the change waited for, isn't wanted any more */
+    void                          (*cancel)(ngx_idempotency_store_t *store,
+                                       ngx_idempotency_op_t *op);
+} ngx_idempotency_engine_t;
+
+
+struct ngx_idempotency_store_s {
+    const ngx_idempotency_engine_t  *engine;
+};
+
+
+#endif /* _NGX_IDEMPOTENCY_STORE_H_INCLUDED_ */

@@ -1,0 +1,383 @@
+
+/*
+ * The table of workers, and the eventfds by which they wake each other.  The
+ * eventfds are made once, in the master, so that workers of all generations
+ * share them.
+ */
+
+
+#include <ngx_config.h>
+#include <ngx_core.h>
+#include <ngx_event.h>
+#include <ngx_channel.h>
+
+#include "ngx_idempotency_workers.h"
+
+
+/* a sign of life while claims are owned; changes a worker is told of at once */
+
+#define WORKERS_SIGN       100
+#define WORKERS_MAILBOX    128
+#define WORKERS_ZONE_SIZE  (256 * 1024)
+
+
+typedef struct {
+    ngx_pid_t                       pid;
+    ngx_uint_t                      epoch;
+    ngx_msec_t                      seen;
+
+    /* tokens that changed, or, if they were too many, that some did */
+    ngx_uint_t                      overflow;
+    ngx_uint_t                      n;
+    uint64_t                        keys[WORKERS_MAILBOX];
+} worker_slot_t;
+
+
+typedef struct {
+    worker_slot_t                   slots[NGX_IDEMPOTENCY_WORKERS];
+} workers_sh_t;
+
+
+static ngx_int_t workers_init_zone(ngx_shm_zone_t *shm_zone, void *data);
+static ngx_uint_t workers_dead(worker_slot_t *slot);
+static void workers_sign_handler(ngx_event_t *ev);
+static void workers_notify(ngx_uint_t slot);
+static void workers_wake_handler(ngx_event_t *ev);
+
+
+static ngx_slab_pool_t           *workers_shpool;
+static workers_sh_t              *workers_sh;
+
+static ngx_idempotency_worker_t   workers_self =
+                                         { 0, NGX_IDEMPOTENCY_NO_WORKER };
+static ngx_idempotency_woken_pt   workers_woken;
+static ngx_event_t                workers_sign;
+static ngx_uint_t                 workers_owned;
+
+static ngx_int_t                  workers_fd[NGX_IDEMPOTENCY_WORKERS];
+static ngx_uint_t                 workers_fds;
+
+
+ngx_int_t
+ngx_idempotency_workers_add_zone(ngx_conf_t *cf, void *tag)
+{
+    ngx_shm_zone_t  *shm_zone;
+
+    static ngx_str_t  name = ngx_string("ngx_http_idempotency_workers");
+
+    shm_zone = ngx_shared_memory_add(cf, &name, WORKERS_ZONE_SIZE, tag);
+    if (shm_zone == NULL) {
+        return NGX_ERROR;
+    }
+
+    shm_zone->init = workers_init_zone;
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+workers_init_zone(ngx_shm_zone_t *shm_zone, void *data)
+{
+    ngx_slab_pool_t  *shpool;
+
+    shpool = (ngx_slab_pool_t *) shm_zone->shm.addr;
+
+    if (data == NULL && !shm_zone->shm.exists) {
+
+        shpool->data = ngx_slab_calloc(shpool, sizeof(workers_sh_t));
+        if (shpool->data == NULL) {
+            return NGX_ERROR;
+        }
+    }
+
+    workers_shpool = shpool;
+    workers_sh = shpool->data;
+
+    /* a mark that this zone is inherited */
+
+    shm_zone->data = workers_sh;
+
+    return NGX_OK;
+}
+
+
+ngx_int_t
+ngx_idempotency_workers_init_module(ngx_cycle_t *cycle)
+{
+#if (NGX_HAVE_SYS_EVENTFD_H)
+    int  fd;
+
+    if (ngx_test_config) {
+        return NGX_OK;
+    }
+
+    while (workers_fds < NGX_IDEMPOTENCY_WORKERS) {
+
+        fd = eventfd(0, EFD_NONBLOCK|EFD_CLOEXEC);
+
+        if (fd == -1) {
+            ngx_log_error(NGX_LOG_EMERG, cycle->log, ngx_errno,
+                          "eventfd() failed");
+            return NGX_ERROR;
+        }
+
+        workers_fd[workers_fds++] = fd;
+    }
+#endif
+
+    return NGX_OK;
+}
+
+
+ngx_int_t
+ngx_idempotency_workers_init_process(ngx_cycle_t *cycle,
+    ngx_idempotency_woken_pt handler)
+{
+    ngx_uint_t      i;
+    worker_slot_t  *slot;
+
+    workers_woken = handler;
+
+    workers_sign.handler = workers_sign_handler;
+    workers_sign.log = cycle->log;
+    workers_sign.data = &workers_sign;
+    workers_sign.cancelable = 1;
+
+    ngx_shmtx_lock(&workers_shpool->mutex);
+
+    for (i = 0; i < NGX_IDEMPOTENCY_WORKERS; i++) {
+        slot = &workers_sh->slots[i];
+
+        if (slot->pid == 0 || workers_dead(slot)) {
+            slot->pid = ngx_pid;
+            slot->epoch++;
+            slot->seen = ngx_current_msec;
+            slot->overflow = 0;
+            slot->n = 0;
+
+            workers_self.slot = (uint8_t) i;
+            workers_self.epoch = (uint32_t) slot->epoch;
+            break;
+        }
+    }
+
+    ngx_shmtx_unlock(&workers_shpool->mutex);
+
+    if (i == NGX_IDEMPOTENCY_WORKERS) {
+        ngx_log_error(NGX_LOG_WARN, cycle->log, 0,
+                      "idempotency: more than %d workers: this one's claims "
+                      "last no longer than their lease, and its waiting "
+                      "requests are not woken but look again",
+                      NGX_IDEMPOTENCY_WORKERS);
+        return NGX_OK;
+    }
+
+    if (i < workers_fds
+        && ngx_add_channel_event(cycle, workers_fd[i], NGX_READ_EVENT,
+                                 workers_wake_handler)
+           != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return NGX_OK;
+}
+
+
+void
+ngx_idempotency_workers_exit_process(ngx_cycle_t *cycle)
+{
+    if (workers_self.slot == NGX_IDEMPOTENCY_NO_WORKER) {
+        return;
+    }
+
+    ngx_shmtx_lock(&workers_shpool->mutex);
+
+    workers_sh->slots[workers_self.slot].pid = 0;
+
+    ngx_shmtx_unlock(&workers_shpool->mutex);
+
+    workers_self.slot = NGX_IDEMPOTENCY_NO_WORKER;
+}
+
+
+ngx_idempotency_worker_t
+ngx_idempotency_worker_self(void)
+{
+    return workers_self;
+}
+
+
+/*
+ * An owner is asked by its pid.  One that is there but gives no sign of life,
+ * be it stopped, stuck, or another process by now, can't be asked: it has
+ * its lease.
+ */
+
+ngx_uint_t
+ngx_idempotency_worker_alive(ngx_idempotency_worker_t *worker,
+    ngx_msec_t claimed, ngx_msec_t lease, ngx_msec_t now)
+{
+    ngx_msec_t      seen;
+    worker_slot_t  *slot;
+
+    seen = claimed;
+
+    if (worker->slot != NGX_IDEMPOTENCY_NO_WORKER) {
+
+        slot = &workers_sh->slots[worker->slot];
+
+        if (slot->pid == 0 || (uint32_t) slot->epoch != worker->epoch) {
+            return 0;
+        }
+
+        if (slot->pid == ngx_pid) {
+            return 1;
+        }
+
+        if (workers_dead(slot)) {
+            return 0;
+        }
+
+        /* the first sign follows the claim by a moment */
+
+        if ((ngx_msec_int_t) (slot->seen - claimed) > 0) {
+            seen = slot->seen;
+        }
+    }
+
+    return (ngx_msec_int_t) (now - seen) < (ngx_msec_int_t) lease;
+}
+
+
+static ngx_uint_t
+workers_dead(worker_slot_t *slot)
+{
+    return kill(slot->pid, 0) == -1 && ngx_errno == NGX_ESRCH;
+}
+
+
+void
+ngx_idempotency_worker_owns(ngx_int_t more, ngx_msec_t now)
+{
+    workers_owned += more;
+
+    if (workers_self.slot == NGX_IDEMPOTENCY_NO_WORKER) {
+        return;
+    }
+
+    workers_sh->slots[workers_self.slot].seen = now;
+
+    if (workers_owned && !workers_sign.timer_set) {
+        ngx_add_timer(&workers_sign, WORKERS_SIGN);
+    }
+}
+
+
+static void
+workers_sign_handler(ngx_event_t *ev)
+{
+    if (workers_owned) {
+        workers_sh->slots[workers_self.slot].seen = ngx_current_msec;
+        ngx_add_timer(ev, WORKERS_SIGN);
+    }
+}
+
+
+void
+ngx_idempotency_workers_wake(ngx_idempotency_workers_t *set, uint64_t key)
+{
+    ngx_uint_t      i;
+    worker_slot_t  *slot;
+
+    for (i = 0; i < NGX_IDEMPOTENCY_WORKERS; i++) {
+
+        if (set->bits[i / 64] == 0) {
+            i |= 63;
+            continue;
+        }
+
+        if ((set->bits[i / 64] & ((uint64_t) 1 << (i % 64))) == 0) {
+            continue;
+        }
+
+        slot = &workers_sh->slots[i];
+
+        ngx_shmtx_lock(&workers_shpool->mutex);
+
+        if (slot->n < WORKERS_MAILBOX) {
+            slot->keys[slot->n++] = key;
+
+        } else {
+            slot->overflow = 1;
+        }
+
+        ngx_shmtx_unlock(&workers_shpool->mutex);
+
+        workers_notify(i);
+    }
+}
+
+
+static void
+workers_notify(ngx_uint_t slot)
+{
+    uint64_t  one;
+
+    if (slot >= workers_fds) {
+        return;
+    }
+
+    one = 1;
+
+    /* fails only if it is full of notifications already */
+
+    if (write(workers_fd[slot], &one, sizeof(one)) == -1
+        && ngx_errno != NGX_EAGAIN)
+    {
+        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, ngx_errno,
+                      "idempotency: write() to an eventfd failed");
+    }
+}
+
+
+static void
+workers_wake_handler(ngx_event_t *ev)
+{
+    uint64_t           count, keys[WORKERS_MAILBOX];
+    ngx_uint_t         i, n, overflow;
+    worker_slot_t     *slot;
+    ngx_connection_t  *c;
+
+    c = ev->data;
+
+    if (read(c->fd, &count, sizeof(count)) == -1
+        && ngx_errno != NGX_EAGAIN)
+    {
+        ngx_log_error(NGX_LOG_ALERT, ev->log, ngx_errno,
+                      "idempotency: read() of an eventfd failed");
+    }
+
+    slot = &workers_sh->slots[workers_self.slot];
+
+    ngx_shmtx_lock(&workers_shpool->mutex);
+
+    n = slot->n;
+    overflow = slot->overflow;
+    ngx_memcpy(keys, slot->keys, n * sizeof(uint64_t));
+
+    slot->n = 0;
+    slot->overflow = 0;
+
+    ngx_shmtx_unlock(&workers_shpool->mutex);
+
+    if (overflow) {
+        workers_woken(NULL);
+        return;
+    }
+
+    for (i = 0; i < n; i++) {
+        workers_woken(&keys[i]);
+    }
+}

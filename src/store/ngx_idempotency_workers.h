@@ -1,0 +1,66 @@
+
+/*
+ * Worker processes as owners of claims and as places where requests wait: who
+ * is alive, and how one wakes another.  A worker of any generation holds one
+ * slot of a table in shared memory, under an epoch that no other holder of
+ * the slot shares.
+ */
+
+
+#ifndef _NGX_IDEMPOTENCY_WORKERS_H_INCLUDED_
+#define _NGX_IDEMPOTENCY_WORKERS_H_INCLUDED_
+
+
+#include <ngx_config.h>
+#include <ngx_core.h>
+
+
+#define NGX_IDEMPOTENCY_WORKERS    128
+#define NGX_IDEMPOTENCY_NO_WORKER  255
+
+
+typedef struct {
+    uint32_t                        epoch;
+    uint8_t                         slot;
+} ngx_idempotency_worker_t;
+
+
+/* a bit for each slot */
+
+typedef struct {
+    uint64_t                        bits[NGX_IDEMPOTENCY_WORKERS / 64];
+} ngx_idempotency_workers_t;
+
+
+/* what changed: the first bytes of its token, or NULL for "who knows" */
+
+typedef void (*ngx_idempotency_woken_pt)(uint64_t *key);
+
+
+/* in the master */
+
+ngx_int_t ngx_idempotency_workers_add_zone(ngx_conf_t *cf, void *tag);
+ngx_int_t ngx_idempotency_workers_init_module(ngx_cycle_t *cycle);
+
+/* in a worker: takes a slot and gives it back */
+
+ngx_int_t ngx_idempotency_workers_init_process(ngx_cycle_t *cycle,
+    ngx_idempotency_woken_pt handler);
+void ngx_idempotency_workers_exit_process(ngx_cycle_t *cycle);
+
+ngx_idempotency_worker_t ngx_idempotency_worker_self(void);
+
+/* whether an owner still works on what it claimed */
+
+ngx_uint_t ngx_idempotency_worker_alive(ngx_idempotency_worker_t *worker,
+    ngx_msec_t claimed, ngx_msec_t lease, ngx_msec_t now);
+
+/* while this worker owns claims, it gives signs of life */
+
+void ngx_idempotency_worker_owns(ngx_int_t more, ngx_msec_t now);
+
+void ngx_idempotency_workers_wake(ngx_idempotency_workers_t *set,
+    uint64_t key);
+
+
+#endif /* _NGX_IDEMPOTENCY_WORKERS_H_INCLUDED_ */

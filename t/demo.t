@@ -1,0 +1,304 @@
+#!/usr/bin/perl
+
+# util/demo: what it shows is true, it notices when it is not, and nothing of it
+# is left afterwards. Also as a user who is not root.
+
+use strict;
+use warnings;
+
+use Cwd qw(abs_path);
+use File::Basename qw(dirname);
+use File::Copy qw(copy);
+use File::Temp ();
+use HTTP::Tiny;
+use POSIX qw(setpgid);
+use Test::More;
+use Time::HiRes qw(sleep time);
+
+my $root = dirname(dirname(abs_path(__FILE__)));
+my $tmp = File::Temp->newdir('idempotency-demo-XXXXXX', TMPDIR => 1);
+my @running;
+
+$SIG{$_} = sub { exit 1 } for qw(INT TERM HUP);
+
+chmod 0755, $tmp;
+
+# the demo's directories come here, so that leftovers show
+$ENV{TMPDIR} = "$tmp/tmp";
+mkdir $ENV{TMPDIR};
+chmod 01777, $ENV{TMPDIR};
+
+
+# --- the demo as it is -------------------------------------------------------
+
+{
+    my ($status, $out) = run("$root/util/demo", '--once');
+
+    is($status, 0, '--once: exit status 0') or diag($out);
+
+    like($out, qr/^ \s+ first\ answer    \s+ 201,\ order\ 1 \s+ 201,\ order\ 1 \n
+                    \s+ second\ answer   \s+ 201,\ order\ 2
+                                         \s+ 201,\ order\ 1,\ REPLAYED \n
+                    \s+ orders\ executed \s+ 2 \s+ 1 \n/mx,
+         'one after the other: executed twice unprotected, once protected');
+
+    my ($at_once) = $out =~ /Both at once\n(.*?)\n\n/s;
+
+    like($at_once // '', qr/orders\ executed \s+ 2 \s+ 1$/x,
+         'both at once: executed twice unprotected, once protected');
+    is(() = ($at_once // '') =~ /201, order 2, REPLAYED$/mg, 1,
+       'both at once: one of the two answers is a replay');
+
+    like($out, qr/^unprotected: 2 orders; protected: 1 order, second answer REPLAYED$/m,
+         'the difference in one line');
+    like($out, qr/REPLAYED\n\z/, 'which is the last');
+    is(leftovers(), '', '--once leaves nothing behind');
+}
+
+
+# --- until Ctrl-C ------------------------------------------------------------
+
+{
+    my $demo = start("$root/util/demo");
+    my $out = read_until($demo, qr/^What nginx decides/m);
+
+    my ($url) = $out =~ m{^    (http://127\.0\.0\.1:\d+)/$}m;
+    ok($url, 'names its address') or BAIL_OUT($out);
+
+    my $http = HTTP::Tiny->new(max_redirect => 0, timeout => 20);
+
+    for my $shop (qw(unprotected protected)) {
+        my $page = $http->get("$url/$shop/");
+
+        is($page->{status}, 200, "$shop: the page is there");
+        like($page->{content}, qr/<td>1 book<td>19\.00/, "$shop: and lists what was executed");
+
+        my ($action) = $page->{content}
+                       =~ m{<form method="post" action="(/$shop/orders\?[^"]+)">};
+
+        my @answers = map {
+            $http->post_form("$url$action", { item => 'mug', quantity => 1 })
+        } 1 .. 2;
+
+        my @order = map { $_->{headers}{location} =~ /#order-(\d+)$/ } @answers;
+
+        is("$_->{status}", 303, "$shop: the form is answered with a redirect") for @answers;
+        is($order[1] - $order[0], $shop eq 'protected' ? 0 : 1,
+           "$shop: its second submit is " . ($shop eq 'protected' ? 'the same' : 'another')
+           . ' order');
+    }
+
+    # the commands that it prints, as they are printed
+    my ($once, $other) = map { s/\\\n//r }
+        $out =~ /^    (curl -i \S+ -H '[^']+' \\\n.*)$/mg;
+
+    like(`$once 2>/dev/null`, qr/^HTTP\/1.1 201 /, 'the printed command orders');
+    like(`$once 2>/dev/null`, qr/^Idempotent-Replayed: true\r$/mi, 'and is replayed');
+    like(`$other 2>/dev/null`, qr/^HTTP\/1.1 409 /, 'the key is refused for something else');
+
+    $out .= read_until($demo, qr/POST \S+  409 .* idempotency_status=CONFLICT$/m);
+    like($out, qr/POST \S+  201 .* idempotency_status=NEW$/m,
+         'and what nginx decided was shown meanwhile');
+
+    kill INT => -$demo->{pid};
+    my ($status) = finish($demo);
+
+    is($status, 0, 'Ctrl-C: exit status 0');
+    is(leftovers(), '', 'Ctrl-C leaves nothing behind');
+    is($http->get("$url/")->{status}, 599, 'nor anybody at its port');
+}
+
+
+# --- killed ------------------------------------------------------------------
+
+{
+    my $demo = start("$root/util/demo");
+    my ($url) = read_until($demo, qr/^What nginx decides/m)
+                =~ m{^    (http://127\.0\.0\.1:\d+)/$}m;
+    my $http = HTTP::Tiny->new(timeout => 5);
+
+    is($http->get("$url/")->{status}, 200, 'it runs');
+
+    kill KILL => $demo->{pid};
+    finish($demo);
+
+    ok(until_true(sub { $http->get("$url/")->{status} == 599 }),
+       'killed, nginx ends with it');
+
+    system 'rm', '-rf', glob "$ENV{TMPDIR}/*";
+}
+
+
+# --- it would notice ---------------------------------------------------------
+
+my $module = $ENV{IDEMPOTENCY_MODULE}
+             || ($ENV{BUILD_DIR} || "$root/build") . '/ngx_http_idempotency_module.so';
+
+for (['the protected shop is not protected',
+      sub { s/^ *idempotency zone=orders;\n//m }],
+     ['the unprotected shop is protected',
+      sub { s/(location \/unprotected\/ \{)/$1 idempotency zone=orders;/ }],
+     ['the key is not seen',
+      sub { s/\$http_idempotency_key/\$http_x_other/ }])
+{
+    my ($name, $change) = @$_;
+    my ($status, $out) = run(other_demo($change), '--once');
+
+    is($status, 1, "$name: exit status 1") or diag($out);
+    unlike($out, qr/^unprotected: 2 orders; protected: 1 order/m, "$name: says nothing else");
+    is(leftovers(), '', "$name: leaves nothing behind");
+}
+
+
+# --- as somebody else --------------------------------------------------------
+
+{
+    my @nobody = $> == 0
+                 ? ('setpriv', '--reuid', scalar getpwnam('nobody'),
+                    '--regid', (getpwnam('nobody'))[3], '--clear-groups', '--')
+                 : ();
+
+    my ($status, $out) = run(@nobody, other_demo(sub { 1 }), '--once');
+
+    is($status, 0, 'not as root: exit status 0') or diag($out);
+    is(leftovers(), '', 'not as root: leaves nothing behind');
+
+    # a TMPDIR that is root's alone, as some machines give to root
+    local $ENV{TMPDIR} = "$tmp/private";
+    mkdir $ENV{TMPDIR}, 0700;
+
+    ($status, $out) = run("$root/util/demo", '--once');
+
+    is($status, 0, 'private TMPDIR: exit status 0') or diag($out);
+    is(leftovers(), '', 'private TMPDIR: leaves nothing behind');
+}
+
+
+{
+    my ($status, $out) = run("$root/util/demo", '--twice');
+
+    is($status, 1, 'unknown option: exit status 1');
+    like($out, qr/usage: util\/demo \[--once\]/, 'unknown option: usage');
+}
+
+
+done_testing();
+
+
+# --- helpers -----------------------------------------------------------------
+
+# other_demo(CHANGE): a demo with the same module, whose configuration went
+# through CHANGE, in a tree that everybody may read
+sub other_demo {
+    my ($change) = @_;
+    my $tree = File::Temp::tempdir(DIR => $tmp);
+
+    mkdir "$tree/util";
+    mkdir "$tree/util/demo.d";
+
+    for (qw(demo common.sh demo.d/app.php demo.d/page.php demo.d/nginx.conf.in)) {
+        copy("$root/util/$_", "$tree/util/$_") or die "$_: $!";
+    }
+
+    copy($module, "$tree/module.so") or die "$module: $!";
+
+    my $conf = "$tree/util/demo.d/nginx.conf.in";
+    local $_ = slurp($conf);
+    $change->() or die 'nothing changed';
+    open my $fh, '>', $conf or die $!;
+    print $fh $_;
+    close $fh;
+
+    system 'chmod', '-R', 'a+rX', $tree;
+
+    return ('env', "IDEMPOTENCY_MODULE=$tree/module.so", 'bash', "$tree/util/demo");
+}
+
+
+# start(COMMAND): in a process group of its own, as a terminal's shell does it
+sub start {
+    my @command = @_;
+
+    pipe my $read, my $write or die $!;
+    my $pid = fork // die $!;
+
+    if ($pid == 0) {
+        setpgid(0, 0);
+        open STDIN, '<', '/dev/null';
+        open STDOUT, '>&', $write;
+        open STDERR, '>&', $write;
+        exec { $command[0] } @command or POSIX::_exit(127);
+    }
+
+    close $write;
+    setpgid($pid, $pid);
+    push @running, $pid;
+    return { pid => $pid, out => $read };
+}
+
+
+sub read_until {
+    my ($demo, $re) = @_;
+    my $out = '';
+
+    local $SIG{ALRM} = sub { die "no $re in: $out" };
+    alarm 120;
+
+    while ($out !~ $re) {
+        sysread $demo->{out}, $out, 4096, length $out
+            or die "ended without $re: $out";
+    }
+
+    alarm 0;
+    return $out;
+}
+
+
+# nothing outlives the test
+END { local $?; for (@running) { kill TERM => -$_; waitpid $_, 0 } }
+
+
+# finish(DEMO): (exit status, output), once it and all that writes for it is gone
+sub finish {
+    my ($demo) = @_;
+
+    local $SIG{ALRM} = sub { kill KILL => -$demo->{pid}; die 'does not end' };
+    alarm 120;
+
+    my $out = do { local $/; readline $demo->{out} };
+    waitpid $demo->{pid}, 0;
+
+    alarm 0;
+    @running = grep { $_ != $demo->{pid} } @running;
+    return ($? & 127 ? "signal $?" : $? >> 8, $out // '');
+}
+
+
+sub run { return finish(start(@_)) }
+
+
+sub leftovers {
+    return join ' ', glob "$ENV{TMPDIR}/* $ENV{TMPDIR}/.[!.]*";
+}
+
+
+sub until_true {
+    my ($what) = @_;
+    my $deadline = time + 10;
+
+    until ($what->()) {
+        return 0 if time > $deadline;
+        sleep 0.1;
+    }
+
+    return 1;
+}
+
+
+sub slurp {
+    my ($name) = @_;
+
+    open my $fh, '<', $name or die "$name: $!";
+    local $/;
+    return scalar <$fh>;
+}

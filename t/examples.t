@@ -1,0 +1,382 @@
+#!/usr/bin/perl
+
+# examples/: each file starts as it is, and does what it says.
+#
+# Their ports are fixed, so somebody else may have them just now; an example then
+# runs from a copy with other ports and is otherwise the same.
+
+use strict;
+use warnings;
+
+use Cwd qw(abs_path);
+use File::Basename qw(basename dirname);
+use File::Spec;
+use File::Temp ();
+use HTTP::Tiny;
+use IO::Socket::INET;
+use Test::More;
+use Time::HiRes qw(sleep time);
+
+my $root = dirname(dirname(abs_path(__FILE__)));
+my $nginx = $ENV{TEST_NGINX_BINARY} || 'nginx';
+my $module = File::Spec->rel2abs(
+                 $ENV{IDEMPOTENCY_MODULE}
+                 || ($ENV{BUILD_DIR} || "$root/build")
+                    . '/ngx_http_idempotency_module.so');
+my $http = HTTP::Tiny->new(timeout => 20, max_redirect => 0);
+my ($url, $prefix, $pid);
+
+$ENV{PATH} .= ':/usr/sbin';
+$SIG{$_} = sub { exit 1 } for qw(INT TERM HUP);
+
+my %check = (
+    'payments-api' => \&payments_api,
+    'ietf-draft'   => \&ietf_draft,
+    'multi-tenant' => \&multi_tenant,
+);
+
+my @examples = map { basename($_, '.conf') } glob "$root/examples/*.conf";
+
+is_deeply(\@examples, [sort keys %check], 'every example is tested');
+
+for my $name (@examples) {
+    subtest $name => sub {
+        my $file = "$root/examples/$name.conf";
+
+        $prefix = File::Temp->newdir('idempotency-example-XXXXXX', TMPDIR => 1);
+        chmod 0755, $prefix;
+        mkdir "$prefix/modules";
+        symlink $module, "$prefix/modules/ngx_http_idempotency_module.so";
+
+        my $said = command($file, '-t');
+
+        is($?, 0, 'nginx -t') or diag($said);
+        unlike($said, qr/\[(?:warn|error|crit|emerg)\]/, 'with nothing to say')
+            or diag($said);
+
+        start($name, $file) or return fail('it starts');
+        my $in_the_end = $check{$name}->();
+        stop($name);
+        $in_the_end->();
+    };
+}
+
+done_testing();
+
+
+# --- what the examples say that they do --------------------------------------
+#
+# Each returns what is to be looked at in the logs, once they are complete.
+
+sub payments_api {
+    my %me = (authorization => 'Bearer me', 'content-type' => 'application/json');
+    my %rent = (%me, 'idempotency-key' => 'rent');
+
+    my $first = post('/v1/payments', '{"amount":800}', %rent);
+    my $second = post('/v1/payments', '{"amount":800}', %rent);
+
+    is_answer($first, 201, 'a payment');
+    is_replay($second, $first, 'its retry');
+    ok($first->{headers}{'x-request-id'}, 'the request id is passed on');
+    is($second->{headers}{'x-request-id'}, undef, 'but not replayed');
+
+    is_refused(post('/v1/payments', '{"amount":800}', %me), 400, 'no key');
+    is_refused(post('/v1/payments', '{"amount":900}', %rent), 409, 'another amount');
+    is_refused(post('/v1/payments', '{"amount":800}', %rent,
+                    authorization => 'Bearer you'), 409, 'somebody else');
+
+    my $page = 'https://payments.example/docs/idempotency';
+    my $refused = post('/v1/payments', '{"amount":900}', %rent);
+
+    is($refused->{headers}{link}, "<$page>; rel=\"describedby\"", 'a refusal has a Link');
+    like($refused->{content}, qr/"type":\s*"\Q$page\E/, 'and is of a documented type');
+
+    my %long = (%me, 'idempotency-key' => 'k' x 255);
+
+    is_answer(post('/v1/payments', '{}', %long), 201, 'a key of 255 characters');
+    $long{'idempotency-key'} .= 'k';
+    is_refused(post('/v1/payments', '{}', %long), 400, 'a key of 256 characters');
+
+    my %declined = (%me, 'idempotency-key' => 'declined');
+
+    $first = post('/v1/payments/declined', '{}', %declined);
+    is_answer($first, 402, 'a declined card');
+    is_replay(post('/v1/payments/declined', '{}', %declined), $first, 'its retry');
+
+    my %invalid = (%me, 'idempotency-key' => 'invalid');
+
+    $first = post('/v1/payments/invalid', '{}', %invalid);
+    $second = post('/v1/payments/invalid', '{}', %invalid);
+    is_answer($_, 422, 'an invalid request is executed') for $first, $second;
+    isnt($second->{content}, $first->{content}, 'each time');
+
+    my %gone = (%me, 'idempotency-key' => 'gone');
+
+    is_answer(request(DELETE => '/v1/payments', undef, %gone), 201, 'DELETE');
+    is(request(DELETE => '/v1/payments', undef, %gone)->{headers}{'idempotent-replayed'},
+       'true', 'is protected as well');
+    is_answer(request(GET => '/v1/payments', undef, %me), 201, 'GET needs no key');
+
+    return sub {
+        is(executed('payments-api', 'POST /v1/payments'), 2, 'two payments were executed');
+        is(executed('payments-api', 'DELETE /v1/payments'), 1, 'one was deleted');
+        is(executed('payments-api', 'POST /v1/payments/declined'), 1, 'one was declined');
+
+        my $log = slurp("$prefix/payments-api.access.log");
+
+        for my $status (qw(NEW REPLAYED CONFLICT MISSING MALFORMED)) {
+            like($log, qr/ idempotency=$status /, "the log names $status");
+        }
+
+        like($log, qr/" 201 upstream=- idempotency=REPLAYED age=\d+ token=[0-9a-f]+$/m,
+             'and shows that a replay asked nobody');
+    };
+}
+
+
+sub ietf_draft {
+    my @key = ('idempotency-key' => '"8e03978e-40d5-43dd-bc93-6894a57f9324"');
+
+    my $first = post('/things', 'a=1', @key);
+
+    is_answer($first, 201, 'a request');
+    is_replay(post('/things', 'a=1', @key), $first, 'its retry');
+
+    is_refused(post('/things', 'a=2', @key), 422, 'another request');
+    is_refused(post('/things', 'a=1'), 400, 'no key');
+    is_refused(post('/things', 'a=1', 'idempotency-key' => 'bare'), 400, 'no quotes');
+    is_refused(post('/things', 'a=1', 'idempotency-key' => '"open'), 400, 'one quote');
+
+    is(post('/things', 'a=1')->{headers}{link},
+       '<https://api.example/idempotency>; rel="describedby"', 'a refusal has a Link');
+
+    my @slow = ('idempotency-key' => '"slow"');
+    my @pair = sort { $a->{status} <=> $b->{status} } at_once('/slow', 'a=1', @slow);
+
+    is_answer($pair[0], 201, 'two at once: one is executed');
+    is_refused($pair[1], 409, 'two at once: the other');
+    like($pair[1]{headers}{'retry-after'}, qr/^[1-9]\d*$/, 'and may come back');
+    is_replay(post('/slow', 'a=1', @slow), $pair[0], 'when it does');
+
+    return sub {
+        is(executed('ietf-draft', 'POST /things'), 1, 'the request was executed once');
+        is(executed('ietf-draft', 'POST /slow'), 1, 'and so was the slow one');
+    };
+}
+
+
+sub multi_tenant {
+    my @one = ('idempotency-key' => '1');
+
+    my $anna = post('/orders', 'item=book', @one, 'x-api-key' => 'anna-1');
+
+    is_answer($anna, 201, "Anna's order");
+    like($anna->{content}, qr/"tenant":"acme","user":"anna"/, 'the application knows her');
+
+    is_replay(post('/orders', 'item=book', @one, 'x-api-key' => 'anna-1'), $anna,
+              'her retry');
+    is_replay(post('/orders', 'item=book', @one, 'x-api-key' => 'anna-2'), $anna,
+              'her retry with another API key');
+    is_refused(post('/orders', 'item=book', @one, 'x-api-key' => 'ben-1'), 409,
+               'her colleague');
+
+    my $carl = post('/orders', 'item=book', @one, 'x-api-key' => 'carl-1');
+
+    is_answer($carl, 201, 'the same key of another tenant');
+    like($carl->{content}, qr/"tenant":"globex","user":"carl"/, 'is another order');
+
+    for my $key ([], ['x-api-key' => 'anna-3']) {
+        my $stranger = post('/orders', 'item=book', @one, @$key);
+
+        is($stranger->{status}, 401, 'a stranger gets 401');
+        unlike($stranger->{content}, qr/acme/, 'and no replay');
+    }
+
+    # a key that a stranger used first is none the worse for it
+    my @two = ('idempotency-key' => '2');
+
+    is(post('/orders', 'item=mug', @two)->{status}, 401, 'a stranger has a key first');
+    is_answer(post('/orders', 'item=mug', @two, 'x-api-key' => 'anna-1'), 201,
+              'Anna can use it');
+
+    return sub {
+        is(executed('multi-tenant', 'POST /orders'), 3, 'three orders were executed');
+    };
+}
+
+
+# --- helpers -----------------------------------------------------------------
+
+sub is_answer {
+    my ($r, $status, $name) = @_;
+
+    is($r->{status}, $status, "$name: $status") or diag($r->{content});
+    is($r->{headers}{'idempotent-replayed'}, undef, "$name: executed");
+}
+
+
+sub is_replay {
+    my ($r, $first, $name) = @_;
+
+    is($r->{status}, $first->{status}, "$name: same status");
+    is($r->{content}, $first->{content}, "$name: same body");
+    is($r->{headers}{'content-type'}, $first->{headers}{'content-type'},
+       "$name: same type");
+    is($r->{headers}{'idempotent-replayed'}, 'true', "$name: replayed");
+}
+
+
+sub is_refused {
+    my ($r, $status, $name) = @_;
+
+    is($r->{status}, $status, "$name: refused with $status") or diag($r->{content});
+    is($r->{headers}{'content-type'}, 'application/problem+json',
+       "$name: problem+json");
+}
+
+
+sub post { return request(POST => @_) }
+
+
+sub request {
+    my ($method, $uri, $body, @headers) = @_;
+
+    return $http->request($method, "$url$uri",
+                          { headers => { @headers },
+                            defined $body ? (content => $body) : () });
+}
+
+
+# two requests, both sent before either answer is read
+sub at_once {
+    my ($uri, $body, %headers) = @_;
+
+    my ($host) = $url =~ m{//(.*)};
+    my $request = join "\r\n", "POST $uri HTTP/1.1", "Host: $host", 'Connection: close',
+                       (map { "$_: $headers{$_}" } sort keys %headers),
+                       'Content-Type: application/octet-stream',
+                       'Content-Length: ' . length $body, '', $body;
+
+    my @connections = map {
+        my $c = IO::Socket::INET->new($host) or die "connect: $!";
+        print $c $request;
+        $c->flush;
+        $c;
+    } 1 .. 2;
+
+    return map {
+        my ($head, $content) = split /\r\n\r\n/, do { local $/; readline $_ }, 2;
+        my ($line, @lines) = split /\r\n/, $head;
+
+        { status => (split ' ', $line)[1], content => $content,
+          headers => { map { /^([^:]+): (.*)/ ? (lc $1, $2) : () } @lines } };
+    } @connections;
+}
+
+
+# executed(NAME, WHAT): how often the stand-in got that
+sub executed {
+    my ($name, $what) = @_;
+
+    return scalar(() = slurp("$prefix/$name.executed.log") =~ /"\Q$what\E HTTP/g);
+}
+
+
+# --- nginx -------------------------------------------------------------------
+
+sub command {
+    my ($file, @args) = @_;
+
+    return scalar `'$nginx' -p '$prefix' -e error.log -c '$file' @args 2>&1`;
+}
+
+
+# start(NAME, FILE): as it is; with other ports if its own are taken
+sub start {
+    my ($name, $file) = @_;
+
+    my $text = slurp($file);
+    my @ports = $text =~ /^\s*listen\s+127\.0\.0\.1:(\d+);/mg;
+    my $said = '';
+
+    for my $try (0 .. 5) {
+        if ($try > 0) {
+            my %other;
+            $other{$_} = free_port() for @ports;
+
+            $file = "$prefix/$name.conf";
+            (my $copy = $text) =~ s/(127\.0\.0\.1):(\d+)/"$1:$other{$2}"/ge;
+            open my $fh, '>', $file or die $!;
+            print $fh $copy;
+            close $fh;
+
+            # the log so far is about the taken port
+            unlink "$prefix/$name.error.log";
+            note("a port of $name is taken: running a copy with other ports");
+            $url = "http://127.0.0.1:$other{$ports[0]}";
+
+        } else {
+            $url = "http://127.0.0.1:$ports[0]";
+        }
+
+        # returns when the ports are bound
+        $said = command($file);
+
+        if ($? == 0) {
+            until_true(sub { -s "$prefix/$name.pid" });
+            $pid = 0 + slurp("$prefix/$name.pid");
+            return pass('it starts');
+        }
+
+        last if $said !~ /Address already in use/;
+    }
+
+    diag($said);
+    return 0;
+}
+
+
+sub stop {
+    my ($name) = @_;
+
+    my $end = $pid;
+    $pid = undef;
+    kill QUIT => $end;
+    ok(until_true(sub { !kill 0 => $end }), 'it stops');
+
+    my $log = slurp("$prefix/$name.error.log");
+
+    unlike($log, qr/\[(?:warn|error|crit|alert|emerg)\]|Sanitizer/,
+           'nothing bad in its error log')
+        or diag($log);
+}
+
+
+END { kill TERM => $pid if $pid }
+
+
+sub free_port {
+    return IO::Socket::INET->new(Listen => 1, LocalAddr => '127.0.0.1')->sockport;
+}
+
+
+sub until_true {
+    my ($what) = @_;
+    my $deadline = time + 20;
+
+    until ($what->()) {
+        return 0 if time > $deadline;
+        sleep 0.05;
+    }
+
+    return 1;
+}
+
+
+sub slurp {
+    my ($name) = @_;
+
+    open my $fh, '<', $name or die "$name: $!";
+    local $/;
+    return scalar <$fh> // '';
+}

@@ -1,0 +1,550 @@
+# SPEC, "Refusals": what a refused client is told, in which form, and what
+# error_page may make of it.
+
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::Bin/lib";
+use Idempotency;
+
+use JSON::PP;
+
+
+my $n = nginx(files => { 'html/refused.html' => "a page of ours\n" },
+              http => <<'EOC', server => <<'EOC');
+    server {
+        listen 127.0.0.1:$TEST_NGINX_RAND_PORT_1 http2;
+        server_name h2;
+
+        idempotency zone=z;
+        idempotency_missing_key reject;
+        add_header X-Status $idempotency_status always;
+
+        location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+    }
+EOC
+    idempotency zone=z;
+    idempotency_in_progress reject;
+    large_client_header_buffers 4 64k;
+
+    add_header X-Status $idempotency_status always;
+
+    location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+
+    location /small {
+        idempotency_max_response 4;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+
+    location /reject {
+        idempotency_missing_key reject;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+
+    location /docs {
+        idempotency_docs https://example.com/idempotency;
+        idempotency_missing_key reject;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+
+        location /docs/small {
+            idempotency_max_response 4;
+            proxy_pass http://$TEST_NGINX_BACKEND;
+        }
+    }
+
+    location /codes {
+        idempotency_status conflict=422 in_progress=425 not_kept=410
+                           missing=428 malformed=418;
+        idempotency_missing_key reject;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+
+        location /codes/small {
+            idempotency_max_response 4;
+            proxy_pass http://$TEST_NGINX_BACKEND;
+        }
+    }
+
+    location /some-codes {
+        idempotency_status conflict=422;
+        idempotency_missing_key reject;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+
+    location /page {
+        idempotency_missing_key reject;
+        error_page 400 409 /refused.html;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+
+        location /page/small {
+            idempotency_max_response 4;
+            proxy_pass http://$TEST_NGINX_BACKEND;
+        }
+    }
+
+    location = /refused.html { root $TEST_NGINX_ROOT/html; }
+
+    location /ok {
+        error_page 409 =202 /refused.html;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+
+    location /named {
+        idempotency_missing_key reject;
+        error_page 400 409 = @named;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+
+    location @named { return 460 "named\n"; }
+
+    location /proxied {
+        idempotency_missing_key reject;
+        error_page 400 409 @proxied;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+
+    location @proxied {
+        rewrite ^ /page?id=page&body=page? break;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+
+    location /codes-page {
+        idempotency_status conflict=422;
+        error_page 422 =422 /refused.html;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+EOC
+
+my $id = 'case0';
+
+sub told {
+    my ($r) = @_;
+
+    return $r ? "$r->{status} " . ($r->header('X-Status') // '-') : 'nothing';
+}
+
+# Each refusal, in a location and below it; the pending ones are let go.
+
+sub refused {
+    my ($why, $path, %o) = @_;
+
+    my $uri = "$path?id=" . ++$id;
+
+    if ($why eq 'CONFLICT') {
+        $n->post($uri, key => $id, body => 'one');
+        return $n->post($uri, key => $id, body => 'other', %o);
+    }
+
+    if ($why eq 'IN_PROGRESS') {
+        my $c = $n->start('POST', "$uri&gate=1", key => $id, body => 'b');
+        held($id);
+
+        my $r = $n->post("$uri&gate=1", key => $id, body => 'b', %o);
+        go($id);
+        is(told($c->response), '200 NEW', 'its owner is not disturbed');
+
+        return $r;
+    }
+
+    if ($why eq 'NOT_KEPT') {
+        my $first = $n->post("$path/small?id=$id", key => $id, body => 'b');
+        return $n->post("$path/small?id=$id", key => $id, body => 'b', %o);
+    }
+
+    return $n->post($uri, body => 'b', %o) if $why eq 'MISSING';
+
+    return $n->post($uri, key => '"', body => 'b', %o) if $why eq 'MALFORMED';
+}
+
+sub json {
+    my ($r) = @_;
+
+    my $t = eval { JSON::PP->new->utf8->decode($r->{body}) };
+    diag($@ || 'no object', substr $r->{body}, 0, 1000)
+        unless ref $t eq 'HASH';
+
+    return ref $t eq 'HASH' ? $t : {};
+}
+
+sub type_of { return ($_[0]->header('Content-Type') // '') =~ s/;.*//r }
+
+
+# --- the problem document ----------------------------------------------------
+
+my %default = (CONFLICT => 409, IN_PROGRESS => 409, NOT_KEPT => 409,
+               MISSING => 400, MALFORMED => 400);
+my %seen;
+
+for my $why (sort keys %default) {
+    my $r = refused($why, $why eq 'NOT_KEPT' ? ''
+                          : $why eq 'MISSING' ? '/reject' : '/x');
+
+    is(told($r), "$default{$why} $why", $why);
+    is(type_of($r), 'application/problem+json', '... is problem+json');
+    is($r->header('Content-Length'), length $r->{body}, '... of that length');
+    is(($r->header('Idempotent-Replayed') // 'none'), 'none',
+       '... is no replay');
+    ok(!$r->has('Link'), '... no Link without idempotency_docs');
+
+    if ($why eq 'IN_PROGRESS') {
+        like($r->header('Retry-After') // '', qr/^[1-9]\d*$/,
+             '... Retry-After in seconds');
+
+    } else {
+        ok(!$r->has('Retry-After'), '... no Retry-After');
+    }
+
+    my $p = json($r);
+
+    is(join(' ', sort keys %$p), 'detail instance status title type',
+       '... RFC 9457 members');
+    cmp_ok($p->{status}, '==', $default{$why}, '... status');
+    like($r->{body}, qr/"status"\s*:\s*$default{$why}\b/,
+         '... which is a number');
+    like($p->{title}, qr/^\w.{6,}/, '... a title');
+    like($p->{detail}, qr/^\w.{10,}/, '... a detail');
+    ok(!$seen{$p->{title}}++, '... a title of its own');
+    like($p->{instance}, qr/\?id=$id\b/, '... the URI is the instance');
+    ok(length $p->{type}, '... a type');
+}
+
+# A refusal that names the original's status.
+
+for my $status (201, 503) {
+    $id++;
+    $n->post("/small?id=$id&status=$status", key => $id);
+    my $r = $n->post("/small?id=$id&status=$status", key => $id);
+    is(told($r), '409 NOT_KEPT', "a response of status $status not kept");
+    like($r->{body}, qr/\b$status\b/, '... its status is named');
+}
+
+
+# --- HTML where Accept prefers it --------------------------------------------
+
+my $html = 'text/html';
+my $json = 'application/problem+json';
+my $firefox = 'text/html,application/xhtml+xml,application/xml;q=0.9,'
+              . 'image/avif,image/webp,*/*;q=0.8';
+my $chrome = 'text/html,application/xhtml+xml,application/xml;q=0.9,'
+             . 'image/avif,image/webp,image/apng,*/*;q=0.8,'
+             . 'application/signed-exchange;v=b3;q=0.7';
+
+for ([ undef, $json ],
+     [ '', $json ],
+     [ '*/*', $json ],
+     [ 'application/json', $json ],
+     [ 'application/problem+json', $json ],
+     [ 'application/*', $json ],
+     [ 'application/json, text/plain, */*', $json ],
+     [ 'application/json, text/html;q=0.9', $json ],
+     [ 'text/html;q=0.1, application/problem+json', $json ],
+     [ 'text/html;q=0.5, */*;q=0.8', $json ],
+     [ 'text/html;q=0', $json ],
+     [ 'text/html;q=0.000, */*', $json ],
+     [ 'text/html;q=0.8, application/*;q=0.9', $json ],
+     [ 'text/htmlx', $json ],
+     [ 'xtext/html', $json ],
+     [ 'text/plain', $json ],
+     [ 'image/png', $json ],
+     [ 'garbage', $json ],
+     [ ',;,q=;', $json ],
+     [ 'text/html', $html ],
+     [ 'TEXT/HTML', $html ],
+     [ 'text/html;level=1', $html ],
+     [ 'text/html ; q=1.000', $html ],
+     [ 'text/html;Q=0.5', $html ],
+     [ 'text/html, */*;q=0.8', $html ],
+     [ '*/*;q=0.8,text/html', $html ],
+     [ 'text/html;q=0.9, application/json;q=0.5', $html ],
+     [ 'application/json;q=0.899, text/html;q=0.9', $html ],
+     [ 'application/json;q=0, text/html;q=0.1', $html ],
+     [ $firefox, $html ],
+     [ $chrome, $html ])
+{
+    my ($accept, $type) = @$_;
+
+    my $r = $n->post('/reject?id=accept', body => 'b',
+                     headers => [ defined $accept ? "Accept: $accept" : () ]);
+
+    is(told($r) . ' ' . type_of($r), "400 MISSING $type",
+       'Accept: ' . ($accept // 'none'));
+}
+
+is(type_of($n->post('/reject', headers => [ 'Accept: application/json',
+                                            'Accept: text/html;q=0.5' ])),
+   $json, 'two Accept lines: JSON is preferred');
+is(type_of($n->post('/reject', headers => [ 'Accept: application/json;q=0.5',
+                                            'Accept: text/html' ])),
+   $html, 'two Accept lines: HTML is preferred');
+
+for my $why (sort keys %default) {
+    my $r = refused($why, $why eq 'NOT_KEPT' ? ''
+                          : $why eq 'MISSING' ? '/reject' : '/x',
+                    headers => [ "Accept: $firefox" ]);
+
+    is(told($r), "$default{$why} $why", "HTML: $why");
+    is(type_of($r), $html, '... is HTML');
+    is($r->header('Content-Length'), length $r->{body}, '... of that length');
+    like($r->{body}, qr{^<!doctype\ html>.*<title>[^<]{4,}</title>.*</html>}xsi,
+         '... a page');
+    unlike($r->{body}, qr/<form|http-equiv=.?refresh|<script[^>]*src=/i,
+           '... that posts, reloads and fetches nothing by itself');
+    is($r->has('Retry-After') ? 1 : 0, $why eq 'IN_PROGRESS' ? 1 : 0,
+       '... with Retry-After if there is a sense in it');
+}
+
+
+# --- idempotency_docs --------------------------------------------------------
+
+for my $why (sort keys %default) {
+    for my $accept ('*/*', $html) {
+        my $r = refused($why, '/docs', headers => [ "Accept: $accept" ]);
+
+        is(told($r), "$default{$why} $why", "idempotency_docs: $why, $accept");
+        is($r->header('Link') // '',
+           '<https://example.com/idempotency>; rel="describedby"', '... Link');
+
+        next if $accept eq $html;
+
+        my $type = json($r)->{type} // '';
+        like($type, qr{^https://example\.com/idempotency\b.+}, '... type');
+        ok(!$seen{$type}++, '... of its own');
+    }
+}
+
+ok(!$n->post('/docs?id=nolink', key => 'nolink')->has('Link'),
+   'no Link on a response that is no refusal');
+
+
+# --- idempotency_status ------------------------------------------------------
+
+my %code = (CONFLICT => 422, IN_PROGRESS => 425, NOT_KEPT => 410,
+            MISSING => 428, MALFORMED => 418);
+
+for my $why (sort keys %code) {
+    my $r = refused($why, '/codes');
+
+    is(told($r), "$code{$why} $why", "idempotency_status: $why");
+    cmp_ok(json($r)->{status}, '==', $code{$why}, '... in the document too');
+}
+
+is(told(refused('CONFLICT', '/some-codes')), '422 CONFLICT',
+   'one code is set');
+is(told(refused('IN_PROGRESS', '/some-codes')), '409 IN_PROGRESS',
+   '... the others keep their defaults');
+is(told(refused('MISSING', '/some-codes')), '400 MISSING', '... all of them');
+is(told(refused('MALFORMED', '/some-codes')), '400 MALFORMED',
+   '... all of them');
+
+
+# --- error_page --------------------------------------------------------------
+
+for my $why (sort keys %default) {
+    my $r = refused($why, '/page');
+
+    is($r->{status} . ' ' . $r->{body}, "$default{$why} a page of ours\n",
+       "error_page with a file: $why");
+    is($r->header('X-Status'), $why, '... the variable still says it');
+}
+
+is(refused('CONFLICT', '/ok')->{status}, 202, 'error_page with another status');
+
+for my $why (grep { $_ ne 'NOT_KEPT' } sort keys %default) {
+    is(refused($why, '/named')->{status}, 460,
+       "error_page with a named location: $why");
+
+    my $r = refused($why, '/proxied');
+    is("$r->{status} $r->{body}", "$default{$why} page",
+       "error_page with a proxied location: $why");
+}
+
+cmp_ok(executions('page'), '==', 4, '... asked once for each');
+
+is(refused('CONFLICT', '/codes-page')->{body}, "a page of ours\n",
+   'error_page for a status that was set');
+
+# error_page must not touch what an upstream says by itself, first or again.
+{
+    my @r = map { $n->post('/page?id=own&status=409', key => 'own') } 1, 2;
+
+    is(join(', ', map { told($_) } @r), '409 NEW, 409 REPLAYED',
+       "an upstream's own 409 in a location with error_page 409");
+    is($r[0]{body}, "exec=1 id=own\n", '... as it is');
+    is($r[1]{body}, $r[0]{body}, '... also when replayed');
+}
+
+# What error_page made of a refusal is no outcome of the token.
+{
+    my $uri = '/proxied?id=clean';
+
+    is(told($n->post($uri, key => 'clean', body => 'one')), '200 NEW', 'one');
+    is(told($n->post($uri, key => 'clean', body => 'other')), '409 CONFLICT',
+       'another, with a proxied page');
+
+    my $r = $n->post($uri, key => 'clean', body => 'one');
+    is(told($r) . ' ' . $r->{body}, "200 REPLAYED exec=1 id=clean\n",
+       'the first is unharmed');
+}
+
+
+# --- a refusal is not recorded -----------------------------------------------
+
+{
+    my $uri = '/reject?id=trace';
+
+    is(told($n->post($uri, key => '"trace', body => 'b')), '400 MALFORMED',
+       'a malformed key');
+    is(told($n->post($uri, body => 'b')), '400 MISSING', 'no key');
+    is(told($n->post($uri, key => 'trace', body => 'b')), '200 NEW',
+       'a good key after both');
+    is(told($n->post($uri, key => 'trace', body => 'c')), '409 CONFLICT',
+       'a conflict');
+    is(told($n->post($uri, key => 'trace', body => 'c')), '409 CONFLICT',
+       '... is one again, not replayed');
+    is(told($n->post($uri, key => 'trace', body => 'b')), '200 REPLAYED',
+       '... and the outcome is as it was');
+    is(executions('trace'), 1, 'executed once');
+
+    $uri = '/x?id=pending&gate=1';
+    my $c = $n->start('POST', $uri, key => 'pending', body => 'b');
+    held('pending');
+    is(told($n->post($uri, key => 'pending', body => 'b')), '409 IN_PROGRESS',
+       'pending') for 1, 2;
+    go('pending');
+    is(told($c->response), '200 NEW', 'the owner ends');
+    is(told($n->post($uri, key => 'pending', body => 'b')), '200 REPLAYED',
+       "the owner's response is replayed, no refusal");
+    is(executions('pending'), 1, 'executed once');
+
+    $n->post('/small?id=kept', key => 'kept');
+    is(told($n->post('/small?id=kept', key => 'kept')), '409 NOT_KEPT',
+       'not kept, again and again') for 1 .. 3;
+    is(executions('kept'), 1, 'executed once');
+}
+
+
+# --- nothing is echoed unescaped ---------------------------------------------
+
+my $evil = '<script>alert(1)</script>"\'&';
+
+for my $uri ("/reject?id=e1&x=$evil",
+             '/reject/<b>"q"</b>',
+             '/reject/%3Cscript%3Ealert(1)%3C/script%3E',
+             '/reject/%22%5C%01%0A%0D%09%7F',
+             '/reject/%00',
+             "/reject/\\\"\\",
+             "/reject/\xff\xfe\xc3\x28?\xf0\x9f\x92\xa9",
+             '/reject/%ff%fe?%ed%a0%80',
+             "/reject?\x7f\x01\x1f",
+             "/reject?</title></html><!--",
+             '/reject?' . '"<' x 10000)
+{
+    (my $name = substr $uri, 0, 40) =~ s/([^ -~])/sprintf '\\x%02x', ord $1/ge;
+
+    for my $accept ('*/*', $html) {
+        my $r = $n->post($uri, headers => [ "Accept: $accept" ]);
+
+        # nginx itself refuses some: then there is nothing of ours
+        unless ($r && $r->has('X-Status')) {
+            is($r && $r->{status}, 400, "$name is nothing for nginx");
+            next;
+        }
+
+        is(told($r), '400 MISSING', "$name, $accept");
+        is($r->header('Content-Length'), length $r->{body}, '... whole');
+        unlike($r->{head} =~ s/\r\n//gr, qr/[^ -~]/, '... a clean head');
+
+        if ($accept eq $html) {
+            my $page = $r->{body} =~ s{<style>.*?</style>}{}sr;
+            unlike($page, qr/[^ -~\r\n]/, '... no control or broken character');
+            unlike($page, qr{<script|<b>|<!--}i, '... no markup');
+            is(() = $page =~ m{</html>}gi, 1, '... one page');
+
+        } else {
+            is(join(' ', sort keys %{json($r)}),
+               'detail instance status title type', '... sound JSON');
+            ok((json($r)->{instance} // '')
+               =~ qr{^[\w:/?#\[\]@!\$&'()*+,;=%.~-]+$}a,
+               '... whose instance is a URI reference');
+        }
+    }
+}
+
+for my $accept ('*/*', $html) {
+    my %o = (headers => [ "Accept: $accept" ], body => $evil);
+
+    for my $r ($n->post('/x?id=e2', key => "\"$evil", %o),
+               (map { $n->post('/x?id=e3', key => $evil, %o, body => $_) }
+                    "$evil $accept", $evil)[1])
+    {
+        like(told($r), qr/^400 MALFORMED|^409 CONFLICT/,
+             'a key and a body with markup');
+        unlike($r->{body}, qr/alert/, '... nothing of them comes back');
+    }
+}
+
+
+# --- the connection after a refusal ------------------------------------------
+
+for my $body ('b', 'b' x 300000) {
+    for my $chunked (0, 1) {
+        my $name = length($body) . ($chunked ? ' bytes, chunked' : ' bytes');
+        my %o = (body => $body, chunked => $chunked);
+
+        $id++;
+        my $uri = "/reject?id=$id";
+        is(told($n->post($uri, key => $id, body => 'first')), '200 NEW',
+           "keepalive, $name");
+
+        # each refusal with the next request right behind it
+        my $c = $n->connect;
+        $c->send(message('POST', $uri, %o)
+                 . message('POST', $uri, key => '"', %o)
+                 . message('POST', $uri, key => $id, %o)
+                 . message('POST', $uri, key => $id, body => 'first')
+                 . message('GET', $uri, close => 1));
+
+        is(join(', ', map { told($c->response('POST')) } 1 .. 5),
+           '400 MISSING, 400 MALFORMED, 409 CONFLICT, 200 REPLAYED, 200 -',
+           '... all requests of a pipeline are answered');
+        ok($c->closed, '... and nothing is left');
+        is(executions($id), 2, '... executed once, and the GET');
+    }
+}
+
+{
+    # a refusal that needs no body does not wait for it, nor lose its place
+    my $c = $n->connect;
+    $c->{method} = 'POST';
+    $c->send("POST /reject?id=half HTTP/1.1\r\nHost: localhost\r\n"
+             . "Content-Length: 10\r\n\r\n12345");
+    is(told($c->response), '400 MISSING', 'half a body');
+    $c->send("67890" . message('POST', '/reject?id=half', key => 'half',
+                               body => 'b'));
+    is(told($c->response), '200 NEW', '... the rest of it, the next request');
+}
+
+{
+    my $r = $n->post('/reject', version => '1.0');
+    is(told($r), '400 MISSING', 'HTTP/1.0');
+    is(length $r->{body}, $r->header('Content-Length'), '... whole');
+}
+
+{
+    my $url = 'http://127.0.0.1:' . $n->port(1) . '/x?id=h2';
+    my @h2 = ('--http2-prior-knowledge', '-d', 'b');
+
+    # no body: curl takes an answer that is quicker than its body for an error
+    my $r = $n->curl('--http2-prior-knowledge', '-X', 'POST', $url);
+    is(told($r), '400 MISSING', 'HTTP/2');
+    is($r->{version}, 'HTTP/2', '... it is');
+    is(json($r)->{status}, 400, '... whole');
+    is(told($n->curl(@h2, '-H', 'Idempotency-Key: h2', $url)), '200 NEW',
+       'HTTP/2: a good one');
+
+    $r = $n->curl(@h2, '-H', 'Idempotency-Key: h2', '-d', 'c', $url);
+    is(told($r), '409 CONFLICT', 'HTTP/2: a conflict');
+    is(type_of($r), $json, '... problem+json');
+}
+
+done_testing();

@@ -1,0 +1,209 @@
+# Issue 2: a zone's life across reloads. What is bound stays bound, old workers
+# finish what they own, and a zone that cannot be kept stops the reload.
+
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::Bin/lib";
+use Idempotency;
+
+
+my $server = <<'EOC';
+    idempotency zone=z;
+    idempotency_in_progress reject;
+
+    add_header X-Status $idempotency_status always;
+
+    location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+EOC
+
+my $zone = "idempotency_zone zone=z:256k;\n";
+
+sub told {
+    my ($r) = @_;
+
+    return $r ? "$r->{status} " . ($r->header('X-Status') // '-') : 'nothing';
+}
+
+sub order {
+    my ($n, $id, %o) = @_;
+
+    return told($n->post("/x?id=$id", key => $id, body => 'b', %o));
+}
+
+
+# --- nothing is lost ---------------------------------------------------------
+
+{
+    my $n = nginx(zone => 0, workers => 2, http => $zone, server => $server);
+
+    is(order($n, 'kept'), '200 NEW', 'before a reload');
+    my $first = $n->post('/x?id=kept', key => 'kept', body => 'b');
+
+    ok($n->reload, 'a reload');
+    is(order($n, 'kept'), '200 REPLAYED', '... what was bound is replayed');
+    is(order($n, 'kept', body => 'c'), '409 CONFLICT', '... and bound');
+    ok($n->reload, 'another one') for 1 .. 3;
+    is(order($n, 'after'), '200 NEW', '... a new one is new');
+    is(order($n, 'after'), '200 REPLAYED', '... and replayed');
+    is(order($n, 'kept'), '200 REPLAYED', '... what was bound is replayed');
+    is($n->post('/x?id=kept', key => 'kept', body => 'b')->{body},
+       $first->{body}, '... with the same bytes');
+    is(executions('kept'), 1, '... executed once');
+
+    # a worker that finishes after the reload
+    my $uri = '/x?id=old&gate=1';
+    my @o = (key => 'old', body => 'b');
+    my $c = $n->start('POST', $uri, @o);
+    held('old');
+
+    ok($n->reload, 'a reload while one is pending');
+    is(told($n->post($uri, @o)), '409 IN_PROGRESS',
+       '... a new worker knows of it');
+    is(told($n->post($uri, @o, body => 'c')), '409 CONFLICT',
+       '... and what it is');
+    ok($n->reload, 'another reload');
+    is(told($n->post($uri, @o)), '409 IN_PROGRESS', '... still');
+    go('old');
+    is(told($c->response), '200 NEW', 'the old worker finishes');
+    $c->close;
+    is(told($n->post($uri, @o)), '200 REPLAYED',
+       '... and has recorded for the new ones');
+    is(executions('old'), 1, '... executed once');
+
+    # other settings, the same zone
+    ok($n->reload(server => $server . "idempotency_window 48h;\n"
+                                    . "idempotency_status conflict=422;\n"),
+       'a reload with other settings');
+    is(order($n, 'kept'), '200 REPLAYED', '... what was bound is replayed');
+    is(order($n, 'kept', body => 'c'), '422 CONFLICT',
+       '... under the new settings');
+
+    unlike($n->log, qr/\[(?:warn|error|crit|alert|emerg)\]/,
+           'nothing to complain of');
+}
+
+
+# --- what cannot be kept -----------------------------------------------------
+
+# The message, then: the old configuration lives on, with all that it knows.
+
+for ([ larger => 'zone=z:512k', qr/size 524288.*262144/ ],
+     [ smaller => 'zone=z:128k', qr/size 131072.*262144/ ],
+     [ evict => 'zone=z:256k evict=responses', qr/evict/ ])
+{
+    my ($name, $zone_of, $why) = @$_;
+    my $other = "idempotency_zone $zone_of;\n";
+
+    my $n = nginx(zone => 0, http => $zone, server => $server,
+                  allow => qr/\[emerg\].*"z"/);
+    my @workers = $n->workers;
+
+    is(order($n, 'before'), '200 NEW', "$name: before");
+
+    my $from = length $n->log;
+
+    is($n->reload(http => $other), 0, '... the reload is refused');
+
+    my @said = substr($n->log, $from) =~ /\[emerg\] (.*)/g;
+    is(scalar @said, 1, '... with one line') or diag @said;
+    like($said[0] // '', qr/idempotency_zone "z"/, '... that names the zone');
+    like($said[0] // '', $why, '... and the reason');
+
+    is(order($n, 'before'), '200 REPLAYED', '... nothing is lost');
+    is(order($n, "after-$name"), '200 NEW', '... and all works');
+    is(order($n, "after-$name"), '200 REPLAYED', '... as before');
+    is_deeply([ $n->workers ], \@workers, '... with the same workers');
+
+    # nginx -t has no such zone to compare with
+    my ($ok, $out) = config_test(zone => 0, http => $other, server => $server);
+    ok($ok, '... which nginx -t cannot know') or diag $out;
+
+    is($n->reload(http => $zone), 1, '... the first size again is welcome');
+    is(order($n, 'before'), '200 REPLAYED', '... nothing is lost');
+    $n->stop;
+
+    # a restart takes what a reload cannot
+    my $m = nginx(zone => 0, http => $other, server => $server);
+    is(order($m, "restart-$name"), '200 NEW', '... a restart takes it');
+    $m->stop;
+}
+
+
+# --- zones come and go -------------------------------------------------------
+
+{
+    my $n = nginx(zone => 0, http => $zone, server => $server);
+
+    is(order($n, 'gone'), '200 NEW', 'a zone');
+    is(order($n, 'gone'), '200 REPLAYED', '... that works');
+
+    my $second = $zone . "idempotency_zone zone=y:128k;\n";
+    my $both = $server . <<'EOC';
+        location /y/ {
+            idempotency zone=y;
+            proxy_pass http://$TEST_NGINX_BACKEND;
+        }
+EOC
+    my @y = ('/y/?id=y', key => 'y', body => 'b');
+
+    ok($n->reload(http => $second, server => $both), 'a second zone');
+    is(order($n, 'gone'), '200 REPLAYED', '... the first one is as it was');
+    is(join(', ', map { told($n->post(@y)) } 1, 2), '200 NEW, 200 REPLAYED',
+       '... and the second works');
+    is(told($n->post('/y/?id=gone', key => 'gone')), '200 NEW',
+       '... and has its own tokens');
+
+    (my $off = $server) =~ s/idempotency zone=z;/idempotency off;/;
+
+    ok($n->reload(http => '', server => $off), 'both are removed');
+    is(order($n, 'gone'), '200 -', '... nothing is protected');
+
+    ok($n->reload(http => $zone, server => $server), 'one is added again');
+    is(order($n, 'gone'), '200 NEW', '... it is new');
+    is(order($n, 'gone'), '200 REPLAYED', '... and works');
+
+    # a zone that has gone may come back as anything
+    ok($n->reload(http => '', server => $off), 'removed once more');
+    ok($n->reload(http => "idempotency_zone zone=z:512k evict=responses;\n",
+                  server => $server), 'added with another size and meaning');
+    is(order($n, 'gone'), '200 NEW', '... it is new');
+    is(order($n, 'gone'), '200 REPLAYED', '... and works');
+    $n->stop;
+}
+
+
+# A pending one in a zone that is removed: its worker still has it.
+
+{
+    my $n = nginx(zone => 0, http => $zone, server => $server);
+    my $c = $n->start('POST', '/x?id=last&gate=1', key => 'last', body => 'b');
+    held('last');
+
+    my ($old) = $n->workers;
+    (my $off = $server) =~ s/idempotency zone=z;/idempotency off;/;
+
+    ok($n->reload(http => '', server => $off), 'the zone of a pending one');
+    go('last');
+    is(told($c->response), '200 NEW', '... it ends as it began');
+    $c->close;
+    ok(until_true { !kill 0, $old }, '... and so does its worker');
+    $n->stop;
+}
+
+
+# A graceful stop.
+
+{
+    my $n = nginx(zone => 0, http => $zone, server => $server);
+    my $c = $n->start('POST', '/x?id=quit&gate=1', key => 'quit', body => 'b');
+    held('quit');
+    $n->signal('QUIT');
+    go('quit');
+    is(told($c->response), '200 NEW', 'a graceful stop loses no response');
+    $c->close;
+    ok($n->stop('QUIT'), '... and ends');
+}
+
+done_testing();

@@ -1,0 +1,250 @@
+
+/* Digests, against vectors that another implementation computed. */
+
+
+#include "unit.h"
+#include "digest/ngx_idempotency_digest.h"
+
+
+typedef struct {
+    size_t        len;
+    char         *data;
+} text_t;
+
+typedef struct {
+    u_char        kind;
+    ngx_uint_t    n;
+    text_t        fields[5];
+    text_t        rest;
+    char         *digest;
+} encoding_t;
+
+typedef struct {
+    text_t        text;
+    char         *digest;
+} type_t;
+
+
+#include "digest_vectors.h"
+
+
+#define count(array)  (sizeof(array) / sizeof((array)[0]))
+
+
+static int
+is(u_char *digest, char *hex)
+{
+    u_char  text[2 * NGX_IDEMPOTENCY_DIGEST_LEN + 1];
+
+    *ngx_hex_dump(text, digest, NGX_IDEMPOTENCY_DIGEST_LEN) = '\0';
+
+    return ngx_strcmp(text, hex) == 0;
+}
+
+
+/* exactly as many bytes as there are, so that a read beyond them is seen */
+
+static ngx_str_t
+copy(text_t *text)
+{
+    ngx_str_t  s;
+
+    s.len = text->len;
+    s.data = ngx_alloc(ngx_max(text->len, 1), unit_cycle.log);
+
+    ngx_memcpy(s.data, text->data, text->len);
+
+    return s;
+}
+
+
+static void
+encodings_match(void)
+{
+    u_char                     out[NGX_IDEMPOTENCY_DIGEST_LEN];
+    ngx_str_t                  s;
+    ngx_uint_t                 i, n;
+    ngx_idempotency_digest_t   d;
+
+    for (i = 0; i < count(encodings); i++) {
+
+        ngx_idempotency_digest_init(&d, encodings[i].kind);
+
+        for (n = 0; n < encodings[i].n; n++) {
+            s = copy(&encodings[i].fields[n]);
+            ngx_idempotency_digest_field(&d, &s);
+            ngx_free(s.data);
+        }
+
+        s = copy(&encodings[i].rest);
+        ngx_idempotency_digest_bytes(&d, s.data, s.len);
+        ngx_free(s.data);
+
+        ngx_idempotency_digest_final(&d, out);
+
+        if (!check(is(out, encodings[i].digest))) {
+            unit_note("encoding %u", (unsigned) i);
+        }
+    }
+}
+
+
+static void
+pieces_do_not_count(void)
+{
+    size_t                     i;
+    u_char                     data[300], one[NGX_IDEMPOTENCY_DIGEST_LEN],
+                               out[NGX_IDEMPOTENCY_DIGEST_LEN];
+    ngx_idempotency_digest_t   d;
+
+    for (i = 0; i < sizeof(data); i++) {
+        data[i] = (u_char) i;
+    }
+
+    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
+    ngx_idempotency_digest_bytes(&d, data, sizeof(data));
+    ngx_idempotency_digest_final(&d, one);
+
+    for (i = 0; i <= sizeof(data); i++) {
+        ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
+        ngx_idempotency_digest_bytes(&d, data, i);
+        ngx_idempotency_digest_bytes(&d, data + i, sizeof(data) - i);
+        ngx_idempotency_digest_final(&d, out);
+
+        check(ngx_memcmp(out, one, sizeof(out)) == 0);
+    }
+}
+
+
+/* every way to cut a text into two fields gives a digest of its own */
+
+static void
+fields_are_unambiguous(void)
+{
+    u_char                     out[12][NGX_IDEMPOTENCY_DIGEST_LEN];
+    ngx_str_t                  a, b;
+    ngx_uint_t                 i, n;
+    ngx_idempotency_digest_t   d;
+
+    static ngx_str_t           text = ngx_string("aaaaaaaaaa");
+    static u_char              kinds[] = { NGX_IDEMPOTENCY_DIGEST_TOKEN,
+                                           NGX_IDEMPOTENCY_DIGEST_FINGERPRINT,
+                                           NGX_IDEMPOTENCY_DIGEST_BODY };
+
+    for (i = 0; i <= text.len; i++) {
+        a.len = i;
+        a.data = text.data;
+        b.len = text.len - i;
+        b.data = text.data + i;
+
+        ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_TOKEN);
+        ngx_idempotency_digest_field(&d, &a);
+        ngx_idempotency_digest_field(&d, &b);
+        ngx_idempotency_digest_final(&d, out[i]);
+    }
+
+    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_TOKEN);
+    ngx_idempotency_digest_field(&d, &text);
+    ngx_idempotency_digest_final(&d, out[i]);
+
+    for (i = 0; i < 12; i++) {
+        for (n = 0; n < i; n++) {
+            check(ngx_memcmp(out[i], out[n], sizeof(out[i])) != 0);
+        }
+    }
+
+    for (i = 0; i < 3; i++) {
+        ngx_idempotency_digest_init(&d, kinds[i]);
+        ngx_idempotency_digest_field(&d, &text);
+        ngx_idempotency_digest_final(&d, out[i]);
+
+        for (n = 0; n < i; n++) {
+            check(ngx_memcmp(out[i], out[n], sizeof(out[i])) != 0);
+        }
+    }
+}
+
+
+static void
+media_types_match(void)
+{
+    u_char                     out[NGX_IDEMPOTENCY_DIGEST_LEN];
+    ngx_str_t                  s;
+    ngx_uint_t                 i;
+    ngx_idempotency_digest_t   d;
+
+    for (i = 0; i < count(types); i++) {
+
+        s = copy(&types[i].text);
+
+        ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
+        ngx_idempotency_digest_type(&d, &s);
+        ngx_idempotency_digest_final(&d, out);
+
+        ngx_free(s.data);
+
+        if (!check(is(out, types[i].digest))) {
+            unit_note("media type \"%s\"", types[i].text.data);
+        }
+    }
+}
+
+
+/* a body never passes for a part of the media type before it */
+
+static void
+media_type_ends_before_body(void)
+{
+    size_t                     n;
+    u_char                     whole[NGX_IDEMPOTENCY_DIGEST_LEN],
+                               cut[NGX_IDEMPOTENCY_DIGEST_LEN];
+    ngx_str_t                  s;
+    ngx_idempotency_digest_t   d;
+
+    static u_char              text[] = "a/b; c=d; e=f";
+
+    s.data = text;
+    s.len = sizeof(text) - 1;
+
+    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
+    ngx_idempotency_digest_type(&d, &s);
+    ngx_idempotency_digest_final(&d, whole);
+
+    for (n = 0; n < sizeof(text) - 1; n++) {
+        s.len = n;
+
+        ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
+        ngx_idempotency_digest_type(&d, &s);
+        ngx_idempotency_digest_bytes(&d, text + n, sizeof(text) - 1 - n);
+        ngx_idempotency_digest_final(&d, cut);
+
+        check(ngx_memcmp(whole, cut, sizeof(whole)) != 0);
+    }
+
+    /* the same with an absent type, whose string has no data at all */
+
+    ngx_str_null(&s);
+
+    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
+    ngx_idempotency_digest_type(&d, &s);
+    ngx_idempotency_digest_final(&d, cut);
+
+    check(is(cut, types[0].digest));
+}
+
+
+static unit_case_t  cases[] = {
+    { "encodings match an independent implementation", encodings_match },
+    { "a digest does not depend on pieces", pieces_do_not_count },
+    { "fields and kinds are unambiguous", fields_are_unambiguous },
+    { "media types: case, charset, parameters, quoting", media_types_match },
+    { "a media type ends where the body begins", media_type_ends_before_body },
+    unit_cases_end
+};
+
+
+int
+main(void)
+{
+    return unit_run(cases);
+}

@@ -1,0 +1,490 @@
+
+/* A full zone: what is refused, what is trimmed, what may go, what comes back. */
+
+
+#include "zone.h"
+#include "workers_double.h"
+
+
+#define PAGE  ngx_pagesize
+
+
+static zone_t  zone;
+
+
+static void
+open_zone(size_t size, ngx_uint_t evict)
+{
+    double_reset();
+    zone_open(&zone, size, evict);
+}
+
+
+static void
+close_empty(void)
+{
+    zone_check_empty(&zone);
+    zone_close(&zone);
+}
+
+
+static void
+forget(ngx_uint_t token)
+{
+    ngx_idempotency_op_t  op;
+
+    op_init(&op, token, 0, 100);
+    check_equal(op_forget(&zone, &op), NGX_IDEMPOTENCY_OK);
+}
+
+
+/* tokens alone, until there is no room for one more */
+
+static void
+claims_fill_it(void)
+{
+    size_t                slot;
+    ngx_uint_t            i, n;
+    ngx_idempotency_op_t  op;
+
+    static ngx_idempotency_op_t  ops[20000];
+
+    open_zone(64 * PAGE, 0);
+
+    for (n = 0; n < 20000; n++) {
+        op_init(&ops[n], n, 1, 100);
+
+        if (op_claim(&zone, &ops[n]) != NGX_IDEMPOTENCY_CLAIMED) {
+            break;
+        }
+    }
+
+    /* with a reserve of nothing, but for a page of its header and its own */
+
+    check_equal(ops[n].result, NGX_IDEMPOTENCY_UNAVAILABLE);
+    check_equal(zone.shm.shpool->pfree, 1);
+
+    for (slot = 8; slot < sizeof(ngx_idempotency_record_t); slot *= 2) {
+        /* void */
+    }
+
+    check(n >= (zone.pfree - 2) * (PAGE / slot));
+
+    check_equal(double_workers[0].owned, n);
+    zone_check(&zone);
+
+    /* those that are known are told as ever, and nothing is lost */
+
+    for (i = 0; i < n; i++) {
+        op_init(&op, i, i % 2, 100);
+        check_equal(op_claim(&zone, &op), i % 2 ? NGX_IDEMPOTENCY_BOUND
+                                                : NGX_IDEMPOTENCY_CONFLICT);
+        check_equal(op.outcome, NGX_IDEMPOTENCY_PENDING);
+    }
+
+    /* the outcome always fits, the response only while there is room */
+
+    for (i = 0; i < n; i++) {
+        ops[i].outcome = i % 2 ? NGX_IDEMPOTENCY_DONE
+                               : NGX_IDEMPOTENCY_IN_DOUBT;
+        ops[i].status = 200;
+        op_respond(&ops[i], 3 * PAGE, i);
+        check_equal(op_complete(&zone, &ops[i]), NGX_IDEMPOTENCY_TRIMMED);
+
+        if (i % 1000 == 0) {
+            ngx_reset_pool(unit_pool);
+        }
+    }
+
+    zone_check(&zone);
+    check_equal(zone_size(&zone.shm.sh->kept), 0);
+    check_equal(zone.shm.shpool->pfree, 1);
+
+    for (i = 0; i < n; i++) {
+        op_init(&op, i, 1, 100);
+        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+        check_equal(op.outcome, i % 2 ? NGX_IDEMPOTENCY_NOT_KEPT
+                                      : NGX_IDEMPOTENCY_IN_DOUBT);
+        check_equal(op.status, 200);
+        check(op.response.data == NULL);
+    }
+
+    /* until the time comes: then one claim makes the room that it needs */
+
+    op_init(&op, n, 1, 1099);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_UNAVAILABLE);
+    check_equal(zone_bound(&zone), n);
+
+    op_init(&op, n, 1, 1100);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
+    check(zone_bound(&zone) < n);
+
+    for (i = 0; i < n; i++) {
+        op_init(&op, i, 1, 1100);
+        check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
+    }
+
+    close_empty();
+}
+
+
+/* what is claimed can be kept: a reserve is asked for, if not set aside */
+
+static void
+reserve_must_fit(void)
+{
+    size_t                size;
+    ngx_uint_t            n, i, limit;
+    ngx_idempotency_op_t  op;
+
+    open_zone(256 * PAGE, 0);
+
+    size = 10 * (PAGE - offsetof(ngx_idempotency_chunk_t, data));
+    limit = (zone.shm.shpool->end - zone.shm.shpool->start) / PAGE / 8;
+
+    for (n = 0; n < 1000; n++) {
+        op_init(&op, n, 1, 100);
+        op.reserve = size;
+
+        if (op_claim(&zone, &op) != NGX_IDEMPOTENCY_CLAIMED) {
+            break;
+        }
+
+        check(zone.shm.shpool->pfree >= 10 + 1);
+
+        op.outcome = NGX_IDEMPOTENCY_DONE;
+        op_respond(&op, size, n);
+        check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_OK);
+    }
+
+    check_equal(op.result, NGX_IDEMPOTENCY_UNAVAILABLE);
+    check(zone.shm.shpool->pfree < 10 + 2);
+    check(n >= zone.pfree / 10 - 2);
+
+    /* a smaller one still fits */
+
+    op_init(&op, n, 1, 100);
+    op.reserve = 100;
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
+
+    for (i = 0; i < n; i++) {
+        forget(i);
+    }
+
+    zone_check_empty(&zone);
+
+    /* one can't reserve more than its share, an eighth */
+
+    zone_occupy(&zone, limit);
+    op_init(&op, 0, 1, 100);
+    op.reserve = 1024 * 1024 * 1024;
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
+    zone_vacate(&zone);
+
+    zone_occupy(&zone, limit - 1);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_UNAVAILABLE);
+    zone_vacate(&zone);
+
+    close_empty();
+}
+
+
+/* eviction: the oldest first, no more than needed, and tokens stay bound */
+
+static void
+oldest_responses_go_first(void)
+{
+    size_t                size;
+    ngx_uint_t            i, n, gone;
+    ngx_idempotency_op_t  op;
+
+    open_zone(128 * PAGE, 1);
+
+    size = 5 * PAGE;
+
+    /* of different windows, in an order of their own */
+
+    for (n = 0; n < 200; n++) {
+        op_init(&op, n, 1, 100 + n);
+        op.window = (n % 3) ? 100000 : 50000;
+        op.reserve = size;
+        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+
+        op.outcome = (n % 5) ? NGX_IDEMPOTENCY_DONE : NGX_IDEMPOTENCY_IN_DOUBT;
+        op.status = 200;
+        op_respond(&op, size, n);
+        check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_OK);
+
+        zone_check(&zone);
+        ngx_reset_pool(unit_pool);
+    }
+
+    gone = 200 - zone_size(&zone.shm.sh->kept);
+    check(gone > 100 && gone < 195);
+
+    /* it was as full as it may be: one more would not have fit */
+
+    check(zone.shm.shpool->pfree < 2 * (5 + 2) + 2);
+
+    for (i = 0; i < 200; i++) {
+        op_init(&op, i, 2, 400);
+        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CONFLICT);
+
+        op_init(&op, i, 1, 400);
+        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+        check_equal(op.status, 200);
+        check_equal(op.outcome, i % 5 == 0 ? NGX_IDEMPOTENCY_IN_DOUBT
+                                : i < gone ? NGX_IDEMPOTENCY_NOT_KEPT
+                                           : NGX_IDEMPOTENCY_DONE);
+
+        op_responded(&op, i < gone ? 0 : size, i);
+        ngx_reset_pool(unit_pool);
+    }
+
+    /* expired ones go before kept ones */
+
+    n = zone_size(&zone.shm.sh->kept);
+    zone_occupy(&zone, 0);
+
+    op_init(&op, 1000, 1, 100 + 200 + 50000);
+    op.reserve = 10;
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
+    check(zone_size(&zone.shm.sh->kept) >= n - n / 3 - 1);
+    zone_vacate(&zone);
+
+    for (i = 0; i < 200; i++) {
+        if (i % 3) {
+            forget(i);
+
+        } else {
+            op_init(&op, i, 1, 100 + 200 + 50000);
+            check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
+        }
+    }
+
+    close_empty();
+}
+
+
+/* an owner that completes may need room too */
+
+static void
+completing_evicts(void)
+{
+    ngx_uint_t            i;
+    ngx_idempotency_op_t  op, late;
+
+    open_zone(128 * PAGE, 1);
+
+    op_init(&late, 1000, 1, 100);
+    check_equal(op_claim(&zone, &late), NGX_IDEMPOTENCY_CLAIMED);
+
+    for (i = 0; zone.shm.shpool->pfree > 10; i++) {
+        check_equal(op_bind(&zone, i, 1, 100, 1000, 8000),
+                    NGX_IDEMPOTENCY_OK);
+    }
+
+    late.outcome = NGX_IDEMPOTENCY_DONE;
+    op_respond(&late, 60 * PAGE, 7);
+    check_equal(op_complete(&zone, &late), NGX_IDEMPOTENCY_OK);
+    zone_check(&zone);
+
+    op_init(&op, 1000, 1, 100);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+    op_responded(&op, 60 * PAGE, 7);
+
+    /* even its own size may be too much: then it goes, behind all others */
+
+    op_init(&late, 1001, 1, 100);
+    check_equal(op_claim(&zone, &late), NGX_IDEMPOTENCY_CLAIMED);
+    late.outcome = NGX_IDEMPOTENCY_DONE;
+    op_respond(&late, 200 * PAGE, 7);
+    check_equal(op_complete(&zone, &late), NGX_IDEMPOTENCY_TRIMMED);
+    check_equal(zone_size(&zone.shm.sh->kept), 0);
+    zone_check(&zone);
+
+    forget(1000);
+    forget(1001);
+
+    while (i--) {
+        forget(i);
+    }
+
+    close_empty();
+}
+
+
+/* without eviction, pressure takes nothing that is kept */
+
+static void
+nothing_kept_goes(void)
+{
+    ngx_uint_t            i, n;
+    ngx_idempotency_op_t  op, late;
+
+    open_zone(128 * PAGE, 0);
+
+    op_init(&late, 1000, 1, 100);
+    check_equal(op_claim(&zone, &late), NGX_IDEMPOTENCY_CLAIMED);
+
+    for (n = 0; n < 1000; n++) {
+        if (op_bind(&zone, n, 1, 100, 1000, 100 + 300 * (n % 20))
+            != NGX_IDEMPOTENCY_OK)
+        {
+            break;
+        }
+    }
+
+    late.outcome = NGX_IDEMPOTENCY_DONE;
+    op_respond(&late, 10 * PAGE, 7);
+    check_equal(op_complete(&zone, &late), NGX_IDEMPOTENCY_TRIMMED);
+
+    for (i = 0; i < 10; i++) {
+        op_init(&op, 2000 + i, 1, 100);
+        op.reserve = PAGE;
+        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_UNAVAILABLE);
+    }
+
+    zone_check(&zone);
+
+    for (i = 0; i < n; i++) {
+        op_init(&op, i, 1, 1099);
+        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+        check_equal(op.outcome, NGX_IDEMPOTENCY_DONE);
+        op_responded(&op, 100 + 300 * (i % 20), i);
+        forget(i);
+        ngx_reset_pool(unit_pool);
+    }
+
+    /* the one that met the full zone was bound, or not claimed at all */
+
+    op_init(&op, n, 1, 100);
+
+    if (op_find(&zone, &op) == NGX_IDEMPOTENCY_BOUND) {
+        check_equal(op.outcome, NGX_IDEMPOTENCY_NOT_KEPT);
+        forget(n);
+    }
+
+    forget(1000);
+    close_empty();
+}
+
+
+/* a retry that finds no room for a new window loses nothing */
+
+static void
+retry_in_a_full_zone(void)
+{
+    ngx_uint_t            i, n;
+    ngx_idempotency_op_t  op;
+
+    open_zone(64 * PAGE, 0);
+
+    op_init(&op, 0, 1, 100);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    op.outcome = NGX_IDEMPOTENCY_IN_DOUBT;
+    op.status = 502;
+    op_respond(&op, 100, 1);
+    check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_OK);
+
+    /* every page, and whatever is left in those of small slots */
+
+    zone_occupy(&zone, 0);
+
+    for (n = 0; ngx_slab_alloc_locked(zone.shm.shpool,
+                                      sizeof(ngx_idempotency_window_t));
+         n++)
+    { /* void */ }
+
+    check(n > 0 && n < 200);
+
+    op_init(&op, 0, 1, 100);
+    op.window = 123456;
+    op.retry = 1;
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_UNAVAILABLE);
+
+    op_init(&op, 0, 1, 100);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+    check_equal(op.outcome, NGX_IDEMPOTENCY_IN_DOUBT);
+    check_equal(op.status, 502);
+    op_responded(&op, 100, 1);
+
+    /* the same window as before needs no memory */
+
+    op_init(&op, 0, 1, 100);
+    op.retry = 1;
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
+
+    zone_vacate(&zone);
+
+    for (i = 0; i <= zone.shm.sh->mask; i++) {
+        check(zone.shm.sh->buckets[i] == &zone.shm.sh->sentinel);
+    }
+
+    unit_unshared(zone.zone.shm.addr, zone.zone.shm.size);
+}
+
+
+/* from the smallest zone that there can be on, all that fits comes back */
+
+static void
+zones_of_all_sizes(void)
+{
+    size_t                size;
+    ngx_uint_t            i, n, round;
+    ngx_idempotency_op_t  op;
+
+    for (size = 8 * PAGE; size <= 40 * PAGE; size += PAGE) {
+
+        open_zone(size, size / PAGE % 2);
+
+        for (round = 0; round < 3; round++) {
+
+            for (n = 0; n < 2000; n++) {
+                if (op_bind(&zone, n, 1, 100, 1000, n * 97 % 6000)
+                    != NGX_IDEMPOTENCY_OK)
+                {
+                    break;
+                }
+            }
+
+            check(n > 0);
+            zone_check(&zone);
+
+            for (i = 0; i <= n; i++) {
+                op_init(&op, i, 1, 1100);
+                check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
+            }
+
+            zone_check_empty(&zone);
+            ngx_reset_pool(unit_pool);
+        }
+
+        zone_close(&zone);
+    }
+}
+
+
+static unit_case_t  cases[] = {
+    { "claims fill a zone, and their outcomes still fit", claims_fill_it },
+    { "a reserve must fit, up to an eighth of the zone", reserve_must_fit },
+    { "the oldest responses go first, their tokens stay",
+      oldest_responses_go_first },
+    { "completing evicts", completing_evicts },
+    { "without eviction nothing kept goes", nothing_kept_goes },
+    { "a retry in a full zone loses nothing", retry_in_a_full_zone },
+    { "zones of all sizes give everything back", zones_of_all_sizes },
+    unit_cases_end
+};
+
+
+int
+main(void)
+{
+    return unit_run(cases);
+}

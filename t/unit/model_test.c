@@ -1,0 +1,1077 @@
+
+/*
+ * Random operations, against a model that keeps no memory, no trees and no
+ * queues: every answer of the store must be the model's, and in the end all
+ * memory must be back.
+ *
+ * UNIT_SEED and UNIT_STEPS repeat a run, or make it longer.
+ */
+
+
+#include "zone.h"
+#include "workers_double.h"
+
+
+#define TOKENS   40
+#define PRINTS   3
+#define CLAIMS   48
+#define WAITERS  24
+#define SLOTS    6
+#define QUEUED   16
+
+
+typedef struct {
+    ngx_uint_t                  bound;
+
+    ngx_idempotency_outcome_e   outcome;
+    ngx_uint_t                  print;
+    ngx_uint_t                  status;
+    uint64_t                    fence;
+    ngx_msec_t                  recorded;
+    ngx_msec_t                  window;
+    ngx_msec_t                  lease;
+    ngx_uint_t                  slot;
+    uint32_t                    epoch;
+
+    size_t                      size;
+    uint64_t                    seed;
+    ngx_uint_t                  replays;
+    /* the how-manieth response that was ever kept */
+    ngx_uint_t                  serial;
+
+    ngx_idempotency_workers_t   waiting;
+} token_t;
+
+
+/* a request that owns, or thinks it does */
+
+typedef struct {
+    ngx_uint_t                  used;
+    ngx_uint_t                  token;
+    ngx_uint_t                  slot;
+    uint32_t                    epoch;
+    uint64_t                    fence;
+} claim_t;
+
+
+typedef struct {
+    ngx_idempotency_op_t        op;
+    ngx_uint_t                  token;
+    ngx_uint_t                  slot;
+    ngx_uint_t                  waiting;
+    ngx_uint_t                  serial;
+} waiter_t;
+
+
+static zone_t            zone;
+
+static token_t           tokens[TOKENS];
+static claim_t           claims[CLAIMS];
+static waiter_t          waiters[WAITERS];
+static uint64_t          queued[QUEUED];
+static ngx_uint_t        nqueued;
+
+static uint64_t          rnd;
+static ngx_msec_t        now;
+static uint64_t          fence;
+static ngx_uint_t        serial;
+static ngx_uint_t        step;
+
+static ngx_uint_t        told;
+static ngx_uint_t        last_called;
+
+/* how often what happened: a run that meets too little proves too little */
+
+static ngx_uint_t        seen_claimed, seen_replayed, seen_pending,
+                         seen_conflict, seen_doubt, seen_retry, seen_stale,
+                         seen_trimmed, seen_unavailable, seen_evicted,
+                         seen_called, seen_expired, seen_orphan;
+
+static const ngx_uint_t  slots[SLOTS] = { 0, 1, 63, 64, 100, 127 };
+
+
+static void claim_as(ngx_uint_t slot, ngx_idempotency_op_t *op,
+    ngx_uint_t token, ngx_uint_t print, ngx_uint_t wait, waiter_t *w);
+
+
+static ngx_uint_t
+below(ngx_uint_t n)
+{
+    return unit_below(&rnd, n);
+}
+
+
+static void
+fail(char *what, ngx_uint_t token)
+{
+    if (told++ < 10) {
+        unit_note("step %u: %s, token %u", (unsigned) step, what,
+                  (unsigned) token);
+    }
+}
+
+
+static size_t
+random_size(void)
+{
+    static const size_t  sizes[] = { 0, 0, 1, 7, 8, 9, 24, 56, 120, 504, 1000,
+                                     2039, 2040, 2041, 4087, 4088, 4089, 8176,
+                                     20000 };
+
+    if (below(100) == 0) {
+        return 65000 + below(80000);
+    }
+
+    if (below(3) == 0) {
+        return below(6000);
+    }
+
+    return sizes[below(sizeof(sizes) / sizeof(sizes[0]))];
+}
+
+
+/* the model */
+
+static uint64_t
+key_of(ngx_uint_t token)
+{
+    u_char  digest[NGX_IDEMPOTENCY_DIGEST_LEN];
+
+    op_token(digest, token);
+
+    return ngx_idempotency_record_key(digest);
+}
+
+
+static ngx_uint_t
+over(token_t *t)
+{
+    return t->bound && t->outcome != NGX_IDEMPOTENCY_PENDING
+           && (ngx_msec_int_t) (now - t->recorded) >= (ngx_msec_int_t) t->window;
+}
+
+
+static token_t *
+current(ngx_uint_t token)
+{
+    token_t  *t;
+
+    t = &tokens[token];
+
+    if (over(t)) {
+        t->bound = 0;
+        seen_expired++;
+    }
+
+    return t;
+}
+
+
+static ngx_uint_t
+owner_alive(token_t *t)
+{
+    double_worker_t  *w;
+
+    w = &double_workers[t->slot];
+
+    if (w->epoch != t->epoch || w->state == DOUBLE_DEAD) {
+        return 0;
+    }
+
+    return w->state == DOUBLE_ALIVE || now - t->recorded < t->lease;
+}
+
+
+static void
+must_wake(token_t *t)
+{
+    double_wake_t  *wake;
+
+    if ((t->waiting.bits[0] | t->waiting.bits[1]) == 0) {
+        return;
+    }
+
+    if (!check(double_nwakes > 0)) {
+        fail("nobody was woken", t - tokens);
+        return;
+    }
+
+    wake = &double_wakes[0];
+
+    if (!check(wake->key == key_of(t - tokens)
+               && ngx_memcmp(&wake->set, &t->waiting, sizeof(t->waiting))
+                  == 0))
+    {
+        fail("the wrong ones were woken", t - tokens);
+    }
+
+    double_nwakes--;
+    ngx_memmove(&double_wakes[0], &double_wakes[1],
+                double_nwakes * sizeof(double_wake_t));
+
+    ngx_memzero(&t->waiting, sizeof(t->waiting));
+
+    if (nqueued < QUEUED) {
+        queued[nqueued++] = key_of(t - tokens);
+    }
+}
+
+
+static void
+publish(token_t *t, ngx_idempotency_outcome_e outcome, ngx_uint_t status,
+    size_t size, uint64_t seed)
+{
+    t->outcome = outcome;
+    t->status = status;
+    t->size = size;
+    t->seed = seed;
+    t->recorded = now;
+    t->serial = size ? ++serial : 0;
+}
+
+
+static void
+orphan(token_t *t)
+{
+    publish(t, NGX_IDEMPOTENCY_IN_DOUBT, 0, 0, 0);
+    must_wake(t);
+    seen_orphan++;
+}
+
+
+/* what was evicted: the oldest, and only for want of memory */
+
+static void
+sync_kept(ngx_uint_t allowed)
+{
+    token_t                   *t;
+    ngx_uint_t                 i, first, n, last, token;
+    ngx_queue_t               *q;
+    ngx_idempotency_record_t  *rec;
+
+    static u_char              digests[TOKENS][NGX_IDEMPOTENCY_DIGEST_LEN];
+
+    if (digests[0][0] == digests[1][0]) {
+        for (i = 0; i < TOKENS; i++) {
+            op_token(digests[i], i);
+        }
+    }
+
+    first = 0;
+    last = 0;
+    n = 0;
+
+    for (q = ngx_queue_head(&zone.shm.sh->kept);
+         q != ngx_queue_sentinel(&zone.shm.sh->kept);
+         q = ngx_queue_next(q))
+    {
+        rec = ngx_queue_data(q, ngx_idempotency_record_t, queue);
+
+        for (token = 0; token < TOKENS; token++) {
+            if (ngx_memcmp(rec->token, digests[token],
+                           NGX_IDEMPOTENCY_DIGEST_LEN)
+                == 0)
+            {
+                break;
+            }
+        }
+
+        if (!check(token < TOKENS)) {
+            return;
+        }
+
+        t = &tokens[token];
+
+        if (!t->bound || over(t)) {
+            continue;
+        }
+
+        check_equal(rec->size, t->size);
+        check_equal(rec->fence, t->fence);
+
+        if (!check(t->serial > last)) {
+            fail("responses are out of order", token);
+        }
+
+        last = t->serial;
+        n++;
+
+        if (first == 0) {
+            first = t->serial;
+        }
+    }
+
+    for (i = 0; i < TOKENS; i++) {
+        t = &tokens[i];
+
+        if (!t->bound || over(t) || t->serial == 0) {
+            continue;
+        }
+
+        if (first && t->serial >= first) {
+            n--;
+            continue;
+        }
+
+        if (!check(allowed)) {
+            fail("a response went early", i);
+        }
+
+        if (t->outcome == NGX_IDEMPOTENCY_DONE) {
+            t->outcome = NGX_IDEMPOTENCY_NOT_KEPT;
+        }
+
+        t->size = 0;
+        t->serial = 0;
+        seen_evicted++;
+    }
+
+    check_equal(n, 0);
+}
+
+
+/* nothing that had ended was left where memory was short */
+
+static ngx_uint_t
+nothing_to_free(void)
+{
+    ngx_queue_t               *q;
+    ngx_idempotency_record_t  *rec;
+    ngx_idempotency_window_t  *window;
+
+    for (window = &zone.shm.sh->window; window; window = window->next) {
+
+        q = ngx_queue_head(&window->records);
+
+        if (q == ngx_queue_sentinel(&window->records)) {
+            continue;
+        }
+
+        rec = ngx_queue_data(q, ngx_idempotency_record_t, expiry);
+
+        if ((ngx_msec_int_t) (now - rec->recorded)
+            >= (ngx_msec_int_t) window->length)
+        {
+            return 0;
+        }
+    }
+
+    return !zone.shm.evict || ngx_queue_empty(&zone.shm.sh->kept);
+}
+
+
+/* the steps */
+
+static void
+handler(ngx_idempotency_op_t *op)
+{
+    waiter_t    *w, *victim;
+    ngx_uint_t   print;
+
+    w = op->data;
+
+    check_equal(op->result, NGX_IDEMPOTENCY_CHANGED);
+    check(w->waiting);
+    check(w->serial > last_called);
+    check(!op->waiting);
+
+    last_called = w->serial;
+    w->waiting = 0;
+    seen_called++;
+
+    switch (below(4)) {
+
+    case 0:
+        victim = &waiters[below(WAITERS)];
+        op_cancel(&zone, &victim->op);
+        victim->waiting = 0;
+        break;
+
+    case 1:
+        print = below(PRINTS);
+        claim_as(w->slot, op, w->token, print, 1, w);
+        break;
+    }
+}
+
+
+static void
+remember_claim(ngx_uint_t token, ngx_idempotency_op_t *op, ngx_uint_t slot)
+{
+    claim_t  *c;
+
+    for (c = claims; c < claims + CLAIMS; c++) {
+
+        if (!c->used) {
+            c->used = 1;
+            c->token = token;
+            c->slot = slot;
+            c->epoch = double_workers[slot].epoch;
+            c->fence = op->fence;
+            return;
+        }
+    }
+
+    /* too many: its owner stays silent for ever */
+}
+
+
+static void
+claim_as(ngx_uint_t slot, ngx_idempotency_op_t *op, ngx_uint_t token,
+    ngx_uint_t print, ngx_uint_t wait, waiter_t *w)
+{
+    token_t           *t;
+    ngx_uint_t         pfree, need, limit, result, retry, evict;
+
+    static ngx_msec_t  windows[] = { 1, 20, 20, 21, 50, 300, 2000 };
+
+    retry = (below(3) == 0);
+
+    op_init(op, token, print, now);
+    op->window = windows[below(7)];
+    op->lease = 10 + below(100);
+    op->reserve = below(2) ? 0 : random_size();
+    op->retry = retry;
+    op->wait = wait;
+    op->handler = handler;
+    op->data = w;
+
+    limit = (zone.shm.shpool->end - zone.shm.shpool->start) / ngx_pagesize / 8;
+    need = ngx_idempotency_chunks_pages(op->reserve) + 2;
+    need = ngx_min(need, ngx_max(limit, 1));
+
+    double_become(slot);
+
+    pfree = zone.shm.shpool->pfree;
+    result = op_claim(&zone, op);
+
+    t = current(token);
+
+    if (t->bound && t->outcome == NGX_IDEMPOTENCY_PENDING && !owner_alive(t)) {
+        orphan(t);
+    }
+
+    if (!t->bound
+        || (retry && t->outcome == NGX_IDEMPOTENCY_IN_DOUBT
+            && t->print == print))
+    {
+        evict = (zone.shm.evict && !t->bound && pfree < need);
+
+        if (result == NGX_IDEMPOTENCY_UNAVAILABLE && !t->bound) {
+            sync_kept(evict);
+            check(zone.shm.shpool->pfree < need);
+            check(nothing_to_free());
+            seen_unavailable++;
+            return;
+        }
+
+        if (!check_equal(result, NGX_IDEMPOTENCY_CLAIMED)) {
+            fail("not claimed", token);
+            return;
+        }
+
+        seen_claimed++;
+        seen_retry += t->bound;
+
+        check_equal(op->fence, ++fence);
+        check_equal(op->waiting, 0);
+
+        ngx_memzero(t, sizeof(token_t));
+        t->bound = 1;
+        t->print = print;
+        t->fence = fence;
+        t->recorded = now;
+        t->window = op->window;
+        t->lease = op->lease;
+        t->slot = slot;
+        t->epoch = double_workers[slot].epoch;
+
+        remember_claim(token, op, slot);
+        sync_kept(evict);
+        return;
+    }
+
+    if (t->print != print) {
+        if (!check_equal(result, NGX_IDEMPOTENCY_CONFLICT)) {
+            fail("no conflict", token);
+        }
+
+        check_equal(op->outcome, t->outcome);
+        check_equal(op->waiting, 0);
+        seen_conflict++;
+        return;
+    }
+
+    if (!check_equal(result, NGX_IDEMPOTENCY_BOUND)) {
+        fail("not bound", token);
+        return;
+    }
+
+    if (!check_equal(op->outcome, t->outcome)) {
+        fail("another outcome", token);
+    }
+
+    check_equal(op->fence, t->fence);
+    check_equal(op->recorded, t->recorded);
+
+    if (t->outcome == NGX_IDEMPOTENCY_PENDING) {
+        seen_pending++;
+        check_equal(op->waiting, wait);
+
+        if (wait) {
+            w->token = token;
+            w->slot = slot;
+            w->waiting = 1;
+            w->serial = ++serial;
+            t->waiting.bits[slot / 64] |= (uint64_t) 1 << (slot % 64);
+        }
+
+        return;
+    }
+
+    check_equal(op->waiting, 0);
+    check_equal(op->status, t->status);
+    seen_doubt += (t->outcome == NGX_IDEMPOTENCY_IN_DOUBT);
+
+    if (t->size) {
+        t->replays++;
+        seen_replayed++;
+    }
+
+    check_equal(op->replays, t->replays);
+
+    if (!op_responded(op, t->size, t->seed)) {
+        fail("another response", token);
+    }
+}
+
+
+static void
+step_claim(void)
+{
+    ngx_uint_t            i;
+    waiter_t             *w;
+    ngx_idempotency_op_t  op;
+
+    for (i = 0; i < SLOTS; i++) {
+        /* the dead ask nothing, nor do the silent */
+        if (double_workers[slots[i]].state == DOUBLE_ALIVE) {
+            break;
+        }
+    }
+
+    if (i == SLOTS) {
+        return;
+    }
+
+    do {
+        i = below(SLOTS);
+    } while (double_workers[slots[i]].state != DOUBLE_ALIVE);
+
+    w = &waiters[below(WAITERS)];
+
+    if (below(3) == 0 && !w->waiting) {
+        claim_as(slots[i], &w->op, below(TOKENS), below(10) == 0, 1, w);
+        return;
+    }
+
+    claim_as(slots[i], &op, below(TOKENS), below(10) == 0, 0, NULL);
+}
+
+
+static claim_t *
+some_claim(void)
+{
+    claim_t     *c;
+    ngx_uint_t   i, first;
+
+    first = below(CLAIMS);
+
+    for (i = 0; i < CLAIMS; i++) {
+        c = &claims[(first + i) % CLAIMS];
+
+        if (c->used) {
+            return c;
+        }
+    }
+
+    return NULL;
+}
+
+
+static ngx_uint_t
+owns(claim_t *c)
+{
+    token_t  *t;
+
+    t = &tokens[c->token];
+
+    return t->bound && t->outcome == NGX_IDEMPOTENCY_PENDING
+           && t->fence == c->fence;
+}
+
+
+static void
+step_complete(void)
+{
+    size_t                     size;
+    claim_t                   *c;
+    token_t                   *t;
+    uint64_t                   seed;
+    ngx_uint_t                 pfree, pages, status, result;
+    ngx_idempotency_op_t       op;
+    ngx_idempotency_outcome_e  outcome;
+
+    c = some_claim();
+    if (c == NULL) {
+        return;
+    }
+
+    size = random_size();
+    seed = unit_random(&rnd);
+    status = 200 + below(300);
+
+    switch (below(5)) {
+    case 0:
+        outcome = NGX_IDEMPOTENCY_IN_DOUBT;
+        break;
+    case 1:
+        outcome = NGX_IDEMPOTENCY_NOT_KEPT;
+        size = 0;
+        break;
+    default:
+        outcome = NGX_IDEMPOTENCY_DONE;
+    }
+
+    op_init(&op, c->token, 0, now);
+    op.fence = c->fence;
+    op.outcome = outcome;
+    op.status = status;
+    op_respond(&op, size, seed);
+
+    double_become(c->slot);
+
+    pfree = zone.shm.shpool->pfree;
+    result = op_complete(&zone, &op);
+
+    t = current(c->token);
+    c->used = 0;
+
+    if (!owns(c)) {
+        if (!check_equal(result, NGX_IDEMPOTENCY_STALE)) {
+            fail("a late owner was heard", c->token);
+        }
+
+        sync_kept(0);
+        seen_stale++;
+        return;
+    }
+
+    pages = ngx_idempotency_chunks_pages(size);
+
+    if (result == NGX_IDEMPOTENCY_TRIMMED) {
+        check(pfree < pages);
+        check(nothing_to_free());
+        seen_trimmed++;
+
+        if (outcome == NGX_IDEMPOTENCY_DONE) {
+            outcome = NGX_IDEMPOTENCY_NOT_KEPT;
+        }
+
+        size = 0;
+
+    } else if (!check_equal(result, NGX_IDEMPOTENCY_OK)) {
+        fail("an owner was not heard", c->token);
+    }
+
+    publish(t, outcome, status, size, seed);
+    must_wake(t);
+    sync_kept(zone.shm.evict && pfree < pages);
+}
+
+
+static void
+step_release(void)
+{
+    claim_t               *c;
+    token_t               *t;
+    ngx_uint_t             result;
+    ngx_idempotency_op_t   op;
+
+    c = some_claim();
+    if (c == NULL) {
+        return;
+    }
+
+    op_init(&op, c->token, 0, now);
+    op.fence = c->fence;
+
+    double_become(c->slot);
+    result = op_release(&zone, &op);
+
+    t = current(c->token);
+    c->used = 0;
+
+    if (!owns(c)) {
+        check_equal(result, NGX_IDEMPOTENCY_STALE);
+        seen_stale++;
+        return;
+    }
+
+    if (!check_equal(result, NGX_IDEMPOTENCY_OK)) {
+        fail("an owner was not heard", c->token);
+    }
+
+    must_wake(t);
+    t->bound = 0;
+}
+
+
+static void
+step_find(void)
+{
+    token_t               *t;
+    u_char                 print[NGX_IDEMPOTENCY_DIGEST_LEN];
+    ngx_uint_t             token;
+    ngx_idempotency_op_t   op;
+
+    token = below(TOKENS);
+    t = current(token);
+
+    op_init(&op, token, 99, now);
+
+    if (!check_equal(op_find(&zone, &op), t->bound ? NGX_IDEMPOTENCY_BOUND
+                                                   : NGX_IDEMPOTENCY_ABSENT))
+    {
+        fail("found or not", token);
+        return;
+    }
+
+    if (!t->bound) {
+        return;
+    }
+
+    check_equal(op.outcome, t->outcome);
+    check_equal(op.fence, t->fence);
+    check_equal(op.recorded, t->recorded);
+    check_equal(op.replays, t->replays);
+    check_equal(op.response.len, t->size);
+    check(op.response.data == NULL);
+
+    op_token(print, t->print + 1000000);
+    check(ngx_memcmp(op.fingerprint, print, sizeof(print)) == 0);
+}
+
+
+static void
+forget(ngx_uint_t token)
+{
+    token_t               *t;
+    ngx_uint_t             bound;
+    ngx_idempotency_op_t   op;
+
+    t = current(token);
+    bound = t->bound;
+
+    op_init(&op, token, 0, now);
+
+    if (!check_equal(op_forget(&zone, &op), bound ? NGX_IDEMPOTENCY_OK
+                                                  : NGX_IDEMPOTENCY_ABSENT))
+    {
+        fail("forgotten or not", token);
+    }
+
+    if (bound) {
+        must_wake(t);
+        t->bound = 0;
+    }
+}
+
+
+static void
+sweep(void)
+{
+    ngx_uint_t  i, n, found;
+
+    ngx_idempotency_shm_sweep(&zone.shm, now);
+
+    /* its wakes come in the order of claims */
+
+    n = double_nwakes;
+
+    for (i = 0; i < n; i++) {
+        for (found = 0; found < TOKENS; found++) {
+            if (tokens[found].bound
+                && tokens[found].outcome == NGX_IDEMPOTENCY_PENDING
+                && key_of(found) == double_wakes[0].key)
+            {
+                break;
+            }
+        }
+
+        if (!check(found < TOKENS && !owner_alive(&tokens[found]))) {
+            return;
+        }
+
+        orphan(&tokens[found]);
+    }
+
+    for (i = 0; i < TOKENS; i++) {
+        if (tokens[i].bound && tokens[i].outcome == NGX_IDEMPOTENCY_PENDING
+            && !owner_alive(&tokens[i]))
+        {
+            orphan(&tokens[i]);
+        }
+    }
+}
+
+
+static void
+step_worker(void)
+{
+    claim_t     *c;
+    waiter_t    *w;
+    ngx_uint_t   slot;
+
+    slot = slots[below(SLOTS)];
+
+    switch (below(4)) {
+
+    case 0:
+        /* dies, with all its requests */
+        double_workers[slot].state = DOUBLE_DEAD;
+
+        for (c = claims; c < claims + CLAIMS; c++) {
+            if (c->slot == slot) {
+                c->used = 0;
+            }
+        }
+
+        for (w = waiters; w < waiters + WAITERS; w++) {
+            if (w->slot == slot && w->waiting) {
+                op_cancel(&zone, &w->op);
+                w->waiting = 0;
+            }
+        }
+
+        break;
+
+    case 1:
+        if (double_workers[slot].state == DOUBLE_DEAD) {
+            double_renew(slot);
+        }
+
+        break;
+
+    case 2:
+        if (double_workers[slot].state == DOUBLE_ALIVE) {
+            double_workers[slot].state = DOUBLE_SILENT;
+        }
+
+        break;
+
+    default:
+        if (double_workers[slot].state == DOUBLE_SILENT) {
+            double_workers[slot].state = DOUBLE_ALIVE;
+        }
+
+        break;
+    }
+}
+
+
+static void
+step_woken(void)
+{
+    uint64_t     key;
+    waiter_t    *w;
+    ngx_uint_t   before;
+
+    before = serial;
+    last_called = 0;
+
+    if (below(100) == 0) {
+
+        /* all, token by token: their order is not one of time */
+
+        for (w = waiters; w < waiters + WAITERS; w++) {
+            if (w->waiting) {
+                op_cancel(&zone, &w->op);
+                w->waiting = 0;
+            }
+        }
+
+        ngx_idempotency_shm_woken(NULL);
+        check_equal(last_called, 0);
+        return;
+    }
+
+    if (nqueued && below(2)) {
+        key = queued[0];
+        nqueued--;
+        ngx_memmove(&queued[0], &queued[1], nqueued * sizeof(queued[0]));
+
+    } else {
+        key = key_of(below(TOKENS));
+    }
+
+    ngx_idempotency_shm_woken(&key);
+
+    /* nobody is left but who came since */
+
+    for (w = waiters; w < waiters + WAITERS; w++) {
+        check(!w->waiting || key_of(w->token) != key || w->serial > before);
+        check_equal(w->op.waiting, w->waiting);
+    }
+}
+
+
+static void
+run(size_t size, ngx_uint_t evict, uint64_t seed, ngx_uint_t steps)
+{
+    ngx_uint_t  i, action;
+
+    ngx_memzero(tokens, sizeof(tokens));
+    ngx_memzero(claims, sizeof(claims));
+    ngx_memzero(waiters, sizeof(waiters));
+    nqueued = 0;
+
+    seen_claimed = seen_replayed = seen_pending = seen_conflict = 0;
+    seen_doubt = seen_retry = seen_stale = seen_trimmed = 0;
+    seen_unavailable = seen_evicted = seen_called = seen_expired = 0;
+    seen_orphan = 0;
+
+    seed += unit_setting("UNIT_SEED", 0);
+    steps = unit_setting("UNIT_STEPS", steps);
+
+    rnd = seed;
+    now = 1000;
+    fence = 0;
+    serial = 0;
+    told = 0;
+
+    double_reset();
+    zone_open(&zone, size, evict);
+
+    for (step = 0; step < steps && told < 10; step++) {
+
+        action = below(100);
+
+        if (action < 10) {
+            now += below(100) ? below(8) : below(3000);
+
+        } else if (action < 50) {
+            step_claim();
+
+        } else if (action < 72) {
+            step_complete();
+
+        } else if (action < 78) {
+            step_release();
+
+        } else if (action < 84) {
+            step_find();
+
+        } else if (action < 86) {
+            forget(below(TOKENS));
+
+        } else if (action < 88) {
+            sweep();
+
+        } else if (action < 92) {
+            step_worker();
+
+        } else {
+            step_woken();
+        }
+
+        if (!check_equal(double_nwakes, 0)) {
+            fail("somebody was woken for nothing", 0);
+            double_nwakes = 0;
+        }
+
+        if (step % 256 == 0) {
+            sync_kept(0);
+            zone_check(&zone);
+        }
+
+        if (step % 16 == 0) {
+            ngx_reset_pool(unit_pool);
+        }
+    }
+
+    for (i = 0; i < TOKENS; i++) {
+        forget(i);
+    }
+
+    for (i = 0; i < WAITERS; i++) {
+        op_cancel(&zone, &waiters[i].op);
+    }
+
+    zone_check_empty(&zone);
+    zone_close(&zone);
+
+    unit_note("seed %llu, %u steps: claimed %u (retry %u), replayed %u, "
+              "pending %u, conflict %u, in doubt %u, orphan %u, stale %u, "
+              "expired %u, trimmed %u, unavailable %u, evicted %u, called %u",
+              (unsigned long long) seed, (unsigned) step,
+              (unsigned) seen_claimed, (unsigned) seen_retry,
+              (unsigned) seen_replayed, (unsigned) seen_pending,
+              (unsigned) seen_conflict, (unsigned) seen_doubt,
+              (unsigned) seen_orphan, (unsigned) seen_stale,
+              (unsigned) seen_expired, (unsigned) seen_trimmed,
+              (unsigned) seen_unavailable, (unsigned) seen_evicted,
+              (unsigned) seen_called);
+
+    if (steps < 10000) {
+        return;
+    }
+
+    check(seen_claimed && seen_retry && seen_replayed && seen_pending);
+    check(seen_conflict && seen_doubt && seen_orphan && seen_stale);
+    check(seen_expired && seen_called);
+}
+
+
+static void
+plenty_of_memory(void)
+{
+    run(8 * 1024 * 1024, 0, 1, 200000);
+
+    check_equal(seen_trimmed + seen_unavailable + seen_evicted, 0);
+}
+
+
+static void
+little_memory(void)
+{
+    run(160 * 1024, 0, 2, 200000);
+
+    check(seen_trimmed && seen_unavailable);
+    check_equal(seen_evicted, 0);
+}
+
+
+static void
+little_memory_and_eviction(void)
+{
+    run(160 * 1024, 1, 3, 200000);
+
+    check(seen_evicted);
+}
+
+
+static unit_case_t  cases[] = {
+    { "random operations", plenty_of_memory },
+    { "random operations in a full zone", little_memory },
+    { "random operations in a full zone that evicts",
+      little_memory_and_eviction },
+    unit_cases_end
+};
+
+
+int
+main(void)
+{
+    return unit_run(cases);
+}

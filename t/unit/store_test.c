@@ -1,0 +1,832 @@
+
+/* The protocol: who may do what to a token, and when it is fresh again. */
+
+
+#include "zone.h"
+#include "workers_double.h"
+
+
+#define ZONE  (512 * 1024)
+
+
+static zone_t  zone;
+
+
+static void
+open_zone(void)
+{
+    double_reset();
+    zone_open(&zone, ZONE, 0);
+}
+
+
+static void
+close_empty(void)
+{
+    zone_check_empty(&zone);
+    zone_close(&zone);
+}
+
+
+static void
+complete(ngx_idempotency_op_t *op, ngx_idempotency_outcome_e outcome,
+    ngx_uint_t status, size_t size)
+{
+    op->outcome = outcome;
+    op->status = status;
+    op_respond(op, size, op->fence);
+
+    check_equal(op_complete(&zone, op), NGX_IDEMPOTENCY_OK);
+}
+
+
+static void
+forget(ngx_uint_t token, ngx_msec_t now)
+{
+    ngx_idempotency_op_t  op;
+
+    op_init(&op, token, 0, now);
+    check_equal(op_forget(&zone, &op), NGX_IDEMPOTENCY_OK);
+}
+
+
+static void
+one_way_through(void)
+{
+    ngx_uint_t            i;
+    ngx_idempotency_op_t  op, other;
+
+    open_zone();
+
+    op_init(&op, 1, 1, 100);
+    check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op.fence, 1);
+    check_equal(double_workers[0].owned, 1);
+
+    op_init(&other, 1, 1, 110);
+    check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_BOUND);
+    check_equal(other.outcome, NGX_IDEMPOTENCY_PENDING);
+    check_equal(other.recorded, 100);
+    check_equal(other.fence, op.fence);
+    check_equal(other.waiting, 0);
+    check(other.response.data == NULL);
+    check_equal(double_workers[0].owned, 1);
+
+    op.now = 120;
+    complete(&op, NGX_IDEMPOTENCY_DONE, 201, 300);
+    check_equal(double_workers[0].owned, 0);
+
+    for (i = 1; i <= 3; i++) {
+        op_init(&other, 1, 1, 120 + i);
+        check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_BOUND);
+        check_equal(other.outcome, NGX_IDEMPOTENCY_DONE);
+        check_equal(other.status, 201);
+        check_equal(other.recorded, 120);
+        check_equal(other.replays, i);
+        op_responded(&other, 300, op.fence);
+    }
+
+    /* looking is not replaying */
+
+    op_init(&other, 1, 7, 130);
+    check_equal(op_find(&zone, &other), NGX_IDEMPOTENCY_BOUND);
+    check_equal(other.outcome, NGX_IDEMPOTENCY_DONE);
+    check_equal(other.status, 201);
+    check_equal(other.replays, 3);
+    check_equal(other.response.len, 300);
+    check(other.response.data == NULL);
+    check(ngx_memcmp(other.fingerprint, op.fingerprint,
+                     NGX_IDEMPOTENCY_DIGEST_LEN) == 0);
+
+    op_init(&other, 1, 0, 130);
+    check_equal(op_forget(&zone, &other), NGX_IDEMPOTENCY_OK);
+    check_equal(op_forget(&zone, &other), NGX_IDEMPOTENCY_ABSENT);
+    check_equal(op_find(&zone, &other), NGX_IDEMPOTENCY_ABSENT);
+
+    check_equal(double_nwakes, 0);
+
+    close_empty();
+}
+
+
+static void
+release_makes_fresh(void)
+{
+    uint64_t              fence;
+    ngx_idempotency_op_t  op;
+
+    open_zone();
+
+    op_init(&op, 1, 1, 0);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    fence = op.fence;
+
+    check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
+    check_equal(double_workers[0].owned, 0);
+    check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
+    zone_check_empty(&zone);
+
+    /* for whatever it is then used */
+
+    op_init(&op, 1, 2, 0);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op.fence, fence + 1);
+    check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
+
+    close_empty();
+}
+
+
+/* each outcome that there is, and a claim with another fingerprint */
+
+static void
+conflict_whatever_the_outcome(void)
+{
+    ngx_uint_t             i;
+    ngx_idempotency_op_t   op, other;
+
+    static const struct {
+        ngx_idempotency_outcome_e  outcome;
+        size_t                     size;
+    } bound[] = {
+        { NGX_IDEMPOTENCY_PENDING, 0 },
+        { NGX_IDEMPOTENCY_DONE, 100 },
+        { NGX_IDEMPOTENCY_NOT_KEPT, 0 },
+        { NGX_IDEMPOTENCY_IN_DOUBT, 100 },
+        { NGX_IDEMPOTENCY_IN_DOUBT, 0 }
+    };
+
+    open_zone();
+
+    for (i = 0; i < sizeof(bound) / sizeof(bound[0]); i++) {
+
+        op_init(&op, i, 1, 50);
+        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+
+        if (bound[i].outcome != NGX_IDEMPOTENCY_PENDING) {
+            complete(&op, bound[i].outcome, 504, bound[i].size);
+        }
+
+        /* even one that would wait, or take over */
+
+        op_init(&other, i, 2, 60);
+        other.wait = 1;
+        other.retry = 1;
+
+        check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_CONFLICT);
+        check_equal(other.outcome, bound[i].outcome);
+        check_equal(other.waiting, 0);
+        check(other.response.data == NULL);
+
+        /* and the token is as it was */
+
+        op_init(&other, i, 1, 60);
+        check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_BOUND);
+        check_equal(other.outcome, bound[i].outcome);
+        check_equal(other.fence, op.fence);
+        check_equal(other.replays, bound[i].size ? 1 : 0);
+        op_responded(&other, bound[i].size, op.fence);
+
+        forget(i, 60);
+    }
+
+    close_empty();
+}
+
+
+static void
+fences_rise(void)
+{
+    uint64_t              last;
+    ngx_uint_t            i;
+    ngx_idempotency_op_t  op;
+
+    open_zone();
+
+    last = 0;
+
+    for (i = 0; i < 100; i++) {
+        op_init(&op, i % 7, i, i);
+        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+        check(op.fence > last);
+        last = op.fence;
+
+        if (i & 1) {
+            check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
+
+        } else {
+            complete(&op, NGX_IDEMPOTENCY_DONE, 200, 10);
+            forget(i % 7, i);
+        }
+    }
+
+    close_empty();
+}
+
+
+static void
+stale_owners_change_nothing(void)
+{
+    ngx_idempotency_op_t  late, op, look;
+
+    open_zone();
+
+    /* its token was forgotten */
+
+    op_init(&late, 1, 1, 10);
+    check_equal(op_claim(&zone, &late), NGX_IDEMPOTENCY_CLAIMED);
+    forget(1, 10);
+
+    late.outcome = NGX_IDEMPOTENCY_DONE;
+    op_respond(&late, 70000, 9);
+    check_equal(op_complete(&zone, &late), NGX_IDEMPOTENCY_STALE);
+    check_equal(op_release(&zone, &late), NGX_IDEMPOTENCY_STALE);
+    zone_check_empty(&zone);
+
+    /* and claimed by another */
+
+    op_init(&op, 1, 1, 20);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+
+    check_equal(op_complete(&zone, &late), NGX_IDEMPOTENCY_STALE);
+    check_equal(op_release(&zone, &late), NGX_IDEMPOTENCY_STALE);
+
+    op_init(&look, 1, 1, 20);
+    check_equal(op_find(&zone, &look), NGX_IDEMPOTENCY_BOUND);
+    check_equal(look.outcome, NGX_IDEMPOTENCY_PENDING);
+    check_equal(look.fence, op.fence);
+
+    /* who completed: nobody can again, not even the owner */
+
+    complete(&op, NGX_IDEMPOTENCY_DONE, 200, 10);
+
+    check_equal(op_complete(&zone, &late), NGX_IDEMPOTENCY_STALE);
+    check_equal(op_release(&zone, &late), NGX_IDEMPOTENCY_STALE);
+    check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_STALE);
+    check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_STALE);
+
+    op_init(&look, 1, 1, 30);
+    check_equal(op_claim(&zone, &look), NGX_IDEMPOTENCY_BOUND);
+    check_equal(look.status, 200);
+    op_responded(&look, 10, op.fence);
+
+    forget(1, 30);
+    close_empty();
+}
+
+
+/* windows of all lengths at once, each ended to the millisecond */
+
+static void
+expiry_from(ngx_msec_t base)
+{
+    ngx_uint_t            i, n;
+    ngx_idempotency_op_t  op;
+
+    static const ngx_msec_t  windows[] = { 1000, 1, 500, 2, 999, 70, 1001, 70,
+                                           86400000, 3 };
+
+    open_zone();
+
+    n = sizeof(windows) / sizeof(windows[0]);
+
+    for (i = 0; i < n; i++) {
+        check_equal(op_bind(&zone, i, 1, base, windows[i], i * 30),
+                    NGX_IDEMPOTENCY_OK);
+    }
+
+    for (i = 0; i < n; i++) {
+
+        /* a repeat at the last moment replays, and does not extend it */
+
+        op_init(&op, i, 1, base + windows[i] - 1);
+        op.window = 1000000;
+        check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+        op_responded(&op, i * 30, i);
+
+        /* nor does one for something else, or before it */
+
+        op_init(&op, i, 2, base);
+        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CONFLICT);
+
+        op_init(&op, i, 1, base + windows[i]);
+        check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
+
+        /* time for one worker may be a little behind another's */
+
+        op_init(&op, i, 1, base);
+        check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
+
+        check_equal(op_bind(&zone, i, 1, base, windows[i], i * 30),
+                    NGX_IDEMPOTENCY_OK);
+        op_init(&op, i, 9, base + windows[i]);
+        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+        check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
+
+        zone_check(&zone);
+
+        /* those that the claim expired come back for their own turn */
+
+        for (n = i + 1; n < sizeof(windows) / sizeof(windows[0]); n++) {
+            op_init(&op, n, 1, base);
+
+            if (op_find(&zone, &op) == NGX_IDEMPOTENCY_ABSENT) {
+                check(windows[n] <= windows[i]);
+                check_equal(op_bind(&zone, n, 1, base, windows[n], n * 30),
+                            NGX_IDEMPOTENCY_OK);
+            }
+        }
+    }
+
+    close_empty();
+}
+
+
+static void
+expiry_is_exact(void)
+{
+    expiry_from(5000000);
+}
+
+
+static void
+expiry_is_exact_where_time_wraps(void)
+{
+    expiry_from((ngx_msec_t) -1);
+    expiry_from((ngx_msec_t) -500);
+}
+
+
+/* the window begins with the outcome, not with the claim */
+
+static void
+window_starts_with_the_outcome(void)
+{
+    ngx_idempotency_op_t  op;
+
+    open_zone();
+
+    op_init(&op, 1, 1, 1000);
+    op.window = 10;
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+
+    /* long over, if it had */
+
+    op.now = 500000;
+    complete(&op, NGX_IDEMPOTENCY_NOT_KEPT, 500, 0);
+
+    op_init(&op, 1, 1, 500009);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+    check_equal(op.outcome, NGX_IDEMPOTENCY_NOT_KEPT);
+    check_equal(op.recorded, 500000);
+
+    op_init(&op, 1, 1, 500010);
+    check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
+
+    close_empty();
+}
+
+
+/* claims on the way free what has expired, a few at a time */
+
+static void
+expired_memory_comes_back_by_itself(void)
+{
+    ngx_uint_t            i;
+    ngx_idempotency_op_t  op;
+
+    open_zone();
+
+    for (i = 0; i < 30; i++) {
+        check_equal(op_bind(&zone, i, 1, 100, 10, 5000), NGX_IDEMPOTENCY_OK);
+    }
+
+    /* whoever is pending stays */
+
+    op_init(&op, 100, 1, 100);
+    op.window = 1;
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+
+    for (i = 0; zone_bound(&zone) > 0 && i < 30; i++) {
+        op_init(&op, 200, 1, 1000000);
+        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+        check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
+    }
+
+    check_equal(i, 30 / NGX_IDEMPOTENCY_SHM_EXPIRE);
+
+    op_init(&op, 100, 1, 1000000);
+    check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+    check_equal(op.outcome, NGX_IDEMPOTENCY_PENDING);
+
+    forget(100, 1000000);
+    close_empty();
+}
+
+
+/* tokens that differ only behind their first bytes share a tree key */
+
+static void
+equal_keys_are_told_apart(void)
+{
+    ngx_uint_t            i, n;
+    ngx_idempotency_op_t  op;
+
+    open_zone();
+
+    for (i = 0; i < 256; i++) {
+        op_init(&op, 1, 1, 100);
+        op.token[NGX_IDEMPOTENCY_DIGEST_LEN - 1] = (u_char) (i * 37);
+        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+        complete(&op, NGX_IDEMPOTENCY_DONE, 200 + i, 0);
+    }
+
+    zone_check(&zone);
+
+    for (i = 0; i < 256; i++) {
+        n = (i * 41) % 256;
+        op_init(&op, 1, 1, 100);
+        op.token[NGX_IDEMPOTENCY_DIGEST_LEN - 1] = (u_char) (n * 37);
+        check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+        check_equal(op.status, 200 + n);
+        check_equal(op_forget(&zone, &op), NGX_IDEMPOTENCY_OK);
+        check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
+
+        if (i % 16 == 0) {
+            zone_check(&zone);
+        }
+    }
+
+    close_empty();
+}
+
+
+static void
+in_doubt_replays_or_is_taken_over(void)
+{
+    ngx_idempotency_op_t  op, other;
+
+    open_zone();
+
+    op_init(&op, 1, 1, 100);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    complete(&op, NGX_IDEMPOTENCY_IN_DOUBT, 504, 5000);
+
+    op_init(&other, 1, 1, 200);
+    check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_BOUND);
+    check_equal(other.outcome, NGX_IDEMPOTENCY_IN_DOUBT);
+    check_equal(other.status, 504);
+    op_responded(&other, 5000, op.fence);
+
+    op_init(&other, 1, 1, 300);
+    other.retry = 1;
+    other.window = 77;
+    check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_CLAIMED);
+    check(other.fence > op.fence);
+    check_equal(zone_size(&zone.shm.sh->kept), 0);
+    check_equal(zone_bound(&zone), 0);
+    zone_check(&zone);
+
+    /* it is pending again, for others who would retry as well */
+
+    op_init(&op, 1, 1, 310);
+    op.retry = 1;
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+    check_equal(op.outcome, NGX_IDEMPOTENCY_PENDING);
+    check_equal(op.recorded, 300);
+    check_equal(op.replays, 0);
+
+    other.now = 320;
+    complete(&other, NGX_IDEMPOTENCY_DONE, 200, 20);
+
+    /* done is done: retry is for doubts only */
+
+    op_init(&op, 1, 1, 320 + 76);
+    op.retry = 1;
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+    check_equal(op.outcome, NGX_IDEMPOTENCY_DONE);
+    check_equal(op.replays, 1);
+    op_responded(&op, 20, other.fence);
+
+    op_init(&op, 1, 1, 320 + 77);
+    check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
+
+    close_empty();
+}
+
+
+/* its owner died: known at the next claim */
+
+static void
+dead_owner_at_claim(void)
+{
+    ngx_idempotency_op_t  op, other;
+
+    open_zone();
+
+    double_become(3);
+    op_init(&op, 1, 1, 100);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+
+    double_become(4);
+    op_init(&other, 1, 1, 1000000);
+    check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_BOUND);
+    check_equal(other.outcome, NGX_IDEMPOTENCY_PENDING);
+
+    double_workers[3].state = DOUBLE_DEAD;
+
+    /* the window begins where the death is noticed */
+
+    op_init(&other, 1, 1, 1000001);
+    check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_BOUND);
+    check_equal(other.outcome, NGX_IDEMPOTENCY_IN_DOUBT);
+    check_equal(other.status, 0);
+    check_equal(other.recorded, 1000001);
+    check(other.response.data == NULL);
+    zone_check(&zone);
+
+    /* if it was not dead at all, it comes too late */
+
+    double_workers[3].state = DOUBLE_ALIVE;
+    double_become(3);
+    op.now = 1000002;
+    op.outcome = NGX_IDEMPOTENCY_DONE;
+    op_respond(&op, 10, 1);
+    check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_STALE);
+
+    op_init(&other, 1, 1, 1000001 + 999);
+    check_equal(op_find(&zone, &other), NGX_IDEMPOTENCY_BOUND);
+    op_init(&other, 1, 1, 1000001 + 1000);
+    check_equal(op_find(&zone, &other), NGX_IDEMPOTENCY_ABSENT);
+
+    /* with retry, the same claim takes it over at once */
+
+    double_become(3);
+    op_init(&op, 1, 1, 2000000);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+
+    double_renew(3);
+    double_become(4);
+
+    op_init(&other, 1, 1, 2000001);
+    other.retry = 1;
+    check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_CLAIMED);
+    check(other.fence > op.fence);
+
+    double_become(3);
+    op.outcome = NGX_IDEMPOTENCY_DONE;
+    check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_STALE);
+    check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_STALE);
+
+    double_become(4);
+    complete(&other, NGX_IDEMPOTENCY_DONE, 200, 10);
+
+    forget(1, 2000001);
+
+    /* a conflict stays one when its owner dies */
+
+    double_become(3);
+    op_init(&op, 1, 1, 3000000);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    double_workers[3].state = DOUBLE_DEAD;
+
+    double_become(4);
+    op_init(&other, 1, 2, 3000000);
+    other.retry = 1;
+    check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_CONFLICT);
+    check_equal(other.outcome, NGX_IDEMPOTENCY_IN_DOUBT);
+
+    forget(1, 3000000);
+    close_empty();
+}
+
+
+/* ... and by a sweep, of as many as there are, sparing the living */
+
+static void
+dead_owners_are_swept(void)
+{
+    ngx_uint_t            i, n;
+    ngx_idempotency_op_t  op;
+
+    static const ngx_uint_t  many[] = { 0, 1, 63, 64, 65, 128, 200 };
+
+    for (n = 0; n < sizeof(many) / sizeof(many[0]); n++) {
+
+        open_zone();
+
+        for (i = 0; i < many[n]; i++) {
+            double_become(i % 2 ? 70 : 5);
+            op_init(&op, i, 1, 100);
+            check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+
+            double_become(6);
+            op_init(&op, 1000 + i, 1, 100);
+            check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+        }
+
+        ngx_idempotency_shm_sweep(&zone.shm, 200);
+        check_equal(zone_size(&zone.shm.sh->pending), 2 * many[n]);
+
+        double_workers[5].state = DOUBLE_DEAD;
+        double_renew(70);
+
+        ngx_idempotency_shm_sweep(&zone.shm, 300);
+        check_equal(zone_size(&zone.shm.sh->pending), many[n]);
+        check_equal(double_nwakes, 0);
+        zone_check(&zone);
+
+        for (i = 0; i < many[n]; i++) {
+            op_init(&op, i, 1, 300);
+            check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+            check_equal(op.outcome, NGX_IDEMPOTENCY_IN_DOUBT);
+            check_equal(op.recorded, 300);
+            forget(i, 300);
+
+            op_init(&op, 1000 + i, 1, 300);
+            check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+            check_equal(op.outcome, NGX_IDEMPOTENCY_PENDING);
+            forget(1000 + i, 300);
+        }
+
+        close_empty();
+    }
+}
+
+
+static void
+lease_of_a_silent_owner(void)
+{
+    ngx_idempotency_op_t  op, other;
+
+    open_zone();
+
+    double_become(3);
+    op_init(&op, 1, 1, 100);
+    op.lease = 500;
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    double_workers[3].state = DOUBLE_SILENT;
+
+    /* the lease is that of the claim, not of who asks */
+
+    double_become(4);
+    op_init(&other, 1, 1, 599);
+    other.lease = 1;
+    other.retry = 1;
+    check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_BOUND);
+    check_equal(other.outcome, NGX_IDEMPOTENCY_PENDING);
+
+    ngx_idempotency_shm_sweep(&zone.shm, 599);
+    check_equal(zone_size(&zone.shm.sh->pending), 1);
+
+    /* it may still say what came of it */
+
+    double_become(3);
+    op.now = 599;
+    complete(&op, NGX_IDEMPOTENCY_DONE, 200, 10);
+    forget(1, 599);
+
+    op_init(&op, 1, 1, 1000);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+
+    double_become(4);
+    op_init(&other, 1, 1, 1500);
+    other.retry = 1;
+    check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_CLAIMED);
+
+    double_become(3);
+    check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_STALE);
+
+    double_become(4);
+    check_equal(op_release(&zone, &other), NGX_IDEMPOTENCY_OK);
+
+    /* who has no slot, or a sweep */
+
+    double_become(NGX_IDEMPOTENCY_NO_WORKER);
+    op_init(&op, 1, 1, 2000);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+
+    ngx_idempotency_shm_sweep(&zone.shm, 2499);
+    check_equal(zone_size(&zone.shm.sh->pending), 1);
+
+    ngx_idempotency_shm_sweep(&zone.shm, 2500);
+    check_equal(zone_size(&zone.shm.sh->pending), 0);
+    check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_STALE);
+
+    forget(1, 2500);
+    close_empty();
+}
+
+
+/* an exiting worker leaves nothing pending */
+
+static void
+exit_puts_claims_in_doubt(void)
+{
+    ngx_idempotency_op_t  op;
+
+    open_zone();
+
+    double_become(3);
+    op_init(&op, 1, 1, ngx_current_msec);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+
+    zone_exit_process(&zone);
+    check_equal(zone_size(&zone.shm.sh->pending), 0);
+
+    double_become(4);
+    op_init(&op, 1, 1, ngx_current_msec);
+    check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+    check_equal(op.outcome, NGX_IDEMPOTENCY_IN_DOUBT);
+
+    forget(1, ngx_current_msec);
+
+    /* and one that starts deals with those of the dead */
+
+    double_become(4);
+    op_init(&op, 1, 1, ngx_current_msec);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    double_workers[4].state = DOUBLE_DEAD;
+
+    double_become(5);
+    check_equal(zone_init_process(&zone), NGX_OK);
+    check_equal(zone_size(&zone.shm.sh->pending), 0);
+
+    forget(1, ngx_current_msec);
+    close_empty();
+}
+
+
+/* a reload keeps the zone: old and new processes work on the same tokens */
+
+static void
+reload_keeps_tokens(void)
+{
+    zone_t                next;
+    ngx_idempotency_op_t  op, other;
+
+    open_zone();
+
+    op_init(&op, 1, 1, 100);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+
+    zone_reload(&next, &zone);
+    double_become(1);
+    check_equal(zone_init_process(&next), NGX_OK);
+
+    op_init(&other, 1, 1, 100);
+    check_equal(op_claim(&next, &other), NGX_IDEMPOTENCY_BOUND);
+    check_equal(other.outcome, NGX_IDEMPOTENCY_PENDING);
+
+    double_become(0);
+    complete(&op, NGX_IDEMPOTENCY_DONE, 200, 10);
+
+    double_become(1);
+    check_equal(op_claim(&next, &other), NGX_IDEMPOTENCY_BOUND);
+    op_responded(&other, 10, op.fence);
+
+    forget(1, 100);
+
+    /* but what it means must not change */
+
+    next.shm.evict = 1;
+    check_equal(ngx_idempotency_shm_init(&next.zone, &zone.shm), NGX_ERROR);
+    check(unit_logged("idempotency_zone \"unit\" uses evict=responses"));
+
+    close_empty();
+}
+
+
+static unit_case_t  cases[] = {
+    { "a token's way: claim, repeat, complete, replay, forget",
+      one_way_through },
+    { "a released token is fresh", release_makes_fresh },
+    { "another fingerprint is a conflict, whatever the outcome",
+      conflict_whatever_the_outcome },
+    { "fences rise", fences_rise },
+    { "stale owners change nothing", stale_owners_change_nothing },
+    { "expiry is exact, for mixed windows", expiry_is_exact },
+    { "expiry is exact where time wraps", expiry_is_exact_where_time_wraps },
+    { "the window starts with the outcome", window_starts_with_the_outcome },
+    { "what expired is freed on the way",
+      expired_memory_comes_back_by_itself },
+    { "tokens with equal first bytes are told apart",
+      equal_keys_are_told_apart },
+    { "a doubt is replayed, or taken over", in_doubt_replays_or_is_taken_over },
+    { "a dead owner is noticed by a claim", dead_owner_at_claim },
+    { "dead owners are swept", dead_owners_are_swept },
+    { "a silent owner has its lease", lease_of_a_silent_owner },
+    { "exit and start put claims of the dead in doubt",
+      exit_puts_claims_in_doubt },
+    { "a reload keeps tokens", reload_keeps_tokens },
+    unit_cases_end
+};
+
+
+int
+main(void)
+{
+    return unit_run(cases);
+}

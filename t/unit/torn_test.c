@@ -1,0 +1,334 @@
+
+/*
+ * A zone in which a process died half way through a change: refused to all,
+ * touched by nobody, and made anew by processes of a later generation only.
+ */
+
+
+#include "zone.h"
+#include "workers_double.h"
+
+
+#define ZONE  (256 * 1024)
+
+
+static zone_t                zone;
+
+/* claimed before it was torn */
+
+static ngx_idempotency_op_t  owner;
+
+
+static void
+open_zone(void)
+{
+    ngx_uint_t  i;
+
+    double_reset();
+    zone_open(&zone, ZONE, 0);
+
+    for (i = 0; i < 20; i++) {
+        check_equal(op_bind(&zone, i, 1, 100, 1000, i * 400),
+                    NGX_IDEMPOTENCY_OK);
+    }
+
+    double_become(3);
+    op_init(&owner, 100, 1, 100);
+    check_equal(op_claim(&zone, &owner), NGX_IDEMPOTENCY_CLAIMED);
+    owner.outcome = NGX_IDEMPOTENCY_DONE;
+    op_respond(&owner, 100, 1);
+
+    /* much is to be done here: it is dead, and much has expired */
+
+    double_workers[3].state = DOUBLE_DEAD;
+    double_become(0);
+}
+
+
+/* as one that died inside, and whose lock nginx gave back */
+
+static void
+tear(void)
+{
+    zone.shm.sh->inside = 4711;
+}
+
+
+static void
+all_operations(zone_t *z)
+{
+    ngx_idempotency_op_t  op;
+
+    op_init(&op, 100, 1, 100000);
+    op.retry = 1;
+    op.wait = 1;
+    check_equal(op_claim(z, &op), NGX_IDEMPOTENCY_UNAVAILABLE);
+    check_equal(op.waiting, 0);
+
+    op_init(&op, 1, 1, 100000);
+    check_equal(op_find(z, &op), NGX_IDEMPOTENCY_UNAVAILABLE);
+    check_equal(op_forget(z, &op), NGX_IDEMPOTENCY_UNAVAILABLE);
+
+    op = owner;
+    check_equal(op_complete(z, &op), NGX_IDEMPOTENCY_UNAVAILABLE);
+
+    op = owner;
+    check_equal(op_release(z, &op), NGX_IDEMPOTENCY_UNAVAILABLE);
+
+    ngx_idempotency_shm_sweep(&z->shm, 100000);
+}
+
+
+static void
+refused_and_untouched(void)
+{
+    u_char                    *before;
+    ngx_uint_t                 i;
+    ngx_idempotency_op_t       op;
+    ngx_idempotency_shm_sh_t   sh;
+
+    open_zone();
+
+    before = ngx_palloc(unit_pool, ZONE);
+    ngx_memcpy(before, zone.zone.shm.addr, ZONE);
+
+    /* each operation may be the first that notices it */
+
+    for (i = 0; i < 6; i++) {
+
+        tear();
+        op = owner;
+        double_workers[0].owned = 0;
+
+        switch (i) {
+        case 0:
+            check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_UNAVAILABLE);
+            check_equal(double_workers[0].owned, 0);
+            break;
+        case 1:
+            check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_UNAVAILABLE);
+            break;
+        case 2:
+            check_equal(op_forget(&zone, &op), NGX_IDEMPOTENCY_UNAVAILABLE);
+            break;
+        case 3:
+            check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_UNAVAILABLE);
+            check_equal(double_workers[0].owned, -1);
+            break;
+        case 4:
+            check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_UNAVAILABLE);
+            check_equal(double_workers[0].owned, -1);
+            break;
+        case 5:
+            ngx_idempotency_shm_sweep(&zone.shm, 100000);
+            break;
+        }
+
+        /* said once */
+
+        check(unit_logged("zone \"unit\" was left half changed by "
+                          "process 4711"));
+        check_equal(zone.shm.sh->poisoned, 1);
+
+        all_operations(&zone);
+
+        check_equal(*zone.shm.shpool->mutex.lock, 0);
+
+        /* but for the mark nothing has changed */
+
+        sh = *zone.shm.sh;
+        zone.shm.sh->poisoned = 0;
+        check_equal(sh.inside, 0);
+        check(ngx_memcmp(before, zone.zone.shm.addr, ZONE) == 0);
+        zone.shm.sh->poisoned = sh.poisoned;
+
+        /* the next one is to notice it anew */
+
+        zone.shm.sh->poisoned = 0;
+    }
+
+    check_equal(double_nwakes, 0);
+    zone_close(&zone);
+}
+
+
+static void
+only_a_reload_makes_it_anew(void)
+{
+    uint64_t              fence;
+    zone_t                second, third;
+    ngx_idempotency_op_t  op;
+
+    open_zone();
+
+    fence = zone.shm.sh->fence;
+
+    zone_reload(&second, &zone);
+    check_equal(zone_init_process(&second), NGX_OK);
+    check_equal(zone.shm.sh->generation, 1);
+
+    /* the claim of the dead was swept on the way; another one */
+
+    double_renew(3);
+    double_become(3);
+    op_init(&owner, 101, 1, 100);
+    check_equal(op_claim(&second, &owner), NGX_IDEMPOTENCY_CLAIMED);
+    owner.outcome = NGX_IDEMPOTENCY_DONE;
+    op_respond(&owner, 100, 1);
+    double_become(0);
+    fence = owner.fence;
+
+    /* a process of the old generation, shutting down, notices it */
+
+    tear();
+    op_init(&op, 1, 1, 100);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_UNAVAILABLE);
+    check(unit_logged("4711"));
+    check_equal(zone.shm.sh->poisoned, 2);
+
+    /* successors in either generation change nothing */
+
+    check_equal(zone_init_process(&zone), NGX_OK);
+    all_operations(&zone);
+    all_operations(&second);
+
+    check_equal(zone_init_process(&second), NGX_OK);
+    all_operations(&zone);
+    all_operations(&second);
+
+    /* nor does a new configuration by itself */
+
+    zone_reload(&third, &second);
+    all_operations(&second);
+
+    check_equal(zone_init_process(&third), NGX_OK);
+    check(unit_logged("zone \"unit\" is made anew"));
+
+    check_equal(third.shm.sh->poisoned, 0);
+    check_equal(third.shm.sh->generation, 2);
+    zone_check_empty(&third);
+
+    /* what it knew is forgotten: late owners are told */
+
+    double_become(3);
+    check_equal(op_complete(&second, &owner), NGX_IDEMPOTENCY_STALE);
+    double_become(0);
+
+    op_init(&op, 1, 1, 100);
+    check_equal(op_find(&third, &op), NGX_IDEMPOTENCY_ABSENT);
+    check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
+
+    /* fences go on rising; all generations work in it */
+
+    op_init(&op, 101, 1, 100);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check(op.fence > fence);
+
+    check_equal(op_complete(&second, &owner), NGX_IDEMPOTENCY_STALE);
+
+    op.outcome = NGX_IDEMPOTENCY_DONE;
+    op_respond(&op, 5000, 3);
+    check_equal(op_complete(&third, &op), NGX_IDEMPOTENCY_OK);
+
+    op_init(&op, 101, 1, 100);
+    check_equal(op_claim(&second, &op), NGX_IDEMPOTENCY_BOUND);
+    op_responded(&op, 5000, 3);
+    check_equal(op_forget(&second, &op), NGX_IDEMPOTENCY_OK);
+
+    /* once is enough */
+
+    check_equal(zone_init_process(&third), NGX_OK);
+    zone_check_empty(&third);
+    zone_close(&third);
+}
+
+
+/* noticed only by the workers of a reload: they did not see what tore it */
+
+static void
+noticed_by_a_reload(void)
+{
+    zone_t                second, third;
+    ngx_idempotency_op_t  op;
+
+    open_zone();
+    tear();
+
+    zone_reload(&second, &zone);
+    check_equal(zone_init_process(&second), NGX_OK);
+    check(unit_logged("4711"));
+
+    op_init(&op, 1, 1, 100);
+    check_equal(op_claim(&second, &op), NGX_IDEMPOTENCY_UNAVAILABLE);
+
+    zone_reload(&third, &second);
+    check_equal(zone_init_process(&third), NGX_OK);
+    check(unit_logged("is made anew"));
+    zone_check_empty(&third);
+
+    zone_close(&third);
+}
+
+
+/* again and again, full of anything */
+
+static void
+any_number_of_times(void)
+{
+    uint64_t              fence;
+    ngx_uint_t            i, n;
+    zone_t                next;
+    ngx_idempotency_op_t  op;
+
+    open_zone();
+    fence = zone.shm.sh->fence;
+
+    for (n = 0; n < 5; n++) {
+
+        for (i = 0; i < 30; i++) {
+            op_bind(&zone, 1000 + i, 1, 100, 10 + i, 700 * i);
+        }
+
+        check(zone.shm.sh->fence > fence);
+        fence = zone.shm.sh->fence;
+
+        /* nothing is believed of it, but for its fence */
+
+        ngx_memset(zone.shm.sh->buckets, 0x5a, 64);
+        ngx_memset(&zone.shm.shpool->free, 0x5a, sizeof(ngx_slab_page_t));
+        ngx_memset(zone.shm.shpool->start + ngx_pagesize, 0x5a,
+                   20 * ngx_pagesize);
+        tear();
+
+        op_init(&op, 1, 1, 100);
+        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_UNAVAILABLE);
+        check(unit_logged("4711"));
+
+        zone_reload(&next, &zone);
+        check_equal(zone_init_process(&next), NGX_OK);
+        check(unit_logged("is made anew"));
+        check(next.shm.sh->fence > fence);
+        check_equal(next.shm.sh->generation, n + 1);
+        zone_check_empty(&next);
+
+        zone = next;
+    }
+
+    zone_close(&zone);
+}
+
+
+static unit_case_t  cases[] = {
+    { "a torn zone is refused, and untouched", refused_and_untouched },
+    { "only a reload makes it anew", only_a_reload_makes_it_anew },
+    { "torn, and noticed by a reload", noticed_by_a_reload },
+    { "made anew any number of times", any_number_of_times },
+    unit_cases_end
+};
+
+
+int
+main(void)
+{
+    return unit_run(cases);
+}

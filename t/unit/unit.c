@@ -1,0 +1,287 @@
+
+/*
+ * Checks, cases, and the parts of nginx that its own files below need but
+ * that are too much of a server to be linked: a cycle, a log, a clock.
+ */
+
+
+#include <ngx_config.h>
+#include <ngx_core.h>
+#include <ngx_event.h>
+
+#include "unit.h"
+
+
+#define UNIT_SHOWN  10
+
+
+ngx_pool_t               *unit_pool;
+ngx_cycle_t               unit_cycle;
+
+static ngx_uint_t         unit_checks;
+static ngx_uint_t         unit_failed;
+static ngx_uint_t         unit_forked;
+
+static ngx_uint_t         unit_warnings;
+static char               unit_warning[512];
+
+
+/* nginx's own */
+
+volatile ngx_cycle_t     *ngx_cycle = &unit_cycle;
+volatile ngx_msec_t       ngx_current_msec;
+volatile ngx_time_t      *ngx_cached_time;
+ngx_pid_t                 ngx_pid;
+ngx_int_t                 ngx_ncpu;
+ngx_uint_t                ngx_test_config;
+
+
+int
+unit_check(int ok, char *text, char *file, int line)
+{
+    unit_checks++;
+
+    if (!ok && ++unit_failed <= UNIT_SHOWN) {
+        unit_note("%s:%d: not so: %s", file, line, text);
+    }
+
+    return ok;
+}
+
+
+int
+unit_check_equal(int64_t got, int64_t wanted, char *text, char *file, int line)
+{
+    unit_checks++;
+
+    if (got != wanted && ++unit_failed <= UNIT_SHOWN) {
+        unit_note("%s:%d: not so: %s: %lld, not %lld", file, line, text,
+                  (long long) got, (long long) wanted);
+    }
+
+    return got == wanted;
+}
+
+
+void
+unit_note(char *fmt, ...)
+{
+    va_list  args;
+
+    printf("# %s", unit_forked ? "(child) " : "");
+
+    va_start(args, fmt);
+    vprintf(fmt, args);
+    va_end(args);
+
+    printf("\n");
+    fflush(stdout);
+}
+
+
+int
+unit_run(unit_case_t *cases)
+{
+    ngx_uint_t        i, failed;
+    struct timespec   ts;
+    static ngx_log_t  log;
+
+    log.log_level = NGX_LOG_NOTICE;
+
+    unit_cycle.log = &log;
+    unit_cycle.conf_ctx = (void *) &unit_cycle;
+
+    ngx_pid = getpid();
+    ngx_ncpu = sysconf(_SC_NPROCESSORS_ONLN);
+    ngx_pagesize = sysconf(_SC_PAGESIZE);
+    ngx_cacheline_size = 64;
+
+    for (i = ngx_pagesize; i >>= 1; ngx_pagesize_shift++) { /* void */ }
+
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    ngx_current_msec = ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
+
+    ngx_slab_sizes_init();
+
+    failed = 0;
+
+    for (i = 0; cases[i].name; i++) {
+
+        unit_checks = 0;
+        unit_failed = 0;
+        unit_warnings = 0;
+
+        unit_pool = ngx_create_pool(4096, &log);
+        if (unit_pool == NULL) {
+            return 1;
+        }
+
+        cases[i].run();
+
+        if (unit_checks == 0) {
+            unit_failed = 1;
+            unit_note("nothing was checked");
+        }
+
+        if (unit_warnings) {
+            unit_failed++;
+            unit_note("logged, but not expected: %s", unit_warning);
+        }
+
+        ngx_destroy_pool(unit_pool);
+
+        failed += (unit_failed != 0);
+
+        printf("%s %u - %s\n", unit_failed ? "not ok" : "ok",
+               (unsigned) i + 1, cases[i].name);
+        fflush(stdout);
+    }
+
+    printf("1..%u\n", (unsigned) i);
+    fflush(stdout);
+
+    return failed != 0;
+}
+
+
+uint64_t
+unit_setting(char *name, uint64_t value)
+{
+    char  *text;
+
+    text = getenv(name);
+
+    return text ? strtoull(text, NULL, 0) : value;
+}
+
+
+uint64_t
+unit_random(uint64_t *state)
+{
+    uint64_t  n;
+
+    n = (*state += 0x9e3779b97f4a7c15);
+    n = (n ^ (n >> 30)) * 0xbf58476d1ce4e5b9;
+    n = (n ^ (n >> 27)) * 0x94d049bb133111eb;
+
+    return n ^ (n >> 31);
+}
+
+
+ngx_pid_t
+unit_fork(void (*run)(void *data), void *data)
+{
+    ngx_pid_t  pid;
+
+    fflush(stdout);
+
+    pid = fork();
+
+    if (pid == 0) {
+        ngx_pid = getpid();
+        unit_forked = 1;
+        unit_failed = 0;
+        unit_warnings = 0;
+
+        run(data);
+
+        if (unit_warnings) {
+            unit_failed++;
+            unit_note("logged, but not expected: %s", unit_warning);
+        }
+
+        fflush(stdout);
+        _exit(unit_failed != 0);
+    }
+
+    check(pid > 0);
+
+    return pid;
+}
+
+
+int
+unit_wait(ngx_pid_t pid)
+{
+    int  status;
+
+    while (waitpid(pid, &status, 0) == -1) {
+        if (ngx_errno != NGX_EINTR) {
+            return check(!"waitpid() failed");
+        }
+    }
+
+    return check(WIFEXITED(status)) && check_equal(WEXITSTATUS(status), 0);
+}
+
+
+void *
+unit_shared(size_t size)
+{
+    void  *p;
+
+    p = mmap(NULL, size, PROT_READ|PROT_WRITE, MAP_SHARED|MAP_ANON, -1, 0);
+
+    if (p == MAP_FAILED) {
+        unit_note("mmap() of %zu bytes failed", size);
+        exit(1);
+    }
+
+    return p;
+}
+
+
+void
+unit_unshared(void *p, size_t size)
+{
+    munmap(p, size);
+}
+
+
+int
+unit_logged(char *text)
+{
+    int  found;
+
+    found = (unit_warnings == 1 && strstr(unit_warning, text) != NULL);
+
+    if (!found) {
+        unit_note("%u times logged, wanted once: %s; last: %s",
+                  (unsigned) unit_warnings, text, unit_warning);
+    }
+
+    unit_warnings = 0;
+    unit_warning[0] = '\0';
+
+    return found;
+}
+
+
+void
+ngx_log_error_core(ngx_uint_t level, ngx_log_t *log, ngx_err_t err,
+    const char *fmt, ...)
+{
+    u_char   *p;
+    va_list   args;
+
+    if (level > NGX_LOG_WARN) {
+        return;
+    }
+
+    va_start(args, fmt);
+    p = ngx_vslprintf((u_char *) unit_warning,
+                      (u_char *) unit_warning + sizeof(unit_warning) - 1,
+                      fmt, args);
+    va_end(args);
+
+    *p = '\0';
+
+    unit_warnings++;
+}
+
+
+void
+ngx_debug_point(void)
+{
+    abort();
+}

@@ -1,0 +1,74 @@
+
+/*
+ * What the unit tests share: checks, cases as TAP lines, and an nginx that
+ * consists of little more than memory and a log.
+ *
+ * A case fails if one of its checks does, if it made none, or if something
+ * was logged as a warning or worse that the case did not ask for.
+ */
+
+
+#ifndef _UNIT_H_INCLUDED_
+#define _UNIT_H_INCLUDED_
+
+
+#include <ngx_config.h>
+#include <ngx_core.h>
+
+
+typedef struct {
+    char         *name;
+    void        (*run)(void);
+} unit_case_t;
+
+#define unit_cases_end  { NULL, NULL }
+
+
+/* true if it holds, so that a case can end where going on makes no sense */
+
+#define check(expr)                                                           \
+    unit_check((expr) ? 1 : 0, #expr, __FILE__, __LINE__)
+
+#define check_equal(got, wanted)                                              \
+    unit_check_equal((int64_t) (got), (int64_t) (wanted),                     \
+                     #got " is " #wanted, __FILE__, __LINE__)
+
+int unit_check(int ok, char *text, char *file, int line);
+int unit_check_equal(int64_t got, int64_t wanted, char *text, char *file,
+    int line);
+
+int unit_run(unit_case_t *cases);
+
+/* more about a failure, as a TAP comment */
+
+void unit_note(char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+/* was the latest warning or worse this one?  it is taken note of */
+
+int unit_logged(char *text);
+
+/* a number from the environment, for longer or shorter runs */
+
+uint64_t unit_setting(char *name, uint64_t value);
+
+/* splitmix64: equal everywhere for equal seeds */
+
+uint64_t unit_random(uint64_t *state);
+#define unit_below(state, n)  ((ngx_uint_t) (unit_random(state) % (n)))
+
+/* a child makes checks too; unit_wait() fails if one of them did */
+
+ngx_pid_t unit_fork(void (*run)(void *data), void *data);
+int unit_wait(ngx_pid_t pid);
+
+/* memory that is shared with children */
+
+void *unit_shared(size_t size);
+void unit_unshared(void *p, size_t size);
+
+
+extern ngx_pool_t  *unit_pool;     /* one for each case */
+extern ngx_cycle_t  unit_cycle;
+
+
+#endif /* _UNIT_H_INCLUDED_ */

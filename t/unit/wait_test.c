@@ -1,0 +1,560 @@
+
+/* Requests that wait for another's outcome: who is woken, when, in what order. */
+
+
+#include "zone.h"
+#include "workers_double.h"
+
+
+#define WAITERS  64
+
+
+typedef struct {
+    ngx_idempotency_op_t   op;
+    ngx_uint_t             called;
+
+    /* in the handler: waits again, or cancels this one */
+    ngx_uint_t             again;
+    ngx_idempotency_op_t  *cancel;
+} waiter_t;
+
+
+static zone_t       zone;
+
+static waiter_t     waiters[WAITERS];
+
+/* in the order in which they were called */
+
+static waiter_t    *called[WAITERS * 2];
+static ngx_uint_t   ncalled;
+
+
+static void
+handler(ngx_idempotency_op_t *op)
+{
+    waiter_t  *w;
+
+    w = op->data;
+
+    check(op == &w->op);
+    check_equal(op->result, NGX_IDEMPOTENCY_CHANGED);
+    check_equal(op->waiting, 0);
+
+    w->called++;
+
+    if (check(ncalled < WAITERS * 2)) {
+        called[ncalled++] = w;
+    }
+
+    if (w->cancel) {
+        op_cancel(&zone, w->cancel);
+    }
+
+    if (w->again) {
+        w->again--;
+        op_claim(&zone, op);
+    }
+}
+
+
+static void
+open_zone(void)
+{
+    double_reset();
+    zone_open(&zone, 512 * 1024, 0);
+
+    ngx_memzero(waiters, sizeof(waiters));
+    ncalled = 0;
+}
+
+
+static void
+close_empty(void)
+{
+    check_equal(double_nwakes, 0);
+    zone_check_empty(&zone);
+    zone_close(&zone);
+}
+
+
+static void
+forget(ngx_uint_t token)
+{
+    ngx_idempotency_op_t  op;
+
+    op_init(&op, token, 0, 100);
+    check_equal(op_forget(&zone, &op), NGX_IDEMPOTENCY_OK);
+}
+
+
+static uint64_t
+key_of(ngx_uint_t token)
+{
+    u_char  digest[NGX_IDEMPOTENCY_DIGEST_LEN];
+
+    op_token(digest, token);
+
+    return ngx_idempotency_record_key(digest);
+}
+
+
+static void
+woken(ngx_uint_t token)
+{
+    uint64_t  key;
+
+    key = key_of(token);
+    ngx_idempotency_shm_woken(&key);
+}
+
+
+static void
+own(ngx_idempotency_op_t *op, ngx_uint_t token)
+{
+    op_init(op, token, 1, 100);
+    check_equal(op_claim(&zone, op), NGX_IDEMPOTENCY_CLAIMED);
+    op->outcome = NGX_IDEMPOTENCY_DONE;
+    op->status = 200;
+    op_respond(op, 10, 5);
+}
+
+
+/* the i-th waiter waits for a token as a request of some worker's */
+
+static void
+wait_for(ngx_uint_t i, ngx_uint_t token, ngx_uint_t slot)
+{
+    waiter_t  *w;
+
+    w = &waiters[i];
+
+    op_init(&w->op, token, 1, 100);
+    w->op.wait = 1;
+    w->op.handler = handler;
+    w->op.data = w;
+
+    double_become(slot);
+    check_equal(op_claim(&zone, &w->op), NGX_IDEMPOTENCY_BOUND);
+    check_equal(w->op.outcome, NGX_IDEMPOTENCY_PENDING);
+    check_equal(w->op.waiting, 1);
+    double_become(0);
+}
+
+
+/* whatever ends a claim wakes those slots that wait for it, each once */
+
+static void
+every_end_wakes(void)
+{
+    ngx_uint_t            end;
+    ngx_idempotency_op_t  op;
+
+    for (end = 0; end < 6; end++) {
+
+        open_zone();
+
+        double_become(7);
+        own(&op, 1);
+        double_become(0);
+
+        wait_for(0, 1, 3);
+        wait_for(1, 1, 100);
+        wait_for(2, 1, 3);
+
+        switch (end) {
+
+        case 0:
+            check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_OK);
+            break;
+
+        case 1:
+            check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
+            break;
+
+        case 2:
+            op_init(&op, 1, 0, 100);
+            check_equal(op_forget(&zone, &op), NGX_IDEMPOTENCY_OK);
+            break;
+
+        case 3:
+            double_workers[7].state = DOUBLE_DEAD;
+            ngx_idempotency_shm_sweep(&zone.shm, 100);
+            break;
+
+        case 4:
+            double_workers[7].state = DOUBLE_DEAD;
+            op_init(&op, 1, 1, 100);
+            check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+            break;
+
+        case 5:
+            /* taken over: there is another to wait for */
+            double_workers[7].state = DOUBLE_DEAD;
+            op_init(&op, 1, 1, 100);
+            op.retry = 1;
+            check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+            break;
+        }
+
+        check_equal(double_nwakes, 1);
+        check(double_woke(key_of(1), 3, 100));
+
+        check_equal(ncalled, 0);
+        woken(1);
+        check_equal(ncalled, 3);
+
+        /* once: neither the store nor the worker knows of them any more */
+
+        woken(1);
+        ngx_idempotency_shm_woken(NULL);
+        check_equal(ncalled, 3);
+
+        op_init(&op, 1, 0, 100);
+        op_forget(&zone, &op);
+        check_equal(double_nwakes, 0);
+
+        close_empty();
+    }
+}
+
+
+/* slots at the ends of the set's words, and one that has none */
+
+static void
+every_slot_has_its_bit(void)
+{
+    ngx_uint_t            i;
+    ngx_idempotency_op_t  op;
+
+    open_zone();
+
+    for (i = 0; i < NGX_IDEMPOTENCY_WORKERS; i++) {
+        own(&op, 1);
+        wait_for(0, 1, i);
+        check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
+        check(double_woke(key_of(1), i, -1));
+        woken(1);
+    }
+
+    check_equal(ncalled, NGX_IDEMPOTENCY_WORKERS);
+    ncalled = 0;
+
+    /* it waits, but nobody can wake it: its own timer has to */
+
+    own(&op, 1);
+    wait_for(0, 1, NGX_IDEMPOTENCY_NO_WORKER);
+    check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
+    check_equal(double_nwakes, 0);
+
+    op_cancel(&zone, &waiters[0].op);
+    woken(1);
+    check_equal(ncalled, 0);
+
+    close_empty();
+}
+
+
+/* the first that comes is the first that is called, tokens apart */
+
+static void
+first_come_first_served(void)
+{
+    ngx_uint_t            i, n;
+    ngx_idempotency_op_t  op[4];
+
+    open_zone();
+
+    for (i = 0; i < 4; i++) {
+        own(&op[i], i);
+    }
+
+    for (i = 0; i < WAITERS; i++) {
+        wait_for(i, (i * 7) % 4, 1);
+    }
+
+    for (n = 0; n < 4; n++) {
+        check_equal(op_complete(&zone, &op[n]), NGX_IDEMPOTENCY_OK);
+        check(double_woke(key_of(n), 1, -1));
+
+        ncalled = 0;
+        woken(n);
+        check_equal(ncalled, WAITERS / 4);
+
+        for (i = 0; i < ncalled; i++) {
+            check((called[i] - waiters) * 7 % 4 == (int) n);
+            check(i == 0 || called[i] > called[i - 1]);
+            check_equal(called[i]->called, 1);
+        }
+
+        forget(n);
+    }
+
+    close_empty();
+}
+
+
+static void
+nobody_knows_wakes_all(void)
+{
+    ngx_uint_t            i;
+    ngx_idempotency_op_t  op[WAITERS];
+
+    open_zone();
+
+    for (i = 0; i < WAITERS; i++) {
+        own(&op[i], i);
+        wait_for(i, i, 1);
+    }
+
+    ngx_idempotency_shm_woken(NULL);
+    check_equal(ncalled, WAITERS);
+
+    for (i = 0; i < WAITERS; i++) {
+        check_equal(waiters[i].called, 1);
+        check_equal(op_release(&zone, &op[i]), NGX_IDEMPOTENCY_OK);
+    }
+
+    /* their slots are still noted: woken once for nothing, and never again */
+
+    check_equal(double_nwakes, WAITERS);
+    double_nwakes = 0;
+
+    close_empty();
+}
+
+
+static void
+cancelled_is_not_called(void)
+{
+    ngx_idempotency_op_t  op;
+
+    open_zone();
+    own(&op, 1);
+
+    wait_for(0, 1, 1);
+    wait_for(1, 1, 1);
+    wait_for(2, 1, 1);
+
+    op_cancel(&zone, &waiters[1].op);
+    op_cancel(&zone, &waiters[1].op);
+
+    check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
+    check(double_woke(key_of(1), 1, -1));
+    woken(1);
+
+    check_equal(waiters[0].called, 1);
+    check_equal(waiters[1].called, 0);
+    check_equal(waiters[2].called, 1);
+
+    /* one that does not wait at all */
+
+    op_init(&op, 1, 1, 100);
+    op_cancel(&zone, &op);
+
+    close_empty();
+}
+
+
+/* a handler may cancel those that stand before and behind it */
+
+static void
+cancelled_inside_a_handler(void)
+{
+    ngx_uint_t            i;
+    ngx_idempotency_op_t  op;
+
+    open_zone();
+    own(&op, 1);
+
+    for (i = 0; i < 6; i++) {
+        wait_for(i, 1, 1);
+    }
+
+    waiters[0].cancel = &waiters[1].op;
+    waiters[2].cancel = &waiters[5].op;
+    waiters[3].cancel = &waiters[0].op;
+    waiters[4].cancel = &waiters[4].op;
+
+    check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
+    check(double_woke(key_of(1), 1, -1));
+    woken(1);
+
+    check_equal(waiters[0].called, 1);
+    check_equal(waiters[1].called, 0);
+    check_equal(waiters[2].called, 1);
+    check_equal(waiters[3].called, 1);
+    check_equal(waiters[4].called, 1);
+    check_equal(waiters[5].called, 0);
+
+    close_empty();
+}
+
+
+/* after a release one of them is the owner, and the others wait for it */
+
+static void
+one_waiter_becomes_the_owner(void)
+{
+    ngx_uint_t            i, round;
+    ngx_idempotency_op_t  op;
+
+    open_zone();
+    own(&op, 1);
+
+    for (i = 0; i < 5; i++) {
+        wait_for(i, 1, 0);
+        waiters[i].again = 100;
+    }
+
+    check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
+
+    for (round = 0; round < 5; round++) {
+
+        check(double_woke(key_of(1), 0, -1));
+        ncalled = 0;
+        woken(1);
+        check_equal(ncalled, 5 - round);
+
+        /* the first in the queue, which then gives it back */
+
+        check(called[0] == &waiters[round]);
+        check_equal(waiters[round].op.result, NGX_IDEMPOTENCY_CLAIMED);
+
+        for (i = round + 1; i < 5; i++) {
+            check_equal(waiters[i].op.result, NGX_IDEMPOTENCY_BOUND);
+            check_equal(waiters[i].op.waiting, 1);
+            check_equal(waiters[i].called, round + 1);
+        }
+
+        check_equal(op_release(&zone, &waiters[round].op), NGX_IDEMPOTENCY_OK);
+    }
+
+    close_empty();
+}
+
+
+/* all of them get the outcome */
+
+static void
+waiters_replay(void)
+{
+    ngx_uint_t            i;
+    ngx_idempotency_op_t  op;
+
+    open_zone();
+    own(&op, 1);
+
+    for (i = 0; i < 5; i++) {
+        wait_for(i, 1, 0);
+        waiters[i].again = 1;
+    }
+
+    check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_OK);
+    check(double_woke(key_of(1), 0, -1));
+    woken(1);
+
+    for (i = 0; i < 5; i++) {
+        check_equal(waiters[i].called, 1);
+        check_equal(waiters[i].op.result, NGX_IDEMPOTENCY_BOUND);
+        check_equal(waiters[i].op.waiting, 0);
+        check_equal(waiters[i].op.replays, i + 1);
+        op_responded(&waiters[i].op, 10, 5);
+    }
+
+    forget(1);
+    close_empty();
+}
+
+
+/* one key for two tokens: whoever is woken in vain waits again */
+
+static void
+tokens_with_one_key(void)
+{
+    ngx_idempotency_op_t  op, twin;
+
+    open_zone();
+    own(&op, 1);
+    wait_for(0, 1, 1);
+
+    op_init(&twin, 1, 1, 100);
+    twin.token[20] ^= 1;
+    check_equal(op_claim(&zone, &twin), NGX_IDEMPOTENCY_CLAIMED);
+
+    waiters[1].op = twin;
+    waiters[1].op.wait = 1;
+    waiters[1].op.handler = handler;
+    waiters[1].op.data = &waiters[1];
+    waiters[1].again = 1;
+    check_equal(op_claim(&zone, &waiters[1].op), NGX_IDEMPOTENCY_BOUND);
+
+    check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
+    check(double_woke(key_of(1), 1, -1));
+    woken(1);
+
+    check_equal(waiters[0].called, 1);
+    check_equal(waiters[1].called, 1);
+    check_equal(waiters[1].op.waiting, 1);
+
+    check_equal(op_release(&zone, &twin), NGX_IDEMPOTENCY_OK);
+    check(double_woke(key_of(1), 0, -1));
+    woken(1);
+    check_equal(waiters[0].called, 1);
+    check_equal(waiters[1].called, 2);
+
+    close_empty();
+}
+
+
+/* one that need not wait, or must not */
+
+static void
+only_pending_is_waited_for(void)
+{
+    ngx_idempotency_op_t  op;
+
+    open_zone();
+    own(&op, 1);
+    check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_OK);
+
+    op_init(&op, 1, 1, 100);
+    op.wait = 1;
+    op.handler = handler;
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+    check_equal(op.waiting, 0);
+
+    forget(1);
+
+    op.wait = 1;
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op.waiting, 0);
+    check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
+
+    ngx_idempotency_shm_woken(NULL);
+    check_equal(ncalled, 0);
+
+    close_empty();
+}
+
+
+static unit_case_t  cases[] = {
+    { "whatever ends a claim wakes who waits, once", every_end_wakes },
+    { "every slot has its bit", every_slot_has_its_bit },
+    { "first come, first served", first_come_first_served },
+    { "\"who knows\" wakes all", nobody_knows_wakes_all },
+    { "what is cancelled is not called", cancelled_is_not_called },
+    { "cancelling inside a handler is safe", cancelled_inside_a_handler },
+    { "after a release one waiter becomes the owner",
+      one_waiter_becomes_the_owner },
+    { "all waiters replay an outcome", waiters_replay },
+    { "tokens with one key", tokens_with_one_key },
+    { "only what is pending is waited for", only_pending_is_waited_for },
+    unit_cases_end
+};
+
+
+int
+main(void)
+{
+    return unit_run(cases);
+}

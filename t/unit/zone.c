@@ -1,0 +1,719 @@
+
+/* A zone, the operations on it, and a look inside. */
+
+
+#include "zone.h"
+
+
+typedef struct {
+    ngx_uint_t              records;
+    ngx_uint_t              bound;
+    ngx_uint_t              pending;
+    ngx_uint_t              kept;
+    ngx_uint_t              pages;
+    ngx_uint_t              used[ZONE_SLOTS];
+} zone_census_t;
+
+
+typedef struct zone_page_s  zone_page_t;
+
+struct zone_page_s {
+    zone_page_t            *next;
+};
+
+
+ngx_uint_t  zone_no_memory;
+
+static const ngx_idempotency_engine_t  *engine = &ngx_idempotency_shm_engine;
+
+static ngx_str_t     zone_name = ngx_string("unit");
+
+static ngx_uint_t    zone_between_n;
+static void        (*zone_between_run)(zone_t *z);
+static zone_t       *zone_between_z;
+
+static zone_page_t  *zone_occupied;
+
+
+static void zone_cycle(zone_t *z, ngx_cycle_t *cycle);
+static ngx_uint_t zone_slot(zone_t *z, size_t size);
+static ngx_uint_t zone_tree(ngx_idempotency_shm_sh_t *sh,
+    ngx_rbtree_node_t *node);
+static int zone_compare(ngx_rbtree_node_t *one, ngx_rbtree_node_t *two);
+static void zone_count(zone_t *z, ngx_uint_t bucket, ngx_rbtree_node_t *node,
+    zone_census_t *c);
+static void zone_count_record(zone_t *z, ngx_idempotency_record_t *rec,
+    zone_census_t *c);
+static ngx_uint_t zone_in_queue(ngx_queue_t *queue, ngx_queue_t *q);
+static u_char op_byte(uint64_t seed, size_t i);
+
+
+void __real_ngx_shmtx_unlock(ngx_shmtx_t *mtx);
+void __wrap_ngx_shmtx_unlock(ngx_shmtx_t *mtx);
+void *__real_ngx_pnalloc(ngx_pool_t *pool, size_t size);
+void *__wrap_ngx_pnalloc(ngx_pool_t *pool, size_t size);
+
+
+/* as ngx_init_zone_pool() does */
+
+void
+zone_open(zone_t *z, size_t size, ngx_uint_t evict)
+{
+    ngx_uint_t        i;
+    ngx_slab_pool_t  *pool;
+
+    ngx_memzero(z, sizeof(zone_t));
+
+    z->zone.shm.size = size;
+    z->zone.shm.addr = unit_shared(size);
+    z->zone.shm.name = zone_name;
+    z->zone.shm.log = unit_cycle.log;
+    z->zone.init = ngx_idempotency_shm_init;
+    z->zone.tag = zone_open;
+    z->zone.data = &z->shm;
+
+    z->shm.store.engine = engine;
+    z->shm.evict = evict;
+
+    pool = (ngx_slab_pool_t *) z->zone.shm.addr;
+
+    pool->end = z->zone.shm.addr + size;
+    pool->min_shift = 3;
+    pool->addr = z->zone.shm.addr;
+
+    if (ngx_shmtx_create(&pool->mutex, &pool->lock, NULL) != NGX_OK) {
+        exit(1);
+    }
+
+    ngx_slab_init(pool);
+
+    check_equal(ngx_idempotency_shm_init(&z->zone, NULL), NGX_OK);
+    check(z->shm.shpool == pool);
+
+    z->pfree = pool->pfree;
+
+    for (i = 0; i < ngx_pagesize_shift - pool->min_shift; i++) {
+        z->used[i] = pool->stats[i].used;
+    }
+}
+
+
+void
+zone_close(zone_t *z)
+{
+    zone_check(z);
+    unit_unshared(z->zone.shm.addr, z->zone.shm.size);
+}
+
+
+void
+zone_reload(zone_t *z, zone_t *old)
+{
+    *z = *old;
+
+    z->zone.data = &z->shm;
+    z->shm.sh = NULL;
+    z->shm.shpool = NULL;
+    z->shm.generation = 0;
+
+    check_equal(ngx_idempotency_shm_init(&z->zone, &old->shm), NGX_OK);
+    check(z->shm.sh == old->shm.sh);
+    check_equal(z->shm.generation, old->shm.generation + 1);
+}
+
+
+ngx_int_t
+zone_init_process(zone_t *z)
+{
+    ngx_cycle_t  cycle;
+
+    zone_cycle(z, &cycle);
+
+    return ngx_idempotency_shm_init_process(&cycle);
+}
+
+
+void
+zone_exit_process(zone_t *z)
+{
+    ngx_cycle_t  cycle;
+
+    zone_cycle(z, &cycle);
+
+    ngx_idempotency_shm_exit_process(&cycle);
+}
+
+
+static void
+zone_cycle(zone_t *z, ngx_cycle_t *cycle)
+{
+    *cycle = unit_cycle;
+
+    cycle->shared_memory.part.elts = &z->zone;
+    cycle->shared_memory.part.nelts = 1;
+    cycle->shared_memory.part.next = NULL;
+}
+
+
+/* the slab pool's own: 8, 16, ... half a page */
+
+static ngx_uint_t
+zone_slot(zone_t *z, size_t size)
+{
+    size_t      s;
+    ngx_uint_t  slot;
+
+    for (slot = 0, s = z->shm.shpool->min_size; s < size; s <<= 1) {
+        slot++;
+    }
+
+    return slot;
+}
+
+
+void
+zone_check(zone_t *z)
+{
+    ngx_uint_t                 i, per_page;
+    ngx_queue_t               *q;
+    ngx_msec_t                 last;
+    zone_census_t              c;
+    ngx_slab_pool_t           *pool;
+    ngx_idempotency_record_t  *rec;
+    ngx_idempotency_shm_sh_t  *sh;
+    ngx_idempotency_window_t  *window;
+
+    sh = z->shm.sh;
+    pool = z->shm.shpool;
+
+    ngx_memzero(&c, sizeof(zone_census_t));
+
+    for (i = 0; i <= sh->mask; i++) {
+        check(sh->buckets[i] == &sh->sentinel
+              || ngx_rbt_is_black(sh->buckets[i]));
+
+        zone_tree(sh, sh->buckets[i]);
+        zone_count(z, i, sh->buckets[i], &c);
+    }
+
+    check_equal(zone_bound(z), c.bound);
+    check_equal(zone_size(&sh->pending), c.pending);
+    check_equal(zone_size(&sh->kept), c.kept);
+
+    for (window = sh->window.next; window; window = window->next) {
+        c.used[zone_slot(z, sizeof(ngx_idempotency_window_t))]++;
+    }
+
+    /* the oldest response first; nothing is older than where it starts */
+
+    q = ngx_queue_head(&sh->kept);
+
+    if (q != ngx_queue_sentinel(&sh->kept)) {
+        rec = ngx_queue_data(q, ngx_idempotency_record_t, queue);
+        last = rec->recorded;
+
+        for ( /* void */ ;
+             q != ngx_queue_sentinel(&sh->kept);
+             q = ngx_queue_next(q))
+        {
+            rec = ngx_queue_data(q, ngx_idempotency_record_t, queue);
+            check((ngx_msec_int_t) (rec->recorded - last) >= 0);
+            last = rec->recorded;
+        }
+    }
+
+    /* nothing is allocated but what was found */
+
+    for (i = 0; i < ngx_pagesize_shift - pool->min_shift; i++) {
+        check_equal(pool->stats[i].used, z->used[i] + c.used[i]);
+
+        per_page = ngx_pagesize >> (pool->min_shift + i);
+
+        if (pool->stats[i].total) {
+            /* small slots lose some to their bitmap */
+            c.pages += (pool->stats[i].total + per_page - 1) / per_page;
+        }
+
+        if (z->used[i]) {
+            c.pages -= (z->used[i] + per_page - 1) / per_page;
+        }
+    }
+
+    if (zone_occupied == NULL) {
+        check_equal(pool->pfree, z->pfree - c.pages);
+    }
+}
+
+
+/* the black height, or 0 where the order or the colours are wrong */
+
+static ngx_uint_t
+zone_tree(ngx_idempotency_shm_sh_t *sh, ngx_rbtree_node_t *node)
+{
+    ngx_uint_t  left, right;
+
+    if (node == &sh->sentinel) {
+        return check(ngx_rbt_is_black(node));
+    }
+
+    if (node->left != &sh->sentinel) {
+        check(node->left->parent == node);
+        check(ngx_rbt_is_black(node) || ngx_rbt_is_black(node->left));
+        check(zone_compare(node->left, node) < 0);
+    }
+
+    if (node->right != &sh->sentinel) {
+        check(node->right->parent == node);
+        check(ngx_rbt_is_black(node) || ngx_rbt_is_black(node->right));
+        check(zone_compare(node->right, node) > 0);
+    }
+
+    left = zone_tree(sh, node->left);
+    right = zone_tree(sh, node->right);
+
+    check(left && left == right);
+
+    return left + (ngx_rbt_is_black(node) ? 1 : 0);
+}
+
+
+static int
+zone_compare(ngx_rbtree_node_t *one, ngx_rbtree_node_t *two)
+{
+    if (one->key != two->key) {
+        return (one->key < two->key) ? -1 : 1;
+    }
+
+    return ngx_memcmp(((ngx_idempotency_record_t *) one)->token,
+                      ((ngx_idempotency_record_t *) two)->token,
+                      NGX_IDEMPOTENCY_DIGEST_LEN);
+}
+
+
+static void
+zone_count(zone_t *z, ngx_uint_t bucket, ngx_rbtree_node_t *node,
+    zone_census_t *c)
+{
+    ngx_idempotency_shm_sh_t  *sh;
+
+    sh = z->shm.sh;
+
+    if (node == &sh->sentinel) {
+        return;
+    }
+
+    check_equal(node->key & sh->mask, bucket);
+
+    zone_count(z, bucket, node->left, c);
+    zone_count_record(z, (ngx_idempotency_record_t *) node, c);
+    zone_count(z, bucket, node->right, c);
+}
+
+
+static void
+zone_count_record(zone_t *z, ngx_idempotency_record_t *rec, zone_census_t *c)
+{
+    size_t                     size, left, capacity;
+    ngx_uint_t                 pending;
+    ngx_idempotency_chunk_t   *chunk;
+    ngx_idempotency_shm_sh_t  *sh;
+
+    sh = z->shm.sh;
+
+    c->records++;
+    c->used[zone_slot(z, sizeof(ngx_idempotency_record_t))]++;
+
+    check_equal(rec->node.key, ngx_idempotency_record_key(rec->token));
+    check(rec->fence <= sh->fence);
+
+    pending = (rec->outcome == NGX_IDEMPOTENCY_PENDING);
+
+    check_equal(zone_in_queue(&sh->pending, &rec->queue), pending);
+    check_equal(zone_in_queue(&sh->kept, &rec->queue),
+                !pending && rec->chunks != NULL);
+
+    c->pending += pending;
+    c->kept += (!pending && rec->chunks != NULL);
+
+    if (!pending) {
+        c->bound++;
+
+        check(zone_in_queue(&rec->window->records, &rec->expiry));
+        check_equal(rec->waiting.bits[0] | rec->waiting.bits[1], 0);
+    }
+
+    /* a response under way has no size yet; chunks tell by their pages */
+
+    capacity = ngx_pagesize - offsetof(ngx_idempotency_chunk_t, data);
+    left = rec->size;
+
+    for (chunk = rec->chunks; chunk; chunk = chunk->next) {
+
+        if (pending) {
+            c->pages++;
+            continue;
+        }
+
+        if (!check(left > 0)) {
+            return;
+        }
+
+        size = ngx_min(left, capacity);
+        left -= size;
+        size += ngx_pagesize - capacity;
+
+        if (size > ngx_pagesize / 2) {
+            c->pages++;
+
+        } else {
+            c->used[zone_slot(z, size)]++;
+        }
+    }
+
+    check_equal(left, 0);
+}
+
+
+static ngx_uint_t
+zone_in_queue(ngx_queue_t *queue, ngx_queue_t *q)
+{
+    ngx_queue_t  *p;
+
+    for (p = ngx_queue_head(queue);
+         p != ngx_queue_sentinel(queue);
+         p = ngx_queue_next(p))
+    {
+        if (!check(p->next->prev == p && p->prev->next == p)) {
+            return 0;
+        }
+
+        if (p == q) {
+            return 1;
+        }
+    }
+
+    return 0;
+}
+
+
+ngx_uint_t
+zone_size(ngx_queue_t *queue)
+{
+    ngx_uint_t    n;
+    ngx_queue_t  *q;
+
+    n = 0;
+
+    for (q = ngx_queue_head(queue);
+         q != ngx_queue_sentinel(queue);
+         q = ngx_queue_next(q))
+    {
+        n++;
+    }
+
+    return n;
+}
+
+
+/* all that will expire */
+
+ngx_uint_t
+zone_bound(zone_t *z)
+{
+    ngx_uint_t                 n;
+    ngx_idempotency_window_t  *window;
+
+    n = 0;
+
+    for (window = &z->shm.sh->window; window; window = window->next) {
+        n += zone_size(&window->records);
+    }
+
+    return n;
+}
+
+
+void
+zone_check_empty(zone_t *z)
+{
+    void                      *p;
+    ngx_uint_t                 i;
+    ngx_slab_pool_t           *pool;
+    ngx_idempotency_shm_sh_t  *sh;
+
+    sh = z->shm.sh;
+    pool = z->shm.shpool;
+
+    zone_check(z);
+
+    for (i = 0; i <= sh->mask; i++) {
+        check(sh->buckets[i] == &sh->sentinel);
+    }
+
+    check_equal(zone_bound(z), 0);
+    check(ngx_queue_empty(&sh->pending));
+    check(ngx_queue_empty(&sh->kept));
+    check_equal(sh->inside, 0);
+    check_equal(pool->pfree, z->pfree);
+
+    p = ngx_slab_alloc_locked(pool, pool->pfree << ngx_pagesize_shift);
+    check(p != NULL);
+    check_equal(pool->pfree, 0);
+
+    ngx_slab_free_locked(pool, p);
+    check_equal(pool->pfree, z->pfree);
+}
+
+
+void
+zone_occupy(zone_t *z, ngx_uint_t leave)
+{
+    zone_page_t  *page;
+
+    while (z->shm.shpool->pfree > leave) {
+        page = ngx_slab_alloc_locked(z->shm.shpool, ngx_pagesize);
+        page->next = zone_occupied;
+        zone_occupied = page;
+    }
+}
+
+
+void
+zone_vacate(zone_t *z)
+{
+    zone_page_t  *page;
+
+    while (zone_occupied) {
+        page = zone_occupied;
+        zone_occupied = page->next;
+        ngx_slab_free_locked(z->shm.shpool, page);
+    }
+}
+
+
+void
+zone_between(ngx_uint_t n, void (*run)(zone_t *z), zone_t *z)
+{
+    zone_between_n = n;
+    zone_between_run = run;
+    zone_between_z = z;
+}
+
+
+/* the unlocks that it still waits for */
+
+ngx_uint_t
+zone_between_due(void)
+{
+    return zone_between_n;
+}
+
+
+void
+__wrap_ngx_shmtx_unlock(ngx_shmtx_t *mtx)
+{
+    __real_ngx_shmtx_unlock(mtx);
+
+    if (zone_between_n && --zone_between_n == 0) {
+        zone_between_run(zone_between_z);
+    }
+}
+
+
+void *
+__wrap_ngx_pnalloc(ngx_pool_t *pool, size_t size)
+{
+    return zone_no_memory ? NULL : __real_ngx_pnalloc(pool, size);
+}
+
+
+void
+op_token(u_char *token, uint64_t n)
+{
+    uint64_t    word;
+    ngx_uint_t  i;
+
+    for (i = 0; i < NGX_IDEMPOTENCY_DIGEST_LEN; i += sizeof(word)) {
+        word = unit_random(&n);
+        ngx_memcpy(token + i, &word, sizeof(word));
+    }
+}
+
+
+void
+op_init(ngx_idempotency_op_t *op, ngx_uint_t token, ngx_uint_t print,
+    ngx_msec_t now)
+{
+    ngx_memzero(op, sizeof(ngx_idempotency_op_t));
+
+    op_token(op->token, token);
+    op_token(op->fingerprint, print + 1000000);
+
+    op->now = now;
+    op->window = 1000;
+    op->lease = 500;
+    op->pool = unit_pool;
+}
+
+
+ngx_uint_t
+op_claim(zone_t *z, ngx_idempotency_op_t *op)
+{
+    check_equal(engine->claim(&z->shm.store, op), NGX_OK);
+    return op->result;
+}
+
+
+ngx_uint_t
+op_complete(zone_t *z, ngx_idempotency_op_t *op)
+{
+    check_equal(engine->complete(&z->shm.store, op), NGX_OK);
+    return op->result;
+}
+
+
+ngx_uint_t
+op_release(zone_t *z, ngx_idempotency_op_t *op)
+{
+    check_equal(engine->release(&z->shm.store, op), NGX_OK);
+    return op->result;
+}
+
+
+ngx_uint_t
+op_find(zone_t *z, ngx_idempotency_op_t *op)
+{
+    check_equal(engine->find(&z->shm.store, op), NGX_OK);
+    return op->result;
+}
+
+
+ngx_uint_t
+op_forget(zone_t *z, ngx_idempotency_op_t *op)
+{
+    check_equal(engine->forget(&z->shm.store, op), NGX_OK);
+    return op->result;
+}
+
+
+void
+op_cancel(zone_t *z, ngx_idempotency_op_t *op)
+{
+    engine->cancel(&z->shm.store, op);
+    check_equal(op->waiting, 0);
+}
+
+
+static u_char
+op_byte(uint64_t seed, size_t i)
+{
+    uint64_t  n;
+
+    n = seed * 0x9e3779b97f4a7c15 + (i + 1) * 0xbf58476d1ce4e5b9;
+
+    return (u_char) (n >> 40);
+}
+
+
+/* pieces have sizes from 0 on, with empty ones at both ends and inside */
+
+void
+op_respond(ngx_idempotency_op_t *op, size_t size, uint64_t seed)
+{
+    size_t         n, done, i;
+    u_char        *p;
+    uint64_t       state;
+    ngx_buf_t     *b;
+    ngx_chain_t  **last, *cl;
+
+    op->size = size;
+    op->pieces = NULL;
+
+    state = seed;
+    last = &op->pieces;
+    done = 0;
+
+    while (done < size || op->pieces == NULL || unit_below(&state, 2)) {
+
+        switch (unit_below(&state, 4)) {
+        case 0:
+            n = 0;
+            break;
+        case 1:
+            n = unit_below(&state, 100);
+            break;
+        case 2:
+            n = unit_below(&state, 10000);
+            break;
+        default:
+            n = size;
+        }
+
+        n = ngx_min(n, size - done);
+
+        b = ngx_calloc_buf(op->pool);
+        p = ngx_palloc(op->pool, n + 1);
+        cl = ngx_alloc_chain_link(op->pool);
+
+        for (i = 0; i < n; i++) {
+            p[i] = op_byte(seed, done + i);
+        }
+
+        b->pos = p;
+        b->last = p + n;
+
+        cl->buf = b;
+        cl->next = NULL;
+        *last = cl;
+        last = &cl->next;
+
+        done += n;
+    }
+}
+
+
+int
+op_responded(ngx_idempotency_op_t *op, size_t size, uint64_t seed)
+{
+    size_t  i;
+
+    if (size == 0) {
+        return check_equal(op->response.len, 0)
+               && check(op->response.data == NULL);
+    }
+
+    if (!check_equal(op->response.len, size)
+        || !check(op->response.data != NULL))
+    {
+        return 0;
+    }
+
+    for (i = 0; i < size; i++) {
+        if (op->response.data[i] != op_byte(seed, i)) {
+            return check_equal(i, size);
+        }
+    }
+
+    return 1;
+}
+
+
+ngx_uint_t
+op_bind(zone_t *z, ngx_uint_t token, ngx_uint_t print, ngx_msec_t now,
+    ngx_msec_t window, size_t size)
+{
+    ngx_idempotency_op_t  op;
+
+    op_init(&op, token, print, now);
+    op.window = window;
+
+    if (op_claim(z, &op) != NGX_IDEMPOTENCY_CLAIMED) {
+        return op.result;
+    }
+
+    op.outcome = NGX_IDEMPOTENCY_DONE;
+    op.status = 200;
+    op_respond(&op, size, token);
+
+    return op_complete(z, &op);
+}

@@ -1,0 +1,492 @@
+#!/usr/bin/perl
+
+# SPEC, "What a request gets" 5, pending: a duplicate waits for the outcome and
+# gets it the moment it exists, in whatever worker it waits, or is told at once
+# that another is at work.
+
+use FindBin;
+use lib "$FindBin::Bin/lib";
+use Idempotency;
+use Stress;
+
+use Time::HiRes qw(time);
+
+my $wake = 0.5;     # a waiter that nobody calls looks again after so long
+
+my $n = nginx(workers => 4, http => <<'EOC' . crowd(<<'EOC2'));
+    log_format result '$request_uri $status $idempotency_status';
+    access_log $TEST_NGINX_ROOT/logs/access.log result;
+    idempotency_wait_timeout 30s;
+EOC
+    idempotency zone=z;
+
+    location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /short { idempotency_wait_timeout 300ms;
+                      proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /reject { idempotency_in_progress reject;
+                       proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /accepted { idempotency_in_progress accepted;
+                         proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /coded { idempotency_in_progress reject;
+                      idempotency_status in_progress=425;
+                      proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /dry { idempotency_dry_run on;
+                    proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /doubt { proxy_read_timeout 500ms;
+                      proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /small { idempotency_max_response 1k;
+                      proxy_pass http://$TEST_NGINX_BACKEND; }
+EOC2
+
+
+# An owner that the backend holds, on a worker if need be.
+
+sub owner {
+    my ($id, %o) = @_;
+
+    my $uri = ($o{at} // '/x') . "?id=$id&gate=1" . ($o{more} // '');
+    my @o = (key => $id, body => 'b');
+
+    my $c = $o{pid} ? ask(connection_to($n, $o{pid}), 'POST', $uri, @o)
+                    : $n->start('POST', $uri, @o);
+    held($id);
+
+    return ($c, $uri, @o);
+}
+
+
+# --- woken at once, everywhere ----------------------------------------------
+
+{
+    my @late;
+    my %with;
+
+    for my $round (1 .. 6) {
+        my $id = "all$round";
+        my $p = parking($n);
+        my ($owner, $uri, @o) = owner($id, pid => ($n->workers)[$round % 4]);
+
+        my %pid;
+        my @w = map {
+            my $pid = $_;
+            map { my $c = connection_to($n, $pid); $pid{$c} = $pid; $c } 1 .. 5
+        } $n->workers;
+
+        ask($_, 'POST', $uri, @o) for @w;
+        ok(parked($p, 1 + @w), "round $round: 20 wait in 4 workers");
+        is(scalar(grep $_->readable, @w), 0, '... and get nothing yet');
+
+        my $go = time;
+        go($id);
+        my @r = gather(20, @w);
+        my $first = $owner->response;
+
+        is(status_of($first), '200 NEW', '... the owner gets its answer');
+        is_deeply([ map { status_of($_) } @r ], [ ('200 WAITED') x 20 ],
+                  '... all get the outcome');
+        is_deeply([ map { $_->header('X-Pid') } @r ], [ map { $pid{$_} } @w ],
+                  '... each from its own worker');
+
+        my $same = grep { $_->{body} eq $first->{body} && $_->replayed } @r;
+        is($same, 20, '... the same, marked as a replay');
+        is(executions($id), 1, '... executed once');
+
+        push @late, map { $_->{arrived} - $go } @r;
+
+        $_->close for @w, $owner;
+    }
+
+    # A wake that is lost shows after the fallback, all of it.
+    my $median = median(@late);
+    cmp_ok($median, '<', $wake / 2, 'they are woken, they do not look again')
+        or diag("median $median s");
+}
+
+
+# Bodies that are stored in several pieces; a response without any.
+
+for my $what ([ large => '&size=300000' ], [ empty => '&status=204' ],
+              [ error => '&status=500' ], [ chunks => '&te=chunked&size=9000' ])
+{
+    my ($name, $more) = @$what;
+    my $p = parking($n);
+    my ($owner, $uri, @o) = owner("kind-$name", more => $more);
+    my @w = map { $n->start('POST', $uri, @o) } 1 .. 6;
+
+    ok(parked($p, 7), "$name: waiting");
+    go("kind-$name");
+
+    my $first = $owner->response;
+    my @r = gather(20, @w);
+    is(scalar(grep { $_->header('X-Status') eq 'WAITED'
+                     && $_->{body} eq $first->{body}
+                     && $_->{status} == $first->{status} } @r),
+       6, "$name: all get the same");
+    is(executions("kind-$name"), 1, "$name: executed once");
+    $_->close for @w, $owner;
+}
+
+
+# The outcome may be none that can be replayed.
+
+{
+    my $p = parking($n);
+    my ($owner, $uri, @o) = owner('big', at => '/small', more => '&size=5000');
+    my @w = map { $n->start('POST', $uri, @o) } 1 .. 4;
+
+    ok(parked($p, 5), 'a response over the limit: waiting');
+    go('big');
+    is(length $owner->response->{body}, 5000, '... passed on untouched');
+
+    my @r = gather(20, @w);
+    is_deeply([ map { status_of($_) . ' ' . problem($_) } @r ],
+              [ ('409 NOT_KEPT not_kept') x 4 ],
+              '... those who wait are told so');
+    is(executions('big'), 1, '... executed once');
+    $_->close for @w, $owner;
+
+    $p = parking($n);
+    ($owner, $uri, @o) = owner('slow', at => '/doubt');
+    @w = map { $n->start('POST', $uri, @o) } 1 .. 4;
+    is(status_of($owner->response), '504 NEW', 'an upstream times out');
+    @r = gather(20, @w);
+    is_deeply([ map { $_->{status} } @r ], [ (504) x 4 ],
+              '... those who wait get the same error');
+    is(executions('slow'), 1, '... executed once');
+    $_->close for @w, $owner;
+    go('slow');
+}
+
+
+# --- one that follows in the same connection --------------------------------
+
+{
+    my $p = parking($n);
+    my ($owner, $uri, @o) = owner('pipe');
+    my $c = $n->connect;
+
+    $c->{method} = 'POST';
+    $c->send(message('POST', $uri, @o) . message('GET', '/pid'));
+
+    ok(parked($p, 2), 'a pipelined request behind one that waits');
+    ok(!$c->readable, '... waits as well');
+    go('pipe');
+    is(status_of($c->response), '200 WAITED', '... the one is answered');
+    like($c->response('GET')->{body}, qr/^\d+$/, '... and so is the other');
+    $owner->response;
+    $_->close for $c, $owner;
+}
+
+
+# --- what is answered at once -----------------------------------------------
+
+{
+    my ($owner, $uri, @o) = owner('mine');
+    my $r = $n->post($uri, @o, body => 'another', timeout => 5);
+
+    is(status_of($r), '409 CONFLICT', 'a conflict with a pending one');
+    is(problem($r), 'conflict', '... its problem');
+    ok(!$owner->readable, '... it is still pending');
+    go('mine');
+    is(status_of($owner->response), '200 NEW', '... and ends well');
+    $owner->close;
+
+    for (['/reject', '409 IN_PROGRESS'], ['/accepted', '202 IN_PROGRESS'],
+         ['/coded', '425 IN_PROGRESS'])
+    {
+        my ($at, $status) = @$_;
+        (my $id = $at) =~ s{/}{};
+
+        ($owner, $uri, @o) = owner($id, at => $at);
+
+        $r = $n->post($uri, @o, timeout => 5);
+        is(status_of($r), $status, "$id: a pending one");
+        like($r->header('Retry-After') // '', qr/^[1-9]\d*$/,
+             "$id: when to come back");
+        is(problem($r), 'in_progress', "$id: its problem");
+        is(status_of($n->post($uri, @o, body => 'another', timeout => 5)),
+           '409 CONFLICT', "$id: a conflict is one");
+        go($id);
+        is(status_of($owner->response), '200 NEW', "$id: it ends");
+        is(status_of($n->post($uri, @o)), '200 REPLAYED', "$id: and is replayed");
+        is(executions($id), 1, "$id: executed once");
+        $owner->close;
+    }
+}
+
+
+# --- patience ends ----------------------------------------------------------
+
+{
+    my ($owner, $uri, @o) = owner('short', at => '/short');
+    my $from = time;
+    my $r = $n->post($uri, @o);
+    my $took = time - $from;
+
+    is(status_of($r), '409 IN_PROGRESS', 'the end of idempotency_wait_timeout');
+    like($r->header('Retry-After') // '', qr/^[1-9]\d*$/,
+         '... when to come back');
+    cmp_ok($took, '>=', 0.29, '... not before its time');
+    cmp_ok($took, '<', 10, '... nor long after');
+    ok(!$owner->readable, '... the owner is still at work');
+
+    # longer than a waiter looks again by itself
+    my $p = parking($n);
+    (my $long = $uri) =~ s{/short}{/y};
+    my $c = $n->start('POST', $uri, @o, key => 'short');
+    is(status_of($c->response), '409 IN_PROGRESS', '... for each of them');
+
+    go('short');
+    is(status_of($owner->response), '200 NEW', '... the owner ends');
+    is(status_of($n->post($uri, @o)), '200 REPLAYED', '... and is replayed');
+    $_->close for $c, $owner;
+}
+
+
+# --- those who leave --------------------------------------------------------
+
+{
+    my $p = parking($n);
+    my ($owner, $uri, @o) = owner('leave');
+    my @stay = map { $n->start('POST', $uri, @o) } 1 .. 4;
+    my @fin = map { $n->start('POST', $uri, @o) } 1 .. 4;
+    my @rst = map { $n->start('POST', $uri, @o) } 1 .. 4;
+    my @h2 = map { h2($n) } 1 .. 3;
+    my @s = map { $_->request('POST', $uri, @o) } @h2;
+
+    ok(parked($p, 16), '12 and 3 of HTTP/2 wait');
+    $_->close for @fin;
+    $_->reset for @rst;
+    $h2[0]->close;
+    $h2[1]->reset_stream($s[1]);
+
+    ok(until_true {
+        my @gone = $n->access_log =~ m{^/x\?id=leave\S* 499 }mg;
+        @gone == 10;
+    }, '10 of them leave: 499, at once') or diag($n->access_log);
+
+    is(scalar(grep $_->readable, @stay, $owner), 0, '... the others wait on');
+
+    go('leave');
+    is_deeply([ map { status_of($_) } gather(20, @stay) ],
+              [ ('200 WAITED') x 4 ], '... and are answered');
+    is($h2[2]->response($s[2])->{status}, 200, '... on HTTP/2 too');
+    is(status_of($owner->response), '200 NEW', '... as is the owner');
+    is(executions('leave'), 1, '... executed once');
+    $_->close for @stay, $owner, @h2[1, 2];
+}
+
+
+# --- HTTP/2 -----------------------------------------------------------------
+
+{
+    my $p = parking($n);
+    my ($owner, $uri, @o) = owner('h2');
+    my $h = h2($n);
+    my @s = map { $h->request('POST', $uri, @o) } 1 .. 5;
+    my $other = h2($n);
+    my $s = $other->request('POST', $uri, @o);
+
+    ok(parked($p, 7), 'HTTP/2: waiting, five of them in one connection');
+
+    my $conflict = $h->request('POST', $uri, @o, body => 'another');
+    is($h->response($conflict)->{status}, 409, '... a conflict is told');
+
+    my $go = time;
+    go('h2');
+    my $first = $owner->response;
+    my @r = map { $h->response($_) } @s;
+
+    is_deeply([ map { "$_->{status} $_->{body}" } @r, $other->response($s) ],
+              [ ("200 $first->{body}") x 6 ], '... all are answered');
+
+    # the owner may be of HTTP/2 as well
+    $p = parking($n);
+    my $own = $h->request('POST', '/x?id=h2own&gate=1', key => 'h2own', body => 'b');
+    held('h2own');
+    my @more = map { $h->request('POST', '/x?id=h2own&gate=1', key => 'h2own',
+                                 body => 'b') } 1 .. 3;
+    my $c = $n->start('POST', '/x?id=h2own&gate=1', key => 'h2own', body => 'b');
+    ok(parked($p, 5), '... an owner and three that wait in one connection');
+    go('h2own');
+    is_deeply([ map { $h->response($_)->{body} } $own, @more ],
+              [ ("exec=1 id=h2own\n") x 4 ], '... all get the same');
+    is(status_of($c->response), '200 WAITED', '... and one of HTTP/1.1');
+    is(executions($_), 1, '... executed once') for qw(h2 h2own);
+    $_->close for $h, $other, $owner, $c;
+}
+
+
+# --- after a release, one of them -------------------------------------------
+
+# Each execution says that it was none, so that the next one takes its place.
+
+{
+    my $waiting = 6;
+    my $p = parking($n);
+    my ($owner, $uri, @o) = owner('heir',
+                                  more => '&h=X-Accel-Idempotency:%20release');
+    my @w = map { $n->start('POST', $uri, @o) } 1 .. $waiting;
+
+    ok(parked($p, 1 + $waiting), 'waiting for one that is released');
+
+    my @left = ($owner, @w);
+    my (@said, @one);
+
+    for my $k (1 .. 1 + $waiting) {
+        # all is quiet: one is at work, the others wait
+        held('heir');
+        ok(parked($p, scalar @left), "... owner number $k");
+        push @one, executions('heir');
+        is(go('heir'), 1, '... one at work');
+
+        my $sel = IO::Select->new(map $_->{sock}, @left);
+        my ($s) = $sel->can_read(10);
+        my ($c) = grep { $s && $_->{sock} == $s } @left or last;
+        push @said, status_of($c->response);
+        @left = grep { $_ != $c } @left;
+        $c->close;
+    }
+
+    is_deeply(\@one, [ 1 .. 1 + $waiting ], '... one execution after the other');
+    is_deeply(\@said, [ ('200 NEW') x (1 + $waiting) ],
+              '... each gets its own');
+    is(executions('heir'), 1 + $waiting, '... and no more');
+}
+
+
+# --- a dry run --------------------------------------------------------------
+
+{
+    my ($owner, $uri, @o) = owner('dry', at => '/dry');
+    my $c = $n->start('POST', $uri, @o);
+
+    held('dry', 2);
+    pass('a dry run never waits');
+    go('dry');
+    is(status_of($c->response), '200 IN_PROGRESS_DRY_RUN',
+       '... it says what would have been');
+    is(status_of($owner->response), '200 NEW_DRY_RUN', '... to both');
+    is(executions('dry'), 2, '... and passes them');
+    $_->close for $c, $owner;
+}
+
+
+# --- across a reload --------------------------------------------------------
+
+{
+    my $p = parking($n);
+    my ($owner, $uri, @o) = owner('hup');
+    my @old = map { $n->start('POST', $uri, @o) } 1 .. 8;
+    my $h = h2($n);
+    my $s = $h->request('POST', $uri, @o);
+
+    ok(parked($p, 10), 'waiting when a reload comes');
+
+    my %old = map { $_ => 1 } $n->workers;
+    ok($n->reload, '... it comes');
+    $p = parking($n);
+    my @mid = map { $n->start('POST', $uri, @o) } 1 .. 8;
+    ok(parked($p, 8), '... new workers have waiters, too');
+    ok($n->reload, '... and another');
+    $p = parking($n);
+    my @new = map { $n->start('POST', $uri, @o) } 1 .. 8;
+    ok(parked($p, 8), '... and newer ones');
+
+    my $go = time;
+    go('hup');
+    my @r = gather(20, @old, @mid, @new);
+    is_deeply([ map { status_of($_) } @r ], [ ('200 WAITED') x 24 ],
+              '... three generations are answered');
+    is(scalar(grep { $old{$_->header('X-Pid')} } @r), 8,
+       '... each by its own workers');
+    is($h->response($s)->{status}, 200, '... on HTTP/2 too');
+    is(status_of($owner->response), '200 NEW', '... as is the owner');
+    is(executions('hup'), 1, '... executed once');
+
+    my $median = median(map { $_->{arrived} - $go } @r);
+    cmp_ok($median, '<', $wake / 2, '... woken, not looking again')
+        or diag("median $median s");
+    $_->close for @old, @mid, @new, $owner, $h;
+
+    ok(until_true { !grep { kill 0, $_ } keys %old },
+       '... and the old ones end');
+
+    # the owner in a new worker, a waiter in an old one, is the other way round
+    $p = parking($n);
+    ($owner, $uri, @o) = owner('hup2', more => '&h=X-Accel-Idempotency:%20release');
+    my @w = map { $n->start('POST', $uri, @o) } 1 .. 3;
+    ok(parked($p, 4), 'waiting for one that is released after a reload');
+    my @before = $n->workers;
+    ok($n->reload, '... which comes');
+    go('hup2');
+    is(status_of($owner->response), '200 NEW', '... the owner ends');
+    held('hup2');
+    is(executions('hup2'), 2, '... an old worker has the next one');
+    $p = parking($n);
+    push @w, $n->start('POST', $uri, @o);
+    ok(parked($p, 1), '... a new worker waits for that');
+    go('hup2');
+    held('hup2');
+    go('hup2');
+    held('hup2');
+    go('hup2');
+    held('hup2');
+    go('hup2');
+    is(scalar(grep { status_of($_) eq '200 NEW' } gather(20, @w)), 4,
+       '... and all come to their turn');
+    is(executions('hup2'), 5, '... one after the other');
+    $_->close for @w, $owner;
+}
+
+$n->stop;
+
+
+# --- a crowd ----------------------------------------------------------------
+
+{
+    my $count = 1500;
+
+    $n = nginx(big(4096, workers => 2, http => crowd(<<'EOC')));
+        idempotency zone=z;
+        idempotency_wait_timeout 60s;
+        location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+EOC
+
+    my $p = parking($n);
+    my ($owner, $uri, @o) = owner('crowd');
+    my @w = map { $n->start('POST', $uri, @o) } 1 .. $count;
+
+    ok(parked($p, 1 + $count), "$count wait for one token");
+    go('crowd');
+
+    my @r = gather(60, @w);
+    is(scalar(grep { status_of($_) eq '200 WAITED'
+                     && $_->{body} eq "exec=1 id=crowd\n" } @r),
+       $count, '... all get the outcome');
+    is(executions('crowd'), 1, '... executed once');
+    is($owner->response->{status}, 200, '... the owner, too');
+    $_->close for @w, $owner;
+
+    # so many tokens, more than a worker is told of one by one
+    my $tokens = 1000;
+    $p = parking($n);
+
+    my @own = map { $n->start('POST', '/x?id=many&gate=1', key => "many$_",
+                              body => 'b') } 1 .. $tokens;
+    held('many', $tokens);
+    @w = map { $n->start('POST', '/x?id=many&gate=1', key => "many$_",
+                         body => 'b') } 1 .. $tokens;
+    ok(parked($p, 2 * $tokens), "$tokens tokens, each with one that waits");
+    go('many');
+
+    my @first = gather(60, @own);
+    @r = gather(60, @w);
+    is(scalar(grep { status_of($first[$_]) eq '200 NEW'
+                     && status_of($r[$_]) eq '200 WAITED'
+                     && $first[$_]{body} eq $r[$_]{body} } 0 .. $tokens - 1),
+       $tokens, '... each gets its own outcome');
+    is(executions('many'), $tokens, '... each executed once');
+}
+
+done_testing();
