@@ -13,7 +13,7 @@
 #include <ngx_core.h>
 #include <ngx_http.h>
 
-#include "digest/ngx_idempotency_digest.h"
+#include "digest/ngx_idempotency_canon.h"
 #include "store/ngx_idempotency_store.h"
 
 
@@ -43,10 +43,15 @@ typedef enum {
 
 #define NGX_HTTP_IDEMPOTENCY_MISSING_PASS      0
 #define NGX_HTTP_IDEMPOTENCY_MISSING_REJECT    1
+#define NGX_HTTP_IDEMPOTENCY_MISSING_CONTENT   2
 
 #define NGX_HTTP_IDEMPOTENCY_FORMAT_ANY        0
 #define NGX_HTTP_IDEMPOTENCY_FORMAT_SF_STRING  1
 #define NGX_HTTP_IDEMPOTENCY_FORMAT_UUID       2
+
+#define NGX_HTTP_IDEMPOTENCY_SIMILAR_OFF       0
+#define NGX_HTTP_IDEMPOTENCY_SIMILAR_WARN      1
+#define NGX_HTTP_IDEMPOTENCY_SIMILAR_REJECT    2
 
 #define NGX_HTTP_IDEMPOTENCY_WAIT              0
 #define NGX_HTTP_IDEMPOTENCY_REJECT            1
@@ -71,6 +76,8 @@ typedef struct {
     ngx_http_complex_value_t       value;
     /* of ngx_str_t: names of the request headers that it is made of */
     ngx_array_t                    headers;
+    /* a field of the body is in it */
+    ngx_uint_t                     in_body;
 } ngx_http_idempotency_key_t;
 
 
@@ -79,6 +86,8 @@ typedef struct {
 
     ngx_uint_t                     methods;
     ngx_array_t                   *keys;
+    /* some key is a field of the body, or the content is the key */
+    ngx_uint_t                     key_in_body;
     ngx_uint_t                     missing_key;
     ngx_uint_t                     key_format;
     ngx_int_t                      key_max_length;
@@ -86,7 +95,13 @@ typedef struct {
     ngx_http_complex_value_t      *identity;
     ngx_array_t                   *bypass;
 
+    ngx_idempotency_canon_t        canon;
+    ngx_array_t                   *ignore_fields;
+    size_t                         normalize_buffer;
+
     ngx_msec_t                     window;
+    ngx_msec_t                     content_window;
+    ngx_uint_t                     similar;
     ngx_uint_t                     in_progress;
     ngx_msec_t                     wait_timeout;
     ngx_msec_t                     lease;
@@ -114,10 +129,16 @@ typedef struct {
     u_char                             token[NGX_IDEMPOTENCY_DIGEST_LEN];
     u_char                             digest[NGX_IDEMPOTENCY_DIGEST_LEN];
 
-    /* the body's digest, as it arrives */
+    /* the body's digest, or its parts', and by which of its meanings */
     ngx_idempotency_digest_t           body;
+    ngx_idempotency_multipart_t       *multipart;
+    ngx_uint_t                         kind;
 
     ngx_idempotency_op_t               op;
+    /* with idempotency_similar: the content, as seen with another key */
+    ngx_idempotency_op_t              *similar;
+    /* that of the two which the store will answer later */
+    ngx_idempotency_op_t              *asking;
 
     /* while it waits for another's outcome, and until when it may */
     ngx_event_t                        timer;
@@ -139,17 +160,23 @@ typedef struct {
 
     /* who asks is known */
     unsigned                           identified:1;
-    /* the body's bytes go into its digest; they all did */
-    unsigned                           digesting:1;
+    /* the body is being read, its bytes are digested as they arrive, they
+       all were */
+    unsigned                           reading:1;
+    unsigned                           streaming:1;
     unsigned                           hashed:1;
+    /* the key was looked for; there is none, and the content stands for it */
+    unsigned                           judged:1;
+    unsigned                           content:1;
     /* token and fingerprint are known */
     unsigned                           bound:1;
 
     /* its way is chosen: on as the owner, or a replay, or a refusal */
     unsigned                           decided:1;
-    unsigned                           asking:1;
     unsigned                           waited:1;
     unsigned                           owner:1;
+    /* its content is noted as seen with its key */
+    unsigned                           seen:1;
 
     /* of the owner's response: its header was seen; its last byte was; it
        is larger than may be kept; what the upstream says itself */
@@ -174,6 +201,8 @@ ngx_uint_t ngx_http_idempotency_in_use(ngx_cycle_t *cycle);
 
 ngx_int_t ngx_http_idempotency_access_handler(ngx_http_request_t *r);
 ngx_int_t ngx_http_idempotency_precontent_handler(ngx_http_request_t *r);
+ngx_int_t ngx_http_idempotency_claim(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_op_t *op);
 void ngx_http_idempotency_resume(ngx_idempotency_op_t *op);
 
 /* request/key.c */
@@ -184,6 +213,8 @@ char *ngx_http_idempotency_set_keys(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 ngx_int_t ngx_http_idempotency_add_key(ngx_conf_t *cf, ngx_array_t *keys,
     ngx_str_t *value);
+
+ngx_uint_t ngx_http_idempotency_keys_in_body(ngx_array_t *keys);
 
 /* all request header lines of a name, written as in $http_name */
 
@@ -201,13 +232,35 @@ ngx_table_elt_t *ngx_http_idempotency_header_next(
 
 ngx_int_t ngx_http_idempotency_read_body(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_find_dav(ngx_conf_t *cf);
 void ngx_http_idempotency_digest_arriving(ngx_http_request_t *r,
     ngx_chain_t *in);
+
+typedef ngx_int_t (*ngx_http_idempotency_piece_pt)(void *data, u_char *p,
+    size_t len);
+
+ngx_int_t ngx_http_idempotency_each_piece(ngx_http_request_t *r, off_t limit,
+    ngx_http_idempotency_piece_pt handler, void *data);
+ngx_int_t ngx_http_idempotency_whole_body(ngx_http_request_t *r, size_t limit,
+    ngx_str_t *body);
+
+/* request/field.c */
+
+ngx_int_t ngx_http_idempotency_field_variable(ngx_http_request_t *r,
+    ngx_http_variable_value_t *v, uintptr_t data);
 
 /* request/bind.c */
 
 ngx_int_t ngx_http_idempotency_bind(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
+
+/* request/similar.c */
+
+ngx_int_t ngx_http_idempotency_similar(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+ngx_int_t ngx_http_idempotency_similar_answer(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_unlike(ngx_http_idempotency_ctx_t *ctx);
 
 /* request/wait.c */
 
@@ -233,7 +286,7 @@ ngx_int_t ngx_http_idempotency_outcome(ngx_http_request_t *r,
 
 /* request/capture.c */
 
-void ngx_http_idempotency_hear(ngx_http_request_t *r,
+void ngx_http_idempotency_hear(ngx_list_t *headers,
     ngx_http_idempotency_ctx_t *ctx);
 void ngx_http_idempotency_capture_header(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
@@ -259,10 +312,17 @@ ngx_int_t ngx_http_idempotency_replay(ngx_http_request_t *r,
 
 ngx_int_t ngx_http_idempotency_refuse(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_http_idempotency_status_e why);
+ngx_uint_t ngx_http_idempotency_refuses(ngx_http_idempotency_ctx_t *ctx,
+    ngx_http_idempotency_status_e why);
 
 /* request/accept.c */
 
 ngx_uint_t ngx_http_idempotency_prefers_html(ngx_http_request_t *r);
+
+/* guard/guard.c */
+
+char *ngx_http_idempotency_guard(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
 
 /* observe/variables.c */
 

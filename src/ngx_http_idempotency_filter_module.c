@@ -68,12 +68,11 @@ ngx_http_idempotency_header_filter(ngx_http_request_t *r)
         ctx = ngx_http_idempotency_get_ctx(r);
         conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
 
-        if (ctx || conf->shm_zone) {
-            ngx_http_idempotency_hear(r, ctx);
-        }
-
         if (ctx && ctx->owner) {
             ngx_http_idempotency_capture_header(r, ctx);
+
+        } else if (ctx || conf->shm_zone) {
+            ngx_http_idempotency_hear(&r->headers_out.headers, NULL);
         }
     }
 

@@ -29,6 +29,9 @@ static char *ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent,
 static ngx_int_t ngx_http_idempotency_merge_keys(ngx_conf_t *cf,
     ngx_http_idempotency_loc_conf_t *prev,
     ngx_http_idempotency_loc_conf_t *conf);
+static ngx_int_t ngx_http_idempotency_merge_canon(ngx_conf_t *cf,
+    ngx_http_idempotency_loc_conf_t *prev,
+    ngx_http_idempotency_loc_conf_t *conf);
 
 static char *ngx_http_idempotency_zone(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
@@ -36,9 +39,11 @@ static char *ngx_http_idempotency(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 static char *ngx_http_idempotency_set_methods(ngx_conf_t *cf,
     ngx_command_t *cmd, void *conf);
+static char *ngx_http_idempotency_set_normalize(ngx_conf_t *cf,
+    ngx_command_t *cmd, void *conf);
 static char *ngx_http_idempotency_store(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
-static char *ngx_http_idempotency_hide_header(ngx_conf_t *cf,
+static char *ngx_http_idempotency_add_names(ngx_conf_t *cf,
     ngx_command_t *cmd, void *conf);
 static char *ngx_http_idempotency_status(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
@@ -70,6 +75,25 @@ static ngx_conf_bitmask_t  ngx_http_idempotency_methods[] = {
 static ngx_conf_enum_t  ngx_http_idempotency_missing_key[] = {
     { ngx_string("pass"), NGX_HTTP_IDEMPOTENCY_MISSING_PASS },
     { ngx_string("reject"), NGX_HTTP_IDEMPOTENCY_MISSING_REJECT },
+    { ngx_string("content"), NGX_HTTP_IDEMPOTENCY_MISSING_CONTENT },
+    { ngx_null_string, 0 }
+};
+
+
+static ngx_conf_bitmask_t  ngx_http_idempotency_normalize[] = {
+    { ngx_string("off"), NGX_CONF_BITMASK_SET },
+    { ngx_string("form"), NGX_IDEMPOTENCY_CANON_FORM },
+    { ngx_string("json"), NGX_IDEMPOTENCY_CANON_JSON },
+    { ngx_string("multipart"), NGX_IDEMPOTENCY_CANON_MULTIPART },
+    { ngx_string("text"), NGX_IDEMPOTENCY_CANON_TEXT },
+    { ngx_null_string, 0 }
+};
+
+
+static ngx_conf_enum_t  ngx_http_idempotency_similar_policies[] = {
+    { ngx_string("off"), NGX_HTTP_IDEMPOTENCY_SIMILAR_OFF },
+    { ngx_string("warn"), NGX_HTTP_IDEMPOTENCY_SIMILAR_WARN },
+    { ngx_string("reject"), NGX_HTTP_IDEMPOTENCY_SIMILAR_REJECT },
     { ngx_null_string, 0 }
 };
 
@@ -230,6 +254,41 @@ static ngx_command_t  ngx_http_idempotency_commands[] = {
       offsetof(ngx_http_idempotency_loc_conf_t, bypass),
       NULL },
 
+    { ngx_string("idempotency_normalize"),
+      NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
+      ngx_http_idempotency_set_normalize,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_idempotency_loc_conf_t, canon.flags),
+      &ngx_http_idempotency_normalize },
+
+    { ngx_string("idempotency_normalize_buffer"),
+      NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
+      ngx_conf_set_size_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_idempotency_loc_conf_t, normalize_buffer),
+      NULL },
+
+    { ngx_string("idempotency_ignore_fields"),
+      NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
+      ngx_http_idempotency_add_names,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_idempotency_loc_conf_t, ignore_fields),
+      NULL },
+
+    { ngx_string("idempotency_content_window"),
+      NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
+      ngx_conf_set_msec_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_idempotency_loc_conf_t, content_window),
+      &ngx_http_idempotency_time_post },
+
+    { ngx_string("idempotency_similar"),
+      NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
+      ngx_conf_set_enum_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_idempotency_loc_conf_t, similar),
+      &ngx_http_idempotency_similar_policies },
+
     { ngx_string("idempotency_window"),
       NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
       ngx_conf_set_msec_slot,
@@ -288,9 +347,9 @@ static ngx_command_t  ngx_http_idempotency_commands[] = {
 
     { ngx_string("idempotency_hide_header"),
       NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
-      ngx_http_idempotency_hide_header,
+      ngx_http_idempotency_add_names,
       NGX_HTTP_LOC_CONF_OFFSET,
-      0,
+      offsetof(ngx_http_idempotency_loc_conf_t, hide_headers),
       NULL },
 
     { ngx_string("idempotency_replay_cookies"),
@@ -319,6 +378,13 @@ static ngx_command_t  ngx_http_idempotency_commands[] = {
       ngx_conf_set_flag_slot,
       NGX_HTTP_LOC_CONF_OFFSET,
       offsetof(ngx_http_idempotency_loc_conf_t, dry_run),
+      NULL },
+
+    { ngx_string("idempotency_guard"),
+      NGX_HTTP_LOC_CONF|NGX_CONF_NOARGS,
+      ngx_http_idempotency_guard,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      0,
       NULL },
 
     { ngx_string("idempotency_log_level"),
@@ -397,6 +463,8 @@ ngx_http_idempotency_init(ngx_conf_t *cf)
     {
         return NGX_ERROR;
     }
+
+    ngx_http_idempotency_find_dav(cf);
 
     return ngx_http_idempotency_keep_upstreams(cf, &imcf->locations);
 }
@@ -492,6 +560,7 @@ ngx_http_idempotency_create_loc_conf(ngx_conf_t *cf)
      *     conf->methods = 0;
      *     conf->scope = NULL;
      *     conf->identity = NULL;
+     *     conf->canon = { 0, NULL };
      *     conf->status = { 0 };
      *     conf->docs = { 0, NULL };
      */
@@ -502,7 +571,11 @@ ngx_http_idempotency_create_loc_conf(ngx_conf_t *cf)
     conf->key_format = NGX_CONF_UNSET_UINT;
     conf->key_max_length = NGX_CONF_UNSET;
     conf->bypass = NGX_CONF_UNSET_PTR;
+    conf->ignore_fields = NGX_CONF_UNSET_PTR;
+    conf->normalize_buffer = NGX_CONF_UNSET_SIZE;
     conf->window = NGX_CONF_UNSET_MSEC;
+    conf->content_window = NGX_CONF_UNSET_MSEC;
+    conf->similar = NGX_CONF_UNSET_UINT;
     conf->in_progress = NGX_CONF_UNSET_UINT;
     conf->wait_timeout = NGX_CONF_UNSET_MSEC;
     conf->lease = NGX_CONF_UNSET_MSEC;
@@ -535,12 +608,18 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
                                  (NGX_CONF_BITMASK_SET|NGX_HTTP_POST
                                   |NGX_HTTP_PATCH));
 
-    if (ngx_http_idempotency_merge_keys(cf, prev, conf) != NGX_OK) {
+    if (ngx_http_idempotency_merge_keys(cf, prev, conf) != NGX_OK
+        || ngx_http_idempotency_merge_canon(cf, prev, conf) != NGX_OK)
+    {
         return NGX_CONF_ERROR;
     }
 
     ngx_conf_merge_uint_value(conf->missing_key, prev->missing_key,
                               NGX_HTTP_IDEMPOTENCY_MISSING_PASS);
+    conf->key_in_body =
+                 conf->missing_key == NGX_HTTP_IDEMPOTENCY_MISSING_CONTENT
+                 || ngx_http_idempotency_keys_in_body(conf->keys);
+
     ngx_conf_merge_uint_value(conf->key_format, prev->key_format,
                               NGX_HTTP_IDEMPOTENCY_FORMAT_ANY);
     ngx_conf_merge_value(conf->key_max_length, prev->key_max_length, 256);
@@ -556,6 +635,10 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
     ngx_conf_merge_ptr_value(conf->bypass, prev->bypass, NULL);
 
     ngx_conf_merge_msec_value(conf->window, prev->window, 24 * 3600 * 1000);
+    ngx_conf_merge_msec_value(conf->content_window, prev->content_window,
+                              60000);
+    ngx_conf_merge_uint_value(conf->similar, prev->similar,
+                              NGX_HTTP_IDEMPOTENCY_SIMILAR_OFF);
     ngx_conf_merge_uint_value(conf->in_progress, prev->in_progress,
                               NGX_HTTP_IDEMPOTENCY_WAIT);
     ngx_conf_merge_msec_value(conf->wait_timeout, prev->wait_timeout, 10000);
@@ -642,6 +725,43 @@ ngx_http_idempotency_merge_keys(ngx_conf_t *cf,
     conf->keys = prev->keys;
 
     return NGX_OK;
+}
+
+
+static ngx_int_t
+ngx_http_idempotency_merge_canon(ngx_conf_t *cf,
+    ngx_http_idempotency_loc_conf_t *prev,
+    ngx_http_idempotency_loc_conf_t *conf)
+{
+    ngx_int_t  rc;
+    ngx_str_t  bad;
+
+    ngx_conf_merge_bitmask_value(conf->canon.flags, prev->canon.flags,
+                                 (NGX_CONF_BITMASK_SET
+                                  |NGX_IDEMPOTENCY_CANON_FORM
+                                  |NGX_IDEMPOTENCY_CANON_JSON
+                                  |NGX_IDEMPOTENCY_CANON_MULTIPART));
+
+    ngx_conf_merge_size_value(conf->normalize_buffer, prev->normalize_buffer,
+                              1024 * 1024);
+
+    if (conf->ignore_fields == NGX_CONF_UNSET_PTR) {
+        conf->ignore_fields = prev->ignore_fields;
+        conf->canon.ignore = prev->canon.ignore;
+
+        return NGX_OK;
+    }
+
+    rc = ngx_idempotency_canon_ignore(&conf->canon, conf->ignore_fields, &bad,
+                                      cf->pool);
+
+    if (rc == NGX_DECLINED) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid JSON pointer \"%V\" in "
+                           "\"idempotency_ignore_fields\"", &bad);
+    }
+
+    return rc;
 }
 
 
@@ -796,6 +916,31 @@ ngx_http_idempotency_set_methods(ngx_conf_t *cf, ngx_command_t *cmd,
 }
 
 
+static char *
+ngx_http_idempotency_set_normalize(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf)
+{
+    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
+
+    char  *rv;
+
+    if (ilcf->canon.flags) {
+        return "is duplicate";
+    }
+
+    rv = ngx_conf_set_bitmask_slot(cf, cmd, conf);
+
+    if (rv == NGX_CONF_OK
+        && (ilcf->canon.flags & NGX_CONF_BITMASK_SET)
+        && (ilcf->canon.flags & NGX_IDEMPOTENCY_CANON_ALL))
+    {
+        return "has both \"off\" and types";
+    }
+
+    return rv;
+}
+
+
 /* "any", or codes, or classes of codes such as "2xx" */
 
 static char *
@@ -852,18 +997,22 @@ ngx_http_idempotency_store(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 }
 
 
+/* may be given more than once, as such lists are in nginx */
+
 static char *
-ngx_http_idempotency_hide_header(ngx_conf_t *cf, ngx_command_t *cmd,
-    void *conf)
+ngx_http_idempotency_add_names(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
-    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
+    char *p = conf;
 
-    ngx_str_t   *value, *name;
-    ngx_uint_t   i;
+    ngx_str_t     *value, *name;
+    ngx_uint_t     i;
+    ngx_array_t  **names;
 
-    if (ilcf->hide_headers == NGX_CONF_UNSET_PTR) {
-        ilcf->hide_headers = ngx_array_create(cf->pool, 4, sizeof(ngx_str_t));
-        if (ilcf->hide_headers == NULL) {
+    names = (ngx_array_t **) (p + cmd->offset);
+
+    if (*names == NGX_CONF_UNSET_PTR) {
+        *names = ngx_array_create(cf->pool, 4, sizeof(ngx_str_t));
+        if (*names == NULL) {
             return NGX_CONF_ERROR;
         }
     }
@@ -871,7 +1020,7 @@ ngx_http_idempotency_hide_header(ngx_conf_t *cf, ngx_command_t *cmd,
     value = cf->args->elts;
 
     for (i = 1; i < cf->args->nelts; i++) {
-        name = ngx_array_push(ilcf->hide_headers);
+        name = ngx_array_push(*names);
         if (name == NULL) {
             return NGX_CONF_ERROR;
         }

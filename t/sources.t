@@ -70,7 +70,6 @@ EOC
         root $TEST_NGINX_ROOT/html;
         dav_methods PUT DELETE MKCOL MOVE;
         create_full_put_path on;
-        client_body_in_file_only clean;    # PUT wants a file
     }
 EOC
     . ($lua ? <<'EOC' : '')

@@ -18,10 +18,10 @@
  *              a member is ":" length name value; a number is "0", or its
  *              sign, its digits without zeros at the ends and, unless it is
  *              zero, "e" with the power of ten of the last digit
- *   multipart  "M", then the SHA-256 of each part: its name, "f" and filename
- *              if it has one, "x" and extended filename likewise, each behind
- *              its length, "t" and its media type if it has one, "." and the
- *              bytes
+ *   multipart  "M", then a digest of each part, of kind "P": its name, "f"
+ *              and filename if it has one, "x" and extended filename (that
+ *              with an asterisk) likewise, as fields, "t" and media type
+ *              likewise, "." and the bytes
  *   text       "T" and the text, white space folded
  *   bytes      "R" and the bytes
  */
@@ -75,7 +75,8 @@ ngx_int_t ngx_idempotency_canon_ignore(ngx_idempotency_canon_t *c,
 
 /*
  * The kind, if it is among the flags, or 0: by its bytes.  The boundary is
- * set for MULTIPART and lies in the content type.
+ * set for MULTIPART, lies in the content type and may be NULL without that
+ * flag.
  */
 
 ngx_uint_t ngx_idempotency_canon_kind(ngx_str_t *content_type,

@@ -40,6 +40,8 @@ typedef struct {
 
 #define NGX_IDEMPOTENCY_FOLD_MORE  3
 
+#define NGX_IDEMPOTENCY_BOUNDARY   70
+
 
 /* a name left out: one token, or those of a JSON pointer */
 
@@ -69,6 +71,9 @@ u_char *ngx_idempotency_fold_end(ngx_idempotency_fold_t *f, u_char *dst);
 
 ngx_uint_t ngx_idempotency_ignored(ngx_idempotency_canon_t *c,
     u_char *name, size_t len);
+
+ngx_int_t ngx_idempotency_parameter(u_char **pos, u_char *end,
+    ngx_str_t *name, ngx_str_t *value);
 
 ngx_int_t ngx_idempotency_form(ngx_idempotency_digest_t *d,
     ngx_idempotency_canon_t *c, u_char *data, size_t len, ngx_pool_t *pool);

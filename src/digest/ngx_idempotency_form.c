@@ -18,9 +18,10 @@ typedef struct {
     u_char                  *pos;
     u_char                  *end;
 
-    /* for what is not as it is written, from the first such field on */
+    /* for what is not as it is written; never longer than that */
     u_char                  *scratch;
     u_char                  *last;
+    size_t                   size;
 
     ngx_pool_t              *pool;
     ngx_uint_t               fold;
@@ -36,7 +37,7 @@ static ngx_int_t form_part(form_t *f, ngx_uint_t name, ngx_str_t *s);
 static ngx_int_t form_decode(form_t *f, u_char *start, u_char end,
     ngx_str_t *s);
 static ngx_int_t form_fold(form_t *f, ngx_str_t *s);
-static ngx_int_t form_scratch(form_t *f, u_char *start);
+static ngx_int_t form_scratch(form_t *f);
 static ngx_int_t form_hex(u_char c);
 static ngx_uint_t form_count(u_char *data, size_t len);
 
@@ -61,6 +62,7 @@ ngx_idempotency_form(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
     f.pos = data;
     f.end = data + len;
     f.scratch = NULL;
+    f.size = len;
     f.pool = pool;
     f.fold = c->flags & NGX_IDEMPOTENCY_CANON_TEXT;
     f.nfields = 0;
@@ -118,38 +120,39 @@ ngx_idempotency_form_field(u_char *data, size_t len, ngx_str_t *name,
     ngx_str_t *value, ngx_pool_t *pool)
 {
     form_t     f;
-    u_char    *next;
+    u_char    *start, *end;
     ngx_int_t  rc;
     ngx_str_t  s;
 
     f.scratch = NULL;
+    f.size = len;
     f.pool = pool;
     f.fold = 0;
-    f.pos = data;
-    f.end = data;
 
     rc = NGX_DECLINED;
 
-    for (next = data; next < data + len; next = f.end + 1) {
+    for (start = data, end = data + len; start < end; start = f.end) {
 
-        f.pos = next;
-        f.end = ngx_strlchr(next, data + len, '&');
+        if (*start == '&') {
+            f.end = start + 1;
+            continue;
+        }
+
+        f.pos = start;
+        f.end = ngx_strlchr(start, end, '&');
 
         if (f.end == NULL) {
-            f.end = data + len;
+            f.end = end;
         }
 
-        if (f.scratch) {
-            f.last = f.scratch;
-        }
-
+        f.last = f.scratch;
         rc = form_part(&f, 1, &s);
 
         if (rc == NGX_ERROR) {
             break;
         }
 
-        if (rc == NGX_OK && s.len == name->len && f.pos > next
+        if (rc == NGX_OK && s.len == name->len
             && ngx_memcmp(s.data, name->data, s.len) == 0)
         {
             rc = form_part(&f, 0, &s);
@@ -183,9 +186,14 @@ form_parse(form_t *f, ngx_idempotency_canon_t *c)
     ngx_str_t   name, value;
     ngx_uint_t  n;
 
-    for (n = 0; f->pos < f->end; f->pos++) {
+    n = 0;
 
-        /* at the beginning of a field; left at its ampersand or at the end */
+    while (f->pos < f->end) {
+
+        if (*f->pos == '&') {
+            f->pos++;
+            continue;
+        }
 
         rc = form_part(f, 1, &name);
 
@@ -270,7 +278,7 @@ form_decode(form_t *f, u_char *start, u_char end, ngx_str_t *s)
     u_char     c, *p, *dst;
     ngx_int_t  high, low;
 
-    if (form_scratch(f, start) != NGX_OK) {
+    if (form_scratch(f) != NGX_OK) {
         return NGX_ERROR;
     }
 
@@ -332,7 +340,7 @@ form_fold(form_t *f, ngx_str_t *s)
 
         /* as it is written: not ours */
 
-        if (form_scratch(f, f->pos - s->len) != NGX_OK) {
+        if (form_scratch(f) != NGX_OK) {
             return NGX_ERROR;
         }
 
@@ -352,14 +360,11 @@ form_fold(form_t *f, ngx_str_t *s)
 }
 
 
-/* what is decoded or folded is never longer than it was */
-
 static ngx_int_t
-form_scratch(form_t *f, u_char *start)
+form_scratch(form_t *f)
 {
     if (f->scratch == NULL) {
-        f->scratch = ngx_palloc(f->pool, f->end - start
-                                         + NGX_IDEMPOTENCY_FOLD_MORE);
+        f->scratch = ngx_palloc(f->pool, f->size);
         if (f->scratch == NULL) {
             return NGX_ERROR;
         }

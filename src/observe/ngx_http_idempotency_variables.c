@@ -44,6 +44,9 @@ static ngx_http_variable_t  variables[] = {
     { ngx_string("idempotency_replays"), NULL, variable_number,
       VARIABLE_REPLAYS, NGX_HTTP_VAR_NOCACHEABLE, 0 },
 
+    { ngx_string("idempotency_field_"), NULL,
+      ngx_http_idempotency_field_variable, 0, NGX_HTTP_VAR_PREFIX, 0 },
+
       ngx_http_null_variable
 };
 

@@ -8,6 +8,10 @@
 #include "ngx_http_idempotency.h"
 
 
+static ngx_int_t bind_scope(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *scope);
+static ngx_int_t bind_fingerprint(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t bind_identity(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_digest_t *d);
 static void bind_credentials(ngx_http_request_t *r,
@@ -20,32 +24,89 @@ ngx_int_t
 ngx_http_idempotency_bind(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
-    ngx_str_t                         scope, digest;
-    ngx_http_core_srv_conf_t         *cscf;
-    ngx_idempotency_digest_t          d;
-    ngx_http_idempotency_loc_conf_t  *conf;
+    ngx_str_t                  scope, fingerprint;
+    ngx_idempotency_digest_t   d;
 
-    conf = ctx->conf;
-    cscf = ngx_http_get_module_srv_conf(r, ngx_http_core_module);
+    ctx->similar = NULL;
 
-    /* a default scope of $server_name needs no evaluation */
-
-    scope = cscf->server_name;
-
-    if (conf->scope && ngx_http_complex_value(r, conf->scope, &scope)
-                       != NGX_OK)
+    if (bind_fingerprint(r, ctx) != NGX_OK
+        || bind_scope(r, ctx, &scope) != NGX_OK)
     {
         return NGX_ERROR;
     }
 
-    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_TOKEN);
+    if (!ctx->content) {
+        ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_TOKEN);
+        ngx_idempotency_digest_field(&d, &scope);
+        ngx_idempotency_digest_field(&d, &ctx->key);
+        ngx_idempotency_digest_final(&d, ctx->op.token);
+    }
+
+    if (!ctx->content
+        && ctx->conf->similar == NGX_HTTP_IDEMPOTENCY_SIMILAR_OFF)
+    {
+        return NGX_OK;
+    }
+
+    /* action, identity and body are in the fingerprint already */
+
+    fingerprint.len = NGX_IDEMPOTENCY_DIGEST_LEN;
+    fingerprint.data = ctx->op.fingerprint;
+
+    ngx_idempotency_digest_init(&d, ctx->content
+                                    ? NGX_IDEMPOTENCY_DIGEST_CONTENT
+                                    : NGX_IDEMPOTENCY_DIGEST_SIMILAR);
     ngx_idempotency_digest_field(&d, &scope);
-    ngx_idempotency_digest_field(&d, &ctx->key);
-    ngx_idempotency_digest_final(&d, ctx->op.token);
+    ngx_idempotency_digest_field(&d, &r->connection->addr_text);
+    ngx_idempotency_digest_field(&d, &fingerprint);
+
+    if (ctx->content) {
+        ngx_idempotency_digest_final(&d, ctx->op.token);
+        return NGX_OK;
+    }
+
+    ctx->similar = ngx_pcalloc(r->pool, sizeof(ngx_idempotency_op_t));
+    if (ctx->similar == NULL) {
+        return NGX_ERROR;
+    }
+
+    ngx_idempotency_digest_final(&d, ctx->similar->token);
+
+    return NGX_OK;
+}
+
+
+/* by default $server_name, which needs no evaluation */
+
+static ngx_int_t
+bind_scope(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_str_t *scope)
+{
+    ngx_http_core_srv_conf_t  *cscf;
+
+    if (ctx->conf->scope) {
+        return ngx_http_complex_value(r, ctx->conf->scope, scope);
+    }
+
+    cscf = ngx_http_get_module_srv_conf(r, ngx_http_core_module);
+    *scope = cscf->server_name;
+
+    return NGX_OK;
+}
+
+
+/* the action is what the client asked for: a rewrite changes nothing */
+
+static ngx_int_t
+bind_fingerprint(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_str_t                  digest;
+    ngx_http_core_srv_conf_t  *cscf;
+    ngx_idempotency_digest_t   d;
+
+    cscf = ngx_http_get_module_srv_conf(r, ngx_http_core_module);
 
     ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_FINGERPRINT);
-
-    /* the action, as the client asked for it: a rewrite changes nothing */
 
     ngx_idempotency_digest_field(&d, &r->method_name);
     ngx_idempotency_digest_field(&d, r->headers_in.server.len
@@ -116,7 +177,10 @@ bind_credentials(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     while ((h = ngx_http_idempotency_header_next(&it, &cookie)) != NULL) {
         ngx_idempotency_digest_bytes(d, (u_char *) "C", 1);
         ngx_idempotency_digest_field(d, &h->value);
-        ctx->identified = 1;
+
+        if (h->value.len) {
+            ctx->identified = 1;
+        }
     }
 }
 

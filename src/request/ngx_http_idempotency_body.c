@@ -1,19 +1,37 @@
 
 /*
- * The request's body, read whole as nginx reads it, and digested as it
- * arrives.  What somebody else had read before us is digested from where
- * nginx keeps it.
+ * The request's body, read whole as nginx reads it, and digested: by its
+ * meaning where that is wanted, else by its bytes.
+ *
+ * Bytes, and the parts of a multipart form, go in as they arrive.  What is
+ * sorted first, and what somebody else had read before us, is taken from
+ * where nginx keeps it; and so is what turned out to be malformed, which is
+ * digested by its bytes after all.
  */
 
 
 #include "ngx_http_idempotency.h"
 
 
+static void body_put(ngx_http_request_t *r);
+static void body_begin(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx);
 static void body_handler(ngx_http_request_t *r);
+static ngx_int_t body_feed(void *data, u_char *p, size_t len);
+static ngx_int_t body_end(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static ngx_int_t body_canonical(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static ngx_int_t body_multipart(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
 static void body_digest_init(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
-static ngx_int_t body_digest_kept(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
+    ngx_http_idempotency_ctx_t *ctx, ngx_uint_t kind);
+static ngx_uint_t body_coded(ngx_http_request_t *r);
+static off_t body_size(ngx_http_request_t *r);
+
+
+static ngx_module_t  *body_dav;
+
+static ngx_str_t  body_coding = ngx_string("content_encoding");
 
 
 /*
@@ -27,41 +45,129 @@ ngx_http_idempotency_read_body(ngx_http_request_t *r,
 {
     ngx_int_t  rc;
 
-    if (r->request_body == NULL
-        && (r->headers_in.content_length_n > 0 || r->headers_in.chunked))
-    {
-        body_digest_init(r, ctx);
-        ctx->digesting = 1;
-
-        rc = ngx_http_read_client_request_body(r, body_handler);
-
-        if (rc >= NGX_HTTP_SPECIAL_RESPONSE) {
-            return rc;
-        }
-
-        ngx_http_finalize_request(r, NGX_DONE);
-
-        return NGX_DONE;
-    }
-
-    if (ctx->digesting) {
+    if (ctx->reading) {
 
         /* run again by body_handler() */
 
-        ctx->digesting = 0;
+        ctx->reading = 0;
 
-    } else {
-        body_digest_init(r, ctx);
-
-        if (body_digest_kept(r, ctx) != NGX_OK) {
-            return NGX_HTTP_INTERNAL_SERVER_ERROR;
-        }
+        return body_end(r, ctx);
     }
 
-    ngx_idempotency_digest_final(&ctx->body, ctx->digest);
-    ctx->hashed = 1;
+    body_begin(r, ctx);
 
-    return NGX_OK;
+    if (r->request_body
+        || (r->headers_in.content_length_n <= 0 && !r->headers_in.chunked))
+    {
+        rc = ctx->streaming
+             ? ngx_http_idempotency_each_piece(r, -1, body_feed, ctx)
+             : NGX_OK;
+
+        return (rc == NGX_ERROR) ? rc : body_end(r, ctx);
+    }
+
+    ctx->reading = 1;
+
+    if (r->method == NGX_HTTP_PUT) {
+        body_put(r);
+    }
+
+    rc = ngx_http_read_client_request_body(r, body_handler);
+
+    if (rc >= NGX_HTTP_SPECIAL_RESPONSE) {
+        return rc;
+    }
+
+    ngx_http_finalize_request(r, NGX_DONE);
+
+    return NGX_DONE;
+}
+
+
+/*
+ * ngx_http_dav_module moves the body's file to its place, so where it handles
+ * PUT it wants what it would itself have asked for before reading.  It is
+ * looked up by name, as nginx may be built without it; its configuration
+ * begins with its methods.
+ */
+
+static void
+body_put(ngx_http_request_t *r)
+{
+    ngx_uint_t  *methods;
+
+    if (body_dav == NULL) {
+        return;
+    }
+
+    methods = ngx_http_get_module_loc_conf(r, (*body_dav));
+
+    if (*methods & NGX_HTTP_PUT) {
+        r->request_body_in_file_only = 1;
+        r->request_body_in_persistent_file = 1;
+        r->request_body_in_clean_file = 1;
+        r->request_body_file_group_access = 1;
+        r->request_body_file_log_level = 0;
+    }
+}
+
+
+void
+ngx_http_idempotency_find_dav(ngx_conf_t *cf)
+{
+    ngx_uint_t  i;
+
+    body_dav = NULL;
+
+    for (i = 0; cf->cycle->modules[i]; i++) {
+        if (ngx_strcmp(cf->cycle->modules[i]->name, "ngx_http_dav_module")
+            == 0)
+        {
+            body_dav = cf->cycle->modules[i];
+        }
+    }
+}
+
+
+/* how it will be digested, as far as its header tells */
+
+static void
+body_begin(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_str_t                         type, boundary;
+    ngx_http_idempotency_loc_conf_t  *conf;
+
+    conf = ctx->conf;
+
+    ngx_str_null(&type);
+
+    if (r->headers_in.content_type) {
+        type = r->headers_in.content_type->value;
+    }
+
+    ctx->kind = body_coded(r) ? 0
+                : ngx_idempotency_canon_kind(&type, conf->canon.flags,
+                                             &boundary);
+
+    if (ctx->kind == NGX_IDEMPOTENCY_CANON_MULTIPART) {
+
+        ctx->multipart = ngx_idempotency_multipart_create(r->pool,
+                                                          &conf->canon,
+                                                          &boundary);
+        if (ctx->multipart == NULL) {
+            ctx->kind = 0;
+        }
+
+    } else if (body_size(r) > (off_t) conf->normalize_buffer) {
+        ctx->kind = 0;
+    }
+
+    if (ctx->kind == 0) {
+        body_digest_init(r, ctx, 0);
+    }
+
+    ctx->streaming = (ctx->kind == 0
+                      || ctx->kind == NGX_IDEMPOTENCY_CANON_MULTIPART);
 }
 
 
@@ -83,31 +189,131 @@ ngx_http_idempotency_digest_arriving(ngx_http_request_t *r, ngx_chain_t *in)
 
     ctx = ngx_http_get_module_ctx(r, ngx_http_idempotency_module);
 
-    if (ctx == NULL || !ctx->digesting) {
+    if (ctx == NULL || !ctx->reading || !ctx->streaming) {
         return;
     }
 
     for (cl = in; cl; cl = cl->next) {
-        ngx_idempotency_digest_bytes(&ctx->body, cl->buf->pos,
-                                     cl->buf->last - cl->buf->pos);
+        (void) body_feed(ctx, cl->buf->pos, cl->buf->last - cl->buf->pos);
     }
+}
+
+
+static ngx_int_t
+body_feed(void *data, u_char *p, size_t len)
+{
+    ngx_http_idempotency_ctx_t  *ctx = data;
+
+    if (ctx->multipart == NULL) {
+        ngx_idempotency_digest_bytes(&ctx->body, p, len);
+
+    } else if (ngx_idempotency_multipart_feed(ctx->multipart, p, len)
+               != NGX_OK)
+    {
+        ctx->multipart = NULL;
+        ctx->streaming = 0;
+
+        return NGX_DECLINED;
+    }
+
+    return NGX_OK;
+}
+
+
+/* all of it is there */
+
+static ngx_int_t
+body_end(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_int_t  rc;
+
+    switch (ctx->kind) {
+
+    case 0:
+        rc = NGX_OK;
+        break;
+
+    case NGX_IDEMPOTENCY_CANON_MULTIPART:
+        rc = body_multipart(r, ctx);
+        break;
+
+    default:
+        rc = body_canonical(r, ctx);
+        break;
+    }
+
+    if (rc == NGX_DECLINED) {
+
+        /* by its bytes after all */
+
+        body_digest_init(r, ctx, 0);
+        ctx->multipart = NULL;
+
+        rc = ngx_http_idempotency_each_piece(r, -1, body_feed, ctx);
+    }
+
+    if (rc == NGX_ERROR) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    ngx_idempotency_digest_final(&ctx->body, ctx->digest);
+    ctx->hashed = 1;
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+body_canonical(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_int_t  rc;
+    ngx_str_t  body;
+
+    rc = ngx_http_idempotency_whole_body(r, ctx->conf->normalize_buffer,
+                                         &body);
+    if (rc != NGX_OK) {
+        return rc;
+    }
+
+    body_digest_init(r, ctx, ctx->kind);
+
+    return ngx_idempotency_canon_body(&ctx->body, ctx->kind, &ctx->conf->canon,
+                                      body.data, body.len, r->pool);
+}
+
+
+static ngx_int_t
+body_multipart(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    if (ctx->multipart == NULL) {
+        return NGX_DECLINED;
+    }
+
+    body_digest_init(r, ctx, ctx->kind);
+
+    return ngx_idempotency_multipart_final(ctx->multipart, &ctx->body);
 }
 
 
 /* the same bytes in another type or coding are another body */
 
 static void
-body_digest_init(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+body_digest_init(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_uint_t kind)
 {
     ngx_str_t                            type;
     ngx_table_elt_t                     *h;
     ngx_http_idempotency_header_iter_t   it;
 
-    static ngx_str_t  coding = ngx_string("content_encoding");
+    static ngx_str_t  multipart = ngx_string("multipart/form-data");
 
     ngx_str_null(&type);
 
-    if (r->headers_in.content_type) {
+    if (kind == NGX_IDEMPOTENCY_CANON_MULTIPART) {
+        /* its boundary doesn't count */
+        type = multipart;
+
+    } else if (r->headers_in.content_type) {
         type = r->headers_in.content_type->value;
     }
 
@@ -116,47 +322,167 @@ body_digest_init(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
     ngx_http_idempotency_header_iter(&it, r);
 
-    while ((h = ngx_http_idempotency_header_next(&it, &coding)) != NULL) {
+    while ((h = ngx_http_idempotency_header_next(&it, &body_coding)) != NULL) {
         ngx_idempotency_digest_bytes(&ctx->body, (u_char *) "E", 1);
         ngx_idempotency_digest_field(&ctx->body, &h->value);
     }
 
     ngx_idempotency_digest_bytes(&ctx->body, (u_char *) ".", 1);
+
+    if (kind == 0) {
+        ngx_idempotency_canon_raw(&ctx->body);
+    }
 }
 
 
-static ngx_int_t
-body_digest_kept(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+/* what is compressed is digested by its bytes */
+
+static ngx_uint_t
+body_coded(ngx_http_request_t *r)
 {
-    off_t         offset;
-    size_t        size;
-    u_char        data[16384];
+    ngx_http_idempotency_header_iter_t  it;
+
+    ngx_http_idempotency_header_iter(&it, r);
+
+    return ngx_http_idempotency_header_next(&it, &body_coding) != NULL;
+}
+
+
+/* calls back for each piece of the body, up to a limit, as nginx keeps it */
+
+ngx_int_t
+ngx_http_idempotency_each_piece(ngx_http_request_t *r, off_t limit,
+    ngx_http_idempotency_piece_pt handler, void *data)
+{
+    off_t         offset, end;
+    size_t        n;
+    u_char        piece[16384];
+    ngx_int_t     rc;
     ngx_buf_t    *b;
     ngx_chain_t  *cl;
 
-    if (r->request_body == NULL) {
-        return NGX_OK;
-    }
+    cl = r->request_body ? r->request_body->bufs : NULL;
 
-    for (cl = r->request_body->bufs; cl; cl = cl->next) {
+    for ( /* void */ ; cl && limit != 0; cl = cl->next) {
         b = cl->buf;
 
+        offset = 0;
+        end = ngx_buf_size(b);
+
+        if (limit != -1) {
+            end = ngx_min(end, limit);
+            limit -= end;
+        }
+
         if (ngx_buf_in_memory(b)) {
-            ngx_idempotency_digest_bytes(&ctx->body, b->pos, b->last - b->pos);
+            rc = handler(data, b->pos, (size_t) end);
+
+            if (rc != NGX_OK) {
+                return rc;
+            }
+
             continue;
         }
 
-        for (offset = b->file_pos; offset < b->file_last; offset += size) {
-            size = (size_t) ngx_min(b->file_last - offset,
-                                    (off_t) sizeof(data));
+        for ( /* void */ ; offset < end; offset += n) {
+            n = (size_t) ngx_min(end - offset, (off_t) sizeof(piece));
 
-            if (ngx_read_file(b->file, data, size, offset) != (ssize_t) size) {
+            if (ngx_read_file(b->file, piece, n, b->file_pos + offset)
+                != (ssize_t) n)
+            {
                 return NGX_ERROR;
             }
 
-            ngx_idempotency_digest_bytes(&ctx->body, data, size);
+            rc = handler(data, piece, n);
+
+            if (rc != NGX_OK) {
+                return rc;
+            }
         }
     }
 
     return NGX_OK;
+}
+
+
+/* in one piece; NGX_DECLINED: it is larger than the limit */
+
+ngx_int_t
+ngx_http_idempotency_whole_body(ngx_http_request_t *r, size_t limit,
+    ngx_str_t *body)
+{
+    off_t         size;
+    u_char       *p;
+    ngx_buf_t    *b;
+    ngx_chain_t  *cl;
+
+    ngx_str_null(body);
+
+    size = body_size(r);
+
+    if (size > (off_t) limit) {
+        return NGX_DECLINED;
+    }
+
+    if (size == 0) {
+        return NGX_OK;
+    }
+
+    cl = r->request_body->bufs;
+
+    body->len = (size_t) size;
+
+    if (cl->next == NULL && ngx_buf_in_memory(cl->buf)) {
+        body->data = cl->buf->pos;
+        return NGX_OK;
+    }
+
+    p = ngx_palloc(r->pool, body->len);
+    if (p == NULL) {
+        return NGX_ERROR;
+    }
+
+    body->data = p;
+
+    for ( /* void */ ; cl; cl = cl->next) {
+        b = cl->buf;
+        size = ngx_buf_size(b);
+
+        if (ngx_buf_in_memory(b)) {
+            p = ngx_cpymem(p, b->pos, (size_t) size);
+            continue;
+        }
+
+        if (ngx_read_file(b->file, p, (size_t) size, b->file_pos)
+            != (ssize_t) size)
+        {
+            return NGX_ERROR;
+        }
+
+        p += size;
+    }
+
+    return NGX_OK;
+}
+
+
+/* as announced, or as read; a chunked one is of any size until then */
+
+static off_t
+body_size(ngx_http_request_t *r)
+{
+    off_t         size;
+    ngx_chain_t  *cl;
+
+    if (r->request_body == NULL) {
+        return ngx_max(r->headers_in.content_length_n, 0);
+    }
+
+    size = 0;
+
+    for (cl = r->request_body->bufs; cl; cl = cl->next) {
+        size += ngx_buf_size(cl->buf);
+    }
+
+    return size;
 }

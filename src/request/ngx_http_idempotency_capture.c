@@ -34,6 +34,15 @@ ngx_http_idempotency_capture_header(ngx_http_request_t *r,
 {
     ngx_buf_t  *b;
 
+    ctx->says_release = 0;
+    ctx->says_keep = 0;
+
+    if (r->upstream && r->upstream->headers_in.headers.part.elts) {
+        ngx_http_idempotency_hear(&r->upstream->headers_in.headers, ctx);
+    }
+
+    ngx_http_idempotency_hear(&r->headers_out.headers, ctx);
+
     ctx->answered = 1;
     ctx->too_large = 0;
     ctx->answer_status = r->headers_out.status;
@@ -69,12 +78,13 @@ ngx_http_idempotency_capture_header(ngx_http_request_t *r,
 
 
 /*
- * What the upstream says of the outcome itself, in protected locations.  The
- * client never sees it.
+ * What an application says of the outcome itself, in the header of the
+ * response or in that of an upstream's which nginx answered with another.
+ * The lines are deleted: no client sees them.
  */
 
 void
-ngx_http_idempotency_hear(ngx_http_request_t *r,
+ngx_http_idempotency_hear(ngx_list_t *headers,
     ngx_http_idempotency_ctx_t *ctx)
 {
     ngx_uint_t        i;
@@ -83,12 +93,7 @@ ngx_http_idempotency_hear(ngx_http_request_t *r,
 
     static ngx_str_t  name = ngx_string("x-accel-idempotency");
 
-    if (ctx) {
-        ctx->says_release = 0;
-        ctx->says_keep = 0;
-    }
-
-    for (part = &r->headers_out.headers.part; part; part = part->next) {
+    for (part = &headers->part; part; part = part->next) {
         h = part->elts;
 
         for (i = 0; i < part->nelts; i++) {

@@ -10,7 +10,7 @@
 
 
 static void client_write_handler(ngx_http_request_t *r);
-static ngx_int_t client_drop(ngx_http_request_t *r,
+static ngx_int_t client_leave(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 
 
@@ -88,13 +88,7 @@ ngx_http_idempotency_client_gone(ngx_http_request_t *r,
         return 0;
     }
 
-    ctx->gone = 1;
-
-    ngx_log_error(NGX_LOG_INFO, r->connection->log, 0,
-                  "idempotency: the client has gone, its request is "
-                  "carried through");
-
-    return 1;
+    return client_leave(r, ctx) == NGX_OK;
 }
 
 
@@ -137,15 +131,25 @@ ngx_http_idempotency_watch_client(ngx_http_request_t *r,
 static void
 client_write_handler(ngx_http_request_t *r)
 {
+    ngx_event_t                 *wev;
+    ngx_connection_t            *c;
     ngx_http_idempotency_ctx_t  *ctx;
 
+    c = r->connection;
+    wev = c->write;
     ctx = ngx_http_idempotency_get_ctx(r);
 
-    if (r->connection->write->timedout && ctx->owner && !ctx->gone
-        && client_drop(r, ctx) != NGX_OK)
-    {
-        ngx_http_finalize_request(r, NGX_ERROR);
-        return;
+    if (wev->timedout && ctx->owner && !ctx->gone) {
+
+        c->error = 1;
+        c->timedout = 1;
+        wev->timedout = 0;
+        wev->ready = 1;
+
+        if (client_leave(r, ctx) != NGX_OK) {
+            ngx_http_finalize_request(r, NGX_ERROR);
+            return;
+        }
     }
 
     ctx->write_event_handler(r);
@@ -153,31 +157,30 @@ client_write_handler(ngx_http_request_t *r)
 
 
 /*
- * What was handed on to the client may still be referred to below us, so the
- * upstream goes on with other memory.
+ * From now on the upstream is read at its own pace.  What was handed on to
+ * the client will never be taken, and may still be referred to below us: so
+ * it is left there, and the upstream goes on with other memory.
  */
 
 static ngx_int_t
-client_drop(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+client_leave(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     size_t                size;
-    ngx_buf_t            *b;
-    ngx_connection_t     *c;
+    u_char               *p;
     ngx_http_upstream_t  *u;
 
-    c = r->connection;
-    u = r->upstream;
-
-    ngx_log_error(NGX_LOG_INFO, c->log, NGX_ETIMEDOUT,
-                  "idempotency: the client timed out, its request is "
-                  "carried through");
+    ngx_log_error(NGX_LOG_INFO, r->connection->log, 0,
+                  "idempotency: the client %s, its request is carried "
+                  "through",
+                  r->connection->timedout ? "timed out" : "has gone");
 
     ctx->gone = 1;
 
-    c->error = 1;
-    c->timedout = 1;
-    c->write->timedout = 0;
-    c->write->ready = 1;
+    u = r->upstream;
+
+    if (u == NULL || u->cleanup == NULL || !u->header_sent) {
+        return NGX_OK;
+    }
 
     if (u->buffering) {
         u->pipe->busy = NULL;
@@ -186,19 +189,19 @@ client_drop(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         return NGX_OK;
     }
 
-    u->busy_bufs = NULL;
+    size = u->buffer.end - u->buffer.start;
 
-    b = &u->buffer;
-    size = b->end - b->start;
-
-    b->start = ngx_palloc(r->pool, size);
-    if (b->start == NULL) {
+    p = ngx_palloc(r->pool, size);
+    if (p == NULL) {
         return NGX_ERROR;
     }
 
-    b->pos = b->start;
-    b->last = b->start;
-    b->end = b->start + size;
+    u->busy_bufs = NULL;
+
+    u->buffer.start = p;
+    u->buffer.pos = p;
+    u->buffer.last = p;
+    u->buffer.end = p + size;
 
     return NGX_OK;
 }

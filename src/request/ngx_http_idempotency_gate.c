@@ -26,6 +26,8 @@ static ngx_uint_t gate_applies(ngx_http_request_t *r,
 static ngx_uint_t gate_upgrade(ngx_http_request_t *r);
 static ngx_int_t gate_prepare(ngx_http_request_t *r,
     ngx_http_idempotency_loc_conf_t *conf, ngx_http_idempotency_ctx_t **pctx);
+static ngx_int_t gate_judge(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t gate_decide(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 #if (NGX_IDEMPOTENCY_FAULTS)
@@ -34,7 +36,7 @@ static void gate_fault(ngx_http_request_t *r, ngx_idempotency_op_t *op);
 static ngx_int_t gate_ask(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t gate_answer(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
+    ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_op_t *op);
 
 
 ngx_int_t
@@ -176,18 +178,21 @@ gate_prepare(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
         /* first sight, or sent on to another location before the decision */
 
         ctx->conf = conf;
-        ctx->bound = 0;
+        ctx->verdict = NGX_HTTP_IDEMPOTENCY_NEW;
+        ctx->judged = 0;
         ctx->hashed = 0;
+        ctx->bound = 0;
 
         if (ngx_http_test_predicates(r, conf->bypass) == NGX_DECLINED) {
             ctx->verdict = NGX_HTTP_IDEMPOTENCY_BYPASS;
-
-        } else {
-            ctx->verdict = ngx_http_idempotency_key(r, conf, &ctx->key);
         }
     }
 
     if (ctx->bound || ctx->verdict != NGX_HTTP_IDEMPOTENCY_NEW) {
+        return NGX_OK;
+    }
+
+    if (!conf->key_in_body && gate_judge(r, ctx) != NGX_OK) {
         return NGX_OK;
     }
 
@@ -199,6 +204,10 @@ gate_prepare(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
         }
     }
 
+    if (gate_judge(r, ctx) != NGX_OK) {
+        return NGX_OK;
+    }
+
     if (ngx_http_idempotency_bind(r, ctx) != NGX_OK) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
@@ -206,6 +215,39 @@ gate_prepare(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
     ctx->bound = 1;
 
     return NGX_OK;
+}
+
+
+/* NGX_DECLINED: the key, or its absence, decides already */
+
+static ngx_int_t
+gate_judge(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    if (ctx->judged) {
+        return NGX_OK;
+    }
+
+    ctx->judged = 1;
+    ctx->content = 0;
+
+    ctx->verdict = ngx_http_idempotency_key(r, ctx->conf, &ctx->key);
+
+    if (ctx->verdict == NGX_HTTP_IDEMPOTENCY_MISSING) {
+
+        switch (ctx->conf->missing_key) {
+
+        case NGX_HTTP_IDEMPOTENCY_MISSING_PASS:
+            ctx->verdict = NGX_HTTP_IDEMPOTENCY_NONE;
+            break;
+
+        case NGX_HTTP_IDEMPOTENCY_MISSING_CONTENT:
+            ctx->verdict = NGX_HTTP_IDEMPOTENCY_NEW;
+            ctx->content = 1;
+            break;
+        }
+    }
+
+    return (ctx->verdict == NGX_HTTP_IDEMPOTENCY_NEW) ? NGX_OK : NGX_DECLINED;
 }
 
 
@@ -231,12 +273,11 @@ gate_decide(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     ctx->deadline = ngx_current_msec + ctx->conf->wait_timeout;
 
     ctx->op.pool = r->pool;
-    ctx->op.window = ctx->conf->window;
+    ctx->op.window = ctx->content ? ctx->conf->content_window
+                                  : ctx->conf->window;
     ctx->op.lease = ctx->conf->lease;
     ctx->op.reserve = ctx->conf->max_response;
     ctx->op.retry = (ctx->conf->in_doubt == NGX_HTTP_IDEMPOTENCY_RETRY);
-    ctx->op.handler = ngx_http_idempotency_resume;
-    ctx->op.data = ctx;
 
 #if (NGX_IDEMPOTENCY_FAULTS)
     gate_fault(r, &ctx->op);
@@ -275,25 +316,36 @@ gate_fault(ngx_http_request_t *r, ngx_idempotency_op_t *op)
 static ngx_int_t
 gate_ask(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
-    ngx_int_t                 rc;
-    ngx_idempotency_store_t  *store;
-
     ctx->op.now = ngx_current_msec;
 
     ctx->op.wait = (ctx->conf->in_progress == NGX_HTTP_IDEMPOTENCY_WAIT
                     && !ctx->conf->dry_run
                     && (ngx_msec_int_t) (ctx->deadline - ctx->op.now) > 0);
 
+    return ngx_http_idempotency_claim(r, ctx, &ctx->op);
+}
+
+
+ngx_int_t
+ngx_http_idempotency_claim(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_op_t *op)
+{
+    ngx_int_t                 rc;
+    ngx_idempotency_store_t  *store;
+
+    op->handler = ngx_http_idempotency_resume;
+    op->data = ctx;
+
     store = ctx->conf->shm_zone->data;
 
-    rc = store->engine->claim(store, &ctx->op);
+    rc = store->engine->claim(store, op);
 
     if (rc == NGX_OK) {
-        return gate_answer(r, ctx);
+        return gate_answer(r, ctx, op);
     }
 
     if (rc == NGX_AGAIN) {
-        ctx->asking = 1;
+        ctx->asking = op;
 
         r->read_event_handler = ngx_http_test_reading;
         r->write_event_handler = ngx_http_request_empty_handler;
@@ -319,7 +371,7 @@ ngx_http_idempotency_resume(ngx_idempotency_op_t *op)
     ngx_http_idempotency_ctx_t  *ctx;
 
     ctx = op->data;
-    ctx->asking = 0;
+    ctx->asking = NULL;
 
     r = ctx->request;
     c = r->connection;
@@ -332,7 +384,7 @@ ngx_http_idempotency_resume(ngx_idempotency_op_t *op)
     r->write_event_handler = ngx_http_core_run_phases;
 
     rc = (op->result == NGX_IDEMPOTENCY_CHANGED) ? gate_ask(r, ctx)
-                                                 : gate_answer(r, ctx);
+                                                 : gate_answer(r, ctx, op);
 
     if (rc == NGX_DECLINED) {
         /* our handler, which is run again, is through with it */
@@ -347,9 +399,14 @@ ngx_http_idempotency_resume(ngx_idempotency_op_t *op)
 
 
 static ngx_int_t
-gate_answer(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+gate_answer(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_idempotency_op_t *op)
 {
     ngx_http_idempotency_status_e  why;
+
+    if (op == ctx->similar) {
+        return ngx_http_idempotency_similar_answer(r, ctx);
+    }
 
     switch (ctx->op.result) {
 
@@ -358,7 +415,9 @@ gate_answer(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
         ctx->owner = 1;
         ctx->status = NGX_HTTP_IDEMPOTENCY_NEW;
-        return NGX_DECLINED;
+
+        return ctx->similar ? ngx_http_idempotency_similar(r, ctx)
+                            : NGX_DECLINED;
 
     case NGX_IDEMPOTENCY_CONFLICT:
         why = NGX_HTTP_IDEMPOTENCY_CONFLICT;

@@ -15,7 +15,7 @@ static ngx_uint_t key_printable(ngx_str_t *key);
 static ngx_uint_t key_uuid(ngx_str_t *key);
 
 
-/* NEW for a good key, NONE for none where it may be missing, or the refusal */
+/* NEW for a good key, or MISSING, or MALFORMED */
 
 ngx_http_idempotency_status_e
 ngx_http_idempotency_key(ngx_http_request_t *r,
@@ -38,8 +38,7 @@ ngx_http_idempotency_key(ngx_http_request_t *r,
     }
 
     if (key->len == 0) {
-        return (conf->missing_key == NGX_HTTP_IDEMPOTENCY_MISSING_REJECT)
-               ? NGX_HTTP_IDEMPOTENCY_MISSING : NGX_HTTP_IDEMPOTENCY_NONE;
+        return NGX_HTTP_IDEMPOTENCY_MISSING;
     }
 
     quoted = (key->data[0] == '"');
@@ -293,6 +292,8 @@ ngx_http_idempotency_add_key(ngx_conf_t *cf, ngx_array_t *keys,
         return NGX_ERROR;
     }
 
+    key->in_body = 0;
+
     /* remember what $http_name and ${http_name} are made of */
 
     last = value->data + value->len;
@@ -301,6 +302,13 @@ ngx_http_idempotency_add_key(ngx_conf_t *cf, ngx_array_t *keys,
     while ((p = ngx_strlchr(p, last, '$')) != NULL) {
 
         p += (p + 1 < last && p[1] == '{') ? 2 : 1;
+
+        if (last - p > 18
+            && ngx_strncasecmp(p, (u_char *) "idempotency_field_", 18) == 0)
+        {
+            key->in_body = 1;
+            continue;
+        }
 
         if (last - p <= 5
             || ngx_strncasecmp(p, (u_char *) "http_", 5) != 0)
@@ -332,4 +340,24 @@ ngx_http_idempotency_add_key(ngx_conf_t *cf, ngx_array_t *keys,
     }
 
     return NGX_OK;
+}
+
+
+/* then it takes the body to find the key */
+
+ngx_uint_t
+ngx_http_idempotency_keys_in_body(ngx_array_t *keys)
+{
+    ngx_uint_t                   i;
+    ngx_http_idempotency_key_t  *key;
+
+    key = keys->elts;
+
+    for (i = 0; i < keys->nelts; i++) {
+        if (key[i].in_body) {
+            return 1;
+        }
+    }
+
+    return 0;
 }

@@ -117,6 +117,8 @@ ngx_http_idempotency_settle(ngx_http_request_t *r,
     op->handler = NULL;
 
     if (outcome == NGX_HTTP_IDEMPOTENCY_RELEASE) {
+        ngx_http_idempotency_unlike(ctx);
+
         rc = store->engine->release(store, op);
 
     } else {
@@ -142,15 +144,30 @@ ngx_http_idempotency_settle(ngx_http_request_t *r,
         return;
     }
 
-    if (op->result == NGX_IDEMPOTENCY_STALE) {
+    switch (op->result) {
+
+    case NGX_IDEMPOTENCY_STALE:
         ngx_log_error(NGX_LOG_WARN, r->connection->log, 0,
                       "idempotency: the claim was taken over, "
                       "the outcome of its late owner is not recorded");
+        break;
 
-    } else if (op->result == NGX_IDEMPOTENCY_TRIMMED) {
+    case NGX_IDEMPOTENCY_TRIMMED:
         ngx_log_error(NGX_LOG_ERR, r->connection->log, 0,
                       "idempotency: zone \"%V\" is full, a response of %uz "
                       "bytes is not kept",
                       &ctx->conf->shm_zone->shm.name, op->size);
+        break;
+
+    case NGX_IDEMPOTENCY_UNAVAILABLE:
+        ngx_log_error(NGX_LOG_CRIT, r->connection->log, 0,
+                      "idempotency: zone \"%V\" is out of reach, the outcome "
+                      "of an owner is not recorded, token: %*xs",
+                      &ctx->conf->shm_zone->shm.name,
+                      (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, op->token);
+        break;
+
+    default:
+        break;
     }
 }

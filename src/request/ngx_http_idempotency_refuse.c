@@ -118,7 +118,7 @@ ngx_http_idempotency_refuse(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_http_idempotency_status_e why)
 {
     refusal_t                        *refusal;
-    ngx_uint_t                        status, level, pass;
+    ngx_uint_t                        status, level, refuses;
     ngx_http_idempotency_loc_conf_t  *conf;
 
     ctx->status = why;
@@ -128,7 +128,6 @@ ngx_http_idempotency_refuse(ngx_http_request_t *r,
 
     status = conf->status[why];
     level = conf->log_level;
-    pass = 0;
 
     if (why == NGX_HTTP_IDEMPOTENCY_IN_PROGRESS
         && conf->in_progress == NGX_HTTP_IDEMPOTENCY_ACCEPTED)
@@ -138,18 +137,20 @@ ngx_http_idempotency_refuse(ngx_http_request_t *r,
 
     if (why == NGX_HTTP_IDEMPOTENCY_UNAVAILABLE) {
         level = NGX_LOG_ERR;
-        pass = (conf->unavailable == NGX_HTTP_IDEMPOTENCY_UNAVAILABLE_PASS);
     }
+
+    refuses = ngx_http_idempotency_refuses(ctx, why);
 
     ngx_log_error(level, r->connection->log, 0,
                   "idempotency: %s with status %ui, %V%s, "
                   "token: %*xs, zone: \"%V\"",
-                  pass ? "passed unprotected, not refused" : "refused",
+                  (refuses || conf->dry_run)
+                      ? "refused" : "passed unprotected, not refused",
                   status, &refusal->type, conf->dry_run ? ", dry run" : "",
                   ctx->bound ? (size_t) NGX_IDEMPOTENCY_DIGEST_LEN : 0,
                   ctx->op.token, &conf->shm_zone->shm.name);
 
-    if (conf->dry_run || pass) {
+    if (!refuses) {
         return NGX_DECLINED;
     }
 
@@ -164,6 +165,22 @@ ngx_http_idempotency_refuse(ngx_http_request_t *r,
     ngx_http_finalize_request(r, refuse_send(r, ctx, refusal, status));
 
     return NGX_DONE;
+}
+
+
+/* or lets it pass all the same */
+
+ngx_uint_t
+ngx_http_idempotency_refuses(ngx_http_idempotency_ctx_t *ctx,
+    ngx_http_idempotency_status_e why)
+{
+    if (ctx->conf->dry_run) {
+        return 0;
+    }
+
+    return why != NGX_HTTP_IDEMPOTENCY_UNAVAILABLE
+           || ctx->conf->unavailable
+              != NGX_HTTP_IDEMPOTENCY_UNAVAILABLE_PASS;
 }
 
 

@@ -55,17 +55,20 @@ ngx_http_idempotency_wait(ngx_http_request_t *r,
 void
 ngx_http_idempotency_wait_cancel(ngx_http_idempotency_ctx_t *ctx)
 {
+    ngx_idempotency_op_t     *op;
     ngx_idempotency_store_t  *store;
 
     if (ctx->timer.timer_set) {
         ngx_del_timer(&ctx->timer);
     }
 
-    if (ctx->asking || ctx->op.waiting) {
-        ctx->asking = 0;
+    op = ctx->asking ? ctx->asking : &ctx->op;
+
+    if (ctx->asking || op->waiting) {
+        ctx->asking = NULL;
 
         store = ctx->conf->shm_zone->data;
-        store->engine->cancel(store, &ctx->op);
+        store->engine->cancel(store, op);
     }
 }
 

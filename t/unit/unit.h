@@ -47,6 +47,10 @@ void unit_note(char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
 int unit_logged(char *text);
 
+/* from here on, any number of these is no surprise; NULL: they are again */
+
+void unit_expect(char *text);
+
 /* a number from the environment, for longer or shorter runs */
 
 uint64_t unit_setting(char *name, uint64_t value);

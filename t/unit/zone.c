@@ -22,7 +22,8 @@ struct zone_page_s {
 };
 
 
-ngx_uint_t  zone_no_memory;
+ngx_uint_t           zone_no_memory;
+ngx_uint_t           zone_die_after;
 
 static const ngx_idempotency_engine_t  *engine = &ngx_idempotency_shm_engine;
 
@@ -45,11 +46,16 @@ static void zone_count(zone_t *z, ngx_uint_t bucket, ngx_rbtree_node_t *node,
 static void zone_count_record(zone_t *z, ngx_idempotency_record_t *rec,
     zone_census_t *c);
 static ngx_uint_t zone_in_queue(ngx_queue_t *queue, ngx_queue_t *q);
+static void zone_live_or_die(void);
 static u_char op_byte(uint64_t seed, size_t i);
 
 
 void __real_ngx_shmtx_unlock(ngx_shmtx_t *mtx);
 void __wrap_ngx_shmtx_unlock(ngx_shmtx_t *mtx);
+void *__real_ngx_slab_alloc_locked(ngx_slab_pool_t *pool, size_t size);
+void *__wrap_ngx_slab_alloc_locked(ngx_slab_pool_t *pool, size_t size);
+void __real_ngx_slab_free_locked(ngx_slab_pool_t *pool, void *p);
+void __wrap_ngx_slab_free_locked(ngx_slab_pool_t *pool, void *p);
 void *__real_ngx_pnalloc(ngx_pool_t *pool, size_t size);
 void *__wrap_ngx_pnalloc(ngx_pool_t *pool, size_t size);
 
@@ -109,6 +115,10 @@ zone_close(zone_t *z)
 void
 zone_reload(zone_t *z, zone_t *old)
 {
+    ngx_idempotency_shm_t  last;
+
+    last = old->shm;
+
     *z = *old;
 
     z->zone.data = &z->shm;
@@ -116,9 +126,9 @@ zone_reload(zone_t *z, zone_t *old)
     z->shm.shpool = NULL;
     z->shm.generation = 0;
 
-    check_equal(ngx_idempotency_shm_init(&z->zone, &old->shm), NGX_OK);
-    check(z->shm.sh == old->shm.sh);
-    check_equal(z->shm.generation, old->shm.generation + 1);
+    check_equal(ngx_idempotency_shm_init(&z->zone, &last), NGX_OK);
+    check(z->shm.sh == last.sh);
+    check_equal(z->shm.generation, last.generation + 1);
 }
 
 
@@ -204,7 +214,7 @@ zone_check(zone_t *z)
         c.used[zone_slot(z, sizeof(ngx_idempotency_window_t))]++;
     }
 
-    /* the oldest response first; nothing is older than where it starts */
+    /* the oldest response first */
 
     q = ngx_queue_head(&sh->kept);
 
@@ -217,7 +227,7 @@ zone_check(zone_t *z)
              q = ngx_queue_next(q))
         {
             rec = ngx_queue_data(q, ngx_idempotency_record_t, queue);
-            check((ngx_msec_int_t) (rec->recorded - last) >= 0);
+            check((ngx_msec_int_t) (rec->recorded - last) >= -z->skew);
             last = rec->recorded;
         }
     }
@@ -517,6 +527,33 @@ __wrap_ngx_shmtx_unlock(ngx_shmtx_t *mtx)
     if (zone_between_n && --zone_between_n == 0) {
         zone_between_run(zone_between_z);
     }
+}
+
+
+static void
+zone_live_or_die(void)
+{
+    if (zone_die_after && --zone_die_after == 0) {
+        kill(getpid(), SIGKILL);
+    }
+}
+
+
+void *
+__wrap_ngx_slab_alloc_locked(ngx_slab_pool_t *pool, size_t size)
+{
+    zone_live_or_die();
+
+    return __real_ngx_slab_alloc_locked(pool, size);
+}
+
+
+void
+__wrap_ngx_slab_free_locked(ngx_slab_pool_t *pool, void *p)
+{
+    zone_live_or_die();
+
+    __real_ngx_slab_free_locked(pool, p);
 }
 
 

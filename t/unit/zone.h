@@ -20,6 +20,9 @@ typedef struct {
     ngx_shm_zone_t          zone;
     ngx_idempotency_shm_t   shm;
 
+    /* by how much the clocks of those who use it may differ */
+    ngx_msec_int_t          skew;
+
     /* of the empty zone */
     ngx_uint_t              pfree;
     ngx_uint_t              used[ZONE_SLOTS];
@@ -29,7 +32,7 @@ typedef struct {
 void zone_open(zone_t *z, size_t size, ngx_uint_t evict);
 void zone_close(zone_t *z);
 
-/* the zone as processes of the next configuration see it */
+/* the zone as processes of the next configuration see it; may be the same */
 
 void zone_reload(zone_t *z, zone_t *old);
 ngx_int_t zone_init_process(zone_t *z);
@@ -59,6 +62,10 @@ ngx_uint_t zone_between_due(void);
 /* ngx_pnalloc() fails */
 
 extern ngx_uint_t  zone_no_memory;
+
+/* the process dies where it takes or gives back shared memory so many times */
+
+extern ngx_uint_t  zone_die_after;
 
 
 /* operations: tokens and fingerprints are made of numbers */

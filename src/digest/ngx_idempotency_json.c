@@ -1,0 +1,648 @@
+
+/*
+ * JSON: a document is read into nodes, iteratively, the members of each
+ * object put into order when it ends, and then encoded.  Nothing is fed into
+ * the digest before the document is known to be valid.
+ */
+
+
+#include "ngx_idempotency_json.h"
+
+
+#define JSON_NAMES  32    /* that are sorted without memory */
+
+
+static u_char *json_read(ngx_idempotency_json_t *j, u_char *p);
+static u_char *json_next(ngx_idempotency_json_t *j, u_char *p);
+static u_char *json_scalar(ngx_idempotency_json_t *j, u_char *p);
+static u_char *json_literal(ngx_idempotency_json_t *j, u_char *p,
+    char *literal, u_char type);
+static ngx_int_t json_open(ngx_idempotency_json_t *j, u_char type);
+static ngx_int_t json_close(ngx_idempotency_json_t *j);
+static ngx_int_t json_sort(ngx_idempotency_json_t *j,
+    ngx_idempotency_json_frame_t *f);
+static ngx_idempotency_json_node_t *json_node(ngx_idempotency_json_t *j,
+    u_char type);
+static ngx_int_t json_grow(ngx_idempotency_json_t *j);
+static void json_path(ngx_idempotency_json_t *j, u_char *name, size_t len,
+    ngx_uint_t member);
+static void json_write(ngx_idempotency_json_t *j, ngx_idempotency_sink_t *s);
+static u_char json_write_node(ngx_idempotency_json_t *j,
+    ngx_idempotency_sink_t *s, ngx_idempotency_json_node_t *n);
+
+
+ngx_int_t
+ngx_idempotency_json(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
+    u_char *data, size_t len, ngx_pool_t *pool)
+{
+    ngx_int_t               rc;
+    ngx_idempotency_json_t  j;
+    ngx_idempotency_sink_t  sink;
+
+    rc = ngx_idempotency_json_parse(&j, c->ignore, data, len, pool);
+
+    if (rc == NGX_OK) {
+        ngx_idempotency_sink_init(&sink, d, 'J');
+        json_write(&j, &sink);
+        ngx_idempotency_sink_flush(&sink);
+    }
+
+    ngx_idempotency_json_free(&j);
+
+    return rc;
+}
+
+
+ngx_int_t
+ngx_idempotency_json_field(u_char *data, size_t len, ngx_str_t *name,
+    ngx_str_t *value, ngx_pool_t *pool)
+{
+    uint32_t                      i;
+    ngx_int_t                     rc;
+    ngx_str_t                     s;
+    ngx_idempotency_json_t        j;
+    ngx_idempotency_json_node_t  *n;
+
+    rc = ngx_idempotency_json_parse(&j, NULL, data, len, pool);
+
+    if (rc != NGX_OK) {
+        goto done;
+    }
+
+    rc = NGX_DECLINED;
+    n = &j.nodes[0];
+
+    if (n->type != NGX_IDEMPOTENCY_JSON_OBJECT) {
+        goto done;
+    }
+
+    for (i = n->value; i != NGX_IDEMPOTENCY_JSON_NONE; i = n->next) {
+        n = &j.nodes[i];
+
+        if (n->name_len != name->len
+            || ngx_memcmp(ngx_idempotency_json_at(&j, n->name), name->data,
+                          name->len) != 0)
+        {
+            continue;
+        }
+
+        if (n->type == NGX_IDEMPOTENCY_JSON_NULL
+            || n->type == NGX_IDEMPOTENCY_JSON_ARRAY
+            || n->type == NGX_IDEMPOTENCY_JSON_OBJECT)
+        {
+            break;
+        }
+
+        s.len = n->len;
+        s.data = ngx_idempotency_json_at(&j, n->value);
+
+        value->len = s.len;
+        value->data = ngx_pstrdup(pool, &s);
+        rc = value->data ? NGX_OK : NGX_ERROR;
+
+        break;
+    }
+
+done:
+
+    ngx_idempotency_json_free(&j);
+
+    return rc;
+}
+
+
+/* to be followed by ngx_idempotency_json_free() in any case */
+
+ngx_int_t
+ngx_idempotency_json_parse(ngx_idempotency_json_t *j, ngx_array_t *paths,
+    u_char *data, size_t len, ngx_pool_t *pool)
+{
+    u_char  *p;
+
+    j->data = data;
+    j->end = data + len;
+    j->size = (uint32_t) len;
+    j->scratch = NULL;
+    j->nodes = NULL;
+    j->nnodes = 0;
+    j->nalloc = 0;
+    j->name_len = 0;
+    j->name = 0;
+    j->ignore = 0;
+    j->nignore = paths ? paths->nelts : 0;
+    j->ignored = 0;
+    j->paths = paths;
+    j->pool = pool;
+    j->no_memory = 0;
+    j->depth = 0;
+
+    p = json_read(j, data);
+
+    if (p == NULL) {
+        return j->no_memory ? NGX_ERROR : NGX_DECLINED;
+    }
+
+    return (ngx_idempotency_json_space(p, j->end) == j->end) ? NGX_OK
+                                                            : NGX_DECLINED;
+}
+
+
+void
+ngx_idempotency_json_free(ngx_idempotency_json_t *j)
+{
+    if (j->nodes) {
+        ngx_pfree(j->pool, j->nodes);
+    }
+
+    if (j->scratch) {
+        ngx_pfree(j->pool, j->scratch);
+    }
+}
+
+
+static u_char *
+json_read(ngx_idempotency_json_t *j, u_char *p)
+{
+    u_char  c;
+
+    for ( ;; ) {
+
+        /* a value */
+
+        p = ngx_idempotency_json_space(p, j->end);
+
+        if (p == j->end) {
+            return NULL;
+        }
+
+        c = *p;
+
+        if (c == '{' || c == '[') {
+
+            if (json_open(j, c) != NGX_OK) {
+                return NULL;
+            }
+
+            p = ngx_idempotency_json_space(p + 1, j->end);
+
+            if (p == j->end) {
+                return NULL;
+            }
+
+            /* the closing brackets are two above the opening ones */
+
+            if (*p != c + 2) {
+                p = json_next(j, p);
+
+                if (p == NULL) {
+                    return NULL;
+                }
+
+                continue;
+            }
+
+        } else {
+            p = json_scalar(j, p);
+
+            if (p == NULL) {
+                return NULL;
+            }
+        }
+
+        /* what ends with it, and whether there is another one */
+
+        for ( ;; ) {
+
+            if (j->depth == 0) {
+                return p;
+            }
+
+            p = ngx_idempotency_json_space(p, j->end);
+
+            if (p == j->end) {
+                return NULL;
+            }
+
+            c = *p++;
+
+            if (c == ',') {
+                break;
+            }
+
+            if (c != j->nodes[j->frames[j->depth - 1].node].type + 2
+                || json_close(j) != NGX_OK)
+            {
+                return NULL;
+            }
+        }
+
+        p = json_next(j, p);
+
+        if (p == NULL) {
+            return NULL;
+        }
+    }
+}
+
+
+/* what stands before the next value of an object or an array */
+
+static u_char *
+json_next(ngx_idempotency_json_t *j, u_char *p)
+{
+    u_char                        *last, index[NGX_INT32_LEN];
+    ngx_idempotency_json_frame_t  *f;
+
+    f = &j->frames[j->depth - 1];
+
+    if (j->nodes[f->node].type == NGX_IDEMPOTENCY_JSON_ARRAY) {
+
+        j->ignored = 0;
+        j->nignore = 0;
+
+        if (f->nignore) {
+            last = ngx_sprintf(index, "%uD", f->nelements++);
+            json_path(j, index, last - index, 0);
+        }
+
+        return p;
+    }
+
+    p = ngx_idempotency_json_space(p, j->end);
+
+    if (p == j->end || *p != '"') {
+        return NULL;
+    }
+
+    p = ngx_idempotency_json_string(j, p + 1, &j->name, &j->name_len);
+
+    if (p == NULL) {
+        return NULL;
+    }
+
+    p = ngx_idempotency_json_space(p, j->end);
+
+    if (p == j->end || *p != ':') {
+        return NULL;
+    }
+
+    j->ignored = 0;
+    j->nignore = 0;
+
+    if (f->nignore) {
+        json_path(j, ngx_idempotency_json_at(j, j->name), j->name_len, 1);
+    }
+
+    return p + 1;
+}
+
+
+static u_char *
+json_scalar(ngx_idempotency_json_t *j, u_char *p)
+{
+    ngx_idempotency_json_node_t  *n;
+
+    switch (*p) {
+
+    case '"':
+        n = json_node(j, NGX_IDEMPOTENCY_JSON_STRING);
+        if (n == NULL) {
+            return NULL;
+        }
+
+        return ngx_idempotency_json_string(j, p + 1, &n->value, &n->len);
+
+    case 't':
+        return json_literal(j, p, "true", NGX_IDEMPOTENCY_JSON_TRUE);
+
+    case 'f':
+        return json_literal(j, p, "false", NGX_IDEMPOTENCY_JSON_FALSE);
+
+    case 'n':
+        return json_literal(j, p, "null", NGX_IDEMPOTENCY_JSON_NULL);
+    }
+
+    n = json_node(j, NGX_IDEMPOTENCY_JSON_NUMBER);
+    if (n == NULL) {
+        return NULL;
+    }
+
+    return ngx_idempotency_json_number(j, p, n);
+}
+
+
+static u_char *
+json_literal(ngx_idempotency_json_t *j, u_char *p, char *literal, u_char type)
+{
+    size_t                        len;
+    ngx_idempotency_json_node_t  *n;
+
+    len = ngx_strlen(literal);
+
+    if ((size_t) (j->end - p) < len || ngx_memcmp(p, literal, len) != 0) {
+        return NULL;
+    }
+
+    n = json_node(j, type);
+    if (n == NULL) {
+        return NULL;
+    }
+
+    n->value = p - j->data;
+    n->len = len;
+
+    return p + len;
+}
+
+
+static ngx_int_t
+json_open(ngx_idempotency_json_t *j, u_char type)
+{
+    ngx_idempotency_json_node_t   *n;
+    ngx_idempotency_json_frame_t  *f;
+
+    if (j->depth == NGX_IDEMPOTENCY_JSON_DEPTH) {
+        return NGX_DECLINED;
+    }
+
+    n = json_node(j, type);
+    if (n == NULL) {
+        return NGX_ERROR;
+    }
+
+    n->value = NGX_IDEMPOTENCY_JSON_NONE;
+
+    f = &j->frames[j->depth++];
+
+    f->node = n - j->nodes;
+    f->last = NGX_IDEMPOTENCY_JSON_NONE;
+    f->nchildren = 0;
+    f->nelements = 0;
+    f->ignore = j->ignore;
+    f->nignore = j->nignore;
+    f->unsorted = 0;
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+json_close(ngx_idempotency_json_t *j)
+{
+    ngx_idempotency_json_frame_t  *f;
+
+    f = &j->frames[--j->depth];
+
+    if (f->unsorted && json_sort(j, f) != NGX_OK) {
+        j->no_memory = 1;
+        return NGX_ERROR;
+    }
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+json_sort(ngx_idempotency_json_t *j, ngx_idempotency_json_frame_t *f)
+{
+    uint32_t                     i, n, *link;
+    ngx_int_t                    rc;
+    ngx_idempotency_name_t      *names, few[JSON_NAMES];
+    ngx_idempotency_json_node_t *nodes;
+
+    nodes = j->nodes;
+    names = few;
+
+    if (f->nchildren > JSON_NAMES) {
+        names = ngx_palloc(j->pool,
+                           f->nchildren * sizeof(ngx_idempotency_name_t));
+        if (names == NULL) {
+            return NGX_ERROR;
+        }
+    }
+
+    i = nodes[f->node].value;
+
+    for (n = 0; n < f->nchildren; n++) {
+        ngx_idempotency_name_set(&names[n],
+                                 ngx_idempotency_json_at(j, nodes[i].name),
+                                 nodes[i].name_len, i);
+        i = nodes[i].next;
+    }
+
+    rc = ngx_idempotency_names_sort(names, n, j->pool);
+
+    if (rc == NGX_OK) {
+        link = &nodes[f->node].value;
+
+        for (n = 0; n < f->nchildren; n++) {
+            *link = names[n].index;
+            link = &nodes[names[n].index].next;
+        }
+
+        *link = NGX_IDEMPOTENCY_JSON_NONE;
+    }
+
+    if (names != few) {
+        ngx_pfree(j->pool, names);
+    }
+
+    return rc;
+}
+
+
+/* linked to what it stands in, unless it is to be left out */
+
+static ngx_idempotency_json_node_t *
+json_node(ngx_idempotency_json_t *j, u_char type)
+{
+    size_t                        len;
+    int                           rc;
+    uint32_t                      i;
+    ngx_idempotency_json_node_t  *n, *prev, *parent;
+    ngx_idempotency_json_frame_t *f;
+
+    if (j->nnodes == j->nalloc && json_grow(j) != NGX_OK) {
+        j->no_memory = 1;
+        return NULL;
+    }
+
+    i = j->nnodes++;
+
+    n = &j->nodes[i];
+    n->name = j->name;
+    n->name_len = j->name_len;
+    n->next = NGX_IDEMPOTENCY_JSON_NONE;
+    n->type = type;
+
+    if (j->depth == 0 || j->ignored) {
+        return n;
+    }
+
+    f = &j->frames[j->depth - 1];
+    parent = &j->nodes[f->node];
+    f->nchildren++;
+
+    if (f->last == NGX_IDEMPOTENCY_JSON_NONE) {
+        f->last = i;
+        parent->value = i;
+        return n;
+    }
+
+    prev = &j->nodes[f->last];
+    prev->next = i;
+    f->last = i;
+
+    if (!f->unsorted && parent->type == NGX_IDEMPOTENCY_JSON_OBJECT) {
+        len = ngx_min(prev->name_len, n->name_len);
+        rc = ngx_memcmp(ngx_idempotency_json_at(j, prev->name),
+                        ngx_idempotency_json_at(j, n->name), len);
+
+        f->unsorted = (rc > 0 || (rc == 0 && prev->name_len > n->name_len));
+    }
+
+    return n;
+}
+
+
+static ngx_int_t
+json_grow(ngx_idempotency_json_t *j)
+{
+    uint32_t                      n;
+    ngx_idempotency_json_node_t  *nodes;
+
+    n = j->nalloc ? j->nalloc * 2 : j->size / 8 + 16;
+
+    nodes = ngx_palloc(j->pool, n * sizeof(ngx_idempotency_json_node_t));
+    if (nodes == NULL) {
+        return NGX_ERROR;
+    }
+
+    if (j->nodes) {
+        ngx_memcpy(nodes, j->nodes,
+                   j->nnodes * sizeof(ngx_idempotency_json_node_t));
+        ngx_pfree(j->pool, j->nodes);
+    }
+
+    j->nodes = nodes;
+    j->nalloc = n;
+
+    return NGX_OK;
+}
+
+
+/* of the paths that lead here, those that lead on to this name */
+
+static void
+json_path(ngx_idempotency_json_t *j, u_char *name, size_t len,
+    ngx_uint_t member)
+{
+    uint32_t                       i, last;
+    ngx_str_t                     *token;
+    ngx_idempotency_path_t        *path;
+    ngx_idempotency_json_frame_t  *f;
+
+    f = &j->frames[j->depth - 1];
+    path = j->paths->elts;
+    last = f->ignore + f->nignore;
+
+    for (i = f->ignore; i < last; i++) {
+
+        token = &path[i].tokens[j->depth - 1];
+
+        if (token->len != len || ngx_memcmp(token->data, name, len) != 0
+            || (!member && !path[i].pointer))
+        {
+            continue;
+        }
+
+        if (path[i].ntokens == j->depth) {
+            j->ignored = 1;
+            j->nignore = 0;
+            return;
+        }
+
+        if (j->nignore++ == 0) {
+            j->ignore = i;
+        }
+    }
+}
+
+
+static void
+json_write(ngx_idempotency_json_t *j, ngx_idempotency_sink_t *s)
+{
+    u_char                        close;
+    uint32_t                      parents[NGX_IDEMPOTENCY_JSON_DEPTH];
+    ngx_uint_t                    depth;
+    ngx_idempotency_json_node_t  *n;
+
+    depth = 0;
+    n = &j->nodes[0];
+
+    for ( ;; ) {
+
+        close = json_write_node(j, s, n);
+
+        if (close) {
+
+            if (n->value != NGX_IDEMPOTENCY_JSON_NONE) {
+                parents[depth++] = n - j->nodes;
+                n = &j->nodes[n->value];
+                goto named;
+            }
+
+            ngx_idempotency_sink_byte(s, close);
+        }
+
+        while (depth && n->next == NGX_IDEMPOTENCY_JSON_NONE) {
+            n = &j->nodes[parents[--depth]];
+            ngx_idempotency_sink_byte(s, n->type + 2);
+        }
+
+        if (depth == 0) {
+            return;
+        }
+
+        n = &j->nodes[n->next];
+
+    named:
+
+        if (j->nodes[parents[depth - 1]].type == NGX_IDEMPOTENCY_JSON_OBJECT) {
+            ngx_idempotency_sink_field(s, ':',
+                                       ngx_idempotency_json_at(j, n->name),
+                                       n->name_len);
+        }
+    }
+}
+
+
+/* a container's closing bracket is returned */
+
+static u_char
+json_write_node(ngx_idempotency_json_t *j, ngx_idempotency_sink_t *s,
+    ngx_idempotency_json_node_t *n)
+{
+    u_char  *value;
+
+    switch (n->type) {
+
+    case NGX_IDEMPOTENCY_JSON_STRING:
+    case NGX_IDEMPOTENCY_JSON_NUMBER:
+        value = ngx_idempotency_json_at(j, n->value);
+        ngx_idempotency_sink_field(s, n->type, value, n->len);
+        return 0;
+
+    case NGX_IDEMPOTENCY_JSON_DECIMAL:
+        value = ngx_idempotency_json_at(j, n->value);
+        ngx_idempotency_json_decimal(s, value, n->len);
+        return 0;
+
+    default:
+        /* a container, true, false or null */
+        ngx_idempotency_sink_byte(s, n->type);
+
+        return (n->type == NGX_IDEMPOTENCY_JSON_ARRAY
+                || n->type == NGX_IDEMPOTENCY_JSON_OBJECT) ? n->type + 2 : 0;
+    }
+}

@@ -1,0 +1,122 @@
+
+/*
+ * A JSON document as it is read: nodes that point to where their names and
+ * values stand.
+ */
+
+
+#ifndef _NGX_IDEMPOTENCY_JSON_H_INCLUDED_
+#define _NGX_IDEMPOTENCY_JSON_H_INCLUDED_
+
+
+#include "ngx_idempotency_encode.h"
+
+
+/* types are the letters of the encoding, but for numbers to be rewritten */
+
+#define NGX_IDEMPOTENCY_JSON_NULL     'N'
+#define NGX_IDEMPOTENCY_JSON_TRUE     'T'
+#define NGX_IDEMPOTENCY_JSON_FALSE    'F'
+#define NGX_IDEMPOTENCY_JSON_STRING   '"'
+#define NGX_IDEMPOTENCY_JSON_NUMBER   '#'
+#define NGX_IDEMPOTENCY_JSON_DECIMAL  '.'
+#define NGX_IDEMPOTENCY_JSON_ARRAY    '['
+#define NGX_IDEMPOTENCY_JSON_OBJECT   '{'
+
+#define NGX_IDEMPOTENCY_JSON_NONE     0xffffffff
+
+
+typedef struct {
+    uint32_t                     name;     /* a place */
+    uint32_t                     name_len;
+    uint32_t                     value;    /* a place, or the first child */
+    uint32_t                     len;
+    uint32_t                     next;     /* the next sibling */
+    u_char                       type;
+} ngx_idempotency_json_node_t;
+
+
+/* a container that is open */
+
+typedef struct {
+    uint32_t                     node;
+    uint32_t                     last;     /* child */
+    uint32_t                     nchildren;
+    uint32_t                     nelements;
+    uint32_t                     ignore;   /* from this path on ... */
+    uint32_t                     nignore;  /* ... so many begin as it does */
+    ngx_uint_t                   unsorted;
+} ngx_idempotency_json_frame_t;
+
+
+typedef struct {
+    u_char                      *data;
+    u_char                      *end;
+    uint32_t                     size;
+
+    /*
+     * strings that are not as they are written; a place beyond the document
+     * is in here
+     */
+    u_char                      *scratch;
+    u_char                      *last;
+
+    ngx_idempotency_json_node_t *nodes;
+    uint32_t                     nnodes;
+    uint32_t                     nalloc;
+
+    /* of the value to come */
+    uint32_t                     name;
+    uint32_t                     name_len;
+    uint32_t                     ignore;
+    uint32_t                     nignore;
+    ngx_uint_t                   ignored;
+
+    ngx_array_t                 *paths;
+    ngx_pool_t                  *pool;
+    ngx_uint_t                   no_memory;
+
+    ngx_uint_t                   depth;
+    ngx_idempotency_json_frame_t frames[NGX_IDEMPOTENCY_JSON_DEPTH];
+} ngx_idempotency_json_t;
+
+
+ngx_int_t ngx_idempotency_json_parse(ngx_idempotency_json_t *j,
+    ngx_array_t *paths, u_char *data, size_t len, ngx_pool_t *pool);
+void ngx_idempotency_json_free(ngx_idempotency_json_t *j);
+
+/* these return the place behind, or NULL */
+
+u_char *ngx_idempotency_json_string(ngx_idempotency_json_t *j, u_char *p,
+    uint32_t *place, uint32_t *len);
+u_char *ngx_idempotency_json_number(ngx_idempotency_json_t *j, u_char *p,
+    ngx_idempotency_json_node_t *node);
+
+/* the encoding of a number that is not spelled so already */
+
+void ngx_idempotency_json_decimal(ngx_idempotency_sink_t *s, u_char *data,
+    size_t len);
+
+
+static ngx_inline u_char *
+ngx_idempotency_json_at(ngx_idempotency_json_t *j, uint32_t place)
+{
+    return (place < j->size) ? j->data + place
+                             : j->scratch + (place - j->size);
+}
+
+
+static ngx_inline u_char *
+ngx_idempotency_json_space(u_char *p, u_char *end)
+{
+    while (p < end && *p <= ' '
+           && (*p == ' ' || *p == '\n' || *p == '\r' || *p == '\t'))
+    {
+        p++;
+    }
+
+    return p;
+}
+
+
+#endif /* _NGX_IDEMPOTENCY_JSON_H_INCLUDED_ */

@@ -1,0 +1,64 @@
+
+/*
+ * A multipart body on its way through, and the part that it is in.
+ */
+
+
+#ifndef _NGX_IDEMPOTENCY_MULTIPART_H_INCLUDED_
+#define _NGX_IDEMPOTENCY_MULTIPART_H_INCLUDED_
+
+
+#include "ngx_idempotency_encode.h"
+
+
+typedef struct {
+    ngx_str_t                  name;
+    ngx_str_t                  filename;        /* no data: absent */
+    ngx_str_t                  extended;        /* filename* */
+    ngx_str_t                  type;
+} ngx_idempotency_part_t;
+
+
+struct ngx_idempotency_multipart_s {
+    ngx_pool_t                *pool;
+    ngx_idempotency_canon_t   *canon;
+
+    ngx_int_t                  rc;
+    ngx_uint_t                 state;
+
+    /* a line end, two dashes and the boundary */
+    u_char                     delimiter[4 + NGX_IDEMPOTENCY_BOUNDARY];
+    size_t                     ndelimiter;
+    size_t                     matched;
+
+    u_char                     header[NGX_IDEMPOTENCY_MULTIPART_HEADER];
+    size_t                     nheader;
+
+    /* of this part */
+    ngx_idempotency_digest_t   digest;
+    ngx_idempotency_fold_t     fold;
+    ngx_uint_t                 nparts;
+
+    unsigned                   hashing:1;
+    unsigned                   folding:1;
+    unsigned                   finding:1;
+    unsigned                   found:1;
+
+    /* of the parts that count */
+    ngx_array_t                names;
+    ngx_array_t                digests;
+
+    /* what is looked for */
+    ngx_str_t                 *name;
+    ngx_str_t                  value;
+    size_t                     max;
+};
+
+
+/* header lines up to and with the empty one; NGX_DECLINED: malformed */
+
+ngx_int_t ngx_idempotency_part_header(ngx_idempotency_part_t *part,
+    u_char *data, size_t len);
+
+
+#endif /* _NGX_IDEMPOTENCY_MULTIPART_H_INCLUDED_ */

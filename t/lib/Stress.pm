@@ -1,0 +1,456 @@
+package Stress;
+
+# What tests of overlapping requests need beyond Idempotency.pm: to know which
+# worker has which request, to know that a request waits, and a client of
+# HTTP/2 that misbehaves at will.
+#
+#    my $n = nginx(workers => 4, http => crowd(<<'EOC'), allow => qr/.../);
+#        location / { idempotency zone=z; proxy_pass http://$TEST_NGINX_BACKEND; }
+#    EOC
+#      crowd(TEXT, listen): a server whose connections spread over all workers,
+#      on nginx's own port and, HTTP/2, on port 1. All its responses say X-Pid,
+#      the worker, and X-Status. TEXT goes into the server, "listen" (such as
+#      'sndbuf=8k') to its sockets. /pid and /stub are its own.
+#    big($n, %o): options for nginx() with room for so many connections.
+#    my $c = connection_to($n, PID): one that this worker has accepted.
+#    ask($c, METHOD, URI, %o): sends a request there; returns $c.
+#    my $p = parking($n): notes how many requests there are now;
+#      parked($p, N): waits until there are N more, and all of them are where
+#      they stay: every worker has been back in its event loop since.
+#    gather(SECONDS, connections): their responses, in this order; each has
+#      {arrived}, when its first byte came.
+#    status_of($r): "409 IN_DOUBT"; problem($r): "in_doubt", the problem's type.
+#    same_outcome($first, $replay, NAME): same_replay(), but for what crowd() adds.
+#    dead_port(): nothing listens there. stuck_port(): connecting hangs.
+#    median(numbers).
+#    my $h = h2($n); my $s = $h->request('POST', URI, key => , body => , ...);
+#      { method ..., open => 1 leaves the body unfinished, window => bytes it
+#      accepts of a response at most }; $h->response($s) waits for its end:
+#      { status body ended reset }, $h->header($s), $h->reset_stream($s),
+#      $h->close, $h->reset.
+
+use strict;
+use warnings;
+
+use Exporter 'import';
+use Idempotency ();
+use IO::Select;
+use IO::Socket::INET;
+use Socket qw(inet_aton pack_sockaddr_in);
+use Time::HiRes qw(time);
+
+our @EXPORT = qw(crowd big connection_to ask parking parked gather status_of
+                 same_outcome problem dead_port stuck_port median h2);
+
+
+sub crowd {
+    my ($text, $listen) = @_;
+
+    $listen //= '';
+
+    return <<"EOC";
+    server {
+        listen 127.0.0.1:\$TEST_NGINX_PORT reuseport $listen;
+        listen 127.0.0.1:\$TEST_NGINX_RAND_PORT_1 http2 reuseport $listen;
+        server_name localhost;
+
+        add_header X-Pid \$pid always;
+        add_header X-Status \$idempotency_status always;
+
+        location = /pid { idempotency off; return 200 \$pid; }
+        location = /stub { idempotency off; stub_status; }
+
+        $text
+    }
+EOC
+}
+
+
+# The options of a whole configuration, as that of Idempotency.pm has room for
+# a few hundred connections only.
+
+sub big {
+    my ($connections, %o) = @_;
+
+    my $zone = delete $o{zone} // 'idempotency_zone zone=z:16m;';
+    my $workers = $o{workers} // 1;
+    my $load = length Idempotency::module_path()
+               ? 'load_module ' . Idempotency::module_path() . ';' : '';
+    my $user = $> == 0 ? 'user root;' : '';
+    my $temp = join "\n", map { "${_}_temp_path \$TEST_NGINX_ROOT/temp/$_;" }
+                          qw(client_body proxy fastcgi scgi uwsgi);
+
+    return (%o, conf => <<"EOC");
+$load
+$user
+worker_processes $workers;
+worker_rlimit_nofile 20000;
+events { worker_connections $connections; }
+http {
+    default_type text/plain;
+    access_log off;
+    $temp
+    $zone
+    $o{http}
+}
+EOC
+}
+
+
+# --- who has it, and where it stands ----------------------------------------
+
+sub connection_to {
+    my ($n, $pid) = @_;
+
+    for (1 .. 200) {
+        my $c = $n->connect;
+        $c->send("GET /pid HTTP/1.1\r\nHost: localhost\r\n\r\n");
+
+        # a stopped worker's connections get no answer
+        my $r = $c->response(GET => 2);
+
+        return $c if $r->{body} eq $pid;
+        $c->close;
+    }
+
+    die "no connection to worker $pid";
+}
+
+
+sub ask {
+    my ($c, $method, $uri, %o) = @_;
+
+    $c->{method} = $method;
+    $c->{started} = time;
+    $c->send(Idempotency::message($method, $uri, %o));
+
+    return $c;
+}
+
+
+sub requests_now {
+    my ($n) = @_;
+
+    return $n->get('/stub')->{body} =~ /Writing: (\d+)/ ? $1 - 1 : -1;
+}
+
+
+sub parking {
+    my ($n) = @_;
+
+    return { n => $n, base => requests_now($n),
+             control => { map { $_ => connection_to($n, $_) } $n->workers } };
+}
+
+
+# A request is counted when its header has been read, and handled up to where
+# it waits before its worker looks at anything else.
+
+sub parked {
+    my ($p, $count) = @_;
+
+    my $ok = Idempotency::until_true(sub {
+        requests_now($p->{n}) == $p->{base} + $count
+    }, 15);
+
+    for my $pid (keys %{$p->{control}}) {
+        my $c = $p->{control}{$pid};
+
+        ask($c, 'GET', '/pid');
+        $ok = 0 if $c->response->{body} ne $pid;
+    }
+
+    return $ok;
+}
+
+
+sub gather {
+    my ($seconds, @c) = @_;
+
+    my $end = time + $seconds;
+    my %by = map { fileno $_->{sock} => $_ } @c;
+    my $sel = IO::Select->new(map { $_->{sock} } @c);
+
+    while (%by && time < $end) {
+        for my $s ($sel->can_read($end - time)) {
+            my $c = delete $by{fileno $s};
+            $c->{arrived} = time;
+            $sel->remove($s);
+        }
+    }
+
+    return map {
+        my $c = $_;
+        my $r = $c->response(undef, $c->{arrived} ? 10 : 0.01);
+        $r->{arrived} = delete $c->{arrived};
+        $r;
+    } @c;
+}
+
+
+# --- small things -----------------------------------------------------------
+
+sub status_of {
+    my ($r) = @_;
+
+    return "$r->{status} " . ($r->header('X-Status') // '-');
+}
+
+
+sub problem {
+    my ($r) = @_;
+
+    return $r->{body} =~ m{"type":\s*"[^"]*?(\w+)"} ? $1 : 'no problem';
+}
+
+
+sub same_outcome {
+    my ($first, $again, $name) = @_;
+
+    local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+    my @r = map {
+        my $r = bless { %$_ }, ref $_;
+        $r->{lines} = [ grep !/^X-(?:Status|Pid):/, @{$r->{lines}} ];
+        $r;
+    } $first, $again;
+
+    return Idempotency::same_replay(@r, $name);
+}
+
+
+# Held, so that nobody else takes it: a socket that is bound but not listening.
+
+my @kept;
+
+sub dead_port {
+    socket(my $s, Socket::PF_INET(), Socket::SOCK_STREAM(), 0)
+        or die "socket: $!";
+    bind($s, pack_sockaddr_in(0, inet_aton('127.0.0.1'))) or die "bind: $!";
+    push @kept, $s;
+
+    return (Socket::unpack_sockaddr_in(getsockname $s))[0];
+}
+
+
+# The kernel drops the SYNs to a queue that is full.
+
+sub stuck_port {
+    my $l = IO::Socket::INET->new(Listen => 1, LocalAddr => '127.0.0.1')
+        or die "listen: $!";
+    push @kept, $l;
+
+    for (1 .. 4) {
+        my $s = IO::Socket::INET->new(PeerAddr => '127.0.0.1',
+                                      PeerPort => $l->sockport, Blocking => 0)
+            or next;
+        push @kept, $s;
+    }
+
+    return $l->sockport;
+}
+
+
+sub median {
+    my @s = sort { $a <=> $b } @_;
+
+    return $s[$#s / 2];
+}
+
+
+# --- HTTP/2 -----------------------------------------------------------------
+
+sub h2 {
+    my ($n, %o) = @_;
+
+    return Stress::H2->new($n->port(1), %o);
+}
+
+
+package Stress::H2;
+
+use strict;
+use warnings;
+
+use Time::HiRes qw(time);
+
+use constant { DATA => 0, HEADERS => 1, RST_STREAM => 3, SETTINGS => 4,
+               PING => 6, GOAWAY => 7, WINDOW_UPDATE => 8 };
+
+sub new {
+    my ($class, $port, %o) = @_;
+
+    my $self = bless { c => Idempotency::Connection->new($port), next => 1,
+                       window => $o{window} // 0x7fff0000, streams => {} },
+                     $class;
+
+    # INITIAL_WINDOW_SIZE, and as much for the whole connection
+
+    my $more = $self->{window} - 65535;
+
+    $self->{c}->send("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+                     . frame(SETTINGS, 0, 0, pack 'nN', 4, $self->{window})
+                     . ($more > 0 ? frame(WINDOW_UPDATE, 0, 0, pack 'N', $more)
+                                  : ''));
+    return $self;
+}
+
+
+sub frame {
+    my ($type, $flags, $stream, $data) = @_;
+
+    return substr(pack('N', length $data), 1) . pack('CCN', $type, $flags, $stream)
+           . $data;
+}
+
+
+# Every field a literal, never indexed, no Huffman code.
+
+sub literal {
+    my ($s) = @_;
+
+    my $n = length $s;
+
+    return pack('C', $n) . $s if $n < 127;
+
+    my $more = $n - 127;
+    my $bytes = pack 'C', 127;
+
+    while ($more >= 128) {
+        $bytes .= pack 'C', 128 | $more & 127;
+        $more >>= 7;
+    }
+
+    return $bytes . pack('C', $more) . $s;
+}
+
+
+sub request {
+    my ($self, $method, $uri, %o) = @_;
+
+    my $id = $self->{next};
+    $self->{next} += 2;
+
+    my @h = (':method' => $method, ':scheme' => 'http', ':path' => $uri,
+             ':authority' => 'localhost');
+
+    push @h, 'idempotency-key' => $o{key} if defined $o{key};
+    push @h, 'content-length' => length $o{body} if defined $o{body} && !$o{open};
+
+    my $block = '';
+    $block .= "\0" . literal(shift @h) . literal(shift @h) while @h;
+
+    my $bytes = frame(HEADERS, 4 | (defined $o{body} ? 0 : 1), $id, $block);
+
+    $bytes .= frame(DATA, $o{open} ? 0 : 1, $id, $o{body})
+        if defined $o{body};
+
+    $self->{streams}{$id} = { body => '', status => 0 };
+    $self->{c}->send($bytes);
+
+    return $id;
+}
+
+
+# Reads frames until the test is true of the stream.
+
+sub until_stream {
+    my ($self, $id, $test, $timeout) = @_;
+
+    my $c = $self->{c};
+    my $s = $self->{streams}{$id};
+    my $end = time + ($timeout // 15);
+
+    until ($test->($s)) {
+        my $f = $c->want(sub {
+            return undef if length $c->{buf} < 9;
+
+            my $n = unpack 'N', "\0" . substr $c->{buf}, 0, 3;
+
+            return undef if length $c->{buf} < 9 + $n;
+            return substr $c->{buf}, 0, 9 + $n, '';
+        }, $end);
+
+        return $s if !defined $f;
+        $self->take($f);
+    }
+
+    return $s;
+}
+
+
+sub take {
+    my ($self, $f) = @_;
+
+    my ($type, $flags, $id) = unpack 'CCN', substr $f, 3, 6;
+    my $data = substr $f, 9;
+    my $s = $self->{streams}{$id} // {};
+
+    if ($type == SETTINGS && !($flags & 1)) {
+        $self->{c}->send(frame(SETTINGS, 1, 0, ''));
+
+    } elsif ($type == PING && !($flags & 1)) {
+        $self->{c}->send(frame(PING, 1, 0, $data));
+
+    } elsif ($type == HEADERS) {
+        $s->{status} ||= status($data);
+
+    } elsif ($type == DATA) {
+        $s->{body} .= $data;
+
+    } elsif ($type == RST_STREAM) {
+        $s->{reset} = unpack 'N', $data;
+
+    } elsif ($type == GOAWAY) {
+        $self->{goaway} = 1;
+    }
+
+    $s->{ended} = 1 if ($type == HEADERS || $type == DATA) && $flags & 1;
+}
+
+
+# nginx sends :status first: indexed, or as three digits.
+
+sub status {
+    my ($block) = @_;
+
+    $block =~ s/^[\x20-\x3f]//;
+
+    my %indexed = (0x88 => 200, 0x89 => 204, 0x8a => 206, 0x8b => 304,
+                   0x8c => 400, 0x8d => 404, 0x8e => 500);
+
+    return $indexed{ord $block}
+           // ($block =~ /^[\x08\x48]\x03(\d\d\d)/ ? $1 : 0);
+}
+
+
+sub header {
+    my ($self, $id, $timeout) = @_;
+
+    return $self->until_stream($id, sub { $_[0]{status} || defined $_[0]{reset} },
+                               $timeout);
+}
+
+
+sub response {
+    my ($self, $id, $timeout) = @_;
+
+    return $self->until_stream($id, sub { $_[0]{ended} || defined $_[0]{reset} },
+                               $timeout);
+}
+
+
+sub reset_stream {
+    my ($self, $id) = @_;
+
+    # CANCEL
+    $self->{c}->send(frame(RST_STREAM, 0, $id, pack 'N', 8));
+}
+
+
+sub close { $_[0]{c}->close }
+
+sub reset { $_[0]{c}->reset }
+
+
+1;

@@ -1,0 +1,15 @@
+#!/usr/bin/perl
+
+# The short form of the stress test; util/stress runs the long one. Its seed is
+# said, and STRESS_SEED repeats it.
+
+use strict;
+use warnings;
+
+use FindBin;
+
+my $seconds = $ENV{STRESS_SECONDS} // 30;
+
+exec $^X, "$FindBin::Bin/stress/run", '--seconds', $seconds,
+     defined $ENV{STRESS_SEED} ? ('--seed', $ENV{STRESS_SEED}) : ()
+    or die "$FindBin::Bin/stress/run: $!\n";

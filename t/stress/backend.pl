@@ -1,0 +1,243 @@
+#!/usr/bin/perl
+
+# The upstream of the stress test: it counts executions per token, and each of
+# them ends in its own way, by a seed. One process, one select loop.
+#
+#     backend.pl SEED LISTENING-DESCRIPTOR LIFELINE-DESCRIPTOR
+#
+# GET /report answers with a line for each execution:
+#
+#     TOKEN EXECUTION WORKER HOW STATUS VARIANT BEGUN ENDED
+#
+# HOW: answer; large (over the limit); release (says that it did not execute);
+# close, reset, hang, garbage (no whole header); cut (a part of the body).
+# Any other GET answers "fill" and as many bytes as its ?size.
+
+use strict;
+use warnings;
+
+use Digest::SHA qw(sha256);
+use Errno qw(EAGAIN EWOULDBLOCK EINTR);
+use IO::Handle;
+use IO::Socket::INET;
+use Socket qw(SOL_SOCKET SO_LINGER IPPROTO_TCP TCP_NODELAY);
+use Time::HiRes qw(time);
+
+$SIG{PIPE} = 'IGNORE';
+
+my ($seed, $fd, $life_fd) = @ARGV;
+
+my $listen = IO::Socket::INET->new_from_fd($fd, 'r+') or die "listen: $!";
+my $life = IO::Handle->new_from_fd($life_fd, 'r') or die "life line: $!";
+
+$listen->blocking(0);
+
+my (%conn, %count, @done);
+
+
+while (1) {
+    my ($r, $w, $timeout, $now) = ('', '', undef, time);
+
+    vec($r, fileno $listen, 1) = 1;
+    vec($r, fileno $life, 1) = 1;
+
+    for my $c (values %conn) {
+        vec($r, $c->{fd}, 1) = 1;
+        vec($w, $c->{fd}, 1) = 1 if length $c->{out};
+
+        if ($c->{wake}) {
+            my $t = $c->{wake} > $now ? $c->{wake} - $now : 0;
+            $timeout = $t if !defined $timeout || $t < $timeout;
+        }
+    }
+
+    next if select($r, $w, undef, $timeout) < 0;
+    last if vec $r, fileno $life, 1;
+
+    if (vec $r, fileno $listen, 1) {
+        while (my $s = $listen->accept) {
+            $s->blocking(0);
+            setsockopt $s, IPPROTO_TCP, TCP_NODELAY, 1;
+            $conn{fileno $s} = { fd => fileno $s, sock => $s, in => '',
+                                 out => '', todo => [] };
+        }
+    }
+
+    $now = time;
+
+    for my $c (my @all = values %conn) {
+        if (vec $r, $c->{fd}, 1) {
+            my $n = sysread $c->{sock}, $c->{in}, 65536, length $c->{in};
+
+            if (!$n && (defined $n || $! != EAGAIN && $! != EINTR)) {
+                drop($c);
+                next;
+            }
+        }
+
+        delete $c->{wake} if $c->{wake} && $c->{wake} <= $now;
+
+        step($c);
+    }
+}
+
+
+sub drop {
+    my ($c, $reset) = @_;
+
+    setsockopt $c->{sock}, SOL_SOCKET, SO_LINGER, pack 'ii', 1, 0 if $reset;
+    ended($c);
+    delete $conn{$c->{fd}};
+    close $c->{sock};
+}
+
+
+sub ended {
+    my ($c) = @_;
+
+    if (my $e = delete $c->{execution}) {
+        $e->[7] = time;
+    }
+}
+
+
+sub step {
+    my ($c) = @_;
+
+    while ($conn{$c->{fd}} && !$c->{wake}) {
+
+        if (length $c->{out}) {
+            my $n = syswrite $c->{sock}, $c->{out};
+
+            if (!defined $n) {
+                return if $! == EAGAIN || $! == EINTR;
+                return drop($c);
+            }
+
+            substr $c->{out}, 0, $n, '';
+            next;
+        }
+
+        my $do = shift @{$c->{todo}};
+
+        if (!$do) {
+            ended($c);
+            @{$c->{todo}} = next_request($c) or return;
+
+        } elsif ($do->[0] eq 'write') {
+            $c->{out} = $do->[1];
+
+        } elsif ($do->[0] eq 'wait') {
+            $c->{wake} = time + $do->[1];
+
+        } else {
+            return drop($c, $do->[0] eq 'reset');
+        }
+    }
+}
+
+
+sub next_request {
+    my ($c) = @_;
+
+    $c->{in} =~ /^(.*?\r\n)\r\n/s or return;
+
+    my ($head, $at) = ($1, $+[0]);
+    my $length = $head =~ /^Content-Length: (\d+)/mi ? $1 : 0;
+
+    return if length $c->{in} < $at + $length;
+
+    my $body = substr $c->{in}, $at, $length;
+    substr $c->{in}, 0, $at + $length, '';
+
+    my ($method, $uri) = split / /, $head;
+
+    return $uri eq '/report' ? plain(join '', map { "@$_\n" } @done)
+                             : plain('fill' . 'x' x ($uri =~ /size=(\d+)/
+                                                     ? $1 : 0))
+        if $method eq 'GET' || $uri =~ /^\/fill/;
+
+    my ($token) = $uri =~ /\bid=([^&]+)/;
+    my ($worker) = $head =~ /^X-Worker: (\d+)/mi;
+    my ($variant) = $body =~ /\bvariant=(\d+)/;
+
+    return execute($c, $token, $worker, $variant // 0);
+}
+
+
+sub plain {
+    my ($text) = @_;
+
+    return ['write', "HTTP/1.1 200 OK\r\nContent-Length: " . length($text)
+                     . "\r\n\r\n$text"];
+}
+
+
+sub execute {
+    my ($c, $token, $worker, $variant) = @_;
+
+    my $n = ++$count{$token};
+
+    # The same for a seed, a token and the number of its execution.
+    srand unpack 'N', sha256("$seed $token $n");
+
+    my $dice = rand 100;
+    my $how = $dice < 79 ? 'answer'
+            : $dice < 81 ? 'large'
+            : $dice < 87 ? 'release'
+            : $dice < 90 ? 'close'
+            : $dice < 93 ? 'reset'
+            : $dice < 94 ? 'hang'
+            : $dice < 96 ? 'garbage'
+            :              'cut';
+    my $status = (200, 200, 200, 201, 422, 500)[rand 6];
+    my $size = $how eq 'large'     ? 70000 + int rand 60000
+             : rand() < 0.85       ? int rand 900
+             : rand() < 0.9        ? int rand 20000
+             :                       int rand 60000;
+    my $chunked = rand() < 0.3;
+    my $delay = rand() < 0.1 ? rand 0.8 : rand() < 0.5 ? rand 0.12 : 0;
+    my $half = rand() < 0.1 ? rand 0.3 : 0;
+
+    $size = 2000 + int rand 30000 if $how eq 'cut';
+
+    my $e = [$token, $n, $worker // 0, $how, $status, $variant, time, 0];
+    push @done, $e;
+    $c->{execution} = $e;
+
+    my @do = $delay ? ['wait', $delay] : ();
+
+    return (@do, ['close']) if $how eq 'close';
+    return (@do, ['reset']) if $how eq 'reset';
+    return (['wait', 60]) if $how eq 'hang';
+    return (@do, ['write', "HTTP/1.1 200 OK\r\n\x01bad: header\r\n\r\n"],
+            ['close']) if $how eq 'garbage';
+
+    my $body = "token=$token execution=$n variant=$variant ";
+    $body .= substr +("$token/$n " x (1 + $size / (3 + length $token))), 0, $size;
+
+    my $head = "HTTP/1.1 $status Made\r\nContent-Type: text/plain\r\n"
+               . "X-Exec: $n\r\nX-Variant: $variant\r\n"
+               . "X-Multi: one $n\r\nETag: \"$token-$n\"\r\nX-Multi: two\r\n"
+               . ($how eq 'release' ? "X-Accel-Idempotency: release\r\n" : '')
+               . ($chunked ? "Transfer-Encoding: chunked\r\n"
+                           : 'Content-Length: ' . length($body) . "\r\n")
+               . "\r\n";
+
+    my $frame = sub {
+        my ($data) = @_;
+        return $chunked ? sprintf("%x\r\n%s\r\n", length $data, $data) : $data;
+    };
+
+    return (@do, ['write', $head . $frame->(substr $body, 0, 1000)],
+            $half ? ['wait', $half] : (),
+            [rand() < 0.5 ? 'close' : 'reset'])
+        if $how eq 'cut';
+
+    my $middle = $half ? int(length($body) / 2) : length $body;
+
+    return (@do, ['write', $head . $frame->(substr $body, 0, $middle)],
+            $half ? (['wait', $half], ['write', $frame->(substr $body, $middle)])
+                  : (),
+            $chunked ? ['write', "0\r\n\r\n"] : ());
+}

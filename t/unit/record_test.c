@@ -1,0 +1,735 @@
+
+/* The encoding of a header block, there and back, and of anything else. */
+
+
+#include "unit.h"
+#include "request/ngx_http_idempotency_record.h"
+
+
+typedef struct {
+    char         *key;
+    char         *value;
+    /* the place in headers_out, or -1 */
+    ngx_int_t     slot;
+    /* it is not to come back */
+    ngx_uint_t    dropped;
+} line_t;
+
+
+/* as headers_out has them: those that hold several lines come last */
+
+static const size_t  slots[] = {
+    offsetof(ngx_http_headers_out_t, server),
+    offsetof(ngx_http_headers_out_t, date),
+    offsetof(ngx_http_headers_out_t, content_length),
+    offsetof(ngx_http_headers_out_t, content_encoding),
+    offsetof(ngx_http_headers_out_t, location),
+    offsetof(ngx_http_headers_out_t, refresh),
+    offsetof(ngx_http_headers_out_t, last_modified),
+    offsetof(ngx_http_headers_out_t, content_range),
+    offsetof(ngx_http_headers_out_t, accept_ranges),
+    offsetof(ngx_http_headers_out_t, www_authenticate),
+    offsetof(ngx_http_headers_out_t, expires),
+    offsetof(ngx_http_headers_out_t, etag),
+    offsetof(ngx_http_headers_out_t, cache_control),
+    offsetof(ngx_http_headers_out_t, link)
+};
+
+#define SLOTS          (sizeof(slots) / sizeof(slots[0]))
+#define CACHE_CONTROL  12
+#define LINK           13
+
+
+static const line_t  all_lines[] = {
+    { "Server", "s", 0, 0 },
+    { "Set-Cookie", "a=1", -1, 0 },
+    { "Date", "today", 1, 0 },
+    { "Content-Length", "12", 2, 0 },
+    { "Content-Encoding", "br", 3, 0 },
+    { "Location", "/x", 4, 0 },
+    { "Refresh", "5", 5, 0 },
+    { "Connection", "close", -1, 1 },
+    { "Last-Modified", "then", 6, 0 },
+    { "Cache-Control", "private", CACHE_CONTROL, 0 },
+    { "Content-Range", "bytes 1-2/3", 7, 0 },
+    { "Accept-Ranges", "bytes", 8, 0 },
+    { "X-Secret", "hidden", -1, 1 },
+    { "WWW-Authenticate", "Basic", 9, 0 },
+    { "Link", "<a>", LINK, 0 },
+    { "Expires", "never", 10, 0 },
+    { "Set-Cookie", "b=2", -1, 0 },
+    { "ETag", "\"e\"", 11, 0 },
+    { "Cache-Control", "no-store", CACHE_CONTROL, 0 },
+    { "x-SECRET", "hidden", -1, 1 },
+    { "X-Secrets", "shown", -1, 0 },
+    { "Link", "<b>", LINK, 0 },
+    { "X-Empty", "", -1, 0 },
+    { "Keep-Alive", "timeout=5", -1, 1 },
+    { "proxy-authenticate", "x", -1, 1 },
+    { "Proxy-Authorization", "x", -1, 1 },
+    { "Proxy-Connection", "x", -1, 1 },
+    { "TE", "x", -1, 1 },
+    { "trailer", "x", -1, 1 },
+    { "Transfer-Encoding", "x", -1, 1 },
+    { "UPGRADE", "x", -1, 1 },
+    { "Connections", "x", -1, 0 },
+    { "", "a nameless one", -1, 0 },
+    { NULL, NULL, -1, 0 }
+};
+
+static const line_t  no_lines[] = { { NULL, NULL, -1, 0 } };
+
+
+static ngx_str_t  hidden[] = { ngx_string("X-Secret"), ngx_string("other") };
+
+static ngx_array_t  hide = { hidden, 2, sizeof(ngx_str_t), 2, NULL };
+
+
+static ngx_str_t
+text(char *s)
+{
+    ngx_str_t  str;
+
+    str.len = ngx_strlen(s);
+    str.data = (u_char *) s;
+
+    return str;
+}
+
+
+static ngx_http_request_t *
+request(void)
+{
+    ngx_http_request_t  *r;
+
+    r = ngx_pcalloc(unit_pool, sizeof(ngx_http_request_t));
+    r->pool = unit_pool;
+    r->main = r;
+
+    check_equal(ngx_list_init(&r->headers_out.headers, unit_pool, 3,
+                              sizeof(ngx_table_elt_t)),
+                NGX_OK);
+    check_equal(ngx_list_init(&r->headers_out.trailers, unit_pool, 2,
+                              sizeof(ngx_table_elt_t)),
+                NGX_OK);
+
+    return r;
+}
+
+
+/* as nginx's modules put a line into its place */
+
+static void
+put(ngx_http_request_t *r, ngx_uint_t slot, ngx_table_elt_t *h)
+{
+    void              *place;
+
+    place = (u_char *) &r->headers_out + slots[slot];
+
+#if (nginx_version >= 1023000)
+
+    {
+        ngx_table_elt_t  **ph;
+
+        for (ph = place; *ph; ph = &(*ph)->next) { /* void */ }
+
+        *ph = h;
+    }
+
+#else
+
+    if (slot < CACHE_CONTROL) {
+        *(ngx_table_elt_t **) place = h;
+        return;
+    }
+
+    {
+        ngx_array_t       *lines;
+        ngx_table_elt_t  **ph;
+
+        lines = place;
+
+        if (lines->elts == NULL) {
+            (void) ngx_array_init(lines, r->pool, 1,
+                                  sizeof(ngx_table_elt_t *));
+        }
+
+        ph = ngx_array_push(lines);
+        *ph = h;
+    }
+
+#endif
+}
+
+
+/* the n-th line in a place, or NULL */
+
+static ngx_table_elt_t *
+in_place(ngx_http_request_t *r, ngx_uint_t slot, ngx_uint_t n)
+{
+    void             *place;
+    ngx_table_elt_t  *h;
+
+    place = (u_char *) &r->headers_out + slots[slot];
+
+#if (nginx_version >= 1023000)
+
+    for (h = *(ngx_table_elt_t **) place; h && n; h = h->next) {
+        n--;
+    }
+
+    return h;
+
+#else
+
+    if (slot < CACHE_CONTROL) {
+        h = *(ngx_table_elt_t **) place;
+        return n ? NULL : h;
+    }
+
+    {
+        ngx_array_t  *lines;
+
+        lines = place;
+        return (n < lines->nelts) ? ((ngx_table_elt_t **) lines->elts)[n]
+                                  : NULL;
+    }
+
+#endif
+}
+
+
+static void
+add_lines(ngx_http_request_t *r, ngx_list_t *list, const line_t *lines)
+{
+    ngx_table_elt_t  *h;
+
+    for ( /* void */ ; lines->key; lines++) {
+        h = ngx_list_push(list);
+        ngx_memzero(h, sizeof(ngx_table_elt_t));
+
+        h->key = text(lines->key);
+        h->value = text(lines->value);
+        h->hash = 1;
+
+        if (lines->slot >= 0) {
+            put(r, lines->slot, h);
+        }
+    }
+
+    /* a line that a module has taken back */
+
+    h = ngx_list_push(list);
+    ngx_memzero(h, sizeof(ngx_table_elt_t));
+    h->key = text("X-Deleted");
+    h->value = text("x");
+}
+
+
+static ngx_table_elt_t *
+nth(ngx_list_t *list, ngx_uint_t n)
+{
+    ngx_list_part_t  *part;
+
+    for (part = &list->part; part; part = part->next) {
+        if (n < part->nelts) {
+            return (ngx_table_elt_t *) part->elts + n;
+        }
+
+        n -= part->nelts;
+    }
+
+    return NULL;
+}
+
+
+static ngx_uint_t
+same(ngx_str_t *s, char *wanted)
+{
+    return s->len == ngx_strlen(wanted)
+           && ngx_memcmp(s->data, wanted, s->len) == 0;
+}
+
+
+static void
+check_lines(ngx_http_request_t *r, ngx_list_t *list, const line_t *lines,
+    ngx_uint_t cookies)
+{
+    ngx_int_t         slot;
+    ngx_uint_t        n, used[SLOTS];
+    ngx_table_elt_t  *h;
+
+    n = 0;
+    ngx_memzero(used, sizeof(used));
+
+    for ( /* void */ ; lines->key; lines++) {
+
+        if (lines->dropped
+            || (!cookies && ngx_strcmp(lines->key, "Set-Cookie") == 0))
+        {
+            continue;
+        }
+
+        h = nth(list, n++);
+
+        if (!check(h != NULL)) {
+            return;
+        }
+
+        if (!check(same(&h->key, lines->key))
+            || !check(same(&h->value, lines->value)))
+        {
+            unit_note("line \"%s\"", lines->key);
+        }
+
+        /* zero would be a deleted line */
+
+        check(h->hash != 0);
+
+        for (slot = 0; slot < (ngx_int_t) SLOTS; slot++) {
+            if (slot == lines->slot) {
+                check(in_place(r, slot, used[slot]++) == h);
+            }
+        }
+    }
+
+    check(nth(list, n) == NULL);
+
+    for (slot = 0; slot < (ngx_int_t) SLOTS; slot++) {
+        if (list == &r->headers_out.headers) {
+            check(in_place(r, slot, used[slot]) == NULL);
+        }
+    }
+}
+
+
+/* in a buffer of its own size, so that a read beyond it is seen */
+
+static ngx_str_t
+record_of(ngx_http_request_t *r, char *body)
+{
+    u_char      *p;
+    ngx_buf_t   *header, *trailers;
+    ngx_str_t    record;
+
+    header = ngx_http_idempotency_record_header(r, &hide);
+    trailers = ngx_http_idempotency_record_trailers(r);
+
+    check(header && header->last <= header->end);
+    check(trailers && trailers->last <= trailers->end);
+
+    record.len = (header->last - header->pos)
+                 + (trailers->last - trailers->pos) + ngx_strlen(body);
+
+    record.data = ngx_alloc(ngx_max(record.len, 1), unit_cycle.log);
+
+    p = ngx_cpymem(record.data, header->pos, header->last - header->pos);
+    p = ngx_cpymem(p, trailers->pos, trailers->last - trailers->pos);
+    ngx_memcpy(p, body, ngx_strlen(body));
+
+    return record;
+}
+
+
+static ngx_http_request_t *
+full_request(void)
+{
+    ngx_http_request_t      *r;
+    ngx_http_headers_out_t  *out;
+
+    static const line_t  trailers[] = {
+        { "X-Sum", "42", -1, 0 },
+        { "Connection", "close", -1, 1 },
+        { "Set-Cookie", "late=1", -1, 0 },
+        { NULL, NULL, -1, 0 }
+    };
+
+    r = request();
+    out = &r->headers_out;
+
+    out->status = 201;
+    out->status_line = text("201 Made It");
+    out->content_type = text("text/html; charset=koi8-r");
+    out->content_type_len = 9;
+    out->charset = text("koi8-r");
+    out->content_length_n = 12;
+    out->last_modified_time = 1234567890;
+
+    r->allow_ranges = 1;
+    r->expect_trailers = 1;
+
+    add_lines(r, &out->headers, all_lines);
+    add_lines(r, &out->trailers, trailers);
+
+    return r;
+}
+
+
+static void
+round_trip(void)
+{
+    ngx_uint_t               cookies;
+    ngx_str_t                record, body;
+    ngx_http_request_t      *r, *r2;
+    ngx_http_headers_out_t  *out;
+
+    static const line_t  trailers[] = {
+        { "X-Sum", "42", -1, 0 },
+        { "Set-Cookie", "late=1", -1, 0 },
+        { NULL, NULL, -1, 0 }
+    };
+
+    for (cookies = 0; cookies < 2; cookies++) {
+
+        r = full_request();
+        record = record_of(r, "hello, world");
+
+        body = record;
+        r2 = request();
+        check_equal(ngx_http_idempotency_record_restore(r2, &body, cookies),
+                    NGX_OK);
+
+        check(same(&body, "hello, world"));
+        check(body.data + body.len == record.data + record.len);
+
+        out = &r2->headers_out;
+
+        check_equal(out->status, 201);
+        check(same(&out->status_line, "201 Made It"));
+        check(same(&out->content_type, "text/html; charset=koi8-r"));
+        check_equal(out->content_type_len, 9);
+        check(same(&out->charset, "koi8-r"));
+        check_equal(out->content_length_n, 12);
+        check_equal(out->last_modified_time, 1234567890);
+
+        check_equal(r2->allow_ranges, 1);
+        check_equal(r2->single_range, 0);
+        check_equal(r2->disable_not_modified, 0);
+        check_equal(r2->expect_trailers, 1);
+
+        check_lines(r2, &out->headers, all_lines, cookies);
+        check_lines(r2, &out->trailers, trailers, cookies);
+
+        ngx_free(record.data);
+    }
+}
+
+
+/* the ends of what there is: nothing, and the largest numbers */
+
+static void
+extremes(void)
+{
+    ngx_str_t                record, body;
+    ngx_uint_t               i;
+    ngx_http_request_t      *r, *r2;
+    ngx_http_headers_out_t  *out;
+
+    static const off_t  lengths[] = { -1, 0, 1, 126, 127, 128, 16382, 16383,
+                                      NGX_MAX_OFF_T_VALUE - 1 };
+
+    for (i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+
+        r = request();
+        r->headers_out.status = (i & 1) ? 200 : 999;
+        r->headers_out.content_length_n = lengths[i];
+        r->headers_out.last_modified_time = (time_t) lengths[i];
+        r->single_range = 1;
+        r->disable_not_modified = 1;
+
+        record = record_of(r, "");
+
+        body = record;
+        r2 = request();
+
+        /* what is restored replaces what there was */
+
+        r2->headers_out.content_type_hash = 1;
+        r2->headers_out.content_type_lowcase = record.data;
+        r2->allow_ranges = 1;
+
+        check_equal(ngx_http_idempotency_record_restore(r2, &body, 1), NGX_OK);
+        check_equal(body.len, 0);
+
+        out = &r2->headers_out;
+
+        check_equal(out->status, r->headers_out.status);
+        check_equal(out->status_line.len, 0);
+        check_equal(out->content_type.len, 0);
+        check_equal(out->charset.len, 0);
+        check_equal(out->content_length_n, lengths[i]);
+        check_equal(out->last_modified_time, lengths[i]);
+        check_equal(out->content_type_hash, 0);
+        check(out->content_type_lowcase == NULL);
+
+        check_equal(r2->allow_ranges, 0);
+        check_equal(r2->single_range, 1);
+        check_equal(r2->disable_not_modified, 1);
+        check_equal(r2->expect_trailers, 0);
+
+        check_lines(r2, &out->headers, no_lines, 1);
+        check_lines(r2, &out->trailers, no_lines, 1);
+
+        ngx_free(record.data);
+    }
+}
+
+
+static void
+long_strings(void)
+{
+    u_char              *p;
+    size_t               len;
+    ngx_str_t            record, body;
+    ngx_http_request_t  *r, *r2;
+    ngx_table_elt_t     *h;
+
+    for (len = 1; len <= 300000; len = len * 5 / 4 + 1) {
+
+        r = request();
+        r->headers_out.status = 200;
+        r->headers_out.content_length_n = -1;
+        r->headers_out.last_modified_time = -1;
+
+        p = ngx_palloc(unit_pool, len);
+        ngx_memset(p, 'a' + len % 26, len);
+
+        h = ngx_list_push(&r->headers_out.headers);
+        ngx_memzero(h, sizeof(ngx_table_elt_t));
+        h->hash = 1;
+        h->key.len = len;
+        h->key.data = p;
+        h->value.len = len;
+        h->value.data = p;
+
+        record = record_of(r, "b");
+        body = record;
+
+        r2 = request();
+        check_equal(ngx_http_idempotency_record_restore(r2, &body, 1), NGX_OK);
+        check(same(&body, "b"));
+
+        h = nth(&r2->headers_out.headers, 0);
+        check(h && h->key.len == len && h->value.len == len
+              && ngx_memcmp(h->key.data, p, len) == 0
+              && ngx_memcmp(h->value.data, p, len) == 0);
+
+        ngx_free(record.data);
+        ngx_reset_pool(unit_pool);
+    }
+}
+
+
+/* within the bytes that it was made of, whatever they are */
+
+static void
+check_inside(ngx_str_t *s, ngx_str_t *record)
+{
+    check(s->len == 0
+          || (s->data >= record->data
+              && s->len <= record->len
+              && s->data + s->len <= record->data + record->len));
+}
+
+
+static ngx_int_t
+restore_anything(ngx_str_t *record)
+{
+    ngx_int_t            rc;
+    ngx_str_t            body;
+    ngx_uint_t           i;
+    ngx_table_elt_t     *h;
+    ngx_http_request_t  *r;
+
+    ngx_reset_pool(unit_pool);
+
+    r = request();
+    body = *record;
+
+    rc = ngx_http_idempotency_record_restore(r, &body, 1);
+
+    if (rc != NGX_OK) {
+        check_equal(rc, NGX_ERROR);
+        return rc;
+    }
+
+    check_inside(&body, record);
+    check_inside(&r->headers_out.status_line, record);
+    check_inside(&r->headers_out.content_type, record);
+    check_inside(&r->headers_out.charset, record);
+    check(r->headers_out.content_type_len <= r->headers_out.content_type.len);
+    check(r->headers_out.status >= 200 && r->headers_out.status < 1000);
+
+    for (i = 0; (h = nth(&r->headers_out.headers, i)) != NULL; i++) {
+        check_inside(&h->key, record);
+        check_inside(&h->value, record);
+    }
+
+    return rc;
+}
+
+
+static void
+truncated(void)
+{
+    size_t      len, whole;
+    ngx_str_t   record, part;
+
+    record = record_of(full_request(), "body");
+    whole = record.len - 4;
+
+    for (len = 0; len <= record.len; len++) {
+
+        part.len = len;
+        part.data = ngx_alloc(ngx_max(len, 1), unit_cycle.log);
+        ngx_memcpy(part.data, record.data, len);
+
+        check_equal(restore_anything(&part),
+                    len < whole ? NGX_ERROR : NGX_OK);
+
+        ngx_free(part.data);
+    }
+
+    ngx_free(record.data);
+}
+
+
+static void
+bytes(char *what, ngx_int_t rc, const char *data, size_t len)
+{
+    ngx_str_t  record;
+
+    record.len = len;
+    record.data = ngx_alloc(ngx_max(len, 1), unit_cycle.log);
+    ngx_memcpy(record.data, data, len);
+
+    if (!check_equal(restore_anything(&record), rc)) {
+        unit_note("%s", what);
+    }
+
+    ngx_free(record.data);
+}
+
+
+/* version, flags, status, line, type, its length, charset, length, modified */
+
+#define FULL64  "\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"
+#define HALF64  "\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01"
+#define MAX63   "\xff\xff\xff\xff\xff\xff\xff\xff\x7f"
+
+#define try(what, rc, data)  bytes(what, rc, data, sizeof(data) - 1)
+
+
+static void
+malformed(void)
+{
+    try("a minimal one", NGX_OK, "\x01\0\xc8\x01\0\0\0\0\0\0\0\0");
+
+    try("another version", NGX_ERROR, "\x02\0\xc8\x01\0\0\0\0\0\0\0\0");
+    try("status 199", NGX_ERROR, "\x01\0\xc7\x01\0\0\0\0\0\0\0\0");
+    try("status 999", NGX_OK, "\x01\0\xe7\x07\0\0\0\0\0\0\0\0");
+    try("status 1000", NGX_ERROR, "\x01\0\xe8\x07\0\0\0\0\0\0\0\0");
+    try("a huge status", NGX_ERROR, "\x01\0" FULL64 "\0\0\0\0\0\0\0\0");
+    try("a huge string", NGX_ERROR, "\x01\0\xc8\x01" FULL64 "\0\0\0\0\0\0\0");
+    try("a string of one too many", NGX_ERROR,
+        "\x01\0\xc8\x01\x09\0\0\0\0\0\0\0\0");
+    try("a type longer than itself", NGX_ERROR,
+        "\x01\0\xc8\x01\0\0\x01\0\0\0\0\0");
+    try("a number without an end", NGX_ERROR,
+        "\x01\0\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\0\0\0\0\0");
+    try("an unfinished number", NGX_ERROR, "\x01\0\xc8");
+    try("an unknown slot", NGX_ERROR,
+        "\x01\0\xc8\x01\0\0\0\0\0\0\x10\x01" "a" "\x01" "b" "\0\0");
+    try("the last slot", NGX_OK,
+        "\x01\0\xc8\x01\0\0\0\0\0\0\x0f\x01" "a" "\x01" "b" "\0\0");
+    try("a line without a value", NGX_ERROR,
+        "\x01\0\xc8\x01\0\0\0\0\0\0\x01\x01" "a");
+    try("no trailers", NGX_ERROR, "\x01\0\xc8\x01\0\0\0\0\0\0\0");
+
+    /* whatever they mean, they are numbers */
+
+    try("a huge length", NGX_OK, "\x01\0\xc8\x01\0\0\0\0" FULL64 "\0\0\0");
+    try("a huge time", NGX_OK, "\x01\0\xc8\x01\0\0\0\0\0" FULL64 "\0\0");
+    try("a length of 2^63", NGX_OK, "\x01\0\xc8\x01\0\0\0\0" HALF64 "\0\0\0");
+    try("a time of 2^63", NGX_OK, "\x01\0\xc8\x01\0\0\0\0\0" HALF64 "\0\0");
+    try("a length of 2^63-1", NGX_OK, "\x01\0\xc8\x01\0\0\0\0" MAX63 "\0\0\0");
+}
+
+
+static void
+random_bytes(void)
+{
+    size_t      len, i;
+    uint64_t    seed;
+    ngx_str_t   record, good;
+    ngx_uint_t  step, steps, restored;
+
+    seed = unit_setting("UNIT_SEED", 1);
+    steps = unit_setting("UNIT_STEPS", 100000);
+    restored = 0;
+
+    good = record_of(full_request(), "a body");
+
+    for (step = 0; step < steps; step++) {
+
+        if (step % 2) {
+            /* small numbers more often: they lead further in */
+
+            len = unit_below(&seed, 200);
+            record.data = ngx_alloc(ngx_max(len, 1), unit_cycle.log);
+
+            for (i = 0; i < len; i++) {
+                record.data[i] = (u_char) unit_below(&seed,
+                                              unit_below(&seed, 2) ? 4 : 256);
+            }
+
+            if (len > 3) {
+                record.data[0] = 1;
+                record.data[2] = 0xc8;
+                record.data[3] = 1;
+            }
+
+        } else {
+            len = good.len - unit_below(&seed, 8);
+            record.data = ngx_alloc(len, unit_cycle.log);
+            ngx_memcpy(record.data, good.data, len);
+
+            for (i = unit_below(&seed, 4) + 1; i; i--) {
+                record.data[unit_below(&seed, len)]
+                                             = (u_char) unit_random(&seed);
+            }
+        }
+
+        record.len = len;
+
+        restored += (restore_anything(&record) == NGX_OK);
+
+        ngx_free(record.data);
+    }
+
+    unit_note("%u of %u were restored", (unsigned) restored,
+              (unsigned) steps);
+
+    check(restored > 0 && restored < steps);
+
+    ngx_free(good.data);
+}
+
+
+static unit_case_t  cases[] = {
+    { "all slots, flags and lines come back; hop-by-hop and hidden do not",
+      round_trip },
+    { "nothing, and the largest numbers", extremes },
+    { "long names and values", long_strings },
+    { "whatever is cut off is an error", truncated },
+    { "malformed ones", malformed },
+    { "random bytes", random_bytes },
+    unit_cases_end
+};
+
+
+int
+main(void)
+{
+    return unit_run(cases);
+}

@@ -1,0 +1,623 @@
+
+/* The real table of workers, among real processes. */
+
+
+#include "events.h"
+
+
+#define MAILBOX  128
+
+
+/* what the processes of a case tell each other */
+
+typedef struct {
+    volatile ngx_uint_t        step;
+    ngx_idempotency_worker_t   worker;
+    ngx_uint_t                 has_slot;
+    ngx_uint_t                 nkeys;
+    ngx_uint_t                 all;
+    uint64_t                   keys[1024];
+} shared_t;
+
+
+static shared_t  *shared;
+
+
+static void
+start(void)
+{
+    events_start();
+    shared = unit_shared(sizeof(shared_t) * NGX_IDEMPOTENCY_WORKERS * 2);
+}
+
+
+static void
+stop(void)
+{
+    unit_unshared(shared, sizeof(shared_t) * NGX_IDEMPOTENCY_WORKERS * 2);
+}
+
+
+/* a state of another process, awaited; a minute is longer than any takes */
+
+static void
+await(volatile ngx_uint_t *step, ngx_uint_t value)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; i < 60000; i++) {
+        if (*step >= value) {
+            return;
+        }
+
+        usleep(1000);
+    }
+
+    check(!"another process goes on");
+}
+
+
+static void
+woken(uint64_t *key)
+{
+    if (key == NULL) {
+        shared->all++;
+
+    } else if (check(shared->nkeys < 1024)) {
+        shared->keys[shared->nkeys++] = *key;
+    }
+}
+
+
+static void
+kill_and_reap(ngx_pid_t pid)
+{
+    int  status;
+
+    kill(pid, SIGKILL);
+    check_equal(waitpid(pid, &status, 0), pid);
+}
+
+
+static ngx_uint_t
+alive_at(ngx_idempotency_worker_t *worker, ngx_msec_t claimed, ngx_msec_t now)
+{
+    return ngx_idempotency_worker_alive(worker, claimed, 500, now);
+}
+
+
+/* a worker that stays until it is killed */
+
+static void
+stay(void *data)
+{
+    shared_t  *s;
+
+    s = data;
+
+    s->has_slot = events_become_worker(woken);
+    s->worker = ngx_idempotency_worker_self();
+    s->step = 1;
+
+    for ( ;; ) {
+        pause();
+    }
+}
+
+
+static void
+slots_and_epochs(void)
+{
+    ngx_pid_t                 pids[3];
+    ngx_uint_t                i;
+    ngx_idempotency_worker_t  first, me;
+
+    start();
+
+    for (i = 0; i < 3; i++) {
+        pids[i] = unit_fork(stay, &shared[i]);
+        await(&shared[i].step, 1);
+        check(shared[i].has_slot);
+        check_equal(shared[i].worker.slot, i);
+        check_equal(shared[i].worker.epoch, 1);
+    }
+
+    /* one that dies is dead at once, and its slot goes to the next */
+
+    first = shared[1].worker;
+    check(alive_at(&first, ngx_current_msec, ngx_current_msec));
+
+    kill_and_reap(pids[1]);
+    check(!alive_at(&first, ngx_current_msec, ngx_current_msec));
+
+    check(events_become_worker(woken));
+    me = ngx_idempotency_worker_self();
+    check_equal(me.slot, 1);
+    check_equal(me.epoch, 2);
+
+    check(!alive_at(&first, ngx_current_msec, ngx_current_msec));
+
+    /* no lease counts for who can say so itself */
+
+    check(alive_at(&me, 0, ngx_current_msec + 1000000));
+
+    /* one that leaves gives its slot back */
+
+    ngx_idempotency_workers_exit_process(&unit_cycle);
+    check_equal(ngx_idempotency_worker_self().slot, NGX_IDEMPOTENCY_NO_WORKER);
+    check(!alive_at(&me, ngx_current_msec, ngx_current_msec));
+
+    ngx_idempotency_workers_exit_process(&unit_cycle);
+
+    events_reload();
+
+    check(events_become_worker(woken));
+    me = ngx_idempotency_worker_self();
+    check_equal(me.slot, 1);
+    check_equal(me.epoch, 3);
+
+    ngx_idempotency_workers_exit_process(&unit_cycle);
+
+    kill_and_reap(pids[0]);
+    kill_and_reap(pids[2]);
+
+    stop();
+}
+
+
+/* there, but silent: its lease runs from its last sign of life */
+
+static void
+a_stopped_worker_has_its_lease(void)
+{
+    int                        status;
+    ngx_msec_t                 now;
+    ngx_pid_t                  pid;
+    ngx_idempotency_worker_t  *worker;
+
+    start();
+
+    now = ngx_current_msec;
+
+    pid = unit_fork(stay, shared);
+    await(&shared->step, 1);
+    worker = &shared->worker;
+
+    kill(pid, SIGSTOP);
+    check_equal(waitpid(pid, &status, WUNTRACED), pid);
+
+    check(alive_at(worker, now - 1000, now + 499));
+    check(!alive_at(worker, now - 1000, now + 500));
+
+    kill_and_reap(pid);
+    check(!alive_at(worker, now - 1000, now));
+
+    stop();
+}
+
+
+/*
+ * A claim is seen by others before its owner gives its first sign of life,
+ * which may be long ago for one that had nothing to do.
+ */
+
+static void
+an_idle_worker_lives_when_it_claims(void)
+{
+    ngx_msec_t                 now;
+    ngx_pid_t                  pid;
+    ngx_idempotency_worker_t  *worker;
+
+    start();
+
+    pid = unit_fork(stay, shared);
+    await(&shared->step, 1);
+    worker = &shared->worker;
+
+    now = ngx_current_msec + 3600 * 1000;
+
+    check(alive_at(worker, now, now));
+    check(alive_at(worker, now, now + 499));
+    check(!alive_at(worker, now, now + 500));
+
+    kill_and_reap(pid);
+    stop();
+}
+
+
+static void
+without_a_slot_only_the_lease_counts(void)
+{
+    ngx_msec_t                now;
+    ngx_idempotency_worker_t  nobody;
+
+    start();
+
+    nobody = ngx_idempotency_worker_self();
+    check_equal(nobody.slot, NGX_IDEMPOTENCY_NO_WORKER);
+
+    now = ngx_current_msec;
+
+    check(alive_at(&nobody, now, now));
+    check(alive_at(&nobody, now, now + 499));
+    check(!alive_at(&nobody, now, now + 500));
+
+    /* another clock may be behind */
+
+    check(alive_at(&nobody, now, now - 10));
+
+    /* such a one may own as well */
+
+    ngx_idempotency_worker_owns(1, now);
+    ngx_idempotency_worker_owns(-1, now);
+    check(events_timer() == NULL);
+
+    stop();
+}
+
+
+static void
+own_until_told(void *data)
+{
+    shared_t    *s;
+    ngx_msec_t   start;
+
+    s = data;
+
+    check(events_become_worker(woken));
+    s->worker = ngx_idempotency_worker_self();
+    start = ngx_current_msec;
+
+    check(events_timer() == NULL);
+
+    ngx_idempotency_worker_owns(1, start);
+    ngx_idempotency_worker_owns(1, start);
+
+    /* one timer for all claims, cancelable: it must not keep a worker */
+
+    if (check(events_timer() != NULL)) {
+        check(events_timer()->cancelable);
+        check((ngx_msec_int_t) (events_timer()->timer.key - start) > 0);
+        check((ngx_msec_int_t) (events_timer()->timer.key - start) < 500);
+    }
+
+    s->step = 1;
+    await(&s->step, 2);
+
+    /* a sign */
+
+    ngx_current_msec = start + 1000;
+    events_run_timer();
+    s->step = 3;
+    await(&s->step, 4);
+
+    /* as long as it owns one */
+
+    ngx_idempotency_worker_owns(-1, start + 1000);
+    ngx_current_msec = start + 2000;
+    events_run_timer();
+    check(events_timer() != NULL);
+    s->step = 5;
+    await(&s->step, 6);
+
+    ngx_idempotency_worker_owns(-1, start + 3000);
+    ngx_current_msec = start + 3000;
+    events_run_timer();
+    check(events_timer() == NULL);
+
+    ngx_idempotency_worker_owns(1, start + 3000);
+    check(events_timer() != NULL);
+    ngx_idempotency_worker_owns(-1, start + 3000);
+
+    ngx_idempotency_workers_exit_process(&unit_cycle);
+}
+
+
+static void
+signs_of_life(void)
+{
+    ngx_pid_t                  pid;
+    ngx_msec_t                 start_time;
+    ngx_idempotency_worker_t  *worker;
+
+    start();
+
+    start_time = ngx_current_msec;
+
+    pid = unit_fork(own_until_told, shared);
+    worker = &shared->worker;
+
+    await(&shared->step, 1);
+    check(alive_at(worker, start_time, start_time + 499));
+    check(!alive_at(worker, start_time, start_time + 500));
+
+    shared->step = 2;
+    await(&shared->step, 3);
+    check(alive_at(worker, start_time, start_time + 1499));
+    check(!alive_at(worker, start_time, start_time + 1500));
+
+    shared->step = 4;
+    await(&shared->step, 5);
+    check(alive_at(worker, start_time, start_time + 2499));
+
+    shared->step = 6;
+    unit_wait(pid);
+    check(!alive_at(worker, start_time, start_time));
+
+    stop();
+}
+
+
+static void
+set_of(ngx_idempotency_workers_t *set, ngx_int_t one, ngx_int_t two)
+{
+    ngx_memzero(set, sizeof(ngx_idempotency_workers_t));
+
+    if (one >= 0) {
+        set->bits[one / 64] |= (uint64_t) 1 << (one % 64);
+    }
+
+    if (two >= 0) {
+        set->bits[two / 64] |= (uint64_t) 1 << (two % 64);
+    }
+}
+
+
+static void
+mailbox(void)
+{
+    ngx_uint_t                 i, n;
+    ngx_idempotency_workers_t  self, nobody, other;
+
+    static const ngx_uint_t    counts[] = { 1, 2, MAILBOX - 1, MAILBOX,
+                                            MAILBOX + 1, 3 * MAILBOX, 1 };
+
+    start();
+
+    check(events_become_worker(woken));
+
+    set_of(&self, ngx_idempotency_worker_self().slot, -1);
+    set_of(&nobody, -1, -1);
+    set_of(&other, 5, 127);
+
+    ngx_idempotency_workers_wake(&nobody, 1);
+    ngx_idempotency_workers_wake(&other, 2);
+    check(!events_read(0));
+
+    for (n = 0; n < sizeof(counts) / sizeof(counts[0]); n++) {
+
+        shared->nkeys = 0;
+        shared->all = 0;
+
+        for (i = 0; i < counts[n]; i++) {
+            ngx_idempotency_workers_wake(&self, 1000 + i);
+        }
+
+        /* all of them with one event, in their order, or as "who knows" */
+
+        check(events_read(0));
+        check(!events_read(0));
+
+        if (counts[n] > MAILBOX) {
+            check_equal(shared->all, 1);
+            check_equal(shared->nkeys, 0);
+            continue;
+        }
+
+        check_equal(shared->all, 0);
+        check_equal(shared->nkeys, counts[n]);
+
+        for (i = 0; i < counts[n]; i++) {
+            check_equal(shared->keys[i], 1000 + i);
+        }
+    }
+
+    /* what was meant for the slot's last holder doesn't reach the next */
+
+    ngx_idempotency_workers_wake(&self, 7);
+    ngx_idempotency_workers_exit_process(&unit_cycle);
+
+    shared->nkeys = 0;
+    check(events_become_worker(woken));
+    events_read(0);
+    check_equal(shared->nkeys, 0);
+
+    ngx_idempotency_workers_exit_process(&unit_cycle);
+    stop();
+}
+
+
+/* a handler that wakes its own worker is not called from within itself */
+
+static ngx_uint_t  nested;
+
+static void
+wake_again(uint64_t *key)
+{
+    ngx_idempotency_workers_t  self;
+
+    nested++;
+    check_equal(nested, 1);
+
+    if (key && *key < 3) {
+        set_of(&self, ngx_idempotency_worker_self().slot, -1);
+        ngx_idempotency_workers_wake(&self, *key + 1);
+    }
+
+    shared->nkeys++;
+    nested--;
+}
+
+
+static void
+waking_oneself(void)
+{
+    ngx_uint_t                 i;
+    ngx_idempotency_workers_t  self;
+
+    start();
+
+    check(events_become_worker(wake_again));
+    set_of(&self, ngx_idempotency_worker_self().slot, -1);
+
+    ngx_idempotency_workers_wake(&self, 1);
+
+    for (i = 1; i <= 3; i++) {
+        check(events_read(0));
+        check_equal(shared->nkeys, i);
+    }
+
+    check(!events_read(0));
+
+    ngx_idempotency_workers_exit_process(&unit_cycle);
+    stop();
+}
+
+
+static void
+wait_for_keys(void *data)
+{
+    shared = data;
+
+    shared->has_slot = events_become_worker(woken);
+    shared->worker = ngx_idempotency_worker_self();
+    shared->step = 1;
+
+    if (!shared->has_slot) {
+        check(unit_logged("more than 128 workers"));
+    }
+
+    while (shared->has_slot && shared->nkeys < 2 && shared->all == 0) {
+        if (!check(events_read(60000))) {
+            break;
+        }
+    }
+
+    shared->step = 2;
+    await(&shared->step, 3);
+}
+
+
+/* as many workers as there are slots, and one more; all reach each other */
+
+static void
+a_full_table(void)
+{
+    ngx_pid_t                  pids[NGX_IDEMPOTENCY_WORKERS + 1];
+    ngx_uint_t                 i, n;
+    ngx_idempotency_workers_t  set;
+
+    start();
+
+    n = NGX_IDEMPOTENCY_WORKERS;
+
+    for (i = 0; i <= n; i++) {
+        pids[i] = unit_fork(wait_for_keys, &shared[i]);
+        await(&shared[i].step, 1);
+        check_equal(shared[i].has_slot, i < n);
+        check_equal(shared[i].worker.slot,
+                    i < n ? i : NGX_IDEMPOTENCY_NO_WORKER);
+    }
+
+    /* each of them by a set of its own, then all by one */
+
+    for (i = 0; i < n; i++) {
+        set_of(&set, i, -1);
+        ngx_idempotency_workers_wake(&set, 5000 + i);
+    }
+
+    ngx_memset(&set, 0xff, sizeof(set));
+    ngx_idempotency_workers_wake(&set, 9000);
+
+    for (i = 0; i < n; i++) {
+        await(&shared[i].step, 2);
+        check_equal(shared[i].all, 0);
+        check_equal(shared[i].nkeys, 2);
+        check_equal(shared[i].keys[0], 5000 + i);
+        check_equal(shared[i].keys[1], 9000);
+    }
+
+    for (i = 0; i <= n; i++) {
+        shared[i].step = 3;
+        unit_wait(pids[i]);
+    }
+
+    stop();
+}
+
+
+/* many processes start at once: no slot is given to two */
+
+static void
+race_for_a_slot(void *data)
+{
+    shared_t  *s;
+
+    s = data;
+
+    await(&shared[0].step, 1);
+
+    check(events_become_worker(woken));
+    s->worker = ngx_idempotency_worker_self();
+    s->has_slot = 1;
+
+    await(&shared[0].step, 2);
+    ngx_idempotency_workers_exit_process(&unit_cycle);
+}
+
+
+static void
+slots_are_not_shared(void)
+{
+    ngx_pid_t   pids[17];
+    ngx_uint_t  i, n, round;
+
+    for (round = 0; round < 10; round++) {
+        start();
+
+        for (i = 1; i < 17; i++) {
+            pids[i] = unit_fork(race_for_a_slot, &shared[i]);
+        }
+
+        shared[0].step = 1;
+
+        for (i = 1; i < 17; i++) {
+            await(&shared[i].has_slot, 1);
+
+            for (n = 1; n < i; n++) {
+                check(shared[n].worker.slot != shared[i].worker.slot);
+            }
+        }
+
+        shared[0].step = 2;
+
+        for (i = 1; i < 17; i++) {
+            unit_wait(pids[i]);
+        }
+
+        stop();
+    }
+}
+
+
+static unit_case_t  cases[] = {
+    { "slots and epochs", slots_and_epochs },
+    { "a stopped worker has its lease", a_stopped_worker_has_its_lease },
+    { "an idle worker lives when it claims",
+      an_idle_worker_lives_when_it_claims },
+    { "without a slot only the lease counts",
+      without_a_slot_only_the_lease_counts },
+    { "signs of life", signs_of_life },
+    { "the mailbox, full and overflown", mailbox },
+    { "waking oneself", waking_oneself },
+    { "a full table, all woken", a_full_table },
+    { "no slot is given to two", slots_are_not_shared },
+    unit_cases_end
+};
+
+
+int
+main(void)
+{
+    return unit_run(cases);
+}
