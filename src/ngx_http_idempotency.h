@@ -41,6 +41,18 @@ typedef enum {
 #define NGX_HTTP_IDEMPOTENCY_REFUSALS  (NGX_HTTP_IDEMPOTENCY_UNAVAILABLE + 1)
 
 
+/* a refusal's name in idempotency_status, and its code by default */
+
+typedef struct {
+    ngx_str_t                      name;
+    ngx_uint_t                     code;
+} ngx_http_idempotency_refusal_t;
+
+
+extern ngx_http_idempotency_refusal_t
+    ngx_http_idempotency_refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS];
+
+
 #define NGX_HTTP_IDEMPOTENCY_MISSING_PASS      0
 #define NGX_HTTP_IDEMPOTENCY_MISSING_REJECT    1
 #define NGX_HTTP_IDEMPOTENCY_MISSING_CONTENT   2

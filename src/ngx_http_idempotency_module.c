@@ -5,7 +5,7 @@
  */
 
 
-#include "ngx_http_idempotency.h"
+#include "ngx_http_idempotency_conf.h"
 #include "store/ngx_idempotency_shm.h"
 
 
@@ -32,25 +32,6 @@ static ngx_int_t ngx_http_idempotency_merge_keys(ngx_conf_t *cf,
 static ngx_int_t ngx_http_idempotency_merge_canon(ngx_conf_t *cf,
     ngx_http_idempotency_loc_conf_t *prev,
     ngx_http_idempotency_loc_conf_t *conf);
-
-static char *ngx_http_idempotency_zone(ngx_conf_t *cf, ngx_command_t *cmd,
-    void *conf);
-static char *ngx_http_idempotency(ngx_conf_t *cf, ngx_command_t *cmd,
-    void *conf);
-static char *ngx_http_idempotency_set_methods(ngx_conf_t *cf,
-    ngx_command_t *cmd, void *conf);
-static char *ngx_http_idempotency_set_normalize(ngx_conf_t *cf,
-    ngx_command_t *cmd, void *conf);
-static char *ngx_http_idempotency_store(ngx_conf_t *cf, ngx_command_t *cmd,
-    void *conf);
-static char *ngx_http_idempotency_add_names(ngx_conf_t *cf,
-    ngx_command_t *cmd, void *conf);
-static char *ngx_http_idempotency_status(ngx_conf_t *cf, ngx_command_t *cmd,
-    void *conf);
-static char *ngx_http_idempotency_check_time(ngx_conf_t *cf, void *post,
-    void *data);
-static char *ngx_http_idempotency_check_docs(ngx_conf_t *cf, void *post,
-    void *data);
 
 
 static ngx_conf_bitmask_t  ngx_http_idempotency_methods[] = {
@@ -160,24 +141,6 @@ static ngx_conf_post_t  ngx_http_idempotency_docs_post = {
 };
 
 
-/* in the order of ngx_http_idempotency_status_e */
-
-static struct {
-    ngx_str_t   name;
-    ngx_uint_t  code;
-} ngx_http_idempotency_statuses[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
-    { ngx_null_string, 0 },
-    { ngx_string("conflict"), NGX_HTTP_CONFLICT },
-    { ngx_string("in_progress"), NGX_HTTP_CONFLICT },
-    { ngx_string("in_doubt"), NGX_HTTP_CONFLICT },
-    { ngx_string("not_kept"), NGX_HTTP_CONFLICT },
-    { ngx_string("similar"), NGX_HTTP_CONFLICT },
-    { ngx_string("missing"), NGX_HTTP_BAD_REQUEST },
-    { ngx_string("malformed"), NGX_HTTP_BAD_REQUEST },
-    { ngx_string("unavailable"), NGX_HTTP_SERVICE_UNAVAILABLE }
-};
-
-
 #define NGX_HTTP_IDEMPOTENCY_CONF                                            \
     NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF
 
@@ -186,14 +149,14 @@ static ngx_command_t  ngx_http_idempotency_commands[] = {
 
     { ngx_string("idempotency_zone"),
       NGX_HTTP_MAIN_CONF|NGX_CONF_1MORE,
-      ngx_http_idempotency_zone,
+      ngx_http_idempotency_set_zone,
       0,
       0,
       NULL },
 
     { ngx_string("idempotency"),
       NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
-      ngx_http_idempotency,
+      ngx_http_idempotency_set,
       NGX_HTTP_LOC_CONF_OFFSET,
       0,
       NULL },
@@ -333,7 +296,7 @@ static ngx_command_t  ngx_http_idempotency_commands[] = {
 
     { ngx_string("idempotency_store"),
       NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
-      ngx_http_idempotency_store,
+      ngx_http_idempotency_set_store,
       NGX_HTTP_LOC_CONF_OFFSET,
       0,
       NULL },
@@ -361,7 +324,7 @@ static ngx_command_t  ngx_http_idempotency_commands[] = {
 
     { ngx_string("idempotency_status"),
       NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
-      ngx_http_idempotency_status,
+      ngx_http_idempotency_set_status,
       NGX_HTTP_LOC_CONF_OFFSET,
       0,
       NULL },
@@ -661,7 +624,7 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
         }
 
         if (conf->status[i] == 0) {
-            conf->status[i] = ngx_http_idempotency_statuses[i].code;
+            conf->status[i] = ngx_http_idempotency_refusals[i].code;
         }
     }
 
@@ -745,10 +708,14 @@ ngx_http_idempotency_merge_canon(ngx_conf_t *cf,
     ngx_conf_merge_size_value(conf->normalize_buffer, prev->normalize_buffer,
                               1024 * 1024);
 
-    if (conf->ignore_fields == NGX_CONF_UNSET_PTR) {
-        conf->ignore_fields = prev->ignore_fields;
-        conf->canon.ignore = prev->canon.ignore;
+    ngx_conf_merge_ptr_value(conf->ignore_fields, prev->ignore_fields, NULL);
 
+    if (conf->ignore_fields == prev->ignore_fields && prev->canon.ignore) {
+        conf->canon.ignore = prev->canon.ignore;
+        return NGX_OK;
+    }
+
+    if (conf->ignore_fields == NULL) {
         return NGX_OK;
     }
 
@@ -762,357 +729,4 @@ ngx_http_idempotency_merge_canon(ngx_conf_t *cf,
     }
 
     return rc;
-}
-
-
-static char *
-ngx_http_idempotency_zone(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
-{
-    u_char                 *p;
-    ssize_t                 size;
-    ngx_str_t              *value, name, s;
-    ngx_uint_t              i, evict;
-    ngx_shm_zone_t         *shm_zone;
-    ngx_idempotency_shm_t  *shm;
-
-    value = cf->args->elts;
-
-    size = 0;
-    evict = NGX_CONF_UNSET_UINT;
-    ngx_str_null(&name);
-
-    for (i = 1; i < cf->args->nelts; i++) {
-
-        if (ngx_strncmp(value[i].data, "zone=", 5) == 0 && name.len == 0) {
-
-            name.data = value[i].data + 5;
-
-            p = (u_char *) ngx_strchr(name.data, ':');
-
-            if (p == NULL || p == name.data) {
-                ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                                   "invalid zone \"%V\"", &value[i]);
-                return NGX_CONF_ERROR;
-            }
-
-            name.len = p - name.data;
-
-            s.data = p + 1;
-            s.len = value[i].data + value[i].len - s.data;
-
-            size = ngx_parse_size(&s);
-
-            if (size == NGX_ERROR) {
-                ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                                   "invalid zone size \"%V\"", &value[i]);
-                return NGX_CONF_ERROR;
-            }
-
-            if (size < (ssize_t) (8 * ngx_pagesize)) {
-                ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                                   "zone \"%V\" is too small", &name);
-                return NGX_CONF_ERROR;
-            }
-
-            continue;
-        }
-
-        if (evict == NGX_CONF_UNSET_UINT) {
-
-            if (ngx_strcmp(value[i].data, "evict=off") == 0) {
-                evict = 0;
-                continue;
-            }
-
-            if (ngx_strcmp(value[i].data, "evict=responses") == 0) {
-                evict = 1;
-                continue;
-            }
-        }
-
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "invalid parameter \"%V\"", &value[i]);
-        return NGX_CONF_ERROR;
-    }
-
-    if (name.len == 0) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "\"%V\" must have \"zone\" parameter", &cmd->name);
-        return NGX_CONF_ERROR;
-    }
-
-    shm_zone = ngx_shared_memory_add(cf, &name, size,
-                                     &ngx_http_idempotency_module);
-    if (shm_zone == NULL) {
-        return NGX_CONF_ERROR;
-    }
-
-    if (shm_zone->data) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "zone \"%V\" is already defined", &name);
-        return NGX_CONF_ERROR;
-    }
-
-    shm = ngx_pcalloc(cf->pool, sizeof(ngx_idempotency_shm_t));
-    if (shm == NULL) {
-        return NGX_CONF_ERROR;
-    }
-
-    shm->store.engine = &ngx_idempotency_shm_engine;
-    shm->evict = (evict == 1);
-
-    shm_zone->init = ngx_idempotency_shm_init;
-    shm_zone->data = shm;
-
-    return NGX_CONF_OK;
-}
-
-
-static char *
-ngx_http_idempotency(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
-{
-    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
-
-    ngx_str_t  *value, name;
-
-    if (ilcf->shm_zone != NGX_CONF_UNSET_PTR) {
-        return "is duplicate";
-    }
-
-    value = cf->args->elts;
-
-    if (ngx_strcmp(value[1].data, "off") == 0) {
-        ilcf->shm_zone = NULL;
-        return NGX_CONF_OK;
-    }
-
-    if (ngx_strncmp(value[1].data, "zone=", 5) != 0 || value[1].len == 5) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "invalid parameter \"%V\"", &value[1]);
-        return NGX_CONF_ERROR;
-    }
-
-    name.len = value[1].len - 5;
-    name.data = value[1].data + 5;
-
-    ilcf->shm_zone = ngx_shared_memory_add(cf, &name, 0,
-                                           &ngx_http_idempotency_module);
-
-    return ilcf->shm_zone ? NGX_CONF_OK : NGX_CONF_ERROR;
-}
-
-
-static char *
-ngx_http_idempotency_set_methods(ngx_conf_t *cf, ngx_command_t *cmd,
-    void *conf)
-{
-    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
-
-    if (ilcf->methods) {
-        return "is duplicate";
-    }
-
-    return ngx_conf_set_bitmask_slot(cf, cmd, conf);
-}
-
-
-static char *
-ngx_http_idempotency_set_normalize(ngx_conf_t *cf, ngx_command_t *cmd,
-    void *conf)
-{
-    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
-
-    char  *rv;
-
-    if (ilcf->canon.flags) {
-        return "is duplicate";
-    }
-
-    rv = ngx_conf_set_bitmask_slot(cf, cmd, conf);
-
-    if (rv == NGX_CONF_OK
-        && (ilcf->canon.flags & NGX_CONF_BITMASK_SET)
-        && (ilcf->canon.flags & NGX_IDEMPOTENCY_CANON_ALL))
-    {
-        return "has both \"off\" and types";
-    }
-
-    return rv;
-}
-
-
-/* "any", or codes, or classes of codes such as "2xx" */
-
-static char *
-ngx_http_idempotency_store(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
-{
-    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
-
-    u_char      *store;
-    ngx_int_t    code, last;
-    ngx_str_t   *value;
-    ngx_uint_t   i;
-
-    if (ilcf->store != NGX_CONF_UNSET_PTR) {
-        return "is duplicate";
-    }
-
-    value = cf->args->elts;
-
-    if (cf->args->nelts == 2 && ngx_strcmp(value[1].data, "any") == 0) {
-        ilcf->store = NULL;
-        return NGX_CONF_OK;
-    }
-
-    store = ngx_pcalloc(cf->pool, (NGX_HTTP_IDEMPOTENCY_STATUSES + 7) / 8);
-    if (store == NULL) {
-        return NGX_CONF_ERROR;
-    }
-
-    for (i = 1; i < cf->args->nelts; i++) {
-
-        if (value[i].len == 3 && ngx_strcmp(value[i].data + 1, "xx") == 0) {
-            code = ngx_atoi(value[i].data, 1) * 100;
-            last = code + 99;
-
-        } else {
-            code = ngx_atoi(value[i].data, value[i].len);
-            last = code;
-        }
-
-        if (code < 200 || last > 599) {
-            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                               "invalid status \"%V\"", &value[i]);
-            return NGX_CONF_ERROR;
-        }
-
-        for ( /* void */ ; code <= last; code++) {
-            store[code / 8] |= 1 << (code % 8);
-        }
-    }
-
-    ilcf->store = store;
-
-    return NGX_CONF_OK;
-}
-
-
-/* may be given more than once, as such lists are in nginx */
-
-static char *
-ngx_http_idempotency_add_names(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
-{
-    char *p = conf;
-
-    ngx_str_t     *value, *name;
-    ngx_uint_t     i;
-    ngx_array_t  **names;
-
-    names = (ngx_array_t **) (p + cmd->offset);
-
-    if (*names == NGX_CONF_UNSET_PTR) {
-        *names = ngx_array_create(cf->pool, 4, sizeof(ngx_str_t));
-        if (*names == NULL) {
-            return NGX_CONF_ERROR;
-        }
-    }
-
-    value = cf->args->elts;
-
-    for (i = 1; i < cf->args->nelts; i++) {
-        name = ngx_array_push(*names);
-        if (name == NULL) {
-            return NGX_CONF_ERROR;
-        }
-
-        *name = value[i];
-    }
-
-    return NGX_CONF_OK;
-}
-
-
-static char *
-ngx_http_idempotency_status(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
-{
-    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
-
-    ngx_int_t    code;
-    ngx_str_t   *value, *name;
-    ngx_uint_t   i, n;
-
-    name = NULL;
-    value = cf->args->elts;
-
-    for (i = 1; i < cf->args->nelts; i++) {
-
-        for (n = 1; n < NGX_HTTP_IDEMPOTENCY_REFUSALS; n++) {
-            name = &ngx_http_idempotency_statuses[n].name;
-
-            if (value[i].len > name->len
-                && ngx_strncmp(value[i].data, name->data, name->len) == 0
-                && value[i].data[name->len] == '=')
-            {
-                break;
-            }
-        }
-
-        if (n == NGX_HTTP_IDEMPOTENCY_REFUSALS) {
-            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                               "invalid parameter \"%V\"", &value[i]);
-            return NGX_CONF_ERROR;
-        }
-
-        code = ngx_atoi(value[i].data + name->len + 1,
-                        value[i].len - name->len - 1);
-
-        if (code < 400 || code > 599) {
-            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                               "invalid status \"%V\", it must be "
-                               "from 400 to 599", &value[i]);
-            return NGX_CONF_ERROR;
-        }
-
-        if (ilcf->status[n]) {
-            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                               "duplicate status \"%V\"", &value[i]);
-            return NGX_CONF_ERROR;
-        }
-
-        ilcf->status[n] = code;
-    }
-
-    return NGX_CONF_OK;
-}
-
-
-static char *
-ngx_http_idempotency_check_time(ngx_conf_t *cf, void *post, void *data)
-{
-    ngx_msec_t  *msp = data;
-
-    return (*msp == 0) ? "must not be zero" : NGX_CONF_OK;
-}
-
-
-/* it goes into a header line and into JSON as it is */
-
-static char *
-ngx_http_idempotency_check_docs(ngx_conf_t *cf, void *post, void *data)
-{
-    ngx_str_t  *url = data;
-
-    size_t  i;
-
-    for (i = 0; i < url->len; i++) {
-        if (url->data[i] <= ' ' || url->data[i] >= 0x7f
-            || ngx_strchr("<>\"\\", url->data[i]))
-        {
-            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                               "invalid URL \"%V\"", url);
-            return NGX_CONF_ERROR;
-        }
-    }
-
-    return NGX_CONF_OK;
 }

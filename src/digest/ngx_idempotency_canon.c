@@ -70,6 +70,37 @@ ngx_idempotency_canon_field(ngx_uint_t kind, u_char *data, size_t len,
 }
 
 
+/*
+ * Is a field meant by that name?  As with $http_name, a variable's name has
+ * neither capital letters nor more than letters, digits and underscores.
+ */
+
+ngx_uint_t
+ngx_idempotency_field_is(ngx_str_t *name, u_char *field, size_t len)
+{
+    u_char  c, wanted;
+    size_t  i;
+
+    if (name->len != len) {
+        return 0;
+    }
+
+    for (i = 0; i < len; i++) {
+        c = ngx_tolower(field[i]);
+        wanted = ngx_tolower(name->data[i]);
+
+        if (c != wanted
+            && (wanted != '_' || (c >= 'a' && c <= 'z')
+                || (c >= '0' && c <= '9')))
+        {
+            return 0;
+        }
+    }
+
+    return 1;
+}
+
+
 /* sorted, so that those that begin alike stand together */
 
 ngx_int_t

@@ -97,7 +97,8 @@ ngx_int_t ngx_idempotency_canon_body(ngx_idempotency_digest_t *d,
 void ngx_idempotency_canon_raw(ngx_idempotency_digest_t *d);
 
 /*
- * The first field of that name in a body of a kind but MULTIPART.
+ * The first field of that name in a body of a kind but MULTIPART.  Letter
+ * case doesn't count, and an underscore stands for what is no letter or digit.
  * NGX_DECLINED: there is none, or it is neither a string nor a number, true
  * or false.  The value is allocated from the pool.
  */
@@ -124,7 +125,10 @@ ngx_int_t ngx_idempotency_multipart_feed(ngx_idempotency_multipart_t *m,
 ngx_int_t ngx_idempotency_multipart_final(ngx_idempotency_multipart_t *m,
     ngx_idempotency_digest_t *d);
 
-/* after final: NULL if there is no such field, or it is a file or too long */
+/*
+ * From the end of its part on, malformed or not what follows.  NULL: there is
+ * no such field, or it is a file or too long.
+ */
 
 ngx_str_t *ngx_idempotency_multipart_value(ngx_idempotency_multipart_t *m);
 

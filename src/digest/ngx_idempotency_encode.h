@@ -71,6 +71,8 @@ u_char *ngx_idempotency_fold_end(ngx_idempotency_fold_t *f, u_char *dst);
 
 ngx_uint_t ngx_idempotency_ignored(ngx_idempotency_canon_t *c,
     u_char *name, size_t len);
+ngx_uint_t ngx_idempotency_field_is(ngx_str_t *name, u_char *field,
+    size_t len);
 
 ngx_int_t ngx_idempotency_parameter(u_char **pos, u_char *end,
     ngx_str_t *name, ngx_str_t *value);

@@ -152,9 +152,7 @@ ngx_idempotency_form_field(u_char *data, size_t len, ngx_str_t *name,
             break;
         }
 
-        if (rc == NGX_OK && s.len == name->len
-            && ngx_memcmp(s.data, name->data, s.len) == 0)
-        {
+        if (rc == NGX_OK && ngx_idempotency_field_is(name, s.data, s.len)) {
             rc = form_part(&f, 0, &s);
             break;
         }

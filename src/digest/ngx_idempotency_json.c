@@ -57,7 +57,7 @@ ngx_int_t
 ngx_idempotency_json_field(u_char *data, size_t len, ngx_str_t *name,
     ngx_str_t *value, ngx_pool_t *pool)
 {
-    uint32_t                      i;
+    uint32_t                      i, first;
     ngx_int_t                     rc;
     ngx_str_t                     s;
     ngx_idempotency_json_t        j;
@@ -76,31 +76,36 @@ ngx_idempotency_json_field(u_char *data, size_t len, ngx_str_t *name,
         goto done;
     }
 
+    /* sorted by name, but numbered in the order of the document */
+
+    first = NGX_IDEMPOTENCY_JSON_NONE;
+
     for (i = n->value; i != NGX_IDEMPOTENCY_JSON_NONE; i = n->next) {
         n = &j.nodes[i];
 
-        if (n->name_len != name->len
-            || ngx_memcmp(ngx_idempotency_json_at(&j, n->name), name->data,
-                          name->len) != 0)
+        if (ngx_idempotency_field_is(name, ngx_idempotency_json_at(&j, n->name),
+                                     n->name_len))
         {
-            continue;
+            first = ngx_min(first, i);
         }
+    }
 
-        if (n->type == NGX_IDEMPOTENCY_JSON_NULL
-            || n->type == NGX_IDEMPOTENCY_JSON_ARRAY
-            || n->type == NGX_IDEMPOTENCY_JSON_OBJECT)
-        {
-            break;
-        }
+    if (first == NGX_IDEMPOTENCY_JSON_NONE) {
+        goto done;
+    }
 
+    n = &j.nodes[first];
+
+    if (n->type != NGX_IDEMPOTENCY_JSON_NULL
+        && n->type != NGX_IDEMPOTENCY_JSON_ARRAY
+        && n->type != NGX_IDEMPOTENCY_JSON_OBJECT)
+    {
         s.len = n->len;
         s.data = ngx_idempotency_json_at(&j, n->value);
 
         value->len = s.len;
         value->data = ngx_pstrdup(pool, &s);
         rc = value->data ? NGX_OK : NGX_ERROR;
-
-        break;
     }
 
 done:

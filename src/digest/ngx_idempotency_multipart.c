@@ -59,6 +59,7 @@ ngx_idempotency_multipart_create(ngx_pool_t *pool, ngx_idempotency_canon_t *c,
     m->rc = NGX_OK;
     m->state = multipart_start;
     m->matched = 0;
+    m->unseen = 0;
     m->nheader = 0;
     m->nparts = 0;
     m->hashing = 0;
@@ -104,7 +105,11 @@ ngx_idempotency_multipart_find(ngx_idempotency_multipart_t *m,
 ngx_str_t *
 ngx_idempotency_multipart_value(ngx_idempotency_multipart_t *m)
 {
-    return (m->rc == NGX_OK && m->value.data) ? &m->value : NULL;
+    if (m->rc != NGX_OK || m->finding || m->value.data == NULL) {
+        return NULL;
+    }
+
+    return &m->value;
 }
 
 
@@ -279,7 +284,11 @@ multipart_headers(ngx_idempotency_multipart_t *m, u_char *p, u_char *last)
     {
         m->rc = part_begin(m);
         m->state = multipart_bytes;
-        m->matched = 0;
+
+        /* the empty line may be taken for one in front of a delimiter */
+
+        m->matched = 2;
+        m->unseen = 2;
     }
 
     return lf ? lf + 1 : last;
@@ -289,6 +298,9 @@ multipart_headers(ngx_idempotency_multipart_t *m, u_char *p, u_char *last)
 /*
  * A carriage return stands nowhere in a delimiter but in front: what turns
  * out to be none can begin another one only at the byte that differs.
+ *
+ * A delimiter right behind the header ends an empty part for some servers
+ * and is a part's content for others.
  */
 
 static u_char *
@@ -309,7 +321,14 @@ multipart_content(ngx_idempotency_multipart_t *m, u_char *p, u_char *last)
         }
 
         if (m->matched == m->ndelimiter) {
-            part_end(m);
+
+            if (m->unseen) {
+                m->rc = NGX_DECLINED;
+
+            } else {
+                part_end(m);
+            }
+
             return p;
         }
 
@@ -317,8 +336,10 @@ multipart_content(ngx_idempotency_multipart_t *m, u_char *p, u_char *last)
             return p;
         }
 
-        part_bytes(m, m->delimiter, m->matched);
+        part_bytes(m, m->delimiter + m->unseen, m->matched - m->unseen);
+
         m->matched = 0;
+        m->unseen = 0;
     }
 
     for (cr = p; /* void */ ; cr++) {
@@ -367,8 +388,8 @@ part_begin(ngx_idempotency_multipart_t *m)
         return NGX_DECLINED;
     }
 
-    if (m->name && !m->found && part.name.len == m->name->len
-        && ngx_memcmp(part.name.data, m->name->data, part.name.len) == 0)
+    if (m->name && !m->found
+        && ngx_idempotency_field_is(m->name, part.name.data, part.name.len))
     {
         m->found = 1;
 

@@ -30,6 +30,7 @@ struct ngx_idempotency_multipart_s {
     u_char                     delimiter[4 + NGX_IDEMPOTENCY_BOUNDARY];
     size_t                     ndelimiter;
     size_t                     matched;
+    size_t                     unseen;    /* of what matched: a header's end */
 
     u_char                     header[NGX_IDEMPOTENCY_MULTIPART_HEADER];
     size_t                     nheader;

@@ -112,6 +112,10 @@ part_disposition(ngx_idempotency_part_t *part, ngx_str_t *value)
     p = value->data;
     end = p + value->len;
 
+    if (p == end || *p == ';') {
+        return NGX_DECLINED;
+    }
+
     rc = ngx_idempotency_parameter(&p, end, &name, &text);
 
     if (rc != NGX_OK || !part_is(&name, "form-data") || text.data

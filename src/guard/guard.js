@@ -24,6 +24,7 @@
     var patience = 10000;
     var states = new WeakMap();
     var busy = [];
+    var last;
 
     // twice in a page is once too often
     if (root.hasAttribute('data-' + name)) {
@@ -35,11 +36,18 @@
     document.addEventListener('submit', onSubmit, true);
     document.addEventListener('formdata', onFormData, true);
 
-    // out of the back/forward cache; a navigation that came to nothing
-    window.addEventListener('pageshow', restore);
+    // out of the back/forward cache
+    window.addEventListener('pageshow', function () {
+        busy.splice(0).forEach(restore);
+    });
 
+    // the user's stop button
     if (window.navigation) {
-        window.navigation.addEventListener('navigateerror', restore);
+        navigation.addEventListener('navigate', function (event) {
+            if (event.formData && last) {
+                event.signal.onabort = restore.bind(null, last);
+            }
+        });
     }
 
     // ahead of the page's own handlers, so that they see one submit, too
@@ -63,11 +71,14 @@
             return;
         }
 
+        last = state;
         state.event = event;
         state.url = url;
 
         // when all handlers had their say and the data is on its way
         setTimeout(function () {
+            state.url = '';
+
             if (!event.defaultPrevented) {
                 show(form, button, state);
             }
@@ -83,7 +94,7 @@
         var submit = state && state.event;
 
         if (submit && !submit.eventPhase && !submit.defaultPrevented
-            && !state.shown && !data.has(name))
+            && state.url && !data.has(name))
         {
             data.set(name, token(form, state, data));
         }
@@ -177,53 +188,60 @@
     // not "disabled": that would take the focus away, and a browser that loads
     // the page again on the way back may bring it back, for ever
     function show(form, button, state) {
+        var timer = setTimeout(restore, patience, state);
         var nodes = document.createDocumentFragment();
         var input = button && button.tagName === 'INPUT';
         var value = input && button.getAttribute('value');
-        var timer = setTimeout(restore, patience);
 
-        state.shown = true;
-        form.setAttribute('aria-busy', 'true');
+        busy.push(state);
+        set(form, 'aria-busy', 'true');
 
-        if (button) {
-            button.setAttribute('aria-disabled', 'true');
+        if (input) {
+            set(button, 'value', label);
 
-            if (input) {
-                button.setAttribute('value', label);
-
-            } else {
-                while (button.firstChild) {
-                    nodes.appendChild(button.firstChild);
-                }
-
-                button.textContent = label;
+        } else if (button) {
+            while (button.firstChild) {
+                nodes.appendChild(button.firstChild);
             }
+
+            button.textContent = label;
         }
 
-        busy.push(function () {
+        if (button) {
+            set(button, 'aria-disabled', 'true');
+        }
+
+        state.undo = function () {
             clearTimeout(timer);
-            state.event = null;
-            state.shown = false;
-            form.removeAttribute('aria-busy');
+            state.event = state.undo = null;
+            set(form, 'aria-busy', null);
+
+            if (input) {
+                set(button, 'value', value);
+
+            } else if (button) {
+                button.textContent = '';
+                button.appendChild(nodes);
+            }
 
             if (button) {
-                button.removeAttribute('aria-disabled');
-
-                if (!input) {
-                    button.textContent = '';
-                    button.appendChild(nodes);
-
-                } else if (value === null) {
-                    button.removeAttribute('value');
-
-                } else {
-                    button.setAttribute('value', value);
-                }
+                set(button, 'aria-disabled', null);
             }
-        });
+        };
     }
 
-    function restore() {
-        busy.splice(0).forEach(function (undo) { undo(); });
+    function restore(state) {
+        if (state.undo) {
+            state.undo();
+        }
+    }
+
+    function set(element, name, value) {
+        if (value === null) {
+            element.removeAttribute(name);
+
+        } else {
+            element.setAttribute(name, value);
+        }
     }
 })();

@@ -9,7 +9,6 @@
 
 
 typedef struct {
-    ngx_str_t    type;
     ngx_str_t    title;
     ngx_str_t    detail;
     /* for people, in HTML */
@@ -30,12 +29,13 @@ static ngx_buf_t *refuse_page(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, refusal_t *refusal, ngx_uint_t status);
 
 
+/* in the order of ngx_http_idempotency_status_e */
+
 static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
 
-    { ngx_null_string, ngx_null_string, ngx_null_string, ngx_null_string, 0 },
+    { ngx_null_string, ngx_null_string, ngx_null_string, 0 },
 
-    { ngx_string("conflict"),
-      ngx_string("Idempotency key already used for another request"),
+    { ngx_string("Idempotency key already used for another request"),
       ngx_string("This idempotency key was used for a request with another "
                  "method, address, content or sender. Use a new key for a "
                  "new request."),
@@ -44,8 +44,7 @@ static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
                  "something else, open the form anew."),
       0 },
 
-    { ngx_string("in_progress"),
-      ngx_string("A request with this idempotency key is being processed"),
+    { ngx_string("A request with this idempotency key is being processed"),
       ngx_string("The first request with this idempotency key has not "
                  "finished yet. Repeat the same request later to get its "
                  "result."),
@@ -55,8 +54,7 @@ static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
                  "once."),
       1 },
 
-    { ngx_string("in_doubt"),
-      ngx_string("The outcome of the first request is unknown"),
+    { ngx_string("The outcome of the first request is unknown"),
       ngx_string("The first request with this idempotency key may have been "
                  "executed, but its outcome is not known, so it is not "
                  "executed again. Find out what happened before using a new "
@@ -66,8 +64,7 @@ static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
                  "check whether it arrived before you send it anew."),
       0 },
 
-    { ngx_string("not_kept"),
-      ngx_string("The request was executed but its response was not kept"),
+    { ngx_string("The request was executed but its response was not kept"),
       ngx_string("The first request with this idempotency key was executed "
                  "and answered with status %ui. That response was not kept, "
                  "and the request is not executed again."),
@@ -75,8 +72,7 @@ static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
                  "The first answer can no longer be shown."),
       0 },
 
-    { ngx_string("similar"),
-      ngx_string("The same content was just sent with another key"),
+    { ngx_string("The same content was just sent with another key"),
       ngx_string("A request with the same content and another idempotency "
                  "key was received a moment ago. Repeat it later if it is "
                  "meant."),
@@ -85,24 +81,21 @@ static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
                  "again later."),
       0 },
 
-    { ngx_string("missing"),
-      ngx_string("Idempotency key required"),
+    { ngx_string("Idempotency key required"),
       ngx_string("This operation must be sent with an idempotency key, so "
                  "that it can be repeated safely."),
       ngx_string("This form was sent without its safety token, so nothing "
                  "was done. Open the form anew and send it again."),
       0 },
 
-    { ngx_string("malformed"),
-      ngx_string("Malformed idempotency key"),
+    { ngx_string("Malformed idempotency key"),
       ngx_string("The idempotency key is not well-formed: too long, of "
                  "another format than required, or given more than once."),
       ngx_string("This form was sent with a damaged safety token, so nothing "
                  "was done. Open the form anew and send it again."),
       0 },
 
-    { ngx_string("unavailable"),
-      ngx_string("Duplicate requests cannot be recognised at the moment"),
+    { ngx_string("Duplicate requests cannot be recognised at the moment"),
       ngx_string("The store of idempotency keys is full or out of reach. "
                  "The request was not executed; repeat it later."),
       ngx_string("What you sent could not be taken at the moment, and "
@@ -146,7 +139,8 @@ ngx_http_idempotency_refuse(ngx_http_request_t *r,
                   "token: %*xs, zone: \"%V\"",
                   (refuses || conf->dry_run)
                       ? "refused" : "passed unprotected, not refused",
-                  status, &refusal->type, conf->dry_run ? ", dry run" : "",
+                  status, &ngx_http_idempotency_refusals[why].name,
+                  conf->dry_run ? ", dry run" : "",
                   ctx->bound ? (size_t) NGX_IDEMPOTENCY_DIGEST_LEN : 0,
                   ctx->op.token, &conf->shm_zone->shm.name);
 
@@ -312,14 +306,15 @@ refuse_problem(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     u_char     *p;
     size_t      len;
     ngx_buf_t  *b;
-    ngx_str_t  *docs, *uri;
+    ngx_str_t  *docs, *uri, *name;
 
+    name = &ngx_http_idempotency_refusals[ctx->status].name;
     docs = &ctx->conf->docs;
     uri = &r->unparsed_uri;
 
     len = sizeof("{\"type\":\"urn:idempotency:\",\"title\":\"\",\"status\":,"
                  "\"detail\":\"\",\"instance\":\"\"}" CRLF)
-          + refusal->type.len + refusal->title.len + refusal->detail.len
+          + name->len + refusal->title.len + refusal->detail.len
           + 2 * NGX_INT_T_LEN
           + docs->len + 3 * uri->len;
 
@@ -338,7 +333,7 @@ refuse_problem(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     }
 
     p = ngx_sprintf(p, "%V\",\"title\":\"%V\",\"status\":%ui,\"detail\":\"",
-                    &refusal->type, &refusal->title, status);
+                    name, &refusal->title, status);
     p = ngx_sprintf(p, (char *) refusal->detail.data, ctx->op.status);
     p = ngx_sprintf(p, "\",\"instance\":\"");
     p = refuse_escape(p, uri);

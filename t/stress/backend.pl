@@ -10,7 +10,8 @@
 #     TOKEN EXECUTION WORKER HOW STATUS VARIANT BEGUN ENDED
 #
 # HOW: answer; large (over the limit); release (says that it did not execute);
-# close, reset, hang, garbage (no whole header); cut (a part of the body).
+# close, reset, hang, garbage (no whole header); cut (a part of the body); torn
+# (likewise, but a reset follows, which may overtake it).
 # Any other GET answers "fill" and as many bytes as its ?size.
 
 use strict;
@@ -189,7 +190,8 @@ sub execute {
             : $dice < 93 ? 'reset'
             : $dice < 94 ? 'hang'
             : $dice < 96 ? 'garbage'
-            :              'cut';
+            : $dice < 98 ? 'cut'
+            :              'torn';
     my $status = (200, 200, 200, 201, 422, 500)[rand 6];
     my $size = $how eq 'large'     ? 70000 + int rand 60000
              : rand() < 0.85       ? int rand 900
@@ -199,7 +201,7 @@ sub execute {
     my $delay = rand() < 0.1 ? rand 0.8 : rand() < 0.5 ? rand 0.12 : 0;
     my $half = rand() < 0.1 ? rand 0.3 : 0;
 
-    $size = 2000 + int rand 30000 if $how eq 'cut';
+    $size = 2000 + int rand 30000 if $how =~ /^(?:cut|torn)$/;
 
     my $e = [$token, $n, $worker // 0, $how, $status, $variant, time, 0];
     push @done, $e;
@@ -231,8 +233,8 @@ sub execute {
 
     return (@do, ['write', $head . $frame->(substr $body, 0, 1000)],
             $half ? ['wait', $half] : (),
-            [rand() < 0.5 ? 'close' : 'reset'])
-        if $how eq 'cut';
+            [$how eq 'cut' ? 'close' : 'reset'])
+        if $how =~ /^(?:cut|torn)$/;
 
     my $middle = $half ? int(length($body) / 2) : length $body;
 
