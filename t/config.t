@@ -8,6 +8,8 @@ use FindBin;
 use lib "$FindBin::Bin/lib";
 use Idempotency;
 
+use Time::HiRes qw(time);
+
 
 # Every directive with a good value.
 
@@ -20,7 +22,12 @@ my %good = (
     idempotency_key_max_length => '64',
     idempotency_scope => '$host$http_x_tenant',
     idempotency_identity => '$remote_user',
+    idempotency_normalize => 'form text',
+    idempotency_normalize_buffer => '64k',
+    idempotency_ignore_fields => 'csrf /a/b~1c/0',
     idempotency_window => '1h',
+    idempotency_content_window => '5m',
+    idempotency_similar => 'warn',
     idempotency_in_progress => 'reject',
     idempotency_wait_timeout => '5s',
     idempotency_lease => '2m',
@@ -39,7 +46,8 @@ my %good = (
 
 # These may be given several times in one place, as their like in nginx.
 
-my %repeatable = map { $_ => 1 } qw(idempotency_bypass idempotency_hide_header);
+my %repeatable = map { $_ => 1 } qw(idempotency_bypass idempotency_hide_header
+                                    idempotency_ignore_fields);
 
 my $all = join '', map { "$_ $good{$_};\n" } sort keys %good;
 
@@ -250,7 +258,8 @@ bad('idempotency_identity a b', qr/invalid number of arguments/);
 
 for (qw(idempotency_missing_key idempotency_key_format
         idempotency_replay_cookies idempotency_log_level
-        idempotency_in_progress idempotency_in_doubt idempotency_unavailable))
+        idempotency_in_progress idempotency_in_doubt idempotency_unavailable
+        idempotency_similar))
 {
     bad("$_ what", qr/invalid value "what"/);
     bad("$_ ON", qr/invalid value "ON"/);
@@ -265,8 +274,8 @@ bad('idempotency_dry_run on off', qr/invalid number of arguments/);
 bad("idempotency_key_max_length $_", qr/invalid (?:number|value)|must be/)
     for qw(x -1 1k 0);
 
-for my $name (qw(idempotency_window idempotency_wait_timeout
-                 idempotency_lease))
+for my $name (qw(idempotency_window idempotency_content_window
+                 idempotency_wait_timeout idempotency_lease))
 {
     bad("$name $_", qr/"$name" directive invalid value/) for qw(x -1 1q 24hh);
     bad("$name 0", qr/"$name" directive must not be zero/);
@@ -278,6 +287,32 @@ for my $name (qw(idempotency_window idempotency_wait_timeout
 bad("idempotency_max_response $_",
     qr/"idempotency_max_response" directive invalid value/)
     for qw(x -1 1t);
+
+bad("idempotency_normalize_buffer $_",
+    qr/"idempotency_normalize_buffer" directive invalid value/)
+    for qw(x -1 1g);
+
+bad("idempotency_normalize $_->[0]", $_->[1]) for
+    [ 'xml', qr/invalid value "xml"/ ],
+    [ 'form xml', qr/invalid value "xml"/ ],
+    [ 'form,json', qr/invalid value "form,json"/ ],
+    [ 'on', qr/invalid value "on"/ ],
+    [ 'off form', qr/has both "off" and types/ ],
+    [ 'form json off', qr/has both "off" and types/ ];
+
+# wherever it stands, and whatever else is ignored
+for my $pointer ('/~', '/a~2', '/a/b~', '/a~/b') {
+    my $why = qr{invalid JSON pointer "\Q$pointer\E" in "idempotency_ignore_};
+
+    bad("idempotency_ignore_fields $pointer", $why);
+    bad("idempotency_ignore_fields csrf $pointer /x", $why);
+    bad("idempotency_ignore_fields csrf; idempotency_ignore_fields $pointer",
+        $why);
+    refused("in http: idempotency_ignore_fields $pointer", $why,
+            http => "idempotency_ignore_fields $pointer;\n");
+    refused("in a server: idempotency_ignore_fields $pointer", $why,
+            server => "idempotency_ignore_fields $pointer;\n");
+}
 
 bad("idempotency_store $_->[0]", qr/invalid .*"\Q$_->[1]\E"/) for
     [ 'x', 'x' ], [ '99', '99' ], [ '100', '100' ], [ '199', '199' ],
@@ -320,11 +355,49 @@ accepted($_, server => "$_;\n") for
     map({ "idempotency_in_progress $_" } qw(wait reject accepted)),
     map({ "idempotency_in_doubt $_" } qw(reject retry)),
     map({ "idempotency_unavailable $_" } qw(reject pass)),
-    map({ "idempotency_missing_key $_" } qw(pass reject)),
+    map({ "idempotency_missing_key $_" } qw(pass reject content)),
+    map({ "idempotency_similar $_" } qw(off warn reject)),
+    map({ "idempotency_normalize $_" } 'off', 'form', 'json', 'multipart',
+        'text', 'text multipart json form', 'Form JSON'),
+    map({ "idempotency_normalize_buffer $_" } qw(0 1 1k 100m)),
+    map({ "idempotency_ignore_fields $_" } 'a', '""', 'a a', '/', '/a/0/b~0c',
+        'a~2', 'a/~b', '/a /a/b /a'),
+    map({ "idempotency_key $_" } '$idempotency_field_x',
+        '"a${idempotency_field_x}b"'),
     map({ "idempotency_key_format $_" } qw(any sf-string uuid)),
     map({ "idempotency_replay_cookies $_" } qw(identified always never)),
     map({ "idempotency_log_level $_" } qw(info notice warn error)),
     map({ "idempotency_dry_run $_" } qw(on off));
+
+
+# --- the guard ---------------------------------------------------------------
+
+accepted('idempotency_guard', server => 'location /a { idempotency_guard; }');
+accepted('idempotency_guard twice, in two places',
+         server => 'location /a { idempotency_guard;'
+                   . ' location /a/b { idempotency_guard; } }');
+accepted('idempotency_guard without any zone', zone => 0,
+         server => 'location /a { idempotency_guard; }');
+refused('idempotency_guard twice', qr/"idempotency_guard" directive is dupl/,
+        server => 'location / { idempotency_guard; idempotency_guard; }');
+refused('idempotency_guard with a value',
+        qr/invalid number of arguments in "idempotency_guard" directive/,
+        server => 'location / { idempotency_guard on; }');
+
+{
+    my $why = qr/"idempotency_guard" directive is not allowed here/;
+
+    refused('idempotency_guard in main', $why, main => "idempotency_guard;\n");
+    refused('idempotency_guard in events', $why,
+            conf => conf('idempotency_guard;'));
+    refused('idempotency_guard in http', $why, http => "idempotency_guard;\n");
+    refused('idempotency_guard in a server', $why,
+            server => "idempotency_guard;\n");
+    refused('idempotency_guard in if', $why,
+            server => 'location / { if ($arg_a) { idempotency_guard; } }');
+    refused('idempotency_guard in limit_except', $why,
+            server => 'location / { limit_except GET { idempotency_guard; } }');
+}
 
 
 # --- what is inherited -------------------------------------------------------
@@ -639,6 +712,133 @@ for my $case ([ off => '/x', '200 -, 200 -' ],
     is($put->('/x', 'win2'), '200 NEW', '200 ms');
     ok(until_true { $put->('/x', 'win2') eq '200 NEW' }, '... have passed');
     is($put->('/long', 'win1'), '200 REPLAYED', 'the hour has not');
+}
+
+
+# --- bodies, likewise --------------------------------------------------------
+
+my $b = nginx(http => <<'EOC', server => <<'EOC');
+    idempotency zone=z;
+    idempotency_missing_key content;
+    idempotency_normalize json;
+    idempotency_normalize_buffer 40;
+    idempotency_ignore_fields hh /in/hh;
+    idempotency_content_window 1s;
+    idempotency_similar reject;
+
+    add_header X-Status $idempotency_status always;
+
+    server {
+        listen 127.0.0.1:$TEST_NGINX_PORT;
+        server_name server;
+
+        idempotency_normalize json form;
+        idempotency_normalize_buffer 50;
+        idempotency_ignore_fields ss;
+        idempotency_ignore_fields /in/ss;
+        idempotency_content_window 1h;
+        idempotency_similar warn;
+
+        location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+    }
+EOC
+    location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+
+    location /some { idempotency_key_max_length 255;
+                     proxy_pass http://$TEST_NGINX_BACKEND; }
+
+    location /own {
+        idempotency_normalize json text;
+        idempotency_normalize_buffer 60;
+        idempotency_ignore_fields /in/ll ll;
+        idempotency_content_window 1h;
+        idempotency_similar off;
+
+        proxy_pass http://$TEST_NGINX_BACKEND;
+
+        location /own/below { proxy_pass http://$TEST_NGINX_BACKEND; }
+        location /own/off {
+            idempotency_normalize off;
+            proxy_pass http://$TEST_NGINX_BACKEND;
+        }
+    }
+EOC
+
+my %type = (form => 'application/x-www-form-urlencoded',
+            json => 'application/json', text => 'text/plain');
+
+for my $case ([ 'http', 'localhost', '/x', 'json', 'hh', 40,
+                '409 SIMILAR', 'short' ],
+              [ 'http, though the location says something', 'localhost',
+                '/some', 'json', 'hh', 40, '409 SIMILAR', 'short' ],
+              [ 'a server', 'server', '/x', 'json form', 'ss', 50,
+                '200 SIMILAR', 'long' ],
+              [ 'a location', 'localhost', '/own', 'json text', 'll', 60,
+                '200 NEW', 'long' ],
+              [ 'a location, from one within', 'localhost', '/own/below',
+                'json text', 'll', 60, '200 NEW', 'long' ],
+              [ 'off', 'localhost', '/own/off', '', '', 0, '200 NEW',
+                'long' ])
+{
+    my ($name, $host, $path, $types, $ignored, $buffer, $similar, $window)
+        = @$case;
+
+    subtest "bodies: $name" => sub {
+        my $send = sub {
+            my ($type, $body, $key) = @_;
+
+            return told($b->post("$path?id=$id", host => $host, key => $key,
+                                 type => $type{$type}, body => $body));
+        };
+
+        my $pair = sub {
+            my ($type, @bodies) = @_;
+
+            $id++;
+            return join ', ', map { $send->($type, $_, "b$id") } @bodies;
+        };
+
+        my %verdict = (1 => '200 NEW, 200 REPLAYED',
+                       0 => '200 NEW, 409 CONFLICT');
+
+        for ([ form => 'a=1&b=2', 'b=2&a=1' ], [ json => '[1]', '[ 1 ]' ],
+             [ text => 'a b', 'a  b' ])
+        {
+            is($pair->(@$_), $verdict{$types =~ /$_->[0]/ ? 1 : 0},
+               "its normalize: $_->[0]");
+        }
+
+        for my $field (qw(hh ss ll)) {
+            is($pair->(json => map { "{\"$field\":$_}" } 1, 2),
+               $verdict{$field eq $ignored ? 1 : 0}, "its ignore_fields: $field");
+            is($pair->(json => map { "{\"in\":{\"$field\":$_}}" } 1, 2),
+               $verdict{$field eq $ignored ? 1 : 0}, "... /in/$field");
+        }
+
+        for my $size (40, 41, 50, 51, 60, 61) {
+            my $x = 'x' x ($size - 5);
+            is($pair->(json => "[\"$x\" ]", "[ \"$x\"]"),
+               $verdict{$size <= $buffer ? 1 : 0},
+               "its normalize_buffer: $size bytes");
+        }
+
+        $id++;
+        $send->(text => 'c', "b$id-k");
+        is($send->(text => 'c', "b$id-l"), $similar, 'its similar');
+
+        $id++;
+        is($send->(text => 'c'), '200 NEW', 'its missing_key');
+
+        if ($window eq 'short') {
+            ok(until_true { $send->(text => 'c') eq '200 NEW' },
+               'its content_window');
+
+        } else {
+            my $end = time + 1.5;
+            until_true { time > $end };
+            is($send->(text => 'c'), '200 REPLAYED', 'its content_window');
+        }
+    };
 }
 
 done_testing();

@@ -230,16 +230,12 @@ for my $what ([ large => '&size=300000' ], [ empty => '&status=204' ],
     cmp_ok($took, '<', 10, '... nor long after');
     ok(!$owner->readable, '... the owner is still at work');
 
-    # longer than a waiter looks again by itself
-    my $p = parking($n);
-    (my $long = $uri) =~ s{/short}{/y};
-    my $c = $n->start('POST', $uri, @o, key => 'short');
-    is(status_of($c->response), '409 IN_PROGRESS', '... for each of them');
+    is(status_of($n->post($uri, @o)), '409 IN_PROGRESS', '... for each of them');
 
     go('short');
     is(status_of($owner->response), '200 NEW', '... the owner ends');
     is(status_of($n->post($uri, @o)), '200 REPLAYED', '... and is replayed');
-    $_->close for $c, $owner;
+    $owner->close;
 }
 
 

@@ -99,15 +99,15 @@ ngx_idempotency_name_cmp(ngx_idempotency_name_t *a,
 
 /*
  * Stable, and n log n in the worst case.  What is sorted already takes one
- * look at each.
+ * look at each.  There must be room for as many in tmp.
  */
 
-ngx_int_t
-ngx_idempotency_names_sort(ngx_idempotency_name_t *names, ngx_uint_t n,
-    ngx_pool_t *pool)
+void
+ngx_idempotency_names_sort(ngx_idempotency_name_t *names,
+    ngx_idempotency_name_t *tmp, ngx_uint_t n)
 {
     ngx_uint_t               i, width;
-    ngx_idempotency_name_t  *from, *to, *tmp;
+    ngx_idempotency_name_t  *from, *to;
 
     for (i = 1; i < n; i++) {
         if (ngx_idempotency_name_cmp(&names[i - 1], &names[i]) > 0) {
@@ -116,20 +116,11 @@ ngx_idempotency_names_sort(ngx_idempotency_name_t *names, ngx_uint_t n,
     }
 
     if (i >= n) {
-        return NGX_OK;
+        return;
     }
 
     for (i = 0; i < n; i += SORT_RUN) {
         sort_run(&names[i], ngx_min(n - i, SORT_RUN));
-    }
-
-    if (n <= SORT_RUN) {
-        return NGX_OK;
-    }
-
-    tmp = ngx_palloc(pool, n * sizeof(ngx_idempotency_name_t));
-    if (tmp == NULL) {
-        return NGX_ERROR;
     }
 
     from = names;
@@ -148,10 +139,6 @@ ngx_idempotency_names_sort(ngx_idempotency_name_t *names, ngx_uint_t n,
     if (from == tmp) {
         ngx_memcpy(names, tmp, n * sizeof(ngx_idempotency_name_t));
     }
-
-    ngx_pfree(pool, tmp);
-
-    return NGX_OK;
 }
 
 

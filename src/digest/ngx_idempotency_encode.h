@@ -61,8 +61,8 @@ u_char *ngx_idempotency_length(u_char *p, size_t len);
 
 int ngx_idempotency_name_cmp(ngx_idempotency_name_t *a,
     ngx_idempotency_name_t *b);
-ngx_int_t ngx_idempotency_names_sort(ngx_idempotency_name_t *names,
-    ngx_uint_t n, ngx_pool_t *pool);
+void ngx_idempotency_names_sort(ngx_idempotency_name_t *names,
+    ngx_idempotency_name_t *tmp, ngx_uint_t n);
 
 void ngx_idempotency_fold_init(ngx_idempotency_fold_t *f);
 u_char *ngx_idempotency_fold(ngx_idempotency_fold_t *f, u_char *dst,
@@ -141,21 +141,34 @@ ngx_idempotency_sink_field(ngx_idempotency_sink_t *s, u_char letter,
 
 /* the first 8 bytes as a number, which mostly decides an order */
 
+static ngx_inline uint64_t
+ngx_idempotency_prefix(u_char *p, uint32_t len)
+{
+    uint32_t  i;
+    uint64_t  prefix;
+
+    if (len >= 8) {
+        return (uint64_t) p[0] << 56 | (uint64_t) p[1] << 48
+               | (uint64_t) p[2] << 40 | (uint64_t) p[3] << 32
+               | (uint64_t) p[4] << 24 | (uint64_t) p[5] << 16
+               | (uint64_t) p[6] << 8 | (uint64_t) p[7];
+    }
+
+    prefix = 0;
+
+    for (i = 0; i < len; i++) {
+        prefix |= (uint64_t) p[i] << (56 - 8 * i);
+    }
+
+    return prefix;
+}
+
+
 static ngx_inline void
 ngx_idempotency_name_set(ngx_idempotency_name_t *name, u_char *data,
     uint32_t len, uint32_t index)
 {
-    uint32_t  i, n;
-    uint64_t  prefix;
-
-    prefix = 0;
-    n = ngx_min(len, 8);
-
-    for (i = 0; i < n; i++) {
-        prefix = (prefix << 8) | data[i];
-    }
-
-    name->prefix = (n == 0) ? 0 : prefix << (64 - 8 * n);
+    name->prefix = ngx_idempotency_prefix(data, len);
     name->name = data;
     name->len = len;
     name->index = index;

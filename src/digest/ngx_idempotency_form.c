@@ -27,19 +27,20 @@ typedef struct {
     ngx_uint_t               fold;
 
     ngx_uint_t               nfields;
-    ngx_idempotency_name_t  *names;
+    ngx_uint_t               nalloc;
+    ngx_idempotency_name_t  *names;      /* twice as many, to be sorted */
     ngx_str_t               *values;
 } form_t;
 
 
 static ngx_int_t form_parse(form_t *f, ngx_idempotency_canon_t *c);
+static ngx_int_t form_grow(form_t *f);
 static ngx_int_t form_part(form_t *f, ngx_uint_t name, ngx_str_t *s);
 static ngx_int_t form_decode(form_t *f, u_char *start, u_char end,
     ngx_str_t *s);
 static ngx_int_t form_fold(form_t *f, ngx_str_t *s);
 static ngx_int_t form_scratch(form_t *f);
 static ngx_int_t form_hex(u_char c);
-static ngx_uint_t form_count(u_char *data, size_t len);
 
 
 static u_char  form_class[256] = {
@@ -55,8 +56,8 @@ ngx_idempotency_form(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
     form_t                   f;
     ngx_int_t                rc;
     ngx_str_t               *value, values[FORM_FIELDS];
-    ngx_uint_t               i, n;
-    ngx_idempotency_name_t   names[FORM_FIELDS];
+    ngx_uint_t               i;
+    ngx_idempotency_name_t   names[2 * FORM_FIELDS];
     ngx_idempotency_sink_t   sink;
 
     f.pos = data;
@@ -69,25 +70,13 @@ ngx_idempotency_form(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
     f.names = names;
     f.values = values;
 
-    n = form_count(data, len);
-
-    if (n > FORM_FIELDS) {
-        f.names = ngx_palloc(pool, n * (sizeof(ngx_idempotency_name_t)
-                                        + sizeof(ngx_str_t)));
-        if (f.names == NULL) {
-            return NGX_ERROR;
-        }
-
-        f.values = (ngx_str_t *) &f.names[n];
-    }
+    f.nalloc = FORM_FIELDS;
 
     rc = form_parse(&f, c);
 
     if (rc == NGX_OK) {
-        rc = ngx_idempotency_names_sort(f.names, f.nfields, pool);
-    }
+        ngx_idempotency_names_sort(f.names, &f.names[f.nalloc], f.nfields);
 
-    if (rc == NGX_OK) {
         ngx_idempotency_sink_init(&sink, d, 'F');
 
         for (i = 0; i < f.nfields; i++) {
@@ -184,8 +173,6 @@ form_parse(form_t *f, ngx_idempotency_canon_t *c)
     ngx_str_t   name, value;
     ngx_uint_t  n;
 
-    n = 0;
-
     while (f->pos < f->end) {
 
         if (*f->pos == '&') {
@@ -210,11 +197,57 @@ form_parse(form_t *f, ngx_idempotency_canon_t *c)
             continue;
         }
 
+        n = f->nfields;
+
+        if (n == f->nalloc && form_grow(f) != NGX_OK) {
+            return NGX_ERROR;
+        }
+
         ngx_idempotency_name_set(&f->names[n], name.data, name.len, n);
-        f->values[n++] = value;
+        f->values[n] = value;
+        f->nfields++;
     }
 
-    f->nfields = n;
+    return NGX_OK;
+}
+
+
+/* more than a few fields: once, as many as there may be */
+
+static ngx_int_t
+form_grow(form_t *f)
+{
+    size_t                   size;
+    u_char                  *p;
+    ngx_uint_t               n;
+    ngx_idempotency_name_t  *names;
+
+    n = f->nfields + 1;
+
+    for (p = f->pos; p < f->end; p++) {
+
+        p = memchr(p, '&', f->end - p);
+        if (p == NULL) {
+            break;
+        }
+
+        n++;
+    }
+
+    size = 2 * sizeof(ngx_idempotency_name_t) + sizeof(ngx_str_t);
+
+    names = ngx_palloc(f->pool, n * size);
+    if (names == NULL) {
+        return NGX_ERROR;
+    }
+
+    ngx_memcpy(names, f->names,
+               f->nfields * sizeof(ngx_idempotency_name_t));
+    ngx_memcpy(&names[2 * n], f->values, f->nfields * sizeof(ngx_str_t));
+
+    f->names = names;
+    f->values = (ngx_str_t *) &names[2 * n];
+    f->nalloc = n;
 
     return NGX_OK;
 }
@@ -388,22 +421,4 @@ form_hex(u_char c)
     }
 
     return NGX_ERROR;
-}
-
-
-/* how many fields there may be */
-
-static ngx_uint_t
-form_count(u_char *data, size_t len)
-{
-    size_t      i;
-    ngx_uint_t  n;
-
-    n = 1;
-
-    for (i = 0; i < len; i++) {
-        n += (data[i] == '&');
-    }
-
-    return n;
 }

@@ -9,9 +9,6 @@
 #include "ngx_idempotency_json.h"
 
 
-#define JSON_NAMES  32    /* that are sorted without memory */
-
-
 static u_char *json_read(ngx_idempotency_json_t *j, u_char *p);
 static u_char *json_next(ngx_idempotency_json_t *j, u_char *p);
 static u_char *json_scalar(ngx_idempotency_json_t *j, u_char *p);
@@ -23,6 +20,8 @@ static ngx_int_t json_sort(ngx_idempotency_json_t *j,
     ngx_idempotency_json_frame_t *f);
 static ngx_idempotency_json_node_t *json_node(ngx_idempotency_json_t *j,
     u_char type);
+static ngx_uint_t json_unsorted(ngx_idempotency_json_t *j,
+    ngx_idempotency_json_node_t *prev, ngx_idempotency_json_node_t *n);
 static ngx_int_t json_grow(ngx_idempotency_json_t *j);
 static void json_path(ngx_idempotency_json_t *j, u_char *name, size_t len,
     ngx_uint_t member);
@@ -128,6 +127,8 @@ ngx_idempotency_json_parse(ngx_idempotency_json_t *j, ngx_array_t *paths,
     j->end = data + len;
     j->size = (uint32_t) len;
     j->scratch = NULL;
+    j->names = j->few;
+    j->nnames = NGX_IDEMPOTENCY_JSON_FEW;
     j->nodes = NULL;
     j->nnodes = 0;
     j->nalloc = 0;
@@ -161,6 +162,10 @@ ngx_idempotency_json_free(ngx_idempotency_json_t *j)
 
     if (j->scratch) {
         ngx_pfree(j->pool, j->scratch);
+    }
+
+    if (j->names != j->few) {
+        ngx_pfree(j->pool, j->names);
     }
 }
 
@@ -411,21 +416,26 @@ static ngx_int_t
 json_sort(ngx_idempotency_json_t *j, ngx_idempotency_json_frame_t *f)
 {
     uint32_t                     i, n, *link;
-    ngx_int_t                    rc;
-    ngx_idempotency_name_t      *names, few[JSON_NAMES];
+    ngx_idempotency_name_t      *names;
     ngx_idempotency_json_node_t *nodes;
 
-    nodes = j->nodes;
-    names = few;
+    if (f->nchildren > j->nnames) {
 
-    if (f->nchildren > JSON_NAMES) {
-        names = ngx_palloc(j->pool,
-                           f->nchildren * sizeof(ngx_idempotency_name_t));
-        if (names == NULL) {
+        if (j->names != j->few) {
+            ngx_pfree(j->pool, j->names);
+        }
+
+        j->nnames = 2 * f->nchildren;
+        j->names = ngx_palloc(j->pool, (size_t) 2 * j->nnames
+                                       * sizeof(ngx_idempotency_name_t));
+        if (j->names == NULL) {
+            j->names = j->few;
             return NGX_ERROR;
         }
     }
 
+    names = j->names;
+    nodes = j->nodes;
     i = nodes[f->node].value;
 
     for (n = 0; n < f->nchildren; n++) {
@@ -435,24 +445,18 @@ json_sort(ngx_idempotency_json_t *j, ngx_idempotency_json_frame_t *f)
         i = nodes[i].next;
     }
 
-    rc = ngx_idempotency_names_sort(names, n, j->pool);
+    ngx_idempotency_names_sort(names, &names[n], n);
 
-    if (rc == NGX_OK) {
-        link = &nodes[f->node].value;
+    link = &nodes[f->node].value;
 
-        for (n = 0; n < f->nchildren; n++) {
-            *link = names[n].index;
-            link = &nodes[names[n].index].next;
-        }
-
-        *link = NGX_IDEMPOTENCY_JSON_NONE;
+    for (n = 0; n < f->nchildren; n++) {
+        *link = names[n].index;
+        link = &nodes[names[n].index].next;
     }
 
-    if (names != few) {
-        ngx_pfree(j->pool, names);
-    }
+    *link = NGX_IDEMPOTENCY_JSON_NONE;
 
-    return rc;
+    return NGX_OK;
 }
 
 
@@ -461,8 +465,6 @@ json_sort(ngx_idempotency_json_t *j, ngx_idempotency_json_frame_t *f)
 static ngx_idempotency_json_node_t *
 json_node(ngx_idempotency_json_t *j, u_char type)
 {
-    size_t                        len;
-    int                           rc;
     uint32_t                      i;
     ngx_idempotency_json_node_t  *n, *prev, *parent;
     ngx_idempotency_json_frame_t *f;
@@ -499,14 +501,34 @@ json_node(ngx_idempotency_json_t *j, u_char type)
     f->last = i;
 
     if (!f->unsorted && parent->type == NGX_IDEMPOTENCY_JSON_OBJECT) {
-        len = ngx_min(prev->name_len, n->name_len);
-        rc = ngx_memcmp(ngx_idempotency_json_at(j, prev->name),
-                        ngx_idempotency_json_at(j, n->name), len);
-
-        f->unsorted = (rc > 0 || (rc == 0 && prev->name_len > n->name_len));
+        f->unsorted = json_unsorted(j, prev, n);
     }
 
     return n;
+}
+
+
+static ngx_uint_t
+json_unsorted(ngx_idempotency_json_t *j, ngx_idempotency_json_node_t *prev,
+    ngx_idempotency_json_node_t *n)
+{
+    int      rc;
+    size_t   len;
+    u_char  *a, *b;
+
+    a = ngx_idempotency_json_at(j, prev->name);
+    b = ngx_idempotency_json_at(j, n->name);
+    len = ngx_min(prev->name_len, n->name_len);
+
+    /* mostly the first letter tells */
+
+    if (len && *a != *b) {
+        return *a > *b;
+    }
+
+    rc = ngx_memcmp(a, b, len);
+
+    return rc > 0 || (rc == 0 && prev->name_len > n->name_len);
 }
 
 

@@ -25,6 +25,8 @@
 
 #define NGX_IDEMPOTENCY_JSON_NONE     0xffffffff
 
+#define NGX_IDEMPOTENCY_JSON_FEW      32    /* members need no memory */
+
 
 typedef struct {
     uint32_t                     name;     /* a place */
@@ -71,6 +73,11 @@ typedef struct {
     uint32_t                     ignore;
     uint32_t                     nignore;
     ngx_uint_t                   ignored;
+
+    /* of an object to be sorted, and as many again */
+    ngx_idempotency_name_t      *names;
+    uint32_t                     nnames;
+    ngx_idempotency_name_t       few[2 * NGX_IDEMPOTENCY_JSON_FEW];
 
     ngx_array_t                 *paths;
     ngx_pool_t                  *pool;

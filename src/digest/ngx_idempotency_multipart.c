@@ -162,7 +162,7 @@ ngx_idempotency_multipart_final(ngx_idempotency_multipart_t *m,
 {
     u_char                  *digest;
     ngx_uint_t               i;
-    ngx_idempotency_name_t  *name;
+    ngx_idempotency_name_t  *name, *tmp;
     ngx_idempotency_sink_t   sink;
 
     if (m->rc == NGX_OK && m->state != multipart_end) {
@@ -175,10 +175,15 @@ ngx_idempotency_multipart_final(ngx_idempotency_multipart_t *m,
 
     name = m->names.elts;
 
-    if (ngx_idempotency_names_sort(name, m->names.nelts, m->pool) != NGX_OK) {
+    tmp = ngx_palloc(m->pool, m->names.nelts * sizeof(ngx_idempotency_name_t));
+    if (tmp == NULL) {
         m->rc = NGX_ERROR;
         return NGX_ERROR;
     }
+
+    ngx_idempotency_names_sort(name, tmp, m->names.nelts);
+
+    ngx_pfree(m->pool, tmp);
 
     ngx_idempotency_sink_init(&sink, d, 'M');
 

@@ -18,34 +18,32 @@
     'use strict';
 
     var name = 'submission_token';
-    var root = document.documentElement;
+    var once = document.documentElement.dataset;
     var script = document.currentScript;
     var label = script && script.getAttribute('data-submitting') || 'Submitting\u2026';
-    var patience = 10000;
     var states = new WeakMap();
-    var busy = [];
     var last;
 
     // twice in a page is once too often
-    if (root.hasAttribute('data-' + name)) {
+    if (once.submissionToken) {
         return;
     }
 
-    root.setAttribute('data-' + name, '');
+    once.submissionToken = 'added';
 
     document.addEventListener('submit', onSubmit, true);
     document.addEventListener('formdata', onFormData, true);
 
     // out of the back/forward cache
-    window.addEventListener('pageshow', function () {
-        busy.splice(0).forEach(restore);
+    addEventListener('pageshow', function () {
+        restore(last);
     });
 
     // the user's stop button
     if (window.navigation) {
         navigation.addEventListener('navigate', function (event) {
-            if (event.formData && last) {
-                event.signal.onabort = restore.bind(null, last);
+            if (event.formData) {
+                event.signal.addEventListener('abort', restore.bind(null, last));
             }
         });
     }
@@ -54,15 +52,11 @@
     function onSubmit(event) {
         var form = event.target;
         var button = event.submitter;
-        var state = states.get(form);
+        var state = states.get(form) || {};
         var url = event.isTrusted && ours(form, button);
 
         if (!url) {
             return;
-        }
-
-        if (!state) {
-            states.set(form, state = {});
         }
 
         if (state.event && !state.event.defaultPrevented) {
@@ -72,6 +66,7 @@
         }
 
         last = state;
+        states.set(form, state);
         state.event = event;
         state.url = url;
 
@@ -80,7 +75,7 @@
             state.url = '';
 
             if (!event.defaultPrevented) {
-                show(form, button, state);
+                show(form, button || document.createElement('button'), state);
             }
         });
     }
@@ -88,15 +83,13 @@
     // what is sent; scripts that ask for a form's data get here as well, but
     // not between the end of a submit event and the request
     function onFormData(event) {
-        var form = event.target;
+        var state = states.get(event.target);
         var data = event.formData;
-        var state = states.get(form);
-        var submit = state && state.event;
 
-        if (submit && !submit.eventPhase && !submit.defaultPrevented
-            && state.url && !data.has(name))
+        if (state && state.url && !state.event.eventPhase
+            && !state.event.defaultPrevented && !data.has(name))
         {
-            data.set(name, token(form, state, data));
+            data.set(name, token(event.target, state, data));
         }
     }
 
@@ -119,31 +112,33 @@
 
     function token(form, state, data) {
         var print = digest(form, state.url, data);
-        var key = [name, [].indexOf.call(document.forms, form),
-                   location.pathname + location.search].join(' ');
+        var key = name + [].indexOf.call(document.forms, form) + location.href;
         var kept = state.kept;
 
-        // back without the back/forward cache: the same view, loaded again;
-        // storage may be forbidden
-        try {
-            kept = kept || performance.getEntriesByType('navigation')[0].type === 'back_forward'
-                           && sessionStorage.getItem(key);
-        } catch (e) {}
+        // back without the back/forward cache: the same view, loaded again
+        if (!kept && performance.getEntriesByType('navigation')[0].type === 'back_forward') {
+            kept = storage('getItem', key);
+        }
 
-        if (!kept || kept.split(' ')[1] !== print) {
+        if (!kept || kept.split(' ')[1] != print) {
             kept = uuid() + ' ' + print;
         }
 
         // nothing that stems from a password
-        try {
-            if (!form.querySelector('[type=password]')) {
-                sessionStorage.setItem(key, kept);
-            }
-        } catch (e) {}
+        if (!form.querySelector('[type=password]')) {
+            storage('setItem', key, kept);
+        }
 
         state.kept = kept;
 
         return kept.split(' ')[0];
+    }
+
+    // may be forbidden, or full
+    function storage(method, key, value) {
+        try {
+            return sessionStorage[method](key, value);
+        } catch (e) {}
     }
 
     // of what the user may have changed
@@ -156,8 +151,8 @@
 
             if (!field || field.type !== 'hidden') {
                 text += '\n' + name + '\n'
-                        + (value.name === undefined ? value
-                           : [value.name, value.size, value.lastModified]);
+                        + (value.name ? [value.name, value.size, value.lastModified]
+                                      : value);
             }
         });
 
@@ -165,7 +160,7 @@
             hash = hash * 31 + text.charCodeAt(i) | 0;
         }
 
-        return '' + hash;
+        return hash;
     }
 
     // randomUUID() is for HTTPS only
@@ -188,60 +183,46 @@
     // not "disabled": that would take the focus away, and a browser that loads
     // the page again on the way back may bring it back, for ever
     function show(form, button, state) {
-        var timer = setTimeout(restore, patience, state);
-        var nodes = document.createDocumentFragment();
-        var input = button && button.tagName === 'INPUT';
-        var value = input && button.getAttribute('value');
+        var timer = setTimeout(restore, 10000, state);
+        var range = document.createRange();
+        var input = button.tagName === 'INPUT';
+        var value = button.getAttribute('value');
+        var nodes;
 
-        busy.push(state);
-        set(form, 'aria-busy', 'true');
+        form.setAttribute('aria-busy', 'true');
+        button.setAttribute('aria-disabled', 'true');
 
         if (input) {
-            set(button, 'value', label);
+            button.setAttribute('value', label);
 
-        } else if (button) {
-            while (button.firstChild) {
-                nodes.appendChild(button.firstChild);
-            }
-
+        } else {
+            range.selectNodeContents(button);
+            nodes = range.extractContents();
             button.textContent = label;
-        }
-
-        if (button) {
-            set(button, 'aria-disabled', 'true');
         }
 
         state.undo = function () {
             clearTimeout(timer);
             state.event = state.undo = null;
-            set(form, 'aria-busy', null);
+            form.removeAttribute('aria-busy');
+            button.removeAttribute('aria-disabled');
 
-            if (input) {
-                set(button, 'value', value);
-
-            } else if (button) {
+            if (!input) {
                 button.textContent = '';
                 button.appendChild(nodes);
-            }
 
-            if (button) {
-                set(button, 'aria-disabled', null);
+            } else if (value === null) {
+                button.removeAttribute('value');
+
+            } else {
+                button.setAttribute('value', value);
             }
         };
     }
 
     function restore(state) {
-        if (state.undo) {
+        if (state && state.undo) {
             state.undo();
-        }
-    }
-
-    function set(element, name, value) {
-        if (value === null) {
-            element.removeAttribute(name);
-
-        } else {
-            element.setAttribute(name, value);
         }
     }
 })();

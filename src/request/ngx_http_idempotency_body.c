@@ -26,6 +26,7 @@ static ngx_int_t body_multipart(ngx_http_request_t *r,
 static void body_digest_init(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_uint_t kind);
 static ngx_uint_t body_coded(ngx_http_request_t *r);
+static ngx_int_t body_read(ngx_buf_t *b, u_char *p, size_t n, off_t offset);
 static off_t body_size(ngx_http_request_t *r);
 
 
@@ -59,11 +60,14 @@ ngx_http_idempotency_read_body(ngx_http_request_t *r,
     if (r->request_body
         || (r->headers_in.content_length_n <= 0 && !r->headers_in.chunked))
     {
-        rc = ctx->streaming
-             ? ngx_http_idempotency_each_piece(r, -1, body_feed, ctx)
-             : NGX_OK;
+        if (ctx->streaming
+            && ngx_http_idempotency_each_piece(r, -1, body_feed, ctx) != NGX_OK
+            && ctx->kind == 0)
+        {
+            return NGX_HTTP_INTERNAL_SERVER_ERROR;
+        }
 
-        return (rc == NGX_ERROR) ? rc : body_end(r, ctx);
+        return body_end(r, ctx);
     }
 
     ctx->reading = 1;
@@ -148,6 +152,7 @@ body_begin(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     ctx->kind = body_coded(r) ? 0
                 : ngx_idempotency_canon_kind(&type, conf->canon.flags,
                                              &boundary);
+    ctx->multipart = NULL;
 
     if (ctx->kind == NGX_IDEMPOTENCY_CANON_MULTIPART) {
 
@@ -252,7 +257,7 @@ body_end(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         rc = ngx_http_idempotency_each_piece(r, -1, body_feed, ctx);
     }
 
-    if (rc == NGX_ERROR) {
+    if (rc != NGX_OK) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
@@ -387,10 +392,10 @@ ngx_http_idempotency_each_piece(ngx_http_request_t *r, off_t limit,
         for ( /* void */ ; offset < end; offset += n) {
             n = (size_t) ngx_min(end - offset, (off_t) sizeof(piece));
 
-            if (ngx_read_file(b->file, piece, n, b->file_pos + offset)
-                != (ssize_t) n)
-            {
-                return NGX_ERROR;
+            rc = body_read(b, piece, n, offset);
+
+            if (rc != NGX_OK) {
+                return rc;
             }
 
             rc = handler(data, piece, n);
@@ -405,7 +410,24 @@ ngx_http_idempotency_each_piece(ngx_http_request_t *r, off_t limit,
 }
 
 
-/* in one piece; NGX_DECLINED: it is larger than the limit */
+/* NGX_DECLINED: nginx has closed the file, as the upstream has the body */
+
+static ngx_int_t
+body_read(ngx_buf_t *b, u_char *p, size_t n, off_t offset)
+{
+    if (b->file->fd == NGX_INVALID_FILE) {
+        return NGX_DECLINED;
+    }
+
+    if (ngx_read_file(b->file, p, n, b->file_pos + offset) != (ssize_t) n) {
+        return NGX_ERROR;
+    }
+
+    return NGX_OK;
+}
+
+
+/* in one piece; NGX_DECLINED: it is larger than the limit, or gone */
 
 ngx_int_t
 ngx_http_idempotency_whole_body(ngx_http_request_t *r, size_t limit,
@@ -413,6 +435,7 @@ ngx_http_idempotency_whole_body(ngx_http_request_t *r, size_t limit,
 {
     off_t         size;
     u_char       *p;
+    ngx_int_t     rc;
     ngx_buf_t    *b;
     ngx_chain_t  *cl;
 
@@ -448,15 +471,20 @@ ngx_http_idempotency_whole_body(ngx_http_request_t *r, size_t limit,
         b = cl->buf;
         size = ngx_buf_size(b);
 
+        if (size == 0) {
+            /* the end of a chunked body is in no memory, nor in a file */
+            continue;
+        }
+
         if (ngx_buf_in_memory(b)) {
             p = ngx_cpymem(p, b->pos, (size_t) size);
             continue;
         }
 
-        if (ngx_read_file(b->file, p, (size_t) size, b->file_pos)
-            != (ssize_t) size)
-        {
-            return NGX_ERROR;
+        rc = body_read(b, p, (size_t) size, 0);
+
+        if (rc != NGX_OK) {
+            return rc;
         }
 
         p += size;

@@ -9,11 +9,20 @@
 
 
 typedef struct {
+    /* for programs */
     ngx_str_t    title;
     ngx_str_t    detail;
-    /* for people, in HTML */
+
+    /* for people: what happened, and what to do; the latter may differ where
+       the content stands for the key */
+    ngx_str_t    heading;
     ngx_str_t    page;
+    ngx_str_t    next;
+    ngx_str_t    next_content;
+
+    /* in seconds, or 0; and whether the page returns by itself */
     ngx_uint_t   retry_after;
+    ngx_uint_t   refresh;
 } refusal_t;
 
 
@@ -25,6 +34,7 @@ static ngx_int_t refuse_send(ngx_http_request_t *r,
 static ngx_buf_t *refuse_problem(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, refusal_t *refusal, ngx_uint_t status);
 static u_char *refuse_escape(u_char *p, ngx_str_t *uri);
+static ngx_int_t refuse_referer(ngx_http_request_t *r, ngx_str_t *back);
 static ngx_buf_t *refuse_page(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, refusal_t *refusal, ngx_uint_t status);
 
@@ -33,74 +43,107 @@ static ngx_buf_t *refuse_page(ngx_http_request_t *r,
 
 static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
 
-    { ngx_null_string, ngx_null_string, ngx_null_string, 0 },
+    { ngx_null_string, ngx_null_string,
+      ngx_null_string, ngx_null_string, ngx_null_string, ngx_null_string,
+      0, 0 },
 
     { ngx_string("Idempotency key already used for another request"),
       ngx_string("This idempotency key was used for a request with another "
                  "method, address, content or sender. Use a new key for a "
                  "new request."),
-      ngx_string("This form was already sent with other content. What you "
-                 "sent first counts, and nothing was changed now. To send "
-                 "something else, open the form anew."),
-      0 },
+      ngx_string("This was sent before, with other content"),
+      ngx_string("What you sent the first time counts. What you sent now was "
+                 "not taken, and nothing was changed by it."),
+      ngx_string("To send something else, open the page with the form anew "
+                 "and send it from there."),
+      ngx_null_string,
+      0, 0 },
 
     { ngx_string("A request with this idempotency key is being processed"),
       ngx_string("The first request with this idempotency key has not "
                  "finished yet. Repeat the same request later to get its "
                  "result."),
-      ngx_string("What you sent is still being processed, so it was not "
-                 "taken a second time. Wait a moment, go back and send it "
-                 "again: you will see the result, and it still counts only "
+      ngx_string("Still being processed"),
+      ngx_string("What you sent has arrived and is still being processed. It "
+                 "was not taken a second time."),
+      ngx_string("To see the result, wait a moment and reload this page: if "
+                 "your browser asks whether to send it again, that is safe, "
+                 "it counts only once. Please do not fill in the form "
+                 "anew."),
+      ngx_string("To see the result, wait a moment and reload this page, or "
+                 "go back and send the same again: either way it counts only "
                  "once."),
-      1 },
+      1, 1 },
 
     { ngx_string("The outcome of the first request is unknown"),
       ngx_string("The first request with this idempotency key may have been "
                  "executed, but its outcome is not known, so it is not "
                  "executed again. Find out what happened before using a new "
                  "key."),
-      ngx_string("What you sent may already have been done, but the "
-                 "confirmation was lost, so it was not done again. Please "
-                 "check whether it arrived before you send it anew."),
-      0 },
+      ngx_string("It is not certain whether this was done"),
+      ngx_string("What you sent arrived, but the confirmation was lost on "
+                 "the way. To be safe, it was not done a second time."),
+      ngx_string("Please check whether it was done, for instance in your "
+                 "account or your mail, or ask us, before you send it "
+                 "anew."),
+      ngx_null_string,
+      0, 0 },
 
     { ngx_string("The request was executed but its response was not kept"),
       ngx_string("The first request with this idempotency key was executed "
                  "and answered with status %ui. That response was not kept, "
                  "and the request is not executed again."),
-      ngx_string("What you sent was already done, so it was not done again. "
-                 "The first answer can no longer be shown."),
-      0 },
+      ngx_string("This was already processed"),
+      ngx_string("What you sent was already processed, so it was not "
+                 "processed a second time. The page that you got then can't "
+                 "be shown again."),
+      ngx_string("There is no need to send it again."),
+      ngx_null_string,
+      0, 0 },
 
     { ngx_string("The same content was just sent with another key"),
       ngx_string("A request with the same content and another idempotency "
                  "key was received a moment ago. Repeat it later if it is "
                  "meant."),
-      ngx_string("The same content was sent a moment ago, so it was not "
-                 "taken a second time. If you mean to send it twice, try "
-                 "again later."),
-      0 },
+      ngx_string("The same was sent a moment ago"),
+      ngx_string("What you sent a moment ago counts. What you sent now has "
+                 "the same content, so it was not taken a second time."),
+      ngx_string("If you do want to send it twice, wait a minute and send it "
+                 "again."),
+      ngx_null_string,
+      0, 0 },
 
     { ngx_string("Idempotency key required"),
       ngx_string("This operation must be sent with an idempotency key, so "
                  "that it can be repeated safely."),
-      ngx_string("This form was sent without its safety token, so nothing "
-                 "was done. Open the form anew and send it again."),
-      0 },
+      ngx_string("This could not be taken"),
+      ngx_string("What you sent came without the mark that keeps it from "
+                 "being done twice, so nothing was done."),
+      ngx_string("Please open the page with the form anew and send it from "
+                 "there."),
+      ngx_null_string,
+      0, 0 },
 
     { ngx_string("Malformed idempotency key"),
       ngx_string("The idempotency key is not well-formed: too long, of "
                  "another format than required, or given more than once."),
-      ngx_string("This form was sent with a damaged safety token, so nothing "
-                 "was done. Open the form anew and send it again."),
-      0 },
+      ngx_string("This could not be taken"),
+      ngx_string("The mark that keeps what you sent from being done twice "
+                 "was damaged, so nothing was done."),
+      ngx_string("Please open the page with the form anew and send it from "
+                 "there."),
+      ngx_null_string,
+      0, 0 },
 
     { ngx_string("Duplicate requests cannot be recognised at the moment"),
       ngx_string("The store of idempotency keys is full or out of reach. "
                  "The request was not executed; repeat it later."),
-      ngx_string("What you sent could not be taken at the moment, and "
-                 "nothing was done. Please try again later."),
-      1 }
+      ngx_string("Not possible at the moment"),
+      ngx_string("What you sent could not be taken just now, and nothing was "
+                 "done."),
+      ngx_string("Please wait a minute, go back and send it again."),
+      ngx_null_string,
+      10, 0 }
 };
 
 
@@ -189,11 +232,19 @@ refuse_headers(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
 
     static ngx_str_t  link = ngx_string("Link");
     static ngx_str_t  retry_after = ngx_string("Retry-After");
-    static ngx_str_t  seconds = ngx_string("1");
 
     if (refusal->retry_after) {
+
+        value.data = ngx_pnalloc(r->pool, NGX_INT_T_LEN);
+        if (value.data == NULL) {
+            return NGX_ERROR;
+        }
+
+        value.len = ngx_sprintf(value.data, "%ui", refusal->retry_after)
+                    - value.data;
+
         h = ngx_http_idempotency_push_header(r, &r->headers_out.headers,
-                                             &retry_after, &seconds);
+                                             &retry_after, &value);
         if (h == NULL) {
             return NGX_ERROR;
         }
@@ -372,31 +423,134 @@ refuse_page(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     refusal_t *refusal, ngx_uint_t status)
 {
     size_t      len;
+    u_char     *p;
     ngx_buf_t  *b;
+    ngx_str_t   back, *next;
 
-    static u_char  format[] =
+    static u_char  head[] =
         "<!DOCTYPE html>" CRLF
         "<html lang=\"en\">" CRLF
         "<head>" CRLF
         "<meta charset=\"utf-8\">" CRLF
-        "<meta name=\"viewport\" content=\"width=device-width\">" CRLF
+        "<meta name=\"viewport\" content=\"width=device-width, "
+            "initial-scale=1\">" CRLF
         "<title>%V</title>" CRLF
+        "<style>" CRLF
+        "body { max-width: 32em; margin: 3em auto; padding: 0 1em; "
+            "font: 1.1em/1.5 sans-serif }" CRLF
+        "h1 { font-size: 1.4em }" CRLF
+        "</style>" CRLF;
+
+    static u_char  refresh[] =
+        "<meta http-equiv=\"refresh\" content=\"10; url=%V\">" CRLF;
+
+    static u_char  body[] =
         "</head>" CRLF
         "<body>" CRLF
         "<h1>%V</h1>" CRLF
         "<p>%V</p>" CRLF
+        "<p>%V</p>" CRLF;
+
+    static u_char  link[] =
+        "<p><a href=\"%V\">Back to the page you came from</a></p>" CRLF;
+
+    static u_char  tail[] =
         "</body>" CRLF
         "</html>" CRLF;
 
-    len = sizeof(format) + 2 * refusal->title.len + refusal->page.len;
+    if (refuse_referer(r, &back) != NGX_OK) {
+        return NULL;
+    }
+
+    next = (ctx->content && refusal->next_content.len)
+               ? &refusal->next_content : &refusal->next;
+
+    len = sizeof(head) + sizeof(refresh) + sizeof(body) + sizeof(link)
+          + sizeof(tail) + 2 * refusal->heading.len + refusal->page.len
+          + next->len + 2 * back.len;
 
     b = ngx_create_temp_buf(r->pool, len);
     if (b == NULL) {
         return NULL;
     }
 
-    b->last = ngx_sprintf(b->last, (char *) format, &refusal->title,
-                          &refusal->title, &refusal->page);
+    p = ngx_sprintf(b->last, (char *) head, &refusal->heading);
+
+    /* with a key of its own, a form that is opened anew has a new one */
+
+    if (refusal->refresh && ctx->content && back.len) {
+        p = ngx_sprintf(p, (char *) refresh, &back);
+    }
+
+    p = ngx_sprintf(p, (char *) body, &refusal->heading, &refusal->page, next);
+
+    if (back.len) {
+        p = ngx_sprintf(p, (char *) link, &back);
+    }
+
+    b->last = ngx_cpymem(p, tail, sizeof(tail) - 1);
 
     return b;
+}
+
+
+/*
+ * The page the form was on, for a link, and to return to: a GET of what the
+ * user has just seen.  Only a page of the same host, and fit for HTML.
+ */
+
+static ngx_int_t
+refuse_referer(ngx_http_request_t *r, ngx_str_t *back)
+{
+    u_char     *p, *last;
+    ngx_str_t   host, *referer;
+
+    ngx_str_null(back);
+
+    if (r->headers_in.referer == NULL || r->headers_in.host == NULL) {
+        return NGX_OK;
+    }
+
+    referer = &r->headers_in.referer->value;
+    host = r->headers_in.host->value;
+
+    p = referer->data;
+    last = p + referer->len;
+
+    if (referer->len > 8
+        && ngx_strncasecmp(p, (u_char *) "https://", 8) == 0)
+    {
+        p += 8;
+
+    } else if (referer->len > 7
+               && ngx_strncasecmp(p, (u_char *) "http://", 7) == 0)
+    {
+        p += 7;
+
+    } else {
+        return NGX_OK;
+    }
+
+    if (host.len == 0
+        || (size_t) (last - p) <= host.len
+        || ngx_strncasecmp(p, host.data, host.len) != 0
+        || p[host.len] != '/')
+    {
+        return NGX_OK;
+    }
+
+    /* its path alone: the host and the scheme are those of this page */
+
+    p += host.len;
+
+    back->len = last - p + ngx_escape_html(NULL, p, last - p);
+
+    back->data = ngx_pnalloc(r->pool, back->len);
+    if (back->data == NULL) {
+        return NGX_ERROR;
+    }
+
+    (void) ngx_escape_html(back->data, p, last - p);
+
+    return NGX_OK;
 }

@@ -8,6 +8,11 @@
 #include "ngx_idempotency_shm.h"
 
 
+/* the first window, which needs no memory, as long as none was named */
+
+#define NO_WINDOW  ((ngx_msec_t) -1)
+
+
 static void record_insert_value(ngx_rbtree_node_t *temp,
     ngx_rbtree_node_t *node, ngx_rbtree_node_t *sentinel);
 static ngx_rbtree_node_t **record_bucket(ngx_idempotency_shm_t *shm,
@@ -52,7 +57,9 @@ ngx_idempotency_records_init(ngx_idempotency_shm_sh_t *sh,
         sh->buckets[i] = &sh->sentinel;
     }
 
+    sh->window.length = NO_WINDOW;
     ngx_queue_init(&sh->window.records);
+
     ngx_queue_init(&sh->pending);
     ngx_queue_init(&sh->kept);
 
@@ -259,7 +266,7 @@ record_window(ngx_idempotency_shm_t *shm, ngx_msec_t length)
 
     window = &shm->sh->window;
 
-    if (window->length == 0) {
+    if (window->length == NO_WINDOW) {
         window->length = length;
     }
 

@@ -389,6 +389,41 @@ window_starts_with_the_outcome(void)
 }
 
 
+/* one that binds for no time at all takes nothing from one that does */
+
+static void
+no_window(void)
+{
+    ngx_idempotency_op_t  none, some, op;
+
+    open_zone();
+
+    op_init(&none, 1, 1, 100);
+    none.window = 0;
+    check_equal(op_claim(&zone, &none), NGX_IDEMPOTENCY_CLAIMED);
+
+    op_init(&some, 2, 1, 100);
+    check_equal(op_claim(&zone, &some), NGX_IDEMPOTENCY_CLAIMED);
+
+    /* it is pending like any other, and gone as soon as it is bound */
+
+    op_init(&op, 1, 1, 100);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+
+    complete(&none, NGX_IDEMPOTENCY_DONE, 200, 10);
+    complete(&some, NGX_IDEMPOTENCY_DONE, 200, 10);
+
+    check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
+
+    op_init(&op, 2, 1, 1099);
+    check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+    op_init(&op, 2, 1, 1100);
+    check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
+
+    close_empty();
+}
+
+
 /* claims on the way free what has expired, a few at a time */
 
 static void
@@ -810,6 +845,7 @@ static unit_case_t  cases[] = {
     { "expiry is exact, for mixed windows", expiry_is_exact },
     { "expiry is exact where time wraps", expiry_is_exact_where_time_wraps },
     { "the window starts with the outcome", window_starts_with_the_outcome },
+    { "a window of no length", no_window },
     { "what expired is freed on the way",
       expired_memory_comes_back_by_itself },
     { "tokens with equal first bytes are told apart",

@@ -1,0 +1,301 @@
+
+/* Speed of the digests of bodies by their meaning.  Run by bench/digest. */
+
+
+#include "unit.h"
+#include "digest/ngx_idempotency_canon.h"
+
+
+#define TEXT  "Please+ring+twice%2C+and+leave+it+at+the+door.%0D%0AThe+"      \
+              "bell+is+on+the+left%2C+thanks+a+lot%21"
+
+
+typedef struct {
+    char        *name;
+    ngx_uint_t   kind;
+    ngx_str_t    data;
+    char        *target;
+} body_t;
+
+
+static ngx_pool_t  *pool;
+static ngx_log_t    bench_log;
+static ngx_uint_t   hashing;
+static double       seconds = 0.3;
+
+static ngx_str_t    boundary = ngx_string("----WebKitFormBoundary7MA4YWxkTrZ");
+
+
+int __real_SHA256_Update(SHA256_CTX *c, const void *data, size_t len);
+int __wrap_SHA256_Update(SHA256_CTX *c, const void *data, size_t len);
+
+
+/* how long it takes without SHA-256 */
+
+int
+__wrap_SHA256_Update(SHA256_CTX *c, const void *data, size_t len)
+{
+    return hashing ? __real_SHA256_Update(c, data, len) : 1;
+}
+
+
+static double
+now(void)
+{
+    struct timespec  ts;
+
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &ts);
+
+    return ts.tv_sec + ts.tv_nsec / 1e9;
+}
+
+
+static u_char *
+json_order(u_char *p, ngx_uint_t i, ngx_uint_t pretty)
+{
+    char  *nl, *sp;
+
+    nl = pretty ? "\n    " : "";
+    sp = pretty ? " " : "";
+
+    return ngx_sprintf(p,
+        "{%s\"id\":%s%ui,%s\"status\":%s\"confirmed\",%s\"customer\":%s"
+        "{\"name\":%s\"J\xc3\xbcrgen Example %ui\",%s\"email\":%s"
+        "\"user%ui@example.org\",%s\"vip\":%s%s,%s\"phone\":%snull},%s"
+        "\"items\":%s[{\"sku\":%s\"A-%05ui\",%s\"qty\":%s%ui,%s\"price\":%s"
+        "%ui.%ui5},%s{\"sku\":%s\"B-%05ui\",%s\"qty\":%s1,%s\"price\":%s"
+        "12.50}],%s\"total\":%s%ui.00,%s\"currency\":%s\"EUR\",%s\"address\":%s"
+        "{\"street\":%s\"Long Street %ui\",%s\"zip\":%s\"%05ui\",%s"
+        "\"city\":%s\"Springfield\",%s\"country\":%s\"DE\"},%s\"created\":%s"
+        "\"2024-05-17T09:21:44Z\",%s\"note\":%s\"Please ring twice, and "
+        "leave it at the door\\nThanks\"}",
+        nl, sp, 100000 + i, nl, sp, nl, sp, sp, i, nl, sp, i, nl, sp,
+        i % 2 ? "true" : "false", nl, sp, nl, sp, sp, i * 7, nl, sp, i % 9 + 1,
+        nl, sp, i % 90 + 1, i % 9, nl, sp, i * 3, nl, sp, nl, sp, nl, sp,
+        i % 1000, nl, sp, nl, sp, sp, i % 200, nl, sp, i * 11, nl, sp, nl, sp,
+        nl, sp, nl, sp);
+}
+
+
+static ngx_str_t
+json_orders(size_t size, ngx_uint_t pretty)
+{
+    ngx_str_t   s;
+    ngx_uint_t  i;
+
+    s.data = malloc(size + 4096);
+    s.data[0] = '[';
+    s.len = 1;
+
+    for (i = 0; s.len < size; i++) {
+        s.len = json_order(s.data + s.len, i, pretty) - s.data;
+        s.data[s.len++] = ',';
+    }
+
+    s.data[s.len - 1] = ']';
+
+    return s;
+}
+
+
+static ngx_str_t
+json_one(void)
+{
+    ngx_str_t  s;
+
+    s.data = malloc(4096);
+    s.len = json_order(s.data, 77, 0) - s.data;
+
+    return s;
+}
+
+
+static ngx_str_t
+form(size_t size, char *comment)
+{
+    u_char      *p;
+    ngx_str_t    s;
+    ngx_uint_t   i;
+
+    static char  *names[] = { "name", "email", "street", "city", "comment",
+                              "items%5B%5D", "qty", "agree", "csrf_token" };
+    char         *values[] = { "J%C3%BCrgen+Example", "user%40example.org",
+                               "Long+Street+12", "Springfield",
+                               comment, "A-00412", "3", "on",
+                               "b5f9c1d2e3a4958677665544332211ff" };
+
+    s.data = malloc(size + 4096);
+    p = s.data;
+
+    for (i = 0; p == s.data || (size_t) (p - s.data) < size; i++) {
+        p = ngx_sprintf(p, "%s%s=%s", i ? "&" : "", names[i % 9],
+                        values[i % 9]);
+    }
+
+    s.len = p - s.data;
+
+    return s;
+}
+
+
+/* fields, and a file whose every 97th byte begins what might be an end */
+
+static ngx_str_t
+multipart(size_t size)
+{
+    u_char      *p;
+    size_t       i;
+    ngx_str_t    s;
+    ngx_uint_t   n;
+
+    s.data = malloc(size + 8192);
+    p = s.data;
+
+    for (n = 0; n < 2; n++) {
+        p = ngx_sprintf(p, "--%V\r\nContent-Disposition: form-data; "
+                        "name=\"field%ui\"\r\n\r\nvalue %ui\r\n", &boundary,
+                        2 - n, n);
+    }
+
+    p = ngx_sprintf(p, "--%V\r\nContent-Disposition: form-data; name=\"file\";"
+                    " filename=\"a.bin\"\r\nContent-Type: application/pdf"
+                    "\r\n\r\n", &boundary);
+
+    for (i = 0; i < size; i++) {
+        *p++ = (i % 97 == 0) ? '\r' : (u_char) (i * 31 >> 3);
+    }
+
+    p = ngx_sprintf(p, "\r\n--%V--\r\n", &boundary);
+    s.len = p - s.data;
+
+    return s;
+}
+
+
+static void
+one(body_t *body)
+{
+    size_t                        n, len;
+    u_char                       *p, out[NGX_IDEMPOTENCY_DIGEST_LEN];
+    ngx_int_t                     rc;
+    ngx_idempotency_canon_t       c;
+    ngx_idempotency_digest_t      d;
+    ngx_idempotency_multipart_t  *m;
+
+    c.flags = NGX_IDEMPOTENCY_CANON_ALL & ~NGX_IDEMPOTENCY_CANON_TEXT;
+    c.ignore = NULL;
+
+    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
+
+    switch (body->kind) {
+
+    case 0:
+        ngx_idempotency_canon_raw(&d);
+        ngx_idempotency_digest_bytes(&d, body->data.data, body->data.len);
+        rc = NGX_OK;
+        break;
+
+    case NGX_IDEMPOTENCY_CANON_MULTIPART:
+        m = ngx_idempotency_multipart_create(pool, &c, &boundary);
+
+        p = body->data.data;
+
+        for (len = body->data.len; len; len -= n, p += n) {
+            n = ngx_min(len, 16384);
+            (void) ngx_idempotency_multipart_feed(m, p, n);
+        }
+
+        rc = ngx_idempotency_multipart_final(m, &d);
+        break;
+
+    default:
+        rc = ngx_idempotency_canon_body(&d, body->kind, &c, body->data.data,
+                                        body->data.len, pool);
+    }
+
+    if (rc != NGX_OK) {
+        fprintf(stderr, "%s: malformed\n", body->name);
+        exit(1);
+    }
+
+    ngx_idempotency_digest_final(&d, out);
+    ngx_reset_pool(pool);
+}
+
+
+/* the best of some rounds, as everything else on the machine only adds */
+
+static double
+each(body_t *body, ngx_uint_t hash)
+{
+    double      start, best, spent, all;
+    ngx_uint_t  i, n;
+
+    hashing = hash;
+    best = 1e9;
+    n = 1 + 100000 / (body->data.len + 1000);
+
+    for (all = 0; all < seconds; all += spent) {
+        start = now();
+
+        for (i = 0; i < n; i++) {
+            one(body);
+        }
+
+        spent = now() - start;
+        best = ngx_min(best, spent / n);
+    }
+
+    return best;
+}
+
+
+int
+main(int argc, char **argv)
+{
+    double      whole, bare;
+    ngx_uint_t  i;
+
+    body_t      bodies[] = {
+        { "JSON, 1 object", NGX_IDEMPOTENCY_CANON_JSON, json_one(),
+          "≤ 1.5 µs per 500 bytes" },
+        { "JSON", NGX_IDEMPOTENCY_CANON_JSON, json_orders(1000000, 0),
+          "≥ 400 MB/s" },
+        { "JSON, indented", NGX_IDEMPOTENCY_CANON_JSON,
+          json_orders(1000000, 1), "≥ 400 MB/s" },
+        { "form", NGX_IDEMPOTENCY_CANON_FORM, form(470, TEXT),
+          "≤ 1.5 µs per 500 bytes" },
+        { "form", NGX_IDEMPOTENCY_CANON_FORM, form(1000000, TEXT TEXT TEXT TEXT TEXT),
+          "≥ 400 MB/s" },
+        { "form, 40000 fields", NGX_IDEMPOTENCY_CANON_FORM,
+          form(1000000, ""), "" },
+        { "multipart", NGX_IDEMPOTENCY_CANON_MULTIPART, multipart(100), "" },
+        { "multipart", NGX_IDEMPOTENCY_CANON_MULTIPART, multipart(4000000),
+          "hash speed" },
+        { "bytes", 0, form(470, TEXT), "" },
+        { "bytes", 0, json_orders(4000000, 0), "hash speed" },
+    };
+
+    if (argc > 1) {
+        seconds = atof(argv[1]);
+    }
+
+    ngx_pagesize = getpagesize();
+    pool = ngx_create_pool(4096, &bench_log);
+
+    printf("| body | bytes | all told | without SHA-256 | target |\n"
+           "|---|--:|--:|--:|---|\n");
+
+    for (i = 0; i < sizeof(bodies) / sizeof(body_t); i++) {
+
+        whole = each(&bodies[i], 1);
+        bare = each(&bodies[i], 0);
+
+        printf("| %s | %zu | %.2f µs, %.0f MB/s | %.2f µs, %.0f MB/s | %s |\n",
+               bodies[i].name, bodies[i].data.len, whole * 1e6,
+               bodies[i].data.len / whole / 1e6, bare * 1e6,
+               bodies[i].data.len / bare / 1e6, bodies[i].target);
+    }
+
+    return 0;
+}

@@ -1,0 +1,280 @@
+
+/*
+ * Digests what it is told to, for tests in other languages.
+ *
+ * Standard input: records of an operation (a letter), flags (a number in a
+ * byte), and three byte strings behind their lengths in 4 bytes, the highest
+ * first: names, one a line; an argument; data.  For each a line comes out.
+ *
+ *   d   digest of the data, of the kind in the flags' lowest bits; names are
+ *       left out; multipart: the argument is the boundary, the data are fed
+ *       whole, then in pieces of every size up to 100 or at random
+ *   f   the field that the argument names; multipart: boundary in names
+ *   k   the kind of the content type that is the argument
+ *   i   are the names fit to be left out?
+ */
+
+
+#include "unit.h"
+#include "digest/ngx_idempotency_canon.h"
+
+
+#define FLAG_FOLD  0x80
+
+
+static ngx_log_t    tool_log;
+static ngx_pool_t  *pool;
+
+
+/* a copy that ends where it ends, so that a read beyond is seen */
+
+static ngx_str_t
+input(void)
+{
+    size_t     i;
+    u_char     len[4];
+    ngx_str_t  s;
+
+    if (fread(len, 4, 1, stdin) != 1) {
+        exit(2);
+    }
+
+    for (s.len = 0, i = 0; i < 4; i++) {
+        s.len = s.len << 8 | len[i];
+    }
+
+    s.data = ngx_alloc(ngx_max(s.len, 1), &tool_log);
+
+    if (s.data == NULL || (s.len && fread(s.data, s.len, 1, stdin) != 1)) {
+        exit(2);
+    }
+
+    return s;
+}
+
+
+static void
+result(ngx_int_t rc, u_char *data, size_t len)
+{
+    size_t  i;
+
+    if (rc == NGX_DECLINED) {
+        printf("declined\n");
+        return;
+    }
+
+    if (rc != NGX_OK) {
+        printf("error\n");
+        return;
+    }
+
+    putchar('=');
+
+    for (i = 0; i < len; i++) {
+        printf("%02x", data[i]);
+    }
+
+    putchar('\n');
+}
+
+
+static ngx_array_t *
+lines(ngx_str_t *text)
+{
+    u_char       *p, *end, *lf;
+    ngx_str_t    *line;
+    ngx_array_t  *array;
+
+    array = ngx_array_create(pool, 4, sizeof(ngx_str_t));
+
+    for (p = text->data, end = p + text->len; p < end; p = lf + 1) {
+        lf = ngx_strlchr(p, end, '\n');
+        line = ngx_array_push(array);
+        line->data = p;
+        line->len = lf - p;
+    }
+
+    return array;
+}
+
+
+/* pieces of this size, or of any up to -size */
+
+static ngx_int_t
+multipart(ngx_idempotency_multipart_t *m, ngx_str_t *data, ngx_int_t size,
+    ngx_idempotency_digest_t *d)
+{
+    size_t           n, len;
+    u_char          *p, *piece;
+    static uint64_t  random;
+
+    for (p = data->data, len = data->len; len; p += n, len -= n) {
+        n = (size > 0) ? (size_t) size : 1 + unit_below(&random, -size);
+        n = ngx_min(n, len);
+
+        piece = ngx_alloc(n, &tool_log);
+        ngx_memcpy(piece, p, n);
+        (void) ngx_idempotency_multipart_feed(m, piece, n);
+        ngx_free(piece);
+    }
+
+    return ngx_idempotency_multipart_final(m, d);
+}
+
+
+static void
+digest(ngx_uint_t kind, ngx_idempotency_canon_t *c, ngx_str_t *boundary,
+    ngx_str_t *data)
+{
+    u_char                        whole[NGX_IDEMPOTENCY_DIGEST_LEN],
+                                  out[NGX_IDEMPOTENCY_DIGEST_LEN];
+    ngx_int_t                     rc, first, size;
+    ngx_idempotency_digest_t      d, before;
+    ngx_idempotency_multipart_t  *m;
+
+    ngx_memzero(&d, sizeof(d));
+    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
+    before = d;
+
+    if (kind != NGX_IDEMPOTENCY_CANON_MULTIPART) {
+        rc = ngx_idempotency_canon_body(&d, kind, c, data->data, data->len,
+                                        pool);
+
+        if (rc != NGX_OK && ngx_memcmp(&d, &before, sizeof(d)) != 0) {
+            printf("declined, but fed\n");
+            return;
+        }
+
+        ngx_idempotency_digest_final(&d, out);
+        result(rc, out, sizeof(out));
+        return;
+    }
+
+    m = ngx_idempotency_multipart_create(pool, c, boundary);
+    first = multipart(m, data, ngx_max(data->len, 1), &d);
+    ngx_idempotency_digest_final(&d, whole);
+
+    for (size = -20; size <= ngx_min(100, (ngx_int_t) data->len); size++) {
+
+        if (size == 0) {
+            continue;
+        }
+
+        d = before;
+        m = ngx_idempotency_multipart_create(pool, c, boundary);
+        rc = multipart(m, data, size, &d);
+        ngx_idempotency_digest_final(&d, out);
+
+        if (rc != first || ngx_memcmp(out, whole, sizeof(out)) != 0) {
+            printf("pieces of %d differ\n", (int) size);
+            return;
+        }
+    }
+
+    result(first, whole, sizeof(whole));
+}
+
+
+static void
+field(ngx_uint_t kind, ngx_str_t *boundary, ngx_str_t *name, ngx_str_t *data)
+{
+    ngx_int_t                     rc, size;
+    ngx_str_t                    *found, value;
+    ngx_idempotency_digest_t      d;
+    ngx_idempotency_multipart_t  *m;
+
+    if (kind != NGX_IDEMPOTENCY_CANON_MULTIPART) {
+        ngx_str_null(&value);
+        rc = ngx_idempotency_canon_field(kind, data->data, data->len, name,
+                                         &value, pool);
+        result(rc, value.data, value.len);
+        return;
+    }
+
+    for (size = ngx_max(data->len, 1); size; size /= 2) {
+        m = ngx_idempotency_multipart_create(pool, NULL, boundary);
+        ngx_idempotency_multipart_find(m, name, 40);
+        rc = multipart(m, data, size, &d);
+        found = ngx_idempotency_multipart_value(m);
+
+        if (size == 1) {
+            result((rc == NGX_OK && !found) ? NGX_DECLINED : rc,
+                   found ? found->data : NULL, found ? found->len : 0);
+        }
+    }
+}
+
+
+static void
+kind_of(ngx_str_t *type, ngx_uint_t flags)
+{
+    ngx_str_t   boundary;
+    ngx_uint_t  kind;
+
+    ngx_str_null(&boundary);
+    kind = ngx_idempotency_canon_kind(type, flags, &boundary);
+
+    printf("=%d%s%.*s\n", (int) kind, boundary.len && kind ? " " : "",
+           kind ? (int) boundary.len : 0, boundary.data);
+}
+
+
+int
+main(void)
+{
+    int                       op, flags;
+    ngx_str_t                 names, arg, data, bad;
+    ngx_int_t                 rc;
+    ngx_uint_t                kind;
+    ngx_idempotency_canon_t   c;
+
+    ngx_pagesize = getpagesize();
+    setvbuf(stdout, NULL, _IOLBF, 0);
+
+    while ((op = getchar()) != EOF) {
+
+        pool = ngx_create_pool(4096, &tool_log);
+
+        flags = getchar();
+        names = input();
+        arg = input();
+        data = input();
+
+        kind = flags & NGX_IDEMPOTENCY_CANON_ALL;
+
+        c.flags = kind | (flags & FLAG_FOLD ? NGX_IDEMPOTENCY_CANON_TEXT : 0);
+        c.ignore = NULL;
+
+        switch (op) {
+
+        case 'd':
+        case 'i':
+            rc = names.len ? ngx_idempotency_canon_ignore(&c, lines(&names),
+                                                          &bad, pool)
+                           : NGX_OK;
+            if (op == 'i') {
+                result(rc, NULL, 0);
+
+            } else {
+                digest(kind, &c, &arg, &data);
+            }
+
+            break;
+
+        case 'f':
+            field(kind, &names, &arg, &data);
+            break;
+
+        case 'k':
+            kind_of(&arg, kind);
+            break;
+        }
+
+        ngx_free(names.data);
+        ngx_free(arg.data);
+        ngx_free(data.data);
+        ngx_destroy_pool(pool);
+    }
+
+    return 0;
+}

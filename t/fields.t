@@ -1,0 +1,478 @@
+# SPEC, "Variables": $idempotency_field_NAME, a field of the request's body, so
+# that the key may travel in a form.
+
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::Bin/lib";
+use Idempotency;
+
+
+my $n = nginx(http => <<'EOC', server => <<'EOC');
+    log_format field "$arg_id [$idempotency_field_tok]";
+    map $idempotency_field_tok $mapped { default "<$idempotency_field_tok>"; }
+    map $idempotency_field_tok $early  { default "<$idempotency_field_tok>"; }
+
+    access_log off;
+    client_max_body_size 16m;
+
+    idempotency zone=z;
+    idempotency_scope $arg_id;
+    idempotency_key $http_idempotency_key $idempotency_field_tok;
+    idempotency_ignore_fields tok;
+
+    add_header X-Status $idempotency_status always;
+    add_header X-Key "[$idempotency_key]" always;
+    add_header X-Field "[$idempotency_field_tok]" always;
+EOC
+    location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+
+    location /reject {
+        idempotency_missing_key reject;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+
+    location /content {
+        idempotency_missing_key content;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+
+    location /uuid {
+        idempotency_key_format uuid;
+        idempotency_missing_key reject;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+
+    location /first {
+        idempotency_key $idempotency_field_tok $http_idempotency_key;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+
+    location /several {
+        idempotency_key $idempotency_field_tok $idempotency_field_order_id
+                        "${idempotency_field_shop}/$arg_order";
+        idempotency_missing_key reject;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+
+    location /header {
+        idempotency_key $http_idempotency_key;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+
+    location /off {
+        idempotency off;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+
+    location /raw {
+        idempotency_normalize off;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+
+    location /small {
+        idempotency_normalize_buffer 100;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+
+    location /mapped {
+        idempotency_key $idempotency_field_none $mapped;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+
+        location /mapped/early {
+            idempotency_key $mapped;
+            proxy_pass http://$TEST_NGINX_BACKEND;
+        }
+    }
+
+    location /early {
+        set $seen "$idempotency_field_tok";
+        set $seen_by_map $early;
+        add_header X-Seen "[$seen][$seen_by_map]" always;
+        add_header X-Field "[$idempotency_field_tok]" always;
+        add_header X-Status $idempotency_status always;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+
+    location /temp {
+        client_body_in_file_only clean;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+
+    location /log/ {
+        # nothing looks at it before the log
+        add_header X-Status $idempotency_status always;
+        access_log $TEST_NGINX_ROOT/logs/access.log field;
+
+        location /log/memory {
+            proxy_pass http://$TEST_NGINX_BACKEND;
+        }
+
+        location /log/temp {
+            client_body_in_file_only clean;
+            proxy_pass http://$TEST_NGINX_BACKEND;
+        }
+
+        location /log/header {
+            idempotency_key $http_idempotency_key;
+            proxy_pass http://$TEST_NGINX_BACKEND;
+        }
+
+        location /log/header/temp {
+            client_body_in_file_only clean;
+            idempotency_key $http_idempotency_key;
+            proxy_pass http://$TEST_NGINX_BACKEND;
+        }
+
+        location /log/off/temp {
+            client_body_in_file_only clean;
+            idempotency off;
+            proxy_pass http://$TEST_NGINX_BACKEND;
+        }
+    }
+
+    location /upstream {
+        proxy_set_header X-Token $idempotency_field_tok;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+EOC
+
+my $form = 'application/x-www-form-urlencoded';
+my $json = 'application/json';
+my $id = 'case0';
+
+sub told {
+    my ($r) = @_;
+
+    return "$r->{status} " . ($r->header('X-Status') // '-');
+}
+
+sub part {
+    my ($name, $body, $more) = @_;
+
+    return "Content-Disposition: form-data; name=\"$name\"" . ($more // '')
+           . "\r\n\r\n$body";
+}
+
+sub multipart {
+    my (@parts) = @_;
+
+    return ( type => 'multipart/form-data; boundary=xxx',
+             body => join('', map { "--xxx\r\n$_\r\n" } @parts)
+                     . "--xxx--\r\n" );
+}
+
+# The key that a body gives, and that it is one: the header with the same key
+# is another fingerprint, so the body goes along.
+
+sub key_is {
+    my ($name, $key, $path, %m) = @_;
+
+    local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+    $id++;
+    my @r = map { $n->post("$path?id=$id", %m) } 1, 2;
+
+    is(join(', ', (map { told($_) } @r), $r[0]->header('X-Key')),
+       "200 NEW, 200 REPLAYED, [$key]", $name);
+    is(executions($id), 1, '... executed once');
+}
+
+sub no_key {
+    my ($name, %m) = @_;
+
+    local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+    $id++;
+    is(join(', ', map { told($n->post("/?id=$id", %m)) } 1, 2),
+       '200 -, 200 -', "$name: no key");
+    is(told($n->post("/reject?id=$id", %m)), '400 MISSING',
+       '... where one is required');
+    is(executions($id), 2, '... executed twice, then never');
+}
+
+sub malformed {
+    my ($name, $path, %m) = @_;
+
+    local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+    $id++;
+    is(told($n->post("$path?id=$id", %m)), '400 MALFORMED', $name);
+    is(executions($id), 0, '... is not executed');
+}
+
+
+# --- forms, multipart, JSON --------------------------------------------------
+
+for my $body ('tok=abc', 'a=1&tok=abc&b=2', '&&tok=abc', 't%6Fk=a%62c',
+              'tok=abc&tok=def', 'TOK=abc', 'Tok=abc', 'xtok=1&tok2=2&tok=abc',
+              'a=%zz&tok=abc')
+{
+    key_is("a form: $body", 'abc', '/', type => $form, body => $body);
+}
+
+key_is('a form: decoded', 'a b+c=d&e', '/', type => $form,
+       body => 'tok=a+b%2Bc=d%26e');
+key_is('a form with a charset', 'abc', '/', type => "$form; charset=utf-8",
+       body => 'tok=abc');
+key_is('a form, chunked', 'abc', '/', type => $form,
+       chunked => ['to', 'k=a', 'bc']);
+key_is('a form in a file', 'abc', '/temp', type => $form, body => 'tok=abc');
+key_is('a form of 100 kB', 'abc', '/', type => $form,
+       body => 'a=' . 'x' x 100_000 . '&tok=abc');
+
+for my $body ('{"tok":"abc"}', "{ \"a\":[{\"tok\":1}],\n\"tok\" : \"abc\"}",
+              '{"\u0074ok":"\u0061bc"}', '{"tok":"abc","tok":"def"}',
+              '{"Tok":"abc"}')
+{
+    key_is("JSON: $body", 'abc', '/', type => $json, body => $body);
+}
+
+key_is('JSON: a number', '42', '/', type => $json, body => '{"tok":42}');
+key_is('JSON: true', 'true', '/', type => $json, body => '{"tok":true}');
+key_is('JSON: false', 'false', '/', type => $json, body => '{"tok":false}');
+key_is('JSON with a suffix', 'abc', '/', type => 'application/x+json',
+       body => '{"tok":"abc"}');
+key_is('JSON, chunked', 'abc', '/', type => $json,
+       chunked => ['{"to', 'k":"a', 'bc"}']);
+key_is('JSON in a file', 'abc', '/temp', type => $json,
+       body => '{"tok":"abc"}');
+
+key_is('multipart', 'abc', '/', multipart(part(tok => 'abc')));
+key_is('multipart, in another case', 'abc', '/', multipart(part(Tok => 'abc')));
+key_is('multipart, the first of two', 'abc', '/',
+       multipart(part(tok => 'abc'), part(tok => 'def')));
+key_is('multipart, behind a file', 'abc', '/',
+       multipart(part(f => 'x' x 300_000, '; filename="x"'),
+                 part(tok => 'abc')));
+key_is('multipart, before a file of any size', 'abc', '/small',
+       multipart(part(tok => 'abc'),
+                 part(f => 'x' x 3_000_000, '; filename="x"')));
+key_is('multipart, as it is, not decoded', 'a%20b+c', '/',
+       multipart(part(tok => 'a%20b+c')));
+key_is('multipart in a file', 'abc', '/temp', multipart(part(tok => 'abc')));
+{
+    my %m = multipart(part(a => 1), part(tok => 'abc'));
+    key_is("multipart in pieces of $_ bytes", 'abc', '/', type => $m{type},
+           chunked => [unpack "(a$_)*", $m{body}]) for 1 .. 5;
+}
+
+no_key($_->[0], @$_[1 .. $#$_]) for
+    [ 'no body' ],
+    [ 'a form without it', type => $form, body => 'a=tok&b=1' ],
+    [ 'a form in which it is empty', type => $form, body => 'tok=' ],
+    [ 'a form in which it has no value', type => $form, body => 'tok' ],
+    [ 'a form: a longer name', type => $form, body => 'tok2=abc' ],
+    [ 'a form: malformed where it stands', type => $form, body => 'tok=%zz' ],
+    [ 'JSON without it', type => $json, body => '{"a":"tok"}' ],
+    [ 'JSON in which it is deeper', type => $json, body => '{"a":{"tok":1}}' ],
+    [ 'JSON in which it is null', type => $json, body => '{"tok":null}' ],
+    [ 'JSON in which it is empty', type => $json, body => '{"tok":""}' ],
+    [ 'JSON in which it is an object', type => $json, body => '{"tok":{}}' ],
+    [ 'JSON in which it is an array', type => $json, body => '{"tok":["a"]}' ],
+    [ 'JSON that is no object', type => $json, body => '["tok","abc"]' ],
+    [ 'JSON that is invalid', type => $json, body => '{"tok":"abc",}' ],
+    [ 'multipart without it', multipart(part(a => 'tok')) ],
+    [ 'multipart in which it is empty', multipart(part(tok => '')) ],
+    [ 'a file of that name', multipart(part(tok => 'abc',
+                                            '; filename="tok"')) ],
+    [ 'a file without a name', multipart(part(tok => 'abc',
+                                              '; filename=""')) ],
+    [ 'multipart that does not begin',
+      type => 'multipart/form-data; boundary=yyy', body => '--xxx' ],
+    [ 'a text', type => 'text/plain', body => 'tok=abc' ],
+    [ 'no type', body => 'tok=abc' ],
+    [ 'a type that is not JSON', type => 'text/json', body => '{"tok":"a"}' ];
+
+# whatever is normalised
+for my $m ([ type => $form, body => 'tok=abc' ],
+           [ type => $json, body => '{"tok":"abc"}' ],
+           [ multipart(part(tok => 'abc')) ])
+{
+    key_is('with idempotency_normalize off', 'abc', '/raw', @$m);
+}
+
+
+# --- names -------------------------------------------------------------------
+
+# A variable's name has letters, digits and '_', and no case: '_' stands for
+# any other byte, as in $http_name.
+
+for my $name (qw(order_id order-id order.id Order-Id ORDER_ID orDer[id
+                 order/id), 'order id')
+{
+    my $escaped = $name =~ s/([^\w.-])/sprintf '%%%02x', ord $1/ger;
+
+    key_is("a form: $name", 'abc', '/several', type => $form,
+           body => "$escaped=abc");
+    key_is("JSON: $name", 'abc', '/several', type => $json,
+           body => "{\"$name\":\"abc\"}");
+    key_is("multipart: $name", 'abc', '/several',
+           multipart(part($name => 'abc')));
+}
+
+for my $name (qw(orderid order1id orderxid order_id_ order__id)) {
+    $id++;
+    is(told($n->post("/several?id=$id&order=", type => $form,
+                     body => "$name=abc")), '200 NEW', "not: $name");
+    is($n->post("/several?id=$id&order=", type => $form,
+                body => "$name=abc")->header('X-Key'), '[/]',
+       '... the last source is taken');
+}
+
+
+# --- sources -----------------------------------------------------------------
+
+key_is('an empty header, then a field', 'abc', '/', type => $form,
+       body => 'tok=abc', key => '');
+key_is('a header wins', 'h', '/', type => $form, body => 'tok=abc',
+       key => 'h');
+key_is('a header without a field', 'h', '/', type => $form, body => 'a=1',
+       key => 'h');
+key_is('a field wins where it stands first', 'abc', '/first', type => $form,
+       body => 'tok=abc', key => 'h');
+key_is('... and a header follows', 'h', '/first', type => $form,
+       body => 'a=abc', key => 'h');
+key_is('the second field', 'abc', '/several', type => $form,
+       body => 'order_id=abc');
+key_is('the first of two fields', 'abc', '/several', type => $json,
+       body => '{"order_id":"def","tok":"abc"}');
+key_is('a part of a value', 's/', '/several', type => $form, body => 'shop=s');
+key_is('through a map', '<abc>', '/mapped', type => $form, body => 'tok=abc');
+key_is('through a map, where no field says that it takes the body', '<>',
+       '/mapped/early', type => $form, body => 'tok=abc');
+
+# one key by two ways is one key; the field is not part of the comparison
+{
+    $id++;
+    is(join(', ', map { told($n->post("/?id=$id", type => $form, @$_)) }
+                  [ key => 'abc', body => 'a=1' ],
+                  [ body => 'a=1&tok=abc' ],
+                  [ body => 'tok=%22abc%22&a=1' ],
+                  [ body => 'tok=abc&a=2' ]),
+       '200 NEW, 200 REPLAYED, 200 REPLAYED, 409 CONFLICT',
+       'a header and a field are one key');
+    is(executions($id), 1, '... executed once');
+}
+
+malformed($_->[0], '/', @$_[1 .. $#$_]) for
+    [ 'two lines of the header', type => $form, body => 'tok=abc',
+      headers => ['Idempotency-Key: a', 'Idempotency-Key: b'] ],
+    [ 'a malformed header wins, too', type => $form, body => 'tok=abc',
+      key => '"a' ],
+    [ 'an unfinished string', type => $form, body => 'tok=%22abc' ],
+    [ 'an empty string', type => $form, body => 'tok=%22%22' ],
+    [ 'a line feed', type => $form, body => 'tok=a%0Ab' ],
+    [ 'a zero byte', type => $form, body => 'tok=a%00b' ],
+    [ 'DEL', type => $form, body => 'tok=a%7fb' ],
+    [ 'a control character in JSON', type => $json, body => '{"tok":"a\tb"}' ],
+    [ 'a line feed in multipart', multipart(part(tok => "a\r\nb")) ],
+    [ 'too long', type => $form, body => 'tok=' . 'x' x 257 ];
+
+malformed('no UUID', '/uuid', type => $form, body => 'tok=abc');
+key_is('a UUID', '8e03978e-40d5-43dd-bc93-6894a57f9324', '/uuid',
+       type => $form, body => 'tok=8e03978e-40d5-43dd-bc93-6894a57f9324');
+key_is('256 bytes', 'x' x 256, '/', type => $form, body => 'tok=' . 'x' x 256);
+key_is('a string', 'a"b', '/', type => $form, body => 'tok=%22a%5C%22b%22');
+key_is('a string in JSON', 'a"b', '/', type => $json,
+       body => '{"tok":"\"a\\\\\\"b\""}');
+key_is('a quote within', 'a"b', '/', type => $json, body => '{"tok":"a\"b"}');
+key_is('bytes above ASCII', "\xc3\xa9", '/', type => $json,
+       body => '{"tok":"\u00e9"}');
+
+
+# --- the buffer --------------------------------------------------------------
+
+for my $chunked (0, 1) {
+    for my $size (100, 101) {
+        my $form_body = 'tok=abc&a=' . 'x' x ($size - 10);
+        my $json_body = '{"tok":"abc","a":"' . 'x' x ($size - 20) . '"}';
+
+        for my $m ([ type => $form, body => $form_body ],
+                   [ type => $json, body => $json_body ])
+        {
+            $id++;
+            is(length $m->[3], $size, 'of that size');
+            is(join(', ', map {
+                   told($n->post("/small?id=$id", @$m, chunked => $chunked))
+               } 1, 2),
+               $size == 100 ? '200 NEW, 200 REPLAYED' : '200 -, 200 -',
+               "$m->[1], $size bytes of 100, chunked $chunked");
+        }
+    }
+
+    my %late = multipart(part(a => 'x' x 100), part(tok => 'abc'));
+    is(join(', ', map {
+           told($n->post("/small?id=late$chunked", %late,
+                         chunked => $chunked))
+       } 1, 2), '200 -, 200 -',
+       "multipart, behind the first 100 bytes, chunked $chunked");
+}
+
+
+# --- missing, and what then --------------------------------------------------
+
+{
+    $id++;
+    my @m = (type => $form, body => 'a=1');
+    is(join(', ', map { told($n->post("/content?id=$id", @$_)) }
+                  \@m, \@m, [ type => $form, body => 'tok=abc&a=1' ],
+                  [ type => $form, body => 'tok=abc&a=1' ]),
+       '200 NEW, 200 REPLAYED, 200 NEW, 200 REPLAYED',
+       'missing_key content: by its content without the field, by its key '
+       . 'with it');
+}
+
+# The body of a refused request has been read: the connection goes on.
+{
+    my $c = $n->start(POST => '/reject?id=keepalive', type => $form,
+                      body => 'a=1');
+    is(told($c->response), '400 MISSING', 'refused for its body');
+    $c->{method} = 'POST';
+    $c->send(message(POST => '/reject?id=keepalive', type => $form,
+                     body => 'tok=1'));
+    is(told($c->response), '200 NEW', '... and the next one passes');
+}
+
+# A method that is not listed is not looked at.
+is(told($n->request(PUT => "/reject?id=put", type => $form, body => 'a=1')),
+   '200 -', 'another method needs no key');
+
+
+# --- elsewhere ---------------------------------------------------------------
+
+{
+    my $r = $n->post('/early?id=early', type => $form, body => 'tok=abc');
+
+    is($r->header('X-Seen'), '[][<>]', 'empty before the body has been read');
+    is($r->header('X-Field'), '[abc]', '... and there afterwards');
+    is(told($r), '200 NEW', '... as the key');
+}
+
+is($n->post('/off?id=off', type => $form, body => 'tok=abc')
+   ->header('X-Field'), '[abc]', 'where nothing is protected');
+is($n->get('/?id=get')->header('X-Field'), '[]', 'of a request without a body');
+
+$n->post('/upstream?id=up', type => $form, body => 'tok=a%20b');
+like(last_request('up'), qr/^X-Token: a b$/m, 'for the upstream');
+
+for my $where (qw(memory temp header header/temp off/temp)) {
+    for my $m ([ type => $form, body => 'tok=abc' ],
+               [ type => $json, body => '{"tok":"abc"}' ],
+               [ multipart(part(tok => 'abc')) ])
+    {
+        $id++;
+        $n->post("/log/$where?id=$id", key => $where =~ /header/ ? $id : '',
+                 @$m);
+        until_true { scalar($n->access_log =~ m{^$id }m) };
+
+        # nginx gives a body's file up before it logs: then it is too late,
+        # unless somebody asked before
+        my $value = $where =~ m{./temp} ? qr/abc|-/ : qr/abc/;
+        like($n->access_log, qr/^$id \[$value\]$/m,
+             "in a log: $where, $m->[1]");
+    }
+}
+
+done_testing();
