@@ -44,7 +44,7 @@ now(void)
 {
     struct timespec  ts;
 
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &ts);
+    clock_gettime(CLOCK_MONOTONIC, &ts);
 
     return ts.tv_sec + ts.tv_nsec / 1e9;
 }
@@ -265,8 +265,8 @@ main(int argc, char **argv)
           json_orders(1000000, 1), "≥ 400 MB/s" },
         { "form", NGX_IDEMPOTENCY_CANON_FORM, form(470, TEXT),
           "≤ 1.5 µs per 500 bytes" },
-        { "form", NGX_IDEMPOTENCY_CANON_FORM, form(1000000, TEXT TEXT TEXT TEXT TEXT),
-          "≥ 400 MB/s" },
+        { "form", NGX_IDEMPOTENCY_CANON_FORM,
+          form(1000000, TEXT TEXT TEXT TEXT TEXT), "≥ 400 MB/s" },
         { "form, 40000 fields", NGX_IDEMPOTENCY_CANON_FORM,
           form(1000000, ""), "" },
         { "multipart", NGX_IDEMPOTENCY_CANON_MULTIPART, multipart(100), "" },
@@ -291,10 +291,16 @@ main(int argc, char **argv)
         whole = each(&bodies[i], 1);
         bare = each(&bodies[i], 0);
 
-        printf("| %s | %zu | %.2f µs, %.0f MB/s | %.2f µs, %.0f MB/s | %s |\n",
-               bodies[i].name, bodies[i].data.len, whole * 1e6,
-               bodies[i].data.len / whole / 1e6, bare * 1e6,
-               bodies[i].data.len / bare / 1e6, bodies[i].target);
+        printf("| %s | %zu | %.2f µs, %.0f MB/s | ", bodies[i].name,
+               bodies[i].data.len, whole * 1e6,
+               bodies[i].data.len / whole / 1e6);
+
+        if (bodies[i].kind) {
+            printf("%.2f µs, %.0f MB/s", bare * 1e6,
+                   bodies[i].data.len / bare / 1e6);
+        }
+
+        printf(" | %s |\n", bodies[i].target);
     }
 
     return 0;

@@ -172,9 +172,10 @@ typedef struct {
 
     /* who asks is known */
     unsigned                           identified:1;
-    /* the body is being read, its bytes are digested as they arrive, they
-       all were */
+    /* the body is being read, it was; its bytes are digested as they arrive,
+       they all were */
     unsigned                           reading:1;
+    unsigned                           arrived:1;
     unsigned                           streaming:1;
     unsigned                           hashed:1;
     /* the key was looked for; there is none, and the content stands for it */
@@ -190,9 +191,11 @@ typedef struct {
     /* its content is noted as seen with its key */
     unsigned                           seen:1;
 
-    /* of the owner's response: its header was seen; its last byte was; it
-       is larger than may be kept; what the upstream says itself */
+    /* of the owner's response: its header was seen, from an upstream at
+       work; its last byte was seen; it is larger than may be kept; what the
+       upstream says itself */
     unsigned                           answered:1;
+    unsigned                           live:1;
     unsigned                           whole:1;
     unsigned                           too_large:1;
     unsigned                           says_release:1;

@@ -118,6 +118,12 @@ ngx_http_idempotency_set_zone(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
         return NGX_CONF_ERROR;
     }
 
+    /* workers are known for as long as there is a zone that names them */
+
+    if (ngx_idempotency_workers_add_zone(cf) != NGX_OK) {
+        return NGX_CONF_ERROR;
+    }
+
     shm->store.engine = &ngx_idempotency_shm_engine;
     shm->evict = (evict == 1);
 

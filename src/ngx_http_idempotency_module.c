@@ -421,12 +421,6 @@ ngx_http_idempotency_init(ngx_conf_t *cf)
         return NGX_OK;
     }
 
-    if (ngx_idempotency_workers_add_zone(cf, &ngx_http_idempotency_module)
-        != NGX_OK)
-    {
-        return NGX_ERROR;
-    }
-
     ngx_http_idempotency_find_dav(cf);
 
     return ngx_http_idempotency_keep_upstreams(cf, &imcf->locations);

@@ -247,7 +247,10 @@ $n->stop;
 
 # It reads nothing, and the kernel takes little for it.
 
-$n = start_nginx('sndbuf=8k rcvbuf=8k', 'send_timeout 2s;');
+$n = start_nginx('sndbuf=8k rcvbuf=8k', <<'EOC');
+    send_timeout 2s;
+    location /late { send_timeout 60s; proxy_pass http://$TEST_NGINX_BACKEND; }
+EOC
 
 sub stalled_client {
     my ($port) = @_;
@@ -291,6 +294,27 @@ for my $p (@protocols) {
             $h->close if $h;
         }
     }
+}
+
+
+# What is known is known, however long such a client takes: the whole response,
+# if the upstream is read ahead of it, or that there is none.
+
+for (['whole', 'size=1500000', '200', qr/WAITED|REPLAYED/],
+     ['broken off', 'size=1500000&cut=1400000', '409', qr/NOT_KEPT/])
+{
+    my ($what, $more, $status, $said) = @$_;
+    my $id = 'late' . ++$count;
+    my $uri = "/late?id=$id&$more";
+    my $s = stalled_client($n->port(0));
+
+    syswrite $s, message('POST', $uri, key => $id, body => 'b');
+    ok(until_true { executions($id) }, "stalled, the response $what");
+
+    my $r = $n->post($uri, key => $id, body => 'b', timeout => 30);
+    like(status_of($r), qr/^$status $said/, '... is recorded meanwhile');
+    is(executions($id), 1, '... executed once');
+    close $s;
 }
 
 done_testing();

@@ -274,14 +274,15 @@ bad('idempotency_dry_run on off', qr/invalid number of arguments/);
 bad("idempotency_key_max_length $_", qr/invalid (?:number|value)|must be/)
     for qw(x -1 1k 0);
 
-for my $name (qw(idempotency_window idempotency_content_window
-                 idempotency_wait_timeout idempotency_lease))
-{
+my @times = qw(idempotency_window idempotency_content_window
+               idempotency_wait_timeout idempotency_lease);
+
+for my $name (@times) {
     bad("$name $_", qr/"$name" directive invalid value/) for qw(x -1 1q 24hh);
     bad("$name 0", qr/"$name" directive must not be zero/);
     bad("$name 1h 2h", qr/invalid number of arguments/);
     accepted("$name $_", server => "$name $_;\n")
-        for '1', '1s', '500ms', '1d', '2w', '1h30m';
+        for '1', '1s', '1ms', '1500ms', '1d', '2w', '1h30m';
 }
 
 bad("idempotency_max_response $_",

@@ -24,15 +24,19 @@ my $module = File::Spec->rel2abs(
                  || ($ENV{BUILD_DIR} || "$root/build")
                     . '/ngx_http_idempotency_module.so');
 my $http = HTTP::Tiny->new(timeout => 20, max_redirect => 0);
-my ($url, $prefix, $pid);
+my ($url, $prefix, $pid, $php, %port);
 
 $ENV{PATH} .= ':/usr/sbin';
 $SIG{$_} = sub { exit 1 } for qw(INT TERM HUP);
 
 my %check = (
-    'payments-api' => \&payments_api,
-    'ietf-draft'   => \&ietf_draft,
-    'multi-tenant' => \&multi_tenant,
+    'payments-api'       => \&payments_api,
+    'ietf-draft'         => \&ietf_draft,
+    'multi-tenant'       => \&multi_tenant,
+    'legacy-form'        => \&legacy_form,
+
+    # with WordPress behind it: wordpress.t
+    'wordpress-comments' => \&wordpress_comments,
 );
 
 my @examples = map { basename($_, '.conf') } glob "$root/examples/*.conf";
@@ -205,6 +209,85 @@ sub multi_tenant {
 }
 
 
+sub legacy_form {
+    mkdir "$prefix/legacy-form";
+    system 'cp', "$root/examples/legacy-form/index.php", "$prefix/legacy-form/index.php";
+    start_php("127.0.0.1:$port{8443}");
+
+    my @form = ('content-type' => 'application/x-www-form-urlencoded');
+    my $ann = 'name=Ann&seats=2&note=by+the+window';
+
+    # as it was
+    $url = "http://127.0.0.1:$port{8442}";
+    is(post('/', $ann, @form)->{headers}{location}, "?booking=$_", "unprotected: booking $_")
+        for 1, 2;
+
+    # by its content
+    $url = "http://127.0.0.1:$port{8441}";
+
+    my $first = post('/', $ann, @form);
+
+    is_answer($first, 303, 'protected: a form');
+    is_replay(post('/', $ann, @form), $first, 'protected: again');
+    is_replay(post('/', 'note=+by+the%20+window&seats=2&name=Ann', @form), $first,
+              'protected: again, though not the same bytes');
+    is_answer(post('/', 'name=Ben&seats=2&note=by+the+window', @form), 303,
+              'protected: another one');
+    is_answer(post('/', $ann, @form, cookie => 'session=2'), 303, 'protected: another session');
+
+    # by the guard's token
+    $url = "http://127.0.0.1:$port{8440}";
+
+    my $page = request(GET => '/')->{content};
+    my ($script) = $page =~ m{<script src="([^"]+)"></script></head>};
+
+    is(request(GET => $script)->{status}, 200, 'guarded: the script of the page is there');
+    unlike(slurp("$root/examples/legacy-form/index.php"), qr/<script/,
+           'guarded: which the application does not know');
+
+    $first = post('/', "$ann&submission_token=1", @form);
+
+    is_answer($first, 303, 'guarded: a form');
+    is_replay(post('/', "$ann&submission_token=1", @form), $first, 'guarded: again');
+    is_refused(post('/', "$ann+please&submission_token=1", @form), 409,
+               'guarded: the token with something else');
+    is_refused(post('/', "$ann&submission_token=2", @form), 409,
+               'guarded: the same from another page view');
+    like(request(GET => '/?booking=1')->{content}, qr/Thank you, Ann/, 'guarded: the answer');
+
+    kill TERM => $php;
+    waitpid $php, 0;
+    $php = undef;
+
+    return sub {
+        my %bookings = (unprotected => 2, protected => 3, guarded => 1);
+
+        for my $name (sort keys %bookings) {
+            my $php = 'echo (new PDO("sqlite:$argv[1]"))->query("SELECT count(*) FROM bookings")'
+                      . '->fetchColumn();';
+
+            is(`php -r '$php' $prefix/$name.sqlite`, $bookings{$name}, "$name: bookings");
+        }
+
+        my $log = slurp("$prefix/legacy-form.access.log");
+
+        for my $status (qw(NEW REPLAYED CONFLICT SIMILAR)) {
+            like($log, qr/ idempotency=$status /, "the log names $status");
+        }
+    };
+}
+
+
+sub wordpress_comments {
+    my $script = request(GET => '/idempotency-guard.js');
+
+    is($script->{status}, 200, 'the guard is there');
+    like($script->{content}, qr/submission_token/, 'and what it should be');
+
+    return sub { };
+}
+
+
 # --- helpers -----------------------------------------------------------------
 
 sub is_answer {
@@ -297,15 +380,16 @@ sub start {
 
     my $text = slurp($file);
     my @ports = $text =~ /^\s*listen\s+127\.0\.0\.1:(\d+);/mg;
+    my @behind = grep { my $port = $_; !grep { $_ == $port } @ports }
+                 $text =~ /_pass 127\.0\.0\.1:(\d+);/g;
     my $said = '';
 
     for my $try (0 .. 5) {
-        if ($try > 0) {
-            my %other;
-            $other{$_} = free_port() for @ports;
+        %port = map { $_ => $try == 0 ? $_ : free_port() } @ports, @behind;
 
+        if ($try > 0) {
             $file = "$prefix/$name.conf";
-            (my $copy = $text) =~ s/(127\.0\.0\.1):(\d+)/"$1:$other{$2}"/ge;
+            (my $copy = $text) =~ s/(127\.0\.0\.1):(\d+)/"$1:$port{$2}"/ge;
             open my $fh, '>', $file or die $!;
             print $fh $copy;
             close $fh;
@@ -313,11 +397,12 @@ sub start {
             # the log so far is about the taken port
             unlink "$prefix/$name.error.log";
             note("a port of $name is taken: running a copy with other ports");
-            $url = "http://127.0.0.1:$other{$ports[0]}";
-
-        } else {
-            $url = "http://127.0.0.1:$ports[0]";
         }
+
+        $url = "http://127.0.0.1:$port{$ports[0]}";
+
+        # an application's port is nothing that nginx would complain about
+        next if grep { !is_free($port{$_}) } @behind;
 
         # returns when the ports are bound
         $said = command($file);
@@ -352,7 +437,29 @@ sub stop {
 }
 
 
-END { kill TERM => $pid if $pid }
+END { kill TERM => $_ for grep { $_ } $pid, $php }
+
+
+# start_php(ADDRESS)
+sub start_php {
+    my ($address) = @_;
+
+    $php = fork // die $!;
+
+    if ($php == 0) {
+        open STDOUT, '>', "$prefix/php.out";
+        open STDERR, '>&', \*STDOUT;
+        $ENV{PHP_FCGI_CHILDREN} = 2;
+        exec 'php-cgi', '-b', $address or die "php-cgi: $!";
+    }
+
+    ok(until_true(sub { IO::Socket::INET->new($address) }), 'PHP starts');
+}
+
+
+sub is_free {
+    return IO::Socket::INET->new(Listen => 1, LocalAddr => "127.0.0.1:$_[0]", ReuseAddr => 1);
+}
 
 
 sub free_port {

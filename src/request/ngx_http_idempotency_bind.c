@@ -169,7 +169,15 @@ bind_credentials(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
         ngx_idempotency_digest_bytes(d, (u_char *) "A", 1);
         ngx_idempotency_digest_field(d, &h->value);
         ctx->identified = 1;
-        return;
+
+        if (!ctx->content) {
+            return;
+        }
+
+        /*
+         * No key that only one of them knows: users who share credentials
+         * are told apart by their cookies
+         */
     }
 
     ngx_http_idempotency_header_iter(&it, r);

@@ -37,7 +37,8 @@ static ngx_str_t  body_coding = ngx_string("content_encoding");
 
 /*
  * NGX_OK: the body was there already, or there is none; NGX_DONE: the phases
- * are run again, perhaps were already, when it has been read
+ * are run again, perhaps were already, when it has been read; NGX_DECLINED:
+ * they are run again though it could not be read
  */
 
 ngx_int_t
@@ -47,6 +48,10 @@ ngx_http_idempotency_read_body(ngx_http_request_t *r,
     ngx_int_t  rc;
 
     if (ctx->reading) {
+
+        if (!ctx->arrived) {
+            return NGX_DECLINED;
+        }
 
         /* run again by body_handler() */
 
@@ -179,6 +184,11 @@ body_begin(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 static void
 body_handler(ngx_http_request_t *r)
 {
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    ctx = ngx_http_idempotency_get_ctx(r);
+    ctx->arrived = 1;
+
     r->write_event_handler = ngx_http_core_run_phases;
     ngx_http_core_run_phases(r);
 }
@@ -440,6 +450,11 @@ ngx_http_idempotency_whole_body(ngx_http_request_t *r, size_t limit,
     ngx_chain_t  *cl;
 
     ngx_str_null(body);
+
+    if (r->request_body == NULL) {
+        /* there is none, or somebody discarded it */
+        return NGX_OK;
+    }
 
     size = body_size(r);
 

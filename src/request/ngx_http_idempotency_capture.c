@@ -19,6 +19,7 @@ static ngx_buf_t *capture_room(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t capture_add(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_buf_t *b);
+static ngx_uint_t capture_trailers(ngx_http_request_t *r);
 static void capture_check_whole(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_uint_t last);
 
@@ -34,8 +35,10 @@ ngx_http_idempotency_capture_header(ngx_http_request_t *r,
 {
     ngx_buf_t  *b;
 
-    ctx->says_release = 0;
-    ctx->says_keep = 0;
+    if (!r->filter_finalize) {
+        ctx->says_release = 0;
+        ctx->says_keep = 0;
+    }
 
     if (r->upstream && r->upstream->headers_in.headers.part.elts) {
         ngx_http_idempotency_hear(&r->upstream->headers_in.headers, ctx);
@@ -44,6 +47,7 @@ ngx_http_idempotency_capture_header(ngx_http_request_t *r,
     ngx_http_idempotency_hear(&r->headers_out.headers, ctx);
 
     ctx->answered = 1;
+    ctx->live = (r->upstream && r->upstream->cleanup);
     ctx->too_large = 0;
     ctx->answer_status = r->headers_out.status;
     ctx->captured = 0;
@@ -128,15 +132,20 @@ void
 ngx_http_idempotency_capture_body(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_chain_t *in)
 {
-    ngx_uint_t    last;
+    ngx_uint_t    last, flush;
     ngx_chain_t  *cl;
 
     last = 0;
+    flush = 0;
 
     for (cl = in; cl; cl = cl->next) {
 
         if (cl->buf->last_buf) {
             last = 1;
+        }
+
+        if (cl->buf->flush) {
+            flush = 1;
         }
 
         if (ngx_buf_special(cl->buf)) {
@@ -155,6 +164,13 @@ ngx_http_idempotency_capture_body(ngx_http_request_t *r,
     }
 
     capture_check_whole(r, ctx, last);
+
+    /* its upstream is done with, and only flushes what came before the break:
+       there is no need to wait for the client to take that */
+
+    if (ctx->owner && flush && ctx->live && r->upstream->cleanup == NULL) {
+        ngx_http_idempotency_settle(r, ctx);
+    }
 }
 
 
@@ -268,7 +284,7 @@ capture_check_whole(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
         return;
     }
 
-    if (!last && (ctx->expected == -1 || r->expect_trailers)) {
+    if (!last && (ctx->expected == -1 || capture_trailers(r))) {
         return;
     }
 
@@ -292,4 +308,19 @@ capture_check_whole(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ctx->whole = 1;
 
     ngx_http_idempotency_settle(r, ctx);
+}
+
+
+/* those of gRPC follow a body of any length, and are announced by nobody */
+
+static ngx_uint_t
+capture_trailers(ngx_http_request_t *r)
+{
+    ngx_http_upstream_t  *u;
+
+    u = r->upstream;
+
+    return r->expect_trailers
+           || (u && u->cleanup && u->schema.len >= 4
+               && ngx_strncmp(u->schema.data, "grpc", 4) == 0);
 }

@@ -88,7 +88,10 @@ ngx_http_idempotency_precontent_handler(ngx_http_request_t *r)
 }
 
 
-/* the settings of the first location that decides a request are its own */
+/*
+ * The settings of the first location that decides a request are its own.  A
+ * request that was turned away claims nothing where its error page is made.
+ */
 
 static ngx_uint_t
 gate_applies(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf)
@@ -98,6 +101,7 @@ gate_applies(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf)
     if (conf->shm_zone == NULL
         || r != r->main
         || r->post_action
+        || r->err_status
         || (r->method & conf->methods) == 0
         || gate_upgrade(r))
     {
@@ -111,9 +115,9 @@ gate_applies(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf)
 
 
 /*
- * An upgraded connection has no response to keep.  "Upgrade: h2c", which
- * clients send along with requests as ordinary as any, is not one: nginx
- * doesn't take it up.
+ * An upgraded connection has no response to keep.  An upgrade to h2c or TLS,
+ * which clients offer along with requests as ordinary as any, is not one:
+ * nginx doesn't take it up.
  */
 
 static ngx_uint_t
@@ -131,8 +135,9 @@ gate_upgrade(ngx_http_request_t *r)
 
     value = &r->headers_in.upgrade->value;
 
-    if (value->len == 3
-        && ngx_strncasecmp(value->data, (u_char *) "h2c", 3) == 0)
+    if (value->len >= 3
+        && (ngx_strncasecmp(value->data, (u_char *) "h2c", 3) == 0
+            || ngx_strncasecmp(value->data, (u_char *) "TLS", 3) == 0))
     {
         return 0;
     }
@@ -198,6 +203,12 @@ gate_prepare(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
 
     if (!ctx->hashed) {
         rc = ngx_http_idempotency_read_body(r, ctx);
+
+        if (rc == NGX_DECLINED) {
+            /* its body was refused: this is about an error page */
+            ctx->verdict = NGX_HTTP_IDEMPOTENCY_NONE;
+            return NGX_OK;
+        }
 
         if (rc != NGX_OK) {
             return rc;

@@ -94,9 +94,10 @@ ngx_http_idempotency_outcome(ngx_http_request_t *r,
 
 /*
  * What the attempts at upstreams tell.  An upstream that is still at work
- * has answered; one that is done with has left an entry for each attempt,
- * with all that was sent.  An entry without a peer separates two upstreams of
- * one request.  A response without any attempt came from a cache.
+ * has answered, or an old response is taken from its cache; one that is done
+ * with has left an entry for each attempt, with all that was sent.  An entry
+ * without a peer separates two upstreams of one request.  A response without
+ * any attempt came from a cache.
  */
 
 static ngx_uint_t
@@ -108,7 +109,10 @@ outcome_upstream(ngx_http_request_t *r)
 
     u = r->upstream;
 
-    if (u == NULL || u->cleanup != NULL) {
+    if (u == NULL
+        || (u->cleanup && u->state
+            && u->state->header_time != (ngx_msec_t) -1))
+    {
         return SENT;
     }
 

@@ -15,12 +15,13 @@
 #define RECORD_SINGLE_RANGE          0x02
 #define RECORD_DISABLE_NOT_MODIFIED  0x04
 #define RECORD_EXPECT_TRAILERS       0x08
+#define RECORD_OVERRIDE_CHARSET      0x10
 
 /* a number of 64 bits takes 10 bytes at most; a line has two lengths */
 
 #define RECORD_NUMBER_LEN            10
 #define RECORD_LINE_LEN              (1 + 2 * RECORD_NUMBER_LEN)
-#define RECORD_FIXED_LEN             (2 + 7 * RECORD_NUMBER_LEN)
+#define RECORD_FIXED_LEN             (2 + 8 * RECORD_NUMBER_LEN)
 
 
 typedef struct {
@@ -92,12 +93,18 @@ ngx_http_idempotency_record_header(ngx_http_request_t *r, ngx_array_t *hide)
     size_t                   len;
     u_char                  *p, flags;
     ngx_buf_t               *b;
+    ngx_str_t                charset;
     ngx_http_headers_out_t  *out;
+
+    static ngx_str_t  none = ngx_null_string;
 
     out = &r->headers_out;
 
-    len = RECORD_FIXED_LEN + out->status_line.len + out->content_type.len
-          + out->charset.len + record_lines_len(&out->headers);
+    charset = out->override_charset ? *out->override_charset : none;
+
+    len = RECORD_FIXED_LEN
+          + out->status_line.len + out->content_type.len + out->charset.len
+          + charset.len + record_lines_len(&out->headers);
 
     b = ngx_create_temp_buf(r->pool, len);
     if (b == NULL) {
@@ -107,7 +114,8 @@ ngx_http_idempotency_record_header(ngx_http_request_t *r, ngx_array_t *hide)
     flags = (r->allow_ranges ? RECORD_ALLOW_RANGES : 0)
             | (r->single_range ? RECORD_SINGLE_RANGE : 0)
             | (r->disable_not_modified ? RECORD_DISABLE_NOT_MODIFIED : 0)
-            | (r->expect_trailers ? RECORD_EXPECT_TRAILERS : 0);
+            | (r->expect_trailers ? RECORD_EXPECT_TRAILERS : 0)
+            | (out->override_charset ? RECORD_OVERRIDE_CHARSET : 0);
 
     p = b->pos;
 
@@ -119,6 +127,7 @@ ngx_http_idempotency_record_header(ngx_http_request_t *r, ngx_array_t *hide)
     p = record_string(p, &out->content_type);
     p = record_number(p, out->content_type_len);
     p = record_string(p, &out->charset);
+    p = record_string(p, &charset);
 
     /* both are -1 where there is none */
 
@@ -344,6 +353,7 @@ ngx_http_idempotency_record_restore(ngx_http_request_t *r, ngx_str_t *record,
 {
     u_char                   flags;
     uint64_t                 status, type_len, length, modified;
+    ngx_str_t                charset;
     record_reader_t          rd;
     ngx_http_headers_out_t  *out;
 
@@ -362,6 +372,7 @@ ngx_http_idempotency_record_restore(ngx_http_request_t *r, ngx_str_t *record,
         || record_get_string(&rd, &out->content_type) != NGX_OK
         || record_get_number(&rd, &type_len) != NGX_OK
         || record_get_string(&rd, &out->charset) != NGX_OK
+        || record_get_string(&rd, &charset) != NGX_OK
         || record_get_number(&rd, &length) != NGX_OK
         || record_get_number(&rd, &modified) != NGX_OK
         || record_restore_lines(r, &rd, &out->headers, cookies) != NGX_OK
@@ -378,6 +389,16 @@ ngx_http_idempotency_record_restore(ngx_http_request_t *r, ngx_str_t *record,
     out->content_type_hash = 0;
     out->content_length_n = (off_t) (length - 1);
     out->last_modified_time = (time_t) (modified - 1);
+
+    if (flags & RECORD_OVERRIDE_CHARSET) {
+
+        out->override_charset = ngx_palloc(r->pool, sizeof(ngx_str_t));
+        if (out->override_charset == NULL) {
+            return NGX_ERROR;
+        }
+
+        *out->override_charset = charset;
+    }
 
     r->allow_ranges = (flags & RECORD_ALLOW_RANGES) ? 1 : 0;
     r->single_range = (flags & RECORD_SINGLE_RANGE) ? 1 : 0;

@@ -426,6 +426,7 @@ refuse_page(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     u_char     *p;
     ngx_buf_t  *b;
     ngx_str_t   back, *next;
+    ngx_uint_t  returns;
 
     static u_char  head[] =
         "<!DOCTYPE html>" CRLF
@@ -451,8 +452,14 @@ refuse_page(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
         "<p>%V</p>" CRLF
         "<p>%V</p>" CRLF;
 
+    static u_char  soon[] =
+        "<p>In ten seconds this page goes back by itself.</p>" CRLF;
+
     static u_char  link[] =
         "<p><a href=\"%V\">Back to the page you came from</a></p>" CRLF;
+
+    static u_char  home[] =
+        "<p><a href=\"/\">To the start page</a></p>" CRLF;
 
     static u_char  tail[] =
         "</body>" CRLF
@@ -466,7 +473,8 @@ refuse_page(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
                ? &refusal->next_content : &refusal->next;
 
     len = sizeof(head) + sizeof(refresh) + sizeof(body) + sizeof(link)
-          + sizeof(tail) + 2 * refusal->heading.len + refusal->page.len
+          + sizeof(soon) + sizeof(home) + sizeof(tail)
+          + 2 * refusal->heading.len + refusal->page.len
           + next->len + 2 * back.len;
 
     b = ngx_create_temp_buf(r->pool, len);
@@ -478,15 +486,20 @@ refuse_page(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
     /* with a key of its own, a form that is opened anew has a new one */
 
-    if (refusal->refresh && ctx->content && back.len) {
+    returns = (refusal->refresh && ctx->content && back.len);
+
+    if (returns) {
         p = ngx_sprintf(p, (char *) refresh, &back);
     }
 
     p = ngx_sprintf(p, (char *) body, &refusal->heading, &refusal->page, next);
 
-    if (back.len) {
-        p = ngx_sprintf(p, (char *) link, &back);
+    if (returns) {
+        p = ngx_cpymem(p, soon, sizeof(soon) - 1);
     }
+
+    p = back.len ? ngx_sprintf(p, (char *) link, &back)
+                 : ngx_cpymem(p, home, sizeof(home) - 1);
 
     b->last = ngx_cpymem(p, tail, sizeof(tail) - 1);
 

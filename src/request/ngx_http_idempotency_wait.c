@@ -40,6 +40,7 @@ ngx_http_idempotency_wait(ngx_http_request_t *r,
         ngx_post_event(rev, &ngx_posted_events);
 
     } else if (ngx_handle_read_event(rev, 0) != NGX_OK) {
+        ngx_http_idempotency_wait_cancel(ctx);
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 

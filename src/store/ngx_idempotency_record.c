@@ -22,6 +22,10 @@ static void record_claim(ngx_idempotency_shm_t *shm,
     ngx_idempotency_op_t *op);
 static ngx_idempotency_window_t *record_window(ngx_idempotency_shm_t *shm,
     ngx_msec_t length);
+static void record_unpublish(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
+static ngx_idempotency_result_e record_make_room(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_op_t *op);
 static ngx_uint_t record_expired(ngx_idempotency_record_t *rec,
     ngx_msec_t now);
 static ngx_uint_t record_evict(ngx_idempotency_shm_t *shm);
@@ -172,7 +176,7 @@ ngx_idempotency_record_find(ngx_idempotency_shm_t *shm,
 }
 
 
-ngx_idempotency_record_t *
+ngx_idempotency_result_e
 ngx_idempotency_record_create(ngx_idempotency_shm_t *shm,
     ngx_idempotency_op_t *op)
 {
@@ -180,20 +184,23 @@ ngx_idempotency_record_create(ngx_idempotency_shm_t *shm,
     ngx_rbtree_node_t         **root;
     ngx_idempotency_record_t   *rec;
     ngx_idempotency_window_t   *window;
+    ngx_idempotency_result_e    result;
 
-    if (!ngx_idempotency_record_make_room(shm, op->now, op->reserve)) {
-        return NULL;
+    result = record_make_room(shm, op);
+
+    if (result != NGX_IDEMPOTENCY_OK) {
+        return result;
     }
 
     window = record_window(shm, op->window);
     if (window == NULL) {
-        return NULL;
+        return NGX_IDEMPOTENCY_UNAVAILABLE;
     }
 
     rec = ngx_slab_calloc_locked(shm->shpool,
                                  sizeof(ngx_idempotency_record_t));
     if (rec == NULL) {
-        return NULL;
+        return NGX_IDEMPOTENCY_UNAVAILABLE;
     }
 
     ngx_memcpy(rec->token, op->token, NGX_IDEMPOTENCY_DIGEST_LEN);
@@ -207,33 +214,59 @@ ngx_idempotency_record_create(ngx_idempotency_shm_t *shm,
 
     record_claim(shm, rec, window, op);
 
-    return rec;
+    return NGX_IDEMPOTENCY_CLAIMED;
 }
 
 
 /* what is in doubt is claimed once more: whatever was kept of it goes */
 
-ngx_int_t
+ngx_idempotency_result_e
 ngx_idempotency_record_reclaim(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op)
 {
     ngx_idempotency_window_t  *window;
+    ngx_idempotency_result_e   result;
+
+    result = record_make_room(shm, op);
+
+    if (result != NGX_IDEMPOTENCY_OK) {
+        return result;
+    }
 
     window = record_window(shm, op->window);
     if (window == NULL) {
-        return NGX_ERROR;
+        return NGX_IDEMPOTENCY_UNAVAILABLE;
     }
 
+    record_unpublish(shm, rec);
+    record_claim(shm, rec, window, op);
+
+    return NGX_IDEMPOTENCY_CLAIMED;
+}
+
+
+/* what is in doubt is its owner's again, under the same fence */
+
+void
+ngx_idempotency_record_revive(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec)
+{
+    record_unpublish(shm, rec);
+
+    rec->outcome = NGX_IDEMPOTENCY_PENDING;
+    ngx_queue_insert_tail(&shm->sh->pending, &rec->queue);
+}
+
+
+static void
+record_unpublish(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
+{
     ngx_queue_remove(&rec->expiry);
 
     if (rec->chunks) {
         ngx_queue_remove(&rec->queue);
         ngx_idempotency_chunks_free(shm, rec);
     }
-
-    record_claim(shm, rec, window, op);
-
-    return NGX_OK;
 }
 
 
@@ -247,6 +280,7 @@ record_claim(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     rec->owner = ngx_idempotency_worker_self();
     rec->fence = ++shm->sh->fence;
     rec->recorded = op->now;
+    rec->status = 0;
     rec->window = window;
     rec->lease = op->lease;
     rec->replays = 0;
@@ -389,13 +423,13 @@ record_expired(ngx_idempotency_record_t *rec, ngx_msec_t now)
  * for; but a single response may claim no more than an eighth of the zone
  * for itself.  So nothing is claimed whose response could not be kept, unless
  * those under way at the same time are larger than what is left together.
+ * CHANGED: some room was made, and more is to be.
  */
 
-ngx_uint_t
-ngx_idempotency_record_make_room(ngx_idempotency_shm_t *shm, ngx_msec_t now,
-    size_t size)
+static ngx_idempotency_result_e
+record_make_room(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
 {
-    ngx_uint_t        pages, limit;
+    ngx_uint_t        n, pages, limit;
     ngx_slab_pool_t  *shpool;
 
     shpool = shm->shpool;
@@ -404,17 +438,21 @@ ngx_idempotency_record_make_room(ngx_idempotency_shm_t *shm, ngx_msec_t now,
 
     /* one more for the record, and one for the header block */
 
-    pages = ngx_idempotency_chunks_pages(size) + 2;
+    pages = ngx_idempotency_chunks_pages(op->reserve) + 2;
     pages = ngx_min(pages, ngx_max(limit, 1));
 
-    while (shpool->pfree < pages) {
+    for (n = 0; shpool->pfree < pages; n++) {
 
-        if (!ngx_idempotency_record_free_some(shm, now)) {
-            return 0;
+        if (n == NGX_IDEMPOTENCY_SHM_FREE) {
+            return NGX_IDEMPOTENCY_CHANGED;
+        }
+
+        if (!ngx_idempotency_record_free_some(shm, op->now)) {
+            return NGX_IDEMPOTENCY_UNAVAILABLE;
         }
     }
 
-    return 1;
+    return NGX_IDEMPOTENCY_OK;
 }
 
 

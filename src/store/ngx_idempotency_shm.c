@@ -121,7 +121,10 @@ shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
             ngx_idempotency_worker_owns(1, op->now);
         }
 
-        rc = shm_read(shm, op, &cur);
+        /* more had to be freed than may be while the lock is held once */
+
+        rc = (op->result == NGX_IDEMPOTENCY_CHANGED)
+                 ? NGX_DECLINED : shm_read(shm, op, &cur);
 
     } while (rc == NGX_DECLINED);
 
@@ -138,11 +141,8 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
     rec = ngx_idempotency_record_find(shm, op);
 
     if (rec == NULL) {
-        rec = ngx_idempotency_record_create(shm, op);
-
-        op->result = rec ? NGX_IDEMPOTENCY_CLAIMED
-                         : NGX_IDEMPOTENCY_UNAVAILABLE;
-        return rec;
+        op->result = ngx_idempotency_record_create(shm, op);
+        return NULL;
     }
 
     if (rec->outcome == NGX_IDEMPOTENCY_PENDING
@@ -159,9 +159,7 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
 
     } else if (rec->outcome == NGX_IDEMPOTENCY_IN_DOUBT && op->retry) {
 
-        op->result = (ngx_idempotency_record_reclaim(shm, rec, op) == NGX_OK)
-                         ? NGX_IDEMPOTENCY_CLAIMED
-                         : NGX_IDEMPOTENCY_UNAVAILABLE;
+        op->result = ngx_idempotency_record_reclaim(shm, rec, op);
         return rec;
 
     } else {
@@ -193,9 +191,8 @@ shm_complete(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
 
     shm = (ngx_idempotency_shm_t *) store;
 
-    in = op->pieces;
-    pos = in ? in->buf->pos : NULL;
-    ngx_memzero(&cur, sizeof(ngx_idempotency_cursor_t));
+    in = NULL;
+    pos = NULL;
     ngx_memzero(&wake, sizeof(ngx_idempotency_workers_t));
 
     ngx_idempotency_worker_owns(-1, op->now);
@@ -211,6 +208,15 @@ shm_complete(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
         if (rec == NULL) {
             ngx_idempotency_shm_unlock(shm);
             return NGX_OK;
+        }
+
+        if (rec->chunks == NULL) {
+
+            /* the first piece; or it was in doubt meanwhile, and lost them */
+
+            in = op->pieces;
+            pos = in ? in->buf->pos : NULL;
+            ngx_memzero(&cur, sizeof(ngx_idempotency_cursor_t));
         }
 
         more = 0;
@@ -340,6 +346,10 @@ shm_forget(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
 
     rec = ngx_idempotency_record_find(shm, op);
 
+    if (rec && op->fence && op->fence != rec->fence) {
+        rec = NULL;
+    }
+
     if (rec) {
         shm_take_waiting(rec, &wake);
         ngx_idempotency_record_remove(shm, rec);
@@ -367,7 +377,10 @@ shm_cancel(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
 }
 
 
-/* the pending record under the caller's fence; no other may be changed */
+/*
+ * The record under the caller's fence; no other may be changed.  An owner that
+ * was taken for dead, and whose claim nobody took over, knows better.
+ */
 
 static ngx_idempotency_record_t *
 shm_own(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
@@ -376,10 +389,16 @@ shm_own(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
 
     rec = ngx_idempotency_record_find(shm, op);
 
-    if (rec == NULL
-        || rec->fence != op->fence
-        || rec->outcome != NGX_IDEMPOTENCY_PENDING)
-    {
+    if (rec == NULL || rec->fence != op->fence) {
+        op->result = NGX_IDEMPOTENCY_STALE;
+        return NULL;
+    }
+
+    if (rec->outcome == NGX_IDEMPOTENCY_IN_DOUBT && rec->status == 0) {
+        ngx_idempotency_record_revive(shm, rec);
+    }
+
+    if (rec->outcome != NGX_IDEMPOTENCY_PENDING) {
         op->result = NGX_IDEMPOTENCY_STALE;
         return NULL;
     }
@@ -555,8 +574,8 @@ shm_bucket(uint64_t key)
 
 
 /*
- * Calls those that wait for the token, first come first served.  They are
- * taken aside first: a handler may wait again, or cancel another.
+ * Calls those that wait for the token.  They are taken aside first: a handler
+ * may wait again, or cancel another.
  */
 
 void

@@ -16,10 +16,12 @@
 
 #define NGX_IDEMPOTENCY_SHM_VERSION  1
 
-/* what is copied, or expired, at most while the lock is held once */
+/* what is copied, expired, or freed to make room, at most while the lock is
+   held once */
 
 #define NGX_IDEMPOTENCY_SHM_PIECE    65536
 #define NGX_IDEMPOTENCY_SHM_EXPIRE   3
+#define NGX_IDEMPOTENCY_SHM_FREE     128
 
 
 typedef struct ngx_idempotency_chunk_s  ngx_idempotency_chunk_t;
@@ -139,10 +141,13 @@ ngx_int_t ngx_idempotency_records_init(ngx_idempotency_shm_sh_t *sh,
     ngx_slab_pool_t *shpool);
 ngx_idempotency_record_t *ngx_idempotency_record_find(
     ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op);
-ngx_idempotency_record_t *ngx_idempotency_record_create(
+ngx_idempotency_result_e ngx_idempotency_record_create(
     ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op);
-ngx_int_t ngx_idempotency_record_reclaim(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op);
+ngx_idempotency_result_e ngx_idempotency_record_reclaim(
+    ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
+    ngx_idempotency_op_t *op);
+void ngx_idempotency_record_revive(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
 void ngx_idempotency_record_publish(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_outcome_e outcome,
     ngx_uint_t status, ngx_msec_t now);
@@ -150,8 +155,6 @@ void ngx_idempotency_record_remove(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
 ngx_uint_t ngx_idempotency_record_expire(ngx_idempotency_shm_t *shm,
     ngx_msec_t now, ngx_uint_t n);
-ngx_uint_t ngx_idempotency_record_make_room(ngx_idempotency_shm_t *shm,
-    ngx_msec_t now, size_t size);
 ngx_uint_t ngx_idempotency_record_free_some(ngx_idempotency_shm_t *shm,
     ngx_msec_t now);
 ngx_uint_t ngx_idempotency_record_alive(ngx_idempotency_record_t *rec,

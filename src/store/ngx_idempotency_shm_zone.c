@@ -11,6 +11,7 @@
 static ngx_int_t shm_zone_create(ngx_idempotency_shm_t *shm,
     ngx_slab_pool_t *shpool, uint64_t fence);
 static ngx_uint_t shm_zone_changed(ngx_shm_zone_t *shm_zone);
+static void shm_zone_torn(ngx_idempotency_shm_t *shm, ngx_pid_t pid);
 static void shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log);
 static ngx_idempotency_shm_t *shm_zone_next(ngx_cycle_t *cycle,
     ngx_list_part_t **part, ngx_uint_t *i);
@@ -75,6 +76,10 @@ shm_zone_create(ngx_idempotency_shm_t *shm, ngx_slab_pool_t *shpool,
         return NGX_ERROR;
     }
 
+    /* who dies in the middle of this leaves a torn zone, too */
+
+    sh->inside = ngx_pid;
+
     sh->version = NGX_IDEMPOTENCY_SHM_VERSION;
     sh->fence = fence;
     sh->generation = shm->generation;
@@ -99,6 +104,9 @@ shm_zone_create(ngx_idempotency_shm_t *shm, ngx_slab_pool_t *shpool,
 
     shm->shpool = shpool;
     shm->sh = sh;
+
+    ngx_memory_barrier();
+    sh->inside = 0;
 
     return NGX_OK;
 }
@@ -184,14 +192,21 @@ ngx_idempotency_shm_lock(ngx_idempotency_shm_t *shm)
 
     ngx_shmtx_unlock(&shm->shpool->mutex);
 
+    shm_zone_torn(shm, pid);
+
+    return NGX_ERROR;
+}
+
+
+static void
+shm_zone_torn(ngx_idempotency_shm_t *shm, ngx_pid_t pid)
+{
     if (pid) {
         ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
                       "idempotency zone \"%V\" was left half changed by "
                       "process %P, which died: no request is taken until "
                       "a reload makes the zone anew", shm->name, pid);
     }
-
-    return NGX_ERROR;
 }
 
 
@@ -254,6 +269,7 @@ static void
 shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log)
 {
     uint64_t                   fence;
+    ngx_pid_t                  pid;
     ngx_uint_t                 anew;
     ngx_idempotency_shm_sh_t  *sh;
 
@@ -261,6 +277,14 @@ shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log)
     anew = 0;
 
     ngx_shmtx_lock(&shm->shpool->mutex);
+
+    pid = sh->inside;
+
+    if (pid) {
+        /* torn, and nobody has noticed before */
+        sh->inside = 0;
+        sh->poisoned = sh->generation + 1;
+    }
 
     if (sh->poisoned && shm->generation >= sh->poisoned) {
 
@@ -289,7 +313,10 @@ shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log)
 
     ngx_shmtx_unlock(&shm->shpool->mutex);
 
-    if (anew) {
+    if (!anew) {
+        shm_zone_torn(shm, pid);
+
+    } else {
         ngx_log_error(NGX_LOG_ALERT, log, 0,
                       "idempotency zone \"%V\" %s", shm->name,
                       anew == 1 ? "is made anew: the tokens it knew are "

@@ -146,7 +146,8 @@ typedef struct {
     ngx_idempotency_op_pt           release;
     /* looks, and changes nothing */
     ngx_idempotency_op_pt           find;
-    /* by hand, whoever owns it: a pending owner loses its claim */
+    /* by hand, whoever owns it: a pending owner loses its claim; with a
+       fence, only the record that has it */
     ngx_idempotency_op_pt           forget;
     /* the answer, or the change waited for, isn't wanted any more */
     void                          (*cancel)(ngx_idempotency_store_t *store,

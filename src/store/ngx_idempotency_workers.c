@@ -25,6 +25,7 @@ typedef struct {
     ngx_pid_t                       pid;
     ngx_uint_t                      epoch;
     ngx_msec_t                      seen;
+    ngx_msec_t                      suspected;
 
     /* tokens that changed, or, if they were too many, that some did */
     ngx_uint_t                      overflow;
@@ -39,7 +40,8 @@ typedef struct {
 
 
 static ngx_int_t workers_init_zone(ngx_shm_zone_t *shm_zone, void *data);
-static ngx_uint_t workers_dead(worker_slot_t *slot);
+static ngx_int_t workers_take_slot(ngx_cycle_t *cycle);
+static ngx_uint_t workers_dead(ngx_pid_t pid);
 static void workers_sign_handler(ngx_event_t *ev);
 static void workers_notify(ngx_uint_t slot);
 static void workers_wake_handler(ngx_event_t *ev);
@@ -49,7 +51,7 @@ static ngx_slab_pool_t           *workers_shpool;
 static workers_sh_t              *workers_sh;
 
 static ngx_idempotency_worker_t   workers_self =
-                                         { 0, NGX_IDEMPOTENCY_NO_WORKER };
+                                      { 0, 0, NGX_IDEMPOTENCY_NO_WORKER };
 static ngx_idempotency_woken_pt   workers_woken;
 static ngx_event_t                workers_sign;
 static ngx_uint_t                 workers_owned;
@@ -59,13 +61,16 @@ static ngx_uint_t                 workers_fds;
 
 
 ngx_int_t
-ngx_idempotency_workers_add_zone(ngx_conf_t *cf, void *tag)
+ngx_idempotency_workers_add_zone(ngx_conf_t *cf)
 {
     ngx_shm_zone_t  *shm_zone;
 
     static ngx_str_t  name = ngx_string("ngx_http_idempotency_workers");
 
-    shm_zone = ngx_shared_memory_add(cf, &name, WORKERS_ZONE_SIZE, tag);
+    /* a tag of its own: a store can't have its name */
+
+    shm_zone = ngx_shared_memory_add(cf, &name, WORKERS_ZONE_SIZE,
+                                     &workers_sh);
     if (shm_zone == NULL) {
         return NGX_ERROR;
     }
@@ -79,16 +84,26 @@ ngx_idempotency_workers_add_zone(ngx_conf_t *cf, void *tag)
 static ngx_int_t
 workers_init_zone(ngx_shm_zone_t *shm_zone, void *data)
 {
+    ngx_uint_t        i;
+    workers_sh_t     *sh;
     ngx_slab_pool_t  *shpool;
 
     shpool = (ngx_slab_pool_t *) shm_zone->shm.addr;
 
     if (data == NULL && !shm_zone->shm.exists) {
 
-        shpool->data = ngx_slab_calloc(shpool, sizeof(workers_sh_t));
-        if (shpool->data == NULL) {
+        sh = ngx_slab_calloc(shpool, sizeof(workers_sh_t));
+        if (sh == NULL) {
             return NGX_ERROR;
         }
+
+        /* no table's epochs are those of one before */
+
+        for (i = 0; i < NGX_IDEMPOTENCY_WORKERS; i++) {
+            sh->slots[i].epoch = (ngx_uint_t) ngx_time() + ngx_random() % 4096;
+        }
+
+        shpool->data = sh;
     }
 
     workers_shpool = shpool;
@@ -117,9 +132,10 @@ ngx_idempotency_workers_init_module(ngx_cycle_t *cycle)
         fd = eventfd(0, EFD_NONBLOCK|EFD_CLOEXEC);
 
         if (fd == -1) {
-            ngx_log_error(NGX_LOG_EMERG, cycle->log, ngx_errno,
-                          "eventfd() failed");
-            return NGX_ERROR;
+            ngx_log_error(NGX_LOG_WARN, cycle->log, ngx_errno,
+                          "idempotency: eventfd() failed, requests that wait "
+                          "in some workers are not woken but look again");
+            break;
         }
 
         workers_fd[workers_fds++] = fd;
@@ -134,9 +150,6 @@ ngx_int_t
 ngx_idempotency_workers_init_process(ngx_cycle_t *cycle,
     ngx_idempotency_woken_pt handler)
 {
-    ngx_uint_t      i;
-    worker_slot_t  *slot;
-
     workers_woken = handler;
 
     workers_sign.handler = workers_sign_handler;
@@ -144,20 +157,49 @@ ngx_idempotency_workers_init_process(ngx_cycle_t *cycle,
     workers_sign.data = &workers_sign;
     workers_sign.cancelable = 1;
 
+    workers_self.pid = ngx_pid;
+    workers_self.epoch = (uint32_t) ngx_random();
+
+    if (workers_take_slot(cycle) == NGX_DECLINED) {
+        ngx_log_error(NGX_LOG_WARN, cycle->log, 0,
+                      "idempotency: more than %d workers, requests that wait "
+                      "in this one are not woken but look again",
+                      NGX_IDEMPOTENCY_WORKERS);
+    }
+
+    return NGX_OK;
+}
+
+
+/* NGX_DECLINED: there is none at the moment */
+
+static ngx_int_t
+workers_take_slot(ngx_cycle_t *cycle)
+{
+    ngx_uint_t      i;
+    worker_slot_t  *slot;
+
     ngx_shmtx_lock(&workers_shpool->mutex);
 
     for (i = 0; i < NGX_IDEMPOTENCY_WORKERS; i++) {
         slot = &workers_sh->slots[i];
 
-        if (slot->pid == 0 || workers_dead(slot)) {
-            slot->pid = ngx_pid;
+        if (slot->pid == 0 || workers_dead(slot->pid)) {
+
+            /* whoever reads without the lock finds the new pid last */
+
             slot->epoch++;
             slot->seen = ngx_current_msec;
+            slot->suspected = slot->seen;
             slot->overflow = 0;
             slot->n = 0;
 
-            workers_self.slot = (uint8_t) i;
+            ngx_memory_barrier();
+
+            slot->pid = ngx_pid;
+
             workers_self.epoch = (uint32_t) slot->epoch;
+            workers_self.slot = (uint8_t) i;
             break;
         }
     }
@@ -165,12 +207,7 @@ ngx_idempotency_workers_init_process(ngx_cycle_t *cycle,
     ngx_shmtx_unlock(&workers_shpool->mutex);
 
     if (i == NGX_IDEMPOTENCY_WORKERS) {
-        ngx_log_error(NGX_LOG_WARN, cycle->log, 0,
-                      "idempotency: more than %d workers: this one's claims "
-                      "last no longer than their lease, and its waiting "
-                      "requests are not woken but look again",
-                      NGX_IDEMPOTENCY_WORKERS);
-        return NGX_OK;
+        return NGX_DECLINED;
     }
 
     if (i < workers_fds
@@ -198,6 +235,9 @@ ngx_idempotency_workers_exit_process(ngx_cycle_t *cycle)
 
     ngx_shmtx_unlock(&workers_shpool->mutex);
 
+    /* and so nothing is this worker's any more */
+
+    workers_self.pid = 0;
     workers_self.slot = NGX_IDEMPOTENCY_NO_WORKER;
 }
 
@@ -211,8 +251,9 @@ ngx_idempotency_worker_self(void)
 
 /*
  * An owner is asked by its pid.  One that is there but gives no sign of life,
- * be it stopped, stuck, or another process by now, can't be asked: it has
- * its lease.
+ * be it stopped, stuck, or another process by now, can't be asked: it has its
+ * lease.  A silence counts only if it goes on after somebody noticed it, as
+ * all of us may have been stopped together.
  */
 
 ngx_uint_t
@@ -222,39 +263,47 @@ ngx_idempotency_worker_alive(ngx_idempotency_worker_t *worker,
     ngx_msec_t      seen;
     worker_slot_t  *slot;
 
-    seen = claimed;
-
-    if (worker->slot != NGX_IDEMPOTENCY_NO_WORKER) {
-
-        slot = &workers_sh->slots[worker->slot];
-
-        if (slot->pid == 0 || (uint32_t) slot->epoch != worker->epoch) {
-            return 0;
-        }
-
-        if (slot->pid == ngx_pid) {
-            return 1;
-        }
-
-        if (workers_dead(slot)) {
-            return 0;
-        }
-
-        /* the first sign follows the claim by a moment */
-
-        if ((ngx_msec_int_t) (slot->seen - claimed) > 0) {
-            seen = slot->seen;
-        }
+    if (worker->pid == workers_self.pid) {
+        return worker->epoch == workers_self.epoch;
     }
 
-    return (ngx_msec_int_t) (now - seen) < (ngx_msec_int_t) lease;
+    if (worker->slot == NGX_IDEMPOTENCY_NO_WORKER) {
+        return !workers_dead(worker->pid);
+    }
+
+    slot = &workers_sh->slots[worker->slot];
+
+    if (slot->pid != worker->pid
+        || (uint32_t) slot->epoch != worker->epoch
+        || workers_dead(worker->pid))
+    {
+        return 0;
+    }
+
+    /* the first sign follows the claim by a moment */
+
+    seen = slot->seen;
+
+    if ((ngx_msec_int_t) (claimed - seen) > 0) {
+        seen = claimed;
+    }
+
+    if ((ngx_msec_int_t) (now - seen) < (ngx_msec_int_t) lease) {
+        return 1;
+    }
+
+    if ((ngx_msec_int_t) (slot->suspected - seen) <= 0) {
+        slot->suspected = now;
+    }
+
+    return (ngx_msec_int_t) (now - slot->suspected) < 3 * WORKERS_SIGN;
 }
 
 
 static ngx_uint_t
-workers_dead(worker_slot_t *slot)
+workers_dead(ngx_pid_t pid)
 {
-    return kill(slot->pid, 0) == -1 && ngx_errno == NGX_ESRCH;
+    return kill(pid, 0) == -1 && ngx_errno == NGX_ESRCH;
 }
 
 
@@ -264,6 +313,13 @@ ngx_idempotency_worker_owns(ngx_int_t more, ngx_msec_t now)
     workers_owned += more;
 
     if (workers_self.slot == NGX_IDEMPOTENCY_NO_WORKER) {
+
+        /* perhaps another one has gone since: for the claims to come */
+
+        if (workers_owned == 0) {
+            (void) workers_take_slot((ngx_cycle_t *) ngx_cycle);
+        }
+
         return;
     }
 

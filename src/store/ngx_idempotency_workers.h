@@ -19,7 +19,10 @@
 #define NGX_IDEMPOTENCY_NO_WORKER  255
 
 
+/* a process; the epoch tells it from others that had its pid or its slot */
+
 typedef struct {
+    int32_t                         pid;
     uint32_t                        epoch;
     uint8_t                         slot;
 } ngx_idempotency_worker_t;
@@ -39,7 +42,7 @@ typedef void (*ngx_idempotency_woken_pt)(uint64_t *key);
 
 /* in the master */
 
-ngx_int_t ngx_idempotency_workers_add_zone(ngx_conf_t *cf, void *tag);
+ngx_int_t ngx_idempotency_workers_add_zone(ngx_conf_t *cf);
 ngx_int_t ngx_idempotency_workers_init_module(ngx_cycle_t *cycle);
 
 /* in a worker: takes a slot and gives it back */

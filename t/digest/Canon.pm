@@ -243,7 +243,8 @@ sub multipart {
             if $fold && !$file && !$extended
                && (!defined $type
                    || $type =~ m{^text/plain[ \t]*(?:;|\z)}i
-                      && $type !~ /charset="?(?!utf-?8(?:[" \t;]|\z))(?:utf|ucs)/i);
+                      && $type !~ /charset="?(?!utf-?8(?:[" \t;]|\z))
+                                   (?:utf|ucs)/xi);
 
         my $code = "\x01P" . field($name);
 
@@ -316,7 +317,8 @@ sub json_value {
     my ($depth, @pointers) = @_;
     my $left_out = sub {
         my $token = shift;
-        my @next = map { [@$_[1 .. $#$_]] } grep { $_->[0] eq $token } @pointers;
+        my @next = map { [@$_[1 .. $#$_]] }
+                   grep { $_->[0] eq $token } @pointers;
 
         return ((grep { !@$_ } @next) ? 1 : 0, @next);
     };

@@ -30,7 +30,7 @@ events_start(void)
 
     ngx_memzero(&events_zone, sizeof(ngx_shm_zone_t));
 
-    check_equal(ngx_idempotency_workers_add_zone(NULL, NULL), NGX_OK);
+    check_equal(ngx_idempotency_workers_add_zone(NULL), NGX_OK);
 
     events_zone.shm.addr = unit_shared(events_zone.shm.size);
 
@@ -85,6 +85,31 @@ events_reset(void)
 
 
 void
+events_lock(void)
+{
+    ngx_shmtx_lock(&((ngx_slab_pool_t *) events_zone.shm.addr)->mutex);
+}
+
+
+void
+events_give_back(void)
+{
+    ngx_shmtx_unlock(&((ngx_slab_pool_t *) events_zone.shm.addr)->mutex);
+}
+
+
+ngx_uint_t
+events_awaited(void)
+{
+    ngx_shmtx_t  *mutex;
+
+    mutex = &((ngx_slab_pool_t *) events_zone.shm.addr)->mutex;
+
+    return (ngx_atomic_int_t) *mutex->wait > 0;
+}
+
+
+void
 events_unlock(ngx_pid_t pid)
 {
     ngx_slab_pool_t  *pool;
@@ -93,8 +118,8 @@ events_unlock(ngx_pid_t pid)
 
     ngx_shmtx_force_unlock(&pool->mutex, pid);
 
-    ngx_shmtx_lock(&pool->mutex);
-    ngx_shmtx_unlock(&pool->mutex);
+    events_lock();
+    events_give_back();
 }
 
 

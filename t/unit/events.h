@@ -35,6 +35,12 @@ void events_reset(void);
 
 void events_unlock(ngx_pid_t pid);
 
+/* the table's lock, and whether another waits for it */
+
+void events_lock(void);
+void events_give_back(void);
+ngx_uint_t events_awaited(void);
+
 /* waits for something to read, so long at most; true: it was handled */
 
 ngx_uint_t events_read(int msec);

@@ -1,5 +1,5 @@
 
-/* A full zone: what is refused, what is trimmed, what may go, what comes back. */
+/* A full zone: what is refused, trimmed, or may go, and what comes back. */
 
 
 #include "zone.h"
@@ -413,20 +413,92 @@ retry_in_a_full_zone(void)
     check_equal(op.status, 502);
     op_responded(&op, 100, 1);
 
-    /* the same window as before needs no memory */
+    /* nor is it claimed if its response would not fit */
 
     op_init(&op, 0, 1, 100);
     op.retry = 1;
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
-    check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_UNAVAILABLE);
 
     zone_vacate(&zone);
+
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
 
     for (i = 0; i <= zone.shm.sh->mask; i++) {
         check(zone.shm.sh->buckets[i] == &zone.shm.sh->sentinel);
     }
 
     unit_unshared(zone.zone.shm.addr, zone.zone.shm.size);
+}
+
+
+static void
+claim_it(zone_t *z)
+{
+    ngx_idempotency_op_t  op;
+
+    op_init(&op, 9999, 1, 1100);
+    check_equal(op_claim(z, &op), NGX_IDEMPOTENCY_CLAIMED);
+}
+
+
+static void
+look(zone_t *z)
+{
+    check_equal(z->shm.sh->inside, 0);
+    zone_check(z);
+}
+
+
+/* much room is made in steps, so that nobody waits long; all may change then */
+
+static void
+room_in_steps(void)
+{
+    ngx_uint_t            n, round;
+    ngx_idempotency_op_t  op;
+
+    for (round = 0; round < 2; round++) {
+
+        open_zone(1024 * PAGE, 0);
+
+        for (n = 0; op_bind(&zone, n, 1, 100, 1000, 0) == NGX_IDEMPOTENCY_OK;
+             n++)
+        { /* void */ }
+
+        check(zone.shm.shpool->pfree < 2);
+
+        op_init(&op, 9999, 1, 1100);
+        op.reserve = 90 * PAGE;
+        zone_between(1, round ? claim_it : look, &zone);
+
+        if (round) {
+
+            /* here it is claimed by another, which needs less */
+
+            check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+            check_equal(op.outcome, NGX_IDEMPOTENCY_PENDING);
+
+        } else {
+            check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+            check(zone.shm.shpool->pfree >= 90);
+        }
+
+        check_equal(zone_between_due(), 0);
+
+        /* no more than needed was freed */
+
+        check(zone_bound(&zone) > n / 2);
+
+        forget(9999);
+
+        while (n--) {
+            op_init(&op, n, 1, 1100);
+            check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
+        }
+
+        close_empty();
+    }
 }
 
 
@@ -478,6 +550,7 @@ static unit_case_t  cases[] = {
     { "completing evicts", completing_evicts },
     { "without eviction nothing kept goes", nothing_kept_goes },
     { "a retry in a full zone loses nothing", retry_in_a_full_zone },
+    { "much room is made in steps", room_in_steps },
     { "zones of all sizes give everything back", zones_of_all_sizes },
     unit_cases_end
 };

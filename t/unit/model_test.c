@@ -147,7 +147,7 @@ static ngx_uint_t
 over(token_t *t)
 {
     return t->bound && t->outcome != NGX_IDEMPOTENCY_PENDING
-           && (ngx_msec_int_t) (now - t->recorded) >= (ngx_msec_int_t) t->window;
+           && (ngx_msec_int_t) (now - t->recorded - t->window) >= 0;
 }
 
 
@@ -455,9 +455,9 @@ claim_as(ngx_uint_t slot, ngx_idempotency_op_t *op, ngx_uint_t token,
         || (retry && t->outcome == NGX_IDEMPOTENCY_IN_DOUBT
             && t->print == print))
     {
-        evict = (zone.shm.evict && !t->bound && pfree < need);
+        evict = (zone.shm.evict && pfree < need);
 
-        if (result == NGX_IDEMPOTENCY_UNAVAILABLE && !t->bound) {
+        if (result == NGX_IDEMPOTENCY_UNAVAILABLE) {
             sync_kept(evict);
             check(zone.shm.shpool->pfree < need);
             check(nothing_to_free());
@@ -608,8 +608,11 @@ owns(claim_t *c)
 
     t = &tokens[c->token];
 
-    return t->bound && t->outcome == NGX_IDEMPOTENCY_PENDING
-           && t->fence == c->fence;
+    /* one that was taken for dead is heard, unless another took over */
+
+    return t->bound && t->fence == c->fence
+           && (t->outcome == NGX_IDEMPOTENCY_PENDING
+               || t->outcome == NGX_IDEMPOTENCY_IN_DOUBT);
 }
 
 

@@ -337,6 +337,8 @@ full_request(void)
     ngx_http_request_t      *r;
     ngx_http_headers_out_t  *out;
 
+    static ngx_str_t     charset = ngx_string("utf-8");
+
     static const line_t  trailers[] = {
         { "X-Sum", "42", -1, 0 },
         { "Connection", "close", -1, 1 },
@@ -352,6 +354,7 @@ full_request(void)
     out->content_type = text("text/html; charset=koi8-r");
     out->content_type_len = 9;
     out->charset = text("koi8-r");
+    out->override_charset = &charset;
     out->content_length_n = 12;
     out->last_modified_time = 1234567890;
 
@@ -399,6 +402,7 @@ round_trip(void)
         check(same(&out->content_type, "text/html; charset=koi8-r"));
         check_equal(out->content_type_len, 9);
         check(same(&out->charset, "koi8-r"));
+        check(out->override_charset && same(out->override_charset, "utf-8"));
         check_equal(out->content_length_n, 12);
         check_equal(out->last_modified_time, 1234567890);
 
@@ -457,6 +461,7 @@ extremes(void)
         check_equal(out->status_line.len, 0);
         check_equal(out->content_type.len, 0);
         check_equal(out->charset.len, 0);
+        check(out->override_charset == NULL);
         check_equal(out->content_length_n, lengths[i]);
         check_equal(out->last_modified_time, lengths[i]);
         check_equal(out->content_type_hash, 0);
@@ -557,6 +562,11 @@ restore_anything(ngx_str_t *record)
     check_inside(&r->headers_out.status_line, record);
     check_inside(&r->headers_out.content_type, record);
     check_inside(&r->headers_out.charset, record);
+
+    if (r->headers_out.override_charset) {
+        check_inside(r->headers_out.override_charset, record);
+    }
+
     check(r->headers_out.content_type_len <= r->headers_out.content_type.len);
     check(r->headers_out.status >= 200 && r->headers_out.status < 1000);
 
@@ -611,11 +621,19 @@ bytes(char *what, ngx_int_t rc, const char *data, size_t len)
 }
 
 
-/* version, flags, status, line, type, its length, charset, length, modified */
+/*
+ * version, flags, status 200, line, type, its length, charset, charset that
+ * overrides, length, modified, an end of lines, an end of trailers
+ */
 
 #define FULL64  "\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"
 #define HALF64  "\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01"
 #define MAX63   "\xff\xff\xff\xff\xff\xff\xff\xff\x7f"
+
+#define HEAD    "\x01\0\xc8\x01"
+#define STRINGS "\0\0\0\0\0"
+#define NUMBERS "\0\0"
+#define ENDS    "\0\0"
 
 #define try(what, rc, data)  bytes(what, rc, data, sizeof(data) - 1)
 
@@ -623,36 +641,44 @@ bytes(char *what, ngx_int_t rc, const char *data, size_t len)
 static void
 malformed(void)
 {
-    try("a minimal one", NGX_OK, "\x01\0\xc8\x01\0\0\0\0\0\0\0\0");
+    try("a minimal one", NGX_OK, HEAD STRINGS NUMBERS ENDS);
 
-    try("another version", NGX_ERROR, "\x02\0\xc8\x01\0\0\0\0\0\0\0\0");
-    try("status 199", NGX_ERROR, "\x01\0\xc7\x01\0\0\0\0\0\0\0\0");
-    try("status 999", NGX_OK, "\x01\0\xe7\x07\0\0\0\0\0\0\0\0");
-    try("status 1000", NGX_ERROR, "\x01\0\xe8\x07\0\0\0\0\0\0\0\0");
-    try("a huge status", NGX_ERROR, "\x01\0" FULL64 "\0\0\0\0\0\0\0\0");
-    try("a huge string", NGX_ERROR, "\x01\0\xc8\x01" FULL64 "\0\0\0\0\0\0\0");
-    try("a string of one too many", NGX_ERROR,
-        "\x01\0\xc8\x01\x09\0\0\0\0\0\0\0\0");
+    try("another version", NGX_ERROR, "\x02\0\xc8\x01" STRINGS NUMBERS ENDS);
+    try("status 199", NGX_ERROR, "\x01\0\xc7\x01" STRINGS NUMBERS ENDS);
+    try("status 999", NGX_OK, "\x01\0\xe7\x07" STRINGS NUMBERS ENDS);
+    try("status 1000", NGX_ERROR, "\x01\0\xe8\x07" STRINGS NUMBERS ENDS);
+    try("a huge status", NGX_ERROR, "\x01\0" FULL64 STRINGS NUMBERS ENDS);
+
+    try("a huge string", NGX_ERROR, HEAD FULL64 STRINGS NUMBERS ENDS);
+    try("as much as there is", NGX_ERROR,
+        HEAD "\x08\0\0\0\0" NUMBERS ENDS);
+    try("one more than there is", NGX_ERROR,
+        HEAD "\x09\0\0\0\0" NUMBERS ENDS);
     try("a type longer than itself", NGX_ERROR,
-        "\x01\0\xc8\x01\0\0\x01\0\0\0\0\0");
+        HEAD "\0\0\x01\0\0" NUMBERS ENDS);
+    try("a type of its length", NGX_OK,
+        HEAD "\0\x01" "a" "\x01\0\0" NUMBERS ENDS);
+
     try("a number without an end", NGX_ERROR,
-        "\x01\0\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\0\0\0\0\0");
+        "\x01\0" "\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"
+        STRINGS NUMBERS ENDS);
     try("an unfinished number", NGX_ERROR, "\x01\0\xc8");
+
     try("an unknown slot", NGX_ERROR,
-        "\x01\0\xc8\x01\0\0\0\0\0\0\x10\x01" "a" "\x01" "b" "\0\0");
+        HEAD STRINGS NUMBERS "\x10\x01" "a" "\x01" "b" ENDS);
     try("the last slot", NGX_OK,
-        "\x01\0\xc8\x01\0\0\0\0\0\0\x0f\x01" "a" "\x01" "b" "\0\0");
+        HEAD STRINGS NUMBERS "\x0f\x01" "a" "\x01" "b" ENDS);
     try("a line without a value", NGX_ERROR,
-        "\x01\0\xc8\x01\0\0\0\0\0\0\x01\x01" "a");
-    try("no trailers", NGX_ERROR, "\x01\0\xc8\x01\0\0\0\0\0\0\0");
+        HEAD STRINGS NUMBERS "\x01\x01" "a");
+    try("no trailers", NGX_ERROR, HEAD STRINGS NUMBERS "\0");
 
     /* whatever they mean, they are numbers */
 
-    try("a huge length", NGX_OK, "\x01\0\xc8\x01\0\0\0\0" FULL64 "\0\0\0");
-    try("a huge time", NGX_OK, "\x01\0\xc8\x01\0\0\0\0\0" FULL64 "\0\0");
-    try("a length of 2^63", NGX_OK, "\x01\0\xc8\x01\0\0\0\0" HALF64 "\0\0\0");
-    try("a time of 2^63", NGX_OK, "\x01\0\xc8\x01\0\0\0\0\0" HALF64 "\0\0");
-    try("a length of 2^63-1", NGX_OK, "\x01\0\xc8\x01\0\0\0\0" MAX63 "\0\0\0");
+    try("a huge length", NGX_OK, HEAD STRINGS FULL64 "\0" ENDS);
+    try("a huge time", NGX_OK, HEAD STRINGS "\0" FULL64 ENDS);
+    try("a length of 2^63", NGX_OK, HEAD STRINGS HALF64 "\0" ENDS);
+    try("a time of 2^63", NGX_OK, HEAD STRINGS "\0" HALF64 ENDS);
+    try("a length of 2^63-1", NGX_OK, HEAD STRINGS MAX63 "\0" ENDS);
 }
 
 

@@ -582,19 +582,18 @@ dead_owner_at_claim(void)
     check(other.response.data == NULL);
     zone_check(&zone);
 
-    /* if it was not dead at all, it comes too late */
-
-    double_workers[3].state = DOUBLE_ALIVE;
-    double_become(3);
-    op.now = 1000002;
-    op.outcome = NGX_IDEMPOTENCY_DONE;
-    op_respond(&op, 10, 1);
-    check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_STALE);
-
     op_init(&other, 1, 1, 1000001 + 999);
     check_equal(op_find(&zone, &other), NGX_IDEMPOTENCY_BOUND);
     op_init(&other, 1, 1, 1000001 + 1000);
     check_equal(op_find(&zone, &other), NGX_IDEMPOTENCY_ABSENT);
+
+    /* by then it is too late for the owner, were it not dead at all */
+
+    double_workers[3].state = DOUBLE_ALIVE;
+    double_become(3);
+    op.now = 1000001 + 1000;
+    check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_STALE);
+    zone_check_empty(&zone);
 
     /* with retry, the same claim takes it over at once */
 
@@ -748,9 +747,122 @@ lease_of_a_silent_owner(void)
 
     ngx_idempotency_shm_sweep(&zone.shm, 2500);
     check_equal(zone_size(&zone.shm.sh->pending), 0);
-    check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_STALE);
 
     forget(1, 2500);
+    check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_STALE);
+
+    close_empty();
+}
+
+
+/*
+ * An owner that was taken for dead knows better, as long as nobody took over
+ * its claim.
+ */
+
+static void
+an_owner_that_was_not_dead(void)
+{
+    ngx_idempotency_op_t  op, other;
+
+    open_zone();
+
+    /* it says what came of it */
+
+    double_become(3);
+    op_init(&op, 1, 1, 100);
+    op.window = 300;
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    double_workers[3].state = DOUBLE_SILENT;
+
+    double_become(4);
+    op_init(&other, 1, 1, 700);
+    check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_BOUND);
+    check_equal(other.outcome, NGX_IDEMPOTENCY_IN_DOUBT);
+    check_equal(zone_bound(&zone), 1);
+
+    double_become(3);
+    op.now = 800;
+    complete(&op, NGX_IDEMPOTENCY_DONE, 200, 5000);
+    check_equal(zone_bound(&zone), 1);
+    zone_check(&zone);
+
+    op_init(&other, 1, 1, 1099);
+    check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_BOUND);
+    check_equal(other.outcome, NGX_IDEMPOTENCY_DONE);
+    check_equal(other.recorded, 800);
+    op_responded(&other, 5000, op.fence);
+
+    op_init(&other, 1, 1, 1100);
+    check_equal(op_find(&zone, &other), NGX_IDEMPOTENCY_ABSENT);
+
+    /* or that nothing did */
+
+    op_init(&op, 1, 1, 2000);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+
+    double_become(4);
+    ngx_idempotency_shm_sweep(&zone.shm, 2500);
+    check_equal(zone_bound(&zone), 1);
+
+    double_become(3);
+    op.now = 2600;
+    check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
+    zone_check_empty(&zone);
+
+    /* but not if its claim was taken over, whatever came of that */
+
+    op_init(&op, 1, 1, 3000);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+
+    double_become(4);
+    op_init(&other, 1, 1, 3500);
+    other.retry = 1;
+    check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_CLAIMED);
+
+    double_become(3);
+    check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_STALE);
+
+    double_become(4);
+    complete(&other, NGX_IDEMPOTENCY_IN_DOUBT, 504, 10);
+
+    double_become(3);
+    op.outcome = NGX_IDEMPOTENCY_DONE;
+    op_respond(&op, 20, 1);
+    check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_STALE);
+
+    op_init(&other, 1, 1, 3500);
+    check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_BOUND);
+    check_equal(other.status, 504);
+
+    forget(1, 3500);
+    close_empty();
+}
+
+
+/* with a fence, only that very record is forgotten */
+
+static void
+forget_by_fence(void)
+{
+    ngx_idempotency_op_t  op, other;
+
+    open_zone();
+
+    op_init(&op, 1, 1, 100);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    complete(&op, NGX_IDEMPOTENCY_DONE, 200, 10);
+
+    op_init(&other, 1, 0, 100);
+    other.fence = op.fence + 1;
+    check_equal(op_forget(&zone, &other), NGX_IDEMPOTENCY_ABSENT);
+    check_equal(op_find(&zone, &other), NGX_IDEMPOTENCY_BOUND);
+
+    op_init(&other, 1, 0, 100);
+    other.fence = op.fence;
+    check_equal(op_forget(&zone, &other), NGX_IDEMPOTENCY_OK);
+    check_equal(op_forget(&zone, &other), NGX_IDEMPOTENCY_ABSENT);
+
     close_empty();
 }
 
@@ -854,6 +966,8 @@ static unit_case_t  cases[] = {
     { "a dead owner is noticed by a claim", dead_owner_at_claim },
     { "dead owners are swept", dead_owners_are_swept },
     { "a silent owner has its lease", lease_of_a_silent_owner },
+    { "an owner that was not dead is heard", an_owner_that_was_not_dead },
+    { "a fence tells what is forgotten", forget_by_fence },
     { "exit and start put claims of the dead in doubt",
       exit_puts_claims_in_doubt },
     { "a reload keeps tokens", reload_keeps_tokens },

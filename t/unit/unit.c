@@ -86,6 +86,7 @@ unit_run(unit_case_t *cases)
     ngx_uint_t        i, failed;
     struct timespec   ts;
     static ngx_log_t  log;
+    static ngx_time_t time;
 
     log.log_level = NGX_LOG_NOTICE;
 
@@ -101,6 +102,9 @@ unit_run(unit_case_t *cases)
 
     clock_gettime(CLOCK_MONOTONIC, &ts);
     ngx_current_msec = ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
+
+    time.sec = ts.tv_sec;
+    ngx_cached_time = &time;
 
     ngx_slab_sizes_init();
 

@@ -1,5 +1,5 @@
 
-/* Requests that wait for another's outcome: who is woken, when, in what order. */
+/* Requests that wait for another's outcome: who is woken, and in what order. */
 
 
 #include "zone.h"

@@ -6,6 +6,11 @@
 
 
 #define MAILBOX  128
+#define LEASE    500
+
+/* for how long a silence must last once it was noticed */
+
+#define SILENCE  300
 
 
 /* what the processes of a case tell each other */
@@ -82,7 +87,7 @@ kill_and_reap(ngx_pid_t pid)
 static ngx_uint_t
 alive_at(ngx_idempotency_worker_t *worker, ngx_msec_t claimed, ngx_msec_t now)
 {
-    return ngx_idempotency_worker_alive(worker, claimed, 500, now);
+    return ngx_idempotency_worker_alive(worker, claimed, LEASE, now);
 }
 
 
@@ -119,7 +124,7 @@ slots_and_epochs(void)
         await(&shared[i].step, 1);
         check(shared[i].has_slot);
         check_equal(shared[i].worker.slot, i);
-        check_equal(shared[i].worker.epoch, 1);
+        check_equal(shared[i].worker.pid, pids[i]);
     }
 
     /* one that dies is dead at once, and its slot goes to the next */
@@ -133,7 +138,8 @@ slots_and_epochs(void)
     check(events_become_worker(woken));
     me = ngx_idempotency_worker_self();
     check_equal(me.slot, 1);
-    check_equal(me.epoch, 2);
+    check_equal(me.pid, ngx_pid);
+    check_equal(me.epoch, first.epoch + 1);
 
     check(!alive_at(&first, ngx_current_msec, ngx_current_msec));
 
@@ -151,10 +157,16 @@ slots_and_epochs(void)
 
     events_reload();
 
+    /* another one with the very same pid, as after a restart */
+
+    check(events_become_worker(woken));
+    check(!alive_at(&me, ngx_current_msec, ngx_current_msec));
+    ngx_idempotency_workers_exit_process(&unit_cycle);
+
     check(events_become_worker(woken));
     me = ngx_idempotency_worker_self();
     check_equal(me.slot, 1);
-    check_equal(me.epoch, 3);
+    check_equal(me.epoch, first.epoch + 3);
 
     ngx_idempotency_workers_exit_process(&unit_cycle);
 
@@ -165,7 +177,10 @@ slots_and_epochs(void)
 }
 
 
-/* there, but silent: its lease runs from its last sign of life */
+/*
+ * There, but silent: its lease runs from its last sign of life.  Then the
+ * silence must go on: all may have been stopped, and who asks wakes first.
+ */
 
 static void
 a_stopped_worker_has_its_lease(void)
@@ -186,11 +201,22 @@ a_stopped_worker_has_its_lease(void)
     kill(pid, SIGSTOP);
     check_equal(waitpid(pid, &status, WUNTRACED), pid);
 
-    check(alive_at(worker, now - 1000, now + 499));
-    check(!alive_at(worker, now - 1000, now + 500));
+    check(alive_at(worker, now - 1000, now + LEASE - 1));
+    check(alive_at(worker, now - 1000, now + 100000));
+    check(alive_at(worker, now - 1000, now + 100000 + SILENCE - 1));
+    check(!alive_at(worker, now - 1000, now + 100000 + SILENCE));
+    check(!alive_at(worker, now - 1000, now + 200000));
+
+    /* what it claims later is a sign of life */
+
+    now += 300000;
+
+    check(alive_at(worker, now, now + LEASE - 1));
+    check(alive_at(worker, now, now + LEASE));
+    check(!alive_at(worker, now, now + LEASE + SILENCE));
 
     kill_and_reap(pid);
-    check(!alive_at(worker, now - 1000, now));
+    check(!alive_at(worker, now, now));
 
     stop();
 }
@@ -217,41 +243,16 @@ an_idle_worker_lives_when_it_claims(void)
     now = ngx_current_msec + 3600 * 1000;
 
     check(alive_at(worker, now, now));
-    check(alive_at(worker, now, now + 499));
-    check(!alive_at(worker, now, now + 500));
-
-    kill_and_reap(pid);
-    stop();
-}
-
-
-static void
-without_a_slot_only_the_lease_counts(void)
-{
-    ngx_msec_t                now;
-    ngx_idempotency_worker_t  nobody;
-
-    start();
-
-    nobody = ngx_idempotency_worker_self();
-    check_equal(nobody.slot, NGX_IDEMPOTENCY_NO_WORKER);
-
-    now = ngx_current_msec;
-
-    check(alive_at(&nobody, now, now));
-    check(alive_at(&nobody, now, now + 499));
-    check(!alive_at(&nobody, now, now + 500));
+    check(alive_at(worker, now, now + LEASE - 1));
 
     /* another clock may be behind */
 
-    check(alive_at(&nobody, now, now - 10));
+    check(alive_at(worker, now, now - 10));
 
-    /* such a one may own as well */
+    check(alive_at(worker, now, now + LEASE));
+    check(!alive_at(worker, now, now + LEASE + SILENCE));
 
-    ngx_idempotency_worker_owns(1, now);
-    ngx_idempotency_worker_owns(-1, now);
-    check(events_timer() == NULL);
-
+    kill_and_reap(pid);
     stop();
 }
 
@@ -328,17 +329,19 @@ signs_of_life(void)
     worker = &shared->worker;
 
     await(&shared->step, 1);
-    check(alive_at(worker, start_time, start_time + 499));
-    check(!alive_at(worker, start_time, start_time + 500));
+    check(alive_at(worker, start_time, start_time + LEASE - 1));
+    check(alive_at(worker, start_time, start_time + LEASE));
+    check(!alive_at(worker, start_time, start_time + LEASE + SILENCE));
 
     shared->step = 2;
     await(&shared->step, 3);
-    check(alive_at(worker, start_time, start_time + 1499));
-    check(!alive_at(worker, start_time, start_time + 1500));
+    check(alive_at(worker, start_time, start_time + 1000 + LEASE - 1));
+    check(alive_at(worker, start_time, start_time + 1000 + LEASE));
+    check(!alive_at(worker, start_time, start_time + 1000 + LEASE + SILENCE));
 
     shared->step = 4;
     await(&shared->step, 5);
-    check(alive_at(worker, start_time, start_time + 2499));
+    check(alive_at(worker, start_time, start_time + 2000 + LEASE - 1));
 
     shared->step = 6;
     unit_wait(pid);
@@ -485,6 +488,14 @@ wait_for_keys(void *data)
 
     if (!shared->has_slot) {
         check(unit_logged("more than 128 workers"));
+
+        /* it may own as well; as it owns nothing, it looks for a slot */
+
+        ngx_idempotency_worker_owns(1, ngx_current_msec);
+        check(events_timer() == NULL);
+        ngx_idempotency_worker_owns(-1, ngx_current_msec);
+        check_equal(ngx_idempotency_worker_self().slot,
+                    NGX_IDEMPOTENCY_NO_WORKER);
     }
 
     while (shared->has_slot && shared->nkeys < 2 && shared->all == 0) {
@@ -537,66 +548,140 @@ a_full_table(void)
         check_equal(shared[i].keys[1], 9000);
     }
 
+    /* one without a slot is alive as long as it is there */
+
+    check(alive_at(&shared[n].worker, 0, ngx_current_msec + 1000000));
+
     for (i = 0; i <= n; i++) {
         shared[i].step = 3;
         unit_wait(pids[i]);
+    }
+
+    check(!alive_at(&shared[n].worker, ngx_current_msec, ngx_current_msec));
+
+    stop();
+}
+
+
+static void
+look_for_a_slot(void *data)
+{
+    ngx_idempotency_workers_t  set;
+
+    shared = data;
+
+    check(!events_become_worker(woken));
+    check(unit_logged("more than 128 workers"));
+
+    shared->step = 1;
+    await(&shared->step, 2);
+
+    /* not while something is owned by who has none */
+
+    ngx_idempotency_worker_owns(1, ngx_current_msec);
+    ngx_idempotency_worker_owns(1, ngx_current_msec);
+    ngx_idempotency_worker_owns(-1, ngx_current_msec);
+    check_equal(ngx_idempotency_worker_self().slot,
+                NGX_IDEMPOTENCY_NO_WORKER);
+
+    ngx_idempotency_worker_owns(-1, ngx_current_msec);
+    check_equal(ngx_idempotency_worker_self().slot, 77);
+
+    set_of(&set, 77, -1);
+    ngx_idempotency_workers_wake(&set, 5);
+    check(events_read(60000));
+    check_equal(shared->nkeys, 1);
+}
+
+
+/* a slot that becomes free is taken by one that had none */
+
+static void
+a_slot_later(void)
+{
+    ngx_pid_t   pids[NGX_IDEMPOTENCY_WORKERS + 1];
+    ngx_uint_t  i, n;
+
+    start();
+
+    n = NGX_IDEMPOTENCY_WORKERS;
+
+    for (i = 0; i <= n; i++) {
+        pids[i] = unit_fork(i < n ? stay : look_for_a_slot, &shared[i]);
+        await(&shared[i].step, 1);
+    }
+
+    kill_and_reap(pids[77]);
+
+    shared[n].step = 2;
+    unit_wait(pids[n]);
+
+    for (i = 0; i < n; i++) {
+        if (i != 77) {
+            kill_and_reap(pids[i]);
+        }
     }
 
     stop();
 }
 
 
-/* many processes start at once: no slot is given to two */
+/* whatever reads or writes the table waits for its lock */
 
 static void
-race_for_a_slot(void *data)
+touch_the_table(void *data)
 {
-    shared_t  *s;
+    ngx_idempotency_workers_t  set;
 
-    s = data;
+    shared = data;
 
-    await(&shared[0].step, 1);
-
+    await(&shared->step, 1);
     check(events_become_worker(woken));
-    s->worker = ngx_idempotency_worker_self();
-    s->has_slot = 1;
+    shared->step = 2;
 
-    await(&shared[0].step, 2);
+    await(&shared->step, 3);
+    set_of(&set, 0, 127);
+    ngx_idempotency_workers_wake(&set, 1);
+    shared->step = 4;
+
+    await(&shared->step, 5);
+    check(events_read(60000));
+    shared->step = 6;
+
+    await(&shared->step, 7);
     ngx_idempotency_workers_exit_process(&unit_cycle);
+    shared->step = 8;
 }
 
 
 static void
-slots_are_not_shared(void)
+the_table_is_locked(void)
 {
-    ngx_pid_t   pids[17];
-    ngx_uint_t  i, n, round;
+    ngx_pid_t   pid;
+    ngx_uint_t  i;
 
-    for (round = 0; round < 10; round++) {
-        start();
+    start();
 
-        for (i = 1; i < 17; i++) {
-            pids[i] = unit_fork(race_for_a_slot, &shared[i]);
+    pid = unit_fork(touch_the_table, shared);
+
+    for (i = 1; i <= 7; i += 2) {
+        events_lock();
+        shared->step = i;
+
+        while (!events_awaited() && shared->step == i) {
+            ngx_sched_yield();
         }
 
-        shared[0].step = 1;
+        check_equal(shared->step, i);
+        events_give_back();
 
-        for (i = 1; i < 17; i++) {
-            await(&shared[i].has_slot, 1);
-
-            for (n = 1; n < i; n++) {
-                check(shared[n].worker.slot != shared[i].worker.slot);
-            }
-        }
-
-        shared[0].step = 2;
-
-        for (i = 1; i < 17; i++) {
-            unit_wait(pids[i]);
-        }
-
-        stop();
+        await(&shared->step, i + 1);
     }
+
+    check_equal(shared->nkeys, 1);
+
+    unit_wait(pid);
+    stop();
 }
 
 
@@ -605,13 +690,12 @@ static unit_case_t  cases[] = {
     { "a stopped worker has its lease", a_stopped_worker_has_its_lease },
     { "an idle worker lives when it claims",
       an_idle_worker_lives_when_it_claims },
-    { "without a slot only the lease counts",
-      without_a_slot_only_the_lease_counts },
     { "signs of life", signs_of_life },
     { "the mailbox, full and overflown", mailbox },
     { "waking oneself", waking_oneself },
     { "a full table, all woken", a_full_table },
-    { "no slot is given to two", slots_are_not_shared },
+    { "a slot that becomes free is taken", a_slot_later },
+    { "the table is touched under its lock only", the_table_is_locked },
     unit_cases_end
 };
 

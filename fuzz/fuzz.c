@@ -1,0 +1,103 @@
+
+/* What the fuzz targets share. */
+
+
+#include "fuzz.h"
+
+
+static ngx_log_t    fuzz_log;
+static ngx_pool_t  *pool;
+
+
+void
+fuzz_hold(int ok, char *property, char *file, int line)
+{
+    if (!ok) {
+        fprintf(stderr, "%s:%d: does not hold: %s\n", file, line, property);
+        abort();
+    }
+}
+
+
+ngx_pool_t *
+fuzz_pool(void)
+{
+    ngx_pagesize = 4096;
+
+    if (pool) {
+        ngx_destroy_pool(pool);
+    }
+
+    pool = ngx_create_pool(1024, &fuzz_log);
+
+    return pool;
+}
+
+
+u_char *
+fuzz_copy(const void *data, size_t len)
+{
+    u_char  *copy;
+
+    copy = ngx_palloc(pool, ngx_max(len, 1));
+
+    if (len) {
+        ngx_memcpy(copy, data, len);
+    }
+
+    return copy;
+}
+
+
+fuzz_digest_t
+fuzz_body(ngx_uint_t kind, ngx_idempotency_canon_t *c, const void *data,
+    size_t len)
+{
+    fuzz_digest_t             out;
+    ngx_idempotency_digest_t  d, before;
+
+    ngx_memzero(&d, sizeof(d));
+    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
+    before = d;
+
+    out.rc = ngx_idempotency_canon_body(&d, kind, c, fuzz_copy(data, len), len,
+                                        pool);
+
+    hold(out.rc == NGX_OK || out.rc == NGX_DECLINED);
+    hold(out.rc == NGX_OK || ngx_memcmp(&d, &before, sizeof(d)) == 0);
+
+    ngx_idempotency_digest_final(&d, out.digest);
+
+    return out;
+}
+
+
+ngx_uint_t
+fuzz_equal(fuzz_digest_t *a, fuzz_digest_t *b)
+{
+    return a->rc == b->rc
+           && ngx_memcmp(a->digest, b->digest, sizeof(a->digest)) == 0;
+}
+
+
+ngx_uint_t
+fuzz_below(uint64_t *seed, ngx_uint_t n)
+{
+    *seed = *seed * 6364136223846793005 + 1442695040888963407;
+
+    return (ngx_uint_t) (*seed >> 33) % n;
+}
+
+
+/* nginx's own, of which its memory and strings need a little */
+
+volatile ngx_cycle_t  *ngx_cycle;
+ngx_pid_t              ngx_pid;
+
+
+void
+ngx_log_error_core(ngx_uint_t level, ngx_log_t *log, ngx_err_t err,
+    const char *fmt, ...)
+{
+    hold(level > NGX_LOG_WARN);
+}

@@ -1,0 +1,49 @@
+
+/*
+ * What the fuzz targets share.  Each holds properties, and not only that
+ * nothing breaks: hold() ends the run where one does not.
+ */
+
+
+#ifndef _FUZZ_H_INCLUDED_
+#define _FUZZ_H_INCLUDED_
+
+
+#include "digest/ngx_idempotency_encode.h"
+
+
+#define hold(property)                                                        \
+    fuzz_hold((property) ? 1 : 0, #property, __FILE__, __LINE__)
+
+
+typedef struct {
+    ngx_int_t   rc;
+    u_char      digest[NGX_IDEMPOTENCY_DIGEST_LEN];
+} fuzz_digest_t;
+
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+void fuzz_hold(int ok, char *property, char *file, int line);
+
+/* a pool that is empty again at the next call */
+
+ngx_pool_t *fuzz_pool(void);
+
+/* bytes of their own, so that a read beyond them is seen; of the pool */
+
+u_char *fuzz_copy(const void *data, size_t len);
+
+/* a body but multipart; the flags hold its kind, too */
+
+fuzz_digest_t fuzz_body(ngx_uint_t kind, ngx_idempotency_canon_t *c,
+    const void *data, size_t len);
+
+/* a number below this one, equal for equal seeds */
+
+ngx_uint_t fuzz_below(uint64_t *seed, ngx_uint_t n);
+
+ngx_uint_t fuzz_equal(fuzz_digest_t *a, fuzz_digest_t *b);
+
+
+#endif /* _FUZZ_H_INCLUDED_ */

@@ -1,0 +1,156 @@
+
+/*
+ * JSON.  White space between tokens doesn't count, nor does an escape instead
+ * of a letter, nor the order of an object's two halves if their names differ.
+ */
+
+
+#include "fuzz.h"
+
+
+static size_t respell(u_char *dst, const uint8_t *data, size_t size);
+
+
+int
+LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    size_t                    len;
+    u_char                   *text, *p;
+    ngx_str_t                *name, value, bad;
+    ngx_uint_t                i;
+    ngx_pool_t               *pool;
+    ngx_array_t              *names;
+    fuzz_digest_t             plain, other;
+    ngx_idempotency_canon_t   c;
+
+    static char              *ignored[] = { "a", "/b/c", "/0/1", "/", "/b/c/d",
+                                            "/1" };
+    static ngx_uint_t         json = NGX_IDEMPOTENCY_CANON_JSON;
+
+    if (size == 0) {
+        return 0;
+    }
+
+    pool = fuzz_pool();
+
+    c.flags = json;
+    c.ignore = NULL;
+
+    names = ngx_array_create(pool, 2, sizeof(ngx_str_t));
+
+    for (i = 0; i < sizeof(ignored) / sizeof(ignored[0]); i++) {
+        name = ngx_array_push(names);
+        name->data = (u_char *) ignored[i];
+        name->len = ngx_strlen(ignored[i]);
+    }
+
+    if (data[0] & 1) {
+        hold(ngx_idempotency_canon_ignore(&c, names, &bad, pool) == NGX_OK);
+    }
+
+    data++;
+    size--;
+
+    text = ngx_palloc(pool, 8 * size + 64);
+    plain = fuzz_body(json, &c, data, size);
+
+    len = respell(text, data, size);
+    other = fuzz_body(json, &c, text, len);
+    hold(fuzz_equal(&plain, &other));
+
+    /* as a member before and behind another one; not deeper than allowed */
+
+    if (plain.rc == NGX_OK && c.ignore == NULL) {
+
+        p = ngx_sprintf(text, "{\"x\":1,\"y\":");
+        p = ngx_cpymem(p, data, size);
+        *p++ = '}';
+        plain = fuzz_body(json, &c, text, p - text);
+
+        p = ngx_sprintf(text, "{\"y\":");
+        p = ngx_cpymem(p, data, size);
+        p = ngx_sprintf(p, ",\"\\u0078\":10e-1}");
+        other = fuzz_body(json, &c, text, p - text);
+
+        hold(fuzz_equal(&plain, &other));
+    }
+
+    name = names->elts;
+
+    (void) ngx_idempotency_canon_field(json, fuzz_copy(data, size), size, name,
+                                       &value, pool);
+
+    return 0;
+}
+
+
+/* white space around what separates, and letters of strings by number */
+
+static size_t
+respell(u_char *dst, const uint8_t *data, size_t size)
+{
+    size_t      i;
+    u_char     *p;
+    ngx_uint_t  string;
+
+    p = dst;
+    string = 0;
+
+    *p++ = ' ';
+
+    for (i = 0; i < size; i++) {
+
+        if (!string) {
+
+            if (ngx_strchr("{}[],:", data[i]) && data[i]) {
+                *p++ = '\t';
+                *p++ = data[i];
+                *p++ = '\n';
+                continue;
+            }
+
+            string = (data[i] == '"');
+            *p++ = data[i];
+            continue;
+        }
+
+        if (data[i] == '\\') {
+            *p++ = data[i];
+
+            if (++i == size) {
+                break;
+            }
+
+            *p++ = data[i];
+
+            if (data[i] == 'u') {
+
+                /* its digits stay what they are */
+
+                for ( /* void */ ;
+                     i + 1 < size && ngx_strchr("0123456789abcdefABCDEF",
+                                                data[i + 1])
+                     && data[i + 1];
+                     i++)
+                {
+                    *p++ = data[i + 1];
+                }
+            }
+
+            continue;
+        }
+
+        string = (data[i] != '"');
+
+        if ((data[i] | 0x20) >= 'g' && (data[i] | 0x20) <= 'z') {
+            p = ngx_sprintf(p, "\\u00%02xi", (int) data[i]);
+            continue;
+        }
+
+        *p++ = data[i];
+    }
+
+    *p++ = '\r';
+
+    return p - dst;
+}

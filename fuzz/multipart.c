@@ -1,0 +1,146 @@
+
+/*
+ * Multipart.  It doesn't count in which pieces a body arrives, nor how it
+ * ends; a field is found whether or not there is a digest.
+ */
+
+
+#include "fuzz.h"
+
+
+static fuzz_digest_t feed(ngx_idempotency_canon_t *c, const uint8_t *data,
+    size_t size, uint64_t *random, ngx_str_t *found);
+
+static ngx_uint_t stands_in(ngx_str_t *value, const uint8_t *data,
+    size_t size);
+
+
+static ngx_str_t  boundary = ngx_string("b");
+static ngx_str_t  name = ngx_string("a");
+
+
+int
+LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    u_char                   *text;
+    uint64_t                  random;
+    ngx_int_t                 rc;
+    ngx_str_t                *ignored, bad, found, again;
+    ngx_pool_t               *pool;
+    ngx_array_t              *names;
+    fuzz_digest_t             whole, pieces;
+    ngx_idempotency_canon_t   c;
+
+    if (size < 2) {
+        return 0;
+    }
+
+    pool = fuzz_pool();
+
+    c.flags = NGX_IDEMPOTENCY_CANON_MULTIPART
+              | (data[0] & 1 ? NGX_IDEMPOTENCY_CANON_TEXT : 0);
+    c.ignore = NULL;
+
+    names = ngx_array_create(pool, 1, sizeof(ngx_str_t));
+    ignored = ngx_array_push(names);
+    ngx_str_set(ignored, "c");
+
+    if (data[0] & 2) {
+        hold(ngx_idempotency_canon_ignore(&c, names, &bad, pool) == NGX_OK);
+    }
+
+    random = data[1];
+    data += 2;
+    size -= 2;
+
+    whole = feed(&c, data, size, NULL, &found);
+    pieces = feed(&c, data, size, &random, &again);
+    hold(fuzz_equal(&whole, &pieces));
+    hold(found.len == again.len);
+    hold(found.len == 0
+         || ngx_memcmp(found.data, again.data, found.len) == 0);
+
+    hold(found.data == NULL || stands_in(&found, data, size));
+
+    rc = whole.rc;
+    pieces = feed(NULL, data, size, &random, &again);
+    hold(pieces.rc == rc && found.len == again.len);
+
+    if (rc == NGX_OK) {
+        text = ngx_palloc(pool, size + 2);
+        ngx_memcpy(text, data, size);
+        ngx_memcpy(text + size, "\r\n", 2);
+
+        pieces = feed(&c, text, size + 2, &random, &again);
+        hold(fuzz_equal(&whole, &pieces));
+    }
+
+    return 0;
+}
+
+
+/* between a header and a delimiter, byte by byte */
+
+static ngx_uint_t
+stands_in(ngx_str_t *value, const uint8_t *data, size_t size)
+{
+    u_char  text[40], *last;
+
+    last = ngx_cpymem(text, "\r\n\r\n", 4);
+    last = ngx_cpymem(last, value->data, value->len);
+    last = ngx_cpymem(last, "\r\n--b", 5);
+
+    return memmem(data, size, text, last - text) != NULL;
+}
+
+
+static fuzz_digest_t
+feed(ngx_idempotency_canon_t *c, const uint8_t *data, size_t size,
+    uint64_t *random, ngx_str_t *found)
+{
+    size_t                        n;
+    u_char                       *piece;
+    ngx_str_t                    *value;
+    ngx_pool_t                   *pieces;
+    fuzz_digest_t                 out;
+    ngx_idempotency_digest_t      d;
+    ngx_idempotency_multipart_t  *m;
+
+    static ngx_log_t              log;
+
+    pieces = ngx_create_pool(1024, &log);
+    m = ngx_idempotency_multipart_create(pieces, c, &boundary);
+    ngx_idempotency_multipart_find(m, &name, 20);
+
+    for ( /* void */ ; size; size -= n, data += n) {
+        n = random ? 1 + fuzz_below(random, 20) : size;
+        n = ngx_min(n, size);
+
+        /* gone as soon as it was fed */
+
+        piece = ngx_alloc(n, &log);
+        ngx_memcpy(piece, data, n);
+        (void) ngx_idempotency_multipart_feed(m, piece, n);
+        ngx_free(piece);
+    }
+
+    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
+
+    out.rc = ngx_idempotency_multipart_final(m, &d);
+    hold(out.rc == NGX_OK || out.rc == NGX_DECLINED);
+
+    ngx_idempotency_digest_final(&d, out.digest);
+
+    value = ngx_idempotency_multipart_value(m);
+    ngx_str_null(found);
+
+    if (value) {
+        hold(value->len <= 20);
+        found->len = value->len;
+        found->data = fuzz_copy(value->data, value->len);
+    }
+
+    ngx_destroy_pool(pieces);
+
+    return out;
+}

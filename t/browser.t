@@ -1,0 +1,839 @@
+#!/usr/bin/perl
+
+# Double submits, as people make them, in a real browser: examples/legacy-form.conf
+# with the guard script, without it, and without the module. How many rows the
+# application has inserted is the judge.
+#
+# Screenshots of the pages that a user may see are left in the directory
+# BROWSER_SCREENSHOTS, if it is set.
+
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::Bin/browser";
+
+use Browser;
+use HTTP::Tiny;
+use JSON::PP qw(decode_json);
+use Stage;
+use Test::More;
+use Time::HiRes qw(sleep time);
+
+Stage::needs(qw(chromium php php-cgi));
+
+my $uuid = qr/^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$/;
+
+$SIG{$_} = sub { exit 1 } for qw(INT TERM HUP);
+
+my $stage = Stage->new;
+my $dir = $stage->{dir};
+my $browser;
+my ($at, $called);
+
+END { undef $browser; $stage->end if $stage }
+
+set_the_stage();
+
+$browser = Browser->new("$dir/browser", screenshots => $ENV{BROWSER_SCREENSHOTS});
+my $tab = $browser->{tab};
+
+
+# --- the ways to submit twice ------------------------------------------------
+#
+# Each is tried at all three: unprotected it must show that it is one.
+
+twice('a double click', sub {
+    weather('slow 0.5');
+    open_form();
+    $browser->click('button', times => 2);
+    thanked();
+});
+
+twice('Enter, impatiently', sub {
+    weather('slow 0.5');
+    open_form();
+    $browser->press('Enter', times => 3, pause => 0.2);
+    thanked();
+}, 3);
+
+twice('a slow server, and another click', sub {
+    weather('slow 2');
+    open_form();
+    $browser->click('button', times => 2, pause => 1);
+    thanked();
+});
+
+twice('a slow server, stopped, and another click', sub {
+    weather('slow 1');
+    open_form();
+    my $button = $browser->where('button');
+    $browser->click($button);
+    sleep 0.5;
+    $browser->stop;
+    sleep 0.2;
+    $browser->click($button);
+    thanked();
+});
+
+twice('reload of the answer', sub {
+    weather('page');
+    open_form();
+    $browser->click('button');
+    $browser->wait_for_page('Thank you for booking');
+    reload();
+    $browser->wait_for_page('Thank you for booking');
+});
+
+twice('back, and sent again', sub {
+    weather();
+    open_form();
+    $browser->click('button');
+    thanked();
+    back();
+    $browser->click('button');
+    thanked();
+});
+
+twice('back to a form that the browser did not keep, and sent again', sub {
+    weather('no-store');
+    my $name = open_form();
+    $browser->click('button');
+    thanked();
+    back();
+    fill($name);
+    $browser->click('button');
+    thanked();
+});
+
+twice('two tabs, one after the other', sub {
+    my ($site) = @_;
+
+    weather();
+    open_form();
+    $browser->click('button');
+    thanked();
+
+    in_another_tab(sub {
+        open_form();
+        $browser->click('button');
+        is(answered(), $site eq 'guarded' ? 409 : 200,
+           "$site, two tabs, one after the other: the second answer");
+    });
+});
+
+twice('two tabs at once', sub {
+    my ($site) = @_;
+    my @answers;
+
+    weather('slow 1');
+    open_form();
+
+    in_another_tab(sub {
+        open_form();
+        my $other = $browser->{tab};
+
+        $browser->switch($tab);
+        $browser->click('button');
+        $browser->switch($other);
+        $browser->click('button');
+        push @answers, answered();
+    });
+
+    push @answers, answered();
+    is_deeply([sort @answers], [200, $site eq 'guarded' ? 409 : 200],
+              "$site, two tabs at once: the answers");
+});
+
+for my $how (['reload', sub { reload() }],
+             ['back and again', sub { back(); $browser->click('button') }])
+{
+    my ($name, $again) = @$how;
+
+    twice("an error, $name", sub {
+        weather('error');
+        open_form();
+        $browser->click('button');
+        $browser->wait_for_page('Oops');
+        $again->();
+        $browser->wait_for_page('Oops');
+    });
+
+    twice("no answer, $name", sub {
+        weather('gone');
+        open_form();
+        $browser->click('button');
+        $browser->wait_for_page('502 Bad Gateway');
+        $again->();
+        $browser->wait_for_page('502 Bad Gateway');
+    });
+}
+
+for my $how (['a double click', sub { $browser->click('button', times => 2) }],
+             ['Enter twice', sub { $browser->press('Enter', times => 2, pause => 0.2) }],
+             ['reload of the answer', sub {
+                 $browser->click('button');
+                 $browser->wait_for_page('Thank you for booking');
+                 reload();
+             }])
+{
+    my ($name, $what) = @$how;
+
+    twice("no JavaScript, $name", sub {
+        $browser->javascript(0);
+        weather('page', 'slow 0.5');
+        open_form();
+        $what->();
+        $browser->wait_for_page('Thank you for booking');
+        $browser->javascript(1);
+    });
+}
+
+
+# --- what must not be taken for that -----------------------------------------
+
+for my $site (qw(unprotected protected guarded)) {
+    try_at($site, 'back, something else, and sent', 2, sub {
+        weather();
+        open_form();
+        $browser->click('button');
+        thanked();
+        back();
+        $browser->js('document.forms[0].elements.note.value = "for a friend", 0');
+        $browser->click('button');
+        thanked();
+    });
+
+    try_at($site, 'the server could not be reached, reload', 1, sub {
+        weather();
+        open_form();
+        $stage->stop_php;
+        $browser->click('button');
+        $browser->wait_for_page('502 Bad Gateway');
+        start_php();
+        reload();
+        thanked();
+    });
+
+    try_at($site, 'the server could not be reached, back and again', 1, sub {
+        weather();
+        open_form();
+        $stage->stop_php;
+        $browser->click('button');
+        $browser->wait_for_page('502 Bad Gateway');
+        start_php();
+        back();
+        $browser->click('button');
+        thanked();
+    });
+}
+
+
+# --- the guard, form by form -------------------------------------------------
+
+subtest 'guard: what is sent' => \&forms_sent;
+subtest 'guard: what is left alone' => \&forms_left_alone;
+subtest 'guard: the button' => \&the_button;
+subtest 'guard: its file' => \&the_file;
+
+
+# --- what a user reads -------------------------------------------------------
+
+subtest 'refusals' => \&refusals;
+
+is($stage->complaints, '', 'nginx has no complaints');
+
+done_testing();
+
+
+# --- the stage ---------------------------------------------------------------
+
+sub set_the_stage {
+    my $conf = Stage::slurp("$Stage::root/examples/legacy-form.conf");
+    my $own = Stage::slurp("$Stage::root/t/browser/nginx.conf.in");
+    my %port = (8440 => 'guarded', 8441 => 'protected', 8442 => 'unprotected');
+
+    # the example as it is, but for its ports and the application's bad days
+    $conf =~ s/127\.0\.0\.1:(844[0-2])/127.0.0.1:PORT($port{$1})/g;
+    $conf =~ s/127\.0\.0\.1:8443/unix:php.sock/g;
+    $conf =~ s/\$document_root\/index\.php/$dir\/app.php/;
+    $conf =~ s/^}\n\z/$own}\n/m or die 'no place for more servers';
+
+    mkdir "$dir/$_" for qw(legacy-form browser pages);
+    copy("$Stage::root/examples/legacy-form/index.php", "$dir/legacy-form/index.php");
+    copy("$Stage::root/t/browser/app.php", "$dir/app.php");
+    copy("$Stage::root/t/browser/forms.html", "$dir/pages/forms.html");
+
+    weather();
+    start_php();
+    $stage->nginx($conf);
+}
+
+
+sub start_php { $stage->php(WEATHER => "$dir/weather") }
+
+
+sub copy {
+    my ($from, $to) = @_;
+
+    Stage::spew($to, Stage::slurp($from));
+}
+
+
+# --- the guard, form by form -------------------------------------------------
+
+sub forms_sent {
+    my $sent = send_form('#plain', sub { $browser->click('#plain button') });
+
+    like($sent->{fields}{submission_token}, $uuid, 'a token, which is a UUID');
+    is($sent->{fields}{a}, 1, 'next to the field');
+    is($sent->{fields}{go}, 'now', "and the button's value");
+
+    my %other = (
+        'input'     => ['#input [type=submit]', a => 2, go => 'Go'],
+        'image'     => ['#image [type=image]', a => 4],
+        'multipart' => ['#multipart button', a => 6],
+        'shadow'    => ['#shadow button', method => 'x', action => 'y', target => 'z',
+                        submit => ''],
+        'get'       => ['#get [formmethod]', a => 7],
+        'post'      => ['#post button:not([formmethod])', a => 8],
+        'outside'   => ['#elsewhere', a => 14],
+    );
+
+    for my $id (sort keys %other) {
+        my ($button, %fields) = @{ $other{$id} };
+
+        $sent = send_form("#$id", sub { $browser->click($button) });
+        like(delete $sent->{fields}{submission_token}, $uuid, "$id: a token");
+        delete @{ $sent->{fields} }{qw(go_x go_y)} if $id eq 'image';
+        is_deeply($sent->{fields}, \%fields, "$id: all of its fields");
+    }
+
+    $sent = send_form('#bare', sub {
+        $browser->js('document.querySelector("#bare input").focus()');
+        $browser->press('Enter');
+    });
+    like($sent->{fields}{submission_token}, $uuid, 'Enter, without a button: a token');
+
+    $sent = send_form('#plain', sub { $browser->js('document.forms.plain.requestSubmit()') });
+    like($sent->{fields}{submission_token}, $uuid, 'requestSubmit(): a token');
+
+    $sent = send_form('#plain', sub {
+        $browser->js(<<'END');
+            var form = document.createElement('form');
+            form.id = 'later';
+            form.method = 'post';
+            form.action = '/echo';
+            form.innerHTML = '<button name=new>Go</button>';
+            document.body.prepend(form);
+END
+        $browser->click('#later button');
+    });
+    like($sent->{fields}{submission_token}, $uuid, 'a form added later: a token');
+
+    for my $without ('crypto.randomUUID', 'crypto.getRandomValues') {
+        my %seen;
+
+        for (1 .. 2) {
+            $sent = send_form('#plain', sub {
+                $browser->js('void Object.defineProperty(crypto, "randomUUID", { value: undefined })');
+                $browser->js("void Object.defineProperty(crypto, 'getRandomValues',
+                              { value: undefined })") if $without =~ /Values/;
+                $browser->click('#plain button');
+            });
+            like($sent->{fields}{submission_token}, $uuid, "without $without: a token");
+            $seen{ $sent->{fields}{submission_token} }++;
+        }
+
+        is(keys %seen, 2, "without $without: another one each time");
+    }
+
+    $sent = send_form('#plain', sub {
+        $browser->js('void Object.defineProperty(window, "sessionStorage",
+                      { get: function () { throw new Error("forbidden") } })');
+        $browser->click('#plain button');
+    });
+    like($sent->{fields}{submission_token}, $uuid, 'without storage: a token');
+
+    # one page view
+    my $token = send_form('#plain', sub { $browser->click('#plain button') });
+    my $again = send_again(sub { $browser->click('#plain button') });
+    is_deeply($again, $token, 'back, and again: the same token');
+
+    my $later = send_again(sub { $browser->click('#plain [value=later]') });
+    isnt($later->{fields}{submission_token}, $token->{fields}{submission_token},
+         'the other button: another token');
+
+    my $edited = send_again(sub {
+        $browser->js('document.forms.plain.elements.a.value = 2');
+        $browser->click('#plain [value=later]');
+    });
+    isnt($edited->{fields}{submission_token}, $later->{fields}{submission_token},
+         'something else in the field: another token');
+
+    my $new = send_form('#plain', sub { $browser->click('#plain button') });
+    isnt($new->{fields}{submission_token}, $token->{fields}{submission_token},
+         'a new page view: another token');
+}
+
+
+sub forms_left_alone {
+    my $sent = send_form('#get', sub { $browser->click('#get button:not([formmethod])') });
+    is_deeply($sent, { method => 'GET', fields => { a => 7 } }, 'a GET form');
+
+    $sent = send_form('#post', sub { $browser->click('#post [formmethod]') });
+    is_deeply($sent, { method => 'GET', fields => { a => 8 } }, 'a GET button');
+
+    $sent = send_form('#own', sub { $browser->click('#own button') });
+    is($sent->{fields}{submission_token}, 'mine', "the page's own token");
+
+    $sent = send_form('#foreign', sub {
+        $browser->js("document.forms.foreign.action
+                      = 'http://127.0.0.1:$stage->{port}{unprotected}/echo'");
+        $browser->click('#foreign button');
+    });
+    is_deeply($sent, { method => 'POST', fields => { a => 10 } }, "another site's form");
+
+    $sent = send_form('#plain', sub { $browser->js('document.forms.plain.submit()') });
+    is_deeply($sent, { method => 'POST', fields => { a => 1 } }, 'form.submit()');
+
+    open_forms();
+    $browser->js(<<'END');
+        window.seen = [];
+        document.forms.script.addEventListener('submit', function (event) {
+            event.preventDefault();
+            seen.push(Array.from(new FormData(event.target).keys()).join());
+        });
+END
+    for my $n (1 .. 3) {
+        $browser->click('#script button');
+        $browser->wait_for("seen.length === $n", "submit $n");
+    }
+    is($browser->js('seen.join(" ")'), 'a a a',
+       'a form that a script sends: as often as it likes, without a token');
+    untouched('#script', 'Go');
+
+    $browser->js('document.querySelector("dialog").show()');
+    $browser->click('#dialog button');
+    $browser->wait_for('!document.querySelector("dialog").open', 'closed dialog');
+    untouched('#dialog', 'Close');
+
+    $browser->js('document.forms.plain.dispatchEvent(new Event("submit", { cancelable: true,
+                                                                           bubbles: true })), 0');
+    untouched('#plain', 'Go now');
+
+    $browser->click('#blank button');
+    untouched('#blank', 'Go');
+
+    is($browser->js(<<'END'), '', 'no global names');
+        var frame = document.body.appendChild(document.createElement('iframe'));
+        Object.getOwnPropertyNames(window).filter(function (name) {
+            return !/^(seen|frame|\d+)$/.test(name) && !(name in frame.contentWindow);
+        }).join();
+END
+}
+
+
+sub the_button {
+    my $n = posts();
+
+    open_forms();
+    $browser->click('#nothing button');
+    $browser->wait_for('document.forms.nothing.getAttribute("aria-busy") === "true"',
+                       'busy form');
+    my $since = time;
+
+    is($browser->js('document.querySelector("#nothing button").innerText'),
+       "Submitting\x{2026}", 'it says what goes on');
+    is($browser->js('document.querySelector("#nothing button").getAttribute("aria-disabled")'),
+       'true', 'and is disabled');
+    is($browser->js('document.activeElement.innerText'), "Submitting\x{2026}",
+       'and keeps the focus');
+
+    $browser->click('#nothing button', times => 2);
+    $browser->js('document.querySelector("#nothing input").focus()');
+    $browser->press('Enter');
+
+    # a request that isn't sent can't be awaited, but one after it
+    $browser->click('#unnamed [type=submit]');
+    $browser->wait_for('document.forms.unnamed.getAttribute("aria-busy")', 'other busy form');
+    is($browser->js('document.querySelector("#unnamed [type=submit]").value'),
+       "Submitting\x{2026}", 'an input says so as well');
+    $browser->wait_for('!document.forms.nothing.getAttribute("aria-busy")',
+                       'form free again, for the other one took its place');
+    until_true(sub { posts() - $n >= 2 });
+    is(posts() - $n, 2, 'clicks on a busy form send nothing');
+
+    $browser->wait_for('!document.querySelector("[aria-busy], [aria-disabled]")',
+                       'free form');
+    cmp_ok(time - $since, '>', 8, 'no answer: free again after some time');
+    is($browser->js('document.querySelector("#nothing button").outerHTML'),
+       '<button>Send</button>', 'the button is as it was');
+    is($browser->js('document.querySelector("#unnamed [type=submit]").outerHTML'),
+       '<input type="submit">', 'so is the input');
+
+    $browser->click('#nothing button');
+    $browser->wait_for('document.forms.nothing.getAttribute("aria-busy")', 'busy form');
+    until_true(sub { posts() - $n >= 3 });
+    is(posts() - $n, 3, 'and it sends again');
+
+    # a page out of the back/forward cache
+    ($at, $called) = ('guarded', 'the button');
+    weather();
+    open_form();
+    screenshots('form');
+    $browser->click('button');
+    thanked();
+    screenshots('thank-you');
+    back();
+    is($browser->js('document.querySelector("form").outerHTML.match(/<form.*>/)[0]
+                     + document.querySelector("button").outerHTML'),
+       '<form method="post"><button>Book now</button>', 'back: the form is as it was');
+
+    weather('nothing');
+    $called = 'the busy button';
+    open_form();
+    $browser->click('button');
+    $browser->wait_for('document.forms[0].getAttribute("aria-busy")', 'busy form');
+    screenshots('submitting');
+}
+
+
+sub the_file {
+    my $url = "http://127.0.0.1:$stage->{port}{guarded}/idempotency-guard.js";
+    my $http = HTTP::Tiny->new(timeout => 20);
+    my $file = $http->get($url);
+
+    is($file->{status}, 200, 'is there');
+    is($file->{headers}{'content-type'}, 'text/javascript; charset=utf-8', 'as JavaScript');
+    cmp_ok(length $file->{content}, '<', 4096, 'of less than 4 KB');
+    like($file->{headers}{'cache-control'}, qr/max-age=\d+/, 'may be cached');
+
+    my $etag = $file->{headers}{etag};
+
+    like($etag, qr/^"[^"]+"$/, 'has an entity tag');
+    is($http->get($url, { headers => { 'if-none-match' => $etag } })->{status}, 304,
+       'by which it is asked for again');
+
+    my $page = $http->get("http://127.0.0.1:$stage->{port}{guarded}/");
+
+    is(() = $page->{content} =~ m{<script src="/idempotency-guard.js"></script></head>}g, 1,
+       'is put into the page');
+}
+
+
+sub open_forms {
+    $browser->go("http://127.0.0.1:$stage->{port}{forms}/forms.html");
+    $browser->wait_for("document.readyState === 'complete' && document.forms.shadow", 'forms');
+}
+
+
+# what the server got
+sub send_form {
+    my ($form, $code) = @_;
+
+    open_forms();
+    $code->();
+    return echo();
+}
+
+
+sub send_again {
+    my ($code) = @_;
+
+    back();
+    $code->();
+    return echo();
+}
+
+
+sub echo {
+    return decode_json($browser->wait_for(
+        "location.pathname === '/echo' && document.readyState === 'complete'
+         && document.body.innerText", 'echo'));
+}
+
+
+sub untouched {
+    my ($form, $text) = @_;
+
+    # the guard's part would come now
+    $browser->js('new Promise(function (done) { setTimeout(done, 100) })');
+    is($browser->js("document.querySelector('$form button').innerText
+                     + (document.querySelector('$form').getAttribute('aria-busy') || '')"),
+       $text, "$form: its button is as it was");
+}
+
+
+sub until_true {
+    my ($what) = @_;
+    my $deadline = time + 10;
+
+    sleep 0.05 until $what->() || time > $deadline;
+}
+
+
+sub posts { return scalar(() = Stage::slurp("$dir/legacy-form.access.log") =~ /"POST /g) }
+
+
+# --- what a user reads -------------------------------------------------------
+
+sub refusals {
+    my $second = sub {
+        $browser->click('button');
+        $browser->wait_for_page('Thank you');
+        back();
+    };
+
+    my %way = (
+        'conflict' => [409, sub {
+            open_refused('conflict', 'token one');
+            $second->();
+            $browser->js('void (document.forms[0].elements.note.value = "other")');
+            $browser->click('button');
+        }],
+
+        'in-progress' => [409, sub {
+            open_refused('in-progress', 'slow 3');
+            $browser->click('button');
+        }, \&come_back],
+
+        'in-progress, with a token' => [409, sub {
+            open_refused('in-progress-key', 'slow 3', 'token four');
+            $browser->click('button');
+        }, \&reload_pending],
+
+        'not-kept' => [409, sub {
+            open_refused('not-kept', 'page');
+            $second->();
+            $browser->click('button');
+        }],
+
+        'similar' => [409, sub {
+            open_refused('similar', 'token two');
+            $second->();
+            open_refused('similar', 'token three');
+            $browser->click('button');
+        }],
+
+        'missing' => [400, sub {
+            open_refused('missing');
+            $browser->click('button');
+        }],
+
+        'malformed' => [400, sub {
+            open_refused('malformed', 'token bad');
+            $browser->click('button');
+        }],
+
+        'unavailable' => [503, sub {
+            my $http = HTTP::Tiny->new;
+            my $echo = "http://127.0.0.1:$stage->{port}{refusals}/echo";
+            my $n = 0;
+
+            1 until $http->post_form($echo, { n => ++$n })->{status} == 503 || $n > 1000;
+            open_refused('unavailable');
+            $browser->click('button');
+        }],
+
+        # last: it takes the workers
+        'unknown, in doubt' => [409, sub {
+            open_refused('in-doubt', 'slow 3');
+            $browser->click('button');
+        }],
+    );
+
+    for my $name (sort keys %way) {
+        my ($status, $code, $then) = @{ $way{$name} };
+        my $other;
+
+        # the first is still being executed when the second comes
+        if ($name =~ /^in-progress|in doubt/) {
+            my $n = begun();
+            $code->();
+            until_true(sub { begun() > $n });
+
+            kill KILL => workers() if $name =~ /in doubt/;
+            $other = $browser->tab;
+        }
+
+        $code->();
+        is(answered(), $status, "$name: $status");
+        is_readable($name, "http://127.0.0.1:$stage->{port}{refusals}/$called");
+        $then->() if $then;
+
+        if ($other) {
+            $browser->close_tab($other);
+            $browser->switch($tab);
+        }
+    }
+}
+
+
+sub open_refused {
+    my ($path, @weather) = @_;
+
+    weather(@weather);
+    $called = $path;
+    $browser->go("http://127.0.0.1:$stage->{port}{refusals}/$path");
+    $browser->wait_for("document.readyState === 'complete' && document.forms.length
+                        && location.pathname === '/$path'", 'form');
+    fill();
+}
+
+
+# how many requests the application has begun with
+sub begun { return -s "$dir/weather.begun" || 0 }
+
+
+sub workers { return map { 0 + $_ } `ps -o pid= --ppid $stage->{nginx}` }
+
+
+sub screenshots {
+    my ($name) = @_;
+
+    return if !$ENV{BROWSER_SCREENSHOTS};
+
+    $browser->screenshot($name);
+    $browser->phone(1);
+    $browser->screenshot("$name-phone");
+    $browser->phone(0);
+}
+
+
+# large enough, on a phone as well, and with a way on
+sub is_readable {
+    my ($name, $from) = @_;
+    (my $file = $name) =~ s/\W+/-/g;
+
+    screenshots("refusal-$file");
+    $browser->phone(1);
+
+    is($browser->js('document.documentElement.lang'), 'en', "$name: its language");
+    is($browser->js('document.querySelectorAll("h1").length'), 1, "$name: a heading");
+    is($browser->js('innerWidth'), 360, "$name: as wide as a phone");
+    cmp_ok($browser->js('document.documentElement.scrollWidth'), '<=', 360,
+           "$name: nothing sticks out");
+    cmp_ok($browser->js('parseFloat(getComputedStyle(document.querySelector("p")).fontSize)'),
+           '>=', 16, "$name: in letters that can be read");
+    unlike($browser->text, qr/idempoten|token|\bkey\b|request/i, "$name: in words of people");
+    is($browser->js('document.querySelector("a").href'), $from, "$name: with a way back");
+    $browser->phone(0);
+}
+
+
+# without a token the page returns to the form by itself
+sub come_back {
+    my $n = begun();
+
+    $browser->wait_for("document.readyState === 'complete' && document.forms.length",
+                       'form, by itself');
+    is(begun(), $n, 'in-progress: it returns to the form, without sending anything');
+    fill();
+    $browser->click('button');
+    thanked();
+    is(begun(), $n, 'in-progress: sent again, the result comes');
+}
+
+
+sub reload_pending {
+    my $n = begun();
+
+    until_true(sub { rows('refusals', $called) });
+    reload();
+    thanked();
+    is(begun(), $n, 'in-progress, with a token: reloaded, the result comes');
+}
+
+
+# --- helpers -----------------------------------------------------------------
+
+# twice(NAME, CODE[, N]): N rows unprotected, one row if protected
+sub twice {
+    my ($name, $code, $n) = @_;
+
+    try_at('unprotected', $name, $n || 2, $code);
+    try_at($_, $name, 1, $code) for qw(protected guarded);
+}
+
+
+sub try_at {
+    my ($site, $name, $expected, $code) = @_;
+
+    ($at, $called) = ($site, $name);
+
+    my $ok = eval { $code->($site); 1 };
+    my $error = $@;
+
+    $browser->javascript(1);
+    is($ok ? rows($site, $name) : "it failed: $error", $expected,
+       "$site, $name: " . ($expected == 1 ? 'one row' : "$expected rows"));
+}
+
+
+sub rows {
+    my ($site, $name) = @_;
+
+    open my $php, '-|', 'php', '-r', <<'END', "$dir/$site.sqlite", $name or die "php: $!\n";
+        $query = (new PDO("sqlite:$argv[1]"))
+                     ->prepare('SELECT count(*) FROM bookings WHERE name = ?');
+        $query->execute([$argv[2]]);
+        echo $query->fetchColumn();
+END
+    return readline $php;
+}
+
+
+sub weather { Stage::spew("$dir/weather", join "\n", @_) }
+
+
+# the form, filled in; what is told apart by the name
+sub open_form {
+    $browser->go("http://127.0.0.1:$stage->{port}{$at}/");
+    $browser->wait_for("document.readyState === 'complete' && document.forms.length
+                        && location.port === '$stage->{port}{$at}'", 'form');
+    fill();
+}
+
+
+sub fill {
+    $browser->js("var field = document.forms[0].elements.name;
+                  field.value = '$called'; field.focus()");
+}
+
+
+sub thanked { $browser->wait_for_page("Thank you, $called") }
+
+
+# the status of what came instead of the form
+sub answered {
+    return $browser->wait_for(
+        "document.readyState === 'complete' && !document.forms.length
+         && performance.getEntriesByType('navigation')[0].responseStatus", 'answer');
+}
+
+
+sub back {
+    $browser->back;
+    $browser->wait_for("document.readyState === 'complete' && document.forms.length", 'form');
+}
+
+
+sub reload {
+    $browser->js('document.documentElement.className = "old"');
+    $browser->reload;
+    $browser->wait_for("document.readyState === 'complete'
+                        && document.documentElement.className !== 'old'", 'page again');
+}
+
+
+sub in_another_tab {
+    my ($code) = @_;
+    my $other = $browser->tab;
+    my $ok = eval { $code->(); 1 };
+    my $error = $@;
+
+    $browser->close_tab($other);
+    $browser->switch($tab);
+    die $error if !$ok;
+}
