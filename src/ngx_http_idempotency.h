@@ -323,6 +323,9 @@ void ngx_http_idempotency_watch_client(ngx_http_request_t *r,
 ngx_int_t ngx_http_idempotency_replay(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 
+ngx_int_t ngx_http_idempotency_send(ngx_http_request_t *r, u_char *body,
+    size_t len, ngx_uint_t temporary);
+
 /* request/refuse.c */
 
 ngx_int_t ngx_http_idempotency_refuse(ngx_http_request_t *r,

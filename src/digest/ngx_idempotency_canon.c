@@ -12,7 +12,6 @@ static ngx_int_t pointer_tokens(ngx_idempotency_path_t *path,
 static int ngx_libc_cdecl path_cmp(const void *one, const void *two);
 static ngx_uint_t text_encoding(u_char *start, u_char *end);
 static ngx_uint_t boundary_is_valid(ngx_str_t *boundary);
-static ngx_str_t trimmed(u_char *start, u_char *end);
 static ngx_uint_t begins(ngx_str_t *s, char *lower);
 static ngx_uint_t is_lower(ngx_str_t *s, char *lower);
 
@@ -276,7 +275,7 @@ ngx_idempotency_canon_kind(ngx_str_t *content_type, ngx_uint_t flags,
         p = end;
     }
 
-    type = trimmed(content_type->data, p);
+    type = ngx_idempotency_trim(content_type->data, p);
 
     if (is_lower(&type, "application/x-www-form-urlencoded")) {
         return flags & NGX_IDEMPOTENCY_CANON_FORM;
@@ -418,7 +417,7 @@ ngx_idempotency_parameter(u_char **pos, u_char *end, ngx_str_t *name,
 
     for (start = p; p < end && *p != '=' && *p != ';'; p++) { /* void */ }
 
-    *name = trimmed(start, p);
+    *name = ngx_idempotency_trim(start, p);
     ngx_str_null(value);
 
     if (p < end && *p == '=') {
@@ -456,33 +455,13 @@ ngx_idempotency_parameter(u_char **pos, u_char *end, ngx_str_t *name,
                 p++;
             }
 
-            *value = trimmed(start, p);
+            *value = ngx_idempotency_trim(start, p);
         }
     }
 
     *pos = p;
 
     return NGX_OK;
-}
-
-
-static ngx_str_t
-trimmed(u_char *start, u_char *end)
-{
-    ngx_str_t  s;
-
-    while (start < end && (*start == ' ' || *start == '\t')) {
-        start++;
-    }
-
-    while (start < end && (end[-1] == ' ' || end[-1] == '\t')) {
-        end--;
-    }
-
-    s.data = start;
-    s.len = end - start;
-
-    return s;
 }
 
 

@@ -53,5 +53,7 @@ void ngx_idempotency_digest_final(ngx_idempotency_digest_t *d, u_char *out);
 void ngx_idempotency_digest_type(ngx_idempotency_digest_t *d,
     ngx_str_t *content_type);
 
+ngx_str_t ngx_idempotency_trim(u_char *start, u_char *end);
+
 
 #endif /* _NGX_IDEMPOTENCY_DIGEST_H_INCLUDED_ */

@@ -12,7 +12,6 @@
 static void digest_lower(ngx_idempotency_digest_t *d, ngx_str_t *s);
 static void digest_parameter(ngx_idempotency_digest_t *d, ngx_str_t *param);
 static ngx_str_t next_part(ngx_str_t *rest);
-static ngx_str_t trim(u_char *start, u_char *end);
 
 
 void
@@ -51,8 +50,8 @@ digest_parameter(ngx_idempotency_digest_t *d, ngx_str_t *param)
         p = end;
     }
 
-    name = trim(param->data, p);
-    value = trim(p < end ? p + 1 : end, end);
+    name = ngx_idempotency_trim(param->data, p);
+    value = ngx_idempotency_trim(p < end ? p + 1 : end, end);
 
     if (name.len == 7
         && ngx_strncasecmp(name.data, (u_char *) "charset", 7) == 0)
@@ -115,12 +114,14 @@ next_part(ngx_str_t *rest)
     rest->data = (p < end) ? p + 1 : end;
     rest->len = end - rest->data;
 
-    return trim(start, p);
+    return ngx_idempotency_trim(start, p);
 }
 
 
-static ngx_str_t
-trim(u_char *start, u_char *end)
+/* without white space around */
+
+ngx_str_t
+ngx_idempotency_trim(u_char *start, u_char *end)
 {
     ngx_str_t  s;
 

@@ -34,9 +34,7 @@ ngx_http_idempotency_guard(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 static ngx_int_t
 guard_handler(ngx_http_request_t *r)
 {
-    ngx_int_t     rc;
-    ngx_buf_t    *b;
-    ngx_chain_t   out;
+    ngx_int_t  rc;
 
     static ngx_str_t  etag = ngx_string("ETag");
     static ngx_str_t  cache = ngx_string("Cache-Control");
@@ -72,25 +70,6 @@ guard_handler(ngx_http_request_t *r)
     r->headers_out.status = NGX_HTTP_OK;
     r->headers_out.content_length_n = sizeof(ngx_http_idempotency_guard_js);
 
-    rc = ngx_http_send_header(r);
-
-    if (rc == NGX_ERROR || rc > NGX_OK || r->header_only) {
-        return rc;
-    }
-
-    b = ngx_calloc_buf(r->pool);
-    if (b == NULL) {
-        return NGX_HTTP_INTERNAL_SERVER_ERROR;
-    }
-
-    b->pos = ngx_http_idempotency_guard_js;
-    b->last = b->pos + sizeof(ngx_http_idempotency_guard_js);
-    b->memory = 1;
-    b->last_buf = 1;
-    b->last_in_chain = 1;
-
-    out.buf = b;
-    out.next = NULL;
-
-    return ngx_http_output_filter(r, &out);
+    return ngx_http_idempotency_send(r, ngx_http_idempotency_guard_js,
+                                     sizeof(ngx_http_idempotency_guard_js), 0);
 }

@@ -300,10 +300,8 @@ static ngx_int_t
 refuse_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     refusal_t *refusal, ngx_uint_t status)
 {
-    ngx_int_t     rc;
-    ngx_buf_t    *b;
-    ngx_uint_t    html;
-    ngx_chain_t   out;
+    ngx_buf_t   *b;
+    ngx_uint_t   html;
 
     r->expect_tested = 1;
 
@@ -334,19 +332,7 @@ refuse_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     r->headers_out.status = status;
     r->headers_out.content_length_n = b->last - b->pos;
 
-    rc = ngx_http_send_header(r);
-
-    if (rc == NGX_ERROR || rc > NGX_OK || r->header_only) {
-        return rc;
-    }
-
-    b->last_buf = 1;
-    b->last_in_chain = 1;
-
-    out.buf = b;
-    out.next = NULL;
-
-    return ngx_http_output_filter(r, &out);
+    return ngx_http_idempotency_send(r, b->pos, b->last - b->pos, 1);
 }
 
 

@@ -9,7 +9,6 @@
 
 static ngx_int_t replay_send(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static ngx_int_t replay_body(ngx_http_request_t *r, ngx_str_t *body);
 
 
 /* NGX_DONE: the request is finalized; NGX_DECLINED: it is a dry run */
@@ -41,7 +40,6 @@ ngx_http_idempotency_replay(ngx_http_request_t *r,
 static ngx_int_t
 replay_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
-    ngx_int_t   rc;
     ngx_str_t   body;
     ngx_uint_t  cookies;
 
@@ -66,23 +64,27 @@ replay_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
+    return ngx_http_idempotency_send(r, body.data, body.len, 1);
+}
+
+
+/* a response whose body is in one piece, from the top of all filters */
+
+ngx_int_t
+ngx_http_idempotency_send(ngx_http_request_t *r, u_char *body, size_t len,
+    ngx_uint_t temporary)
+{
+    ngx_int_t     rc;
+    ngx_buf_t    *b;
+    ngx_chain_t   out;
+
     rc = ngx_http_send_header(r);
 
     if (rc == NGX_ERROR || rc > NGX_OK || r->header_only) {
         return rc;
     }
 
-    return replay_body(r, &body);
-}
-
-
-static ngx_int_t
-replay_body(ngx_http_request_t *r, ngx_str_t *body)
-{
-    ngx_buf_t    *b;
-    ngx_chain_t   out;
-
-    if (body->len == 0) {
+    if (len == 0) {
         return ngx_http_send_special(r, NGX_HTTP_LAST);
     }
 
@@ -91,11 +93,12 @@ replay_body(ngx_http_request_t *r, ngx_str_t *body)
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
-    b->start = body->data;
-    b->pos = body->data;
-    b->last = body->data + body->len;
+    b->start = body;
+    b->pos = body;
+    b->last = body + len;
     b->end = b->last;
-    b->temporary = 1;
+    b->temporary = temporary ? 1 : 0;
+    b->memory = !b->temporary;
     b->last_buf = 1;
     b->last_in_chain = 1;
 
