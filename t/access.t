@@ -111,6 +111,39 @@ EOC
         limit_conn conns 1;
         proxy_pass http://$TEST_NGINX_BACKEND;
     }
+
+    # an error page that would be protected if it were a request
+    location /page/ {
+        error_page 401 403 413 503 @page;
+        client_max_body_size 1k;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+
+        location /page/rate {
+            limit_req zone=rate;
+            proxy_pass http://$TEST_NGINX_BACKEND;
+        }
+
+        location /page/auth {
+            auth_basic closed;
+            auth_basic_user_file $TEST_NGINX_ROOT/htpasswd;
+            proxy_pass http://$TEST_NGINX_BACKEND;
+        }
+
+        location /page/any {
+            satisfy any;
+            deny all;
+            auth_basic closed;
+            auth_basic_user_file $TEST_NGINX_ROOT/htpasswd;
+            proxy_pass http://$TEST_NGINX_BACKEND;
+        }
+    }
+
+    location @page {
+        proxy_pass_request_body off;
+        proxy_set_header Content-Length "";
+        rewrite ^ /page?id=page-$arg_id? break;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
 EOC
 
 my $id = 'case0';
@@ -352,5 +385,46 @@ is(limited('/conns', 'b', 'conn1'), '200 NEW', '... and claimed nothing');
 go('hold');
 is($c->response->{status}, 200, '... the other connection ends');
 is(limited('/conns', 'b', 'conn1'), '200 REPLAYED', '... and is replayed');
+
+
+# --- at an error page --------------------------------------------------------
+
+# Who was turned away is sent on, method and all, to a location of a page that
+# is protected itself: that request claims nothing there either.
+
+limited('/rate', 'c', 'rate3');
+
+for ([ 'limit_req', 503, '/page/rate', { headers => [ 'X-Limit: c' ] },
+       {} ],
+     [ 'auth_basic', 401, '/page/auth', {},
+       { headers => [ "Authorization: $auth{good}" ] } ],
+     [ 'satisfy any', 401, '/page/any', {},
+       { headers => [ "Authorization: $auth{good}" ] } ],
+     [ 'a body too large', 413, '/page/x', { body => 'b' x 2000 }, {} ],
+     [ 'a body too large, chunked', 413, '/page/x',
+       { chunked => [ 'b' x 1000, 'b' x 1000 ] }, {} ])
+{
+    my ($what, $status, $path, $bad, $good) = @$_;
+
+    $id++;
+
+    my $ask = sub { $n->post("$path?id=$id", key => $id, body => 'b', @_) };
+
+    for my $name ("$what, with an error page", '... again') {
+        my $r = $ask->(%$bad);
+
+        is(told($r), "$status -", $name);
+        like($r->{body}, qr/id=page-$id\n/, '... gets that page');
+        ok(!$r->replayed, '... and no replay of it');
+    }
+
+    is(executions($id), 0, '... executed nothing');
+    is(executions("page-$id"), 2, '... but the page, each time');
+
+    is(told($ask->(%$good)), '200 NEW', '... claimed nothing');
+    is(told($ask->(%$good)), '200 REPLAYED', '... a good one is replayed');
+    is(told($ask->(%$bad)), "$status -", '... not to one who is turned away');
+    is(executions($id), 1, '... and executed once');
+}
 
 done_testing();

@@ -23,6 +23,8 @@ my %locations = (
     kept    => 'proxy_set_header X-Length $content_length;',
     $lua ? (lua => 'rewrite_by_lua_block { ngx.req.read_body() }
                     client_body_buffer_size 16k;') : (),
+    $lua ? (gone => 'rewrite_by_lua_block { ngx.req.discard_body() }
+                     proxy_set_header Content-Length "";') : (),
     $early ? (early => 'client_body_early_read on;') : (),
 );
 
@@ -104,7 +106,7 @@ digested('in three chunks', 'x', 'abcdef', chunked => ['a', 'bcd', 'ef']);
 digested('HTTP/1.0', 'x', 'old', version => '1.0');
 digested('looks like a request', 'x', "GET /x HTTP/1.1\r\n\r\n");
 
-for my $where (grep { !/limited|hasty/ } sort keys %locations) {
+for my $where (grep { !/limited|hasty|gone/ } sort keys %locations) {
     for my $size (1, 1023, 1024, 1025, 16384, 70001) {
         for my $chunked (0, 1) {
             my $part = int($size / 3) || 1;
@@ -123,6 +125,39 @@ for my $where (grep $locations{$_}, qw(lua early)) {
 
 SKIP: {
     skip 'bodies that Lua read before us: no such module', 1 unless $lua;
+}
+
+# Somebody discarded the body before us, though its length was announced: no
+# worker may look for it where it is not.
+
+SKIP: {
+    skip 'a body that Lua discarded: no such module', 1 unless $lua;
+
+    my @workers = $n->workers;
+
+    for my $type ('application/x-www-form-urlencoded', 'application/json',
+                  'multipart/form-data; boundary=x', 'text/plain',
+                  'application/octet-stream')
+    {
+        for my $came ('all', 'a part') {
+            my $k = 'gone' . ++$key;
+            my $name = "discarded before us, $type, $came";
+
+            my @r = map {
+                my $c = $n->start(POST => "/gone?id=$k&sha=1", key => $k,
+                                  type => $type, close => 1,
+                                  headers => [ 'Content-Length: 20000' ]);
+                $c->send('a=b' . ($came eq 'all' ? 'b' x 19997 : ''));
+                $c->response('POST');
+            } 1, 2;
+
+            is($r[0]{body}, sha256_hex('') . " 0\n", "$name: goes without");
+            same_replay(@r, "$name: replayed");
+            is(executions($k), 1, "$name: executed once");
+        }
+    }
+
+    is_deeply([$n->workers], \@workers, 'discarded before us: all alive');
 }
 
 {

@@ -223,6 +223,17 @@ is(times_of(2, POST => '/upgrade', @b,
    $untouched, 'a protocol upgrade');
 is(times_of(2, POST => '/upgrade', @b), $protected, '... the same without');
 
+# what any client may offer, and nginx does not take up
+
+for my $offer ('h2c', 'H2C', 'TLS/1.2', 'tls/1.0, HTTP/1.1') {
+    is(times_of(2, POST => $_, @b,
+                headers => [ "Upgrade: $offer", 'Connection: Upgrade' ]),
+       $protected, "an upgrade to $offer is none, at $_") for '/x', '/upgrade';
+}
+
+is(times_of(2, POST => '/upgrade', @b, headers => [ 'Upgrade: websocket' ]),
+   $protected, 'nor is one that Connection does not name');
+
 
 # --- subrequests -------------------------------------------------------------
 

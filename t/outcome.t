@@ -39,6 +39,7 @@ my $n = nginx(zone => 0, files => { 'fcgi.conf' => $fcgi_conf,
     }
 
     limit_req_zone \$server_name zone=limit:64k rate=1r/m;
+    proxy_cache_path \$TEST_NGINX_ROOT/cache keys_zone=cache:1m;
 
     server {
         listen 127.0.0.1:\$TEST_NGINX_RAND_PORT_1;
@@ -81,6 +82,21 @@ EOC
                       proxy_pass http://$TEST_NGINX_BACKEND; }
     location /fastcgi { include $TEST_NGINX_ROOT/fcgi.conf;
                         fastcgi_pass $http_x_to; }
+    location /stale { proxy_cache cache;
+                      proxy_cache_key stale;
+                      proxy_cache_methods POST;
+                      proxy_cache_use_stale error timeout;
+                      proxy_pass http://$http_x_to$request_uri;
+
+                      location /stale/retry {
+                          idempotency_in_doubt retry;
+                          proxy_pass http://$http_x_to$request_uri;
+                      }
+
+                      location /stale/2xx {
+                          idempotency_store 2xx;
+                          proxy_pass http://$http_x_to$request_uri;
+                      } }
     location /static { root $TEST_NGINX_ROOT/html; }
     location /key { idempotency_key $http_other_key;
                     proxy_pass http://$TEST_NGINX_BACKEND; }
@@ -268,6 +284,37 @@ row("fastcgi, $_->[0]", 'in doubt', @$_[1 .. 3], %fastcgi,
     to => $fastcgi{alive})
     for ['timed out', 504, more => 'gate=1'],
         ['closed', 502, more => 'close=1'], ['reset', 502, more => 'rst=1'];
+
+
+# --- an old response in place of none ---------------------------------------
+
+# The cache has a response of another request, and that is what the client
+# gets: it says nothing about the fate of this one.
+
+{
+    my $old = try_it('old', at => '/stale',
+                     more => 'body=old&h=X-Accel-Expires:%20@1');
+    is(status_of($old), '200 NEW', 'a response that is old at once');
+
+    my %stale = (
+        'timed out' => [ 'in doubt', more => 'gate=1' ],
+        'closed'    => [ 'in doubt', more => 'close=1' ],
+        'reset'     => [ 'in doubt', more => 'rst=1' ],
+        'refused'   => [ 'released', to => 'dead', count => 0 ],
+    );
+
+    for my $what (sort keys %stale) {
+        my ($is, @o) = @{$stale{$what}};
+
+        for (['', $is], ['/2xx', $is], ['/retry', 'released']) {
+            my ($at, $then) = @$_;
+            my $name = "an old response, $what, at /stale$at";
+
+            is(row($name, $then, 200, @o, at => "/stale$at")->{body}, 'old',
+               "$name: it was that");
+        }
+    }
+}
 
 
 # --- broken off in the body -------------------------------------------------

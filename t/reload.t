@@ -193,6 +193,92 @@ EOC
 }
 
 
+# A zone that stays while nobody uses it: one reload takes away all that refers
+# to it, the next one brings it back. What old workers own is theirs throughout.
+
+for (['reject', ''], ['reject', 'idempotency_in_doubt retry;'],
+     ['wait', ''], ['wait', 'idempotency_in_doubt retry;'])
+{
+    my ($how, $doubt) = @$_;
+    my $name = "not used for a while, $how" . ($doubt && ', retry');
+
+    (my $on = $server . $doubt) =~ s/in_progress reject/in_progress $how/;
+    (my $off = $on) =~ s/idempotency zone=z;/idempotency off;/;
+
+    my $n = nginx(zone => 0, workers => 4, http => $zone, server => $on);
+    my @owned = map { "$how$_" . ($doubt && 'r') } 1 .. 6;
+    my @o = map { [ "/x?id=$_&gate=1", key => $_, body => 'b' ] } @owned;
+    my @c = map { $n->start('POST', @$_) } @o;
+    held($_) for @owned;
+
+    ok($n->reload(server => $off), "$name: a zone is left alone");
+    # fewer processes: the places of the old ones come to be used again
+    ok($n->reload(server => $on, workers => 1), '... and used again');
+
+    my @again;
+
+    if ($how eq 'reject') {
+        is(told($n->post(@$_)), '409 IN_PROGRESS', "... $_->[2] is pending")
+            for @o;
+        is(told($n->post(@$_, body => 'c')), '409 CONFLICT', '... and bound')
+            for @o;
+
+    } else {
+        @again = map { $n->start('POST', @$_) } @o;
+        is(scalar(grep { $_->readable(0.1) } @again), 0, '... repeats wait');
+    }
+
+    is(executions($_), 1, "... $_ was not executed again") for @owned;
+
+    go($_) for @owned;
+    is(told($_->response), '200 NEW', '... an old worker ends') for @c;
+    is(told($_->response), '200 WAITED', '... and wakes a new one') for @again;
+    is(told($n->post(@$_)), '200 REPLAYED', '... replayed') for @o;
+    is(executions($_), 1, '... executed once') for @owned;
+
+    $_->close for @c, @again;
+    $n->stop;
+}
+
+# ... and of one that dies meanwhile it is known.
+
+for (['', '409 IN_DOUBT', 1], ['idempotency_in_doubt retry;', '200 NEW', 2]) {
+    my ($doubt, $then, $count) = @$_;
+    my $id = $doubt ? 'dead-retry' : 'dead';
+
+    my $on = $server . $doubt;
+    (my $off = $on) =~ s/idempotency zone=z;/idempotency off;/;
+
+    my $n = nginx(zone => 0, http => $zone, server => $on,
+                  allow => qr/exited on signal 9/);
+    my @o = ("/x?id=$id&gate=1", key => $id, body => 'b');
+    my ($owner) = $n->workers;
+    my $c = $n->start('POST', @o);
+    held($id);
+
+    ok($n->reload(server => $off), 'a zone is left alone');
+    kill KILL => $owner;
+    ok($n->wait_log(qr/$owner exited on signal 9/), '... its owner dies');
+    ok($n->reload(server => $on), '... and it is used again');
+
+    my $told;
+    ok(until_true {
+        my $again = $n->start('POST', @o);
+
+        until_true { go($id); $again->readable(0.1) };
+        $told = told($again->response);
+        $again->close;
+
+        return $told ne '409 IN_PROGRESS';
+    }, '... the claim of the dead is not pending for ever');
+    is($told, $then, '... nobody knows its fate');
+    is(executions($id), $count, "... executed $count times");
+
+    $c->close;
+    $n->stop;
+}
+
+
 # A graceful stop.
 
 {

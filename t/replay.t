@@ -445,6 +445,16 @@ for my $te (qw(cl chunked close)) {
     $r = filtered("charset's name, $te", 'utf8', "te=$te&ct=text/html&body=abc");
     is($r->header('Content-Type'), 'text/html; charset=utf-8',
        "charset's name, $te: it acted");
+
+    $r = filtered("X-Accel-Charset, $te", 'utf8',
+                  "te=$te&ct=text/html&h=X-Accel-Charset:%20koi8-r&body=abc");
+    is($r->header('Content-Type'), 'text/html; charset=koi8-r',
+       "X-Accel-Charset, $te: the upstream's charset");
+
+    $r = filtered("X-Accel-Charset off, $te", 'utf8',
+                  "te=$te&ct=text/html&h=X-Accel-Charset:%20off&body=abc");
+    is($r->header('Content-Type'), 'text/html',
+       "X-Accel-Charset off, $te: none");
 }
 
 filtered('add_header on 404', 'headers', 'status=404&size=10');
