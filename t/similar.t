@@ -250,6 +250,9 @@ is(sent('/reject', [ 'k', @{$_->[1]} ], [ 'l', @{$_->[2]} ]),
     [ 'a cookie and none', [ headers => ['Cookie: s=1'] ], [] ],
     [ 'another Authorization', [ headers => ['Authorization: a'] ],
       [ headers => ['Authorization: b'] ] ],
+    [ 'another cookie, where many share an Authorization',
+      [ headers => ['Authorization: a', 'Cookie: s=1'] ],
+      [ headers => ['Authorization: a', 'Cookie: s=2'] ] ],
     [ 'another address', [ headers => ['X-Forwarded-For: 10.0.0.1'] ],
       [ headers => ['X-Forwarded-For: 10.0.0.2'] ] ];
 

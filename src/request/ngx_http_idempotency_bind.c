@@ -14,7 +14,9 @@ static ngx_int_t bind_fingerprint(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t bind_identity(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_digest_t *d);
-static void bind_credentials(ngx_http_request_t *r,
+static void bind_authorization(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_digest_t *d);
+static void bind_cookies(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_digest_t *d);
 static ngx_int_t bind_certificate(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_digest_t *d);
@@ -59,6 +61,15 @@ ngx_http_idempotency_bind(ngx_http_request_t *r,
     ngx_idempotency_digest_field(&d, &scope);
     ngx_idempotency_digest_field(&d, &r->connection->addr_text);
     ngx_idempotency_digest_field(&d, &fingerprint);
+
+    /*
+     * There is no key that only one of them knows: users who share credentials
+     * are told apart by their cookies
+     */
+
+    if (ctx->conf->identity == NULL && r->headers_in.authorization) {
+        bind_cookies(r, ctx, &d);
+    }
 
     if (ctx->content) {
         ngx_idempotency_digest_final(&d, ctx->op.token);
@@ -137,7 +148,12 @@ bind_identity(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ctx->identified = 0;
 
     if (ctx->conf->identity == NULL) {
-        bind_credentials(r, ctx, d);
+        bind_authorization(r, ctx, d);
+
+        if (!ctx->identified) {
+            bind_cookies(r, ctx, d);
+        }
+
         return bind_certificate(r, ctx, d);
     }
 
@@ -155,13 +171,10 @@ bind_identity(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 /* a kind stands before each value, so that none can pass for another's */
 
 static void
-bind_credentials(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+bind_authorization(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_idempotency_digest_t *d)
 {
-    ngx_table_elt_t                     *h;
-    ngx_http_idempotency_header_iter_t   it;
-
-    static ngx_str_t  cookie = ngx_string("cookie");
+    ngx_table_elt_t  *h;
 
     h = r->headers_in.authorization;
 
@@ -169,16 +182,18 @@ bind_credentials(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
         ngx_idempotency_digest_bytes(d, (u_char *) "A", 1);
         ngx_idempotency_digest_field(d, &h->value);
         ctx->identified = 1;
-
-        if (!ctx->content) {
-            return;
-        }
-
-        /*
-         * No key that only one of them knows: users who share credentials
-         * are told apart by their cookies
-         */
     }
+}
+
+
+static void
+bind_cookies(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_idempotency_digest_t *d)
+{
+    ngx_table_elt_t                     *h;
+    ngx_http_idempotency_header_iter_t   it;
+
+    static ngx_str_t  cookie = ngx_string("cookie");
 
     ngx_http_idempotency_header_iter(&it, r);
 

@@ -14,8 +14,6 @@
 #include "ngx_idempotency_workers.h"
 
 
-#define NGX_IDEMPOTENCY_SHM_VERSION  1
-
 /* what is copied, expired, or freed to make room, at most while the lock is
    held once */
 
@@ -79,8 +77,6 @@ typedef struct {
 
 
 typedef struct {
-    ngx_uint_t                      version;
-
     /* who is changing it now: not zero on entry means that it is torn */
     ngx_pid_t                       inside;
     /* the highest generation of a worker; the one that is to make it anew */

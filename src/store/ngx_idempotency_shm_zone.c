@@ -80,7 +80,6 @@ shm_zone_create(ngx_idempotency_shm_t *shm, ngx_slab_pool_t *shpool,
 
     sh->inside = ngx_pid;
 
-    sh->version = NGX_IDEMPOTENCY_SHM_VERSION;
     sh->fence = fence;
     sh->generation = shm->generation;
 

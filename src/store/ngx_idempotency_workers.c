@@ -121,11 +121,14 @@ ngx_int_t
 ngx_idempotency_workers_init_module(ngx_cycle_t *cycle)
 {
 #if (NGX_HAVE_SYS_EVENTFD_H)
-    int  fd;
+    int         fd;
+    ngx_uint_t  inherited;
 
     if (ngx_test_config) {
         return NGX_OK;
     }
+
+    inherited = workers_fds;
 
     while (workers_fds < NGX_IDEMPOTENCY_WORKERS) {
 
@@ -135,6 +138,13 @@ ngx_idempotency_workers_init_module(ngx_cycle_t *cycle)
             ngx_log_error(NGX_LOG_WARN, cycle->log, ngx_errno,
                           "idempotency: eventfd() failed, requests that wait "
                           "in some workers are not woken but look again");
+
+            /* nginx itself has more need of the last descriptors */
+
+            while (workers_fds > inherited) {
+                (void) close(workers_fd[--workers_fds]);
+            }
+
             break;
         }
 

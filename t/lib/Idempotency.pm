@@ -42,7 +42,8 @@ package Idempotency;
 #    nginx(%o): main http server (config text), zone => 0 (no default zone z),
 #      workers (1), log_level (info), modules => [names or paths loaded before
 #      ours], modules_after => [...], module => 0 (without ours), allow => qr//
-#      (error log lines that are expected), files => { 'html/a' => bytes },
+#      (error log lines that are expected), descriptors => N (no process may
+#      have more), files => { 'html/a' => bytes },
 #      conf => whole file. Dies, with the log, if nginx does not start.
 #      In config text $TEST_NGINX_BACKEND, _FASTCGI, _SCGI, _UWSGI are
 #      127.0.0.1:port of the backends, $TEST_NGINX_PORT nginx's own port,
@@ -481,6 +482,10 @@ sub nginx {
         config($self, %o);
 
         my @cmd = command($self, %o);
+
+        unshift @cmd, 'sh', '-c', "ulimit -n $o{descriptors}; exec \"\$@\"", 'sh'
+            if $o{descriptors};
+
         my $pid = fork // die "fork: $!";
 
         if ($pid == 0) {

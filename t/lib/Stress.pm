@@ -102,7 +102,7 @@ EOC
 sub connection_to {
     my ($n, $pid) = @_;
 
-    for (1 .. 200) {
+    for (1 .. 2000) {
         my $c = $n->connect;
         $c->send("GET /pid HTTP/1.1\r\nHost: localhost\r\n\r\n");
 

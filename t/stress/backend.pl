@@ -5,7 +5,8 @@
 #
 #     backend.pl SEED LISTENING-DESCRIPTOR LIFELINE-DESCRIPTOR
 #
-# GET /report answers with a line for each execution:
+# GET /report answers with a line for each execution that runs, or has ended
+# since the last report:
 #
 #     TOKEN EXECUTION WORKER HOW STATUS VARIANT BEGUN ENDED
 #
@@ -33,7 +34,7 @@ my $life = IO::Handle->new_from_fd($life_fd, 'r') or die "life line: $!";
 
 $listen->blocking(0);
 
-my (%conn, %count, @done);
+my (%conn, %count, @executions);
 
 
 while (1) {
@@ -153,9 +154,8 @@ sub next_request {
 
     my ($method, $uri) = split / /, $head;
 
-    return $uri eq '/report' ? plain(join '', map { "@$_\n" } @done)
-                             : plain('fill' . 'x' x ($uri =~ /size=(\d+)/
-                                                     ? $1 : 0))
+    return report() if $uri eq '/report';
+    return plain('fill' . 'x' x ($uri =~ /size=(\d+)/ ? $1 : 0))
         if $method eq 'GET' || $uri =~ /^\/fill/;
 
     my ($token) = $uri =~ /\bid=([^&]+)/;
@@ -163,6 +163,15 @@ sub next_request {
     my ($variant) = $body =~ /\bvariant=(\d+)/;
 
     return execute($c, $token, $worker, $variant // 0);
+}
+
+
+sub report {
+    my $text = join '', map { "@$_\n" } @executions;
+
+    @executions = grep { !$_->[7] } @executions;
+
+    return plain($text);
 }
 
 
@@ -204,7 +213,7 @@ sub execute {
     $size = 2000 + int rand 30000 if $how =~ /^(?:cut|torn)$/;
 
     my $e = [$token, $n, $worker // 0, $how, $status, $variant, time, 0];
-    push @done, $e;
+    push @executions, $e;
     $c->{execution} = $e;
 
     my @do = $delay ? ['wait', $delay] : ();
