@@ -138,7 +138,6 @@ typedef struct {
     ngx_http_idempotency_loc_conf_t   *conf;
 
     ngx_str_t                          key;
-    u_char                             token[NGX_IDEMPOTENCY_DIGEST_LEN];
     u_char                             digest[NGX_IDEMPOTENCY_DIGEST_LEN];
 
     /* the body's digest, or its parts', and by which of its meanings */
