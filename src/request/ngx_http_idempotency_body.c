@@ -26,6 +26,7 @@ static ngx_int_t body_multipart(ngx_http_request_t *r,
 static void body_digest_init(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_uint_t kind);
 static ngx_uint_t body_coded(ngx_http_request_t *r);
+static ngx_int_t body_copy(void *data, u_char *p, size_t len);
 static ngx_int_t body_read(ngx_buf_t *b, u_char *p, size_t n, off_t offset);
 static off_t body_size(ngx_http_request_t *r);
 
@@ -445,8 +446,6 @@ ngx_http_idempotency_whole_body(ngx_http_request_t *r, size_t limit,
 {
     off_t         size;
     u_char       *p;
-    ngx_int_t     rc;
-    ngx_buf_t    *b;
     ngx_chain_t  *cl;
 
     ngx_str_null(body);
@@ -475,35 +474,23 @@ ngx_http_idempotency_whole_body(ngx_http_request_t *r, size_t limit,
         return NGX_OK;
     }
 
-    p = ngx_palloc(r->pool, body->len);
-    if (p == NULL) {
+    body->data = ngx_palloc(r->pool, body->len);
+    if (body->data == NULL) {
         return NGX_ERROR;
     }
 
-    body->data = p;
+    p = body->data;
 
-    for ( /* void */ ; cl; cl = cl->next) {
-        b = cl->buf;
-        size = ngx_buf_size(b);
+    return ngx_http_idempotency_each_piece(r, -1, body_copy, &p);
+}
 
-        if (size == 0) {
-            /* the end of a chunked body is in no memory, nor in a file */
-            continue;
-        }
 
-        if (ngx_buf_in_memory(b)) {
-            p = ngx_cpymem(p, b->pos, (size_t) size);
-            continue;
-        }
+static ngx_int_t
+body_copy(void *data, u_char *p, size_t len)
+{
+    u_char  **dst = data;
 
-        rc = body_read(b, p, (size_t) size, 0);
-
-        if (rc != NGX_OK) {
-            return rc;
-        }
-
-        p += size;
-    }
+    *dst = ngx_cpymem(*dst, p, len);
 
     return NGX_OK;
 }
