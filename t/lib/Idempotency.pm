@@ -153,7 +153,7 @@ $SIG{$_} = sub { exit 1 } for qw(INT TERM HUP);
 END {
     if ($$ == $owner) {
         local $?;
-        $_->stop for @running;
+        $_->stop for splice @running;
 
         if ($backend_pid) {
             close $lifeline;
