@@ -127,11 +127,11 @@ ngx_idempotency_json_parse(ngx_idempotency_json_t *j, ngx_array_t *paths,
     j->end = data + len;
     j->size = (uint32_t) len;
     j->scratch = NULL;
-    j->names = j->few;
-    j->nnames = NGX_IDEMPOTENCY_JSON_FEW;
-    j->nodes = NULL;
+    j->names = j->members;
+    j->nnames = NGX_IDEMPOTENCY_JSON_MEMBERS;
+    j->nodes = j->values;
     j->nnodes = 0;
-    j->nalloc = 0;
+    j->nalloc = NGX_IDEMPOTENCY_JSON_VALUES;
     j->name_len = 0;
     j->name = 0;
     j->ignore = 0;
@@ -156,7 +156,7 @@ ngx_idempotency_json_parse(ngx_idempotency_json_t *j, ngx_array_t *paths,
 void
 ngx_idempotency_json_free(ngx_idempotency_json_t *j)
 {
-    if (j->nodes) {
+    if (j->nodes != j->values) {
         ngx_pfree(j->pool, j->nodes);
     }
 
@@ -164,7 +164,7 @@ ngx_idempotency_json_free(ngx_idempotency_json_t *j)
         ngx_pfree(j->pool, j->scratch);
     }
 
-    if (j->names != j->few) {
+    if (j->names != j->members) {
         ngx_pfree(j->pool, j->names);
     }
 }
@@ -421,7 +421,7 @@ json_sort(ngx_idempotency_json_t *j, ngx_idempotency_json_frame_t *f)
 
     if (f->nchildren > j->nnames) {
 
-        if (j->names != j->few) {
+        if (j->names != j->members) {
             ngx_pfree(j->pool, j->names);
         }
 
@@ -429,7 +429,7 @@ json_sort(ngx_idempotency_json_t *j, ngx_idempotency_json_frame_t *f)
         j->names = ngx_palloc(j->pool, (size_t) 2 * j->nnames
                                        * sizeof(ngx_idempotency_name_t));
         if (j->names == NULL) {
-            j->names = j->few;
+            j->names = j->members;
             return NGX_ERROR;
         }
     }
@@ -538,16 +538,17 @@ json_grow(ngx_idempotency_json_t *j)
     uint32_t                      n;
     ngx_idempotency_json_node_t  *nodes;
 
-    n = j->nalloc ? j->nalloc * 2 : j->size / 8 + 16;
+    n = ngx_max(j->nalloc * 2, j->size / 8);
 
     nodes = ngx_palloc(j->pool, n * sizeof(ngx_idempotency_json_node_t));
     if (nodes == NULL) {
         return NGX_ERROR;
     }
 
-    if (j->nodes) {
-        ngx_memcpy(nodes, j->nodes,
-                   j->nnodes * sizeof(ngx_idempotency_json_node_t));
+    ngx_memcpy(nodes, j->nodes,
+               j->nnodes * sizeof(ngx_idempotency_json_node_t));
+
+    if (j->nodes != j->values) {
         ngx_pfree(j->pool, j->nodes);
     }
 

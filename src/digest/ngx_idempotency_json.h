@@ -25,7 +25,10 @@
 
 #define NGX_IDEMPOTENCY_JSON_NONE     0xffffffff
 
-#define NGX_IDEMPOTENCY_JSON_FEW      32    /* members need no memory */
+/* a small document needs no memory: so many values, so many members */
+
+#define NGX_IDEMPOTENCY_JSON_VALUES   96
+#define NGX_IDEMPOTENCY_JSON_MEMBERS  32
 
 
 typedef struct {
@@ -66,6 +69,7 @@ typedef struct {
     ngx_idempotency_json_node_t *nodes;
     uint32_t                     nnodes;
     uint32_t                     nalloc;
+    ngx_idempotency_json_node_t  values[NGX_IDEMPOTENCY_JSON_VALUES];
 
     /* of the value to come */
     uint32_t                     name;
@@ -77,7 +81,7 @@ typedef struct {
     /* of an object to be sorted, and as many again */
     ngx_idempotency_name_t      *names;
     uint32_t                     nnames;
-    ngx_idempotency_name_t       few[2 * NGX_IDEMPOTENCY_JSON_FEW];
+    ngx_idempotency_name_t       members[2 * NGX_IDEMPOTENCY_JSON_MEMBERS];
 
     ngx_array_t                 *paths;
     ngx_pool_t                  *pool;
