@@ -379,6 +379,18 @@ memory_is_for_the_body_as_a_whole(void)
 
     ngx_destroy_pool(pool);
     ngx_free(body.data);
+
+    /* a usual document none, though its members are to be sorted */
+
+    body = repeated("{", "\"%\":{\"b\":1,\"a\":\"x\"},", "\"0\":[]}", 500, 1);
+    pool = ngx_create_pool(4096, unit_cycle.log);
+
+    allocations = 0;
+    check(digest(JSON, &body, pool, out) == NGX_OK);
+    check_equal(allocations, 0);
+
+    ngx_destroy_pool(pool);
+    ngx_free(body.data);
 }
 
 
