@@ -28,8 +28,10 @@ typedef enum {
     NGX_HTTP_IDEMPOTENCY_IN_DOUBT,
     NGX_HTTP_IDEMPOTENCY_NOT_KEPT,
     NGX_HTTP_IDEMPOTENCY_SIMILAR,
+    NGX_HTTP_IDEMPOTENCY_EXPIRED,
     NGX_HTTP_IDEMPOTENCY_MISSING,
     NGX_HTTP_IDEMPOTENCY_MALFORMED,
+    NGX_HTTP_IDEMPOTENCY_LIMITED,
     NGX_HTTP_IDEMPOTENCY_UNAVAILABLE,
 
     NGX_HTTP_IDEMPOTENCY_NEW,
@@ -39,6 +41,15 @@ typedef enum {
 } ngx_http_idempotency_status_e;
 
 #define NGX_HTTP_IDEMPOTENCY_REFUSALS  (NGX_HTTP_IDEMPOTENCY_UNAVAILABLE + 1)
+
+
+/* why a key that may stand in the body could not be read from it */
+
+typedef enum {
+    NGX_HTTP_IDEMPOTENCY_READABLE = 0,
+    NGX_HTTP_IDEMPOTENCY_TOO_LARGE,
+    NGX_HTTP_IDEMPOTENCY_UNREADABLE
+} ngx_http_idempotency_unreadable_e;
 
 
 /* a refusal's name in idempotency_status, and its code by default */
@@ -158,6 +169,11 @@ typedef struct {
     /* what the key says; what became of the request */
     ngx_http_idempotency_status_e      verdict;
     ngx_http_idempotency_status_e      status;
+
+    /* why it is malformed, if that isn't the key's own fault; in seconds,
+       if the refusal's usual Retry-After is not the one */
+    ngx_http_idempotency_unreadable_e  unreadable;
+    time_t                             retry_after;
 
     /* the owner's response so far: its header block, then its body */
     ngx_chain_t                       *pieces;

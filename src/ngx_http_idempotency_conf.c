@@ -19,8 +19,10 @@ ngx_http_idempotency_refusal_t
     { ngx_string("in_doubt"), NGX_HTTP_CONFLICT },
     { ngx_string("not_kept"), NGX_HTTP_CONFLICT },
     { ngx_string("similar"), NGX_HTTP_CONFLICT },
+    { ngx_string("expired"), NGX_HTTP_CONFLICT },
     { ngx_string("missing"), NGX_HTTP_BAD_REQUEST },
     { ngx_string("malformed"), NGX_HTTP_BAD_REQUEST },
+    { ngx_string("limited"), NGX_HTTP_TOO_MANY_REQUESTS },
     { ngx_string("unavailable"), NGX_HTTP_SERVICE_UNAVAILABLE }
 };
 
@@ -331,6 +333,26 @@ ngx_http_idempotency_set_status(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 
         code = ngx_atoi(value[i].data + name->len + 1,
                         value[i].len - name->len - 1);
+
+        switch (code) {
+
+        /*
+         * With these nginx closes the connection, or says something else to
+         * the client: they never arrive
+         */
+
+        case NGX_HTTP_REQUEST_TIME_OUT:
+        case NGX_HTTP_CLOSE:
+        case NGX_HTTP_REQUEST_HEADER_TOO_LARGE:
+        case NGX_HTTPS_CERT_ERROR:
+        case NGX_HTTPS_NO_CERT:
+        case NGX_HTTP_TO_HTTPS:
+        case NGX_HTTP_CLIENT_CLOSED_REQUEST:
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "invalid status \"%V\", nginx has a meaning "
+                               "of its own for it", &value[i]);
+            return NGX_CONF_ERROR;
+        }
 
         if (code < 400 || code > 599) {
             ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,

@@ -113,6 +113,7 @@ my $n = nginx(files => {
 
     location /dry {
         idempotency_dry_run on;
+        idempotency_bypass $arg_bypass;
         idempotency_missing_key reject;
         proxy_pass http://$TEST_NGINX_BACKEND;
 
@@ -297,6 +298,8 @@ is(times_of(3, POST => '/dry', @b),
     is(told($n->get($uri, key => 'dry')), '200 -', 'dry run: GET');
 }
 
+is(times_of(2, POST => '/dry?bypass=1', @b),
+   '200 BYPASS_DRY_RUN, 200 BYPASS_DRY_RUN, executed 2', 'dry run: bypassed');
 is(times_of(3, POST => '/dry/small', @b),
    '200 NEW_DRY_RUN, 200 NOT_KEPT_DRY_RUN, 200 NOT_KEPT_DRY_RUN, executed 3',
    'dry run: not kept');

@@ -332,6 +332,9 @@ bad("idempotency_status $_->[0]", $_->[1]) for
     [ 'conflict=600', qr/invalid .*600"/ ],
     [ 'conflict=4220', qr/invalid .*4220"/ ],
     [ 'conflict=-409', qr/invalid .*-409"/ ],
+    # what nginx does with these is not what a refusal needs
+    map({ [ "conflict=$_", qr/invalid status "conflict=$_", nginx has a mean/ ] }
+        408, 444, 494, 495, 496, 497, 499),
     [ '=409', qr/invalid .*"=409"/ ],
     [ 'new=409', qr/invalid .*"new(?:=409)?"/ ],
     [ 'Conflict=409', qr/invalid .*"Conflict(?:=409)?"/ ],
@@ -343,9 +346,9 @@ bad('idempotency_docs a b', qr/invalid number of arguments/);
 bad("idempotency_docs $_", qr/invalid URL/)
     for '"a b"', '"https://a/<b>"', '\'a"b\'', "'a\x01b'";
 
-accepted("idempotency_status $_=499", server => "idempotency_status $_=499;\n")
-    for qw(conflict in_progress in_doubt not_kept similar missing malformed
-           unavailable);
+accepted("idempotency_status $_=460", server => "idempotency_status $_=460;\n")
+    for qw(conflict in_progress in_doubt not_kept similar expired missing
+           malformed limited unavailable);
 accepted("idempotency_status: the bounds",
          server => "idempotency_status conflict=400 missing=599;\n");
 accepted("idempotency_store $_", server => "idempotency_store $_;\n")

@@ -74,7 +74,12 @@ sub fill {
     cmp_ok($taken, '>', 20, 'a zone of 256k takes some');
     is(status_of($r), '503 UNAVAILABLE', '... and refuses one more');
     is(problem($r), 'unavailable', '... its problem');
-    like($r->header('Retry-After') // '', qr/^[1-9]\d*$/, '... when to come back');
+
+    # a crowd is told so many times that it does not come back at once
+    my %after = map { (one('more', $uri)->header('Retry-After') => 1) } 1 .. 60;
+    is(join(' ', grep { !/^(?:[5-9]|1[0-5])$/ } keys %after), '',
+       '... when to come back: in 5 to 15 seconds');
+    cmp_ok(keys %after, '>', 3, '... not all at once');
     is(executions('full'), $taken, '... nothing was executed that was not taken');
     like($n->log, qr/\[error\].*idempotency: refused with status 503, unavailable/,
          '... it is logged');

@@ -62,8 +62,10 @@ static ngx_str_t  status_names[] = {
     ngx_string("IN_DOUBT_DRY_RUN"),
     ngx_string("NOT_KEPT_DRY_RUN"),
     ngx_string("SIMILAR_DRY_RUN"),
+    ngx_string("EXPIRED_DRY_RUN"),
     ngx_string("MISSING_DRY_RUN"),
     ngx_string("MALFORMED_DRY_RUN"),
+    ngx_string("LIMITED_DRY_RUN"),
     ngx_string("UNAVAILABLE_DRY_RUN"),
     ngx_string("NEW_DRY_RUN"),
     ngx_string("REPLAYED_DRY_RUN"),
@@ -113,7 +115,7 @@ variable_status(ngx_http_request_t *r, ngx_http_variable_value_t *v,
     v->data = name->data;
     v->len = name->len;
 
-    if (!ctx->conf->dry_run || ctx->status == NGX_HTTP_IDEMPOTENCY_BYPASS) {
+    if (!ctx->conf->dry_run) {
         v->len -= STATUS_SUFFIX_LEN;
     }
 

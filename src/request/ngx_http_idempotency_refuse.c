@@ -20,14 +20,16 @@ typedef struct {
     ngx_str_t    next;
     ngx_str_t    next_content;
 
-    /* in seconds, or 0; and whether the page returns by itself */
+    /* in seconds, or 0; so many more at random, so that a crowd doesn't come
+       back at once; and whether the page returns by itself */
     ngx_uint_t   retry_after;
+    ngx_uint_t   spread;
     ngx_uint_t   refresh;
 } refusal_t;
 
 
 static ngx_int_t refuse_headers(ngx_http_request_t *r,
-    ngx_http_idempotency_loc_conf_t *conf, refusal_t *refusal);
+    ngx_http_idempotency_ctx_t *ctx, refusal_t *refusal);
 static ngx_uint_t refuse_error_page(ngx_http_request_t *r, ngx_uint_t status);
 static ngx_int_t refuse_send(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, refusal_t *refusal, ngx_uint_t status);
@@ -45,7 +47,7 @@ static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
 
     { ngx_null_string, ngx_null_string,
       ngx_null_string, ngx_null_string, ngx_null_string, ngx_null_string,
-      0, 0 },
+      0, 0, 0 },
 
     { ngx_string("Idempotency key already used for another request"),
       ngx_string("This idempotency key was used for a request with another "
@@ -57,7 +59,7 @@ static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
       ngx_string("To send something else, open the page with the form anew "
                  "and send it from there."),
       ngx_null_string,
-      0, 0 },
+      0, 0, 0 },
 
     { ngx_string("A request with this idempotency key is being processed"),
       ngx_string("The first request with this idempotency key has not "
@@ -73,7 +75,7 @@ static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
       ngx_string("To see the result, wait a moment and reload this page, or "
                  "go back and send the same again: either way it counts only "
                  "once."),
-      1, 1 },
+      1, 0, 1 },
 
     { ngx_string("The outcome of the first request is unknown"),
       ngx_string("The first request with this idempotency key may have been "
@@ -87,7 +89,7 @@ static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
                  "account or your mail, or ask us, before you send it "
                  "anew."),
       ngx_null_string,
-      0, 0 },
+      0, 0, 0 },
 
     { ngx_string("The request was executed but its response was not kept"),
       ngx_string("The first request with this idempotency key was executed "
@@ -99,7 +101,7 @@ static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
                  "be shown again."),
       ngx_string("There is no need to send it again."),
       ngx_null_string,
-      0, 0 },
+      0, 0, 0 },
 
     { ngx_string("The same content was just sent with another key"),
       ngx_string("A request with the same content and another idempotency "
@@ -111,7 +113,22 @@ static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
       ngx_string("If you do want to send it twice, wait a minute and send it "
                  "again."),
       ngx_null_string,
-      0, 0 },
+      0, 0, 0 },
+
+    { ngx_string("Idempotency key too old"),
+      ngx_string("This idempotency key is so old that it cannot be told any "
+                 "more whether the request was executed before, so it is not "
+                 "executed now. Find out what happened before using a new "
+                 "key."),
+      ngx_string("This is too old to be taken"),
+      ngx_string("What you sent was begun so long ago that it can't be told "
+                 "any more whether it was done before. To be safe, nothing "
+                 "was done now."),
+      ngx_string("Please check whether it was done, for instance in your "
+                 "account or your mail, and if not, open the page with the "
+                 "form anew and send it from there."),
+      ngx_null_string,
+      0, 0, 0 },
 
     { ngx_string("Idempotency key required"),
       ngx_string("This operation must be sent with an idempotency key, so "
@@ -122,7 +139,7 @@ static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
       ngx_string("Please open the page with the form anew and send it from "
                  "there."),
       ngx_null_string,
-      0, 0 },
+      0, 0, 0 },
 
     { ngx_string("Malformed idempotency key"),
       ngx_string("The idempotency key is not well-formed: too long, of "
@@ -133,7 +150,17 @@ static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
       ngx_string("Please open the page with the form anew and send it from "
                  "there."),
       ngx_null_string,
-      0, 0 },
+      0, 0, 0 },
+
+    { ngx_string("Too many operations"),
+      ngx_string("As many operations as one client may have on record are on "
+                 "record. The request was not executed; repeat it later."),
+      ngx_string("Too many at a time"),
+      ngx_string("A lot was sent from your network lately, so this could not "
+                 "be taken, and nothing was done."),
+      ngx_string("Please wait a few minutes, go back and send it again."),
+      ngx_null_string,
+      5, 10, 0 },
 
     { ngx_string("Duplicate requests cannot be recognised at the moment"),
       ngx_string("The store of idempotency keys is full or out of reach. "
@@ -143,7 +170,7 @@ static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
                  "done."),
       ngx_string("Please wait a minute, go back and send it again."),
       ngx_null_string,
-      10, 0 }
+      5, 10, 0 }
 };
 
 
@@ -191,7 +218,7 @@ ngx_http_idempotency_refuse(ngx_http_request_t *r,
         return NGX_DECLINED;
     }
 
-    if (refuse_headers(r, conf, refusal) != NGX_OK) {
+    if (refuse_headers(r, ctx, refusal) != NGX_OK) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
@@ -224,24 +251,30 @@ ngx_http_idempotency_refuses(ngx_http_idempotency_ctx_t *ctx,
 /* they stay with an error_page, too */
 
 static ngx_int_t
-refuse_headers(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
+refuse_headers(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     refusal_t *refusal)
 {
-    ngx_str_t         value;
+    time_t            wait;
+    ngx_str_t         value, *docs;
     ngx_table_elt_t  *h;
 
     static ngx_str_t  link = ngx_string("Link");
     static ngx_str_t  retry_after = ngx_string("Retry-After");
 
-    if (refusal->retry_after) {
+    wait = ctx->retry_after;
 
-        value.data = ngx_pnalloc(r->pool, NGX_INT_T_LEN);
+    if (wait == 0 && refusal->retry_after) {
+        wait = refusal->retry_after + ngx_random() % (refusal->spread + 1);
+    }
+
+    if (wait) {
+
+        value.data = ngx_pnalloc(r->pool, NGX_TIME_T_LEN);
         if (value.data == NULL) {
             return NGX_ERROR;
         }
 
-        value.len = ngx_sprintf(value.data, "%ui", refusal->retry_after)
-                    - value.data;
+        value.len = ngx_sprintf(value.data, "%T", wait) - value.data;
 
         h = ngx_http_idempotency_push_header(r, &r->headers_out.headers,
                                              &retry_after, &value);
@@ -250,17 +283,19 @@ refuse_headers(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
         }
     }
 
-    if (conf->docs.len == 0) {
+    docs = &ctx->conf->docs;
+
+    if (docs->len == 0) {
         return NGX_OK;
     }
 
-    value.len = conf->docs.len + sizeof("<>; rel=\"describedby\"") - 1;
+    value.len = docs->len + sizeof("<>; rel=\"describedby\"") - 1;
     value.data = ngx_pnalloc(r->pool, value.len);
     if (value.data == NULL) {
         return NGX_ERROR;
     }
 
-    ngx_sprintf(value.data, "<%V>; rel=\"describedby\"", &conf->docs);
+    ngx_sprintf(value.data, "<%V>; rel=\"describedby\"", docs);
 
     h = ngx_http_idempotency_push_header(r, &r->headers_out.headers, &link,
                                          &value);
