@@ -276,6 +276,10 @@ static void
 record_claim(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     ngx_idempotency_window_t *window, ngx_idempotency_op_t *op)
 {
+    /* who takes over what nobody in particular asked for makes it his own */
+
+    rec->parts = op->parts;
+
     rec->outcome = NGX_IDEMPOTENCY_PENDING;
     rec->owner = ngx_idempotency_worker_self();
     rec->fence = ++shm->sh->fence;

@@ -34,6 +34,9 @@ static void shm_cancel(ngx_idempotency_store_t *store,
 
 static ngx_idempotency_record_t *shm_own(ngx_idempotency_shm_t *shm,
     ngx_idempotency_op_t *op);
+static ngx_uint_t shm_differs(ngx_idempotency_record_t *rec,
+    ngx_idempotency_op_t *op);
+static ngx_uint_t shm_anonymous(ngx_idempotency_record_t *rec);
 static void shm_describe(ngx_idempotency_record_t *rec,
     ngx_idempotency_op_t *op);
 static ngx_int_t shm_read(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
@@ -151,10 +154,9 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
         shm_orphan(shm, rec, op->now, wake);
     }
 
-    if (ngx_memcmp(rec->fingerprint, op->fingerprint,
-                   NGX_IDEMPOTENCY_DIGEST_LEN)
-        != 0)
-    {
+    op->differs = shm_differs(rec, op);
+
+    if (op->differs) {
         op->result = NGX_IDEMPOTENCY_CONFLICT;
 
     } else if (rec->outcome == NGX_IDEMPOTENCY_IN_DOUBT && op->retry) {
@@ -316,6 +318,7 @@ shm_find(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
 
     if (rec) {
         shm_describe(rec, op);
+        op->parts = rec->parts;
         ngx_memcpy(op->fingerprint, rec->fingerprint,
                    NGX_IDEMPOTENCY_DIGEST_LEN);
     }
@@ -409,9 +412,76 @@ shm_own(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
 }
 
 
+/*
+ * What keeps the request from being the one that the token is bound to, or 0.
+ * Whoever asks for what was bound without an identity could have left his out
+ * as well, so he is told.  Settings alone are no difference.
+ */
+
+static ngx_uint_t
+shm_differs(ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op)
+{
+    ngx_uint_t                differs;
+    ngx_idempotency_parts_t  *was, *is;
+
+    differs = 0;
+
+    was = &rec->parts;
+    is = &op->parts;
+
+    if (ngx_memcmp(rec->fingerprint, op->fingerprint,
+                   NGX_IDEMPOTENCY_DIGEST_LEN)
+        != 0)
+    {
+        if (ngx_memcmp(was->action, is->action, NGX_IDEMPOTENCY_HINT_LEN)
+            != 0)
+        {
+            differs |= NGX_IDEMPOTENCY_DIFFERS_ACTION;
+        }
+
+        /* two bodies may have one hint */
+
+        if (differs == 0
+            || ngx_memcmp(was->body, is->body, NGX_IDEMPOTENCY_HINT_LEN) != 0)
+        {
+            differs |= NGX_IDEMPOTENCY_DIFFERS_BODY;
+        }
+    }
+
+    if (!shm_anonymous(rec)
+        && ngx_memcmp(was->identity, is->identity,
+                      NGX_IDEMPOTENCY_IDENTITY_LEN)
+           != 0)
+    {
+        differs |= NGX_IDEMPOTENCY_DIFFERS_IDENTITY;
+    }
+
+    if (differs
+        && ngx_memcmp(was->settings, is->settings, NGX_IDEMPOTENCY_HINT_LEN)
+           != 0)
+    {
+        differs |= NGX_IDEMPOTENCY_DIFFERS_SETTINGS;
+    }
+
+    return differs;
+}
+
+
+static ngx_uint_t
+shm_anonymous(ngx_idempotency_record_t *rec)
+{
+    static u_char  nobody[NGX_IDEMPOTENCY_IDENTITY_LEN];
+
+    return ngx_memcmp(rec->parts.identity, nobody,
+                      NGX_IDEMPOTENCY_IDENTITY_LEN)
+           == 0;
+}
+
+
 static void
 shm_describe(ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op)
 {
+    op->anonymous = shm_anonymous(rec);
     op->outcome = rec->outcome;
     op->status = rec->status;
     op->fence = rec->fence;

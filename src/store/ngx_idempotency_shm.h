@@ -55,6 +55,7 @@ typedef struct {
 
     u_char                          token[NGX_IDEMPOTENCY_DIGEST_LEN];
     u_char                          fingerprint[NGX_IDEMPOTENCY_DIGEST_LEN];
+    ngx_idempotency_parts_t         parts;
 
     uint64_t                        fence;
     /* pending: when it was claimed */
@@ -74,6 +75,11 @@ typedef struct {
     ngx_idempotency_workers_t       waiting;
     ngx_idempotency_worker_t        owner;
 } ngx_idempotency_record_t;
+
+/* what a token costs, as the documents tell it: it does not compile above */
+
+typedef char  ngx_idempotency_record_fits_its_slot_t[
+    (sizeof(ngx_idempotency_record_t) <= 256) ? 1 : -1];
 
 
 typedef struct {

@@ -37,7 +37,7 @@ typedef enum {
     NGX_IDEMPOTENCY_OK = 0,
     NGX_IDEMPOTENCY_CLAIMED,       /* claim: the caller owns the token now */
     NGX_IDEMPOTENCY_BOUND,         /* claim, find: see op->outcome */
-    NGX_IDEMPOTENCY_CONFLICT,      /* claim: bound to another fingerprint */
+    NGX_IDEMPOTENCY_CONFLICT,      /* claim: bound to something else */
     NGX_IDEMPOTENCY_CHANGED,       /* a claim that waited may be tried again */
     NGX_IDEMPOTENCY_ABSENT,        /* find, forget: no such token */
     NGX_IDEMPOTENCY_STALE,         /* complete, release: an old fence */
@@ -79,6 +79,29 @@ typedef enum {
 #endif
 
 
+/*
+ * What a token is bound to is the fingerprint, of action and body, and the
+ * identity, of who asks; all zero: nobody that is known.  The rest only tells
+ * why two requests differ: digests too short to compare anything else by.
+ */
+
+#define NGX_IDEMPOTENCY_IDENTITY_LEN      16
+#define NGX_IDEMPOTENCY_HINT_LEN          4
+
+typedef struct {
+    u_char                          identity[NGX_IDEMPOTENCY_IDENTITY_LEN];
+    u_char                          action[NGX_IDEMPOTENCY_HINT_LEN];
+    u_char                          body[NGX_IDEMPOTENCY_HINT_LEN];
+    /* that the others were made by */
+    u_char                          settings[NGX_IDEMPOTENCY_HINT_LEN];
+} ngx_idempotency_parts_t;
+
+#define NGX_IDEMPOTENCY_DIFFERS_ACTION    0x01
+#define NGX_IDEMPOTENCY_DIFFERS_IDENTITY  0x02
+#define NGX_IDEMPOTENCY_DIFFERS_BODY      0x04
+#define NGX_IDEMPOTENCY_DIFFERS_SETTINGS  0x08
+
+
 typedef struct ngx_idempotency_store_s  ngx_idempotency_store_t;
 typedef struct ngx_idempotency_op_s     ngx_idempotency_op_t;
 
@@ -90,6 +113,7 @@ typedef ngx_int_t (*ngx_idempotency_op_pt)(ngx_idempotency_store_t *store,
 struct ngx_idempotency_op_s {
     u_char                          token[NGX_IDEMPOTENCY_DIGEST_LEN];
     u_char                          fingerprint[NGX_IDEMPOTENCY_DIGEST_LEN];
+    ngx_idempotency_parts_t         parts;
 
     /* monotonic, in milliseconds */
     ngx_msec_t                      now;
@@ -122,6 +146,10 @@ struct ngx_idempotency_op_s {
     /* claim and find: when it was recorded, and how often replayed since */
     ngx_msec_t                      recorded;
     ngx_uint_t                      replays;
+    /* claim: of a conflict, what differs */
+    ngx_uint_t                      differs;
+    /* claim and find: it was bound by nobody that is known */
+    unsigned                        anonymous:1;
 
     ngx_idempotency_result_e        result;
 

@@ -1,0 +1,294 @@
+
+/* What a token is bound to, part by part: who is answered, and why not. */
+
+
+#include "zone.h"
+#include "workers_double.h"
+
+
+#define NOBODY  0
+
+
+static zone_t  zone;
+
+
+static void
+open_zone(void)
+{
+    double_reset();
+    zone_open(&zone, 512 * 1024, 0);
+}
+
+
+static void
+close_empty(void)
+{
+    zone_check_empty(&zone);
+    zone_close(&zone);
+}
+
+
+static void
+number(u_char *digest, size_t len, ngx_uint_t n)
+{
+    ngx_memzero(digest, len);
+    digest[len - 1] = (u_char) n;
+}
+
+
+/* the fingerprint is action and body, as digests of requests are */
+
+static void
+request(ngx_idempotency_op_t *op, ngx_uint_t action, ngx_uint_t identity,
+    ngx_uint_t body, ngx_uint_t settings)
+{
+    op_init(op, 1, 100 * action + body, 10);
+
+    number(op->parts.identity, NGX_IDEMPOTENCY_IDENTITY_LEN, identity);
+    number(op->parts.action, NGX_IDEMPOTENCY_HINT_LEN, action);
+    number(op->parts.body, NGX_IDEMPOTENCY_HINT_LEN, body);
+    number(op->parts.settings, NGX_IDEMPOTENCY_HINT_LEN, settings);
+}
+
+
+static void
+bind_to(ngx_uint_t action, ngx_uint_t identity, ngx_uint_t body,
+    ngx_uint_t settings)
+{
+    ngx_idempotency_op_t  op;
+
+    request(&op, action, identity, body, settings);
+
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+
+    op.outcome = NGX_IDEMPOTENCY_DONE;
+    op.status = 200;
+    op_respond(&op, 100, 1);
+
+    check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_OK);
+}
+
+
+static void
+forget(void)
+{
+    ngx_idempotency_op_t  op;
+
+    op_init(&op, 1, 0, 10);
+    check_equal(op_forget(&zone, &op), NGX_IDEMPOTENCY_OK);
+}
+
+
+/* each combination of what may differ */
+
+static void
+conflicts_tell_what_differs(void)
+{
+    ngx_uint_t            differs;
+    ngx_idempotency_op_t  op;
+
+    open_zone();
+    bind_to(1, 1, 1, 1);
+
+    for (differs = 0; differs < 16; differs++) {
+
+        request(&op,
+                (differs & NGX_IDEMPOTENCY_DIFFERS_ACTION) ? 2 : 1,
+                (differs & NGX_IDEMPOTENCY_DIFFERS_IDENTITY) ? 2 : 1,
+                (differs & NGX_IDEMPOTENCY_DIFFERS_BODY) ? 2 : 1,
+                (differs & NGX_IDEMPOTENCY_DIFFERS_SETTINGS) ? 2 : 1);
+
+        /* settings alone are no difference: they made the same of it */
+
+        if ((differs & ~NGX_IDEMPOTENCY_DIFFERS_SETTINGS) == 0) {
+            check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+            check_equal(op.differs, 0);
+            check_equal(op.anonymous, 0);
+            op_responded(&op, 100, 1);
+            continue;
+        }
+
+        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CONFLICT);
+        check_equal(op.differs, differs);
+        check(op.response.data == NULL);
+    }
+
+    forget();
+    close_empty();
+}
+
+
+/* the fingerprint decides, and each of its bytes; the hints only explain */
+
+static void
+all_bytes_count(void)
+{
+    ngx_uint_t            i;
+    ngx_idempotency_op_t  op;
+
+    open_zone();
+    bind_to(1, 1, 1, 1);
+
+    for (i = 0; i < NGX_IDEMPOTENCY_DIGEST_LEN; i++) {
+        request(&op, 1, 1, 1, 1);
+        op.fingerprint[i] ^= 0x80;
+
+        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CONFLICT);
+        check_equal(op.differs, NGX_IDEMPOTENCY_DIFFERS_BODY);
+    }
+
+    for (i = 0; i < NGX_IDEMPOTENCY_IDENTITY_LEN; i++) {
+        request(&op, 1, 1, 1, 1);
+        op.parts.identity[i] ^= 0x80;
+
+        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CONFLICT);
+        check_equal(op.differs, NGX_IDEMPOTENCY_DIFFERS_IDENTITY);
+    }
+
+    for (i = 0; i < NGX_IDEMPOTENCY_HINT_LEN; i++) {
+        request(&op, 1, 2, 1, 1);
+        op.parts.action[i] ^= 0x80;
+        op.parts.body[i] ^= 0x80;
+        op.parts.settings[i] ^= 0x80;
+
+        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CONFLICT);
+        check_equal(op.differs, NGX_IDEMPOTENCY_DIFFERS_IDENTITY
+                                |NGX_IDEMPOTENCY_DIFFERS_SETTINGS);
+    }
+
+    forget();
+    close_empty();
+}
+
+
+/* whoever asks might have left his credentials out as well */
+
+static void
+what_nobody_asked_for_is_anybodys(void)
+{
+    ngx_uint_t            who;
+    ngx_idempotency_op_t  op, look;
+
+    open_zone();
+
+    /* while it is pending, and after */
+
+    request(&op, 1, NOBODY, 1, 1);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+
+    request(&look, 1, 1, 1, 1);
+    look.wait = 1;
+    check_equal(op_claim(&zone, &look), NGX_IDEMPOTENCY_BOUND);
+    check_equal(look.outcome, NGX_IDEMPOTENCY_PENDING);
+    check_equal(look.waiting, 1);
+    check_equal(look.anonymous, 1);
+    op_cancel(&zone, &look);
+
+    op.outcome = NGX_IDEMPOTENCY_DONE;
+    op_respond(&op, 100, 1);
+    check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_OK);
+
+    for (who = NOBODY; who < 3; who++) {
+        request(&op, 1, who, 1, 1);
+        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+        check_equal(op.anonymous, 1);
+        op_responded(&op, 100, 1);
+
+        request(&op, 1, who, 2, 1);
+        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CONFLICT);
+        check_equal(op.differs, NGX_IDEMPOTENCY_DIFFERS_BODY);
+    }
+
+    forget();
+
+    /* the other way round it is somebody's */
+
+    bind_to(1, 1, 1, 1);
+
+    request(&op, 1, NOBODY, 1, 1);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CONFLICT);
+    check_equal(op.differs, NGX_IDEMPOTENCY_DIFFERS_IDENTITY);
+    check_equal(op.anonymous, 0);
+
+    forget();
+    close_empty();
+}
+
+
+/* else his response would be anybody's, too */
+
+static void
+who_takes_over_makes_it_his_own(void)
+{
+    ngx_idempotency_op_t  op;
+
+    open_zone();
+
+    request(&op, 1, NOBODY, 1, 1);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    op.outcome = NGX_IDEMPOTENCY_IN_DOUBT;
+    op.status = 504;
+    check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_OK);
+
+    request(&op, 1, 1, 1, 1);
+    op.retry = 1;
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+
+    request(&op, 1, 2, 1, 1);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CONFLICT);
+
+    request(&op, 1, NOBODY, 1, 1);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CONFLICT);
+
+    request(&op, 1, 1, 1, 1);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+
+    forget();
+    close_empty();
+}
+
+
+static void
+found_with_its_parts(void)
+{
+    ngx_idempotency_op_t  op, look;
+
+    open_zone();
+    bind_to(1, 2, 3, 4);
+
+    request(&op, 1, 2, 3, 4);
+    op_init(&look, 1, 0, 10);
+    check_equal(op_find(&zone, &look), NGX_IDEMPOTENCY_BOUND);
+    check_equal(look.anonymous, 0);
+    check(ngx_memcmp(&look.parts, &op.parts, sizeof(op.parts)) == 0);
+    check(ngx_memcmp(look.fingerprint, op.fingerprint,
+                     NGX_IDEMPOTENCY_DIGEST_LEN) == 0);
+
+    forget();
+
+    bind_to(1, NOBODY, 3, 4);
+    op_init(&look, 1, 0, 10);
+    check_equal(op_find(&zone, &look), NGX_IDEMPOTENCY_BOUND);
+    check_equal(look.anonymous, 1);
+
+    forget();
+    close_empty();
+}
+
+
+static unit_case_t  cases[] = {
+    { "a conflict tells what differs", conflicts_tell_what_differs },
+    { "all bytes count", all_bytes_count },
+    { "what nobody in particular asked for is anybody's",
+      what_nobody_asked_for_is_anybodys },
+    { "who takes over makes it his own", who_takes_over_makes_it_his_own },
+    { "a token is found with what it is bound to", found_with_its_parts },
+    unit_cases_end
+};
+
+
+int
+main(void)
+{
+    return unit_run(cases);
+}
