@@ -90,9 +90,12 @@ extern ngx_http_idempotency_refusal_t
 #define NGX_HTTP_IDEMPOTENCY_COOKIES_ALWAYS      1
 #define NGX_HTTP_IDEMPOTENCY_COOKIES_NEVER       2
 
-/* a bit for each response status that binds its token */
+/* in place of a list of statuses: those that say so, and all */
 
-#define NGX_HTTP_IDEMPOTENCY_STATUSES  1000
+#define NGX_HTTP_IDEMPOTENCY_KEEP_DEFAULT      ((u_char *) 1)
+#define NGX_HTTP_IDEMPOTENCY_KEEP_ANY          NULL
+
+#define NGX_HTTP_IDEMPOTENCY_STATUSES          1000
 
 
 typedef struct {
@@ -130,7 +133,8 @@ typedef struct {
     ngx_msec_t                     lease;
     ngx_uint_t                     in_doubt;
     ngx_uint_t                     unavailable;
-    u_char                        *store;
+    /* the statuses that bind a token: a bit for each, or one of the above */
+    u_char                        *keep;
     size_t                         max_response;
     ngx_array_t                   *hide_headers;
     ngx_uint_t                     replay_cookies;

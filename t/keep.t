@@ -1,4 +1,4 @@
-# SPEC, "Which outcome is recorded" and idempotency_store: which responses bind
+# SPEC, "Which outcome is recorded" and idempotency_keep: which responses bind
 # a token, and which of nginx's own release it.
 
 use strict;
@@ -26,27 +26,27 @@ EOC
     location / { proxy_pass http://$TEST_NGINX_BACKEND; }
 
     location /any {
-        idempotency_store any;
+        idempotency_keep any;
         proxy_pass http://$TEST_NGINX_BACKEND;
     }
 
     location /2xx {
-        idempotency_store 2xx;
+        idempotency_keep 2xx;
         proxy_pass http://$TEST_NGINX_BACKEND;
     }
 
     location /codes {
-        idempotency_store 200 201 404;
+        idempotency_keep 200 201 404;
         proxy_pass http://$TEST_NGINX_BACKEND;
     }
 
     location /mixed {
-        idempotency_store 2xx 4xx 503;
+        idempotency_keep 2xx 4xx 503;
         proxy_pass http://$TEST_NGINX_BACKEND;
     }
 
     location /file {
-        idempotency_store 2xx;
+        idempotency_keep 2xx;
         root $TEST_NGINX_ROOT/html;
     }
 
@@ -58,7 +58,7 @@ EOC
     }
 
     location /peer-2xx {
-        idempotency_store 2xx;
+        idempotency_keep 2xx;
         proxy_read_timeout 300ms;
         proxy_pass http://127.0.0.1:$http_x_port;
     }
@@ -107,9 +107,10 @@ sub released {
 }
 
 
-bound('/', $_) for qw(200 201 202 204 206 301 302 303 307 400 401 403 404 405
-                      409 410 418 422 429 500 501 502 503 504 599);
-bound('/any', $_) for qw(200 303 404 500);
+bound('/', $_) for qw(200 201 202 204 206 301 302 303 307 400 404 405 409 410
+                      418 422 500 501 502 503 504 599);
+released('/', $_) for qw(401 403 407 421 425 429);
+bound('/any', $_) for qw(200 303 401 403 404 407 421 425 429 500);
 
 bound('/2xx', $_) for qw(200 201 204 206 299);
 released('/2xx', $_) for qw(300 302 303 400 404 409 429 500 503);
@@ -175,9 +176,9 @@ is(said('/', 201, 'release', then => 'other'), '201 NEW, 201 NEW, executed 2',
 is(said('/', 500, 'Release'), '500 NEW, 500 NEW, executed 2',
    'the upstream says Release');
 is(said('/2xx', 200, 'release'), '200 NEW, 200 NEW, executed 2',
-   'release goes before idempotency_store');
+   'release goes before idempotency_keep');
 is(said('/2xx', 500, 'keep'), '500 NEW, 500 REPLAYED, executed 1',
-   'the upstream says keep: goes before idempotency_store');
+   'the upstream says keep: goes before idempotency_keep');
 is(said('/', 200, 'keep'), '200 NEW, 200 REPLAYED, executed 1',
    'keep where it would be kept');
 is(said('/2xx', 500, 'kept'), '500 NEW, 500 NEW, executed 2',
