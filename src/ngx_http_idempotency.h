@@ -166,7 +166,8 @@ typedef struct {
     /* that of the two which the store will answer later */
     ngx_idempotency_op_t              *asking;
 
-    /* while it waits for another's outcome, and until when it may */
+    /* while it waits for another's outcome, and until when it may; then, while
+       what is not kept is read on without its client */
     ngx_event_t                        timer;
     ngx_msec_t                         deadline;
 
@@ -186,8 +187,10 @@ typedef struct {
     off_t                              captured;
     off_t                              expected;
 
-    /* the upstream's, behind ours */
+    /* those of the location, the upstream and the connection, behind ours */
+    ngx_http_handler_pt                content_handler;
     ngx_http_event_handler_pt          write_event_handler;
+    ngx_event_handler_pt               read_handler;
 
     /* who asks is known */
     unsigned                           identified:1;
@@ -220,7 +223,9 @@ typedef struct {
     unsigned                           says_release:1;
     unsigned                           says_keep:1;
 
-    /* the client left: nothing is sent to it any more */
+    /* an owner's operation goes on until its response is whole; its client
+       left, and nothing is sent to it any more */
+    unsigned                           carried:1;
     unsigned                           gone:1;
 } ngx_http_idempotency_ctx_t;
 
@@ -329,8 +334,12 @@ void ngx_http_idempotency_capture_body(ngx_http_request_t *r,
 
 /* request/client.c */
 
-ngx_int_t ngx_http_idempotency_keep_upstreams(ngx_conf_t *cf,
+void ngx_http_idempotency_warn_upstreams(ngx_conf_t *cf,
     ngx_array_t *locations);
+void ngx_http_idempotency_carry(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_not_kept(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
 ngx_uint_t ngx_http_idempotency_client_gone(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_int_t rc);
 void ngx_http_idempotency_swallow(ngx_chain_t *in);

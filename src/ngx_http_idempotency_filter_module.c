@@ -98,8 +98,11 @@ ngx_http_idempotency_body_filter(ngx_http_request_t *r, ngx_chain_t *in)
     if (r == r->main) {
         ctx = ngx_http_idempotency_get_ctx(r);
 
-        if (ctx && ctx->owner && ctx->answered && !r->post_action) {
+        if (ctx && ctx->carried && ctx->answered && !r->post_action) {
             ngx_http_idempotency_watch_client(r, ctx);
+        }
+
+        if (ctx && ctx->owner && ctx->answered && !r->post_action) {
             ngx_http_idempotency_capture_body(r, ctx, in);
         }
 

@@ -423,7 +423,9 @@ ngx_http_idempotency_init(ngx_conf_t *cf)
 
     ngx_http_idempotency_find_dav(cf);
 
-    return ngx_http_idempotency_keep_upstreams(cf, &imcf->locations);
+    ngx_http_idempotency_warn_upstreams(cf, &imcf->locations);
+
+    return NGX_OK;
 }
 
 

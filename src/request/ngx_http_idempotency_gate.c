@@ -69,17 +69,25 @@ ngx_http_idempotency_precontent_handler(ngx_http_request_t *r)
 
     conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
 
-    if (!gate_applies(r, conf)) {
-        return NGX_DECLINED;
+    if (gate_applies(r, conf)) {
+        rc = gate_prepare(r, conf, &ctx);
+
+        if (rc == NGX_OK) {
+            rc = gate_decide(r, ctx);
+        }
+
+        if (rc != NGX_DECLINED) {
+            return rc;
+        }
     }
 
-    rc = gate_prepare(r, conf, &ctx);
+    ctx = (r == r->main) ? ngx_http_idempotency_get_ctx(r) : NULL;
 
-    if (rc != NGX_OK) {
-        return rc;
+    if (ctx && ctx->carried) {
+        ngx_http_idempotency_carry(r, ctx);
     }
 
-    return gate_decide(r, ctx);
+    return NGX_DECLINED;
 }
 
 
@@ -443,6 +451,7 @@ gate_answer(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
         ngx_idempotency_die(&ctx->op, NGX_IDEMPOTENCY_DIE_CLAIMED);
 
         ctx->owner = 1;
+        ctx->carried = 1;
         ctx->status = NGX_HTTP_IDEMPOTENCY_NEW;
 
         return ctx->similar ? ngx_http_idempotency_similar(r, ctx)
