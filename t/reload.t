@@ -12,6 +12,7 @@ use Idempotency;
 my $server = <<'EOC';
     idempotency zone=z;
     idempotency_in_progress reject;
+    idempotency_wait_timeout 10m;
 
     add_header X-Status $idempotency_status always;
 

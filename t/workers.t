@@ -42,6 +42,7 @@ sub told_in_time {
 
 {
     my $n = nginx(workers => 132, http => crowd('    idempotency zone=z;
+    idempotency_wait_timeout 10m;
     location / { proxy_pass http://$TEST_NGINX_BACKEND; }
 '));
 
@@ -80,6 +81,7 @@ sub told_in_time {
 {
     my $n = nginx(workers => 2, descriptors => 100,
                   http => crowd('    idempotency zone=z;
+    idempotency_wait_timeout 10m;
     location / { proxy_pass http://$TEST_NGINX_BACKEND; }
 '));
 

@@ -56,6 +56,8 @@ package Idempotency;
 #      values joined by ', '), has(NAME), replayed(). No answer: status 0.
 #    $n->start(METHOD, URI, %o): sends, returns the connection; ->response
 #      reads the next response, ->closed waits for EOF, ->close ->reset.
+#    Whatever waits does so for patience() seconds: far longer than any machine
+#      takes, so that it ends a test that fails, and none that is slow.
 #    $n->connect(port => N): a connection; ->send(bytes).
 #    message(METHOD, URI, %o): the bytes that request() sends.
 #    $n->curl(args): response as curl got it (HTTP/2, TLS); args may say URL
@@ -71,6 +73,8 @@ package Idempotency;
 #    executions(id), go(id), held(id, n) waits until n requests are held,
 #    last_request(id): "METHOD URI VERSION\nheader lines\n\nbody".
 #    until_true { ... } seconds: polls, returns what the block returned.
+#    within SECONDS, sub { ... }: for what holds for a while only. Does it until
+#      that took less than so long, and returns what it then returned.
 #    has_directive(text): does nginx know it (in http, server and location)?
 #    has_module(name): the path of one of Debian's dynamic modules, or undef.
 #
@@ -104,7 +108,7 @@ use Time::HiRes qw(time sleep);
 
 our @EXPORT = qw(nginx config_test message same_message same_replay executions go held
                  last_request until_true has_module has_directive pattern
-                 free_port backend
+                 free_port backend patience within
                  module_path);
 
 my $lib = abs_path(dirname(__FILE__));
@@ -202,7 +206,7 @@ sub ask {
     my $c = Idempotency::Connection->new(backend());
     $c->send("GET $path HTTP/1.0\r\n\r\n");
 
-    my $r = $c->response(GET => 15);
+    my $r = $c->response('GET');
     die "backend: no answer to $path" unless $r->{status};
 
     return $r->{body};
@@ -235,11 +239,13 @@ sub pattern {
 
 sub module_path { return $module }
 
+sub patience { return 120 }
+
 
 sub until_true (&;$) {
     my ($code, $timeout) = @_;
 
-    my $end = time + ($timeout // 10);
+    my $end = time + ($timeout // patience());
 
     while (1) {
         my $r = $code->();
@@ -249,28 +255,35 @@ sub until_true (&;$) {
 }
 
 
-# Outside of the range of ports that the kernel hands out by itself. Test files
-# run side by side, so each takes ports in blocks that are its own for as long as
-# it lives, by listening at the first port of a block.
+sub within {
+    my ($seconds, $code) = @_;
 
-my (@held, @given);
+    my @r;
+
+    for (1 .. 50) {
+        my $from = time;
+
+        @r = $code->();
+        last if time - $from < $seconds;
+    }
+
+    return wantarray ? @r : $r[-1];
+}
+
+
+# Outside of the range of ports that the kernel hands out by itself.
+
+my %given;
 
 sub free_port {
-    my $listen = sub {
-        return IO::Socket::INET->new(Listen => 1, LocalAddr => '127.0.0.1',
-                                     LocalPort => $_[0], ReuseAddr => 1);
-    };
-
     for (1 .. 1000) {
-        if (!@given) {
-            my $first = 10240 + 40 * int rand 500;
+        my $port = 10240 + int rand 20000;
 
-            push @held, $listen->($first) // next;
-            @given = $first + 1 .. $first + 39;
-        }
+        next if $given{$port}++;
 
-        my $port = shift @given;
-        my $s = $listen->($port) or next;
+        my $s = IO::Socket::INET->new(Listen => 1, LocalAddr => '127.0.0.1',
+                                      LocalPort => $port, ReuseAddr => 1)
+            or next;
         close $s;
 
         return $port;
@@ -509,7 +522,7 @@ sub nginx {
         my $up = until_true {
             return -1 if waitpid($pid, WNOHANG) == $pid;
             return $self->workers >= ($o{workers} // 1);
-        } 20;
+        };
 
         if ($up && $up ne -1) {
             push @running, $self;
@@ -594,9 +607,9 @@ sub access_log { return $_[0]->slurp('logs/access.log') }
 
 
 sub wait_log {
-    my ($self, $re, $timeout) = @_;
+    my ($self, $re) = @_;
 
-    return Idempotency::until_true(sub { $self->log =~ $re }, $timeout);
+    return Idempotency::until_true(sub { $self->log =~ $re });
 }
 
 
@@ -639,8 +652,8 @@ sub reload {
         return -1 if substr($self->log, $seen) =~ /\[emerg\]/;
 
         my @now = $self->workers;
-        return @now && !grep $old{$_}, @now;
-    }, 20);
+        return @now >= ($self->{workers} // 1) && !grep $old{$_}, @now;
+    });
 
     die "nginx did not reload\n" unless $result;
 
@@ -662,8 +675,7 @@ sub stop {
     $self->signal($signal // 'TERM');
 
     my $pid = $self->{pid};
-    my $gone = Idempotency::until_true(sub { waitpid($pid, WNOHANG) == $pid },
-                                       20);
+    my $gone = Idempotency::until_true(sub { waitpid($pid, WNOHANG) == $pid });
 
     if (!$gone) {
         kill KILL => $self->workers, $pid;
@@ -740,8 +752,8 @@ sub curl {
     my $pid = open(my $out, '-|') // die "fork: $!";
 
     if ($pid == 0) {
-        exec 'curl', '-q', '-s', '--noproxy', '*', '--max-time', '20',
-             '-D', $head, @args or POSIX::_exit(127);
+        exec 'curl', '-q', '-s', '--noproxy', '*', '-D', $head,
+             '--max-time', Idempotency::patience(), @args or POSIX::_exit(127);
     }
 
     binmode $out;
@@ -804,7 +816,7 @@ sub send {
 
     local $SIG{PIPE} = 'IGNORE';
 
-    my $end = time + 20;
+    my $end = time + Idempotency::patience();
     my $sel = IO::Select->new($self->{sock});
 
     while (length $data && time < $end) {
@@ -847,6 +859,8 @@ sub fill {
 sub want {
     my ($self, $test, $end) = @_;
 
+    $end //= time + Idempotency::patience();
+
     my $sel = IO::Select->new($self->{sock});
 
     while (1) {
@@ -867,7 +881,8 @@ sub want {
 sub response {
     my ($self, $method, $timeout) = @_;
 
-    my $end = time + ($timeout // $self->{timeout} // 10);
+    my $end = time + ($timeout // $self->{timeout}
+                      // Idempotency::patience());
     my @interim;
 
     $method //= $self->{method};
@@ -962,9 +977,9 @@ sub body {
 # Waits for the peer's end of the connection.
 
 sub closed {
-    my ($self, $timeout) = @_;
+    my ($self) = @_;
 
-    $self->want(sub { undef }, time + ($timeout // 10));
+    $self->want(sub { undef });
 
     return $self->{eof};
 }
