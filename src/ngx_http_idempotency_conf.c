@@ -209,36 +209,31 @@ ngx_http_idempotency_set_normalize(ngx_conf_t *cf, ngx_command_t *cmd,
 }
 
 
-/* "default", or "any", or codes, or classes of codes such as "2xx" */
+/* "any", or codes, or classes of codes such as "2xx" */
 
 char *
-ngx_http_idempotency_set_keep(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+ngx_http_idempotency_set_store(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
     ngx_http_idempotency_loc_conf_t  *ilcf = conf;
 
-    u_char      *keep;
+    u_char      *store;
     ngx_int_t    code, last;
     ngx_str_t   *value;
     ngx_uint_t   i;
 
-    if (ilcf->keep != NGX_CONF_UNSET_PTR) {
+    if (ilcf->store != NGX_CONF_UNSET_PTR) {
         return "is duplicate";
     }
 
     value = cf->args->elts;
 
     if (cf->args->nelts == 2 && ngx_strcmp(value[1].data, "any") == 0) {
-        ilcf->keep = NGX_HTTP_IDEMPOTENCY_KEEP_ANY;
+        ilcf->store = NULL;
         return NGX_CONF_OK;
     }
 
-    if (cf->args->nelts == 2 && ngx_strcmp(value[1].data, "default") == 0) {
-        ilcf->keep = NGX_HTTP_IDEMPOTENCY_KEEP_DEFAULT;
-        return NGX_CONF_OK;
-    }
-
-    keep = ngx_pcalloc(cf->pool, (NGX_HTTP_IDEMPOTENCY_STATUSES + 7) / 8);
-    if (keep == NULL) {
+    store = ngx_pcalloc(cf->pool, (NGX_HTTP_IDEMPOTENCY_STATUSES + 7) / 8);
+    if (store == NULL) {
         return NGX_CONF_ERROR;
     }
 
@@ -260,11 +255,11 @@ ngx_http_idempotency_set_keep(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
         }
 
         for ( /* void */ ; code <= last; code++) {
-            keep[code / 8] |= 1 << (code % 8);
+            store[code / 8] |= 1 << (code % 8);
         }
     }
 
-    ilcf->keep = keep;
+    ilcf->store = store;
 
     return NGX_CONF_OK;
 }

@@ -106,7 +106,7 @@ EOC
         }
 
         location /reject/store {
-            idempotency_keep 2xx;
+            idempotency_store 2xx;
             proxy_pass http://$TEST_NGINX_BACKEND;
         }
 
@@ -328,20 +328,30 @@ is(sent('/reject', qw(k k k)), '200 NEW, 200 REPLAYED, 200 REPLAYED',
 
 for my $policy (qw(warn reject)) {
     my $similar = $policy eq 'warn' ? '200 SIMILAR' : '409 SIMILAR';
-    my ($t, $r, $i) = (time, '', 0);
+    my ($t, $r, $m, $i);
 
-    is(sent("/$policy/short", qw(k l)), "200 NEW, $similar",
-       "$policy: seen for a second");
+    is(within(1, sub { $t = time; sent("/$policy/short", qw(k l)) }),
+       "200 NEW, $similar", "$policy: seen for a second");
 
-    ok(until_true {
-           $r = told(send_key("/$policy/short", $policy eq 'warn'
-                                                ? 'new' . $i++ : 'l'));
-           $r ne $similar
-       }, '... not for ever');
-    cmp_ok(time - $t, '>=', 1, '... not for less');
+    # the last of these must be seen within a second again
+    for my $again ('', 1 .. 20) {
+        my $from;
+
+        until_true {
+            $from = time;
+            $r = told(send_key("/$policy/short",
+                               $policy eq 'warn' ? 'new' . $i++ : "l$again"));
+            $r ne $similar
+        };
+
+        cmp_ok(time - $t, '>=', 0.98, '... not for less');
+        $t = $from;
+        $m = told(send_key("/$policy/short", "m$again"));
+        last if time - $from < 1;
+    }
+
     is($r, '200 NEW', '... then it is new, also for a key that was refused');
-    is(told(send_key("/$policy/short", 'm')), $similar,
-       '... and others are similar to that');
+    is($m, $similar, '... and others are similar to that');
     is(told(send_key("/$policy/short", 'k')), '200 REPLAYED',
        '... while the first key is bound as before');
 }
