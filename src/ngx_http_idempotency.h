@@ -90,9 +90,12 @@ extern ngx_http_idempotency_refusal_t
 #define NGX_HTTP_IDEMPOTENCY_COOKIES_ALWAYS      1
 #define NGX_HTTP_IDEMPOTENCY_COOKIES_NEVER       2
 
-/* a bit for each response status that binds its token */
+/* in place of a list of statuses: those that say so, and all */
 
-#define NGX_HTTP_IDEMPOTENCY_STATUSES  1000
+#define NGX_HTTP_IDEMPOTENCY_KEEP_DEFAULT      ((u_char *) 1)
+#define NGX_HTTP_IDEMPOTENCY_KEEP_ANY          NULL
+
+#define NGX_HTTP_IDEMPOTENCY_STATUSES          1000
 
 
 typedef struct {
@@ -130,7 +133,8 @@ typedef struct {
     ngx_msec_t                     lease;
     ngx_uint_t                     in_doubt;
     ngx_uint_t                     unavailable;
-    u_char                        *store;
+    /* the statuses that bind a token: a bit for each, or one of the above */
+    u_char                        *keep;
     size_t                         max_response;
     ngx_array_t                   *hide_headers;
     ngx_uint_t                     replay_cookies;
@@ -162,7 +166,8 @@ typedef struct {
     /* that of the two which the store will answer later */
     ngx_idempotency_op_t              *asking;
 
-    /* while it waits for another's outcome, and until when it may */
+    /* while it waits for another's outcome, and until when it may; then, while
+       what is not kept is read on without its client */
     ngx_event_t                        timer;
     ngx_msec_t                         deadline;
 
@@ -182,8 +187,10 @@ typedef struct {
     off_t                              captured;
     off_t                              expected;
 
-    /* the upstream's, behind ours */
+    /* those of the location, the upstream and the connection, behind ours */
+    ngx_http_handler_pt                content_handler;
     ngx_http_event_handler_pt          write_event_handler;
+    ngx_event_handler_pt               read_handler;
 
     /* who asks is known */
     unsigned                           identified:1;
@@ -216,7 +223,9 @@ typedef struct {
     unsigned                           says_release:1;
     unsigned                           says_keep:1;
 
-    /* the client left: nothing is sent to it any more */
+    /* an owner's operation goes on until its response is whole; its client
+       left, and nothing is sent to it any more */
+    unsigned                           carried:1;
     unsigned                           gone:1;
 } ngx_http_idempotency_ctx_t;
 
@@ -325,8 +334,12 @@ void ngx_http_idempotency_capture_body(ngx_http_request_t *r,
 
 /* request/client.c */
 
-ngx_int_t ngx_http_idempotency_keep_upstreams(ngx_conf_t *cf,
+void ngx_http_idempotency_warn_upstreams(ngx_conf_t *cf,
     ngx_array_t *locations);
+void ngx_http_idempotency_carry(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_not_kept(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
 ngx_uint_t ngx_http_idempotency_client_gone(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_int_t rc);
 void ngx_http_idempotency_swallow(ngx_chain_t *in);

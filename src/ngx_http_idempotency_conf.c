@@ -209,31 +209,36 @@ ngx_http_idempotency_set_normalize(ngx_conf_t *cf, ngx_command_t *cmd,
 }
 
 
-/* "any", or codes, or classes of codes such as "2xx" */
+/* "default", or "any", or codes, or classes of codes such as "2xx" */
 
 char *
-ngx_http_idempotency_set_store(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+ngx_http_idempotency_set_keep(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
     ngx_http_idempotency_loc_conf_t  *ilcf = conf;
 
-    u_char      *store;
+    u_char      *keep;
     ngx_int_t    code, last;
     ngx_str_t   *value;
     ngx_uint_t   i;
 
-    if (ilcf->store != NGX_CONF_UNSET_PTR) {
+    if (ilcf->keep != NGX_CONF_UNSET_PTR) {
         return "is duplicate";
     }
 
     value = cf->args->elts;
 
     if (cf->args->nelts == 2 && ngx_strcmp(value[1].data, "any") == 0) {
-        ilcf->store = NULL;
+        ilcf->keep = NGX_HTTP_IDEMPOTENCY_KEEP_ANY;
         return NGX_CONF_OK;
     }
 
-    store = ngx_pcalloc(cf->pool, (NGX_HTTP_IDEMPOTENCY_STATUSES + 7) / 8);
-    if (store == NULL) {
+    if (cf->args->nelts == 2 && ngx_strcmp(value[1].data, "default") == 0) {
+        ilcf->keep = NGX_HTTP_IDEMPOTENCY_KEEP_DEFAULT;
+        return NGX_CONF_OK;
+    }
+
+    keep = ngx_pcalloc(cf->pool, (NGX_HTTP_IDEMPOTENCY_STATUSES + 7) / 8);
+    if (keep == NULL) {
         return NGX_CONF_ERROR;
     }
 
@@ -255,11 +260,11 @@ ngx_http_idempotency_set_store(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
         }
 
         for ( /* void */ ; code <= last; code++) {
-            store[code / 8] |= 1 << (code % 8);
+            keep[code / 8] |= 1 << (code % 8);
         }
     }
 
-    ilcf->store = store;
+    ilcf->keep = keep;
 
     return NGX_CONF_OK;
 }

@@ -20,7 +20,7 @@ char *ngx_http_idempotency_set_methods(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 char *ngx_http_idempotency_set_normalize(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
-char *ngx_http_idempotency_set_store(ngx_conf_t *cf, ngx_command_t *cmd,
+char *ngx_http_idempotency_set_keep(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 char *ngx_http_idempotency_add_names(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);

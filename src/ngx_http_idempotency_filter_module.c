@@ -98,8 +98,11 @@ ngx_http_idempotency_body_filter(ngx_http_request_t *r, ngx_chain_t *in)
     if (r == r->main) {
         ctx = ngx_http_idempotency_get_ctx(r);
 
-        if (ctx && ctx->owner && ctx->answered && !r->post_action) {
+        if (ctx && ctx->carried && ctx->answered && !r->post_action) {
             ngx_http_idempotency_watch_client(r, ctx);
+        }
+
+        if (ctx && ctx->owner && ctx->answered && !r->post_action) {
             ngx_http_idempotency_capture_body(r, ctx, in);
         }
 
@@ -147,14 +150,11 @@ ngx_http_idempotency_filter_init(ngx_conf_t *cf)
 }
 
 
-/* all modules have taken their places by now: are ours where they must be? */
+/* all modules have taken their places by now: is ours where it must be? */
 
 static ngx_int_t
 ngx_http_idempotency_init_module(ngx_cycle_t *cycle)
 {
-    ngx_http_handler_pt        *access;
-    ngx_http_core_main_conf_t  *cmcf;
-
     if (!ngx_http_idempotency_in_use(cycle)) {
         return NGX_OK;
     }
@@ -168,17 +168,6 @@ ngx_http_idempotency_init_module(ngx_cycle_t *cycle)
                       "is recorded, and added again to a replay; load "
                       "ngx_http_idempotency_module after it",
                       cycle->modules[cycle->modules_n - 1]->name);
-    }
-
-    cmcf = ngx_http_cycle_get_module_main_conf(cycle, ngx_http_core_module);
-
-    access = cmcf->phases[NGX_HTTP_ACCESS_PHASE].handlers.elts;
-
-    if (access[0] != ngx_http_idempotency_access_handler) {
-        ngx_log_error(NGX_LOG_WARN, cycle->log, 0,
-                      "idempotency: the access control of another module "
-                      "runs after our preparation, so that bodies are read "
-                      "of requests that it refuses");
     }
 
     return NGX_OK;

@@ -294,9 +294,9 @@ static ngx_command_t  ngx_http_idempotency_commands[] = {
       offsetof(ngx_http_idempotency_loc_conf_t, unavailable),
       &ngx_http_idempotency_unavailable },
 
-    { ngx_string("idempotency_store"),
+    { ngx_string("idempotency_keep"),
       NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
-      ngx_http_idempotency_set_store,
+      ngx_http_idempotency_set_keep,
       NGX_HTTP_LOC_CONF_OFFSET,
       0,
       NULL },
@@ -423,7 +423,9 @@ ngx_http_idempotency_init(ngx_conf_t *cf)
 
     ngx_http_idempotency_find_dav(cf);
 
-    return ngx_http_idempotency_keep_upstreams(cf, &imcf->locations);
+    ngx_http_idempotency_warn_upstreams(cf, &imcf->locations);
+
+    return NGX_OK;
 }
 
 
@@ -538,7 +540,7 @@ ngx_http_idempotency_create_loc_conf(ngx_conf_t *cf)
     conf->lease = NGX_CONF_UNSET_MSEC;
     conf->in_doubt = NGX_CONF_UNSET_UINT;
     conf->unavailable = NGX_CONF_UNSET_UINT;
-    conf->store = NGX_CONF_UNSET_PTR;
+    conf->keep = NGX_CONF_UNSET_PTR;
     conf->max_response = NGX_CONF_UNSET_SIZE;
     conf->hide_headers = NGX_CONF_UNSET_PTR;
     conf->replay_cookies = NGX_CONF_UNSET_UINT;
@@ -604,7 +606,8 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
                               NGX_HTTP_IDEMPOTENCY_KEEP_REFUSING);
     ngx_conf_merge_uint_value(conf->unavailable, prev->unavailable,
                               NGX_HTTP_IDEMPOTENCY_UNAVAILABLE_REJECT);
-    ngx_conf_merge_ptr_value(conf->store, prev->store, NULL);
+    ngx_conf_merge_ptr_value(conf->keep, prev->keep,
+                             NGX_HTTP_IDEMPOTENCY_KEEP_DEFAULT);
     ngx_conf_merge_size_value(conf->max_response, prev->max_response,
                               1024 * 1024);
     ngx_conf_merge_ptr_value(conf->hide_headers, prev->hide_headers, NULL);

@@ -123,7 +123,7 @@ my $n = nginx(files => {
         }
 
         location /dry/2xx {
-            idempotency_store 2xx;
+            idempotency_keep 2xx;
             proxy_pass http://$TEST_NGINX_BACKEND;
         }
     }

@@ -33,7 +33,7 @@ my %good = (
     idempotency_lease => '2m',
     idempotency_in_doubt => 'retry',
     idempotency_unavailable => 'pass',
-    idempotency_store => '2xx 404 500',
+    idempotency_keep => '2xx 404 500',
     idempotency_max_response => '64k',
     idempotency_hide_header => 'X-Secret Server',
     idempotency_replay_cookies => 'always',
@@ -315,11 +315,12 @@ for my $pointer ('/~', '/a~2', '/a/b~', '/a~/b') {
             server => "idempotency_ignore_fields $pointer;\n");
 }
 
-bad("idempotency_store $_->[0]", qr/invalid .*"\Q$_->[1]\E"/) for
+bad("idempotency_keep $_->[0]", qr/invalid .*"\Q$_->[1]\E"/) for
     [ 'x', 'x' ], [ '99', '99' ], [ '100', '100' ], [ '199', '199' ],
     [ '600', '600' ], [ '1000', '1000' ], [ '2x', '2x' ], [ '1xx', '1xx' ],
     [ '6xx', '6xx' ], [ '2XX', '2XX' ], [ '20x', '20x' ], [ '2xxx', '2xxx' ],
-    [ '-200', '-200' ], [ '200 any', 'any' ], [ '200,201', '200,201' ],
+    [ '-200', '-200' ], [ '200 any', 'any' ], [ '200 default', 'default' ],
+    [ 'default 200', 'default' ], [ '200,201', '200,201' ],
     [ '2xx 999', '999' ];
 
 bad("idempotency_status $_->[0]", $_->[1]) for
@@ -342,6 +343,8 @@ bad("idempotency_status $_->[0]", $_->[1]) for
     [ 'conflict=422 what=409', qr/invalid .*"what(?:=409)?"/ ],
     [ 'conflict=422 conflict=409', qr/duplicate .*"conflict=409"/ ];
 
+bad('idempotency_store any', qr/unknown directive "idempotency_store"/);
+
 bad('idempotency_docs a b', qr/invalid number of arguments/);
 bad("idempotency_docs $_", qr/invalid URL/)
     for '"a b"', '"https://a/<b>"', '\'a"b\'', "'a\x01b'";
@@ -351,8 +354,8 @@ accepted("idempotency_status $_=460", server => "idempotency_status $_=460;\n")
            malformed limited unavailable);
 accepted("idempotency_status: the bounds",
          server => "idempotency_status conflict=400 missing=599;\n");
-accepted("idempotency_store $_", server => "idempotency_store $_;\n")
-    for 'any', '200', '2xx 3xx 4xx 5xx', '200 599', '2xx 200';
+accepted("idempotency_keep $_", server => "idempotency_keep $_;\n")
+    for 'default', 'any', '200', '2xx 3xx 4xx 5xx', '200 599', '2xx 200';
 accepted("idempotency_methods $_", server => "idempotency_methods $_;\n")
     for 'POST', 'GET', 'GET HEAD POST PUT DELETE PATCH OPTIONS';
 accepted($_, server => "$_;\n") for
@@ -416,7 +419,7 @@ my $n = nginx(http => <<'EOC', server => <<'EOC');
     idempotency_key_max_length 8;
     idempotency_scope http;
     idempotency_identity $http_x_who;
-    idempotency_store 2xx;
+    idempotency_keep 2xx;
     idempotency_max_response 2000;
     idempotency_hide_header X-Hidden;
     idempotency_replay_cookies never;
@@ -438,7 +441,7 @@ my $n = nginx(http => <<'EOC', server => <<'EOC');
         idempotency_key_max_length 12;
         idempotency_scope server;
         idempotency_identity $http_y_who;
-        idempotency_store any;
+        idempotency_keep any;
         idempotency_max_response 3000;
         idempotency_hide_header Y-Hidden;
         idempotency_replay_cookies always;
@@ -523,7 +526,7 @@ EOC
         idempotency_key_max_length 16;
         idempotency_scope location;
         idempotency_identity $http_z_who;
-        idempotency_store 5xx;
+        idempotency_keep 5xx;
         idempotency_max_response 4000;
         idempotency_hide_header Z-Hidden;
         idempotency_replay_cookies always;

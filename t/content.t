@@ -71,7 +71,7 @@ EOC
     }
 
     location /store {
-        idempotency_store 2xx 3xx;
+        idempotency_keep 2xx 3xx;
         proxy_pass http://$TEST_NGINX_BACKEND;
     }
 

@@ -3,6 +3,8 @@
 # util/demo: what it shows is true, it notices when it is not, and nothing of it
 # is left afterwards. Also as a user who is not root.
 
+# Not in util/test --quick: it takes its time.
+
 use strict;
 use warnings;
 

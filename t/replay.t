@@ -44,6 +44,7 @@ my $filters = join '', map {
 
 my $n = nginx(http => <<'EOC' . <<'EOC2', server => <<EOC3, workers => 2);
     idempotency_zone zone=big:64m;
+    idempotency_keep any;
     charset_map koi8-r utf-8 { C1 D0B0; C2 D0B1; }
     log_format result '$request_uri $status $idempotency_status';
     access_log $TEST_NGINX_ROOT/logs/access.log result;

@@ -106,7 +106,7 @@ EOC
         }
 
         location /reject/store {
-            idempotency_store 2xx;
+            idempotency_keep 2xx;
             proxy_pass http://$TEST_NGINX_BACKEND;
         }
 

@@ -225,17 +225,46 @@ SKIP: {
             idempotency zone=z;
             idempotency_in_progress reject;
             location / { grpc_pass grpc://127.0.0.1:$TEST_NGINX_RAND_PORT_2; }
+            location /any {
+                idempotency_keep any;
+                grpc_pass grpc://127.0.0.1:$TEST_NGINX_RAND_PORT_2;
+            }
+            location /2xx {
+                idempotency_keep 2xx;
+                grpc_pass grpc://127.0.0.1:$TEST_NGINX_RAND_PORT_2;
+            }
         }
 EOC
 
     my $ask = sub {
-        my ($k, $query, $body) = @_;
+        my ($k, $query, $body, $at) = @_;
+
+        $at //= '/s';
 
         return $g->curl('--http2-prior-knowledge', '-H', 'TE: trailers',
                         '-H', 'Content-Type: application/grpc',
                         '-H', "Idempotency-Key: $k", '--data-binary', $body,
-                        'http://127.0.0.1:' . $g->port(1) . "/s/M?id=$k&$query");
+                        'http://127.0.0.1:' . $g->port(1) . "$at/M?id=$k&$query");
     };
+
+    # grpc-status counts as a status does: in the trailers, and in the header
+    for my $code (0 .. 17) {
+        my $released = grep { $code == $_ } 7, 8, 14, 16;
+
+        for (['/s', "grpc=$code", $released], ['/any', "grpc=$code", 0],
+             ['/2xx', "grpc=$code", 0],
+             ['/s', "grpc=0&h=Grpc-Status:%20$code", $released])
+        {
+            my ($at, $query, $free) = @$_;
+            my $k = "grpc-status$at-$query";
+            $k =~ s/\W+/-/g;
+
+            $ask->($k, "$query&ct=application/grpc&te=close&size=30", 'b', $at)
+                for 1, 2;
+            is(executions($k), $free ? 2 : 1,
+               "$k: " . ($free ? 'released' : 'an outcome'));
+        }
+    }
 
     for (['grpc', 'grpc=0&ct=application/grpc&te=close&size=300'],
          ['grpc-empty', 'grpc=5&ct=application/grpc&te=close&size=0'],

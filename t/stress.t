@@ -3,6 +3,8 @@
 # The short form of the stress test; util/stress runs the long one. Its seed is
 # said, and STRESS_SEED repeats it.
 
+# Not in util/test --quick: it takes its time.
+
 use strict;
 use warnings;
 

@@ -7,6 +7,7 @@
 #       BUILD_DIR  where everything built goes, absolute (default: build)
 
 set -euo pipefail
+shopt -s inherit_errexit
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 command_name=util/${0##*/}
@@ -21,30 +22,38 @@ say() {
 }
 
 
+# The whole command ends, wherever it is called: "exit" in a subshell, such as
+# that of $(...), ends nothing but the subshell.  The command in whose arguments
+# such a $(...) stands would run once more, with nothing in its place: so what
+# calls die sets a variable instead of printing its result (t/commands.t looks
+# that nobody writes it otherwise).
+
+trap 'exit 1' USR1
+
 die() {
     say "$@"
+    [ "$BASHPID" = "$$" ] || kill -s USR1 "$$"
     exit 1
 }
 
 
-# nginx's build system can't take white space in a path
+# absolute_path PATH: sets absolute.  nginx's build system can't take white
+# space in it
 
 absolute_path() {
-    local path
+    absolute=$(realpath -m -- "$1")
 
-    path=$(realpath -m -- "$1")
-
-    case $path in
+    case $absolute in
         *[[:space:]]*) die "white space in a path is more than nginx's build" \
-                           "system can take: $path" ;;
+                           "system can take: $absolute" ;;
     esac
-
-    printf '%s\n' "$path"
 }
 
 
-root=$(absolute_path "$root")
-BUILD_DIR=$(absolute_path "${BUILD_DIR:-$root/build}")
+absolute_path "$root"
+root=$absolute
+absolute_path "${BUILD_DIR:-$root/build}"
+BUILD_DIR=$absolute
 export BUILD_DIR
 
 
@@ -123,12 +132,20 @@ need_packages() {
         || die "this system has no apt-get; please install what Debian calls:" \
                "${missing[*]}"
 
+    update_lists
     say "installing ${missing[*]}"
+    apt_install "${missing[@]}"
+}
+
+
+# update_lists: once for each command; what fails is told by apt itself
+
+update_lists() {
+    [ -z "${lists_updated:-}" ] || return 0
+    lists_updated=1
 
     as_root apt-get -qq update </dev/null \
         || say "apt-get update failed, going on with the lists as they are"
-
-    apt_install "${missing[@]}"
 }
 
 
@@ -322,21 +339,81 @@ END
 
     apt-get -c "$scratch_conf" -q update >"$dir/log" 2>&1 </dev/null || true
 
-    [ -n "$(find "$dir/lists" -name '*_Packages*' -o -name '*_Sources*')" ] \
-        || return 1
+    if [ -z "$(find "$dir/lists" -name '*_Packages*' -o -name '*_Sources*')" ]
+    then
+        tell_apt_errors "$dir/log"
+        return 1
+    fi
 
     touch "$dir/updated"
 }
 
 
-# Debian suites newer than any stable release that may lack something, and
-# the like of a kin
+# tell_apt_errors LOG: what apt said itself, and what helps against the usual
+# trouble of a mirror
+
+tell_apt_errors() {
+    local line
+
+    while read -r line; do
+        say "$line"
+    done < <(sed -n '/^[EW]:/p' "$1" | sort -u)
+
+    if grep -q 'is expired\|is not valid yet' "$1"; then
+        say "if you trust this mirror all the same: echo" \
+            "'Acquire::Check-Valid-Until \"false\";'" \
+            "> /etc/apt/apt.conf.d/99check-valid-until"
+    fi
+}
+
+
+# The suites of Debian that are newer than this machine's release, the oldest
+# first: by the names known here, and by those that the machine knows
+# (distro-info-data).  Of its kin, what comes next.
 
 newer_suites() {
+    local own name known newer=''
+
     case " $(os_release ID) $(os_release ID_LIKE) " in
-        *" ubuntu "*) echo devel ;;
-        *)            echo trixie forky sid ;;
+        *" ubuntu "*) echo devel; return ;;
     esac
+
+    own=$(os_release VERSION_CODENAME)
+    known=$(sed -n -E 's/^[0-9.]+,[^,]*,([a-z-]+),.*/\1/p' \
+                /usr/share/distro-info/debian.csv 2>/dev/null || true)
+
+    for name in $known bullseye bookworm trixie forky duke sid; do
+        [[ " $newer " == *" $name "* ]] || newer="$newer $name"
+    done
+
+    newer="$newer "
+    echo "${newer#* "$own" }"
+}
+
+
+# fetch_newer PACKAGE DIR: puts one package of a newer suite into DIR, one of
+# those for any architecture, whose dependencies this machine's release has.
+# Each suite is tried in turn, the oldest first; at last those names that the
+# archive always has, whatever its releases are called.
+
+fetch_newer() {
+    local package=$1 dir=$2 suite
+
+    for suite in $(newer_suites) stable testing unstable experimental; do
+        say "looking for $package in $suite"
+
+        scratch_apt "$suite" deb || continue
+
+        if (cd "$dir" && apt-get -c "$scratch_conf" -q download "$package") \
+           >"$BUILD_DIR/log/download" 2>&1 </dev/null
+        then
+            return 0
+        fi
+
+        tell_apt_errors "$BUILD_DIR/log/download"
+    done
+
+    return 1
 }
 
 
@@ -380,7 +457,7 @@ installed_nginx_version() {
 
 
 # installed_nginx_source: the whole source of the installed nginx, as Debian
-# patched it, fetched once; prints where it is.  Archives drop old versions
+# patched it, fetched once; sets nginx_source.  Archives drop old versions
 # quickly: another revision of the same nginx will do.
 
 installed_nginx_source() {
@@ -411,7 +488,8 @@ installed_nginx_source() {
     [ -d "$dir" ] || die "could not fetch the source of nginx $upstream;" \
                          "give a source tree: NGINX_SRC=DIR"
 
-    printf '%s\n' "$dir"
+    # shellcheck disable=SC2034
+    nginx_source=$dir
 }
 
 
@@ -441,11 +519,13 @@ configure_copy() {
 
 # -- small things ------------------------------------------------------------
 
-# free_ports N: the first of N successive free loopback ports, below the range
-# that the kernel takes for outgoing connections
+# free_ports N: sets first_port to the first of N successive free loopback ports,
+# below the range that the kernel takes for outgoing connections.  (Perl ends if
+# it may not read a directory of PERL5LIB, as somebody else's home.)
 
 free_ports() {
-    perl -MIO::Socket::INET -e '
+    # shellcheck disable=SC2034,SC2016
+    first_port=$(env -u PERL5LIB perl -MIO::Socket::INET -e '
         my $n = shift;
 
         TRY: for (1 .. 200) {
@@ -465,5 +545,5 @@ free_ports() {
         }
 
         exit 1;
-    ' "$1" || die "no $1 successive free ports"
+    ' "$1") || die "no $1 successive free ports"
 }

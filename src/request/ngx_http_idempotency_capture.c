@@ -12,6 +12,7 @@
 #define CAPTURE_PIECE  4096
 
 
+static ngx_uint_t capture_stream(ngx_http_request_t *r);
 static ngx_uint_t capture_says(ngx_str_t *value, char *word);
 static ngx_int_t capture_buf(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_buf_t *b);
@@ -22,6 +23,8 @@ static ngx_int_t capture_add(ngx_http_request_t *r,
 static ngx_uint_t capture_trailers(ngx_http_request_t *r);
 static void capture_check_whole(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_uint_t last);
+static void capture_check_size(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
 
 
 /*
@@ -48,7 +51,7 @@ ngx_http_idempotency_capture_header(ngx_http_request_t *r,
 
     ctx->answered = 1;
     ctx->live = (r->upstream && r->upstream->cleanup);
-    ctx->too_large = 0;
+    ctx->too_large = capture_stream(r);
     ctx->answer_status = r->headers_out.status;
     ctx->captured = 0;
     ctx->expected = r->headers_out.content_length_n;
@@ -57,8 +60,9 @@ ngx_http_idempotency_capture_header(ngx_http_request_t *r,
 
     if (ctx->expected > (off_t) ctx->conf->max_response) {
         ctx->too_large = 1;
+    }
 
-    } else {
+    if (!ctx->too_large) {
         b = ngx_http_idempotency_record_header(r, ctx->conf->hide_headers);
 
         if (b == NULL || capture_add(r, ctx, b) != NGX_OK) {
@@ -78,6 +82,24 @@ ngx_http_idempotency_capture_header(ngx_http_request_t *r,
     }
 
     capture_check_whole(r, ctx, 0);
+    capture_check_size(r, ctx);
+}
+
+
+/* server-sent events go on for as long as anybody listens */
+
+static ngx_uint_t
+capture_stream(ngx_http_request_t *r)
+{
+    ngx_http_headers_out_t  *out;
+
+    static ngx_str_t  stream = ngx_string("text/event-stream");
+
+    out = &r->headers_out;
+
+    return out->content_type_len == stream.len
+           && ngx_strncasecmp(out->content_type.data, stream.data, stream.len)
+              == 0;
 }
 
 
@@ -164,6 +186,7 @@ ngx_http_idempotency_capture_body(ngx_http_request_t *r,
     }
 
     capture_check_whole(r, ctx, last);
+    capture_check_size(r, ctx);
 
     /* its upstream is done with, and only flushes what came before the break:
        there is no need to wait for the client to take that */
@@ -306,8 +329,21 @@ capture_check_whole(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     }
 
     ctx->whole = 1;
+    ctx->carried = 0;
 
     ngx_http_idempotency_settle(r, ctx);
+}
+
+
+/* nobody needs to wait for the end of what will not be kept */
+
+static void
+capture_check_size(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    if (ctx->owner && ctx->too_large) {
+        ngx_http_idempotency_settle(r, ctx);
+        ngx_http_idempotency_not_kept(r, ctx);
+    }
 }
 
 

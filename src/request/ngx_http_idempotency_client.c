@@ -1,15 +1,36 @@
 
 /*
- * The client may leave; the operation goes on.  Its upstream is neither
- * closed nor told, its response is taken down to the end, and a retry finds
- * it recorded.
+ * The client of an owner may leave; the operation goes on.  Its upstream is
+ * neither closed nor told, its response is taken down to the end, and a retry
+ * finds it recorded.  Requests that own nothing keep nginx's own rules.
  */
 
 
 #include "ngx_http_idempotency.h"
 
 
+/* a response that is not kept is read on for so long without its client */
+
+#if (NGX_IDEMPOTENCY_FAULTS)
+#define CLIENT_READ_ON  1000
+#else
+#define CLIENT_READ_ON  300000
+#endif
+
+
+static ngx_int_t client_content_handler(ngx_http_request_t *r);
+static ngx_int_t client_keep_upstream(ngx_http_request_t *r);
+#ifdef NGX_HTTP_VERSION_30
+static void client_quic_handler(ngx_event_t *rev);
+#endif
 static void client_write_handler(ngx_http_request_t *r);
+static void client_read_handler(ngx_http_request_t *r);
+static ngx_uint_t client_closed(ngx_http_request_t *r);
+static void client_left(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static void client_limit(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static void client_limit_handler(ngx_event_t *ev);
 static ngx_int_t client_leave(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 
@@ -24,14 +45,10 @@ static ngx_str_t  client_upstreams[] = {
 };
 
 
-/*
- * In protected locations, as if each *_ignore_client_abort were on.  The
- * modules are looked up by name, as nginx may be built without some; the
- * configuration of each begins with that of the upstream.
- */
+/* "non_idempotent" is said of a whole location, so it can be told at start */
 
-ngx_int_t
-ngx_http_idempotency_keep_upstreams(ngx_conf_t *cf, ngx_array_t *locations)
+void
+ngx_http_idempotency_warn_upstreams(ngx_conf_t *cf, ngx_array_t *locations)
 {
     void                     ***location;
     ngx_str_t                  *name;
@@ -57,8 +74,6 @@ ngx_http_idempotency_keep_upstreams(ngx_conf_t *cf, ngx_array_t *locations)
         for (n = 0; n < locations->nelts; n++) {
             conf = location[n][module->ctx_index];
 
-            conf->ignore_client_abort = 1;
-
             if (conf->next_upstream & NGX_HTTP_UPSTREAM_FT_NON_IDEMPOTENT) {
                 ngx_conf_log_error(NGX_LOG_WARN, cf, 0,
                                    "\"non_idempotent\" of *_next_upstream "
@@ -68,27 +83,142 @@ ngx_http_idempotency_keep_upstreams(ngx_conf_t *cf, ngx_array_t *locations)
             }
         }
     }
+}
+
+
+/*
+ * To be called wherever an owner comes by on its way to a content handler, be
+ * it the one of another location.  Once that handler has run, its upstream is
+ * there: no client can have left in between.
+ */
+
+void
+ngx_http_idempotency_carry(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx)
+{
+    if (r->content_handler && r->content_handler != client_content_handler) {
+        ctx->content_handler = r->content_handler;
+        r->content_handler = client_content_handler;
+    }
+}
+
+
+static ngx_int_t
+client_content_handler(ngx_http_request_t *r)
+{
+    ngx_int_t                    rc;
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    ctx = ngx_http_idempotency_get_ctx(r);
+
+    r->content_handler = ctx->content_handler;
+
+    rc = ctx->content_handler(r);
+
+    if (ctx->carried && client_keep_upstream(r) != NGX_OK) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+#ifdef NGX_HTTP_VERSION_30
+
+    if (ctx->carried && r->http_version == NGX_HTTP_VERSION_30
+        && r->connection->read->handler != client_quic_handler)
+    {
+        ctx->read_handler = r->connection->read->handler;
+        r->connection->read->handler = client_quic_handler;
+    }
+
+#endif
+
+    return rc;
+}
+
+
+/*
+ * As if its *_ignore_client_abort were on, for this request alone.  What the
+ * upstream's settings are asked for later is in the copy; the handlers that
+ * it has set already are those that it sets otherwise.
+ */
+
+static ngx_int_t
+client_keep_upstream(ngx_http_request_t *r)
+{
+    ngx_http_upstream_t       *u;
+    ngx_http_upstream_conf_t  *conf;
+
+    u = r->upstream;
+
+    if (u == NULL || u->conf == NULL || u->conf->ignore_client_abort) {
+        return NGX_OK;
+    }
+
+    conf = ngx_palloc(r->pool, sizeof(ngx_http_upstream_conf_t));
+    if (conf == NULL) {
+        return NGX_ERROR;
+    }
+
+    *conf = *u->conf;
+    conf->ignore_client_abort = 1;
+
+    u->conf = conf;
+
+    if (u->cleanup && !u->header_sent) {
+        r->read_event_handler = ngx_http_block_reading;
+        r->write_event_handler = ngx_http_request_empty_handler;
+    }
 
     return NGX_OK;
 }
 
 
+#ifdef NGX_HTTP_VERSION_30
+
+/* a QUIC connection that ends closes its streams, and so their requests */
+
+static void
+client_quic_handler(ngx_event_t *rev)
+{
+    ngx_connection_t            *c;
+    ngx_http_request_t          *r;
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    c = rev->data;
+    r = c->data;
+    ctx = ngx_http_idempotency_get_ctx(r);
+
+    if (!c->close || !ctx->carried) {
+        ctx->read_handler(rev);
+        return;
+    }
+
+    ngx_http_set_log_request(c->log, r);
+
+    c->close = 0;
+
+    client_left(r, ctx);
+
+    ngx_http_run_posted_requests(c);
+}
+
+#endif
+
+
 /*
  * Whether a filter failed for want of a client, while an owner's response is
- * still being taken down.  Any other failure is one.
+ * still to be read.  Any other failure is one.
  */
 
 ngx_uint_t
 ngx_http_idempotency_client_gone(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_int_t rc)
 {
-    if (rc != NGX_ERROR || ctx == NULL || !ctx->owner
+    if (rc != NGX_ERROR || ctx == NULL || !ctx->carried
         || !r->connection->error)
     {
         return 0;
     }
 
-    return client_leave(r, ctx) == NGX_OK;
+    return ctx->gone || client_leave(r, ctx) == NGX_OK;
 }
 
 
@@ -139,20 +269,127 @@ client_write_handler(ngx_http_request_t *r)
     wev = c->write;
     ctx = ngx_http_idempotency_get_ctx(r);
 
-    if (wev->timedout && ctx->owner && !ctx->gone) {
-
-        c->error = 1;
+    if (wev->timedout && ctx->carried && !ctx->gone) {
         c->timedout = 1;
         wev->timedout = 0;
         wev->ready = 1;
 
-        if (client_leave(r, ctx) != NGX_OK) {
-            ngx_http_finalize_request(r, NGX_ERROR);
-            return;
-        }
+        client_left(r, ctx);
+        return;
     }
 
     ctx->write_event_handler(r);
+}
+
+
+/*
+ * The outcome of a response is recorded before its end, as it can't be kept:
+ * the rest is of use to its client alone, and not for long without it
+ */
+
+void
+ngx_http_idempotency_not_kept(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_event_t  *rev;
+
+    client_limit(r, ctx);
+
+    if (ctx->gone || r->read_event_handler != ngx_http_block_reading) {
+        return;
+    }
+
+    r->read_event_handler = client_read_handler;
+
+    rev = r->connection->read;
+
+    if (rev->ready) {
+        ngx_post_event(rev, &ngx_posted_events);
+
+    } else {
+        (void) ngx_handle_read_event(rev, 0);
+    }
+}
+
+
+static void
+client_read_handler(ngx_http_request_t *r)
+{
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    ctx = ngx_http_idempotency_get_ctx(r);
+
+    if (client_closed(r)) {
+        r->read_event_handler = ngx_http_block_reading;
+
+        client_left(r, ctx);
+        return;
+    }
+
+    if ((ngx_event_flags & NGX_USE_LEVEL_EVENT)
+        && r->connection->read->active)
+    {
+        (void) ngx_del_event(r->connection->read, NGX_READ_EVENT, 0);
+    }
+}
+
+
+/* as ngx_http_test_reading() finds it */
+
+static ngx_uint_t
+client_closed(ngx_http_request_t *r)
+{
+    int                n;
+    char               buf[1];
+    ngx_connection_t  *c;
+
+    c = r->connection;
+
+    if (c->error || c->read->error) {
+        return 1;
+    }
+
+    if (r->http_version >= NGX_HTTP_VERSION_20) {
+        return 0;
+    }
+
+#if (NGX_HAVE_KQUEUE)
+
+    if (ngx_event_flags & NGX_USE_KQUEUE_EVENT) {
+        return c->read->pending_eof;
+    }
+
+#endif
+
+#if (NGX_HAVE_EPOLLRDHUP)
+
+    if ((ngx_event_flags & NGX_USE_EPOLL_EVENT) && ngx_use_epoll_rdhup) {
+        return c->read->pending_eof;
+    }
+
+#endif
+
+    n = recv(c->fd, buf, 1, MSG_PEEK);
+
+    return n == 0 || (n == -1 && ngx_socket_errno != NGX_EAGAIN);
+}
+
+
+/* by an event of its connection: the upstream may have been held up by it */
+
+static void
+client_left(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    r->connection->error = 1;
+
+    if (!ctx->gone && client_leave(r, ctx) != NGX_OK) {
+        ngx_http_finalize_request(r, NGX_ERROR);
+        return;
+    }
+
+    if (r->write_event_handler == client_write_handler) {
+        ctx->write_event_handler(r);
+    }
 }
 
 
@@ -175,6 +412,8 @@ client_leave(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
                   r->connection->timedout ? "timed out" : "has gone");
 
     ctx->gone = 1;
+
+    client_limit(r, ctx);
 
     u = r->upstream;
 
@@ -204,4 +443,42 @@ client_leave(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     u->buffer.end = p + size;
 
     return NGX_OK;
+}
+
+
+static void
+client_limit(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    if (!ctx->gone || ctx->owner) {
+        return;
+    }
+
+    ctx->timer.handler = client_limit_handler;
+    ctx->timer.data = ctx;
+    ctx->timer.log = r->connection->log;
+
+    ngx_add_timer(&ctx->timer, CLIENT_READ_ON);
+}
+
+
+static void
+client_limit_handler(ngx_event_t *ev)
+{
+    ngx_connection_t            *c;
+    ngx_http_request_t          *r;
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    ctx = ev->data;
+    r = ctx->request;
+    c = r->connection;
+
+    ngx_http_set_log_request(c->log, r);
+
+    ngx_log_error(NGX_LOG_INFO, c->log, 0,
+                  "idempotency: a response that is not kept is read no "
+                  "longer, its client has gone");
+
+    ngx_http_finalize_request(r, NGX_HTTP_CLIENT_CLOSED_REQUEST);
+
+    ngx_http_run_posted_requests(c);
 }

@@ -3,8 +3,9 @@
  * The way in.  A request comes by here twice: in the access phase, behind all
  * access control, it is prepared (key, body, digest); at the first point
  * behind that phase it is decided.  Under "satisfy any" the access phase may
- * skip us, or call us for a request that it is about to refuse, so there both
- * is done at the second point.
+ * skip us, or call us for a request that it is about to refuse, and another
+ * module's handler may have moved behind ours: then both is done at the
+ * second point.
  *
  *     prepare: key --> body --> digest          (ngx_http_idempotency_bind)
  *     decide:  claim --> pass as owner, wait, replay, or refuse
@@ -23,6 +24,7 @@
 
 static ngx_uint_t gate_applies(ngx_http_request_t *r,
     ngx_http_idempotency_loc_conf_t *conf);
+static ngx_uint_t gate_last(ngx_http_request_t *r);
 static ngx_uint_t gate_upgrade(ngx_http_request_t *r);
 static ngx_int_t gate_prepare(ngx_http_request_t *r,
     ngx_http_idempotency_loc_conf_t *conf, ngx_http_idempotency_ctx_t **pctx);
@@ -43,19 +45,12 @@ ngx_int_t
 ngx_http_idempotency_access_handler(ngx_http_request_t *r)
 {
     ngx_int_t                         rc;
-    ngx_http_core_loc_conf_t         *clcf;
     ngx_http_idempotency_ctx_t       *ctx;
     ngx_http_idempotency_loc_conf_t  *conf;
 
     conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
 
-    if (!gate_applies(r, conf)) {
-        return NGX_DECLINED;
-    }
-
-    clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
-
-    if (clcf->satisfy != NGX_HTTP_SATISFY_ALL) {
+    if (!gate_applies(r, conf) || !gate_last(r)) {
         return NGX_DECLINED;
     }
 
@@ -74,17 +69,25 @@ ngx_http_idempotency_precontent_handler(ngx_http_request_t *r)
 
     conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
 
-    if (!gate_applies(r, conf)) {
-        return NGX_DECLINED;
+    if (gate_applies(r, conf)) {
+        rc = gate_prepare(r, conf, &ctx);
+
+        if (rc == NGX_OK) {
+            rc = gate_decide(r, ctx);
+        }
+
+        if (rc != NGX_DECLINED) {
+            return rc;
+        }
     }
 
-    rc = gate_prepare(r, conf, &ctx);
+    ctx = (r == r->main) ? ngx_http_idempotency_get_ctx(r) : NULL;
 
-    if (rc != NGX_OK) {
-        return rc;
+    if (ctx && ctx->carried) {
+        ngx_http_idempotency_carry(r, ctx);
     }
 
-    return gate_decide(r, ctx);
+    return NGX_DECLINED;
 }
 
 
@@ -111,6 +114,29 @@ gate_applies(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf)
     ctx = ngx_http_idempotency_get_ctx(r);
 
     return ctx == NULL || !ctx->decided;
+}
+
+
+/*
+ * Whether all access control is over when our handler runs.  The phases that
+ * run now are asked, not the configuration: Lua moves its handler to the end
+ * of the access phase at its first request.
+ */
+
+static ngx_uint_t
+gate_last(ngx_http_request_t *r)
+{
+    ngx_http_phase_handler_t   *ph;
+    ngx_http_core_loc_conf_t   *clcf;
+    ngx_http_core_main_conf_t  *cmcf;
+
+    clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
+    cmcf = ngx_http_get_module_main_conf(r, ngx_http_core_module);
+
+    ph = cmcf->phase_engine.handlers;
+
+    return clcf->satisfy == NGX_HTTP_SATISFY_ALL
+           && ph[r->phase_handler + 1].checker != ngx_http_core_access_phase;
 }
 
 
@@ -425,6 +451,7 @@ gate_answer(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
         ngx_idempotency_die(&ctx->op, NGX_IDEMPOTENCY_DIE_CLAIMED);
 
         ctx->owner = 1;
+        ctx->carried = 1;
         ctx->status = NGX_HTTP_IDEMPOTENCY_NEW;
 
         return ctx->similar ? ngx_http_idempotency_similar(r, ctx)

@@ -13,7 +13,7 @@
 #define NO_ANSWER     0x002  /* the last peer tried gave no response header */
 #define SENT          0x004  /* some peer was sent a byte, or may have been */
 #define BROKEN        0x008  /* the response has no end */
-#define UNLISTED      0x010  /* idempotency_store does not name its status */
+#define UNKEPT        0x010  /* by idempotency_keep its status binds nothing */
 #define TOO_LARGE     0x020  /* it exceeds idempotency_max_response */
 #define RETRY         0x040  /* idempotency_in_doubt retry */
 
@@ -31,15 +31,58 @@ static outcome_row_t  outcome_table[] = {
     { NO_ANSWER,       SENT,  NGX_HTTP_IDEMPOTENCY_RELEASE },
     { NO_ANSWER|RETRY, 0,     NGX_HTTP_IDEMPOTENCY_RELEASE },
     { NO_ANSWER,       0,     NGX_IDEMPOTENCY_IN_DOUBT },
-    { UNLISTED,        0,     NGX_HTTP_IDEMPOTENCY_RELEASE },
+    { UNKEPT,          0,     NGX_HTTP_IDEMPOTENCY_RELEASE },
     { BROKEN,          0,     NGX_IDEMPOTENCY_NOT_KEPT },
     { TOO_LARGE,       0,     NGX_IDEMPOTENCY_NOT_KEPT },
     { 0,               0,     NGX_IDEMPOTENCY_DONE }
 };
 
 
+/* what it takes: the status, Retry-After with it, or that from the origin */
+
+#define BY_STATUS     0
+#define BY_AFTER      1
+#define BY_ORIGIN     2
+
+/* the statuses that say that the request was not carried out */
+
+typedef struct {
+    ngx_uint_t  status;
+    ngx_uint_t  retry;
+} outcome_status_t;
+
+
+static outcome_status_t  outcome_not_executed[] = {
+
+    { NGX_HTTP_UNAUTHORIZED,        BY_STATUS },
+    { NGX_HTTP_FORBIDDEN,           BY_STATUS },
+    { 407,                          BY_STATUS },
+    { NGX_HTTP_CONFLICT,            BY_AFTER },
+    { 421,                          BY_STATUS },
+    { 425,                          BY_STATUS },
+    { NGX_HTTP_TOO_MANY_REQUESTS,   BY_STATUS },
+    { NGX_HTTP_SERVICE_UNAVAILABLE, BY_ORIGIN },
+    { 0, 0 }
+};
+
+
+/* permission denied, resource exhausted, unavailable, unauthenticated */
+
+static ngx_str_t  outcome_grpc_not_executed[] = {
+    ngx_string("7"),
+    ngx_string("8"),
+    ngx_string("14"),
+    ngx_string("16"),
+    ngx_null_string
+};
+
+
 static ngx_uint_t outcome_upstream(ngx_http_request_t *r);
-static ngx_uint_t outcome_listed(ngx_http_idempotency_ctx_t *ctx);
+static ngx_uint_t outcome_keeps(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static ngx_uint_t outcome_executed(ngx_list_t *headers, ngx_uint_t status);
+static ngx_uint_t outcome_grpc_executed(ngx_list_t *headers);
+static ngx_str_t *outcome_header(ngx_list_t *headers, char *name);
 
 
 ngx_int_t
@@ -67,8 +110,8 @@ ngx_http_idempotency_outcome(ngx_http_request_t *r,
         facts |= SAYS_RELEASE;
     }
 
-    if (!ctx->says_keep && !outcome_listed(ctx)) {
-        facts |= UNLISTED;
+    if (!ctx->says_keep && !outcome_keeps(r, ctx)) {
+        facts |= UNKEPT;
     }
 
     if (ctx->conf->in_doubt == NGX_HTTP_IDEMPOTENCY_RETRY) {
@@ -148,16 +191,126 @@ outcome_upstream(ngx_http_request_t *r)
 }
 
 
+/*
+ * The upstream's status counts, whatever was sent in place of its response.
+ * One that did not answer has left no status.
+ */
+
 static ngx_uint_t
-outcome_listed(ngx_http_idempotency_ctx_t *ctx)
+outcome_keeps(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
-    u_char      *store;
-    ngx_uint_t   status;
+    u_char               *keep;
+    ngx_list_t           *headers;
+    ngx_uint_t            status;
+    ngx_http_upstream_t  *u;
 
-    store = ctx->conf->store;
-    status = ctx->answer_status;
+    u = r->upstream;
+    keep = ctx->conf->keep;
 
-    return store == NULL
-           || (status < NGX_HTTP_IDEMPOTENCY_STATUSES
-               && (store[status / 8] & (1 << (status % 8))));
+    if (u && u->headers_in.status_n) {
+        status = u->headers_in.status_n;
+        headers = &u->headers_in.headers;
+
+    } else {
+        u = NULL;
+        status = ctx->answer_status;
+        headers = &r->headers_out.headers;
+    }
+
+    if (keep == NGX_HTTP_IDEMPOTENCY_KEEP_ANY) {
+        return 1;
+    }
+
+    if (keep != NGX_HTTP_IDEMPOTENCY_KEEP_DEFAULT) {
+        return status < NGX_HTTP_IDEMPOTENCY_STATUSES
+               && (keep[status / 8] & (1 << (status % 8)));
+    }
+
+    return outcome_executed(headers, status)
+           && (u == NULL
+               || (outcome_grpc_executed(&u->headers_in.headers)
+                   && outcome_grpc_executed(&u->headers_in.trailers)));
+}
+
+
+static ngx_uint_t
+outcome_executed(ngx_list_t *headers, ngx_uint_t status)
+{
+    outcome_status_t  *row;
+
+    for (row = outcome_not_executed; row->status; row++) {
+        if (row->status == status) {
+            break;
+        }
+    }
+
+    if (row->status == 0) {
+        return 1;
+    }
+
+    if (row->retry == BY_STATUS) {
+        return 0;
+    }
+
+    if (outcome_header(headers, "retry-after") == NULL) {
+        return 1;
+    }
+
+    /* a cache in between says 503 as well when it waited in vain */
+
+    return row->retry == BY_ORIGIN
+           && (outcome_header(headers, "via")
+               || outcome_header(headers, "x-varnish")
+               || outcome_header(headers, "age"));
+}
+
+
+static ngx_uint_t
+outcome_grpc_executed(ngx_list_t *headers)
+{
+    ngx_str_t  *value, *status;
+
+    value = outcome_header(headers, "grpc-status");
+
+    if (value == NULL) {
+        return 1;
+    }
+
+    for (status = outcome_grpc_not_executed; status->len; status++) {
+
+        if (value->len == status->len
+            && ngx_strncmp(value->data, status->data, value->len) == 0)
+        {
+            return 0;
+        }
+    }
+
+    return 1;
+}
+
+
+static ngx_str_t *
+outcome_header(ngx_list_t *headers, char *name)
+{
+    size_t            len;
+    ngx_uint_t        i;
+    ngx_list_part_t  *part;
+    ngx_table_elt_t  *h;
+
+    len = ngx_strlen(name);
+
+    for (part = &headers->part; part; part = part->next) {
+        h = part->elts;
+
+        for (i = 0; i < part->nelts; i++) {
+
+            if (h[i].hash && h[i].key.len == len
+                && ngx_strncasecmp(h[i].key.data, (u_char *) name, len) == 0)
+            {
+                return &h[i].value;
+            }
+        }
+    }
+
+    return NULL;
 }

@@ -106,6 +106,7 @@ similar_refuse(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     }
 
     ctx->owner = 0;
+    ctx->carried = 0;
 
     store = ctx->conf->shm_zone->data;
     (void) store->engine->release(store, &ctx->op);

@@ -195,6 +195,36 @@ conflict_whatever_the_outcome(void)
 }
 
 
+/* digests that differ in a single bit are two */
+
+static void
+each_byte_counts(void)
+{
+    ngx_uint_t            i;
+    ngx_idempotency_op_t  op, other;
+
+    open_zone();
+
+    op_init(&op, 1, 1, 50);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    complete(&op, NGX_IDEMPOTENCY_DONE, 200, 10);
+
+    for (i = 0; i < NGX_IDEMPOTENCY_DIGEST_LEN; i++) {
+
+        op_init(&other, 1, 1, 60);
+        other.fingerprint[i] ^= 0x01;
+        check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_CONFLICT);
+
+        op_init(&other, 1, 1, 60);
+        other.token[i] ^= 0x80;
+        check_equal(op_find(&zone, &other), NGX_IDEMPOTENCY_ABSENT);
+    }
+
+    forget(1, 60);
+    close_empty();
+}
+
+
 static void
 fences_rise(void)
 {
@@ -952,6 +982,7 @@ static unit_case_t  cases[] = {
     { "a released token is fresh", release_makes_fresh },
     { "another fingerprint is a conflict, whatever the outcome",
       conflict_whatever_the_outcome },
+    { "each byte of a token and of a fingerprint counts", each_byte_counts },
     { "fences rise", fences_rise },
     { "stale owners change nothing", stale_owners_change_nothing },
     { "expiry is exact, for mixed windows", expiry_is_exact },

@@ -1,0 +1,297 @@
+#!/usr/bin/perl
+
+# What the commands in util/ share, where it can break: that an error ends them
+# wherever it happens, that they say what failed and why, and which tests are
+# quick.
+
+use strict;
+use warnings;
+
+use Cwd qw(abs_path);
+use File::Basename qw(dirname);
+use File::Copy qw(copy);
+use File::Path qw(make_path);
+use File::Temp ();
+use Test::More;
+
+my $root = dirname(dirname(abs_path(__FILE__)));
+my $tmp = File::Temp->newdir('idempotency-commands-XXXXXX', TMPDIR => 1);
+
+chmod 0755, $tmp;
+
+
+# --- an error ends the command -----------------------------------------------
+
+{
+    my %shape = (
+        'called'                  => 'fails',
+        'assigned'                => 'x=$(fails); echo went on',
+        'assigned, tolerated'     => 'x=$(fails) || true; echo went on',
+        'local'                   => 'f() { local x=$(fails); echo went on; }; f',
+        'local, where errors do not count'
+            => 'f() { local x=$(fails); echo went on; }; if f; then echo went on; fi',
+        'assigned, where errors do not count'
+            => 'f() { x=$(fails); echo went on; }; f || echo went on; echo went on',
+        'compared'                => '[ -n "$(fails)" ] || echo went on; echo went on',
+        'in an array'             => 'a=("$(fails)" "$(fails)"); echo went on',
+        'two deep'                => 'x=$(y=$(fails); echo went on) || true; echo went on',
+        'in a pipeline'           => 'true | fails | cat || true; echo went on',
+        'read from'               => 'while read -r x; do :; done < <(fails); echo went on',
+        'in the background'       => 'fails & wait $! || true; echo went on',
+    );
+
+    for my $name (sort keys %shape) {
+        my ($status, $out) = bash(<<"END");
+fails() { die "out of order"; }
+trap 'echo cleaned up' EXIT
+$shape{$name}
+echo went on
+END
+
+        isnt($status, 0, "die, $name: exit status");
+        like($out, qr/: out of order$/m, "die, $name: says why");
+        unlike($out, qr/went on/, "die, $name: nothing follows");
+        like($out, qr/cleaned up\n\z/, "die, $name: but the end of the command");
+    }
+}
+
+
+# Functions that may die print no result: in $(...), in the arguments of a
+# command, that would be run once more, with nothing in its place.
+
+for my $name (map { s/^\Q$root\E\///r } commands()) {
+    my $text = join '', map { slurp($_) } "$root/util/common.sh", "$root/$name";
+    my %body;
+
+    $body{$1} = $2 while $text =~ /^(\w+)\(\) \{\n(.*?)^\}$/msg;
+
+    my %dies = (die => 1);
+    my $known = 0;
+
+    while ($known != keys %dies) {
+        $known = keys %dies;
+
+        for my $function (keys %body) {
+            my $any = join '|', keys %dies;
+
+            # not the text of another program in it
+            (my $code = $body{$function}) =~ s/'[^']*'//g;
+            $code =~ s/^\s*#.*//mg;
+            $dies{$function} = 1 if $code =~ /(?<![\w\$-])(?:$any)(?![\w-])/;
+        }
+    }
+
+    my $any = join '|', keys %dies;
+    my @wrong = $text =~ /((?:\$\(|<\(|`)\s*(?:$any)\b.*)/g;
+
+    ok($dies{absolute_path}, "$name: what may die is found");
+    is("@wrong", '', "$name: and is nowhere asked for a result");
+}
+
+
+# --- somebody else's home ------------------------------------------------------
+
+SKIP: {
+    skip 'not root', 1 if $>;
+
+    make_path("$tmp/tree/util", "$tmp/private");
+    chmod 0700, "$tmp/private";
+    copy("$root/util/common.sh", "$tmp/tree/util/common.sh") or die $!;
+
+    local $ENV{PERL5LIB} = "$tmp/private";
+    my ($status, $out) = run('setpriv', '--reuid', scalar getpwnam('nobody'),
+                             '--regid', (getpwnam('nobody'))[3], '--clear-groups', '--',
+                             'bash', '-c', ". $tmp/tree/util/common.sh;
+                                            free_ports 1; echo \"port \$first_port\"");
+
+    like($out, qr/^port \d+$/m, 'a free port, where PERL5LIB may not be read');
+}
+
+
+# --- packages of another suite -------------------------------------------------
+
+SKIP: {
+    skip 'no apt here', 12 if system 'command -v apt-get dpkg-deb >/dev/null';
+
+    my $suites = "$tmp/archive/dists";
+    my $past = 'Thu, 01 Jan 2026 00:00:00 UTC';
+
+    archive('forky', $past, 'Fri, 02 Jan 2026 00:00:00 UTC');
+    archive('sid', $past);
+
+    # the machine's own settings stay out of it
+    write_file("$tmp/sources.list", "deb [trusted=yes] file:$tmp/archive stable main\n");
+    write_file("$tmp/apt.conf", <<"END");
+Dir::Etc::parts "/dev/null";
+Dir::Etc::main "/dev/null";
+Dir::Etc::sourcelist "$tmp/sources.list";
+Dir::Etc::sourceparts "/dev/null";
+Acquire::Check-Valid-Until "true";
+END
+
+    local $ENV{APT_CONFIG} = "$tmp/apt.conf";
+    local $ENV{BUILD_DIR} = "$tmp/build";
+
+    my $script = <<"END";
+os_release() { case \$1 in ID) echo debian ;; VERSION_CODENAME) echo bookworm ;; esac; }
+mkdir -p "$tmp/build/log" "$tmp/fetched"
+fetch_newer idempotency-test "$tmp/fetched" || { echo nowhere; exit 1; }
+ls "$tmp/fetched"
+END
+
+    my ($status, $out) = bash($script);
+
+    is($status, 0, 'a package that a later suite has is found') or diag($out);
+    like($out, qr/^idempotency-test_1_all\.deb$/m, '... and fetched');
+    like($out, qr/in trixie\n.*in forky\n.*in sid\n/s, '... each suite tried in turn');
+    unlike($out, qr/in sid\n.*looking for/s, '... and none further');
+    like($out, qr/^[^:]+: E: .*trixie/m, '... what apt said of a suite that is not there');
+    like($out, qr/^[^:]+: E: .*forky.*(?:is expired|is not valid)/m, '... and of one out of date');
+    like($out, qr/Check-Valid-Until "false"/, '... and what helps');
+
+    system 'rm', '-rf', "$suites/sid", "$tmp/build";
+    ($status, $out) = bash($script);
+
+    is($status, 1, 'a package that no suite has');
+    like($out, qr/nowhere\n\z/, '... is told');
+    like($out, qr/in forky\n.*in duke\n.*in sid\n.*in testing\n.*in unstable\n/s,
+         '... after those behind the known ones, and the names that every archive has');
+    like($out, qr/^[^:]+: E: .*forky.*is expired/m, '... with what apt said');
+
+    # what is missing is found before anything is installed
+    my $text = slurp("$root/util/test");
+    ok(index($text, "\nfind_packages\n") > 0
+       && index($text, "\nfind_packages\n") < index($text, "\nbash \"\$root/util/build\"")
+       && index($text, "\nfind_packages\n") < index($text, 'need_packages "'),
+       'util/test looks for everything before it installs something');
+}
+
+
+# --- util/test -----------------------------------------------------------------
+
+{
+    my $make = sub { write_file("$tmp/$_[0].t", "use Test::More;\n$_[1]") };
+
+    $make->(good => 'ok(1) for 1 .. 3; done_testing();');
+    $make->(bad => 'ok($_ != 2) for 1 .. 3; done_testing();');
+    $make->(ends => 'plan tests => 3; ok(1); exit 3;');
+
+    my ($status, $out) = run('bash', "$root/util/test", "$tmp/good.t");
+
+    is($status, 0, 'util/test FILE: exit status 0') or diag($out);
+    like($out, qr/^Files=1, Tests=3, .*\nResult: PASS\n\z/m, "... and prove's summary at the end");
+
+    ($status, $out) = run('bash', "$root/util/test", map { "$tmp/$_.t" } qw(good bad ends));
+
+    isnt($status, 0, 'util/test FILES, two of which fail: exit status');
+    like($out, qr{^util/test:   \S+/bad\.t +1 of 3 checks failed \(2\): .* util/test -v \S+/bad\.t$}m,
+         '... one line for each: how many checks, which ones, and what to do');
+    like($out, qr{^util/test:   \S+/ends\.t +.*[Bb]ad plan.* util/test -v \S+/ends\.t$}m,
+         '... or that it ended too early');
+    unlike($out, qr{^util/test:   \S+/good\.t}m, '... and none for what passed');
+    like($out, qr{^util/test: the whole output is in (\S+)$}m, '... and where the output is');
+    like($out, qr/^Files=3, Tests=7, .*\nResult: FAIL\n\z/m, "... prove's summary at the end");
+
+    my ($all, $quick) = map { [run('bash', "$root/util/test", @$_, '--dry')] }
+                        [], ['--quick'];
+    my %in_all = map { $_ => 1 } $all->[1] =~ m{^(t/\S+\.t)$}mg;
+    my %in_quick = map { $_ => 1 } $quick->[1] =~ m{^(t/\S+\.t)$}mg;
+
+    is(join(' ', sort keys %in_all), join(' ', map { s/^\Q$root\E\///r } sort glob "$root/t/*.t"),
+       'util/test runs all there are');
+    ok(!$in_quick{$_}, "--quick leaves out $_")
+        for qw(t/browser.t t/wordpress.t t/stress.t t/demo.t);
+    ok($in_quick{$_}, "--quick has $_") for qw(t/keys.t t/unit.t t/commands.t);
+
+    my @browser = grep { slurp("$root/$_") =~ /^use Browser;/m } sort keys %in_all;
+    cmp_ok(scalar @browser, '>=', 2, 'some tests use a browser');
+    is(join(' ', grep { $in_quick{$_} } @browser), '', '... none of them is quick');
+}
+
+
+done_testing();
+
+
+# --- helpers -------------------------------------------------------------------
+
+sub run {
+    my @command = @_;
+
+    my $pid = open(my $out, '-|') // die "fork: $!";
+
+    if ($pid == 0) {
+        open STDIN, '<', '/dev/null';
+        open STDERR, '>&', \*STDOUT;
+        exec { $command[0] } @command or POSIX::_exit(127);
+    }
+
+    my $text = do { local $/; <$out> };
+    close $out;
+
+    return ($? & 127 ? "signal $?" : $? >> 8, $text // '');
+}
+
+
+# bash(TEXT): as a command in util/ that has sourced common.sh
+sub bash {
+    return run('bash', '-c', ". $root/util/common.sh\n$_[0]", "$root/util/a-command");
+}
+
+
+# commands: all that source util/common.sh
+sub commands {
+    return grep { slurp($_) =~ m{^\. ".*common\.sh"}m }
+           grep { -f } glob "$root/util/* $root/bench/* $root/fuzz/*";
+}
+
+
+# archive(SUITE, DATE, VALID_UNTIL): one with a single package
+sub archive {
+    my ($suite, $date, $until) = @_;
+    my $dir = "$tmp/archive/dists/$suite";
+    my $deb = "$tmp/archive/idempotency-test_1_all.deb";
+    my $arch = qx(dpkg --print-architecture);
+    chomp $arch;
+
+    make_path("$tmp/package/DEBIAN", "$dir/main/binary-$arch");
+
+    my $control = <<'END';
+Package: idempotency-test
+Version: 1
+Architecture: all
+Maintainer: nobody <nobody@example.org>
+Description: nothing
+END
+
+    write_file("$tmp/package/DEBIAN/control", $control);
+    run('dpkg-deb', '--build', "$tmp/package", $deb);
+
+    my ($size, $sum) = (-s $deb, (run('sha256sum', $deb))[1] =~ /^(\w+)/);
+    my $packages = "${control}Filename: idempotency-test_1_all.deb\nSize: $size\nSHA256: $sum\n\n";
+
+    write_file("$dir/main/binary-$arch/Packages", $packages);
+    ($sum) = (run('sha256sum', "$dir/main/binary-$arch/Packages"))[1] =~ /^(\w+)/;
+
+    write_file("$dir/Release", join '', "Suite: $suite\nCodename: $suite\n",
+               "Architectures: $arch\nComponents: main\nDate: $date\n",
+               $until ? "Valid-Until: $until\n" : '',
+               "SHA256:\n $sum ${\length $packages} main/binary-$arch/Packages\n");
+}
+
+
+sub slurp {
+    my ($name) = @_;
+
+    open my $fh, '<', $name or die "$name: $!";
+    local $/;
+    return scalar(<$fh>) // '';
+}
+
+
+sub write_file {
+    my ($name, $text) = @_;
+
+    open my $fh, '>', $name or die "$name: $!";
+    print $fh $text;
+    close $fh or die "$name: $!";
+}

@@ -1,0 +1,13 @@
+#!/usr/bin/perl
+
+# The tests of the digests of bodies by their meaning: see t/digest/run.
+
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::Bin/lib";
+
+use Programs;
+
+run_programs('digest');

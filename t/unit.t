@@ -1,0 +1,13 @@
+#!/usr/bin/perl
+
+# The tests of store/ and digest/ in C: see t/unit/run.
+
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::Bin/lib";
+
+use Programs;
+
+run_programs('unit');
