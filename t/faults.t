@@ -10,27 +10,7 @@ use warnings;
 use FindBin;
 use lib "$FindBin::Bin/lib";
 
-my $static;
-
-BEGIN {
-    my $root = "$FindBin::Bin/..";
-    my $dir = ($ENV{BUILD_DIR} // "$root/build") . '/faults';
-
-    $static = defined $ENV{IDEMPOTENCY_MODULE}
-              && $ENV{IDEMPOTENCY_MODULE} eq '';
-
-    local $ENV{BUILD_DIR} = $dir;
-    local $ENV{EXTRA_CFLAGS} = join ' ', $ENV{EXTRA_CFLAGS} // (),
-                                         '-DNGX_IDEMPOTENCY_FAULTS';
-
-    my $said = `bash '$root/util/build' 2>&1 </dev/null`;
-    die "no module with fault points:\n$said" if $?;
-
-    $ENV{IDEMPOTENCY_MODULE} = $static ? ''
-                               : "$dir/ngx_http_idempotency_module.so";
-    $ENV{TEST_NGINX_BINARY} = "$dir/nginx" if $static;
-}
-
+use Faults;
 use Idempotency;
 use Stress;
 

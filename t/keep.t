@@ -52,15 +52,22 @@ EOC
 
     # the peer is what the header says, so that a retry may meet another one
     location /peer {
-        proxy_connect_timeout 2s;
-        proxy_read_timeout 300ms;
         proxy_pass http://127.0.0.1:$http_x_port;
+
+        location /peer/hasty {
+            proxy_read_timeout 100ms;
+            proxy_pass http://127.0.0.1:$http_x_port;
+        }
     }
 
     location /peer-2xx {
         idempotency_keep 2xx;
-        proxy_read_timeout 300ms;
         proxy_pass http://127.0.0.1:$http_x_port;
+
+        location /peer-2xx/hasty {
+            proxy_read_timeout 100ms;
+            proxy_pass http://127.0.0.1:$http_x_port;
+        }
     }
 
     location /down { proxy_pass http://down; }
@@ -235,10 +242,15 @@ for ([ 'close=1', 502, 'closed before the header' ],
 {
     my ($query, $status, $name) = @$_;
 
-    for my $path (qw(/peer /peer-2xx)) {
+    for my $at (qw(/peer /peer-2xx)) {
+        my $path = $status == 504 ? "$at/hasty" : $at;
+
         $id++;
 
         my $first = peer($path, backend(), $query);
+
+        # the upstream may see it later than its client is told
+        until_true { executions($id) };
 
         is(told($first), "$status NEW", "$path: $name");
 

@@ -40,13 +40,28 @@ my $locations = <<'EOC';
     location /resolve { resolver 127.0.0.1:$TEST_NGINX_RAND_PORT_2 ipv6=off;
                         resolver_timeout 200ms;
                         proxy_pass http://$http_x_to$request_uri; }
-    location /2xx { idempotency_store 2xx;
+    location /2xx { idempotency_keep 2xx;
                     proxy_pass http://$TEST_NGINX_BACKEND; }
-    location /list { idempotency_store 200 404 5xx;
+    location /list { idempotency_keep 200 404 5xx;
                      proxy_pass http://$TEST_NGINX_BACKEND; }
-    location /2xx-to { idempotency_store 2xx;
+    location /any { idempotency_keep any;
+                    proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /default { idempotency_keep default;
+                        proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /page { proxy_intercept_errors on;
+                     error_page 429 503 =200 /sorry;
+                     error_page 404 =429 /sorry;
+                     error_page 500 =403 /sorry;
+                     proxy_pass http://$TEST_NGINX_BACKEND;
+
+                     location /page/2xx {
+                         idempotency_keep 2xx;
+                         proxy_pass http://$TEST_NGINX_BACKEND;
+                     } }
+    location = /sorry { internal; return 200 sorry; }
+    location /2xx-to { idempotency_keep 2xx;
                        proxy_pass http://$http_x_to$request_uri; }
-    location /2xx-retry { idempotency_store 2xx; idempotency_in_doubt retry;
+    location /2xx-retry { idempotency_keep 2xx; idempotency_in_doubt retry;
                           proxy_pass http://$http_x_to$request_uri; }
     location /small { idempotency_max_response 1k;
                       proxy_http_version 1.1;
@@ -65,7 +80,7 @@ my $locations = <<'EOC';
                       }
 
                       location /stale/2xx {
-                          idempotency_store 2xx;
+                          idempotency_keep 2xx;
                           proxy_pass http://$http_x_to$request_uri;
                       } }
     location /static { root $TEST_NGINX_ROOT/html; }
@@ -85,7 +100,8 @@ my $locations = <<'EOC';
 EOC
 
 my $n = nginx(zone => 0, files => { 'fcgi.conf' => $fcgi_conf,
-                                    'html/static' => 'static' },
+                                    'html/static' => 'static',
+                                    'html/static-dir/x' => 'x' },
               http => <<EOC, server => $locations);
     idempotency_zone zone=z:8m;
     proxy_read_timeout 10m;
@@ -193,19 +209,62 @@ sub row {
 # --- final responses --------------------------------------------------------
 
 row("a response of $_", 'done', $_, more => "status=$_")
-    for 200, 201, 204, 301, 303, 400, 401, 403, 404, 409, 410, 422, 429, 500,
-        502, 503, 504, 599;
+    for 200, 201, 204, 301, 303, 400, 402, 404, 405, 406, 408, 409, 410, 412,
+        418, 420, 422, 423, 424, 426, 428, 431, 451, 500, 502, 503, 504, 511,
+        599;
+
+# those whose meaning is that nothing was carried out
+
+row("a response of $_", 'released', $_, more => "status=$_")
+    for 401, 403, 407, 421, 425, 429;
+
+my $after = 'h=Retry-After:%20120';
+
+row("$_ with Retry-After", 'released', $_, more => "status=$_&$after")
+    for 401, 409, 429, 503;
+row("$_ with Retry-After", 'done', $_, more => "status=$_&$after")
+    for 200, 202, 301, 404, 500, 502, 504;
+row("$_ with another header", 'done', $_,
+    more => "status=$_&h=X-Retry-After:%20120&h=Retry-Afte:%20120")
+    for 409, 503;
+row("503 with Retry-After, $_->[1]", 'done', 503,
+    more => "status=503&$after&h=$_->[0]")
+    for ['Via:%201.1%20cache', 'from a proxy'],
+        ['x-varnish:%20123', 'from Varnish'],
+        ['Age:%200', 'from a cache'];
+row('409 with Retry-After, from a proxy', 'released', 409,
+    more => "status=409&$after&h=Via:%201.1%20proxy");
+row('503 with Retry-After by a date', 'released', 503,
+    more => 'status=503&h=retry-after:%20Fri,%2031%20Dec%202027%2023:59:59%20'
+            . 'GMT');
+row("idempotency_keep any, $_", 'done', $_, more => "status=$_&$after",
+    at => '/any') for 401, 403, 409, 429, 503;
+row("idempotency_keep default, said, $_->[0]", $_->[1], $_->[0],
+    more => "status=$_->[0]", at => '/default')
+    for [200, 'done'], [403, 'released'], [500, 'done'];
+
+# The upstream's status counts, and not what was sent in its place.
+
+row("an error page of $_->[1] for $_->[0] $_->[3]", $_->[2], $_->[1],
+    more => "status=$_->[0]&$_->[3]", at => '/page')
+    for [429, 200, 'released', ''], [503, 200, 'released', $after],
+        [503, 200, 'done', "$after&h=Age:%201"], [503, 200, 'done', ''],
+        [404, 429, 'done', ''], [500, 403, 'done', ''];
+row("idempotency_keep 2xx, an error page of $_->[1] for $_->[0]", $_->[2],
+    $_->[1], more => "status=$_->[0]", at => '/page/2xx')
+    for [503, 200, 'released'], [404, 429, 'released'];
+
 
 row('an upstream that says that it could not', 'done', 502,
     more => 'status=502', at => '/retry');
 
-row("idempotency_store 2xx, $_", 'done', $_, more => "status=$_", at => '/2xx')
+row("idempotency_keep 2xx, $_", 'done', $_, more => "status=$_", at => '/2xx')
     for 200, 201, 299;
-row("idempotency_store 2xx, $_", 'released', $_, more => "status=$_",
+row("idempotency_keep 2xx, $_", 'released', $_, more => "status=$_",
     at => '/2xx') for 303, 400, 404, 500;
-row("idempotency_store 200 404 5xx, $_", 'done', $_, more => "status=$_",
+row("idempotency_keep 200 404 5xx, $_", 'done', $_, more => "status=$_",
     at => '/list') for 200, 404, 500, 503;
-row("idempotency_store 200 404 5xx, $_", 'released', $_, more => "status=$_",
+row("idempotency_keep 200 404 5xx, $_", 'released', $_, more => "status=$_",
     at => '/list') for 201, 400, 403;
 
 
@@ -223,7 +282,7 @@ row('a resolver that does not answer', 'released', 502, %none,
 row('a TLS handshake that fails', 'released', 502, %none, to => $tls);
 row('connect refused, retry', 'released', 502, %none, to => 'dead',
     at => '/retry');
-row('connect refused, idempotency_store 2xx', 'released', 502, %none,
+row('connect refused, idempotency_keep 2xx', 'released', 502, %none,
     to => 'dead', at => '/2xx-to');
 row('fastcgi, connect refused', 'released', 502, %none,
     to => "127.0.0.1:$dead", %fastcgi);
@@ -269,11 +328,11 @@ for my $what (sort keys %silent) {
 
     row("sent, $what", 'in doubt', $status, @o);
     row("sent, $what, retry", 'released', $status, @o, at => '/retry');
-    row("sent, $what, idempotency_store 2xx", 'in doubt', $status, @o,
+    row("sent, $what, idempotency_keep 2xx", 'in doubt', $status, @o,
         at => '/2xx-to');
 }
 
-row('sent, closed, retry and idempotency_store 2xx', 'released', 502,
+row('sent, closed, retry and idempotency_keep 2xx', 'released', 502,
     more => 'close=1', at => '/2xx-retry');
 
 # The first was sent, the other answered: an outcome like any.
@@ -353,7 +412,7 @@ for my $at ('/1.1', '/unbuffered') {
     }
 }
 
-row('broken off, and released by idempotency_store 2xx', 'released', 500,
+row('broken off, and released by idempotency_keep 2xx', 'released', 500,
     more => 'status=500&size=5000&cut=2000', at => '/2xx');
 
 # whole, though closed early: nobody can tell
@@ -396,9 +455,9 @@ unsaid(row('release', 'released', 200, more => "${say}release"), 'release');
 unsaid(row('release of an error', 'released', 500,
            more => "status=500&${say}release"), 'release of an error');
 unsaid(row('keep', 'done', 200, more => "${say}keep"), 'keep');
-unsaid(row('keep against idempotency_store', 'done', 500,
+unsaid(row('keep against idempotency_keep', 'done', 500,
            more => "status=500&${say}keep", at => '/2xx'), 'keep');
-unsaid(row('release within idempotency_store', 'released', 200,
+unsaid(row('release within idempotency_keep', 'released', 200,
            more => "${say}release", at => '/2xx'), 'release');
 unsaid(row('release of what breaks off', 'released', 200,
            more => "size=5000&cut=2000&${say}release", at => '/1.1'),
@@ -450,6 +509,9 @@ unsaid(row('RELEASE', 'released', 200, more => "${say}RELEASE"), 'RELEASE');
         same_outcome($first, try_it("local$status", at => $at),
                     '... is an outcome');
     }
+
+    is(status_of(try_it('local403', at => '/static-dir/')), '403 NEW',
+       "a local 403, $_") for 'the first', 'which released it';
 
     # the body's limit: nothing was claimed
     for (['by length'], ['in chunks', chunked => 1]) {

@@ -271,19 +271,28 @@ sub within {
 }
 
 
-# Outside of the range of ports that the kernel hands out by itself.
+# Outside of the range of ports that the kernel hands out by itself. Test files
+# run side by side, so each takes ports in blocks that are its own for as long as
+# it lives, by listening at the first port of a block.
 
-my %given;
+my (@held, @given);
 
 sub free_port {
+    my $listen = sub {
+        return IO::Socket::INET->new(Listen => 1, LocalAddr => '127.0.0.1',
+                                     LocalPort => $_[0], ReuseAddr => 1);
+    };
+
     for (1 .. 1000) {
-        my $port = 10240 + int rand 20000;
+        if (!@given) {
+            my $first = 10240 + 40 * int rand 500;
 
-        next if $given{$port}++;
+            push @held, $listen->($first) // next;
+            @given = $first + 1 .. $first + 39;
+        }
 
-        my $s = IO::Socket::INET->new(Listen => 1, LocalAddr => '127.0.0.1',
-                                      LocalPort => $port, ReuseAddr => 1)
-            or next;
+        my $port = shift @given;
+        my $s = $listen->($port) or next;
         close $s;
 
         return $port;
