@@ -10,7 +10,6 @@ use Stress;
 
 use IO::Socket::INET;
 use Socket qw(SOL_SOCKET SO_RCVBUF pack_sockaddr_in inet_aton);
-use Time::HiRes qw(time);
 
 my $size = 200000;
 
@@ -45,8 +44,14 @@ my $locations = join "\n", map {
     "location /$p/on { $abort $pass{$p} }"
 } @protocols;
 
+my $protected = <<'EOC' . $locations;
+    idempotency zone=z;
+    idempotency_max_response 4m;
+    idempotency_wait_timeout 10m;
+EOC
+
 sub start_nginx {
-    my ($listen, $more) = @_;
+    my ($listen, $more, $servers) = @_;
 
     my %files = map {
         my $p = $_;
@@ -72,11 +77,10 @@ sub start_nginx {
                          proxy_set_header Connection ""; }
         }
 EOC
-        . crowd("idempotency zone=z;\nidempotency_max_response 4m;\n"
-                . "idempotency_wait_timeout 20s;\n$more\n$locations", $listen));
+        . crowd("$more\n$protected", $listen) . $servers);
 }
 
-my $n = start_nginx('', '');
+my $n = start_nginx('', '', '');
 
 
 # --- ways to leave ----------------------------------------------------------
@@ -107,7 +111,7 @@ sub some_body {
 
     return $c->until_stream($s, sub { length $_[0]{body} }) if defined $s;
 
-    return $c->want(sub { $c->{buf} =~ /\r\n\r\n./s ? 1 : undef }, time + 10);
+    return $c->want(sub { $c->{buf} =~ /\r\n\r\n./s ? 1 : undef });
 }
 
 
@@ -130,7 +134,7 @@ for my $p (@protocols) {
                 $leave{$how}->(@c);
                 go($id);
 
-                my @r = ($waits->response, $n->post($uri, @o, timeout => 20));
+                my @r = ($waits->response, $n->post($uri, @o));
 
                 is_deeply([ map { "$_->{status} " . length $_->{body} } @r ],
                           [ ("200 $size") x 2 ], $name) or diag $n->log;
@@ -169,7 +173,7 @@ for my $te (qw(chunked close)) {
         $leave{$how}->(@c);
         go($id);
 
-        my $r = $n->post($uri, @o, timeout => 20);
+        my $r = $n->post($uri, @o);
         is("$r->{status} " . ($r->{body} eq pattern($size, 1)), '200 1',
            "$te, $how in mid body: recorded whole");
         is(executions($id), 1, '... executed once');
@@ -245,12 +249,21 @@ $n->stop;
 
 # --- stalled ----------------------------------------------------------------
 
-# It reads nothing, and the kernel takes little for it.
+# It reads nothing, and the kernel takes little for it. Who asks again reads, and
+# has its time.
 
-$n = start_nginx('sndbuf=8k rcvbuf=8k', <<'EOC');
-    send_timeout 2s;
-    location /late { send_timeout 60s; proxy_pass http://$TEST_NGINX_BACKEND; }
+my $late = 'location /late { send_timeout 10m;
+                             proxy_pass http://$TEST_NGINX_BACKEND; }';
+
+$n = start_nginx('sndbuf=8k rcvbuf=8k', "send_timeout 300ms;\n$late",
+                 <<'EOC' . "$late\n$protected}");
+    server {
+        listen 127.0.0.1:$TEST_NGINX_RAND_PORT_4;
+        server_name localhost;
+        add_header X-Status $idempotency_status always;
 EOC
+
+my @patient = (port => $n->port(4));
 
 sub stalled_client {
     my ($port) = @_;
@@ -283,7 +296,7 @@ for my $p (@protocols) {
 
             ok(until_true { executions($id) }, "$name: it is executed");
 
-            my $r = $n->post($uri, @o, timeout => 25);
+            my $r = $n->post($uri, @o, @patient);
             is(status_of($r) =~ /^200 (?:WAITED|REPLAYED)$/
                ? 'recorded' : status_of($r) . ' ' . problem($r),
                'recorded', "$name: carried through");
@@ -311,7 +324,7 @@ for (['whole', 'size=1500000', '200', qr/WAITED|REPLAYED/],
     syswrite $s, message('POST', $uri, key => $id, body => 'b');
     ok(until_true { executions($id) }, "stalled, the response $what");
 
-    my $r = $n->post($uri, key => $id, body => 'b', timeout => 30);
+    my $r = $n->post($uri, key => $id, body => 'b', @patient);
     like(status_of($r), qr/^$status $said/, '... is recorded meanwhile');
     is(executions($id), 1, '... executed once');
     close $s;
