@@ -209,6 +209,7 @@ typedef struct {
     /* its way is chosen: on as the owner, or a replay, or a refusal */
     unsigned                           decided:1;
     unsigned                           waited:1;
+    unsigned                           refused:1;
     unsigned                           owner:1;
     /* its content is noted as seen with its key */
     unsigned                           seen:1;

@@ -8,11 +8,14 @@ use FindBin;
 use lib "$FindBin::Bin/lib";
 use Idempotency;
 
+use Digest::SHA qw(sha256_base64);
 use JSON::PP;
 
 
 my $n = nginx(files => { 'html/refused.html' => "a page of ours\n" },
               http => <<'EOC', server => <<'EOC');
+    idempotency_zone zone=full:32k;
+
     server {
         listen 127.0.0.1:$TEST_NGINX_RAND_PORT_1 http2;
         server_name h2;
@@ -29,6 +32,8 @@ EOC
     large_client_header_buffers 4 64k;
 
     add_header X-Status $idempotency_status always;
+    add_header X-Refusal $idempotency_refusal always;
+    add_header X-Detail $idempotency_detail always;
 
     location / { proxy_pass http://$TEST_NGINX_BACKEND; }
 
@@ -40,6 +45,53 @@ EOC
     location /reject {
         idempotency_missing_key reject;
         proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+
+    location /similar {
+        idempotency_similar reject;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+
+    location /full {
+        idempotency zone=full;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+
+    location /content {
+        idempotency_missing_key content;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+
+    # an API's own shape, which may be a file's, another server's, or ours
+    location /shape {
+        idempotency_missing_key reject;
+        error_page 400 409 @shape;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+
+        location /shape/small {
+            idempotency_max_response 4;
+            proxy_pass http://$TEST_NGINX_BACKEND;
+        }
+
+        location /shape/uri {
+            error_page 400 409 /shape.json;
+            proxy_pass http://$TEST_NGINX_BACKEND;
+        }
+
+        location /shape/dry {
+            idempotency_dry_run on;
+            proxy_pass http://$TEST_NGINX_BACKEND;
+        }
+    }
+
+    location @shape {
+        default_type application/json;
+        return 200 '{"error":{"code":"$idempotency_refusal","message":"$idempotency_detail"}}';
+    }
+
+    location = /shape.json {
+        default_type application/json;
+        return 200 '{"error":{"code":"$idempotency_refusal","message":"$idempotency_detail"}}';
     }
 
     location /docs {
@@ -151,6 +203,17 @@ sub refused {
         return $n->post("$path/small?id=$id", key => $id, body => 'b', %o);
     }
 
+    if ($why eq 'SIMILAR') {
+        $n->post($uri, key => "$id-1", body => $id);
+        return $n->post($uri, key => "$id-2", body => $id, %o);
+    }
+
+    if ($why eq 'UNAVAILABLE') {
+        my $i = 0;
+        1 while $n->post($uri, key => "$id-" . ++$i)->{status} == 200;
+        return $n->post($uri, key => "$id-" . ++$i, %o);
+    }
+
     return $n->post($uri, body => 'b', %o) if $why eq 'MISSING';
 
     return $n->post($uri, key => '"', body => 'b', %o) if $why eq 'MALFORMED';
@@ -173,13 +236,21 @@ sub type_of { return ($_[0]->header('Content-Type') // '') =~ s/;.*//r }
 
 my %default = (CONFLICT => 409, IN_PROGRESS => 409, NOT_KEPT => 409,
                MISSING => 400, MALFORMED => 400);
+my %every = (%default, SIMILAR => 409, UNAVAILABLE => 503);
+my %retryable = map { $_ => 1 } qw(IN_PROGRESS UNAVAILABLE);
 my %seen;
 
-for my $why (sort keys %default) {
-    my $r = refused($why, $why eq 'NOT_KEPT' ? ''
-                          : $why eq 'MISSING' ? '/reject' : '/x');
+sub place {
+    my ($why) = @_;
 
-    is(told($r), "$default{$why} $why", $why);
+    return { NOT_KEPT => '', MISSING => '/reject', SIMILAR => '/similar',
+             UNAVAILABLE => '/full' }->{$why} // '/x';
+}
+
+for my $why (sort keys %every) {
+    my $r = refused($why, place($why));
+
+    is(told($r), "$every{$why} $why", $why);
     is(type_of($r), 'application/problem+json', '... is problem+json');
     is($r->header('Content-Length'), length $r->{body}, '... of that length');
     is(($r->header('Idempotent-Replayed') // 'none'), 'none',
@@ -189,22 +260,38 @@ for my $why (sort keys %default) {
     if ($why eq 'IN_PROGRESS') {
         is($r->header('Retry-After'), 1, '... Retry-After in seconds');
 
+    } elsif ($why eq 'UNAVAILABLE') {
+        like($r->header('Retry-After') // '', qr/^(?:[5-9]|1[0-5])$/,
+             '... Retry-After in seconds');
+
     } else {
         ok(!$r->has('Retry-After'), '... no Retry-After');
     }
 
     my $p = json($r);
 
-    is(join(' ', sort keys %$p), 'detail instance status title type',
-       '... RFC 9457 members');
-    cmp_ok($p->{status}, '==', $default{$why}, '... status');
-    like($r->{body}, qr/"status"\s*:\s*$default{$why}\b/,
+    is(join(' ', sort keys %$p), 'detail instance retryable status title type',
+       '... RFC 9457 members, and one of ours');
+    cmp_ok($p->{status}, '==', $every{$why}, '... status');
+    like($r->{body}, qr/"status"\s*:\s*$every{$why}\b/,
          '... which is a number');
+    is($p->{retryable}, $retryable{$why} ? JSON::PP::true : JSON::PP::false,
+       '... whether the same again can help');
+    like($r->{body}, qr/"retryable":(?:true|false)/, '... which is a boolean');
+    is($r->header('X-Refusal'), lc $why, '... $idempotency_refusal');
+    is($r->header('X-Detail'), $p->{detail}, '... $idempotency_detail');
+    unlike($p->{detail}, qr/["\\%]/, '... that JSON takes as it is');
     like($p->{title}, qr/^\w.{6,}/, '... a title');
     like($p->{detail}, qr/^\w.{10,}/, '... a detail');
     ok(!$seen{$p->{title}}++, '... a title of its own');
     like($p->{instance}, qr/\?id=$id\b/, '... the URI is the instance');
     ok(length $p->{type}, '... a type');
+}
+
+{
+    my @r = map { $n->post('/x?id=none', key => 'none') } 1, 2;
+    is(join(' ', map { $_->has('X-Refusal') || $_->has('X-Detail') ? 1 : 0 } @r),
+       '0 0', 'neither variable where nothing is refused');
 }
 
 # A refusal that names the original's status.
@@ -276,20 +363,151 @@ is(type_of($n->post('/reject', headers => [ 'Accept: application/json;q=0.5',
                                             'Accept: text/html' ])),
    $html, 'two Accept lines: HTML is preferred');
 
-for my $why (sort keys %default) {
-    my $r = refused($why, $why eq 'NOT_KEPT' ? ''
-                          : $why eq 'MISSING' ? '/reject' : '/x',
-                    headers => [ "Accept: $firefox" ]);
+# On these nothing was executed: the way back to the form may be offered.
 
-    is(told($r), "$default{$why} $why", "HTML: $why");
-    is(type_of($r), $html, '... is HTML');
+my %back = map { $_ => 1 } qw(MISSING MALFORMED UNAVAILABLE);
+my $form = 'Referer: https://localhost/form?a=1&b=2';
+
+sub is_page {
+    my ($r, $why, $status) = @_;
+
+    local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+    is(told($r), "$status $why", "HTML: $why");
+    is(type_of($r), 'text/html', '... is HTML');
     is($r->header('Content-Length'), length $r->{body}, '... of that length');
     like($r->{body}, qr{^<!doctype\ html>.*<title>[^<]{4,}</title>.*</html>}xsi,
          '... a page');
     unlike($r->{body}, qr/<form|http-equiv=.?refresh|<script[^>]*src=/i,
            '... that posts, reloads and fetches nothing by itself');
-    is($r->has('Retry-After') ? 1 : 0, $why eq 'IN_PROGRESS' ? 1 : 0,
+    is(join(' ', $r->{body} =~ /(?:href|src|url|action)\s*=\s*"?([^">]*)/gi),
+       $back{$why} ? '/form?a=1&amp;b=2' : '',
+       '... and leads to the form only if nothing was executed');
+    is(() = $r->{body} =~ /<p>(?!<a)[^<]{20,}[.]<\/p>/g, 2,
+       '... says what happened, and what to do');
+    unlike($r->{body} =~ s/<style>.*?<\/style>//sr =~ s/<[^>]*>//gr,
+           qr/idempoten|token|\bkey\b|request/i, '... in words of people');
+    is($r->has('Retry-After') ? 1 : 0, $retryable{$why} ? 1 : 0,
        '... with Retry-After if there is a sense in it');
+}
+
+for my $why (sort keys %every) {
+    is_page(refused($why, place($why),
+                    headers => [ "Accept: $firefox", $form ]),
+            $why, $every{$why});
+}
+
+# A claim whose owner died.
+{
+    my $d = nginx(allow => qr/exited on signal 9/, server => <<'EOC');
+        idempotency zone=z;
+        add_header X-Status $idempotency_status always;
+        location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+EOC
+    my @o = (POST => '/x?id=died&gate=1', key => 'died', body => 'b');
+    my $c = $d->start(@o);
+    held('died');
+    kill KILL => $d->workers;
+    ok($c->closed, 'a worker dies');
+
+    is_page($d->request(@o, headers => [ "Accept: $firefox", $form ]),
+            'IN_DOUBT', 409);
+
+    my $p = json(my $r = $d->request(@o));
+    is(told($r), '409 IN_DOUBT', '... as a problem');
+    ok(defined $p->{retryable} && !$p->{retryable},
+       '... that the same again does not solve');
+    $d->stop;
+}
+
+# Where the content stands for the key, the same sent again from the form counts
+# once: there the pending page goes back by itself, to a path of this host.
+
+sub pending_page {
+    my ($referer, %o) = @_;
+
+    my @o = (POST => '/content?id=' . ++$id . '&gate=1', body => 'b', %o);
+    my $c = $n->start(@o);
+    held($id);
+
+    my $r = $n->request(@o, headers => [ "Accept: $firefox",
+                                         defined $referer
+                                             ? "Referer: $referer" : () ]);
+    go($id);
+    is(told($c->response), '200 NEW', 'its owner ends');
+    is(told($r), '409 IN_PROGRESS', 'pending, ' . ($referer // 'no Referer'));
+    is(executions($id), 1, '... executed once');
+
+    return [ $r->{body} =~ /(?:href|src|url|action)\s*=\s*"?([^">]*)/gi ];
+}
+
+is_deeply(pending_page(undef), [], '... leads nowhere without it');
+
+for ([ 'http://localhost/', '/' ],
+     [ 'https://localhost/form', '/form' ],
+     [ 'HTTPS://LOCALHOST/form', '/form' ],
+     [ 'https://localhost/a/b.html?x=1&y="z"', '/a/b.html?x=1&amp;y=&quot;z&quot;' ],
+     [ 'https://localhost/f%C3%BC', '/f%C3%BC' ],
+     [ 'https://localhost/form?then=//x/%2F%0A', '/form?then=//x/%2F%0A' ],
+     [ 'https://localhost' ],
+     [ 'https://localhost//evil.example/x' ],
+     [ 'https://localhost///evil.example/x' ],
+     [ 'https://localhost/\\evil.example/x' ],
+     [ 'https://localhost/\\/evil.example/x' ],
+     [ 'https://localhost\\evil.example/x' ],
+     [ "https://localhost/\t/evil.example/x" ],
+     [ "https://localhost/ /evil.example/x" ],
+     [ "https://localhost/\x01x" ],
+     [ "https://localhost/\x7fx" ],
+     [ "https://localhost/\xc3\xbc" ],
+     [ 'https://localhost/%2Fevil.example/x' ],
+     [ 'https://localhost/%2fevil.example/x' ],
+     [ 'https://localhost/%5Cevil.example/x' ],
+     [ 'https://localhost/%09/evil.example/x' ],
+     [ 'https://localhost/%0d%0aLocation:x' ],
+     [ 'https://localhost/%00' ],
+     [ 'https://localhost/%252Fevil.example/x' ],
+     [ 'https://localhost/%2e%2e/evil' ],
+     [ 'https://localhost/.//evil.example/x' ],
+     [ 'https://localhost/..//evil.example/x' ],
+     [ 'https://localhost/x//evil.example' ],
+     [ 'https://localhost/%' ],
+     [ 'https://localhost/%2' ],
+     [ 'https://localhost/%zz' ],
+     [ 'https://localhost/form#x' ],
+     [ 'https://localhost:444/form' ],
+     [ 'https://localhost.evil.example/form' ],
+     [ 'https://localhost@evil.example/form' ],
+     [ 'https://user@localhost/form' ],
+     [ 'https://evil.example/form' ],
+     [ '//localhost/form' ],
+     [ '/form' ],
+     [ 'javascript:alert(1)' ],
+     [ 'ftp://localhost/form' ],
+     [ 'about:blank' ],
+     [ '' ])
+{
+    my ($referer, $path) = @$_;
+
+    is_deeply(pending_page($referer), [ defined $path ? ($path, $path) : () ],
+              '... leads to ' . ($path // 'nothing'));
+}
+
+# One style for all pages, that a policy may name by its hash.
+{
+    my %style = map {
+        my ($style) = refused($_, place($_), headers => [ "Accept: $firefox" ])
+                      ->{body} =~ m{<style>(.*?)</style>}s;
+        (sha256_base64($style =~ s/\r\n/\n/gr) => 1)
+    } sort keys %default;
+
+    my ($hash) = keys %style;
+    is(keys %style, 1, 'all pages have the same style');
+
+    open my $readme, '<', "$FindBin::Bin/../README.md" or die $!;
+    my $text = do { local $/; <$readme> };
+    ok(index($text, "'sha256-$hash='") > 0, '... whose hash README.md tells')
+        or diag("'sha256-$hash='");
 }
 
 
@@ -361,6 +579,29 @@ cmp_ok(executions('page'), '==', 4, '... asked once for each');
 
 is(refused('CONFLICT', '/codes-page')->{body}, "a page of ours\n",
    'error_page for a status that was set');
+
+# An API's own shape: the variables are still there behind the redirect.
+
+for my $why (sort keys %default) {
+    for my $path ('/shape', $why eq 'NOT_KEPT' ? () : '/shape/uri') {
+        my $r = refused($why, $path);
+        my $p = json($r);
+
+        is(told($r), "$default{$why} $why", "a shape of its own: $path, $why");
+        is(type_of($r), 'application/json', '... is JSON');
+        is($p->{error}{code}, lc $why, '... its name');
+        is($p->{error}{message}, json(refused($why, place($why)))->{detail},
+           '... its sentence');
+        is($r->header('Retry-After'), $why eq 'IN_PROGRESS' ? 1 : undef,
+           '... and Retry-After');
+    }
+}
+
+{
+    my $r = refused('CONFLICT', '/shape/dry');
+    is(told($r), '200 CONFLICT_DRY_RUN', 'a dry run refuses nothing');
+    ok(!$r->has('X-Refusal') && !$r->has('X-Detail'), '... so that it has no name');
+}
 
 # error_page must not touch what an upstream says by itself, first or again.
 {
@@ -461,7 +702,8 @@ for my $uri ("/reject?id=e1&x=$evil",
 
         } else {
             is(join(' ', sort keys %{json($r)}),
-               'detail instance status title type', '... sound JSON');
+               'detail instance retryable status title type',
+               '... sound JSON');
             ok((json($r)->{instance} // '')
                =~ qr{^[\w:/?#\[\]@!\$&'()*+,;=%.~-]+$}a,
                '... whose instance is a URI reference');

@@ -4,7 +4,7 @@
  */
 
 
-#include "ngx_http_idempotency.h"
+#include "request/ngx_http_idempotency_refuse.h"
 
 
 static ngx_int_t variable_status(ngx_http_request_t *r,
@@ -15,6 +15,8 @@ static ngx_int_t variable_hex(ngx_http_request_t *r,
     ngx_http_variable_value_t *v, uintptr_t data);
 static ngx_int_t variable_number(ngx_http_request_t *r,
     ngx_http_variable_value_t *v, uintptr_t data);
+static ngx_int_t variable_refusal(ngx_http_request_t *r,
+    ngx_http_variable_value_t *v, uintptr_t data);
 
 
 #define VARIABLE_TOKEN    0
@@ -22,6 +24,9 @@ static ngx_int_t variable_number(ngx_http_request_t *r,
 
 #define VARIABLE_AGE      0
 #define VARIABLE_REPLAYS  1
+
+#define VARIABLE_REFUSAL  0
+#define VARIABLE_DETAIL   1
 
 
 static ngx_http_variable_t  variables[] = {
@@ -43,6 +48,12 @@ static ngx_http_variable_t  variables[] = {
 
     { ngx_string("idempotency_replays"), NULL, variable_number,
       VARIABLE_REPLAYS, NGX_HTTP_VAR_NOCACHEABLE, 0 },
+
+    { ngx_string("idempotency_refusal"), NULL, variable_refusal,
+      VARIABLE_REFUSAL, NGX_HTTP_VAR_NOCACHEABLE, 0 },
+
+    { ngx_string("idempotency_detail"), NULL, variable_refusal,
+      VARIABLE_DETAIL, NGX_HTTP_VAR_NOCACHEABLE, 0 },
 
     { ngx_string("idempotency_field_"), NULL,
       ngx_http_idempotency_field_variable, 0, NGX_HTTP_VAR_PREFIX, 0 },
@@ -211,6 +222,39 @@ variable_number(ngx_http_request_t *r, ngx_http_variable_value_t *v,
     v->valid = 1;
     v->no_cacheable = 0;
     v->not_found = 0;
+
+    return NGX_OK;
+}
+
+
+/* for an error_page: what the document would have said */
+
+static ngx_int_t
+variable_refusal(ngx_http_request_t *r, ngx_http_variable_value_t *v,
+    uintptr_t data)
+{
+    ngx_str_t                    value;
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    ctx = ngx_http_idempotency_get_ctx(r);
+
+    if (ctx == NULL || !ctx->refused) {
+        v->not_found = 1;
+        return NGX_OK;
+    }
+
+    if (data == VARIABLE_REFUSAL) {
+        value = ngx_http_idempotency_refusals[ctx->status].name;
+
+    } else if (ngx_http_idempotency_refusal_detail(r, ctx, &value) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    v->valid = 1;
+    v->no_cacheable = 0;
+    v->not_found = 0;
+    v->data = value.data;
+    v->len = value.len;
 
     return NGX_OK;
 }

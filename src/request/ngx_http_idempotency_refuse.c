@@ -5,39 +5,18 @@
  */
 
 
+#include "ngx_http_idempotency_refuse.h"
 #include "ngx_http_idempotency_record.h"
 
 
-typedef struct {
-    /* for programs */
-    ngx_str_t    title;
-    ngx_str_t    detail;
-
-    /* for people: what happened, and what to do; the latter may differ where
-       the content stands for the key */
-    ngx_str_t    heading;
-    ngx_str_t    page;
-    ngx_str_t    next;
-    ngx_str_t    next_content;
-
-    /* in seconds, or 0; so many more at random, so that a crowd doesn't come
-       back at once; and whether the page returns by itself */
-    ngx_uint_t   retry_after;
-    ngx_uint_t   spread;
-    ngx_uint_t   refresh;
-} refusal_t;
+typedef ngx_http_idempotency_refusal_text_t  refusal_t;
 
 
+static refusal_t *refuse_text(ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t refuse_headers(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, refusal_t *refusal);
 static ngx_uint_t refuse_error_page(ngx_http_request_t *r, ngx_uint_t status);
 static ngx_int_t refuse_send(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, refusal_t *refusal, ngx_uint_t status);
-static ngx_buf_t *refuse_problem(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, refusal_t *refusal, ngx_uint_t status);
-static u_char *refuse_escape(u_char *p, ngx_str_t *uri);
-static ngx_int_t refuse_referer(ngx_http_request_t *r, ngx_str_t *back);
-static ngx_buf_t *refuse_page(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, refusal_t *refusal, ngx_uint_t status);
 
 
@@ -47,19 +26,21 @@ static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
 
     { ngx_null_string, ngx_null_string,
       ngx_null_string, ngx_null_string, ngx_null_string, ngx_null_string,
-      0, 0, 0 },
+      0, 0, 0, 0, 0 },
 
     { ngx_string("Idempotency key already used for another request"),
       ngx_string("This idempotency key was used for a request with another "
                  "method, address, content or sender. Use a new key for a "
                  "new request."),
-      ngx_string("This was sent before, with other content"),
-      ngx_string("What you sent the first time counts. What you sent now was "
-                 "not taken, and nothing was changed by it."),
-      ngx_string("To send something else, open the page with the form anew "
+      ngx_string("Something else was sent before"),
+      ngx_string("What you sent the first time counts. What you sent now is "
+                 "not the same, so it was not taken, and nothing was changed "
+                 "by it."),
+      ngx_string("If you meant the same, there is no need to send it again; "
+                 "to send something else, open the page with the form anew "
                  "and send it from there."),
       ngx_null_string,
-      0, 0, 0 },
+      0, 0, 0, 0, 0 },
 
     { ngx_string("A request with this idempotency key is being processed"),
       ngx_string("The first request with this idempotency key has not "
@@ -75,7 +56,7 @@ static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
       ngx_string("To see the result, wait a moment and reload this page, or "
                  "go back and send the same again: either way it counts only "
                  "once."),
-      1, 0, 1 },
+      1, 0, 1, 0, 1 },
 
     { ngx_string("The outcome of the first request is unknown"),
       ngx_string("The first request with this idempotency key may have been "
@@ -89,7 +70,7 @@ static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
                  "account or your mail, or ask us, before you send it "
                  "anew."),
       ngx_null_string,
-      0, 0, 0 },
+      0, 0, 0, 0, 0 },
 
     { ngx_string("The request was executed but its response was not kept"),
       ngx_string("The first request with this idempotency key was executed "
@@ -99,9 +80,11 @@ static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
       ngx_string("What you sent was already processed, so it was not "
                  "processed a second time. The page that you got then can't "
                  "be shown again."),
-      ngx_string("There is no need to send it again."),
+      ngx_string("There is no need to send it again; look for the result "
+                 "where you would usually find it, for instance in your "
+                 "account or your mail."),
       ngx_null_string,
-      0, 0, 0 },
+      0, 0, 0, 0, 0 },
 
     { ngx_string("The same content was just sent with another key"),
       ngx_string("A request with the same content and another idempotency "
@@ -110,10 +93,10 @@ static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
       ngx_string("The same was sent a moment ago"),
       ngx_string("What you sent a moment ago counts. What you sent now has "
                  "the same content, so it was not taken a second time."),
-      ngx_string("If you do want to send it twice, wait a minute and send it "
-                 "again."),
+      ngx_string("There is nothing to do, unless you want to send it twice: "
+                 "then wait a minute and send it again."),
       ngx_null_string,
-      0, 0, 0 },
+      0, 0, 0, 0, 0 },
 
     { ngx_string("Idempotency key too old"),
       ngx_string("This idempotency key is so old that it cannot be told any "
@@ -128,29 +111,29 @@ static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
                  "account or your mail, and if not, open the page with the "
                  "form anew and send it from there."),
       ngx_null_string,
-      0, 0, 0 },
+      0, 0, 0, 0, 0 },
 
     { ngx_string("Idempotency key required"),
       ngx_string("This operation must be sent with an idempotency key, so "
                  "that it can be repeated safely."),
       ngx_string("This could not be taken"),
-      ngx_string("What you sent came without the mark that keeps it from "
-                 "being done twice, so nothing was done."),
+      ngx_string("Nothing was done: something that comes with the form, and "
+                 "keeps what you send from being done twice, was missing."),
       ngx_string("Please open the page with the form anew and send it from "
-                 "there."),
+                 "there; if that doesn't help, please tell us."),
       ngx_null_string,
-      0, 0, 0 },
+      0, 0, 0, 1, 0 },
 
     { ngx_string("Malformed idempotency key"),
       ngx_string("The idempotency key is not well-formed: too long, of "
                  "another format than required, or given more than once."),
       ngx_string("This could not be taken"),
-      ngx_string("The mark that keeps what you sent from being done twice "
-                 "was damaged, so nothing was done."),
+      ngx_string("Nothing was done: something that comes with the form, and "
+                 "keeps what you send from being done twice, was damaged."),
       ngx_string("Please open the page with the form anew and send it from "
-                 "there."),
+                 "there; if that doesn't help, please tell us."),
       ngx_null_string,
-      0, 0, 0 },
+      0, 0, 0, 1, 0 },
 
     { ngx_string("Too many operations"),
       ngx_string("As many operations as one client may have on record are on "
@@ -160,7 +143,7 @@ static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
                  "be taken, and nothing was done."),
       ngx_string("Please wait a few minutes, go back and send it again."),
       ngx_null_string,
-      5, 10, 0 },
+      5, 10, 1, 1, 0 },
 
     { ngx_string("Duplicate requests cannot be recognised at the moment"),
       ngx_string("The store of idempotency keys is full or out of reach. "
@@ -170,7 +153,43 @@ static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
                  "done."),
       ngx_string("Please wait a minute, go back and send it again."),
       ngx_null_string,
-      5, 10, 0 }
+      5, 10, 1, 1, 0 }
+};
+
+
+/*
+ * A key that could not be read, in the order of
+ * ngx_http_idempotency_unreadable_e: the body's fault, and not the key's
+ */
+
+static refusal_t  refuse_unreadable[] = {
+
+    { ngx_null_string, ngx_null_string,
+      ngx_null_string, ngx_null_string, ngx_null_string, ngx_null_string,
+      0, 0, 0, 0, 0 },
+
+    { ngx_string("Malformed idempotency key"),
+      ngx_string("The content is too large: the idempotency key may stand in "
+                 "it, and is not looked for in content of that size. Send "
+                 "less, or send the key in a header."),
+      ngx_string("This is too large"),
+      ngx_string("Nothing was done: what you sent is larger than what can be "
+                 "taken here."),
+      ngx_string("Please go back, make it smaller, a shorter text for "
+                 "instance, and send it again."),
+      ngx_null_string,
+      0, 0, 0, 1, 0 },
+
+    { ngx_string("Malformed idempotency key"),
+      ngx_string("The idempotency key may stand in the content, which cannot "
+                 "be read: it is encoded or malformed. Send it as it is, or "
+                 "send the key in a header."),
+      ngx_string("This could not be taken"),
+      ngx_string("Nothing was done: what you sent could not be read."),
+      ngx_string("Please open the page with the form anew and send it from "
+                 "there; if that doesn't help, please tell us."),
+      ngx_null_string,
+      0, 0, 0, 1, 0 }
 };
 
 
@@ -187,7 +206,7 @@ ngx_http_idempotency_refuse(ngx_http_request_t *r,
     ctx->status = why;
 
     conf = ctx->conf;
-    refusal = &refusals[why];
+    refusal = refuse_text(ctx);
 
     status = conf->status[why];
     level = conf->log_level;
@@ -218,6 +237,8 @@ ngx_http_idempotency_refuse(ngx_http_request_t *r,
         return NGX_DECLINED;
     }
 
+    ctx->refused = 1;
+
     if (refuse_headers(r, ctx, refusal) != NGX_OK) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
@@ -245,6 +266,40 @@ ngx_http_idempotency_refuses(ngx_http_idempotency_ctx_t *ctx,
     return why != NGX_HTTP_IDEMPOTENCY_UNAVAILABLE
            || ctx->conf->unavailable
               != NGX_HTTP_IDEMPOTENCY_UNAVAILABLE_PASS;
+}
+
+
+static refusal_t *
+refuse_text(ngx_http_idempotency_ctx_t *ctx)
+{
+    if (ctx->status == NGX_HTTP_IDEMPOTENCY_MALFORMED && ctx->unreadable) {
+        return &refuse_unreadable[ctx->unreadable];
+    }
+
+    return &refusals[ctx->status];
+}
+
+
+/* for a document and for $idempotency_detail; it needs no escaping in JSON */
+
+ngx_int_t
+ngx_http_idempotency_refusal_detail(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *detail)
+{
+    ngx_str_t  *format;
+
+    format = &refuse_text(ctx)->detail;
+
+    detail->data = ngx_pnalloc(r->pool, format->len + NGX_INT_T_LEN);
+    if (detail->data == NULL) {
+        return NGX_ERROR;
+    }
+
+    detail->len = ngx_sprintf(detail->data, (char *) format->data,
+                              ctx->op.status)
+                  - detail->data;
+
+    return NGX_OK;
 }
 
 
@@ -335,8 +390,9 @@ static ngx_int_t
 refuse_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     refusal_t *refusal, ngx_uint_t status)
 {
-    ngx_buf_t   *b;
-    ngx_uint_t   html;
+    ngx_int_t   rc;
+    ngx_str_t   body;
+    ngx_uint_t  html;
 
     r->expect_tested = 1;
 
@@ -346,10 +402,10 @@ refuse_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
     html = ngx_http_idempotency_prefers_html(r);
 
-    b = html ? refuse_page(r, ctx, refusal, status)
-             : refuse_problem(r, ctx, refusal, status);
+    rc = html ? ngx_http_idempotency_page(r, ctx, refusal, &body)
+              : ngx_http_idempotency_problem(r, ctx, refusal, status, &body);
 
-    if (b == NULL) {
+    if (rc != NGX_OK) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
@@ -365,226 +421,7 @@ refuse_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     r->headers_out.content_type_lowcase = NULL;
 
     r->headers_out.status = status;
-    r->headers_out.content_length_n = b->last - b->pos;
+    r->headers_out.content_length_n = body.len;
 
-    return ngx_http_idempotency_send(r, b->pos, b->last - b->pos, 1);
-}
-
-
-static ngx_buf_t *
-refuse_problem(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    refusal_t *refusal, ngx_uint_t status)
-{
-    u_char     *p;
-    size_t      len;
-    ngx_buf_t  *b;
-    ngx_str_t  *docs, *uri, *name;
-
-    name = &ngx_http_idempotency_refusals[ctx->status].name;
-    docs = &ctx->conf->docs;
-    uri = &r->unparsed_uri;
-
-    len = sizeof("{\"type\":\"urn:idempotency:\",\"title\":\"\",\"status\":,"
-                 "\"detail\":\"\",\"instance\":\"\"}" CRLF)
-          + name->len + refusal->title.len + refusal->detail.len
-          + 2 * NGX_INT_T_LEN
-          + docs->len + 3 * uri->len;
-
-    b = ngx_create_temp_buf(r->pool, len);
-    if (b == NULL) {
-        return NULL;
-    }
-
-    p = ngx_sprintf(b->last, "{\"type\":\"");
-
-    if (docs->len) {
-        p = ngx_sprintf(p, "%V#", docs);
-
-    } else {
-        p = ngx_sprintf(p, "urn:idempotency:");
-    }
-
-    p = ngx_sprintf(p, "%V\",\"title\":\"%V\",\"status\":%ui,\"detail\":\"",
-                    name, &refusal->title, status);
-    p = ngx_sprintf(p, (char *) refusal->detail.data, ctx->op.status);
-    p = ngx_sprintf(p, "\",\"instance\":\"");
-    p = refuse_escape(p, uri);
-
-    b->last = ngx_sprintf(p, "\"}" CRLF);
-
-    return b;
-}
-
-
-/* what no URI may hold, so that the client's is one, and safe to show */
-
-static u_char *
-refuse_escape(u_char *p, ngx_str_t *uri)
-{
-    size_t  i;
-    u_char  c;
-
-    for (i = 0; i < uri->len; i++) {
-        c = uri->data[i];
-
-        if (c <= ' ' || c >= 0x7f || ngx_strchr("\"<>\\^`{|}", c)) {
-            p = ngx_sprintf(p, "%%%02Xd", c);
-
-        } else {
-            *p++ = c;
-        }
-    }
-
-    return p;
-}
-
-
-static ngx_buf_t *
-refuse_page(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    refusal_t *refusal, ngx_uint_t status)
-{
-    size_t      len;
-    u_char     *p;
-    ngx_buf_t  *b;
-    ngx_str_t   back, *next;
-    ngx_uint_t  returns;
-
-    static u_char  head[] =
-        "<!DOCTYPE html>" CRLF
-        "<html lang=\"en\">" CRLF
-        "<head>" CRLF
-        "<meta charset=\"utf-8\">" CRLF
-        "<meta name=\"viewport\" content=\"width=device-width, "
-            "initial-scale=1\">" CRLF
-        "<title>%V</title>" CRLF
-        "<style>" CRLF
-        "body { max-width: 32em; margin: 3em auto; padding: 0 1em; "
-            "font: 1.1em/1.5 sans-serif }" CRLF
-        "h1 { font-size: 1.4em }" CRLF
-        "</style>" CRLF;
-
-    static u_char  refresh[] =
-        "<meta http-equiv=\"refresh\" content=\"10; url=%V\">" CRLF;
-
-    static u_char  body[] =
-        "</head>" CRLF
-        "<body>" CRLF
-        "<h1>%V</h1>" CRLF
-        "<p>%V</p>" CRLF
-        "<p>%V</p>" CRLF;
-
-    static u_char  soon[] =
-        "<p>In ten seconds this page goes back by itself.</p>" CRLF;
-
-    static u_char  link[] =
-        "<p><a href=\"%V\">Back to the page you came from</a></p>" CRLF;
-
-    static u_char  home[] =
-        "<p><a href=\"/\">To the start page</a></p>" CRLF;
-
-    static u_char  tail[] =
-        "</body>" CRLF
-        "</html>" CRLF;
-
-    if (refuse_referer(r, &back) != NGX_OK) {
-        return NULL;
-    }
-
-    next = (ctx->content && refusal->next_content.len)
-               ? &refusal->next_content : &refusal->next;
-
-    len = sizeof(head) + sizeof(refresh) + sizeof(body) + sizeof(link)
-          + sizeof(soon) + sizeof(home) + sizeof(tail)
-          + 2 * refusal->heading.len + refusal->page.len
-          + next->len + 2 * back.len;
-
-    b = ngx_create_temp_buf(r->pool, len);
-    if (b == NULL) {
-        return NULL;
-    }
-
-    p = ngx_sprintf(b->last, (char *) head, &refusal->heading);
-
-    /* with a key of its own, a form that is opened anew has a new one */
-
-    returns = (refusal->refresh && ctx->content && back.len);
-
-    if (returns) {
-        p = ngx_sprintf(p, (char *) refresh, &back);
-    }
-
-    p = ngx_sprintf(p, (char *) body, &refusal->heading, &refusal->page, next);
-
-    if (returns) {
-        p = ngx_cpymem(p, soon, sizeof(soon) - 1);
-    }
-
-    p = back.len ? ngx_sprintf(p, (char *) link, &back)
-                 : ngx_cpymem(p, home, sizeof(home) - 1);
-
-    b->last = ngx_cpymem(p, tail, sizeof(tail) - 1);
-
-    return b;
-}
-
-
-/*
- * The page the form was on, for a link, and to return to: a GET of what the
- * user has just seen.  Only a page of the same host, and fit for HTML.
- */
-
-static ngx_int_t
-refuse_referer(ngx_http_request_t *r, ngx_str_t *back)
-{
-    u_char     *p, *last;
-    ngx_str_t   host, *referer;
-
-    ngx_str_null(back);
-
-    if (r->headers_in.referer == NULL || r->headers_in.host == NULL) {
-        return NGX_OK;
-    }
-
-    referer = &r->headers_in.referer->value;
-    host = r->headers_in.host->value;
-
-    p = referer->data;
-    last = p + referer->len;
-
-    if (referer->len > 8
-        && ngx_strncasecmp(p, (u_char *) "https://", 8) == 0)
-    {
-        p += 8;
-
-    } else if (referer->len > 7
-               && ngx_strncasecmp(p, (u_char *) "http://", 7) == 0)
-    {
-        p += 7;
-
-    } else {
-        return NGX_OK;
-    }
-
-    if (host.len == 0
-        || (size_t) (last - p) <= host.len
-        || ngx_strncasecmp(p, host.data, host.len) != 0
-        || p[host.len] != '/')
-    {
-        return NGX_OK;
-    }
-
-    /* its path alone: the host and the scheme are those of this page */
-
-    p += host.len;
-
-    back->len = last - p + ngx_escape_html(NULL, p, last - p);
-
-    back->data = ngx_pnalloc(r->pool, back->len);
-    if (back->data == NULL) {
-        return NGX_ERROR;
-    }
-
-    (void) ngx_escape_html(back->data, p, last - p);
-
-    return NGX_OK;
+    return ngx_http_idempotency_send(r, body.data, body.len, 1);
 }
