@@ -194,6 +194,10 @@ typedef struct {
 
     /* who asks is known */
     unsigned                           identified:1;
+    /* it came to our access control, and was not let in yet; it was sent on
+       to an error page */
+    unsigned                           at_door:1;
+    unsigned                           turned_away:1;
     /* the body is being read, it was; its bytes are digested as they arrive,
        they all were */
     unsigned                           reading:1;
@@ -239,6 +243,8 @@ ngx_uint_t ngx_http_idempotency_in_use(ngx_cycle_t *cycle);
 
 /* request/gate.c */
 
+ngx_int_t ngx_http_idempotency_preaccess_handler(ngx_http_request_t *r);
+ngx_int_t ngx_http_idempotency_admitted_handler(ngx_http_request_t *r);
 ngx_int_t ngx_http_idempotency_access_handler(ngx_http_request_t *r);
 ngx_int_t ngx_http_idempotency_precontent_handler(ngx_http_request_t *r);
 ngx_int_t ngx_http_idempotency_claim(ngx_http_request_t *r,

@@ -1,9 +1,10 @@
 
 /*
  * Our places in nginx's filter chains, above the copy filter and so above
- * nearly all others.  It is a module of its own, as one module has one place
- * for both its phase handlers and its filters.  What is done there stands in
- * request/.
+ * nearly all others; and the first ones of two phases, which this module
+ * takes as it comes behind all that have handlers.  It is a module of its
+ * own, as one module has one place for both its phase handlers and its
+ * filters.  What is done there stands in request/.
  */
 
 
@@ -136,6 +137,27 @@ ngx_http_idempotency_request_body_filter(ngx_http_request_t *r,
 static ngx_int_t
 ngx_http_idempotency_filter_init(ngx_conf_t *cf)
 {
+    ngx_http_handler_pt        *h;
+    ngx_http_core_main_conf_t  *cmcf;
+
+    /* what is taken last runs first: in front of limits, and of try_files */
+
+    cmcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_core_module);
+
+    h = ngx_array_push(&cmcf->phases[NGX_HTTP_PREACCESS_PHASE].handlers);
+    if (h == NULL) {
+        return NGX_ERROR;
+    }
+
+    *h = ngx_http_idempotency_preaccess_handler;
+
+    h = ngx_array_push(&cmcf->phases[NGX_HTTP_PRECONTENT_PHASE].handlers);
+    if (h == NULL) {
+        return NGX_ERROR;
+    }
+
+    *h = ngx_http_idempotency_admitted_handler;
+
     ngx_http_next_header_filter = ngx_http_top_header_filter;
     ngx_http_top_header_filter = ngx_http_idempotency_header_filter;
 

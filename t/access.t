@@ -138,6 +138,58 @@ EOC
         }
     }
 
+    # the same with the page's own status, and with none of its own
+    location /page200/ {
+        error_page 401 403 413 503 =200 @page;
+        client_max_body_size 1k;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+
+        location /page200/rate {
+            limit_req zone=rate;
+            proxy_pass http://$TEST_NGINX_BACKEND;
+        }
+
+        location /page200/auth {
+            auth_basic closed;
+            auth_basic_user_file $TEST_NGINX_ROOT/htpasswd;
+            proxy_pass http://$TEST_NGINX_BACKEND;
+        }
+
+        location /page200/any {
+            satisfy any;
+            deny all;
+            auth_basic closed;
+            auth_basic_user_file $TEST_NGINX_ROOT/htpasswd;
+            proxy_pass http://$TEST_NGINX_BACKEND;
+        }
+    }
+
+    location /page=/ {
+        error_page 401 403 413 503 = @page;
+        client_max_body_size 1k;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+
+        location /page=/rate {
+            limit_req zone=rate;
+            proxy_pass http://$TEST_NGINX_BACKEND;
+        }
+
+        location /page=/auth {
+            auth_basic closed;
+            auth_basic_user_file $TEST_NGINX_ROOT/htpasswd;
+            recursive_error_pages on;
+            proxy_pass http://$TEST_NGINX_BACKEND;
+        }
+
+        location /page=/any {
+            satisfy any;
+            deny all;
+            auth_basic closed;
+            auth_basic_user_file $TEST_NGINX_ROOT/htpasswd;
+            proxy_pass http://$TEST_NGINX_BACKEND;
+        }
+    }
+
     location @page {
         proxy_pass_request_body off;
         proxy_set_header Content-Length "";
@@ -394,19 +446,25 @@ is(limited('/conns', 'b', 'conn1'), '200 REPLAYED', '... and is replayed');
 
 limited('/rate', 'c', 'rate3');
 
-for ([ 'limit_req', 503, '/page/rate', { headers => [ 'X-Limit: c' ] },
-       {} ],
-     [ 'auth_basic', 401, '/page/auth', {},
-       { headers => [ "Authorization: $auth{good}" ] } ],
-     [ 'satisfy any', 401, '/page/any', {},
-       { headers => [ "Authorization: $auth{good}" ] } ],
-     [ 'a body too large', 413, '/page/x', { body => 'b' x 2000 }, {} ],
-     [ 'a body too large, chunked', 413, '/page/x',
-       { chunked => [ 'b' x 1000, 'b' x 1000 ] }, {} ])
+for my $case (map {
+         my ($page, @status) = @$_;
+
+         ([ 'limit_req', $status[0] // 503, "$page/rate",
+            { headers => [ 'X-Limit: c' ] }, {} ],
+          [ 'auth_basic', $status[0] // 401, "$page/auth", {},
+            { headers => [ "Authorization: $auth{good}" ] } ],
+          [ 'satisfy any', $status[0] // 401, "$page/any", {},
+            { headers => [ "Authorization: $auth{good}" ] } ],
+          [ 'a body too large', $status[0] // 413, "$page/x",
+            { body => 'b' x 2000 }, {} ],
+          [ 'a body too large, chunked', $status[0] // 413, "$page/x",
+            { chunked => [ 'b' x 1000, 'b' x 1000 ] }, {} ])
+     } [ '/page' ], [ '/page200', 200 ], [ '/page=', 200 ])
 {
-    my ($what, $status, $path, $bad, $good) = @$_;
+    my ($what, $status, $path, $bad, $good) = @$case;
 
     $id++;
+    $what .= " at $path";
 
     my $ask = sub { $n->post("$path?id=$id", key => $id, body => 'b', @_) };
 

@@ -108,6 +108,48 @@ EOC
         proxy_pass http://127.0.0.1:$TEST_NGINX_RAND_PORT_1;
     }
 
+    # an application's usual shape of a branch
+    location /branch/200 {
+        error_page 418 =200 @branch;
+        return 418;
+    }
+    location /branch/202 {
+        error_page 418 =202 @branch;
+        if ($arg_id) { return 418; }
+    }
+    location /branch/own {
+        error_page 418 = @branch;
+        return 418;
+    }
+    location /branch/try {
+        error_page 418 =200 @branch-try;
+        return 418;
+    }
+    location @branch-try { try_files /none.txt @branch; }
+    location /branch/off {
+        idempotency off;
+        error_page 418 =200 @branch;
+        return 418;
+    }
+    location @branch {
+        error_page 409 =200 @fallback;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+
+    # a refusal of ours, sent on, method and all
+    location /refused/200 {
+        error_page 409 =200 @fallback;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+    location /refused/own {
+        error_page 409 = @fallback;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+    location /refused/kept {
+        error_page 409 @fallback;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+
     # X-Accel-Redirect
     location @accel {
         rewrite ^ /named?id=f-$arg_id&echo=1&status=203? break;
@@ -319,6 +361,43 @@ sub replayed {
     is_deeply([map { $_->{status} } @r], [502, 502], 'dead, and a page for it');
     is($r[1]{body}, "sorry\n", 'the page');
     ok(!$r[1]->replayed, 'dead, and a page for it: not bound');
+}
+
+
+# "return" is no refusal: where error_page leads is where the request begins.
+
+for ([ '/branch/200' => 201, 200 ], [ '/branch/202' => 201, 202 ],
+     [ '/branch/own' => 201, 201 ], [ '/branch/try' => 201, 200 ],
+     [ '/branch/off' => 201, 200 ])
+{
+    my ($path, $status, $shown) = @$_;
+    (my $k = $path) =~ tr{/}{}d;
+
+    my $r = replayed("a branch: $path", "$path?id=$k&status=$status", $k,
+                     $k => 1);
+    is($r->{status}, $shown, "a branch: $path: its status");
+    like($r->{body}, qr/^exec=1 id=$k$/m, "a branch: $path: its answer");
+}
+
+# What we refuse is executed nowhere as a request of its own, and leaves alone
+# what it was refused for.
+
+for my $path (qw(/refused/200 /refused/own /refused/kept)) {
+    (my $k = $path) =~ tr{/}{}d;
+    my @m = (key => $k, headers => [ 'Cookie: me=1' ]);
+    my $uri = "$path?id=$k";
+
+    my $first = $n->post($uri, @m, body => 'body');
+
+    for my $count (1 .. 3) {
+        my $r = $n->post($uri, @m, body => 'other');
+        is(executions("f-$k"), $count, "$path: a refusal's page, each time");
+        ok(!$r->replayed, "$path: ... claimed by nobody");
+    }
+
+    same_replay($first, $n->post($uri, @m, body => 'body'),
+                "$path: the outcome is as it was");
+    is(executions($k), 1, "$path: executed once");
 }
 
 

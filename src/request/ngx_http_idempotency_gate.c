@@ -24,6 +24,8 @@
 
 static ngx_uint_t gate_applies(ngx_http_request_t *r,
     ngx_http_idempotency_loc_conf_t *conf);
+static ngx_uint_t gate_protects(ngx_http_request_t *r,
+    ngx_http_idempotency_loc_conf_t *conf);
 static ngx_uint_t gate_last(ngx_http_request_t *r);
 static ngx_uint_t gate_upgrade(ngx_http_request_t *r);
 static ngx_int_t gate_prepare(ngx_http_request_t *r,
@@ -39,6 +41,69 @@ static ngx_int_t gate_ask(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t gate_answer(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_op_t *op);
+
+
+/*
+ * In front of all access control and limits.  Who comes by a second time and
+ * was not let in meanwhile was turned away, and is on the way to an error
+ * page; and so is who comes with a body that was too large to be read.  Other
+ * ways to come here, by an error_page for a "return" or for what try_files
+ * did not find, are an application's.
+ */
+
+ngx_int_t
+ngx_http_idempotency_preaccess_handler(ngx_http_request_t *r)
+{
+    ngx_http_idempotency_ctx_t       *ctx;
+    ngx_http_idempotency_loc_conf_t  *conf;
+
+    conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
+
+    if (!gate_protects(r, conf)) {
+        return NGX_DECLINED;
+    }
+
+    ctx = ngx_http_idempotency_get_ctx(r);
+
+    if (ctx == NULL) {
+        ctx = ngx_http_idempotency_create_ctx(r);
+        if (ctx == NULL) {
+            return NGX_HTTP_INTERNAL_SERVER_ERROR;
+        }
+
+        /* "error_page CODE =200" alone leaves this to who discards a body */
+
+        ctx->turned_away = (r->discard_body
+                            || (r->expect_tested
+                                && r->request_body == NULL
+                                && (r->err_status == 0
+                                    || r->err_status == NGX_HTTP_OK)));
+
+    } else if (ctx->at_door) {
+        ctx->turned_away = 1;
+    }
+
+    ctx->at_door = 1;
+
+    return NGX_DECLINED;
+}
+
+
+/* behind all access control, in front of try_files */
+
+ngx_int_t
+ngx_http_idempotency_admitted_handler(ngx_http_request_t *r)
+{
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    ctx = ngx_http_idempotency_get_ctx(r);
+
+    if (ctx && r == r->main) {
+        ctx->at_door = 0;
+    }
+
+    return NGX_DECLINED;
+}
 
 
 ngx_int_t
@@ -101,19 +166,26 @@ gate_applies(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf)
 {
     ngx_http_idempotency_ctx_t  *ctx;
 
-    if (conf->shm_zone == NULL
-        || r != r->main
-        || r->post_action
-        || r->err_status
-        || (r->method & conf->methods) == 0
-        || gate_upgrade(r))
+    if (!gate_protects(r, conf)
+        || r->err_status >= NGX_HTTP_SPECIAL_RESPONSE)
     {
         return 0;
     }
 
     ctx = ngx_http_idempotency_get_ctx(r);
 
-    return ctx == NULL || !ctx->decided;
+    return ctx == NULL || (!ctx->decided && !ctx->turned_away);
+}
+
+
+static ngx_uint_t
+gate_protects(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf)
+{
+    return conf->shm_zone
+           && r == r->main
+           && !r->post_action
+           && (r->method & conf->methods)
+           && !gate_upgrade(r);
 }
 
 

@@ -396,6 +396,10 @@ refuse_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
     r->expect_tested = 1;
 
+    /* an error_page that led here must not speak for us */
+
+    r->err_status = 0;
+
     if (ngx_http_discard_request_body(r) != NGX_OK) {
         r->keepalive = 0;
     }
