@@ -174,6 +174,8 @@ typedef struct {
     /* what the key says; what became of the request */
     ngx_http_idempotency_status_e      verdict;
     ngx_http_idempotency_status_e      status;
+    /* that of the request at the door */
+    ngx_uint_t                         err_status;
 
     /* why it is malformed, if that isn't the key's own fault; in seconds,
        if the refusal's usual Retry-After is not the one */
@@ -194,9 +196,10 @@ typedef struct {
 
     /* who asks is known */
     unsigned                           identified:1;
-    /* it came to our access control, and was not let in yet; it was sent on
-       to an error page */
+    /* it came to access control, by an error_page or not, and was not let in
+       yet; it was turned away */
     unsigned                           at_door:1;
+    unsigned                           error_page:1;
     unsigned                           turned_away:1;
     /* the body is being read, it was; its bytes are digested as they arrive,
        they all were */

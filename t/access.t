@@ -151,6 +151,7 @@ EOC
 
         location /page200/auth {
             auth_basic closed;
+            recursive_error_pages on;
             auth_basic_user_file $TEST_NGINX_ROOT/htpasswd;
             proxy_pass http://$TEST_NGINX_BACKEND;
         }
@@ -177,7 +178,6 @@ EOC
         location /page=/auth {
             auth_basic closed;
             auth_basic_user_file $TEST_NGINX_ROOT/htpasswd;
-            recursive_error_pages on;
             proxy_pass http://$TEST_NGINX_BACKEND;
         }
 

@@ -44,11 +44,11 @@ static ngx_int_t gate_answer(ngx_http_request_t *r,
 
 
 /*
- * In front of all access control and limits.  Who comes by a second time and
- * was not let in meanwhile was turned away, and is on the way to an error
- * page; and so is who comes with a body that was too large to be read.  Other
- * ways to come here, by an error_page for a "return" or for what try_files
- * did not find, are an application's.
+ * In front of all access control and limits.  Who comes by a second time, by
+ * an error_page, and was not let in meanwhile was turned away; and so is who
+ * comes with a body that was too large to be read.  Other ways to come here,
+ * by an error_page for a "return" or for what try_files did not find, or
+ * without an error, are an application's.
  */
 
 ngx_int_t
@@ -73,17 +73,23 @@ ngx_http_idempotency_preaccess_handler(ngx_http_request_t *r)
 
         /* "error_page CODE =200" alone leaves this to who discards a body */
 
-        ctx->turned_away = (r->discard_body
-                            || (r->expect_tested
-                                && r->request_body == NULL
-                                && (r->err_status == 0
-                                    || r->err_status == NGX_HTTP_OK)));
+        ctx->turned_away = (r->internal
+                            && (r->discard_body
+                                || (r->expect_tested
+                                    && r->request_body == NULL
+                                    && (r->err_status == 0
+                                        || r->err_status == NGX_HTTP_OK))));
 
-    } else if (ctx->at_door) {
+    } else if (ctx->at_door
+               && (r->error_page != ctx->error_page
+                   || r->err_status != ctx->err_status))
+    {
         ctx->turned_away = 1;
     }
 
     ctx->at_door = 1;
+    ctx->error_page = r->error_page;
+    ctx->err_status = r->err_status;
 
     return NGX_DECLINED;
 }
