@@ -98,6 +98,9 @@ extern ngx_http_idempotency_refusal_t
 #define NGX_HTTP_IDEMPOTENCY_STATUSES          1000
 
 
+typedef struct ngx_http_idempotency_ignored_s  ngx_http_idempotency_ignored_t;
+
+
 typedef struct {
     ngx_http_complex_value_t       value;
     /* of ngx_str_t: names of the request headers that it is made of */
@@ -119,6 +122,11 @@ typedef struct {
     ngx_int_t                      key_max_length;
     ngx_http_complex_value_t      *scope;
     ngx_http_complex_value_t      *identity;
+    ngx_http_idempotency_ignored_t  *ignore_cookies;
+    /* of ngx_http_complex_value_t */
+    ngx_array_t                   *bind;
+    /* of what fingerprints are made by */
+    u_char                         settings[NGX_IDEMPOTENCY_HINT_LEN];
     ngx_array_t                   *bypass;
 
     ngx_idempotency_canon_t        canon;
@@ -302,6 +310,29 @@ ngx_int_t ngx_http_idempotency_field_variable(ngx_http_request_t *r,
 
 ngx_int_t ngx_http_idempotency_bind(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_bind_settings(ngx_http_idempotency_loc_conf_t *conf);
+
+#define NGX_HTTP_IDEMPOTENCY_REASON_LEN                                      \
+    (sizeof("action,identity,body,settings") - 1)
+
+ngx_str_t ngx_http_idempotency_reason(ngx_http_idempotency_ctx_t *ctx,
+    u_char *text);
+
+/* request/identity.c */
+
+ngx_int_t ngx_http_idempotency_identity(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+
+/* request/cookies.c */
+
+ngx_uint_t ngx_http_idempotency_cookies(ngx_http_request_t *r,
+    ngx_http_idempotency_ignored_t *ignored, ngx_idempotency_digest_t *d);
+ngx_http_idempotency_ignored_t *ngx_http_idempotency_ignored_create(
+    ngx_conf_t *cf);
+char *ngx_http_idempotency_set_ignore_cookies(ngx_conf_t *cf,
+    ngx_command_t *cmd, void *conf);
+void ngx_http_idempotency_digest_ignored(ngx_idempotency_digest_t *d,
+    ngx_http_idempotency_ignored_t *ignored);
 
 /* request/similar.c */
 

@@ -29,6 +29,9 @@ static char *ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent,
 static ngx_int_t ngx_http_idempotency_merge_keys(ngx_conf_t *cf,
     ngx_http_idempotency_loc_conf_t *prev,
     ngx_http_idempotency_loc_conf_t *conf);
+static ngx_int_t ngx_http_idempotency_merge_identity(ngx_conf_t *cf,
+    ngx_http_idempotency_loc_conf_t *prev,
+    ngx_http_idempotency_loc_conf_t *conf);
 static ngx_int_t ngx_http_idempotency_merge_canon(ngx_conf_t *cf,
     ngx_http_idempotency_loc_conf_t *prev,
     ngx_http_idempotency_loc_conf_t *conf);
@@ -208,6 +211,20 @@ static ngx_command_t  ngx_http_idempotency_commands[] = {
       ngx_http_set_complex_value_slot,
       NGX_HTTP_LOC_CONF_OFFSET,
       offsetof(ngx_http_idempotency_loc_conf_t, identity),
+      NULL },
+
+    { ngx_string("idempotency_ignore_cookies"),
+      NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
+      ngx_http_idempotency_set_ignore_cookies,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      0,
+      NULL },
+
+    { ngx_string("idempotency_bind"),
+      NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
+      ngx_http_set_predicate_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_idempotency_loc_conf_t, bind),
       NULL },
 
     { ngx_string("idempotency_bypass"),
@@ -529,6 +546,8 @@ ngx_http_idempotency_create_loc_conf(ngx_conf_t *cf)
     conf->missing_key = NGX_CONF_UNSET_UINT;
     conf->key_format = NGX_CONF_UNSET_UINT;
     conf->key_max_length = NGX_CONF_UNSET;
+    conf->ignore_cookies = NGX_CONF_UNSET_PTR;
+    conf->bind = NGX_CONF_UNSET_PTR;
     conf->bypass = NGX_CONF_UNSET_PTR;
     conf->ignore_fields = NGX_CONF_UNSET_PTR;
     conf->normalize_buffer = NGX_CONF_UNSET_SIZE;
@@ -568,7 +587,8 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
                                   |NGX_HTTP_PATCH));
 
     if (ngx_http_idempotency_merge_keys(cf, prev, conf) != NGX_OK
-        || ngx_http_idempotency_merge_canon(cf, prev, conf) != NGX_OK)
+        || ngx_http_idempotency_merge_canon(cf, prev, conf) != NGX_OK
+        || ngx_http_idempotency_merge_identity(cf, prev, conf) != NGX_OK)
     {
         return NGX_CONF_ERROR;
     }
@@ -585,10 +605,6 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
 
     if (conf->scope == NULL) {
         conf->scope = prev->scope;
-    }
-
-    if (conf->identity == NULL) {
-        conf->identity = prev->identity;
     }
 
     ngx_conf_merge_ptr_value(conf->bypass, prev->bypass, NULL);
@@ -643,6 +659,8 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
         return NGX_CONF_ERROR;
     }
 
+    ngx_http_idempotency_bind_settings(conf);
+
     imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
     imcf->in_use = 1;
 
@@ -683,6 +701,37 @@ ngx_http_idempotency_merge_keys(ngx_conf_t *cf,
     }
 
     conf->keys = prev->keys;
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+ngx_http_idempotency_merge_identity(ngx_conf_t *cf,
+    ngx_http_idempotency_loc_conf_t *prev,
+    ngx_http_idempotency_loc_conf_t *conf)
+{
+    if (conf->identity == NULL) {
+        conf->identity = prev->identity;
+    }
+
+    ngx_conf_merge_ptr_value(conf->bind, prev->bind, NULL);
+
+    if (conf->ignore_cookies != NGX_CONF_UNSET_PTR) {
+        return NGX_OK;
+    }
+
+    if (prev->ignore_cookies == NGX_CONF_UNSET_PTR) {
+
+        /* only the http level has none to inherit: all levels share it */
+
+        prev->ignore_cookies = ngx_http_idempotency_ignored_create(cf);
+        if (prev->ignore_cookies == NULL) {
+            return NGX_ERROR;
+        }
+    }
+
+    conf->ignore_cookies = prev->ignore_cookies;
 
     return NGX_OK;
 }

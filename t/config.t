@@ -22,6 +22,8 @@ my %good = (
     idempotency_key_max_length => '64',
     idempotency_scope => '$host$http_x_tenant',
     idempotency_identity => '$remote_user',
+    idempotency_ignore_cookies => 'a b* *c d*e',
+    idempotency_bind => '$http_stripe_version "$http_accept"',
     idempotency_normalize => 'form text',
     idempotency_normalize_buffer => '64k',
     idempotency_ignore_fields => 'csrf /a/b~1c/0',
@@ -46,7 +48,9 @@ my %good = (
 
 # These may be given several times in one place, as their like in nginx.
 
-my %repeatable = map { $_ => 1 } qw(idempotency_bypass idempotency_hide_header
+my %repeatable = map { $_ => 1 } qw(idempotency_bind idempotency_bypass
+                                    idempotency_hide_header
+                                    idempotency_ignore_cookies
                                     idempotency_ignore_fields);
 
 my $all = join '', map { "$_ $good{$_};\n" } sort keys %good;
@@ -246,7 +250,7 @@ bad('idempotency_methods POST FOO', qr/invalid value "FOO"/);
 bad('idempotency_methods POST,PATCH', qr/invalid value "POST,PATCH"/);
 
 # of a variable nginx knows only at the end that nobody has it
-for (qw(key scope identity bypass)) {
+for (qw(key scope identity bind bypass)) {
     refused("an unknown variable in idempotency_$_",
             qr/unknown "no_such_variable" variable/, anywhere => 1,
             server => "idempotency_$_ \$no_such_variable;\n");
@@ -300,6 +304,21 @@ bad("idempotency_normalize $_->[0]", $_->[1]) for
     [ 'on', qr/invalid value "on"/ ],
     [ 'off form', qr/has both "off" and types/ ],
     [ 'form json off', qr/has both "off" and types/ ];
+
+bad("idempotency_ignore_cookies $_->[0]", $_->[1]) for
+    map({ [ $_, qr/invalid cookie name "\Q$_\E"/ ] }
+        'a**', '*a*', '**', 'a*b*', 'a=b', 'a=', '='),
+    [ '""', qr/invalid cookie name ""/ ],
+    [ '"a b"', qr/invalid cookie name "a b"/ ],
+    [ '"a;b"', qr/invalid cookie name "a;b"/ ],
+    [ 'a b* *c*', qr/invalid cookie name "\*c\*"/ ],
+    [ 'off a', qr/has both "off" and names/ ],
+    [ 'a off', qr/has both "off" and names/ ],
+    [ 'off off', qr/has both "off" and names|is duplicate/ ],
+    [ 'off; idempotency_ignore_cookies off',
+      qr/"idempotency_ignore_cookies" directive is duplicate/ ],
+    [ 'off; idempotency_ignore_cookies a', qr/has both "off" and names/ ],
+    [ 'a; idempotency_ignore_cookies off', qr/has both "off" and names/ ];
 
 # wherever it stands, and whatever else is ignored
 for my $pointer ('/~', '/a~2', '/a/b~', '/a~/b') {
@@ -369,6 +388,10 @@ accepted($_, server => "$_;\n") for
     map({ "idempotency_normalize_buffer $_" } qw(0 1 1k 100m)),
     map({ "idempotency_ignore_fields $_" } 'a', '""', 'a a', '/', '/a/0/b~0c',
         'a~2', 'a/~b', '/a /a/b /a'),
+    map({ "idempotency_ignore_cookies $_" } 'off', '*', 'a', 'a a', 'a*',
+        'Off', 'off*'),
+    map({ "idempotency_bind $_" } 'a', '""', '$http_a $http_a', '$arg_a$arg_b',
+        '$idempotency_field_x'),
     map({ "idempotency_key $_" } '$idempotency_field_x',
         '"a${idempotency_field_x}b"'),
     map({ "idempotency_key_format $_" } qw(any sf-string uuid)),

@@ -158,8 +158,29 @@ one('the same address', '/', [ headers => ['X-Forwarded-For: 10.0.0.1'] ],
 one('another spelling', '/', [ body => 'a=1&b=2' ], [ body => 'b=2&a=%31' ]);
 one('what is ignored', '/ignore', [ body => 'a=1&csrf=x' ],
     [ body => 'csrf=y&a=1' ]);
-one('another User-Agent', '/', [ headers => ['User-Agent: a'] ],
-    [ headers => ['User-Agent: b'] ]);
+one('the same browser', '/',
+    [ headers => ['User-Agent: a', 'Accept-Language: de'] ],
+    [ headers => ['Accept-Language: de', 'User-Agent: a', 'Accept: */*'] ]);
+
+# Who is known may change networks, and what he shows of himself.
+for my $who ([ 'a session', 'Cookie: s=1' ],
+             [ 'a bearer token', 'Authorization: Bearer a' ],
+             [ 'a password', 'Authorization: Basic YTpi' ],
+             [ 'an API key', 'X-Api-Key: a' ])
+{
+    my ($name, $line) = @$who;
+
+    one("$name, from another address", '/',
+        [ headers => [ $line, 'X-Forwarded-For: 10.0.0.1' ] ],
+        [ headers => [ $line, 'X-Forwarded-For: 10.0.0.2' ] ]);
+    one("$name, with another User-Agent and Accept-Language", '/',
+        [ headers => [ $line, 'User-Agent: a' ] ],
+        [ headers => [ $line, 'User-Agent: b', 'Accept-Language: de' ] ]);
+}
+
+one('a user of an application, from another address', '/identity',
+    [ headers => ['X-User: a', 'X-Forwarded-For: 10.0.0.1'] ],
+    [ headers => ['X-User: a', 'X-Forwarded-For: 10.0.0.2'] ]);
 one('the same user of an application', '/identity',
     [ headers => ['X-User: a', 'Cookie: s=1'] ],
     [ headers => ['X-User: a', 'Cookie: s=2'] ]);
@@ -236,17 +257,29 @@ two('a cookie and none', '/', [ headers => ['Cookie: s=1'] ], []);
 two('another Authorization', '/', [ headers => ['Authorization: a'] ],
     [ headers => ['Authorization: b'] ]);
 two('Authorization and none', '/', [], [ headers => ['Authorization: b'] ]);
-two('another cookie, where many share an Authorization', '/',
-    [ headers => ['Authorization: a', 'Cookie: s=1'] ],
-    [ headers => ['Authorization: a', 'Cookie: s=2'] ]);
+two('another cookie, where many share a password', '/',
+    [ headers => ['Authorization: Basic YTpi', 'Cookie: s=1'] ],
+    [ headers => ['Authorization: Basic YTpi', 'Cookie: s=2'] ]);
+two('another cookie, where many share an API key', '/',
+    [ headers => ['X-Api-Key: a', 'Cookie: s=1'] ],
+    [ headers => ['X-Api-Key: a', 'Cookie: s=2'] ]);
+two('another API key', '/', [ headers => ['X-Api-Key: a'] ],
+    [ headers => ['X-Api-Key: b'] ]);
+two('another browser behind one address', '/', [ headers => ['User-Agent: a'] ],
+    [ headers => ['User-Agent: b'] ]);
+two('a browser and none', '/', [ headers => ['User-Agent: a'] ], []);
+two('another language behind one address', '/',
+    [ headers => ['User-Agent: a', 'Accept-Language: de'] ],
+    [ headers => ['User-Agent: a', 'Accept-Language: fr'] ]);
+two('a language that is the other one\'s browser', '/',
+    [ headers => ['User-Agent: a'] ], [ headers => ['Accept-Language: a'] ]);
 two('another address', '/', [ headers => ['X-Forwarded-For: 10.0.0.1'] ],
     [ headers => ['X-Forwarded-For: 10.0.0.2'] ]);
 two('an address of the other kind', '/',
     [ headers => ['X-Forwarded-For: 10.0.0.1'] ],
     [ headers => ['X-Forwarded-For: ::ffff:10.0.0.2'] ]);
-two('the same cookie from another address', '/',
-    [ headers => ['X-Forwarded-For: 10.0.0.1', 'Cookie: s=1'] ],
-    [ headers => ['X-Forwarded-For: 10.0.0.2', 'Cookie: s=1'] ]);
+two('a user of an application and none', '/identity', [ headers => ['X-User: a'] ],
+    []);
 two('another user of an application', '/identity',
     [ headers => ['X-User: a'] ], [ headers => ['X-User: b'] ]);
 two('another scope', '/scope', [ headers => ['X-Scope: a'] ],

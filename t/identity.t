@@ -85,6 +85,16 @@ EOC
         proxy_pass http://$TEST_NGINX_BACKEND;
     }
 
+    location /always {
+        idempotency_replay_cookies always;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+
+    location /never {
+        idempotency_replay_cookies never;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+
     location /pending {
         idempotency_in_progress reject;
         proxy_pass http://$TEST_NGINX_BACKEND;
@@ -126,8 +136,6 @@ is(asked('/', [$a], [$b], [$a]), '200 NEW, 409 CONFLICT, 200 REPLAYED',
 is(executions($id), 1, '... does not execute');
 is(asked('/', [$a], [], [$a]), '200 NEW, 409 CONFLICT, 200 REPLAYED',
    'none any more');
-is(asked('/', [], [$a], []), '200 NEW, 409 CONFLICT, 200 REPLAYED',
-   'nobody, then somebody');
 
 is(asked('/', [$ca], [$ca]), '200 NEW, 200 REPLAYED', 'Cookie, twice');
 is(asked('/', [$ca], [$cb], [$ca]), '200 NEW, 409 CONFLICT, 200 REPLAYED',
@@ -155,6 +163,76 @@ is(asked('/composed', ['X-User: alice', 'X-Device: 1'],
    '200 NEW, 200 REPLAYED, 409 CONFLICT', 'a composed idempotency_identity');
 
 
+# The scheme is not part of the secret.
+
+is(asked('/', ['Authorization: Bearer x'], ['Authorization: bearer x'],
+         ['authorization: BEARER   x'], ['Authorization: Bearer X']),
+   '200 NEW, 200 REPLAYED, 200 REPLAYED, 409 CONFLICT',
+   "a scheme's case does not count, a token's does");
+is(asked('/', ['Authorization: Bearer x'], ['Authorization: Token x'],
+         ['Authorization: x'], ['Authorization: Bearerx']),
+   '200 NEW, 409 CONFLICT, 409 CONFLICT, 409 CONFLICT', 'another scheme');
+is(asked('/', ['Authorization: AbC'], ['Authorization: abc']),
+   '200 NEW, 409 CONFLICT', 'a token without a scheme is a token');
+
+
+# A password that many share tells nobody apart: their sessions do.
+
+for my $basic ('Basic', 'basic', 'BASIC') {
+    my $c = 'Authorization: Basic dXNlcjpwYXNz';
+    my $again = "Authorization: $basic dXNlcjpwYXNz";
+
+    is(asked('/', [$c, $ca], [$again, $cb], [$again, $ca], [$again]),
+       '200 NEW, 409 CONFLICT, 200 REPLAYED, 409 CONFLICT',
+       "$basic: one password, two sessions");
+    is(asked('/', [$c, $ca], ['Authorization: Basic eDp5', $ca], [$ca],
+             [$again, $ca]),
+       '200 NEW, 409 CONFLICT, 409 CONFLICT, 200 REPLAYED',
+       "$basic: one session, two passwords");
+    is(asked('/', [$c], [$again], ['Authorization: Basic eDp5']),
+       '200 NEW, 200 REPLAYED, 409 CONFLICT', "$basic: no session");
+}
+
+is(asked('/', ['Authorization: Basically x', $ca],
+         ['Authorization: Basically x', $cb]),
+   '200 NEW, 200 REPLAYED', 'Basically is not Basic');
+
+
+# API keys likewise.
+
+for my $name (qw(X-Api-Key Api-Key X-Auth-Token X-Access-Token Private-Token
+                 X-Goog-Api-Key Ocp-Apim-Subscription-Key
+                 X-Shopify-Access-Token))
+{
+    is(asked('/', ["$name: a"], ["$name: b"], [lc($name) . ': a'], []),
+       '200 NEW, 409 CONFLICT, 200 REPLAYED, 409 CONFLICT',
+       "$name: two callers, one key");
+    is(executions($id), 1, '... executed for the first');
+    is(asked('/', ["$name: a", $ca], ["$name: a", $cb], [$ca, "$name: a"],
+             ["$name: b", $ca]),
+       '200 NEW, 409 CONFLICT, 200 REPLAYED, 409 CONFLICT',
+       "$name: counts together with the cookies");
+    is(asked('/', [$a, "$name: a"], [$a, "$name: b"]),
+       '200 NEW, 200 REPLAYED', "$name: a bearer token stands alone");
+    is(asked('/', ["$name: "], ["$name: b"]), '200 NEW, 200 REPLAYED',
+       "$name: an empty one is none");
+}
+
+is(asked('/', ['X-Api-Key: a'], ['Api-Key: a'], ['X-Auth-Token: a'],
+         ['Cookie: X-Api-Key=a']),
+   '200 NEW, 409 CONFLICT, 409 CONFLICT, 409 CONFLICT',
+   'a key in another header is another');
+is(asked('/', ['X-Api-Key: a', 'X-Auth-Token: b'],
+         ['X-Auth-Token: b', 'X-Api-Key: a'],
+         ['X-Api-Key: b', 'X-Auth-Token: a']),
+   '200 NEW, 200 REPLAYED, 409 CONFLICT', 'two keys, in any order');
+is(asked('/', ['X-Api-Key: a', 'X-Api-Key: b'], ['X-Api-Key: a'],
+         ['X-Api-Key: a', 'X-Api-Key: b']),
+   '200 NEW, 409 CONFLICT, 200 REPLAYED', 'each line counts');
+is(asked('/', ['X-Other-Key: a'], ['X-Other-Key: b']),
+   '200 NEW, 200 REPLAYED', 'no header but those');
+
+
 # What a stranger learns.
 
 {
@@ -167,6 +245,76 @@ is(asked('/composed', ['X-User: alice', 'X-Device: 1'],
     is(told($r), '409 CONFLICT', 'a stranger is refused');
     unlike($r->{raw}, qr/exec|replayed|bearer|\b201 /i,
            '... and gets nothing of it');
+}
+
+
+# --- a token that nobody in particular has bound ------------------------------
+
+# A first POST may begin the session that its retry then has: what was asked
+# without an identity is answered whoever asks, but without its cookies.
+
+{
+    my $cookie = sub {
+        my ($r) = @_;
+
+        return told($r) . ($r->has('Set-Cookie') ? ' cookie' : '')
+    };
+
+    my $ask = sub {
+        my ($path, @headers) = @_;
+
+        $id++;
+        my $uri = "$path?id=$id&h=Set-Cookie:%20session=new";
+
+        return join ', ', map {
+            $cookie->($n->post($uri, key => $id, body => 'b', headers => $_))
+        } @headers;
+    };
+
+    my $new = 'Cookie: session=new';
+
+    is($ask->('/', [], [$new], [$a], ['X-Api-Key: x'], []),
+       '200 NEW cookie' . ', 200 REPLAYED' x 4,
+       'nobody, then somebody');
+    is(executions($id), 1, '... executed once');
+    is($ask->('/', [$new], [$new], []),
+       '200 NEW cookie, 200 REPLAYED cookie, 409 CONFLICT',
+       'somebody: his retry has the cookies, nobody has the answer');
+    is($ask->('/always', [], [$new]), '200 NEW cookie, 200 REPLAYED cookie',
+       'idempotency_replay_cookies always');
+    is($ask->('/never', [$new], [$new]), '200 NEW cookie, 200 REPLAYED',
+       'idempotency_replay_cookies never');
+    is($ask->('/named', ['X-User: '], ['X-User: a'], [$a], ['X-User: b']),
+       '200 NEW cookie' . ', 200 REPLAYED' x 3,
+       'likewise where idempotency_identity has no value');
+    is($ask->('/named', ['X-User: a'], ['X-User: a'], ['X-User: b'], []),
+       '200 NEW cookie, 200 REPLAYED cookie, 409 CONFLICT, 409 CONFLICT',
+       '... and where it has one');
+
+    $id++;
+    is(join(', ', map { $cookie->($n->post("/?id=$id", key => $id,
+                                           body => $_->[0],
+                                           headers => $_->[1])) }
+                  [ 'b', [] ], [ 'c', [$new] ], [ 'b', [$new] ]),
+       '200 NEW, 409 CONFLICT, 200 REPLAYED', 'another body is a conflict');
+
+    # who waits for it
+    $id++;
+    my $uri = "/?id=$id&gate=1&h=Set-Cookie:%20session=new";
+    my @o = (key => $id, body => 'b');
+    my $owner = $n->start(POST => $uri, @o);
+    held($id);
+
+    my @waiting = map { $n->start(POST => $uri, @o, headers => $_) }
+                  [], [$new], [$a];
+    is($cookie->($n->post($uri, key => $id, body => 'c', headers => [$new])),
+       '409 CONFLICT', 'pending: another body');
+
+    go($id);
+    is($cookie->($owner->response), '200 NEW cookie', 'pending: its owner');
+    is($cookie->($_->response), '200 WAITED', '... who waited')
+        for @waiting;
+    is(executions($id), 1, '... executed once');
 }
 
 
@@ -197,7 +345,7 @@ is(tls(1, '/', ['alice'], ['alice2']), '200 NEW, 409 CONFLICT',
    'another certificate with the same name');
 is(tls(1, '/', ['alice'], ['']), '200 NEW, 409 CONFLICT',
    'no certificate any more');
-is(tls(1, '/', [''], ['alice']), '200 NEW, 409 CONFLICT',
+is(tls(1, '/', [''], ['alice']), '200 NEW, 200 REPLAYED',
    'no certificate, then one');
 is(tls(1, '/', ['alice', $a], ['bob', $a], ['', $a], ['alice', $a]),
    '200 NEW, 409 CONFLICT, 409 CONFLICT, 200 REPLAYED',
@@ -310,9 +458,15 @@ for my $case ([ '&a=1', '&a=2', 'another argument' ],
     is(told($n->post('/pending?id=pending&gate=1', key => 'pending',
                      body => 'other')), '409 CONFLICT',
        'a pending one: conflict goes before');
-    is(told($n->post('/pending?id=pending&gate=1', key => 'pending',
+
+    my $d = $n->start('POST', '/pending?id=pending2&gate=1', key => 'pending2',
+                      body => 'b', headers => [$b]);
+    held('pending2');
+    is(told($n->post('/pending?id=pending2&gate=1', key => 'pending2',
                      body => 'b', headers => [$a])), '409 CONFLICT',
        '... for a stranger too');
+    go('pending2');
+    is(told($d->response), '200 NEW', '... and its owner has its answer');
     is(told($n->post('/pending?id=pending&gate=1', key => 'pending',
                      body => 'b')), '409 IN_PROGRESS', '... the same request');
     go('pending');

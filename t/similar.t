@@ -250,11 +250,26 @@ is(sent('/reject', [ 'k', @{$_->[1]} ], [ 'l', @{$_->[2]} ]),
     [ 'a cookie and none', [ headers => ['Cookie: s=1'] ], [] ],
     [ 'another Authorization', [ headers => ['Authorization: a'] ],
       [ headers => ['Authorization: b'] ] ],
-    [ 'another cookie, where many share an Authorization',
-      [ headers => ['Authorization: a', 'Cookie: s=1'] ],
-      [ headers => ['Authorization: a', 'Cookie: s=2'] ] ],
+    [ 'another cookie, where many share a password',
+      [ headers => ['Authorization: Basic YTpi', 'Cookie: s=1'] ],
+      [ headers => ['Authorization: Basic YTpi', 'Cookie: s=2'] ] ],
+    [ 'another API key', [ headers => ['X-Api-Key: a'] ],
+      [ headers => ['X-Api-Key: b'] ] ],
+    [ 'another browser behind one address', [ headers => ['User-Agent: a'] ],
+      [ headers => ['User-Agent: b'] ] ],
+    [ 'another language', [ headers => ['Accept-Language: a'] ],
+      [ headers => ['Accept-Language: b'] ] ],
     [ 'another address', [ headers => ['X-Forwarded-For: 10.0.0.1'] ],
       [ headers => ['X-Forwarded-For: 10.0.0.2'] ] ];
+
+is(sent('/reject', map { [ $_->[0], headers => [ 'Cookie: s=1', @{$_->[1]} ] ] }
+                       [ 'k', [ 'X-Forwarded-For: 10.0.0.1' ] ],
+                       [ 'l', [ 'X-Forwarded-For: 10.0.0.2', 'User-Agent: b',
+                                'Accept-Language: de' ] ]),
+   '200 NEW, 409 SIMILAR', 'who is known may change networks');
+is(sent('/reject', [ 'k', headers => ['Cookie: s=1; _ga_1=1'] ],
+        [ 'l', headers => ['Cookie: _ga_1=2; s=1'] ]),
+   '200 NEW, 409 SIMILAR', '... and his cookies may tick');
 
 is(sent('/reject/identity', [ 'k', headers => ['X-User: a', 'Cookie: s=1'] ],
         [ 'l', headers => ['X-User: b', 'Cookie: s=1'] ],

@@ -13,6 +13,8 @@ static ngx_int_t variable_key(ngx_http_request_t *r,
     ngx_http_variable_value_t *v, uintptr_t data);
 static ngx_int_t variable_hex(ngx_http_request_t *r,
     ngx_http_variable_value_t *v, uintptr_t data);
+static ngx_int_t variable_reason(ngx_http_request_t *r,
+    ngx_http_variable_value_t *v, uintptr_t data);
 static ngx_int_t variable_number(ngx_http_request_t *r,
     ngx_http_variable_value_t *v, uintptr_t data);
 static ngx_int_t variable_refusal(ngx_http_request_t *r,
@@ -41,6 +43,9 @@ static ngx_http_variable_t  variables[] = {
       NGX_HTTP_VAR_NOCACHEABLE, 0 },
 
     { ngx_string("idempotency_digest"), NULL, variable_hex, VARIABLE_DIGEST,
+      NGX_HTTP_VAR_NOCACHEABLE, 0 },
+
+    { ngx_string("idempotency_reason"), NULL, variable_reason, 0,
       NGX_HTTP_VAR_NOCACHEABLE, 0 },
 
     { ngx_string("idempotency_age"), NULL, variable_number, VARIABLE_AGE,
@@ -183,6 +188,38 @@ variable_hex(ngx_http_request_t *r, ngx_http_variable_value_t *v,
     v->valid = 1;
     v->no_cacheable = 0;
     v->not_found = 0;
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+variable_reason(ngx_http_request_t *r, ngx_http_variable_value_t *v,
+    uintptr_t data)
+{
+    u_char                      *text;
+    ngx_str_t                    reason;
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    ctx = ngx_http_idempotency_get_ctx(r);
+
+    if (ctx == NULL || ctx->status != NGX_HTTP_IDEMPOTENCY_CONFLICT) {
+        v->not_found = 1;
+        return NGX_OK;
+    }
+
+    text = ngx_pnalloc(r->pool, NGX_HTTP_IDEMPOTENCY_REASON_LEN);
+    if (text == NULL) {
+        return NGX_ERROR;
+    }
+
+    reason = ngx_http_idempotency_reason(ctx, text);
+
+    v->valid = 1;
+    v->no_cacheable = 0;
+    v->not_found = 0;
+    v->data = reason.data;
+    v->len = reason.len;
 
     return NGX_OK;
 }

@@ -1,78 +1,55 @@
 
 /*
  * What a request is bound to: its token (which operation) and its fingerprint
- * (what exactly, asked by whom).
+ * (what exactly), beside the identity (asked by whom).
  */
 
 
 #include "ngx_http_idempotency.h"
 
 
-static ngx_int_t bind_scope(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *scope);
 static ngx_int_t bind_fingerprint(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static ngx_int_t bind_identity(ngx_http_request_t *r,
+static ngx_int_t bind_values(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_digest_t *d);
-static void bind_authorization(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_digest_t *d);
-static void bind_cookies(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_digest_t *d);
-static ngx_int_t bind_certificate(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_digest_t *d);
+static ngx_int_t bind_scope(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *scope);
+static void bind_content(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *scope, u_char kind,
+    u_char *token);
+static void bind_lines(ngx_http_request_t *r, ngx_idempotency_digest_t *d,
+    ngx_str_t *name);
+static void bind_number(ngx_idempotency_digest_t *d, size_t n);
 
 
 ngx_int_t
 ngx_http_idempotency_bind(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
-    ngx_str_t                  scope, fingerprint;
+    ngx_str_t                  scope;
     ngx_idempotency_digest_t   d;
 
     ctx->similar = NULL;
 
-    if (bind_fingerprint(r, ctx) != NGX_OK
+    if (ngx_http_idempotency_identity(r, ctx) != NGX_OK
+        || bind_fingerprint(r, ctx) != NGX_OK
         || bind_scope(r, ctx, &scope) != NGX_OK)
     {
         return NGX_ERROR;
     }
 
-    if (!ctx->content) {
-        ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_TOKEN);
-        ngx_idempotency_digest_field(&d, &scope);
-        ngx_idempotency_digest_field(&d, &ctx->key);
-        ngx_idempotency_digest_final(&d, ctx->op.token);
-    }
-
-    if (!ctx->content
-        && ctx->conf->similar == NGX_HTTP_IDEMPOTENCY_SIMILAR_OFF)
-    {
+    if (ctx->content) {
+        bind_content(r, ctx, &scope, NGX_IDEMPOTENCY_DIGEST_CONTENT,
+                     ctx->op.token);
         return NGX_OK;
     }
 
-    /* action, identity and body are in the fingerprint already */
-
-    fingerprint.len = NGX_IDEMPOTENCY_DIGEST_LEN;
-    fingerprint.data = ctx->op.fingerprint;
-
-    ngx_idempotency_digest_init(&d, ctx->content
-                                    ? NGX_IDEMPOTENCY_DIGEST_CONTENT
-                                    : NGX_IDEMPOTENCY_DIGEST_SIMILAR);
+    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_TOKEN);
     ngx_idempotency_digest_field(&d, &scope);
-    ngx_idempotency_digest_field(&d, &r->connection->addr_text);
-    ngx_idempotency_digest_field(&d, &fingerprint);
+    ngx_idempotency_digest_field(&d, &ctx->key);
+    ngx_idempotency_digest_final(&d, ctx->op.token);
 
-    /*
-     * There is no key that only one of them knows: users who share credentials
-     * are told apart by their cookies
-     */
-
-    if (ctx->conf->identity == NULL && r->headers_in.authorization) {
-        bind_cookies(r, ctx, &d);
-    }
-
-    if (ctx->content) {
-        ngx_idempotency_digest_final(&d, ctx->op.token);
+    if (ctx->conf->similar == NGX_HTTP_IDEMPOTENCY_SIMILAR_OFF) {
         return NGX_OK;
     }
 
@@ -81,7 +58,78 @@ ngx_http_idempotency_bind(ngx_http_request_t *r,
         return NGX_ERROR;
     }
 
-    ngx_idempotency_digest_final(&d, ctx->similar->token);
+    bind_content(r, ctx, &scope, NGX_IDEMPOTENCY_DIGEST_SIMILAR,
+                 ctx->similar->token);
+
+    return NGX_OK;
+}
+
+
+/*
+ * Action and body.  The action is what the client asked for: a rewrite changes
+ * nothing.  Its own digest is short, and only explains.
+ */
+
+static ngx_int_t
+bind_fingerprint(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    u_char                     action[NGX_IDEMPOTENCY_DIGEST_LEN];
+    ngx_str_t                  digest;
+    ngx_idempotency_parts_t   *parts;
+    ngx_http_core_srv_conf_t  *cscf;
+    ngx_idempotency_digest_t   d, head;
+
+    cscf = ngx_http_get_module_srv_conf(r, ngx_http_core_module);
+
+    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_FINGERPRINT);
+
+    ngx_idempotency_digest_field(&d, &r->method_name);
+    ngx_idempotency_digest_field(&d, r->headers_in.server.len
+                                         ? &r->headers_in.server
+                                         : &cscf->server_name);
+    ngx_idempotency_digest_field(&d, &r->unparsed_uri);
+
+    if (ctx->conf->bind && bind_values(r, ctx, &d) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    head = d;
+    ngx_idempotency_digest_final(&head, action);
+
+    digest.len = NGX_IDEMPOTENCY_DIGEST_LEN;
+    digest.data = ctx->digest;
+
+    ngx_idempotency_digest_field(&d, &digest);
+    ngx_idempotency_digest_final(&d, ctx->op.fingerprint);
+
+    parts = &ctx->op.parts;
+
+    ngx_memcpy(parts->action, action, NGX_IDEMPOTENCY_HINT_LEN);
+    ngx_memcpy(parts->body, ctx->digest, NGX_IDEMPOTENCY_HINT_LEN);
+    ngx_memcpy(parts->settings, ctx->conf->settings, NGX_IDEMPOTENCY_HINT_LEN);
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+bind_values(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_idempotency_digest_t *d)
+{
+    ngx_str_t                  value;
+    ngx_uint_t                 i;
+    ngx_http_complex_value_t  *cv;
+
+    cv = ctx->conf->bind->elts;
+
+    for (i = 0; i < ctx->conf->bind->nelts; i++) {
+
+        if (ngx_http_complex_value(r, &cv[i], &value) != NGX_OK) {
+            return NGX_ERROR;
+        }
+
+        ngx_idempotency_digest_field(d, &value);
+    }
 
     return NGX_OK;
 }
@@ -106,138 +154,159 @@ bind_scope(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 }
 
 
-/* the action is what the client asked for: a rewrite changes nothing */
+/*
+ * There is no key that only one of them knows, so who asks belongs to the
+ * token.  One who is known may change his network; those who are not may share
+ * an address, and are told apart by what else they show of themselves.
+ */
 
-static ngx_int_t
-bind_fingerprint(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+static void
+bind_content(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_str_t *scope, u_char kind, u_char *token)
 {
-    ngx_str_t                  digest;
-    ngx_http_core_srv_conf_t  *cscf;
+    ngx_str_t                  value;
     ngx_idempotency_digest_t   d;
 
-    cscf = ngx_http_get_module_srv_conf(r, ngx_http_core_module);
+    static ngx_str_t  user_agent = ngx_string("user_agent");
+    static ngx_str_t  accept_language = ngx_string("accept_language");
 
-    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_FINGERPRINT);
+    ngx_idempotency_digest_init(&d, kind);
+    ngx_idempotency_digest_field(&d, scope);
 
-    ngx_idempotency_digest_field(&d, &r->method_name);
-    ngx_idempotency_digest_field(&d, r->headers_in.server.len
-                                         ? &r->headers_in.server
-                                         : &cscf->server_name);
-    ngx_idempotency_digest_field(&d, &r->unparsed_uri);
+    value.len = NGX_IDEMPOTENCY_DIGEST_LEN;
+    value.data = ctx->op.fingerprint;
 
-    if (bind_identity(r, ctx, &d) != NGX_OK) {
-        return NGX_ERROR;
+    ngx_idempotency_digest_field(&d, &value);
+
+    if (ctx->identified) {
+        value.len = NGX_IDEMPOTENCY_IDENTITY_LEN;
+        value.data = ctx->op.parts.identity;
+
+        ngx_idempotency_digest_bytes(&d, (u_char *) "I", 1);
+        ngx_idempotency_digest_field(&d, &value);
+
+    } else {
+        ngx_idempotency_digest_bytes(&d, (u_char *) "N", 1);
+        ngx_idempotency_digest_field(&d, &r->connection->addr_text);
+        bind_lines(r, &d, &user_agent);
+        bind_lines(r, &d, &accept_language);
     }
 
-    digest.len = NGX_IDEMPOTENCY_DIGEST_LEN;
-    digest.data = ctx->digest;
-
-    ngx_idempotency_digest_field(&d, &digest);
-    ngx_idempotency_digest_final(&d, ctx->op.fingerprint);
-
-    return NGX_OK;
-}
-
-
-static ngx_int_t
-bind_identity(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_idempotency_digest_t *d)
-{
-    ngx_str_t  identity;
-
-    ctx->identified = 0;
-
-    if (ctx->conf->identity == NULL) {
-        bind_authorization(r, ctx, d);
-
-        if (!ctx->identified) {
-            bind_cookies(r, ctx, d);
-        }
-
-        return bind_certificate(r, ctx, d);
-    }
-
-    if (ngx_http_complex_value(r, ctx->conf->identity, &identity) != NGX_OK) {
-        return NGX_ERROR;
-    }
-
-    ngx_idempotency_digest_field(d, &identity);
-    ctx->identified = (identity.len != 0);
-
-    return NGX_OK;
-}
-
-
-/* a kind stands before each value, so that none can pass for another's */
-
-static void
-bind_authorization(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_idempotency_digest_t *d)
-{
-    ngx_table_elt_t  *h;
-
-    h = r->headers_in.authorization;
-
-    if (h && h->value.len) {
-        ngx_idempotency_digest_bytes(d, (u_char *) "A", 1);
-        ngx_idempotency_digest_field(d, &h->value);
-        ctx->identified = 1;
-    }
+    ngx_idempotency_digest_final(&d, token);
 }
 
 
 static void
-bind_cookies(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_idempotency_digest_t *d)
+bind_lines(ngx_http_request_t *r, ngx_idempotency_digest_t *d,
+    ngx_str_t *name)
 {
     ngx_table_elt_t                     *h;
     ngx_http_idempotency_header_iter_t   it;
 
-    static ngx_str_t  cookie = ngx_string("cookie");
-
     ngx_http_idempotency_header_iter(&it, r);
 
-    while ((h = ngx_http_idempotency_header_next(&it, &cookie)) != NULL) {
-        ngx_idempotency_digest_bytes(d, (u_char *) "C", 1);
+    while ((h = ngx_http_idempotency_header_next(&it, name)) != NULL) {
+        ngx_idempotency_digest_bytes(d, (u_char *) "H", 1);
         ngx_idempotency_digest_field(d, &h->value);
-
-        if (h->value.len) {
-            ctx->identified = 1;
-        }
     }
+
+    ngx_idempotency_digest_bytes(d, (u_char *) ".", 1);
 }
 
 
-/* by its variable: nginx may be built without SSL */
+/* why a conflict is one; empty of all else */
 
-static ngx_int_t
-bind_certificate(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_idempotency_digest_t *d)
+ngx_str_t
+ngx_http_idempotency_reason(ngx_http_idempotency_ctx_t *ctx, u_char *text)
 {
-    ngx_str_t                   value;
-    ngx_http_variable_value_t  *vv;
+    u_char     *p;
+    ngx_str_t   reason;
+    ngx_uint_t  i;
 
-    static ngx_str_t  name = ngx_string("ssl_client_fingerprint");
+    /* in the order of NGX_IDEMPOTENCY_DIFFERS_... */
 
-    if (!r->http_connection->ssl) {
-        return NGX_OK;
+    static char  *parts[] = { "action", "identity", "body", "settings" };
+
+    p = text;
+
+    if (ctx->status == NGX_HTTP_IDEMPOTENCY_CONFLICT) {
+
+        for (i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
+            if (ctx->op.differs & ((ngx_uint_t) 1 << i)) {
+                p = ngx_sprintf(p, "%s%s", p == text ? "" : ",", parts[i]);
+            }
+        }
     }
 
-    vv = ngx_http_get_variable(r, &name, ngx_hash_key(name.data, name.len));
-    if (vv == NULL) {
-        return NGX_ERROR;
+    reason.data = text;
+    reason.len = p - text;
+
+    return reason;
+}
+
+
+/*
+ * What fingerprints and identities are made by, as the configuration has it:
+ * equal on every machine that has it so.
+ */
+
+void
+ngx_http_idempotency_bind_settings(ngx_http_idempotency_loc_conf_t *conf)
+{
+    u_char                     out[NGX_IDEMPOTENCY_DIGEST_LEN];
+    ngx_str_t                 *name;
+    ngx_uint_t                 i, n;
+    ngx_http_complex_value_t  *cv;
+    ngx_idempotency_digest_t   d;
+
+    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_SETTINGS);
+
+    bind_number(&d, conf->canon.flags & NGX_IDEMPOTENCY_CANON_ALL);
+    bind_number(&d, conf->normalize_buffer);
+
+    n = conf->ignore_fields ? conf->ignore_fields->nelts : 0;
+    name = n ? conf->ignore_fields->elts : NULL;
+
+    bind_number(&d, n);
+
+    for (i = 0; i < n; i++) {
+        ngx_idempotency_digest_field(&d, &name[i]);
     }
 
-    if (vv->not_found || vv->len == 0) {
-        return NGX_OK;
+    n = conf->bind ? conf->bind->nelts : 0;
+    cv = n ? conf->bind->elts : NULL;
+
+    bind_number(&d, n);
+
+    for (i = 0; i < n; i++) {
+        ngx_idempotency_digest_field(&d, &cv[i].value);
     }
 
-    value.len = vv->len;
-    value.data = vv->data;
+    /* with an identity of the configuration, cookies are not looked at */
 
-    ngx_idempotency_digest_bytes(d, (u_char *) "S", 1);
+    bind_number(&d, conf->identity ? 1 : 0);
+
+    if (conf->identity) {
+        ngx_idempotency_digest_field(&d, &conf->identity->value);
+
+    } else {
+        ngx_http_idempotency_digest_ignored(&d, conf->ignore_cookies);
+    }
+
+    ngx_idempotency_digest_final(&d, out);
+
+    ngx_memcpy(conf->settings, out, NGX_IDEMPOTENCY_HINT_LEN);
+}
+
+
+static void
+bind_number(ngx_idempotency_digest_t *d, size_t n)
+{
+    u_char     text[NGX_SIZE_T_LEN];
+    ngx_str_t  value;
+
+    value.data = text;
+    value.len = ngx_sprintf(text, "%uz", n) - text;
+
     ngx_idempotency_digest_field(d, &value);
-    ctx->identified = 1;
-
-    return NGX_OK;
 }

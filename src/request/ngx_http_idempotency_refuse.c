@@ -199,6 +199,8 @@ ngx_int_t
 ngx_http_idempotency_refuse(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_http_idempotency_status_e why)
 {
+    u_char                            text[NGX_HTTP_IDEMPOTENCY_REASON_LEN];
+    ngx_str_t                         reason;
     refusal_t                        *refusal;
     ngx_uint_t                        status, level, refuses;
     ngx_http_idempotency_loc_conf_t  *conf;
@@ -222,13 +224,15 @@ ngx_http_idempotency_refuse(ngx_http_request_t *r,
     }
 
     refuses = ngx_http_idempotency_refuses(ctx, why);
+    reason = ngx_http_idempotency_reason(ctx, text);
 
     ngx_log_error(level, r->connection->log, 0,
-                  "idempotency: %s with status %ui, %V%s, "
+                  "idempotency: %s with status %ui, %V%s%V%s, "
                   "token: %*xs, zone: \"%V\"",
                   (refuses || conf->dry_run)
                       ? "refused" : "passed unprotected, not refused",
                   status, &ngx_http_idempotency_refusals[why].name,
+                  reason.len ? ", reason: " : "", &reason,
                   conf->dry_run ? ", dry run" : "",
                   ctx->bound ? (size_t) NGX_IDEMPOTENCY_DIGEST_LEN : 0,
                   ctx->op.token, &conf->shm_zone->shm.name);
@@ -286,18 +290,31 @@ ngx_int_t
 ngx_http_idempotency_refusal_detail(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_str_t *detail)
 {
-    ngx_str_t  *format;
+    u_char     *p, text[NGX_HTTP_IDEMPOTENCY_REASON_LEN];
+    ngx_str_t   reason, *format;
 
     format = &refuse_text(ctx)->detail;
 
-    detail->data = ngx_pnalloc(r->pool, format->len + NGX_INT_T_LEN);
+    detail->data = ngx_pnalloc(r->pool, format->len + NGX_INT_T_LEN
+                                        + sizeof(" What differs: .")
+                                        + NGX_HTTP_IDEMPOTENCY_REASON_LEN);
     if (detail->data == NULL) {
         return NGX_ERROR;
     }
 
-    detail->len = ngx_sprintf(detail->data, (char *) format->data,
-                              ctx->op.status)
-                  - detail->data;
+    p = ngx_sprintf(detail->data, (char *) format->data, ctx->op.status);
+
+    reason = ngx_http_idempotency_reason(ctx, text);
+
+    /* a stranger learns nothing of what he has met */
+
+    if (reason.len
+        && (ctx->op.differs & NGX_IDEMPOTENCY_DIFFERS_IDENTITY) == 0)
+    {
+        p = ngx_sprintf(p, " What differs: %V.", &reason);
+    }
+
+    detail->len = p - detail->data;
 
     return NGX_OK;
 }

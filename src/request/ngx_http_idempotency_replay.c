@@ -49,7 +49,7 @@ replay_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     cookies = (ctx->conf->replay_cookies == NGX_HTTP_IDEMPOTENCY_COOKIES_ALWAYS
                || (ctx->conf->replay_cookies
                    == NGX_HTTP_IDEMPOTENCY_COOKIES_IDENTIFIED
-                   && ctx->identified));
+                   && ctx->identified && !ctx->op.anonymous));
 
     body = ctx->op.response;
 
