@@ -414,6 +414,7 @@ char *ngx_http_idempotency_guard(ngx_conf_t *cf, ngx_command_t *cmd,
 /* observe/variables.c */
 
 ngx_int_t ngx_http_idempotency_add_variables(ngx_conf_t *cf);
+ngx_uint_t ngx_http_idempotency_is_own(ngx_str_t *name);
 
 
 #endif /* _NGX_HTTP_IDEMPOTENCY_H_INCLUDED_ */
