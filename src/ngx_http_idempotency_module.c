@@ -435,6 +435,7 @@ ngx_http_idempotency_init(ngx_conf_t *cf)
     }
 
     ngx_http_idempotency_find_dav(cf);
+    ngx_http_idempotency_find_slice(cf);
 
     ngx_http_idempotency_warn_upstreams(cf, &imcf->locations);
 

@@ -462,7 +462,7 @@ ngx_http_idempotency_claim(ngx_http_request_t *r,
     if (rc == NGX_AGAIN) {
         ctx->asking = op;
 
-        r->read_event_handler = ngx_http_test_reading;
+        r->read_event_handler = ngx_http_idempotency_wait_reading;
         r->write_event_handler = ngx_http_request_empty_handler;
 
         return NGX_DONE;
