@@ -67,6 +67,7 @@ extern ngx_http_idempotency_refusal_t
 #define NGX_HTTP_IDEMPOTENCY_MISSING_PASS      0
 #define NGX_HTTP_IDEMPOTENCY_MISSING_REJECT    1
 #define NGX_HTTP_IDEMPOTENCY_MISSING_CONTENT   2
+#define NGX_HTTP_IDEMPOTENCY_MISSING_FORM      3
 
 #define NGX_HTTP_IDEMPOTENCY_FORMAT_ANY        0
 #define NGX_HTTP_IDEMPOTENCY_FORMAT_SF_STRING  1
@@ -421,6 +422,13 @@ ngx_uint_t ngx_http_idempotency_refuses(ngx_http_idempotency_ctx_t *ctx,
 /* request/accept.c */
 
 ngx_uint_t ngx_http_idempotency_prefers_html(ngx_http_request_t *r);
+ngx_uint_t ngx_http_idempotency_accepts_html(ngx_http_request_t *r);
+
+/* request/form.c */
+
+ngx_uint_t ngx_http_idempotency_is_form(ngx_http_request_t *r);
+ngx_uint_t ngx_http_idempotency_is_browsers(ngx_http_request_t *r,
+    ngx_str_t *key);
 
 /* guard/guard.c */
 

@@ -52,6 +52,7 @@ static ngx_conf_enum_t  ngx_http_idempotency_missing_key[] = {
     { ngx_string("pass"), NGX_HTTP_IDEMPOTENCY_MISSING_PASS },
     { ngx_string("reject"), NGX_HTTP_IDEMPOTENCY_MISSING_REJECT },
     { ngx_string("content"), NGX_HTTP_IDEMPOTENCY_MISSING_CONTENT },
+    { ngx_string("form"), NGX_HTTP_IDEMPOTENCY_MISSING_FORM },
     { ngx_null_string, 0 }
 };
 

@@ -418,7 +418,7 @@ accepted($_, server => "$_;\n") for
     map({ "idempotency_in_progress $_" } qw(wait reject accepted)),
     map({ "idempotency_in_doubt $_" } qw(reject retry)),
     map({ "idempotency_unavailable $_" } qw(reject pass)),
-    map({ "idempotency_missing_key $_" } qw(pass reject content)),
+    map({ "idempotency_missing_key $_" } qw(pass reject content form)),
     map({ "idempotency_similar $_" } qw(off warn reject)),
     map({ "idempotency_normalize $_" } 'off', 'form', 'json', 'multipart',
         'text', 'text multipart json form', 'Form JSON'),

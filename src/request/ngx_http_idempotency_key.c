@@ -36,6 +36,12 @@ ngx_http_idempotency_key(ngx_http_request_t *r,
         {
             return NGX_HTTP_IDEMPOTENCY_MALFORMED;
         }
+
+        if (conf->missing_key == NGX_HTTP_IDEMPOTENCY_MISSING_FORM
+            && ngx_http_idempotency_is_browsers(r, key))
+        {
+            ngx_str_null(key);
+        }
     }
 
     if (key->len == 0) {
