@@ -131,6 +131,21 @@ EOC
         error_page 418 =200 @branch;
         return 418;
     }
+    location /branch/none {
+        error_page 404 =200 @branch;
+        try_files /none.txt =404;
+    }
+    location /branch/any {
+        satisfy any;
+        allow all;
+        deny all;
+        error_page 404 = @branch;
+        try_files /none.txt =404;
+    }
+    location /branch/static {
+        error_page 405 =200 @branch;
+        try_files /there.txt =500;
+    }
     location @branch {
         error_page 409 =200 @fallback;
         proxy_pass http://$TEST_NGINX_BACKEND;
@@ -368,7 +383,8 @@ sub replayed {
 
 for ([ '/branch/200' => 201, 200 ], [ '/branch/202' => 201, 202 ],
      [ '/branch/own' => 201, 201 ], [ '/branch/try' => 201, 200 ],
-     [ '/branch/off' => 201, 200 ])
+     [ '/branch/off' => 201, 200 ], [ '/branch/none' => 201, 200 ],
+     [ '/branch/any' => 201, 201 ], [ '/branch/static' => 201, 200 ])
 {
     my ($path, $status, $shown) = @$_;
     (my $k = $path) =~ tr{/}{}d;

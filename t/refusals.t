@@ -797,6 +797,10 @@ for my $body ('b', 'b' x 300000) {
     is(told($n->curl(@h2, '-H', 'Idempotency-Key: h2', $url)), '200 NEW',
        'HTTP/2: a good one');
 
+    $r = $n->curl('--http2-prior-knowledge', '-X', 'POST', '-H', 'Accept: text/html',
+                  '-e', $url, $url);
+    like($r->{body}, qr{href="/x\?id=h2"}, 'HTTP/2: a page with a way back');
+
     $r = $n->curl(@h2, '-H', 'Idempotency-Key: h2', '-d', 'c', $url);
     is(told($r), '409 CONFLICT', 'HTTP/2: a conflict');
     is(type_of($r), $json, '... problem+json');

@@ -132,12 +132,16 @@ page_back(ngx_http_request_t *r, ngx_str_t *back)
     u_char     *p, *last;
     ngx_str_t   host, *referer;
 
-    if (r->headers_in.referer == NULL || r->headers_in.host == NULL) {
+    if (r->headers_in.referer == NULL) {
         return NGX_OK;
     }
 
     referer = &r->headers_in.referer->value;
-    host = r->headers_in.host->value;
+
+    /* HTTP/3 knows it by its pseudo-header only, and then without a port */
+
+    host = r->headers_in.host ? r->headers_in.host->value
+                              : r->headers_in.server;
 
     p = referer->data;
     last = p + referer->len;
