@@ -173,9 +173,7 @@ cookies_next(cookies_iter_t *it, ngx_keyval_t *cookie)
 
         p = it->pos;
 
-        /* not ngx_strlchr(), which goes byte by byte: values may be long */
-
-        end = memchr(p, ';', it->last - p);
+        end = ngx_strlchr(p, it->last, ';');
 
         if (end) {
             it->pos = end + 1;
@@ -185,7 +183,7 @@ cookies_next(cookies_iter_t *it, ngx_keyval_t *cookie)
             it->pos = end;
         }
 
-        equals = memchr(p, '=', end - p);
+        equals = ngx_strlchr(p, end, '=');
 
         cookie->key = ngx_idempotency_trim(p, equals ? equals : end);
         ngx_str_null(&cookie->value);
@@ -280,7 +278,6 @@ cookies_ignored(ngx_http_idempotency_ignored_t *ignored, ngx_str_t *name)
         like = &pattern[i].name;
 
         if (name->len < pattern[i].prefix
-            || (pattern[i].prefix && c != like->data[0])
             || ngx_memcmp(name->data, like->data, pattern[i].prefix) != 0)
         {
             continue;

@@ -31,7 +31,7 @@ static outcome_row_t  outcome_table[] = {
     { NO_ANSWER,       SENT,  NGX_HTTP_IDEMPOTENCY_RELEASE },
     { NO_ANSWER|RETRY, 0,     NGX_HTTP_IDEMPOTENCY_RELEASE },
     { NO_ANSWER,       0,     NGX_IDEMPOTENCY_IN_DOUBT },
-    { UNKEPT,          0,     NGX_HTTP_IDEMPOTENCY_RELEASE },
+    { UNKEPT,          0,     NGX_HTTP_IDEMPOTENCY_LEAVE },
     { BROKEN,          0,     NGX_IDEMPOTENCY_NOT_KEPT },
     { TOO_LARGE,       0,     NGX_IDEMPOTENCY_NOT_KEPT },
     { 0,               0,     NGX_IDEMPOTENCY_DONE }

@@ -10,6 +10,8 @@
 
 
 static void owner_cleanup(void *data);
+static void owner_response(ngx_http_idempotency_ctx_t *ctx,
+    ngx_int_t outcome);
 
 
 ngx_http_idempotency_ctx_t *
@@ -100,7 +102,6 @@ ngx_http_idempotency_settle(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
     ngx_int_t                 rc, outcome;
-    ngx_chain_t              *cl;
     ngx_idempotency_op_t     *op;
     ngx_idempotency_store_t  *store;
 
@@ -115,27 +116,22 @@ ngx_http_idempotency_settle(ngx_http_request_t *r,
 
     op->now = ngx_current_msec;
     op->handler = NULL;
+    op->status = ctx->answer_status;
 
-    if (outcome == NGX_HTTP_IDEMPOTENCY_RELEASE) {
+    owner_response(ctx, outcome);
+
+    if (outcome == NGX_HTTP_IDEMPOTENCY_RELEASE
+        || outcome == NGX_HTTP_IDEMPOTENCY_LEAVE)
+    {
         ngx_http_idempotency_unlike(ctx);
+
+        ctx->released = 1;
+        op->leave = (outcome == NGX_HTTP_IDEMPOTENCY_LEAVE);
 
         rc = store->engine->release(store, op);
 
     } else {
         op->outcome = outcome;
-        op->status = ctx->answer_status;
-        op->pieces = NULL;
-        op->size = 0;
-
-        if (outcome != NGX_IDEMPOTENCY_NOT_KEPT
-            && ctx->whole && !ctx->too_large)
-        {
-            op->pieces = ctx->pieces;
-
-            for (cl = op->pieces; cl; cl = cl->next) {
-                op->size += cl->buf->last - cl->buf->pos;
-            }
-        }
 
         rc = store->engine->complete(store, op);
     }
@@ -169,5 +165,30 @@ ngx_http_idempotency_settle(ngx_http_request_t *r,
 
     default:
         break;
+    }
+}
+
+
+/* what there is of the response that can be kept */
+
+static void
+owner_response(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome)
+{
+    ngx_chain_t           *cl;
+    ngx_idempotency_op_t  *op;
+
+    op = &ctx->op;
+
+    op->pieces = NULL;
+    op->size = 0;
+
+    if (outcome == NGX_IDEMPOTENCY_NOT_KEPT || !ctx->whole || ctx->too_large) {
+        return;
+    }
+
+    op->pieces = ctx->pieces;
+
+    for (cl = op->pieces; cl; cl = cl->next) {
+        op->size += cl->buf->last - cl->buf->pos;
     }
 }

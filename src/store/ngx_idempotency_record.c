@@ -20,14 +20,18 @@ static ngx_rbtree_node_t **record_bucket(ngx_idempotency_shm_t *shm,
 static void record_claim(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_window_t *window,
     ngx_idempotency_op_t *op);
-static ngx_idempotency_window_t *record_window(ngx_idempotency_shm_t *shm,
-    ngx_msec_t length);
-static void record_unpublish(ngx_idempotency_shm_t *shm,
+static void record_pend(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op);
+static void record_insert(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
+static void record_delete(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
+static void record_left_token(u_char *token, uint64_t fence);
+static ngx_idempotency_window_t *record_window(ngx_idempotency_shm_t *shm,
+    ngx_msec_t length, ngx_msec_t span);
+static void record_unpublish(ngx_idempotency_record_t *rec);
 static ngx_idempotency_result_e record_make_room(ngx_idempotency_shm_t *shm,
     ngx_idempotency_op_t *op);
-static ngx_uint_t record_expired(ngx_idempotency_record_t *rec,
-    ngx_msec_t now);
 static ngx_uint_t record_evict(ngx_idempotency_shm_t *shm);
 
 
@@ -60,6 +64,8 @@ ngx_idempotency_records_init(ngx_idempotency_shm_sh_t *sh,
     for (i = 0; i < n; i++) {
         sh->buckets[i] = &sh->sentinel;
     }
+
+    sh->quotas = &sh->sentinel;
 
     sh->window.length = NO_WINDOW;
     ngx_queue_init(&sh->window.records);
@@ -131,8 +137,8 @@ record_insert_value(ngx_rbtree_node_t *temp, ngx_rbtree_node_t *node,
 /* the record bound to the token now; one whose time is over is no more */
 
 ngx_idempotency_record_t *
-ngx_idempotency_record_find(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_op_t *op)
+ngx_idempotency_record_find(ngx_idempotency_shm_t *shm, u_char *token,
+    ngx_msec_t now)
 {
     ngx_int_t                  rc;
     ngx_rbtree_t               tree;
@@ -140,7 +146,7 @@ ngx_idempotency_record_find(ngx_idempotency_shm_t *shm,
     ngx_rbtree_node_t         *node;
     ngx_idempotency_record_t  *rec;
 
-    key = (ngx_rbtree_key_t) ngx_idempotency_record_key(op->token);
+    key = (ngx_rbtree_key_t) ngx_idempotency_record_key(token);
 
     (void) record_bucket(shm, key, &tree);
 
@@ -155,7 +161,7 @@ ngx_idempotency_record_find(ngx_idempotency_shm_t *shm,
 
         rec = (ngx_idempotency_record_t *) node;
 
-        rc = ngx_memcmp(op->token, rec->token, NGX_IDEMPOTENCY_DIGEST_LEN);
+        rc = ngx_memcmp(token, rec->token, NGX_IDEMPOTENCY_DIGEST_LEN);
 
         if (rc != 0) {
             node = (rc < 0) ? node->left : node->right;
@@ -163,7 +169,7 @@ ngx_idempotency_record_find(ngx_idempotency_shm_t *shm,
         }
 
         if (rec->outcome != NGX_IDEMPOTENCY_PENDING
-            && record_expired(rec, op->now))
+            && ngx_idempotency_record_expired(rec, now))
         {
             ngx_idempotency_record_remove(shm, rec);
             return NULL;
@@ -176,15 +182,25 @@ ngx_idempotency_record_find(ngx_idempotency_shm_t *shm,
 }
 
 
+/* binds a fresh token; what keeps it from being bound is asked first */
+
 ngx_idempotency_result_e
 ngx_idempotency_record_create(ngx_idempotency_shm_t *shm,
     ngx_idempotency_op_t *op)
 {
-    ngx_rbtree_t                tree;
-    ngx_rbtree_node_t         **root;
-    ngx_idempotency_record_t   *rec;
-    ngx_idempotency_window_t   *window;
-    ngx_idempotency_result_e    result;
+    ngx_idempotency_record_t  *rec;
+    ngx_idempotency_window_t  *window;
+    ngx_idempotency_result_e   result;
+
+    if (op->old) {
+        return NGX_IDEMPOTENCY_EXPIRED;
+    }
+
+    result = ngx_idempotency_quota_check(shm, op);
+
+    if (result != NGX_IDEMPOTENCY_OK) {
+        return result;
+    }
 
     result = record_make_room(shm, op);
 
@@ -192,7 +208,7 @@ ngx_idempotency_record_create(ngx_idempotency_shm_t *shm,
         return result;
     }
 
-    window = record_window(shm, op->window);
+    window = record_window(shm, op->window, op->span);
     if (window == NULL) {
         return NGX_IDEMPOTENCY_UNAVAILABLE;
     }
@@ -203,18 +219,44 @@ ngx_idempotency_record_create(ngx_idempotency_shm_t *shm,
         return NGX_IDEMPOTENCY_UNAVAILABLE;
     }
 
+    if (ngx_idempotency_quota_take(shm, rec, op) != NGX_OK) {
+        ngx_slab_free_locked(shm->shpool, rec);
+        return NGX_IDEMPOTENCY_UNAVAILABLE;
+    }
+
     ngx_memcpy(rec->token, op->token, NGX_IDEMPOTENCY_DIGEST_LEN);
     ngx_memcpy(rec->fingerprint, op->fingerprint, NGX_IDEMPOTENCY_DIGEST_LEN);
 
-    rec->node.key = (ngx_rbtree_key_t) ngx_idempotency_record_key(op->token);
+    record_insert(shm, rec);
+    record_claim(shm, rec, window, op);
+
+    return NGX_IDEMPOTENCY_CLAIMED;
+}
+
+
+static void
+record_insert(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
+{
+    ngx_rbtree_t         tree;
+    ngx_rbtree_node_t  **root;
+
+    rec->node.key = (ngx_rbtree_key_t) ngx_idempotency_record_key(rec->token);
 
     root = record_bucket(shm, rec->node.key, &tree);
     ngx_rbtree_insert(&tree, &rec->node);
     *root = tree.root;
+}
 
-    record_claim(shm, rec, window, op);
 
-    return NGX_IDEMPOTENCY_CLAIMED;
+static void
+record_delete(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
+{
+    ngx_rbtree_t         tree;
+    ngx_rbtree_node_t  **root;
+
+    root = record_bucket(shm, rec->node.key, &tree);
+    ngx_rbtree_delete(&tree, &rec->node);
+    *root = tree.root;
 }
 
 
@@ -233,12 +275,13 @@ ngx_idempotency_record_reclaim(ngx_idempotency_shm_t *shm,
         return result;
     }
 
-    window = record_window(shm, op->window);
+    window = record_window(shm, op->window, op->span);
     if (window == NULL) {
         return NGX_IDEMPOTENCY_UNAVAILABLE;
     }
 
-    record_unpublish(shm, rec);
+    record_unpublish(rec);
+    ngx_idempotency_chunks_free(shm, rec);
     record_claim(shm, rec, window, op);
 
     return NGX_IDEMPOTENCY_CLAIMED;
@@ -249,23 +292,24 @@ ngx_idempotency_record_reclaim(ngx_idempotency_shm_t *shm,
 
 void
 ngx_idempotency_record_revive(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec)
+    ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op)
 {
-    record_unpublish(shm, rec);
-
-    rec->outcome = NGX_IDEMPOTENCY_PENDING;
-    ngx_queue_insert_tail(&shm->sh->pending, &rec->queue);
+    record_unpublish(rec);
+    ngx_idempotency_chunks_free(shm, rec);
+    record_pend(shm, rec, op);
 }
 
 
+/* out of the queues that it is in as a record that is not pending */
+
 static void
-record_unpublish(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
+record_unpublish(ngx_idempotency_record_t *rec)
 {
-    ngx_queue_remove(&rec->expiry);
+    ngx_queue_remove(&rec->as.bound.expiry);
+    ngx_idempotency_quota_unbind(rec);
 
     if (rec->chunks) {
         ngx_queue_remove(&rec->queue);
-        ngx_idempotency_chunks_free(shm, rec);
     }
 }
 
@@ -280,37 +324,52 @@ record_claim(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 
     rec->parts = op->parts;
 
-    rec->outcome = NGX_IDEMPOTENCY_PENDING;
-    rec->owner = ngx_idempotency_worker_self();
     rec->fence = ++shm->sh->fence;
-    rec->recorded = op->now;
+    rec->ends = op->now + op->least;
     rec->status = 0;
     rec->window = window;
-    rec->lease = op->lease;
     rec->replays = 0;
 
-    ngx_queue_insert_tail(&shm->sh->pending, &rec->queue);
+    record_pend(shm, rec, op);
 
     op->fence = rec->fence;
+}
+
+
+static void
+record_pend(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
+    ngx_idempotency_op_t *op)
+{
+    rec->outcome = NGX_IDEMPOTENCY_PENDING;
+    rec->recorded = op->now;
+
+    ngx_memzero(&rec->as.pending.waiting, sizeof(ngx_idempotency_workers_t));
+    rec->as.pending.owner = ngx_idempotency_worker_self();
+    rec->as.pending.lease = ngx_min(op->lease,
+                                    (ngx_msec_t) NGX_MAX_INT32_VALUE);
+
+    ngx_queue_insert_tail(&shm->sh->pending, &rec->queue);
 }
 
 
 /* there are as many windows as configurations ever named */
 
 static ngx_idempotency_window_t *
-record_window(ngx_idempotency_shm_t *shm, ngx_msec_t length)
+record_window(ngx_idempotency_shm_t *shm, ngx_msec_t length, ngx_msec_t span)
 {
     ngx_idempotency_window_t  *window;
 
+    span = ngx_max(span, length);
     window = &shm->sh->window;
 
     if (window->length == NO_WINDOW) {
         window->length = length;
+        window->span = span;
     }
 
     for ( ;; ) {
 
-        if (window->length == length) {
+        if (window->length == length && window->span == span) {
             return window;
         }
 
@@ -329,6 +388,7 @@ record_window(ngx_idempotency_shm_t *shm, ngx_msec_t length)
 
     window = window->next;
     window->length = length;
+    window->span = span;
     ngx_queue_init(&window->records);
 
     return window;
@@ -337,7 +397,8 @@ record_window(ngx_idempotency_shm_t *shm, ngx_msec_t length)
 
 /*
  * From here on the token is bound to the outcome, and its window runs.  Who
- * waits for it is to be woken once the lock is given back.
+ * waits for it was taken note of, and is to be woken once the lock is given
+ * back.
  */
 
 void
@@ -345,9 +406,17 @@ ngx_idempotency_record_publish(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_outcome_e outcome,
     ngx_uint_t status, ngx_msec_t now)
 {
+    ngx_msec_t  ends;
+
     rec->outcome = outcome;
     rec->status = status;
     rec->recorded = now;
+
+    ends = now + rec->window->length;
+
+    if ((ngx_msec_int_t) (ends - rec->ends) > 0) {
+        rec->ends = ends;
+    }
 
     ngx_queue_remove(&rec->queue);
 
@@ -355,7 +424,66 @@ ngx_idempotency_record_publish(ngx_idempotency_shm_t *shm,
         ngx_queue_insert_tail(&shm->sh->kept, &rec->queue);
     }
 
-    ngx_queue_insert_tail(&rec->window->records, &rec->expiry);
+    ngx_queue_insert_tail(&rec->window->records, &rec->as.bound.expiry);
+    ngx_idempotency_quota_bind(rec);
+}
+
+
+/*
+ * The token is fresh again, and the response stays for a moment under another
+ * one, that only those who waited under this fence can name.
+ */
+
+ngx_int_t
+ngx_idempotency_record_leave(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_uint_t status, ngx_msec_t now)
+{
+    ngx_idempotency_window_t  *window;
+
+    window = record_window(shm, NGX_IDEMPOTENCY_SHM_LEFT, 0);
+    if (window == NULL) {
+        return NGX_ERROR;
+    }
+
+    ngx_idempotency_quota_drop(shm, rec);
+
+    record_delete(shm, rec);
+    record_left_token(rec->token, rec->fence);
+    record_insert(shm, rec);
+
+    rec->window = window;
+    rec->ends = now;
+
+    ngx_idempotency_record_publish(shm, rec, NGX_IDEMPOTENCY_DONE, status,
+                                   now);
+
+    return NGX_OK;
+}
+
+
+ngx_idempotency_record_t *
+ngx_idempotency_record_find_left(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_op_t *op)
+{
+    u_char  token[NGX_IDEMPOTENCY_DIGEST_LEN];
+
+    ngx_memcpy(token, op->token, NGX_IDEMPOTENCY_DIGEST_LEN);
+    record_left_token(token, op->waited);
+
+    return ngx_idempotency_record_find(shm, token, op->now);
+}
+
+
+/* a token is a digest: none that anybody can have is so close to another */
+
+static void
+record_left_token(u_char *token, uint64_t fence)
+{
+    uint64_t  key;
+
+    key = ngx_idempotency_record_key(token) ^ fence;
+
+    ngx_memcpy(token, &key, sizeof(key));
 }
 
 
@@ -363,21 +491,16 @@ void
 ngx_idempotency_record_remove(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec)
 {
-    ngx_rbtree_t         tree;
-    ngx_rbtree_node_t  **root;
-
-    if (rec->outcome != NGX_IDEMPOTENCY_PENDING) {
-        ngx_queue_remove(&rec->expiry);
-    }
-
-    if (rec->outcome == NGX_IDEMPOTENCY_PENDING || rec->chunks) {
+    if (rec->outcome == NGX_IDEMPOTENCY_PENDING) {
         ngx_queue_remove(&rec->queue);
+
+    } else {
+        record_unpublish(rec);
     }
 
-    root = record_bucket(shm, rec->node.key, &tree);
-    ngx_rbtree_delete(&tree, &rec->node);
-    *root = tree.root;
+    record_delete(shm, rec);
 
+    ngx_idempotency_quota_drop(shm, rec);
     ngx_idempotency_chunks_free(shm, rec);
     ngx_slab_free_locked(shm->shpool, rec);
 }
@@ -400,9 +523,9 @@ ngx_idempotency_record_expire(ngx_idempotency_shm_t *shm, ngx_msec_t now,
         while (i < n && !ngx_queue_empty(&window->records)) {
 
             rec = ngx_queue_data(ngx_queue_head(&window->records),
-                                 ngx_idempotency_record_t, expiry);
+                                 ngx_idempotency_record_t, as.bound.expiry);
 
-            if (!record_expired(rec, now)) {
+            if (!ngx_idempotency_record_expired(rec, now)) {
                 break;
             }
 
@@ -415,10 +538,10 @@ ngx_idempotency_record_expire(ngx_idempotency_shm_t *shm, ngx_msec_t now,
 }
 
 
-static ngx_uint_t
-record_expired(ngx_idempotency_record_t *rec, ngx_msec_t now)
+ngx_uint_t
+ngx_idempotency_record_expired(ngx_idempotency_record_t *rec, ngx_msec_t now)
 {
-    return (ngx_msec_int_t) (now - rec->recorded - rec->window->length) >= 0;
+    return (ngx_msec_int_t) (now - rec->ends) >= 0;
 }
 
 
@@ -440,9 +563,9 @@ record_make_room(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
 
     limit = (shpool->end - shpool->start) / ngx_pagesize / 8;
 
-    /* one more for the record, and one for the header block */
+    /* more for the record, for the header block, and for the quota */
 
-    pages = ngx_idempotency_chunks_pages(op->reserve) + 2;
+    pages = ngx_idempotency_chunks_pages(op->reserve) + 2 + (op->quota != 0);
     pages = ngx_min(pages, ngx_max(limit, 1));
 
     for (n = 0; shpool->pfree < pages; n++) {
@@ -498,8 +621,8 @@ record_evict(ngx_idempotency_shm_t *shm)
 ngx_uint_t
 ngx_idempotency_record_alive(ngx_idempotency_record_t *rec, ngx_msec_t now)
 {
-    return ngx_idempotency_worker_alive(&rec->owner, rec->recorded,
-                                        rec->lease, now);
+    return ngx_idempotency_worker_alive(&rec->as.pending.owner, rec->recorded,
+                                        rec->as.pending.lease, now);
 }
 
 

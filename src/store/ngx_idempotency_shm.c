@@ -17,14 +17,29 @@
 #define SHM_SWEEP    64
 
 
+/* where a response stands that goes in piece by piece, and how far it is */
+
+typedef struct {
+    ngx_chain_t               *in;
+    u_char                    *pos;
+    ngx_idempotency_cursor_t   cur;
+} shm_source_t;
+
+
 static ngx_int_t shm_claim(ngx_idempotency_store_t *store,
     ngx_idempotency_op_t *op);
 static ngx_idempotency_record_t *shm_claim_locked(ngx_idempotency_shm_t *shm,
     ngx_idempotency_op_t *op, ngx_idempotency_workers_t *wake);
 static ngx_int_t shm_complete(ngx_idempotency_store_t *store,
     ngx_idempotency_op_t *op);
+static ngx_int_t shm_append(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op,
+    shm_source_t *src);
 static ngx_int_t shm_release(ngx_idempotency_store_t *store,
     ngx_idempotency_op_t *op);
+static ngx_int_t shm_leave(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_op_t *op);
+static ngx_uint_t shm_awaited(ngx_idempotency_record_t *rec);
 static ngx_int_t shm_find(ngx_idempotency_store_t *store,
     ngx_idempotency_op_t *op);
 static ngx_int_t shm_forget(ngx_idempotency_store_t *store,
@@ -141,7 +156,24 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
 {
     ngx_idempotency_record_t  *rec;
 
-    rec = ngx_idempotency_record_find(shm, op);
+    op->left = 0;
+
+    if (op->waited) {
+
+        /* what it waited for has left a response to those who did */
+
+        rec = ngx_idempotency_record_find_left(shm, op);
+
+        if (rec && rec->size) {
+            op->left = 1;
+            op->result = NGX_IDEMPOTENCY_BOUND;
+            shm_describe(rec, op);
+
+            return rec;
+        }
+    }
+
+    rec = ngx_idempotency_record_find(shm, op->token, op->now);
 
     if (rec == NULL) {
         op->result = ngx_idempotency_record_create(shm, op);
@@ -183,18 +215,15 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
 static ngx_int_t
 shm_complete(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
 {
-    u_char                     *pos;
-    ngx_uint_t                  more;
-    ngx_chain_t                *in;
+    ngx_int_t                   rc;
+    shm_source_t                src;
     ngx_idempotency_shm_t      *shm;
-    ngx_idempotency_cursor_t    cur;
     ngx_idempotency_record_t   *rec;
     ngx_idempotency_workers_t   wake;
 
     shm = (ngx_idempotency_shm_t *) store;
 
-    in = NULL;
-    pos = NULL;
+    ngx_memzero(&src, sizeof(shm_source_t));
     ngx_memzero(&wake, sizeof(ngx_idempotency_workers_t));
 
     ngx_idempotency_worker_owns(-1, op->now);
@@ -212,57 +241,77 @@ shm_complete(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
             return NGX_OK;
         }
 
-        if (rec->chunks == NULL) {
+        rc = shm_append(shm, rec, op, &src);
 
-            /* the first piece; or it was in doubt meanwhile, and lost them */
-
-            in = op->pieces;
-            pos = in ? in->buf->pos : NULL;
-            ngx_memzero(&cur, sizeof(ngx_idempotency_cursor_t));
-        }
-
-        more = 0;
-
-        while (ngx_idempotency_fault(op, NGX_IDEMPOTENCY_NO_MEMORY)
-               || ngx_idempotency_chunks_append(shm, rec, &cur, &in, &pos,
-                                                op->size)
-                  != NGX_OK)
-        {
-            if (ngx_idempotency_record_free_some(shm, op->now)
-                && !ngx_idempotency_fault(op, NGX_IDEMPOTENCY_NO_MEMORY))
-            {
-                continue;
-            }
-
-            ngx_idempotency_chunks_free(shm, rec);
+        if (rc == NGX_ERROR) {
 
             if (op->outcome == NGX_IDEMPOTENCY_DONE) {
                 op->outcome = NGX_IDEMPOTENCY_NOT_KEPT;
             }
 
             op->result = NGX_IDEMPOTENCY_TRIMMED;
-            break;
         }
 
-        if (op->result == NGX_IDEMPOTENCY_OK && cur.offset < op->size) {
-            more = 1;
-
-        } else {
-            rec->size = rec->chunks ? op->size : 0;
+        if (rc != NGX_AGAIN) {
+            shm_take_waiting(rec, &wake);
             ngx_idempotency_record_publish(shm, rec, op->outcome, op->status,
                                            op->now);
-            shm_take_waiting(rec, &wake);
+            op->ends = rec->ends;
         }
 
         ngx_idempotency_shm_unlock(shm);
 
-    } while (more);
+    } while (rc == NGX_AGAIN);
 
     if (ngx_idempotency_fault(op, NGX_IDEMPOTENCY_DROP_WAKE)) {
         return NGX_OK;
     }
 
     ngx_idempotency_workers_wake(&wake, ngx_idempotency_record_key(op->token));
+
+    return NGX_OK;
+}
+
+
+/*
+ * The next piece of a response.  NGX_AGAIN: there is more; NGX_ERROR: there is
+ * no memory, and the record is left without any of it.
+ */
+
+static ngx_int_t
+shm_append(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
+    ngx_idempotency_op_t *op, shm_source_t *src)
+{
+    if (rec->chunks == NULL) {
+
+        /* the first piece; or it was in doubt meanwhile, and lost them */
+
+        ngx_memzero(&src->cur, sizeof(ngx_idempotency_cursor_t));
+        src->in = op->pieces;
+        src->pos = src->in ? src->in->buf->pos : NULL;
+    }
+
+    while (ngx_idempotency_fault(op, NGX_IDEMPOTENCY_NO_MEMORY)
+           || ngx_idempotency_chunks_append(shm, rec, &src->cur, &src->in,
+                                            &src->pos, op->size)
+              != NGX_OK)
+    {
+        if (ngx_idempotency_record_free_some(shm, op->now)
+            && !ngx_idempotency_fault(op, NGX_IDEMPOTENCY_NO_MEMORY))
+        {
+            continue;
+        }
+
+        ngx_idempotency_chunks_free(shm, rec);
+
+        return NGX_ERROR;
+    }
+
+    if (src->cur.offset < op->size) {
+        return NGX_AGAIN;
+    }
+
+    rec->size = op->size;
 
     return NGX_OK;
 }
@@ -277,9 +326,13 @@ shm_release(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
 
     shm = (ngx_idempotency_shm_t *) store;
 
-    ngx_memzero(&wake, sizeof(ngx_idempotency_workers_t));
-
     ngx_idempotency_worker_owns(-1, op->now);
+
+    if (op->leave && op->size) {
+        return shm_leave(shm, op);
+    }
+
+    ngx_memzero(&wake, sizeof(ngx_idempotency_workers_t));
 
     if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
         op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
@@ -301,6 +354,76 @@ shm_release(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
 }
 
 
+/*
+ * Released, with a response for those who wait, so that none of them executes.
+ * If nobody does, or memory is short, it is released as any other: then one of
+ * them may.
+ */
+
+static ngx_int_t
+shm_leave(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
+{
+    ngx_int_t                   rc;
+    shm_source_t                src;
+    ngx_idempotency_record_t   *rec;
+    ngx_idempotency_workers_t   wake;
+
+    ngx_memzero(&src, sizeof(shm_source_t));
+    ngx_memzero(&wake, sizeof(ngx_idempotency_workers_t));
+
+    do {
+        if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+            op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+            return NGX_OK;
+        }
+
+        rec = shm_own(shm, op);
+
+        if (rec == NULL) {
+            ngx_idempotency_shm_unlock(shm);
+            return NGX_OK;
+        }
+
+        rc = shm_awaited(rec) ? shm_append(shm, rec, op, &src) : NGX_ERROR;
+
+        if (rc != NGX_AGAIN) {
+            shm_take_waiting(rec, &wake);
+
+            if (rc == NGX_ERROR
+                || ngx_idempotency_record_leave(shm, rec, op->status, op->now)
+                   != NGX_OK)
+            {
+                ngx_idempotency_record_remove(shm, rec);
+            }
+        }
+
+        ngx_idempotency_shm_unlock(shm);
+
+    } while (rc == NGX_AGAIN);
+
+    ngx_idempotency_workers_wake(&wake, ngx_idempotency_record_key(op->token));
+
+    return NGX_OK;
+}
+
+
+/* while it is pending */
+
+static ngx_uint_t
+shm_awaited(ngx_idempotency_record_t *rec)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; i < NGX_IDEMPOTENCY_WORKERS / 64; i++) {
+        if (rec->as.pending.waiting.bits[i]) {
+            return 1;
+        }
+    }
+
+    return 0;
+}
+
+
 static ngx_int_t
 shm_find(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
 {
@@ -314,7 +437,7 @@ shm_find(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
         return NGX_OK;
     }
 
-    rec = ngx_idempotency_record_find(shm, op);
+    rec = ngx_idempotency_record_find(shm, op->token, op->now);
 
     if (rec) {
         shm_describe(rec, op);
@@ -347,7 +470,7 @@ shm_forget(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
         return NGX_OK;
     }
 
-    rec = ngx_idempotency_record_find(shm, op);
+    rec = ngx_idempotency_record_find(shm, op->token, op->now);
 
     if (rec && op->fence && op->fence != rec->fence) {
         rec = NULL;
@@ -390,7 +513,7 @@ shm_own(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
 {
     ngx_idempotency_record_t  *rec;
 
-    rec = ngx_idempotency_record_find(shm, op);
+    rec = ngx_idempotency_record_find(shm, op->token, op->now);
 
     if (rec == NULL || rec->fence != op->fence) {
         op->result = NGX_IDEMPOTENCY_STALE;
@@ -398,7 +521,7 @@ shm_own(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
     }
 
     if (rec->outcome == NGX_IDEMPOTENCY_IN_DOUBT && rec->status == 0) {
-        ngx_idempotency_record_revive(shm, rec);
+        ngx_idempotency_record_revive(shm, rec, op);
     }
 
     if (rec->outcome != NGX_IDEMPOTENCY_PENDING) {
@@ -487,6 +610,7 @@ shm_describe(ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op)
     op->fence = rec->fence;
     op->recorded = rec->recorded;
     op->replays = rec->replays;
+    op->ends = rec->ends;
     op->response.len = rec->size;
     op->response.data = NULL;
 }
@@ -524,7 +648,8 @@ shm_read(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
             return NGX_DECLINED;
         }
 
-        rec = ngx_idempotency_record_find(shm, op);
+        rec = op->left ? ngx_idempotency_record_find_left(shm, op)
+                       : ngx_idempotency_record_find(shm, op->token, op->now);
         gone = (rec == NULL || rec->fence != op->fence || rec->size == 0);
 
         if (!gone) {
@@ -590,21 +715,26 @@ static void
 shm_orphan(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     ngx_msec_t now, ngx_idempotency_workers_t *wake)
 {
+    shm_take_waiting(rec, wake);
+
     ngx_idempotency_chunks_free(shm, rec);
 
     ngx_idempotency_record_publish(shm, rec, NGX_IDEMPOTENCY_IN_DOUBT, 0, now);
-
-    shm_take_waiting(rec, wake);
 }
 
+
+/* before it is anything but pending */
 
 static void
 shm_take_waiting(ngx_idempotency_record_t *rec,
     ngx_idempotency_workers_t *wake)
 {
-    *wake = rec->waiting;
+    if (rec->outcome == NGX_IDEMPOTENCY_PENDING) {
+        *wake = rec->as.pending.waiting;
 
-    ngx_memzero(&rec->waiting, sizeof(ngx_idempotency_workers_t));
+    } else {
+        ngx_memzero(wake, sizeof(ngx_idempotency_workers_t));
+    }
 }
 
 
@@ -618,10 +748,12 @@ shm_wait(ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op)
     self = ngx_idempotency_worker_self();
 
     if (self.slot != NGX_IDEMPOTENCY_NO_WORKER) {
-        rec->waiting.bits[self.slot / 64] |= (uint64_t) 1 << (self.slot % 64);
+        rec->as.pending.waiting.bits[self.slot / 64] |=
+                                              (uint64_t) 1 << (self.slot % 64);
     }
 
     op->waiting = 1;
+    op->waited = rec->fence;
 
     ngx_queue_insert_tail(shm_bucket(ngx_idempotency_record_key(op->token)),
                           &op->queue);

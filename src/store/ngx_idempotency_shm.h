@@ -21,6 +21,10 @@
 #define NGX_IDEMPOTENCY_SHM_EXPIRE   3
 #define NGX_IDEMPOTENCY_SHM_FREE     128
 
+/* for how long a response is left to those who waited for it */
+
+#define NGX_IDEMPOTENCY_SHM_LEFT     10000
+
 
 typedef struct ngx_idempotency_chunk_s  ngx_idempotency_chunk_t;
 
@@ -31,9 +35,10 @@ struct ngx_idempotency_chunk_s {
 
 
 /*
- * Records of one window: they end in the order in which they were recorded.
- * The clocks of two workers may differ by a moment, so one may be freed that
- * much later, but none is found past its time.
+ * Records of one window, in the order in which they were recorded, and so in
+ * that in which they end.  The clocks of two workers may differ by a moment,
+ * and the end of some keys lies anywhere up to the span, so one may be freed
+ * that much later; but none is found past its time, or freed before it.
  */
 
 typedef struct ngx_idempotency_window_s  ngx_idempotency_window_t;
@@ -41,39 +46,63 @@ typedef struct ngx_idempotency_window_s  ngx_idempotency_window_t;
 struct ngx_idempotency_window_s {
     ngx_idempotency_window_t       *next;
     ngx_msec_t                      length;
+    ngx_msec_t                      span;
     ngx_queue_t                     records;
 };
+
+
+/* the tokens of one value, that may be so many: see idempotency_quota */
+
+typedef struct {
+    /* key: the value's first bytes; must be the first member */
+    ngx_rbtree_node_t               node;
+    u_char                          value[NGX_IDEMPOTENCY_DIGEST_LEN];
+    /* those that are not pending, the oldest first */
+    ngx_queue_t                     bound;
+    /* all of them */
+    ngx_uint_t                      live;
+} ngx_idempotency_quota_t;
 
 
 typedef struct {
     /* key: the token's first bytes; must be the first member */
     ngx_rbtree_node_t               node;
-    /* in its window, unless pending */
-    ngx_queue_t                     expiry;
     /* in sh->pending, or in sh->kept with a response, or in none */
     ngx_queue_t                     queue;
 
     u_char                          token[NGX_IDEMPOTENCY_DIGEST_LEN];
     u_char                          fingerprint[NGX_IDEMPOTENCY_DIGEST_LEN];
     ngx_idempotency_parts_t         parts;
+    uint32_t                        replays;
 
     uint64_t                        fence;
-    /* pending: when it was claimed */
+    /* pending: when it was claimed, and before when it will not end */
     ngx_msec_t                      recorded;
-    ngx_msec_t                      lease;
+    ngx_msec_t                      ends;
     ngx_idempotency_window_t       *window;
+    ngx_idempotency_quota_t        *quota;
 
     /* all but the last chunk are full pages */
     ngx_idempotency_chunk_t        *chunks;
     size_t                          size;
 
-    uint32_t                        replays;
+    union {
+        struct {
+            /* where requests wait for it, and whose it is for how long */
+            ngx_idempotency_workers_t   waiting;
+            ngx_idempotency_worker_t    owner;
+            uint32_t                    lease;
+        } pending;
+
+        struct {
+            /* in its window, and in its quota, if it has one */
+            ngx_queue_t                 expiry;
+            ngx_queue_t                 quota;
+        } bound;
+    } as;
+
     uint16_t                        status;
     uint8_t                         outcome;
-
-    /* pending: where requests wait for it, and whose it is */
-    ngx_idempotency_workers_t       waiting;
-    ngx_idempotency_worker_t        owner;
 } ngx_idempotency_record_t;
 
 /* what a token costs, as the documents tell it: it does not compile above */
@@ -96,6 +125,9 @@ typedef struct {
     ngx_rbtree_node_t             **buckets;
     ngx_uint_t                      mask;
     ngx_rbtree_node_t               sentinel;
+
+    /* the root of another one */
+    ngx_rbtree_node_t              *quotas;
 
     ngx_idempotency_window_t        window;
 
@@ -142,19 +174,25 @@ void ngx_idempotency_shm_woken(uint64_t *key);
 ngx_int_t ngx_idempotency_records_init(ngx_idempotency_shm_sh_t *sh,
     ngx_slab_pool_t *shpool);
 ngx_idempotency_record_t *ngx_idempotency_record_find(
-    ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op);
+    ngx_idempotency_shm_t *shm, u_char *token, ngx_msec_t now);
 ngx_idempotency_result_e ngx_idempotency_record_create(
     ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op);
 ngx_idempotency_result_e ngx_idempotency_record_reclaim(
     ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     ngx_idempotency_op_t *op);
 void ngx_idempotency_record_revive(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec);
+    ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op);
 void ngx_idempotency_record_publish(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_outcome_e outcome,
     ngx_uint_t status, ngx_msec_t now);
+ngx_int_t ngx_idempotency_record_leave(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_uint_t status, ngx_msec_t now);
+ngx_idempotency_record_t *ngx_idempotency_record_find_left(
+    ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op);
 void ngx_idempotency_record_remove(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
+ngx_uint_t ngx_idempotency_record_expired(ngx_idempotency_record_t *rec,
+    ngx_msec_t now);
 ngx_uint_t ngx_idempotency_record_expire(ngx_idempotency_shm_t *shm,
     ngx_msec_t now, ngx_uint_t n);
 ngx_uint_t ngx_idempotency_record_free_some(ngx_idempotency_shm_t *shm,
@@ -162,6 +200,17 @@ ngx_uint_t ngx_idempotency_record_free_some(ngx_idempotency_shm_t *shm,
 ngx_uint_t ngx_idempotency_record_alive(ngx_idempotency_record_t *rec,
     ngx_msec_t now);
 uint64_t ngx_idempotency_record_key(u_char *token);
+
+/* how many of them a value has, likewise */
+
+ngx_idempotency_result_e ngx_idempotency_quota_check(
+    ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op);
+ngx_int_t ngx_idempotency_quota_take(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op);
+void ngx_idempotency_quota_bind(ngx_idempotency_record_t *rec);
+void ngx_idempotency_quota_unbind(ngx_idempotency_record_t *rec);
+void ngx_idempotency_quota_drop(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
 
 /* the chunks of one response, likewise */
 

@@ -43,6 +43,8 @@ typedef enum {
     NGX_IDEMPOTENCY_STALE,         /* complete, release: an old fence */
     NGX_IDEMPOTENCY_TRIMMED,       /* complete: without its response, for
                                       want of memory */
+    NGX_IDEMPOTENCY_EXPIRED,       /* claim: fresh, or so old that it ended */
+    NGX_IDEMPOTENCY_LIMITED,       /* claim: fresh, and over its quota */
     NGX_IDEMPOTENCY_UNAVAILABLE    /* no memory, or no store */
 } ngx_idempotency_result_e;
 
@@ -118,17 +120,27 @@ struct ngx_idempotency_op_s {
     /* monotonic, in milliseconds */
     ngx_msec_t                      now;
 
-    /* claim: for how long the outcome will bind the token */
+    /* claim: for how long the outcome will bind the token; for how long from
+       now at least; and for how long at most, or 0 where the window is all */
     ngx_msec_t                      window;
+    ngx_msec_t                      least;
+    ngx_msec_t                      span;
     /* claim: for how long an owner that can't be asked keeps it */
     ngx_msec_t                      lease;
     /* claim: a response of this size must fit, or nothing is claimed */
     size_t                          reserve;
+    /* claim: so many tokens there may be for a value, told by its digest */
+    ngx_uint_t                      quota;
+    u_char                          value[NGX_IDEMPOTENCY_DIGEST_LEN];
     /* claim: take over what is in doubt */
     unsigned                        retry:1;
+    /* claim: not what is fresh, as it may have been bound once */
+    unsigned                        old:1;
     /* claim: if it is pending, call op->handler once that has changed */
     unsigned                        wait:1;
     unsigned                        waiting:1;
+    /* set by a claim that waits: the fence of what it waits for */
+    uint64_t                        waited;
 
     /* set by claim, asked for by complete and release */
     uint64_t                        fence;
@@ -136,9 +148,11 @@ struct ngx_idempotency_op_s {
     /* complete: in; claim and find: out */
     ngx_idempotency_outcome_e       outcome;
     ngx_uint_t                      status;
-    /* complete: the response in pieces, of op->size in all */
+    /* complete: the response in pieces, of op->size in all; release: the
+       same for those who wait, if it is left to them */
     ngx_chain_t                    *pieces;
     size_t                          size;
+    unsigned                        leave:1;
     /* claim: a copy of it in op->pool */
     ngx_str_t                       response;
     ngx_pool_t                     *pool;
@@ -146,10 +160,16 @@ struct ngx_idempotency_op_s {
     /* claim and find: when it was recorded, and how often replayed since */
     ngx_msec_t                      recorded;
     ngx_uint_t                      replays;
+    /* claim and find: when it ends, unless it is pending; of a claim over its
+       quota, when the oldest one does */
+    ngx_msec_t                      ends;
     /* claim: of a conflict, what differs */
     ngx_uint_t                      differs;
     /* claim and find: it was bound by nobody that is known */
     unsigned                        anonymous:1;
+    /* claim: the response was left by what it waited for, which released the
+       token */
+    unsigned                        left:1;
 
     ngx_idempotency_result_e        result;
 
@@ -170,7 +190,8 @@ typedef struct {
     ngx_idempotency_op_pt           claim;
     /* the owner's outcome; keeps the response, or says that it could not */
     ngx_idempotency_op_pt           complete;
-    /* it certainly did not execute: the token is fresh again */
+    /* it did not execute: the token is fresh again; those who wait get the
+       response that is left to them, or else one of them may claim it */
     ngx_idempotency_op_pt           release;
     /* looks, and changes nothing */
     ngx_idempotency_op_pt           find;

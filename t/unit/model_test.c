@@ -18,6 +18,8 @@
 #define WAITERS  24
 #define SLOTS    6
 #define QUEUED   16
+#define VALUES   3
+#define LEFTS    32
 
 
 typedef struct {
@@ -29,6 +31,10 @@ typedef struct {
     uint64_t                    fence;
     ngx_msec_t                  recorded;
     ngx_msec_t                  window;
+    ngx_msec_t                  ends;
+    /* which one it counts for, or 0; the how-manieth outcome it was */
+    ngx_uint_t                  value;
+    ngx_uint_t                  order;
     ngx_msec_t                  lease;
     ngx_uint_t                  slot;
     uint32_t                    epoch;
@@ -57,10 +63,25 @@ typedef struct {
 typedef struct {
     ngx_idempotency_op_t        op;
     ngx_uint_t                  token;
+    ngx_uint_t                  print;
     ngx_uint_t                  slot;
     ngx_uint_t                  waiting;
     ngx_uint_t                  serial;
 } waiter_t;
+
+
+/* a response that was left to those who waited for it */
+
+typedef struct {
+    uint64_t                    fence;
+    ngx_uint_t                  token;
+    ngx_uint_t                  status;
+    ngx_msec_t                  ends;
+    size_t                      size;
+    uint64_t                    seed;
+    ngx_uint_t                  replays;
+    ngx_uint_t                  serial;
+} left_t;
 
 
 static zone_t            zone;
@@ -68,6 +89,7 @@ static zone_t            zone;
 static token_t           tokens[TOKENS];
 static claim_t           claims[CLAIMS];
 static waiter_t          waiters[WAITERS];
+static left_t            lefts[LEFTS];
 static uint64_t          queued[QUEUED];
 static ngx_uint_t        nqueued;
 
@@ -75,6 +97,7 @@ static uint64_t          rnd;
 static ngx_msec_t        now;
 static uint64_t          fence;
 static ngx_uint_t        serial;
+static ngx_uint_t        order;
 static ngx_uint_t        step;
 
 static ngx_uint_t        told;
@@ -85,7 +108,8 @@ static ngx_uint_t        last_called;
 static ngx_uint_t        seen_claimed, seen_replayed, seen_pending,
                          seen_conflict, seen_doubt, seen_retry, seen_stale,
                          seen_trimmed, seen_unavailable, seen_evicted,
-                         seen_called, seen_expired, seen_orphan;
+                         seen_called, seen_expired, seen_orphan, seen_old,
+                         seen_limited, seen_left, seen_served;
 
 static const ngx_uint_t  slots[SLOTS] = { 0, 1, 63, 64, 100, 127 };
 
@@ -147,7 +171,7 @@ static ngx_uint_t
 over(token_t *t)
 {
     return t->bound && t->outcome != NGX_IDEMPOTENCY_PENDING
-           && (ngx_msec_int_t) (now - t->recorded - t->window) >= 0;
+           && (ngx_msec_int_t) (now - t->ends) >= 0;
 }
 
 
@@ -227,6 +251,63 @@ publish(token_t *t, ngx_idempotency_outcome_e outcome, ngx_uint_t status,
     t->seed = seed;
     t->recorded = now;
     t->serial = size ? ++serial : 0;
+    t->order = ++order;
+
+    if ((ngx_msec_int_t) (now + t->window - t->ends) > 0) {
+        t->ends = now + t->window;
+    }
+}
+
+
+/* how many there are for a value, and when the oldest of them ends */
+
+static ngx_uint_t
+counted(ngx_uint_t value, ngx_msec_t *ends)
+{
+    token_t     *t;
+    ngx_uint_t   n, oldest;
+
+    n = 0;
+    oldest = 0;
+
+    for (t = tokens; t < tokens + TOKENS; t++) {
+
+        if (!t->bound || t->value != value || over(t)) {
+            continue;
+        }
+
+        n++;
+
+        if (t->outcome != NGX_IDEMPOTENCY_PENDING
+            && (oldest == 0 || t->order < oldest))
+        {
+            oldest = t->order;
+            *ends = t->ends;
+        }
+    }
+
+    return n;
+}
+
+
+static left_t *
+left_by(uint64_t by)
+{
+    left_t  *l;
+
+    for (l = lefts; l < lefts + LEFTS; l++) {
+
+        if (by && l->fence == by && l->serial) {
+
+            if ((ngx_msec_int_t) (now - l->ends) < 0) {
+                return l;
+            }
+
+            l->fence = 0;
+        }
+    }
+
+    return NULL;
 }
 
 
@@ -244,8 +325,9 @@ orphan(token_t *t)
 static void
 sync_kept(ngx_uint_t allowed)
 {
+    left_t                    *l;
     token_t                   *t;
-    ngx_uint_t                 i, first, n, last, token;
+    ngx_uint_t                 i, first, n, last, token, at;
     ngx_queue_t               *q;
     ngx_idempotency_record_t  *rec;
 
@@ -276,29 +358,61 @@ sync_kept(ngx_uint_t allowed)
             }
         }
 
-        if (!check(token < TOKENS)) {
-            return;
+        if (token == TOKENS) {
+
+            /* under no name of its own: it was left */
+
+            if ((ngx_msec_int_t) (now - rec->ends) >= 0) {
+                continue;
+            }
+
+            l = left_by(rec->fence);
+
+            if (!check(l != NULL)) {
+                return;
+            }
+
+            check_equal(rec->size, l->size);
+            at = l->serial;
+
+        } else {
+            t = &tokens[token];
+
+            if (!t->bound || over(t)) {
+                continue;
+            }
+
+            check_equal(rec->size, t->size);
+            check_equal(rec->fence, t->fence);
+            at = t->serial;
         }
 
-        t = &tokens[token];
-
-        if (!t->bound || over(t)) {
-            continue;
-        }
-
-        check_equal(rec->size, t->size);
-        check_equal(rec->fence, t->fence);
-
-        if (!check(t->serial > last)) {
+        if (!check(at > last)) {
             fail("responses are out of order", token);
         }
 
-        last = t->serial;
+        last = at;
         n++;
 
         if (first == 0) {
-            first = t->serial;
+            first = at;
         }
+    }
+
+    for (l = lefts; l < lefts + LEFTS; l++) {
+
+        if (left_by(l->fence) == NULL) {
+            continue;
+        }
+
+        if (first && l->serial >= first) {
+            n--;
+            continue;
+        }
+
+        check(allowed);
+        l->fence = 0;
+        seen_evicted++;
     }
 
     for (i = 0; i < TOKENS; i++) {
@@ -347,11 +461,9 @@ nothing_to_free(void)
             continue;
         }
 
-        rec = ngx_queue_data(q, ngx_idempotency_record_t, expiry);
+        rec = ngx_queue_data(q, ngx_idempotency_record_t, as.bound.expiry);
 
-        if ((ngx_msec_int_t) (now - rec->recorded)
-            >= (ngx_msec_int_t) window->length)
-        {
+        if ((ngx_msec_int_t) (now - rec->ends) >= 0) {
             return 0;
         }
     }
@@ -365,8 +477,7 @@ nothing_to_free(void)
 static void
 handler(ngx_idempotency_op_t *op)
 {
-    waiter_t    *w, *victim;
-    ngx_uint_t   print;
+    waiter_t  *w, *victim;
 
     w = op->data;
 
@@ -388,8 +499,7 @@ handler(ngx_idempotency_op_t *op)
         break;
 
     case 1:
-        print = below(PRINTS);
-        claim_as(w->slot, op, w->token, print, 1, w);
+        claim_as(w->slot, op, w->token, w->print, 1, w);
         break;
     }
 }
@@ -420,14 +530,26 @@ static void
 claim_as(ngx_uint_t slot, ngx_idempotency_op_t *op, ngx_uint_t token,
     ngx_uint_t print, ngx_uint_t wait, waiter_t *w)
 {
+    left_t            *l;
     token_t           *t;
-    ngx_uint_t         pfree, need, limit, result, retry, evict;
+    uint64_t           waited;
+    ngx_msec_t         ends;
+    ngx_uint_t         pfree, need, limit, result, retry, evict, value;
 
     static ngx_msec_t  windows[] = { 1, 20, 20, 21, 50, 300, 2000 };
+    static ngx_msec_t  spans[] = { 0, 0, 0, 400, 3000 };
 
     retry = (below(3) == 0);
+    value = below(2) ? 1 + below(VALUES) : 0;
+    waited = (w && w->token == token) ? w->op.waited : 0;
 
     op_init(op, token, print, now);
+    op->waited = waited;
+    op->old = (below(20) == 0);
+    op->span = spans[below(5)];
+    op->least = op->span ? below(op->span) : 0;
+    op->quota = value ? 4 + below(8) : 0;
+    op_token(op->value, 5000000 + value);
     op->window = windows[below(7)];
     op->lease = 10 + below(100);
     op->reserve = below(2) ? 0 : random_size();
@@ -437,13 +559,34 @@ claim_as(ngx_uint_t slot, ngx_idempotency_op_t *op, ngx_uint_t token,
     op->data = w;
 
     limit = (zone.shm.shpool->end - zone.shm.shpool->start) / ngx_pagesize / 8;
-    need = ngx_idempotency_chunks_pages(op->reserve) + 2;
+    need = ngx_idempotency_chunks_pages(op->reserve) + 2 + (value != 0);
     need = ngx_min(need, ngx_max(limit, 1));
 
     double_become(slot);
 
     pfree = zone.shm.shpool->pfree;
     result = op_claim(&zone, op);
+
+    l = left_by(waited);
+
+    check_equal(op->left, l != NULL);
+
+    if (l) {
+        check_equal(result, NGX_IDEMPOTENCY_BOUND);
+        check_equal(op->outcome, NGX_IDEMPOTENCY_DONE);
+        check_equal(op->status, l->status);
+        check_equal(op->fence, l->fence);
+        check_equal(op->replays, ++l->replays);
+        check_equal(op->waiting, 0);
+        check_equal(l->token, token);
+
+        if (!op_responded(op, l->size, l->seed)) {
+            fail("another response was left", token);
+        }
+
+        seen_served++;
+        return;
+    }
 
     t = current(token);
 
@@ -455,6 +598,25 @@ claim_as(ngx_uint_t slot, ngx_idempotency_op_t *op, ngx_uint_t token,
         || (retry && t->outcome == NGX_IDEMPOTENCY_IN_DOUBT
             && t->print == print))
     {
+        if (!t->bound && op->old) {
+            check_equal(result, NGX_IDEMPOTENCY_EXPIRED);
+            seen_old++;
+            return;
+        }
+
+        ends = now + ngx_max(op->window, op->least);
+
+        if (!t->bound && value && counted(value, &ends) >= op->quota) {
+
+            if (!check_equal(result, NGX_IDEMPOTENCY_LIMITED)) {
+                fail("not limited", token);
+            }
+
+            check_equal(op->ends, ends);
+            seen_limited++;
+            return;
+        }
+
         evict = (zone.shm.evict && pfree < need);
 
         if (result == NGX_IDEMPOTENCY_UNAVAILABLE) {
@@ -476,8 +638,15 @@ claim_as(ngx_uint_t slot, ngx_idempotency_op_t *op, ngx_uint_t token,
         check_equal(op->fence, ++fence);
         check_equal(op->waiting, 0);
 
+        if (t->bound) {
+            /* it counts as it did */
+            value = t->value;
+        }
+
         ngx_memzero(t, sizeof(token_t));
         t->bound = 1;
+        t->value = value;
+        t->ends = now + op->least;
         t->print = print;
         t->fence = fence;
         t->recorded = now;
@@ -520,7 +689,9 @@ claim_as(ngx_uint_t slot, ngx_idempotency_op_t *op, ngx_uint_t token,
 
         if (wait) {
             w->token = token;
+            w->print = print;
             w->slot = slot;
+            check_equal(op->waited, t->fence);
             w->waiting = 1;
             w->serial = ++serial;
             t->waiting.bits[slot / 64] |= (uint64_t) 1 << (slot % 64);
@@ -531,6 +702,7 @@ claim_as(ngx_uint_t slot, ngx_idempotency_op_t *op, ngx_uint_t token,
 
     check_equal(op->waiting, 0);
     check_equal(op->status, t->status);
+    check_equal(op->ends, t->ends);
     seen_doubt += (t->outcome == NGX_IDEMPOTENCY_IN_DOUBT);
 
     if (t->size) {
@@ -695,12 +867,71 @@ step_complete(void)
 }
 
 
+/* by the record that has its fence and not its name, or there is no memory */
+
+static void
+remember_left(claim_t *c, ngx_idempotency_op_t *op, size_t size,
+    uint64_t seed, ngx_uint_t full)
+{
+    left_t                    *l;
+    ngx_queue_t               *q;
+    ngx_idempotency_record_t  *rec;
+
+    for (q = ngx_queue_head(&zone.shm.sh->kept);
+         q != ngx_queue_sentinel(&zone.shm.sh->kept);
+         q = ngx_queue_next(q))
+    {
+        rec = ngx_queue_data(q, ngx_idempotency_record_t, queue);
+
+        if (rec->fence == c->fence) {
+            break;
+        }
+    }
+
+    if (q == ngx_queue_sentinel(&zone.shm.sh->kept)) {
+
+        if (!check(full)) {
+            fail("no response was left", c->token);
+        }
+
+        sync_kept(zone.shm.evict);
+        return;
+    }
+
+    check(ngx_memcmp(rec->token, op->token, NGX_IDEMPOTENCY_DIGEST_LEN) != 0);
+
+    for (l = lefts; l < lefts + LEFTS; l++) {
+        if (left_by(l->fence) == NULL) {
+            break;
+        }
+    }
+
+    if (!check(l < lefts + LEFTS)) {
+        return;
+    }
+
+    l->fence = c->fence;
+    l->token = c->token;
+    l->status = op->status;
+    l->ends = now + NGX_IDEMPOTENCY_SHM_LEFT;
+    l->size = size;
+    l->seed = seed;
+    l->replays = 0;
+    l->serial = ++serial;
+
+    sync_kept(zone.shm.evict && full);
+    seen_left++;
+}
+
+
 static void
 step_release(void)
 {
+    size_t                 size;
     claim_t               *c;
     token_t               *t;
-    ngx_uint_t             result;
+    uint64_t               seed;
+    ngx_uint_t             result, pfree, leave;
     ngx_idempotency_op_t   op;
 
     c = some_claim();
@@ -708,14 +939,31 @@ step_release(void)
         return;
     }
 
+    size = random_size();
+    seed = unit_random(&rnd);
+
     op_init(&op, c->token, 0, now);
     op.fence = c->fence;
+    op.leave = (below(4) != 0);
+    op.status = 400 + below(100);
+    op_respond(&op, size, seed);
+
+    t = &tokens[c->token];
+    leave = (op.leave && size && owns(c)
+             && t->outcome == NGX_IDEMPOTENCY_PENDING
+             && (t->waiting.bits[0] | t->waiting.bits[1]));
 
     double_become(c->slot);
+    pfree = zone.shm.shpool->pfree;
     result = op_release(&zone, &op);
 
     t = current(c->token);
     c->used = 0;
+
+    if (leave) {
+        remember_left(c, &op, size, seed,
+                      pfree < 1 + ngx_idempotency_chunks_pages(size));
+    }
 
     if (!owns(c)) {
         check_equal(result, NGX_IDEMPOTENCY_STALE);
@@ -759,6 +1007,11 @@ step_find(void)
     check_equal(op.outcome, t->outcome);
     check_equal(op.fence, t->fence);
     check_equal(op.recorded, t->recorded);
+
+    if (t->outcome != NGX_IDEMPOTENCY_PENDING) {
+        check_equal(op.ends, t->ends);
+    }
+
     check_equal(op.replays, t->replays);
     check_equal(op.response.len, t->size);
     check(op.response.data == NULL);
@@ -796,38 +1049,29 @@ forget(ngx_uint_t token)
 static void
 sweep(void)
 {
-    ngx_uint_t  i, n, found;
+    token_t  *t, *first;
 
     ngx_idempotency_shm_sweep(&zone.shm, now);
 
-    /* its wakes come in the order of claims */
+    /* in the order in which they were claimed */
 
-    n = double_nwakes;
+    do {
+        first = NULL;
 
-    for (i = 0; i < n; i++) {
-        for (found = 0; found < TOKENS; found++) {
-            if (tokens[found].bound
-                && tokens[found].outcome == NGX_IDEMPOTENCY_PENDING
-                && key_of(found) == double_wakes[0].key)
+        for (t = tokens; t < tokens + TOKENS; t++) {
+            if (t->bound && t->outcome == NGX_IDEMPOTENCY_PENDING
+                && !owner_alive(t)
+                && (first == NULL || t->fence < first->fence))
             {
-                break;
+                first = t;
             }
         }
 
-        if (!check(found < TOKENS && !owner_alive(&tokens[found]))) {
-            return;
+        if (first) {
+            orphan(first);
         }
 
-        orphan(&tokens[found]);
-    }
-
-    for (i = 0; i < TOKENS; i++) {
-        if (tokens[i].bound && tokens[i].outcome == NGX_IDEMPOTENCY_PENDING
-            && !owner_alive(&tokens[i]))
-        {
-            orphan(&tokens[i]);
-        }
-    }
+    } while (first);
 }
 
 
@@ -939,12 +1183,13 @@ run(size_t size, ngx_uint_t evict, uint64_t seed, ngx_uint_t steps)
     ngx_memzero(tokens, sizeof(tokens));
     ngx_memzero(claims, sizeof(claims));
     ngx_memzero(waiters, sizeof(waiters));
+    ngx_memzero(lefts, sizeof(lefts));
     nqueued = 0;
 
     seen_claimed = seen_replayed = seen_pending = seen_conflict = 0;
     seen_doubt = seen_retry = seen_stale = seen_trimmed = 0;
     seen_unavailable = seen_evicted = seen_called = seen_expired = 0;
-    seen_orphan = 0;
+    seen_orphan = seen_old = seen_limited = seen_left = seen_served = 0;
 
     seed += unit_setting("UNIT_SEED", 0);
     steps = unit_setting("UNIT_STEPS", steps);
@@ -953,6 +1198,7 @@ run(size_t size, ngx_uint_t evict, uint64_t seed, ngx_uint_t steps)
     now = 1000;
     fence = 0;
     serial = 0;
+    order = 0;
     told = 0;
 
     double_reset();
@@ -971,7 +1217,7 @@ run(size_t size, ngx_uint_t evict, uint64_t seed, ngx_uint_t steps)
         } else if (action < 66) {
             step_complete();
 
-        } else if (action < 70) {
+        } else if (action < 74) {
             step_release();
 
         } else if (action < 78) {
@@ -1009,6 +1255,9 @@ run(size_t size, ngx_uint_t evict, uint64_t seed, ngx_uint_t steps)
         forget(i);
     }
 
+    now += NGX_IDEMPOTENCY_SHM_LEFT;
+    ngx_idempotency_record_expire(&zone.shm, now, LEFTS);
+
     for (i = 0; i < WAITERS; i++) {
         op_cancel(&zone, &waiters[i].op);
     }
@@ -1018,7 +1267,8 @@ run(size_t size, ngx_uint_t evict, uint64_t seed, ngx_uint_t steps)
 
     unit_note("seed %llu, %u steps: claimed %u (retry %u), replayed %u, "
               "pending %u, conflict %u, in doubt %u, orphan %u, stale %u, "
-              "expired %u, trimmed %u, unavailable %u, evicted %u, called %u",
+              "expired %u, trimmed %u, unavailable %u, evicted %u, called %u, "
+              "old %u, limited %u, left %u (served %u)",
               (unsigned long long) seed, (unsigned) step,
               (unsigned) seen_claimed, (unsigned) seen_retry,
               (unsigned) seen_replayed, (unsigned) seen_pending,
@@ -1026,7 +1276,9 @@ run(size_t size, ngx_uint_t evict, uint64_t seed, ngx_uint_t steps)
               (unsigned) seen_orphan, (unsigned) seen_stale,
               (unsigned) seen_expired, (unsigned) seen_trimmed,
               (unsigned) seen_unavailable, (unsigned) seen_evicted,
-              (unsigned) seen_called);
+              (unsigned) seen_called, (unsigned) seen_old,
+              (unsigned) seen_limited, (unsigned) seen_left,
+              (unsigned) seen_served);
 
     if (steps < 100000) {
         return;
@@ -1036,7 +1288,8 @@ run(size_t size, ngx_uint_t evict, uint64_t seed, ngx_uint_t steps)
 
     check(seen_claimed && seen_retry && seen_replayed && seen_pending);
     check(seen_conflict && seen_doubt && seen_orphan && seen_stale);
-    check(seen_expired && seen_called);
+    check(seen_expired && seen_called && seen_old && seen_limited);
+    check(seen_left && seen_served);
 
     if (size > 1024 * 1024) {
         check_equal(seen_trimmed + seen_unavailable + seen_evicted, 0);

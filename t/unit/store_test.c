@@ -389,6 +389,32 @@ expiry_is_exact_where_time_wraps(void)
 }
 
 
+/* what has ended is freed in its turn, and keeps what has not */
+
+static void
+freed_in_turn(void)
+{
+    ngx_uint_t  i;
+
+    open_zone();
+
+    for (i = 0; i < 10; i++) {
+        check_equal(op_bind(&zone, i, 1, 100 + 5 * i, 50, 10),
+                    NGX_IDEMPOTENCY_OK);
+    }
+
+    for (i = 0; i < 10; i++) {
+        ngx_idempotency_record_expire(&zone.shm, 149 + 5 * i, 100);
+        check_equal(zone_bound(&zone), 10 - i);
+
+        ngx_idempotency_record_expire(&zone.shm, 150 + 5 * i, 100);
+        check_equal(zone_bound(&zone), 9 - i);
+    }
+
+    close_empty();
+}
+
+
 /* the window begins with the outcome, not with the claim */
 
 static void
@@ -987,6 +1013,7 @@ static unit_case_t  cases[] = {
     { "stale owners change nothing", stale_owners_change_nothing },
     { "expiry is exact, for mixed windows", expiry_is_exact },
     { "expiry is exact where time wraps", expiry_is_exact_where_time_wraps },
+    { "what has ended is freed in its turn", freed_in_turn },
     { "the window starts with the outcome", window_starts_with_the_outcome },
     { "a window of no length", no_window },
     { "what expired is freed on the way",

@@ -10,6 +10,7 @@ typedef struct {
     ngx_uint_t              bound;
     ngx_uint_t              pending;
     ngx_uint_t              kept;
+    ngx_uint_t              counted;
     ngx_uint_t              pages;
     ngx_uint_t              used[ZONE_SLOTS];
 } zone_census_t;
@@ -41,6 +42,8 @@ static ngx_uint_t zone_slot(zone_t *z, size_t size);
 static ngx_uint_t zone_tree(ngx_idempotency_shm_sh_t *sh,
     ngx_rbtree_node_t *node);
 static int zone_compare(ngx_rbtree_node_t *one, ngx_rbtree_node_t *two);
+static ngx_uint_t zone_quotas(zone_t *z, ngx_rbtree_node_t *node,
+    zone_census_t *c);
 static void zone_count(zone_t *z, ngx_uint_t bucket, ngx_rbtree_node_t *node,
     zone_census_t *c);
 static void zone_count_record(zone_t *z, ngx_idempotency_record_t *rec,
@@ -210,6 +213,8 @@ zone_check(zone_t *z)
     check_equal(zone_size(&sh->pending), c.pending);
     check_equal(zone_size(&sh->kept), c.kept);
 
+    check_equal(zone_quotas(z, sh->quotas, &c), c.counted);
+
     for (window = sh->window.next; window; window = window->next) {
         c.used[zone_slot(z, sizeof(ngx_idempotency_window_t))]++;
     }
@@ -300,6 +305,41 @@ zone_compare(ngx_rbtree_node_t *one, ngx_rbtree_node_t *two)
 }
 
 
+/* the tokens that are counted, of all values */
+
+static ngx_uint_t
+zone_quotas(zone_t *z, ngx_rbtree_node_t *node, zone_census_t *c)
+{
+    ngx_queue_t               *q;
+    ngx_idempotency_quota_t   *quota;
+    ngx_idempotency_record_t  *rec;
+
+    if (node == &z->shm.sh->sentinel) {
+        return 0;
+    }
+
+    quota = (ngx_idempotency_quota_t *) node;
+
+    c->used[zone_slot(z, sizeof(ngx_idempotency_quota_t))]++;
+
+    check_equal(node->key, ngx_idempotency_record_key(quota->value));
+    check(quota->live > 0);
+    check(quota->live >= zone_size(&quota->bound));
+
+    for (q = ngx_queue_head(&quota->bound);
+         q != ngx_queue_sentinel(&quota->bound);
+         q = ngx_queue_next(q))
+    {
+        rec = ngx_queue_data(q, ngx_idempotency_record_t, as.bound.quota);
+        check(rec->quota == quota);
+        check(rec->outcome != NGX_IDEMPOTENCY_PENDING);
+    }
+
+    return quota->live + zone_quotas(z, node->left, c)
+           + zone_quotas(z, node->right, c);
+}
+
+
 static void
 zone_count(zone_t *z, ngx_uint_t bucket, ngx_rbtree_node_t *node,
     zone_census_t *c)
@@ -343,13 +383,17 @@ zone_count_record(zone_t *z, ngx_idempotency_record_t *rec, zone_census_t *c)
                 !pending && rec->chunks != NULL);
 
     c->pending += pending;
+    c->counted += (rec->quota != NULL);
     c->kept += (!pending && rec->chunks != NULL);
 
     if (!pending) {
         c->bound++;
 
-        check(zone_in_queue(&rec->window->records, &rec->expiry));
-        check_equal(rec->waiting.bits[0] | rec->waiting.bits[1], 0);
+        check(zone_in_queue(&rec->window->records, &rec->as.bound.expiry));
+        check((ngx_msec_int_t) (rec->ends - rec->recorded
+                                - rec->window->length) >= 0);
+        check((ngx_msec_int_t) (rec->ends - rec->recorded
+                                - rec->window->span) <= 0 || z->skew);
     }
 
     /* a response under way has no size yet; chunks tell by their pages */
@@ -450,6 +494,7 @@ zone_check_empty(zone_t *z)
     ngx_uint_t                 i;
     ngx_slab_pool_t           *pool;
     ngx_idempotency_shm_sh_t  *sh;
+    ngx_idempotency_window_t  *window;
 
     sh = z->shm.sh;
     pool = z->shm.shpool;
@@ -463,7 +508,17 @@ zone_check_empty(zone_t *z)
     check_equal(zone_bound(z), 0);
     check(ngx_queue_empty(&sh->pending));
     check(ngx_queue_empty(&sh->kept));
+    check(sh->quotas == &sh->sentinel);
     check_equal(sh->inside, 0);
+
+    /* windows stay for as long as the zone does */
+
+    while (sh->window.next) {
+        window = sh->window.next;
+        sh->window.next = window->next;
+        ngx_slab_free_locked(pool, window);
+    }
+
     check_equal(pool->pfree, z->pfree);
 
     p = ngx_slab_alloc_locked(pool, pool->pfree << ngx_pagesize_shift);

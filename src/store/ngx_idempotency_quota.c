@@ -1,0 +1,301 @@
+
+/*
+ * How many tokens there are for one value, such as a client's address: they
+ * are counted where they are bound and where they go, so that nobody can fill
+ * a zone for all.  All of it runs with the zone's lock held.
+ */
+
+
+#include "ngx_idempotency_shm.h"
+
+
+/* those looked at, at most, for one that has ended before its turn */
+
+#define QUOTA_LOOK  64
+
+
+static void quota_tree(ngx_idempotency_shm_t *shm, ngx_rbtree_t *tree);
+static void quota_insert_value(ngx_rbtree_node_t *temp,
+    ngx_rbtree_node_t *node, ngx_rbtree_node_t *sentinel);
+static ngx_idempotency_quota_t *quota_find(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_op_t *op);
+static ngx_uint_t quota_full(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_op_t *op);
+static void quota_expire(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_op_t *op);
+
+
+/*
+ * Whether one more token may be bound.  Those whose time is over don't count:
+ * if it would be one too many they are freed, all that there are, as far as
+ * may be while the lock is held once.
+ */
+
+ngx_idempotency_result_e
+ngx_idempotency_quota_check(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_op_t *op)
+{
+    ngx_queue_t               *q;
+    ngx_idempotency_quota_t   *quota;
+    ngx_idempotency_record_t  *rec;
+
+    if (!quota_full(shm, op)) {
+        return NGX_IDEMPOTENCY_OK;
+    }
+
+    if (ngx_idempotency_record_expire(shm, op->now, NGX_IDEMPOTENCY_SHM_FREE)
+        == NGX_IDEMPOTENCY_SHM_FREE)
+    {
+        return NGX_IDEMPOTENCY_CHANGED;
+    }
+
+    quota_expire(shm, op);
+
+    if (!quota_full(shm, op)) {
+        return NGX_IDEMPOTENCY_OK;
+    }
+
+    quota = quota_find(shm, op);
+
+    if (ngx_queue_empty(&quota->bound)) {
+
+        /* all of them are pending: one that ends now has its window yet */
+
+        op->ends = op->now + ngx_max(op->window, op->least);
+        return NGX_IDEMPOTENCY_LIMITED;
+    }
+
+    q = ngx_queue_head(&quota->bound);
+    rec = ngx_queue_data(q, ngx_idempotency_record_t, as.bound.quota);
+
+    op->ends = rec->ends;
+
+    return NGX_IDEMPOTENCY_LIMITED;
+}
+
+
+static ngx_uint_t
+quota_full(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
+{
+    ngx_idempotency_quota_t  *quota;
+
+    if (op->quota == 0) {
+        return 0;
+    }
+
+    quota = quota_find(shm, op);
+
+    return quota && quota->live >= op->quota;
+}
+
+
+/* keys that tell their own time do not end in the order of a window */
+
+static void
+quota_expire(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
+{
+    ngx_uint_t                 n, last;
+    ngx_queue_t               *q, *next;
+    ngx_idempotency_quota_t   *quota;
+    ngx_idempotency_record_t  *rec;
+
+    quota = quota_find(shm, op);
+    if (quota == NULL) {
+        return;
+    }
+
+    q = ngx_queue_head(&quota->bound);
+
+    for (n = 0; n < QUOTA_LOOK; n++, q = next) {
+
+        if (q == ngx_queue_sentinel(&quota->bound)) {
+            return;
+        }
+
+        next = ngx_queue_next(q);
+        rec = ngx_queue_data(q, ngx_idempotency_record_t, as.bound.quota);
+
+        if (!ngx_idempotency_record_expired(rec, op->now)) {
+            continue;
+        }
+
+        /* the last one takes the quota along */
+
+        last = (quota->live == 1);
+        ngx_idempotency_record_remove(shm, rec);
+
+        if (last) {
+            return;
+        }
+    }
+}
+
+
+/* a record that is about to be bound counts from now on */
+
+ngx_int_t
+ngx_idempotency_quota_take(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op)
+{
+    ngx_rbtree_t              tree;
+    ngx_idempotency_quota_t  *quota;
+
+    if (op->quota == 0) {
+        return NGX_OK;
+    }
+
+    quota = quota_find(shm, op);
+
+    if (quota == NULL) {
+        quota = ngx_slab_calloc_locked(shm->shpool,
+                                       sizeof(ngx_idempotency_quota_t));
+        if (quota == NULL) {
+            return NGX_ERROR;
+        }
+
+        ngx_memcpy(quota->value, op->value, NGX_IDEMPOTENCY_DIGEST_LEN);
+        ngx_queue_init(&quota->bound);
+
+        quota->node.key =
+                     (ngx_rbtree_key_t) ngx_idempotency_record_key(op->value);
+
+        quota_tree(shm, &tree);
+        ngx_rbtree_insert(&tree, &quota->node);
+        shm->sh->quotas = tree.root;
+    }
+
+    quota->live++;
+    rec->quota = quota;
+
+    return NGX_OK;
+}
+
+
+/* it has an end now, and is the last one to come to it */
+
+void
+ngx_idempotency_quota_bind(ngx_idempotency_record_t *rec)
+{
+    if (rec->quota) {
+        ngx_queue_insert_tail(&rec->quota->bound, &rec->as.bound.quota);
+    }
+}
+
+
+void
+ngx_idempotency_quota_unbind(ngx_idempotency_record_t *rec)
+{
+    if (rec->quota) {
+        ngx_queue_remove(&rec->as.bound.quota);
+    }
+}
+
+
+/* it counts no more; it is pending, or unbound */
+
+void
+ngx_idempotency_quota_drop(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec)
+{
+    ngx_rbtree_t              tree;
+    ngx_idempotency_quota_t  *quota;
+
+    quota = rec->quota;
+
+    if (quota == NULL) {
+        return;
+    }
+
+    rec->quota = NULL;
+
+    if (--quota->live) {
+        return;
+    }
+
+    quota_tree(shm, &tree);
+    ngx_rbtree_delete(&tree, &quota->node);
+    shm->sh->quotas = tree.root;
+
+    ngx_slab_free_locked(shm->shpool, quota);
+}
+
+
+static ngx_idempotency_quota_t *
+quota_find(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
+{
+    ngx_int_t                 rc;
+    ngx_rbtree_key_t          key;
+    ngx_rbtree_node_t        *node;
+    ngx_idempotency_quota_t  *quota;
+
+    key = (ngx_rbtree_key_t) ngx_idempotency_record_key(op->value);
+    node = shm->sh->quotas;
+
+    while (node != &shm->sh->sentinel) {
+
+        if (key != node->key) {
+            node = (key < node->key) ? node->left : node->right;
+            continue;
+        }
+
+        quota = (ngx_idempotency_quota_t *) node;
+
+        rc = ngx_memcmp(op->value, quota->value, NGX_IDEMPOTENCY_DIGEST_LEN);
+
+        if (rc == 0) {
+            return quota;
+        }
+
+        node = (rc < 0) ? node->left : node->right;
+    }
+
+    return NULL;
+}
+
+
+/* made anew each time: other processes may have our functions elsewhere */
+
+static void
+quota_tree(ngx_idempotency_shm_t *shm, ngx_rbtree_t *tree)
+{
+    tree->root = shm->sh->quotas;
+    tree->sentinel = &shm->sh->sentinel;
+    tree->insert = quota_insert_value;
+}
+
+
+static void
+quota_insert_value(ngx_rbtree_node_t *temp, ngx_rbtree_node_t *node,
+    ngx_rbtree_node_t *sentinel)
+{
+    ngx_rbtree_node_t        **p;
+    ngx_idempotency_quota_t   *quota, *other;
+
+    quota = (ngx_idempotency_quota_t *) node;
+
+    for ( ;; ) {
+
+        if (node->key != temp->key) {
+            p = (node->key < temp->key) ? &temp->left : &temp->right;
+
+        } else {
+            other = (ngx_idempotency_quota_t *) temp;
+
+            p = (ngx_memcmp(quota->value, other->value,
+                            NGX_IDEMPOTENCY_DIGEST_LEN) < 0)
+                    ? &temp->left : &temp->right;
+        }
+
+        if (*p == sentinel) {
+            break;
+        }
+
+        temp = *p;
+    }
+
+    *p = node;
+    node->parent = temp;
+    node->left = sentinel;
+    node->right = sentinel;
+    ngx_rbt_red(node);
+}
