@@ -67,6 +67,7 @@ extern ngx_http_idempotency_refusal_t
 #define NGX_HTTP_IDEMPOTENCY_MISSING_PASS      0
 #define NGX_HTTP_IDEMPOTENCY_MISSING_REJECT    1
 #define NGX_HTTP_IDEMPOTENCY_MISSING_CONTENT   2
+#define NGX_HTTP_IDEMPOTENCY_MISSING_FORM      3
 
 #define NGX_HTTP_IDEMPOTENCY_FORMAT_ANY        0
 #define NGX_HTTP_IDEMPOTENCY_FORMAT_SF_STRING  1
@@ -197,6 +198,9 @@ typedef struct {
     off_t                              captured;
     off_t                              expected;
 
+    /* the main request's subrequests that were seen */
+    ngx_array_t                       *subrequests;
+
     /* those of the location, the upstream and the connection, behind ours */
     ngx_http_handler_pt                content_handler;
     ngx_http_event_handler_pt          write_event_handler;
@@ -224,18 +228,21 @@ typedef struct {
     /* its way is chosen: on as the owner, or a replay, or a refusal */
     unsigned                           decided:1;
     unsigned                           waited:1;
+    unsigned                           half_closed:1;
     unsigned                           refused:1;
     unsigned                           owner:1;
     /* its content is noted as seen with its key */
     unsigned                           seen:1;
 
     /* of the owner's response: its header was seen, from an upstream at
-       work; its last byte was seen; it is larger than may be kept; what the
-       upstream says itself */
+       work; trailers may follow; its last byte was seen; it is larger than
+       may be kept; a part of it comes past us; what the upstream says itself */
     unsigned                           answered:1;
     unsigned                           live:1;
+    unsigned                           trailers:1;
     unsigned                           whole:1;
     unsigned                           too_large:1;
+    unsigned                           partial:1;
     unsigned                           says_release:1;
     unsigned                           says_keep:1;
     /* its token is fresh again */
@@ -348,6 +355,7 @@ void ngx_http_idempotency_unlike(ngx_http_idempotency_ctx_t *ctx);
 
 ngx_int_t ngx_http_idempotency_wait(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_wait_reading(ngx_http_request_t *r);
 void ngx_http_idempotency_wait_cancel(ngx_http_idempotency_ctx_t *ctx);
 
 /* request/owner.c */
@@ -376,6 +384,15 @@ void ngx_http_idempotency_hear(ngx_list_t *headers,
 void ngx_http_idempotency_capture_header(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 void ngx_http_idempotency_capture_body(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_chain_t *in);
+
+void ngx_http_idempotency_find_slice(ngx_conf_t *cf);
+
+/* request/subrequest.c */
+
+void ngx_http_idempotency_subrequests(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_uint_t below);
+void ngx_http_idempotency_subrequest_output(ngx_http_request_t *sr,
     ngx_http_idempotency_ctx_t *ctx, ngx_chain_t *in);
 
 /* request/client.c */
@@ -410,6 +427,13 @@ ngx_uint_t ngx_http_idempotency_refuses(ngx_http_idempotency_ctx_t *ctx,
 /* request/accept.c */
 
 ngx_uint_t ngx_http_idempotency_prefers_html(ngx_http_request_t *r);
+ngx_uint_t ngx_http_idempotency_accepts_html(ngx_http_request_t *r);
+
+/* request/form.c */
+
+ngx_uint_t ngx_http_idempotency_is_form(ngx_http_request_t *r);
+ngx_uint_t ngx_http_idempotency_is_browsers(ngx_http_request_t *r,
+    ngx_str_t *key);
 
 /* guard/guard.c */
 
@@ -419,6 +443,7 @@ char *ngx_http_idempotency_guard(ngx_conf_t *cf, ngx_command_t *cmd,
 /* observe/variables.c */
 
 ngx_int_t ngx_http_idempotency_add_variables(ngx_conf_t *cf);
+ngx_uint_t ngx_http_idempotency_is_own(ngx_str_t *name);
 
 
 #endif /* _NGX_HTTP_IDEMPOTENCY_H_INCLUDED_ */

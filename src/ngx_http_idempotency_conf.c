@@ -141,7 +141,9 @@ ngx_http_idempotency_set(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
     ngx_http_idempotency_loc_conf_t  *ilcf = conf;
 
-    ngx_str_t  *value, name;
+    ngx_str_t                         *value, name;
+    ngx_http_idempotency_use_t        *use;
+    ngx_http_idempotency_main_conf_t  *imcf;
 
     if (ilcf->shm_zone != NGX_CONF_UNSET_PTR) {
         return "is duplicate";
@@ -166,7 +168,51 @@ ngx_http_idempotency_set(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
     ilcf->shm_zone = ngx_shared_memory_add(cf, &name, 0,
                                            &ngx_http_idempotency_module);
 
-    return ilcf->shm_zone ? NGX_CONF_OK : NGX_CONF_ERROR;
+    if (ilcf->shm_zone == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    /* the zone may stand further down: it is asked for when all is read */
+
+    imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
+
+    use = ngx_array_push(&imcf->uses);
+    if (use == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    use->shm_zone = ilcf->shm_zone;
+    use->file = cf->conf_file->file.name;
+    use->line = cf->conf_file->line;
+
+    return NGX_CONF_OK;
+}
+
+
+ngx_int_t
+ngx_http_idempotency_check_zones(ngx_conf_t *cf)
+{
+    ngx_uint_t                         i;
+    ngx_http_idempotency_use_t        *use;
+    ngx_http_idempotency_main_conf_t  *imcf;
+
+    imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
+
+    use = imcf->uses.elts;
+
+    for (i = 0; i < imcf->uses.nelts; i++) {
+
+        if (use[i].shm_zone->data == NULL) {
+            ngx_log_error(NGX_LOG_EMERG, cf->log, 0,
+                          "\"idempotency\" zone \"%V\" is unknown in %V:%ui",
+                          &use[i].shm_zone->shm.name, &use[i].file,
+                          use[i].line);
+
+            return NGX_ERROR;
+        }
+    }
+
+    return NGX_OK;
 }
 
 
@@ -302,6 +348,32 @@ ngx_http_idempotency_add_names(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
     }
 
     return NGX_CONF_OK;
+}
+
+
+char *
+ngx_http_idempotency_set_ignore_fields(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf)
+{
+    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
+
+    ngx_int_t  rc;
+    ngx_str_t  bad;
+
+    if (ngx_http_idempotency_add_names(cf, cmd, conf) != NGX_CONF_OK) {
+        return NGX_CONF_ERROR;
+    }
+
+    rc = ngx_idempotency_canon_ignore(&ilcf->canon, ilcf->ignore_fields, &bad,
+                                      cf->pool);
+
+    if (rc == NGX_DECLINED) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid JSON pointer \"%V\" in "
+                           "\"idempotency_ignore_fields\"", &bad);
+    }
+
+    return (rc == NGX_OK) ? NGX_CONF_OK : NGX_CONF_ERROR;
 }
 
 

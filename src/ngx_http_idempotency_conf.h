@@ -1,7 +1,7 @@
 
 /*
- * The directives' own setters, which ngx_http_idempotency_module.c names in
- * its table.
+ * What is known of the configuration as a whole, and the directives' own
+ * setters, which ngx_http_idempotency_module.c names in its table.
  */
 
 
@@ -12,10 +12,30 @@
 #include "ngx_http_idempotency.h"
 
 
+/* an idempotency directive, and where it stands */
+
+typedef struct {
+    ngx_shm_zone_t                *shm_zone;
+    ngx_str_t                      file;
+    ngx_uint_t                     line;
+} ngx_http_idempotency_use_t;
+
+
+typedef struct {
+    /* some location is protected */
+    ngx_uint_t                     in_use;
+    /* of void **: the configurations of all modules in each of them */
+    ngx_array_t                    locations;
+    /* of ngx_http_idempotency_use_t */
+    ngx_array_t                    uses;
+} ngx_http_idempotency_main_conf_t;
+
+
 char *ngx_http_idempotency_set_zone(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 char *ngx_http_idempotency_set(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
+ngx_int_t ngx_http_idempotency_check_zones(ngx_conf_t *cf);
 char *ngx_http_idempotency_set_methods(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 char *ngx_http_idempotency_set_normalize(ngx_conf_t *cf, ngx_command_t *cmd,
@@ -24,6 +44,8 @@ char *ngx_http_idempotency_set_keep(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 char *ngx_http_idempotency_add_names(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
+char *ngx_http_idempotency_set_ignore_fields(ngx_conf_t *cf,
+    ngx_command_t *cmd, void *conf);
 char *ngx_http_idempotency_set_status(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 char *ngx_http_idempotency_check_time(ngx_conf_t *cf, void *post, void *data);

@@ -94,10 +94,21 @@ ngx_http_idempotency_body_filter(ngx_http_request_t *r, ngx_chain_t *in)
     ngx_int_t                    rc;
     ngx_http_idempotency_ctx_t  *ctx;
 
-    ctx = NULL;
+    ctx = ngx_http_idempotency_get_ctx(r);
 
-    if (r == r->main) {
-        ctx = ngx_http_idempotency_get_ctx(r);
+    if (r != r->main) {
+
+        if (ctx && ctx->owner) {
+            ngx_http_idempotency_subrequest_output(r, ctx, in);
+        }
+
+        ctx = NULL;
+
+    } else {
+
+        if (ctx && ctx->owner) {
+            ngx_http_idempotency_subrequests(r, ctx, 0);
+        }
 
         if (ctx && ctx->carried && ctx->answered && !r->post_action) {
             ngx_http_idempotency_watch_client(r, ctx);
@@ -114,6 +125,10 @@ ngx_http_idempotency_body_filter(ngx_http_request_t *r, ngx_chain_t *in)
     }
 
     rc = ngx_http_next_body_filter(r, in);
+
+    if (ctx && ctx->owner) {
+        ngx_http_idempotency_subrequests(r, ctx, 1);
+    }
 
     if (ngx_http_idempotency_client_gone(r, ctx, rc)) {
         ngx_http_idempotency_swallow(in);

@@ -9,14 +9,6 @@
 #include "store/ngx_idempotency_shm.h"
 
 
-typedef struct {
-    /* some location is protected */
-    ngx_uint_t                     in_use;
-    /* of void **: the configurations of all modules in each of them */
-    ngx_array_t                    locations;
-} ngx_http_idempotency_main_conf_t;
-
-
 static ngx_int_t ngx_http_idempotency_init(ngx_conf_t *cf);
 static ngx_int_t ngx_http_idempotency_init_module(ngx_cycle_t *cycle);
 static ngx_int_t ngx_http_idempotency_init_process(ngx_cycle_t *cycle);
@@ -32,7 +24,7 @@ static ngx_int_t ngx_http_idempotency_merge_keys(ngx_conf_t *cf,
 static ngx_int_t ngx_http_idempotency_merge_identity(ngx_conf_t *cf,
     ngx_http_idempotency_loc_conf_t *prev,
     ngx_http_idempotency_loc_conf_t *conf);
-static ngx_int_t ngx_http_idempotency_merge_canon(ngx_conf_t *cf,
+static void ngx_http_idempotency_merge_canon(
     ngx_http_idempotency_loc_conf_t *prev,
     ngx_http_idempotency_loc_conf_t *conf);
 
@@ -60,6 +52,7 @@ static ngx_conf_enum_t  ngx_http_idempotency_missing_key[] = {
     { ngx_string("pass"), NGX_HTTP_IDEMPOTENCY_MISSING_PASS },
     { ngx_string("reject"), NGX_HTTP_IDEMPOTENCY_MISSING_REJECT },
     { ngx_string("content"), NGX_HTTP_IDEMPOTENCY_MISSING_CONTENT },
+    { ngx_string("form"), NGX_HTTP_IDEMPOTENCY_MISSING_FORM },
     { ngx_null_string, 0 }
 };
 
@@ -250,7 +243,7 @@ static ngx_command_t  ngx_http_idempotency_commands[] = {
 
     { ngx_string("idempotency_ignore_fields"),
       NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
-      ngx_http_idempotency_add_names,
+      ngx_http_idempotency_set_ignore_fields,
       NGX_HTTP_LOC_CONF_OFFSET,
       offsetof(ngx_http_idempotency_loc_conf_t, ignore_fields),
       NULL },
@@ -416,6 +409,10 @@ ngx_http_idempotency_init(ngx_conf_t *cf)
     ngx_http_core_main_conf_t         *cmcf;
     ngx_http_idempotency_main_conf_t  *imcf;
 
+    if (ngx_http_idempotency_check_zones(cf) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
     cmcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_core_module);
 
     h = ngx_array_push(&cmcf->phases[NGX_HTTP_ACCESS_PHASE].handlers);
@@ -439,6 +436,7 @@ ngx_http_idempotency_init(ngx_conf_t *cf)
     }
 
     ngx_http_idempotency_find_dav(cf);
+    ngx_http_idempotency_find_slice(cf);
 
     ngx_http_idempotency_warn_upstreams(cf, &imcf->locations);
 
@@ -511,7 +509,10 @@ ngx_http_idempotency_create_main_conf(ngx_conf_t *cf)
     }
 
     if (ngx_array_init(&imcf->locations, cf->pool, 8, sizeof(void **))
-        != NGX_OK)
+        != NGX_OK
+        || ngx_array_init(&imcf->uses, cf->pool, 8,
+                          sizeof(ngx_http_idempotency_use_t))
+           != NGX_OK)
     {
         return NULL;
     }
@@ -587,11 +588,12 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
                                   |NGX_HTTP_PATCH));
 
     if (ngx_http_idempotency_merge_keys(cf, prev, conf) != NGX_OK
-        || ngx_http_idempotency_merge_canon(cf, prev, conf) != NGX_OK
         || ngx_http_idempotency_merge_identity(cf, prev, conf) != NGX_OK)
     {
         return NGX_CONF_ERROR;
     }
+
+    ngx_http_idempotency_merge_canon(prev, conf);
 
     ngx_conf_merge_uint_value(conf->missing_key, prev->missing_key,
                               NGX_HTTP_IDEMPOTENCY_MISSING_PASS);
@@ -649,14 +651,6 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
 
     if (conf->shm_zone == NULL) {
         return NGX_CONF_OK;
-    }
-
-    if (conf->shm_zone->data == NULL) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "\"idempotency\" zone \"%V\" is unknown",
-                           &conf->shm_zone->shm.name);
-
-        return NGX_CONF_ERROR;
     }
 
     ngx_http_idempotency_bind_settings(conf);
@@ -737,14 +731,10 @@ ngx_http_idempotency_merge_identity(ngx_conf_t *cf,
 }
 
 
-static ngx_int_t
-ngx_http_idempotency_merge_canon(ngx_conf_t *cf,
-    ngx_http_idempotency_loc_conf_t *prev,
+static void
+ngx_http_idempotency_merge_canon(ngx_http_idempotency_loc_conf_t *prev,
     ngx_http_idempotency_loc_conf_t *conf)
 {
-    ngx_int_t  rc;
-    ngx_str_t  bad;
-
     ngx_conf_merge_bitmask_value(conf->canon.flags, prev->canon.flags,
                                  (NGX_CONF_BITMASK_SET
                                   |NGX_IDEMPOTENCY_CANON_FORM
@@ -754,25 +744,9 @@ ngx_http_idempotency_merge_canon(ngx_conf_t *cf,
     ngx_conf_merge_size_value(conf->normalize_buffer, prev->normalize_buffer,
                               1024 * 1024);
 
-    ngx_conf_merge_ptr_value(conf->ignore_fields, prev->ignore_fields, NULL);
-
-    if (conf->ignore_fields == prev->ignore_fields && prev->canon.ignore) {
+    if (conf->ignore_fields == NGX_CONF_UNSET_PTR) {
         conf->canon.ignore = prev->canon.ignore;
-        return NGX_OK;
     }
 
-    if (conf->ignore_fields == NULL) {
-        return NGX_OK;
-    }
-
-    rc = ngx_idempotency_canon_ignore(&conf->canon, conf->ignore_fields, &bad,
-                                      cf->pool);
-
-    if (rc == NGX_DECLINED) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "invalid JSON pointer \"%V\" in "
-                           "\"idempotency_ignore_fields\"", &bad);
-    }
-
-    return rc;
+    ngx_conf_merge_ptr_value(conf->ignore_fields, prev->ignore_fields, NULL);
 }

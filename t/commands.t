@@ -111,7 +111,7 @@ SKIP: {
 # --- packages of another suite -------------------------------------------------
 
 SKIP: {
-    skip 'no apt here', 12 if system 'command -v apt-get dpkg-deb >/dev/null';
+    skip 'no apt here', 12 if system 'command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null';
 
     my $suites = "$tmp/archive/dists";
     my $past = 'Thu, 01 Jan 2026 00:00:00 UTC';

@@ -67,7 +67,8 @@ sub accepted {
            '... with nothing to say');
 }
 
-# Refused: with exit status 1 and one line that says why and where.
+# Refused: with exit status 1 and one line that says why and where. Where is
+# said exactly if the fault is in a file of its own, in its fourth line.
 
 sub refused {
     my ($name, $why, %o) = @_;
@@ -81,8 +82,18 @@ sub refused {
     is(scalar @said, 1, '... one line') or diag $out;
     like($said[0] // '', $why, '... that says why');
     return if $o{anywhere};
-    like($said[0] // '', qr{ in ROOT/nginx\.conf:\d+$}, '... and where');
+
+    my $where = $o{files} ? qr{fault\.conf:4} : qr{nginx\.conf:\d+};
+    like($said[0] // '', qr{ in ROOT/$where$}, '... and where');
 }
+
+sub fault {
+    my ($lines) = @_;
+
+    return (files => { 'fault.conf' => "\n\n\n$lines\n\n" });
+}
+
+my $include = "include \$TEST_NGINX_ROOT/fault.conf;\n";
 
 
 # A whole file, for a place that nginx() has no option for.
@@ -175,9 +186,17 @@ accepted('two servers',
          } qw(a b));
 
 refused('an unknown zone', qr/"idempotency" zone "x" is unknown/,
-        server => "location / { idempotency zone=x; }\n");
+        fault('idempotency zone=x;'), server => "location / { $include }\n");
+refused('an unknown zone in a server', qr/"idempotency" zone "x" is unknown/,
+        fault('idempotency zone=x;'), server => "$include location / { }\n");
 refused('an unknown zone in http', qr/"idempotency" zone "x" is unknown/,
-        http => "idempotency zone=x;\n");
+        fault('idempotency zone=x;'), http => $include);
+refused('an unknown zone in http, below it nothing',
+        qr/"idempotency" zone "x" is unknown/, anywhere => 1,
+        conf => conf('') =~ s/access_log off;/idempotency zone=x;/r);
+refused('the first of two unknown zones', qr/"idempotency" zone "x" is unknown/,
+        fault('idempotency zone=x;'), http => $include,
+        server => "idempotency zone=y;\n");
 refused('no zone at all', qr/"idempotency" zone "z" is unknown/,
         zone => 0, server => "idempotency zone=z;\n");
 refused('a zone of another case', qr/"idempotency" zone "Z" is unknown/,
@@ -188,7 +207,8 @@ refused('a zone that is too small', qr/zone "a" is too small/,
 refused('a zone of a few bytes', qr/zone "a" is too small/,
         zone('idempotency_zone zone=a:1'));
 refused('a zone defined twice', qr/zone "a" is already defined/,
-        zone('idempotency_zone zone=a:1m', 'idempotency_zone zone=a:1m'));
+        fault('idempotency_zone zone=a:1m;'), zone => 0,
+        http => "idempotency_zone zone=a:1m;\n$include");
 refused('a zone defined with another size',
         qr/size 2097152 of shared memory zone "a" conflicts/,
         zone('idempotency_zone zone=a:1m', 'idempotency_zone zone=a:2m'));
@@ -233,7 +253,8 @@ sub bad {
 
     local $Test::Builder::Level = $Test::Builder::Level + 1;
 
-    refused("bad: $directive", $why, server => "location / { $directive; }\n");
+    refused("bad: $directive", $why, fault("$directive;"),
+            server => "location / { $include }\n");
 }
 
 bad('idempotency on', qr/invalid parameter "on"/);
@@ -254,6 +275,22 @@ for (qw(key scope identity bind bypass)) {
     refused("an unknown variable in idempotency_$_",
             qr/unknown "no_such_variable" variable/, anywhere => 1,
             server => "idempotency_$_ \$no_such_variable;\n");
+}
+
+# a key that can never have a value
+for my $key ('""', '$idempotency_key', '${idempotency_key}', '$IDEMPOTENCY_KEY',
+             '$idempotency_status', '$idempotency_token', '$idempotency_digest',
+             '$idempotency_age', '$idempotency_replays', '$idempotency_refusal',
+             '$idempotency_detail',
+             '$idempotency_key$idempotency_token',
+             '"${idempotency_key}$idempotency_digest"')
+{
+    my $why = qr/invalid value "\Q@{[ $key =~ tr{"}{}dr ]}\E" in "idempotency_key"/;
+
+    bad("idempotency_key $key", $why);
+    bad("idempotency_key \$http_a $key", $why);
+    refused("in http: idempotency_key $key", $why, fault("idempotency_key $key;"),
+            http => $include);
 }
 
 bad('idempotency_key a ${open', qr/the closing bracket in "open" variable/);
@@ -381,7 +418,7 @@ accepted($_, server => "$_;\n") for
     map({ "idempotency_in_progress $_" } qw(wait reject accepted)),
     map({ "idempotency_in_doubt $_" } qw(reject retry)),
     map({ "idempotency_unavailable $_" } qw(reject pass)),
-    map({ "idempotency_missing_key $_" } qw(pass reject content)),
+    map({ "idempotency_missing_key $_" } qw(pass reject content form)),
     map({ "idempotency_similar $_" } qw(off warn reject)),
     map({ "idempotency_normalize $_" } 'off', 'form', 'json', 'multipart',
         'text', 'text multipart json form', 'Form JSON'),
@@ -393,7 +430,9 @@ accepted($_, server => "$_;\n") for
     map({ "idempotency_bind $_" } 'a', '""', '$http_a $http_a', '$arg_a$arg_b',
         '$idempotency_field_x'),
     map({ "idempotency_key $_" } '$idempotency_field_x',
-        '"a${idempotency_field_x}b"'),
+        '"a${idempotency_field_x}b"', '$idempotency_key$arg_a',
+        '${idempotency_field_x}$idempotency_key', '"$idempotency_key-a"',
+        '$IDEMPOTENCY_FIELD_X', 'a'),
     map({ "idempotency_key_format $_" } qw(any sf-string uuid)),
     map({ "idempotency_replay_cookies $_" } qw(identified always never)),
     map({ "idempotency_log_level $_" } qw(info notice warn error)),

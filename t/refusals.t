@@ -103,6 +103,16 @@ EOC
             idempotency_max_response 4;
             proxy_pass http://$TEST_NGINX_BACKEND;
         }
+
+        location /docs/similar {
+            idempotency_similar reject;
+            proxy_pass http://$TEST_NGINX_BACKEND;
+        }
+
+        location /docs/full {
+            idempotency zone=full;
+            proxy_pass http://$TEST_NGINX_BACKEND;
+        }
     }
 
     location /codes {
@@ -401,6 +411,7 @@ for my $why (sort keys %every) {
 {
     my $d = nginx(allow => qr/exited on signal 9/, server => <<'EOC');
         idempotency zone=z;
+        idempotency_docs https://example.com/idempotency;
         add_header X-Status $idempotency_status always;
         location / { proxy_pass http://$TEST_NGINX_BACKEND; }
 EOC
@@ -417,6 +428,9 @@ EOC
     is(told($r), '409 IN_DOUBT', '... as a problem');
     ok(defined $p->{retryable} && !$p->{retryable},
        '... that the same again does not solve');
+    is($p->{type}, 'https://example.com/idempotency#in_doubt', '... its type');
+    is($r->header('Link'), '<https://example.com/idempotency>; rel="describedby"',
+       '... its Link');
     $d->stop;
 }
 
@@ -513,19 +527,19 @@ for ([ 'http://localhost/', '/' ],
 
 # --- idempotency_docs --------------------------------------------------------
 
-for my $why (sort keys %default) {
+for my $why (sort keys %every) {
     for my $accept ('*/*', $html) {
-        my $r = refused($why, '/docs', headers => [ "Accept: $accept" ]);
+        my $r = refused($why, '/docs' . ($every{$why} == 400 ? '' : place($why) =~ s{/x}{}r),
+                        headers => [ "Accept: $accept" ]);
 
-        is(told($r), "$default{$why} $why", "idempotency_docs: $why, $accept");
+        is(told($r), "$every{$why} $why", "idempotency_docs: $why, $accept");
         is($r->header('Link') // '',
            '<https://example.com/idempotency>; rel="describedby"', '... Link');
 
         next if $accept eq $html;
 
-        my $type = json($r)->{type} // '';
-        like($type, qr{^https://example\.com/idempotency\b.+}, '... type');
-        ok(!$seen{$type}++, '... of its own');
+        is(json($r)->{type}, 'https://example.com/idempotency#' . lc $why,
+           '... type');
     }
 }
 

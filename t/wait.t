@@ -308,6 +308,41 @@ for my $what ([ large => '&size=300000' ], [ empty => '&status=204' ],
 }
 
 
+# Who has only no more to say is answered, as an owner and a replay's client are.
+
+{
+    my $p = parking($n);
+    my ($owner, $uri, @o) = owner('half');
+    my @half = map { $n->start('POST', $uri, @o) } 1 .. 4;
+    my @old = map { $n->start('POST', $uri, @o, version => '1.0') } 1 .. 2;
+    my @fin = map { $n->start('POST', $uri, @o) } 1 .. 2;
+
+    ok(parked($p, 9), 'half-closed: they wait');
+    shutdown $_->{sock}, 1 for $owner, @half, @old;
+    $_->close for @fin;
+
+    ok(until_true {
+        my @gone = $n->access_log =~ m{^/x\?id=half\S* 499 }mg;
+        @gone == 2;
+    }, 'half-closed: who has gone is told apart') or diag($n->access_log);
+
+    go('half');
+
+    my @r = map { $_->response } @half, @old;
+    is_deeply([ map { status_of($_) } @r ], [ ('200 WAITED') x 6 ],
+              'half-closed: all get their answer');
+    is(scalar(grep { @{$_->{interim}} } @r[4, 5]), 0,
+       'half-closed: HTTP/1.0 gets nothing else');
+    is(status_of($owner->response), '200 NEW', 'half-closed: the owner too');
+
+    my $c = $n->start('POST', $uri, @o);
+    shutdown $c->{sock}, 1;
+    is(status_of($c->response), '200 REPLAYED', 'half-closed: and a replay');
+    is(executions('half'), 1, 'half-closed: executed once');
+    $_->close for @half, @old, $owner, $c;
+}
+
+
 # --- HTTP/2 -----------------------------------------------------------------
 
 {

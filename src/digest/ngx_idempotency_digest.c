@@ -32,17 +32,25 @@ ngx_idempotency_digest_bytes(ngx_idempotency_digest_t *d, u_char *data,
 void
 ngx_idempotency_digest_field(ngx_idempotency_digest_t *d, ngx_str_t *s)
 {
-    u_char      head[8];
+    u_char      text[8 + 56];
     uint64_t    len;
     ngx_uint_t  i;
 
     len = s->len;
 
-    for (i = 0; i < sizeof(head); i++) {
-        head[i] = (u_char) (len >> (56 - 8 * i));
+    for (i = 0; i < 8; i++) {
+        text[i] = (u_char) (len >> (56 - 8 * i));
     }
 
-    (void) SHA256_Update(&d->sha, head, sizeof(head));
+    /* most are short: one call costs less than two */
+
+    if (len && len <= sizeof(text) - 8) {
+        ngx_memcpy(text + 8, s->data, s->len);
+        (void) SHA256_Update(&d->sha, text, 8 + s->len);
+        return;
+    }
+
+    (void) SHA256_Update(&d->sha, text, 8);
     (void) SHA256_Update(&d->sha, s->data, s->len);
 }
 

@@ -109,6 +109,27 @@ ngx_http_idempotency_add_variables(ngx_conf_t *cf)
 }
 
 
+/* one of ours that says what became of a request, so not a field of it */
+
+ngx_uint_t
+ngx_http_idempotency_is_own(ngx_str_t *name)
+{
+    ngx_http_variable_t  *v;
+
+    for (v = variables; v->name.len; v++) {
+
+        if (!(v->flags & NGX_HTTP_VAR_PREFIX)
+            && v->name.len == name->len
+            && ngx_strncasecmp(v->name.data, name->data, name->len) == 0)
+        {
+            return 1;
+        }
+    }
+
+    return 0;
+}
+
+
 static ngx_int_t
 variable_status(ngx_http_request_t *r, ngx_http_variable_value_t *v,
     uintptr_t data)

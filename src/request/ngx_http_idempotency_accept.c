@@ -1,7 +1,7 @@
 
 /*
- * Whether a client prefers a page to a problem: what its Accept header says
- * (RFC 9110, 12.5.1).
+ * Whether a client prefers a page to a problem, or wants one at all: what its
+ * Accept header says (RFC 9110, 12.5.1).
  */
 
 
@@ -9,7 +9,7 @@
 
 
 static ngx_uint_t accept_quality(ngx_http_request_t *r, char *type,
-    size_t type_len, char *subtype);
+    size_t type_len, char *subtype, ngx_uint_t *best);
 static ngx_uint_t accept_range(ngx_str_t *range, char *type, size_t type_len,
     char *subtype);
 static ngx_uint_t accept_weight(u_char *p, u_char *last);
@@ -20,31 +20,45 @@ static ngx_uint_t accept_weight(u_char *p, u_char *last);
 ngx_uint_t
 ngx_http_idempotency_prefers_html(ngx_http_request_t *r)
 {
-    ngx_uint_t  html, json, problem;
+    ngx_uint_t  html, json, problem, best;
 
-    html = accept_quality(r, "text", 4, "html");
-    json = accept_quality(r, "application", 11, "json");
-    problem = accept_quality(r, "application", 11, "problem+json");
+    html = accept_quality(r, "text", 4, "html", &best);
+    json = accept_quality(r, "application", 11, "json", &best);
+    problem = accept_quality(r, "application", 11, "problem+json", &best);
 
     return html > json && html > problem;
 }
 
 
-/* in thousandths, by the most specific range that covers the type */
+/* by its name: what takes anything is a program */
+
+ngx_uint_t
+ngx_http_idempotency_accepts_html(ngx_http_request_t *r)
+{
+    ngx_uint_t  best;
+
+    return accept_quality(r, "text", 4, "html", &best) && best == 3;
+}
+
+
+/*
+ * In thousandths, by the most specific range that covers the type: how
+ * specific that is, accept_range() tells
+ */
 
 static ngx_uint_t
 accept_quality(ngx_http_request_t *r, char *type, size_t type_len,
-    char *subtype)
+    char *subtype, ngx_uint_t *best)
 {
     u_char                              *p, *end, *last, *semicolon;
     ngx_str_t                            range;
-    ngx_uint_t                           best, specific, quality;
+    ngx_uint_t                           specific, quality;
     ngx_table_elt_t                     *h;
     ngx_http_idempotency_header_iter_t   it;
 
     static ngx_str_t  accept = ngx_string("accept");
 
-    best = 0;
+    *best = 0;
     quality = 0;
 
     ngx_http_idempotency_header_iter(&it, r);
@@ -67,8 +81,8 @@ accept_quality(ngx_http_request_t *r, char *type, size_t type_len,
 
             specific = accept_range(&range, type, type_len, subtype);
 
-            if (specific > best) {
-                best = specific;
+            if (specific > *best) {
+                *best = specific;
                 quality = semicolon ? accept_weight(semicolon, end) : 1000;
             }
         }

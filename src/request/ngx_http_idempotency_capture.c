@@ -9,22 +9,54 @@
 #include "ngx_http_idempotency_record.h"
 
 
-#define CAPTURE_PIECE  4096
+#define CAPTURE_PIECE   4096
+
+/* what files are read by that were opened for direct I/O */
+
+#define CAPTURE_ALIGN   4096
+#define CAPTURE_DIRECT  (16 * CAPTURE_ALIGN)
 
 
 static ngx_uint_t capture_stream(ngx_http_request_t *r);
 static ngx_uint_t capture_says(ngx_str_t *value, char *word);
 static ngx_int_t capture_buf(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_buf_t *b);
+static ngx_int_t capture_read(ngx_http_request_t *r, ngx_buf_t *b, u_char *to,
+    size_t n, off_t offset);
 static ngx_buf_t *capture_room(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t capture_add(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_buf_t *b);
-static ngx_uint_t capture_trailers(ngx_http_request_t *r);
+static ngx_uint_t capture_trailers(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static ngx_uint_t capture_sliced(ngx_http_request_t *r);
 static void capture_check_whole(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_uint_t last);
 static void capture_check_size(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
+
+
+/* nginx may be built without it */
+
+static ngx_module_t  *capture_slice;
+
+
+void
+ngx_http_idempotency_find_slice(ngx_conf_t *cf)
+{
+    ngx_uint_t  i;
+
+    capture_slice = NULL;
+
+    for (i = 0; cf->cycle->modules[i]; i++) {
+        if (ngx_strcmp(cf->cycle->modules[i]->name,
+                       "ngx_http_slice_filter_module")
+            == 0)
+        {
+            capture_slice = cf->cycle->modules[i];
+        }
+    }
+}
 
 
 /*
@@ -51,16 +83,24 @@ ngx_http_idempotency_capture_header(ngx_http_request_t *r,
 
     ctx->answered = 1;
     ctx->live = (r->upstream && r->upstream->cleanup);
-    ctx->too_large = capture_stream(r);
+    ctx->trailers = capture_trailers(r, ctx);
     ctx->answer_status = r->headers_out.status;
     ctx->captured = 0;
     ctx->expected = r->headers_out.content_length_n;
     ctx->pieces = NULL;
     ctx->last_piece = NULL;
 
-    if (ctx->expected > (off_t) ctx->conf->max_response) {
-        ctx->too_large = 1;
+    if (capture_sliced(r) && !ctx->partial) {
+        ctx->partial = 1;
+
+        ngx_log_error(ctx->conf->log_level, r->connection->log, 0,
+                      "idempotency: a response in slices cannot be recorded, "
+                      "it is not kept");
     }
+
+    ctx->too_large = (ctx->partial
+                      || ctx->expected > (off_t) ctx->conf->max_response
+                      || capture_stream(r));
 
     if (!ctx->too_large) {
         b = ngx_http_idempotency_record_header(r, ctx->conf->hide_headers);
@@ -219,8 +259,8 @@ capture_buf(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
         if (ngx_buf_in_memory(b)) {
             ngx_memcpy(to->last, b->pos + pos, n);
 
-        } else if (ngx_read_file(b->file, to->last, n, b->file_pos + pos)
-                   != (ssize_t) n)
+        } else if (capture_read(r, b, to->last, n, b->file_pos + pos)
+                   != NGX_OK)
         {
             return NGX_ERROR;
         }
@@ -229,6 +269,49 @@ capture_buf(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     }
 
     return NGX_OK;
+}
+
+
+/* direct I/O takes whole blocks alone, and the memory for them aligned */
+
+static ngx_int_t
+capture_read(ngx_http_request_t *r, ngx_buf_t *b, u_char *to, size_t n,
+    off_t offset)
+{
+    u_char   *p;
+    size_t    skip, size;
+    ssize_t   got;
+
+    if (!b->file->directio) {
+        return (ngx_read_file(b->file, to, n, offset) == (ssize_t) n)
+               ? NGX_OK : NGX_ERROR;
+    }
+
+    p = ngx_pmemalign(r->pool, CAPTURE_DIRECT, CAPTURE_ALIGN);
+    if (p == NULL) {
+        return NGX_ERROR;
+    }
+
+    while (n) {
+        skip = (size_t) (offset % CAPTURE_ALIGN);
+        size = ngx_min(ngx_align(skip + n, CAPTURE_ALIGN), CAPTURE_DIRECT);
+
+        got = ngx_read_file(b->file, p, size, offset - skip);
+
+        if (got == NGX_ERROR || (size_t) got <= skip) {
+            break;
+        }
+
+        size = ngx_min((size_t) got - skip, n);
+
+        to = ngx_cpymem(to, p + skip, size);
+        offset += size;
+        n -= size;
+    }
+
+    ngx_pfree(r->pool, p);
+
+    return n ? NGX_ERROR : NGX_OK;
 }
 
 
@@ -307,7 +390,7 @@ capture_check_whole(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
         return;
     }
 
-    if (!last && (ctx->expected == -1 || capture_trailers(r))) {
+    if (!last && (ctx->expected == -1 || ctx->trailers)) {
         return;
     }
 
@@ -350,13 +433,25 @@ capture_check_size(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 /* those of gRPC follow a body of any length, and are announced by nobody */
 
 static ngx_uint_t
-capture_trailers(ngx_http_request_t *r)
+capture_trailers(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     ngx_http_upstream_t  *u;
 
     u = r->upstream;
 
     return r->expect_trailers
-           || (u && u->cleanup && u->schema.len >= 4
+           || (ctx->live && u->schema.len >= 4
                && ngx_strncmp(u->schema.data, "grpc", 4) == 0);
+}
+
+
+/*
+ * The slice module makes one response of many, below us, and is the only one
+ * to know that: what passes here is a part of it
+ */
+
+static ngx_uint_t
+capture_sliced(ngx_http_request_t *r)
+{
+    return capture_slice && r->ctx[capture_slice->ctx_index];
 }

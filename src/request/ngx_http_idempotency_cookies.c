@@ -173,7 +173,9 @@ cookies_next(cookies_iter_t *it, ngx_keyval_t *cookie)
 
         p = it->pos;
 
-        end = ngx_strlchr(p, it->last, ';');
+        /* not ngx_strlchr(), which goes byte by byte: values may be long */
+
+        end = memchr(p, ';', it->last - p);
 
         if (end) {
             it->pos = end + 1;
@@ -183,7 +185,7 @@ cookies_next(cookies_iter_t *it, ngx_keyval_t *cookie)
             it->pos = end;
         }
 
-        equals = ngx_strlchr(p, end, '=');
+        equals = memchr(p, '=', end - p);
 
         cookie->key = ngx_idempotency_trim(p, equals ? equals : end);
         ngx_str_null(&cookie->value);
@@ -278,6 +280,7 @@ cookies_ignored(ngx_http_idempotency_ignored_t *ignored, ngx_str_t *name)
         like = &pattern[i].name;
 
         if (name->len < pattern[i].prefix
+            || (pattern[i].prefix && c != like->data[0])
             || ngx_memcmp(name->data, like->data, pattern[i].prefix) != 0)
         {
             continue;

@@ -359,6 +359,12 @@ gate_judge(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
             ctx->verdict = NGX_HTTP_IDEMPOTENCY_NEW;
             ctx->content = 1;
             break;
+
+        case NGX_HTTP_IDEMPOTENCY_MISSING_FORM:
+            ctx->content = ngx_http_idempotency_is_form(r);
+            ctx->verdict = ctx->content ? NGX_HTTP_IDEMPOTENCY_NEW
+                                        : NGX_HTTP_IDEMPOTENCY_NONE;
+            break;
         }
     }
 
@@ -462,7 +468,7 @@ ngx_http_idempotency_claim(ngx_http_request_t *r,
     if (rc == NGX_AGAIN) {
         ctx->asking = op;
 
-        r->read_event_handler = ngx_http_test_reading;
+        r->read_event_handler = ngx_http_idempotency_wait_reading;
         r->write_event_handler = ngx_http_request_empty_handler;
 
         return NGX_DONE;

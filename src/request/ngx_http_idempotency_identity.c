@@ -14,6 +14,7 @@ static ngx_uint_t identity_authorization(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_digest_t *d);
 static void identity_keys(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_digest_t *d);
+static uint32_t identity_lengths(ngx_http_request_t *r);
 static ngx_int_t identity_certificate(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_digest_t *d);
 
@@ -163,15 +164,24 @@ identity_authorization(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 }
 
 
+/* most requests have none: they are passed over by their lengths */
+
 static void
 identity_keys(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_idempotency_digest_t *d)
 {
+    uint32_t                             lengths;
     ngx_str_t                           *name;
     ngx_table_elt_t                     *h;
     ngx_http_idempotency_header_iter_t   it;
 
+    lengths = identity_lengths(r);
+
     for (name = identity_names; name->len; name++) {
+
+        if ((lengths & ((uint32_t) 1 << (name->len % 32))) == 0) {
+            continue;
+        }
 
         ngx_http_idempotency_header_iter(&it, r);
 
@@ -188,6 +198,31 @@ identity_keys(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
             ctx->identified = 1;
         }
     }
+}
+
+
+/* a bit for each length that the name of a header has, modulo 32 */
+
+static uint32_t
+identity_lengths(ngx_http_request_t *r)
+{
+    uint32_t          lengths;
+    ngx_uint_t        i;
+    ngx_list_part_t  *part;
+    ngx_table_elt_t  *h;
+
+    lengths = 0;
+
+    for (part = &r->headers_in.headers.part; part; part = part->next) {
+
+        h = part->elts;
+
+        for (i = 0; i < part->nelts; i++) {
+            lengths |= (uint32_t) 1 << (h[i].key.len % 32);
+        }
+    }
+
+    return lengths;
 }
 
 

@@ -13,6 +13,7 @@ static ngx_uint_t key_repeated(ngx_http_request_t *r,
 static ngx_int_t key_unquote(ngx_http_request_t *r, ngx_str_t *key);
 static ngx_uint_t key_printable(ngx_str_t *key);
 static ngx_uint_t key_uuid(ngx_str_t *key);
+static ngx_uint_t key_can_be(ngx_str_t *value);
 
 
 /* NEW for a good key, or MISSING, or MALFORMED */
@@ -34,6 +35,12 @@ ngx_http_idempotency_key(ngx_http_request_t *r,
             || ngx_http_complex_value(r, &source[i].value, key) != NGX_OK)
         {
             return NGX_HTTP_IDEMPOTENCY_MALFORMED;
+        }
+
+        if (conf->missing_key == NGX_HTTP_IDEMPOTENCY_MISSING_FORM
+            && ngx_http_idempotency_is_browsers(r, key))
+        {
+            ngx_str_null(key);
         }
     }
 
@@ -271,6 +278,13 @@ ngx_http_idempotency_add_key(ngx_conf_t *cf, ngx_array_t *keys,
     ngx_http_idempotency_key_t        *key;
     ngx_http_compile_complex_value_t   ccv;
 
+    if (!key_can_be(value)) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid value \"%V\" in \"idempotency_key\" "
+                           "directive, it is never a key", value);
+        return NGX_ERROR;
+    }
+
     key = ngx_array_push(keys);
     if (key == NULL) {
         return NGX_ERROR;
@@ -340,6 +354,50 @@ ngx_http_idempotency_add_key(ngx_conf_t *cf, ngx_array_t *keys,
     }
 
     return NGX_OK;
+}
+
+
+/*
+ * What is empty never is; nor is what is made of nothing but variables of ours,
+ * which are empty until there is a key
+ */
+
+static ngx_uint_t
+key_can_be(ngx_str_t *value)
+{
+    u_char     *p, *last, brace;
+    ngx_str_t   name;
+
+    p = value->data;
+    last = p + value->len;
+
+    while (p < last) {
+
+        if (*p++ != '$') {
+            return 1;
+        }
+
+        brace = (p < last && *p == '{');
+        p += brace;
+
+        name.data = p;
+
+        while (p < last && (*p == '_' || (*p >= '0' && *p <= '9')
+                            || ((*p | 0x20) >= 'a' && (*p | 0x20) <= 'z')))
+        {
+            p++;
+        }
+
+        name.len = p - name.data;
+
+        if (!ngx_http_idempotency_is_own(&name)) {
+            return 1;
+        }
+
+        p += brace;
+    }
+
+    return 0;
 }
 
 

@@ -21,7 +21,7 @@
 
 #define RECORD_NUMBER_LEN            10
 #define RECORD_LINE_LEN              (1 + 2 * RECORD_NUMBER_LEN)
-#define RECORD_FIXED_LEN             (2 + 8 * RECORD_NUMBER_LEN)
+#define RECORD_FIXED_LEN             (2 + 9 * RECORD_NUMBER_LEN)
 
 
 typedef struct {
@@ -34,10 +34,6 @@ static size_t record_lines_len(ngx_list_t *list);
 static u_char *record_lines(u_char *p, ngx_http_request_t *r,
     ngx_list_t *list, ngx_array_t *hide);
 static ngx_uint_t record_hidden(ngx_str_t *name, ngx_array_t *hide);
-static ngx_uint_t record_slot(ngx_http_headers_out_t *out,
-    ngx_table_elt_t *h);
-static ngx_int_t record_fill_slot(ngx_http_request_t *r, ngx_uint_t slot,
-    ngx_table_elt_t *h);
 static ngx_int_t record_restore_lines(ngx_http_request_t *r,
     record_reader_t *rd, ngx_list_t *list, ngx_uint_t cookies);
 static u_char *record_number(u_char *p, uint64_t n);
@@ -46,9 +42,13 @@ static ngx_int_t record_get_number(record_reader_t *rd, uint64_t *n);
 static ngx_int_t record_get_string(record_reader_t *rd, ngx_str_t *s);
 
 
-/* hop-by-hop: they speak of a connection that a replay does not have */
+/*
+ * Never kept: hop-by-hop lines, which speak of a connection that a replay does
+ * not have, and the mark of a replay, which gets our own
+ */
 
-static ngx_str_t  record_hop_by_hop[] = {
+static ngx_str_t  record_left_out[] = {
+    ngx_string("idempotent-replayed"),
     ngx_string("connection"),
     ngx_string("keep-alive"),
     ngx_string("proxy-authenticate"),
@@ -60,31 +60,6 @@ static ngx_str_t  record_hop_by_hop[] = {
     ngx_string("upgrade"),
     ngx_null_string
 };
-
-
-/* a slot is 2 plus an index here; 1 is a line that occupies none */
-
-static const size_t  record_slots[] = {
-    offsetof(ngx_http_headers_out_t, server),
-    offsetof(ngx_http_headers_out_t, date),
-    offsetof(ngx_http_headers_out_t, content_length),
-    offsetof(ngx_http_headers_out_t, content_encoding),
-    offsetof(ngx_http_headers_out_t, location),
-    offsetof(ngx_http_headers_out_t, refresh),
-    offsetof(ngx_http_headers_out_t, last_modified),
-    offsetof(ngx_http_headers_out_t, content_range),
-    offsetof(ngx_http_headers_out_t, accept_ranges),
-    offsetof(ngx_http_headers_out_t, www_authenticate),
-    offsetof(ngx_http_headers_out_t, expires),
-    offsetof(ngx_http_headers_out_t, etag),
-
-    /* before 1.23.0 these are arrays, and stand last */
-    offsetof(ngx_http_headers_out_t, cache_control),
-    offsetof(ngx_http_headers_out_t, link)
-};
-
-#define RECORD_SLOTS   (sizeof(record_slots) / sizeof(record_slots[0]))
-#define RECORD_ARRAYS  (RECORD_SLOTS - 2)
 
 
 ngx_buf_t *
@@ -133,6 +108,8 @@ ngx_http_idempotency_record_header(ngx_http_request_t *r, ngx_array_t *hide)
 
     p = record_number(p, (uint64_t) (out->content_length_n + 1));
     p = record_number(p, (uint64_t) (out->last_modified_time + 1));
+
+    p = record_number(p, ngx_http_idempotency_slots_suppressed(out));
 
     b->last = record_lines(p, r, &out->headers, hide);
 
@@ -196,7 +173,7 @@ record_lines(u_char *p, ngx_http_request_t *r, ngx_list_t *list,
                 continue;
             }
 
-            *p++ = (u_char) record_slot(&r->headers_out, &h[i]);
+            *p++ = (u_char) ngx_http_idempotency_slot(&r->headers_out, &h[i]);
             p = record_string(p, &h[i].key);
             p = record_string(p, &h[i].value);
         }
@@ -214,7 +191,7 @@ record_hidden(ngx_str_t *name, ngx_array_t *hide)
     ngx_str_t   *s;
     ngx_uint_t   i;
 
-    for (s = record_hop_by_hop; s->len; s++) {
+    for (s = record_left_out; s->len; s++) {
         if (s->len == name->len
             && ngx_strncasecmp(s->data, name->data, s->len) == 0)
         {
@@ -240,119 +217,12 @@ record_hidden(ngx_str_t *name, ngx_array_t *hide)
 }
 
 
-#if (nginx_version >= 1023000)
-
-/* every slot is the head of a list of lines */
-
-static ngx_uint_t
-record_slot(ngx_http_headers_out_t *out, ngx_table_elt_t *h)
-{
-    ngx_uint_t        i;
-    ngx_table_elt_t  *slot;
-
-    for (i = 0; i < RECORD_SLOTS; i++) {
-        slot = *(ngx_table_elt_t **) ((u_char *) out + record_slots[i]);
-
-        for ( /* void */ ; slot; slot = slot->next) {
-            if (slot == h) {
-                return i + 2;
-            }
-        }
-    }
-
-    return 1;
-}
-
-
-static ngx_int_t
-record_fill_slot(ngx_http_request_t *r, ngx_uint_t slot, ngx_table_elt_t *h)
-{
-    ngx_table_elt_t  **ph;
-
-    ph = (ngx_table_elt_t **) ((u_char *) &r->headers_out
-                               + record_slots[slot]);
-
-    while (*ph) {
-        ph = &(*ph)->next;
-    }
-
-    *ph = h;
-
-    return NGX_OK;
-}
-
-#else
-
-static ngx_uint_t
-record_slot(ngx_http_headers_out_t *out, ngx_table_elt_t *h)
-{
-    ngx_uint_t         i, n;
-    ngx_array_t       *lines;
-    ngx_table_elt_t  **ph;
-
-    for (i = 0; i < RECORD_ARRAYS; i++) {
-        if (*(ngx_table_elt_t **) ((u_char *) out + record_slots[i]) == h) {
-            return i + 2;
-        }
-    }
-
-    for ( /* void */ ; i < RECORD_SLOTS; i++) {
-        lines = (ngx_array_t *) ((u_char *) out + record_slots[i]);
-        ph = lines->elts;
-
-        for (n = 0; n < lines->nelts; n++) {
-            if (ph[n] == h) {
-                return i + 2;
-            }
-        }
-    }
-
-    return 1;
-}
-
-
-static ngx_int_t
-record_fill_slot(ngx_http_request_t *r, ngx_uint_t slot, ngx_table_elt_t *h)
-{
-    u_char            *place;
-    ngx_array_t       *lines;
-    ngx_table_elt_t  **ph;
-
-    place = (u_char *) &r->headers_out + record_slots[slot];
-
-    if (slot < RECORD_ARRAYS) {
-        *(ngx_table_elt_t **) place = h;
-        return NGX_OK;
-    }
-
-    lines = (ngx_array_t *) place;
-
-    if (lines->elts == NULL
-        && ngx_array_init(lines, r->pool, 1, sizeof(ngx_table_elt_t *))
-           != NGX_OK)
-    {
-        return NGX_ERROR;
-    }
-
-    ph = ngx_array_push(lines);
-    if (ph == NULL) {
-        return NGX_ERROR;
-    }
-
-    *ph = h;
-
-    return NGX_OK;
-}
-
-#endif
-
-
 ngx_int_t
 ngx_http_idempotency_record_restore(ngx_http_request_t *r, ngx_str_t *record,
     ngx_uint_t cookies)
 {
     u_char                   flags;
-    uint64_t                 status, type_len, length, modified;
+    uint64_t                 status, type_len, length, modified, suppressed;
     ngx_str_t                charset;
     record_reader_t          rd;
     ngx_http_headers_out_t  *out;
@@ -375,10 +245,12 @@ ngx_http_idempotency_record_restore(ngx_http_request_t *r, ngx_str_t *record,
         || record_get_string(&rd, &charset) != NGX_OK
         || record_get_number(&rd, &length) != NGX_OK
         || record_get_number(&rd, &modified) != NGX_OK
+        || record_get_number(&rd, &suppressed) != NGX_OK
         || record_restore_lines(r, &rd, &out->headers, cookies) != NGX_OK
         || record_restore_lines(r, &rd, &out->trailers, cookies) != NGX_OK
         || status < 200 || status >= NGX_HTTP_IDEMPOTENCY_STATUSES
-        || type_len > out->content_type.len)
+        || type_len > out->content_type.len
+        || ngx_http_idempotency_slots_suppress(r, suppressed) != NGX_OK)
     {
         return NGX_ERROR;
     }
@@ -432,8 +304,7 @@ record_restore_lines(ngx_http_request_t *r, record_reader_t *rd,
             return NGX_OK;
         }
 
-        if (slot >= RECORD_SLOTS + 2
-            || record_get_string(rd, &key) != NGX_OK
+        if (record_get_string(rd, &key) != NGX_OK
             || record_get_string(rd, &value) != NGX_OK)
         {
             return NGX_ERROR;
@@ -451,7 +322,7 @@ record_restore_lines(ngx_http_request_t *r, record_reader_t *rd,
             return NGX_ERROR;
         }
 
-        if (slot > 1 && record_fill_slot(r, slot - 2, h) != NGX_OK) {
+        if (ngx_http_idempotency_slot_fill(r, slot, h) != NGX_OK) {
             return NGX_ERROR;
         }
     }

@@ -25,5 +25,15 @@ ngx_int_t ngx_http_idempotency_record_restore(ngx_http_request_t *r,
 ngx_table_elt_t *ngx_http_idempotency_push_header(ngx_http_request_t *r,
     ngx_list_t *list, ngx_str_t *key, ngx_str_t *value);
 
+/* request/slot.c */
+
+ngx_uint_t ngx_http_idempotency_slot(ngx_http_headers_out_t *out,
+    ngx_table_elt_t *h);
+ngx_int_t ngx_http_idempotency_slot_fill(ngx_http_request_t *r,
+    ngx_uint_t slot, ngx_table_elt_t *h);
+ngx_uint_t ngx_http_idempotency_slots_suppressed(ngx_http_headers_out_t *out);
+ngx_int_t ngx_http_idempotency_slots_suppress(ngx_http_request_t *r,
+    uint64_t bits);
+
 
 #endif /* _NGX_HTTP_IDEMPOTENCY_RECORD_H_INCLUDED_ */

@@ -12,6 +12,8 @@
 #define WAIT_FALLBACK  500
 
 
+static ngx_uint_t wait_left(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
 static void wait_timer_handler(ngx_event_t *ev);
 
 
@@ -44,10 +46,88 @@ ngx_http_idempotency_wait(ngx_http_request_t *r,
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
-    r->read_event_handler = ngx_http_test_reading;
+    r->read_event_handler = ngx_http_idempotency_wait_reading;
     r->write_event_handler = ngx_http_request_empty_handler;
 
     return NGX_DONE;
+}
+
+
+/* as ngx_http_test_reading(), but for a client that only has no more to say */
+
+void
+ngx_http_idempotency_wait_reading(ngx_http_request_t *r)
+{
+    ngx_event_t                 *rev;
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    if (r->http_version >= NGX_HTTP_VERSION_20) {
+        ngx_http_test_reading(r);
+        return;
+    }
+
+    rev = r->connection->read;
+    ctx = ngx_http_idempotency_get_ctx(r);
+
+    if (wait_left(r, ctx)) {
+        rev->eof = 1;
+        r->connection->error = 1;
+
+        ngx_log_error(NGX_LOG_INFO, r->connection->log, 0,
+                      "idempotency: a client that waited has gone");
+
+        ngx_http_finalize_request(r, NGX_HTTP_CLIENT_CLOSED_REQUEST);
+        return;
+    }
+
+    if ((ngx_event_flags & NGX_USE_LEVEL_EVENT) && rev->active
+        && ngx_del_event(rev, NGX_READ_EVENT, 0) != NGX_OK)
+    {
+        ngx_http_finalize_request(r, NGX_HTTP_INTERNAL_SERVER_ERROR);
+    }
+}
+
+
+/*
+ * Who has closed its side may read on, as an owner's client or one that gets
+ * a replay may.  One that has gone says so if it is sent something: what may
+ * be sent before a response, at any time.
+ */
+
+static ngx_uint_t
+wait_left(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    int                n, err;
+    char               buf[1];
+    socklen_t          len;
+    ngx_connection_t  *c;
+
+    static u_char  probe[] = "HTTP/1.1 100 Continue" CRLF CRLF;
+
+    c = r->connection;
+
+    n = recv(c->fd, buf, 1, MSG_PEEK);
+
+    if (n == -1) {
+        return ngx_socket_errno != NGX_EAGAIN;
+    }
+
+    if (n > 0) {
+        return 0;
+    }
+
+    if (ctx->half_closed) {
+        err = 0;
+        len = sizeof(int);
+
+        return getsockopt(c->fd, SOL_SOCKET, SO_ERROR, (void *) &err, &len)
+               == -1 || err;
+    }
+
+    ctx->half_closed = 1;
+
+    return r->http_version == NGX_HTTP_VERSION_11
+           && c->send(c, probe, sizeof(probe) - 1) == NGX_ERROR;
 }
 
 

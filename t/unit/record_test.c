@@ -73,6 +73,7 @@ static const line_t  all_lines[] = {
     { "Transfer-Encoding", "x", -1, 1 },
     { "UPGRADE", "x", -1, 1 },
     { "Connections", "x", -1, 0 },
+    { "idempotent-REPLAYED", "true", -1, 1 },
     { "", "a nameless one", -1, 0 },
     { NULL, NULL, -1, 0 }
 };
@@ -623,7 +624,7 @@ bytes(char *what, ngx_int_t rc, const char *data, size_t len)
 
 /*
  * version, flags, status 200, line, type, its length, charset, charset that
- * overrides, length, modified, an end of lines, an end of trailers
+ * overrides, length, modified, slots not sent, ends of lines and trailers
  */
 
 #define FULL64  "\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"
@@ -632,7 +633,7 @@ bytes(char *what, ngx_int_t rc, const char *data, size_t len)
 
 #define HEAD    "\x01\0\xc8\x01"
 #define STRINGS "\0\0\0\0\0"
-#define NUMBERS "\0\0"
+#define NUMBERS "\0\0\0"
 #define ENDS    "\0\0"
 
 #define try(what, rc, data)  bytes(what, rc, data, sizeof(data) - 1)
@@ -674,11 +675,64 @@ malformed(void)
 
     /* whatever they mean, they are numbers */
 
-    try("a huge length", NGX_OK, HEAD STRINGS FULL64 "\0" ENDS);
-    try("a huge time", NGX_OK, HEAD STRINGS "\0" FULL64 ENDS);
-    try("a length of 2^63", NGX_OK, HEAD STRINGS HALF64 "\0" ENDS);
-    try("a time of 2^63", NGX_OK, HEAD STRINGS "\0" HALF64 ENDS);
-    try("a length of 2^63-1", NGX_OK, HEAD STRINGS MAX63 "\0" ENDS);
+    try("a huge length", NGX_OK, HEAD STRINGS FULL64 "\0\0" ENDS);
+    try("a huge time", NGX_OK, HEAD STRINGS "\0" FULL64 "\0" ENDS);
+    try("a length of 2^63", NGX_OK, HEAD STRINGS HALF64 "\0\0" ENDS);
+    try("a time of 2^63", NGX_OK, HEAD STRINGS "\0" HALF64 "\0" ENDS);
+    try("slots that nobody knows", NGX_OK, HEAD STRINGS "\0\0" FULL64 ENDS);
+    try("a length of 2^63-1", NGX_OK, HEAD STRINGS MAX63 "\0\0" ENDS);
+}
+
+
+/* a slot that is there, with a line that isn't sent, stays so */
+
+static void
+not_sent(void)
+{
+    ngx_str_t            record;
+    ngx_uint_t           slot, other;
+    ngx_table_elt_t     *h;
+    ngx_http_request_t  *r, *to;
+
+    for (slot = 0; slot < CACHE_CONTROL; slot++) {
+        r = request();
+        r->headers_out.status = 200;
+
+        h = ngx_list_push(&r->headers_out.headers);
+        ngx_memzero(h, sizeof(ngx_table_elt_t));
+        put(r, slot, h);
+
+        record = record_of(r, "");
+
+        to = request();
+        check_equal(ngx_http_idempotency_record_restore(to, &record, 1),
+                    NGX_OK);
+        check(nth(&to->headers_out.headers, 0) == NULL);
+
+        for (other = 0; other < SLOTS; other++) {
+            h = in_place(to, other, 0);
+            check((other == slot) == (h != NULL));
+            check(h == NULL || h->hash == 0);
+        }
+
+        /* one line that is sent is enough */
+
+        h = ngx_list_push(&r->headers_out.headers);
+        ngx_memzero(h, sizeof(ngx_table_elt_t));
+        h->key = text("X");
+        h->hash = 1;
+        put(r, slot, h);
+
+        record = record_of(r, "");
+
+        to = request();
+        check_equal(ngx_http_idempotency_record_restore(to, &record, 1),
+                    NGX_OK);
+
+        h = in_place(to, slot, 0);
+        check(h && h->hash && h == nth(&to->headers_out.headers, 0));
+        check(in_place(to, slot, 1) == NULL);
+    }
 }
 
 
@@ -743,12 +797,13 @@ random_bytes(void)
 
 
 static unit_case_t  cases[] = {
-    { "all slots, flags and lines come back; hop-by-hop and hidden do not",
+    { "all slots, flags and lines come back; what is hidden does not",
       round_trip },
     { "nothing, and the largest numbers", extremes },
     { "long names and values", long_strings },
     { "whatever is cut off is an error", truncated },
     { "malformed ones", malformed },
+    { "slots whose line is not sent", not_sent },
     { "random bytes", random_bytes },
     unit_cases_end
 };

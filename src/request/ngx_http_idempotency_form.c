@@ -1,0 +1,113 @@
+
+/*
+ * Whether a browser sends a form by itself, as its user told it to: no script
+ * is at work, which would send the same twice because it means it.
+ */
+
+
+#include "ngx_http_idempotency.h"
+
+
+static ngx_uint_t form_navigates(ngx_http_request_t *r);
+static ngx_table_elt_t *form_header(ngx_http_request_t *r, ngx_str_t *name);
+
+
+ngx_uint_t
+ngx_http_idempotency_is_form(ngx_http_request_t *r)
+{
+    u_char      *p, *last;
+    ngx_str_t   *type;
+    ngx_uint_t   i;
+
+    static ngx_str_t  types[] = {
+        ngx_string("application/x-www-form-urlencoded"),
+        ngx_string("multipart/form-data"),
+        ngx_string("text/plain")
+    };
+
+    if (r->headers_in.content_type == NULL) {
+        return 0;
+    }
+
+    type = &r->headers_in.content_type->value;
+    last = type->data + type->len;
+
+    for (i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
+
+        if (type->len < types[i].len
+            || ngx_strncasecmp(type->data, types[i].data, types[i].len) != 0)
+        {
+            continue;
+        }
+
+        p = type->data + types[i].len;
+
+        while (p < last && (*p == ' ' || *p == '\t')) {
+            p++;
+        }
+
+        if (p == last || *p == ';') {
+            return form_navigates(r);
+        }
+    }
+
+    return 0;
+}
+
+
+/* browsers of today say so, of others it is known by what they want */
+
+static ngx_uint_t
+form_navigates(ngx_http_request_t *r)
+{
+    ngx_table_elt_t  *h;
+
+    static ngx_str_t  mode = ngx_string("sec_fetch_mode");
+    static ngx_str_t  with = ngx_string("x_requested_with");
+
+    h = form_header(r, &mode);
+
+    if (h) {
+        return h->value.len == 8
+               && ngx_strncmp(h->value.data, "navigate", 8) == 0;
+    }
+
+    return form_header(r, &with) == NULL
+           && ngx_http_idempotency_accepts_html(r);
+}
+
+
+/*
+ * A key that a browser made for a form: a new one each time, and so none at
+ * all
+ */
+
+ngx_uint_t
+ngx_http_idempotency_is_browsers(ngx_http_request_t *r, ngx_str_t *key)
+{
+    ngx_table_elt_t  *h;
+
+    static ngx_str_t  name = ngx_string("idempotency_key");
+
+    if (key->len == 0) {
+        return 0;
+    }
+
+    h = form_header(r, &name);
+
+    return h
+           && h->value.len == key->len
+           && ngx_memcmp(h->value.data, key->data, key->len) == 0
+           && ngx_http_idempotency_is_form(r);
+}
+
+
+static ngx_table_elt_t *
+form_header(ngx_http_request_t *r, ngx_str_t *name)
+{
+    ngx_http_idempotency_header_iter_t  it;
+
+    ngx_http_idempotency_header_iter(&it, r);
+
+    return ngx_http_idempotency_header_next(&it, name);
+}
