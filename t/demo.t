@@ -67,7 +67,7 @@ chmod 01777, $ENV{TMPDIR};
     my ($url) = $out =~ m{^    (http://127\.0\.0\.1:\d+)/$}m;
     ok($url, 'names its address') or BAIL_OUT($out);
 
-    my $http = HTTP::Tiny->new(max_redirect => 0, timeout => 20);
+    my $http = HTTP::Tiny->new(max_redirect => 0, timeout => 120);
 
     for my $shop (qw(unprotected protected)) {
         my $page = $http->get("$url/$shop/");
@@ -117,7 +117,7 @@ chmod 01777, $ENV{TMPDIR};
     my $demo = start("$root/util/demo");
     my ($url) = read_until($demo, qr/^What nginx decides/m)
                 =~ m{^    (http://127\.0\.0\.1:\d+)/$}m;
-    my $http = HTTP::Tiny->new(timeout => 5);
+    my $http = HTTP::Tiny->new(timeout => 120);
 
     is($http->get("$url/")->{status}, 200, 'it runs');
 
@@ -244,7 +244,7 @@ sub read_until {
     my $out = '';
 
     local $SIG{ALRM} = sub { die "no $re in: $out" };
-    alarm 120;
+    alarm 600;
 
     while ($out !~ $re) {
         sysread $demo->{out}, $out, 4096, length $out
@@ -265,7 +265,7 @@ sub finish {
     my ($demo) = @_;
 
     local $SIG{ALRM} = sub { kill KILL => -$demo->{pid}; die 'does not end' };
-    alarm 120;
+    alarm 600;
 
     my $out = do { local $/; readline $demo->{out} };
     waitpid $demo->{pid}, 0;
@@ -286,7 +286,7 @@ sub leftovers {
 
 sub until_true {
     my ($what) = @_;
-    my $deadline = time + 10;
+    my $deadline = time + 120;
 
     until ($what->()) {
         return 0 if time > $deadline;

@@ -23,7 +23,7 @@ my $module = File::Spec->rel2abs(
                  $ENV{IDEMPOTENCY_MODULE}
                  || ($ENV{BUILD_DIR} || "$root/build")
                     . '/ngx_http_idempotency_module.so');
-my $http = HTTP::Tiny->new(timeout => 20, max_redirect => 0);
+my $http = HTTP::Tiny->new(timeout => 120, max_redirect => 0);
 my ($url, $prefix, $pid, $php, %port);
 
 $ENV{PATH} .= ':/usr/sbin';
@@ -427,13 +427,22 @@ sub stop {
     my $end = $pid;
     $pid = undef;
     kill QUIT => $end;
-    ok(until_true(sub { !kill 0 => $end }), 'it stops');
+    ok(until_true(sub { !is_running($end) }), 'it stops');
 
     my $log = slurp("$prefix/$name.error.log");
 
     unlike($log, qr/\[(?:warn|error|crit|alert|emerg)\]|Sanitizer/,
            'nothing bad in its error log')
         or diag($log);
+}
+
+
+# is_running(PID): not if it awaits its parent's notice, which may take long if
+# that is the machine's first process
+sub is_running {
+    open my $file, '<', "/proc/$_[0]/stat" or return 0;
+
+    return (<$file> // '') !~ /\) Z /;
 }
 
 
@@ -469,7 +478,7 @@ sub free_port {
 
 sub until_true {
     my ($what) = @_;
-    my $deadline = time + 20;
+    my $deadline = time + 120;
 
     until ($what->()) {
         return 0 if time > $deadline;

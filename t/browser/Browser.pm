@@ -27,6 +27,7 @@ use IO::Handle;
 use JSON::PP ();
 use MIME::Base64 qw(decode_base64);
 use POSIX ();
+use Stage ();
 use Time::HiRes qw(sleep time);
 
 my $json = JSON::PP->new->utf8;
@@ -103,7 +104,7 @@ sub send {
 sub call {
     my ($self, $method, @params) = @_;
     my $id = $self->send($method, @params);
-    my $deadline = time + 60;
+    my $deadline = time + 180;
 
     while (1) {
         while ($self->{buffer} =~ s/\A([^\0]*)\0//) {
@@ -196,7 +197,7 @@ sub text { $_[0]->js('document.body ? document.body.innerText : ""') }
 # wait_for(JS, WHAT): a page that is just being replaced is asked again
 sub wait_for {
     my ($self, $js, $what) = @_;
-    my $deadline = time + 30;
+    my $deadline = time + 180;
     my $value;
 
     until ($value = eval { $self->js($js) }) {
@@ -312,7 +313,7 @@ sub quit {
     waitpid $group, 0;
 
     # all of its processes write into its directory
-    sleep 0.02 while kill 0 => -$group;
+    sleep 0.02 while Stage::is_running($group);
 }
 
 sub DESTROY { $_[0]->quit }

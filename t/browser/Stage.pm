@@ -86,15 +86,25 @@ sub stop {
 
     kill TERM => -$pid;
     waitpid $pid, 0;
-    sleep 0.02 while kill 0 => -$pid;
+    sleep 0.02 while is_running($pid);
     @{ $self->{started} } = grep { $_ != $pid } @{ $self->{started} };
+}
+
+
+# is_running(GROUP): without those that only await the notice of a parent that is
+# not theirs, the machine's first process, which may take its time
+sub is_running {
+    my ($group) = @_;
+
+    return scalar grep { slurp($_) =~ /\) [^ZX] \d+ $group / } glob '/proc/[0-9]*/stat'
+        if kill 0 => -$group;
 }
 
 
 # until($what, CONDITION, PID): dies if it doesn't come true, or PID ends first
 sub until {
     my ($self, $what, $condition, $pid) = @_;
-    my $deadline = time + 60;
+    my $deadline = time + 180;
 
     until ($condition->()) {
         if (time > $deadline || $pid && waitpid($pid, POSIX::WNOHANG()) == $pid) {
