@@ -409,7 +409,17 @@ for my $why (sort keys %every) {
 
 # A claim whose owner died.
 {
-    my $d = nginx(allow => qr/exited on signal 9/, server => <<'EOC');
+    my $d = nginx(allow => qr/exited on signal 9/, http => <<'EOC1', server => <<'EOC');
+    server {
+        listen 127.0.0.1:$TEST_NGINX_RAND_PORT_1;
+        server_name localhost;
+
+        idempotency zone=z;
+        idempotency_dry_run on;
+        add_header X-Status $idempotency_status always;
+        location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+    }
+EOC1
         idempotency zone=z;
         idempotency_docs https://example.com/idempotency;
         add_header X-Status $idempotency_status always;
@@ -431,6 +441,13 @@ EOC
     is($p->{type}, 'https://example.com/idempotency#in_doubt', '... its type');
     is($r->header('Link'), '<https://example.com/idempotency>; rel="describedby"',
        '... its Link');
+
+    is(told($d->request(POST => '/x?id=died', key => 'died', body => 'b',
+                        port => $d->port(1))), '200 CONFLICT_DRY_RUN',
+       'a dry run, of something else');
+    my $dry = $d->start(@o, port => $d->port(1));
+    until_true { go('died'); $dry->readable(0.2) };
+    is(told($dry->response), '200 IN_DOUBT_DRY_RUN', '... and of the same');
     $d->stop;
 }
 
