@@ -153,7 +153,13 @@ typedef struct {
 
     ngx_flag_t                     dry_run;
     ngx_uint_t                     log_level;
+
+    /* its number among all locations */
+    ngx_uint_t                     place;
 } ngx_http_idempotency_loc_conf_t;
+
+
+typedef struct ngx_http_idempotency_origins_s  ngx_http_idempotency_origins_t;
 
 
 typedef struct {
@@ -270,6 +276,15 @@ ngx_int_t ngx_http_idempotency_precontent_handler(ngx_http_request_t *r);
 ngx_int_t ngx_http_idempotency_claim(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_op_t *op);
 void ngx_http_idempotency_resume(ngx_idempotency_op_t *op);
+
+/* request/origin.c */
+
+ngx_http_idempotency_origins_t *ngx_http_idempotency_origins(ngx_conf_t *cf);
+ngx_int_t ngx_http_idempotency_origin_add(ngx_conf_t *cf,
+    ngx_http_idempotency_origins_t *origins, ngx_uint_t parent,
+    ngx_uint_t *index);
+ngx_int_t ngx_http_idempotency_origin_init(ngx_conf_t *cf,
+    ngx_http_idempotency_origins_t *origins);
 
 /* request/key.c */
 

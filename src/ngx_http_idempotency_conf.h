@@ -28,6 +28,9 @@ typedef struct {
     ngx_array_t                    locations;
     /* of ngx_http_idempotency_use_t */
     ngx_array_t                    uses;
+    /* all locations there are */
+    ngx_http_idempotency_origins_t
+                                  *origins;
 } ngx_http_idempotency_main_conf_t;
 
 

@@ -440,7 +440,7 @@ ngx_http_idempotency_init(ngx_conf_t *cf)
 
     ngx_http_idempotency_warn_upstreams(cf, &imcf->locations);
 
-    return NGX_OK;
+    return ngx_http_idempotency_origin_init(cf, imcf->origins);
 }
 
 
@@ -517,7 +517,9 @@ ngx_http_idempotency_create_main_conf(ngx_conf_t *cf)
         return NULL;
     }
 
-    return imcf;
+    imcf->origins = ngx_http_idempotency_origins(cf);
+
+    return imcf->origins ? imcf : NULL;
 }
 
 
@@ -580,6 +582,15 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
     void                            ***location;
     ngx_uint_t                         i;
     ngx_http_idempotency_main_conf_t  *imcf;
+
+    imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
+
+    if (ngx_http_idempotency_origin_add(cf, imcf->origins, prev->place,
+                                        &conf->place)
+        != NGX_OK)
+    {
+        return NGX_CONF_ERROR;
+    }
 
     ngx_conf_merge_ptr_value(conf->shm_zone, prev->shm_zone, NULL);
 
@@ -655,7 +666,6 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
 
     ngx_http_idempotency_bind_settings(conf);
 
-    imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
     imcf->in_use = 1;
 
     location = ngx_array_push(&imcf->locations);

@@ -39,6 +39,7 @@
 #define NGX_IDEMPOTENCY_DIGEST_SIMILAR      'S'
 #define NGX_IDEMPOTENCY_DIGEST_IDENTITY     'I'
 #define NGX_IDEMPOTENCY_DIGEST_SETTINGS     'E'
+#define NGX_IDEMPOTENCY_DIGEST_PLACE        'P'
 
 
 typedef struct {

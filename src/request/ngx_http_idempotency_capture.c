@@ -17,6 +17,8 @@
 #define CAPTURE_DIRECT  (16 * CAPTURE_ALIGN)
 
 
+static ngx_buf_t *capture_head(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
 static ngx_uint_t capture_stream(ngx_http_request_t *r);
 static ngx_uint_t capture_says(ngx_str_t *value, char *word);
 static ngx_int_t capture_buf(ngx_http_request_t *r,
@@ -103,7 +105,7 @@ ngx_http_idempotency_capture_header(ngx_http_request_t *r,
                       || capture_stream(r));
 
     if (!ctx->too_large) {
-        b = ngx_http_idempotency_record_header(r, ctx->conf->hide_headers);
+        b = capture_head(r, ctx);
 
         if (b == NULL || capture_add(r, ctx, b) != NGX_OK) {
             ctx->too_large = 1;
@@ -123,6 +125,31 @@ ngx_http_idempotency_capture_header(ngx_http_request_t *r,
 
     capture_check_whole(r, ctx, 0);
     capture_check_size(r, ctx);
+}
+
+
+/* with the location that made it, if that isn't the one of the claim */
+
+static ngx_buf_t *
+capture_head(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_http_idempotency_origin_t     origin, *elsewhere;
+    ngx_http_idempotency_loc_conf_t  *conf;
+
+    elsewhere = NULL;
+
+    conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
+
+    if (conf != ctx->conf) {
+        elsewhere = &origin;
+
+        if (ngx_http_idempotency_origin_of(r, &origin) != NGX_OK) {
+            return NULL;
+        }
+    }
+
+    return ngx_http_idempotency_record_header(r, ctx->conf->hide_headers,
+                                              elsewhere);
 }
 
 

@@ -16,12 +16,20 @@
 #define RECORD_DISABLE_NOT_MODIFIED  0x04
 #define RECORD_EXPECT_TRAILERS       0x08
 #define RECORD_OVERRIDE_CHARSET      0x10
+#define RECORD_ELSEWHERE             0x20
+
+/* of another location's URI */
+
+#define RECORD_INTERNAL              0x01
+#define RECORD_GET                   0x02
 
 /* a number of 64 bits takes 10 bytes at most; a line has two lengths */
 
 #define RECORD_NUMBER_LEN            10
 #define RECORD_LINE_LEN              (1 + 2 * RECORD_NUMBER_LEN)
 #define RECORD_FIXED_LEN             (2 + 9 * RECORD_NUMBER_LEN)
+#define RECORD_ORIGIN_LEN            (NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN + 1    \
+                                      + 2 * RECORD_NUMBER_LEN)
 
 
 typedef struct {
@@ -34,6 +42,8 @@ static size_t record_lines_len(ngx_list_t *list);
 static u_char *record_lines(u_char *p, ngx_http_request_t *r,
     ngx_list_t *list, ngx_array_t *hide);
 static ngx_uint_t record_hidden(ngx_str_t *name, ngx_array_t *hide);
+static ngx_int_t record_get_origin(record_reader_t *rd,
+    ngx_http_idempotency_origin_t *origin);
 static ngx_int_t record_restore_lines(ngx_http_request_t *r,
     record_reader_t *rd, ngx_list_t *list, ngx_uint_t cookies);
 static u_char *record_number(u_char *p, uint64_t n);
@@ -63,7 +73,8 @@ static ngx_str_t  record_left_out[] = {
 
 
 ngx_buf_t *
-ngx_http_idempotency_record_header(ngx_http_request_t *r, ngx_array_t *hide)
+ngx_http_idempotency_record_header(ngx_http_request_t *r, ngx_array_t *hide,
+    ngx_http_idempotency_origin_t *origin)
 {
     size_t                   len;
     u_char                  *p, flags;
@@ -81,6 +92,10 @@ ngx_http_idempotency_record_header(ngx_http_request_t *r, ngx_array_t *hide)
           + out->status_line.len + out->content_type.len + out->charset.len
           + charset.len + record_lines_len(&out->headers);
 
+    if (origin) {
+        len += RECORD_ORIGIN_LEN + origin->uri.len + origin->args.len;
+    }
+
     b = ngx_create_temp_buf(r->pool, len);
     if (b == NULL) {
         return NULL;
@@ -90,12 +105,21 @@ ngx_http_idempotency_record_header(ngx_http_request_t *r, ngx_array_t *hide)
             | (r->single_range ? RECORD_SINGLE_RANGE : 0)
             | (r->disable_not_modified ? RECORD_DISABLE_NOT_MODIFIED : 0)
             | (r->expect_trailers ? RECORD_EXPECT_TRAILERS : 0)
-            | (out->override_charset ? RECORD_OVERRIDE_CHARSET : 0);
+            | (out->override_charset ? RECORD_OVERRIDE_CHARSET : 0)
+            | (origin ? RECORD_ELSEWHERE : 0);
 
     p = b->pos;
 
     *p++ = RECORD_VERSION;
     *p++ = flags;
+
+    if (origin) {
+        p = ngx_cpymem(p, origin->id, NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN);
+        *p++ = (origin->internal ? RECORD_INTERNAL : 0)
+               | (origin->get ? RECORD_GET : 0);
+        p = record_string(p, &origin->uri);
+        p = record_string(p, &origin->args);
+    }
 
     p = record_number(p, out->status);
     p = record_string(p, &out->status_line);
@@ -218,14 +242,63 @@ record_hidden(ngx_str_t *name, ngx_array_t *hide)
 
 
 ngx_int_t
+ngx_http_idempotency_record_origin(ngx_str_t *record,
+    ngx_http_idempotency_origin_t *origin)
+{
+    record_reader_t  rd;
+
+    if (record->len < 2
+        || record->data[0] != RECORD_VERSION
+        || (record->data[1] & RECORD_ELSEWHERE) == 0)
+    {
+        return NGX_DECLINED;
+    }
+
+    rd.pos = record->data + 2;
+    rd.last = record->data + record->len;
+
+    return record_get_origin(&rd, origin);
+}
+
+
+static ngx_int_t
+record_get_origin(record_reader_t *rd, ngx_http_idempotency_origin_t *origin)
+{
+    u_char  flags;
+
+    if (rd->last - rd->pos < NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN + 1) {
+        return NGX_ERROR;
+    }
+
+    ngx_memcpy(origin->id, rd->pos, NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN);
+    rd->pos += NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN;
+
+    flags = *rd->pos++;
+
+    origin->internal = (flags & RECORD_INTERNAL) ? 1 : 0;
+    origin->get = (flags & RECORD_GET) ? 1 : 0;
+
+    if (record_get_string(rd, &origin->uri) != NGX_OK
+        || record_get_string(rd, &origin->args) != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return NGX_OK;
+}
+
+
+ngx_int_t
 ngx_http_idempotency_record_restore(ngx_http_request_t *r, ngx_str_t *record,
     ngx_uint_t cookies)
 {
-    u_char                   flags;
-    uint64_t                 status, type_len, length, modified, suppressed;
-    ngx_str_t                charset;
-    record_reader_t          rd;
-    ngx_http_headers_out_t  *out;
+    u_char                          flags;
+    uint64_t                        status, type_len, length, modified;
+    uint64_t                        suppressed;
+    ngx_str_t                       charset;
+    record_reader_t                 rd;
+    ngx_http_headers_out_t         *out;
+    ngx_http_idempotency_origin_t   origin;
 
     rd.pos = record->data;
     rd.last = record->data + record->len;
@@ -236,6 +309,12 @@ ngx_http_idempotency_record_restore(ngx_http_request_t *r, ngx_str_t *record,
 
     flags = *rd.pos++;
     out = &r->headers_out;
+
+    if ((flags & RECORD_ELSEWHERE)
+        && record_get_origin(&rd, &origin) != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
 
     if (record_get_number(&rd, &status) != NGX_OK
         || record_get_string(&rd, &out->status_line) != NGX_OK

@@ -13,9 +13,27 @@
 #include "ngx_http_idempotency.h"
 
 
+/* the location that made it, and what variables may tell of it there */
+
+#define NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN  16
+
+typedef struct {
+    u_char                     id[NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN];
+    ngx_str_t                  uri;
+    ngx_str_t                  args;
+    unsigned                   internal:1;
+    unsigned                   get:1;
+} ngx_http_idempotency_origin_t;
+
+
 ngx_buf_t *ngx_http_idempotency_record_header(ngx_http_request_t *r,
-    ngx_array_t *hide);
+    ngx_array_t *hide, ngx_http_idempotency_origin_t *origin);
 ngx_buf_t *ngx_http_idempotency_record_trailers(ngx_http_request_t *r);
+
+/* NGX_DECLINED: it was made where the claim was */
+
+ngx_int_t ngx_http_idempotency_record_origin(ngx_str_t *record,
+    ngx_http_idempotency_origin_t *origin);
 
 /* restores headers_out; what is left of the record is the body */
 
@@ -24,6 +42,15 @@ ngx_int_t ngx_http_idempotency_record_restore(ngx_http_request_t *r,
 
 ngx_table_elt_t *ngx_http_idempotency_push_header(ngx_http_request_t *r,
     ngx_list_t *list, ngx_str_t *key, ngx_str_t *value);
+
+/* request/origin.c */
+
+ngx_int_t ngx_http_idempotency_origin_of(ngx_http_request_t *r,
+    ngx_http_idempotency_origin_t *origin);
+void **ngx_http_idempotency_origin_find(ngx_http_request_t *r,
+    ngx_http_idempotency_origin_t *origin);
+void ngx_http_idempotency_origin_enter(ngx_http_request_t *r,
+    ngx_http_idempotency_origin_t *origin, void **loc_conf);
 
 /* request/slot.c */
 

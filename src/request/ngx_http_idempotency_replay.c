@@ -11,12 +11,35 @@ static ngx_int_t replay_send(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 
 
-/* NGX_DONE: the request is finalized; NGX_DECLINED: it is a dry run */
+/*
+ * NGX_DONE: the request is finalized; NGX_DECLINED: it is a dry run.  Without
+ * the location that made it there is nobody who knows how to send it.
+ */
 
 ngx_int_t
 ngx_http_idempotency_replay(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
+    void                           **loc_conf;
+    ngx_http_idempotency_origin_t    origin;
+
+    loc_conf = NULL;
+
+    if (ngx_http_idempotency_record_origin(&ctx->op.response, &origin)
+        == NGX_OK)
+    {
+        loc_conf = ngx_http_idempotency_origin_find(r, &origin);
+
+        if (loc_conf == NULL) {
+            ngx_log_error(ctx->conf->log_level, r->connection->log, 0,
+                          "idempotency: the location that made a recorded "
+                          "response has gone, it made \"%V\"", &origin.uri);
+
+            return ngx_http_idempotency_refuse(r, ctx,
+                                               NGX_HTTP_IDEMPOTENCY_NOT_KEPT);
+        }
+    }
+
     ctx->status = ctx->waited ? NGX_HTTP_IDEMPOTENCY_WAITED
                               : NGX_HTTP_IDEMPOTENCY_REPLAYED;
 
@@ -29,6 +52,10 @@ ngx_http_idempotency_replay(ngx_http_request_t *r,
 
     if (ctx->conf->dry_run) {
         return NGX_DECLINED;
+    }
+
+    if (loc_conf) {
+        ngx_http_idempotency_origin_enter(r, &origin, loc_conf);
     }
 
     ngx_http_finalize_request(r, replay_send(r, ctx));

@@ -304,6 +304,11 @@ check_lines(ngx_http_request_t *r, ngx_list_t *list, const line_t *lines,
 }
 
 
+/* where it was made, or NULL */
+
+static ngx_http_idempotency_origin_t  *made_at;
+
+
 /* in a buffer of its own size, so that a read beyond it is seen */
 
 static ngx_str_t
@@ -313,7 +318,7 @@ record_of(ngx_http_request_t *r, char *body)
     ngx_buf_t   *header, *trailers;
     ngx_str_t    record;
 
-    header = ngx_http_idempotency_record_header(r, &hide);
+    header = ngx_http_idempotency_record_header(r, &hide, made_at);
     trailers = ngx_http_idempotency_record_trailers(r);
 
     check(header && header->last <= header->end);
@@ -737,6 +742,62 @@ not_sent(void)
 
 
 static void
+elsewhere(void)
+{
+    size_t                          len;
+    ngx_str_t                       record, rest;
+    ngx_uint_t                      i;
+    ngx_http_request_t             *to;
+    ngx_http_idempotency_origin_t   origin, got;
+
+    record = record_of(full_request(), "a body");
+    check_equal(ngx_http_idempotency_record_origin(&record, &got),
+                NGX_DECLINED);
+
+    for (i = 0; i < 8; i++) {
+        ngx_memset(origin.id, 'a' + i, NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN);
+        origin.uri = text((i & 1) ? "/a/long/way" : "");
+        origin.args = text((i & 2) ? "a=b&c" : "");
+        origin.internal = i & 1;
+        origin.get = (i >> 2) & 1;
+
+        made_at = &origin;
+        record = record_of(full_request(), "a body");
+        made_at = NULL;
+
+        check_equal(ngx_http_idempotency_record_origin(&record, &got), NGX_OK);
+
+        check(ngx_memcmp(got.id, origin.id, NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN)
+              == 0);
+        check(same(&got.uri, (char *) origin.uri.data));
+        check(same(&got.args, (char *) origin.args.data));
+        check(got.internal == origin.internal && got.get == origin.get);
+
+        to = request();
+        rest = record;
+        check_equal(ngx_http_idempotency_record_restore(to, &rest, 1), NGX_OK);
+        check(same(&rest, "a body"));
+        check_lines(to, &to->headers_out.headers, all_lines, 1);
+
+        for (len = 0; len < 2 + NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN + 3; len++) {
+            rest.data = ngx_alloc(ngx_max(len, 1), unit_cycle.log);
+            rest.len = len;
+            ngx_memcpy(rest.data, record.data, len);
+
+            check(ngx_http_idempotency_record_origin(&rest, &got) != NGX_OK);
+            check_equal(ngx_http_idempotency_record_restore(request(), &rest,
+                                                            1),
+                        NGX_ERROR);
+
+            ngx_free(rest.data);
+        }
+
+        ngx_free(record.data);
+    }
+}
+
+
+static void
 random_bytes(void)
 {
     size_t      len, i;
@@ -804,6 +865,7 @@ static unit_case_t  cases[] = {
     { "whatever is cut off is an error", truncated },
     { "malformed ones", malformed },
     { "slots whose line is not sent", not_sent },
+    { "the location that made it", elsewhere },
     { "random bytes", random_bytes },
     unit_cases_end
 };
