@@ -252,6 +252,13 @@ sub h2 {
 {
     my @many = map { "c$_=$_" } 1 .. 400;
 
+    is(asked('/', map { join '; ', @$_ } [ @many[0 .. 255] ],
+             [ reverse @many[0 .. 255] ]),
+       '200 NEW, 200 REPLAYED', '256 cookies, in any order');
+    is(asked('/', map { join '; ', @$_ } [ @many[0 .. 256] ],
+             [ reverse @many[0 .. 256] ]),
+       '200 NEW, 409 CONFLICT identity', '257 cookies, in theirs');
+
     is(asked('/', join('; ', @many), join(';', '_ga_1=1', @many),
              [ join('; ', @many[0 .. 199]), join('; ', @many[200 .. 399]) ],
              join('; ', @many[0 .. 398], 'c400=x'), join('; ', @many)),

@@ -172,6 +172,8 @@ is(asked('/', ['Authorization: Bearer x'], ['Authorization: bearer x'],
 is(asked('/', ['Authorization: Bearer x'], ['Authorization: Token x'],
          ['Authorization: x'], ['Authorization: Bearerx']),
    '200 NEW, 409 CONFLICT, 409 CONFLICT, 409 CONFLICT', 'another scheme');
+is(asked('/', ['Authorization: '], [$a]), '200 NEW, 200 REPLAYED',
+   'an empty Authorization is none');
 is(asked('/', ['Authorization: AbC'], ['Authorization: abc']),
    '200 NEW, 409 CONFLICT', 'a token without a scheme is a token');
 
