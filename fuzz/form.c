@@ -18,6 +18,8 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     size_t                    len;
     u_char                   *text;
+    uint64_t                  random;
+    ngx_int_t                 rc;
     ngx_str_t                *name, value;
     ngx_pool_t               *pool;
     ngx_array_t              *names;
@@ -43,6 +45,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         hold(ngx_idempotency_canon_ignore(&c, names, &value, pool) == NGX_OK);
     }
 
+    random = data[0];
     data++;
     size--;
 
@@ -66,8 +69,10 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         hold(fuzz_equal(&plain, &other));
     }
 
-    (void) ngx_idempotency_canon_field(form, fuzz_copy(data, size), size, name,
-                                       &value, pool);
+    /* what is well-formed can be read */
+
+    rc = fuzz_field(form, data, size, &random, &value);
+    hold(rc != NGX_IDEMPOTENCY_UNREADABLE || plain.rc != NGX_OK);
 
     return 0;
 }
@@ -121,7 +126,7 @@ respell(u_char *dst, const uint8_t *data, size_t size)
 
 /*
  * Sorted by where names end up if nothing is decoded: by their length, stable.
- * Not for what is escaped.
+ * Not for what is escaped, nor for names with a bracket.
  */
 
 static size_t
@@ -133,7 +138,9 @@ reorder(u_char *dst, const uint8_t *data, size_t size)
 
     end = data + size;
 
-    if (size == 0 || memchr(data, '%', size) || memchr(data, '+', size)) {
+    if (size == 0 || memchr(data, '%', size) || memchr(data, '+', size)
+        || memchr(data, '[', size))
+    {
         return 0;
     }
 

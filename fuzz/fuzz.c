@@ -72,6 +72,55 @@ fuzz_body(ngx_uint_t kind, ngx_idempotency_canon_t *c, const void *data,
 }
 
 
+static ngx_int_t
+find(ngx_uint_t kind, const u_char *data, size_t len, uint64_t *random,
+    ngx_str_t *value)
+{
+    size_t                     n;
+    u_char                    *piece;
+    ngx_idempotency_fields_t  *f;
+
+    static ngx_str_t  names[] = { ngx_string("none"), ngx_string("a") };
+
+    f = ngx_idempotency_fields_create(pool, kind, names, 2, len);
+
+    for ( /* void */ ; len; len -= n, data += n) {
+        n = random ? 1 + fuzz_below(random, 20) : len;
+        n = ngx_min(n, len);
+
+        piece = ngx_alloc(n, &fuzz_log);
+        ngx_memcpy(piece, data, n);
+        hold(ngx_idempotency_fields_feed(f, piece, n) != NGX_ERROR);
+        ngx_free(piece);
+    }
+
+    ngx_idempotency_fields_end(f);
+
+    return ngx_idempotency_fields_value(f, 1, value);
+}
+
+
+ngx_int_t
+fuzz_field(ngx_uint_t kind, const void *data, size_t len, uint64_t *random,
+    ngx_str_t *value)
+{
+    ngx_int_t  rc;
+    ngx_str_t  again;
+
+    ngx_str_null(value);
+    ngx_str_null(&again);
+
+    rc = find(kind, data, len, NULL, value);
+
+    hold(find(kind, data, len, random, &again) == rc);
+    hold(value->len == again.len && value->len <= len);
+    hold(value->len == 0
+         || ngx_memcmp(value->data, again.data, value->len) == 0);
+
+    return rc;
+}
+
+
 ngx_uint_t
 fuzz_equal(fuzz_digest_t *a, fuzz_digest_t *b)
 {

@@ -10,6 +10,7 @@
 
 
 #include "digest/ngx_idempotency_encode.h"
+#include "digest/ngx_idempotency_fields.h"
 
 
 #define hold(property)                                                        \
@@ -42,6 +43,14 @@ fuzz_digest_t fuzz_body(ngx_uint_t kind, ngx_idempotency_canon_t *c,
 /* a number below this one, equal for equal seeds */
 
 ngx_uint_t fuzz_below(uint64_t *seed, ngx_uint_t n);
+
+/*
+ * The field "a" of a body but multipart: it doesn't count in which pieces that
+ * comes.  As no value is too long, only what is malformed is unreadable.
+ */
+
+ngx_int_t fuzz_field(ngx_uint_t kind, const void *data, size_t len,
+    uint64_t *random, ngx_str_t *value);
 
 ngx_uint_t fuzz_equal(fuzz_digest_t *a, fuzz_digest_t *b);
 

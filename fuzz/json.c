@@ -16,11 +16,13 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     size_t                    len;
     u_char                   *text, *p;
+    uint64_t                  random;
+    ngx_int_t                 rc;
     ngx_str_t                *name, value, bad;
     ngx_uint_t                i;
     ngx_pool_t               *pool;
     ngx_array_t              *names;
-    fuzz_digest_t             plain, other;
+    fuzz_digest_t             plain, first, other;
     ngx_idempotency_canon_t   c;
 
     static char              *ignored[] = { "a", "/b/c", "/0/1", "/", "/b/c/d",
@@ -48,6 +50,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         hold(ngx_idempotency_canon_ignore(&c, names, &bad, pool) == NGX_OK);
     }
 
+    random = data[0];
     data++;
     size--;
 
@@ -65,20 +68,27 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         p = ngx_sprintf(text, "{\"x\":1,\"y\":");
         p = ngx_cpymem(p, data, size);
         *p++ = '}';
-        plain = fuzz_body(json, &c, text, p - text);
+        first = fuzz_body(json, &c, text, p - text);
 
         p = ngx_sprintf(text, "{\"y\":");
         p = ngx_cpymem(p, data, size);
         p = ngx_sprintf(p, ",\"\\u0078\":10e-1}");
         other = fuzz_body(json, &c, text, p - text);
 
-        hold(fuzz_equal(&plain, &other));
+        hold(fuzz_equal(&first, &other));
     }
 
-    name = names->elts;
+    /* what is well-formed can be read */
 
-    (void) ngx_idempotency_canon_field(json, fuzz_copy(data, size), size, name,
-                                       &value, pool);
+    rc = fuzz_field(json, data, size, &random, &value);
+    hold(rc != NGX_IDEMPOTENCY_UNREADABLE || plain.rc != NGX_OK);
+
+    /* and so can what is in front of anything */
+
+    p = ngx_sprintf(text, "{\"a\":\"x\",\"b\":");
+    p = ngx_cpymem(p, data, size);
+    rc = fuzz_field(json, text, p - text, &random, &value);
+    hold(rc == NGX_OK && value.len == 1 && value.data[0] == 'x');
 
     return 0;
 }

@@ -9,7 +9,7 @@
 
 
 static fuzz_digest_t feed(ngx_idempotency_canon_t *c, const uint8_t *data,
-    size_t size, uint64_t *random, ngx_str_t *found);
+    size_t size, uint64_t *random, ngx_int_t *field, ngx_str_t *found);
 
 static ngx_uint_t stands_in(ngx_str_t *value, const uint8_t *data,
     size_t size);
@@ -22,9 +22,9 @@ static ngx_str_t  name = ngx_string("a");
 int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    u_char                   *text;
+    u_char                   *text, *p;
     uint64_t                  random;
-    ngx_int_t                 rc;
+    ngx_int_t                 rc, field, other;
     ngx_str_t                *ignored, bad, found, again;
     ngx_pool_t               *pool;
     ngx_array_t              *names;
@@ -53,27 +53,42 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     data += 2;
     size -= 2;
 
-    whole = feed(&c, data, size, NULL, &found);
-    pieces = feed(&c, data, size, &random, &again);
+    whole = feed(&c, data, size, NULL, &field, &found);
+    pieces = feed(&c, data, size, &random, &other, &again);
     hold(fuzz_equal(&whole, &pieces));
-    hold(found.len == again.len);
+    hold(found.len == again.len && field == other);
     hold(found.len == 0
          || ngx_memcmp(found.data, again.data, found.len) == 0);
 
     hold(found.data == NULL || stands_in(&found, data, size));
 
     rc = whole.rc;
-    pieces = feed(NULL, data, size, &random, &again);
-    hold(pieces.rc == rc && found.len == again.len);
+    pieces = feed(NULL, data, size, &random, &other, &again);
+    hold(pieces.rc == rc && found.len == again.len && field == other);
+
+    text = ngx_palloc(pool, size + 100);
 
     if (rc == NGX_OK) {
-        text = ngx_palloc(pool, size + 2);
+
+        /* what is well-formed can be read */
+
+        hold(field != NGX_IDEMPOTENCY_UNREADABLE);
+
         ngx_memcpy(text, data, size);
         ngx_memcpy(text + size, "\r\n", 2);
 
-        pieces = feed(&c, text, size + 2, &random, &again);
-        hold(fuzz_equal(&whole, &pieces));
+        pieces = feed(&c, text, size + 2, &random, &other, &again);
+        hold(fuzz_equal(&whole, &pieces) && field == other);
     }
+
+    /* and so can what is in front of anything */
+
+    p = ngx_sprintf(text, "--b\r\nContent-Disposition: form-data; name=a\r\n"
+                    "\r\nx\r\n--b");
+    p = ngx_cpymem(p, data, size);
+
+    (void) feed(&c, text, p - text, &random, &other, &again);
+    hold(other == NGX_OK && again.len == 1 && again.data[0] == 'x');
 
     return 0;
 }
@@ -84,33 +99,42 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 static ngx_uint_t
 stands_in(ngx_str_t *value, const uint8_t *data, size_t size)
 {
-    u_char  text[40], *last;
+    u_char      *text, *last;
+    ngx_uint_t   stands;
+
+    text = malloc(value->len + 9);
 
     last = ngx_cpymem(text, "\r\n\r\n", 4);
     last = ngx_cpymem(last, value->data, value->len);
     last = ngx_cpymem(last, "\r\n--b", 5);
 
-    return memmem(data, size, text, last - text) != NULL;
+    stands = (memmem(data, size, text, last - text) != NULL);
+    free(text);
+
+    return stands;
 }
 
 
 static fuzz_digest_t
 feed(ngx_idempotency_canon_t *c, const uint8_t *data, size_t size,
-    uint64_t *random, ngx_str_t *found)
+    uint64_t *random, ngx_int_t *field, ngx_str_t *found)
 {
     size_t                        n;
     u_char                       *piece;
-    ngx_str_t                    *value;
+    ngx_str_t                     value;
     ngx_pool_t                   *pieces;
     fuzz_digest_t                 out;
     ngx_idempotency_digest_t      d;
+    ngx_idempotency_fields_t     *f;
     ngx_idempotency_multipart_t  *m;
 
     static ngx_log_t              log;
 
     pieces = ngx_create_pool(1024, &log);
     m = ngx_idempotency_multipart_create(pieces, c, &boundary);
-    ngx_idempotency_multipart_find(m, &name, 20);
+    f = ngx_idempotency_fields_create(pieces, NGX_IDEMPOTENCY_CANON_MULTIPART,
+                                      &name, 1, size + 1);
+    ngx_idempotency_multipart_find(m, f);
 
     for ( /* void */ ; size; size -= n, data += n) {
         n = random ? 1 + fuzz_below(random, 20) : size;
@@ -131,13 +155,12 @@ feed(ngx_idempotency_canon_t *c, const uint8_t *data, size_t size,
 
     ngx_idempotency_digest_final(&d, out.digest);
 
-    value = ngx_idempotency_multipart_value(m);
     ngx_str_null(found);
+    *field = ngx_idempotency_fields_value(f, 0, &value);
 
-    if (value) {
-        hold(value->len <= 20);
-        found->len = value->len;
-        found->data = fuzz_copy(value->data, value->len);
+    if (*field == NGX_OK) {
+        found->len = value.len;
+        found->data = fuzz_copy(value.data, value.len);
     }
 
     ngx_destroy_pool(pieces);

@@ -14,6 +14,7 @@
 #include <ngx_http.h>
 
 #include "digest/ngx_idempotency_canon.h"
+#include "digest/ngx_idempotency_fields.h"
 #include "store/ngx_idempotency_store.h"
 
 
@@ -106,8 +107,10 @@ typedef struct {
     ngx_http_complex_value_t       value;
     /* of ngx_str_t: names of the request headers that it is made of */
     ngx_array_t                    headers;
-    /* a field of the body is in it */
-    ngx_uint_t                     in_body;
+    /* of ngx_str_t: names of fields of the body that are in it */
+    ngx_array_t                    fields;
+    /* variables that may be made of such fields, as a map's */
+    ngx_uint_t                     indirect;
 } ngx_http_idempotency_key_t;
 
 
@@ -174,6 +177,8 @@ typedef struct {
     ngx_idempotency_digest_t           body;
     ngx_idempotency_multipart_t       *multipart;
     ngx_uint_t                         kind;
+    /* what is looked for in the body; NULL: it has no fields */
+    ngx_idempotency_fields_t          *fields;
 
     ngx_idempotency_op_t               op;
     /* with idempotency_similar: the content, as seen with another key */
@@ -219,11 +224,9 @@ typedef struct {
     unsigned                           at_door:1;
     unsigned                           error_page:1;
     unsigned                           turned_away:1;
-    /* the body is being read, it was; its bytes are digested as they arrive,
-       they all were */
+    /* the body is being read, it was; its digest is known */
     unsigned                           reading:1;
     unsigned                           arrived:1;
-    unsigned                           streaming:1;
     unsigned                           hashed:1;
     /* the key was looked for; there is none, and the content stands for it */
     unsigned                           judged:1;
@@ -295,7 +298,8 @@ char *ngx_http_idempotency_set_keys(ngx_conf_t *cf, ngx_command_t *cmd,
 ngx_int_t ngx_http_idempotency_add_key(ngx_conf_t *cf, ngx_array_t *keys,
     ngx_str_t *value);
 
-ngx_uint_t ngx_http_idempotency_keys_in_body(ngx_array_t *keys);
+ngx_uint_t ngx_http_idempotency_keys_in_body(ngx_conf_t *cf,
+    ngx_array_t *keys);
 
 /* all request header lines of a name, written as in $http_name */
 
@@ -326,6 +330,14 @@ ngx_int_t ngx_http_idempotency_whole_body(ngx_http_request_t *r, size_t limit,
     ngx_str_t *body);
 
 /* request/field.c */
+
+ngx_int_t ngx_http_idempotency_find_fields(ngx_conf_t *cf);
+ngx_uint_t ngx_http_idempotency_has_fields(ngx_conf_t *cf);
+ngx_int_t ngx_http_idempotency_look_for_fields(ngx_http_request_t *r,
+    ngx_http_idempotency_loc_conf_t *conf, ngx_idempotency_fields_t **fields,
+    ngx_str_t *boundary);
+ngx_uint_t ngx_http_idempotency_field_unread(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_array_t *names);
 
 ngx_int_t ngx_http_idempotency_field_variable(ngx_http_request_t *r,
     ngx_http_variable_value_t *v, uintptr_t data);

@@ -31,6 +31,10 @@ typedef struct {
     /* all locations there are */
     ngx_http_idempotency_origins_t
                                   *origins;
+    /* of ngx_str_t: each NAME of $idempotency_field_NAME; of ngx_uint_t: the
+       variables' indices, in the same order */
+    ngx_array_t                    fields;
+    ngx_array_t                    field_indices;
 } ngx_http_idempotency_main_conf_t;
 
 

@@ -435,6 +435,10 @@ ngx_http_idempotency_init(ngx_conf_t *cf)
         return NGX_OK;
     }
 
+    if (ngx_http_idempotency_find_fields(cf) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
     ngx_http_idempotency_find_dav(cf);
     ngx_http_idempotency_find_slice(cf);
 
@@ -610,7 +614,7 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
                               NGX_HTTP_IDEMPOTENCY_MISSING_PASS);
     conf->key_in_body =
                  conf->missing_key == NGX_HTTP_IDEMPOTENCY_MISSING_CONTENT
-                 || ngx_http_idempotency_keys_in_body(conf->keys);
+                 || ngx_http_idempotency_keys_in_body(cf, conf->keys);
 
     ngx_conf_merge_uint_value(conf->key_format, prev->key_format,
                               NGX_HTTP_IDEMPOTENCY_FORMAT_ANY);

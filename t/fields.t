@@ -12,6 +12,7 @@ use Idempotency;
 my $n = nginx(http => <<'EOC', server => <<'EOC');
     log_format field "$arg_id [$idempotency_field_tok]";
     map $idempotency_field_tok $mapped { default "<$idempotency_field_tok>"; }
+    map $idempotency_field_tok $as_it_is { default $idempotency_field_tok; }
     map $idempotency_field_tok $early  { default "<$idempotency_field_tok>"; }
 
     access_log off;
@@ -71,6 +72,12 @@ EOC
         proxy_pass http://$TEST_NGINX_BACKEND;
     }
 
+    location /three {
+        idempotency_key "$idempotency_field_tok$idempotency_field_shop$arg_x";
+        idempotency_missing_key reject;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+
     location /small {
         idempotency_normalize_buffer 100;
         proxy_pass http://$TEST_NGINX_BACKEND;
@@ -82,6 +89,11 @@ EOC
 
         location /mapped/early {
             idempotency_key $mapped;
+            proxy_pass http://$TEST_NGINX_BACKEND;
+        }
+
+        location /mapped/none {
+            idempotency_key $as_it_is;
             proxy_pass http://$TEST_NGINX_BACKEND;
         }
     }
@@ -203,6 +215,26 @@ sub malformed {
 }
 
 
+# The key may be in the body, but nobody can tell: refused, whatever is done
+# without a key.  One in a header needs no body.
+
+sub unreadable {
+    my ($name, %m) = @_;
+
+    local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+    $id++;
+    my $r = $n->post("/?id=$id", %m);
+    is(told($r), '400 MALFORMED', "$name: unreadable");
+    like($r->{body}, qr/may stand in (the content|it)/, '... and told so');
+    is(told($n->post("$_?id=$id", %m)), '400 MALFORMED', "... at $_")
+        for qw(/content /reject);
+    is(told($n->post("/?id=$id", %m, key => 'h')), '200 NEW',
+       '... with a header');
+    is(executions($id), 1, '... executed once');
+}
+
+
 # --- forms, multipart, JSON --------------------------------------------------
 
 for my $body ('tok=abc', 'a=1&tok=abc&b=2', '&&tok=abc', 't%6Fk=a%62c',
@@ -264,7 +296,6 @@ no_key($_->[0], @$_[1 .. $#$_]) for
     [ 'a form in which it is empty', type => $form, body => 'tok=' ],
     [ 'a form in which it has no value', type => $form, body => 'tok' ],
     [ 'a form: a longer name', type => $form, body => 'tok2=abc' ],
-    [ 'a form: malformed where it stands', type => $form, body => 'tok=%zz' ],
     [ 'JSON without it', type => $json, body => '{"a":"tok"}' ],
     [ 'JSON in which it is deeper', type => $json, body => '{"a":{"tok":1}}' ],
     [ 'JSON in which it is null', type => $json, body => '{"tok":null}' ],
@@ -272,18 +303,153 @@ no_key($_->[0], @$_[1 .. $#$_]) for
     [ 'JSON in which it is an object', type => $json, body => '{"tok":{}}' ],
     [ 'JSON in which it is an array', type => $json, body => '{"tok":["a"]}' ],
     [ 'JSON that is no object', type => $json, body => '["tok","abc"]' ],
-    [ 'JSON that is invalid', type => $json, body => '{"tok":"abc",}' ],
+    [ 'JSON that is invalid where it does not matter', type => $json,
+      body => '{"a":01}' ],
+    [ 'JSON of nothing', type => $json, body => " \n" ],
+    [ 'an empty body of a type', type => 'multipart/form-data; boundary=x',
+      body => '' ],
+    [ 'an empty body, chunked', type => $json, chunked => [''] ],
     [ 'multipart without it', multipart(part(a => 'tok')) ],
     [ 'multipart in which it is empty', multipart(part(tok => '')) ],
     [ 'a file of that name', multipart(part(tok => 'abc',
                                             '; filename="tok"')) ],
     [ 'a file without a name', multipart(part(tok => 'abc',
                                               '; filename=""')) ],
-    [ 'multipart that does not begin',
-      type => 'multipart/form-data; boundary=yyy', body => '--xxx' ],
+    [ 'multipart/mixed', type => 'multipart/mixed; boundary=xxx',
+      body => "--xxx\r\n\r\n\r\n--xxx--" ],
+    [ 'bytes of any kind', type => 'application/octet-stream',
+      body => 'tok=abc' ],
+    [ 'bytes of any kind, compressed', type => 'application/octet-stream',
+      body => 'tok=abc', headers => ['Content-Encoding: gzip'] ],
     [ 'a text', type => 'text/plain', body => 'tok=abc' ],
     [ 'no type', body => 'tok=abc' ],
     [ 'a type that is not JSON', type => 'text/json', body => '{"tok":"a"}' ];
+
+# --- whatever is wrong behind it, however it arrives ------------------------
+
+# to the last byte
+sub pieces { my ($text, $n) = @_; return [unpack "(a$n)*", $text] }
+
+for my $m ([ 'a bad escape', $form, 'tok=abc&a=%zz' ],
+           [ 'a cut one', $form, 'tok=abc&a=%4' ],
+           [ 'an invalid end', $json, '{"tok":"abc",}' ],
+           [ 'no end', $json, '{"tok":"abc"' ],
+           [ 'a lone surrogate', $json, '{"a":"\ud83d","tok":"abc"}' ],
+           [ 'a lone surrogate behind', $json, '{"tok":"abc","a":"\ud83d"}' ],
+           [ 'a lone low one', $json, '{"a":["\ude00"],"tok":"abc"}' ],
+           [ 'a byte order mark', $json, "\xef\xbb\xbf{\"tok\":\"abc\"}" ],
+           [ 'invalid UTF-8', $json, "{\"a\":\"\xff\",\"tok\":\"abc\"}" ],
+           [ 'deep', $json, '{"a":' . '[' x 300 . ']' x 300
+                            . ',"tok":"abc"}' ],
+           [ 'too many members', $json,
+             '{' . '"a":1,' x 17_000 . '"tok":"abc"}' ],
+           [ 'too many fields', $form, 'a&' x 33_000 . 'tok=abc' ])
+{
+    my ($name, $type, $body) = @$m;
+
+    key_is("$name: found", 'abc', '/', type => $type, body => $body);
+    key_is("$name: found in a file", 'abc', '/temp', type => $type,
+           body => $body);
+    key_is("$name: found, byte by byte", 'abc', '/', type => $type,
+           chunked => pieces($body, length $body > 1000 ? 1000 : 1));
+}
+
+key_is('a lone surrogate in a key', "x\xed\xa0\xbd", '/', type => $json,
+       body => '{"tok":"x\ud83d"}');
+
+for my $end ('--xxx--x', "--xxx\n", '--xxx-x', "--xxx\r\nX-Y: z\r\n",
+             "--xxx\r\nfolded\r\n name\r\n\r\nz\r\n--xxx--", '--xx', '')
+{
+    my $body = "--xxx\r\n" . part(tok => 'abc') . "\r\n--xxx\r\n"
+               . part(b => 1) . "\r\n$end";
+    my $type = 'multipart/form-data; boundary=xxx';
+    my $shown = $end =~ s/([\r\n])/sprintf '\\%o', ord $1/ger;
+
+    # in one piece with what is wrong behind it, and cut in all ways
+    key_is("multipart that ends in $shown", 'abc', '/', type => $type,
+           body => $body);
+    key_is("... in a file", 'abc', '/temp', type => $type, body => $body);
+    key_is("... in pieces of $_ bytes", 'abc', '/', type => $type,
+           chunked => pieces($body, $_)) for 1, 7, 80;
+}
+
+# --- of any size, with any buffer --------------------------------------------
+
+for my $path (qw(/ /small)) {
+    for my $m ([ $form, 'a=' . 'x' x 1_500_000 . '&tok=abc' ],
+               [ $json, '{"a":"' . 'x' x 1_500_000 . '","tok":"abc"}' ])
+    {
+        key_is("1.5 MB of $m->[0] at $path", 'abc', $path, type => $m->[0],
+               body => $m->[1]);
+    }
+
+    key_is("multipart, behind a file of 3 MB at $path", 'abc', $path,
+           multipart(part(f => 'x' x 3_000_000, '; filename="x"'),
+                     part(tok => 'abc')));
+    key_is("multipart, behind fields at $path", 'abc', $path,
+           multipart((map { part("f$_" => 'x' x 1000) } 1 .. 1200),
+                     part(tok => 'abc')));
+}
+
+# --- where nobody can tell ---------------------------------------------------
+
+unreadable(@$_) for
+    [ 'a form, compressed', type => $form, body => 'tok=abc',
+      headers => ['Content-Encoding: gzip'] ],
+    [ 'JSON, compressed', type => $json, body => '{"tok":"abc"}',
+      headers => ['Content-Encoding: br'] ],
+    [ 'multipart, compressed', multipart(part(tok => 'abc')),
+      headers => ['Content-Encoding: GZIP'] ],
+    [ 'compressed in the second line of two', type => $form, body => 'a=1',
+      headers => ['Content-Encoding: identity', 'Content-Encoding: x'] ],
+    [ 'a form: malformed where it stands', type => $form, body => 'tok=%zz' ],
+    [ 'a form: cut where it stands', type => $form, body => 'tok=ab%6' ],
+    [ 'JSON that has no end', type => $json, body => '{"a":1' ],
+    [ 'JSON in which it is cut', type => $json, body => '{"tok":"ab' ],
+    [ 'JSON with names of another kind', type => $json,
+      body => '{tok:"abc"}' ],
+    [ 'JSON in UTF-16', type => $json,
+      body => "\xff\xfe{\0\"\0t\0o\0k\0" ],
+    [ 'a form under the name of JSON', type => $json, body => 'tok=abc' ],
+    [ 'multipart that does not begin',
+      type => 'multipart/form-data; boundary=yyy', body => '--xxx' ],
+    [ 'multipart without a boundary', type => 'multipart/form-data',
+      body => 'tok' ],
+    [ 'multipart that does not end', type => 'multipart/form-data; boundary=x',
+      body => "--x\r\n" . part(tok => 'abc') . "\r\n" ],
+    [ 'multipart with line feeds', type => 'multipart/form-data; boundary=x',
+      body => "--x\n" . part(tok => 'abc') . "\n--x--\n" ],
+    [ 'a part whose name can be read in two ways',
+      multipart(part('tok"; name="b' => 'abc')) ],
+    [ 'a value that is too long', type => $form,
+      body => 'tok=' . 'x' x 1_048_577 ];
+
+{
+    $id++;
+    my $r = $n->post("/small?id=$id", type => $form,
+                     body => 'tok=' . 'x' x 65_537);
+    is(told($r), '400 MALFORMED', 'a value longer than the buffer and 64k');
+    like($r->{body}, qr/too large/, '... is too large');
+}
+
+key_is('not encoded, and saying so', 'abc', '/', type => $form,
+       body => 'tok=abc', headers => ['Content-Encoding: identity']);
+
+# a source that comes behind it is not asked
+{
+    my @m = (type => $form, body => 'tok=abc',
+             headers => ['Content-Encoding: gzip']);
+    $id++;
+    is(told($n->post("/first?id=$id", @m, key => 'h')), '400 MALFORMED',
+       'a header behind a field that is not readable');
+    is(told($n->post("/three?id=$id&x=1", @m)), '400 MALFORMED',
+       'a value that is made of one');
+    is(told($n->post("/mapped/none?id=$id", @m)), '400 MALFORMED',
+       'a map of one');
+    is(told($n->post("/header?id=$id", @m, key => 'h')), '200 NEW',
+       'a header alone');
+    is(executions($id), 1, '... executed once');
+}
 
 # whatever is normalised
 for my $m ([ type => $form, body => 'tok=abc' ],
@@ -340,8 +506,10 @@ key_is('the first of two fields', 'abc', '/several', type => $json,
        body => '{"order_id":"def","tok":"abc"}');
 key_is('a part of a value', 's/', '/several', type => $form, body => 'shop=s');
 key_is('through a map', '<abc>', '/mapped', type => $form, body => 'tok=abc');
-key_is('through a map, where no field says that it takes the body', '<>',
+key_is('through a map, where no field says that it takes the body', '<abc>',
        '/mapped/early', type => $form, body => 'tok=abc');
+key_is('several fields in one', 'abcs', '/three', type => $json,
+       body => '{"shop":"s","tok":"abc"}');
 
 # one key by two ways is one key; the field is not part of the comparison
 {
@@ -384,30 +552,32 @@ key_is('bytes above ASCII', "\xc3\xa9", '/', type => $json,
 
 # --- the buffer --------------------------------------------------------------
 
+# The key is found, whether the body goes by its meaning or by its bytes.
+
 for my $chunked (0, 1) {
     for my $size (100, 101) {
-        my $form_body = 'tok=abc&a=' . 'x' x ($size - 10);
-        my $json_body = '{"tok":"abc","a":"' . 'x' x ($size - 20) . '"}';
+        my $more = 'x' x ($size - 24);
 
-        for my $m ([ type => $form, body => $form_body ],
-                   [ type => $json, body => $json_body ])
+        for my $m ([ $form, "tok=abc&b=1&a=$more" . '&' x 6,
+                     "a=$more&b=1&tok=abc" . '&' x 6 ],
+                   [ $json, qq({"tok":"abc","a":"$more"}),
+                     qq({"a":"$more","tok":"abc"}) ])
         {
+            my ($type, @bodies) = @$m;
+            $_ .= ' ' x ($size - length) for @bodies;
+            s/&( +)$/'&' . '&' x length $1/e for @bodies;
+
             $id++;
-            is(length $m->[3], $size, 'of that size');
+            is(length $bodies[0], $size, 'of that size');
             is(join(', ', map {
-                   told($n->post("/small?id=$id", @$m, chunked => $chunked))
-               } 1, 2),
-               $size == 100 ? '200 NEW, 200 REPLAYED' : '200 -, 200 -',
-               "$m->[1], $size bytes of 100, chunked $chunked");
+                   told($n->post("/small?id=$id", type => $type, body => $_,
+                                 chunked => $chunked))
+               } @bodies[0, 0, 1]),
+               '200 NEW, 200 REPLAYED, '
+               . ($size == 100 ? '200 REPLAYED' : '409 CONFLICT'),
+               "$type, $size bytes of 100, chunked $chunked");
         }
     }
-
-    my %late = multipart(part(a => 'x' x 100), part(tok => 'abc'));
-    is(join(', ', map {
-           told($n->post("/small?id=late$chunked", %late,
-                         chunked => $chunked))
-       } 1, 2), '200 -, 200 -',
-       "multipart, behind the first 100 bytes, chunked $chunked");
 }
 
 
@@ -467,9 +637,9 @@ for my $where (qw(memory temp header header/temp off/temp)) {
                  @$m);
         until_true { scalar($n->access_log =~ m{^$id }m) };
 
-        # nginx gives a body's file up before it logs: then it is too late,
-        # unless somebody asked before
-        my $value = $where =~ m{./temp} ? '-' : 'abc';
+        # nginx gives a body's file up before it logs: then it is too late
+        # where it was not read for us
+        my $value = $where eq 'off/temp' ? '-' : 'abc';
         like($n->access_log, qr/^$id \[$value\]$/m,
              "in a log: $where, $m->[1]");
     }

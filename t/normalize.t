@@ -141,6 +141,13 @@ my $form = 'application/x-www-form-urlencoded';
 
 table($form, '',
     [ same => 'the order of fields', 'a=1&b=2&c=3', 'c=3&a=1&b=2' ],
+    [ same => 'the order of a field and one with a bracket', 'a=1&item[]=x',
+      'item%5B%5D=x&a=1' ],
+    [ other => 'the order of fields with brackets',
+      'item[][name]=A&item[][gift]=1&item[][name]=B',
+      'item[][name]=A&item[][name]=B&item[][gift]=1' ],
+    [ other => 'the order of fields with brackets, escaped',
+      'x%5b1%5d=1&y%5B1%5D=2', 'y%5B1%5D=2&x%5b1%5d=1' ],
     [ same => 'percent encoding', 'abc=xyz', '%61b%63=%78%79z' ],
     [ same => 'the case of its digits', '%c3%af=%c3%a9', '%C3%AF=%C3%A9' ],
     [ same => 'bytes above ASCII, raw', "\xc3\xaf=\xc3\xa9", '%C3%AF=%C3%A9' ],
@@ -235,6 +242,12 @@ table($json, '',
       '{"a":{"b":1,"c":2}}' ],
     [ other => 'white space in a string', '["a b"]', '["a  b"]' ],
     [ other => 'composed and decomposed', '["\u00e9"]', '["e\u0301"]' ],
+    [ same => 'half a surrogate pair, white space', '["\ud83d"]',
+      ' [ "\uD83D" ]' ],
+    [ other => 'half a surrogate pair and another', '["\ud83d"]',
+      '["\ud83c"]' ],
+    [ other => 'half a surrogate pair and a character', '["\ud800\ue000"]',
+      '["\ud801\udc00"]' ],
     [ other => 'a sign', '[1]', '[-1]' ],
     [ other => 'the last digit of a large number', '[9007199254740993]',
       '[9007199254740992]' ],
@@ -264,7 +277,6 @@ table($json, '',
         [ 'a byte order mark', "\xef\xbb\xbf{}" ],
         [ 'a control character in a string', "[\"\t\"]" ],
         [ 'an unknown escape', '["\x"]' ],
-        [ 'half a surrogate pair', '["\ud800"]' ],
         [ 'no UTF-8', "[\"\xff\"]" ],
         [ 'a form', 'a=1&b=2' ],
         [ 'nothing but white space', "\n" ]),
@@ -320,9 +332,14 @@ sub parts {
 }
 
 my @a = (part(a => '1'), part(b => '2'));
+my @i = (part('i[][n]' => 'A'), part('i[][n]' => 'B'));
 my @f = (part(a => '1'),
          part(f => "\0\r\n--xx\r\n", file => 'x.png', type => 'image/png'));
 
+parts(same => 'a part and those with brackets',
+      [@i, $a[0]], [$a[0], @i]);
+parts(other => 'the order of parts with brackets',
+      [$i[0], part('i[][g]' => 1), $i[1]], [@i, part('i[][g]' => 1)]);
 same('multipart: the boundary', { multipart('xxx', @f) },
      { multipart('----WebKitFormBoundary7MA4YWxkTrZu0gW', @f) });
 same('multipart: a boundary in quotes', { multipart('xxx', @f) },

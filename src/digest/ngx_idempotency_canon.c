@@ -5,6 +5,7 @@
 
 
 #include "ngx_idempotency_encode.h"
+#include "ngx_idempotency_fields.h"
 
 
 static ngx_int_t pointer_tokens(ngx_idempotency_path_t *path,
@@ -45,58 +46,6 @@ void
 ngx_idempotency_canon_raw(ngx_idempotency_digest_t *d)
 {
     ngx_idempotency_digest_bytes(d, (u_char *) "R", 1);
-}
-
-
-ngx_int_t
-ngx_idempotency_canon_field(ngx_uint_t kind, u_char *data, size_t len,
-    ngx_str_t *name, ngx_str_t *value, ngx_pool_t *pool)
-{
-    if (len > NGX_IDEMPOTENCY_CANON_SIZE) {
-        return NGX_DECLINED;
-    }
-
-    switch (kind) {
-
-    case NGX_IDEMPOTENCY_CANON_FORM:
-        return ngx_idempotency_form_field(data, len, name, value, pool);
-
-    case NGX_IDEMPOTENCY_CANON_JSON:
-        return ngx_idempotency_json_field(data, len, name, value, pool);
-    }
-
-    return NGX_DECLINED;
-}
-
-
-/*
- * Is a field meant by that name?  As with $http_name, a variable's name has
- * neither capital letters nor more than letters, digits and underscores.
- */
-
-ngx_uint_t
-ngx_idempotency_field_is(ngx_str_t *name, u_char *field, size_t len)
-{
-    u_char  c, wanted;
-    size_t  i;
-
-    if (name->len != len) {
-        return 0;
-    }
-
-    for (i = 0; i < len; i++) {
-        c = ngx_tolower(field[i]);
-        wanted = ngx_tolower(name->data[i]);
-
-        if (c != wanted
-            && (wanted != '_' || (c >= 'a' && c <= 'z')
-                || (c >= '0' && c <= '9')))
-        {
-            return 0;
-        }
-    }
-
-    return 1;
 }
 
 
@@ -336,6 +285,33 @@ ngx_idempotency_canon_kind(ngx_str_t *content_type, ngx_uint_t flags,
     }
 
     return NGX_IDEMPOTENCY_CANON_MULTIPART;
+}
+
+
+ngx_int_t
+ngx_idempotency_fields_kind(ngx_str_t *content_type, ngx_uint_t *kind,
+    ngx_str_t *boundary)
+{
+    u_char     *p, *end;
+    ngx_str_t   type;
+
+    ngx_str_null(boundary);
+
+    *kind = ngx_idempotency_canon_kind(content_type,
+                                       NGX_IDEMPOTENCY_CANON_FORM
+                                       |NGX_IDEMPOTENCY_CANON_JSON
+                                       |NGX_IDEMPOTENCY_CANON_MULTIPART,
+                                       boundary);
+    if (*kind) {
+        return NGX_OK;
+    }
+
+    end = content_type->data + content_type->len;
+    p = ngx_strlchr(content_type->data, end, ';');
+
+    type = ngx_idempotency_trim(content_type->data, p ? p : end);
+
+    return is_lower(&type, "multipart/form-data") ? NGX_DECLINED : NGX_OK;
 }
 
 

@@ -9,7 +9,9 @@
  *
  * Lengths are numbers of 7 bits a byte, the highest first, the top bit set in
  * all bytes but the last.  Names are sorted by their bytes, a shorter one
- * before its continuation, equal ones stay in the order of the body.
+ * before its continuation, equal ones stay in the order of the body.  Fields
+ * whose decoded names have a "[" come behind all others, in the order of the
+ * body: "a[][x]" belongs to the last "a[]" that had no x yet.
  *
  *   form       "F", then for each field: its name and its value, each behind
  *              its length
@@ -17,7 +19,8 @@
  *              number, "\"" length string, "[" values "]", "{" members "}";
  *              a member is ":" length name value; a number is "0", or its
  *              sign, its digits without zeros at the ends and, unless it is
- *              zero, "e" with the power of ten of the last digit
+ *              zero, "e" with the power of ten of the last digit; a surrogate
+ *              that stands alone is its 3 bytes, which UTF-8 has no use for
  *   multipart  "M", then a digest of each part, of kind "P": its name, "f"
  *              and filename if it has one, "x" and extended filename (that
  *              with an asterisk) likewise, as fields, "t" and media type
@@ -46,8 +49,13 @@
 
 /* deeper or larger than this is digested by its bytes */
 
-#define NGX_IDEMPOTENCY_JSON_DEPTH         256
 #define NGX_IDEMPOTENCY_CANON_SIZE         0x3fffffff
+
+#define NGX_IDEMPOTENCY_FORM_FIELDS        32768
+
+#define NGX_IDEMPOTENCY_JSON_DEPTH         256
+#define NGX_IDEMPOTENCY_JSON_NODES         65536    /* values, all told */
+#define NGX_IDEMPOTENCY_JSON_MEMBERS       16384    /* of one object */
 
 #define NGX_IDEMPOTENCY_MULTIPART_PARTS    4096
 #define NGX_IDEMPOTENCY_MULTIPART_HEADER   4096
@@ -97,40 +105,20 @@ ngx_int_t ngx_idempotency_canon_body(ngx_idempotency_digest_t *d,
 void ngx_idempotency_canon_raw(ngx_idempotency_digest_t *d);
 
 /*
- * The first field of that name in a body of a kind but MULTIPART.  Letter
- * case doesn't count, and an underscore stands for what is no letter or digit.
- * NGX_DECLINED: there is none, or it is neither a string nor a number, true
- * or false.  The value is allocated from the pool.
- */
-
-ngx_int_t ngx_idempotency_canon_field(ngx_uint_t kind, u_char *data,
-    size_t len, ngx_str_t *name, ngx_str_t *value, ngx_pool_t *pool);
-
-/*
  * A multipart body, in pieces of any size.  As its boundary doesn't count,
  * the media type to be digested before is "multipart/form-data" alone.
  *
- * c: NULL if nothing is to be digested.  The first field of a name, up to a
- * size, is looked for on the way.  NGX_DECLINED, which is final: malformed,
- * or beyond a limit; NGX_ERROR: no memory.
+ * c: NULL if nothing is to be digested.  feed and final: NGX_DECLINED, which
+ * is final: malformed, or beyond a limit; NGX_ERROR: no memory.
  */
 
 ngx_idempotency_multipart_t *ngx_idempotency_multipart_create(
     ngx_pool_t *pool, ngx_idempotency_canon_t *c, ngx_str_t *boundary);
-void ngx_idempotency_multipart_find(ngx_idempotency_multipart_t *m,
-    ngx_str_t *name, size_t max);
 
 ngx_int_t ngx_idempotency_multipart_feed(ngx_idempotency_multipart_t *m,
     u_char *data, size_t len);
 ngx_int_t ngx_idempotency_multipart_final(ngx_idempotency_multipart_t *m,
     ngx_idempotency_digest_t *d);
-
-/*
- * From the end of its part on, malformed or not what follows.  NULL: there is
- * no such field, or it is a file or too long.
- */
-
-ngx_str_t *ngx_idempotency_multipart_value(ngx_idempotency_multipart_t *m);
 
 
 #endif /* _NGX_IDEMPOTENCY_CANON_H_INCLUDED_ */

@@ -13,7 +13,9 @@ ngx_idempotency_digest_init(ngx_idempotency_digest_t *d, u_char kind)
 {
     u_char  head[2];
 
-    head[0] = NGX_IDEMPOTENCY_DIGEST_VERSION;
+    head[0] = (kind == NGX_IDEMPOTENCY_DIGEST_TOKEN)
+              ? NGX_IDEMPOTENCY_DIGEST_TOKEN_VERSION
+              : NGX_IDEMPOTENCY_DIGEST_VERSION;
     head[1] = kind;
 
     (void) SHA256_Init(&d->sha);

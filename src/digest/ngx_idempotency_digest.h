@@ -26,8 +26,15 @@
 #include <openssl/sha.h>
 
 
-#define NGX_IDEMPOTENCY_DIGEST_LEN      SHA256_DIGEST_LENGTH
-#define NGX_IDEMPOTENCY_DIGEST_VERSION  1
+#define NGX_IDEMPOTENCY_DIGEST_LEN  SHA256_DIGEST_LENGTH
+
+/*
+ * Raised whenever the encoding of anything changes.  A key's token is the same
+ * for ever: it has a version of its own.
+ */
+
+#define NGX_IDEMPOTENCY_DIGEST_VERSION        2
+#define NGX_IDEMPOTENCY_DIGEST_TOKEN_VERSION  1
 
 
 /* what is digested; two kinds never give the same digest */

@@ -7,12 +7,68 @@
 #include "ngx_idempotency_encode.h"
 
 
-#define SORT_RUN  8
+#define SORT_RUN    8
+#define SORT_MERGE  256    /* more are sorted by their bytes */
 
 
-static void sort_run(ngx_idempotency_name_t *names, ngx_uint_t n);
-static void sort_merge(ngx_idempotency_name_t *to,
-    ngx_idempotency_name_t *from, ngx_uint_t n, ngx_uint_t width);
+static void sort_names(ngx_idempotency_names_t *s,
+    ngx_idempotency_name_t *names, ngx_idempotency_name_t *tmp, ngx_uint_t n,
+    uint32_t depth);
+static ngx_uint_t sort_alike(ngx_idempotency_names_t *s,
+    ngx_idempotency_name_t *names, ngx_uint_t n, uint32_t depth);
+static void sort_radix(ngx_idempotency_name_t *names,
+    ngx_idempotency_name_t *tmp, ngx_uint_t n, uint32_t depth);
+static void sort_short(ngx_idempotency_names_t *s,
+    ngx_idempotency_name_t *names, ngx_idempotency_name_t *tmp, ngx_uint_t n,
+    uint32_t depth);
+static void sort_run(ngx_idempotency_names_t *s,
+    ngx_idempotency_name_t *names, ngx_uint_t n, uint32_t depth);
+static void sort_merge(ngx_idempotency_names_t *s,
+    ngx_idempotency_name_t *to, ngx_idempotency_name_t *from, ngx_uint_t n,
+    ngx_uint_t width, uint32_t depth);
+
+
+static ngx_inline u_char *
+sort_name(ngx_idempotency_names_t *s, uint32_t index)
+{
+    uint32_t  place;
+
+    place = *(uint32_t *) (s->items + index * s->stride);
+
+    return (place < s->size) ? s->data + place
+                             : s->scratch + (place - s->size);
+}
+
+
+/* of names that are alike up to this depth, where their prefixes begin */
+
+static ngx_inline int
+sort_cmp(ngx_idempotency_names_t *s, ngx_idempotency_name_t *a,
+    ngx_idempotency_name_t *b, uint32_t depth)
+{
+    int       rc;
+    uint32_t  min;
+
+    if (a->prefix != b->prefix) {
+        return (a->prefix < b->prefix) ? -1 : 1;
+    }
+
+    min = ngx_min(a->len, b->len);
+    depth += 8;
+
+    if (min > depth) {
+        rc = ngx_memcmp(sort_name(s, a->index) + depth,
+                        sort_name(s, b->index) + depth, min - depth);
+
+        if (rc != 0) {
+            return rc;
+        }
+    }
+
+    /* with 8 bytes or less the one is the beginning of the other */
+
+    return (a->len > b->len) - (a->len < b->len);
+}
 
 
 void
@@ -70,57 +126,194 @@ ngx_idempotency_length(u_char *p, size_t len)
 }
 
 
-int
-ngx_idempotency_name_cmp(ngx_idempotency_name_t *a,
-    ngx_idempotency_name_t *b)
+/*
+ * Stable, and as long as the names are altogether, whatever they have in
+ * common: their memory is filled by strangers.  What is sorted already takes
+ * one look at each.  There must be room for as many in tmp.
+ */
+
+void
+ngx_idempotency_names_sort(ngx_idempotency_names_t *s,
+    ngx_idempotency_name_t *names, ngx_idempotency_name_t *tmp, ngx_uint_t n)
 {
-    int     rc;
-    size_t  min;
+    ngx_uint_t  i;
 
-    if (a->prefix != b->prefix) {
-        return (a->prefix < b->prefix) ? -1 : 1;
-    }
-
-    min = ngx_min(a->len, b->len);
-
-    if (min > 8) {
-        rc = ngx_memcmp(a->name + 8, b->name + 8, min - 8);
-
-        if (rc != 0) {
-            return rc;
+    for (i = 1; i < n; i++) {
+        if (sort_cmp(s, &names[i - 1], &names[i], 0) > 0) {
+            sort_names(s, names, tmp, n, 0);
+            return;
         }
     }
-
-    /* with 8 bytes or less the one is the beginning of the other */
-
-    return (a->len > b->len) - (a->len < b->len);
 }
 
 
 /*
- * Stable, and n log n in the worst case.  What is sorted already takes one
- * look at each.  There must be room for as many in tmp.
+ * By the next 8 bytes, and then each run of names that are alike in these.
+ * The longest run is gone on with here, so that the calls nest no deeper than
+ * the logarithm of n.
  */
 
-void
-ngx_idempotency_names_sort(ngx_idempotency_name_t *names,
-    ngx_idempotency_name_t *tmp, ngx_uint_t n)
+static void
+sort_names(ngx_idempotency_names_t *s, ngx_idempotency_name_t *names,
+    ngx_idempotency_name_t *tmp, ngx_uint_t n, uint32_t depth)
 {
-    ngx_uint_t               i, width;
-    ngx_idempotency_name_t  *from, *to;
+    ngx_uint_t               i, run, nlongest;
+    ngx_idempotency_name_t  *longest;
 
-    for (i = 1; i < n; i++) {
-        if (ngx_idempotency_name_cmp(&names[i - 1], &names[i]) > 0) {
+    for ( ;; ) {
+
+        if (n <= SORT_MERGE) {
+            sort_short(s, names, tmp, n, depth);
+            return;
+        }
+
+        sort_radix(names, tmp, n, depth);
+
+        longest = NULL;
+        nlongest = 0;
+
+        for (i = 0; i < n; i += run) {
+            run = sort_alike(s, &names[i], n - i, depth);
+
+            if (run == 1) {
+                continue;
+            }
+
+            if (run <= nlongest) {
+                sort_names(s, &names[i], tmp, run, depth + 8);
+                continue;
+            }
+
+            if (longest) {
+                sort_names(s, longest, tmp, nlongest, depth + 8);
+            }
+
+            longest = &names[i];
+            nlongest = run;
+        }
+
+        if (longest == NULL) {
+            return;
+        }
+
+        names = longest;
+        n = nlongest;
+        depth += 8;
+    }
+}
+
+
+/* how many of them are alike and go on; they get their next 8 bytes */
+
+static ngx_uint_t
+sort_alike(ngx_idempotency_names_t *s, ngx_idempotency_name_t *names,
+    ngx_uint_t n, uint32_t depth)
+{
+    ngx_uint_t  i, run;
+
+    if (names->len - depth <= 8) {
+        return 1;
+    }
+
+    for (run = 1; run < n; run++) {
+        if (names[run].prefix != names->prefix) {
             break;
         }
     }
 
-    if (i >= n) {
-        return;
+    if (run == 1) {
+        return 1;
     }
 
+    depth += 8;
+
+    for (i = 0; i < run; i++) {
+        names[i].prefix =
+            ngx_idempotency_prefix(sort_name(s, names[i].index) + depth,
+                                   names[i].len - depth);
+    }
+
+    return run;
+}
+
+
+/*
+ * By the prefix from its last byte on; before that by how much of it there
+ * is, as a name may end in zeros.
+ */
+
+static void
+sort_radix(ngx_idempotency_name_t *names, ngx_idempotency_name_t *tmp,
+    ngx_uint_t n, uint32_t depth)
+{
+    uint32_t                 rest, sum, count, counts[9][256];
+    uint64_t                 prefix;
+    ngx_uint_t               i, k, key;
+    ngx_idempotency_name_t  *from, *to, *swap;
+
+    ngx_memzero(counts, sizeof(counts));
+
+    for (i = 0; i < n; i++) {
+        rest = names[i].len - depth;
+        prefix = names[i].prefix;
+
+        counts[0][ngx_min(rest, 9)]++;
+
+        for (k = 1; k < 9; k++) {
+            counts[k][prefix & 0xff]++;
+            prefix >>= 8;
+        }
+    }
+
+    from = names;
+    to = tmp;
+
+    for (k = 0; k < 9; k++) {
+
+        for (sum = 0, key = 0; key < 256; key++) {
+            count = counts[k][key];
+
+            if (count == n) {
+                break;
+            }
+
+            counts[k][key] = sum;
+            sum += count;
+        }
+
+        if (key < 256) {
+            /* all alike */
+            continue;
+        }
+
+        for (i = 0; i < n; i++) {
+            rest = from[i].len - depth;
+            key = (k == 0) ? ngx_min(rest, 9)
+                           : (from[i].prefix >> (8 * (k - 1))) & 0xff;
+
+            to[counts[k][key]++] = from[i];
+        }
+
+        swap = from;
+        from = to;
+        to = swap;
+    }
+
+    if (from == tmp) {
+        ngx_memcpy(names, tmp, n * sizeof(ngx_idempotency_name_t));
+    }
+}
+
+
+static void
+sort_short(ngx_idempotency_names_t *s, ngx_idempotency_name_t *names,
+    ngx_idempotency_name_t *tmp, ngx_uint_t n, uint32_t depth)
+{
+    ngx_uint_t               i, width;
+    ngx_idempotency_name_t  *from, *to;
+
     for (i = 0; i < n; i += SORT_RUN) {
-        sort_run(&names[i], ngx_min(n - i, SORT_RUN));
+        sort_run(s, &names[i], ngx_min(n - i, SORT_RUN), depth);
     }
 
     from = names;
@@ -129,7 +322,8 @@ ngx_idempotency_names_sort(ngx_idempotency_name_t *names,
     for (width = SORT_RUN; width < n; width *= 2) {
 
         for (i = 0; i < n; i += 2 * width) {
-            sort_merge(&to[i], &from[i], ngx_min(n - i, 2 * width), width);
+            sort_merge(s, &to[i], &from[i], ngx_min(n - i, 2 * width), width,
+                       depth);
         }
 
         to = from;
@@ -143,7 +337,8 @@ ngx_idempotency_names_sort(ngx_idempotency_name_t *names,
 
 
 static void
-sort_run(ngx_idempotency_name_t *names, ngx_uint_t n)
+sort_run(ngx_idempotency_names_t *s, ngx_idempotency_name_t *names,
+    ngx_uint_t n, uint32_t depth)
 {
     ngx_uint_t              i, k;
     ngx_idempotency_name_t  name;
@@ -153,7 +348,7 @@ sort_run(ngx_idempotency_name_t *names, ngx_uint_t n)
         name = names[i];
 
         for (k = i; k > 0; k--) {
-            if (ngx_idempotency_name_cmp(&names[k - 1], &name) <= 0) {
+            if (sort_cmp(s, &names[k - 1], &name, depth) <= 0) {
                 break;
             }
 
@@ -168,8 +363,9 @@ sort_run(ngx_idempotency_name_t *names, ngx_uint_t n)
 /* two sorted runs, the first one of this width, the second one up to n */
 
 static void
-sort_merge(ngx_idempotency_name_t *to, ngx_idempotency_name_t *from,
-    ngx_uint_t n, ngx_uint_t width)
+sort_merge(ngx_idempotency_names_t *s, ngx_idempotency_name_t *to,
+    ngx_idempotency_name_t *from, ngx_uint_t n, ngx_uint_t width,
+    uint32_t depth)
 {
     ngx_idempotency_name_t  *a, *b, *a_end, *b_end;
 
@@ -179,7 +375,7 @@ sort_merge(ngx_idempotency_name_t *to, ngx_idempotency_name_t *from,
     b_end = from + n;
 
     while (a < a_end && b < b_end) {
-        *to++ = (ngx_idempotency_name_cmp(a, b) <= 0) ? *a++ : *b++;
+        *to++ = (sort_cmp(s, a, b, depth) <= 0) ? *a++ : *b++;
     }
 
     while (a < a_end) {

@@ -21,12 +21,30 @@ typedef struct {
 } ngx_idempotency_sink_t;
 
 
+/*
+ * A name to be sorted: its next 8 bytes, and whose it is.  The name itself is
+ * found by that, so that a large object's names take little memory.
+ */
+
 typedef struct {
     uint64_t                   prefix;
-    u_char                    *name;
     uint32_t                   len;
     uint32_t                   index;
 } ngx_idempotency_name_t;
+
+
+/*
+ * Where names are: the index counts items of this size, whose first 4 bytes
+ * are a place in the data or, beyond their size, in what was decoded
+ */
+
+typedef struct {
+    u_char                    *data;
+    u_char                    *scratch;
+    uint32_t                   size;
+    size_t                     stride;
+    u_char                    *items;
+} ngx_idempotency_names_t;
 
 
 /* white space that began in one piece may end in another */
@@ -59,10 +77,8 @@ void ngx_idempotency_sink_bytes(ngx_idempotency_sink_t *s, u_char *data,
     size_t len);
 u_char *ngx_idempotency_length(u_char *p, size_t len);
 
-int ngx_idempotency_name_cmp(ngx_idempotency_name_t *a,
-    ngx_idempotency_name_t *b);
-void ngx_idempotency_names_sort(ngx_idempotency_name_t *names,
-    ngx_idempotency_name_t *tmp, ngx_uint_t n);
+void ngx_idempotency_names_sort(ngx_idempotency_names_t *s,
+    ngx_idempotency_name_t *names, ngx_idempotency_name_t *tmp, ngx_uint_t n);
 
 void ngx_idempotency_fold_init(ngx_idempotency_fold_t *f);
 u_char *ngx_idempotency_fold(ngx_idempotency_fold_t *f, u_char *dst,
@@ -71,24 +87,31 @@ u_char *ngx_idempotency_fold_end(ngx_idempotency_fold_t *f, u_char *dst);
 
 ngx_uint_t ngx_idempotency_ignored(ngx_idempotency_canon_t *c,
     u_char *name, size_t len);
-ngx_uint_t ngx_idempotency_field_is(ngx_str_t *name, u_char *field,
-    size_t len);
 
 ngx_int_t ngx_idempotency_parameter(u_char **pos, u_char *end,
     ngx_str_t *name, ngx_str_t *value);
 
 ngx_int_t ngx_idempotency_form(ngx_idempotency_digest_t *d,
     ngx_idempotency_canon_t *c, u_char *data, size_t len, ngx_pool_t *pool);
-ngx_int_t ngx_idempotency_form_field(u_char *data, size_t len,
-    ngx_str_t *name, ngx_str_t *value, ngx_pool_t *pool);
 
 ngx_int_t ngx_idempotency_json(ngx_idempotency_digest_t *d,
     ngx_idempotency_canon_t *c, u_char *data, size_t len, ngx_pool_t *pool);
-ngx_int_t ngx_idempotency_json_field(u_char *data, size_t len,
-    ngx_str_t *name, ngx_str_t *value, ngx_pool_t *pool);
 
 void ngx_idempotency_text(ngx_idempotency_digest_t *d, u_char *data,
     size_t len);
+
+
+static ngx_inline ngx_int_t
+ngx_idempotency_hex(u_char c)
+{
+    if (c >= '0' && c <= '9') {
+        return c - '0';
+    }
+
+    c |= 0x20;
+
+    return (c >= 'a' && c <= 'f') ? c - 'a' + 10 : NGX_ERROR;
+}
 
 
 static ngx_inline void
@@ -169,7 +192,6 @@ ngx_idempotency_name_set(ngx_idempotency_name_t *name, u_char *data,
     uint32_t len, uint32_t index)
 {
     name->prefix = ngx_idempotency_prefix(data, len);
-    name->name = data;
     name->len = len;
     name->index = index;
 }

@@ -1,7 +1,8 @@
 
 /*
- * application/x-www-form-urlencoded: fields decoded and sorted by name.  A
- * percent sign without two hexadecimal digits is malformed.
+ * application/x-www-form-urlencoded: fields decoded and sorted by name, but
+ * for names with a "[", which keep their order.  A percent sign without two
+ * hexadecimal digits is malformed.
  */
 
 
@@ -12,9 +13,20 @@
 
 #define FORM_ESCAPE   1
 #define FORM_END      2     /* of the name or the field */
+#define FORM_BRACKET  3
 
 
 typedef struct {
+    uint32_t                 name;       /* a place; it comes first, as names
+                                            are sorted by it */
+    uint32_t                 name_len;
+    uint32_t                 value;
+    uint32_t                 len;
+} form_field_t;
+
+
+typedef struct {
+    u_char                  *data;
     u_char                  *pos;
     u_char                  *end;
 
@@ -25,28 +37,41 @@ typedef struct {
 
     ngx_pool_t              *pool;
     ngx_uint_t               fold;
+    ngx_uint_t               bracket;    /* in this name */
 
+    /* those to be sorted from the front, the others from the back */
     ngx_uint_t               nfields;
     ngx_uint_t               nalloc;
-    ngx_idempotency_name_t  *names;      /* twice as many, to be sorted */
-    ngx_str_t               *values;
+    form_field_t            *fields;
+    ngx_uint_t               nnames;
+    ngx_idempotency_name_t  *names;      /* twice as many */
 } form_t;
 
 
 static ngx_int_t form_parse(form_t *f, ngx_idempotency_canon_t *c);
+static ngx_int_t form_add(form_t *f, ngx_str_t *name, ngx_str_t *value);
 static ngx_int_t form_grow(form_t *f);
+static uint32_t form_place(form_t *f, ngx_str_t *s);
+static void form_write(form_t *f, ngx_idempotency_digest_t *d);
 static ngx_int_t form_part(form_t *f, ngx_uint_t name, ngx_str_t *s);
 static ngx_int_t form_decode(form_t *f, u_char *start, u_char end,
     ngx_str_t *s);
 static ngx_int_t form_fold(form_t *f, ngx_str_t *s);
 static ngx_int_t form_scratch(form_t *f);
-static ngx_int_t form_hex(u_char c);
 
 
 static u_char  form_class[256] = {
     ['%'] = FORM_ESCAPE, ['+'] = FORM_ESCAPE, ['&'] = FORM_END,
-    ['='] = FORM_END
+    ['='] = FORM_END, ['['] = FORM_BRACKET
 };
+
+
+static ngx_inline u_char *
+form_at(form_t *f, uint32_t place)
+{
+    return (place < f->size) ? f->data + place
+                             : f->scratch + (place - f->size);
+}
 
 
 ngx_int_t
@@ -55,11 +80,10 @@ ngx_idempotency_form(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
 {
     form_t                   f;
     ngx_int_t                rc;
-    ngx_str_t               *value, values[FORM_FIELDS];
-    ngx_uint_t               i;
+    form_field_t             fields[FORM_FIELDS];
     ngx_idempotency_name_t   names[2 * FORM_FIELDS];
-    ngx_idempotency_sink_t   sink;
 
+    f.data = data;
     f.pos = data;
     f.end = data + len;
     f.scratch = NULL;
@@ -67,27 +91,15 @@ ngx_idempotency_form(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
     f.pool = pool;
     f.fold = c->flags & NGX_IDEMPOTENCY_CANON_TEXT;
     f.nfields = 0;
-    f.names = names;
-    f.values = values;
-
     f.nalloc = FORM_FIELDS;
+    f.fields = fields;
+    f.nnames = 0;
+    f.names = names;
 
     rc = form_parse(&f, c);
 
     if (rc == NGX_OK) {
-        ngx_idempotency_names_sort(f.names, &f.names[f.nalloc], f.nfields);
-
-        ngx_idempotency_sink_init(&sink, d, 'F');
-
-        for (i = 0; i < f.nfields; i++) {
-            value = &f.values[f.names[i].index];
-
-            ngx_idempotency_sink_field(&sink, 0, f.names[i].name,
-                                       f.names[i].len);
-            ngx_idempotency_sink_field(&sink, 0, value->data, value->len);
-        }
-
-        ngx_idempotency_sink_flush(&sink);
+        form_write(&f, d);
     }
 
     if (f.scratch) {
@@ -102,76 +114,11 @@ ngx_idempotency_form(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
 }
 
 
-/* here a percent sign that is malformed spoils nothing but its own field */
-
-ngx_int_t
-ngx_idempotency_form_field(u_char *data, size_t len, ngx_str_t *name,
-    ngx_str_t *value, ngx_pool_t *pool)
-{
-    form_t     f;
-    u_char    *start, *end;
-    ngx_int_t  rc;
-    ngx_str_t  s;
-
-    f.scratch = NULL;
-    f.size = len;
-    f.pool = pool;
-    f.fold = 0;
-
-    rc = NGX_DECLINED;
-
-    for (start = data, end = data + len; start < end; start = f.end) {
-
-        if (*start == '&') {
-            f.end = start + 1;
-            continue;
-        }
-
-        f.pos = start;
-        f.end = ngx_strlchr(start, end, '&');
-
-        if (f.end == NULL) {
-            f.end = end;
-        }
-
-        f.last = f.scratch;
-        rc = form_part(&f, 1, &s);
-
-        if (rc == NGX_ERROR) {
-            break;
-        }
-
-        if (rc == NGX_OK && ngx_idempotency_field_is(name, s.data, s.len)) {
-            rc = form_part(&f, 0, &s);
-            break;
-        }
-
-        rc = NGX_DECLINED;
-    }
-
-    if (rc == NGX_OK) {
-        value->len = s.len;
-        value->data = ngx_pstrdup(pool, &s);
-
-        if (value->data == NULL) {
-            rc = NGX_ERROR;
-        }
-    }
-
-    if (f.scratch) {
-        ngx_pfree(pool, f.scratch);
-    }
-
-    return rc;
-}
-
-
 static ngx_int_t
 form_parse(form_t *f, ngx_idempotency_canon_t *c)
 {
-    ngx_int_t   rc;
-    ngx_str_t   name, value;
-    ngx_uint_t  n;
+    ngx_int_t  rc;
+    ngx_str_t  name, value;
 
     while (f->pos < f->end) {
 
@@ -179,6 +126,8 @@ form_parse(form_t *f, ngx_idempotency_canon_t *c)
             f->pos++;
             continue;
         }
+
+        f->bracket = 0;
 
         rc = form_part(f, 1, &name);
 
@@ -197,16 +146,51 @@ form_parse(form_t *f, ngx_idempotency_canon_t *c)
             continue;
         }
 
-        n = f->nfields;
+        rc = form_add(f, &name, &value);
 
-        if (n == f->nalloc && form_grow(f) != NGX_OK) {
-            return NGX_ERROR;
+        if (rc != NGX_OK) {
+            return rc;
+        }
+    }
+
+    return NGX_OK;
+}
+
+
+/* NGX_DECLINED: more than a request may keep a worker busy with */
+
+static ngx_int_t
+form_add(form_t *f, ngx_str_t *name, ngx_str_t *value)
+{
+    ngx_uint_t     n;
+    form_field_t  *field;
+
+    if (f->nfields == f->nalloc) {
+
+        if (f->nfields == NGX_IDEMPOTENCY_FORM_FIELDS) {
+            return NGX_DECLINED;
         }
 
-        ngx_idempotency_name_set(&f->names[n], name.data, name.len, n);
-        f->values[n] = value;
-        f->nfields++;
+        if (form_grow(f) != NGX_OK) {
+            return NGX_ERROR;
+        }
     }
+
+    f->nfields++;
+
+    if (f->bracket) {
+        n = f->nalloc - (f->nfields - f->nnames);
+
+    } else {
+        n = f->nnames++;
+        ngx_idempotency_name_set(&f->names[n], name->data, name->len, n);
+    }
+
+    field = &f->fields[n];
+    field->name = form_place(f, name);
+    field->name_len = name->len;
+    field->value = form_place(f, value);
+    field->len = value->len;
 
     return NGX_OK;
 }
@@ -219,12 +203,13 @@ form_grow(form_t *f)
 {
     size_t                   size;
     u_char                  *p;
-    ngx_uint_t               n;
+    ngx_uint_t               n, nkept;
+    form_field_t            *fields;
     ngx_idempotency_name_t  *names;
 
     n = f->nfields + 1;
 
-    for (p = f->pos; p < f->end; p++) {
+    for (p = f->pos; p < f->end && n < NGX_IDEMPOTENCY_FORM_FIELDS; p++) {
 
         p = memchr(p, '&', f->end - p);
         if (p == NULL) {
@@ -234,22 +219,73 @@ form_grow(form_t *f)
         n++;
     }
 
-    size = 2 * sizeof(ngx_idempotency_name_t) + sizeof(ngx_str_t);
+    size = 2 * sizeof(ngx_idempotency_name_t) + sizeof(form_field_t);
 
     names = ngx_palloc(f->pool, n * size);
     if (names == NULL) {
         return NGX_ERROR;
     }
 
-    ngx_memcpy(names, f->names,
-               f->nfields * sizeof(ngx_idempotency_name_t));
-    ngx_memcpy(&names[2 * n], f->values, f->nfields * sizeof(ngx_str_t));
+    fields = (form_field_t *) &names[2 * n];
+    nkept = f->nfields - f->nnames;
+
+    ngx_memcpy(names, f->names, f->nnames * sizeof(ngx_idempotency_name_t));
+    ngx_memcpy(fields, f->fields, f->nnames * sizeof(form_field_t));
+    ngx_memcpy(&fields[n - nkept], &f->fields[f->nalloc - nkept],
+               nkept * sizeof(form_field_t));
 
     f->names = names;
-    f->values = (ngx_str_t *) &names[2 * n];
+    f->fields = fields;
     f->nalloc = n;
 
     return NGX_OK;
+}
+
+
+static uint32_t
+form_place(form_t *f, ngx_str_t *s)
+{
+    if (f->scratch && s->data >= f->scratch
+        && s->data < f->scratch + f->size)
+    {
+        return f->size + (s->data - f->scratch);
+    }
+
+    return s->len ? s->data - f->data : 0;
+}
+
+
+static void
+form_write(form_t *f, ngx_idempotency_digest_t *d)
+{
+    ngx_uint_t                i;
+    form_field_t             *field;
+    ngx_idempotency_sink_t    sink;
+    ngx_idempotency_names_t   s;
+
+    s.data = f->data;
+    s.scratch = f->scratch;
+    s.size = f->size;
+    s.stride = sizeof(form_field_t);
+    s.items = (u_char *) f->fields;
+
+    ngx_idempotency_names_sort(&s, f->names, &f->names[f->nalloc], f->nnames);
+
+    ngx_idempotency_sink_init(&sink, d, 'F');
+
+    for (i = 0; i < f->nfields; i++) {
+
+        field = (i < f->nnames)
+                ? &f->fields[f->names[i].index]
+                : &f->fields[f->nalloc - 1 - (i - f->nnames)];
+
+        ngx_idempotency_sink_field(&sink, 0, form_at(f, field->name),
+                                   field->name_len);
+        ngx_idempotency_sink_field(&sink, 0, form_at(f, field->value),
+                                   field->len);
+    }
+
+    ngx_idempotency_sink_flush(&sink);
 }
 
 
@@ -271,6 +307,11 @@ form_part(form_t *f, ngx_uint_t name, ngx_str_t *s)
 
         if (form_class[*p] == FORM_END) {
             break;
+        }
+
+        if (form_class[*p] == FORM_BRACKET) {
+            f->bracket |= name;
+            continue;
         }
 
         f->pos = p;
@@ -336,8 +377,8 @@ form_decode(form_t *f, u_char *start, u_char end, ngx_str_t *s)
                     return NGX_DECLINED;
                 }
 
-                high = form_hex(p[1]);
-                low = form_hex(p[2]);
+                high = ngx_idempotency_hex(p[1]);
+                low = ngx_idempotency_hex(p[2]);
 
                 if (high < 0 || low < 0) {
                     return NGX_DECLINED;
@@ -345,6 +386,10 @@ form_decode(form_t *f, u_char *start, u_char end, ngx_str_t *s)
 
                 c = (u_char) (high << 4 | low);
                 p += 2;
+            }
+
+            if (c == '[' && end == '=') {
+                f->bracket = 1;
             }
         }
 
@@ -404,21 +449,4 @@ form_scratch(form_t *f)
     }
 
     return NGX_OK;
-}
-
-
-static ngx_int_t
-form_hex(u_char c)
-{
-    if (c >= '0' && c <= '9') {
-        return c - '0';
-    }
-
-    c |= 0x20;
-
-    if (c >= 'a' && c <= 'f') {
-        return c - 'a' + 10;
-    }
-
-    return NGX_ERROR;
 }

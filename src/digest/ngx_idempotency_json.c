@@ -52,69 +52,6 @@ ngx_idempotency_json(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
 }
 
 
-ngx_int_t
-ngx_idempotency_json_field(u_char *data, size_t len, ngx_str_t *name,
-    ngx_str_t *value, ngx_pool_t *pool)
-{
-    uint32_t                      i, first;
-    ngx_int_t                     rc;
-    ngx_str_t                     s;
-    ngx_idempotency_json_t        j;
-    ngx_idempotency_json_node_t  *n;
-
-    rc = ngx_idempotency_json_parse(&j, NULL, data, len, pool);
-
-    if (rc != NGX_OK) {
-        goto done;
-    }
-
-    rc = NGX_DECLINED;
-    n = &j.nodes[0];
-
-    if (n->type != NGX_IDEMPOTENCY_JSON_OBJECT) {
-        goto done;
-    }
-
-    /* sorted by name, but numbered in the order of the document */
-
-    first = NGX_IDEMPOTENCY_JSON_NONE;
-
-    for (i = n->value; i != NGX_IDEMPOTENCY_JSON_NONE; i = n->next) {
-        n = &j.nodes[i];
-
-        if (ngx_idempotency_field_is(name, ngx_idempotency_json_at(&j, n->name),
-                                     n->name_len))
-        {
-            first = ngx_min(first, i);
-        }
-    }
-
-    if (first == NGX_IDEMPOTENCY_JSON_NONE) {
-        goto done;
-    }
-
-    n = &j.nodes[first];
-
-    if (n->type != NGX_IDEMPOTENCY_JSON_NULL
-        && n->type != NGX_IDEMPOTENCY_JSON_ARRAY
-        && n->type != NGX_IDEMPOTENCY_JSON_OBJECT)
-    {
-        s.len = n->len;
-        s.data = ngx_idempotency_json_at(&j, n->value);
-
-        value->len = s.len;
-        value->data = ngx_pstrdup(pool, &s);
-        rc = value->data ? NGX_OK : NGX_ERROR;
-    }
-
-done:
-
-    ngx_idempotency_json_free(&j);
-
-    return rc;
-}
-
-
 /* to be followed by ngx_idempotency_json_free() in any case */
 
 ngx_int_t
@@ -128,7 +65,7 @@ ngx_idempotency_json_parse(ngx_idempotency_json_t *j, ngx_array_t *paths,
     j->size = (uint32_t) len;
     j->scratch = NULL;
     j->names = j->members;
-    j->nnames = NGX_IDEMPOTENCY_JSON_MEMBERS;
+    j->nnames = NGX_IDEMPOTENCY_JSON_NAMES;
     j->nodes = j->values;
     j->nnodes = 0;
     j->nalloc = NGX_IDEMPOTENCY_JSON_VALUES;
@@ -403,6 +340,12 @@ json_close(ngx_idempotency_json_t *j)
 
     f = &j->frames[--j->depth];
 
+    if (f->nchildren > NGX_IDEMPOTENCY_JSON_MEMBERS
+        && j->nodes[f->node].type == NGX_IDEMPOTENCY_JSON_OBJECT)
+    {
+        return NGX_DECLINED;
+    }
+
     if (f->unsorted && json_sort(j, f) != NGX_OK) {
         j->no_memory = 1;
         return NGX_ERROR;
@@ -415,9 +358,10 @@ json_close(ngx_idempotency_json_t *j)
 static ngx_int_t
 json_sort(ngx_idempotency_json_t *j, ngx_idempotency_json_frame_t *f)
 {
-    uint32_t                     i, n, *link;
-    ngx_idempotency_name_t      *names;
-    ngx_idempotency_json_node_t *nodes;
+    uint32_t                      i, n;
+    ngx_idempotency_name_t       *names;
+    ngx_idempotency_names_t       s;
+    ngx_idempotency_json_node_t  *nodes;
 
     if (f->nchildren > j->nnames) {
 
@@ -425,7 +369,7 @@ json_sort(ngx_idempotency_json_t *j, ngx_idempotency_json_frame_t *f)
             ngx_pfree(j->pool, j->names);
         }
 
-        j->nnames = 2 * f->nchildren;
+        j->nnames = ngx_min(2 * f->nchildren, NGX_IDEMPOTENCY_JSON_MEMBERS);
         j->names = ngx_palloc(j->pool, (size_t) 2 * j->nnames
                                        * sizeof(ngx_idempotency_name_t));
         if (j->names == NULL) {
@@ -445,16 +389,23 @@ json_sort(ngx_idempotency_json_t *j, ngx_idempotency_json_frame_t *f)
         i = nodes[i].next;
     }
 
-    ngx_idempotency_names_sort(names, &names[n], n);
+    s.data = j->data;
+    s.scratch = j->scratch;
+    s.size = j->size;
+    s.stride = sizeof(ngx_idempotency_json_node_t);
+    s.items = (u_char *) nodes;
 
-    link = &nodes[f->node].value;
+    ngx_idempotency_names_sort(&s, names, &names[n], n);
 
-    for (n = 0; n < f->nchildren; n++) {
-        *link = names[n].index;
-        link = &nodes[names[n].index].next;
+    i = names[0].index;
+    nodes[f->node].value = i;
+
+    for (n = 1; n < f->nchildren; n++) {
+        nodes[i].next = names[n].index;
+        i = names[n].index;
     }
 
-    *link = NGX_IDEMPOTENCY_JSON_NONE;
+    nodes[i].next = NGX_IDEMPOTENCY_JSON_NONE;
 
     return NGX_OK;
 }
@@ -470,7 +421,6 @@ json_node(ngx_idempotency_json_t *j, u_char type)
     ngx_idempotency_json_frame_t *f;
 
     if (j->nnodes == j->nalloc && json_grow(j) != NGX_OK) {
-        j->no_memory = 1;
         return NULL;
     }
 
@@ -532,16 +482,24 @@ json_unsorted(ngx_idempotency_json_t *j, ngx_idempotency_json_node_t *prev,
 }
 
 
+/* NGX_DECLINED: more values than a request may keep a worker busy with */
+
 static ngx_int_t
 json_grow(ngx_idempotency_json_t *j)
 {
     uint32_t                      n;
     ngx_idempotency_json_node_t  *nodes;
 
+    if (j->nalloc == NGX_IDEMPOTENCY_JSON_NODES) {
+        return NGX_DECLINED;
+    }
+
     n = ngx_max(j->nalloc * 2, j->size / 8);
+    n = ngx_min(n, NGX_IDEMPOTENCY_JSON_NODES);
 
     nodes = ngx_palloc(j->pool, n * sizeof(ngx_idempotency_json_node_t));
     if (nodes == NULL) {
+        j->no_memory = 1;
         return NGX_ERROR;
     }
 

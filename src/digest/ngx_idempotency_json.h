@@ -23,21 +23,22 @@
 #define NGX_IDEMPOTENCY_JSON_ARRAY    '['
 #define NGX_IDEMPOTENCY_JSON_OBJECT   '{'
 
-#define NGX_IDEMPOTENCY_JSON_NONE     0xffffffff
+#define NGX_IDEMPOTENCY_JSON_NONE     0xffffff
 
 /* a small document needs no memory: so many values, so many members */
 
 #define NGX_IDEMPOTENCY_JSON_VALUES   96
-#define NGX_IDEMPOTENCY_JSON_MEMBERS  32
+#define NGX_IDEMPOTENCY_JSON_NAMES    32
 
 
 typedef struct {
-    uint32_t                     name;     /* a place */
+    uint32_t                     name;     /* a place; it comes first, as
+                                              names are sorted by it */
     uint32_t                     name_len;
     uint32_t                     value;    /* a place, or the first child */
     uint32_t                     len;
-    uint32_t                     next;     /* the next sibling */
-    u_char                       type;
+    uint32_t                     next:24;  /* the next sibling */
+    uint32_t                     type:8;
 } ngx_idempotency_json_node_t;
 
 
@@ -81,7 +82,7 @@ typedef struct {
     /* of an object to be sorted, and as many again */
     ngx_idempotency_name_t      *names;
     uint32_t                     nnames;
-    ngx_idempotency_name_t       members[2 * NGX_IDEMPOTENCY_JSON_MEMBERS];
+    ngx_idempotency_name_t       members[2 * NGX_IDEMPOTENCY_JSON_NAMES];
 
     ngx_array_t                 *paths;
     ngx_pool_t                  *pool;
@@ -102,6 +103,8 @@ u_char *ngx_idempotency_json_string(ngx_idempotency_json_t *j, u_char *p,
     uint32_t *place, uint32_t *len);
 u_char *ngx_idempotency_json_number(ngx_idempotency_json_t *j, u_char *p,
     ngx_idempotency_json_node_t *node);
+
+u_char *ngx_idempotency_json_utf8(u_char *dst, uint32_t n);
 
 /* the encoding of a number that is not spelled so already */
 

@@ -19,7 +19,6 @@
 static u_char *json_unescape(ngx_idempotency_json_t *j, u_char *p);
 static u_char *json_escape(u_char *p, u_char *end, u_char **last);
 static u_char *json_code_unit(u_char *p, u_char *end, uint32_t *unit);
-static u_char *json_put_utf8(u_char *dst, uint32_t n);
 static u_char *json_utf8(u_char *p, u_char *end);
 static u_char *json_exponent(u_char *p, u_char *end);
 static u_char *json_digits(u_char *p, u_char *end);
@@ -190,7 +189,7 @@ json_unescape(ngx_idempotency_json_t *j, u_char *p)
 static u_char *
 json_escape(u_char *p, u_char *end, u_char **last)
 {
-    u_char    c, *dst;
+    u_char    c, *dst, *next;
     uint32_t  unit, low;
 
     if (end - p < 2) {
@@ -230,24 +229,26 @@ json_escape(u_char *p, u_char *end, u_char **last)
     case 'u':
         p = json_code_unit(p, end, &unit);
 
-        if (p && unit >= 0xd800 && unit < 0xdc00) {
-
-            p = json_code_unit(p, end, &low);
-
-            if (p == NULL || low < 0xdc00 || low > 0xdfff) {
-                return NULL;
-            }
-
-            unit = 0x10000 + ((unit - 0xd800) << 10) + (low - 0xdc00);
-        }
-
-        /* a surrogate alone is no character: what it means, nobody knows */
-
-        if (p == NULL || (unit >= 0xdc00 && unit <= 0xdfff)) {
+        if (p == NULL) {
             return NULL;
         }
 
-        *last = json_put_utf8(dst, unit);
+        /*
+         * A surrogate alone is no character, but JSON.stringify() makes them
+         * of a string that was cut: it stays what it is, and is no other
+         */
+
+        if (unit >= 0xd800 && unit < 0xdc00) {
+
+            next = json_code_unit(p, end, &low);
+
+            if (next && low >= 0xdc00 && low < 0xe000) {
+                unit = 0x10000 + ((unit - 0xd800) << 10) + (low - 0xdc00);
+                p = next;
+            }
+        }
+
+        *last = ngx_idempotency_json_utf8(dst, unit);
 
         return p;
 
@@ -265,8 +266,8 @@ json_escape(u_char *p, u_char *end, u_char **last)
 static u_char *
 json_code_unit(u_char *p, u_char *end, uint32_t *unit)
 {
-    u_char      c;
     uint32_t    n;
+    ngx_int_t   digit;
     ngx_uint_t  i;
 
     if (end - p < 6 || p[0] != '\\' || p[1] != 'u') {
@@ -276,20 +277,13 @@ json_code_unit(u_char *p, u_char *end, uint32_t *unit)
     n = 0;
 
     for (i = 2; i < 6; i++) {
-        c = p[i];
+        digit = ngx_idempotency_hex(p[i]);
 
-        if (c >= '0' && c <= '9') {
-            n = n << 4 | (c - '0');
-            continue;
-        }
-
-        c |= 0x20;
-
-        if (c < 'a' || c > 'f') {
+        if (digit < 0) {
             return NULL;
         }
 
-        n = n << 4 | (c - 'a' + 10);
+        n = n << 4 | (uint32_t) digit;
     }
 
     *unit = n;
@@ -298,8 +292,10 @@ json_code_unit(u_char *p, u_char *end, uint32_t *unit)
 }
 
 
-static u_char *
-json_put_utf8(u_char *dst, uint32_t n)
+/* a surrogate, too */
+
+u_char *
+ngx_idempotency_json_utf8(u_char *dst, uint32_t n)
 {
     if (n < 0x80) {
         *dst++ = (u_char) n;

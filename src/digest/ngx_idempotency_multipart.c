@@ -1,11 +1,13 @@
 
 /*
  * multipart/form-data, as it arrives: each part has a digest of its own, and
- * that of the body is over those, sorted by the parts' names.  No part's
- * bytes are kept.
+ * that of the body is over those, sorted by the parts' names, but for names
+ * with a "[", which keep their order.  No part's bytes are kept.
  *
- * No byte goes unseen: there may be nothing before the first delimiter and
- * behind the last one but line ends and white space.
+ * For the digest no byte goes unseen: there may be nothing before the first
+ * delimiter and behind the last one but line ends and white space.  A field
+ * is found where the servers behind us find it, so for that what is malformed
+ * is read on as far as its meaning is plain.
  */
 
 
@@ -13,6 +15,12 @@
 
 
 #define MULTIPART_PARTS  16    /* at first */
+
+/* how much of what is malformed can be read: all, all but a part, no more */
+
+#define MULTIPART_PLAIN  0
+#define MULTIPART_PART   1
+#define MULTIPART_LOST   2
 
 
 typedef enum {
@@ -35,7 +43,15 @@ static u_char *multipart_headers(ngx_idempotency_multipart_t *m, u_char *p,
     u_char *last);
 static u_char *multipart_content(ngx_idempotency_multipart_t *m, u_char *p,
     u_char *last);
-static ngx_int_t part_begin(ngx_idempotency_multipart_t *m);
+static void multipart_decline(ngx_idempotency_multipart_t *m,
+    ngx_uint_t what);
+static ngx_int_t multipart_names(ngx_idempotency_multipart_t *m,
+    ngx_idempotency_name_t *name);
+static void part_begin(ngx_idempotency_multipart_t *m);
+static ngx_int_t part_digest(ngx_idempotency_multipart_t *m,
+    ngx_idempotency_part_t *part);
+static void part_field(ngx_idempotency_fields_t *f,
+    ngx_idempotency_part_t *part);
 static void part_bytes(ngx_idempotency_multipart_t *m, u_char *data,
     size_t len);
 static void part_end(ngx_idempotency_multipart_t *m);
@@ -64,11 +80,8 @@ ngx_idempotency_multipart_create(ngx_pool_t *pool, ngx_idempotency_canon_t *c,
     m->nparts = 0;
     m->hashing = 0;
     m->folding = 0;
-    m->finding = 0;
-    m->found = 0;
-    m->name = NULL;
-    ngx_str_null(&m->value);
-    m->max = 0;
+    m->names_len = 0;
+    m->fields = NULL;
 
     if (boundary->len == 0 || boundary->len > NGX_IDEMPOTENCY_BOUNDARY) {
         m->rc = NGX_DECLINED;
@@ -80,7 +93,7 @@ ngx_idempotency_multipart_create(ngx_pool_t *pool, ngx_idempotency_canon_t *c,
     m->ndelimiter = 4 + boundary->len;
 
     if (c && (ngx_array_init(&m->names, pool, MULTIPART_PARTS,
-                             sizeof(ngx_idempotency_name_t))
+                             sizeof(ngx_str_t))
               != NGX_OK
               || ngx_array_init(&m->digests, pool, MULTIPART_PARTS,
                                 NGX_IDEMPOTENCY_DIGEST_LEN)
@@ -95,21 +108,13 @@ ngx_idempotency_multipart_create(ngx_pool_t *pool, ngx_idempotency_canon_t *c,
 
 void
 ngx_idempotency_multipart_find(ngx_idempotency_multipart_t *m,
-    ngx_str_t *name, size_t max)
+    ngx_idempotency_fields_t *f)
 {
-    m->name = name;
-    m->max = max;
-}
+    m->fields = f;
 
-
-ngx_str_t *
-ngx_idempotency_multipart_value(ngx_idempotency_multipart_t *m)
-{
-    if (m->rc != NGX_OK || m->finding || m->value.data == NULL) {
-        return NULL;
+    if (m->rc != NGX_OK) {
+        ngx_idempotency_fields_unreadable(f);
     }
-
-    return &m->value;
 }
 
 
@@ -122,7 +127,10 @@ ngx_idempotency_multipart_feed(ngx_idempotency_multipart_t *m, u_char *data,
     p = data;
     last = data + len;
 
-    while (p < last && m->rc == NGX_OK) {
+    while (p < last
+           && (m->rc == NGX_OK
+               || (m->rc == NGX_DECLINED && m->fields && !m->fields->done)))
+    {
 
         switch (m->state) {
 
@@ -147,12 +155,55 @@ ngx_idempotency_multipart_feed(ngx_idempotency_multipart_t *m, u_char *data,
             break;
 
         default:
-            m->rc = multipart_line(m, *p++);
-            break;
+            if (multipart_line(m, *p++) == NGX_OK) {
+                break;
+            }
+
+            if (m->state != multipart_end) {
+                multipart_decline(m, MULTIPART_LOST);
+                break;
+            }
+
+            /* behind the last delimiter there are no parts */
+
+            multipart_decline(m, MULTIPART_PLAIN);
+
+            if (m->fields) {
+                m->fields->done = 1;
+            }
         }
     }
 
     return m->rc;
+}
+
+
+static void
+multipart_decline(ngx_idempotency_multipart_t *m, ngx_uint_t what)
+{
+    if (m->rc == NGX_OK) {
+        m->rc = NGX_DECLINED;
+    }
+
+    m->hashing = 0;
+
+    if (m->fields == NULL) {
+        return;
+    }
+
+    switch (what) {
+
+    case MULTIPART_PART:
+        /* it may be that of a field that is not found elsewhere */
+
+        ngx_idempotency_field_end(m->fields, NGX_IDEMPOTENCY_FIELD_SPOILT);
+        m->fields->unreadable = 1;
+        break;
+
+    case MULTIPART_LOST:
+        ngx_idempotency_fields_unreadable(m->fields);
+        break;
+    }
 }
 
 
@@ -162,32 +213,33 @@ ngx_idempotency_multipart_final(ngx_idempotency_multipart_t *m,
 {
     u_char                  *digest;
     ngx_uint_t               i;
-    ngx_idempotency_name_t  *name, *tmp;
+    ngx_idempotency_name_t  *name;
     ngx_idempotency_sink_t   sink;
 
-    if (m->rc == NGX_OK && m->state != multipart_end) {
-        m->rc = NGX_DECLINED;
+    if (m->state != multipart_end) {
+        multipart_decline(m, MULTIPART_LOST);
+    }
+
+    if (m->fields) {
+        m->fields->done = 1;
     }
 
     if (m->rc != NGX_OK || m->canon == NULL) {
         return m->rc;
     }
 
-    name = m->names.elts;
+    name = ngx_palloc(m->pool, 2 * ngx_max(m->names.nelts, 1)
+                               * sizeof(ngx_idempotency_name_t));
 
-    tmp = ngx_palloc(m->pool, m->names.nelts * sizeof(ngx_idempotency_name_t));
-    if (tmp == NULL) {
+    if (name == NULL || multipart_names(m, name) != NGX_OK) {
         m->rc = NGX_ERROR;
         return NGX_ERROR;
     }
 
-    ngx_idempotency_names_sort(name, tmp, m->names.nelts);
-
-    ngx_pfree(m->pool, tmp);
-
     ngx_idempotency_sink_init(&sink, d, 'M');
 
     for (i = 0; i < m->names.nelts; i++) {
+
         digest = m->digests.elts;
         digest += name[i].index * NGX_IDEMPOTENCY_DIGEST_LEN;
 
@@ -195,6 +247,66 @@ ngx_idempotency_multipart_final(ngx_idempotency_multipart_t *m,
     }
 
     ngx_idempotency_sink_flush(&sink);
+
+    ngx_pfree(m->pool, name);
+
+    return NGX_OK;
+}
+
+
+/* in their order; there is room for twice as many */
+
+static ngx_int_t
+multipart_names(ngx_idempotency_multipart_t *m, ngx_idempotency_name_t *name)
+{
+    u_char                   *p, *buf;
+    uint32_t                 *places;
+    ngx_str_t                *part;
+    ngx_uint_t                i, n, last;
+    ngx_idempotency_names_t   s;
+
+    /* in one piece, each behind the place where it stands */
+
+    n = m->names.nelts;
+
+    buf = ngx_palloc(m->pool, n * sizeof(uint32_t) + m->names_len + 1);
+    if (buf == NULL) {
+        return NGX_ERROR;
+    }
+
+    places = (uint32_t *) buf;
+    p = buf + n * sizeof(uint32_t);
+
+    s.data = p;
+    s.scratch = NULL;
+    s.size = (uint32_t) m->names_len + 1;
+    s.stride = sizeof(uint32_t);
+    s.items = buf;
+
+    part = m->names.elts;
+    last = n;
+    n = 0;
+
+    for (i = 0; i < m->names.nelts; i++) {
+        places[i] = p - s.data;
+        p = ngx_cpymem(p, part[i].data, part[i].len);
+
+        if (ngx_strlchr(part[i].data, part[i].data + part[i].len, '[')) {
+            continue;
+        }
+
+        ngx_idempotency_name_set(&name[n++], part[i].data, part[i].len, i);
+    }
+
+    ngx_idempotency_names_sort(&s, name, &name[last], n);
+
+    for (i = 0; n < last; i++) {
+        if (ngx_strlchr(part[i].data, part[i].data + part[i].len, '[')) {
+            name[n++].index = i;
+        }
+    }
+
+    ngx_pfree(m->pool, buf);
 
     return NGX_OK;
 }
@@ -207,10 +319,20 @@ multipart_delimited(ngx_idempotency_multipart_t *m, u_char *p, u_char *last)
 {
     while (p < last && m->matched < m->ndelimiter) {
 
-        if (*p++ != m->delimiter[m->matched++]) {
-            m->rc = NGX_DECLINED;
+        if (*p != m->delimiter[m->matched]) {
+
+            /* a preamble: what follows is read as a part that has no name */
+
+            multipart_decline(m, MULTIPART_PLAIN);
+
+            m->state = multipart_bytes;
+            m->matched = 0;
+
             return p;
         }
+
+        p++;
+        m->matched++;
     }
 
     if (m->matched == m->ndelimiter) {
@@ -257,8 +379,13 @@ multipart_line(ngx_idempotency_multipart_t *m, u_char c)
         return (c == '\n') ? NGX_OK : NGX_DECLINED;
 
     case multipart_dash:
+
+        if (c != '-') {
+            return NGX_DECLINED;
+        }
+
         m->state = multipart_end;
-        return (c == '-') ? NGX_OK : NGX_DECLINED;
+        return NGX_OK;
 
     default: /* multipart_end */
         return (space || c == '\r' || c == '\n') ? NGX_OK : NGX_DECLINED;
@@ -276,7 +403,12 @@ multipart_headers(ngx_idempotency_multipart_t *m, u_char *p, u_char *last)
     n = (lf ? lf + 1 : last) - p;
 
     if (n > sizeof(m->header) - m->nheader) {
-        m->rc = NGX_DECLINED;
+
+        multipart_decline(m, MULTIPART_PART);
+
+        m->state = multipart_bytes;
+        m->matched = 0;
+
         return p;
     }
 
@@ -287,7 +419,7 @@ multipart_headers(ngx_idempotency_multipart_t *m, u_char *p, u_char *last)
     if (lf && n >= 2 && m->header[n - 2] == '\r'
         && (n == 2 || m->header[n - 3] == '\n'))
     {
-        m->rc = part_begin(m);
+        part_begin(m);
         m->state = multipart_bytes;
 
         /* the empty line may be taken for one in front of a delimiter */
@@ -328,11 +460,11 @@ multipart_content(ngx_idempotency_multipart_t *m, u_char *p, u_char *last)
         if (m->matched == m->ndelimiter) {
 
             if (m->unseen) {
-                m->rc = NGX_DECLINED;
-
-            } else {
-                part_end(m);
+                multipart_decline(m, MULTIPART_PART);
+                m->unseen = 0;
             }
+
+            part_end(m);
 
             return p;
         }
@@ -380,77 +512,100 @@ multipart_content(ngx_idempotency_multipart_t *m, u_char *p, u_char *last)
 }
 
 
-static ngx_int_t
+static void
 part_begin(ngx_idempotency_multipart_t *m)
 {
-    u_char                   *name;
-    ngx_idempotency_name_t   *key;
-    ngx_idempotency_part_t    part;
+    ngx_idempotency_part_t  part;
 
-    if (m->nparts++ == NGX_IDEMPOTENCY_MULTIPART_PARTS
-        || ngx_idempotency_part_header(&part, m->header, m->nheader) != NGX_OK)
-    {
-        return NGX_DECLINED;
+    if (ngx_idempotency_part_header(&part, m->header, m->nheader) != NGX_OK) {
+        multipart_decline(m, MULTIPART_PART);
+        return;
     }
 
-    if (m->name && !m->found
-        && ngx_idempotency_field_is(m->name, part.name.data, part.name.len))
-    {
-        m->found = 1;
-
-        if (part.filename.data == NULL && part.extended.data == NULL) {
-            m->value.len = 0;
-            m->value.data = ngx_pnalloc(m->pool, ngx_max(m->max, 1));
-
-            if (m->value.data == NULL) {
-                return NGX_ERROR;
-            }
-
-            m->finding = 1;
-        }
+    if (m->fields) {
+        part_field(m->fields, &part);
     }
 
-    if (m->canon == NULL
+    if (m->nparts++ == NGX_IDEMPOTENCY_MULTIPART_PARTS) {
+        multipart_decline(m, MULTIPART_PLAIN);
+        return;
+    }
+
+    if (m->rc != NGX_OK || m->canon == NULL
         || (m->canon->ignore
             && ngx_idempotency_ignored(m->canon, part.name.data,
                                        part.name.len)))
     {
-        return NGX_OK;
+        return;
     }
 
-    key = ngx_array_push(&m->names);
-    name = ngx_pnalloc(m->pool, ngx_max(part.name.len, 1));
+    if (part_digest(m, &part) != NGX_OK) {
+        m->rc = NGX_ERROR;
+    }
+}
 
-    if (key == NULL || name == NULL) {
+
+static void
+part_field(ngx_idempotency_fields_t *f, ngx_idempotency_part_t *part)
+{
+    size_t  i;
+
+    f->name_len = 0;
+
+    for (i = 0; i < part->name.len; i++) {
+        ngx_idempotency_field_name(f, part->name.data[i]);
+    }
+
+    ngx_idempotency_field_begin(f);
+
+    if (part->filename.data || part->extended.data) {
+        ngx_idempotency_field_end(f, NGX_IDEMPOTENCY_FIELD_NONE);
+    }
+}
+
+
+static ngx_int_t
+part_digest(ngx_idempotency_multipart_t *m, ngx_idempotency_part_t *part)
+{
+    ngx_str_t  *name;
+
+    name = ngx_array_push(&m->names);
+    if (name == NULL) {
         return NGX_ERROR;
     }
 
-    ngx_memcpy(name, part.name.data, part.name.len);
-    ngx_idempotency_name_set(key, name, part.name.len, m->names.nelts - 1);
+    name->len = part->name.len;
+    name->data = ngx_pnalloc(m->pool, ngx_max(name->len, 1));
+    if (name->data == NULL) {
+        return NGX_ERROR;
+    }
+
+    ngx_memcpy(name->data, part->name.data, name->len);
+    m->names_len += name->len;
 
     ngx_idempotency_digest_init(&m->digest, 'P');
-    ngx_idempotency_digest_field(&m->digest, &part.name);
+    ngx_idempotency_digest_field(&m->digest, &part->name);
 
-    if (part.filename.data) {
+    if (part->filename.data) {
         ngx_idempotency_digest_bytes(&m->digest, (u_char *) "f", 1);
-        ngx_idempotency_digest_field(&m->digest, &part.filename);
+        ngx_idempotency_digest_field(&m->digest, &part->filename);
     }
 
-    if (part.extended.data) {
+    if (part->extended.data) {
         ngx_idempotency_digest_bytes(&m->digest, (u_char *) "x", 1);
-        ngx_idempotency_digest_field(&m->digest, &part.extended);
+        ngx_idempotency_digest_field(&m->digest, &part->extended);
     }
 
-    if (part.type.data) {
+    if (part->type.data) {
         ngx_idempotency_digest_bytes(&m->digest, (u_char *) "t", 1);
-        ngx_idempotency_digest_type(&m->digest, &part.type);
+        ngx_idempotency_digest_type(&m->digest, &part->type);
     }
 
     ngx_idempotency_digest_bytes(&m->digest, (u_char *) ".", 1);
 
     m->hashing = 1;
 
-    if (part_is_text(m, &part)) {
+    if (part_is_text(m, part)) {
         m->folding = 1;
         ngx_idempotency_fold_init(&m->fold);
     }
@@ -483,16 +638,8 @@ part_bytes(ngx_idempotency_multipart_t *m, u_char *data, size_t len)
     size_t  n;
     u_char  buf[4096], *last;
 
-    if (m->finding) {
-
-        if (len > m->max - m->value.len) {
-            m->value.data = NULL;
-            m->finding = 0;
-
-        } else {
-            ngx_memcpy(m->value.data + m->value.len, data, len);
-            m->value.len += len;
-        }
+    if (m->fields) {
+        ngx_idempotency_field_put(m->fields, data, len);
     }
 
     if (!m->hashing) {
@@ -522,7 +669,10 @@ part_end(ngx_idempotency_multipart_t *m)
     u_char  *digest, rest[NGX_IDEMPOTENCY_FOLD_MORE], *last;
 
     m->state = multipart_behind;
-    m->finding = 0;
+
+    if (m->fields) {
+        ngx_idempotency_field_end(m->fields, NGX_IDEMPOTENCY_FIELD_FOUND);
+    }
 
     if (!m->hashing) {
         return;

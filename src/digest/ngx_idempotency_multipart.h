@@ -9,6 +9,7 @@
 
 
 #include "ngx_idempotency_encode.h"
+#include "ngx_idempotency_fields.h"
 
 
 typedef struct {
@@ -42,17 +43,14 @@ struct ngx_idempotency_multipart_s {
 
     unsigned                   hashing:1;
     unsigned                   folding:1;
-    unsigned                   finding:1;
-    unsigned                   found:1;
 
-    /* of the parts that count */
+    /* of the parts that count: names, and digests as they arrive */
     ngx_array_t                names;
     ngx_array_t                digests;
+    size_t                     names_len;
 
     /* what is looked for */
-    ngx_str_t                 *name;
-    ngx_str_t                  value;
-    size_t                     max;
+    ngx_idempotency_fields_t  *fields;
 };
 
 

@@ -1,7 +1,8 @@
 
 /*
  * The request's body, read whole as nginx reads it, and digested: by its
- * meaning where that is wanted, else by its bytes.
+ * meaning where that is wanted, else by its bytes.  On the way its fields are
+ * looked for that some variable names.
  *
  * Bytes, and the parts of a multipart form, go in as they arrive.  What is
  * sorted first, and what somebody else had read before us, is taken from
@@ -14,14 +15,18 @@
 
 
 static void body_put(ngx_http_request_t *r);
-static void body_begin(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx);
+static ngx_int_t body_begin(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
 static void body_handler(ngx_http_request_t *r);
 static ngx_int_t body_feed(void *data, u_char *p, size_t len);
+static ngx_int_t body_raw(void *data, u_char *p, size_t len);
 static ngx_int_t body_end(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t body_canonical(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t body_multipart(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static ngx_int_t body_fields(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static void body_digest_init(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_uint_t kind);
@@ -61,14 +66,16 @@ ngx_http_idempotency_read_body(ngx_http_request_t *r,
         return body_end(r, ctx);
     }
 
-    body_begin(r, ctx);
+    if (body_begin(r, ctx) != NGX_OK) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
 
     if (r->request_body
         || (r->headers_in.content_length_n <= 0 && !r->headers_in.chunked))
     {
-        if (ctx->streaming
-            && ngx_http_idempotency_each_piece(r, -1, body_feed, ctx) != NGX_OK
-            && ctx->kind == 0)
+        if ((ctx->kind == 0 || ctx->multipart || ctx->fields)
+            && ngx_http_idempotency_each_piece(r, -1, body_feed, ctx)
+               != NGX_OK)
         {
             return NGX_HTTP_INTERNAL_SERVER_ERROR;
         }
@@ -141,10 +148,11 @@ ngx_http_idempotency_find_dav(ngx_conf_t *cf)
 
 /* how it will be digested, as far as its header tells */
 
-static void
+static ngx_int_t
 body_begin(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     ngx_str_t                         type, boundary;
+    ngx_idempotency_canon_t          *canon;
     ngx_http_idempotency_loc_conf_t  *conf;
 
     conf = ctx->conf;
@@ -158,18 +166,9 @@ body_begin(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     ctx->kind = body_coded(r) ? 0
                 : ngx_idempotency_canon_kind(&type, conf->canon.flags,
                                              &boundary);
-    ctx->multipart = NULL;
-
-    if (ctx->kind == NGX_IDEMPOTENCY_CANON_MULTIPART) {
-
-        ctx->multipart = ngx_idempotency_multipart_create(r->pool,
-                                                          &conf->canon,
-                                                          &boundary);
-        if (ctx->multipart == NULL) {
-            ctx->kind = 0;
-        }
-
-    } else if (body_size(r) > (off_t) conf->normalize_buffer) {
+    if (ctx->kind != NGX_IDEMPOTENCY_CANON_MULTIPART
+        && body_size(r) > (off_t) conf->normalize_buffer)
+    {
         ctx->kind = 0;
     }
 
@@ -177,8 +176,32 @@ body_begin(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         body_digest_init(r, ctx, 0);
     }
 
-    ctx->streaming = (ctx->kind == 0
-                      || ctx->kind == NGX_IDEMPOTENCY_CANON_MULTIPART);
+    ctx->multipart = NULL;
+
+    if (ngx_http_idempotency_look_for_fields(r, conf, &ctx->fields, &boundary)
+        != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    if (ctx->kind == NGX_IDEMPOTENCY_CANON_MULTIPART
+        || (ctx->fields && !ctx->fields->done
+            && ctx->fields->kind == NGX_IDEMPOTENCY_CANON_MULTIPART))
+    {
+        canon = ctx->kind ? &conf->canon : NULL;
+
+        ctx->multipart = ngx_idempotency_multipart_create(r->pool, canon,
+                                                          &boundary);
+        if (ctx->multipart == NULL) {
+            return NGX_ERROR;
+        }
+
+        if (ctx->fields) {
+            ngx_idempotency_multipart_find(ctx->multipart, ctx->fields);
+        }
+    }
+
+    return NGX_OK;
 }
 
 
@@ -205,7 +228,7 @@ ngx_http_idempotency_digest_arriving(ngx_http_request_t *r, ngx_chain_t *in)
 
     ctx = ngx_http_get_module_ctx(r, ngx_http_idempotency_module);
 
-    if (ctx == NULL || !ctx->reading || !ctx->streaming) {
+    if (ctx == NULL || !ctx->reading) {
         return;
     }
 
@@ -220,17 +243,29 @@ body_feed(void *data, u_char *p, size_t len)
 {
     ngx_http_idempotency_ctx_t  *ctx = data;
 
-    if (ctx->multipart == NULL) {
+    if (ctx->kind == 0) {
         ngx_idempotency_digest_bytes(&ctx->body, p, len);
-
-    } else if (ngx_idempotency_multipart_feed(ctx->multipart, p, len)
-               != NGX_OK)
-    {
-        ctx->multipart = NULL;
-        ctx->streaming = 0;
-
-        return NGX_DECLINED;
     }
+
+    /* what turns out to be malformed, or no memory, is heard of at the end */
+
+    if (ctx->multipart) {
+        (void) ngx_idempotency_multipart_feed(ctx->multipart, p, len);
+
+    } else if (ctx->fields) {
+        (void) ngx_idempotency_fields_feed(ctx->fields, p, len);
+    }
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+body_raw(void *data, u_char *p, size_t len)
+{
+    ngx_http_idempotency_ctx_t  *ctx = data;
+
+    ngx_idempotency_digest_bytes(&ctx->body, p, len);
 
     return NGX_OK;
 }
@@ -263,12 +298,11 @@ body_end(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         /* by its bytes after all */
 
         body_digest_init(r, ctx, 0);
-        ctx->multipart = NULL;
 
-        rc = ngx_http_idempotency_each_piece(r, -1, body_feed, ctx);
+        rc = ngx_http_idempotency_each_piece(r, -1, body_raw, ctx);
     }
 
-    if (rc != NGX_OK) {
+    if (rc != NGX_OK || body_fields(r, ctx) != NGX_OK) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
@@ -301,13 +335,36 @@ body_canonical(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 static ngx_int_t
 body_multipart(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
-    if (ctx->multipart == NULL) {
-        return NGX_DECLINED;
-    }
-
     body_digest_init(r, ctx, ctx->kind);
 
     return ngx_idempotency_multipart_final(ctx->multipart, &ctx->body);
+}
+
+
+/* what is to be found was found by now, or is not there */
+
+static ngx_int_t
+body_fields(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    if (ctx->fields == NULL) {
+        return NGX_OK;
+    }
+
+    if (body_size(r) == 0) {
+        /* whatever its type says */
+        ctx->fields = NULL;
+        return NGX_OK;
+    }
+
+    if (ctx->multipart == NULL) {
+        ngx_idempotency_fields_end(ctx->fields);
+
+    } else if (ctx->kind == 0) {
+        /* it has no digest; where it has one, that came to its end */
+        (void) ngx_idempotency_multipart_final(ctx->multipart, NULL);
+    }
+
+    return ctx->fields->no_memory ? NGX_ERROR : NGX_OK;
 }
 
 

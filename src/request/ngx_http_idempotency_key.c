@@ -8,6 +8,12 @@
 #include "ngx_http_idempotency.h"
 
 
+static ngx_int_t key_variables(ngx_conf_t *cf,
+    ngx_http_idempotency_key_t *key, ngx_str_t *value);
+static ngx_int_t key_name(ngx_conf_t *cf, ngx_array_t *names, u_char *start,
+    u_char *last);
+static ngx_uint_t key_unread(ngx_http_request_t *r,
+    ngx_http_idempotency_key_t *source, ngx_str_t *key);
 static ngx_uint_t key_repeated(ngx_http_request_t *r,
     ngx_http_idempotency_key_t *source);
 static ngx_int_t key_unquote(ngx_http_request_t *r, ngx_str_t *key);
@@ -32,7 +38,8 @@ ngx_http_idempotency_key(ngx_http_request_t *r,
     for (i = 0; i < conf->keys->nelts && key->len == 0; i++) {
 
         if (key_repeated(r, &source[i])
-            || ngx_http_complex_value(r, &source[i].value, key) != NGX_OK)
+            || ngx_http_complex_value(r, &source[i].value, key) != NGX_OK
+            || key_unread(r, &source[i], key))
         {
             return NGX_HTTP_IDEMPOTENCY_MALFORMED;
         }
@@ -69,6 +76,30 @@ ngx_http_idempotency_key(ngx_http_request_t *r,
     }
 
     return NGX_HTTP_IDEMPOTENCY_NEW;
+}
+
+
+/*
+ * What may be in the body, which can't be read for it, is as good as
+ * malformed: passed on as no key, or taken for another one, it would execute
+ * once more
+ */
+
+static ngx_uint_t
+key_unread(ngx_http_request_t *r, ngx_http_idempotency_key_t *source,
+    ngx_str_t *key)
+{
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    if (source->fields.nelts == 0 && (!source->indirect || key->len)) {
+        return 0;
+    }
+
+    ctx = ngx_http_idempotency_get_ctx(r);
+
+    return ngx_http_idempotency_field_unread(r, ctx, source->fields.nelts
+                                                     ? &source->fields
+                                                     : NULL);
 }
 
 
@@ -273,8 +304,6 @@ ngx_int_t
 ngx_http_idempotency_add_key(ngx_conf_t *cf, ngx_array_t *keys,
     ngx_str_t *value)
 {
-    u_char                            *p, *start, *last;
-    ngx_str_t                         *name;
     ngx_http_idempotency_key_t        *key;
     ngx_http_compile_complex_value_t   ccv;
 
@@ -301,36 +330,34 @@ ngx_http_idempotency_add_key(ngx_conf_t *cf, ngx_array_t *keys,
     }
 
     if (ngx_array_init(&key->headers, cf->pool, 1, sizeof(ngx_str_t))
-        != NGX_OK)
+        != NGX_OK
+        || ngx_array_init(&key->fields, cf->pool, 1, sizeof(ngx_str_t))
+           != NGX_OK)
     {
         return NGX_ERROR;
     }
 
-    key->in_body = 0;
+    key->indirect = 0;
 
-    /* remember what $http_name and ${http_name} are made of */
+    return key_variables(cf, key, value);
+}
 
-    last = value->data + value->len;
+
+/* remembers what $http_name, ${idempotency_field_name} etc. are made of */
+
+static ngx_int_t
+key_variables(ngx_conf_t *cf, ngx_http_idempotency_key_t *key,
+    ngx_str_t *value)
+{
+    u_char     *p, *start, *last;
+    ngx_int_t   rc;
+
     p = value->data;
+    last = value->data + value->len;
 
     while ((p = ngx_strlchr(p, last, '$')) != NULL) {
 
         p += (p + 1 < last && p[1] == '{') ? 2 : 1;
-
-        if (last - p > 18
-            && ngx_strncasecmp(p, (u_char *) "idempotency_field_", 18) == 0)
-        {
-            key->in_body = 1;
-            continue;
-        }
-
-        if (last - p <= 5
-            || ngx_strncasecmp(p, (u_char *) "http_", 5) != 0)
-        {
-            continue;
-        }
-
-        p += 5;
         start = p;
 
         while (p < last && (*p == '_' || (*p >= '0' && *p <= '9')
@@ -339,18 +366,28 @@ ngx_http_idempotency_add_key(ngx_conf_t *cf, ngx_array_t *keys,
             p++;
         }
 
-        name = ngx_array_push(&key->headers);
-        if (name == NULL) {
-            return NGX_ERROR;
+        rc = NGX_OK;
+
+        if (p - start > 18
+            && ngx_strncasecmp(start, (u_char *) "idempotency_field_", 18)
+               == 0)
+        {
+            rc = key_name(cf, &key->fields, start + 18, p);
+
+        } else if (p - start > 5
+                   && ngx_strncasecmp(start, (u_char *) "http_", 5) == 0)
+        {
+            rc = key_name(cf, &key->headers, start + 5, p);
+
+        } else if (ngx_strncasecmp(start, (u_char *) "arg_", 4) != 0
+                   && ngx_strncasecmp(start, (u_char *) "cookie_", 7) != 0)
+        {
+            key->indirect = 1;
         }
 
-        name->len = p - start;
-        name->data = ngx_pnalloc(cf->pool, name->len);
-        if (name->data == NULL) {
-            return NGX_ERROR;
+        if (rc != NGX_OK) {
+            return rc;
         }
-
-        ngx_strlow(name->data, start, name->len);
     }
 
     return NGX_OK;
@@ -401,10 +438,32 @@ key_can_be(ngx_str_t *value)
 }
 
 
+static ngx_int_t
+key_name(ngx_conf_t *cf, ngx_array_t *names, u_char *start, u_char *last)
+{
+    ngx_str_t  *name;
+
+    name = ngx_array_push(names);
+    if (name == NULL) {
+        return NGX_ERROR;
+    }
+
+    name->len = last - start;
+    name->data = ngx_pnalloc(cf->pool, name->len);
+    if (name->data == NULL) {
+        return NGX_ERROR;
+    }
+
+    ngx_strlow(name->data, start, name->len);
+
+    return NGX_OK;
+}
+
+
 /* then it takes the body to find the key */
 
 ngx_uint_t
-ngx_http_idempotency_keys_in_body(ngx_array_t *keys)
+ngx_http_idempotency_keys_in_body(ngx_conf_t *cf, ngx_array_t *keys)
 {
     ngx_uint_t                   i;
     ngx_http_idempotency_key_t  *key;
@@ -412,7 +471,9 @@ ngx_http_idempotency_keys_in_body(ngx_array_t *keys)
     key = keys->elts;
 
     for (i = 0; i < keys->nelts; i++) {
-        if (key[i].in_body) {
+        if (key[i].fields.nelts
+            || (key[i].indirect && ngx_http_idempotency_has_fields(cf)))
+        {
             return 1;
         }
     }

@@ -38,6 +38,7 @@ sub ask {
     chomp $line;
 
     return undef if $line eq 'declined';
+    return '?' if $line eq 'unreadable';
     return $line =~ s/^=// ? $line : die "the tool says: $line\n";
 }
 
@@ -52,11 +53,13 @@ sub digest_of {
 }
 
 
+# a value, undef, or '?' if nobody can tell
+
 sub field_of {
     my ($flags, $name, $data, $boundary) = @_;
     my $hex = ask('f', $flags, $boundary // '', $name, $data);
 
-    return defined $hex ? pack('H*', $hex) : undef;
+    return defined $hex && $hex ne '?' ? pack('H*', $hex) : $hex;
 }
 
 
@@ -73,7 +76,7 @@ sub expected {
              : $kind == TEXT ? text($data)
              : multipart($data, $o{boundary}, $fold, @ignore);
 
-    return defined $code ? sha256_hex("\x01B$code") : undef;
+    return defined $code ? sha256_hex("\x02B$code") : undef;
 }
 
 
@@ -114,6 +117,12 @@ sub lengthy { pack('w', length $_[0]) . $_[0] }
 sub field { pack('Q>', length $_[0]) . $_[0] }
 
 sub by_name { sort { $a->[0] cmp $b->[0] || $a->[2] <=> $b->[2] } @_ }
+
+# but for names with a bracket, whose order among each other counts
+
+sub by_plain_name {
+    return by_name(grep { $_->[0] !~ /\[/ } @_), grep { $_->[0] =~ /\[/ } @_;
+}
 
 
 my $space = join '|', '[\t-\r ]', "\xc2[\x85\xa0]", "\xe1\x9a\x80",
@@ -156,8 +165,10 @@ sub form {
             unless $name eq '' && $value eq '' || $ignore{$name};
     }
 
+    return undef if @fields > 32768;
+
     return join '', 'F', map { lengthy($_->[0]) . lengthy($_->[1]) }
-                         by_name(@fields);
+                         by_plain_name(@fields);
 }
 
 
@@ -246,7 +257,7 @@ sub multipart {
                       && $type !~ /charset="?(?!utf-?8(?:[" \t;]|\z))
                                    (?:utf|ucs)/xi);
 
-        my $code = "\x01P" . field($name);
+        my $code = "\x02P" . field($name);
 
         $code .= 'f' . field($file->[0]) if $file;
         $code .= 'x' . field($extended->[0]) if $extended;
@@ -255,7 +266,7 @@ sub multipart {
         push @parts, [$name, sha256("$code.$bytes"), scalar @parts];
     }
 
-    return join '', 'M', map { $_->[1] } by_name(@parts);
+    return join '', 'M', map { $_->[1] } by_plain_name(@parts);
 }
 
 
@@ -286,13 +297,13 @@ sub json_string {
     die unless is_utf8($text);
 
     $text =~ s{\\(?:u([dD][89abAB]..)\\u([dD][c-fC-F]..)|u(....)|(.))}
-              { my $unit = hex($3 // '0');
-
-                die if $unit >= 0xd800 && $unit < 0xe000;
-
-                defined $1 ? utf8(0x10000 + (hex($1) - 0xd800) * 0x400
+              { defined $1 ? utf8(0x10000 + (hex($1) - 0xd800) * 0x400
                                   + hex($2) - 0xdc00)
-                : defined $3 ? utf8($unit) : $escape{$4} }gse;
+                : !defined $3 ? $escape{$4}
+                : hex($3) < 0xd800 || hex($3) > 0xdfff ? utf8(hex $3)
+                # a surrogate alone, as UTF-8 would have it
+                : pack 'C3', 0xe0 | hex($3) >> 12, 0x80 | hex($3) >> 6 & 0x3f,
+                             0x80 | hex($3) & 0x3f }gse;
 
     return $text;
 }
@@ -313,6 +324,8 @@ sub json_number {
 
 # pointers: those that begin as the way to here does, as lists of tokens
 
+my $values;
+
 sub json_value {
     my ($depth, @pointers) = @_;
     my $left_out = sub {
@@ -324,6 +337,7 @@ sub json_value {
     };
 
     m/\G[ \t\r\n]*/gc;
+    die if ++$values > 65536;
 
     if (m/\G"((?:[^\0-\x1f"\\]|\\(?:["\\\/bfnrt]|u[0-9a-fA-F]{4}))*+)"/gc) {
         return '"' . lengthy(json_string($1));
@@ -362,6 +376,7 @@ sub json_value {
 
             m/\G[ \t\r\n]*(?=")/gc or die;
             my ($name) = json_value($depth) =~ /^"(.*)\z/s;
+            $values--;
             m/\G[ \t\r\n]*:/gc or die;
 
             my ($out, @next) = $left_out->(unpack 'w/a', $name);
@@ -369,6 +384,8 @@ sub json_value {
 
             push @members, [unpack('w/a', $name), $value, $n] unless $out;
         }
+
+        die if @members > 16384;
 
         return join '', '{', (map { ':' . lengthy($_->[0]) . $_->[1] }
                               by_name(@members)), '}';
@@ -391,6 +408,7 @@ sub json {
 
     my $code = eval {
         local $SIG{__DIE__};
+        $values = 0;
 
         my $value = json_value(0, @pointers);
         m/\G[ \t\r\n]*\z/gc or die;

@@ -9,17 +9,19 @@
  *   d   digest of the data, of the kind in the flags' lowest bits; names are
  *       left out; multipart: the argument is the boundary, the data are fed
  *       whole, then in pieces of every size up to 100 or at random
- *   f   the field that the argument names; multipart: boundary in names
+ *   f   the field that the argument names, looked for in pieces of every size
+ *       up to 40 and at random; multipart: boundary in names
  *   k   the kind of the content type that is the argument
  *   i   are the names fit to be left out?
  */
 
 
 #include "unit.h"
-#include "digest/ngx_idempotency_canon.h"
+#include "digest/ngx_idempotency_fields.h"
 
 
 #define FLAG_FOLD  0x80
+#define VALUE_MAX  200
 
 
 static ngx_log_t    tool_log;
@@ -63,6 +65,11 @@ result(ngx_int_t rc, u_char *data, size_t len)
         return;
     }
 
+    if (rc == NGX_IDEMPOTENCY_UNREADABLE) {
+        printf("unreadable\n");
+        return;
+    }
+
     if (rc != NGX_OK) {
         printf("error\n");
         return;
@@ -98,11 +105,11 @@ lines(ngx_str_t *text)
 }
 
 
-/* pieces of this size, or of any up to -size */
+/* pieces of this size, or of any up to -size; each gone when it was fed */
 
-static ngx_int_t
-multipart(ngx_idempotency_multipart_t *m, ngx_str_t *data, ngx_int_t size,
-    ngx_idempotency_digest_t *d)
+static void
+feed(ngx_idempotency_multipart_t *m, ngx_idempotency_fields_t *f,
+    ngx_str_t *data, ngx_int_t size)
 {
     size_t           n, len;
     u_char          *p, *piece;
@@ -114,9 +121,24 @@ multipart(ngx_idempotency_multipart_t *m, ngx_str_t *data, ngx_int_t size,
 
         piece = ngx_alloc(n, &tool_log);
         ngx_memcpy(piece, p, n);
-        (void) ngx_idempotency_multipart_feed(m, piece, n);
+
+        if (m) {
+            (void) ngx_idempotency_multipart_feed(m, piece, n);
+
+        } else {
+            (void) ngx_idempotency_fields_feed(f, piece, n);
+        }
+
         ngx_free(piece);
     }
+}
+
+
+static ngx_int_t
+multipart(ngx_idempotency_multipart_t *m, ngx_str_t *data, ngx_int_t size,
+    ngx_idempotency_digest_t *d)
+{
+    feed(m, NULL, data, size);
 
     return ngx_idempotency_multipart_final(m, d);
 }
@@ -175,33 +197,66 @@ digest(ngx_uint_t kind, ngx_idempotency_canon_t *c, ngx_str_t *boundary,
 }
 
 
+/* with a digest of the same multipart body on the way, and without */
+
+static ngx_int_t
+find(ngx_uint_t kind, ngx_str_t *boundary, ngx_str_t *name, ngx_str_t *data,
+    ngx_int_t size, ngx_str_t *value)
+{
+    ngx_idempotency_canon_t       c;
+    ngx_idempotency_digest_t      d;
+    ngx_idempotency_fields_t     *f;
+    ngx_idempotency_multipart_t  *m;
+
+    c.flags = kind;
+    c.ignore = NULL;
+
+    f = ngx_idempotency_fields_create(pool, kind, name, 1, VALUE_MAX);
+
+    if (kind != NGX_IDEMPOTENCY_CANON_MULTIPART) {
+        feed(NULL, f, data, size);
+        ngx_idempotency_fields_end(f);
+
+    } else {
+        m = ngx_idempotency_multipart_create(pool, size & 1 ? &c : NULL,
+                                             boundary);
+        ngx_idempotency_multipart_find(m, f);
+        ngx_idempotency_digest_init(&d, 'B');
+        (void) multipart(m, data, size, &d);
+    }
+
+    return ngx_idempotency_fields_value(f, 0, value);
+}
+
+
 static void
 field(ngx_uint_t kind, ngx_str_t *boundary, ngx_str_t *name, ngx_str_t *data)
 {
-    ngx_int_t                     rc, size;
-    ngx_str_t                    *found, value;
-    ngx_idempotency_digest_t      d;
-    ngx_idempotency_multipart_t  *m;
+    ngx_int_t  rc, first, size;
+    ngx_str_t  value, whole;
 
-    if (kind != NGX_IDEMPOTENCY_CANON_MULTIPART) {
+    ngx_str_null(&whole);
+    first = find(kind, boundary, name, data, ngx_max(data->len, 1), &whole);
+
+    for (size = -20; size <= ngx_min(40, (ngx_int_t) data->len); size++) {
+
+        if (size == 0) {
+            continue;
+        }
+
         ngx_str_null(&value);
-        rc = ngx_idempotency_canon_field(kind, data->data, data->len, name,
-                                         &value, pool);
-        result(rc, value.data, value.len);
-        return;
-    }
+        rc = find(kind, boundary, name, data, size, &value);
 
-    for (size = ngx_max(data->len, 1); size; size /= 2) {
-        m = ngx_idempotency_multipart_create(pool, NULL, boundary);
-        ngx_idempotency_multipart_find(m, name, 40);
-        rc = multipart(m, data, size, &d);
-        found = ngx_idempotency_multipart_value(m);
-
-        if (size == 1) {
-            result((rc == NGX_OK && !found) ? NGX_DECLINED : rc,
-                   found ? found->data : NULL, found ? found->len : 0);
+        if (rc != first || value.len != whole.len
+            || (value.len
+                && ngx_memcmp(value.data, whole.data, value.len) != 0))
+        {
+            printf("pieces of %d differ\n", (int) size);
+            return;
         }
     }
+
+    result(first, whole.data, whole.len);
 }
 
 
