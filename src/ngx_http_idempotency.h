@@ -73,6 +73,7 @@ extern ngx_http_idempotency_refusal_t
 #define NGX_HTTP_IDEMPOTENCY_FORMAT_ANY        0
 #define NGX_HTTP_IDEMPOTENCY_FORMAT_SF_STRING  1
 #define NGX_HTTP_IDEMPOTENCY_FORMAT_UUID       2
+#define NGX_HTTP_IDEMPOTENCY_FORMAT_UUID7      3
 
 #define NGX_HTTP_IDEMPOTENCY_SIMILAR_OFF       0
 #define NGX_HTTP_IDEMPOTENCY_SIMILAR_WARN      1
@@ -124,6 +125,8 @@ typedef struct {
     ngx_uint_t                     missing_key;
     ngx_uint_t                     key_format;
     ngx_int_t                      key_max_length;
+    /* of keys that tell when they were made; not set: the window */
+    ngx_msec_t                     key_max_age;
     ngx_http_complex_value_t      *scope;
     ngx_http_complex_value_t      *identity;
     ngx_http_idempotency_ignored_t  *ignore_cookies;
@@ -145,6 +148,9 @@ typedef struct {
     ngx_msec_t                     lease;
     ngx_uint_t                     in_doubt;
     ngx_uint_t                     unavailable;
+    /* so many tokens for a value, by default the client's address; or 0 */
+    ngx_uint_t                     quota;
+    ngx_http_complex_value_t      *quota_value;
     /* the statuses that bind a token: a bit for each, or one of the above */
     u_char                        *keep;
     size_t                         max_response;
@@ -171,6 +177,8 @@ typedef struct {
     ngx_http_idempotency_loc_conf_t   *conf;
 
     ngx_str_t                          key;
+    /* if the key tells: when it was made, in milliseconds since 1970 */
+    uint64_t                           made;
     u_char                             digest[NGX_IDEMPOTENCY_DIGEST_LEN];
 
     /* the body's digest, or its parts', and by which of its meanings */
@@ -292,7 +300,7 @@ ngx_int_t ngx_http_idempotency_origin_init(ngx_conf_t *cf,
 /* request/key.c */
 
 ngx_http_idempotency_status_e ngx_http_idempotency_key(ngx_http_request_t *r,
-    ngx_http_idempotency_loc_conf_t *conf, ngx_str_t *key);
+    ngx_http_idempotency_loc_conf_t *conf, ngx_str_t *key, uint64_t *made);
 char *ngx_http_idempotency_set_keys(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 ngx_int_t ngx_http_idempotency_add_key(ngx_conf_t *cf, ngx_array_t *keys,
@@ -369,6 +377,14 @@ char *ngx_http_idempotency_set_ignore_cookies(ngx_conf_t *cf,
     ngx_command_t *cmd, void *conf);
 void ngx_http_idempotency_digest_ignored(ngx_idempotency_digest_t *d,
     ngx_http_idempotency_ignored_t *ignored);
+
+/* request/terms.c */
+
+ngx_int_t ngx_http_idempotency_terms(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+uint64_t ngx_http_idempotency_wall_clock(void);
+char *ngx_http_idempotency_set_quota(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
 
 /* request/similar.c */
 

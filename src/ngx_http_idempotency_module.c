@@ -79,6 +79,7 @@ static ngx_conf_enum_t  ngx_http_idempotency_key_format[] = {
     { ngx_string("any"), NGX_HTTP_IDEMPOTENCY_FORMAT_ANY },
     { ngx_string("sf-string"), NGX_HTTP_IDEMPOTENCY_FORMAT_SF_STRING },
     { ngx_string("uuid"), NGX_HTTP_IDEMPOTENCY_FORMAT_UUID },
+    { ngx_string("uuid7"), NGX_HTTP_IDEMPOTENCY_FORMAT_UUID7 },
     { ngx_null_string, 0 }
 };
 
@@ -184,6 +185,13 @@ static ngx_command_t  ngx_http_idempotency_commands[] = {
       NGX_HTTP_LOC_CONF_OFFSET,
       offsetof(ngx_http_idempotency_loc_conf_t, key_format),
       &ngx_http_idempotency_key_format },
+
+    { ngx_string("idempotency_key_max_age"),
+      NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
+      ngx_conf_set_msec_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_idempotency_loc_conf_t, key_max_age),
+      &ngx_http_idempotency_time_post },
 
     { ngx_string("idempotency_key_max_length"),
       NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
@@ -303,6 +311,13 @@ static ngx_command_t  ngx_http_idempotency_commands[] = {
       NGX_HTTP_LOC_CONF_OFFSET,
       offsetof(ngx_http_idempotency_loc_conf_t, unavailable),
       &ngx_http_idempotency_unavailable },
+
+    { ngx_string("idempotency_quota"),
+      NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE12,
+      ngx_http_idempotency_set_quota,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      0,
+      NULL },
 
     { ngx_string("idempotency_keep"),
       NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
@@ -543,6 +558,7 @@ ngx_http_idempotency_create_loc_conf(ngx_conf_t *cf)
      *     conf->methods = 0;
      *     conf->scope = NULL;
      *     conf->identity = NULL;
+     *     conf->quota_value = NULL;
      *     conf->canon = { 0, NULL };
      *     conf->status = { 0 };
      *     conf->docs = { 0, NULL };
@@ -553,6 +569,7 @@ ngx_http_idempotency_create_loc_conf(ngx_conf_t *cf)
     conf->missing_key = NGX_CONF_UNSET_UINT;
     conf->key_format = NGX_CONF_UNSET_UINT;
     conf->key_max_length = NGX_CONF_UNSET;
+    conf->key_max_age = NGX_CONF_UNSET_MSEC;
     conf->ignore_cookies = NGX_CONF_UNSET_PTR;
     conf->bind = NGX_CONF_UNSET_PTR;
     conf->bypass = NGX_CONF_UNSET_PTR;
@@ -566,6 +583,7 @@ ngx_http_idempotency_create_loc_conf(ngx_conf_t *cf)
     conf->lease = NGX_CONF_UNSET_MSEC;
     conf->in_doubt = NGX_CONF_UNSET_UINT;
     conf->unavailable = NGX_CONF_UNSET_UINT;
+    conf->quota = NGX_CONF_UNSET_UINT;
     conf->keep = NGX_CONF_UNSET_PTR;
     conf->max_response = NGX_CONF_UNSET_SIZE;
     conf->hide_headers = NGX_CONF_UNSET_PTR;
@@ -620,6 +638,10 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
                               NGX_HTTP_IDEMPOTENCY_FORMAT_ANY);
     ngx_conf_merge_value(conf->key_max_length, prev->key_max_length, 256);
 
+    if (conf->key_max_age == NGX_CONF_UNSET_MSEC) {
+        conf->key_max_age = prev->key_max_age;
+    }
+
     if (conf->scope == NULL) {
         conf->scope = prev->scope;
     }
@@ -639,6 +661,13 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
                               NGX_HTTP_IDEMPOTENCY_KEEP_REFUSING);
     ngx_conf_merge_uint_value(conf->unavailable, prev->unavailable,
                               NGX_HTTP_IDEMPOTENCY_UNAVAILABLE_REJECT);
+
+    if (conf->quota == NGX_CONF_UNSET_UINT) {
+        conf->quota_value = prev->quota_value;
+    }
+
+    ngx_conf_merge_uint_value(conf->quota, prev->quota, 0);
+
     ngx_conf_merge_ptr_value(conf->keep, prev->keep,
                              NGX_HTTP_IDEMPOTENCY_KEEP_DEFAULT);
     ngx_conf_merge_size_value(conf->max_response, prev->max_response,

@@ -19,6 +19,7 @@ my %good = (
     idempotency_key => '$http_idempotency_key $arg_key "a$cookie_key"',
     idempotency_missing_key => 'reject',
     idempotency_key_format => 'uuid',
+    idempotency_key_max_age => '1h',
     idempotency_key_max_length => '64',
     idempotency_scope => '$host$http_x_tenant',
     idempotency_identity => '$remote_user',
@@ -36,6 +37,7 @@ my %good = (
     idempotency_in_doubt => 'retry',
     idempotency_unavailable => 'pass',
     idempotency_keep => '2xx 404 500',
+    idempotency_quota => '10 $http_x_user',
     idempotency_max_response => '64k',
     idempotency_hide_header => 'X-Secret Server',
     idempotency_replay_cookies => 'always',
@@ -399,6 +401,12 @@ bad("idempotency_status $_->[0]", $_->[1]) for
     [ 'conflict=422 what=409', qr/invalid .*"what(?:=409)?"/ ],
     [ 'conflict=422 conflict=409', qr/duplicate .*"conflict=409"/ ];
 
+bad("idempotency_quota $_->[0]", $_->[1]) for
+    map({ [ $_, qr/invalid number "\Q$_\E"/ ] } qw(0 -1 x 1.5 1k on)),
+    [ 'off x', qr/invalid number "off"/ ],
+    [ '1 2 3', qr/invalid number of arguments/ ];
+bad('idempotency_key_max_age 0', qr/must not be zero/);
+bad('idempotency_key_max_age x', qr/invalid value/);
 bad('idempotency_store any', qr/unknown directive "idempotency_store"/);
 
 bad('idempotency_docs a b', qr/invalid number of arguments/);
@@ -433,7 +441,8 @@ accepted($_, server => "$_;\n") for
         '"a${idempotency_field_x}b"', '$idempotency_key$arg_a',
         '${idempotency_field_x}$idempotency_key', '"$idempotency_key-a"',
         '$IDEMPOTENCY_FIELD_X', 'a'),
-    map({ "idempotency_key_format $_" } qw(any sf-string uuid)),
+    map({ "idempotency_key_format $_" } qw(any sf-string uuid uuid7)),
+    map({ "idempotency_quota $_" } 'off', 1, 1000000, '5 $remote_user'),
     map({ "idempotency_replay_cookies $_" } qw(identified always never)),
     map({ "idempotency_log_level $_" } qw(info notice warn error)),
     map({ "idempotency_dry_run $_" } qw(on off));

@@ -353,4 +353,86 @@ EOC
     $m->stop;
 }
 
+# --- when it ends, and which claim it was ----------------------------------
+
+{
+    my $log = 'log_format ends "$request_uri=$idempotency_status'
+              . '=$idempotency_expires=$idempotency_fence";'
+              . 'access_log $TEST_NGINX_ROOT/logs/access.log ends;';
+
+    my $n = nginx(http => $log, server => <<'EOC');
+        idempotency zone=z;
+        idempotency_window 1h;
+        idempotency_in_progress reject;
+        proxy_set_header X-Fence $idempotency_fence;
+        add_header X-Fence $idempotency_fence always;
+        add_header X-Expires $idempotency_expires always;
+        add_header X-Status $idempotency_status always;
+        location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+        location /two { idempotency_window 90s; idempotency_key_format any;
+                        proxy_pass http://$TEST_NGINX_BACKEND; }
+        location /large { idempotency_max_response 10;
+                          proxy_pass http://$TEST_NGINX_BACKEND; }
+        location /off { idempotency off;
+                        proxy_pass http://$TEST_NGINX_BACKEND; }
+EOC
+
+    my $post = sub {
+        my ($uri, $key, $body) = @_;
+        return $n->post($uri, key => $key, body => $body // 'b');
+    };
+
+    my $first = $post->('/x?id=e1', 'e1');
+    my $fence = $first->header('X-Fence');
+    like($fence, qr/^[1-9]\d*$/, 'an owner has a fence');
+    like(last_request('e1'), qr/^X-Fence: $fence$/m, '... its upstream knows');
+    is($first->header('X-Expires'), 3600, '... and its window');
+
+    my $again = $post->('/x?id=e1', 'e1');
+    is($again->header('X-Fence'), $fence, 'a repeat meets that');
+    my $left = $again->header('X-Expires');
+    ok($left > 3500 && $left <= 3600, "... and knows what is left: $left");
+    $left = $post->('/x?id=e1', 'e1', 'other')->header('X-Expires');
+    ok($left > 3500 && $left <= 3600, '... a conflict as well');
+
+    my $next = $post->('/two?id=e2&status=429', 'e2');
+    cmp_ok($next->header('X-Fence'), '>', $fence, 'it rises');
+    is($next->header('X-Expires'), 90, '... another window');
+    my $then = $post->('/two?id=e2&status=200', 'e2');
+    cmp_ok($then->header('X-Fence'), '>', $next->header('X-Fence'),
+           '... for the same token, too');
+
+    $post->('/large?id=e3&size=100', 'e3');
+    my $kept = $post->('/large?id=e3&size=100', 'e3');
+    is($kept->header('X-Status'), 'NOT_KEPT', 'what is not kept');
+    ok($kept->header('X-Expires') > 3500, '... ends as well');
+
+    my $c = $n->start('POST', '/x?id=e4&gate=1', key => 'e4', body => 'b');
+    held('e4');
+    my $busy = $post->('/x?id=e4&gate=1', 'e4');
+    is($busy->header('X-Status'), 'IN_PROGRESS', 'what is pending');
+    ok(!$busy->has('X-Expires'), '... has no end yet');
+    go('e4');
+    $c->response;
+    $c->close;
+
+    for my $r ($n->post('/x?id=e5', body => 'b'), $post->('/off?id=e5', 'e5')) {
+        ok(!$r->has('X-Expires') && !$r->has('X-Fence'),
+           'nothing of what is not protected');
+    }
+
+    unlike(last_request('e5'), qr/X-Fence/, '... nor does its upstream know');
+
+    my $logged = sub {
+        my ($re) = @_;
+        until_true { $n->access_log =~ $re };
+        return $n->access_log =~ $re;
+    };
+
+    ok($logged->(qr{^/x\?id=e1=NEW=3600=$fence$}m), 'in the log: an owner');
+    ok($logged->(qr{^/two\?id=e2&status=429=NEW=0=\d+$}m),
+       '... what was released is free');
+    $n->stop;
+}
+
 done_testing();

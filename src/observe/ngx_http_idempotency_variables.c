@@ -17,6 +17,12 @@ static ngx_int_t variable_reason(ngx_http_request_t *r,
     ngx_http_variable_value_t *v, uintptr_t data);
 static ngx_int_t variable_number(ngx_http_request_t *r,
     ngx_http_variable_value_t *v, uintptr_t data);
+static ngx_int_t variable_expires(ngx_http_request_t *r,
+    ngx_http_variable_value_t *v, uintptr_t data);
+static ngx_int_t variable_fence(ngx_http_request_t *r,
+    ngx_http_variable_value_t *v, uintptr_t data);
+static ngx_int_t variable_print(ngx_http_request_t *r,
+    ngx_http_variable_value_t *v, uint64_t n);
 static ngx_int_t variable_refusal(ngx_http_request_t *r,
     ngx_http_variable_value_t *v, uintptr_t data);
 
@@ -53,6 +59,12 @@ static ngx_http_variable_t  variables[] = {
 
     { ngx_string("idempotency_replays"), NULL, variable_number,
       VARIABLE_REPLAYS, NGX_HTTP_VAR_NOCACHEABLE, 0 },
+
+    { ngx_string("idempotency_expires"), NULL, variable_expires, 0,
+      NGX_HTTP_VAR_NOCACHEABLE, 0 },
+
+    { ngx_string("idempotency_fence"), NULL, variable_fence, 0,
+      NGX_HTTP_VAR_NOCACHEABLE, 0 },
 
     { ngx_string("idempotency_refusal"), NULL, variable_refusal,
       VARIABLE_REFUSAL, NGX_HTTP_VAR_NOCACHEABLE, 0 },
@@ -271,12 +283,88 @@ variable_number(ngx_http_request_t *r, ngx_http_variable_value_t *v,
             / 1000;
     }
 
-    v->data = ngx_pnalloc(r->pool, NGX_INT_T_LEN);
+    return variable_print(r, v, n);
+}
+
+
+/*
+ * Until the token is free.  The owner's own window runs from the outcome on:
+ * until there is one it is told whole.  When another's will be, nobody knows.
+ */
+
+static ngx_int_t
+variable_expires(ngx_http_request_t *r, ngx_http_variable_value_t *v,
+    uintptr_t data)
+{
+    ngx_msec_t                   now, ends;
+    ngx_idempotency_op_t        *op;
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    ctx = ngx_http_idempotency_get_ctx(r);
+
+    if (ctx == NULL || ctx->op.fence == 0) {
+        v->not_found = 1;
+        return NGX_OK;
+    }
+
+    op = &ctx->op;
+    now = ngx_current_msec;
+
+    if (ctx->released || op->left) {
+        return variable_print(r, v, 0);
+    }
+
+    if (ctx->owner) {
+        ends = now + op->window;
+
+        if ((ngx_msec_int_t) (op->now + op->least - ends) > 0) {
+            ends = op->now + op->least;
+        }
+
+    } else if (op->outcome == NGX_IDEMPOTENCY_PENDING
+               || op->result == NGX_IDEMPOTENCY_STALE
+               || op->result == NGX_IDEMPOTENCY_UNAVAILABLE)
+    {
+        v->not_found = 1;
+        return NGX_OK;
+
+    } else {
+        ends = op->ends;
+    }
+
+    /* rounded up: it is free then */
+
+    return variable_print(r, v, (ngx_max((ngx_msec_int_t) (ends - now), 0)
+                                 + 999) / 1000);
+}
+
+
+static ngx_int_t
+variable_fence(ngx_http_request_t *r, ngx_http_variable_value_t *v,
+    uintptr_t data)
+{
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    ctx = ngx_http_idempotency_get_ctx(r);
+
+    if (ctx == NULL || ctx->op.fence == 0) {
+        v->not_found = 1;
+        return NGX_OK;
+    }
+
+    return variable_print(r, v, ctx->op.fence);
+}
+
+
+static ngx_int_t
+variable_print(ngx_http_request_t *r, ngx_http_variable_value_t *v, uint64_t n)
+{
+    v->data = ngx_pnalloc(r->pool, NGX_INT64_LEN);
     if (v->data == NULL) {
         return NGX_ERROR;
     }
 
-    v->len = ngx_sprintf(v->data, "%ui", n) - v->data;
+    v->len = ngx_sprintf(v->data, "%uL", n) - v->data;
     v->valid = 1;
     v->no_cacheable = 0;
     v->not_found = 0;

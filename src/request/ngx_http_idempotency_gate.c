@@ -345,7 +345,8 @@ gate_judge(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     ctx->judged = 1;
     ctx->content = 0;
 
-    ctx->verdict = ngx_http_idempotency_key(r, ctx->conf, &ctx->key);
+    ctx->verdict = ngx_http_idempotency_key(r, ctx->conf, &ctx->key,
+                                            &ctx->made);
 
     if (ctx->verdict == NGX_HTTP_IDEMPOTENCY_MISSING) {
 
@@ -394,8 +395,6 @@ gate_decide(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     ctx->deadline = ngx_current_msec + ctx->conf->wait_timeout;
 
     ctx->op.pool = r->pool;
-    ctx->op.window = ctx->content ? ctx->conf->content_window
-                                  : ctx->conf->window;
     ctx->op.lease = ctx->conf->lease;
     ctx->op.reserve = ctx->conf->max_response;
     ctx->op.retry = (ctx->conf->in_doubt == NGX_HTTP_IDEMPOTENCY_RETRY);
@@ -438,6 +437,10 @@ static ngx_int_t
 gate_ask(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     ctx->op.now = ngx_current_msec;
+
+    if (ngx_http_idempotency_terms(r, ctx) != NGX_OK) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
 
     ctx->op.wait = (ctx->conf->in_progress == NGX_HTTP_IDEMPOTENCY_WAIT
                     && !ctx->conf->dry_run
@@ -572,8 +575,26 @@ gate_answer(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
         break;
 
+    case NGX_IDEMPOTENCY_EXPIRED:
+        why = NGX_HTTP_IDEMPOTENCY_EXPIRED;
+        break;
+
+    case NGX_IDEMPOTENCY_LIMITED:
+        why = NGX_HTTP_IDEMPOTENCY_LIMITED;
+
+        /* rounded up: there is room then */
+
+        ctx->retry_after = (ctx->op.ends - ctx->op.now + 999) / 1000;
+        break;
+
     default: /* NGX_IDEMPOTENCY_UNAVAILABLE */
-        why = NGX_HTTP_IDEMPOTENCY_UNAVAILABLE;
+
+        /* not even where the store can't tell is an old key let in */
+
+        why = (ctx->op.old && ctx->conf->unavailable
+                              == NGX_HTTP_IDEMPOTENCY_UNAVAILABLE_PASS)
+                  ? NGX_HTTP_IDEMPOTENCY_EXPIRED
+                  : NGX_HTTP_IDEMPOTENCY_UNAVAILABLE;
         break;
     }
 

@@ -8,6 +8,11 @@
 #include "ngx_http_idempotency.h"
 
 
+/* so far ahead of ours a client's clock may be, in milliseconds */
+
+#define KEY_AHEAD  60000
+
+
 static ngx_int_t key_variables(ngx_conf_t *cf,
     ngx_http_idempotency_key_t *key, ngx_str_t *value);
 static ngx_int_t key_name(ngx_conf_t *cf, ngx_array_t *names, u_char *start,
@@ -19,6 +24,7 @@ static ngx_uint_t key_repeated(ngx_http_request_t *r,
 static ngx_int_t key_unquote(ngx_http_request_t *r, ngx_str_t *key);
 static ngx_uint_t key_printable(ngx_str_t *key);
 static ngx_uint_t key_uuid(ngx_str_t *key);
+static ngx_uint_t key_uuid7(ngx_str_t *key, uint64_t now, uint64_t *made);
 static ngx_uint_t key_can_be(ngx_str_t *value);
 
 
@@ -26,13 +32,14 @@ static ngx_uint_t key_can_be(ngx_str_t *value);
 
 ngx_http_idempotency_status_e
 ngx_http_idempotency_key(ngx_http_request_t *r,
-    ngx_http_idempotency_loc_conf_t *conf, ngx_str_t *key)
+    ngx_http_idempotency_loc_conf_t *conf, ngx_str_t *key, uint64_t *made)
 {
     ngx_uint_t                   i, quoted;
     ngx_http_idempotency_key_t  *source;
 
     source = conf->keys->elts;
 
+    *made = 0;
     ngx_str_null(key);
 
     for (i = 0; i < conf->keys->nelts && key->len == 0; i++) {
@@ -71,6 +78,12 @@ ngx_http_idempotency_key(ngx_http_request_t *r,
 
     if (conf->key_format == NGX_HTTP_IDEMPOTENCY_FORMAT_UUID
         && !key_uuid(key))
+    {
+        return NGX_HTTP_IDEMPOTENCY_MALFORMED;
+    }
+
+    if (conf->key_format == NGX_HTTP_IDEMPOTENCY_FORMAT_UUID7
+        && !key_uuid7(key, ngx_http_idempotency_wall_clock(), made))
     {
         return NGX_HTTP_IDEMPOTENCY_MALFORMED;
     }
@@ -219,6 +232,41 @@ key_uuid(ngx_str_t *key)
     }
 
     return 1;
+}
+
+
+/*
+ * RFC 9562, version 7: it begins with the time at which it was made.  A clock
+ * may be wrong by a minute; what comes from farther in the future would be
+ * taken for new for too long.
+ */
+
+static ngx_uint_t
+key_uuid7(ngx_str_t *key, uint64_t now, uint64_t *made)
+{
+    size_t      i;
+    u_char      c;
+    uint64_t    ms;
+
+    if (!key_uuid(key) || key->data[14] != '7'
+        || ngx_strchr("89abAB", key->data[19]) == NULL)
+    {
+        return 0;
+    }
+
+    ms = 0;
+
+    for (i = 0; i < 13; i++) {
+        c = key->data[i];
+
+        if (c != '-') {
+            ms = ms * 16 + (c <= '9' ? c - '0' : (c | 0x20) - 'a' + 10);
+        }
+    }
+
+    *made = ms;
+
+    return ms <= now + KEY_AHEAD;
 }
 
 

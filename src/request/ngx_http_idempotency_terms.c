@@ -1,0 +1,208 @@
+
+/*
+ * The terms of a claim: for how long its token will be bound, whether its key
+ * is too old to be fresh, and how many tokens there may be with it.
+ */
+
+
+#include "ngx_http_idempotency.h"
+
+
+/* ends of keys from ahead of our clock, too: see key_uuid7() */
+
+#define TERMS_AHEAD  60000
+
+
+static void terms_time(ngx_http_idempotency_ctx_t *ctx);
+static ngx_int_t terms_quota(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static void terms_address(ngx_connection_t *c, ngx_str_t *value);
+
+
+ngx_int_t
+ngx_http_idempotency_terms(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx)
+{
+    terms_time(ctx);
+
+    return terms_quota(r, ctx);
+}
+
+
+/*
+ * A key that tells when it was made is bound at least until it is too old: so
+ * one that is not bound, and not too old, was never executed.
+ */
+
+static void
+terms_time(ngx_http_idempotency_ctx_t *ctx)
+{
+    uint64_t               now, until;
+    ngx_msec_t             age;
+    ngx_idempotency_op_t  *op;
+
+    op = &ctx->op;
+
+    op->window = ctx->content ? ctx->conf->content_window
+                              : ctx->conf->window;
+
+    if (ctx->content
+        || ctx->conf->key_format != NGX_HTTP_IDEMPOTENCY_FORMAT_UUID7)
+    {
+        return;
+    }
+
+    age = ctx->conf->key_max_age;
+
+    if (age == NGX_CONF_UNSET_MSEC) {
+        age = ctx->conf->window;
+    }
+
+    now = ngx_http_idempotency_wall_clock();
+    until = ctx->made + age;
+
+    op->old = (until <= now);
+    op->least = op->old ? 0 : (ngx_msec_t) (until - now);
+    op->span = age + TERMS_AHEAD;
+}
+
+
+/* in milliseconds since 1970; all else goes by a clock that nobody sets */
+
+uint64_t
+ngx_http_idempotency_wall_clock(void)
+{
+    ngx_time_t  *tp;
+
+    tp = ngx_timeofday();
+
+    return (uint64_t) tp->sec * 1000 + tp->msec;
+}
+
+
+static ngx_int_t
+terms_quota(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    u_char                      address[NGX_SOCKADDR_STRLEN];
+    ngx_str_t                   value;
+    ngx_idempotency_op_t       *op;
+    ngx_idempotency_digest_t    d;
+
+    op = &ctx->op;
+
+    if (ctx->conf->quota == 0 || op->quota) {
+        return NGX_OK;
+    }
+
+    if (ctx->conf->quota_value) {
+
+        if (ngx_http_complex_value(r, ctx->conf->quota_value, &value)
+            != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+
+        if (value.len == 0) {
+            return NGX_OK;
+        }
+
+    } else {
+        value.data = address;
+        terms_address(r->connection, &value);
+    }
+
+    op->quota = ctx->conf->quota;
+
+    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_QUOTA);
+    ngx_idempotency_digest_field(&d, &value);
+    ngx_idempotency_digest_final(&d, op->value);
+
+    return NGX_OK;
+}
+
+
+/* whoever has one IPv6 address has all of its network */
+
+static void
+terms_address(ngx_connection_t *c, ngx_str_t *value)
+{
+#if (NGX_HAVE_INET6)
+    u_char               *p;
+    struct sockaddr_in6  *sin6;
+
+    if (c->sockaddr->sa_family == AF_INET6) {
+
+        sin6 = (struct sockaddr_in6 *) c->sockaddr;
+        p = sin6->sin6_addr.s6_addr;
+
+        if (IN6_IS_ADDR_V4MAPPED(&sin6->sin6_addr)) {
+            value->len = ngx_sprintf(value->data, "%ud.%ud.%ud.%ud", p[12],
+                                     p[13], p[14], p[15])
+                         - value->data;
+
+        } else {
+            value->len = 8;
+            ngx_memcpy(value->data, p, value->len);
+        }
+
+        return;
+    }
+#endif
+
+    *value = c->addr_text;
+}
+
+
+/* a number, and whose it is; or "off" */
+
+char *
+ngx_http_idempotency_set_quota(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
+
+    ngx_int_t                          n;
+    ngx_str_t                         *value;
+    ngx_http_compile_complex_value_t   ccv;
+
+    if (ilcf->quota != NGX_CONF_UNSET_UINT) {
+        return "is duplicate";
+    }
+
+    value = cf->args->elts;
+
+    if (cf->args->nelts == 2 && ngx_strcmp(value[1].data, "off") == 0) {
+        ilcf->quota = 0;
+        return NGX_CONF_OK;
+    }
+
+    n = ngx_atoi(value[1].data, value[1].len);
+
+    if (n <= 0) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid number \"%V\"", &value[1]);
+        return NGX_CONF_ERROR;
+    }
+
+    ilcf->quota = n;
+
+    if (cf->args->nelts == 2) {
+        return NGX_CONF_OK;
+    }
+
+    ilcf->quota_value = ngx_palloc(cf->pool, sizeof(ngx_http_complex_value_t));
+    if (ilcf->quota_value == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    ngx_memzero(&ccv, sizeof(ngx_http_compile_complex_value_t));
+
+    ccv.cf = cf;
+    ccv.value = &value[2];
+    ccv.complex_value = ilcf->quota_value;
+
+    if (ngx_http_compile_complex_value(&ccv) != NGX_OK) {
+        return NGX_CONF_ERROR;
+    }
+
+    return NGX_CONF_OK;
+}
