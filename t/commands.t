@@ -167,6 +167,59 @@ END
 }
 
 
+# --- an nginx from elsewhere ----------------------------------------------------
+
+SKIP: {
+    skip 'no headers of nginx from a package here', 8
+        unless -d '/usr/share/nginx/src' && !system 'command -v curl >/dev/null';
+
+    make_path("$tmp/bin", "$tmp/mirror", "$tmp/nginx-9.9.9/src/core");
+    write_file("$tmp/bin/nginx", <<'END');
+#!/bin/sh
+echo 'nginx version: nginx/9.9.9' >&2
+[ "$1" != -V ] || echo 'configure arguments: --with-compat --with-cc-opt='\''-O2 -g'\' >&2
+END
+    chmod 0755, "$tmp/bin/nginx";
+
+    local $ENV{PATH} = "$tmp/bin:$ENV{PATH}";
+    local $ENV{BUILD_DIR} = "$tmp/build-elsewhere";
+    local $ENV{NGINX_DOWNLOAD} = "file://$tmp/mirror";
+    delete local @ENV{qw(NGINX_SRC STATIC NGINX_FLAGS)};
+
+    my ($status, $out) = run('bash', "$root/util/build");
+
+    isnt($status, 0, "an nginx that is not the distribution's, its source out of reach");
+    like($out, qr/nginx 9\.9\.9 is not this release's/, '... is known as such');
+    like($out, qr{^\ +curl\ -fLO\ \Q$ENV{NGINX_DOWNLOAD}\E/nginx-9\.9\.9\.tar\.gz\n
+                  \ +tar\ xzf\ nginx-9\.9\.9\.tar\.gz\n
+                  \ +NGINX_SRC=nginx-9\.9\.9\ util/build\n}mx,
+         '... and the three commands are told');
+    ok(!-e "$tmp/build-elsewhere/tree", '... nothing else was built instead');
+
+    # one that only says what it was asked
+    write_file("$tmp/nginx-9.9.9/src/core/nginx.h", qq(#define NGINX_VERSION "9.9.9"\n));
+    write_file("$tmp/nginx-9.9.9/configure", qq(printf '<%s>' "\$\@" > $tmp/asked; exit 1\n));
+    run('tar', '-C', $tmp, '-czf', "$tmp/mirror/nginx-9.9.9.tar.gz", 'nginx-9.9.9');
+
+    ($status, $out) = run('bash', "$root/util/build");
+
+    like($out, qr/fetching file:.*configuring nginx 9\.9\.9/s, 'within reach, it is fetched');
+    like(slurp("$tmp/asked"), qr/<--with-compat><--with-cc-opt=-O2 -g>.*<--add-dynamic-module=/,
+         '... and configured as the installed one was');
+
+    unlink "$tmp/asked";
+    local $ENV{NGINX_SRC} = "$tmp/nginx-9.9.9";
+    run('bash', "$root/util/build");
+    like(slurp("$tmp/asked"), qr/<--with-compat><--with-cc-opt=-O2 -g>.*<--add-dynamic-module=/,
+         'given as NGINX_SRC: the same');
+
+    local $ENV{NGINX_FLAGS} = '--with-threads';
+    run('bash', "$root/util/build");
+    like(slurp("$tmp/asked"), qr/<--with-threads><--add-dynamic-module=/,
+         '... unless other flags are given');
+}
+
+
 # --- util/test -----------------------------------------------------------------
 
 {

@@ -166,6 +166,15 @@ has_package() {
 }
 
 
+# upstream_version PACKAGE: of this release's package, without Debian's part
+
+upstream_version() {
+    ! command -v apt-cache >/dev/null \
+        || LC_ALL=C apt-cache -q policy "$1" 2>/dev/null \
+        | sed -n 's/^  Candidate: \([0-9]*:\)\{0,1\}\([0-9.]*\).*/\2/p'
+}
+
+
 # -- other Debian suites and source packages ---------------------------------
 
 # The machine's own package sources, active ones only, rewritten: for another
@@ -456,40 +465,81 @@ installed_nginx_version() {
 }
 
 
-# installed_nginx_source: the whole source of the installed nginx, as Debian
-# patched it, fetched once; sets nginx_source.  Archives drop old versions
-# quickly: another revision of the same nginx will do.
+# installed_nginx_source: the whole source of the installed nginx, fetched once;
+# sets nginx_source.  If it is the distribution's, as that patched it, else as
+# nginx.org has it.
 
 installed_nginx_source() {
-    local upstream version dir
+    local version
 
-    command -v dpkg-query >/dev/null \
-        || die "no Debian package here to take nginx's source from;" \
-               "give a source tree: NGINX_SRC=DIR"
+    version=$(installed_nginx_version)
+    nginx_source=$BUILD_DIR/nginx-source/$version
 
-    upstream=$(installed_nginx_version)
-    dir=$BUILD_DIR/nginx-source/$upstream
+    [ ! -d "$nginx_source" ] || return 0
 
-    if [ ! -d "$dir" ]; then
-        mkdir -p "$BUILD_DIR/log"
-        scratch_apt "" deb-src \
-            || die "the package sources of this machine have no nginx source"
+    mkdir -p "$BUILD_DIR/log" "${nginx_source%/*}"
 
-        # shellcheck disable=SC2016
-        for version in "$(dpkg-query -W -f '${source:Version}' nginx)" \
-                       $(apt-cache -c "$scratch_conf" showsrc nginx 2>/dev/null \
-                         | sed -n "s/^Version: \($upstream-.*\)/\1/p")
-        do
-            say "fetching the source of nginx $version"
-            fetch_source nginx "$version" "" "$dir" && break
-        done
+    if ! fetch_packaged_source "$version" "$nginx_source" \
+       && ! fetch_upstream_source "$version" "$nginx_source"
+    then
+        say "the source of nginx $version could not be fetched; these three" \
+            "commands do it, where there is a network:"
+        printf '    %s\n' "curl -fLO $(upstream_url "$version")" \
+                          "tar xzf nginx-$version.tar.gz" \
+                          "NGINX_SRC=nginx-$version $command_name" >&2
+        die "there is no source of nginx $version"
+    fi
+}
+
+
+# fetch_packaged_source VERSION DIR: archives drop old versions quickly, so
+# another revision of the same nginx will do.
+
+fetch_packaged_source() {
+    local version
+
+    command -v dpkg-query >/dev/null && command -v apt-get >/dev/null \
+        || return 1
+    scratch_apt "" deb-src || return 1
+
+    # shellcheck disable=SC2016
+    for version in $(dpkg-query -W -f '${source:Version}' nginx 2>/dev/null \
+                     | grep -F "$1-" || true) \
+                   $(apt-cache -c "$scratch_conf" showsrc nginx 2>/dev/null \
+                     | sed -n "s/^Version: \($1-.*\)/\1/p")
+    do
+        say "fetching the source of nginx $version"
+        ! fetch_source nginx "$version" "" "$2" || return 0
+    done
+
+    return 1
+}
+
+
+upstream_url() {
+    printf '%s/nginx-%s.tar.gz\n' \
+           "${NGINX_DOWNLOAD:-https://nginx.org/download}" "$1"
+}
+
+
+fetch_upstream_source() {
+    local version=$1 dir=$2 tmp
+
+    command -v curl >/dev/null || need_packages curl ca-certificates
+    say "fetching $(upstream_url "$version")"
+    tmp=$(mktemp -d "$dir.XXXXXX")
+
+    if quietly "$BUILD_DIR/log/source" \
+               curl -fL --retry 2 -o "$tmp/nginx.tar.gz" "$(upstream_url "$version")" \
+       && tar -C "$tmp" -xzf "$tmp/nginx.tar.gz"
+    then
+        mv "$tmp/nginx-$version" "$dir"
+        rm -rf "$tmp"
+        return 0
     fi
 
-    [ -d "$dir" ] || die "could not fetch the source of nginx $upstream;" \
-                         "give a source tree: NGINX_SRC=DIR"
-
-    # shellcheck disable=SC2034
-    nginx_source=$dir
+    rm -rf "$tmp"
+    return 1
 }
 
 
@@ -512,7 +562,15 @@ configure_copy() {
 
     say "configuring nginx $(nginx_version "$to")"
 
-    (cd "$to" && quietly "$BUILD_DIR/log/configure" sh "$configure" "$@") \
+    FEATURE_CC=${CC:-cc}
+    FEATURE_DIR=${FEATURE_DIR:-$BUILD_DIR/features}
+    # shellcheck disable=SC2086
+    FEATURE_KEY=$($FEATURE_CC --version 2>/dev/null | head -n 1)
+    export FEATURE_CC FEATURE_DIR FEATURE_KEY
+    mkdir -p "$FEATURE_DIR"
+
+    (cd "$to" && quietly "$BUILD_DIR/log/configure" \
+                     sh "$configure" --with-cc="sh $root/util/feature" "$@") \
         || die "configure failed"
 }
 
