@@ -252,11 +252,12 @@ typedef struct {
     unsigned                           seen:1;
 
     /* of the owner's response: its header was seen, from an upstream at
-       work; trailers may follow; its last byte was seen; it is larger than
-       may be kept; a part of it comes past us; what the upstream says itself */
+       work; trailers may follow, those of gRPC must; its last byte was seen;
+       it is larger than may be kept; a part of it comes past us; what the upstream says itself */
     unsigned                           answered:1;
     unsigned                           live:1;
     unsigned                           trailers:1;
+    unsigned                           grpc:1;
     unsigned                           whole:1;
     unsigned                           too_large:1;
     unsigned                           partial:1;
@@ -424,6 +425,8 @@ ngx_int_t ngx_http_idempotency_outcome(ngx_http_request_t *r,
 
 void ngx_http_idempotency_hear(ngx_list_t *headers,
     ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_hear_trailers(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_chain_t *in);
 void ngx_http_idempotency_capture_header(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 void ngx_http_idempotency_capture_body(ngx_http_request_t *r,

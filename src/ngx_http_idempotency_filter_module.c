@@ -91,8 +91,9 @@ ngx_http_idempotency_header_filter(ngx_http_request_t *r)
 static ngx_int_t
 ngx_http_idempotency_body_filter(ngx_http_request_t *r, ngx_chain_t *in)
 {
-    ngx_int_t                    rc;
-    ngx_http_idempotency_ctx_t  *ctx;
+    ngx_int_t                         rc;
+    ngx_http_idempotency_ctx_t       *ctx;
+    ngx_http_idempotency_loc_conf_t  *conf;
 
     ctx = ngx_http_idempotency_get_ctx(r);
 
@@ -105,6 +106,11 @@ ngx_http_idempotency_body_filter(ngx_http_request_t *r, ngx_chain_t *in)
         ctx = NULL;
 
     } else {
+        conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
+
+        if (ctx || conf->shm_zone) {
+            ngx_http_idempotency_hear_trailers(r, ctx, in);
+        }
 
         if (ctx && ctx->owner) {
             ngx_http_idempotency_subrequests(r, ctx, 0);

@@ -29,8 +29,9 @@ static ngx_buf_t *capture_room(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t capture_add(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_buf_t *b);
-static ngx_uint_t capture_trailers(ngx_http_request_t *r,
+static void capture_expect(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
+static ngx_uint_t capture_grpc_status(ngx_list_t *headers);
 static ngx_uint_t capture_sliced(ngx_http_request_t *r);
 static void capture_check_whole(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_uint_t last);
@@ -85,7 +86,7 @@ ngx_http_idempotency_capture_header(ngx_http_request_t *r,
 
     ctx->answered = 1;
     ctx->live = (r->upstream && r->upstream->cleanup);
-    ctx->trailers = capture_trailers(r, ctx);
+    capture_expect(r, ctx);
     ctx->answer_status = r->headers_out.status;
     ctx->captured = 0;
     ctx->expected = r->headers_out.content_length_n;
@@ -205,6 +206,33 @@ ngx_http_idempotency_hear(ngx_list_t *headers,
                 ctx->says_keep = capture_says(&h[i].value, "keep");
             }
         }
+    }
+}
+
+
+/* the same behind the body, whether nginx passes such lines on or not */
+
+void
+ngx_http_idempotency_hear_trailers(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_chain_t *in)
+{
+    ngx_chain_t  *cl;
+
+    if (ctx && (!ctx->owner || !ctx->answered)) {
+        ctx = NULL;
+    }
+
+    for (cl = in; cl; cl = cl->next) {
+
+        if (!cl->buf->last_buf) {
+            continue;
+        }
+
+        if (r->upstream && r->upstream->headers_in.trailers.part.elts) {
+            ngx_http_idempotency_hear(&r->upstream->headers_in.trailers, ctx);
+        }
+
+        ngx_http_idempotency_hear(&r->headers_out.trailers, ctx);
     }
 }
 
@@ -421,6 +449,13 @@ capture_check_whole(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
         return;
     }
 
+    if (ctx->grpc
+        && !capture_grpc_status(&r->upstream->headers_in.headers)
+        && !capture_grpc_status(&r->upstream->headers_in.trailers))
+    {
+        return;
+    }
+
     if (!ctx->too_large) {
 
         /* the trailers stand behind the header block */
@@ -457,18 +492,57 @@ capture_check_size(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* those of gRPC follow a body of any length, and are announced by nobody */
+/*
+ * The trailers of gRPC follow a body of any length, are announced by nobody,
+ * and are a part without which a response is none
+ */
 
-static ngx_uint_t
-capture_trailers(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+static void
+capture_expect(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
-    ngx_http_upstream_t  *u;
+    ngx_str_t               *type;
+    ngx_uint_t               grpc;
+    ngx_http_upstream_t     *u;
+
+    static ngx_str_t  prefix = ngx_string("application/grpc");
 
     u = r->upstream;
+    type = &r->headers_out.content_type;
 
-    return r->expect_trailers
-           || (ctx->live && u->schema.len >= 4
-               && ngx_strncmp(u->schema.data, "grpc", 4) == 0);
+    grpc = (ctx->live && u->schema.len >= 4
+            && ngx_strncmp(u->schema.data, "grpc", 4) == 0);
+
+    ctx->trailers = (grpc || r->expect_trailers);
+
+    ctx->grpc = (grpc && type->len >= prefix.len
+                 && ngx_strncasecmp(type->data, prefix.data, prefix.len) == 0
+                 && !r->header_only);
+}
+
+
+static ngx_uint_t
+capture_grpc_status(ngx_list_t *headers)
+{
+    ngx_uint_t        i;
+    ngx_list_part_t  *part;
+    ngx_table_elt_t  *h;
+
+    static ngx_str_t  name = ngx_string("grpc-status");
+
+    for (part = &headers->part; part; part = part->next) {
+        h = part->elts;
+
+        for (i = 0; i < part->nelts; i++) {
+
+            if (h[i].key.len == name.len
+                && ngx_strncasecmp(h[i].key.data, name.data, name.len) == 0)
+            {
+                return 1;
+            }
+        }
+    }
+
+    return 0;
 }
 
 
