@@ -317,6 +317,24 @@ is(asked('/', ['X-Other-Key: a'], ['X-Other-Key: b']),
     is($cookie->($_->response), '200 WAITED', '... who waited')
         for @waiting;
     is(executions($id), 1, '... executed once');
+
+    # ... and gets a response that releases
+    $id++;
+    $uri = "/?id=$id&gate=1&status=429&h=Set-Cookie:%20session=new";
+    $owner = $n->start(POST => $uri, @o, key => $id);
+    held($id);
+
+    @waiting = map { $n->start(POST => $uri, @o, key => $id, headers => $_) }
+               [$new], [$a];
+
+    # one worker takes them in their order: when this is answered, they wait
+    is(told($n->post($uri, key => $id, body => 'c', headers => [$new])),
+       '409 CONFLICT', 'to be released: another body');
+
+    go($id);
+    is($cookie->($owner->response), '429 NEW cookie',
+       'to be released: its owner');
+    is($cookie->($_->response), '429 WAITED', '... who waited') for @waiting;
 }
 
 
