@@ -283,7 +283,8 @@ for (qw(key scope identity bind bypass)) {
 for my $key ('""', '$idempotency_key', '${idempotency_key}', '$IDEMPOTENCY_KEY',
              '$idempotency_status', '$idempotency_token', '$idempotency_digest',
              '$idempotency_age', '$idempotency_replays', '$idempotency_refusal',
-             '$idempotency_detail',
+             '$idempotency_detail', '$idempotency_reason',
+             '$idempotency_expires', '$idempotency_fence',
              '$idempotency_key$idempotency_token',
              '"${idempotency_key}$idempotency_digest"')
 {

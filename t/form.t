@@ -246,7 +246,8 @@ sub half {
     $c->{method} = 'POST';
     $c->send("POST $path HTTP/1.1\r\nHost: localhost\r\nContent-Type: $type\r\n"
              . join('', map { "$_\r\n" } @headers)
-             . "Content-Length: 10\r\n\r\na=123");
+             . "Content-Length: 10\r\n\r\n"
+             . ($type =~ /json/ ? '{"a":' : 'a=123'));
 
     return $c;
 }
@@ -264,7 +265,7 @@ for ([ '/file', $form, $navigates ],
 {
     my $c = half(@$_);
     ok(!$c->readable(0.3), "read: @$_");
-    $c->send('45678');
+    $c->send($_->[1] =~ /json/ ? '1234}' : '45678');
     like($c->response->{status}, qr/^40[45]$/, '... whole');
 }
 

@@ -57,6 +57,22 @@ EOC
         proxy_pass http://$TEST_NGINX_BACKEND;
     }
 
+    location /expired {
+        idempotency_key_format uuid7;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+
+    location /limited {
+        idempotency_quota 1 $arg_id;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+
+    location /field {
+        idempotency_key $idempotency_field_token;
+        idempotency_normalize_buffer 1k;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+
     location /content {
         idempotency_missing_key content;
         proxy_pass http://$TEST_NGINX_BACKEND;
@@ -106,6 +122,16 @@ EOC
 
         location /docs/similar {
             idempotency_similar reject;
+            proxy_pass http://$TEST_NGINX_BACKEND;
+        }
+
+        location /docs/expired {
+            idempotency_key_format uuid7;
+            proxy_pass http://$TEST_NGINX_BACKEND;
+        }
+
+        location /docs/limited {
+            idempotency_quota 1 $arg_id;
             proxy_pass http://$TEST_NGINX_BACKEND;
         }
 
@@ -218,6 +244,14 @@ sub refused {
         return $n->post($uri, key => "$id-2", body => $id, %o);
     }
 
+    if ($why eq 'LIMITED') {
+        $n->post($uri, key => "$id-1");
+        return $n->post($uri, key => "$id-2", %o);
+    }
+
+    return $n->post($uri, key => '01890000-0000-7000-8000-000000000000', %o)
+        if $why eq 'EXPIRED';
+
     if ($why eq 'UNAVAILABLE') {
         my $i = 0;
         1 while $n->post($uri, key => "$id-" . ++$i)->{status} == 200;
@@ -246,14 +280,16 @@ sub type_of { return ($_[0]->header('Content-Type') // '') =~ s/;.*//r }
 
 my %default = (CONFLICT => 409, IN_PROGRESS => 409, NOT_KEPT => 409,
                MISSING => 400, MALFORMED => 400);
-my %every = (%default, SIMILAR => 409, UNAVAILABLE => 503);
-my %retryable = map { $_ => 1 } qw(IN_PROGRESS UNAVAILABLE);
+my %every = (%default, SIMILAR => 409, EXPIRED => 409, LIMITED => 429,
+             UNAVAILABLE => 503);
+my %retryable = map { $_ => 1 } qw(IN_PROGRESS LIMITED UNAVAILABLE);
 my %seen;
 
 sub place {
     my ($why) = @_;
 
     return { NOT_KEPT => '', MISSING => '/reject', SIMILAR => '/similar',
+             EXPIRED => '/expired', LIMITED => '/limited',
              UNAVAILABLE => '/full' }->{$why} // '/x';
 }
 
@@ -269,6 +305,10 @@ for my $why (sort keys %every) {
 
     if ($why eq 'IN_PROGRESS') {
         is($r->header('Retry-After'), 1, '... Retry-After in seconds');
+
+    } elsif ($why eq 'LIMITED') {
+        like($r->header('Retry-After') // '', qr/^86(?:400|3\d\d)$/,
+             '... Retry-After in seconds: when the oldest token ends');
 
     } elsif ($why eq 'UNAVAILABLE') {
         like($r->header('Retry-After') // '', qr/^(?:[5-9]|1[0-5])$/,
@@ -375,7 +415,7 @@ is(type_of($n->post('/reject', headers => [ 'Accept: application/json;q=0.5',
 
 # On these nothing was executed: the way back to the form may be offered.
 
-my %back = map { $_ => 1 } qw(MISSING MALFORMED UNAVAILABLE);
+my %back = map { $_ => 1 } qw(MISSING MALFORMED LIMITED UNAVAILABLE);
 my $form = 'Referer: https://localhost/form?a=1&b=2';
 
 sub is_page {
@@ -406,6 +446,29 @@ for my $why (sort keys %every) {
                     headers => [ "Accept: $firefox", $form ]),
             $why, $every{$why});
 }
+
+# A key that may be in a body which can't be read for it.
+
+for ([ 'encoded', qr/cannot be read/, qr/could not be read/,
+       body => 'token=x', headers => [ 'Content-Encoding: gzip' ] ],
+     [ 'too large', qr/too large/, qr/too large/,
+       body => 'token=' . 'x' x 100_000, headers => [] ])
+{
+    my ($what, $problem, $page, %o) = @$_;
+    my @o = (POST => '/field?id=unread', %o, type => 'application/x-www-form-urlencoded');
+
+    my $r = $n->request(@o);
+    is(told($r), '400 MALFORMED', "a key in a body that is $what");
+    like(json($r)->{detail}, $problem, '... the problem says so');
+    is($r->header('X-Detail'), json($r)->{detail}, '... the variable, too');
+    ok(!json($r)->{retryable}, '... the same again does not help');
+
+    push @{$o{headers}}, "Accept: $firefox", $form;
+    is_page($r = $n->request(@o, %o), 'MALFORMED', 400);
+    like($r->{body}, $page, '... says so');
+}
+
+is(executions('unread'), 0, '... executed nothing');
 
 # A claim whose owner died.
 {
