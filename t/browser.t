@@ -5,7 +5,8 @@
 # application has inserted is the judge.
 #
 # Screenshots of the pages that a user may see are left in the directory
-# BROWSER_SCREENSHOTS, if it is set.
+# BROWSER_SCREENSHOTS, if it is set. BROWSER_SCRIPTS is a directory with builds of
+# htmx and Turbo (htmx*.js, turbo*.js) to be tried beside their stand-ins.
 
 use strict;
 use warnings;
@@ -20,23 +21,22 @@ use Stage;
 use Test::More;
 use Time::HiRes qw(sleep time);
 
-Stage::needs(qw(chromium php php-cgi));
+require "$FindBin::Bin/browser/guard.pl";
 
-my $uuid = qr/^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$/;
+Stage::needs(qw(chromium php php-cgi));
 
 $SIG{$_} = sub { exit 1 } for qw(INT TERM HUP);
 
-my $stage = Stage->new;
-my $dir = $stage->{dir};
-my $browser;
-my ($at, $called);
+our $stage = Stage->new;
+our $dir = $stage->{dir};
+our ($browser, $tab, $at, $called);
 
 END { undef $browser; $stage->end if $stage }
 
 set_the_stage();
 
 $browser = Browser->new("$dir/browser", screenshots => $ENV{BROWSER_SCREENSHOTS});
-my $tab = $browser->{tab};
+$tab = $browser->{tab};
 
 
 # --- the ways to submit twice ------------------------------------------------
@@ -235,6 +235,7 @@ subtest 'guard: what is sent' => \&forms_sent;
 subtest 'guard: what is left alone' => \&forms_left_alone;
 subtest 'guard: the button' => \&the_button;
 subtest 'guard: its file' => \&the_file;
+subtest 'guard: what is executed' => \&executed;
 
 
 # --- what a user reads -------------------------------------------------------
@@ -262,7 +263,9 @@ sub set_the_stage {
     mkdir "$dir/$_" for qw(legacy-form browser pages);
     copy("$Stage::root/examples/legacy-form/index.php", "$dir/legacy-form/index.php");
     copy("$Stage::root/t/browser/app.php", "$dir/app.php");
-    copy("$Stage::root/t/browser/forms.html", "$dir/pages/forms.html");
+    copy("$Stage::root/t/browser/$_", "$dir/pages/$_") for qw(forms.html cases.html cases.js);
+    copy($_, "$dir/pages/real-" . s{.*/}{}r)
+        for glob(($ENV{BROWSER_SCRIPTS} // "$dir/none") . '/*.js');
 
     weather();
     start_php();
@@ -278,302 +281,6 @@ sub copy {
 
     Stage::spew($to, Stage::slurp($from));
 }
-
-
-# --- the guard, form by form -------------------------------------------------
-
-sub forms_sent {
-    my $sent = send_form('#plain', sub { $browser->click('#plain button') });
-
-    like($sent->{fields}{submission_token}, $uuid, 'a token, which is a UUID');
-    is($sent->{fields}{a}, 1, 'next to the field');
-    is($sent->{fields}{go}, 'now', "and the button's value");
-
-    my %other = (
-        'input'     => ['#input [type=submit]', a => 2, go => 'Go'],
-        'image'     => ['#image [type=image]', a => 4],
-        'multipart' => ['#multipart button', a => 6],
-        'shadow'    => ['#shadow button', method => 'x', action => 'y', target => 'z',
-                        submit => ''],
-        'get'       => ['#get [formmethod]', a => 7],
-        'post'      => ['#post button:not([formmethod])', a => 8],
-        'outside'   => ['#elsewhere', a => 14],
-    );
-
-    for my $id (sort keys %other) {
-        my ($button, %fields) = @{ $other{$id} };
-
-        $sent = send_form("#$id", sub { $browser->click($button) });
-        like(delete $sent->{fields}{submission_token}, $uuid, "$id: a token");
-        delete @{ $sent->{fields} }{qw(go_x go_y)} if $id eq 'image';
-        is_deeply($sent->{fields}, \%fields, "$id: all of its fields");
-    }
-
-    $sent = send_form('#bare', sub {
-        $browser->js('document.querySelector("#bare input").focus()');
-        $browser->press('Enter');
-    });
-    like($sent->{fields}{submission_token}, $uuid, 'Enter, without a button: a token');
-
-    $sent = send_form('#plain', sub { $browser->js('document.forms.plain.requestSubmit()') });
-    like($sent->{fields}{submission_token}, $uuid, 'requestSubmit(): a token');
-
-    $sent = send_form('#plain', sub {
-        $browser->js(<<'END');
-            var form = document.createElement('form');
-            form.id = 'later';
-            form.method = 'post';
-            form.action = '/echo';
-            form.innerHTML = '<button name=new>Go</button>';
-            document.body.prepend(form);
-END
-        $browser->click('#later button');
-    });
-    like($sent->{fields}{submission_token}, $uuid, 'a form added later: a token');
-
-    for my $without ('crypto.randomUUID', 'crypto.getRandomValues') {
-        my %seen;
-
-        for (1 .. 2) {
-            $sent = send_form('#plain', sub {
-                $browser->js('void Object.defineProperty(crypto, "randomUUID", { value: undefined })');
-                $browser->js("void Object.defineProperty(crypto, 'getRandomValues',
-                              { value: undefined })") if $without =~ /Values/;
-                $browser->click('#plain button');
-            });
-            like($sent->{fields}{submission_token}, $uuid, "without $without: a token");
-            $seen{ $sent->{fields}{submission_token} }++;
-        }
-
-        is(keys %seen, 2, "without $without: another one each time");
-    }
-
-    $sent = send_form('#plain', sub {
-        $browser->js('void Object.defineProperty(window, "sessionStorage",
-                      { get: function () { throw new Error("forbidden") } })');
-        $browser->click('#plain button');
-    });
-    like($sent->{fields}{submission_token}, $uuid, 'without storage: a token');
-
-    # one page view
-    my $token = send_form('#plain', sub { $browser->click('#plain button') });
-    my $again = send_again(sub { $browser->click('#plain button') });
-    is_deeply($again, $token, 'back, and again: the same token');
-
-    my $later = send_again(sub { $browser->click('#plain [value=later]') });
-    isnt($later->{fields}{submission_token}, $token->{fields}{submission_token},
-         'the other button: another token');
-
-    my $edited = send_again(sub {
-        $browser->js('document.forms.plain.elements.a.value = 2');
-        $browser->click('#plain [value=later]');
-    });
-    isnt($edited->{fields}{submission_token}, $later->{fields}{submission_token},
-         'something else in the field: another token');
-
-    my $new = send_form('#plain', sub { $browser->click('#plain button') });
-    isnt($new->{fields}{submission_token}, $token->{fields}{submission_token},
-         'a new page view: another token');
-}
-
-
-sub forms_left_alone {
-    my $sent = send_form('#get', sub { $browser->click('#get button:not([formmethod])') });
-    is_deeply($sent, { method => 'GET', fields => { a => 7 } }, 'a GET form');
-
-    $sent = send_form('#post', sub { $browser->click('#post [formmethod]') });
-    is_deeply($sent, { method => 'GET', fields => { a => 8 } }, 'a GET button');
-
-    $sent = send_form('#own', sub { $browser->click('#own button') });
-    is($sent->{fields}{submission_token}, 'mine', "the page's own token");
-
-    $sent = send_form('#foreign', sub {
-        $browser->js("document.forms.foreign.action
-                      = 'http://127.0.0.1:$stage->{port}{unprotected}/echo'");
-        $browser->click('#foreign button');
-    });
-    is_deeply($sent, { method => 'POST', fields => { a => 10 } }, "another site's form");
-
-    $sent = send_form('#plain', sub { $browser->js('document.forms.plain.submit()') });
-    is_deeply($sent, { method => 'POST', fields => { a => 1 } }, 'form.submit()');
-
-    open_forms();
-    $browser->js(<<'END');
-        window.seen = [];
-        document.forms.script.addEventListener('submit', function (event) {
-            event.preventDefault();
-            seen.push(Array.from(new FormData(event.target).keys()).join());
-        });
-END
-    for my $n (1 .. 3) {
-        $browser->click('#script button');
-        $browser->wait_for("seen.length === $n", "submit $n");
-    }
-    is($browser->js('seen.join(" ")'), 'a a a',
-       'a form that a script sends: as often as it likes, without a token');
-    untouched('#script', 'Go');
-
-    $browser->js('document.querySelector("dialog").show()');
-    $browser->click('#dialog button');
-    $browser->wait_for('!document.querySelector("dialog").open', 'closed dialog');
-    untouched('#dialog', 'Close');
-
-    $browser->js('document.forms.plain.dispatchEvent(new Event("submit", { cancelable: true,
-                                                                           bubbles: true })), 0');
-    untouched('#plain', 'Go now');
-
-    $browser->click('#blank button');
-    untouched('#blank', 'Go');
-
-    is($browser->js(<<'END'), '', 'no global names');
-        var frame = document.body.appendChild(document.createElement('iframe'));
-        Object.getOwnPropertyNames(window).filter(function (name) {
-            return !/^(seen|frame|\d+)$/.test(name) && !(name in frame.contentWindow);
-        }).join();
-END
-}
-
-
-sub the_button {
-    my $n = posts();
-
-    open_forms();
-    $browser->click('#nothing button');
-    $browser->wait_for('document.forms.nothing.getAttribute("aria-busy") === "true"',
-                       'busy form');
-    my $since = time;
-
-    is($browser->js('document.querySelector("#nothing button").innerText'),
-       "Submitting\x{2026}", 'it says what goes on');
-    is($browser->js('document.querySelector("#nothing button").getAttribute("aria-disabled")'),
-       'true', 'and is disabled');
-    is($browser->js('document.activeElement.innerText'), "Submitting\x{2026}",
-       'and keeps the focus');
-
-    $browser->click('#nothing button', times => 2);
-    $browser->js('document.querySelector("#nothing input").focus()');
-    $browser->press('Enter');
-
-    # a request that isn't sent can't be awaited, but one after it
-    $browser->click('#unnamed [type=submit]');
-    $browser->wait_for('document.forms.unnamed.getAttribute("aria-busy")', 'other busy form');
-    is($browser->js('document.querySelector("#unnamed [type=submit]").value'),
-       "Submitting\x{2026}", 'an input says so as well');
-    $browser->wait_for('!document.forms.nothing.getAttribute("aria-busy")',
-                       'form free again, for the other one took its place');
-    until_true(sub { posts() - $n >= 2 });
-    is(posts() - $n, 2, 'clicks on a busy form send nothing');
-
-    $browser->wait_for('!document.querySelector("[aria-busy], [aria-disabled]")',
-                       'free form');
-    cmp_ok(time - $since, '>', 8, 'no answer: free again after some time');
-    is($browser->js('document.querySelector("#nothing button").outerHTML'),
-       '<button>Send</button>', 'the button is as it was');
-    is($browser->js('document.querySelector("#unnamed [type=submit]").outerHTML'),
-       '<input type="submit">', 'so is the input');
-
-    $browser->click('#nothing button');
-    $browser->wait_for('document.forms.nothing.getAttribute("aria-busy")', 'busy form');
-    until_true(sub { posts() - $n >= 3 });
-    is(posts() - $n, 3, 'and it sends again');
-
-    # a page out of the back/forward cache
-    ($at, $called) = ('guarded', 'the button');
-    weather();
-    open_form();
-    screenshots('form');
-    $browser->click('button');
-    thanked();
-    screenshots('thank-you');
-    back();
-    is($browser->js('document.querySelector("form").outerHTML.match(/<form.*>/)[0]
-                     + document.querySelector("button").outerHTML'),
-       '<form method="post"><button>Book now</button>', 'back: the form is as it was');
-
-    weather('nothing');
-    $called = 'the busy button';
-    open_form();
-    $browser->click('button');
-    $browser->wait_for('document.forms[0].getAttribute("aria-busy")', 'busy form');
-    screenshots('submitting');
-}
-
-
-sub the_file {
-    my $url = "http://127.0.0.1:$stage->{port}{guarded}/idempotency-guard.js";
-    my $http = HTTP::Tiny->new(timeout => 20);
-    my $file = $http->get($url);
-
-    is($file->{status}, 200, 'is there');
-    is($file->{headers}{'content-type'}, 'text/javascript; charset=utf-8', 'as JavaScript');
-    cmp_ok(length $file->{content}, '<', 4096, 'of less than 4 KB');
-    like($file->{headers}{'cache-control'}, qr/max-age=\d+/, 'may be cached');
-
-    my $etag = $file->{headers}{etag};
-
-    like($etag, qr/^"[^"]+"$/, 'has an entity tag');
-    is($http->get($url, { headers => { 'if-none-match' => $etag } })->{status}, 304,
-       'by which it is asked for again');
-
-    my $page = $http->get("http://127.0.0.1:$stage->{port}{guarded}/");
-
-    is(() = $page->{content} =~ m{<script src="/idempotency-guard.js"></script></head>}g, 1,
-       'is put into the page');
-}
-
-
-sub open_forms {
-    $browser->go("http://127.0.0.1:$stage->{port}{forms}/forms.html");
-    $browser->wait_for("document.readyState === 'complete' && document.forms.shadow", 'forms');
-}
-
-
-# what the server got
-sub send_form {
-    my ($form, $code) = @_;
-
-    open_forms();
-    $code->();
-    return echo();
-}
-
-
-sub send_again {
-    my ($code) = @_;
-
-    back();
-    $code->();
-    return echo();
-}
-
-
-sub echo {
-    return decode_json($browser->wait_for(
-        "location.pathname === '/echo' && document.readyState === 'complete'
-         && document.body.innerText", 'echo'));
-}
-
-
-sub untouched {
-    my ($form, $text) = @_;
-
-    # the guard's part would come now
-    $browser->js('new Promise(function (done) { setTimeout(done, 100) })');
-    is($browser->js("document.querySelector('$form button').innerText
-                     + (document.querySelector('$form').getAttribute('aria-busy') || '')"),
-       $text, "$form: its button is as it was");
-}
-
-
-sub until_true {
-    my ($what) = @_;
-    my $deadline = time + 10;
-
-    sleep 0.05 until $what->() || time > $deadline;
-}
-
-
-sub posts { return scalar(() = Stage::slurp("$dir/legacy-form.access.log") =~ /"POST /g) }
 
 
 # --- what a user reads -------------------------------------------------------
@@ -765,6 +472,17 @@ sub reload_pending {
 
 
 # --- helpers -----------------------------------------------------------------
+
+sub until_true {
+    my ($what) = @_;
+    my $deadline = time + 10;
+
+    sleep 0.05 until $what->() || time > $deadline;
+}
+
+
+sub posts { return scalar(() = Stage::slurp("$dir/legacy-form.access.log") =~ /"POST /g) }
+
 
 # twice(NAME, CODE[, N]): N rows unprotected, one row if protected
 sub twice {

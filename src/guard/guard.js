@@ -3,26 +3,44 @@
 // What lives here: for each POST form of a page a submission_token in what is
 // sent, no second submit while the first is under way, and a button that says
 // so.  The server side holds without it.  What is served leaves out comment
-// lines and indentation (util/embed), and is less than 4 KB.
+// lines and indentation (util/embed), and is less than 5 KB.
 //
 //   - One token for each page view, form and content.  Sent again as it was
 //     (a click after a failure, back from an error page) it is the same
-//     submission; what the user changed since then makes another one.
-//   - A form that a script sends (preventDefault and fetch) is the script's:
-//     no token, nothing held.  form.submit() raises no submit event: no token
-//     either, and the server goes by the content.
-//   - Forms for other sites or windows are left alone, and so is a
-//     submission_token that the page brings along.
+//     submission; whatever has changed since then makes another one.  What
+//     leaves the page where it is (another window, a download) may be meant
+//     again later: there the token lasts for a minute.
+//   - The token is the first field: nobody who reads only the beginning of an
+//     upload misses it.
+//   - Forms that htmx or Turbo sends have it as a header.  What is clicked
+//     after the answer is another submission.
+//   - Any other form that a script sends (preventDefault and fetch) is the
+//     script's: no token, nothing held.
+//   - Forms for other sites are left alone, and so is a submission_token that
+//     the page brings along.
 
-(function () {
+(() => {
     'use strict';
 
-    var name = 'submission_token';
-    var once = document.documentElement.dataset;
-    var script = document.currentScript;
-    var label = script && script.getAttribute('data-submitting') || 'Submitting\u2026';
-    var states = new WeakMap();
-    var last;
+    const name = 'submission_token',
+          header = 'Idempotency-Key',
+          page = document,
+          once = page.documentElement.dataset,
+          attributes = page.currentScript?.dataset || {},
+          label = attributes.submitting || 'Submitting\u2026',
+          ignored = [name, ...(attributes.ignore || '').split(' ')],
+          forms = HTMLFormElement.prototype,
+          submit = forms.submit,
+          states = new WeakMap(),
+          stateOf = form => states.get(form) || states.set(form, {}).get(form),
+          goes = event => !event?.eventPhase && !event?.defaultPrevented,
+          ours = url => url.origin == location.origin,
+          api = window.navigation;
+    let last, aside;
+
+    // ahead of the page's own handlers, so that they see one submit, too
+    const on = (types, handler, target = page) => types.split(' ').forEach(
+                   type => target.addEventListener(type, handler, true));
 
     // twice in a page is once too often
     if (once.submissionToken) {
@@ -31,101 +49,179 @@
 
     once.submissionToken = 'added';
 
-    document.addEventListener('submit', onSubmit, true);
-    document.addEventListener('formdata', onFormData, true);
-
-    // out of the back/forward cache
-    addEventListener('pageshow', function () {
-        restore(last);
-    });
-
-    // the user's stop button
-    if (window.navigation) {
-        navigation.addEventListener('navigate', function (event) {
-            if (event.formData) {
-                event.signal.addEventListener('abort', restore.bind(null, last));
-            }
-        });
-    }
-
-    // ahead of the page's own handlers, so that they see one submit, too
-    function onSubmit(event) {
-        var form = event.target;
-        var button = event.submitter;
-        var state = states.get(form) || {};
-        var url = event.isTrusted && ours(form, button);
-
-        if (!url) {
-            return;
-        }
-
-        if (state.event && !state.event.defaultPrevented) {
+    on('submit', event => {
+        if (event.isTrusted && !begin(event.target, event.submitter, event)) {
             event.preventDefault();
             event.stopImmediatePropagation();
-            return;
+        }
+    });
+
+    // this one raises no event
+    forms.submit = function () {
+        let go = true;
+
+        try {
+            go = begin(this);
+        } catch {}
+
+        if (go) {
+            submit.call(this);
+        }
+    };
+
+    on('formdata', onFormData);
+    on('htmx:configRequest htmx:config:request turbo:before-fetch-request', onRequest);
+    on('htmx:afterRequest htmx:after:request turbo:submit-end', onAnswer);
+
+    // with these keys the answer goes to another tab or window, or to a file
+    on('click keydown', event => {
+        aside = event.ctrlKey || event.metaKey || event.shiftKey || event.altKey;
+
+        if (event.key == 'Escape' && !api) {
+            restore(last);
+        }
+    });
+
+    // who goes on with the form doesn't wait any more
+    on('input', event => {
+        if (event.target.form == last?.form) {
+            restore(last);
+        }
+    });
+
+    // out of the back/forward cache
+    on('pageshow', () => {
+        if (last) {
+            restore(last);
+            last.state.end = Infinity;
+        }
+    }, window);
+
+    // the user's stop button, or a newer submission; and a script that makes
+    // the next page itself.  Nobody tells of a download or a 204
+    if (api) {
+        on('navigate', event => {
+            if (event.formData) {
+                on('abort', restore.bind(null, last), event.signal);
+            }
+        }, api);
+
+        on('navigatesuccess', () => restore(last), api);
+    }
+
+    // false for the one that is under way
+    function begin(form, button, event) {
+        // not the form's properties, a field of that name would hide them
+        const option = (key, none) => button?.getAttribute('form' + key)
+                                      || form.getAttribute(key) || none,
+              base = page.querySelector('base[target]'),
+              url = new URL(option('action', page.URL), page.baseURI),
+              at = performance.now(),
+              state = stateOf(form),
+              old = state.now,
+              stays = aside || !/^_(self|parent|top)$/i.test(
+                                   option('target', base?.target || '_self'));
+
+        if (!/^post$/i.test(option('method')) || !ours(url)) {
+            return true;
         }
 
-        last = state;
-        states.set(form, state);
-        state.event = event;
-        state.url = url;
+        const print = digest([url, button?.name, button?.value], new FormData(form)),
+              sent = { form, button, event, state, url, at, stays, print, open: true };
+
+        // after a while it may be a download again, and the server knows best;
+        // a handler that calls form.submit() is a part of the first
+        if (old?.print == print && at - old.at < 4e3 && goes(old.event)) {
+            old.at = at;
+            return false;
+        }
+
+        restore(old);
+        state.now = sent;
+
+        if (!stays) {
+            last = sent;
+        }
 
         // when all handlers had their say and the data is on its way
-        setTimeout(function () {
-            state.url = '';
+        setTimeout(() => {
+            sent.open = false;
 
-            if (!event.defaultPrevented) {
-                show(form, button || document.createElement('button'), state);
+            if (stays || event?.defaultPrevented) {
+                restore(sent);
+
+            } else if (state.now == sent) {
+                show(sent);
             }
         });
+
+        return true;
     }
 
     // what is sent; scripts that ask for a form's data get here as well, but
     // not between the end of a submit event and the request
     function onFormData(event) {
-        var state = states.get(event.target);
-        var data = event.formData;
+        const sent = stateOf(event.target).now,
+              data = event.formData,
+              fields = [...data];
 
-        if (state && state.url && !state.event.eventPhase
-            && !state.event.defaultPrevented && !data.has(name))
+        if (sent?.open && goes(sent.event) && !data.has(name)) {
+            fields.unshift([name, token(sent, digest([sent.url], data))]);
+            fields.forEach(field => data.delete(field[0]));
+            fields.forEach(field => data.append(...field));
+        }
+    }
+
+    // htmx has the request in detail, since version 4 in detail.ctx
+    function onRequest(event) {
+        const form = event.target,
+              detail = event.detail.ctx || event.detail,
+              request = detail.request || detail.fetchOptions || detail,
+              data = request.formData || request.body
+                     || new Map(Object.entries(request.parameters || {})),
+              url = new URL(detail.url || request.path || request.action, page.baseURI),
+              cause = detail.triggeringEvent || detail.sourceEvent || event;
+
+        if (form.tagName == 'FORM' && ours(url) && !request.headers[header]
+            && !/^get$/i.test(request.verb || request.method)
+            && !data.has(name))
         {
-            data.set(name, token(event.target, state, data));
+            request.headers[header] = `"${token({
+                form, state: stateOf(form), at: cause.timeStamp, script: true
+            }, digest([url], data))}"`;
         }
     }
 
-    // the address, if the answer is to replace this page by one of this site
-    function ours(form, button) {
-        var base = document.querySelector('base[target]');
-        var url = new URL(option('action', document.URL), document.baseURI);
+    // after an error of the server, or "still in progress", it is tried again
+    function onAnswer(event) {
+        const detail = event.detail.ctx || event.detail,
+              status = (detail.xhr || detail.response
+                        || detail.fetchResponse?.response)?.status;
 
-        // not the form's properties, a field of that name would hide them
-        function option(key, none) {
-            return button && button.getAttribute('form' + key)
-                   || form.getAttribute(key) || none;
+        if (status && status < 500 && status != 409) {
+            stateOf(event.target).end = event.timeStamp;
         }
-
-        return /^post$/i.test(option('method'))
-               && /^_(self|parent|top)$/i.test(option('target', base ? base.target : '_self'))
-               && url.origin === location.origin
-               && url.href;
     }
 
-    function token(form, state, data) {
-        var print = digest(form, state.url, data);
-        var key = name + [].indexOf.call(document.forms, form) + location.href;
-        var kept = state.kept;
+    function token({ form, state, stays, script, at }, print) {
+        const key = name + [...page.forms].indexOf(form) + location.href,
+              view = !stays && !script;
+        let kept = state.kept;
 
         // back without the back/forward cache: the same view, loaded again
-        if (!kept && performance.getEntriesByType('navigation')[0].type === 'back_forward') {
+        if (!kept && view
+            && performance.getEntriesByType('navigation')[0].type == 'back_forward')
+        {
             kept = storage('getItem', key);
         }
 
-        if (!kept || kept.split(' ')[1] != print) {
+        if (kept?.split(' ')[1] != print || at > state.end) {
             kept = uuid() + ' ' + print;
+            state.end = stays ? at + 6e4 : Infinity;
         }
 
         // nothing that stems from a password
-        if (!form.querySelector('[type=password]')) {
+        if (view && !form.querySelector('[type=password]')) {
             storage('setItem', key, kept);
         }
 
@@ -138,26 +234,23 @@
     function storage(method, key, value) {
         try {
             return sessionStorage[method](key, value);
-        } catch (e) {}
+        } catch {}
     }
 
-    // of what the user may have changed
-    function digest(form, text, data) {
-        var hash = 0;
-        var i;
+    // of all that the server compares
+    function digest(parts, data) {
+        let hash = 0;
 
-        data.forEach(function (value, name) {
-            var field = form.elements[name];
-
-            if (!field || field.type !== 'hidden') {
-                text += '\n' + name + '\n'
-                        + (value.name ? [value.name, value.size, value.lastModified]
-                                      : value);
+        for (const [name, value] of data) {
+            if (!ignored.includes(name)) {
+                parts.push(name, value.name
+                                 ? [value.name, value.size, value.lastModified]
+                                 : value);
             }
-        });
+        }
 
-        for (i = 0; i < text.length; i++) {
-            hash = hash * 31 + text.charCodeAt(i) | 0;
+        for (const c of parts.join('\n')) {
+            hash = hash * 31 + c.codePointAt() | 0;
         }
 
         return hash;
@@ -165,64 +258,58 @@
 
     // randomUUID() is for HTTPS only
     function uuid() {
-        var crypto = window.crypto || {};
-
-        if (crypto.randomUUID) {
-            return crypto.randomUUID();
-        }
-
-        return '10000000-1000-4000-8000-100000000000'.replace(/[018]/g, function (c) {
-            var random = crypto.getRandomValues
-                         ? crypto.getRandomValues(new Uint8Array(1))[0]
-                         : Math.random() * 256;
-
-            return (c ^ (random & 15) >> c / 4).toString(16);
-        });
+        return '10000000-1000-4000-8000-100000000000'.replace(/[018]/g, c =>
+                   (c ^ (crypto.getRandomValues(new Uint8Array(1))[0] & 15) >> c / 4)
+                       .toString(16));
     }
 
     // not "disabled": that would take the focus away, and a browser that loads
     // the page again on the way back may bring it back, for ever
-    function show(form, button, state) {
-        var timer = setTimeout(restore, 10000, state);
-        var range = document.createRange();
-        var input = button.tagName === 'INPUT';
-        var value = button.getAttribute('value');
-        var nodes;
+    function show(sent) {
+        const form = sent.form,
+              button = sent.button || page.createElement('button'),
+              input = button.tagName == 'INPUT',
+              value = button.getAttribute('value'),
+              nodes = [...button.childNodes],
 
-        form.setAttribute('aria-busy', 'true');
-        button.setAttribute('aria-disabled', 'true');
+              // still here: no answer, a download, or a very slow server
+              timer = setTimeout(() => {
+                  restore(sent);
+                  sent.state.end = sent.at + 6e4;
+              }, api ? 1e4 : 5e3);
+
+        form.ariaBusy = button.ariaDisabled = true;
 
         if (input) {
-            button.setAttribute('value', label);
+            button.value = label;
 
         } else {
-            range.selectNodeContents(button);
-            nodes = range.extractContents();
-            button.textContent = label;
+            button.replaceChildren(label);
         }
 
-        state.undo = function () {
+        sent.undo = () => {
             clearTimeout(timer);
-            state.event = state.undo = null;
-            form.removeAttribute('aria-busy');
-            button.removeAttribute('aria-disabled');
+            sent.undo = form.ariaBusy = button.ariaDisabled = null;
 
             if (!input) {
-                button.textContent = '';
-                button.appendChild(nodes);
+                button.replaceChildren(...nodes);
 
             } else if (value === null) {
                 button.removeAttribute('value');
 
             } else {
-                button.setAttribute('value', value);
+                button.value = value;
             }
         };
     }
 
-    function restore(state) {
-        if (state && state.undo) {
-            state.undo();
+    function restore(sent) {
+        if (sent) {
+            sent.undo?.();
+
+            if (sent.state.now == sent) {
+                sent.state.now = null;
+            }
         }
     }
 })();

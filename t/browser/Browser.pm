@@ -9,11 +9,17 @@ package Browser;
 #   $b->js($expression);          its value
 #   $b->click($css, times => 2);  mouse events, as a mouse makes them
 #   $b->click($b->where($css));   the same, when the page can't be asked any more
+#   $b->click($css, ctrl => 1);   with that key held
+#   $b->click($css, wait => 1);   until the page has taken notice
 #   $b->press('Enter', ...);      keyboard events, where the focus is
 #   $b->type($text);
 #   $b->back; $b->reload;         reload posts again what was posted
 #   $b->javascript(0);            off, for the pages; js() goes on working
 #   $b->tab; $b->switch($tab);    a new tab, and back; returns the tab
+#   $b->others;                   the tabs that pages have opened, with
+#   $b->close_others;             what they have in them: { title, url }
+#   $b->before($js);              run it ahead of each page's scripts, until
+#   $b->before;                   this
 #   $b->phone(1);                 a phone's width, (0) not any more
 #   $b->screenshot($name);        if there is a directory for them
 #
@@ -74,7 +80,7 @@ sub new {
     $to->autoflush(1);
 
     my $self = bless { pid => $pid, to => $to, from => $from, id => 0, buffer => '',
-                       screenshots => $o{screenshots} }, $class;
+                       scripts => 1, screenshots => $o{screenshots} }, $class;
 
     local $SIG{PIPE} = 'IGNORE';
     $self->{log} = "$scratch/chromium.out";
@@ -149,6 +155,34 @@ sub close_tab {
     my ($self, $tab) = @_;
 
     $self->call('Target.closeTarget', targetId => $tab->{target});
+}
+
+
+sub others {
+    my ($self) = @_;
+
+    return grep { $_->{type} eq 'page' && $_->{targetId} ne $self->{tab}{target}
+                  && $_->{url} ne 'about:blank' }
+                @{ $self->call('Target.getTargets')->{targetInfos} };
+}
+
+
+sub close_others {
+    my ($self) = @_;
+
+    $self->close_tab({ target => $_->{targetId} }) for $self->others;
+    $self->switch($self->{tab});
+}
+
+
+sub before {
+    my ($self, $js) = @_;
+
+    $self->call('Page.removeScriptToEvaluateOnNewDocument', identifier => $self->{before})
+        if defined $self->{before};
+    $self->{before} = defined $js
+        ? $self->call('Page.addScriptToEvaluateOnNewDocument', source => $js)->{identifier}
+        : undef;
 }
 
 
@@ -242,8 +276,11 @@ sub click {
         sleep($o{pause} || 0.12) if $n > 1;
 
         for my $type (qw(mousePressed mouseReleased)) {
-            $self->send('Input.dispatchMouseEvent', type => $type, %$place,
-                        button => 'left', clickCount => $o{pause} ? 1 : $n);
+            my $how = $o{wait} ? 'call' : 'send';
+
+            $self->$how('Input.dispatchMouseEvent', type => $type, %$place,
+                        button => 'left', clickCount => $o{pause} ? 1 : $n,
+                        modifiers => $o{ctrl} ? 2 : 0);
         }
     }
 }
@@ -271,6 +308,7 @@ sub type {
 sub javascript {
     my ($self, $on) = @_;
 
+    $self->{scripts} = $on;
     $self->call('Emulation.setScriptExecutionDisabled',
                 value => $on ? JSON::PP::false : JSON::PP::true);
 }

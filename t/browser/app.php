@@ -9,6 +9,8 @@
  *   error       inserts, and then something goes wrong: 500
  *   gone        inserts, and dies without an answer
  *   nothing     inserts nothing, and answers that there is nothing to show: 204
+ *   silent      inserts, and answers the same
+ *   download    inserts, and answers with a file to be kept
  *
  * and how the form comes:
  *
@@ -65,6 +67,16 @@ require __DIR__ . '/legacy-form/index.php';
 if ($method === 'POST') {
     if (isset($weather['page'])) {
         finish(200, 'Thank you for booking ' . $db->lastInsertId());
+    }
+
+    if (isset($weather['silent'])) {
+        header_remove('Location');
+        http_response_code(204);
+    }
+
+    if (isset($weather['download'])) {
+        finish(200, 'A file');
+        header('Content-Disposition: attachment; filename=file.html');
     }
 
     if (isset($weather['error'])) {
