@@ -38,6 +38,8 @@ EOC
                        proxy_pass http://$TEST_NGINX_BACKEND; }
     location /pass { idempotency_unavailable pass;
                      proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /busy { idempotency_lease 300ms; idempotency_in_doubt retry;
+                     proxy_pass http://$TEST_NGINX_BACKEND; }
     location /y { idempotency zone=y;
                   proxy_pass http://$TEST_NGINX_BACKEND; }
 EOC2
@@ -88,6 +90,30 @@ start_nginx(allow => qr/exited on signal 9/);
     is(status_of($n->post($uri, @o)), '200 REPLAYED', '... and is recorded');
     is(executions('again'), 1, '... executed once');
     workers($mine);
+}
+
+
+# --- busy for longer than its lease -----------------------------------------
+
+# Its event loop does not come round, so it gives no sign of life: it is there
+# all the same.
+
+{
+    my ($mine, $other) = workers();
+    my @w = map { connection_to($n, $other) } 1 .. 3;
+    my @o = (key => 'busy', body => 'b');
+    my $uri = '/busy?id=busy';
+    my $owner = ask(connection_to($n, $mine), 'POST', $uri, @o, fault('busy'));
+
+    # it is busy as soon as it has claimed
+    ok($n->wait_log(qr/busy for a while/), 'an owner is busy');
+    ask($_, 'POST', $uri, @o) for @w;
+
+    is_deeply([ map { status_of($_) } gather(@w) ], [ ('200 WAITED') x 3 ],
+              '... nobody takes its claim over');
+    is(status_of($owner->response), '200 NEW', '... and it ends as any');
+    is(executions('busy'), 1, '... executed once');
+    $_->close for @w, $owner;
 }
 
 

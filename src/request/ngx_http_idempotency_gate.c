@@ -418,7 +418,8 @@ gate_fault(ngx_http_request_t *r, ngx_idempotency_op_t *op)
 
     static ngx_str_t   name = ngx_string("x_idempotency_fault");
     static const char *faults[] = { "", "die-claimed", "die-recording",
-                                    "die-locked", "no-memory", "drop-wake" };
+                                    "die-locked", "no-memory", "drop-wake",
+                                    "busy" };
 
     ngx_http_idempotency_header_iter(&it, r);
     h = ngx_http_idempotency_header_next(&it, &name);
@@ -536,6 +537,7 @@ gate_answer(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
     case NGX_IDEMPOTENCY_CLAIMED:
         ngx_idempotency_die(&ctx->op, NGX_IDEMPOTENCY_DIE_CLAIMED);
+        ngx_idempotency_busy(&ctx->op);
 
         ctx->owner = 1;
         ctx->carried = 1;

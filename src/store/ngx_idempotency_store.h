@@ -60,7 +60,8 @@ typedef enum {
     NGX_IDEMPOTENCY_DIE_RECORDING,
     NGX_IDEMPOTENCY_DIE_LOCKED,
     NGX_IDEMPOTENCY_NO_MEMORY,
-    NGX_IDEMPOTENCY_DROP_WAKE
+    NGX_IDEMPOTENCY_DROP_WAKE,
+    NGX_IDEMPOTENCY_BUSY
 } ngx_idempotency_fault_e;
 
 #if (NGX_IDEMPOTENCY_FAULTS)
@@ -73,8 +74,17 @@ typedef enum {
         pause();                                                             \
     }
 
+/* for longer than the leases of the tests */
+
+#define ngx_idempotency_busy(op)                                             \
+    if ((op)->fault == NGX_IDEMPOTENCY_BUSY) {                               \
+        ngx_log_error(NGX_LOG_INFO, ngx_cycle->log, 0, "busy for a while");  \
+        ngx_msleep(4000);                                                    \
+    }
+
 #else
 
+#define ngx_idempotency_busy(op)
 #define ngx_idempotency_fault(op, at)  0
 #define ngx_idempotency_die(op, at)
 

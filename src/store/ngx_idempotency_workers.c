@@ -21,8 +21,18 @@
 #define WORKERS_ZONE_SIZE  (256 * 1024)
 
 
+/* what the system tells of a process */
+
+#define WORKERS_RUNNING    0
+#define WORKERS_STOPPED    1
+#define WORKERS_GONE       2
+#define WORKERS_UNKNOWN    3
+
+
 typedef struct {
     ngx_pid_t                       pid;
+    /* when the process was started, as the system counts, or 0 */
+    uint64_t                        started;
     ngx_uint_t                      epoch;
     ngx_msec_t                      seen;
     ngx_msec_t                      suspected;
@@ -42,6 +52,9 @@ typedef struct {
 static ngx_int_t workers_init_zone(ngx_shm_zone_t *shm_zone, void *data);
 static ngx_int_t workers_take_slot(ngx_cycle_t *cycle);
 static ngx_uint_t workers_dead(ngx_pid_t pid);
+static ngx_uint_t workers_look(ngx_pid_t pid, uint64_t started);
+static ngx_int_t workers_stat(ngx_pid_t pid, u_char *state,
+    uint64_t *started);
 static void workers_sign_handler(ngx_event_t *ev);
 static void workers_notify(ngx_uint_t slot);
 static void workers_wake_handler(ngx_event_t *ev);
@@ -186,8 +199,14 @@ ngx_idempotency_workers_init_process(ngx_cycle_t *cycle,
 static ngx_int_t
 workers_take_slot(ngx_cycle_t *cycle)
 {
+    u_char          state;
+    uint64_t        started;
     ngx_uint_t      i;
     worker_slot_t  *slot;
+
+    if (workers_stat(ngx_pid, &state, &started) != NGX_OK) {
+        started = 0;
+    }
 
     ngx_shmtx_lock(&workers_shpool->mutex);
 
@@ -199,6 +218,7 @@ workers_take_slot(ngx_cycle_t *cycle)
             /* whoever reads without the lock finds the new pid last */
 
             slot->epoch++;
+            slot->started = started;
             slot->seen = ngx_current_msec;
             slot->suspected = slot->seen;
             slot->overflow = 0;
@@ -260,10 +280,11 @@ ngx_idempotency_worker_self(void)
 
 
 /*
- * An owner is asked by its pid.  One that is there but gives no sign of life,
- * be it stopped, stuck, or another process by now, can't be asked: it has its
- * lease.  A silence counts only if it goes on after somebody noticed it, as
- * all of us may have been stopped together.
+ * An owner is asked by its pid.  One that gives no sign of life may only be
+ * busy, and then it keeps its claims: the system tells.  One that was stopped,
+ * or of which the system tells nothing, can't be asked: it has its lease.  A
+ * silence counts only if it goes on after somebody noticed it, as all of us may
+ * have been stopped together.
  */
 
 ngx_uint_t
@@ -302,11 +323,96 @@ ngx_idempotency_worker_alive(ngx_idempotency_worker_t *worker,
         return 1;
     }
 
+    switch (workers_look(worker->pid, slot->started)) {
+
+    case WORKERS_RUNNING:
+
+        /* that others have seen it is as good as a sign of its own */
+
+        slot->seen = now;
+        return 1;
+
+    case WORKERS_GONE:
+        return 0;
+    }
+
     if ((ngx_msec_int_t) (slot->suspected - seen) <= 0) {
         slot->suspected = now;
     }
 
     return (ngx_msec_int_t) (now - slot->suspected) < 3 * WORKERS_SIGN;
+}
+
+
+/* it has the pid; but another process may have it by now */
+
+static ngx_uint_t
+workers_look(ngx_pid_t pid, uint64_t started)
+{
+    u_char    state;
+    uint64_t  since;
+
+    if (started == 0 || workers_stat(pid, &state, &since) != NGX_OK) {
+        return WORKERS_UNKNOWN;
+    }
+
+    if (since != started || ngx_strchr("ZXx", state)) {
+        return WORKERS_GONE;
+    }
+
+    return ngx_strchr("Tt", state) ? WORKERS_STOPPED : WORKERS_RUNNING;
+}
+
+
+/*
+ * Linux: "pid (name) state ...", and the 22nd field is when it was started.
+ * The name may have spaces and parentheses in it.
+ */
+
+static ngx_int_t
+workers_stat(ngx_pid_t pid, u_char *state, uint64_t *started)
+{
+    int          fd;
+    u_char      *p, *last, path[sizeof("/proc//stat") + NGX_INT64_LEN],
+                 buf[1024];
+    ssize_t      n;
+    ngx_uint_t   field;
+
+    ngx_sprintf(path, "/proc/%P/stat%Z", pid);
+
+    fd = open((char *) path, O_RDONLY|O_CLOEXEC);
+    if (fd == -1) {
+        return NGX_ERROR;
+    }
+
+    n = read(fd, buf, sizeof(buf));
+    (void) close(fd);
+
+    if (n <= 0) {
+        return NGX_ERROR;
+    }
+
+    last = buf + n;
+
+    for (p = last; p > buf && p[-1] != ')'; p--) { /* void */ }
+
+    if (p == buf || last - p < 2) {
+        return NGX_ERROR;
+    }
+
+    *state = p[1];
+
+    for (field = 2; p < last && field < 22; p++) {
+        if (*p == ' ') {
+            field++;
+        }
+    }
+
+    for (*started = 0; p < last && *p >= '0' && *p <= '9'; p++) {
+        *started = *started * 10 + (*p - '0');
+    }
+
+    return (*started && p < last) ? NGX_OK : NGX_ERROR;
 }
 
 

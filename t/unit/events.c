@@ -85,6 +85,21 @@ events_reset(void)
 
 
 void
+events_replace(uint64_t from, uint64_t to)
+{
+    uint64_t  *p, *last;
+
+    last = (uint64_t *) (events_zone.shm.addr + events_zone.shm.size);
+
+    for (p = (uint64_t *) events_zone.data; p < last; p++) {
+        if (*p == from) {
+            *p = to;
+        }
+    }
+}
+
+
+void
 events_lock(void)
 {
     ngx_shmtx_lock(&((ngx_slab_pool_t *) events_zone.shm.addr)->mutex);

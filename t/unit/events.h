@@ -35,6 +35,10 @@ void events_reset(void);
 
 void events_unlock(ngx_pid_t pid);
 
+/* each word of the table that is one is the other from then on */
+
+void events_replace(uint64_t from, uint64_t to);
+
 /* the table's lock, and whether another waits for it */
 
 void events_lock(void);

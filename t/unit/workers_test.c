@@ -84,6 +84,19 @@ kill_and_reap(ngx_pid_t pid)
 }
 
 
+/* until it is told to go on nobody can ask it */
+
+static void
+stop_it(ngx_pid_t pid)
+{
+    int  status;
+
+    kill(pid, SIGSTOP);
+    check_equal(waitpid(pid, &status, WUNTRACED), pid);
+    check(WIFSTOPPED(status));
+}
+
+
 static ngx_uint_t
 alive_at(ngx_idempotency_worker_t *worker, ngx_msec_t claimed, ngx_msec_t now)
 {
@@ -185,7 +198,6 @@ slots_and_epochs(void)
 static void
 a_stopped_worker_has_its_lease(void)
 {
-    int                        status;
     ngx_msec_t                 now;
     ngx_pid_t                  pid;
     ngx_idempotency_worker_t  *worker;
@@ -198,8 +210,7 @@ a_stopped_worker_has_its_lease(void)
     await(&shared->step, 1);
     worker = &shared->worker;
 
-    kill(pid, SIGSTOP);
-    check_equal(waitpid(pid, &status, WUNTRACED), pid);
+    stop_it(pid);
 
     check(alive_at(worker, now - 1000, now + LEASE - 1));
     check(alive_at(worker, now - 1000, now + 100000));
@@ -222,6 +233,239 @@ a_stopped_worker_has_its_lease(void)
 }
 
 
+/* busy, asleep, or in a system call that takes its time: it is there */
+
+static void
+spin(void *data)
+{
+    shared_t             *s;
+    volatile ngx_uint_t   n;
+
+    s = data;
+
+    check(events_become_worker(woken));
+    s->worker = ngx_idempotency_worker_self();
+    s->step = 1;
+
+    for (n = 0; s->step < 2; n++) { /* void */ }
+
+    pause();
+}
+
+
+static void
+a_busy_worker_keeps_its_claims(void)
+{
+    ngx_pid_t                  pid;
+    ngx_msec_t                 now;
+    ngx_uint_t                 i;
+    ngx_idempotency_worker_t  *worker;
+
+    start();
+
+    now = ngx_current_msec;
+
+    pid = unit_fork(spin, shared);
+    await(&shared->step, 1);
+    worker = &shared->worker;
+
+    for (i = 1; i <= 2; i++) {
+        now += 1000000;
+        check(alive_at(worker, now, now + LEASE));
+        check(alive_at(worker, now, now + LEASE + SILENCE));
+        check(alive_at(worker, now, now + 1000 * LEASE));
+        check(alive_at(worker, now, now + 2000 * LEASE));
+
+        shared->step = 2;
+    }
+
+    /* once it is stopped, the lease runs from where it was last seen */
+
+    now += 2000 * LEASE;
+    check(alive_at(worker, now, now + LEASE));
+    stop_it(pid);
+    check(alive_at(worker, now, now + 2 * LEASE - 1));
+    check(alive_at(worker, now, now + 2 * LEASE));
+    check(alive_at(worker, now, now + 2 * LEASE + SILENCE - 1));
+    check(!alive_at(worker, now, now + 2 * LEASE + SILENCE));
+
+    /* and it may go on */
+
+    kill(pid, SIGCONT);
+    now += 3 * LEASE;
+
+    for (i = 0; i < 60000 && !alive_at(worker, now, now + 100 * LEASE); i++) {
+        usleep(1000);
+        now += 100 * LEASE;
+    }
+
+    check(alive_at(worker, now, now + 200 * LEASE));
+
+    /* a zombie is dead, as soon as anybody looks */
+
+    kill(pid, SIGKILL);
+
+    for (i = 0; i < 60000 && alive_at(worker, now, now + 300 * LEASE); i++) {
+        usleep(1000);
+        now += 300 * LEASE;
+    }
+
+    check(!alive_at(worker, now, now + 300 * LEASE));
+    kill_and_reap(pid);
+    check(!alive_at(worker, now, now));
+
+    stop();
+}
+
+
+/* in the words of proc(5) */
+
+static uint64_t
+started(ngx_pid_t pid)
+{
+    char                 path[64], line[1024], *p;
+    FILE                *f;
+    unsigned long long   since;
+
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int) pid);
+    since = 0;
+    f = fopen(path, "r");
+
+    if (check(f != NULL) && check(fgets(line, sizeof(line), f) != NULL)) {
+        p = strrchr(line, ')');
+        check_equal(sscanf(p + 1, " %*c %*s %*s %*s %*s %*s %*s %*s %*s %*s "
+                                  "%*s %*s %*s %*s %*s %*s %*s %*s %*s %llu",
+                           &since), 1);
+        fclose(f);
+    }
+
+    return since;
+}
+
+
+/* the pid of one that died may be another's by now: when it began tells */
+
+static void
+a_pid_has_another_process(void)
+{
+    uint64_t                   since;
+    ngx_pid_t                  pid;
+    ngx_msec_t                 now;
+    ngx_idempotency_worker_t  *worker;
+
+    start();
+
+    now = ngx_current_msec;
+
+    pid = unit_fork(stay, shared);
+    await(&shared->step, 1);
+    worker = &shared->worker;
+
+    check(alive_at(worker, now, now + 100 * LEASE));
+
+    since = started(pid);
+    events_replace(since, since - 1);
+    check(!alive_at(worker, now, now + 200 * LEASE));
+
+    events_replace(since - 1, since);
+    check(alive_at(worker, now, now + 200 * LEASE));
+
+    /* where the system told nothing: as if it were stopped */
+
+    events_replace(since, 0);
+    now += 200 * LEASE;
+    check(alive_at(worker, now, now + LEASE));
+    check(alive_at(worker, now, now + LEASE + SILENCE - 1));
+    check(!alive_at(worker, now, now + LEASE + SILENCE));
+
+    kill_and_reap(pid);
+    stop();
+}
+
+
+static void
+take_a_slot_twice(void *data)
+{
+    shared_t  *s;
+
+    s = data;
+
+    check(events_become_worker(woken));
+    s->worker = ngx_idempotency_worker_self();
+    ngx_idempotency_workers_exit_process(&unit_cycle);
+
+    check(events_become_worker(woken));
+    s[1].worker = ngx_idempotency_worker_self();
+    s->step = 1;
+
+    pause();
+}
+
+
+static void
+an_epoch_of_its_own(void)
+{
+    ngx_pid_t   pid;
+    ngx_msec_t  now;
+
+    start();
+
+    now = ngx_current_msec;
+
+    pid = unit_fork(take_a_slot_twice, shared);
+    await(&shared->step, 1);
+
+    check_equal(shared[0].worker.pid, shared[1].worker.pid);
+    check_equal(shared[0].worker.slot, shared[1].worker.slot);
+    check(!alive_at(&shared[0].worker, now, now));
+    check(alive_at(&shared[1].worker, now, now));
+
+    kill_and_reap(pid);
+    stop();
+}
+
+
+/* one that this user may not signal is there all the same */
+
+static void
+ask_as_another(void *data)
+{
+    shared_t  *s;
+
+    s = data;
+
+    check_equal(setuid(65534), 0);
+    check_equal(kill(s->worker.pid, 0), -1);
+    check_equal(ngx_errno, EPERM);
+
+    check(alive_at(&s->worker, ngx_current_msec, ngx_current_msec));
+    check(alive_at(&s->worker, ngx_current_msec,
+                   ngx_current_msec + 100 * LEASE));
+}
+
+
+static void
+another_users_worker(void)
+{
+    ngx_pid_t  pid;
+
+    start();
+
+    pid = unit_fork(stay, shared);
+    await(&shared->step, 1);
+
+    if (check(shared->has_slot) && getuid() == 0) {
+        unit_wait(unit_fork(ask_as_another, shared));
+
+    } else {
+        unit_note("not as root: nobody is another user");
+    }
+
+    kill_and_reap(pid);
+    stop();
+}
+
+
 /*
  * A claim is seen by others before its owner gives its first sign of life,
  * which may be long ago for one that had nothing to do.
@@ -239,6 +483,7 @@ an_idle_worker_lives_when_it_claims(void)
     pid = unit_fork(stay, shared);
     await(&shared->step, 1);
     worker = &shared->worker;
+    stop_it(pid);
 
     now = ngx_current_msec + 3600 * 1000;
 
@@ -329,15 +574,19 @@ signs_of_life(void)
     worker = &shared->worker;
 
     await(&shared->step, 1);
+    stop_it(pid);
     check(alive_at(worker, start_time, start_time + LEASE - 1));
     check(alive_at(worker, start_time, start_time + LEASE));
     check(!alive_at(worker, start_time, start_time + LEASE + SILENCE));
+    kill(pid, SIGCONT);
 
     shared->step = 2;
     await(&shared->step, 3);
+    stop_it(pid);
     check(alive_at(worker, start_time, start_time + 1000 + LEASE - 1));
     check(alive_at(worker, start_time, start_time + 1000 + LEASE));
     check(!alive_at(worker, start_time, start_time + 1000 + LEASE + SILENCE));
+    kill(pid, SIGCONT);
 
     shared->step = 4;
     await(&shared->step, 5);
@@ -688,6 +937,11 @@ the_table_is_locked(void)
 static unit_case_t  cases[] = {
     { "slots and epochs", slots_and_epochs },
     { "a stopped worker has its lease", a_stopped_worker_has_its_lease },
+    { "a busy worker keeps its claims", a_busy_worker_keeps_its_claims },
+    { "a pid that another process has", a_pid_has_another_process },
+    { "an epoch tells one holder of a slot from the next",
+      an_epoch_of_its_own },
+    { "a worker of another user", another_users_worker },
     { "an idle worker lives when it claims",
       an_idle_worker_lives_when_it_claims },
     { "signs of life", signs_of_life },
