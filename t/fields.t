@@ -26,6 +26,16 @@ my $n = nginx(http => <<'EOC', server => <<'EOC');
     add_header X-Status $idempotency_status always;
     add_header X-Key "[$idempotency_key]" always;
     add_header X-Field "[$idempotency_field_tok]" always;
+
+    # names a field that no configuration names
+    server {
+        listen 127.0.0.1:$TEST_NGINX_RAND_PORT_1;
+        idempotency off;
+        default_type text/html;
+        location / {
+            return 200 '[<!--# echo var="idempotency_field_dyn" default="" -->]';
+        }
+    }
 EOC
     location / { proxy_pass http://$TEST_NGINX_BACKEND; }
 
@@ -62,7 +72,21 @@ EOC
         proxy_pass http://$TEST_NGINX_BACKEND;
     }
 
+    location /ssi {
+        ssi on;
+        proxy_pass http://127.0.0.1:$TEST_NGINX_RAND_PORT_1;
+    }
+
+    location /ssi/off {
+        ssi on;
+        idempotency off;
+        proxy_pass http://127.0.0.1:$TEST_NGINX_RAND_PORT_1;
+    }
+
     location /off {
+        add_header X-Field "[$idempotency_field_tok]" always;
+        add_header X-Others "[$idempotency_field_shop][$idempotency_field_none]"
+                   always;
         idempotency off;
         proxy_pass http://$TEST_NGINX_BACKEND;
     }
@@ -623,6 +647,32 @@ is(told($n->request(PUT => "/reject?id=put", type => $form, body => 'a=1')),
 is($n->post('/off?id=off', type => $form, body => 'tok=abc')
    ->header('X-Field'), '[abc]', 'where nothing is protected');
 is($n->get('/?id=get')->header('X-Field'), '[]', 'of a request without a body');
+
+# one look at the body for all of them
+for my $m ([ type => $form, body => 'shop=s&tok=abc' ],
+           [ type => $json, body => '{"shop":"s","tok":"abc"}' ],
+           [ multipart(part(shop => 's'), part(tok => 'abc')) ])
+{
+    my $r = $n->post('/off?id=others', @$m);
+    is(join(' ', map { $r->header($_) } qw(X-Field X-Others)), '[abc] [s][]',
+       "several where nothing is protected: $m->[1]");
+
+    for my $path ('/ssi', '/ssi/off') {
+        my @dyn = @$m;
+        $dyn[3] =~ s/shop/dyn/;
+        is($n->post("$path?id=dyn", @dyn)->{body}, '[s]',
+           "a name that only a page has, at $path: $m->[1]");
+    }
+
+    is($n->post('/ssi?id=dyn', @$m)->{body}, '[]', '... and it is not there');
+}
+
+is($n->post('/off?id=long', type => $form,
+            body => 'tok=abc&a=' . 'x' x 1_200_000)->header('X-Field'), '[abc]',
+   'at the beginning of more than the buffer');
+is($n->post('/off?id=long', type => $form,
+            body => 'a=' . 'x' x 1_200_000 . '&tok=abc')->header('X-Field'),
+   '[]', 'behind it, where nothing is protected');
 
 $n->post('/upstream?id=up', type => $form, body => 'tok=a%20b');
 like(last_request('up'), qr/^X-Token: a b$/m, 'for the upstream');

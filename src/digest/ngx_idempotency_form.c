@@ -51,7 +51,6 @@ typedef struct {
 static ngx_int_t form_parse(form_t *f, ngx_idempotency_canon_t *c);
 static ngx_int_t form_add(form_t *f, ngx_str_t *name, ngx_str_t *value);
 static ngx_int_t form_grow(form_t *f);
-static uint32_t form_place(form_t *f, ngx_str_t *s);
 static void form_write(form_t *f, ngx_idempotency_digest_t *d);
 static ngx_int_t form_part(form_t *f, ngx_uint_t name, ngx_str_t *s);
 static ngx_int_t form_decode(form_t *f, u_char *start, u_char end,
@@ -71,6 +70,23 @@ form_at(form_t *f, uint32_t place)
 {
     return (place < f->size) ? f->data + place
                              : f->scratch + (place - f->size);
+}
+
+
+/* what is decoded may be empty at the end of its memory */
+
+static ngx_inline uint32_t
+form_place(form_t *f, ngx_str_t *s)
+{
+    size_t  place;
+
+    place = (uintptr_t) s->data - (uintptr_t) f->data;
+
+    if (place < f->size) {
+        return (uint32_t) place;
+    }
+
+    return s->len ? f->size + (s->data - f->scratch) : 0;
 }
 
 
@@ -239,19 +255,6 @@ form_grow(form_t *f)
     f->nalloc = n;
 
     return NGX_OK;
-}
-
-
-static uint32_t
-form_place(form_t *f, ngx_str_t *s)
-{
-    if (f->scratch && s->data >= f->scratch
-        && s->data < f->scratch + f->size)
-    {
-        return f->size + (s->data - f->scratch);
-    }
-
-    return s->len ? s->data - f->data : 0;
 }
 
 

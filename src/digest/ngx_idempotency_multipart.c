@@ -45,8 +45,8 @@ static u_char *multipart_content(ngx_idempotency_multipart_t *m, u_char *p,
     u_char *last);
 static void multipart_decline(ngx_idempotency_multipart_t *m,
     ngx_uint_t what);
-static ngx_int_t multipart_names(ngx_idempotency_multipart_t *m,
-    ngx_idempotency_name_t *name);
+static ngx_idempotency_name_t *multipart_names(
+    ngx_idempotency_multipart_t *m);
 static void part_begin(ngx_idempotency_multipart_t *m);
 static ngx_int_t part_digest(ngx_idempotency_multipart_t *m,
     ngx_idempotency_part_t *part);
@@ -228,10 +228,8 @@ ngx_idempotency_multipart_final(ngx_idempotency_multipart_t *m,
         return m->rc;
     }
 
-    name = ngx_palloc(m->pool, 2 * ngx_max(m->names.nelts, 1)
-                               * sizeof(ngx_idempotency_name_t));
-
-    if (name == NULL || multipart_names(m, name) != NGX_OK) {
+    name = multipart_names(m);
+    if (name == NULL) {
         m->rc = NGX_ERROR;
         return NGX_ERROR;
     }
@@ -254,44 +252,46 @@ ngx_idempotency_multipart_final(ngx_idempotency_multipart_t *m,
 }
 
 
-/* in their order; there is room for twice as many */
+/* in their order */
 
-static ngx_int_t
-multipart_names(ngx_idempotency_multipart_t *m, ngx_idempotency_name_t *name)
+static ngx_idempotency_name_t *
+multipart_names(ngx_idempotency_multipart_t *m)
 {
-    u_char                   *p, *buf;
+    u_char                   *p;
     uint32_t                 *places;
     ngx_str_t                *part;
     ngx_uint_t                i, n, last;
+    ngx_idempotency_name_t   *name;
     ngx_idempotency_names_t   s;
 
-    /* in one piece, each behind the place where it stands */
+    last = m->names.nelts;
 
-    n = m->names.nelts;
+    /* room for twice as many, for where names stand, for the names */
 
-    buf = ngx_palloc(m->pool, n * sizeof(uint32_t) + m->names_len + 1);
-    if (buf == NULL) {
-        return NGX_ERROR;
+    name = ngx_palloc(m->pool, last * (2 * sizeof(ngx_idempotency_name_t)
+                                       + sizeof(uint32_t))
+                               + m->names_len + 1);
+    if (name == NULL) {
+        return NULL;
     }
 
-    places = (uint32_t *) buf;
-    p = buf + n * sizeof(uint32_t);
+    places = (uint32_t *) &name[2 * last];
+    p = (u_char *) &places[last];
 
     s.data = p;
     s.scratch = NULL;
     s.size = (uint32_t) m->names_len + 1;
     s.stride = sizeof(uint32_t);
-    s.items = buf;
+    s.items = (u_char *) places;
 
     part = m->names.elts;
-    last = n;
     n = 0;
 
-    for (i = 0; i < m->names.nelts; i++) {
+    for (i = 0; i < last; i++) {
         places[i] = p - s.data;
         p = ngx_cpymem(p, part[i].data, part[i].len);
 
-        if (ngx_strlchr(part[i].data, part[i].data + part[i].len, '[')) {
+        if (memchr(part[i].data, '[', part[i].len)) {
             continue;
         }
 
@@ -301,14 +301,12 @@ multipart_names(ngx_idempotency_multipart_t *m, ngx_idempotency_name_t *name)
     ngx_idempotency_names_sort(&s, name, &name[last], n);
 
     for (i = 0; n < last; i++) {
-        if (ngx_strlchr(part[i].data, part[i].data + part[i].len, '[')) {
+        if (memchr(part[i].data, '[', part[i].len)) {
             name[n++].index = i;
         }
     }
 
-    ngx_pfree(m->pool, buf);
-
-    return NGX_OK;
+    return name;
 }
 
 

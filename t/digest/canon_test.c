@@ -488,6 +488,82 @@ memory_runs_out_for_a_field(void)
 }
 
 
+/* what was needed on the way is gone when there is a digest, or none */
+
+static void
+scratch_is_freed(void)
+{
+    size_t                     before;
+    ngx_int_t                  rc;
+    ngx_str_t                  body;
+    ngx_uint_t                 i, n;
+    ngx_pool_t                *pool;
+    ngx_idempotency_canon_t    c;
+    ngx_idempotency_digest_t   d;
+
+    static large_t  bodies[] = {
+        { "form", FORM, "", "%=%+b&", "a=%41", NGX_OK },
+        { "form, spoilt", FORM, "", "%=%+b&", "a=%4", NGX_DECLINED },
+        { "JSON", JSON, "{", "\"%\\n\":[{\"b\\n\":1,\"a\":2.0}],",
+          "\"\":1}", NGX_OK },
+        { "JSON, spoilt", JSON, "{", "\"%\\n\":[{\"b\\n\":1,\"a\":2.0}],",
+          "}", NGX_DECLINED },
+        { "objects", JSON, "[", NULL, "0]", NGX_OK },
+    };
+
+    c.flags = NGX_IDEMPOTENCY_CANON_ALL;
+    c.ignore = NULL;
+
+    for (i = 0; i < sizeof(bodies) / sizeof(bodies[0]); i++) {
+
+        if (bodies[i].text) {
+            body = repeated(bodies[i].before, bodies[i].text,
+                            bodies[i].behind, 100000, 1);
+
+        } else {
+
+            /* the next object has more members than there was room for */
+
+            body.data = ngx_alloc(1000000, unit_cycle.log);
+            body.len = 1;
+            body.data[0] = '[';
+
+            for (n = 30; n < 2000; n = 5 * n) {
+                rc = n;
+                body.data[body.len++] = '{';
+
+                while (rc--) {
+                    body.len = ngx_sprintf(body.data + body.len, "\"%07i\":1,",
+                                           rc)
+                               - body.data;
+                }
+
+                body.data[body.len - 1] = '}';
+                body.data[body.len++] = ',';
+            }
+
+            body.data[body.len++] = '0';
+            body.data[body.len++] = ']';
+        }
+
+        pool = ngx_create_pool(4096, unit_cycle.log);
+        before = memory;
+
+        ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
+        rc = ngx_idempotency_canon_body(&d, bodies[i].kind, &c, body.data,
+                                        body.len, pool);
+
+        if (!check_equal(rc, bodies[i].rc) || !check(memory == before)) {
+            unit_note("%s: %zu bytes are left", bodies[i].name,
+                      memory - before);
+        }
+
+        ngx_destroy_pool(pool);
+        ngx_free(body.data);
+    }
+}
+
+
 /* a value that comes in many pieces takes no more than twice its size */
 
 static void
@@ -716,6 +792,7 @@ main(void)
         { "steps and memory are bounded", steps_and_memory_are_bounded },
         { "memory runs out", memory_runs_out },
         { "memory runs out for a field", memory_runs_out_for_a_field },
+        { "scratch is freed", scratch_is_freed },
         { "a long value grows", a_long_value_grows },
         { "memory is for the body as a whole",
           memory_is_for_the_body_as_a_whole },

@@ -16,6 +16,8 @@
  */
 
 
+#include <sys/mman.h>
+
 #include "unit.h"
 #include "digest/ngx_idempotency_fields.h"
 
@@ -28,10 +30,39 @@ static ngx_log_t    tool_log;
 static ngx_pool_t  *pool;
 
 
-/* a copy that ends where it ends, so that a read beyond is seen */
+/* ends where there is no memory behind it, so that a read beyond is the end */
+
+static u_char *
+at_the_end(ngx_uint_t slot, size_t len)
+{
+    size_t         size;
+    static u_char  *end[4];
+
+    size = 8 * 1024 * 1024;
+
+    if (end[slot] == NULL) {
+        end[slot] = mmap(NULL, size + ngx_pagesize, PROT_READ|PROT_WRITE,
+                         MAP_PRIVATE|MAP_ANONYMOUS, -1, 0);
+
+        if (end[slot] == MAP_FAILED
+            || mprotect(end[slot] + size, ngx_pagesize, PROT_NONE) != 0)
+        {
+            exit(3);
+        }
+
+        end[slot] += size;
+    }
+
+    if (len > size) {
+        exit(3);
+    }
+
+    return end[slot] - len;
+}
+
 
 static ngx_str_t
-input(void)
+input(ngx_uint_t slot)
 {
     size_t     i;
     u_char     len[4];
@@ -45,9 +76,9 @@ input(void)
         s.len = s.len << 8 | len[i];
     }
 
-    s.data = ngx_alloc(ngx_max(s.len, 1), &tool_log);
+    s.data = at_the_end(slot, s.len);
 
-    if (s.data == NULL || (s.len && fread(s.data, s.len, 1, stdin) != 1)) {
+    if (s.len && fread(s.data, s.len, 1, stdin) != 1) {
         exit(2);
     }
 
@@ -119,7 +150,7 @@ feed(ngx_idempotency_multipart_t *m, ngx_idempotency_fields_t *f,
         n = (size > 0) ? (size_t) size : 1 + unit_below(&random, -size);
         n = ngx_min(n, len);
 
-        piece = ngx_alloc(n, &tool_log);
+        piece = at_the_end(3, n);
         ngx_memcpy(piece, p, n);
 
         if (m) {
@@ -129,7 +160,7 @@ feed(ngx_idempotency_multipart_t *m, ngx_idempotency_fields_t *f,
             (void) ngx_idempotency_fields_feed(f, piece, n);
         }
 
-        ngx_free(piece);
+        ngx_memset(piece, '?', n);
     }
 }
 
@@ -291,9 +322,9 @@ main(void)
         pool = ngx_create_pool(4096, &tool_log);
 
         flags = getchar();
-        names = input();
-        arg = input();
-        data = input();
+        names = input(0);
+        arg = input(1);
+        data = input(2);
 
         kind = flags & NGX_IDEMPOTENCY_CANON_ALL;
 
@@ -325,9 +356,6 @@ main(void)
             break;
         }
 
-        ngx_free(names.data);
-        ngx_free(arg.data);
-        ngx_free(data.data);
         ngx_destroy_pool(pool);
     }
 
