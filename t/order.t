@@ -126,7 +126,8 @@ sub placeless {
              " -o $scratch/placeless.so $FindBin::Bin/order/placeless.c\n";
     close $f;
 
-    my $said = `make -s -C '$tree' -f '$scratch/Makefile' placeless 2>&1`;
+    my $cc = $ENV{CC} // 'cc';
+    my $said = `make -s -C '$tree' -f '$scratch/Makefile' CC='$cc' placeless 2>&1`;
     is($?, 0, 'a filter that asks for no place') or diag($said);
 
     return "$scratch/placeless.so";
