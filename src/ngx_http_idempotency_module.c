@@ -444,6 +444,10 @@ ngx_http_idempotency_init(ngx_conf_t *cf)
 
     *h = ngx_http_idempotency_precontent_handler;
 
+    if (ngx_idempotency_shm_keep(cf) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
     imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
 
     if (!imcf->in_use) {

@@ -34,6 +34,21 @@ sub order {
 }
 
 
+# Until no old worker is left.
+
+sub alone {
+    my ($n) = @_;
+
+    my $pid = $n->pid;
+
+    ok(until_true {
+        open my $f, '<', "/proc/$pid/task/$pid/children" or return 0;
+        my @all = split ' ', scalar(<$f>) // '';
+        @all == $n->workers;
+    }, '... the old workers have gone');
+}
+
+
 # --- nothing is lost ---------------------------------------------------------
 
 {
@@ -162,11 +177,18 @@ EOC
     is(order($n, 'gone'), '200 -', '... nothing is protected');
 
     ok($n->reload(http => $zone, server => $server), 'one is added again');
+    is(order($n, 'gone'), '200 REPLAYED', '... it knows what it knew');
+
+    ok($n->reload(http => '', server => $off), 'both are removed');
+    alone($n);
+    ok($n->reload, '... and nobody uses them any more');
+    ok($n->reload(http => $zone, server => $server), 'one is added again');
     is(order($n, 'gone'), '200 NEW', '... it is new');
     is(order($n, 'gone'), '200 REPLAYED', '... and works');
 
     # a zone that has gone may come back as anything
     ok($n->reload(http => '', server => $off), 'removed once more');
+    alone($n);
     ok($n->reload(http => "idempotency_zone zone=z:512k evict=responses;\n",
                   server => $server), 'added with another size and meaning');
     is(order($n, 'gone'), '200 NEW', '... it is new');
@@ -190,6 +212,45 @@ EOC
     is(told($c->response), '200 NEW', '... it ends as it began');
     $c->close;
     ok(until_true { !kill 0, $old }, '... and so does its worker');
+    $n->stop;
+}
+
+
+# A zone that is left out by one reload, or by several, and brought back by the
+# next, while an old worker executes: it is the same one.
+
+for my $left_out (1, 3) {
+    my $id = "left-out-$left_out";
+    my @o = ("/x?id=$id&gate=1", key => $id, body => 'b');
+    (my $on = $server) =~ s/in_progress reject/in_progress wait/;
+    (my $off = $on) =~ s/idempotency zone=z;/idempotency off;/;
+
+    my $n = nginx(zone => 0, http => $zone, server => $on,
+                  allow => qr/\[emerg\].*"z"/);
+    my $c = $n->start('POST', @o);
+    held($id);
+
+    ok($n->reload(http => '', server => $off), "$id: a zone is left out")
+        for 1 .. $left_out;
+    is(told($n->post('/x?id=free', key => $id)), '200 -',
+       '... nothing is protected');
+
+    # it is in use
+    for my $other ('zone=z:512k', 'zone=z:256k evict=responses') {
+        is($n->reload(http => "idempotency_zone $other;\n", server => $on), 0,
+           "... it can't come back as $other");
+    }
+
+    ok($n->reload(http => $zone, server => $on), '... and brought back');
+
+    my $again = $n->start('POST', @o);
+    ok(!$again->readable(0.5), '... a repeat waits');
+    is(executions($id), 1, '... and is not executed');
+    go($id);
+    is(told($c->response), '200 NEW', '... the old worker ends');
+    is(told($again->response), '200 WAITED', '... which is told');
+    is(executions($id), 1, '... executed once');
+    $_->close for $c, $again;
     $n->stop;
 }
 

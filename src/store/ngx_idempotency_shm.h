@@ -149,6 +149,8 @@ typedef struct {
     ngx_uint_t                      generation;
     /* responses may go early, for want of memory */
     ngx_uint_t                      evict;
+    /* no directive names it: it stays for those who had it */
+    ngx_uint_t                      unnamed;
 } ngx_idempotency_shm_t;
 
 
@@ -158,6 +160,7 @@ extern const ngx_idempotency_engine_t  ngx_idempotency_shm_engine;
 /* a zone's life */
 
 ngx_int_t ngx_idempotency_shm_init(ngx_shm_zone_t *shm_zone, void *data);
+ngx_int_t ngx_idempotency_shm_keep(ngx_conf_t *cf);
 ngx_int_t ngx_idempotency_shm_init_process(ngx_cycle_t *cycle);
 void ngx_idempotency_shm_exit_process(ngx_cycle_t *cycle);
 

@@ -11,6 +11,9 @@
 static ngx_int_t shm_zone_create(ngx_idempotency_shm_t *shm,
     ngx_slab_pool_t *shpool, uint64_t fence);
 static ngx_uint_t shm_zone_changed(ngx_shm_zone_t *shm_zone);
+static ngx_shm_zone_t *shm_zone_named(ngx_cycle_t *cycle, ngx_str_t *name);
+static ngx_int_t shm_zone_keep(ngx_conf_t *cf, ngx_shm_zone_t *zone);
+static ngx_uint_t shm_zone_used(ngx_idempotency_shm_t *shm);
 static void shm_zone_torn(ngx_idempotency_shm_t *shm, ngx_pid_t pid);
 static void shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log);
 static ngx_idempotency_shm_t *shm_zone_next(ngx_cycle_t *cycle,
@@ -30,7 +33,7 @@ ngx_idempotency_shm_init(ngx_shm_zone_t *shm_zone, void *data)
 
     if (old) {
 
-        if (shm->evict != old->evict) {
+        if (shm->evict != old->evict && shm_zone_used(old)) {
             ngx_log_error(NGX_LOG_EMERG, shm_zone->shm.log, 0,
                           "idempotency_zone \"%V\" uses evict=%s "
                           "while previously it used evict=%s",
@@ -120,37 +123,137 @@ shm_zone_create(ngx_idempotency_shm_t *shm, ngx_slab_pool_t *shpool,
 static ngx_uint_t
 shm_zone_changed(ngx_shm_zone_t *shm_zone)
 {
-    ngx_uint_t        i;
-    ngx_list_part_t  *part;
-    ngx_shm_zone_t   *old;
+    ngx_shm_zone_t  *old;
 
-    if (ngx_is_init_cycle(ngx_cycle)) {
+    old = shm_zone_named((ngx_cycle_t *) ngx_cycle, &shm_zone->shm.name);
+
+    if (old == NULL || !shm_zone_used(old->data)) {
         return 0;
     }
+
+    ngx_log_error(NGX_LOG_EMERG, shm_zone->shm.log, 0,
+                  "idempotency_zone \"%V\" uses the size %uz "
+                  "while previously it used the size %uz; "
+                  "only a restart can change it",
+                  &shm_zone->shm.name, shm_zone->shm.size, old->shm.size);
+
+    return 1;
+}
+
+
+/*
+ * A zone that a reload leaves out stays all the same, while old workers may
+ * execute what they claimed in it: the next reload may bring it back.
+ */
+
+ngx_int_t
+ngx_idempotency_shm_keep(ngx_conf_t *cf)
+{
+    ngx_uint_t        i;
+    ngx_list_part_t  *part;
+    ngx_shm_zone_t   *zone;
 
     part = (ngx_list_part_t *) &ngx_cycle->shared_memory.part;
 
     for ( /* void */ ; part; part = part->next) {
-        old = part->elts;
+        zone = part->elts;
 
         for (i = 0; i < part->nelts; i++) {
 
-            if (old[i].tag != shm_zone->tag
-                || old[i].shm.name.len != shm_zone->shm.name.len
-                || ngx_strncmp(old[i].shm.name.data, shm_zone->shm.name.data,
-                               shm_zone->shm.name.len)
-                   != 0)
+            if (zone[i].init == ngx_idempotency_shm_init
+                && shm_zone_used(zone[i].data)
+                && shm_zone_named(cf->cycle, &zone[i].shm.name) == NULL
+                && shm_zone_keep(cf, &zone[i]) != NGX_OK)
             {
-                continue;
+                return NGX_ERROR;
             }
+        }
+    }
 
-            ngx_log_error(NGX_LOG_EMERG, shm_zone->shm.log, 0,
-                          "idempotency_zone \"%V\" uses the size %uz "
-                          "while previously it used the size %uz; "
-                          "only a restart can change it",
-                          &shm_zone->shm.name, shm_zone->shm.size,
-                          old[i].shm.size);
+    return NGX_OK;
+}
 
+
+static ngx_int_t
+shm_zone_keep(ngx_conf_t *cf, ngx_shm_zone_t *zone)
+{
+    ngx_str_t               name;
+    ngx_shm_zone_t         *kept;
+    ngx_idempotency_shm_t  *shm, *old;
+
+    /* the name is in the memory of a configuration that is to go */
+
+    name.len = zone->shm.name.len;
+    name.data = ngx_pstrdup(cf->pool, &zone->shm.name);
+    shm = ngx_pcalloc(cf->pool, sizeof(ngx_idempotency_shm_t));
+
+    if (name.data == NULL || shm == NULL) {
+        return NGX_ERROR;
+    }
+
+    kept = ngx_shared_memory_add(cf, &name, zone->shm.size, zone->tag);
+
+    if (kept == NULL || ngx_idempotency_workers_add_zone(cf) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    old = zone->data;
+
+    shm->store.engine = old->store.engine;
+    shm->evict = old->evict;
+    shm->unnamed = 1;
+
+    kept->init = ngx_idempotency_shm_init;
+    kept->data = shm;
+
+    return NGX_OK;
+}
+
+
+static ngx_shm_zone_t *
+shm_zone_named(ngx_cycle_t *cycle, ngx_str_t *name)
+{
+    ngx_uint_t        i;
+    ngx_list_part_t  *part;
+    ngx_shm_zone_t   *zone;
+
+    for (part = &cycle->shared_memory.part; part; part = part->next) {
+        zone = part->elts;
+
+        for (i = 0; i < part->nelts; i++) {
+
+            if (zone[i].init == ngx_idempotency_shm_init
+                && zone[i].shm.name.len == name->len
+                && ngx_strncmp(zone[i].shm.name.data, name->data, name->len)
+                   == 0)
+            {
+                return &zone[i];
+            }
+        }
+    }
+
+    return NULL;
+}
+
+
+/*
+ * The workers of the running configuration use what that names; those of
+ * others, which are on their way out, perhaps what it does not.
+ */
+
+static ngx_uint_t
+shm_zone_used(ngx_idempotency_shm_t *shm)
+{
+    ngx_int_t  i;
+
+    if (!shm->unnamed || ngx_process == NGX_PROCESS_SINGLE) {
+        return 1;
+    }
+
+    for (i = 0; i < ngx_last_process; i++) {
+        if (ngx_processes[i].pid != -1 && ngx_processes[i].exiting
+            && !ngx_processes[i].exited)
+        {
             return 1;
         }
     }

@@ -542,6 +542,78 @@ zones_of_all_sizes(void)
 }
 
 
+/* the smallest zone there can be is full as well, when it has no page left */
+
+static void
+the_smallest_zone(void)
+{
+    ngx_idempotency_op_t  op, other;
+
+    open_zone(8 * PAGE, 0);
+    check((size_t) (zone.shm.shpool->end - zone.shm.shpool->start)
+          < 8 * PAGE);
+
+    op_init(&op, 1, 1, 100);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+
+    /* a slot for a record there would be */
+
+    zone_occupy(&zone, 0);
+    op_init(&other, 2, 1, 100);
+    check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_UNAVAILABLE);
+
+    zone_vacate(&zone);
+    zone_occupy(&zone, 1);
+    check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_CLAIMED);
+    zone_vacate(&zone);
+
+    forget(1);
+    forget(2);
+    close_empty();
+}
+
+
+/* as long as anything has expired nothing else goes */
+
+static void
+the_expired_go_first(void)
+{
+    ngx_uint_t            i;
+    ngx_idempotency_op_t  op;
+
+    open_zone(256 * PAGE, 1);
+
+    for (i = 0; i < 5; i++) {
+        check_equal(op_bind(&zone, i, 1, 100, 1000, 5000),
+                    NGX_IDEMPOTENCY_OK);
+    }
+
+    for (i = 5; i < 40; i++) {
+        check_equal(op_bind(&zone, i, 1, 100, 10, 5000), NGX_IDEMPOTENCY_OK);
+    }
+
+    zone_occupy(&zone, 0);
+
+    op_init(&op, 100, 1, 200);
+    op.reserve = 20 * PAGE;
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check(zone_bound(&zone) < 40 - NGX_IDEMPOTENCY_SHM_EXPIRE);
+    check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
+
+    for (i = 0; i < 5; i++) {
+        op_init(&op, i, 1, 200);
+        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+        check_equal(op.outcome, NGX_IDEMPOTENCY_DONE);
+        check_equal(op.response.len, 5000);
+    }
+
+    zone_vacate(&zone);
+
+    ngx_idempotency_record_expire(&zone.shm, 2000, 100);
+    close_empty();
+}
+
+
 static unit_case_t  cases[] = {
     { "claims fill a zone, and their outcomes still fit", claims_fill_it },
     { "a reserve must fit, up to an eighth of the zone", reserve_must_fit },
@@ -551,6 +623,8 @@ static unit_case_t  cases[] = {
     { "without eviction nothing kept goes", nothing_kept_goes },
     { "a retry in a full zone loses nothing", retry_in_a_full_zone },
     { "much room is made in steps", room_in_steps },
+    { "the smallest zone can be full", the_smallest_zone },
+    { "what has expired goes first", the_expired_go_first },
     { "zones of all sizes give everything back", zones_of_all_sizes },
     unit_cases_end
 };

@@ -302,6 +302,20 @@ stale_owners_change_nothing(void)
     op_responded(&look, 10, op.fence);
 
     forget(1, 30);
+
+    /* nor if what it told was that nobody knows */
+
+    op_init(&op, 1, 1, 40);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    complete(&op, NGX_IDEMPOTENCY_IN_DOUBT, 504, 10);
+    check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_STALE);
+    check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_STALE);
+
+    op_init(&look, 1, 1, 40);
+    check_equal(op_claim(&zone, &look), NGX_IDEMPOTENCY_BOUND);
+    op_responded(&look, 10, op.fence);
+
+    forget(1, 40);
     close_empty();
 }
 
@@ -1002,6 +1016,60 @@ reload_keeps_tokens(void)
 }
 
 
+/* another size would be other memory, while old processes use the old one */
+
+static void
+reload_of_another_size(void)
+{
+    zone_t  next;
+
+    open_zone();
+
+    unit_cycle.shared_memory.part.elts = &zone.zone;
+    unit_cycle.shared_memory.part.nelts = 1;
+
+    zone_reload(&next, &zone);
+    next.zone.shm.size = 2 * ZONE;
+    check_equal(ngx_idempotency_shm_init(&next.zone, NULL), NGX_ERROR);
+    check(unit_logged("idempotency_zone \"unit\" uses the size"));
+
+    /* no directive named it, and nobody is left who had it */
+
+    zone.shm.unnamed = 1;
+    ngx_process = NGX_PROCESS_MASTER;
+    ngx_processes[0].pid = 4711;
+    ngx_processes[0].exiting = 1;
+    ngx_last_process = 1;
+
+    check_equal(ngx_idempotency_shm_init(&next.zone, NULL), NGX_ERROR);
+    check(unit_logged("idempotency_zone \"unit\" uses the size"));
+
+    next.shm.evict = 1;
+    check_equal(ngx_idempotency_shm_init(&next.zone, &zone.shm), NGX_ERROR);
+    check(unit_logged("idempotency_zone \"unit\" uses evict=responses"));
+
+    ngx_processes[0].exited = 1;
+    check_equal(ngx_idempotency_shm_init(&next.zone, &zone.shm), NGX_OK);
+
+    ngx_processes[0].exited = 0;
+    ngx_processes[0].exiting = 0;
+    check_equal(ngx_idempotency_shm_init(&next.zone, &zone.shm), NGX_OK);
+
+    ngx_processes[0].exiting = 1;
+    ngx_processes[0].pid = -1;
+    check_equal(ngx_idempotency_shm_init(&next.zone, &zone.shm), NGX_OK);
+
+    ngx_process = NGX_PROCESS_SINGLE;
+    check_equal(ngx_idempotency_shm_init(&next.zone, &zone.shm), NGX_ERROR);
+    check(unit_logged("idempotency_zone \"unit\" uses evict=responses"));
+
+    ngx_last_process = 0;
+    unit_cycle.shared_memory.part.nelts = 0;
+
+    close_empty();
+}
+
+
 static unit_case_t  cases[] = {
     { "a token's way: claim, repeat, complete, replay, forget",
       one_way_through },
@@ -1029,6 +1097,7 @@ static unit_case_t  cases[] = {
     { "exit and start put claims of the dead in doubt",
       exit_puts_claims_in_doubt },
     { "a reload keeps tokens", reload_keeps_tokens },
+    { "a reload changes no size", reload_of_another_size },
     unit_cases_end
 };
 

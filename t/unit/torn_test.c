@@ -332,12 +332,98 @@ noticed_by_a_successor(void)
 }
 
 
+/* who dies while it makes the zone anew leaves a torn one */
+
+static void
+die_making_it(void *data)
+{
+    zone_t  next;
+
+    zone_die_after = *(ngx_uint_t *) data;
+    zone_reload(&next, &zone);
+    zone_init_process(&next);
+
+    exit(0);
+}
+
+
+static void
+dies_making_it_anew(void)
+{
+    int         status;
+    ngx_pid_t   pid;
+    ngx_uint_t  n, died;
+
+    died = 0;
+
+    for (n = 1; n <= 3; n++) {
+
+        open_zone();
+        tear();
+
+        pid = unit_fork(die_making_it, &n);
+        check_equal(waitpid(pid, &status, 0), pid);
+
+        if (!WIFSIGNALED(status)) {
+            /* there is less to be allocated */
+            check_equal(n, 3);
+            zone_close(&zone);
+            break;
+        }
+
+        died++;
+
+        /* as the master does */
+
+        ngx_shmtx_force_unlock(&zone.shm.shpool->mutex, pid);
+        unit_expect("was left half changed");
+        all_operations(&zone);
+        unit_expect(NULL);
+
+        zone_reload(&zone, &zone);
+        zone_reload(&zone, &zone);
+        check_equal(zone_init_process(&zone), NGX_OK);
+        check(unit_logged("is made anew"));
+        zone_check_empty(&zone);
+        zone_close(&zone);
+    }
+
+    check_equal(died, 2);
+}
+
+
+/* others would look for it where it was */
+
+static void
+made_elsewhere(void)
+{
+    zone_t                     next;
+    ngx_idempotency_shm_sh_t  *sh;
+
+    open_zone();
+    zone_reload(&next, &zone);
+
+    sh = ngx_palloc(unit_pool, sizeof(ngx_idempotency_shm_sh_t));
+    *sh = *zone.shm.sh;
+    sh->inside = 4711;
+    next.shm.sh = sh;
+
+    check_equal(zone_init_process(&next), NGX_OK);
+    check(unit_logged("cannot be made anew, restart nginx"));
+    check(sh->poisoned > next.shm.generation);
+
+    unit_unshared(zone.zone.shm.addr, zone.zone.shm.size);
+}
+
+
 static unit_case_t  cases[] = {
     { "a torn zone is refused, and untouched", refused_and_untouched },
     { "only a reload makes it anew", only_a_reload_makes_it_anew },
     { "torn, and noticed by a reload", noticed_by_a_reload },
     { "torn, and noticed by a successor", noticed_by_a_successor },
     { "made anew any number of times", any_number_of_times },
+    { "dies while it makes it anew", dies_making_it_anew },
+    { "made anew at another place", made_elsewhere },
     unit_cases_end
 };
 

@@ -33,6 +33,9 @@ volatile ngx_cycle_t     *ngx_cycle = &unit_cycle;
 volatile ngx_msec_t       ngx_current_msec;
 volatile ngx_time_t      *ngx_cached_time;
 ngx_pid_t                 ngx_pid;
+ngx_uint_t                ngx_process;
+ngx_int_t                 ngx_last_process;
+ngx_process_t             ngx_processes[NGX_MAX_PROCESSES];
 ngx_int_t                 ngx_ncpu;
 ngx_uint_t                ngx_test_config;
 

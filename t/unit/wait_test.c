@@ -537,11 +537,52 @@ only_pending_is_waited_for(void)
 }
 
 
+/* wherever in the hash they are */
+
+static void
+nobody_knows_wakes_each(void)
+{
+    ngx_uint_t            i;
+    ngx_idempotency_op_t  op;
+
+    open_zone();
+    double_become(1);
+
+    for (i = 0; i < 1024; i++) {
+
+        op_init(&op, 1, 1, 100);
+        op.token[0] = (u_char) i;
+        op.token[1] = (u_char) (i >> 8);
+        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+
+        waiters[0].called = 0;
+        waiters[0].op = op;
+        waiters[0].op.wait = 1;
+        waiters[0].op.handler = handler;
+        waiters[0].op.data = &waiters[0];
+        check_equal(op_claim(&zone, &waiters[0].op), NGX_IDEMPOTENCY_BOUND);
+        check_equal(waiters[0].op.waiting, 1);
+
+        ncalled = 0;
+        ngx_idempotency_shm_woken(NULL);
+        check_equal(ncalled, 1);
+        check_equal(waiters[0].op.waiting, 0);
+
+        check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
+        double_nwakes = 0;
+    }
+
+    ncalled = 0;
+    close_empty();
+}
+
+
 static unit_case_t  cases[] = {
     { "whatever ends a claim wakes who waits, once", every_end_wakes },
     { "every slot has its bit", every_slot_has_its_bit },
     { "first come, first served", first_come_first_served },
     { "\"who knows\" wakes all", nobody_knows_wakes_all },
+    { "\"who knows\" wakes wherever it waits", nobody_knows_wakes_each },
     { "what is cancelled is not called", cancelled_is_not_called },
     { "cancelling inside a handler is safe", cancelled_inside_a_handler },
     { "after a release one waiter becomes the owner",
