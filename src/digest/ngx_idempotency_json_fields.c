@@ -38,6 +38,7 @@ typedef enum {
 
 static ngx_uint_t json_is_scalar(u_char c);
 static void json_token(ngx_idempotency_fields_t *f, u_char c);
+static void json_begin(ngx_idempotency_fields_t *f, u_char c);
 static void json_value_begin(ngx_idempotency_fields_t *f, u_char c);
 static void json_scalar_end(ngx_idempotency_fields_t *f);
 static u_char *json_text(ngx_idempotency_fields_t *f, u_char *p,
@@ -112,31 +113,7 @@ json_token(ngx_idempotency_fields_t *f, u_char c)
     switch (f->state) {
 
     case json_start:
-
-        switch (c) {
-
-        case '{':
-            f->state = json_member;
-            return;
-
-        case 0xef:
-            f->state = json_mark;
-            return;
-
-        case '[':
-        case '"':
-            /* no object has no members */
-            f->done = 1;
-            return;
-        }
-
-        if (c != '-' && (c < '0' || c > '9') && c != 't' && c != 'f'
-            && c != 'n')
-        {
-            break;
-        }
-
-        f->state = json_root;
+        json_begin(f, c);
         return;
 
     case json_root:
@@ -205,6 +182,43 @@ json_token(ngx_idempotency_fields_t *f, u_char c)
         }
 
         break;
+    }
+
+    ngx_idempotency_fields_unreadable(f);
+}
+
+
+/* no object has no members */
+
+static void
+json_begin(ngx_idempotency_fields_t *f, u_char c)
+{
+    switch (c) {
+
+    case '{':
+        f->state = json_member;
+        return;
+
+    case 0xef:
+        f->state = json_mark;
+        return;
+
+    case '[':
+    case '"':
+        f->done = 1;
+        return;
+
+    case '-':
+    case 't':
+    case 'f':
+    case 'n':
+        f->state = json_root;
+        return;
+    }
+
+    if (c >= '0' && c <= '9') {
+        f->state = json_root;
+        return;
     }
 
     ngx_idempotency_fields_unreadable(f);
