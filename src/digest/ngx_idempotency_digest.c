@@ -8,6 +8,16 @@
 #include "ngx_idempotency_digest.h"
 
 
+/*
+ * nginx before 1.21.2 has read OpenSSL's headers by now without asking them not
+ * to call SHA256_Init() and the like deprecated, as those of OpenSSL 3 do.
+ */
+
+#if (nginx_version < 1021002 && defined __GNUC__)
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+#endif
+
+
 void
 ngx_idempotency_digest_init(ngx_idempotency_digest_t *d, u_char kind)
 {
