@@ -70,6 +70,12 @@ ngx_idempotency_records_init(ngx_idempotency_shm_sh_t *sh,
     sh->window.length = NO_WINDOW;
     ngx_queue_init(&sh->window.records);
 
+    sh->left.length = NGX_IDEMPOTENCY_SHM_LEFT;
+    sh->left.span = NGX_IDEMPOTENCY_SHM_LEFT;
+    ngx_queue_init(&sh->left.records);
+
+    sh->window.next = &sh->left;
+
     ngx_queue_init(&sh->pending);
     ngx_queue_init(&sh->kept);
 
@@ -434,30 +440,21 @@ ngx_idempotency_record_publish(ngx_idempotency_shm_t *shm,
  * one, that only those who waited under this fence can name.
  */
 
-ngx_int_t
+void
 ngx_idempotency_record_leave(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_uint_t status, ngx_msec_t now)
 {
-    ngx_idempotency_window_t  *window;
-
-    window = record_window(shm, NGX_IDEMPOTENCY_SHM_LEFT, 0);
-    if (window == NULL) {
-        return NGX_ERROR;
-    }
-
     ngx_idempotency_quota_drop(shm, rec);
 
     record_delete(shm, rec);
     record_left_token(rec->token, rec->fence);
     record_insert(shm, rec);
 
-    rec->window = window;
+    rec->window = &shm->sh->left;
     rec->ends = now;
 
     ngx_idempotency_record_publish(shm, rec, NGX_IDEMPOTENCY_DONE, status,
                                    now);
-
-    return NGX_OK;
 }
 
 

@@ -389,10 +389,10 @@ shm_leave(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
         if (rc != NGX_AGAIN) {
             shm_take_waiting(rec, &wake);
 
-            if (rc == NGX_ERROR
-                || ngx_idempotency_record_leave(shm, rec, op->status, op->now)
-                   != NGX_OK)
-            {
+            if (rc == NGX_OK) {
+                ngx_idempotency_record_leave(shm, rec, op->status, op->now);
+
+            } else {
                 ngx_idempotency_record_remove(shm, rec);
             }
         }

@@ -129,7 +129,9 @@ typedef struct {
     /* the root of another one */
     ngx_rbtree_node_t              *quotas;
 
+    /* the first, of which the next is that of what is left to who waits */
     ngx_idempotency_window_t        window;
+    ngx_idempotency_window_t        left;
 
     ngx_queue_t                     pending;
     /* the oldest response first */
@@ -188,7 +190,7 @@ void ngx_idempotency_record_revive(ngx_idempotency_shm_t *shm,
 void ngx_idempotency_record_publish(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_outcome_e outcome,
     ngx_uint_t status, ngx_msec_t now);
-ngx_int_t ngx_idempotency_record_leave(ngx_idempotency_shm_t *shm,
+void ngx_idempotency_record_leave(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_uint_t status, ngx_msec_t now);
 ngx_idempotency_record_t *ngx_idempotency_record_find_left(
     ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op);

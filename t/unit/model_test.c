@@ -962,7 +962,7 @@ step_release(void)
 
     if (leave) {
         remember_left(c, &op, size, seed,
-                      pfree < 1 + ngx_idempotency_chunks_pages(size));
+                      pfree < ngx_idempotency_chunks_pages(size));
     }
 
     if (!owns(c)) {
