@@ -253,7 +253,8 @@ typedef struct {
 
     /* of the owner's response: its header was seen, from an upstream at
        work; trailers may follow, those of gRPC must; its last byte was seen;
-       it is larger than may be kept; a part of it comes past us; what the upstream says itself */
+       it is larger than may be kept; a part of it comes past us; what the
+       upstream says itself */
     unsigned                           answered:1;
     unsigned                           live:1;
     unsigned                           trailers:1;

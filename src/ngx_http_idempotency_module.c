@@ -18,10 +18,16 @@ static void *ngx_http_idempotency_create_main_conf(ngx_conf_t *cf);
 static void *ngx_http_idempotency_create_loc_conf(ngx_conf_t *cf);
 static char *ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent,
     void *child);
+static void ngx_http_idempotency_merge_status(
+    ngx_http_idempotency_loc_conf_t *prev,
+    ngx_http_idempotency_loc_conf_t *conf);
 static ngx_int_t ngx_http_idempotency_merge_keys(ngx_conf_t *cf,
     ngx_http_idempotency_loc_conf_t *prev,
     ngx_http_idempotency_loc_conf_t *conf);
 static ngx_int_t ngx_http_idempotency_merge_identity(ngx_conf_t *cf,
+    ngx_http_idempotency_loc_conf_t *prev,
+    ngx_http_idempotency_loc_conf_t *conf);
+static void ngx_http_idempotency_merge_status(
     ngx_http_idempotency_loc_conf_t *prev,
     ngx_http_idempotency_loc_conf_t *conf);
 static void ngx_http_idempotency_merge_canon(
@@ -606,7 +612,6 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
     ngx_http_idempotency_loc_conf_t  *conf = child;
 
     void                            ***location;
-    ngx_uint_t                         i;
     ngx_http_idempotency_main_conf_t  *imcf;
 
     imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
@@ -680,16 +685,7 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
     ngx_conf_merge_uint_value(conf->replay_cookies, prev->replay_cookies,
                               NGX_HTTP_IDEMPOTENCY_COOKIES_IDENTIFIED);
 
-    for (i = 1; i < NGX_HTTP_IDEMPOTENCY_REFUSALS; i++) {
-
-        if (conf->status[i] == 0) {
-            conf->status[i] = prev->status[i];
-        }
-
-        if (conf->status[i] == 0) {
-            conf->status[i] = ngx_http_idempotency_refusals[i].code;
-        }
-    }
+    ngx_http_idempotency_merge_status(prev, conf);
 
     ngx_conf_merge_str_value(conf->docs, prev->docs, "");
 
@@ -713,6 +709,25 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
     *location = ((ngx_http_conf_ctx_t *) cf->ctx)->loc_conf;
 
     return NGX_CONF_OK;
+}
+
+
+static void
+ngx_http_idempotency_merge_status(ngx_http_idempotency_loc_conf_t *prev,
+    ngx_http_idempotency_loc_conf_t *conf)
+{
+    ngx_uint_t  i;
+
+    for (i = 1; i < NGX_HTTP_IDEMPOTENCY_REFUSALS; i++) {
+
+        if (conf->status[i] == 0) {
+            conf->status[i] = prev->status[i];
+        }
+
+        if (conf->status[i] == 0) {
+            conf->status[i] = ngx_http_idempotency_refusals[i].code;
+        }
+    }
 }
 
 
@@ -775,6 +790,25 @@ ngx_http_idempotency_merge_identity(ngx_conf_t *cf,
     conf->ignore_cookies = prev->ignore_cookies;
 
     return NGX_OK;
+}
+
+
+static void
+ngx_http_idempotency_merge_status(ngx_http_idempotency_loc_conf_t *prev,
+    ngx_http_idempotency_loc_conf_t *conf)
+{
+    ngx_uint_t  i;
+
+    for (i = 1; i < NGX_HTTP_IDEMPOTENCY_REFUSALS; i++) {
+
+        if (conf->status[i] == 0) {
+            conf->status[i] = prev->status[i];
+        }
+
+        if (conf->status[i] == 0) {
+            conf->status[i] = ngx_http_idempotency_refusals[i].code;
+        }
+    }
 }
 
 
