@@ -1,0 +1,548 @@
+#!/usr/bin/perl
+
+# docs/recipes/: each configuration stands there as it is run here, and does what
+# its page says. Only its addresses are others: those of the application (the
+# counting upstream) and of nginx itself.
+
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::Bin/lib";
+
+use Idempotency;
+use Pages;
+
+my %recipe = (
+    'behind-a-cdn'             => \&behind_a_cdn,
+    'cors'                     => \&cors,
+    'docker'                   => \&docker,
+    'graphql'                  => \&graphql,
+    'jwt'                      => \&jwt,
+    'kubernetes'               => \&kubernetes,
+    'mobile-clients'           => \&mobile_clients,
+    'multi-tenant'             => \&multi_tenant,
+    'rails-and-laravel-forms'  => \&rails_and_laravel,
+    'stripe-like-api'          => \&stripe_like_api,
+    'webhooks'                 => \&webhooks,
+);
+
+my $browser = 'Sec-Fetch-Mode: navigate';
+my $form = 'application/x-www-form-urlencoded';
+my $json = 'application/json';
+
+# a service that knows whose token it is
+my $verify = <<'EOC';
+map $http_authorization $subject_of_token {
+    "~^Bearer (?<name>alice|bob)\." $name;
+}
+
+server {
+    listen 127.0.0.1:$TEST_NGINX_RAND_PORT_2;
+    server_name verify;
+
+    location / {
+        if ($subject_of_token = "") { return 401; }
+        add_header X-Subject $subject_of_token;
+        return 204;
+    }
+}
+EOC
+
+my %blocks = map {
+    my ($name) = m{([^/]+)\.md$};
+    my @blocks = blocks($_, 'nginx');
+    @blocks ? ($name => \@blocks) : ();
+} grep { m{^docs/recipes/} } pages();
+
+is_deeply([sort keys %blocks], [sort keys %recipe],
+          'every page with a configuration is tested');
+
+for my $page (sort keys %recipe) {
+    subtest $page => sub { $recipe{$page}->(map { $_->{text} } @{$blocks{$page}}) };
+}
+
+done_testing();
+
+
+# --- what the pages say ------------------------------------------------------
+
+sub stripe_like_api {
+    my $n = start(shift);
+    my $error = sub {
+        my ($r, $status, $type, $code, $retry, $name) = @_;
+
+        is($r->{status}, $status, "$name: $status") or diag($r->{raw});
+        is($r->header('Content-Type'), $json, '... as JSON');
+        like($r->{body}, qr/^\{"error":\{"type":"$type","code":"$code","message":"[^"]{10,}"\}\}$/,
+             "... $code, of type $type");
+        is($r->header('Stripe-Should-Retry'), $retry, "... worth a retry: $retry");
+        is($r->header('Link'), undef, '... once') unless $status == 409;
+    };
+    my @me = (headers => ['Authorization: Bearer sk_1', 'Stripe-Version: 1'], type => $form);
+
+    my $first = $n->post('/v1/charges', key => 'c1', body => 'amount=1', @me);
+
+    same_replay($first, $n->post('/v1/charges', key => 'c1', body => 'amount=1', @me),
+                'a charge is replayed');
+
+    $error->($n->post('/v1/charges', key => 'c1', body => 'amount=2', @me),
+             400, 'idempotency_error', 'conflict', 'false', 'another amount');
+    $error->($n->post('/v1/charges', key => 'c1', body => 'amount=1', type => $form,
+                      headers => ['Authorization: Bearer sk_1', 'Stripe-Version: 2']),
+             400, 'idempotency_error', 'conflict', 'false', 'another version');
+    $error->($n->post('/v1/charges', key => 'k' x 256, body => 'amount=1', @me),
+             400, 'invalid_request_error', 'malformed', 'false', 'too long a key');
+
+    my $slow = $n->start('POST', '/v1/slow?gate=1&id=slow', key => 'slow', body => 'a=1', @me);
+
+    held('slow');
+    my $early = $n->post('/v1/slow?gate=1&id=slow', key => 'slow', body => 'a=1', @me);
+    $error->($early, 409, 'idempotency_error', 'idempotency_key_in_use', 'true', 'too early');
+    is($early->header('Retry-After'), 1, '... with Retry-After');
+    go('slow');
+    same_replay($slow->response,
+                $n->post('/v1/slow?gate=1&id=slow', key => 'slow', body => 'a=1', @me),
+                'later it is replayed');
+
+    for (['declined', 402, 1], ['broken', 500, 1], ['invalid', 422, 2]) {
+        my ($id, $status, $times) = @$_;
+
+        $n->post("/v1/x?id=$id&status=$status", key => $id, body => 'a=1', @me) for 1, 2;
+        is(executions($id), $times, "two answered $status: executed $times times");
+    }
+
+    $n->request(PATCH => '/v1/x?id=patch', key => 'patch', body => 'a=1', @me) for 1, 2;
+    is(executions('patch'), 2, 'only POST has keys');
+
+    is($n->post('/v1/charges', body => 'amount=1', @me)->{status}, 200, 'a key is optional');
+    is(executions('/v1/charges'), 2, 'the charge was executed once');
+
+    my $own = $n->post('/v1/x?status=400&ct=application/json&body=%7B%22error%22:1%7D',
+                       key => 'own', body => '', @me);
+    is($own->{body}, '{"error":1}', "the application's errors pass as they are");
+}
+
+
+sub webhooks {
+    my $n = start(shift);
+    my $github = sub {
+        my ($id, $uri, %o) = @_;
+        return $n->post("/github?$uri", body => '{"action":"opened"}', type => $json,
+                        headers => ["X-GitHub-Delivery: $id"], %o);
+    };
+
+    same_replay($github->('d1', 'id=d1'), $github->('d1', 'id=d1'), 'GitHub: a delivery again');
+    is(executions('d1'), 1, '... is executed once');
+
+    $github->('d2', 'id=d2&status=500');
+    is($github->('d2', 'id=d2&status=202')->{status}, 202, 'GitHub: Redeliver after 500');
+    is(executions('d2'), 2, '... executes');
+    ok($github->('d2', 'id=d2&status=202')->replayed, '... and that is final');
+
+    $github->('d3', 'id=d3&status=401');
+    is($github->('d3', 'id=d3')->replayed, '', 'a forged one before it takes no identifier');
+
+    my $r = $github->('d4', 'id=d4&close=1');
+    is($r->{status}, 502, 'the application broke off');
+    is($github->('d4', 'id=d4')->{status}, 200, '... the repeat is executed');
+
+    my $gone = $n->start('POST', '/github?id=d5&gate=1', body => '{}', type => $json,
+                         headers => ['X-GitHub-Delivery: d5']);
+    held('d5');
+    $gone->close;
+    go('d5');
+    $r = $github->('d5', 'id=d5&gate=1', body => '{}');
+    ok($r->replayed || $r->{status} == 409, 'a sender that gave up gets the result later')
+        or diag($r->{raw});
+    is(executions('d5'), 1, '... which was made once');
+
+    my $stripe = sub {
+        my ($event, $signature) = @_;
+        return $n->post('/stripe?id=stripe', body => $event, type => $json,
+                        headers => ["Stripe-Signature: $signature"]);
+    };
+
+    same_replay($stripe->('{"id":"evt_1","pending_webhooks":2,"data":{"amount":1}}', 't=1,v1=a'),
+                $stripe->('{"id":"evt_1","pending_webhooks":1,"data":{"amount":1}}', 't=2,v1=b'),
+                'Stripe: an event again, signed anew');
+    is($stripe->('{"id":"evt_1","data":{"amount":2}}', 't=3,v1=c')->{status}, 409,
+       'Stripe: with other data it is refused');
+    $stripe->('{"id":"evt_2","data":{"amount":1}}', 't=3,v1=c');
+    is(executions('stripe'), 2, 'Stripe: another event is another one');
+    is($github->('evt_1', 'id=evt_1')->{status}, 200, "GitHub's identifiers are not Stripe's");
+
+    my $shopify = sub {
+        my ($id, $topic) = @_;
+        return $n->post('/shopify?id=shopify', body => '{"id":820982911}', type => $json,
+                        headers => ["X-Shopify-Event-Id: $id", "X-Shopify-Topic: $topic",
+                                    'X-Shopify-Shop-Domain: a.example']);
+    };
+
+    same_replay($shopify->('e1', 'orders/create'), $shopify->('e1', 'orders/create'),
+                'Shopify: an event again');
+    is($shopify->('e1', 'orders/paid')->replayed, '', 'Shopify: for another topic');
+    is(executions('shopify'), 2, '... is executed');
+}
+
+
+sub rails_and_laravel {
+    my $n = start(shift);
+    my $post = sub {
+        my ($uri, $body, $cookies, @more) = @_;
+        return $n->post($uri, body => $body, type => $form,
+                        headers => [$browser, "Cookie: $cookies", @more]);
+    };
+
+    my ($visitor) = ($n->get('/new?ct=text/html')->header('Set-Cookie') // '')
+                    =~ /^(visitor=[0-9a-f]{32}); Path=\/; HttpOnly; SameSite=Lax$/
+        or fail('the first page has a cookie');
+
+    my $again = $n->request(GET => '/new?ct=text/html', headers => ["Cookie: $visitor"]);
+    is($again->header('Set-Cookie'), undef, 'the next one has none');
+
+    my $first = $post->('/orders?id=rails&status=303&h=Location:%20/orders/1'
+                        . '&h=Set-Cookie:%20_app_session=two',
+                        'authenticity_token=a&item=1&commit=Save', "$visitor; _app_session=one");
+
+    like($first->header('Set-Cookie'), qr/_app_session=two/, 'the session cookie is renewed');
+
+    $again = $post->('/orders?id=rails&status=303&h=Location:%20/orders/1'
+                     . '&h=Set-Cookie:%20_app_session=two',
+                     'authenticity_token=b&item=1&commit=Save', "$visitor; _app_session=two");
+    ok($again->replayed, 'a form again, with the new cookie and another CSRF token, is replayed');
+    is(executions('rails'), 1, '... executed once');
+    like($again->header('Location'), qr{/orders/1$}, '... and leads to the same place');
+
+    $post->('/orders?id=rails&status=303&h=Location:%20/orders/1'
+            . '&h=Set-Cookie:%20_app_session=two',
+            'authenticity_token=c&item=1&commit=Save', 'visitor=other; _app_session=two');
+    is(executions('rails'), 2, "another visitor's is another one");
+
+    $post->('/orders?id=wrong&status=422', 'authenticity_token=a&item=', $visitor) for 1, 2;
+    is(executions('wrong'), 2, 'Rails: 422 is not final');
+
+    $post->('/orders?id=errors&status=302&h=Location:%20/new&h=X-Accel-Idempotency:%20release',
+            '_token=a&item=', $visitor) for 1, 2;
+    is(executions('errors'), 2, 'Laravel: nor is the redirect back to the form');
+
+    $post->('/orders?id=taken&status=302&h=Location:%20/orders/2', "_token=$_&item=3", $visitor)
+        for 'a', 'b';
+    is(executions('taken'), 1, 'Laravel: any other is');
+
+    my @token = ('submission_token=t1&item=4', $visitor);
+    my $token = $post->('/orders?id=token&status=303&h=Location:%20/orders/4', @token);
+
+    same_replay($token, $post->('/orders?id=token&status=303&h=Location:%20/orders/4', @token),
+                "the guard's token is a key");
+    is($post->('/orders?id=token&status=303&h=Location:%20/orders/4',
+               'submission_token=t1&item=5', $visitor)->{status}, 409, '... for one content');
+
+    like($n->request(POST => '/sign_out?ct=text/html', body => '',
+                     headers => ["Cookie: $visitor"])->header('Set-Cookie') // '',
+         qr/^visitor=(?!\Q$visitor\E)/, 'who logs out is somebody else');
+    like($n->request(DELETE => '/session?ct=text/html',
+                     headers => ["Cookie: $visitor"])->header('Set-Cookie') // '',
+         qr/^visitor=/, '... by DELETE as well');
+}
+
+
+sub jwt {
+    my $n = start(shift, '127.0.0.1:8002' => '127.0.0.1:$TEST_NGINX_RAND_PORT_2');
+    my $post = sub {
+        my ($token, $key) = @_;
+        return $n->post('/orders?id=jwt', key => $key, body => 'a=1',
+                        headers => ["Authorization: Bearer $token"]);
+    };
+
+    my $first = $post->('alice.1', 'j1');
+
+    is($first->{status}, 200, 'a request');
+    same_replay($first, $post->('alice.2', 'j1'), 'its retry with a refreshed token is replayed');
+    is($post->('bob.1', 'j1')->{status}, 409, "another user's is refused");
+
+    for my $key ('j1', 'j2') {
+        my $r = $post->('forged', $key);
+
+        is($r->{status}, 401, "$key: a token that is no good gets 401");
+        ok(!$r->replayed, '... and no replay');
+    }
+
+    is($post->('bob.1', 'j2')->{status}, 200, 'it used up no key');
+    is(executions('jwt'), 2, 'two were executed');
+}
+
+
+sub cors {
+    my $n = start(shift);
+    my $shop = 'Origin: https://shop.example';
+    my $exposed = 'Idempotent-Replayed, Retry-After, Link';
+
+    my $preflight = $n->request(OPTIONS => '/orders', headers => [
+        $shop, 'Access-Control-Request-Method: POST',
+        'Access-Control-Request-Headers: content-type,idempotency-key']);
+
+    is($preflight->{status}, 204, 'a preflight is answered');
+    is(executions('/orders'), 0, '... and asks nobody');
+    is($preflight->header('Access-Control-Allow-Origin'), 'https://shop.example',
+       '... admits the origin');
+    like($preflight->header('Access-Control-Allow-Headers'), qr/\bIdempotency-Key\b/,
+         '... and the key');
+    is($preflight->header('Access-Control-Allow-Credentials'), 'true', '... and cookies');
+    is($preflight->header('Access-Control-Allow-Methods'), 'GET, POST, PATCH, DELETE',
+       '... and the methods');
+    is($preflight->header('Access-Control-Max-Age'), 600, '... for ten minutes');
+    is($preflight->header('Vary'), 'Origin', '... and no cache gives it to others');
+    is($n->request(OPTIONS => '/orders', headers => ['Origin: https://evil.example'])
+         ->header('Access-Control-Allow-Origin'), undef, '... but no other origin');
+
+    my @same = (key => 'c1', headers => [$shop]);
+    my $own = '/orders?id=cors&h=Access-Control-Allow-Origin:%20*'
+              . '&h=Access-Control-Allow-Credentials:%20true&h=Access-Control-Expose-Headers:%20X-A';
+    my $first = $n->post($own, body => 'a=1', @same);
+    my $again = $n->post($own, body => 'a=1', @same);
+    my $refused = $n->post($own, body => 'a=2', @same);
+
+    same_replay($first, $again, 'a replay has the same headers');
+    is($refused->{status}, 409, 'another request is refused');
+
+    for ([$first, 'the first'], [$again, 'the replay'], [$refused, 'the refusal']) {
+        my ($r, $name) = @$_;
+
+        is($r->header('Access-Control-Allow-Origin'), 'https://shop.example',
+           "$name: for the origin, once");
+        is($r->header('Access-Control-Allow-Credentials'), 'true', "$name: with cookies");
+        is($r->header('Access-Control-Expose-Headers'), $exposed, "$name: what may be read");
+        is($r->header('Vary'), 'Origin', "$name: Vary");
+    }
+
+    is($n->post($own, key => 'c1', body => 'a=1', headers => ['Origin: https://evil.example'])
+         ->header('Access-Control-Allow-Origin'), undef, 'a replay for another origin is not readable');
+}
+
+
+sub graphql {
+    my $n = start(shift);
+    my $post = sub {
+        my ($uri, $body, @o) = @_;
+        return $n->post($uri, body => $body, type => $json, @o);
+    };
+
+    $post->('/graphql?id=query', '{"query":"{ orders { id } }"}') for 1, 2;
+    is(executions('query'), 2, 'a query without a key is executed each time');
+
+    my $first = $post->('/graphql?id=m', '{"query":"mutation { pay }","variables":{}}', key => 'm');
+
+    same_replay($first, $post->('/graphql?id=m', '{"variables": {}, "query": "mutation { pay }"}',
+                                key => 'm'),
+                'a mutation with a key is replayed, also if the JSON is written differently');
+    is($post->('/graphql?id=m', '{"query":"mutation {  pay }","variables":{}}', key => 'm')->{status},
+       409, 'white space in the document counts');
+
+    my $released = '/graphql?id=apq&h=X-Accel-Idempotency:%20release';
+    my $short = '{"extensions":{"persistedQuery":{"sha256Hash":"00"}}}';
+    my $full = '{"query":"mutation { pay }","extensions":{"persistedQuery":{"sha256Hash":"00"}}}';
+
+    ok(!$post->($released, $short, key => 'apq')->has('X-Accel-Idempotency'),
+       'nginx keeps X-Accel-Idempotency to itself');
+    is($post->('/graphql?id=apq', $full, key => 'apq')->{status}, 200,
+       'PersistedQueryNotFound with it: the full mutation is executed');
+    is(executions('apq'), 2, '... with the same key');
+
+    $post->('/graphql?id=apq2', $short, key => 'apq2');
+    is($post->('/graphql?id=apq2', $full, key => 'apq2')->{status}, 409,
+       'without it: a conflict');
+
+    $first = $post->('/graphql?id=failed&body=%7B%22errors%22%3A%5B%5D%7D', $full, key => 'failed');
+    same_replay($first, $post->('/graphql?id=failed&body=%7B%22errors%22%3A%5B%5D%7D', $full,
+                                key => 'failed'),
+                'an error in a 200 is a result');
+}
+
+
+sub mobile_clients {
+    my $n = start(shift, '127.0.0.1:8002' => '127.0.0.1:$TEST_NGINX_RAND_PORT_2');
+    my $post = sub {
+        my ($uri, $key, %o) = @_;
+        return $n->post($uri, defined $key ? (key => $key) : (), body => '{"a":1}', type => $json,
+                        headers => ['Authorization: Bearer ' . ($o{token} // 'alice.1')]);
+    };
+
+    my $key = uuid7(1);
+    my $first = $post->('/queue?id=q', $key);
+
+    is($first->{status}, 200, 'a request');
+    same_replay($first, $post->('/queue?id=q', $key, token => 'alice.2'),
+                'a retry with a refreshed token is replayed');
+    is($post->('/queue?id=q', $key, token => 'expired')->{status}, 401,
+       'with a token that has expired it is 401');
+
+    my $late = $post->('/queue?id=late', uuid7(7 * 86400 + 60));
+
+    is($late->{status}, 409, 'a key of more than a week is refused');
+    like($late->{body}, qr/idempotency:expired"/, '... as expired');
+    is(executions('late'), 0, '... and not executed');
+    is($post->('/queue?id=old', uuid7(7 * 86400 - 3600))->{status}, 200, 'one of less is not');
+
+    is($post->('/queue', uuid7(-3600))->{status}, 400, 'a clock that is fast: 400');
+    is($post->('/queue', 'abc')->{status}, 400, 'another kind of key: 400');
+    is($post->('/queue')->{status}, 400, 'none: 400');
+
+    $key = uuid7(2);
+    my $gone = $n->start('POST', '/queue?id=gone&gate=1', key => $key, body => '{"a":1}',
+                         type => $json, headers => ['Authorization: Bearer alice.1']);
+    held('gone');
+    $gone->close;
+    my $retry = $n->start('POST', '/queue?id=gone&gate=1', key => $key, body => '{"a":1}',
+                          type => $json, headers => ['Authorization: Bearer alice.2']);
+    go('gone');
+    ok($retry->response->replayed, 'a client that went away: the retry gets the result');
+    is(executions('gone'), 1, '... of the one execution');
+}
+
+
+sub multi_tenant {
+    my ($text) = @_;
+
+    # so many requests would take too long
+    $text =~ s/idempotency_quota 5000 /idempotency_quota 2 / or die 'no quota of 5000';
+
+    my $n = start($text);
+    my $post = sub {
+        my ($tenant, $key) = @_;
+        return $n->post('/orders?id=tenants', key => $key, body => 'a=1',
+                        host => "$tenant.shops.example");
+    };
+
+    my $first = $post->('acme', '1');
+
+    same_replay($first, $post->('acme', '1'), 'a retry is replayed');
+    is($post->('globex', '1')->{status}, 200, 'the same key of another tenant is executed');
+    is(executions('tenants'), 2, '... as an order of its own');
+
+    is($post->('acme', '2')->{status}, 200, 'as many as the quota allows');
+    is($post->('acme', '3')->{status}, 429, 'one more is refused');
+    ok($post->('acme', '1')->replayed, 'a retry is not');
+    is($post->('globex', '2')->{status}, 200, 'nor is another tenant');
+}
+
+
+sub behind_a_cdn {
+    my ($text) = @_;
+
+    $text =~ s/idempotency_quota 1000;/idempotency_quota 2;/ or die 'no quota of 1000';
+
+    my $n = start($text);
+    my $post = sub {
+        my ($visitor, @more) = @_;
+        return $n->post('/contact?id=cdn', body => 'text=hello', type => $form,
+                        headers => [$browser, "X-Forwarded-For: $visitor", @more]);
+    };
+
+    my $first = $post->('192.0.2.1');
+
+    same_replay($first, $post->('192.0.2.1'), 'a form again is replayed');
+    same_replay($first, $post->('192.0.2.7, 192.0.2.1'), '... whatever the visitor says himself');
+    is($post->('192.0.2.2')->replayed, '', "another visitor's is another one");
+    is(executions('cdn'), 2, 'two were executed');
+
+    $first = $n->post('/x?id=cookies', key => 'c', body => 'a=1',
+                      headers => ['Cookie: __cf_bm=1; AWSALB=2; s=1']);
+    same_replay($first, $n->post('/x?id=cookies', key => 'c', body => 'a=1',
+                                 headers => ['Cookie: __cf_bm=3; AWSALB=4; s=1']),
+                "the CDN's cookies do not count");
+
+    my $new = sub {
+        my ($visitor, $key) = @_;
+        return $n->post('/x', key => $key, body => '', headers => ["X-Forwarded-For: $visitor"]);
+    };
+
+    is($new->('192.0.2.3', $_)->{status}, 200, 'as many as the quota allows') for 'q1', 'q2';
+    is($new->('192.0.2.3', 'q3')->{status}, 429, 'one more is refused');
+    is($new->('192.0.2.4', 'q3')->{status}, 200, "another visitor's is not");
+}
+
+
+sub docker {
+    my $n = start(shift, '127.0.0.1:8000' => undef, '127.0.0.1:8001' => undef,
+                  '80' => '127.0.0.1:$TEST_NGINX_PORT', 'app:8080' => '$TEST_NGINX_BACKEND');
+    my $first = $n->post('/orders', key => 'd', body => 'a=1');
+
+    is($first->header('X-Idempotency-Status'), 'NEW', 'a request');
+    is($n->post('/orders', key => 'd', body => 'a=1')->header('X-Idempotency-Status'), 'REPLAYED',
+       'its retry');
+}
+
+
+sub kubernetes {
+    my ($front, $pod) = @_;
+
+    my @pods = map {
+        start($pod, '127.0.0.1:8000' => undef, '8000' => '127.0.0.1:$TEST_NGINX_PORT')
+    } 1, 2;
+
+    my $n = start($front, '127.0.0.1:8001' => undef,
+                  map { ("shop-$_.shop:8000" => '127.0.0.1:' . $pods[$_]->port) } 0, 1);
+    my $post = sub {
+        my ($at, $key, $written) = @_;
+        return $at->post("/orders?id=$key", key => $written // $key, body => 'a=1',
+                         host => 'shop.example');
+    };
+    my @keys = map { "k$_" } 1 .. 24;
+
+    for my $key (@keys) {
+        is($post->($n, $key)->{status}, 200, "$key: a request");
+        ok($post->($n, $key, qq("$key"))->replayed, '... its retry, with quotes, finds the same pod');
+    }
+
+    my $here = grep { $post->($pods[0], $_)->replayed } @keys;
+
+    ok($here > 0 && $here < @keys, "both pods have some of the keys ($here of 24)");
+
+    $n->post('/orders?id=none', body => 'a=1') for 1 .. 8;
+    is(executions('none'), 8, 'without a key each is executed');
+
+    my $before = join ' ', map { executions($_) } @keys;
+
+    $pods[0]->stop;
+
+    my %status = map { $post->($n, $_)->{status} => 1 } @keys;
+
+    is_deeply([sort keys %status], [200, 502], 'without its pod a key is refused');
+    is(join(' ', map { executions($_) } @keys), $before, '... and not executed by the other one');
+}
+
+
+# --- helpers -----------------------------------------------------------------
+
+# start(TEXT, %place): nginx with that configuration in its http block
+
+sub start {
+    my ($text, %place) = @_;
+
+    %place = ('127.0.0.1:8000' => '127.0.0.1:$TEST_NGINX_PORT',
+              '127.0.0.1:8001' => '$TEST_NGINX_BACKEND', %place);
+    delete @place{grep { !defined $place{$_} } keys %place};
+
+    my %o = (zone => 0, http => place($text, %place)
+                                . ($text =~ m{/verify} ? $verify : ''));
+    my ($ok, $said) = config_test(%o);
+
+    ok($ok, 'nginx -t') or diag($said);
+    unlike($said, qr/\[(?:warn|error|crit|emerg)\]/, '... with nothing to say') or diag($said);
+
+    return nginx(%o);
+}
+
+
+# uuid7(AGE): a key that was made so many seconds ago
+
+my $made = 0;
+
+sub uuid7 {
+    my ($age) = @_;
+
+    my $time = sprintf '%012x', (time - $age) * 1000;
+
+    return sprintf '%s-%s-7000-8000-%012x', substr($time, 0, 8), substr($time, 8), ++$made;
+}
