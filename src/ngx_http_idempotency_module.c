@@ -27,9 +27,6 @@ static ngx_int_t ngx_http_idempotency_merge_keys(ngx_conf_t *cf,
 static ngx_int_t ngx_http_idempotency_merge_identity(ngx_conf_t *cf,
     ngx_http_idempotency_loc_conf_t *prev,
     ngx_http_idempotency_loc_conf_t *conf);
-static void ngx_http_idempotency_merge_status(
-    ngx_http_idempotency_loc_conf_t *prev,
-    ngx_http_idempotency_loc_conf_t *conf);
 static void ngx_http_idempotency_merge_canon(
     ngx_http_idempotency_loc_conf_t *prev,
     ngx_http_idempotency_loc_conf_t *conf);
@@ -790,25 +787,6 @@ ngx_http_idempotency_merge_identity(ngx_conf_t *cf,
     conf->ignore_cookies = prev->ignore_cookies;
 
     return NGX_OK;
-}
-
-
-static void
-ngx_http_idempotency_merge_status(ngx_http_idempotency_loc_conf_t *prev,
-    ngx_http_idempotency_loc_conf_t *conf)
-{
-    ngx_uint_t  i;
-
-    for (i = 1; i < NGX_HTTP_IDEMPOTENCY_REFUSALS; i++) {
-
-        if (conf->status[i] == 0) {
-            conf->status[i] = prev->status[i];
-        }
-
-        if (conf->status[i] == 0) {
-            conf->status[i] = ngx_http_idempotency_refusals[i].code;
-        }
-    }
 }
 
 
