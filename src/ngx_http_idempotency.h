@@ -456,6 +456,11 @@ void ngx_http_idempotency_swallow(ngx_chain_t *in);
 void ngx_http_idempotency_watch_client(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 
+/* request/peer.c */
+
+ngx_int_t ngx_http_idempotency_init_peers(ngx_conf_t *cf);
+ngx_int_t ngx_http_idempotency_send_once(ngx_http_request_t *r);
+
 /* request/replay.c */
 
 ngx_int_t ngx_http_idempotency_replay(ngx_http_request_t *r,

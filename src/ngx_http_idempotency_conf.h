@@ -26,6 +26,8 @@ typedef struct {
     ngx_uint_t                     in_use;
     /* of void **: the configurations of all modules in each of them */
     ngx_array_t                    locations;
+    /* of all upstreams: what their balancers begin with */
+    ngx_array_t                    upstreams;
     /* of ngx_http_idempotency_use_t */
     ngx_array_t                    uses;
     /* all locations there are */

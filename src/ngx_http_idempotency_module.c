@@ -466,6 +466,10 @@ ngx_http_idempotency_init(ngx_conf_t *cf)
 
     ngx_http_idempotency_warn_upstreams(cf, &imcf->locations);
 
+    if (ngx_http_idempotency_init_peers(cf) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
     return ngx_http_idempotency_origin_init(cf, imcf->origins);
 }
 

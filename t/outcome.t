@@ -313,10 +313,10 @@ my %silent = (
     'a header too big' => [ 502, more => 'raw=HTTP/1.1%20200%20OK%0D%0AX:%20'
                             . 'y' x 6000 . '%0D%0A%0D%0A' ],
     'half a header'    => [ 502, more => 'raw=HTTP/1.1%20200%20OK%0D%0AX:' ],
-    'timed out, then refused' => [ 502, more => 'gate=1', hasty => 1,
-                                   method => 'PUT', to => 'sent_first' ],
-    'closed, then refused' => [ 502, more => 'close=1', method => 'PUT',
-                                to => 'sent_first' ],
+    'timed out, another is left' => [ 504, more => 'gate=1', hasty => 1,
+                                      method => 'PUT', to => 'sent_first' ],
+    'closed, another is left' => [ 502, more => 'close=1', method => 'PUT',
+                                   to => 'sent_first' ],
     'refused, then timed out' => [ 504, more => 'gate=1', hasty => 1,
                                    to => 'refused_first' ],
     'refused, then closed' => [ 502, more => 'close=1',
@@ -538,7 +538,7 @@ unsaid(row('RELEASE', 'released', 200, more => "${say}RELEASE"), 'RELEASE');
 $n->stop;
 
 
-# --- what nobody can prevent ------------------------------------------------
+# --- what has no effect ------------------------------------------------------
 
 {
     my $warned = qr/\[warn\].*non_idempotent/;
@@ -559,7 +559,7 @@ $n->stop;
 
             my ($ok, $log) = config_test(server =>
                 "location / { idempotency zone=z; $next $pass }");
-            ok($ok, "$name: executed at more than one upstream");
+            ok($ok, "$name: to be executed at more than one upstream");
             like($log, $warned, '... is warned of');
 
             ($ok, $log) = config_test(server => "location / { $next $pass }");

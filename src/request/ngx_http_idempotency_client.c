@@ -45,7 +45,7 @@ static ngx_str_t  client_upstreams[] = {
 };
 
 
-/* "non_idempotent" is said of a whole location, so it can be told at start */
+/* somebody might rely on it */
 
 void
 ngx_http_idempotency_warn_upstreams(ngx_conf_t *cf, ngx_array_t *locations)
@@ -77,9 +77,8 @@ ngx_http_idempotency_warn_upstreams(ngx_conf_t *cf, ngx_array_t *locations)
             if (conf->next_upstream & NGX_HTTP_UPSTREAM_FT_NON_IDEMPOTENT) {
                 ngx_conf_log_error(NGX_LOG_WARN, cf, 0,
                                    "\"non_idempotent\" of *_next_upstream "
-                                   "executes a request at more than one "
-                                   "upstream, \"idempotency\" cannot "
-                                   "prevent that");
+                                   "has no effect with \"idempotency\" on "
+                                   "requests with a key");
             }
         }
     }
@@ -115,7 +114,9 @@ client_content_handler(ngx_http_request_t *r)
 
     rc = ctx->content_handler(r);
 
-    if (ctx->carried && client_keep_upstream(r) != NGX_OK) {
+    if ((ctx->owner && ngx_http_idempotency_send_once(r) != NGX_OK)
+        || (ctx->carried && client_keep_upstream(r) != NGX_OK))
+    {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
