@@ -24,6 +24,18 @@ my $n = nginx(workers => 2, allow => qr/zone "tiny" is full|unavailable/,
         add_header X-Status $idempotency_status always;
         location / { proxy_pass http://$TEST_NGINX_BACKEND; }
     }
+
+    server {
+        listen 127.0.0.1:$TEST_NGINX_RAND_PORT_2;
+        server_name window;
+        idempotency zone=z;
+        idempotency_key_format uuid7;
+        idempotency_window 30m;
+        add_header X-Status $idempotency_status always;
+        location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+        location /longer { idempotency_window 2h;
+                           proxy_pass http://$TEST_NGINX_BACKEND; }
+    }
 EOC
     idempotency zone=z;
     idempotency_key_format uuid7;
@@ -32,7 +44,7 @@ EOC
     add_header X-Expires "$idempotency_expires" always;
 
     location / { proxy_pass http://$TEST_NGINX_BACKEND; }
-    location /short { idempotency_window 1s; idempotency_key_max_age 4s;
+    location /short { idempotency_window 1s; idempotency_key_max_age 7s;
                       proxy_pass http://$TEST_NGINX_BACKEND; }
     location /window { idempotency_window 30m; idempotency_key_max_age 1m;
                        proxy_pass http://$TEST_NGINX_BACKEND; }
@@ -125,6 +137,20 @@ for (['61 min old', key(61 * 60)], ['a day old', key(86400)],
 
 is(executions('old'), 0, 'no old key was executed');
 
+# by default the window is the age
+{
+    my @there = (port => $n->port(2));
+
+    is(status_of(post('/x', key(29 * 60), 'age', @there)), '200 NEW',
+       'younger than the window');
+    is(told(post('/x', key(31 * 60), 'age', @there)), '409 EXPIRED expired',
+       'older than the window');
+    is(status_of(post('/longer', key(31 * 60), 'age', @there)), '200 NEW',
+       "... not than another location's");
+    is(told(post('/longer', key(121 * 60), 'age', @there)),
+       '409 EXPIRED expired', '... which has one as well');
+}
+
 # without a key the content has no time of its own
 is(status_of(post('/content', undef, 'content')), '200 NEW', 'no key');
 
@@ -135,9 +161,9 @@ is(status_of(post('/content', undef, 'content')), '200 NEW', 'no key');
     # bound beyond its window, until it is too old
     my $key = key(0);
     my $first = post('/short', $key, 'short');
-    is(status_of($first), '200 NEW', 'a window of 1 s, an age of 4 s');
+    is(status_of($first), '200 NEW', 'a window of 1 s, an age of 7 s');
     my $late = post('/x', $key, 'short');
-    cmp_ok($late->header('X-Expires'), '<=', 4, '... it is bound for');
+    cmp_ok($late->header('X-Expires'), '<=', 7, '... it is bound for');
 
     my $end = time + 60;
     my ($r, $state) = (undef, 'bound');
@@ -155,7 +181,7 @@ is(status_of(post('/content', undef, 'content')), '200 NEW', 'no key');
     is(executions('short'), 1, '... executed once');
 
     # and beyond its age, until its window ends: a bound token is answered
-    $key = key(50);
+    $key = key(30);
     $first = post('/window', $key, 'window');
     is(status_of($first), '200 NEW', 'a window of 30 min, an age of 1 min');
     my $x = post('/window', $key, 'window')->header('X-Expires');

@@ -125,10 +125,11 @@ ngx_http_idempotency_settle(ngx_http_request_t *r,
     {
         ngx_http_idempotency_unlike(ctx);
 
-        ctx->released = 1;
         op->leave = (outcome == NGX_HTTP_IDEMPOTENCY_LEAVE);
 
         rc = store->engine->release(store, op);
+
+        ctx->released = (rc == NGX_OK && op->result == NGX_IDEMPOTENCY_OK);
 
     } else {
         op->outcome = outcome;
