@@ -11,7 +11,7 @@ use Stress;
 my $dead = dead_port();
 
 my $n = nginx(workers => 2, http => <<'EOC' . crowd(<<"EOC2"));
-    log_format result '$request_uri $status $idempotency_status';
+    log_format result '$request_uri $idempotency_status $idempotency_expires';
     access_log $TEST_NGINX_ROOT/logs/access.log result;
     idempotency_wait_timeout 40s;
     proxy_read_timeout 60s;
@@ -125,6 +125,18 @@ for (['says', '/x', 'h=X-Accel-Idempotency:%20release', 200],
     is(status_of($n->post($uri, @o)), '429 NEW', "alone: $_") for 1 .. 3;
     is(executions('alone'), 3, '... each executes');
 }
+
+# None of those who waited has bound anything, nor has the owner.
+
+my @logged;
+
+until_true {
+    @logged = sort $n->access_log =~ /^\S*id=429&\S* (\w+ \S*)$/mg;
+    @logged == 12;
+};
+
+is_deeply(\@logged, [ ('NEW 0') x 2, ('WAITED 0') x 10 ],
+          'in the log: their token is free');
 
 $n->stop;
 done_testing();

@@ -11,7 +11,7 @@
 
 #define TOKENS     3
 #define PROCESSES  4
-#define ZONE       (2 * 1024 * 1024)
+#define ZONE       (32 * 1024 * 1024)
 
 
 typedef struct {
@@ -26,6 +26,8 @@ typedef struct {
 
     ngx_atomic_t           replays;
     ngx_atomic_t           waits;
+    ngx_atomic_t           left;
+    ngx_atomic_t           limited;
     ngx_atomic_t           takeovers;
     ngx_atomic_t           torn;
 
@@ -94,6 +96,9 @@ stop(void)
         op_forget(&zone, &op);
     }
 
+    ngx_idempotency_record_expire(&zone.shm,
+                                  tick() + NGX_IDEMPOTENCY_SHM_LEFT, ZONE);
+
     zone_check_empty(&zone);
     zone_close(&zone);
     unit_unshared(shared, sizeof(shared_t));
@@ -154,6 +159,9 @@ own(process_t *p, ngx_uint_t token, ngx_idempotency_op_t *op)
     op->now = tick();
 
     if (unit_below(&p->seed, 3) == 0) {
+        op->leave = unit_below(&p->seed, 2);
+        op->status = 429;
+        op_respond(op, size_of(op->fence), op->fence);
         n = op_release(&zone, op);
 
     } else {
@@ -195,7 +203,7 @@ static void
 hammer(void *data)
 {
     process_t            *p;
-    ngx_uint_t            i, token;
+    ngx_uint_t            i, token, result;
     ngx_idempotency_op_t  op;
 
     p = data;
@@ -226,7 +234,26 @@ hammer(void *data)
         op.wait = unit_below(&p->seed, 2);
         op.handler = changed;
 
-        switch (op_claim(&zone, &op)) {
+        /* not all three may be there at once, if they are counted */
+
+        op.quota = unit_below(&p->seed, 2) ? 2 : 0;
+
+        result = op_claim(&zone, &op);
+
+        if (op.waiting) {
+            await_change(p, &op);
+
+            op.now = tick();
+            op.wait = 0;
+            result = op_claim(&zone, &op);
+        }
+
+        if (op.left) {
+            check_equal(op.status, 429);
+            ngx_atomic_fetch_add(&shared->left, 1);
+        }
+
+        switch (result) {
 
         case NGX_IDEMPOTENCY_CLAIMED:
             own(p, token, &op);
@@ -235,10 +262,6 @@ hammer(void *data)
         case NGX_IDEMPOTENCY_BOUND:
 
             if (op.outcome == NGX_IDEMPOTENCY_PENDING) {
-                if (op.waiting) {
-                    await_change(p, &op);
-                }
-
                 break;
             }
 
@@ -247,6 +270,10 @@ hammer(void *data)
             check_equal(op.outcome, NGX_IDEMPOTENCY_DONE);
             op_responded(&op, size_of(op.fence), op.fence);
             ngx_atomic_fetch_add(&shared->replays, 1);
+            break;
+
+        case NGX_IDEMPOTENCY_LIMITED:
+            ngx_atomic_fetch_add(&shared->limited, 1);
             break;
 
         case NGX_IDEMPOTENCY_UNAVAILABLE:
@@ -294,9 +321,11 @@ nobody_dies(void)
         check_equal(shared->claims[i], shared->counter[i]);
     }
 
-    unit_note("%lu claims of one token, %lu replays, %lu waits",
+    unit_note("%lu claims of one token, %lu replays, %lu waits, %lu left, "
+              "%lu limited",
               (u_long) shared->claims[0], (u_long) shared->replays,
-              (u_long) shared->waits);
+              (u_long) shared->waits, (u_long) shared->left,
+              (u_long) shared->limited);
 
     check(shared->replays > 0);
     check_equal(shared->torn, 0);
