@@ -167,6 +167,49 @@ END
 }
 
 
+# --- what configure compiles ----------------------------------------------------
+
+{
+    make_path("$tmp/tree/objs", "$tmp/features");
+    write_file("$tmp/compiler", <<"END");
+echo "\$*" >> $tmp/compiled
+case " \$* " in
+    *" -lmissing "*)  exit 1 ;;
+    *" -o "*)         cp objs/autotest.c objs/autotest ;;
+    *)                echo a compiler ;;
+esac
+END
+
+    local $ENV{FEATURE_CC} = "sh $tmp/compiler";
+    local $ENV{FEATURE_DIR} = "$tmp/features";
+    local $ENV{FEATURE_KEY} = 'one';
+
+    my $try = sub {
+        my ($text, @more) = @_;
+
+        unlink "$tmp/tree/objs/autotest", "$tmp/compiled";
+        write_file("$tmp/tree/objs/autotest.c", $text);
+        run('sh', '-c', 'cd "$1" && shift && exec sh "$@"', 'sh', "$tmp/tree",
+            "$root/util/feature", '-O', '-o', 'objs/autotest', 'objs/autotest.c', @more);
+
+        my $made = -e "$tmp/tree/objs/autotest" ? slurp("$tmp/tree/objs/autotest") : '';
+        return ($made eq $text ? 'there' : 'not there')
+               . (-e "$tmp/compiled" ? ', compiled' : ', kept');
+    };
+
+    is($try->('a'), 'there, compiled', 'a feature is compiled');
+    is($try->('a'), 'there, kept', '... once');
+    is($try->('b'), 'there, compiled', '... another as well');
+    is($try->('a', '-lz'), 'there, compiled', '... and one with other arguments');
+    is($try->('a', '-lmissing'), 'not there, compiled', 'what does not compile');
+    is($try->('a', '-lmissing'), 'not there, compiled', '... is tried again');
+
+    $ENV{FEATURE_KEY} = 'two';
+    is($try->('a'), 'there, compiled', 'another compiler, another result');
+    like((run('sh', "$root/util/feature", '-v'))[1], qr/^a compiler$/, 'asked for anything else');
+}
+
+
 # --- an nginx from elsewhere ----------------------------------------------------
 
 SKIP: {
