@@ -385,7 +385,7 @@ sub twice {
     my ($button) = @_;
     my $n = begun();
     my $where = $browser->where($button);
-    my $deadline = time + 60;
+    my $deadline = time + 180;
 
     leave();
     Stage::spew("$dir/site.sqlite.hold", 'on');
