@@ -327,6 +327,7 @@ static struct {
 } worst[] = {
     { "form: 524,288 fields", FORM, "", "a&", "" },
     { "form: 524,288 wanted and empty ones", FORM, "", "=&", "" },
+    { "form: 524,288 fields to be left out", FORM, "", "z&", "" },
     { "form: separators", FORM, "", "&", "" },
     { "form: one escape after the other", FORM, "b=", "+", "" },
     { "form: a percent sign in each name", FORM, "", "%%41&", "" },
@@ -335,9 +336,13 @@ static struct {
       "" },
     { "form: 16,644 names alike", FORM, "", LONG "%", "" },
     { "form: 16,000 names alike, with an end", FORM, "", LONG "%&", "" },
+    { "form: names that end one after the other", FORM, "",
+      LONG LONG LONG "&" LONG LONG "%&" LONG LONG LONG LONG "%&" LONG "&", "" },
     { "form: 2,200 names alike", FORM, "", LONG LONG LONG LONG LONG LONG LONG
       LONG "%&", "" },
     { "form: a value of 1 MB that is wanted", FORM, "tok=", "x", "" },
+    { "form: spaces in a value that is wanted", FORM, "tok=", "+", "" },
+    { "form: escapes in a value that is wanted", FORM, "tok=", "%%41", "" },
     { "JSON: [0,0,...]", JSON, "[", "0,", "0]" },
     { "JSON: 65,000 strings", JSON, "[", "\"aaaaaa\\n%\",", "0]" },
     { "JSON: 63,000 numbers", JSON, "[", "-%.0000e-1,", "0]" },
@@ -345,6 +350,8 @@ static struct {
       "\"\":1}" },
     { "JSON: 15,900 members, alike, escaped", JSON, "{",
       "\"" LONG "\\n%\":1,", "\"\":1}" },
+    { "JSON: members to be left out", JSON, "{", "\"u\":12345678,",
+      "\"\":1}" },
     { "JSON: 100,000 members", JSON, "{", "\"%\":1,", "\"\":1}" },
     { "JSON: 61,000 members in 2-member objects", JSON, "[",
       "{\"aaaaaaaa%b\":1,\"aaaaaaaa%a\":2},", "0]" },
@@ -353,6 +360,12 @@ static struct {
     { "JSON: surrogates", JSON, "\"", "\\ud800", "\"" },
     { "JSON: escapes in a name that is looked at", JSON, "{\"", "\\n",
       "\":1}" },
+    { "JSON: escapes in names that are looked at", JSON, "{",
+      "\"\\n\":1,", "\"\":1}" },
+    { "JSON: escapes in a value that is wanted", JSON, "{\"tok\":\"", "\\n",
+      "\"}" },
+    { "JSON: surrogates in a value that is wanted", JSON, "{\"tok\":\"",
+      "\\ud800", "\"}" },
     { "JSON: characters beyond ASCII", JSON, "\"", "\xc3\xa4.", "\"" },
     { "JSON: white space", JSON, "", " ", "0" },
     { "JSON: wrong at the end", JSON, "[", "\"aaaaaa\\n%\",", "0" },
@@ -418,7 +431,10 @@ made(ngx_uint_t n)
 }
 
 
-/* all that a request does: pieces, three names, and bytes where it must be */
+/*
+ * All that a request does: pieces, three names to be found and eight to be left
+ * out, and bytes where it must be
+ */
 
 static ngx_int_t
 all_told(ngx_uint_t kind, ngx_str_t *body)
@@ -426,6 +442,8 @@ all_told(ngx_uint_t kind, ngx_str_t *body)
     size_t                        n, len;
     u_char                       *p, *copy, out[NGX_IDEMPOTENCY_DIGEST_LEN];
     ngx_int_t                     rc;
+    ngx_str_t                     bad;
+    ngx_array_t                   array;
     ngx_idempotency_canon_t       c;
     ngx_idempotency_digest_t      d;
     ngx_idempotency_fields_t     *f;
@@ -433,9 +451,17 @@ all_told(ngx_uint_t kind, ngx_str_t *body)
 
     static ngx_str_t  names[] = { ngx_string("tok"), ngx_string("a"),
                                   ngx_string("submission_token") };
+    static ngx_str_t  ignored[] = { ngx_string("b"), ngx_string("csrf_token"),
+                                    ngx_string("ts"), ngx_string("/b/ts"),
+                                    ngx_string("/items/0/b/c/d"),
+                                    ngx_string("t"), ngx_string("u"),
+                                    ngx_string("z") };
 
     c.flags = NGX_IDEMPOTENCY_CANON_ALL & ~NGX_IDEMPOTENCY_CANON_TEXT;
-    c.ignore = NULL;
+    array.elts = ignored;
+    array.nelts = 8;
+
+    (void) ngx_idempotency_canon_ignore(&c, &array, &bad, pool);
 
     ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
 

@@ -133,8 +133,11 @@ ngx_idempotency_form(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
 static ngx_int_t
 form_parse(form_t *f, ngx_idempotency_canon_t *c)
 {
-    ngx_int_t  rc;
-    ngx_str_t  name, value;
+    ngx_int_t   rc;
+    ngx_str_t   name, value;
+    ngx_uint_t  nfields;
+
+    nfields = 0;
 
     while (f->pos < f->end) {
 
@@ -155,17 +158,21 @@ form_parse(form_t *f, ngx_idempotency_canon_t *c)
             return rc;
         }
 
-        if (name.len + value.len == 0
-            || (c->ignore
-                && ngx_idempotency_ignored(c, name.data, name.len)))
-        {
+        if (name.len + value.len == 0) {
             continue;
         }
 
-        rc = form_add(f, &name, &value);
+        if (nfields++ == NGX_IDEMPOTENCY_FORM_FIELDS) {
+            /* more than a request may keep a worker busy with */
+            return NGX_DECLINED;
+        }
 
-        if (rc != NGX_OK) {
-            return rc;
+        if (c->ignore && ngx_idempotency_ignored(c, name.data, name.len)) {
+            continue;
+        }
+
+        if (form_add(f, &name, &value) != NGX_OK) {
+            return NGX_ERROR;
         }
     }
 
@@ -173,23 +180,14 @@ form_parse(form_t *f, ngx_idempotency_canon_t *c)
 }
 
 
-/* NGX_DECLINED: more than a request may keep a worker busy with */
-
 static ngx_int_t
 form_add(form_t *f, ngx_str_t *name, ngx_str_t *value)
 {
     ngx_uint_t     n;
     form_field_t  *field;
 
-    if (f->nfields == f->nalloc) {
-
-        if (f->nfields == NGX_IDEMPOTENCY_FORM_FIELDS) {
-            return NGX_DECLINED;
-        }
-
-        if (form_grow(f) != NGX_OK) {
-            return NGX_ERROR;
-        }
+    if (f->nfields == f->nalloc && form_grow(f) != NGX_OK) {
+        return NGX_ERROR;
     }
 
     f->nfields++;

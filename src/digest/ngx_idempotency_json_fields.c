@@ -25,6 +25,7 @@ typedef enum {
     json_mark_end,
     json_member,
     json_name,
+    json_long_name,
     json_colon,
     json_value,
     json_string,
@@ -47,6 +48,8 @@ static void json_escape(ngx_idempotency_fields_t *f, u_char c);
 static void json_unit(ngx_idempotency_fields_t *f, uint32_t unit);
 static void json_put_unit(ngx_idempotency_fields_t *f, uint32_t unit);
 static void json_put(ngx_idempotency_fields_t *f, u_char *p, size_t len);
+static u_char *json_skip_string(ngx_idempotency_fields_t *f, u_char *p,
+    u_char *last);
 static u_char *json_skip(ngx_idempotency_fields_t *f, u_char *p,
     u_char *last);
 
@@ -64,8 +67,12 @@ ngx_idempotency_json_fields(ngx_idempotency_fields_t *f, u_char *p,
             p = json_text(f, p, last);
             break;
 
-        case json_nested:
+        case json_long_name:
         case json_skipped:
+            p = json_skip_string(f, p, last);
+            break;
+
+        case json_nested:
             p = json_skip(f, p, last);
             break;
 
@@ -304,6 +311,17 @@ json_text(ngx_idempotency_fields_t *f, u_char *p, u_char *last)
         return p + 1;
     }
 
+    if (f->state == json_name && f->name_len > f->longest) {
+
+        /* it is none of those that are wanted */
+
+        f->state = json_long_name;
+        f->name_len = 0;
+        f->high = 0;
+
+        return p;
+    }
+
     if (*p == '\\') {
         f->escape = JSON_BACKSLASH;
         return p + 1;
@@ -342,10 +360,7 @@ json_text(ngx_idempotency_fields_t *f, u_char *p, u_char *last)
 static void
 json_escape(ngx_idempotency_fields_t *f, u_char c)
 {
-    u_char     *p;
-    ngx_int_t   digit;
-
-    static u_char  escapes[] = "\"\"\\\\//b\bf\fn\nr\rt\t";
+    ngx_int_t  digit;
 
     if (f->escape > JSON_BACKSLASH) {
 
@@ -372,16 +387,46 @@ json_escape(ngx_idempotency_fields_t *f, u_char c)
         return;
     }
 
-    f->escape = 0;
+    switch (c) {
 
-    for (p = escapes; p < escapes + sizeof(escapes) - 1; p += 2) {
-        if (*p == c) {
-            json_unit(f, p[1]);
-            return;
-        }
+    case '"':
+    case '\\':
+    case '/':
+        break;
+
+    case 'b':
+        c = '\b';
+        break;
+
+    case 'f':
+        c = '\f';
+        break;
+
+    case 'n':
+        c = '\n';
+        break;
+
+    case 'r':
+        c = '\r';
+        break;
+
+    case 't':
+        c = '\t';
+        break;
+
+    default:
+        ngx_idempotency_fields_unreadable(f);
+        return;
     }
 
-    ngx_idempotency_fields_unreadable(f);
+    f->escape = 0;
+
+    if (f->high) {
+        json_put_unit(f, f->high);
+        f->high = 0;
+    }
+
+    json_put(f, &c, 1);
 }
 
 
@@ -438,36 +483,36 @@ json_put(ngx_idempotency_fields_t *f, u_char *p, size_t len)
 }
 
 
-/* to the end of a string, or of what is nested */
+static u_char *
+json_skip_string(ngx_idempotency_fields_t *f, u_char *p, u_char *last)
+{
+    if (f->escape) {
+        f->escape = 0;
+        p++;
+    }
+
+    for ( /* void */ ; p < last; p++) {
+
+        if (*p == '"') {
+            f->state = (f->state == json_long_name) ? json_colon
+                       : f->depth ? json_nested : json_behind;
+            return p + 1;
+        }
+
+        if (*p == '\\' && ++p == last) {
+            f->escape = JSON_BACKSLASH;
+        }
+    }
+
+    return last;
+}
+
+
+/* to the end of what is nested */
 
 static u_char *
 json_skip(ngx_idempotency_fields_t *f, u_char *p, u_char *last)
 {
-    if (f->state == json_skipped) {
-
-        if (f->escape) {
-            f->escape = 0;
-            p++;
-        }
-
-        while (p < last && *p != '"' && *p != '\\') {
-            p++;
-        }
-
-        if (p == last) {
-            return p;
-        }
-
-        if (*p == '\\') {
-            f->escape = JSON_BACKSLASH;
-
-        } else {
-            f->state = f->depth ? json_nested : json_behind;
-        }
-
-        return p + 1;
-    }
-
     for ( /* void */ ; p < last; p++) {
 
         switch (*p) {

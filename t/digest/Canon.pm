@@ -146,6 +146,7 @@ sub form {
     my ($data, $fold, @ignore) = @_;
     my %ignore = map { $_ => 1 } grep { !m{^/} } @ignore;
     my @fields;
+    my $n = 0;
 
     for my $pair (split /&/, $data) {
         next if $pair eq '';
@@ -161,11 +162,11 @@ sub form {
 
         $value = folded($value) if $fold;
 
-        push @fields, [$name, $value, scalar @fields]
-            unless $name eq '' && $value eq '' || $ignore{$name};
-    }
+        next if $name eq '' && $value eq '';
+        return undef if ++$n > 32768;
 
-    return undef if @fields > 32768;
+        push @fields, [$name, $value, scalar @fields] unless $ignore{$name};
+    }
 
     return join '', 'F', map { lengthy($_->[0]) . lengthy($_->[1]) }
                          by_plain_name(@fields);
