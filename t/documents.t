@@ -1,0 +1,218 @@
+#!/usr/bin/perl
+
+# The documents: links lead somewhere, each directive and variable of the module
+# has its entry and nothing else has, and what looks like a configuration is one.
+
+use strict;
+use warnings;
+
+use File::Basename qw(dirname);
+use FindBin;
+use lib "$FindBin::Bin/lib";
+
+use Idempotency;
+use Pages;
+
+my @pages = pages();
+my %page = map { $_ => text($_) } @pages;
+
+# the recipes' configurations are run by recipes.t
+my @described = grep { m{^(?:README\.md|docs/[^/]+\.md)$} } @pages;
+
+links();
+directives();
+variables();
+names();
+configurations();
+
+done_testing();
+
+
+# --- links -------------------------------------------------------------------
+
+sub links {
+    my %anchors = map { $_ => anchors($_) } @pages;
+
+    for my $page (@pages) {
+        my @broken;
+
+        for my $link (prose($page) =~ /\]\(([^)\s]+)\)/g) {
+            next if $link =~ /^\w+:/;
+
+            my ($path, $anchor) = split /#/, $link, 2;
+            my $target = $path eq '' ? $page : resolve(dirname($page), $path);
+
+            push @broken, $link
+                if !-e "$Pages::root/$target"
+                   || defined $anchor && !($anchors{$target} || {})->{$anchor};
+        }
+
+        is("@broken", '', "$page: its links lead somewhere");
+    }
+
+    # nothing is to be found by chance only
+    my %linked;
+
+    for my $page (@pages) {
+        for (prose($page) =~ /\]\(([^)\s#]+)/g) {
+            $linked{resolve(dirname($page), $_)} = 1 unless /^\w+:/;
+        }
+    }
+
+    is(join(' ', grep { !$linked{$_} && $_ ne 'README.md' } @pages), '',
+       'each page is linked from another one');
+}
+
+
+# The anchors that GitHub gives to the headings of a page.
+
+sub anchors {
+    my ($page) = @_;
+
+    my (%anchors, %seen);
+
+    for my $heading (prose($page) =~ /^#+ (.*)$/mg) {
+        (my $slug = lc $heading) =~ s/\[([^\]]*)\]\([^)]*\)/$1/g;
+        utf8::decode($slug);
+        $slug =~ s/[^\w\- ]//g;
+        $slug =~ tr/ /-/;
+
+        my $n = $seen{$slug}++;
+        $anchors{$n ? "$slug-$n" : $slug} = 1;
+    }
+
+    return \%anchors;
+}
+
+
+# A page without its blocks, indented ones as well, and without `code`.
+
+sub prose {
+    my ($page) = @_;
+
+    (my $text = $page{$page}) =~ s/^```.*?^```$//msg;
+    $text =~ s/^(?: {4}|\t).*$//mg;
+    $text =~ s/^(#+ .*)$/$1 =~ tr{`}{}dr/meg;
+    $text =~ s/`[^`\n]*`/code/g;
+
+    return $text;
+}
+
+
+sub resolve {
+    my @path;
+
+    for (split m{/}, join '/', @_) {
+        pop @path, next if $_ eq '..';
+        push @path, $_ unless $_ eq '.';
+    }
+
+    return join '/', @path;
+}
+
+
+# --- directives and variables ------------------------------------------------
+
+sub directives {
+    my %registered = map { $_->[0] => $_->[1] } table('ngx_command_t', 'NGX_HTTP[\w|\s]*');
+    my $page = $page{'docs/directives.md'};
+    my ($index, @entries) = split /^### /m, $page;
+
+    is_deeply([map { /^(\S+)/ } @entries], [sort keys %registered],
+              'each directive has its entry, in the order of the alphabet');
+    is_deeply([sort $index =~ /\[(idempotency\w*)\]/g], [sort keys %registered],
+              'and stands in the index once');
+
+    for my $entry (@entries) {
+        my ($name) = $entry =~ /\A(\S+)\n/;
+        my %form = $entry =~ /^    (Syntax|Default|Context): +(.*)$/mg;
+
+        like($form{Syntax}, qr/^\Q$name\E(?: .*)?;$/, "$name: its form");
+        like($form{Default}, qr/^(?:\Q$name\E .|—|the )/, "$name: its default");
+
+        my $flags = $registered{$name} // '';
+        my @in = $flags =~ /NGX_HTTP_IDEMPOTENCY_CONF/ ? qw(http server location)
+               : (('http') x !!($flags =~ /HTTP_MAIN_CONF/),
+                  ('server') x !!($flags =~ /HTTP_SRV_CONF/),
+                  ('location') x !!($flags =~ /HTTP_LOC_CONF/));
+
+        is($form{Context}, join(', ', @in), "$name: its context");
+    }
+}
+
+
+sub variables {
+    my @registered = map { $_->[0] =~ s/_$/_NAME/r }
+                     table('ngx_http_variable_t', '');
+
+    is_deeply([sort $page{'docs/variables.md'} =~ /^\| `\$(\w+)` \|/mg], [sort @registered],
+              'each variable has its entry');
+}
+
+
+# What the module registers: ([name, flags], ...) of all tables of a type.
+
+sub table {
+    my ($type, $flags) = @_;
+
+    my @found;
+
+    for my $file (glob("$Pages::root/src/*.c $Pages::root/src/*/*.c")) {
+        my $source = text($file =~ s{^\Q$Pages::root\E/}{}r);
+
+        while ($source =~ /^static $type\s+\w+\[\] = \{(.*?)^\};/msg) {
+            my $table = $1;
+
+            push @found, [$1, $2 // '']
+                while $table =~ /\{ ngx_string\("(idempotency\w*)"\),\s*($flags)/g;
+        }
+    }
+
+    die "no $type" unless @found;
+
+    return @found;
+}
+
+
+# Nothing is described that isn't there.
+
+sub names {
+    my %known = map { $_->[0] => 1 } table('ngx_command_t', 'NGX_HTTP[\w|\s]*');
+    my @variables = map { $_->[0] } table('ngx_http_variable_t', '');
+
+    # others' names: Stripe's errors
+    $known{$_} = 1 for qw(idempotency_error idempotency_key_in_use);
+
+    for my $page (@pages) {
+        my ($text, %unknown) = ($page{$page} =~ s/\]\([^)\s]*\)//gr);
+
+        while ($text =~ /(?<![\w\/])(\$?)(idempotency_\w+)/g) {
+            my ($variable, $name) = ($1, $2);
+
+            $unknown{"$variable$name"} = 1
+                unless $variable ? grep({ $name eq $_ || /_$/ && $name =~ /^\Q$_/ } @variables)
+                                 : $known{$name};
+        }
+
+        is(join(' ', sort keys %unknown), '', "$page: names what is there");
+    }
+}
+
+
+# --- configurations ----------------------------------------------------------
+
+# nginx -t knows all that these pages show. What is less than a server stands in
+# one, with what it leaves to the reader.
+
+sub configurations {
+    for my $page (@described) {
+        for my $block (blocks($page, 'nginx')) {
+            my $text = $block->{text};
+            my %o = $text =~ /^server /m ? (http => $text, zone => 0) : (server => $text);
+
+            my ($ok, $said) = config_test(%o);
+
+            ok($ok, "$page, $block->{heading}: nginx -t") or diag($said);
+        }
+    }
+}
