@@ -8,11 +8,18 @@
 use strict;
 use warnings;
 
+use utf8;
+
 use Cwd qw(abs_path);
 use File::Basename qw(dirname);
 use File::Copy qw(copy);
 use File::Temp ();
+use FindBin;
+use lib "$FindBin::Bin/browser";
+
+use Browser;
 use HTTP::Tiny;
+use IO::Socket::INET;
 use POSIX qw(setpgid);
 use Test::More;
 use Time::HiRes qw(sleep time);
@@ -61,11 +68,18 @@ chmod 01777, $ENV{TMPDIR};
 # --- until Ctrl-C ------------------------------------------------------------
 
 {
+    local $ENV{SSH_CONNECTION} = '192.0.2.1 50000 192.0.2.2 2222';
     my $demo = start("$root/util/demo");
     my $out = read_until($demo, qr/^What nginx decides/m);
 
-    my ($url) = $out =~ m{^    (http://127\.0\.0\.1:\d+)/$}m;
+    my ($url, $port) = $out =~ m{^    (http://127\.0\.0\.1:(\d+))/$}m;
     ok($url, 'names its address') or BAIL_OUT($out);
+    like($out, qr/^    ssh -p 2222 -L $port:127\.0\.0\.1:$port \S+\@192\.0\.2\.2$/m,
+         'and how to get there from where one came from by SSH');
+
+    my ($taken, $said) = run("$root/util/demo", '--once', '--port', $port);
+    is($taken, 1, 'a port that is taken: exit status 1');
+    like($said, qr/^util\/demo: port $port is taken$/m, 'and it says so');
 
     my $http = HTTP::Tiny->new(max_redirect => 0, timeout => 120);
 
@@ -73,7 +87,8 @@ chmod 01777, $ENV{TMPDIR};
         my $page = $http->get("$url/$shop/");
 
         is($page->{status}, 200, "$shop: the page is there");
-        like($page->{content}, qr/<td>1 book<td>19\.00/, "$shop: and lists what was executed");
+        like($page->{content}, qr{<td>1 book <small>from the terminal</small><td>19\.00},
+             "$shop: and lists what was executed, and by whom");
 
         my ($action) = $page->{content}
                        =~ m{<form method="post" action="(/$shop/orders\?[^"]+)">};
@@ -88,7 +103,20 @@ chmod 01777, $ENV{TMPDIR};
         is($order[1] - $order[0], $shop eq 'protected' ? 0 : 1,
            "$shop: its second submit is " . ($shop eq 'protected' ? 'the same' : 'another')
            . ' order');
+
+        # another order with that page's key
+        $http->post_form("$url$action", { item => 'poster', quantity => 9 });
+
+        my @rows = $http->get("$url/$shop/")->{content} =~ /<tr id="order-(.*)/g;
+
+        is_deeply([map { /^(\d+)/ } @rows], [reverse 1 .. @rows], "$shop: the newest is the first");
+        is(join(' ', map { /^\d+" class="again".*>1 mug, again!</ ? 'again' : 'once' } @rows[0 .. 1]),
+           $shop eq 'protected' ? 'once once' : 'once again',
+           "$shop: what has the same key and is something else is no repetition");
+        unlike($rows[0], qr/terminal/, "$shop: the visitor's is not the terminal's");
     }
+
+    in_a_browser($url) if grep { -x "$_/chromium" } split /:/, $ENV{PATH};
 
     # the commands that it prints, as they are printed
     my ($once, $other) = map { s/\\\n//r }
@@ -177,14 +205,75 @@ for (['the protected shop is not protected',
 
 
 {
-    my ($status, $out) = run("$root/util/demo", '--twice');
+    my $port = IO::Socket::INET->new(Listen => 1, LocalAddr => '127.0.0.1')->sockport;
+    my $demo = start("$root/util/demo", '--port', $port);
 
-    is($status, 1, 'unknown option: exit status 1');
-    like($out, qr/usage: util\/demo \[--once\]/, 'unknown option: usage');
+    read_until($demo, qr{^    http://127\.0\.0\.1:$port/$}m);
+    pass('--port: there it is');
+    kill INT => -$demo->{pid};
+    finish($demo);
+}
+
+
+for my $arguments ('--twice', '--port', '--port x', '--once --port 0') {
+    my ($status, $out) = run("$root/util/demo", split / /, $arguments);
+
+    is($status, 1, "$arguments: exit status 1");
+    like($out, qr/usage: util\/demo \[--once\] \[--port N\]/, "$arguments: usage");
 }
 
 
 done_testing();
+
+
+# --- the page ----------------------------------------------------------------
+
+sub in_a_browser {
+    my ($url) = @_;
+    my $answers = 'document.querySelector("[data-shop=protected] .answers")';
+
+    # its directory is none of the demo's
+    mkdir "$tmp/browser";
+    local $ENV{TMPDIR} = "$tmp/browser";
+    my $browser = Browser->new("$tmp/browser", screenshots => $ENV{BROWSER_SCREENSHOTS});
+
+    $browser->go("$url/");
+    $browser->wait_for_page('Double-click in both shops');
+
+    my $key = $browser->js('key');
+
+    $browser->click('#both');
+    $browser->wait_for("${answers}.innerText.includes('REPLAYED')", 'replay');
+    $browser->wait_for('document.querySelector("[data-shop=unprotected] .again")', 'double');
+    $browser->screenshot('demo');
+
+    # the same key, another order
+    $browser->js('document.querySelector("[data-shop=protected] form").item.value = "poster", 0');
+    $browser->click('[data-shop=protected] form button');
+
+    my $said = $browser->wait_for("${answers}.querySelector('button')
+                                   && ${answers}.firstChild.innerText", 'refusal');
+
+    like($said, qr/^409 .* Use a new key for a new request\. What differs: body\./s,
+         'a refusal is the first answer, and says why');
+    $browser->screenshot('demo-refused');
+    $browser->phone(1);
+
+    is($browser->js('document.documentElement.scrollWidth'), 360, 'on a phone nothing sticks out');
+    is($browser->js('new Set(Array.from(document.querySelectorAll("section"),
+                                        section => section.getBoundingClientRect().y)).size'),
+       1, 'on a phone the shops are side by side');
+    $browser->screenshot('demo-phone');
+    $browser->phone(0);
+
+    $browser->click('[data-shop=protected] .answers button');
+    $browser->wait_for("document.readyState === 'complete' && key !== '$key'", 'new key');
+    is($browser->js('document.querySelector("[data-shop=protected] form").item.value'), 'poster',
+       'it offers a new order, of the same');
+    $browser->click('[data-shop=protected] form button');
+    like($browser->wait_for("${answers}.innerText.match(/^20.*/)?.[0]", 'order'), qr/^201 · order/,
+         'which is taken');
+}
 
 
 # --- helpers -----------------------------------------------------------------

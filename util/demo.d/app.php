@@ -87,6 +87,7 @@ function execute(string $shop, array $sent): array
         'receipt' => bin2hex(random_bytes(4)),
         'key' => $_SERVER['HTTP_IDEMPOTENCY_KEY'] ?? $_GET['submission'] ?? null,
         'at' => date('H:i:s'),
+        'from' => str_starts_with($_SERVER['HTTP_USER_AGENT'] ?? '', 'curl') ? 'terminal' : '',
     ];
 
     fwrite($list, json_encode($order) . "\n");
@@ -101,6 +102,26 @@ function executed(string $shop): array
     $lines = @file(list_of($shop)) ?: [];
 
     return array_map(fn ($line) => json_decode($line, true), $lines);
+}
+
+
+/* which of them were executed before, by their numbers: those with the key and
+   the content of an earlier one */
+function doubles(array $orders): array
+{
+    $seen = $doubles = [];
+
+    foreach ($orders as $order) {
+        $what = json_encode([$order['key'], $order['item'], $order['quantity']]);
+
+        if ($order['key'] !== null && isset($seen[$what])) {
+            $doubles[$order['id']] = true;
+        }
+
+        $seen[$what] = true;
+    }
+
+    return $doubles;
 }
 
 

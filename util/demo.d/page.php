@@ -10,20 +10,30 @@
   @media (prefers-color-scheme: dark) { :root { --bad: #ff8a80; --good: #81c784 } }
   body { font: 16px/1.5 system-ui, sans-serif; margin: 1.5rem auto; padding: 0 1rem;
          max-width: <?= count($shops) > 1 ? 72 : 38 ?>rem }
-  main { display: grid; gap: 1.5rem;
-         grid-template-columns: repeat(auto-fit, minmax(min(22rem, 100%), 1fr)) }
+  main { display: grid; gap: 1.5rem; grid-template-columns: repeat(<?= count($shops) ?>, minmax(0, 1fr)) }
   section { border: 1px solid var(--line); border-radius: .5rem; padding: 1rem }
   h1 { font-size: 1.4rem } h2 { font-size: 1.15rem; margin: 0 } h3 { font-size: 1rem; margin-bottom: 0 }
-  label { margin-right: .75rem } button, select, input { font: inherit }
+  label { margin-right: .75rem } button, select, input { font: inherit; max-width: 100% }
   form { margin: .75rem 0 } form p { margin: .5rem 0 }
   code { font-size: .85em; overflow-wrap: anywhere }
   table { border-collapse: collapse; width: 100%; font-size: .9rem; font-variant-numeric: tabular-nums }
   th { text-align: left; font-weight: 600 }
   tr:target { outline: 2px solid var(--good) }
-  td, th { border-bottom: 1px solid var(--line); padding: .2rem .5rem .2rem 0 }
-  .again { color: var(--bad); font-weight: 600 } .replayed { color: var(--good); font-weight: 600 }
+  td, th { border-bottom: 1px solid var(--line); padding: .2rem .5rem .2rem 0; vertical-align: top }
+  td small { opacity: .75; font-weight: 400 }
+  .again, .refused { color: var(--bad); font-weight: 600 } .replayed { color: var(--good); font-weight: 600 }
   .executed p { margin: .25rem 0 }
-  ol { margin: .25rem 0; padding-left: 1.5rem; font-size: .9rem; min-height: 1.5em }
+  .answers { list-style: none; margin: .25rem 0; padding: 0; font-size: .9rem; min-height: 1.5em }
+  .answers li { margin: .25rem 0 } .answers button { margin: .25rem 0 }
+  .answers span { display: block; font-weight: 400 }
+  /* side by side on a phone, too */
+  @media (max-width: 44rem) {
+    body { margin: 1rem auto; padding: 0 .5rem; font-size: 15px }
+    main { gap: .5rem } section { padding: .5rem } h1 { margin: .5rem 0 }
+    section label, section button { display: block; width: 100%; box-sizing: border-box; margin: .4rem 0 }
+    select, input { width: 100%; box-sizing: border-box }
+    table { font-size: .85rem } .at, .receipt { display: none }
+  }
 </style>
 
 <h1>One order, sent twice</h1>
@@ -44,24 +54,23 @@
     <p><button>Order now</button> <button type="button" class="twice">Double-click</button>
   </form>
   <h3>Answers</h3>
-  <ol></ol>
+  <ul class="answers"></ul>
   <h3>Executed</h3>
 <?php
     $orders = executed($shop);
-    $keys = array_column($orders, 'key');
-    $again = fn ($n) => $keys[$n] !== null && array_search($keys[$n], $keys, true) < $n;
-    $doubles = count(array_filter(array_keys($orders), $again));
+    $doubles = doubles($orders);
 ?>
   <div class="executed">
     <p<?= $doubles ? ' class="again"' : '' ?>><?= count($orders) ?> executed<?=
-       $doubles ? ", $doubles of them a second time" : '' ?>
+       $doubles ? ', ' . count($doubles) . ' of them a second time' : '' ?>
     <table>
-      <thead><tr><th>#<th>at<th>item<th>charged<th>receipt</thead>
-<?php foreach ($orders as $n => $order): ?>
-      <tr id="order-<?= $order['id'] ?>"<?= $again($n) ? ' class="again"' : '' ?>><td><?= implode('<td>', [
-          $order['id'], $order['at'],
-          "$order[quantity] $order[item]" . ($again($n) ? ', again!' : ''),
-          $order['charged'], $order['receipt']]) ?>
+      <thead><tr><th>#<th class="at">at<th>item<th>charged<th class="receipt">receipt</thead>
+<?php foreach (array_reverse($orders) as $order): $again = isset($doubles[$order['id']]) ?>
+      <tr id="order-<?= $order['id'] ?>"<?= $again ? ' class="again"' : '' ?>><?=
+          "<td>$order[id]<td class=\"at\">$order[at]<td>$order[quantity] $order[item]",
+          $again ? ', again!' : '',
+          $order['from'] ? " <small>from the $order[from]</small>" : '',
+          "<td>$order[charged]<td class=\"receipt\">$order[receipt]" ?>
 
 <?php endforeach ?>
     </table>
@@ -95,14 +104,36 @@ async function send(url, order) {
     }
 }
 
+/* A new page view has a new key; what was chosen stays. */
+function another(form) {
+    const button = document.createElement('button');
+
+    button.textContent = 'Make it a new order';
+    button.addEventListener('click', () => {
+        sessionStorage.setItem('chosen', JSON.stringify([form.item.value, form.quantity.value]));
+        location.reload();
+    });
+
+    return button;
+}
+
+const chosen = JSON.parse(sessionStorage.getItem('chosen'));
+sessionStorage.removeItem('chosen');
+
 for (const section of document.querySelectorAll('section')) {
     const shop = section.dataset.shop;
     const form = section.querySelector('form');
 
+    if (chosen) {
+        [form.item.value, form.quantity.value] = chosen;
+    }
+
     async function submit() {
         const order = { item: form.item.value, quantity: Number(form.quantity.value) };
-        const line = section.querySelector('ol').appendChild(document.createElement('li'));
+        const line = document.createElement('li');
         const began = performance.now();
+
+        section.querySelector('.answers').prepend(line);
         line.textContent = 'sent …';
 
         try {
@@ -116,7 +147,14 @@ for (const section of document.querySelectorAll('section')) {
                 replayed ? 'REPLAYED' : '',
                 `${((performance.now() - began) / 1000).toFixed(2)} s`,
             ].filter(String).join(' · ');
-            line.className = replayed ? 'replayed' : '';
+            line.className = replayed ? 'replayed' : answer.ok ? '' : 'refused';
+
+            /* the key of this page view is another order's */
+            if (answer.status === 409) {
+                line.append(Object.assign(document.createElement('span'), {
+                    textContent: body.detail,
+                }), another(form));
+            }
         } catch (error) {
             line.textContent = error.message;
         }
