@@ -341,7 +341,11 @@ sub refusals {
             my $echo = "http://127.0.0.1:$stage->{port}{refusals}/echo";
             my $n = 0;
 
-            1 until $http->post_form($echo, { n => ++$n })->{status} == 503 || $n > 1000;
+            my $form = sub {
+                $http->post_form($echo, { n => ++$n }, { headers => { accept => 'text/html' } });
+            };
+
+            1 until $form->()->{status} == 503 || $n > 1000;
             open_refused('unavailable');
             $browser->click('button');
         }],

@@ -4,7 +4,7 @@
 # what its visitors get who click twice, and how many comments there are then.
 #
 # All of it is below one temporary directory: a copy of WordPress, its database
-# on a socket of its own. No service of the system is used or touched.
+# and PHP-FPM on sockets of their own. No service of the system is used or touched.
 
 use strict;
 use warnings;
@@ -17,7 +17,8 @@ use HTTP::Tiny;
 use Stage;
 use Test::More;
 
-Stage::needs(qw(chromium php php-cgi mariadbd mariadb-install-db));
+Stage::needs(qw(chromium php mariadbd mariadb-install-db));
+Stage::fpm_command();
 
 -d '/usr/share/wordpress' or plan skip_all => 'no WordPress here';
 
@@ -255,6 +256,6 @@ END
     $server =~ s/^ *(?:idempotency|sub_filter)[^;]*;\n//mg;
     $conf =~ s/^}\n\z/$server}\n/m or die 'no place for another server';
 
-    $stage->php;
+    $stage->fpm;
     $stage->nginx($conf);
 }

@@ -6,6 +6,7 @@ package Stage;
 #   my $s = Stage->new;
 #   $s->{dir}                     the directory, nginx's prefix
 #   $s->php(PATH => VALUE, ...);  php-cgi on $s->{dir}/php.sock
+#   $s->fpm;                      PHP-FPM there instead, as Debian's service has it
 #   $s->stop_php;
 #   $s->nginx($text);             a configuration; PORT(name) in it is a free
 #                                 port, then in $s->{port}{name}
@@ -129,6 +130,34 @@ sub php {
                                 '-d', "error_log=$self->{dir}/php.log", '-b', $socket);
     umask $umask;
     $self->until('PHP', sub { IO::Socket::UNIX->new($socket) }, $self->{php});
+}
+
+
+# as root: it runs as www-data, and its socket is for www-data only
+sub fpm {
+    my ($self) = @_;
+    my @user = $> == 0 ? map { "$_ = www-data" }
+                             qw(user group listen.owner listen.group) : ();
+
+    spew("$self->{dir}/fpm.conf", join "\n", '[global]', 'daemonize = no',
+         "error_log = $self->{dir}/fpm.log", '[www]', @user,
+         "listen = $self->{dir}/php.sock", 'listen.mode = 0660',
+         'pm = static', 'pm.max_children = 6',
+         "php_admin_value[error_log] = $self->{dir}/php.log", '');
+    spew("$self->{dir}/php.log", '');
+    chmod 0666, "$self->{dir}/php.log";
+
+    $self->{php} = $self->start(fpm_command(), '-F', '-y', "$self->{dir}/fpm.conf");
+    $self->until('PHP-FPM', sub { IO::Socket::UNIX->new("$self->{dir}/php.sock") },
+                 $self->{php});
+}
+
+
+# its name has the version in it
+sub fpm_command {
+    my ($command) = reverse sort glob '/usr/sbin/php-fpm*';
+
+    return $command // Test::More::plan(skip_all => 'no PHP-FPM here');
 }
 
 

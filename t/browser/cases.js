@@ -28,7 +28,7 @@ for (const type of ['htmx:afterRequest', 'htmx:after:request', 'turbo:submit-end
 }
 
 // htmx: a request waits for the one before it
-function htmx(form) {
+function likeHtmx(form) {
     let before = Promise.resolve();
 
     form.addEventListener('submit', function (event) {
@@ -51,7 +51,7 @@ function htmx(form) {
 }
 
 // Turbo: a request takes the place of the one before it
-function turbo(form) {
+function likeTurbo(form) {
     let before;
 
     addEventListener('submit', async function (event) {
@@ -84,10 +84,10 @@ function turbo(form) {
 const library = location.search.replace(/.*&/, '');
 
 if (library === 'htmx') {
-    htmx(document.forms.htmx);
+    likeHtmx(document.forms.hx);
 
 } else if (library === 'turbo') {
-    turbo(document.forms.turbo);
+    likeTurbo(document.forms.turbo);
 
 } else if (library) {
     document.write(`<script src="${library}"></script>`);

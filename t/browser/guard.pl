@@ -508,7 +508,7 @@ END
 # a library that sends the form
 sub scripts {
     my ($library) = @_;
-    my $form = $library =~ /turbo/ ? '#turbo' : '#htmx';
+    my $form = $library =~ /turbo/ ? '#turbo' : '#hx';
 
     my $answered = sub {
         my ($n) = @_;
@@ -563,8 +563,7 @@ sub a_case {
     $browser->wait_for("document.readyState === 'complete'
                         && location.port === '$stage->{port}{cases}'
                         && location.search.startsWith('?$cases&')", 'forms');
-    $browser->wait_for('window.htmx || window.Turbo', $library) if $library =~ /real/;
-    $browser->js('window.htmx && void htmx.process(document.body)') if $library =~ /real/;
+    $browser->wait_for('!!(window.htmx || window.Turbo)', $library) if $library =~ /real/;
     $browser->js("for (const field of document.querySelectorAll('[name=name]:not([value])')) {
                       field.value = '$name';
                   }");
