@@ -358,6 +358,15 @@ row("fastcgi, $_->[0]", 'in doubt', @$_[1 .. $#$_], %fastcgi,
         ['closed', 502, more => 'close=1'], ['reset', 502, more => 'rst=1'];
 
 
+# a status by FastCGI counts as any
+
+row("fastcgi, $_->[0], $_->[2]", $_->[1], $_->[0], %fastcgi,
+    to => $fastcgi{alive}, more => "status=$_->[0]&$_->[2]")
+    for [401, 'released', ''], [429, 'released', ''], [404, 'done', ''],
+        [503, 'released', $after], [503, 'done', ''],
+        [503, 'done', "$after&h=Via:%201.1%20x"];
+
+
 # --- an old response in place of none ---------------------------------------
 
 # The cache has a response of another request, and that is what the client
