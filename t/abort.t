@@ -30,7 +30,7 @@ EOC
                         proxy_pass http://$TEST_NGINX_BACKEND; }
     location /elsewhere { proxy_pass http://$TEST_NGINX_BACKEND; }
     location /falls { idempotency zone=z; error_page 502 = @fallback;
-                      proxy_pass http://127.0.0.1:$TEST_NGINX_RAND_PORT_5; }
+                      proxy_pass http://$TEST_NGINX_DEAD; }
     location @fallback { proxy_pass http://$TEST_NGINX_BACKEND; }
     location /off { idempotency zone=z; idempotency_bypass $arg_bypass;
                     proxy_pass http://$TEST_NGINX_BACKEND; }

@@ -76,7 +76,7 @@ EOC
     }
 
     location /down {
-        proxy_pass http://127.0.0.1:$TEST_NGINX_RAND_PORT_1;
+        proxy_pass http://$TEST_NGINX_DEAD;
     }
 EOC
 

@@ -12,11 +12,11 @@ use Idempotency;
 my $n = nginx(files => { 'html/file' => "a file\n" },
               http => <<'EOC', server => <<'EOC');
     upstream down {
-        server 127.0.0.1:$TEST_NGINX_RAND_PORT_9 down;
+        server $TEST_NGINX_DEAD down;
     }
 
     upstream first_is_dead {
-        server 127.0.0.1:$TEST_NGINX_RAND_PORT_9;
+        server $TEST_NGINX_DEAD;
         server $TEST_NGINX_BACKEND backup;
     }
 EOC
@@ -203,7 +203,7 @@ sub peer {
                     headers => [ "X-Port: $port" ]);
 }
 
-my $closed = $n->port(9);
+my $closed = backend('dead');
 
 $id++;
 is(told(peer('/peer', $closed, 'status=201')), '502 NEW',

@@ -8,7 +8,7 @@ use lib "$FindBin::Bin/lib";
 use Idempotency;
 use IO::Socket::INET;
 
-my $dead = free_port();
+my $dead = backend('dead');
 my @methods = qw(POST PATCH PUT DELETE);
 
 
@@ -99,7 +99,7 @@ EOC
     }
     location /fallback {
         error_page 502 = @fallback;
-        proxy_pass http://127.0.0.1:$TEST_NGINX_RAND_PORT_5;
+        proxy_pass http://$TEST_NGINX_DEAD;
     }
     location @fallback { idempotency off; proxy_pass http://both; }
 EOC2

@@ -101,11 +101,11 @@ EOC
     }
     location /error/dead {
         error_page 502 = @fallback;
-        proxy_pass http://127.0.0.1:$TEST_NGINX_RAND_PORT_1;
+        proxy_pass http://$TEST_NGINX_DEAD;
     }
     location /error/sorry {
         error_page 502 /sorry.html;
-        proxy_pass http://127.0.0.1:$TEST_NGINX_RAND_PORT_1;
+        proxy_pass http://$TEST_NGINX_DEAD;
     }
 
     # an application's usual shape of a branch

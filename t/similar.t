@@ -116,11 +116,11 @@ EOC
         }
 
         location /reject/down {
-            proxy_pass http://127.0.0.1:$TEST_NGINX_RAND_PORT_1;
+            proxy_pass http://$TEST_NGINX_DEAD;
         }
 
         location /reject/balanced {
-            proxy_pass http://127.0.0.1:$TEST_NGINX_RAND_PORT_1;
+            proxy_pass http://$TEST_NGINX_DEAD;
             error_page 502 = @up;
         }
 

@@ -46,7 +46,8 @@ package Idempotency;
 #      have more), files => { 'html/a' => bytes },
 #      conf => whole file. Dies, with the log, if nginx does not start.
 #      In config text $TEST_NGINX_BACKEND, _FASTCGI, _SCGI, _UWSGI are
-#      127.0.0.1:port of the backends, $TEST_NGINX_PORT nginx's own port,
+#      127.0.0.1:port of the backends, $TEST_NGINX_DEAD one where nobody listens
+#      or will, backend('dead') its port; $TEST_NGINX_PORT nginx's own port,
 #      $TEST_NGINX_RAND_PORT_n further free ports, $TEST_NGINX_ROOT its prefix.
 #    $n->post|get(URI, %o), $n->request(METHOD, URI, %o): one connection each.
 #      %o: key body headers => ['A: b'] type chunked => 1 | [pieces]
@@ -102,7 +103,8 @@ use File::Temp ();
 use IO::Select;
 use IO::Socket::INET;
 use POSIX qw(WNOHANG);
-use Socket qw(SOL_SOCKET SO_LINGER);
+use Socket qw(SOL_SOCKET SO_LINGER PF_INET SOCK_STREAM INADDR_LOOPBACK
+              pack_sockaddr_in unpack_sockaddr_in);
 use Test::More ();
 use Time::HiRes qw(time sleep);
 
@@ -122,7 +124,7 @@ my $binary = $ENV{TEST_NGINX_BINARY} || 'nginx';
 my $load_module = length $module ? "load_module $module;\n" : '';
 
 my $tmp = File::Temp->newdir('idempotency-XXXXXX', TMPDIR => 1);
-my ($owner, $lifeline, $backend_pid, @running, %ports) = ($$);
+my ($owner, $lifeline, $backend_pid, $dead, @running, %ports) = ($$);
 
 # A worker that runs as another user must get through to its files.
 chmod 0755, $tmp;
@@ -184,6 +186,13 @@ sub start_backend {
         push @keep, $s;
         push @fd, "$proto=" . fileno $s;
     }
+
+    # taken, so that it is nobody else's, but not listened at
+    socket($dead, PF_INET, SOCK_STREAM, 0)
+        && bind($dead, pack_sockaddr_in(0, INADDR_LOOPBACK))
+        or die "bind: $!";
+    $ports{dead} = (unpack_sockaddr_in getsockname $dead)[0];
+    $ENV{TEST_NGINX_DEAD} = "127.0.0.1:$ports{dead}";
 
     pipe(my $read, $lifeline) or die "pipe: $!";
 
