@@ -159,6 +159,7 @@ sub executed {
 # --- nginx ------------------------------------------------------------------
 
 my $n = nginx(http => <<'EOC' . <<EOC2 . '}');
+    access_log $TEST_NGINX_ROOT/logs/access.log;
     server {
         listen 127.0.0.1:$TEST_NGINX_RAND_PORT_1 http2;
         idempotency zone=z;
@@ -172,13 +173,23 @@ EOC
     }
 EOC2
 
+# A client may have all of its length before the trailers are there: it is over
+# when nginx says so.
+
+my $asked = 0;
+
 sub ask {
     my ($at, $key) = @_;
 
-    return $n->curl('--http2-prior-knowledge', '-H', 'TE: trailers',
-                    '-H', 'Content-Type: application/grpc',
-                    '-H', "Idempotency-Key: $key", '--data-binary', 'body',
-                    'http://127.0.0.1:' . $n->port(1) . "/$at/M");
+    my $r = $n->curl('--http2-prior-knowledge', '-H', 'TE: trailers',
+                     '-H', 'Content-Type: application/grpc',
+                     '-H', "Idempotency-Key: $key", '--data-binary', 'body',
+                     'http://127.0.0.1:' . $n->port(1) . "/$at/M");
+
+    $asked++;
+    until_true { $asked <= (() = $n->access_log =~ /\n/g) };
+
+    return $r;
 }
 
 sub told {
