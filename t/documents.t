@@ -23,6 +23,7 @@ links();
 directives();
 variables();
 names();
+log_lines();
 configurations();
 
 done_testing();
@@ -196,6 +197,62 @@ sub names {
 
         is(join(' ', sort keys %unknown), '', "$page: names what is there");
     }
+}
+
+
+# --- the log -------------------------------------------------------------------
+
+# Each line that the module writes to the error log has a row of the table, by
+# what stands before its first comma, and each row is of such a line.
+
+sub log_lines {
+    my @rows = map { my ($level, $text) = @$_; $text =~ s/…/x/g; [$level, $text] }
+               map { /^\| (\w+) \| ([^|]+?) \|/ ? [$1, $2] : () }
+               grep { !/^\| Level / } split /\n/, section('docs/operation.md', 'The log');
+    my (%used, @unknown);
+
+    for my $line (logged()) {
+        my ($level, $begin) = @$line;
+        my @found = grep { ($level eq '' || $rows[$_][0] eq $level) && $rows[$_][1] =~ $begin }
+                    0 .. $#rows;
+
+        push @unknown, "$level $begin" unless @found;
+        @used{@found} = ();
+    }
+
+    is(join("\n", @unknown), '', 'each line of the log is explained');
+    is(join("\n", map { $rows[$_][1] } grep { !exists $used{$_} } 0 .. $#rows), '',
+       'and no other');
+}
+
+
+# What is logged: ([level, pattern of what it begins with], ...), but what stops
+# nginx from starting, which explains itself. No level: the one that is configured.
+
+sub logged {
+    my @logged;
+    my %level = (ERR => 'error');
+
+    for my $file (glob("$Pages::root/src/*.c $Pages::root/src/*/*.c")) {
+        my $source = text($file =~ s{^\Q$Pages::root\E/}{}r);
+
+        while ($source =~ /ngx_log_error\((\S+),[^"]*"((?:[^"\\]|\\.|"\s*")*)"/g) {
+            my ($level, $format) = ($1, $2);
+
+            next if $level eq 'NGX_LOG_EMERG';
+
+            $level = $level =~ /^NGX_LOG_(\w+)/ ? $level{$1} // lc $1 : '';
+            $format =~ s/"\s*"//g;
+            $format =~ s/^idempotency:? //;
+            $format =~ s/[,:;].*//s;
+            $format = join '.*', map { quotemeta } split /(?:\\")?%[0-9*]*\w+(?:\\")?/, $format, -1;
+            push @logged, [$level, qr/^$format/];
+        }
+    }
+
+    die 'no log lines' unless @logged > 10;
+
+    return @logged;
 }
 
 
