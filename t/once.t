@@ -6,6 +6,7 @@
 use FindBin;
 use lib "$FindBin::Bin/lib";
 use Idempotency;
+use File::Temp ();
 use IO::Socket::INET;
 
 my $dead = backend('dead');
@@ -44,6 +45,11 @@ END {
 }
 
 
+my $pki = File::Temp->newdir;
+system("openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
+       . " -keyout $pki/key.pem -out $pki/cert.pem 2>/dev/null") == 0
+    or die 'no certificate';
+
 my %here = (DNS => $dns->sockport, BACKEND => backend());
 
 my $n = nginx(http => <<EOC, server => <<'EOC2' =~ s/:(DNS|BACKEND)/:$here{$1}/gr);
@@ -69,6 +75,19 @@ my $n = nginx(http => <<EOC, server => <<'EOC2' =~ s/:(DNS|BACKEND)/:$here{$1}/g
                       server \$TEST_NGINX_BACKEND max_fails=0 weight=2; }
     upstream other { server 127.0.0.1:$dead max_fails=0 weight=1000;
                      server \$TEST_NGINX_BACKEND max_fails=0 backup; }
+    upstream tls { server 127.0.0.1:\$TEST_NGINX_RAND_PORT_1 max_fails=0;
+                   server 127.0.0.1:\$TEST_NGINX_RAND_PORT_1 max_fails=0;
+                   keepalive 8; }
+    server {
+        listen 127.0.0.1:\$TEST_NGINX_RAND_PORT_1 ssl;
+        ssl_certificate $pki/cert.pem;
+        ssl_certificate_key $pki/key.pem;
+        idempotency off;
+        proxy_next_upstream off;
+        error_page 502 = \@drop;
+        location / { proxy_pass http://\$TEST_NGINX_BACKEND; }
+        location \@drop { return 444; }
+    }
     upstream fast { server \$TEST_NGINX_FASTCGI max_fails=0;
                     server \$TEST_NGINX_FASTCGI max_fails=0; }
 EOC
@@ -77,6 +96,7 @@ EOC
     location /least { proxy_pass http://least; }
     location /hashed { proxy_pass http://hashed; }
     location /other { proxy_pass http://other; }
+    location /tls { proxy_pass https://tls; }
     location /named { set $to both; proxy_pass http://$to; }
     # a name for each, and one for all that is known from the second time on
     resolver 127.0.0.1:DNS ipv6=off;
@@ -129,7 +149,7 @@ my %fault = (
 );
 
 for my $method (@methods) {
-    for my $at (qw(/ /kept /least /hashed /named /resolved /known /redirected
+    for my $at (qw(/ /kept /tls /least /hashed /named /resolved /known /redirected
                    /fallback))
     {
         for my $fault (sort keys %fault) {
