@@ -65,6 +65,19 @@ $browser = browser('ann');
     send_form(@vote, 'idempotency-key' => 'one') for 1 .. 2;
     is(done('vote'), 4, 'and two with one key are one');
 
+    # a replay begins no session for nobody in particular
+    for my $who ([], [cookie => 'visitor=abc']) {
+        my @sessions = map {
+            my $set = send_form('/login', { user => 'Zoe' }, 'sec-fetch-mode' => 'navigate', @$who)
+                          ->{headers}{'set-cookie'} // '';
+            join '', (ref $set ? "@$set" : $set) =~ /session=(\w+)/;
+        } 1, 2;
+
+        like($sessions[0], qr/^\w{32}$/, 'a login begins a session');
+        is($sessions[1], @$who ? $sessions[0] : '',
+           @$who ? "the visitor's second click gets it" : "not a stranger's second click");
+    }
+
     # what a browser makes for each POST is no key
     send_form('/order', { text => 'by key' }, 'sec-fetch-mode' => 'navigate',
               'idempotency-key' => $_) for 1, 2;
