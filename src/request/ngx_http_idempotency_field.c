@@ -103,9 +103,10 @@ ngx_http_idempotency_has_fields(ngx_conf_t *cf)
     v = cmcf->variables.elts;
 
     for (i = 0; i < cmcf->variables.nelts; i++) {
-        if (ngx_strncmp(v[i].name.data, "idempotency_field_",
-                        FIELD_PREFIX_LEN)
-            == 0)
+        if (v[i].name.len > FIELD_PREFIX_LEN
+            && ngx_strncmp(v[i].name.data, "idempotency_field_",
+                           FIELD_PREFIX_LEN)
+               == 0)
         {
             return 1;
         }
