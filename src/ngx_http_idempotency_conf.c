@@ -9,6 +9,14 @@
 #include "store/ngx_idempotency_shm.h"
 
 
+/*
+ * Two moments are told apart by half of what a clock counts: a day less than
+ * that, as a window runs from the outcome on and is compared with the claim
+ */
+
+#define CONF_TIME_MAX  (NGX_MAX_INT_T_VALUE - 24 * 3600 * 1000)
+
+
 /* in the order of ngx_http_idempotency_status_e */
 
 ngx_http_idempotency_refusal_t
@@ -456,7 +464,11 @@ ngx_http_idempotency_check_time(ngx_conf_t *cf, void *post, void *data)
 {
     ngx_msec_t  *msp = data;
 
-    return (*msp == 0) ? "must not be zero" : NGX_CONF_OK;
+    if (*msp == 0) {
+        return "must not be zero";
+    }
+
+    return (*msp > CONF_TIME_MAX) ? "is too long" : NGX_CONF_OK;
 }
 
 

@@ -320,10 +320,12 @@ bad("idempotency_key_max_length $_", qr/invalid (?:number|value)|must be/)
 
 my @times = qw(idempotency_window idempotency_content_window
                idempotency_wait_timeout idempotency_lease);
+my $longest = ~0 >> 1;    # of what nginx takes for a time, in milliseconds
 
 for my $name (@times) {
     bad("$name $_", qr/"$name" directive invalid value/) for qw(x -1 1q 24hh);
     bad("$name 0", qr/"$name" directive must not be zero/);
+    bad("$name ${longest}ms", qr/"$name" directive is too long/);
     bad("$name 1h 2h", qr/invalid number of arguments/);
     accepted("$name $_", server => "$name $_;\n")
         for '1', '1s', '1ms', '1500ms', '1d', '2w', '1h30m';
@@ -407,6 +409,7 @@ bad("idempotency_quota $_->[0]", $_->[1]) for
     [ 'off x', qr/invalid number "off"/ ],
     [ '1 2 3', qr/invalid number of arguments/ ];
 bad('idempotency_key_max_age 0', qr/must not be zero/);
+bad("idempotency_key_max_age ${longest}ms", qr/is too long/);
 bad('idempotency_key_max_age x', qr/invalid value/);
 bad('idempotency_store any', qr/unknown directive "idempotency_store"/);
 
