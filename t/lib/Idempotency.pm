@@ -154,7 +154,7 @@ sub import {
 
 # An END block, and a signal still runs it: nothing outlives the test.
 
-$SIG{$_} = sub { exit 1 } for qw(INT TERM HUP);
+$SIG{$_} = sub { exit 1 } for qw(INT TERM HUP PIPE);
 
 END {
     if ($$ == $owner) {
