@@ -26,6 +26,8 @@ names();
 log_lines();
 configurations();
 
+cmp_ok(scalar(split /\n/, $page{'README.md'}), '<=', 250, 'README.md is short');
+
 done_testing();
 
 

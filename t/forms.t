@@ -8,11 +8,12 @@ use strict;
 use warnings;
 
 use FindBin;
-use lib "$FindBin::Bin/browser";
+use lib "$FindBin::Bin/browser", "$FindBin::Bin/lib";
 
 use Browser;
 use HTTP::Tiny;
 use JSON::PP qw(decode_json encode_json);
+use Pages qw(blocks);
 use Stage;
 use Test::More;
 use Time::HiRes qw(sleep time);
@@ -237,8 +238,8 @@ END
 # --- helpers -----------------------------------------------------------------
 
 sub set_the_stage {
-    my $readme = Stage::slurp("$Stage::root/README.md");
-    my ($conf) = $readme =~ /^## Forms in browsers\n.*?^```nginx\n(.*?)^```/ms
+    my ($conf) = map { $_->{text} } grep { $_->{heading} eq 'Forms in browsers' }
+                 blocks('README.md', 'nginx')
         or die 'README has no configuration for forms';
 
     # as it is, but for its ports, and with HTTPS

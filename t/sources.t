@@ -391,7 +391,7 @@ SKIP: {
     is($r->header('Set-Cookie'), 'a=1, b=2', 'njs: cookies');
 }
 
-# `return` answers before access control: out of reach, as README says
+# `return` answers before access control: out of reach, see docs/guarantees.md
 
 {
     my @r = map { $n->post('/return', key => 'return', body => '') } 1, 2;
