@@ -123,8 +123,12 @@ sub directives {
 
     is_deeply([map { /^(\S+)/ } @entries], [sort keys %registered],
               'each directive has its entry, in the order of the alphabet');
-    is_deeply([sort $index =~ /\[(idempotency\w*)\]/g], [sort keys %registered],
-              'and stands in the index once');
+    my ($alphabet, $subjects) = split /^All but/m, $index;
+
+    is_deeply([$alphabet =~ /\[(idempotency\w*)\]/g], [sort keys %registered],
+              'and stands in the index');
+    is_deeply([sort $subjects =~ /\[(idempotency\w*)\]/g], [sort keys %registered],
+              'and once in that of subjects');
 
     for my $entry (@entries) {
         my ($name) = $entry =~ /\A(\S+)\n/;
