@@ -198,6 +198,10 @@ is(status_of(post('/content', undef, 'content')), '200 NEW', 'no key');
     is(told(post('/x', key(20), 'bound', @there)), '409 EXPIRED expired',
        '... any other is too old');
     is(executions('bound'), 1, '... executed once');
+
+    # its record ends by another clock, and may have a few milliseconds before
+    is(told(post('/x', key(9.93), 'clocks', @there)), '409 EXPIRED expired',
+       'too old a moment before its record can have ended');
 }
 
 

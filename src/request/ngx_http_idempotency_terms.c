@@ -12,6 +12,14 @@
 
 #define TERMS_AHEAD  60000
 
+/*
+ * A record ends by one clock, and a key is too old by another.  They are read
+ * one behind the other, and the first is coarse: so a key is too old a moment
+ * before its record can have ended.
+ */
+
+#define TERMS_CLOCKS  100
+
 
 static void terms_time(ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t terms_quota(ngx_http_request_t *r,
@@ -61,8 +69,8 @@ terms_time(ngx_http_idempotency_ctx_t *ctx)
     now = ngx_http_idempotency_wall_clock();
     until = ctx->made + age;
 
-    op->old = (until <= now);
-    op->least = op->old ? 0 : (ngx_msec_t) (until - now);
+    op->old = (until <= now + TERMS_CLOCKS);
+    op->least = (until <= now) ? 0 : (ngx_msec_t) (until - now);
     op->span = age + TERMS_AHEAD;
 }
 
