@@ -77,6 +77,10 @@ ngx_http_idempotency_header_filter(ngx_http_request_t *r)
         }
     }
 
+    if (ctx && ctx->gone) {
+        r->connection->error = 1;
+    }
+
     rc = ngx_http_next_header_filter(r);
 
     if (ngx_http_idempotency_client_gone(r, ctx, rc)) {
@@ -96,6 +100,11 @@ ngx_http_idempotency_body_filter(ngx_http_request_t *r, ngx_chain_t *in)
     ngx_http_idempotency_loc_conf_t  *conf;
 
     ctx = ngx_http_idempotency_get_ctx(r);
+
+    if (ctx && ctx->gone) {
+        /* it was hidden while subrequests ended */
+        r->connection->error = 1;
+    }
 
     if (r != r->main) {
 

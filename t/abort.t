@@ -32,6 +32,16 @@ EOC
     location /falls { idempotency zone=z; error_page 502 = @fallback;
                       proxy_pass http://$TEST_NGINX_DEAD; }
     location @fallback { proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /mirrored { idempotency zone=z; mirror /part;
+                         proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /includes { idempotency zone=z; ssi on; ssi_types *;
+                         proxy_buffering off;
+                         proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /part { internal; log_subrequest on;
+                     proxy_pass http://$TEST_NGINX_BACKEND/?id=$arg_id-part&delay=500; }
+    location /part_on { internal; log_subrequest on;
+                        proxy_ignore_client_abort on;
+                        proxy_pass http://$TEST_NGINX_BACKEND/?id=$arg_id-part&delay=500; }
     location /off { idempotency zone=z; idempotency_bypass $arg_bypass;
                     proxy_pass http://$TEST_NGINX_BACKEND; }
 EOC2
@@ -98,6 +108,51 @@ for (['X-Accel-Redirect to a location that is not protected',
     is(status_of($r) =~ /^200 (?:WAITED|REPLAYED)/ ? 'recorded' : status_of($r),
        'recorded', "$what: carried through without its client");
     is(executions($id), 1, '... executed once');
+}
+
+
+# --- subrequests that end when the client has left --------------------------
+
+# nginx ends the main request with them.
+
+for (['a mirror', '/mirrored?id=%s&gate=1'],
+     map { [ $_->[0], '/includes?id=%s&gate=body&body=<!--%%23%%20include%%20'
+                      . "virtual=\"$_->[1]?id=%s\"%%20-->" . 'b' x 200 ] }
+         ['an include', '/part'],
+         ['an include that goes on without it', '/part_on'])
+{
+    my ($what, $form) = @$_;
+
+    for my $how ('HTTP/1.1', 'HTTP/2') {
+        my $id = 'sub' . ++$count;
+        my $uri = $form =~ s/%s/$id/gr =~ s/%%/%/gr;
+        my @o = (key => $id, body => 'b');
+
+        my $h = h2($n);
+        my $c;
+
+        if ($how eq 'HTTP/1.1') {
+            $c = $n->start('POST', $uri, @o);
+            held($id);
+            until_true { executions("$id-part") };
+            $c->close;
+
+        } else {
+            my $s = $h->request('POST', $uri, @o);
+            held($id);
+            until_true { executions("$id-part") };
+            $h->reset_stream($s);
+        }
+
+        # it has left, then the subrequest ends, or all does
+
+        until_true { $n->access_log =~ /\?id=$id&/ };
+        go($id);
+
+        is(status_of($n->post($uri, @o)) =~ s/WAITED/REPLAYED/r, '200 REPLAYED',
+           "$what, $how: its end is not that of the request");
+        is(executions($id), 1, '... executed once');
+    }
 }
 
 

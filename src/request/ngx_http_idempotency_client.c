@@ -20,6 +20,9 @@
 
 static ngx_int_t client_content_handler(ngx_http_request_t *r);
 static ngx_int_t client_keep_upstream(ngx_http_request_t *r);
+static void client_guard(ngx_http_request_t *sr);
+static ngx_int_t client_subrequest_done(ngx_http_request_t *sr, void *data,
+    ngx_int_t rc);
 #ifdef NGX_HTTP_VERSION_30
 static void client_quic_handler(ngx_event_t *rev);
 #endif
@@ -86,15 +89,20 @@ ngx_http_idempotency_warn_upstreams(ngx_conf_t *cf, ngx_array_t *locations)
 
 
 /*
- * To be called wherever an owner comes by on its way to a content handler, be
- * it the one of another location.  Once that handler has run, its upstream is
- * there: no client can have left in between.
+ * To be called wherever an owner, or a subrequest of one, comes by on its way
+ * to a content handler, be it the one of another location.  Once that handler
+ * has run, its upstream is there: no client can have left in between.
  */
 
 void
 ngx_http_idempotency_carry(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
+    if (r != r->main) {
+        client_guard(r);
+        return;
+    }
+
     if (r->content_handler && r->content_handler != client_content_handler) {
         ctx->content_handler = r->content_handler;
         r->content_handler = client_content_handler;
@@ -172,6 +180,68 @@ client_keep_upstream(ngx_http_request_t *r)
 }
 
 
+/* whoever made it may have a handler of its own */
+
+static void
+client_guard(ngx_http_request_t *sr)
+{
+    ngx_http_post_subrequest_t  *ps;
+
+    if (sr->post_subrequest
+        && sr->post_subrequest->handler == client_subrequest_done)
+    {
+        return;
+    }
+
+    ps = ngx_palloc(sr->pool, sizeof(ngx_http_post_subrequest_t));
+    if (ps == NULL) {
+        return;
+    }
+
+    ps->handler = client_subrequest_done;
+    ps->data = sr->post_subrequest;
+
+    sr->post_subrequest = ps;
+}
+
+
+/*
+ * A subrequest that ends when the client has left, such as a mirror's, would
+ * end the main request, too.  So nginx doesn't see the error here, but with
+ * the next output.
+ */
+
+static ngx_int_t
+client_subrequest_done(ngx_http_request_t *sr, void *data, ngx_int_t rc)
+{
+    ngx_http_post_subrequest_t *ps = data;
+
+    ngx_connection_t            *c;
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    if (ps) {
+        rc = ps->handler(sr, ps->data, rc);
+    }
+
+    c = sr->connection;
+    ctx = ngx_http_idempotency_get_ctx(sr);
+
+    if (ctx == NULL || !ctx->carried || (!c->error && !ctx->gone)) {
+        return rc;
+    }
+
+    if (!ctx->gone && client_leave(sr->main, ctx) != NGX_OK) {
+        return rc;
+    }
+
+    c->error = 0;
+
+    return (rc == NGX_ERROR
+            || rc == NGX_HTTP_REQUEST_TIME_OUT
+            || rc == NGX_HTTP_CLIENT_CLOSED_REQUEST) ? NGX_OK : rc;
+}
+
+
 #ifdef NGX_HTTP_VERSION_30
 
 /* a QUIC connection that ends closes its streams, and so their requests */
@@ -184,7 +254,7 @@ client_quic_handler(ngx_event_t *rev)
     ngx_http_idempotency_ctx_t  *ctx;
 
     c = rev->data;
-    r = c->data;
+    r = ((ngx_http_request_t *) c->data)->main;
     ctx = ngx_http_idempotency_get_ctx(r);
 
     if (!c->close || !ctx->carried) {

@@ -152,7 +152,7 @@ ngx_http_idempotency_precontent_handler(ngx_http_request_t *r)
         }
     }
 
-    ctx = (r == r->main) ? ngx_http_idempotency_get_ctx(r) : NULL;
+    ctx = ngx_http_idempotency_get_ctx(r);
 
     if (ctx && ctx->carried) {
         ngx_http_idempotency_carry(r, ctx);
