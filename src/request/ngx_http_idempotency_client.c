@@ -454,6 +454,7 @@ client_left(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     r->connection->error = 1;
 
     if (!ctx->gone && client_leave(r, ctx) != NGX_OK) {
+        r->count++;
         ngx_http_finalize_request(r, NGX_ERROR);
         return;
     }
@@ -548,6 +549,10 @@ client_limit_handler(ngx_event_t *ev)
     ngx_log_error(NGX_LOG_INFO, c->log, 0,
                   "idempotency: a response that is not kept is read no "
                   "longer, its client has gone");
+
+    /* the upstream's cleanup takes one, as when nginx closes a connection */
+
+    r->count++;
 
     ngx_http_finalize_request(r, NGX_HTTP_CLIENT_CLOSED_REQUEST);
 
