@@ -42,6 +42,10 @@ EOC
     location /part_on { internal; log_subrequest on;
                         proxy_ignore_client_abort on;
                         proxy_pass http://$TEST_NGINX_BACKEND/?id=$arg_id-part&delay=500; }
+    location /intercepted { idempotency zone=z; error_page 422 = @says;
+                            proxy_intercept_errors on;
+                            proxy_pass http://$TEST_NGINX_BACKEND; }
+    location @says { return 422 "says"; }
     location /off { idempotency zone=z; idempotency_bypass $arg_bypass;
                     proxy_pass http://$TEST_NGINX_BACKEND; }
 EOC2
@@ -107,6 +111,32 @@ for (['X-Accel-Redirect to a location that is not protected',
     my $r = $waits->response;
     is(status_of($r) =~ /^200 (?:WAITED|REPLAYED)/ ? 'recorded' : status_of($r),
        'recorded', "$what: carried through without its client");
+    is(executions($id), 1, '... executed once');
+}
+
+
+# a stream that was reset is an error at once, and no error_page was asked for
+
+for my $how ('HTTP/1.1', 'HTTP/2') {
+    my $id = 'owner' . ++$count;
+    my $uri = "/intercepted?id=$id&gate=1&status=422";
+    my @o = (key => $id, body => 'b');
+
+    my $h = h2($n);
+    my $c = $how eq 'HTTP/1.1' ? $n->start('POST', $uri, @o) : undef;
+    my $s = $c ? undef : $h->request('POST', $uri, @o);
+
+    held($id);
+    $c ? $c->close : $h->reset_stream($s);
+
+    # it was heard of, where it is heard of before the answer
+    until_true { $n->log =~ /client has gone.*\Q$uri\E/ } if $s;
+
+    go($id);
+
+    my $r = $n->post($uri, @o);
+    is((status_of($r) =~ s/WAITED/REPLAYED/r) . " $r->{body}",
+       '422 REPLAYED says', "error_page of an answer, $how: carried through");
     is(executions($id), 1, '... executed once');
 }
 

@@ -20,6 +20,7 @@
 
 static ngx_int_t client_content_handler(ngx_http_request_t *r);
 static ngx_int_t client_keep_upstream(ngx_http_request_t *r);
+static void client_hide_handler(ngx_http_request_t *r);
 static void client_guard(ngx_http_request_t *sr);
 static ngx_int_t client_subrequest_done(ngx_http_request_t *sr, void *data,
     ngx_int_t rc);
@@ -172,11 +173,35 @@ client_keep_upstream(ngx_http_request_t *r)
     u->conf = conf;
 
     if (u->cleanup && !u->header_sent) {
-        r->read_event_handler = ngx_http_block_reading;
+        r->read_event_handler = (r->http_version >= NGX_HTTP_VERSION_20)
+                                ? client_hide_handler : ngx_http_block_reading;
         r->write_event_handler = ngx_http_request_empty_handler;
     }
 
     return NGX_OK;
+}
+
+
+/*
+ * A stream that was reset is an error before anything is sent, and would end
+ * the request where its upstream's answer leads elsewhere, to an error_page:
+ * so nginx sees it with the next output, as it does with HTTP/1
+ */
+
+static void
+client_hide_handler(ngx_http_request_t *r)
+{
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    ctx = ngx_http_idempotency_get_ctx(r);
+
+    if (r->connection->error && ctx->carried
+        && (ctx->gone || client_leave(r, ctx) == NGX_OK))
+    {
+        r->connection->error = 0;
+    }
+
+    ngx_http_block_reading(r);
 }
 
 
@@ -366,7 +391,10 @@ ngx_http_idempotency_not_kept(ngx_http_request_t *r,
 
     client_limit(r, ctx);
 
-    if (ctx->gone || r->read_event_handler != ngx_http_block_reading) {
+    if (ctx->gone
+        || (r->read_event_handler != ngx_http_block_reading
+            && r->read_event_handler != client_hide_handler))
+    {
         return;
     }
 
