@@ -308,6 +308,53 @@ for my $what ([ large => '&size=300000' ], [ empty => '&status=204' ],
 }
 
 
+# Over TLS, where the end is announced.
+
+{
+    my $dir = File::Temp->newdir(TMPDIR => 1);
+
+    system("openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
+           . " -keyout $dir/key.pem -out $dir/cert.pem >$dir/log 2>&1") == 0
+        or die 'no certificate';
+    chmod 0755, $dir;
+
+    my $t = nginx(http => <<"EOC");
+    log_format result '\$request_uri \$status \$idempotency_status';
+    access_log \$TEST_NGINX_ROOT/logs/access.log result;
+    ssl_certificate $dir/cert.pem;
+    ssl_certificate_key $dir/key.pem;
+    server {
+        listen 127.0.0.1:\$TEST_NGINX_PORT;
+        listen 127.0.0.1:\$TEST_NGINX_RAND_PORT_1 ssl;
+        server_name localhost;
+        location / {
+            idempotency zone=z;
+            idempotency_wait_timeout 10m;
+            proxy_pass http://\$TEST_NGINX_BACKEND;
+        }
+    }
+EOC
+
+    my $uri = '/x?id=tls&gate=1';
+    my $owner = $t->start('POST', $uri, key => 'tls', body => 'b',
+                          host => 'localhost', type => 'text/plain');
+    held('tls');
+
+    $t->curl('-k', '-m', 2, '-d', 'b', '-H', 'Content-Type: text/plain',
+             '-H', 'Idempotency-Key: tls', '-H', 'Host: localhost',
+             'https://127.0.0.1:' . $t->port(1) . $uri);
+
+    ok(until_true { $t->access_log =~ m{^/x\?id=tls\S* 499 }m },
+       'one that waits over TLS leaves: 499') or diag($t->access_log);
+
+    go('tls');
+    is($owner->response->{status}, 200, '... the owner is answered');
+    is(executions('tls'), 1, '... executed once');
+    $owner->close;
+    $t->stop;
+}
+
+
 # Who has only no more to say is answered, as an owner and a replay's client are.
 
 {

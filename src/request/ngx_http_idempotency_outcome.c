@@ -1,8 +1,8 @@
 
 /*
  * What the facts at the end of a request mean for its token.  The table below
- * is the whole rule, and the README shows the same one: the first row that
- * fits decides.
+ * is the whole rule, and docs/guarantees.md shows the same one: the first row
+ * that fits decides.
  */
 
 

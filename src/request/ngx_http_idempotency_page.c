@@ -16,7 +16,7 @@ static ngx_uint_t page_is_path(u_char *p, u_char *last);
 
 /*
  * Its style is the same on all pages, so that a Content-Security-Policy can
- * allow it by its hash, which stands in the README.  What matters on a phone
+ * allow it by its hash, see docs/refusals.md.  What matters on a phone
  * and in the dark needs no style.
  */
 

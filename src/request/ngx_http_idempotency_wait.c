@@ -53,7 +53,10 @@ ngx_http_idempotency_wait(ngx_http_request_t *r,
 }
 
 
-/* as ngx_http_test_reading(), but for a client that only has no more to say */
+/*
+ * As ngx_http_test_reading(), but for a client that only has no more to say.
+ * Over TLS the end is announced by bytes, behind which nothing is seen.
+ */
 
 void
 ngx_http_idempotency_wait_reading(ngx_http_request_t *r)
@@ -61,7 +64,7 @@ ngx_http_idempotency_wait_reading(ngx_http_request_t *r)
     ngx_event_t                 *rev;
     ngx_http_idempotency_ctx_t  *ctx;
 
-    if (r->http_version >= NGX_HTTP_VERSION_20) {
+    if (r->http_version >= NGX_HTTP_VERSION_20 || r->http_connection->ssl) {
         ngx_http_test_reading(r);
         return;
     }
