@@ -6,7 +6,7 @@
  */
 
 
-#include "ngx_http_idempotency_record.h"
+#include "ngx_http_idempotency_response.h"
 
 
 #define CAPTURE_PIECE   4096
@@ -149,8 +149,8 @@ capture_head(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         }
     }
 
-    return ngx_http_idempotency_record_header(r, ctx->conf->hide_headers,
-                                              elsewhere);
+    return ngx_http_idempotency_response_header(r, ctx->conf->hide_headers,
+                                                elsewhere);
 }
 
 
@@ -460,7 +460,7 @@ capture_check_whole(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
         /* the trailers stand behind the header block */
 
-        b = ngx_http_idempotency_record_trailers(r);
+        b = ngx_http_idempotency_response_trailers(r);
         cl = ngx_alloc_chain_link(r->pool);
 
         if (b == NULL || cl == NULL) {

@@ -11,7 +11,7 @@
 
 
 #include "ngx_http_idempotency_conf.h"
-#include "ngx_http_idempotency_record.h"
+#include "ngx_http_idempotency_response.h"
 
 
 typedef struct {

@@ -6,7 +6,7 @@
 
 
 #include "ngx_http_idempotency_refuse.h"
-#include "ngx_http_idempotency_record.h"
+#include "ngx_http_idempotency_response.h"
 
 
 typedef ngx_http_idempotency_refusal_text_t  refusal_t;

@@ -4,7 +4,7 @@
  */
 
 
-#include "ngx_http_idempotency_record.h"
+#include "ngx_http_idempotency_response.h"
 
 
 static ngx_int_t replay_send(ngx_http_request_t *r,
@@ -25,7 +25,7 @@ ngx_http_idempotency_replay(ngx_http_request_t *r,
 
     loc_conf = NULL;
 
-    if (ngx_http_idempotency_record_origin(&ctx->op.response, &origin)
+    if (ngx_http_idempotency_response_origin(&ctx->op.response, &origin)
         == NGX_OK)
     {
         loc_conf = ngx_http_idempotency_origin_find(r, &origin);
@@ -80,7 +80,7 @@ replay_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
     body = ctx->op.response;
 
-    if (ngx_http_idempotency_record_restore(r, &body, cookies) != NGX_OK
+    if (ngx_http_idempotency_response_restore(r, &body, cookies) != NGX_OK
         || ngx_http_idempotency_push_header(r, &r->headers_out.headers, &name,
                                             &value)
            == NULL)

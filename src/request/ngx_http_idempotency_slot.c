@@ -7,7 +7,7 @@
  */
 
 
-#include "ngx_http_idempotency_record.h"
+#include "ngx_http_idempotency_response.h"
 
 
 static ngx_int_t slot_fill(ngx_http_request_t *r, ngx_uint_t slot,

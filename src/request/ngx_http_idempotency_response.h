@@ -6,8 +6,8 @@
  */
 
 
-#ifndef _NGX_HTTP_IDEMPOTENCY_RECORD_H_INCLUDED_
-#define _NGX_HTTP_IDEMPOTENCY_RECORD_H_INCLUDED_
+#ifndef _NGX_HTTP_IDEMPOTENCY_RESPONSE_H_INCLUDED_
+#define _NGX_HTTP_IDEMPOTENCY_RESPONSE_H_INCLUDED_
 
 
 #include "ngx_http_idempotency.h"
@@ -26,19 +26,19 @@ typedef struct {
 } ngx_http_idempotency_origin_t;
 
 
-ngx_buf_t *ngx_http_idempotency_record_header(ngx_http_request_t *r,
+ngx_buf_t *ngx_http_idempotency_response_header(ngx_http_request_t *r,
     ngx_array_t *hide, ngx_http_idempotency_origin_t *origin);
-ngx_buf_t *ngx_http_idempotency_record_trailers(ngx_http_request_t *r);
+ngx_buf_t *ngx_http_idempotency_response_trailers(ngx_http_request_t *r);
 
 /* NGX_DECLINED: it was made where the claim was */
 
-ngx_int_t ngx_http_idempotency_record_origin(ngx_str_t *record,
+ngx_int_t ngx_http_idempotency_response_origin(ngx_str_t *bytes,
     ngx_http_idempotency_origin_t *origin);
 
-/* restores headers_out; what is left of the record is the body */
+/* restores headers_out; what is left of the bytes is the body */
 
-ngx_int_t ngx_http_idempotency_record_restore(ngx_http_request_t *r,
-    ngx_str_t *record, ngx_uint_t cookies);
+ngx_int_t ngx_http_idempotency_response_restore(ngx_http_request_t *r,
+    ngx_str_t *bytes, ngx_uint_t cookies);
 
 ngx_table_elt_t *ngx_http_idempotency_push_header(ngx_http_request_t *r,
     ngx_list_t *list, ngx_str_t *key, ngx_str_t *value);
@@ -63,4 +63,4 @@ ngx_int_t ngx_http_idempotency_slots_suppress(ngx_http_request_t *r,
     uint64_t bits);
 
 
-#endif /* _NGX_HTTP_IDEMPOTENCY_RECORD_H_INCLUDED_ */
+#endif /* _NGX_HTTP_IDEMPOTENCY_RESPONSE_H_INCLUDED_ */

@@ -3,7 +3,7 @@
 
 
 #include "unit.h"
-#include "request/ngx_http_idempotency_record.h"
+#include "request/ngx_http_idempotency_response.h"
 
 
 typedef struct {
@@ -312,28 +312,28 @@ static ngx_http_idempotency_origin_t  *made_at;
 /* in a buffer of its own size, so that a read beyond it is seen */
 
 static ngx_str_t
-record_of(ngx_http_request_t *r, char *body)
+response_of(ngx_http_request_t *r, char *body)
 {
     u_char      *p;
     ngx_buf_t   *header, *trailers;
-    ngx_str_t    record;
+    ngx_str_t    response;
 
-    header = ngx_http_idempotency_record_header(r, &hide, made_at);
-    trailers = ngx_http_idempotency_record_trailers(r);
+    header = ngx_http_idempotency_response_header(r, &hide, made_at);
+    trailers = ngx_http_idempotency_response_trailers(r);
 
     check(header && header->last <= header->end);
     check(trailers && trailers->last <= trailers->end);
 
-    record.len = (header->last - header->pos)
+    response.len = (header->last - header->pos)
                  + (trailers->last - trailers->pos) + ngx_strlen(body);
 
-    record.data = ngx_alloc(ngx_max(record.len, 1), unit_cycle.log);
+    response.data = ngx_alloc(ngx_max(response.len, 1), unit_cycle.log);
 
-    p = ngx_cpymem(record.data, header->pos, header->last - header->pos);
+    p = ngx_cpymem(response.data, header->pos, header->last - header->pos);
     p = ngx_cpymem(p, trailers->pos, trailers->last - trailers->pos);
     ngx_memcpy(p, body, ngx_strlen(body));
 
-    return record;
+    return response;
 }
 
 
@@ -378,7 +378,7 @@ static void
 round_trip(void)
 {
     ngx_uint_t               cookies;
-    ngx_str_t                record, body;
+    ngx_str_t                response, body;
     ngx_http_request_t      *r, *r2;
     ngx_http_headers_out_t  *out;
 
@@ -391,15 +391,15 @@ round_trip(void)
     for (cookies = 0; cookies < 2; cookies++) {
 
         r = full_request();
-        record = record_of(r, "hello, world");
+        response = response_of(r, "hello, world");
 
-        body = record;
+        body = response;
         r2 = request();
-        check_equal(ngx_http_idempotency_record_restore(r2, &body, cookies),
+        check_equal(ngx_http_idempotency_response_restore(r2, &body, cookies),
                     NGX_OK);
 
         check(same(&body, "hello, world"));
-        check(body.data + body.len == record.data + record.len);
+        check(body.data + body.len == response.data + response.len);
 
         out = &r2->headers_out;
 
@@ -420,7 +420,7 @@ round_trip(void)
         check_lines(r2, &out->headers, all_lines, cookies);
         check_lines(r2, &out->trailers, trailers, cookies);
 
-        ngx_free(record.data);
+        ngx_free(response.data);
     }
 }
 
@@ -430,7 +430,7 @@ round_trip(void)
 static void
 extremes(void)
 {
-    ngx_str_t                record, body;
+    ngx_str_t                response, body;
     ngx_uint_t               i;
     ngx_http_request_t      *r, *r2;
     ngx_http_headers_out_t  *out;
@@ -447,18 +447,19 @@ extremes(void)
         r->single_range = 1;
         r->disable_not_modified = 1;
 
-        record = record_of(r, "");
+        response = response_of(r, "");
 
-        body = record;
+        body = response;
         r2 = request();
 
         /* what is restored replaces what there was */
 
         r2->headers_out.content_type_hash = 1;
-        r2->headers_out.content_type_lowcase = record.data;
+        r2->headers_out.content_type_lowcase = response.data;
         r2->allow_ranges = 1;
 
-        check_equal(ngx_http_idempotency_record_restore(r2, &body, 1), NGX_OK);
+        check_equal(ngx_http_idempotency_response_restore(r2, &body, 1),
+                    NGX_OK);
         check_equal(body.len, 0);
 
         out = &r2->headers_out;
@@ -481,7 +482,7 @@ extremes(void)
         check_lines(r2, &out->headers, no_lines, 1);
         check_lines(r2, &out->trailers, no_lines, 1);
 
-        ngx_free(record.data);
+        ngx_free(response.data);
     }
 }
 
@@ -491,7 +492,7 @@ long_strings(void)
 {
     u_char              *p;
     size_t               len;
-    ngx_str_t            record, body;
+    ngx_str_t            response, body;
     ngx_http_request_t  *r, *r2;
     ngx_table_elt_t     *h;
 
@@ -513,11 +514,12 @@ long_strings(void)
         h->value.len = len;
         h->value.data = p;
 
-        record = record_of(r, "b");
-        body = record;
+        response = response_of(r, "b");
+        body = response;
 
         r2 = request();
-        check_equal(ngx_http_idempotency_record_restore(r2, &body, 1), NGX_OK);
+        check_equal(ngx_http_idempotency_response_restore(r2, &body, 1),
+                    NGX_OK);
         check(same(&body, "b"));
 
         h = nth(&r2->headers_out.headers, 0);
@@ -525,7 +527,7 @@ long_strings(void)
               && ngx_memcmp(h->key.data, p, len) == 0
               && ngx_memcmp(h->value.data, p, len) == 0);
 
-        ngx_free(record.data);
+        ngx_free(response.data);
         ngx_reset_pool(unit_pool);
     }
 }
@@ -534,17 +536,17 @@ long_strings(void)
 /* within the bytes that it was made of, whatever they are */
 
 static void
-check_inside(ngx_str_t *s, ngx_str_t *record)
+check_inside(ngx_str_t *s, ngx_str_t *response)
 {
     check(s->len == 0
-          || (s->data >= record->data
-              && s->len <= record->len
-              && s->data + s->len <= record->data + record->len));
+          || (s->data >= response->data
+              && s->len <= response->len
+              && s->data + s->len <= response->data + response->len));
 }
 
 
 static ngx_int_t
-restore_anything(ngx_str_t *record)
+restore_anything(ngx_str_t *response)
 {
     ngx_int_t            rc;
     ngx_str_t            body;
@@ -555,30 +557,30 @@ restore_anything(ngx_str_t *record)
     ngx_reset_pool(unit_pool);
 
     r = request();
-    body = *record;
+    body = *response;
 
-    rc = ngx_http_idempotency_record_restore(r, &body, 1);
+    rc = ngx_http_idempotency_response_restore(r, &body, 1);
 
     if (rc != NGX_OK) {
         check_equal(rc, NGX_ERROR);
         return rc;
     }
 
-    check_inside(&body, record);
-    check_inside(&r->headers_out.status_line, record);
-    check_inside(&r->headers_out.content_type, record);
-    check_inside(&r->headers_out.charset, record);
+    check_inside(&body, response);
+    check_inside(&r->headers_out.status_line, response);
+    check_inside(&r->headers_out.content_type, response);
+    check_inside(&r->headers_out.charset, response);
 
     if (r->headers_out.override_charset) {
-        check_inside(r->headers_out.override_charset, record);
+        check_inside(r->headers_out.override_charset, response);
     }
 
     check(r->headers_out.content_type_len <= r->headers_out.content_type.len);
     check(r->headers_out.status >= 200 && r->headers_out.status < 1000);
 
     for (i = 0; (h = nth(&r->headers_out.headers, i)) != NULL; i++) {
-        check_inside(&h->key, record);
-        check_inside(&h->value, record);
+        check_inside(&h->key, response);
+        check_inside(&h->value, response);
     }
 
     return rc;
@@ -589,16 +591,16 @@ static void
 truncated(void)
 {
     size_t      len, whole;
-    ngx_str_t   record, part;
+    ngx_str_t   response, part;
 
-    record = record_of(full_request(), "body");
-    whole = record.len - 4;
+    response = response_of(full_request(), "body");
+    whole = response.len - 4;
 
-    for (len = 0; len <= record.len; len++) {
+    for (len = 0; len <= response.len; len++) {
 
         part.len = len;
         part.data = ngx_alloc(ngx_max(len, 1), unit_cycle.log);
-        ngx_memcpy(part.data, record.data, len);
+        ngx_memcpy(part.data, response.data, len);
 
         check_equal(restore_anything(&part),
                     len < whole ? NGX_ERROR : NGX_OK);
@@ -606,24 +608,24 @@ truncated(void)
         ngx_free(part.data);
     }
 
-    ngx_free(record.data);
+    ngx_free(response.data);
 }
 
 
 static void
 bytes(char *what, ngx_int_t rc, const char *data, size_t len)
 {
-    ngx_str_t  record;
+    ngx_str_t  response;
 
-    record.len = len;
-    record.data = ngx_alloc(ngx_max(len, 1), unit_cycle.log);
-    ngx_memcpy(record.data, data, len);
+    response.len = len;
+    response.data = ngx_alloc(ngx_max(len, 1), unit_cycle.log);
+    ngx_memcpy(response.data, data, len);
 
-    if (!check_equal(restore_anything(&record), rc)) {
+    if (!check_equal(restore_anything(&response), rc)) {
         unit_note("%s", what);
     }
 
-    ngx_free(record.data);
+    ngx_free(response.data);
 }
 
 
@@ -694,7 +696,7 @@ malformed(void)
 static void
 not_sent(void)
 {
-    ngx_str_t            record;
+    ngx_str_t            response;
     ngx_uint_t           slot, other;
     ngx_table_elt_t     *h;
     ngx_http_request_t  *r, *to;
@@ -707,10 +709,10 @@ not_sent(void)
         ngx_memzero(h, sizeof(ngx_table_elt_t));
         put(r, slot, h);
 
-        record = record_of(r, "");
+        response = response_of(r, "");
 
         to = request();
-        check_equal(ngx_http_idempotency_record_restore(to, &record, 1),
+        check_equal(ngx_http_idempotency_response_restore(to, &response, 1),
                     NGX_OK);
         check(nth(&to->headers_out.headers, 0) == NULL);
 
@@ -728,10 +730,10 @@ not_sent(void)
         h->hash = 1;
         put(r, slot, h);
 
-        record = record_of(r, "");
+        response = response_of(r, "");
 
         to = request();
-        check_equal(ngx_http_idempotency_record_restore(to, &record, 1),
+        check_equal(ngx_http_idempotency_response_restore(to, &response, 1),
                     NGX_OK);
 
         h = in_place(to, slot, 0);
@@ -745,13 +747,13 @@ static void
 elsewhere(void)
 {
     size_t                          len;
-    ngx_str_t                       record, rest;
+    ngx_str_t                       response, rest;
     ngx_uint_t                      i;
     ngx_http_request_t             *to;
     ngx_http_idempotency_origin_t   origin, got;
 
-    record = record_of(full_request(), "a body");
-    check_equal(ngx_http_idempotency_record_origin(&record, &got),
+    response = response_of(full_request(), "a body");
+    check_equal(ngx_http_idempotency_response_origin(&response, &got),
                 NGX_DECLINED);
 
     for (i = 0; i < 8; i++) {
@@ -762,10 +764,11 @@ elsewhere(void)
         origin.get = (i >> 2) & 1;
 
         made_at = &origin;
-        record = record_of(full_request(), "a body");
+        response = response_of(full_request(), "a body");
         made_at = NULL;
 
-        check_equal(ngx_http_idempotency_record_origin(&record, &got), NGX_OK);
+        check_equal(ngx_http_idempotency_response_origin(&response, &got),
+                    NGX_OK);
 
         check(ngx_memcmp(got.id, origin.id, NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN)
               == 0);
@@ -774,25 +777,26 @@ elsewhere(void)
         check(got.internal == origin.internal && got.get == origin.get);
 
         to = request();
-        rest = record;
-        check_equal(ngx_http_idempotency_record_restore(to, &rest, 1), NGX_OK);
+        rest = response;
+        check_equal(ngx_http_idempotency_response_restore(to, &rest, 1),
+                    NGX_OK);
         check(same(&rest, "a body"));
         check_lines(to, &to->headers_out.headers, all_lines, 1);
 
         for (len = 0; len < 2 + NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN + 3; len++) {
             rest.data = ngx_alloc(ngx_max(len, 1), unit_cycle.log);
             rest.len = len;
-            ngx_memcpy(rest.data, record.data, len);
+            ngx_memcpy(rest.data, response.data, len);
 
-            check(ngx_http_idempotency_record_origin(&rest, &got) != NGX_OK);
-            check_equal(ngx_http_idempotency_record_restore(request(), &rest,
-                                                            1),
+            check(ngx_http_idempotency_response_origin(&rest, &got) != NGX_OK);
+            check_equal(ngx_http_idempotency_response_restore(request(), &rest,
+                                                              1),
                         NGX_ERROR);
 
             ngx_free(rest.data);
         }
 
-        ngx_free(record.data);
+        ngx_free(response.data);
     }
 }
 
@@ -802,14 +806,14 @@ random_bytes(void)
 {
     size_t      len, i;
     uint64_t    seed;
-    ngx_str_t   record, good;
+    ngx_str_t   response, good;
     ngx_uint_t  step, steps, restored;
 
     seed = unit_setting("UNIT_SEED", 1);
     steps = unit_setting("UNIT_STEPS", 100000);
     restored = 0;
 
-    good = record_of(full_request(), "a body");
+    good = response_of(full_request(), "a body");
 
     for (step = 0; step < steps; step++) {
 
@@ -817,35 +821,35 @@ random_bytes(void)
             /* small numbers more often: they lead further in */
 
             len = unit_below(&seed, 200);
-            record.data = ngx_alloc(ngx_max(len, 1), unit_cycle.log);
+            response.data = ngx_alloc(ngx_max(len, 1), unit_cycle.log);
 
             for (i = 0; i < len; i++) {
-                record.data[i] = (u_char) unit_below(&seed,
+                response.data[i] = (u_char) unit_below(&seed,
                                               unit_below(&seed, 2) ? 4 : 256);
             }
 
             if (len > 3) {
-                record.data[0] = 1;
-                record.data[2] = 0xc8;
-                record.data[3] = 1;
+                response.data[0] = 1;
+                response.data[2] = 0xc8;
+                response.data[3] = 1;
             }
 
         } else {
             len = good.len - unit_below(&seed, 8);
-            record.data = ngx_alloc(len, unit_cycle.log);
-            ngx_memcpy(record.data, good.data, len);
+            response.data = ngx_alloc(len, unit_cycle.log);
+            ngx_memcpy(response.data, good.data, len);
 
             for (i = unit_below(&seed, 4) + 1; i; i--) {
-                record.data[unit_below(&seed, len)]
+                response.data[unit_below(&seed, len)]
                                              = (u_char) unit_random(&seed);
             }
         }
 
-        record.len = len;
+        response.len = len;
 
-        restored += (restore_anything(&record) == NGX_OK);
+        restored += (restore_anything(&response) == NGX_OK);
 
-        ngx_free(record.data);
+        ngx_free(response.data);
     }
 
     unit_note("%u of %u were restored", (unsigned) restored,

@@ -6,50 +6,50 @@
  */
 
 
-#include "ngx_http_idempotency_record.h"
+#include "ngx_http_idempotency_response.h"
 
 
-#define RECORD_VERSION               1
+#define RESPONSE_VERSION               1
 
-#define RECORD_ALLOW_RANGES          0x01
-#define RECORD_SINGLE_RANGE          0x02
-#define RECORD_DISABLE_NOT_MODIFIED  0x04
-#define RECORD_EXPECT_TRAILERS       0x08
-#define RECORD_OVERRIDE_CHARSET      0x10
-#define RECORD_ELSEWHERE             0x20
+#define RESPONSE_ALLOW_RANGES          0x01
+#define RESPONSE_SINGLE_RANGE          0x02
+#define RESPONSE_DISABLE_NOT_MODIFIED  0x04
+#define RESPONSE_EXPECT_TRAILERS       0x08
+#define RESPONSE_OVERRIDE_CHARSET      0x10
+#define RESPONSE_ELSEWHERE             0x20
 
 /* of another location's URI */
 
-#define RECORD_INTERNAL              0x01
-#define RECORD_GET                   0x02
+#define RESPONSE_INTERNAL              0x01
+#define RESPONSE_GET                   0x02
 
 /* a number of 64 bits takes 10 bytes at most; a line has two lengths */
 
-#define RECORD_NUMBER_LEN            10
-#define RECORD_LINE_LEN              (1 + 2 * RECORD_NUMBER_LEN)
-#define RECORD_FIXED_LEN             (2 + 9 * RECORD_NUMBER_LEN)
-#define RECORD_ORIGIN_LEN            (NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN + 1    \
-                                      + 2 * RECORD_NUMBER_LEN)
+#define RESPONSE_NUMBER_LEN            10
+#define RESPONSE_LINE_LEN              (1 + 2 * RESPONSE_NUMBER_LEN)
+#define RESPONSE_FIXED_LEN             (2 + 9 * RESPONSE_NUMBER_LEN)
+#define RESPONSE_ORIGIN_LEN            (NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN + 1    \
+                                      + 2 * RESPONSE_NUMBER_LEN)
 
 
 typedef struct {
     u_char      *pos;
     u_char      *last;
-} record_reader_t;
+} response_reader_t;
 
 
-static size_t record_lines_len(ngx_list_t *list);
-static u_char *record_lines(u_char *p, ngx_http_request_t *r,
+static size_t response_lines_len(ngx_list_t *list);
+static u_char *response_lines(u_char *p, ngx_http_request_t *r,
     ngx_list_t *list, ngx_array_t *hide);
-static ngx_uint_t record_hidden(ngx_str_t *name, ngx_array_t *hide);
-static ngx_int_t record_get_origin(record_reader_t *rd,
+static ngx_uint_t response_hidden(ngx_str_t *name, ngx_array_t *hide);
+static ngx_int_t response_get_origin(response_reader_t *rd,
     ngx_http_idempotency_origin_t *origin);
-static ngx_int_t record_restore_lines(ngx_http_request_t *r,
-    record_reader_t *rd, ngx_list_t *list, ngx_uint_t cookies);
-static u_char *record_number(u_char *p, uint64_t n);
-static u_char *record_string(u_char *p, ngx_str_t *s);
-static ngx_int_t record_get_number(record_reader_t *rd, uint64_t *n);
-static ngx_int_t record_get_string(record_reader_t *rd, ngx_str_t *s);
+static ngx_int_t response_restore_lines(ngx_http_request_t *r,
+    response_reader_t *rd, ngx_list_t *list, ngx_uint_t cookies);
+static u_char *response_number(u_char *p, uint64_t n);
+static u_char *response_string(u_char *p, ngx_str_t *s);
+static ngx_int_t response_get_number(response_reader_t *rd, uint64_t *n);
+static ngx_int_t response_get_string(response_reader_t *rd, ngx_str_t *s);
 
 
 /*
@@ -57,7 +57,7 @@ static ngx_int_t record_get_string(record_reader_t *rd, ngx_str_t *s);
  * not have, and the mark of a replay, which gets our own
  */
 
-static ngx_str_t  record_left_out[] = {
+static ngx_str_t  response_left_out[] = {
     ngx_string("idempotent-replayed"),
     ngx_string("connection"),
     ngx_string("keep-alive"),
@@ -73,7 +73,7 @@ static ngx_str_t  record_left_out[] = {
 
 
 ngx_buf_t *
-ngx_http_idempotency_record_header(ngx_http_request_t *r, ngx_array_t *hide,
+ngx_http_idempotency_response_header(ngx_http_request_t *r, ngx_array_t *hide,
     ngx_http_idempotency_origin_t *origin)
 {
     size_t                   len;
@@ -88,12 +88,12 @@ ngx_http_idempotency_record_header(ngx_http_request_t *r, ngx_array_t *hide,
 
     charset = out->override_charset ? *out->override_charset : none;
 
-    len = RECORD_FIXED_LEN
+    len = RESPONSE_FIXED_LEN
           + out->status_line.len + out->content_type.len + out->charset.len
-          + charset.len + record_lines_len(&out->headers);
+          + charset.len + response_lines_len(&out->headers);
 
     if (origin) {
-        len += RECORD_ORIGIN_LEN + origin->uri.len + origin->args.len;
+        len += RESPONSE_ORIGIN_LEN + origin->uri.len + origin->args.len;
     }
 
     b = ngx_create_temp_buf(r->pool, len);
@@ -101,65 +101,65 @@ ngx_http_idempotency_record_header(ngx_http_request_t *r, ngx_array_t *hide,
         return NULL;
     }
 
-    flags = (r->allow_ranges ? RECORD_ALLOW_RANGES : 0)
-            | (r->single_range ? RECORD_SINGLE_RANGE : 0)
-            | (r->disable_not_modified ? RECORD_DISABLE_NOT_MODIFIED : 0)
-            | (r->expect_trailers ? RECORD_EXPECT_TRAILERS : 0)
-            | (out->override_charset ? RECORD_OVERRIDE_CHARSET : 0)
-            | (origin ? RECORD_ELSEWHERE : 0);
+    flags = (r->allow_ranges ? RESPONSE_ALLOW_RANGES : 0)
+            | (r->single_range ? RESPONSE_SINGLE_RANGE : 0)
+            | (r->disable_not_modified ? RESPONSE_DISABLE_NOT_MODIFIED : 0)
+            | (r->expect_trailers ? RESPONSE_EXPECT_TRAILERS : 0)
+            | (out->override_charset ? RESPONSE_OVERRIDE_CHARSET : 0)
+            | (origin ? RESPONSE_ELSEWHERE : 0);
 
     p = b->pos;
 
-    *p++ = RECORD_VERSION;
+    *p++ = RESPONSE_VERSION;
     *p++ = flags;
 
     if (origin) {
         p = ngx_cpymem(p, origin->id, NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN);
-        *p++ = (origin->internal ? RECORD_INTERNAL : 0)
-               | (origin->get ? RECORD_GET : 0);
-        p = record_string(p, &origin->uri);
-        p = record_string(p, &origin->args);
+        *p++ = (origin->internal ? RESPONSE_INTERNAL : 0)
+               | (origin->get ? RESPONSE_GET : 0);
+        p = response_string(p, &origin->uri);
+        p = response_string(p, &origin->args);
     }
 
-    p = record_number(p, out->status);
-    p = record_string(p, &out->status_line);
-    p = record_string(p, &out->content_type);
-    p = record_number(p, out->content_type_len);
-    p = record_string(p, &out->charset);
-    p = record_string(p, &charset);
+    p = response_number(p, out->status);
+    p = response_string(p, &out->status_line);
+    p = response_string(p, &out->content_type);
+    p = response_number(p, out->content_type_len);
+    p = response_string(p, &out->charset);
+    p = response_string(p, &charset);
 
     /* both are -1 where there is none */
 
-    p = record_number(p, (uint64_t) (out->content_length_n + 1));
-    p = record_number(p, (uint64_t) (out->last_modified_time + 1));
+    p = response_number(p, (uint64_t) (out->content_length_n + 1));
+    p = response_number(p, (uint64_t) (out->last_modified_time + 1));
 
-    p = record_number(p, ngx_http_idempotency_slots_suppressed(out));
+    p = response_number(p, ngx_http_idempotency_slots_suppressed(out));
 
-    b->last = record_lines(p, r, &out->headers, hide);
+    b->last = response_lines(p, r, &out->headers, hide);
 
     return b;
 }
 
 
 ngx_buf_t *
-ngx_http_idempotency_record_trailers(ngx_http_request_t *r)
+ngx_http_idempotency_response_trailers(ngx_http_request_t *r)
 {
     ngx_buf_t  *b;
 
     b = ngx_create_temp_buf(r->pool,
-                            record_lines_len(&r->headers_out.trailers));
+                            response_lines_len(&r->headers_out.trailers));
     if (b == NULL) {
         return NULL;
     }
 
-    b->last = record_lines(b->pos, r, &r->headers_out.trailers, NULL);
+    b->last = response_lines(b->pos, r, &r->headers_out.trailers, NULL);
 
     return b;
 }
 
 
 static size_t
-record_lines_len(ngx_list_t *list)
+response_lines_len(ngx_list_t *list)
 {
     size_t            len;
     ngx_uint_t        i;
@@ -172,7 +172,7 @@ record_lines_len(ngx_list_t *list)
         h = part->elts;
 
         for (i = 0; i < part->nelts; i++) {
-            len += RECORD_LINE_LEN + h[i].key.len + h[i].value.len;
+            len += RESPONSE_LINE_LEN + h[i].key.len + h[i].value.len;
         }
     }
 
@@ -181,7 +181,7 @@ record_lines_len(ngx_list_t *list)
 
 
 static u_char *
-record_lines(u_char *p, ngx_http_request_t *r, ngx_list_t *list,
+response_lines(u_char *p, ngx_http_request_t *r, ngx_list_t *list,
     ngx_array_t *hide)
 {
     ngx_uint_t        i;
@@ -193,13 +193,13 @@ record_lines(u_char *p, ngx_http_request_t *r, ngx_list_t *list,
 
         for (i = 0; i < part->nelts; i++) {
 
-            if (h[i].hash == 0 || record_hidden(&h[i].key, hide)) {
+            if (h[i].hash == 0 || response_hidden(&h[i].key, hide)) {
                 continue;
             }
 
             *p++ = (u_char) ngx_http_idempotency_slot(&r->headers_out, &h[i]);
-            p = record_string(p, &h[i].key);
-            p = record_string(p, &h[i].value);
+            p = response_string(p, &h[i].key);
+            p = response_string(p, &h[i].value);
         }
     }
 
@@ -210,12 +210,12 @@ record_lines(u_char *p, ngx_http_request_t *r, ngx_list_t *list,
 
 
 static ngx_uint_t
-record_hidden(ngx_str_t *name, ngx_array_t *hide)
+response_hidden(ngx_str_t *name, ngx_array_t *hide)
 {
     ngx_str_t   *s;
     ngx_uint_t   i;
 
-    for (s = record_left_out; s->len; s++) {
+    for (s = response_left_out; s->len; s++) {
         if (s->len == name->len
             && ngx_strncasecmp(s->data, name->data, s->len) == 0)
         {
@@ -242,27 +242,28 @@ record_hidden(ngx_str_t *name, ngx_array_t *hide)
 
 
 ngx_int_t
-ngx_http_idempotency_record_origin(ngx_str_t *record,
+ngx_http_idempotency_response_origin(ngx_str_t *bytes,
     ngx_http_idempotency_origin_t *origin)
 {
-    record_reader_t  rd;
+    response_reader_t  rd;
 
-    if (record->len < 2
-        || record->data[0] != RECORD_VERSION
-        || (record->data[1] & RECORD_ELSEWHERE) == 0)
+    if (bytes->len < 2
+        || bytes->data[0] != RESPONSE_VERSION
+        || (bytes->data[1] & RESPONSE_ELSEWHERE) == 0)
     {
         return NGX_DECLINED;
     }
 
-    rd.pos = record->data + 2;
-    rd.last = record->data + record->len;
+    rd.pos = bytes->data + 2;
+    rd.last = bytes->data + bytes->len;
 
-    return record_get_origin(&rd, origin);
+    return response_get_origin(&rd, origin);
 }
 
 
 static ngx_int_t
-record_get_origin(record_reader_t *rd, ngx_http_idempotency_origin_t *origin)
+response_get_origin(response_reader_t *rd,
+    ngx_http_idempotency_origin_t *origin)
 {
     u_char  flags;
 
@@ -275,11 +276,11 @@ record_get_origin(record_reader_t *rd, ngx_http_idempotency_origin_t *origin)
 
     flags = *rd->pos++;
 
-    origin->internal = (flags & RECORD_INTERNAL) ? 1 : 0;
-    origin->get = (flags & RECORD_GET) ? 1 : 0;
+    origin->internal = (flags & RESPONSE_INTERNAL) ? 1 : 0;
+    origin->get = (flags & RESPONSE_GET) ? 1 : 0;
 
-    if (record_get_string(rd, &origin->uri) != NGX_OK
-        || record_get_string(rd, &origin->args) != NGX_OK)
+    if (response_get_string(rd, &origin->uri) != NGX_OK
+        || response_get_string(rd, &origin->args) != NGX_OK)
     {
         return NGX_ERROR;
     }
@@ -289,44 +290,44 @@ record_get_origin(record_reader_t *rd, ngx_http_idempotency_origin_t *origin)
 
 
 ngx_int_t
-ngx_http_idempotency_record_restore(ngx_http_request_t *r, ngx_str_t *record,
+ngx_http_idempotency_response_restore(ngx_http_request_t *r, ngx_str_t *bytes,
     ngx_uint_t cookies)
 {
     u_char                          flags;
     uint64_t                        status, type_len, length, modified;
     uint64_t                        suppressed;
     ngx_str_t                       charset;
-    record_reader_t                 rd;
+    response_reader_t               rd;
     ngx_http_headers_out_t         *out;
     ngx_http_idempotency_origin_t   origin;
 
-    rd.pos = record->data;
-    rd.last = record->data + record->len;
+    rd.pos = bytes->data;
+    rd.last = bytes->data + bytes->len;
 
-    if (record->len < 2 || *rd.pos++ != RECORD_VERSION) {
+    if (bytes->len < 2 || *rd.pos++ != RESPONSE_VERSION) {
         return NGX_ERROR;
     }
 
     flags = *rd.pos++;
     out = &r->headers_out;
 
-    if ((flags & RECORD_ELSEWHERE)
-        && record_get_origin(&rd, &origin) != NGX_OK)
+    if ((flags & RESPONSE_ELSEWHERE)
+        && response_get_origin(&rd, &origin) != NGX_OK)
     {
         return NGX_ERROR;
     }
 
-    if (record_get_number(&rd, &status) != NGX_OK
-        || record_get_string(&rd, &out->status_line) != NGX_OK
-        || record_get_string(&rd, &out->content_type) != NGX_OK
-        || record_get_number(&rd, &type_len) != NGX_OK
-        || record_get_string(&rd, &out->charset) != NGX_OK
-        || record_get_string(&rd, &charset) != NGX_OK
-        || record_get_number(&rd, &length) != NGX_OK
-        || record_get_number(&rd, &modified) != NGX_OK
-        || record_get_number(&rd, &suppressed) != NGX_OK
-        || record_restore_lines(r, &rd, &out->headers, cookies) != NGX_OK
-        || record_restore_lines(r, &rd, &out->trailers, cookies) != NGX_OK
+    if (response_get_number(&rd, &status) != NGX_OK
+        || response_get_string(&rd, &out->status_line) != NGX_OK
+        || response_get_string(&rd, &out->content_type) != NGX_OK
+        || response_get_number(&rd, &type_len) != NGX_OK
+        || response_get_string(&rd, &out->charset) != NGX_OK
+        || response_get_string(&rd, &charset) != NGX_OK
+        || response_get_number(&rd, &length) != NGX_OK
+        || response_get_number(&rd, &modified) != NGX_OK
+        || response_get_number(&rd, &suppressed) != NGX_OK
+        || response_restore_lines(r, &rd, &out->headers, cookies) != NGX_OK
+        || response_restore_lines(r, &rd, &out->trailers, cookies) != NGX_OK
         || status < 200 || status >= NGX_HTTP_IDEMPOTENCY_STATUSES
         || type_len > out->content_type.len
         || ngx_http_idempotency_slots_suppress(r, suppressed) != NGX_OK)
@@ -341,7 +342,7 @@ ngx_http_idempotency_record_restore(ngx_http_request_t *r, ngx_str_t *record,
     out->content_length_n = (off_t) (length - 1);
     out->last_modified_time = (time_t) (modified - 1);
 
-    if (flags & RECORD_OVERRIDE_CHARSET) {
+    if (flags & RESPONSE_OVERRIDE_CHARSET) {
 
         out->override_charset = ngx_palloc(r->pool, sizeof(ngx_str_t));
         if (out->override_charset == NULL) {
@@ -351,20 +352,20 @@ ngx_http_idempotency_record_restore(ngx_http_request_t *r, ngx_str_t *record,
         *out->override_charset = charset;
     }
 
-    r->allow_ranges = (flags & RECORD_ALLOW_RANGES) ? 1 : 0;
-    r->single_range = (flags & RECORD_SINGLE_RANGE) ? 1 : 0;
-    r->disable_not_modified = (flags & RECORD_DISABLE_NOT_MODIFIED) ? 1 : 0;
-    r->expect_trailers = (flags & RECORD_EXPECT_TRAILERS) ? 1 : 0;
+    r->allow_ranges = (flags & RESPONSE_ALLOW_RANGES) ? 1 : 0;
+    r->single_range = (flags & RESPONSE_SINGLE_RANGE) ? 1 : 0;
+    r->disable_not_modified = (flags & RESPONSE_DISABLE_NOT_MODIFIED) ? 1 : 0;
+    r->expect_trailers = (flags & RESPONSE_EXPECT_TRAILERS) ? 1 : 0;
 
-    record->len = rd.last - rd.pos;
-    record->data = rd.pos;
+    bytes->len = rd.last - rd.pos;
+    bytes->data = rd.pos;
 
     return NGX_OK;
 }
 
 
 static ngx_int_t
-record_restore_lines(ngx_http_request_t *r, record_reader_t *rd,
+response_restore_lines(ngx_http_request_t *r, response_reader_t *rd,
     ngx_list_t *list, ngx_uint_t cookies)
 {
     ngx_str_t         key, value;
@@ -383,8 +384,8 @@ record_restore_lines(ngx_http_request_t *r, record_reader_t *rd,
             return NGX_OK;
         }
 
-        if (record_get_string(rd, &key) != NGX_OK
-            || record_get_string(rd, &value) != NGX_OK)
+        if (response_get_string(rd, &key) != NGX_OK
+            || response_get_string(rd, &value) != NGX_OK)
         {
             return NGX_ERROR;
         }
@@ -436,7 +437,7 @@ ngx_http_idempotency_push_header(ngx_http_request_t *r, ngx_list_t *list,
 
 
 static u_char *
-record_number(u_char *p, uint64_t n)
+response_number(u_char *p, uint64_t n)
 {
     while (n >= 0x80) {
         *p++ = (u_char) (n | 0x80);
@@ -450,16 +451,16 @@ record_number(u_char *p, uint64_t n)
 
 
 static u_char *
-record_string(u_char *p, ngx_str_t *s)
+response_string(u_char *p, ngx_str_t *s)
 {
-    p = record_number(p, s->len);
+    p = response_number(p, s->len);
 
     return ngx_cpymem(p, s->data, s->len);
 }
 
 
 static ngx_int_t
-record_get_number(record_reader_t *rd, uint64_t *n)
+response_get_number(response_reader_t *rd, uint64_t *n)
 {
     u_char      c;
     ngx_uint_t  shift;
@@ -480,11 +481,11 @@ record_get_number(record_reader_t *rd, uint64_t *n)
 
 
 static ngx_int_t
-record_get_string(record_reader_t *rd, ngx_str_t *s)
+response_get_string(response_reader_t *rd, ngx_str_t *s)
 {
     uint64_t  len;
 
-    if (record_get_number(rd, &len) != NGX_OK
+    if (response_get_number(rd, &len) != NGX_OK
         || len > (uint64_t) (rd->last - rd->pos))
     {
         return NGX_ERROR;
