@@ -38,6 +38,17 @@ sub said {
 
 said('alone', undef);
 
+# A module that needs another one to be loaded before it is there all the same.
+
+SKIP: {
+    my $ndk = has_module('ndk_http_module');
+
+    for my $m (qw(ngx_http_lua_module ngx_http_set_misc_module)) {
+        skip "no $m here", 1 unless $ndk && -e $ndk =~ s/ndk_http_module/$m/r;
+        ok(has_module($m), "$m is not passed over");
+    }
+}
+
 # These have filters, and ask for a place below ours, in any order.
 
 for my $m (qw(ngx_http_echo_module ngx_http_headers_more_filter_module

@@ -320,10 +320,12 @@ sub has_module {
     my ($so) = grep { -e } map { "$_/$name.so" }
                $dir // (), '/usr/lib/nginx/modules' or return undef;
 
-    # it may be there for another nginx than the one under test
+    # it may be there for another nginx than the one under test; what it lacks
+    # may also be ndk_http_module only
     my (undef, $log) = config_test(module => 0, main => "load_module $so;\n");
 
-    return $log =~ /binary compatible| instead of |undefined symbol/ ? undef : $so;
+    return $log =~ /binary compatible| instead of |undefined symbol: (?!ndk_)/
+           ? undef : $so;
 }
 
 
