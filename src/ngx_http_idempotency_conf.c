@@ -14,7 +14,8 @@
  * that, as a window runs from the outcome on and is compared with the claim
  */
 
-#define CONF_TIME_MAX  (NGX_MAX_INT_T_VALUE - 24 * 3600 * 1000)
+#define NGX_HTTP_IDEMPOTENCY_TIME_MAX                                        \
+    (NGX_MAX_INT_T_VALUE - 24 * 3600 * 1000)
 
 
 /* in the order of ngx_http_idempotency_status_e */
@@ -468,7 +469,8 @@ ngx_http_idempotency_check_time(ngx_conf_t *cf, void *post, void *data)
         return "must not be zero";
     }
 
-    return (*msp > CONF_TIME_MAX) ? "is too long" : NGX_CONF_OK;
+    return (*msp > NGX_HTTP_IDEMPOTENCY_TIME_MAX) ? "is too long"
+                                                  : NGX_CONF_OK;
 }
 
 

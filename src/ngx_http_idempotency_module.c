@@ -52,10 +52,10 @@ static ngx_conf_bitmask_t  ngx_http_idempotency_methods[] = {
 
 
 static ngx_conf_enum_t  ngx_http_idempotency_missing_key[] = {
-    { ngx_string("pass"), NGX_HTTP_IDEMPOTENCY_MISSING_PASS },
-    { ngx_string("reject"), NGX_HTTP_IDEMPOTENCY_MISSING_REJECT },
-    { ngx_string("content"), NGX_HTTP_IDEMPOTENCY_MISSING_CONTENT },
-    { ngx_string("form"), NGX_HTTP_IDEMPOTENCY_MISSING_FORM },
+    { ngx_string("pass"), NGX_HTTP_IDEMPOTENCY_MISSING_KEY_PASS },
+    { ngx_string("reject"), NGX_HTTP_IDEMPOTENCY_MISSING_KEY_REJECT },
+    { ngx_string("content"), NGX_HTTP_IDEMPOTENCY_MISSING_KEY_CONTENT },
+    { ngx_string("form"), NGX_HTTP_IDEMPOTENCY_MISSING_KEY_FORM },
     { ngx_null_string, 0 }
 };
 
@@ -79,25 +79,25 @@ static ngx_conf_enum_t  ngx_http_idempotency_similar_policies[] = {
 
 
 static ngx_conf_enum_t  ngx_http_idempotency_key_format[] = {
-    { ngx_string("any"), NGX_HTTP_IDEMPOTENCY_FORMAT_ANY },
-    { ngx_string("sf-string"), NGX_HTTP_IDEMPOTENCY_FORMAT_SF_STRING },
-    { ngx_string("uuid"), NGX_HTTP_IDEMPOTENCY_FORMAT_UUID },
-    { ngx_string("uuid7"), NGX_HTTP_IDEMPOTENCY_FORMAT_UUID7 },
+    { ngx_string("any"), NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_ANY },
+    { ngx_string("sf-string"), NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_SF_STRING },
+    { ngx_string("uuid"), NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_UUID },
+    { ngx_string("uuid7"), NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_UUID7 },
     { ngx_null_string, 0 }
 };
 
 
 static ngx_conf_enum_t  ngx_http_idempotency_in_progress[] = {
-    { ngx_string("wait"), NGX_HTTP_IDEMPOTENCY_WAIT },
-    { ngx_string("reject"), NGX_HTTP_IDEMPOTENCY_REJECT },
-    { ngx_string("accepted"), NGX_HTTP_IDEMPOTENCY_ACCEPTED },
+    { ngx_string("wait"), NGX_HTTP_IDEMPOTENCY_IN_PROGRESS_WAIT },
+    { ngx_string("reject"), NGX_HTTP_IDEMPOTENCY_IN_PROGRESS_REJECT },
+    { ngx_string("accepted"), NGX_HTTP_IDEMPOTENCY_IN_PROGRESS_ACCEPTED },
     { ngx_null_string, 0 }
 };
 
 
 static ngx_conf_enum_t  ngx_http_idempotency_in_doubt[] = {
-    { ngx_string("reject"), NGX_HTTP_IDEMPOTENCY_KEEP_REFUSING },
-    { ngx_string("retry"), NGX_HTTP_IDEMPOTENCY_RETRY },
+    { ngx_string("reject"), NGX_HTTP_IDEMPOTENCY_IN_DOUBT_REJECT },
+    { ngx_string("retry"), NGX_HTTP_IDEMPOTENCY_IN_DOUBT_RETRY },
     { ngx_null_string, 0 }
 };
 
@@ -639,13 +639,13 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
     ngx_http_idempotency_merge_canon(prev, conf);
 
     ngx_conf_merge_uint_value(conf->missing_key, prev->missing_key,
-                              NGX_HTTP_IDEMPOTENCY_MISSING_PASS);
+                              NGX_HTTP_IDEMPOTENCY_MISSING_KEY_PASS);
     conf->key_in_body =
-                 conf->missing_key == NGX_HTTP_IDEMPOTENCY_MISSING_CONTENT
+                 conf->missing_key == NGX_HTTP_IDEMPOTENCY_MISSING_KEY_CONTENT
                  || ngx_http_idempotency_keys_in_body(cf, conf->keys);
 
     ngx_conf_merge_uint_value(conf->key_format, prev->key_format,
-                              NGX_HTTP_IDEMPOTENCY_FORMAT_ANY);
+                              NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_ANY);
     ngx_conf_merge_value(conf->key_max_length, prev->key_max_length, 256);
 
     if (conf->key_max_age == NGX_CONF_UNSET_MSEC) {
@@ -664,11 +664,11 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
     ngx_conf_merge_uint_value(conf->similar, prev->similar,
                               NGX_HTTP_IDEMPOTENCY_SIMILAR_OFF);
     ngx_conf_merge_uint_value(conf->in_progress, prev->in_progress,
-                              NGX_HTTP_IDEMPOTENCY_WAIT);
+                              NGX_HTTP_IDEMPOTENCY_IN_PROGRESS_WAIT);
     ngx_conf_merge_msec_value(conf->wait_timeout, prev->wait_timeout, 10000);
     ngx_conf_merge_msec_value(conf->lease, prev->lease, 60000);
     ngx_conf_merge_uint_value(conf->in_doubt, prev->in_doubt,
-                              NGX_HTTP_IDEMPOTENCY_KEEP_REFUSING);
+                              NGX_HTTP_IDEMPOTENCY_IN_DOUBT_REJECT);
     ngx_conf_merge_uint_value(conf->unavailable, prev->unavailable,
                               NGX_HTTP_IDEMPOTENCY_UNAVAILABLE_REJECT);
 

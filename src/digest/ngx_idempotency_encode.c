@@ -7,8 +7,8 @@
 #include "ngx_idempotency_encode.h"
 
 
-#define SORT_RUN    8
-#define SORT_MERGE  256    /* more are sorted by their bytes */
+#define NGX_IDEMPOTENCY_SORT_RUN    8
+#define NGX_IDEMPOTENCY_SORT_MERGE  256    /* more are sorted by their bytes */
 
 
 static void sort_names(ngx_idempotency_names_t *s,
@@ -162,7 +162,7 @@ sort_names(ngx_idempotency_names_t *s, ngx_idempotency_name_t *names,
 
     for ( ;; ) {
 
-        if (n <= SORT_MERGE) {
+        if (n <= NGX_IDEMPOTENCY_SORT_MERGE) {
             sort_short(s, names, tmp, n, depth);
             return;
         }
@@ -312,14 +312,14 @@ sort_short(ngx_idempotency_names_t *s, ngx_idempotency_name_t *names,
     ngx_uint_t               i, width;
     ngx_idempotency_name_t  *from, *to;
 
-    for (i = 0; i < n; i += SORT_RUN) {
-        sort_run(s, &names[i], ngx_min(n - i, SORT_RUN), depth);
+    for (i = 0; i < n; i += NGX_IDEMPOTENCY_SORT_RUN) {
+        sort_run(s, &names[i], ngx_min(n - i, NGX_IDEMPOTENCY_SORT_RUN), depth);
     }
 
     from = names;
     to = tmp;
 
-    for (width = SORT_RUN; width < n; width *= 2) {
+    for (width = NGX_IDEMPOTENCY_SORT_RUN; width < n; width *= 2) {
 
         for (i = 0; i < n; i += 2 * width) {
             sort_merge(s, &to[i], &from[i], ngx_min(n - i, 2 * width), width,

@@ -7,7 +7,7 @@
 #include "ngx_idempotency_fields.h"
 
 
-#define FIELD_VALUE  64    /* at first */
+#define NGX_IDEMPOTENCY_FIELD_FIRST  64    /* at first */
 
 
 static ngx_int_t field_grow(ngx_idempotency_fields_t *f, size_t len);
@@ -186,8 +186,8 @@ field_grow(ngx_idempotency_fields_t *f, size_t len)
     field = f->current;
 
     size = ngx_max(field->value.len + len, 2 * field->size);
-    size = ngx_max(size, FIELD_VALUE);
-    size = ngx_min(size, ngx_max(f->max, FIELD_VALUE));
+    size = ngx_max(size, NGX_IDEMPOTENCY_FIELD_FIRST);
+    size = ngx_min(size, ngx_max(f->max, NGX_IDEMPOTENCY_FIELD_FIRST));
 
     p = ngx_pnalloc(f->pool, size);
     if (p == NULL) {

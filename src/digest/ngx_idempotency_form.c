@@ -9,11 +9,13 @@
 #include "ngx_idempotency_encode.h"
 
 
-#define FORM_FIELDS   32    /* that need no memory */
+#define NGX_IDEMPOTENCY_FORM_INLINE  32    /* that need no memory */
 
-#define FORM_ESCAPE   1
-#define FORM_END      2     /* of the name or the field */
-#define FORM_BRACKET  3
+typedef enum {
+    form_escape = 1,
+    form_end,              /* of the name or the field */
+    form_bracket
+} form_class_e;
 
 
 typedef struct {
@@ -60,8 +62,8 @@ static ngx_int_t form_scratch(form_t *f);
 
 
 static u_char  form_class[256] = {
-    ['%'] = FORM_ESCAPE, ['+'] = FORM_ESCAPE, ['&'] = FORM_END,
-    ['='] = FORM_END, ['['] = FORM_BRACKET
+    ['%'] = form_escape, ['+'] = form_escape, ['&'] = form_end,
+    ['='] = form_end, ['['] = form_bracket
 };
 
 
@@ -96,8 +98,8 @@ ngx_idempotency_form(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
 {
     form_t                   f;
     ngx_int_t                rc;
-    form_field_t             fields[FORM_FIELDS];
-    ngx_idempotency_name_t   names[2 * FORM_FIELDS];
+    form_field_t             fields[NGX_IDEMPOTENCY_FORM_INLINE];
+    ngx_idempotency_name_t   names[2 * NGX_IDEMPOTENCY_FORM_INLINE];
 
     f.data = data;
     f.pos = data;
@@ -107,7 +109,7 @@ ngx_idempotency_form(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
     f.pool = pool;
     f.fold = c->flags & NGX_IDEMPOTENCY_CANON_TEXT;
     f.nfields = 0;
-    f.nalloc = FORM_FIELDS;
+    f.nalloc = NGX_IDEMPOTENCY_FORM_INLINE;
     f.fields = fields;
     f.nnames = 0;
     f.names = names;
@@ -306,11 +308,11 @@ form_part(form_t *f, ngx_uint_t name, ngx_str_t *s)
             continue;
         }
 
-        if (form_class[*p] == FORM_END) {
+        if (form_class[*p] == form_end) {
             break;
         }
 
-        if (form_class[*p] == FORM_BRACKET) {
+        if (form_class[*p] == form_bracket) {
             f->bracket |= name;
             continue;
         }

@@ -11,8 +11,10 @@
 
 /* escape: behind a percent sign, behind its first digit */
 
-#define FORM_PERCENT  1
-#define FORM_DIGIT    2
+typedef enum {
+    form_percent = 1,
+    form_digit
+} form_escape_e;
 
 
 typedef enum {
@@ -60,7 +62,7 @@ ngx_idempotency_form_fields(ngx_idempotency_fields_t *f, u_char *p,
 
         case '%':
             p++;
-            f->escape = FORM_PERCENT;
+            f->escape = form_percent;
             continue;
 
         case '+':
@@ -134,8 +136,8 @@ form_unescape(ngx_idempotency_fields_t *f, u_char c)
         return 0;
     }
 
-    if (f->escape == FORM_PERCENT) {
-        f->escape = FORM_DIGIT;
+    if (f->escape == form_percent) {
+        f->escape = form_digit;
         f->unit = digit;
 
     } else {

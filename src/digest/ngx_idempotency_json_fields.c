@@ -13,9 +13,11 @@
 
 /* escape: behind a backslash, behind "\u", and from there on its digits */
 
-#define JSON_BACKSLASH  1
-#define JSON_UNIT       2
-#define JSON_UNIT_END   6
+typedef enum {
+    json_backslash = 1,
+    json_digits = 2,
+    json_digits_end = 6
+} json_escape_e;
 
 
 typedef enum {
@@ -323,7 +325,7 @@ json_text(ngx_idempotency_fields_t *f, u_char *p, u_char *last)
     }
 
     if (*p == '\\') {
-        f->escape = JSON_BACKSLASH;
+        f->escape = json_backslash;
         return p + 1;
     }
 
@@ -362,7 +364,7 @@ json_escape(ngx_idempotency_fields_t *f, u_char c)
 {
     ngx_int_t  digit;
 
-    if (f->escape > JSON_BACKSLASH) {
+    if (f->escape > json_backslash) {
 
         digit = ngx_idempotency_hex(c);
 
@@ -373,7 +375,7 @@ json_escape(ngx_idempotency_fields_t *f, u_char c)
 
         f->unit = f->unit << 4 | (uint32_t) digit;
 
-        if (++f->escape == JSON_UNIT_END) {
+        if (++f->escape == json_digits_end) {
             f->escape = 0;
             json_unit(f, f->unit);
         }
@@ -382,7 +384,7 @@ json_escape(ngx_idempotency_fields_t *f, u_char c)
     }
 
     if (c == 'u') {
-        f->escape = JSON_UNIT;
+        f->escape = json_digits;
         f->unit = 0;
         return;
     }
@@ -500,7 +502,7 @@ json_skip_string(ngx_idempotency_fields_t *f, u_char *p, u_char *last)
         }
 
         if (*p == '\\' && ++p == last) {
-            f->escape = JSON_BACKSLASH;
+            f->escape = json_backslash;
         }
     }
 

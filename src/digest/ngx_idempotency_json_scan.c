@@ -10,10 +10,10 @@
 
 /* more digits than these in an exponent are beyond our arithmetic */
 
-#define JSON_EXPONENT  18
+#define NGX_IDEMPOTENCY_JSON_EXPONENT  18
 
-#define JSON_ONES      0x0101010101010101ULL
-#define JSON_HIGH      0x8080808080808080ULL
+#define NGX_IDEMPOTENCY_JSON_ONES      0x0101010101010101ULL
+#define NGX_IDEMPOTENCY_JSON_HIGH      0x8080808080808080ULL
 
 
 static u_char *json_unescape(ngx_idempotency_json_t *j, u_char *p);
@@ -48,13 +48,15 @@ json_plain(u_char *p, u_char *end)
     while (end - p >= 8) {
         ngx_memcpy(&w, p, 8);
 
-        x = w ^ (JSON_ONES * '"');
-        y = w ^ (JSON_ONES * '\\');
+        x = w ^ (NGX_IDEMPOTENCY_JSON_ONES * '"');
+        y = w ^ (NGX_IDEMPOTENCY_JSON_ONES * '\\');
 
         /* a byte that is zero here, below a space or not ASCII */
 
-        w |= (w - JSON_ONES * ' ') | (x - JSON_ONES) | (y - JSON_ONES);
-        w &= JSON_HIGH;
+        w |= (w - NGX_IDEMPOTENCY_JSON_ONES * ' ')
+             | (x - NGX_IDEMPOTENCY_JSON_ONES)
+             | (y - NGX_IDEMPOTENCY_JSON_ONES);
+        w &= NGX_IDEMPOTENCY_JSON_HIGH;
 
         if (w) {
 #if (NGX_HAVE_LITTLE_ENDIAN && __GNUC__)
@@ -451,7 +453,11 @@ json_exponent(u_char *p, u_char *end)
     digits = p;
     p = json_digits(p, end);
 
-    return (p == start || p - digits > JSON_EXPONENT) ? NULL : p;
+    if (p == start || p - digits > NGX_IDEMPOTENCY_JSON_EXPONENT) {
+        return NULL;
+    }
+
+    return p;
 }
 
 

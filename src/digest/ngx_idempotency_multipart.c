@@ -14,13 +14,15 @@
 #include "ngx_idempotency_multipart.h"
 
 
-#define MULTIPART_PARTS  16    /* at first */
+#define NGX_IDEMPOTENCY_MULTIPART_FIRST  16    /* at first */
 
 /* how much of what is malformed can be read: all, all but a part, no more */
 
-#define MULTIPART_PLAIN  0
-#define MULTIPART_PART   1
-#define MULTIPART_LOST   2
+typedef enum {
+    multipart_plain = 0,
+    multipart_part,
+    multipart_lost
+} multipart_malformed_e;
 
 
 typedef enum {
@@ -92,12 +94,16 @@ ngx_idempotency_multipart_create(ngx_pool_t *pool, ngx_idempotency_canon_t *c,
     ngx_memcpy(m->delimiter + 4, boundary->data, boundary->len);
     m->ndelimiter = 4 + boundary->len;
 
-    if (c && (ngx_array_init(&m->names, pool, MULTIPART_PARTS,
-                             sizeof(ngx_str_t))
-              != NGX_OK
-              || ngx_array_init(&m->digests, pool, MULTIPART_PARTS,
-                                NGX_IDEMPOTENCY_DIGEST_LEN)
-                 != NGX_OK))
+    if (c == NULL) {
+        return m;
+    }
+
+    if (ngx_array_init(&m->names, pool, NGX_IDEMPOTENCY_MULTIPART_FIRST,
+                       sizeof(ngx_str_t))
+        != NGX_OK
+        || ngx_array_init(&m->digests, pool, NGX_IDEMPOTENCY_MULTIPART_FIRST,
+                          NGX_IDEMPOTENCY_DIGEST_LEN)
+           != NGX_OK)
     {
         return NULL;
     }
@@ -160,13 +166,13 @@ ngx_idempotency_multipart_feed(ngx_idempotency_multipart_t *m, u_char *data,
             }
 
             if (m->state != multipart_end) {
-                multipart_decline(m, MULTIPART_LOST);
+                multipart_decline(m, multipart_lost);
                 break;
             }
 
             /* behind the last delimiter there are no parts */
 
-            multipart_decline(m, MULTIPART_PLAIN);
+            multipart_decline(m, multipart_plain);
 
             if (m->fields) {
                 m->fields->done = 1;
@@ -193,14 +199,14 @@ multipart_decline(ngx_idempotency_multipart_t *m, ngx_uint_t what)
 
     switch (what) {
 
-    case MULTIPART_PART:
+    case multipart_part:
         /* it may be that of a field that is not found elsewhere */
 
         ngx_idempotency_field_end(m->fields, NGX_IDEMPOTENCY_FIELD_SPOILT);
         m->fields->unreadable = 1;
         break;
 
-    case MULTIPART_LOST:
+    case multipart_lost:
         ngx_idempotency_fields_unreadable(m->fields);
         break;
     }
@@ -217,7 +223,7 @@ ngx_idempotency_multipart_final(ngx_idempotency_multipart_t *m,
     ngx_idempotency_sink_t   sink;
 
     if (m->state != multipart_end) {
-        multipart_decline(m, MULTIPART_LOST);
+        multipart_decline(m, multipart_lost);
     }
 
     if (m->fields) {
@@ -321,7 +327,7 @@ multipart_delimited(ngx_idempotency_multipart_t *m, u_char *p, u_char *last)
 
             /* a preamble: what follows is read as a part that has no name */
 
-            multipart_decline(m, MULTIPART_PLAIN);
+            multipart_decline(m, multipart_plain);
 
             m->state = multipart_bytes;
             m->matched = 0;
@@ -402,7 +408,7 @@ multipart_headers(ngx_idempotency_multipart_t *m, u_char *p, u_char *last)
 
     if (n > sizeof(m->header) - m->nheader) {
 
-        multipart_decline(m, MULTIPART_PART);
+        multipart_decline(m, multipart_part);
 
         m->state = multipart_bytes;
         m->matched = 0;
@@ -458,7 +464,7 @@ multipart_content(ngx_idempotency_multipart_t *m, u_char *p, u_char *last)
         if (m->matched == m->ndelimiter) {
 
             if (m->unseen) {
-                multipart_decline(m, MULTIPART_PART);
+                multipart_decline(m, multipart_part);
                 m->unseen = 0;
             }
 
@@ -516,7 +522,7 @@ part_begin(ngx_idempotency_multipart_t *m)
     ngx_idempotency_part_t  part;
 
     if (ngx_idempotency_part_header(&part, m->header, m->nheader) != NGX_OK) {
-        multipart_decline(m, MULTIPART_PART);
+        multipart_decline(m, multipart_part);
         return;
     }
 
@@ -525,7 +531,7 @@ part_begin(ngx_idempotency_multipart_t *m)
     }
 
     if (m->nparts++ == NGX_IDEMPOTENCY_MULTIPART_PARTS) {
-        multipart_decline(m, MULTIPART_PLAIN);
+        multipart_decline(m, multipart_plain);
         return;
     }
 

@@ -8,8 +8,10 @@
 #include "ngx_idempotency_encode.h"
 
 
-#define FOLD_SPACE  1      /* white space */
-#define FOLD_LEAD   2      /* the first byte of a longer white space */
+typedef enum {
+    fold_space = 1,        /* white space */
+    fold_lead              /* the first byte of a longer white space */
+} fold_class_e;
 
 
 static ngx_uint_t fold_seen(u_char *p, size_t len);
@@ -17,10 +19,10 @@ static u_char *fold_out(ngx_idempotency_fold_t *f, u_char *dst, u_char c);
 
 
 static u_char  fold_class[256] = {
-    [0x09] = FOLD_SPACE, [0x0a] = FOLD_SPACE, [0x0b] = FOLD_SPACE,
-    [0x0c] = FOLD_SPACE, [0x0d] = FOLD_SPACE, [0x20] = FOLD_SPACE,
-    [0xc2] = FOLD_LEAD, [0xe1] = FOLD_LEAD, [0xe2] = FOLD_LEAD,
-    [0xe3] = FOLD_LEAD
+    [0x09] = fold_space, [0x0a] = fold_space, [0x0b] = fold_space,
+    [0x0c] = fold_space, [0x0d] = fold_space, [0x20] = fold_space,
+    [0xc2] = fold_lead, [0xe1] = fold_lead, [0xe2] = fold_lead,
+    [0xe3] = fold_lead
 };
 
 
@@ -59,7 +61,7 @@ ngx_idempotency_fold(ngx_idempotency_fold_t *f, u_char *dst, u_char *src,
                 continue;
             }
 
-            if (fold_class[c] == FOLD_SPACE) {
+            if (fold_class[c] == fold_space) {
                 src++;
                 f->space = 1;
                 continue;

@@ -81,7 +81,7 @@ static ngx_http_variable_t  variables[] = {
 
 /* in the order of ngx_http_idempotency_status_e; a dry run adds its suffix */
 
-#define STATUS_SUFFIX_LEN  (sizeof("_DRY_RUN") - 1)
+#define NGX_HTTP_IDEMPOTENCY_STATUS_SUFFIX_LEN  (sizeof("_DRY_RUN") - 1)
 
 static ngx_str_t  status_names[] = {
     ngx_null_string,
@@ -151,7 +151,7 @@ variable_status(ngx_http_request_t *r, ngx_http_variable_value_t *v,
 
     ctx = ngx_http_idempotency_get_ctx(r);
 
-    if (ctx == NULL || ctx->status == NGX_HTTP_IDEMPOTENCY_NONE) {
+    if (ctx == NULL || ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_NONE) {
         v->not_found = 1;
         return NGX_OK;
     }
@@ -165,7 +165,7 @@ variable_status(ngx_http_request_t *r, ngx_http_variable_value_t *v,
     v->len = name->len;
 
     if (!ctx->conf->dry_run) {
-        v->len -= STATUS_SUFFIX_LEN;
+        v->len -= NGX_HTTP_IDEMPOTENCY_STATUS_SUFFIX_LEN;
     }
 
     return NGX_OK;
@@ -180,7 +180,7 @@ variable_key(ngx_http_request_t *r, ngx_http_variable_value_t *v,
 
     ctx = ngx_http_idempotency_get_ctx(r);
 
-    if (ctx == NULL || ctx->verdict != NGX_HTTP_IDEMPOTENCY_NEW) {
+    if (ctx == NULL || ctx->verdict != NGX_HTTP_IDEMPOTENCY_STATUS_NEW) {
         v->not_found = 1;
         return NGX_OK;
     }
@@ -236,7 +236,7 @@ variable_reason(ngx_http_request_t *r, ngx_http_variable_value_t *v,
 
     ctx = ngx_http_idempotency_get_ctx(r);
 
-    if (ctx == NULL || ctx->status != NGX_HTTP_IDEMPOTENCY_CONFLICT) {
+    if (ctx == NULL || ctx->status != NGX_HTTP_IDEMPOTENCY_STATUS_CONFLICT) {
         v->not_found = 1;
         return NGX_OK;
     }

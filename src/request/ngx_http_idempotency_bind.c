@@ -229,7 +229,7 @@ ngx_http_idempotency_reason(ngx_http_idempotency_ctx_t *ctx, u_char *text)
 
     p = text;
 
-    if (ctx->status == NGX_HTTP_IDEMPOTENCY_CONFLICT) {
+    if (ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_CONFLICT) {
 
         for (i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
             if (ctx->op.differs & ((ngx_uint_t) 1 << i)) {

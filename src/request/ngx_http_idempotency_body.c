@@ -177,7 +177,7 @@ body_begin(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     }
 
     ctx->multipart = NULL;
-    ctx->unreadable = NGX_HTTP_IDEMPOTENCY_READABLE;
+    ctx->unreadable = NGX_HTTP_IDEMPOTENCY_BODY_READABLE;
 
     if (ngx_http_idempotency_look_for_fields(r, conf, &ctx->fields, &boundary)
         != NGX_OK)

@@ -9,12 +9,13 @@
 #include "ngx_http_idempotency_response.h"
 
 
-#define CAPTURE_PIECE   4096
+#define NGX_HTTP_IDEMPOTENCY_CAPTURE_PIECE   4096
 
 /* what files are read by that were opened for direct I/O */
 
-#define CAPTURE_ALIGN   4096
-#define CAPTURE_DIRECT  (16 * CAPTURE_ALIGN)
+#define NGX_HTTP_IDEMPOTENCY_CAPTURE_ALIGN   4096
+#define NGX_HTTP_IDEMPOTENCY_CAPTURE_DIRECT                                  \
+    (16 * NGX_HTTP_IDEMPOTENCY_CAPTURE_ALIGN)
 
 
 static ngx_buf_t *capture_head(ngx_http_request_t *r,
@@ -342,14 +343,16 @@ capture_read(ngx_http_request_t *r, ngx_buf_t *b, u_char *to, size_t n,
                ? NGX_OK : NGX_ERROR;
     }
 
-    p = ngx_pmemalign(r->pool, CAPTURE_DIRECT, CAPTURE_ALIGN);
+    p = ngx_pmemalign(r->pool, NGX_HTTP_IDEMPOTENCY_CAPTURE_DIRECT,
+                      NGX_HTTP_IDEMPOTENCY_CAPTURE_ALIGN);
     if (p == NULL) {
         return NGX_ERROR;
     }
 
     while (n) {
-        skip = (size_t) (offset % CAPTURE_ALIGN);
-        size = ngx_min(ngx_align(skip + n, CAPTURE_ALIGN), CAPTURE_DIRECT);
+        skip = (size_t) (offset % NGX_HTTP_IDEMPOTENCY_CAPTURE_ALIGN);
+        size = ngx_align(skip + n, NGX_HTTP_IDEMPOTENCY_CAPTURE_ALIGN);
+        size = ngx_min(size, NGX_HTTP_IDEMPOTENCY_CAPTURE_DIRECT);
 
         got = ngx_read_file(b->file, p, size, offset - skip);
 
@@ -385,7 +388,7 @@ capture_room(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     }
 
     size = (b->end - b->start) * 2;
-    size = ngx_max(size, CAPTURE_PIECE);
+    size = ngx_max(size, NGX_HTTP_IDEMPOTENCY_CAPTURE_PIECE);
 
     if (ctx->expected > 0 && ctx->pieces == ctx->last_piece) {
         size = ctx->expected;

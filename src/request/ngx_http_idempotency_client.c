@@ -12,9 +12,9 @@
 /* a response that is not kept is read on for so long without its client */
 
 #if (NGX_IDEMPOTENCY_FAULTS)
-#define CLIENT_READ_ON  1000
+#define NGX_HTTP_IDEMPOTENCY_CLIENT_READ_ON  1000
 #else
-#define CLIENT_READ_ON  300000
+#define NGX_HTTP_IDEMPOTENCY_CLIENT_READ_ON  300000
 #endif
 
 
@@ -557,7 +557,7 @@ client_limit(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     ctx->timer.data = ctx;
     ctx->timer.log = r->connection->log;
 
-    ngx_add_timer(&ctx->timer, CLIENT_READ_ON);
+    ngx_add_timer(&ctx->timer, NGX_HTTP_IDEMPOTENCY_CLIENT_READ_ON);
 }
 
 

@@ -14,7 +14,7 @@
  * order in which they come, so that the work grows with the header's length
  */
 
-#define COOKIES_SORTED  256
+#define NGX_HTTP_IDEMPOTENCY_COOKIES_SORTED  256
 
 
 typedef struct {
@@ -100,7 +100,7 @@ ngx_http_idempotency_cookies(ngx_http_request_t *r,
     ngx_http_idempotency_ignored_t *ignored, ngx_idempotency_digest_t *d)
 {
     ngx_uint_t      i, n;
-    ngx_keyval_t    cookie, cookies[COOKIES_SORTED];
+    ngx_keyval_t    cookie, cookies[NGX_HTTP_IDEMPOTENCY_COOKIES_SORTED];
     cookies_iter_t  it;
 
     n = 0;
@@ -109,14 +109,14 @@ ngx_http_idempotency_cookies(ngx_http_request_t *r,
 
     while (cookies_next(&it, &cookie)) {
 
-        if (n < COOKIES_SORTED) {
+        if (n < NGX_HTTP_IDEMPOTENCY_COOKIES_SORTED) {
             cookies_insert(cookies, n, &cookie);
         }
 
         n++;
     }
 
-    if (n <= COOKIES_SORTED) {
+    if (n <= NGX_HTTP_IDEMPOTENCY_COOKIES_SORTED) {
 
         for (i = 0; i < n; i++) {
             cookies_digest(d, &cookies[i]);

@@ -13,9 +13,10 @@
 
 /* so long may a value be, however small the buffer is */
 
-#define FIELD_VALUE_MAX   65536
+#define NGX_HTTP_IDEMPOTENCY_FIELD_VALUE_MAX  65536
 
-#define FIELD_PREFIX_LEN  (sizeof("idempotency_field_") - 1)
+#define NGX_HTTP_IDEMPOTENCY_FIELD_PREFIX_LEN                                \
+    (sizeof("idempotency_field_") - 1)
 
 
 typedef struct {
@@ -68,9 +69,9 @@ ngx_http_idempotency_find_fields(ngx_conf_t *cf)
 
     for (i = 0; i < cmcf->variables.nelts; i++) {
 
-        if (v[i].name.len <= FIELD_PREFIX_LEN
+        if (v[i].name.len <= NGX_HTTP_IDEMPOTENCY_FIELD_PREFIX_LEN
             || ngx_strncmp(v[i].name.data, "idempotency_field_",
-                           FIELD_PREFIX_LEN)
+                           NGX_HTTP_IDEMPOTENCY_FIELD_PREFIX_LEN)
                != 0)
         {
             continue;
@@ -83,8 +84,8 @@ ngx_http_idempotency_find_fields(ngx_conf_t *cf)
             return NGX_ERROR;
         }
 
-        name->len = v[i].name.len - FIELD_PREFIX_LEN;
-        name->data = v[i].name.data + FIELD_PREFIX_LEN;
+        name->len = v[i].name.len - NGX_HTTP_IDEMPOTENCY_FIELD_PREFIX_LEN;
+        name->data = v[i].name.data + NGX_HTTP_IDEMPOTENCY_FIELD_PREFIX_LEN;
         *index = i;
     }
 
@@ -103,9 +104,9 @@ ngx_http_idempotency_has_fields(ngx_conf_t *cf)
     v = cmcf->variables.elts;
 
     for (i = 0; i < cmcf->variables.nelts; i++) {
-        if (v[i].name.len > FIELD_PREFIX_LEN
+        if (v[i].name.len > NGX_HTTP_IDEMPOTENCY_FIELD_PREFIX_LEN
             && ngx_strncmp(v[i].name.data, "idempotency_field_",
-                           FIELD_PREFIX_LEN)
+                           NGX_HTTP_IDEMPOTENCY_FIELD_PREFIX_LEN)
                == 0)
         {
             return 1;
@@ -140,6 +141,7 @@ field_create(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
     ngx_str_t *names, ngx_uint_t nnames, ngx_idempotency_fields_t **fields,
     ngx_str_t *boundary)
 {
+    size_t      max;
     ngx_int_t   rc;
     ngx_uint_t  kind;
 
@@ -156,9 +158,10 @@ field_create(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
         return NGX_OK;
     }
 
-    *fields = ngx_idempotency_fields_create(r->pool, kind, names, nnames,
-                                            ngx_max(conf->normalize_buffer,
-                                                    FIELD_VALUE_MAX));
+    max = ngx_max(conf->normalize_buffer,
+                  NGX_HTTP_IDEMPOTENCY_FIELD_VALUE_MAX);
+
+    *fields = ngx_idempotency_fields_create(r->pool, kind, names, nnames, max);
     if (*fields == NULL) {
         return NGX_ERROR;
     }
@@ -231,8 +234,8 @@ ngx_http_idempotency_field_unread(ngx_http_request_t *r,
         }
 
         ctx->unreadable = ctx->fields->too_long
-                          ? NGX_HTTP_IDEMPOTENCY_TOO_LARGE
-                          : NGX_HTTP_IDEMPOTENCY_UNREADABLE;
+                          ? NGX_HTTP_IDEMPOTENCY_BODY_TOO_LARGE
+                          : NGX_HTTP_IDEMPOTENCY_BODY_UNREADABLE;
         return 1;
     }
 
@@ -268,8 +271,8 @@ ngx_http_idempotency_field_variable(ngx_http_request_t *r,
         return NGX_OK;
     }
 
-    field.len = name->len - FIELD_PREFIX_LEN;
-    field.data = name->data + FIELD_PREFIX_LEN;
+    field.len = name->len - NGX_HTTP_IDEMPOTENCY_FIELD_PREFIX_LEN;
+    field.data = name->data + NGX_HTTP_IDEMPOTENCY_FIELD_PREFIX_LEN;
 
     rc = field_value(r, &field, &value);
 

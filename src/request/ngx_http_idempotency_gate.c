@@ -287,17 +287,17 @@ gate_prepare(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
         /* first sight, or sent on to another location before the decision */
 
         ctx->conf = conf;
-        ctx->verdict = NGX_HTTP_IDEMPOTENCY_NEW;
+        ctx->verdict = NGX_HTTP_IDEMPOTENCY_STATUS_NEW;
         ctx->judged = 0;
         ctx->hashed = 0;
         ctx->bound = 0;
 
         if (ngx_http_test_predicates(r, conf->bypass) == NGX_DECLINED) {
-            ctx->verdict = NGX_HTTP_IDEMPOTENCY_BYPASS;
+            ctx->verdict = NGX_HTTP_IDEMPOTENCY_STATUS_BYPASS;
         }
     }
 
-    if (ctx->bound || ctx->verdict != NGX_HTTP_IDEMPOTENCY_NEW) {
+    if (ctx->bound || ctx->verdict != NGX_HTTP_IDEMPOTENCY_STATUS_NEW) {
         return NGX_OK;
     }
 
@@ -310,7 +310,7 @@ gate_prepare(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
 
         if (rc == NGX_DECLINED) {
             /* its body was refused: this is about an error page */
-            ctx->verdict = NGX_HTTP_IDEMPOTENCY_NONE;
+            ctx->verdict = NGX_HTTP_IDEMPOTENCY_STATUS_NONE;
             return NGX_OK;
         }
 
@@ -348,28 +348,29 @@ gate_judge(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     ctx->verdict = ngx_http_idempotency_key(r, ctx->conf, &ctx->key,
                                             &ctx->made);
 
-    if (ctx->verdict == NGX_HTTP_IDEMPOTENCY_MISSING) {
+    if (ctx->verdict == NGX_HTTP_IDEMPOTENCY_STATUS_MISSING) {
 
         switch (ctx->conf->missing_key) {
 
-        case NGX_HTTP_IDEMPOTENCY_MISSING_PASS:
-            ctx->verdict = NGX_HTTP_IDEMPOTENCY_NONE;
+        case NGX_HTTP_IDEMPOTENCY_MISSING_KEY_PASS:
+            ctx->verdict = NGX_HTTP_IDEMPOTENCY_STATUS_NONE;
             break;
 
-        case NGX_HTTP_IDEMPOTENCY_MISSING_CONTENT:
-            ctx->verdict = NGX_HTTP_IDEMPOTENCY_NEW;
+        case NGX_HTTP_IDEMPOTENCY_MISSING_KEY_CONTENT:
+            ctx->verdict = NGX_HTTP_IDEMPOTENCY_STATUS_NEW;
             ctx->content = 1;
             break;
 
-        case NGX_HTTP_IDEMPOTENCY_MISSING_FORM:
+        case NGX_HTTP_IDEMPOTENCY_MISSING_KEY_FORM:
             ctx->content = ngx_http_idempotency_is_form(r);
-            ctx->verdict = ctx->content ? NGX_HTTP_IDEMPOTENCY_NEW
-                                        : NGX_HTTP_IDEMPOTENCY_NONE;
+            ctx->verdict = ctx->content ? NGX_HTTP_IDEMPOTENCY_STATUS_NEW
+                                        : NGX_HTTP_IDEMPOTENCY_STATUS_NONE;
             break;
         }
     }
 
-    return (ctx->verdict == NGX_HTTP_IDEMPOTENCY_NEW) ? NGX_OK : NGX_DECLINED;
+    return (ctx->verdict == NGX_HTTP_IDEMPOTENCY_STATUS_NEW) ? NGX_OK
+                                                             : NGX_DECLINED;
 }
 
 
@@ -378,11 +379,11 @@ gate_decide(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     switch (ctx->verdict) {
 
-    case NGX_HTTP_IDEMPOTENCY_NEW:
+    case NGX_HTTP_IDEMPOTENCY_STATUS_NEW:
         break;
 
-    case NGX_HTTP_IDEMPOTENCY_NONE:
-    case NGX_HTTP_IDEMPOTENCY_BYPASS:
+    case NGX_HTTP_IDEMPOTENCY_STATUS_NONE:
+    case NGX_HTTP_IDEMPOTENCY_STATUS_BYPASS:
         ctx->status = ctx->verdict;
         return NGX_DECLINED;
 
@@ -397,7 +398,8 @@ gate_decide(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     ctx->op.pool = r->pool;
     ctx->op.lease = ctx->conf->lease;
     ctx->op.reserve = ctx->conf->max_response;
-    ctx->op.retry = (ctx->conf->in_doubt == NGX_HTTP_IDEMPOTENCY_RETRY);
+    ctx->op.retry = (ctx->conf->in_doubt
+                     == NGX_HTTP_IDEMPOTENCY_IN_DOUBT_RETRY);
 
 #if (NGX_IDEMPOTENCY_FAULTS)
     gate_fault(r, &ctx->op);
@@ -443,7 +445,8 @@ gate_ask(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
-    ctx->op.wait = (ctx->conf->in_progress == NGX_HTTP_IDEMPOTENCY_WAIT
+    ctx->op.wait = (ctx->conf->in_progress
+                    == NGX_HTTP_IDEMPOTENCY_IN_PROGRESS_WAIT
                     && !ctx->conf->dry_run
                     && (ngx_msec_int_t) (ctx->deadline - ctx->op.now) > 0);
 
@@ -536,18 +539,18 @@ gate_answer(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     switch (ctx->op.result) {
 
     case NGX_IDEMPOTENCY_CLAIMED:
-        ngx_idempotency_die(&ctx->op, NGX_IDEMPOTENCY_DIE_CLAIMED);
+        ngx_idempotency_die(&ctx->op, NGX_IDEMPOTENCY_FAULT_DIE_CLAIMED);
         ngx_idempotency_busy(&ctx->op);
 
         ctx->owner = 1;
         ctx->carried = 1;
-        ctx->status = NGX_HTTP_IDEMPOTENCY_NEW;
+        ctx->status = NGX_HTTP_IDEMPOTENCY_STATUS_NEW;
 
         return ctx->similar ? ngx_http_idempotency_similar(r, ctx)
                             : NGX_DECLINED;
 
     case NGX_IDEMPOTENCY_CONFLICT:
-        why = NGX_HTTP_IDEMPOTENCY_CONFLICT;
+        why = NGX_HTTP_IDEMPOTENCY_STATUS_CONFLICT;
         break;
 
     case NGX_IDEMPOTENCY_BOUND:
@@ -563,26 +566,26 @@ gate_answer(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
         switch (ctx->op.outcome) {
 
         case NGX_IDEMPOTENCY_PENDING:
-            why = NGX_HTTP_IDEMPOTENCY_IN_PROGRESS;
+            why = NGX_HTTP_IDEMPOTENCY_STATUS_IN_PROGRESS;
             break;
 
         case NGX_IDEMPOTENCY_IN_DOUBT:
-            why = NGX_HTTP_IDEMPOTENCY_IN_DOUBT;
+            why = NGX_HTTP_IDEMPOTENCY_STATUS_IN_DOUBT;
             break;
 
         default:
-            why = NGX_HTTP_IDEMPOTENCY_NOT_KEPT;
+            why = NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT;
             break;
         }
 
         break;
 
     case NGX_IDEMPOTENCY_EXPIRED:
-        why = NGX_HTTP_IDEMPOTENCY_EXPIRED;
+        why = NGX_HTTP_IDEMPOTENCY_STATUS_EXPIRED;
         break;
 
     case NGX_IDEMPOTENCY_LIMITED:
-        why = NGX_HTTP_IDEMPOTENCY_LIMITED;
+        why = NGX_HTTP_IDEMPOTENCY_STATUS_LIMITED;
 
         /* rounded up: there is room then */
 
@@ -595,8 +598,8 @@ gate_answer(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
         why = (ctx->op.old && ctx->conf->unavailable
                               == NGX_HTTP_IDEMPOTENCY_UNAVAILABLE_PASS)
-                  ? NGX_HTTP_IDEMPOTENCY_EXPIRED
-                  : NGX_HTTP_IDEMPOTENCY_UNAVAILABLE;
+                  ? NGX_HTTP_IDEMPOTENCY_STATUS_EXPIRED
+                  : NGX_HTTP_IDEMPOTENCY_STATUS_UNAVAILABLE;
         break;
     }
 

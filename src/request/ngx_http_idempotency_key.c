@@ -8,11 +8,6 @@
 #include "ngx_http_idempotency.h"
 
 
-/* so far ahead of ours a client's clock may be, in milliseconds */
-
-#define KEY_AHEAD  60000
-
-
 static ngx_int_t key_variables(ngx_conf_t *cf,
     ngx_http_idempotency_key_t *key, ngx_str_t *value);
 static ngx_int_t key_name(ngx_conf_t *cf, ngx_array_t *names, u_char *start,
@@ -48,10 +43,10 @@ ngx_http_idempotency_key(ngx_http_request_t *r,
             || ngx_http_complex_value(r, &source[i].value, key) != NGX_OK
             || key_unread(r, &source[i], key))
         {
-            return NGX_HTTP_IDEMPOTENCY_MALFORMED;
+            return NGX_HTTP_IDEMPOTENCY_STATUS_MALFORMED;
         }
 
-        if (conf->missing_key == NGX_HTTP_IDEMPOTENCY_MISSING_FORM
+        if (conf->missing_key == NGX_HTTP_IDEMPOTENCY_MISSING_KEY_FORM
             && ngx_http_idempotency_is_browsers(r, key))
         {
             ngx_str_null(key);
@@ -59,36 +54,38 @@ ngx_http_idempotency_key(ngx_http_request_t *r,
     }
 
     if (key->len == 0) {
-        return NGX_HTTP_IDEMPOTENCY_MISSING;
+        return NGX_HTTP_IDEMPOTENCY_STATUS_MISSING;
     }
 
     quoted = (key->data[0] == '"');
 
     if (quoted ? key_unquote(r, key) != NGX_OK : !key_printable(key)) {
-        return NGX_HTTP_IDEMPOTENCY_MALFORMED;
+        return NGX_HTTP_IDEMPOTENCY_STATUS_MALFORMED;
     }
 
     if (key->len == 0 || key->len > (size_t) conf->key_max_length) {
-        return NGX_HTTP_IDEMPOTENCY_MALFORMED;
+        return NGX_HTTP_IDEMPOTENCY_STATUS_MALFORMED;
     }
 
-    if (conf->key_format == NGX_HTTP_IDEMPOTENCY_FORMAT_SF_STRING && !quoted) {
-        return NGX_HTTP_IDEMPOTENCY_MALFORMED;
+    if (conf->key_format == NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_SF_STRING
+        && !quoted)
+    {
+        return NGX_HTTP_IDEMPOTENCY_STATUS_MALFORMED;
     }
 
-    if (conf->key_format == NGX_HTTP_IDEMPOTENCY_FORMAT_UUID
+    if (conf->key_format == NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_UUID
         && !key_uuid(key))
     {
-        return NGX_HTTP_IDEMPOTENCY_MALFORMED;
+        return NGX_HTTP_IDEMPOTENCY_STATUS_MALFORMED;
     }
 
-    if (conf->key_format == NGX_HTTP_IDEMPOTENCY_FORMAT_UUID7
+    if (conf->key_format == NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_UUID7
         && !key_uuid7(key, ngx_http_idempotency_wall_clock(), made))
     {
-        return NGX_HTTP_IDEMPOTENCY_MALFORMED;
+        return NGX_HTTP_IDEMPOTENCY_STATUS_MALFORMED;
     }
 
-    return NGX_HTTP_IDEMPOTENCY_NEW;
+    return NGX_HTTP_IDEMPOTENCY_STATUS_NEW;
 }
 
 
@@ -266,7 +263,7 @@ key_uuid7(ngx_str_t *key, uint64_t now, uint64_t *made)
 
     *made = ms;
 
-    return ms <= now + KEY_AHEAD;
+    return ms <= now + NGX_HTTP_IDEMPOTENCY_KEY_AHEAD;
 }
 
 

@@ -9,13 +9,22 @@
 #include "ngx_http_idempotency.h"
 
 
-#define SAYS_RELEASE  0x001  /* X-Accel-Idempotency: release */
-#define NO_ANSWER     0x002  /* the last peer tried gave no response header */
-#define SENT          0x004  /* some peer was sent a byte, or may have been */
-#define BROKEN        0x008  /* the response has no end */
-#define UNKEPT        0x010  /* by idempotency_keep its status binds nothing */
-#define TOO_LARGE     0x020  /* it exceeds idempotency_max_response */
-#define RETRY         0x040  /* idempotency_in_doubt retry */
+typedef enum {
+    /* X-Accel-Idempotency: release */
+    fact_says_release = 0x01,
+    /* the last peer tried gave no response header */
+    fact_no_answer = 0x02,
+    /* some peer was sent a byte, or may have been */
+    fact_sent = 0x04,
+    /* the response has no end */
+    fact_broken = 0x08,
+    /* by idempotency_keep its status binds nothing */
+    fact_unkept = 0x10,
+    /* it exceeds idempotency_max_response */
+    fact_too_large = 0x20,
+    /* idempotency_in_doubt retry */
+    fact_retry = 0x40
+} outcome_fact_e;
 
 
 typedef struct {
@@ -27,22 +36,24 @@ typedef struct {
 
 static outcome_row_t  outcome_table[] = {
 
-    { SAYS_RELEASE,    0,     NGX_HTTP_IDEMPOTENCY_RELEASE },
-    { NO_ANSWER,       SENT,  NGX_HTTP_IDEMPOTENCY_RELEASE },
-    { NO_ANSWER|RETRY, 0,     NGX_HTTP_IDEMPOTENCY_RELEASE },
-    { NO_ANSWER,       0,     NGX_IDEMPOTENCY_IN_DOUBT },
-    { UNKEPT,          0,     NGX_HTTP_IDEMPOTENCY_LEAVE },
-    { BROKEN,          0,     NGX_IDEMPOTENCY_NOT_KEPT },
-    { TOO_LARGE,       0,     NGX_IDEMPOTENCY_NOT_KEPT },
-    { 0,               0,     NGX_IDEMPOTENCY_DONE }
+    { fact_says_release,         0,          NGX_HTTP_IDEMPOTENCY_RELEASE },
+    { fact_no_answer,            fact_sent,  NGX_HTTP_IDEMPOTENCY_RELEASE },
+    { fact_no_answer|fact_retry, 0,          NGX_HTTP_IDEMPOTENCY_RELEASE },
+    { fact_no_answer,            0,          NGX_IDEMPOTENCY_IN_DOUBT },
+    { fact_unkept,               0,          NGX_HTTP_IDEMPOTENCY_LEAVE },
+    { fact_broken,               0,          NGX_IDEMPOTENCY_NOT_KEPT },
+    { fact_too_large,            0,          NGX_IDEMPOTENCY_NOT_KEPT },
+    { 0,                         0,          NGX_IDEMPOTENCY_DONE }
 };
 
 
 /* what it takes: the status, Retry-After with it, or that from the origin */
 
-#define BY_STATUS     0
-#define BY_AFTER      1
-#define BY_ORIGIN     2
+typedef enum {
+    outcome_by_status = 0,
+    outcome_by_after,
+    outcome_by_origin
+} outcome_by_e;
 
 /* the statuses that say that the request was not carried out */
 
@@ -54,14 +65,14 @@ typedef struct {
 
 static outcome_status_t  outcome_not_executed[] = {
 
-    { NGX_HTTP_UNAUTHORIZED,        BY_STATUS },
-    { NGX_HTTP_FORBIDDEN,           BY_STATUS },
-    { 407,                          BY_STATUS },
-    { NGX_HTTP_CONFLICT,            BY_AFTER },
-    { 421,                          BY_STATUS },
-    { 425,                          BY_STATUS },
-    { NGX_HTTP_TOO_MANY_REQUESTS,   BY_STATUS },
-    { NGX_HTTP_SERVICE_UNAVAILABLE, BY_ORIGIN },
+    { NGX_HTTP_UNAUTHORIZED,        outcome_by_status },
+    { NGX_HTTP_FORBIDDEN,           outcome_by_status },
+    { 407,                          outcome_by_status },
+    { NGX_HTTP_CONFLICT,            outcome_by_after },
+    { 421,                          outcome_by_status },
+    { 425,                          outcome_by_status },
+    { NGX_HTTP_TOO_MANY_REQUESTS,   outcome_by_status },
+    { NGX_HTTP_SERVICE_UNAVAILABLE, outcome_by_origin },
     { 0, 0 }
 };
 
@@ -95,27 +106,27 @@ ngx_http_idempotency_outcome(ngx_http_request_t *r,
     facts = outcome_upstream(r);
 
     if (!ctx->answered) {
-        facts |= NO_ANSWER;
+        facts |= fact_no_answer;
     }
 
     if (!ctx->whole) {
-        facts |= BROKEN;
+        facts |= fact_broken;
     }
 
     if (ctx->too_large) {
-        facts |= TOO_LARGE;
+        facts |= fact_too_large;
     }
 
     if (ctx->says_release) {
-        facts |= SAYS_RELEASE;
+        facts |= fact_says_release;
     }
 
     if (!ctx->says_keep && !outcome_keeps(r, ctx)) {
-        facts |= UNKEPT;
+        facts |= fact_unkept;
     }
 
-    if (ctx->conf->in_doubt == NGX_HTTP_IDEMPOTENCY_RETRY) {
-        facts |= RETRY;
+    if (ctx->conf->in_doubt == NGX_HTTP_IDEMPOTENCY_IN_DOUBT_RETRY) {
+        facts |= fact_retry;
     }
 
     for (row = outcome_table; /* void */ ; row++) {
@@ -156,10 +167,10 @@ outcome_upstream(ngx_http_request_t *r)
         || (u->cleanup && u->state
             && u->state->header_time != (ngx_msec_t) -1))
     {
-        return SENT;
+        return fact_sent;
     }
 
-    facts = u->headers_in.status_n ? SENT : NO_ANSWER;
+    facts = u->headers_in.status_n ? fact_sent : fact_no_answer;
 
     if (r->upstream_states == NULL) {
         return facts;
@@ -175,14 +186,14 @@ outcome_upstream(ngx_http_request_t *r)
         }
 
         if (state[i].header_time != (ngx_msec_t) -1) {
-            sent = SENT;
+            sent = fact_sent;
             facts = 0;
 
         } else {
-            facts = NO_ANSWER;
+            facts = fact_no_answer;
 
             if (state[i].bytes_sent > 0 || state[i].bytes_received > 0) {
-                sent = SENT;
+                sent = fact_sent;
             }
         }
     }
@@ -248,7 +259,7 @@ outcome_executed(ngx_list_t *headers, ngx_uint_t status)
         return 1;
     }
 
-    if (row->retry == BY_STATUS) {
+    if (row->retry == outcome_by_status) {
         return 0;
     }
 
@@ -258,7 +269,7 @@ outcome_executed(ngx_list_t *headers, ngx_uint_t status)
 
     /* a cache in between says 503 as well when it waited in vain */
 
-    return row->retry == BY_ORIGIN
+    return row->retry == outcome_by_origin
            && (outcome_header(headers, "via")
                || outcome_header(headers, "x-varnish")
                || outcome_header(headers, "age"));

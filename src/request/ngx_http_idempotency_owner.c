@@ -110,7 +110,7 @@ ngx_http_idempotency_settle(ngx_http_request_t *r,
     op = &ctx->op;
     store = ctx->conf->shm_zone->data;
 
-    ngx_idempotency_die(op, NGX_IDEMPOTENCY_DIE_RECORDING);
+    ngx_idempotency_die(op, NGX_IDEMPOTENCY_FAULT_DIE_RECORDING);
 
     outcome = ngx_http_idempotency_outcome(r, ctx);
 

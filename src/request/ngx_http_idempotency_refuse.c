@@ -213,13 +213,13 @@ ngx_http_idempotency_refuse(ngx_http_request_t *r,
     status = conf->status[why];
     level = conf->log_level;
 
-    if (why == NGX_HTTP_IDEMPOTENCY_IN_PROGRESS
-        && conf->in_progress == NGX_HTTP_IDEMPOTENCY_ACCEPTED)
+    if (why == NGX_HTTP_IDEMPOTENCY_STATUS_IN_PROGRESS
+        && conf->in_progress == NGX_HTTP_IDEMPOTENCY_IN_PROGRESS_ACCEPTED)
     {
         status = NGX_HTTP_ACCEPTED;
     }
 
-    if (why == NGX_HTTP_IDEMPOTENCY_UNAVAILABLE) {
+    if (why == NGX_HTTP_IDEMPOTENCY_STATUS_UNAVAILABLE) {
         level = NGX_LOG_ERR;
     }
 
@@ -267,7 +267,7 @@ ngx_http_idempotency_refuses(ngx_http_idempotency_ctx_t *ctx,
         return 0;
     }
 
-    return why != NGX_HTTP_IDEMPOTENCY_UNAVAILABLE
+    return why != NGX_HTTP_IDEMPOTENCY_STATUS_UNAVAILABLE
            || ctx->conf->unavailable
               != NGX_HTTP_IDEMPOTENCY_UNAVAILABLE_PASS;
 }
@@ -276,7 +276,9 @@ ngx_http_idempotency_refuses(ngx_http_idempotency_ctx_t *ctx,
 static refusal_t *
 refuse_text(ngx_http_idempotency_ctx_t *ctx)
 {
-    if (ctx->status == NGX_HTTP_IDEMPOTENCY_MALFORMED && ctx->unreadable) {
+    if (ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_MALFORMED
+        && ctx->unreadable)
+    {
         return &refuse_unreadable[ctx->unreadable];
     }
 

@@ -36,12 +36,12 @@ ngx_http_idempotency_replay(ngx_http_request_t *r,
                           "response has gone, it made \"%V\"", &origin.uri);
 
             return ngx_http_idempotency_refuse(r, ctx,
-                                               NGX_HTTP_IDEMPOTENCY_NOT_KEPT);
+                                         NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT);
         }
     }
 
-    ctx->status = ctx->waited ? NGX_HTTP_IDEMPOTENCY_WAITED
-                              : NGX_HTTP_IDEMPOTENCY_REPLAYED;
+    ctx->status = ctx->waited ? NGX_HTTP_IDEMPOTENCY_STATUS_WAITED
+                              : NGX_HTTP_IDEMPOTENCY_STATUS_REPLAYED;
 
     ngx_log_error(ctx->conf->log_level, r->connection->log, 0,
                   "idempotency: replayed a response of status %ui%s, "

@@ -9,27 +9,36 @@
 #include "ngx_http_idempotency_response.h"
 
 
-#define RESPONSE_VERSION               1
-
-#define RESPONSE_ALLOW_RANGES          0x01
-#define RESPONSE_SINGLE_RANGE          0x02
-#define RESPONSE_DISABLE_NOT_MODIFIED  0x04
-#define RESPONSE_EXPECT_TRAILERS       0x08
-#define RESPONSE_OVERRIDE_CHARSET      0x10
-#define RESPONSE_ELSEWHERE             0x20
-
-/* of another location's URI */
-
-#define RESPONSE_INTERNAL              0x01
-#define RESPONSE_GET                   0x02
+#define NGX_HTTP_IDEMPOTENCY_RESPONSE_VERSION  1
 
 /* a number of 64 bits takes 10 bytes at most; a line has two lengths */
 
-#define RESPONSE_NUMBER_LEN            10
-#define RESPONSE_LINE_LEN              (1 + 2 * RESPONSE_NUMBER_LEN)
-#define RESPONSE_FIXED_LEN             (2 + 9 * RESPONSE_NUMBER_LEN)
-#define RESPONSE_ORIGIN_LEN            (NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN + 1    \
-                                      + 2 * RESPONSE_NUMBER_LEN)
+#define NGX_HTTP_IDEMPOTENCY_NUMBER_LEN    10
+#define NGX_HTTP_IDEMPOTENCY_LINE_LEN                                        \
+    (1 + 2 * NGX_HTTP_IDEMPOTENCY_NUMBER_LEN)
+#define NGX_HTTP_IDEMPOTENCY_FIXED_LEN                                       \
+    (2 + 9 * NGX_HTTP_IDEMPOTENCY_NUMBER_LEN)
+#define NGX_HTTP_IDEMPOTENCY_ELSEWHERE_LEN                                   \
+    (NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN + 1                                     \
+     + 2 * NGX_HTTP_IDEMPOTENCY_NUMBER_LEN)
+
+
+typedef enum {
+    response_allow_ranges = 0x01,
+    response_single_range = 0x02,
+    response_disable_not_modified = 0x04,
+    response_expect_trailers = 0x08,
+    response_override_charset = 0x10,
+    response_elsewhere = 0x20
+} response_flag_e;
+
+
+/* of another location's URI */
+
+typedef enum {
+    response_origin_internal = 0x01,
+    response_origin_get = 0x02
+} response_origin_flag_e;
 
 
 typedef struct {
@@ -88,12 +97,13 @@ ngx_http_idempotency_response_header(ngx_http_request_t *r, ngx_array_t *hide,
 
     charset = out->override_charset ? *out->override_charset : none;
 
-    len = RESPONSE_FIXED_LEN
+    len = NGX_HTTP_IDEMPOTENCY_FIXED_LEN
           + out->status_line.len + out->content_type.len + out->charset.len
           + charset.len + response_lines_len(&out->headers);
 
     if (origin) {
-        len += RESPONSE_ORIGIN_LEN + origin->uri.len + origin->args.len;
+        len += NGX_HTTP_IDEMPOTENCY_ELSEWHERE_LEN
+               + origin->uri.len + origin->args.len;
     }
 
     b = ngx_create_temp_buf(r->pool, len);
@@ -101,22 +111,22 @@ ngx_http_idempotency_response_header(ngx_http_request_t *r, ngx_array_t *hide,
         return NULL;
     }
 
-    flags = (r->allow_ranges ? RESPONSE_ALLOW_RANGES : 0)
-            | (r->single_range ? RESPONSE_SINGLE_RANGE : 0)
-            | (r->disable_not_modified ? RESPONSE_DISABLE_NOT_MODIFIED : 0)
-            | (r->expect_trailers ? RESPONSE_EXPECT_TRAILERS : 0)
-            | (out->override_charset ? RESPONSE_OVERRIDE_CHARSET : 0)
-            | (origin ? RESPONSE_ELSEWHERE : 0);
+    flags = (r->allow_ranges ? response_allow_ranges : 0)
+            | (r->single_range ? response_single_range : 0)
+            | (r->disable_not_modified ? response_disable_not_modified : 0)
+            | (r->expect_trailers ? response_expect_trailers : 0)
+            | (out->override_charset ? response_override_charset : 0)
+            | (origin ? response_elsewhere : 0);
 
     p = b->pos;
 
-    *p++ = RESPONSE_VERSION;
+    *p++ = NGX_HTTP_IDEMPOTENCY_RESPONSE_VERSION;
     *p++ = flags;
 
     if (origin) {
         p = ngx_cpymem(p, origin->id, NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN);
-        *p++ = (origin->internal ? RESPONSE_INTERNAL : 0)
-               | (origin->get ? RESPONSE_GET : 0);
+        *p++ = (origin->internal ? response_origin_internal : 0)
+               | (origin->get ? response_origin_get : 0);
         p = response_string(p, &origin->uri);
         p = response_string(p, &origin->args);
     }
@@ -172,7 +182,8 @@ response_lines_len(ngx_list_t *list)
         h = part->elts;
 
         for (i = 0; i < part->nelts; i++) {
-            len += RESPONSE_LINE_LEN + h[i].key.len + h[i].value.len;
+            len += NGX_HTTP_IDEMPOTENCY_LINE_LEN
+                   + h[i].key.len + h[i].value.len;
         }
     }
 
@@ -248,8 +259,8 @@ ngx_http_idempotency_response_origin(ngx_str_t *bytes,
     response_reader_t  rd;
 
     if (bytes->len < 2
-        || bytes->data[0] != RESPONSE_VERSION
-        || (bytes->data[1] & RESPONSE_ELSEWHERE) == 0)
+        || bytes->data[0] != NGX_HTTP_IDEMPOTENCY_RESPONSE_VERSION
+        || (bytes->data[1] & response_elsewhere) == 0)
     {
         return NGX_DECLINED;
     }
@@ -276,8 +287,8 @@ response_get_origin(response_reader_t *rd,
 
     flags = *rd->pos++;
 
-    origin->internal = (flags & RESPONSE_INTERNAL) ? 1 : 0;
-    origin->get = (flags & RESPONSE_GET) ? 1 : 0;
+    origin->internal = (flags & response_origin_internal) ? 1 : 0;
+    origin->get = (flags & response_origin_get) ? 1 : 0;
 
     if (response_get_string(rd, &origin->uri) != NGX_OK
         || response_get_string(rd, &origin->args) != NGX_OK)
@@ -304,14 +315,14 @@ ngx_http_idempotency_response_restore(ngx_http_request_t *r, ngx_str_t *bytes,
     rd.pos = bytes->data;
     rd.last = bytes->data + bytes->len;
 
-    if (bytes->len < 2 || *rd.pos++ != RESPONSE_VERSION) {
+    if (bytes->len < 2 || *rd.pos++ != NGX_HTTP_IDEMPOTENCY_RESPONSE_VERSION) {
         return NGX_ERROR;
     }
 
     flags = *rd.pos++;
     out = &r->headers_out;
 
-    if ((flags & RESPONSE_ELSEWHERE)
+    if ((flags & response_elsewhere)
         && response_get_origin(&rd, &origin) != NGX_OK)
     {
         return NGX_ERROR;
@@ -342,7 +353,7 @@ ngx_http_idempotency_response_restore(ngx_http_request_t *r, ngx_str_t *bytes,
     out->content_length_n = (off_t) (length - 1);
     out->last_modified_time = (time_t) (modified - 1);
 
-    if (flags & RESPONSE_OVERRIDE_CHARSET) {
+    if (flags & response_override_charset) {
 
         out->override_charset = ngx_palloc(r->pool, sizeof(ngx_str_t));
         if (out->override_charset == NULL) {
@@ -352,10 +363,10 @@ ngx_http_idempotency_response_restore(ngx_http_request_t *r, ngx_str_t *bytes,
         *out->override_charset = charset;
     }
 
-    r->allow_ranges = (flags & RESPONSE_ALLOW_RANGES) ? 1 : 0;
-    r->single_range = (flags & RESPONSE_SINGLE_RANGE) ? 1 : 0;
-    r->disable_not_modified = (flags & RESPONSE_DISABLE_NOT_MODIFIED) ? 1 : 0;
-    r->expect_trailers = (flags & RESPONSE_EXPECT_TRAILERS) ? 1 : 0;
+    r->allow_ranges = (flags & response_allow_ranges) ? 1 : 0;
+    r->single_range = (flags & response_single_range) ? 1 : 0;
+    r->disable_not_modified = (flags & response_disable_not_modified) ? 1 : 0;
+    r->expect_trailers = (flags & response_expect_trailers) ? 1 : 0;
 
     bytes->len = rd.last - rd.pos;
     bytes->data = rd.pos;

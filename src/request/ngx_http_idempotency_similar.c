@@ -69,7 +69,7 @@ ngx_http_idempotency_similar_answer(ngx_http_request_t *r,
         return similar_found(r, ctx);
 
     default: /* NGX_IDEMPOTENCY_UNAVAILABLE */
-        return similar_refuse(r, ctx, NGX_HTTP_IDEMPOTENCY_UNAVAILABLE);
+        return similar_refuse(r, ctx, NGX_HTTP_IDEMPOTENCY_STATUS_UNAVAILABLE);
     }
 }
 
@@ -78,10 +78,10 @@ static ngx_int_t
 similar_found(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     if (ctx->conf->similar == NGX_HTTP_IDEMPOTENCY_SIMILAR_REJECT) {
-        return similar_refuse(r, ctx, NGX_HTTP_IDEMPOTENCY_SIMILAR);
+        return similar_refuse(r, ctx, NGX_HTTP_IDEMPOTENCY_STATUS_SIMILAR);
     }
 
-    ctx->status = NGX_HTTP_IDEMPOTENCY_SIMILAR;
+    ctx->status = NGX_HTTP_IDEMPOTENCY_STATUS_SIMILAR;
 
     ngx_log_error(ctx->conf->log_level, r->connection->log, 0,
                   "idempotency: passed a new key with content just seen, "

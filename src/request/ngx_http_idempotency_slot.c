@@ -36,8 +36,8 @@ static const size_t  slots[] = {
     offsetof(ngx_http_headers_out_t, link)
 };
 
-#define SLOTS   (sizeof(slots) / sizeof(slots[0]))
-#define SLOTS_SINGLE  (SLOTS - 2)
+#define NGX_HTTP_IDEMPOTENCY_SLOTS         (sizeof(slots) / sizeof(slots[0]))
+#define NGX_HTTP_IDEMPOTENCY_SLOTS_SINGLE  (NGX_HTTP_IDEMPOTENCY_SLOTS - 2)
 
 
 #if (nginx_version >= 1023000)
@@ -50,7 +50,7 @@ ngx_http_idempotency_slot(ngx_http_headers_out_t *out, ngx_table_elt_t *h)
     ngx_uint_t        i;
     ngx_table_elt_t  *slot;
 
-    for (i = 0; i < SLOTS; i++) {
+    for (i = 0; i < NGX_HTTP_IDEMPOTENCY_SLOTS; i++) {
         slot = *(ngx_table_elt_t **) ((u_char *) out + slots[i]);
 
         for ( /* void */ ; slot; slot = slot->next) {
@@ -90,13 +90,13 @@ ngx_http_idempotency_slot(ngx_http_headers_out_t *out, ngx_table_elt_t *h)
     ngx_array_t       *lines;
     ngx_table_elt_t  **ph;
 
-    for (i = 0; i < SLOTS_SINGLE; i++) {
+    for (i = 0; i < NGX_HTTP_IDEMPOTENCY_SLOTS_SINGLE; i++) {
         if (*(ngx_table_elt_t **) ((u_char *) out + slots[i]) == h) {
             return i + 2;
         }
     }
 
-    for ( /* void */ ; i < SLOTS; i++) {
+    for ( /* void */ ; i < NGX_HTTP_IDEMPOTENCY_SLOTS; i++) {
         lines = (ngx_array_t *) ((u_char *) out + slots[i]);
         ph = lines->elts;
 
@@ -120,7 +120,7 @@ slot_fill(ngx_http_request_t *r, ngx_uint_t slot, ngx_table_elt_t *h)
 
     place = (u_char *) &r->headers_out + slots[slot];
 
-    if (slot < SLOTS_SINGLE) {
+    if (slot < NGX_HTTP_IDEMPOTENCY_SLOTS_SINGLE) {
         *(ngx_table_elt_t **) place = h;
         return NGX_OK;
     }
@@ -151,7 +151,7 @@ ngx_int_t
 ngx_http_idempotency_slot_fill(ngx_http_request_t *r, ngx_uint_t slot,
     ngx_table_elt_t *h)
 {
-    if (slot >= SLOTS + 2) {
+    if (slot >= NGX_HTTP_IDEMPOTENCY_SLOTS + 2) {
         return NGX_ERROR;
     }
 
@@ -169,7 +169,7 @@ ngx_http_idempotency_slots_suppressed(ngx_http_headers_out_t *out)
 
     bits = 0;
 
-    for (i = 0; i < SLOTS_SINGLE; i++) {
+    for (i = 0; i < NGX_HTTP_IDEMPOTENCY_SLOTS_SINGLE; i++) {
         h = *(ngx_table_elt_t **) ((u_char *) out + slots[i]);
 
         if (h && slot_suppressed(h)) {
@@ -210,7 +210,7 @@ ngx_http_idempotency_slots_suppress(ngx_http_request_t *r, uint64_t bits)
     ngx_uint_t        i;
     ngx_table_elt_t  *h, **ph;
 
-    for (i = 0; i < SLOTS_SINGLE; i++) {
+    for (i = 0; i < NGX_HTTP_IDEMPOTENCY_SLOTS_SINGLE; i++) {
 
         if ((bits & ((uint64_t) 1 << i)) == 0) {
             continue;

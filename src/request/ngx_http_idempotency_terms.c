@@ -8,17 +8,13 @@
 #include "ngx_http_idempotency.h"
 
 
-/* ends of keys from ahead of our clock, too: see key_uuid7() */
-
-#define TERMS_AHEAD  60000
-
 /*
  * A record ends by one clock, and a key is too old by another.  They are read
  * one behind the other, and the first is coarse: so a key is too old a moment
  * before its record can have ended.
  */
 
-#define TERMS_CLOCKS  100
+#define NGX_HTTP_IDEMPOTENCY_TERMS_CLOCKS  100
 
 
 static void terms_time(ngx_http_idempotency_ctx_t *ctx);
@@ -55,7 +51,7 @@ terms_time(ngx_http_idempotency_ctx_t *ctx)
                               : ctx->conf->window;
 
     if (ctx->content
-        || ctx->conf->key_format != NGX_HTTP_IDEMPOTENCY_FORMAT_UUID7)
+        || ctx->conf->key_format != NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_UUID7)
     {
         return;
     }
@@ -69,9 +65,9 @@ terms_time(ngx_http_idempotency_ctx_t *ctx)
     now = ngx_http_idempotency_wall_clock();
     until = ctx->made + age;
 
-    op->old = (until <= now + TERMS_CLOCKS);
+    op->old = (until <= now + NGX_HTTP_IDEMPOTENCY_TERMS_CLOCKS);
     op->least = (until <= now) ? 0 : (ngx_msec_t) (until - now);
-    op->span = age + TERMS_AHEAD;
+    op->span = age + NGX_HTTP_IDEMPOTENCY_KEY_AHEAD;
 }
 
 

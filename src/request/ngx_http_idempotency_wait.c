@@ -9,7 +9,7 @@
 #include "ngx_http_idempotency.h"
 
 
-#define WAIT_FALLBACK  500
+#define NGX_HTTP_IDEMPOTENCY_WAIT_FALLBACK  500
 
 
 static ngx_uint_t wait_left(ngx_http_request_t *r,
@@ -34,7 +34,8 @@ ngx_http_idempotency_wait(ngx_http_request_t *r,
     ctx->timer.data = ctx;
     ctx->timer.log = r->connection->log;
 
-    ngx_add_timer(&ctx->timer, ngx_min(left, WAIT_FALLBACK));
+    ngx_add_timer(&ctx->timer,
+                  ngx_min(left, NGX_HTTP_IDEMPOTENCY_WAIT_FALLBACK));
 
     rev = r->connection->read;
 

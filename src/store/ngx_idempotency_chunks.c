@@ -10,8 +10,10 @@
 #include "ngx_idempotency_shm.h"
 
 
-#define chunk_header    offsetof(ngx_idempotency_chunk_t, data)
-#define chunk_capacity  (ngx_pagesize - chunk_header)
+#define ngx_idempotency_chunk_header                                         \
+    offsetof(ngx_idempotency_chunk_t, data)
+#define ngx_idempotency_chunk_capacity                                       \
+    (ngx_pagesize - ngx_idempotency_chunk_header)
 
 
 /* the pages that a response of this size may take at most */
@@ -19,7 +21,8 @@
 ngx_uint_t
 ngx_idempotency_chunks_pages(size_t size)
 {
-    return (size + chunk_capacity - 1) / chunk_capacity;
+    return (size + ngx_idempotency_chunk_capacity - 1)
+           / ngx_idempotency_chunk_capacity;
 }
 
 
@@ -41,12 +44,13 @@ ngx_idempotency_chunks_append(ngx_idempotency_shm_t *shm,
 
     while (cur->offset < end) {
 
-        n = cur->offset % chunk_capacity;
+        n = cur->offset % ngx_idempotency_chunk_capacity;
 
         if (n == 0) {
-            room = ngx_min(size - cur->offset, chunk_capacity);
+            room = ngx_min(size - cur->offset, ngx_idempotency_chunk_capacity);
 
-            chunk = ngx_slab_alloc_locked(shm->shpool, chunk_header + room);
+            chunk = ngx_slab_alloc_locked(shm->shpool,
+                                          ngx_idempotency_chunk_header + room);
             if (chunk == NULL) {
                 return NGX_ERROR;
             }
@@ -68,7 +72,7 @@ ngx_idempotency_chunks_append(ngx_idempotency_shm_t *shm,
             *pos = (*in)->buf->pos;
         }
 
-        room = ngx_min(chunk_capacity - n, end - cur->offset);
+        room = ngx_min(ngx_idempotency_chunk_capacity - n, end - cur->offset);
         room = ngx_min(room, (size_t) ((*in)->buf->last - *pos));
 
         ngx_memcpy(&cur->chunk->data[n], *pos, room);
@@ -90,13 +94,13 @@ ngx_idempotency_chunks_read(ngx_idempotency_cursor_t *cur, u_char *dst,
     size_t  at, len;
 
     while (n) {
-        at = cur->offset % chunk_capacity;
+        at = cur->offset % ngx_idempotency_chunk_capacity;
 
         if (at == 0 && cur->offset) {
             cur->chunk = cur->chunk->next;
         }
 
-        len = ngx_min(n, chunk_capacity - at);
+        len = ngx_min(n, ngx_idempotency_chunk_capacity - at);
 
         dst = ngx_cpymem(dst, &cur->chunk->data[at], len);
 

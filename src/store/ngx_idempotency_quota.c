@@ -11,7 +11,7 @@
 
 /* those looked at, at most, for one that has ended before its turn */
 
-#define QUOTA_LOOK  64
+#define NGX_IDEMPOTENCY_QUOTA_LOOK  64
 
 
 static void quota_tree(ngx_idempotency_shm_t *shm, ngx_rbtree_t *tree);
@@ -106,7 +106,7 @@ quota_expire(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
 
     q = ngx_queue_head(&quota->bound);
 
-    for (n = 0; n < QUOTA_LOOK; n++, q = next) {
+    for (n = 0; n < NGX_IDEMPOTENCY_QUOTA_LOOK; n++, q = next) {
 
         if (q == ngx_queue_sentinel(&quota->bound)) {
             return;

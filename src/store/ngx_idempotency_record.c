@@ -10,7 +10,7 @@
 
 /* the first window, which needs no memory, as long as none was named */
 
-#define NO_WINDOW  ((ngx_msec_t) -1)
+#define NGX_IDEMPOTENCY_NO_WINDOW  ((ngx_msec_t) -1)
 
 
 static void record_insert_value(ngx_rbtree_node_t *temp,
@@ -67,7 +67,7 @@ ngx_idempotency_records_init(ngx_idempotency_shm_sh_t *sh,
 
     sh->quotas = &sh->sentinel;
 
-    sh->window.length = NO_WINDOW;
+    sh->window.length = NGX_IDEMPOTENCY_NO_WINDOW;
     ngx_queue_init(&sh->window.records);
 
     sh->left.length = NGX_IDEMPOTENCY_SHM_LEFT;
@@ -368,7 +368,7 @@ record_window(ngx_idempotency_shm_t *shm, ngx_msec_t length, ngx_msec_t span)
     span = ngx_max(span, length);
     window = &shm->sh->window;
 
-    if (window->length == NO_WINDOW) {
+    if (window->length == NGX_IDEMPOTENCY_NO_WINDOW) {
         window->length = length;
         window->span = span;
     }

@@ -10,11 +10,11 @@
 #include "ngx_idempotency_shm.h"
 
 
-#define SHM_BUCKETS  1024
+#define NGX_IDEMPOTENCY_SHM_BUCKETS  1024
 
 /* claims of the dead that are dealt with while the lock is held once */
 
-#define SHM_SWEEP    64
+#define NGX_IDEMPOTENCY_SHM_SWEEP    64
 
 
 /* where a response stands that goes in piece by piece, and how far it is */
@@ -81,7 +81,7 @@ static u_char       shm_scratch[4096];
 
 /* this worker's claims that wait for a change, by token */
 
-static ngx_queue_t  shm_waiting[SHM_BUCKETS];
+static ngx_queue_t  shm_waiting[NGX_IDEMPOTENCY_SHM_BUCKETS];
 
 
 static ngx_int_t
@@ -108,7 +108,7 @@ shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
 
         rec = shm_claim_locked(shm, op, &wake);
 
-        ngx_idempotency_die(op, NGX_IDEMPOTENCY_DIE_LOCKED);
+        ngx_idempotency_die(op, NGX_IDEMPOTENCY_FAULT_DIE_LOCKED);
 
         cur.offset = 0;
 
@@ -263,7 +263,7 @@ shm_complete(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
 
     } while (rc == NGX_AGAIN);
 
-    if (ngx_idempotency_fault(op, NGX_IDEMPOTENCY_DROP_WAKE)) {
+    if (ngx_idempotency_fault(op, NGX_IDEMPOTENCY_FAULT_DROP_WAKE)) {
         return NGX_OK;
     }
 
@@ -291,13 +291,13 @@ shm_append(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
         src->pos = src->in ? src->in->buf->pos : NULL;
     }
 
-    while (ngx_idempotency_fault(op, NGX_IDEMPOTENCY_NO_MEMORY)
+    while (ngx_idempotency_fault(op, NGX_IDEMPOTENCY_FAULT_NO_MEMORY)
            || ngx_idempotency_chunks_append(shm, rec, &src->cur, &src->in,
                                             &src->pos, op->size)
               != NGX_OK)
     {
         if (ngx_idempotency_record_free_some(shm, op->now)
-            && !ngx_idempotency_fault(op, NGX_IDEMPOTENCY_NO_MEMORY))
+            && !ngx_idempotency_fault(op, NGX_IDEMPOTENCY_FAULT_NO_MEMORY))
         {
             continue;
         }
@@ -673,11 +673,11 @@ shm_read(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
 void
 ngx_idempotency_shm_sweep(ngx_idempotency_shm_t *shm, ngx_msec_t now)
 {
-    uint64_t                    keys[SHM_SWEEP];
+    uint64_t                    keys[NGX_IDEMPOTENCY_SHM_SWEEP];
     ngx_uint_t                  i, n;
     ngx_queue_t                *q, *next;
     ngx_idempotency_record_t   *rec;
-    ngx_idempotency_workers_t   wake[SHM_SWEEP];
+    ngx_idempotency_workers_t   wake[NGX_IDEMPOTENCY_SHM_SWEEP];
 
     do {
         if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
@@ -687,7 +687,8 @@ ngx_idempotency_shm_sweep(ngx_idempotency_shm_t *shm, ngx_msec_t now)
         n = 0;
 
         for (q = ngx_queue_head(&shm->sh->pending);
-             q != ngx_queue_sentinel(&shm->sh->pending) && n < SHM_SWEEP;
+             q != ngx_queue_sentinel(&shm->sh->pending)
+             && n < NGX_IDEMPOTENCY_SHM_SWEEP;
              q = next)
         {
             next = ngx_queue_next(q);
@@ -705,7 +706,7 @@ ngx_idempotency_shm_sweep(ngx_idempotency_shm_t *shm, ngx_msec_t now)
             ngx_idempotency_workers_wake(&wake[i], keys[i]);
         }
 
-    } while (n == SHM_SWEEP);
+    } while (n == NGX_IDEMPOTENCY_SHM_SWEEP);
 }
 
 
@@ -765,7 +766,7 @@ shm_bucket(uint64_t key)
 {
     ngx_queue_t  *bucket;
 
-    bucket = &shm_waiting[key % SHM_BUCKETS];
+    bucket = &shm_waiting[key % NGX_IDEMPOTENCY_SHM_BUCKETS];
 
     if (bucket->next == NULL) {
         ngx_queue_init(bucket);
@@ -789,7 +790,7 @@ ngx_idempotency_shm_woken(uint64_t *key)
 
     ngx_queue_init(&ready);
 
-    for (i = 0; i < SHM_BUCKETS; i++) {
+    for (i = 0; i < NGX_IDEMPOTENCY_SHM_BUCKETS; i++) {
 
         bucket = shm_bucket(key ? *key : i);
 

@@ -56,12 +56,12 @@ typedef enum {
 
 typedef enum {
     NGX_IDEMPOTENCY_FAULT_NONE = 0,
-    NGX_IDEMPOTENCY_DIE_CLAIMED,
-    NGX_IDEMPOTENCY_DIE_RECORDING,
-    NGX_IDEMPOTENCY_DIE_LOCKED,
-    NGX_IDEMPOTENCY_NO_MEMORY,
-    NGX_IDEMPOTENCY_DROP_WAKE,
-    NGX_IDEMPOTENCY_BUSY
+    NGX_IDEMPOTENCY_FAULT_DIE_CLAIMED,
+    NGX_IDEMPOTENCY_FAULT_DIE_RECORDING,
+    NGX_IDEMPOTENCY_FAULT_DIE_LOCKED,
+    NGX_IDEMPOTENCY_FAULT_NO_MEMORY,
+    NGX_IDEMPOTENCY_FAULT_DROP_WAKE,
+    NGX_IDEMPOTENCY_FAULT_BUSY
 } ngx_idempotency_fault_e;
 
 #if (NGX_IDEMPOTENCY_FAULTS)
@@ -77,7 +77,7 @@ typedef enum {
 /* for longer than the leases of the tests */
 
 #define ngx_idempotency_busy(op)                                             \
-    if ((op)->fault == NGX_IDEMPOTENCY_BUSY) {                               \
+    if ((op)->fault == NGX_IDEMPOTENCY_FAULT_BUSY) {                         \
         ngx_log_error(NGX_LOG_INFO, ngx_cycle->log, 0, "busy for a while");  \
         ngx_msleep(4000);                                                    \
     }

@@ -16,17 +16,19 @@
 
 /* a sign of life while claims are owned; changes a worker is told of at once */
 
-#define WORKERS_SIGN       100
-#define WORKERS_MAILBOX    128
-#define WORKERS_ZONE_SIZE  (256 * 1024)
+#define NGX_IDEMPOTENCY_WORKERS_SIGN       100
+#define NGX_IDEMPOTENCY_WORKERS_MAILBOX    128
+#define NGX_IDEMPOTENCY_WORKERS_ZONE_SIZE  (256 * 1024)
 
 
 /* what the system tells of a process */
 
-#define WORKERS_RUNNING    0
-#define WORKERS_STOPPED    1
-#define WORKERS_GONE       2
-#define WORKERS_UNKNOWN    3
+typedef enum {
+    workers_running = 0,
+    workers_stopped,
+    workers_gone,
+    workers_unknown
+} workers_state_e;
 
 
 typedef struct {
@@ -40,7 +42,7 @@ typedef struct {
     /* tokens that changed, or, if they were too many, that some did */
     ngx_uint_t                      overflow;
     ngx_uint_t                      n;
-    uint64_t                        keys[WORKERS_MAILBOX];
+    uint64_t                        keys[NGX_IDEMPOTENCY_WORKERS_MAILBOX];
 } worker_slot_t;
 
 
@@ -82,7 +84,8 @@ ngx_idempotency_workers_add_zone(ngx_conf_t *cf)
 
     /* a tag of its own: a store can't have its name */
 
-    shm_zone = ngx_shared_memory_add(cf, &name, WORKERS_ZONE_SIZE,
+    shm_zone = ngx_shared_memory_add(cf, &name,
+                                     NGX_IDEMPOTENCY_WORKERS_ZONE_SIZE,
                                      &workers_sh);
     if (shm_zone == NULL) {
         return NGX_ERROR;
@@ -325,14 +328,14 @@ ngx_idempotency_worker_alive(ngx_idempotency_worker_t *worker,
 
     switch (workers_look(worker->pid, slot->started)) {
 
-    case WORKERS_RUNNING:
+    case workers_running:
 
         /* that others have seen it is as good as a sign of its own */
 
         slot->seen = now;
         return 1;
 
-    case WORKERS_GONE:
+    case workers_gone:
         return 0;
     }
 
@@ -340,7 +343,8 @@ ngx_idempotency_worker_alive(ngx_idempotency_worker_t *worker,
         slot->suspected = now;
     }
 
-    return (ngx_msec_int_t) (now - slot->suspected) < 3 * WORKERS_SIGN;
+    return (ngx_msec_int_t) (now - slot->suspected)
+           < 3 * NGX_IDEMPOTENCY_WORKERS_SIGN;
 }
 
 
@@ -353,14 +357,14 @@ workers_look(ngx_pid_t pid, uint64_t started)
     uint64_t  since;
 
     if (started == 0 || workers_stat(pid, &state, &since) != NGX_OK) {
-        return WORKERS_UNKNOWN;
+        return workers_unknown;
     }
 
     if (since != started || ngx_strchr("ZXx", state)) {
-        return WORKERS_GONE;
+        return workers_gone;
     }
 
-    return ngx_strchr("Tt", state) ? WORKERS_STOPPED : WORKERS_RUNNING;
+    return ngx_strchr("Tt", state) ? workers_stopped : workers_running;
 }
 
 
@@ -442,7 +446,7 @@ ngx_idempotency_worker_owns(ngx_int_t more, ngx_msec_t now)
     workers_sh->slots[workers_self.slot].seen = now;
 
     if (workers_owned && !workers_sign.timer_set) {
-        ngx_add_timer(&workers_sign, WORKERS_SIGN);
+        ngx_add_timer(&workers_sign, NGX_IDEMPOTENCY_WORKERS_SIGN);
     }
 }
 
@@ -452,7 +456,7 @@ workers_sign_handler(ngx_event_t *ev)
 {
     if (workers_owned) {
         workers_sh->slots[workers_self.slot].seen = ngx_current_msec;
-        ngx_add_timer(ev, WORKERS_SIGN);
+        ngx_add_timer(ev, NGX_IDEMPOTENCY_WORKERS_SIGN);
     }
 }
 
@@ -478,7 +482,7 @@ ngx_idempotency_workers_wake(ngx_idempotency_workers_t *set, uint64_t key)
 
         ngx_shmtx_lock(&workers_shpool->mutex);
 
-        if (slot->n < WORKERS_MAILBOX) {
+        if (slot->n < NGX_IDEMPOTENCY_WORKERS_MAILBOX) {
             slot->keys[slot->n++] = key;
 
         } else {
@@ -517,7 +521,7 @@ workers_notify(ngx_uint_t slot)
 static void
 workers_wake_handler(ngx_event_t *ev)
 {
-    uint64_t           count, keys[WORKERS_MAILBOX];
+    uint64_t           count, keys[NGX_IDEMPOTENCY_WORKERS_MAILBOX];
     ngx_uint_t         i, n, overflow;
     worker_slot_t     *slot;
     ngx_connection_t  *c;
