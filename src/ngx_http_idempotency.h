@@ -172,90 +172,69 @@ typedef struct {
 typedef struct ngx_http_idempotency_origins_s  ngx_http_idempotency_origins_t;
 
 
-typedef struct {
-    ngx_http_request_t                *request;
-    /* that of the location whose settings the request was prepared under */
-    ngx_http_idempotency_loc_conf_t   *conf;
+/* in front of access control, be it by an error_page or not */
 
-    ngx_str_t                          key;
-    /* if the key tells: when it was made, in milliseconds since 1970 */
-    uint64_t                           made;
+typedef struct {
+    ngx_uint_t                         err_status;
+    unsigned                           error_page:1;
+    /* it was not let in yet; it was turned away */
+    unsigned                           outside:1;
+    unsigned                           turned_away:1;
+} ngx_http_idempotency_door_t;
+
+
+/* the request's body */
+
+typedef struct {
+    /* by which of its meanings it is digested; a form's parts; so far; whole */
+    ngx_uint_t                         kind;
+    ngx_idempotency_multipart_t       *multipart;
+    ngx_idempotency_digest_t           running;
     u_char                             digest[NGX_IDEMPOTENCY_DIGEST_LEN];
 
-    /* the body's digest, or its parts', and by which of its meanings */
-    ngx_idempotency_digest_t           body;
-    ngx_idempotency_multipart_t       *multipart;
-    ngx_uint_t                         kind;
-    /* what is looked for in the body; NULL: it has no fields */
+    /* what is looked for in it; NULL: it has no fields */
     ngx_idempotency_fields_t          *fields;
+    /* why a key could not be read from it */
+    ngx_http_idempotency_unreadable_e  unreadable;
 
-    ngx_idempotency_op_t               op;
-    /* with idempotency_similar: the content, as seen with another key */
-    ngx_idempotency_op_t              *similar;
-    /* that of the two which the store will answer later */
-    ngx_idempotency_op_t              *asking;
+    /* it is being read, it was; its digest is known */
+    unsigned                           reading:1;
+    unsigned                           arrived:1;
+    unsigned                           digested:1;
+} ngx_http_idempotency_body_t;
 
-    /* while it waits for another's outcome, and until when it may; then, while
-       what is not kept is read on without its client */
+
+/* while the store, or another's outcome, is waited for */
+
+typedef struct {
     ngx_event_t                        timer;
     ngx_msec_t                         deadline;
+    /* what the store will answer later */
+    ngx_idempotency_op_t              *asking;
 
-    /* what the key says; what became of the request */
-    ngx_http_idempotency_status_e      verdict;
-    ngx_http_idempotency_status_e      status;
-    /* that of the request at the door */
-    ngx_uint_t                         err_status;
+    unsigned                           waited:1;
+    /* its client has no more to say */
+    unsigned                           half_closed:1;
+} ngx_http_idempotency_wait_t;
 
-    /* why it is malformed, if that isn't the key's own fault; in seconds,
-       if the refusal's usual Retry-After is not the one */
-    ngx_http_idempotency_unreadable_e  unreadable;
-    time_t                             retry_after;
 
-    /* the owner's response so far: its header block, then its body */
+/* the owner's response so far */
+
+typedef struct {
+    /* its header block, its trailers, then its body */
     ngx_chain_t                       *pieces;
     ngx_chain_t                       *last_piece;
-    ngx_uint_t                         answer_status;
-    off_t                              captured;
+    ngx_uint_t                         status;
+    /* of the body */
+    off_t                              size;
     off_t                              expected;
 
     /* the main request's subrequests that were seen */
     ngx_array_t                       *subrequests;
 
-    /* those of the location, the upstream and the connection, behind ours */
-    ngx_http_handler_pt                content_handler;
-    ngx_http_event_handler_pt          write_event_handler;
-    ngx_event_handler_pt               read_handler;
-
-    /* who asks is known */
-    unsigned                           identified:1;
-    /* it came to access control, by an error_page or not, and was not let in
-       yet; it was turned away */
-    unsigned                           at_door:1;
-    unsigned                           error_page:1;
-    unsigned                           turned_away:1;
-    /* the body is being read, it was; its digest is known */
-    unsigned                           reading:1;
-    unsigned                           arrived:1;
-    unsigned                           hashed:1;
-    /* the key was looked for; there is none, and the content stands for it */
-    unsigned                           judged:1;
-    unsigned                           content:1;
-    /* token and fingerprint are known */
-    unsigned                           bound:1;
-
-    /* its way is chosen: on as the owner, or a replay, or a refusal */
-    unsigned                           decided:1;
-    unsigned                           waited:1;
-    unsigned                           half_closed:1;
-    unsigned                           refused:1;
-    unsigned                           owner:1;
-    /* its content is noted as seen with its key */
-    unsigned                           seen:1;
-
-    /* of the owner's response: its header was seen, from an upstream at
-       work; trailers may follow, those of gRPC must; its last byte was seen;
-       it is larger than may be kept; a part of it comes past us; what the
-       upstream says itself */
+    /* its header was seen, from an upstream at work; trailers may follow,
+       those of gRPC must; its last byte was seen; it is larger than may be
+       kept; a part of it comes past us; what the upstream says itself */
     unsigned                           answered:1;
     unsigned                           live:1;
     unsigned                           trailers:1;
@@ -265,13 +244,69 @@ typedef struct {
     unsigned                           partial:1;
     unsigned                           says_release:1;
     unsigned                           says_keep:1;
+} ngx_http_idempotency_capture_t;
+
+
+/* the client of an owner, which may leave */
+
+typedef struct {
+    /* those of the location, the upstream and the connection, behind ours */
+    ngx_http_handler_pt                content_handler;
+    ngx_http_event_handler_pt          write_event_handler;
+    ngx_event_handler_pt               read_handler;
+
+    /* while what is not kept is read on without it */
+    ngx_event_t                        timer;
+
+    /* it left, and nothing is sent to it any more */
+    unsigned                           gone:1;
+} ngx_http_idempotency_client_t;
+
+
+typedef struct {
+    ngx_http_request_t                *request;
+    /* that of the location whose settings the request was prepared under */
+    ngx_http_idempotency_loc_conf_t   *conf;
+
+    ngx_str_t                          key;
+    /* if the key tells: when it was made, in milliseconds since 1970 */
+    uint64_t                           made;
+
+    ngx_idempotency_op_t               op;
+    /* with idempotency_similar: the content, as seen with another key */
+    ngx_idempotency_op_t              *similar;
+
+    /* what the key says; what became of the request */
+    ngx_http_idempotency_status_e      verdict;
+    ngx_http_idempotency_status_e      status;
+    /* in seconds, if the refusal's usual Retry-After is not the one */
+    time_t                             retry_after;
+
+    ngx_http_idempotency_door_t        door;
+    ngx_http_idempotency_body_t        body;
+    ngx_http_idempotency_wait_t        wait;
+    ngx_http_idempotency_capture_t     capture;
+    ngx_http_idempotency_client_t      client;
+
+    /* who asks is known */
+    unsigned                           identified:1;
+    /* the key was looked for; there is none, and the content stands for it */
+    unsigned                           judged:1;
+    unsigned                           content:1;
+    /* token and fingerprint are known */
+    unsigned                           bound:1;
+
+    /* its way is chosen: on as the owner, or a replay, or a refusal */
+    unsigned                           decided:1;
+    unsigned                           refused:1;
+    unsigned                           owner:1;
+    /* its content is noted as seen with its key */
+    unsigned                           seen:1;
     /* its token is fresh again */
     unsigned                           released:1;
 
-    /* an owner's operation goes on until its response is whole; its client
-       left, and nothing is sent to it any more */
+    /* an owner's operation goes on until its response is whole */
     unsigned                           carried:1;
-    unsigned                           gone:1;
 } ngx_http_idempotency_ctx_t;
 
 

@@ -77,7 +77,7 @@ ngx_http_idempotency_header_filter(ngx_http_request_t *r)
         }
     }
 
-    if (ctx && ctx->gone) {
+    if (ctx && ctx->client.gone) {
         r->connection->error = 1;
     }
 
@@ -101,7 +101,7 @@ ngx_http_idempotency_body_filter(ngx_http_request_t *r, ngx_chain_t *in)
 
     ctx = ngx_http_idempotency_get_ctx(r);
 
-    if (ctx && ctx->gone) {
+    if (ctx && ctx->client.gone) {
         /* it was hidden while subrequests ended */
         r->connection->error = 1;
     }
@@ -125,15 +125,15 @@ ngx_http_idempotency_body_filter(ngx_http_request_t *r, ngx_chain_t *in)
             ngx_http_idempotency_subrequests(r, ctx, 0);
         }
 
-        if (ctx && ctx->carried && ctx->answered && !r->post_action) {
+        if (ctx && ctx->carried && ctx->capture.answered && !r->post_action) {
             ngx_http_idempotency_watch_client(r, ctx);
         }
 
-        if (ctx && ctx->owner && ctx->answered && !r->post_action) {
+        if (ctx && ctx->owner && ctx->capture.answered && !r->post_action) {
             ngx_http_idempotency_capture_body(r, ctx, in);
         }
 
-        if (ctx && ctx->gone) {
+        if (ctx && ctx->client.gone) {
             ngx_http_idempotency_swallow(in);
             return NGX_OK;
         }

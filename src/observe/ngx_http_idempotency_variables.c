@@ -209,7 +209,7 @@ variable_hex(ngx_http_request_t *r, ngx_http_variable_value_t *v,
         return NGX_OK;
     }
 
-    digest = (data == VARIABLE_TOKEN) ? ctx->op.token : ctx->digest;
+    digest = (data == VARIABLE_TOKEN) ? ctx->op.token : ctx->body.digest;
 
     v->data = ngx_pnalloc(r->pool, 2 * NGX_IDEMPOTENCY_DIGEST_LEN);
     if (v->data == NULL) {

@@ -97,7 +97,7 @@ bind_fingerprint(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     ngx_idempotency_digest_final(&head, action);
 
     digest.len = NGX_IDEMPOTENCY_DIGEST_LEN;
-    digest.data = ctx->digest;
+    digest.data = ctx->body.digest;
 
     ngx_idempotency_digest_field(&d, &digest);
     ngx_idempotency_digest_final(&d, ctx->op.fingerprint);
@@ -105,7 +105,7 @@ bind_fingerprint(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     parts = &ctx->op.parts;
 
     ngx_memcpy(parts->action, action, NGX_IDEMPOTENCY_HINT_LEN);
-    ngx_memcpy(parts->body, ctx->digest, NGX_IDEMPOTENCY_HINT_LEN);
+    ngx_memcpy(parts->body, ctx->body.digest, NGX_IDEMPOTENCY_HINT_LEN);
     ngx_memcpy(parts->settings, ctx->conf->settings, NGX_IDEMPOTENCY_HINT_LEN);
 
     return NGX_OK;

@@ -25,11 +25,11 @@ static ngx_int_t body_end(ngx_http_request_t *r,
 static ngx_int_t body_canonical(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t body_multipart(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
+    ngx_http_idempotency_body_t *body);
 static ngx_int_t body_fields(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
+    ngx_http_idempotency_body_t *body);
 static void body_digest_init(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_uint_t kind);
+    ngx_http_idempotency_body_t *body, ngx_uint_t kind);
 static ngx_uint_t body_coded(ngx_http_request_t *r);
 static ngx_int_t body_copy(void *data, u_char *p, size_t len);
 static ngx_int_t body_read(ngx_buf_t *b, u_char *p, size_t n, off_t offset);
@@ -53,15 +53,15 @@ ngx_http_idempotency_read_body(ngx_http_request_t *r,
 {
     ngx_int_t  rc;
 
-    if (ctx->reading) {
+    if (ctx->body.reading) {
 
-        if (!ctx->arrived) {
+        if (!ctx->body.arrived) {
             return NGX_DECLINED;
         }
 
         /* run again by body_handler() */
 
-        ctx->reading = 0;
+        ctx->body.reading = 0;
 
         return body_end(r, ctx);
     }
@@ -73,8 +73,8 @@ ngx_http_idempotency_read_body(ngx_http_request_t *r,
     if (r->request_body
         || (r->headers_in.content_length_n <= 0 && !r->headers_in.chunked))
     {
-        if ((ctx->kind == 0 || ctx->multipart || ctx->fields)
-            && ngx_http_idempotency_each_piece(r, -1, body_feed, ctx)
+        if ((ctx->body.kind == 0 || ctx->body.multipart || ctx->body.fields)
+            && ngx_http_idempotency_each_piece(r, -1, body_feed, &ctx->body)
                != NGX_OK)
         {
             return NGX_HTTP_INTERNAL_SERVER_ERROR;
@@ -83,7 +83,7 @@ ngx_http_idempotency_read_body(ngx_http_request_t *r,
         return body_end(r, ctx);
     }
 
-    ctx->reading = 1;
+    ctx->body.reading = 1;
 
     if (r->method == NGX_HTTP_PUT) {
         body_put(r);
@@ -153,9 +153,11 @@ body_begin(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     ngx_str_t                         type, boundary;
     ngx_idempotency_canon_t          *canon;
+    ngx_http_idempotency_body_t      *body;
     ngx_http_idempotency_loc_conf_t  *conf;
 
     conf = ctx->conf;
+    body = &ctx->body;
 
     ngx_str_null(&type);
 
@@ -163,42 +165,42 @@ body_begin(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         type = r->headers_in.content_type->value;
     }
 
-    ctx->kind = body_coded(r) ? 0
-                : ngx_idempotency_canon_kind(&type, conf->canon.flags,
-                                             &boundary);
-    if (ctx->kind != NGX_IDEMPOTENCY_CANON_MULTIPART
+    body->kind = body_coded(r) ? 0
+                 : ngx_idempotency_canon_kind(&type, conf->canon.flags,
+                                              &boundary);
+    if (body->kind != NGX_IDEMPOTENCY_CANON_MULTIPART
         && body_size(r) > (off_t) conf->normalize_buffer)
     {
-        ctx->kind = 0;
+        body->kind = 0;
     }
 
-    if (ctx->kind == 0) {
-        body_digest_init(r, ctx, 0);
+    if (body->kind == 0) {
+        body_digest_init(r, body, 0);
     }
 
-    ctx->multipart = NULL;
-    ctx->unreadable = NGX_HTTP_IDEMPOTENCY_BODY_READABLE;
+    body->multipart = NULL;
+    body->unreadable = NGX_HTTP_IDEMPOTENCY_BODY_READABLE;
 
-    if (ngx_http_idempotency_look_for_fields(r, conf, &ctx->fields, &boundary)
+    if (ngx_http_idempotency_look_for_fields(r, conf, &body->fields, &boundary)
         != NGX_OK)
     {
         return NGX_ERROR;
     }
 
-    if (ctx->kind == NGX_IDEMPOTENCY_CANON_MULTIPART
-        || (ctx->fields && !ctx->fields->done
-            && ctx->fields->kind == NGX_IDEMPOTENCY_CANON_MULTIPART))
+    if (body->kind == NGX_IDEMPOTENCY_CANON_MULTIPART
+        || (body->fields && !body->fields->done
+            && body->fields->kind == NGX_IDEMPOTENCY_CANON_MULTIPART))
     {
-        canon = ctx->kind ? &conf->canon : NULL;
+        canon = body->kind ? &conf->canon : NULL;
 
-        ctx->multipart = ngx_idempotency_multipart_create(r->pool, canon,
-                                                          &boundary);
-        if (ctx->multipart == NULL) {
+        body->multipart = ngx_idempotency_multipart_create(r->pool, canon,
+                                                           &boundary);
+        if (body->multipart == NULL) {
             return NGX_ERROR;
         }
 
-        if (ctx->fields) {
-            ngx_idempotency_multipart_find(ctx->multipart, ctx->fields);
+        if (body->fields) {
+            ngx_idempotency_multipart_find(body->multipart, body->fields);
         }
     }
 
@@ -212,7 +214,7 @@ body_handler(ngx_http_request_t *r)
     ngx_http_idempotency_ctx_t  *ctx;
 
     ctx = ngx_http_idempotency_get_ctx(r);
-    ctx->arrived = 1;
+    ctx->body.arrived = 1;
 
     r->write_event_handler = ngx_http_core_run_phases;
     ngx_http_core_run_phases(r);
@@ -229,12 +231,13 @@ ngx_http_idempotency_digest_arriving(ngx_http_request_t *r, ngx_chain_t *in)
 
     ctx = ngx_http_get_module_ctx(r, ngx_http_idempotency_module);
 
-    if (ctx == NULL || !ctx->reading) {
+    if (ctx == NULL || !ctx->body.reading) {
         return;
     }
 
     for (cl = in; cl; cl = cl->next) {
-        (void) body_feed(ctx, cl->buf->pos, cl->buf->last - cl->buf->pos);
+        (void) body_feed(&ctx->body, cl->buf->pos,
+                         cl->buf->last - cl->buf->pos);
     }
 }
 
@@ -242,19 +245,19 @@ ngx_http_idempotency_digest_arriving(ngx_http_request_t *r, ngx_chain_t *in)
 static ngx_int_t
 body_feed(void *data, u_char *p, size_t len)
 {
-    ngx_http_idempotency_ctx_t  *ctx = data;
+    ngx_http_idempotency_body_t  *body = data;
 
-    if (ctx->kind == 0) {
-        ngx_idempotency_digest_bytes(&ctx->body, p, len);
+    if (body->kind == 0) {
+        ngx_idempotency_digest_bytes(&body->running, p, len);
     }
 
     /* what turns out to be malformed, or no memory, is heard of at the end */
 
-    if (ctx->multipart) {
-        (void) ngx_idempotency_multipart_feed(ctx->multipart, p, len);
+    if (body->multipart) {
+        (void) ngx_idempotency_multipart_feed(body->multipart, p, len);
 
-    } else if (ctx->fields) {
-        (void) ngx_idempotency_fields_feed(ctx->fields, p, len);
+    } else if (body->fields) {
+        (void) ngx_idempotency_fields_feed(body->fields, p, len);
     }
 
     return NGX_OK;
@@ -264,9 +267,9 @@ body_feed(void *data, u_char *p, size_t len)
 static ngx_int_t
 body_raw(void *data, u_char *p, size_t len)
 {
-    ngx_http_idempotency_ctx_t  *ctx = data;
+    ngx_http_idempotency_body_t  *body = data;
 
-    ngx_idempotency_digest_bytes(&ctx->body, p, len);
+    ngx_idempotency_digest_bytes(&body->running, p, len);
 
     return NGX_OK;
 }
@@ -279,14 +282,14 @@ body_end(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     ngx_int_t  rc;
 
-    switch (ctx->kind) {
+    switch (ctx->body.kind) {
 
     case 0:
         rc = NGX_OK;
         break;
 
     case NGX_IDEMPOTENCY_CANON_MULTIPART:
-        rc = body_multipart(r, ctx);
+        rc = body_multipart(r, &ctx->body);
         break;
 
     default:
@@ -298,17 +301,17 @@ body_end(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
         /* by its bytes after all */
 
-        body_digest_init(r, ctx, 0);
+        body_digest_init(r, &ctx->body, 0);
 
-        rc = ngx_http_idempotency_each_piece(r, -1, body_raw, ctx);
+        rc = ngx_http_idempotency_each_piece(r, -1, body_raw, &ctx->body);
     }
 
-    if (rc != NGX_OK || body_fields(r, ctx) != NGX_OK) {
+    if (rc != NGX_OK || body_fields(r, &ctx->body) != NGX_OK) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
-    ngx_idempotency_digest_final(&ctx->body, ctx->digest);
-    ctx->hashed = 1;
+    ngx_idempotency_digest_final(&ctx->body.running, ctx->body.digest);
+    ctx->body.digested = 1;
 
     return NGX_OK;
 }
@@ -317,62 +320,66 @@ body_end(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 static ngx_int_t
 body_canonical(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
-    ngx_int_t  rc;
-    ngx_str_t  body;
+    ngx_int_t                     rc;
+    ngx_str_t                     text;
+    ngx_http_idempotency_body_t  *body;
+
+    body = &ctx->body;
 
     rc = ngx_http_idempotency_whole_body(r, ctx->conf->normalize_buffer,
-                                         &body);
+                                         &text);
     if (rc != NGX_OK) {
         return rc;
     }
 
-    body_digest_init(r, ctx, ctx->kind);
+    body_digest_init(r, body, body->kind);
 
-    return ngx_idempotency_canon_body(&ctx->body, ctx->kind, &ctx->conf->canon,
-                                      body.data, body.len, r->pool);
+    return ngx_idempotency_canon_body(&body->running, body->kind,
+                                      &ctx->conf->canon, text.data, text.len,
+                                      r->pool);
 }
 
 
 static ngx_int_t
-body_multipart(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+body_multipart(ngx_http_request_t *r, ngx_http_idempotency_body_t *body)
 {
-    body_digest_init(r, ctx, ctx->kind);
+    body_digest_init(r, body, body->kind);
 
-    return ngx_idempotency_multipart_final(ctx->multipart, &ctx->body);
+    return ngx_idempotency_multipart_final(body->multipart, &body->running);
 }
 
 
 /* what is to be found was found by now, or is not there */
 
 static ngx_int_t
-body_fields(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+body_fields(ngx_http_request_t *r, ngx_http_idempotency_body_t *body)
 {
-    if (ctx->fields == NULL) {
+    if (body->fields == NULL) {
         return NGX_OK;
     }
 
     if (body_size(r) == 0) {
         /* whatever its type says */
-        ctx->fields = NULL;
+        body->fields = NULL;
         return NGX_OK;
     }
 
-    if (ctx->multipart == NULL) {
-        ngx_idempotency_fields_end(ctx->fields);
+    if (body->multipart == NULL) {
+        ngx_idempotency_fields_end(body->fields);
 
-    } else if (ctx->kind == 0) {
+    } else if (body->kind == 0) {
         /* it has no digest; where it has one, that came to its end */
-        (void) ngx_idempotency_multipart_final(ctx->multipart, NULL);
+        (void) ngx_idempotency_multipart_final(body->multipart, NULL);
     }
 
-    return ctx->fields->no_memory ? NGX_ERROR : NGX_OK;
+    return body->fields->no_memory ? NGX_ERROR : NGX_OK;
 }
 
 
 /* the same bytes in another type or coding are another body */
 
 static void
-body_digest_init(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+body_digest_init(ngx_http_request_t *r, ngx_http_idempotency_body_t *body,
     ngx_uint_t kind)
 {
     ngx_str_t                            type;
@@ -391,20 +398,20 @@ body_digest_init(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
         type = r->headers_in.content_type->value;
     }
 
-    ngx_idempotency_digest_init(&ctx->body, NGX_IDEMPOTENCY_DIGEST_BODY);
-    ngx_idempotency_digest_type(&ctx->body, &type);
+    ngx_idempotency_digest_init(&body->running, NGX_IDEMPOTENCY_DIGEST_BODY);
+    ngx_idempotency_digest_type(&body->running, &type);
 
     ngx_http_idempotency_header_iter(&it, r);
 
     while ((h = ngx_http_idempotency_header_next(&it, &body_coding)) != NULL) {
-        ngx_idempotency_digest_bytes(&ctx->body, (u_char *) "E", 1);
-        ngx_idempotency_digest_field(&ctx->body, &h->value);
+        ngx_idempotency_digest_bytes(&body->running, (u_char *) "E", 1);
+        ngx_idempotency_digest_field(&body->running, &h->value);
     }
 
-    ngx_idempotency_digest_bytes(&ctx->body, (u_char *) ".", 1);
+    ngx_idempotency_digest_bytes(&body->running, (u_char *) ".", 1);
 
     if (kind == 0) {
-        ngx_idempotency_canon_raw(&ctx->body);
+        ngx_idempotency_canon_raw(&body->running);
     }
 }
 

@@ -72,11 +72,14 @@ void
 ngx_http_idempotency_capture_header(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
-    ngx_buf_t  *b;
+    ngx_buf_t                       *b;
+    ngx_http_idempotency_capture_t  *capture;
+
+    capture = &ctx->capture;
 
     if (!r->filter_finalize) {
-        ctx->says_release = 0;
-        ctx->says_keep = 0;
+        capture->says_release = 0;
+        capture->says_keep = 0;
     }
 
     if (r->upstream && r->upstream->headers_in.headers.part.elts) {
@@ -85,32 +88,33 @@ ngx_http_idempotency_capture_header(ngx_http_request_t *r,
 
     ngx_http_idempotency_hear(&r->headers_out.headers, ctx);
 
-    ctx->answered = 1;
-    ctx->live = (r->upstream && r->upstream->cleanup);
+    capture->answered = 1;
+    capture->live = (r->upstream && r->upstream->cleanup);
     capture_expect(r, ctx);
-    ctx->answer_status = r->headers_out.status;
-    ctx->captured = 0;
-    ctx->expected = r->headers_out.content_length_n;
-    ctx->pieces = NULL;
-    ctx->last_piece = NULL;
+    capture->status = r->headers_out.status;
+    capture->size = 0;
+    capture->expected = r->headers_out.content_length_n;
+    capture->pieces = NULL;
+    capture->last_piece = NULL;
 
-    if (capture_sliced(r) && !ctx->partial) {
-        ctx->partial = 1;
+    if (capture_sliced(r) && !capture->partial) {
+        capture->partial = 1;
 
         ngx_log_error(ctx->conf->log_level, r->connection->log, 0,
                       "idempotency: a response in slices cannot be recorded, "
                       "it is not kept");
     }
 
-    ctx->too_large = (ctx->partial
-                      || ctx->expected > (off_t) ctx->conf->max_response
-                      || capture_stream(r));
+    capture->too_large = (capture->partial
+                          || capture->expected
+                             > (off_t) ctx->conf->max_response
+                          || capture_stream(r));
 
-    if (!ctx->too_large) {
+    if (!capture->too_large) {
         b = capture_head(r, ctx);
 
         if (b == NULL || capture_add(r, ctx, b) != NGX_OK) {
-            ctx->too_large = 1;
+            capture->too_large = 1;
 
         } else {
             /* trailers and body follow in pieces of their own */
@@ -122,7 +126,7 @@ ngx_http_idempotency_capture_header(ngx_http_request_t *r,
         || r->headers_out.status == NGX_HTTP_NO_CONTENT
         || r->headers_out.status == NGX_HTTP_NOT_MODIFIED)
     {
-        ctx->expected = 0;
+        capture->expected = 0;
     }
 
     capture_check_whole(r, ctx, 0);
@@ -182,11 +186,14 @@ void
 ngx_http_idempotency_hear(ngx_list_t *headers,
     ngx_http_idempotency_ctx_t *ctx)
 {
-    ngx_uint_t        i;
-    ngx_list_part_t  *part;
-    ngx_table_elt_t  *h;
+    ngx_uint_t                       i;
+    ngx_list_part_t                 *part;
+    ngx_table_elt_t                 *h;
+    ngx_http_idempotency_capture_t  *capture;
 
     static ngx_str_t  name = ngx_string("x-accel-idempotency");
+
+    capture = ctx ? &ctx->capture : NULL;
 
     for (part = &headers->part; part; part = part->next) {
         h = part->elts;
@@ -202,9 +209,9 @@ ngx_http_idempotency_hear(ngx_list_t *headers,
 
             h[i].hash = 0;
 
-            if (ctx) {
-                ctx->says_release = capture_says(&h[i].value, "release");
-                ctx->says_keep = capture_says(&h[i].value, "keep");
+            if (capture) {
+                capture->says_release = capture_says(&h[i].value, "release");
+                capture->says_keep = capture_says(&h[i].value, "keep");
             }
         }
     }
@@ -219,7 +226,7 @@ ngx_http_idempotency_hear_trailers(ngx_http_request_t *r,
 {
     ngx_chain_t  *cl;
 
-    if (ctx && (!ctx->owner || !ctx->answered)) {
+    if (ctx && (!ctx->owner || !ctx->capture.answered)) {
         ctx = NULL;
     }
 
@@ -250,9 +257,11 @@ void
 ngx_http_idempotency_capture_body(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_chain_t *in)
 {
-    ngx_uint_t    last, flush;
-    ngx_chain_t  *cl;
+    ngx_uint_t                       last, flush;
+    ngx_chain_t                     *cl;
+    ngx_http_idempotency_capture_t  *capture;
 
+    capture = &ctx->capture;
     last = 0;
     flush = 0;
 
@@ -270,14 +279,14 @@ ngx_http_idempotency_capture_body(ngx_http_request_t *r,
             continue;
         }
 
-        ctx->captured += ngx_buf_size(cl->buf);
+        capture->size += ngx_buf_size(cl->buf);
 
-        if (ctx->captured > (off_t) ctx->conf->max_response) {
-            ctx->too_large = 1;
+        if (capture->size > (off_t) ctx->conf->max_response) {
+            capture->too_large = 1;
         }
 
-        if (!ctx->too_large && capture_buf(r, ctx, cl->buf) != NGX_OK) {
-            ctx->too_large = 1;
+        if (!capture->too_large && capture_buf(r, ctx, cl->buf) != NGX_OK) {
+            capture->too_large = 1;
         }
     }
 
@@ -287,7 +296,7 @@ ngx_http_idempotency_capture_body(ngx_http_request_t *r,
     /* its upstream is done with, and only flushes what came before the break:
        there is no need to wait for the client to take that */
 
-    if (ctx->owner && flush && ctx->live && r->upstream->cleanup == NULL) {
+    if (ctx->owner && flush && capture->live && r->upstream->cleanup == NULL) {
         ngx_http_idempotency_settle(r, ctx);
     }
 }
@@ -378,10 +387,12 @@ capture_read(ngx_http_request_t *r, ngx_buf_t *b, u_char *to, size_t n,
 static ngx_buf_t *
 capture_room(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
-    off_t       size;
-    ngx_buf_t  *b;
+    off_t                            size;
+    ngx_buf_t                       *b;
+    ngx_http_idempotency_capture_t  *capture;
 
-    b = ctx->last_piece->buf;
+    capture = &ctx->capture;
+    b = capture->last_piece->buf;
 
     if (b->last < b->end) {
         return b;
@@ -390,8 +401,8 @@ capture_room(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     size = (b->end - b->start) * 2;
     size = ngx_max(size, NGX_HTTP_IDEMPOTENCY_CAPTURE_PIECE);
 
-    if (ctx->expected > 0 && ctx->pieces == ctx->last_piece) {
-        size = ctx->expected;
+    if (capture->expected > 0 && capture->pieces == capture->last_piece) {
+        size = capture->expected;
     }
 
     b = ngx_create_temp_buf(r->pool, (size_t) size);
@@ -408,7 +419,10 @@ static ngx_int_t
 capture_add(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_buf_t *b)
 {
-    ngx_chain_t  *cl;
+    ngx_chain_t                     *cl;
+    ngx_http_idempotency_capture_t  *capture;
+
+    capture = &ctx->capture;
 
     cl = ngx_alloc_chain_link(r->pool);
     if (cl == NULL) {
@@ -418,14 +432,14 @@ capture_add(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     cl->buf = b;
     cl->next = NULL;
 
-    if (ctx->last_piece) {
-        ctx->last_piece->next = cl;
+    if (capture->last_piece) {
+        capture->last_piece->next = cl;
 
     } else {
-        ctx->pieces = cl;
+        capture->pieces = cl;
     }
 
-    ctx->last_piece = cl;
+    capture->last_piece = cl;
 
     return NGX_OK;
 }
@@ -441,25 +455,28 @@ static void
 capture_check_whole(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_uint_t last)
 {
-    ngx_buf_t    *b;
-    ngx_chain_t  *cl;
+    ngx_buf_t                       *b;
+    ngx_chain_t                     *cl;
+    ngx_http_idempotency_capture_t  *capture;
 
-    if (ctx->expected != -1 && ctx->captured != ctx->expected) {
+    capture = &ctx->capture;
+
+    if (capture->expected != -1 && capture->size != capture->expected) {
         return;
     }
 
-    if (!last && (ctx->expected == -1 || ctx->trailers)) {
+    if (!last && (capture->expected == -1 || capture->trailers)) {
         return;
     }
 
-    if (ctx->grpc
+    if (capture->grpc
         && !capture_grpc_status(&r->upstream->headers_in.headers)
         && !capture_grpc_status(&r->upstream->headers_in.trailers))
     {
         return;
     }
 
-    if (!ctx->too_large) {
+    if (!capture->too_large) {
 
         /* the trailers stand behind the header block */
 
@@ -467,16 +484,16 @@ capture_check_whole(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
         cl = ngx_alloc_chain_link(r->pool);
 
         if (b == NULL || cl == NULL) {
-            ctx->too_large = 1;
+            capture->too_large = 1;
 
         } else {
             cl->buf = b;
-            cl->next = ctx->pieces->next;
-            ctx->pieces->next = cl;
+            cl->next = capture->pieces->next;
+            capture->pieces->next = cl;
         }
     }
 
-    ctx->whole = 1;
+    capture->whole = 1;
     ctx->carried = 0;
 
     ngx_http_idempotency_settle(r, ctx);
@@ -488,7 +505,7 @@ capture_check_whole(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 static void
 capture_check_size(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
-    if (ctx->owner && ctx->too_large) {
+    if (ctx->owner && ctx->capture.too_large) {
         ngx_http_idempotency_settle(r, ctx);
         ngx_http_idempotency_not_kept(r, ctx);
     }
@@ -503,23 +520,26 @@ capture_check_size(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 static void
 capture_expect(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
-    ngx_str_t               *type;
-    ngx_uint_t               grpc;
-    ngx_http_upstream_t     *u;
+    ngx_str_t                       *type;
+    ngx_uint_t                       grpc;
+    ngx_http_upstream_t             *u;
+    ngx_http_idempotency_capture_t  *capture;
 
     static ngx_str_t  prefix = ngx_string("application/grpc");
 
     u = r->upstream;
+    capture = &ctx->capture;
     type = &r->headers_out.content_type;
 
-    grpc = (ctx->live && u->schema.len >= 4
+    grpc = (capture->live && u->schema.len >= 4
             && ngx_strncmp(u->schema.data, "grpc", 4) == 0);
 
-    ctx->trailers = (grpc || r->expect_trailers);
+    capture->trailers = (grpc || r->expect_trailers);
 
-    ctx->grpc = (grpc && type->len >= prefix.len
-                 && ngx_strncasecmp(type->data, prefix.data, prefix.len) == 0
-                 && !r->header_only);
+    capture->grpc = (grpc && type->len >= prefix.len
+                     && ngx_strncasecmp(type->data, prefix.data, prefix.len)
+                        == 0
+                     && !r->header_only);
 }
 
 

@@ -105,7 +105,7 @@ ngx_http_idempotency_carry(ngx_http_request_t *r,
     }
 
     if (r->content_handler && r->content_handler != client_content_handler) {
-        ctx->content_handler = r->content_handler;
+        ctx->client.content_handler = r->content_handler;
         r->content_handler = client_content_handler;
     }
 }
@@ -119,9 +119,9 @@ client_content_handler(ngx_http_request_t *r)
 
     ctx = ngx_http_idempotency_get_ctx(r);
 
-    r->content_handler = ctx->content_handler;
+    r->content_handler = ctx->client.content_handler;
 
-    rc = ctx->content_handler(r);
+    rc = ctx->client.content_handler(r);
 
     if ((ctx->owner && ngx_http_idempotency_send_once(r) != NGX_OK)
         || (ctx->carried && client_keep_upstream(r) != NGX_OK))
@@ -134,7 +134,7 @@ client_content_handler(ngx_http_request_t *r)
     if (ctx->carried && r->http_version == NGX_HTTP_VERSION_30
         && r->connection->read->handler != client_quic_handler)
     {
-        ctx->read_handler = r->connection->read->handler;
+        ctx->client.read_handler = r->connection->read->handler;
         r->connection->read->handler = client_quic_handler;
     }
 
@@ -196,7 +196,7 @@ client_hide_handler(ngx_http_request_t *r)
     ctx = ngx_http_idempotency_get_ctx(r);
 
     if (r->connection->error && ctx->carried
-        && (ctx->gone || client_leave(r, ctx) == NGX_OK))
+        && (ctx->client.gone || client_leave(r, ctx) == NGX_OK))
     {
         r->connection->error = 0;
     }
@@ -251,11 +251,11 @@ client_subrequest_done(ngx_http_request_t *sr, void *data, ngx_int_t rc)
     c = sr->connection;
     ctx = ngx_http_idempotency_get_ctx(sr);
 
-    if (ctx == NULL || !ctx->carried || (!c->error && !ctx->gone)) {
+    if (ctx == NULL || !ctx->carried || (!c->error && !ctx->client.gone)) {
         return rc;
     }
 
-    if (!ctx->gone && client_leave(sr->main, ctx) != NGX_OK) {
+    if (!ctx->client.gone && client_leave(sr->main, ctx) != NGX_OK) {
         return rc;
     }
 
@@ -283,7 +283,7 @@ client_quic_handler(ngx_event_t *rev)
     ctx = ngx_http_idempotency_get_ctx(r);
 
     if (!c->close || !ctx->carried) {
-        ctx->read_handler(rev);
+        ctx->client.read_handler(rev);
         return;
     }
 
@@ -314,7 +314,7 @@ ngx_http_idempotency_client_gone(ngx_http_request_t *r,
         return 0;
     }
 
-    return ctx->gone || client_leave(r, ctx) == NGX_OK;
+    return ctx->client.gone || client_leave(r, ctx) == NGX_OK;
 }
 
 
@@ -349,7 +349,7 @@ ngx_http_idempotency_watch_client(ngx_http_request_t *r,
         return;
     }
 
-    ctx->write_event_handler = r->write_event_handler;
+    ctx->client.write_event_handler = r->write_event_handler;
     r->write_event_handler = client_write_handler;
 }
 
@@ -365,7 +365,7 @@ client_write_handler(ngx_http_request_t *r)
     wev = c->write;
     ctx = ngx_http_idempotency_get_ctx(r);
 
-    if (wev->timedout && ctx->carried && !ctx->gone) {
+    if (wev->timedout && ctx->carried && !ctx->client.gone) {
         c->timedout = 1;
         wev->timedout = 0;
         wev->ready = 1;
@@ -374,7 +374,7 @@ client_write_handler(ngx_http_request_t *r)
         return;
     }
 
-    ctx->write_event_handler(r);
+    ctx->client.write_event_handler(r);
 }
 
 
@@ -391,7 +391,7 @@ ngx_http_idempotency_not_kept(ngx_http_request_t *r,
 
     client_limit(r, ctx);
 
-    if (ctx->gone
+    if (ctx->client.gone
         || (r->read_event_handler != ngx_http_block_reading
             && r->read_event_handler != client_hide_handler))
     {
@@ -481,14 +481,14 @@ client_left(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     r->connection->error = 1;
 
-    if (!ctx->gone && client_leave(r, ctx) != NGX_OK) {
+    if (!ctx->client.gone && client_leave(r, ctx) != NGX_OK) {
         r->count++;
         ngx_http_finalize_request(r, NGX_ERROR);
         return;
     }
 
     if (r->write_event_handler == client_write_handler) {
-        ctx->write_event_handler(r);
+        ctx->client.write_event_handler(r);
     }
 }
 
@@ -511,7 +511,7 @@ client_leave(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
                   "through",
                   r->connection->timedout ? "timed out" : "has gone");
 
-    ctx->gone = 1;
+    ctx->client.gone = 1;
 
     client_limit(r, ctx);
 
@@ -549,15 +549,15 @@ client_leave(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 static void
 client_limit(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
-    if (!ctx->gone || ctx->owner) {
+    if (!ctx->client.gone || ctx->owner) {
         return;
     }
 
-    ctx->timer.handler = client_limit_handler;
-    ctx->timer.data = ctx;
-    ctx->timer.log = r->connection->log;
+    ctx->client.timer.handler = client_limit_handler;
+    ctx->client.timer.data = ctx;
+    ctx->client.timer.log = r->connection->log;
 
-    ngx_add_timer(&ctx->timer, NGX_HTTP_IDEMPOTENCY_CLIENT_READ_ON);
+    ngx_add_timer(&ctx->client.timer, NGX_HTTP_IDEMPOTENCY_CLIENT_READ_ON);
 }
 
 

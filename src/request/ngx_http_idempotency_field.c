@@ -208,7 +208,7 @@ ngx_http_idempotency_field_unread(ngx_http_request_t *r,
     ngx_uint_t                         i, n;
     ngx_http_idempotency_main_conf_t  *imcf;
 
-    if (ctx == NULL || ctx->fields == NULL) {
+    if (ctx == NULL || ctx->body.fields == NULL) {
         return 0;
     }
 
@@ -217,7 +217,7 @@ ngx_http_idempotency_field_unread(ngx_http_request_t *r,
 
     for (i = 0; i < imcf->fields.nelts; i++) {
 
-        if (ngx_idempotency_fields_value(ctx->fields, i, &value)
+        if (ngx_idempotency_fields_value(ctx->body.fields, i, &value)
             != NGX_IDEMPOTENCY_UNREADABLE)
         {
             continue;
@@ -233,9 +233,9 @@ ngx_http_idempotency_field_unread(ngx_http_request_t *r,
             continue;
         }
 
-        ctx->unreadable = ctx->fields->too_long
-                          ? NGX_HTTP_IDEMPOTENCY_BODY_TOO_LARGE
-                          : NGX_HTTP_IDEMPOTENCY_BODY_UNREADABLE;
+        ctx->body.unreadable = ctx->body.fields->too_long
+                               ? NGX_HTTP_IDEMPOTENCY_BODY_TOO_LARGE
+                               : NGX_HTTP_IDEMPOTENCY_BODY_UNREADABLE;
         return 1;
     }
 
@@ -333,9 +333,11 @@ field_value(ngx_http_request_t *r, ngx_str_t *name, ngx_str_t *value)
 
     ctx = ngx_http_idempotency_get_ctx(r);
 
-    if (ctx && ctx->hashed) {
-        return ctx->fields ? ngx_idempotency_fields_value(ctx->fields, i, value)
-                           : NGX_DECLINED;
+    if (ctx && ctx->body.digested) {
+        fields = ctx->body.fields;
+
+        return fields ? ngx_idempotency_fields_value(fields, i, value)
+                      : NGX_DECLINED;
     }
 
     rc = field_scan(r, names, imcf->fields.nelts, &fields);

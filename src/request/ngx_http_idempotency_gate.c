@@ -73,23 +73,23 @@ ngx_http_idempotency_preaccess_handler(ngx_http_request_t *r)
 
         /* "error_page CODE =200" alone leaves this to who discards a body */
 
-        ctx->turned_away = (r->internal
+        ctx->door.turned_away = (r->internal
                             && (r->discard_body
                                 || (r->expect_tested
                                     && r->request_body == NULL
                                     && (r->err_status == 0
                                         || r->err_status == NGX_HTTP_OK))));
 
-    } else if (ctx->at_door
-               && (r->error_page != ctx->error_page
-                   || r->err_status != ctx->err_status))
+    } else if (ctx->door.outside
+               && (r->error_page != ctx->door.error_page
+                   || r->err_status != ctx->door.err_status))
     {
-        ctx->turned_away = 1;
+        ctx->door.turned_away = 1;
     }
 
-    ctx->at_door = 1;
-    ctx->error_page = r->error_page;
-    ctx->err_status = r->err_status;
+    ctx->door.outside = 1;
+    ctx->door.error_page = r->error_page;
+    ctx->door.err_status = r->err_status;
 
     return NGX_DECLINED;
 }
@@ -105,7 +105,7 @@ ngx_http_idempotency_admitted_handler(ngx_http_request_t *r)
     ctx = ngx_http_idempotency_get_ctx(r);
 
     if (ctx && r == r->main) {
-        ctx->at_door = 0;
+        ctx->door.outside = 0;
     }
 
     return NGX_DECLINED;
@@ -180,7 +180,7 @@ gate_applies(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf)
 
     ctx = ngx_http_idempotency_get_ctx(r);
 
-    return ctx == NULL || (!ctx->decided && !ctx->turned_away);
+    return ctx == NULL || (!ctx->decided && !ctx->door.turned_away);
 }
 
 
@@ -289,7 +289,7 @@ gate_prepare(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
         ctx->conf = conf;
         ctx->verdict = NGX_HTTP_IDEMPOTENCY_STATUS_NEW;
         ctx->judged = 0;
-        ctx->hashed = 0;
+        ctx->body.digested = 0;
         ctx->bound = 0;
 
         if (ngx_http_test_predicates(r, conf->bypass) == NGX_DECLINED) {
@@ -305,7 +305,7 @@ gate_prepare(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
         return NGX_OK;
     }
 
-    if (!ctx->hashed) {
+    if (!ctx->body.digested) {
         rc = ngx_http_idempotency_read_body(r, ctx);
 
         if (rc == NGX_DECLINED) {
@@ -393,7 +393,7 @@ gate_decide(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     }
 
     ctx->decided = 1;
-    ctx->deadline = ngx_current_msec + ctx->conf->wait_timeout;
+    ctx->wait.deadline = ngx_current_msec + ctx->conf->wait_timeout;
 
     ctx->op.pool = r->pool;
     ctx->op.lease = ctx->conf->lease;
@@ -448,7 +448,7 @@ gate_ask(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     ctx->op.wait = (ctx->conf->in_progress
                     == NGX_HTTP_IDEMPOTENCY_IN_PROGRESS_WAIT
                     && !ctx->conf->dry_run
-                    && (ngx_msec_int_t) (ctx->deadline - ctx->op.now) > 0);
+                    && (ngx_msec_int_t) (ctx->wait.deadline - ctx->op.now) > 0);
 
     return ngx_http_idempotency_claim(r, ctx, &ctx->op);
 }
@@ -473,7 +473,7 @@ ngx_http_idempotency_claim(ngx_http_request_t *r,
     }
 
     if (rc == NGX_AGAIN) {
-        ctx->asking = op;
+        ctx->wait.asking = op;
 
         r->read_event_handler = ngx_http_idempotency_wait_reading;
         r->write_event_handler = ngx_http_request_empty_handler;
@@ -499,7 +499,7 @@ ngx_http_idempotency_resume(ngx_idempotency_op_t *op)
     ngx_http_idempotency_ctx_t  *ctx;
 
     ctx = op->data;
-    ctx->asking = NULL;
+    ctx->wait.asking = NULL;
 
     r = ctx->request;
     c = r->connection;

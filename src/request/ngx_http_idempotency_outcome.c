@@ -105,23 +105,23 @@ ngx_http_idempotency_outcome(ngx_http_request_t *r,
 
     facts = outcome_upstream(r);
 
-    if (!ctx->answered) {
+    if (!ctx->capture.answered) {
         facts |= fact_no_answer;
     }
 
-    if (!ctx->whole) {
+    if (!ctx->capture.whole) {
         facts |= fact_broken;
     }
 
-    if (ctx->too_large) {
+    if (ctx->capture.too_large) {
         facts |= fact_too_large;
     }
 
-    if (ctx->says_release) {
+    if (ctx->capture.says_release) {
         facts |= fact_says_release;
     }
 
-    if (!ctx->says_keep && !outcome_keeps(r, ctx)) {
+    if (!ctx->capture.says_keep && !outcome_keeps(r, ctx)) {
         facts |= fact_unkept;
     }
 
@@ -140,7 +140,7 @@ ngx_http_idempotency_outcome(ngx_http_request_t *r,
 
     ngx_log_debug3(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
                    "idempotency outcome: %i, facts:%xi, status:%ui",
-                   row->outcome, facts, ctx->answer_status);
+                   row->outcome, facts, ctx->capture.status);
 
     return row->outcome;
 }
@@ -224,7 +224,7 @@ outcome_keeps(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
     } else {
         u = NULL;
-        status = ctx->answer_status;
+        status = ctx->capture.status;
         headers = &r->headers_out.headers;
     }
 

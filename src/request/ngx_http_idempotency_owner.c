@@ -85,6 +85,10 @@ owner_cleanup(void *data)
 
     ngx_http_idempotency_wait_cancel(ctx);
 
+    if (ctx->client.timer.timer_set) {
+        ngx_del_timer(&ctx->client.timer);
+    }
+
     if (ctx->owner) {
         ngx_http_idempotency_settle(r, ctx);
     }
@@ -116,7 +120,7 @@ ngx_http_idempotency_settle(ngx_http_request_t *r,
 
     op->now = ngx_current_msec;
     op->handler = NULL;
-    op->status = ctx->answer_status;
+    op->status = ctx->capture.status;
 
     owner_response(ctx, outcome);
 
@@ -183,11 +187,13 @@ owner_response(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome)
     op->pieces = NULL;
     op->size = 0;
 
-    if (outcome == NGX_IDEMPOTENCY_NOT_KEPT || !ctx->whole || ctx->too_large) {
+    if (outcome == NGX_IDEMPOTENCY_NOT_KEPT
+        || !ctx->capture.whole || ctx->capture.too_large)
+    {
         return;
     }
 
-    op->pieces = ctx->pieces;
+    op->pieces = ctx->capture.pieces;
 
     for (cl = op->pieces; cl; cl = cl->next) {
         op->size += cl->buf->last - cl->buf->pos;

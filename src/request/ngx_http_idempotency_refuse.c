@@ -277,9 +277,9 @@ static refusal_t *
 refuse_text(ngx_http_idempotency_ctx_t *ctx)
 {
     if (ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_MALFORMED
-        && ctx->unreadable)
+        && ctx->body.unreadable)
     {
-        return &refuse_unreadable[ctx->unreadable];
+        return &refuse_unreadable[ctx->body.unreadable];
     }
 
     return &refusals[ctx->status];

@@ -40,8 +40,8 @@ ngx_http_idempotency_replay(ngx_http_request_t *r,
         }
     }
 
-    ctx->status = ctx->waited ? NGX_HTTP_IDEMPOTENCY_STATUS_WAITED
-                              : NGX_HTTP_IDEMPOTENCY_STATUS_REPLAYED;
+    ctx->status = ctx->wait.waited ? NGX_HTTP_IDEMPOTENCY_STATUS_WAITED
+                                   : NGX_HTTP_IDEMPOTENCY_STATUS_REPLAYED;
 
     ngx_log_error(ctx->conf->log_level, r->connection->log, 0,
                   "idempotency: replayed a response of status %ui%s, "

@@ -64,7 +64,8 @@ static ngx_int_t
 subrequest_add(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_http_request_t *sr, ngx_uint_t below)
 {
-    subrequest_t  *s;
+    subrequest_t                    *s;
+    ngx_http_idempotency_capture_t  *capture;
 
     if (subrequest_find(ctx, sr)) {
         return NGX_OK;
@@ -74,11 +75,14 @@ subrequest_add(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
         subrequest_past_capture(r, ctx);
     }
 
-    if (ctx->subrequests == NULL) {
-        ctx->subrequests = ngx_array_create(r->pool, 4, sizeof(subrequest_t));
+    capture = &ctx->capture;
+
+    if (capture->subrequests == NULL) {
+        capture->subrequests = ngx_array_create(r->pool, 4,
+                                                sizeof(subrequest_t));
     }
 
-    s = ctx->subrequests ? ngx_array_push(ctx->subrequests) : NULL;
+    s = capture->subrequests ? ngx_array_push(capture->subrequests) : NULL;
 
     if (s == NULL) {
         subrequest_past_capture(r, ctx);
@@ -98,13 +102,13 @@ subrequest_find(ngx_http_idempotency_ctx_t *ctx, ngx_http_request_t *sr)
     ngx_uint_t     i;
     subrequest_t  *s;
 
-    if (ctx->subrequests == NULL) {
+    if (ctx->capture.subrequests == NULL) {
         return NULL;
     }
 
-    s = ctx->subrequests->elts;
+    s = ctx->capture.subrequests->elts;
 
-    for (i = ctx->subrequests->nelts; i > 0; i--) {
+    for (i = ctx->capture.subrequests->nelts; i > 0; i--) {
         if (s[i - 1].request == sr) {
             return &s[i - 1];
         }
@@ -172,12 +176,12 @@ subrequest_sends(ngx_http_request_t *sr)
 static void
 subrequest_past_capture(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
-    if (ctx->partial) {
+    if (ctx->capture.partial) {
         return;
     }
 
-    ctx->partial = 1;
-    ctx->too_large = 1;
+    ctx->capture.partial = 1;
+    ctx->capture.too_large = 1;
 
     ngx_log_error(ctx->conf->log_level, r->connection->log, 0,
                   "idempotency: the output of a subrequest cannot be "

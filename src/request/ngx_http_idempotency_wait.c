@@ -26,15 +26,15 @@ ngx_http_idempotency_wait(ngx_http_request_t *r,
     ngx_msec_t    left;
     ngx_event_t  *rev;
 
-    left = ctx->deadline - ctx->op.now;
+    left = ctx->wait.deadline - ctx->op.now;
 
-    ctx->waited = 1;
+    ctx->wait.waited = 1;
 
-    ctx->timer.handler = wait_timer_handler;
-    ctx->timer.data = ctx;
-    ctx->timer.log = r->connection->log;
+    ctx->wait.timer.handler = wait_timer_handler;
+    ctx->wait.timer.data = ctx;
+    ctx->wait.timer.log = r->connection->log;
 
-    ngx_add_timer(&ctx->timer,
+    ngx_add_timer(&ctx->wait.timer,
                   ngx_min(left, NGX_HTTP_IDEMPOTENCY_WAIT_FALLBACK));
 
     rev = r->connection->read;
@@ -120,7 +120,7 @@ wait_left(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         return 0;
     }
 
-    if (ctx->half_closed) {
+    if (ctx->wait.half_closed) {
         err = 0;
         len = sizeof(int);
 
@@ -128,7 +128,7 @@ wait_left(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
                == -1 || err;
     }
 
-    ctx->half_closed = 1;
+    ctx->wait.half_closed = 1;
 
     return r->http_version == NGX_HTTP_VERSION_11
            && c->send(c, probe, sizeof(probe) - 1) == NGX_ERROR;
@@ -143,14 +143,14 @@ ngx_http_idempotency_wait_cancel(ngx_http_idempotency_ctx_t *ctx)
     ngx_idempotency_op_t     *op;
     ngx_idempotency_store_t  *store;
 
-    if (ctx->timer.timer_set) {
-        ngx_del_timer(&ctx->timer);
+    if (ctx->wait.timer.timer_set) {
+        ngx_del_timer(&ctx->wait.timer);
     }
 
-    op = ctx->asking ? ctx->asking : &ctx->op;
+    op = ctx->wait.asking ? ctx->wait.asking : &ctx->op;
 
-    if (ctx->asking || op->waiting) {
-        ctx->asking = NULL;
+    if (ctx->wait.asking || op->waiting) {
+        ctx->wait.asking = NULL;
 
         store = ctx->conf->shm_zone->data;
         store->engine->cancel(store, op);
