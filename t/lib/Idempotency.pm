@@ -1,33 +1,9 @@
 package Idempotency;
 
 # What the tests share: an upstream that counts, an nginx with the module, a
-# client that sees every byte. Two ways to use it.
-#
-# 1. BLOCKS (Test::Nginx::Socket), for the matrices:
-#
-#       use FindBin; use lib "$FindBin::Bin/lib";
-#       use Idempotency 'blocks';                # before Test::Nginx::Socket
-#       use Test::Nginx::Socket 'no_plan';
-#       run_tests();
-#       __DATA__
-#       === TEST 1: a name
-#       --- config
-#           location /x { idempotency zone=z; proxy_pass http://$TEST_NGINX_BACKEND; }
-#       --- request eval
-#       ["POST /x?id=t1\nbody", "POST /x?id=t1\nbody", "GET /count?id=t1"]
-#       --- more_headers
-#       Idempotency-Key: t1
-#       --- response_body eval
-#       ["exec=1 id=t1\n", "exec=1 id=t1\n", "1"]
-#
-#    Every block gets: load_module, `idempotency_zone zone=z:16m;`
-#    (`--- no_zone` leaves it out), locations /count /go /last /held that ask
-#    the backend, and no_error_log checks for [alert] [emerg] [crit] Sanitizer
-#    (less what the block's own error_log or allow_log names; a must_die block
-#    may say [emerg]). `use Idempotency qw(blocks)` picks a free port and an own
-#    server root, so that test files can run side by side.
-#
-# 2. SCRIPTS, where requests overlap or whole responses are compared:
+# client that sees every byte. For scripts, where requests overlap or whole
+# responses are compared; a table of requests and answers is written in blocks,
+# see Test/Nginx/Idempotency.pm.
 #
 #       use Idempotency;                         # exports Test::More as well
 #       my $n = nginx(server => <<'EOC', workers => 2);
@@ -115,12 +91,15 @@ our @EXPORT = qw(nginx config_test message same_message same_replay executions g
 
 my $lib = abs_path(dirname(__FILE__));
 my $root = dirname(dirname($lib));
-my $module = $ENV{IDEMPOTENCY_MODULE}
-             // "$root/" . ($ENV{BUILD_DIR} // 'build')
-                . '/ngx_http_idempotency_module.so';
-my $binary = $ENV{TEST_NGINX_BINARY} || 'nginx';
 
-# Set but empty: the module is linked into that nginx.
+# As util/test says; else what util/build made. Empty: the module is linked into
+# that nginx.
+my $build = abs_path(($ENV{BUILD_DIR} // "$root/build") . '/.');
+my $module = $ENV{IDEMPOTENCY_MODULE}
+             // "$build/ngx_http_idempotency_module.so" =~ s/^.*$/-e $& ? $& : ''/er;
+my $binary = $ENV{TEST_NGINX_BINARY}
+             || (-x "$build/nginx" ? "$build/nginx" : 'nginx');
+
 my $load_module = length $module ? "load_module $module;\n" : '';
 
 my $tmp = File::Temp->newdir('idempotency-XXXXXX', TMPDIR => 1);
@@ -139,13 +118,7 @@ sub import {
 
     no strict 'refs';
     *{"${caller}::$_"} = \&$_ for @EXPORT;
-
-    if (grep { $_ eq 'blocks' } @args) {
-        blocks();
-
-    } else {
-        Test::More->export_to_level(1);
-    }
+    Test::More->export_to_level(1);
 
     strict->import;
     warnings->import;
@@ -224,7 +197,9 @@ sub ask {
 
 sub escape { (my $s = shift) =~ s/([^\w.~-])/sprintf '%%%02X', ord $1/ge; $s }
 
-sub executions { return ask('/count?id=' . escape(shift)) }
+# Of one counter, or of all.
+
+sub executions { return ask('/count' . (@_ ? '?id=' . escape(shift) : '')) }
 
 sub go { return ask('/go?id=' . escape(shift)) }
 
@@ -492,14 +467,15 @@ sub config {
 
 my $takes_log;
 
+sub takes_log { return $takes_log //= `$binary -h 2>&1` =~ /-e filename/ || 0 }
+
+
 sub command {
     my ($self, %o) = @_;
 
-    $takes_log //= `$binary -h 2>&1` =~ /-e filename/ || 0;
-
     my $level = $o{log_level} // $ENV{TEST_NGINX_LOG_LEVEL} // 'info';
 
-    return ($binary, $takes_log ? ('-e', "$self->{root}/logs/error.log") : (),
+    return ($binary, takes_log() ? ('-e', "$self->{root}/logs/error.log") : (),
             '-p', "$self->{root}/", '-c', "$self->{root}/nginx.conf",
             '-g', "pid $self->{root}/nginx.pid; daemon off; "
                   . "error_log $self->{root}/logs/error.log $level;");
@@ -596,7 +572,7 @@ sub config_test {
 # What may not stand in an error log. Clients that just close a TLS connection are
 # critical to nginx before 1.21.0 with OpenSSL 3.
 
-my $bad = qr/\[(?:alert|emerg|crit)\](?!.*unexpected\ eof\ while\ reading)
+our $bad = qr/\[(?:alert|emerg|crit)\](?!.*unexpected\ eof\ while\ reading)
              |Sanitizer|runtime error:|exited\ on\ signal/x;
 
 
@@ -710,7 +686,7 @@ sub stop {
         waitpid $pid, 0;
     }
 
-    my @lines = grep { $_ =~ $bad && !($self->{allow} && $_ =~ $self->{allow}) }
+    my @lines = grep { $_ =~ $Idempotency::bad && !($self->{allow} && $_ =~ $self->{allow}) }
                 split /\n/, $self->log . $self->slurp('logs/stderr.log');
 
     # the test may have planned or finished already: speak up only when needed
@@ -1070,59 +1046,33 @@ sub replayed { return ($_[0]->header('Idempotent-Replayed') // '') eq 'true' }
 
 package Idempotency;
 
+sub load_module { return $load_module }
+
+
+# Test::Nginx::Socket reads these when it is loaded. Returns a directory.
+
 sub blocks {
-    # Test::Nginx::Socket reads these when it is loaded. Its reload mode asks
-    # for the configuration's version on a port of its own making and so
-    # cannot have an address here.
+    my $port = free_port();
+    my $log = "$tmp/error.log";
 
-    my $port = $ENV{TEST_NGINX_PORT} // free_port();
+    start_backend() unless $backend_pid;
 
-    $port = "127.0.0.1:$port" unless $ENV{TEST_NGINX_USE_HUP};
-    ($ENV{TEST_NGINX_CLIENT_PORT}) = $port =~ /(\d+)$/;
-    $ENV{TEST_NGINX_SERVER_PORT} = $port;
-    $ENV{TEST_NGINX_STREAM_PORT} //= 0;
+    # It says -e to an nginx that may not know it, and to which log: all goes
+    # to one that outlives each server, what is said before it is open as well.
+    open my $f, '>', "$tmp/nginx" or die "$tmp/nginx: $!";
+    print $f "#!/bin/sh\n",
+             "case \$1 in -e) shift 2 ;; -[vV]) exec $binary \$1 ;; esac\n",
+             "exec $binary ", takes_log() ? "-e $log " : '',
+             "\"\$@\" 2>>$log\n";
+    close $f;
+    chmod 0755, "$tmp/nginx";
+
+    $ENV{TEST_NGINX_BINARY} = "$tmp/nginx";
+    $ENV{TEST_NGINX_CLIENT_PORT} = $port;
+    $ENV{TEST_NGINX_SERVER_PORT} = "127.0.0.1:$port";
     $ENV{TEST_NGINX_SERVROOT} = "$tmp/servroot";
 
-    require Test::Nginx::Util;
-
-    Test::Nginx::Util::add_block_preprocessor(sub {
-        my ($block) = @_;
-
-        my $main = $block->main_config // '';
-        my $http = $block->http_config // '';
-
-        $block->set_value(main_config => $load_module . $main)
-            unless $main =~ m{/ngx_http_idempotency_module\.so};
-
-        $block->set_value(http_config =>
-                              "    idempotency_zone zone=z:16m;\n$http")
-            unless defined $block->no_zone;
-
-        my $config = $block->config;
-
-        if (defined $config) {
-            $block->set_value(config => $config . join '', map {
-                "    location = /$_ { proxy_pass "
-                . "http://\$TEST_NGINX_BACKEND; }\n"
-            } grep { $config !~ m{location = /$_ } } qw(count go last held));
-        }
-
-        my $said = join "\n", map { ref eq 'ARRAY' ? @$_ : $_ }
-                   grep defined, $block->error_log, $block->no_error_log,
-                                 $block->allow_log;
-
-        # Lines that a block does not mention itself it must not have.
-        my @no = grep { index($said, $_) < 0 }
-                 '[alert]', '[crit]', 'Sanitizer', 'exited on signal',
-                 defined $block->must_die ? () : '[emerg]';
-
-        my $own = $block->no_error_log;
-        push @no, ref $own eq 'ARRAY' ? @$own : ref $own ? $own
-                                                : split /\n+/, $own
-            if defined $own;
-
-        $block->set_value(no_error_log => \@no);
-    });
+    return $tmp;
 }
 
 

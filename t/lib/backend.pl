@@ -21,6 +21,7 @@ use Time::HiRes qw(time);
 $SIG{PIPE} = 'IGNORE';
 
 my (%listen, %conn, %count, %last, %held);
+my $executions = 0;
 
 my $life = IO::Handle->new_from_fd(shift(@ARGV), 'r') or die "life line: $!";
 
@@ -218,7 +219,7 @@ sub plan {
     # questions about the backend, not counted
 
     if ($path eq '/count') {
-        return answer($c, $req, $count{$id} // 0);
+        return answer($c, $req, $q{id} ? $count{$id} // 0 : $executions);
     }
 
     if ($path eq '/last') {
@@ -245,6 +246,7 @@ sub plan {
     # an execution
 
     my $exec = ++$count{$id};
+    $executions++;
 
     my $seen = join '', "$req->{method} $req->{uri} $req->{version}\n",
                         map({ "$_\n" } @{$req->{lines}}), "\n", $req->{body};

@@ -1,0 +1,345 @@
+package Test::Nginx::Idempotency;
+
+# Blocks for requests and their answers: Test::Nginx::Socket, and this.
+#
+#     use lib 't/lib';
+#     use Test::Nginx::Idempotency 'no_plan';
+#
+#     run_tests();
+#
+#     __DATA__
+#
+#     === TEST 1: a repeat is answered from the record
+#     --- config
+#     location / { idempotency zone=z; proxy_pass http://backend; }
+#     --- request eval
+#     ["POST /a", "POST /a", "POST /b"]
+#     --- more_headers
+#     Idempotency-Key: first
+#     --- error_code eval
+#     [200, 200, 409]
+#     --- idempotency_status: NEW REPLAYED CONFLICT
+#     --- executions: 1
+#
+# Sections of our own:
+#
+# idempotency_status  $idempotency_status of each request, from the access log;
+#     "-" where it is empty
+# executions  how often the upstream executed anything in this block
+#
+# A block has, without saying so: load_module, `idempotency_zone zone=z:16m;`
+# unless its http_config has a zone z, and `upstream backend`, which does what
+# a request's arguments say (BACKEND in Idempotency.pm); no `location /`. The
+# other backends are $TEST_NGINX_FASTCGI, _SCGI, _UWSGI, and $TEST_NGINX_DEAD
+# where nobody listens.
+#
+# A block without config has all of the configuration of the block above it.
+# Blocks with one configuration run one after the other, in any order, on one
+# nginx: the zone lives on, so keys are a block's own. What nginx says as it
+# starts belongs to the first of them.
+#
+# A section that stands once is for all requests of a block: a header, an error
+# code, a response body. A block sends as many as the longest of `request` and
+# `more_headers` has. Error codes may be words in a row, as statuses.
+#
+# error_log and no_error_log are looked for once, when all has been sent; what
+# error_log wants is waited for. No block may log an [alert], [crit] or [emerg]
+# which its error_log does not name.
+#
+# Ports and directories are each file's own, whether TEST_NGINX_RANDOMIZE says
+# so or not.
+
+use Idempotency ();
+
+my $dir;
+
+# what Test::Nginx reads when it is loaded
+BEGIN {
+    $dir = Idempotency::blocks();
+
+    delete $ENV{TEST_NGINX_RANDOMIZE};
+    # under valgrind it ends each nginx that it doesn't reload
+    $ENV{TEST_NGINX_FORCE_RESTART_ON_TEST}
+        = $ENV{TEST_NGINX_USE_VALGRIND} && !$ENV{TEST_NGINX_USE_HUP} ? 1 : 0;
+    $ENV{TEST_NGINX_STREAM_PORT} //= 0;
+    $ENV{TEST_NGINX_SLEEP} //= 0.001;
+    $ENV{TEST_NGINX_TIMEOUT} //= Idempotency::patience();
+}
+
+use Test::Nginx::Socket -base;
+use Test::Base::Filter ();
+
+our @EXPORT = qw(run_tests executions last_request until_true);
+
+BEGIN {
+    no strict 'refs';
+    *$_ = \&{"Idempotency::$_"} for qw(executions last_request until_true);
+}
+
+my $error_log = "$dir/error.log";
+my $access_log = "$dir/access.log";
+
+$Test::Nginx::Util::ErrLogFile = $error_log;
+
+# where the error log is read from: by a block, and for what nobody may log
+my ($from, $checked) = (0, 0);
+
+$SIG{PIPE} = 'IGNORE';
+
+# it warns of what check_alerts() judges
+$SIG{__WARN__} = sub { warn @_ unless $_[0] =~ /^WARNING: .* \[[a-z]+\] / };
+
+no_root_location();
+no_long_string();
+master_on();
+log_level('info');
+worker_connections(512);
+
+
+# Lines of a file from a place on, whole ones.
+
+sub lines_of {
+    my ($file, $at) = @_;
+
+    open my $f, '<:raw', $file or return;
+    seek $f, $at, 0;
+
+    return grep /\n\z/, <$f>;
+}
+
+
+sub patterns {
+    my ($value) = @_;
+
+    return !defined $value ? () : ref $value eq 'ARRAY' ? @$value
+           : ref $value ? $value : split /\n+/, $value;
+}
+
+
+sub matches {
+    my ($line, $pattern) = @_;
+
+    return ref $pattern ? $line =~ $pattern : index($line, $pattern) >= 0;
+}
+
+
+sub configuration {
+    my ($block) = @_;
+
+    return join "\n", map { ref ? map { "@$_" } @$_ : $_ // '' }
+                      map { scalar $block->$_ }
+                      qw(main_config http_config config post_main_config
+                         user_files log_level server_name);
+}
+
+
+# What stands once holds for each request.
+
+sub spread {
+    my ($block) = @_;
+
+    my @all = (my @sent = qw(request more_headers),
+               qw(error_code error_code_like response_body response_body_like
+                  response_body_unlike response_headers response_headers_like
+                  raw_response_headers_like raw_response_headers_unlike));
+
+    my ($n) = sort { $b <=> $a } 1, map { ref eq 'ARRAY' ? scalar @$_ : () }
+                                    map { scalar $block->$_ } @sent;
+
+    $block->set_value(requests => $n);
+    return if $n == 1;
+
+    for my $section (@all) {
+        my $value = $block->$section // next;
+        next if ref $value eq 'ARRAY';
+
+        my @words = $section eq 'error_code' ? split ' ', $value : $value;
+        $block->set_value($section => @words > 1 ? \@words : [($value) x $n]);
+    }
+}
+
+
+add_block_preprocessor(sub {
+    my ($block) = @_;
+
+    spread($block);
+
+    my $http = $block->http_config // '';
+    my $zone = $http =~ /\bzone=z:/ ? '' : 'idempotency_zone zone=z:16m;';
+
+    # not of the server that goes on, if anything but this is another's
+    my $mark = defined $block->must_die ? $block->name : configuration($block);
+    $mark =~ s/^/# /mg;
+
+    $block->set_value(main_config =>
+        Idempotency::load_module() . ($block->main_config // ''));
+    $block->set_value(config => "$mark\n" . ($block->config // ''));
+    $block->set_value(post_setup_server_root =>
+        'Test::Nginx::Idempotency::starts();'
+        . ($block->post_setup_server_root // ''));
+    $block->set_value(http_config => <<"EOC" . $http);
+    upstream backend { server $ENV{TEST_NGINX_BACKEND}; }
+    log_format idempotency '\$idempotency_status \$uri';
+    access_log $access_log idempotency;
+    $zone
+EOC
+});
+
+
+sub starts { $from = -s $error_log // 0 }
+
+
+# The statuses of the requests that ended since then. A reload asks for /ver.
+
+sub statuses {
+    my ($at) = @_;
+
+    return map { /^(\S+)/ ? $1 : '-' } grep { !m{ /ver$} }
+           lines_of($access_log, $at);
+}
+
+
+# Waits for what the block's error_log names, and has it judged once.
+
+sub check_log {
+    my ($block, $dry_run, $i) = @_;
+
+    my @wanted = patterns(scalar $block->error_log);
+
+    until_true {
+        my @lines = lines_of($error_log, $from);
+        !grep { my $p = $_; !grep { matches($_, $p) } @lines } @wanted;
+    } timeout();
+
+    $Test::Nginx::Util::ErrLogFilePos = $from;
+    &Test::Nginx::Socket::check_error_log($block, undef, $dry_run, $i, 0);
+    $from = -s $error_log // 0;
+}
+
+
+# One line that nobody may log is a failure, however many there are.
+
+sub check_alerts {
+    my ($name, @allowed) = @_;
+
+    my @bad = grep { /$Idempotency::bad/ } lines_of($error_log, $checked);
+    $checked = -s $error_log // 0;
+
+    for my $pattern (@allowed) {
+        @bad = grep { !matches($_, $pattern) } @bad;
+    }
+
+    if (@bad) {
+        fail("$name - nothing bad in the error log");
+        diag(@bad > 20 ? @bad[0 .. 19] : @bad);
+    }
+}
+
+
+my $send = $Test::Nginx::Util::RunTestHelper;
+
+$Test::Nginx::Util::RunTestHelper = sub {
+    my ($block, $dry_run, $i) = @_;
+
+    my $at = -s $access_log // 0;
+    my $executed = executions();
+    my %later = map { $_ => scalar $block->$_ } qw(error_log no_error_log);
+
+    $Test::Nginx::Util::ErrLogFilePos = $from;
+    $block->set_value($_ => undef) for keys %later;
+    $send->($block, $dry_run, $i);
+    $block->set_value($_ => $later{$_}) for keys %later;
+
+    return if $dry_run;
+
+    # a request is logged at its very end
+    if (defined $block->idempotency_status || defined $block->no_error_log) {
+        my $n = $block->requests;
+        until_true { statuses($at) >= $n } timeout();
+
+        my @words = split ' ', $block->idempotency_status // '';
+        @words = (@words) x $n if @words == 1;
+
+        is(join(' ', statuses($at)), "@words",
+           $block->name . ' - idempotency status ok') if @words;
+    }
+
+    is(executions() - $executed, $block->executions,
+       $block->name . ' - executions ok') if defined $block->executions;
+
+    check_log($block, $dry_run, $i);
+};
+
+$Test::Nginx::Util::CheckErrorLog = sub {
+    my ($block, $res, $dry_run, $i) = @_;
+
+    check_log($block, $dry_run, $i);
+};
+
+add_test_cleanup_handler(sub {
+    my ($block) = @_;
+
+    check_alerts($block->name, patterns(scalar $block->error_log),
+                 defined $block->must_die ? '[emerg]' : ());
+});
+
+
+{
+    no warnings 'redefine';
+
+    # a block that can't go on ends its file, and not all the others
+    *Test::More::BAIL_OUT = sub {
+        diag(lines_of($error_log, $from));
+        die "@_\n";
+    };
+
+    # what can't be evaluated is no value, and a file's functions are its own
+    *Test::Base::Filter::eval = sub {
+        my @value = eval "package main; $_[1]";
+        die $_[0]->current_block->name . ": $@" if $@;
+        return @value;
+    };
+
+    # whoever is given the one port can't do with an address in front of it
+    my $reloaded = \&Test::Nginx::Util::test_config_version;
+    *Test::Nginx::Util::test_config_version = sub ($$) {
+        local $Test::Nginx::Util::ServerPort = server_port_for_client();
+        $reloaded->(@_);
+    };
+
+    # in any order, but blocks with one configuration together
+    *Test::Nginx::Util::shuffle = sub (@) {
+        my (%turn, $n);
+        my @shuffled = List::Util::shuffle(@_);
+        $turn{configuration($_)} //= ++$n for @shuffled;
+        return sort { $turn{configuration($a)} <=> $turn{configuration($b)} }
+               @shuffled;
+    };
+
+    *run_tests = sub () {
+        my $above;
+
+        for my $block (blocks()) {
+            if (defined $block->config) {
+                $above = $block;
+
+            } else {
+                $block->set_value($_ => scalar $above->$_)
+                    for qw(main_config http_config config post_main_config
+                           user_files log_level server_name);
+            }
+        }
+
+        Test::Nginx::Util::run_tests();
+
+        if (-f $Test::Nginx::Util::PidFile) {
+            Test::Nginx::Util::kill_process(
+                Test::Nginx::Util::get_pid_from_pidfile($0), 1, $0);
+        }
+
+        check_alerts($0);
+    };
+}
+
+
+1;
