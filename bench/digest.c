@@ -480,7 +480,7 @@ all_told(ngx_uint_t kind, ngx_str_t *body)
 
     if (kind == MULTIPART) {
         m = ngx_idempotency_multipart_create(pool, &c, &boundary);
-        ngx_idempotency_multipart_find(m, f);
+        ngx_idempotency_multipart_fields(m, f);
     }
 
     p = body->data;

@@ -134,7 +134,7 @@ feed(ngx_idempotency_canon_t *c, const uint8_t *data, size_t size,
     m = ngx_idempotency_multipart_create(pieces, c, &boundary);
     f = ngx_idempotency_fields_create(pieces, NGX_IDEMPOTENCY_CANON_MULTIPART,
                                       &name, 1, size + 1);
-    ngx_idempotency_multipart_find(m, f);
+    ngx_idempotency_multipart_fields(m, f);
 
     for ( /* void */ ; size; size -= n, data += n) {
         n = random ? 1 + fuzz_below(random, 20) : size;

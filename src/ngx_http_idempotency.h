@@ -367,7 +367,6 @@ ngx_table_elt_t *ngx_http_idempotency_header_next(
 
 ngx_int_t ngx_http_idempotency_read_body(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-void ngx_http_idempotency_find_dav(ngx_conf_t *cf);
 void ngx_http_idempotency_digest_arriving(ngx_http_request_t *r,
     ngx_chain_t *in);
 
@@ -381,7 +380,7 @@ ngx_int_t ngx_http_idempotency_whole_body(ngx_http_request_t *r, size_t limit,
 
 /* request/field.c */
 
-ngx_int_t ngx_http_idempotency_find_fields(ngx_conf_t *cf);
+ngx_int_t ngx_http_idempotency_init_fields(ngx_conf_t *cf);
 ngx_uint_t ngx_http_idempotency_has_fields(ngx_conf_t *cf);
 ngx_int_t ngx_http_idempotency_look_for_fields(ngx_http_request_t *r,
     ngx_http_idempotency_loc_conf_t *conf, ngx_idempotency_fields_t **fields,
@@ -472,8 +471,6 @@ void ngx_http_idempotency_capture_header(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 void ngx_http_idempotency_capture_body(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_chain_t *in);
-
-void ngx_http_idempotency_find_slice(ngx_conf_t *cf);
 
 /* request/subrequest.c */
 

@@ -225,6 +225,21 @@ ngx_http_idempotency_check_zones(ngx_conf_t *cf)
 }
 
 
+ngx_module_t *
+ngx_http_idempotency_find_module(ngx_conf_t *cf, char *name)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; cf->cycle->modules[i]; i++) {
+        if (ngx_strcmp(cf->cycle->modules[i]->name, name) == 0) {
+            return cf->cycle->modules[i];
+        }
+    }
+
+    return NULL;
+}
+
+
 char *
 ngx_http_idempotency_set_methods(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf)

@@ -37,6 +37,9 @@ typedef struct {
        variables' indices, in the same order */
     ngx_array_t                    fields;
     ngx_array_t                    field_indices;
+    /* nginx may be built without them */
+    ngx_module_t                  *dav;
+    ngx_module_t                  *slice;
 } ngx_http_idempotency_main_conf_t;
 
 
@@ -45,6 +48,7 @@ char *ngx_http_idempotency_set_zone(ngx_conf_t *cf, ngx_command_t *cmd,
 char *ngx_http_idempotency_set(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 ngx_int_t ngx_http_idempotency_check_zones(ngx_conf_t *cf);
+ngx_module_t *ngx_http_idempotency_find_module(ngx_conf_t *cf, char *name);
 char *ngx_http_idempotency_set_methods(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 char *ngx_http_idempotency_set_normalize(ngx_conf_t *cf, ngx_command_t *cmd,

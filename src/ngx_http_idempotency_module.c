@@ -457,12 +457,13 @@ ngx_http_idempotency_init(ngx_conf_t *cf)
         return NGX_OK;
     }
 
-    if (ngx_http_idempotency_find_fields(cf) != NGX_OK) {
+    if (ngx_http_idempotency_init_fields(cf) != NGX_OK) {
         return NGX_ERROR;
     }
 
-    ngx_http_idempotency_find_dav(cf);
-    ngx_http_idempotency_find_slice(cf);
+    imcf->dav = ngx_http_idempotency_find_module(cf, "ngx_http_dav_module");
+    imcf->slice = ngx_http_idempotency_find_module(cf,
+                                              "ngx_http_slice_filter_module");
 
     ngx_http_idempotency_warn_upstreams(cf, &imcf->locations);
 

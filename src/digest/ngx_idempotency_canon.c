@@ -13,8 +13,8 @@ static ngx_int_t pointer_tokens(ngx_idempotency_path_t *path,
 static int ngx_libc_cdecl path_cmp(const void *one, const void *two);
 static ngx_uint_t text_encoding(u_char *start, u_char *end);
 static ngx_uint_t boundary_is_valid(ngx_str_t *boundary);
-static ngx_uint_t begins(ngx_str_t *s, char *lower);
-static ngx_uint_t is_lower(ngx_str_t *s, char *lower);
+static ngx_uint_t canon_begins(ngx_str_t *s, char *text);
+static ngx_uint_t canon_equal(ngx_str_t *s, char *text);
 
 
 ngx_int_t
@@ -226,20 +226,20 @@ ngx_idempotency_canon_kind(ngx_str_t *content_type, ngx_uint_t flags,
 
     type = ngx_idempotency_trim(content_type->data, p);
 
-    if (is_lower(&type, "application/x-www-form-urlencoded")) {
+    if (canon_equal(&type, "application/x-www-form-urlencoded")) {
         return flags & NGX_IDEMPOTENCY_CANON_FORM;
     }
 
-    if (is_lower(&type, "application/json")) {
+    if (canon_equal(&type, "application/json")) {
         return flags & NGX_IDEMPOTENCY_CANON_JSON;
     }
 
-    if (is_lower(&type, "text/plain")) {
+    if (canon_equal(&type, "text/plain")) {
         kind = flags & NGX_IDEMPOTENCY_CANON_TEXT;
         return text_encoding(p, end) ? kind : 0;
     }
 
-    if (!is_lower(&type, "multipart/form-data")) {
+    if (!canon_equal(&type, "multipart/form-data")) {
 
         /* a structured syntax suffix, on any type that has a subtype */
 
@@ -249,7 +249,7 @@ ngx_idempotency_canon_kind(ngx_str_t *content_type, ngx_uint_t flags,
             suffix.data = type.data + type.len - 5;
             suffix.len = 5;
 
-            if (!is_lower(&suffix, "+json")) {
+            if (!canon_equal(&suffix, "+json")) {
                 return 0;
             }
 
@@ -269,7 +269,7 @@ ngx_idempotency_canon_kind(ngx_str_t *content_type, ngx_uint_t flags,
            == NGX_OK)
     {
 
-        if (!is_lower(&name, "boundary")) {
+        if (!canon_equal(&name, "boundary")) {
             continue;
         }
 
@@ -311,7 +311,7 @@ ngx_idempotency_fields_kind(ngx_str_t *content_type, ngx_uint_t *kind,
 
     type = ngx_idempotency_trim(content_type->data, p ? p : end);
 
-    return is_lower(&type, "multipart/form-data") ? NGX_DECLINED : NGX_OK;
+    return canon_equal(&type, "multipart/form-data") ? NGX_DECLINED : NGX_OK;
 }
 
 
@@ -330,10 +330,10 @@ text_encoding(u_char *pos, u_char *end)
            == NGX_OK)
     {
 
-        if (is_lower(&name, "charset")
-            && (begins(&value, "utf") || begins(&value, "ucs")
-                || begins(&value, "iso-10646"))
-            && !is_lower(&value, "utf-8") && !is_lower(&value, "utf8"))
+        if (canon_equal(&name, "charset")
+            && (canon_begins(&value, "utf") || canon_begins(&value, "ucs")
+                || canon_begins(&value, "iso-10646"))
+            && !canon_equal(&value, "utf-8") && !canon_equal(&value, "utf8"))
         {
             return 0;
         }
@@ -441,20 +441,22 @@ ngx_idempotency_parameter(u_char **pos, u_char *end, ngx_str_t *name,
 }
 
 
+/* in these two capital and small letters are the same */
+
 static ngx_uint_t
-begins(ngx_str_t *s, char *lower)
+canon_begins(ngx_str_t *s, char *text)
 {
     size_t  len;
 
-    len = ngx_strlen(lower);
+    len = ngx_strlen(text);
 
     return s->len >= len
-           && ngx_strncasecmp(s->data, (u_char *) lower, len) == 0;
+           && ngx_strncasecmp(s->data, (u_char *) text, len) == 0;
 }
 
 
 static ngx_uint_t
-is_lower(ngx_str_t *s, char *lower)
+canon_equal(ngx_str_t *s, char *text)
 {
-    return s->len == ngx_strlen(lower) && begins(s, lower);
+    return s->len == ngx_strlen(text) && canon_begins(s, text);
 }

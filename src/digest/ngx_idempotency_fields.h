@@ -80,7 +80,7 @@ ngx_int_t ngx_idempotency_fields_kind(ngx_str_t *content_type,
  * other byte.  The first field of a name counts.  A value longer than max is
  * not read.
  *
- * MULTIPART is not fed here: see ngx_idempotency_multipart_find().
+ * MULTIPART is not fed here: see ngx_idempotency_multipart_fields().
  *
  * feed: NGX_DONE: there is nothing more to be found; NGX_ERROR: no memory.
  * value: NGX_DECLINED: there is none; NGX_IDEMPOTENCY_UNREADABLE.
@@ -101,7 +101,7 @@ ngx_int_t ngx_idempotency_fields_value(ngx_idempotency_fields_t *f,
  * by multipart_final(), which may be called without a digest.
  */
 
-void ngx_idempotency_multipart_find(ngx_idempotency_multipart_t *m,
+void ngx_idempotency_multipart_fields(ngx_idempotency_multipart_t *m,
     ngx_idempotency_fields_t *f);
 
 

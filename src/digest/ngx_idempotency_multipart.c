@@ -113,7 +113,7 @@ ngx_idempotency_multipart_create(ngx_pool_t *pool, ngx_idempotency_canon_t *c,
 
 
 void
-ngx_idempotency_multipart_find(ngx_idempotency_multipart_t *m,
+ngx_idempotency_multipart_fields(ngx_idempotency_multipart_t *m,
     ngx_idempotency_fields_t *f)
 {
     m->fields = f;

@@ -11,7 +11,7 @@
  */
 
 
-#include "ngx_http_idempotency.h"
+#include "ngx_http_idempotency_conf.h"
 
 
 static void body_put(ngx_http_request_t *r);
@@ -35,8 +35,6 @@ static ngx_int_t body_copy(void *data, u_char *p, size_t len);
 static ngx_int_t body_read(ngx_buf_t *b, u_char *p, size_t n, off_t offset);
 static off_t body_size(ngx_http_request_t *r);
 
-
-static ngx_module_t  *body_dav;
 
 static ngx_str_t  body_coding = ngx_string("content_encoding");
 
@@ -111,13 +109,16 @@ ngx_http_idempotency_read_body(ngx_http_request_t *r,
 static void
 body_put(ngx_http_request_t *r)
 {
-    ngx_uint_t  *methods;
+    ngx_uint_t                        *methods;
+    ngx_http_idempotency_main_conf_t  *imcf;
 
-    if (body_dav == NULL) {
+    imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
+
+    if (imcf->dav == NULL) {
         return;
     }
 
-    methods = ngx_http_get_module_loc_conf(r, (*body_dav));
+    methods = ngx_http_get_module_loc_conf(r, (*imcf->dav));
 
     if (*methods & NGX_HTTP_PUT) {
         r->request_body_in_file_only = 1;
@@ -125,23 +126,6 @@ body_put(ngx_http_request_t *r)
         r->request_body_in_clean_file = 1;
         r->request_body_file_group_access = 1;
         r->request_body_file_log_level = 0;
-    }
-}
-
-
-void
-ngx_http_idempotency_find_dav(ngx_conf_t *cf)
-{
-    ngx_uint_t  i;
-
-    body_dav = NULL;
-
-    for (i = 0; cf->cycle->modules[i]; i++) {
-        if (ngx_strcmp(cf->cycle->modules[i]->name, "ngx_http_dav_module")
-            == 0)
-        {
-            body_dav = cf->cycle->modules[i];
-        }
     }
 }
 
@@ -200,7 +184,7 @@ body_begin(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         }
 
         if (body->fields) {
-            ngx_idempotency_multipart_find(body->multipart, body->fields);
+            ngx_idempotency_multipart_fields(body->multipart, body->fields);
         }
     }
 

@@ -6,6 +6,7 @@
  */
 
 
+#include "ngx_http_idempotency_conf.h"
 #include "ngx_http_idempotency_response.h"
 
 
@@ -38,29 +39,6 @@ static void capture_check_whole(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_uint_t last);
 static void capture_check_size(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-
-
-/* nginx may be built without it */
-
-static ngx_module_t  *capture_slice;
-
-
-void
-ngx_http_idempotency_find_slice(ngx_conf_t *cf)
-{
-    ngx_uint_t  i;
-
-    capture_slice = NULL;
-
-    for (i = 0; cf->cycle->modules[i]; i++) {
-        if (ngx_strcmp(cf->cycle->modules[i]->name,
-                       "ngx_http_slice_filter_module")
-            == 0)
-        {
-            capture_slice = cf->cycle->modules[i];
-        }
-    }
-}
 
 
 /*
@@ -577,5 +555,9 @@ capture_grpc_status(ngx_list_t *headers)
 static ngx_uint_t
 capture_sliced(ngx_http_request_t *r)
 {
-    return capture_slice && r->ctx[capture_slice->ctx_index];
+    ngx_http_idempotency_main_conf_t  *imcf;
+
+    imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
+
+    return imcf->slice && r->ctx[imcf->slice->ctx_index];
 }

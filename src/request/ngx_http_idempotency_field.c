@@ -46,7 +46,7 @@ static ngx_int_t field_feed(void *data, u_char *p, size_t len);
 /* for the configuration: all variables that it names are known by now */
 
 ngx_int_t
-ngx_http_idempotency_find_fields(ngx_conf_t *cf)
+ngx_http_idempotency_init_fields(ngx_conf_t *cf)
 {
     ngx_str_t                         *name;
     ngx_uint_t                         i, *index;
@@ -413,7 +413,7 @@ field_scan(ngx_http_request_t *r, ngx_str_t *names, ngx_uint_t nnames,
             return NGX_ERROR;
         }
 
-        ngx_idempotency_multipart_find(scan.multipart, scan.fields);
+        ngx_idempotency_multipart_fields(scan.multipart, scan.fields);
     }
 
     if (ngx_http_idempotency_each_piece(r, limit, field_feed, &scan)

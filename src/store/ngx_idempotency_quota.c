@@ -46,7 +46,7 @@ ngx_idempotency_quota_check(ngx_idempotency_shm_t *shm,
     if (ngx_idempotency_record_expire(shm, op->now, NGX_IDEMPOTENCY_SHM_FREE)
         == NGX_IDEMPOTENCY_SHM_FREE)
     {
-        return NGX_IDEMPOTENCY_CHANGED;
+        return NGX_IDEMPOTENCY_UNFINISHED;
     }
 
     quota_expire(shm, op);

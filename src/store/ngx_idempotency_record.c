@@ -140,10 +140,10 @@ record_insert_value(ngx_rbtree_node_t *temp, ngx_rbtree_node_t *node,
 }
 
 
-/* the record bound to the token now; one whose time is over is no more */
+/* the record bound to the token now; one whose time is over is freed here */
 
 ngx_idempotency_record_t *
-ngx_idempotency_record_find(ngx_idempotency_shm_t *shm, u_char *token,
+ngx_idempotency_record_current(ngx_idempotency_shm_t *shm, u_char *token,
     ngx_msec_t now)
 {
     ngx_int_t                  rc;
@@ -459,7 +459,7 @@ ngx_idempotency_record_leave(ngx_idempotency_shm_t *shm,
 
 
 ngx_idempotency_record_t *
-ngx_idempotency_record_find_left(ngx_idempotency_shm_t *shm,
+ngx_idempotency_record_left(ngx_idempotency_shm_t *shm,
     ngx_idempotency_op_t *op)
 {
     u_char  token[NGX_IDEMPOTENCY_DIGEST_LEN];
@@ -467,7 +467,7 @@ ngx_idempotency_record_find_left(ngx_idempotency_shm_t *shm,
     ngx_memcpy(token, op->token, NGX_IDEMPOTENCY_DIGEST_LEN);
     record_left_token(token, op->waited);
 
-    return ngx_idempotency_record_find(shm, token, op->now);
+    return ngx_idempotency_record_current(shm, token, op->now);
 }
 
 
@@ -547,7 +547,7 @@ ngx_idempotency_record_expired(ngx_idempotency_record_t *rec, ngx_msec_t now)
  * for; but a single response may claim no more than an eighth of the zone
  * for itself.  So nothing is claimed whose response could not be kept, unless
  * those under way at the same time are larger than what is left together.
- * CHANGED: some room was made, and more is to be.
+ * UNFINISHED: some room was made, and more is to be.
  */
 
 static ngx_idempotency_result_e
@@ -568,7 +568,7 @@ record_make_room(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
     for (n = 0; shpool->pfree < pages; n++) {
 
         if (n == NGX_IDEMPOTENCY_SHM_FREE) {
-            return NGX_IDEMPOTENCY_CHANGED;
+            return NGX_IDEMPOTENCY_UNFINISHED;
         }
 
         if (!ngx_idempotency_record_free_some(shm, op->now)) {

@@ -141,7 +141,7 @@ shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
 
         /* more had to be freed than may be while the lock is held once */
 
-        rc = (op->result == NGX_IDEMPOTENCY_CHANGED)
+        rc = (op->result == NGX_IDEMPOTENCY_UNFINISHED)
                  ? NGX_DECLINED : shm_read(shm, op, &cur);
 
     } while (rc == NGX_DECLINED);
@@ -162,7 +162,7 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
 
         /* what it waited for has left a response to those who did */
 
-        rec = ngx_idempotency_record_find_left(shm, op);
+        rec = ngx_idempotency_record_left(shm, op);
 
         if (rec && rec->size) {
             op->left = 1;
@@ -173,7 +173,7 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
         }
     }
 
-    rec = ngx_idempotency_record_find(shm, op->token, op->now);
+    rec = ngx_idempotency_record_current(shm, op->token, op->now);
 
     if (rec == NULL) {
         op->result = ngx_idempotency_record_create(shm, op);
@@ -437,7 +437,7 @@ shm_find(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
         return NGX_OK;
     }
 
-    rec = ngx_idempotency_record_find(shm, op->token, op->now);
+    rec = ngx_idempotency_record_current(shm, op->token, op->now);
 
     if (rec) {
         shm_describe(rec, op);
@@ -470,7 +470,7 @@ shm_forget(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
         return NGX_OK;
     }
 
-    rec = ngx_idempotency_record_find(shm, op->token, op->now);
+    rec = ngx_idempotency_record_current(shm, op->token, op->now);
 
     if (rec && op->fence && op->fence != rec->fence) {
         rec = NULL;
@@ -513,7 +513,7 @@ shm_own(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
 {
     ngx_idempotency_record_t  *rec;
 
-    rec = ngx_idempotency_record_find(shm, op->token, op->now);
+    rec = ngx_idempotency_record_current(shm, op->token, op->now);
 
     if (rec == NULL || rec->fence != op->fence) {
         op->result = NGX_IDEMPOTENCY_STALE;
@@ -648,8 +648,10 @@ shm_read(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
             return NGX_DECLINED;
         }
 
-        rec = op->left ? ngx_idempotency_record_find_left(shm, op)
-                       : ngx_idempotency_record_find(shm, op->token, op->now);
+        rec = op->left
+              ? ngx_idempotency_record_left(shm, op)
+              : ngx_idempotency_record_current(shm, op->token, op->now);
+
         gone = (rec == NULL || rec->fence != op->fence || rec->size == 0);
 
         if (!gone) {

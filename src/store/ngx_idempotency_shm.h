@@ -178,7 +178,7 @@ void ngx_idempotency_shm_woken(uint64_t *key);
 
 ngx_int_t ngx_idempotency_records_init(ngx_idempotency_shm_sh_t *sh,
     ngx_slab_pool_t *shpool);
-ngx_idempotency_record_t *ngx_idempotency_record_find(
+ngx_idempotency_record_t *ngx_idempotency_record_current(
     ngx_idempotency_shm_t *shm, u_char *token, ngx_msec_t now);
 ngx_idempotency_result_e ngx_idempotency_record_create(
     ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op);
@@ -192,7 +192,7 @@ void ngx_idempotency_record_publish(ngx_idempotency_shm_t *shm,
     ngx_uint_t status, ngx_msec_t now);
 void ngx_idempotency_record_leave(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_uint_t status, ngx_msec_t now);
-ngx_idempotency_record_t *ngx_idempotency_record_find_left(
+ngx_idempotency_record_t *ngx_idempotency_record_left(
     ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op);
 void ngx_idempotency_record_remove(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);

@@ -39,6 +39,7 @@ typedef enum {
     NGX_IDEMPOTENCY_BOUND,         /* claim, find: see op->outcome */
     NGX_IDEMPOTENCY_CONFLICT,      /* claim: bound to something else */
     NGX_IDEMPOTENCY_CHANGED,       /* a claim that waited may be tried again */
+    NGX_IDEMPOTENCY_UNFINISHED,    /* within an engine: there is more to free */
     NGX_IDEMPOTENCY_ABSENT,        /* find, forget: no such token */
     NGX_IDEMPOTENCY_STALE,         /* complete, release: an old fence */
     NGX_IDEMPOTENCY_TRIMMED,       /* complete: without its response, for

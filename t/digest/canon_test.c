@@ -460,7 +460,7 @@ memory_runs_out_for_a_field(void)
                 m = ngx_idempotency_multipart_create(pool, NULL, &boundary);
 
                 if (m) {
-                    ngx_idempotency_multipart_find(m, f);
+                    ngx_idempotency_multipart_fields(m, f);
                     (void) ngx_idempotency_multipart_feed(m, body.data,
                                                           body.len);
                     rc = f->no_memory ? NGX_ERROR : NGX_OK;

@@ -251,7 +251,7 @@ find(ngx_uint_t kind, ngx_str_t *boundary, ngx_str_t *name, ngx_str_t *data,
     } else {
         m = ngx_idempotency_multipart_create(pool, size & 1 ? &c : NULL,
                                              boundary);
-        ngx_idempotency_multipart_find(m, f);
+        ngx_idempotency_multipart_fields(m, f);
         ngx_idempotency_digest_init(&d, 'B');
         (void) multipart(m, data, size, &d);
     }
