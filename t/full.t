@@ -1,7 +1,8 @@
 #!/usr/bin/perl
 
-# A zone that is full: nothing is executed whose outcome could not be kept,
-# nothing kept is lost, and what has expired makes room by itself.
+# docs/guarantees.md, "What happens if", a full zone: nothing is executed whose
+# outcome could not be kept, nothing kept is lost, and what has expired makes
+# room by itself.
 
 use FindBin;
 use lib "$FindBin::Bin/lib";
@@ -10,39 +11,41 @@ use Stress;
 
 use Time::HiRes qw(time sleep);
 
-my $n;
+my ($n, $c);
 
 sub start_nginx {
-    my ($zone, $server, %o) = @_;
+    my ($zone, $window) = @_;
 
-    $n = nginx(zone => 0, http => <<"EOC" . crowd(<<"EOC2"), %o);
-    idempotency_zone $zone;
+    $n->stop if $n;
+    undef $c;
+    $n = nginx(zone => 0, http => "idempotency_zone zone=z:$zone;",
+               server => <<'EOC' . "idempotency_window $window;");
+    idempotency zone=z;
     idempotency_max_response 16k;
     keepalive_requests 100000;
-EOC
-    idempotency zone=z;
-    $server
-    location / { proxy_pass http://\$TEST_NGINX_BACKEND; }
+    add_header X-Status $idempotency_status always;
+
+    location / { proxy_pass http://$TEST_NGINX_BACKEND; }
     location /pass { idempotency_unavailable pass;
-                     proxy_pass http://\$TEST_NGINX_BACKEND; }
+                     proxy_pass http://$TEST_NGINX_BACKEND; }
     location /code { idempotency_status unavailable=429;
-                     proxy_pass http://\$TEST_NGINX_BACKEND; }
+                     proxy_pass http://$TEST_NGINX_BACKEND; }
     location /dry { idempotency_dry_run on;
-                    proxy_pass http://\$TEST_NGINX_BACKEND; }
-EOC2
+                    proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /long { idempotency_window 1d;
+                     proxy_pass http://$TEST_NGINX_BACKEND; }
+EOC
 }
 
 
 # One connection for all: there are many.
 
-my $c;
-
 sub one {
-    my ($key, $uri, %o) = @_;
+    my ($key, $uri, $body) = @_;
 
     $c = $n->connect if !$c || $c->{eof};
 
-    return ask($c, 'POST', $uri, key => $key, body => 'b', %o)->response;
+    return ask($c, 'POST', $uri, key => $key, body => $body // 'b')->response;
 }
 
 
@@ -51,137 +54,104 @@ sub one {
 sub fill {
     my ($prefix, $uri) = @_;
 
-    for (my $i = 0; $i < 20000; $i++) {
+    for (my $i = 0; ; $i++) {
         my $r = one("$prefix$i", $uri);
 
-        return ($i, $r) if status_of($r) ne '200 NEW';
+        return ($i, $r) if status_of($r) ne '200 NEW' || $i == 20000;
     }
-
-    return (20000, undef);
 }
 
 
 # --- what a full zone says and does -----------------------------------------
 
-{
-    start_nginx('zone=z:256k', '');
+start_nginx('256k', '1d');
 
-    my $uri = '/x?id=full&size=3000';
-    my ($taken, $r) = fill('full', $uri);
+my $uri = '/x?id=full&size=3000';
+my ($taken, $r) = fill('full', $uri);
 
-    cmp_ok($taken, '>', 20, 'a zone of 256k takes some');
-    is(status_of($r), '503 UNAVAILABLE', '... and refuses one more');
-    is(problem($r), 'unavailable', '... its problem');
+cmp_ok($taken, '>', 20, 'a zone of 256k takes some');
+is(status_of($r) . ' ' . problem($r), '503 UNAVAILABLE unavailable',
+   '... and refuses one more');
 
-    # a crowd is told so many times that it does not come back at once
-    my %after = map { (one('more', $uri)->header('Retry-After') => 1) } 1 .. 60;
-    is(join(' ', grep { !/^(?:[5-9]|1[0-5])$/ } keys %after), '',
-       '... when to come back: in 5 to 15 seconds');
-    cmp_ok(keys %after, '>', 3, '... not all at once');
-    is(executions('full'), $taken, '... nothing was executed that was not taken');
-    like($n->log, qr/\[error\].*idempotency: refused with status 503, unavailable/,
-         '... it is logged');
+# a crowd is told so many times that it does not come back at once
+my %after = map { (one('more', $uri)->header('Retry-After') => 1) } 1 .. 60;
+is(join(' ', grep { !/^(?:[5-9]|1[0-5])$/ } keys %after), '',
+   '... when to come back: in 5 to 15 seconds');
+cmp_ok(keys %after, '>', 3, '... not all at once');
+is(executions('full'), $taken, '... nothing was executed that was not taken');
+like($n->log, qr/\[error\].*idempotency: refused with status 503, unavailable/,
+     '... it is logged');
 
-    for my $i (0 .. $taken - 1) {
-        my $r = one("full$i", $uri);
-        my $exec = $i + 1;
+my @lost = grep {
+    my $r = one("full$_", $uri);
+    status_of($r) ne '200 REPLAYED' || $r->{body} ne pattern(3000, $_ + 1);
+} 0 .. $taken - 1;
 
-        next if status_of($r) eq '200 REPLAYED'
-                && $r->{body} eq pattern(3000, $exec);
+is("@lost", '', '... what it knows is replayed, all of it');
+is(executions('full'), $taken, '... and not executed');
+is(status_of(one('full0', $uri, 'other')), '409 CONFLICT', '... and bound');
 
-        fail("... number $i is replayed");
-        diag(status_of($r));
-        last;
-    }
+is(status_of(one('more', '/code')), '429 UNAVAILABLE',
+   'idempotency_status unavailable');
+is(status_of(one('more', '/dry?id=dry')), '200 UNAVAILABLE_DRY_RUN',
+   'a dry run passes');
+is(executions('dry'), 1, '... executed');
 
-    is(executions('full'), $taken, '... what it knows is replayed, all of it');
-    is(status_of(one('full0', $uri, body => 'other')), '409 CONFLICT',
-       '... and bound');
+is(status_of(one('passes', '/pass?id=passes')), '200 UNAVAILABLE',
+   "idempotency_unavailable pass passes, $_") for 1, 2;
+is(executions('passes'), 2, '... unprotected');
+like($n->log, qr/\[error\].*idempotency: passed unprotected.*zone: "z"/,
+     '... and it is logged');
 
-    is(status_of(one('more', '/code?id=full&size=3000')), '429 UNAVAILABLE',
-       'idempotency_status unavailable');
-    is(status_of(one('more', '/dry?id=dry')), '200 UNAVAILABLE_DRY_RUN',
-       'a dry run passes');
-    is(executions('dry'), 1, '... executed');
-
-    my $seen = length $n->log;
-    is(status_of(one('passes', '/pass?id=passes')), '200 UNAVAILABLE',
-       'idempotency_unavailable pass');
-    is(status_of(one('passes', '/pass?id=passes')), '200 UNAVAILABLE',
-       '... passes unprotected');
-    is(executions('passes'), 2, '... each time');
-    like(substr($n->log, $seen),
-         qr/\[error\].*idempotency: passed unprotected.*zone: "z"/,
-         '... and it is logged');
-
-    # what needs no memory still works
-    is($n->get('/x?id=get')->{status}, 200, 'a GET is not concerned');
-    is($n->post('/x?id=nokey')->{status}, 200, '... nor what has no key');
-
-    $n->stop;
-    undef $c;
-}
+# what needs no memory still works
+is($n->get('/x?id=get')->{status}, 200, 'a GET is not concerned');
+is($n->post('/x?id=nokey')->{status}, 200, '... nor what has no key');
 
 
 # A pending one keeps its place: what was let in can be recorded.
 
-{
-    start_nginx('zone=z:256k', '');
+start_nginx('256k', '1d');
 
-    my $own = $n->start('POST', '/x?id=held&size=15000&gate=1', key => 'held',
-                        body => 'b');
-    held('held');
-
-    my ($taken) = fill('hold', '/x?id=hold&size=15000');
-    cmp_ok($taken, '>', 3, 'full while one is pending');
-    go('held');
-    is(status_of($own->response), '200 NEW', '... which ends');
-
-    my $r = one('held', '/x?id=held&size=15000&gate=1');
-    is(status_of($r), '200 REPLAYED', '... and is recorded');
-    ok($r->{body} eq pattern(15000, 1), '... all of it');
-    $own->close;
-    $n->stop;
-    undef $c;
-}
+my $held = '/x?id=held&size=15000&gate=1';
+my $own = $n->start('POST', $held, key => 'held', body => 'b');
+held('held');
+cmp_ok((fill('hold', '/x?id=hold&size=15000'))[0], '>', 3,
+       'full while one is pending');
+go('held');
+is(status_of($own->response), '200 NEW', '... which ends');
+$r = one('held', $held);
+is(status_of($r), '200 REPLAYED', '... and is recorded');
+ok($r->{body} eq pattern(15000, 1), '... all of it');
+$own->close;
 
 
 # --- evict=responses --------------------------------------------------------
 
-{
-    start_nginx('zone=z:256k evict=responses', '');
+start_nginx('256k evict=responses', '1d');
 
-    my $uri = '/x?id=evict&size=3000';
-    my $count = 150;
-    my @new = grep { status_of(one("evict$_", $uri)) eq '200 NEW' } 1 .. $count;
+$uri = '/x?id=evict&size=3000';
+is(scalar(grep { status_of(one("evict$_", $uri)) eq '200 NEW' } 1 .. 150), 150,
+   'evict=responses: more than there is room for');
 
-    is(scalar @new, $count, 'evict=responses: more than there is room for');
+my @is = map { status_of($r = one("evict$_", $uri)) } reverse 1 .. 150;
+my $kept = grep { $_ eq '200 REPLAYED' } @is;
 
-    my @r = map { one("evict$_", $uri) } 1 .. $count;
-    my @is = map { status_of($_) } @r;
-    my $kept = grep { $_ eq '200 REPLAYED' } @is;
+cmp_ok($kept, '>', 10, '... some are replayed');
+is_deeply(\@is, [ ('200 REPLAYED') x $kept, ('409 NOT_KEPT') x (150 - $kept) ],
+          '... the oldest are not kept');
+is(problem($r), 'not_kept', '... they say so');
+like($r->{body}, qr/\b200\b/, '... and name the status');
+is(executions('evict'), 150, '... but all stay bound');
+is(status_of(one('evict1', $uri, 'other')), '409 CONFLICT',
+   '... to what they are');
 
-    cmp_ok($kept, '>', 10, '... some are replayed');
-    is_deeply(\@is, [ ('409 NOT_KEPT') x ($count - $kept),
-                      ('200 REPLAYED') x $kept ],
-              '... the oldest are not kept') or diag("@is");
-    is(problem($r[0]), 'not_kept', '... they say so');
-    like($r[0]{body}, qr/\b200\b/, '... and name the status');
-    is(executions('evict'), $count, '... but all stay bound');
-    is(status_of(one('evict1', $uri, body => 'other')), '409 CONFLICT',
-       '... to what they are');
-
-    # tokens go on being taken, up to where not even they have room
-    my ($taken, $r) = fill('small', '/x?id=small');
-    cmp_ok($taken, '>', 50, '... tokens alone have room');
-    is(status_of($r), '503 UNAVAILABLE', '... up to a point');
-    is(status_of(one('evict1', $uri)), '409 NOT_KEPT',
-       '... and none is forgotten');
-    is(status_of(one('small0', '/x?id=small')), '409 NOT_KEPT', '... not one');
-    is(executions('small'), $taken, '... each executed once');
-    $n->stop;
-    undef $c;
-}
+# tokens go on being taken, up to where not even they have room
+($taken, $r) = fill('small', '/x?id=small');
+cmp_ok($taken, '>', 50, '... tokens alone have room');
+is(status_of($r), '503 UNAVAILABLE', '... up to a point');
+is(status_of(one('evict1', $uri)), '409 NOT_KEPT', '... and none is forgotten');
+is(status_of(one('small0', '/x?id=small')), '409 NOT_KEPT', '... not one');
+is(executions('small'), $taken, '... each executed once');
 
 
 # --- what has expired makes room --------------------------------------------
@@ -190,9 +160,10 @@ sub fill {
 # longer windows.
 
 sub in_some_window {
-    my ($code) = @_;
+    my ($zone, $code) = @_;
 
     for my $window (0.6, 2, 6, 20, 60, 180) {
+        start_nginx($zone, 1000 * $window . 'ms');
         return if $code->($window);
     }
 
@@ -203,45 +174,30 @@ sub in_some_window {
 # Round after round of a zone full of tokens that nobody asks for again. Sizes
 # vary, so that what is left has holes.
 
-my @sizes = (10, 200, 700, 3000, 6000, 12000);
-
-in_some_window(sub {
+in_some_window('512k', sub {
     my ($window) = @_;
+
+    my @sizes = (10, 200, 700, 3000, 6000, 12000);
     my (@taken, @executed);
-
-    start_nginx('zone=z:512k', 'idempotency_window ' . 1000 * $window . 'ms;');
-
-    my $in_time = 1;
 
     for my $round (1 .. 6) {
         my $id = "round$window-$round";
-        my $from = time;
-        my $taken = 0;
+        my ($i, $from) = (0, time);
 
-        while (1) {
-            my $size = $sizes[($taken * 7 + ($taken >> 3)) % @sizes];
-            my $r = one("r$round-$taken", "/x?id=$id&size=$size");
+        $i++ while one("$round-$i", "/x?id=$id&size="
+                       . $sizes[($i * 7 + ($i >> 3)) % @sizes])->{status} == 200
+                   && time - $from < $window;
+        return 0 if time - $from >= $window;
 
-            last if $r->{status} != 200;
-            $taken++;
-            $in_time = time - $from < $window or last;
-        }
-
-        last if !$in_time;
-
-        push @taken, $taken;
+        push @taken, $i;
         push @executed, executions($id);
 
         # the window of the last one, and nothing else, has to pass
         sleep $window + 0.05;
     }
 
-    $n->stop;
-    undef $c;
-    return 0 if !$in_time;
-
-    is_deeply(\@executed, \@taken, 'round after round, all that is taken is '
-                                   . 'executed');
+    is_deeply(\@executed, \@taken,
+              'round after round, all that is taken is executed');
     is(scalar(grep { $_ >= $taken[0] } @taken), 6,
        '... each time as many as at first') or diag("@taken");
     return 1;
@@ -250,48 +206,34 @@ in_some_window(sub {
 
 # Mixed windows: what stays has its place.
 
-in_some_window(sub {
+in_some_window('256k', sub {
     my ($window) = @_;
 
-    start_nginx('zone=z:256k', 'location /short { proxy_pass '
-                               . 'http://$TEST_NGINX_BACKEND; '
-                               . 'idempotency_window ' . 1000 * $window . 'ms; }');
-
-    my $half = 15;
-    my $keep = "keep$window";
-    my $kept = grep { status_of(one("keep$_", "/x?id=$keep&size=3000"))
-                      eq '200 NEW' } 1 .. $half;
-
+    my $uri = "/long?id=long$window&size=3000";
+    my $kept = grep { status_of(one("keep$_", $uri)) eq '200 NEW' } 1 .. 15;
     my $from = time;
-    my ($short) = fill('short', '/short?id=short&size=3000');
-    my $full = status_of(one('next', '/x?id=next&size=3000'));
+    my ($short) = fill('short', '/x?id=short&size=3000');
+    my $full = status_of(one('next', $uri));
 
-    if (time - $from >= $window) {
-        $n->stop;
-        undef $c;
-        return 0;
-    }
+    return 0 if time - $from >= $window;
 
-    is($kept, $half, 'some that stay');
+    is($kept, 15, 'some that stay');
     cmp_ok($short, '>', 5, '... and some that do not, up to the end');
     is($full, '503 UNAVAILABLE', '... full');
 
-    ok(until_true {
-        status_of(one('next', '/x?id=next&size=3000')) eq '200 NEW'
-    }, '... what has expired makes room, though nobody asks for it');
+    ok(until_true { status_of(one('next', $uri)) eq '200 NEW' },
+       '... what has expired makes room, though nobody asks for it');
 
     # they end as they came, one after the other
     sleep $window;
 
-    my ($again) = fill('again', '/short?id=again&size=3000');
-    cmp_ok($again, '>=', $short - 1, '... all of it');
-
-    my @r = map { one("keep$_", "/x?id=$keep&size=3000") } 1 .. $half;
-    is(scalar(grep { status_of($_) eq '200 REPLAYED' } @r), $half,
-       '... and what stays is still there');
-    is(executions($keep), $half, '... executed once');
-    $n->stop;
+    cmp_ok((fill('again', '/x?id=again&size=3000'))[0], '>=', $short - 1,
+           '... all of it');
+    is(scalar(grep { status_of(one("keep$_", $uri)) eq '200 REPLAYED' } 1 .. 15),
+       15, '... and what stays is still there');
+    is(executions("long$window"), 16, '... executed once');
     return 1;
 });
 
+$n->stop;
 done_testing();

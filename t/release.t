@@ -1,55 +1,52 @@
 #!/usr/bin/perl
 
-# SPEC, idempotency_keep: those who wait get the releasing response too, and
-# none of them executes. After any other release exactly one of them does.
+# docs/directives.md, idempotency_keep: those who wait get the releasing
+# response too, and none of them executes. After any other release exactly one
+# of them does.
 
 use FindBin;
 use lib "$FindBin::Bin/lib";
 use Idempotency;
 use Stress;
 
-my $dead = dead_port();
-
-my $n = nginx(workers => 2, http => <<'EOC' . crowd(<<"EOC2"));
+my $n = nginx(workers => 2, http => <<'EOC' . crowd(<<'EOC2'));
     log_format result '$request_uri $idempotency_status $idempotency_expires';
     access_log $TEST_NGINX_ROOT/logs/access.log result;
-    idempotency_wait_timeout 40s;
-    proxy_read_timeout 60s;
+    idempotency_wait_timeout 10m;
+    proxy_read_timeout 10m;
 EOC
     idempotency zone=z;
 
-    location / { proxy_pass http://\$TEST_NGINX_BACKEND; }
+    location / { proxy_pass http://$TEST_NGINX_BACKEND; }
     location /2xx { idempotency_keep 2xx;
-                    proxy_pass http://\$TEST_NGINX_BACKEND; }
+                    proxy_pass http://$TEST_NGINX_BACKEND; }
     location /small { idempotency_max_response 100;
-                      proxy_pass http://\$TEST_NGINX_BACKEND; }
+                      proxy_pass http://$TEST_NGINX_BACKEND; }
     location /page { proxy_intercept_errors on;
                      error_page 429 =200 /sorry;
-                     proxy_pass http://\$TEST_NGINX_BACKEND; }
+                     proxy_pass http://$TEST_NGINX_BACKEND; }
     location = /sorry { internal; return 200 sorry; }
 EOC2
 
-my ($pids) = until_true { my @w = $n->workers; @w == 2 ? \@w : 0 };
-my ($one, $two) = @$pids;
+my @workers = $n->workers;
 
 
 # An owner that the backend holds, and so many duplicates in both workers.
 
 sub crowd_of {
-    my ($id, $uri, $many) = @_;
+    my ($many, $id, $uri) = @_;
 
-    my @o = (key => $id, body => 'b');
     my $p = parking($n);
-    my $owner = ask(connection_to($n, $one), 'POST', $uri, @o);
-
-    held($id);
-
-    my @w = map { ask(connection_to($n, $_ % 2 ? $one : $two), 'POST', $uri,
-                      @o) } 1 .. $many;
+    my @c = map {
+        my $c = ask(connection_to($n, $workers[$_ % 2]), 'POST', $uri,
+                    key => $id, body => 'b');
+        held($id) if $_ == 0;
+        $c;
+    } 0 .. $many;
 
     ok(parked($p, 1 + $many), "$id: an owner, $many wait");
 
-    return ($owner, \@w, @o);
+    return @c;
 }
 
 
@@ -64,30 +61,24 @@ for (['429', '/x', 'status=429&h=Retry-After:%2060&h=X-A:%201&h=X-A:%202', 429],
      ['page', '/page', 'status=429', 200])
 {
     my ($id, $at, $query, $status) = @$_;
-
     my $uri = "$at?id=$id&gate=1&$query";
-    my ($owner, $w, @o) = crowd_of($id, $uri, 10);
+    my @c = crowd_of(10, $id, $uri);
 
     go($id);
 
-    my $first = $owner->response(undef, 20);
-    is(status_of($first), "$status NEW", "$id: the owner");
-
-    my @r = gather(@$w);
-    is_deeply([ map { status_of($_) } @r ], [ ("$status WAITED") x 10 ],
-              '... all who waited get the same');
-
+    my ($first, @r) = gather(@c);
+    is_deeply([ map { status_of($_) } $first, @r ],
+              [ "$status NEW", ("$status WAITED") x 10 ],
+              '... all who waited get what the owner gets');
     same_outcome($first, $_, '... to the byte') for @r;
-
     is(executions($id), 1, '... executed once');
 
-    my $next = $n->start('POST', $uri, @o);
+    my $next = $n->start('POST', $uri, key => $id, body => 'b');
     held($id);
     go($id);
     is(status_of($next->response), "$status NEW", '... the token is fresh');
     is(executions($id), 2, '... and executes anew');
-
-    $_->close for $owner, @$w, $next;
+    $_->close for @c, $next;
 }
 
 
@@ -98,9 +89,7 @@ for (['says', '/x', 'h=X-Accel-Idempotency:%20release', 200],
      ['broken', '/x', 'status=429&size=5000&cut=100', 429])
 {
     my ($id, $at, $query, $status) = @$_;
-
-    my $uri = "$at?id=$id&gate=1&$query";
-    my ($owner, $w) = crowd_of($id, $uri, 3);
+    my @c = crowd_of(3, $id, "$at?id=$id&gate=1&$query");
 
     for my $i (1 .. 4) {
         held($id);
@@ -108,23 +97,12 @@ for (['says', '/x', 'h=X-Accel-Idempotency:%20release', 200],
         go($id);
     }
 
-    my @r = gather($owner, @$w);
-    is_deeply([ map { status_of($_) } @r ], [ ("$status NEW") x 4 ],
+    is_deeply([ map { status_of($_) } gather(@c) ], [ ("$status NEW") x 4 ],
               '... each is an owner');
     is(executions($id), 4, '... no more');
-    $_->close for $owner, @$w;
+    $_->close for @c;
 }
 
-
-# Not one of them waits: nothing is left for those who come later.
-
-{
-    my $uri = '/x?id=alone&status=429';
-    my @o = (key => 'alone', body => 'b');
-
-    is(status_of($n->post($uri, @o)), '429 NEW', "alone: $_") for 1 .. 3;
-    is(executions('alone'), 3, '... each executes');
-}
 
 # None of those who waited has bound anything, nor has the owner.
 

@@ -1,7 +1,7 @@
 #!/usr/bin/perl
 
-# SPEC, "window": wall time after the outcome was recorded, never extended by
-# repeats. When it ends, the token is fresh again.
+# docs/directives.md, idempotency_window: so long after the outcome was
+# recorded, never extended by repeats. When it ends, the token is fresh again.
 
 use FindBin;
 use lib "$FindBin::Bin/lib";
@@ -12,187 +12,153 @@ use Time::HiRes qw(time sleep);
 my $n = nginx(workers => 2, server => <<'EOC');
     idempotency zone=z;
     idempotency_in_progress reject;
-    idempotency_window 1s;
-    proxy_http_version 1.1;
-    proxy_pass_header Server;
-
     add_header X-Status $idempotency_status always;
     add_header X-Age $idempotency_age always;
 
-    location / { proxy_pass http://$TEST_NGINX_BACKEND; }
-    location /two { idempotency_window 2s; proxy_pass http://$TEST_NGINX_BACKEND; }
-    location /ms { idempotency_window 300ms; proxy_pass http://$TEST_NGINX_BACKEND; }
-    location /day { idempotency_window 1d; proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /ms { idempotency_window 300ms;
+                   proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /1s { idempotency_window 1s;
+                   proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /2s { idempotency_window 2s;
+                   proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /day { idempotency_window 1d;
+                    proxy_pass http://$TEST_NGINX_BACKEND; }
 EOC
+
+sub post {
+    my ($at, $key, $body) = @_;
+
+    return $n->post("$at?id=$key", key => $key, body => $body // 'b');
+}
+
 
 # How long a thing was seen to hold, and how long it cannot have held: the
 # record is made between the request's start and its answer, and is looked at
-# between that of the repeat's. The window must lie between both.
+# between that of the repeat's. The window must lie between both. Repeats come
+# all the time and do not extend it; a slow machine may have time for few.
 
-sub lives {
-    my ($name, $window, $uri, $k) = @_;
-
-    local $Test::Builder::Level = $Test::Builder::Level + 1;
-
-    my $before = time;
-    my $first = $n->post("$uri?id=$k", key => $k, body => 'b');
-    my $after = time;
-
-    is($first->{status}, 200, "$name: executed");
-
-    my ($alive, $dead, $repeats, $end) = (0, 0, 0, $before + patience());
-
-    while (time < $end) {
-        my $asked = time;
-        my $r = $n->post("$uri?id=$k", key => $k, body => 'b');
-
-        if (!$r->replayed) {
-            $dead = time - $before;
-            is($r->{body}, "exec=2 id=$k\n", "$name: then it is fresh");
-            last;
-        }
-
-        $repeats++;
-        $alive = $asked - $after;
-        sleep 0.02;
-    }
-
-    cmp_ok($alive, '<=', $window + 0.05, "$name: no longer than that");
-    cmp_ok($dead, '>=', $window - 0.05, "$name: no shorter");
-    is(executions($k), 2, "$name: executed twice in all");
-
-    return $repeats;
-}
-
-
-# Repeats come all the time and do not extend it; a slow machine may have time
-# for few of them.
-
-for (['300 ms', 0.3, '/ms', 'ms'], ['1 s', 1, '/x', 'one']) {
-    my ($name, $window, $uri, $k) = @$_;
+for (['ms', 0.3], ['1s', 1]) {
+    my ($at, $window) = @$_;
     my $repeats = 0;
 
-    for (my $i = 0; $i < 20 && $repeats <= 2; $i++) {
-        $repeats = lives($name, $window, $uri, "$k$i");
+    for (my $key = $at; length $key < 20 && $repeats <= 2; $key .= 'x') {
+        my ($before, $r, $after) = (time, post("/$at", $key), time);
+        my ($alive, $dead) = (0);
+
+        is($r->{body}, "exec=1 id=$key\n", "$at: executed");
+
+        for ($repeats = 0; ; $repeats++) {
+            my $asked = time;
+
+            $r = post("/$at", $key);
+            $dead = time - $before;
+            last if !$r->replayed || $dead > patience();
+            $alive = $asked - $after;
+            sleep 0.02;
+        }
+
+        is($r->{body}, "exec=2 id=$key\n", '... then it is fresh');
+        cmp_ok($alive, '<=', $window + 0.05, '... no longer than that');
+        cmp_ok($dead, '>=', $window - 0.05, '... no shorter');
+        is(executions($key), 2, '... executed twice in all');
     }
 
-    cmp_ok($repeats, '>', 2, "$name: replayed meanwhile");
+    cmp_ok($repeats, '>', 2, '... and replayed meanwhile');
 }
+
 
 # A body that was refused in the window is fresh after it, and the new record
 # has a window of its own.
 
 {
-    my ($k, $fresh, @then);
-    my $with = sub { $n->post("/ms?id=$k", key => $k, body => $_[0]) };
+    my ($key, $refused, $from, $fresh, @then) = 'body';
 
-    for my $i (1 .. 20) {
-        $k = "new$i";
-
-        is(within(0.3, sub {
-            $k .= 'x';
-            $with->('a');
-            $with->('b')->{status};
-        }), 409, 'another body: a conflict in the window');
-
-        my $from;
+    for (1 .. 20) {
+        $refused = within(0.3, sub {
+            $key .= 'x';
+            post('/ms', $key, 'a');
+            post('/ms', $key, 'b');
+        });
 
         until_true {
             $from = time;
-            $fresh = $with->('b');
+            $fresh = post('/ms', $key, 'b');
             $fresh->{status} == 200;
         };
 
-        @then = map { $with->($_) } qw(b a);
+        @then = map { post('/ms', $key, $_) } 'b', 'a';
         last if time - $from < 0.3;
     }
 
-    is($fresh->{status}, 200, 'another body: fresh after it');
-    is($fresh->header('X-Status'), 'NEW', 'another body: new');
-    ok($then[0]->replayed, 'another body: replayed from now on');
-    is($then[1]->{status}, 409,
-       'another body: the first one is the other one now');
-    is(executions($k), 2, 'another body: executed once each');
+    is($refused->{status}, 409, 'another body: a conflict in the window');
+    is($fresh->header('X-Status'), 'NEW', '... new after it');
+    ok($then[0]->replayed, '... replayed from now on');
+    is($then[1]->{status}, 409, '... the first one is the other one now');
+    is(executions($key), 2, '... executed once each');
 }
+
 
 # A long window beside short ones, in one zone: each its own. The short one
 # that came later ends first, the long one is not swept with it.
 
 {
-    my @m = (body => 'b');
     my $start = time;
+    my $r;
 
-    $n->post('/two?id=w2', key => 'w2', @m);
-    my $recorded = time;
-    $n->post('/day?id=w3', key => 'w3', @m);
-    $n->post('/x?id=w1', key => 'w1', @m);
-    $n->post('/ms?id=w0', key => 'w0', @m);
+    post($_, "zone$_") for '/2s', '/day', '/1s', '/ms';
 
-    for (['/ms', 'w0'], ['/x', 'w1']) {
-        my ($uri, $k) = @$_;
-        my $r;
-
-        ok(until_true { $r = $n->post("$uri?id=$k", key => $k, @m);
-                        !$r->replayed }, "in one zone: $k ends");
-
-        if (time - $recorded < 1.9) {
-            ok($n->post('/two?id=w2', key => 'w2', @m)->replayed,
-               "in one zone: w2 outlives $k");
-        }
+    for my $at ('/ms', '/1s', '/2s') {
+        ok(until_true { !post($at, "zone$at")->replayed },
+           "in one zone: that of $at ends");
+        $r = post('/2s', 'zone/2s');
+        ok($r->replayed, '... that of /2s does not') if time - $start < 2;
     }
 
-    my $r;
-    ok(until_true { $r = $n->post('/two?id=w2', key => 'w2', @m);
-                    !$r->replayed }, 'in one zone: w2 ends');
-    cmp_ok(time - $start, '>=', 1.95, 'in one zone: w2 not before its time');
+    cmp_ok(time - $start, '>=', 1.95, '... before its time');
 
-    $r = $n->post('/day?id=w3', key => 'w3', @m);
-    ok($r->replayed, 'in one zone: w3 lives');
-    cmp_ok($r->header('X-Age'), '>=', 1, 'and knows its age');
+    $r = post('/day', 'zone/day');
+    ok($r->replayed, '... that of /day lives');
+    cmp_ok($r->header('X-Age'), '>=', 1, '... and knows its age');
     cmp_ok($r->header('X-Age'), '<=', time - $start + 1,
-           'which is not more than it was here');
+           '... which is not more than it was here');
 }
+
 
 # The window begins when the outcome is recorded: not while it is pending.
 
-my ($again, $executed);
+{
+    my ($key, $again, $executed);
 
-for my $k (map "pend$_", 1 .. 20) {
-    my @m = (key => $k, body => 'b');
-    my $uri = "/ms?id=$k&gate=1";
-    my $c = $n->start(POST => $uri, @m);
+    for (1 .. 20) {
+        $key = "pending$_";
 
-    held($k);
+        my @m = (POST => "/ms?id=$key&gate=1", key => $key, body => 'b');
+        my $owner = $n->start(@m);
 
-    my $until = time + 0.6;
-    my $other = 0;
+        held($key);
 
-    while (time < $until) {
-        $other++ if $n->post($uri, @m)->{status} != 409;
-        sleep 0.05;
+        my @r = map { sleep 0.1; $n->request(@m)->{status} } 1 .. 6;
+        is("@r", join(' ', (409) x 6), 'pending: longer than its window');
+
+        my $from = time;
+
+        go($key);
+        is($owner->response->{status}, 200, '... answered');
+
+        # too late for a replay, the upstream holds it
+        my $c = $n->start(@m);
+        until_true { $c->readable || executions($key) == 2 };
+
+        $again = $c->readable ? $c->response : undef;
+        $executed = executions($key);
+        go($key);
+        $c->close;
+        last if $again || time - $from < 0.3;
     }
 
-    is($other, 0, 'pending: longer than its window');
-
-    my $from = time;
-
-    go($k);
-    is($c->response->{status}, 200, 'pending: answered');
-
-    # too late for a replay, the upstream holds it
-    my $r = $n->start(POST => $uri, @m);
-    until_true { $r->readable || executions($k) == 2 };
-
-    $again = $r->readable ? $r->response : undef;
-    $executed = executions($k);
-    go($k);
-    $r->close;
-    last if $again || time - $from < 0.3;
+    ok($again && $again->replayed, '... replayed after it');
+    is($executed, 1, '... executed once');
 }
 
-ok($again && $again->replayed, 'pending: replayed after it');
-is($executed, 1, 'pending: executed once');
-
-ok($n->stop, 'nginx stops in good order');
-
+$n->stop;
 done_testing();
