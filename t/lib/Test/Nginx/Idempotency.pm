@@ -26,6 +26,10 @@ package Test::Nginx::Idempotency;
 # idempotency_status  $idempotency_status of each request, from the access log;
 #     "-" where it is empty
 # executions  how often the upstream executed anything in this block
+# varies  names of header lines that a replay may have others of
+#
+# Where the statuses are given, a replay is one to the byte: REPLAYED and WAITED
+# are marked and equal to a response before them, all but Date and Connection.
 #
 # A block has, without saying so: load_module, `idempotency_zone zone=z:16m;`
 # unless its http_config has a zone z, and `upstream backend`, which does what
@@ -186,6 +190,42 @@ EOC
 });
 
 
+# What was sent, and its marker told from it.
+
+my @responses;
+
+sub response {
+    my ($res, $head) = @_;
+
+    my $marked = $head =~ s/^Idempotent-Replayed: true\r\n//m;
+
+    $head =~ s/^(?:Date|Connection):.*\n//mg;
+
+    return [ $marked ? 1 : 0, $head, $res ? $res->content // '' : '' ];
+}
+
+
+sub check_replays {
+    my ($block, @statuses) = @_;
+
+    my $varies = join '|', 'none', split ' ', $block->varies // '';
+    my (%seen, @bad);
+
+    for my $r (@responses) {
+        my ($marked, $head, $body) = @$r;
+        my $replay = shift(@statuses) =~ /^(?:REPLAYED|WAITED)$/ ? 1 : 0;
+
+        $head =~ s/^(?:$varies):.*\n//mgi;
+        push @bad, "$head$body"
+            if $marked != $replay || $replay && !$seen{"$head$body"};
+        $seen{"$head$body"} = 1 if !$replay;
+    }
+
+    is(scalar @bad, 0, $block->name . ' - replays ok')
+        or diag(map { substr $_, 0, 500 } @bad, keys %seen);
+}
+
+
 sub starts { $from = -s $error_log // 0 }
 
 
@@ -247,6 +287,7 @@ $Test::Nginx::Util::RunTestHelper = sub {
 
     $Test::Nginx::Util::ErrLogFilePos = $from;
     $block->set_value($_ => undef) for keys %later;
+    @responses = ();
     $send->($block, $dry_run, $i);
     $block->set_value($_ => $later{$_}) for keys %later;
 
@@ -262,10 +303,15 @@ $Test::Nginx::Util::RunTestHelper = sub {
 
         is(join(' ', statuses($at)), "@words",
            $block->name . ' - idempotency status ok') if @words;
+        check_replays($block, statuses($at))
+            if "@words" =~ /REPLAYED|WAITED/ && @responses == $n;
     }
 
-    is(executions() - $executed, $block->executions,
-       $block->name . ' - executions ok') if defined $block->executions;
+    # an upstream may come to a request later than its client is told
+    if (defined(my $n = $block->executions)) {
+        until_true { executions() - $executed >= $n } timeout();
+        is(executions() - $executed, $n, $block->name . ' - executions ok');
+    }
 
     check_log($block, $dry_run, $i);
 };
@@ -298,6 +344,13 @@ add_test_cleanup_handler(sub {
         my @value = eval "package main; $_[1]";
         die $_[0]->current_block->name . ": $@" if $@;
         return @value;
+    };
+
+    my $parse = \&Test::Nginx::Socket::parse_response;
+    *Test::Nginx::Socket::parse_response = sub ($$$) {
+        my @parsed = $parse->(@_);
+        push @responses, response(@parsed);
+        return @parsed;
     };
 
     # whoever is given the one port can't do with an address in front of it
