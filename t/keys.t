@@ -42,7 +42,7 @@ X-Key: [spaced]
 --- request
 POST /differ
 --- more_headers eval
-with('abd', 'ABD', 'a b', 'a  b', 'abd;v=1', 'abd"', '"abD"', '" abd "', '" ABD "',
+with('abd', 'ABD', 'a b', 'a  b', 'abd;v=1', 'abd"', '"abD"', '" abd"', '"abd "',
      1, '01', '%61', 'a', "\xc3\xa9", "\xc3\xa8", 'a, b')
 --- idempotency_status: NEW
 --- executions: 16

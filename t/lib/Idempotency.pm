@@ -46,7 +46,7 @@ package Idempotency;
 #      $n->stop (also at the end of the test; checks the log: no [alert],
 #      [emerg], [crit], Sanitizer report, nor a worker that died of a signal).
 #    same_message(a, b, name): the comparison alone, without asking who is marked.
-#    config_test(%o): nginx -t with such a configuration: (ok, output).
+#    config_test(%o): nginx -t with such a configuration: (ok, output, the file).
 #    executions(id), go(id), held(id, n) waits until n requests are held,
 #    last_request(id): "METHOD URI VERSION\nheader lines\n\nbody".
 #    until_true { ... } seconds: polls, returns what the block returned.
@@ -459,6 +459,8 @@ sub config {
     open my $f, '>', "$dir/nginx.conf" or die "$dir/nginx.conf: $!";
     print $f $text;
     close $f;
+
+    return $text;
 }
 
 
@@ -547,9 +549,7 @@ sub config_test {
     my (%o) = @_;
 
     my $self = instance(%o);
-
-    config($self, %o);
-
+    my $conf = config($self, %o);
     my @cmd = command($self, %o);
     my $pid = open(my $out, '-|') // die "fork: $!";
 
@@ -565,7 +565,7 @@ sub config_test {
     # the path of a test's directory is of no interest to anybody
     $text =~ s/\Q$self->{root}\E/ROOT/g;
 
-    return ($? == 0, $text);
+    return ($? == 0, $text, $conf);
 }
 
 

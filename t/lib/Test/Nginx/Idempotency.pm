@@ -37,6 +37,10 @@ package Test::Nginx::Idempotency;
 # other backends are $TEST_NGINX_FASTCGI, _SCGI, _UWSGI, and $TEST_NGINX_DEAD
 # where nobody listens.
 #
+# A configuration that must_die is given to nginx -t: it has to be refused in one
+# line, which error_log matches, and which names the line in which the directive
+# stands. A section of the configuration that is a list makes a block for each.
+#
 # A block without config has all of the configuration of the block above it.
 # Blocks with one configuration run one after the other, in any order, on one
 # nginx: the zone lives on, so keys are a block's own. What nginx says as it
@@ -127,13 +131,15 @@ sub matches {
 }
 
 
+my @lists = qw(main_config http_config config);
+my @configuration = (@lists, qw(post_main_config user_files log_level
+                                server_name));
+
 sub configuration {
     my ($block) = @_;
 
     return join "\n", map { ref ? map { "@$_" } @$_ : $_ // '' }
-                      map { scalar $block->$_ }
-                      qw(main_config http_config config post_main_config
-                         user_files log_level server_name);
+                      map { scalar $block->$_ } @configuration;
 }
 
 
@@ -172,7 +178,7 @@ add_block_preprocessor(sub {
     my $zone = $http =~ /\bzone=z:/ ? '' : 'idempotency_zone zone=z:16m;';
 
     # not of the server that goes on, if anything but this is another's
-    my $mark = defined $block->must_die ? $block->name : configuration($block);
+    my $mark = configuration($block);
     $mark =~ s/^/# /mg;
 
     $block->set_value(main_config =>
@@ -316,18 +322,62 @@ $Test::Nginx::Util::RunTestHelper = sub {
     check_log($block, $dry_run, $i);
 };
 
-$Test::Nginx::Util::CheckErrorLog = sub {
-    my ($block, $res, $dry_run, $i) = @_;
-
-    check_log($block, $dry_run, $i);
-};
-
 add_test_cleanup_handler(sub {
     my ($block) = @_;
 
-    check_alerts($block->name, patterns(scalar $block->error_log),
-                 defined $block->must_die ? '[emerg]' : ());
+    check_alerts($block->name, patterns(scalar $block->error_log));
 });
+
+
+# What must_die, and why.
+
+sub dies {
+    my ($block) = @_;
+
+    my $name = $block->name;
+    my ($ok, $out, $text) = Idempotency::config_test(
+        module => 0, zone => 0, main => $block->main_config,
+        http => $block->http_config, server => $block->config);
+    my @said = $out =~ /\[emerg\] (.*)/g;
+
+    ok(!$ok && @said == 1, "$name - refused in one line") or diag($out);
+    ok(matches($said[0] // '', $_), "$name - $_") or diag($out)
+        for patterns(scalar $block->error_log);
+
+    like((split /\n/, $text)[$1 - 1], qr/idempotency/, "$name - line $1")
+        if $out =~ m{ in ROOT/nginx\.conf:(\d+)$}m;
+}
+
+
+# A block for each configuration, with the one above where it has none.
+
+sub expand {
+    my ($above, @blocks);
+
+    for my $block (@_) {
+        if (!defined $block->config) {
+            $block->set_value($_ => scalar $above->$_) for @configuration;
+        }
+
+        $above = $block;
+
+        my ($n) = sort { $b <=> $a } 1, map { ref eq 'ARRAY' ? scalar @$_ : () }
+                                        map { scalar $block->$_ } @lists;
+
+        for my $i (0 .. $n - 1) {
+            my $one = bless { %$block }, ref $block;
+
+            for ($n > 1 ? (@lists, 'error_log') : ()) {
+                my $value = $block->$_;
+                $one->set_value($_ => $value->[$i]) if ref $value eq 'ARRAY';
+            }
+
+            push @blocks, $one;
+        }
+    }
+
+    return @blocks;
+}
 
 
 {
@@ -369,20 +419,13 @@ add_test_cleanup_handler(sub {
                @shuffled;
     };
 
+    my $run = \&Test::Nginx::Util::run_test;
+    *Test::Nginx::Util::run_test = sub ($) {
+        return defined $_[0]->must_die ? dies(@_) : $run->(@_);
+    };
+
     *run_tests = sub () {
-        my $above;
-
-        for my $block (blocks()) {
-            if (defined $block->config) {
-                $above = $block;
-
-            } else {
-                $block->set_value($_ => scalar $above->$_)
-                    for qw(main_config http_config config post_main_config
-                           user_files log_level server_name);
-            }
-        }
-
+        default_object()->block_list([expand(blocks())]);
         Test::Nginx::Util::run_tests();
 
         if (-f $Test::Nginx::Util::PidFile) {
