@@ -343,25 +343,6 @@ ngx_int_t ngx_http_idempotency_origin_init(ngx_conf_t *cf,
 
 ngx_http_idempotency_status_e ngx_http_idempotency_key(ngx_http_request_t *r,
     ngx_http_idempotency_loc_conf_t *conf, ngx_str_t *key, uint64_t *made);
-char *ngx_http_idempotency_set_keys(ngx_conf_t *cf, ngx_command_t *cmd,
-    void *conf);
-ngx_int_t ngx_http_idempotency_add_key(ngx_conf_t *cf, ngx_array_t *keys,
-    ngx_str_t *value);
-
-ngx_uint_t ngx_http_idempotency_keys_in_body(ngx_conf_t *cf,
-    ngx_array_t *keys);
-
-/* all request header lines of a name, written as in $http_name */
-
-typedef struct {
-    ngx_list_part_t                   *part;
-    ngx_uint_t                         i;
-} ngx_http_idempotency_header_iter_t;
-
-void ngx_http_idempotency_header_iter(ngx_http_idempotency_header_iter_t *it,
-    ngx_http_request_t *r);
-ngx_table_elt_t *ngx_http_idempotency_header_next(
-    ngx_http_idempotency_header_iter_t *it, ngx_str_t *name);
 
 /* request/body.c */
 
@@ -414,8 +395,8 @@ ngx_uint_t ngx_http_idempotency_cookies(ngx_http_request_t *r,
     ngx_http_idempotency_ignored_t *ignored, ngx_idempotency_digest_t *d);
 ngx_http_idempotency_ignored_t *ngx_http_idempotency_ignored_create(
     ngx_conf_t *cf);
-char *ngx_http_idempotency_set_ignore_cookies(ngx_conf_t *cf,
-    ngx_command_t *cmd, void *conf);
+ngx_int_t ngx_http_idempotency_ignore_cookie(
+    ngx_http_idempotency_ignored_t *ignored, ngx_str_t *name);
 void ngx_http_idempotency_digest_ignored(ngx_idempotency_digest_t *d,
     ngx_http_idempotency_ignored_t *ignored);
 
@@ -424,8 +405,6 @@ void ngx_http_idempotency_digest_ignored(ngx_idempotency_digest_t *d,
 ngx_int_t ngx_http_idempotency_terms(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 uint64_t ngx_http_idempotency_wall_clock(void);
-char *ngx_http_idempotency_set_quota(ngx_conf_t *cf, ngx_command_t *cmd,
-    void *conf);
 
 /* request/similar.c */
 
@@ -502,9 +481,6 @@ ngx_int_t ngx_http_idempotency_send_once(ngx_http_request_t *r);
 
 ngx_int_t ngx_http_idempotency_replay(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-
-ngx_int_t ngx_http_idempotency_send(ngx_http_request_t *r, u_char *body,
-    size_t len, ngx_uint_t temporary);
 
 /* request/refuse.c */
 

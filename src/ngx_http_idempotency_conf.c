@@ -401,6 +401,123 @@ ngx_http_idempotency_set_ignore_fields(ngx_conf_t *cf, ngx_command_t *cmd,
 }
 
 
+/* "off", or names that are added to the built-in ones */
+
+char *
+ngx_http_idempotency_set_ignore_cookies(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf)
+{
+    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
+
+    ngx_int_t    rc;
+    ngx_str_t   *value;
+    ngx_uint_t   i, off;
+
+    value = cf->args->elts;
+
+    off = 0;
+
+    for (i = 1; i < cf->args->nelts; i++) {
+        off |= (ngx_strcmp(value[i].data, "off") == 0);
+    }
+
+    if (off && cf->args->nelts == 2 && ilcf->ignore_cookies == NULL) {
+        return "is duplicate";
+    }
+
+    if (ilcf->ignore_cookies == NULL
+        || (off && (cf->args->nelts > 2
+                    || ilcf->ignore_cookies != NGX_CONF_UNSET_PTR)))
+    {
+        return "has both \"off\" and names";
+    }
+
+    if (off) {
+        ilcf->ignore_cookies = NULL;
+        return NGX_CONF_OK;
+    }
+
+    if (ilcf->ignore_cookies == NGX_CONF_UNSET_PTR) {
+        ilcf->ignore_cookies = ngx_http_idempotency_ignored_create(cf);
+        if (ilcf->ignore_cookies == NULL) {
+            return NGX_CONF_ERROR;
+        }
+    }
+
+    for (i = 1; i < cf->args->nelts; i++) {
+
+        rc = ngx_http_idempotency_ignore_cookie(ilcf->ignore_cookies,
+                                                &value[i]);
+
+        if (rc == NGX_DECLINED) {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "invalid cookie name \"%V\"", &value[i]);
+        }
+
+        if (rc != NGX_OK) {
+            return NGX_CONF_ERROR;
+        }
+    }
+
+    return NGX_CONF_OK;
+}
+
+
+/* a number, and whose it is; or "off" */
+
+char *
+ngx_http_idempotency_set_quota(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
+
+    ngx_int_t                          n;
+    ngx_str_t                         *value;
+    ngx_http_compile_complex_value_t   ccv;
+
+    if (ilcf->quota != NGX_CONF_UNSET_UINT) {
+        return "is duplicate";
+    }
+
+    value = cf->args->elts;
+
+    if (cf->args->nelts == 2 && ngx_strcmp(value[1].data, "off") == 0) {
+        ilcf->quota = 0;
+        return NGX_CONF_OK;
+    }
+
+    n = ngx_atoi(value[1].data, value[1].len);
+
+    if (n <= 0) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid number \"%V\"", &value[1]);
+        return NGX_CONF_ERROR;
+    }
+
+    ilcf->quota = n;
+
+    if (cf->args->nelts == 2) {
+        return NGX_CONF_OK;
+    }
+
+    ilcf->quota_value = ngx_palloc(cf->pool, sizeof(ngx_http_complex_value_t));
+    if (ilcf->quota_value == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    ngx_memzero(&ccv, sizeof(ngx_http_compile_complex_value_t));
+
+    ccv.cf = cf;
+    ccv.value = &value[2];
+    ccv.complex_value = ilcf->quota_value;
+
+    if (ngx_http_compile_complex_value(&ccv) != NGX_OK) {
+        return NGX_CONF_ERROR;
+    }
+
+    return NGX_CONF_OK;
+}
+
+
 char *
 ngx_http_idempotency_set_status(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {

@@ -51,6 +51,10 @@ ngx_int_t ngx_http_idempotency_check_zones(ngx_conf_t *cf);
 ngx_module_t *ngx_http_idempotency_find_module(ngx_conf_t *cf, char *name);
 char *ngx_http_idempotency_set_methods(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
+char *ngx_http_idempotency_set_ignore_cookies(ngx_conf_t *cf,
+    ngx_command_t *cmd, void *conf);
+char *ngx_http_idempotency_set_quota(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
 char *ngx_http_idempotency_set_normalize(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 char *ngx_http_idempotency_set_keep(ngx_conf_t *cf, ngx_command_t *cmd,
@@ -63,6 +67,15 @@ char *ngx_http_idempotency_set_status(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 char *ngx_http_idempotency_check_time(ngx_conf_t *cf, void *post, void *data);
 char *ngx_http_idempotency_check_docs(ngx_conf_t *cf, void *post, void *data);
+
+/* of idempotency_key */
+
+char *ngx_http_idempotency_set_keys(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+ngx_int_t ngx_http_idempotency_add_key(ngx_conf_t *cf, ngx_array_t *keys,
+    ngx_str_t *value);
+ngx_uint_t ngx_http_idempotency_keys_in_body(ngx_conf_t *cf,
+    ngx_array_t *keys);
 
 
 #endif /* _NGX_HTTP_IDEMPOTENCY_CONF_H_INCLUDED_ */

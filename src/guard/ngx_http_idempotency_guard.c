@@ -6,7 +6,7 @@
 
 
 #include "ngx_http_idempotency.h"
-#include "request/ngx_http_idempotency_response.h"
+#include "request/ngx_http_idempotency_headers.h"
 
 #include "ngx_http_idempotency_guard_js.h"
 
@@ -50,12 +50,12 @@ guard_handler(ngx_http_request_t *r)
         return rc;
     }
 
-    r->headers_out.etag = ngx_http_idempotency_push_header(r,
+    r->headers_out.etag = ngx_http_idempotency_header_push(r,
                                           &r->headers_out.headers, &etag,
                                           &ngx_http_idempotency_guard_etag);
 
     if (r->headers_out.etag == NULL
-        || ngx_http_idempotency_push_header(r, &r->headers_out.headers,
+        || ngx_http_idempotency_header_push(r, &r->headers_out.headers,
                                             &cache, &hour)
            == NULL)
     {

@@ -5,7 +5,7 @@
  */
 
 
-#include "ngx_http_idempotency.h"
+#include "ngx_http_idempotency_headers.h"
 
 
 static ngx_uint_t accept_quality(ngx_http_request_t *r, char *type,

@@ -5,7 +5,7 @@
  */
 
 
-#include "ngx_http_idempotency.h"
+#include "ngx_http_idempotency_headers.h"
 
 
 static ngx_int_t bind_fingerprint(ngx_http_request_t *r,

@@ -12,6 +12,7 @@
 
 
 #include "ngx_http_idempotency_conf.h"
+#include "ngx_http_idempotency_headers.h"
 
 
 static void body_put(ngx_http_request_t *r);
@@ -405,11 +406,7 @@ body_digest_init(ngx_http_request_t *r, ngx_http_idempotency_body_t *body,
 static ngx_uint_t
 body_coded(ngx_http_request_t *r)
 {
-    ngx_http_idempotency_header_iter_t  it;
-
-    ngx_http_idempotency_header_iter(&it, r);
-
-    return ngx_http_idempotency_header_next(&it, &body_coding) != NULL;
+    return ngx_http_idempotency_header_first(r, &body_coding) != NULL;
 }
 
 

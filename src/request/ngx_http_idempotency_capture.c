@@ -7,6 +7,7 @@
 
 
 #include "ngx_http_idempotency_conf.h"
+#include "ngx_http_idempotency_headers.h"
 #include "ngx_http_idempotency_response.h"
 
 
@@ -33,7 +34,6 @@ static ngx_int_t capture_add(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_buf_t *b);
 static void capture_expect(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static ngx_uint_t capture_grpc_status(ngx_list_t *headers);
 static ngx_uint_t capture_sliced(ngx_http_request_t *r);
 static void capture_check_whole(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_uint_t last);
@@ -448,8 +448,12 @@ capture_check_whole(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     }
 
     if (capture->grpc
-        && !capture_grpc_status(&r->upstream->headers_in.headers)
-        && !capture_grpc_status(&r->upstream->headers_in.trailers))
+        && ngx_http_idempotency_header_of(&r->upstream->headers_in.headers,
+                                          "grpc-status")
+           == NULL
+        && ngx_http_idempotency_header_of(&r->upstream->headers_in.trailers,
+                                          "grpc-status")
+           == NULL)
     {
         return;
     }
@@ -518,32 +522,6 @@ capture_expect(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
                      && ngx_strncasecmp(type->data, prefix.data, prefix.len)
                         == 0
                      && !r->header_only);
-}
-
-
-static ngx_uint_t
-capture_grpc_status(ngx_list_t *headers)
-{
-    ngx_uint_t        i;
-    ngx_list_part_t  *part;
-    ngx_table_elt_t  *h;
-
-    static ngx_str_t  name = ngx_string("grpc-status");
-
-    for (part = &headers->part; part; part = part->next) {
-        h = part->elts;
-
-        for (i = 0; i < part->nelts; i++) {
-
-            if (h[i].key.len == name.len
-                && ngx_strncasecmp(h[i].key.data, name.data, name.len) == 0)
-            {
-                return 1;
-            }
-        }
-    }
-
-    return 0;
 }
 
 

@@ -6,7 +6,7 @@
  */
 
 
-#include "ngx_http_idempotency.h"
+#include "ngx_http_idempotency_headers.h"
 
 
 /*
@@ -51,8 +51,6 @@ static void cookies_insert(ngx_keyval_t *cookies, ngx_uint_t n,
 static ngx_int_t cookies_compare(ngx_str_t *one, ngx_str_t *two);
 static void cookies_digest(ngx_idempotency_digest_t *d, ngx_keyval_t *cookie);
 static ngx_uint_t cookies_ignored(ngx_http_idempotency_ignored_t *ignored,
-    ngx_str_t *name);
-static ngx_int_t cookies_ignore(ngx_http_idempotency_ignored_t *ignored,
     ngx_str_t *name);
 
 
@@ -332,7 +330,7 @@ ngx_http_idempotency_ignored_create(ngx_conf_t *cf)
     }
 
     for (name = cookies_builtin; name->len; name++) {
-        if (cookies_ignore(ignored, name) != NGX_OK) {
+        if (ngx_http_idempotency_ignore_cookie(ignored, name) != NGX_OK) {
             return NULL;
         }
     }
@@ -341,71 +339,11 @@ ngx_http_idempotency_ignored_create(ngx_conf_t *cf)
 }
 
 
-/* "off", or names that are added to the built-in ones */
-
-char *
-ngx_http_idempotency_set_ignore_cookies(ngx_conf_t *cf, ngx_command_t *cmd,
-    void *conf)
-{
-    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
-
-    ngx_int_t    rc;
-    ngx_str_t   *value;
-    ngx_uint_t   i, off;
-
-    value = cf->args->elts;
-
-    off = 0;
-
-    for (i = 1; i < cf->args->nelts; i++) {
-        off |= (ngx_strcmp(value[i].data, "off") == 0);
-    }
-
-    if (off && cf->args->nelts == 2 && ilcf->ignore_cookies == NULL) {
-        return "is duplicate";
-    }
-
-    if (ilcf->ignore_cookies == NULL
-        || (off && (cf->args->nelts > 2
-                    || ilcf->ignore_cookies != NGX_CONF_UNSET_PTR)))
-    {
-        return "has both \"off\" and names";
-    }
-
-    if (off) {
-        ilcf->ignore_cookies = NULL;
-        return NGX_CONF_OK;
-    }
-
-    if (ilcf->ignore_cookies == NGX_CONF_UNSET_PTR) {
-        ilcf->ignore_cookies = ngx_http_idempotency_ignored_create(cf);
-        if (ilcf->ignore_cookies == NULL) {
-            return NGX_CONF_ERROR;
-        }
-    }
-
-    for (i = 1; i < cf->args->nelts; i++) {
-
-        rc = cookies_ignore(ilcf->ignore_cookies, &value[i]);
-
-        if (rc == NGX_DECLINED) {
-            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                               "invalid cookie name \"%V\"", &value[i]);
-        }
-
-        if (rc != NGX_OK) {
-            return NGX_CONF_ERROR;
-        }
-    }
-
-    return NGX_CONF_OK;
-}
-
-
 /* NGX_DECLINED: no cookie has such a name, or it has more than one star */
 
-static ngx_int_t
-cookies_ignore(ngx_http_idempotency_ignored_t *ignored, ngx_str_t *name)
+ngx_int_t
+ngx_http_idempotency_ignore_cookie(ngx_http_idempotency_ignored_t *ignored,
+    ngx_str_t *name)
 {
     u_char             *p, *star;
     size_t              i;

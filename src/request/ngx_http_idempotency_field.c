@@ -9,6 +9,7 @@
 
 
 #include "ngx_http_idempotency_conf.h"
+#include "ngx_http_idempotency_headers.h"
 
 
 /* so long may a value be, however small the buffer is */

@@ -5,11 +5,10 @@
  */
 
 
-#include "ngx_http_idempotency.h"
+#include "ngx_http_idempotency_headers.h"
 
 
 static ngx_uint_t form_navigates(ngx_http_request_t *r);
-static ngx_table_elt_t *form_header(ngx_http_request_t *r, ngx_str_t *name);
 
 
 ngx_uint_t
@@ -65,14 +64,14 @@ form_navigates(ngx_http_request_t *r)
     static ngx_str_t  mode = ngx_string("sec_fetch_mode");
     static ngx_str_t  with = ngx_string("x_requested_with");
 
-    h = form_header(r, &mode);
+    h = ngx_http_idempotency_header_first(r, &mode);
 
     if (h) {
         return h->value.len == 8
                && ngx_strncmp(h->value.data, "navigate", 8) == 0;
     }
 
-    return form_header(r, &with) == NULL
+    return ngx_http_idempotency_header_first(r, &with) == NULL
            && ngx_http_idempotency_accepts_html(r);
 }
 
@@ -93,21 +92,10 @@ ngx_http_idempotency_is_browsers(ngx_http_request_t *r, ngx_str_t *key)
         return 0;
     }
 
-    h = form_header(r, &name);
+    h = ngx_http_idempotency_header_first(r, &name);
 
     return h
            && h->value.len == key->len
            && ngx_memcmp(h->value.data, key->data, key->len) == 0
            && ngx_http_idempotency_is_form(r);
-}
-
-
-static ngx_table_elt_t *
-form_header(ngx_http_request_t *r, ngx_str_t *name)
-{
-    ngx_http_idempotency_header_iter_t  it;
-
-    ngx_http_idempotency_header_iter(&it, r);
-
-    return ngx_http_idempotency_header_next(&it, name);
 }

@@ -19,7 +19,7 @@
  */
 
 
-#include "ngx_http_idempotency.h"
+#include "ngx_http_idempotency_headers.h"
 
 
 static ngx_uint_t gate_applies(ngx_http_request_t *r,
@@ -414,17 +414,15 @@ gate_decide(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 static void
 gate_fault(ngx_http_request_t *r, ngx_idempotency_op_t *op)
 {
-    ngx_uint_t                           i;
-    ngx_table_elt_t                     *h;
-    ngx_http_idempotency_header_iter_t   it;
+    ngx_uint_t        i;
+    ngx_table_elt_t  *h;
 
     static ngx_str_t   name = ngx_string("x_idempotency_fault");
     static const char *faults[] = { "", "die-claimed", "die-recording",
                                     "die-locked", "no-memory", "drop-wake",
                                     "busy" };
 
-    ngx_http_idempotency_header_iter(&it, r);
-    h = ngx_http_idempotency_header_next(&it, &name);
+    h = ngx_http_idempotency_header_first(r, &name);
 
     for (i = 1; h && i < sizeof(faults) / sizeof(faults[0]); i++) {
         if (ngx_strcmp(h->value.data, faults[i]) == 0) {

@@ -6,7 +6,7 @@
  */
 
 
-#include "ngx_http_idempotency.h"
+#include "ngx_http_idempotency_headers.h"
 
 
 typedef enum {
@@ -93,7 +93,6 @@ static ngx_uint_t outcome_keeps(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_uint_t outcome_executed(ngx_list_t *headers, ngx_uint_t status);
 static ngx_uint_t outcome_grpc_executed(ngx_list_t *headers);
-static ngx_str_t *outcome_header(ngx_list_t *headers, char *name);
 
 
 ngx_int_t
@@ -263,65 +262,39 @@ outcome_executed(ngx_list_t *headers, ngx_uint_t status)
         return 0;
     }
 
-    if (outcome_header(headers, "retry-after") == NULL) {
+    if (ngx_http_idempotency_header_of(headers, "retry-after") == NULL) {
         return 1;
     }
 
     /* a cache in between says 503 as well when it waited in vain */
 
     return row->retry == outcome_by_origin
-           && (outcome_header(headers, "via")
-               || outcome_header(headers, "x-varnish")
-               || outcome_header(headers, "age"));
+           && (ngx_http_idempotency_header_of(headers, "via")
+               || ngx_http_idempotency_header_of(headers, "x-varnish")
+               || ngx_http_idempotency_header_of(headers, "age"));
 }
 
 
 static ngx_uint_t
 outcome_grpc_executed(ngx_list_t *headers)
 {
-    ngx_str_t  *value, *status;
+    ngx_str_t        *status;
+    ngx_table_elt_t  *h;
 
-    value = outcome_header(headers, "grpc-status");
+    h = ngx_http_idempotency_header_of(headers, "grpc-status");
 
-    if (value == NULL) {
+    if (h == NULL) {
         return 1;
     }
 
     for (status = outcome_grpc_not_executed; status->len; status++) {
 
-        if (value->len == status->len
-            && ngx_strncmp(value->data, status->data, value->len) == 0)
+        if (h->value.len == status->len
+            && ngx_strncmp(h->value.data, status->data, status->len) == 0)
         {
             return 0;
         }
     }
 
     return 1;
-}
-
-
-static ngx_str_t *
-outcome_header(ngx_list_t *headers, char *name)
-{
-    size_t            len;
-    ngx_uint_t        i;
-    ngx_list_part_t  *part;
-    ngx_table_elt_t  *h;
-
-    len = ngx_strlen(name);
-
-    for (part = &headers->part; part; part = part->next) {
-        h = part->elts;
-
-        for (i = 0; i < part->nelts; i++) {
-
-            if (h[i].hash && h[i].key.len == len
-                && ngx_strncasecmp(h[i].key.data, (u_char *) name, len) == 0)
-            {
-                return &h[i].value;
-            }
-        }
-    }
-
-    return NULL;
 }

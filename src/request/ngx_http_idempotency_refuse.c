@@ -5,8 +5,8 @@
  */
 
 
+#include "ngx_http_idempotency_headers.h"
 #include "ngx_http_idempotency_refuse.h"
-#include "ngx_http_idempotency_response.h"
 
 
 typedef ngx_http_idempotency_refusal_text_t  refusal_t;
@@ -350,7 +350,7 @@ refuse_headers(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
         value.len = ngx_sprintf(value.data, "%T", wait) - value.data;
 
-        h = ngx_http_idempotency_push_header(r, &r->headers_out.headers,
+        h = ngx_http_idempotency_header_push(r, &r->headers_out.headers,
                                              &retry_after, &value);
         if (h == NULL) {
             return NGX_ERROR;
@@ -371,7 +371,7 @@ refuse_headers(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
     ngx_sprintf(value.data, "<%V>; rel=\"describedby\"", docs);
 
-    h = ngx_http_idempotency_push_header(r, &r->headers_out.headers, &link,
+    h = ngx_http_idempotency_header_push(r, &r->headers_out.headers, &link,
                                          &value);
 
     return (h == NULL) ? NGX_ERROR : NGX_OK;

@@ -4,6 +4,7 @@
  */
 
 
+#include "ngx_http_idempotency_headers.h"
 #include "ngx_http_idempotency_response.h"
 
 
@@ -81,7 +82,7 @@ replay_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     body = ctx->op.response;
 
     if (ngx_http_idempotency_response_restore(r, &body, cookies) != NGX_OK
-        || ngx_http_idempotency_push_header(r, &r->headers_out.headers, &name,
+        || ngx_http_idempotency_header_push(r, &r->headers_out.headers, &name,
                                             &value)
            == NULL)
     {
@@ -92,45 +93,4 @@ replay_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     }
 
     return ngx_http_idempotency_send(r, body.data, body.len, 1);
-}
-
-
-/* a response whose body is in one piece, from the top of all filters */
-
-ngx_int_t
-ngx_http_idempotency_send(ngx_http_request_t *r, u_char *body, size_t len,
-    ngx_uint_t temporary)
-{
-    ngx_int_t     rc;
-    ngx_buf_t    *b;
-    ngx_chain_t   out;
-
-    rc = ngx_http_send_header(r);
-
-    if (rc == NGX_ERROR || rc > NGX_OK || r->header_only) {
-        return rc;
-    }
-
-    if (len == 0) {
-        return ngx_http_send_special(r, NGX_HTTP_LAST);
-    }
-
-    b = ngx_calloc_buf(r->pool);
-    if (b == NULL) {
-        return NGX_HTTP_INTERNAL_SERVER_ERROR;
-    }
-
-    b->start = body;
-    b->pos = body;
-    b->last = body + len;
-    b->end = b->last;
-    b->temporary = temporary ? 1 : 0;
-    b->memory = !b->temporary;
-    b->last_buf = 1;
-    b->last_in_chain = 1;
-
-    out.buf = b;
-    out.next = NULL;
-
-    return ngx_http_output_filter(r, &out);
 }

@@ -6,6 +6,7 @@
  */
 
 
+#include "ngx_http_idempotency_headers.h"
 #include "ngx_http_idempotency_response.h"
 
 
@@ -408,7 +409,7 @@ response_restore_lines(ngx_http_request_t *r, response_reader_t *rd,
             continue;
         }
 
-        h = ngx_http_idempotency_push_header(r, list, &key, &value);
+        h = ngx_http_idempotency_header_push(r, list, &key, &value);
         if (h == NULL) {
             return NGX_ERROR;
         }
@@ -417,33 +418,6 @@ response_restore_lines(ngx_http_request_t *r, response_reader_t *rd,
             return NGX_ERROR;
         }
     }
-}
-
-
-ngx_table_elt_t *
-ngx_http_idempotency_push_header(ngx_http_request_t *r, ngx_list_t *list,
-    ngx_str_t *key, ngx_str_t *value)
-{
-    ngx_table_elt_t  *h;
-
-    h = ngx_list_push(list);
-    if (h == NULL) {
-        return NULL;
-    }
-
-    h->key = *key;
-    h->value = *value;
-
-    /* as add_header has it: not deleted, and nobody asks for the rest */
-
-    h->hash = 1;
-    h->lowcase_key = NULL;
-
-#if (nginx_version >= 1023000)
-    h->next = NULL;
-#endif
-
-    return h;
 }
 
 

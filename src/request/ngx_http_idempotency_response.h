@@ -40,9 +40,6 @@ ngx_int_t ngx_http_idempotency_response_origin(ngx_str_t *bytes,
 ngx_int_t ngx_http_idempotency_response_restore(ngx_http_request_t *r,
     ngx_str_t *bytes, ngx_uint_t cookies);
 
-ngx_table_elt_t *ngx_http_idempotency_push_header(ngx_http_request_t *r,
-    ngx_list_t *list, ngx_str_t *key, ngx_str_t *value);
-
 /* request/origin.c */
 
 ngx_int_t ngx_http_idempotency_origin_of(ngx_http_request_t *r,
