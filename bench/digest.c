@@ -40,14 +40,14 @@ void __real_free(void *p);
 void *__wrap_malloc(size_t size);
 int __wrap_posix_memalign(void **p, size_t alignment, size_t size);
 void __wrap_free(void *p);
-int __real_SHA256_Update(SHA256_CTX *c, const void *data, size_t len);
-int __wrap_SHA256_Update(SHA256_CTX *c, const void *data, size_t len);
+int __real_SHA256_Update(void *c, const void *data, size_t len);
+int __wrap_SHA256_Update(void *c, const void *data, size_t len);
 
 
 /* how long it takes without SHA-256 */
 
 int
-__wrap_SHA256_Update(SHA256_CTX *c, const void *data, size_t len)
+__wrap_SHA256_Update(void *c, const void *data, size_t len)
 {
     return hashing ? __real_SHA256_Update(c, data, len) : 1;
 }

@@ -13,20 +13,8 @@
 #include <ngx_config.h>
 #include <ngx_core.h>
 
-/*
- * The low-level calls of libcrypto: they need no allocation, so the running
- * state lives in the request's own memory, and a short digest costs a sixth
- * of what it costs through EVP.
- */
 
-#ifndef OPENSSL_SUPPRESS_DEPRECATED
-#define OPENSSL_SUPPRESS_DEPRECATED
-#endif
-
-#include <openssl/sha.h>
-
-
-#define NGX_IDEMPOTENCY_DIGEST_LEN  SHA256_DIGEST_LENGTH
+#define NGX_IDEMPOTENCY_DIGEST_LEN  32
 
 /*
  * Raised whenever the encoding of anything changes.  A key's token is the same
@@ -50,8 +38,10 @@
 #define NGX_IDEMPOTENCY_DIGEST_PLACE        'P'
 
 
+/* room for libcrypto's running state, which digest.c alone knows */
+
 typedef struct {
-    SHA256_CTX  sha;
+    uint64_t    sha[14];
 } ngx_idempotency_digest_t;
 
 
