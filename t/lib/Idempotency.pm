@@ -52,6 +52,8 @@ package Idempotency;
 #    until_true { ... } seconds: polls, returns what the block returned.
 #    within SECONDS, sub { ... }: for what holds for a while only. Does it until
 #      that took less than so long, and returns what it then returned.
+#    child(sub { ... }): the pid of a process that ends with the test at the latest.
+#    certificate(): the directory of cert.pem, for localhost, and key.pem.
 #    has_directive(text): does nginx know it (in http, server and location)?
 #    has_module(name): the path of one of Debian's dynamic modules, or undef.
 #
@@ -87,7 +89,7 @@ use Time::HiRes qw(time sleep);
 our @EXPORT = qw(nginx config_test message same_message same_replay executions go held
                  last_request until_true has_module has_directive pattern
                  free_port backend patience within
-                 module_path);
+                 module_path certificate child);
 
 my $lib = abs_path(dirname(__FILE__));
 my $root = dirname(dirname($lib));
@@ -104,6 +106,7 @@ my $load_module = length $module ? "load_module $module;\n" : '';
 
 my $tmp = File::Temp->newdir('idempotency-XXXXXX', TMPDIR => 1);
 my ($owner, $lifeline, $backend_pid, $dead, @running, %ports) = ($$);
+my @children;
 
 # A worker that runs as another user must get through to its files.
 chmod 0755, $tmp;
@@ -133,6 +136,9 @@ END {
     if ($$ == $owner) {
         local $?;
         $_->stop for splice @running;
+
+        kill KILL => @children;
+        waitpid $_, 0 for @children;
 
         if ($backend_pid) {
             close $lifeline;
@@ -224,6 +230,39 @@ sub pattern {
 sub module_path { return $module }
 
 sub patience { return 120 }
+
+
+# A process beside the test, which ends with it at the latest.
+
+sub child {
+    my ($code) = @_;
+
+    my $pid = fork // die "fork: $!";
+
+    if (!$pid) {
+        $SIG{$_} = 'DEFAULT' for qw(INT TERM HUP PIPE);
+        $code->();
+        POSIX::_exit(0);
+    }
+
+    push @children, $pid;
+
+    return $pid;
+}
+
+
+# The directory of a certificate for localhost, cert.pem, and its key, key.pem.
+
+sub certificate {
+    my $dir = "$tmp/pki";
+
+    system("mkdir $dir && openssl req -x509 -newkey rsa:2048 -nodes -days 2"
+           . " -subj /CN=localhost -keyout $dir/key.pem -out $dir/cert.pem"
+           . " 2>$dir/openssl.log") == 0
+        or die 'no certificate' unless -e "$dir/cert.pem";
+
+    return $dir;
+}
 
 
 sub until_true (&;$) {
