@@ -6,10 +6,8 @@
 use FindBin;
 use lib "$FindBin::Bin/lib";
 use Idempotency;
-use File::Temp ();
 use IO::Socket::INET;
 
-my $dead = backend('dead');
 my @methods = qw(POST PATCH PUT DELETE);
 
 
@@ -17,12 +15,8 @@ my @methods = qw(POST PATCH PUT DELETE);
 
 my $dns = IO::Socket::INET->new(Proto => 'udp', LocalAddr => '127.0.0.1')
     or die $!;
-my $test = $$;
-my $pid = fork // die $!;
 
-if ($pid == 0) {
-    $SIG{$_} = 'DEFAULT' for qw(TERM INT HUP);
-
+child(sub {
     while (defined $dns->recv(my $ask, 512)) {
         my $question = substr $ask, 12;
         my $type = unpack 'n', substr $question, index($question, "\0") + 1;
@@ -32,25 +26,12 @@ if ($pid == 0) {
         $dns->send(pack('a2 n5', $ask, 0x8180, 1, $n, 0, 0) . $question
                    . pack('nnnNnC4', 0xc00c, 1, 1, 60, 4, 127, 0, 0, 1) x $n);
     }
-
-    POSIX::_exit(0);
-}
-
-END {
-    local $?;
-    if ($$ == $test) {
-        kill KILL => $pid;
-        waitpid $pid, 0;
-    }
-}
+});
 
 
-my $pki = File::Temp->newdir;
-system("openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
-       . " -keyout $pki/key.pem -out $pki/cert.pem 2>/dev/null") == 0
-    or die 'no certificate';
-
+my $pki = certificate();
 my %here = (DNS => $dns->sockport, BACKEND => backend());
+my $server = "server 127.0.0.1:$here{BACKEND} max_fails=0";
 
 my $n = nginx(http => <<EOC, server => <<'EOC2' =~ s/:(DNS|BACKEND)/:$here{$1}/gr);
     idempotency zone=z;
@@ -62,19 +43,15 @@ my $n = nginx(http => <<EOC, server => <<'EOC2' =~ s/:(DNS|BACKEND)/:$here{$1}/g
                         http_404 non_idempotent;
     fastcgi_next_upstream error timeout invalid_header non_idempotent;
 
-    upstream kept { server \$TEST_NGINX_BACKEND max_fails=0; keepalive 8; }
-    upstream both { server \$TEST_NGINX_BACKEND max_fails=0;
-                    server \$TEST_NGINX_BACKEND max_fails=0;
-                    server \$TEST_NGINX_BACKEND max_fails=0; }
-    upstream least { least_conn;
-                     server \$TEST_NGINX_BACKEND max_fails=0;
-                     server \$TEST_NGINX_BACKEND max_fails=0 weight=2;
-                     keepalive 8; }
-    upstream hashed { hash \$request_uri consistent;
-                      server \$TEST_NGINX_BACKEND max_fails=0;
-                      server \$TEST_NGINX_BACKEND max_fails=0 weight=2; }
-    upstream other { server 127.0.0.1:$dead max_fails=0 weight=1000;
-                     server \$TEST_NGINX_BACKEND max_fails=0 backup; }
+    upstream kept { $server; keepalive 8; }
+    upstream both { $server; $server; $server; }
+    upstream least { least_conn; $server; $server weight=2; keepalive 8; }
+    upstream hashed { hash \$request_uri consistent; $server;
+                      $server weight=2; }
+    upstream other { server \$TEST_NGINX_DEAD max_fails=0 weight=1000;
+                     $server backup; }
+    upstream fast { server \$TEST_NGINX_FASTCGI max_fails=0;
+                    server \$TEST_NGINX_FASTCGI max_fails=0; }
     upstream tls { server 127.0.0.1:\$TEST_NGINX_RAND_PORT_1 max_fails=0;
                    server 127.0.0.1:\$TEST_NGINX_RAND_PORT_1 max_fails=0;
                    keepalive 8; }
@@ -88,8 +65,6 @@ my $n = nginx(http => <<EOC, server => <<'EOC2' =~ s/:(DNS|BACKEND)/:$here{$1}/g
         location / { proxy_pass http://\$TEST_NGINX_BACKEND; }
         location \@drop { return 444; }
     }
-    upstream fast { server \$TEST_NGINX_FASTCGI max_fails=0;
-                    server \$TEST_NGINX_FASTCGI max_fails=0; }
 EOC
     location / { proxy_pass http://both; }
     location /kept { proxy_pass http://kept; }
@@ -101,10 +76,8 @@ EOC
     # a name for each, and one for all that is known from the second time on
     resolver 127.0.0.1:DNS ipv6=off;
     location /resolved { proxy_pass http://$arg_id.example:BACKEND$request_uri; }
-    location /known {
-        set $to any.example;
-        proxy_pass http://$to:BACKEND$request_uri;
-    }
+    location /known { set $to any.example;
+                      proxy_pass http://$to:BACKEND$request_uri; }
     location /short { proxy_read_timeout 300ms; proxy_pass http://both; }
     location /fast {
         fastcgi_pass fast;
@@ -113,22 +86,13 @@ EOC
         fastcgi_param QUERY_STRING $query_string;
         fastcgi_param CONTENT_LENGTH $content_length;
     }
-    location /redirected {
-        idempotency zone=z;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-    }
+    location /redirected { proxy_pass http://$TEST_NGINX_BACKEND; }
     location /fallback {
         error_page 502 = @fallback;
         proxy_pass http://$TEST_NGINX_DEAD;
     }
     location @fallback { idempotency off; proxy_pass http://both; }
 EOC2
-
-sub ask {
-    my ($method, $uri, $key) = @_;
-
-    return $n->request($method, $uri, key => $key, body => 'b');
-}
 
 
 # connections to be kept, so that there is one to be found dead
@@ -139,60 +103,48 @@ sub warm {
     $_->close for @c;
 }
 
-my %fault = (
-    'reset'       => ['rst=1', 502],
-    'closed'      => ['close=1', 502],
-    'malformed'   => ['raw=HTTP/1.1%20200%20OK%0d%0aA%00:%20b%0d%0a%0d%0a', 502],
-    '500'         => ['status=500&body=mine', 500],
-    '503'         => ['status=503&body=mine', 503],
-    '404'         => ['status=404&body=mine', 404],
-);
+# Asked once with a key, the client has this status, and all of the upstream's
+# own answer, if there was one.
+
+sub once {
+    my ($method, $at, $fault, $query, $status) = @_;
+
+    local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+    (my $id = "$method-$at-$fault") =~ s/\W+/-/g;
+    my $r = $n->request($method, "$at?id=$id&$query", key => $id, body => 'b');
+    my $own = $query =~ /mine/ ? ' mine' : '';
+
+    is("$r->{status}" . ($own && " $r->{body}") . ', executed '
+       . executions($id), "$status$own, executed 1", "$method at $at, $fault");
+    go($id) if $query =~ /gate/;
+}
 
 for my $method (@methods) {
     for my $at (qw(/ /kept /tls /least /hashed /named /resolved /known /redirected
                    /fallback))
     {
-        for my $fault (sort keys %fault) {
-            my ($query, $status) = @{$fault{$fault}};
-            (my $id = "$method-$at-$fault") =~ s/\W+/-/g;
-            my $uri = "$at?id=$id&$query";
-
-            warm() if $at eq '/kept' && $fault =~ /reset|closed/;
-
-            my $r = ask($method, $uri, $id);
-
-            is($r->{status}, $status, "$method at $at, $fault: its answer");
-            is(executions($id), 1, "$method at $at, $fault: executed once");
-            is($r->{body}, 'mine', "$method at $at, $fault: the upstream's own")
-                if $query =~ /mine/;
+        for (['reset', 'rst=1', 502], ['closed', 'close=1', 502],
+             ['malformed', 'raw=HTTP/1.1%20200%20OK%0d%0aA%00:%20b%0d%0a%0d%0a',
+              502],
+             map { [ $_, "status=$_&body=mine", $_ ] } 404, 500, 503)
+        {
+            warm() if $at eq '/kept' && $_->[0] =~ /reset|closed/;
+            once($method, $at, @$_);
         }
     }
 
-    my $id = "$method-time";
-    is(ask($method, "/short?id=$id&gate=1", $id)->{status}, 504,
-       "$method, time-out: its answer");
-    is(executions($id), 1, "$method, time-out: executed once");
-    go($id);
-
-    $id = "$method-fast";
-    is(ask($method, "/fast?id=$id&close=1", $id)->{status}, 502,
-       "$method, FastCGI: its answer");
-    is(executions($id), 1, "$method, FastCGI: executed once");
-
-    # not a byte was sent to the first
-    $id = "$method-other";
-    is(ask($method, "/other?id=$id", $id)->{status}, 200,
-       "$method: the next one is asked if the first is not there");
-    is(executions($id), 1, "$method: and it executes");
+    once($method, '/short', 'time-out', 'gate=1', 504);
+    once($method, '/fast', 'FastCGI', 'close=1', 502);
+    once($method, '/other', 'not a byte was sent to the first', '', 200);
 }
 
 # Nobody else is touched: nginx goes on as it was told to.
 
 for my $method ('GET', 'PUT') {
-    my $id = "free-$method";
-    my $r = $n->request($method, "/?id=$id&close=1", body => 'b');
-    is($r->{status}, 502, "$method without a key: all have failed");
-    is(executions($id), 3, "$method without a key: all were asked");
+    my $r = $n->request($method, "/?id=free-$method&close=1", body => 'b');
+    is("$r->{status}, executed " . executions("free-$method"),
+       '502, executed 3', "$method without a key: all were asked");
 }
 
 ok($n->stop, 'nginx stops in good order');
