@@ -1,6 +1,6 @@
 #!/usr/bin/perl
 
-# SPEC, "What a request gets" 6: the client may leave, the operation goes on. It
+# README, "What a request gets": the client may leave, the operation goes on. It
 # is carried through and recorded, and a retry finds all of it.
 
 use FindBin;
@@ -8,10 +8,7 @@ use lib "$FindBin::Bin/lib";
 use Idempotency;
 use Stress;
 
-use IO::Socket::INET;
 use Socket qw(SOL_SOCKET SO_RCVBUF pack_sockaddr_in inet_aton);
-
-my $size = 200000;
 
 # Where requests go, by whose means. The relays tell connections apart, and
 # one of them speaks what grpc_pass does.
@@ -19,32 +16,29 @@ my $size = 200000;
 my %pass = (
     proxy   => 'proxy_pass http://relay; proxy_http_version 1.1;
                 proxy_set_header Connection "";',
-    fastcgi => 'include $TEST_NGINX_ROOT/fcgi.conf;
-                fastcgi_pass $TEST_NGINX_FASTCGI;',
-    uwsgi   => 'include $TEST_NGINX_ROOT/uwsgi.conf;
-                uwsgi_pass $TEST_NGINX_UWSGI;',
-    scgi    => 'include $TEST_NGINX_ROOT/scgi.conf;
-                scgi_pass $TEST_NGINX_SCGI;',
     grpc    => 'grpc_pass grpc://grpc_relay;',
+    map({ my $p = $_;
+          $p => join ' ', "${p}_pass \$TEST_NGINX_\U$p\E;",
+                          map { "${p}_param $_;" }
+                          'QUERY_STRING $query_string',
+                          'REQUEST_METHOD $request_method',
+                          'REQUEST_URI $request_uri',
+                          'CONTENT_LENGTH $content_length';
+        } qw(fastcgi scgi uwsgi)),
 );
 
-my @protocols = grep has_directive("${_}_ignore_client_abort off;") || $_ eq 'grpc',
-                sort keys %pass;
+# what is asked for by name has no say here; gRPC has neither
 
-my @params = ('QUERY_STRING $query_string', 'REQUEST_METHOD $request_method',
-              'REQUEST_URI $request_uri', 'CONTENT_LENGTH $content_length');
+my %at = map {
+    my ($p, $off) = ($_, "${_}_ignore_client_abort off;");
 
-my $locations = join "\n", map {
-    my $p = $_;
+    $p eq 'grpc' ? ('grpc/on' => $pass{grpc})
+    : has_directive($off) ? ("$p/on" => "$off $pass{$p}",
+                             "$p/off" => "$off ${p}_buffering off; $pass{$p}")
+    : ();
+} keys %pass;
 
-    # what is asked for by name has no say here
-    my $abort = $p eq 'grpc' ? '' : "${p}_ignore_client_abort off;";
-
-    ($p eq 'grpc' ? '' : "location /$p/off { ${p}_buffering off; $abort $pass{$p} }"),
-    "location /$p/on { $abort $pass{$p} }"
-} @protocols;
-
-my $protected = <<'EOC' . $locations;
+my $locations = <<'EOC' . join '', map { "location /$_ { $at{$_} }\n" } keys %at;
     idempotency zone=z;
     idempotency_max_response 4m;
     idempotency_wait_timeout 10m;
@@ -53,13 +47,7 @@ EOC
 sub start_nginx {
     my ($listen, $more, $servers) = @_;
 
-    my %files = map {
-        my $p = $_;
-        ({ fastcgi => 'fcgi' }->{$p} // $p) . '.conf'
-            => join '', map { "${p}_param $_;\n" } @params
-    } qw(fastcgi uwsgi scgi);
-
-    return nginx(zone => 0, files => \%files, http => <<'EOC'
+    return nginx(zone => 0, http => <<'EOC'
         idempotency_zone zone=z:64m;
         log_format result '$request_uri $status $idempotency_status';
         access_log $TEST_NGINX_ROOT/logs/access.log result;
@@ -77,10 +65,26 @@ sub start_nginx {
                          proxy_set_header Connection ""; }
         }
 EOC
-        . crowd("$more\n$protected", $listen) . $servers);
+        . crowd("$more\n$locations", $listen) . $servers);
 }
 
 my $n = start_nginx('', '', '');
+my $count = 0;
+
+
+# A response that is recorded as a whole, and was executed once.
+
+sub recorded {
+    my ($name, $id, $size, @r) = @_;
+
+    local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+    is(join(', ', map({ (status_of($_) =~ s/WAITED/REPLAYED/r)
+                        . ($_->replayed && $_->{body} eq pattern($size, 1)
+                           ? ' all of it' : ' ' . problem($_)) } @r),
+                  executions($id)),
+       join(', ', ('200 REPLAYED all of it') x @r, 1), $name) or diag $n->log;
+}
 
 
 # --- ways to leave ----------------------------------------------------------
@@ -115,95 +119,61 @@ sub some_body {
 }
 
 
-my $count = 0;
+# A response in chunks or of unknown length has no length to be whole by.
 
-for my $p (@protocols) {
-    for my $at (grep { !($p eq 'grpc' && $_ eq 'off') } qw(on off)) {
-        for my $how (sort keys %leave) {
-            for my $when ('before the header', 'in mid body') {
-                my $name = "$p, buffering $at, $how $when";
-                my $id = 'gone' . ++$count;
-                my $gate = $when =~ /body/ ? 'body' : 1;
-                my $uri = "/$p/$at?id=$id&size=$size&gate=$gate";
-                my @o = (key => $id, body => 'b');
+for (map({ [ $_, '' ] } sort keys %at), map { [ 'proxy/on', "&te=$_" ] }
+     qw(chunked close))
+{
+    my ($at, $te) = @$_;
 
-                my @c = begin($how, $uri, @o);
-                held($id);
-                some_body(@c) if $gate eq 'body';
-                my $waits = $n->start('POST', $uri, @o);
-                $leave{$how}->(@c);
-                go($id);
-
-                my @r = ($waits->response, $n->post($uri, @o));
-
-                is_deeply([ map { "$_->{status} " . length $_->{body} } @r ],
-                          [ ("200 $size") x 2 ], $name) or diag $n->log;
-                is(scalar(grep { $_->{body} eq pattern($size, 1)
-                                 && $_->replayed } @r),
-                   2, '... all of it, recorded');
-                is(executions($id), 1, '... executed once');
-
-                $c[0]->close if $how =~ /STREAM/;
-                $waits->close;
-
-                next unless $p =~ /^(?:proxy|grpc)$/;
-
-                my $next = $n->post("/$p/$at?id=$id", key => "$id-next");
-                is($next->header('X-Conn'), $r[1]->header('X-Conn'),
-                   "... the upstream's connection is used again");
-            }
-        }
-    }
-}
-
-
-# A client that leaves without a body to wait for, and one that is a waiter
-# when the owner leaves, are the same as any; a response in chunks or of
-# unknown length has no length to be whole by.
-
-for my $te (qw(chunked close)) {
     for my $how (sort keys %leave) {
-        my $id = "$te-" . ++$count;
-        my $uri = "/proxy/on?id=$id&size=$size&gate=body&te=$te";
-        my @o = (key => $id, body => 'b');
+        for my $gate (1, 'body') {
+            my $name = "$at, $how, gate $gate$te";
+            my $id = 'gone' . ++$count;
+            my $uri = "/$at?id=$id&size=200000&gate=$gate$te";
+            my @o = (key => $id, body => 'b');
 
-        my @c = begin($how, $uri, @o);
-        held($id);
-        some_body(@c);
-        $leave{$how}->(@c);
-        go($id);
+            my @c = begin($how, $uri, @o);
+            held($id);
+            some_body(@c) if $gate eq 'body';
+            my $waits = $n->start('POST', $uri, @o);
+            $leave{$how}->(@c);
+            go($id);
 
-        my $r = $n->post($uri, @o);
-        is("$r->{status} " . ($r->{body} eq pattern($size, 1)), '200 1',
-           "$te, $how in mid body: recorded whole");
-        is(executions($id), 1, '... executed once');
-        $c[0]->close if $how =~ /STREAM/;
+            my @r = ($waits->response, $n->post($uri, @o));
+            recorded($name, $id, 200000, @r);
+
+            $c[0]->close if $how =~ /STREAM/;
+            $waits->close;
+
+            next unless $at =~ /^(?:proxy|grpc)/;
+
+            my $next = $n->post("/$at?id=$id", key => "$id-next");
+            is($next->header('X-Conn'), $r[1]->header('X-Conn'),
+               "... the upstream's connection is used again");
+        }
     }
 }
 
 
 # What breaks off behind the client's back is no whole response.
 
+for (['broken off', 'size=200000&cut=1000', '409 NOT_KEPT not_kept'],
+     ['never came', 'rst=1', '502 REPLAYED no problem'])
 {
-    my $uri = "/proxy/on?id=cut&size=$size&gate=1&cut=1000";
-    my $c = $n->start('POST', $uri, key => 'cut', body => 'b');
-    held('cut');
-    $c->close;
-    go('cut');
+    my ($what, $query, $is) = @$_;
+    my $id = 'gone' . ++$count;
+    my @m = (POST => "/proxy/on?id=$id&gate=1&$query", key => $id, body => 'b');
+    my $c = $n->start(@m);
 
-    my $r = $n->post($uri, key => 'cut', body => 'b');
-    is($r->{status} . ' ' . problem($r), '409 not_kept',
-       'the client gone, the response broken off: not kept');
-
-    $uri = '/proxy/on?id=none&gate=1&rst=1';
-    $c = $n->start('POST', $uri, key => 'none', body => 'b');
-    held('none');
+    held($id);
     $c->close;
-    go('none');
-    $r = $n->post($uri, key => 'none', body => 'b');
-    is($r->{status}, 502, 'the client gone, then the upstream: in doubt');
-    ok($r->replayed, '... replayed');
-    is(executions($_), 1, '... executed once') for qw(cut none);
+    go($id);
+
+    my $r = $n->request(@m);
+    is((status_of($r) =~ s/WAITED/REPLAYED/r) . ' ' . problem($r), $is,
+       "the client gone, the response $what");
+    is(executions($id), 1, '... executed once');
 }
 
 
@@ -211,36 +181,29 @@ for my $te (qw(chunked close)) {
 
 # Nothing was asked for yet, so nothing is bound.
 
-for my $p (@protocols) {
-    for my $how ('FIN', 'RST', 'chunked, FIN', 'HTTP/2, RST_STREAM',
-                 'HTTP/2, FIN')
-    {
+for my $at (grep m{/on}, sort keys %at) {
+    for my $how (sort(keys %leave), 'HTTP/1.1, FIN, chunked') {
         my $id = 'upload' . ++$count;
-        my $uri = "/$p/on?id=$id";
+        my $uri = "/$at?id=$id";
         my @o = (key => $id, body => 'whole');
+        my @c;
 
         if ($how =~ /HTTP\/2/) {
-            my $h = h2($n);
-            my $s = $h->request('POST', $uri, key => $id, body => 'who',
-                                open => 1);
-            $how =~ /STREAM/ ? $h->reset_stream($s) : $h->close;
-            ok(until_true { $n->access_log =~ /id=$id 4\d\d/ },
-               "$p, $how: gone during the upload");
-            $h->close if $how =~ /STREAM/;
+            @c = begin($how, $uri, key => $id, body => 'who', open => 1);
 
         } else {
-            my $c = $n->connect;
-            my $m = message('POST', $uri, @o, $how =~ /chunked/
-                                              ? (chunked => [ 'whole' ]) : ());
-            $c->send(substr $m, 0, length($m) - 4);
-            $how =~ /RST/ ? $c->reset : $c->close;
-            ok(until_true { $n->access_log =~ /id=$id 4\d\d/ },
-               "$p, $how: gone during the upload");
+            my $m = message('POST', $uri, @o, chunked => !!($how =~ /chunked/));
+            @c = $n->connect;
+            $c[0]->send(substr $m, 0, length($m) - 4);
         }
 
+        $leave{$how =~ s/, chunked//r}->(@c);
+
+        ok(until_true { $n->access_log =~ /id=$id 4\d\d/ },
+           "$at, $how: gone during the upload");
         is(executions($id), 0, '... not executed');
-        is(status_of($n->post($uri, @o)), '200 NEW', '... nothing was bound');
-        is(executions($id), 1, '... and now it is executed');
+        is(status_of($n->post($uri, @o)) . ' ' . executions($id), '200 NEW 1',
+           '... nothing was bound, and now it is executed');
     }
 }
 
@@ -256,78 +219,56 @@ my $late = 'location /late { send_timeout 10m;
                              proxy_pass http://$TEST_NGINX_BACKEND; }';
 
 $n = start_nginx('sndbuf=8k rcvbuf=8k', "send_timeout 300ms;\n$late",
-                 <<'EOC' . "$late\n$protected}");
+                 <<'EOC' . "$late\n$locations}");
     server {
         listen 127.0.0.1:$TEST_NGINX_RAND_PORT_4;
         server_name localhost;
         add_header X-Status $idempotency_status always;
 EOC
 
-my @patient = (port => $n->port(4));
+# Starts a request of a client that reads none of its response, or little.
 
-sub stalled_client {
-    my ($port) = @_;
+sub stalled {
+    my ($how, @m) = @_;
+
+    if ($how eq 'HTTP/2') {
+        my $h = h2($n, window => 10000);
+        $h->request(@m);
+        return $h;
+    }
 
     socket(my $s, Socket::PF_INET(), Socket::SOCK_STREAM(), 0) or die $!;
     setsockopt $s, SOL_SOCKET, SO_RCVBUF, 4096;
-    CORE::connect($s, pack_sockaddr_in($port, inet_aton('127.0.0.1'))) or die $!;
+    CORE::connect($s, pack_sockaddr_in($n->port, inet_aton('127.0.0.1')))
+        or die $!;
+    syswrite $s, message(@m);
 
     return $s;
 }
 
-for my $p (@protocols) {
-    for my $at (grep { !($p eq 'grpc' && $_ eq 'off') } qw(on off)) {
-        for my $how ('HTTP/1.1', 'HTTP/2') {
-            my $name = "$p, buffering $at, $how stalled";
-            my $id = 'stall' . ++$count;
-            my $long = 1500000;
-            my $uri = "/$p/$at?id=$id&size=$long";
-            my @o = (key => $id, body => 'b');
-            my ($s, $h);
-
-            if ($how eq 'HTTP/1.1') {
-                $s = stalled_client($n->port(0));
-                syswrite $s, message('POST', $uri, @o);
-
-            } else {
-                $h = h2($n, window => 10000);
-                $h->request('POST', $uri, @o);
-            }
-
-            ok(until_true { executions($id) }, "$name: it is executed");
-
-            my $r = $n->post($uri, @o, @patient);
-            is(status_of($r) =~ /^200 (?:WAITED|REPLAYED)$/
-               ? 'recorded' : status_of($r) . ' ' . problem($r),
-               'recorded', "$name: carried through");
-            ok($r->{body} eq pattern($long, 1), '... all of it');
-            is(executions($id), 1, '... executed once');
-
-            close $s if $s;
-            $h->close if $h;
-        }
-    }
-}
-
-
 # What is known is known, however long such a client takes: the whole response,
 # if the upstream is read ahead of it, or that there is none.
 
-for (['whole', 'size=1500000', '200', qr/WAITED|REPLAYED/],
-     ['broken off', 'size=1500000&cut=1400000', '409', qr/NOT_KEPT/])
+for (map({ my $at = $_; map { [ $at, $_, '' ] } 'HTTP/1.1', 'HTTP/2' }
+         sort keys %at),
+     [ 'late', 'HTTP/1.1', '' ], [ 'late', 'HTTP/1.1', '&cut=1400000' ])
 {
-    my ($what, $more, $status, $said) = @$_;
-    my $id = 'late' . ++$count;
-    my $uri = "/late?id=$id&$more";
-    my $s = stalled_client($n->port(0));
+    my ($at, $how, $cut) = @$_;
+    my $id = 'stall' . ++$count;
+    my @m = (POST => "/$at?id=$id&size=1500000$cut", key => $id, body => 'b');
+    my $client = stalled($how, @m);
 
-    syswrite $s, message('POST', $uri, key => $id, body => 'b');
-    ok(until_true { executions($id) }, "stalled, the response $what");
+    ok(until_true { executions($id) }, "$at, $how stalled$cut: it is executed");
 
-    my $r = $n->post($uri, key => $id, body => 'b', @patient);
-    like(status_of($r), qr/^$status $said/, '... is recorded meanwhile');
-    is(executions($id), 1, '... executed once');
-    close $s;
+    my $r = $n->request(@m, port => $n->port(4));
+
+    if ($cut) {
+        is(status_of($r) . ' ' . executions($id), '409 NOT_KEPT 1',
+           '... and known to be broken off');
+
+    } else {
+        recorded('... carried through', $id, 1500000, $r);
+    }
 }
 
 done_testing();
