@@ -1,324 +1,224 @@
-# SPEC, "What a request gets" 1 and idempotency_dry_run: what is left untouched.
+# README, "What a request gets" 1, and docs/directives.md, idempotency_bypass and
+# idempotency_dry_run: what is left untouched.
 
-use strict;
-use warnings;
+use lib 't/lib';
+use Test::Nginx::Idempotency 'no_plan';
 
-use FindBin;
-use lib "$FindBin::Bin/lib";
-use Idempotency;
+run_tests();
 
+__DATA__
 
-my $n = nginx(files => {
-                  'html/page.html' =>
-                      "<!--# include virtual=\"/part?id=part\" -->"
-                      . "<!--# include virtual=\"/part?id=part\" -->",
-                  'html/off.html' =>
-                      "<!--# include virtual=\"/part?id=free\" -->",
-              },
-              server => <<'EOC');
+=== TEST 1: any value but an empty one and 0 bypasses
+--- config
+location / {
     idempotency zone=z;
-    idempotency_in_progress reject;
+    idempotency_bypass $arg_no $http_x_bypass;
+    proxy_pass http://backend;
+}
+--- request eval
+[ map { ("POST /1?no=$_\nb") x 2 } '', 0, 1, '00', 'no' ]
+--- more_headers eval
+[ map { ("Idempotency-Key: 1-$_") x 2 } 1 .. 5 ]
+--- idempotency_status
+NEW REPLAYED NEW REPLAYED BYPASS BYPASS BYPASS BYPASS BYPASS BYPASS
+--- executions: 8
 
-    add_header X-Status $idempotency_status always;
+=== TEST 2: any of several values bypasses
+--- request eval
+[ "POST /2?no=\nb", "POST /2?no=1\nb", ("POST /2?no=0\nb") x 2 ]
+--- more_headers eval
+[ map { "Idempotency-Key: 2\nX-Bypass: $_" } 1, 0, 0, 0 ]
+--- idempotency_status: BYPASS BYPASS NEW REPLAYED
+--- executions: 3
 
-    location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+=== TEST 3: who bypasses claims nothing, replays nothing and conflicts with nothing
+--- request eval
+[ ("POST /3?id=3\nb") x 3, "POST /3?id=3\nother", "POST /3?id=3\nb" ]
+--- more_headers eval
+[ map { "Idempotency-Key: 3\nX-Bypass: $_" } 1, 0, 1, 1, 0 ]
+--- idempotency_status: BYPASS NEW BYPASS BYPASS REPLAYED
+--- response_body eval
+[ map { "exec=$_ id=3\n" } 1, 2, 3, 4, 2 ]
 
-    location /bypass {
-        idempotency_bypass $arg_bypass $http_x_bypass;
-        idempotency_missing_key reject;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-    }
+=== TEST 4: constants; who bypasses needs no key, and none is looked at
+--- config
+idempotency zone=z;
+idempotency_missing_key reject;
 
-    location /always {
-        idempotency_bypass 1;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-    }
-
-    location /never {
-        idempotency_bypass 0 "" $arg_nothing;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-    }
-
-    location /off {
-        idempotency off;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-
-        location /off/on {
-            idempotency zone=z;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-    }
-
-    location /get {
-        idempotency_methods GET POST;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-    }
-
-    # subrequests: each of them would be protected if it were a request
-    location /page.html {
-        idempotency_methods GET POST;
-        root $TEST_NGINX_ROOT/html;
-        ssi on;
-        ssi_types text/plain;
-    }
-
-    location /off.html {
-        idempotency off;
-        root $TEST_NGINX_ROOT/html;
-        ssi on;
-        ssi_types text/plain;
-    }
-
-    location /part {
-        idempotency_methods GET POST;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-    }
-
-    location /mirrored {
-        mirror /copy;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-    }
-
-    location /off/mirrored {
-        idempotency off;
-        mirror /copy;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-    }
-
-    location /copy {
-        internal;
-        proxy_pass http://$TEST_NGINX_BACKEND/copy?id=copy$arg_id;
-    }
-
-    location /authorised {
-        idempotency_methods GET POST;
-        auth_request /auth;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-    }
-
-    location = /auth {
-        internal;
-        idempotency_methods GET POST;
-        proxy_pass_request_body off;
-        proxy_set_header Content-Length "";
-        proxy_pass http://$TEST_NGINX_BACKEND/auth?id=auth;
-    }
-
-    location /upgrade {
-        proxy_http_version 1.1;
-        proxy_set_header Upgrade $http_upgrade;
-        proxy_set_header Connection upgrade;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-    }
-
-    location /dry {
-        idempotency_dry_run on;
-        idempotency_bypass $arg_bypass;
-        idempotency_missing_key reject;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-
-        location /dry/small {
-            idempotency_max_response 4;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-
-        location /dry/2xx {
-            idempotency_keep 2xx;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-    }
-EOC
-
-my $id = 'case0';
-
-sub told {
-    my ($r) = @_;
-
-    return $r ? "$r->{status} " . ($r->header('X-Status') // '-') : 'nothing';
+location /always {
+    idempotency_bypass 1;
+    proxy_pass http://backend;
 }
 
-# The same request, so many times; what it was told and how often it executed.
-
-sub times_of {
-    my ($count, $method, $uri, %o) = @_;
-
-    $id++;
-    $uri .= ($uri =~ /\?/ ? '&' : '?') . "id=$id";
-
-    return join(', ', map { told($n->request($method, $uri, key => $id, %o)) }
-                1 .. $count) . ', executed ' . executions($id);
+location /never {
+    idempotency_bypass 0 "" $arg_nothing;
+    proxy_pass http://backend;
 }
+--- request eval
+[ ("POST /always") x 4, ("POST /never") x 2 ]
+--- more_headers eval
+[ '', map { "Idempotency-Key: $_" } '"', (4) x 4 ]
+--- idempotency_status: BYPASS BYPASS BYPASS BYPASS NEW REPLAYED
+--- executions: 5
 
+=== TEST 5: off, and on again below
+--- config
+location / {
+    idempotency off;
+    proxy_pass http://backend;
 
-# --- idempotency_bypass ------------------------------------------------------
-
-my @b = (body => 'b');
-my $bypassed = '200 BYPASS, 200 BYPASS, executed 2';
-my $protected = '200 NEW, 200 REPLAYED, executed 1';
-
-is(times_of(2, POST => '/bypass', @b), $protected, 'no value');
-is(times_of(2, POST => '/bypass?bypass=', @b), $protected, 'an empty value');
-is(times_of(2, POST => '/bypass?bypass=0', @b), $protected, 'a 0');
-is(times_of(2, POST => '/bypass?bypass=1', @b), $bypassed, 'a 1');
-is(times_of(2, POST => '/bypass?bypass=00', @b), $bypassed, 'a 00');
-is(times_of(2, POST => '/bypass?bypass=no', @b), $bypassed, 'a word');
-is(times_of(2, POST => '/bypass', @b, headers => [ 'X-Bypass: 1' ]), $bypassed,
-   'the last of several values');
-is(times_of(2, POST => '/bypass?bypass=1', @b, headers => [ 'X-Bypass: 0' ]),
-   $bypassed, 'any of several values');
-is(times_of(2, POST => '/bypass?bypass=0', @b, headers => [ 'X-Bypass: 0' ]),
-   $protected, 'none of several values');
-is(times_of(2, POST => '/always', @b), $bypassed, 'a constant');
-is(times_of(2, POST => '/never', @b), $protected, 'constants that say no');
-
-is(told($n->post('/bypass?bypass=1', @b)), '200 BYPASS', 'no key is needed');
-is(told($n->post('/bypass?bypass=1', @b, key => '"')), '200 BYPASS',
-   'no key is looked at');
-
-{
-    my @o = (key => 'around', @b);
-    my $by = [ 'X-Bypass: 1' ];
-    my $uri = '/bypass?id=around';
-
-    is(told($n->post($uri, @o, headers => $by)), '200 BYPASS',
-       'bypassed before');
-    is(told($n->post($uri, @o)), '200 NEW', '... claims nothing');
-    is($n->post($uri, @o, headers => $by)->{body}, "exec=3 id=around\n",
-       'bypassed after: no replay, it executes');
-    is(told($n->post($uri, @o, body => 'other', headers => $by)),
-       '200 BYPASS', '... no conflict');
-    is($n->post($uri, @o)->{body}, "exec=2 id=around\n",
-       '... and what was recorded is as it was');
+    location /on {
+        idempotency zone=z;
+        proxy_pass http://backend;
+    }
 }
+--- request eval
+[ ("POST /off\nb") x 3, ("POST /on\nb") x 2 ]
+--- more_headers eval
+[ map { "Idempotency-Key: $_" } 5, 5, '"', 5, 5 ]
+--- idempotency_status: - - - NEW REPLAYED
+--- executions: 4
 
+=== TEST 6: other methods are nobody's business, nor is their key
+--- config
+idempotency zone=z;
+location / { proxy_pass http://backend; }
+location /get { idempotency_methods GET POST; proxy_pass http://backend; }
+--- request eval
+[ ("GET /6") x 3, ("HEAD /6") x 2, ("PUT /6\nb") x 2, ("GET /get") x 2 ]
+--- more_headers eval
+[ map { "Idempotency-Key: $_" } 6, 6, '"', (6) x 6 ]
+--- idempotency_status: - - - - - - - NEW REPLAYED
+--- executions: 8
 
-# --- off, other methods ------------------------------------------------------
+=== TEST 7: a GET with the key of a POST is neither its replay nor a conflict
+--- request eval
+[ map { "$_ /?id=7" } qw(POST GET POST) ]
+--- more_headers
+Idempotency-Key: 7
+--- idempotency_status: NEW - REPLAYED
+--- response_body eval
+[ map { "exec=$_ id=7\n" } 1, 2, 1 ]
 
-my $untouched = '200 -, 200 -, executed 2';
+=== TEST 8: a protocol upgrade is one that Connection names
+--- config
+idempotency zone=z;
+location / { proxy_pass http://backend; }
 
-is(times_of(2, POST => '/off', @b), $untouched, 'off');
-is(times_of(2, POST => '/off/on', @b), $protected, 'on again below');
-is(times_of(2, POST => '/off', @b, key => '"'), $untouched,
-   'off: a malformed key is nobody\'s business');
-
-is(times_of(2, GET => '/'), $untouched, 'GET');
-is(times_of(2, GET => '/', key => '"'), $untouched, 'GET, a malformed key');
-is(times_of(2, HEAD => '/'), $untouched, 'HEAD');
-is(times_of(2, PUT => '/', @b), $untouched, 'PUT');
-is(times_of(2, GET => '/get'), $protected, 'GET, when it is listed');
-
-{
-    is(told($n->post('/x?id=same', key => 'same')), '200 NEW', 'a POST');
-    my $r = $n->get('/x?id=same', key => 'same');
-    is(told($r) . ' ' . $r->{body}, "200 - exec=2 id=same\n",
-       'a GET with its key is neither a replay nor a conflict');
-    is(told($n->post('/x?id=same', key => 'same')), '200 REPLAYED',
-       '... and the POST is what it was');
+location /upgrade {
+    proxy_http_version 1.1;
+    proxy_set_header Upgrade $http_upgrade;
+    proxy_set_header Connection upgrade;
+    proxy_pass http://backend;
 }
+--- request
+POST /upgrade
+b
+--- more_headers eval
+[ map { "Idempotency-Key: 8\n$_" }
+      ("Upgrade: websocket\nConnection: close, Upgrade") x 2, '', '',
+      'Upgrade: websocket' ]
+--- idempotency_status: - - NEW REPLAYED REPLAYED
+--- executions: 3
 
+=== TEST 9: what any client may offer, and nginx does not take up, is no upgrade
+--- request eval
+[ map { ("POST $_\nb") x 8 } '/', '/upgrade' ]
+--- more_headers eval
+[ map { my $where = $_;
+        map { ("Idempotency-Key: 9-$where-$_\nConnection: close, Upgrade\nUpgrade: $_") x 2 }
+            'h2c', 'H2C', 'TLS/1.2', 'tls/1.0, HTTP/1.1' } 1, 2 ]
+--- idempotency_status eval
+'NEW REPLAYED ' x 8
+--- executions: 8
 
-# --- a protocol upgrade ------------------------------------------------------
+=== TEST 10: no subrequest of a page is held, replayed or refused
+What was recorded is the page and not its parts: SSI acts on a replay, too.
+--- config
+idempotency zone=z;
+idempotency_methods GET POST;
+ssi on;
+ssi_types text/plain;
+add_header X-Status $idempotency_status;
 
-is(times_of(2, POST => '/upgrade', @b,
-            headers => [ 'Upgrade: websocket', 'Connection: Upgrade' ]),
-   $untouched, 'a protocol upgrade');
-is(times_of(2, POST => '/upgrade', @b), $protected, '... the same without');
+location / { root html; }
+location /free { idempotency off; root html; }
+location /part { proxy_pass http://backend; }
+--- user_files
+>>> page
+<!--# include virtual="/part?id=10" wait="yes" --><!--# include virtual="/part?id=10" -->
+>>> free
+<!--# include virtual="/part?id=10" -->
+--- request eval
+[ ("GET /page") x 2, ("GET /free") x 2 ]
+--- more_headers
+Idempotency-Key: 10
+--- response_headers eval
+[ 'X-Status: NEW', 'X-Status: REPLAYED', ('! X-Status') x 2 ]
+--- response_body eval
+[ map { my $i = $_; CORE::join '', map({ "exec=$_ id=10\n" } @$i), "\n" }
+      [ 1, 2 ], [ 3, 4 ], [ 5 ], [ 6 ] ]
 
-# what any client may offer, and nginx does not take up
+=== TEST 11: a mirror's copy is made each time that a request is executed
+--- config
+idempotency zone=z;
+mirror /copy;
 
-for my $offer ('h2c', 'H2C', 'TLS/1.2', 'tls/1.0, HTTP/1.1') {
-    is(times_of(2, POST => $_, @b,
-                headers => [ "Upgrade: $offer", 'Connection: Upgrade' ]),
-       $protected, "an upgrade to $offer is none, at $_") for '/x', '/upgrade';
+location / { proxy_pass http://backend; }
+location /off { idempotency off; proxy_pass http://backend; }
+location /copy { internal; proxy_pass http://backend; }
+--- request eval
+[ ("POST /11\nb") x 2, ("POST /off\nb") x 2 ]
+--- more_headers
+Idempotency-Key: 11
+--- idempotency_status: NEW REPLAYED - -
+--- executions: 6
+
+=== TEST 12: auth_request asks each time, also for a replay
+--- config
+idempotency zone=z;
+idempotency_methods GET POST;
+
+location / { auth_request /auth; proxy_pass http://backend; }
+
+location = /auth {
+    internal;
+    proxy_pass_request_body off;
+    proxy_set_header Content-Length "";
+    proxy_pass http://backend;
 }
+--- request
+POST /
+b
+--- more_headers eval
+[ ('Idempotency-Key: 12') x 2 ]
+--- idempotency_status: NEW REPLAYED
+--- executions: 3
 
-is(times_of(2, POST => '/upgrade', @b, headers => [ 'Upgrade: websocket' ]),
-   $protected, 'nor is one that Connection does not name');
-
-
-# --- subrequests -------------------------------------------------------------
-
-{
-    my $r = $n->get('/page.html', key => 'ssi');
-    is(told($r), '200 NEW', 'SSI: the page');
-    is(join('', sort $r->{body} =~ /exec=.*\n/g),
-       "exec=1 id=part\nexec=2 id=part\n",
-       '... no subrequest is held, replayed or refused');
-    is(executions('part'), 2, '... each has executed');
-
-    # the page is the outcome, its parts are not: SSI acts on a replay too
-    $r = $n->get('/page.html', key => 'ssi');
-    is(told($r), '200 REPLAYED', 'SSI: the page again');
-    is(join('', sort $r->{body} =~ /exec=.*\n/g),
-       "exec=3 id=part\nexec=4 id=part\n", '... SSI acts on a replay');
+=== TEST 13: a dry run says what would be, and executes each time
+--- config
+location / {
+    idempotency zone=z;
+    idempotency_dry_run on;
+    idempotency_bypass $arg_no;
+    idempotency_missing_key reject;
+    idempotency_keep 2xx;
+    proxy_pass http://backend;
+    location /small { idempotency_max_response 4; proxy_pass http://backend; }
 }
-
-is(times_of(2, POST => '/mirrored', @b), $protected,
-   'mirror: the request itself');
-is(until_true { executions("copy$id") }, 1,
-   '... its copy is made, and made once');
-
-# ... of requests that are not protected themselves, either
-
-is(join(', ', map { $n->get('/off.html', key => 'off')->{body} } 1, 2),
-   "exec=1 id=free\n, exec=2 id=free\n", 'SSI in a page of no concern');
-is(times_of(2, POST => '/off/mirrored', @b), $untouched,
-   'mirror of a request of no concern');
-ok(until_true { executions("copy$id") == 2 }, '... each copy is made');
-
-is(times_of(2, POST => '/authorised', @b), $protected,
-   'auth_request: the request itself');
-is(executions('auth'), 2, '... is authorised each time');
-
-
-# --- dry run -----------------------------------------------------------------
-
-is(times_of(3, POST => '/dry', @b),
-   '200 NEW_DRY_RUN, 200 REPLAYED_DRY_RUN, 200 REPLAYED_DRY_RUN, executed 3',
-   'dry run: never replays');
-
-{
-    my $uri = '/dry?id=dry';
-    my @r = map { $n->post($uri, key => 'dry', body => 'b') } 1 .. 3;
-    is(join('', map { $_->{body} } @r),
-       "exec=1 id=dry\nexec=2 id=dry\nexec=3 id=dry\n",
-       '... each response is its own');
-    is(scalar(grep { $_->has('Idempotent-Replayed') } @r), 0, '... unmarked');
-
-    my $r = $n->post($uri, key => 'dry', body => 'other');
-    is(told($r) . " $r->{body}", "200 CONFLICT_DRY_RUN exec=4 id=dry\n",
-       'dry run: no conflict is refused');
-    is(last_request('dry') =~ /\n\r?\n(.*)\z/s && $1, 'other',
-       '... the body goes on');
-    is(told($n->post($uri, body => 'b')), '200 MISSING_DRY_RUN',
-       'dry run: no key');
-    is(told($n->post($uri, key => '"', body => 'b')), '200 MALFORMED_DRY_RUN',
-       'dry run: a malformed key');
-    is(executions('dry'), 6, '... executed each time');
-    is(told($n->get($uri, key => 'dry')), '200 -', 'dry run: GET');
-}
-
-is(times_of(2, POST => '/dry?bypass=1', @b),
-   '200 BYPASS_DRY_RUN, 200 BYPASS_DRY_RUN, executed 2', 'dry run: bypassed');
-is(times_of(3, POST => '/dry/small', @b),
-   '200 NEW_DRY_RUN, 200 NOT_KEPT_DRY_RUN, 200 NOT_KEPT_DRY_RUN, executed 3',
-   'dry run: not kept');
-is(times_of(2, POST => '/dry/2xx?status=500', @b),
-   '500 NEW_DRY_RUN, 500 NEW_DRY_RUN, executed 2', 'dry run: released');
-
-{
-    # nobody waits: both are at the upstream at one time
-    my @c = map {
-        my $c = $n->start('POST', '/dry?id=held&gate=1', key => 'held',
-                          body => 'b');
-        held('held', $_);
-        $c;
-    } 1, 2;
-
-    go('held');
-    is(join(', ', map { told($_->response) } @c),
-       '200 NEW_DRY_RUN, 200 IN_PROGRESS_DRY_RUN', 'dry run: never waits');
-    is(executions('held'), 2, '... executed twice');
-}
-
-done_testing();
+--- request eval
+[ map({ "POST $_" } ("/13?echo=1\nb") x 3, "/13?echo=1\nother",
+      ("/13?echo=1\nb") x 2, "/13?no=1&echo=1\nb", ("/small?echo=1\nb") x 2,
+      ("/13?status=500&echo=1\nb") x 2), "GET /13?echo=1\nb" ]
+--- more_headers eval
+[ map { "Idempotency-Key: $_" } (13) x 4, '"', '', 13, ('13-1') x 2,
+                                ('13-2') x 2, 13 ]
+--- idempotency_status eval
+CORE::join ' ', map({ $_ . '_DRY_RUN' } qw(NEW REPLAYED REPLAYED CONFLICT MALFORMED
+    MISSING BYPASS NEW NOT_KEPT NEW NEW)), '-'
+--- error_code: 200 200 200 200 200 200 200 200 200 500 500 200
+--- response_headers
+! Idempotent-Replayed
+--- response_body_like eval
+[ map { "\n\n$_\\z" } ('b') x 3, 'other', ('b') x 8 ]
+--- executions: 12

@@ -50,6 +50,10 @@ package Test::Nginx::Idempotency;
 # code, a response body. A block sends as many as the longest of `request` and
 # `more_headers` has. Error codes may be words in a row, as statuses.
 #
+# `--- init` may say pending(METHOD, URI, %o), as the scripts' request() does (the
+# URI has an id=X and gate=1): that request is with the upstream while the block's
+# are sent, and is answered behind them, as a new one, or the block fails.
+#
 # error_log and no_error_log are looked for once, when all has been sent; what
 # error_log wants is waited for. No block may log an [alert], [crit] or [emerg]
 # which its error_log does not name.
@@ -77,7 +81,7 @@ BEGIN {
 use Test::Nginx::Socket -base;
 use Test::Base::Filter ();
 
-our @EXPORT = qw(run_tests executions last_request until_true);
+our @EXPORT = qw(run_tests pending executions last_request until_true);
 
 BEGIN {
     no strict 'refs';
@@ -184,6 +188,8 @@ add_block_preprocessor(sub {
     $block->set_value(main_config =>
         Idempotency::load_module() . ($block->main_config // ''));
     $block->set_value(config => "$mark\n" . ($block->config // ''));
+    $block->set_value(init => 'package main; ' . $block->init)
+        if defined $block->init;
     $block->set_value(post_setup_server_root =>
         'Test::Nginx::Idempotency::starts();'
         . ($block->post_setup_server_root // ''));
@@ -242,6 +248,37 @@ sub statuses {
 
     return map { /^(\S+)/ ? $1 : '-' } grep { !m{ /ver$} }
            lines_of($access_log, $at);
+}
+
+
+my @pending;
+
+sub pending {
+    my ($method, $uri, %o) = @_;
+
+    my ($id) = $uri =~ /\bid=([^&]+)/ or die "pending: no id= in $uri\n";
+    my $owner = Idempotency::Connection->new(server_port_for_client());
+
+    $owner->send(Idempotency::message($method, $uri, %o));
+    Idempotency::held($id);
+    push @pending, [$id, $owner];
+}
+
+
+sub end_pending {
+    my ($name) = @_;
+
+    my $at = -s $access_log // 0;
+
+    for (splice @pending) {
+        my ($id, $owner) = @$_;
+
+        Idempotency::go($id);
+        my $status = $owner->response->{status};
+        until_true { statuses($at) } timeout();
+        is(join(' ', $status, statuses($at)), '200 NEW', "$name - $id ends");
+        $at = -s $access_log;
+    }
 }
 
 
@@ -325,6 +362,7 @@ $Test::Nginx::Util::RunTestHelper = sub {
 add_test_cleanup_handler(sub {
     my ($block) = @_;
 
+    end_pending($block->name);
     check_alerts($block->name, patterns(scalar $block->error_log));
 });
 

@@ -1,0 +1,166 @@
+# What takes several connections at a time, or another protocol than HTTP/1.1:
+# who asks, by TLS client certificate and by HTTP/2; who waits for what nobody in
+# particular has begun; a dry run that doesn't wait.
+
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::Bin/lib";
+use Idempotency;
+
+
+my $pki = File::Temp->newdir('idempotency-pki-XXXXXX', TMPDIR => 1);
+
+for ([ 'server' ], [ 'ca' ], [ 'alice', 'alice', 'ca' ], [ 'alice2', 'alice', 'ca' ],
+     [ 'bob', 'bob', 'ca' ], [ 'mallory', 'alice' ])
+{
+    my ($name, $cn, $ca) = @$_;
+
+    $cn //= $name;
+    $ca = $ca ? "-CA $ca.crt -CAkey $ca.key -CAcreateserial" : "-signkey $name.key";
+
+    my $said = qx(cd $pki && exec 2>&1
+        openssl req -newkey rsa:2048 -nodes -keyout $name.key -subj /CN=$cn -out $name.csr &&
+        openssl x509 -req -in $name.csr $ca -days 30 -out $name.crt &&
+        cat $name.crt $name.key >$name.pem);
+    die $said if $?;
+}
+
+my $n = nginx(http => <<"EOC" . <<'EOC', server => <<'EOC');
+    ssl_certificate $pki/server.crt;
+    ssl_certificate_key $pki/server.key;
+    ssl_client_certificate $pki/ca.crt;
+EOC
+    idempotency zone=z;
+    idempotency_key $arg_id;
+    large_client_header_buffers 8 256k;
+    add_header X-Status $idempotency_status always;
+
+    server {
+        listen 127.0.0.1:$TEST_NGINX_RAND_PORT_1 ssl;
+        ssl_verify_client optional;
+        location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+        location /named { idempotency_identity $http_x_user; proxy_pass http://$TEST_NGINX_BACKEND; }
+    }
+
+    server {
+        listen 127.0.0.1:$TEST_NGINX_RAND_PORT_2 ssl;
+        ssl_verify_client optional_no_ca;
+        location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+    }
+
+    server {
+        listen 127.0.0.1:$TEST_NGINX_RAND_PORT_3 http2;
+        location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+    }
+EOC
+    location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /dry { idempotency_dry_run on; proxy_pass http://$TEST_NGINX_BACKEND; }
+EOC
+
+my $id = 0;
+
+sub told {
+    return join ' ', map { $_->{status}, $_->header('X-Status') // '-', $_->has('Set-Cookie') ? 'cookie' : () } @_;
+}
+
+
+# --- TLS: the client certificate is who asks, beside what headers say ----------
+
+# of the same request: a certificate, or -, and headers; they get these statuses
+sub tls {
+    my ($port, $path, $statuses, @who) = @_;
+
+    $id++;
+    is(join(' ', map {
+        my ($cert, @headers) = split /, /;
+
+        $n->curl('-k', '-d', 'b', $cert eq '-' ? () : "-E$pki/$cert.pem", map({ ('-H', $_) } @headers),
+                 'https://127.0.0.1:' . $n->port($port) . "$path?id=$id")->header('X-Status');
+    } @who), $statuses, "TLS, $path: " . join ' | ', @who);
+}
+
+my ($bearer_a, $bearer_b) = map { "Authorization: Bearer $_" } qw(a b);
+
+tls(1, '/', 'NEW REPLAYED REPLAYED', '-', '-', 'alice');
+tls(1, '/', 'NEW REPLAYED CONFLICT CONFLICT CONFLICT REPLAYED', qw(alice alice bob alice2 - alice));
+tls(1, '/', 'NEW CONFLICT CONFLICT CONFLICT CONFLICT REPLAYED', "alice, $bearer_a",
+    "bob, $bearer_a", "-, $bearer_a", "alice, $bearer_b", 'alice', "alice, $bearer_a");
+tls(1, '/', 'NEW CONFLICT CONFLICT', 'alice, Cookie: s=a', 'alice, Cookie: s=b', 'bob, Cookie: s=a');
+tls(1, '/named', 'NEW REPLAYED CONFLICT', 'alice, X-User: a', 'bob, X-User: a', 'alice, X-User: b');
+tls(2, '/', 'NEW REPLAYED CONFLICT CONFLICT', qw(mallory mallory alice -));
+
+
+# --- HTTP/2: each cookie may have a line of its own ----------------------------
+
+sub h2 {
+    my ($uri, @args) = @_;
+
+    return $n->curl('--http2-prior-knowledge', @args, 'http://127.0.0.1:' . $n->port(3) . $uri);
+}
+
+is(told(map { h2('/?id=h2', '-d', 'b', map { ('-H', "Cookie: $_") } @$_) }
+            [ 'session=a; cart=1; _ga_X=1' ], [ 'cart=1', '_ga_X=2', 'session=a' ], [ 'session=b', 'cart=1' ]),
+   '200 NEW 200 REPLAYED 409 CONFLICT', 'HTTP/2: cookies');
+
+
+# All the cookies that one header may hold, in pairs as short as they can be and in
+# the worst order, cost no more than as many bytes in another header: sixteen times
+# as many are sixteen times the work, not 256 times.
+
+sub ticks {
+    my ($pid) = $n->workers;
+    open my $f, '<', "/proc/$pid/stat" or die;
+    my ($rest) = <$f> =~ /\) (.*)/;
+    return (split ' ', $rest)[11];
+}
+
+my ($few, $many) = map {
+    my ($count, $before) = ($_, ticks());
+    my @cookie = ('Cookie: ' . join ';', map { 'c' . $_ % 10 } 1 .. $count);
+    my @failed = grep { $_ != 200 } map { $n->post("/?id=$count-$_", headers => \@cookie)->{status} } 1 .. 40;
+
+    is("@failed", '', "$count cookies");
+    ticks() - $before;
+} 5_000, 80_000;
+
+cmp_ok($many, '<=', 60 * ($few + 2), "80,000 cookies: $many ticks, 5,000: $few");
+
+
+# --- several at a time ---------------------------------------------------------
+
+# Who waits for what nobody in particular has begun gets it without its cookies,
+# be it kept or released.
+
+my $new = 'Cookie: session=new';
+
+for my $status (200, 429) {
+    my $uri = '/?id=' . ++$id . "&gate=1&status=$status&h=Set-Cookie:%20session=new";
+    my $owner = $n->start(POST => $uri, body => 'b');
+    held($id);
+
+    my @waiting = map { $n->start(POST => $uri, body => 'b', headers => $_) } [], [$new], [$bearer_a];
+
+    # one worker takes them in their order: when this is answered, they wait
+    is(told($n->post($uri, body => 'c', headers => [$new])), '409 CONFLICT', 'another body, while pending');
+
+    go($id);
+    is(told(map { $_->response } $owner, @waiting), "$status NEW cookie" . " $status WAITED" x 3,
+       'its owner, and who waited');
+    is(executions($id), 1, '... of one execution');
+}
+
+# A dry run never waits: both are at the upstream at one time.
+
+my @dry = map {
+    my $c = $n->start(POST => '/dry?id=dry&gate=1', body => 'b');
+    held('dry', $_);
+    $c;
+} 1, 2;
+
+go('dry');
+is(told(map { $_->response } @dry), '200 NEW_DRY_RUN 200 IN_PROGRESS_DRY_RUN', 'a dry run');
+is(executions('dry'), 2, '... executes both');
+
+done_testing();
