@@ -161,52 +161,9 @@ END
     # what is missing is found before anything is installed
     my $text = slurp("$root/util/test");
     ok(index($text, "\nfind_packages\n") > 0
-       && index($text, "\nfind_packages\n") < index($text, "\nbash \"\$root/util/build\"")
+       && index($text, "\nfind_packages\n") < index($text, "\nbuild\n")
        && index($text, "\nfind_packages\n") < index($text, 'need_packages "'),
        'util/test looks for everything before it installs something');
-}
-
-
-# --- what configure compiles ----------------------------------------------------
-
-{
-    make_path("$tmp/tree/objs", "$tmp/features");
-    write_file("$tmp/compiler", <<"END");
-echo "\$*" >> $tmp/compiled
-case " \$* " in
-    *" -lmissing "*)  exit 1 ;;
-    *" -o "*)         cp objs/autotest.c objs/autotest ;;
-    *)                echo a compiler ;;
-esac
-END
-
-    local $ENV{FEATURE_CC} = "sh $tmp/compiler";
-    local $ENV{FEATURE_DIR} = "$tmp/features";
-    local $ENV{FEATURE_KEY} = 'one';
-
-    my $try = sub {
-        my ($text, @more) = @_;
-
-        unlink "$tmp/tree/objs/autotest", "$tmp/compiled";
-        write_file("$tmp/tree/objs/autotest.c", $text);
-        run('sh', '-c', 'cd "$1" && shift && exec sh "$@"', 'sh', "$tmp/tree",
-            "$root/util/feature", '-O', '-o', 'objs/autotest', 'objs/autotest.c', @more);
-
-        my $made = -e "$tmp/tree/objs/autotest" ? slurp("$tmp/tree/objs/autotest") : '';
-        return ($made eq $text ? 'there' : 'not there')
-               . (-e "$tmp/compiled" ? ', compiled' : ', kept');
-    };
-
-    is($try->('a'), 'there, compiled', 'a feature is compiled');
-    is($try->('a'), 'there, kept', '... once');
-    is($try->('b'), 'there, compiled', '... another as well');
-    is($try->('a', '-lz'), 'there, compiled', '... and one with other arguments');
-    is($try->('a', '-lmissing'), 'not there, compiled', 'what does not compile');
-    is($try->('a', '-lmissing'), 'not there, compiled', '... is tried again');
-
-    $ENV{FEATURE_KEY} = 'two';
-    is($try->('a'), 'there, compiled', 'another compiler, another result');
-    like((run('sh', "$root/util/feature", '-v'))[1], qr/^a compiler$/, 'asked for anything else');
 }
 
 
@@ -247,18 +204,18 @@ END
     ($status, $out) = run('bash', "$root/util/build");
 
     like($out, qr/fetching file:.*configuring nginx 9\.9\.9/s, 'within reach, it is fetched');
-    like(slurp("$tmp/asked"), qr/<--with-compat><--with-cc-opt=-O2 -g>.*<--add-dynamic-module=/,
+    like(slurp("$tmp/asked"), qr/<--with-compat><--with-cc-opt=-O2 -O2 -g >.*<--add-dynamic-module=/,
          '... and configured as the installed one was');
 
     unlink "$tmp/asked";
     local $ENV{NGINX_SRC} = "$tmp/nginx-9.9.9";
     run('bash', "$root/util/build");
-    like(slurp("$tmp/asked"), qr/<--with-compat><--with-cc-opt=-O2 -g>.*<--add-dynamic-module=/,
+    like(slurp("$tmp/asked"), qr/<--with-compat><--with-cc-opt=-O2 -O2 -g >.*<--add-dynamic-module=/,
          'given as NGINX_SRC: the same');
 
     local $ENV{NGINX_FLAGS} = '--with-threads';
     run('bash', "$root/util/build");
-    like(slurp("$tmp/asked"), qr/<--with-threads><--add-dynamic-module=/,
+    like(slurp("$tmp/asked"), qr/<--with-threads><--with-cc-opt=-O2  >.*<--add-dynamic-module=/,
          '... unless other flags are given');
 }
 

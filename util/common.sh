@@ -43,18 +43,15 @@ die() {
 absolute_path() {
     absolute=$(realpath -m -- "$1")
 
-    case $absolute in
-        *[[:space:]]*) die "white space in a path is more than nginx's build" \
-                           "system can take: $absolute" ;;
-    esac
+    [[ $absolute != *[[:space:]]* ]] \
+        || die "white space in a path is more than nginx's build system can" \
+               "take: $absolute"
 }
 
 
 absolute_path "$root"
-root=$absolute
 absolute_path "${BUILD_DIR:-$root/build}"
-BUILD_DIR=$absolute
-export BUILD_DIR
+export BUILD_DIR=$absolute
 
 
 # os_release KEY: what the system says it is
@@ -80,19 +77,15 @@ as_root() {
 # quietly LOG COMMAND...: the output goes to the log, and is shown on failure
 
 quietly() {
-    local log=$1 rc=0
+    local log=$1
 
     shift
-    mkdir -p "$(dirname -- "$log")"
+    mkdir -p "${log%/*}"
+    ! "$@" >"$log" 2>&1 </dev/null || return 0
 
-    "$@" >"$log" 2>&1 </dev/null || rc=$?
-
-    if [ "$rc" -ne 0 ]; then
-        tail -n 40 "$log" >&2
-        say "the whole output is in $log"
-    fi
-
-    return "$rc"
+    tail -n 40 "$log" >&2
+    say "the whole output is in $log"
+    return 1
 }
 
 
@@ -106,14 +99,10 @@ is_installed() {
     if command -v dpkg-query >/dev/null; then
         [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" \
           = installed ]
-        return
-    fi
 
-    case $1 in
-        *-dev)   true ;;
-        psmisc)  command -v fuser >/dev/null ;;
-        *)       command -v "$1" >/dev/null ;;
-    esac
+    else
+        [[ $1 = *-dev ]] || command -v "${1/psmisc/fuser}" >/dev/null
+    fi
 }
 
 
@@ -158,152 +147,36 @@ apt_install() {
 }
 
 
-# has_package NAME: does this release have it?
+# candidate NAME: the version that this release has of a package, if any
 
-has_package() {
-    [ -n "$(apt-cache -q policy "$1" 2>/dev/null \
-            | sed -n 's/^  Candidate: \(.*[^)]\)$/\1/p')" ]
+candidate() {
+    LC_ALL=C apt-cache -q policy "$1" 2>/dev/null \
+        | sed -n 's/^  Candidate: \(.*[^)]\)$/\1/p' || true
 }
 
 
-# upstream_version PACKAGE: of this release's package, without Debian's part
+# upstream_version NAME: without Debian's part
 
 upstream_version() {
-    ! command -v apt-cache >/dev/null \
-        || LC_ALL=C apt-cache -q policy "$1" 2>/dev/null \
-        | sed -n 's/^  Candidate: \([0-9]*:\)\{0,1\}\([0-9.]*\).*/\2/p'
+    candidate "$1" | sed 's/^[0-9]*://; s/[^0-9.].*//'
 }
 
 
 # -- other Debian suites and source packages ---------------------------------
 
-# The machine's own package sources, active ones only, rewritten: for another
-# suite, or for source packages.  Nothing but the suite (and the type) changes,
-# so that the mirror, the components, the keys and the options stay what this
-# machine's owner chose.  Foreign repositories drop out, as their suites are
-# not named after the release.
-#
-# rewrite_sources SUITE TYPES < FILE, SUITE empty: as it is.  The style, one
-# line an entry or stanzas (deb822), follows from the file and is kept.
-
-rewrite_sources() {
-    local names
-
-    names="$(os_release VERSION_CODENAME) $(os_release UBUNTU_CODENAME)"
-    names="$names $(os_release DEBIAN_CODENAME)"
-
-    awk -v suite="$1" -v types="$2" -v names="$names" '
-
-        # the new name of a suite, empty if it is not one of the release;
-        # its side suites (security, updates) are kept or left with it
-
-        function renamed(name,   i, main) {
-            main = name
-            sub(/[-\/].*/, "", main)
-
-            if (!(main in release) || (suite != "" && main != name)) {
-                return ""
-            }
-
-            return suite == "" ? name : suite
-        }
-
-        function all_renamed(list,   n, i, part, name, seen, result) {
-            n = split(list, part)
-
-            for (i = 1; i <= n; i++) {
-                name = renamed(part[i])
-
-                if (name != "" && !(name in seen)) {
-                    seen[name] = 1
-                    result = result " " name
-                }
-            }
-
-            return result
-        }
-
-        function end_stanza(   i, field, deb, off, suites, rest) {
-            for (i = 1; i <= nfields; i++) {
-                field = tolower(key[i])
-
-                if (field == "types") {
-                    deb = (" " value[i] " ") ~ /[ \t\n]deb[ \t\n]/
-
-                } else if (field == "suites") {
-                    suites = all_renamed(value[i])
-
-                } else if (field == "enabled") {
-                    off = tolower(value[i]) ~ /^[ \t]*(no|false|off|0)/
-
-                } else {
-                    rest = rest key[i] ":" value[i] "\n"
-                }
-            }
-
-            if (deb && !off && suites != "") {
-                print "Types: " types "\nSuites:" suites "\n" rest
-            }
-
-            nfields = 0
-        }
-
-        function one_line(line,   options, part, name, n, i) {
-            sub(/[ \t]*#.*/, "", line)
-            sub(/^deb[ \t]+/, "", line)
-
-            if (match(line, /^\[[^]]*\][ \t]*/)) {
-                options = substr(line, 1, RLENGTH)
-                line = substr(line, RLENGTH + 1)
-            }
-
-            split(line, part)
-            name = renamed(part[2])
-
-            if (name == "") {
-                return
-            }
-
-            sub(/^[^ \t]+[ \t]+[^ \t]+/, "", line)
-
-            n = split(types, type)
-
-            for (i = 1; i <= n; i++) {
-                print type[i] " " options part[1] " " name line
-            }
-        }
-
-        BEGIN {
-            n = split(names " stable oldstable oldoldstable testing" \
-                      " unstable sid", list)
-
-            for (i = 1; i <= n; i++) {
-                release[list[i]] = 1
-            }
-        }
-
-        /^#/                { next }
-        /^deb[ \t]/         { one_line($0); next }
-        /^[ \t]*$/          { end_stanza(); next }
-        /^[ \t]/            { if (nfields) value[nfields] = value[nfields] \
-                                                            "\n" $0; next }
-        /^[A-Za-z-]+:/      { i = index($0, ":")
-                              key[++nfields] = substr($0, 1, i - 1)
-                              value[nfields] = substr($0, i + 1) }
-        END                 { end_stanza() }
-    '
-}
-
-
-# scratch_apt SUITE TYPES: an apt configuration of its own below BUILD_DIR, for
+# scratch_apt SUITE TYPE: an apt configuration of its own below BUILD_DIR, for
 # looking into a suite (empty: this machine's) without enabling anything on the
-# machine.  Sets scratch_conf, to be given as "apt-get -c"; fails if
-# the suite can't be had.
+# machine.  Sets scratch_conf, to be given as "apt-get -c"; fails if the suite
+# can't be had.
+#
+# The sources are the machine's own active ones with another suite or type, so
+# that the mirror, the components, the keys and the options stay what this
+# machine's owner chose.  Foreign repositories drop out, as their suites are
+# not named after the release; and for another suite those of updates.
 
 scratch_apt() {
-    local suite=$1 types=$2 dir sourcelist sourceparts file
+    local dir=$BUILD_DIR/apt/${1:-own}-$2 own s='[[:space:]]' list parts
 
-    dir=$BUILD_DIR/apt/${suite:-own}-${types// /-}
     scratch_conf=$dir/apt.conf
 
     # one run needs the lists once; some time later they may be out of date
@@ -313,19 +186,25 @@ scratch_apt() {
     rm -rf "$dir"
     mkdir -p "$dir/sources" "$dir/lists/partial" "$dir/cache/archives/partial"
 
-    eval "$(apt-config shell sourcelist Dir::Etc::sourcelist/f \
-                             sourceparts Dir::Etc::sourceparts/d)"
+    eval "$(apt-config shell list Dir::Etc::sourcelist/f \
+                             parts Dir::Etc::sourceparts/d)"
 
-    for file in "$sourcelist" "$sourceparts"/*.list "$sourceparts"/*.sources; do
-        [ -f "$file" ] || continue
+    own=$(for name in VERSION UBUNTU DEBIAN; do os_release ${name}_CODENAME; done)
+    own="(${own//$'\n'/|}|(old)*stable|testing|unstable|sid)"
+    [ -n "$1" ] || own+='([-\/][^[:space:]]*)?'
 
-        rewrite_sources "$suite" "$types" <"$file" \
-            >"$dir/sources/${file##*/}"
+    cat "$list" "$parts"/*.list 2>/dev/null | sed -nE \
+        "s,^deb($s+(\[[^]]*\]$s+)?[^[:space:]]+$s+)($own)($s),$2\1${1:-\\3}\6,p" \
+        >"$dir/sources/machine.list" || true
 
-        [ -s "$dir/sources/${file##*/}" ] || rm "$dir/sources/${file##*/}"
-    done
-
-    [ -n "$(ls "$dir/sources")" ] || return 1
+    cat "$parts"/*.sources /dev/null 2>/dev/null | sed '/^#/d' | perl -00 -ne '
+        BEGIN { ($own, $suite, $type) = splice @ARGV }
+        1 while s/^(Suites:.*)\n[ \t]+/$1 /mi;
+        s/^Suites:\s*(.*)/"Suites: " . join " ", $suite && $1 =~ m{^(.* )?$own( |$)}
+                          ? $suite : grep { !$suite && m{^$own$} } split " ", $1/mie;
+        print if /^Suites:.*\w/m && !/^Enabled:\s*(no|false|off|0)/mi
+                 && s/^Types:.*\bdeb(?!-).*/Types: $type/mi;
+    ' "$own" "$1" "$2" >"$dir/sources/machine.sources" || true
 
     cat >"$scratch_conf" <<END
 #clear APT::Update::Post-Invoke;
@@ -347,12 +226,8 @@ END
     # whether the wanted package is there shows itself later
 
     apt-get -c "$scratch_conf" -q update >"$dir/log" 2>&1 </dev/null || true
-
-    if [ -z "$(find "$dir/lists" -name '*_Packages*' -o -name '*_Sources*')" ]
-    then
-        tell_apt_errors "$dir/log"
-        return 1
-    fi
+    [ -n "$(find "$dir/lists" -name '*_Packages*' -o -name '*_Sources*')" ] \
+        || { tell_apt_errors "$dir/log"; return 1; }
 
     touch "$dir/updated"
 }
@@ -362,41 +237,33 @@ END
 # trouble of a mirror
 
 tell_apt_errors() {
-    local line
+    sed -n "s,^[EW]:,$command_name: &,p" "$1" | sort -u >&2
 
-    while read -r line; do
-        say "$line"
-    done < <(sed -n '/^[EW]:/p' "$1" | sort -u)
-
-    if grep -q 'is expired\|is not valid yet' "$1"; then
-        say "if you trust this mirror all the same: echo" \
-            "'Acquire::Check-Valid-Until \"false\";'" \
-            "> /etc/apt/apt.conf.d/99check-valid-until"
-    fi
+    ! grep -q 'is expired\|is not valid yet' "$1" \
+        || say "if you trust this mirror all the same: echo" \
+               "'Acquire::Check-Valid-Until \"false\";'" \
+               "> /etc/apt/apt.conf.d/99check-valid-until"
 }
 
 
 # The suites of Debian that are newer than this machine's release, the oldest
-# first: by the names known here, and by those that the machine knows
-# (distro-info-data).  Of its kin, what comes next.
+# first: by the names that the machine knows (distro-info-data) and those known
+# here.  Of its kin, what comes next.
 
 newer_suites() {
-    local own name known newer=''
+    local all
 
-    case " $(os_release ID) $(os_release ID_LIKE) " in
-        *" ubuntu "*) echo devel; return ;;
-    esac
+    if [[ " $(os_release ID) $(os_release ID_LIKE) " = *" ubuntu "* ]]; then
+        echo devel
+        return
+    fi
 
-    own=$(os_release VERSION_CODENAME)
-    known=$(sed -n -E 's/^[0-9.]+,[^,]*,([a-z-]+),.*/\1/p' \
-                /usr/share/distro-info/debian.csv 2>/dev/null || true)
+    all=$({ sed -n -E 's/^[0-9.]+,[^,]*,([a-z-]+),.*/\1/p' \
+                /usr/share/distro-info/debian.csv 2>/dev/null || true
+            printf '%s\n' bullseye bookworm trixie forky duke sid
+          } | awk '!seen[$0]++ { printf "%s ", $0 }')
 
-    for name in $known bullseye bookworm trixie forky duke sid; do
-        [[ " $newer " == *" $name "* ]] || newer="$newer $name"
-    done
-
-    newer="$newer "
-    echo "${newer#* "$own" }"
+    echo "${all#*"$(os_release VERSION_CODENAME) "}"
 }
 
 
@@ -406,18 +273,14 @@ newer_suites() {
 # archive always has, whatever its releases are called.
 
 fetch_newer() {
-    local package=$1 dir=$2 suite
+    local suite
 
     for suite in $(newer_suites) stable testing unstable experimental; do
-        say "looking for $package in $suite"
-
+        say "looking for $1 in $suite"
         scratch_apt "$suite" deb || continue
 
-        if (cd "$dir" && apt-get -c "$scratch_conf" -q download "$package") \
-           >"$BUILD_DIR/log/download" 2>&1 </dev/null
-        then
-            return 0
-        fi
+        ! (cd "$2" && apt-get -c "$scratch_conf" -q download "$1") \
+            >"$BUILD_DIR/log/download" 2>&1 </dev/null || return 0
 
         tell_apt_errors "$BUILD_DIR/log/download"
     done
@@ -426,37 +289,61 @@ fetch_newer() {
 }
 
 
-# fetch_source PACKAGE VERSION SUITE DIR: unpacks a source package into DIR
-# (which must not exist); VERSION empty: the newest; SUITE empty: this machine's
+# make_tree DIR COMMAND...: the command makes one directory where it is run,
+# which becomes DIR (that must not exist)
 
-fetch_source() {
-    local package=$1 version=$2 suite=$3 dir=$4 tmp
+make_tree() {
+    local dir=$1 tmp rc=0
 
-    need_packages dpkg-dev
-    scratch_apt "$suite" deb-src || return 1
-
-    mkdir -p "$(dirname -- "$dir")"
+    shift
+    mkdir -p "${dir%/*}" "$BUILD_DIR/log"
     tmp=$(mktemp -d "$dir.XXXXXX")
 
-    if (cd "$tmp" && apt-get -c "$scratch_conf" -q source --download-only \
-                         --only-source "$package${version:+=$version}" \
-                     && dpkg-source --no-check -x ./*.dsc tree) \
-           >"$BUILD_DIR/log/source" 2>&1 </dev/null
-    then
-        mv "$tmp/tree" "$dir"
-        rm -rf "$tmp"
-        return 0
-    fi
+    # shellcheck disable=SC2016
+    (cd "$tmp" && "$@" && mv ./*/ "$dir") >"$BUILD_DIR/log/source" 2>&1 </dev/null \
+        || rc=1
 
     rm -rf "$tmp"
-    return 1
+    return $rc
+}
+
+
+# fetch_source PACKAGE VERSION SUITE DIR: unpacks a source package into DIR;
+# VERSION empty: the newest; SUITE empty: this machine's
+
+fetch_source() {
+    need_packages dpkg-dev
+    scratch_apt "$3" deb-src || return 1
+
+    # shellcheck disable=SC2016
+    make_tree "$4" sh -c '
+        apt-get -c "$1" -q source --download-only --only-source "$2" \
+        && dpkg-source --no-check -x ./*.dsc' \
+        sh "$scratch_conf" "$1${2:+=$2}"
+}
+
+
+upstream_url() {
+    printf '%s/nginx-%s.tar.gz\n' \
+           "${NGINX_DOWNLOAD:-https://nginx.org/download}" "$1"
+}
+
+
+fetch_upstream_source() {
+    command -v curl >/dev/null || need_packages curl ca-certificates
+    say "fetching $(upstream_url "$1")"
+
+    # shellcheck disable=SC2016
+    make_tree "$2" bash -o pipefail -c 'curl -fL --retry 2 "$1" | tar -xzf -' \
+                   bash "$(upstream_url "$1")"
 }
 
 
 # nginx_version DIR: the version of a source or header tree
 
 nginx_version() {
-    sed -n 's/^#define NGINX_VERSION *"\(.*\)"/\1/p' "$1/src/core/nginx.h"
+    sed -n 's/^#define NGINX_VERSION *"\(.*\)"/\1/p' "$1/src/core/nginx.h" \
+        2>/dev/null || true
 }
 
 
@@ -475,20 +362,19 @@ installed_nginx_source() {
     version=$(installed_nginx_version)
     nginx_source=$BUILD_DIR/nginx-source/$version
 
-    [ ! -d "$nginx_source" ] || return 0
-
-    mkdir -p "$BUILD_DIR/log" "${nginx_source%/*}"
-
-    if ! fetch_packaged_source "$version" "$nginx_source" \
-       && ! fetch_upstream_source "$version" "$nginx_source"
+    if [ -d "$nginx_source" ] || fetch_packaged_source "$version" "$nginx_source" \
+       || fetch_upstream_source "$version" "$nginx_source"
     then
-        say "the source of nginx $version could not be fetched; these three" \
-            "commands do it, where there is a network:"
-        printf '    %s\n' "curl -fLO $(upstream_url "$version")" \
-                          "tar xzf nginx-$version.tar.gz" \
-                          "NGINX_SRC=nginx-$version $command_name" >&2
-        die "there is no source of nginx $version"
+        return
     fi
+
+    tail -n 20 "$BUILD_DIR/log/source" >&2
+    say "the source of nginx $version could not be fetched; these three" \
+        "commands do it, where there is a network:"
+    printf '    %s\n' "curl -fLO $(upstream_url "$version")" \
+                      "tar xzf nginx-$version.tar.gz" \
+                      "NGINX_SRC=nginx-$version $command_name" >&2
+    die "there is no source of nginx $version"
 }
 
 
@@ -499,8 +385,7 @@ fetch_packaged_source() {
     local version
 
     command -v dpkg-query >/dev/null && command -v apt-get >/dev/null \
-        || return 1
-    scratch_apt "" deb-src || return 1
+        && scratch_apt "" deb-src || return 1
 
     # shellcheck disable=SC2016
     for version in $(dpkg-query -W -f '${source:Version}' nginx 2>/dev/null \
@@ -516,92 +401,69 @@ fetch_packaged_source() {
 }
 
 
-upstream_url() {
-    printf '%s/nginx-%s.tar.gz\n' \
-           "${NGINX_DOWNLOAD:-https://nginx.org/download}" "$1"
+# -- what util/build has built -------------------------------------------------
+
+# What the nginx has that is not the distribution's, and is not to be as one that
+# is there: more than the tests need, less than needs unusual libraries.
+
+nginx_flags='--error-log-path=stderr --with-threads --with-http_ssl_module
+    --with-http_v2_module --with-http_realip_module
+    --with-http_auth_request_module --with-http_slice_module
+    --with-http_sub_module --with-http_addition_module
+    --with-http_gunzip_module --with-http_stub_status_module'
+
+
+# build: and exports, for tests, the nginx and the module (empty if it is
+# inside)
+
+build() {
+    bash "$root/util/build"
+
+    export IDEMPOTENCY_MODULE=$BUILD_DIR/ngx_http_idempotency_module.so
+    [ -z "${STATIC:-}" ] || IDEMPOTENCY_MODULE=
+
+    TEST_NGINX_BINARY=$BUILD_DIR/nginx
+    [ -x "$TEST_NGINX_BINARY" ] || TEST_NGINX_BINARY=$(command -v nginx)
+    export TEST_NGINX_BINARY
 }
 
 
-fetch_upstream_source() {
-    local version=$1 dir=$2 tmp
+# need_nginx_tree: exports NGINX_SOURCE_DIR, a configured and whole source tree
+# of the nginx that util/build has built for, as the tests in C link the store
+# and the digests with nginx's own slab, rbtree and mutex.  Where that had only
+# headers, the sources are added.
 
-    command -v curl >/dev/null || need_packages curl ca-certificates
-    say "fetching $(upstream_url "$version")"
-    tmp=$(mktemp -d "$dir.XXXXXX")
+need_nginx_tree() {
+    export NGINX_SOURCE_DIR=$BUILD_DIR/tree
 
-    if quietly "$BUILD_DIR/log/source" \
-               curl -fL --retry 2 -o "$tmp/nginx.tar.gz" "$(upstream_url "$version")" \
-       && tar -C "$tmp" -xzf "$tmp/nginx.tar.gz"
-    then
-        mv "$tmp/nginx-$version" "$dir"
-        rm -rf "$tmp"
-        return 0
-    fi
+    [ ! -f "$NGINX_SOURCE_DIR/src/core/ngx_slab.c" ] || return 0
 
-    rm -rf "$tmp"
-    return 1
+    installed_nginx_source
+    NGINX_SOURCE_DIR=$BUILD_DIR/unit-tree
+
+    [ "$NGINX_SOURCE_DIR/src" -ef "$nginx_source/src" ] \
+        || { rm -rf "$NGINX_SOURCE_DIR"
+             mkdir "$NGINX_SOURCE_DIR"
+             ln -s "$nginx_source/src" "$BUILD_DIR/tree/objs" "$NGINX_SOURCE_DIR"; }
 }
 
 
-# configure_copy FROM TO FLAG...: copies an nginx source tree, without what an
-# earlier configure or a version control system left in it, and configures it
-
-configure_copy() {
-    local from=$1 to=$2 configure=./configure
-
-    shift 2
-    rm -rf "$to"
-    mkdir -p "$to"
-
-    tar -C "$from" --exclude=./objs --exclude=./Makefile --exclude=./.git \
-        --exclude=./.hg -cf - . | tar -C "$to" -xf -
-
-    # a checkout of nginx's repository keeps it elsewhere
-
-    [ -f "$to/configure" ] || configure=auto/configure
-
-    say "configuring nginx $(nginx_version "$to")"
-
-    FEATURE_CC=${CC:-cc}
-    FEATURE_DIR=${FEATURE_DIR:-$BUILD_DIR/features}
-    # shellcheck disable=SC2086
-    FEATURE_KEY=$($FEATURE_CC --version 2>/dev/null | head -n 1)
-    export FEATURE_CC FEATURE_DIR FEATURE_KEY
-    mkdir -p "$FEATURE_DIR"
-
-    (cd "$to" && quietly "$BUILD_DIR/log/configure" \
-                     sh "$configure" --with-cc="sh $root/util/feature" "$@") \
-        || die "configure failed"
-}
-
-
-# -- small things ------------------------------------------------------------
-
-# free_ports N: sets first_port to the first of N successive free loopback ports,
-# below the range that the kernel takes for outgoing connections.  (Perl ends if
-# it may not read a directory of PERL5LIB, as somebody else's home.)
+# free_ports N: sets first_port to the first of N successive loopback ports at
+# which nobody listens, below the range that the kernel takes for outgoing
+# connections
 
 free_ports() {
-    # shellcheck disable=SC2034,SC2016
-    first_port=$(env -u PERL5LIB perl -MIO::Socket::INET -e '
-        my $n = shift;
+    local n port
 
-        TRY: for (1 .. 200) {
-            my $first = 10000 + int(rand(20000));
-            my @held;
+    for (( n = 0; n < 200; n++ )); do
+        first_port=$((10000 + RANDOM % 20000))
 
-            for my $port ($first .. $first + $n - 1) {
-                my $s = IO::Socket::INET->new(Listen => 1, Proto => "tcp",
-                                              LocalAddr => "0.0.0.0",
-                                              LocalPort => $port);
-                next TRY unless $s;
-                push @held, $s;
-            }
+        for (( port = first_port; port < first_port + $1; port++ )); do
+            ! (: <"/dev/tcp/127.0.0.1/$port") 2>/dev/null || continue 2
+        done
 
-            print "$first\n";
-            exit 0;
-        }
+        return 0
+    done
 
-        exit 1;
-    ' "$1") || die "no $1 successive free ports"
+    die "no $1 successive free ports"
 }
