@@ -172,6 +172,29 @@ typedef struct {
 typedef struct ngx_http_idempotency_origins_s  ngx_http_idempotency_origins_t;
 
 
+/* how far a request has come; the steps between stand in request/gate.c */
+
+typedef enum {
+    /* by no location, or by another one before its decision */
+    NGX_HTTP_IDEMPOTENCY_STATE_UNSEEN = 0,
+    /* it has a key, or may have one in its body */
+    NGX_HTTP_IDEMPOTENCY_STATE_KEYED,
+    /* its body is being read, or has just been */
+    NGX_HTTP_IDEMPOTENCY_STATE_READING,
+    /* there is a verdict without the store: no key, a bad one, a bypass */
+    NGX_HTTP_IDEMPOTENCY_STATE_JUDGED,
+    /* token and fingerprint are known */
+    NGX_HTTP_IDEMPOTENCY_STATE_BOUND,
+    /* the store is asked; or it is replayed, refused or let through */
+    NGX_HTTP_IDEMPOTENCY_STATE_DECIDED,
+    /* it owns its token; then the store has its outcome, by which the token
+       may be fresh again */
+    NGX_HTTP_IDEMPOTENCY_STATE_OWNER,
+    NGX_HTTP_IDEMPOTENCY_STATE_SETTLED,
+    NGX_HTTP_IDEMPOTENCY_STATE_RELEASED
+} ngx_http_idempotency_state_e;
+
+
 /* in front of access control, be it by an error_page or not */
 
 typedef struct {
@@ -197,9 +220,8 @@ typedef struct {
     /* why a key could not be read from it */
     ngx_http_idempotency_unreadable_e  unreadable;
 
-    /* it is being read, it was; its digest is known */
+    /* it was asked for, and is not there yet; its digest is known */
     unsigned                           reading:1;
-    unsigned                           arrived:1;
     unsigned                           digested:1;
 } ngx_http_idempotency_body_t;
 
@@ -263,6 +285,15 @@ typedef struct {
 } ngx_http_idempotency_client_t;
 
 
+/* the content, as it may have been seen with another key */
+
+typedef struct {
+    ngx_idempotency_op_t               op;
+    /* it is noted as seen with this one */
+    unsigned                           seen:1;
+} ngx_http_idempotency_similar_t;
+
+
 typedef struct {
     ngx_http_request_t                *request;
     /* that of the location whose settings the request was prepared under */
@@ -273,9 +304,10 @@ typedef struct {
     uint64_t                           made;
 
     ngx_idempotency_op_t               op;
-    /* with idempotency_similar: the content, as seen with another key */
-    ngx_idempotency_op_t              *similar;
+    /* with idempotency_similar */
+    ngx_http_idempotency_similar_t    *similar;
 
+    ngx_http_idempotency_state_e       state;
     /* what the key says; what became of the request */
     ngx_http_idempotency_status_e      verdict;
     ngx_http_idempotency_status_e      status;
@@ -288,26 +320,31 @@ typedef struct {
     ngx_http_idempotency_capture_t     capture;
     ngx_http_idempotency_client_t      client;
 
-    /* who asks is known */
-    unsigned                           identified:1;
-    /* the key was looked for; there is none, and the content stands for it */
-    unsigned                           judged:1;
-    unsigned                           content:1;
-    /* token and fingerprint are known */
-    unsigned                           bound:1;
-
-    /* its way is chosen: on as the owner, or a replay, or a refusal */
-    unsigned                           decided:1;
-    unsigned                           refused:1;
-    unsigned                           owner:1;
-    /* its content is noted as seen with its key */
-    unsigned                           seen:1;
-    /* its token is fresh again */
-    unsigned                           released:1;
-
-    /* an owner's operation goes on until its response is whole */
-    unsigned                           carried:1;
 } ngx_http_idempotency_ctx_t;
+
+
+/* token and fingerprint are known */
+
+#define ngx_http_idempotency_bound(ctx)                                      \
+    ((ctx)->state >= NGX_HTTP_IDEMPOTENCY_STATE_BOUND                        \
+     && (ctx)->verdict == NGX_HTTP_IDEMPOTENCY_STATUS_NEW)
+
+/* there is no key, and the content stands for it */
+
+#define ngx_http_idempotency_by_content(ctx)                                 \
+    ((ctx)->verdict == NGX_HTTP_IDEMPOTENCY_STATUS_NEW                       \
+     && (ctx)->key.len == 0)
+
+/* the context may be NULL here */
+
+#define ngx_http_idempotency_owns(ctx)                                       \
+    ((ctx) && (ctx)->state == NGX_HTTP_IDEMPOTENCY_STATE_OWNER)
+
+/* an owner's operation goes on until its response is whole */
+
+#define ngx_http_idempotency_carried(ctx)                                    \
+    ((ctx) && (ctx)->state >= NGX_HTTP_IDEMPOTENCY_STATE_OWNER               \
+     && !(ctx)->capture.whole)
 
 
 extern ngx_module_t  ngx_http_idempotency_module;
@@ -316,15 +353,33 @@ extern ngx_module_t  ngx_http_idempotency_filter_module;
 
 ngx_uint_t ngx_http_idempotency_in_use(ngx_cycle_t *cycle);
 
-/* request/gate.c */
+/* request/door.c */
 
 ngx_int_t ngx_http_idempotency_preaccess_handler(ngx_http_request_t *r);
 ngx_int_t ngx_http_idempotency_admitted_handler(ngx_http_request_t *r);
+ngx_uint_t ngx_http_idempotency_upgrade(ngx_http_request_t *r);
+
+/* whether a request is one of those that its location protects */
+
+static ngx_inline ngx_uint_t
+ngx_http_idempotency_protects(ngx_http_request_t *r)
+{
+    ngx_http_idempotency_loc_conf_t  *conf;
+
+    conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
+
+    return conf->shm_zone
+           && r == r->main
+           && !r->post_action
+           && (r->method & conf->methods)
+           && (r->headers_in.upgrade == NULL
+               || !ngx_http_idempotency_upgrade(r));
+}
+
+/* request/gate.c */
+
 ngx_int_t ngx_http_idempotency_access_handler(ngx_http_request_t *r);
 ngx_int_t ngx_http_idempotency_precontent_handler(ngx_http_request_t *r);
-ngx_int_t ngx_http_idempotency_claim(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_op_t *op);
-void ngx_http_idempotency_resume(ngx_idempotency_op_t *op);
 
 /* request/origin.c */
 
@@ -347,6 +402,8 @@ ngx_http_idempotency_status_e ngx_http_idempotency_key(ngx_http_request_t *r,
 /* request/body.c */
 
 ngx_int_t ngx_http_idempotency_read_body(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+ngx_int_t ngx_http_idempotency_digest_body(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 void ngx_http_idempotency_digest_arriving(ngx_http_request_t *r,
     ngx_chain_t *in);
@@ -384,10 +441,19 @@ void ngx_http_idempotency_bind_settings(ngx_http_idempotency_loc_conf_t *conf);
 ngx_str_t ngx_http_idempotency_reason(ngx_http_idempotency_ctx_t *ctx,
     u_char *text);
 
+/* request/content.c */
+
+ngx_http_idempotency_status_e ngx_http_idempotency_no_key(
+    ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf);
+void ngx_http_idempotency_content(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *scope, u_char kind,
+    u_char *token);
+
 /* request/identity.c */
 
 ngx_int_t ngx_http_idempotency_identity(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
+ngx_uint_t ngx_http_idempotency_identified(ngx_http_idempotency_ctx_t *ctx);
 
 /* request/cookies.c */
 
@@ -408,7 +474,9 @@ uint64_t ngx_http_idempotency_wall_clock(void);
 
 /* request/similar.c */
 
-ngx_int_t ngx_http_idempotency_similar(ngx_http_request_t *r,
+ngx_int_t ngx_http_idempotency_similar_bind(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *scope);
+void ngx_http_idempotency_similar(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 ngx_int_t ngx_http_idempotency_similar_answer(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
@@ -488,6 +556,7 @@ ngx_int_t ngx_http_idempotency_refuse(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_http_idempotency_status_e why);
 ngx_uint_t ngx_http_idempotency_refuses(ngx_http_idempotency_ctx_t *ctx,
     ngx_http_idempotency_status_e why);
+ngx_uint_t ngx_http_idempotency_refused(ngx_http_idempotency_ctx_t *ctx);
 
 /* request/accept.c */
 

@@ -8,7 +8,7 @@
  */
 
 
-#include "ngx_http_idempotency.h"
+#include "ngx_http_idempotency_conf.h"
 
 
 static ngx_int_t ngx_http_idempotency_header_filter(ngx_http_request_t *r);
@@ -69,7 +69,7 @@ ngx_http_idempotency_header_filter(ngx_http_request_t *r)
         ctx = ngx_http_idempotency_get_ctx(r);
         conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
 
-        if (ctx && ctx->owner) {
+        if (ngx_http_idempotency_owns(ctx)) {
             ngx_http_idempotency_capture_header(r, ctx);
 
         } else if (ctx || conf->shm_zone) {
@@ -108,7 +108,7 @@ ngx_http_idempotency_body_filter(ngx_http_request_t *r, ngx_chain_t *in)
 
     if (r != r->main) {
 
-        if (ctx && ctx->owner) {
+        if (ngx_http_idempotency_owns(ctx)) {
             ngx_http_idempotency_subrequest_output(r, ctx, in);
         }
 
@@ -121,15 +121,19 @@ ngx_http_idempotency_body_filter(ngx_http_request_t *r, ngx_chain_t *in)
             ngx_http_idempotency_hear_trailers(r, ctx, in);
         }
 
-        if (ctx && ctx->owner) {
+        if (ngx_http_idempotency_owns(ctx)) {
             ngx_http_idempotency_subrequests(r, ctx, 0);
         }
 
-        if (ctx && ctx->carried && ctx->capture.answered && !r->post_action) {
+        if (ngx_http_idempotency_carried(ctx)
+            && ctx->capture.answered && !r->post_action)
+        {
             ngx_http_idempotency_watch_client(r, ctx);
         }
 
-        if (ctx && ctx->owner && ctx->capture.answered && !r->post_action) {
+        if (ngx_http_idempotency_owns(ctx)
+            && ctx->capture.answered && !r->post_action)
+        {
             ngx_http_idempotency_capture_body(r, ctx, in);
         }
 
@@ -141,7 +145,7 @@ ngx_http_idempotency_body_filter(ngx_http_request_t *r, ngx_chain_t *in)
 
     rc = ngx_http_next_body_filter(r, in);
 
-    if (ctx && ctx->owner) {
+    if (ngx_http_idempotency_owns(ctx)) {
         ngx_http_idempotency_subrequests(r, ctx, 1);
     }
 
@@ -167,26 +171,34 @@ ngx_http_idempotency_request_body_filter(ngx_http_request_t *r,
 static ngx_int_t
 ngx_http_idempotency_filter_init(ngx_conf_t *cf)
 {
-    ngx_http_handler_pt        *h;
-    ngx_http_core_main_conf_t  *cmcf;
+    ngx_http_handler_pt               *h;
+    ngx_http_core_main_conf_t         *cmcf;
+    ngx_http_idempotency_main_conf_t  *imcf;
 
-    /* what is taken last runs first: in front of limits, and of try_files */
+    /*
+     * What is taken last runs first: in front of limits, and of try_files.
+     * Without error pages nobody who was turned away comes back.
+     */
 
     cmcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_core_module);
+    imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
 
-    h = ngx_array_push(&cmcf->phases[NGX_HTTP_PREACCESS_PHASE].handlers);
-    if (h == NULL) {
-        return NGX_ERROR;
+    if (imcf->error_pages) {
+
+        h = ngx_array_push(&cmcf->phases[NGX_HTTP_PREACCESS_PHASE].handlers);
+        if (h == NULL) {
+            return NGX_ERROR;
+        }
+
+        *h = ngx_http_idempotency_preaccess_handler;
+
+        h = ngx_array_push(&cmcf->phases[NGX_HTTP_PRECONTENT_PHASE].handlers);
+        if (h == NULL) {
+            return NGX_ERROR;
+        }
+
+        *h = ngx_http_idempotency_admitted_handler;
     }
-
-    *h = ngx_http_idempotency_preaccess_handler;
-
-    h = ngx_array_push(&cmcf->phases[NGX_HTTP_PRECONTENT_PHASE].handlers);
-    if (h == NULL) {
-        return NGX_ERROR;
-    }
-
-    *h = ngx_http_idempotency_admitted_handler;
 
     ngx_http_next_header_filter = ngx_http_top_header_filter;
     ngx_http_top_header_filter = ngx_http_idempotency_header_filter;

@@ -614,9 +614,15 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
     ngx_http_idempotency_loc_conf_t  *conf = child;
 
     void                            ***location;
+    ngx_http_core_loc_conf_t          *clcf;
     ngx_http_idempotency_main_conf_t  *imcf;
 
     imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
+    clcf = ngx_http_conf_get_module_loc_conf(cf, ngx_http_core_module);
+
+    if (clcf->error_pages) {
+        imcf->error_pages = 1;
+    }
 
     if (ngx_http_idempotency_origin_add(cf, imcf->origins, prev->place,
                                         &conf->place)

@@ -204,7 +204,7 @@ variable_hex(ngx_http_request_t *r, ngx_http_variable_value_t *v,
 
     ctx = ngx_http_idempotency_get_ctx(r);
 
-    if (ctx == NULL || !ctx->bound) {
+    if (ctx == NULL || !ngx_http_idempotency_bound(ctx)) {
         v->not_found = 1;
         return NGX_OK;
     }
@@ -310,11 +310,11 @@ variable_expires(ngx_http_request_t *r, ngx_http_variable_value_t *v,
     op = &ctx->op;
     now = ngx_current_msec;
 
-    if (ctx->released || op->left) {
+    if (ctx->state == NGX_HTTP_IDEMPOTENCY_STATE_RELEASED || op->left) {
         return variable_print(r, v, 0);
     }
 
-    if (ctx->owner) {
+    if (ngx_http_idempotency_owns(ctx)) {
         ends = now + op->window;
 
         if ((ngx_msec_int_t) (op->now + op->least - ends) > 0) {
@@ -384,7 +384,7 @@ variable_refusal(ngx_http_request_t *r, ngx_http_variable_value_t *v,
 
     ctx = ngx_http_idempotency_get_ctx(r);
 
-    if (ctx == NULL || !ctx->refused) {
+    if (ctx == NULL || !ngx_http_idempotency_refused(ctx)) {
         v->not_found = 1;
         return NGX_OK;
     }

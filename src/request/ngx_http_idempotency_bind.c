@@ -5,20 +5,16 @@
  */
 
 
-#include "ngx_http_idempotency_headers.h"
+#include "ngx_http_idempotency.h"
 
 
+static void bind_key(ngx_http_idempotency_ctx_t *ctx, ngx_str_t *scope);
 static ngx_int_t bind_fingerprint(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t bind_values(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_digest_t *d);
 static ngx_int_t bind_scope(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_str_t *scope);
-static void bind_content(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *scope, u_char kind,
-    u_char *token);
-static void bind_lines(ngx_http_request_t *r, ngx_idempotency_digest_t *d,
-    ngx_str_t *name);
 static void bind_number(ngx_idempotency_digest_t *d, size_t n);
 
 
@@ -26,8 +22,7 @@ ngx_int_t
 ngx_http_idempotency_bind(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
-    ngx_str_t                  scope;
-    ngx_idempotency_digest_t   d;
+    ngx_str_t  scope;
 
     ctx->similar = NULL;
 
@@ -38,30 +33,32 @@ ngx_http_idempotency_bind(ngx_http_request_t *r,
         return NGX_ERROR;
     }
 
-    if (ctx->content) {
-        bind_content(r, ctx, &scope, NGX_IDEMPOTENCY_DIGEST_CONTENT,
-                     ctx->op.token);
+    if (ngx_http_idempotency_by_content(ctx)) {
+        ngx_http_idempotency_content(r, ctx, &scope,
+                                     NGX_IDEMPOTENCY_DIGEST_CONTENT,
+                                     ctx->op.token);
         return NGX_OK;
     }
 
-    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_TOKEN);
-    ngx_idempotency_digest_field(&d, &scope);
-    ngx_idempotency_digest_field(&d, &ctx->key);
-    ngx_idempotency_digest_final(&d, ctx->op.token);
+    bind_key(ctx, &scope);
 
     if (ctx->conf->similar == NGX_HTTP_IDEMPOTENCY_SIMILAR_OFF) {
         return NGX_OK;
     }
 
-    ctx->similar = ngx_pcalloc(r->pool, sizeof(ngx_idempotency_op_t));
-    if (ctx->similar == NULL) {
-        return NGX_ERROR;
-    }
+    return ngx_http_idempotency_similar_bind(r, ctx, &scope);
+}
 
-    bind_content(r, ctx, &scope, NGX_IDEMPOTENCY_DIGEST_SIMILAR,
-                 ctx->similar->token);
 
-    return NGX_OK;
+static void
+bind_key(ngx_http_idempotency_ctx_t *ctx, ngx_str_t *scope)
+{
+    ngx_idempotency_digest_t  d;
+
+    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_TOKEN);
+    ngx_idempotency_digest_field(&d, scope);
+    ngx_idempotency_digest_field(&d, &ctx->key);
+    ngx_idempotency_digest_final(&d, ctx->op.token);
 }
 
 
@@ -151,66 +148,6 @@ bind_scope(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     *scope = cscf->server_name;
 
     return NGX_OK;
-}
-
-
-/*
- * There is no key that only one of them knows, so who asks belongs to the
- * token.  One who is known may change his network; those who are not may share
- * an address, and are told apart by what else they show of themselves.
- */
-
-static void
-bind_content(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_str_t *scope, u_char kind, u_char *token)
-{
-    ngx_str_t                  value;
-    ngx_idempotency_digest_t   d;
-
-    static ngx_str_t  user_agent = ngx_string("user_agent");
-    static ngx_str_t  accept_language = ngx_string("accept_language");
-
-    ngx_idempotency_digest_init(&d, kind);
-    ngx_idempotency_digest_field(&d, scope);
-
-    value.len = NGX_IDEMPOTENCY_DIGEST_LEN;
-    value.data = ctx->op.fingerprint;
-
-    ngx_idempotency_digest_field(&d, &value);
-
-    if (ctx->identified) {
-        value.len = NGX_IDEMPOTENCY_IDENTITY_LEN;
-        value.data = ctx->op.parts.identity;
-
-        ngx_idempotency_digest_bytes(&d, (u_char *) "I", 1);
-        ngx_idempotency_digest_field(&d, &value);
-
-    } else {
-        ngx_idempotency_digest_bytes(&d, (u_char *) "N", 1);
-        ngx_idempotency_digest_field(&d, &r->connection->addr_text);
-        bind_lines(r, &d, &user_agent);
-        bind_lines(r, &d, &accept_language);
-    }
-
-    ngx_idempotency_digest_final(&d, token);
-}
-
-
-static void
-bind_lines(ngx_http_request_t *r, ngx_idempotency_digest_t *d,
-    ngx_str_t *name)
-{
-    ngx_table_elt_t                     *h;
-    ngx_http_idempotency_header_iter_t   it;
-
-    ngx_http_idempotency_header_iter(&it, r);
-
-    while ((h = ngx_http_idempotency_header_next(&it, name)) != NULL) {
-        ngx_idempotency_digest_bytes(d, (u_char *) "H", 1);
-        ngx_idempotency_digest_field(d, &h->value);
-    }
-
-    ngx_idempotency_digest_bytes(d, (u_char *) ".", 1);
 }
 
 

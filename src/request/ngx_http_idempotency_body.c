@@ -21,8 +21,6 @@ static ngx_int_t body_begin(ngx_http_request_t *r,
 static void body_handler(ngx_http_request_t *r);
 static ngx_int_t body_feed(void *data, u_char *p, size_t len);
 static ngx_int_t body_raw(void *data, u_char *p, size_t len);
-static ngx_int_t body_end(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t body_canonical(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t body_multipart(ngx_http_request_t *r,
@@ -41,9 +39,9 @@ static ngx_str_t  body_coding = ngx_string("content_encoding");
 
 
 /*
- * NGX_OK: the body was there already, or there is none; NGX_DONE: the phases
- * are run again, perhaps were already, when it has been read; NGX_DECLINED:
- * they are run again though it could not be read
+ * NGX_OK: it was there already, or there is none; NGX_DONE: the phases are run
+ * again, perhaps were already, when it has been read, but for error pages
+ * while it is not
  */
 
 ngx_int_t
@@ -51,19 +49,6 @@ ngx_http_idempotency_read_body(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
     ngx_int_t  rc;
-
-    if (ctx->body.reading) {
-
-        if (!ctx->body.arrived) {
-            return NGX_DECLINED;
-        }
-
-        /* run again by body_handler() */
-
-        ctx->body.reading = 0;
-
-        return body_end(r, ctx);
-    }
 
     if (body_begin(r, ctx) != NGX_OK) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
@@ -79,7 +64,7 @@ ngx_http_idempotency_read_body(ngx_http_request_t *r,
             return NGX_HTTP_INTERNAL_SERVER_ERROR;
         }
 
-        return body_end(r, ctx);
+        return NGX_OK;
     }
 
     ctx->body.reading = 1;
@@ -199,7 +184,7 @@ body_handler(ngx_http_request_t *r)
     ngx_http_idempotency_ctx_t  *ctx;
 
     ctx = ngx_http_idempotency_get_ctx(r);
-    ctx->body.arrived = 1;
+    ctx->body.reading = 0;
 
     r->write_event_handler = ngx_http_core_run_phases;
     ngx_http_core_run_phases(r);
@@ -260,10 +245,11 @@ body_raw(void *data, u_char *p, size_t len)
 }
 
 
-/* all of it is there */
+/* when all of it is there */
 
-static ngx_int_t
-body_end(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+ngx_int_t
+ngx_http_idempotency_digest_body(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx)
 {
     ngx_int_t  rc;
 
@@ -292,7 +278,7 @@ body_end(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     }
 
     if (rc != NGX_OK || body_fields(r, &ctx->body) != NGX_OK) {
-        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+        return NGX_ERROR;
     }
 
     ngx_idempotency_digest_final(&ctx->body.running, ctx->body.digest);

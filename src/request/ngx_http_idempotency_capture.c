@@ -164,14 +164,11 @@ void
 ngx_http_idempotency_hear(ngx_list_t *headers,
     ngx_http_idempotency_ctx_t *ctx)
 {
-    ngx_uint_t                       i;
-    ngx_list_part_t                 *part;
-    ngx_table_elt_t                 *h;
-    ngx_http_idempotency_capture_t  *capture;
+    ngx_uint_t        i;
+    ngx_list_part_t  *part;
+    ngx_table_elt_t  *h;
 
     static ngx_str_t  name = ngx_string("x-accel-idempotency");
-
-    capture = ctx ? &ctx->capture : NULL;
 
     for (part = &headers->part; part; part = part->next) {
         h = part->elts;
@@ -187,9 +184,10 @@ ngx_http_idempotency_hear(ngx_list_t *headers,
 
             h[i].hash = 0;
 
-            if (capture) {
-                capture->says_release = capture_says(&h[i].value, "release");
-                capture->says_keep = capture_says(&h[i].value, "keep");
+            if (ctx) {
+                ctx->capture.says_release = capture_says(&h[i].value,
+                                                         "release");
+                ctx->capture.says_keep = capture_says(&h[i].value, "keep");
             }
         }
     }
@@ -204,7 +202,7 @@ ngx_http_idempotency_hear_trailers(ngx_http_request_t *r,
 {
     ngx_chain_t  *cl;
 
-    if (ctx && (!ctx->owner || !ctx->capture.answered)) {
+    if (!ngx_http_idempotency_owns(ctx) || !ctx->capture.answered) {
         ctx = NULL;
     }
 
@@ -274,7 +272,9 @@ ngx_http_idempotency_capture_body(ngx_http_request_t *r,
     /* its upstream is done with, and only flushes what came before the break:
        there is no need to wait for the client to take that */
 
-    if (ctx->owner && flush && capture->live && r->upstream->cleanup == NULL) {
+    if (ngx_http_idempotency_owns(ctx)
+        && flush && capture->live && r->upstream->cleanup == NULL)
+    {
         ngx_http_idempotency_settle(r, ctx);
     }
 }
@@ -476,7 +476,6 @@ capture_check_whole(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     }
 
     capture->whole = 1;
-    ctx->carried = 0;
 
     ngx_http_idempotency_settle(r, ctx);
 }
@@ -487,7 +486,7 @@ capture_check_whole(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 static void
 capture_check_size(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
-    if (ctx->owner && ctx->capture.too_large) {
+    if (ngx_http_idempotency_owns(ctx) && ctx->capture.too_large) {
         ngx_http_idempotency_settle(r, ctx);
         ngx_http_idempotency_not_kept(r, ctx);
     }

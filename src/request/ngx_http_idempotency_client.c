@@ -123,15 +123,18 @@ client_content_handler(ngx_http_request_t *r)
 
     rc = ctx->client.content_handler(r);
 
-    if ((ctx->owner && ngx_http_idempotency_send_once(r) != NGX_OK)
-        || (ctx->carried && client_keep_upstream(r) != NGX_OK))
+    if ((ngx_http_idempotency_owns(ctx)
+         && ngx_http_idempotency_send_once(r) != NGX_OK)
+        || (ngx_http_idempotency_carried(ctx)
+            && client_keep_upstream(r) != NGX_OK))
     {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
 #ifdef NGX_HTTP_VERSION_30
 
-    if (ctx->carried && r->http_version == NGX_HTTP_VERSION_30
+    if (ngx_http_idempotency_carried(ctx)
+        && r->http_version == NGX_HTTP_VERSION_30
         && r->connection->read->handler != client_quic_handler)
     {
         ctx->client.read_handler = r->connection->read->handler;
@@ -195,7 +198,7 @@ client_hide_handler(ngx_http_request_t *r)
 
     ctx = ngx_http_idempotency_get_ctx(r);
 
-    if (r->connection->error && ctx->carried
+    if (r->connection->error && ngx_http_idempotency_carried(ctx)
         && (ctx->client.gone || client_leave(r, ctx) == NGX_OK))
     {
         r->connection->error = 0;
@@ -251,7 +254,9 @@ client_subrequest_done(ngx_http_request_t *sr, void *data, ngx_int_t rc)
     c = sr->connection;
     ctx = ngx_http_idempotency_get_ctx(sr);
 
-    if (ctx == NULL || !ctx->carried || (!c->error && !ctx->client.gone)) {
+    if (!ngx_http_idempotency_carried(ctx)
+        || (!c->error && !ctx->client.gone))
+    {
         return rc;
     }
 
@@ -282,7 +287,7 @@ client_quic_handler(ngx_event_t *rev)
     r = ((ngx_http_request_t *) c->data)->main;
     ctx = ngx_http_idempotency_get_ctx(r);
 
-    if (!c->close || !ctx->carried) {
+    if (!c->close || !ngx_http_idempotency_carried(ctx)) {
         ctx->client.read_handler(rev);
         return;
     }
@@ -308,7 +313,7 @@ ngx_uint_t
 ngx_http_idempotency_client_gone(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_int_t rc)
 {
-    if (rc != NGX_ERROR || ctx == NULL || !ctx->carried
+    if (rc != NGX_ERROR || !ngx_http_idempotency_carried(ctx)
         || !r->connection->error)
     {
         return 0;
@@ -365,7 +370,9 @@ client_write_handler(ngx_http_request_t *r)
     wev = c->write;
     ctx = ngx_http_idempotency_get_ctx(r);
 
-    if (wev->timedout && ctx->carried && !ctx->client.gone) {
+    if (wev->timedout && ngx_http_idempotency_carried(ctx)
+        && !ctx->client.gone)
+    {
         c->timedout = 1;
         wev->timedout = 0;
         wev->ready = 1;
@@ -549,7 +556,7 @@ client_leave(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 static void
 client_limit(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
-    if (!ctx->client.gone || ctx->owner) {
+    if (!ctx->client.gone || ngx_http_idempotency_owns(ctx)) {
         return;
     }
 

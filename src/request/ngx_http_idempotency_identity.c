@@ -9,14 +9,15 @@
 
 
 static ngx_int_t identity_default(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_digest_t *d);
+    ngx_http_idempotency_loc_conf_t *conf, ngx_idempotency_digest_t *d,
+    ngx_uint_t *known);
 static ngx_uint_t identity_authorization(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_digest_t *d);
-static void identity_keys(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_digest_t *d);
+    ngx_idempotency_digest_t *d, ngx_uint_t *known);
+static void identity_keys(ngx_http_request_t *r, ngx_idempotency_digest_t *d,
+    ngx_uint_t *known);
 static uint32_t identity_lengths(ngx_http_request_t *r);
 static ngx_int_t identity_certificate(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_digest_t *d);
+    ngx_idempotency_digest_t *d, ngx_uint_t *known);
 
 
 /* as in $http_name */
@@ -42,15 +43,16 @@ ngx_http_idempotency_identity(ngx_http_request_t *r,
 {
     u_char                     out[NGX_IDEMPOTENCY_DIGEST_LEN];
     ngx_str_t                  value;
+    ngx_uint_t                 known;
     ngx_idempotency_digest_t   d;
 
-    ctx->identified = 0;
+    known = 0;
 
     ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_IDENTITY);
 
     if (ctx->conf->identity == NULL) {
 
-        if (identity_default(r, ctx, &d) != NGX_OK) {
+        if (identity_default(r, ctx->conf, &d, &known) != NGX_OK) {
             return NGX_ERROR;
         }
 
@@ -63,10 +65,10 @@ ngx_http_idempotency_identity(ngx_http_request_t *r,
         ngx_idempotency_digest_bytes(&d, (u_char *) "V", 1);
         ngx_idempotency_digest_field(&d, &value);
 
-        ctx->identified = (value.len != 0);
+        known = (value.len != 0);
     }
 
-    if (!ctx->identified) {
+    if (!known) {
         ngx_memzero(ctx->op.parts.identity, NGX_IDEMPOTENCY_IDENTITY_LEN);
         return NGX_OK;
     }
@@ -78,33 +80,47 @@ ngx_http_idempotency_identity(ngx_http_request_t *r,
 }
 
 
+/* of whom nothing is known all of it is zero */
+
+ngx_uint_t
+ngx_http_idempotency_identified(ngx_http_idempotency_ctx_t *ctx)
+{
+    static u_char  nobody[NGX_IDEMPOTENCY_IDENTITY_LEN];
+
+    return ngx_memcmp(ctx->op.parts.identity, nobody,
+                      NGX_IDEMPOTENCY_IDENTITY_LEN)
+           != 0;
+}
+
+
 /*
  * A token that is one user's stands alone.  A password or an API key is often
  * one for many, and tells them apart only together with their cookies.
  */
 
 static ngx_int_t
-identity_default(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_idempotency_digest_t *d)
+identity_default(ngx_http_request_t *r,
+    ngx_http_idempotency_loc_conf_t *conf, ngx_idempotency_digest_t *d,
+    ngx_uint_t *known)
 {
-    if (!identity_authorization(r, ctx, d)) {
+    if (!identity_authorization(r, d, known)) {
 
-        identity_keys(r, ctx, d);
+        identity_keys(r, d, known);
 
-        if (ngx_http_idempotency_cookies(r, ctx->conf->ignore_cookies, d)) {
-            ctx->identified = 1;
+        if (ngx_http_idempotency_cookies(r, conf->ignore_cookies, d)) {
+            *known = 1;
         }
     }
 
-    return identity_certificate(r, ctx, d);
+    return identity_certificate(r, d, known);
 }
 
 
 /* whether it stands alone; the scheme's case doesn't count */
 
 static ngx_uint_t
-identity_authorization(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_idempotency_digest_t *d)
+identity_authorization(ngx_http_request_t *r, ngx_idempotency_digest_t *d,
+    ngx_uint_t *known)
 {
     u_char                               lower[32], *p, *last;
     ngx_str_t                            scheme, secret;
@@ -128,7 +144,7 @@ identity_authorization(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
             continue;
         }
 
-        ctx->identified = 1;
+        *known = 1;
 
         p = h->value.data;
         last = p + h->value.len;
@@ -167,8 +183,8 @@ identity_authorization(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 /* most requests have none: they are passed over by their lengths */
 
 static void
-identity_keys(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_idempotency_digest_t *d)
+identity_keys(ngx_http_request_t *r, ngx_idempotency_digest_t *d,
+    ngx_uint_t *known)
 {
     uint32_t                             lengths;
     ngx_str_t                           *name;
@@ -195,7 +211,7 @@ identity_keys(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
             ngx_idempotency_digest_field(d, name);
             ngx_idempotency_digest_field(d, &h->value);
 
-            ctx->identified = 1;
+            *known = 1;
         }
     }
 }
@@ -229,8 +245,8 @@ identity_lengths(ngx_http_request_t *r)
 /* by its variable: nginx may be built without SSL */
 
 static ngx_int_t
-identity_certificate(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_idempotency_digest_t *d)
+identity_certificate(ngx_http_request_t *r, ngx_idempotency_digest_t *d,
+    ngx_uint_t *known)
 {
     ngx_str_t                   value;
     ngx_http_variable_value_t  *vv;
@@ -255,7 +271,7 @@ identity_certificate(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
     ngx_idempotency_digest_bytes(d, (u_char *) "S", 1);
     ngx_idempotency_digest_field(d, &value);
-    ctx->identified = 1;
+    *known = 1;
 
     return NGX_OK;
 }

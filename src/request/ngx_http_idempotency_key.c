@@ -18,7 +18,7 @@ static ngx_uint_t key_uuid(ngx_str_t *key);
 static ngx_uint_t key_uuid7(ngx_str_t *key, uint64_t now, uint64_t *made);
 
 
-/* NEW for a good key, or MISSING, or MALFORMED */
+/* NEW for a good key, or for content that stands for it */
 
 ngx_http_idempotency_status_e
 ngx_http_idempotency_key(ngx_http_request_t *r,
@@ -49,7 +49,7 @@ ngx_http_idempotency_key(ngx_http_request_t *r,
     }
 
     if (key->len == 0) {
-        return NGX_HTTP_IDEMPOTENCY_STATUS_MISSING;
+        return ngx_http_idempotency_no_key(r, conf);
     }
 
     quoted = (key->data[0] == '"');

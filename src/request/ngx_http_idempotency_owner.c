@@ -89,7 +89,7 @@ owner_cleanup(void *data)
         ngx_del_timer(&ctx->client.timer);
     }
 
-    if (ctx->owner) {
+    if (ngx_http_idempotency_owns(ctx)) {
         ngx_http_idempotency_settle(r, ctx);
     }
 
@@ -109,7 +109,7 @@ ngx_http_idempotency_settle(ngx_http_request_t *r,
     ngx_idempotency_op_t     *op;
     ngx_idempotency_store_t  *store;
 
-    ctx->owner = 0;
+    ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_SETTLED;
 
     op = &ctx->op;
     store = ctx->conf->shm_zone->data;
@@ -133,7 +133,9 @@ ngx_http_idempotency_settle(ngx_http_request_t *r,
 
         rc = store->engine->release(store, op);
 
-        ctx->released = (rc == NGX_OK && op->result == NGX_IDEMPOTENCY_OK);
+        if (rc == NGX_OK && op->result == NGX_IDEMPOTENCY_OK) {
+            ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_RELEASED;
+        }
 
     } else {
         op->outcome = outcome;

@@ -67,14 +67,16 @@ ngx_http_idempotency_page(ngx_http_request_t *r,
     u_char      *p;
     size_t       len;
     ngx_str_t    back, *next;
-    ngx_uint_t   returns;
+    ngx_uint_t   content, returns;
 
-    next = (ctx->content && refusal->next_content.len)
+    content = ngx_http_idempotency_by_content(ctx);
+
+    next = (content && refusal->next_content.len)
                ? &refusal->next_content : &refusal->next;
 
     /* with a key of its own, a form that is opened anew has a new one */
 
-    returns = (refusal->returns && ctx->content);
+    returns = (refusal->returns && content);
 
     ngx_str_null(&back);
 

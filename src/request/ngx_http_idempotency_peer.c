@@ -138,7 +138,7 @@ peer_init(ngx_http_request_t *r, ngx_http_upstream_srv_conf_t *us)
 
     ctx = ngx_http_idempotency_get_ctx(r);
 
-    return (ctx && ctx->owner) ? peer_once(r, r->upstream) : NGX_OK;
+    return ngx_http_idempotency_owns(ctx) ? peer_once(r, r->upstream) : NGX_OK;
 }
 
 

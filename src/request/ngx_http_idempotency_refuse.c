@@ -193,7 +193,7 @@ static refusal_t  refuse_unreadable[] = {
 };
 
 
-/* NGX_DONE: the request is finalized; NGX_DECLINED: it goes on all the same */
+/* NGX_DONE: the request is finalized; NGX_OK: it goes on all the same */
 
 ngx_int_t
 ngx_http_idempotency_refuse(ngx_http_request_t *r,
@@ -234,14 +234,13 @@ ngx_http_idempotency_refuse(ngx_http_request_t *r,
                   status, &ngx_http_idempotency_refusals[why].name,
                   reason.len ? ", reason: " : "", &reason,
                   conf->dry_run ? ", dry run" : "",
-                  ctx->bound ? (size_t) NGX_IDEMPOTENCY_DIGEST_LEN : 0,
+                  ngx_http_idempotency_bound(ctx)
+                      ? (size_t) NGX_IDEMPOTENCY_DIGEST_LEN : 0,
                   ctx->op.token, &conf->shm_zone->shm.name);
 
     if (!refuses) {
-        return NGX_DECLINED;
+        return NGX_OK;
     }
-
-    ctx->refused = 1;
 
     if (refuse_headers(r, ctx, refusal) != NGX_OK) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
@@ -270,6 +269,18 @@ ngx_http_idempotency_refuses(ngx_http_idempotency_ctx_t *ctx,
     return why != NGX_HTTP_IDEMPOTENCY_STATUS_UNAVAILABLE
            || ctx->conf->unavailable
               != NGX_HTTP_IDEMPOTENCY_UNAVAILABLE_PASS;
+}
+
+
+/* whether it was, for what became of it */
+
+ngx_uint_t
+ngx_http_idempotency_refused(ngx_http_idempotency_ctx_t *ctx)
+{
+    return ctx->state == NGX_HTTP_IDEMPOTENCY_STATE_DECIDED
+           && ctx->status != NGX_HTTP_IDEMPOTENCY_STATUS_NONE
+           && ctx->status < NGX_HTTP_IDEMPOTENCY_REFUSALS
+           && ngx_http_idempotency_refuses(ctx, ctx->status);
 }
 
 

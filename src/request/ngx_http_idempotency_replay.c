@@ -13,7 +13,7 @@ static ngx_int_t replay_send(ngx_http_request_t *r,
 
 
 /*
- * NGX_DONE: the request is finalized; NGX_DECLINED: it is a dry run.  Without
+ * NGX_DONE: the request is finalized; NGX_OK: it is a dry run.  Without
  * the location that made it there is nobody who knows how to send it.
  */
 
@@ -52,7 +52,7 @@ ngx_http_idempotency_replay(ngx_http_request_t *r,
                   &ctx->conf->shm_zone->shm.name);
 
     if (ctx->conf->dry_run) {
-        return NGX_DECLINED;
+        return NGX_OK;
     }
 
     if (loc_conf) {
@@ -77,7 +77,8 @@ replay_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     cookies = (ctx->conf->replay_cookies == NGX_HTTP_IDEMPOTENCY_COOKIES_ALWAYS
                || (ctx->conf->replay_cookies
                    == NGX_HTTP_IDEMPOTENCY_COOKIES_IDENTIFIED
-                   && ctx->identified && !ctx->op.anonymous));
+                   && ngx_http_idempotency_identified(ctx)
+                   && !ctx->op.anonymous));
 
     body = ctx->op.response;
 

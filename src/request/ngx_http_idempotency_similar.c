@@ -15,15 +15,32 @@ static ngx_int_t similar_refuse(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_http_idempotency_status_e why);
 
 
+ngx_int_t
+ngx_http_idempotency_similar_bind(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *scope)
+{
+    ctx->similar = ngx_pcalloc(r->pool,
+                               sizeof(ngx_http_idempotency_similar_t));
+    if (ctx->similar == NULL) {
+        return NGX_ERROR;
+    }
+
+    ngx_http_idempotency_content(r, ctx, scope,
+                                 NGX_IDEMPOTENCY_DIGEST_SIMILAR,
+                                 ctx->similar->op.token);
+    return NGX_OK;
+}
+
+
 /* the request owns its key by now; what is bound is the key itself */
 
-ngx_int_t
+void
 ngx_http_idempotency_similar(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
     ngx_idempotency_op_t  *op;
 
-    op = ctx->similar;
+    op = &ctx->similar->op;
 
     ngx_memcpy(op->fingerprint, ctx->op.token, NGX_IDEMPOTENCY_DIGEST_LEN);
 
@@ -31,10 +48,10 @@ ngx_http_idempotency_similar(ngx_http_request_t *r,
     op->window = ctx->conf->content_window;
     op->lease = ctx->conf->lease;
     op->pool = r->pool;
-
-    return ngx_http_idempotency_claim(r, ctx, op);
 }
 
+
+/* NGX_OK: the owner goes on */
 
 ngx_int_t
 ngx_http_idempotency_similar_answer(ngx_http_request_t *r,
@@ -43,7 +60,7 @@ ngx_http_idempotency_similar_answer(ngx_http_request_t *r,
     ngx_idempotency_op_t     *op;
     ngx_idempotency_store_t  *store;
 
-    op = ctx->similar;
+    op = &ctx->similar->op;
 
     switch (op->result) {
 
@@ -62,8 +79,8 @@ ngx_http_idempotency_similar_answer(ngx_http_request_t *r,
 
         /* with this very key, which was released since */
 
-        ctx->seen = 1;
-        return NGX_DECLINED;
+        ctx->similar->seen = 1;
+        return NGX_OK;
 
     case NGX_IDEMPOTENCY_CONFLICT:
         return similar_found(r, ctx);
@@ -89,7 +106,7 @@ similar_found(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
                   (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, ctx->op.token,
                   &ctx->conf->shm_zone->shm.name);
 
-    return NGX_DECLINED;
+    return NGX_OK;
 }
 
 
@@ -105,8 +122,7 @@ similar_refuse(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
         return ngx_http_idempotency_refuse(r, ctx, why);
     }
 
-    ctx->owner = 0;
-    ctx->carried = 0;
+    ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_DECIDED;
 
     store = ctx->conf->shm_zone->data;
     (void) store->engine->release(store, &ctx->op);
@@ -122,8 +138,8 @@ ngx_http_idempotency_unlike(ngx_http_idempotency_ctx_t *ctx)
 {
     ngx_idempotency_store_t  *store;
 
-    if (ctx->seen) {
+    if (ctx->similar && ctx->similar->seen) {
         store = ctx->conf->shm_zone->data;
-        (void) store->engine->forget(store, ctx->similar);
+        (void) store->engine->forget(store, &ctx->similar->op);
     }
 }

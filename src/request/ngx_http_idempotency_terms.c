@@ -47,11 +47,14 @@ terms_time(ngx_http_idempotency_ctx_t *ctx)
 
     op = &ctx->op;
 
-    op->window = ctx->content ? ctx->conf->content_window
-                              : ctx->conf->window;
+    if (ngx_http_idempotency_by_content(ctx)) {
+        op->window = ctx->conf->content_window;
+        return;
+    }
 
-    if (ctx->content
-        || ctx->conf->key_format != NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_UUID7)
+    op->window = ctx->conf->window;
+
+    if (ctx->conf->key_format != NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_UUID7)
     {
         return;
     }

@@ -17,7 +17,7 @@ static ngx_uint_t wait_left(ngx_http_request_t *r,
 static void wait_timer_handler(ngx_event_t *ev);
 
 
-/* NGX_DONE: it waits; ngx_http_idempotency_resume() goes on with it */
+/* NGX_DONE: it waits; the handler of its operation goes on with it */
 
 ngx_int_t
 ngx_http_idempotency_wait(ngx_http_request_t *r,
@@ -167,5 +167,5 @@ wait_timer_handler(ngx_event_t *ev)
 
     ctx->op.result = NGX_IDEMPOTENCY_CHANGED;
 
-    ngx_http_idempotency_resume(&ctx->op);
+    ctx->op.handler(&ctx->op);
 }
