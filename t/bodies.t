@@ -429,6 +429,11 @@ EOC
                 proxy_pass http://\$TEST_NGINX_BACKEND;
                 proxy_http_version 1.1;
             }
+            location /told {
+                proxy_pass http://\$TEST_NGINX_BACKEND;
+                add_header X-Told "\$idempotency_status \$idempotency_digest"
+                           always;
+            }
             location /small {
                 client_max_body_size 1k;
                 proxy_pass http://\$TEST_NGINX_BACKEND;
@@ -522,6 +527,31 @@ EOC
         $r = $ask->($way, "/small?id=$k", $k, '--data-binary', "\@$file");
         is($r->{status}, 200, "$way: too large: the key is fresh");
         ok($r && !$r->replayed, "$way: too large: executed now");
+    }
+
+    # what they mean is the same over HTTP/2
+    for (['application/x-www-form-urlencoded', 'a=1&b=2', 'b=2&a=1', 'b=2&a=2'],
+         ['application/json', '[1]', '[ 1.0 ]', '[2]'],
+         ['multipart/form-data; boundary=x',
+          map { join '', map({ "--x\r\nContent-Disposition: form-data; "
+                               . "name=$_\r\n\r\n1\r\n" } @$_), "--x--\r\n" }
+              ['a', 'b'], ['b', 'a'], ['a']])
+    {
+        my ($type, @bodies) = @$_;
+
+        my @told = map {
+            $t->curl('--http2-prior-knowledge', '-H', "Content-Type: $type",
+                     '-H', "Idempotency-Key: $type", '--data-binary', $_,
+                     'http://127.0.0.1:' . $t->port(1) . '/told')
+            ->header('X-Told')
+        } @bodies;
+        my $digest = (split / /, $told[0])[1];
+
+        is("@told[0, 1]", "NEW $digest REPLAYED $digest", "HTTP/2: $type");
+        like($told[2], qr/^CONFLICT (?!$digest)/, 'HTTP/2: ... another body');
+        is($t->post('/told', key => "1.1 $type", type => $type,
+                    body => $bodies[0])->header('X-Told'), "NEW $digest",
+           'HTTP/2: ... its digest is that of HTTP/1.1');
     }
 
     ok($t->stop, 'HTTP/2 and TLS: nginx stops in good order');

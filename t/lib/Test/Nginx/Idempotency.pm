@@ -186,7 +186,7 @@ add_block_preprocessor(sub {
     $mark =~ s/^/# /mg;
 
     $block->set_value(main_config =>
-        Idempotency::load_module() . ($block->main_config // ''));
+        ($block->main_config // '') . "\n" . Idempotency::load_module());
     $block->set_value(config => "$mark\n" . ($block->config // ''));
     $block->set_value(init => 'package main; ' . $block->init)
         if defined $block->init;
