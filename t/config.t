@@ -1,19 +1,11 @@
-# SPEC, "Directives": every directive in every place it is allowed in, what it
-# inherits and overrides, and each bad configuration with its one clear line.
+# docs/directives.md: where each directive may stand, each bad value with its one
+# clear line, and what is in force where http, servers and locations differ.
 
-use strict;
-use warnings;
+use lib 't/lib';
+use Test::Nginx::Idempotency 'no_plan';
 
-use FindBin;
-use lib "$FindBin::Bin/lib";
-use Idempotency;
-
-use Time::HiRes qw(sleep);
-
-
-# Every directive with a good value.
-
-my %good = (
+# every directive with a good value
+our %good = (
     idempotency => 'zone=z',
     idempotency_methods => 'POST PUT PATCH DELETE',
     idempotency_key => '$http_idempotency_key $arg_key "a$cookie_key"',
@@ -48,770 +40,733 @@ my %good = (
     idempotency_log_level => 'warn',
 );
 
-# These may be given several times in one place, as their like in nginx.
-
-my %repeatable = map { $_ => 1 } qw(idempotency_bind idempotency_bypass
+our @names = sort keys %good;
+our %repeatable = map { $_ => 1 } qw(idempotency_bind idempotency_bypass
                                     idempotency_hide_header
                                     idempotency_ignore_cookies
                                     idempotency_ignore_fields);
-
-my $all = join '', map { "$_ $good{$_};\n" } sort keys %good;
-
-
-sub accepted {
-    my ($name, %o) = @_;
-
-    local $Test::Builder::Level = $Test::Builder::Level + 1;
-
-    my ($ok, $out) = config_test(server => '', %o);
-    ok($ok, $name) or diag $out;
-    unlike($out, qr/\[(?:warn|error|crit|alert|emerg)\]/,
-           '... with nothing to say');
-}
-
-# Refused: with exit status 1 and one line that says why and where. Where is
-# said exactly if the fault is in a file of its own, in its fourth line.
-
-sub refused {
-    my ($name, $why, %o) = @_;
-
-    local $Test::Builder::Level = $Test::Builder::Level + 1;
-
-    my ($ok, $out) = config_test(server => '', %o);
-    my @said = $out =~ /\[emerg\] (.*)/g;
-
-    ok(!$ok, $name);
-    is(scalar @said, 1, '... one line') or diag $out;
-    like($said[0] // '', $why, '... that says why');
-    return if $o{anywhere};
-
-    my $where = $o{files} ? qr{fault\.conf:4} : qr{nginx\.conf:\d+};
-    like($said[0] // '', qr{ in ROOT/$where$}, '... and where');
-}
-
-sub fault {
-    my ($lines) = @_;
-
-    return (files => { 'fault.conf' => "\n\n\n$lines\n\n" });
-}
-
-my $include = "include \$TEST_NGINX_ROOT/fault.conf;\n";
+our $all = join '', map "$_ $good{$_};\n", @names;
+our @choices = qw(idempotency_missing_key idempotency_key_format
+                  idempotency_replay_cookies idempotency_log_level
+                  idempotency_in_progress idempotency_in_doubt
+                  idempotency_unavailable idempotency_similar);
+our @times = qw(idempotency_window idempotency_content_window
+                idempotency_wait_timeout idempotency_lease);
+# what can never be a key
+our @never = ('""', '${idempotency_key}', '$IDEMPOTENCY_KEY',
+              map({ "\$idempotency_$_" } qw(key status token digest age replays
+                  refusal detail reason expires fence)),
+              '$idempotency_key$idempotency_token',
+              '"${idempotency_key}$idempotency_digest"');
+our $too_long = (~0 >> 1) . 'ms';    # the longest of which nginx takes for a time
 
 
-# A whole file, for a place that nginx() has no option for.
+# Filters. A configuration of each line, alone or in a location; what must be
+# said is behind it.
 
-sub conf {
-    my ($events) = @_;
+sub alone { return [ split /\n/, $_[0] ] }
 
-    return (module_path() ? 'load_module ' . module_path() . ";\n" : '')
-           . "events { $events }\nhttp { access_log off; }\n";
+sub located { return [ map "location / {\n\n\n$_\n\n}", split /\n/, $_[0] ] }
+
+
+sub misplaced {
+    return map "$_ " . ($good{$_} // '') . ";"
+               . "  # \"$_\" directive is not allowed here\n", @_;
 }
 
 
-# --- where they may stand ----------------------------------------------------
+# One configuration of all lines, each in a location.
 
-accepted('nothing of it');
-accepted('all of it in http', http => $all);
-accepted('all of it in a server', server => $all);
-accepted('all of it in a location', server => "location / {\n$all}\n");
-accepted('all of it in a nested location',
-         server => "location / { location /a {\n$all} }\n");
-accepted('all of it everywhere', http => $all,
-         server => "$all location / {\n$all location /a {\n$all} }\n");
-accepted('all of it in a named location', server => "location \@a {\n$all}\n");
-accepted('all of it in a location by expression',
-         server => "location ~ ^/a(.*) {\n$all}\n");
-
-for my $name (sort keys %good) {
-    my $line = "$name $good{$name};\n";
-    my $context = qr/"$name" directive is not allowed here/;
-
-    refused("$name in main", $context, main => $line);
-    refused("$name in events", $context, conf => conf($line));
-    refused("$name in upstream", $context,
-            http => "upstream u { server 127.0.0.1:1; $line }\n");
-    refused("$name in if", $context,
-            server => "location / { if (\$arg_a) { $line } }\n");
-    refused("$name in limit_except", $context,
-            server => "location / { limit_except GET { $line } }\n");
-
-    refused("$name without a value",
-            qr/invalid number of arguments in "$name" directive/,
-            server => "$name;\n");
-
-    if ($repeatable{$name}) {
-        accepted("$name twice", server => $line x 2);
-
-    } else {
-        refused("$name twice",
-                qr/"$name" directive is duplicate|duplicate status/,
-                server => $line x 2);
-    }
-}
-
-my $zone_context = qr/"idempotency_zone" directive is not allowed here/;
-
-refused('idempotency_zone in main', $zone_context,
-        main => "idempotency_zone zone=a:1m;\n");
-refused('idempotency_zone in a server', $zone_context,
-        server => "idempotency_zone zone=a:1m;\n");
-refused('idempotency_zone in a location', $zone_context,
-        server => "location / { idempotency_zone zone=a:1m; }\n");
-
-
-# --- zones -------------------------------------------------------------------
-
-sub zone { return (zone => 0, http => join '', map { "$_;\n" } @_) }
-
-accepted('a zone', zone('idempotency_zone zone=a:1m'));
-accepted('a zone that is not used', zone('idempotency_zone zone=a:1m'));
-accepted('the smallest zone', zone('idempotency_zone zone=a:32k'));
-accepted('a zone in bytes', zone('idempotency_zone zone=a:100000'));
-accepted('several zones', zone('idempotency_zone zone=a:1m',
-                               'idempotency_zone zone=b:2m'));
-accepted('evict=off', zone('idempotency_zone zone=a:1m evict=off'));
-accepted('evict=responses', zone('idempotency_zone zone=a:1m evict=responses'));
-accepted('parameters in another order',
-         zone('idempotency_zone evict=responses zone=a:1m'));
-accepted('a zone behind its use',
-         zone('idempotency zone=a', 'idempotency_zone zone=a:1m'));
-accepted('a zone behind a server that uses it',
-         zone => 0, http => "server {\nlisten 127.0.0.1:\$TEST_NGINX_PORT;\n"
-                            . "idempotency zone=a;\n}\n"
-                            . "idempotency_zone zone=a:1m;\n");
-accepted('a name with dots and dashes',
-         zone('idempotency_zone zone=a-b_c.d:1m', 'idempotency zone=a-b_c.d'));
-accepted('two servers',
-         http => join '', map {
-             "server {\nlisten 127.0.0.1:\$TEST_NGINX_PORT;\n"
-             . "server_name $_;\nidempotency zone=z;\n}\n"
-         } qw(a b));
-
-refused('an unknown zone', qr/"idempotency" zone "x" is unknown/,
-        fault('idempotency zone=x;'), server => "location / { $include }\n");
-refused('an unknown zone in a server', qr/"idempotency" zone "x" is unknown/,
-        fault('idempotency zone=x;'), server => "$include location / { }\n");
-refused('an unknown zone in http', qr/"idempotency" zone "x" is unknown/,
-        fault('idempotency zone=x;'), http => $include);
-refused('an unknown zone in http, below it nothing',
-        qr/"idempotency" zone "x" is unknown/, anywhere => 1,
-        conf => conf('') =~ s/access_log off;/idempotency zone=x;/r);
-refused('the first of two unknown zones', qr/"idempotency" zone "x" is unknown/,
-        fault('idempotency zone=x;'), http => $include,
-        server => "idempotency zone=y;\n");
-refused('no zone at all', qr/"idempotency" zone "z" is unknown/,
-        zone => 0, server => "idempotency zone=z;\n");
-refused('a zone of another case', qr/"idempotency" zone "Z" is unknown/,
-        server => "idempotency zone=Z;\n");
-
-refused('a zone that is too small', qr/zone "a" is too small/,
-        zone('idempotency_zone zone=a:31k'));
-refused('a zone of a few bytes', qr/zone "a" is too small/,
-        zone('idempotency_zone zone=a:1'));
-refused('a zone defined twice', qr/zone "a" is already defined/,
-        fault('idempotency_zone zone=a:1m;'), zone => 0,
-        http => "idempotency_zone zone=a:1m;\n$include");
-refused('a zone defined with another size',
-        qr/size 2097152 of shared memory zone "a" conflicts/,
-        zone('idempotency_zone zone=a:1m', 'idempotency_zone zone=a:2m'));
-
-refused("a zone of another module's", qr/"x" is already declared for a diff/,
-        zone('limit_req_zone $arg_a zone=x:1m rate=1r/s',
-             'idempotency_zone zone=x:1m'));
-refused("the use of another module's zone",
-        qr/"x" is (?:unknown|already declared for a different use)/,
-        zone('limit_req_zone $arg_a zone=x:1m rate=1r/s',
-             'idempotency zone=x'));
-
-refused("a bad zone: $_->[0]", $_->[1], zone("idempotency_zone $_->[0]")) for
-    [ 'zone=a', qr/invalid zone "zone=a"/ ],
-    [ 'zone=a:', qr/invalid zone size/ ],
-    [ 'zone=a:x', qr/invalid zone size/ ],
-    [ 'zone=a:1x', qr/invalid zone size/ ],
-    [ 'zone=a:-1m', qr/invalid zone size/ ],
-    [ 'zone=a:99999999999999999999', qr/invalid zone size/ ],
-    [ 'zone=:1m', qr/invalid zone "zone=:1m"/ ],
-    [ 'zone=', qr/invalid zone "zone="/ ],
-    [ 'a:1m', qr/invalid parameter "a:1m"/ ],
-    [ 'zone=a:1m x', qr/invalid parameter "x"/ ],
-    [ 'zone=a:1m rate=1r/s', qr/invalid parameter "rate=1r\/s"/ ],
-    [ 'zone=a:1m evict=', qr/invalid .*"evict="/ ],
-    [ 'zone=a:1m evict=all', qr/invalid .*"evict=all"/ ],
-    [ 'zone=a:1m evict=OFF', qr/invalid .*"evict=OFF"/ ],
-    [ 'zone=a:1m evict=off evict=responses',
-      qr/(?:invalid|duplicate) .*"evict=responses"/ ],
-    [ 'zone=a:1m zone=b:1m', qr/invalid parameter "zone=b:1m"/ ],
-    [ 'evict=off', qr/must have "zone" parameter/ ];
-
-refused('idempotency_zone without a parameter',
-        qr/invalid number of arguments in "idempotency_zone" directive/,
-        zone('idempotency_zone'));
-
-
-# --- values ------------------------------------------------------------------
-
-sub bad {
-    my ($directive, $why) = @_;
-
-    local $Test::Builder::Level = $Test::Builder::Level + 1;
-
-    refused("bad: $directive", $why, fault("$directive;"),
-            server => "location / { $include }\n");
-}
-
-bad('idempotency on', qr/invalid parameter "on"/);
-bad('idempotency z', qr/invalid parameter "z"/);
-bad('idempotency zone', qr/invalid parameter "zone"/);
-bad('idempotency zone=', qr/invalid parameter "zone="/);
-bad('idempotency zone=z:1m', qr/zone "z:1m" is unknown/);
-bad('idempotency zone=z off', qr/invalid number of arguments/);
-bad('idempotency off zone=z', qr/invalid number of arguments/);
-bad('idempotency zone=z zone=z', qr/invalid number of arguments/);
-
-bad('idempotency_methods FOO', qr/invalid value "FOO"/);
-bad('idempotency_methods POST FOO', qr/invalid value "FOO"/);
-bad('idempotency_methods POST,PATCH', qr/invalid value "POST,PATCH"/);
-
-# of a variable nginx knows only at the end that nobody has it
-for (qw(key scope identity bind bypass)) {
-    refused("an unknown variable in idempotency_$_",
-            qr/unknown "no_such_variable" variable/, anywhere => 1,
-            server => "idempotency_$_ \$no_such_variable;\n");
-}
-
-# a key that can never have a value
-for my $key ('""', '$idempotency_key', '${idempotency_key}', '$IDEMPOTENCY_KEY',
-             '$idempotency_status', '$idempotency_token', '$idempotency_digest',
-             '$idempotency_age', '$idempotency_replays', '$idempotency_refusal',
-             '$idempotency_detail', '$idempotency_reason',
-             '$idempotency_expires', '$idempotency_fence',
-             '$idempotency_key$idempotency_token',
-             '"${idempotency_key}$idempotency_digest"')
-{
-    my $why = qr/invalid value "\Q@{[ $key =~ tr{"}{}dr ]}\E" in "idempotency_key"/;
-
-    bad("idempotency_key $key", $why);
-    bad("idempotency_key \$http_a $key", $why);
-    refused("in http: idempotency_key $key", $why, fault("idempotency_key $key;"),
-            http => $include);
-}
-
-bad('idempotency_key a ${open', qr/the closing bracket in "open" variable/);
-bad('idempotency_scope a b', qr/invalid number of arguments/);
-bad('idempotency_identity a b', qr/invalid number of arguments/);
-
-for (qw(idempotency_missing_key idempotency_key_format
-        idempotency_replay_cookies idempotency_log_level
-        idempotency_in_progress idempotency_in_doubt idempotency_unavailable
-        idempotency_similar))
-{
-    bad("$_ what", qr/invalid value "what"/);
-    bad("$_ ON", qr/invalid value "ON"/);
-    bad("$_ $good{$_} $good{$_}", qr/invalid number of arguments in "$_"/);
-}
-
-bad('idempotency_log_level debug', qr/invalid value "debug"/);
-bad('idempotency_dry_run maybe',
-    qr/invalid value "maybe" in "idempotency_dry_run" directive/);
-bad('idempotency_dry_run on off', qr/invalid number of arguments/);
-
-bad("idempotency_key_max_length $_", qr/invalid (?:number|value)|must be/)
-    for qw(x -1 1k 0);
-
-my @times = qw(idempotency_window idempotency_content_window
-               idempotency_wait_timeout idempotency_lease);
-my $longest = ~0 >> 1;    # of what nginx takes for a time, in milliseconds
-
-for my $name (@times) {
-    bad("$name $_", qr/"$name" directive invalid value/) for qw(x -1 1q 24hh);
-    bad("$name 0", qr/"$name" directive must not be zero/);
-    bad("$name ${longest}ms", qr/"$name" directive is too long/);
-    bad("$name 1h 2h", qr/invalid number of arguments/);
-    accepted("$name $_", server => "$name $_;\n")
-        for '1', '1s', '1ms', '1500ms', '1d', '2w', '1h30m';
-}
-
-bad("idempotency_max_response $_",
-    qr/"idempotency_max_response" directive invalid value/)
-    for qw(x -1 1t);
-
-bad("idempotency_normalize_buffer $_",
-    qr/"idempotency_normalize_buffer" directive invalid value/)
-    for qw(x -1 1g);
-
-bad("idempotency_normalize $_->[0]", $_->[1]) for
-    [ 'xml', qr/invalid value "xml"/ ],
-    [ 'form xml', qr/invalid value "xml"/ ],
-    [ 'form,json', qr/invalid value "form,json"/ ],
-    [ 'on', qr/invalid value "on"/ ],
-    [ 'off form', qr/has both "off" and types/ ],
-    [ 'form json off', qr/has both "off" and types/ ];
-
-bad("idempotency_ignore_cookies $_->[0]", $_->[1]) for
-    map({ [ $_, qr/invalid cookie name "\Q$_\E"/ ] }
-        'a**', '*a*', '**', 'a*b*', 'a=b', 'a=', '='),
-    [ '""', qr/invalid cookie name ""/ ],
-    [ '"a b"', qr/invalid cookie name "a b"/ ],
-    [ '"a;b"', qr/invalid cookie name "a;b"/ ],
-    [ 'a b* *c*', qr/invalid cookie name "\*c\*"/ ],
-    [ 'off a', qr/has both "off" and names/ ],
-    [ 'a off', qr/has both "off" and names/ ],
-    [ 'off off', qr/has both "off" and names|is duplicate/ ],
-    [ 'off; idempotency_ignore_cookies off',
-      qr/"idempotency_ignore_cookies" directive is duplicate/ ],
-    [ 'off; idempotency_ignore_cookies a', qr/has both "off" and names/ ],
-    [ 'a; idempotency_ignore_cookies off', qr/has both "off" and names/ ];
-
-# wherever it stands, and whatever else is ignored
-for my $pointer ('/~', '/a~2', '/a/b~', '/a~/b') {
-    my $why = qr{invalid JSON pointer "\Q$pointer\E" in "idempotency_ignore_};
-
-    bad("idempotency_ignore_fields $pointer", $why);
-    bad("idempotency_ignore_fields csrf $pointer /x", $why);
-    bad("idempotency_ignore_fields csrf; idempotency_ignore_fields $pointer",
-        $why);
-    refused("in http: idempotency_ignore_fields $pointer", $why,
-            http => "idempotency_ignore_fields $pointer;\n");
-    refused("in a server: idempotency_ignore_fields $pointer", $why,
-            server => "idempotency_ignore_fields $pointer;\n");
-}
-
-bad("idempotency_keep $_->[0]", qr/invalid .*"\Q$_->[1]\E"/) for
-    [ 'x', 'x' ], [ '99', '99' ], [ '100', '100' ], [ '199', '199' ],
-    [ '600', '600' ], [ '1000', '1000' ], [ '2x', '2x' ], [ '1xx', '1xx' ],
-    [ '6xx', '6xx' ], [ '2XX', '2XX' ], [ '20x', '20x' ], [ '2xxx', '2xxx' ],
-    [ '-200', '-200' ], [ '200 any', 'any' ], [ '200 default', 'default' ],
-    [ 'default 200', 'default' ], [ '200,201', '200,201' ],
-    [ '2xx 999', '999' ];
-
-bad("idempotency_status $_->[0]", $_->[1]) for
-    [ 'conflict', qr/invalid .*"conflict"/ ],
-    [ 'conflict=', qr/invalid .*"(?:conflict=)?"/ ],
-    [ 'conflict=x', qr/invalid .*x"/ ],
-    [ 'conflict=99', qr/invalid .*99"/ ],
-    [ 'conflict=200', qr/invalid .*200"/ ],
-    [ 'conflict=399', qr/invalid .*399"/ ],
-    [ 'conflict=600', qr/invalid .*600"/ ],
-    [ 'conflict=4220', qr/invalid .*4220"/ ],
-    [ 'conflict=-409', qr/invalid .*-409"/ ],
-    # what nginx does with these is not what a refusal needs
-    map({ [ "conflict=$_", qr/invalid status "conflict=$_", nginx has a mean/ ] }
-        408, 444, 494, 495, 496, 497, 499),
-    [ '=409', qr/invalid .*"=409"/ ],
-    [ 'new=409', qr/invalid .*"new(?:=409)?"/ ],
-    [ 'Conflict=409', qr/invalid .*"Conflict(?:=409)?"/ ],
-    [ '409', qr/invalid .*"409"/ ],
-    [ 'conflict=422 what=409', qr/invalid .*"what(?:=409)?"/ ],
-    [ 'conflict=422 conflict=409', qr/duplicate .*"conflict=409"/ ];
-
-bad("idempotency_quota $_->[0]", $_->[1]) for
-    map({ [ $_, qr/invalid number "\Q$_\E"/ ] } qw(0 -1 x 1.5 1k on)),
-    [ 'off x', qr/invalid number "off"/ ],
-    [ '1 2 3', qr/invalid number of arguments/ ];
-bad('idempotency_key_max_age 0', qr/must not be zero/);
-bad("idempotency_key_max_age ${longest}ms", qr/is too long/);
-bad('idempotency_key_max_age x', qr/invalid value/);
-bad('idempotency_store any', qr/unknown directive "idempotency_store"/);
-
-bad('idempotency_docs a b', qr/invalid number of arguments/);
-bad("idempotency_docs $_", qr/invalid URL/)
-    for '"a b"', '"https://a/<b>"', '\'a"b\'', "'a\x01b'";
-
-accepted("idempotency_status $_=460", server => "idempotency_status $_=460;\n")
-    for qw(conflict in_progress in_doubt not_kept similar expired missing
-           malformed limited unavailable);
-accepted("idempotency_status: the bounds",
-         server => "idempotency_status conflict=400 missing=599;\n");
-accepted("idempotency_keep $_", server => "idempotency_keep $_;\n")
-    for 'default', 'any', '200', '2xx 3xx 4xx 5xx', '200 599', '2xx 200';
-accepted("idempotency_methods $_", server => "idempotency_methods $_;\n")
-    for 'POST', 'GET', 'GET HEAD POST PUT DELETE PATCH OPTIONS';
-accepted($_, server => "$_;\n") for
-    map({ "idempotency_in_progress $_" } qw(wait reject accepted)),
-    map({ "idempotency_in_doubt $_" } qw(reject retry)),
-    map({ "idempotency_unavailable $_" } qw(reject pass)),
-    map({ "idempotency_missing_key $_" } qw(pass reject content form)),
-    map({ "idempotency_similar $_" } qw(off warn reject)),
-    map({ "idempotency_normalize $_" } 'off', 'form', 'json', 'multipart',
-        'text', 'text multipart json form', 'Form JSON'),
-    map({ "idempotency_normalize_buffer $_" } qw(0 1 1k 100m)),
-    map({ "idempotency_ignore_fields $_" } 'a', '""', 'a a', '/', '/a/0/b~0c',
-        'a~2', 'a/~b', '/a /a/b /a'),
-    map({ "idempotency_ignore_cookies $_" } 'off', '*', 'a', 'a a', 'a*',
-        'Off', 'off*'),
-    map({ "idempotency_bind $_" } 'a', '""', '$http_a $http_a', '$arg_a$arg_b',
-        '$idempotency_field_x'),
-    map({ "idempotency_key $_" } '$idempotency_field_x',
-        '"a${idempotency_field_x}b"', '$idempotency_key$arg_a',
-        '${idempotency_field_x}$idempotency_key', '"$idempotency_key-a"',
-        '$IDEMPOTENCY_FIELD_X', 'a'),
-    map({ "idempotency_key_format $_" } qw(any sf-string uuid uuid7)),
-    map({ "idempotency_quota $_" } 'off', 1, 1000000, '5 $remote_user'),
-    map({ "idempotency_replay_cookies $_" } qw(identified always never)),
-    map({ "idempotency_log_level $_" } qw(info notice warn error)),
-    map({ "idempotency_dry_run $_" } qw(on off));
-
-
-# --- the guard ---------------------------------------------------------------
-
-accepted('idempotency_guard', server => 'location /a { idempotency_guard; }');
-accepted('idempotency_guard twice, in two places',
-         server => 'location /a { idempotency_guard;'
-                   . ' location /a/b { idempotency_guard; } }');
-accepted('idempotency_guard without any zone', zone => 0,
-         server => 'location /a { idempotency_guard; }');
-refused('idempotency_guard twice', qr/"idempotency_guard" directive is dupl/,
-        server => 'location / { idempotency_guard; idempotency_guard; }');
-refused('idempotency_guard with a value',
-        qr/invalid number of arguments in "idempotency_guard" directive/,
-        server => 'location / { idempotency_guard on; }');
-
-{
-    my $why = qr/"idempotency_guard" directive is not allowed here/;
-
-    refused('idempotency_guard in main', $why, main => "idempotency_guard;\n");
-    refused('idempotency_guard in events', $why,
-            conf => conf('idempotency_guard;'));
-    refused('idempotency_guard in http', $why, http => "idempotency_guard;\n");
-    refused('idempotency_guard in a server', $why,
-            server => "idempotency_guard;\n");
-    refused('idempotency_guard in if', $why,
-            server => 'location / { if ($arg_a) { idempotency_guard; } }');
-    refused('idempotency_guard in limit_except', $why,
-            server => 'location / { limit_except GET { idempotency_guard; } }');
+sub together {
+    my $n;
+    return join "\n", 'location = /ok { return 204; }',
+                      map { 'location /' . ++$n . " { $_ }" } split /\n/, $_[0];
 }
 
 
-# --- what is inherited -------------------------------------------------------
+# ... and the lines: all of these directives with all of these values.
 
-# http says one thing in all of it, and servers and locations say another.
+sub table {
+    my ($names, $values, $why) = @_;
 
-my $n = nginx(http => <<'EOC', server => <<'EOC');
+    return join "\n", map { my $name = $_;
+                            map "$name $_;" . ($why ? "  # $why" : ''), @$values
+                          } ref $names ? @$names : $names;
+}
+
+
+add_block_preprocessor(sub {
+    my ($block) = @_;
+
+    my ($why) = join("\n", map { $block->$_ // '' }
+                           qw(main_config http_config config)) =~ /  # (.*)/
+        or return;
+    $block->set_value(error_log => [ $why, qr{ in ROOT/nginx\.conf:\d+$} ]);
+});
+
+
+# The places that differ, what is in force in each, and requests to all of them.
+
+our @places = (
+    { host => 'localhost', uri => '/x', method => 'PUT', h => 'X', max => 8,
+      keep => '2xx', kept => 200, released => 404, size => 2000, in => 'reject',
+      on_missing => 'reject', missing => 428, cookies => 'never',
+      conflict => 422, docs => 'http', level => 'warn' },
+    { host => 'server', uri => '/x', method => 'POST', h => 'Y', max => 12,
+      keep => 'any', kept => 404, size => 3000, conflict => 423,
+      docs => 'server', level => 'error' },
+    map +{ host => 'localhost', uri => $_, method => 'PATCH', h => 'Z',
+           max => 16, keep => '5xx', kept => 500, released => 200, size => 4000,
+           conflict => 424, docs => 'location', level => 'error' },
+        '/own', '/own/below');
+
+sub settings {
+    my %p = (on_missing => 'pass', in => 'accepted', cookies => 'always',
+             %{$places[$_[0]]});
+
+    return <<"EOC";
+idempotency_methods $p{method};
+idempotency_key \$http_$p{h}_key;
+idempotency_missing_key $p{on_missing};
+idempotency_key_max_length $p{max};
+idempotency_scope $p{docs};
+idempotency_identity \$http_$p{h}_who;
+idempotency_keep $p{keep};
+idempotency_max_response $p{size};
+idempotency_hide_header $p{h}-Hidden;
+idempotency_replay_cookies $p{cookies};
+idempotency_in_progress $p{in};
+idempotency_status conflict=$p{conflict} missing=@{[ $p{missing} // 400 ]};
+idempotency_docs https://$p{docs}.example/;
+idempotency_bypass \$http_$p{h}_bypass;
+idempotency_log_level $p{level};
+EOC
+}
+
+our @bodies = (
+    map({ { uri => $_, types => 'json', ignored => 'hh', buffer => 40, similar => 409,
+            expires => 1200 } } '/x', '/some'),
+    { host => 'server', uri => '/x', types => 'json form', ignored => 'ss',
+      buffer => 50, similar => 200, expires => 3600 },
+    map({ { uri => $_, types => 'json text', ignored => 'll', buffer => 60,
+            expires => 3600 } } '/own', '/own/below'),
+    { uri => '/own/off', types => '', ignored => '', buffer => 0, expires => 3600 });
+
+our %type = (form => 'application/x-www-form-urlencoded',
+             json => 'application/json', text => 'text/plain');
+our @spelt = ([ form => 'a=1&b=2', 'b=2&a=1' ], [ json => '[1]', '[ 1 ]' ],
+              [ text => 'a b', 'a  b' ]);
+
+our %p;
+
+sub all_of {
+    my ($places, $code) = @_;
+    return [ map { local %p = (%{$places->[$_]}, n => $_); $code->() }
+             0 .. $#$places ];
+}
+
+sub places (&) { return all_of(\@places, @_) }
+
+sub bodies (&) { return all_of(\@bodies, @_) }
+
+sub words { return join ' ', @{$_[0]} }
+
+sub line { return "$p{method} $p{uri}/$_[0]?status=$p{kept}" }
+
+sub headers {
+    my ($key, @more) = @_;
+    return join "\n", "Host: $p{host}", "$p{h}-Key: $key", "$p{h}-Who: me", @more;
+}
+
+# A body with a key, and whether another spelling of it is the same.
+
+sub typed {
+    my ($type, $key) = @_;
+    return join "\n", "Host: " . ($p{host} // 'localhost'),
+                      "Content-Type: $type{$type}",
+                      defined $key ? "Idempotency-Key: $key$p{n}" : ();
+}
+
+sub code { return 200, $_[0] ? 200 : 409 }
+
+sub verdict { return 'NEW', $_[0] ? 'REPLAYED' : 'CONFLICT' }
+
+
+run_tests();
+
+__DATA__
+
+=== TEST 1: all of it may stand in http, in servers and in locations
+--- http_config eval
+["", $::all, ("") x 4, $::all]
+--- config eval
+my $deep = "location / {\n$::all location /a {\n$::all} }\n";
+["", "", $::all, "location /a {\n$::all}", "location / { location /a {\n$::all} }",
+ "location \@a {\n$::all}\nlocation ~ ^/a(.*) {\n$::all}\n", "$::all$deep"]
+--- request
+GET /none
+--- error_code: 404
+--- no_error_log
+[warn]
+
+=== TEST 2: nothing of it may stand in main
+--- config
+--- main_config eval
+[misplaced(@::names, qw(idempotency_zone idempotency_guard))]
+--- must_die
+
+=== TEST 3: ... in events
+--- config
+--- main_config eval
+[map "events {\n$_}\n", misplaced(@::names, 'idempotency_guard')]
+--- must_die
+
+=== TEST 4: ... in upstream
+--- config
+--- http_config eval
+[map "upstream u { server 127.0.0.1:1;\n$_}\n", misplaced(@::names)]
+--- must_die
+
+=== TEST 5: ... in if and limit_except
+--- config eval
+[map { my $in = $_;
+       map "location / { $in {\n$_} }", misplaced(@::names, 'idempotency_guard')
+     } 'if ($arg_a)', 'limit_except GET']
+--- must_die
+
+=== TEST 6: a directive without a value is refused
+--- config eval
+[map "$_;  # invalid number of arguments in \"$_\" directive", @::names]
+--- must_die
+
+=== TEST 7: a directive stands once in a place
+--- config eval
+[map { ("$_ $::good{$_};\n") x 2 . ($_ eq 'idempotency_status'
+           ? '  # duplicate status' : "  # \"$_\" directive is duplicate") }
+     grep !$::repeatable{$_}, @::names]
+--- must_die
+
+=== TEST 8: ... but for those whose values add up
+--- config eval
+join "", map "$_ $::good{$_};\n" x 2, sort keys %::repeatable
+--- request
+GET /none
+--- error_code: 404
+--- no_error_log
+[warn]
+
+=== TEST 9: idempotency_zone: what it takes, in front of its use or behind it
+--- http_config
+    idempotency_zone zone=a:1m;
+    idempotency_zone zone=unused:1m;
+    idempotency_zone zone=smallest:32k;
+    idempotency_zone zone=bytes:100000;
+    idempotency_zone zone=off:1m evict=off;
+    idempotency_zone evict=responses zone=responses:1m;
+    idempotency_zone zone=a-b_c.d:1m;
+    idempotency zone=behind;
+    server { listen 127.0.0.1:$TEST_NGINX_CLIENT_PORT; server_name a; idempotency zone=a; }
+    server { listen 127.0.0.1:$TEST_NGINX_CLIENT_PORT; server_name b; idempotency zone=behind; }
+    idempotency_zone zone=behind:1m;
+--- config
+location = /ok { idempotency zone=a-b_c.d; return 204; }
+--- request
+GET /ok
+--- error_code: 204
+--- no_error_log
+[warn]
+
+=== TEST 10: idempotency_zone stands in http only
+--- config alone
+idempotency_zone zone=a:1m;  # "idempotency_zone" directive is not allowed here
+location / { idempotency_zone zone=a:1m; }  # "idempotency_zone" directive is not allowed here
+--- must_die
+
+=== TEST 11: idempotency_zone: what it doesn't take
+--- config
+--- http_config alone
+idempotency_zone;  # invalid number of arguments in "idempotency_zone" directive
+idempotency_zone zone=a;  # invalid zone "zone=a"
+idempotency_zone zone=a:;  # invalid zone size
+idempotency_zone zone=a:x;  # invalid zone size
+idempotency_zone zone=a:1x;  # invalid zone size
+idempotency_zone zone=a:-1m;  # invalid zone size
+idempotency_zone zone=a:99999999999999999999;  # invalid zone size
+idempotency_zone zone=:1m;  # invalid zone "zone=:1m"
+idempotency_zone zone=;  # invalid zone "zone="
+idempotency_zone a:1m;  # invalid parameter "a:1m"
+idempotency_zone zone=a:1m x;  # invalid parameter "x"
+idempotency_zone zone=a:1m rate=1r/s;  # invalid parameter "rate=1r/s"
+idempotency_zone zone=a:1m evict=;  # "evict="
+idempotency_zone zone=a:1m evict=all;  # "evict=all"
+idempotency_zone zone=a:1m evict=OFF;  # "evict=OFF"
+idempotency_zone zone=a:1m evict=off evict=responses;  # "evict=responses"
+idempotency_zone zone=a:1m zone=b:1m;  # invalid parameter "zone=b:1m"
+idempotency_zone evict=off;  # must have "zone" parameter
+idempotency_zone zone=a:31k;  # zone "a" is too small
+idempotency_zone zone=a:1;  # zone "a" is too small
+idempotency_zone zone=a:1m; idempotency_zone zone=a:1m;  # zone "a" is already defined
+idempotency_zone zone=a:1m; idempotency_zone zone=a:2m;  # size 2097152 of shared memory zone "a" conflicts
+limit_req_zone $arg_a zone=x:1m rate=1r/s; idempotency_zone zone=x:1m;  # "x" is already declared for a diff
+--- must_die
+
+=== TEST 12: idempotency: the zone has to be one
+--- config located
+idempotency on;  # invalid parameter "on"
+idempotency z;  # invalid parameter "z"
+idempotency zone;  # invalid parameter "zone"
+idempotency zone=;  # invalid parameter "zone="
+idempotency zone=z:1m;  # zone "z:1m" is unknown
+idempotency zone=z off;  # invalid number of arguments
+idempotency off zone=z;  # invalid number of arguments
+idempotency zone=z zone=z;  # invalid number of arguments
+idempotency zone=x;  # "idempotency" zone "x" is unknown
+idempotency zone=Z;  # "idempotency" zone "Z" is unknown
+--- must_die
+
+=== TEST 13: idempotency: an unknown zone, in a server and in http
+--- http_config eval
+["", "idempotency zone=x;  # \"idempotency\" zone \"x\" is unknown\n"]
+--- config eval
+["idempotency zone=x;  # \"idempotency\" zone \"x\" is unknown\nlocation / { }",
+ "idempotency zone=y;"]
+--- must_die
+
+=== TEST 14: ... in http without a zone or a server
+--- config
+--- main_config
+http {
+idempotency zone=x;  # "idempotency" zone "x" is unknown
+}
+--- must_die
+
+=== TEST 15: idempotency_methods: those that nginx knows
+--- config located
+idempotency_methods FOO;  # invalid value "FOO"
+idempotency_methods POST FOO;  # invalid value "FOO"
+idempotency_methods POST,PATCH;  # invalid value "POST,PATCH"
+--- must_die
+
+=== TEST 16: nobody has such a variable
+--- config eval
+[map "idempotency_$_ \$no_such_variable;", qw(key scope identity bind bypass)]
+--- must_die
+--- error_log
+unknown "no_such_variable" variable
+
+=== TEST 17: idempotency_key: what can never have a value is none of the sources
+--- http_config eval
+[("") x 32, map "idempotency_key $_;  # invalid value \"" . tr{"}{}dr
+                . "\" in \"idempotency_key\"\n", @::never]
+--- config eval
+[(map { my $why = "  # invalid value \"" . tr{"}{}dr . "\" in \"idempotency_key\"";
+        map "idempotency_key $_;$why", $_, "\$http_a $_"
+      } @::never), ("") x 16]
+--- must_die
+
+=== TEST 18: strings, choices and switches
+--- config located
+idempotency_key a ${open;  # the closing bracket in "open" variable
+idempotency_scope a b;  # invalid number of arguments
+idempotency_identity a b;  # invalid number of arguments
+idempotency_log_level debug;  # invalid value "debug"
+idempotency_dry_run maybe;  # invalid value "maybe" in "idempotency_dry_run" directive
+idempotency_dry_run on off;  # invalid number of arguments
+idempotency_docs a b;  # invalid number of arguments
+idempotency_docs "a b";  # invalid URL
+idempotency_docs "https://a/<b>";  # invalid URL
+idempotency_docs 'a"b';  # invalid URL
+idempotency_store any;  # unknown directive "idempotency_store"
+--- must_die
+
+=== TEST 19: idempotency_docs: no control character
+--- config eval
+"idempotency_docs 'a\x01b';  # invalid URL"
+--- must_die
+
+=== TEST 20: a choice is one of those that there are, in lower case
+--- config eval located
+join "\n", map { my $name = $_;
+                 (map "$name $_;  # invalid value \"$_\"", qw(what ON)),
+                 "$name $::good{$name} $::good{$name};  # invalid number of arguments in "
+                 . "\"$name\""
+               } @::choices
+--- must_die
+
+=== TEST 21: numbers, sizes and times
+--- config eval located
+join "\n", table('idempotency_key_max_length', [qw(x -1 1k)], 'invalid number'),
+    'idempotency_key_max_length 0;  # must be equal to or greater than 1',
+    table('idempotency_max_response', [qw(x -1 1t)],
+          '"idempotency_max_response" directive invalid value'),
+    table('idempotency_normalize_buffer', [qw(x -1 1g)],
+          '"idempotency_normalize_buffer" directive invalid value'),
+    table(\@::times, ["$::too_long"], 'is too long'),
+    table(\@::times, ['1h 2h'], 'invalid number of arguments'),
+    table(\@::times, [0], 'must not be zero'),
+    table(\@::times, [qw(x -1 1q 24hh)], 'invalid value'),
+    table('idempotency_key_max_age', [0], 'must not be zero'),
+    table('idempotency_key_max_age', ["$::too_long"], 'is too long'),
+    table('idempotency_key_max_age', ['x'], 'invalid value')
+--- must_die
+
+=== TEST 22: idempotency_normalize
+--- config located
+idempotency_normalize xml;  # invalid value "xml"
+idempotency_normalize form xml;  # invalid value "xml"
+idempotency_normalize form,json;  # invalid value "form,json"
+idempotency_normalize on;  # invalid value "on"
+idempotency_normalize off form;  # has both "off" and types
+idempotency_normalize form json off;  # has both "off" and types
+--- must_die
+
+=== TEST 23: idempotency_ignore_cookies
+--- config located
+idempotency_ignore_cookies a**;  # invalid cookie name "a**"
+idempotency_ignore_cookies *a*;  # invalid cookie name "*a*"
+idempotency_ignore_cookies **;  # invalid cookie name "**"
+idempotency_ignore_cookies a*b*;  # invalid cookie name "a*b*"
+idempotency_ignore_cookies a=b;  # invalid cookie name "a=b"
+idempotency_ignore_cookies a=;  # invalid cookie name "a="
+idempotency_ignore_cookies =;  # invalid cookie name "="
+idempotency_ignore_cookies "";  # invalid cookie name ""
+idempotency_ignore_cookies "a b";  # invalid cookie name "a b"
+idempotency_ignore_cookies "a;b";  # invalid cookie name "a;b"
+idempotency_ignore_cookies a b* *c*;  # invalid cookie name "*c*"
+idempotency_ignore_cookies off a;  # has both "off" and names
+idempotency_ignore_cookies a off;  # has both "off" and names
+idempotency_ignore_cookies off off;  # has both "off" and names
+idempotency_ignore_cookies off; idempotency_ignore_cookies off;  # "idempotency_ignore_cookies" directive is duplicate
+idempotency_ignore_cookies off; idempotency_ignore_cookies a;  # has both "off" and names
+idempotency_ignore_cookies a; idempotency_ignore_cookies off;  # has both "off" and names
+--- must_die
+
+=== TEST 24: idempotency_ignore_fields: a JSON pointer is one, wherever it stands
+--- http_config eval
+[("") x 16, map "idempotency_ignore_fields $_;  # invalid JSON pointer \"$_\"\n",
+            qw(/~ /a~2 /a/b~ /a~/b)]
+--- config eval
+[(map { my $why = "  # invalid JSON pointer \"$_\" in \"idempotency_ignore_";
+        map "idempotency_ignore_fields $_;$why", $_, "csrf $_ /x",
+            "csrf; idempotency_ignore_fields $_", "a; location / { } "
+                . "idempotency_ignore_fields $_"
+      } qw(/~ /a~2 /a/b~ /a~/b)), ("") x 4]
+--- must_die
+
+=== TEST 25: idempotency_keep
+--- config eval located
+join "\n", map({ "idempotency_keep $_;  # \"$_\"" } qw(x 99 100 199 600 1000 2x 1xx 6xx 2XX
+    20x 2xxx -200), '200,201'), map "idempotency_keep $_->[0];  # \"$_->[1]\"",
+    ['200 any', 'any'], ['200 default', 'default'], ['default 200', 'default'],
+    ['2xx 999', '999']
+--- must_die
+
+=== TEST 26: idempotency_status: a word and a code, once each, and none that nginx has a meaning for
+--- config eval located
+join "\n", map({ "idempotency_status $_;  # \"$_\"" } qw(conflict conflict= conflict=x
+    conflict=99 conflict=200 conflict=399 conflict=600 conflict=4220 conflict=-409 =409
+    new=409 Conflict=409 409)),
+    'idempotency_status conflict=422 what=409;  # "what=409"',
+    'idempotency_status conflict=422 conflict=409;  # duplicate status "conflict=409"',
+    map "idempotency_status conflict=$_;  # invalid status \"conflict=$_\", nginx has a mean",
+        408, 444, 494, 495, 496, 497, 499
+--- must_die
+
+=== TEST 27: idempotency_quota
+--- config eval located
+join "\n", map({ "idempotency_quota $_;  # invalid number \"$_\"" } qw(0 -1 x 1.5 1k on)),
+    'idempotency_quota off x;  # invalid number "off"',
+    'idempotency_quota 1 2 3;  # invalid number of arguments'
+--- must_die
+
+=== TEST 28: what the directives take
+--- config eval together
+join "\n", table(\@::times, [qw(1 1s 1ms 1500ms 1d 2w 1h30m)]),
+    table('idempotency_status', [map "$_=460", qw(conflict in_progress in_doubt not_kept
+        similar expired missing malformed limited unavailable)]),
+    table('idempotency_status', ['conflict=400 missing=599']),
+    table('idempotency_keep', ['default', 'any', '200', '2xx 3xx 4xx 5xx', '200 599',
+        '2xx 200']),
+    table('idempotency_methods', ['POST', 'GET', 'GET HEAD POST PUT DELETE PATCH OPTIONS']),
+    table('idempotency_in_progress', [qw(wait reject accepted)]),
+    table('idempotency_in_doubt', [qw(reject retry)]),
+    table('idempotency_unavailable', [qw(reject pass)]),
+    table('idempotency_missing_key', [qw(pass reject content form)]),
+    table('idempotency_similar', [qw(off warn reject)]),
+    table('idempotency_normalize', ['off', 'form', 'json', 'multipart', 'text',
+        'text multipart json form', 'Form JSON']),
+    table('idempotency_normalize_buffer', [qw(0 1 1k 100m)]),
+    table('idempotency_ignore_fields', ['a', '""', 'a a', '/', '/a/0/b~0c', 'a~2', 'a/~b',
+        '/a /a/b /a']),
+    table('idempotency_ignore_cookies', ['off', '*', 'a', 'a a', 'a*', 'Off', 'off*']),
+    table('idempotency_bind', ['a', '""', '$http_a $http_a', '$arg_a$arg_b',
+        '$idempotency_field_x']),
+    table('idempotency_key', ['$idempotency_field_x', '"a${idempotency_field_x}b"',
+        '$idempotency_key$arg_a', '${idempotency_field_x}$idempotency_key',
+        '"$idempotency_key-a"', '$IDEMPOTENCY_FIELD_X', 'a']),
+    table('idempotency_key_format', [qw(any sf-string uuid uuid7)]),
+    table('idempotency_quota', ['off', 1, 1000000, '5 $remote_user']),
+    table('idempotency_replay_cookies', [qw(identified always never)]),
+    table('idempotency_log_level', [qw(info notice warn error)]),
+    table('idempotency_dry_run', [qw(on off)])
+--- request
+GET /ok
+--- error_code: 204
+--- no_error_log
+[warn]
+
+=== TEST 29: idempotency_guard stands in locations, once in each
+--- http_config
+--- config
+location = /ok { return 204; }
+location /a { idempotency_guard; location /a/b { idempotency_guard; } }
+--- request
+GET /ok
+--- error_code: 204
+--- no_error_log
+[warn]
+
+=== TEST 30: idempotency_guard: where and how not
+--- http_config eval
+["", "", "", "idempotency_guard;  # \"idempotency_guard\" directive is not allowed here\n"]
+--- config eval
+["location / { idempotency_guard; idempotency_guard; }  # \"idempotency_guard\" directive is dupl",
+ "location / { idempotency_guard on; }  # invalid number of arguments in \"idempotency_guard\"",
+ "idempotency_guard;  # \"idempotency_guard\" directive is not allowed here", ""]
+--- must_die
+
+=== TEST 31: what is in force: the methods and the key, of http, a server and a location
+--- http_config eval
+"idempotency zone=z;\n" . settings(0) . "
+server {
+    listen 127.0.0.1:\$TEST_NGINX_CLIENT_PORT;
+    server_name server;
+    " . settings(1) . "
+    location / { proxy_pass http://backend; }
+}\n"
+--- config eval
+"location / { proxy_pass http://backend; }
+location /own {
+    " . settings(2) . "
+    proxy_pass http://backend;
+    location /own/below { proxy_pass http://backend; }
+}\n"
+--- request eval
+places { map "$_ $::p{uri}/a?status=$::p{kept}", (qw(PUT POST PATCH)) x 2 }
+--- more_headers eval
+places { map headers("$_$::p{n}"), (qw(PUT POST PATCH)) x 2 }
+--- error_code eval
+places { ($::p{kept}) x 6 }
+--- idempotency_status eval
+words places { map { my $s = $_; map { $_ eq $::p{method} ? $s : '-' } qw(PUT POST PATCH) }
+        qw(NEW REPLAYED) }
+
+=== TEST 32: ... the status and the page of a refusal
+--- request eval
+places { line('b'), line('b') . '&other' }
+--- more_headers eval
+places { (headers("b$::p{n}")) x 2 }
+--- error_code eval
+places { $::p{kept}, $::p{conflict} }
+--- idempotency_status eval
+words places { 'NEW CONFLICT' }
+--- response_headers eval
+places { '!Link', "Link: <https://$::p{docs}.example/>; rel=\"describedby\"" }
+
+=== TEST 33: ... the bypass, and no other place's
+--- request eval
+places { (line('c')) x 6 }
+--- more_headers eval
+places { map { (headers("c$_$::p{n}", "$_-Bypass: 1")) x 2 } qw(X Y Z) }
+--- error_code eval
+places { ($::p{kept}) x 6 }
+--- idempotency_status eval
+words places { map { $_ eq $::p{h} ? 'BYPASS BYPASS' : 'NEW REPLAYED' } qw(X Y Z) }
+
+=== TEST 34: ... the identity, and no other place's
+--- request eval
+places { (line('d')) x 3 }
+--- more_headers eval
+places { headers("d$::p{n}"), headers("d$::p{n}", map "$_-Who: them", grep $_ ne $::p{h},
+         qw(X Y Z)), headers("d$::p{n}") =~ s/me$/them/r }
+--- error_code eval
+places { $::p{kept}, $::p{kept}, $::p{conflict} }
+--- idempotency_status eval
+words places { 'NEW REPLAYED CONFLICT' }
+
+=== TEST 35: ... what a missing key is
+--- request eval
+places { line('e') }
+--- more_headers eval
+places { "Host: $::p{host}\n$::p{h}-Who: me" }
+--- error_code eval
+places { $::p{missing} // $::p{kept} }
+--- idempotency_status: MISSING - - -
+
+=== TEST 36: ... how long a key may be
+--- request eval
+places { (line('f')) x 2 }
+--- more_headers eval
+places { map headers(substr "f$::p{n}" . 'k' x 16, 0, $_), $::p{max}, $::p{max} + 1 }
+--- error_code eval
+places { $::p{kept}, 400 }
+--- idempotency_status eval
+words places { 'NEW MALFORMED' }
+
+=== TEST 37: ... which responses are kept
+--- request eval
+places { ("$::p{method} $::p{uri}/g?status=" . ($::p{released} // 999)) x 2 }
+--- more_headers eval
+places { (headers("g$::p{n}")) x 2 }
+--- error_code eval
+places { ($::p{released} // 999) x 2 }
+--- idempotency_status: NEW NEW NEW REPLAYED NEW NEW NEW NEW
+
+=== TEST 38: ... how long a response may be
+--- request eval
+places { map { (line('h') . "&size=" . ($::p{size} + $_)) x 2 } 0, 1 }
+--- more_headers eval
+places { map { (headers("h$_$::p{n}")) x 2 } 0, 1 }
+--- error_code eval
+places { ($::p{kept}) x 3, 409 }
+--- idempotency_status eval
+words places { 'NEW REPLAYED NEW NOT_KEPT' }
+
+=== TEST 39: ... which lines are replayed
+--- request eval
+places { (line('i') . "&h=Set-Cookie:%20a=b" . join '', map "&h=$_-Hidden:%20x", qw(X Y Z)) x 2 }
+--- more_headers eval
+places { (headers("i$::p{n}")) x 2 }
+--- error_code eval
+places { ($::p{kept}) x 2 }
+--- idempotency_status eval
+words places { 'NEW REPLAYED' }
+--- varies: Set-Cookie X-Hidden Y-Hidden Z-Hidden
+--- response_headers eval
+places { join("\n", 'Set-Cookie: a=b', map "$_-Hidden: x", qw(X Y Z)),
+         join("\n", $::p{cookies} ? '!Set-Cookie' : 'Set-Cookie: a=b',
+              map $_ eq $::p{h} ? "!$_-Hidden" : "$_-Hidden: x", qw(X Y Z)) }
+
+=== TEST 40: ... how loud the log is
+--- request eval
+places { line('j'), line('j') . '&other' }
+--- more_headers eval
+places { (headers("j$::p{n}")) x 2 }
+--- error_code eval
+places { $::p{kept}, $::p{conflict} }
+--- error_log eval
+places { qr/\[$::p{level}\].* idempotency.*"$::p{method} $::p{uri}\/j/ }
+
+=== TEST 41: ... which keys are one
+--- request eval
+my @of = map "$_->{method} $_->{uri}/k?status=$_->{kept}", @::places[0 .. 2];
+[(@of) x 2]
+--- more_headers eval
+my @of = map "Host: $_->{host}\n$_->{h}-Key: scope", @::places[0 .. 2];
+[(@of) x 2]
+--- error_code: 200 404 500 200 404 500
+--- idempotency_status: NEW NEW NEW REPLAYED REPLAYED REPLAYED
+
+=== TEST 42: ... what is told while the first is under way
+--- init
+package main;
+places { pending($::p{method}, "$::p{uri}/q?id=q$::p{n}&gate=1", host => $::p{host},
+                 headers => [ "$::p{h}-Key: q$::p{n}", "$::p{h}-Who: me" ]) }
+--- request eval
+places { "$::p{method} $::p{uri}/q?id=q$::p{n}&gate=1" }
+--- more_headers eval
+places { headers("q$::p{n}") }
+--- error_code: 409 202 202 202
+--- idempotency_status: IN_PROGRESS
+
+=== TEST 43: a scope that two servers inherit is one: a key is bound to one of them
+--- http_config
     idempotency zone=z;
-    idempotency_methods PUT;
-    idempotency_key $http_x_key;
-    idempotency_missing_key reject;
-    idempotency_key_max_length 8;
-    idempotency_scope http;
-    idempotency_identity $http_x_who;
-    idempotency_keep 2xx;
-    idempotency_max_response 2000;
-    idempotency_hide_header X-Hidden;
-    idempotency_replay_cookies never;
-    idempotency_in_progress reject;
-    idempotency_status conflict=422 missing=428;
-    idempotency_docs https://http.example/;
-    idempotency_bypass $http_x_bypass;
-    idempotency_log_level warn;
-
-    add_header X-Status $idempotency_status always;
-
+    idempotency_scope http2;
     server {
-        listen 127.0.0.1:$TEST_NGINX_PORT;
-        server_name server;
-
-        idempotency_methods POST;
-        idempotency_key $http_y_key;
-        idempotency_missing_key pass;
-        idempotency_key_max_length 12;
-        idempotency_scope server;
-        idempotency_identity $http_y_who;
-        idempotency_keep any;
-        idempotency_max_response 3000;
-        idempotency_hide_header Y-Hidden;
-        idempotency_replay_cookies always;
-        idempotency_in_progress accepted;
-        idempotency_status conflict=423;
-        idempotency_docs https://server.example/;
-        idempotency_bypass $http_y_bypass;
-        idempotency_log_level error;
-
-        location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+        listen 127.0.0.1:$TEST_NGINX_CLIENT_PORT;
+        server_name other;
+        location / { proxy_pass http://backend; }
     }
+--- config
+    location / { proxy_pass http://backend; }
+--- request
+POST /x
+--- more_headers eval
+[map "Idempotency-Key: inherited\nHost: $_", qw(localhost other localhost)]
+--- error_code: 200 409 200
+--- idempotency_status: NEW CONFLICT REPLAYED
 
-    server {
-        listen 127.0.0.1:$TEST_NGINX_PORT;
-        server_name off;
+=== TEST 44: idempotency: off and on again in a location and those within
+--- http_config
+    idempotency zone=z;
+--- config
+    idempotency off;
 
-        idempotency off;
+    location / { proxy_pass http://backend; }
 
-        location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /on {
+        idempotency zone=z;
+        proxy_pass http://backend;
 
-        location /on {
-            idempotency zone=z;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-
-            location /on/below { proxy_pass http://$TEST_NGINX_BACKEND; }
-
-            location /on/off {
-                idempotency off;
-                proxy_pass http://$TEST_NGINX_BACKEND;
-            }
-        }
+        location /on/below { proxy_pass http://backend; }
+        location /on/off { idempotency off; proxy_pass http://backend; }
     }
+--- request eval
+[map { ("POST $_") x 2 } qw(/x /on /on/below /on/off)]
+--- more_headers eval
+[map { ("Idempotency-Key: switch$_") x 2 } qw(/x /on /on/below /on/off)]
+--- idempotency_status: - - NEW REPLAYED NEW REPLAYED - -
 
-    server {
-        listen 127.0.0.1:$TEST_NGINX_PORT;
-        server_name dry;
+=== TEST 45: idempotency_dry_run: on and off
+--- config
+    idempotency zone=z;
+    idempotency_dry_run on;
 
-        idempotency_dry_run on;
+    location / { proxy_pass http://backend; }
+    location /off { idempotency_dry_run off; proxy_pass http://backend; }
+--- request eval
+["POST /dry", "POST /dry", "POST /off", "POST /off"]
+--- more_headers eval
+[map { ("Idempotency-Key: $_") x 2 } qw(dry wet)]
+--- idempotency_status: NEW_DRY_RUN REPLAYED_DRY_RUN NEW REPLAYED
 
-        location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+=== TEST 46: idempotency_key_format and idempotency_window of a server and a location
+--- config
+    idempotency zone=z;
+    idempotency_key_format sf-string;
+    idempotency_window 20m;
+    add_header X-Expires $idempotency_expires;
 
-        location /off {
-            idempotency_dry_run off;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-    }
-
-    server {
-        listen 127.0.0.1:$TEST_NGINX_PORT;
-        server_name format;
-
-        idempotency_key_format sf-string;
-
-        location / { proxy_pass http://$TEST_NGINX_BACKEND; }
-
-        location /any {
-            idempotency_key_format any;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-    }
-
-    server {
-        listen 127.0.0.1:$TEST_NGINX_PORT;
-        server_name window;
-
-        idempotency_window 200ms;
-
-        location / { proxy_pass http://$TEST_NGINX_BACKEND; }
-
-        location /long {
-            idempotency_window 1h;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-    }
-EOC
-    location / { proxy_pass http://$TEST_NGINX_BACKEND; }
-
+    location / { proxy_pass http://backend; }
     location /own {
-        idempotency_methods PATCH;
-        idempotency_key $http_z_key;
-        idempotency_missing_key pass;
-        idempotency_key_max_length 16;
-        idempotency_scope location;
-        idempotency_identity $http_z_who;
-        idempotency_keep 5xx;
-        idempotency_max_response 4000;
-        idempotency_hide_header Z-Hidden;
-        idempotency_replay_cookies always;
-        idempotency_in_progress accepted;
-        idempotency_status conflict=424;
-        idempotency_docs https://location.example/;
-        idempotency_bypass $http_z_bypass;
-        idempotency_log_level error;
-
-        proxy_pass http://$TEST_NGINX_BACKEND;
-
-        location /own/below { proxy_pass http://$TEST_NGINX_BACKEND; }
+        idempotency_key_format any;
+        idempotency_window 2h;
+        proxy_pass http://backend;
     }
-EOC
+--- request eval
+["POST /any", "POST /any", "POST /own"]
+--- more_headers eval
+[map "Idempotency-Key: $_", qw(of-server "of-server" of-location)]
+--- error_code: 400 200 200
+--- idempotency_status: MALFORMED NEW NEW
+--- response_headers eval
+["", "X-Expires: 1200", "X-Expires: 7200"]
 
-my $id = 'case0';
-
-sub told {
-    my ($r) = @_;
-
-    return $r ? "$r->{status} " . ($r->header('X-Status') // '-') : 'nothing';
-}
-
-for my $case ([ 'http, from a location', 'localhost', '/x', 'PUT', 'X', 8,
-                'reject', [ 200, 404 ], 2000, 'never', 422, 'http', 'warn' ],
-              [ 'a server', 'server', '/x', 'POST', 'Y', 12, 'pass',
-                [ 404, undef ], 3000, 'always', 423, 'server', 'error' ],
-              [ 'a location', 'localhost', '/own', 'PATCH', 'Z', 16, 'pass',
-                [ 500, 200 ], 4000, 'always', 424, 'location', 'error' ],
-              [ 'a location, from one within', 'localhost', '/own/below',
-                'PATCH', 'Z', 16, 'pass', [ 500, 200 ], 4000, 'always', 424,
-                'location', 'error' ])
-{
-    my ($name, $host, $path, $method, $h, $max, $missing, $store, $size,
-        $cookies, $conflict, $docs, $level) = @$case;
-    my ($binds, $releases) = @$store;
-
-    subtest "in force: $name" => sub {
-        my $send = sub {
-            my ($query, %o) = @_;
-
-            my $key = exists $o{k} ? delete $o{k} : $id;
-
-            return $n->request($o{method} // $method, "$path?id=$id&$query",
-                               host => $host, body => 'b', %o,
-                               headers => [ defined $key ? "$h-Key: $key" : (),
-                                            "$h-Who: me",
-                                            @{$o{headers} // []} ]);
-        };
-
-        my $pair = sub {
-            my @o = @_;
-            $id++;
-            return join ', ', map { told($send->(@o)) } 1, 2;
-        };
-
-        is($pair->("status=$binds"), "$binds NEW, $binds REPLAYED",
-           'idempotency, its methods, its key');
-        is(told($send->("status=$binds", body => 'c')), "$conflict CONFLICT",
-           'its status');
-        is($send->("status=$binds", body => 'c')->header('Link'),
-           "<https://$docs.example/>; rel=\"describedby\"", 'its docs');
-
-        for my $other (grep { $_ ne $method } qw(PUT POST PATCH)) {
-            is($pair->("status=$binds", method => $other),
-               "$binds -, $binds -", "not others' methods: $other");
-        }
-
-        $id++;
-        my $c = $n->start($method, "$path?id=$id&status=$binds&gate=1",
-                          host => $host, body => 'b',
-                          headers => [ "$h-Key: $id", "$h-Who: me" ]);
-        held($id);
-        is(told($send->("status=$binds&gate=1")),
-           ($level eq 'warn' ? '409' : '202') . ' IN_PROGRESS',
-           'its in_progress');
-        go($id);
-        is(told($c->response), "$binds NEW", '... whose owner ends');
-
-        is($pair->("status=$binds", headers => [ "$h-Bypass: 1" ]),
-           "$binds BYPASS, $binds BYPASS", 'its bypass');
-
-        for my $other (grep { $_ ne $h } qw(X Y Z)) {
-            is($pair->("status=$binds", headers => [ "$other-Bypass: 1",
-                                                     "$other-Who: $id" ]),
-               "$binds NEW, $binds REPLAYED", "not others' bypass: $other");
-        }
-
-        is($pair->("status=$binds", headers => [ 'X-A: 1' ]),
-           "$binds NEW, $binds REPLAYED", 'a new one');
-        is(told($n->request($method, "$path?id=$id&status=$binds",
-                            host => $host, body => 'b',
-                            headers => [ "$h-Key: $id", "$h-Who: other" ])),
-           "$conflict CONFLICT", 'its identity');
-
-        is($pair->("status=$binds", k => undef),
-           $missing eq 'reject' ? '428 MISSING, 428 MISSING'
-                                : "$binds -, $binds -", 'its missing_key');
-
-        $id++;
-        is(told($send->("status=$binds", k => substr "$id-$path-longlonglong",
-                                                     0, $max)),
-           "$binds NEW", 'its key_max_length');
-        is(told($send->("status=$binds", k => 'k' x ($max + 1))),
-           '400 MALFORMED', '... and no more');
-
-        is($pair->("status=$releases"), "$releases NEW, $releases NEW",
-           'its store') if $releases;
-
-        is($pair->("status=$binds&size=$size"), "$binds NEW, $binds REPLAYED",
-           'its max_response');
-        is($pair->("status=$binds&size=" . ($size + 1)),
-           "$binds NEW, 409 NOT_KEPT", '... and no more');
-
-        $id++;
-        my @r = map {
-            $send->("status=$binds&h=Set-Cookie:%20a=b"
-                    . join '', map { "&h=$_-Hidden:%20x" } qw(X Y Z))
-        } 1, 2;
-        is(join(' ', map { $_->has('Set-Cookie') ? 1 : 0 } @r),
-           $cookies eq 'always' ? '1 1' : '1 0', 'its replay_cookies');
-
-        for my $other (qw(X Y Z)) {
-            is($r[1]->has("$other-Hidden") ? 1 : 0, $other eq $h ? 0 : 1,
-               "its hide_header: $other");
-        }
-
-        $id++;
-        $send->("status=$binds");
-        my $from = length $n->log;
-        is(told($send->("status=$binds", body => 'c')), "$conflict CONFLICT",
-           'a conflict');
-        like(substr($n->log, $from), qr/\[$level\].*idempotency/,
-             'its log_level');
-    };
-}
-
-# The scope: one key, three of them.
-
-is(join(', ', map {
-       my ($method, $host, $path, $h) = @$_;
-       told($n->request($method, "$path?id=s&status="
-                                 . ($h eq 'Z' ? 500 : 200),
-                        host => $host, body => 'b',
-                        headers => [ "$h-Key: scope" ]))
-   } ([ 'PUT', 'localhost', '/x', 'X' ], [ 'POST', 'server', '/x', 'Y' ],
-      [ 'PATCH', 'localhost', '/own', 'Z' ]) x 2),
-   '200 NEW, 200 NEW, 500 NEW, 200 REPLAYED, 200 REPLAYED, 500 REPLAYED',
-   'each has a scope of its own');
-
-# ... and two servers that inherit it share it: a key is bound to one of them.
-
-is(join(', ', map {
-       my ($host, $path) = @$_;
-       told($n->request('PUT', "$path?id=shared", host => $host, body => 'b',
-                        headers => [ 'X-Key: shared', 'X-Who: me' ]))
-   } [ off => '/on' ], [ format => '/any' ], [ off => '/on' ]),
-   '200 NEW, 422 CONFLICT, 200 REPLAYED', 'an inherited scope is one scope');
-
-# Switched off and on.
-
-for my $case ([ off => '/x', '200 -, 200 -' ],
-              [ off => '/on', '200 NEW, 200 REPLAYED' ],
-              [ off => '/on/below', '200 NEW, 200 REPLAYED' ],
-              [ off => '/on/off', '200 -, 200 -' ],
-              [ dry => '/x', '200 NEW_DRY_RUN, 200 REPLAYED_DRY_RUN' ],
-              [ dry => '/off', '200 NEW, 200 REPLAYED' ],
-              [ format => '/x', '400 MALFORMED, 400 MALFORMED' ],
-              [ format => '/any', '200 NEW, 200 REPLAYED' ])
-{
-    my ($host, $path, $expected) = @$case;
-
-    is(join(', ', map {
-           told($n->request('PUT', "$path?id=onoff", host => $host, body => 'b',
-                            headers => [ "X-Key: $host" . length $path,
-                                         'X-Who: me' ]))
-       } 1, 2), $expected, "server $host, $path");
-}
-
-# The window: what was bound first, for an hour, outlives the other.
-{
-    my $put = sub {
-        my ($path, $key) = @_;
-
-        return told($n->request('PUT', "$path?id=$key", host => 'window',
-                                body => 'b', headers => [ "X-Key: $key" ]));
-    };
-
-    is($put->('/long', 'win1'), '200 NEW', 'an hour');
-    is($put->('/x', 'win2'), '200 NEW', '200 ms');
-    ok(until_true { $put->('/x', 'win2') eq '200 NEW' }, '... have passed');
-    is($put->('/long', 'win1'), '200 REPLAYED', 'the hour has not');
-}
-
-
-# --- bodies, likewise --------------------------------------------------------
-
-my $b = nginx(http => <<'EOC', server => <<'EOC');
+=== TEST 47: what is in force for bodies: which are normalized
+--- http_config
     idempotency zone=z;
     idempotency_missing_key content;
     idempotency_normalize json;
     idempotency_normalize_buffer 40;
     idempotency_ignore_fields hh /in/hh;
-    idempotency_content_window 300ms;
+    idempotency_content_window 20m;
     idempotency_similar reject;
 
-    add_header X-Status $idempotency_status always;
+    add_header X-Expires $idempotency_expires;
 
     server {
-        listen 127.0.0.1:$TEST_NGINX_PORT;
+        listen 127.0.0.1:$TEST_NGINX_CLIENT_PORT;
         server_name server;
 
         idempotency_normalize json form;
@@ -821,13 +776,15 @@ my $b = nginx(http => <<'EOC', server => <<'EOC');
         idempotency_content_window 1h;
         idempotency_similar warn;
 
-        location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+        location / { proxy_pass http://backend; }
     }
-EOC
-    location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+--- config
+    location / { proxy_pass http://backend; }
 
-    location /some { idempotency_key_max_length 255;
-                     proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /some {
+        idempotency_key_max_length 255;
+        proxy_pass http://backend;
+    }
 
     location /own {
         idempotency_normalize json text;
@@ -836,92 +793,62 @@ EOC
         idempotency_content_window 1h;
         idempotency_similar off;
 
-        proxy_pass http://$TEST_NGINX_BACKEND;
+        proxy_pass http://backend;
 
-        location /own/below { proxy_pass http://$TEST_NGINX_BACKEND; }
-        location /own/off {
-            idempotency_normalize off;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
+        location /own/below { proxy_pass http://backend; }
+        location /own/off { idempotency_normalize off; proxy_pass http://backend; }
     }
-EOC
+--- request eval
+bodies { map { my ($type, @spelt) = @$_; map "POST $::p{uri}/l\n$_", @spelt } @::spelt }
+--- more_headers eval
+bodies { map { (typed($_->[0], "l$_->[0]")) x 2 } @::spelt }
+--- error_code eval
+bodies { map code($::p{types} =~ $_->[0]), @::spelt }
+--- idempotency_status eval
+words bodies { map verdict($::p{types} =~ $_->[0]), @::spelt }
+--- varies: X-Expires
 
-my %type = (form => 'application/x-www-form-urlencoded',
-            json => 'application/json', text => 'text/plain');
+=== TEST 48: ... which fields are ignored
+--- request eval
+bodies { map { my $f = $_; map "POST $::p{uri}/m\n$_", qq({"$f":1}), qq({"$f":2}),
+               qq({"in":{"$f":1}}), qq({"in":{"$f":2}}) } qw(hh ss ll) }
+--- more_headers eval
+bodies { map { my $f = $_; map { (typed('json', "m$f$_")) x 2 } 1, 2 } qw(hh ss ll) }
+--- error_code eval
+bodies { map { (code($_ eq $::p{ignored})) x 2 } qw(hh ss ll) }
+--- idempotency_status eval
+words bodies { map { (verdict($_ eq $::p{ignored})) x 2 } qw(hh ss ll) }
+--- varies: X-Expires
 
-for my $case ([ 'http', 'localhost', '/x', 'json', 'hh', 40,
-                '409 SIMILAR', 'short' ],
-              [ 'http, though the location says something', 'localhost',
-                '/some', 'json', 'hh', 40, '409 SIMILAR', 'short' ],
-              [ 'a server', 'server', '/x', 'json form', 'ss', 50,
-                '200 SIMILAR', 'long' ],
-              [ 'a location', 'localhost', '/own', 'json text', 'll', 60,
-                '200 NEW', 'long' ],
-              [ 'a location, from one within', 'localhost', '/own/below',
-                'json text', 'll', 60, '200 NEW', 'long' ],
-              [ 'off', 'localhost', '/own/off', '', '', 0, '200 NEW',
-                'long' ])
-{
-    my ($name, $host, $path, $types, $ignored, $buffer, $similar, $window)
-        = @$case;
+=== TEST 49: ... up to how many bytes bodies are normalized
+--- request eval
+bodies { map { my $x = 'x' x ($_ - 5); map "POST $::p{uri}/n\n$_", qq(["$x" ]), qq([ "$x"])
+             } 40, 41, 50, 51, 60, 61 }
+--- more_headers eval
+bodies { map { (typed('json', "n$_-")) x 2 } 40, 41, 50, 51, 60, 61 }
+--- error_code eval
+bodies { map code($_ <= $::p{buffer}), 40, 41, 50, 51, 60, 61 }
+--- idempotency_status eval
+words bodies { map verdict($_ <= $::p{buffer}), 40, 41, 50, 51, 60, 61 }
+--- varies: X-Expires
 
-    subtest "bodies: $name" => sub {
-        my $send = sub {
-            my ($type, $body, $key) = @_;
+=== TEST 50: ... what becomes of one content under two keys
+--- request eval
+bodies { ("POST $::p{uri}/o\nc") x 2 }
+--- more_headers eval
+bodies { map typed('text', "o$_"), 1, 2 }
+--- error_code eval
+bodies { 200, $::p{similar} // 200 }
+--- idempotency_status eval
+words bodies { 'NEW', $::p{similar} ? 'SIMILAR' : 'NEW' }
 
-            return told($b->post("$path?id=$id", host => $host, key => $key,
-                                 type => $type{$type}, body => $body));
-        };
-
-        my $pair = sub {
-            my ($type, @bodies) = @_;
-
-            $id++;
-            return join ', ', map { $send->($type, $_, "b$id") } @bodies;
-        };
-
-        my %verdict = (1 => '200 NEW, 200 REPLAYED',
-                       0 => '200 NEW, 409 CONFLICT');
-
-        for ([ form => 'a=1&b=2', 'b=2&a=1' ], [ json => '[1]', '[ 1 ]' ],
-             [ text => 'a b', 'a  b' ])
-        {
-            is($pair->(@$_), $verdict{$types =~ /$_->[0]/ ? 1 : 0},
-               "its normalize: $_->[0]");
-        }
-
-        for my $field (qw(hh ss ll)) {
-            is($pair->(json => map { "{\"$field\":$_}" } 1, 2),
-               $verdict{$field eq $ignored ? 1 : 0}, "its ignore_fields: $field");
-            is($pair->(json => map { "{\"in\":{\"$field\":$_}}" } 1, 2),
-               $verdict{$field eq $ignored ? 1 : 0}, "... /in/$field");
-        }
-
-        for my $size (40, 41, 50, 51, 60, 61) {
-            my $x = 'x' x ($size - 5);
-            is($pair->(json => "[\"$x\" ]", "[ \"$x\"]"),
-               $verdict{$size <= $buffer ? 1 : 0},
-               "its normalize_buffer: $size bytes");
-        }
-
-        is(within(0.3, sub {
-            $id++;
-            $send->(text => 'c', "b$id-k");
-            $send->(text => 'c', "b$id-l");
-        }), $similar, 'its similar');
-
-        $id++;
-        is($send->(text => 'c'), '200 NEW', 'its missing_key');
-
-        if ($window eq 'short') {
-            ok(until_true { $send->(text => 'c') eq '200 NEW' },
-               'its content_window');
-
-        } else {
-            sleep 0.5;
-            is($send->(text => 'c'), '200 REPLAYED', 'its content_window');
-        }
-    };
-}
-
-done_testing();
+=== TEST 51: ... without a key, the content is it, for as long as it is said
+--- request eval
+bodies { ("POST $::p{uri}/p\nc") x 2 }
+--- more_headers eval
+bodies { (typed('text')) x 2 }
+--- idempotency_status eval
+'NEW REPLAYED ' x 6
+--- varies: X-Expires
+--- response_headers eval
+bodies { "X-Expires: $::p{expires}", "" }
