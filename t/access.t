@@ -1,488 +1,263 @@
-# SPEC, "What a request gets" 2: access control first. Whoever may not ask gets
-# no replay and claims nothing, under `satisfy all` and `satisfy any`.
+# README, "What a request gets" 2: access control first. Who may not ask gets no
+# replay and claims nothing, under `satisfy all` and `satisfy any`.
 
-use strict;
-use warnings;
-
-use FindBin;
-use lib "$FindBin::Bin/lib";
-use Idempotency;
-
+use lib 't/lib';
+use Test::Nginx::Idempotency 'no_plan';
 use MIME::Base64;
 
+# Everybody has the same identity, so that nothing but access control can keep a
+# stranger away. Who it is: an address, what the password is, what auth_request says.
+sub who {
+    my ($addr, $auth, $sub) = split ' ', $_[0];
 
-# The client's address is what X-Addr says; everybody has the same identity, so
-# that nothing but access control can keep a stranger away.
+    return "X-Addr: 10.0.0." . ($addr eq 'home' ? 1 : 2) . "\nX-Auth: " . ($sub // 200)
+           . ($auth eq 'none' ? '' : "\nAuthorization: Basic " . encode_base64("user:$auth", ''));
+}
 
-my $n = nginx(files => { 'htpasswd' => "user:{PLAIN}good\n" },
-              http => <<'EOC', server => <<'EOC');
-    limit_req_zone $http_x_limit zone=rate:1m rate=1r/m;
-    limit_conn_zone $http_x_limit zone=conns:1m;
+my $id = 0;
+
+# A case is a path, a stranger and a friend. The stranger is refused, twice; the
+# friend executes and is replayed; the stranger gets nothing of that, no conflict
+# either; and all is as it was.
+sub requests {
+    return [ map { my $uri = "$_->[0]?id=" . ++$id; map { "POST $uri\n$_" } ('b') x 5, 'other', 'b' } @_ ];
+}
+
+sub senders {
+    return [ map { my ($s, $f) = map { who($_) } @$_[1, 2]; ($s, $s, $f, $f, $s, $s, $f) } @_ ];
+}
+
+my ($something, $nothing) = ('(?i:exec)', '\A(?!.*(?i:exec|replayed|problem))');
+our @seen = map { $_ ? $something : $nothing } 0, 0, 1, 1, 0, 0, 1;
+our $told = '- - NEW REPLAYED - - REPLAYED ';
+
+sub codes { return [ map { ($_, $_, 200, 200, $_, $_, 200) } @_ ] }
+
+my @everybody = map { my $addr = $_; map { my $auth = $_; map { "$addr $auth $_" } 200, 401, 403 }
+                                         qw(good bad none) } qw(home away);
+my @strangers = grep { !/home|good|200/ } @everybody;
+
+our @one = ([ '/basic', 'home none', 'home good' ], [ '/basic', 'home bad', 'home good' ],
+            [ '/access', 'away none', 'home none' ], [ '/methods', 'away none', 'home none' ],
+            map { [ '/request', "home none $_", 'home none' ] } 401, 403, 404);
+our @all = ((map { [ '/all', $_, 'home good' ] } grep { !/home good/ && /200/ } @everybody),
+            map { [ '/all/request', $_, 'home good' ] } grep { !/home good 200/ } @everybody);
+our @any = map { my $friend = $_;
+                 ((map { [ '/any', $_, $friend ], [ '/any/small', $_, $friend ] } 'away bad', 'away none'),
+                  map { [ '/any/request', $_, $friend ] } @strangers) } 'home none 401', 'away good 401';
+
+# a path, who may ask, and a body
+our @may = ((map { [ '/any', $_, 'b' ], [ '/any/small', $_, 'b' x 20000 ] }
+                 'home good', 'home bad', 'home none', 'away good'),
+            map { [ '/any/request', $_, 'b' ] } grep { /home|good|200/ } @everybody);
+
+# a path, a stranger and a friend
+our @pending = ([ '/basic', 'home bad', 'home good' ], [ '/access', 'away none', 'home none' ],
+                [ '/request', 'home none 403', 'home none' ], [ '/all', 'away good', 'home good' ],
+                [ '/any', 'away bad', 'away good' ], [ '/any', 'away bad', 'home none' ]);
+
+# what turns somebody away, in front of an error page: a path; a bad body, a good
+# one; headers that make it bad, and good ones; the status
+my $password = substr who('home good'), -length('Authorization: Basic ' . encode_base64('user:good', ''));
+our @turned = map {
+    my ($page, $status) = @$_;
+
+    ([ "$page/rate", 'b', 'b', 'X-Limit: c', '', $status // 503 ],
+     [ "$page/auth", 'b', 'b', '', $password, $status // 401 ],
+     [ "$page/any", 'b', 'b', '', $password, $status // 401 ],
+     [ "$page/x", 'b' x 2000, 'b', '', '', $status // 413 ],
+     [ "$page/x", sprintf("3e8\r\n%s\r\n" x 2 . "0\r\n\r\n", ('b' x 1000) x 2), 'b', 'Transfer-Encoding: chunked', '',
+       $status // 413 ])
+} [ '/page' ], [ '/page200', 200 ], [ '/page=', 200 ];
+
+run_tests();
+
+__DATA__
+
+=== TEST 1: each access control alone
+An auth_request that fails is refused with 500.
+--- http_config
+limit_req_zone $http_x_limit zone=rate:1m rate=1r/m;
+limit_conn_zone $http_x_limit zone=conns:1m;
+--- config
+idempotency zone=z;
+idempotency_key $arg_id;
+idempotency_identity everybody;
+idempotency_in_progress reject;
+set_real_ip_from 127.0.0.1;
+real_ip_header X-Addr;
+auth_basic_user_file ../html/htpasswd;
+
+location /free { proxy_pass http://backend; }
+location /basic { auth_basic closed; proxy_pass http://backend; }
+location /access { allow 10.0.0.1; deny all; proxy_pass http://backend; }
+location /request { auth_request /auth; proxy_pass http://backend; }
+location /methods { limit_except GET { allow 10.0.0.1; deny all; } proxy_pass http://backend; }
+
+location /all {
+    satisfy all;
+    allow 10.0.0.1;
+    deny all;
+    auth_basic closed;
+    proxy_pass http://backend;
+    location /all/request { auth_request /auth; proxy_pass http://backend; }
+}
+
+location /any {
+    satisfy any;
+    allow 10.0.0.1;
+    deny all;
+    auth_basic closed;
+    proxy_pass http://backend;
+    location /any/request { auth_request /auth; proxy_pass http://backend; }
+    location /any/small { client_body_buffer_size 1k; proxy_pass http://backend; }
+}
+
+location /open { satisfy any; proxy_pass http://backend; }
+
+location = /auth {
+    internal;
+    proxy_pass_request_body off;
+    proxy_set_header Content-Length "";
+    proxy_pass http://backend/auth?status=$http_x_auth;
+}
+
+location /rate { limit_req zone=rate; proxy_pass http://backend; }
+location /conns { limit_conn conns 1; proxy_pass http://backend; }
+location /hold { idempotency off; limit_conn conns 1; proxy_pass http://backend; }
+--- user_files
+>>> htpasswd
+user:{PLAIN}good
+--- request eval
+requests(@::one)
+--- more_headers eval: senders(@::one)
+--- error_code eval: codes(401, 401, 403, 403, 401, 403, 500)
+--- idempotency_status eval: $::told x 7
+--- response_body_like eval: [ (@::seen) x 7 ]
+--- raw_response_headers_like eval: [ (@::seen) x 7 ]
+
+=== TEST 2: satisfy all, whatever of it is missing
+--- request eval
+requests(@::all)
+--- more_headers eval: senders(@::all)
+--- error_code eval
+codes(map { $$_[1] =~ /away/ ? 403 : $$_[1] !~ /good/ ? 401 : substr $$_[1], -3 } @::all)
+--- idempotency_status eval: $::told x @::all
+--- response_body_like eval: [ (@::seen) x @::all ]
+--- raw_response_headers_like eval: [ (@::seen) x @::all ]
+
+=== TEST 3: satisfy any, against who comes from home and who has the password
+Of 401 and 403 nginx prefers 401.
+--- request eval
+requests(@::any)
+--- more_headers eval: senders(@::any)
+--- error_code eval: codes((401) x @::any)
+--- idempotency_status eval: $::told x @::any
+--- response_body_like eval: [ (@::seen) x @::any ]
+--- raw_response_headers_like eval: [ (@::seen) x @::any ]
+
+=== TEST 4: satisfy any, for who may ask: the body is looked at
+--- request eval
+my $n = 0;
+[ map { my ($path, undef, $body) = @$_; $n++; map { "POST $path?id=may$n\n$_" } $body, $body, 'other' } @::may ]
+--- more_headers eval: [ map { (who($$_[1])) x 3 } @::may ]
+--- error_code eval: [ (200, 200, 409) x @::may ]
+--- idempotency_status eval: 'NEW REPLAYED CONFLICT ' x @::may
+
+=== TEST 5: two ways in, one token; satisfy any without rules lets all in
+--- request eval
+[ ("POST /any?id=ways") x 2, ("POST /open?id=open") x 2 ]
+--- more_headers eval
+[ map { who($_) } 'home none', 'away good', 'home none', 'away none' ]
+--- idempotency_status: NEW REPLAYED NEW REPLAYED
+--- executions: 2
+
+=== TEST 6: a large body, in one piece and in chunks
+--- request eval
+my @body = ('a' x 3000 . 'b' x 9000, sprintf "bb8\r\n%s\r\n2328\r\n%s\r\n0\r\n\r\n", 'a' x 3000, 'b' x 9000);
+[ map { my $path = $_; map { my $r = "POST $path?id=body$path$_\n$body[$_]"; ($r, $r) } 0, 1 } '/all', '/any', '/any/small' ]
+--- more_headers eval
+[ map { (who('home good') . $_) x 2 } ('', "\nTransfer-Encoding: chunked") x 3 ]
+--- idempotency_status eval: 'NEW REPLAYED ' x 6
+
+=== TEST 7: who may not ask is refused, not held, while one is pending
+--- init
+for my $i (0 .. $#::pending) {
+    my ($path, undef, $friend) = @{$::pending[$i]};
+    pending(POST => "$path?id=pending$i&gate=1", body => 'b', headers => [ split "\n", who($friend) ]);
+}
+--- request eval
+[ map { "POST $::pending[$_][0]?id=pending$_&gate=1\nb" } 0 .. $#::pending ]
+--- more_headers eval: [ map { who($$_[1]) } @::pending ]
+--- error_code: 401 403 403 403 401 401
+--- idempotency_status: -
+
+=== TEST 8: limit_req: over the rate nothing is replayed, executed or claimed
+--- request eval
+[ map { "POST /rate?id=rate$_\nb" } 1, 2, 1, 2 ]
+--- more_headers eval
+[ map { "X-Limit: $_" } qw(a a a b) ]
+--- error_code: 200 503 503 200
+--- idempotency_status: NEW - - NEW
+--- executions: 2
+
+=== TEST 9: limit_conn: over the limit nothing is executed or claimed
+--- init
+pending(POST => '/conns?id=hold&gate=1', headers => [ 'X-Limit: a' ]);
+--- request eval
+[ ("POST /conns?id=conn1\nb") x 3 ]
+--- more_headers eval
+[ map { "X-Limit: $_" } qw(a b b) ]
+--- error_code: 503 200 200
+--- idempotency_status: - NEW REPLAYED
+--- executions: 1
+
+=== TEST 10: who is turned away claims nothing at its error page, either
+The page's location is protected itself: each gets the page, and no replay of it.
+--- http_config
+limit_req_zone $http_x_limit zone=rate:1m rate=1r/m;
+--- config eval
+my @pages = ([ '/page', '', 'off' ], [ '/page200', '=200', 'on' ], [ '/page=', '=', 'off' ]);
+my $pages = CORE::join '', map { my ($path, $page, $recursive) = @$_; <<"EOC" } @pages;
+location $path/ {
+    error_page 401 403 413 503 $page \@page;
+    recursive_error_pages $recursive;
+    client_max_body_size 1k;
+    proxy_pass http://backend;
+
+    location $path/rate { limit_req zone=rate; proxy_pass http://backend; }
+    location $path/auth { auth_basic closed; proxy_pass http://backend; }
+    location $path/any { satisfy any; deny all; auth_basic closed; proxy_pass http://backend; }
+}
 EOC
-    idempotency zone=z;
-    idempotency_identity everybody;
-    idempotency_in_progress reject;
+<<'EOC' . $pages;
+idempotency zone=z;
+idempotency_key $arg_id;
+idempotency_identity everybody;
+auth_basic_user_file ../html/htpasswd;
 
-    set_real_ip_from 127.0.0.1;
-    real_ip_header X-Addr;
+location /rate { limit_req zone=rate; proxy_pass http://backend; }
 
-    add_header X-Status $idempotency_status always;
-
-    location /basic {
-        auth_basic closed;
-        auth_basic_user_file $TEST_NGINX_ROOT/htpasswd;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-    }
-
-    location /access {
-        allow 10.0.0.1;
-        deny all;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-    }
-
-    location /request {
-        auth_request /auth;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-    }
-
-    location /all/ {
-        satisfy all;
-        allow 10.0.0.1;
-        deny all;
-        auth_basic closed;
-        auth_basic_user_file $TEST_NGINX_ROOT/htpasswd;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-
-        location /all/request { auth_request /auth;
-                                proxy_pass http://$TEST_NGINX_BACKEND; }
-    }
-
-    location /any/ {
-        satisfy any;
-        allow 10.0.0.1;
-        deny all;
-        auth_basic closed;
-        auth_basic_user_file $TEST_NGINX_ROOT/htpasswd;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-
-        location /any/request { auth_request /auth;
-                                proxy_pass http://$TEST_NGINX_BACKEND; }
-    }
-
-    location /any/small-buffer {
-        satisfy any;
-        client_body_buffer_size 1k;
-        allow 10.0.0.1;
-        deny all;
-        auth_basic closed;
-        auth_basic_user_file $TEST_NGINX_ROOT/htpasswd;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-    }
-
-    location /open {
-        satisfy any;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-    }
-
-    location = /auth {
-        internal;
-        proxy_pass_request_body off;
-        proxy_set_header Content-Length "";
-        proxy_pass http://$TEST_NGINX_BACKEND/auth?id=auth&status=$http_x_auth;
-    }
-
-    location /methods {
-        limit_except GET { allow 10.0.0.1; deny all; }
-        proxy_pass http://$TEST_NGINX_BACKEND;
-    }
-
-    location /rate {
-        limit_req zone=rate;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-    }
-
-    location /conns {
-        limit_conn conns 1;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-    }
-
-    location /hold {
-        idempotency off;
-        limit_conn conns 1;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-    }
-
-    # an error page that would be protected if it were a request
-    location /page/ {
-        error_page 401 403 413 503 @page;
-        client_max_body_size 1k;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-
-        location /page/rate {
-            limit_req zone=rate;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-
-        location /page/auth {
-            auth_basic closed;
-            auth_basic_user_file $TEST_NGINX_ROOT/htpasswd;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-
-        location /page/any {
-            satisfy any;
-            deny all;
-            auth_basic closed;
-            auth_basic_user_file $TEST_NGINX_ROOT/htpasswd;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-    }
-
-    # the same with the page's own status, and with none of its own
-    location /page200/ {
-        error_page 401 403 413 503 =200 @page;
-        client_max_body_size 1k;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-
-        location /page200/rate {
-            limit_req zone=rate;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-
-        location /page200/auth {
-            auth_basic closed;
-            recursive_error_pages on;
-            auth_basic_user_file $TEST_NGINX_ROOT/htpasswd;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-
-        location /page200/any {
-            satisfy any;
-            deny all;
-            auth_basic closed;
-            auth_basic_user_file $TEST_NGINX_ROOT/htpasswd;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-    }
-
-    location /page=/ {
-        error_page 401 403 413 503 = @page;
-        client_max_body_size 1k;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-
-        location /page=/rate {
-            limit_req zone=rate;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-
-        location /page=/auth {
-            auth_basic closed;
-            auth_basic_user_file $TEST_NGINX_ROOT/htpasswd;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-
-        location /page=/any {
-            satisfy any;
-            deny all;
-            auth_basic closed;
-            auth_basic_user_file $TEST_NGINX_ROOT/htpasswd;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-    }
-
-    location @page {
-        proxy_pass_request_body off;
-        proxy_set_header Content-Length "";
-        rewrite ^ /page?id=page-$arg_id? break;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-    }
+location @page {
+    proxy_pass_request_body off;
+    proxy_set_header Content-Length "";
+    rewrite ^ /page?id=page-$arg_id? break;
+    proxy_pass http://backend;
+}
 EOC
-
-my $id = 'case0';
-
-sub told {
-    my ($r) = @_;
-
-    return $r ? "$r->{status} " . ($r->header('X-Status') // '-') : 'nothing';
-}
-
-my %addr = (home => '10.0.0.1', away => '10.0.0.2');
-my %auth = (good => 'Basic ' . encode_base64('user:good', ''),
-            bad => 'Basic ' . encode_base64('user:bad', ''));
-
-sub as {
-    my ($path, $who, %o) = @_;
-
-    my ($addr, $auth, $sub) = @$who;
-
-    return $n->post("$path?id=$id", key => $id, body => 'b', %o,
-                    headers => [ 'X-Addr: ' . $addr{$addr // 'home'},
-                                 $auth{$auth // ''}
-                                     ? "Authorization: $auth{$auth}" : (),
-                                 'X-Auth: ' . ($sub // 200) ]);
-}
-
-# Some request as $stranger is refused and leaves nothing; some as $friend
-# executes and is replayed; the stranger gets nothing of that either.
-
-sub kept_out {
-    my ($path, $stranger, $friend, $status, $name) = @_;
-
-    local $Test::Builder::Level = $Test::Builder::Level + 1;
-
-    $id++;
-
-    subtest $name => sub {
-        is(told(as($path, $stranger)), "$status -", 'refused');
-        is(told(as($path, $stranger)), "$status -", '... again');
-        is(executions($id), 0, '... and executed nothing');
-
-        is(told(as($path, $friend)), '200 NEW',
-           'nothing was claimed: the first with permission is new');
-        is(told(as($path, $friend)), '200 REPLAYED', '... and replayed');
-
-        my $r = as($path, $stranger);
-        is(told($r), "$status -", 'no replay without permission');
-        unlike($r->{raw}, qr/exec|replayed|problem/i, '... nothing of it');
-        is(told(as($path, $stranger, body => 'other')), "$status -",
-           '... and no conflict either');
-
-        is(told(as($path, $friend)), '200 REPLAYED', 'all as it was');
-        is(executions($id), 1, 'executed once');
-    };
-}
-
-# A duplicate of what is pending.
-
-sub kept_out_pending {
-    my ($path, $stranger, $friend, $status, $name) = @_;
-
-    local $Test::Builder::Level = $Test::Builder::Level + 1;
-
-    $id++;
-
-    subtest $name => sub {
-        my ($addr, $auth, $sub) = @$friend;
-        my $c = $n->start('POST', "$path?id=$id&gate=1", key => $id,
-                          body => 'b',
-                          headers => [ "X-Addr: $addr{$addr // 'home'}",
-                                       $auth ? "Authorization: $auth{$auth}"
-                                             : (),
-                                       'X-Auth: ' . ($sub // 200) ]);
-        held($id);
-        is(told(as($path, $stranger)), "$status -", 'refused, not held');
-        go($id);
-        is(told($c->response), '200 NEW', 'the owner ends');
-        is(executions($id), 1, 'executed once');
-    };
-}
-
-
-# --- one of them -------------------------------------------------------------
-
-kept_out('/basic', [ 'home', $_ ], [ 'home', 'good' ], 401, "auth_basic, $_")
-    for qw(none bad);
-
-kept_out('/access', [ 'away' ], [ 'home' ], 403, 'allow and deny');
-
-kept_out('/request', [ 'home', '', $_ ], [ 'home', '', 200 ], $_,
-         "auth_request, $_") for 401, 403;
-kept_out('/request', [ 'home', '', 404 ], [ 'home', '', 200 ], 500,
-         'auth_request that fails');
-
-kept_out('/methods', [ 'away' ], [ 'home' ], 403, 'limit_except');
-
-kept_out_pending('/basic', [ 'home', 'bad' ], [ 'home', 'good' ], 401,
-                 'auth_basic while pending');
-kept_out_pending('/access', [ 'away' ], [ 'home' ], 403,
-                 'deny while pending');
-kept_out_pending('/request', [ 'home', '', 403 ], [ 'home', '', 200 ], 403,
-                 'auth_request while pending');
-
-
-# --- all of them -------------------------------------------------------------
-
-my @friend = ('home', 'good', 200);
-
-for my $path ('/all/x', '/all/request') {
-    for my $addr (qw(home away)) {
-        for my $auth (qw(good bad none)) {
-            for my $sub ($path =~ /request/ ? (200, 401, 403) : 200) {
-                my $status = $addr eq 'away' ? 403
-                           : $auth ne 'good' ? 401 : $sub;
-
-                next if $status == 200;
-
-                kept_out($path, [ $addr, $auth, $sub ], \@friend, $status,
-                         "satisfy all, $path: $addr, $auth, $sub");
-            }
-        }
-    }
-}
-
-kept_out_pending('/all/x', [ 'away', 'good' ], \@friend, 403,
-                 'satisfy all while pending');
-
-
-# --- any of them -------------------------------------------------------------
-
-for my $path ('/any/x', '/any/small-buffer', '/any/request') {
-    for my $addr (qw(home away)) {
-        for my $auth (qw(good bad none)) {
-            for my $sub ($path =~ /request/ ? (200, 401, 403) : 0) {
-                my $name = "satisfy any, $path: $addr, $auth, $sub";
-                my $may = $addr eq 'home' || $auth eq 'good' || $sub == 200;
-                my %o = (body => 'b' x ($path =~ /small/ ? 20000 : 1));
-
-                if ($may) {
-                    $id++;
-                    my @who = ([ $addr, $auth, $sub ]) x 2;
-                    my @r = map { as($path, $_, %o) } @who;
-
-                    is(join(', ', map { told($_) } @r),
-                       '200 NEW, 200 REPLAYED', $name);
-                    is($r[1]{body}, $r[0]{body}, '... the same');
-                    is(executions($id), 1, '... executed once');
-                    is(told(as($path, $who[0], %o, body => 'other')),
-                       '409 CONFLICT', '... the body was looked at');
-
-                    next;
-                }
-
-                # of 401 and 403 nginx prefers 401
-                kept_out($path, [ $addr, $auth, $sub ], $_, 401,
-                         "$name, against $_->[0]")
-                    for [ 'home', 'none', 401 ], [ 'away', 'good', 401 ];
-            }
-        }
-    }
-}
-
-kept_out_pending('/any/x', [ 'away', 'bad' ], [ 'away', 'good' ], 401,
-                 'satisfy any while pending, by password');
-kept_out_pending('/any/x', [ 'away', 'bad' ], [ 'home' ], 401,
-                 'satisfy any while pending, by address');
-
-# One friend's operation is another's: both may ask, identity is the same.
-$id++;
-is(join(', ', map { told(as('/any/x', $_)) } [ 'home', 'none' ],
-                                             [ 'away', 'good' ]),
-   '200 NEW, 200 REPLAYED', 'satisfy any: two ways in, one token');
-
-# Nobody controls anything: satisfy any with no access rule lets all in.
-$id++;
-is(join(', ', map { told(as('/open', [ $_ ])) } qw(home away)),
-   '200 NEW, 200 REPLAYED', 'satisfy any without rules');
-
-# A body in two parts, under both.
-for my $path ('/all/x', '/any/x', '/any/small-buffer') {
-    for my $chunked ([ 'a' x 3000, 'b' x 9000 ], 0) {
-        $id++;
-        my @r = map {
-            as($path, \@friend, body => 'a' x 3000 . 'b' x 9000,
-               chunked => $chunked)
-        } 1, 2;
-        is(join(', ', map { told($_) } @r), '200 NEW, 200 REPLAYED',
-           "$path, a body" . ($chunked ? ', chunked' : ''));
-    }
-}
-
-
-# Nor is a stranger asked for a body.
-
-for my $path ('/basic', '/all/x', '/any/x', '/any/request') {
-    for my $auth (qw(bad good)) {
-        $id++;
-        my $c = $n->connect;
-        $c->{method} = 'POST';
-        $c->send("POST $path?id=$id HTTP/1.1\r\nHost: localhost\r\n"
-                 . "Authorization: $auth{$auth}\r\nIdempotency-Key: $id\r\n"
-                 . 'X-Addr: ' . ($path =~ /any/ ? '10.0.0.2' : '10.0.0.1')
-                 . "\r\nX-Auth: 403\r\nContent-Length: 1\r\n"
-                 . "Expect: 100-continue\r\n\r\n");
-
-        # the body of a friend is: its request goes on only with it
-        $c->send('b') if $auth eq 'good';
-
-        my $r = $c->response;
-        is(told($r), $auth eq 'good' ? '200 NEW' : '401 -',
-           "$path, Expect: 100-continue, $auth");
-        is(scalar @{$r->{interim}}, $auth eq 'good' ? 1 : 0,
-           $auth eq 'good' ? '... is asked for its body' : '... is not asked');
-    }
-}
-
-
-# --- before access control ---------------------------------------------------
-
-sub limited {
-    my ($path, $limit, $key) = @_;
-
-    return told($n->post("$path?id=$key", key => $key, body => 'b',
-                         headers => [ "X-Limit: $limit" ]));
-}
-
-is(limited('/rate', 'a', 'rate1'), '200 NEW', 'limit_req: within the rate');
-is(limited('/rate', 'a', 'rate2'), '503 -', 'limit_req: over it');
-is(limited('/rate', 'a', 'rate1'), '503 -', '... a replay counts as well');
-is(executions('rate2'), 0, '... executes nothing');
-is(limited('/rate', 'b', 'rate2'), '200 NEW', '... and claimed nothing');
-
-my $c = $n->start('POST', '/hold?id=hold&gate=1', body => 'b',
-                  headers => [ 'X-Limit: a' ]);
-held('hold');
-is(limited('/conns', 'a', 'conn1'), '503 -', 'limit_conn: over it');
-is(executions('conn1'), 0, '... executes nothing');
-is(limited('/conns', 'b', 'conn1'), '200 NEW', '... and claimed nothing');
-go('hold');
-is($c->response->{status}, 200, '... the other connection ends');
-is(limited('/conns', 'b', 'conn1'), '200 REPLAYED', '... and is replayed');
-
-
-# --- at an error page --------------------------------------------------------
-
-# Who was turned away is sent on, method and all, to a location of a page that
-# is protected itself: that request claims nothing there either.
-
-limited('/rate', 'c', 'rate3');
-
-for my $case (map {
-         my ($page, @status) = @$_;
-
-         ([ 'limit_req', $status[0] // 503, "$page/rate",
-            { headers => [ 'X-Limit: c' ] }, {} ],
-          [ 'auth_basic', $status[0] // 401, "$page/auth", {},
-            { headers => [ "Authorization: $auth{good}" ] } ],
-          [ 'satisfy any', $status[0] // 401, "$page/any", {},
-            { headers => [ "Authorization: $auth{good}" ] } ],
-          [ 'a body too large', $status[0] // 413, "$page/x",
-            { body => 'b' x 2000 }, {} ],
-          [ 'a body too large, chunked', $status[0] // 413, "$page/x",
-            { chunked => [ 'b' x 1000, 'b' x 1000 ] }, {} ])
-     } [ '/page' ], [ '/page200', 200 ], [ '/page=', 200 ])
-{
-    my ($what, $status, $path, $bad, $good) = @$case;
-
-    $id++;
-    $what .= " at $path";
-
-    my $ask = sub { $n->post("$path?id=$id", key => $id, body => 'b', @_) };
-
-    for my $name ("$what, with an error page", '... again') {
-        my $r = $ask->(%$bad);
-
-        is(told($r), "$status -", $name);
-        like($r->{body}, qr/id=page-$id\n/, '... gets that page');
-        ok(!$r->replayed, '... and no replay of it');
-    }
-
-    is(executions($id), 0, '... executed nothing');
-    is(executions("page-$id"), 2, '... but the page, each time');
-
-    is(told($ask->(%$good)), '200 NEW', '... claimed nothing');
-    is(told($ask->(%$good)), '200 REPLAYED', '... a good one is replayed');
-    is(told($ask->(%$bad)), "$status -", '... not to one who is turned away');
-    is(executions($id), 1, '... and executed once');
-}
-
-done_testing();
+--- user_files
+>>> htpasswd
+user:{PLAIN}good
+--- request eval
+my $n = 0;
+[ 'POST /rate?id=first', map { my ($path, $bad, $good) = @$_; $n++;
+                              map { "POST $path?id=turned$n\n" . ($_ // '') } $bad, $bad, $good, $good, $bad } @::turned ]
+--- more_headers eval
+[ 'X-Limit: c', map { my (undef, undef, undef, $bad, $good) = @$_; ($bad, $bad, $good, $good, $bad) } @::turned ]
+--- error_code eval
+[ 200, map { ($$_[5], $$_[5], 200, 200, $$_[5]) } @::turned ]
+--- idempotency_status eval
+'NEW ' . '- - NEW REPLAYED - ' x @::turned
+--- response_body_like eval
+[ '', map { my $n = $_; map { "^exec=$_\n" } "1 id=page-turned$n", "2 id=page-turned$n",
+            ("1 id=turned$n") x 2, "3 id=page-turned$n" } 1 .. @::turned ]

@@ -1,6 +1,6 @@
 # What takes several connections at a time, or another protocol than HTTP/1.1:
-# who asks, by TLS client certificate and by HTTP/2; who waits for what nobody in
-# particular has begun; a dry run that doesn't wait.
+# who asks, by TLS client certificate and by HTTP/2; who is asked for a body; who
+# waits for what nobody in particular has begun; a dry run that doesn't wait.
 
 use strict;
 use warnings;
@@ -8,6 +8,8 @@ use warnings;
 use FindBin;
 use lib "$FindBin::Bin/lib";
 use Idempotency;
+
+use MIME::Base64;
 
 
 my $pki = File::Temp->newdir('idempotency-pki-XXXXXX', TMPDIR => 1);
@@ -27,7 +29,7 @@ for ([ 'server' ], [ 'ca' ], [ 'alice', 'alice', 'ca' ], [ 'alice2', 'alice', 'c
     die $said if $?;
 }
 
-my $n = nginx(http => <<"EOC" . <<'EOC', server => <<'EOC');
+my $n = nginx(files => { htpasswd => "user:{PLAIN}good\n" }, http => <<"EOC" . <<'EOC', server => <<'EOC');
     ssl_certificate $pki/server.crt;
     ssl_certificate_key $pki/server.key;
     ssl_client_certificate $pki/ca.crt;
@@ -56,6 +58,18 @@ EOC
     }
 EOC
     location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+    auth_basic_user_file $TEST_NGINX_ROOT/htpasswd;
+    location /all { auth_basic closed; allow all; proxy_pass http://$TEST_NGINX_BACKEND; }
+    location = /auth { internal; return 403; }
+
+    location /any {
+        satisfy any;
+        deny all;
+        auth_basic closed;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+        location /any/request { auth_request /auth; proxy_pass http://$TEST_NGINX_BACKEND; }
+    }
+
     location /dry { idempotency_dry_run on; proxy_pass http://$TEST_NGINX_BACKEND; }
 EOC
 
@@ -126,6 +140,22 @@ my ($few, $many) = map {
 } 5_000, 80_000;
 
 cmp_ok($many, '<=', 60 * ($few + 2), "80,000 cookies: $many ticks, 5,000: $few");
+
+
+# --- access control comes before the body: a stranger is not asked for one ------
+
+for my $path ('/all', '/any', '/any/request') {
+    for my $password (qw(bad good)) {
+        my $c = $n->start(POST => "$path?id=" . ++$id, headers => [
+            'Authorization: Basic ' . encode_base64("user:$password", ''), 'Content-Length: 1',
+            'Expect: 100-continue' ]);
+        $c->send('b') if $password eq 'good';
+
+        my $r = $c->response;
+        is(told($r) . ', interim ' . @{$r->{interim}},
+           $password eq 'good' ? '200 NEW, interim 1' : '401 -, interim 0', "$path, Expect, a $password password");
+    }
+}
 
 
 # --- several at a time ---------------------------------------------------------
