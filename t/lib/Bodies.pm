@@ -156,7 +156,7 @@ Test::Nginx::Util::add_block_preprocessor(sub {
             push @{$is{idempotency_status}}, $status;
             push @{$is{response_body}}, $answer;
             push @{$is{response_headers}}, $code == 200 ? "X-Key: [$key]" : ''
-                if defined $key && $key !~ /^M/;
+                if defined $key && $key !~ /^(?:MISSING|MALFORMED|UNREADABLE)$/;
 
             $executed++ if $status =~ /^(?:NEW|-)$/;
             $status =~ s/^NEW$/REPLAYED/;
