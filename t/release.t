@@ -14,6 +14,7 @@ my $n = nginx(workers => 2, http => <<'EOC' . crowd(<<'EOC2'));
     access_log $TEST_NGINX_ROOT/logs/access.log result;
     idempotency_wait_timeout 10m;
     proxy_read_timeout 10m;
+    upstream one { zone one 64k; server $TEST_NGINX_BACKEND max_conns=1; }
 EOC
     idempotency zone=z;
 
@@ -26,6 +27,7 @@ EOC
                      error_page 429 =200 /sorry;
                      proxy_pass http://$TEST_NGINX_BACKEND; }
     location = /sorry { internal; return 200 sorry; }
+    location /one { proxy_pass http://one; }
 EOC2
 
 my @workers = $n->workers;
@@ -101,6 +103,22 @@ for (['says', '/x', 'h=X-Accel-Idempotency:%20release', 200],
               '... each is an owner');
     is(executions($id), 4, '... no more');
     $_->close for @c;
+}
+
+
+# An upstream that has all that it takes was sent nothing, and is free later.
+
+{
+    my $busy = $n->start('POST', '/one?id=busy&gate=1', key => 'busy', body => 'b');
+    my @o = ('/one?id=limit', key => 'limit');
+
+    held('busy');
+    is(status_of($n->post(@o)), '502 NEW', 'max_conns reached');
+    is(executions('limit'), 0, '... not executed');
+    go('busy');
+    is(status_of($busy->response), '200 NEW', '... the busy one ends');
+    is(status_of($n->post(@o)), '200 NEW', '... released');
+    $busy->close;
 }
 
 

@@ -99,7 +99,7 @@ my ($from, $checked) = (0, 0);
 $SIG{PIPE} = 'IGNORE';
 
 # it warns of what check_alerts() judges
-$SIG{__WARN__} = sub { warn @_ unless $_[0] =~ /^WARNING: .* \[[a-z]+\] / };
+$SIG{__WARN__} = sub { warn @_ unless $_[0] =~ /^WARNING: .* (?:\[[a-z]+\]|body truncated:) / };
 
 no_root_location();
 no_long_string();
