@@ -1,272 +1,232 @@
-# SPEC, idempotency_missing_key form: the content stands for the key only where a
-# browser sends an HTML form by itself, and its own keys are none.
+# docs/directives.md, "idempotency_missing_key form": the content stands for the
+# key only where a browser sends an HTML form by itself, and its own keys are
+# none.
 
-use strict;
-use warnings;
+use lib 't/lib';
+use Test::Nginx::Idempotency 'no_plan';
 
-use FindBin;
-use lib "$FindBin::Bin/lib";
-use Idempotency;
+our $form = 'Content-Type: application/x-www-form-urlencoded';
+our $chrome = 'Accept: text/html,application/xhtml+xml,application/xml;q=0.9,'
+              . 'image/avif,image/webp,image/apng,*/*;q=0.8,'
+              . 'application/signed-exchange;v=b3;q=0.7';
+our $navigates = 'Sec-Fetch-Mode: navigate';
+our $upload = "--b\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\n1\r\n--b--";
 
+our @forms = map { my $how = $_;
+                   map "Content-Type: $_\n$how", 'text/plain',
+                       'application/x-www-form-urlencoded;charset=UTF-8',
+                       'application/x-www-form-urlencoded ; charset=UTF-8',
+                       'APPLICATION/X-WWW-FORM-URLENCODED',
+                       'multipart/form-data; boundary=b',
+                       'Multipart/Form-Data;boundary=b',
+                       'text/plain; charset=utf-8' } $navigates, $chrome;
 
-my $n = nginx(files => { 'html/file' => "a file\n" }, server => <<'EOC');
+our $ajax = 'X-Requested-With: XMLHttpRequest';
+our @browsers = ($navigates, "$navigates\nAccept: */*",
+                 "$navigates\nAccept: application/json\n$ajax",
+                 'sec-fetch-mode: navigate', $chrome,
+                 map "Accept: $_", 'text/html', 'TEXT/HTML;level=1;q=0.1',
+                     'application/json, text/html;q=0.5',
+                     "application/json\nAccept: text/html");
+
+# each of these twice, at a place of its own
+sub twice { return [ map { ($_) x 2 } @_ ] }
+sub at { my ($at, @all) = @_; return twice(map "POST /$at-$_\na=1", 0 .. $#all) }
+
+# the same with two keys, as a browser makes them
+sub keys_of { return [ map { my $h = $_; map "$h\nIdempotency-Key: $_", 1, 2 } @_ ] }
+
+run_tests();
+
+__DATA__
+
+=== TEST 1: the content stands for the key of what a form can be sent as
+--- config
+location / {
     idempotency zone=z;
     idempotency_missing_key form;
-
-    add_header X-Status $idempotency_status always;
     add_header X-Key "[$idempotency_key]" always;
+    proxy_pass http://backend;
+}
+--- request eval
+at('type', @::forms)
+--- more_headers eval
+twice(@::forms)
+--- idempotency_status eval
+'NEW REPLAYED ' x @::forms
+--- executions: 14
 
-    location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+=== TEST 2: ... with and without fields, and for an upload
+--- request eval
+[("POST /none") x 2, ("POST /upload\n$::upload") x 2]
+--- more_headers eval
+[map "Content-Type: $_\n$::navigates", ('application/x-www-form-urlencoded') x 2,
+     ('multipart/form-data; boundary=b') x 2]
+--- idempotency_status: NEW REPLAYED NEW REPLAYED
+--- executions: 2
+
+=== TEST 3: it does not stand for the key of anything else
+--- request
+POST /other
+a=1
+--- more_headers eval
+[map { my $how = $_;
+       $how, map "Content-Type: $_\n$how", '', 'application/json', 'text/html',
+             'text/plainer', 'text/plain/x', 'multipart/mixed; boundary=b',
+             'multipart/form-data-x; boundary=b', 'application/octet-stream',
+             'text' } $::navigates, $::chrome]
+--- idempotency_status: -
+--- executions: 20
+
+=== TEST 4: a browser says that it navigates, or, without that, that it takes HTML
+--- request eval
+at('who', @::browsers)
+--- more_headers eval
+twice(map "$::form\n$_", @::browsers)
+--- idempotency_status eval
+'NEW REPLAYED ' x @::browsers
+--- executions: 9
+
+=== TEST 5: what a script sends is as often meant as it is sent
+--- request
+POST /script
+n=%2B1
+--- more_headers eval
+[map "$::form\n$_",
+     map("Sec-Fetch-Mode: $_\n$::chrome", qw(cors no-cors same-origin websocket
+                                             navigated Navigate), ''),
+     map("Accept: $_", "text/html\n$::ajax", "text/html\nX-Requested-With: x",
+         'text/html;q=0', 'text/*', '*/*', 'application/json',
+         'text/htmlx, application/xhtml+xml', ''),
+     '', ("Sec-Fetch-Mode: cors\nAccept: */*") x 3]
+--- idempotency_status: -
+--- executions: 19
+
+=== TEST 6: another form is another one, and so is what came by another way
+--- request eval
+["POST /two\na=1", "POST /two\na=2", "POST /two\na=1", "POST /two\na=1"]
+--- more_headers eval
+[map "$::form\n$_", ($::navigates) x 2, '', $::navigates]
+--- idempotency_status: NEW NEW - REPLAYED
+--- executions: 3
+
+=== TEST 7: the key of a script counts, and that of what no form sends
+--- request
+POST /keys
+a=1
+--- more_headers eval
+[twice(map "$_\nIdempotency-Key: script", "$::form\nSec-Fetch-Mode: cors")->@*,
+ keys_of("$::form\nSec-Fetch-Mode: cors")->@*,
+ twice("Content-Type: application/json\n$::navigates\nIdempotency-Key: json")->@*]
+--- idempotency_status: NEW REPLAYED NEW NEW NEW REPLAYED
+--- executions: 4
+
+=== TEST 8: a browser's own keys are none, well-formed or not
+--- request eval
+[at('own', 1 .. 3)->@*, ("POST /own\n$::upload") x 2, ("POST /empty\na=1") x 4]
+--- more_headers eval
+[keys_of("$::form\n$::navigates", "$::form\n$::chrome")->@*,
+ map("$::form\n$::navigates\nIdempotency-Key: $_", '"open1', '"open2'),
+ keys_of("Content-Type: multipart/form-data; boundary=b\n$::navigates")->@*,
+ map("$::form\n$::navigates\nIdempotency-Key: $_", ('', '""') x 2)]
+--- response_headers
+X-Key: []
+--- idempotency_status: NEW REPLAYED NEW REPLAYED NEW REPLAYED NEW REPLAYED NEW REPLAYED REPLAYED REPLAYED
+--- executions: 5
+
+=== TEST 9: ... whatever idempotency_key_format says
+--- config
+location / {
+    idempotency zone=z;
+    idempotency_missing_key form;
+    idempotency_key_format uuid;
+    proxy_pass http://backend;
+}
+--- request
+POST /uuid
+a=1
+--- more_headers eval
+keys_of("$::form\n$::navigates")
+--- idempotency_status: NEW REPLAYED
+--- executions: 1
+
+=== TEST 10: beside them, the form's own token is the key, or its content
+--- config
+location / {
+    idempotency zone=z;
+    idempotency_missing_key form;
+    idempotency_key $http_idempotency_key $idempotency_field_token;
+    idempotency_ignore_fields token;
+    add_header X-Key "[$idempotency_key]" always;
+    proxy_pass http://backend;
+}
+--- request eval
+["POST /field\ntoken=t1&a=1", "POST /field\ntoken=t1&a=1",
+ "POST /field\ntoken=t2&a=1", "POST /field\ntoken=t1&a=1",
+ "POST /field\ntoken=t1&a=2", "POST /field\na=1", "POST /field\na=1"]
+--- more_headers eval
+[map "$::form\n$::navigates\nIdempotency-Key: $_", 1 .. 7]
+--- error_code: 200 200 200 200 409 200 200
+--- response_headers eval
+[map "X-Key: [$_]", qw(t1 t1 t2 t1 t1), '', '']
+--- idempotency_status: NEW REPLAYED NEW REPLAYED CONFLICT NEW REPLAYED
+--- executions: 3
+
+=== TEST 11: they are passed over by their value, wherever it comes from, but not where it is but a part
+--- config
+location / {
+    idempotency zone=z;
+    idempotency_missing_key form;
+    idempotency_key $cookie_key "$http_idempotency_key$arg_more";
+    proxy_pass http://backend;
+}
+--- request eval
+[("POST /cookie\na=1") x 2, ("POST /same\na=1") x 2, ("POST /part?more=x\na=1") x 2]
+--- more_headers eval
+[map "$::form\n$::navigates\n$_",
+     keys_of('Cookie: key=other')->@*,
+     map("Cookie: key=$_\nIdempotency-Key: $_", 1, 2), keys_of('')->@*]
+--- idempotency_status: NEW REPLAYED NEW NEW NEW NEW
+--- executions: 5
+
+=== TEST 12: where anything but forms needs a key, they are keys
+--- config eval
+map <<EOC, qw(content reject)
+location / {
+    idempotency zone=z;
+    idempotency_missing_key $_;
+    idempotency_scope $_;
+    proxy_pass http://backend;
+}
+EOC
+--- request
+POST /not-form
+a=1
+--- more_headers eval
+keys_of("$::form\n$::navigates")
+--- idempotency_status: NEW
+--- executions: 2
+
+=== TEST 13: a body is read only where the key or the content counts
+--- config
+location / {
+    idempotency zone=z;
+    idempotency_missing_key form;
+    add_header X-Read "[$request_body]" always;
+    empty_gif;
 
     location /field {
         idempotency_key $http_idempotency_key $idempotency_field_token;
-        idempotency_ignore_fields token;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-    }
-
-    location /mixed {
-        idempotency_key $cookie_key "$http_idempotency_key$arg_more";
-        proxy_pass http://$TEST_NGINX_BACKEND;
-    }
-
-    location /uuid {
-        idempotency_key_format uuid;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-    }
-
-    location /reject {
-        idempotency_missing_key reject;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-    }
-
-    location /content {
-        idempotency_missing_key content;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-    }
-
-    # these need no body to answer
-    location /file { root $TEST_NGINX_ROOT/html; }
-    location /file/field {
-        idempotency_key $http_idempotency_key $idempotency_field_token;
-        root $TEST_NGINX_ROOT/html;
-    }
-EOC
-
-my $id = 'case0';
-
-my $form = 'application/x-www-form-urlencoded';
-my $multipart = 'multipart/form-data; boundary=b';
-my $chrome = 'text/html,application/xhtml+xml,application/xml;q=0.9,'
-             . 'image/avif,image/webp,image/apng,*/*;q=0.8,'
-             . 'application/signed-exchange;v=b3;q=0.7';
-my $navigates = 'Sec-Fetch-Mode: navigate';
-
-my %body = ($multipart => "--b\r\nContent-Disposition: form-data; name=\"a\"\r\n"
-                          . "\r\n1\r\n--b--\r\n");
-
-sub told { return "$_[0]{status} " . ($_[0]->header('X-Status') // '-') }
-
-# The same request twice: what they were told, and how often it was executed.
-
-sub twice {
-    my ($path, $type, $headers, %o) = @_;
-
-    $id++;
-
-    my $body = delete $o{body} // $body{$type // ''} // 'a=1';
-
-    return join(', ', map {
-               told($n->post("$path?id=$id" . ($o{args} // ''), %o,
-                             type => $type, body => $body,
-                             headers => ref $headers eq 'CODE' ? $headers->($_)
-                                                               : $headers))
-           } 1, 2) . ', executed ' . executions($id);
-}
-
-my $once = '200 NEW, 200 REPLAYED, executed 1';
-my $passed = '200 -, 200 -, executed 2';
-
-
-# --- which content types -----------------------------------------------------
-
-for my $how ([ $navigates ], [ "Accept: $chrome" ]) {
-    for ([ $form, $once ],
-         [ "$form;charset=UTF-8", $once ],
-         [ "$form ; charset=UTF-8", $once ],
-         [ uc $form, $once ],
-         [ $multipart, $once ],
-         [ 'Multipart/Form-Data;boundary=b', $once ],
-         [ 'text/plain', $once ],
-         [ 'text/plain; charset=utf-8', $once ],
-         [ 'application/json', $passed ],
-         [ 'text/html', $passed ],
-         [ 'text/plainer', $passed ],
-         [ 'text/plain/x', $passed ],
-         [ 'multipart/mixed; boundary=b', $passed ],
-         [ 'multipart/form-data-x; boundary=b', $passed ],
-         [ 'application/octet-stream', $passed ],
-         [ 'text', $passed ],
-         [ '', $passed ],
-         [ undef, $passed ])
-    {
-        my ($type, $expected) = @$_;
-
-        is(twice('/x', $type, $how), $expected,
-           "$how->[0], " . ($type // 'no type'));
+        empty_gif;
     }
 }
-
-is(twice('/x', $form, [ $navigates ], body => ''), $once, 'a form without fields');
-
-
-# --- who sends it ------------------------------------------------------------
-
-my $ajax = 'X-Requested-With: XMLHttpRequest';
-
-for ([ [ $navigates ], $once ],
-     [ [ $navigates, 'Accept: */*' ], $once ],
-     [ [ $navigates, 'Accept: application/json', $ajax ], $once ],
-     [ [ 'sec-fetch-mode: navigate' ], $once ],
-     (map { [ [ "Sec-Fetch-Mode: $_", "Accept: $chrome" ], $passed ] }
-          qw(cors no-cors same-origin websocket navigated Navigate), ''),
-
-     # without it
-     [ [ "Accept: $chrome" ], $once ],
-     [ [ 'Accept: text/html' ], $once ],
-     [ [ 'Accept: TEXT/HTML;level=1;q=0.1' ], $once ],
-     [ [ 'Accept: application/json, text/html;q=0.5' ], $once ],
-     [ [ 'Accept: application/json', 'Accept: text/html' ], $once ],
-     [ [ 'Accept: text/html', $ajax ], $passed ],
-     [ [ 'Accept: text/html', 'X-Requested-With: x' ], $passed ],
-     [ [ 'Accept: text/html;q=0' ], $passed ],
-     [ [ 'Accept: text/*' ], $passed ],
-     [ [ 'Accept: */*' ], $passed ],
-     [ [ 'Accept: application/json' ], $passed ],
-     [ [ 'Accept: text/htmlx, application/xhtml+xml' ], $passed ],
-     [ [ 'Accept:' ], $passed ],
-     [ [], $passed ])
-{
-    my ($headers, $expected) = @$_;
-
-    is(twice('/x', $form, $headers), $expected,
-       join(', ', @$headers) || 'nothing said');
-}
-
-# What a script sends three times is meant three times.
-is(join(', ', map { told($n->post('/x?id=plus', type => $form, body => 'n=%2B1',
-                                  headers => [ 'Sec-Fetch-Mode: cors',
-                                               'Accept: */*' ])) } 1 .. 3)
-   . ', executed ' . executions('plus'), '200 -, 200 -, 200 -, executed 3',
-   'a +1 sent three times by a script');
-
-# Another form, and one that came by another way, is another one.
-{
-    my @o = (type => $form, headers => [ $navigates ]);
-
-    is(told($n->post('/x?id=two', @o, body => 'a=1')), '200 NEW', 'a form');
-    is(told($n->post('/x?id=two', @o, body => 'a=2')), '200 NEW', 'another');
-    is(told($n->post('/x?id=two', type => $form, body => 'a=1')), '200 -',
-       "a script's");
-    is(told($n->post('/x?id=two', @o, body => 'a=1')), '200 REPLAYED',
-       'the first one again');
-}
-
-
-# --- keys --------------------------------------------------------------------
-
-is(twice('/x', $form, [ 'Sec-Fetch-Mode: cors' ], key => 'script'), $once,
-   'the key of a script counts');
-is(twice('/x', 'application/json', [ $navigates ], key => 'json'), $once,
-   '... of what no form sends, too');
-is(twice('/x', $form, sub { [ 'Sec-Fetch-Mode: cors',
-                              "Idempotency-Key: \"$id-$_[0]\"" ] }),
-   '200 NEW, 200 NEW, executed 2', '... and another key is another one');
-
-# A browser makes a new one for each POST.
-my $browsers = sub { [ $navigates, "Idempotency-Key: \"$id-$_[0]\"" ] };
-
-is(twice('/x', $form, $browsers), $once, "a browser's own keys are none");
-is(twice('/x', $form, sub { [ "Accept: $chrome", "Idempotency-Key: $id-$_[0]" ] }),
-   $once, '... nor those of an older one');
-is(twice('/x', $multipart, $browsers), $once, '... nor with an upload');
-is(twice('/uuid', $form, $browsers), $once, '... well-formed or not');
-is(twice('/x', $form, sub { [ $navigates, 'Idempotency-Key: "open' . $_[0] ] }),
-   $once, '... or malformed');
-is($n->post('/x?id=own', type => $form, body => 'a=own', key => 'own',
-            headers => [ $navigates ])->header('X-Key'), '[]',
-   '... and it is not in $idempotency_key');
-is(twice('/x', $form, [ $navigates, "Idempotency-Key: $_" ]), $once,
-   'an empty one is none') for '', '""';
-
-is(twice('/field', $form, $browsers, body => 'token=t&a=1'), $once,
-   "beside it, the form's own token is the key");
-is(twice('/field', $form, $browsers), $once, '... or its content');
-{
-    my @o = (type => $form, key => 'k1',
-             headers => [ $navigates ]);
-    is(told($n->post('/field?id=tt', @o, body => 'token=t1&a=1')), '200 NEW',
-       'a token');
-    is(told($n->post('/field?id=tt', @o, body => 'token=t2&a=1')), '200 NEW',
-       '... and another: another one');
-    my $r = $n->post('/field?id=tt', @o, body => 'token=t1&a=1');
-    is(told($r) . ' ' . $r->header('X-Key'), '200 REPLAYED [t1]',
-       '... the first again');
-    is(told($n->post('/field?id=tt', @o, body => 'token=t1&a=2')),
-       '409 CONFLICT', '... bound to its content');
-}
-
-# It is passed over by its value, wherever that comes from.
-is(twice('/mixed', $form, sub { [ $navigates, "Cookie: key=$id",
-                                  "Idempotency-Key: $id-$_[0]" ] }),
-   $once, 'a key from elsewhere counts');
-is(twice('/mixed', $form, sub { [ $navigates, "Cookie: key=$id-$_[0]",
-                                  "Idempotency-Key: $id-$_[0]" ] }),
-   '200 NEW, 200 NEW, executed 2',
-   '... but not if it is the same: then the cookies tell two visitors apart');
-is(twice('/mixed', $form, sub { [ $navigates, "Idempotency-Key: $id-$_[0]" ] },
-         args => '&more=x'),
-   '200 NEW, 200 NEW, executed 2', 'one that it is only a part of counts');
-
-# Only with "form".
-is(twice('/content', $form, $browsers), '200 NEW, 200 NEW, executed 2',
-   'with content, it is a key');
-is(twice('/reject', $form, $browsers), '200 NEW, 200 NEW, executed 2',
-   'with reject, it is a key');
-
-
-# --- what is not read --------------------------------------------------------
-
-# The static handler answers a POST by 405 before it has a body, unless somebody
-# wants it first.
-
-sub half {
-    my ($path, $type, @headers) = @_;
-
-    my $c = $n->connect;
-    $c->{method} = 'POST';
-    $c->send("POST $path HTTP/1.1\r\nHost: localhost\r\nContent-Type: $type\r\n"
-             . join('', map { "$_\r\n" } @headers)
-             . "Content-Length: 10\r\n\r\n"
-             . ($type =~ /json/ ? '{"a":' : 'a=123'));
-
-    return $c;
-}
-
-for ([ '/file', $form, 'Sec-Fetch-Mode: cors' ], [ '/file', $form ],
-     [ '/file', 'application/json', $navigates ],
-     [ '/file', 'application/json', "Accept: $chrome" ])
-{
-    is(half(@$_)->response->{status}, 405, "not read: @$_");
-}
-
-for ([ '/file', $form, $navigates ],
-     [ '/file', $form, 'Sec-Fetch-Mode: cors', "Idempotency-Key: $id-half" ],
-     [ '/file/field', 'application/json', 'Sec-Fetch-Mode: cors' ])
-{
-    my $c = half(@$_);
-    ok(!$c->readable(0.3), "read: @$_");
-    $c->send($_->[1] =~ /json/ ? '1234}' : '45678');
-    like($c->response->{status}, qr/^40[45]$/, '... whole');
-}
-
-done_testing();
+--- request eval
+[("POST /\na=12345678") x 6, "POST /field\n{\"a\":1234}"]
+--- more_headers eval
+["$::form\nSec-Fetch-Mode: cors", $::form,
+ map("Content-Type: application/json\n$_", $::navigates, $::chrome),
+ "$::form\n$::navigates", "$::form\nSec-Fetch-Mode: cors\nIdempotency-Key: read",
+ "Content-Type: application/json\nSec-Fetch-Mode: cors"]
+--- error_code: 405
+--- response_headers eval
+[map "X-Read: [$_]", ('') x 4, ('a=12345678') x 2, '{"a":1234}']
