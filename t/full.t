@@ -32,6 +32,8 @@ sub start_nginx {
                      proxy_pass http://$TEST_NGINX_BACKEND; }
     location /dry { idempotency_dry_run on;
                     proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /similar { idempotency_similar reject;
+                        proxy_pass http://$TEST_NGINX_BACKEND; }
     location /long { idempotency_window 1d;
                      proxy_pass http://$TEST_NGINX_BACKEND; }
 EOC
@@ -234,6 +236,23 @@ in_some_window('256k', sub {
     is(executions("long$window"), 16, '... executed once');
     return 1;
 });
+
+# Where a key has been claimed, and there is no room to note what it was sent
+# with, it is fresh again.
+
+{
+    start_nginx('32k', '1d');
+
+    my ($i, $r) = 0;
+
+    do { $r = one("s$i", '/similar?id=similar', "i=$i") }
+        until status_of($r) ne '200 NEW' || ++$i == 500;
+
+    is(status_of($r), '503 UNAVAILABLE', 'idempotency_similar: full');
+    is(executions('similar'), $i, '... what was refused was not executed');
+    is(status_of(one('s0', '/similar?id=similar', 'i=0')), '200 REPLAYED',
+       '... what was stays');
+}
 
 $n->stop;
 done_testing();

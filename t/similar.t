@@ -1,464 +1,302 @@
-# SPEC, idempotency_similar: a new key with content that was just seen with
-# another one is marked or refused.
+# docs/directives.md, "idempotency_similar": a new key with content that was just
+# seen with another one is marked or refused. How long "just" is, is tested in
+# window.t.
 
-use strict;
-use warnings;
+use lib 't/lib';
+use Test::Nginx::Idempotency 'no_plan';
 
-use FindBin;
-use lib "$FindBin::Bin/lib";
-use Idempotency;
+our $form = 'Content-Type: application/x-www-form-urlencoded';
 
-use Time::HiRes qw(time);
+# a request with each of these keys, and with more headers
+sub with { return [ map "$form\nIdempotency-Key: $_", @_ ] }
+sub each_of { my ($k, @more) = @_; return map "Idempotency-Key: $k-$_\n$more[$_]", 0 .. $#more }
 
+# who sends the same may be another one, or the same one who shows other things
+our @others = ($form, 'Content-Type: text/plain', map "$form\n$_",
+    map({ my $name = $_; map "$name: $_", 'a', 'b' }
+        qw(Authorization X-Api-Key User-Agent Accept-Language)),
+    map({ my $basic = $_; map "${basic}Cookie: s=$_", 1, 2 }
+        '', "Authorization: Basic YTpi\n"),
+    'X-Forwarded-For: 10.0.0.1', 'X-Forwarded-For: 10.0.0.2');
+our @same = map "$form\nCookie: $_", 's=1', "s=1\nX-Forwarded-For: 10.0.0.2\n"
+    . "User-Agent: b\nAccept-Language: de", 's=1; _ga_1=1', '_ga_1=2; s=1';
 
-my $n = nginx(workers => 2, http => <<'EOC', server => <<'EOC');
+run_tests();
+
+__DATA__
+
+=== TEST 1: by default, and if off, nothing is similar
+--- config
+idempotency zone=z;
+location / { proxy_pass http://backend; }
+location /off { idempotency_similar off; proxy_pass http://backend; }
+--- request eval
+[map "POST $_\na=1", ('/') x 4, ('/off') x 4]
+--- more_headers eval
+with(('off1', 'off2') x 2, ('off3', 'off4') x 2)
+--- idempotency_status: NEW NEW REPLAYED REPLAYED NEW NEW REPLAYED REPLAYED
+--- executions: 4
+
+=== TEST 2: warn: marked, logged without the key, executed, recorded and replayed as any other
+--- config
+location / {
     idempotency zone=z;
+    idempotency_similar warn;
     idempotency_content_window 300s;
     idempotency_log_level warn;
+    proxy_pass http://backend;
+}
+--- request
+POST /warn
+a=1
+--- more_headers eval
+with(map "warn-$_", qw(k l m k l m l))
+--- idempotency_status: NEW SIMILAR SIMILAR REPLAYED REPLAYED REPLAYED REPLAYED
+--- executions: 3
+--- grep_error_log eval: qr/\[warn\].*content just seen, token: [0-9a-f]{64}(?!.*warn-[klm])/
+--- grep_error_log_out eval
+qr/\A(?:.*just seen.*\n){2}\z/
 
-    set_real_ip_from 127.0.0.1;
-    real_ip_header X-Forwarded-For;
+=== TEST 3: reject: refused, and its key is not bound
+--- config
+set_real_ip_from 127.0.0.1;
+real_ip_header X-Forwarded-For;
+idempotency zone=z;
+idempotency_similar reject;
+idempotency_content_window 300s;
 
-    add_header X-Status $idempotency_status always;
+location / { proxy_pass http://backend; }
+location /sooner { idempotency_in_progress reject; proxy_pass http://backend; }
+--- request eval
+[map "POST /reject\na=$_", (1) x 5, 2, 1, 2]
+--- more_headers eval
+with(map "reject-$_", qw(k l m k l l l k))
+--- error_code: 200 409 409 200 409 200 409 409
+--- idempotency_status: NEW SIMILAR SIMILAR REPLAYED SIMILAR NEW CONFLICT CONFLICT
+--- executions: 2
 
-    idempotency_zone zone=tiny:32k;
+=== TEST 4: content is similar by its meaning, with a body or without, in any method
+--- request eval
+["POST /same\na=1&b=2", "POST /same\nb=2&a=%31", "POST /none", "POST /none",
+ "PATCH /patch\na=1", "PATCH /patch\na=1"]
+--- more_headers eval
+with(map "meaning-$_", 1 .. 6)
+--- error_code: 200 409 200 409 200 409
+--- idempotency_status: NEW SIMILAR NEW SIMILAR NEW SIMILAR
+
+=== TEST 5: another type, credential, browser, language or address is nothing similar
+--- request
+POST /others
+a=1
+--- more_headers eval
+[each_of(a => @::others), each_of(b => @::others)]
+--- error_code eval
+[(200) x @::others, (409) x @::others]
+--- idempotency_status eval
+'NEW ' x @::others . ' SIMILAR' x @::others
+--- executions: 16
+
+=== TEST 6: nor is another method, path, body, or other arguments
+--- request eval
+["POST /action\na=1", "PATCH /action\na=1", "POST /action2\na=1",
+ "POST /action?x=1\na=1", "POST /action\na=2", "POST /action",
+ "POST /action?x=1\na=1"]
+--- more_headers eval
+with(map "action-$_", 1 .. 7)
+--- error_code: 200 200 200 200 200 200 409
+--- idempotency_status: NEW NEW NEW NEW NEW NEW SIMILAR
+
+=== TEST 7: who is known may change networks and browsers, and his cookies may tick
+--- request
+POST /who
+a=1
+--- more_headers eval
+[each_of(who => @::same)]
+--- error_code: 200 409 409 409
+--- idempotency_status: NEW SIMILAR SIMILAR SIMILAR
+
+=== TEST 8: a request without a key is no new key
+--- request
+POST /keyless
+a=1
+--- idempotency_status: - -
+--- more_headers eval
+[$::form, $::form]
+
+=== TEST 9: while the first is being executed another one is similar, its repeat is not
+--- init
+pending(POST => '/sooner?id=s1&gate=1', key => 's1', body => 'a=1',
+        type => 'application/x-www-form-urlencoded');
+--- request
+POST /sooner?id=s1&gate=1
+a=1
+--- more_headers eval
+with(qw(s2 s1))
+--- error_code: 409
+--- idempotency_status: SIMILAR IN_PROGRESS
+
+=== TEST 10: the refusal is a problem for programs, which advises no repeat
+--- request eval
+["POST /refusal\na=1", "POST /refusal\na=1"]
+--- more_headers eval
+with(qw(r1 r2))
+--- error_code: 200 409
+--- response_headers eval
+["", "Content-Type: application/problem+json\n! Retry-After"]
+--- response_body_like eval
+['exec', '"status":\s*409']
+
+=== TEST 11: ... and a page for people
+--- request eval
+["POST /page\na=1", "POST /page\na=1"]
+--- more_headers eval
+[map "$_\nAccept: text/html", @{with(qw(p1 p2))}]
+--- error_code: 200 409
+--- response_headers_like eval
+["", "Content-Type: text/html.*"]
+
+=== TEST 12: idempotency_status, idempotency_docs and error_page
+--- config
+idempotency zone=z;
+idempotency_similar reject;
+idempotency_content_window 300s;
+
+location / {
+    idempotency_status similar=429;
+    idempotency_docs https://example.com/docs;
+    proxy_pass http://backend;
+}
+location /error_page { error_page 409 = /similar.html; proxy_pass http://backend; }
+location = /similar.html { return 200 "just sent\n"; }
+--- request eval
+[("POST /status\na=1") x 2, ("POST /error_page\na=1") x 2]
+--- more_headers eval
+with(map "status-$_", 1 .. 4)
+--- error_code: 200 429 200 200
+--- response_body_like eval
+['exec', '(?s)https://example\.com/docs#similar".*"status":\s*429', 'exec',
+ '^just sent$']
+--- executions: 2
+
+=== TEST 13: idempotency_identity and idempotency_scope tell contents apart
+--- config eval
+map <<EOC, qw(identity scope)
+location / {
+    idempotency zone=z;
+    idempotency_similar reject;
+    idempotency_content_window 300s;
+    idempotency_$_ \$http_x_user;
+    proxy_pass http://backend;
+}
 EOC
-    location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+--- request
+POST /user
+a=1
+--- more_headers eval
+[each_of(user => map "$::form\nX-User: $_", "a\nCookie: s=1", "b\nCookie: s=1",
+                     "a\nCookie: s=1")]
+--- error_code: 200 200 409
+--- idempotency_status: NEW NEW SIMILAR
 
-    location /off {
-        idempotency_similar off;
-        proxy_pass http://$TEST_NGINX_BACKEND;
+=== TEST 14: a key in the body makes each body another one, unless it is ignored
+--- config
+location / {
+    idempotency zone=z;
+    idempotency_similar reject;
+    idempotency_content_window 300s;
+    idempotency_key $idempotency_field_tok;
+    proxy_pass http://backend;
+
+    location /ignored {
+        idempotency_key $idempotency_field_tok;
+        idempotency_ignore_fields tok;
+        proxy_pass http://backend;
     }
+}
+--- request eval
+[map("POST /field\na=1&tok=$_", 'k', 'l'), map "POST /ignored\na=1&tok=$_", qw(m n m)]
+--- more_headers eval
+$::form
+--- error_code: 200 200 200 409 200
+--- idempotency_status: NEW NEW NEW SIMILAR REPLAYED
 
-    location /warn {
-        idempotency_similar warn;
-        proxy_pass http://$TEST_NGINX_BACKEND;
+=== TEST 15: a content token is no key either, but a second key is
+--- config
+location / {
+    idempotency zone=z;
+    idempotency_similar reject;
+    idempotency_content_window 300s;
+    idempotency_missing_key content;
+    proxy_pass http://backend;
+}
+--- request
+POST /content
+a=1
+--- more_headers eval
+[$::form, $::form, @{with(qw(c1 c2))}]
+--- error_code: 200 200 200 409
+--- idempotency_status: NEW REPLAYED NEW SIMILAR
 
-        location /warn/short {
-            idempotency_content_window 1s;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
+=== TEST 16: what was not executed was not seen: an outcome that does not bind, no upstream, a release, a retry
+--- config
+idempotency zone=z;
+idempotency_similar reject;
+idempotency_content_window 300s;
 
-        location /warn/to {
-            proxy_pass http://$http_x_to;
-        }
+location / { proxy_pass http://backend; }
+location /keep { idempotency_keep 2xx; proxy_pass http://backend; }
+location /retry { idempotency_in_doubt retry; proxy_pass http://backend; }
+location /down { proxy_pass http://$TEST_NGINX_DEAD; }
+location /balanced { proxy_pass http://$TEST_NGINX_DEAD; error_page 502 = @up; }
+location @up { proxy_pass http://backend; }
+--- request eval
+[map(("POST $_") x 3, '/?h=X-Accel-Idempotency:%20release', '/keep?status=500',
+     '/retry?close=1', '/down')]
+--- more_headers eval
+with(map(("$_-k", "$_-k", "$_-l"), qw(release keep retry down)))
+--- error_code: 200 200 200 500 500 500 502 502 502 502 502 502
+--- idempotency_status: NEW
 
-        location /warn/dry {
-            idempotency_dry_run on;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-    }
+=== TEST 17: what may have been executed was seen: in doubt, an error, at another upstream
+--- request eval
+[map(("POST $_") x 2, '/?close=1', '/?status=500', '/balanced')]
+--- more_headers eval
+with(map "seen-$_", 1 .. 6)
+--- error_code: 502 409 500 409 200 409
+--- idempotency_status: NEW SIMILAR NEW SIMILAR NEW SIMILAR
 
-    location /reject {
-        idempotency_similar reject;
-        proxy_pass http://$TEST_NGINX_BACKEND;
+=== TEST 18: which of them was: of the similar, each as it went
+--- config
+idempotency zone=z;
+idempotency_similar warn;
+idempotency_content_window 300s;
 
-        location /reject/short {
-            idempotency_content_window 1s;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
+location / { proxy_pass http://$http_x_to; }
+location /reject { idempotency_similar reject; proxy_pass http://$http_x_to; }
+--- request eval
+[map "POST $_", ('/second') x 4, ('/first') x 3, ('/reject') x 3]
+--- more_headers eval
+my ($up, $down) = map "X-To: $_", @ENV{qw(TEST_NGINX_BACKEND TEST_NGINX_DEAD)};
+[each_of(to => $down, $up, $up), "Idempotency-Key: to-0\n$up",
+ each_of(first => $up, $down, $up), each_of(reject => $up, $down, $up)]
+--- error_code: 502 200 200 200 200 502 200 200 409 409
+--- idempotency_status: NEW NEW SIMILAR SIMILAR NEW SIMILAR SIMILAR NEW SIMILAR SIMILAR
 
-        location /reject/brief {
-            idempotency_window 300ms;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-
-        location /reject/dry {
-            idempotency_dry_run on;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-
-        location /reject/status {
-            idempotency_status similar=429;
-            idempotency_docs https://example.com/docs;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-
-        location /reject/page {
-            error_page 409 = /similar.html;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-
-        location /reject/identity {
-            idempotency_identity $http_x_user;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-
-        location /reject/scope {
-            idempotency_scope $http_x_scope;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-
-        location /reject/field {
-            idempotency_key $idempotency_field_tok;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-
-            location /reject/field/ignored {
-                idempotency_key $idempotency_field_tok;
-                idempotency_ignore_fields tok;
-                proxy_pass http://$TEST_NGINX_BACKEND;
-            }
-        }
-
-        location /reject/content {
-            idempotency_missing_key content;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-
-        location /reject/store {
-            idempotency_keep 2xx;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-
-        location /reject/retry {
-            idempotency_in_doubt retry;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-
-        location /reject/down {
-            proxy_pass http://$TEST_NGINX_DEAD;
-        }
-
-        location /reject/balanced {
-            proxy_pass http://$TEST_NGINX_DEAD;
-            error_page 502 = @up;
-        }
-
-        location /reject/to {
-            proxy_pass http://$http_x_to;
-        }
-
-        location /reject/tiny {
-            idempotency zone=tiny;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-    }
-
-    location @up { proxy_pass http://$TEST_NGINX_BACKEND; }
-
-    location = /similar.html { return 200 "just sent\n"; }
+=== TEST 19: in a dry run a similar one is executed and recorded
+--- config eval
+map <<EOC, qw(warn reject)
+location / {
+    idempotency zone=z;
+    idempotency_scope $_;
+    idempotency_similar $_;
+    idempotency_content_window 300s;
+    idempotency_dry_run on;
+    proxy_pass http://backend;
+}
 EOC
-
-my $form = 'application/x-www-form-urlencoded';
-my $id = 'case0';
-
-sub told {
-    my ($r) = @_;
-
-    return "$r->{status} " . ($r->header('X-Status') // '-');
-}
-
-# A request with a key of this case.
-
-sub send_key {
-    my ($path, $key, %o) = @_;
-
-    my $query = delete $o{query} // '';
-
-    return $n->request($o{method} // 'POST', "$path?id=$id$query",
-                       key => "$id-$key", type => $form, body => 'a=1', %o);
-}
-
-sub sent {
-    my ($path, @keys) = @_;
-
-    $id++;
-
-    return join ', ', map {
-        told(ref $_ ? send_key($path, @$_) : send_key($path, $_))
-    } @keys;
-}
-
-
-# --- off, warn, reject -------------------------------------------------------
-
-is(sent($_, qw(k l k l)), '200 NEW, 200 NEW, 200 REPLAYED, 200 REPLAYED',
-   "nothing at $_") for '/', '/off';
-
-is(sent('/warn', qw(k l m)), '200 NEW, 200 SIMILAR, 200 SIMILAR',
-   'warn: marked');
-is(executions($id), 3, '... and executed');
-is(join(', ', map { told(send_key('/warn', $_)) } qw(k l m l)),
-   '200 REPLAYED, 200 REPLAYED, 200 REPLAYED, 200 REPLAYED',
-   '... recorded, and replayed as any other');
-is(executions($id), 3, '... and executed no more');
-{
-    my @log = grep /\Q?id=$id\E/, split /\n/, $n->log;
-    is(scalar(grep /\[warn\].*content just seen, token: [0-9a-f]{64}/, @log), 2,
-       '... with a line in the log for each');
-    is(scalar(grep /\Q$id-l\E/, @log), 0, '... without the key');
-}
-
-is(sent('/reject', qw(k l m k)),
-   '200 NEW, 409 SIMILAR, 409 SIMILAR, 200 REPLAYED', 'reject: refused');
-is(executions($id), 1, '... and not executed');
-is(told(send_key('/reject', 'l')), '409 SIMILAR', '... refused again');
-is(told(send_key('/reject', 'l', body => 'a=2')), '200 NEW',
-   '... its key is not bound: with other content it is executed');
-is(told(send_key('/reject', 'l')), '409 CONFLICT',
-   '... and then bound to that');
-is(told(send_key('/reject', 'k', body => 'a=2')), '409 CONFLICT',
-   'another content of a bound key is a conflict, similar or not');
-is(executions($id), 2, '... executed once each');
-
-# The refusal: for programs and for people.
-{
-    $id++;
-    send_key('/reject', 'k');
-
-    my $r = send_key('/reject', 'l');
-    is($r->header('Content-Type'), 'application/problem+json',
-       'a problem document');
-    like($r->{body}, qr/"status":\s*409/, '... with its status');
-    ok(!$r->has('Retry-After'), '... no advice to try again at once');
-
-    $r = send_key('/reject', 'l', headers => ['Accept: text/html']);
-    like($r->header('Content-Type'), qr{^text/html}, 'a page for browsers');
-
-    $id++;
-    send_key('/reject/page', 'k');
-    $r = send_key('/reject/page', 'l');
-    is("$r->{status} $r->{body}", "200 just sent\n", 'error_page works');
-}
-
-is(sent('/reject/status', qw(k l)), '200 NEW, 429 SIMILAR',
-   'idempotency_status similar=429');
-{
-    my $r = send_key('/reject/status', 'l');
-    like($r->{body}, qr{"https://example\.com/docs#similar"}, '... its docs');
-    like($r->{body}, qr/"status":\s*429/, '... its status, told');
-}
-
-
-# --- what is similar ---------------------------------------------------------
-
-is(sent('/reject', [ 'k', body => 'a=1&b=2' ], [ 'l', body => 'b=2&a=%31' ]),
-   '200 NEW, 409 SIMILAR', 'by its meaning');
-is(sent('/reject', [ 'k', body => '' ], [ 'l', body => '' ]),
-   '200 NEW, 409 SIMILAR', 'without a body');
-is(sent('/reject', [ 'k', method => 'PATCH' ], [ 'l', method => 'PATCH' ]),
-   '200 NEW, 409 SIMILAR', 'any method that is listed');
-
-is(sent('/reject', [ 'k', @{$_->[1]} ], [ 'l', @{$_->[2]} ]),
-   '200 NEW, 200 NEW', "not similar: $_->[0]") for
-    [ 'another body', [], [ body => 'a=2' ] ],
-    [ 'another type', [], [ type => 'text/plain' ] ],
-    [ 'another method', [], [ method => 'PATCH' ] ],
-    [ 'other arguments', [], [ query => '&x=1' ] ],
-    [ 'another cookie', [ headers => ['Cookie: s=1'] ],
-      [ headers => ['Cookie: s=2'] ] ],
-    [ 'a cookie and none', [ headers => ['Cookie: s=1'] ], [] ],
-    [ 'another Authorization', [ headers => ['Authorization: a'] ],
-      [ headers => ['Authorization: b'] ] ],
-    [ 'another cookie, where many share a password',
-      [ headers => ['Authorization: Basic YTpi', 'Cookie: s=1'] ],
-      [ headers => ['Authorization: Basic YTpi', 'Cookie: s=2'] ] ],
-    [ 'another API key', [ headers => ['X-Api-Key: a'] ],
-      [ headers => ['X-Api-Key: b'] ] ],
-    [ 'another browser behind one address', [ headers => ['User-Agent: a'] ],
-      [ headers => ['User-Agent: b'] ] ],
-    [ 'another language', [ headers => ['Accept-Language: a'] ],
-      [ headers => ['Accept-Language: b'] ] ],
-    [ 'another address', [ headers => ['X-Forwarded-For: 10.0.0.1'] ],
-      [ headers => ['X-Forwarded-For: 10.0.0.2'] ] ];
-
-is(sent('/reject', map { [ $_->[0], headers => [ 'Cookie: s=1', @{$_->[1]} ] ] }
-                       [ 'k', [ 'X-Forwarded-For: 10.0.0.1' ] ],
-                       [ 'l', [ 'X-Forwarded-For: 10.0.0.2', 'User-Agent: b',
-                                'Accept-Language: de' ] ]),
-   '200 NEW, 409 SIMILAR', 'who is known may change networks');
-is(sent('/reject', [ 'k', headers => ['Cookie: s=1; _ga_1=1'] ],
-        [ 'l', headers => ['Cookie: _ga_1=2; s=1'] ]),
-   '200 NEW, 409 SIMILAR', '... and his cookies may tick');
-
-is(sent('/reject/identity', [ 'k', headers => ['X-User: a', 'Cookie: s=1'] ],
-        [ 'l', headers => ['X-User: b', 'Cookie: s=1'] ],
-        [ 'm', headers => ['X-User: a', 'Cookie: s=2'] ]),
-   '200 NEW, 200 NEW, 409 SIMILAR', 'idempotency_identity counts');
-is(sent('/reject/scope', [ 'k', headers => ['X-Scope: a'] ],
-        [ 'l', headers => ['X-Scope: b'] ], [ 'm', headers => ['X-Scope: a'] ]),
-   '200 NEW, 200 NEW, 409 SIMILAR', 'idempotency_scope counts');
-{
-    $id++;
-    is(join(', ', map { told($n->post("/reject$_->[0]?id=$id", type => $form,
-                                      key => "$id$_->[1]", body => 'a=1')) }
-                  [ '/a', 'k' ], [ '/b', 'l' ], [ '/a', 'm' ]),
-       '200 NEW, 200 NEW, 409 SIMILAR', 'the path counts');
-}
-
-# A key in the body makes each body another one, unless it is ignored.
-is(sent('/reject/field', map { [ $_, key => undef, body => "a=1&tok=$_" ] }
-                             qw(k l)),
-   '200 NEW, 200 NEW', 'a key in the body');
-is(sent('/reject/field/ignored',
-        map { [ $_, key => undef, body => "a=1&tok=$id$_" ] } qw(k l k)),
-   '200 NEW, 409 SIMILAR, 200 REPLAYED', '... that is ignored');
-
-# A request without a key is no new key.
-is(sent('/reject', map { [ 'k', key => undef ] } 1, 2), '200 -, 200 -',
-   'without a key');
-is(sent('/reject/content', [ 'k', key => undef ], [ 'k', key => undef ], 'l',
-        'm'),
-   '200 NEW, 200 REPLAYED, 200 NEW, 409 SIMILAR',
-   'a content token is no key either, but a second key is');
-
-
-# --- one key is never similar to itself --------------------------------------
-
-is(sent('/reject', qw(k k k)), '200 NEW, 200 REPLAYED, 200 REPLAYED',
-   'a repeat is a repeat');
-
-{
-    $id++;
-    my @m = (key => "$id-k", type => $form, body => 'a=1');
-    my $uri = "/reject?id=$id&gate=1";
-    my $first = $n->start(POST => $uri, @m);
-    held($id);
-
-    my $again = $n->start(POST => $uri, @m);
-    is(told($n->post($uri, @m, key => "$id-l")), '409 SIMILAR',
-       'while the first is being executed, another key is similar');
-
-    go($id);
-    is(told($first->response), '200 NEW', '... the first one ends');
-    is(told($again->response), '200 WAITED', '... its repeat has waited');
-    is(executions($id), 1, '... executed once');
-}
-
-# Its token may end before: that key is fresh, and its content its own.
-{
-    $id++;
-    is(told(send_key('/reject/brief', 'k')), '200 NEW', 'a key for 300 ms');
-
-    my $r;
-    ok(until_true { ($r = told(send_key('/reject/brief', 'k')))
-                    ne '200 REPLAYED' }, '... is free');
-    is($r, '200 NEW', '... and not similar to itself');
-    is(told(send_key('/reject/brief', 'l')), '409 SIMILAR',
-       '... as another one is');
-}
-
-
-# --- the window --------------------------------------------------------------
-
-for my $policy (qw(warn reject)) {
-    my $similar = $policy eq 'warn' ? '200 SIMILAR' : '409 SIMILAR';
-    my ($t, $r, $m, $i);
-
-    is(within(1, sub { $t = time; sent("/$policy/short", qw(k l)) }),
-       "200 NEW, $similar", "$policy: seen for a second");
-
-    # the last of these must be seen within a second again
-    for my $again ('', 1 .. 20) {
-        my $from;
-
-        until_true {
-            $from = time;
-            $r = told(send_key("/$policy/short",
-                               $policy eq 'warn' ? 'new' . $i++ : "l$again"));
-            $r ne $similar
-        };
-
-        cmp_ok(time - $t, '>=', 0.98, '... not for less');
-        $t = $from;
-        $m = told(send_key("/$policy/short", "m$again"));
-        last if time - $from < 1;
-    }
-
-    is($r, '200 NEW', '... then it is new, also for a key that was refused');
-    is($m, $similar, '... and others are similar to that');
-    is(told(send_key("/$policy/short", 'k')), '200 REPLAYED',
-       '... while the first key is bound as before');
-}
-
-
-# --- what was not executed was not seen --------------------------------------
-
-for my $key (qw(k l)) {
-    is(sent('/reject/down', 'k', $key), '502 NEW, 502 NEW',
-       "no upstream, then $key");
-    is(sent('/reject', [ 'k', query => '&h=X-Accel-Idempotency:%20release' ],
-            [ $key, query => '&h=X-Accel-Idempotency:%20release' ]),
-       '200 NEW, 200 NEW', "released by the upstream, then $key");
-    is(sent('/reject/store', [ 'k', query => '&status=500' ],
-            [ $key, query => '&status=500' ]),
-       '500 NEW, 500 NEW', "an outcome that does not bind, then $key");
-    is(sent('/reject/retry', [ 'k', query => '&close=1' ],
-            [ $key, query => '&close=1' ]),
-       '502 NEW, 502 NEW', "in doubt, to be retried, then $key");
-}
-
-is(sent('/reject', map { [ $_, query => '&close=1' ] } qw(k l)),
-   '502 NEW, 409 SIMILAR', 'in doubt: it may have been executed');
-is(sent('/reject', map { [ $_, query => '&status=500' ] } qw(k l)),
-   '500 NEW, 409 SIMILAR', 'an error is an outcome');
-is(sent('/reject/balanced', qw(k l)), '200 NEW, 409 SIMILAR',
-   'executed by another upstream');
-
-# Which of them was: the header says where they go to, and is no part of them.
-{
-    my ($up, $down) = map { "X-To: 127.0.0.1:$_" } backend(), $n->port(1);
-    my $to = sub { map { [ $_->[0], headers => [ $_->[1] ] ] } @_ };
-
-    is(sent('/warn/to', $to->([ k => $down ], [ l => $up ], [ 'm' => $up ],
-                              [ k => $up ])),
-       '502 NEW, 200 NEW, 200 SIMILAR, 200 SIMILAR',
-       'the first was not executed, the second was');
-    is(sent('/warn/to', $to->([ k => $up ], [ l => $down ], [ 'm' => $up ])),
-       '200 NEW, 502 SIMILAR, 200 SIMILAR',
-       'the first was executed, a similar one was not: it takes nothing back');
-    is(sent('/reject/to', $to->([ k => $up ], [ l => $down ], [ 'm' => $up ])),
-       '200 NEW, 409 SIMILAR, 409 SIMILAR', '... nor does one that is refused');
-}
-
-{
-    $id++;
-    my $q = '&gate=1&h=X-Accel-Idempotency:%20release';
-    my $first = $n->start(POST => "/reject?id=$id$q", key => "$id-k",
-                          type => $form, body => 'a=1');
-    held($id);
-    is(told(send_key('/reject', 'l', query => $q)), '409 SIMILAR',
-       'similar to what is being executed');
-    go($id);
-    is(told($first->response), '200 NEW', '... which is released');
-
-    my $second = $n->start(POST => "/reject?id=$id$q", key => "$id-l",
-                           type => $form, body => 'a=1');
-    held($id);
-    go($id);
-    is(told($second->response), '200 NEW', '... and then it is new');
-}
-
-
-# --- dry run -----------------------------------------------------------------
-
-for my $policy (qw(warn reject)) {
-    is(sent("/$policy/dry", qw(k l l k)),
-       join(', ', map { "200 ${_}_DRY_RUN" } qw(NEW SIMILAR REPLAYED
-                                                REPLAYED)),
-       "a dry run of $policy: a similar one is executed and recorded");
-    is(executions($id), 4, '... as all are executed');
-}
-
-
-# --- no room -----------------------------------------------------------------
-
-# Where the key is claimed and there is no room for its content, the key is
-# fresh again: nothing was executed.
-{
-    $id++;
-    my ($last, $i, $new) = ('', 0, 0);
-
-    while ($i < 500 && $last !~ /^503/) {
-        $last = told($n->post("/reject/tiny?id=$id", key => "tiny-$i",
-                              type => $form, body => 'i=' . $i++));
-        $new++ if $last eq '200 NEW';
-    }
-
-    is($last, '503 UNAVAILABLE', 'a full zone');
-    is(executions($id), $new, '... what was refused was not executed');
-    is(told($n->post("/reject/tiny?id=$id", key => 'tiny-0', type => $form,
-                     body => 'i=0')), '200 REPLAYED', '... what was stays');
-}
-
-done_testing();
+--- request
+POST /dry
+--- more_headers eval
+with(map "dry-$_", qw(k l l k))
+--- idempotency_status: NEW_DRY_RUN SIMILAR_DRY_RUN REPLAYED_DRY_RUN REPLAYED_DRY_RUN
+--- executions: 4

@@ -1,7 +1,8 @@
 #!/usr/bin/perl
 
-# docs/directives.md, idempotency_window: so long after the outcome was
-# recorded, never extended by repeats. When it ends, the token is fresh again.
+# docs/directives.md, idempotency_window and idempotency_content_window: so long
+# after the outcome was recorded, never extended by repeats. When it ends, the
+# token is fresh again.
 
 use FindBin;
 use lib "$FindBin::Bin/lib";
@@ -23,12 +24,29 @@ my $n = nginx(workers => 2, server => <<'EOC');
                    proxy_pass http://$TEST_NGINX_BACKEND; }
     location /day { idempotency_window 1d;
                     proxy_pass http://$TEST_NGINX_BACKEND; }
+
+    location /content { idempotency_missing_key content;
+                        idempotency_content_window 300ms;
+                        proxy_pass http://$TEST_NGINX_BACKEND;
+        location /content/1d { idempotency_missing_key content;
+                               idempotency_content_window 1d;
+                               idempotency_window 300ms;
+                               proxy_pass http://$TEST_NGINX_BACKEND; } }
+
+    location /warn { idempotency_similar warn; idempotency_content_window 1s;
+                     proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /reject { idempotency_similar reject; idempotency_content_window 1s;
+                       proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /brief { idempotency_similar reject; idempotency_window 300ms;
+                      proxy_pass http://$TEST_NGINX_BACKEND; }
 EOC
 
 sub post {
-    my ($at, $key, $body) = @_;
+    my ($at, $id, $body, $key) = @_;
 
-    return $n->post("$at?id=$key", key => $key, body => $body // 'b');
+    $key //= $at eq '/content' ? '' : $id;
+
+    return $n->post("$at?id=$id", key => $key, body => $body // 'b');
 }
 
 
@@ -37,7 +55,7 @@ sub post {
 # between that of the repeat's. The window must lie between both. Repeats come
 # all the time and do not extend it; a slow machine may have time for few.
 
-for (['ms', 0.3], ['1s', 1]) {
+for (['ms', 0.3], ['1s', 1], ['content', 0.3]) {
     my ($at, $window) = @$_;
     my $repeats = 0;
 
@@ -159,6 +177,71 @@ for (['ms', 0.3], ['1s', 1]) {
     ok($again && $again->replayed, '... replayed after it');
     is($executed, 1, '... executed once');
 }
+
+# A key and the content have each a window of their own.
+
+{
+    for my $at ('/content', '/content/1d') {
+        my ($ends, $lives) = $at =~ /1d/ ? ("key$at", '') : ('', "key$at");
+
+        is(post($at, 'two', 'b', $_)->header('X-Status'), 'NEW',
+           "$at, " . ($_ || 'content')) for $ends, $lives;
+        ok(until_true { !post($at, 'two', 'b', $ends)->replayed },
+           '... one ends');
+        ok(post($at, 'two', 'b', $lives)->replayed, '... the other one does not');
+    }
+}
+
+
+# What was just seen with another key, by the same measure.
+
+for my $policy (qw(warn reject)) {
+    my $similar = $policy eq 'warn' ? '200 SIMILAR' : '409 SIMILAR';
+    my ($i, $alive, $dead, $last, $from) = (0, 0);
+
+    # what is marked is bound; what is refused may be asked again
+    my $ask = sub {
+        my ($key) = @_;
+        my $r = post("/$policy", $policy, 'b', "$policy-"
+                     . ($key // ($policy eq 'warn' ? $i++ : 'r')));
+        return "$r->{status} " . $r->header('X-Status');
+    };
+
+    my $before = time;
+    is($ask->('first'), '200 NEW', "$policy: seen");
+    my $after = time;
+
+    while (1) {
+        $from = time;
+        $last = $ask->();
+        $dead = time - $before;
+        last if $last ne $similar || $dead > patience();
+        $alive = $from - $after;
+        sleep 0.02;
+    }
+
+    is($last, '200 NEW', '... then it is new, also for a key that was refused');
+    cmp_ok($alive, '<=', 1.05, '... no longer than its second');
+    cmp_ok($dead, '>=', 0.95, '... no shorter');
+    is($ask->('first'), '200 REPLAYED', '... the first key is bound as before');
+
+    for (1 .. 20) {
+        $last = $ask->("again$_");
+        last if time - $from < 1;
+        until_true { $from = time; $ask->("new$_" . $i++) eq '200 NEW' };
+    }
+
+    is($last, $similar, '... and others are similar to that');
+}
+
+
+# A token may end before: that key is fresh, and its content its own.
+
+post('/brief', 'brief');
+my $r;
+ok(until_true { !($r = post('/brief', 'brief'))->replayed }, 'a brief key ends');
+is($r->{body}, "exec=2 id=brief\n", '... and is not similar to itself');
+is(post('/brief', 'brief', 'b', 'other')->{status}, 409, '... as another one is');
 
 $n->stop;
 done_testing();

@@ -54,9 +54,9 @@ package Test::Nginx::Idempotency;
 # URI has an id=X and gate=1): that request is with the upstream while the block's
 # are sent, and is answered behind them, as a new one, or the block fails.
 #
-# error_log and no_error_log are looked for once, when all has been sent; what
-# error_log wants is waited for. No block may log an [alert], [crit] or [emerg]
-# which its error_log does not name.
+# error_log, no_error_log and grep_error_log are looked at once, when all has
+# been sent; what error_log wants is waited for. No block may log an [alert],
+# [crit] or [emerg] which its error_log does not name.
 #
 # Ports and directories are each file's own, whether TEST_NGINX_RANDOMIZE says
 # so or not.
@@ -326,7 +326,8 @@ $Test::Nginx::Util::RunTestHelper = sub {
 
     my $at = -s $access_log // 0;
     my $executed = executions();
-    my %later = map { $_ => scalar $block->$_ } qw(error_log no_error_log);
+    my %later = map { $_ => scalar $block->$_ }
+                qw(error_log no_error_log grep_error_log grep_error_log_out);
 
     $Test::Nginx::Util::ErrLogFilePos = $from;
     $block->set_value($_ => undef) for keys %later;
