@@ -543,7 +543,8 @@ void ngx_http_idempotency_watch_client(ngx_http_request_t *r,
 /* request/peer.c */
 
 ngx_int_t ngx_http_idempotency_init_peers(ngx_conf_t *cf);
-ngx_int_t ngx_http_idempotency_send_once(ngx_http_request_t *r);
+ngx_int_t ngx_http_idempotency_send_once(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
 
 /* request/replay.c */
 

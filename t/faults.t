@@ -40,6 +40,9 @@ EOC
                      proxy_pass http://$TEST_NGINX_BACKEND; }
     location /busy { idempotency_lease 300ms; idempotency_in_doubt retry;
                      proxy_pass http://$TEST_NGINX_BACKEND; }
+    # an address that is no upstream's name: nginx finds it for each request
+    location /address {
+        proxy_pass http://0$TEST_NGINX_BACKEND$request_uri; }
     location /y { idempotency zone=y;
                   proxy_pass http://$TEST_NGINX_BACKEND; }
 EOC2
@@ -208,6 +211,37 @@ for my $size (100, 100000) {
               [ ('409 NOT_KEPT') x 4 ], '... they are told');
     is(status_of($owner->response), '200 NEW', '... the owner gets its answer');
     $_->close for @w, $owner;
+}
+
+
+# --- no memory for a copy of the upstream's settings ------------------------
+
+# By then its content handler has run, which holds the request.
+
+{
+    my @o = (key => 'pool', body => 'b');
+    my $uri = '/x?id=pool';
+
+    is(status_of($n->post($uri, @o, fault('no-pool'))), '200 NEW',
+       'no memory to go on without a client: an owner goes on with it');
+    is(status_of($n->post($uri, @o)), '200 REPLAYED', '... and is recorded');
+
+    # what could be sent twice is ended
+    @o = (key => 'once', body => 'b');
+    $uri = '/address?id=once';
+
+    my $c = $n->connect;
+
+    is(status_of(ask($c, 'POST', $uri, @o, fault('no-pool'))->response),
+       '500 NEW', 'no memory to make sure that it is sent once: it is not');
+    ok($c->closed, '... its connection is closed, as after any 500');
+    is(status_of($n->post($uri, @o)), '200 NEW', '... and its token is fresh');
+    is(executions($_), 1, '... executed once') for qw(pool once);
+
+    # nothing holds the workers
+    my @w = $n->workers;
+    ok($n->reload, '... a reload');
+    ok(until_true { !grep kill(0, $_), @w }, '... the old workers end');
 }
 
 

@@ -19,7 +19,8 @@
 
 
 static ngx_int_t client_content_handler(ngx_http_request_t *r);
-static ngx_int_t client_keep_upstream(ngx_http_request_t *r);
+static void client_keep_upstream(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
 static void client_hide_handler(ngx_http_request_t *r);
 static void client_guard(ngx_http_request_t *sr);
 static ngx_int_t client_subrequest_done(ngx_http_request_t *sr, void *data,
@@ -123,12 +124,18 @@ client_content_handler(ngx_http_request_t *r)
 
     rc = ctx->client.content_handler(r);
 
-    if ((ngx_http_idempotency_owns(ctx)
-         && ngx_http_idempotency_send_once(r) != NGX_OK)
-        || (ngx_http_idempotency_carried(ctx)
-            && client_keep_upstream(r) != NGX_OK))
+    if (ngx_http_idempotency_owns(ctx)
+        && ngx_http_idempotency_send_once(r, ctx) != NGX_OK)
     {
+        /* it could be sent twice; the upstream's cleanup takes its count */
+
+        (*r->upstream->cleanup)(r);
+
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    if (ngx_http_idempotency_carried(ctx)) {
+        client_keep_upstream(r, ctx);
     }
 
 #ifdef NGX_HTTP_VERSION_30
@@ -150,11 +157,12 @@ client_content_handler(ngx_http_request_t *r)
 /*
  * As if its *_ignore_client_abort were on, for this request alone.  What the
  * upstream's settings are asked for later is in the copy; the handlers that
- * it has set already are those that it sets otherwise.
+ * it has set already are those that it sets otherwise.  Without memory for it
+ * the request goes on under nginx's own rules, by which its client may end it.
  */
 
-static ngx_int_t
-client_keep_upstream(ngx_http_request_t *r)
+static void
+client_keep_upstream(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     ngx_http_upstream_t       *u;
     ngx_http_upstream_conf_t  *conf;
@@ -162,12 +170,14 @@ client_keep_upstream(ngx_http_request_t *r)
     u = r->upstream;
 
     if (u == NULL || u->conf == NULL || u->conf->ignore_client_abort) {
-        return NGX_OK;
+        return;
     }
 
-    conf = ngx_palloc(r->pool, sizeof(ngx_http_upstream_conf_t));
+    conf = ngx_idempotency_fault(&ctx->op, NGX_IDEMPOTENCY_FAULT_NO_POOL)
+           ? NULL : ngx_palloc(r->pool, sizeof(ngx_http_upstream_conf_t));
+
     if (conf == NULL) {
-        return NGX_ERROR;
+        return;
     }
 
     *conf = *u->conf;
@@ -180,8 +190,6 @@ client_keep_upstream(ngx_http_request_t *r)
                                 ? client_hide_handler : ngx_http_block_reading;
         r->write_event_handler = ngx_http_request_empty_handler;
     }
-
-    return NGX_OK;
 }
 
 

@@ -547,7 +547,7 @@ gate_fault(ngx_http_request_t *r, ngx_idempotency_op_t *op)
     static ngx_str_t   name = ngx_string("x_idempotency_fault");
     static const char *faults[] = { "", "die-claimed", "die-recording",
                                     "die-locked", "no-memory", "drop-wake",
-                                    "busy" };
+                                    "busy", "no-pool" };
 
     h = ngx_http_idempotency_header_first(r, &name);
 

@@ -269,7 +269,8 @@ peer_save_session(ngx_peer_connection_t *pc, void *data)
  */
 
 ngx_int_t
-ngx_http_idempotency_send_once(ngx_http_request_t *r)
+ngx_http_idempotency_send_once(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx)
 {
     ngx_http_upstream_t       *u;
     ngx_http_upstream_conf_t  *conf;
@@ -280,6 +281,10 @@ ngx_http_idempotency_send_once(ngx_http_request_t *r)
         || u->peer.get == peer_get)
     {
         return NGX_OK;
+    }
+
+    if (ngx_idempotency_fault(&ctx->op, NGX_IDEMPOTENCY_FAULT_NO_POOL)) {
+        return NGX_ERROR;
     }
 
     if (u->peer.get) {
