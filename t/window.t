@@ -25,6 +25,9 @@ my $n = nginx(workers => 2, server => <<'EOC');
     location /day { idempotency_window 1d;
                     proxy_pass http://$TEST_NGINX_BACKEND; }
 
+    location /clicks { idempotency_missing_key content;
+                       idempotency_in_progress wait;
+                       proxy_pass http://$TEST_NGINX_BACKEND; }
     location /content { idempotency_missing_key content;
                         idempotency_content_window 300ms;
                         proxy_pass http://$TEST_NGINX_BACKEND;
@@ -190,6 +193,24 @@ for (['ms', 0.3], ['1s', 1], ['content', 0.3]) {
            '... one ends');
         ok(post($at, 'two', 'b', $lives)->replayed, '... the other one does not');
     }
+}
+
+
+# Who clicks again before the first click has ended waits for its redirect.
+
+{
+    my @m = (POST => '/clicks?id=c&gate=1&status=303&h=Location:%20/c', body => 'b');
+    my @click = $n->start(@m);
+
+    held('c');
+    push @click, map { $n->start(@m) } 1 .. 5;
+    go('c');
+
+    is(join(' ', map { my $r = $_->response;
+                       $r->header('X-Status') =~ s/REPLAYED/WAITED/r
+                       . $r->header('Location') } @click),
+       join(' ', 'NEW/c', ('WAITED/c') x 5), 'clicks: the first one is all');
+    is(executions('c'), 1, '... executed once');
 }
 
 
