@@ -271,4 +271,38 @@ for (map({ my $at = $_; map { [ $at, $_, '' ] } 'HTTP/1.1', 'HTTP/2' }
     }
 }
 
+# --- upstreams of other kinds -------------------------------------------------
+
+$n = nginx(http => <<'EOC', server => <<'EOD');
+    idempotency zone=z;
+    proxy_cache_path $TEST_NGINX_ROOT/cache keys_zone=cache:1m;
+    add_header X-Status $idempotency_status always;
+EOC
+    idempotency_in_progress reject;
+    location /old { proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /variable { set $to $TEST_NGINX_BACKEND; proxy_pass http://$to; }
+    location /cached {
+        proxy_cache cache;
+        proxy_cache_methods POST;
+        proxy_cache_key $request_uri;
+        proxy_cache_valid any 1h;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+EOD
+
+for my $at (qw(old variable cached)) {
+    my @m = ("/$at?id=$at&gate=1&status=201", key => $at, body => 'b');
+    my $c = $n->start(POST => @m);
+
+    held($at);
+    $c->reset;
+    is(status_of($n->post(@m)), '409 IN_PROGRESS', "$at: still pending");
+    go($at);
+
+    my $r;
+    until_true { $r = $n->post(@m); status_of($r) ne '409 IN_PROGRESS' };
+    is(status_of($r) . ' ' . executions($at), '201 REPLAYED 1',
+       '... carried through and recorded');
+}
+
 done_testing();

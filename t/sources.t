@@ -1,420 +1,231 @@
-#!/usr/bin/perl
+# The response may come from anywhere in nginx's content phase: an upstream of any
+# protocol, its cache, or a handler that answers by itself.
 
-# The response may come from anywhere in nginx's content phase: an upstream of
-# any protocol, its cache, or a handler that answers by itself.
+use lib 't/lib';
+use Test::Nginx::Idempotency 'no_plan';
+use Digest::SHA qw(sha256_hex);
 
-use FindBin;
-use lib "$FindBin::Bin/lib";
-use Idempotency;
-use Stress ();
+our %module = map { $_ => Idempotency::has_module("ngx_http_${_}_module") } qw(lua echo js);
+our $ndk = Idempotency::has_module('ndk_http_module');
+our $dav = Idempotency::has_directive('dav_methods PUT;');
 
-my $lua = has_module('ngx_http_lua_module') && has_module('ndk_http_module');
-my $echo = has_module('ngx_http_echo_module');
-my $js = has_module('ngx_http_js_module');
-my $dav = has_directive('dav_methods PUT;');
+# what the upstream is to answer, and what comes of it
 
-my $cgi = join '', map {
-    "PASS_param $_;\n"
-} 'REQUEST_METHOD $request_method', 'REQUEST_URI $request_uri',
-  'QUERY_STRING $query_string', 'CONTENT_LENGTH $content_length',
-  'CONTENT_TYPE $content_type';
+our $plain = "Content-Type: text/plain\r\n";
+my $made = 'status=201&reason=Made%20It&h=Location:%20/things/1&h=Set-Cookie:%20a=1'
+           . '&h=X-A:%20a&h=Set-Cookie:%20b=2';
 
-sub cgi { (my $s = $cgi) =~ s/PASS/$_[0]/g; $s }
+our @answers = (
+    [ '', '200 OK', $plain ],
+    [ $made, '201 Made It', $plain,
+      "Location: /things/1\r\nSet-Cookie: a=1\r\nX-A: a\r\nSet-Cookie: b=2\r\n" ],
+    [ 'status=303&h=Location:%20http://other/y', '303 See Other', $plain,
+      "Location: http://other/y\r\n" ],
+    [ 'status=204', '204 No Content' ],
+    [ 'size=0', '200 OK', $plain ],
+    [ 'size=70001', '200 OK', $plain ],
+    [ 'size=70001&te=close', '200 OK', $plain ],
+    [ 'status=422&ct=application/json&body=%7B%7D', '422 Status',
+      "Content-Type: application/json\r\n" ],
+    [ 'status=500&body=sorry', '500 Status', $plain ],
+    [ 'sha=1', '200 OK', $plain ],
+);
 
-my $n = nginx(workers => 2,
-    modules => [$lua ? qw(ndk_http_module ngx_http_lua_module) : (),
-                $echo ? 'ngx_http_echo_module' : (),
-                $js ? 'ngx_http_js_module' : ()],
-    files => { 'static/file' => "static\n", 'app.js' => <<'EOC' },
-        function answer(r) {
-            r.headersOut['X-From'] = 'njs';
-            r.headersOut['Set-Cookie'] = ['a=1', 'b=2'];
-            r.return(201, `${r.variables.request_id} ${r.requestText}\n`);
-        }
-        export default {answer};
-EOC
-    http => <<'EOC'
-    idempotency zone=z;
-    idempotency_in_progress reject;
-    upstream kept { server $TEST_NGINX_BACKEND; keepalive 4; }
-    proxy_cache_path $TEST_NGINX_ROOT/cache keys_zone=cache:1m;
-EOC
-    . ($lua ? "lua_shared_dict counter 64k;\n" : '')
-    . ($js ? "js_import app from \$TEST_NGINX_ROOT/app.js;\n" : ''),
-    server => <<'EOC' . cgi('fastcgi') . cgi('uwsgi') . cgi('scgi')
-    location /proxy { proxy_pass http://$TEST_NGINX_BACKEND; }
-    location /proxy11 {
-        proxy_pass http://kept;
-        proxy_http_version 1.1;
-        proxy_set_header Connection "";
-    }
-    location /fastcgi { fastcgi_pass $TEST_NGINX_FASTCGI; }
-    location /scgi { scgi_pass $TEST_NGINX_SCGI; }
-    location /uwsgi { uwsgi_pass $TEST_NGINX_UWSGI; }
-    location /variable {
-        set $to $TEST_NGINX_BACKEND;
-        proxy_pass http://$to;
-    }
-    location /cached {
-        proxy_cache cache;
-        proxy_cache_methods POST;
-        proxy_cache_key $request_uri;
-        proxy_cache_valid any 1h;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-    }
-    location /static/ { root $TEST_NGINX_ROOT; }
-    location /return { return 200 $request_id; }
-EOC
-    . ($dav ? <<'EOC' : '')
-    location /dav/ {
-        idempotency_methods PUT DELETE MKCOL MOVE;
-        root $TEST_NGINX_ROOT/html;
-        dav_methods PUT DELETE MKCOL MOVE;
-        create_full_put_path on;
-    }
-EOC
-    . ($lua ? <<'EOC' : '')
-    location /lua {
-        content_by_lua_block {
-            ngx.req.read_body()
-            ngx.header["Set-Cookie"] = {"a=1", "b=2"}
-            ngx.header["X-From"] = "Lua"
-            ngx.status = 202
-            ngx.say(ngx.shared.counter:incr(ngx.var.arg_id, 1, 0), " ",
-                    ngx.req.get_body_data())
-            ngx.flush(true)
-            ngx.print(string.rep("x", 5000))
-        }
-    }
-    location /lua-exit {
-        content_by_lua_block {
-            ngx.header["X-Count"] = ngx.shared.counter:incr(ngx.var.arg_id, 1, 0)
-            ngx.exit(422)
-        }
-    }
-EOC
-    . ($echo ? <<'EOC' : '')
-    location /echo {
-        echo_read_request_body;
-        echo "$request_id $request_body";
-        echo -n "no end of line";
-    }
-    location /echo-status { echo_status 404; echo $request_id; }
-EOC
-    . ($js ? "location /njs { js_content app.answer; }\n" : ''));
+# each from each source, but who is asked in HTTP/1.0 doesn't answer in chunks
 
-my $key = 0;
+our @asked = (map({ my $source = $_; map [ $source, @$_ ], @answers }
+                  qw(proxy proxy11 variable fastcgi scgi uwsgi)),
+              [ 'proxy11', 'size=70001&te=chunked', '200 OK', $plain ]);
 
+sub body {
+    my $n = shift;
+    local $_ = $asked[$n][1];
 
-sub replayed {
-    my ($name, $method, $uri, %o) = @_;
-
-    local $Test::Builder::Level = $Test::Builder::Level + 1;
-
-    my @m = (key => $o{key} // 'k' . ++$key, body => 'body',
-             headers => ['Cookie: me=1', @{$o{headers} // []}]);
-    my $first = $n->request($method, $uri, @m, %o);
-
-    for (1, 2) {
-        same_replay($first, $n->request($method, $uri, @m, %o),
-                    "$name: replay $_");
-    }
-
-    is($n->request($method, $uri, @m, %o, body => 'other')->{status}, 409,
-       "$name: a conflict") if !defined $o{body};
-
-    return $first;
+    return /204/ ? '' : /body=(.*)/ ? $1 =~ s/%7B%7D/{}/r
+           : /size=(\d+)/ ? Idempotency::pattern($1, 1)
+           : /sha/ ? sha256_hex('body') . " 4\n" : "exec=1 id=$n\n";
 }
 
+sub head {
+    my ($n, $marker) = @_;
 
-# --- upstreams --------------------------------------------------------------
+    my (undef, $query, $status, $type, $lines) = @{$asked[$n]};
 
-for my $source (qw(proxy proxy11 variable fastcgi scgi uwsgi)) {
-    my %case = (
-        plain   => '',
-        created => 'status=201&reason=Made%20It&h=Location:%20/things/1'
-                   . '&h=Set-Cookie:%20a=1&h=X-A:%20a&h=Set-Cookie:%20b=2',
-        other   => 'status=303&h=Location:%20http://other/y',
-        nothing => 'status=204',
-        empty   => 'size=0',
-        large   => 'size=70001',
-        endless => 'size=70001&te=close',
-        chunked => 'size=70001&te=chunked',
-        bad     => 'status=422&ct=application/json&body=%7B%7D',
-        failed  => 'status=500&body=sorry',
-    );
+    return "^HTTP/1.1 $status\r\nServer: \\S+\r\nDate: [^\r]+\r\n" . ($type // '')
+           . ($query =~ /te=|204/ ? '' : 'Content-Length: ' . length(body($n)) . "\r\n")
+           . ($query =~ /te=/ ? "Transfer-Encoding: chunked\r\n" : '')
+           . "Connection: close\r\n" . ($lines // '') . "X-Exec: 1\r\n"
+           . ($marker // '') . '$';
+}
 
-    for my $case (sort keys %case) {
-        # an upstream that is asked in HTTP/1.0 doesn't answer in chunks
-        next if $case eq 'chunked' && $source ne 'proxy11';
+our @replay = ('! Idempotent-Replayed', 'Idempotent-Replayed: true', '! Idempotent-Replayed');
 
-        my $k = "$source-$case";
-        my $r = replayed($k, 'POST', "/$source?id=$k&$case{$case}",
-                         key => $k);
+run_tests();
 
-        is($r->{status}, $case{$case} =~ /status=(\d+)/ ? $1 : 200,
-           "$k: the status passes");
-        like($r->{line}, qr/ 201 Made It$/, "$k: and its reason")
-            if $case eq 'created';
-        is(length $r->{body}, $1, "$k: all of it")
-            if $case{$case} =~ /size=(\d+)/;
-        is(executions($k), 1, "$k: executed once");
-        is((split /\n\n/, last_request($k), 2)[1], 'body',
-           "$k: the upstream got the body");
+__DATA__
+
+=== TEST 1: an upstream of any protocol: as it answered, and again, line by line and in order
+--- http_config
+upstream kept { server $TEST_NGINX_BACKEND; keepalive 4; }
+--- config eval
+'
+idempotency zone=z;
+location /proxy { proxy_pass http://backend; }
+location /proxy11 {
+    proxy_pass http://kept;
+    proxy_http_version 1.1;
+    proxy_set_header Connection "";
+}
+location /variable { set $to $TEST_NGINX_BACKEND; proxy_pass http://$to; }
+' . join '', map { my $p = $_; "location /$p { ${p}_pass \$TEST_NGINX_\U$p\E; }\n", map "${p}_param $_;\n",
+                   'REQUEST_METHOD $request_method', 'REQUEST_URI $request_uri',
+                   'CONTENT_LENGTH $content_length' } qw(fastcgi scgi uwsgi)
+--- request eval
+[map { my $n = $_; map "POST /$::asked[$n][0]?id=$n&$::asked[$n][1]\n$_", qw(body body body other) }
+ 0 .. $#::asked]
+--- more_headers eval
+[map { ("Cookie: me=1\nIdempotency-Key: $_") x 4 } 0 .. $#::asked]
+--- error_code eval
+[map { ((split / /, $_->[2])[0]) x 3, 409 } @::asked]
+--- raw_response_headers_like eval
+[map { (head($_), (head($_, "Idempotent-Replayed: true\r\n")) x 2, '^HTTP/1.1 409') } 0 .. $#::asked]
+--- response_body eval
+[map { ((body($_)) x 3, qr/conflict/) } 0 .. $#::asked]
+--- idempotency_status eval
+'NEW REPLAYED REPLAYED CONFLICT ' x @::asked
+--- executions eval: scalar @::asked
+
+=== TEST 2: nginx's cache answers an execution, the record a replay
+--- http_config
+proxy_cache_path $TEST_NGINX_SERVER_ROOT/a_cache keys_zone=cache:1m;
+--- config
+idempotency zone=z;
+location /cached {
+    proxy_cache cache;
+    proxy_cache_methods POST;
+    proxy_cache_key $request_uri;
+    proxy_cache_valid any 1h;
+    proxy_pass http://backend;
+}
+--- request
+POST /cached?size=5000
+--- more_headers eval
+[map "Idempotency-Key: $_", qw(first first second second)]
+--- response_body eval
+Idempotency::pattern(5000, 1)
+--- idempotency_status: NEW REPLAYED NEW REPLAYED
+--- executions: 1
+
+=== TEST 3: nginx's own refusal to POST to a file is a final response like any other
+--- config
+idempotency zone=z;
+location /return { return 200 $request_id; }
+--- user_files
+>>> file
+static
+--- request eval
+[map "POST /file\n$_", qw(body body other)]
+--- more_headers: Idempotency-Key: file
+--- error_code: 405 405 409
+--- response_headers eval: \@::replay
+--- idempotency_status: NEW REPLAYED CONFLICT
+
+=== TEST 4: `return` answers before access control: out of reach, see docs/guarantees.md
+--- request
+POST /return
+--- more_headers eval
+[("Idempotency-Key: return") x 2]
+--- response_headers: ! Idempotent-Replayed
+--- idempotency_status: -
+
+=== TEST 5: files that are put, made and deleted
+--- skip_eval: 1: !$::dav
+--- config
+idempotency zone=z;
+idempotency_methods PUT DELETE MKCOL;
+location /dav/ { dav_methods PUT DELETE MKCOL; create_full_put_path on; }
+--- request eval
+["PUT /dav/a/b.txt\nbody", "PUT /dav/a/b.txt\nbody", "PUT /dav/a/b.txt\nother", 'GET /dav/a/b.txt',
+ ('MKCOL /dav/c/') x 2, ('DELETE /dav/a/b.txt') x 2, 'GET /dav/a/b.txt']
+--- more_headers eval
+[map "Idempotency-Key: $_", qw(put put put get mk mk del del get)]
+--- error_code: 201 201 409 200 201 201 204 204 404
+--- idempotency_status: NEW REPLAYED CONFLICT - NEW REPLAYED NEW REPLAYED -
+
+=== TEST 6: Lua
+--- skip_eval: 1: !$::ndk || !$::module{lua}
+--- main_config eval: "load_module $::ndk;\nload_module $::module{lua};\n"
+--- http_config
+lua_shared_dict counter 64k;
+--- config
+idempotency zone=z;
+location /lua {
+    content_by_lua_block {
+        ngx.req.read_body()
+        ngx.header["Set-Cookie"] = {"a=1", "b=2"}
+        ngx.header["X-From"] = "Lua"
+        ngx.status = 202
+        ngx.say(ngx.shared.counter:incr("lua", 1, 0), " ", ngx.req.get_body_data())
+        ngx.flush(true)
+        ngx.print(string.rep("x", 5000))
     }
 }
-
-# A client that goes does not stop the operation, whatever the protocol.
-
-for my $source (qw(proxy proxy11 variable fastcgi scgi uwsgi cached)) {
-    my $k = "$source-gone";
-    my @m = ("/$source?id=$k&gate=1&status=201", key => $k, body => 'b');
-    my $c = $n->start(POST => @m);
-
-    held($k);
-    $c->reset;
-
-    my $r = $n->post(@m);
-    like($r->{body}, qr/in_progress/, "$k: still pending");
-    go($k);
-
-    until_true { $r = $n->post(@m); $r->{body} !~ /in_progress/ };
-    is($r->{status}, 201, "$k: carried through");
-    ok($r->replayed, "$k: and recorded");
-    is(executions($k), 1, "$k: executed once");
-}
-
-{
-    # the cache of nginx answers one execution, the replay another
-    my $uri = '/cached?id=cache&size=5000';
-    my $r = replayed('a cached response', 'POST', $uri, key => 'cache1');
-    ok($r->{body} eq pattern(5000, 1), 'a cached response: passes');
-
-    my $hit = replayed('a response from the cache', 'POST', $uri,
-                       key => 'cache2');
-    ok($hit->{body} eq pattern(5000, 1), 'a response from the cache: it is');
-    is(executions('cache'), 1, 'a response from the cache: asked once');
-}
-
-
-# --- grpc, with trailers ----------------------------------------------------
-
-SKIP: {
-    my ($ok) = config_test(module => 0, http =>
-        'server { listen 127.0.0.1:$TEST_NGINX_RAND_PORT_1 http2;
-         location / { grpc_pass grpc://$TEST_NGINX_BACKEND; } }');
-
-    skip 'nginx without grpc', 1 unless $ok;
-
-    # a second nginx server is the gRPC service: HTTP/2 and trailers before
-    # the backend that counts
-    my $g = nginx(workers => 2, http => <<'EOC');
-        server {
-            listen 127.0.0.1:$TEST_NGINX_RAND_PORT_2 http2;
-            location / {
-                proxy_pass http://$TEST_NGINX_BACKEND;
-                add_trailer grpc-status $arg_grpc always;
-                add_trailer grpc-message "it is $arg_id" always;
-                add_trailer x-many one always;
-                add_trailer x-many two always;
-            }
-        }
-        server {
-            listen 127.0.0.1:$TEST_NGINX_RAND_PORT_1 http2;
-            listen 127.0.0.1:$TEST_NGINX_PORT;
-            idempotency zone=z;
-            idempotency_in_progress reject;
-            location / { grpc_pass grpc://127.0.0.1:$TEST_NGINX_RAND_PORT_2; }
-            location /any {
-                idempotency_keep any;
-                grpc_pass grpc://127.0.0.1:$TEST_NGINX_RAND_PORT_2;
-            }
-            location /2xx {
-                idempotency_keep 2xx;
-                grpc_pass grpc://127.0.0.1:$TEST_NGINX_RAND_PORT_2;
-            }
-        }
-EOC
-
-    my $ask = sub {
-        my ($k, $query, $body, $at) = @_;
-
-        $at //= '/s';
-
-        return $g->curl('--http2-prior-knowledge', '-H', 'TE: trailers',
-                        '-H', 'Content-Type: application/grpc',
-                        '-H', "Idempotency-Key: $k", '--data-binary', $body,
-                        'http://127.0.0.1:' . $g->port(1) . "$at/M?id=$k&$query");
-    };
-
-    # grpc-status counts as a status does: in the trailers, and in the header
-    for my $code (0 .. 17) {
-        my $released = grep { $code == $_ } 7, 8, 14, 16;
-
-        for (['/s', "grpc=$code", $released], ['/any', "grpc=$code", 0],
-             ['/2xx', "grpc=$code", 0],
-             ['/s', "grpc=0&h=Grpc-Status:%20$code", $released])
-        {
-            my ($at, $query, $free) = @$_;
-            my $k = "grpc-status$at-$query";
-            $k =~ s/\W+/-/g;
-
-            $ask->($k, "$query&ct=application/grpc&te=close&size=30", 'b', $at)
-                for 1, 2;
-            is(executions($k), $free ? 2 : 1,
-               "$k: " . ($free ? 'released' : 'an outcome'));
-        }
+location /exit {
+    content_by_lua_block {
+        ngx.header["X-Count"] = ngx.shared.counter:incr("exit", 1, 0)
+        ngx.exit(422)
     }
-
-    for (['grpc', 'grpc=0&ct=application/grpc&te=close&size=300'],
-         ['grpc-empty', 'grpc=5&ct=application/grpc&te=close&size=0'],
-         ['grpc-large', 'grpc=0&ct=application/grpc&te=close&size=100000'])
-    {
-        my ($k, $query) = @$_;
-        my $first = $ask->($k, $query, 'body');
-
-        is($first->{status}, 200, "$k: passes");
-        is(scalar(grep /^grpc-status: \d$/, @{$first->{trailers}},
-                  @{$first->{lines}}), 1, "$k: with its status");
-        is(scalar(grep /^x-many: /, @{$first->{trailers}},
-                  @{$first->{lines}}), 2, "$k: and all trailers");
-
-        for (1, 2) {
-            my $again = $ask->($k, $query, 'body');
-            same_replay($first, $again, "$k: replay $_");
-        }
-
-        my $other = $ask->($k, $query, 'other');
-        is($other->{status}, 409, "$k: a conflict");
-        is(executions($k), 1, "$k: executed once");
-    }
-
-    # Trailers behind a length that was announced. curl looks for none there,
-    # so the frames are looked at; nginx writes the same lines the same way.
-    for my $size (1, 300, 100000) {
-        my $k = "grpc-length-$size";
-
-        my @r = map {
-            my $c = HeaderFrames->new($g->port(1));
-            my $id = $c->request(POST => "/s/M?id=$k&grpc=0&size=$size",
-                                 key => $k, body => 'body');
-            my $r = $c->response($id);
-            $c->close;
-            +{ %$r, blocks => $c->{blocks} // [] };
-        } 1 .. 3;
-
-        is($r[0]{status}, 200, "$k: passes");
-        is(scalar @{$r[0]{blocks}}, 2, "$k: with trailers");
-        is(length $r[0]{body}, $size, "$k: and all of it");
-
-        for (1, 2) {
-            ok($r[$_]{ended} && $r[$_]{body} eq $r[0]{body},
-               "$k: replay $_, whole");
-            is(unpack('H*', $r[$_]{blocks}[1] // ''),
-               unpack('H*', $r[0]{blocks}[1] // 'none'),
-               "$k: replay $_, with the same trailers");
-        }
-
-        is(executions($k), 1, "$k: executed once");
-    }
-
-    # and a client that goes
-    my @m = ('/s/M?id=grpc-gone&gate=1&grpc=0', key => 'grpc-gone', body => 'b');
-    my $c = $g->start(POST => @m);
-
-    held('grpc-gone');
-    $c->reset;
-
-    my $r = $g->post(@m);
-    like($r->{body}, qr/in_progress/, 'grpc-gone: still pending');
-    go('grpc-gone');
-
-    until_true { $r = $g->post(@m); $r->{body} !~ /in_progress/ };
-    ok($r->replayed, 'grpc-gone: carried through');
-    is(executions('grpc-gone'), 1, 'grpc-gone: executed once');
-
-    ok($g->stop, 'grpc: nginx stops in good order');
 }
+--- request eval
+[map { my $uri = $_; map "POST $uri\n$_", qw(body body other) } qw(/lua /exit)]
+--- more_headers eval
+[map "Cookie: me=1\nIdempotency-Key: $_", ('lua') x 3, ('exit') x 3]
+--- error_code: 202 202 409 422 422 409
+--- response_headers eval
+[map({ "Set-Cookie: a=1, b=2\nX-From: Lua\n$_" } @::replay[0, 1]), $::replay[2],
+ map({ "X-Count: 1\n$_" } @::replay[0, 1]), $::replay[2]]
+--- response_body eval
+[("1 body\n" . 'x' x 5000) x 2, qr/conflict/, ('') x 2, qr/conflict/]
+--- idempotency_status eval: 'NEW REPLAYED CONFLICT ' x 2
 
+=== TEST 7: the echo module
+--- skip_eval: 1: !$::module{echo}
+--- main_config eval: "load_module $::module{echo};\n"
+--- config
+idempotency zone=z;
+location /echo { echo_read_request_body; echo "$request_body"; echo -n "no end of line"; }
+location /status { echo_status 404; echo none; }
+--- request eval
+[map { my $uri = $_; map "POST $uri\n$_", qw(body body other) } qw(/echo /status)]
+--- more_headers eval
+[map "Idempotency-Key: $_", ('echo') x 3, ('status') x 3]
+--- error_code: 200 200 409 404 404 409
+--- response_headers eval: [(@::replay) x 2]
+--- response_body eval
+[("body\nno end of line") x 2, qr/conflict/, ("none\n") x 2, qr/conflict/]
+--- idempotency_status eval: 'NEW REPLAYED CONFLICT ' x 2
 
-# --- handlers in the content phase ------------------------------------------
-
-{
-    # nginx's own refusal to POST to a file is a final response like any other
-    my $r = replayed('POST to a file', 'POST', '/static/file');
-    is($r->{status}, 405, 'POST to a file: refused');
+=== TEST 8: njs
+--- skip_eval: 1: !$::module{js}
+--- main_config eval: "load_module $::module{js};\n"
+--- user_files
+>>> app.js
+function answer(r) {
+    r.headersOut['Set-Cookie'] = ['a=1', 'b=2'];
+    r.return(201, `${r.requestText}\n`);
 }
-
-SKIP: {
-    skip 'no ngx_http_dav_module in this nginx', 1 unless $dav;
-
-    my $r = replayed('PUT', 'PUT', '/dav/a/b.txt');
-    is($r->{status}, 201, 'PUT: created, and so says the replay');
-
-    $r = replayed('MKCOL', 'MKCOL', '/dav/c/', body => '');
-    is($r->{status}, 201, 'MKCOL: created, and so says the replay');
-
-    $r = replayed('DELETE', 'DELETE', '/dav/a/b.txt', body => '');
-    is($r->{status}, 204, 'DELETE: deleted, and so says the replay');
-    ok(!-e $n->root . '/html/dav/a/b.txt', 'DELETE: it is gone');
-}
-
-SKIP: {
-    skip 'no ngx_http_lua_module for this nginx', 1 unless $lua;
-
-    my $r = replayed('Lua', 'POST', '/lua?id=lua', key => 'lua');
-    is($r->{status}, 202, 'Lua: passes');
-    is($r->{body}, "1 body\n" . 'x' x 5000, 'Lua: ran once');
-    is($r->header('Set-Cookie'), 'a=1, b=2', 'Lua: cookies');
-
-    $r = replayed('Lua, exit', 'POST', '/lua-exit?id=luae', key => 'luae');
-    is($r->{status}, 422, 'Lua, exit: passes');
-    is($r->header('X-Count'), 1, 'Lua, exit: ran once');
-}
-
-SKIP: {
-    skip 'no ngx_http_echo_module for this nginx', 1 unless $echo;
-
-    my $r = replayed('echo', 'POST', '/echo?id=e');
-    like($r->{body}, qr/^[0-9a-f]{32} body\nno end of line\z/, 'echo: passes');
-
-    $r = replayed('echo, status', 'POST', '/echo-status');
-    is($r->{status}, 404, 'echo, status: passes');
-}
-
-SKIP: {
-    skip 'no ngx_http_js_module for this nginx', 1 unless $js;
-
-    my $r = replayed('njs', 'POST', '/njs');
-    is($r->{status}, 201, 'njs: passes');
-    like($r->{body}, qr/^[0-9a-f]{32} body\n\z/, 'njs: ran');
-    is($r->header('Set-Cookie'), 'a=1, b=2', 'njs: cookies');
-}
-
-# `return` answers before access control: out of reach, see docs/guarantees.md
-
-{
-    my @r = map { $n->post('/return', key => 'return', body => '') } 1, 2;
-    ok($r[0]{body} ne $r[1]{body}, 'return: not protected');
-    ok(!$r[1]->replayed, 'return: no replay');
-}
-
-ok($n->stop, 'nginx stops in good order');
-
-done_testing();
-
-
-# A client that keeps the header blocks it gets, trailers among them.
-
-package HeaderFrames;
-
-BEGIN { our @ISA = 'Stress::H2' }
-
-sub take {
-    my ($self, $f) = @_;
-
-    push @{$self->{blocks}}, substr $f, 9
-        if unpack('x3C', $f) == Stress::H2::HEADERS;
-
-    return $self->SUPER::take($f);
-}
+export default {answer};
+--- http_config
+js_import app from $TEST_NGINX_SERVER_ROOT/html/app.js;
+--- config
+idempotency zone=z;
+location /njs { js_content app.answer; }
+--- request eval
+[map "POST /njs\n$_", qw(body body other)]
+--- more_headers eval
+"Cookie: me=1\nIdempotency-Key: njs"
+--- error_code: 201 201 409
+--- response_headers eval
+[map({ "Set-Cookie: a=1, b=2\n$_" } @::replay[0, 1]), $::replay[2]]
+--- response_body eval: [("body\n") x 2, qr/conflict/]
+--- idempotency_status: NEW REPLAYED CONFLICT
