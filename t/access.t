@@ -159,7 +159,8 @@ requests(@::any)
 === TEST 4: satisfy any, for who may ask: the body is looked at
 --- request eval
 my $n = 0;
-[ map { my ($path, undef, $body) = @$_; $n++; map { "POST $path?id=may$n\n$_" } $body, $body, 'other' } @::may ]
+[ map { my ($path, undef, $body) = @$_; $n++;
+        map { "POST $path?id=may$n\n$_" } $body, $body, 'other' } @::may ]
 --- more_headers eval: [ map { (who($$_[1])) x 3 } @::may ]
 --- error_code eval: [ (200, 200, 409) x @::may ]
 --- idempotency_status eval: 'NEW REPLAYED CONFLICT ' x @::may
@@ -175,7 +176,8 @@ my $n = 0;
 === TEST 6: a large body, in one piece and in chunks
 --- request eval
 my @body = ('a' x 3000 . 'b' x 9000, sprintf "bb8\r\n%s\r\n2328\r\n%s\r\n0\r\n\r\n", 'a' x 3000, 'b' x 9000);
-[ map { my $path = $_; map { my $r = "POST $path?id=body$path$_\n$body[$_]"; ($r, $r) } 0, 1 } '/all', '/any', '/any/small' ]
+[ map { my $path = $_; map { my $r = "POST $path?id=body$path$_\n$body[$_]"; ($r, $r) } 0, 1 }
+      '/all', '/any', '/any/small' ]
 --- more_headers eval
 [ map { (who('home good') . $_) x 2 } ('', "\nTransfer-Encoding: chunked") x 3 ]
 --- idempotency_status eval: 'NEW REPLAYED ' x 6

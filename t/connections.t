@@ -1,6 +1,7 @@
 # What takes several connections at a time, or another protocol than HTTP/1.1:
 # who asks, by TLS client certificate and by HTTP/2; who is asked for a body; who
-# waits for what nobody in particular has begun; a dry run that doesn't wait.
+# waits for what nobody in particular has begun; a dry run that doesn't
+# wait; numbers that grow.
 
 use strict;
 use warnings;
@@ -38,6 +39,8 @@ EOC
     idempotency_key $arg_id;
     large_client_header_buffers 8 256k;
     add_header X-Status $idempotency_status always;
+    add_header X-Age $idempotency_age;
+    add_header X-Fence $idempotency_fence always;
 
     server {
         listen 127.0.0.1:$TEST_NGINX_RAND_PORT_1 ssl;
@@ -155,6 +158,22 @@ for my $path ('/all', '/any', '/any/request') {
         is(told($r) . ', interim ' . @{$r->{interim}},
            $password eq 'good' ? '200 NEW, interim 1' : '401 -, interim 0', "$path, Expect, a $password password");
     }
+}
+
+
+# --- numbers that grow ----------------------------------------------------------
+
+{
+    my ($age, $start) = (0, time);
+
+    $n->post('/?id=age');
+    ok(until_true { ($age = $n->post('/?id=age')->header('X-Age')) >= 2 }, 'the age of a record grows');
+    cmp_ok(time - $start, '>=', 1, '... by seconds');
+    cmp_ok($age, '<=', time - $start + 1, '... and not faster');
+
+    my @fence = map { $n->post($_)->header('X-Fence') } '/?id=f1', '/?id=f1', '/?id=f2&status=429', '/?id=f2&status=429';
+    ok($fence[0] == $fence[1] && $fence[1] < $fence[2] && $fence[2] < $fence[3],
+       "each claim of a token has a higher fence: @fence");
 }
 
 

@@ -1,438 +1,216 @@
-# SPEC, "Variables" and idempotency_log_level: what the logs can say.
+# docs/variables.md, and docs/directives.md, idempotency_log_level: what the logs,
+# the client and the upstream can be told.
 
-use strict;
-use warnings;
+use lib 't/lib';
+use Test::Nginx::Idempotency 'no_plan';
 
-use FindBin;
-use lib "$FindBin::Bin/lib";
-use Idempotency;
+sub with { return [ map { "Idempotency-Key: $_" } @_ ] }
 
+our @levels = qw(default info notice warn error);
 
-my $n = nginx(http => <<'EOC', server => <<'EOC');
-    log_format vars escape=json '{"status":"$idempotency_status",'
-                                '"key":"$idempotency_key",'
-                                '"token":"$idempotency_token",'
-                                '"digest":"$idempotency_digest",'
-                                '"age":"$idempotency_age",'
-                                '"replays":"$idempotency_replays",'
-                                '"code":"$status","uri":"$request_uri"}';
-    access_log $TEST_NGINX_ROOT/logs/access.log vars;
+run_tests();
 
-    map $idempotency_status $early {
-        volatile;
-        default "early-$idempotency_status";
-        "" none;
-    }
-EOC
-    idempotency zone=z;
+__DATA__
+
+=== TEST 1: $idempotency_status; the log says what the client is told
+--- http_config
+map $idempotency_status $early {
+    volatile;
+    default "early-$idempotency_status";
+    "" none;
+}
+
+map "$idempotency_status|$idempotency_key|$idempotency_token|$idempotency_digest $sent_http_x_all" $agrees {
+    "~^(.*) \1$" agrees;
+    default differs;
+}
+
+log_format agrees '$request_uri $agrees';
+access_log logs/agrees.log agrees;
+--- config
+idempotency zone=z;
+idempotency_in_progress reject;
+
+add_header X-All "$idempotency_status|$idempotency_key|$idempotency_token|$idempotency_digest" always;
+add_header X-Key $idempotency_key always;
+add_header X-Token $idempotency_token always;
+add_header X-Digest $idempotency_digest always;
+add_header X-Age $idempotency_age always;
+add_header X-Replays $idempotency_replays always;
+
+location / { proxy_pass http://backend; }
+location /small { idempotency_max_response 4; proxy_pass http://backend; }
+location /reject { idempotency_missing_key reject; proxy_pass http://backend; }
+location /bypass { idempotency_bypass 1; proxy_pass http://backend; }
+location /off { idempotency off; proxy_pass http://backend; }
+location /return { return 200 "status=[$idempotency_status]\n"; }
+location /log { idempotency off; default_type text/plain; alias logs/agrees.log; }
+
+location /dry {
+    idempotency_dry_run on;
+    idempotency_missing_key reject;
+    proxy_pass http://backend;
+    location /dry/small { idempotency_max_response 4; proxy_pass http://backend; }
+    location /dry/pass { idempotency_missing_key pass; proxy_pass http://backend; }
+}
+
+# asked for before there is anything to say
+location /early {
+    set $seen "$idempotency_status$idempotency_token$idempotency_age";
+    if ($early = never) { return 500; }
+    proxy_pass http://backend;
+}
+
+location /told {
+    proxy_set_header X-Got "$idempotency_status|$idempotency_key|$idempotency_token|$idempotency_digest";
+    sub_filter_types *;
+    sub_filter "X-Got: $sent_http_x_all" "what the client gets";
+    proxy_pass http://backend;
+}
+--- init
+pending(POST => '/?id=1-pending&gate=1', key => 'v2', body => 'b');
+--- request eval
+[ "POST /1\nb", "POST /1\nb", "POST /1\nc", "POST /?id=1-pending&gate=1\nb", "POST /small", "POST /small",
+  'POST /reject', 'POST /1', 'POST /bypass', 'POST /1', 'GET /1', 'PUT /1', 'POST /off', 'POST /return',
+  'GET /log' ]
+--- more_headers eval
+with(qw(v1 v1 v1 v2 v3 v3), '', '"', 'v6', '', ('v7') x 5)
+--- idempotency_status
+NEW REPLAYED CONFLICT IN_PROGRESS NEW NOT_KEPT MISSING MALFORMED BYPASS - - - - - -
+--- error_code: 200 200 409 409 200 409 400 400 200 200 200 200 200 200 200
+--- varies: X-All X-Age X-Replays
+--- response_body_like eval
+[ ('') x 13, 'status=\[\]', '\A(?!.*/(?!ver )\S* differs).*/1 agrees\n/1 agrees\n/1 agrees\n' ]
+
+=== TEST 2: $idempotency_status of a dry run
+--- request eval
+[ "POST /dry\nb", "POST /dry\nb", "POST /dry\nc", ('POST /dry/small') x 2, 'POST /dry', 'POST /dry',
+  'POST /dry/pass', 'GET /dry', 'GET /log' ]
+--- more_headers eval
+with(qw(d1 d1 d1 d2 d2), '', '"', '', 'd3', 'd3')
+--- idempotency_status eval
+CORE::join ' ', map({ $_ . '_DRY_RUN' } qw(NEW REPLAYED CONFLICT NEW NOT_KEPT MISSING MALFORMED)), '- - -'
+--- response_body_like eval
+[ ('') x 9, '\A(?!.*/(?!ver )\S* differs).*/dry agrees\n/dry agrees\n/dry agrees\n' ]
+
+=== TEST 3: $idempotency_key: a string's content, and nothing of what is malformed or not protected
+--- request eval
+[ ('POST /3') x 4, 'POST /off' ]
+--- more_headers eval
+with('a b', '"a \"b\\\\"; v=1', '', '"k4', 'k5')
+--- response_headers eval
+[ 'X-Key: a b', 'X-Key: a "b\\', ('! X-Key') x 3 ]
+--- error_code: 200 200 200 400 200
+
+=== TEST 4: $idempotency_token is that of the key, $idempotency_digest that of the content
+--- request eval
+[ map { "POST /4\n$_" } qw(b b b c b b b) ]
+--- more_headers eval
+with('t1', 't1', '"t1"', 't1', "t1\nAuthorization: x", 't2', '')
+--- idempotency_status: NEW REPLAYED REPLAYED CONFLICT REPLAYED NEW -
+--- error_code: 200 200 200 409 200 200 200
+--- varies: X-All X-Age X-Replays
+--- response_headers eval
+my ($t1, $t2) = qw(b3de0e1591c8d79107c15b293eaf35ef2e4685648bf28754c6c9e91f0117a492
+                   339ac972df6840d0f54b40bd046aeff0591e656ad7d37e1c62a9d77dde427627);
+my ($b, $c) = qw(d41c172f77a6bb3a12803c187fe232e51df8a4399fe803ac8b41fb6a3d4e7a3c
+                 58876d813d38fac06851b4d09457610a1bd0a77854a0f5f1248836115663d65c);
+[ (map { "X-Token: $$_[0]\nX-Digest: $$_[1]" } ([ $t1, $b ]) x 3, [ $t1, $c ], [ $t1, $b ], [ $t2, $b ]),
+  "! X-Token\n! X-Digest" ]
+
+=== TEST 5: $idempotency_replays counts replays, and no refusals; what is new has no $idempotency_age
+--- request eval
+[ map { "POST /5\n$_" } qw(b b b b c b) ]
+--- more_headers
+Idempotency-Key: a1
+--- error_code: 200 200 200 200 409 200
+--- response_headers_like eval
+[ "X-Replays:\nX-Age:", (map { "X-Replays: $_\nX-Age: " . '\d+' } 1 .. 3), 'X-Replays: .*',
+  "X-Replays: 4\nX-Age: " . '\d+' ]
+
+=== TEST 6: those that are asked for too early are not stuck
+--- request eval
+[ ('POST /early') x 2 ]
+--- more_headers
+Idempotency-Key: early
+--- idempotency_status: NEW REPLAYED
+--- response_headers_like eval
+[ map { "X-All: $_" . '\|early\|[0-9a-f]{64}\|[0-9a-f]{64}' } qw(NEW REPLAYED) ]
+--- varies: X-All X-Age X-Replays
+
+=== TEST 7: the upstream may be told the same
+--- request
+POST /told?echo=1
+b
+--- more_headers
+Idempotency-Key: "told"
+--- response_headers_like
+X-All: NEW\|told\|[0-9a-f]{64}\|[0-9a-f]{64}
+--- response_body_like: what the client gets
+
+=== TEST 8: $idempotency_expires: the seconds until the token is free
+--- http_config
+log_format ends '$request_uri=$idempotency_status=$idempotency_expires=$idempotency_fence=$sent_http_x_fence';
+access_log logs/ends.log ends;
+--- config
+idempotency zone=z;
+idempotency_window 1h;
+idempotency_in_progress reject;
+proxy_set_header X-Fence $idempotency_fence;
+add_header X-Fence $idempotency_fence always;
+add_header X-Expires $idempotency_expires always;
+sub_filter_types *;
+sub_filter "X-Fence: $sent_http_x_fence" "fenced";
+
+location / { proxy_pass http://backend; }
+location /two { idempotency_window 90s; proxy_pass http://backend; }
+location /large { idempotency_max_response 10; proxy_pass http://backend; }
+location /off { idempotency off; proxy_pass http://backend; }
+location /log { idempotency off; default_type text/plain; alias logs/ends.log; }
+--- init
+pending(POST => '/?id=8-pending&gate=1', key => 'e4', body => 'b');
+--- request eval
+[ "POST /8?echo=1\nb", "POST /8?echo=1\nb", "POST /8?echo=1\nother", "POST /two?status=429\nb",
+  "POST /large", "POST /large", "POST /?id=8-pending&gate=1\nb", 'POST /8?echo=1', 'POST /off?echo=1', 'GET /log' ]
+--- more_headers eval
+with(qw(e1 e1 e1 e2 e3 e3 e4), '', 'e5', 'e5')
+--- idempotency_status: NEW REPLAYED CONFLICT NEW NEW NOT_KEPT IN_PROGRESS - - -
+--- error_code: 200 200 409 429 200 409 409 200 200 200
+--- varies: X-Expires
+--- response_headers_like eval
+my $left = '(?:3600|35\d\d)';
+[ (map { "X-Expires: $_\nX-Fence: " . '[1-9]\d*' } 3600, $left, $left, 90, 3600, $left),
+  'X-Expires: ', ("X-Expires: \nX-Fence: ") x 3 ]
+--- response_body_like eval
+[ 'fenced', 'fenced', ('') x 5, ('\A(?!.*(?i:fence))') x 2,
+  '/8\?echo=1=NEW=3600=(\d+)=\1\n.*/two\?status=429=NEW=0=(\d+)=\2\n' ]
+
+=== TEST 9: a line for each replay and refusal, at idempotency_log_level, without the key
+--- config eval
+CORE::join '', "idempotency zone=z;\n", map { my ($path, $level) = @$_; <<"EOC" } [ 'default', '' ],
+location /$path {
+    $level
     idempotency_in_progress reject;
-
-    add_header X-Status $idempotency_status always;
-    add_header X-Key $idempotency_key always;
-    add_header X-Token $idempotency_token always;
-    add_header X-Digest $idempotency_digest always;
-    add_header X-Age $idempotency_age always;
-    add_header X-Replays $idempotency_replays always;
-
-    location / { proxy_pass http://$TEST_NGINX_BACKEND; }
-
-    location /small {
-        idempotency_max_response 4;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-    }
-
-    location /reject {
-        idempotency_missing_key reject;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-    }
-
-    location /bypass {
-        idempotency_bypass 1;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-    }
-
-    location /off {
-        idempotency off;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-    }
-
-    location /return { return 200 "status=[$idempotency_status]\n"; }
-
-    # variables that were asked for before there was anything to say
-    location /early {
-        set $seen "$idempotency_status$idempotency_token$idempotency_age";
-        if ($early = never) {
-            return 500;
-        }
-
-        proxy_pass http://$TEST_NGINX_BACKEND;
-    }
-
-    # what the upstream is told
-    location /told {
-        proxy_set_header X-Got-Status $idempotency_status;
-        proxy_set_header X-Got-Key $idempotency_key;
-        proxy_set_header X-Got-Token $idempotency_token;
-        proxy_set_header X-Got-Digest $idempotency_digest;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-    }
-
-    location /dry {
-        idempotency_dry_run on;
-        idempotency_missing_key reject;
-        proxy_pass http://$TEST_NGINX_BACKEND;
-
-        location /dry/small {
-            idempotency_max_response 4;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-
-        location /dry/pass {
-            idempotency_missing_key pass;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-    }
+    idempotency_missing_key reject;
+    proxy_pass http://backend;
+    location /$path/small { idempotency_max_response 4; proxy_pass http://backend; }
+    location /$path/dry { idempotency_dry_run on; proxy_pass http://backend; }
+}
 EOC
-
-# The values of a request, as the response's headers give them.
-
-sub values_of {
-    my ($method, $uri, %o) = @_;
-
-    my $r = $n->request($method, $uri, %o);
-
-    return { r => $r, map {
-        (lc, $r->header("X-$_") // '')
-    } qw(Status Key Token Digest Age Replays) };
-}
-
-sub logged {
-    my ($uri, $count) = @_;
-
-    my @lines;
-
-    until_true {
-        @lines = grep { index($_, "\"uri\":\"$uri\"") >= 0 }
-                 split /\n/, $n->access_log;
-        @lines >= ($count // 1);
-    };
-
-    return map { { /"(\w+)":"((?:[^"\\]|\\.)*)"/g } } @lines;
-}
-
-
-# --- the status, in headers and in the log -----------------------------------
-
-sub status_is {
-    my ($expected, $method, $uri, %o) = @_;
-
-    local $Test::Builder::Level = $Test::Builder::Level + 1;
-
-    my $before = () = $n->access_log =~ /"uri":"\Q$uri\E"/g;
-    my $v = values_of($method, $uri, %o);
-    my @l = logged($uri, $before + 1);
-
-    is("$v->{status}, $l[-1]{status}", "$expected, $expected",
-       ($expected || 'empty') . ": $method $uri");
-
-    # what the log says is what the headers say
-    is(join('|', map { $l[-1]{$_} } qw(key token digest)),
-       join('|', map { $v->{$_} } qw(key token digest)), '... the log agrees');
-
-    return $v;
-}
-
-sub pending {
-    my ($uri, $id) = @_;
-
-    my $c = $n->start('POST', $uri, key => $id, body => 'b');
-    held($id);
-
-    return $c;
-}
-
-status_is('NEW', POST => '/v?id=v1', key => 'v1', body => 'b');
-status_is('REPLAYED', POST => '/v?id=v1', key => 'v1', body => 'b');
-status_is('CONFLICT', POST => '/v?id=v1', key => 'v1', body => 'c');
-
-my $c = pending('/v?id=v2&gate=1', 'v2');
-status_is('IN_PROGRESS', POST => '/v?id=v2&gate=1', key => 'v2', body => 'b');
-go('v2');
-is($c->response->header('X-Status'), 'NEW', 'NEW: its owner');
-
-status_is('NEW', POST => '/small?id=v3', key => 'v3');
-status_is('NOT_KEPT', POST => '/small?id=v3', key => 'v3');
-status_is('MISSING', POST => '/reject?id=v4');
-status_is('MALFORMED', POST => '/v?id=v5', key => '"');
-status_is('BYPASS', POST => '/bypass?id=v6', key => 'v6');
-
-status_is('', POST => '/v?id=v7');
-status_is('', GET => '/v?id=v8', key => 'v8');
-status_is('', PUT => '/v?id=v8', key => 'v8');
-status_is('', POST => '/off?id=v9', key => 'v9');
-
-like($n->post('/return', key => 'v10')->{body}, qr/status=\[\]/,
-     'empty: return, which answers before all of it');
-
-status_is('NEW_DRY_RUN', POST => '/dry?id=d1', key => 'd1', body => 'b');
-status_is('REPLAYED_DRY_RUN', POST => '/dry?id=d1', key => 'd1', body => 'b');
-status_is('CONFLICT_DRY_RUN', POST => '/dry?id=d1', key => 'd1', body => 'c');
-
-$c = pending('/dry?id=d2&gate=1', 'd2');
-my $c2 = $n->start('POST', '/dry?id=d2&gate=1', key => 'd2', body => 'b');
-held('d2', 2);
-go('d2');
-is(join(', ', map { $_->response->header('X-Status') } $c, $c2),
-   'NEW_DRY_RUN, IN_PROGRESS_DRY_RUN', 'IN_PROGRESS_DRY_RUN');
-
-status_is('NEW_DRY_RUN', POST => '/dry/small?id=d3', key => 'd3');
-status_is('NOT_KEPT_DRY_RUN', POST => '/dry/small?id=d3', key => 'd3');
-status_is('MISSING_DRY_RUN', POST => '/dry?id=d4');
-status_is('MALFORMED_DRY_RUN', POST => '/dry?id=d5', key => '"');
-status_is('', POST => '/dry/pass?id=d6');
-status_is('', GET => '/dry?id=d7', key => 'd7');
-
-
-# --- the key -----------------------------------------------------------------
-
-is(values_of(POST => '/v?id=k1', key => 'a b')->{key}, 'a b', 'a bare key');
-is(values_of(POST => '/v?id=k2', key => '"a \\"b\\\\"; v=1')->{key}, 'a "b\\',
-   "a string's content");
-is(values_of(POST => '/v?id=k3')->{key}, '', 'no key');
-is(values_of(POST => '/v?id=k4', key => '"k4')->{key}, '', 'a malformed key');
-is(values_of(POST => '/off?id=k5', key => 'k5')->{key}, '', 'not protected');
-
-
-# --- token and digest --------------------------------------------------------
-
-{
-    my @o = (POST => '/v?id=t1', key => 't1', body => 'b');
-    my $first = values_of(@o);
-
-    like($first->{token}, qr/^[0-9a-f]{64}$/, 'a token is 64 hex digits');
-    like($first->{digest}, qr/^[0-9a-f]{64}$/, 'a digest is 64 hex digits');
-    isnt($first->{token}, $first->{digest}, '... of something else');
-    unlike($first->{token}, qr/^(.)\1*$/, '... and of something');
-
-    my $again = values_of(@o);
-    is($again->{token}, $first->{token}, 'the same for the same: token');
-    is($again->{digest}, $first->{digest}, 'the same for the same: digest');
-
-    my $string = values_of(@o, key => '"t1"');
-    is($string->{token}, $first->{token}, 'a key as a string: token');
-
-    my $body = values_of(@o, body => 'c');
-    is($body->{status}, 'CONFLICT', 'another body');
-    is($body->{token}, $first->{token}, '... the token is the same');
-    isnt($body->{digest}, $first->{digest}, '... the digest is not');
-
-    my $who = values_of(@o, headers => [ 'Authorization: x' ]);
-    is($who->{token}, $first->{token}, 'another client: the token is the same');
-
-    my $key = values_of(@o, key => 't2');
-    isnt($key->{token}, $first->{token}, 'another key: another token');
-    is($key->{digest}, $first->{digest}, '... the digest is the same');
-
-    my $none = values_of(POST => '/v?id=t3', body => 'b');
-    is("$none->{token}$none->{digest}", '', 'no key: neither');
-}
-
-
-# --- age and replays ---------------------------------------------------------
-
-{
-    my @o = (POST => '/v?id=a1', key => 'a1', body => 'b');
-
-    my $start = time;
-
-    is(values_of(@o)->{age}, '', 'no age of what is new');
-
-    my @replays = map { values_of(@o)->{replays} } 1 .. 3;
-    is("@replays", '1 2 3', 'replays are counted');
-
-    like(values_of(@o)->{age}, qr/^\d$/, 'the age, at once');
-    ok(until_true { values_of(@o)->{age} >= 2 }, '... grows');
-    cmp_ok(time - $start, '>=', 0.98, '... by seconds');
-    cmp_ok(values_of(@o)->{age}, '<=', time - $start + 1, '... and not faster');
-
-    my $before = values_of(@o)->{replays};
-    values_of(@o, body => 'other');
-    is(values_of(@o)->{replays}, $before + 1, 'a refusal is no replay');
-}
-
-
-# --- when they are asked for -------------------------------------------------
-
-{
-    my @s = map { values_of(POST => '/early?id=e1', key => 'e1')->{status} }
-            1, 2;
-    is("@s", 'NEW REPLAYED', 'asked for too early, they are not stuck');
-
-    my $v = values_of(POST => '/told?id=told', key => '"told"', body => 'b');
-    my $req = last_request('told');
-    my ($status, $key, $token, $digest)
-        = map { $req =~ /^X-Got-$_: (.*?)\r?$/m } qw(Status Key Token Digest);
-
-    is($status, 'NEW', 'the upstream may be told: status');
-    is($key, 'told', '... key');
-    is($token, $v->{token}, '... token');
-    is($digest, $v->{digest}, '... digest');
-}
-
-
-# --- the error log -----------------------------------------------------------
-
-for my $level (undef, qw(info notice warn error)) {
-    my $expected = $level // 'notice';
-    my $line = $level ? "idempotency_log_level $level;" : '';
-
-    my $m = nginx(log_level => 'info', server => <<"EOC" . <<'EOC');
-        $line
-EOC
-        idempotency zone=z;
-        idempotency_in_progress reject;
-        idempotency_missing_key reject;
-
-        location / { proxy_pass http://$TEST_NGINX_BACKEND; }
-
-        location /small {
-            idempotency_max_response 4;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-
-        location /dry {
-            idempotency_dry_run on;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-EOC
-
-    my $name = "log level " . ($level // 'by default');
-    my $key = "the-secret-key-$expected";
-
-    my $logs = sub {
-        my ($what, $count, @request) = @_;
-
-        my $from = length $m->log;
-        my $r = $m->request(@request);
-        my $log = substr $m->log, $from;
-        my @lines = grep /idempoten/i && !/: \*\d+ client|\[debug\]/,
-                    split /\n/, $log;
-
-        is(scalar @lines, $count, "$name: $what: $count line")
-            or diag $log;
-        is(scalar(grep { !/\[$expected\]/ } @lines), 0,
-           '... at that level') or diag $log;
-        unlike($log, qr/\Q$key\E/, '... the key is not in clear');
-    };
-
-    my $id = "log-$expected" . ($level ? '' : '-default');
-    my @o = (key => $key, body => 'b');
-
-    $logs->('a new one', 0, POST => "/x?id=$id", @o);
-    $logs->('a replay', 1, POST => "/x?id=$id", @o);
-    $logs->('a conflict', 1, POST => "/x?id=$id", @o, body => 'c');
-    $logs->('no key', 1, POST => "/x?id=$id", body => 'b');
-    $logs->('a malformed key', 1, POST => "/x?id=$id", key => "\"$key",
-            body => 'b');
-    $logs->('one to be not kept', 0, POST => "/small?id=$id-s",
-            @o, key => "$key-s");
-    $logs->('not kept', 1, POST => "/small?id=$id-s", @o, key => "$key-s");
-    $logs->('a method that is not listed', 0, GET => "/x?id=$id");
-
-    my $p = $m->start('POST', "/x?id=$id-p&gate=1", @o, key => "$key-p");
-    held("$id-p");
-    $logs->('in progress', 1, POST => "/x?id=$id-p&gate=1", @o,
-            key => "$key-p");
-    go("$id-p");
-    is($p->response->{status}, 200, 'its owner ends');
-
-    $logs->('dry run: a new one', 0, POST => "/dry?id=$id-d", @o,
-            key => "$key-d");
-    $logs->('dry run: a conflict', 1, POST => "/dry?id=$id-d", @o,
-            key => "$key-d", body => 'c');
-    $m->stop;
-}
-
-# --- when it ends, and which claim it was ----------------------------------
-
-{
-    my $log = 'log_format ends "$request_uri=$idempotency_status'
-              . '=$idempotency_expires=$idempotency_fence";'
-              . 'access_log $TEST_NGINX_ROOT/logs/access.log ends;';
-
-    my $n = nginx(http => $log, server => <<'EOC');
-        idempotency zone=z;
-        idempotency_window 1h;
-        idempotency_in_progress reject;
-        proxy_set_header X-Fence $idempotency_fence;
-        add_header X-Fence $idempotency_fence always;
-        add_header X-Expires $idempotency_expires always;
-        add_header X-Status $idempotency_status always;
-        location / { proxy_pass http://$TEST_NGINX_BACKEND; }
-        location /two { idempotency_window 90s; idempotency_key_format any;
-                        proxy_pass http://$TEST_NGINX_BACKEND; }
-        location /large { idempotency_max_response 10;
-                          proxy_pass http://$TEST_NGINX_BACKEND; }
-        location /off { idempotency off;
-                        proxy_pass http://$TEST_NGINX_BACKEND; }
-EOC
-
-    my $post = sub {
-        my ($uri, $key, $body) = @_;
-        return $n->post($uri, key => $key, body => $body // 'b');
-    };
-
-    my $first = $post->('/x?id=e1', 'e1');
-    my $fence = $first->header('X-Fence');
-    like($fence, qr/^[1-9]\d*$/, 'an owner has a fence');
-    like(last_request('e1'), qr/^X-Fence: $fence$/m, '... its upstream knows');
-    is($first->header('X-Expires'), 3600, '... and its window');
-
-    my $again = $post->('/x?id=e1', 'e1');
-    is($again->header('X-Fence'), $fence, 'a repeat meets that');
-    my $left = $again->header('X-Expires');
-    ok($left > 3500 && $left <= 3600, "... and knows what is left: $left");
-    $left = $post->('/x?id=e1', 'e1', 'other')->header('X-Expires');
-    ok($left > 3500 && $left <= 3600, '... a conflict as well');
-
-    my $next = $post->('/two?id=e2&status=429', 'e2');
-    cmp_ok($next->header('X-Fence'), '>', $fence, 'it rises');
-    is($next->header('X-Expires'), 90, '... another window');
-    my $then = $post->('/two?id=e2&status=200', 'e2');
-    cmp_ok($then->header('X-Fence'), '>', $next->header('X-Fence'),
-           '... for the same token, too');
-
-    $post->('/large?id=e3&size=100', 'e3');
-    my $kept = $post->('/large?id=e3&size=100', 'e3');
-    is($kept->header('X-Status'), 'NOT_KEPT', 'what is not kept');
-    ok($kept->header('X-Expires') > 3500, '... ends as well');
-
-    my $c = $n->start('POST', '/x?id=e4&gate=1', key => 'e4', body => 'b');
-    held('e4');
-    my $busy = $post->('/x?id=e4&gate=1', 'e4');
-    is($busy->header('X-Status'), 'IN_PROGRESS', 'what is pending');
-    ok(!$busy->has('X-Expires'), '... has no end yet');
-    go('e4');
-    $c->response;
-    $c->close;
-
-    for my $r ($n->post('/x?id=e5', body => 'b'), $post->('/off?id=e5', 'e5')) {
-        ok(!$r->has('X-Expires') && !$r->has('X-Fence'),
-           'nothing of what is not protected');
-    }
-
-    unlike(last_request('e5'), qr/X-Fence/, '... nor does its upstream know');
-
-    my $logged = sub {
-        my ($re) = @_;
-        until_true { $n->access_log =~ $re };
-        return $n->access_log =~ $re;
-    };
-
-    ok($logged->(qr{^/x\?id=e1=NEW=3600=$fence$}m), 'in the log: an owner');
-    ok($logged->(qr{^/two\?id=e2&status=429=NEW=0=\d+$}m),
-       '... what was released is free');
-    $n->stop;
-}
-
-done_testing();
+    map { [ $_, "idempotency_log_level $_;" ] } qw(info notice warn error);
+--- init
+pending(POST => "/$_?id=9-$_&gate=1", key => "the-key-$_-p", body => 'b') for @::levels;
+--- request eval
+[ map { ("POST /$_\nb", "POST /$_\nb", "POST /$_\nc", "POST /$_\nb", "POST /$_\nb",
+         "POST /$_/small", "POST /$_/small", "GET /$_", "POST /$_?id=9-$_&gate=1\nb",
+         "POST /$_/dry\nb", "POST /$_/dry\nc") } @::levels ]
+--- more_headers eval
+with(map { my $key = "the-key-$_"; ($key, $key, $key, '', "\"$key", "$key-s", "$key-s", $key,
+                                    "$key-p", "$key-d", "$key-d") } @::levels)
+--- idempotency_status eval
+'NEW REPLAYED CONFLICT MISSING MALFORMED NEW NOT_KEPT - IN_PROGRESS NEW_DRY_RUN CONFLICT_DRY_RUN ' x 5
+--- error_code eval: [ (200, 200, 409, 400, 400, 200, 409, 200, 409, 200, 200) x 5 ]
+--- grep_error_log eval: qr/\[\w+\](?=.* idempotency: )/
+--- grep_error_log_out eval
+CORE::join '', map { "[$_]\n" x 7 } qw(notice info notice warn error)
+--- no_error_log: the-key
