@@ -16,10 +16,10 @@
 
 
 typedef struct {
-    char        *name;
-    ngx_uint_t   kind;
-    ngx_str_t    data;
-    char        *target;
+    char                          *name;
+    const ngx_idempotency_kind_t  *kind;
+    ngx_str_t                      data;
+    char                          *target;
 } body_t;
 
 
@@ -231,40 +231,36 @@ multipart(size_t size)
 static void
 one(body_t *body)
 {
-    size_t                        n, len;
-    u_char                       *p, out[NGX_IDEMPOTENCY_DIGEST_LEN];
-    ngx_int_t                     rc;
-    ngx_idempotency_canon_t       c;
-    ngx_idempotency_digest_t      d;
-    ngx_idempotency_multipart_t  *m;
+    void                     *m;
+    size_t                    n, len;
+    u_char                   *p, out[NGX_IDEMPOTENCY_DIGEST_LEN];
+    ngx_int_t                 rc;
+    ngx_idempotency_canon_t   c;
+    ngx_idempotency_digest_t  d;
 
     c.flags = NGX_IDEMPOTENCY_CANON_ALL & ~NGX_IDEMPOTENCY_CANON_TEXT;
     c.ignore = NULL;
 
     ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
 
-    switch (body->kind) {
-
-    case 0:
+    if (body->kind == NULL) {
         ngx_idempotency_canon_raw(&d);
         ngx_idempotency_digest_bytes(&d, body->data.data, body->data.len);
         rc = NGX_OK;
-        break;
 
-    case NGX_IDEMPOTENCY_CANON_MULTIPART:
-        m = ngx_idempotency_multipart_create(pool, &c, &boundary);
+    } else if (body->kind->start) {
+        m = body->kind->start(pool, &c, &boundary, NULL);
 
         p = body->data.data;
 
         for (len = body->data.len; len; len -= n, p += n) {
             n = ngx_min(len, 16384);
-            (void) ngx_idempotency_multipart_feed(m, p, n);
+            (void) body->kind->feed(m, p, n);
         }
 
-        rc = ngx_idempotency_multipart_final(m, &d);
-        break;
+        rc = body->kind->finish(m, &d);
 
-    default:
+    } else {
         rc = ngx_idempotency_canon_body(&d, body->kind, &c, body->data.data,
                                         body->data.len, pool);
     }
@@ -311,10 +307,10 @@ each(body_t *body, ngx_uint_t hash)
  * number where there is a percent sign.  A tilde is the boundary.
  */
 
-#define FORM       NGX_IDEMPOTENCY_CANON_FORM
-#define JSON       NGX_IDEMPOTENCY_CANON_JSON
-#define MULTIPART  NGX_IDEMPOTENCY_CANON_MULTIPART
-#define FOLDED     NGX_IDEMPOTENCY_CANON_TEXT
+#define FORM       (&ngx_idempotency_form_kind)
+#define JSON       (&ngx_idempotency_json_kind)
+#define MULTIPART  (&ngx_idempotency_multipart_kind)
+#define FOLDED     (&ngx_idempotency_text_kind)
 
 #define PART       "--~\r\nContent-Disposition: form-data; name="
 
@@ -322,11 +318,11 @@ each(body_t *body, ngx_uint_t hash)
 
 
 static struct {
-    char        *name;
-    ngx_uint_t   kind;
-    char        *before;
-    char        *text;
-    char        *behind;
+    char                          *name;
+    const ngx_idempotency_kind_t  *kind;
+    char                          *before;
+    char                          *text;
+    char                          *behind;
 } worst[] = {
     { "form: 524,288 fields", FORM, "", "a&", "" },
     { "form: 524,288 wanted and empty ones", FORM, "", "=&", "" },
@@ -442,17 +438,17 @@ made(ngx_uint_t n)
  */
 
 static ngx_int_t
-all_told(ngx_uint_t kind, ngx_str_t *body)
+all_told(const ngx_idempotency_kind_t *kind, ngx_str_t *body)
 {
-    size_t                        n, len;
-    u_char                       *p, *copy, out[NGX_IDEMPOTENCY_DIGEST_LEN];
-    ngx_int_t                     rc;
-    ngx_str_t                     bad;
-    ngx_array_t                   array;
-    ngx_idempotency_canon_t       c;
-    ngx_idempotency_digest_t      d;
-    ngx_idempotency_fields_t     *f;
-    ngx_idempotency_multipart_t  *m;
+    void                      *m;
+    size_t                     n, len;
+    u_char                    *p, *copy, out[NGX_IDEMPOTENCY_DIGEST_LEN];
+    ngx_int_t                  rc;
+    ngx_str_t                  bad;
+    ngx_array_t                array;
+    ngx_idempotency_canon_t    c;
+    ngx_idempotency_digest_t   d;
+    ngx_idempotency_fields_t  *f;
 
     static ngx_str_t  names[] = { ngx_string("tok"), ngx_string("a"),
                                   ngx_string("submission_token") };
@@ -478,9 +474,8 @@ all_told(ngx_uint_t kind, ngx_str_t *body)
     f = ngx_idempotency_fields_create(pool, kind, names, 3, 1048576);
     m = NULL;
 
-    if (kind == MULTIPART) {
-        m = ngx_idempotency_multipart_create(pool, &c, &boundary);
-        ngx_idempotency_multipart_fields(m, f);
+    if (kind->start) {
+        m = kind->start(pool, &c, &boundary, f);
     }
 
     p = body->data;
@@ -489,7 +484,7 @@ all_told(ngx_uint_t kind, ngx_str_t *body)
         n = ngx_min(len, 16384);
 
         if (m) {
-            (void) ngx_idempotency_multipart_feed(m, p, n);
+            (void) kind->feed(m, p, n);
 
         } else {
             (void) ngx_idempotency_fields_feed(f, p, n);
@@ -497,7 +492,7 @@ all_told(ngx_uint_t kind, ngx_str_t *body)
     }
 
     if (m) {
-        rc = ngx_idempotency_multipart_final(m, &d);
+        rc = kind->finish(m, &d);
 
     } else {
         ngx_idempotency_fields_end(f);
@@ -568,23 +563,22 @@ main(int argc, char **argv)
     ngx_uint_t  i;
 
     body_t      bodies[] = {
-        { "JSON, 1 object", NGX_IDEMPOTENCY_CANON_JSON, json_one(),
+        { "JSON, 1 object", JSON, json_one(),
           "≤ 1.5 µs per 500 bytes" },
-        { "JSON", NGX_IDEMPOTENCY_CANON_JSON, json_orders(1000000, 0),
-          "≥ 400 MB/s" },
-        { "JSON, indented", NGX_IDEMPOTENCY_CANON_JSON,
+        { "JSON", JSON, json_orders(1000000, 0), "≥ 400 MB/s" },
+        { "JSON, indented", JSON,
           json_orders(1000000, 1), "≥ 400 MB/s" },
-        { "form", NGX_IDEMPOTENCY_CANON_FORM, form(470, TEXT),
+        { "form", FORM, form(470, TEXT),
           "≤ 1.5 µs per 500 bytes" },
-        { "form", NGX_IDEMPOTENCY_CANON_FORM,
+        { "form", FORM,
           form(1000000, TEXT TEXT TEXT TEXT TEXT), "≥ 400 MB/s" },
-        { "form, many fields", NGX_IDEMPOTENCY_CANON_FORM,
+        { "form, many fields", FORM,
           form(600000, ""), "" },
-        { "multipart", NGX_IDEMPOTENCY_CANON_MULTIPART, multipart(100), "" },
-        { "multipart", NGX_IDEMPOTENCY_CANON_MULTIPART, multipart(4000000),
+        { "multipart", MULTIPART, multipart(100), "" },
+        { "multipart", MULTIPART, multipart(4000000),
           "hash speed" },
-        { "bytes", 0, form(470, TEXT), "" },
-        { "bytes", 0, json_orders(4000000, 0), "hash speed" },
+        { "bytes", NULL, form(470, TEXT), "" },
+        { "bytes", NULL, json_orders(4000000, 0), "hash speed" },
     };
 
     if (argc > 1) {

@@ -26,7 +26,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     fuzz_digest_t             plain, other;
     ngx_idempotency_canon_t   c;
 
-    static ngx_uint_t         form = NGX_IDEMPOTENCY_CANON_FORM;
+    static const ngx_idempotency_kind_t  *form = &ngx_idempotency_form_kind;
 
     if (size == 0) {
         return 0;
@@ -34,7 +34,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     pool = fuzz_pool();
 
-    c.flags = form | (data[0] & 1 ? NGX_IDEMPOTENCY_CANON_TEXT : 0);
+    c.flags = form->flag | (data[0] & 1 ? NGX_IDEMPOTENCY_CANON_TEXT : 0);
     c.ignore = NULL;
 
     names = ngx_array_create(pool, 2, sizeof(ngx_str_t));

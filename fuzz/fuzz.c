@@ -50,8 +50,8 @@ fuzz_copy(const void *data, size_t len)
 
 
 fuzz_digest_t
-fuzz_body(ngx_uint_t kind, ngx_idempotency_canon_t *c, const void *data,
-    size_t len)
+fuzz_body(const ngx_idempotency_kind_t *kind, ngx_idempotency_canon_t *c,
+    const void *data, size_t len)
 {
     fuzz_digest_t             out;
     ngx_idempotency_digest_t  d, before;
@@ -73,8 +73,8 @@ fuzz_body(ngx_uint_t kind, ngx_idempotency_canon_t *c, const void *data,
 
 
 static ngx_int_t
-find(ngx_uint_t kind, const u_char *data, size_t len, uint64_t *random,
-    ngx_str_t *value)
+find(const ngx_idempotency_kind_t *kind, const u_char *data, size_t len,
+    uint64_t *random, ngx_str_t *value)
 {
     size_t                     n;
     u_char                    *piece;
@@ -101,8 +101,8 @@ find(ngx_uint_t kind, const u_char *data, size_t len, uint64_t *random,
 
 
 ngx_int_t
-fuzz_field(ngx_uint_t kind, const void *data, size_t len, uint64_t *random,
-    ngx_str_t *value)
+fuzz_field(const ngx_idempotency_kind_t *kind, const void *data,
+    size_t len, uint64_t *random, ngx_str_t *value)
 {
     ngx_int_t  rc;
     ngx_str_t  again;

@@ -35,10 +35,10 @@ ngx_pool_t *fuzz_pool(void);
 
 u_char *fuzz_copy(const void *data, size_t len);
 
-/* a body but multipart; the flags hold its kind, too */
+/* a body but multipart */
 
-fuzz_digest_t fuzz_body(ngx_uint_t kind, ngx_idempotency_canon_t *c,
-    const void *data, size_t len);
+fuzz_digest_t fuzz_body(const ngx_idempotency_kind_t *kind,
+    ngx_idempotency_canon_t *c, const void *data, size_t len);
 
 /* a number below this one, equal for equal seeds */
 
@@ -49,8 +49,8 @@ ngx_uint_t fuzz_below(uint64_t *seed, ngx_uint_t n);
  * comes.  As no value is too long, only what is malformed is unreadable.
  */
 
-ngx_int_t fuzz_field(ngx_uint_t kind, const void *data, size_t len,
-    uint64_t *random, ngx_str_t *value);
+ngx_int_t fuzz_field(const ngx_idempotency_kind_t *kind, const void *data,
+    size_t len, uint64_t *random, ngx_str_t *value);
 
 ngx_uint_t fuzz_equal(fuzz_digest_t *a, fuzz_digest_t *b);
 

@@ -27,7 +27,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     static char              *ignored[] = { "a", "/b/c", "/0/1", "/", "/b/c/d",
                                             "/1" };
-    static ngx_uint_t         json = NGX_IDEMPOTENCY_CANON_JSON;
+    static const ngx_idempotency_kind_t  *json = &ngx_idempotency_json_kind;
 
     if (size == 0) {
         return 0;
@@ -35,7 +35,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     pool = fuzz_pool();
 
-    c.flags = json;
+    c.flags = json->flag;
     c.ignore = NULL;
 
     names = ngx_array_create(pool, 2, sizeof(ngx_str_t));

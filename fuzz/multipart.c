@@ -119,22 +119,23 @@ static fuzz_digest_t
 feed(ngx_idempotency_canon_t *c, const uint8_t *data, size_t size,
     uint64_t *random, ngx_int_t *field, ngx_str_t *found)
 {
-    size_t                        n;
-    u_char                       *piece;
-    ngx_str_t                     value;
-    ngx_pool_t                   *pieces;
-    fuzz_digest_t                 out;
-    ngx_idempotency_digest_t      d;
-    ngx_idempotency_fields_t     *f;
-    ngx_idempotency_multipart_t  *m;
+    void                      *m;
+    size_t                     n;
+    u_char                    *piece;
+    ngx_str_t                  value;
+    ngx_pool_t                *pieces;
+    fuzz_digest_t              out;
+    ngx_idempotency_digest_t   d;
+    ngx_idempotency_fields_t  *f;
 
     static ngx_log_t              log;
 
+    static const ngx_idempotency_kind_t  *multipart
+                                            = &ngx_idempotency_multipart_kind;
+
     pieces = ngx_create_pool(1024, &log);
-    m = ngx_idempotency_multipart_create(pieces, c, &boundary);
-    f = ngx_idempotency_fields_create(pieces, NGX_IDEMPOTENCY_CANON_MULTIPART,
-                                      &name, 1, size + 1);
-    ngx_idempotency_multipart_fields(m, f);
+    f = ngx_idempotency_fields_create(pieces, multipart, &name, 1, size + 1);
+    m = multipart->start(pieces, c, &boundary, f);
 
     for ( /* void */ ; size; size -= n, data += n) {
         n = random ? 1 + fuzz_below(random, 20) : size;
@@ -144,13 +145,13 @@ feed(ngx_idempotency_canon_t *c, const uint8_t *data, size_t size,
 
         piece = ngx_alloc(n, &log);
         ngx_memcpy(piece, data, n);
-        (void) ngx_idempotency_multipart_feed(m, piece, n);
+        (void) multipart->feed(m, piece, n);
         ngx_free(piece);
     }
 
     ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
 
-    out.rc = ngx_idempotency_multipart_final(m, &d);
+    out.rc = multipart->finish(m, &d);
     hold(out.rc == NGX_OK || out.rc == NGX_DECLINED);
 
     ngx_idempotency_digest_final(&d, out.digest);

@@ -15,11 +15,12 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     u_char                   *text;
     ngx_str_t                 type, upper, boundary, other, *name, bad;
     ngx_int_t                 rc;
-    ngx_uint_t                kind;
     ngx_pool_t               *pool;
     ngx_array_t              *names;
     ngx_idempotency_canon_t   c;
     ngx_idempotency_digest_t  d;
+
+    const ngx_idempotency_kind_t  *kind;
 
     pool = fuzz_pool();
 
@@ -40,9 +41,9 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                                       &boundary);
     hold(kind == ngx_idempotency_canon_kind(&upper, NGX_IDEMPOTENCY_CANON_ALL,
                                             &other));
-    hold(ngx_idempotency_canon_kind(&type, 0, &other) == 0);
+    hold(ngx_idempotency_canon_kind(&type, 0, &other) == NULL);
 
-    if (kind == NGX_IDEMPOTENCY_CANON_MULTIPART) {
+    if (kind == &ngx_idempotency_multipart_kind) {
         hold(boundary.len > 0 && boundary.len <= 70);
         hold(boundary.data >= type.data
              && boundary.data + boundary.len <= type.data + type.len);
@@ -67,7 +68,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (rc == NGX_OK) {
         c.flags = NGX_IDEMPOTENCY_CANON_ALL;
         text = (u_char *) "{\"a\":{\"b\":[1,{\"c\":2}]},\"\":3}";
-        (void) fuzz_body(NGX_IDEMPOTENCY_CANON_JSON, &c, text,
+        (void) fuzz_body(&ngx_idempotency_json_kind, &c, text,
                          ngx_strlen(text));
     }
 

@@ -209,14 +209,16 @@ typedef struct {
 /* the request's body */
 
 typedef struct {
-    /* by which of its meanings it is digested; a form's parts; so far; whole */
-    ngx_uint_t                         kind;
-    ngx_idempotency_multipart_t       *multipart;
+    /* by which of its meanings it is digested, or NULL; so far; whole */
+    const ngx_idempotency_kind_t      *kind;
     ngx_idempotency_digest_t           running;
     u_char                             digest[NGX_IDEMPOTENCY_DIGEST_LEN];
 
     /* what is looked for in it; NULL: it has no fields */
     ngx_idempotency_fields_t          *fields;
+    /* what it is fed to as it arrives, if its kind can be, and that kind */
+    void                              *stream;
+    const ngx_idempotency_kind_t      *streamed;
     /* why a key could not be read from it */
     ngx_http_idempotency_unreadable_e  unreadable;
 

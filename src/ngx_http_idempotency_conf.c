@@ -260,13 +260,36 @@ ngx_http_idempotency_set_normalize(ngx_conf_t *cf, ngx_command_t *cmd,
 {
     ngx_http_idempotency_loc_conf_t  *ilcf = conf;
 
-    char  *rv;
+    char                           *rv;
+    ngx_uint_t                      n;
+    ngx_command_t                   command;
+    ngx_conf_bitmask_t             *mask;
+    const ngx_idempotency_kind_t  **kind;
 
     if (ilcf->canon.flags) {
         return "is duplicate";
     }
 
-    rv = ngx_conf_set_bitmask_slot(cf, cmd, conf);
+    for (n = 0; ngx_idempotency_kinds[n]; n++) { /* void */ }
+
+    mask = ngx_pcalloc(cf->temp_pool, (n + 2) * sizeof(ngx_conf_bitmask_t));
+    if (mask == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    command = *cmd;
+    command.post = mask;
+
+    ngx_str_set(&mask->name, "off");
+    mask->mask = NGX_CONF_BITMASK_SET;
+
+    for (kind = ngx_idempotency_kinds; *kind; kind++) {
+        mask++;
+        mask->name = (*kind)->name;
+        mask->mask = (*kind)->flag;
+    }
+
+    rv = ngx_conf_set_bitmask_slot(cf, &command, conf);
 
     if (rv == NGX_CONF_OK
         && (ilcf->canon.flags & NGX_CONF_BITMASK_SET)

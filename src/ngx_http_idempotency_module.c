@@ -60,16 +60,6 @@ static ngx_conf_enum_t  ngx_http_idempotency_missing_key[] = {
 };
 
 
-static ngx_conf_bitmask_t  ngx_http_idempotency_normalize[] = {
-    { ngx_string("off"), NGX_CONF_BITMASK_SET },
-    { ngx_string("form"), NGX_IDEMPOTENCY_CANON_FORM },
-    { ngx_string("json"), NGX_IDEMPOTENCY_CANON_JSON },
-    { ngx_string("multipart"), NGX_IDEMPOTENCY_CANON_MULTIPART },
-    { ngx_string("text"), NGX_IDEMPOTENCY_CANON_TEXT },
-    { ngx_null_string, 0 }
-};
-
-
 static ngx_conf_enum_t  ngx_http_idempotency_similar_policies[] = {
     { ngx_string("off"), NGX_HTTP_IDEMPOTENCY_SIMILAR_OFF },
     { ngx_string("warn"), NGX_HTTP_IDEMPOTENCY_SIMILAR_WARN },
@@ -243,7 +233,7 @@ static ngx_command_t  ngx_http_idempotency_commands[] = {
       ngx_http_idempotency_set_normalize,
       NGX_HTTP_LOC_CONF_OFFSET,
       offsetof(ngx_http_idempotency_loc_conf_t, canon.flags),
-      &ngx_http_idempotency_normalize },
+      NULL },
 
     { ngx_string("idempotency_normalize_buffer"),
       NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,

@@ -70,7 +70,62 @@ typedef struct {
 } ngx_idempotency_canon_t;
 
 
-typedef struct ngx_idempotency_multipart_s  ngx_idempotency_multipart_t;
+typedef struct ngx_idempotency_fields_s  ngx_idempotency_fields_t;
+
+
+/*
+ * A kind of body: each has a file of its own, and a line in the table.  It is
+ * digested when it is there as a whole, or, if it can be started, as it
+ * arrives in pieces of any size.
+ *
+ * start: c is NULL if nothing is to be digested, f if no fields are looked
+ * for.  feed goes on whatever is returned, and finish comes in any case, if
+ * but without a digest.
+ *
+ * whole, feed and finish: NGX_DECLINED, which is final: malformed, or beyond a
+ * limit; then nothing was put into the digest.  NGX_ERROR: no memory.  The
+ * pool of a whole one is for scratch, which is freed.
+ */
+
+typedef struct {
+    /* as idempotency_normalize names it, and its flag there */
+    ngx_str_t     name;
+    ngx_uint_t    flag;
+
+    /* the media type that is digested before, or none: as it was sent */
+    ngx_str_t     type;
+    /* it has fields */
+    ngx_uint_t    fields;
+
+    /*
+     * Is the media type, whose parameters are at pos, one of its own?
+     * NGX_DECLINED: no; NGX_ERROR: it is, but no body can be read by it.
+     */
+    ngx_int_t   (*matches)(ngx_str_t *type, u_char *pos, u_char *end,
+                           ngx_str_t *boundary);
+
+    ngx_int_t   (*whole)(ngx_idempotency_digest_t *d,
+                         ngx_idempotency_canon_t *c, u_char *data,
+                         size_t len, ngx_pool_t *pool);
+
+    void       *(*start)(ngx_pool_t *pool, ngx_idempotency_canon_t *c,
+                         ngx_str_t *boundary, ngx_idempotency_fields_t *f);
+    ngx_int_t   (*feed)(void *stream, u_char *data, size_t len);
+    ngx_int_t   (*finish)(void *stream, ngx_idempotency_digest_t *d);
+
+    /* of what can't be started: its fields, and their end */
+    void        (*field)(ngx_idempotency_fields_t *f, u_char *p,
+                         u_char *last);
+    void        (*field_end)(ngx_idempotency_fields_t *f);
+} ngx_idempotency_kind_t;
+
+
+extern const ngx_idempotency_kind_t  *ngx_idempotency_kinds[];
+
+extern const ngx_idempotency_kind_t   ngx_idempotency_form_kind;
+extern const ngx_idempotency_kind_t   ngx_idempotency_json_kind;
+extern const ngx_idempotency_kind_t   ngx_idempotency_multipart_kind;
+extern const ngx_idempotency_kind_t   ngx_idempotency_text_kind;
 
 
 /*
@@ -82,43 +137,23 @@ ngx_int_t ngx_idempotency_canon_ignore(ngx_idempotency_canon_t *c,
     ngx_array_t *names, ngx_str_t *bad, ngx_pool_t *pool);
 
 /*
- * The kind, if it is among the flags, or 0: by its bytes.  The boundary is
+ * The kind, if it is among the flags, or NULL: by its bytes.  The boundary is
  * set for MULTIPART, lies in the content type and may be NULL without that
  * flag.
  */
 
-ngx_uint_t ngx_idempotency_canon_kind(ngx_str_t *content_type,
-    ngx_uint_t flags, ngx_str_t *boundary);
+const ngx_idempotency_kind_t *ngx_idempotency_canon_kind(
+    ngx_str_t *content_type, ngx_uint_t flags, ngx_str_t *boundary);
 
-/*
- * The whole body of a kind but MULTIPART.  NGX_DECLINED: it is malformed,
- * and nothing was fed; NGX_ERROR: no memory.  The pool is for scratch, which
- * is freed.
- */
+/* the whole body of a kind that isn't started; NULL is declined */
 
 ngx_int_t ngx_idempotency_canon_body(ngx_idempotency_digest_t *d,
-    ngx_uint_t kind, ngx_idempotency_canon_t *c, u_char *data, size_t len,
-    ngx_pool_t *pool);
+    const ngx_idempotency_kind_t *kind, ngx_idempotency_canon_t *c,
+    u_char *data, size_t len, ngx_pool_t *pool);
 
 /* to be called before bytes that are digested as they are */
 
 void ngx_idempotency_canon_raw(ngx_idempotency_digest_t *d);
-
-/*
- * A multipart body, in pieces of any size.  As its boundary doesn't count,
- * the media type to be digested before is "multipart/form-data" alone.
- *
- * c: NULL if nothing is to be digested.  feed and final: NGX_DECLINED, which
- * is final: malformed, or beyond a limit; NGX_ERROR: no memory.
- */
-
-ngx_idempotency_multipart_t *ngx_idempotency_multipart_create(
-    ngx_pool_t *pool, ngx_idempotency_canon_t *c, ngx_str_t *boundary);
-
-ngx_int_t ngx_idempotency_multipart_feed(ngx_idempotency_multipart_t *m,
-    u_char *data, size_t len);
-ngx_int_t ngx_idempotency_multipart_final(ngx_idempotency_multipart_t *m,
-    ngx_idempotency_digest_t *d);
 
 
 #endif /* _NGX_IDEMPOTENCY_CANON_H_INCLUDED_ */

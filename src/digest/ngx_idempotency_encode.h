@@ -91,14 +91,10 @@ ngx_uint_t ngx_idempotency_ignored(ngx_idempotency_canon_t *c,
 ngx_int_t ngx_idempotency_parameter(u_char **pos, u_char *end,
     ngx_str_t *name, ngx_str_t *value);
 
-ngx_int_t ngx_idempotency_form(ngx_idempotency_digest_t *d,
-    ngx_idempotency_canon_t *c, u_char *data, size_t len, ngx_pool_t *pool);
+/* of a media type: capital and small letters are the same */
 
-ngx_int_t ngx_idempotency_json(ngx_idempotency_digest_t *d,
-    ngx_idempotency_canon_t *c, u_char *data, size_t len, ngx_pool_t *pool);
-
-void ngx_idempotency_text(ngx_idempotency_digest_t *d, u_char *data,
-    size_t len);
+ngx_uint_t ngx_idempotency_begins(ngx_str_t *s, char *text);
+ngx_uint_t ngx_idempotency_equal(ngx_str_t *s, char *text);
 
 
 static ngx_inline ngx_int_t

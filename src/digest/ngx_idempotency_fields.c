@@ -14,8 +14,9 @@ static ngx_int_t field_grow(ngx_idempotency_fields_t *f, size_t len);
 
 
 ngx_idempotency_fields_t *
-ngx_idempotency_fields_create(ngx_pool_t *pool, ngx_uint_t kind,
-    ngx_str_t *names, ngx_uint_t nnames, size_t max)
+ngx_idempotency_fields_create(ngx_pool_t *pool,
+    const ngx_idempotency_kind_t *kind, ngx_str_t *names, ngx_uint_t nnames,
+    size_t max)
 {
     ngx_uint_t                 i;
     ngx_idempotency_fields_t  *f;
@@ -52,14 +53,8 @@ ngx_int_t
 ngx_idempotency_fields_feed(ngx_idempotency_fields_t *f, u_char *data,
     size_t len)
 {
-    if (!f->done && len) {
-
-        if (f->kind == NGX_IDEMPOTENCY_CANON_FORM) {
-            ngx_idempotency_form_fields(f, data, data + len);
-
-        } else if (f->kind == NGX_IDEMPOTENCY_CANON_JSON) {
-            ngx_idempotency_json_fields(f, data, data + len);
-        }
+    if (!f->done && len && f->kind->field) {
+        f->kind->field(f, data, data + len);
     }
 
     return f->no_memory ? NGX_ERROR : f->done ? NGX_DONE : NGX_OK;
@@ -73,11 +68,8 @@ ngx_idempotency_fields_end(ngx_idempotency_fields_t *f)
         return;
     }
 
-    if (f->kind == NGX_IDEMPOTENCY_CANON_FORM) {
-        ngx_idempotency_form_fields_end(f);
-
-    } else if (f->kind == NGX_IDEMPOTENCY_CANON_JSON) {
-        ngx_idempotency_json_fields_end(f);
+    if (f->kind->field_end) {
+        f->kind->field_end(f);
     }
 
     f->done = 1;

@@ -36,9 +36,10 @@ typedef struct {
 } ngx_idempotency_field_t;
 
 
-typedef struct {
+struct ngx_idempotency_fields_s {
     ngx_pool_t                *pool;
-    ngx_uint_t                 kind;
+    const ngx_idempotency_kind_t
+                              *kind;
 
     ngx_str_t                 *names;
     ngx_uint_t                 nnames;
@@ -64,46 +65,38 @@ typedef struct {
     unsigned                   unreadable:1;
     unsigned                   too_long:1; /* some value */
     unsigned                   no_memory:1;
-} ngx_idempotency_fields_t;
+};
 
 
 /*
- * The kind of a body that has fields, and the boundary of MULTIPART; 0: it has
- * none.  NGX_DECLINED: it has, but they can't be found.
+ * The kind of a body that has fields, and the boundary of MULTIPART; NULL: it
+ * has none.  NGX_DECLINED: it has, but they can't be found.
  */
 
 ngx_int_t ngx_idempotency_fields_kind(ngx_str_t *content_type,
-    ngx_uint_t *kind, ngx_str_t *boundary);
+    const ngx_idempotency_kind_t **kind, ngx_str_t *boundary);
 
 /*
  * Names are of small letters, digits and underscores, which stand for any
  * other byte.  The first field of a name counts.  A value longer than max is
  * not read.
  *
- * MULTIPART is not fed here: see ngx_idempotency_multipart_fields().
+ * A kind that is started is not fed here: its fields are found on its way
+ * through, and its finish is their end.
  *
  * feed: NGX_DONE: there is nothing more to be found; NGX_ERROR: no memory.
  * value: NGX_DECLINED: there is none; NGX_IDEMPOTENCY_UNREADABLE.
  */
 
 ngx_idempotency_fields_t *ngx_idempotency_fields_create(ngx_pool_t *pool,
-    ngx_uint_t kind, ngx_str_t *names, ngx_uint_t nnames, size_t max);
+    const ngx_idempotency_kind_t *kind, ngx_str_t *names, ngx_uint_t nnames,
+    size_t max);
 ngx_int_t ngx_idempotency_fields_feed(ngx_idempotency_fields_t *f,
     u_char *data, size_t len);
 void ngx_idempotency_fields_end(ngx_idempotency_fields_t *f);
 void ngx_idempotency_fields_unreadable(ngx_idempotency_fields_t *f);
 ngx_int_t ngx_idempotency_fields_value(ngx_idempotency_fields_t *f,
     ngx_uint_t i, ngx_str_t *value);
-
-/*
- * To be found on a multipart body's way through: to be called before anything
- * is fed, which then must go on whatever is returned.  fields_end() is called
- * by multipart_final(), which may be called without a digest.
- */
-
-void ngx_idempotency_multipart_fields(ngx_idempotency_multipart_t *m,
-    ngx_idempotency_fields_t *f);
-
 
 /* for those who read the kinds */
 

@@ -7,6 +7,7 @@
 
 
 #include "ngx_idempotency_encode.h"
+#include "ngx_idempotency_fields.h"
 
 
 #define NGX_IDEMPOTENCY_FORM_INLINE  32    /* that need no memory */
@@ -50,6 +51,10 @@ typedef struct {
 } form_t;
 
 
+static ngx_int_t form_matches(ngx_str_t *type, u_char *pos, u_char *end,
+    ngx_str_t *boundary);
+static ngx_int_t form_whole(ngx_idempotency_digest_t *d,
+    ngx_idempotency_canon_t *c, u_char *data, size_t len, ngx_pool_t *pool);
 static ngx_int_t form_parse(form_t *f, ngx_idempotency_canon_t *c);
 static ngx_int_t form_add(form_t *f, ngx_str_t *name, ngx_str_t *value);
 static ngx_int_t form_grow(form_t *f);
@@ -92,8 +97,34 @@ form_place(form_t *f, ngx_str_t *s)
 }
 
 
-ngx_int_t
-ngx_idempotency_form(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
+const ngx_idempotency_kind_t  ngx_idempotency_form_kind = {
+    ngx_string("form"),
+    NGX_IDEMPOTENCY_CANON_FORM,
+    ngx_null_string,                        /* media type digested */
+    1,                                      /* has fields */
+
+    form_matches,
+    form_whole,                             /* whole */
+
+    NULL,                                   /* start */
+    NULL,                                   /* feed */
+    NULL,                                   /* finish */
+
+    ngx_idempotency_form_fields,            /* field */
+    ngx_idempotency_form_fields_end         /* field_end */
+};
+
+
+static ngx_int_t
+form_matches(ngx_str_t *type, u_char *pos, u_char *end, ngx_str_t *boundary)
+{
+    return ngx_idempotency_equal(type, "application/x-www-form-urlencoded")
+           ? NGX_OK : NGX_DECLINED;
+}
+
+
+static ngx_int_t
+form_whole(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
     u_char *data, size_t len, ngx_pool_t *pool)
 {
     form_t                   f;

@@ -6,9 +6,14 @@
  */
 
 
+#include "ngx_idempotency_fields.h"
 #include "ngx_idempotency_json.h"
 
 
+static ngx_int_t json_matches(ngx_str_t *type, u_char *pos, u_char *end,
+    ngx_str_t *boundary);
+static ngx_int_t json_whole(ngx_idempotency_digest_t *d,
+    ngx_idempotency_canon_t *c, u_char *data, size_t len, ngx_pool_t *pool);
 static u_char *json_read(ngx_idempotency_json_t *j, u_char *p);
 static u_char *json_next(ngx_idempotency_json_t *j, u_char *p);
 static u_char *json_scalar(ngx_idempotency_json_t *j, u_char *p);
@@ -30,8 +35,50 @@ static u_char json_write_node(ngx_idempotency_json_t *j,
     ngx_idempotency_sink_t *s, ngx_idempotency_json_node_t *n);
 
 
-ngx_int_t
-ngx_idempotency_json(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
+const ngx_idempotency_kind_t  ngx_idempotency_json_kind = {
+    ngx_string("json"),
+    NGX_IDEMPOTENCY_CANON_JSON,
+    ngx_null_string,                        /* media type digested */
+    1,                                      /* has fields */
+
+    json_matches,
+    json_whole,                             /* whole */
+
+    NULL,                                   /* start */
+    NULL,                                   /* feed */
+    NULL,                                   /* finish */
+
+    ngx_idempotency_json_fields,            /* field */
+    ngx_idempotency_json_fields_end         /* field_end */
+};
+
+
+/* or a structured syntax suffix, on any type that has a subtype */
+
+static ngx_int_t
+json_matches(ngx_str_t *type, u_char *pos, u_char *end, ngx_str_t *boundary)
+{
+    ngx_str_t  suffix;
+
+    if (ngx_idempotency_equal(type, "application/json")) {
+        return NGX_OK;
+    }
+
+    suffix.data = ngx_strlchr(type->data, type->data + type->len, '/');
+
+    if (suffix.data == NULL || type->data + type->len - suffix.data <= 5) {
+        return NGX_DECLINED;
+    }
+
+    suffix.data = type->data + type->len - 5;
+    suffix.len = 5;
+
+    return ngx_idempotency_equal(&suffix, "+json") ? NGX_OK : NGX_DECLINED;
+}
+
+
+static ngx_int_t
+json_whole(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
     u_char *data, size_t len, ngx_pool_t *pool)
 {
     ngx_int_t               rc;

@@ -38,6 +38,13 @@ typedef enum {
 } multipart_state_e;
 
 
+static ngx_int_t multipart_matches(ngx_str_t *type, u_char *pos, u_char *end,
+    ngx_str_t *boundary);
+static ngx_uint_t boundary_is_valid(ngx_str_t *boundary);
+static void *multipart_create(ngx_pool_t *pool, ngx_idempotency_canon_t *c,
+    ngx_str_t *boundary, ngx_idempotency_fields_t *f);
+static ngx_int_t multipart_feed(void *stream, u_char *data, size_t len);
+static ngx_int_t multipart_final(void *stream, ngx_idempotency_digest_t *d);
 static u_char *multipart_delimited(ngx_idempotency_multipart_t *m, u_char *p,
     u_char *last);
 static ngx_int_t multipart_line(ngx_idempotency_multipart_t *m, u_char c);
@@ -61,9 +68,86 @@ static ngx_uint_t part_is_text(ngx_idempotency_multipart_t *m,
     ngx_idempotency_part_t *part);
 
 
-ngx_idempotency_multipart_t *
-ngx_idempotency_multipart_create(ngx_pool_t *pool, ngx_idempotency_canon_t *c,
+const ngx_idempotency_kind_t  ngx_idempotency_multipart_kind = {
+    ngx_string("multipart"),
+    NGX_IDEMPOTENCY_CANON_MULTIPART,
+    ngx_string("multipart/form-data"),      /* media type digested */
+    1,                                      /* has fields */
+
+    multipart_matches,
+    NULL,                                   /* whole */
+
+    multipart_create,                       /* start */
+    multipart_feed,                         /* feed */
+    multipart_final,                        /* finish */
+
+    NULL,                                   /* field */
+    NULL                                    /* field_end */
+};
+
+
+static ngx_int_t
+multipart_matches(ngx_str_t *type, u_char *pos, u_char *end,
     ngx_str_t *boundary)
+{
+    ngx_int_t  rc;
+    ngx_str_t  name, value;
+
+    if (!ngx_idempotency_equal(type, "multipart/form-data")) {
+        return NGX_DECLINED;
+    }
+
+    ngx_str_null(boundary);
+
+    while ((rc = ngx_idempotency_parameter(&pos, end, &name, &value))
+           == NGX_OK)
+    {
+
+        if (!ngx_idempotency_equal(&name, "boundary")) {
+            continue;
+        }
+
+        if (boundary->data) {
+            return NGX_ERROR;
+        }
+
+        *boundary = value;
+    }
+
+    return (rc == NGX_DONE && boundary_is_valid(boundary)) ? NGX_OK
+                                                           : NGX_ERROR;
+}
+
+
+/* RFC 2046, 5.1.1, but for its choice of characters */
+
+static ngx_uint_t
+boundary_is_valid(ngx_str_t *boundary)
+{
+    size_t  i;
+    u_char  c;
+
+    if (boundary->len == 0 || boundary->len > NGX_IDEMPOTENCY_BOUNDARY
+        || boundary->data[boundary->len - 1] == ' ')
+    {
+        return 0;
+    }
+
+    for (i = 0; i < boundary->len; i++) {
+        c = boundary->data[i];
+
+        if (c < ' ' || c > '~' || c == '"' || c == '\\') {
+            return 0;
+        }
+    }
+
+    return 1;
+}
+
+
+static void *
+multipart_create(ngx_pool_t *pool, ngx_idempotency_canon_t *c,
+    ngx_str_t *boundary, ngx_idempotency_fields_t *f)
 {
     ngx_idempotency_multipart_t  *m;
 
@@ -83,10 +167,15 @@ ngx_idempotency_multipart_create(ngx_pool_t *pool, ngx_idempotency_canon_t *c,
     m->hashing = 0;
     m->folding = 0;
     m->names_len = 0;
-    m->fields = NULL;
+    m->fields = f;
 
     if (boundary->len == 0 || boundary->len > NGX_IDEMPOTENCY_BOUNDARY) {
         m->rc = NGX_DECLINED;
+
+        if (f) {
+            ngx_idempotency_fields_unreadable(f);
+        }
+
         return m;
     }
 
@@ -112,22 +201,11 @@ ngx_idempotency_multipart_create(ngx_pool_t *pool, ngx_idempotency_canon_t *c,
 }
 
 
-void
-ngx_idempotency_multipart_fields(ngx_idempotency_multipart_t *m,
-    ngx_idempotency_fields_t *f)
+static ngx_int_t
+multipart_feed(void *stream, u_char *data, size_t len)
 {
-    m->fields = f;
+    ngx_idempotency_multipart_t *m = stream;
 
-    if (m->rc != NGX_OK) {
-        ngx_idempotency_fields_unreadable(f);
-    }
-}
-
-
-ngx_int_t
-ngx_idempotency_multipart_feed(ngx_idempotency_multipart_t *m, u_char *data,
-    size_t len)
-{
     u_char  *p, *last;
 
     p = data;
@@ -213,10 +291,11 @@ multipart_decline(ngx_idempotency_multipart_t *m, ngx_uint_t what)
 }
 
 
-ngx_int_t
-ngx_idempotency_multipart_final(ngx_idempotency_multipart_t *m,
-    ngx_idempotency_digest_t *d)
+static ngx_int_t
+multipart_final(void *stream, ngx_idempotency_digest_t *d)
 {
+    ngx_idempotency_multipart_t *m = stream;
+
     u_char                  *digest;
     ngx_uint_t               i;
     ngx_idempotency_name_t  *name;
@@ -632,7 +711,7 @@ part_is_text(ngx_idempotency_multipart_t *m, ngx_idempotency_part_t *part)
     }
 
     return part->type.data == NULL
-           || ngx_idempotency_canon_kind(&part->type, flags, NULL) != 0;
+           || ngx_idempotency_canon_kind(&part->type, flags, NULL) != NULL;
 }
 
 

@@ -20,7 +20,7 @@ typedef struct {
 } ngx_idempotency_part_t;
 
 
-struct ngx_idempotency_multipart_s {
+typedef struct {
     ngx_pool_t                *pool;
     ngx_idempotency_canon_t   *canon;
 
@@ -51,7 +51,7 @@ struct ngx_idempotency_multipart_s {
 
     /* what is looked for */
     ngx_idempotency_fields_t  *fields;
-};
+} ngx_idempotency_multipart_t;
 
 
 /* header lines up to and with the empty one; NGX_DECLINED: malformed */

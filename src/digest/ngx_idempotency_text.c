@@ -14,6 +14,11 @@ typedef enum {
 } fold_class_e;
 
 
+static ngx_int_t text_matches(ngx_str_t *type, u_char *pos, u_char *end,
+    ngx_str_t *boundary);
+static ngx_int_t text_whole(ngx_idempotency_digest_t *d,
+    ngx_idempotency_canon_t *c, u_char *data, size_t len, ngx_pool_t *pool);
+static ngx_uint_t text_encoding(u_char *pos, u_char *end);
 static ngx_uint_t fold_seen(u_char *p, size_t len);
 static u_char *fold_out(ngx_idempotency_fold_t *f, u_char *dst, u_char c);
 
@@ -124,8 +129,68 @@ ngx_idempotency_fold_end(ngx_idempotency_fold_t *f, u_char *dst)
 }
 
 
-void
-ngx_idempotency_text(ngx_idempotency_digest_t *d, u_char *data, size_t len)
+const ngx_idempotency_kind_t  ngx_idempotency_text_kind = {
+    ngx_string("text"),
+    NGX_IDEMPOTENCY_CANON_TEXT,
+    ngx_null_string,                        /* media type digested */
+    0,                                      /* has fields */
+
+    text_matches,
+    text_whole,                             /* whole */
+
+    NULL,                                   /* start */
+    NULL,                                   /* feed */
+    NULL,                                   /* finish */
+
+    NULL,                                   /* field */
+    NULL                                    /* field_end */
+};
+
+
+static ngx_int_t
+text_matches(ngx_str_t *type, u_char *pos, u_char *end, ngx_str_t *boundary)
+{
+    if (!ngx_idempotency_equal(type, "text/plain")) {
+        return NGX_DECLINED;
+    }
+
+    return text_encoding(pos, end) ? NGX_OK : NGX_ERROR;
+}
+
+
+/*
+ * White space is looked for as ASCII and UTF-8 have it.  In the encodings of
+ * more bytes a character the same bytes are something else.
+ */
+
+static ngx_uint_t
+text_encoding(u_char *pos, u_char *end)
+{
+    ngx_int_t  rc;
+    ngx_str_t  name, value;
+
+    while ((rc = ngx_idempotency_parameter(&pos, end, &name, &value))
+           == NGX_OK)
+    {
+
+        if (ngx_idempotency_equal(&name, "charset")
+            && (ngx_idempotency_begins(&value, "utf")
+                || ngx_idempotency_begins(&value, "ucs")
+                || ngx_idempotency_begins(&value, "iso-10646"))
+            && !ngx_idempotency_equal(&value, "utf-8")
+            && !ngx_idempotency_equal(&value, "utf8"))
+        {
+            return 0;
+        }
+    }
+
+    return rc == NGX_DONE;
+}
+
+
+static ngx_int_t
+text_whole(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
+    u_char *data, size_t len, ngx_pool_t *pool)
 {
     size_t                  n;
     u_char                  buf[4096], *last;
@@ -146,6 +211,8 @@ ngx_idempotency_text(ngx_idempotency_digest_t *d, u_char *data, size_t len)
 
     last = ngx_idempotency_fold_end(&f, buf);
     ngx_idempotency_digest_bytes(d, buf, last - buf);
+
+    return NGX_OK;
 }
 
 

@@ -23,12 +23,10 @@ static ngx_int_t body_feed(void *data, u_char *p, size_t len);
 static ngx_int_t body_raw(void *data, u_char *p, size_t len);
 static ngx_int_t body_canonical(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static ngx_int_t body_multipart(ngx_http_request_t *r,
-    ngx_http_idempotency_body_t *body);
 static ngx_int_t body_fields(ngx_http_request_t *r,
     ngx_http_idempotency_body_t *body);
 static void body_digest_init(ngx_http_request_t *r,
-    ngx_http_idempotency_body_t *body, ngx_uint_t kind);
+    ngx_http_idempotency_body_t *body, const ngx_idempotency_kind_t *kind);
 static ngx_uint_t body_coded(ngx_http_request_t *r);
 static ngx_int_t body_copy(void *data, u_char *p, size_t len);
 static ngx_int_t body_read(ngx_buf_t *b, u_char *p, size_t n, off_t offset);
@@ -57,7 +55,7 @@ ngx_http_idempotency_read_body(ngx_http_request_t *r,
     if (r->request_body
         || (r->headers_in.content_length_n <= 0 && !r->headers_in.chunked))
     {
-        if ((ctx->body.kind == 0 || ctx->body.multipart || ctx->body.fields)
+        if ((ctx->body.kind == NULL || ctx->body.stream || ctx->body.fields)
             && ngx_http_idempotency_each_piece(r, -1, body_feed, &ctx->body)
                != NGX_OK)
         {
@@ -135,20 +133,20 @@ body_begin(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         type = r->headers_in.content_type->value;
     }
 
-    body->kind = body_coded(r) ? 0
+    body->kind = body_coded(r) ? NULL
                  : ngx_idempotency_canon_kind(&type, conf->canon.flags,
                                               &boundary);
-    if (body->kind != NGX_IDEMPOTENCY_CANON_MULTIPART
+    if (body->kind && body->kind->whole
         && body_size(r) > (off_t) conf->normalize_buffer)
     {
-        body->kind = 0;
+        body->kind = NULL;
     }
 
-    if (body->kind == 0) {
-        body_digest_init(r, body, 0);
+    if (body->kind == NULL) {
+        body_digest_init(r, body, NULL);
     }
 
-    body->multipart = NULL;
+    body->stream = NULL;
     body->unreadable = NGX_HTTP_IDEMPOTENCY_BODY_READABLE;
 
     if (ngx_http_idempotency_look_for_fields(r, conf, &body->fields, &boundary)
@@ -157,24 +155,22 @@ body_begin(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         return NGX_ERROR;
     }
 
-    if (body->kind == NGX_IDEMPOTENCY_CANON_MULTIPART
-        || (body->fields && !body->fields->done
-            && body->fields->kind == NGX_IDEMPOTENCY_CANON_MULTIPART))
-    {
-        canon = body->kind ? &conf->canon : NULL;
+    body->streamed = body->kind;
 
-        body->multipart = ngx_idempotency_multipart_create(r->pool, canon,
-                                                           &boundary);
-        if (body->multipart == NULL) {
-            return NGX_ERROR;
-        }
-
-        if (body->fields) {
-            ngx_idempotency_multipart_fields(body->multipart, body->fields);
-        }
+    if (body->kind == NULL && body->fields && !body->fields->done) {
+        body->streamed = body->fields->kind;
     }
 
-    return NGX_OK;
+    if (body->streamed == NULL || body->streamed->start == NULL) {
+        return NGX_OK;
+    }
+
+    canon = body->kind ? &conf->canon : NULL;
+
+    body->stream = body->streamed->start(r->pool, canon, &boundary,
+                                         body->fields);
+
+    return body->stream ? NGX_OK : NGX_ERROR;
 }
 
 
@@ -217,14 +213,14 @@ body_feed(void *data, u_char *p, size_t len)
 {
     ngx_http_idempotency_body_t  *body = data;
 
-    if (body->kind == 0) {
+    if (body->kind == NULL) {
         ngx_idempotency_digest_bytes(&body->running, p, len);
     }
 
     /* what turns out to be malformed, or no memory, is heard of at the end */
 
-    if (body->multipart) {
-        (void) ngx_idempotency_multipart_feed(body->multipart, p, len);
+    if (body->stream) {
+        (void) body->streamed->feed(body->stream, p, len);
 
     } else if (body->fields) {
         (void) ngx_idempotency_fields_feed(body->fields, p, len);
@@ -253,26 +249,13 @@ ngx_http_idempotency_digest_body(ngx_http_request_t *r,
 {
     ngx_int_t  rc;
 
-    switch (ctx->body.kind) {
-
-    case 0:
-        rc = NGX_OK;
-        break;
-
-    case NGX_IDEMPOTENCY_CANON_MULTIPART:
-        rc = body_multipart(r, &ctx->body);
-        break;
-
-    default:
-        rc = body_canonical(r, ctx);
-        break;
-    }
+    rc = ctx->body.kind ? body_canonical(r, ctx) : NGX_OK;
 
     if (rc == NGX_DECLINED) {
 
         /* by its bytes after all */
 
-        body_digest_init(r, &ctx->body, 0);
+        body_digest_init(r, &ctx->body, NULL);
 
         rc = ngx_http_idempotency_each_piece(r, -1, body_raw, &ctx->body);
     }
@@ -297,6 +280,12 @@ body_canonical(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
     body = &ctx->body;
 
+    if (body->stream) {
+        body_digest_init(r, body, body->kind);
+
+        return body->kind->finish(body->stream, &body->running);
+    }
+
     rc = ngx_http_idempotency_whole_body(r, ctx->conf->normalize_buffer,
                                          &text);
     if (rc != NGX_OK) {
@@ -308,15 +297,6 @@ body_canonical(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     return ngx_idempotency_canon_body(&body->running, body->kind,
                                       &ctx->conf->canon, text.data, text.len,
                                       r->pool);
-}
-
-
-static ngx_int_t
-body_multipart(ngx_http_request_t *r, ngx_http_idempotency_body_t *body)
-{
-    body_digest_init(r, body, body->kind);
-
-    return ngx_idempotency_multipart_final(body->multipart, &body->running);
 }
 
 
@@ -335,12 +315,12 @@ body_fields(ngx_http_request_t *r, ngx_http_idempotency_body_t *body)
         return NGX_OK;
     }
 
-    if (body->multipart == NULL) {
+    if (body->stream == NULL) {
         ngx_idempotency_fields_end(body->fields);
 
-    } else if (body->kind == 0) {
+    } else if (body->kind == NULL) {
         /* it has no digest; where it has one, that came to its end */
-        (void) ngx_idempotency_multipart_final(body->multipart, NULL);
+        (void) body->streamed->finish(body->stream, NULL);
     }
 
     return body->fields->no_memory ? NGX_ERROR : NGX_OK;
@@ -351,19 +331,16 @@ body_fields(ngx_http_request_t *r, ngx_http_idempotency_body_t *body)
 
 static void
 body_digest_init(ngx_http_request_t *r, ngx_http_idempotency_body_t *body,
-    ngx_uint_t kind)
+    const ngx_idempotency_kind_t *kind)
 {
     ngx_str_t                            type;
     ngx_table_elt_t                     *h;
     ngx_http_idempotency_header_iter_t   it;
 
-    static ngx_str_t  multipart = ngx_string("multipart/form-data");
-
     ngx_str_null(&type);
 
-    if (kind == NGX_IDEMPOTENCY_CANON_MULTIPART) {
-        /* its boundary doesn't count */
-        type = multipart;
+    if (kind && kind->type.len) {
+        type = kind->type;
 
     } else if (r->headers_in.content_type) {
         type = r->headers_in.content_type->value;
@@ -381,7 +358,7 @@ body_digest_init(ngx_http_request_t *r, ngx_http_idempotency_body_t *body,
 
     ngx_idempotency_digest_bytes(&body->running, (u_char *) ".", 1);
 
-    if (kind == 0) {
+    if (kind == NULL) {
         ngx_idempotency_canon_raw(&body->running);
     }
 }

@@ -21,9 +21,10 @@
 
 
 typedef struct {
-    ngx_idempotency_fields_t     *fields;
-    ngx_idempotency_multipart_t  *multipart;
-    size_t                        fed;
+    ngx_idempotency_fields_t  *fields;
+    /* if their kind is started */
+    void                      *stream;
+    size_t                     fed;
 } field_scan_t;
 
 
@@ -142,9 +143,9 @@ field_create(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
     ngx_str_t *names, ngx_uint_t nnames, ngx_idempotency_fields_t **fields,
     ngx_str_t *boundary)
 {
-    size_t      max;
-    ngx_int_t   rc;
-    ngx_uint_t  kind;
+    size_t                         max;
+    ngx_int_t                      rc;
+    const ngx_idempotency_kind_t  *kind;
 
     *fields = NULL;
 
@@ -155,7 +156,7 @@ field_create(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
     rc = ngx_idempotency_fields_kind(&r->headers_in.content_type->value, &kind,
                                      boundary);
 
-    if (rc == NGX_OK && kind == 0) {
+    if (rc == NGX_OK && kind == NULL) {
         return NGX_OK;
     }
 
@@ -390,6 +391,7 @@ field_scan(ngx_http_request_t *r, ngx_str_t *names, ngx_uint_t nnames,
     size_t                            limit;
     ngx_str_t                         boundary;
     field_scan_t                      scan;
+    const ngx_idempotency_kind_t     *kind;
     ngx_http_idempotency_loc_conf_t  *conf;
 
     conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
@@ -404,17 +406,16 @@ field_scan(ngx_http_request_t *r, ngx_str_t *names, ngx_uint_t nnames,
     }
 
     scan.fields = *fields;
-    scan.multipart = NULL;
+    scan.stream = NULL;
     scan.fed = 0;
 
-    if ((*fields)->kind == NGX_IDEMPOTENCY_CANON_MULTIPART) {
-        scan.multipart = ngx_idempotency_multipart_create(r->pool, NULL,
-                                                          &boundary);
-        if (scan.multipart == NULL) {
+    kind = (*fields)->kind;
+
+    if (kind && kind->start) {
+        scan.stream = kind->start(r->pool, NULL, &boundary, scan.fields);
+        if (scan.stream == NULL) {
             return NGX_ERROR;
         }
-
-        ngx_idempotency_multipart_fields(scan.multipart, scan.fields);
     }
 
     if (ngx_http_idempotency_each_piece(r, limit, field_feed, &scan)
@@ -438,8 +439,8 @@ field_feed(void *data, u_char *p, size_t len)
 
     scan->fed += len;
 
-    if (scan->multipart) {
-        (void) ngx_idempotency_multipart_feed(scan->multipart, p, len);
+    if (scan->stream) {
+        (void) scan->fields->kind->feed(scan->stream, p, len);
 
     } else {
         (void) ngx_idempotency_fields_feed(scan->fields, p, len);

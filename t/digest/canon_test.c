@@ -130,34 +130,35 @@ __wrap_free(void *p)
 /* multipart in pieces, as it comes from a network */
 
 static ngx_int_t
-digest(ngx_uint_t kind, ngx_str_t *body, ngx_pool_t *pool, u_char *out)
+digest(const ngx_idempotency_kind_t *kind, ngx_str_t *body, ngx_pool_t *pool,
+    u_char *out)
 {
-    size_t                        n, offset;
-    ngx_int_t                     rc;
-    ngx_idempotency_canon_t       c;
-    ngx_idempotency_digest_t      d;
-    ngx_idempotency_multipart_t  *m;
+    void                     *m;
+    size_t                    n, offset;
+    ngx_int_t                 rc;
+    ngx_idempotency_canon_t   c;
+    ngx_idempotency_digest_t  d;
 
     c.flags = NGX_IDEMPOTENCY_CANON_ALL;
     c.ignore = NULL;
 
     ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
 
-    if (kind != NGX_IDEMPOTENCY_CANON_MULTIPART) {
+    if (kind->whole) {
         rc = ngx_idempotency_canon_body(&d, kind, &c, body->data, body->len,
                                         pool);
     } else {
-        m = ngx_idempotency_multipart_create(pool, &c, &boundary);
+        m = kind->start(pool, &c, &boundary, NULL);
         if (m == NULL) {
             return NGX_ERROR;
         }
 
         for (offset = 0; offset < body->len; offset += n) {
             n = ngx_min(body->len - offset, 4096);
-            (void) ngx_idempotency_multipart_feed(m, body->data + offset, n);
+            (void) kind->feed(m, body->data + offset, n);
         }
 
-        rc = ngx_idempotency_multipart_final(m, &d);
+        rc = kind->finish(m, &d);
     }
 
     ngx_idempotency_digest_final(&d, out);
@@ -199,19 +200,19 @@ repeated(char *before, char *text, char *behind, size_t size,
 
 
 typedef struct {
-    char        *name;
-    ngx_uint_t   kind;
-    char        *before;
-    char        *text;
-    char        *behind;
-    ngx_int_t    rc;
+    char                          *name;
+    const ngx_idempotency_kind_t  *kind;
+    char                          *before;
+    char                          *text;
+    char                          *behind;
+    ngx_int_t                      rc;
 } large_t;
 
 
-#define FORM       NGX_IDEMPOTENCY_CANON_FORM
-#define JSON       NGX_IDEMPOTENCY_CANON_JSON
-#define MULTIPART  NGX_IDEMPOTENCY_CANON_MULTIPART
-#define TEXT       NGX_IDEMPOTENCY_CANON_TEXT
+#define FORM       (&ngx_idempotency_form_kind)
+#define JSON       (&ngx_idempotency_json_kind)
+#define MULTIPART  (&ngx_idempotency_multipart_kind)
+#define TEXT       (&ngx_idempotency_text_kind)
 
 #define PART       "--b\r\nContent-Disposition: form-data; name="
 
@@ -283,8 +284,8 @@ static large_t  larges[] = {
 /* a name that isn't there and one that the body begins with, on the way */
 
 static ngx_int_t
-digest_and_fields(ngx_uint_t kind, ngx_str_t *body, ngx_pool_t *pool,
-    u_char *out)
+digest_and_fields(const ngx_idempotency_kind_t *kind, ngx_str_t *body,
+    ngx_pool_t *pool, u_char *out)
 {
     ngx_int_t                  rc;
     ngx_str_t                  value;
@@ -430,15 +431,18 @@ memory_runs_out(void)
 static void
 memory_runs_out_for_a_field(void)
 {
-    ngx_int_t                     rc, n;
-    ngx_str_t                     value, body;
-    ngx_uint_t                    i;
-    ngx_pool_t                   *pool;
-    ngx_idempotency_fields_t     *f;
-    ngx_idempotency_multipart_t  *m;
+    void                      *m;
+    ngx_int_t                  rc, n;
+    ngx_str_t                  value, body;
+    ngx_uint_t                 i;
+    ngx_pool_t                *pool;
+    ngx_idempotency_fields_t  *f;
 
     static ngx_str_t  name = ngx_string("a");
-    static struct { ngx_uint_t kind; char *text; }  bodies[] = {
+    static struct {
+        const ngx_idempotency_kind_t  *kind;
+        char                          *text;
+    }  bodies[] = {
         { FORM, "b=+&a=%41" LONG LONG "&c=" },
         { JSON, "{\"c\":\"\\n\",\"a\":\"\\u0041" LONG LONG "\"}" },
         { MULTIPART, PART "a\r\n\r\nA" LONG LONG "\r\n--b--" },
@@ -457,12 +461,10 @@ memory_runs_out_for_a_field(void)
                                               1000);
 
             if (f && bodies[i].kind == MULTIPART) {
-                m = ngx_idempotency_multipart_create(pool, NULL, &boundary);
+                m = MULTIPART->start(pool, NULL, &boundary, f);
 
                 if (m) {
-                    ngx_idempotency_multipart_fields(m, f);
-                    (void) ngx_idempotency_multipart_feed(m, body.data,
-                                                          body.len);
+                    (void) MULTIPART->feed(m, body.data, body.len);
                     rc = f->no_memory ? NGX_ERROR : NGX_OK;
                 }
 
@@ -754,7 +756,7 @@ nothing_too_large(void)
                                            NGX_IDEMPOTENCY_CANON_SIZE + 1,
                                            unit_pool),
                 NGX_DECLINED);
-    check_equal(ngx_idempotency_canon_body(&d, 0, &canon, &c, 1, unit_pool),
+    check_equal(ngx_idempotency_canon_body(&d, NULL, &canon, &c, 1, unit_pool),
                 NGX_DECLINED);
 }
 

@@ -139,7 +139,7 @@ lines(ngx_str_t *text)
 /* pieces of this size, or of any up to -size; each gone when it was fed */
 
 static void
-feed(ngx_idempotency_multipart_t *m, ngx_idempotency_fields_t *f,
+feed(void *m, ngx_idempotency_fields_t *f,
     ngx_str_t *data, ngx_int_t size)
 {
     size_t           n, len;
@@ -154,7 +154,7 @@ feed(ngx_idempotency_multipart_t *m, ngx_idempotency_fields_t *f,
         ngx_memcpy(piece, p, n);
 
         if (m) {
-            (void) ngx_idempotency_multipart_feed(m, piece, n);
+            (void) ngx_idempotency_multipart_kind.feed(m, piece, n);
 
         } else {
             (void) ngx_idempotency_fields_feed(f, piece, n);
@@ -166,30 +166,30 @@ feed(ngx_idempotency_multipart_t *m, ngx_idempotency_fields_t *f,
 
 
 static ngx_int_t
-multipart(ngx_idempotency_multipart_t *m, ngx_str_t *data, ngx_int_t size,
+multipart(void *m, ngx_str_t *data, ngx_int_t size,
     ngx_idempotency_digest_t *d)
 {
     feed(m, NULL, data, size);
 
-    return ngx_idempotency_multipart_final(m, d);
+    return ngx_idempotency_multipart_kind.finish(m, d);
 }
 
 
 static void
-digest(ngx_uint_t kind, ngx_idempotency_canon_t *c, ngx_str_t *boundary,
-    ngx_str_t *data)
+digest(const ngx_idempotency_kind_t *kind, ngx_idempotency_canon_t *c,
+    ngx_str_t *boundary, ngx_str_t *data)
 {
     u_char                        whole[NGX_IDEMPOTENCY_DIGEST_LEN],
                                   out[NGX_IDEMPOTENCY_DIGEST_LEN];
-    ngx_int_t                     rc, first, size;
-    ngx_idempotency_digest_t      d, before;
-    ngx_idempotency_multipart_t  *m;
+    void                     *m;
+    ngx_int_t                 rc, first, size;
+    ngx_idempotency_digest_t  d, before;
 
     ngx_memzero(&d, sizeof(d));
     ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
     before = d;
 
-    if (kind != NGX_IDEMPOTENCY_CANON_MULTIPART) {
+    if (kind == NULL || kind->start == NULL) {
         rc = ngx_idempotency_canon_body(&d, kind, c, data->data, data->len,
                                         pool);
 
@@ -203,7 +203,7 @@ digest(ngx_uint_t kind, ngx_idempotency_canon_t *c, ngx_str_t *boundary,
         return;
     }
 
-    m = ngx_idempotency_multipart_create(pool, c, boundary);
+    m = kind->start(pool, c, boundary, NULL);
     first = multipart(m, data, ngx_max(data->len, 1), &d);
     ngx_idempotency_digest_final(&d, whole);
 
@@ -214,7 +214,7 @@ digest(ngx_uint_t kind, ngx_idempotency_canon_t *c, ngx_str_t *boundary,
         }
 
         d = before;
-        m = ngx_idempotency_multipart_create(pool, c, boundary);
+        m = kind->start(pool, c, boundary, NULL);
         rc = multipart(m, data, size, &d);
         ngx_idempotency_digest_final(&d, out);
 
@@ -231,27 +231,25 @@ digest(ngx_uint_t kind, ngx_idempotency_canon_t *c, ngx_str_t *boundary,
 /* with a digest of the same multipart body on the way, and without */
 
 static ngx_int_t
-find(ngx_uint_t kind, ngx_str_t *boundary, ngx_str_t *name, ngx_str_t *data,
-    ngx_int_t size, ngx_str_t *value)
+find(const ngx_idempotency_kind_t *kind, ngx_str_t *boundary, ngx_str_t *name,
+    ngx_str_t *data, ngx_int_t size, ngx_str_t *value)
 {
-    ngx_idempotency_canon_t       c;
-    ngx_idempotency_digest_t      d;
-    ngx_idempotency_fields_t     *f;
-    ngx_idempotency_multipart_t  *m;
+    void                      *m;
+    ngx_idempotency_canon_t    c;
+    ngx_idempotency_digest_t   d;
+    ngx_idempotency_fields_t  *f;
 
-    c.flags = kind;
+    c.flags = kind->flag;
     c.ignore = NULL;
 
     f = ngx_idempotency_fields_create(pool, kind, name, 1, VALUE_MAX);
 
-    if (kind != NGX_IDEMPOTENCY_CANON_MULTIPART) {
+    if (kind->start == NULL) {
         feed(NULL, f, data, size);
         ngx_idempotency_fields_end(f);
 
     } else {
-        m = ngx_idempotency_multipart_create(pool, size & 1 ? &c : NULL,
-                                             boundary);
-        ngx_idempotency_multipart_fields(m, f);
+        m = kind->start(pool, size & 1 ? &c : NULL, boundary, f);
         ngx_idempotency_digest_init(&d, 'B');
         (void) multipart(m, data, size, &d);
     }
@@ -261,7 +259,8 @@ find(ngx_uint_t kind, ngx_str_t *boundary, ngx_str_t *name, ngx_str_t *data,
 
 
 static void
-field(ngx_uint_t kind, ngx_str_t *boundary, ngx_str_t *name, ngx_str_t *data)
+field(const ngx_idempotency_kind_t *kind, ngx_str_t *boundary, ngx_str_t *name,
+    ngx_str_t *data)
 {
     ngx_int_t  rc, first, size;
     ngx_str_t  value, whole;
@@ -294,13 +293,14 @@ field(ngx_uint_t kind, ngx_str_t *boundary, ngx_str_t *name, ngx_str_t *data)
 static void
 kind_of(ngx_str_t *type, ngx_uint_t flags)
 {
-    ngx_str_t   boundary;
-    ngx_uint_t  kind;
+    ngx_str_t                      boundary;
+    const ngx_idempotency_kind_t  *kind;
 
     ngx_str_null(&boundary);
     kind = ngx_idempotency_canon_kind(type, flags, &boundary);
 
-    printf("=%d%s%.*s\n", (int) kind, boundary.len && kind ? " " : "",
+    printf("=%d%s%.*s\n", kind ? (int) kind->flag : 0,
+           boundary.len && kind ? " " : "",
            kind ? (int) boundary.len : 0, boundary.data);
 }
 
@@ -311,8 +311,10 @@ main(void)
     int                       op, flags;
     ngx_str_t                 names, arg, data, bad;
     ngx_int_t                 rc;
-    ngx_uint_t                kind;
+    ngx_uint_t                wanted;
     ngx_idempotency_canon_t   c;
+
+    const ngx_idempotency_kind_t  *kind, **k;
 
     ngx_pagesize = getpagesize();
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -326,9 +328,15 @@ main(void)
         arg = input(1);
         data = input(2);
 
-        kind = flags & NGX_IDEMPOTENCY_CANON_ALL;
+        wanted = flags & NGX_IDEMPOTENCY_CANON_ALL;
+        kind = NULL;
 
-        c.flags = kind | (flags & FLAG_FOLD ? NGX_IDEMPOTENCY_CANON_TEXT : 0);
+        for (k = ngx_idempotency_kinds; *k; k++) {
+            kind = ((*k)->flag == wanted) ? *k : kind;
+        }
+
+        c.flags = wanted
+                  | (flags & FLAG_FOLD ? NGX_IDEMPOTENCY_CANON_TEXT : 0);
         c.ignore = NULL;
 
         switch (op) {
@@ -352,7 +360,7 @@ main(void)
             break;
 
         case 'k':
-            kind_of(&arg, kind);
+            kind_of(&arg, wanted);
             break;
         }
 
