@@ -28,6 +28,9 @@ sub start_nginx {
     location / { proxy_pass http://$TEST_NGINX_BACKEND; }
     location /pass { idempotency_unavailable pass;
                      proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /uuid7 { idempotency_unavailable pass;
+                      idempotency_key_format uuid7;
+                      proxy_pass http://$TEST_NGINX_BACKEND; }
     location /code { idempotency_status unavailable=429;
                      proxy_pass http://$TEST_NGINX_BACKEND; }
     location /dry { idempotency_dry_run on;
@@ -104,6 +107,13 @@ is(status_of(one('passes', '/pass?id=passes')), '200 UNAVAILABLE',
 is(executions('passes'), 2, '... unprotected');
 like($n->log, qr/\[error\].*idempotency: passed unprotected.*zone: "z"/,
      '... and it is logged');
+
+# not even then is a key let in that may have ended
+is(status_of(one(Idempotency::uuid7(0), '/uuid7')), '200 UNAVAILABLE',
+   '... a new uuid7 as well');
+$r = one(Idempotency::uuid7(2 * 86400), '/uuid7');
+is(status_of($r) . ' ' . problem($r), '409 EXPIRED expired', '... but no old one');
+is(executions('/uuid7'), 1, '... not executed');
 
 # what needs no memory still works
 is($n->get('/x?id=get')->{status}, 200, 'a GET is not concerned');

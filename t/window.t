@@ -1,8 +1,9 @@
 #!/usr/bin/perl
 
-# docs/directives.md, idempotency_window and idempotency_content_window: so long
-# after the outcome was recorded, never extended by repeats. When it ends, the
-# token is fresh again.
+# docs/directives.md, "idempotency_window" and "idempotency_content_window": so
+# long after the outcome was recorded, never extended by repeats. When it ends,
+# the token is fresh again, unless its key tells that it is too old by then
+# (idempotency_key_max_age), and its place is free (idempotency_quota).
 
 use FindBin;
 use lib "$FindBin::Bin/lib";
@@ -15,6 +16,8 @@ my $n = nginx(workers => 2, server => <<'EOC');
     idempotency_in_progress reject;
     add_header X-Status $idempotency_status always;
     add_header X-Age $idempotency_age always;
+    add_header X-Expires $idempotency_expires always;
+    idempotency_key_max_age 1h;
 
     location /ms { idempotency_window 300ms;
                    proxy_pass http://$TEST_NGINX_BACKEND; }
@@ -22,6 +25,10 @@ my $n = nginx(workers => 2, server => <<'EOC');
                    proxy_pass http://$TEST_NGINX_BACKEND; }
     location /2s { idempotency_window 2s;
                    proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /uuid7 { idempotency_window 300ms; idempotency_key_format uuid7;
+                      proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /quota { idempotency_window 2s; idempotency_quota 3 $arg_whose;
+                      proxy_pass http://$TEST_NGINX_BACKEND; }
     location /day { idempotency_window 1d;
                     proxy_pass http://$TEST_NGINX_BACKEND; }
 
@@ -181,6 +188,7 @@ for (['ms', 0.3], ['1s', 1], ['content', 0.3]) {
     is($executed, 1, '... executed once');
 }
 
+
 # A key and the content have each a window of their own.
 
 {
@@ -263,6 +271,61 @@ my $r;
 ok(until_true { !($r = post('/brief', 'brief'))->replayed }, 'a brief key ends');
 is($r->{body}, "exec=2 id=brief\n", '... and is not similar to itself');
 is(post('/brief', 'brief', 'b', 'other')->{status}, 409, '... as another one is');
+
+
+# A key that tells its time: bound beyond its window, until it is too old; and
+# then it is too old, never fresh.
+
+{
+    my $key = Idempotency::uuid7(0);
+
+    is(post('/uuid7', $key)->{status}, 200, 'a uuid7: executed');
+    sleep 0.6;
+
+    my $r = post('/uuid7', $key);
+    ok($r->replayed, '... bound beyond its window');
+    like($r->header('X-Expires'), qr/^(?:3[0-5]\d\d|3600)$/, '... for its age');
+
+    my ($made, $first);
+
+    for (1 .. 20) {
+        ($made, $key) = (time - 3598.5, Idempotency::uuid7(3598.5));
+        $first = post('/uuid7', $key);
+        last if $first->{status} != 409;
+    }
+
+    ok(until_true { $r = post('/uuid7', $key); !$r->replayed },
+       '... up to its age');
+    cmp_ok(time - $made, '>=', 3599.8, '... not before that');
+    is("$first->{status} $r->{status} " . $r->header('X-Status'),
+       '200 409 EXPIRED', '... and then too old, never fresh');
+    is(executions($key), 1, '... executed once');
+}
+
+
+# A place comes back with its window, when Retry-After says so.
+
+{
+    my ($whose, $r, $begun) = 'a';
+    my $one = sub {
+        return $n->post("/quota?whose=$whose", key => $whose . $_[0], body => 'b');
+    };
+
+    for (1 .. 20) {
+        $begun = time;
+        $whose .= 'a';
+        $one->($_) for 1 .. 3;
+        $r = $one->(4);
+
+        # on a busy machine the first one may have ended by now
+        last if time - $begun < 1.9;
+    }
+
+    is($r->header('X-Status'), 'LIMITED', 'a quota: all taken');
+    like($r->header('Retry-After'), qr/^[12]$/, '... for a moment');
+    sleep $r->header('Retry-After');
+    is($one->(4)->header('X-Status'), 'NEW', '... and Retry-After is right');
+}
 
 $n->stop;
 done_testing();

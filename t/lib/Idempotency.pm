@@ -225,6 +225,20 @@ sub pattern {
 }
 
 
+# A key of format uuid7 that was made so many seconds ago; a number tells those
+# of one millisecond apart. %o: version, variant.
+
+my $made = 0;
+
+sub uuid7 {
+    my ($ago, %o) = @_;
+
+    return sprintf('%012x', (time - $ago) * 1000) =~ s/.{8}\K/-/r
+           . sprintf('-%s%03x-%sbcd-0123456789ab', $o{version} // 7,
+                     $made++ % 4096, $o{variant} // 'a');
+}
+
+
 # --- small things -----------------------------------------------------------
 
 sub module_path { return $module }
