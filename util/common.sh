@@ -13,21 +13,17 @@ root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 command_name=util/${0##*/}
 
 # an ordinary Debian user's PATH lacks the places of nginx and debootstrap
-
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
-
 
 say() {
     printf '%s: %s\n' "$command_name" "$*" >&2
 }
-
 
 # The whole command ends, wherever it is called: "exit" in a subshell, such as
 # that of $(...), ends nothing but the subshell.  The command in whose arguments
 # such a $(...) stands would run once more, with nothing in its place: so what
 # calls die sets a variable instead of printing its result (t/commands.t looks
 # that nobody writes it otherwise).
-
 trap 'exit 1' USR1
 
 die() {
@@ -36,10 +32,8 @@ die() {
     exit 1
 }
 
-
 # absolute_path PATH: sets absolute.  nginx's build system can't take white
 # space in it
-
 absolute_path() {
     absolute=$(realpath -m -- "$1")
 
@@ -48,34 +42,26 @@ absolute_path() {
                "take: $absolute"
 }
 
-
 absolute_path "$root"
 absolute_path "${BUILD_DIR:-$root/build}"
 export BUILD_DIR=$absolute
 
-
 # os_release KEY: what the system says it is
-
 os_release() {
     sed -n "s/^$1=\"\{0,1\}\([^\"]*\)\"\{0,1\}\$/\1/p" /etc/os-release 2>/dev/null
 }
 
-
 as_root() {
     if [ "$(id -u)" = 0 ]; then
         "$@"
-
     elif command -v sudo >/dev/null; then
         sudo "$@"
-
     else
         die "root is needed for: $*; run it as root, or install sudo"
     fi
 }
 
-
 # quietly LOG COMMAND...: the output goes to the log, and is shown on failure
-
 quietly() {
     local log=$1
 
@@ -88,26 +74,21 @@ quietly() {
     return 1
 }
 
-
 # -- packages ----------------------------------------------------------------
 
 # On a system without dpkg a package counts as installed if the command that
 # it is wanted for is there; libraries are then left to nginx's configure,
 # which names each one that it misses.
-
 is_installed() {
     if command -v dpkg-query >/dev/null; then
         [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" \
           = installed ]
-
     else
         [[ $1 = *-dev ]] || command -v "${1/psmisc/fuser}" >/dev/null
     fi
 }
 
-
 # need_packages NAME...: installs those of the Debian packages that are missing
-
 need_packages() {
     local name missing=()
 
@@ -126,9 +107,7 @@ need_packages() {
     apt_install "${missing[@]}"
 }
 
-
 # update_lists: once for each command; what fails is told by apt itself
-
 update_lists() {
     [ -z "${lists_updated:-}" ] || return 0
     lists_updated=1
@@ -136,7 +115,6 @@ update_lists() {
     as_root apt-get -qq update </dev/null \
         || say "apt-get update failed, going on with the lists as they are"
 }
-
 
 apt_install() {
     quietly "$BUILD_DIR/log/apt" \
@@ -146,21 +124,16 @@ apt_install() {
         || die "could not install: $*"
 }
 
-
 # candidate NAME: the version that this release has of a package, if any
-
 candidate() {
     LC_ALL=C apt-cache -q policy "$1" 2>/dev/null \
         | sed -n 's/^  Candidate: \(.*[^)]\)$/\1/p' || true
 }
 
-
 # upstream_version NAME: without Debian's part
-
 upstream_version() {
     candidate "$1" | sed 's/^[0-9]*://; s/[^0-9.].*//'
 }
-
 
 # -- other Debian suites and source packages ---------------------------------
 
@@ -173,14 +146,12 @@ upstream_version() {
 # that the mirror, the components, the keys and the options stay what this
 # machine's owner chose.  Foreign repositories drop out, as their suites are
 # not named after the release; and for another suite those of updates.
-
 scratch_apt() {
     local dir=$BUILD_DIR/apt/${1:-own}-$2 own s='[[:space:]]' list parts
 
     scratch_conf=$dir/apt.conf
 
     # one run needs the lists once; some time later they may be out of date
-
     [ -z "$(find "$dir/updated" -mmin -60 2>/dev/null)" ] || return 0
 
     rm -rf "$dir"
@@ -224,7 +195,6 @@ END
 
     # one of several sources may fail (an archive without source packages);
     # whether the wanted package is there shows itself later
-
     apt-get -c "$scratch_conf" -q update >"$dir/log" 2>&1 </dev/null || true
     [ -n "$(find "$dir/lists" -name '*_Packages*' -o -name '*_Sources*')" ] \
         || { tell_apt_errors "$dir/log"; return 1; }
@@ -232,10 +202,8 @@ END
     touch "$dir/updated"
 }
 
-
 # tell_apt_errors LOG: what apt said itself, and what helps against the usual
 # trouble of a mirror
-
 tell_apt_errors() {
     sed -n "s,^[EW]:,$command_name: &,p" "$1" | sort -u >&2
 
@@ -245,11 +213,9 @@ tell_apt_errors() {
                "> /etc/apt/apt.conf.d/99check-valid-until"
 }
 
-
 # The suites of Debian that are newer than this machine's release, the oldest
 # first: by the names that the machine knows (distro-info-data) and those known
 # here.  Of its kin, what comes next.
-
 newer_suites() {
     local all
 
@@ -266,12 +232,10 @@ newer_suites() {
     echo "${all#*"$(os_release VERSION_CODENAME) "}"
 }
 
-
 # fetch_newer PACKAGE DIR: puts one package of a newer suite into DIR, one of
 # those for any architecture, whose dependencies this machine's release has.
 # Each suite is tried in turn, the oldest first; at last those names that the
 # archive always has, whatever its releases are called.
-
 fetch_newer() {
     local suite
 
@@ -288,10 +252,8 @@ fetch_newer() {
     return 1
 }
 
-
 # make_tree DIR COMMAND...: the command makes one directory where it is run,
 # which becomes DIR (that must not exist)
-
 make_tree() {
     local dir=$1 tmp rc=0
 
@@ -307,10 +269,8 @@ make_tree() {
     return $rc
 }
 
-
 # fetch_source PACKAGE VERSION SUITE DIR: unpacks a source package into DIR;
 # VERSION empty: the newest; SUITE empty: this machine's
-
 fetch_source() {
     need_packages dpkg-dev
     scratch_apt "$3" deb-src || return 1
@@ -322,12 +282,10 @@ fetch_source() {
         sh "$scratch_conf" "$1${2:+=$2}"
 }
 
-
 upstream_url() {
     printf '%s/nginx-%s.tar.gz\n' \
            "${NGINX_DOWNLOAD:-https://nginx.org/download}" "$1"
 }
-
 
 fetch_upstream_source() {
     command -v curl >/dev/null || need_packages curl ca-certificates
@@ -338,24 +296,19 @@ fetch_upstream_source() {
                    bash "$(upstream_url "$1")"
 }
 
-
 # nginx_version DIR: the version of a source or header tree
-
 nginx_version() {
     sed -n 's/^#define NGINX_VERSION *"\(.*\)"/\1/p' "$1/src/core/nginx.h" \
         2>/dev/null || true
 }
 
-
 installed_nginx_version() {
     nginx -v 2>&1 | sed -n 's,^nginx version: nginx/\([^ ]*\).*,\1,p'
 }
 
-
 # installed_nginx_source: the whole source of the installed nginx, fetched once;
 # sets nginx_source.  If it is the distribution's, as that patched it, else as
 # nginx.org has it.
-
 installed_nginx_source() {
     local version
 
@@ -377,10 +330,8 @@ installed_nginx_source() {
     die "there is no source of nginx $version"
 }
 
-
 # fetch_packaged_source VERSION DIR: archives drop old versions quickly, so
 # another revision of the same nginx will do.
-
 fetch_packaged_source() {
     local version
 
@@ -400,22 +351,18 @@ fetch_packaged_source() {
     return 1
 }
 
-
 # -- what util/build has built -------------------------------------------------
 
 # What the nginx has that is not the distribution's, and is not to be as one that
 # is there: more than the tests need, less than needs unusual libraries.
-
 nginx_flags='--error-log-path=stderr --with-threads --with-http_ssl_module
     --with-http_v2_module --with-http_realip_module
     --with-http_auth_request_module --with-http_slice_module
     --with-http_sub_module --with-http_addition_module
     --with-http_gunzip_module --with-http_stub_status_module'
 
-
 # build: and exports, for tests, the nginx and the module (empty if it is
 # inside)
-
 build() {
     bash "$root/util/build"
 
@@ -427,12 +374,10 @@ build() {
     export TEST_NGINX_BINARY
 }
 
-
 # need_nginx_tree: exports NGINX_SOURCE_DIR, a configured and whole source tree
 # of the nginx that util/build has built for, as the tests in C link the store
 # and the digests with nginx's own slab, rbtree and mutex.  Where that had only
 # headers, the sources are added.
-
 need_nginx_tree() {
     export NGINX_SOURCE_DIR=$BUILD_DIR/tree
 
@@ -447,11 +392,9 @@ need_nginx_tree() {
              ln -s "$nginx_source/src" "$BUILD_DIR/tree/objs" "$NGINX_SOURCE_DIR"; }
 }
 
-
 # free_ports N: sets first_port to the first of N successive loopback ports at
 # which nobody listens, below the range that the kernel takes for outgoing
 # connections
-
 free_ports() {
     local n port
 
