@@ -12,6 +12,10 @@ use File::Basename qw(dirname);
 use File::Copy qw(copy);
 use File::Path qw(make_path);
 use File::Temp ();
+use FindBin;
+use lib "$FindBin::Bin/lib";
+
+use Commands;
 use Test::More;
 
 my $root = dirname(dirname(abs_path(__FILE__)));
@@ -120,8 +124,8 @@ SKIP: {
     archive('sid', $past);
 
     # the machine's own settings stay out of it
-    write_file("$tmp/sources.list", "deb [trusted=yes] file:$tmp/archive stable main\n");
-    write_file("$tmp/apt.conf", <<"END");
+    spew("$tmp/sources.list", "deb [trusted=yes] file:$tmp/archive stable main\n");
+    spew("$tmp/apt.conf", <<"END");
 Dir::Etc::parts "/dev/null";
 Dir::Etc::main "/dev/null";
 Dir::Etc::sourcelist "$tmp/sources.list";
@@ -174,7 +178,7 @@ SKIP: {
         unless -d '/usr/share/nginx/src' && !system 'command -v curl >/dev/null';
 
     make_path("$tmp/bin", "$tmp/mirror", "$tmp/nginx-9.9.9/src/core");
-    write_file("$tmp/bin/nginx", <<'END');
+    spew("$tmp/bin/nginx", <<'END');
 #!/bin/sh
 echo 'nginx version: nginx/9.9.9' >&2
 [ "$1" != -V ] || echo 'configure arguments: --with-compat --with-cc-opt='\''-O2 -g'\' >&2
@@ -197,8 +201,8 @@ END
     ok(!-e "$tmp/build-elsewhere/tree", '... nothing else was built instead');
 
     # one that only says what it was asked
-    write_file("$tmp/nginx-9.9.9/src/core/nginx.h", qq(#define NGINX_VERSION "9.9.9"\n));
-    write_file("$tmp/nginx-9.9.9/configure", qq(printf '<%s>' "\$\@" > $tmp/asked; exit 1\n));
+    spew("$tmp/nginx-9.9.9/src/core/nginx.h", qq(#define NGINX_VERSION "9.9.9"\n));
+    spew("$tmp/nginx-9.9.9/configure", qq(printf '<%s>' "\$\@" > $tmp/asked; exit 1\n));
     run('tar', '-C', $tmp, '-czf', "$tmp/mirror/nginx-9.9.9.tar.gz", 'nginx-9.9.9');
 
     ($status, $out) = run('bash', "$root/util/build");
@@ -223,7 +227,7 @@ END
 # --- util/test -----------------------------------------------------------------
 
 {
-    my $make = sub { write_file("$tmp/$_[0].t", "use Test::More;\n$_[1]") };
+    my $make = sub { spew("$tmp/$_[0].t", "use Test::More;\n$_[1]") };
 
     $make->(good => 'ok(1) for 1 .. 3; done_testing();');
     $make->(bad => 'ok($_ != 2) for 1 .. 3; done_testing();');
@@ -267,23 +271,6 @@ done_testing();
 
 # --- helpers -------------------------------------------------------------------
 
-sub run {
-    my @command = @_;
-
-    my $pid = open(my $out, '-|') // die "fork: $!";
-
-    if ($pid == 0) {
-        open STDIN, '<', '/dev/null';
-        open STDERR, '>&', \*STDOUT;
-        exec { $command[0] } @command or POSIX::_exit(127);
-    }
-
-    my $text = do { local $/; <$out> };
-    close $out;
-
-    return ($? & 127 ? "signal $?" : $? >> 8, $text // '');
-}
-
 
 # bash(TEXT): as a command in util/ that has sourced common.sh
 sub bash {
@@ -316,35 +303,17 @@ Maintainer: nobody <nobody@example.org>
 Description: nothing
 END
 
-    write_file("$tmp/package/DEBIAN/control", $control);
+    spew("$tmp/package/DEBIAN/control", $control);
     run('dpkg-deb', '--build', "$tmp/package", $deb);
 
     my ($size, $sum) = (-s $deb, (run('sha256sum', $deb))[1] =~ /^(\w+)/);
     my $packages = "${control}Filename: idempotency-test_1_all.deb\nSize: $size\nSHA256: $sum\n\n";
 
-    write_file("$dir/main/binary-$arch/Packages", $packages);
+    spew("$dir/main/binary-$arch/Packages", $packages);
     ($sum) = (run('sha256sum', "$dir/main/binary-$arch/Packages"))[1] =~ /^(\w+)/;
 
-    write_file("$dir/Release", join '', "Suite: $suite\nCodename: $suite\n",
+    spew("$dir/Release", join '', "Suite: $suite\nCodename: $suite\n",
                "Architectures: $arch\nComponents: main\nDate: $date\n",
                $until ? "Valid-Until: $until\n" : '',
                "SHA256:\n $sum ${\length $packages} main/binary-$arch/Packages\n");
-}
-
-
-sub slurp {
-    my ($name) = @_;
-
-    open my $fh, '<', $name or die "$name: $!";
-    local $/;
-    return scalar(<$fh>) // '';
-}
-
-
-sub write_file {
-    my ($name, $text) = @_;
-
-    open my $fh, '>', $name or die "$name: $!";
-    print $fh $text;
-    close $fh or die "$name: $!";
 }

@@ -15,14 +15,14 @@ use File::Basename qw(dirname);
 use File::Copy qw(copy);
 use File::Temp ();
 use FindBin;
-use lib "$FindBin::Bin/browser";
+use lib "$FindBin::Bin/browser", "$FindBin::Bin/lib";
 
 use Browser;
+use Commands qw(slurp spew until_true);
 use HTTP::Tiny;
 use IO::Socket::INET;
 use POSIX qw(setpgid);
 use Test::More;
-use Time::HiRes qw(sleep time);
 
 my $root = dirname(dirname(abs_path(__FILE__)));
 my $tmp = File::Temp->newdir('idempotency-demo-XXXXXX', TMPDIR => 1);
@@ -152,7 +152,7 @@ chmod 01777, $ENV{TMPDIR};
     kill KILL => $demo->{pid};
     finish($demo);
 
-    ok(until_true(sub { $http->get("$url/")->{status} == 599 }),
+    ok(until_true { $http->get("$url/")->{status} == 599 },
        'killed, nginx ends with it');
 
     system 'rm', '-rf', glob "$ENV{TMPDIR}/*";
@@ -296,9 +296,7 @@ sub other_demo {
     my $conf = "$tree/util/demo.d/nginx.conf.in";
     local $_ = slurp($conf);
     $change->() or die 'nothing changed';
-    open my $fh, '>', $conf or die $!;
-    print $fh $_;
-    close $fh;
+    spew($conf, $_);
 
     system 'chmod', '-R', 'a+rX', $tree;
 
@@ -370,26 +368,4 @@ sub run { return finish(start(@_)) }
 
 sub leftovers {
     return join ' ', glob "$ENV{TMPDIR}/* $ENV{TMPDIR}/.[!.]*";
-}
-
-
-sub until_true {
-    my ($what) = @_;
-    my $deadline = time + 120;
-
-    until ($what->()) {
-        return 0 if time > $deadline;
-        sleep 0.1;
-    }
-
-    return 1;
-}
-
-
-sub slurp {
-    my ($name) = @_;
-
-    open my $fh, '<', $name or die "$name: $!";
-    local $/;
-    return scalar <$fh>;
 }

@@ -16,7 +16,6 @@ use JSON::PP qw(decode_json encode_json);
 use Pages qw(blocks);
 use Stage;
 use Test::More;
-use Time::HiRes qw(sleep time);
 
 Stage::needs(qw(chromium php php-cgi curl openssl));
 
@@ -394,23 +393,17 @@ sub write_into {
 }
 
 
-# two clicks, the second one while the first is being executed
+# two clicks, the second one while the first is being executed, if it is (and has
+# not been answered by what somebody else's was)
 sub twice {
     my ($button) = @_;
-    my $n = begun();
     my $where = $browser->where($button);
-    my $deadline = time + 180;
 
     leave();
-    Stage::spew("$dir/site.sqlite.hold", 'on');
-    $browser->click($where);
-    sleep 0.02 until begun() > $n || time > $deadline;
-    $browser->click($where, wait => 1);
-    unlink "$dir/site.sqlite.hold";
+    $stage->under_way("$dir/site.sqlite", sub { $browser->click($where) },
+                      sub { $browser->click($where, wait => 1) },
+                      sub { scalar(() = Stage::slurp("$dir/site.access.log") =~ /^POST /mg) });
 }
-
-
-sub begun { return -s "$dir/site.sqlite.begun" || 0 }
 
 
 sub greeted {

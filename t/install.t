@@ -9,6 +9,7 @@ use warnings;
 
 use FindBin;
 use lib "$FindBin::Bin/lib";
+use Commands qw(run slurp spew);
 use Idempotency;
 
 use File::Path qw(make_path);
@@ -119,7 +120,7 @@ END { system "$tmp/bin/nginx -s stop 2>/dev/null" if -s "$tmp/nginx.pid" }
 # --- one that does not take it --------------------------------------------------
 
 {
-    write_file("$tmp/bad.so", "no library\n");
+    spew("$tmp/bad.so", "no library\n");
     local $ENV{IDEMPOTENCY_MODULE} = "$tmp/bad.so";
 
     my ($status, $out) = install();
@@ -134,7 +135,7 @@ END { system "$tmp/bin/nginx -s stop 2>/dev/null" if -s "$tmp/nginx.pid" }
 {
     is((install('--no-restart'))[0], 0, 'a good one');
 
-    write_file("$tmp/bad.so", "no library\n");
+    spew("$tmp/bad.so", "no library\n");
     local $ENV{IDEMPOTENCY_MODULE} = "$tmp/bad.so";
 
     isnt((install('--no-restart'))[0], 0, '... and a bad one over it: refuses');
@@ -150,7 +151,7 @@ END { system "$tmp/bin/nginx -s stop 2>/dev/null" if -s "$tmp/nginx.pid" }
 
 {
     is((install('--no-restart'))[0], 0, 'a good one again');
-    write_file("$tmp/enabled-modules/95-another.conf", '');
+    spew("$tmp/enabled-modules/95-another.conf", '');
 
     my ($status, $out) = install('--no-restart');
     like($out, qr/loaded behind it.* 95-another\.conf$/m, 'another behind it is named');
@@ -191,7 +192,7 @@ sub configure {
     $include //= "include $tmp/enabled-modules/*.conf;\n";
     my $user = $> == 0 ? "user root;\n" : '';
 
-    write_file("$tmp/nginx.conf", <<"END");
+    spew("$tmp/nginx.conf", <<"END");
 $include$user
 events {}
 http {
@@ -224,45 +225,9 @@ sub command {
     my ($name, $text) = @_;
 
     make_path("$tmp/bin");
-    write_file("$tmp/bin/$name", "#!/bin/sh\n$text\n");
+    spew("$tmp/bin/$name", "#!/bin/sh\n$text\n");
     chmod 0755, "$tmp/bin/$name";
 }
 
 
 sub same_file { ok(slurp($_[0]) eq slurp($_[1]), $_[2]) }
-
-
-sub run {
-    my @command = @_;
-
-    my $pid = open(my $out, '-|') // die "fork: $!";
-
-    if ($pid == 0) {
-        open STDIN, '<', '/dev/null';
-        open STDERR, '>&', \*STDOUT;
-        exec { $command[0] } @command or POSIX::_exit(127);
-    }
-
-    my $text = do { local $/; <$out> };
-    close $out;
-
-    return ($? >> 8 || $?, $text // '');
-}
-
-
-sub slurp {
-    my ($name) = @_;
-
-    open my $fh, '<:raw', $name or return '';
-    local $/;
-    return scalar(<$fh>) // '';
-}
-
-
-sub write_file {
-    my ($name, $text) = @_;
-
-    open my $fh, '>', $name or die "$name: $!";
-    print $fh $text;
-    close $fh or die "$name: $!";
-}

@@ -15,7 +15,6 @@ use Browser;
 use HTTP::Tiny;
 use Stage;
 use Test::More;
-use Time::HiRes qw(sleep time);
 
 Stage::needs(qw(chromium));
 Stage::fpm_command();
@@ -111,21 +110,10 @@ sub checkout {
 # the second one while the first is being executed, if it is
 sub two_clicks {
     my ($again) = @_;
-    my $n = lines('begun');
     my $where = $browser->where('form button');
-    my $deadline = time + 60;
+    my $click = sub { $browser->click($where, wait => 1) };
 
-    if (!$again) {
-        Stage::spew("$shop.hold", '');
-    }
-
-    $browser->click($where);
-
-    if (!$again) {
-        sleep 0.02 until lines('begun') > $n || time > $deadline;
-        $browser->click($where, wait => 1);
-        unlink "$shop.hold";
-    }
+    $again ? $click->() : $stage->under_way($shop, $click, $click);
 }
 
 

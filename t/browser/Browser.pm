@@ -11,7 +11,7 @@ package Browser;
 #   $b->click($b->where($css));   the same, when the page can't be asked any more
 #   $b->click($css, ctrl => 1);   with that key held
 #   $b->click($css, wait => 1);   until the page has taken notice
-#   $b->press('Enter', ...);      keyboard events, where the focus is
+#   $b->press('Enter');           keyboard events, where the focus is
 #   $b->type($text);
 #   $b->back; $b->reload;         reload posts again what was posted
 #   $b->javascript(0);            off, for the pages; js() goes on working
@@ -267,34 +267,29 @@ sub where {
 }
 
 
-# click(CSS or PLACE, times => 2, pause => seconds)
+# click(CSS or PLACE, times => 2, pause => seconds); nth => 2: a double click's other one
 sub click {
     my ($self, $where, %o) = @_;
     my $place = ref $where ? $where : $self->where($where);
+    my $how = $o{wait} ? 'call' : 'send';
 
     for my $n (1 .. $o{times} || 1) {
         sleep($o{pause} || 0.12) if $n > 1;
 
         for my $type (qw(mousePressed mouseReleased)) {
-            my $how = $o{wait} ? 'call' : 'send';
-
             $self->$how('Input.dispatchMouseEvent', type => $type, %$place,
-                        button => 'left', clickCount => $o{pause} ? 1 : $n,
+                        button => 'left', clickCount => $o{nth} // ($o{pause} ? 1 : $n),
                         modifiers => $o{ctrl} ? 2 : 0);
         }
     }
 }
 
 
-# press(KEY, times => 2, pause => seconds)
 sub press {
     my ($self, $key, %o) = @_;
+    my $how = $o{wait} ? 'call' : 'send';
 
-    for my $n (1 .. $o{times} || 1) {
-        sleep($o{pause} || 0.12) if $n > 1;
-        $self->send('Input.dispatchKeyEvent', type => 'keyDown', %{ $key{$key} });
-        $self->send('Input.dispatchKeyEvent', type => 'keyUp', %{ $key{$key} });
-    }
+    $self->$how('Input.dispatchKeyEvent', type => $_, %{ $key{$key} }) for qw(keyDown keyUp);
 }
 
 

@@ -10,6 +10,10 @@ package Stage;
 #   $s->stop_php;
 #   $s->nginx($text);             a configuration; PORT(name) in it is a free
 #                                 port, then in $s->{port}{name}
+#   $s->under_way($file, sub { first }, sub { then });
+#                                 an application of ours is held while $file.hold is
+#                                 there, and adds to $file.begun: the second code is
+#                                 run when the first one's request is being executed
 #   $s->complaints                of nginx, in its error log
 #   $s->start(@command);          anything else; it ends with the stage
 #   Stage::needs(@commands);      or the test is skipped
@@ -21,6 +25,9 @@ use Cwd qw(abs_path);
 use File::Basename qw(dirname);
 use File::Spec;
 use File::Temp ();
+use lib dirname(dirname(abs_path(__FILE__))) . '/lib';
+
+use Commands qw(slurp spew);
 use IO::Socket::INET;
 use IO::Socket::UNIX;
 use POSIX ();
@@ -113,6 +120,27 @@ sub until {
         }
         sleep 0.05;
     }
+}
+
+
+# under_way(FILE, FIRST, THEN[, ANSWERED]): or when ANSWERED gives another number,
+# as what was replayed is never executed
+sub under_way {
+    my ($self, $file, $first, $then, $answered) = @_;
+    my $seen = sub { join ' ', -s "$file.begun" || 0, $answered ? $answered->() : () };
+    my $before = $seen->();
+
+    spew("$file.hold", '');
+
+    my $ok = eval {
+        $first->();
+        $self->until('request', sub { $seen->() ne $before });
+        $then->();
+        1;
+    };
+
+    unlink "$file.hold";
+    die $@ if !$ok;
 }
 
 
@@ -216,24 +244,6 @@ sub complaints {
 
 sub free_port {
     return IO::Socket::INET->new(Listen => 1, LocalAddr => '127.0.0.1')->sockport;
-}
-
-
-sub slurp {
-    my ($name) = @_;
-
-    open my $file, '<', $name or return '';
-    local $/;
-    return scalar <$file> // '';
-}
-
-
-sub spew {
-    my ($name, $text) = @_;
-
-    open my $file, '>', $name or die "$name: $!\n";
-    print $file $text;
-    close $file or die "$name: $!\n";
 }
 
 

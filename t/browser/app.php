@@ -4,7 +4,6 @@
  * The form of examples/legacy-form on a bad day.  The file WEATHER says how a
  * POST goes, one line each:
  *
- *   slow N      takes N seconds
  *   page        inserts, and answers with a page of its own, no redirect
  *   error       inserts, and then something goes wrong: 500
  *   gone        inserts, and dies without an answer
@@ -17,7 +16,8 @@
  *   no-store    not to be kept by the browser, as PHP's sessions have it
  *   token T     with a submission_token of its own
  *
- * /echo answers with what it got.  WEATHER.begun gets a byte for each POST.
+ * /echo answers with what it got.  While WEATHER.hold is there, no POST gets on;
+ * WEATHER.begun gets a byte for each.
  */
 
 function finish($status, $text) {
@@ -54,7 +54,11 @@ if ($method === 'GET') {
 
 } else {
     file_put_contents("$_SERVER[WEATHER].begun", '.', FILE_APPEND);
-    usleep((int) (1e6 * (float) ($weather['slow'] ?? 0)));
+
+    for ($i = 0; $i < 6000 && file_exists("$_SERVER[WEATHER].hold"); $i++) {
+        usleep(10000);
+        clearstatcache();
+    }
 
     if (isset($weather['nothing'])) {
         http_response_code(204);

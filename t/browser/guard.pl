@@ -151,7 +151,6 @@ sub the_button {
     $browser->click('#nothing button');
     $browser->wait_for('document.forms.nothing.getAttribute("aria-busy") === "true"',
                        'busy form');
-    my $since = time;
 
     is($browser->js('document.querySelector("#nothing button").innerText'),
        "Submitting\x{2026}", 'it says what goes on');
@@ -167,6 +166,7 @@ sub the_button {
     $browser->press('Enter');
 
     # a request that isn't sent can't be awaited, but one after it
+    seconds_take(0.1);
     $browser->click('#unnamed [type=submit]');
     $browser->wait_for('document.forms.unnamed.getAttribute("aria-busy")', 'other busy form');
     is($browser->js('document.querySelector("#unnamed [type=submit]").value'),
@@ -178,7 +178,7 @@ sub the_button {
 
     $browser->wait_for('!document.querySelector("[aria-busy], [aria-disabled]")',
                        'free form');
-    cmp_ok(time - $since, '>', 8, 'no answer: free again after some time');
+    cmp_ok($browser->js('waited'), '>', 8000, 'no answer: free again after some time');
     is($browser->js('document.querySelector("#nothing button").outerHTML'),
        '<button>Send</button>', 'the button is as it was');
     is($browser->js('document.querySelector("#unnamed [type=submit]").outerHTML'),
@@ -369,6 +369,7 @@ sub page_stays {
 
         a_case("$weather, then the same, minutes later", 2, sub {
             weather($weather);
+            seconds_take(0.1);
             $browser->click('#plain button');
             row(1);
             $browser->wait_for('!document.querySelector("[aria-busy]")', 'free form');
@@ -473,35 +474,35 @@ sub without_the_navigation_api {
 END
 
     a_case('stopped, without the Navigation API', 1, sub {
-        weather('slow 2');
         $browser->js($watch . '0');
+        seconds_take(0.1);
 
-        my ($n, $button) = (begun(), $browser->where('#plain button'));
+        my $button = $browser->where('#plain button');
 
-        $browser->click($button);
-        until_true(sub { begun() > $n });
-        $browser->stop;
-        is($browser->js('typeof navigation'), 'undefined', 'there is none');
-        $browser->wait_for('times.length === 2', 'free form');
-        cmp_ok($browser->js('times[1] - times[0]'), '<', 9000,
-               'it is free again in less than 9 seconds');
-        $browser->click($button);
+        $stage->under_way("$dir/weather", sub { $browser->click($button) }, sub {
+            $browser->stop;
+            is($browser->js('typeof navigation'), 'undefined', 'there is none');
+            $browser->wait_for('times.length === 2', 'free form');
+            cmp_ok($browser->js('waited'), '<', 9000,
+                   'it is free again in less than 9 seconds');
+            $browser->click($button, wait => 1);
+        });
         thanked();
     });
 
     a_case('Escape, without the Navigation API', 1, sub {
-        weather('slow 2');
         $browser->js($watch . '0');
 
-        my ($n, $button) = (begun(), $browser->where('#plain button'));
+        my $button = $browser->where('#plain button');
 
-        $browser->click($button);
-        until_true(sub { begun() > $n });
-        $browser->stop;
-        $browser->press('Escape');
-        $browser->wait_for('times.length === 2', 'free form');
-        cmp_ok($browser->js('times[1] - times[0]'), '<', 4900, 'Escape: it is free at once');
-        $browser->click($button);
+        $stage->under_way("$dir/weather", sub { $browser->click($button) }, sub {
+            $browser->stop;
+            $browser->press('Escape');
+            $browser->wait_for('times.length === 2', 'free form');
+            cmp_ok($browser->js('times[1] - times[0]'), '<', 4900,
+                   'Escape: it is free at once');
+            $browser->click($button, wait => 1);
+        });
         thanked();
     });
 
@@ -521,10 +522,9 @@ sub scripts {
     };
 
     a_case("$library: two clicks", 1, sub {
-        weather('slow 2');
-        $browser->js("for (const wait of [0, 1]) {
-                          setTimeout(() => document.querySelector('$form').requestSubmit(), wait);
-                      }");
+        my $submit = sub { $browser->js("document.querySelector('$form').requestSubmit()") };
+
+        $stage->under_way("$dir/weather", $submit, $submit);
         $answered->($form eq '#turbo' ? 1 : 2);
     }, $library);
 
@@ -630,13 +630,22 @@ sub advance {
 }
 
 
-# what ends after seconds does not: the machine may need longer than that
-sub patient {
-    $browser->js('(function () {
+# what ends after seconds does so after that part of them, and with 0 not at all, as
+# the machine may need longer than that; "waited" is what it asked for
+sub seconds_take {
+    my ($part) = @_;
+
+    $browser->js("(function () {
         const start = setTimeout;
-        window.setTimeout = function (code, wait) { return wait > 999 ? 0 : start(code, wait) };
-    })()');
+        window.setTimeout = function (code, wait) {
+            return wait > 999 ? $part && start(code, $part * (window.waited = wait))
+                              : start(code, wait);
+        };
+    })()");
 }
+
+
+sub patient { seconds_take(0) }
 
 
 sub label { return $browser->js("document.querySelector('$_[0]').innerText") }
