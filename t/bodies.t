@@ -554,6 +554,22 @@ EOC
            'HTTP/2: ... its digest is that of HTTP/1.1');
     }
 
+    # a request is the same by HTTP/1.1 and 2, whichever comes first
+    for my $first (0, 1) {
+        is(join(', ', map {
+               my ($two, $cookie, $host) = @$_;
+               $t->curl($two ? '--http2-prior-knowledge' : '--http1.1', '-d', 'b',
+                        '-H', "Host: $host", '-H', "Idempotency-Key: same$first",
+                        '-H', "Cookie: $cookie",
+                        'http://127.0.0.1:' . $t->port($two ? 1 : 0) . '/told')
+               ->header('X-Told') =~ s/ .*//r
+           } [ $first, 'a=1; b=2', 'h2.example' ],
+             [ !$first, 'a=1; b=2', 'H2.EXAMPLE:443' ],
+             [ !$first, 'a=2; b=2', 'h2.example' ]),
+           'NEW, REPLAYED, CONFLICT', 'one request, one host: HTTP/'
+           . ($first ? '2, then 1.1' : '1.1, then 2'));
+    }
+
     ok($t->stop, 'HTTP/2 and TLS: nginx stops in good order');
 }
 

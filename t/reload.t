@@ -354,4 +354,77 @@ for (['', '409 IN_DOUBT', 1], ['idempotency_in_doubt retry;', '200 NEW', 2]) {
     ok($n->stop('QUIT'), '... and ends');
 }
 
+
+# After a reload a conflict may come of settings that make another fingerprint of
+# the same request: it says so.
+
+{
+    my %was = (zone => 0, http => <<'EOC');
+        idempotency_zone zone=z:256k;
+        add_header X-Status "$idempotency_status $idempotency_reason" always;
+        map $http_x_who $who { default $http_x_who; }
+EOC
+
+    my $with = sub {
+        return (%was, server => "idempotency zone=z; $_[0]\n" . <<'EOC');
+            location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+EOC
+    };
+    my $n = nginx($with->(''));
+    my $r = 0;
+
+    my $ask = sub {
+        my ($id, $body) = @_;
+
+        return told($n->post("/?id=$id", key => $id, body => $body // 'a=1',
+                             type => 'application/x-www-form-urlencoded',
+                             headers => [ 'Cookie: s=1', 'X-Who: me' ]))
+               =~ s/ $//r;
+    };
+
+    for ([ 'body', '' ],
+         [ 'body,settings', 'idempotency_normalize off;', 'body,settings' ],
+         [ 'body,settings', 'idempotency_normalize_buffer 2m;' ],
+         [ 'body,settings', 'idempotency_ignore_fields x;' ],
+         [ 'body,settings', 'idempotency_ignore_cookies x;' ],
+         [ 'body,settings', 'idempotency_ignore_cookies off;' ],
+         [ 'identity,body,settings', 'idempotency_identity $who;',
+           'identity,settings' ],
+         [ 'action,body,settings', 'idempotency_bind $http_x_no;',
+           'action,settings' ],
+         [ 'body', 'idempotency_window 1h; idempotency_lease 2m;'
+                   . ' idempotency_max_response 1k; idempotency_methods POST PUT;'
+                   . ' idempotency_log_level warn;' ])
+    {
+        my ($reason, $lines, $again) = @$_;
+
+        my $id = 'r' . ++$r;
+
+        is($ask->($id), '200 NEW', "bound, and then: $lines");
+        $n->reload($with->($lines));
+        is($ask->($id, 'a=2'), "409 CONFLICT $reason", '... another body');
+        is($ask->($id), $again ? "409 CONFLICT $again" : '200 REPLAYED',
+           '... the same request');
+        $n->reload($with->(''));
+    }
+
+    # one value more or less, or in another directive, is another setting
+
+    my @sets = ('', 'idempotency_ignore_fields a b;', 'idempotency_ignore_fields ab;',
+                'idempotency_ignore_fields a; idempotency_bind $http_b;',
+                'idempotency_bind $http_a$http_b;',
+                'idempotency_bind $http_a $http_b;');
+
+    for my $i (0 .. $#sets) {
+        $n->reload($with->($sets[$i]));
+        is($ask->("set$i"), '200 NEW', "bound with $sets[$i]");
+        is(join(' ', map { $ask->("set$_", 'a=2') =~ /settings/ ? 1 : 0 } 0 .. $i),
+           join(' ', (1) x $i, 0), '... only these settings are the same');
+    }
+
+    $n->reload($with->(''));
+    is($ask->('set0', 'a=2'), '409 CONFLICT body', 'the first settings again');
+    $n->stop;
+}
+
 done_testing();

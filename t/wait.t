@@ -224,6 +224,7 @@ for my $what ([ large => '&size=300000' ], [ empty => '&status=204' ],
 
     is(status_of($r), '409 CONFLICT', 'a conflict with a pending one');
     is(problem($r), 'conflict', '... its problem');
+    like($n->log, qr/conflict, reason: body.*id=mine/, '... and why');
     ok(!$owner->readable, '... it is still pending');
     go('mine');
     is(status_of($owner->response), '200 NEW', '... and ends well');
