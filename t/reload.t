@@ -21,12 +21,6 @@ EOC
 
 my $zone = "idempotency_zone zone=z:256k;\n";
 
-sub told {
-    my ($r) = @_;
-
-    return $r ? "$r->{status} " . ($r->header('X-Status') // '-') : 'nothing';
-}
-
 sub order {
     my ($n, $id, %o) = @_;
 

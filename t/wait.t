@@ -454,9 +454,9 @@ EOC
         push @one, executions('heir');
         is(go('heir'), 1, '... one at work');
 
-        my $sel = IO::Select->new(map $_->{sock}, @left);
-        my ($s) = $sel->can_read(patience());
-        my ($c) = grep { $s && $_->{sock} == $s } @left or last;
+        my $c = Idempotency::Connection::serve(
+            sub { (grep length $_->{buf}, @left)[0] }, time + patience(), @left)
+            or last;
         push @said, status_of($c->response);
         @left = grep { $_ != $c } @left;
         $c->close;
@@ -572,7 +572,7 @@ $n->stop;
 {
     my $count = 1500;
 
-    $n = nginx(big(4096, workers => 2, http => crowd(<<'EOC')));
+    $n = nginx(connections => 4096, workers => 2, http => crowd(<<'EOC'));
         idempotency zone=z;
         idempotency_wait_timeout 10m;
         proxy_read_timeout 10m;

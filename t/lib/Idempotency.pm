@@ -15,12 +15,13 @@ package Idempotency;
 #       is(executions('t1'), 1, 'executed once');
 #       done_testing();
 #
-#    nginx(%o): main http server (config text), zone => 0 (no default zone z),
-#      workers (1), log_level (info), modules => [names or paths loaded before
-#      ours], modules_after => [...], module => 0 (without ours), allow => qr//
-#      (error log lines that are expected), descriptors => N (no process may
-#      have more), files => { 'html/a' => bytes },
-#      conf => whole file. Dies, with the log, if nginx does not start.
+#    nginx(%o): main http server (config text), zone => 0 (no default zone z, or
+#      another text), workers (1), connections (512, for each worker), log_level
+#      (info), modules => [names or paths loaded before ours], modules_after =>
+#      [...], module => 0 (without ours), allow => qr// (error log lines that are
+#      expected), descriptors => N (no process may have more), files =>
+#      { 'html/a' => bytes }, conf => whole file. Dies, with the log, if nginx does
+#      not start.
 #      In config text $TEST_NGINX_BACKEND, _FASTCGI, _SCGI, _UWSGI are
 #      127.0.0.1:port of the backends, $TEST_NGINX_DEAD one where nobody listens
 #      or will, backend('dead') its port; $TEST_NGINX_PORT nginx's own port,
@@ -45,6 +46,7 @@ package Idempotency;
 #      and returns 1, or 0 if nginx refused the configuration, $n->signal(QUIT),
 #      $n->stop (also at the end of the test; checks the log: no [alert],
 #      [emerg], [crit], Sanitizer report, nor a worker that died of a signal).
+#    told(responses): "200 NEW, 409 CONFLICT", of header lines X-Status.
 #    same_message(a, b, name): the comparison alone, without asking who is marked.
 #    config_test(%o): nginx -t with such a configuration: (ok, output, the file).
 #    executions(id), go(id), held(id, n) waits until n requests are held,
@@ -53,6 +55,7 @@ package Idempotency;
 #    within SECONDS, sub { ... }: for what holds for a while only. Does it until
 #      that took less than so long, and returns what it then returned.
 #    child(sub { ... }): the pid of a process that ends with the test at the latest.
+#    slurp(file): its bytes, or none. dead_port(): nothing listens there.
 #    certificate(): the directory of cert.pem, for localhost, and key.pem.
 #    has_directive(text): does nginx know it (in http, server and location)?
 #    has_module(name): the path of one of Debian's dynamic modules, or undef.
@@ -73,23 +76,21 @@ use strict;
 use warnings;
 
 use Cwd qw(abs_path);
-use Errno qw(EAGAIN EWOULDBLOCK);
-use Fcntl qw(F_SETFD FD_CLOEXEC);
+use Fcntl qw(F_SETFD);
 use File::Basename qw(dirname);
 use File::Path qw(make_path);
 use File::Temp ();
-use IO::Select;
 use IO::Socket::INET;
 use POSIX qw(WNOHANG);
-use Socket qw(SOL_SOCKET SO_LINGER PF_INET SOCK_STREAM INADDR_LOOPBACK
-              pack_sockaddr_in unpack_sockaddr_in);
+use Socket qw(PF_INET SOCK_STREAM INADDR_LOOPBACK pack_sockaddr_in
+              unpack_sockaddr_in);
 use Test::More ();
 use Time::HiRes qw(time sleep);
 
-our @EXPORT = qw(nginx config_test message same_message same_replay executions go held
-                 last_request until_true has_module has_directive pattern
-                 free_port backend patience within
-                 module_path certificate child);
+our @EXPORT = qw(nginx config_test message same_message same_replay told
+                 executions go held last_request until_true within patience
+                 has_module has_directive pattern free_port dead_port backend
+                 slurp child certificate module_path);
 
 my $lib = abs_path(dirname(__FILE__));
 my $root = dirname(dirname($lib));
@@ -102,22 +103,17 @@ my $module = $ENV{IDEMPOTENCY_MODULE}
 my $binary = $ENV{TEST_NGINX_BINARY}
              || (-x "$build/nginx" ? "$build/nginx" : 'nginx');
 
-my $load_module = length $module ? "load_module $module;\n" : '';
-
 my $tmp = File::Temp->newdir('idempotency-XXXXXX', TMPDIR => 1);
-my ($owner, $lifeline, $backend_pid, $dead, @running, %ports) = ($$);
-my @children;
+my ($owner, $lifeline, $backend_pid, @running, @children, %ports) = ($$);
 
 # A worker that runs as another user must get through to its files.
 chmod 0755, $tmp;
 
 
 sub import {
-    my ($class, @args) = @_;
-
     my $caller = caller;
 
-    start_backend() unless $backend_pid;
+    start_backend();
 
     no strict 'refs';
     *{"${caller}::$_"} = \&$_ for @EXPORT;
@@ -138,50 +134,113 @@ END {
         $_->stop for splice @running;
 
         kill KILL => @children;
-        waitpid $_, 0 for @children;
-
-        if ($backend_pid) {
-            close $lifeline;
-            waitpid $backend_pid, 0;
-        }
+        close $lifeline if $lifeline;
+        waitpid $_, 0 for @children, $backend_pid // ();
     }
+}
+
+
+# --- processes and files ----------------------------------------------------
+
+sub process {
+    my ($code) = @_;
+
+    my $pid = fork // die "fork: $!";
+
+    if (!$pid) {
+        $SIG{$_} = 'DEFAULT' for qw(INT TERM HUP PIPE);
+        $code->();
+        POSIX::_exit(0);
+    }
+
+    return $pid;
+}
+
+
+sub child {
+    push @children, process(@_);
+
+    return $children[-1];
+}
+
+
+# Did it succeed, and what did it say?
+
+sub output {
+    my (@command) = @_;
+
+    my $pid = open(my $out, '-|') // die "fork: $!";
+
+    if (!$pid) {
+        open STDERR, '>&', \*STDOUT;
+        exec @command or POSIX::_exit(127);
+    }
+
+    binmode $out;
+    my $text = do { local $/; <$out> } // '';
+
+    return (close $out, $text);
+}
+
+
+sub slurp {
+    open my $f, '<:raw', $_[0] or return '';
+    local $/;
+
+    return scalar(<$f>) // '';
+}
+
+
+sub spew {
+    my ($file, $bytes) = @_;
+
+    make_path(dirname($file));
+    open my $f, '>:raw', $file or die "$file: $!";
+    print $f $bytes;
+    close $f;
+}
+
+
+sub certificate {
+    my $dir = "$tmp/pki";
+
+    make_path($dir);
+    (-e "$dir/cert.pem"
+     || output(qw(openssl req -x509 -newkey rsa:2048 -nodes -days 2
+                  -subj /CN=localhost -keyout), "$dir/key.pem",
+               '-out', "$dir/cert.pem"))[0] or die 'no certificate';
+
+    return $dir;
 }
 
 
 # --- the backend ------------------------------------------------------------
 
 sub start_backend {
-    my @fd;
-    my @keep;
+    return if $backend_pid;
+
+    my @listen;
 
     for my $proto (qw(http fastcgi scgi uwsgi)) {
         my $s = IO::Socket::INET->new(Listen => 511, LocalAddr => '127.0.0.1',
                                       ReuseAddr => 1)
             or die "backend: $!";
 
+        push @listen, [$proto, $s];
         $ports{$proto} = $s->sockport;
-        $ENV{'TEST_NGINX_' . ($proto eq 'http' ? 'BACKEND' : uc $proto)}
-            = '127.0.0.1:' . $s->sockport;
-        push @keep, $s;
-        push @fd, "$proto=" . fileno $s;
     }
 
-    # taken, so that it is nobody else's, but not listened at
-    socket($dead, PF_INET, SOCK_STREAM, 0)
-        && bind($dead, pack_sockaddr_in(0, INADDR_LOOPBACK))
-        or die "bind: $!";
-    $ports{dead} = (unpack_sockaddr_in getsockname $dead)[0];
-    $ENV{TEST_NGINX_DEAD} = "127.0.0.1:$ports{dead}";
+    $ports{dead} = dead_port();
+    $ENV{'TEST_NGINX_' . ($_ eq 'http' ? 'BACKEND' : uc)}
+        = "127.0.0.1:$ports{$_}" for keys %ports;
 
     pipe(my $read, $lifeline) or die "pipe: $!";
 
-    $backend_pid = fork // die "fork: $!";
-
-    if ($backend_pid == 0) {
-        fcntl $_, F_SETFD, 0 for $read, @keep;
-        exec $^X, "$lib/backend.pl", fileno $read, @fd
-            or POSIX::_exit(127);
-    }
+    $backend_pid = process(sub {
+        fcntl $_, F_SETFD, 0 for $read, map $_->[1], @listen;
+        exec $^X, "$lib/backend.pl", fileno $read,
+             map "$_->[0]=" . fileno $_->[1], @listen;
+    });
 }
 
 
@@ -189,10 +248,12 @@ sub backend { return $ports{$_[0] // 'http'} }
 
 
 sub ask {
-    my ($path) = @_;
+    my ($path, %arg) = @_;
 
+    my $query = join '&', map { "$_=" . $arg{$_}
+        =~ s/([^\w.~-])/sprintf '%%%02X', ord $1/ger } keys %arg;
     my $c = Idempotency::Connection->new(backend());
-    $c->send("GET $path HTTP/1.0\r\n\r\n");
+    $c->send("GET $path?$query HTTP/1.0\r\n\r\n");
 
     my $r = $c->response('GET');
     die "backend: no answer to $path" unless $r->{status};
@@ -201,17 +262,15 @@ sub ask {
 }
 
 
-sub escape { (my $s = shift) =~ s/([^\w.~-])/sprintf '%%%02X', ord $1/ge; $s }
-
 # Of one counter, or of all.
 
-sub executions { return ask('/count' . (@_ ? '?id=' . escape(shift) : '')) }
+sub executions { return ask('/count', @_ ? (id => $_[0]) : ()) }
 
-sub go { return ask('/go?id=' . escape(shift)) }
+sub go { return ask('/go', id => $_[0]) }
 
-sub held { return ask('/held?id=' . escape($_[0]) . '&n=' . ($_[1] // 1)) }
+sub held { return ask('/held', id => $_[0], n => $_[1] // 1) }
 
-sub last_request { return ask('/last?id=' . escape(shift)) }
+sub last_request { return ask('/last', id => $_[0]) }
 
 
 # The body that the backend makes for size=N in its execution number M.
@@ -243,40 +302,9 @@ sub uuid7 {
 
 sub module_path { return $module }
 
+sub load_module { return length $module ? "load_module $module;\n" : '' }
+
 sub patience { return 120 }
-
-
-# A process beside the test, which ends with it at the latest.
-
-sub child {
-    my ($code) = @_;
-
-    my $pid = fork // die "fork: $!";
-
-    if (!$pid) {
-        $SIG{$_} = 'DEFAULT' for qw(INT TERM HUP PIPE);
-        $code->();
-        POSIX::_exit(0);
-    }
-
-    push @children, $pid;
-
-    return $pid;
-}
-
-
-# The directory of a certificate for localhost, cert.pem, and its key, key.pem.
-
-sub certificate {
-    my $dir = "$tmp/pki";
-
-    system("mkdir $dir && openssl req -x509 -newkey rsa:2048 -nodes -days 2"
-           . " -subj /CN=localhost -keyout $dir/key.pem -out $dir/cert.pem"
-           . " 2>$dir/openssl.log") == 0
-        or die 'no certificate' unless -e "$dir/cert.pem";
-
-    return $dir;
-}
 
 
 sub until_true (&;$) {
@@ -329,8 +357,7 @@ sub free_port {
         }
 
         my $port = shift @given;
-        my $s = $listen->($port) or next;
-        close $s;
+        $listen->($port) or next;
 
         return $port;
     }
@@ -339,12 +366,23 @@ sub free_port {
 }
 
 
+# Taken, so that it is nobody else's, but not listened at.
+
+sub dead_port {
+    my $s;
+
+    socket($s, PF_INET, SOCK_STREAM, 0)
+        && bind($s, pack_sockaddr_in(0, INADDR_LOOPBACK)) or die "bind: $!";
+    push @held, $s;
+
+    return (unpack_sockaddr_in getsockname $s)[0];
+}
+
+
 sub has_module {
     my ($name) = @_;
 
-    my $v = `$binary -V 2>&1`;
-    my ($dir) = $v =~ /--modules-path=(\S+)/;
-
+    my ($dir) = `$binary -V 2>&1` =~ /--modules-path=(\S+)/;
     my ($so) = grep { -e } map { "$_/$name.so" }
                $dir // (), '/usr/lib/nginx/modules' or return undef;
 
@@ -359,6 +397,11 @@ sub has_module {
 
 sub has_directive {
     return (config_test(module => 0, server => "location / { $_[0] }"))[0];
+}
+
+
+sub told {
+    return join ', ', map { "$_->{status} " . ($_->header('X-Status') // '-') } @_;
 }
 
 
@@ -380,23 +423,16 @@ sub same_message {
                   @{$r->{trailers}});
     } $first, $again;
 
-    return Test::More::pass($name) if $a eq $b && $first->{status};
-
-    Test::More::fail($name);
+    return 1 if Test::More::ok($a eq $b && $first->{status}, $name);
 
     # the first difference is enough: bodies are long and binary
-    my $i = 0;
-    $i++ while $i < length $a && $i < length $b
-               && substr($a, $i, 1) eq substr($b, $i, 1);
-
+    my ($same) = ($a ^ $b) =~ /^(\0*)/;
+    my $i = length $same;
     my $from = $i < 200 ? 0 : $i - 200;
-    Test::More::diag('lengths ', length $a, ', ', length $b,
-                     ", differ at $i:");
-    for (['first', $a], ['again', $b]) {
-        (my $s = substr $_->[1], $from, $i - $from + 100)
-            =~ s/([^ -~\n])/sprintf '\\x%02x', ord $1/ge;
-        Test::More::diag("--- $_->[0]:\n$s");
-    }
+
+    Test::More::diag('lengths ', length $a, ', ', length $b, ", differ at $i:",
+        map { "\n---\n" . substr($_, $from, $i - $from + 100)
+                          =~ s/([^ -~\n])/sprintf '\\x%02x', ord $1/ger } $a, $b);
 
     return 0;
 }
@@ -409,29 +445,17 @@ sub same_replay {
 
     local $Test::Builder::Level = $Test::Builder::Level + 1;
 
-    for ([$first, 0], [$again, 1]) {
-        my ($r, $marked) = @$_;
-        my $got = $r->header('Idempotent-Replayed') // '';
+    my ($marks) = join ' ', map { $_->header('Idempotent-Replayed') // 'no' }
+                            $first, $again;
 
-        next if $got eq ($marked ? 'true' : '');
-
-        Test::More::fail($name);
-        Test::More::diag($marked ? 'the repeat is not marked as a replay'
-                                 : 'the first is marked as a replay');
-        Test::More::diag($r->{head});
-        return 0;
-    }
-
-    return same_message($first, $again, $name);
+    return same_message(@_) if $marks eq 'no true';
+    return Test::More::is($marks, 'no true', "$name: which is marked as a replay");
 }
 
-
-# --- requests ---------------------------------------------------------------
 
 sub message {
     my ($method, $uri, %o) = @_;
 
-    my $version = $o{version} // '1.1';
     my $body = $o{body};
     my @h = ('Host: ' . ($o{host} // 'localhost'));
 
@@ -451,7 +475,8 @@ sub message {
         push @h, 'Content-Length: ' . length $body;
     }
 
-    return join "\r\n", "$method $uri HTTP/$version", @h, '', $body // '';
+    return join "\r\n", "$method $uri HTTP/" . ($o{version} // '1.1'), @h, '',
+                        $body // '';
 }
 
 
@@ -463,41 +488,36 @@ sub config {
     my $dir = $self->{root};
 
     make_path("$dir/logs", "$dir/html", "$dir/temp");
-
-    for my $file (keys %{$o{files} // {}}) {
-        make_path(dirname("$dir/$file"));
-        open my $f, '>:raw', "$dir/$file" or die "$dir/$file: $!";
-        print $f $o{files}{$file};
-        close $f;
-    }
+    spew("$dir/$_", $o{files}{$_}) for keys %{$o{files} // {}};
 
     my $load = sub {
-        my $m = shift;
-        $m = has_module($m) // die "no module $m" unless $m =~ m{/};
-        return "load_module $m;\n";
+        return join '', map {
+            'load_module ' . (m{/} ? $_ : has_module($_) // die "no module $_") . ";\n"
+        } @{$_[0] // []};
     };
 
-    my $text = $o{conf} // join '',
-        map({ $load->($_) } @{$o{modules} // []}),
-        ($o{module} // 1) ? $load_module : '',
-        map({ $load->($_) } @{$o{modules_after} // []}),
-        $> == 0 ? "user root;\n" : '',
-        'worker_processes ' . ($o{workers} // 1) . ";\n",
-        "env ASAN_OPTIONS;\nenv UBSAN_OPTIONS;\n",
-        $o{main} // '', "\n",
-        "events { worker_connections 512; }\n",
-        "http {\n",
-        "default_type text/plain;\n",
-        map({ "${_}_temp_path $dir/temp/$_;\n" }
+    my $with = $o{module} // 1;
+    my $zone = $o{zone} // 1;
+    my $connections = $o{connections} // 512;
+    my $text = $o{conf} // join "\n",
+        $load->($o{modules}), $with ? load_module() : (),
+        $load->($o{modules_after}),
+        $> == 0 ? 'user root;' : (),
+        'worker_processes ' . ($o{workers} // 1) . ';',
+        $o{connections} ? 'worker_rlimit_nofile 20000;' : (),
+        'env ASAN_OPTIONS;', 'env UBSAN_OPTIONS;',
+        $o{main} // '',
+        "events { worker_connections $connections; }",
+        'http {',
+        'default_type text/plain;',
+        map("${_}_temp_path $dir/temp/$_;",
             qw(client_body proxy fastcgi scgi uwsgi)),
-        $o{http} && $o{http} =~ /\baccess_log\b/ ? ''
-            : "access_log off;\n",
-        ($o{zone} // 1) && ($o{module} // 1)
-            ? "idempotency_zone zone=z:16m;\n" : '',
-        $o{http} // '', "\n",
+        ($o{http} // '') =~ /\baccess_log\b/ ? () : 'access_log off;',
+        !$with || !$zone ? () : $zone eq 1 ? 'idempotency_zone zone=z:16m;' : $zone,
+        $o{http} // '',
         defined $o{server}
-            ? "server {\nlisten 127.0.0.1:\$TEST_NGINX_PORT;\n"
-              . "server_name localhost;\n$o{server}\n}\n" : '',
+            ? ('server {', 'listen 127.0.0.1:$TEST_NGINX_PORT;',
+               'server_name localhost;', $o{server}, '}') : (),
         "}\n";
 
     my %env = (PORT => $self->port(0), ROOT => $dir);
@@ -509,9 +529,7 @@ sub config {
             // die "unknown \$TEST_NGINX_$v";
     }ge;
 
-    open my $f, '>', "$dir/nginx.conf" or die "$dir/nginx.conf: $!";
-    print $f $text;
-    close $f;
+    spew("$dir/nginx.conf", $text);
 
     return $text;
 }
@@ -529,24 +547,19 @@ sub command {
     my ($self, %o) = @_;
 
     my $level = $o{log_level} // $ENV{TEST_NGINX_LOG_LEVEL} // 'info';
+    my $log = "$self->{root}/logs/error.log";
 
-    return ($binary, takes_log() ? ('-e', "$self->{root}/logs/error.log") : (),
+    return ($binary, takes_log() ? ('-e', $log) : (),
             '-p', "$self->{root}/", '-c', "$self->{root}/nginx.conf",
-            '-g', "pid $self->{root}/nginx.pid; daemon off; "
-                  . "error_log $self->{root}/logs/error.log $level;");
+            '-g', "pid $self->{root}/nginx.pid; daemon off; error_log $log $level;");
 }
 
 
 my $instances = 0;
 
 sub instance {
-    my (%o) = @_;
-
-    my $self = bless { root => "$tmp/" . ++$instances, ports => {}, %o },
-                     'Idempotency::Nginx';
-    make_path($self->{root});
-
-    return $self;
+    return bless { root => "$tmp/" . ++$instances, ports => {}, @_ },
+                 'Idempotency::Nginx';
 }
 
 
@@ -566,15 +579,11 @@ sub nginx {
         unshift @cmd, 'sh', '-c', "ulimit -n $o{descriptors}; exec \"\$@\"", 'sh'
             if $o{descriptors};
 
-        my $pid = fork // die "fork: $!";
-
-        if ($pid == 0) {
+        my $pid = $self->{pid} = process(sub {
             open STDOUT, '>>', "$self->{root}/logs/stderr.log";
             open STDERR, '>&', \*STDOUT;
             exec @cmd or POSIX::_exit(127);
-        }
-
-        $self->{pid} = $pid;
+        });
 
         # the master listens before it has workers
         my $up = until_true {
@@ -591,9 +600,9 @@ sub nginx {
         waitpid $pid, 0 if !$up;
 
         my $log = $self->log . $self->slurp('logs/stderr.log');
-        next if $try < 5 && $log =~ /Address already in use/;
 
-        die "nginx did not start:\n$log";
+        die "nginx did not start:\n$log"
+            if $try == 5 || $log !~ /Address already in use/;
     }
 }
 
@@ -603,22 +612,10 @@ sub config_test {
 
     my $self = instance(%o);
     my $conf = config($self, %o);
-    my @cmd = command($self, %o);
-    my $pid = open(my $out, '-|') // die "fork: $!";
-
-    if ($pid == 0) {
-        open STDERR, '>&', \*STDOUT;
-        exec @cmd, '-t' or POSIX::_exit(127);
-    }
-
-    local $/;
-    my $text = <$out>;
-    close $out;
+    my ($ok, $said) = output(command($self, %o), '-t');
 
     # the path of a test's directory is of no interest to anybody
-    $text =~ s/\Q$self->{root}\E/ROOT/g;
-
-    return ($? == 0, $text, $conf);
+    return ($ok, $said =~ s/\Q$self->{root}\E/ROOT/gr, $conf);
 }
 
 
@@ -634,33 +631,21 @@ package Idempotency::Nginx;
 use strict;
 use warnings;
 
-use Time::HiRes qw(time sleep);
 use POSIX qw(WNOHANG);
 
 sub root { return $_[0]{root} }
 
 sub pid { return $_[0]{pid} }
 
-sub port {
-    my ($self, $n) = @_;
+sub port { return $_[0]{ports}{$_[1] // 0} //= Idempotency::free_port() }
 
-    return $self->{ports}{$n // 0} //= Idempotency::free_port();
-}
-
-
-sub slurp {
-    my ($self, $file) = @_;
-
-    open my $f, '<:raw', "$self->{root}/$file" or return '';
-    local $/;
-
-    return scalar(<$f>) // '';
-}
-
+sub slurp { return Idempotency::slurp("$_[0]{root}/$_[1]") }
 
 sub log { return $_[0]->slurp('logs/error.log') }
 
 sub access_log { return $_[0]->slurp('logs/access.log') }
+
+sub signal { return kill $_[1], $_[0]{pid} }
 
 
 sub wait_log {
@@ -675,20 +660,11 @@ sub wait_log {
 sub workers {
     my ($self) = @_;
 
-    my $pid = $self->{pid};
-
-    open my $f, '<', "/proc/$pid/task/$pid/children" or return ();
-    my @children = split ' ', scalar(<$f>) // '';
-
     return grep {
-        my ($c, $line);
-        $line = <$c> if open $c, '<', "/proc/$_/cmdline";
-        ($line // '') =~ /^nginx: worker process\b(?!.*shutting)/;
-    } @children;
+        Idempotency::slurp("/proc/$_/cmdline")
+            =~ /^nginx: worker process\b(?!.*shutting)/
+    } split ' ', Idempotency::slurp("/proc/$self->{pid}/task/$self->{pid}/children");
 }
-
-
-sub signal { return kill $_[1], $_[0]{pid} }
 
 
 sub reload {
@@ -696,8 +672,7 @@ sub reload {
 
     if (%o) {
         $self->{$_} = $o{$_} for keys %o;
-        Idempotency::config($self, map { $_ => $self->{$_} }
-                            grep { !/^(?:root|ports|pid)$/ } keys %$self);
+        Idempotency::config($self, %$self);
     }
 
     my %old = map { $_ => 1 } $self->workers;
@@ -739,7 +714,8 @@ sub stop {
         waitpid $pid, 0;
     }
 
-    my @lines = grep { $_ =~ $Idempotency::bad && !($self->{allow} && $_ =~ $self->{allow}) }
+    my @lines = grep { $_ =~ $Idempotency::bad
+                       && !($self->{allow} && $_ =~ $self->{allow}) }
                 split /\n/, $self->log . $self->slurp('logs/stderr.log');
 
     # the test may have planned or finished already: speak up only when needed
@@ -805,39 +781,23 @@ sub curl {
     my $port = $self->port(0);
     s{^/}{http://127.0.0.1:$port/} for @args;
 
-    my $head = "$self->{root}/curl.head";
-    my $pid = open(my $out, '-|') // die "fork: $!";
-
-    if ($pid == 0) {
-        exec 'curl', '-q', '-s', '--noproxy', '*', '-D', $head,
-             '--max-time', Idempotency::patience(), @args or POSIX::_exit(127);
-    }
-
-    binmode $out;
-    my $body = do { local $/; <$out> } // '';
-    close $out;
-
-    my $text = $self->slurp('curl.head');
+    my (undef, $body) = Idempotency::output(
+        'curl', '-q', '-s', '--noproxy', '*', '-D', "$self->{root}/curl.head",
+        '--max-time', Idempotency::patience(), @args);
+    my $head = $self->slurp('curl.head');
 
     # interim responses, the head, and, behind an empty line, trailers
-    my (@interim, $r);
+    my @parts = split /\r\n\r\n/, $head;
+    my @interim;
 
-    for my $part (split /\r\n\r\n/, $text) {
-        if ($r) {
-            push @{$r->{trailers}}, split /\r\n/, $part;
+    push @interim, shift @parts while @parts && $parts[0] =~ m{^HTTP/\S+ 1\d\d};
 
-        } elsif ($part =~ m{^HTTP/\S+ 1\d\d}) {
-            push @interim, $part;
+    my $r = Idempotency::Response->new(@parts ? shift(@parts) . "\r\n\r\n" : ());
 
-        } else {
-            $r = Idempotency::Response->new("$part\r\n\r\n");
-        }
-    }
-
-    $r //= Idempotency::Response->new('none 0 no response');
-    $r->{body} = $body;
+    $r->{trailers} = [ map { split /\r\n/ } @parts ];
     $r->{interim} = \@interim;
-    $r->{raw} = $text . $body;
+    $r->{body} = $body;
+    $r->{raw} = $head . $body;
 
     return $r;
 }
@@ -849,7 +809,6 @@ use strict;
 use warnings;
 
 use Errno qw(EAGAIN EWOULDBLOCK EINTR);
-use IO::Select;
 use IO::Socket::INET;
 use Socket qw(SOL_SOCKET SO_LINGER);
 use Time::HiRes qw(time);
@@ -862,41 +821,47 @@ sub new {
 
     $s->blocking(0);
 
-    return bless { sock => $s, buf => '', eof => 0, method => 'GET' }, $class;
+    return bless { sock => $s, buf => '', out => '', eof => 0, method => 'GET' },
+                 $class;
 }
 
 
-# Reads meanwhile, or a long body and an early answer would wait for each other.
+# What all clients of a test wait in: sends what is to be sent and reads what
+# comes, on each of the connections, until the test returns something, nobody is
+# left who could say more, or the end. Reads while it sends, or a long body and an
+# early answer would wait for each other.
 
-sub send {
-    my ($self, $data) = @_;
+sub serve {
+    my ($test, $end, @c) = @_;
 
     local $SIG{PIPE} = 'IGNORE';
 
-    my $end = time + Idempotency::patience();
-    my $sel = IO::Select->new($self->{sock});
+    while (1) {
+        my $r = $test->();
+        return $r if defined $r;
 
-    while (length $data && time < $end) {
-        my ($r, $w) = IO::Select->select($sel, $sel, undef, 1);
+        @c = grep { !$_->{eof} } @c;
+        my $left = $end - time;
+        return undef if !@c || $left <= 0;
 
-        $self->fill if $r && @$r;
+        my ($in, $out) = ('', '');
 
-        if ($w && @$w) {
-            my $n = syswrite $self->{sock}, $data, 65536;
-
-            if (defined $n) {
-                substr($data, 0, $n) = '';
-
-            } elsif ($! != EAGAIN && $! != EWOULDBLOCK && $! != EINTR) {
-                last;
-            }
+        for (@c) {
+            vec($in, fileno $_->{sock}, 1) = 1;
+            vec($out, fileno $_->{sock}, 1) = 1 if length $_->{out};
         }
 
-        last if $self->{eof};
-    }
+        next if select($in, $out, undef, $left) < 1;
 
-    return !length $data;
+        for (@c) {
+            $_->fill if vec $in, fileno $_->{sock}, 1;
+            $_->flush if vec $out, fileno $_->{sock}, 1;
+        }
+    }
 }
+
+
+sub again { return $! == EAGAIN || $! == EWOULDBLOCK || $! == EINTR }
 
 
 sub fill {
@@ -904,32 +869,44 @@ sub fill {
 
     my $n = sysread $self->{sock}, $self->{buf}, 65536, length $self->{buf};
 
-    return if !defined $n && ($! == EAGAIN || $! == EWOULDBLOCK || $! == EINTR);
+    return if !defined $n && again();
 
+    $self->{arrived} //= time;
     $self->{reset} = 1 if !defined $n;
     $self->{eof} = 1 if !$n;
 }
 
 
-# Waits until the pattern stands in the buffer, the peer closed, or the end.
+sub flush {
+    my ($self) = @_;
+
+    my $n = syswrite $self->{sock}, $self->{out}, 65536;
+
+    if (defined $n) {
+        substr($self->{out}, 0, $n) = '';
+
+    } elsif (!again()) {
+        $self->{out} = '';
+        $self->{unsent} = 1;
+    }
+}
+
+
+sub send {
+    my ($self, $data) = @_;
+
+    $self->{out} .= $data;
+    delete @$self{qw(unsent arrived)};
+    $self->want(sub { length $self->{out} ? undef : 1 });
+
+    return !$self->{unsent} && !length $self->{out};
+}
+
 
 sub want {
     my ($self, $test, $end) = @_;
 
-    $end //= time + Idempotency::patience();
-
-    my $sel = IO::Select->new($self->{sock});
-
-    while (1) {
-        my $r = $test->();
-        return $r if defined $r;
-        return undef if $self->{eof};
-
-        my $left = $end - time;
-        return undef if $left <= 0;
-
-        $self->fill if $sel->can_read($left);
-    }
+    return serve($test, $end // time + Idempotency::patience(), $self);
 }
 
 
@@ -942,17 +919,13 @@ sub response {
                       // Idempotency::patience());
     my @interim;
 
-    $method //= $self->{method};
-
     while (1) {
         my $head = $self->want(sub {
             $self->{buf} =~ s/\A(.*?\r\n\r\n)//s ? $1 : undef
         }, $end);
 
-        return Idempotency::Response->new('none 0 no response')
-            unless defined $head;
-
-        my $r = Idempotency::Response->new($head);
+        my $r = Idempotency::Response->new($head // return
+                                           Idempotency::Response->new);
 
         if ($r->{status} < 200 && $r->{status} != 101) {
             push @interim, $head;
@@ -961,7 +934,7 @@ sub response {
 
         $r->{interim} = \@interim;
         $r->{raw} = join '', @interim, $head;
-        $self->body($r, $method, $end);
+        $self->body($r, $method // $self->{method}, $end);
 
         return $r;
     }
@@ -971,31 +944,22 @@ sub response {
 sub body {
     my ($self, $r, $method, $end) = @_;
 
+    # all there is, if it was cut off
     my $take = sub {
-        my ($n) = @_;
+        my ($re) = @_;
         my $got = $self->want(sub {
-            length $self->{buf} >= $n ? substr($self->{buf}, 0, $n, '') : undef
+            return $re =~ /^\d/ ? length $self->{buf} >= $re
+                                  ? substr $self->{buf}, 0, $re, '' : undef
+                                : $self->{buf} =~ s/\A([^\n]*\n)// ? $1 : undef;
         }, $end);
 
-        # all there is, if it was cut off
         if (!defined $got) {
             $r->{broken} = 1;
-            $got = $self->{buf};
-            $self->{buf} = '';
+            $got = $re =~ /^\d/ ? substr $self->{buf}, 0, length $self->{buf}, '' : '';
         }
 
         $r->{raw} .= $got;
         return $got;
-    };
-
-    my $line = sub {
-        my $got = $self->want(sub {
-            $self->{buf} =~ s/\A([^\n]*\n)// ? $1 : undef
-        }, $end);
-
-        $r->{broken} = 1 if !defined $got;
-        $r->{raw} .= $got // '';
-        return $got // '';
     };
 
     return if $method eq 'HEAD' || $r->{status} =~ /^(?:101|204|304)$/;
@@ -1003,16 +967,13 @@ sub body {
     if (($r->header('Transfer-Encoding') // '') =~ /chunked/i) {
         $r->{chunked} = 1;
 
-        while (!$r->{broken}) {
-            my $n = hex($line->() =~ /^([0-9a-f]+)/i ? $1 : 0);
-            last if $r->{broken} || !$n;
-
+        while (my $n = hex($take->('line') =~ /^([0-9a-f]+)/i ? $1 : 0)) {
             $r->{body} .= $take->($n);
-            $line->();
+            $take->('line') unless $r->{broken};
         }
 
         while (!$r->{broken}) {
-            (my $l = $line->()) =~ s/\r?\n\z//;
+            (my $l = $take->('line')) =~ s/\r?\n\z//;
             last if $l eq '';
             push @{$r->{trailers}}, $l;
         }
@@ -1021,12 +982,9 @@ sub body {
         $r->{body} = $take->($n);
 
     } else {
-        $self->want(sub { undef }, $end);
-        $r->{closed} = $self->{eof};
+        $r->{closed} = $self->closed($end);
         $r->{broken} = 1 if !$self->{eof} || $self->{reset};
-        $r->{body} = $self->{buf};
-        $r->{raw} .= $self->{buf};
-        $self->{buf} = '';
+        $r->{raw} .= $r->{body} = substr $self->{buf}, 0, length $self->{buf}, '';
     }
 }
 
@@ -1034,9 +992,9 @@ sub body {
 # Waits for the peer's end of the connection.
 
 sub closed {
-    my ($self) = @_;
+    my ($self, $end) = @_;
 
-    $self->want(sub { undef });
+    $self->want(sub { undef }, $end);
 
     return $self->{eof};
 }
@@ -1047,9 +1005,8 @@ sub closed {
 sub readable {
     my ($self, $timeout) = @_;
 
-    return 1 if length $self->{buf} || $self->{eof};
-
-    return scalar IO::Select->new($self->{sock})->can_read($timeout // 0);
+    return $self->want(sub { length $self->{buf} ? 1 : undef },
+                       time + ($timeout || 0.001)) || $self->{eof};
 }
 
 
@@ -1071,10 +1028,10 @@ use warnings;
 sub new {
     my ($class, $head) = @_;
 
-    my ($line, @lines) = split /\r\n/, $head;
+    my ($line, @lines) = split /\r\n/, $head // 'none 0 no response';
     my ($version, $status, $reason) = split / /, $line, 3;
 
-    return bless { head => $head, line => $line, version => $version,
+    return bless { head => $head // $line, line => $line, version => $version,
                    status => $status, reason => $reason // '',
                    lines => \@lines, body => '', trailers => [],
                    interim => [], broken => 0 }, $class;
@@ -1099,25 +1056,19 @@ sub replayed { return ($_[0]->header('Idempotent-Replayed') // '') eq 'true' }
 
 package Idempotency;
 
-sub load_module { return $load_module }
-
-
 # Test::Nginx::Socket reads these when it is loaded. Returns a directory.
 
 sub blocks {
     my $port = free_port();
     my $log = "$tmp/error.log";
 
-    start_backend() unless $backend_pid;
+    start_backend();
 
     # It says -e to an nginx that may not know it, and to which log: all goes
     # to one that outlives each server, what is said before it is open as well.
-    open my $f, '>', "$tmp/nginx" or die "$tmp/nginx: $!";
-    print $f "#!/bin/sh\n",
-             "case \$1 in -e) shift 2 ;; -[vV]) exec $binary \$1 ;; esac\n",
-             "exec $binary ", takes_log() ? "-e $log " : '',
-             "\"\$@\" 2>>$log\n";
-    close $f;
+    spew("$tmp/nginx", "#!/bin/sh\n"
+         . "case \$1 in -e) shift 2 ;; -[vV]) exec $binary \$1 ;; esac\n"
+         . "exec $binary " . (takes_log() ? "-e $log " : '') . "\"\$@\" 2>>$log\n");
     chmod 0755, "$tmp/nginx";
 
     $ENV{TEST_NGINX_BINARY} = "$tmp/nginx";

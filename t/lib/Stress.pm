@@ -11,7 +11,6 @@ package Stress;
 #      on nginx's own port and, HTTP/2, on port 1. All its responses say X-Pid,
 #      the worker, and X-Status. TEXT goes into the server, "listen" (such as
 #      'sndbuf=8k') to its sockets. /pid and /stub are its own.
-#    big($n, %o): options for nginx() with room for so many connections.
 #    my $c = connection_to($n, PID): one that this worker has accepted.
 #    ask($c, METHOD, URI, %o): sends a request there; returns $c.
 #    my $p = parking($n): a connection to each worker that there is now;
@@ -22,7 +21,7 @@ package Stress;
 #      when its first byte came.
 #    status_of($r): "409 IN_DOUBT"; problem($r): "in_doubt", the problem's type.
 #    same_outcome($first, $replay, NAME): same_replay(), but for what crowd() adds.
-#    dead_port(): nothing listens there. stuck_port(): connecting hangs.
+#    stuck_port(): connecting hangs.
 #    median(numbers).
 #    my $h = h2($n); my $s = $h->request('POST', URI, key => , body => , ...);
 #      { method ..., open => 1 leaves the body unfinished, window => bytes it
@@ -35,13 +34,11 @@ use warnings;
 
 use Exporter 'import';
 use Idempotency ();
-use IO::Select;
 use IO::Socket::INET;
-use Socket qw(inet_aton pack_sockaddr_in);
 use Time::HiRes qw(time);
 
-our @EXPORT = qw(crowd big connection_to ask parking parked gather status_of
-                 same_outcome problem dead_port stuck_port median h2);
+our @EXPORT = qw(crowd connection_to ask parking parked gather status_of
+                 same_outcome problem stuck_port median h2);
 
 
 sub crowd {
@@ -64,37 +61,6 @@ sub crowd {
 
         $text
     }
-EOC
-}
-
-
-# The options of a whole configuration, as that of Idempotency.pm has room for
-# a few hundred connections only.
-
-sub big {
-    my ($connections, %o) = @_;
-
-    my $zone = delete $o{zone} // 'idempotency_zone zone=z:16m;';
-    my $workers = $o{workers} // 1;
-    my $load = length Idempotency::module_path()
-               ? 'load_module ' . Idempotency::module_path() . ';' : '';
-    my $user = $> == 0 ? 'user root;' : '';
-    my $temp = join "\n", map { "${_}_temp_path \$TEST_NGINX_ROOT/temp/$_;" }
-                          qw(client_body proxy fastcgi scgi uwsgi);
-
-    return (%o, conf => <<"EOC");
-$load
-$user
-worker_processes $workers;
-worker_rlimit_nofile 20000;
-events { worker_connections $connections; }
-http {
-    default_type text/plain;
-    access_log off;
-    $temp
-    $zone
-    $o{http}
-}
 EOC
 }
 
@@ -191,22 +157,14 @@ sub under_way {
 sub gather {
     my (@c) = @_;
 
-    my $end = time + Idempotency::patience();
-    my %by = map { fileno $_->{sock} => $_ } @c;
-    my $sel = IO::Select->new(map { $_->{sock} } @c);
-
-    while (%by && time < $end) {
-        for my $s ($sel->can_read($end - time)) {
-            my $c = delete $by{fileno $s};
-            $c->{arrived} = time;
-            $sel->remove($s);
-        }
-    }
+    delete $_->{arrived} for grep !length $_->{buf}, @c;
+    Idempotency::Connection::serve(
+        sub { (grep !$_->{arrived}, @c) ? undef : 1 },
+        time + Idempotency::patience(), @c);
 
     return map {
-        my $c = $_;
-        my $r = $c->response(undef, $c->{arrived} ? undef : 0);
-        $r->{arrived} = delete $c->{arrived};
+        my $r = $_->response(undef, $_->{arrived} ? undef : 0);
+        $r->{arrived} = delete $_->{arrived};
         $r;
     } @c;
 }
@@ -214,11 +172,7 @@ sub gather {
 
 # --- small things -----------------------------------------------------------
 
-sub status_of {
-    my ($r) = @_;
-
-    return "$r->{status} " . ($r->header('X-Status') // '-');
-}
+sub status_of { return Idempotency::told(@_) }
 
 
 sub problem {
@@ -243,19 +197,7 @@ sub same_outcome {
 }
 
 
-# Held, so that nobody else takes it: a socket that is bound but not listening.
-
 my @kept;
-
-sub dead_port {
-    socket(my $s, Socket::PF_INET(), Socket::SOCK_STREAM(), 0)
-        or die "socket: $!";
-    bind($s, pack_sockaddr_in(0, inet_aton('127.0.0.1'))) or die "bind: $!";
-    push @kept, $s;
-
-    return (Socket::unpack_sockaddr_in(getsockname $s))[0];
-}
-
 
 # The kernel drops the SYNs to a queue that is full.
 

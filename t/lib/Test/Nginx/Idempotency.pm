@@ -70,12 +70,17 @@ BEGIN {
     $dir = Idempotency::blocks();
 
     delete $ENV{TEST_NGINX_RANDOMIZE};
-    # under valgrind it ends each nginx that it doesn't reload
-    $ENV{TEST_NGINX_FORCE_RESTART_ON_TEST}
-        = $ENV{TEST_NGINX_USE_VALGRIND} && !$ENV{TEST_NGINX_USE_HUP} ? 1 : 0;
+    $ENV{TEST_NGINX_FORCE_RESTART_ON_TEST} = 0;
     $ENV{TEST_NGINX_STREAM_PORT} //= 0;
     $ENV{TEST_NGINX_SLEEP} //= 0.001;
     $ENV{TEST_NGINX_TIMEOUT} //= Idempotency::patience();
+
+    # one nginx for all blocks, and time for what is said at its end
+    if ($ENV{TEST_NGINX_USE_VALGRIND}) {
+        $ENV{TEST_NGINX_USE_HUP} = 1;
+        $ENV{VALGRIND_OPTS} = "--trace-children=yes --log-file=$dir/valgrind.%p "
+                              . '--suppressions=t/valgrind.suppress';
+    }
 }
 
 use Test::Nginx::Socket -base;
@@ -185,14 +190,18 @@ add_block_preprocessor(sub {
     my $mark = configuration($block);
     $mark =~ s/^/# /mg;
 
-    $block->set_value(main_config =>
-        ($block->main_config // '') . "\n" . Idempotency::load_module());
+    # behind the modules that a block loads, in front of all else
+    $block->set_value(main_config => ($block->main_config // '')
+        =~ s/^((?:\s*load_module [^;]+;)*)/"$1\n" . Idempotency::load_module()/er);
     $block->set_value(config => "$mark\n" . ($block->config // ''));
     $block->set_value(init => 'package main; ' . $block->init)
         if defined $block->init;
     $block->set_value(post_setup_server_root =>
         'Test::Nginx::Idempotency::starts();'
         . ($block->post_setup_server_root // ''));
+    $block->set_value(init =>
+        'Test::Nginx::Idempotency::is_up();' . ($block->init // ''))
+        if $ENV{TEST_NGINX_USE_VALGRIND};
     $block->set_value(http_config => <<"EOC" . $http);
     upstream backend { server $ENV{TEST_NGINX_BACKEND}; }
     log_format idempotency '\$idempotency_status \$uri';
@@ -239,6 +248,15 @@ sub check_replays {
 
 
 sub starts { $from = -s $error_log // 0 }
+
+
+# Under valgrind nginx takes its time.
+
+sub is_up {
+    until_true {
+        IO::Socket::INET->new('127.0.0.1:' . server_port_for_client())
+    } timeout();
+}
 
 
 # The statuses of the requests that ended since then. A reload asks for /ver.
@@ -311,6 +329,9 @@ sub check_alerts {
     for my $pattern (@allowed) {
         @bad = grep { !matches($_, $pattern) } @bad;
     }
+
+    push @bad, map { my @said = lines_of($_, 0); unlink $_ if @said; @said }
+               glob "$dir/valgrind.*";
 
     if (@bad) {
         fail("$name - nothing bad in the error log");
