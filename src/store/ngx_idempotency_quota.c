@@ -14,9 +14,6 @@
 #define NGX_IDEMPOTENCY_QUOTA_LOOK  64
 
 
-static void quota_tree(ngx_idempotency_shm_t *shm, ngx_rbtree_t *tree);
-static void quota_insert_value(ngx_rbtree_node_t *temp,
-    ngx_rbtree_node_t *node, ngx_rbtree_node_t *sentinel);
 static ngx_idempotency_quota_t *quota_find(ngx_idempotency_shm_t *shm,
     ngx_idempotency_op_t *op);
 static ngx_uint_t quota_full(ngx_idempotency_shm_t *shm,
@@ -137,7 +134,6 @@ ngx_int_t
 ngx_idempotency_quota_take(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op)
 {
-    ngx_rbtree_t              tree;
     ngx_idempotency_quota_t  *quota;
 
     if (op->quota == 0) {
@@ -156,12 +152,7 @@ ngx_idempotency_quota_take(ngx_idempotency_shm_t *shm,
         ngx_memcpy(quota->value, op->value, NGX_IDEMPOTENCY_DIGEST_LEN);
         ngx_queue_init(&quota->bound);
 
-        quota->node.key =
-                     (ngx_rbtree_key_t) ngx_idempotency_record_key(op->value);
-
-        quota_tree(shm, &tree);
-        ngx_rbtree_insert(&tree, &quota->node);
-        shm->sh->quotas = tree.root;
+        ngx_idempotency_tree_insert(shm, &shm->sh->quotas, &quota->node);
     }
 
     quota->live++;
@@ -197,7 +188,6 @@ void
 ngx_idempotency_quota_drop(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec)
 {
-    ngx_rbtree_t              tree;
     ngx_idempotency_quota_t  *quota;
 
     quota = rec->quota;
@@ -212,9 +202,7 @@ ngx_idempotency_quota_drop(ngx_idempotency_shm_t *shm,
         return;
     }
 
-    quota_tree(shm, &tree);
-    ngx_rbtree_delete(&tree, &quota->node);
-    shm->sh->quotas = tree.root;
+    ngx_idempotency_tree_delete(shm, &shm->sh->quotas, &quota->node);
 
     ngx_slab_free_locked(shm->shpool, quota);
 }
@@ -223,79 +211,6 @@ ngx_idempotency_quota_drop(ngx_idempotency_shm_t *shm,
 static ngx_idempotency_quota_t *
 quota_find(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
 {
-    ngx_int_t                 rc;
-    ngx_rbtree_key_t          key;
-    ngx_rbtree_node_t        *node;
-    ngx_idempotency_quota_t  *quota;
-
-    key = (ngx_rbtree_key_t) ngx_idempotency_record_key(op->value);
-    node = shm->sh->quotas;
-
-    while (node != &shm->sh->sentinel) {
-
-        if (key != node->key) {
-            node = (key < node->key) ? node->left : node->right;
-            continue;
-        }
-
-        quota = (ngx_idempotency_quota_t *) node;
-
-        rc = ngx_memcmp(op->value, quota->value, NGX_IDEMPOTENCY_DIGEST_LEN);
-
-        if (rc == 0) {
-            return quota;
-        }
-
-        node = (rc < 0) ? node->left : node->right;
-    }
-
-    return NULL;
-}
-
-
-/* made anew each time: other processes may have our functions elsewhere */
-
-static void
-quota_tree(ngx_idempotency_shm_t *shm, ngx_rbtree_t *tree)
-{
-    tree->root = shm->sh->quotas;
-    tree->sentinel = &shm->sh->sentinel;
-    tree->insert = quota_insert_value;
-}
-
-
-static void
-quota_insert_value(ngx_rbtree_node_t *temp, ngx_rbtree_node_t *node,
-    ngx_rbtree_node_t *sentinel)
-{
-    ngx_rbtree_node_t        **p;
-    ngx_idempotency_quota_t   *quota, *other;
-
-    quota = (ngx_idempotency_quota_t *) node;
-
-    for ( ;; ) {
-
-        if (node->key != temp->key) {
-            p = (node->key < temp->key) ? &temp->left : &temp->right;
-
-        } else {
-            other = (ngx_idempotency_quota_t *) temp;
-
-            p = (ngx_memcmp(quota->value, other->value,
-                            NGX_IDEMPOTENCY_DIGEST_LEN) < 0)
-                    ? &temp->left : &temp->right;
-        }
-
-        if (*p == sentinel) {
-            break;
-        }
-
-        temp = *p;
-    }
-
-    *p = node;
-    node->parent = temp;
-    node->left = sentinel;
-    node->right = sentinel;
-    ngx_rbt_red(node);
+    return (ngx_idempotency_quota_t *)
+               ngx_idempotency_tree_find(shm, shm->sh->quotas, op->value);
 }

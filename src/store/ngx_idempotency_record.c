@@ -13,19 +13,13 @@
 #define NGX_IDEMPOTENCY_NO_WINDOW  ((ngx_msec_t) -1)
 
 
-static void record_insert_value(ngx_rbtree_node_t *temp,
-    ngx_rbtree_node_t *node, ngx_rbtree_node_t *sentinel);
 static ngx_rbtree_node_t **record_bucket(ngx_idempotency_shm_t *shm,
-    ngx_rbtree_key_t key, ngx_rbtree_t *tree);
+    u_char *token);
 static void record_claim(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_window_t *window,
     ngx_idempotency_op_t *op);
 static void record_pend(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op);
-static void record_insert(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec);
-static void record_delete(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec);
 static void record_left_token(u_char *token, uint64_t fence);
 static ngx_idempotency_window_t *record_window(ngx_idempotency_shm_t *shm,
     ngx_msec_t length, ngx_msec_t span);
@@ -83,60 +77,13 @@ ngx_idempotency_records_init(ngx_idempotency_shm_sh_t *sh,
 }
 
 
-/* the tree that a token belongs to; a changed root goes back to its place */
+/* the tree that a token belongs to */
 
 static ngx_rbtree_node_t **
-record_bucket(ngx_idempotency_shm_t *shm, ngx_rbtree_key_t key,
-    ngx_rbtree_t *tree)
+record_bucket(ngx_idempotency_shm_t *shm, u_char *token)
 {
-    ngx_rbtree_node_t  **root;
-
-    root = &shm->sh->buckets[key & shm->sh->mask];
-
-    tree->root = *root;
-    tree->sentinel = &shm->sh->sentinel;
-    tree->insert = record_insert_value;
-
-    return root;
-}
-
-
-static void
-record_insert_value(ngx_rbtree_node_t *temp, ngx_rbtree_node_t *node,
-    ngx_rbtree_node_t *sentinel)
-{
-    ngx_int_t                  rc;
-    ngx_rbtree_node_t        **p;
-    ngx_idempotency_record_t  *rec, *other;
-
-    rec = (ngx_idempotency_record_t *) node;
-
-    for ( ;; ) {
-
-        if (node->key != temp->key) {
-            p = (node->key < temp->key) ? &temp->left : &temp->right;
-
-        } else {
-            other = (ngx_idempotency_record_t *) temp;
-
-            rc = ngx_memcmp(rec->token, other->token,
-                            NGX_IDEMPOTENCY_DIGEST_LEN);
-
-            p = (rc < 0) ? &temp->left : &temp->right;
-        }
-
-        if (*p == sentinel) {
-            break;
-        }
-
-        temp = *p;
-    }
-
-    *p = node;
-    node->parent = temp;
-    node->left = sentinel;
-    node->right = sentinel;
-    ngx_rbt_red(node);
+    return &shm->sh->buckets[ngx_idempotency_tree_key(token)
+                             & shm->sh->mask];
 }
 
 
@@ -146,45 +93,20 @@ ngx_idempotency_record_t *
 ngx_idempotency_record_current(ngx_idempotency_shm_t *shm, u_char *token,
     ngx_msec_t now)
 {
-    ngx_int_t                  rc;
-    ngx_rbtree_t               tree;
-    ngx_rbtree_key_t           key;
-    ngx_rbtree_node_t         *node;
     ngx_idempotency_record_t  *rec;
 
-    key = (ngx_rbtree_key_t) ngx_idempotency_record_key(token);
+    rec = (ngx_idempotency_record_t *)
+              ngx_idempotency_tree_find(shm, *record_bucket(shm, token), token);
 
-    (void) record_bucket(shm, key, &tree);
-
-    node = tree.root;
-
-    while (node != tree.sentinel) {
-
-        if (key != node->key) {
-            node = (key < node->key) ? node->left : node->right;
-            continue;
-        }
-
-        rec = (ngx_idempotency_record_t *) node;
-
-        rc = ngx_memcmp(token, rec->token, NGX_IDEMPOTENCY_DIGEST_LEN);
-
-        if (rc != 0) {
-            node = (rc < 0) ? node->left : node->right;
-            continue;
-        }
-
-        if (rec->outcome != NGX_IDEMPOTENCY_PENDING
-            && ngx_idempotency_record_expired(rec, now))
-        {
-            ngx_idempotency_record_remove(shm, rec);
-            return NULL;
-        }
-
-        return rec;
+    if (rec
+        && rec->outcome != NGX_IDEMPOTENCY_PENDING
+        && ngx_idempotency_record_expired(rec, now))
+    {
+        ngx_idempotency_record_remove(shm, rec);
+        return NULL;
     }
 
-    return NULL;
+    return rec;
 }
 
 
@@ -233,36 +155,11 @@ ngx_idempotency_record_create(ngx_idempotency_shm_t *shm,
     ngx_memcpy(rec->token, op->token, NGX_IDEMPOTENCY_DIGEST_LEN);
     ngx_memcpy(rec->fingerprint, op->fingerprint, NGX_IDEMPOTENCY_DIGEST_LEN);
 
-    record_insert(shm, rec);
+    ngx_idempotency_tree_insert(shm, record_bucket(shm, rec->token),
+                                &rec->node);
     record_claim(shm, rec, window, op);
 
     return NGX_IDEMPOTENCY_CLAIMED;
-}
-
-
-static void
-record_insert(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
-{
-    ngx_rbtree_t         tree;
-    ngx_rbtree_node_t  **root;
-
-    rec->node.key = (ngx_rbtree_key_t) ngx_idempotency_record_key(rec->token);
-
-    root = record_bucket(shm, rec->node.key, &tree);
-    ngx_rbtree_insert(&tree, &rec->node);
-    *root = tree.root;
-}
-
-
-static void
-record_delete(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
-{
-    ngx_rbtree_t         tree;
-    ngx_rbtree_node_t  **root;
-
-    root = record_bucket(shm, rec->node.key, &tree);
-    ngx_rbtree_delete(&tree, &rec->node);
-    *root = tree.root;
 }
 
 
@@ -446,9 +343,11 @@ ngx_idempotency_record_leave(ngx_idempotency_shm_t *shm,
 {
     ngx_idempotency_quota_drop(shm, rec);
 
-    record_delete(shm, rec);
+    ngx_idempotency_tree_delete(shm, record_bucket(shm, rec->token),
+                                &rec->node);
     record_left_token(rec->token, rec->fence);
-    record_insert(shm, rec);
+    ngx_idempotency_tree_insert(shm, record_bucket(shm, rec->token),
+                                &rec->node);
 
     rec->window = &shm->sh->left;
     rec->ends = now;
@@ -478,7 +377,7 @@ record_left_token(u_char *token, uint64_t fence)
 {
     uint64_t  key;
 
-    key = ngx_idempotency_record_key(token) ^ fence;
+    key = ngx_idempotency_tree_key(token) ^ fence;
 
     ngx_memcpy(token, &key, sizeof(key));
 }
@@ -495,7 +394,8 @@ ngx_idempotency_record_remove(ngx_idempotency_shm_t *shm,
         record_unpublish(rec);
     }
 
-    record_delete(shm, rec);
+    ngx_idempotency_tree_delete(shm, record_bucket(shm, rec->token),
+                                &rec->node);
 
     ngx_idempotency_quota_drop(shm, rec);
     ngx_idempotency_chunks_free(shm, rec);
@@ -620,17 +520,4 @@ ngx_idempotency_record_alive(ngx_idempotency_record_t *rec, ngx_msec_t now)
 {
     return ngx_idempotency_worker_alive(&rec->as.pending.owner, rec->recorded,
                                         rec->as.pending.lease, now);
-}
-
-
-/* the token is a digest: any of its bytes make as good a key */
-
-uint64_t
-ngx_idempotency_record_key(u_char *token)
-{
-    uint64_t  key;
-
-    ngx_memcpy(&key, token, sizeof(key));
-
-    return key;
 }

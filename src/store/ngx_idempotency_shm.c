@@ -133,7 +133,7 @@ shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
         ngx_idempotency_shm_unlock(shm);
 
         ngx_idempotency_workers_wake(&wake,
-                                     ngx_idempotency_record_key(op->token));
+                                     ngx_idempotency_tree_key(op->token));
 
         if (op->result == NGX_IDEMPOTENCY_CLAIMED) {
             ngx_idempotency_worker_owns(1, op->now);
@@ -267,7 +267,7 @@ shm_complete(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
         return NGX_OK;
     }
 
-    ngx_idempotency_workers_wake(&wake, ngx_idempotency_record_key(op->token));
+    ngx_idempotency_workers_wake(&wake, ngx_idempotency_tree_key(op->token));
 
     return NGX_OK;
 }
@@ -348,7 +348,7 @@ shm_release(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
 
     ngx_idempotency_shm_unlock(shm);
 
-    ngx_idempotency_workers_wake(&wake, ngx_idempotency_record_key(op->token));
+    ngx_idempotency_workers_wake(&wake, ngx_idempotency_tree_key(op->token));
 
     return NGX_OK;
 }
@@ -401,7 +401,7 @@ shm_leave(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
 
     } while (rc == NGX_AGAIN);
 
-    ngx_idempotency_workers_wake(&wake, ngx_idempotency_record_key(op->token));
+    ngx_idempotency_workers_wake(&wake, ngx_idempotency_tree_key(op->token));
 
     return NGX_OK;
 }
@@ -483,7 +483,7 @@ shm_forget(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
 
     ngx_idempotency_shm_unlock(shm);
 
-    ngx_idempotency_workers_wake(&wake, ngx_idempotency_record_key(op->token));
+    ngx_idempotency_workers_wake(&wake, ngx_idempotency_tree_key(op->token));
 
     op->result = rec ? NGX_IDEMPOTENCY_OK : NGX_IDEMPOTENCY_ABSENT;
 
@@ -697,7 +697,7 @@ ngx_idempotency_shm_sweep(ngx_idempotency_shm_t *shm, ngx_msec_t now)
             rec = ngx_queue_data(q, ngx_idempotency_record_t, queue);
 
             if (!ngx_idempotency_record_alive(rec, now)) {
-                keys[n] = ngx_idempotency_record_key(rec->token);
+                keys[n] = ngx_idempotency_tree_key(rec->token);
                 shm_orphan(shm, rec, now, &wake[n++]);
             }
         }
@@ -758,7 +758,7 @@ shm_wait(ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op)
     op->waiting = 1;
     op->waited = rec->fence;
 
-    ngx_queue_insert_tail(shm_bucket(ngx_idempotency_record_key(op->token)),
+    ngx_queue_insert_tail(shm_bucket(ngx_idempotency_tree_key(op->token)),
                           &op->queue);
 }
 
@@ -803,7 +803,7 @@ ngx_idempotency_shm_woken(uint64_t *key)
             next = ngx_queue_next(q);
             op = ngx_queue_data(q, ngx_idempotency_op_t, queue);
 
-            if (key == NULL || ngx_idempotency_record_key(op->token) == *key) {
+            if (key == NULL || ngx_idempotency_tree_key(op->token) == *key) {
                 ngx_queue_remove(q);
                 ngx_queue_insert_tail(&ready, q);
             }

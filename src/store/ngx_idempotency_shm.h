@@ -54,7 +54,7 @@ struct ngx_idempotency_window_s {
 /* the tokens of one value, that may be so many: see idempotency_quota */
 
 typedef struct {
-    /* key: the value's first bytes; must be the first member */
+    /* key: the value's first bytes; these two must be the first members */
     ngx_rbtree_node_t               node;
     u_char                          value[NGX_IDEMPOTENCY_DIGEST_LEN];
     /* those that are not pending, the oldest first */
@@ -65,12 +65,12 @@ typedef struct {
 
 
 typedef struct {
-    /* key: the token's first bytes; must be the first member */
+    /* key: the token's first bytes; these two must be the first members */
     ngx_rbtree_node_t               node;
+    u_char                          token[NGX_IDEMPOTENCY_DIGEST_LEN];
     /* in sh->pending, or in sh->kept with a response, or in none */
     ngx_queue_t                     queue;
 
-    u_char                          token[NGX_IDEMPOTENCY_DIGEST_LEN];
     u_char                          fingerprint[NGX_IDEMPOTENCY_DIGEST_LEN];
     ngx_idempotency_parts_t         parts;
     uint32_t                        replays;
@@ -204,7 +204,6 @@ ngx_uint_t ngx_idempotency_record_free_some(ngx_idempotency_shm_t *shm,
     ngx_msec_t now);
 ngx_uint_t ngx_idempotency_record_alive(ngx_idempotency_record_t *rec,
     ngx_msec_t now);
-uint64_t ngx_idempotency_record_key(u_char *token);
 
 /* how many of them a value has, likewise */
 
@@ -216,6 +215,16 @@ void ngx_idempotency_quota_bind(ngx_idempotency_record_t *rec);
 void ngx_idempotency_quota_unbind(ngx_idempotency_record_t *rec);
 void ngx_idempotency_quota_drop(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
+
+/* what is told by a digest, likewise */
+
+ngx_rbtree_node_t *ngx_idempotency_tree_find(ngx_idempotency_shm_t *shm,
+    ngx_rbtree_node_t *root, u_char *digest);
+void ngx_idempotency_tree_insert(ngx_idempotency_shm_t *shm,
+    ngx_rbtree_node_t **root, ngx_rbtree_node_t *node);
+void ngx_idempotency_tree_delete(ngx_idempotency_shm_t *shm,
+    ngx_rbtree_node_t **root, ngx_rbtree_node_t *node);
+uint64_t ngx_idempotency_tree_key(u_char *token);
 
 /* the chunks of one response, likewise */
 

@@ -63,7 +63,7 @@ wake(ngx_uint_t n)
     check_equal(double_nwakes, n ? 1 : 0);
     double_nwakes = 0;
 
-    key = ngx_idempotency_record_key(waiters[0].token);
+    key = ngx_idempotency_tree_key(waiters[0].token);
     ngx_idempotency_shm_woken(&key);
     check_equal(ncalled, n);
     ncalled = 0;

@@ -566,7 +566,7 @@ looked_at_while_completed(void)
 
         zone_between(n, look, &zone);
         check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_OK);
-        check(double_woke(ngx_idempotency_record_key(op.token), 0, -1));
+        check(double_woke(ngx_idempotency_tree_key(op.token), 0, -1));
 
         op_init(&other, 1, 1, 100);
         check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_BOUND);

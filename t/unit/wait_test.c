@@ -94,7 +94,7 @@ key_of(ngx_uint_t token)
 
     op_token(digest, token);
 
-    return ngx_idempotency_record_key(digest);
+    return ngx_idempotency_tree_key(digest);
 }
 
 

@@ -322,7 +322,7 @@ zone_quotas(zone_t *z, ngx_rbtree_node_t *node, zone_census_t *c)
 
     c->used[zone_slot(z, sizeof(ngx_idempotency_quota_t))]++;
 
-    check_equal(node->key, ngx_idempotency_record_key(quota->value));
+    check_equal(node->key, ngx_idempotency_tree_key(quota->value));
     check(quota->live > 0);
     check(quota->live >= zone_size(&quota->bound));
 
@@ -373,7 +373,7 @@ zone_count_record(zone_t *z, ngx_idempotency_record_t *rec, zone_census_t *c)
     c->records++;
     c->used[zone_slot(z, sizeof(ngx_idempotency_record_t))]++;
 
-    check_equal(rec->node.key, ngx_idempotency_record_key(rec->token));
+    check_equal(rec->node.key, ngx_idempotency_tree_key(rec->token));
     check(rec->fence <= sh->fence);
 
     pending = (rec->outcome == NGX_IDEMPOTENCY_PENDING);
