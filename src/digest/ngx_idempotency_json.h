@@ -120,6 +120,58 @@ ngx_idempotency_json_at(ngx_idempotency_json_t *j, uint32_t place)
 }
 
 
+/* what a letter behind a backslash stands for, or 0; but for that of a unit */
+
+static ngx_inline u_char
+ngx_idempotency_json_escape(u_char c)
+{
+    switch (c) {
+
+    case '"':
+    case '\\':
+    case '/':
+        return c;
+
+    case 'b':
+        return '\b';
+
+    case 'f':
+        return '\f';
+
+    case 'n':
+        return '\n';
+
+    case 'r':
+        return '\r';
+
+    case 't':
+        return '\t';
+    }
+
+    return 0;
+}
+
+
+static ngx_inline ngx_uint_t
+ngx_idempotency_json_high(uint32_t unit)
+{
+    return unit >= 0xd800 && unit < 0xdc00;
+}
+
+
+/* a character of two surrogates, or 0: the second one is none */
+
+static ngx_inline uint32_t
+ngx_idempotency_json_pair(uint32_t high, uint32_t low)
+{
+    if (low < 0xdc00 || low >= 0xe000) {
+        return 0;
+    }
+
+    return 0x10000 + ((high - 0xd800) << 10) + (low - 0xdc00);
+}
+
+
 static ngx_inline u_char *
 ngx_idempotency_json_space(u_char *p, u_char *end)
 {

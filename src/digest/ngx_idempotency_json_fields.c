@@ -389,34 +389,9 @@ json_escape(ngx_idempotency_fields_t *f, u_char c)
         return;
     }
 
-    switch (c) {
+    c = ngx_idempotency_json_escape(c);
 
-    case '"':
-    case '\\':
-    case '/':
-        break;
-
-    case 'b':
-        c = '\b';
-        break;
-
-    case 'f':
-        c = '\f';
-        break;
-
-    case 'n':
-        c = '\n';
-        break;
-
-    case 'r':
-        c = '\r';
-        break;
-
-    case 't':
-        c = '\t';
-        break;
-
-    default:
+    if (c == 0) {
         ngx_idempotency_fields_unreadable(f);
         return;
     }
@@ -437,23 +412,23 @@ json_escape(ngx_idempotency_fields_t *f, u_char c)
 static void
 json_unit(ngx_idempotency_fields_t *f, uint32_t unit)
 {
-    uint32_t  high;
+    uint32_t  high, pair;
 
     high = f->high;
     f->high = 0;
 
     if (high) {
+        pair = ngx_idempotency_json_pair(high, unit);
 
-        if (unit >= 0xdc00 && unit < 0xe000) {
-            json_put_unit(f, 0x10000 + ((high - 0xd800) << 10)
-                             + (unit - 0xdc00));
+        if (pair) {
+            json_put_unit(f, pair);
             return;
         }
 
         json_put_unit(f, high);
     }
 
-    if (unit >= 0xd800 && unit < 0xdc00) {
+    if (ngx_idempotency_json_high(unit)) {
         f->high = unit;
         return;
     }

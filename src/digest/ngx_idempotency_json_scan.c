@@ -191,77 +191,50 @@ json_unescape(ngx_idempotency_json_t *j, u_char *p)
 static u_char *
 json_escape(u_char *p, u_char *end, u_char **last)
 {
-    u_char    c, *dst, *next;
-    uint32_t  unit, low;
+    u_char    c, *next;
+    uint32_t  unit, low, pair;
 
     if (end - p < 2) {
         return NULL;
     }
 
-    dst = *last;
-    c = p[1];
+    if (p[1] != 'u') {
+        c = ngx_idempotency_json_escape(p[1]);
 
-    switch (c) {
-
-    case '"':
-    case '\\':
-    case '/':
-        break;
-
-    case 'b':
-        c = '\b';
-        break;
-
-    case 'f':
-        c = '\f';
-        break;
-
-    case 'n':
-        c = '\n';
-        break;
-
-    case 'r':
-        c = '\r';
-        break;
-
-    case 't':
-        c = '\t';
-        break;
-
-    case 'u':
-        p = json_code_unit(p, end, &unit);
-
-        if (p == NULL) {
+        if (c == 0) {
             return NULL;
         }
 
-        /*
-         * A surrogate alone is no character, but JSON.stringify() makes them
-         * of a string that was cut: it stays what it is, and is no other
-         */
+        *(*last)++ = c;
 
-        if (unit >= 0xd800 && unit < 0xdc00) {
+        return p + 2;
+    }
 
-            next = json_code_unit(p, end, &low);
+    p = json_code_unit(p, end, &unit);
 
-            if (next && low >= 0xdc00 && low < 0xe000) {
-                unit = 0x10000 + ((unit - 0xd800) << 10) + (low - 0xdc00);
-                p = next;
-            }
-        }
-
-        *last = ngx_idempotency_json_utf8(dst, unit);
-
-        return p;
-
-    default:
+    if (p == NULL) {
         return NULL;
     }
 
-    *dst++ = c;
-    *last = dst;
+    /*
+     * A surrogate alone is no character, but JSON.stringify() makes them of a
+     * string that was cut: it stays what it is, and is no other
+     */
 
-    return p + 2;
+    if (ngx_idempotency_json_high(unit)) {
+
+        next = json_code_unit(p, end, &low);
+        pair = next ? ngx_idempotency_json_pair(unit, low) : 0;
+
+        if (pair) {
+            unit = pair;
+            p = next;
+        }
+    }
+
+    *last = ngx_idempotency_json_utf8(*last, unit);
+
+    return p;
 }
 
 
