@@ -26,6 +26,14 @@ for my $order ($lua ? sort keys %order : ()) {
                   http => <<'EOC', server => <<'EOC2');
     map $tenant $mapped { default "of $tenant"; "" ""; }
     map $who $skip { default 0; nobody 1; }
+
+    init_by_lua_block {
+        function capture()
+            local r = ngx.location.capture("/sub?" .. ngx.var.args,
+                { method = ngx.HTTP_POST, body = "sub" })
+            ngx.print(r.status, " ", r.body)
+        end
+    }
 EOC
     idempotency zone=z;
     idempotency_in_progress reject;
@@ -88,6 +96,12 @@ EOC
             return ngx.exit(403)
         }
         proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+
+    location /capture { content_by_lua_block { capture() } }
+    location /capture/off {
+        idempotency off;
+        content_by_lua_block { capture() }
     }
 EOC2
 
@@ -178,6 +192,16 @@ EOC2
         is(scalar $as->('good', '/any', $k), '200 NEW', "$k: claimed nothing");
         is(scalar $as->('good', '/any', $k), '200 REPLAYED', "$k: replayed");
         is(scalar $as->('bad', '/any', $k), '403 -', "$k: still turned away");
+    }
+
+    # a subrequest that looks just like a request to protect
+    for my $at ('/capture', '/capture/off') {
+        my @r = map { $n->post("$at?id=sub-$order$at", key => "sub$at",
+                               body => '')->{body} } 1, 2;
+
+        is_deeply(\@r, [ map { "200 exec=$_ id=sub-$order$at\n" }
+                         1, $at =~ /off/ ? 2 : 1 ],
+                  "$at-$order: a subrequest is left alone");
     }
 
     # bodies that take their time, in memory and in a file

@@ -300,6 +300,10 @@ is(post('/brief', 'brief', 'b', 'other')->{status}, 409, '... as another one is'
     is("$first->{status} $r->{status} " . $r->header('X-Status'),
        '200 409 EXPIRED', '... and then too old, never fresh');
     is(executions($key), 1, '... executed once');
+
+    # its record ends by another clock, and may have a few milliseconds before
+    is(post('/uuid7', Idempotency::uuid7(3599.93))->header('X-Status'),
+       'EXPIRED', '... too old a moment before its record can have ended');
 }
 
 
