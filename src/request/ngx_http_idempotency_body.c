@@ -146,6 +146,7 @@ body_begin(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         body_digest_init(r, body, NULL);
     }
 
+    body->digested = 0;
     body->stream = NULL;
     body->unreadable = NGX_HTTP_IDEMPOTENCY_BODY_READABLE;
 

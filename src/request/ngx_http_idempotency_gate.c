@@ -217,8 +217,6 @@ gate_run(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 static ngx_int_t
 gate_look(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
-    ctx->body.digested = 0;
-
     if (ngx_http_test_predicates(r, ctx->conf->bypass) == NGX_DECLINED) {
         ctx->verdict = NGX_HTTP_IDEMPOTENCY_STATUS_BYPASS;
         ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_JUDGED;
@@ -250,12 +248,12 @@ gate_judge(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* a body that was asked for at another location, and never came, was refused */
-
 static ngx_int_t
 gate_read(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_READING;
+
+    /* what was asked for elsewhere, and never came, was refused */
 
     return ctx->body.reading ? NGX_OK : ngx_http_idempotency_read_body(r, ctx);
 }
