@@ -1,7 +1,7 @@
 # What takes several connections at a time, or another protocol than HTTP/1.1:
-# who asks, by TLS client certificate and by HTTP/2; who is asked for a body; who
-# waits for what nobody in particular has begun; a dry run that doesn't
-# wait; numbers that grow.
+# who asks, by TLS client certificate and by HTTP/2; what comes behind a refusal;
+# who is asked for a body; numbers that grow; who waits for what nobody in
+# particular has begun; a dry run that doesn't wait.
 
 use strict;
 use warnings;
@@ -57,10 +57,15 @@ EOC
 
     server {
         listen 127.0.0.1:$TEST_NGINX_RAND_PORT_3 http2;
+        server_name h2;
         location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+        location /reject { idempotency_key $http_idempotency_key; idempotency_missing_key reject;
+                       proxy_pass http://$TEST_NGINX_BACKEND; }
     }
 EOC
     location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /reject { idempotency_key $http_idempotency_key; idempotency_missing_key reject;
+                       proxy_pass http://$TEST_NGINX_BACKEND; }
     auth_basic_user_file $TEST_NGINX_ROOT/htpasswd;
     location /all { auth_basic closed; allow all; proxy_pass http://$TEST_NGINX_BACKEND; }
     location = /auth { internal; return 403; }
@@ -143,6 +148,50 @@ my ($few, $many) = map {
 } 5_000, 80_000;
 
 cmp_ok($many, '<=', 60 * ($few + 2), "80,000 cookies: $many ticks, 5,000: $few");
+
+
+# --- the connection behind a refusal --------------------------------------------
+
+# each refusal with the next request right behind it
+for my $body ('b', 'b' x 300000) {
+    for my $chunked (0, 1) {
+        my $uri = '/reject?id=' . ++$id;
+        my %o = (body => $body, chunked => $chunked);
+        my $c = $n->connect;
+
+        $n->post($uri, key => $id, body => 'first');
+        $c->send(message(POST => $uri, %o) . message(POST => $uri, key => '"', %o)
+                 . message(POST => $uri, key => $id, %o) . message(POST => $uri, key => $id, body => 'first')
+                 . message(GET => $uri, close => 1));
+
+        is(told(map { $c->response('POST') } 1 .. 5),
+           '400 MISSING 400 MALFORMED 409 CONFLICT 200 REPLAYED 200 -',
+           'a pipeline, bodies of ' . length($body) . ($chunked ? ', chunked' : ''));
+        ok($c->closed, '... and nothing is left');
+        is(executions($id), 2, '... executed once, and the GET');
+    }
+}
+
+# one that needs no body does not wait for it, nor lose its place
+my $half = $n->start(POST => '/reject?id=half', headers => [ 'Content-Length: 10' ], body => '12345');
+is(told($half->response), '400 MISSING', 'half a body');
+$half->send('67890' . message(POST => '/reject?id=half', key => 'half', body => 'b'));
+is(told($half->response), '200 NEW', '... the rest of it, the next request');
+
+my $old = $n->post('/reject', version => '1.0');
+is(told($old) . ' ' . $old->header('Content-Length'), '400 MISSING ' . length $old->{body}, 'HTTP/1.0');
+
+# no body: curl takes an answer that is quicker than its body for an error
+my $r = h2('/reject', '-X', 'POST');
+is("$r->{version} " . told($r), 'HTTP/2 400 MISSING', 'HTTP/2');
+like($r->{body}, qr/"status":400,.*\}\r\n\z/, '... whole');
+
+$r = h2('/reject?h2', '-X', 'POST', '-H', 'Accept: text/html', '-e', 'http://127.0.0.1:' . $n->port(3) . '/x?y');
+like($r->{body}, qr{href="/x\?y"}, '... a page with a way back');
+
+($r, my $conflict) = map { h2('/reject?id=h2r', '-H', 'Idempotency-Key: h2r', '-d', $_) } qw(b c);
+is(told($r, $conflict), '200 NEW 409 CONFLICT', '... a conflict');
+is($conflict->header('Content-Type'), 'application/problem+json', '... is a problem');
 
 
 # --- access control comes before the body: a stranger is not asked for one ------
