@@ -59,7 +59,11 @@ package Test::Nginx::Idempotency;
 # [crit] or [emerg] which its error_log does not name.
 #
 # Ports and directories are each file's own, whether TEST_NGINX_RANDOMIZE says
-# so or not.
+# so or not. TEST_NGINX_USE_HUP reloads one nginx for all blocks, so what a zone
+# is must not differ between two of a name; TEST_NGINX_USE_VALGRIND does the same
+# under valgrind, and fails for what that finds, but for nginx's own
+# (t/valgrind.suppress). TEST_NGINX_TIMEOUT, in seconds, is how long a block waits
+# for what doesn't come.
 
 use Idempotency ();
 
@@ -79,7 +83,7 @@ BEGIN {
     if ($ENV{TEST_NGINX_USE_VALGRIND}) {
         $ENV{TEST_NGINX_USE_HUP} = 1;
         $ENV{VALGRIND_OPTS} = "--trace-children=yes --log-file=$dir/valgrind.%p "
-                              . '--suppressions=t/valgrind.suppress';
+            . "--suppressions=$INC{'Idempotency.pm'}" =~ s{lib/\w+\.pm$}{valgrind.suppress}r;
     }
 }
 
