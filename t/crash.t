@@ -51,23 +51,6 @@ EOC2
 my $n = start_nginx();
 
 
-# An owner in one worker, that the backend holds or that cannot connect.
-
-sub owner {
-    my ($id, $pid, %o) = @_;
-
-    my $uri = ($o{at} // '/x') . "?id=$id&gate=1" . ($o{more} // '');
-    my @o = (key => $id, body => 'b');
-    my $p = parking($n);
-    my $c = ask(connection_to($n, $pid), 'POST', $uri, @o);
-
-    # it has its claim before anybody else asks
-    $uri =~ m{^/never} ? parked($p, 1) : held($id);
-
-    return ($c, $uri, @o);
-}
-
-
 sub workers {
     my @pid = until_true { my @w = $n->workers; @w == 2 ? \@w : 0 };
 
@@ -97,7 +80,8 @@ for my $signal (qw(KILL SEGV TERM)) {
 
         my ($mine, $other) = workers();
         my $p = parking($n);
-        my ($owner, $uri, @o) = owner($id, $mine, at => $at);
+        my ($owner, $uri, @o) = owner($n, $id, pid => $mine, at => $at,
+                                      stuck => $at eq '/never');
         my @w = $at eq '/reject' ? ()
                 : map { ask(connection_to($n, $other), 'POST', $uri, @o) } 1 .. 5;
 
@@ -135,7 +119,7 @@ for my $signal (qw(KILL SEGV TERM)) {
 {
     my ($mine, $other) = workers();
     my $c = connection_to($n, $other);
-    my ($owner, $uri, @o) = owner('next', $mine);
+    my ($owner, $uri, @o) = owner($n, 'next', pid => $mine);
 
     kill KILL => $mine;
 
@@ -154,7 +138,7 @@ for my $signal (qw(KILL SEGV TERM)) {
     my $id = "retry-$signal";
     my ($mine, $other) = workers();
     my $p = parking($n);
-    my ($owner, $uri, @o) = owner($id, $mine, at => '/retry');
+    my ($owner, $uri, @o) = owner($n, $id, pid => $mine, at => '/retry');
     my @w = map { ask(connection_to($n, $other), 'POST', $uri, @o) } 1 .. 4;
 
     ok(parked($p, 5), "SIG$signal, retry: an owner, 4 wait elsewhere");
@@ -183,7 +167,8 @@ for my $signal (qw(KILL SEGV TERM)) {
     # what cannot connect has not executed, but nobody is left who knows
     my ($mine, $other) = workers();
     my $p = parking($n);
-    my ($owner, $uri, @o) = owner('never-retry', $mine, at => '/never-retry');
+    my ($owner, $uri, @o) = owner($n, 'never-retry', pid => $mine,
+                                  at => '/never-retry', stuck => 1);
     ok(parked($p, 1), 'retry, killed before it was sent');
     kill_it(KILL => $mine);
     $p = parking($n);
@@ -200,7 +185,7 @@ for my $signal (qw(KILL TERM)) {
     my $id = "waiter-$signal";
     my ($mine, $other) = workers();
     my $p = parking($n);
-    my ($owner, $uri, @o) = owner($id, $mine);
+    my ($owner, $uri, @o) = owner($n, $id, pid => $mine);
     my @die = map { ask(connection_to($n, $other), 'POST', $uri, @o) } 1 .. 3;
     my @stay = map { ask(connection_to($n, $mine), 'POST', $uri, @o) } 1 .. 3;
 
@@ -227,8 +212,8 @@ for my $signal (qw(KILL TERM)) {
 
 {
     my @pid = workers();
-    my ($owner, $uri, @o) = owner('all', $pid[0]);
-    my ($second, @two) = owner('all2', $pid[1], at => '/retry');
+    my ($owner, $uri, @o) = owner($n, 'all', pid => $pid[0]);
+    my ($second, @two) = owner($n, 'all2', pid => $pid[1], at => '/retry');
 
     kill KILL => @pid;
     ok(until_true {
@@ -258,7 +243,7 @@ for my $retry ('', '-retry') {
     my ($mine, $other) = workers();
     my $p = parking($n);
     my $from = time;
-    my ($owner, $uri, @o) = owner($id, $mine, at => "/lease$retry");
+    my ($owner, $uri, @o) = owner($n, $id, pid => $mine, at => "/lease$retry");
     my @w = map { ask(connection_to($n, $other), 'POST', $uri, @o) } 1 .. 3;
 
     ok(parked($p, 4), "SIGSTOP$retry: an owner, 3 wait elsewhere");
@@ -322,7 +307,7 @@ for my $retry ('', '-retry') {
         my $id = "slow$round";
         my ($mine, $other) = workers();
         my $p = parking($n);
-        my ($owner, $uri, @o) = owner($id, $mine, at => '/lease');
+        my ($owner, $uri, @o) = owner($n, $id, pid => $mine, at => '/lease');
         my $c = ask(connection_to($n, $other), 'POST', $uri, @o);
 
         parked($p, 2);
@@ -349,7 +334,7 @@ for my $retry ('', '/retry') {
     my $id = "shutdown$retry";
     $id =~ s{/}{-};
     my ($mine) = workers();
-    my ($owner, $uri, @o) = owner($id, $mine, at => $retry || '/x');
+    my ($owner, $uri, @o) = owner($n, $id, pid => $mine, at => $retry || '/x');
 
     ok($n->reload, "worker_shutdown_timeout$retry: a reload");
 

@@ -40,22 +40,6 @@ EOC
 EOC2
 
 
-# An owner that the backend holds, on a worker if need be.
-
-sub owner {
-    my ($id, %o) = @_;
-
-    my $uri = ($o{at} // '/x') . "?id=$id&gate=1" . ($o{more} // '');
-    my @o = (key => $id, body => 'b');
-
-    my $c = $o{pid} ? ask(connection_to($n, $o{pid}), 'POST', $uri, @o)
-                    : $n->start('POST', $uri, @o);
-    held($id);
-
-    return ($c, $uri, @o);
-}
-
-
 # Starts waiters whose own looks are spread over all of the time between two.
 
 sub spread {
@@ -83,7 +67,7 @@ sub woken {
     for my $round (1 .. 6) {
         my $id = "all$round";
         my $p = parking($n);
-        my ($owner, $uri, @o) = owner($id, pid => ($n->workers)[$round % 4]);
+        my ($owner, $uri, @o) = owner($n, $id, pid => ($n->workers)[$round % 4]);
 
         my %pid;
         my @w = map {
@@ -122,7 +106,7 @@ sub woken {
     for my $round (1 .. 10) {
         my $id = "soon$round";
         my $p = parking($n);
-        my ($owner, $uri, @o) = owner($id);
+        my ($owner, $uri, @o) = owner($n, $id);
         my @w = spread(map {
             my $c = connection_to($n, $_);
             sub { ask($c, 'POST', $uri, @o) }
@@ -148,7 +132,7 @@ for my $what ([ large => '&size=300000' ], [ empty => '&status=204' ],
 {
     my ($name, $more) = @$what;
     my $p = parking($n);
-    my ($owner, $uri, @o) = owner("kind-$name", more => $more);
+    my ($owner, $uri, @o) = owner($n, "kind-$name", more => $more);
     my @w = map { $n->start('POST', $uri, @o) } 1 .. 6;
 
     ok(parked($p, 7), "$name: waiting");
@@ -169,7 +153,7 @@ for my $what ([ large => '&size=300000' ], [ empty => '&status=204' ],
 
 {
     my $p = parking($n);
-    my ($owner, $uri, @o) = owner('big', at => '/small', more => '&size=5000');
+    my ($owner, $uri, @o) = owner($n, 'big', at => '/small', more => '&size=5000');
     my @w = map { $n->start('POST', $uri, @o) } 1 .. 4;
 
     ok(parked($p, 5), 'a response over the limit: waiting');
@@ -184,7 +168,7 @@ for my $what ([ large => '&size=300000' ], [ empty => '&status=204' ],
     $_->close for @w, $owner;
 
     $p = parking($n);
-    ($owner, $uri, @o) = owner('slow', at => '/doubt');
+    ($owner, $uri, @o) = owner($n, 'slow', at => '/doubt');
     @w = map { $n->start('POST', $uri, @o) } 1 .. 4;
     is(status_of($owner->response), '504 NEW', 'an upstream times out');
     @r = gather(@w);
@@ -200,7 +184,7 @@ for my $what ([ large => '&size=300000' ], [ empty => '&status=204' ],
 
 {
     my $p = parking($n);
-    my ($owner, $uri, @o) = owner('pipe');
+    my ($owner, $uri, @o) = owner($n, 'pipe');
     my $c = $n->connect;
 
     $c->{method} = 'POST';
@@ -219,7 +203,7 @@ for my $what ([ large => '&size=300000' ], [ empty => '&status=204' ],
 # --- what is answered at once -----------------------------------------------
 
 {
-    my ($owner, $uri, @o) = owner('mine');
+    my ($owner, $uri, @o) = owner($n, 'mine');
     my $r = $n->post($uri, @o, body => 'another', timeout => 5);
 
     is(status_of($r), '409 CONFLICT', 'a conflict with a pending one');
@@ -236,7 +220,7 @@ for my $what ([ large => '&size=300000' ], [ empty => '&status=204' ],
         my ($at, $status) = @$_;
         (my $id = $at) =~ s{/}{};
 
-        ($owner, $uri, @o) = owner($id, at => $at);
+        ($owner, $uri, @o) = owner($n, $id, at => $at);
 
         $r = $n->post($uri, @o, timeout => 5);
         is(status_of($r), $status, "$id: a pending one");
@@ -256,7 +240,7 @@ for my $what ([ large => '&size=300000' ], [ empty => '&status=204' ],
 # --- patience ends ----------------------------------------------------------
 
 {
-    my ($owner, $uri, @o) = owner('short', at => '/short');
+    my ($owner, $uri, @o) = owner($n, 'short', at => '/short');
     my $from = time;
     my $r = $n->post($uri, @o);
     my $took = time - $from;
@@ -279,7 +263,7 @@ for my $what ([ large => '&size=300000' ], [ empty => '&status=204' ],
 
 {
     my $p = parking($n);
-    my ($owner, $uri, @o) = owner('leave');
+    my ($owner, $uri, @o) = owner($n, 'leave');
     my @stay = map { $n->start('POST', $uri, @o) } 1 .. 4;
     my @fin = map { $n->start('POST', $uri, @o) } 1 .. 4;
     my @rst = map { $n->start('POST', $uri, @o) } 1 .. 4;
@@ -360,7 +344,7 @@ EOC
 
 {
     my $p = parking($n);
-    my ($owner, $uri, @o) = owner('half');
+    my ($owner, $uri, @o) = owner($n, 'half');
     my @half = map { $n->start('POST', $uri, @o) } 1 .. 4;
     my @old = map { $n->start('POST', $uri, @o, version => '1.0') } 1 .. 2;
     my @fin = map { $n->start('POST', $uri, @o) } 1 .. 2;
@@ -395,7 +379,7 @@ EOC
 
 {
     my $p = parking($n);
-    my ($owner, $uri, @o) = owner('h2');
+    my ($owner, $uri, @o) = owner($n, 'h2');
     my $h = h2($n);
     my @s = map { $h->request('POST', $uri, @o) } 1 .. 5;
     my $other = h2($n);
@@ -438,7 +422,7 @@ EOC
 {
     my $waiting = 6;
     my $p = parking($n);
-    my ($owner, $uri, @o) = owner('heir',
+    my ($owner, $uri, @o) = owner($n, 'heir',
                                   more => '&h=X-Accel-Idempotency:%20release');
     my @w = map { $n->start('POST', $uri, @o) } 1 .. $waiting;
 
@@ -472,7 +456,7 @@ EOC
 # --- a dry run --------------------------------------------------------------
 
 {
-    my ($owner, $uri, @o) = owner('dry', at => '/dry');
+    my ($owner, $uri, @o) = owner($n, 'dry', at => '/dry');
     my $c = $n->start('POST', $uri, @o);
 
     held('dry', 2);
@@ -492,7 +476,7 @@ sub generations {
     my ($id) = @_;
 
     my $p = parking($n);
-    my ($owner, $uri, @o) = owner($id);
+    my ($owner, $uri, @o) = owner($n, $id);
     my @ask = (sub { $n->start('POST', $uri, @o) }) x 8;
     my @old = spread(@ask);
     my $h = h2($n);
@@ -538,7 +522,7 @@ sub generations {
 {
     # the owner in a new worker, a waiter in an old one, is the other way round
     my $p = parking($n);
-    my ($owner, $uri, @o) = owner('turn',
+    my ($owner, $uri, @o) = owner($n, 'turn',
                                   more => '&h=X-Accel-Idempotency:%20release');
     my @w = map { $n->start('POST', $uri, @o) } 1 .. 3;
     ok(parked($p, 4), 'waiting for one that is released after a reload');
@@ -580,7 +564,7 @@ $n->stop;
 EOC
 
     my $p = parking($n);
-    my ($owner, $uri, @o) = owner('crowd');
+    my ($owner, $uri, @o) = owner($n, 'crowd');
     my @w = map { $n->start('POST', $uri, @o) } 1 .. $count;
 
     ok(parked($p, 1 + $count), "$count wait for one token");

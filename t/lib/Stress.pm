@@ -17,6 +17,9 @@ package Stress;
 #      parked($p, N): waits until nginx has read all that it was sent, and these
 #      workers have been back in their event loops since: whatever can be done
 #      is done, and at least N requests are where they stay.
+#    my ($c, $uri, @o) = owner($n, ID, pid => , at => '/x', more => ''): an owner that
+#      the backend holds until go(ID), in that worker; those who wait for it send
+#      $uri and @o. With stuck => 1 it is one that can't connect.
 #    gather(connections): their responses, in this order; each has {arrived},
 #      when its first byte came.
 #    status_of($r): "409 IN_DOUBT"; problem($r): "in_doubt", the problem's type.
@@ -37,7 +40,7 @@ use Idempotency ();
 use IO::Socket::INET;
 use Time::HiRes qw(time);
 
-our @EXPORT = qw(crowd connection_to ask parking parked gather status_of
+our @EXPORT = qw(crowd connection_to ask owner parking parked gather status_of
                  same_outcome problem stuck_port median h2);
 
 
@@ -151,6 +154,22 @@ sub under_way {
     }
 
     return $sum;
+}
+
+
+# It has its claim before anybody else asks.
+
+sub owner {
+    my ($n, $id, %o) = @_;
+
+    my $uri = ($o{at} // '/x') . "?id=$id&gate=1" . ($o{more} // '');
+    my @o = (key => $id, body => 'b');
+    my $p = $o{stuck} && parking($n);
+    my $c = ask($o{pid} ? connection_to($n, $o{pid}) : $n->connect, 'POST', $uri, @o);
+
+    $p ? parked($p, 1) : Idempotency::held($id);
+
+    return ($c, $uri, @o);
 }
 
 
