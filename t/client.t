@@ -271,6 +271,20 @@ for (map({ my $at = $_; map { [ $at, $_, '' ] } 'HTTP/1.1', 'HTTP/2' }
     }
 }
 
+# ... and it may read all of it later.
+
+{
+    my @m = (POST => '/late?id=later&size=1500000', key => 'later', body => 'b');
+    my $c = $n->start(@m);
+
+    until_true { executions('later') };
+
+    my $r = $n->request(@m, port => $n->port(4));
+    recorded('recorded before its client has read it', 'later', 1500000, $r);
+    same_outcome($c->response, $r, '... which reads the same, later');
+}
+
+
 # --- upstreams of other kinds -------------------------------------------------
 
 $n = nginx(http => <<'EOC', server => <<'EOD');
