@@ -61,8 +61,10 @@ EOC
         location / { proxy_pass http://$TEST_NGINX_BACKEND; }
         location /reject { idempotency_key $http_idempotency_key; idempotency_missing_key reject;
                        proxy_pass http://$TEST_NGINX_BACKEND; }
+        location /guard.js { idempotency_guard; }
     }
 EOC
+    location /guard.js { idempotency_guard; }
     location / { proxy_pass http://$TEST_NGINX_BACKEND; }
     location /reject { idempotency_key $http_idempotency_key; idempotency_missing_key reject;
                        proxy_pass http://$TEST_NGINX_BACKEND; }
@@ -125,6 +127,8 @@ sub h2 {
 is(told(map { h2('/?id=h2', '-d', 'b', map { ('-H', "Cookie: $_") } @$_) }
             [ 'session=a; cart=1; _ga_X=1' ], [ 'cart=1', '_ga_X=2', 'session=a' ], [ 'session=b', 'cart=1' ]),
    '200 NEW 200 REPLAYED 409 CONFLICT', 'HTTP/2: cookies');
+
+is_deeply(map({ [ $_->{body}, $_->header('ETag') ] } h2('/guard.js'), $n->get('/guard.js')), 'HTTP/2: the guard');
 
 
 # All the cookies that one header may hold, in pairs as short as they can be and in
