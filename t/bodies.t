@@ -1,7 +1,8 @@
 #!/usr/bin/perl
 
-# SPEC, "What a request gets" 4: the body is read whole, however it comes and
-# wherever nginx puts it, digested, and goes on to the upstream unchanged.
+# README, "What a request gets" 4: the body is read whole, however it comes, and
+# goes on to the upstream unchanged; what comes in pieces, or only in part, and what
+# comes by TLS and HTTP/2.  t/normalize.t has the rest.
 
 use FindBin;
 use lib "$FindBin::Bin/lib";
@@ -11,147 +12,35 @@ use Digest::SHA qw(sha256_hex);
 
 my $lua = has_module('ngx_http_lua_module') && has_module('ndk_http_module');
 
-my %locations = (
-    x       => '',
-    tiny    => 'client_body_buffer_size 1k;',
-    single  => 'client_body_in_single_buffer on; client_body_buffer_size 16k;',
-    file    => 'client_body_in_file_only clean;',
-    stream  => 'proxy_request_buffering off;',
-    limited => 'client_max_body_size 1k;',
-    hasty   => 'client_body_timeout 200ms;',
-    kept    => 'proxy_set_header X-Length $content_length;',
-    $lua ? (lua => 'rewrite_by_lua_block { ngx.req.read_body() }
-                    client_body_buffer_size 16k;') : (),
-    $lua ? (gone => 'rewrite_by_lua_block { ngx.req.discard_body() }
-                     proxy_set_header Content-Length "";') : (),
-);
-
-my $locations = join '', map {
-    "location /$_ { $locations{$_} proxy_pass http://\$TEST_NGINX_BACKEND;"
-    . " proxy_http_version 1.1; proxy_set_header Connection \"\"; }\n"
-} sort keys %locations;
-
-sub start {
-    my ($http) = @_;
-
-    return nginx(workers => 2,
-                 modules => [$lua ? qw(ndk_http_module ngx_http_lua_module)
-                                  : ()],
-                 http => $http . <<'EOC', server => $locations);
-    client_max_body_size 16m;
+my $n = nginx(workers => 2,
+              modules => [$lua ? qw(ndk_http_module ngx_http_lua_module) : ()],
+              http => <<'EOC', server => <<'EOD' . ($lua ? <<'EOE' : ''));
     idempotency zone=z;
-    idempotency_in_progress reject;
+    proxy_http_version 1.1;
+    proxy_set_header Connection "";
 EOC
-}
-
-my $n = start('');
+    location /x { proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /limited {
+        client_max_body_size 1k;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+    location /hasty {
+        client_body_timeout 200ms;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+EOD
+    location /gone {
+        rewrite_by_lua_block { ngx.req.discard_body() }
+        proxy_set_header Content-Length "";
+        proxy_set_header Connection "";
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+EOE
 
 my $key = 0;
 
 sub upstream_body { return (split /\n\n/, last_request(shift), 2)[1] }
 
-
-# The first passes with the same bytes, the second is a replay, a third one
-# with another byte is a conflict.
-
-sub digested {
-    my ($name, $where, $body, %o) = @_;
-
-    local $Test::Builder::Level = $Test::Builder::Level + 1;
-
-    my $k = 'k' . ++$key;
-    my $uri = "/$where?id=$k&sha=1";
-    my @m = (key => $k, %o, $o{none} ? () : (body => $body));
-
-    my $first = $n->request(POST => $uri, @m);
-    is($first->{body}, sha256_hex($body) . ' ' . length($body) . "\n",
-       "$name: the upstream gets the same bytes");
-
-    same_replay($first, $n->request(POST => $uri, @m), "$name: replayed");
-
-    # both ways of framing carry the same bytes
-    for my $framing ([], [chunked => 1]) {
-        my $r = $n->post($uri, key => $k, body => $body, @$framing);
-        ok($r->replayed, "$name: replayed to @{[@$framing
-                                  ? 'chunked' : 'Content-Length']}");
-    }
-
-    my %other = (longer => "${body}x");
-
-    if (length $body) {
-        (my $last = $body) =~ s/(.)\z/chr(ord($1) ^ 1)/se;
-        (my $head = $body) =~ s/\A(.)/chr(ord($1) ^ 128)/se;
-        %other = (%other, 'last byte' => $last, 'first byte' => $head,
-                  shorter => substr($body, 0, -1));
-    }
-
-    for (sort keys %other) {
-        my $r = $n->request(POST => $uri, key => $k, %o,
-                            $o{none} ? () : (chunked => undef),
-                            body => $other{$_},
-                            ref $o{chunked} ? (chunked => [$other{$_}])
-                            : $o{chunked} ? (chunked => 1) : ());
-        is($r->{status}, 409, "$name: a conflict, $_");
-    }
-
-    is(executions($k), 1, "$name: executed once");
-    is(upstream_body($k), $body, "$name: it was this body");
-}
-
-
-# --- where it comes from, where it lies -------------------------------------
-
-digested('no body', 'x', '', none => 1);
-digested('Content-Length: 0', 'x', '');
-digested('chunked, empty', 'x', '', chunked => 1);
-digested('binary', 'x', join '', map chr, 0 .. 255);
-digested('in three chunks', 'x', 'abcdef', chunked => ['a', 'bcd', 'ef']);
-digested('HTTP/1.0', 'x', 'old', version => '1.0');
-digested('looks like a request', 'x', "GET /x HTTP/1.1\r\n\r\n");
-
-sub wherever {
-    my ($how, @sizes) = @_;
-
-    for my $where (grep { !/limited|hasty|gone/ } sort keys %locations) {
-        for my $size (@sizes) {
-            for my $chunked (0, 1) {
-                my $part = int($size / 3) || 1;
-
-                digested("$size bytes at /$where$how"
-                         . ($chunked ? ', chunked' : ''),
-                         $where, pattern($size, 1),
-                         $chunked ? (chunked => [unpack "(a$part)*",
-                                                 pattern($size, 1)]) : ());
-            }
-        }
-    }
-}
-
-wherever('', 1, 1023, 1024, 1025, 16384, 70001);
-
-digested('none at /lua', 'lua', '', none => 1) if $lua;
-
-# nginx 1.31.5 may read it before it chooses a location.
-
-SKIP: {
-    my $early = 'client_body_early_read 1;';
-
-    skip 'bodies that are read early: no such directive', 1
-        unless (config_test(module => 0, http => $early))[0];
-
-    my $late = $n;
-    $n = start($early);
-
-    digested('none, read early', 'x', '', none => 1);
-    wherever(', read early', 1, 1024, 70001);
-
-    ok($n->stop, 'read early: nginx stops in good order');
-    $n = $late;
-}
-
-SKIP: {
-    skip 'bodies that Lua read before us: no such module', 1 unless $lua;
-}
 
 # Somebody discarded the body before us, though its length was announced: no
 # worker may look for it where it is not.
@@ -165,55 +54,25 @@ SKIP: {
                   'multipart/form-data; boundary=x', 'text/plain',
                   'application/octet-stream')
     {
-        for my $came ('all', 'a part') {
+        for my $sent ('a=b' . 'b' x 19997, 'a=b') {
             my $k = 'gone' . ++$key;
-            my $name = "discarded before us, $type, $came";
+            my $name = "discarded before us, $type, " . length($sent) . ' bytes';
 
             my @r = map {
                 my $c = $n->start(POST => "/gone?id=$k&sha=1", key => $k,
                                   type => $type, close => 1,
                                   headers => [ 'Content-Length: 20000' ]);
-                $c->send('a=b' . ($came eq 'all' ? 'b' x 19997 : ''));
+                $c->send($sent);
                 $c->response('POST');
             } 1, 2;
 
             is($r[0]{body}, sha256_hex('') . " 0\n", "$name: goes without");
-            same_replay(@r, "$name: replayed");
-            is(executions($k), 1, "$name: executed once");
+            same_replay(@r, '... replayed');
+            is(executions($k), 1, '... executed once');
         }
     }
 
     is_deeply([$n->workers], \@workers, 'discarded before us: all alive');
-}
-
-{
-    my $r = $n->post('/kept?id=len', key => 'len', chunked => 1,
-                     body => 'abcdef');
-    is($r->{status}, 200, 'chunked: passes');
-    like(last_request('len'), qr/^X-Length: 6$|^X-Length: $|^(?!X-Length)/m,
-         'chunked: the upstream hears nothing wrong about its length');
-}
-
-# No byte after the last one counts, and none before it is left out.
-
-{
-    my $huge = pattern(8_000_000, 3);
-    (my $other = $huge) =~ s/.\z/!/s;
-
-    for my $chunked (0, 1) {
-        my @m = (key => "huge-$chunked", chunked => $chunked);
-        my $uri = "/x?id=huge-$chunked&sha=1";
-        my $r = $n->post($uri, @m, body => $huge);
-
-        is($r->{body}, sha256_hex($huge) . " 8000000\n",
-           "8 MB, chunked $chunked: pass");
-        ok($n->post($uri, @m, body => $huge)->replayed,
-           "8 MB, chunked $chunked: replayed");
-        is($n->post($uri, @m, body => $other)->{status}, 409,
-           "8 MB, chunked $chunked: the last byte makes a conflict");
-        is(executions("huge-$chunked"), 1,
-           "8 MB, chunked $chunked: executed once");
-    }
 }
 
 # byte by byte
@@ -270,132 +129,32 @@ sub no_trace {
 
     is(executions($k), 0, "$name: nothing was executed");
 
-    my $r = $n->post("/$where?id=$k", key => $k, body => 'small');
-    is($r->{status}, 200, "$name: the key is fresh");
-    ok(!$r->replayed, "$name: nothing is replayed");
-    is(executions($k), 1, "$name: executed now");
-    ok($n->post("/$where?id=$k", key => $k, body => 'small')->replayed,
-       "$name: and replayed then");
+    my @r = map { $n->post("/$where?id=$k", key => $k, body => 'small') } 1, 2;
+    same_replay(@r, '... the key is fresh, and bound then');
+    is("$r[0]{status} " . executions($k), '200 1', '... executed now');
 }
 
-{
-    my $r = $n->post('/limited?id=cl', key => 'cl', body => 'x' x 1025);
-    is($r->{status}, 413, 'too large by Content-Length');
-    no_trace('too large by Content-Length', 'cl', 'limited');
+my $r = $n->post('/limited?id=ex', key => 'ex', headers =>
+                 ['Content-Length: 1025', 'Expect: 100-continue']);
+is("$r->{status} " . @{$r->{interim}}, '413 0',
+   'too large, with Expect: not asked for');
+no_trace('too large, with Expect', 'ex', 'limited');
 
-    $r = $n->post('/limited?id=te', key => 'te', chunked => ['x' x 1025]);
-    is($r->{status}, 413, 'too large by chunks');
-    no_trace('too large by chunks', 'te', 'limited');
-
-    $r = $n->post('/limited?id=te2', key => 'te2',
-                  chunked => ['x' x 1000, 'x' x 25]);
-    is($r->{status}, 413, 'too large by the second chunk');
-    no_trace('too large by the second chunk', 'te2', 'limited');
-
-    $r = $n->post('/limited?id=ex', key => 'ex', headers =>
-                  ['Content-Length: 1025', 'Expect: 100-continue']);
-    is($r->{status}, 413, 'too large, with Expect');
-    is(scalar @{$r->{interim}}, 0, 'too large, with Expect: not asked for');
-    no_trace('too large, with Expect', 'ex', 'limited');
-
-    # exactly as large as may be
-    $r = $n->post('/limited?id=fit&sha=1', key => 'fit', body => 'x' x 1024);
-    is($r->{status}, 200, 'as large as may be');
-
-    # a bound key does not get it in
-    $r = $n->post('/limited?id=fit&sha=1', key => 'fit', body => 'x' x 1025);
-    is($r->{status}, 413, 'too large with a bound key');
-
-    $r = $n->connect;
-    $r->send(message(POST => '/x?id=bad', key => 'bad', headers =>
-                     ['Transfer-Encoding: chunked']) . "zz\r\n\r\n");
-    is($r->response('POST')->{status}, 400, 'no chunk');
-    no_trace('no chunk', 'bad', 'x');
-
-    for my $how (qw(close reset)) {
-        for my $te ('cl', 'chunked') {
-            my $k = "left-$how-$te";
-            my $c = $n->start(POST => "/x?id=$k", key => $k, headers =>
-                              [$te eq 'cl' ? 'Content-Length: 100'
-                                           : 'Transfer-Encoding: chunked']);
-            $c->send($te eq 'cl' ? 'half' : "4\r\nhalf\r\n");
-            $c->$how;
-            no_trace("half a body, $te, and $how", $k, 'x');
-        }
+for my $how (qw(close reset)) {
+    for my $te ('Content-Length: 100', 'Transfer-Encoding: chunked') {
+        my $k = 'left' . ++$key;
+        my $c = $n->start(POST => "/x?id=$k", key => $k, headers => [$te]);
+        $c->send($te =~ /chunked/ ? "4\r\nhalf\r\n" : 'half');
+        $c->$how;
+        no_trace("half a body, $te, and $how", $k, 'x');
     }
-
-    my $c = $n->start(POST => '/hasty?id=late', key => 'late',
-                      headers => ['Content-Length: 100']);
-    $c->send('half');
-    ok($c->closed, 'a body that does not come: nginx hangs up');
-    no_trace('a body that does not come', 'late', 'hasty');
 }
 
-
-# --- one connection ---------------------------------------------------------
-
-{
-    my $c = $n->connect;
-
-    # in one packet: execution, replay, conflict, another, its replay
-    $c->send(join '', map {
-        my ($k, $body, @o) = @$_;
-        message(POST => "/x?id=$k", key => $k, body => $body, @o);
-    } ['p1', 'one'], ['p1', 'one'], ['p1', 'two'],
-      ['p2', 'body', chunked => 1], ['p2', 'body'],
-      ['p1', 'one', chunked => ['o', 'ne']]);
-
-    my @r = map { $c->response('POST') } 1 .. 6;
-
-    is_deeply([map { $_->{status} } @r], [200, 200, 409, 200, 200, 200],
-              'pipelined: one answer to each');
-    is_deeply([map { $_->replayed ? 1 : 0 } @r], [0, 1, 0, 0, 1, 1],
-              'pipelined: the replays');
-    is_deeply([map { $_->{body} } @r[0, 1, 3, 4, 5]],
-              ["exec=1 id=p1\n", "exec=1 id=p1\n", "exec=1 id=p2\n",
-               "exec=1 id=p2\n", "exec=1 id=p1\n"], 'pipelined: the answers');
-    is(executions('p1') + executions('p2'), 2, 'pipelined: executed once each');
-
-    # a refusal and a replay take the whole body off the connection
-    my $big = 'b' x 200000;
-    $c->send(message(POST => '/tiny?id=p3', key => 'p3', body => $big) x 2
-             . message(POST => '/tiny?id=p3', key => 'p3', body => "$big!")
-             . message(GET => '/x?id=p4'));
-    @r = map { $c->response('POST') } 1 .. 4;
-
-    is_deeply([map { $_->{status} } @r], [200, 200, 409, 200],
-              'pipelined, large: one answer to each');
-    is($r[3]{body}, "exec=1 id=p4\n", 'pipelined, large: in step');
-}
-
-
-# --- what else the digest covers --------------------------------------------
-
-{
-    my @m = (key => 'type', body => '{}');
-    my $uri = '/x?id=type';
-
-    $n->post($uri, @m, type => 'application/json');
-    ok($n->post($uri, @m, type => 'application/json')->replayed,
-       'the same type: replayed');
-
-    for ('text/plain', 'application/octet-stream', undef) {
-        is($n->post($uri, @m, type => $_)->{status}, 409,
-           'a conflict: type ' . ($_ // 'none'));
-    }
-
-    $n->post('/x?id=notype', key => 'notype', body => '{}');
-    is($n->post('/x?id=notype', key => 'notype', body => '{}',
-                type => 'text/plain')->{status}, 409,
-       'a conflict: a type where there was none');
-    ok($n->post('/x?id=notype', key => 'notype', body => '{}')->replayed,
-       'still no type: replayed');
-
-    # a digest has no seams: the type's end is not the body's beginning
-    $n->post('/x?id=seam', key => 'seam', type => 'a/b', body => 'c');
-    is($n->post('/x?id=seam', key => 'seam', type => 'a/', body => 'bc')
-       ->{status}, 409, 'a conflict: type and body are no one string');
-}
+my $late = $n->start(POST => '/hasty?id=late', key => 'late',
+                     headers => ['Content-Length: 100']);
+$late->send('half');
+ok($late->closed, 'a body that does not come: nginx hangs up');
+no_trace('a body that does not come', 'late', 'hasty');
 
 
 # --- HTTP/2 and TLS ---------------------------------------------------------

@@ -9,6 +9,7 @@ use Bodies;
 
 our $lua = Idempotency::has_module('ngx_http_lua_module');
 our $ndk = Idempotency::has_module('ndk_http_module');
+our ($early) = Idempotency::config_test(module => 0, http => 'client_body_early_read 1;');
 
 our $form = 'application/x-www-form-urlencoded';
 our $json = 'application/json';
@@ -47,6 +48,19 @@ sub fields {
            '!=', ["{\"b\":1,\"a\":\"${x}x\"}"] ])
     } 10, 2000, 70_000;
 }
+
+# bytes of no type: another first one, last one, one more and one less
+
+sub bytes {
+    return map {
+        my $bytes = Idempotency::pattern($_, 1);
+        [ $bytes, '==', $bytes, '!=', "${bytes}x", '!=', substr($bytes, 0, -1),
+          map { ('!=', $_) } $bytes =~ s/\A(.)/chr(ord($1) ^ 128)/ser,
+                             $bytes =~ s/(.)\z/chr(ord($1) ^ 1)/ser ]
+    } @_;
+}
+
+our @sizes = (1, 1023, 1024, 1025, 16_384, 70_001);
 
 sub files {
     return map {
@@ -311,7 +325,9 @@ my @types = ('application/json; charset=utf-8', 'application/json;charset=X',
   [ [ $::form, 'a&b' ], '==', [ "$::form; charset=UTF-8", 'b&a' ], '==', [ uc $::form, 'b&a' ] ],
   [ [ 'image/png', 1 ], '==', [ 'Image/PNG', 1 ], '!=', [ 'image/jpeg', 1 ] ],
   [ [ $::json, 1 ], map { ('!=', [ $_, 1 ]) }
-                  'application/problem+json', 'text/plain', "$::json; v=2", ' ' ],
+                  'application/problem+json', 'text/plain', "$::json; v=2", ' ',
+                  'application/octet-stream', '' ],
+  [ [ '', 1 ], '!=', [ 'text/plain', 1 ] ], [ [ 'a/b', 'c' ], '!=', [ 'a/', 'bc' ] ],
   [ [ 'image/png; v=1', 1 ], '!=', [ 'image/png; v=2', 1 ] ],
   [ [ $::form, 1 ], '!=', [ 'text/plain', 1 ], '!=', [ '', 1 ] ],
   [ [ $::form, '' ], '!=', [ 'text/plain', '' ] ] ]
@@ -347,11 +363,17 @@ location /multipart { idempotency_normalize multipart; proxy_pass http://backend
 location /all { idempotency_normalize form json multipart text; proxy_pass http://backend; }
 location /sent_on { idempotency_normalize off; try_files /none @all; }
 location @all { idempotency_normalize form json multipart text; proxy_pass http://backend; }
-location /stream { proxy_request_buffering off; proxy_pass http://backend; }
+location /stream { proxy_request_buffering off; proxy_http_version 1.1; proxy_pass http://backend; }
 location /small { client_body_buffer_size 1k; proxy_pass http://backend; }
+location /single {
+    client_body_in_single_buffer on;
+    client_body_buffer_size 16k;
+    proxy_pass http://backend;
+}
 location /file { client_body_in_file_only clean; proxy_pass http://backend; }
 location /mirror { satisfy any; allow all; mirror /nobody; proxy_pass http://backend; }
 location /nobody { return 204; }
+location /limited { client_max_body_size 1k; proxy_pass http://backend; }
 location /mirrored { satisfy any; allow all; mirror /copy; proxy_pass http://backend; }
 location /copy { proxy_pass http://backend/copy?id=copy&$args; }
 location /last { proxy_pass http://backend; }
@@ -378,9 +400,9 @@ location /last { proxy_pass http://backend; }
 [ map [ "a=1&b=$_", '==', "b=$_&a=1" ], 'x' x 1_048_571 ]
 
 === TEST 29: however a body came, and wherever it lies or was read before
---- uri: /stream /small /file /2m /mirror
+--- uri: /stream /small /single /file /2m /mirror
 --- framing: both
---- bodies eval: [ fields(), files(900, 70_000) ]
+--- bodies eval: [ fields(), files(900, 70_000), bytes(@::sizes) ]
 
 
 === TEST 30: files of any size, beyond all buffers
@@ -388,11 +410,86 @@ location /last { proxy_pass http://backend; }
 --- framing: both
 --- bodies eval: [ files(900, 70_000) ]
 
-=== TEST 31: a file of 3 MB
+=== TEST 31: a file of 3 MB, and 8 MB of bytes
 --- framing: both
---- bodies eval: [ files(3_000_000) ]
+--- bodies eval: [ files(3_000_000), bytes(8_000_000) ]
 
-=== TEST 32: a mirror has the body, too, but not of a repeat
+=== TEST 32: no body, any bytes, and what looks like a request, in pieces
+--- framing: 0 1 2 1000000000
+--- bodies eval
+[ map [ $_, '==', $_, '!=', "${_}x" ],
+  '', 'abcdef', join('', map chr, 0 .. 255), "GET /x HTTP/1.1\r\n\r\n" ]
+
+=== TEST 33: no body at all, one of no length, and no chunks are one
+--- request eval
+["POST /none", "POST /none", "POST /none\n0\r\n\r\n"]
+--- more_headers eval
+[map "Idempotency-Key: none\n$_", '', 'Content-Length: 0', 'Transfer-Encoding: chunked']
+--- idempotency_status: NEW REPLAYED REPLAYED
+
+=== TEST 34: HTTP/1.0
+--- request eval
+[map "POST /old?sha=1 HTTP/1.0\n$_", 'old', 'old', 'new']
+--- more_headers: Idempotency-Key: old
+--- error_code: 200 200 409
+--- response_body eval
+[('cba06b5736faf67e54b07b561eae94395e774c517a7d910a54369e1263ccfbd4 3' . "\n") x 2, qr/conflict/]
+--- executions: 1
+
+=== TEST 35: the upstream hears the length of what came in chunks
+--- request eval
+"POST /?echo=1\n3\r\nabc\r\n3\r\ndef\r\n0\r\n\r\n"
+--- more_headers
+Idempotency-Key: chunks
+Transfer-Encoding: chunked
+--- response_body_like: ^POST(?!.*Transfer-Encoding).*\nContent-Length: 6\n.*\n\nabcdef$
+
+=== TEST 36: what is larger than client_max_body_size is refused and leaves no trace
+--- request eval
+[map { my $body = $_; map "POST /limited\n$_", $body, 'small', 'small' }
+ 'x' x 1025, "401\r\n" . 'x' x 1025 . "\r\n0\r\n\r\n",
+ "3e8\r\n" . 'x' x 1000 . "\r\n19\r\n" . 'x' x 25 . "\r\n0\r\n\r\n"]
+--- more_headers eval
+[map { my ($key, $more) = @$_; map "Idempotency-Key: large-$key\n$_", $more, '', '' }
+ [1, ''], [2, 'Transfer-Encoding: chunked'], [3, 'Transfer-Encoding: chunked']]
+--- error_code eval: [(413, 200, 200) x 3]
+--- idempotency_status eval: '- NEW REPLAYED ' x 3
+--- executions: 3
+
+=== TEST 37: ... with a bound key, too
+--- request eval
+[map "POST /limited\n" . 'x' x $_, 1024, 1025]
+--- more_headers: Idempotency-Key: fits
+--- error_code: 200 413
+
+=== TEST 38: what is no chunk is refused and leaves no trace
+--- request eval
+["POST /\nzz\r\n\r\n", "POST /\nsmall", "POST /\nsmall"]
+--- more_headers eval
+["Idempotency-Key: zz\nTransfer-Encoding: chunked", ('Idempotency-Key: zz') x 2]
+--- error_code: 400 200 200
+--- idempotency_status: - NEW REPLAYED
+
+=== TEST 39: requests in one packet get an answer each
+--- pipelined_requests eval
+[map "POST /packet\n$_", 'one', 'one', 'two', "4\r\nbody\r\n0\r\n\r\n", 'body',
+ "1\r\no\r\n2\r\nne\r\n0\r\n\r\n"]
+--- more_headers eval
+[map({ "Idempotency-Key: packet-1\n$_" } ('') x 3), "Idempotency-Key: packet-2\nTransfer-Encoding: chunked",
+ 'Idempotency-Key: packet-2', "Idempotency-Key: packet-1\nTransfer-Encoding: chunked"]
+--- error_code: 200 200 409 200 200 200
+--- idempotency_status: NEW REPLAYED CONFLICT NEW REPLAYED REPLAYED
+--- response_body eval
+[("exec=1 id=/packet\n") x 2, qr/conflict/, ("exec=2 id=/packet\n") x 2, "exec=1 id=/packet\n"]
+
+=== TEST 40: a refusal and a replay take the whole body off the connection
+--- pipelined_requests eval
+[(map "POST /small\n" . 'b' x 200_000 . $_, '', '', '!'), 'GET /small']
+--- more_headers eval: [('Idempotency-Key: off') x 4]
+--- error_code: 200 200 409 200
+--- idempotency_status: NEW REPLAYED CONFLICT -
+
+=== TEST 41: a mirror has the body, too, but not of a repeat
 --- request eval
 [("POST /mirrored\n" . 'x' x 70_000) x 2, "GET /last?id=copy"]
 --- more_headers: Idempotency-Key: mirrored
@@ -401,7 +498,7 @@ location /last { proxy_pass http://backend; }
 [('exec=1') x 2, '\n\n' . 'x' x 70_000 . '$']
 --- executions: 2
 
-=== TEST 33: what Lua has read before us
+=== TEST 42: what Lua has read before us
 --- skip_eval: 1: !$::lua || !$::ndk
 --- main_config eval
 join '', map "load_module $_;\n", $::ndk, $::lua
@@ -413,9 +510,19 @@ location / {
     proxy_pass http://backend;
 }
 --- framing: both
---- bodies eval: [ fields(), files(900, 70_000) ]
+--- bodies eval: [ [ '', '==', '', '!=', 'x' ], fields(), files(900, 70_000), bytes(@::sizes) ]
 
-=== TEST 34: idempotency_ignore_fields: fields of forms
+=== TEST 43: what nginx has read before it chose a location
+--- skip_eval: 1: !$::early
+--- http_config
+client_body_early_read 1;
+--- config
+idempotency zone=z;
+location / { proxy_pass http://backend; }
+--- framing: both
+--- bodies eval: [ [ '', '==', '', '!=', 'x' ], bytes(1, 1024, 70_001) ]
+
+=== TEST 44: idempotency_ignore_fields: fields of forms
 --- config
 idempotency zone=z;
 location / { idempotency_ignore_fields csrf ts /top ""; proxy_pass http://backend; }
@@ -446,7 +553,7 @@ a=1&CSRF=x  !=  a=1&CSRF=y
 top=1       !=  top=2
 a=%&csrf=x  !=  a=%&csrf=y        # malformed
 
-=== TEST 35: idempotency_ignore_fields: members of JSON, by name and by pointer
+=== TEST 45: idempotency_ignore_fields: members of JSON, by name and by pointer
 --- uri: /json
 --- more_headers: Content-Type: application/json
 --- bodies
@@ -468,21 +575,21 @@ a=%&csrf=x  !=  a=%&csrf=y        # malformed
 {"/":1}             !=  {"/":2}         # an escape is resolved once
 {"csrf":1           !=  {"csrf":2       # invalid
 
-=== TEST 36: idempotency_ignore_fields: parts, and files
+=== TEST 46: idempotency_ignore_fields: parts, and files
 --- bodies eval
 [ [ form(@::a), '==', form(@::a, part(csrf => 'x', file => 'y')),
     '==', form(part(csrf => 'y', type => 'text/plain'), @::a, part(ts => 1)) ],
   [ form(@::a, part(csrg => 'x')), '!=', form(@::a, part(csrg => 'y')) ],
   [ form(@::a, part('/top' => 'x')), '!=', form(@::a, part('/top' => 'y')) ] ]
 
-=== TEST 37: idempotency_ignore_fields: only where a body goes by its meaning
+=== TEST 47: idempotency_ignore_fields: only where a body goes by its meaning
 --- uri: /some
 --- bodies eval
 [ [ [ $::form, 'csrf=x' ], '==', [ $::form, 'csrf=y' ] ],
   map [ [ $_->[0], $_->[1] ], '!=', [ $_->[0], $_->[1] =~ s/x/y/r ] ],
   [ $::json, '{"csrf":"x"}' ], [ 'text/plain', 'csrf=x' ] ]
 
-=== TEST 38: idempotency_ignore_fields: not with idempotency_normalize off, nor without it
+=== TEST 48: idempotency_ignore_fields: not with idempotency_normalize off, nor without it
 --- uri: /off /none
 --- more_headers: Content-Type: application/x-www-form-urlencoded
 --- bodies
