@@ -18,6 +18,31 @@ plan(skip_all => 'none of the modules is here for this nginx')
 my %order = (before => 'modules', after => 'modules_after');
 
 
+# What the module, or Lua, said of a response. A refusal has nothing of another.
+
+sub verdict {
+    my ($r) = @_;
+
+    return "$r->{status} " . ($r->{status} >= 400 && $r->{body} =~ /exec/ ? 'leak'
+           : $r->header('X-Status') // ($r->{body} =~ /^(Lua)$/ ? $1 : '-'));
+}
+
+
+# These post to URI with one key; what is said of each, and how often that was
+# executed.
+
+sub asked {
+    my ($n, $uri, $key, $who, $told, $executed) = @_;
+
+    local $Test::Builder::Level = $Test::Builder::Level + 1;
+
+    is(join(', ', map {
+           verdict($n->post("$uri?id=$key", key => $key, body => 'b',
+                         headers => [ defined ? "X-Token: $_" : () ]))
+       } @$who) . ' ' . executions($key), "$told $executed", $key);
+}
+
+
 # --- Lua --------------------------------------------------------------------
 
 for my $order ($lua ? sort keys %order : ()) {
@@ -54,30 +79,18 @@ EOC
 
         proxy_pass http://$TEST_NGINX_BACKEND;
 
-        location /lua/identity {
-            idempotency_identity $tenant;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-        location /lua/map {
-            idempotency_identity $mapped;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-        location /lua/header {
-            idempotency_identity $http_x_tenant;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-        location /lua/scope {
-            idempotency_scope $tenant;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-        location /lua/key {
-            idempotency_key $tenant;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
-        location /lua/bypass {
-            idempotency_bypass $skip;
-            proxy_pass http://$TEST_NGINX_BACKEND;
-        }
+        location /lua/identity { idempotency_identity $tenant;
+                                 proxy_pass http://$TEST_NGINX_BACKEND; }
+        location /lua/map { idempotency_identity $mapped;
+                            proxy_pass http://$TEST_NGINX_BACKEND; }
+        location /lua/header { idempotency_identity $http_x_tenant;
+                               proxy_pass http://$TEST_NGINX_BACKEND; }
+        location /lua/scope { idempotency_scope $tenant;
+                              proxy_pass http://$TEST_NGINX_BACKEND; }
+        location /lua/key { idempotency_key $tenant;
+                            proxy_pass http://$TEST_NGINX_BACKEND; }
+        location /lua/bypass { idempotency_bypass $skip;
+                               proxy_pass http://$TEST_NGINX_BACKEND; }
     }
 
     location /exec {
@@ -105,54 +118,32 @@ EOC
     }
 EOC2
 
-    # $who posts to $uri with a key; what the module said of it
-    my $as = sub {
-        my ($who, $uri, $key, %o) = @_;
-        my $r = $n->post("$uri?id=$key", key => $key, body => 'b', %o,
-                         headers => [$who ? "X-Token: $who" : (),
-                                     @{$o{headers} // []}]);
-        return wantarray ? ($r, "$r->{status} " . ($r->header('X-Status') // '-'))
-                         : "$r->{status} " . ($r->header('X-Status') // '-');
-    };
-
     # the first request of all moves the handler
-    $as->('first', '/lua/', "first-$order");
+    asked($n, '/lua/', "first-$order", [qw(first)], '200 NEW', 1);
 
-    for my $what (qw(identity map header)) {
-        my $k = "$what-$order";
-        my $uri = "/lua/$what";
-
-        is(scalar $as->('anna', $uri, $k), '200 NEW', "$k: executed");
-        is(scalar $as->('anna', $uri, $k), '200 REPLAYED', "$k: replayed");
-
-        my ($r, $told) = $as->('bert', $uri, $k);
-        is($told, '409 CONFLICT', "$k: not for somebody else");
-        ok(!$r->replayed && $r->{body} !~ /exec/, "$k: and nothing of it");
-        is(scalar $as->(undef, $uri, $k), '403 -', "$k: not for a stranger");
-        is(executions($k), 1, "$k: executed once");
-    }
-
+    for (['/lua/identity', [qw(anna anna bert), undef],
+          '200 NEW, 200 REPLAYED, 409 CONFLICT, 403 -', 1],
+         ['/lua/map', [qw(anna anna bert), undef],
+          '200 NEW, 200 REPLAYED, 409 CONFLICT, 403 -', 1],
+         ['/lua/header', [qw(anna anna bert), undef],
+          '200 NEW, 200 REPLAYED, 409 CONFLICT, 403 -', 1],
+         ['/lua/scope', [qw(anna bert anna bert)],
+          '200 NEW, 200 NEW, 200 REPLAYED, 200 REPLAYED', 2],
+         ['/lua/key', [qw(anna bert anna)], '200 NEW, 200 NEW, 200 REPLAYED', 2],
+         # a predicate that was asked too early would have kept its value
+         ['/lua/bypass', [qw(anna nobody)], '200 NEW, 200 BYPASS', 2],
+         # protected where it leads
+         ['/exec', [qw(anna anna)], '200 NEW, 200 REPLAYED', 1],
+         # what Lua says itself is access control, and is said each time
+         ['/said', [qw(anna anna)], '202 Lua, 202 Lua', 0],
+         ['/any', [qw(bad good good bad)],
+          '403 -, 200 NEW, 200 REPLAYED, 403 -', 1])
     {
-        my $k = "scope-$order";
-        is(scalar $as->($_, '/lua/scope', $k), '200 NEW', "$k: new for $_")
-            for qw(anna bert);
-        is(scalar $as->($_, '/lua/scope', $k), '200 REPLAYED',
-           "$k: a replay for $_") for qw(anna bert);
-        is(executions($k), 2, "$k: each has an execution");
-
-        $k = "key-$order";
-        is(scalar $as->($_, '/lua/key', $k), '200 NEW', "$k: each has its own")
-            for "anna-$order", "bert-$order";
-        is(scalar $as->("anna-$order", '/lua/key', $k), '200 REPLAYED',
-           "$k: a replay");
-
-        # a predicate that was asked too early would have kept its value
-        $k = "bypass-$order";
-        is(scalar $as->('anna', '/lua/bypass', $k), '200 NEW', "$k: protected");
-        is(scalar $as->('nobody', '/lua/bypass', $k), '200 BYPASS',
-           "$k: bypassed, as Lua decides");
-        is(executions($k), 2, "$k: which executes");
+        my ($uri, @more) = @$_;
+        asked($n, $uri, "$uri-$order", @more);
     }
+
+    like(last_request("/exec-$order"), qr{^POST /elsewhere}, 'where it led to');
 
     # a body that nobody wants is neither asked for nor read
     for my $who (undef, 'anna') {
@@ -167,31 +158,8 @@ EOC2
         $c->send('bytes') if $who;
 
         my $r = $c->response;
-        is($r->{status}, $who ? 200 : 403, "$k: its answer");
-        is(scalar @{$r->{interim}}, $who ? 1 : 0, "$k: asked for its body?");
-        is(executions($k), $who ? 1 : 0, "$k: executed?");
-    }
-
-    {
-        my $k = "exec-$order";
-        my @r = map { scalar $as->('anna', '/exec', $k) } 1, 2;
-        is("@r", '200 NEW 200 REPLAYED', "$k: protected where it leads");
-        like(last_request($k), qr{^POST /elsewhere}, "$k: there it is");
-        is(executions($k), 1, "$k: executed once");
-
-        # what Lua says itself is access control, and is said each time
-        $k = "said-$order";
-        for (1, 2) {
-            my $r = $n->post('/said', key => $k, body => 'b');
-            is("$r->{status} $r->{body}", "202 Lua\n", "$k: as Lua says");
-            ok(!$r->replayed, "$k: no replay");
-        }
-
-        $k = "any-$order";
-        is(scalar $as->('bad', '/any', $k), '403 -', "$k: turned away");
-        is(scalar $as->('good', '/any', $k), '200 NEW', "$k: claimed nothing");
-        is(scalar $as->('good', '/any', $k), '200 REPLAYED', "$k: replayed");
-        is(scalar $as->('bad', '/any', $k), '403 -', "$k: still turned away");
+        is(join(' ', $r->{status}, scalar @{$r->{interim}}, executions($k)),
+           $who ? '200 1 1' : '403 0 0', "$k: its answer, asked for, executed?");
     }
 
     # a subrequest that looks just like a request to protect
@@ -208,16 +176,16 @@ EOC2
     for my $size (10, 100_000) {
         my $k = "body-$order-$size";
         my $body = 'b' x $size;
-        my @m = ("/lua/identity?id=$k", key => $k, body => $body,
-                 headers => ['X-Token: anna'],
-                 chunked => [substr($body, 0, 5), substr $body, 5]);
-        my ($first, $again) = map { $n->post(@m) } 1, 2;
+        my ($first, $again) = map {
+            $n->post("/lua/identity?id=$k", key => $k, body => $body,
+                     headers => ['X-Token: anna'],
+                     chunked => [substr($body, 0, 5), substr $body, 5])
+        } 1, 2;
 
-        ok(!$first->replayed && $again->replayed, "$k: replayed");
-        is($again->{body}, $first->{body}, "$k: the same");
-        is(executions($k), 1, "$k: executed once");
-        is(length((split /\n\n/, last_request($k), 2)[1]), $size,
-           "$k: with its body");
+        ok(!$first->replayed && $again->replayed
+           && $again->{body} eq $first->{body}, "$k: replayed, the same");
+        is(executions($k) . ' ' . length((split /\n\n/, last_request($k), 2)[1]),
+           "1 $size", "$k: executed once, with its body");
     }
 
     ok($n->stop, "Lua $order: nginx stops in good order");
@@ -246,6 +214,7 @@ EOC
                           . 'js_set $asks app.tenant;',
                   server => <<'EOC' . ($access ? <<'EOC2' : ''));
     idempotency zone=z;
+    add_header X-Status $idempotency_status always;
     set $tenant "";
     location /set {
         idempotency_identity $asks;
@@ -259,17 +228,9 @@ EOC
     }
 EOC2
 
-    for my $at ('set', $access ? 'access' : ()) {
-        my $ask = sub {
-            my $r = $n->post("/$at?id=js-$at", key => "js-$at", body => 'b',
-                             headers => ["X-Token: $_[0]"]);
-            return $r->{status} . ($r->replayed ? ' again' : '');
-        };
-
-        is(join(', ', map { $ask->($_) } qw(anna.1 anna.2 bert.1)),
-           '200, 200 again, 409', "njs, js_$at: who asks");
-        is(executions("js-$at"), 1, "njs, js_$at: executed once");
-    }
+    asked($n, "/$_", "js-$_", [qw(anna.1 anna.2 bert.1)],
+          '200 NEW, 200 REPLAYED, 409 CONFLICT', 1)
+        for 'set', $access ? 'access' : ();
 
     ok($n->stop, 'njs: nginx stops in good order');
 }
@@ -291,24 +252,22 @@ SKIP: {
         SecRule ARGS_POST:evil "@streq 1" "id:2,phase:2,deny,status:403"
     ';
     idempotency zone=z;
+    add_header X-Status $idempotency_status always;
     location / { proxy_pass http://$TEST_NGINX_BACKEND; }
 EOC
 
-        for my $evil (['X-Evil: 1', 'a=1'], [undef, 'a=1&evil=1']) {
-            my $k = "waf-$order-" . ($evil->[0] ? 'header' : 'body');
-            my $ask = sub {
-                my ($header, $body) = @_;
-                my $r = $n->post("/x?id=$k", key => $k, body => $body,
-                    type => 'application/x-www-form-urlencoded',
-                    headers => [$header // ()]);
-                return $r->{status} . ($r->replayed ? ' again' : '');
-            };
+        my @form = (type => 'application/x-www-form-urlencoded');
 
-            is($ask->(@$evil), 403, "$k: turned away");
-            is($ask->(undef, 'a=1'), 200, "$k: it claimed nothing");
-            is($ask->(undef, 'a=1'), '200 again', "$k: a good one is replayed");
-            is($ask->(@$evil), 403, "$k: not to an evil one");
-            is(executions($k), 1, "$k: executed once");
+        for my $evil ([ body => 'a=1', headers => ['X-Evil: 1'] ],
+                      [ body => 'a=1&evil=1' ])
+        {
+            my $k = "waf-$order-" . @$evil;
+            my $good = [ body => 'a=1' ];
+
+            is(join(', ', map {
+                   verdict($n->post("/x?id=$k", key => $k, @form, @$_))
+               } $evil, $good, $good, $evil) . ' ' . executions($k),
+               '403 -, 200 NEW, 200 REPLAYED, 403 - 1', $k);
         }
 
         ok($n->stop, "ModSecurity $order: nginx stops in good order");
