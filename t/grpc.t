@@ -6,6 +6,7 @@
 use FindBin;
 use lib "$FindBin::Bin/lib";
 use Idempotency;
+use Stress ();
 use Time::HiRes qw(sleep);
 
 my ($ok) = config_test(module => 0, http =>
@@ -185,4 +186,114 @@ is($r->{status}, 200, 'a method that is not protected: passes');
 ok(!grep(/x-accel/i, @{$r->{lines}}, @{$r->{trailers}}),
    'a method that is not protected: the line is hidden');
 
+
+# --- nginx as the service, before the backend that counts -------------------
+
+my $pass = 'grpc_pass grpc://127.0.0.1:$TEST_NGINX_RAND_PORT_2;';
+my $g = nginx(http => <<'EOC' . <<"EOD");
+    server {
+        listen 127.0.0.1:$TEST_NGINX_RAND_PORT_2 http2;
+        location / {
+            proxy_pass http://$TEST_NGINX_BACKEND;
+            add_trailer grpc-status $arg_grpc always;
+            add_trailer grpc-message "it is $arg_id" always;
+            add_trailer x-many one always;
+            add_trailer x-many two always;
+        }
+    }
+EOC
+    server {
+        listen 127.0.0.1:\$TEST_NGINX_RAND_PORT_1 http2;
+        listen 127.0.0.1:\$TEST_NGINX_PORT;
+        idempotency zone=z;
+        location /s { $pass }
+        location /any { idempotency_keep any; $pass }
+        location /2xx { idempotency_keep 2xx; $pass }
+    }
+EOD
+
+sub by_curl {
+    my ($id, $query, $body, $at) = @_;
+
+    return $g->curl('--http2-prior-knowledge', '-H', 'TE: trailers',
+                    '-H', 'Content-Type: application/grpc',
+                    '-H', "Idempotency-Key: $id", '--data-binary', $body,
+                    'http://127.0.0.1:' . $g->port(1)
+                    . ($at // '/s') . "?id=$id&ct=application/grpc&te=close&$query");
+}
+
+# grpc-status counts as a status does: in the trailers, and in the header
+for my $code (0 .. 17) {
+    my $released = grep { $code == $_ } 7, 8, 14, 16;
+
+    for (['/s', "grpc=$code", $released], ['/any', "grpc=$code", 0],
+         ['/2xx', "grpc=$code", 0],
+         ['/s', "grpc=0&h=Grpc-Status:%20$code", $released])
+    {
+        my ($at, $query, $free) = @$_;
+        my $id = "$at-$query" =~ s/\W+/-/gr;
+
+        by_curl($id, "$query&size=30", 'b', $at) for 1, 2;
+        is(executions($id), $free ? 2 : 1,
+           "$at, $query: " . ($free ? 'released' : 'an outcome'));
+    }
+}
+
+for (['some', 'grpc=0&size=300'], ['empty', 'grpc=5&size=0'],
+     ['large', 'grpc=0&size=100000'])
+{
+    my ($id, $query) = @$_;
+    my $first = by_curl($id, $query, 'body');
+    my @lines = (@{$first->{trailers}}, @{$first->{lines}});
+
+    is("$first->{status} " . grep(/^(?:grpc-status: \d$|x-many: )/, @lines),
+       '200 3', "$id: passes, with its status and all trailers");
+    same_replay($first, by_curl($id, $query, 'body'), "$id: replay $_") for 1, 2;
+    is(by_curl($id, $query, 'other')->{status} . ' ' . executions($id), '409 1',
+       "$id: a conflict, executed once");
+}
+
+# Trailers behind a length that was announced. curl looks for none there, so the
+# frames are looked at; nginx writes the same lines the same way.
+for my $size (1, 300, 100000) {
+    my $id = "length-$size";
+
+    my @r = map {
+        my $c = HeaderFrames->new($g->port(1));
+        my $r = $c->response($c->request(POST => "/s?id=$id&grpc=0&size=$size",
+                                         key => $id, body => 'body'));
+        $c->close;
+        +{ %$r, blocks => $c->{blocks} // [] };
+    } 1 .. 3;
+
+    is(join(' ', $r[0]{status}, scalar @{$r[0]{blocks}}, length $r[0]{body}),
+       "200 2 $size", "$id: passes, all of it, with trailers");
+
+    for (1, 2) {
+        ok($r[$_]{ended} && $r[$_]{body} eq $r[0]{body}, "$id: replay $_, whole");
+        is(unpack('H*', $r[$_]{blocks}[1] // ''),
+           unpack('H*', $r[0]{blocks}[1] // 'none'), '... with the same trailers');
+    }
+
+    is(executions($id), 1, '... executed once');
+}
+
+ok($g->stop, 'nginx stops in good order');
+
 done_testing();
+
+
+# A client that keeps the header blocks it gets, trailers among them.
+
+package HeaderFrames;
+
+BEGIN { our @ISA = 'Stress::H2' }
+
+sub take {
+    my ($self, $f) = @_;
+
+    push @{$self->{blocks}}, substr $f, 9
+        if unpack('x3C', $f) == Stress::H2::HEADERS;
+
+    return $self->SUPER::take($f);
+}
