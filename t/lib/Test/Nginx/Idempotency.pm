@@ -48,7 +48,8 @@ package Test::Nginx::Idempotency;
 #
 # A section that stands once is for all requests of a block: a header, an error
 # code, a response body. A block sends as many as the longest of `request` and
-# `more_headers` has. Error codes may be words in a row, as statuses.
+# `more_headers` has. Error codes may be words in a row, as statuses; where only
+# statuses are given, a refusal has its usual code, and all else 200.
 #
 # `--- init` may say pending(METHOD, URI, %o), as the scripts' request() does (the
 # URI has an id=X and gate=1): that request is with the upstream while the block's
@@ -156,6 +157,12 @@ sub configuration {
 }
 
 
+# What refusals are answered with, if nobody says otherwise.
+
+my %code = (CONFLICT => 409, IN_PROGRESS => 409, IN_DOUBT => 409, NOT_KEPT => 409,
+            EXPIRED => 409, MISSING => 400, MALFORMED => 400, LIMITED => 429);
+
+
 # What stands once holds for each request.
 
 sub spread {
@@ -170,6 +177,12 @@ sub spread {
                                     map { scalar $block->$_ } @sent;
 
     $block->set_value(requests => $n);
+
+    $block->set_value(error_code => join ' ', map { $code{$_} // 200 }
+                                    split ' ', $block->idempotency_status)
+        if defined $block->idempotency_status
+           && !grep { defined $block->$_ } qw(error_code error_code_like);
+
     return if $n == 1;
 
     for my $section (@all) {
