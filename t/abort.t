@@ -76,7 +76,7 @@ sub carried {
     go($id);
     my $r = $waits->response;
 
-    is(join(' ', status_of($r) =~ s/WAITED/REPLAYED/r, executions($id),
+    is(join(' ', told($r) =~ s/WAITED/REPLAYED/r, executions($id),
                  $is =~ /says/ ? $r->{body} : ()), $is, $name);
 }
 
@@ -152,7 +152,7 @@ my $kept = sub {
     my ($id, @m) = @_;
     my $r = $n->request(@m);
 
-    is(status_of($r) . ' ' . problem($r), '409 NOT_KEPT not_kept',
+    is(told($r) . ' ' . problem($r), '409 NOT_KEPT not_kept',
        '... not kept, and told at once');
 };
 

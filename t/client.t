@@ -79,7 +79,7 @@ sub recorded {
 
     local $Test::Builder::Level = $Test::Builder::Level + 1;
 
-    is(join(', ', map({ (status_of($_) =~ s/WAITED/REPLAYED/r)
+    is(join(', ', map({ (told($_) =~ s/WAITED/REPLAYED/r)
                         . ($_->replayed && $_->{body} eq pattern($size, 1)
                            ? ' all of it' : ' ' . problem($_)) } @r),
                   executions($id)),
@@ -171,7 +171,7 @@ for (['broken off', 'size=200000&cut=1000', '409 NOT_KEPT not_kept'],
     go($id);
 
     my $r = $n->request(@m);
-    is((status_of($r) =~ s/WAITED/REPLAYED/r) . ' ' . problem($r), $is,
+    is((told($r) =~ s/WAITED/REPLAYED/r) . ' ' . problem($r), $is,
        "the client gone, the response $what");
     is(executions($id), 1, '... executed once');
 }
@@ -202,7 +202,7 @@ for my $at (grep m{/on}, sort keys %at) {
         ok(until_true { $n->access_log =~ /id=$id 4\d\d/ },
            "$at, $how: gone during the upload");
         is(executions($id), 0, '... not executed');
-        is(status_of($n->post($uri, @o)) . ' ' . executions($id), '200 NEW 1',
+        is(told($n->post($uri, @o)) . ' ' . executions($id), '200 NEW 1',
            '... nothing was bound, and now it is executed');
     }
 }
@@ -263,7 +263,7 @@ for (map({ my $at = $_; map { [ $at, $_, '' ] } 'HTTP/1.1', 'HTTP/2' }
     my $r = $n->request(@m, port => $n->port(4));
 
     if ($cut) {
-        is(status_of($r) . ' ' . executions($id), '409 NOT_KEPT 1',
+        is(told($r) . ' ' . executions($id), '409 NOT_KEPT 1',
            '... and known to be broken off');
 
     } else {
@@ -310,12 +310,12 @@ for my $at (qw(old variable cached)) {
 
     held($at);
     $c->reset;
-    is(status_of($n->post(@m)), '409 IN_PROGRESS', "$at: still pending");
+    is(told($n->post(@m)), '409 IN_PROGRESS', "$at: still pending");
     go($at);
 
     my $r;
-    until_true { $r = $n->post(@m); status_of($r) ne '409 IN_PROGRESS' };
-    is(status_of($r) . ' ' . executions($at), '201 REPLAYED 1',
+    until_true { $r = $n->post(@m); told($r) ne '409 IN_PROGRESS' };
+    is(told($r) . ' ' . executions($at), '201 REPLAYED 1',
        '... carried through and recorded');
 }
 

@@ -89,7 +89,7 @@ for my $signal (qw(KILL SEGV TERM)) {
 
         kill_it($signal, $mine);
 
-        is_deeply([ map { status_of($_) . ' ' . problem($_) } gather(@w) ],
+        is_deeply([ map { told($_) . ' ' . problem($_) } gather(@w) ],
                   [ ('409 IN_DOUBT in_doubt') x @w ],
                   '... those who wait are told');
         ok($owner->closed, '... the client gets nothing');
@@ -97,12 +97,12 @@ for my $signal (qw(KILL SEGV TERM)) {
         for my $pid (workers()) {
             my $r = ask(connection_to($n, $pid), 'POST', $uri, @o)->response;
 
-            is(status_of($r) . ' ' . problem($r), '409 IN_DOUBT in_doubt',
+            is(told($r) . ' ' . problem($r), '409 IN_DOUBT in_doubt',
                '... in doubt for all');
         }
 
         my $r = $n->post($uri, @o, body => 'another');
-        is(status_of($r), '409 CONFLICT', '... and bound');
+        is(told($r), '409 CONFLICT', '... and bound');
 
         is(go($id), $state eq 'after' ? 1 : 0, '... the backend ends')
             if $state eq 'before';
@@ -124,7 +124,7 @@ for my $signal (qw(KILL SEGV TERM)) {
     kill KILL => $mine;
 
     my $r = ask($c, 'POST', $uri, @o)->response;
-    is(status_of($r), '409 IN_DOUBT', 'the next one finds a dead owner');
+    is(told($r), '409 IN_DOUBT', 'the next one finds a dead owner');
     go('next');
     ok(until_true { my @w = $n->workers; @w == 2 && !grep $_ == $mine, @w },
        '... before or after it is replaced');
@@ -155,10 +155,10 @@ for my $signal (qw(KILL SEGV TERM)) {
     go($id);
 
     my @r = gather(@w, $late);
-    is_deeply([ sort map { status_of($_) } @r ],
+    is_deeply([ sort map { told($_) } @r ],
               [ '200 NEW', ('200 WAITED') x 4 ], '... all get its outcome');
     is(scalar(grep { $_->{body} =~ /^exec=2 / } @r), 5, '... and no other');
-    is(status_of($n->post($uri, @o)), '200 REPLAYED', '... which stands');
+    is(told($n->post($uri, @o)), '200 REPLAYED', '... which stands');
     is(executions($id), 2, '... executed no third time');
     $_->close for @w, $late, $owner;
 }
@@ -200,9 +200,9 @@ for my $signal (qw(KILL TERM)) {
     is(scalar(grep $_->readable, @stay, @more, $owner), 0,
        '... the others wait on');
     go($id);
-    is_deeply([ map { status_of($_) } gather(@stay, @more) ],
+    is_deeply([ map { told($_) } gather(@stay, @more) ],
               [ ('200 WAITED') x 6 ], '... and are answered');
-    is(status_of($owner->response), '200 NEW', '... and so is the owner');
+    is(told($owner->response), '200 NEW', '... and so is the owner');
     is(executions($id), 1, '... executed once');
     $_->close for @die, @stay, @more, $owner;
 }
@@ -221,16 +221,16 @@ for my $signal (qw(KILL TERM)) {
         @w == 2 && !grep { $_ == $pid[0] || $_ == $pid[1] } @w
     }, 'all workers die');
 
-    is(status_of($n->post($uri, @o)), '409 IN_DOUBT', '... in doubt');
+    is(told($n->post($uri, @o)), '409 IN_DOUBT', '... in doubt');
     go($_) for qw(all all2);
     my $c = $n->start('POST', @two);
     ok(until_true { executions('all2') == 2 }, '... or tried again');
     go('all2');
-    is(status_of($c->response), '200 NEW', '... by one who gets the answer');
+    is(told($c->response), '200 NEW', '... by one who gets the answer');
     $_->close for $c, $owner, $second;
 
     # what was recorded before is still there
-    is(status_of($n->post('/x?id=waiter-KILL&gate=1', key => 'waiter-KILL',
+    is(told($n->post('/x?id=waiter-KILL&gate=1', key => 'waiter-KILL',
                           body => 'b')), '200 REPLAYED',
        '... what was recorded stays');
 }
@@ -251,7 +251,7 @@ for my $retry ('', '-retry') {
 
     # its last sign of life may be as old as its claim
     if ($retry eq '') {
-        is_deeply([ map { status_of($_) } gather(@w) ],
+        is_deeply([ map { told($_) } gather(@w) ],
                   [ ('409 IN_DOUBT') x 3 ], '... in doubt after its lease');
         cmp_ok(time - $from, '>=', 0.98, '... not before');
 
@@ -265,10 +265,10 @@ for my $retry ('', '-retry') {
     if ($retry eq '') {
         go($id);
         kill CONT => $mine;
-        is(status_of($owner->response), '200 NEW',
+        is(told($owner->response), '200 NEW',
            '... the late owner still gets its answer');
         ok(until_true {
-            status_of($n->post($uri, @o)) eq '200 REPLAYED';
+            told($n->post($uri, @o)) eq '200 REPLAYED';
         }, '... and as nobody took over, there is no doubt any more');
         is(executions($id), 1, '... executed once');
 
@@ -278,7 +278,7 @@ for my $retry ('', '-retry') {
 
         go($id);
         my @r = gather(@w);
-        is_deeply([ sort map { status_of($_) } @r ],
+        is_deeply([ sort map { told($_) } @r ],
                   [ '200 NEW', ('200 WAITED') x 2 ],
                   '... all get the new outcome');
         kill CONT => $mine;
@@ -313,8 +313,8 @@ for my $retry ('', '-retry') {
         parked($p, 2);
         $keeps = !$c->readable(2.5);
         go($id);
-        $keeps &&= status_of($c->response) eq '200 WAITED'
-                   && status_of($owner->response) eq '200 NEW'
+        $keeps &&= told($c->response) eq '200 WAITED'
+                   && told($owner->response) eq '200 NEW'
                    && executions($id) == 1;
         $_->close for $c, $owner;
         last if $keeps;
@@ -343,10 +343,10 @@ for my $retry ('', '/retry') {
     if ($retry) {
         ok(until_true { executions($id) == 2 }, '... another takes over');
         go($id);
-        is(status_of($c->response), '200 NEW', '... and ends');
+        is(told($c->response), '200 NEW', '... and ends');
 
     } else {
-        is(status_of($c->response), '409 IN_DOUBT',
+        is(told($c->response), '409 IN_DOUBT',
            '... what was cut off is in doubt');
         is(executions($id), 1, '... executed once');
         go($id);

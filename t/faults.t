@@ -80,7 +80,7 @@ start_nginx(allow => qr/exited on signal 9/);
     ok($c->closed, 'a worker dies as it has claimed');
     workers($mine);
 
-    is(status_of(ask(connection_to($n, $_), 'POST', $uri, @o)->response),
+    is(told(ask(connection_to($n, $_), 'POST', $uri, @o)->response),
        '409 IN_DOUBT', '... in doubt') for workers();
     is(executions('claimed'), 0, '... though it was not sent');
 
@@ -89,8 +89,8 @@ start_nginx(allow => qr/exited on signal 9/);
     @o = (key => 'again', body => 'b');
     $c = ask(connection_to($n, $mine), 'POST', $uri, @o, fault('die-claimed'));
     ok($c->closed, 'the same, with retry');
-    is(status_of($n->post($uri, @o)), '200 NEW', '... the next one takes over');
-    is(status_of($n->post($uri, @o)), '200 REPLAYED', '... and is recorded');
+    is(told($n->post($uri, @o)), '200 NEW', '... the next one takes over');
+    is(told($n->post($uri, @o)), '200 REPLAYED', '... and is recorded');
     is(executions('again'), 1, '... executed once');
     workers($mine);
 }
@@ -112,9 +112,9 @@ start_nginx(allow => qr/exited on signal 9/);
     ok($n->wait_log(qr/busy for a while/), 'an owner is busy');
     ask($_, 'POST', $uri, @o) for @w;
 
-    is_deeply([ map { status_of($_) } gather(@w) ], [ ('200 WAITED') x 3 ],
+    is_deeply([ map { told($_) } gather(@w) ], [ ('200 WAITED') x 3 ],
               '... nobody takes its claim over');
-    is(status_of($owner->response), '200 NEW', '... and it ends as any');
+    is(told($owner->response), '200 NEW', '... and it ends as any');
     is(executions('busy'), 1, '... executed once');
     $_->close for @w, $owner;
 }
@@ -138,12 +138,12 @@ for my $size (100, 100000) {
     ok(parked($p, 5), "$size bytes: an owner, and 4 wait elsewhere");
     go($id);
 
-    is_deeply([ map { status_of($_) } gather(@w) ],
+    is_deeply([ map { told($_) } gather(@w) ],
               [ ('409 IN_DOUBT') x 4 ],
               '... its worker dies as it would record: they are told');
     is(executions($id), 1, '... executed once');
     workers($mine);
-    is(status_of($n->post($uri, @o)), '409 IN_DOUBT', '... in doubt it is');
+    is(told($n->post($uri, @o)), '409 IN_DOUBT', '... in doubt it is');
     $_->close for @w, $owner;
 
     ($mine, $other) = workers();
@@ -160,7 +160,7 @@ for my $size (100, 100000) {
     ok(until_true { executions($id) == 2 }, '... one of them takes over');
     held($id);
     go($id);
-    is_deeply([ sort map { status_of($_) } gather(@w) ],
+    is_deeply([ sort map { told($_) } gather(@w) ],
               [ '200 NEW', ('200 WAITED') x 3 ], '... and all get its outcome');
     is($n->post($uri, @o)->{body}, pattern($size, 2), '... which is recorded');
     is(executions($id), 2, '... executed no third time');
@@ -176,7 +176,7 @@ for my $size (100, 100000) {
     my $uri = '/x?id=memory&size=3000';
     my $first = $n->post($uri, @o, fault('no-memory'));
 
-    is(status_of($first), '200 NEW', 'no memory for a response');
+    is(told($first), '200 NEW', 'no memory for a response');
     is($first->{body}, pattern(3000, 1), '... the client gets it');
     ok($n->wait_log(qr/\[error\].*idempotency: zone "z" is full, a response of/),
        '... it is logged');
@@ -184,7 +184,7 @@ for my $size (100, 100000) {
     for (1, 2) {
         my $r = $n->post($uri, @o);
 
-        is(status_of($r) . ' ' . problem($r), '409 NOT_KEPT not_kept',
+        is(told($r) . ' ' . problem($r), '409 NOT_KEPT not_kept',
            '... but it is not kept');
     }
 
@@ -193,9 +193,9 @@ for my $size (100, 100000) {
     # an error in doubt that cannot be kept is still in doubt
     @o = (key => 'doubt', body => 'b');
     $uri = '/x?id=doubt&close=1';
-    is(status_of($n->post($uri, @o, fault('no-memory'))), '502 NEW',
+    is(told($n->post($uri, @o, fault('no-memory'))), '502 NEW',
        'no memory for an error in doubt');
-    is(status_of($n->post($uri, @o)), '409 IN_DOUBT', '... in doubt it is');
+    is(told($n->post($uri, @o)), '409 IN_DOUBT', '... in doubt it is');
     is(executions('doubt'), 1, '... executed once');
 
     # those who wait
@@ -207,9 +207,9 @@ for my $size (100, 100000) {
     my @w = map { $n->start('POST', $uri, @o) } 1 .. 4;
     ok(parked($p, 5), 'no memory while others wait');
     go('mwait');
-    is_deeply([ map { status_of($_) } gather(@w) ],
+    is_deeply([ map { told($_) } gather(@w) ],
               [ ('409 NOT_KEPT') x 4 ], '... they are told');
-    is(status_of($owner->response), '200 NEW', '... the owner gets its answer');
+    is(told($owner->response), '200 NEW', '... the owner gets its answer');
     $_->close for @w, $owner;
 }
 
@@ -222,9 +222,9 @@ for my $size (100, 100000) {
     my @o = (key => 'pool', body => 'b');
     my $uri = '/x?id=pool';
 
-    is(status_of($n->post($uri, @o, fault('no-pool'))), '200 NEW',
+    is(told($n->post($uri, @o, fault('no-pool'))), '200 NEW',
        'no memory to go on without a client: an owner goes on with it');
-    is(status_of($n->post($uri, @o)), '200 REPLAYED', '... and is recorded');
+    is(told($n->post($uri, @o)), '200 REPLAYED', '... and is recorded');
 
     # what could be sent twice is ended
     @o = (key => 'once', body => 'b');
@@ -232,10 +232,10 @@ for my $size (100, 100000) {
 
     my $c = $n->connect;
 
-    is(status_of(ask($c, 'POST', $uri, @o, fault('no-pool'))->response),
+    is(told(ask($c, 'POST', $uri, @o, fault('no-pool'))->response),
        '500 NEW', 'no memory to make sure that it is sent once: it is not');
     ok($c->closed, '... its connection is closed, as after any 500');
-    is(status_of($n->post($uri, @o)), '200 NEW', '... and its token is fresh');
+    is(told($n->post($uri, @o)), '200 NEW', '... and its token is fresh');
     is(executions($_), 1, '... executed once') for qw(pool once);
 
     # nothing holds the workers
@@ -257,8 +257,8 @@ for my $size (100, 100000) {
             map { ($_) x 4 } workers();
     ok(parked($p, 9), 'waiting for a wake that is lost');
     go('wake');
-    is(status_of($owner->response), '200 NEW', '... the owner gets its answer');
-    is_deeply([ map { status_of($_) } gather(@w) ],
+    is(told($owner->response), '200 NEW', '... the owner gets its answer');
+    is_deeply([ map { told($_) } gather(@w) ],
               [ ('200 WAITED') x 8 ], '... the others look again by themselves');
     is(executions('wake'), 1, '... executed once');
     $_->close for @w, $owner;
@@ -297,9 +297,9 @@ $n->stop;
 start_nginx(allow => qr{exited on signal 9|zone "z" was locked by|$torn|$anew});
 
 {
-    is(status_of($n->post('/x?id=old', key => 'old', body => 'b')), '200 NEW',
+    is(told($n->post('/x?id=old', key => 'old', body => 'b')), '200 NEW',
        'a token that is known');
-    is(status_of($n->post('/y?id=y', key => 'y', body => 'b')), '200 NEW',
+    is(told($n->post('/y?id=y', key => 'y', body => 'b')), '200 NEW',
        '... and one of another zone');
 
     my ($mine, $other) = workers();
@@ -323,29 +323,29 @@ start_nginx(allow => qr{exited on signal 9|zone "z" was locked by|$torn|$anew});
             my $r = ask(connection_to($n, $pid), 'POST', $uri, key => $key,
                         body => 'b')->response;
 
-            is(status_of($r), '503 UNAVAILABLE', "... $uri is refused");
+            is(told($r), '503 UNAVAILABLE', "... $uri is refused");
             like($r->header('Retry-After') // '', qr/^(?:[5-9]|1[0-5])$/,
                  '... when to come back');
         }
     }
 
-    is(status_of($w->response), '503 UNAVAILABLE',
+    is(told($w->response), '503 UNAVAILABLE',
        '... and so is the one that waits');
     is(alerts($torn), 1, '... one alert says why');
     like($n->log, qr/$torn $mine\b/, '... and who died');
     is(executions($_), 0, "... $_ is not executed") for qw(torn new);
     is(executions('old'), 1, '... nor what is known, a second time');
 
-    is(status_of($n->post('/pass?id=pass', key => 'pass', body => 'b')),
+    is(told($n->post('/pass?id=pass', key => 'pass', body => 'b')),
        '200 UNAVAILABLE', '... idempotency_unavailable pass passes');
     is($n->get('/x?id=get')->{status}, 200, '... a GET is not concerned');
-    is(status_of($n->post('/y?id=y', key => 'y', body => 'b')),
+    is(told($n->post('/y?id=y', key => 'y', body => 'b')),
        '200 REPLAYED', '... nor the other zone');
 
     # a worker that merely restarts does not decide it
     kill TERM => $now[0] == $other ? $now[1] : $now[0];
     workers($mine, $now[0] == $other ? $now[1] : $now[0]);
-    is(status_of($n->post('/x?id=old', key => 'old', body => 'b')),
+    is(told($n->post('/x?id=old', key => 'old', body => 'b')),
        '503 UNAVAILABLE', '... another worker comes: refused all the same');
 
     ok($n->reload, 'a reload');
@@ -355,8 +355,8 @@ start_nginx(allow => qr{exited on signal 9|zone "z" was locked by|$torn|$anew});
     for my $pid (workers()) {
         my $r = ask(connection_to($n, $pid), 'POST', "/x?id=after$pid",
                     key => "after$pid", body => 'b')->response;
-        is(status_of($r), '200 NEW', '... it takes tokens');
-        is(status_of($n->post("/x?id=after$pid", key => "after$pid",
+        is(told($r), '200 NEW', '... it takes tokens');
+        is(told($n->post("/x?id=after$pid", key => "after$pid",
                               body => 'b')), '200 REPLAYED', '... and knows them');
     }
 
@@ -366,13 +366,13 @@ start_nginx(allow => qr{exited on signal 9|zone "z" was locked by|$torn|$anew});
     my $second = $n->start('POST', '/x?id=held&gate=1', @held);
     held('held', 2);
     go('held');
-    is(status_of($held->response), '200 NEW',
+    is(told($held->response), '200 NEW',
        '... an owner from before gets its answer');
     is($second->response->{body}, "exec=2 id=held\n", '... as does the new one');
     is($n->post('/x?id=held&gate=1', @held)->{body}, "exec=2 id=held\n",
        '... whose record stands');
     is(executions('held'), 2, '... executed no third time');
-    is(status_of($n->post('/y?id=y', key => 'y', body => 'b')),
+    is(told($n->post('/y?id=y', key => 'y', body => 'b')),
        '200 REPLAYED', '... the other zone knows what it knew');
     $_->close for $c, $held, $w, $second;
 }
@@ -385,10 +385,10 @@ for my $round (1 .. 3) {
                 key => "r$round", body => 'b', fault('die-locked'));
     ok($c->closed, "round $round: a worker dies inside the lock");
     workers($mine);
-    is(status_of($n->post("/x?id=r$round", key => "r$round", body => 'b')),
+    is(told($n->post("/x?id=r$round", key => "r$round", body => 'b')),
        '503 UNAVAILABLE', '... refused');
     ok($n->reload, '... a reload');
-    is(status_of($n->post("/x?id=r$round", key => "r$round", body => 'b')),
+    is(told($n->post("/x?id=r$round", key => "r$round", body => 'b')),
        '200 NEW', '... and it works again');
     $c->close;
 }

@@ -62,7 +62,7 @@ sub fill {
     for (my $i = 0; ; $i++) {
         my $r = one("$prefix$i", $uri);
 
-        return ($i, $r) if status_of($r) ne '200 NEW' || $i == 20000;
+        return ($i, $r) if told($r) ne '200 NEW' || $i == 20000;
     }
 }
 
@@ -75,7 +75,7 @@ my $uri = '/x?id=full&size=3000';
 my ($taken, $r) = fill('full', $uri);
 
 cmp_ok($taken, '>', 20, 'a zone of 256k takes some');
-is(status_of($r) . ' ' . problem($r), '503 UNAVAILABLE unavailable',
+is(told($r) . ' ' . problem($r), '503 UNAVAILABLE unavailable',
    '... and refuses one more');
 
 # a crowd is told so many times that it does not come back at once
@@ -89,30 +89,30 @@ like($n->log, qr/\[error\].*idempotency: refused with status 503, unavailable/,
 
 my @lost = grep {
     my $r = one("full$_", $uri);
-    status_of($r) ne '200 REPLAYED' || $r->{body} ne pattern(3000, $_ + 1);
+    told($r) ne '200 REPLAYED' || $r->{body} ne pattern(3000, $_ + 1);
 } 0 .. $taken - 1;
 
 is("@lost", '', '... what it knows is replayed, all of it');
 is(executions('full'), $taken, '... and not executed');
-is(status_of(one('full0', $uri, 'other')), '409 CONFLICT', '... and bound');
+is(told(one('full0', $uri, 'other')), '409 CONFLICT', '... and bound');
 
-is(status_of(one('more', '/code')), '429 UNAVAILABLE',
+is(told(one('more', '/code')), '429 UNAVAILABLE',
    'idempotency_status unavailable');
-is(status_of(one('more', '/dry?id=dry')), '200 UNAVAILABLE_DRY_RUN',
+is(told(one('more', '/dry?id=dry')), '200 UNAVAILABLE_DRY_RUN',
    'a dry run passes');
 is(executions('dry'), 1, '... executed');
 
-is(status_of(one('passes', '/pass?id=passes')), '200 UNAVAILABLE',
+is(told(one('passes', '/pass?id=passes')), '200 UNAVAILABLE',
    "idempotency_unavailable pass passes, $_") for 1, 2;
 is(executions('passes'), 2, '... unprotected');
 like($n->log, qr/\[error\].*idempotency: passed unprotected.*zone: "z"/,
      '... and it is logged');
 
 # not even then is a key let in that may have ended
-is(status_of(one(Idempotency::uuid7(0), '/uuid7')), '200 UNAVAILABLE',
+is(told(one(Idempotency::uuid7(0), '/uuid7')), '200 UNAVAILABLE',
    '... a new uuid7 as well');
 $r = one(Idempotency::uuid7(2 * 86400), '/uuid7');
-is(status_of($r) . ' ' . problem($r), '409 EXPIRED expired', '... but no old one');
+is(told($r) . ' ' . problem($r), '409 EXPIRED expired', '... but no old one');
 is(executions('/uuid7'), 1, '... not executed');
 
 # what needs no memory still works
@@ -130,9 +130,9 @@ held('held');
 cmp_ok((fill('hold', '/x?id=hold&size=15000'))[0], '>', 3,
        'full while one is pending');
 go('held');
-is(status_of($own->response), '200 NEW', '... which ends');
+is(told($own->response), '200 NEW', '... which ends');
 $r = one('held', $held);
-is(status_of($r), '200 REPLAYED', '... and is recorded');
+is(told($r), '200 REPLAYED', '... and is recorded');
 ok($r->{body} eq pattern(15000, 1), '... all of it');
 $own->close;
 
@@ -142,10 +142,10 @@ $own->close;
 start_nginx('256k evict=responses', '1d');
 
 $uri = '/x?id=evict&size=3000';
-is(scalar(grep { status_of(one("evict$_", $uri)) eq '200 NEW' } 1 .. 150), 150,
+is(scalar(grep { told(one("evict$_", $uri)) eq '200 NEW' } 1 .. 150), 150,
    'evict=responses: more than there is room for');
 
-my @is = map { status_of($r = one("evict$_", $uri)) } reverse 1 .. 150;
+my @is = map { told($r = one("evict$_", $uri)) } reverse 1 .. 150;
 my $kept = grep { $_ eq '200 REPLAYED' } @is;
 
 cmp_ok($kept, '>', 10, '... some are replayed');
@@ -154,15 +154,15 @@ is_deeply(\@is, [ ('200 REPLAYED') x $kept, ('409 NOT_KEPT') x (150 - $kept) ],
 is(problem($r), 'not_kept', '... they say so');
 like($r->{body}, qr/\b200\b/, '... and name the status');
 is(executions('evict'), 150, '... but all stay bound');
-is(status_of(one('evict1', $uri, 'other')), '409 CONFLICT',
+is(told(one('evict1', $uri, 'other')), '409 CONFLICT',
    '... to what they are');
 
 # tokens go on being taken, up to where not even they have room
 ($taken, $r) = fill('small', '/x?id=small');
 cmp_ok($taken, '>', 50, '... tokens alone have room');
-is(status_of($r), '503 UNAVAILABLE', '... up to a point');
-is(status_of(one('evict1', $uri)), '409 NOT_KEPT', '... and none is forgotten');
-is(status_of(one('small0', '/x?id=small')), '409 NOT_KEPT', '... not one');
+is(told($r), '503 UNAVAILABLE', '... up to a point');
+is(told(one('evict1', $uri)), '409 NOT_KEPT', '... and none is forgotten');
+is(told(one('small0', '/x?id=small')), '409 NOT_KEPT', '... not one');
 is(executions('small'), $taken, '... each executed once');
 
 
@@ -222,10 +222,10 @@ in_some_window('256k', sub {
     my ($window) = @_;
 
     my $uri = "/long?id=long$window&size=3000";
-    my $kept = grep { status_of(one("keep$_", $uri)) eq '200 NEW' } 1 .. 15;
+    my $kept = grep { told(one("keep$_", $uri)) eq '200 NEW' } 1 .. 15;
     my $from = time;
     my ($short) = fill('short', '/x?id=short&size=3000');
-    my $full = status_of(one('next', $uri));
+    my $full = told(one('next', $uri));
 
     return 0 if time - $from >= $window;
 
@@ -233,7 +233,7 @@ in_some_window('256k', sub {
     cmp_ok($short, '>', 5, '... and some that do not, up to the end');
     is($full, '503 UNAVAILABLE', '... full');
 
-    ok(until_true { status_of(one('next', $uri)) eq '200 NEW' },
+    ok(until_true { told(one('next', $uri)) eq '200 NEW' },
        '... what has expired makes room, though nobody asks for it');
 
     # they end as they came, one after the other
@@ -241,7 +241,7 @@ in_some_window('256k', sub {
 
     cmp_ok((fill('again', '/x?id=again&size=3000'))[0], '>=', $short - 1,
            '... all of it');
-    is(scalar(grep { status_of(one("keep$_", $uri)) eq '200 REPLAYED' } 1 .. 15),
+    is(scalar(grep { told(one("keep$_", $uri)) eq '200 REPLAYED' } 1 .. 15),
        15, '... and what stays is still there');
     is(executions("long$window"), 16, '... executed once');
     return 1;
@@ -256,11 +256,11 @@ in_some_window('256k', sub {
     my ($i, $r) = 0;
 
     do { $r = one("s$i", '/similar?id=similar', "i=$i") }
-        until status_of($r) ne '200 NEW' || ++$i == 500;
+        until told($r) ne '200 NEW' || ++$i == 500;
 
-    is(status_of($r), '503 UNAVAILABLE', 'idempotency_similar: full');
+    is(told($r), '503 UNAVAILABLE', 'idempotency_similar: full');
     is(executions('similar'), $i, '... what was refused was not executed');
-    is(status_of(one('s0', '/similar?id=similar', 'i=0')), '200 REPLAYED',
+    is(told(one('s0', '/similar?id=similar', 'i=0')), '200 REPLAYED',
        '... what was stays');
 }
 

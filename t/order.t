@@ -97,14 +97,6 @@ SKIP: {
 done_testing();
 
 
-sub slurp {
-    open my $f, '<:raw', $_[0] or die "$_[0]: $!";
-    local $/;
-
-    return scalar <$f>;
-}
-
-
 # Compiled as the module was.
 
 sub placeless {

@@ -69,7 +69,7 @@ for (['429', '/x', 'status=429&h=Retry-After:%2060&h=X-A:%201&h=X-A:%202', 429],
     go($id);
 
     my ($first, @r) = gather(@c);
-    is_deeply([ map { status_of($_) } $first, @r ],
+    is_deeply([ map { told($_) } $first, @r ],
               [ "$status NEW", ("$status WAITED") x 10 ],
               '... all who waited get what the owner gets');
     same_outcome($first, $_, '... to the byte') for @r;
@@ -78,7 +78,7 @@ for (['429', '/x', 'status=429&h=Retry-After:%2060&h=X-A:%201&h=X-A:%202', 429],
     my $next = $n->start('POST', $uri, key => $id, body => 'b');
     held($id);
     go($id);
-    is(status_of($next->response), "$status NEW", '... the token is fresh');
+    is(told($next->response), "$status NEW", '... the token is fresh');
     is(executions($id), 2, '... and executes anew');
     $_->close for @c, $next;
 }
@@ -99,7 +99,7 @@ for (['says', '/x', 'h=X-Accel-Idempotency:%20release', 200],
         go($id);
     }
 
-    is_deeply([ map { status_of($_) } gather(@c) ], [ ("$status NEW") x 4 ],
+    is_deeply([ map { told($_) } gather(@c) ], [ ("$status NEW") x 4 ],
               '... each is an owner');
     is(executions($id), 4, '... no more');
     $_->close for @c;
@@ -113,11 +113,11 @@ for (['says', '/x', 'h=X-Accel-Idempotency:%20release', 200],
     my @o = ('/one?id=limit', key => 'limit');
 
     held('busy');
-    is(status_of($n->post(@o)), '502 NEW', 'max_conns reached');
+    is(told($n->post(@o)), '502 NEW', 'max_conns reached');
     is(executions('limit'), 0, '... not executed');
     go('busy');
-    is(status_of($busy->response), '200 NEW', '... the busy one ends');
-    is(status_of($n->post(@o)), '200 NEW', '... released');
+    is(told($busy->response), '200 NEW', '... the busy one ends');
+    is(told($n->post(@o)), '200 NEW', '... released');
     $busy->close;
 }
 

@@ -83,8 +83,8 @@ sub woken {
         my @r = gather(@w);
         my $first = $owner->response;
 
-        is(status_of($first), '200 NEW', '... the owner gets its answer');
-        is_deeply([ map { status_of($_) } @r ], [ ('200 WAITED') x 20 ],
+        is(told($first), '200 NEW', '... the owner gets its answer');
+        is_deeply([ map { told($_) } @r ], [ ('200 WAITED') x 20 ],
                   '... all get the outcome');
         is_deeply([ map { $_->header('X-Pid') } @r ], [ map { $pid{$_} } @w ],
                   '... each from its own worker');
@@ -161,7 +161,7 @@ for my $what ([ large => '&size=300000' ], [ empty => '&status=204' ],
     is(length $owner->response->{body}, 5000, '... passed on untouched');
 
     my @r = gather(@w);
-    is_deeply([ map { status_of($_) . ' ' . problem($_) } @r ],
+    is_deeply([ map { told($_) . ' ' . problem($_) } @r ],
               [ ('409 NOT_KEPT not_kept') x 4 ],
               '... those who wait are told so');
     is(executions('big'), 1, '... executed once');
@@ -170,7 +170,7 @@ for my $what ([ large => '&size=300000' ], [ empty => '&status=204' ],
     $p = parking($n);
     ($owner, $uri, @o) = owner($n, 'slow', at => '/doubt');
     @w = map { $n->start('POST', $uri, @o) } 1 .. 4;
-    is(status_of($owner->response), '504 NEW', 'an upstream times out');
+    is(told($owner->response), '504 NEW', 'an upstream times out');
     @r = gather(@w);
     is_deeply([ map { $_->{status} } @r ], [ (504) x 4 ],
               '... those who wait get the same error');
@@ -193,7 +193,7 @@ for my $what ([ large => '&size=300000' ], [ empty => '&status=204' ],
     ok(parked($p, 2), 'a pipelined request behind one that waits');
     ok(!$c->readable, '... waits as well');
     go('pipe');
-    is(status_of($c->response), '200 WAITED', '... the one is answered');
+    is(told($c->response), '200 WAITED', '... the one is answered');
     like($c->response('GET')->{body}, qr/^\d+$/, '... and so is the other');
     $owner->response;
     $_->close for $c, $owner;
@@ -206,12 +206,12 @@ for my $what ([ large => '&size=300000' ], [ empty => '&status=204' ],
     my ($owner, $uri, @o) = owner($n, 'mine');
     my $r = $n->post($uri, @o, body => 'another', timeout => 5);
 
-    is(status_of($r), '409 CONFLICT', 'a conflict with a pending one');
+    is(told($r), '409 CONFLICT', 'a conflict with a pending one');
     is(problem($r), 'conflict', '... its problem');
     like($n->log, qr/conflict, reason: body.*id=mine/, '... and why');
     ok(!$owner->readable, '... it is still pending');
     go('mine');
-    is(status_of($owner->response), '200 NEW', '... and ends well');
+    is(told($owner->response), '200 NEW', '... and ends well');
     $owner->close;
 
     for (['/reject', '409 IN_PROGRESS'], ['/accepted', '202 IN_PROGRESS'],
@@ -223,14 +223,14 @@ for my $what ([ large => '&size=300000' ], [ empty => '&status=204' ],
         ($owner, $uri, @o) = owner($n, $id, at => $at);
 
         $r = $n->post($uri, @o, timeout => 5);
-        is(status_of($r), $status, "$id: a pending one");
+        is(told($r), $status, "$id: a pending one");
         is($r->header('Retry-After'), 1, "$id: when to come back");
         is(problem($r), 'in_progress', "$id: its problem");
-        is(status_of($n->post($uri, @o, body => 'another', timeout => 5)),
+        is(told($n->post($uri, @o, body => 'another', timeout => 5)),
            '409 CONFLICT', "$id: a conflict is one");
         go($id);
-        is(status_of($owner->response), '200 NEW', "$id: it ends");
-        is(status_of($n->post($uri, @o)), '200 REPLAYED', "$id: and is replayed");
+        is(told($owner->response), '200 NEW', "$id: it ends");
+        is(told($n->post($uri, @o)), '200 REPLAYED', "$id: and is replayed");
         is(executions($id), 1, "$id: executed once");
         $owner->close;
     }
@@ -245,16 +245,16 @@ for my $what ([ large => '&size=300000' ], [ empty => '&status=204' ],
     my $r = $n->post($uri, @o);
     my $took = time - $from;
 
-    is(status_of($r), '409 IN_PROGRESS', 'the end of idempotency_wait_timeout');
+    is(told($r), '409 IN_PROGRESS', 'the end of idempotency_wait_timeout');
     is($r->header('Retry-After'), 1, '... when to come back');
     cmp_ok($took, '>=', 0.29, '... not before its time');
     ok(!$owner->readable, '... the owner is still at work');
 
-    is(status_of($n->post($uri, @o)), '409 IN_PROGRESS', '... for each of them');
+    is(told($n->post($uri, @o)), '409 IN_PROGRESS', '... for each of them');
 
     go('short');
-    is(status_of($owner->response), '200 NEW', '... the owner ends');
-    is(status_of($n->post($uri, @o)), '200 REPLAYED', '... and is replayed');
+    is(told($owner->response), '200 NEW', '... the owner ends');
+    is(told($n->post($uri, @o)), '200 REPLAYED', '... and is replayed');
     $owner->close;
 }
 
@@ -284,10 +284,10 @@ for my $what ([ large => '&size=300000' ], [ empty => '&status=204' ],
     is(scalar(grep $_->readable, @stay, $owner), 0, '... the others wait on');
 
     go('leave');
-    is_deeply([ map { status_of($_) } gather(@stay) ],
+    is_deeply([ map { told($_) } gather(@stay) ],
               [ ('200 WAITED') x 4 ], '... and are answered');
     is($h2[2]->response($s[2])->{status}, 200, '... on HTTP/2 too');
-    is(status_of($owner->response), '200 NEW', '... as is the owner');
+    is(told($owner->response), '200 NEW', '... as is the owner');
     is(executions('leave'), 1, '... executed once');
     $_->close for @stay, $owner, @h2[1, 2];
 }
@@ -361,15 +361,15 @@ EOC
     go('half');
 
     my @r = map { $_->response } @half, @old;
-    is_deeply([ map { status_of($_) } @r ], [ ('200 WAITED') x 6 ],
+    is_deeply([ map { told($_) } @r ], [ ('200 WAITED') x 6 ],
               'half-closed: all get their answer');
     is(scalar(grep { @{$_->{interim}} } @r[4, 5]), 0,
        'half-closed: HTTP/1.0 gets nothing else');
-    is(status_of($owner->response), '200 NEW', 'half-closed: the owner too');
+    is(told($owner->response), '200 NEW', 'half-closed: the owner too');
 
     my $c = $n->start('POST', $uri, @o);
     shutdown $c->{sock}, 1;
-    is(status_of($c->response), '200 REPLAYED', 'half-closed: and a replay');
+    is(told($c->response), '200 REPLAYED', 'half-closed: and a replay');
     is(executions('half'), 1, 'half-closed: executed once');
     $_->close for @half, @old, $owner, $c;
 }
@@ -409,7 +409,7 @@ EOC
     go('h2own');
     is_deeply([ map { $h->response($_)->{body} } $own, @more ],
               [ ("exec=1 id=h2own\n") x 4 ], '... all get the same');
-    is(status_of($c->response), '200 WAITED', '... and one of HTTP/1.1');
+    is(told($c->response), '200 WAITED', '... and one of HTTP/1.1');
     is(executions($_), 1, '... executed once') for qw(h2 h2own);
     $_->close for $h, $other, $owner, $c;
 }
@@ -441,7 +441,7 @@ EOC
         my $c = Idempotency::Connection::serve(
             sub { (grep length $_->{buf}, @left)[0] }, time + patience(), @left)
             or last;
-        push @said, status_of($c->response);
+        push @said, told($c->response);
         @left = grep { $_ != $c } @left;
         $c->close;
     }
@@ -462,9 +462,9 @@ EOC
     held('dry', 2);
     pass('a dry run never waits');
     go('dry');
-    is(status_of($c->response), '200 IN_PROGRESS_DRY_RUN',
+    is(told($c->response), '200 IN_PROGRESS_DRY_RUN',
        '... it says what would have been');
-    is(status_of($owner->response), '200 NEW_DRY_RUN', '... to both');
+    is(told($owner->response), '200 NEW_DRY_RUN', '... to both');
     is(executions('dry'), 2, '... and passes them');
     $_->close for $c, $owner;
 }
@@ -497,12 +497,12 @@ sub generations {
     my $go = time;
     go($id);
     my @r = gather(@old, @mid, @new);
-    is_deeply([ map { status_of($_) } @r ], [ ('200 WAITED') x 24 ],
+    is_deeply([ map { told($_) } @r ], [ ('200 WAITED') x 24 ],
               '... three generations are answered');
     is(scalar(grep { $old{$_->header('X-Pid')} } @r), 8,
        '... each by its own workers');
     is($h->response($s)->{status}, 200, '... on HTTP/2 too');
-    is(status_of($owner->response), '200 NEW', '... as is the owner');
+    is(told($owner->response), '200 NEW', '... as is the owner');
     is(executions($id), 1, '... executed once');
 
     $_->close for @old, @mid, @new, $owner, $h;
@@ -529,7 +529,7 @@ sub generations {
     my @before = $n->workers;
     ok($n->reload, '... which comes');
     go('turn');
-    is(status_of($owner->response), '200 NEW', '... the owner ends');
+    is(told($owner->response), '200 NEW', '... the owner ends');
     held('turn');
     is(executions('turn'), 2, '... an old worker has the next one');
     $p = parking($n);
@@ -542,7 +542,7 @@ sub generations {
     go('turn');
     held('turn');
     go('turn');
-    is(scalar(grep { status_of($_) eq '200 NEW' } gather(@w)), 4,
+    is(scalar(grep { told($_) eq '200 NEW' } gather(@w)), 4,
        '... and all come to their turn');
     is(executions('turn'), 5, '... one after the other');
     $_->close for @w, $owner;
@@ -571,7 +571,7 @@ EOC
     go('crowd');
 
     my @r = gather(@w);
-    is(scalar(grep { status_of($_) eq '200 WAITED'
+    is(scalar(grep { told($_) eq '200 WAITED'
                      && $_->{body} eq "exec=1 id=crowd\n" } @r),
        $count, '... all get the outcome');
     is(executions('crowd'), 1, '... executed once');
@@ -592,8 +592,8 @@ EOC
 
     my @first = gather(@own);
     @r = gather(@w);
-    is(scalar(grep { status_of($first[$_]) eq '200 NEW'
-                     && status_of($r[$_]) eq '200 WAITED'
+    is(scalar(grep { told($first[$_]) eq '200 NEW'
+                     && told($r[$_]) eq '200 WAITED'
                      && $first[$_]{body} eq $r[$_]{body} } 0 .. $tokens - 1),
        $tokens, '... each gets its own outcome');
     is(executions('many'), $tokens, '... each executed once');

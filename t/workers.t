@@ -30,13 +30,13 @@ sub told_in_time {
 
     go($id);
 
-    is(status_of($first->response), '200 NEW', '... the owner has its answer');
+    is(told($first->response), '200 NEW', '... the owner has its answer');
 
     my $r = $c->response;
-    is(status_of($r), '200 WAITED', '... who waited has it too');
+    is(told($r), '200 WAITED', '... who waited has it too');
     is($r->header('X-Pid'), $waiter, '... from its own worker');
     is(executions($id), 1, '... executed once');
-    is(status_of($n->request(@message)), '200 REPLAYED', '... and is replayed');
+    is(told($n->request(@message)), '200 REPLAYED', '... and is replayed');
 }
 
 
@@ -70,7 +70,7 @@ sub told_in_time {
     my $r;
     ok(until_true { ($r = $n->request(@message))->{status} },
        'a worker beyond them dies with a claim');
-    is(status_of($r), '409 IN_DOUBT', '... which is in doubt');
+    is(told($r), '409 IN_DOUBT', '... which is in doubt');
     is(executions('dies'), 1, '... executed once');
     go('dies');
 

@@ -5,14 +5,14 @@ package Commands;
 #    run(COMMAND, …)        its exit status (or "signal N") and all that it said
 #    slurp(FILE)            '' if there is none
 #    spew(FILE, TEXT)
-#    until_true { … }       waits until it is; 0 if it never comes true
+#    until_true { … }       waits until it is; false if it never comes true
 
 use strict;
 use warnings;
 
 use Exporter qw(import);
+use Idempotency ();
 use POSIX ();
-use Time::HiRes qw(sleep time);
 
 our @EXPORT = qw(run slurp spew until_true);
 
@@ -34,34 +34,9 @@ sub run {
 }
 
 
-sub slurp {
-    my ($name) = @_;
-
-    open my $file, '<:raw', $name or return '';
-    local $/;
-    return scalar <$file> // '';
-}
-
-
-sub spew {
-    my ($name, $text) = @_;
-
-    open my $file, '>', $name or die "$name: $!\n";
-    print $file $text;
-    close $file or die "$name: $!\n";
-}
-
-
-sub until_true (&) {
-    my ($what) = @_;
-    my $deadline = time + 180;
-
-    until ($what->()) {
-        return 0 if time > $deadline;
-        sleep 0.05;
-    }
-
-    return 1;
+BEGIN {
+    no strict 'refs';
+    *$_ = \&{"Idempotency::$_"} for qw(slurp spew until_true);
 }
 
 

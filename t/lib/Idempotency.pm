@@ -97,7 +97,7 @@ my $root = dirname(dirname($lib));
 
 # As util/test says; else what util/build made. Empty: the module is linked into
 # that nginx.
-my $build = abs_path(($ENV{BUILD_DIR} // "$root/build") . '/.');
+my $build = abs_path($ENV{BUILD_DIR} // "$root/build") // '';
 my $module = $ENV{IDEMPOTENCY_MODULE}
              // "$build/ngx_http_idempotency_module.so" =~ s/^.*$/-e $& ? $& : ''/er;
 my $binary = $ENV{TEST_NGINX_BINARY}
@@ -197,7 +197,7 @@ sub spew {
     make_path(dirname($file));
     open my $f, '>:raw', $file or die "$file: $!";
     print $f $bytes;
-    close $f;
+    close $f or die "$file: $!";
 }
 
 

@@ -22,7 +22,7 @@ package Stress;
 #      $uri and @o. With stuck => 1 it is one that can't connect.
 #    gather(connections): their responses, in this order; each has {arrived},
 #      when its first byte came.
-#    status_of($r): "409 IN_DOUBT"; problem($r): "in_doubt", the problem's type.
+#    problem($r): "in_doubt", the problem's type.
 #    same_outcome($first, $replay, NAME): same_replay(), but for what crowd() adds.
 #    stuck_port(): connecting hangs.
 #    median(numbers).
@@ -40,7 +40,7 @@ use Idempotency ();
 use IO::Socket::INET;
 use Time::HiRes qw(time);
 
-our @EXPORT = qw(crowd connection_to ask owner parking parked gather status_of
+our @EXPORT = qw(crowd connection_to ask owner parking parked gather
                  same_outcome problem stuck_port median h2);
 
 
@@ -190,9 +190,6 @@ sub gather {
 
 
 # --- small things -----------------------------------------------------------
-
-sub status_of { return Idempotency::told(@_) }
-
 
 sub problem {
     my ($r) = @_;
