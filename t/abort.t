@@ -186,4 +186,23 @@ for my $at ('/', '/unbuffered') {
     }
 }
 
+# One that came to its end meanwhile isn't ended once more, when that time is
+# over: it is over when that of the next one is.
+
+{
+    my @w = $n->workers;
+
+    for my $ends (1, 0) {
+        my ($id) = leaves('HTTP/1.1', '/?id=ID&gate=body&size=200000', $kept);
+
+        ok($n->wait_log(qr/is carried through[^\n]*id=$id&/), 'a client leaves');
+        go($id) if $ends;
+        ok(until_true { $n->access_log =~ /id=$id&\S* 200 NEW/ },
+           $ends ? '... its response ends' : '... it is ended');
+        go($id);
+    }
+
+    is_deeply([ $n->workers ], \@w, '... once');
+}
+
 done_testing();
