@@ -112,6 +112,82 @@ SKIP: {
 }
 
 
+# --- package sources -----------------------------------------------------------
+
+SKIP: {
+    skip 'no apt here', 2 if system 'command -v apt-config >/dev/null';
+
+    make_path("$tmp/parts");
+    spew("$tmp/list", <<'END');
+# deb http://old/debian bookworm main
+deb [arch=amd64 signed-by=/k] http://one/debian bookworm main contrib
+deb-src http://one/debian bookworm main
+deb http://one/security bookworm-security main
+deb http://two/debian bookworm/updates main
+deb http://else/where elsewhere main
+deb http://three/debian  oldstable  main
+END
+    spew("$tmp/parts/a.sources", <<'END');
+# a comment
+Types: deb deb-src
+URIs: http://four/debian
+Suites: bookworm
+ bookworm-updates other
+Components: main
+Signed-By: /k4
+
+Types: deb
+URIs: http://five/debian
+Suites: bookworm
+Enabled: no
+
+Types: deb
+URIs: http://six/elsewhere
+Suites: elsewhere
+END
+    spew("$tmp/parts.conf", <<"END");
+Dir::Etc::parts "/dev/null";
+Dir::Etc::main "/dev/null";
+Dir::Etc::sourcelist "$tmp/list";
+Dir::Etc::sourceparts "$tmp/parts";
+END
+
+    local $ENV{APT_CONFIG} = "$tmp/parts.conf";
+    local $ENV{BUILD_DIR} = "$tmp/build-parts";
+
+    for (['' => 'deb-src', <<'END'], [trixie => 'deb', <<'END2']) {
+deb-src [arch=amd64 signed-by=/k] http://one/debian bookworm main contrib
+deb-src http://one/security bookworm-security main
+deb-src http://two/debian bookworm/updates main
+deb-src http://three/debian  oldstable  main
+Types: deb-src
+URIs: http://four/debian
+Suites: bookworm bookworm-updates
+Components: main
+Signed-By: /k4
+
+END
+deb [arch=amd64 signed-by=/k] http://one/debian trixie main contrib
+deb http://three/debian  trixie  main
+Types: deb
+URIs: http://four/debian
+Suites: trixie
+Components: main
+Signed-By: /k4
+
+END2
+        my ($suite, $type, $expected) = @$_;
+        my (undef, $out) = bash(<<"END");
+os_release() { [ "\$1" != VERSION_CODENAME ] || echo bookworm; }
+apt-get() { false; }
+scratch_apt "$suite" "$type" || true
+cat "$tmp/build-parts/apt/${\($suite || 'own')}-$type/sources/machine."{list,sources}
+END
+        is($out, $expected, "the machine's package sources, for " . ($suite || 'itself'));
+    }
+}
+
+
 # --- packages of another suite -------------------------------------------------
 
 SKIP: {

@@ -160,21 +160,27 @@ scratch_apt() {
     eval "$(apt-config shell list Dir::Etc::sourcelist/f \
                              parts Dir::Etc::sourceparts/d)"
 
-    own=$(for name in VERSION UBUNTU DEBIAN; do os_release ${name}_CODENAME; done)
+    own=$(for name in VERSION UBUNTU DEBIAN; do os_release "${name}_CODENAME"; done)
     own="(${own//$'\n'/|}|(old)*stable|testing|unstable|sid)"
-    [ -n "$1" ] || own+='([-\/][^[:space:]]*)?'
+    [ -n "$1" ] && own+='()' || own+='([-/][^[:space:]]*)?'
 
+    # one line each: prefix with options, suite, the rest
     cat "$list" "$parts"/*.list 2>/dev/null | sed -nE \
-        "s,^deb($s+(\[[^]]*\]$s+)?[^[:space:]]+$s+)($own)($s),$2\1${1:-\\3}\6,p" \
+        "s,^deb($s+(\[[^]]*\]$s+)?[^[:space:]]+$s+)($own)($s),$2\1${1:-\\3}\7,p" \
         >"$dir/sources/machine.list" || true
 
-    cat "$parts"/*.sources /dev/null 2>/dev/null | sed '/^#/d' | perl -00 -ne '
+    # stanzas (deb822)
+    cat "$parts"/*.sources 2>/dev/null | sed '/^#/d' | perl -00 -ne '
         BEGIN { ($own, $suite, $type) = splice @ARGV }
+        next if /^Enabled:\s*(no|false|off|0)/mi || !/^Types:.*\bdeb(?!-)/mi;
+
         1 while s/^(Suites:.*)\n[ \t]+/$1 /mi;
-        s/^Suites:\s*(.*)/"Suites: " . join " ", $suite && $1 =~ m{^(.* )?$own( |$)}
-                          ? $suite : grep { !$suite && m{^$own$} } split " ", $1/mie;
-        print if /^Suites:.*\w/m && !/^Enabled:\s*(no|false|off|0)/mi
-                 && s/^Types:.*\bdeb(?!-).*/Types: $type/mi;
+        my @suites = grep { m{^$own$} } map { split } /^Suites:(.*)/mi;
+        @suites = $suite if $suite && @suites;
+
+        s/^Suites:.*/Suites: @suites/mi;
+        s/^Types:.*/Types: $type/mi;
+        print if @suites;
     ' "$own" "$1" "$2" >"$dir/sources/machine.sources" || true
 
     cat >"$scratch_conf" <<END
