@@ -163,7 +163,7 @@ cases(['/?h=X-Accel-Redirect:%20/files/secret.txt&h=X-Other:%20no&h=Cache-Contro
       ['/?h=X-Accel-Redirect:%20/uri?echo=1', 200, '^GET /uri'])
 --- error_code eval: codes()
 --- response_headers eval
-["! X-Accel-Redirect\nContent-Type: text/html\nSet-Cookie: a=1\nLast-Modified: Wed, 01 Jan 2020 00:00:00 GMT\nETag: \"5e0be100-7\""]
+[("! X-Accel-Redirect\nContent-Type: text/html\nSet-Cookie: a=1\nLast-Modified: Wed, 01 Jan 2020 00:00:00 GMT\n(ETag: \"5e0be100-7\"") x 2, ('') x 7]
 --- response_body_like eval: bodies()
 --- idempotency_status eval: statuses()
 --- executions: 5
@@ -288,7 +288,7 @@ my $part = '%3C!--%23%20include%20virtual=%22/part?noexec=1%26body=part%22%20--%
 --- idempotency_status eval: statuses() . 'NEW'
 --- executions: 9
 
-=== TEST 15: addition and post_action: they act on a replay, the record stays
+=== TEST 15: addition and post_action: they act on a replay, the record stays; nobody owns a post_action
 --- config
 idempotency zone=z;
 idempotency_key $request_uri;
@@ -297,10 +297,11 @@ location / { addition_types *; add_before_body /before; add_after_body /after; p
 location = /before { proxy_pass http://backend/p?body=before; }
 location = /after { proxy_pass http://backend/p?body=after; }
 location /action { post_action /then; proxy_pass http://backend; }
+location /off { idempotency off; post_action /then; proxy_pass http://backend; }
 location = /then { internal; proxy_pass http://backend/then; }
 --- request eval
-cases(['/?body=-main-', 200, '^before-main-after$'], ['/action'])
---- error_code eval: codes()
---- response_body_like eval: bodies()
---- idempotency_status eval: statuses()
---- executions: 9
+[@{cases(['/?body=-main-', 200, '^before-main-after$'], ['/action'])}, @{twice('POST /off')}]
+--- error_code eval: [@{codes()}, 200, 200]
+--- response_body_like eval: [@{bodies()}, ('^exec') x 2]
+--- idempotency_status eval: statuses() . '- -'
+--- executions: 13
