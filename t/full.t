@@ -26,19 +26,13 @@ sub start_nginx {
     add_header X-Status $idempotency_status always;
 
     location / { proxy_pass http://$TEST_NGINX_BACKEND; }
-    location /pass { idempotency_unavailable pass;
-                     proxy_pass http://$TEST_NGINX_BACKEND; }
-    location /uuid7 { idempotency_unavailable pass;
-                      idempotency_key_format uuid7;
+    location /pass { idempotency_unavailable pass; proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /uuid7 { idempotency_unavailable pass; idempotency_key_format uuid7;
                       proxy_pass http://$TEST_NGINX_BACKEND; }
-    location /code { idempotency_status unavailable=429;
-                     proxy_pass http://$TEST_NGINX_BACKEND; }
-    location /dry { idempotency_dry_run on;
-                    proxy_pass http://$TEST_NGINX_BACKEND; }
-    location /similar { idempotency_similar reject;
-                        proxy_pass http://$TEST_NGINX_BACKEND; }
-    location /long { idempotency_window 1d;
-                     proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /code { idempotency_status unavailable=429; proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /dry { idempotency_dry_run on; proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /similar { idempotency_similar reject; proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /long { idempotency_window 1d; proxy_pass http://$TEST_NGINX_BACKEND; }
 EOC
 }
 

@@ -19,29 +19,24 @@ my $n = nginx(workers => 2, server => <<'EOC');
     add_header X-Expires $idempotency_expires always;
     idempotency_key_max_age 1h;
 
-    location /ms { idempotency_window 300ms;
-                   proxy_pass http://$TEST_NGINX_BACKEND; }
-    location /1s { idempotency_window 1s;
-                   proxy_pass http://$TEST_NGINX_BACKEND; }
-    location /2s { idempotency_window 2s;
-                   proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /ms { idempotency_window 300ms; proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /1s { idempotency_window 1s; proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /2s { idempotency_window 2s; proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /day { idempotency_window 1d; proxy_pass http://$TEST_NGINX_BACKEND; }
+
     location /uuid7 { idempotency_window 300ms; idempotency_key_format uuid7;
                       proxy_pass http://$TEST_NGINX_BACKEND; }
     location /quota { idempotency_window 2s; idempotency_quota 3 $arg_whose;
                       proxy_pass http://$TEST_NGINX_BACKEND; }
-    location /day { idempotency_window 1d;
-                    proxy_pass http://$TEST_NGINX_BACKEND; }
 
-    location /clicks { idempotency_missing_key content;
-                       idempotency_in_progress wait;
+    location /clicks { idempotency_missing_key content; idempotency_in_progress wait;
                        proxy_pass http://$TEST_NGINX_BACKEND; }
-    location /content { idempotency_missing_key content;
-                        idempotency_content_window 300ms;
+    location /content { idempotency_missing_key content; idempotency_content_window 300ms;
                         proxy_pass http://$TEST_NGINX_BACKEND;
-        location /content/1d { idempotency_missing_key content;
-                               idempotency_content_window 1d;
-                               idempotency_window 300ms;
-                               proxy_pass http://$TEST_NGINX_BACKEND; } }
+
+        location /content/1d { idempotency_content_window 1d; idempotency_window 300ms;
+                               proxy_pass http://$TEST_NGINX_BACKEND; }
+    }
 
     location /warn { idempotency_similar warn; idempotency_content_window 1s;
                      proxy_pass http://$TEST_NGINX_BACKEND; }
