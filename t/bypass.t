@@ -8,102 +8,20 @@ run_tests();
 
 __DATA__
 
-=== TEST 1: any value but an empty one and 0 bypasses
---- config
-location / {
-    idempotency zone=z;
-    idempotency_bypass $arg_no $http_x_bypass;
-    proxy_pass http://backend;
-}
---- request eval
-[ map { ("POST /1?no=$_\nb") x 2 } '', 0, 1, '00', 'no' ]
---- more_headers eval
-[ map { ("Idempotency-Key: 1-$_") x 2 } 1 .. 5 ]
---- idempotency_status
-NEW REPLAYED NEW REPLAYED BYPASS BYPASS BYPASS BYPASS BYPASS BYPASS
---- executions: 8
-
-=== TEST 2: any of several values bypasses
---- request eval
-[ "POST /2?no=\nb", "POST /2?no=1\nb", ("POST /2?no=0\nb") x 2 ]
---- more_headers eval
-[ map { "Idempotency-Key: 2\nX-Bypass: $_" } 1, 0, 0, 0 ]
---- idempotency_status: BYPASS BYPASS NEW REPLAYED
---- executions: 3
-
-=== TEST 3: who bypasses claims nothing, replays nothing and conflicts with nothing
---- request eval
-[ ("POST /3?id=3\nb") x 3, "POST /3?id=3\nother", "POST /3?id=3\nb" ]
---- more_headers eval
-[ map { "Idempotency-Key: 3\nX-Bypass: $_" } 1, 0, 1, 1, 0 ]
---- idempotency_status: BYPASS NEW BYPASS BYPASS REPLAYED
---- response_body eval
-[ map { "exec=$_ id=3\n" } 1, 2, 3, 4, 2 ]
-
-=== TEST 4: constants; who bypasses needs no key, and none is looked at
+=== TEST 1: any value but an empty one and 0 bypasses, any of several values as well
 --- config
 idempotency zone=z;
-idempotency_missing_key reject;
 
-location /always {
-    idempotency_bypass 1;
-    proxy_pass http://backend;
-}
+location / { idempotency_bypass $arg_no $http_x_bypass; proxy_pass http://backend; }
+location /never { idempotency_bypass 0 "" $arg_nothing; proxy_pass http://backend; }
+location /always { idempotency_bypass 1; idempotency_missing_key reject; proxy_pass http://backend; }
+location /get { idempotency_methods GET POST; proxy_pass http://backend; }
 
-location /never {
-    idempotency_bypass 0 "" $arg_nothing;
-    proxy_pass http://backend;
-}
---- request eval
-[ ("POST /always") x 4, ("POST /never") x 2 ]
---- more_headers eval
-[ '', map { "Idempotency-Key: $_" } '"', (4) x 4 ]
---- idempotency_status: BYPASS BYPASS BYPASS BYPASS NEW REPLAYED
---- executions: 5
-
-=== TEST 5: off, and on again below
---- config
-location / {
+location /off {
     idempotency off;
     proxy_pass http://backend;
-
-    location /on {
-        idempotency zone=z;
-        proxy_pass http://backend;
-    }
+    location /off/on { idempotency zone=z; proxy_pass http://backend; }
 }
---- request eval
-[ ("POST /off\nb") x 3, ("POST /on\nb") x 2 ]
---- more_headers eval
-[ map { "Idempotency-Key: $_" } 5, 5, '"', 5, 5 ]
---- idempotency_status: - - - NEW REPLAYED
---- executions: 4
-
-=== TEST 6: other methods are nobody's business, nor is their key
---- config
-idempotency zone=z;
-location / { proxy_pass http://backend; }
-location /get { idempotency_methods GET POST; proxy_pass http://backend; }
---- request eval
-[ ("GET /6") x 3, ("HEAD /6") x 2, ("PUT /6\nb") x 2, ("GET /get") x 2 ]
---- more_headers eval
-[ map { "Idempotency-Key: $_" } 6, 6, '"', (6) x 6 ]
---- idempotency_status: - - - - - - - NEW REPLAYED
---- executions: 8
-
-=== TEST 7: a GET with the key of a POST is neither its replay nor a conflict
---- request eval
-[ map { "$_ /?id=7" } qw(POST GET POST) ]
---- more_headers
-Idempotency-Key: 7
---- idempotency_status: NEW - REPLAYED
---- response_body eval
-[ map { "exec=$_ id=7\n" } 1, 2, 1 ]
-
-=== TEST 8: a protocol upgrade is one that Connection names
---- config
-idempotency zone=z;
-location / { proxy_pass http://backend; }
 
 location /upgrade {
     proxy_http_version 1.1;
@@ -111,28 +29,77 @@ location /upgrade {
     proxy_set_header Connection upgrade;
     proxy_pass http://backend;
 }
+--- request eval
+[ map { ("POST /1?no=$_\nb") x 2 } '', 0, 1, '00', 'no', '', 1, 0 ]
+--- more_headers eval
+[ map { ("Idempotency-Key: 1-$_\nX-Bypass: " . ('', '', '', '', '', 1, 0, 0)[$_]) x 2 } 0 .. 7 ]
+--- idempotency_status eval
+'NEW REPLAYED ' x 2 . 'BYPASS ' x 10 . 'NEW REPLAYED'
+--- executions: 13
+
+=== TEST 2: who bypasses claims nothing, replays nothing and conflicts with nothing
+--- request eval
+[ ("POST /2?id=2\nb") x 3, "POST /2?id=2\nother", "POST /2?id=2\nb" ]
+--- more_headers eval
+[ map { "Idempotency-Key: 2\nX-Bypass: $_" } 1, 0, 1, 1, 0 ]
+--- idempotency_status: BYPASS NEW BYPASS BYPASS REPLAYED
+--- response_body eval
+[ map { "exec=$_ id=2\n" } 1, 2, 3, 4, 2 ]
+
+=== TEST 3: constants; who bypasses needs no key, and none is looked at
+--- request eval
+[ ("POST /always") x 4, ("POST /never") x 2 ]
+--- more_headers eval
+[ '', map { "Idempotency-Key: $_" } '"', (3) x 4 ]
+--- idempotency_status: BYPASS BYPASS BYPASS BYPASS NEW REPLAYED
+--- executions: 5
+
+=== TEST 4: off, and on again below
+--- request eval
+[ ("POST /off\nb") x 3, ("POST /off/on\nb") x 2 ]
+--- more_headers eval
+[ map { "Idempotency-Key: $_" } 4, 4, '"', 4, 4 ]
+--- idempotency_status: - - - NEW REPLAYED
+--- executions: 4
+
+=== TEST 5: other methods are nobody's business, nor is their key
+--- request eval
+[ ("GET /5") x 3, ("HEAD /5") x 2, ("PUT /5\nb") x 2, ("GET /get") x 2 ]
+--- more_headers eval
+[ map { "Idempotency-Key: $_" } 5, 5, '"', (5) x 6 ]
+--- idempotency_status: - - - - - - - NEW REPLAYED
+--- executions: 8
+
+=== TEST 6: a GET with the key of a POST is neither its replay nor a conflict
+--- request eval
+[ map { "$_ /?id=6" } qw(POST GET POST) ]
+--- more_headers
+Idempotency-Key: 6
+--- idempotency_status: NEW - REPLAYED
+--- response_body eval
+[ map { "exec=$_ id=6\n" } 1, 2, 1 ]
+
+=== TEST 7: a protocol upgrade is one that Connection names
 --- request
 POST /upgrade
 b
 --- more_headers eval
-[ map { "Idempotency-Key: 8\n$_" }
-      ("Upgrade: websocket\nConnection: close, Upgrade") x 2, '', '',
-      'Upgrade: websocket' ]
+[ map { "Idempotency-Key: 7\n$_" }
+      ("Upgrade: websocket\nConnection: close, Upgrade") x 2, '', '', 'Upgrade: websocket' ]
 --- idempotency_status: - - NEW REPLAYED REPLAYED
 --- executions: 3
 
-=== TEST 9: what any client may offer, and nginx does not take up, is no upgrade
+=== TEST 8: what any client may offer, and nginx does not take up, is no upgrade
 --- request eval
 [ map { ("POST $_\nb") x 8 } '/', '/upgrade' ]
 --- more_headers eval
 [ map { my $where = $_;
-        map { ("Idempotency-Key: 9-$where-$_\nConnection: close, Upgrade\nUpgrade: $_") x 2 }
+        map { ("Idempotency-Key: 8-$where-$_\nConnection: close, Upgrade\nUpgrade: $_") x 2 }
             'h2c', 'H2C', 'TLS/1.2', 'tls/1.0, HTTP/1.1' } 1, 2 ]
---- idempotency_status eval
-'NEW REPLAYED ' x 8
+--- idempotency_status eval: 'NEW REPLAYED ' x 8
 --- executions: 8
 
-=== TEST 10: no subrequest of a page is held, replayed or refused
+=== TEST 9: no subrequest of a page is held, replayed or refused
 What was recorded is the page and not its parts: SSI acts on a replay, too.
 --- config
 idempotency zone=z;
@@ -159,7 +126,7 @@ Idempotency-Key: 10
 [ map { my $i = $_; CORE::join '', map({ "exec=$_ id=10\n" } @$i), "\n" }
       [ 1, 2 ], [ 3, 4 ], [ 5 ], [ 6 ] ]
 
-=== TEST 11: a mirror's copy is made each time that a request is executed
+=== TEST 10: a mirror's copy is made each time that a request is executed
 --- config
 idempotency zone=z;
 mirror /copy;
@@ -174,7 +141,7 @@ Idempotency-Key: 11
 --- idempotency_status: NEW REPLAYED - -
 --- executions: 6
 
-=== TEST 12: auth_request asks each time, also for a replay
+=== TEST 11: auth_request asks each time, also for a replay
 --- config
 idempotency zone=z;
 idempotency_methods GET POST;
@@ -195,7 +162,7 @@ b
 --- idempotency_status: NEW REPLAYED
 --- executions: 3
 
-=== TEST 13: a dry run says what would be, and executes each time
+=== TEST 12: a dry run says what would be, and executes each time
 --- config
 location / {
     idempotency zone=z;
