@@ -56,6 +56,8 @@ sub post {
     return $r;
 }
 
+my $n = 0;
+
 # A section of our own, `refused`: names, or NAME=status. A block's sections say
 # of each what is expected of it, with %NAME%, %name%, %status%, %again%, %retry%,
 # %title%, %detail% and %id% in them.
@@ -66,7 +68,6 @@ add_block_preprocessor(sub {
         if $block->config =~ /zone=full/;
 
     my @refused = map { [ split /=/ ] } split ' ', $block->refused // return;
-    my ($test) = $block->name =~ /TEST (\d+)/;
     my %said = map { $_ => $block->$_ // '' } qw(more_headers response_headers_like response_body_like);
     my %set = map { $_ => [] } qw(request error_code), keys %said;
     my ($init, @statuses) = '';
@@ -74,7 +75,7 @@ add_block_preprocessor(sub {
     for (@refused) {
         my ($name, $code) = @$_;
         my ($path, $status, $again, $retry, $title, $detail, @sent) = @{$way{$name}};
-        my $id = "$test-$name";
+        my $id = ++$n . "-$name";
         my $uri = "$path?id=$id" . ($name eq 'IN_PROGRESS' ? '&gate=1' : '');
         my %value = (NAME => $name, name => lc $name, status => $code // $status, again => $again,
                      retry => $retry, title => $title, detail => $detail, id => $id);
@@ -170,24 +171,7 @@ __DATA__
 "Content-Type: $::json\nX-Refusal: %name%\nRetry-After: %retry%\nIdempotent-Replayed:\nLink:"
 --- response_body_like eval: $::problem
 
-=== TEST 2: $idempotency_detail is its sentence
---- config eval
-places(q(sub_filter_types *; sub_filter '"detail":"$sent_http_x_detail"' '"detail":told';))
---- refused eval: $::all
---- response_body_like: ,"detail":told,
-
-=== TEST 3: neither it nor $idempotency_refusal is there where nothing is refused
---- config eval: places()
---- request eval
-[ ('POST /3') x 2 ]
---- more_headers
-Idempotency-Key: 3
---- idempotency_status: NEW REPLAYED
---- response_headers
-! X-Refusal
-! X-Detail
-
-=== TEST 4: not_kept names the original's status
+=== TEST 2: not_kept names the original's status
 --- request eval
 [ map { ("POST /small?status=$_") x 2 } 201, 503 ]
 --- more_headers eval
@@ -196,7 +180,7 @@ Idempotency-Key: 3
 --- idempotency_status: NEW NOT_KEPT NEW NOT_KEPT
 --- response_body_like eval: [ '', '"detail":"[^"]*\b201\b', '', '"detail":"[^"]*\b503\b' ]
 
-=== TEST 5: a page for people; nothing was executed, so it leads back to the form
+=== TEST 3: a page for people; nothing was executed, so it leads back to the form
 --- refused: MISSING MALFORMED LIMITED UNAVAILABLE
 --- more_headers eval: $::firefox . $::form
 --- response_headers_like
@@ -204,7 +188,7 @@ Content-Type: text/html; charset=utf-8
 Retry-After: %retry%
 --- response_body_like eval: page('/form?a=1&amp;b=2')
 
-=== TEST 6: a page for people; it may have been executed, so it leads nowhere
+=== TEST 4: a page for people; it may have been executed, so it leads nowhere
 --- refused: CONFLICT NOT_KEPT SIMILAR EXPIRED IN_PROGRESS
 --- more_headers eval: $::firefox . $::form
 --- response_headers_like
@@ -212,7 +196,7 @@ Content-Type: text/html; charset=utf-8
 Retry-After: %retry%
 --- response_body_like eval: page()
 
-=== TEST 7: a page only where Accept prefers text/html to JSON
+=== TEST 5: a page only where Accept prefers text/html to JSON
 --- request
 POST /7
 --- more_headers eval
@@ -225,7 +209,7 @@ POST /7
 --- response_headers
 Content-Type: application/problem+json
 
-=== TEST 8: ... and then always
+=== TEST 6: ... and then always
 --- request
 POST /8
 --- more_headers eval
@@ -239,7 +223,13 @@ POST /8
 --- response_headers
 Content-Type: text/html; charset=utf-8
 
-=== TEST 9: a body that can't be read for the key in it: the problem and the page say why
+=== TEST 7: $idempotency_detail is its sentence
+--- config eval
+places(q(sub_filter_types *; sub_filter '"detail":"$sent_http_x_detail"' '"detail":told';))
+--- refused eval: $::all
+--- response_body_like: ,"detail":told,
+
+=== TEST 8: a body that can't be read for the key in it: the problem and the page say why
 --- config
 location / {
     idempotency zone=z;
@@ -263,7 +253,7 @@ my $page = page('/form?a=1&amp;b=2');
 [ map { ('"detail":told,.*"retryable":false', "(?=.*$_)$page") } 'could not be read', 'too large' ]
 --- executions: 0
 
-=== TEST 10: a worker that dies leaves its token in doubt; its page leads nowhere
+=== TEST 9: a worker that dies leaves its token in doubt; its page leads nowhere
 --- config
 idempotency zone=z;
 idempotency_docs https://example.com/idempotency;
@@ -289,7 +279,7 @@ $c->closed;
 --- response_body_like eval
 [ page(), '"type":"https://example.com/idempotency#in_doubt",.*"retryable":false', '', '' ]
 
-=== TEST 11: where the content stands for the key, a pending page goes back by itself, to a path of this host
+=== TEST 10: where the content stands for the key, a pending page goes back by itself, to a path of this host
 --- config
 location / {
     idempotency zone=z;
@@ -308,7 +298,7 @@ b
 --- response_body_like eval
 [ map { '(?si)\A' . leading(($$_[1]) x 2) } @::referers ]
 
-=== TEST 12: nor does any other Referer lead anywhere, or none
+=== TEST 11: nor does any other Referer lead anywhere, or none
 --- init
 pending(POST => '/?id=12&gate=1', body => 'b');
 --- request
@@ -319,30 +309,30 @@ b
 --- idempotency_status: IN_PROGRESS
 --- response_body_like eval: '(?si)\A' . leading()
 
-=== TEST 13: idempotency_docs: the base of the type, and a Link
+=== TEST 12: idempotency_docs: the base of the type, and a Link
 --- config eval: places('idempotency_docs https://example.com/idempotency;')
 --- refused eval: $::all
 --- response_headers_like
 Link: <https://example.com/idempotency>; rel="describedby"
 --- response_body_like: "type":"https://example.com/idempotency#%name%"
 
-=== TEST 14: idempotency_docs: a Link of a page, too, and of nothing else
+=== TEST 13: idempotency_docs: a Link of a page, too, and of nothing else
 --- refused eval: $::all
 --- more_headers eval: $::firefox
 --- response_headers_like
 Link: <https://example.com/idempotency>; rel="describedby"
 
-=== TEST 15: idempotency_status
+=== TEST 14: idempotency_status
 --- config eval
 places('idempotency_status conflict=422 in_progress=425 not_kept=410 missing=428 malformed=418;')
 --- refused: CONFLICT=422 IN_PROGRESS=425 NOT_KEPT=410 MISSING=428 MALFORMED=418
 --- response_body_like eval: $::problem
 
-=== TEST 16: idempotency_status: the others keep theirs
+=== TEST 15: idempotency_status: the others keep theirs
 --- config eval: places('idempotency_status conflict=422;')
 --- refused: CONFLICT=422 IN_PROGRESS MISSING MALFORMED
 
-=== TEST 17: error_page: a file
+=== TEST 16: error_page: a file
 --- config eval: places('error_page 400 409 /refused.html;')
 --- user_files
 >>> refused.html
@@ -352,7 +342,7 @@ a page of ours
 X-Refusal: %name%
 --- response_body_like: \Aa page of ours\n\z
 
-=== TEST 18: error_page leaves what an upstream says by itself, first or again
+=== TEST 17: error_page leaves what an upstream says by itself, first or again
 --- request eval
 [ ('POST /18?status=409') x 2 ]
 --- more_headers
@@ -361,26 +351,21 @@ Idempotency-Key: 18
 --- idempotency_status: NEW REPLAYED
 --- response_body_like: exec=
 
-=== TEST 19: error_page: another status
---- config eval: places('error_page 409 =202 /refused.html;')
---- user_files
->>> refused.html
-a page of ours
+=== TEST 18: error_page: another status
+--- config eval: places('error_page 409 =202 @page; location @page { return 200 "ours"; }')
 --- refused: CONFLICT=202
 
-=== TEST 20: error_page: a status that was set
---- config eval: places('idempotency_status conflict=422; error_page 422 =422 /refused.html;')
---- user_files
->>> refused.html
-a page of ours
+=== TEST 19: error_page: a status that was set
+--- config eval
+places('idempotency_status conflict=422; error_page 422 =422 @page; location @page { return 200 "ours"; }')
 --- refused: CONFLICT=422
---- response_body_like: \Aa page of ours\n\z
+--- response_body_like: \Aours\z
 
-=== TEST 21: error_page: a named location
+=== TEST 20: error_page: a named location
 --- config eval: places('error_page 400 409 = @named; location @named { return 460 "named\n"; }')
 --- refused: CONFLICT=460 IN_PROGRESS=460 MISSING=460 MALFORMED=460
 
-=== TEST 22: error_page: a proxied location, asked once for each; what it says is no outcome
+=== TEST 21: error_page: a proxied location, asked once for each; what it says is no outcome
 --- config eval
 places('error_page 400 409 @proxied;
         location @proxied { rewrite ^ /page?body=page? break; proxy_pass http://backend; }')
@@ -388,47 +373,37 @@ places('error_page 400 409 @proxied;
 --- response_body_like: \Apage\z
 --- executions: 5
 
-=== TEST 23: what error_page made of a refusal is no outcome of the token
+=== TEST 22: what error_page made of a refusal is no outcome of the token
 --- request eval
 [ map { "POST /23\n$_" } qw(one other one) ]
 --- more_headers
 Idempotency-Key: 23
 --- idempotency_status: NEW CONFLICT REPLAYED
 
-=== TEST 24: an API's own shape, by name: the variables are there behind the redirect
+=== TEST 23: an API's own shape, by name or by URI: the variables are there behind the redirect
 --- config eval
-places(q(error_page 400 409 @shape;
-         location @shape { default_type application/json; return 200
-             '{"error":{"code":"$idempotency_refusal","message":"$idempotency_detail"}}'; }))
+[ map { my ($page, $location) = @$_;
+        places(qq(error_page 400 409 $page; location $location { default_type application/json; return 200 )
+               . q('{"error":{"code":"$idempotency_refusal","message":"$idempotency_detail"}}'; })) }
+      [ '@shape', '@shape' ], [ '/shape.json', '= /shape.json' ] ]
 --- refused eval: $::kept
 --- response_headers_like
 Content-Type: application/json
 Retry-After: %retry%
 --- response_body_like eval: $::shape
 
-=== TEST 25: an API's own shape, by URI
---- config eval
-places(q(error_page 400 409 /shape.json;
-         location /shape.json { default_type application/json; return 200
-             '{"error":{"code":"$idempotency_refusal","message":"$idempotency_detail"}}'; }))
---- refused eval: $::kept
---- response_headers_like
-Content-Type: application/json
-Retry-After: %retry%
---- response_body_like eval: $::shape
-
-=== TEST 26: a dry run refuses nothing, so that there is no name for it
---- config eval: places('idempotency_dry_run on;')
+=== TEST 24: where nothing is refused there is no name for it, nor in a dry run
+--- config eval: places('location /dry { idempotency_dry_run on; proxy_pass http://backend; }')
 --- request eval
-[ map { "POST /26\n$_" } qw(one other) ]
---- more_headers
-Idempotency-Key: 26
---- idempotency_status: NEW_DRY_RUN CONFLICT_DRY_RUN
+[ ("POST /26\nb") x 2, "POST /dry\none", "POST /dry\nother" ]
+--- more_headers eval
+[ map { "Idempotency-Key: 26-$_" } 1, 1, 2, 2 ]
+--- idempotency_status: NEW REPLAYED NEW_DRY_RUN CONFLICT_DRY_RUN
 --- response_headers
 ! X-Refusal
 ! X-Detail
 
-=== TEST 27: no refusal is recorded
+=== TEST 25: no refusal is recorded
 --- config eval: places()
 --- init
 pending(POST => '/?id=27&gate=1', key => '27-p', body => 'b');
@@ -440,7 +415,7 @@ pending(POST => '/?id=27&gate=1', key => '27-p', body => 'b');
 MALFORMED MISSING NEW CONFLICT CONFLICT REPLAYED IN_PROGRESS IN_PROGRESS NEW NOT_KEPT NOT_KEPT NOT_KEPT
 --- executions: 2
 
-=== TEST 28: nothing of the URI is echoed unescaped
+=== TEST 26: nothing of the URI is echoed unescaped
 --- request eval
 [ map { "POST $_" } @::evil ]
 --- idempotency_status: MISSING
@@ -449,21 +424,21 @@ MALFORMED MISSING NEW CONFLICT CONFLICT REPLAYED IN_PROGRESS IN_PROGRESS NEW NOT
 '\A\{"type":"[^"]*","title":"[^"]*","status":400,"detail":"[^"]*",'
 . '"instance":"[\w:/?#\[\]@!\$&\'()*+,;=%.~-]+","retryable":false\}\r\n\z'
 
-=== TEST 29: nothing of the URI is on a page
+=== TEST 27: nothing of the URI is on a page, which leads home without a Referer
 --- request eval
 [ map { "POST $_" } @::evil ]
 --- more_headers eval: $::firefox
 --- idempotency_status: MISSING
 --- raw_response_headers_like: \A[ -~\r\n]*\z
---- response_body_like: \A(?!.*(?:<script|<b>|<!--|</html>.*</html>))[ -~\r\n]*</html>\r\n\z
+--- response_body_like: \A(?=.*<a href="/">)(?!.*(?:<script|<b>|<!--|</html>.*</html>))[ -~\r\n]*</html>\r\n\z
 
-=== TEST 30: what nginx refuses by itself is no refusal of ours
+=== TEST 28: what nginx refuses by itself is no refusal of ours
 --- request eval
 [ 'POST /30/%00', "POST /30?\x7f\x01\x1f" ]
 --- error_code: 400
 --- idempotency_status: -
 
-=== TEST 31: nothing of the key or the body comes back
+=== TEST 29: nothing of the key or the body comes back
 --- request eval
 [ map { my $first = $_; map { "POST /31?$first\n$_" } $first, $::markup, $::markup } 'a', 'b' ]
 --- more_headers eval
