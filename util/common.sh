@@ -359,8 +359,9 @@ fetch_packaged_source() {
 
 # -- what util/build has built -------------------------------------------------
 
-# What the nginx has that is not the distribution's, and is not to be as one that
-# is there: more than the tests need, less than needs unusual libraries.
+# What an nginx has that is built from sources without flags of their own: more
+# than the tests need, less than needs unusual libraries.
+# shellcheck disable=SC2034  # util/build, util/matrix and util/sanitize use it
 nginx_flags='--error-log-path=stderr --with-threads --with-http_ssl_module
     --with-http_v2_module --with-http_realip_module
     --with-http_auth_request_module --with-http_slice_module
