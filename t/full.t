@@ -88,26 +88,22 @@ my @lost = grep {
 
 is("@lost", '', '... what it knows is replayed, all of it');
 is(executions('full'), $taken, '... and not executed');
-is(told(one('full0', $uri, 'other')), '409 CONFLICT', '... and bound');
 
-is(told(one('more', '/code')), '429 UNAVAILABLE',
-   'idempotency_status unavailable');
-is(told(one('more', '/dry?id=dry')), '200 UNAVAILABLE_DRY_RUN',
-   'a dry run passes');
-is(executions('dry'), 1, '... executed');
+for (['... and bound', '409 CONFLICT', 'full0', $uri, 'other'],
+     ['idempotency_status unavailable', '429 UNAVAILABLE', 'more', '/code'],
+     ['a dry run passes', '200 UNAVAILABLE_DRY_RUN', 'more', '/dry?id=dry'],
+     ['idempotency_unavailable pass', '200 UNAVAILABLE', 'passes', '/pass?id=passes'],
+     ['... passes each time', '200 UNAVAILABLE', 'passes', '/pass?id=passes'],
+     ['... a new uuid7 as well', '200 UNAVAILABLE', Idempotency::uuid7(0), '/uuid7'],
+     ['... but no old one', '409 EXPIRED', Idempotency::uuid7(2 * 86400), '/uuid7'])
+{
+    my ($name, $told, @ask) = @$_;
 
-is(told(one('passes', '/pass?id=passes')), '200 UNAVAILABLE',
-   "idempotency_unavailable pass passes, $_") for 1, 2;
-is(executions('passes'), 2, '... unprotected');
-like($n->log, qr/\[error\].*idempotency: passed unprotected.*zone: "z"/,
-     '... and it is logged');
+    is(told(one(@ask)), $told, $name);
+}
 
-# not even then is a key let in that may have ended
-is(told(one(Idempotency::uuid7(0), '/uuid7')), '200 UNAVAILABLE',
-   '... a new uuid7 as well');
-$r = one(Idempotency::uuid7(2 * 86400), '/uuid7');
-is(told($r) . ' ' . problem($r), '409 EXPIRED expired', '... but no old one');
-is(executions('/uuid7'), 1, '... not executed');
+is(join(' ', map { executions($_) } qw(dry passes /uuid7)), '1 2 1', '... executed');
+like($n->log, qr/\[error\].*idempotency: passed unprotected.*zone: "z"/, '... and it is logged');
 
 # what needs no memory still works
 is($n->get('/x?id=get')->{status}, 200, 'a GET is not concerned');
@@ -121,12 +117,9 @@ start_nginx('256k', '1d');
 my $held = '/x?id=held&size=15000&gate=1';
 my $own = $n->start('POST', $held, key => 'held', body => 'b');
 held('held');
-cmp_ok((fill('hold', '/x?id=hold&size=15000'))[0], '>', 3,
-       'full while one is pending');
+cmp_ok((fill('hold', '/x?id=hold&size=15000'))[0], '>', 3, 'full while one is pending');
 go('held');
-is(told($own->response), '200 NEW', '... which ends');
-$r = one('held', $held);
-is(told($r), '200 REPLAYED', '... and is recorded');
+is(told($own->response, $r = one('held', $held)), '200 NEW, 200 REPLAYED', '... which ends, and is recorded');
 ok($r->{body} eq pattern(15000, 1), '... all of it');
 $own->close;
 
@@ -154,9 +147,8 @@ is(told(one('evict1', $uri, 'other')), '409 CONFLICT',
 # tokens go on being taken, up to where not even they have room
 ($taken, $r) = fill('small', '/x?id=small');
 cmp_ok($taken, '>', 50, '... tokens alone have room');
-is(told($r), '503 UNAVAILABLE', '... up to a point');
-is(told(one('evict1', $uri)), '409 NOT_KEPT', '... and none is forgotten');
-is(told(one('small0', '/x?id=small')), '409 NOT_KEPT', '... not one');
+is(told($r, one('evict1', $uri), one('small0', '/x?id=small')), '503 UNAVAILABLE, 409 NOT_KEPT, 409 NOT_KEPT',
+   '... up to a point, and none is forgotten');
 is(executions('small'), $taken, '... each executed once');
 
 

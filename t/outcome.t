@@ -27,11 +27,9 @@ sub to_each {
     my ($settings) = @_;
     my %scheme = (proxy => 'http://', grpc => 'grpc://');
 
-    return [ map { my $name = $_;
-                   'location /x { ' . ($settings =~ s/NAME/$name/r) . "${name}_pass "
-                   . ($scheme{$name} // '') . 'backend; }' }
-             grep Idempotency::has_directive("${_}_next_upstream error;"),
-                  qw(proxy fastcgi scgi uwsgi grpc) ];
+    return [ map { my $name = $_; 'location /x { ' . $settings =~ s/NAME/$name/r
+                                  . "${name}_pass " . ($scheme{$name} // '') . 'backend; }' }
+             grep Idempotency::has_directive("${_}_next_upstream error;"), qw(proxy fastcgi scgi uwsgi grpc) ];
 }
 
 run_tests();
@@ -52,12 +50,8 @@ location /2xx { idempotency_keep 2xx; proxy_pass http://$http_x_to; }
 location /retry { idempotency_in_doubt retry; proxy_pass http://$http_x_to; }
 location /tls { proxy_pass https://127.0.0.1:$TEST_NGINX_RAND_PORT_1; }
 location /fastcgi { fastcgi_pass $TEST_NGINX_DEAD; }
-
-location /resolver {
-    resolver 127.0.0.1:$TEST_NGINX_RAND_PORT_2 ipv6=off;
-    resolver_timeout 200ms;
-    proxy_pass http://$http_x_to;
-}
+location /resolver { resolver 127.0.0.1:$TEST_NGINX_RAND_PORT_2 ipv6=off; resolver_timeout 200ms;
+                     proxy_pass http://$http_x_to; }
 --- request eval: twice(map "POST /$_", qw(refused 2xx retry stuck down unknown resolver))
 --- more_headers eval
 [map { ("X-To: $_", 'X-To: backend') } ($ENV{TEST_NGINX_DEAD}) x 3, $ENV{TEST_NGINX_STUCK}, 'down',
@@ -73,15 +67,8 @@ location /resolver {
 
 === TEST 3: it was sent, and there came no whole header: what the client got is the outcome
 --- http_config
-upstream refused_first {
-    server $TEST_NGINX_DEAD max_fails=0;
-    server $TEST_NGINX_BACKEND max_fails=0 backup;
-}
-
-upstream sent_first {
-    server $TEST_NGINX_BACKEND max_fails=0;
-    server $TEST_NGINX_DEAD max_fails=0 backup;
-}
+upstream refused_first { server $TEST_NGINX_DEAD max_fails=0; server $TEST_NGINX_BACKEND max_fails=0 backup; }
+upstream sent_first { server $TEST_NGINX_BACKEND max_fails=0; server $TEST_NGINX_DEAD max_fails=0 backup; }
 --- config
 idempotency zone=z;
 idempotency_methods POST PUT;
@@ -158,10 +145,7 @@ proxy_cache_path cache keys_zone=cache:1m;
 --- config
 idempotency zone=z;
 idempotency_key $request_uri;
-proxy_cache cache;
-proxy_cache_key stale;
-proxy_cache_methods POST;
-proxy_cache_use_stale error timeout;
+proxy_cache cache; proxy_cache_key stale; proxy_cache_methods POST; proxy_cache_use_stale error timeout;
 
 location / { proxy_pass http://$http_x_to; }
 
@@ -197,7 +181,8 @@ twice(map("POST /broken?$_ HTTP/1.0", 'size=5000&te=chunked&cut=2000', 'size=500
           qw(cut=2000 cut=2000&rst=1 cut=0 cut=4999 te=close&cut=2000&rst=1))
 --- error_code eval: [(200, 409) x 14]
 --- response_headers: ! X-Accel-Idempotency
---- response_body_like eval: [('\A.{0,4999}\z', $::not_kept) x 2, '\A.{0,59999}\z', ($::not_kept, '\A.{0,4999}\z') x 11, $::not_kept]
+--- response_body_like eval
+[('\A.{0,4999}\z', $::not_kept) x 2, '\A.{0,59999}\z', $::not_kept, ('\A.{0,4999}\z', $::not_kept) x 11]
 --- idempotency_status eval: 'NEW NOT_KEPT ' x 14
 --- executions: 14
 
