@@ -430,6 +430,8 @@ ngx_uint_t ngx_http_idempotency_field_unread(ngx_http_request_t *r,
 
 ngx_int_t ngx_http_idempotency_field_variable(ngx_http_request_t *r,
     ngx_http_variable_value_t *v, uintptr_t data);
+void ngx_http_idempotency_set_variable(ngx_http_variable_value_t *v,
+    ngx_int_t rc, ngx_str_t *value);
 
 /* request/bind.c */
 

@@ -7,75 +7,61 @@
 #include "request/ngx_http_idempotency_refuse.h"
 
 
+/* NGX_DECLINED: it has no value */
+
+typedef ngx_int_t (*variable_value_pt)(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *value);
+
+
+typedef struct {
+    ngx_str_t          name;
+    variable_value_pt  value;
+} variable_t;
+
+
+static ngx_int_t variable_get(ngx_http_request_t *r,
+    ngx_http_variable_value_t *v, uintptr_t data);
 static ngx_int_t variable_status(ngx_http_request_t *r,
-    ngx_http_variable_value_t *v, uintptr_t data);
+    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *value);
 static ngx_int_t variable_key(ngx_http_request_t *r,
-    ngx_http_variable_value_t *v, uintptr_t data);
-static ngx_int_t variable_hex(ngx_http_request_t *r,
-    ngx_http_variable_value_t *v, uintptr_t data);
+    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *value);
+static ngx_int_t variable_token(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *value);
+static ngx_int_t variable_digest(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *value);
 static ngx_int_t variable_reason(ngx_http_request_t *r,
-    ngx_http_variable_value_t *v, uintptr_t data);
-static ngx_int_t variable_number(ngx_http_request_t *r,
-    ngx_http_variable_value_t *v, uintptr_t data);
+    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *value);
+static ngx_int_t variable_age(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *value);
+static ngx_int_t variable_replays(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *value);
 static ngx_int_t variable_expires(ngx_http_request_t *r,
-    ngx_http_variable_value_t *v, uintptr_t data);
+    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *value);
 static ngx_int_t variable_fence(ngx_http_request_t *r,
-    ngx_http_variable_value_t *v, uintptr_t data);
-static ngx_int_t variable_print(ngx_http_request_t *r,
-    ngx_http_variable_value_t *v, uint64_t n);
+    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *value);
 static ngx_int_t variable_refusal(ngx_http_request_t *r,
-    ngx_http_variable_value_t *v, uintptr_t data);
+    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *value);
+static ngx_int_t variable_detail(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *value);
+static ngx_int_t variable_hex(ngx_http_request_t *r, u_char *digest,
+    ngx_str_t *value);
+static ngx_int_t variable_number(ngx_http_request_t *r, uint64_t n,
+    ngx_str_t *value);
 
 
-#define VARIABLE_TOKEN    0
-#define VARIABLE_DIGEST   1
-
-#define VARIABLE_AGE      0
-#define VARIABLE_REPLAYS  1
-
-#define VARIABLE_REFUSAL  0
-#define VARIABLE_DETAIL   1
-
-
-static ngx_http_variable_t  variables[] = {
-
-    { ngx_string("idempotency_status"), NULL, variable_status, 0,
-      NGX_HTTP_VAR_NOCACHEABLE, 0 },
-
-    { ngx_string("idempotency_key"), NULL, variable_key, 0,
-      NGX_HTTP_VAR_NOCACHEABLE, 0 },
-
-    { ngx_string("idempotency_token"), NULL, variable_hex, VARIABLE_TOKEN,
-      NGX_HTTP_VAR_NOCACHEABLE, 0 },
-
-    { ngx_string("idempotency_digest"), NULL, variable_hex, VARIABLE_DIGEST,
-      NGX_HTTP_VAR_NOCACHEABLE, 0 },
-
-    { ngx_string("idempotency_reason"), NULL, variable_reason, 0,
-      NGX_HTTP_VAR_NOCACHEABLE, 0 },
-
-    { ngx_string("idempotency_age"), NULL, variable_number, VARIABLE_AGE,
-      NGX_HTTP_VAR_NOCACHEABLE, 0 },
-
-    { ngx_string("idempotency_replays"), NULL, variable_number,
-      VARIABLE_REPLAYS, NGX_HTTP_VAR_NOCACHEABLE, 0 },
-
-    { ngx_string("idempotency_expires"), NULL, variable_expires, 0,
-      NGX_HTTP_VAR_NOCACHEABLE, 0 },
-
-    { ngx_string("idempotency_fence"), NULL, variable_fence, 0,
-      NGX_HTTP_VAR_NOCACHEABLE, 0 },
-
-    { ngx_string("idempotency_refusal"), NULL, variable_refusal,
-      VARIABLE_REFUSAL, NGX_HTTP_VAR_NOCACHEABLE, 0 },
-
-    { ngx_string("idempotency_detail"), NULL, variable_refusal,
-      VARIABLE_DETAIL, NGX_HTTP_VAR_NOCACHEABLE, 0 },
-
-    { ngx_string("idempotency_field_"), NULL,
-      ngx_http_idempotency_field_variable, 0, NGX_HTTP_VAR_PREFIX, 0 },
-
-      ngx_http_null_variable
+static variable_t  variables[] = {
+    { ngx_string("idempotency_status"), variable_status },
+    { ngx_string("idempotency_key"), variable_key },
+    { ngx_string("idempotency_token"), variable_token },
+    { ngx_string("idempotency_digest"), variable_digest },
+    { ngx_string("idempotency_reason"), variable_reason },
+    { ngx_string("idempotency_age"), variable_age },
+    { ngx_string("idempotency_replays"), variable_replays },
+    { ngx_string("idempotency_expires"), variable_expires },
+    { ngx_string("idempotency_fence"), variable_fence },
+    { ngx_string("idempotency_refusal"), variable_refusal },
+    { ngx_string("idempotency_detail"), variable_detail },
+    { ngx_null_string, NULL }
 };
 
 
@@ -105,17 +91,27 @@ static ngx_str_t  status_names[] = {
 ngx_int_t
 ngx_http_idempotency_add_variables(ngx_conf_t *cf)
 {
-    ngx_http_variable_t  *var, *v;
+    variable_t           *v;
+    ngx_http_variable_t  *var;
+
+    static ngx_str_t  field = ngx_string("idempotency_field_");
 
     for (v = variables; v->name.len; v++) {
-        var = ngx_http_add_variable(cf, &v->name, v->flags);
+        var = ngx_http_add_variable(cf, &v->name, NGX_HTTP_VAR_NOCACHEABLE);
         if (var == NULL) {
             return NGX_ERROR;
         }
 
-        var->get_handler = v->get_handler;
-        var->data = v->data;
+        var->get_handler = variable_get;
+        var->data = (uintptr_t) v;
     }
+
+    var = ngx_http_add_variable(cf, &field, NGX_HTTP_VAR_PREFIX);
+    if (var == NULL) {
+        return NGX_ERROR;
+    }
+
+    var->get_handler = ngx_http_idempotency_field_variable;
 
     return NGX_OK;
 }
@@ -126,12 +122,10 @@ ngx_http_idempotency_add_variables(ngx_conf_t *cf)
 ngx_uint_t
 ngx_http_idempotency_is_own(ngx_str_t *name)
 {
-    ngx_http_variable_t  *v;
+    variable_t  *v;
 
     for (v = variables; v->name.len; v++) {
-
-        if (!(v->flags & NGX_HTTP_VAR_PREFIX)
-            && v->name.len == name->len
+        if (v->name.len == name->len
             && ngx_strncasecmp(v->name.data, name->data, name->len) == 0)
         {
             return 1;
@@ -143,102 +137,87 @@ ngx_http_idempotency_is_own(ngx_str_t *name)
 
 
 static ngx_int_t
-variable_status(ngx_http_request_t *r, ngx_http_variable_value_t *v,
+variable_get(ngx_http_request_t *r, ngx_http_variable_value_t *v,
     uintptr_t data)
 {
-    ngx_str_t                   *name;
+    variable_t *variable = (variable_t *) data;
+
+    ngx_int_t                    rc;
+    ngx_str_t                    value;
     ngx_http_idempotency_ctx_t  *ctx;
 
     ctx = ngx_http_idempotency_get_ctx(r);
 
-    if (ctx == NULL || ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_NONE) {
-        v->not_found = 1;
-        return NGX_OK;
-    }
+    rc = ctx ? variable->value(r, ctx, &value) : NGX_DECLINED;
 
-    name = &status_names[ctx->status];
-
-    v->valid = 1;
-    v->no_cacheable = 0;
-    v->not_found = 0;
-    v->data = name->data;
-    v->len = name->len;
-
-    if (!ctx->conf->dry_run) {
-        v->len -= NGX_HTTP_IDEMPOTENCY_STATUS_SUFFIX_LEN;
-    }
-
-    return NGX_OK;
-}
-
-
-static ngx_int_t
-variable_key(ngx_http_request_t *r, ngx_http_variable_value_t *v,
-    uintptr_t data)
-{
-    ngx_http_idempotency_ctx_t  *ctx;
-
-    ctx = ngx_http_idempotency_get_ctx(r);
-
-    if (ctx == NULL || ctx->verdict != NGX_HTTP_IDEMPOTENCY_STATUS_NEW) {
-        v->not_found = 1;
-        return NGX_OK;
-    }
-
-    v->valid = 1;
-    v->no_cacheable = 0;
-    v->not_found = 0;
-    v->data = ctx->key.data;
-    v->len = ctx->key.len;
-
-    return NGX_OK;
-}
-
-
-static ngx_int_t
-variable_hex(ngx_http_request_t *r, ngx_http_variable_value_t *v,
-    uintptr_t data)
-{
-    u_char                      *digest;
-    ngx_http_idempotency_ctx_t  *ctx;
-
-    ctx = ngx_http_idempotency_get_ctx(r);
-
-    if (ctx == NULL || !ngx_http_idempotency_bound(ctx)) {
-        v->not_found = 1;
-        return NGX_OK;
-    }
-
-    digest = (data == VARIABLE_TOKEN) ? ctx->op.token : ctx->body.digest;
-
-    v->data = ngx_pnalloc(r->pool, 2 * NGX_IDEMPOTENCY_DIGEST_LEN);
-    if (v->data == NULL) {
+    if (rc == NGX_ERROR) {
         return NGX_ERROR;
     }
 
-    v->len = ngx_hex_dump(v->data, digest, NGX_IDEMPOTENCY_DIGEST_LEN)
-             - v->data;
-    v->valid = 1;
-    v->no_cacheable = 0;
-    v->not_found = 0;
+    ngx_http_idempotency_set_variable(v, rc, &value);
 
     return NGX_OK;
 }
 
 
 static ngx_int_t
-variable_reason(ngx_http_request_t *r, ngx_http_variable_value_t *v,
-    uintptr_t data)
+variable_status(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_str_t *value)
 {
-    u_char                      *text;
-    ngx_str_t                    reason;
-    ngx_http_idempotency_ctx_t  *ctx;
+    if (ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_NONE) {
+        return NGX_DECLINED;
+    }
 
-    ctx = ngx_http_idempotency_get_ctx(r);
+    *value = status_names[ctx->status];
 
-    if (ctx == NULL || ctx->status != NGX_HTTP_IDEMPOTENCY_STATUS_CONFLICT) {
-        v->not_found = 1;
-        return NGX_OK;
+    if (!ctx->conf->dry_run) {
+        value->len -= NGX_HTTP_IDEMPOTENCY_STATUS_SUFFIX_LEN;
+    }
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+variable_key(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_str_t *value)
+{
+    if (ctx->verdict != NGX_HTTP_IDEMPOTENCY_STATUS_NEW) {
+        return NGX_DECLINED;
+    }
+
+    *value = ctx->key;
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+variable_token(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_str_t *value)
+{
+    return ngx_http_idempotency_bound(ctx)
+           ? variable_hex(r, ctx->op.token, value) : NGX_DECLINED;
+}
+
+
+static ngx_int_t
+variable_digest(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_str_t *value)
+{
+    return ngx_http_idempotency_bound(ctx)
+           ? variable_hex(r, ctx->body.digest, value) : NGX_DECLINED;
+}
+
+
+static ngx_int_t
+variable_reason(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_str_t *value)
+{
+    u_char  *text;
+
+    if (ctx->status != NGX_HTTP_IDEMPOTENCY_STATUS_CONFLICT) {
+        return NGX_DECLINED;
     }
 
     text = ngx_pnalloc(r->pool, NGX_HTTP_IDEMPOTENCY_REASON_LEN);
@@ -246,44 +225,38 @@ variable_reason(ngx_http_request_t *r, ngx_http_variable_value_t *v,
         return NGX_ERROR;
     }
 
-    reason = ngx_http_idempotency_reason(ctx, text);
-
-    v->valid = 1;
-    v->no_cacheable = 0;
-    v->not_found = 0;
-    v->data = reason.data;
-    v->len = reason.len;
+    *value = ngx_http_idempotency_reason(ctx, text);
 
     return NGX_OK;
 }
 
 
-/* of the record that a repeat met */
+/* this and the next: of the record that a repeat met */
 
 static ngx_int_t
-variable_number(ngx_http_request_t *r, ngx_http_variable_value_t *v,
-    uintptr_t data)
+variable_age(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_str_t *value)
 {
-    ngx_uint_t                   n;
-    ngx_http_idempotency_ctx_t  *ctx;
+    ngx_msec_int_t  age;
 
-    ctx = ngx_http_idempotency_get_ctx(r);
-
-    if (ctx == NULL || ctx->op.response.data == NULL) {
-        v->not_found = 1;
-        return NGX_OK;
+    if (ctx->op.response.data == NULL) {
+        return NGX_DECLINED;
     }
 
-    if (data == VARIABLE_REPLAYS) {
-        n = ctx->op.replays;
+    /* another worker's clock may have been read a moment later */
 
-    } else {
-        /* another worker's clock may have been read a moment later */
-        n = ngx_max((ngx_msec_int_t) (ctx->op.now - ctx->op.recorded), 0)
-            / 1000;
-    }
+    age = ngx_max((ngx_msec_int_t) (ctx->op.now - ctx->op.recorded), 0);
 
-    return variable_print(r, v, n);
+    return variable_number(r, age / 1000, value);
+}
+
+
+static ngx_int_t
+variable_replays(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_str_t *value)
+{
+    return ctx->op.response.data ? variable_number(r, ctx->op.replays, value)
+                                 : NGX_DECLINED;
 }
 
 
@@ -293,26 +266,24 @@ variable_number(ngx_http_request_t *r, ngx_http_variable_value_t *v,
  */
 
 static ngx_int_t
-variable_expires(ngx_http_request_t *r, ngx_http_variable_value_t *v,
-    uintptr_t data)
+variable_expires(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_str_t *value)
 {
-    ngx_msec_t                   now, ends;
-    ngx_idempotency_op_t        *op;
-    ngx_http_idempotency_ctx_t  *ctx;
-
-    ctx = ngx_http_idempotency_get_ctx(r);
-
-    if (ctx == NULL || ctx->op.fence == 0) {
-        v->not_found = 1;
-        return NGX_OK;
-    }
+    ngx_msec_t             now, ends;
+    ngx_msec_int_t         left;
+    ngx_idempotency_op_t  *op;
 
     op = &ctx->op;
-    now = ngx_current_msec;
+
+    if (op->fence == 0) {
+        return NGX_DECLINED;
+    }
 
     if (ctx->state == NGX_HTTP_IDEMPOTENCY_STATE_RELEASED || op->left) {
-        return variable_print(r, v, 0);
+        return variable_number(r, 0, value);
     }
+
+    now = ngx_current_msec;
 
     if (ngx_http_idempotency_owns(ctx)) {
         ends = now + op->window;
@@ -325,8 +296,7 @@ variable_expires(ngx_http_request_t *r, ngx_http_variable_value_t *v,
                || op->result == NGX_IDEMPOTENCY_STALE
                || op->result == NGX_IDEMPOTENCY_UNAVAILABLE)
     {
-        v->not_found = 1;
-        return NGX_OK;
+        return NGX_DECLINED;
 
     } else {
         ends = op->ends;
@@ -334,73 +304,75 @@ variable_expires(ngx_http_request_t *r, ngx_http_variable_value_t *v,
 
     /* rounded up: it is free then */
 
-    return variable_print(r, v, (ngx_max((ngx_msec_int_t) (ends - now), 0)
-                                 + 999) / 1000);
+    left = ngx_max((ngx_msec_int_t) (ends - now), 0);
+
+    return variable_number(r, (left + 999) / 1000, value);
 }
 
 
 static ngx_int_t
-variable_fence(ngx_http_request_t *r, ngx_http_variable_value_t *v,
-    uintptr_t data)
+variable_fence(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_str_t *value)
 {
-    ngx_http_idempotency_ctx_t  *ctx;
-
-    ctx = ngx_http_idempotency_get_ctx(r);
-
-    if (ctx == NULL || ctx->op.fence == 0) {
-        v->not_found = 1;
-        return NGX_OK;
-    }
-
-    return variable_print(r, v, ctx->op.fence);
+    return ctx->op.fence ? variable_number(r, ctx->op.fence, value)
+                         : NGX_DECLINED;
 }
 
 
+/* this and the next, for an error_page: what the document would have said */
+
 static ngx_int_t
-variable_print(ngx_http_request_t *r, ngx_http_variable_value_t *v, uint64_t n)
+variable_refusal(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_str_t *value)
 {
-    v->data = ngx_pnalloc(r->pool, NGX_INT64_LEN);
-    if (v->data == NULL) {
-        return NGX_ERROR;
+    if (!ngx_http_idempotency_refused(ctx)) {
+        return NGX_DECLINED;
     }
 
-    v->len = ngx_sprintf(v->data, "%uL", n) - v->data;
-    v->valid = 1;
-    v->no_cacheable = 0;
-    v->not_found = 0;
+    *value = ngx_http_idempotency_refusals[ctx->status].name;
 
     return NGX_OK;
 }
 
 
-/* for an error_page: what the document would have said */
-
 static ngx_int_t
-variable_refusal(ngx_http_request_t *r, ngx_http_variable_value_t *v,
-    uintptr_t data)
+variable_detail(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_str_t *value)
 {
-    ngx_str_t                    value;
-    ngx_http_idempotency_ctx_t  *ctx;
-
-    ctx = ngx_http_idempotency_get_ctx(r);
-
-    if (ctx == NULL || !ngx_http_idempotency_refused(ctx)) {
-        v->not_found = 1;
-        return NGX_OK;
+    if (!ngx_http_idempotency_refused(ctx)) {
+        return NGX_DECLINED;
     }
 
-    if (data == VARIABLE_REFUSAL) {
-        value = ngx_http_idempotency_refusals[ctx->status].name;
+    return (ngx_http_idempotency_refusal_detail(r, ctx, value) == NGX_OK)
+           ? NGX_OK : NGX_ERROR;
+}
 
-    } else if (ngx_http_idempotency_refusal_detail(r, ctx, &value) != NGX_OK) {
+
+static ngx_int_t
+variable_hex(ngx_http_request_t *r, u_char *digest, ngx_str_t *value)
+{
+    value->len = 2 * NGX_IDEMPOTENCY_DIGEST_LEN;
+
+    value->data = ngx_pnalloc(r->pool, value->len);
+    if (value->data == NULL) {
         return NGX_ERROR;
     }
 
-    v->valid = 1;
-    v->no_cacheable = 0;
-    v->not_found = 0;
-    v->data = value.data;
-    v->len = value.len;
+    (void) ngx_hex_dump(value->data, digest, NGX_IDEMPOTENCY_DIGEST_LEN);
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+variable_number(ngx_http_request_t *r, uint64_t n, ngx_str_t *value)
+{
+    value->data = ngx_pnalloc(r->pool, NGX_INT64_LEN);
+    if (value->data == NULL) {
+        return NGX_ERROR;
+    }
+
+    value->len = ngx_sprintf(value->data, "%uL", n) - value->data;
 
     return NGX_OK;
 }

@@ -34,8 +34,6 @@ static ngx_int_t field_create(ngx_http_request_t *r,
     ngx_str_t *boundary);
 static ngx_uint_t field_coded(ngx_http_request_t *r);
 static ngx_uint_t field_same(ngx_str_t *a, ngx_str_t *b);
-static void field_variable(ngx_http_variable_value_t *v, ngx_int_t rc,
-    ngx_str_t *value);
 static ngx_int_t field_value(ngx_http_request_t *r, ngx_str_t *name,
     ngx_str_t *value);
 static void field_set(ngx_http_request_t *r,
@@ -282,14 +280,17 @@ ngx_http_idempotency_field_variable(ngx_http_request_t *r,
         return NGX_ERROR;
     }
 
-    field_variable(v, rc, &value);
+    ngx_http_idempotency_set_variable(v, rc, &value);
 
     return NGX_OK;
 }
 
 
-static void
-field_variable(ngx_http_variable_value_t *v, ngx_int_t rc, ngx_str_t *value)
+/* rc: that of looking for the value */
+
+void
+ngx_http_idempotency_set_variable(ngx_http_variable_value_t *v, ngx_int_t rc,
+    ngx_str_t *value)
 {
     if (rc != NGX_OK) {
         v->not_found = 1;
@@ -372,7 +373,7 @@ field_set(ngx_http_request_t *r, ngx_http_idempotency_main_conf_t *imcf,
 
         if (!v->valid && !v->not_found) {
             rc = ngx_idempotency_fields_value(fields, i, &value);
-            field_variable(v, rc, &value);
+            ngx_http_idempotency_set_variable(v, rc, &value);
         }
     }
 }
