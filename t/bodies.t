@@ -159,133 +159,106 @@ no_trace('a body that does not come', 'late', 'hasty');
 
 # --- HTTP/2 and TLS ---------------------------------------------------------
 
+my $dir = $n->root;
+my $made = system("openssl req -x509 -newkey rsa:2048 -nodes -days 2"
+                  . " -subj /CN=localhost -keyout $dir/key.pem"
+                  . " -out $dir/cert.pem 2>/dev/null") == 0;
+my $tls = "ssl_certificate $dir/cert.pem; ssl_certificate_key $dir/key.pem;\n";
+my ($ok) = config_test(module => 0, http => $tls
+                       . 'server { listen 127.0.0.1:$TEST_NGINX_RAND_PORT_1 ssl http2; }');
+
+ok($made, 'a certificate was made');
+
 SKIP: {
-    my $dir = $n->root;
-    my $made = system("openssl req -x509 -newkey rsa:2048 -nodes -days 2"
-                      . " -subj /CN=localhost -keyout $dir/key.pem"
-                      . " -out $dir/cert.pem 2>/dev/null") == 0;
-
-    ok($made, 'a certificate was made');
-
-    my ($ok) = config_test(module => 0, http => <<EOC);
-        ssl_certificate $dir/cert.pem;
-        ssl_certificate_key $dir/key.pem;
-        server { listen 127.0.0.1:\$TEST_NGINX_RAND_PORT_1 ssl http2; }
-EOC
     skip 'nginx without HTTP/2 or TLS', 1 unless $made && $ok;
 
-    my $t = nginx(workers => 2, http => <<EOC);
-        ssl_certificate $dir/cert.pem;
-        ssl_certificate_key $dir/key.pem;
+    my $t = nginx(workers => 2, http => $tls . <<'EOC');
         client_max_body_size 1m;
         client_body_buffer_size 16k;
         idempotency zone=z;
         server {
-            listen 127.0.0.1:\$TEST_NGINX_PORT;
-            listen 127.0.0.1:\$TEST_NGINX_RAND_PORT_1 http2;
-            listen 127.0.0.1:\$TEST_NGINX_RAND_PORT_2 ssl http2;
+            listen 127.0.0.1:$TEST_NGINX_PORT;
+            listen 127.0.0.1:$TEST_NGINX_RAND_PORT_1 http2;
+            listen 127.0.0.1:$TEST_NGINX_RAND_PORT_2 ssl http2;
             location / {
-                proxy_pass http://\$TEST_NGINX_BACKEND;
+                proxy_pass http://$TEST_NGINX_BACKEND;
                 proxy_http_version 1.1;
             }
             location /told {
-                proxy_pass http://\$TEST_NGINX_BACKEND;
-                add_header X-Told "\$idempotency_status \$idempotency_digest"
+                proxy_pass http://$TEST_NGINX_BACKEND;
+                add_header X-Told "$idempotency_status $idempotency_digest"
                            always;
             }
             location /small {
                 client_max_body_size 1k;
-                proxy_pass http://\$TEST_NGINX_BACKEND;
+                proxy_pass http://$TEST_NGINX_BACKEND;
             }
         }
 EOC
 
-    my %way = (
-        'HTTP/1.1 in clear' => [$t->port(0), 'http', '--http1.1'],
-        'HTTP/2 in clear'   => [$t->port(1), 'http',
-                                '--http2-prior-knowledge'],
-        'HTTP/1.1 in TLS'   => [$t->port(2), 'https', '--http1.1', '-k'],
-        'HTTP/2 in TLS'     => [$t->port(2), 'https', '--http2', '-k'],
-    );
+    my %way = ('HTTP/1.1 in clear' => [0, 'http', '--http1.1'],
+               'HTTP/2 in clear'   => [1, 'http', '--http2-prior-knowledge'],
+               'HTTP/1.1 in TLS'   => [2, 'https', '--http1.1', '-k'],
+               'HTTP/2 in TLS'     => [2, 'https', '--http2', '-k']);
 
-    my $file = "$dir/body";
-    my $put = sub {
-        open my $f, '>:raw', $file or die;
-        print $f $_[0];
-        close $f;
-    };
+    # curl -T - knows no length: it reads standard input
 
     my $ask = sub {
-        my ($way, $uri, $k, @body) = @_;
+        my ($way, $uri, $k, $bytes, $unknown) = @_;
         my ($port, $scheme, @opt) = @{$way{$way}};
 
-        return $t->curl(@opt, '-X', 'POST', '-H', "Idempotency-Key: $k",
-                        '-H', 'Content-Type: text/plain',
-                        '-H', 'Host: localhost', @body,
-                        "$scheme://127.0.0.1:$port$uri");
+        open my $f, '>:raw', "$dir/body" or die;
+        print $f $bytes;
+        close $f;
+
+        open my $stdin, '<&', \*STDIN;
+        open STDIN, '<', "$dir/body" or die;
+        my $r = $t->curl(@opt, '-X', 'POST', '-H', "Idempotency-Key: $k",
+                         '-H', 'Content-Type: text/plain', '-H', 'Host: localhost',
+                         $unknown ? ('-H', 'Expect:', '-T', '-')
+                                  : ('--data-binary', "\@$dir/body"),
+                         "$scheme://127.0.0.1:" . $t->port($port) . $uri);
+        open STDIN, '<&', $stdin;
+
+        return $r;
     };
 
     for my $way (sort keys %way) {
         for my $size (0, 20000, 300000) {
-            for my $length (1, 0) {
-                my $name = "$way, $size bytes, "
-                           . ($length ? 'length' : 'no length');
+            for my $unknown (0, 1) {
+                my $name = "$way, $size bytes, " . ($unknown ? 'no length' : 'length');
                 my $k = 'h' . ++$key;
-                my $uri = "/x?id=$k&sha=1&size=5000&te=chunked";
-                my @body = $length ? ('--data-binary', "\@$file")
-                                   : ('-H', 'Expect:', '-T', '-');
+                my @m = ("/x?id=$k&sha=1&size=5000&te=chunked", $k);
+                my $bytes = pattern($size, 1);
+                my $first = $ask->($way, @m, $bytes, $unknown);
 
-                # curl -T - knows no length: it reads standard input
-                my $once = sub {
-                    my ($bytes, $w) = @_;
-                    $put->($bytes);
-                    open my $in, '<', $file or die;
-                    open my $old, '<&', \*STDIN;
-                    open STDIN, '<&', $in;
-                    my $r = $ask->($w // $way, $uri, $k, @body);
-                    open STDIN, '<&', $old;
-                    return $r;
-                };
-
-                my $first = $once->(pattern($size, 1));
-                is($first->{status}, 200, "$name: passes");
-                is(sha256_hex(upstream_body($k)),
-                   sha256_hex(pattern($size, 1)),
-                   "$name: the upstream gets the same bytes");
-
-                same_replay($first, $once->(pattern($size, 1)),
-                            "$name: replayed");
-
-                my $r = $once->(pattern($size, 1) . 'x');
-                is($r->{status}, 409, "$name: a conflict");
+                is("$first->{status} " . sha256_hex(upstream_body($k)),
+                   '200 ' . sha256_hex($bytes), "$name: passes as it is");
+                same_replay($first, $ask->($way, @m, $bytes, $unknown), '... replayed');
+                is($ask->($way, @m, $bytes . 'x', $unknown)->{status}, 409,
+                   '... a conflict');
 
                 # the protocol is no part of it
-                for my $other ($length ? sort keys %way : ()) {
-                    $r = $once->(pattern($size, 1), $other);
+                for my $other ($unknown ? () : sort keys %way) {
+                    my $r = $ask->($other, @m, $bytes);
                     ok($r->replayed && $r->{body} eq $first->{body},
-                       "$name: replayed over $other");
+                       "... replayed over $other");
                 }
 
-                is(executions($k), 1, "$name: executed once");
+                is(executions($k), 1, '... executed once');
             }
         }
 
-        # limits, and no trace of what they refuse
-        my $k = 'h' . ++$key;
-        $put->('x' x 1025);
+        # in HTTP/2 nginx resets the stream behind the answer, and curl may see
+        # only that
 
-        my $r = $ask->($way, "/small?id=$k", $k, '--data-binary', "\@$file");
+        my @m = ("/small?id=small$way" =~ s/ /-/gr, $way);
+        like($ask->($way, @m, 'x' x 1025)->{status},
+             $way =~ m{HTTP/2} ? qr/^(?:413|0)$/ : qr/^413$/, "$way: too large");
 
-        # in HTTP/2 nginx resets the stream behind the answer, and curl may
-        # see only that
-        like($r->{status}, $way =~ m{HTTP/2} ? qr/^(?:413|0)$/ : qr/^413$/,
-             "$way: too large");
-        is(executions($k), 0, "$way: too large: nothing was executed");
-
-        $put->('x');
-        $r = $ask->($way, "/small?id=$k", $k, '--data-binary', "\@$file");
-        is($r->{status}, 200, "$way: too large: the key is fresh");
-        ok($r && !$r->replayed, "$way: too large: executed now");
+        my $r = $ask->($way, @m, 'x');
+        is("$r->{status} " . ($r->header('X-Exec') // '-') . ($r->replayed ? 1 : ''),
+           '200 1', '... leaves no trace: the key is fresh');
     }
 
     # what they mean is the same over HTTP/2
@@ -301,16 +274,14 @@ EOC
         my @told = map {
             $t->curl('--http2-prior-knowledge', '-H', "Content-Type: $type",
                      '-H', "Idempotency-Key: $type", '--data-binary', $_,
-                     'http://127.0.0.1:' . $t->port(1) . '/told')
-            ->header('X-Told')
+                     'http://127.0.0.1:' . $t->port(1) . '/told')->header('X-Told')
         } @bodies;
         my $digest = (split / /, $told[0])[1];
 
         is("@told[0, 1]", "NEW $digest REPLAYED $digest", "HTTP/2: $type");
-        like($told[2], qr/^CONFLICT (?!$digest)/, 'HTTP/2: ... another body');
-        is($t->post('/told', key => "1.1 $type", type => $type,
-                    body => $bodies[0])->header('X-Told'), "NEW $digest",
-           'HTTP/2: ... its digest is that of HTTP/1.1');
+        like($told[2], qr/^CONFLICT (?!$digest)/, '... another body');
+        is($t->post('/told', key => "1.1 $type", type => $type, body => $bodies[0])
+           ->header('X-Told'), "NEW $digest", '... its digest is that of HTTP/1.1');
     }
 
     # a request is the same by HTTP/1.1 and 2, whichever comes first

@@ -21,7 +21,7 @@ our @i = (part('i[][n]' => 'A'), part('i[][n]' => 'B'));
 our @f = (part(a => '1'),
           part(f => "\0\r\n--xx\r\n", file => 'x.png', type => 'image/png'));
 
-# of each kind the same in two spellings; those of @meaning go by what they mean
+# of each kind the same in two spellings, and which of them go by what they mean
 
 our %kinds = (form      => [ [ $form, 'a=1&b=2' ], [ $form, 'b=2&a=1' ] ],
               json      => [ [ $json, '{"a":1}' ], [ $json, '{ "a":1 }' ] ],
@@ -29,10 +29,11 @@ our %kinds = (form      => [ [ $form, 'a=1&b=2' ], [ $form, 'b=2&a=1' ] ],
               text      => [ [ 'text/plain', 'a b' ], [ 'text/plain', 'a  b' ] ]);
 
 sub kinds {
-    my %meaning = map { $_ => 1 } @_;
+    my ($path) = @_;
 
     return [ map { my ($one, $two) = @{$kinds{$_}};
-                   [ $one, '==', $one, $meaning{$_} ? '==' : '!=', $two ]
+                   my $meant = $path =~ m{/(?:$_|all)$} || $path eq '/' && $_ ne 'text';
+                   [ $one, '==', $one, $meant ? '==' : '!=', $two ]
              } sort keys %kinds ];
 }
 
@@ -275,47 +276,24 @@ a b     ==  a <09 0d 0a> b  ==  <0a> a b <0a>  ==  <e3 80 80> a<c2 a0 e2 80 a8>b
   [ form(part(a => 'x y')), '==', form(part(a => " x \r\n y ")) ],
   [ form(part(f => 'x y', file => 'a')), '!=', form(part(f => 'x  y', file => 'a')) ] ]
 
-=== TEST 15: what goes by its meaning by default
---- bodies eval: kinds(qw(form json multipart))
+=== TEST 15: idempotency_normalize: what it lists goes by its meaning; form, json and multipart by default
+--- uri: / /off /form /json /multipart /text /all
+--- bodies eval: \&kinds
 
-=== TEST 16: idempotency_normalize off
---- uri: /off
---- bodies eval: kinds()
-
-=== TEST 17: idempotency_normalize form
---- uri: /form
---- bodies eval: kinds('form')
-
-=== TEST 18: idempotency_normalize json
---- uri: /json
---- bodies eval: kinds('json')
-
-=== TEST 19: idempotency_normalize multipart
---- uri: /multipart
---- bodies eval: kinds('multipart')
-
-=== TEST 20: idempotency_normalize text
---- uri: /text
---- bodies eval: kinds('text')
-
-=== TEST 21: where nginx sends a request on, the last location's settings count
+=== TEST 16: where nginx sends a request on, the last location's settings count
 --- config
 idempotency zone=z;
-location / { proxy_pass http://backend; }
 location /all { idempotency_normalize off; try_files /none @all; }
 location /off { try_files /none @off; }
 location @all { idempotency_normalize form json multipart text; proxy_pass http://backend; }
 location @off { idempotency_normalize off; proxy_pass http://backend; }
+location / { proxy_pass http://backend; }
 location /bytes { if ($http_x_bytes) { rewrite ^ /sent_on last; } proxy_pass http://backend; }
 location /sent_on { idempotency_normalize off; proxy_pass http://backend; }
---- uri: /all
---- bodies eval: kinds(qw(form json multipart text))
+--- uri: /all /off
+--- bodies eval: \&kinds
 
-=== TEST 22: ... also if these are off
---- uri: /off
---- bodies eval: kinds()
-
-=== TEST 23: the type, without its charset, letter case and white space, is a part of it
+=== TEST 17: the type, without its charset, letter case and white space, is a part of it
 --- bodies eval
 my @types = ('application/json; charset=utf-8', 'application/json;charset=X',
              'Application/JSON', 'application/json ; CHARSET="utf-8"',
@@ -332,7 +310,7 @@ my @types = ('application/json; charset=utf-8', 'application/json;charset=X',
   [ [ $::form, 1 ], '!=', [ 'text/plain', 1 ], '!=', [ '', 1 ] ],
   [ [ $::form, '' ], '!=', [ 'text/plain', '' ] ] ]
 
-=== TEST 24: what is coded goes by its bytes, and the coding is a part of it
+=== TEST 18: what is coded goes by its bytes, and the coding is a part of it
 --- bodies eval
 [ map({ my $coding = $_;
         map { my ($one, $two) = @{$::kinds{$_}};
@@ -341,7 +319,7 @@ my @types = ('application/json; charset=utf-8', 'application/json;charset=X',
   } 'gzip', 'identity', ''),
   [ [ $::json, 1, 'gzip' ], '!=', [ $::json, 1, 'br' ] ] ]
 
-=== TEST 25: a digest by meaning is never one by bytes
+=== TEST 19: a digest by meaning is never one by bytes
 --- request eval
 "POST /bytes\na=1"
 --- more_headers eval
@@ -349,7 +327,7 @@ my @types = ('application/json; charset=utf-8', 'application/json;charset=X',
 --- idempotency_status: NEW CONFLICT
 --- error_code: 200 409
 
-=== TEST 26: idempotency_normalize_buffer: what is larger goes by its bytes
+=== TEST 20: idempotency_normalize_buffer: what is larger goes by its bytes
 --- config
 idempotency zone=z;
 location / { proxy_pass http://backend; }
@@ -387,47 +365,47 @@ location /last { proxy_pass http://backend; }
   map({ [ $::json, "{\"a\":\"$_\" }", "{ \"a\":\"$_\"}" ] } 'x' x 91, 'x' x 92),
   map({ [ 'text/plain', " $_", "$_ " ] } 'x' x 99, 'x' x 100) ]
 
-=== TEST 27: idempotency_normalize_buffer: 1m by default
+=== TEST 21: idempotency_normalize_buffer: 1m by default
 --- more_headers: Content-Type: application/x-www-form-urlencoded
 --- bodies eval
 [ map [ "a=1&b=$_", length == 1_048_570 ? '==' : '!=', "b=$_&a=1" ],
   'x' x 1_048_570, 'x' x 1_048_571 ]
 
-=== TEST 28: idempotency_normalize_buffer: a larger one
+=== TEST 22: idempotency_normalize_buffer: a larger one
 --- uri: /2m
 --- more_headers: Content-Type: application/x-www-form-urlencoded
 --- bodies eval
 [ map [ "a=1&b=$_", '==', "b=$_&a=1" ], 'x' x 1_048_571 ]
 
-=== TEST 29: however a body came, and wherever it lies or was read before
+=== TEST 23: however a body came, and wherever it lies or was read before
 --- uri: /stream /small /single /file /2m /mirror
 --- framing: both
 --- bodies eval: [ fields(), files(900, 70_000), bytes(@::sizes) ]
 
 
-=== TEST 30: files of any size, beyond all buffers
+=== TEST 24: files of any size, beyond all buffers
 --- uri: / /100 /multipart /all /sent_on
 --- framing: both
 --- bodies eval: [ files(900, 70_000) ]
 
-=== TEST 31: a file of 3 MB, and 8 MB of bytes
+=== TEST 25: a file of 3 MB, and 8 MB of bytes
 --- framing: both
 --- bodies eval: [ files(3_000_000), bytes(8_000_000) ]
 
-=== TEST 32: no body, any bytes, and what looks like a request, in pieces
+=== TEST 26: no body, any bytes, and what looks like a request, in pieces
 --- framing: 0 1 2 1000000000
 --- bodies eval
 [ map [ $_, '==', $_, '!=', "${_}x" ],
   '', 'abcdef', join('', map chr, 0 .. 255), "GET /x HTTP/1.1\r\n\r\n" ]
 
-=== TEST 33: no body at all, one of no length, and no chunks are one
+=== TEST 27: no body at all, one of no length, and no chunks are one
 --- request eval
 ["POST /none", "POST /none", "POST /none\n0\r\n\r\n"]
 --- more_headers eval
 [map "Idempotency-Key: none\n$_", '', 'Content-Length: 0', 'Transfer-Encoding: chunked']
 --- idempotency_status: NEW REPLAYED REPLAYED
 
-=== TEST 34: HTTP/1.0
+=== TEST 28: HTTP/1.0
 --- request eval
 [map "POST /old?sha=1 HTTP/1.0\n$_", 'old', 'old', 'new']
 --- more_headers: Idempotency-Key: old
@@ -436,7 +414,7 @@ location /last { proxy_pass http://backend; }
 [('cba06b5736faf67e54b07b561eae94395e774c517a7d910a54369e1263ccfbd4 3' . "\n") x 2, qr/conflict/]
 --- executions: 1
 
-=== TEST 35: the upstream hears the length of what came in chunks
+=== TEST 29: the upstream hears the length of what came in chunks
 --- request eval
 "POST /?echo=1\n3\r\nabc\r\n3\r\ndef\r\n0\r\n\r\n"
 --- more_headers
@@ -444,7 +422,7 @@ Idempotency-Key: chunks
 Transfer-Encoding: chunked
 --- response_body_like: ^POST(?!.*Transfer-Encoding).*\nContent-Length: 6\n.*\n\nabcdef$
 
-=== TEST 36: what is larger than client_max_body_size is refused and leaves no trace
+=== TEST 30: what is larger than client_max_body_size is refused and leaves no trace
 --- request eval
 [map { my $body = $_; map "POST /limited\n$_", $body, 'small', 'small' }
  'x' x 1025, "401\r\n" . 'x' x 1025 . "\r\n0\r\n\r\n",
@@ -456,13 +434,13 @@ Transfer-Encoding: chunked
 --- idempotency_status eval: '- NEW REPLAYED ' x 3
 --- executions: 3
 
-=== TEST 37: ... with a bound key, too
+=== TEST 31: ... with a bound key, too
 --- request eval
 [map "POST /limited\n" . 'x' x $_, 1024, 1025]
 --- more_headers: Idempotency-Key: fits
 --- error_code: 200 413
 
-=== TEST 38: what is no chunk is refused and leaves no trace
+=== TEST 32: what is no chunk is refused and leaves no trace
 --- request eval
 ["POST /\nzz\r\n\r\n", "POST /\nsmall", "POST /\nsmall"]
 --- more_headers eval
@@ -470,7 +448,7 @@ Transfer-Encoding: chunked
 --- error_code: 400 200 200
 --- idempotency_status: - NEW REPLAYED
 
-=== TEST 39: requests in one packet get an answer each
+=== TEST 33: requests in one packet get an answer each
 --- pipelined_requests eval
 [map "POST /packet\n$_", 'one', 'one', 'two', "4\r\nbody\r\n0\r\n\r\n", 'body',
  "1\r\no\r\n2\r\nne\r\n0\r\n\r\n"]
@@ -482,14 +460,14 @@ Transfer-Encoding: chunked
 --- response_body eval
 [("exec=1 id=/packet\n") x 2, qr/conflict/, ("exec=2 id=/packet\n") x 2, "exec=1 id=/packet\n"]
 
-=== TEST 40: a refusal and a replay take the whole body off the connection
+=== TEST 34: a refusal and a replay take the whole body off the connection
 --- pipelined_requests eval
 [(map "POST /small\n" . 'b' x 200_000 . $_, '', '', '!'), 'GET /small']
 --- more_headers eval: [('Idempotency-Key: off') x 4]
 --- error_code: 200 200 409 200
 --- idempotency_status: NEW REPLAYED CONFLICT -
 
-=== TEST 41: a mirror has the body, too, but not of a repeat
+=== TEST 35: a mirror has the body, too, but not of a repeat
 --- request eval
 [("POST /mirrored\n" . 'x' x 70_000) x 2, "GET /last?id=copy"]
 --- more_headers: Idempotency-Key: mirrored
@@ -498,7 +476,7 @@ Transfer-Encoding: chunked
 [('exec=1') x 2, '\n\n' . 'x' x 70_000 . '$']
 --- executions: 2
 
-=== TEST 42: what Lua has read before us
+=== TEST 36: what Lua has read before us
 --- skip_eval: 1: !$::lua || !$::ndk
 --- main_config eval
 join '', map "load_module $_;\n", $::ndk, $::lua
@@ -512,7 +490,7 @@ location / {
 --- framing: both
 --- bodies eval: [ [ '', '==', '', '!=', 'x' ], fields(), files(900, 70_000), bytes(@::sizes) ]
 
-=== TEST 43: what nginx has read before it chose a location
+=== TEST 37: what nginx has read before it chose a location
 --- skip_eval: 1: !$::early
 --- http_config
 client_body_early_read 1;
@@ -522,7 +500,7 @@ location / { proxy_pass http://backend; }
 --- framing: both
 --- bodies eval: [ [ '', '==', '', '!=', 'x' ], bytes(1, 1024, 70_001) ]
 
-=== TEST 44: idempotency_ignore_fields: fields of forms
+=== TEST 38: idempotency_ignore_fields: fields of forms
 --- config
 idempotency zone=z;
 location / { idempotency_ignore_fields csrf ts /top ""; proxy_pass http://backend; }
@@ -553,7 +531,7 @@ a=1&CSRF=x  !=  a=1&CSRF=y
 top=1       !=  top=2
 a=%&csrf=x  !=  a=%&csrf=y        # malformed
 
-=== TEST 45: idempotency_ignore_fields: members of JSON, by name and by pointer
+=== TEST 39: idempotency_ignore_fields: members of JSON, by name and by pointer
 --- uri: /json
 --- more_headers: Content-Type: application/json
 --- bodies
@@ -575,21 +553,21 @@ a=%&csrf=x  !=  a=%&csrf=y        # malformed
 {"/":1}             !=  {"/":2}         # an escape is resolved once
 {"csrf":1           !=  {"csrf":2       # invalid
 
-=== TEST 46: idempotency_ignore_fields: parts, and files
+=== TEST 40: idempotency_ignore_fields: parts, and files
 --- bodies eval
 [ [ form(@::a), '==', form(@::a, part(csrf => 'x', file => 'y')),
     '==', form(part(csrf => 'y', type => 'text/plain'), @::a, part(ts => 1)) ],
   [ form(@::a, part(csrg => 'x')), '!=', form(@::a, part(csrg => 'y')) ],
   [ form(@::a, part('/top' => 'x')), '!=', form(@::a, part('/top' => 'y')) ] ]
 
-=== TEST 47: idempotency_ignore_fields: only where a body goes by its meaning
+=== TEST 41: idempotency_ignore_fields: only where a body goes by its meaning
 --- uri: /some
 --- bodies eval
 [ [ [ $::form, 'csrf=x' ], '==', [ $::form, 'csrf=y' ] ],
   map [ [ $_->[0], $_->[1] ], '!=', [ $_->[0], $_->[1] =~ s/x/y/r ] ],
   [ $::json, '{"csrf":"x"}' ], [ 'text/plain', 'csrf=x' ] ]
 
-=== TEST 48: idempotency_ignore_fields: not with idempotency_normalize off, nor without it
+=== TEST 42: idempotency_ignore_fields: not with idempotency_normalize off, nor without it
 --- uri: /off /none
 --- more_headers: Content-Type: application/x-www-form-urlencoded
 --- bodies

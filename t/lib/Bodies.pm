@@ -18,7 +18,8 @@ package Bodies;
 # `--- bodies eval` gives lists, [ BODY, '==', BODY, ... ], or bodies; each text,
 # or [ TYPE, BODY, CODING ].  `--- framing: both` sends each with its length and
 # then in one chunk or the other way round, `--- framing: 0 1 7` with its length
-# and in chunks of so many bytes.  `--- uri: /a /b` sends the whole table to each.
+# and in chunks of so many bytes.  `--- uri: /a /b` sends the whole table to each,
+# and a function that is given instead of a list makes one for each.
 #
 # All that is executed must have come to the upstream as it was sent.
 
@@ -164,7 +165,10 @@ Test::Nginx::Util::add_block_preprocessor(sub {
     };
 
     for my $path (split ' ', $block->uri // '/') {
-        for (rows($table, defined $key)) {
+        my @rows = rows(ref $table eq 'CODE' ? $table->($path) : $table,
+                        defined $key);
+
+        for (@rows) {
             my $row = $block->seq_num . '-' . ++$n;
 
             $ask->($row, @$_) for defined $key ? keyed($path, $key, @$_)
