@@ -150,7 +150,7 @@ sub directives {
 
 sub variables {
     my @registered = map { $_->[0] =~ s/_$/_NAME/r }
-                     table('ngx_http_variable_t', '');
+                     table('variable_t', '');
 
     is_deeply([sort $page{'docs/variables.md'} =~ /^\| `\$(\w+)` \|/mg], [sort @registered],
               'each variable has its entry');
@@ -185,7 +185,7 @@ sub table {
 
 sub names {
     my %known = map { $_->[0] => 1 } table('ngx_command_t', 'NGX_HTTP[\w|\s]*');
-    my @variables = map { $_->[0] } table('ngx_http_variable_t', '');
+    my @variables = map { $_->[0] } table('variable_t', '');
 
     # others' names: Stripe's errors
     $known{$_} = 1 for qw(idempotency_error idempotency_key_in_use);

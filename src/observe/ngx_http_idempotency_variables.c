@@ -61,6 +61,8 @@ static variable_t  variables[] = {
     { ngx_string("idempotency_fence"), variable_fence },
     { ngx_string("idempotency_refusal"), variable_refusal },
     { ngx_string("idempotency_detail"), variable_detail },
+    /* any name that begins so */
+    { ngx_string("idempotency_field_"), NULL },
     { ngx_null_string, NULL }
 };
 
@@ -94,24 +96,22 @@ ngx_http_idempotency_add_variables(ngx_conf_t *cf)
     variable_t           *v;
     ngx_http_variable_t  *var;
 
-    static ngx_str_t  field = ngx_string("idempotency_field_");
-
     for (v = variables; v->name.len; v++) {
-        var = ngx_http_add_variable(cf, &v->name, NGX_HTTP_VAR_NOCACHEABLE);
+        var = ngx_http_add_variable(cf, &v->name,
+                                    v->value ? NGX_HTTP_VAR_NOCACHEABLE
+                                             : NGX_HTTP_VAR_PREFIX);
         if (var == NULL) {
             return NGX_ERROR;
         }
 
-        var->get_handler = variable_get;
-        var->data = (uintptr_t) v;
-    }
+        if (v->value) {
+            var->get_handler = variable_get;
+            var->data = (uintptr_t) v;
 
-    var = ngx_http_add_variable(cf, &field, NGX_HTTP_VAR_PREFIX);
-    if (var == NULL) {
-        return NGX_ERROR;
+        } else {
+            var->get_handler = ngx_http_idempotency_field_variable;
+        }
     }
-
-    var->get_handler = ngx_http_idempotency_field_variable;
 
     return NGX_OK;
 }
@@ -125,7 +125,8 @@ ngx_http_idempotency_is_own(ngx_str_t *name)
     variable_t  *v;
 
     for (v = variables; v->name.len; v++) {
-        if (v->name.len == name->len
+        if (v->value
+            && v->name.len == name->len
             && ngx_strncasecmp(v->name.data, name->data, name->len) == 0)
         {
             return 1;
