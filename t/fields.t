@@ -105,13 +105,10 @@ tok=a+b%2Bc=d%26e
 --- key: a%20b+c
 
 === TEST 7: JSON's numbers, true and false are keys as they are written
---- request eval
-[map { ("POST /?row=$_\n{\"tok\":$_}") x 2 } qw(42 true false)]
+--- request eval: [map { ("POST /?row=$_\n{\"tok\":$_}") x 2 } qw(42 true false)]
 --- more_headers: Content-Type: application/json
---- response_headers eval
-[map { ("X-Key: [$_]") x 2 } qw(42 true false)]
---- idempotency_status eval
-'NEW REPLAYED ' x 3
+--- response_headers eval: [map { ("X-Key: [$_]") x 2 } qw(42 true false)]
+--- idempotency_status eval: 'NEW REPLAYED ' x 3
 
 === TEST 8: bodies without the field, or with one that is empty, have no key
 --- framing: both
@@ -164,11 +161,9 @@ tok=a+b%2Bc=d%26e
 --- key: abc
 
 === TEST 13: half a surrogate pair in a key stands for itself
---- request eval
-['POST /?row=surrogate' . "\n" . '{"tok":"x\ud83d"}']
+--- request eval: ['POST /?row=surrogate' . "\n" . '{"tok":"x\ud83d"}']
 --- more_headers: Content-Type: application/json
---- response_headers eval
-"X-Key: [x\xed\xa0\xbd]"
+--- response_headers eval: "X-Key: [x\xed\xa0\xbd]"
 
 === TEST 14: where nobody can tell whether there is a key a request is refused
 --- bodies eval
@@ -185,8 +180,7 @@ tok=a+b%2Bc=d%26e
 --- key: UNREADABLE
 
 === TEST 15: a value longer than the buffer and 64k is too large
---- request eval
-"POST /small?row=long\ntok=" . 'x' x 65_537
+--- request eval: "POST /small?row=long\ntok=" . 'x' x 65_537
 --- more_headers: Content-Type: application/x-www-form-urlencoded
 --- error_code: 400
 --- idempotency_status: MALFORMED
@@ -202,8 +196,7 @@ tok=a+b%2Bc=d%26e
 --- request
 POST /?row=header
 tok=abc
---- more_headers eval
-[map "Content-Type: $::form\nIdempotency-Key: $_", '"a', "a\nIdempotency-Key: b"]
+--- more_headers eval: [map "Content-Type: $::form\nIdempotency-Key: $_", '"a', "a\nIdempotency-Key: b"]
 --- error_code: 400
 --- idempotency_status: MALFORMED
 
@@ -214,26 +207,19 @@ tok=abc
 --- key: a"b
 
 === TEST 19: bytes above ASCII, and 256 bytes
---- request eval
-["POST /?row=above\n" . '{"tok":"\u00e9"}', "POST /?row=256\n{\"tok\":\"" . 'x' x 256 . '"}']
+--- request eval: ["POST /?row=above\n" . '{"tok":"\u00e9"}', "POST /?row=256\n{\"tok\":\"" . 'x' x 256 . '"}']
 --- more_headers: Content-Type: application/json
---- response_headers eval
-["X-Key: [\xc3\xa9]", 'X-Key: [' . 'x' x 256 . ']']
+--- response_headers eval: ["X-Key: [\xc3\xa9]", 'X-Key: [' . 'x' x 256 . ']']
 
 === TEST 20: a header wins if it stands first and is not empty
---- request eval
-[map "POST /?row=wins\n$_", ('tok=abc') x 2, ('a=1') x 2]
---- more_headers eval
-[map "Content-Type: $::form\nIdempotency-Key: $_", '', '', 'h', 'h']
---- response_headers eval
-[map "X-Key: [$_]", qw(abc abc h h)]
+--- request eval: [map "POST /?row=wins\n$_", ('tok=abc') x 2, ('a=1') x 2]
+--- more_headers eval: [map "Content-Type: $::form\nIdempotency-Key: $_", '', '', 'h', 'h']
+--- response_headers eval: [map "X-Key: [$_]", qw(abc abc h h)]
 --- idempotency_status: NEW REPLAYED NEW REPLAYED
 
 === TEST 21: one key by two ways is one key, and the field is not a part of the comparison
---- request eval
-[map "POST /?row=one\n$_", 'a=1', 'a=1&tok=abc', 'tok=%22abc%22&a=1', 'tok=abc&a=2']
---- more_headers eval
-[map "Content-Type: $::form$_", "\nIdempotency-Key: abc", '', '', '']
+--- request eval: [map "POST /?row=one\n$_", 'a=1', 'a=1&tok=abc', 'tok=%22abc%22&a=1', 'tok=abc&a=2']
+--- more_headers eval: [map "Content-Type: $::form$_", "\nIdempotency-Key: abc", '', '', '']
 --- idempotency_status: NEW REPLAYED REPLAYED CONFLICT
 --- error_code: 200 200 200 409
 
@@ -249,28 +235,21 @@ tok=abc
       'x' x 80, 'x' x 81) ]
 
 === TEST 23: idempotency_missing_key content: by the content without the field, by the key with it
---- request eval
-[map "POST /content?row=content\n$_", ('a=1') x 2, ('tok=abc&a=1') x 2]
---- more_headers eval
-"Content-Type: $::form"
+--- request eval: [map "POST /content?row=content\n$_", ('a=1') x 2, ('tok=abc&a=1') x 2]
+--- more_headers eval: "Content-Type: $::form"
 --- idempotency_status: NEW REPLAYED NEW REPLAYED
 
 === TEST 24: a request that is refused for its body has been read: the connection goes on
---- pipelined_requests eval
-["POST /reject?row=read\na=1", "POST /reject?row=read\ntok=1"]
---- more_headers eval
-"Content-Type: $::form"
---- error_code eval
-[400, 200]
---- response_body_like eval
-['missing', 'exec']
+--- pipelined_requests eval: ["POST /reject?row=read\na=1", "POST /reject?row=read\ntok=1"]
+--- more_headers eval: "Content-Type: $::form"
+--- error_code eval: [400, 200]
+--- response_body_like eval: ['missing', 'exec']
 
 === TEST 25: a method that is not listed is not looked at
 --- request
 PUT /reject?row=put
 a=1
---- more_headers eval
-"Content-Type: $::form"
+--- more_headers eval: "Content-Type: $::form"
 --- idempotency_status: -
 
 === TEST 26: in a name '_' stands for any byte that is no letter or digit, and letter case for none
@@ -328,14 +307,10 @@ location /upstream { proxy_set_header X-Token $idempotency_field_tok; proxy_pass
 --- key: abc
 
 === TEST 27: ... so these are other names, and the last source is taken
---- request eval
-[map { ("POST /?row=$_\n$_=abc") x 2 } qw(orderid order1id orderxid order_id_ order__id)]
---- more_headers eval
-"Content-Type: $::form"
---- response_headers
-X-Key: [/]
---- idempotency_status eval
-'NEW REPLAYED ' x 5
+--- request eval: [map { ("POST /?row=$_\n$_=abc") x 2 } qw(orderid order1id orderxid order_id_ order__id)]
+--- more_headers eval: "Content-Type: $::form"
+--- response_headers: X-Key: [/]
+--- idempotency_status eval: 'NEW REPLAYED ' x 5
 
 === TEST 28: the first field that is there, a part of a value, several in one
 --- request eval
@@ -343,27 +318,21 @@ X-Key: [/]
  ['/?', 1, 'order_id=abc'], ['/?', 2, 'order_id=def&tok=abc'], ['/?', 3, 'shop=s'],
  ['/three?', 4, 'shop=s&tok=abc'], ['/map?', 5, 'tok=abc'], ['/map_alone?', 6, 'tok=abc'],
  ['/first?', 7, 'tok=abc'], ['/first?', 8, 'a=abc']]
---- more_headers eval
-"Content-Type: $::form\nIdempotency-Key: h"
---- response_headers eval
-[map { ("X-Key: [$_]") x 2 } qw(abc abc s/ abcs <abc> <abc> abc h)]
---- idempotency_status eval
-'NEW REPLAYED ' x 8
+--- more_headers eval: "Content-Type: $::form\nIdempotency-Key: h"
+--- response_headers eval: [map { ("X-Key: [$_]") x 2 } qw(abc abc s/ abcs <abc> <abc> abc h)]
+--- idempotency_status eval: 'NEW REPLAYED ' x 8
 
 === TEST 29: what comes behind a field that can't be read is not asked, but a header alone is
 --- request eval
 [map "POST $_\ntok=abc", qw(/first?row=behind /three?row=behind&x=1 /as_it_is?row=behind /header)]
---- more_headers eval
-"Content-Type: $::form\nContent-Encoding: gzip\nIdempotency-Key: behind"
+--- more_headers eval: "Content-Type: $::form\nContent-Encoding: gzip\nIdempotency-Key: behind"
 --- idempotency_status: MALFORMED MALFORMED MALFORMED NEW
 --- error_code: 400 400 400 200
 --- executions: 1
 
 === TEST 30: idempotency_key_format is that of fields, too
---- request eval
-[map "POST /uuid?row=uuid\ntok=$_", 'abc', $::uuid, $::uuid]
---- more_headers eval
-"Content-Type: $::form"
+--- request eval: [map "POST /uuid?row=uuid\ntok=$_", 'abc', $::uuid, $::uuid]
+--- more_headers eval: "Content-Type: $::form"
 --- idempotency_status: MALFORMED NEW REPLAYED
 --- error_code: 400 200 200
 
@@ -371,35 +340,26 @@ X-Key: [/]
 --- request
 POST /early?row=early
 tok=abc
---- more_headers eval
-"Content-Type: $::form"
---- response_headers
-X-Seen: [][<>][abc]
+--- more_headers eval: "Content-Type: $::form"
+--- response_headers: X-Seen: [][<>][abc]
 --- idempotency_status: NEW
 
 === TEST 32: one look at the body for all of them, where nothing is protected
---- request eval
-[(map "POST /off\n$_->[1]", @::several), 'GET /off']
---- more_headers eval
-[(map "Content-Type: $_->[0]\nContent-Length: " . length $_->[1], @::several), '']
---- response_headers eval
-[('X-Seen: [abc][s][]') x 3, 'X-Seen: [][][]']
+--- request eval: [(map "POST /off\n$_->[1]", @::several), 'GET /off']
+--- more_headers eval: [(map "Content-Type: $_->[0]\nContent-Length: " . length $_->[1], @::several), '']
+--- response_headers eval: [('X-Seen: [abc][s][]') x 3, 'X-Seen: [][][]']
 --- idempotency_status: -
 
 === TEST 33: ... at the beginning of more than the buffer, not behind it
---- request eval
-[map "POST /off\n$_", 'tok=abc&a=' . 'x' x 1_200_000, 'a=' . 'x' x 1_200_000 . '&tok=abc']
---- more_headers eval
-"Content-Type: $::form"
---- response_headers eval
-['X-Seen: [abc][][]', 'X-Seen: [][][]']
+--- request eval: [map "POST /off\n$_", 'tok=abc&a=' . 'x' x 1_200_000, 'a=' . 'x' x 1_200_000 . '&tok=abc']
+--- more_headers eval: "Content-Type: $::form"
+--- response_headers eval: ['X-Seen: [abc][][]', 'X-Seen: [][][]']
 
 === TEST 34: the upstream may be told
 --- request
 POST /upstream?echo=1
 tok=a%20b
---- more_headers eval
-"Content-Type: $::form"
+--- more_headers eval: "Content-Type: $::form"
 --- response_body_like: X-Token: a b\n
 
 === TEST 35: a name that only a page has
@@ -416,13 +376,11 @@ idempotency_scope ssi$uri$content_type;
 ssi on;
 location / { proxy_pass http://127.0.0.1:$TEST_NGINX_RAND_PORT_1; }
 location /off { idempotency off; proxy_pass http://127.0.0.1:$TEST_NGINX_RAND_PORT_1; }
---- request eval
-[map { my $b = $_; map "POST $_\n$b->[1]", '/', '/off' } @::several, kinds([ a => 1 ])]
+--- request eval: [map { my $b = $_; map "POST $_\n$b->[1]", '/', '/off' } @::several, kinds([ a => 1 ])]
 --- more_headers eval
 [map { ("Content-Type: $_->[0]\nContent-Length: " . length $_->[1]) x 2 }
  @::several, kinds([ a => 1 ])]
---- response_body eval
-[('[s]') x 6, ('[]') x 6]
+--- response_body eval: [('[s]') x 6, ('[]') x 6]
 
 === TEST 36: in a log, where nothing looks at it before
 --- http_config

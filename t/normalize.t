@@ -320,10 +320,8 @@ my @types = ('application/json; charset=utf-8', 'application/json;charset=X',
   [ [ $::json, 1, 'gzip' ], '!=', [ $::json, 1, 'br' ] ] ]
 
 === TEST 19: a digest by meaning is never one by bytes
---- request eval
-"POST /bytes\na=1"
---- more_headers eval
-[map "Idempotency-Key: bytes\nContent-Type: $::form\n$_", '', 'X-Bytes: 1']
+--- request eval: "POST /bytes\na=1"
+--- more_headers eval: [map "Idempotency-Key: bytes\nContent-Type: $::form\n$_", '', 'X-Bytes: 1']
 --- idempotency_status: NEW CONFLICT
 --- error_code: 200 409
 
@@ -374,8 +372,7 @@ location /last { proxy_pass http://backend; }
 === TEST 22: idempotency_normalize_buffer: a larger one
 --- uri: /2m
 --- more_headers: Content-Type: application/x-www-form-urlencoded
---- bodies eval
-[ map [ "a=1&b=$_", '==', "b=$_&a=1" ], 'x' x 1_048_571 ]
+--- bodies eval: [ map [ "a=1&b=$_", '==', "b=$_&a=1" ], 'x' x 1_048_571 ]
 
 === TEST 23: however a body came, and wherever it lies or was read before
 --- uri: /stream /small /single /file /2m /mirror
@@ -399,15 +396,12 @@ location /last { proxy_pass http://backend; }
   '', 'abcdef', join('', map chr, 0 .. 255), "GET /x HTTP/1.1\r\n\r\n" ]
 
 === TEST 27: no body at all, one of no length, and no chunks are one
---- request eval
-["POST /none", "POST /none", "POST /none\n0\r\n\r\n"]
---- more_headers eval
-[map "Idempotency-Key: none\n$_", '', 'Content-Length: 0', 'Transfer-Encoding: chunked']
+--- request eval: ["POST /none", "POST /none", "POST /none\n0\r\n\r\n"]
+--- more_headers eval: [map "Idempotency-Key: none\n$_", '', 'Content-Length: 0', 'Transfer-Encoding: chunked']
 --- idempotency_status: NEW REPLAYED REPLAYED
 
 === TEST 28: HTTP/1.0
---- request eval
-[map "POST /old?sha=1 HTTP/1.0\n$_", 'old', 'old', 'new']
+--- request eval: [map "POST /old?sha=1 HTTP/1.0\n$_", 'old', 'old', 'new']
 --- more_headers: Idempotency-Key: old
 --- error_code: 200 200 409
 --- response_body eval
@@ -415,8 +409,7 @@ location /last { proxy_pass http://backend; }
 --- executions: 1
 
 === TEST 29: the upstream hears the length of what came in chunks
---- request eval
-"POST /?echo=1\n3\r\nabc\r\n3\r\ndef\r\n0\r\n\r\n"
+--- request eval: "POST /?echo=1\n3\r\nabc\r\n3\r\ndef\r\n0\r\n\r\n"
 --- more_headers
 Idempotency-Key: chunks
 Transfer-Encoding: chunked
@@ -435,16 +428,13 @@ Transfer-Encoding: chunked
 --- executions: 3
 
 === TEST 31: ... with a bound key, too
---- request eval
-[map "POST /limited\n" . 'x' x $_, 1024, 1025]
+--- request eval: [map "POST /limited\n" . 'x' x $_, 1024, 1025]
 --- more_headers: Idempotency-Key: fits
 --- error_code: 200 413
 
 === TEST 32: what is no chunk is refused and leaves no trace
---- request eval
-["POST /\nzz\r\n\r\n", "POST /\nsmall", "POST /\nsmall"]
---- more_headers eval
-["Idempotency-Key: zz\nTransfer-Encoding: chunked", ('Idempotency-Key: zz') x 2]
+--- request eval: ["POST /\nzz\r\n\r\n", "POST /\nsmall", "POST /\nsmall"]
+--- more_headers eval: ["Idempotency-Key: zz\nTransfer-Encoding: chunked", ('Idempotency-Key: zz') x 2]
 --- error_code: 400 200 200
 --- idempotency_status: - NEW REPLAYED
 
@@ -461,25 +451,21 @@ Transfer-Encoding: chunked
 [("exec=1 id=/packet\n") x 2, qr/conflict/, ("exec=2 id=/packet\n") x 2, "exec=1 id=/packet\n"]
 
 === TEST 34: a refusal and a replay take the whole body off the connection
---- pipelined_requests eval
-[(map "POST /small\n" . 'b' x 200_000 . $_, '', '', '!'), 'GET /small']
+--- pipelined_requests eval: [(map "POST /small\n" . 'b' x 200_000 . $_, '', '', '!'), 'GET /small']
 --- more_headers eval: [('Idempotency-Key: off') x 4]
 --- error_code: 200 200 409 200
 --- idempotency_status: NEW REPLAYED CONFLICT -
 
 === TEST 35: a mirror has the body, too, but not of a repeat
---- request eval
-[("POST /mirrored\n" . 'x' x 70_000) x 2, "GET /last?id=copy"]
+--- request eval: [("POST /mirrored\n" . 'x' x 70_000) x 2, "GET /last?id=copy"]
 --- more_headers: Idempotency-Key: mirrored
 --- idempotency_status: NEW REPLAYED -
---- response_body_like eval
-[('exec=1') x 2, '\n\n' . 'x' x 70_000 . '$']
+--- response_body_like eval: [('exec=1') x 2, '\n\n' . 'x' x 70_000 . '$']
 --- executions: 2
 
 === TEST 36: what Lua has read before us
 --- skip_eval: 1: !$::lua || !$::ndk
---- main_config eval
-join '', map "load_module $_;\n", $::ndk, $::lua
+--- main_config eval: join '', map "load_module $_;\n", $::ndk, $::lua
 --- config
 idempotency zone=z;
 client_body_buffer_size 1k;

@@ -83,16 +83,12 @@ location /variable { set $to $TEST_NGINX_BACKEND; proxy_pass http://$to; }
 --- request eval
 [map { my $n = $_; map "POST /$::asked[$n][0]?id=$n&$::asked[$n][1]\n$_", qw(body body body other) }
  0 .. $#::asked]
---- more_headers eval
-[map { ("Cookie: me=1\nIdempotency-Key: $_") x 4 } 0 .. $#::asked]
---- error_code eval
-[map { ((split / /, $_->[2])[0]) x 3, 409 } @::asked]
+--- more_headers eval: [map { ("Cookie: me=1\nIdempotency-Key: $_") x 4 } 0 .. $#::asked]
+--- error_code eval: [map { ((split / /, $_->[2])[0]) x 3, 409 } @::asked]
 --- raw_response_headers_like eval
 [map { (head($_), (head($_, "Idempotent-Replayed: true\r\n")) x 2, '^HTTP/1.1 409') } 0 .. $#::asked]
---- response_body eval
-[map { ((body($_)) x 3, qr/conflict/) } 0 .. $#::asked]
---- idempotency_status eval
-'NEW REPLAYED REPLAYED CONFLICT ' x @::asked
+--- response_body eval: [map { ((body($_)) x 3, qr/conflict/) } 0 .. $#::asked]
+--- idempotency_status eval: 'NEW REPLAYED REPLAYED CONFLICT ' x @::asked
 --- executions eval: scalar @::asked
 
 === TEST 2: nginx's cache answers an execution, the record a replay
@@ -107,12 +103,9 @@ location /cached {
     proxy_cache_valid any 1h;
     proxy_pass http://backend;
 }
---- request
-POST /cached?size=5000
---- more_headers eval
-[map "Idempotency-Key: $_", qw(first first second second)]
---- response_body eval
-Idempotency::pattern(5000, 1)
+--- request: POST /cached?size=5000
+--- more_headers eval: [map "Idempotency-Key: $_", qw(first first second second)]
+--- response_body eval: Idempotency::pattern(5000, 1)
 --- idempotency_status: NEW REPLAYED NEW REPLAYED
 --- executions: 1
 
@@ -123,18 +116,15 @@ location /return { return 200 $request_id; }
 --- user_files
 >>> file
 static
---- request eval
-[map "POST /file\n$_", qw(body body other)]
+--- request eval: [map "POST /file\n$_", qw(body body other)]
 --- more_headers: Idempotency-Key: file
 --- error_code: 405 405 409
 --- response_headers eval: \@::replay
 --- idempotency_status: NEW REPLAYED CONFLICT
 
 === TEST 4: `return` answers before access control: out of reach, see docs/guarantees.md
---- request
-POST /return
---- more_headers eval
-[("Idempotency-Key: return") x 2]
+--- request: POST /return
+--- more_headers eval: [("Idempotency-Key: return") x 2]
 --- response_headers: ! Idempotent-Replayed
 --- idempotency_status: -
 
@@ -147,8 +137,7 @@ location /dav/ { dav_methods PUT DELETE MKCOL; create_full_put_path on; }
 --- request eval
 ["PUT /dav/a/b.txt\nbody", "PUT /dav/a/b.txt\nbody", "PUT /dav/a/b.txt\nother", 'GET /dav/a/b.txt',
  ('MKCOL /dav/c/') x 2, ('DELETE /dav/a/b.txt') x 2, 'GET /dav/a/b.txt']
---- more_headers eval
-[map "Idempotency-Key: $_", qw(put put put get mk mk del del get)]
+--- more_headers eval: [map "Idempotency-Key: $_", qw(put put put get mk mk del del get)]
 --- error_code: 201 201 409 200 201 201 204 204 404
 --- idempotency_status: NEW REPLAYED CONFLICT - NEW REPLAYED NEW REPLAYED -
 
@@ -176,16 +165,13 @@ location /exit {
         ngx.exit(422)
     }
 }
---- request eval
-[map { my $uri = $_; map "POST $uri\n$_", qw(body body other) } qw(/lua /exit)]
---- more_headers eval
-[map "Cookie: me=1\nIdempotency-Key: $_", ('lua') x 3, ('exit') x 3]
+--- request eval: [map { my $uri = $_; map "POST $uri\n$_", qw(body body other) } qw(/lua /exit)]
+--- more_headers eval: [map "Cookie: me=1\nIdempotency-Key: $_", ('lua') x 3, ('exit') x 3]
 --- error_code: 202 202 409 422 422 409
 --- response_headers eval
 [map({ "Set-Cookie: a=1, b=2\nX-From: Lua\n$_" } @::replay[0, 1]), $::replay[2],
  map({ "X-Count: 1\n$_" } @::replay[0, 1]), $::replay[2]]
---- response_body eval
-[("1 body\n" . 'x' x 5000) x 2, qr/conflict/, ('') x 2, qr/conflict/]
+--- response_body eval: [("1 body\n" . 'x' x 5000) x 2, qr/conflict/, ('') x 2, qr/conflict/]
 --- idempotency_status eval: 'NEW REPLAYED CONFLICT ' x 2
 
 === TEST 7: the echo module
@@ -195,14 +181,11 @@ location /exit {
 idempotency zone=z;
 location /echo { echo_read_request_body; echo "$request_body"; echo -n "no end of line"; }
 location /status { echo_status 404; echo none; }
---- request eval
-[map { my $uri = $_; map "POST $uri\n$_", qw(body body other) } qw(/echo /status)]
---- more_headers eval
-[map "Idempotency-Key: $_", ('echo') x 3, ('status') x 3]
+--- request eval: [map { my $uri = $_; map "POST $uri\n$_", qw(body body other) } qw(/echo /status)]
+--- more_headers eval: [map "Idempotency-Key: $_", ('echo') x 3, ('status') x 3]
 --- error_code: 200 200 409 404 404 409
 --- response_headers eval: [(@::replay) x 2]
---- response_body eval
-[("body\nno end of line") x 2, qr/conflict/, ("none\n") x 2, qr/conflict/]
+--- response_body eval: [("body\nno end of line") x 2, qr/conflict/, ("none\n") x 2, qr/conflict/]
 --- idempotency_status eval: 'NEW REPLAYED CONFLICT ' x 2
 
 === TEST 8: njs
@@ -220,12 +203,9 @@ js_import app from $TEST_NGINX_SERVER_ROOT/html/app.js;
 --- config
 idempotency zone=z;
 location /njs { js_content app.answer; }
---- request eval
-[map "POST /njs\n$_", qw(body body other)]
---- more_headers eval
-"Cookie: me=1\nIdempotency-Key: njs"
+--- request eval: [map "POST /njs\n$_", qw(body body other)]
+--- more_headers eval: "Cookie: me=1\nIdempotency-Key: njs"
 --- error_code: 201 201 409
---- response_headers eval
-[map({ "Set-Cookie: a=1, b=2\n$_" } @::replay[0, 1]), $::replay[2]]
+--- response_headers eval: [map({ "Set-Cookie: a=1, b=2\n$_" } @::replay[0, 1]), $::replay[2]]
 --- response_body eval: [("body\n") x 2, qr/conflict/]
 --- idempotency_status: NEW REPLAYED CONFLICT
