@@ -228,9 +228,9 @@ ngx_http_idempotency_init_module(ngx_cycle_t *cycle)
     {
         ngx_log_error(NGX_LOG_WARN, cycle->log, 0,
                       "idempotency: a filter of another module, probably "
-                      "\"%s\", stands above ours: what it adds to a response "
-                      "is recorded, and added again to a replay; load "
-                      "ngx_http_idempotency_module after it",
+                      "\"%s\", is loaded after this one: what it adds to a "
+                      "response is recorded, and added again to a replay; "
+                      "load ngx_http_idempotency_module after it",
                       cycle->modules[cycle->modules_n - 1]->name);
     }
 

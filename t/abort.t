@@ -118,7 +118,7 @@ for my $how ('HTTP/1.1', 'HTTP/2') {
 
     my ($id, @gone) = leaves($how, '/intercepted?id=ID&gate=1&status=422');
 
-    $n->wait_log(qr/client has gone.*id=$id&/) if $how eq 'HTTP/2';
+    $n->wait_log(qr/client disconnected.*id=$id&/) if $how eq 'HTTP/2';
     carried("error_page of an answer, $how: carried through",
             '422 REPLAYED 1 says', $id, @gone);
 
@@ -179,7 +179,7 @@ for my $at ('/', '/unbuffered') {
 
         ok(until_true { $n->access_log =~ /id=$id&\S* 200 NEW/ },
            '... read on without its client, but not for ever') or diag $n->log;
-        like($n->log, qr/is carried through[^\n]*$id&.*no longer[^\n]*$id&/s,
+        like($n->log, qr/its request goes on[^\n]*$id&.*stopped reading[^\n]*$id&/s,
              '... carried through first, then ended');
         is(executions($id), 1, '... executed once');
         go($id);
@@ -195,7 +195,7 @@ for my $at ('/', '/unbuffered') {
     for my $ends (1, 0) {
         my ($id) = leaves('HTTP/1.1', '/?id=ID&gate=body&size=200000', $kept);
 
-        ok($n->wait_log(qr/is carried through[^\n]*id=$id&/), 'a client leaves');
+        ok($n->wait_log(qr/its request goes on[^\n]*id=$id&/), 'a client leaves');
         go($id) if $ends;
         ok(until_true { $n->access_log =~ /id=$id&\S* 200 NEW/ },
            $ends ? '... its response ends' : '... it is ended');

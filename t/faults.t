@@ -269,8 +269,8 @@ $n->stop;
 
 # --- dies inside the lock ---------------------------------------------------
 
-my $torn = qr/idempotency zone "z" was left half changed by process/;
-my $anew = qr/idempotency zone "z" is made anew/;
+my $torn = qr/idempotency zone "z" was left inconsistent by process/;
+my $anew = qr/idempotency zone "z" was recreated/;
 
 sub alerts { my $re = shift; my $n = () = $n->log =~ /\[alert\].*$re/g; return $n }
 

@@ -89,7 +89,7 @@ for (['closed', '--exit-on-first-stream-close', '/now'],
         held($id);
         kill KILL => $pid if $pid && $what =~ /killed/;
 
-        ok($n->wait_log(qr/the client has gone, its request is carried.*$id/),
+        ok($n->wait_log(qr/the client disconnected, its request goes on.*$id/),
            "connection $what, gate $gate: its request goes on") or diag $n->log;
 
         go($id);

@@ -248,7 +248,7 @@ over('renamed', sub {
     s/(location ~ \^\/stored\/)\(\.\+\)/$1(.*)/;
     s/location = (\/stored\/deep\/exact.txt)/location $1/;
 }, qr/pattern|named location|exact/);
-like($n->log, qr/the location that made a recorded response/, 'the log says so');
+like($n->log, qr/the location of a recorded response no longer exists/, 'the log says so');
 
 over('back again', sub { s/$/ / });
 over('one if less', sub { s/if \(\$arg_other\).*// }, qr/if block/);

@@ -522,9 +522,8 @@ client_leave(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     ngx_http_upstream_t  *u;
 
     ngx_log_error(NGX_LOG_INFO, r->connection->log, 0,
-                  "idempotency: the client %s, its request is carried "
-                  "through",
-                  r->connection->timedout ? "timed out" : "has gone");
+                  "idempotency: the client %s, its request goes on",
+                  r->connection->timedout ? "timed out" : "disconnected");
 
     ctx->client.gone = 1;
 
@@ -590,8 +589,8 @@ client_limit_handler(ngx_event_t *ev)
     ngx_http_set_log_request(c->log, r);
 
     ngx_log_error(NGX_LOG_INFO, c->log, 0,
-                  "idempotency: a response that is not kept is read no "
-                  "longer, its client has gone");
+                  "idempotency: stopped reading a response that is not kept, "
+                  "its client has disconnected");
 
     /* the upstream's cleanup takes one, as when nginx closes a connection */
 

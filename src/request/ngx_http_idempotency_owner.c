@@ -164,7 +164,7 @@ ngx_http_idempotency_settle(ngx_http_request_t *r,
 
     case NGX_IDEMPOTENCY_UNAVAILABLE:
         ngx_log_error(NGX_LOG_CRIT, r->connection->log, 0,
-                      "idempotency: zone \"%V\" is out of reach, the outcome "
+                      "idempotency: zone \"%V\" is unavailable, the outcome "
                       "of an owner is not recorded, token: %*xs",
                       &ctx->conf->shm_zone->shm.name,
                       (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, op->token);

@@ -32,13 +32,12 @@ static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
       ngx_string("This idempotency key was used for a request with another "
                  "method, address, content or sender. Use a new key for a "
                  "new request."),
-      ngx_string("Something else was sent before"),
-      ngx_string("What you sent the first time counts. What you sent now is "
-                 "not the same, so it was not taken, and nothing was changed "
-                 "by it."),
-      ngx_string("If you meant the same, there is no need to send it again; "
-                 "to send something else, open the page with the form anew "
-                 "and send it from there."),
+      ngx_string("You have already sent something else"),
+      ngx_string("What you sent first counts. What you sent now is different, "
+                 "so it was not accepted, and nothing was changed."),
+      ngx_string("If you meant the same thing, you do not need to send it "
+                 "again. To send something else, open the page with the "
+                 "form again and send it from there."),
       ngx_null_string,
       0, 0, 0, 0, 0 },
 
@@ -47,28 +46,27 @@ static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
                  "finished yet. Repeat the same request later to get its "
                  "result."),
       ngx_string("Still being processed"),
-      ngx_string("What you sent has arrived and is still being processed. It "
-                 "was not taken a second time."),
-      ngx_string("To see the result, wait a moment and reload this page: if "
-                 "your browser asks whether to send it again, that is safe, "
-                 "it counts only once. Please do not fill in the form "
-                 "anew."),
+      ngx_string("What you sent has arrived and is still being processed. "
+                 "It was not accepted a second time."),
+      ngx_string("To see the result, wait a moment and reload this page. If "
+                 "your browser asks whether to send it again, say yes: it "
+                 "counts only once. Please do not fill in the form again."),
       ngx_string("To see the result, wait a moment and reload this page, or "
-                 "go back and send the same again: either way it counts only "
-                 "once."),
+                 "go back and send the same form again. Either way it "
+                 "counts only once."),
       1, 0, 1, 0, 1 },
 
     { ngx_string("The outcome of the first request is unknown"),
       ngx_string("The first request with this idempotency key may have been "
                  "executed, but its outcome is not known, so it is not "
-                 "executed again. Find out what happened before using a new "
-                 "key."),
-      ngx_string("It is not certain whether this was done"),
-      ngx_string("What you sent arrived, but the confirmation was lost on "
-                 "the way. To be safe, it was not done a second time."),
-      ngx_string("Please check whether it was done, for instance in your "
+                 "executed again. Find out what happened before you use a "
+                 "new key."),
+      ngx_string("We are not sure whether this was done"),
+      ngx_string("What you sent has arrived, but the answer to it was lost. "
+                 "To be safe, it was not done a second time."),
+      ngx_string("Please check whether it was done, for example in your "
                  "account or your mail, or ask us, before you send it "
-                 "anew."),
+                 "again."),
       ngx_null_string,
       0, 0, 0, 0, 0 },
 
@@ -76,71 +74,71 @@ static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
       ngx_string("The first request with this idempotency key was executed "
                  "and answered with status %ui. That response was not kept, "
                  "and the request is not executed again."),
-      ngx_string("This was already processed"),
-      ngx_string("What you sent was already processed, so it was not "
-                 "processed a second time. The page that you got then can't "
-                 "be shown again."),
-      ngx_string("There is no need to send it again; look for the result "
-                 "where you would usually find it, for instance in your "
-                 "account or your mail."),
+      ngx_string("This has already been processed"),
+      ngx_string("What you sent has already been processed, so it was not "
+                 "processed a second time. The page you got then can't be "
+                 "shown again."),
+      ngx_string("You do not need to send it again. Look for the result "
+                 "where you usually find it, for example in your account or "
+                 "your mail."),
       ngx_null_string,
       0, 0, 0, 0, 0 },
 
     { ngx_string("The same content was just sent with another key"),
       ngx_string("A request with the same content and another idempotency "
-                 "key was received a moment ago. Repeat it later if it is "
-                 "meant."),
+                 "key was received a moment ago. If both are intended, "
+                 "repeat this one later."),
       ngx_string("The same was sent a moment ago"),
-      ngx_string("What you sent a moment ago counts. What you sent now has "
-                 "the same content, so it was not taken a second time."),
-      ngx_string("There is nothing to do, unless you want to send it twice: "
-                 "then wait a minute and send it again."),
+      ngx_string("What you sent a moment ago was accepted. What you sent "
+                 "now has the same content, so it was not accepted a second "
+                 "time."),
+      ngx_string("You do not need to do anything. If you do want to send it "
+                 "twice, wait a minute and send it again."),
       ngx_null_string,
       0, 0, 0, 0, 0 },
 
     { ngx_string("Idempotency key too old"),
-      ngx_string("This idempotency key is so old that it cannot be told any "
-                 "more whether the request was executed before, so it is not "
-                 "executed now. Find out what happened before using a new "
-                 "key."),
-      ngx_string("This is too old to be taken"),
-      ngx_string("What you sent was begun so long ago that it can't be told "
-                 "any more whether it was done before. To be safe, nothing "
-                 "was done now."),
-      ngx_string("Please check whether it was done, for instance in your "
-                 "account or your mail, and if not, open the page with the "
-                 "form anew and send it from there."),
+      ngx_string("This idempotency key is too old: whether the request was "
+                 "executed before is no longer known, so it is not executed "
+                 "now. Find out what happened before you use a new key."),
+      ngx_string("This is too old"),
+      ngx_string("You opened this form so long ago that we no longer know "
+                 "whether it was already sent. To be safe, nothing was done "
+                 "now."),
+      ngx_string("Please check whether it was done, for example in your "
+                 "account or your mail. If it was not, open the page with "
+                 "the form again and send it from there."),
       ngx_null_string,
       0, 0, 0, 0, 0 },
 
     { ngx_string("Idempotency key required"),
       ngx_string("This operation must be sent with an idempotency key, so "
                  "that it can be repeated safely."),
-      ngx_string("This could not be taken"),
-      ngx_string("Nothing was done: something that comes with the form, and "
-                 "keeps what you send from being done twice, was missing."),
-      ngx_string("Please open the page with the form anew and send it from "
-                 "there; if that doesn't help, please tell us."),
+      ngx_string("This could not be accepted"),
+      ngx_string("Nothing was done. A part of the form was missing that "
+                 "prevents it from being processed twice."),
+      ngx_string("Please open the page with the form again and send it from "
+                 "there. If that does not help, please tell us."),
       ngx_null_string,
       0, 0, 0, 1, 0 },
 
     { ngx_string("Malformed idempotency key"),
-      ngx_string("The idempotency key is not well-formed: too long, of "
-                 "another format than required, or given more than once."),
-      ngx_string("This could not be taken"),
-      ngx_string("Nothing was done: something that comes with the form, and "
-                 "keeps what you send from being done twice, was damaged."),
-      ngx_string("Please open the page with the form anew and send it from "
-                 "there; if that doesn't help, please tell us."),
+      ngx_string("The idempotency key is malformed: it is too long, has "
+                 "another format than required, or was sent more than once."),
+      ngx_string("This could not be accepted"),
+      ngx_string("Nothing was done. A part of the form was damaged that "
+                 "prevents it from being processed twice."),
+      ngx_string("Please open the page with the form again and send it from "
+                 "there. If that does not help, please tell us."),
       ngx_null_string,
       0, 0, 0, 1, 0 },
 
     { ngx_string("Too many operations"),
-      ngx_string("As many operations as one client may have on record are on "
-                 "record. The request was not executed; repeat it later."),
-      ngx_string("Too many at a time"),
-      ngx_string("A lot was sent from your network lately, so this could not "
-                 "be taken, and nothing was done."),
+      ngx_string("This client has reached its limit of recorded operations. "
+                 "The request was not executed; repeat it later."),
+      ngx_string("Sent too often"),
+      ngx_string("Your network has sent too much in a short time, so this "
+                 "was not accepted, and nothing was done."),
       ngx_string("Please wait a few minutes, go back and send it again."),
       ngx_null_string,
       5, 10, 1, 1, 0 },
@@ -149,8 +147,8 @@ static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
       ngx_string("The store of idempotency keys is full or out of reach. "
                  "The request was not executed; repeat it later."),
       ngx_string("Not possible at the moment"),
-      ngx_string("What you sent could not be taken just now, and nothing was "
-                 "done."),
+      ngx_string("What you sent could not be accepted just now, and nothing "
+                 "was done."),
       ngx_string("Please wait a minute, go back and send it again."),
       ngx_null_string,
       5, 10, 1, 1, 0 }
@@ -169,25 +167,24 @@ static refusal_t  refuse_unreadable[] = {
       0, 0, 0, 0, 0 },
 
     { ngx_string("Malformed idempotency key"),
-      ngx_string("The content is too large: the idempotency key may stand in "
-                 "it, and is not looked for in content of that size. Send "
-                 "less, or send the key in a header."),
+      ngx_string("The content is too large to look for the idempotency key "
+                 "in it. Send less, or send the key in a header."),
       ngx_string("This is too large"),
-      ngx_string("Nothing was done: what you sent is larger than what can be "
-                 "taken here."),
-      ngx_string("Please go back, make it smaller, a shorter text for "
-                 "instance, and send it again."),
+      ngx_string("Nothing was done: what you sent is larger than allowed "
+                 "here."),
+      ngx_string("Please go back, make it smaller, for example with a "
+                 "shorter text, and send it again."),
       ngx_null_string,
       0, 0, 0, 1, 0 },
 
     { ngx_string("Malformed idempotency key"),
-      ngx_string("The idempotency key may stand in the content, which cannot "
-                 "be read: it is encoded or malformed. Send it as it is, or "
-                 "send the key in a header."),
-      ngx_string("This could not be taken"),
+      ngx_string("The idempotency key may be in the content, which cannot "
+                 "be read: it is encoded or malformed. Send it unencoded "
+                 "and well-formed, or send the key in a header."),
+      ngx_string("This could not be accepted"),
       ngx_string("Nothing was done: what you sent could not be read."),
-      ngx_string("Please open the page with the form anew and send it from "
-                 "there; if that doesn't help, please tell us."),
+      ngx_string("Please open the page with the form again and send it from "
+                 "there. If that does not help, please tell us."),
       ngx_null_string,
       0, 0, 0, 1, 0 }
 };

@@ -33,8 +33,8 @@ ngx_http_idempotency_replay(ngx_http_request_t *r,
 
         if (loc_conf == NULL) {
             ngx_log_error(ctx->conf->log_level, r->connection->log, 0,
-                          "idempotency: the location that made a recorded "
-                          "response has gone, it made \"%V\"", &origin.uri);
+                          "idempotency: the location of a recorded response "
+                          "no longer exists: \"%V\"", &origin.uri);
 
             return ngx_http_idempotency_refuse(r, ctx,
                                          NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT);

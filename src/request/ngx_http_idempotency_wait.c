@@ -78,7 +78,7 @@ ngx_http_idempotency_wait_reading(ngx_http_request_t *r)
         r->connection->error = 1;
 
         ngx_log_error(NGX_LOG_INFO, r->connection->log, 0,
-                      "idempotency: a client that waited has gone");
+                      "idempotency: a waiting client disconnected");
 
         ngx_http_finalize_request(r, NGX_HTTP_CLIENT_CLOSED_REQUEST);
         return;

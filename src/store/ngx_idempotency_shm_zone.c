@@ -305,9 +305,9 @@ shm_zone_torn(ngx_idempotency_shm_t *shm, ngx_pid_t pid)
 {
     if (pid) {
         ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
-                      "idempotency zone \"%V\" was left half changed by "
-                      "process %P, which died: no request is taken until "
-                      "a reload makes the zone anew", shm->name, pid);
+                      "idempotency zone \"%V\" was left inconsistent by "
+                      "process %P, which died: requests are refused until "
+                      "a reload recreates the zone", shm->name, pid);
     }
 }
 
@@ -421,9 +421,8 @@ shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log)
     } else {
         ngx_log_error(NGX_LOG_ALERT, log, 0,
                       "idempotency zone \"%V\" %s", shm->name,
-                      anew == 1 ? "is made anew: the tokens it knew are "
-                                  "forgotten"
-                                : "cannot be made anew, restart nginx");
+                      anew == 1 ? "was recreated: its tokens are lost"
+                                : "cannot be recreated, restart nginx");
     }
 }
 

@@ -153,7 +153,7 @@ ngx_idempotency_workers_init_module(ngx_cycle_t *cycle)
         if (fd == -1) {
             ngx_log_error(NGX_LOG_WARN, cycle->log, ngx_errno,
                           "idempotency: eventfd() failed, requests that wait "
-                          "in some workers are not woken but look again");
+                          "in some workers are not woken but poll");
 
             /* nginx itself has more need of the last descriptors */
 
@@ -189,7 +189,7 @@ ngx_idempotency_workers_init_process(ngx_cycle_t *cycle,
     if (workers_take_slot(cycle) == NGX_DECLINED) {
         ngx_log_error(NGX_LOG_WARN, cycle->log, 0,
                       "idempotency: more than %d workers, requests that wait "
-                      "in this one are not woken but look again",
+                      "in this one are not woken but poll",
                       NGX_IDEMPOTENCY_WORKERS);
     }
 

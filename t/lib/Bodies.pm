@@ -125,7 +125,7 @@ sub keyed {
             [ '/reject', $body, 400, 'MISSING', qr/missing/ ])
         if $key eq 'MISSING';
 
-    $refused[2] = qr/may stand in (?:the content|it)/;
+    $refused[2] = qr/may be in the content|to look for the idempotency key in it/;
 
     return (map([ $_, $body, @refused ], $path, '/content', '/reject'),
             [ $path, $body, 200, 'NEW', $received, 'Idempotency-Key: h' ])

@@ -457,7 +457,7 @@ torn_while_read(void)
 
         zone_between(n, tear, &zone);
         check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_UNAVAILABLE);
-        check(unit_logged("was left half changed by process 12345"));
+        check(unit_logged("was left inconsistent by process 12345"));
 
         zone_close(&zone);
         ngx_reset_pool(unit_pool);
@@ -725,7 +725,7 @@ torn_while_completed(void)
         zone_between(n, tear, &zone);
         check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_UNAVAILABLE);
         check_equal(double_workers[0].owned, 0);
-        check(unit_logged("was left half changed by process 12345"));
+        check(unit_logged("was left inconsistent by process 12345"));
 
         unit_unshared(zone.zone.shm.addr, ZONE);
         ngx_reset_pool(unit_pool);

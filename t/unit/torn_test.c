@@ -126,7 +126,7 @@ refused_and_untouched(void)
 
         /* said once */
 
-        check(unit_logged("zone \"unit\" was left half changed by "
+        check(unit_logged("zone \"unit\" was left inconsistent by "
                           "process 4711"));
         check_equal(zone.shm.sh->poisoned, 1);
 
@@ -202,7 +202,7 @@ only_a_reload_makes_it_anew(void)
     all_operations(&second);
 
     check_equal(zone_init_process(&third), NGX_OK);
-    check(unit_logged("zone \"unit\" is made anew"));
+    check(unit_logged("zone \"unit\" was recreated"));
 
     check_equal(third.shm.sh->poisoned, 0);
     check_equal(third.shm.sh->generation, 2);
@@ -257,7 +257,7 @@ noticed_by_a_reload(void)
 
     zone_reload(&second, &zone);
     check_equal(zone_init_process(&second), NGX_OK);
-    check(unit_logged("is made anew"));
+    check(unit_logged("was recreated"));
     check(second.shm.sh->fence > fence);
     zone_check_empty(&second);
 
@@ -300,7 +300,7 @@ any_number_of_times(void)
 
         zone_reload(&zone, &zone);
         check_equal(zone_init_process(&zone), NGX_OK);
-        check(unit_logged("is made anew"));
+        check(unit_logged("was recreated"));
         check(zone.shm.sh->fence > fence);
         check_equal(zone.shm.sh->generation, n + 1);
         zone_check_empty(&zone);
@@ -320,12 +320,12 @@ noticed_by_a_successor(void)
 
     check_equal(zone_init_process(&zone), NGX_OK);
     check_equal(zone.shm.sh->poisoned, 1);
-    check(unit_logged("was left half changed by process 4711"));
+    check(unit_logged("was left inconsistent by process 4711"));
     all_operations(&zone);
 
     zone_reload(&zone, &zone);
     check_equal(zone_init_process(&zone), NGX_OK);
-    check(unit_logged("is made anew"));
+    check(unit_logged("was recreated"));
     zone_check_empty(&zone);
 
     zone_close(&zone);
@@ -376,14 +376,14 @@ dies_making_it_anew(void)
         /* as the master does */
 
         ngx_shmtx_force_unlock(&zone.shm.shpool->mutex, pid);
-        unit_expect("was left half changed");
+        unit_expect("was left inconsistent");
         all_operations(&zone);
         unit_expect(NULL);
 
         zone_reload(&zone, &zone);
         zone_reload(&zone, &zone);
         check_equal(zone_init_process(&zone), NGX_OK);
-        check(unit_logged("is made anew"));
+        check(unit_logged("was recreated"));
         zone_check_empty(&zone);
         zone_close(&zone);
     }
@@ -409,7 +409,7 @@ made_elsewhere(void)
     next.shm.sh = sh;
 
     check_equal(zone_init_process(&next), NGX_OK);
-    check(unit_logged("cannot be made anew, restart nginx"));
+    check(unit_logged("cannot be recreated, restart nginx"));
     check(sh->poisoned > next.shm.generation);
 
     unit_unshared(zone.zone.shm.addr, zone.zone.shm.size);
