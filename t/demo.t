@@ -164,20 +164,24 @@ chmod 01777, $ENV{TMPDIR};
 my $module = $ENV{IDEMPOTENCY_MODULE}
              || ($ENV{BUILD_DIR} || "$root/build") . '/ngx_http_idempotency_module.so';
 
-for (['the protected shop is not protected',
-      sub { s/^ *idempotency zone=orders;\n//m }],
-     ['the unprotected shop is protected',
-      sub { s/(location \/unprotected\/ \{)/$1 idempotency zone=orders;/ }],
-     ['the key is not seen',
-      sub { s/\$http_idempotency_key/\$http_x_other/ }])
-{
-    my ($name, $change) = @$_;
-    my ($status, $out) = run(other_demo($change), '--once');
+my %wrong = (
+    'the protected shop is not protected' => sub { s/^ *idempotency zone=orders;\n//m },
+    'the unprotected shop is protected' =>
+        sub { s/(location \/unprotected\/ \{)/$1 idempotency zone=orders;/ },
+    'the key is not seen' => sub { s/\$http_idempotency_key/\$http_x_other/ },
+);
+
+# all at once
+$_ = start(other_demo($_), '--once') for values %wrong;
+
+for my $name (sort keys %wrong) {
+    my ($status, $out) = finish($wrong{$name});
 
     is($status, 1, "$name: exit status 1") or diag($out);
     unlike($out, qr/^unprotected: 2 orders; protected: 1 order/m, "$name: says nothing else");
-    is(leftovers(), '', "$name: leaves nothing behind");
 }
+
+is(leftovers(), '', 'none of them leaves anything behind');
 
 
 # --- as somebody else --------------------------------------------------------
