@@ -165,7 +165,7 @@ location / {
  "POST /field\ntoken=t2&a=1", "POST /field\ntoken=t1&a=1",
  "POST /field\ntoken=t1&a=2", "POST /field\na=1", "POST /field\na=1"]
 --- more_headers eval
-[map "$::form\n$::navigates\nIdempotency-Key: $_", 1 .. 7]
+[map "$::form\n$::navigates\nIdempotency-Key: k$_", 1 .. 7]
 --- error_code: 200 200 200 200 409 200 200
 --- response_headers eval
 [map "X-Key: [$_]", qw(t1 t1 t2 t1 t1), '', '']

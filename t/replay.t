@@ -149,7 +149,7 @@ thrice('/hop?' . escape(@::hop, 'X-Kept: yes'))
 --- request eval
 thrice('/hide?' . escape('X-Secret: 1', 'X-Open: a', 'X-OTHER: b', 'x-secret: 2'))
 --- response_headers eval
-["X-Secret: 1, 2\nX-Other: b\nX-Open: a", ("X-Open: a\n! X-Secret\n! X-Other") x 2]
+["X-Secret: 1, 2\nX-Other: b\nX-Open: a", ("X-Open: a\n! X-Secret\n! x-secret\n! X-OTHER") x 2]
 --- idempotency_status: NEW REPLAYED REPLAYED
 --- varies: X-Secret X-Other
 
