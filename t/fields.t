@@ -398,11 +398,7 @@ location /header/file {
     idempotency_key $http_idempotency_key;
     proxy_pass http://backend;
 }
-location /off/file {
-    client_body_in_file_only clean;
-    idempotency off;
-    proxy_pass http://backend;
-}
+location /off/file { client_body_in_file_only clean; idempotency off; proxy_pass http://backend; }
 location /log { access_log off; alias $TEST_NGINX_SERVER_ROOT/logs/field.log; }
 --- request eval
 [(map { my $b = $_; map "POST $_?id=$_\n$b->[1]", qw(/ /file /header /header/file /off/file) }
