@@ -201,6 +201,5 @@ twice(says('release', qw(/?a /?status=500 /2xx?a /fastcgi?a)), says('RELEASE', '
 
 === TEST 18: X-Accel-Idempotency is hidden where nothing is recorded, too
 --- request eval: [map "$_?h=X-Accel-Idempotency:%20keep", 'GET /', map "POST /$_", qw(none bypass malformed)]
---- error_code: 200 200 200 400
 --- response_headers: ! X-Accel-Idempotency
 --- idempotency_status: - - BYPASS MALFORMED

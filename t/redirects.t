@@ -37,7 +37,6 @@ location /rewrite { rewrite ^ /landed last; }
 location /rewrite/off { idempotency zone=z; rewrite ^ /off last; }
 location /off { proxy_pass http://backend; }
 --- request eval: [@{cases(['/rewrite?echo=1'])}, @{twice('POST /rewrite/off')}]
---- error_code: 200 200 409 200 200
 --- response_body_like: ^POST /landed\?echo=1 |conflict|^exec=
 --- idempotency_status: NEW REPLAYED CONFLICT - -
 --- executions: 3
@@ -94,7 +93,6 @@ location /other { idempotency zone=other; idempotency_scope other; proxy_pass ht
 location /off { proxy_pass http://backend; }
 --- request eval
 [@{cases(['/?k=other&status=404'], ['/to-off?k=off&status=404'])}, "POST /other?k=other"]
---- error_code eval: [@{codes()}, 200]
 --- response_body_like eval: [@{bodies()}, '^exec=2 ']
 --- idempotency_status eval: statuses() . 'NEW'
 --- executions: 5
@@ -242,7 +240,6 @@ location = /ask {
 location / { idempotency zone=z; idempotency_key $request_uri; mirror /mirror; proxy_pass http://backend; }
 location = /mirror { internal; idempotency zone=z; idempotency_methods GET POST; proxy_pass http://backend; }
 --- request eval: [@{cases(['/mirrored'])}, "POST /mirrored?last=1"]
---- error_code eval: [@{codes()}, 200]
 --- idempotency_status eval: statuses() . 'NEW'
 --- executions: 4
 
@@ -285,7 +282,6 @@ my $part = '%3C!--%23%20include%20virtual=%22/part?noexec=1%26body=part%22%20--%
          ['/?ct=text/html&body=' . $part =~ s/body=part/body=part%26status=500/r])}, 'POST /part']
 --- more_headers eval
 [map "Idempotency-Key: $_", ('parts') x 3, ('fails') x 3, 'part']
---- error_code eval: [@{codes()}, 200]
 --- idempotency_status eval: statuses() . 'NEW'
 --- executions: 9
 
@@ -302,7 +298,6 @@ location /off { idempotency off; post_action /then; proxy_pass http://backend; }
 location = /then { internal; proxy_pass http://backend/then; }
 --- request eval
 [@{cases(['/?body=-main-', 200, '^before-main-after$'], ['/action'])}, @{twice('POST /off')}]
---- error_code eval: [@{codes()}, 200, 200]
 --- response_body_like eval: [@{bodies()}, ('^exec') x 2]
 --- idempotency_status eval: statuses() . '- -'
 --- executions: 13

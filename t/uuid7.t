@@ -49,7 +49,6 @@ location /window {
 --- more_headers eval
 with('abc', key(-600), 'ffffffff-ffff-7000-8000-000000000000', key(0) . '0', substr(key(0), 1), key(0) =~ s/b/g/gr,
      map(key(0, version => $_), 0 .. 6, 8, 'a', 'f'), map(key(0, variant => $_), 0, 7, 'c', 'f'))
---- error_code: 400
 --- response_body_like: malformed
 --- idempotency_status: MALFORMED
 --- executions: 0
@@ -57,7 +56,6 @@ with('abc', key(-600), 'ffffffff-ffff-7000-8000-000000000000', key(0) . '0', sub
 === TEST 3: a key that is not bound and too old is refused, for good
 --- request: POST /old
 --- more_headers eval: with(@::old, @::old)
---- error_code: 409
 --- response_headers: ! Retry-After
 --- response_body_like: "[^"]*expired"
 --- idempotency_status: EXPIRED
@@ -88,7 +86,6 @@ with('abc', key(-600), 'ffffffff-ffff-7000-8000-000000000000', key(0) . '0', sub
 my ($key, $strict) = (key(60), "\nX-Strict: 1");
 with($key, map "$_$strict", $key, $key, key(60))
 --- varies: X-Expires
---- error_code: 200 200 409 409
 --- idempotency_status: NEW REPLAYED CONFLICT EXPIRED
 --- executions: 1
 
@@ -113,6 +110,5 @@ location / { proxy_pass http://backend; }
 location /longer { idempotency_window 2h; proxy_pass http://backend; }
 --- request eval: ['POST /', 'POST /', 'POST /longer', 'POST /longer']
 --- more_headers eval: with(map key(60 * $_), 20, 31, 40, 121)
---- error_code: 200 409 200 409
 --- idempotency_status: NEW EXPIRED NEW EXPIRED
 --- executions: 2
