@@ -121,12 +121,9 @@ EOC2
     # the first request of all moves the handler
     asked($n, '/lua/', "first-$order", [qw(first)], '200 NEW', 1);
 
-    for (['/lua/identity', [qw(anna anna bert), undef],
-          '200 NEW, 200 REPLAYED, 409 CONFLICT, 403 -', 1],
-         ['/lua/map', [qw(anna anna bert), undef],
-          '200 NEW, 200 REPLAYED, 409 CONFLICT, 403 -', 1],
-         ['/lua/header', [qw(anna anna bert), undef],
-          '200 NEW, 200 REPLAYED, 409 CONFLICT, 403 -', 1],
+    for (map({ [ "/lua/$_", [qw(anna anna bert), undef],
+                 '200 NEW, 200 REPLAYED, 409 CONFLICT, 403 -', 1 ] }
+             qw(identity map header)),
          ['/lua/scope', [qw(anna bert anna bert)],
           '200 NEW, 200 NEW, 200 REPLAYED, 200 REPLAYED', 2],
          ['/lua/key', [qw(anna bert anna)], '200 NEW, 200 NEW, 200 REPLAYED', 2],
