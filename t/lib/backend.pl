@@ -1,8 +1,8 @@
 #!/usr/bin/perl
 
-# The upstream of the tests: one process, one select loop, core Perl only.
-# It speaks HTTP/1.1 (keepalive), FastCGI, SCGI and uwsgi and does what the
-# query string of each request says; see BACKEND in Idempotency.pm.
+# The upstream of the tests. It speaks HTTP/1.1 (keepalive), FastCGI, SCGI and
+# uwsgi, and does what the query string of each request says; see BACKEND in
+# Idempotency.pm.
 #
 # Started by Idempotency.pm with listening sockets and a life line (a pipe)
 # as inherited descriptors: backend.pl LIFELINE http=FD fastcgi=FD ...
@@ -12,190 +12,28 @@ use strict;
 use warnings;
 
 use Digest::SHA qw(sha256_hex);
-use Errno qw(EAGAIN EWOULDBLOCK EINTR);
-use IO::Handle;
-use IO::Socket::INET;
-use Socket qw(SOL_SOCKET SO_LINGER IPPROTO_TCP TCP_NODELAY);
-use Time::HiRes qw(time);
+use FindBin;
+use lib $FindBin::Bin;
+use Upstream;
 
-$SIG{PIPE} = 'IGNORE';
-
-my (%listen, %conn, %count, %last, %held);
+my (%count, %last);
 my $executions = 0;
-
-my $life = IO::Handle->new_from_fd(shift(@ARGV), 'r') or die "life line: $!";
-
-for (@ARGV) {
-    my ($proto, $fd) = /^(\w+)=(\d+)$/ or die "bad argument $_";
-    my $s = IO::Socket::INET->new_from_fd($fd, 'r+') or die "$_: $!";
-    $s->blocking(0);
-    $listen{fileno $s} = [$s, $proto];
-}
 
 my %parse = (http => \&parse_http, fastcgi => \&parse_fastcgi,
              scgi => \&parse_scgi, uwsgi => \&parse_uwsgi);
 
+serve(shift(@ARGV), map {
+    my ($proto, $fd) = /^(\w+)=(\d+)$/ or die "bad argument $_";
 
-while (1) {
-    my ($r, $w, $timeout, $now) = ('', '', undef, time);
+    [ $fd, sub {
+        my ($c) = @_;
 
-    vec($r, fileno $life, 1) = 1;
-    vec($r, $_, 1) = 1 for keys %listen;
+        @$c{qw(proto patient)} = ($proto, 1);
+        my $req = $parse{$proto}->($c) or return;
 
-    for my $c (my @all = values %conn) {
-        vec($r, $c->{fd}, 1) = 1 unless $c->{eof};
-        vec($w, $c->{fd}, 1) = 1 if length $c->{out};
-
-        if (defined $c->{wake}) {
-            my $t = $c->{wake} > $now ? $c->{wake} - $now : 0;
-            $timeout = $t if !defined $timeout || $t < $timeout;
-        }
-    }
-
-    next if select($r, $w, undef, $timeout) < 0;
-
-    last if vec($r, fileno $life, 1);
-
-    for my $l (values %listen) {
-        next unless vec($r, fileno $l->[0], 1);
-
-        while (my $s = $l->[0]->accept) {
-            $s->blocking(0);
-            setsockopt($s, IPPROTO_TCP, TCP_NODELAY, 1);
-            $conn{fileno $s} = { fd => fileno $s, sock => $s, proto => $l->[1],
-                                 in => '', out => '', queue => [] };
-        }
-    }
-
-    $now = time;
-
-    for my $c (my @all = values %conn) {
-        receive($c) if vec($r, $c->{fd}, 1);
-
-        if (defined $c->{wake} && $c->{wake} <= $now) {
-            delete $c->{wake};
-            step($c);
-        }
-
-        flush_out($c) if $conn{$c->{fd}} && length $c->{out};
-    }
-}
-
-
-sub receive {
-    my ($c) = @_;
-
-    my $n = sysread $c->{sock}, $c->{in}, 65536, length $c->{in};
-
-    if (!defined $n) {
-        return if $! == EAGAIN || $! == EWOULDBLOCK || $! == EINTR;
-        return drop($c);
-    }
-
-    if ($n == 0) {
-        # nginx went away: nothing is left to do, unless a gate holds it (the
-        # gate's count must not change under the test's eyes)
-        $c->{eof} = 1;
-        return drop($c) unless @{$c->{queue}};
-    }
-
-    step($c);
-}
-
-
-sub flush_out {
-    my ($c) = @_;
-
-    while (length $c->{out}) {
-        my $n = syswrite $c->{sock}, $c->{out}, 65536;
-
-        if (!defined $n) {
-            return if $! == EAGAIN || $! == EWOULDBLOCK || $! == EINTR;
-            return drop($c);
-        }
-
-        substr($c->{out}, 0, $n) = '';
-    }
-
-    step($c);
-}
-
-
-sub drop {
-    my ($c, $rst) = @_;
-
-    setsockopt($c->{sock}, SOL_SOCKET, SO_LINGER, pack 'ii', 1, 0) if $rst;
-
-    delete $conn{$c->{fd}};
-    delete $held{$_}{$c->{fd}} for keys %held;
-    close $c->{sock};
-    wake_waiters();
-}
-
-
-# Performs the queued actions of a connection until one has to wait.
-
-sub step {
-    my ($c) = @_;
-
-    return unless $conn{$c->{fd}};
-    return if defined $c->{wake} || defined $c->{gate};
-
-    while (1) {
-        my $a = shift @{$c->{queue}};
-
-        if (!$a) {
-            my $req = $parse{$c->{proto}}->($c) or return;
-            push @{$c->{queue}}, plan($c, $req);
-            next;
-        }
-
-        my ($do, $arg, $more) = @$a;
-
-        if ($do eq 'write') {
-            $c->{out} .= $arg;
-
-        } elsif (length $c->{out}) {
-            # everything below acts on what the peer has been sent
-            unshift @{$c->{queue}}, $a;
-            return flush_out($c);
-
-        } elsif ($do eq 'delay') {
-            $c->{wake} = time + $arg;
-            return;
-
-        } elsif ($do eq 'gate') {
-            $c->{gate} = $arg;
-            $held{$arg}{$c->{fd}} = $c;
-            wake_waiters();
-            return;
-
-        } elsif ($do eq 'held') {
-            if (keys %{$held{$arg} || {}} < $more) {
-                $c->{waiting} = 1;
-                unshift @{$c->{queue}}, $a;
-                return;
-            }
-
-            delete $c->{waiting};
-
-        } elsif ($do eq 'close') {
-            return drop($c);
-
-        } elsif ($do eq 'rst') {
-            return drop($c, 1);
-        }
-    }
-}
-
-
-sub wake_waiters {
-    for my $c (my @all = values %conn) {
-        next unless $c->{waiting};
-        step($c);
-        flush_out($c) if $conn{$c->{fd}};
-    }
-}
+        return plan($c, $req);
+    } ];
+} @ARGV);
 
 
 # --- what to do -------------------------------------------------------------
@@ -232,15 +70,7 @@ sub plan {
     }
 
     if ($path eq '/go') {
-        my @c = values %{delete $held{$id} || {}};
-
-        for my $h (@c) {
-            delete $h->{gate};
-            step($h);
-            flush_out($h) if $conn{$h->{fd}};
-        }
-
-        return answer($c, $req, scalar @c);
+        return answer($c, $req, go($id));
     }
 
     # an execution

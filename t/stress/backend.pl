@@ -1,7 +1,7 @@
 #!/usr/bin/perl
 
 # The upstream of the stress test: it counts executions per token, and each of
-# them ends in its own way, by a seed. One process, one select loop.
+# them ends in its own way, by a seed.
 #
 #     backend.pl SEED LISTENING-DESCRIPTOR LIFELINE-DESCRIPTOR
 #
@@ -19,124 +19,15 @@ use strict;
 use warnings;
 
 use Digest::SHA qw(sha256);
-use Errno qw(EAGAIN EWOULDBLOCK EINTR);
-use IO::Handle;
-use IO::Socket::INET;
-use Socket qw(SOL_SOCKET SO_LINGER IPPROTO_TCP TCP_NODELAY);
+use FindBin;
+use lib "$FindBin::Bin/../lib";
 use Time::HiRes qw(time);
+use Upstream;
 
-$SIG{PIPE} = 'IGNORE';
+my ($seed, $fd, $life) = @ARGV;
+my (%count, @executions);
 
-my ($seed, $fd, $life_fd) = @ARGV;
-
-my $listen = IO::Socket::INET->new_from_fd($fd, 'r+') or die "listen: $!";
-my $life = IO::Handle->new_from_fd($life_fd, 'r') or die "life line: $!";
-
-$listen->blocking(0);
-
-my (%conn, %count, @executions);
-
-
-while (1) {
-    my ($r, $w, $timeout, $now) = ('', '', undef, time);
-
-    vec($r, fileno $listen, 1) = 1;
-    vec($r, fileno $life, 1) = 1;
-
-    for my $c (values %conn) {
-        vec($r, $c->{fd}, 1) = 1;
-        vec($w, $c->{fd}, 1) = 1 if length $c->{out};
-
-        if ($c->{wake}) {
-            my $t = $c->{wake} > $now ? $c->{wake} - $now : 0;
-            $timeout = $t if !defined $timeout || $t < $timeout;
-        }
-    }
-
-    next if select($r, $w, undef, $timeout) < 0;
-    last if vec $r, fileno $life, 1;
-
-    if (vec $r, fileno $listen, 1) {
-        while (my $s = $listen->accept) {
-            $s->blocking(0);
-            setsockopt $s, IPPROTO_TCP, TCP_NODELAY, 1;
-            $conn{fileno $s} = { fd => fileno $s, sock => $s, in => '',
-                                 out => '', todo => [] };
-        }
-    }
-
-    $now = time;
-
-    for my $c (my @all = values %conn) {
-        if (vec $r, $c->{fd}, 1) {
-            my $n = sysread $c->{sock}, $c->{in}, 65536, length $c->{in};
-
-            if (!$n && (defined $n || $! != EAGAIN && $! != EINTR)) {
-                drop($c);
-                next;
-            }
-        }
-
-        delete $c->{wake} if $c->{wake} && $c->{wake} <= $now;
-
-        step($c);
-    }
-}
-
-
-sub drop {
-    my ($c, $reset) = @_;
-
-    setsockopt $c->{sock}, SOL_SOCKET, SO_LINGER, pack 'ii', 1, 0 if $reset;
-    ended($c);
-    delete $conn{$c->{fd}};
-    close $c->{sock};
-}
-
-
-sub ended {
-    my ($c) = @_;
-
-    if (my $e = delete $c->{execution}) {
-        $e->[7] = time;
-    }
-}
-
-
-sub step {
-    my ($c) = @_;
-
-    while ($conn{$c->{fd}} && !$c->{wake}) {
-
-        if (length $c->{out}) {
-            my $n = syswrite $c->{sock}, $c->{out};
-
-            if (!defined $n) {
-                return if $! == EAGAIN || $! == EINTR;
-                return drop($c);
-            }
-
-            substr $c->{out}, 0, $n, '';
-            next;
-        }
-
-        my $do = shift @{$c->{todo}};
-
-        if (!$do) {
-            ended($c);
-            @{$c->{todo}} = next_request($c) or return;
-
-        } elsif ($do->[0] eq 'write') {
-            $c->{out} = $do->[1];
-
-        } elsif ($do->[0] eq 'wait') {
-            $c->{wake} = time + $do->[1];
-
-        } else {
-            return drop($c, $do->[0] eq 'reset');
-        }
-    }
-}
+serve($life, [ $fd, \&next_request ]);
 
 
 sub next_request {
@@ -214,13 +105,13 @@ sub execute {
 
     my $e = [$token, $n, $worker // 0, $how, $status, $variant, time, 0];
     push @executions, $e;
-    $c->{execution} = $e;
+    $c->{ended} = sub { $e->[7] = time };
 
-    my @do = $delay ? ['wait', $delay] : ();
+    my @do = $delay ? ['delay', $delay] : ();
 
     return (@do, ['close']) if $how eq 'close';
-    return (@do, ['reset']) if $how eq 'reset';
-    return (['wait', 60]) if $how eq 'hang';
+    return (@do, ['rst']) if $how eq 'reset';
+    return (['delay', 60]) if $how eq 'hang';
     return (@do, ['write', "HTTP/1.1 200 OK\r\n\x01bad: header\r\n\r\n"],
             ['close']) if $how eq 'garbage';
 
@@ -241,14 +132,14 @@ sub execute {
     };
 
     return (@do, ['write', $head . $frame->(substr $body, 0, 1000)],
-            $half ? ['wait', $half] : (),
-            [$how eq 'cut' ? 'close' : 'reset'])
+            $half ? ['delay', $half] : (),
+            [$how eq 'cut' ? 'close' : 'rst'])
         if $how =~ /^(?:cut|torn)$/;
 
     my $middle = $half ? int(length($body) / 2) : length $body;
 
     return (@do, ['write', $head . $frame->(substr $body, 0, $middle)],
-            $half ? (['wait', $half], ['write', $frame->(substr $body, $middle)])
+            $half ? (['delay', $half], ['write', $frame->(substr $body, $middle)])
                   : (),
             $chunked ? ['write', "0\r\n\r\n"] : ());
 }

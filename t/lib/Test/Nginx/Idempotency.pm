@@ -108,13 +108,16 @@ my ($from, $checked) = (0, 0);
 
 $SIG{PIPE} = 'IGNORE';
 
-# it warns of what check_alerts() judges
-$SIG{__WARN__} = sub { warn @_ unless $_[0] =~ /^WARNING: .* (?:\[[a-z]+\]|body truncated:) / };
+# it warns of what check_alerts() judges, and of a process that ended meanwhile
+$SIG{__WARN__} = sub {
+    warn @_ unless $_[0] =~ /^WARNING: .*(?:\[[a-z]+\]|body truncated:|term signal) /;
+};
 
 no_root_location();
 no_long_string();
 master_on();
 log_level('info');
+env_to_nginx('UBSAN_OPTIONS');
 worker_connections(512);
 
 
