@@ -251,10 +251,11 @@ EOC
 user:{PLAIN}good
 --- request eval
 my $n = 0;
-[ 'POST /rate?id=first', map { my ($path, $bad, $good) = @$_; $n++;
-                              map { "POST $path?id=turned$n\n" . ($_ // '') } $bad, $bad, $good, $good, $bad } @::turned ]
+[ 'POST /rate?id=first',
+  map { my ($path, $bad, $good) = @$_; $n++;
+        map { "POST $path?id=turned$n\n$_" } $bad, $bad, $good, $good, $bad } @::turned ]
 --- more_headers eval
-[ 'X-Limit: c', map { my (undef, undef, undef, $bad, $good) = @$_; ($bad, $bad, $good, $good, $bad) } @::turned ]
+[ 'X-Limit: c', map { @$_[3, 3, 4, 4, 3] } @::turned ]
 --- error_code eval
 [ 200, map { ($$_[5], $$_[5], 200, 200, $$_[5]) } @::turned ]
 --- idempotency_status eval

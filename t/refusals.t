@@ -136,8 +136,8 @@ sub page {
 
 sub leading { return "(?:(?!$leads).)*" . CORE::join('', map { "$leads\Q$_\E\"(?:(?!$leads).)*" } @_) . '\z' }
 
-our $json = 'application/problem\+json';
-our $problem = '\A\{"type":"urn:idempotency:%name%","title":"%title%","status":%status%,"detail":"(?=[^"]*%detail%)\w[^"\\\\%]{10,}",'
+our $problem = '\A\{"type":"urn:idempotency:%name%","title":"%title%","status":%status%,'
+               . '"detail":"(?=[^"]*%detail%)\w[^"\\\\%]{10,}",'
                . '"instance":"/\w*\?id=%id%[^"]*","retryable":%again%\}\r\n\z';
 our $shape = '\A\{"error":\{"code":"%name%","message":"(?=[^"]*%detail%)\w[^"\\\\]{10,}"\}\}\z';
 our $kept = 'CONFLICT NOT_KEPT MISSING MALFORMED IN_PROGRESS';
@@ -172,7 +172,7 @@ __DATA__
 --- config eval: places()
 --- refused eval: $::all
 --- response_headers_like eval
-"Content-Type: $::json\nX-Refusal: %name%\nRetry-After: %retry%\nIdempotent-Replayed:\nLink:"
+"Content-Type: application/problem[+]json\nX-Refusal: %name%\nRetry-After: %retry%\nIdempotent-Replayed:\nLink:"
 --- response_body_like eval: $::problem
 
 === TEST 2: not_kept names the original's status
@@ -283,7 +283,7 @@ $c->closed;
 --- response_body_like eval
 [ page(), '"type":"https://example.com/idempotency#in_doubt",.*"retryable":false', '', '' ]
 
-=== TEST 10: where the content stands for the key, a pending page goes back by itself, to a path of this host
+=== TEST 10: where the content stands for the key, a pending page goes back by itself
 --- config
 location / {
     idempotency zone=z;
@@ -302,7 +302,7 @@ b
 --- response_body_like eval
 [ map { '(?si)\A' . leading(($$_[1]) x 2) } @::referers ]
 
-=== TEST 11: nor does any other Referer lead anywhere, or none
+=== TEST 11: ... but only to a path of this host that is safe
 --- init
 pending(POST => '/?id=12&gate=1', body => 'b');
 --- request
