@@ -108,8 +108,10 @@ my ($from, $checked) = (0, 0);
 
 $SIG{PIPE} = 'IGNORE';
 
-# it warns of what check_alerts() judges, and of a process that ended meanwhile
+# It warns of what check_alerts() judges, of a process that ended meanwhile, and,
+# before it kills it, of one that doesn't end.
 $SIG{__WARN__} = sub {
+    fail('nginx stops when told to') if $_[0] =~ /timeout when waiting for the proc/;
     warn @_ unless $_[0] =~ /^WARNING: .*(?:\[[a-z]+\]|body truncated:|term signal) /;
 };
 
