@@ -9,7 +9,7 @@ use warnings;
 
 use FindBin;
 use lib "$FindBin::Bin/lib";
-use Commands qw(run slurp spew);
+use Commands qw(run spew);
 use Idempotency;
 
 use File::Path qw(make_path);
