@@ -402,7 +402,7 @@ sub twice {
     leave();
     $stage->under_way("$dir/site.sqlite", sub { $browser->click($where) },
                       sub { $browser->click($where, wait => 1) },
-                      sub { scalar(() = Stage::slurp("$dir/site.access.log") =~ /^POST /mg) });
+                      sub { scalar(() = Stage::slurp("$dir/site.access.log") =~ /^POST .* REPLAYED/mg) });
 }
 
 
