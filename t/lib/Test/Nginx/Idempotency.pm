@@ -421,10 +421,10 @@ sub dies {
         module => 0, zone => 0, main => $block->main_config,
         http => $block->http_config, server => $block->config);
     my @said = $out =~ /\[emerg\] (.*)/g;
+    my @why = patterns(scalar $block->error_log) or die "$name: no error_log\n";
 
     ok(!$ok && @said == 1, "$name - refused in one line") or diag($out);
-    ok(matches($said[0] // '', $_), "$name - $_") or diag($out)
-        for patterns(scalar $block->error_log);
+    ok(matches($said[0] // '', $_), "$name - $_") or diag($out) for @why;
 
     like((split /\n/, $text)[$1 - 1], qr/idempotency/, "$name - line $1")
         if $out =~ m{ in ROOT/nginx\.conf:(\d+)$}m;
