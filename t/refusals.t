@@ -348,11 +348,11 @@ X-Refusal: %name%
 
 === TEST 17: error_page leaves what an upstream says by itself, first or again
 --- request eval
-[ ('POST /18?status=409') x 2 ]
+[ ('POST /17?status=409') x 2, 'GET /17?status=409' ]
 --- more_headers
-Idempotency-Key: 18
+Idempotency-Key: 17
 --- error_code: 409
---- idempotency_status: NEW REPLAYED
+--- idempotency_status: NEW REPLAYED -
 --- response_body_like: exec=
 
 === TEST 18: error_page: another status
