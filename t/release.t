@@ -68,7 +68,7 @@ for (['429', '/x', 'status=429&h=Retry-After:%2060&h=X-A:%201&h=X-A:%202', 429],
     my ($first, @r) = gather(@c);
     is(told($first, @r), join(', ', "$status NEW", ("$status WAITED") x 10),
        '... all who waited get what the owner gets');
-    same_outcome($first, $_, '... to the byte') for @r;
+    same_replay($first, $_, '... to the byte') for @r;
     is(executions($id), 1, '... executed once');
 
     my $next = $n->start('POST', $uri, key => $id, body => 'b');

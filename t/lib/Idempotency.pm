@@ -86,6 +86,7 @@ use Socket qw(PF_INET SOCK_STREAM INADDR_LOOPBACK pack_sockaddr_in
               unpack_sockaddr_in);
 use Test::More ();
 use Time::HiRes qw(time sleep);
+use Upstream qw(pattern);
 
 our @EXPORT = qw(nginx config_test message same_message same_replay told
                  executions go held last_request until_true within patience
@@ -273,16 +274,7 @@ sub held { return ask('/held', id => $_[0], n => $_[1] // 1) }
 sub last_request { return ask('/last', id => $_[0]) }
 
 
-# The body that the backend makes for size=N in its execution number M.
-
-sub pattern {
-    my ($size, $exec) = @_;
-
-    my $block = join '', map { chr(($_ * 167 + $exec * 59) & 255) } 0 .. 255;
-
-    return substr $block x (1 + $size / 256), 0, $size;
-}
-
+# --- small things -----------------------------------------------------------
 
 # A key of format uuid7 that was made so many seconds ago; a number tells those
 # of one millisecond apart. %o: version, variant.
@@ -297,8 +289,6 @@ sub uuid7 {
                      $made++ % 4096, $o{variant} // 'a');
 }
 
-
-# --- small things -----------------------------------------------------------
 
 sub module_path { return $module }
 
@@ -406,8 +396,8 @@ sub told {
 
 
 # Two whole responses are the same bytes, line by line and in order. Only the
-# marker, Date and Connection may differ, and how the body was cut into chunks:
-# that is no part of the message.
+# marker, Date and Connection may differ, what the tests add to see who answered,
+# and how the body was cut into chunks: that is no part of the message.
 
 sub same_message {
     my ($first, $again, $name) = @_;
@@ -417,7 +407,7 @@ sub same_message {
     my ($a, $b) = map {
         my $r = $_;
         join("\n", $r->{line},
-                  grep(!/^(?:Date|Connection|Idempotent-Replayed):/i,
+                  grep(!/^(?:Date|Connection|Idempotent-Replayed|X-Status|X-Pid):/i,
                        @{$r->{lines}}),
                   $r->{broken} ? 'BROKEN' : '', $r->{body}, '',
                   @{$r->{trailers}});

@@ -23,7 +23,6 @@ package Stress;
 #    gather(connections): their responses, in this order; each has {arrived},
 #      when its first byte came.
 #    problem($r): "in_doubt", the problem's type.
-#    same_outcome($first, $replay, NAME): same_replay(), but for what crowd() adds.
 #    stuck_port(): connecting hangs.
 #    median(numbers).
 #    my $h = h2($n); my $s = $h->request('POST', URI, key => , body => , ...);
@@ -41,7 +40,7 @@ use IO::Socket::INET;
 use Time::HiRes qw(time);
 
 our @EXPORT = qw(crowd connection_to ask owner parking parked gather
-                 same_outcome problem stuck_port median h2);
+                 problem stuck_port median h2);
 
 
 sub crowd {
@@ -195,21 +194,6 @@ sub problem {
     my ($r) = @_;
 
     return $r->{body} =~ m{"type":\s*"[^"]*?(\w+)"} ? $1 : 'no problem';
-}
-
-
-sub same_outcome {
-    my ($first, $again, $name) = @_;
-
-    local $Test::Builder::Level = $Test::Builder::Level + 1;
-
-    my @r = map {
-        my $r = bless { %$_ }, ref $_;
-        $r->{lines} = [ grep !/^X-(?:Status|Pid):/, @{$r->{lines}} ];
-        $r;
-    } $first, $again;
-
-    return Idempotency::same_replay(@r, $name);
 }
 
 

@@ -8,6 +8,7 @@ package Upstream;
 #      ['write', BYTES] ['delay', SECONDS] ['close'] ['rst'] (a reset)
 #      ['gate', ID] (until somebody says go(ID)) ['held', ID, N] (until so many are)
 #    go(ID): opens a gate; how many went.
+#    pattern(SIZE, N): the body of execution number N.
 #    $c->{ended}: called when all is done, or the connection is gone. $c->{patient}:
 #      what was begun is done, though the client left, if nobody can tell it.
 
@@ -21,7 +22,7 @@ use IO::Socket::INET;
 use Socket qw(SOL_SOCKET SO_LINGER IPPROTO_TCP TCP_NODELAY);
 use Time::HiRes qw(time);
 
-our @EXPORT = qw(serve go);
+our @EXPORT = qw(serve go pattern);
 
 my (%conn, %held);
 
@@ -221,6 +222,17 @@ sub go {
     }
 
     return scalar @c;
+}
+
+
+# Binary, of any length, different in each byte for each execution.
+
+sub pattern {
+    my ($size, $exec) = @_;
+
+    my $block = join '', map { chr(($_ * 167 + $exec * 59) & 255) } 0 .. 255;
+
+    return substr $block x (1 + $size / 256), 0, $size;
 }
 
 

@@ -193,17 +193,6 @@ sub answer {
 }
 
 
-# Binary, of any length, different in each byte for each execution.
-
-sub pattern {
-    my ($size, $exec) = @_;
-
-    my $block = join '', map { chr(($_ * 167 + $exec * 59) & 255) } 0 .. 255;
-
-    return substr $block x (1 + $size / 256), 0, $size;
-}
-
-
 # --- protocols: each takes one whole request off $c->{in} -------------------
 
 sub parse_http {
