@@ -17,7 +17,7 @@ package Bodies;
 #
 # `--- bodies eval` gives lists, [ BODY, '==', BODY, ... ], or bodies; each text,
 # or [ TYPE, BODY, CODING ].  `--- framing: both` sends each with its length and
-# then in one chunk or the other way round, `--- framing: 0 1 7` with its length
+# then in chunks or the other way round, `--- framing: 0 1 7` with its length
 # and in chunks of so many bytes.  `--- uri: /a /b` sends the whole table to each,
 # and a function that is given instead of a list makes one for each.
 #
@@ -74,6 +74,9 @@ sub request {
     my ($uri, $body, $chunk, @header) = @_;
 
     my ($type, $bytes, $coding) = ref $body ? @$body : (undef, $body);
+
+    # three chunks, and what is left
+    $chunk = int(length($bytes) / 3) || 1 if $chunk eq 'thirds';
 
     push @header, "Content-Type: $type" if length $type;
     push @header, "Content-Encoding: $coding" if defined $coding;
@@ -140,7 +143,7 @@ Test::Nginx::Util::add_block_preprocessor(sub {
 
     my $table = $block->bodies // return;
     my @header = split /\n/, $block->more_headers // '';
-    my @framing = split ' ', ($block->framing // 0) =~ s/both/0 1000000000/r;
+    my @framing = split ' ', ($block->framing // 0) =~ s/both/0 thirds/r;
     my $key = $block->key;
     my ($executed, $n, %is) = (0, 0);
 
