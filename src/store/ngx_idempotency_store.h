@@ -205,7 +205,8 @@ typedef struct {
     /* it did not execute: the token is fresh again; those who wait get the
        response that is left to them, or else one of them may claim it */
     ngx_idempotency_op_pt           release;
-    /* looks, and changes nothing */
+    /* looks; of all changes it makes only the one that every operation does,
+       freeing what is over, so that nobody finds it again */
     ngx_idempotency_op_pt           find;
     /* by hand, whoever owns it: a pending owner loses its claim; with a
        fence, only the record that has it */
