@@ -1,6 +1,6 @@
 #!/usr/bin/perl
 
-# SPEC, "Which outcome is recorded", a worker died: what it owned is in doubt as
+# docs/guarantees.md, "What happens if", a worker dies: what it owned is in doubt as
 # soon as anybody notices, those who wait elsewhere are told, and with
 # idempotency_in_doubt retry the next one takes over. An owner that nobody can
 # ask has its lease, and comes too late after that.
