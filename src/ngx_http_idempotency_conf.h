@@ -22,10 +22,8 @@ typedef struct {
 
 
 typedef struct {
-    /* some location is protected; some has error pages, by which a request
-       that was turned away may come back */
+    /* some location is protected */
     ngx_uint_t                     in_use;
-    ngx_uint_t                     error_pages;
     /* of void **: the configurations of all modules in each of them */
     ngx_array_t                    locations;
     /* of all upstreams: what their balancers begin with */

@@ -8,7 +8,7 @@
  */
 
 
-#include "ngx_http_idempotency_conf.h"
+#include "ngx_http_idempotency.h"
 
 
 static ngx_int_t ngx_http_idempotency_header_filter(ngx_http_request_t *r);
@@ -171,34 +171,26 @@ ngx_http_idempotency_request_body_filter(ngx_http_request_t *r,
 static ngx_int_t
 ngx_http_idempotency_filter_init(ngx_conf_t *cf)
 {
-    ngx_http_handler_pt               *h;
-    ngx_http_core_main_conf_t         *cmcf;
-    ngx_http_idempotency_main_conf_t  *imcf;
+    ngx_http_handler_pt        *h;
+    ngx_http_core_main_conf_t  *cmcf;
 
-    /*
-     * What is taken last runs first: in front of limits, and of try_files.
-     * Without error pages nobody who was turned away comes back.
-     */
+    /* what is taken last runs first: in front of limits, and of try_files */
 
     cmcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_core_module);
-    imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
 
-    if (imcf->error_pages) {
-
-        h = ngx_array_push(&cmcf->phases[NGX_HTTP_PREACCESS_PHASE].handlers);
-        if (h == NULL) {
-            return NGX_ERROR;
-        }
-
-        *h = ngx_http_idempotency_preaccess_handler;
-
-        h = ngx_array_push(&cmcf->phases[NGX_HTTP_PRECONTENT_PHASE].handlers);
-        if (h == NULL) {
-            return NGX_ERROR;
-        }
-
-        *h = ngx_http_idempotency_admitted_handler;
+    h = ngx_array_push(&cmcf->phases[NGX_HTTP_PREACCESS_PHASE].handlers);
+    if (h == NULL) {
+        return NGX_ERROR;
     }
+
+    *h = ngx_http_idempotency_preaccess_handler;
+
+    h = ngx_array_push(&cmcf->phases[NGX_HTTP_PRECONTENT_PHASE].handlers);
+    if (h == NULL) {
+        return NGX_ERROR;
+    }
+
+    *h = ngx_http_idempotency_admitted_handler;
 
     ngx_http_next_header_filter = ngx_http_top_header_filter;
     ngx_http_top_header_filter = ngx_http_idempotency_header_filter;

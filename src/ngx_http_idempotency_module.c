@@ -18,9 +18,6 @@ static void *ngx_http_idempotency_create_main_conf(ngx_conf_t *cf);
 static void *ngx_http_idempotency_create_loc_conf(ngx_conf_t *cf);
 static char *ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent,
     void *child);
-static char *ngx_http_idempotency_merged(ngx_conf_t *cf,
-    ngx_http_idempotency_main_conf_t *imcf,
-    ngx_http_idempotency_loc_conf_t *conf);
 static void ngx_http_idempotency_merge_status(
     ngx_http_idempotency_loc_conf_t *prev,
     ngx_http_idempotency_loc_conf_t *conf);
@@ -606,6 +603,7 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
     ngx_http_idempotency_loc_conf_t  *prev = parent;
     ngx_http_idempotency_loc_conf_t  *conf = child;
 
+    void                            ***location;
     ngx_http_idempotency_main_conf_t  *imcf;
 
     imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
@@ -686,26 +684,6 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
     ngx_conf_merge_value(conf->dry_run, prev->dry_run, 0);
     ngx_conf_merge_uint_value(conf->log_level, prev->log_level,
                               NGX_LOG_NOTICE);
-
-    return ngx_http_idempotency_merged(cf, imcf, conf);
-}
-
-
-/* what the whole configuration is asked for afterwards */
-
-static char *
-ngx_http_idempotency_merged(ngx_conf_t *cf,
-    ngx_http_idempotency_main_conf_t *imcf,
-    ngx_http_idempotency_loc_conf_t *conf)
-{
-    void                      ***location;
-    ngx_http_core_loc_conf_t    *clcf;
-
-    clcf = ngx_http_conf_get_module_loc_conf(cf, ngx_http_core_module);
-
-    if (clcf->error_pages) {
-        imcf->error_pages = 1;
-    }
 
     if (conf->shm_zone == NULL) {
         return NGX_CONF_OK;

@@ -203,3 +203,18 @@ twice(says('release', qw(/?a /?status=500 /2xx?a /fastcgi?a)), says('RELEASE', '
 --- request eval: [map "$_?h=X-Accel-Idempotency:%20keep", 'GET /', map "POST /$_", qw(none bypass malformed)]
 --- response_headers: ! X-Accel-Idempotency
 --- idempotency_status: - - BYPASS MALFORMED
+
+=== TEST 19: X-Accel-Idempotency is hidden where a protected request was sent on before its key was looked for
+--- config
+location / {
+    satisfy any;
+    allow all;
+    idempotency zone=z;
+    try_files /none @off;
+}
+
+location @off { proxy_pass http://backend; }
+--- request: POST /?h=X-Accel-Idempotency:%20keep
+--- error_code: 200
+--- response_headers: ! X-Accel-Idempotency
+--- idempotency_status: -
