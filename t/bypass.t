@@ -189,3 +189,24 @@ CORE::join ' ', map({ $_ . '_DRY_RUN' } qw(NEW REPLAYED REPLAYED CONFLICT MALFOR
 --- response_body_like eval
 [ map { "\n\n$_\\z" } ('b') x 3, 'other', ('b') x 8 ]
 --- executions: 12
+
+=== TEST 13: where a request is sent on to, a field for its bypass is looked for by the settings there
+--- config
+location / {
+    idempotency zone=z;
+    try_files /none @there;
+}
+
+location @there {
+    idempotency zone=z;
+    idempotency_normalize_buffer 1k;
+    idempotency_bypass $idempotency_field_pass;
+    proxy_pass http://backend;
+}
+--- request eval
+[map "POST /sent-on\n$_", ('pass=yes') x 2, ('x=' . 'x' x 2000 . '&pass=yes') x 2]
+--- more_headers eval
+[map "Content-Type: application/x-www-form-urlencoded\nIdempotency-Key: $_",
+     ('sent-on') x 2, ('sent-on-2') x 2]
+--- error_code: 200
+--- idempotency_status: BYPASS BYPASS NEW REPLAYED

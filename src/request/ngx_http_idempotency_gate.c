@@ -192,9 +192,13 @@ gate_run(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     if (ctx->conf != conf
         && ctx->state < NGX_HTTP_IDEMPOTENCY_STATE_DECIDED)
     {
-        /* first sight, or sent on to another location before the decision */
+        /*
+         * First sight, or sent on to another location before the decision:
+         * by its settings there may be other fields in the body
+         */
 
         ctx->conf = conf;
+        ctx->body.digested = 0;
         ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_UNSEEN;
     }
 
