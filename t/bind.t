@@ -162,3 +162,27 @@ join '', map { join "\r\n", ('POST /old HTTP/1.0', 'Idempotency-Key: old', 'Cont
              ['Host: two', 'Connection: keep-alive'], []
 --- ignore_response
 --- idempotency_status: NEW REPLAYED
+
+=== TEST 16: why: a body is not compared as before, as the settings have changed
+The action is what was asked for, wherever it is rewritten to.
+--- config
+idempotency zone=z;
+add_header X-Reason "[$idempotency_reason]" always;
+location / { rewrite ^ /$http_x_to last; }
+location /base { proxy_pass http://backend; }
+location /off { idempotency_normalize off; proxy_pass http://backend; }
+location /buffer { idempotency_normalize_buffer 100; proxy_pass http://backend; }
+location /fields { idempotency_ignore_fields a 1; proxy_pass http://backend; }
+location /cookies { idempotency_ignore_cookies a; proxy_pass http://backend; }
+location /bind { idempotency_ignore_fields a; idempotency_bind 0; proxy_pass http://backend; }
+location /identity { idempotency_identity me; proxy_pass http://backend; }
+--- request eval: [("POST /settings\none", "POST /settings\nother") x 9]
+--- more_headers eval
+my $n;
+[map { $n++; map "Idempotency-Key: settings-$n\nX-To: $_", @$_ }
+ map([ 'base', $_ ], qw(base off buffer fields cookies bind identity)), [ 'fields', 'base' ],
+ [ 'fields', 'bind' ]]
+--- error_code eval: [(200, 409) x 9]
+--- response_headers eval
+reasons(map { ('', $_) } 'body', ('body,settings') x 4, 'action,body,settings',
+        'body,settings', 'body,settings', 'action,body,settings')

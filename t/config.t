@@ -311,6 +311,8 @@ limit_req_zone $arg_a zone=x:1m rate=1r/s; idempotency_zone zone=x:1m;  # "x" is
 --- must_die
 
 === TEST 12: idempotency: the zone has to be one
+--- http_config
+limit_req_zone $uri zone=limit:64k rate=1r/s;
 --- config located
 idempotency on;  # invalid parameter "on"
 idempotency z;  # invalid parameter "z"
@@ -322,6 +324,7 @@ idempotency off zone=z;  # invalid number of arguments
 idempotency zone=z zone=z;  # invalid number of arguments
 idempotency zone=x;  # "idempotency" zone "x" is unknown
 idempotency zone=Z;  # "idempotency" zone "Z" is unknown
+idempotency zone=limit;  # the shared memory zone "limit" is already declared for a different use
 --- must_die
 
 === TEST 13: idempotency: an unknown zone, in a server and in http

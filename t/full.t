@@ -236,19 +236,30 @@ in_some_window('256k', sub {
 # Where a key has been claimed, and there is no room to note what it was sent
 # with, it is fresh again.
 
-{
+# A request takes two places: with one that is taken before, the last one that is
+# left is that of a key, or is none.
+
+my $fresh = 0;
+
+for my $before (0, 1) {
     start_nginx('32k', '1d');
 
+    my $id = "similar$before";
     my ($i, $r) = 0;
 
-    do { $r = one("s$i", '/similar?id=similar', "i=$i") }
+    one('one', '/x') if $before;
+
+    do { $r = one("s$i", "/similar?id=$id", "i=$i") }
         until told($r) ne '200 NEW' || ++$i == 500;
 
     is(told($r), '503 UNAVAILABLE', 'idempotency_similar: full');
-    is(executions('similar'), $i, '... what was refused was not executed');
-    is(told(one('s0', '/similar?id=similar', 'i=0')), '200 REPLAYED',
+    is(executions($id), $i, '... what was refused was not executed');
+    is(told(one('s0', "/similar?id=$id", 'i=0')), '200 REPLAYED',
        '... what was stays');
+    $fresh++ if told(one("s$i", '/x', 'other')) eq '200 NEW';
 }
+
+is($fresh, 1, '... and the key that had room is fresh again');
 
 $n->stop;
 done_testing();

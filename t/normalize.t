@@ -187,6 +187,7 @@ my @m = map "\"m$_\":$_", 1 .. 100;
 --- more_headers: Content-Type: application/json
 --- bodies eval
 [ [ '{"a":1,}', '==', '{"a":1,}' ],
+  [ '1', '!=', "J#\0011" ],     # the bytes that its digest is made of
   map [ $_, '!=', "$_ " ],
   '{"a":1,}', '[NaN]', '[01]', '[+1]', '[1.]', "{'a':1}", '[1/**/]', '{"a":1',
   '{} {}', "\xef\xbb\xbf{}", "[\"\t\"]", '["\x"]', "[\"\xff\"]", 'a=1&b=2', "\n", '' ]

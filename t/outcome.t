@@ -248,3 +248,12 @@ location /limited { internal; limit_req zone=limit; proxy_pass http://backend; }
 --- request: GET /
 --- no_error_log
 [warn]
+
+=== TEST 18: what nginx takes for HTTP/0.9 is passed on, and can't be kept: in doubt
+--- config
+location / { idempotency zone=z; idempotency_key $request_uri; proxy_pass http://backend; }
+--- request eval
+twice(map "POST /?raw=$_%0D%0A%0D%0Ab", 'HTTP/1.1%202x0%20OK', 'HTTP/1.1%201000%20OK', 'b')
+--- ignore_response
+--- idempotency_status: NEW IN_DOUBT NEW IN_DOUBT NEW IN_DOUBT
+--- executions: 3

@@ -30,6 +30,9 @@ our @hop = ('Connection: X-Hop', 'Keep-Alive: timeout=5', 'Upgrade: h2c',
             'TE: trailers', 'Trailer: X-T', 'Proxy-Connection: close',
             'Proxy-Authenticate: Basic');
 
+our $lua = Idempotency::has_module('ngx_http_lua_module');
+our $ndk = Idempotency::has_module('ndk_http_module');
+
 # bodies: how many bytes, how they come, and where
 our @te = qw(cl chunked close);
 our @bodies = (map({ my $n = $_; map [$n, $_, ''], @te } 0, 1, 2, 4095, 4096, 4097,
@@ -207,3 +210,22 @@ sub { length $_[0] > 1000 ? md5_hex($_[0]) : $_[0] }
 --- idempotency_status eval
 'NEW NOT_KEPT NOT_KEPT ' x @::large
 --- executions: 6
+
+=== TEST 14: nor is any of these replayed that only a handler of nginx can set
+--- skip_eval: 1: !$::lua || !$::ndk
+--- main_config eval: join '', map "load_module $_;\n", $::ndk, $::lua
+--- config
+idempotency zone=z;
+idempotency_key $request_uri;
+location / {
+    content_by_lua_block {
+        for name, value in pairs(ngx.req.get_uri_args()) do ngx.header[name] = value end
+        ngx.print("body")
+    }
+}
+--- request eval
+thrice('/lua?X-Kept=yes&Keep-Alive=5&Connection=X&Proxy-Authorization=a&Idempotent-Replayed=no')
+--- raw_response_headers_like eval
+['Keep-Alive: 5\r', ('\A(?!.*(?:Keep-Alive:|Connection: X|Proxy-A|Replayed: no)).*X-Kept: yes\r') x 2]
+--- idempotency_status: NEW REPLAYED REPLAYED
+--- varies: Keep-Alive Proxy-Authorization Idempotent-Replayed

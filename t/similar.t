@@ -66,14 +66,17 @@ idempotency_similar reject;
 idempotency_content_window 300s;
 
 location / { proxy_pass http://backend; }
+location /any { satisfy any; allow all; proxy_pass http://backend; }
 location /sooner { idempotency_in_progress reject; proxy_pass http://backend; }
 --- request eval
-[map "POST /reject\na=$_", (1) x 5, 2, 1, 2]
+[map { my $at = $_; map "POST $at\na=$_", (1) x 5, 2, 1, 2 } qw(/reject /any)]
 --- more_headers eval
-with(map "reject-$_", qw(k l m k l l l k))
---- error_code: 200 409 409 200 409 200 409 409
---- idempotency_status: NEW SIMILAR SIMILAR REPLAYED SIMILAR NEW CONFLICT CONFLICT
---- executions: 2
+with(map { my $at = $_; map "$at-$_", qw(k l m k l l l k) } qw(reject any))
+--- error_code eval
+[(200, 409, 409, 200, 409, 200, 409, 409) x 2]
+--- idempotency_status eval
+'NEW SIMILAR SIMILAR REPLAYED SIMILAR NEW CONFLICT CONFLICT ' x 2
+--- executions: 4
 
 === TEST 4: another type, credential, browser, language or address is nothing similar
 --- request

@@ -148,7 +148,7 @@ X-All: NEW\|told\|[0-9a-f]{64}\|[0-9a-f]{64}
 
 === TEST 8: $idempotency_expires: the seconds until the token is free
 --- http_config
-log_format ends '$request_uri=$idempotency_status=$idempotency_expires=$idempotency_fence=$sent_http_x_fence';
+log_format ends '$request_uri=$idempotency_status=$idempotency_expires=$idempotency_fence=$sent_http_x_fence=$idempotency_reason';
 access_log logs/ends.log ends;
 --- config
 idempotency zone=z;
@@ -181,7 +181,7 @@ my $left = '(?:3600|35\d\d)';
   'X-Expires: ', ("X-Expires: \nX-Fence: ") x 3 ]
 --- response_body_like eval
 [ 'fenced', 'fenced', ('') x 5, ('\A(?!.*(?i:fence))') x 2,
-  '/8\?echo=1=NEW=3600=(\d+)=\1\n.*/two\?status=429=NEW=0=(\d+)=\2\n' ]
+  '/8\?echo=1=NEW=3600=(\d+)=\1=-\n.*=CONFLICT=\S+=body\n/two\?status=429=NEW=0=(\d+)=\2=-\n' ]
 
 === TEST 9: a line for each replay and refusal, at idempotency_log_level, without the key
 --- config eval
