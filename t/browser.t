@@ -15,6 +15,7 @@ use FindBin;
 use lib "$FindBin::Bin/browser";
 
 use Browser;
+use Commands qw(until_true);
 use HTTP::Tiny;
 use JSON::PP qw(decode_json);
 use Stage;
@@ -473,14 +474,6 @@ sub reload_pending {
 
 
 # --- helpers -----------------------------------------------------------------
-
-sub until_true {
-    my ($what) = @_;
-    my $deadline = time + 180;
-
-    sleep 0.05 until $what->() || time > $deadline;
-}
-
 
 sub posts { return scalar(() = Stage::slurp("$dir/legacy-form.access.log") =~ /"POST /g) }
 

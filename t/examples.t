@@ -15,7 +15,7 @@ use File::Temp ();
 use FindBin;
 use lib "$FindBin::Bin/lib";
 
-use Commands qw(slurp spew until_true);
+use Commands qw(slurp spew until_true free_port);
 use HTTP::Tiny;
 use IO::Socket::INET;
 use Test::More;
@@ -481,9 +481,4 @@ sub start_php {
 
 sub is_free {
     return IO::Socket::INET->new(Listen => 1, LocalAddr => "127.0.0.1:$_[0]", ReuseAddr => 1);
-}
-
-
-sub free_port {
-    return IO::Socket::INET->new(Listen => 1, LocalAddr => '127.0.0.1')->sockport;
 }

@@ -27,7 +27,7 @@ use File::Spec;
 use File::Temp ();
 use lib dirname(dirname(abs_path(__FILE__))) . '/lib';
 
-use Commands qw(slurp spew);
+use Commands qw(slurp spew free_port);
 use IO::Socket::INET;
 use IO::Socket::UNIX;
 use POSIX ();
@@ -239,11 +239,6 @@ sub complaints {
 
     return join '', grep { /\[(?:crit|alert|emerg)\]|Sanitizer/ && !/unix:php\.sock|signal 9/ }
                     map { slurp($_) =~ /^.*\n/mg } glob "$self->{dir}/*error.log";
-}
-
-
-sub free_port {
-    return IO::Socket::INET->new(Listen => 1, LocalAddr => '127.0.0.1')->sockport;
 }
 
 

@@ -6,6 +6,7 @@ package Commands;
 #    slurp(FILE)            '' if there is none
 #    spew(FILE, TEXT)
 #    until_true { … }       waits until it is; false if it never comes true
+#    free_port              one that no other test file is given
 
 use strict;
 use warnings;
@@ -14,7 +15,7 @@ use Exporter qw(import);
 use Idempotency ();
 use POSIX ();
 
-our @EXPORT = qw(run slurp spew until_true);
+our @EXPORT = qw(run slurp spew until_true free_port);
 
 
 sub run {
@@ -36,7 +37,7 @@ sub run {
 
 BEGIN {
     no strict 'refs';
-    *$_ = \&{"Idempotency::$_"} for qw(slurp spew until_true);
+    *$_ = \&{"Idempotency::$_"} for qw(slurp spew until_true free_port);
 }
 
 
