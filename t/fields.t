@@ -350,10 +350,12 @@ tok=abc
 --- response_headers eval: [('X-Seen: [abc][s][]') x 3, 'X-Seen: [][][]']
 --- idempotency_status: -
 
-=== TEST 33: ... at the beginning of more than the buffer, not behind it
---- request eval: [map "POST /off\n$_", 'tok=abc&a=' . 'x' x 1_200_000, 'a=' . 'x' x 1_200_000 . '&tok=abc']
+=== TEST 33: ... at the beginning of more than the buffer, not behind it, nor cut at its end
+--- request eval
+[map "POST /off\n$_", 'tok=abc&a=' . 'x' x 1_200_000, 'a=' . 'x' x 1_200_000 . '&tok=abc',
+ 'a=' . 'x' x 1_048_567 . '&tok=abc']
 --- more_headers eval: "Content-Type: $::form"
---- response_headers eval: ['X-Seen: [abc][][]', 'X-Seen: [][][]']
+--- response_headers eval: ['X-Seen: [abc][][]', ('X-Seen: [][][]') x 2]
 
 === TEST 34: the upstream may be told
 --- request
