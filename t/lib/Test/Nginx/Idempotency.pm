@@ -380,9 +380,13 @@ $Test::Nginx::Util::RunTestHelper = sub {
 
     return if $dry_run;
 
-    # a request is logged at its very end
-    if (defined $block->idempotency_status || defined $block->no_error_log) {
-        my $n = $block->requests;
+    my $n = $block->requests;
+
+    # A request is logged at its very end, and is not the next block's. Our
+    # line of the log stands alone, unless a block has another one.
+    if (defined $block->idempotency_status || defined $block->no_error_log
+        || @responses == $n && configuration($block) !~ /access_log.*access_log/s)
+    {
         until_true { statuses($at) >= $n } timeout();
 
         my @words = split ' ', $block->idempotency_status // '';
