@@ -263,3 +263,24 @@ my $n = 0;
 --- response_body_like eval
 [ '', map { my $n = $_; map { "^exec=$_\n" } "1 id=page-turned$n", "2 id=page-turned$n",
             ("1 id=turned$n") x 2, "3 id=page-turned$n" } 1 .. @::turned ]
+
+=== TEST 11: satisfy any: the body of who may not ask is not read
+--- config
+location / {
+    idempotency zone=z;
+    satisfy any;
+    deny all;
+    auth_basic closed;
+    auth_basic_user_file ../html/htpasswd;
+    client_max_body_size 1k;
+    proxy_pass http://backend;
+}
+--- user_files
+>>> htpasswd
+user:{PLAIN}good
+--- request eval: [ (sprintf "7d0\r\n%s\r\n0\r\n\r\n", 'b' x 2000) =~ s{^}{POST /\n}r ]
+--- more_headers
+Transfer-Encoding: chunked
+Idempotency-Key: unread
+--- error_code: 401
+--- idempotency_status: -
