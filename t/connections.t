@@ -21,11 +21,13 @@ for ([ 'server' ], [ 'ca' ], [ 'alice', 'alice', 'ca' ], [ 'alice2', 'alice', 'c
     my ($name, $cn, $ca) = @$_;
 
     $cn //= $name;
-    $ca = $ca ? "-CA $ca.crt -CAkey $ca.key -CAcreateserial" : "-signkey $name.key";
+
+    # req says of what signs itself that it may sign others
+    my $to = $ca ? "-out $name.csr && openssl x509 -req -in $name.csr -CA $ca.crt -CAkey $ca.key"
+                   . " -CAcreateserial -days 30" : '-x509 -days 30';
 
     my $said = qx(cd $pki && exec 2>&1
-        openssl req -newkey rsa:2048 -nodes -keyout $name.key -subj /CN=$cn -out $name.csr &&
-        openssl x509 -req -in $name.csr $ca -days 30 -out $name.crt &&
+        openssl req -newkey rsa:2048 -nodes -keyout $name.key -subj /CN=$cn $to -out $name.crt &&
         cat $name.crt $name.key >$name.pem);
     die $said if $?;
 }
