@@ -264,7 +264,7 @@ END
     local $ENV{PATH} = "$tmp/bin:$ENV{PATH}";
     local $ENV{BUILD_DIR} = "$tmp/build-elsewhere";
     local $ENV{NGINX_DOWNLOAD} = "file://$tmp/mirror";
-    delete local @ENV{qw(NGINX_SRC STATIC NGINX_FLAGS)};
+    delete local @ENV{qw(NGINX_SRC STATIC NGINX_FLAGS EXTRA_CFLAGS)};
 
     my ($status, $out) = run('bash', "$root/util/build");
 
