@@ -128,6 +128,12 @@ bool  told, lost;
 #define asks_again(i)     true
 #endif
 
+#ifdef T_RELEASE_OVERTAKES
+#define may_release(i)    owed_release[i]
+#else
+#define may_release(i)    (owed_release[i] && op[i] != queued)
+#endif
+
 #ifdef T_COPIES_WHAT_ENDED
 #define checks_end        false
 #else
@@ -322,12 +328,14 @@ end_idle:
            i = 0
        }
 
+       /* a release never overtakes the claim that it is about */
+
     :: atomic {
-           owed_release[2 * g] || owed_release[2 * g + 1] ->
+           may_release(2 * g) || may_release(2 * g + 1) ->
 
            if
-           :: owed_release[2 * g] -> i = 2 * g
-           :: owed_release[2 * g + 1] -> i = 2 * g + 1
+           :: may_release(2 * g) -> i = 2 * g
+           :: may_release(2 * g + 1) -> i = 2 * g + 1
            fi;
 
            if
