@@ -1,0 +1,78 @@
+
+/*
+ * Who lives: each nginx that has the store open holds a lock in a file beside
+ * it, "<path>-owners".  The locks are those of open files (F_OFD_*): held by
+ * all processes that inherited one, free at once when the last has gone,
+ * however it died.  What the file contains is nothing.
+ *
+ * An instance is a zone of one master, with all its workers, under a number
+ * that the store gives once.  Whoever claims without asking the store holds
+ * "alone".  He takes that first, and looks for others then; a newcomer takes
+ * its own lock first, and then looks for "alone": so at least one of them sees
+ * the other.
+ */
+
+
+#ifndef _NGX_IDEMPOTENCY_OWNERS_H_INCLUDED_
+#define _NGX_IDEMPOTENCY_OWNERS_H_INCLUDED_
+
+
+#include <ngx_config.h>
+#include <ngx_core.h>
+
+
+/*
+ * The upper bits of an instance's number tell the store that gave it, as one
+ * may be removed and made anew under living owners.
+ */
+
+#define NGX_IDEMPOTENCY_OWNERS_STORE_SHIFT  20
+
+
+/* an open file of its own; create: made if it isn't there.  -1: ngx_errno */
+
+int ngx_idempotency_owners_open(const char *path, ngx_uint_t create);
+
+/* whether that is the one at its place yet, removed or replaced by nobody */
+
+ngx_uint_t ngx_idempotency_owners_kept(int fd, const char *path);
+
+/* the instance lives, as long as fd is open anywhere; NGX_BUSY: another has
+   its number; NGX_ERROR: ngx_errno */
+
+ngx_int_t ngx_idempotency_owners_hold(int fd, uint64_t instance);
+
+/* what follows is true when in doubt: a look that fails finds somebody */
+
+/* does that one live, or, whatever fd, any but one's own? */
+
+ngx_uint_t ngx_idempotency_owners_alive(int fd, uint64_t instance);
+ngx_uint_t ngx_idempotency_owners_others(int fd, uint64_t own);
+
+/* does one live whose number is another store's? */
+
+ngx_uint_t ngx_idempotency_owners_strangers(int fd, uint64_t own);
+
+/*
+ * By the open file that holds the instance, which all its workers share: it is
+ * the instance that is alone.  NGX_OK: taken, or held already, and no other
+ * lives; NGX_BUSY: not taken.
+ */
+
+ngx_int_t ngx_idempotency_owners_take_alone(int fd, uint64_t own);
+void ngx_idempotency_owners_give_alone(int fd);
+
+/* false: another one claims without asking */
+
+ngx_uint_t ngx_idempotency_owners_may_claim(int fd);
+
+/*
+ * One commit at a time: by an open file of the worker's own, of which one
+ * thread makes use at a time.  Queues; NGX_ERROR: ngx_errno.
+ */
+
+ngx_int_t ngx_idempotency_owners_commit_lock(int fd);
+void ngx_idempotency_owners_commit_unlock(int fd);
+
+
+#endif /* _NGX_IDEMPOTENCY_OWNERS_H_INCLUDED_ */
