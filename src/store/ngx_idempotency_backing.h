@@ -1,0 +1,80 @@
+
+/*
+ * What a zone hears from, and tells, the backing that remembers for it: items,
+ * many of which make one transaction.  An item is its own in all it points
+ * to, as a thread works on it.
+ */
+
+
+#ifndef _NGX_IDEMPOTENCY_BACKING_H_INCLUDED_
+#define _NGX_IDEMPOTENCY_BACKING_H_INCLUDED_
+
+
+#include "ngx_idempotency_store.h"
+
+
+/* when what a client was told is on disk */
+
+typedef enum {
+    NGX_IDEMPOTENCY_SYNC_BATCHED = 0,   /* within a second */
+    NGX_IDEMPOTENCY_SYNC_STRICT,        /* before it is told */
+    NGX_IDEMPOTENCY_SYNC_OFF            /* when the system likes */
+} ngx_idempotency_sync_e;
+
+
+typedef enum {
+    NGX_IDEMPOTENCY_ITEM_ASK = 0,       /* check, bind and claim in one step */
+    NGX_IDEMPOTENCY_ITEM_PUT,           /* what the zone knows of a claim of
+                                           its own */
+    NGX_IDEMPOTENCY_ITEM_RELEASE,       /* a claim of its own is none any
+                                           more */
+    NGX_IDEMPOTENCY_ITEM_FIND,          /* looks */
+    NGX_IDEMPOTENCY_ITEM_FORGET         /* by hand, whoever owns it; with a
+                                           fence, only the record that has
+                                           it */
+} ngx_idempotency_item_e;
+
+
+/* all times are the file's, in milliseconds */
+
+typedef struct {
+    ngx_idempotency_item_e          what;
+
+    u_char                          token[NGX_IDEMPOTENCY_DIGEST_LEN];
+    /* ASK, PUT: in; ASK, FIND: out, the record's, if it is bound */
+    u_char                          fingerprint[NGX_IDEMPOTENCY_DIGEST_LEN];
+    ngx_idempotency_parts_t         parts;
+
+    /* whose claim it is: of an instance of the zone, that nothing else ever
+       is, and there of the fence; in, and out if it is bound */
+    uint64_t                        instance;
+    uint64_t                        fence;
+    /* ASK: what this very instance claimed below it is nobody's any more */
+    uint64_t                        since;
+
+    /* ASK: take over what is in doubt */
+    unsigned                        retry:1;
+    /* ASK: not what is absent, as it may have been bound once */
+    unsigned                        old:1;
+
+    /* of the outcome, once it is there */
+    int64_t                         window;
+    /* PUT: in; ASK, FIND: out.  ASK, and PUT of what is pending: before when
+       its outcome will not end */
+    int64_t                         recorded;
+    int64_t                         ends;
+
+    /* PUT: in; ASK, FIND: out */
+    ngx_idempotency_outcome_e       outcome;
+    ngx_uint_t                      status;
+    ngx_uint_t                      replays;
+    /* malloc()ed; whoever has the item free()s it */
+    ngx_str_t                       response;
+
+    ngx_idempotency_result_e        result;
+
+    void                           *data;
+} ngx_idempotency_item_t;
+
+
+#endif /* _NGX_IDEMPOTENCY_BACKING_H_INCLUDED_ */
