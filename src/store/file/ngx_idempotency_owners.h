@@ -21,6 +21,18 @@
 #include <ngx_core.h>
 
 
+/* the files need SQLite, threads, and these locks, which only Linux has */
+
+#if (NGX_IDEMPOTENCY_SQLITE && NGX_THREADS && defined F_OFD_SETLK)
+#define NGX_IDEMPOTENCY_FILE  1
+#endif
+
+
+/* a path of the store may be so long, as SQLite has it */
+
+#define NGX_IDEMPOTENCY_FILE_PATH  500
+
+
 /*
  * The upper bits of an instance's number tell the store that gave it, as one
  * may be removed and made anew under living owners.
@@ -55,8 +67,10 @@ ngx_uint_t ngx_idempotency_owners_strangers(int fd, uint64_t own);
 
 /*
  * By the open file that holds the instance, which all its workers share: it is
- * the instance that is alone.  NGX_OK: taken, or held already, and no other
- * lives; NGX_BUSY: not taken.
+ * the instance that is alone.  NGX_OK: taken, and no other lives; NGX_BUSY: not
+ * taken, or given back.  So it is not for one that is alone: that looks for
+ * others, and gives it back once they may know what it claimed.  It may be for
+ * one whose process died in here.
  */
 
 ngx_int_t ngx_idempotency_owners_take_alone(int fd, uint64_t own);

@@ -1,0 +1,207 @@
+
+/*
+ * Who lives, by locks on bytes of a file that stays empty: one byte for each
+ * instance, one for "alone", and one for whoever commits.
+ */
+
+
+#include "ngx_idempotency_owners.h"
+
+
+#if (NGX_IDEMPOTENCY_FILE)
+
+
+#define OWNERS_SUFFIX  "-owners"
+
+#define OWNERS_COMMIT  0
+#define OWNERS_ALONE   1
+#define OWNERS_FIRST   16
+
+
+static ngx_int_t owners_name(const char *path, char *name);
+static ngx_int_t owners_set(int fd, int cmd, short type, off_t byte);
+static ngx_uint_t owners_held(int fd, off_t from, off_t n);
+
+
+int
+ngx_idempotency_owners_open(const char *path, ngx_uint_t create)
+{
+    int          fd, flags;
+    char         name[NGX_IDEMPOTENCY_FILE_PATH + sizeof(OWNERS_SUFFIX)];
+    struct stat  st;
+
+    if (owners_name(path, name) != NGX_OK) {
+        return -1;
+    }
+
+    /* a pipe in its place would wait for somebody */
+
+    flags = O_RDWR|O_CLOEXEC|O_NOFOLLOW|O_NONBLOCK;
+
+    fd = open(name, create ? flags|O_CREAT : flags, 0600);
+
+    if (fd == -1 || (fstat(fd, &st) == 0 && S_ISREG(st.st_mode))) {
+        return fd;
+    }
+
+    (void) close(fd);
+    ngx_set_errno(NGX_EINVAL);
+
+    return -1;
+}
+
+
+ngx_uint_t
+ngx_idempotency_owners_kept(int fd, const char *path)
+{
+    char         name[NGX_IDEMPOTENCY_FILE_PATH + sizeof(OWNERS_SUFFIX)];
+    struct stat  ours, there;
+
+    return owners_name(path, name) == NGX_OK
+           && fstat(fd, &ours) == 0
+           && lstat(name, &there) == 0
+           && ours.st_dev == there.st_dev
+           && ours.st_ino == there.st_ino;
+}
+
+
+static ngx_int_t
+owners_name(const char *path, char *name)
+{
+    if (ngx_strlen(path) > NGX_IDEMPOTENCY_FILE_PATH) {
+        ngx_set_errno(NGX_ENAMETOOLONG);
+        return NGX_ERROR;
+    }
+
+    (void) ngx_sprintf((u_char *) name, "%s" OWNERS_SUFFIX "%Z", path);
+
+    return NGX_OK;
+}
+
+
+ngx_int_t
+ngx_idempotency_owners_hold(int fd, uint64_t instance)
+{
+    return owners_set(fd, F_OFD_SETLK, F_WRLCK, OWNERS_FIRST + instance);
+}
+
+
+ngx_uint_t
+ngx_idempotency_owners_alive(int fd, uint64_t instance)
+{
+    return owners_held(fd, OWNERS_FIRST + instance, 1);
+}
+
+
+ngx_uint_t
+ngx_idempotency_owners_others(int fd, uint64_t own)
+{
+    /* to the end of all offsets: 0 bytes, as fcntl() has it */
+
+    return (own && owners_held(fd, OWNERS_FIRST, own))
+           || owners_held(fd, OWNERS_FIRST + own + 1, 0);
+}
+
+
+ngx_uint_t
+ngx_idempotency_owners_strangers(int fd, uint64_t own)
+{
+    off_t  first, n;
+
+    n = (off_t) 1 << NGX_IDEMPOTENCY_OWNERS_STORE_SHIFT;
+    first = own & ~(n - 1);
+
+    return (first && owners_held(fd, OWNERS_FIRST, first))
+           || owners_held(fd, OWNERS_FIRST + first + n, 0);
+}
+
+
+ngx_int_t
+ngx_idempotency_owners_take_alone(int fd, uint64_t own)
+{
+    if (owners_set(fd, F_OFD_SETLK, F_WRLCK, OWNERS_ALONE) != NGX_OK) {
+        return NGX_BUSY;
+    }
+
+    if (ngx_idempotency_owners_others(fd, own)) {
+        ngx_idempotency_owners_give_alone(fd);
+        return NGX_BUSY;
+    }
+
+    return NGX_OK;
+}
+
+
+void
+ngx_idempotency_owners_give_alone(int fd)
+{
+    (void) owners_set(fd, F_OFD_SETLK, F_UNLCK, OWNERS_ALONE);
+}
+
+
+ngx_uint_t
+ngx_idempotency_owners_may_claim(int fd)
+{
+    return !owners_held(fd, OWNERS_ALONE, 1);
+}
+
+
+ngx_int_t
+ngx_idempotency_owners_commit_lock(int fd)
+{
+    return owners_set(fd, F_OFD_SETLKW, F_WRLCK, OWNERS_COMMIT);
+}
+
+
+void
+ngx_idempotency_owners_commit_unlock(int fd)
+{
+    (void) owners_set(fd, F_OFD_SETLK, F_UNLCK, OWNERS_COMMIT);
+}
+
+
+static ngx_int_t
+owners_set(int fd, int cmd, short type, off_t byte)
+{
+    struct flock  lock;
+
+    ngx_memzero(&lock, sizeof(struct flock));
+
+    lock.l_type = type;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = byte;
+    lock.l_len = 1;
+
+    while (fcntl(fd, cmd, &lock) == -1) {
+
+        if (ngx_errno == NGX_EINTR) {
+            continue;
+        }
+
+        return (ngx_errno == NGX_EAGAIN || ngx_errno == NGX_EACCES)
+               ? NGX_BUSY : NGX_ERROR;
+    }
+
+    return NGX_OK;
+}
+
+
+/* by another open file than this */
+
+static ngx_uint_t
+owners_held(int fd, off_t from, off_t n)
+{
+    struct flock  lock;
+
+    ngx_memzero(&lock, sizeof(struct flock));
+
+    lock.l_type = F_WRLCK;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = from;
+    lock.l_len = n;
+
+    return fcntl(fd, F_OFD_GETLK, &lock) == -1 || lock.l_type != F_UNLCK;
+}
+
+
+#endif
