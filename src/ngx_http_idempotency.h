@@ -117,7 +117,7 @@ typedef struct {
 
 
 typedef struct {
-    ngx_shm_zone_t                *shm_zone;
+    ngx_idempotency_store_t       *store;
 
     ngx_uint_t                     methods;
     ngx_array_t                   *keys;
@@ -187,7 +187,7 @@ typedef enum {
     NGX_HTTP_IDEMPOTENCY_STATE_BOUND,
     /* the store is asked; or it is replayed, refused or let through */
     NGX_HTTP_IDEMPOTENCY_STATE_DECIDED,
-    /* it owns its token; then the store has its outcome, by which the token
+    /* it owns its token; then the store was told of it, by which the token
        may be fresh again */
     NGX_HTTP_IDEMPOTENCY_STATE_OWNER,
     NGX_HTTP_IDEMPOTENCY_STATE_SETTLED,
@@ -232,9 +232,12 @@ typedef struct {
 
 typedef struct {
     ngx_event_t                        timer;
+    /* of another's outcome */
     ngx_msec_t                         deadline;
-    /* what the store will answer later */
-    ngx_idempotency_op_t              *asking;
+    /* how often in a row the store has not answered in time */
+    ngx_uint_t                         overdue;
+    /* what the store will answer later, or will tell the change of */
+    ngx_idempotency_claim_t           *claim;
 
     unsigned                           waited:1;
     /* its client has no more to say */
@@ -290,10 +293,27 @@ typedef struct {
 /* the content, as it may have been seen with another key */
 
 typedef struct {
-    ngx_idempotency_op_t               op;
-    /* it is noted as seen with this one */
+    ngx_idempotency_claim_t            claim;
+    /* how it is noted as seen with this one, or NULL; then by which fence */
+    ngx_idempotency_complete_t        *note;
+    uint64_t                           fence;
     unsigned                           seen:1;
 } ngx_http_idempotency_similar_t;
+
+
+typedef struct ngx_http_idempotency_report_s  ngx_http_idempotency_report_t;
+
+
+/* what becomes of an owner's claim */
+
+typedef struct {
+    /* how the store is told, until it has answered */
+    ngx_http_idempotency_report_t     *report;
+    /* when it ends */
+    ngx_msec_t                         ends;
+    /* the store would not have it */
+    unsigned                           refused:1;
+} ngx_http_idempotency_settled_t;
 
 
 typedef struct {
@@ -305,7 +325,9 @@ typedef struct {
     /* if the key tells: when it was made, in milliseconds since 1970 */
     uint64_t                           made;
 
-    ngx_idempotency_op_t               op;
+    ngx_idempotency_claim_t            claim;
+    /* when it was answered */
+    ngx_msec_t                         answered;
     /* with idempotency_similar */
     ngx_http_idempotency_similar_t    *similar;
 
@@ -321,6 +343,7 @@ typedef struct {
     ngx_http_idempotency_wait_t        wait;
     ngx_http_idempotency_capture_t     capture;
     ngx_http_idempotency_client_t      client;
+    ngx_http_idempotency_settled_t     settled;
 
 } ngx_http_idempotency_ctx_t;
 
@@ -370,7 +393,7 @@ ngx_http_idempotency_protects(ngx_http_request_t *r)
 
     conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
 
-    return conf->shm_zone
+    return conf->store
            && r == r->main
            && !r->post_action
            && (r->method & conf->methods)
@@ -474,13 +497,14 @@ void ngx_http_idempotency_digest_ignored(ngx_idempotency_digest_t *d,
 
 ngx_int_t ngx_http_idempotency_terms(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
+ngx_msec_t ngx_http_idempotency_ends(ngx_http_idempotency_ctx_t *ctx);
 uint64_t ngx_http_idempotency_wall_clock(void);
 
 /* request/similar.c */
 
 ngx_int_t ngx_http_idempotency_similar_bind(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_str_t *scope);
-void ngx_http_idempotency_similar(ngx_http_request_t *r,
+ngx_int_t ngx_http_idempotency_similar(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 ngx_int_t ngx_http_idempotency_similar_answer(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
@@ -488,9 +512,11 @@ void ngx_http_idempotency_unlike(ngx_http_idempotency_ctx_t *ctx);
 
 /* request/wait.c */
 
+ngx_int_t ngx_http_idempotency_ask(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_claim_t *claim);
 ngx_int_t ngx_http_idempotency_wait(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-void ngx_http_idempotency_wait_reading(ngx_http_request_t *r);
+void ngx_http_idempotency_wait_end(ngx_http_idempotency_ctx_t *ctx);
 void ngx_http_idempotency_wait_cancel(ngx_http_idempotency_ctx_t *ctx);
 
 /* request/owner.c */
@@ -499,8 +525,10 @@ ngx_http_idempotency_ctx_t *ngx_http_idempotency_get_ctx(
     ngx_http_request_t *r);
 ngx_http_idempotency_ctx_t *ngx_http_idempotency_create_ctx(
     ngx_http_request_t *r);
+ngx_int_t ngx_http_idempotency_prepare(ngx_http_idempotency_ctx_t *ctx);
 void ngx_http_idempotency_settle(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_give_up(ngx_http_idempotency_ctx_t *ctx);
 
 /* request/outcome.c */
 

@@ -6,7 +6,6 @@
 
 
 #include "ngx_http_idempotency_conf.h"
-#include "store/ngx_idempotency_shm.h"
 
 
 /*
@@ -36,15 +35,17 @@ ngx_http_idempotency_refusal_t
 };
 
 
+static ngx_idempotency_store_t *conf_store(ngx_conf_t *cf, ngx_str_t *name);
+
+
 char *
 ngx_http_idempotency_set_zone(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
-    u_char                 *p;
-    ssize_t                 size;
-    ngx_str_t              *value, name, s;
-    ngx_uint_t              i, evict;
-    ngx_shm_zone_t         *shm_zone;
-    ngx_idempotency_shm_t  *shm;
+    u_char                   *p;
+    ssize_t                   size;
+    ngx_str_t                *value, name, s;
+    ngx_uint_t                i, evict;
+    ngx_idempotency_store_t  *store;
 
     value = cf->args->elts;
 
@@ -112,36 +113,50 @@ ngx_http_idempotency_set_zone(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
         return NGX_CONF_ERROR;
     }
 
-    shm_zone = ngx_shared_memory_add(cf, &name, size,
-                                     &ngx_http_idempotency_module);
-    if (shm_zone == NULL) {
+    store = conf_store(cf, &name);
+
+    if (store == NULL
+        || ngx_idempotency_shm_zone_add(cf, store, size, evict == 1) != NGX_OK)
+    {
         return NGX_CONF_ERROR;
     }
-
-    if (shm_zone->data) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "zone \"%V\" is already defined", &name);
-        return NGX_CONF_ERROR;
-    }
-
-    shm = ngx_pcalloc(cf->pool, sizeof(ngx_idempotency_shm_t));
-    if (shm == NULL) {
-        return NGX_CONF_ERROR;
-    }
-
-    /* workers are known for as long as there is a zone that names them */
-
-    if (ngx_idempotency_workers_add_zone(cf) != NGX_OK) {
-        return NGX_CONF_ERROR;
-    }
-
-    shm->store.engine = &ngx_idempotency_shm_engine;
-    shm->evict = (evict == 1);
-
-    shm_zone->init = ngx_idempotency_shm_init;
-    shm_zone->data = shm;
 
     return NGX_CONF_OK;
+}
+
+
+/* made by whichever directive names it first */
+
+static ngx_idempotency_store_t *
+conf_store(ngx_conf_t *cf, ngx_str_t *name)
+{
+    ngx_uint_t                         i;
+    ngx_idempotency_store_t           *store, **stores;
+    ngx_http_idempotency_main_conf_t  *imcf;
+
+    imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
+
+    stores = imcf->stores.elts;
+
+    for (i = 0; i < imcf->stores.nelts; i++) {
+        if (stores[i]->name.len == name->len
+            && ngx_strncmp(stores[i]->name.data, name->data, name->len) == 0)
+        {
+            return stores[i];
+        }
+    }
+
+    stores = ngx_array_push(&imcf->stores);
+    store = ngx_pcalloc(cf->pool, sizeof(ngx_idempotency_store_t));
+
+    if (stores == NULL || store == NULL) {
+        return NULL;
+    }
+
+    store->name = *name;
+    *stores = store;
+
+    return store;
 }
 
 
@@ -154,14 +169,14 @@ ngx_http_idempotency_set(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
     ngx_http_idempotency_use_t        *use;
     ngx_http_idempotency_main_conf_t  *imcf;
 
-    if (ilcf->shm_zone != NGX_CONF_UNSET_PTR) {
+    if (ilcf->store != NGX_CONF_UNSET_PTR) {
         return "is duplicate";
     }
 
     value = cf->args->elts;
 
     if (ngx_strcmp(value[1].data, "off") == 0) {
-        ilcf->shm_zone = NULL;
+        ilcf->store = NULL;
         return NGX_CONF_OK;
     }
 
@@ -174,14 +189,12 @@ ngx_http_idempotency_set(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
     name.len = value[1].len - 5;
     name.data = value[1].data + 5;
 
-    ilcf->shm_zone = ngx_shared_memory_add(cf, &name, 0,
-                                           &ngx_http_idempotency_module);
-
-    if (ilcf->shm_zone == NULL) {
+    ilcf->store = conf_store(cf, &name);
+    if (ilcf->store == NULL) {
         return NGX_CONF_ERROR;
     }
 
-    /* the zone may stand further down: it is asked for when all is read */
+    /* it may be defined further down: that is asked for when all is read */
 
     imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
 
@@ -190,7 +203,7 @@ ngx_http_idempotency_set(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
         return NGX_CONF_ERROR;
     }
 
-    use->shm_zone = ilcf->shm_zone;
+    use->store = ilcf->store;
     use->file = cf->conf_file->file.name;
     use->line = cf->conf_file->line;
 
@@ -211,11 +224,10 @@ ngx_http_idempotency_check_zones(ngx_conf_t *cf)
 
     for (i = 0; i < imcf->uses.nelts; i++) {
 
-        if (use[i].shm_zone->data == NULL) {
+        if (use[i].store->engine == NULL) {
             ngx_log_error(NGX_LOG_EMERG, cf->log, 0,
                           "\"idempotency\" zone \"%V\" is unknown in %V:%ui",
-                          &use[i].shm_zone->shm.name, &use[i].file,
-                          use[i].line);
+                          &use[i].store->name, &use[i].file, use[i].line);
 
             return NGX_ERROR;
         }

@@ -15,7 +15,7 @@
 /* an idempotency directive, and where it stands */
 
 typedef struct {
-    ngx_shm_zone_t                *shm_zone;
+    ngx_idempotency_store_t       *store;
     ngx_str_t                      file;
     ngx_uint_t                     line;
 } ngx_http_idempotency_use_t;
@@ -28,6 +28,8 @@ typedef struct {
     ngx_array_t                    locations;
     /* of all upstreams: what their balancers begin with */
     ngx_array_t                    upstreams;
+    /* of ngx_idempotency_store_t *: all that directives name */
+    ngx_array_t                    stores;
     /* of ngx_http_idempotency_use_t */
     ngx_array_t                    uses;
     /* all locations there are */

@@ -6,7 +6,6 @@
 
 
 #include "ngx_http_idempotency_conf.h"
-#include "store/ngx_idempotency_shm.h"
 
 
 static ngx_int_t ngx_http_idempotency_init(ngx_conf_t *cf);
@@ -437,7 +436,7 @@ ngx_http_idempotency_init(ngx_conf_t *cf)
 
     *h = ngx_http_idempotency_precontent_handler;
 
-    if (ngx_idempotency_shm_keep(cf) != NGX_OK) {
+    if (ngx_idempotency_stores_keep(cf) != NGX_OK) {
         return NGX_ERROR;
     }
 
@@ -472,7 +471,7 @@ ngx_http_idempotency_init_module(ngx_cycle_t *cycle)
         return NGX_OK;
     }
 
-    return ngx_idempotency_workers_init_module(cycle);
+    return ngx_idempotency_stores_init_module(cycle);
 }
 
 
@@ -483,7 +482,7 @@ ngx_http_idempotency_init_process(ngx_cycle_t *cycle)
         return NGX_OK;
     }
 
-    return ngx_idempotency_shm_init_process(cycle);
+    return ngx_idempotency_stores_init_process(cycle);
 }
 
 
@@ -491,7 +490,7 @@ static void
 ngx_http_idempotency_exit_process(ngx_cycle_t *cycle)
 {
     if (ngx_http_idempotency_is_worker(cycle)) {
-        ngx_idempotency_shm_exit_process(cycle);
+        ngx_idempotency_stores_exit_process(cycle);
     }
 }
 
@@ -531,6 +530,9 @@ ngx_http_idempotency_create_main_conf(ngx_conf_t *cf)
 
     if (ngx_array_init(&imcf->locations, cf->pool, 8, sizeof(void **))
         != NGX_OK
+        || ngx_array_init(&imcf->stores, cf->pool, 4,
+                          sizeof(ngx_idempotency_store_t *))
+           != NGX_OK
         || ngx_array_init(&imcf->uses, cf->pool, 8,
                           sizeof(ngx_http_idempotency_use_t))
            != NGX_OK)
@@ -566,7 +568,7 @@ ngx_http_idempotency_create_loc_conf(ngx_conf_t *cf)
      *     conf->docs = { 0, NULL };
      */
 
-    conf->shm_zone = NGX_CONF_UNSET_PTR;
+    conf->store = NGX_CONF_UNSET_PTR;
     conf->keys = NGX_CONF_UNSET_PTR;
     conf->missing_key = NGX_CONF_UNSET_UINT;
     conf->key_format = NGX_CONF_UNSET_UINT;
@@ -615,7 +617,7 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
         return NGX_CONF_ERROR;
     }
 
-    ngx_conf_merge_ptr_value(conf->shm_zone, prev->shm_zone, NULL);
+    ngx_conf_merge_ptr_value(conf->store, prev->store, NULL);
 
     ngx_conf_merge_bitmask_value(conf->methods, prev->methods,
                                  (NGX_CONF_BITMASK_SET|NGX_HTTP_POST
@@ -685,7 +687,7 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
     ngx_conf_merge_uint_value(conf->log_level, prev->log_level,
                               NGX_LOG_NOTICE);
 
-    if (conf->shm_zone == NULL) {
+    if (conf->store == NULL) {
         return NGX_CONF_OK;
     }
 

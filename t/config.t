@@ -306,7 +306,7 @@ idempotency_zone evict=off;  # must have "zone" parameter
 idempotency_zone zone=a:31k;  # zone "a" is too small
 idempotency_zone zone=a:1;  # zone "a" is too small
 idempotency_zone zone=a:1m; idempotency_zone zone=a:1m;  # zone "a" is already defined
-idempotency_zone zone=a:1m; idempotency_zone zone=a:2m;  # size 2097152 of shared memory zone "a" conflicts
+idempotency_zone zone=a:1m; idempotency_zone zone=a:2m;  # zone "a" is already defined
 limit_req_zone $arg_a zone=x:1m rate=1r/s; idempotency_zone zone=x:1m;  # "x" is already declared for a diff
 --- must_die
 
@@ -324,7 +324,7 @@ idempotency off zone=z;  # invalid number of arguments
 idempotency zone=z zone=z;  # invalid number of arguments
 idempotency zone=x;  # "idempotency" zone "x" is unknown
 idempotency zone=Z;  # "idempotency" zone "Z" is unknown
-idempotency zone=limit;  # the shared memory zone "limit" is already declared for a different use
+idempotency zone=limit;  # "idempotency" zone "limit" is unknown
 --- must_die
 
 === TEST 13: idempotency: an unknown zone, in a server and in http

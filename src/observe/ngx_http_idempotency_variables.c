@@ -198,7 +198,7 @@ variable_token(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_str_t *value)
 {
     return ngx_http_idempotency_bound(ctx)
-           ? variable_hex(r, ctx->op.token, value) : NGX_DECLINED;
+           ? variable_hex(r, ctx->claim.op.token, value) : NGX_DECLINED;
 }
 
 
@@ -238,17 +238,9 @@ static ngx_int_t
 variable_age(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_str_t *value)
 {
-    ngx_msec_int_t  age;
-
-    if (ctx->op.response.data == NULL) {
-        return NGX_DECLINED;
-    }
-
-    /* another worker's clock may have been read a moment later */
-
-    age = ngx_max((ngx_msec_int_t) (ctx->op.now - ctx->op.recorded), 0);
-
-    return variable_number(r, age / 1000, value);
+    return ctx->claim.found.response.data
+           ? variable_number(r, ctx->claim.found.age / 1000, value)
+           : NGX_DECLINED;
 }
 
 
@@ -256,8 +248,9 @@ static ngx_int_t
 variable_replays(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_str_t *value)
 {
-    return ctx->op.response.data ? variable_number(r, ctx->op.replays, value)
-                                 : NGX_DECLINED;
+    return ctx->claim.found.response.data
+           ? variable_number(r, ctx->claim.found.replays, value)
+           : NGX_DECLINED;
 }
 
 
@@ -270,42 +263,40 @@ static ngx_int_t
 variable_expires(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_str_t *value)
 {
-    ngx_msec_t             now, ends;
-    ngx_msec_int_t         left;
-    ngx_idempotency_op_t  *op;
+    ngx_msec_t                ends;
+    ngx_msec_int_t            left;
+    ngx_idempotency_claim_t  *claim;
 
-    op = &ctx->op;
+    claim = &ctx->claim;
 
-    if (op->fence == 0) {
+    if ((claim->fence == 0 && claim->found.fence == 0)
+        || ctx->settled.refused)
+    {
         return NGX_DECLINED;
     }
 
-    if (ctx->state == NGX_HTTP_IDEMPOTENCY_STATE_RELEASED || op->left) {
+    if (ctx->state == NGX_HTTP_IDEMPOTENCY_STATE_RELEASED || claim->leftover) {
         return variable_number(r, 0, value);
     }
 
-    now = ngx_current_msec;
-
     if (ngx_http_idempotency_owns(ctx)) {
-        ends = now + op->window;
+        ends = ngx_http_idempotency_ends(ctx);
 
-        if ((ngx_msec_int_t) (op->now + op->least - ends) > 0) {
-            ends = op->now + op->least;
-        }
+    } else if (ctx->state == NGX_HTTP_IDEMPOTENCY_STATE_SETTLED) {
+        ends = ctx->settled.ends;
 
-    } else if (op->outcome == NGX_IDEMPOTENCY_PENDING
-               || op->result == NGX_IDEMPOTENCY_STALE
-               || op->result == NGX_IDEMPOTENCY_UNAVAILABLE)
+    } else if (claim->found.outcome == NGX_IDEMPOTENCY_PENDING
+               || claim->op.result == NGX_IDEMPOTENCY_UNAVAILABLE)
     {
         return NGX_DECLINED;
 
     } else {
-        ends = op->ends;
+        ends = ctx->answered + claim->found.left;
     }
 
     /* rounded up: it is free then */
 
-    left = ngx_max((ngx_msec_int_t) (ends - now), 0);
+    left = ngx_max((ngx_msec_int_t) (ends - ngx_current_msec), 0);
 
     return variable_number(r, (left + 999) / 1000, value);
 }
@@ -315,8 +306,11 @@ static ngx_int_t
 variable_fence(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_str_t *value)
 {
-    return ctx->op.fence ? variable_number(r, ctx->op.fence, value)
-                         : NGX_DECLINED;
+    uint64_t  fence;
+
+    fence = ctx->claim.fence ? ctx->claim.fence : ctx->claim.found.fence;
+
+    return fence ? variable_number(r, fence, value) : NGX_DECLINED;
 }
 
 

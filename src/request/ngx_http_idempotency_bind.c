@@ -36,7 +36,7 @@ ngx_http_idempotency_bind(ngx_http_request_t *r,
     if (ngx_http_idempotency_by_content(ctx)) {
         ngx_http_idempotency_content(r, ctx, &scope,
                                      NGX_IDEMPOTENCY_DIGEST_CONTENT,
-                                     ctx->op.token);
+                                     ctx->claim.op.token);
         return NGX_OK;
     }
 
@@ -58,7 +58,7 @@ bind_key(ngx_http_idempotency_ctx_t *ctx, ngx_str_t *scope)
     ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_TOKEN);
     ngx_idempotency_digest_field(&d, scope);
     ngx_idempotency_digest_field(&d, &ctx->key);
-    ngx_idempotency_digest_final(&d, ctx->op.token);
+    ngx_idempotency_digest_final(&d, ctx->claim.op.token);
 }
 
 
@@ -97,9 +97,9 @@ bind_fingerprint(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     digest.data = ctx->body.digest;
 
     ngx_idempotency_digest_field(&d, &digest);
-    ngx_idempotency_digest_final(&d, ctx->op.fingerprint);
+    ngx_idempotency_digest_final(&d, ctx->claim.fingerprint);
 
-    parts = &ctx->op.parts;
+    parts = &ctx->claim.parts;
 
     ngx_memcpy(parts->action, action, NGX_IDEMPOTENCY_HINT_LEN);
     ngx_memcpy(parts->body, ctx->body.digest, NGX_IDEMPOTENCY_HINT_LEN);
@@ -169,7 +169,7 @@ ngx_http_idempotency_reason(ngx_http_idempotency_ctx_t *ctx, u_char *text)
     if (ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_CONFLICT) {
 
         for (i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
-            if (ctx->op.differs & ((ngx_uint_t) 1 << i)) {
+            if (ctx->claim.differs & ((ngx_uint_t) 1 << i)) {
                 p = ngx_sprintf(p, "%s%s", p == text ? "" : ",", parts[i]);
             }
         }

@@ -173,7 +173,7 @@ client_keep_upstream(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         return;
     }
 
-    conf = ngx_idempotency_fault(&ctx->op, NGX_IDEMPOTENCY_FAULT_NO_POOL)
+    conf = ngx_idempotency_fault(&ctx->claim.op, NGX_IDEMPOTENCY_FAULT_NO_POOL)
            ? NULL : ngx_palloc(r->pool, sizeof(ngx_http_upstream_conf_t));
 
     if (conf == NULL) {

@@ -58,13 +58,13 @@ ngx_http_idempotency_content(ngx_http_request_t *r,
     ngx_idempotency_digest_field(&d, scope);
 
     value.len = NGX_IDEMPOTENCY_DIGEST_LEN;
-    value.data = ctx->op.fingerprint;
+    value.data = ctx->claim.fingerprint;
 
     ngx_idempotency_digest_field(&d, &value);
 
     if (ngx_http_idempotency_identified(ctx)) {
         value.len = NGX_IDEMPOTENCY_IDENTITY_LEN;
-        value.data = ctx->op.parts.identity;
+        value.data = ctx->claim.parts.identity;
 
         ngx_idempotency_digest_bytes(&d, (u_char *) "I", 1);
         ngx_idempotency_digest_field(&d, &value);

@@ -56,9 +56,13 @@ static ngx_int_t gate_claim(ngx_http_request_t *r,
 static ngx_int_t gate_claim_again(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t gate_ask(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_op_t *op);
+    ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_claim_t *claim);
 static void gate_resume(ngx_idempotency_op_t *op);
 static ngx_int_t gate_answered(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static ngx_int_t gate_similar(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static ngx_int_t gate_similar_answered(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t gate_bound(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
@@ -88,7 +92,7 @@ static gate_step_pt  gate_table[][3] = {
     /* BOUND    */  { gate_pass, gate_claim, NULL },
     /* DECIDED  */  { gate_pass, gate_pass,  gate_answered },
     /* OWNER    */  { gate_pass, gate_carry,
-                      ngx_http_idempotency_similar_answer },
+                      gate_similar_answered },
     /* SETTLED  */  { gate_pass, gate_carry, NULL },
     /* RELEASED */  { gate_pass, gate_carry, NULL }
 };
@@ -323,75 +327,73 @@ gate_claim(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
     ctx->wait.deadline = ngx_current_msec + ctx->conf->wait_timeout;
 
-    ctx->op.pool = r->pool;
-    ctx->op.lease = ctx->conf->lease;
-    ctx->op.reserve = ctx->conf->max_response;
-    ctx->op.retry = (ctx->conf->in_doubt
-                     == NGX_HTTP_IDEMPOTENCY_IN_DOUBT_RETRY);
+    ctx->claim.pool = r->pool;
+    ctx->claim.lease = ctx->conf->lease;
+    ctx->claim.reserve = ctx->conf->max_response;
+    ctx->claim.retry = (ctx->conf->in_doubt
+                        == NGX_HTTP_IDEMPOTENCY_IN_DOUBT_RETRY);
 
 #if (NGX_IDEMPOTENCY_FAULTS)
-    gate_fault(r, &ctx->op);
+    gate_fault(r, &ctx->claim.op);
 #endif
+
+    if (ngx_http_idempotency_prepare(ctx) != NGX_OK) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
 
     return gate_claim_again(r, ctx);
 }
 
 
-/* ... whenever what it waits for has changed */
+/* ... whenever what it waits for has changed, or an answer is overdue */
 
 static ngx_int_t
 gate_claim_again(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
-    ctx->op.now = ngx_current_msec;
+    ctx->claim.op.now = ngx_current_msec;
 
     if (ngx_http_idempotency_terms(r, ctx) != NGX_OK) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
-    ctx->op.wait = (ctx->conf->in_progress
-                    == NGX_HTTP_IDEMPOTENCY_IN_PROGRESS_WAIT
-                    && !ctx->conf->dry_run
-                    && (ngx_msec_int_t) (ctx->wait.deadline - ctx->op.now)
-                       > 0);
+    ctx->claim.wait = (ctx->conf->in_progress
+                       == NGX_HTTP_IDEMPOTENCY_IN_PROGRESS_WAIT
+                       && !ctx->conf->dry_run
+                       && (ngx_msec_int_t)
+                              (ctx->wait.deadline - ctx->claim.op.now)
+                          > 0);
 
-    return gate_ask(r, ctx, &ctx->op);
+    return gate_ask(r, ctx, &ctx->claim);
 }
 
 
 static ngx_int_t
 gate_ask(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_idempotency_op_t *op)
+    ngx_idempotency_claim_t *claim)
 {
     ngx_int_t                 rc;
     ngx_idempotency_store_t  *store;
 
-    op->handler = gate_resume;
-    op->data = ctx;
+    claim->op.handler = gate_resume;
+    claim->op.data = ctx;
 
-    store = ctx->conf->shm_zone->data;
+    store = ctx->conf->store;
 
-    rc = store->engine->claim(store, op);
+    rc = store->engine->claim(store, claim);
 
     if (rc == NGX_OK) {
         return gate_table[ctx->state][gate_at_answer](r, ctx);
     }
 
-    if (rc == NGX_AGAIN) {
-        ctx->wait.asking = op;
-
-        r->read_event_handler = ngx_http_idempotency_wait_reading;
-        r->write_event_handler = ngx_http_request_empty_handler;
-
-        return NGX_DONE;
-    }
-
-    return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    return (rc == NGX_AGAIN) ? ngx_http_idempotency_ask(r, ctx, claim)
+                             : NGX_HTTP_INTERNAL_SERVER_ERROR;
 }
 
 
 /*
  * The store answers later, or what was waited for has changed.  This runs as
  * an event of its own, so it does what nginx does around a request's events.
+ * The answer may be that the store calls once more.
  */
 
 static void
@@ -403,14 +405,12 @@ gate_resume(ngx_idempotency_op_t *op)
     ngx_http_idempotency_ctx_t  *ctx;
 
     ctx = op->data;
-    ctx->wait.asking = NULL;
-
     r = ctx->request;
     c = r->connection;
 
     ngx_http_set_log_request(c->log, r);
 
-    ngx_http_idempotency_wait_cancel(ctx);
+    ngx_http_idempotency_wait_end(ctx);
 
     r->read_event_handler = ngx_http_block_reading;
     r->write_event_handler = ngx_http_core_run_phases;
@@ -434,25 +434,23 @@ gate_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     ngx_http_idempotency_status_e  why;
 
-    switch (ctx->op.result) {
+    if (ctx->claim.op.result == NGX_IDEMPOTENCY_CHANGED) {
+        return gate_claim_again(r, ctx);
+    }
+
+    ctx->answered = ngx_current_msec;
+    ctx->wait.overdue = 0;
+
+    switch (ctx->claim.op.result) {
 
     case NGX_IDEMPOTENCY_CLAIMED:
-        ngx_idempotency_die(&ctx->op, NGX_IDEMPOTENCY_FAULT_DIE_CLAIMED);
-        ngx_idempotency_busy(&ctx->op);
+        ngx_idempotency_die(&ctx->claim.op, NGX_IDEMPOTENCY_FAULT_DIE_CLAIMED);
+        ngx_idempotency_busy(&ctx->claim.op);
 
         ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_OWNER;
         ctx->status = NGX_HTTP_IDEMPOTENCY_STATUS_NEW;
 
-        if (ctx->similar == NULL) {
-            return NGX_OK;
-        }
-
-        ngx_http_idempotency_similar(r, ctx);
-
-        return gate_ask(r, ctx, &ctx->similar->op);
-
-    case NGX_IDEMPOTENCY_CHANGED:
-        return gate_claim_again(r, ctx);
+        return ctx->similar ? gate_similar(r, ctx) : NGX_OK;
 
     case NGX_IDEMPOTENCY_BOUND:
         return gate_bound(r, ctx);
@@ -470,15 +468,15 @@ gate_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
         /* rounded up: there is room then */
 
-        ctx->retry_after = (ctx->op.ends - ctx->op.now + 999) / 1000;
+        ctx->retry_after = (ctx->claim.found.left + 999) / 1000;
         break;
 
     default: /* NGX_IDEMPOTENCY_UNAVAILABLE */
 
         /* not even where the store can't tell is an old key let in */
 
-        why = (ctx->op.old && ctx->conf->unavailable
-                              == NGX_HTTP_IDEMPOTENCY_UNAVAILABLE_PASS)
+        why = (ctx->claim.old && ctx->conf->unavailable
+                                 == NGX_HTTP_IDEMPOTENCY_UNAVAILABLE_PASS)
                   ? NGX_HTTP_IDEMPOTENCY_STATUS_EXPIRED
                   : NGX_HTTP_IDEMPOTENCY_STATUS_UNAVAILABLE;
         break;
@@ -488,20 +486,42 @@ gate_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
+/* the token is its own: was its content seen with another key? */
+
+static ngx_int_t
+gate_similar(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    if (ngx_http_idempotency_similar(r, ctx) != NGX_OK) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    return gate_ask(r, ctx, &ctx->similar->claim);
+}
+
+
+static ngx_int_t
+gate_similar_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    return (ctx->similar->claim.op.result == NGX_IDEMPOTENCY_CHANGED)
+           ? gate_similar(r, ctx)
+           : ngx_http_idempotency_similar_answer(r, ctx);
+}
+
+
 /* somebody else has it, or had it */
 
 static ngx_int_t
 gate_bound(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
-    if (ctx->op.waiting) {
+    if (ctx->claim.op.waiting) {
         return ngx_http_idempotency_wait(r, ctx);
     }
 
-    if (ctx->op.response.data) {
+    if (ctx->claim.found.response.data) {
         return ngx_http_idempotency_replay(r, ctx);
     }
 
-    switch (ctx->op.outcome) {
+    switch (ctx->claim.found.outcome) {
 
     case NGX_IDEMPOTENCY_PENDING:
         return ngx_http_idempotency_refuse(r, ctx,

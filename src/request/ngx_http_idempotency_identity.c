@@ -69,12 +69,12 @@ ngx_http_idempotency_identity(ngx_http_request_t *r,
     }
 
     if (!known) {
-        ngx_memzero(ctx->op.parts.identity, NGX_IDEMPOTENCY_IDENTITY_LEN);
+        ngx_memzero(ctx->claim.parts.identity, NGX_IDEMPOTENCY_IDENTITY_LEN);
         return NGX_OK;
     }
 
     ngx_idempotency_digest_final(&d, out);
-    ngx_memcpy(ctx->op.parts.identity, out, NGX_IDEMPOTENCY_IDENTITY_LEN);
+    ngx_memcpy(ctx->claim.parts.identity, out, NGX_IDEMPOTENCY_IDENTITY_LEN);
 
     return NGX_OK;
 }
@@ -87,7 +87,7 @@ ngx_http_idempotency_identified(ngx_http_idempotency_ctx_t *ctx)
 {
     static u_char  nobody[NGX_IDEMPOTENCY_IDENTITY_LEN];
 
-    return ngx_memcmp(ctx->op.parts.identity, nobody,
+    return ngx_memcmp(ctx->claim.parts.identity, nobody,
                       NGX_IDEMPOTENCY_IDENTITY_LEN)
            != 0;
 }

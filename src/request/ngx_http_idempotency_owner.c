@@ -9,9 +9,33 @@
 #include "ngx_http_idempotency.h"
 
 
+/* how the store is told; as that may take longer than the request, this has
+   memory of its own, until there is an answer */
+
+struct ngx_http_idempotency_report_s {
+    /* must be the first member */
+    union {
+        ngx_idempotency_op_t         op;
+        ngx_idempotency_complete_t   complete;
+        ngx_idempotency_release_t    release;
+    } as;
+
+    ngx_idempotency_store_t         *store;
+    /* NULL: the request is gone */
+    ngx_http_idempotency_ctx_t      *ctx;
+};
+
+
 static void owner_cleanup(void *data);
-static void owner_response(ngx_http_idempotency_ctx_t *ctx,
+static void owner_leave(ngx_http_idempotency_ctx_t *ctx);
+static void owner_complete(ngx_http_idempotency_ctx_t *ctx,
     ngx_int_t outcome);
+static void owner_release(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome);
+static void owner_begin(ngx_http_idempotency_ctx_t *ctx);
+static void owner_end(ngx_idempotency_op_t *op, ngx_int_t rc);
+static void owner_answered(ngx_idempotency_op_t *op);
+static ngx_chain_t *owner_response(ngx_http_idempotency_ctx_t *ctx,
+    ngx_int_t outcome, size_t *size);
 
 
 ngx_http_idempotency_ctx_t *
@@ -93,9 +117,62 @@ owner_cleanup(void *data)
         ngx_http_idempotency_settle(r, ctx);
     }
 
+    owner_leave(ctx);
+
     /* for the variables in the log */
 
     ngx_http_set_ctx(r, ctx, ngx_http_idempotency_module);
+}
+
+
+/* nothing outlives the request but what the store has not answered yet */
+
+static void
+owner_leave(ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_http_idempotency_report_t  *report;
+
+    if (ctx->similar && ctx->similar->note) {
+        ngx_free(ctx->similar->note);
+    }
+
+    report = ctx->settled.report;
+
+    if (report == NULL) {
+        return;
+    }
+
+    if (report->as.op.handler) {
+        report->ctx = NULL;
+
+    } else {
+        ngx_free(report);
+    }
+}
+
+
+/*
+ * Memory to tell the store by, before anything is claimed: so no claim can be
+ * left behind for want of it
+ */
+
+ngx_int_t
+ngx_http_idempotency_prepare(ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_http_idempotency_report_t  *report;
+
+    report = ngx_calloc(sizeof(ngx_http_idempotency_report_t),
+                        ctx->request->connection->log);
+    if (report == NULL) {
+        return NGX_ERROR;
+    }
+
+    report->store = ctx->conf->store;
+    report->ctx = ctx;
+
+    ctx->settled.report = report;
+
+    return NGX_OK;
 }
 
 
@@ -105,99 +182,192 @@ void
 ngx_http_idempotency_settle(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
-    ngx_int_t                 rc, outcome;
-    ngx_idempotency_op_t     *op;
-    ngx_idempotency_store_t  *store;
+    ngx_int_t  outcome;
 
-    ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_SETTLED;
-
-    op = &ctx->op;
-    store = ctx->conf->shm_zone->data;
-
-    ngx_idempotency_die(op, NGX_IDEMPOTENCY_FAULT_DIE_RECORDING);
+    ngx_idempotency_die(&ctx->claim.op, NGX_IDEMPOTENCY_FAULT_DIE_RECORDING);
 
     outcome = ngx_http_idempotency_outcome(r, ctx);
-
-    op->now = ngx_current_msec;
-    op->handler = NULL;
-    op->status = ctx->capture.status;
-
-    owner_response(ctx, outcome);
 
     if (outcome == NGX_HTTP_IDEMPOTENCY_RELEASE
         || outcome == NGX_HTTP_IDEMPOTENCY_LEAVE)
     {
+        ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_RELEASED;
+
         ngx_http_idempotency_unlike(ctx);
+        owner_release(ctx, outcome);
 
-        op->leave = (outcome == NGX_HTTP_IDEMPOTENCY_LEAVE);
-
-        rc = store->engine->release(store, op);
-
-        if (rc == NGX_OK && op->result == NGX_IDEMPOTENCY_OK) {
-            ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_RELEASED;
-        }
-
-    } else {
-        op->outcome = outcome;
-
-        rc = store->engine->complete(store, op);
-    }
-
-    if (rc != NGX_OK) {
         return;
     }
+
+    ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_SETTLED;
+    ctx->settled.ends = ngx_http_idempotency_ends(ctx);
+
+    owner_complete(ctx, outcome);
+}
+
+
+/* it is refused all the same, and nothing was executed */
+
+void
+ngx_http_idempotency_give_up(ngx_http_idempotency_ctx_t *ctx)
+{
+    ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_DECIDED;
+
+    owner_release(ctx, NGX_HTTP_IDEMPOTENCY_RELEASE);
+}
+
+
+static void
+owner_complete(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome)
+{
+    ngx_idempotency_store_t     *store;
+    ngx_idempotency_complete_t  *complete;
+
+    complete = &ctx->settled.report->as.complete;
+
+    complete->fence = ctx->claim.fence;
+    complete->outcome = outcome;
+    complete->status = ctx->capture.status;
+    complete->pieces = owner_response(ctx, outcome, &complete->size);
+
+    store = ctx->conf->store;
+
+    owner_begin(ctx);
+    owner_end(&complete->op, store->engine->complete(store, complete));
+}
+
+
+static void
+owner_release(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome)
+{
+    ngx_idempotency_store_t    *store;
+    ngx_idempotency_release_t  *release;
+
+    release = &ctx->settled.report->as.release;
+
+    release->fence = ctx->claim.fence;
+    release->leave = (outcome == NGX_HTTP_IDEMPOTENCY_LEAVE);
+    release->status = ctx->capture.status;
+    release->pieces = owner_response(ctx, outcome, &release->size);
+
+    store = ctx->conf->store;
+
+    owner_begin(ctx);
+    owner_end(&release->op, store->engine->release(store, release));
+}
+
+
+static void
+owner_begin(ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_idempotency_op_t  *op;
+
+    op = &ctx->settled.report->as.op;
+
+    ngx_memcpy(op->token, ctx->claim.op.token, NGX_IDEMPOTENCY_DIGEST_LEN);
+
+    op->now = ngx_current_msec;
+    op->handler = owner_answered;
+    op->data = ctx->settled.report;
+
+#if (NGX_IDEMPOTENCY_FAULTS)
+    op->fault = ctx->claim.op.fault;
+#endif
+}
+
+
+static void
+owner_end(ngx_idempotency_op_t *op, ngx_int_t rc)
+{
+    if (rc == NGX_AGAIN) {
+        return;
+    }
+
+    if (rc == NGX_ERROR) {
+        op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+    }
+
+    owner_answered(op);
+}
+
+
+/* of a request that may be gone by now */
+
+static void
+owner_answered(ngx_idempotency_op_t *op)
+{
+    ngx_log_t                      *log;
+    ngx_http_idempotency_ctx_t     *ctx;
+    ngx_http_idempotency_report_t  *report;
+
+    report = op->data;
+    ctx = report->ctx;
+
+    log = ctx ? ctx->request->connection->log : ngx_cycle->log;
 
     switch (op->result) {
 
     case NGX_IDEMPOTENCY_STALE:
-        ngx_log_error(NGX_LOG_WARN, r->connection->log, 0,
+        ngx_log_error(NGX_LOG_WARN, log, 0,
                       "idempotency: the claim was taken over, "
                       "the outcome of its late owner is not recorded");
         break;
 
     case NGX_IDEMPOTENCY_TRIMMED:
-        ngx_log_error(NGX_LOG_ERR, r->connection->log, 0,
+        ngx_log_error(NGX_LOG_ERR, log, 0,
                       "idempotency: zone \"%V\" is full, a response of %uz "
                       "bytes is not kept",
-                      &ctx->conf->shm_zone->shm.name, op->size);
+                      &report->store->name, report->as.complete.size);
         break;
 
     case NGX_IDEMPOTENCY_UNAVAILABLE:
-        ngx_log_error(NGX_LOG_CRIT, r->connection->log, 0,
+        ngx_log_error(NGX_LOG_CRIT, log, 0,
                       "idempotency: zone \"%V\" is unavailable, the outcome "
                       "of an owner is not recorded, token: %*xs",
-                      &ctx->conf->shm_zone->shm.name,
+                      &report->store->name,
                       (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, op->token);
         break;
 
     default:
         break;
     }
+
+    if (ctx) {
+        ctx->settled.report = NULL;
+
+        if (op->result == NGX_IDEMPOTENCY_STALE
+            || op->result == NGX_IDEMPOTENCY_UNAVAILABLE)
+        {
+            ctx->settled.refused = 1;
+
+        } else if (ctx->state == NGX_HTTP_IDEMPOTENCY_STATE_SETTLED) {
+            ctx->settled.ends = ngx_current_msec + report->as.complete.left;
+        }
+    }
+
+    ngx_free(report);
 }
 
 
 /* what there is of the response that can be kept */
 
-static void
-owner_response(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome)
+static ngx_chain_t *
+owner_response(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome,
+    size_t *size)
 {
-    ngx_chain_t           *cl;
-    ngx_idempotency_op_t  *op;
+    ngx_chain_t  *cl;
 
-    op = &ctx->op;
-
-    op->pieces = NULL;
-    op->size = 0;
+    *size = 0;
 
     if (outcome == NGX_IDEMPOTENCY_NOT_KEPT
         || !ctx->capture.whole || ctx->capture.too_large)
     {
-        return;
+        return NULL;
     }
 
-    op->pieces = ctx->capture.pieces;
-
-    for (cl = op->pieces; cl; cl = cl->next) {
-        op->size += cl->buf->last - cl->buf->pos;
+    for (cl = ctx->capture.pieces; cl; cl = cl->next) {
+        *size += cl->buf->last - cl->buf->pos;
     }
+
+    return ctx->capture.pieces;
 }

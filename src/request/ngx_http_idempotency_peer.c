@@ -283,7 +283,7 @@ ngx_http_idempotency_send_once(ngx_http_request_t *r,
         return NGX_OK;
     }
 
-    if (ngx_idempotency_fault(&ctx->op, NGX_IDEMPOTENCY_FAULT_NO_POOL)) {
+    if (ngx_idempotency_fault(&ctx->claim.op, NGX_IDEMPOTENCY_FAULT_NO_POOL)) {
         return NGX_ERROR;
     }
 

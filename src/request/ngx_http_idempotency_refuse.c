@@ -233,7 +233,7 @@ ngx_http_idempotency_refuse(ngx_http_request_t *r,
                   conf->dry_run ? ", dry run" : "",
                   ngx_http_idempotency_bound(ctx)
                       ? (size_t) NGX_IDEMPOTENCY_DIGEST_LEN : 0,
-                  ctx->op.token, &conf->shm_zone->shm.name);
+                  ctx->claim.op.token, &conf->store->name);
 
     if (!refuses) {
         return NGX_OK;
@@ -312,14 +312,15 @@ ngx_http_idempotency_refusal_detail(ngx_http_request_t *r,
         return NGX_ERROR;
     }
 
-    p = ngx_sprintf(detail->data, (char *) format->data, ctx->op.status);
+    p = ngx_sprintf(detail->data, (char *) format->data,
+                    ctx->claim.found.status);
 
     reason = ngx_http_idempotency_reason(ctx, text);
 
     /* a stranger learns nothing of what he has met */
 
     if (reason.len
-        && (ctx->op.differs & NGX_IDEMPOTENCY_DIFFERS_IDENTITY) == 0)
+        && (ctx->claim.differs & NGX_IDEMPOTENCY_DIFFERS_IDENTITY) == 0)
     {
         p = ngx_sprintf(p, " What differs: %V.", &reason);
     }

@@ -22,11 +22,13 @@ ngx_http_idempotency_replay(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
     void                           **loc_conf;
+    ngx_idempotency_found_t         *found;
     ngx_http_idempotency_origin_t    origin;
 
+    found = &ctx->claim.found;
     loc_conf = NULL;
 
-    if (ngx_http_idempotency_response_origin(&ctx->op.response, &origin)
+    if (ngx_http_idempotency_response_origin(&found->response, &origin)
         == NGX_OK)
     {
         loc_conf = ngx_http_idempotency_origin_find(r, &origin);
@@ -47,9 +49,9 @@ ngx_http_idempotency_replay(ngx_http_request_t *r,
     ngx_log_error(ctx->conf->log_level, r->connection->log, 0,
                   "idempotency: replayed a response of status %ui%s, "
                   "token: %*xs, zone: \"%V\"",
-                  ctx->op.status, ctx->conf->dry_run ? ", dry run" : "",
-                  (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, ctx->op.token,
-                  &ctx->conf->shm_zone->shm.name);
+                  found->status, ctx->conf->dry_run ? ", dry run" : "",
+                  (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, ctx->claim.op.token,
+                  &ctx->conf->store->name);
 
     if (ctx->conf->dry_run) {
         return NGX_OK;
@@ -78,9 +80,9 @@ replay_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
                || (ctx->conf->replay_cookies
                    == NGX_HTTP_IDEMPOTENCY_COOKIES_IDENTIFIED
                    && ngx_http_idempotency_identified(ctx)
-                   && !ctx->op.anonymous));
+                   && !ctx->claim.found.anonymous));
 
-    body = ctx->op.response;
+    body = ctx->claim.found.response;
 
     if (ngx_http_idempotency_response_restore(r, &body, cookies) != NGX_OK
         || ngx_http_idempotency_header_push(r, &r->headers_out.headers, &name,

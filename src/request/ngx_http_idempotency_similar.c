@@ -9,6 +9,8 @@
 #include "ngx_http_idempotency.h"
 
 
+static void similar_note(ngx_http_idempotency_ctx_t *ctx);
+static void similar_told(ngx_idempotency_op_t *op);
 static ngx_int_t similar_found(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t similar_refuse(ngx_http_request_t *r,
@@ -27,27 +29,45 @@ ngx_http_idempotency_similar_bind(ngx_http_request_t *r,
 
     ngx_http_idempotency_content(r, ctx, scope,
                                  NGX_IDEMPOTENCY_DIGEST_SIMILAR,
-                                 ctx->similar->op.token);
+                                 ctx->similar->claim.op.token);
     return NGX_OK;
 }
 
 
-/* the request owns its key by now; what is bound is the key itself */
+/*
+ * The request owns its key by now; what is bound is the key itself.  With
+ * memory for the note at hand no claim can be left behind.
+ */
 
-void
+ngx_int_t
 ngx_http_idempotency_similar(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
-    ngx_idempotency_op_t  *op;
+    ngx_idempotency_claim_t         *claim;
+    ngx_http_idempotency_similar_t  *similar;
 
-    op = &ctx->similar->op;
+    similar = ctx->similar;
 
-    ngx_memcpy(op->fingerprint, ctx->op.token, NGX_IDEMPOTENCY_DIGEST_LEN);
+    if (similar->note == NULL) {
+        similar->note = ngx_calloc(sizeof(ngx_idempotency_complete_t),
+                                   r->connection->log);
+        if (similar->note == NULL) {
+            return NGX_ERROR;
+        }
+    }
 
-    op->now = ngx_current_msec;
-    op->window = ctx->conf->content_window;
-    op->lease = ctx->conf->lease;
-    op->pool = r->pool;
+    claim = &similar->claim;
+
+    ngx_memcpy(claim->fingerprint, ctx->claim.op.token,
+               NGX_IDEMPOTENCY_DIGEST_LEN);
+
+    claim->op.now = ngx_current_msec;
+    claim->window = ctx->conf->content_window;
+    claim->lease = ctx->conf->lease;
+    claim->pool = r->pool;
+    claim->local = 1;
+
+    return NGX_OK;
 }
 
 
@@ -57,29 +77,27 @@ ngx_int_t
 ngx_http_idempotency_similar_answer(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
-    ngx_idempotency_op_t     *op;
-    ngx_idempotency_store_t  *store;
+    ngx_http_idempotency_similar_t  *similar;
 
-    op = &ctx->similar->op;
+    similar = ctx->similar;
 
-    switch (op->result) {
+    switch (similar->claim.op.result) {
 
     case NGX_IDEMPOTENCY_CLAIMED:
+        similar->seen = 1;
+        similar->fence = similar->claim.fence;
 
-        /* seen now, which is all that there is to be known */
+        similar_note(ctx);
 
-        op->outcome = NGX_IDEMPOTENCY_NOT_KEPT;
-
-        store = ctx->conf->shm_zone->data;
-        (void) store->engine->complete(store, op);
-
-        /* fall through */
+        return NGX_OK;
 
     case NGX_IDEMPOTENCY_BOUND:
 
         /* with this very key, which was released since */
 
-        ctx->similar->seen = 1;
+        similar->seen = 1;
+        similar->fence = similar->claim.found.fence;
+
         return NGX_OK;
 
     case NGX_IDEMPOTENCY_CONFLICT:
@@ -88,6 +106,42 @@ ngx_http_idempotency_similar_answer(ngx_http_request_t *r,
     default: /* NGX_IDEMPOTENCY_UNAVAILABLE */
         return similar_refuse(r, ctx, NGX_HTTP_IDEMPOTENCY_STATUS_UNAVAILABLE);
     }
+}
+
+
+/* seen now, which is all that there is to be known */
+
+static void
+similar_note(ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_idempotency_store_t     *store;
+    ngx_idempotency_complete_t  *note;
+
+    store = ctx->conf->store;
+    note = ctx->similar->note;
+
+    ctx->similar->note = NULL;
+
+    ngx_memcpy(note->op.token, ctx->similar->claim.op.token,
+               NGX_IDEMPOTENCY_DIGEST_LEN);
+
+    note->op.now = ngx_current_msec;
+    note->op.handler = similar_told;
+    note->fence = ctx->similar->fence;
+    note->outcome = NGX_IDEMPOTENCY_NOT_KEPT;
+
+    if (store->engine->complete(store, note) != NGX_AGAIN) {
+        similar_told(&note->op);
+    }
+}
+
+
+/* if it was in vain, there will be no warning: nothing depends on it */
+
+static void
+similar_told(ngx_idempotency_op_t *op)
+{
+    ngx_free(op);
 }
 
 
@@ -103,8 +157,8 @@ similar_found(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     ngx_log_error(ctx->conf->log_level, r->connection->log, 0,
                   "idempotency: passed a new key with content just seen, "
                   "token: %*xs, zone: \"%V\"",
-                  (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, ctx->op.token,
-                  &ctx->conf->shm_zone->shm.name);
+                  (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, ctx->claim.op.token,
+                  &ctx->conf->store->name);
 
     return NGX_OK;
 }
@@ -116,16 +170,11 @@ static ngx_int_t
 similar_refuse(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_http_idempotency_status_e why)
 {
-    ngx_idempotency_store_t  *store;
-
     if (!ngx_http_idempotency_refuses(ctx, why)) {
         return ngx_http_idempotency_refuse(r, ctx, why);
     }
 
-    ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_DECIDED;
-
-    store = ctx->conf->shm_zone->data;
-    (void) store->engine->release(store, &ctx->op);
+    ngx_http_idempotency_give_up(ctx);
 
     return ngx_http_idempotency_refuse(r, ctx, why);
 }
@@ -136,10 +185,28 @@ similar_refuse(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 void
 ngx_http_idempotency_unlike(ngx_http_idempotency_ctx_t *ctx)
 {
-    ngx_idempotency_store_t  *store;
+    ngx_idempotency_store_t   *store;
+    ngx_idempotency_forget_t  *forget;
 
-    if (ctx->similar && ctx->similar->seen) {
-        store = ctx->conf->shm_zone->data;
-        (void) store->engine->forget(store, &ctx->similar->op);
+    if (ctx->similar == NULL || !ctx->similar->seen) {
+        return;
+    }
+
+    forget = ngx_calloc(sizeof(ngx_idempotency_forget_t), ngx_cycle->log);
+    if (forget == NULL) {
+        return;
+    }
+
+    store = ctx->conf->store;
+
+    ngx_memcpy(forget->op.token, ctx->similar->claim.op.token,
+               NGX_IDEMPOTENCY_DIGEST_LEN);
+
+    forget->op.now = ngx_current_msec;
+    forget->op.handler = similar_told;
+    forget->fence = ctx->similar->fence;
+
+    if (store->engine->forget(store, forget) != NGX_AGAIN) {
+        similar_told(&forget->op);
     }
 }

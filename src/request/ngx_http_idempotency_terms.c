@@ -41,18 +41,18 @@ ngx_http_idempotency_terms(ngx_http_request_t *r,
 static void
 terms_time(ngx_http_idempotency_ctx_t *ctx)
 {
-    uint64_t               now, until;
-    ngx_msec_t             age;
-    ngx_idempotency_op_t  *op;
+    uint64_t                  now, until;
+    ngx_msec_t                age;
+    ngx_idempotency_claim_t  *claim;
 
-    op = &ctx->op;
+    claim = &ctx->claim;
 
     if (ngx_http_idempotency_by_content(ctx)) {
-        op->window = ctx->conf->content_window;
+        claim->window = ctx->conf->content_window;
         return;
     }
 
-    op->window = ctx->conf->window;
+    claim->window = ctx->conf->window;
 
     if (ctx->conf->key_format != NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_UUID7)
     {
@@ -68,9 +68,23 @@ terms_time(ngx_http_idempotency_ctx_t *ctx)
     now = ngx_http_idempotency_wall_clock();
     until = ctx->made + age;
 
-    op->old = (until <= now + NGX_HTTP_IDEMPOTENCY_TERMS_CLOCKS);
-    op->least = (until <= now) ? 0 : (ngx_msec_t) (until - now);
-    op->span = age + NGX_HTTP_IDEMPOTENCY_KEY_AHEAD;
+    claim->old = (until <= now + NGX_HTTP_IDEMPOTENCY_TERMS_CLOCKS);
+    claim->least = (until <= now) ? 0 : (ngx_msec_t) (until - now);
+    claim->span = age + NGX_HTTP_IDEMPOTENCY_KEY_AHEAD;
+}
+
+
+/* when the owner's token ends, if its outcome is known now */
+
+ngx_msec_t
+ngx_http_idempotency_ends(ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_msec_t  ends, least;
+
+    ends = ngx_current_msec + ctx->claim.window;
+    least = ctx->claim.op.now + ctx->claim.least;
+
+    return ((ngx_msec_int_t) (least - ends) > 0) ? least : ends;
 }
 
 
@@ -90,14 +104,14 @@ ngx_http_idempotency_wall_clock(void)
 static ngx_int_t
 terms_quota(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
-    u_char                      address[NGX_SOCKADDR_STRLEN];
-    ngx_str_t                   value;
-    ngx_idempotency_op_t       *op;
-    ngx_idempotency_digest_t    d;
+    u_char                     address[NGX_SOCKADDR_STRLEN];
+    ngx_str_t                  value;
+    ngx_idempotency_claim_t   *claim;
+    ngx_idempotency_digest_t   d;
 
-    op = &ctx->op;
+    claim = &ctx->claim;
 
-    if (ctx->conf->quota == 0 || op->quota) {
+    if (ctx->conf->quota == 0 || claim->quota) {
         return NGX_OK;
     }
 
@@ -118,11 +132,11 @@ terms_quota(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         terms_address(r->connection, &value);
     }
 
-    op->quota = ctx->conf->quota;
+    claim->quota = ctx->conf->quota;
 
     ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_QUOTA);
     ngx_idempotency_digest_field(&d, &value);
-    ngx_idempotency_digest_final(&d, op->value);
+    ngx_idempotency_digest_final(&d, claim->value);
 
     return NGX_OK;
 }

@@ -1,8 +1,9 @@
 
 /*
- * A request that waits for another's outcome.  It holds nothing but its
- * memory: the store calls when the token has changed, a timer asks again in
- * case that call is lost, and a client that leaves ends it.
+ * A request that waits for the store's answer, or for another's outcome.  It
+ * holds nothing but its memory: the store calls when there is an answer, or
+ * the token has changed, a timer asks again in case that call is lost, and a
+ * client that leaves ends it.
  */
 
 
@@ -11,31 +12,71 @@
 
 #define NGX_HTTP_IDEMPOTENCY_WAIT_FALLBACK  500
 
+/*
+ * What is asked again is no longer heard, so a store that is slow gets twice
+ * as long each time, up to so many times
+ */
 
+#define NGX_HTTP_IDEMPOTENCY_WAIT_DOUBLED   4
+
+
+static ngx_int_t wait_start(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_claim_t *claim,
+    ngx_msec_t delay);
+static void wait_reading(ngx_http_request_t *r);
 static ngx_uint_t wait_left(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static void wait_timer_handler(ngx_event_t *ev);
 
 
-/* NGX_DONE: it waits; the handler of its operation goes on with it */
+/* NGX_DONE: it waits; the handler of its claim goes on with it */
+
+ngx_int_t
+ngx_http_idempotency_ask(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_claim_t *claim)
+{
+    ngx_uint_t  doubled;
+
+    doubled = ngx_min(ctx->wait.overdue, NGX_HTTP_IDEMPOTENCY_WAIT_DOUBLED);
+
+    return wait_start(r, ctx, claim,
+                      NGX_HTTP_IDEMPOTENCY_WAIT_FALLBACK << doubled);
+}
+
+
+/* the same, for what it was told by the answer */
 
 ngx_int_t
 ngx_http_idempotency_wait(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
-    ngx_msec_t    left;
-    ngx_event_t  *rev;
-
-    left = ctx->wait.deadline - ctx->op.now;
+    ngx_msec_int_t  left;
 
     ctx->wait.waited = 1;
+
+    /* the answer may have come behind it */
+
+    left = ctx->wait.deadline - ngx_current_msec;
+    left = ngx_max(left, 0);
+
+    return wait_start(r, ctx, &ctx->claim,
+                      ngx_min(left, NGX_HTTP_IDEMPOTENCY_WAIT_FALLBACK));
+}
+
+
+static ngx_int_t
+wait_start(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_idempotency_claim_t *claim, ngx_msec_t delay)
+{
+    ngx_event_t  *rev;
+
+    ctx->wait.claim = claim;
 
     ctx->wait.timer.handler = wait_timer_handler;
     ctx->wait.timer.data = ctx;
     ctx->wait.timer.log = r->connection->log;
 
-    ngx_add_timer(&ctx->wait.timer,
-                  ngx_min(left, NGX_HTTP_IDEMPOTENCY_WAIT_FALLBACK));
+    ngx_add_timer(&ctx->wait.timer, delay);
 
     rev = r->connection->read;
 
@@ -47,7 +88,7 @@ ngx_http_idempotency_wait(ngx_http_request_t *r,
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
-    r->read_event_handler = ngx_http_idempotency_wait_reading;
+    r->read_event_handler = wait_reading;
     r->write_event_handler = ngx_http_request_empty_handler;
 
     return NGX_DONE;
@@ -59,8 +100,8 @@ ngx_http_idempotency_wait(ngx_http_request_t *r,
  * Over TLS the end is announced by bytes, behind which nothing is seen.
  */
 
-void
-ngx_http_idempotency_wait_reading(ngx_http_request_t *r)
+static void
+wait_reading(ngx_http_request_t *r)
 {
     ngx_event_t                 *rev;
     ngx_http_idempotency_ctx_t  *ctx;
@@ -135,37 +176,53 @@ wait_left(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* nothing calls back for it any more */
+/* the store has called */
 
 void
-ngx_http_idempotency_wait_cancel(ngx_http_idempotency_ctx_t *ctx)
+ngx_http_idempotency_wait_end(ngx_http_idempotency_ctx_t *ctx)
 {
-    ngx_idempotency_op_t     *op;
-    ngx_idempotency_store_t  *store;
+    ctx->wait.claim = NULL;
 
     if (ctx->wait.timer.timer_set) {
         ngx_del_timer(&ctx->wait.timer);
     }
+}
 
-    op = ctx->wait.asking ? ctx->wait.asking : &ctx->op;
 
-    if (ctx->wait.asking || op->waiting) {
-        ctx->wait.asking = NULL;
+/* it is not to call any more */
 
-        store = ctx->conf->shm_zone->data;
-        store->engine->cancel(store, op);
+void
+ngx_http_idempotency_wait_cancel(ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_idempotency_claim_t  *claim;
+    ngx_idempotency_store_t  *store;
+
+    claim = ctx->wait.claim;
+
+    if (claim == NULL) {
+        return;
     }
+
+    ngx_http_idempotency_wait_end(ctx);
+
+    store = ctx->conf->store;
+    store->engine->cancel(store, &claim->op);
 }
 
 
 static void
 wait_timer_handler(ngx_event_t *ev)
 {
+    ngx_idempotency_claim_t     *claim;
     ngx_http_idempotency_ctx_t  *ctx;
 
     ctx = ev->data;
+    claim = ctx->wait.claim;
 
-    ctx->op.result = NGX_IDEMPOTENCY_CHANGED;
+    ngx_http_idempotency_wait_cancel(ctx);
 
-    ctx->op.handler(&ctx->op);
+    ctx->wait.overdue++;
+
+    claim->op.result = NGX_IDEMPOTENCY_CHANGED;
+    claim->op.handler(&claim->op);
 }

@@ -15,11 +15,11 @@
 
 
 static ngx_idempotency_quota_t *quota_find(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_op_t *op);
+    ngx_idempotency_claim_t *claim);
 static ngx_uint_t quota_full(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_op_t *op);
+    ngx_idempotency_claim_t *claim);
 static void quota_expire(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_op_t *op);
+    ngx_idempotency_claim_t *claim);
 
 
 /*
@@ -30,73 +30,73 @@ static void quota_expire(ngx_idempotency_shm_t *shm,
 
 ngx_idempotency_result_e
 ngx_idempotency_quota_check(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_op_t *op)
+    ngx_idempotency_claim_t *claim)
 {
     ngx_queue_t               *q;
     ngx_idempotency_quota_t   *quota;
     ngx_idempotency_record_t  *rec;
 
-    if (!quota_full(shm, op)) {
+    if (!quota_full(shm, claim)) {
         return NGX_IDEMPOTENCY_OK;
     }
 
-    if (ngx_idempotency_record_expire(shm, op->now, NGX_IDEMPOTENCY_SHM_FREE)
+    if (ngx_idempotency_record_expire(shm, claim->op.now, NGX_IDEMPOTENCY_SHM_FREE)
         == NGX_IDEMPOTENCY_SHM_FREE)
     {
         return NGX_IDEMPOTENCY_UNFINISHED;
     }
 
-    quota_expire(shm, op);
+    quota_expire(shm, claim);
 
-    if (!quota_full(shm, op)) {
+    if (!quota_full(shm, claim)) {
         return NGX_IDEMPOTENCY_OK;
     }
 
-    quota = quota_find(shm, op);
+    quota = quota_find(shm, claim);
 
     if (ngx_queue_empty(&quota->bound)) {
 
         /* all of them are pending: one that ends now has its window yet */
 
-        op->ends = op->now + ngx_max(op->window, op->least);
+        claim->found.left = ngx_max(claim->window, claim->least);
         return NGX_IDEMPOTENCY_LIMITED;
     }
 
     q = ngx_queue_head(&quota->bound);
     rec = ngx_queue_data(q, ngx_idempotency_record_t, as.bound.quota);
 
-    op->ends = rec->ends;
+    claim->found.left = ngx_idempotency_record_lasts(rec, claim->op.now);
 
     return NGX_IDEMPOTENCY_LIMITED;
 }
 
 
 static ngx_uint_t
-quota_full(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
+quota_full(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim)
 {
     ngx_idempotency_quota_t  *quota;
 
-    if (op->quota == 0) {
+    if (claim->quota == 0) {
         return 0;
     }
 
-    quota = quota_find(shm, op);
+    quota = quota_find(shm, claim);
 
-    return quota && quota->live >= op->quota;
+    return quota && quota->live >= claim->quota;
 }
 
 
 /* keys that tell their own time do not end in the order of a window */
 
 static void
-quota_expire(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
+quota_expire(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim)
 {
     ngx_uint_t                 n, last;
     ngx_queue_t               *q, *next;
     ngx_idempotency_quota_t   *quota;
     ngx_idempotency_record_t  *rec;
 
-    quota = quota_find(shm, op);
+    quota = quota_find(shm, claim);
     if (quota == NULL) {
         return;
     }
@@ -112,7 +112,7 @@ quota_expire(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
         next = ngx_queue_next(q);
         rec = ngx_queue_data(q, ngx_idempotency_record_t, as.bound.quota);
 
-        if (!ngx_idempotency_record_expired(rec, op->now)) {
+        if (!ngx_idempotency_record_expired(rec, claim->op.now)) {
             continue;
         }
 
@@ -132,15 +132,15 @@ quota_expire(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
 
 ngx_int_t
 ngx_idempotency_quota_take(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op)
+    ngx_idempotency_record_t *rec, ngx_idempotency_claim_t *claim)
 {
     ngx_idempotency_quota_t  *quota;
 
-    if (op->quota == 0) {
+    if (claim->quota == 0) {
         return NGX_OK;
     }
 
-    quota = quota_find(shm, op);
+    quota = quota_find(shm, claim);
 
     if (quota == NULL) {
         quota = ngx_slab_calloc_locked(shm->shpool,
@@ -149,7 +149,7 @@ ngx_idempotency_quota_take(ngx_idempotency_shm_t *shm,
             return NGX_ERROR;
         }
 
-        ngx_memcpy(quota->value, op->value, NGX_IDEMPOTENCY_DIGEST_LEN);
+        ngx_memcpy(quota->value, claim->value, NGX_IDEMPOTENCY_DIGEST_LEN);
         ngx_queue_init(&quota->bound);
 
         ngx_idempotency_tree_insert(shm, &shm->sh->quotas, &quota->node);
@@ -209,8 +209,8 @@ ngx_idempotency_quota_drop(ngx_idempotency_shm_t *shm,
 
 
 static ngx_idempotency_quota_t *
-quota_find(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
+quota_find(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim)
 {
     return (ngx_idempotency_quota_t *)
-               ngx_idempotency_tree_find(shm, shm->sh->quotas, op->value);
+               ngx_idempotency_tree_find(shm, shm->sh->quotas, claim->value);
 }

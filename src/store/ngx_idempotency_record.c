@@ -17,15 +17,16 @@ static ngx_rbtree_node_t **record_bucket(ngx_idempotency_shm_t *shm,
     u_char *token);
 static void record_claim(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_window_t *window,
-    ngx_idempotency_op_t *op);
+    ngx_idempotency_claim_t *claim);
 static void record_pend(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op);
+    ngx_idempotency_record_t *rec, ngx_msec_t now);
+static uint32_t record_lease(ngx_msec_t lease);
 static void record_left_token(u_char *token, uint64_t fence);
 static ngx_idempotency_window_t *record_window(ngx_idempotency_shm_t *shm,
     ngx_msec_t length, ngx_msec_t span);
 static void record_unpublish(ngx_idempotency_record_t *rec);
 static ngx_idempotency_result_e record_make_room(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_op_t *op);
+    ngx_idempotency_claim_t *claim);
 static ngx_uint_t record_evict(ngx_idempotency_shm_t *shm);
 
 
@@ -114,29 +115,29 @@ ngx_idempotency_record_current(ngx_idempotency_shm_t *shm, u_char *token,
 
 ngx_idempotency_result_e
 ngx_idempotency_record_create(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_op_t *op)
+    ngx_idempotency_claim_t *claim)
 {
     ngx_idempotency_record_t  *rec;
     ngx_idempotency_window_t  *window;
     ngx_idempotency_result_e   result;
 
-    if (op->old) {
+    if (claim->old) {
         return NGX_IDEMPOTENCY_EXPIRED;
     }
 
-    result = ngx_idempotency_quota_check(shm, op);
+    result = ngx_idempotency_quota_check(shm, claim);
 
     if (result != NGX_IDEMPOTENCY_OK) {
         return result;
     }
 
-    result = record_make_room(shm, op);
+    result = record_make_room(shm, claim);
 
     if (result != NGX_IDEMPOTENCY_OK) {
         return result;
     }
 
-    window = record_window(shm, op->window, op->span);
+    window = record_window(shm, claim->window, claim->span);
     if (window == NULL) {
         return NGX_IDEMPOTENCY_UNAVAILABLE;
     }
@@ -147,17 +148,18 @@ ngx_idempotency_record_create(ngx_idempotency_shm_t *shm,
         return NGX_IDEMPOTENCY_UNAVAILABLE;
     }
 
-    if (ngx_idempotency_quota_take(shm, rec, op) != NGX_OK) {
+    if (ngx_idempotency_quota_take(shm, rec, claim) != NGX_OK) {
         ngx_slab_free_locked(shm->shpool, rec);
         return NGX_IDEMPOTENCY_UNAVAILABLE;
     }
 
-    ngx_memcpy(rec->token, op->token, NGX_IDEMPOTENCY_DIGEST_LEN);
-    ngx_memcpy(rec->fingerprint, op->fingerprint, NGX_IDEMPOTENCY_DIGEST_LEN);
+    ngx_memcpy(rec->token, claim->op.token, NGX_IDEMPOTENCY_DIGEST_LEN);
+    ngx_memcpy(rec->fingerprint, claim->fingerprint,
+               NGX_IDEMPOTENCY_DIGEST_LEN);
 
     ngx_idempotency_tree_insert(shm, record_bucket(shm, rec->token),
                                 &rec->node);
-    record_claim(shm, rec, window, op);
+    record_claim(shm, rec, window, claim);
 
     return NGX_IDEMPOTENCY_CLAIMED;
 }
@@ -167,25 +169,25 @@ ngx_idempotency_record_create(ngx_idempotency_shm_t *shm,
 
 ngx_idempotency_result_e
 ngx_idempotency_record_reclaim(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op)
+    ngx_idempotency_record_t *rec, ngx_idempotency_claim_t *claim)
 {
     ngx_idempotency_window_t  *window;
     ngx_idempotency_result_e   result;
 
-    result = record_make_room(shm, op);
+    result = record_make_room(shm, claim);
 
     if (result != NGX_IDEMPOTENCY_OK) {
         return result;
     }
 
-    window = record_window(shm, op->window, op->span);
+    window = record_window(shm, claim->window, claim->span);
     if (window == NULL) {
         return NGX_IDEMPOTENCY_UNAVAILABLE;
     }
 
     record_unpublish(rec);
     ngx_idempotency_chunks_free(shm, rec);
-    record_claim(shm, rec, window, op);
+    record_claim(shm, rec, window, claim);
 
     return NGX_IDEMPOTENCY_CLAIMED;
 }
@@ -195,11 +197,11 @@ ngx_idempotency_record_reclaim(ngx_idempotency_shm_t *shm,
 
 void
 ngx_idempotency_record_revive(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op)
+    ngx_idempotency_record_t *rec, ngx_msec_t now)
 {
     record_unpublish(rec);
     ngx_idempotency_chunks_free(shm, rec);
-    record_pend(shm, rec, op);
+    record_pend(shm, rec, now);
 }
 
 
@@ -221,37 +223,67 @@ record_unpublish(ngx_idempotency_record_t *rec)
 
 static void
 record_claim(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
-    ngx_idempotency_window_t *window, ngx_idempotency_op_t *op)
+    ngx_idempotency_window_t *window, ngx_idempotency_claim_t *claim)
 {
+    ngx_msec_t  now;
+
+    now = claim->op.now;
+
     /* who takes over what nobody in particular asked for makes it his own */
 
-    rec->parts = op->parts;
+    rec->parts = claim->parts;
 
     rec->fence = ++shm->sh->fence;
-    rec->ends = op->now + op->least;
+    rec->ends = now + claim->least;
     rec->status = 0;
     rec->window = window;
     rec->replays = 0;
 
-    record_pend(shm, rec, op);
+    rec->lease = record_lease(claim->lease);
 
-    op->fence = rec->fence;
+    record_pend(shm, rec, now);
+
+    claim->fence = rec->fence;
 }
 
 
 static void
 record_pend(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
-    ngx_idempotency_op_t *op)
+    ngx_msec_t now)
 {
     rec->outcome = NGX_IDEMPOTENCY_PENDING;
-    rec->recorded = op->now;
+    rec->recorded = now;
 
     ngx_memzero(&rec->as.pending.waiting, sizeof(ngx_idempotency_workers_t));
     rec->as.pending.owner = ngx_idempotency_worker_self();
-    rec->as.pending.lease = ngx_min(op->lease,
-                                    (ngx_msec_t) NGX_MAX_INT32_VALUE);
+    rec->as.pending.renewed = 0;
 
     ngx_queue_insert_tail(&shm->sh->pending, &rec->queue);
+}
+
+
+/* the owner has said that it lives: its lease counts from here on */
+
+void
+ngx_idempotency_record_renew(ngx_idempotency_record_t *rec, ngx_msec_t lease,
+    ngx_msec_t now)
+{
+    ngx_msec_int_t  since;
+
+    since = (ngx_msec_int_t) (now - rec->recorded);
+    since = ngx_max(since, 0);
+
+    rec->lease = record_lease(lease);
+    rec->as.pending.renewed = record_lease(since);
+}
+
+
+/* milliseconds as a record has them: as many as 24 days */
+
+static uint32_t
+record_lease(ngx_msec_t lease)
+{
+    return ngx_min(lease, (ngx_msec_t) NGX_MAX_INT32_VALUE);
 }
 
 
@@ -359,12 +391,12 @@ ngx_idempotency_record_leave(ngx_idempotency_shm_t *shm,
 
 ngx_idempotency_record_t *
 ngx_idempotency_record_left(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_op_t *op)
+    ngx_idempotency_op_t *op, uint64_t fence)
 {
     u_char  token[NGX_IDEMPOTENCY_DIGEST_LEN];
 
     ngx_memcpy(token, op->token, NGX_IDEMPOTENCY_DIGEST_LEN);
-    record_left_token(token, op->waited);
+    record_left_token(token, fence);
 
     return ngx_idempotency_record_current(shm, token, op->now);
 }
@@ -451,7 +483,7 @@ ngx_idempotency_record_expired(ngx_idempotency_record_t *rec, ngx_msec_t now)
  */
 
 static ngx_idempotency_result_e
-record_make_room(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
+record_make_room(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim)
 {
     ngx_uint_t        n, pages, limit;
     ngx_slab_pool_t  *shpool;
@@ -462,7 +494,8 @@ record_make_room(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
 
     /* more for the record, for the header block, and for the quota */
 
-    pages = ngx_idempotency_chunks_pages(op->reserve) + 2 + (op->quota != 0);
+    pages = ngx_idempotency_chunks_pages(claim->reserve) + 2
+            + (claim->quota != 0);
     pages = ngx_min(pages, ngx_max(limit, 1));
 
     for (n = 0; shpool->pfree < pages; n++) {
@@ -471,7 +504,7 @@ record_make_room(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
             return NGX_IDEMPOTENCY_UNFINISHED;
         }
 
-        if (!ngx_idempotency_record_free_some(shm, op->now)) {
+        if (!ngx_idempotency_record_free_some(shm, claim->op.now)) {
             return NGX_IDEMPOTENCY_UNAVAILABLE;
         }
     }
@@ -518,6 +551,8 @@ record_evict(ngx_idempotency_shm_t *shm)
 ngx_uint_t
 ngx_idempotency_record_alive(ngx_idempotency_record_t *rec, ngx_msec_t now)
 {
-    return ngx_idempotency_worker_alive(&rec->as.pending.owner, rec->recorded,
-                                        rec->as.pending.lease, now);
+    return ngx_idempotency_worker_alive(&rec->as.pending.owner,
+                                        rec->recorded
+                                        + rec->as.pending.renewed,
+                                        rec->lease, now);
 }

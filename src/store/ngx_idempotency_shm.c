@@ -10,16 +10,17 @@
 #include "ngx_idempotency_shm.h"
 
 
-#define NGX_IDEMPOTENCY_SHM_BUCKETS  1024
-
 /* claims of the dead that are dealt with while the lock is held once */
 
 #define NGX_IDEMPOTENCY_SHM_SWEEP    64
 
 
-/* where a response stands that goes in piece by piece, and how far it is */
+/* a response that goes in piece by piece, and how far it is */
 
 typedef struct {
+    ngx_chain_t               *pieces;
+    size_t                     size;
+
     ngx_chain_t               *in;
     u_char                    *pos;
     ngx_idempotency_cursor_t   cur;
@@ -27,42 +28,35 @@ typedef struct {
 
 
 static ngx_int_t shm_claim(ngx_idempotency_store_t *store,
-    ngx_idempotency_op_t *op);
+    ngx_idempotency_claim_t *claim);
 static ngx_idempotency_record_t *shm_claim_locked(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_op_t *op, ngx_idempotency_workers_t *wake);
+    ngx_idempotency_claim_t *claim, ngx_idempotency_workers_t *wake);
 static ngx_int_t shm_complete(ngx_idempotency_store_t *store,
-    ngx_idempotency_op_t *op);
+    ngx_idempotency_complete_t *complete);
 static ngx_int_t shm_append(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op,
     shm_source_t *src);
 static ngx_int_t shm_release(ngx_idempotency_store_t *store,
-    ngx_idempotency_op_t *op);
+    ngx_idempotency_release_t *release);
 static ngx_int_t shm_leave(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_op_t *op);
-static ngx_uint_t shm_awaited(ngx_idempotency_record_t *rec);
+    ngx_idempotency_release_t *release);
 static ngx_int_t shm_find(ngx_idempotency_store_t *store,
-    ngx_idempotency_op_t *op);
+    ngx_idempotency_find_t *find);
 static ngx_int_t shm_forget(ngx_idempotency_store_t *store,
-    ngx_idempotency_op_t *op);
-static void shm_cancel(ngx_idempotency_store_t *store,
-    ngx_idempotency_op_t *op);
+    ngx_idempotency_forget_t *forget);
+static ngx_int_t shm_renew(ngx_idempotency_store_t *store,
+    ngx_idempotency_renew_t *renew);
 
 static ngx_idempotency_record_t *shm_own(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_op_t *op);
-static ngx_uint_t shm_differs(ngx_idempotency_record_t *rec,
-    ngx_idempotency_op_t *op);
-static ngx_uint_t shm_anonymous(ngx_idempotency_record_t *rec);
-static void shm_describe(ngx_idempotency_record_t *rec,
-    ngx_idempotency_op_t *op);
+    ngx_idempotency_op_t *op, uint64_t fence);
+static void shm_read_locked(ngx_idempotency_record_t *rec,
+    ngx_idempotency_cursor_t *cur);
 static ngx_int_t shm_read(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
+    uint64_t left, ngx_idempotency_found_t *found, ngx_pool_t *pool,
     ngx_idempotency_cursor_t *cur);
 static void shm_orphan(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t now,
     ngx_idempotency_workers_t *wake);
-static void shm_take_waiting(ngx_idempotency_record_t *rec,
-    ngx_idempotency_workers_t *wake);
-static void shm_wait(ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op);
-static ngx_queue_t *shm_bucket(uint64_t key);
 
 
 const ngx_idempotency_engine_t  ngx_idempotency_shm_engine = {
@@ -71,29 +65,33 @@ const ngx_idempotency_engine_t  ngx_idempotency_shm_engine = {
     shm_release,
     shm_find,
     shm_forget,
-    shm_cancel
+    shm_renew,
+    ngx_idempotency_shm_list,
+    ngx_idempotency_shm_cancel,
+    ngx_idempotency_shm_keep,
+    ngx_idempotency_workers_init_module,
+    ngx_idempotency_shm_init_process,
+    ngx_idempotency_shm_exit_process
 };
 
 
 /* the start of a response, copied in the critical section that found it */
 
-static u_char       shm_scratch[4096];
-
-/* this worker's claims that wait for a change, by token */
-
-static ngx_queue_t  shm_waiting[NGX_IDEMPOTENCY_SHM_BUCKETS];
+static u_char  shm_scratch[4096];
 
 
 static ngx_int_t
-shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
+shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_claim_t *claim)
 {
     ngx_int_t                   rc;
+    ngx_idempotency_op_t       *op;
     ngx_idempotency_shm_t      *shm;
     ngx_idempotency_cursor_t    cur;
     ngx_idempotency_record_t   *rec;
     ngx_idempotency_workers_t   wake;
 
-    shm = (ngx_idempotency_shm_t *) store;
+    shm = store->data;
+    op = &claim->op;
 
     do {
         if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
@@ -106,7 +104,7 @@ shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
 
         ngx_memzero(&wake, sizeof(ngx_idempotency_workers_t));
 
-        rec = shm_claim_locked(shm, op, &wake);
+        rec = shm_claim_locked(shm, claim, &wake);
 
         ngx_idempotency_die(op, NGX_IDEMPOTENCY_FAULT_DIE_LOCKED);
 
@@ -117,16 +115,12 @@ shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
             /* a size is set with the outcome, chunks may come before */
 
             if (rec->size) {
-                op->replays = ++rec->replays;
-                cur.chunk = rec->chunks;
-
-                ngx_idempotency_chunks_read(&cur, shm_scratch,
-                                            ngx_min(rec->size,
-                                                    sizeof(shm_scratch)));
+                claim->found.replays = ++rec->replays;
+                shm_read_locked(rec, &cur);
             }
 
-            if (op->wait && rec->outcome == NGX_IDEMPOTENCY_PENDING) {
-                shm_wait(rec, op);
+            if (claim->wait && rec->outcome == NGX_IDEMPOTENCY_PENDING) {
+                ngx_idempotency_shm_wait(rec, claim);
             }
         }
 
@@ -142,7 +136,9 @@ shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
         /* more had to be freed than may be while the lock is held once */
 
         rc = (op->result == NGX_IDEMPOTENCY_UNFINISHED)
-                 ? NGX_DECLINED : shm_read(shm, op, &cur);
+                 ? NGX_DECLINED
+                 : shm_read(shm, op, claim->leftover ? claim->waited : 0,
+                            &claim->found, claim->pool, &cur);
 
     } while (rc == NGX_DECLINED);
 
@@ -151,23 +147,26 @@ shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
 
 
 static ngx_idempotency_record_t *
-shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
+shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     ngx_idempotency_workers_t *wake)
 {
+    ngx_idempotency_op_t      *op;
     ngx_idempotency_record_t  *rec;
 
-    op->left = 0;
+    op = &claim->op;
 
-    if (op->waited) {
+    claim->leftover = 0;
+
+    if (claim->waited) {
 
         /* what it waited for has left a response to those who did */
 
-        rec = ngx_idempotency_record_left(shm, op);
+        rec = ngx_idempotency_record_left(shm, op, claim->waited);
 
         if (rec && rec->size) {
-            op->left = 1;
+            claim->leftover = 1;
             op->result = NGX_IDEMPOTENCY_BOUND;
-            shm_describe(rec, op);
+            ngx_idempotency_record_describe(rec, op->now, &claim->found);
 
             return rec;
         }
@@ -176,7 +175,7 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
     rec = ngx_idempotency_record_current(shm, op->token, op->now);
 
     if (rec == NULL) {
-        op->result = ngx_idempotency_record_create(shm, op);
+        op->result = ngx_idempotency_record_create(shm, claim);
         return NULL;
     }
 
@@ -186,21 +185,21 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
         shm_orphan(shm, rec, op->now, wake);
     }
 
-    op->differs = shm_differs(rec, op);
+    claim->differs = ngx_idempotency_record_differs(rec, claim);
 
-    if (op->differs) {
+    if (claim->differs) {
         op->result = NGX_IDEMPOTENCY_CONFLICT;
 
-    } else if (rec->outcome == NGX_IDEMPOTENCY_IN_DOUBT && op->retry) {
+    } else if (rec->outcome == NGX_IDEMPOTENCY_IN_DOUBT && claim->retry) {
 
-        op->result = ngx_idempotency_record_reclaim(shm, rec, op);
+        op->result = ngx_idempotency_record_reclaim(shm, rec, claim);
         return rec;
 
     } else {
         op->result = NGX_IDEMPOTENCY_BOUND;
     }
 
-    shm_describe(rec, op);
+    ngx_idempotency_record_describe(rec, op->now, &claim->found);
 
     return rec;
 }
@@ -213,17 +212,23 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
  */
 
 static ngx_int_t
-shm_complete(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
+shm_complete(ngx_idempotency_store_t *store,
+    ngx_idempotency_complete_t *complete)
 {
     ngx_int_t                   rc;
     shm_source_t                src;
+    ngx_idempotency_op_t       *op;
     ngx_idempotency_shm_t      *shm;
     ngx_idempotency_record_t   *rec;
     ngx_idempotency_workers_t   wake;
 
-    shm = (ngx_idempotency_shm_t *) store;
+    shm = store->data;
+    op = &complete->op;
 
     ngx_memzero(&src, sizeof(shm_source_t));
+    src.pieces = complete->pieces;
+    src.size = complete->size;
+
     ngx_memzero(&wake, sizeof(ngx_idempotency_workers_t));
 
     ngx_idempotency_worker_owns(-1, op->now);
@@ -234,7 +239,7 @@ shm_complete(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
             return NGX_OK;
         }
 
-        rec = shm_own(shm, op);
+        rec = shm_own(shm, op, complete->fence);
 
         if (rec == NULL) {
             ngx_idempotency_shm_unlock(shm);
@@ -245,18 +250,18 @@ shm_complete(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
 
         if (rc == NGX_ERROR) {
 
-            if (op->outcome == NGX_IDEMPOTENCY_DONE) {
-                op->outcome = NGX_IDEMPOTENCY_NOT_KEPT;
+            if (complete->outcome == NGX_IDEMPOTENCY_DONE) {
+                complete->outcome = NGX_IDEMPOTENCY_NOT_KEPT;
             }
 
             op->result = NGX_IDEMPOTENCY_TRIMMED;
         }
 
         if (rc != NGX_AGAIN) {
-            shm_take_waiting(rec, &wake);
-            ngx_idempotency_record_publish(shm, rec, op->outcome, op->status,
-                                           op->now);
-            op->ends = rec->ends;
+            ngx_idempotency_shm_take_waiting(rec, &wake);
+            ngx_idempotency_record_publish(shm, rec, complete->outcome,
+                                           complete->status, op->now);
+            complete->left = ngx_idempotency_record_lasts(rec, op->now);
         }
 
         ngx_idempotency_shm_unlock(shm);
@@ -287,13 +292,13 @@ shm_append(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
         /* the first piece; or it was in doubt meanwhile, and lost them */
 
         ngx_memzero(&src->cur, sizeof(ngx_idempotency_cursor_t));
-        src->in = op->pieces;
+        src->in = src->pieces;
         src->pos = src->in ? src->in->buf->pos : NULL;
     }
 
     while (ngx_idempotency_fault(op, NGX_IDEMPOTENCY_FAULT_NO_MEMORY)
            || ngx_idempotency_chunks_append(shm, rec, &src->cur, &src->in,
-                                            &src->pos, op->size)
+                                            &src->pos, src->size)
               != NGX_OK)
     {
         if (ngx_idempotency_record_free_some(shm, op->now)
@@ -307,29 +312,32 @@ shm_append(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
         return NGX_ERROR;
     }
 
-    if (src->cur.offset < op->size) {
+    if (src->cur.offset < src->size) {
         return NGX_AGAIN;
     }
 
-    rec->size = op->size;
+    rec->size = src->size;
 
     return NGX_OK;
 }
 
 
 static ngx_int_t
-shm_release(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
+shm_release(ngx_idempotency_store_t *store,
+    ngx_idempotency_release_t *release)
 {
+    ngx_idempotency_op_t       *op;
     ngx_idempotency_shm_t      *shm;
     ngx_idempotency_record_t   *rec;
     ngx_idempotency_workers_t   wake;
 
-    shm = (ngx_idempotency_shm_t *) store;
+    shm = store->data;
+    op = &release->op;
 
     ngx_idempotency_worker_owns(-1, op->now);
 
-    if (op->leave && op->size) {
-        return shm_leave(shm, op);
+    if (release->leave && release->size) {
+        return shm_leave(shm, release);
     }
 
     ngx_memzero(&wake, sizeof(ngx_idempotency_workers_t));
@@ -339,10 +347,10 @@ shm_release(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
         return NGX_OK;
     }
 
-    rec = shm_own(shm, op);
+    rec = shm_own(shm, op, release->fence);
 
     if (rec) {
-        shm_take_waiting(rec, &wake);
+        ngx_idempotency_shm_take_waiting(rec, &wake);
         ngx_idempotency_record_remove(shm, rec);
     }
 
@@ -361,14 +369,20 @@ shm_release(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
  */
 
 static ngx_int_t
-shm_leave(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
+shm_leave(ngx_idempotency_shm_t *shm, ngx_idempotency_release_t *release)
 {
     ngx_int_t                   rc;
     shm_source_t                src;
+    ngx_idempotency_op_t       *op;
     ngx_idempotency_record_t   *rec;
     ngx_idempotency_workers_t   wake;
 
+    op = &release->op;
+
     ngx_memzero(&src, sizeof(shm_source_t));
+    src.pieces = release->pieces;
+    src.size = release->size;
+
     ngx_memzero(&wake, sizeof(ngx_idempotency_workers_t));
 
     do {
@@ -377,20 +391,22 @@ shm_leave(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
             return NGX_OK;
         }
 
-        rec = shm_own(shm, op);
+        rec = shm_own(shm, op, release->fence);
 
         if (rec == NULL) {
             ngx_idempotency_shm_unlock(shm);
             return NGX_OK;
         }
 
-        rc = shm_awaited(rec) ? shm_append(shm, rec, op, &src) : NGX_ERROR;
+        rc = ngx_idempotency_shm_awaited(rec)
+             ? shm_append(shm, rec, op, &src) : NGX_ERROR;
 
         if (rc != NGX_AGAIN) {
-            shm_take_waiting(rec, &wake);
+            ngx_idempotency_shm_take_waiting(rec, &wake);
 
             if (rc == NGX_OK) {
-                ngx_idempotency_record_leave(shm, rec, op->status, op->now);
+                ngx_idempotency_record_leave(shm, rec, release->status,
+                                             op->now);
 
             } else {
                 ngx_idempotency_record_remove(shm, rec);
@@ -407,61 +423,61 @@ shm_leave(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
 }
 
 
-/* while it is pending */
-
-static ngx_uint_t
-shm_awaited(ngx_idempotency_record_t *rec)
-{
-    ngx_uint_t  i;
-
-    for (i = 0; i < NGX_IDEMPOTENCY_WORKERS / 64; i++) {
-        if (rec->as.pending.waiting.bits[i]) {
-            return 1;
-        }
-    }
-
-    return 0;
-}
-
-
 static ngx_int_t
-shm_find(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
+shm_find(ngx_idempotency_store_t *store, ngx_idempotency_find_t *find)
 {
+    ngx_int_t                  rc;
+    ngx_idempotency_op_t      *op;
     ngx_idempotency_shm_t     *shm;
+    ngx_idempotency_cursor_t   cur;
     ngx_idempotency_record_t  *rec;
 
-    shm = (ngx_idempotency_shm_t *) store;
+    shm = store->data;
+    op = &find->op;
 
-    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
-        op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
-        return NGX_OK;
-    }
+    do {
+        if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+            op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+            return NGX_OK;
+        }
 
-    rec = ngx_idempotency_record_current(shm, op->token, op->now);
+        cur.offset = 0;
 
-    if (rec) {
-        shm_describe(rec, op);
-        op->parts = rec->parts;
-        ngx_memcpy(op->fingerprint, rec->fingerprint,
-                   NGX_IDEMPOTENCY_DIGEST_LEN);
-    }
+        rec = ngx_idempotency_record_current(shm, op->token, op->now);
 
-    ngx_idempotency_shm_unlock(shm);
+        if (rec) {
+            ngx_idempotency_record_describe(rec, op->now, &find->found);
+            find->parts = rec->parts;
+            ngx_memcpy(find->fingerprint, rec->fingerprint,
+                       NGX_IDEMPOTENCY_DIGEST_LEN);
 
-    op->result = rec ? NGX_IDEMPOTENCY_BOUND : NGX_IDEMPOTENCY_ABSENT;
+            if (find->pool && rec->size) {
+                shm_read_locked(rec, &cur);
+            }
+        }
 
-    return NGX_OK;
+        ngx_idempotency_shm_unlock(shm);
+
+        op->result = rec ? NGX_IDEMPOTENCY_BOUND : NGX_IDEMPOTENCY_ABSENT;
+
+        rc = shm_read(shm, op, 0, &find->found, find->pool, &cur);
+
+    } while (rc == NGX_DECLINED);
+
+    return rc;
 }
 
 
 static ngx_int_t
-shm_forget(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
+shm_forget(ngx_idempotency_store_t *store, ngx_idempotency_forget_t *forget)
 {
+    ngx_idempotency_op_t       *op;
     ngx_idempotency_shm_t      *shm;
     ngx_idempotency_record_t   *rec;
     ngx_idempotency_workers_t   wake;
 
-    shm = (ngx_idempotency_shm_t *) store;
+    shm = store->data;
+    op = &forget->op;
 
     ngx_memzero(&wake, sizeof(ngx_idempotency_workers_t));
 
@@ -472,12 +488,12 @@ shm_forget(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
 
     rec = ngx_idempotency_record_current(shm, op->token, op->now);
 
-    if (rec && op->fence && op->fence != rec->fence) {
+    if (rec && forget->fence && forget->fence != rec->fence) {
         rec = NULL;
     }
 
     if (rec) {
-        shm_take_waiting(rec, &wake);
+        ngx_idempotency_shm_take_waiting(rec, &wake);
         ngx_idempotency_record_remove(shm, rec);
     }
 
@@ -491,15 +507,37 @@ shm_forget(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
 }
 
 
-/* every operation was answered at once: it can only wait for a change */
-
-static void
-shm_cancel(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
+static ngx_int_t
+shm_renew(ngx_idempotency_store_t *store, ngx_idempotency_renew_t *renew)
 {
-    if (op->waiting) {
-        op->waiting = 0;
-        ngx_queue_remove(&op->queue);
+    ngx_idempotency_op_t      *op;
+    ngx_idempotency_shm_t     *shm;
+    ngx_idempotency_record_t  *rec;
+
+    shm = store->data;
+    op = &renew->op;
+
+    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+        op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+        return NGX_OK;
     }
+
+    rec = ngx_idempotency_record_current(shm, op->token, op->now);
+
+    if (rec == NULL) {
+        op->result = NGX_IDEMPOTENCY_ABSENT;
+
+    } else {
+        rec = shm_own(shm, op, renew->fence);
+
+        if (rec) {
+            ngx_idempotency_record_renew(rec, renew->lease, op->now);
+        }
+    }
+
+    ngx_idempotency_shm_unlock(shm);
+
+    return NGX_OK;
 }
 
 
@@ -509,19 +547,20 @@ shm_cancel(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
  */
 
 static ngx_idempotency_record_t *
-shm_own(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
+shm_own(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
+    uint64_t fence)
 {
     ngx_idempotency_record_t  *rec;
 
     rec = ngx_idempotency_record_current(shm, op->token, op->now);
 
-    if (rec == NULL || rec->fence != op->fence) {
+    if (rec == NULL || rec->fence != fence) {
         op->result = NGX_IDEMPOTENCY_STALE;
         return NULL;
     }
 
     if (rec->outcome == NGX_IDEMPOTENCY_IN_DOUBT && rec->status == 0) {
-        ngx_idempotency_record_revive(shm, rec, op);
+        ngx_idempotency_record_revive(shm, rec, op->now);
     }
 
     if (rec->outcome != NGX_IDEMPOTENCY_PENDING) {
@@ -535,97 +574,31 @@ shm_own(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
 }
 
 
-/*
- * What keeps the request from being the one that the token is bound to, or 0.
- * Whoever asks for what was bound without an identity could have left his out
- * as well, so he is told.  Settings alone are no difference.
- */
-
-static ngx_uint_t
-shm_differs(ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op)
-{
-    ngx_uint_t                differs;
-    ngx_idempotency_parts_t  *was, *is;
-
-    differs = 0;
-
-    was = &rec->parts;
-    is = &op->parts;
-
-    if (ngx_memcmp(rec->fingerprint, op->fingerprint,
-                   NGX_IDEMPOTENCY_DIGEST_LEN)
-        != 0)
-    {
-        if (ngx_memcmp(was->action, is->action, NGX_IDEMPOTENCY_HINT_LEN)
-            != 0)
-        {
-            differs |= NGX_IDEMPOTENCY_DIFFERS_ACTION;
-        }
-
-        /* two bodies may have one hint */
-
-        if (differs == 0
-            || ngx_memcmp(was->body, is->body, NGX_IDEMPOTENCY_HINT_LEN) != 0)
-        {
-            differs |= NGX_IDEMPOTENCY_DIFFERS_BODY;
-        }
-    }
-
-    if (!shm_anonymous(rec)
-        && ngx_memcmp(was->identity, is->identity,
-                      NGX_IDEMPOTENCY_IDENTITY_LEN)
-           != 0)
-    {
-        differs |= NGX_IDEMPOTENCY_DIFFERS_IDENTITY;
-    }
-
-    if (differs
-        && ngx_memcmp(was->settings, is->settings, NGX_IDEMPOTENCY_HINT_LEN)
-           != 0)
-    {
-        differs |= NGX_IDEMPOTENCY_DIFFERS_SETTINGS;
-    }
-
-    return differs;
-}
-
-
-static ngx_uint_t
-shm_anonymous(ngx_idempotency_record_t *rec)
-{
-    static u_char  nobody[NGX_IDEMPOTENCY_IDENTITY_LEN];
-
-    return ngx_memcmp(rec->parts.identity, nobody,
-                      NGX_IDEMPOTENCY_IDENTITY_LEN)
-           == 0;
-}
-
+/* the start of the response; the cursor tells how much of it was copied */
 
 static void
-shm_describe(ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op)
+shm_read_locked(ngx_idempotency_record_t *rec, ngx_idempotency_cursor_t *cur)
 {
-    op->anonymous = shm_anonymous(rec);
-    op->outcome = rec->outcome;
-    op->status = rec->status;
-    op->fence = rec->fence;
-    op->recorded = rec->recorded;
-    op->replays = rec->replays;
-    op->ends = rec->ends;
-    op->response.len = rec->size;
-    op->response.data = NULL;
+    cur->chunk = rec->chunks;
+
+    ngx_idempotency_chunks_read(cur, shm_scratch,
+                                ngx_min(rec->size, sizeof(shm_scratch)));
 }
 
 
 /*
- * Copies what was found into the caller's pool.  NGX_DECLINED: the record
- * ended while it was read, so the question is to be asked again.
+ * Copies what was found into the caller's pool; `left` is the fence under which
+ * it was left to those who waited, or 0.  NGX_DECLINED: the record ended while
+ * it was read, so the question is to be asked again.
  */
 
 static ngx_int_t
-shm_read(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
+shm_read(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op, uint64_t left,
+    ngx_idempotency_found_t *found, ngx_pool_t *pool,
     ngx_idempotency_cursor_t *cur)
 {
     size_t                     n;
+    ngx_str_t                 *response;
     ngx_uint_t                 gone;
     ngx_idempotency_record_t  *rec;
 
@@ -633,30 +606,30 @@ shm_read(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
         return NGX_OK;
     }
 
-    op->response.data = ngx_pnalloc(op->pool, op->response.len);
-    if (op->response.data == NULL) {
+    response = &found->response;
+
+    response->data = ngx_pnalloc(pool, response->len);
+    if (response->data == NULL) {
         return NGX_ERROR;
     }
 
-    ngx_memcpy(op->response.data, shm_scratch, cur->offset);
+    ngx_memcpy(response->data, shm_scratch, cur->offset);
 
-    while (cur->offset < op->response.len) {
+    while (cur->offset < response->len) {
 
-        n = ngx_min(op->response.len - cur->offset, NGX_IDEMPOTENCY_SHM_PIECE);
+        n = ngx_min(response->len - cur->offset, NGX_IDEMPOTENCY_SHM_PIECE);
 
         if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
             return NGX_DECLINED;
         }
 
-        rec = op->left
-              ? ngx_idempotency_record_left(shm, op)
-              : ngx_idempotency_record_current(shm, op->token, op->now);
+        rec = left ? ngx_idempotency_record_left(shm, op, left)
+                   : ngx_idempotency_record_current(shm, op->token, op->now);
 
-        gone = (rec == NULL || rec->fence != op->fence || rec->size == 0);
+        gone = (rec == NULL || rec->fence != found->fence || rec->size == 0);
 
         if (!gone) {
-            ngx_idempotency_chunks_read(cur, op->response.data + cur->offset,
-                                        n);
+            ngx_idempotency_chunks_read(cur, response->data + cur->offset, n);
         }
 
         ngx_idempotency_shm_unlock(shm);
@@ -718,111 +691,9 @@ static void
 shm_orphan(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     ngx_msec_t now, ngx_idempotency_workers_t *wake)
 {
-    shm_take_waiting(rec, wake);
+    ngx_idempotency_shm_take_waiting(rec, wake);
 
     ngx_idempotency_chunks_free(shm, rec);
 
     ngx_idempotency_record_publish(shm, rec, NGX_IDEMPOTENCY_IN_DOUBT, 0, now);
-}
-
-
-/* before it is anything but pending */
-
-static void
-shm_take_waiting(ngx_idempotency_record_t *rec,
-    ngx_idempotency_workers_t *wake)
-{
-    if (rec->outcome == NGX_IDEMPOTENCY_PENDING) {
-        *wake = rec->as.pending.waiting;
-
-    } else {
-        ngx_memzero(wake, sizeof(ngx_idempotency_workers_t));
-    }
-}
-
-
-/* noted with the lock held, so that no change can pass by unseen */
-
-static void
-shm_wait(ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op)
-{
-    ngx_idempotency_worker_t  self;
-
-    self = ngx_idempotency_worker_self();
-
-    if (self.slot != NGX_IDEMPOTENCY_NO_WORKER) {
-        rec->as.pending.waiting.bits[self.slot / 64] |=
-                                              (uint64_t) 1 << (self.slot % 64);
-    }
-
-    op->waiting = 1;
-    op->waited = rec->fence;
-
-    ngx_queue_insert_tail(shm_bucket(ngx_idempotency_tree_key(op->token)),
-                          &op->queue);
-}
-
-
-static ngx_queue_t *
-shm_bucket(uint64_t key)
-{
-    ngx_queue_t  *bucket;
-
-    bucket = &shm_waiting[key % NGX_IDEMPOTENCY_SHM_BUCKETS];
-
-    if (bucket->next == NULL) {
-        ngx_queue_init(bucket);
-    }
-
-    return bucket;
-}
-
-
-/*
- * Calls those that wait for the token.  They are taken aside first: a handler
- * may wait again, or cancel another.
- */
-
-void
-ngx_idempotency_shm_woken(uint64_t *key)
-{
-    ngx_uint_t             i;
-    ngx_queue_t           *bucket, *q, *next, ready;
-    ngx_idempotency_op_t  *op;
-
-    ngx_queue_init(&ready);
-
-    for (i = 0; i < NGX_IDEMPOTENCY_SHM_BUCKETS; i++) {
-
-        bucket = shm_bucket(key ? *key : i);
-
-        for (q = ngx_queue_head(bucket);
-             q != ngx_queue_sentinel(bucket);
-             q = next)
-        {
-            next = ngx_queue_next(q);
-            op = ngx_queue_data(q, ngx_idempotency_op_t, queue);
-
-            if (key == NULL || ngx_idempotency_tree_key(op->token) == *key) {
-                ngx_queue_remove(q);
-                ngx_queue_insert_tail(&ready, q);
-            }
-        }
-
-        if (key) {
-            break;
-        }
-    }
-
-    while (!ngx_queue_empty(&ready)) {
-
-        q = ngx_queue_head(&ready);
-        op = ngx_queue_data(q, ngx_idempotency_op_t, queue);
-
-        ngx_queue_remove(q);
-        op->waiting = 0;
-        op->result = NGX_IDEMPOTENCY_CHANGED;
-
-        op->handler(op);
-    }
 }

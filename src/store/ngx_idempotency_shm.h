@@ -88,10 +88,11 @@ typedef struct {
 
     union {
         struct {
-            /* where requests wait for it, and whose it is for how long */
+            /* where requests wait for it, and whose it is; and how long
+               after it was claimed the owner last said that it lives */
             ngx_idempotency_workers_t   waiting;
             ngx_idempotency_worker_t    owner;
-            uint32_t                    lease;
+            uint32_t                    renewed;
         } pending;
 
         struct {
@@ -103,6 +104,8 @@ typedef struct {
 
     uint16_t                        status;
     uint8_t                         outcome;
+    /* for how long an owner that can't be asked keeps it */
+    uint32_t                        lease;
 } ngx_idempotency_record_t;
 
 /* what a token costs, as the documents tell it: it does not compile above */
@@ -139,13 +142,13 @@ typedef struct {
 } ngx_idempotency_shm_sh_t;
 
 
+/* the data of a store, and of its zone */
+
 typedef struct {
-    /* must be the first member */
-    ngx_idempotency_store_t         store;
+    ngx_idempotency_store_t        *store;
 
     ngx_idempotency_shm_sh_t       *sh;
     ngx_slab_pool_t                *shpool;
-    ngx_str_t                      *name;
 
     /* configurations that had this zone since the start */
     ngx_uint_t                      generation;
@@ -172,6 +175,22 @@ ngx_int_t ngx_idempotency_shm_lock(ngx_idempotency_shm_t *shm);
 void ngx_idempotency_shm_unlock(ngx_idempotency_shm_t *shm);
 
 void ngx_idempotency_shm_sweep(ngx_idempotency_shm_t *shm, ngx_msec_t now);
+
+/* operations that have a file of their own */
+
+ngx_int_t ngx_idempotency_shm_list(ngx_idempotency_store_t *store,
+    ngx_idempotency_list_t *list);
+void ngx_idempotency_shm_cancel(ngx_idempotency_store_t *store,
+    ngx_idempotency_op_t *op);
+
+/* who waits for a record that is pending, with the lock held; and who is
+   called once it is given back */
+
+void ngx_idempotency_shm_wait(ngx_idempotency_record_t *rec,
+    ngx_idempotency_claim_t *claim);
+ngx_uint_t ngx_idempotency_shm_awaited(ngx_idempotency_record_t *rec);
+void ngx_idempotency_shm_take_waiting(ngx_idempotency_record_t *rec,
+    ngx_idempotency_workers_t *wake);
 void ngx_idempotency_shm_woken(uint64_t *key);
 
 /* the records, all to be called with the lock held */
@@ -181,19 +200,21 @@ ngx_int_t ngx_idempotency_records_init(ngx_idempotency_shm_sh_t *sh,
 ngx_idempotency_record_t *ngx_idempotency_record_current(
     ngx_idempotency_shm_t *shm, u_char *token, ngx_msec_t now);
 ngx_idempotency_result_e ngx_idempotency_record_create(
-    ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op);
+    ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim);
 ngx_idempotency_result_e ngx_idempotency_record_reclaim(
     ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
-    ngx_idempotency_op_t *op);
+    ngx_idempotency_claim_t *claim);
 void ngx_idempotency_record_revive(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op);
+    ngx_idempotency_record_t *rec, ngx_msec_t now);
+void ngx_idempotency_record_renew(ngx_idempotency_record_t *rec,
+    ngx_msec_t lease, ngx_msec_t now);
 void ngx_idempotency_record_publish(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_outcome_e outcome,
     ngx_uint_t status, ngx_msec_t now);
 void ngx_idempotency_record_leave(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_uint_t status, ngx_msec_t now);
 ngx_idempotency_record_t *ngx_idempotency_record_left(
-    ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op);
+    ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op, uint64_t fence);
 void ngx_idempotency_record_remove(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
 ngx_uint_t ngx_idempotency_record_expired(ngx_idempotency_record_t *rec,
@@ -205,20 +226,31 @@ ngx_uint_t ngx_idempotency_record_free_some(ngx_idempotency_shm_t *shm,
 ngx_uint_t ngx_idempotency_record_alive(ngx_idempotency_record_t *rec,
     ngx_msec_t now);
 
+/* what is told of one, likewise */
+
+ngx_uint_t ngx_idempotency_record_differs(ngx_idempotency_record_t *rec,
+    ngx_idempotency_claim_t *claim);
+void ngx_idempotency_record_describe(ngx_idempotency_record_t *rec,
+    ngx_msec_t now, ngx_idempotency_found_t *found);
+ngx_msec_t ngx_idempotency_record_lasts(ngx_idempotency_record_t *rec,
+    ngx_msec_t now);
+
 /* how many of them a value has, likewise */
 
 ngx_idempotency_result_e ngx_idempotency_quota_check(
-    ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op);
+    ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim);
 ngx_int_t ngx_idempotency_quota_take(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op);
+    ngx_idempotency_record_t *rec, ngx_idempotency_claim_t *claim);
 void ngx_idempotency_quota_bind(ngx_idempotency_record_t *rec);
 void ngx_idempotency_quota_unbind(ngx_idempotency_record_t *rec);
 void ngx_idempotency_quota_drop(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
 
-/* what is told by a digest, likewise */
+/* what is told by a digest, likewise; next: behind this one, NULL: the first */
 
 ngx_rbtree_node_t *ngx_idempotency_tree_find(ngx_idempotency_shm_t *shm,
+    ngx_rbtree_node_t *root, u_char *digest);
+ngx_rbtree_node_t *ngx_idempotency_tree_next(ngx_idempotency_shm_t *shm,
     ngx_rbtree_node_t *root, u_char *digest);
 void ngx_idempotency_tree_insert(ngx_idempotency_shm_t *shm,
     ngx_rbtree_node_t **root, ngx_rbtree_node_t *node);

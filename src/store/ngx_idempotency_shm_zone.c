@@ -21,6 +21,49 @@ static ngx_idempotency_shm_t *shm_zone_next(ngx_cycle_t *cycle,
 
 
 ngx_int_t
+ngx_idempotency_shm_zone_add(ngx_conf_t *cf, ngx_idempotency_store_t *store,
+    size_t size, ngx_uint_t evict)
+{
+    ngx_shm_zone_t         *shm_zone;
+    ngx_idempotency_shm_t  *shm;
+
+    if (store->engine) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "zone \"%V\" is already defined", &store->name);
+        return NGX_ERROR;
+    }
+
+    shm_zone = ngx_shared_memory_add(cf, &store->name, size,
+                                     (void *) &ngx_idempotency_shm_engine);
+    if (shm_zone == NULL) {
+        return NGX_ERROR;
+    }
+
+    shm = ngx_pcalloc(cf->pool, sizeof(ngx_idempotency_shm_t));
+    if (shm == NULL) {
+        return NGX_ERROR;
+    }
+
+    /* workers are known for as long as there is a zone that names them */
+
+    if (ngx_idempotency_workers_add_zone(cf) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    shm->store = store;
+    shm->evict = evict;
+
+    shm_zone->init = ngx_idempotency_shm_init;
+    shm_zone->data = shm;
+
+    store->engine = &ngx_idempotency_shm_engine;
+    store->data = shm;
+
+    return NGX_OK;
+}
+
+
+ngx_int_t
 ngx_idempotency_shm_init(ngx_shm_zone_t *shm_zone, void *data)
 {
     ngx_idempotency_shm_t  *old = data;
@@ -29,7 +72,6 @@ ngx_idempotency_shm_init(ngx_shm_zone_t *shm_zone, void *data)
     ngx_idempotency_shm_t  *shm;
 
     shm = shm_zone->data;
-    shm->name = &shm_zone->shm.name;
 
     if (old) {
 
@@ -90,14 +132,15 @@ shm_zone_create(ngx_idempotency_shm_t *shm, ngx_slab_pool_t *shpool,
         return NGX_ERROR;
     }
 
-    len = sizeof(" in idempotency zone \"\"") + shm->name->len;
+    len = sizeof(" in idempotency zone \"\"") + shm->store->name.len;
 
     shpool->log_ctx = ngx_slab_alloc_locked(shpool, len);
     if (shpool->log_ctx == NULL) {
         return NGX_ERROR;
     }
 
-    ngx_sprintf(shpool->log_ctx, " in idempotency zone \"%V\"%Z", shm->name);
+    ngx_sprintf(shpool->log_ctx, " in idempotency zone \"%V\"%Z",
+                &shm->store->name);
 
     /* a full zone is answered and logged by whoever asked */
 
@@ -177,34 +220,32 @@ ngx_idempotency_shm_keep(ngx_conf_t *cf)
 static ngx_int_t
 shm_zone_keep(ngx_conf_t *cf, ngx_shm_zone_t *zone)
 {
-    ngx_str_t               name;
-    ngx_shm_zone_t         *kept;
-    ngx_idempotency_shm_t  *shm, *old;
-
-    /* the name is in the memory of a configuration that is to go */
-
-    name.len = zone->shm.name.len;
-    name.data = ngx_pstrdup(cf->pool, &zone->shm.name);
-    shm = ngx_pcalloc(cf->pool, sizeof(ngx_idempotency_shm_t));
-
-    if (name.data == NULL || shm == NULL) {
-        return NGX_ERROR;
-    }
-
-    kept = ngx_shared_memory_add(cf, &name, zone->shm.size, zone->tag);
-
-    if (kept == NULL || ngx_idempotency_workers_add_zone(cf) != NGX_OK) {
-        return NGX_ERROR;
-    }
+    ngx_idempotency_shm_t    *shm, *old;
+    ngx_idempotency_store_t  *store;
 
     old = zone->data;
 
-    shm->store.engine = old->store.engine;
-    shm->evict = old->evict;
-    shm->unnamed = 1;
+    store = ngx_palloc(cf->pool, sizeof(ngx_idempotency_store_t));
+    if (store == NULL) {
+        return NGX_ERROR;
+    }
 
-    kept->init = ngx_idempotency_shm_init;
-    kept->data = shm;
+    *store = *old->store;
+    store->engine = NULL;
+
+    /* the name is in the memory of a configuration that is to go */
+
+    store->name.data = ngx_pstrdup(cf->pool, &old->store->name);
+
+    if (store->name.data == NULL
+        || ngx_idempotency_shm_zone_add(cf, store, zone->shm.size, old->evict)
+           != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    shm = store->data;
+    shm->unnamed = 1;
 
     return NGX_OK;
 }
@@ -307,7 +348,8 @@ shm_zone_torn(ngx_idempotency_shm_t *shm, ngx_pid_t pid)
         ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
                       "idempotency zone \"%V\" was left inconsistent by "
                       "process %P, which died: requests are refused until "
-                      "a reload recreates the zone", shm->name, pid);
+                      "a reload recreates the zone",
+                      &shm->store->name, pid);
     }
 }
 
@@ -420,7 +462,7 @@ shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log)
 
     } else {
         ngx_log_error(NGX_LOG_ALERT, log, 0,
-                      "idempotency zone \"%V\" %s", shm->name,
+                      "idempotency zone \"%V\" %s", &shm->store->name,
                       anew == 1 ? "was recreated: its tokens are lost"
                                 : "cannot be recreated, restart nginx");
     }

@@ -3,10 +3,13 @@
  * The store's protocol: what a request may ask of a store of tokens, whatever
  * engine keeps it.  Knows no requests; the time is an argument.
  *
- * Each operation may be answered now (NGX_OK: op->result is set) or later
- * (NGX_AGAIN: op->handler is called once with op->result set, unless the
- * operation is cancelled before).  An operation that changes something on
- * behalf of an owner names its fence, and does nothing under an old one.
+ * Each operation may be answered now (NGX_OK: op.result is set) or later
+ * (NGX_AGAIN: op.handler is called once with op.result set, unless the
+ * operation is cancelled before).  Until then it is the engine's, with all
+ * that it points to: one that may outlive its request has memory of its own.
+ * NGX_ERROR: the caller's pool has no memory for the answer.
+ * An operation that changes something on behalf of an owner names its fence,
+ * and does nothing under an old one.
  */
 
 
@@ -36,12 +39,12 @@ typedef enum {
 typedef enum {
     NGX_IDEMPOTENCY_OK = 0,
     NGX_IDEMPOTENCY_CLAIMED,       /* claim: the caller owns the token now */
-    NGX_IDEMPOTENCY_BOUND,         /* claim, find: see op->outcome */
+    NGX_IDEMPOTENCY_BOUND,         /* claim, find: see found.outcome */
     NGX_IDEMPOTENCY_CONFLICT,      /* claim: bound to something else */
     NGX_IDEMPOTENCY_CHANGED,       /* a claim that waited may be tried again */
     NGX_IDEMPOTENCY_UNFINISHED,    /* within an engine: there is more to free */
-    NGX_IDEMPOTENCY_ABSENT,        /* find, forget: no such token */
-    NGX_IDEMPOTENCY_STALE,         /* complete, release: an old fence */
+    NGX_IDEMPOTENCY_ABSENT,        /* find, forget, renew: no such token */
+    NGX_IDEMPOTENCY_STALE,         /* complete, release, renew: an old fence */
     NGX_IDEMPOTENCY_TRIMMED,       /* complete: without its response, for
                                       want of memory */
     NGX_IDEMPOTENCY_EXPIRED,       /* claim: fresh, or so old that it ended */
@@ -52,7 +55,8 @@ typedef enum {
 
 /*
  * Places where a test may have the worker die, or something fail: named by a
- * request header, and compiled only with -DNGX_IDEMPOTENCY_FAULTS
+ * request header, and compiled only with -DNGX_IDEMPOTENCY_FAULTS.  Each is of
+ * an operation: `op` is its head.
  */
 
 typedef enum {
@@ -120,75 +124,23 @@ typedef struct ngx_idempotency_store_s  ngx_idempotency_store_t;
 typedef struct ngx_idempotency_op_s     ngx_idempotency_op_t;
 
 typedef void (*ngx_idempotency_op_handler_pt)(ngx_idempotency_op_t *op);
-typedef ngx_int_t (*ngx_idempotency_op_pt)(ngx_idempotency_store_t *store,
-    ngx_idempotency_op_t *op);
 
+
+/* what each operation begins with: the first member of the structs below */
 
 struct ngx_idempotency_op_s {
     u_char                          token[NGX_IDEMPOTENCY_DIGEST_LEN];
-    u_char                          fingerprint[NGX_IDEMPOTENCY_DIGEST_LEN];
-    ngx_idempotency_parts_t         parts;
-
     /* monotonic, in milliseconds */
     ngx_msec_t                      now;
-
-    /* claim: for how long the outcome will bind the token; for how long from
-       now at least; and for how long at most, or 0 where the window is all */
-    ngx_msec_t                      window;
-    ngx_msec_t                      least;
-    ngx_msec_t                      span;
-    /* claim: for how long an owner that can't be asked keeps it */
-    ngx_msec_t                      lease;
-    /* claim: a response of this size must fit, or nothing is claimed */
-    size_t                          reserve;
-    /* claim: so many tokens there may be for a value, told by its digest */
-    ngx_uint_t                      quota;
-    u_char                          value[NGX_IDEMPOTENCY_DIGEST_LEN];
-    /* claim: take over what is in doubt */
-    unsigned                        retry:1;
-    /* claim: not what is fresh, as it may have been bound once */
-    unsigned                        old:1;
-    /* claim: if it is pending, call op->handler once that has changed */
-    unsigned                        wait:1;
-    unsigned                        waiting:1;
-    /* set by a claim that waits: the fence of what it waits for */
-    uint64_t                        waited;
-
-    /* set by claim, asked for by complete and release */
-    uint64_t                        fence;
-
-    /* complete: in; claim and find: out */
-    ngx_idempotency_outcome_e       outcome;
-    ngx_uint_t                      status;
-    /* complete: the response in pieces, of op->size in all; release: the
-       same for those who wait, if it is left to them */
-    ngx_chain_t                    *pieces;
-    size_t                          size;
-    unsigned                        leave:1;
-    /* claim: a copy of it in op->pool */
-    ngx_str_t                       response;
-    ngx_pool_t                     *pool;
-
-    /* claim and find: when it was recorded, and how often replayed since */
-    ngx_msec_t                      recorded;
-    ngx_uint_t                      replays;
-    /* claim and find: when it ends, unless it is pending; of a claim over its
-       quota, when the oldest one does */
-    ngx_msec_t                      ends;
-    /* claim: of a conflict, what differs */
-    ngx_uint_t                      differs;
-    /* claim and find: it was bound by nobody that is known */
-    unsigned                        anonymous:1;
-    /* claim: the response was left by what it waited for, which released the
-       token */
-    unsigned                        left:1;
 
     ngx_idempotency_result_e        result;
 
     ngx_idempotency_op_handler_pt   handler;
     void                           *data;
 
-    /* the engine's own: where the op waits */
+    /* the engine has it: the handler is yet to be called */
+    unsigned                        waiting:1;
+    /* the engine's own: where the operation waits */
     ngx_queue_t                     queue;
 
 #if (NGX_IDEMPOTENCY_FAULTS)
@@ -197,29 +149,214 @@ struct ngx_idempotency_op_s {
 };
 
 
+/* what an answer tells of a token.  Ages, not moments: they mean the same on
+   another machine and after a restart */
+
 typedef struct {
-    /* check, bind and claim in one step; counts a replay */
-    ngx_idempotency_op_pt           claim;
-    /* the owner's outcome; keeps the response, or says that it could not */
-    ngx_idempotency_op_pt           complete;
-    /* it did not execute: the token is fresh again; those who wait get the
-       response that is left to them, or else one of them may claim it */
-    ngx_idempotency_op_pt           release;
-    /* looks; of all changes it makes only the one that every operation does,
-       freeing what is over, so that nobody finds it again */
-    ngx_idempotency_op_pt           find;
-    /* by hand, whoever owns it: a pending owner loses its claim; with a
-       fence, only the record that has it */
-    ngx_idempotency_op_pt           forget;
-    /* the answer, or the change waited for, isn't wanted any more */
+    ngx_idempotency_outcome_e       outcome;
+    ngx_uint_t                      status;
+    uint64_t                        fence;
+    /* how long ago it was recorded, and for how long it will be bound yet,
+       unless it is pending */
+    ngx_msec_t                      age;
+    ngx_msec_t                      left;
+    /* how often it was replayed since */
+    ngx_uint_t                      replays;
+    /* it was bound by nobody that is known */
+    ngx_uint_t                      anonymous;
+    /* its size; and its bytes, if there is a pool to copy them to */
+    ngx_str_t                       response;
+} ngx_idempotency_found_t;
+
+
+/* check, bind and claim in one step; counts a replay */
+
+typedef struct {
+    ngx_idempotency_op_t            op;
+
+    u_char                          fingerprint[NGX_IDEMPOTENCY_DIGEST_LEN];
+    ngx_idempotency_parts_t         parts;
+
+    /* for how long the outcome will bind the token; for how long from now at
+       least; and for how long at most, or 0 where the window is all */
+    ngx_msec_t                      window;
+    ngx_msec_t                      least;
+    ngx_msec_t                      span;
+    /* for how long an owner that can't be asked keeps it */
+    ngx_msec_t                      lease;
+    /* a response of this size must fit, or nothing is claimed */
+    size_t                          reserve;
+    /* so many tokens there may be for a value, told by its digest */
+    ngx_uint_t                      quota;
+    u_char                          value[NGX_IDEMPOTENCY_DIGEST_LEN];
+    /* for the response that is found */
+    ngx_pool_t                     *pool;
+
+    /* take over what is in doubt */
+    unsigned                        retry:1;
+    /* not what is fresh, as it may have been bound once */
+    unsigned                        old:1;
+    /* in this machine's memory alone */
+    unsigned                        local:1;
+    /* if it is pending, call the handler once that has changed */
+    unsigned                        wait:1;
+    /* out: the response was left by what it waited for, which released the
+       token */
+    unsigned                        leftover:1;
+    /* set by a claim that waits: the fence of what it waits for */
+    uint64_t                        waited;
+
+    /* out: the caller's own, if it is claimed */
+    uint64_t                        fence;
+    /* out: what it is bound to; of a claim over its quota, `left` tells when
+       the oldest one ends */
+    ngx_idempotency_found_t         found;
+    /* out: of a conflict, what differs */
+    ngx_uint_t                      differs;
+} ngx_idempotency_claim_t;
+
+
+/* the owner's outcome; keeps the response, or says that it could not */
+
+typedef struct {
+    ngx_idempotency_op_t            op;
+    uint64_t                        fence;
+    /* out, if it was trimmed: what was recorded instead */
+    ngx_idempotency_outcome_e       outcome;
+    ngx_uint_t                      status;
+    /* the response, of this size in all; the caller's, which may go once the
+       operation has returned, be it answered or not */
+    ngx_chain_t                    *pieces;
+    size_t                          size;
+    /* out: for how long it is bound */
+    ngx_msec_t                      left;
+} ngx_idempotency_complete_t;
+
+
+/* it did not execute: the token is fresh again; those who wait get the
+   response, if it is left to them, or else one of them may claim it.  The
+   pieces may go as those of `complete` */
+
+typedef struct {
+    ngx_idempotency_op_t            op;
+    uint64_t                        fence;
+    ngx_uint_t                      status;
+    ngx_chain_t                    *pieces;
+    size_t                          size;
+    unsigned                        leave:1;
+} ngx_idempotency_release_t;
+
+
+/* looks; of all changes it makes only the one that every operation does,
+   freeing what is over, so that nobody finds it again */
+
+typedef struct {
+    ngx_idempotency_op_t            op;
+    /* for the response; NULL: without it */
+    ngx_pool_t                     *pool;
+    /* out */
+    ngx_idempotency_found_t         found;
+    u_char                          fingerprint[NGX_IDEMPOTENCY_DIGEST_LEN];
+    ngx_idempotency_parts_t         parts;
+} ngx_idempotency_find_t;
+
+
+/* by hand, whoever owns it: a pending owner loses its claim; with a fence,
+   only the record that has it */
+
+typedef struct {
+    ngx_idempotency_op_t            op;
+    uint64_t                        fence;
+} ngx_idempotency_forget_t;
+
+
+/* the owner lives, and keeps its claim for this long from now on */
+
+typedef struct {
+    ngx_idempotency_op_t            op;
+    uint64_t                        fence;
+    ngx_msec_t                      lease;
+} ngx_idempotency_renew_t;
+
+
+/* up to n records, in no particular order.  Asked again and again until the
+   cursor is back at zero, the operation tells each one that is there all the
+   time exactly once, even while others come and go.  An answer may well be
+   empty while there is more */
+
+typedef struct {
+    u_char                          token[NGX_IDEMPOTENCY_DIGEST_LEN];
+    u_char                          fingerprint[NGX_IDEMPOTENCY_DIGEST_LEN];
+    ngx_idempotency_found_t         found;
+} ngx_idempotency_listed_t;
+
+typedef struct {
+    ngx_idempotency_op_t            op;
+    /* 0 at first and at the end.  Between it is the engine's own, as op.token
+       is, so the next question is the answered operation, with a new n */
+    ngx_uint_t                      cursor;
+    ngx_idempotency_listed_t       *listed;
+    /* in: room for so many; out: how many there are */
+    ngx_uint_t                      n;
+} ngx_idempotency_list_t;
+
+
+typedef struct {
+    ngx_int_t                     (*claim)(ngx_idempotency_store_t *store,
+                                       ngx_idempotency_claim_t *claim);
+    ngx_int_t                     (*complete)(ngx_idempotency_store_t *store,
+                                       ngx_idempotency_complete_t *complete);
+    ngx_int_t                     (*release)(ngx_idempotency_store_t *store,
+                                       ngx_idempotency_release_t *release);
+    ngx_int_t                     (*find)(ngx_idempotency_store_t *store,
+                                       ngx_idempotency_find_t *find);
+    ngx_int_t                     (*forget)(ngx_idempotency_store_t *store,
+                                       ngx_idempotency_forget_t *forget);
+    ngx_int_t                     (*renew)(ngx_idempotency_store_t *store,
+                                       ngx_idempotency_renew_t *renew);
+    ngx_int_t                     (*list)(ngx_idempotency_store_t *store,
+                                       ngx_idempotency_list_t *list);
+
+    /* the answer, or the change waited for, isn't wanted any more: a claim
+       that is granted all the same is released */
     void                          (*cancel)(ngx_idempotency_store_t *store,
                                        ngx_idempotency_op_t *op);
+
+    /* of all its stores: once the directives are read, what stays although
+       none names it; and what a module does in the master and in a worker */
+    ngx_int_t                     (*keep)(ngx_conf_t *cf);
+    ngx_int_t                     (*init_module)(ngx_cycle_t *cycle);
+    ngx_int_t                     (*init_process)(ngx_cycle_t *cycle);
+    void                          (*exit_process)(ngx_cycle_t *cycle);
 } ngx_idempotency_engine_t;
 
 
+/* made when a directive names it first; its engine and its data are set by
+   the function below that the directive which defines it calls */
+
 struct ngx_idempotency_store_s {
+    ngx_str_t                        name;
+    /* NULL: no directive has defined it */
     const ngx_idempotency_engine_t  *engine;
+    void                            *data;
+    /* the answer to `complete` is waited for before the client has the whole
+       response: what it is told then is not forgotten */
+    ngx_uint_t                       strict;
 };
+
+
+/* a store in shared memory of this size; responses may go early for want of
+   it.  An error is logged; one is that the store was defined before */
+
+ngx_int_t ngx_idempotency_shm_zone_add(ngx_conf_t *cf,
+    ngx_idempotency_store_t *store, size_t size, ngx_uint_t evict);
+
+/* of all engines */
+
+ngx_int_t ngx_idempotency_stores_keep(ngx_conf_t *cf);
+ngx_int_t ngx_idempotency_stores_init_module(ngx_cycle_t *cycle);
+ngx_int_t ngx_idempotency_stores_init_process(ngx_cycle_t *cycle);
+void ngx_idempotency_stores_exit_process(ngx_cycle_t *cycle);
 
 
 #endif /* _NGX_IDEMPOTENCY_STORE_H_INCLUDED_ */

@@ -59,6 +59,44 @@ ngx_idempotency_tree_find(ngx_idempotency_shm_t *shm, ngx_rbtree_node_t *root,
 }
 
 
+ngx_rbtree_node_t *
+ngx_idempotency_tree_next(ngx_idempotency_shm_t *shm, ngx_rbtree_node_t *root,
+    u_char *digest)
+{
+    ngx_uint_t          behind;
+    ngx_rbtree_key_t    key;
+    ngx_rbtree_node_t  *node, *next;
+
+    next = NULL;
+    key = digest ? (ngx_rbtree_key_t) ngx_idempotency_tree_key(digest) : 0;
+
+    for (node = root; node != &shm->sh->sentinel; /* void */ ) {
+
+        if (digest == NULL) {
+            behind = 1;
+
+        } else if (node->key != key) {
+            behind = (node->key > key);
+
+        } else {
+            behind = ngx_memcmp(((tree_node_t *) node)->digest, digest,
+                                NGX_IDEMPOTENCY_DIGEST_LEN)
+                     > 0;
+        }
+
+        if (behind) {
+            next = node;
+            node = node->left;
+
+        } else {
+            node = node->right;
+        }
+    }
+
+    return next;
+}
+
+
 void
 ngx_idempotency_tree_insert(ngx_idempotency_shm_t *shm,
     ngx_rbtree_node_t **root, ngx_rbtree_node_t *node)

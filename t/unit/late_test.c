@@ -31,7 +31,7 @@ close_empty(void)
 static void
 forget(ngx_uint_t token, ngx_msec_t now)
 {
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     op_init(&op, token, 0, now);
     check_equal(op_forget(&zone, &op), NGX_IDEMPOTENCY_OK);
@@ -43,7 +43,7 @@ forget(ngx_uint_t token, ngx_msec_t now)
 static void
 old_keys(void)
 {
-    ngx_idempotency_op_t  op, other;
+    op_t  op, other;
 
     open_zone();
 
@@ -117,7 +117,7 @@ the_later_end(void)
 {
     ngx_uint_t            i;
     ngx_msec_t            ends;
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     static const struct {
         ngx_msec_t  window, least, takes;
@@ -165,7 +165,7 @@ static void
 nothing_early_nothing_kept(void)
 {
     ngx_uint_t            i;
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     open_zone();
 
@@ -202,7 +202,7 @@ nothing_early_nothing_kept(void)
 static void
 ends_of_a_doubt(void)
 {
-    ngx_idempotency_op_t  op, other;
+    op_t  op, other;
 
     open_zone();
 

@@ -12,7 +12,7 @@
 
 static zone_t                zone;
 static ngx_uint_t            ncalled;
-static ngx_idempotency_op_t  waiters[WAITERS];
+static op_t  waiters[WAITERS];
 
 
 static void
@@ -25,7 +25,7 @@ open_zone(size_t pages)
 
 
 static void
-handler(ngx_idempotency_op_t *op)
+handler(op_t *op)
 {
     check_equal(op->result, NGX_IDEMPOTENCY_CHANGED);
     ncalled++;
@@ -33,7 +33,7 @@ handler(ngx_idempotency_op_t *op)
 
 
 static void
-owner(ngx_idempotency_op_t *op, size_t size, ngx_uint_t wait)
+owner(op_t *op, size_t size, ngx_uint_t wait)
 {
     ngx_uint_t  i;
 
@@ -71,7 +71,7 @@ wake(ngx_uint_t n)
 
 
 static void
-served(ngx_idempotency_op_t *op, size_t size)
+served(op_t *op, size_t size)
 {
     check_equal(op_claim(&zone, op), NGX_IDEMPOTENCY_BOUND);
     check_equal(op->left, 1);
@@ -85,7 +85,7 @@ served(ngx_idempotency_op_t *op, size_t size)
 static void
 forget(ngx_uint_t token, ngx_msec_t now)
 {
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     op_init(&op, token, 0, now);
     check_equal(op_forget(&zone, &op), NGX_IDEMPOTENCY_OK);
@@ -106,7 +106,7 @@ static void
 all_who_wait_get_it(void)
 {
     ngx_uint_t            i, n;
-    ngx_idempotency_op_t  op, fresh;
+    op_t  op, fresh;
 
     static const size_t   sizes[] = { 1, 300, 4088, 5000, 70000, 200000 };
 
@@ -152,7 +152,7 @@ static void
 nothing_is_left(void)
 {
     ngx_uint_t            i;
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     open_zone(64);
 
@@ -235,7 +235,7 @@ expire_left(zone_t *z)
 static void
 between_the_pieces(void)
 {
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     open_zone(256);
 
@@ -279,7 +279,7 @@ between_the_pieces(void)
 static void
 evicted(void)
 {
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     double_reset();
     zone_open(&zone, 64 * PAGE, 1);

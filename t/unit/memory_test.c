@@ -31,7 +31,7 @@ close_empty(void)
 static void
 forget(ngx_uint_t token)
 {
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     op_init(&op, token, 0, 100);
     check_equal(op_forget(&zone, &op), NGX_IDEMPOTENCY_OK);
@@ -45,9 +45,9 @@ claims_fill_it(void)
 {
     size_t                slot;
     ngx_uint_t            i, n;
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
-    static ngx_idempotency_op_t  ops[20000];
+    static op_t  ops[20000];
 
     open_zone(64 * PAGE, 0);
 
@@ -136,7 +136,7 @@ reserve_must_fit(void)
 {
     size_t                size;
     ngx_uint_t            n, i, limit;
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     open_zone(256 * PAGE, 0);
 
@@ -199,7 +199,7 @@ oldest_responses_go_first(void)
 {
     size_t                size;
     ngx_uint_t            i, n, gone;
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     open_zone(128 * PAGE, 1);
 
@@ -276,7 +276,7 @@ static void
 completing_evicts(void)
 {
     ngx_uint_t            i;
-    ngx_idempotency_op_t  op, late;
+    op_t  op, late;
 
     open_zone(128 * PAGE, 1);
 
@@ -324,7 +324,7 @@ static void
 nothing_kept_goes(void)
 {
     ngx_uint_t            i, n;
-    ngx_idempotency_op_t  op, late;
+    op_t  op, late;
 
     open_zone(128 * PAGE, 0);
 
@@ -380,7 +380,7 @@ static void
 retry_in_a_full_zone(void)
 {
     ngx_uint_t            i, n;
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     open_zone(64 * PAGE, 0);
 
@@ -435,7 +435,7 @@ retry_in_a_full_zone(void)
 static void
 claim_it(zone_t *z)
 {
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     op_init(&op, 9999, 1, 1100);
     check_equal(op_claim(z, &op), NGX_IDEMPOTENCY_CLAIMED);
@@ -456,7 +456,7 @@ static void
 room_in_steps(void)
 {
     ngx_uint_t            n, round;
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     for (round = 0; round < 2; round++) {
 
@@ -509,7 +509,7 @@ zones_of_all_sizes(void)
 {
     size_t                size;
     ngx_uint_t            i, n, round;
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     for (size = 8 * PAGE; size <= 40 * PAGE; size += PAGE) {
 
@@ -547,7 +547,7 @@ zones_of_all_sizes(void)
 static void
 the_smallest_zone(void)
 {
-    ngx_idempotency_op_t  op, other;
+    op_t  op, other;
 
     open_zone(8 * PAGE, 0);
     check((size_t) (zone.shm.shpool->end - zone.shm.shpool->start)
@@ -579,7 +579,7 @@ static void
 the_expired_go_first(void)
 {
     ngx_uint_t            i;
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     open_zone(256 * PAGE, 1);
 

@@ -61,7 +61,7 @@ typedef struct {
 
 
 typedef struct {
-    ngx_idempotency_op_t        op;
+    op_t        op;
     ngx_uint_t                  token;
     ngx_uint_t                  print;
     ngx_uint_t                  slot;
@@ -114,7 +114,7 @@ static ngx_uint_t        seen_claimed, seen_replayed, seen_pending,
 static const ngx_uint_t  slots[SLOTS] = { 0, 1, 63, 64, 100, 127 };
 
 
-static void claim_as(ngx_uint_t slot, ngx_idempotency_op_t *op,
+static void claim_as(ngx_uint_t slot, op_t *op,
     ngx_uint_t token, ngx_uint_t print, ngx_uint_t wait, waiter_t *w);
 
 
@@ -475,7 +475,7 @@ nothing_to_free(void)
 /* the steps */
 
 static void
-handler(ngx_idempotency_op_t *op)
+handler(op_t *op)
 {
     waiter_t  *w, *victim;
 
@@ -506,7 +506,7 @@ handler(ngx_idempotency_op_t *op)
 
 
 static void
-remember_claim(ngx_uint_t token, ngx_idempotency_op_t *op, ngx_uint_t slot)
+remember_claim(ngx_uint_t token, op_t *op, ngx_uint_t slot)
 {
     claim_t  *c;
 
@@ -527,7 +527,7 @@ remember_claim(ngx_uint_t token, ngx_idempotency_op_t *op, ngx_uint_t slot)
 
 
 static void
-claim_as(ngx_uint_t slot, ngx_idempotency_op_t *op, ngx_uint_t token,
+claim_as(ngx_uint_t slot, op_t *op, ngx_uint_t token,
     ngx_uint_t print, ngx_uint_t wait, waiter_t *w)
 {
     left_t            *l;
@@ -723,7 +723,7 @@ step_claim(void)
 {
     waiter_t             *w;
     ngx_uint_t            i, token, print;
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     for (i = 0; i < SLOTS; i++) {
         /* the dead ask nothing, nor do the silent */
@@ -796,7 +796,7 @@ step_complete(void)
     token_t                   *t;
     uint64_t                   seed;
     ngx_uint_t                 pfree, pages, status, result;
-    ngx_idempotency_op_t       op;
+    op_t       op;
     ngx_idempotency_outcome_e  outcome;
 
     c = some_claim();
@@ -870,7 +870,7 @@ step_complete(void)
 /* by the record that has its fence and not its name, or there is no memory */
 
 static void
-remember_left(claim_t *c, ngx_idempotency_op_t *op, size_t size,
+remember_left(claim_t *c, op_t *op, size_t size,
     uint64_t seed, ngx_uint_t full)
 {
     left_t                    *l;
@@ -932,7 +932,7 @@ step_release(void)
     token_t               *t;
     uint64_t               seed;
     ngx_uint_t             result, pfree, leave;
-    ngx_idempotency_op_t   op;
+    op_t   op;
 
     c = some_claim();
     if (c == NULL) {
@@ -986,7 +986,7 @@ step_find(void)
     token_t               *t;
     u_char                 print[NGX_IDEMPOTENCY_DIGEST_LEN];
     ngx_uint_t             token;
-    ngx_idempotency_op_t   op;
+    op_t   op;
 
     token = below(TOKENS);
     t = current(token);
@@ -1026,7 +1026,7 @@ forget(ngx_uint_t token)
 {
     token_t               *t;
     ngx_uint_t             bound;
-    ngx_idempotency_op_t   op;
+    op_t   op;
 
     t = current(token);
     bound = t->bound;

@@ -39,7 +39,7 @@ number(u_char *digest, size_t len, ngx_uint_t n)
 /* the fingerprint is action and body, as digests of requests are */
 
 static void
-request(ngx_idempotency_op_t *op, ngx_uint_t action, ngx_uint_t identity,
+request(op_t *op, ngx_uint_t action, ngx_uint_t identity,
     ngx_uint_t body, ngx_uint_t settings)
 {
     op_init(op, 1, 100 * action + body, 10);
@@ -55,7 +55,7 @@ static void
 bind_to(ngx_uint_t action, ngx_uint_t identity, ngx_uint_t body,
     ngx_uint_t settings)
 {
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     request(&op, action, identity, body, settings);
 
@@ -72,7 +72,7 @@ bind_to(ngx_uint_t action, ngx_uint_t identity, ngx_uint_t body,
 static void
 forget(void)
 {
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     op_init(&op, 1, 0, 10);
     check_equal(op_forget(&zone, &op), NGX_IDEMPOTENCY_OK);
@@ -85,7 +85,7 @@ static void
 conflicts_tell_what_differs(void)
 {
     ngx_uint_t            differs;
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     open_zone();
     bind_to(1, 1, 1, 1);
@@ -124,7 +124,7 @@ static void
 all_bytes_count(void)
 {
     ngx_uint_t            i;
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     open_zone();
     bind_to(1, 1, 1, 1);
@@ -167,7 +167,7 @@ static void
 what_nobody_asked_for_is_anybodys(void)
 {
     ngx_uint_t            who;
-    ngx_idempotency_op_t  op, look;
+    op_t  op, look;
 
     open_zone();
 
@@ -220,7 +220,7 @@ what_nobody_asked_for_is_anybodys(void)
 static void
 who_takes_over_makes_it_his_own(void)
 {
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     open_zone();
 
@@ -251,7 +251,7 @@ who_takes_over_makes_it_his_own(void)
 static void
 found_with_its_parts(void)
 {
-    ngx_idempotency_op_t  op, look;
+    op_t  op, look;
 
     open_zone();
     bind_to(1, 2, 3, 4);

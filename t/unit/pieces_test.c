@@ -25,11 +25,11 @@ static zone_t                zone;
 
 /* the claim that is completed in pieces, or the one that reads them */
 
-static ngx_idempotency_op_t  op;
+static op_t  op;
 
 /* what a hook saw or did */
 
-static ngx_idempotency_op_t  other;
+static op_t  other;
 
 
 static void
@@ -52,7 +52,7 @@ close_empty(void)
 static void
 forget(zone_t *z)
 {
-    ngx_idempotency_op_t  f;
+    op_t  f;
 
     op_init(&f, 1, 1, 100);
     check_equal(op_forget(z, &f), NGX_IDEMPOTENCY_OK);
@@ -63,7 +63,7 @@ static void
 round_trip(size_t size)
 {
     ngx_uint_t            pages;
-    ngx_idempotency_op_t  o;
+    op_t  o;
 
     pages = zone.shm.shpool->pfree;
 
@@ -235,7 +235,7 @@ no_memory_to_read_into(void)
 
     op_init(&op, 1, 1, 100);
     zone_no_memory = 1;
-    check_equal(zone.shm.store.engine->claim(&zone.shm.store, &op), NGX_ERROR);
+    check_equal(op_try_claim(&zone, &op), NGX_ERROR);
     zone_no_memory = 0;
 
     check_equal(zone.shm.sh->inside, 0);

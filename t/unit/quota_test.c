@@ -29,7 +29,7 @@ close_empty(void)
 
 
 static void
-counted(ngx_idempotency_op_t *op, ngx_uint_t token, ngx_uint_t value,
+counted(op_t *op, ngx_uint_t token, ngx_uint_t value,
     ngx_uint_t quota, ngx_msec_t now)
 {
     op_init(op, token, 1, now);
@@ -41,7 +41,7 @@ counted(ngx_idempotency_op_t *op, ngx_uint_t token, ngx_uint_t value,
 static ngx_uint_t
 claim(ngx_uint_t token, ngx_uint_t value, ngx_uint_t quota, ngx_msec_t now)
 {
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     counted(&op, token, value, quota, now);
 
@@ -53,7 +53,7 @@ static void
 keep(ngx_uint_t token, ngx_uint_t value, ngx_uint_t quota, ngx_msec_t now,
     ngx_msec_t window)
 {
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     counted(&op, token, value, quota, now);
     op.window = window;
@@ -69,7 +69,7 @@ keep(ngx_uint_t token, ngx_uint_t value, ngx_uint_t quota, ngx_msec_t now,
 static void
 forget(ngx_uint_t token, ngx_msec_t now)
 {
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     op_init(&op, token, 0, now);
     check_equal(op_forget(&zone, &op), NGX_IDEMPOTENCY_OK);
@@ -80,7 +80,7 @@ static void
 so_many_and_no_more(void)
 {
     ngx_uint_t            i;
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     open_zone();
 
@@ -136,7 +136,7 @@ so_many_and_no_more(void)
 static void
 places_come_back(void)
 {
-    ngx_idempotency_op_t  op, other;
+    op_t  op, other;
 
     open_zone();
 
@@ -220,7 +220,7 @@ static void
 many_that_ended(void)
 {
     ngx_uint_t            i;
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     open_zone();
 
@@ -265,7 +265,7 @@ static void
 many_values(void)
 {
     ngx_uint_t            i, n;
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     open_zone();
 
@@ -314,7 +314,7 @@ a_full_zone(void)
 {
     void                 *slots[64];
     ngx_uint_t            i, n, full;
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     open_zone();
 

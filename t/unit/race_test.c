@@ -89,7 +89,7 @@ static void
 stop(void)
 {
     ngx_uint_t            i;
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     for (i = 0; i < TOKENS; i++) {
         op_init(&op, i, 0, tick());
@@ -120,14 +120,14 @@ size_of(uint64_t fence)
 
 
 static void
-changed(ngx_idempotency_op_t *op)
+changed(op_t *op)
 {
     /* op->waiting has been cleared */
 }
 
 
 static void
-own(process_t *p, ngx_uint_t token, ngx_idempotency_op_t *op)
+own(process_t *p, ngx_uint_t token, op_t *op)
 {
     ngx_uint_t         i, n, spin;
     ngx_atomic_uint_t  before;
@@ -177,7 +177,7 @@ own(process_t *p, ngx_uint_t token, ngx_idempotency_op_t *op)
 
 
 static void
-await_change(process_t *p, ngx_idempotency_op_t *op)
+await_change(process_t *p, op_t *op)
 {
     ngx_msec_t  start;
 
@@ -204,7 +204,7 @@ hammer(void *data)
 {
     process_t            *p;
     ngx_uint_t            i, token, result;
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     p = data;
 
@@ -368,7 +368,7 @@ start_hammers(ngx_pid_t *pids, uint64_t *seed, ngx_uint_t dies)
 static void
 hold(void *data)
 {
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     events_reset();
     check_equal(zone_init_process(&zone), NGX_OK);

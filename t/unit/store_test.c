@@ -29,7 +29,7 @@ close_empty(void)
 
 
 static void
-complete(ngx_idempotency_op_t *op, ngx_idempotency_outcome_e outcome,
+complete(op_t *op, ngx_idempotency_outcome_e outcome,
     ngx_uint_t status, size_t size)
 {
     op->outcome = outcome;
@@ -43,7 +43,7 @@ complete(ngx_idempotency_op_t *op, ngx_idempotency_outcome_e outcome,
 static void
 forget(ngx_uint_t token, ngx_msec_t now)
 {
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     op_init(&op, token, 0, now);
     check_equal(op_forget(&zone, &op), NGX_IDEMPOTENCY_OK);
@@ -54,7 +54,7 @@ static void
 one_way_through(void)
 {
     ngx_uint_t            i;
-    ngx_idempotency_op_t  op, other;
+    op_t  op, other;
 
     open_zone();
 
@@ -114,7 +114,7 @@ static void
 release_makes_fresh(void)
 {
     uint64_t              fence;
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     open_zone();
 
@@ -144,7 +144,7 @@ static void
 conflict_whatever_the_outcome(void)
 {
     ngx_uint_t             i;
-    ngx_idempotency_op_t   op, other;
+    op_t   op, other;
 
     static const struct {
         ngx_idempotency_outcome_e  outcome;
@@ -201,7 +201,7 @@ static void
 each_byte_counts(void)
 {
     ngx_uint_t            i;
-    ngx_idempotency_op_t  op, other;
+    op_t  op, other;
 
     open_zone();
 
@@ -230,7 +230,7 @@ fences_rise(void)
 {
     uint64_t              last;
     ngx_uint_t            i;
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     open_zone();
 
@@ -258,7 +258,7 @@ fences_rise(void)
 static void
 stale_owners_change_nothing(void)
 {
-    ngx_idempotency_op_t  late, op, look;
+    op_t  late, op, look;
 
     open_zone();
 
@@ -326,7 +326,7 @@ static void
 expiry_from(ngx_msec_t base)
 {
     ngx_uint_t            i, n;
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     static const ngx_msec_t  windows[] = { 1000, 1, 500, 2, 999, 70, 1001, 70,
                                            86400000, 3 };
@@ -434,7 +434,7 @@ freed_in_turn(void)
 static void
 window_starts_with_the_outcome(void)
 {
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     open_zone();
 
@@ -464,7 +464,7 @@ window_starts_with_the_outcome(void)
 static void
 no_window(void)
 {
-    ngx_idempotency_op_t  none, some, op;
+    op_t  none, some, op;
 
     open_zone();
 
@@ -500,7 +500,7 @@ static void
 expired_memory_comes_back_by_itself(void)
 {
     ngx_uint_t            i;
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     open_zone();
 
@@ -537,7 +537,7 @@ static void
 equal_keys_are_told_apart(void)
 {
     ngx_uint_t            i, n;
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     open_zone();
 
@@ -571,7 +571,7 @@ equal_keys_are_told_apart(void)
 static void
 in_doubt_replays_or_is_taken_over(void)
 {
-    ngx_idempotency_op_t  op, other;
+    op_t  op, other;
 
     open_zone();
 
@@ -627,7 +627,7 @@ in_doubt_replays_or_is_taken_over(void)
 static void
 dead_owner_at_claim(void)
 {
-    ngx_idempotency_op_t  op, other;
+    op_t  op, other;
 
     open_zone();
 
@@ -713,7 +713,7 @@ static void
 dead_owners_are_swept(void)
 {
     ngx_uint_t            i, n;
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     static const ngx_uint_t  many[] = { 0, 1, 63, 64, 65, 128, 200 };
 
@@ -763,7 +763,7 @@ dead_owners_are_swept(void)
 static void
 lease_of_a_silent_owner(void)
 {
-    ngx_idempotency_op_t  op, other;
+    op_t  op, other;
 
     open_zone();
 
@@ -833,7 +833,7 @@ lease_of_a_silent_owner(void)
 static void
 an_owner_that_was_not_dead(void)
 {
-    ngx_idempotency_op_t  op, other;
+    op_t  op, other;
 
     open_zone();
 
@@ -915,7 +915,7 @@ an_owner_that_was_not_dead(void)
 static void
 forget_by_fence(void)
 {
-    ngx_idempotency_op_t  op, other;
+    op_t  op, other;
 
     open_zone();
 
@@ -942,7 +942,7 @@ forget_by_fence(void)
 static void
 exit_puts_claims_in_doubt(void)
 {
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     open_zone();
 
@@ -982,7 +982,7 @@ static void
 reload_keeps_tokens(void)
 {
     zone_t                next;
-    ngx_idempotency_op_t  op, other;
+    op_t  op, other;
 
     open_zone();
 

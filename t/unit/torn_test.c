@@ -16,7 +16,7 @@ static zone_t                zone;
 
 /* claimed before it was torn */
 
-static ngx_idempotency_op_t  owner;
+static op_t  owner;
 
 
 static void
@@ -57,7 +57,7 @@ tear(void)
 static void
 all_operations(zone_t *z)
 {
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     op_init(&op, 100, 1, 100000);
     op.retry = 1;
@@ -84,7 +84,7 @@ refused_and_untouched(void)
 {
     u_char                    *before;
     ngx_uint_t                 i;
-    ngx_idempotency_op_t       op;
+    op_t       op;
     ngx_idempotency_shm_sh_t   sh;
 
     open_zone();
@@ -157,7 +157,7 @@ only_a_reload_makes_it_anew(void)
 {
     uint64_t              fence;
     zone_t                second, third;
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     open_zone();
 
@@ -272,7 +272,7 @@ any_number_of_times(void)
 {
     uint64_t              fence;
     ngx_uint_t            i, n;
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     open_zone();
     fence = zone.shm.sh->fence;

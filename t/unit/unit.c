@@ -311,6 +311,14 @@ ngx_log_error_core(ngx_uint_t level, ngx_log_t *log, ngx_err_t err,
 }
 
 
+void ngx_cdecl
+ngx_conf_log_error(ngx_uint_t level, ngx_conf_t *cf, ngx_err_t err,
+    const char *fmt, ...)
+{
+    ngx_log_error(level, unit_cycle.log, err, "%s", fmt);
+}
+
+
 void
 ngx_debug_point(void)
 {

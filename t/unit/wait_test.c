@@ -10,12 +10,12 @@
 
 
 typedef struct {
-    ngx_idempotency_op_t   op;
+    op_t   op;
     ngx_uint_t             called;
 
     /* in the handler: waits again, or cancels this one */
     ngx_uint_t             again;
-    ngx_idempotency_op_t  *cancel;
+    op_t  *cancel;
 } waiter_t;
 
 
@@ -30,7 +30,7 @@ static ngx_uint_t   ncalled;
 
 
 static void
-handler(ngx_idempotency_op_t *op)
+handler(op_t *op)
 {
     waiter_t  *w;
 
@@ -80,7 +80,7 @@ close_empty(void)
 static void
 forget(ngx_uint_t token)
 {
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     op_init(&op, token, 0, 100);
     check_equal(op_forget(&zone, &op), NGX_IDEMPOTENCY_OK);
@@ -109,7 +109,7 @@ woken(ngx_uint_t token)
 
 
 static void
-own(ngx_idempotency_op_t *op, ngx_uint_t token)
+own(op_t *op, ngx_uint_t token)
 {
     op_init(op, token, 1, 100);
     check_equal(op_claim(&zone, op), NGX_IDEMPOTENCY_CLAIMED);
@@ -147,7 +147,7 @@ static void
 every_end_wakes(void)
 {
     ngx_uint_t            end;
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     for (end = 0; end < 6; end++) {
 
@@ -224,7 +224,7 @@ static void
 every_slot_has_its_bit(void)
 {
     ngx_uint_t            i;
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     open_zone();
 
@@ -260,7 +260,7 @@ static void
 first_come_first_served(void)
 {
     ngx_uint_t            i, n;
-    ngx_idempotency_op_t  op[4];
+    op_t  op[4];
 
     open_zone();
 
@@ -297,7 +297,7 @@ static void
 nobody_knows_wakes_all(void)
 {
     ngx_uint_t            i;
-    ngx_idempotency_op_t  op[WAITERS];
+    op_t  op[WAITERS];
 
     open_zone();
 
@@ -326,7 +326,7 @@ nobody_knows_wakes_all(void)
 static void
 cancelled_is_not_called(void)
 {
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     open_zone();
     own(&op, 1);
@@ -361,7 +361,7 @@ static void
 cancelled_inside_a_handler(void)
 {
     ngx_uint_t            i;
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     open_zone();
     own(&op, 1);
@@ -396,7 +396,7 @@ static void
 one_waiter_becomes_the_owner(void)
 {
     ngx_uint_t            i, round;
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     open_zone();
     own(&op, 1);
@@ -439,7 +439,7 @@ static void
 waiters_replay(void)
 {
     ngx_uint_t            i;
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     open_zone();
     own(&op, 1);
@@ -471,7 +471,7 @@ waiters_replay(void)
 static void
 tokens_with_one_key(void)
 {
-    ngx_idempotency_op_t  op, twin;
+    op_t  op, twin;
 
     open_zone();
     own(&op, 1);
@@ -511,7 +511,7 @@ tokens_with_one_key(void)
 static void
 only_pending_is_waited_for(void)
 {
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     open_zone();
     own(&op, 1);
@@ -543,7 +543,7 @@ static void
 nobody_knows_wakes_each(void)
 {
     ngx_uint_t            i;
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     open_zone();
     double_become(1);

@@ -72,6 +72,30 @@ double_woke(uint64_t key, ngx_int_t slot, ngx_int_t another)
 }
 
 
+/* none of these tests makes a zone as a directive does */
+
+ngx_shm_zone_t *
+ngx_shared_memory_add(ngx_conf_t *cf, ngx_str_t *name, size_t size, void *tag)
+{
+    check(!"a zone is added");
+    return NULL;
+}
+
+
+ngx_int_t
+ngx_idempotency_workers_add_zone(ngx_conf_t *cf)
+{
+    return NGX_ERROR;
+}
+
+
+ngx_int_t
+ngx_idempotency_workers_init_module(ngx_cycle_t *cycle)
+{
+    return NGX_OK;
+}
+
+
 ngx_int_t
 ngx_idempotency_workers_init_process(ngx_cycle_t *cycle,
     ngx_idempotency_woken_pt handler)

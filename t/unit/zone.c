@@ -50,6 +50,12 @@ static void zone_count_record(zone_t *z, ngx_idempotency_record_t *rec,
     zone_census_t *c);
 static ngx_uint_t zone_in_queue(ngx_queue_t *queue, ngx_queue_t *q);
 static void zone_live_or_die(void);
+static ngx_int_t op_run(ngx_idempotency_op_t *op, ngx_int_t rc);
+static void op_prepare(ngx_idempotency_op_t *head, op_t *op,
+    ngx_idempotency_op_handler_pt handler);
+static void op_handler(ngx_idempotency_op_t *head);
+static void op_changed(ngx_idempotency_op_t *head);
+static void op_found(op_t *op, ngx_idempotency_found_t *found);
 static u_char op_byte(uint64_t seed, size_t i);
 
 
@@ -81,7 +87,12 @@ zone_open(zone_t *z, size_t size, ngx_uint_t evict)
     z->zone.tag = zone_open;
     z->zone.data = &z->shm;
 
-    z->shm.store.engine = engine;
+    z->shm.store = &z->store;
+
+    z->store.name = zone_name;
+    z->store.engine = engine;
+    z->store.data = &z->shm;
+
     z->shm.evict = evict;
 
     pool = (ngx_slab_pool_t *) z->zone.shm.addr;
@@ -125,6 +136,8 @@ zone_reload(zone_t *z, zone_t *old)
     *z = *old;
 
     z->zone.data = &z->shm;
+    z->store.data = &z->shm;
+    z->shm.store = &z->store;
     z->shm.sh = NULL;
     z->shm.shpool = NULL;
     z->shm.generation = 0;
@@ -633,10 +646,10 @@ op_token(u_char *token, uint64_t n)
 
 
 void
-op_init(ngx_idempotency_op_t *op, ngx_uint_t token, ngx_uint_t print,
+op_init(op_t *op, ngx_uint_t token, ngx_uint_t print,
     ngx_msec_t now)
 {
-    ngx_memzero(op, sizeof(ngx_idempotency_op_t));
+    ngx_memzero(op, sizeof(op_t));
 
     op_token(op->token, token);
     op_token(op->fingerprint, print + 1000000);
@@ -648,50 +661,286 @@ op_init(ngx_idempotency_op_t *op, ngx_uint_t token, ngx_uint_t print,
 }
 
 
-ngx_uint_t
-op_claim(zone_t *z, ngx_idempotency_op_t *op)
+/* all that an operation has in common with others, and its answer */
+
+static void
+op_prepare(ngx_idempotency_op_t *head, op_t *op,
+    ngx_idempotency_op_handler_pt handler)
 {
-    check_equal(engine->claim(&z->shm.store, op), NGX_OK);
+    ngx_memzero(head, sizeof(ngx_idempotency_op_t));
+
+    ngx_memcpy(head->token, op->token, NGX_IDEMPOTENCY_DIGEST_LEN);
+    head->now = op->now;
+    head->handler = handler;
+    head->data = op;
+}
+
+
+/* an engine that answers later does so in between */
+
+static ngx_int_t
+op_run(ngx_idempotency_op_t *op, ngx_int_t rc)
+{
+    op_t  *o;
+
+    if (rc == NGX_AGAIN) {
+        check(!"answered later");
+    }
+
+    o = op->data;
+    o->result = op->result;
+    o->waiting = op->waiting;
+
+    return rc;
+}
+
+
+/* of an operation that is answered once */
+
+static void
+op_handler(ngx_idempotency_op_t *head)
+{
+    check(!"called though it was answered");
+}
+
+
+static void
+op_changed(ngx_idempotency_op_t *head)
+{
+    op_t  *op;
+
+    op = head->data;
+
+    op->result = head->result;
+    op->waiting = head->waiting;
+
+    op->handler(op);
+}
+
+
+ngx_int_t
+op_try_claim(zone_t *z, op_t *op)
+{
+    ngx_int_t                 rc;
+    ngx_idempotency_claim_t  *claim;
+
+    claim = &op->claim;
+
+    ngx_memzero(claim, sizeof(ngx_idempotency_claim_t));
+    op_prepare(&claim->op, op, op_changed);
+
+    ngx_memcpy(claim->fingerprint, op->fingerprint,
+               NGX_IDEMPOTENCY_DIGEST_LEN);
+    ngx_memcpy(claim->value, op->value, NGX_IDEMPOTENCY_DIGEST_LEN);
+
+    claim->parts = op->parts;
+    claim->window = op->window;
+    claim->least = op->least;
+    claim->span = op->span;
+    claim->lease = op->lease;
+    claim->reserve = op->reserve;
+    claim->quota = op->quota;
+    claim->pool = op->pool;
+    claim->retry = op->retry;
+    claim->old = op->old;
+    claim->wait = op->wait;
+    claim->waited = op->waited;
+
+    rc = op_run(&claim->op, engine->claim(&z->store, claim));
+
+    op->waited = claim->waited;
+    op->differs = claim->differs;
+    op->left = claim->leftover;
+
+    switch (op->result) {
+
+    case NGX_IDEMPOTENCY_CLAIMED:
+        op->fence = claim->fence;
+        break;
+
+    case NGX_IDEMPOTENCY_BOUND:
+    case NGX_IDEMPOTENCY_CONFLICT:
+        op_found(op, &claim->found);
+        break;
+
+    case NGX_IDEMPOTENCY_LIMITED:
+        op->ends = op->now + claim->found.left;
+        break;
+
+    default:
+        break;
+    }
+
+    return rc;
+}
+
+
+static void
+op_found(op_t *op, ngx_idempotency_found_t *found)
+{
+    op->outcome = found->outcome;
+    op->status = found->status;
+    op->fence = found->fence;
+    op->recorded = op->now - found->age;
+    op->ends = op->now + found->left;
+    op->replays = found->replays;
+    op->anonymous = found->anonymous;
+    op->response = found->response;
+}
+
+
+ngx_uint_t
+op_claim(zone_t *z, op_t *op)
+{
+    check_equal(op_try_claim(z, op), NGX_OK);
+
     return op->result;
 }
 
 
 ngx_uint_t
-op_complete(zone_t *z, ngx_idempotency_op_t *op)
+op_complete(zone_t *z, op_t *op)
 {
-    check_equal(engine->complete(&z->shm.store, op), NGX_OK);
+    ngx_idempotency_complete_t  complete;
+
+    ngx_memzero(&complete, sizeof(ngx_idempotency_complete_t));
+    op_prepare(&complete.op, op, op_handler);
+
+    complete.fence = op->fence;
+    complete.outcome = op->outcome;
+    complete.status = op->status;
+    complete.pieces = op->pieces;
+    complete.size = op->size;
+
+    check_equal(op_run(&complete.op, engine->complete(&z->store, &complete)),
+                NGX_OK);
+
+    op->outcome = complete.outcome;
+    op->ends = op->now + complete.left;
+
     return op->result;
 }
 
 
 ngx_uint_t
-op_release(zone_t *z, ngx_idempotency_op_t *op)
+op_release(zone_t *z, op_t *op)
 {
-    check_equal(engine->release(&z->shm.store, op), NGX_OK);
+    ngx_idempotency_release_t  release;
+
+    ngx_memzero(&release, sizeof(ngx_idempotency_release_t));
+    op_prepare(&release.op, op, op_handler);
+
+    release.fence = op->fence;
+    release.status = op->status;
+    release.pieces = op->pieces;
+    release.size = op->size;
+    release.leave = op->leave;
+
+    check_equal(op_run(&release.op, engine->release(&z->store, &release)),
+                NGX_OK);
+
+    return op->result;
+}
+
+
+/* without the response */
+
+ngx_uint_t
+op_find(zone_t *z, op_t *op)
+{
+    ngx_pool_t  *pool;
+
+    pool = op->pool;
+    op->pool = NULL;
+
+    check_equal(op_try_read(z, op), NGX_OK);
+
+    op->pool = pool;
+
+    return op->result;
+}
+
+
+ngx_int_t
+op_try_read(zone_t *z, op_t *op)
+{
+    ngx_int_t               rc;
+    ngx_idempotency_find_t  find;
+
+    ngx_memzero(&find, sizeof(ngx_idempotency_find_t));
+    op_prepare(&find.op, op, op_handler);
+
+    find.pool = op->pool;
+
+    rc = op_run(&find.op, engine->find(&z->store, &find));
+
+    if (op->result == NGX_IDEMPOTENCY_BOUND) {
+        op_found(op, &find.found);
+        op->parts = find.parts;
+        ngx_memcpy(op->fingerprint, find.fingerprint,
+                   NGX_IDEMPOTENCY_DIGEST_LEN);
+    }
+
+    return rc;
+}
+
+
+ngx_uint_t
+op_forget(zone_t *z, op_t *op)
+{
+    ngx_idempotency_forget_t  forget;
+
+    ngx_memzero(&forget, sizeof(ngx_idempotency_forget_t));
+    op_prepare(&forget.op, op, op_handler);
+
+    forget.fence = op->fence;
+
+    check_equal(op_run(&forget.op, engine->forget(&z->store, &forget)),
+                NGX_OK);
+
     return op->result;
 }
 
 
 ngx_uint_t
-op_find(zone_t *z, ngx_idempotency_op_t *op)
+op_renew(zone_t *z, op_t *op)
 {
-    check_equal(engine->find(&z->shm.store, op), NGX_OK);
+    ngx_idempotency_renew_t  renew;
+
+    ngx_memzero(&renew, sizeof(ngx_idempotency_renew_t));
+    op_prepare(&renew.op, op, op_handler);
+
+    renew.fence = op->fence;
+    renew.lease = op->lease;
+
+    check_equal(op_run(&renew.op, engine->renew(&z->store, &renew)), NGX_OK);
+
     return op->result;
 }
 
 
+/* the operation itself: its cursor goes on in it */
+
 ngx_uint_t
-op_forget(zone_t *z, ngx_idempotency_op_t *op)
+op_list(zone_t *z, ngx_idempotency_list_t *list)
 {
-    check_equal(engine->forget(&z->shm.store, op), NGX_OK);
-    return op->result;
+    op_t  op;
+
+    list->op.handler = op_handler;
+    list->op.data = &op;
+
+    check_equal(op_run(&list->op, engine->list(&z->store, list)), NGX_OK);
+
+    return op.result;
 }
 
 
 void
-op_cancel(zone_t *z, ngx_idempotency_op_t *op)
+op_cancel(zone_t *z, op_t *op)
 {
-    engine->cancel(&z->shm.store, op);
+    engine->cancel(&z->store, &op->claim.op);
+
+    op->waiting = op->claim.op.waiting;
     check_equal(op->waiting, 0);
 }
 
@@ -710,7 +959,7 @@ op_byte(uint64_t seed, size_t i)
 /* pieces have sizes from 0 on, with empty ones at both ends and inside */
 
 void
-op_respond(ngx_idempotency_op_t *op, size_t size, uint64_t seed)
+op_respond(op_t *op, size_t size, uint64_t seed)
 {
     size_t         n, done, i;
     u_char        *p;
@@ -765,7 +1014,7 @@ op_respond(ngx_idempotency_op_t *op, size_t size, uint64_t seed)
 
 
 int
-op_responded(ngx_idempotency_op_t *op, size_t size, uint64_t seed)
+op_responded(op_t *op, size_t size, uint64_t seed)
 {
     size_t  i;
 
@@ -794,7 +1043,7 @@ ngx_uint_t
 op_bind(zone_t *z, ngx_uint_t token, ngx_uint_t print, ngx_msec_t now,
     ngx_msec_t window, size_t size)
 {
-    ngx_idempotency_op_t  op;
+    op_t  op;
 
     op_init(&op, token, print, now);
     op.window = window;

@@ -17,15 +17,16 @@
 
 
 typedef struct {
-    ngx_shm_zone_t          zone;
-    ngx_idempotency_shm_t   shm;
+    ngx_shm_zone_t           zone;
+    ngx_idempotency_shm_t    shm;
+    ngx_idempotency_store_t  store;
 
     /* by how much the clocks of those who use it may differ */
-    ngx_msec_int_t          skew;
+    ngx_msec_int_t           skew;
 
     /* of the empty zone */
-    ngx_uint_t              pfree;
-    ngx_uint_t              used[ZONE_SLOTS];
+    ngx_uint_t               pfree;
+    ngx_uint_t               used[ZONE_SLOTS];
 } zone_t;
 
 
@@ -68,23 +69,86 @@ extern ngx_uint_t  zone_no_memory;
 extern ngx_uint_t  zone_die_after;
 
 
-/* operations: tokens and fingerprints are made of numbers */
+/*
+ * An operation as a test says it and sees it, whichever one it is to be, with
+ * times instead of ages; and the claim that it may be.  What one operation
+ * answers is what the next one of the same op_t asks with.
+ */
+
+typedef struct op_s  op_t;
+
+struct op_s {
+    u_char                     token[NGX_IDEMPOTENCY_DIGEST_LEN];
+    u_char                     fingerprint[NGX_IDEMPOTENCY_DIGEST_LEN];
+    ngx_idempotency_parts_t    parts;
+    ngx_msec_t                 now;
+
+    ngx_msec_t                 window;
+    ngx_msec_t                 least;
+    ngx_msec_t                 span;
+    ngx_msec_t                 lease;
+    size_t                     reserve;
+    ngx_uint_t                 quota;
+    u_char                     value[NGX_IDEMPOTENCY_DIGEST_LEN];
+    ngx_uint_t                 retry;
+    ngx_uint_t                 old;
+    ngx_uint_t                 wait;
+    ngx_uint_t                 waiting;
+    uint64_t                   waited;
+
+    uint64_t                   fence;
+    ngx_idempotency_outcome_e  outcome;
+    ngx_uint_t                 status;
+    ngx_chain_t               *pieces;
+    size_t                     size;
+    ngx_uint_t                 leave;
+
+    ngx_str_t                  response;
+    ngx_pool_t                *pool;
+    ngx_msec_t                 recorded;
+    ngx_uint_t                 replays;
+    /* unless it is pending */
+    ngx_msec_t                 ends;
+    ngx_uint_t                 differs;
+    ngx_uint_t                 anonymous;
+    ngx_uint_t                 left;
+
+    ngx_idempotency_result_e   result;
+
+    /* called when what a claim waits for has changed */
+    void                     (*handler)(op_t *op);
+    void                      *data;
+
+    ngx_idempotency_claim_t    claim;
+};
+
+
+/* tokens and fingerprints are made of numbers */
 
 void op_token(u_char *token, uint64_t n);
-void op_init(ngx_idempotency_op_t *op, ngx_uint_t token, ngx_uint_t print,
-    ngx_msec_t now);
+void op_init(op_t *op, ngx_uint_t token, ngx_uint_t print, ngx_msec_t now);
 
-ngx_uint_t op_claim(zone_t *z, ngx_idempotency_op_t *op);
-ngx_uint_t op_complete(zone_t *z, ngx_idempotency_op_t *op);
-ngx_uint_t op_release(zone_t *z, ngx_idempotency_op_t *op);
-ngx_uint_t op_find(zone_t *z, ngx_idempotency_op_t *op);
-ngx_uint_t op_forget(zone_t *z, ngx_idempotency_op_t *op);
-void op_cancel(zone_t *z, ngx_idempotency_op_t *op);
+/* each is run to its answer */
+
+ngx_uint_t op_claim(zone_t *z, op_t *op);
+ngx_uint_t op_complete(zone_t *z, op_t *op);
+ngx_uint_t op_release(zone_t *z, op_t *op);
+ngx_uint_t op_find(zone_t *z, op_t *op);
+ngx_uint_t op_forget(zone_t *z, op_t *op);
+ngx_uint_t op_renew(zone_t *z, op_t *op);
+ngx_uint_t op_list(zone_t *z, ngx_idempotency_list_t *list);
+void op_cancel(zone_t *z, op_t *op);
+
+/* what op_claim() and op_find() of the response got: NGX_ERROR, if there was
+   no memory for it */
+
+ngx_int_t op_try_claim(zone_t *z, op_t *op);
+ngx_int_t op_try_read(zone_t *z, op_t *op);
 
 /* a response of so many bytes, told by its seed, in pieces that vary with it */
 
-void op_respond(ngx_idempotency_op_t *op, size_t size, uint64_t seed);
-int op_responded(ngx_idempotency_op_t *op, size_t size, uint64_t seed);
+void op_respond(op_t *op, size_t size, uint64_t seed);
+int op_responded(op_t *op, size_t size, uint64_t seed);
 
 /* all of it at one time: claims, completes and lets go of it */
 

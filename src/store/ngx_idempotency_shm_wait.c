@@ -1,0 +1,154 @@
+
+/*
+ * Claims that wait for a change: a record knows in which workers there are
+ * some, and each worker its own, by token.
+ */
+
+
+#include "ngx_idempotency_shm.h"
+
+
+#define NGX_IDEMPOTENCY_SHM_BUCKETS  1024
+
+
+static ngx_queue_t *shm_bucket(uint64_t key);
+
+
+/* this worker's claims that wait for a change, by token */
+
+static ngx_queue_t  shm_waiting[NGX_IDEMPOTENCY_SHM_BUCKETS];
+
+
+/* noted with the lock held, so that no change can pass by unseen */
+
+void
+ngx_idempotency_shm_wait(ngx_idempotency_record_t *rec,
+    ngx_idempotency_claim_t *claim)
+{
+    ngx_idempotency_op_t      *op;
+    ngx_idempotency_worker_t  self;
+
+    op = &claim->op;
+    self = ngx_idempotency_worker_self();
+
+    if (self.slot != NGX_IDEMPOTENCY_NO_WORKER) {
+        rec->as.pending.waiting.bits[self.slot / 64] |=
+                                              (uint64_t) 1 << (self.slot % 64);
+    }
+
+    op->waiting = 1;
+    claim->waited = rec->fence;
+
+    ngx_queue_insert_tail(shm_bucket(ngx_idempotency_tree_key(op->token)),
+                          &op->queue);
+}
+
+
+/* while it is pending */
+
+ngx_uint_t
+ngx_idempotency_shm_awaited(ngx_idempotency_record_t *rec)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; i < NGX_IDEMPOTENCY_WORKERS / 64; i++) {
+        if (rec->as.pending.waiting.bits[i]) {
+            return 1;
+        }
+    }
+
+    return 0;
+}
+
+
+/* before it is anything but pending */
+
+void
+ngx_idempotency_shm_take_waiting(ngx_idempotency_record_t *rec,
+    ngx_idempotency_workers_t *wake)
+{
+    if (rec->outcome == NGX_IDEMPOTENCY_PENDING) {
+        *wake = rec->as.pending.waiting;
+
+    } else {
+        ngx_memzero(wake, sizeof(ngx_idempotency_workers_t));
+    }
+}
+
+
+/*
+ * Calls those that wait for the token.  They are taken aside first: a handler
+ * may wait again, or cancel another.
+ */
+
+void
+ngx_idempotency_shm_woken(uint64_t *key)
+{
+    ngx_uint_t             i;
+    ngx_queue_t           *bucket, *q, *next, ready;
+    ngx_idempotency_op_t  *op;
+
+    ngx_queue_init(&ready);
+
+    for (i = 0; i < NGX_IDEMPOTENCY_SHM_BUCKETS; i++) {
+
+        bucket = shm_bucket(key ? *key : i);
+
+        for (q = ngx_queue_head(bucket);
+             q != ngx_queue_sentinel(bucket);
+             q = next)
+        {
+            next = ngx_queue_next(q);
+            op = ngx_queue_data(q, ngx_idempotency_op_t, queue);
+
+            if (key == NULL || ngx_idempotency_tree_key(op->token) == *key) {
+                ngx_queue_remove(q);
+                ngx_queue_insert_tail(&ready, q);
+            }
+        }
+
+        if (key) {
+            break;
+        }
+    }
+
+    while (!ngx_queue_empty(&ready)) {
+
+        q = ngx_queue_head(&ready);
+        op = ngx_queue_data(q, ngx_idempotency_op_t, queue);
+
+        ngx_queue_remove(q);
+        op->waiting = 0;
+        op->result = NGX_IDEMPOTENCY_CHANGED;
+
+        op->handler(op);
+    }
+}
+
+
+/* every operation was answered at once: it can only wait for a change */
+
+void
+ngx_idempotency_shm_cancel(ngx_idempotency_store_t *store,
+    ngx_idempotency_op_t *op)
+{
+    if (op->waiting) {
+        op->waiting = 0;
+        ngx_queue_remove(&op->queue);
+    }
+}
+
+
+static ngx_queue_t *
+shm_bucket(uint64_t key)
+{
+    ngx_queue_t  *bucket;
+
+    bucket = &shm_waiting[key % NGX_IDEMPOTENCY_SHM_BUCKETS];
+
+    if (bucket->next == NULL) {
+        ngx_queue_init(bucket);
+    }
+
+    return bucket;
+}
