@@ -104,6 +104,8 @@ typedef struct {
     char                       boot[40];
     /* in: it must be a store; else an empty file is there to become one */
     ngx_uint_t                 found;
+    /* in: whose lock of those who commit is taken for what is written */
+    int                        owners;
 
     /* out: a number that this file never gave, and no fence is higher */
     uint64_t                   instance;
