@@ -333,7 +333,7 @@ END
     is(join(' ', sort keys %in_all), join(' ', map { s/^\Q$root\E\///r } sort glob "$root/t/*.t"),
        'util/test runs all there are');
     ok(!$in_quick{$_}, "--quick leaves out $_")
-        for qw(t/browser.t t/wordpress.t t/stress.t t/demo.t);
+        for qw(t/browser.t t/wordpress.t t/stress.t t/storm.t t/demo.t);
     ok($in_quick{$_}, "--quick has $_") for qw(t/keys.t t/unit.t t/commands.t);
 
     my @browser = grep { slurp("$root/$_") =~ /^use Browser;/m } sort keys %in_all;

@@ -541,7 +541,8 @@ sub command {
 
     return ($binary, takes_log() ? ('-e', $log) : (),
             '-p', "$self->{root}/", '-c', "$self->{root}/nginx.conf",
-            '-g', "pid $self->{root}/nginx.pid; daemon off; error_log $log $level;");
+            '-g', "pid $self->{root}/nginx.pid; daemon " . ($o{daemon} // 'off')
+                  . "; error_log $log $level;");
 }
 
 
@@ -704,11 +705,21 @@ sub stop {
         waitpid $pid, 0;
     }
 
+    return $self->ended($gone);
+}
+
+
+# The test may have planned or finished already: speaks up only when needed.
+
+sub ended {
+    my ($self, $gone) = @_;
+
+    local $Test::Builder::Level = $Test::Builder::Level + 1;
+
     my @lines = grep { $_ =~ $Idempotency::bad
                        && !($self->{allow} && $_ =~ $self->{allow}) }
                 split /\n/, $self->log . $self->slurp('logs/stderr.log');
 
-    # the test may have planned or finished already: speak up only when needed
     if (!$gone || @lines) {
         Test::More::fail($gone ? 'nothing bad in the error log'
                                : 'nginx stops when told to');
