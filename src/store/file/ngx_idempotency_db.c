@@ -1,0 +1,552 @@
+
+/*
+ * The file that remembers, open: its transactions, and what keeps it small
+ * and on disk.  The log (SQLite's WAL) is brought into the file by us and not
+ * by each commit, so that nobody's answer waits for it but when it has become
+ * long.
+ */
+
+
+#include "ngx_idempotency_db_sql.h"
+#include "ngx_idempotency_owners.h"
+
+#if (NGX_IDEMPOTENCY_SQLITE && NGX_THREADS)
+
+
+/* of expired records, for each item of a commit */
+
+#define DB_EXPIRE        3
+
+/* milliseconds, and microseconds: by how much the file's latest time may lag
+   behind, and its highest fence is ahead, so that not each commit writes
+   them */
+
+#define DB_META_LAG      1000
+#define DB_META_AHEAD    2000000
+
+static ngx_int_t db_prepare(ngx_idempotency_db_t *db);
+static int db_committed(void *data, sqlite3 *sqlite, const char *name,
+    int pages);
+static int db_meta(ngx_idempotency_db_t *db, ngx_idempotency_item_t *items,
+    ngx_uint_t n, int64_t now);
+static void db_undo(ngx_idempotency_item_t *items,
+    ngx_idempotency_item_t *before, ngx_uint_t n);
+
+
+#define DB_COLUMNS                                                            \
+    "fingerprint, parts, instance, fence, recorded, ends, span, sum, "
+
+static const char  *db_statements[] = {
+
+    "BEGIN IMMEDIATE",
+    "COMMIT",
+    "ROLLBACK",
+
+    "SELECT instance, latest, fence FROM meta",
+    "UPDATE meta SET latest = ?1, fence = ?2",
+
+    "SELECT 0, " DB_COLUMNS "0, 0, 0, NULL FROM claims WHERE token = ?1 "
+    "UNION ALL "
+    "SELECT id, " DB_COLUMNS "outcome, status, replays, response "
+    "FROM records WHERE token = ?1 LIMIT 1",
+
+    "INSERT OR REPLACE INTO claims (token, fingerprint, parts, instance, "
+    "fence, recorded, ends, span, sum) "
+    "VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+
+    "INSERT INTO records (token, fingerprint, parts, instance, fence, "
+    "recorded, ends, span, sum, outcome, status, replays, response) "
+    "VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
+
+    "UPDATE records SET fingerprint = ?2, parts = ?3, instance = ?4, "
+    "fence = ?5, recorded = ?6, ends = ?7, span = ?8, sum = ?9, "
+    "outcome = ?10, status = ?11, replays = ?12, response = ?13 "
+    "WHERE id = ?14 AND token = ?1",
+
+    "DELETE FROM claims WHERE token = ?1",
+    "DELETE FROM records WHERE id = ?1",
+
+    "DELETE FROM records WHERE id IN (SELECT id FROM records "
+    "WHERE ends <= ?1 ORDER BY ends LIMIT ?2)",
+
+    "SELECT token, instance FROM claims WHERE token > ?1 "
+    "ORDER BY token LIMIT ?2",
+
+    "SELECT token FROM claims WHERE token > ?1 UNION ALL "
+    "SELECT token FROM records WHERE token > ?1 ORDER BY 1 LIMIT ?2",
+
+    "PRAGMA page_count",
+    "PRAGMA freelist_count"
+};
+
+
+ngx_idempotency_db_t *
+ngx_idempotency_db_open(ngx_idempotency_db_conf_t *conf, char *error,
+    size_t len)
+{
+    int                    rc;
+    size_t                 size;
+    ngx_uint_t             i;
+    ngx_idempotency_db_t  *db;
+
+    static const char     *suffix[] = { "", "-wal", "-shm" };
+
+    db = calloc(1, sizeof(ngx_idempotency_db_t));
+
+    if (db == NULL) {
+        (void) snprintf(error, len, "no memory");
+        return NULL;
+    }
+
+    db->conf = *conf;
+
+    for (i = 0; i < NGX_IDEMPOTENCY_DB_FILES; i++) {
+        size = strlen(conf->path) + sizeof("-wal");
+        db->path[i] = malloc(size);
+
+        if (db->path[i] == NULL) {
+            (void) snprintf(error, len, "no memory");
+            goto failed;
+        }
+
+        (void) snprintf(db->path[i], size, "%s%s", conf->path, suffix[i]);
+    }
+
+    db->conf.path = db->path[0];
+
+    rc = ngx_idempotency_db_connect(conf->path, &db->sqlite);
+
+    if (rc != SQLITE_OK) {
+        ngx_idempotency_db_tell(error, len, db->sqlite, rc);
+        goto failed;
+    }
+
+    if (ngx_idempotency_db_stamped(db->sqlite, error, len) != SQLITE_OK) {
+        goto failed;
+    }
+
+    if (db_prepare(db) != NGX_OK) {
+        (void) snprintf(error, len, "%s", db->error);
+        goto failed;
+    }
+
+    return db;
+
+failed:
+
+    ngx_idempotency_db_close(db);
+
+    return NULL;
+}
+
+
+static ngx_int_t
+db_prepare(ngx_idempotency_db_t *db)
+{
+    int            rc;
+    char           sql[80];
+    uint64_t       instance;
+    ngx_uint_t     i;
+    sqlite3_stmt  *st;
+
+    (void) snprintf(sql, sizeof(sql), "PRAGMA synchronous = %s",
+                    db->conf.sync == NGX_IDEMPOTENCY_SYNC_STRICT
+                    ? "FULL" : "NORMAL");
+
+    rc = sqlite3_exec(db->sqlite, sql, NULL, NULL, NULL);
+
+    if (rc == SQLITE_OK && db->conf.max_size) {
+        db->most = db->conf.max_size / NGX_IDEMPOTENCY_DB_PAGE;
+
+        (void) snprintf(sql, sizeof(sql), "PRAGMA max_page_count = %lld",
+                        (long long) db->most);
+
+        rc = sqlite3_exec(db->sqlite, sql, NULL, NULL, NULL);
+    }
+
+    for (i = 0; rc == SQLITE_OK && i < NGX_IDEMPOTENCY_DB_STATEMENTS; i++) {
+        rc = sqlite3_prepare_v3(db->sqlite, db_statements[i], -1,
+                                SQLITE_PREPARE_PERSISTENT,
+                                &db->statements[i], NULL);
+    }
+
+    if (rc != SQLITE_OK) {
+        return ngx_idempotency_db_fail(db, rc);
+    }
+
+    (void) sqlite3_wal_hook(db->sqlite, db_committed, db);
+
+    st = db->statements[NGX_IDEMPOTENCY_DB_META];
+    rc = sqlite3_step(st);
+
+    if (rc != SQLITE_ROW) {
+        (void) sqlite3_reset(st);
+        return ngx_idempotency_db_fail(db, rc == SQLITE_DONE ? SQLITE_CORRUPT
+                                                             : rc);
+    }
+
+    instance = sqlite3_column_int64(st, 0);
+    db->latest = sqlite3_column_int64(st, 1);
+    db->fence = sqlite3_column_int64(st, 2);
+
+    (void) sqlite3_reset(st);
+
+    if (db->conf.instance
+        && (instance >> NGX_IDEMPOTENCY_OWNERS_STORE_SHIFT
+            != db->conf.instance >> NGX_IDEMPOTENCY_OWNERS_STORE_SHIFT
+            || instance < db->conf.instance))
+    {
+        (void) snprintf(db->error, sizeof(db->error),
+                        "is another file than at the start");
+        return NGX_ERROR;
+    }
+
+    return ngx_idempotency_db_files(db, 1);
+}
+
+
+void
+ngx_idempotency_db_close(ngx_idempotency_db_t *db)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; i < NGX_IDEMPOTENCY_DB_STATEMENTS; i++) {
+        (void) sqlite3_finalize(db->statements[i]);
+    }
+
+    (void) sqlite3_close(db->sqlite);
+
+    for (i = 0; i < NGX_IDEMPOTENCY_DB_FILES; i++) {
+        free(db->path[i]);
+    }
+
+    free(db);
+}
+
+
+const char *
+ngx_idempotency_db_error(ngx_idempotency_db_t *db)
+{
+    return db->error;
+}
+
+
+ngx_uint_t
+ngx_idempotency_db_failed(ngx_idempotency_db_t *db)
+{
+    return db->failed;
+}
+
+
+/* takes the place of SQLite's own, which checkpoints within each commit */
+
+static int
+db_committed(void *data, sqlite3 *sqlite, const char *name, int pages)
+{
+    ngx_idempotency_db_t  *db = data;
+
+    db->log = pages;
+
+    return SQLITE_OK;
+}
+
+
+ngx_int_t
+ngx_idempotency_db_commit(ngx_idempotency_db_t *db,
+    ngx_idempotency_item_t *items, ngx_uint_t n, int64_t now)
+{
+    int                      rc;
+    ngx_uint_t               i, done;
+    ngx_idempotency_item_t  *before;
+
+    db->error[0] = '\0';
+
+    before = malloc(ngx_max(n, 1) * sizeof(ngx_idempotency_item_t));
+
+    if (before) {
+        ngx_memcpy(before, items, n * sizeof(ngx_idempotency_item_t));
+    }
+
+    for (i = 0; i < n; i++) {
+        items[i].result = NGX_IDEMPOTENCY_UNAVAILABLE;
+    }
+
+    if (before == NULL) {
+        return ngx_idempotency_db_fail(db, SQLITE_NOMEM);
+    }
+
+    if (ngx_idempotency_db_files(db, 0) != NGX_OK) {
+        free(before);
+        return NGX_ERROR;
+    }
+
+    rc = ngx_idempotency_db_begin(db);
+
+    if (rc == SQLITE_OK && db->conf.may && !db->conf.may(db->conf.data)) {
+        (void) ngx_idempotency_db_run(db, NGX_IDEMPOTENCY_DB_ROLLBACK);
+        free(before);
+        return NGX_DECLINED;
+    }
+
+    if (rc == SQLITE_OK) {
+        rc = ngx_idempotency_db_expire(db, now, DB_EXPIRE * n, &done);
+    }
+
+    for (i = 0; rc == SQLITE_OK && i < n; i++) {
+        rc = ngx_idempotency_db_item(db, &items[i], now);
+    }
+
+    if (rc == SQLITE_OK) {
+        rc = db_meta(db, items, n, now);
+    }
+
+    if (rc == SQLITE_OK) {
+        rc = ngx_idempotency_db_run(db, NGX_IDEMPOTENCY_DB_COMMIT);
+    }
+
+    if (rc != SQLITE_OK) {
+        (void) ngx_idempotency_db_fail(db, rc);
+        db_undo(items, before, n);
+        free(before);
+        return NGX_ERROR;
+    }
+
+    free(before);
+
+    if (db->log >= NGX_IDEMPOTENCY_DB_LONG) {
+        (void) ngx_idempotency_db_checkpoint(db);
+    }
+
+    return NGX_OK;
+}
+
+
+int
+ngx_idempotency_db_begin(ngx_idempotency_db_t *db)
+{
+    int      rc;
+    int64_t  pages, unused;
+
+    rc = ngx_idempotency_db_run(db, NGX_IDEMPOTENCY_DB_BEGIN);
+
+    if (rc != SQLITE_OK || db->most == 0) {
+        return rc;
+    }
+
+    rc = ngx_idempotency_db_number(db, NGX_IDEMPOTENCY_DB_PAGES, &pages);
+
+    if (rc == SQLITE_OK) {
+        rc = ngx_idempotency_db_number(db, NGX_IDEMPOTENCY_DB_FREE, &unused);
+    }
+
+    if (rc == SQLITE_OK) {
+        db->left = db->most - pages + unused;
+    }
+
+    return rc;
+}
+
+
+/* the latest time and the highest fence that this file has seen */
+
+static int
+db_meta(ngx_idempotency_db_t *db, ngx_idempotency_item_t *items, ngx_uint_t n,
+    int64_t now)
+{
+    int            rc;
+    int64_t        latest;
+    uint64_t       fence, highest;
+    ngx_uint_t     i;
+    sqlite3_stmt  *st;
+
+    highest = 0;
+
+    for (i = 0; i < n; i++) {
+        highest = ngx_max(highest, items[i].fence);
+    }
+
+    if (highest <= db->fence && now < db->latest + DB_META_LAG) {
+        return SQLITE_OK;
+    }
+
+    st = ngx_idempotency_db_statement(db, NGX_IDEMPOTENCY_DB_META);
+    rc = sqlite3_step(st);
+
+    if (rc != SQLITE_ROW) {
+        (void) sqlite3_reset(st);
+        return (rc == SQLITE_DONE) ? SQLITE_CORRUPT : rc;
+    }
+
+    latest = ngx_max(sqlite3_column_int64(st, 1), now);
+    fence = sqlite3_column_int64(st, 2);
+
+    (void) sqlite3_reset(st);
+
+    if (highest > fence) {
+        fence = highest + ngx_min(DB_META_AHEAD, (uint64_t) -1 - highest);
+    }
+
+    st = ngx_idempotency_db_statement(db, NGX_IDEMPOTENCY_DB_SET_META);
+
+    (void) sqlite3_bind_int64(st, 1, latest);
+    (void) sqlite3_bind_int64(st, 2, fence);
+
+    rc = ngx_idempotency_db_run(db, NGX_IDEMPOTENCY_DB_SET_META);
+
+    if (rc == SQLITE_OK) {
+        db->latest = latest;
+        db->fence = fence;
+    }
+
+    return rc;
+}
+
+
+/* what was found is given back, and each item is what it was, so that it may
+   be tried once more */
+
+static void
+db_undo(ngx_idempotency_item_t *items, ngx_idempotency_item_t *before,
+    ngx_uint_t n)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; i < n; i++) {
+        if (items[i].response.data != before[i].response.data) {
+            free(items[i].response.data);
+        }
+
+        items[i] = before[i];
+        items[i].result = NGX_IDEMPOTENCY_UNAVAILABLE;
+    }
+}
+
+
+/*
+ * SQLite goes on with a file that was removed or replaced, and nobody would
+ * ever find what it writes.  It is another one's, too, who would make a log
+ * of his own beside ours.
+ */
+
+ngx_int_t
+ngx_idempotency_db_files(ngx_idempotency_db_t *db, ngx_uint_t first)
+{
+    ngx_uint_t       i;
+    struct stat      st;
+
+    if (db->failed) {
+        (void) snprintf(db->error, sizeof(db->error),
+                        "had failed, and is not used until nginx is started "
+                        "anew");
+        return NGX_ERROR;
+    }
+
+    for (i = 0; i < NGX_IDEMPOTENCY_DB_FILES; i++) {
+
+        if (stat(db->path[i], &st) == -1) {
+            (void) snprintf(db->error, sizeof(db->error),
+                            "%s is not there any more: %s",
+                            i ? db->path[i] + strlen(db->path[0]) : "it",
+                            strerror(errno));
+            return NGX_ERROR;
+        }
+
+        if (first) {
+            db->inode[i].dev = st.st_dev;
+            db->inode[i].ino = st.st_ino;
+        }
+
+        if (st.st_dev != db->inode[i].dev || st.st_ino != db->inode[i].ino) {
+            (void) snprintf(db->error, sizeof(db->error),
+                            "%s was replaced by another one",
+                            i ? db->path[i] + strlen(db->path[0]) : "it");
+            return NGX_ERROR;
+        }
+
+        if (st.st_size < NGX_IDEMPOTENCY_DB_PAGE && i != 1) {
+            (void) snprintf(db->error, sizeof(db->error),
+                            "%s was truncated",
+                            i ? db->path[i] + strlen(db->path[0]) : "it");
+            db->failed = 1;
+            return NGX_ERROR;
+        }
+    }
+
+    return NGX_OK;
+}
+
+
+sqlite3_stmt *
+ngx_idempotency_db_statement(ngx_idempotency_db_t *db,
+    ngx_idempotency_db_statement_e n)
+{
+    return db->statements[n];
+}
+
+
+int
+ngx_idempotency_db_run(ngx_idempotency_db_t *db,
+    ngx_idempotency_db_statement_e n)
+{
+    int  rc;
+
+    rc = sqlite3_step(db->statements[n]);
+
+    (void) sqlite3_reset(db->statements[n]);
+
+    return (rc == SQLITE_DONE || rc == SQLITE_ROW) ? SQLITE_OK : rc;
+}
+
+
+int
+ngx_idempotency_db_number(ngx_idempotency_db_t *db,
+    ngx_idempotency_db_statement_e n, int64_t *value)
+{
+    int  rc;
+
+    *value = 0;
+
+    rc = sqlite3_step(db->statements[n]);
+
+    if (rc == SQLITE_ROW) {
+        *value = sqlite3_column_int64(db->statements[n], 0);
+        rc = SQLITE_OK;
+    }
+
+    (void) sqlite3_reset(db->statements[n]);
+
+    return rc;
+}
+
+
+/* told before what undoes it has an error of its own */
+
+ngx_int_t
+ngx_idempotency_db_fail(ngx_idempotency_db_t *db, int rc)
+{
+    ngx_idempotency_db_tell(db->error, sizeof(db->error), db->sqlite, rc);
+
+    switch (rc) {
+
+    case SQLITE_IOERR_FSYNC:
+    case SQLITE_IOERR_DIR_FSYNC:
+    case SQLITE_NOTADB:
+        db->failed = 1;
+        break;
+
+    default:
+        if ((rc & 0xff) == SQLITE_CORRUPT) {
+            db->failed = 1;
+        }
+    }
+
+    if (!sqlite3_get_autocommit(db->sqlite)) {
+        (void) sqlite3_reset(db->statements[NGX_IDEMPOTENCY_DB_FIND]);
+        (void) ngx_idempotency_db_run(db, NGX_IDEMPOTENCY_DB_ROLLBACK);
+    }
+
+    return NGX_ERROR;
+}
+
+
+#endif

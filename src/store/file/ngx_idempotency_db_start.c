@@ -1,0 +1,522 @@
+
+/*
+ * The file that remembers, at a start: its tables, whether it is ours and
+ * whole, and the number of a new instance.  In a process of its own, whose
+ * death tells of damage as well as its words do.
+ */
+
+
+#include "ngx_idempotency_db_sql.h"
+#include "ngx_idempotency_owners.h"
+
+#if (NGX_IDEMPOTENCY_SQLITE && NGX_THREADS)
+
+
+/* milliseconds: for how long the file is looked at */
+
+#define DB_LOOK   500
+
+/* for how long another start is waited for */
+
+#define DB_START  5000
+
+#define DB_TEXT(n)      DB_TEXT_OF(n)
+#define DB_TEXT_OF(n)   #n
+
+
+/* stops what runs too long, unless it has ended */
+
+typedef struct {
+    sqlite3          *sqlite;
+    ngx_uint_t        ended;
+    pthread_t         thread;
+    pthread_cond_t    cond;
+    pthread_mutex_t   mutex;
+} db_alarm_t;
+
+
+static int db_make(sqlite3 *sqlite, int64_t wall);
+static int db_whole(sqlite3 *sqlite, char *error, size_t len);
+static int db_quick_check(sqlite3 *sqlite, const char *table, char *error,
+    size_t len);
+static void *db_alarm(void *data);
+static int db_ends(sqlite3 *sqlite, char *error, size_t len);
+static int db_instance(sqlite3 *sqlite, ngx_idempotency_db_start_t *start);
+static int db_text(sqlite3 *sqlite, const char *sql, char *text, size_t len);
+
+
+/*
+ * `claims`: what is pending, of which there is little at a time, all in a few
+ * pages that are written again and again.  `records`: the rest, in the order
+ * in which it came and, by and large, in which it ends, so that pages fill and
+ * become free as a whole.  All numbers of 64 bits are stored as signed ones.
+ */
+
+static const char  db_schema[] =
+    "CREATE TABLE meta ("
+        "id INTEGER PRIMARY KEY CHECK (id = 1), "
+        "instance INTEGER NOT NULL, "
+        "fence INTEGER NOT NULL, "
+        "latest INTEGER NOT NULL, "
+        "boot TEXT NOT NULL, "
+        "base INTEGER NOT NULL);"
+
+    "CREATE TABLE claims ("
+        "token BLOB PRIMARY KEY NOT NULL, "
+        "fingerprint BLOB NOT NULL, "
+        "parts BLOB NOT NULL, "
+        "instance INTEGER NOT NULL, "
+        "fence INTEGER NOT NULL, "
+        "recorded INTEGER NOT NULL, "
+        "ends INTEGER NOT NULL, "
+        "span INTEGER NOT NULL, "
+        "sum INTEGER NOT NULL) WITHOUT ROWID;"
+
+    "CREATE TABLE records ("
+        "id INTEGER PRIMARY KEY, "
+        "token BLOB NOT NULL, "
+        "fingerprint BLOB NOT NULL, "
+        "parts BLOB NOT NULL, "
+        "instance INTEGER NOT NULL, "
+        "fence INTEGER NOT NULL, "
+        "recorded INTEGER NOT NULL, "
+        "ends INTEGER NOT NULL, "
+        "span INTEGER NOT NULL, "
+        "sum INTEGER NOT NULL, "
+        "outcome INTEGER NOT NULL, "
+        "status INTEGER NOT NULL, "
+        "replays INTEGER NOT NULL, "
+        "response BLOB);"
+
+    "CREATE UNIQUE INDEX records_token ON records (token);"
+    "CREATE INDEX records_ends ON records (ends);";
+
+
+ngx_int_t
+ngx_idempotency_db_start(const char *path, ngx_idempotency_db_start_t *start,
+    char *error, size_t len)
+{
+    int       rc;
+    sqlite3  *sqlite;
+
+    rc = ngx_idempotency_db_connect(path, &sqlite);
+
+    if (rc == SQLITE_OK) {
+        (void) sqlite3_busy_timeout(sqlite, DB_START);
+
+        rc = sqlite3_exec(sqlite, "PRAGMA synchronous = FULL", NULL, NULL,
+                          NULL);
+    }
+
+    if (rc == SQLITE_OK && !start->found) {
+        rc = db_make(sqlite, start->wall);
+    }
+
+    if (rc != SQLITE_OK) {
+        ngx_idempotency_db_tell(error, len, sqlite, rc);
+        goto done;
+    }
+
+    rc = ngx_idempotency_db_stamped(sqlite, error, len);
+
+    if (rc == SQLITE_OK) {
+        rc = db_whole(sqlite, error, len);
+    }
+
+    if (rc != SQLITE_OK) {
+        goto done;
+    }
+
+    rc = db_instance(sqlite, start);
+
+    if (rc != SQLITE_OK) {
+        ngx_idempotency_db_tell(error, len, sqlite, rc);
+    }
+
+done:
+
+    if (sqlite3_close(sqlite) != SQLITE_OK && rc == SQLITE_OK) {
+        (void) snprintf(error, len, "can't be closed");
+        return NGX_ERROR;
+    }
+
+    return (rc == SQLITE_OK) ? NGX_OK : NGX_ERROR;
+}
+
+
+static int
+db_make(sqlite3 *sqlite, int64_t wall)
+{
+    int   rc;
+    char  sql[160];
+
+    rc = sqlite3_exec(sqlite,
+                      "PRAGMA page_size = " DB_TEXT(NGX_IDEMPOTENCY_DB_PAGE) ";"
+                      "PRAGMA auto_vacuum = INCREMENTAL;"
+                      "PRAGMA journal_mode = WAL;"
+                      "BEGIN IMMEDIATE", NULL, NULL, NULL);
+
+    if (rc == SQLITE_OK) {
+        rc = sqlite3_exec(sqlite, db_schema, NULL, NULL, NULL);
+    }
+
+    if (rc != SQLITE_OK) {
+        return rc;
+    }
+
+    (void) snprintf(sql, sizeof(sql),
+                    "PRAGMA application_id = %d; PRAGMA user_version = %d;"
+                    "INSERT INTO meta VALUES (1, %lld, 0, 0, '', 0); COMMIT",
+                    NGX_IDEMPOTENCY_DB_ID, NGX_IDEMPOTENCY_DB_VERSION,
+                    (long long) (wall / 1000
+                                 << NGX_IDEMPOTENCY_OWNERS_STORE_SHIFT));
+
+    return sqlite3_exec(sqlite, sql, NULL, NULL, NULL);
+}
+
+
+/*
+ * What is found is told.  A file may be too large to be read as a whole before
+ * nginx serves: then it is what was seen in time, of the small tables first.
+ */
+
+static int
+db_whole(sqlite3 *sqlite, char *error, size_t len)
+{
+    int           rc;
+    db_alarm_t    alarm;
+    ngx_uint_t    i;
+
+    static const char  *tables[] = { "meta", "claims", "records" };
+
+    ngx_memzero(&alarm, sizeof(db_alarm_t));
+
+    alarm.sqlite = sqlite;
+
+    (void) pthread_cond_init(&alarm.cond, NULL);
+    (void) pthread_mutex_init(&alarm.mutex, NULL);
+
+    if (pthread_create(&alarm.thread, NULL, db_alarm, &alarm) != 0) {
+        (void) snprintf(error, len, "can't be checked: no thread");
+        return SQLITE_ERROR;
+    }
+
+    rc = SQLITE_OK;
+
+    for (i = 0; rc == SQLITE_OK && i < 3; i++) {
+        rc = db_quick_check(sqlite, tables[i], error, len);
+    }
+
+    (void) pthread_mutex_lock(&alarm.mutex);
+    alarm.ended = 1;
+    (void) pthread_cond_signal(&alarm.cond);
+    (void) pthread_mutex_unlock(&alarm.mutex);
+
+    (void) pthread_join(alarm.thread, NULL);
+
+    return (rc == SQLITE_OK || rc == SQLITE_INTERRUPT)
+           ? db_ends(sqlite, error, len) : rc;
+}
+
+
+static void *
+db_alarm(void *data)
+{
+    db_alarm_t *alarm = data;
+
+    int              rc;
+    struct timespec  at;
+
+    (void) clock_gettime(CLOCK_REALTIME, &at);
+
+    at.tv_nsec += DB_LOOK * 1000000L;
+    at.tv_sec += at.tv_nsec / 1000000000L;
+    at.tv_nsec %= 1000000000L;
+
+    rc = 0;
+
+    (void) pthread_mutex_lock(&alarm->mutex);
+
+    while (!alarm->ended && rc == 0) {
+        rc = pthread_cond_timedwait(&alarm->cond, &alarm->mutex, &at);
+    }
+
+    if (!alarm->ended) {
+        sqlite3_interrupt(alarm->sqlite);
+    }
+
+    (void) pthread_mutex_unlock(&alarm->mutex);
+
+    return NULL;
+}
+
+
+static int
+db_quick_check(sqlite3 *sqlite, const char *table, char *error, size_t len)
+{
+    int   rc;
+    char  sql[64], text[128];
+
+    (void) snprintf(sql, sizeof(sql), "PRAGMA quick_check('%s')", table);
+
+    rc = db_text(sqlite, sql, text, sizeof(text));
+
+    if (rc == SQLITE_INTERRUPT) {
+        return rc;
+    }
+
+    if (rc != SQLITE_OK) {
+        ngx_idempotency_db_tell(error, len, sqlite, rc);
+        return rc;
+    }
+
+    if (ngx_strcmp(text, "ok") != 0) {
+        (void) snprintf(error, len, "is damaged: %s", text);
+        return SQLITE_CORRUPT;
+    }
+
+    return SQLITE_OK;
+}
+
+
+/* the first row and the last by each tree, however large the file is */
+
+static int
+db_ends(sqlite3 *sqlite, char *error, size_t len)
+{
+    int          rc;
+    char         text[16];
+    ngx_uint_t   i;
+
+    static const char  *sql[] = {
+        "SELECT sum(sum) FROM (SELECT sum FROM records ORDER BY id LIMIT 9)",
+        "SELECT sum(sum) FROM "
+            "(SELECT sum FROM records ORDER BY id DESC LIMIT 9)",
+        "SELECT sum(sum) FROM "
+            "(SELECT sum FROM records ORDER BY token LIMIT 9)",
+        "SELECT sum(sum) FROM "
+            "(SELECT sum FROM records ORDER BY token DESC LIMIT 9)",
+        "SELECT sum(sum) FROM "
+            "(SELECT sum FROM records ORDER BY ends LIMIT 9)",
+        "SELECT sum(sum) FROM "
+            "(SELECT sum FROM records ORDER BY ends DESC LIMIT 9)"
+    };
+
+    for (i = 0; i < sizeof(sql) / sizeof(sql[0]); i++) {
+        rc = db_text(sqlite, sql[i], text, sizeof(text));
+
+        if (rc != SQLITE_OK) {
+            ngx_idempotency_db_tell(error, len, sqlite, rc);
+            return rc;
+        }
+    }
+
+    return SQLITE_OK;
+}
+
+
+/* one transaction, as two may start at once */
+
+static int
+db_instance(sqlite3 *sqlite, ngx_idempotency_db_start_t *start)
+{
+    int            rc;
+    const char    *boot;
+    sqlite3_stmt  *st;
+
+    rc = sqlite3_exec(sqlite, "BEGIN IMMEDIATE", NULL, NULL, NULL);
+
+    if (rc != SQLITE_OK) {
+        return rc;
+    }
+
+    rc = sqlite3_prepare_v2(sqlite,
+                            "SELECT instance, fence, latest, boot, base "
+                            "FROM meta", -1, &st, NULL);
+    if (rc != SQLITE_OK) {
+        return rc;
+    }
+
+    rc = sqlite3_step(st);
+
+    if (rc != SQLITE_ROW) {
+        (void) sqlite3_finalize(st);
+        return (rc == SQLITE_DONE) ? SQLITE_CORRUPT : rc;
+    }
+
+    start->instance = sqlite3_column_int64(st, 0) + 1;
+    start->fence = sqlite3_column_int64(st, 1);
+    start->latest = sqlite3_column_int64(st, 2);
+    boot = (const char *) sqlite3_column_text(st, 3);
+    start->base = sqlite3_column_int64(st, 4);
+
+    /* within a boot, setting the clock changes nothing; the file's time never
+       goes back */
+
+    if (boot == NULL || *boot == '\0' || ngx_strcmp(boot, start->boot) != 0) {
+        start->base = start->wall - start->boottime;
+    }
+
+    start->base = ngx_max(start->base, start->latest - start->boottime);
+    start->latest = ngx_max(start->latest, start->base + start->boottime);
+
+    (void) sqlite3_finalize(st);
+
+    rc = sqlite3_prepare_v2(sqlite,
+                            "UPDATE meta SET instance = ?1, latest = ?2, "
+                            "boot = ?3, base = ?4", -1, &st, NULL);
+    if (rc != SQLITE_OK) {
+        return rc;
+    }
+
+    rc = sqlite3_bind_int64(st, 1, start->instance);
+    rc |= sqlite3_bind_int64(st, 2, start->latest);
+    rc |= sqlite3_bind_text(st, 3, start->boot, -1, SQLITE_STATIC);
+    rc |= sqlite3_bind_int64(st, 4, start->base);
+
+    if (rc == SQLITE_OK) {
+        rc = sqlite3_step(st);
+    }
+
+    (void) sqlite3_finalize(st);
+
+    return (rc == SQLITE_DONE)
+           ? sqlite3_exec(sqlite, "COMMIT", NULL, NULL, NULL) : rc;
+}
+
+
+static int
+db_text(sqlite3 *sqlite, const char *sql, char *text, size_t len)
+{
+    int            rc;
+    const char    *value;
+    sqlite3_stmt  *st;
+
+    rc = sqlite3_prepare_v2(sqlite, sql, -1, &st, NULL);
+
+    if (rc != SQLITE_OK) {
+        return rc;
+    }
+
+    rc = sqlite3_step(st);
+
+    if (rc == SQLITE_ROW) {
+        value = (const char *) sqlite3_column_text(st, 0);
+        (void) snprintf(text, len, "%s", value ? value : "");
+        rc = SQLITE_OK;
+    }
+
+    (void) sqlite3_finalize(st);
+
+    return rc;
+}
+
+
+/* nothing in a file that is not ours is to run, and nothing is mapped, or
+   what truncates the file would kill the worker */
+
+int
+ngx_idempotency_db_connect(const char *path, sqlite3 **sqlite)
+{
+    int  rc;
+
+    rc = sqlite3_open_v2(path, sqlite,
+                         SQLITE_OPEN_READWRITE|SQLITE_OPEN_NOMUTEX
+                         |SQLITE_OPEN_PRIVATECACHE, NULL);
+
+    if (rc != SQLITE_OK) {
+        return rc;
+    }
+
+    (void) sqlite3_extended_result_codes(*sqlite, 1);
+    (void) sqlite3_busy_timeout(*sqlite, NGX_IDEMPOTENCY_DB_BUSY);
+
+    (void) sqlite3_db_config(*sqlite, SQLITE_DBCONFIG_DEFENSIVE, 1, NULL);
+    (void) sqlite3_db_config(*sqlite, SQLITE_DBCONFIG_ENABLE_TRIGGER, 0, NULL);
+
+    return sqlite3_exec(*sqlite,
+                        "PRAGMA mmap_size = 0;"
+                        "PRAGMA temp_store = MEMORY;"
+                        "PRAGMA cell_size_check = ON;"
+                        "PRAGMA trusted_schema = OFF;"
+                        "PRAGMA secure_delete = OFF;"
+                        "PRAGMA cache_size = -8192;"
+                        "PRAGMA wal_autocheckpoint = 0;"
+                        "PRAGMA journal_size_limit = 33554432",
+                        NULL, NULL, NULL);
+}
+
+
+int
+ngx_idempotency_db_stamped(sqlite3 *sqlite, char *error, size_t len)
+{
+    int   rc;
+    char  id[16], version[16], mode[16];
+
+    rc = db_text(sqlite, "PRAGMA application_id", id, sizeof(id));
+
+    if (rc == SQLITE_OK) {
+        rc = db_text(sqlite, "PRAGMA user_version", version, sizeof(version));
+    }
+
+    if (rc == SQLITE_NOTADB || (rc == SQLITE_OK
+                                && atoi(id) != NGX_IDEMPOTENCY_DB_ID))
+    {
+        (void) snprintf(error, len, "is not a file of this module");
+        return SQLITE_NOTADB;
+    }
+
+    if (rc == SQLITE_OK && atoi(version) != NGX_IDEMPOTENCY_DB_VERSION) {
+        (void) snprintf(error, len, "is of version %s, this module knows %d",
+                        version, NGX_IDEMPOTENCY_DB_VERSION);
+        return SQLITE_ERROR;
+    }
+
+    /* a copy that was made of it may have another one */
+
+    if (rc == SQLITE_OK) {
+        rc = db_text(sqlite, "PRAGMA journal_mode = WAL", mode, sizeof(mode));
+    }
+
+    if (rc == SQLITE_OK && ngx_strcmp(mode, "wal") != 0) {
+        (void) snprintf(error, len, "can't have a log (WAL) where it is");
+        return SQLITE_ERROR;
+    }
+
+    if (rc != SQLITE_OK) {
+        ngx_idempotency_db_tell(error, len, sqlite, rc);
+    }
+
+    return rc;
+}
+
+
+void
+ngx_idempotency_db_tell(char *error, size_t len, sqlite3 *sqlite, int rc)
+{
+    int  err;
+
+    err = 0;
+
+    switch (rc & 0xff) {
+
+    case SQLITE_CORRUPT:
+        (void) snprintf(error, len, "is damaged (%d)", rc);
+        return;
+
+    case SQLITE_NOTADB:
+        (void) snprintf(error, len, "is not a file of this module");
+        return;
+
+    case SQLITE_IOERR:
+    case SQLITE_CANTOPEN:
+        err = sqlite ? sqlite3_system_errno(sqlite) : 0;
+        break;
+    }
+
+    (void) snprintf(error, len, "%s (%d)%s%s", sqlite3_errstr(rc), rc,
+                    err ? ": " : "", err ? strerror(err) : "");
+}
+
+
+#endif
