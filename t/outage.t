@@ -1,0 +1,322 @@
+#!/usr/bin/perl
+
+# docs/operation.md, "When the file fails": idempotency_unavailable decides about
+# what is fresh, what the zone has is replayed, the log says it once, and what can
+# heal does.
+
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::Bin/lib";
+
+use Idempotency;
+use Restart;
+use Stress;
+
+if (my $why = no_state()) {
+    plan(skip_all => "no file: $why");
+}
+
+my ($n, $dir, @mounted);
+
+END { system('umount', '-l', $_) for @mounted }
+
+sub start_nginx {
+    my ($mode, %o) = @_;
+
+    $n->stop if $n;
+
+    $n = outliving(workers => 2, zone => 0, allow => qr/exited on signal|state file/,
+                   http => with_state($mode, %o) . crowd(<<'EOC'));
+    idempotency zone=z;
+    idempotency_max_response 100k;
+
+    location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /local { idempotency_unavailable local; proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /brief { idempotency_window 20s; proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /pass { idempotency_unavailable pass; proxy_pass http://$TEST_NGINX_BACKEND; }
+EOC
+}
+
+
+my $names = 0;
+
+sub name { return 'n' . ++$names . '-' . shift }
+
+sub order {
+    my ($id, $at) = @_;
+
+    return $n->post(($at // '/x') . "?id=$id", key => $id, body => 'b');
+}
+
+
+# Those that are taken until one is not: but in mode strict, some are before the
+# disk has said no.
+
+sub until_refused {
+    my @taken;
+
+    my $r = until_true {
+        my $id = name('until');
+        my $r = order($id);
+
+        push @taken, $id if told($r) eq '200 NEW';
+
+        return told($r) eq '503 UNAVAILABLE' && executions($id) == 0 && $r;
+    };
+
+    return ($r, @taken);
+}
+
+
+sub until_taken {
+    return until_true { told(order(name('taken'))) eq '200 NEW' };
+}
+
+
+# What a restart finds, see restart.t.
+
+sub settled {
+    return !grep {
+        my $id = name('settled');
+
+        order($id);
+        !until_true { grep { index(slurp($_), "id=$id") >= 0 } glob "$dir/z.db*" };
+    } 1, 2;
+}
+
+
+# Each worker may say it, once.
+
+sub said {
+    my ($re, $from) = @_;
+
+    my $n = () = substr($n->log, $from) =~ /$re/mg;
+
+    return $n >= 1 && $n <= 2;
+}
+
+my $down = qr/state file "[^"]+\/z\.db".* unavailable/;
+my $up = qr/state file "[^"]+\/z\.db".* available again/;
+
+
+# Of what the zone knows nothing is lost, whatever the file does.
+
+sub all_replayed {
+    my ($name, @ids) = @_;
+
+    is(join(' ', map { told(order(@$_)) } @ids), join(' ', ('200 REPLAYED') x @ids),
+       "$name: what the zone has is replayed");
+    is(scalar(grep { executions($_->[0]) != 1 } @ids), 0, '... and not executed');
+    is(told($n->post("/x?id=$ids[0][0]", key => $ids[0][0], body => 'c')), '409 CONFLICT',
+       '... and bound') if @ids;
+}
+
+
+# What each value of the directive makes of a fresh one; those that are in the
+# zone alone.
+
+sub decided {
+    my ($name, $from) = @_;
+
+    my ($r, @taken) = until_refused();
+
+    is(told($r) . ' ' . problem($r), '503 UNAVAILABLE unavailable', "$name: reject refuses");
+    like($r->header('Retry-After'), qr/^(?:[5-9]|1[0-5])$/, '... and says when to come back');
+
+    my @local = map name('local'), 1 .. 3;
+    is(join(' ', map { told(order($_, '/local')) } @local), '200 NEW 200 NEW 200 NEW',
+       '... local takes it');
+
+    my $pass = name('pass');
+    is(join(' ', map { told(order($pass, '/pass')) } 1, 2), '200 UNAVAILABLE 200 UNAVAILABLE',
+       '... pass passes it, each time');
+    is(executions($pass), 2, '... to the upstream');
+
+    order(name('more')) for 1 .. 50;
+    ok(said($down, $from), '... the log says so, once');
+
+    my @zone = ((map [$_], @taken), map [$_, '/local'], @local);
+    all_replayed($name, @zone);
+
+    return @zone;
+}
+
+
+# --- a full disk ---------------------------------------------------------------
+
+sub disk {
+    my ($size) = @_;
+
+    $dir = File::Temp->newdir('outage-XXXXXX', TMPDIR => 1);
+    chmod 0755, $dir;
+    system("mount -t tmpfs -o size=$size none '$dir' 2>/dev/null") == 0 or return 0;
+    push @mounted, "$dir";
+
+    return 1;
+}
+
+
+sub fill {
+    open my $f, '>', "$dir/ballast" or die "$dir: $!";
+    1 while syswrite $f, 'x' x 1024;
+}
+
+
+for my $mode (qw(strict batched off)) {
+    SKIP: {
+        skip('tmpfs cannot be mounted here', 1) if $> != 0 || !disk('4m');
+
+        start_nginx($mode, path => "$dir/z.db");
+
+        my @before = map [name('before')], 1 .. 5;
+        is(join(' ', map { told(order(@$_)) } @before), join(' ', ('200 NEW') x 5),
+           "$mode: there is room");
+        settled();
+
+        my $from = length $n->log;
+        fill();
+
+        my @zone = decided("$mode, a full disk", $from);
+        all_replayed("$mode, a full disk", @before);
+
+        ok(unlink("$dir/ballast"), "$mode: room again");
+        ok(until_taken(), '... it heals by itself');
+        ok(said($up, $from), '... and the log says so');
+        all_replayed('... and then', @before, @zone);
+        settled();
+        $n->restart('KILL');
+        all_replayed('... and after a restart', @before, @zone);
+        $n->stop;
+
+        # full at its start
+
+        fill();
+        my $said = $n->refused;
+        is($said =~ /\[emerg\].*\Q$dir\E/ ? 1 : told(order(name('start'))) eq '503 UNAVAILABLE',
+           1, "$mode: a disk that is full at the start is told, or refused");
+        $n->stop;
+        undef $n;
+        system('umount', '-l', pop @mounted);
+    }
+}
+
+
+# --- what somebody does to the file -------------------------------------------------
+
+my %done_to_it = (
+    'removed'   => sub { unlink "$dir/z.db" or die $! },
+    'emptied'   => sub { truncate "$dir/z.db", 0 or die $! },
+    'replaced'  => sub { system('cp', "$dir/z.db", "$dir/new") == 0
+                         && rename "$dir/new", "$dir/z.db" or die $! },
+    'its log removed' => sub { unlink "$dir/z.db-wal" or die $! },
+);
+
+for my $mode (qw(strict batched off)) {
+    for my $what (sort keys %done_to_it) {
+        my $name = "$mode, $what";
+
+        $dir = File::Temp->newdir('outage-XXXXXX', TMPDIR => 1);
+        chmod 0755, $dir;
+        start_nginx($mode, path => "$dir/z.db");
+
+        my @before = map [name('before')], 1 .. 5;
+        order(@$_) for @before;
+        settled();
+
+        my $from = length $n->log;
+        $done_to_it{$what}->();
+
+        my @zone = decided($name, $from);
+        all_replayed($name, @before);
+
+        # never an empty store without a word
+
+        my $at = length $n->log;
+        $n->down('KILL');
+        my $said = $n->refused;
+
+        if ($said) {
+            like($said, qr/\[emerg\].*\Q$dir\E\/z\.db/, "$name: a start is refused");
+
+        } elsif ($what eq 'removed') {
+            like(substr($n->log, $at), qr/\[notice\].*\Q$dir\E\/z\.db/,
+                 "$name: a start makes it anew and says so");
+            ok(until_taken(), '... and it works');
+
+        } else {
+            all_replayed("$name: a start finds what was there", @before);
+        }
+
+        $n->{allow} = qr/exited on signal|state file|\[emerg\].*z\.db/;
+        $n->stop;
+        undef $n;
+    }
+}
+
+
+# Moved away, and back: the same file.
+
+$dir = File::Temp->newdir('outage-XXXXXX', TMPDIR => 1);
+chmod 0755, $dir;
+start_nginx('batched', path => "$dir/z.db");
+
+{
+    my @before = map [name('before')], 1 .. 5;
+    order(@$_) for @before;
+    settled();
+
+    my $from = length $n->log;
+
+    rename "$dir/z.db", "$dir/away" or die $!;
+
+    my @zone = decided('moved away', $from);
+
+    rename "$dir/away", "$dir/z.db" or die $!;
+    ok(until_taken(), 'moved back: it heals');
+    ok(said($up, $from), '... and the log says so');
+    settled();
+    $n->restart('KILL');
+    all_replayed('... and after a restart', @before, @zone);
+}
+
+
+# --- no more than so much -----------------------------------------------------------
+
+# What is larger loses responses, not tokens; then it refuses; then what has ended
+# makes room.
+
+for my $mode (qw(strict batched off)) {
+    $dir = File::Temp->newdir('outage-XXXXXX', TMPDIR => 1);
+    chmod 0755, $dir;
+    start_nginx($mode, path => "$dir/z.db", more => 'max_size=1m');
+
+    my ($c, @taken);
+    my $one = sub {
+        my ($id) = @_;
+
+        $c = $n->connect if !$c || $c->{eof};
+        return ask($c, 'POST', "/brief?id=$id&size=20000", key => $id, body => 'b')->response;
+    };
+
+    my $r = until_true {
+        my $id = name('size');
+        my $r = $one->($id);
+
+        push @taken, $id if told($r) eq '200 NEW';
+        told($r) eq '503 UNAVAILABLE';
+    };
+
+    ok($r, "$mode: max_size is reached");
+    cmp_ok(scalar @taken, '>', 20, '... after some');
+    cmp_ok(-s "$dir/z.db", '<=', 1048576 * 1.1, '... and kept to');
+    is(join(' ', grep { !/^(?:200 REPLAYED|409 NOT_KEPT)$/ } map told($one->($_)), @taken), '',
+       '... all are bound');
+    is(scalar(grep { executions($_) != 1 } @taken), 0, '... executed once');
+    undef $c;
+}
+
+$n->stop if $n;
+
+done_testing();
