@@ -164,7 +164,7 @@ sub table {
 
     my @found;
 
-    for my $file (glob("$Pages::root/src/*.c $Pages::root/src/*/*.c")) {
+    for my $file (glob("$Pages::root/src/{,*/,*/*/}*.c")) {
         my $source = text($file =~ s{^\Q$Pages::root\E/}{}r);
 
         while ($source =~ /^static $type\s+\w+\[\] = \{(.*?)^\};/msg) {
@@ -239,7 +239,7 @@ sub logged {
     my @logged;
     my %level = (ERR => 'error');
 
-    for my $file (glob("$Pages::root/src/*.c $Pages::root/src/*/*.c")) {
+    for my $file (glob("$Pages::root/src/{,*/,*/*/}*.c")) {
         my $source = text($file =~ s{^\Q$Pages::root\E/}{}r);
 
         while ($source =~ /ngx_log_error\((\S+),[^"]*"((?:[^"\\]|\\.|"\s*")*)"/g) {

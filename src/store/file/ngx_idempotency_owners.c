@@ -1,7 +1,7 @@
 
 /*
  * Who lives, by locks on bytes of a file that stays empty: one byte for each
- * instance, one for "alone", and one for whoever commits.
+ * instance, one for "alone", and one each for whoever commits and starts.
  */
 
 
@@ -15,6 +15,7 @@
 
 #define OWNERS_COMMIT  0
 #define OWNERS_ALONE   1
+#define OWNERS_START   2
 #define OWNERS_FIRST   16
 
 
@@ -157,6 +158,20 @@ void
 ngx_idempotency_owners_commit_unlock(int fd)
 {
     (void) owners_set(fd, F_OFD_SETLK, F_UNLCK, OWNERS_COMMIT);
+}
+
+
+ngx_int_t
+ngx_idempotency_owners_start_lock(int fd)
+{
+    return owners_set(fd, F_OFD_SETLKW, F_WRLCK, OWNERS_START);
+}
+
+
+void
+ngx_idempotency_owners_start_unlock(int fd)
+{
+    (void) owners_set(fd, F_OFD_SETLK, F_UNLCK, OWNERS_START);
 }
 
 

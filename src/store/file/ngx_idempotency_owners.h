@@ -88,5 +88,10 @@ ngx_uint_t ngx_idempotency_owners_may_claim(int fd);
 ngx_int_t ngx_idempotency_owners_commit_lock(int fd);
 void ngx_idempotency_owners_commit_unlock(int fd);
 
+/* one start at a time, likewise */
+
+ngx_int_t ngx_idempotency_owners_start_lock(int fd);
+void ngx_idempotency_owners_start_unlock(int fd);
+
 
 #endif /* _NGX_IDEMPOTENCY_OWNERS_H_INCLUDED_ */

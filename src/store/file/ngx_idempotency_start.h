@@ -48,5 +48,9 @@ ngx_int_t ngx_idempotency_start(ngx_idempotency_start_t *start,
 ngx_int_t ngx_idempotency_start_keep(ngx_idempotency_start_t *start,
     ngx_idempotency_start_t *old, ngx_pool_t *pool, ngx_log_t *log);
 
+/* a process that helps and claims nothing must not keep the instance alive */
+
+void ngx_idempotency_start_leave(ngx_idempotency_start_t *start);
+
 
 #endif /* _NGX_IDEMPOTENCY_START_H_INCLUDED_ */
