@@ -587,6 +587,75 @@ for my $mode (qw(strict batched off)) {
 }
 
 
+# --- another nginx on the same file ------------------------------------------------------------
+
+# By mistake, or from another container. It is told while it is slow, not refused.
+
+for my $mode (qw(strict batched off)) {
+    start_nginx($mode);
+
+    my $m = outliving(workers => 2, allow => $died, http => crowd($common),
+                      zone => with_state($mode, path => $n->root . '/z.db'));
+    my @both = ($n, $m);
+
+    my @ids = map name('both'), 1 .. 30;
+    my @all = map { my $id = $_;
+                    map { $_->start('POST', "/x?id=$id&delay=50", key => $id, body => 'b') }
+                        rand() < 0.5 ? @both : reverse @both } @ids;
+    my %how;
+
+    $how{told($_) =~ s/WAITED/REPLAYED/r}++ for gather(@all);
+    is(join(', ', map "$how{$_} $_", sort keys %how), '30 200 NEW, 30 200 REPLAYED',
+       "$mode: two nginx on one file, fresh ones in both");
+    is(scalar(grep { executions($_) != 1 } @ids), 0, '... executed once');
+    $_->close for @all;
+
+    # one dies
+
+    my ($c, $uri, @o) = owner($m, name('other'), at => '/reject');
+
+    is(told($n->post($uri, @o)), '409 IN_PROGRESS', '... one knows what is pending in the other');
+    $m->down('KILL');
+    ok(until_true { told($n->post($uri, @o)) eq '409 IN_DOUBT' }, '... which dies: in doubt');
+    go($o[1]);
+    is(executions($o[1]), 1, '... executed once');
+    $c->close;
+
+    # One that is alone claims without asking the file: a newcomer waits until it
+    # knows that there are two. While it is stopped it knows nothing.
+
+    my $alone = name('alone');
+    is(told(order("/x?id=$alone", key => $alone)), '200 NEW', "$mode: alone again");
+    ok(until_true { $m->gone }, '... for sure');
+
+    settled();
+    kill STOP => $n->alive;
+    $m->up;
+
+    my $id = name('newcomer');
+    my $new = $m->start('POST', "/x?id=$id", key => $id, body => 'b');
+
+    $new->readable(1);
+    is(executions($id), 0, '... a newcomer executes nothing while the other is stopped');
+    kill CONT => $n->alive;
+    like(told($new->response), qr/^(?:200 NEW|503 UNAVAILABLE)$/, '... is not left alone');
+    ok(until_true { told($m->post("/x?id=$id", key => $id, body => 'b')) =~ /^200/ },
+       '... and executes when it has been heard');
+    is(told(order("/x?id=$id", key => $id)), '200 REPLAYED', '... which the other one knows');
+    is(executions($id), 1, '... executed once');
+
+    kill STOP => $n->alive;
+    $n->strike('KILL');
+    $id = name('heir');
+    ok(until_true { told($m->post("/x?id=$id", key => $id, body => 'b')) =~ /^200/ },
+       "$mode: it goes on when the other is killed");
+    is(executions($id), 1, '... executed once');
+    is(told($m->post("/x?id=$alone", key => $alone, body => 'b')), '200 REPLAYED', '... and knows all');
+    $new->close;
+    $m->stop;
+}
+
+
 # --- reload ------------------------------------------------------------------------------------
 
 start_nginx('batched');

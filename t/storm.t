@@ -22,9 +22,9 @@ my @all = (qw(--crash 1.5 --stop 4 --upgrade 2 --reload 1 --kill 4 --seconds),
            $ENV{STRESS_SECONDS} // 10);
 
 my @runs = (
-    [ 'no file, all killed', qw(--state none --crash 1 --seconds 4) ],
-    [ 'no file, stopped and started', qw(--state none --stop 1 --seconds 4) ],
-    [ 'no file, replaced', qw(--state none --upgrade 1 --seconds 4) ],
+    [ 'no file, all killed', qw(--state none --crash 1 --blows 3) ],
+    [ 'no file, stopped and started', qw(--state none --stop 1 --blows 2) ],
+    [ 'no file, replaced', qw(--state none --upgrade 1 --blows 2) ],
     $why ? () : map [ $_, '--state', $_, @all ], qw(strict batched off),
 );
 

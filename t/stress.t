@@ -11,7 +11,9 @@ use warnings;
 use FindBin;
 
 my $seconds = $ENV{STRESS_SECONDS} // 30;
+my ($state) = ($ENV{TEST_NGINX_IDEMPOTENCY_STORE} // '') =~ /^(strict|batched|off)$/;
 
 exec $^X, "$FindBin::Bin/stress/run", '--seconds', $seconds,
+     $state ? ('--state', $state) : (),
      defined $ENV{STRESS_SEED} ? ('--seed', $ENV{STRESS_SEED}) : ()
     or die "$FindBin::Bin/stress/run: $!\n";

@@ -45,7 +45,8 @@ sub outliving {
     # see nginx(): a port may be taken meanwhile
 
     for my $try (1 .. 5) {
-        my $n = bless Idempotency::instance(%o, daemon => 'on'), 'Restart::Nginx';
+        my $n = bless Idempotency::instance(%o, daemon => 'on', as_is => 1),
+                      'Restart::Nginx';
 
         Idempotency::config($n, %$n);
         $n->ignite;
