@@ -81,6 +81,7 @@ struct ngx_idempotency_db_s {
     /* how far tidying has come among what is pending */
     u_char                      tidied[NGX_IDEMPOTENCY_DIGEST_LEN];
     unsigned                    tidying:1;
+    unsigned                    shrunk:1;
 
     unsigned                    failed:1;
     char                        error[NGX_IDEMPOTENCY_DB_ERROR];

@@ -20,6 +20,8 @@
 
 #define DB_START  5000
 
+#define DB_REMEDY       "restore it, or remove it to begin anew"
+
 #define DB_TEXT(n)      DB_TEXT_OF(n)
 #define DB_TEXT_OF(n)   #n
 
@@ -37,7 +39,7 @@ typedef struct {
 
 static int db_make(sqlite3 *sqlite, int64_t wall);
 static int db_whole(sqlite3 *sqlite, char *error, size_t len);
-static int db_quick_check(sqlite3 *sqlite, const char *table, char *error,
+static int db_quick_check(sqlite3 *sqlite, const char *sql, char *error,
     size_t len);
 static void *db_alarm(void *data);
 static int db_ends(sqlite3 *sqlite, char *error, size_t len);
@@ -127,7 +129,19 @@ ngx_idempotency_db_start(const char *path, ngx_idempotency_db_start_t *start,
         goto done;
     }
 
+    if (start->owners != -1
+        && ngx_idempotency_owners_commit_lock(start->owners) != NGX_OK)
+    {
+        (void) snprintf(error, len, "can't be locked: %s", strerror(errno));
+        rc = SQLITE_ERROR;
+        goto done;
+    }
+
     rc = db_instance(sqlite, start);
+
+    if (start->owners != -1) {
+        ngx_idempotency_owners_commit_unlock(start->owners);
+    }
 
     if (rc != SQLITE_OK) {
         ngx_idempotency_db_tell(error, len, sqlite, rc);
@@ -187,7 +201,11 @@ db_whole(sqlite3 *sqlite, char *error, size_t len)
     db_alarm_t    alarm;
     ngx_uint_t    i;
 
-    static const char  *tables[] = { "meta", "claims", "records" };
+    static const char  *sql[] = {
+        "PRAGMA quick_check('meta')",
+        "PRAGMA quick_check('claims')",
+        "PRAGMA quick_check"
+    };
 
     ngx_memzero(&alarm, sizeof(db_alarm_t));
 
@@ -204,7 +222,7 @@ db_whole(sqlite3 *sqlite, char *error, size_t len)
     rc = SQLITE_OK;
 
     for (i = 0; rc == SQLITE_OK && i < 3; i++) {
-        rc = db_quick_check(sqlite, tables[i], error, len);
+        rc = db_quick_check(sqlite, sql[i], error, len);
     }
 
     (void) pthread_mutex_lock(&alarm.mutex);
@@ -252,12 +270,10 @@ db_alarm(void *data)
 
 
 static int
-db_quick_check(sqlite3 *sqlite, const char *table, char *error, size_t len)
+db_quick_check(sqlite3 *sqlite, const char *sql, char *error, size_t len)
 {
     int   rc;
-    char  sql[64], text[128];
-
-    (void) snprintf(sql, sizeof(sql), "PRAGMA quick_check('%s')", table);
+    char  text[128];
 
     rc = db_text(sqlite, sql, text, sizeof(text));
 
@@ -271,7 +287,7 @@ db_quick_check(sqlite3 *sqlite, const char *table, char *error, size_t len)
     }
 
     if (ngx_strcmp(text, "ok") != 0) {
-        (void) snprintf(error, len, "is damaged: %s", text);
+        (void) snprintf(error, len, "is damaged: %s; " DB_REMEDY, text);
         return SQLITE_CORRUPT;
     }
 
@@ -289,16 +305,16 @@ db_ends(sqlite3 *sqlite, char *error, size_t len)
     ngx_uint_t   i;
 
     static const char  *sql[] = {
-        "SELECT sum(sum) FROM (SELECT sum FROM records ORDER BY id LIMIT 9)",
-        "SELECT sum(sum) FROM "
+        "SELECT max(sum) FROM (SELECT sum FROM records ORDER BY id LIMIT 9)",
+        "SELECT max(sum) FROM "
             "(SELECT sum FROM records ORDER BY id DESC LIMIT 9)",
-        "SELECT sum(sum) FROM "
+        "SELECT max(sum) FROM "
             "(SELECT sum FROM records ORDER BY token LIMIT 9)",
-        "SELECT sum(sum) FROM "
+        "SELECT max(sum) FROM "
             "(SELECT sum FROM records ORDER BY token DESC LIMIT 9)",
-        "SELECT sum(sum) FROM "
+        "SELECT max(sum) FROM "
             "(SELECT sum FROM records ORDER BY ends LIMIT 9)",
-        "SELECT sum(sum) FROM "
+        "SELECT max(sum) FROM "
             "(SELECT sum FROM records ORDER BY ends DESC LIMIT 9)"
     };
 
@@ -501,7 +517,8 @@ ngx_idempotency_db_tell(char *error, size_t len, sqlite3 *sqlite, int rc)
     switch (rc & 0xff) {
 
     case SQLITE_CORRUPT:
-        (void) snprintf(error, len, "is damaged (%d)", rc);
+        (void) snprintf(error, len, "is damaged: %s (%d); " DB_REMEDY,
+                        sqlite3_errstr(rc), rc);
         return;
 
     case SQLITE_NOTADB:

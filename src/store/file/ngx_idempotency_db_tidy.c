@@ -128,11 +128,16 @@ ngx_idempotency_db_tidy(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n)
         return ngx_idempotency_db_fail(db, rc);
     }
 
-    if (db->log >= NGX_IDEMPOTENCY_DB_CHECKPOINT
-        && ngx_idempotency_db_checkpoint(db) != NGX_OK)
-    {
-        return NGX_ERROR;
+    /* a file is as large as the log says once that is in it */
+
+    if (db->log >= NGX_IDEMPOTENCY_DB_CHECKPOINT || (db->shrunk && !vacuum)) {
+
+        if (ngx_idempotency_db_checkpoint(db) != NGX_OK) {
+            return NGX_ERROR;
+        }
     }
+
+    db->shrunk = vacuum;
 
     return (expired == n || doubted == n || vacuum) ? NGX_AGAIN : NGX_OK;
 }

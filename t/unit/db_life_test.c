@@ -1,0 +1,344 @@
+
+/*
+ * The file that remembers, over time: quiet moments, starts, several at once,
+ * deaths.
+ */
+
+
+#include <ngx_config.h>
+#include <ngx_core.h>
+
+#include "unit.h"
+#include "file.h"
+
+
+#define PENDING   NGX_IDEMPOTENCY_PENDING
+#define DONE      NGX_IDEMPOTENCY_DONE
+#define IN_DOUBT  NGX_IDEMPOTENCY_IN_DOUBT
+
+
+static void
+begin(void)
+{
+    file_make(NULL);
+    file_open(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+    check(file.db != NULL);
+}
+
+
+static ngx_idempotency_result_e
+claim(ngx_uint_t token, uint64_t instance)
+{
+    ngx_idempotency_item_t  item;
+
+    file_item(&item, NGX_IDEMPOTENCY_ITEM_ASK, token, 10);
+    item.instance = instance;
+
+    return file_do(&item);
+}
+
+
+/* what there is: an outcome, or -1 */
+
+static ngx_int_t
+outcome(ngx_uint_t token)
+{
+    ngx_idempotency_item_t  item;
+
+    (void) file_find(&item, token);
+    file_done(&item);
+
+    return (item.result == NGX_IDEMPOTENCY_BOUND) ? (ngx_int_t) item.outcome
+                                                  : -1;
+}
+
+
+static void
+quiet_times(void)
+{
+    off_t                   most;
+    ngx_uint_t              i, steps;
+    ngx_idempotency_item_t  item;
+
+    begin();
+
+    /* whose owner is gone is in doubt, however many live */
+
+    for (i = 0; i < 30; i++) {
+        check_equal(claim(i, i % 3 == 0 ? FILE_DEAD
+                             : i % 3 == 1 ? FILE_LIVING
+                             : file.start.instance),
+                    NGX_IDEMPOTENCY_CLAIMED);
+    }
+
+    steps = 1;
+
+    while (ngx_idempotency_db_tidy(file.db, file.now, 7) == NGX_AGAIN) {
+        steps++;
+    }
+
+    check_equal(steps, 5);
+
+    for (i = 0; i < 30; i++) {
+        check_equal(outcome(i), i % 3 ? PENDING : IN_DOUBT);
+    }
+
+    /* the log goes into the file, and its space is used again */
+
+    for (i = 0; i < 400; i++) {
+        check_equal(file_do(file_outcome(&item, 100 + i, 1, DONE, 60000)),
+                    NGX_IDEMPOTENCY_OK);
+        check(ngx_idempotency_db_tidy(file.db, file.now, 10) != NGX_ERROR);
+    }
+
+    check(file_size("-wal") < 8 * 1024 * 1024);
+    most = file_size("");
+    check(most > 400 * 60000 && most < 400 * 66000);
+
+    /* without a quiet moment it has a limit as well */
+
+    for (i = 0; i < 900; i++) {
+        check_equal(file_do(file_outcome(&item, 1000 + i, 1, DONE, 60000)),
+                    NGX_IDEMPOTENCY_OK);
+    }
+
+    check(file_size("-wal") < 24 * 1024 * 1024);
+    most = file_size("");
+
+    /* what is free goes back, in steps */
+
+    file.now += FILE_HOUR * 2;
+
+    while (ngx_idempotency_db_tidy(file.db, file.now, 1000) == NGX_AGAIN) { }
+
+    check_equal(file_has(1000), 0);
+    check(file_size("") < most / 4);
+
+    file_remove();
+}
+
+
+static void
+starts(void)
+{
+    int64_t   now, base;
+    uint64_t  instance;
+
+    begin();
+    file_close();
+
+    /* a number tells its file, and none is given twice */
+
+    check_equal(file.start.instance >> 20, 1700000000);
+    instance = file.start.instance;
+    base = file.start.base;
+    now = file.now;
+
+    check_equal(file_start(1), NGX_OK);
+    check_equal(file.start.instance, instance + 1);
+
+    /* within a boot the clock is not asked */
+
+    file.start.wall += FILE_HOUR;
+    file.start.boottime += 1000;
+    check_equal(file_start(1), NGX_OK);
+    check_equal(file.start.base, base);
+    check_equal(file.start.latest, now + 1000);
+
+    /* with another one it is, but the time does not go back */
+
+    strcpy(file.start.boot, "two");
+    file.start.boottime = 10;
+    check_equal(file_start(1), NGX_OK);
+    check_equal(file.start.base + 10, now + FILE_HOUR);
+
+    strcpy(file.start.boot, "three");
+    file.start.wall -= FILE_HOUR * 24;
+    file.start.boottime = 20;
+    check_equal(file_start(1), NGX_OK);
+    check_equal(file.start.base + 20, now + FILE_HOUR);
+
+    /* a boot without a name is another one each time */
+
+    file.start.boot[0] = '\0';
+    file.start.wall = now + FILE_HOUR * 3;
+    check_equal(file_start(1), NGX_OK);
+    check_equal(file.start.base + 20, now + FILE_HOUR * 3);
+    file.start.wall = now + FILE_HOUR * 4;
+    check_equal(file_start(1), NGX_OK);
+    check_equal(file.start.base + 20, now + FILE_HOUR * 4);
+
+    /* the time of what was written counts, too */
+
+    file_open(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+    file.now = now + FILE_HOUR * 100;
+    check_equal(file_has(1), 0);
+    file_close();
+    check_equal(file_start(1), NGX_OK);
+    check_equal(file.start.latest, now + FILE_HOUR * 100);
+    check_equal(file.start.base + 20, now + FILE_HOUR * 100);
+
+    /* numbers that it has not given are another file's */
+
+    file.start.instance++;
+    file_open(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+    check(file.db == NULL);
+    check(strstr(file.error, "another file") != NULL);
+
+    file_remove();
+}
+
+
+/* two processes that want the same: each token is one's */
+
+#define RACE  400
+
+static ngx_uint_t
+all_alive(void *data, uint64_t instance)
+{
+    return 1;
+}
+
+
+static void
+race(void *data)
+{
+    ngx_int_t               rc;
+    ngx_uint_t              i, k, *claimed;
+    ngx_idempotency_item_t  items[4];
+
+    claimed = data;
+
+    file.conf.alive = all_alive;
+    file_open(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+
+    for (i = 0; i < RACE; i += 4) {
+
+        for (k = 0; k < 4; k++) {
+            file_item(&items[k], NGX_IDEMPOTENCY_ITEM_ASK, i + k, 10);
+            items[k].instance = ngx_pid;
+        }
+
+        do {
+            rc = ngx_idempotency_db_commit(file.db, items, 4, file.now);
+        } while (rc == NGX_ERROR && !ngx_idempotency_db_failed(file.db));
+
+        check_equal(rc, NGX_OK);
+
+        for (k = 0; k < 4; k++) {
+            if (items[k].result == NGX_IDEMPOTENCY_CLAIMED) {
+                ngx_atomic_fetch_add(&claimed[i + k], 1);
+            }
+        }
+    }
+
+    file_close();
+}
+
+
+static void
+two_at_once(void)
+{
+    ngx_uint_t   i, wrong, *claimed;
+    ngx_pid_t    pid[2];
+
+    claimed = unit_shared(RACE * sizeof(ngx_uint_t));
+
+    begin();
+    file_close();
+
+    pid[0] = unit_fork(race, claimed);
+    pid[1] = unit_fork(race, claimed);
+    unit_wait(pid[0]);
+    unit_wait(pid[1]);
+
+    for (i = 0, wrong = 0; i < RACE; i++) {
+        wrong += (claimed[i] != 1);
+    }
+
+    check_equal(wrong, 0);
+
+    unit_unshared(claimed, RACE * sizeof(ngx_uint_t));
+    file_remove();
+}
+
+
+/* what was told to be committed is there, however the process died */
+
+static void
+claims_until_killed(void *data)
+{
+    ngx_atomic_t           *done;
+    ngx_uint_t              i;
+    ngx_idempotency_item_t  item;
+
+    done = data;
+    file_open(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+
+    for (i = 0; i < 100000; i++) {
+        file_do(file_outcome(&item, i, 1, DONE, 500));
+
+        if (i % 50 == 49) {
+            ngx_idempotency_db_tidy(file.db, file.now, 10);
+        }
+
+        *done = i + 1;
+    }
+}
+
+
+static void
+interrupted(void)
+{
+    int            status;
+    ngx_pid_t      pid;
+    ngx_uint_t     i, lost, round, from;
+    ngx_atomic_t  *done;
+
+    begin();
+    file_close();
+
+    done = unit_shared(sizeof(ngx_atomic_t));
+
+    for (round = 0; round < 10; round++) {
+        *done = 0;
+        pid = unit_fork(claims_until_killed, (void *) done);
+        from = 20 + round * 57;
+
+        while (*done < from) {
+            usleep(100);
+        }
+
+        kill(pid, SIGKILL);
+        check_equal(waitpid(pid, &status, 0), pid);
+
+        check_equal(file_start(1), NGX_OK);
+        file_open(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+
+        for (i = 0, lost = 0; i < *done; i++) {
+            lost += (file_has(i) != 1);
+        }
+
+        check_equal(lost, 0);
+        file_close();
+    }
+
+    unit_unshared((void *) done, sizeof(ngx_atomic_t));
+    file_remove();
+}
+
+
+static unit_case_t  cases[] = {
+    { "quiet times", quiet_times },
+    { "instances, and the file's time", starts },
+    { "two processes, one file", two_at_once },
+    { "killed at any time", interrupted },
+    unit_cases_end
+};
+
+
+int
+main(void)
+{
+    return unit_run(cases);
+}
