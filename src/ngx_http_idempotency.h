@@ -236,7 +236,7 @@ typedef struct {
     ngx_msec_t                         deadline;
     /* how often in a row the store has not answered in time */
     ngx_uint_t                         overdue;
-    /* what the store will answer later, or will tell the change of */
+    /* what the store will answer later, or tell the change of, or did */
     ngx_idempotency_claim_t           *claim;
 
     unsigned                           waited:1;

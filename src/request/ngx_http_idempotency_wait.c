@@ -12,10 +12,7 @@
 
 #define NGX_HTTP_IDEMPOTENCY_WAIT_FALLBACK  500
 
-/*
- * What is asked again is no longer heard, so a store that is slow gets twice
- * as long each time, up to so many times
- */
+/* a store that is slow gets twice as long each time, up to so many times */
 
 #define NGX_HTTP_IDEMPOTENCY_WAIT_DOUBLED   4
 
@@ -176,20 +173,18 @@ wait_left(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* the store has called */
+/* the store has called, or is asked again */
 
 void
 ngx_http_idempotency_wait_end(ngx_http_idempotency_ctx_t *ctx)
 {
-    ctx->wait.claim = NULL;
-
     if (ctx->wait.timer.timer_set) {
         ngx_del_timer(&ctx->wait.timer);
     }
 }
 
 
-/* it is not to call any more */
+/* nobody wants to know any more */
 
 void
 ngx_http_idempotency_wait_cancel(ngx_http_idempotency_ctx_t *ctx)
@@ -197,18 +192,18 @@ ngx_http_idempotency_wait_cancel(ngx_http_idempotency_ctx_t *ctx)
     ngx_idempotency_claim_t  *claim;
     ngx_idempotency_store_t  *store;
 
-    claim = ctx->wait.claim;
-
-    if (claim == NULL) {
-        return;
-    }
-
     ngx_http_idempotency_wait_end(ctx);
 
-    store = ctx->conf->store;
-    store->engine->cancel(store, &claim->op);
+    claim = ctx->wait.claim;
+
+    if (claim && claim->op.waiting) {
+        store = ctx->conf->store;
+        store->engine->cancel(store, &claim->op);
+    }
 }
 
+
+/* the claim is the engine's still: made again, it is the same one */
 
 static void
 wait_timer_handler(ngx_event_t *ev)
@@ -218,8 +213,6 @@ wait_timer_handler(ngx_event_t *ev)
 
     ctx = ev->data;
     claim = ctx->wait.claim;
-
-    ngx_http_idempotency_wait_cancel(ctx);
 
     ctx->wait.overdue++;
 

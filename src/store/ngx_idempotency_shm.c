@@ -93,6 +93,10 @@ shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_claim_t *claim)
     shm = store->data;
     op = &claim->op;
 
+    /* it may still wait for the change that it is made again in place of */
+
+    ngx_idempotency_shm_cancel(store, op);
+
     do {
         if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
             op->result = NGX_IDEMPOTENCY_UNAVAILABLE;

@@ -169,7 +169,8 @@ typedef struct {
 } ngx_idempotency_found_t;
 
 
-/* check, bind and claim in one step; counts a replay */
+/* check, bind and claim in one step; counts a replay.  Made again while the
+   engine has it, it is the same claim, and is answered once */
 
 typedef struct {
     ngx_idempotency_op_t            op;
