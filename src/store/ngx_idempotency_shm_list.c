@@ -22,8 +22,10 @@ static ngx_uint_t list_record(ngx_idempotency_shm_t *shm,
     ngx_idempotency_listed_t *listed);
 
 
-/* the cursor is the bucket to go on in, and one more; the token is the last
-   one that was looked at, in that bucket or in one before */
+/*
+ * The cursor is the bucket to go on in, and one more; the token is the last one
+ * that was looked at, in that bucket or in one before.
+ */
 
 ngx_int_t
 ngx_idempotency_shm_list(ngx_idempotency_store_t *store,
@@ -37,15 +39,15 @@ ngx_idempotency_shm_list(ngx_idempotency_store_t *store,
     shm = store->data;
     token = list->op.token;
 
-    if (list->cursor == 0) {
-        list->cursor = 1;
-        ngx_memzero(token, NGX_IDEMPOTENCY_DIGEST_LEN);
-    }
-
     if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
         list->n = 0;
         list->op.result = NGX_IDEMPOTENCY_UNAVAILABLE;
         return NGX_OK;
+    }
+
+    if (list->cursor == 0) {
+        list->cursor = 1;
+        ngx_memzero(token, NGX_IDEMPOTENCY_DIGEST_LEN);
     }
 
     bucket = list->cursor - 1;

@@ -115,9 +115,9 @@ old_keys(void)
 static void
 the_later_end(void)
 {
-    ngx_uint_t            i;
-    ngx_msec_t            ends;
-    op_t  op;
+    op_t        op;
+    ngx_uint_t  i;
+    ngx_msec_t  ends;
 
     static const struct {
         ngx_msec_t  window, least, takes;
@@ -164,8 +164,8 @@ the_later_end(void)
 static void
 nothing_early_nothing_kept(void)
 {
-    ngx_uint_t            i;
-    op_t  op;
+    op_t        op;
+    ngx_uint_t  i;
 
     open_zone();
 

@@ -10,9 +10,9 @@
 #define WAITERS  10
 
 
-static zone_t                zone;
-static ngx_uint_t            ncalled;
-static op_t  waiters[WAITERS];
+static zone_t      zone;
+static ngx_uint_t  ncalled;
+static op_t        waiters[WAITERS];
 
 
 static void
@@ -105,8 +105,8 @@ close_later(ngx_msec_t now)
 static void
 all_who_wait_get_it(void)
 {
-    ngx_uint_t            i, n;
-    op_t  op, fresh;
+    op_t        op, fresh;
+    ngx_uint_t  i, n;
 
     static const size_t   sizes[] = { 1, 300, 4088, 5000, 70000, 200000 };
 
@@ -151,8 +151,8 @@ all_who_wait_get_it(void)
 static void
 nothing_is_left(void)
 {
-    ngx_uint_t            i;
-    op_t  op;
+    op_t        op;
+    ngx_uint_t  i;
 
     open_zone(64);
 

@@ -43,9 +43,9 @@ forget(ngx_uint_t token)
 static void
 claims_fill_it(void)
 {
-    size_t                slot;
-    ngx_uint_t            i, n;
-    op_t  op;
+    op_t        op;
+    size_t      slot;
+    ngx_uint_t  i, n;
 
     static op_t  ops[20000];
 
@@ -134,9 +134,9 @@ claims_fill_it(void)
 static void
 reserve_must_fit(void)
 {
-    size_t                size;
-    ngx_uint_t            n, i, limit;
-    op_t  op;
+    op_t        op;
+    size_t      size;
+    ngx_uint_t  n, i, limit;
 
     open_zone(256 * PAGE, 0);
 
@@ -197,9 +197,9 @@ reserve_must_fit(void)
 static void
 oldest_responses_go_first(void)
 {
-    size_t                size;
-    ngx_uint_t            i, n, gone;
-    op_t  op;
+    op_t        op;
+    size_t      size;
+    ngx_uint_t  i, n, gone;
 
     open_zone(128 * PAGE, 1);
 
@@ -275,8 +275,8 @@ oldest_responses_go_first(void)
 static void
 completing_evicts(void)
 {
-    ngx_uint_t            i;
-    op_t  op, late;
+    op_t        op, late;
+    ngx_uint_t  i;
 
     open_zone(128 * PAGE, 1);
 
@@ -323,8 +323,8 @@ completing_evicts(void)
 static void
 nothing_kept_goes(void)
 {
-    ngx_uint_t            i, n;
-    op_t  op, late;
+    op_t        op, late;
+    ngx_uint_t  i, n;
 
     open_zone(128 * PAGE, 0);
 
@@ -379,8 +379,8 @@ nothing_kept_goes(void)
 static void
 retry_in_a_full_zone(void)
 {
-    ngx_uint_t            i, n;
-    op_t  op;
+    op_t        op;
+    ngx_uint_t  i, n;
 
     open_zone(64 * PAGE, 0);
 
@@ -455,8 +455,8 @@ look(zone_t *z)
 static void
 room_in_steps(void)
 {
-    ngx_uint_t            n, round;
-    op_t  op;
+    op_t        op;
+    ngx_uint_t  n, round;
 
     for (round = 0; round < 2; round++) {
 
@@ -507,9 +507,9 @@ room_in_steps(void)
 static void
 zones_of_all_sizes(void)
 {
-    size_t                size;
-    ngx_uint_t            i, n, round;
-    op_t  op;
+    op_t        op;
+    size_t      size;
+    ngx_uint_t  i, n, round;
 
     for (size = 8 * PAGE; size <= 40 * PAGE; size += PAGE) {
 
@@ -578,8 +578,8 @@ the_smallest_zone(void)
 static void
 the_expired_go_first(void)
 {
-    ngx_uint_t            i;
-    op_t  op;
+    op_t        op;
+    ngx_uint_t  i;
 
     open_zone(256 * PAGE, 1);
 

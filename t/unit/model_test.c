@@ -114,8 +114,8 @@ static ngx_uint_t        seen_claimed, seen_replayed, seen_pending,
 static const ngx_uint_t  slots[SLOTS] = { 0, 1, 63, 64, 100, 127 };
 
 
-static void claim_as(ngx_uint_t slot, op_t *op,
-    ngx_uint_t token, ngx_uint_t print, ngx_uint_t wait, waiter_t *w);
+static void claim_as(ngx_uint_t slot, op_t *op, ngx_uint_t token,
+    ngx_uint_t print, ngx_uint_t wait, waiter_t *w);
 
 
 static ngx_uint_t
@@ -721,9 +721,9 @@ claim_as(ngx_uint_t slot, op_t *op, ngx_uint_t token,
 static void
 step_claim(void)
 {
-    waiter_t             *w;
-    ngx_uint_t            i, token, print;
-    op_t  op;
+    op_t        op;
+    waiter_t   *w;
+    ngx_uint_t  i, token, print;
 
     for (i = 0; i < SLOTS; i++) {
         /* the dead ask nothing, nor do the silent */
@@ -791,12 +791,12 @@ owns(claim_t *c)
 static void
 step_complete(void)
 {
+    op_t                       op;
     size_t                     size;
     claim_t                   *c;
     token_t                   *t;
     uint64_t                   seed;
     ngx_uint_t                 pfree, pages, status, result;
-    op_t       op;
     ngx_idempotency_outcome_e  outcome;
 
     c = some_claim();
@@ -927,12 +927,12 @@ remember_left(claim_t *c, op_t *op, size_t size,
 static void
 step_release(void)
 {
-    size_t                 size;
-    claim_t               *c;
-    token_t               *t;
-    uint64_t               seed;
-    ngx_uint_t             result, pfree, leave;
-    op_t   op;
+    op_t        op;
+    size_t      size;
+    claim_t    *c;
+    token_t    *t;
+    uint64_t    seed;
+    ngx_uint_t  result, pfree, leave;
 
     c = some_claim();
     if (c == NULL) {
@@ -983,10 +983,10 @@ step_release(void)
 static void
 step_find(void)
 {
-    token_t               *t;
-    u_char                 print[NGX_IDEMPOTENCY_DIGEST_LEN];
-    ngx_uint_t             token;
-    op_t   op;
+    op_t        op;
+    u_char      print[NGX_IDEMPOTENCY_DIGEST_LEN];
+    token_t    *t;
+    ngx_uint_t  token;
 
     token = below(TOKENS);
     t = current(token);
@@ -1024,9 +1024,9 @@ step_find(void)
 static void
 forget(ngx_uint_t token)
 {
-    token_t               *t;
-    ngx_uint_t             bound;
-    op_t   op;
+    op_t        op;
+    token_t    *t;
+    ngx_uint_t  bound;
 
     t = current(token);
     bound = t->bound;

@@ -84,8 +84,8 @@ forget(void)
 static void
 conflicts_tell_what_differs(void)
 {
-    ngx_uint_t            differs;
-    op_t  op;
+    op_t        op;
+    ngx_uint_t  differs;
 
     open_zone();
     bind_to(1, 1, 1, 1);
@@ -123,8 +123,8 @@ conflicts_tell_what_differs(void)
 static void
 all_bytes_count(void)
 {
-    ngx_uint_t            i;
-    op_t  op;
+    op_t        op;
+    ngx_uint_t  i;
 
     open_zone();
     bind_to(1, 1, 1, 1);
@@ -166,8 +166,8 @@ all_bytes_count(void)
 static void
 what_nobody_asked_for_is_anybodys(void)
 {
-    ngx_uint_t            who;
-    op_t  op, look;
+    op_t        op, look;
+    ngx_uint_t  who;
 
     open_zone();
 

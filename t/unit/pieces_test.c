@@ -21,15 +21,15 @@
 #define LARGE  (4 * NGX_IDEMPOTENCY_SHM_PIECE + 20000)
 
 
-static zone_t                zone;
+static zone_t  zone;
 
 /* the claim that is completed in pieces, or the one that reads them */
 
-static op_t  op;
+static op_t    op;
 
 /* what a hook saw or did */
 
-static op_t  other;
+static op_t    other;
 
 
 static void
@@ -62,8 +62,8 @@ forget(zone_t *z)
 static void
 round_trip(size_t size)
 {
-    ngx_uint_t            pages;
-    op_t  o;
+    op_t        o;
+    ngx_uint_t  pages;
 
     pages = zone.shm.shpool->pfree;
 
@@ -242,10 +242,63 @@ no_memory_to_read_into(void)
     check_equal(*zone.shm.shpool->mutex.lock, 0);
 
     op_init(&op, 1, 1, 100);
+    zone_no_memory = 1;
+    check_equal(op_try_read(&zone, &op), NGX_ERROR);
+    check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+    zone_no_memory = 0;
+
+    check_equal(zone.shm.sh->inside, 0);
+
+    op_init(&op, 1, 1, 100);
     check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
     op_responded(&op, LARGE, 1);
 
     forget(&zone);
+    close_empty();
+}
+
+
+/* who looks may have the response as well, and that is no replay */
+
+static void
+looked_at_with_its_response(void)
+{
+    ngx_uint_t  i;
+
+    static const size_t  sizes[] = { 0, 1, 4096, 4097, PAGE * 20, LARGE };
+
+    open_zone(0);
+
+    for (i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+
+        check_equal(op_bind(&zone, 1, 1, 100, 1000, sizes[i]),
+                    NGX_IDEMPOTENCY_OK);
+
+        op_init(&op, 1, 2, 100);
+        check_equal(op_try_read(&zone, &op), NGX_OK);
+        check_equal(op.result, NGX_IDEMPOTENCY_BOUND);
+        check_equal(op.outcome, NGX_IDEMPOTENCY_DONE);
+        check_equal(op.replays, 0);
+        op_responded(&op, sizes[i], 1);
+
+        forget(&zone);
+    }
+
+    check_equal(op_try_read(&zone, &op), NGX_OK);
+    check_equal(op.result, NGX_IDEMPOTENCY_ABSENT);
+
+    /* what is under way is nobody's yet */
+
+    op_init(&other, 1, 1, 100);
+    check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_CLAIMED);
+
+    op_init(&op, 1, 1, 100);
+    check_equal(op_try_read(&zone, &op), NGX_OK);
+    check_equal(op.outcome, NGX_IDEMPOTENCY_PENDING);
+    op_responded(&op, 0, 1);
+
+    check_equal(op_release(&zone, &other), NGX_IDEMPOTENCY_OK);
+
     close_empty();
 }
 
@@ -733,10 +786,41 @@ torn_while_completed(void)
 }
 
 
+/* whatever happens between two pieces, what is told is of one record */
+
+static void
+looked_at_while_it_changes(void)
+{
+    ngx_uint_t  n;
+
+    for (n = 1; n <= 4; n++) {
+
+        open_zone(0);
+        bind_large(3);
+        zone_between(n, forget, &zone);
+        check_equal(op_try_read(&zone, &op), NGX_OK);
+        check_equal(op.result, NGX_IDEMPOTENCY_ABSENT);
+        close_empty();
+
+        open_zone(0);
+        bind_large(3);
+        zone_between(n, forget_and_bind_another, &zone);
+        check_equal(op_try_read(&zone, &op), NGX_OK);
+        check_equal(op.result, NGX_IDEMPOTENCY_BOUND);
+        check_equal(op.status, 201);
+        op_responded(&op, LARGE + 1, 77);
+        forget(&zone);
+        close_empty();
+    }
+}
+
+
 static unit_case_t  cases[] = {
     { "responses of all sizes come back", all_sizes },
     { "responses in all kinds of pieces come back", all_pieces },
     { "no memory to read into is an error", no_memory_to_read_into },
+    { "looked at with its response", looked_at_with_its_response },
+    { "looked at while it changes", looked_at_while_it_changes },
     { "forgotten while read: the token is fresh", forgotten_while_read },
     { "bound anew while read: nothing of the old one", rebound_while_read },
     { "expired while read: the token is fresh", expired_while_read },

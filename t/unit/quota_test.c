@@ -79,8 +79,8 @@ forget(ngx_uint_t token, ngx_msec_t now)
 static void
 so_many_and_no_more(void)
 {
-    ngx_uint_t            i;
-    op_t  op;
+    op_t        op;
+    ngx_uint_t  i;
 
     open_zone();
 
@@ -219,8 +219,8 @@ places_come_back(void)
 static void
 many_that_ended(void)
 {
-    ngx_uint_t            i;
-    op_t  op;
+    op_t        op;
+    ngx_uint_t  i;
 
     open_zone();
 
@@ -264,8 +264,8 @@ many_that_ended(void)
 static void
 many_values(void)
 {
-    ngx_uint_t            i, n;
-    op_t  op;
+    op_t        op;
+    ngx_uint_t  i, n;
 
     open_zone();
 
@@ -312,9 +312,9 @@ many_values(void)
 static void
 a_full_zone(void)
 {
-    void                 *slots[64];
-    ngx_uint_t            i, n, full;
-    op_t  op;
+    void       *slots[64];
+    op_t        op;
+    ngx_uint_t  i, n, full;
 
     open_zone();
 

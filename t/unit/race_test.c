@@ -88,8 +88,8 @@ start(void)
 static void
 stop(void)
 {
-    ngx_uint_t            i;
-    op_t  op;
+    op_t        op;
+    ngx_uint_t  i;
 
     for (i = 0; i < TOKENS; i++) {
         op_init(&op, i, 0, tick());
@@ -202,9 +202,9 @@ await_change(process_t *p, op_t *op)
 static void
 hammer(void *data)
 {
-    process_t            *p;
-    ngx_uint_t            i, token, result;
-    op_t  op;
+    op_t        op;
+    process_t  *p;
+    ngx_uint_t  i, token, result;
 
     p = data;
 

@@ -53,8 +53,8 @@ forget(ngx_uint_t token, ngx_msec_t now)
 static void
 one_way_through(void)
 {
-    ngx_uint_t            i;
-    op_t  op, other;
+    op_t        op, other;
+    ngx_uint_t  i;
 
     open_zone();
 
@@ -113,8 +113,8 @@ one_way_through(void)
 static void
 release_makes_fresh(void)
 {
-    uint64_t              fence;
-    op_t  op;
+    op_t      op;
+    uint64_t  fence;
 
     open_zone();
 
@@ -143,8 +143,8 @@ release_makes_fresh(void)
 static void
 conflict_whatever_the_outcome(void)
 {
-    ngx_uint_t             i;
-    op_t   op, other;
+    op_t        op, other;
+    ngx_uint_t  i;
 
     static const struct {
         ngx_idempotency_outcome_e  outcome;
@@ -200,8 +200,8 @@ conflict_whatever_the_outcome(void)
 static void
 each_byte_counts(void)
 {
-    ngx_uint_t            i;
-    op_t  op, other;
+    op_t        op, other;
+    ngx_uint_t  i;
 
     open_zone();
 
@@ -228,9 +228,9 @@ each_byte_counts(void)
 static void
 fences_rise(void)
 {
-    uint64_t              last;
-    ngx_uint_t            i;
-    op_t  op;
+    op_t        op;
+    uint64_t    last;
+    ngx_uint_t  i;
 
     open_zone();
 
@@ -325,8 +325,8 @@ stale_owners_change_nothing(void)
 static void
 expiry_from(ngx_msec_t base)
 {
-    ngx_uint_t            i, n;
-    op_t  op;
+    op_t        op;
+    ngx_uint_t  i, n;
 
     static const ngx_msec_t  windows[] = { 1000, 1, 500, 2, 999, 70, 1001, 70,
                                            86400000, 3 };
@@ -499,8 +499,8 @@ no_window(void)
 static void
 expired_memory_comes_back_by_itself(void)
 {
-    ngx_uint_t            i;
-    op_t  op;
+    op_t        op;
+    ngx_uint_t  i;
 
     open_zone();
 
@@ -536,8 +536,8 @@ expired_memory_comes_back_by_itself(void)
 static void
 equal_keys_are_told_apart(void)
 {
-    ngx_uint_t            i, n;
-    op_t  op;
+    op_t        op;
+    ngx_uint_t  i, n;
 
     open_zone();
 
@@ -712,8 +712,8 @@ dead_owner_at_claim(void)
 static void
 dead_owners_are_swept(void)
 {
-    ngx_uint_t            i, n;
-    op_t  op;
+    op_t        op;
+    ngx_uint_t  i, n;
 
     static const ngx_uint_t  many[] = { 0, 1, 63, 64, 65, 128, 200 };
 
@@ -981,8 +981,8 @@ exit_puts_claims_in_doubt(void)
 static void
 reload_keeps_tokens(void)
 {
-    zone_t                next;
-    op_t  op, other;
+    op_t    op, other;
+    zone_t  next;
 
     open_zone();
 

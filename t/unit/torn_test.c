@@ -12,11 +12,14 @@
 #define ZONE  (256 * 1024)
 
 
-static zone_t                zone;
+static zone_t  zone;
 
 /* claimed before it was torn */
 
-static op_t  owner;
+static op_t    owner;
+
+
+static void list_nothing(zone_t *z);
 
 
 static void
@@ -75,17 +78,37 @@ all_operations(zone_t *z)
     op = owner;
     check_equal(op_release(z, &op), NGX_IDEMPOTENCY_UNAVAILABLE);
 
+    op = owner;
+    check_equal(op_renew(z, &op), NGX_IDEMPOTENCY_UNAVAILABLE);
+
+    list_nothing(z);
+
     ngx_idempotency_shm_sweep(&z->shm, 100000);
+}
+
+
+static void
+list_nothing(zone_t *z)
+{
+    ngx_idempotency_list_t    list;
+    ngx_idempotency_listed_t  listed;
+
+    ngx_memzero(&list, sizeof(ngx_idempotency_list_t));
+    list.listed = &listed;
+    list.n = 1;
+
+    check_equal(op_list(z, &list), NGX_IDEMPOTENCY_UNAVAILABLE);
+    check_equal(list.n, 0);
 }
 
 
 static void
 refused_and_untouched(void)
 {
-    u_char                    *before;
-    ngx_uint_t                 i;
-    op_t       op;
-    ngx_idempotency_shm_sh_t   sh;
+    op_t                      op;
+    u_char                   *before;
+    ngx_uint_t                i;
+    ngx_idempotency_shm_sh_t  sh;
 
     open_zone();
 
@@ -94,7 +117,7 @@ refused_and_untouched(void)
 
     /* each operation may be the first that notices it */
 
-    for (i = 0; i < 6; i++) {
+    for (i = 0; i < 8; i++) {
 
         tear();
         op = owner;
@@ -120,6 +143,12 @@ refused_and_untouched(void)
             check_equal(double_workers[0].owned, -1);
             break;
         case 5:
+            check_equal(op_renew(&zone, &op), NGX_IDEMPOTENCY_UNAVAILABLE);
+            break;
+        case 6:
+            list_nothing(&zone);
+            break;
+        case 7:
             ngx_idempotency_shm_sweep(&zone.shm, 100000);
             break;
         }
@@ -155,9 +184,9 @@ refused_and_untouched(void)
 static void
 only_a_reload_makes_it_anew(void)
 {
-    uint64_t              fence;
-    zone_t                second, third;
-    op_t  op;
+    op_t      op;
+    zone_t    second, third;
+    uint64_t  fence;
 
     open_zone();
 
@@ -270,9 +299,9 @@ noticed_by_a_reload(void)
 static void
 any_number_of_times(void)
 {
-    uint64_t              fence;
-    ngx_uint_t            i, n;
-    op_t  op;
+    op_t        op;
+    uint64_t    fence;
+    ngx_uint_t  i, n;
 
     open_zone();
     fence = zone.shm.sh->fence;

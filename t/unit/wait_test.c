@@ -10,12 +10,12 @@
 
 
 typedef struct {
-    op_t   op;
-    ngx_uint_t             called;
+    op_t         op;
+    ngx_uint_t   called;
 
     /* in the handler: waits again, or cancels this one */
-    ngx_uint_t             again;
-    op_t  *cancel;
+    ngx_uint_t   again;
+    op_t        *cancel;
 } waiter_t;
 
 
@@ -146,8 +146,8 @@ wait_for(ngx_uint_t i, ngx_uint_t token, ngx_uint_t slot)
 static void
 every_end_wakes(void)
 {
-    ngx_uint_t            end;
-    op_t  op;
+    op_t        op;
+    ngx_uint_t  end;
 
     for (end = 0; end < 6; end++) {
 
@@ -223,8 +223,8 @@ every_end_wakes(void)
 static void
 every_slot_has_its_bit(void)
 {
-    ngx_uint_t            i;
-    op_t  op;
+    op_t        op;
+    ngx_uint_t  i;
 
     open_zone();
 
@@ -259,8 +259,8 @@ every_slot_has_its_bit(void)
 static void
 first_come_first_served(void)
 {
-    ngx_uint_t            i, n;
-    op_t  op[4];
+    op_t        op[4];
+    ngx_uint_t  i, n;
 
     open_zone();
 
@@ -296,8 +296,8 @@ first_come_first_served(void)
 static void
 nobody_knows_wakes_all(void)
 {
-    ngx_uint_t            i;
-    op_t  op[WAITERS];
+    op_t        op[WAITERS];
+    ngx_uint_t  i;
 
     open_zone();
 
@@ -360,8 +360,8 @@ cancelled_is_not_called(void)
 static void
 cancelled_inside_a_handler(void)
 {
-    ngx_uint_t            i;
-    op_t  op;
+    op_t        op;
+    ngx_uint_t  i;
 
     open_zone();
     own(&op, 1);
@@ -395,8 +395,8 @@ cancelled_inside_a_handler(void)
 static void
 one_waiter_becomes_the_owner(void)
 {
-    ngx_uint_t            i, round;
-    op_t  op;
+    op_t        op;
+    ngx_uint_t  i, round;
 
     open_zone();
     own(&op, 1);
@@ -438,8 +438,8 @@ one_waiter_becomes_the_owner(void)
 static void
 waiters_replay(void)
 {
-    ngx_uint_t            i;
-    op_t  op;
+    op_t        op;
+    ngx_uint_t  i;
 
     open_zone();
     own(&op, 1);
@@ -542,8 +542,8 @@ only_pending_is_waited_for(void)
 static void
 nobody_knows_wakes_each(void)
 {
-    ngx_uint_t            i;
-    op_t  op;
+    op_t        op;
+    ngx_uint_t  i;
 
     open_zone();
     double_become(1);
@@ -577,6 +577,47 @@ nobody_knows_wakes_each(void)
 }
 
 
+/* a claim that waits may be made again: it waits once, or is granted */
+
+static void
+made_again_while_it_waits(void)
+{
+    op_t  op;
+
+    open_zone();
+
+    own(&op, 1);
+    wait_for(0, 1, 0);
+    wait_for(1, 1, 0);
+
+    check_equal(op_claim(&zone, &waiters[0].op), NGX_IDEMPOTENCY_BOUND);
+    check_equal(op_claim(&zone, &waiters[0].op), NGX_IDEMPOTENCY_BOUND);
+    check_equal(waiters[0].op.waiting, 1);
+
+    woken(1);
+    check_equal(ncalled, 2);
+    check_equal(waiters[0].called, 1);
+    check_equal(waiters[1].called, 1);
+
+    /* before it hears that it may */
+
+    check_equal(op_claim(&zone, &waiters[0].op), NGX_IDEMPOTENCY_BOUND);
+    check_equal(waiters[0].op.waiting, 1);
+    check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
+
+    check_equal(op_claim(&zone, &waiters[0].op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(waiters[0].op.waiting, 0);
+
+    woken(1);
+    check_equal(ncalled, 2);
+
+    check_equal(op_release(&zone, &waiters[0].op), NGX_IDEMPOTENCY_OK);
+
+    double_nwakes = 0;
+    close_empty();
+}
+
+
 static unit_case_t  cases[] = {
     { "whatever ends a claim wakes who waits, once", every_end_wakes },
     { "every slot has its bit", every_slot_has_its_bit },
@@ -585,6 +626,7 @@ static unit_case_t  cases[] = {
     { "\"who knows\" wakes wherever it waits", nobody_knows_wakes_each },
     { "what is cancelled is not called", cancelled_is_not_called },
     { "cancelling inside a handler is safe", cancelled_inside_a_handler },
+    { "a claim is made again while it waits", made_again_while_it_waits },
     { "after a release one waiter becomes the owner",
       one_waiter_becomes_the_owner },
     { "all waiters replay an outcome", waiters_replay },

@@ -123,12 +123,14 @@ struct op_s {
 };
 
 
+extern const ngx_idempotency_engine_t  *op_engine;
+
 /* tokens and fingerprints are made of numbers */
 
 void op_token(u_char *token, uint64_t n);
 void op_init(op_t *op, ngx_uint_t token, ngx_uint_t print, ngx_msec_t now);
 
-/* each is run to its answer */
+/* each is run to its answer; a claim that waits may be made again */
 
 ngx_uint_t op_claim(zone_t *z, op_t *op);
 ngx_uint_t op_complete(zone_t *z, op_t *op);
