@@ -316,6 +316,24 @@ typedef struct {
 } ngx_http_idempotency_settled_t;
 
 
+/* the end of an owner's response, while a strict store has not answered */
+
+typedef struct {
+    ngx_event_t                        timer;
+    /* what is held back, and where more of it goes */
+    ngx_chain_t                       *out;
+    ngx_chain_t                      **next;
+    /* so much of the body is still to come, or -1 if nobody knows */
+    off_t                              left;
+
+    unsigned                           waiting:1;
+    unsigned                           over:1;
+    /* the header is held back, too; and nothing may follow it */
+    unsigned                           header:1;
+    unsigned                           bodyless:1;
+} ngx_http_idempotency_hold_t;
+
+
 typedef struct {
     ngx_http_request_t                *request;
     /* that of the location whose settings the request was prepared under */
@@ -344,6 +362,7 @@ typedef struct {
     ngx_http_idempotency_capture_t     capture;
     ngx_http_idempotency_client_t      client;
     ngx_http_idempotency_settled_t     settled;
+    ngx_http_idempotency_hold_t        hold;
 
 } ngx_http_idempotency_ctx_t;
 
@@ -529,6 +548,21 @@ ngx_int_t ngx_http_idempotency_prepare(ngx_http_idempotency_ctx_t *ctx);
 void ngx_http_idempotency_settle(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 void ngx_http_idempotency_give_up(ngx_http_idempotency_ctx_t *ctx);
+
+/* request/hold.c */
+
+/* in the connection's, behind the bits that nginx has there */
+
+#define NGX_HTTP_IDEMPOTENCY_BUFFERED  0x40
+
+ngx_uint_t ngx_http_idempotency_hold_header(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+ngx_uint_t ngx_http_idempotency_hold_header_over(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+ngx_int_t ngx_http_idempotency_hold_body(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_chain_t **in);
+void ngx_http_idempotency_hold_end(ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_hold_cancel(ngx_http_idempotency_ctx_t *ctx);
 
 /* request/outcome.c */
 

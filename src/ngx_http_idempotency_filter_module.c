@@ -81,6 +81,10 @@ ngx_http_idempotency_header_filter(ngx_http_request_t *r)
         r->connection->error = 1;
     }
 
+    if (ctx && ngx_http_idempotency_hold_header(r, ctx)) {
+        return NGX_OK;
+    }
+
     rc = ngx_http_next_header_filter(r);
 
     if (ngx_http_idempotency_client_gone(r, ctx, rc)) {
@@ -96,6 +100,7 @@ static ngx_int_t
 ngx_http_idempotency_body_filter(ngx_http_request_t *r, ngx_chain_t *in)
 {
     ngx_int_t                         rc;
+    ngx_uint_t                        held;
     ngx_http_idempotency_ctx_t       *ctx;
     ngx_http_idempotency_loc_conf_t  *conf;
 
@@ -141,9 +146,32 @@ ngx_http_idempotency_body_filter(ngx_http_request_t *r, ngx_chain_t *in)
             ngx_http_idempotency_swallow(in);
             return NGX_OK;
         }
+
+        if (ctx && ngx_http_idempotency_hold_header_over(r, ctx)) {
+            rc = ngx_http_next_header_filter(r);
+
+            if (rc == NGX_ERROR || rc > NGX_OK) {
+                return rc;
+            }
+        }
+
+        if (ctx) {
+            rc = ngx_http_idempotency_hold_body(r, ctx, &in);
+
+            if (rc != NGX_OK) {
+                return rc;
+            }
+        }
     }
 
+    /* that something is held up here is nothing to be sent below */
+
+    held = r->connection->buffered & NGX_HTTP_IDEMPOTENCY_BUFFERED;
+    r->connection->buffered &= ~NGX_HTTP_IDEMPOTENCY_BUFFERED;
+
     rc = ngx_http_next_body_filter(r, in);
+
+    r->connection->buffered |= held;
 
     if (ngx_http_idempotency_owns(ctx)) {
         ngx_http_idempotency_subrequests(r, ctx, 1);

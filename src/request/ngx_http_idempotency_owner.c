@@ -108,6 +108,7 @@ owner_cleanup(void *data)
     r = ctx->request;
 
     ngx_http_idempotency_wait_cancel(ctx);
+    ngx_http_idempotency_hold_cancel(ctx);
 
     if (ctx->client.timer.timer_set) {
         ngx_del_timer(&ctx->client.timer);
@@ -346,6 +347,10 @@ owner_answered(ngx_idempotency_op_t *op)
     }
 
     ngx_free(report);
+
+    if (ctx) {
+        ngx_http_idempotency_hold_end(ctx);
+    }
 }
 
 

@@ -1,0 +1,434 @@
+
+/*
+ * The end of an owner's response.  A strict store has told its file, and its
+ * answer is there, before the client has all of it: so what a client has seen
+ * whole is not forgotten.  The rest is sent as it comes.
+ *
+ * What is held back is the last buffer with data and all behind it, or the
+ * header, if that is all there is.  nginx takes the request for one that has
+ * output left, by a bit of its connection, and goes on with it when the bit is
+ * gone.
+ */
+
+
+#include "ngx_http_idempotency.h"
+
+
+/*
+ * After so long it is sent all the same: somebody executed, and says so.  And
+ * well before nginx would take the silence for that of a client
+ */
+
+#define NGX_HTTP_IDEMPOTENCY_HOLD  5000
+
+
+static ngx_uint_t hold_unanswered(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static void hold_begin(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static ngx_uint_t hold_is_end(ngx_http_idempotency_hold_t *hold,
+    ngx_chain_t *in);
+static ngx_int_t hold_split(ngx_http_request_t *r,
+    ngx_http_idempotency_hold_t *hold, ngx_chain_t **in);
+static ngx_int_t hold_add(ngx_http_request_t *r,
+    ngx_http_idempotency_hold_t *hold, ngx_chain_t *in);
+static ngx_buf_t *hold_buf(ngx_http_request_t *r,
+    ngx_http_idempotency_hold_t *hold, ngx_buf_t *b);
+static void hold_timer_handler(ngx_event_t *ev);
+static void hold_release(ngx_http_idempotency_ctx_t *ctx);
+
+
+/*
+ * The header of a response without a body tells the client its end.  Whoever
+ * sends it goes on as if it had been sent.
+ */
+
+ngx_uint_t
+ngx_http_idempotency_hold_header(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_uint_t                    bodyless;
+    ngx_http_idempotency_hold_t  *hold;
+
+    hold = &ctx->hold;
+
+    bodyless = (r->header_only || r->method == NGX_HTTP_HEAD
+                || r->headers_out.status == NGX_HTTP_NO_CONTENT
+                || r->headers_out.status == NGX_HTTP_NOT_MODIFIED);
+
+    if (bodyless) {
+        hold->left = 0;
+
+    } else {
+        hold->left = r->expect_trailers ? -1 : r->headers_out.content_length_n;
+    }
+
+    if (hold->left || !hold_unanswered(r, ctx)) {
+        return 0;
+    }
+
+    hold->header = 1;
+    hold->bodyless = bodyless;
+
+    r->header_sent = 1;
+
+    hold_begin(r, ctx);
+
+    return 1;
+}
+
+
+/* it is to be sent now */
+
+ngx_uint_t
+ngx_http_idempotency_hold_header_over(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_http_idempotency_hold_t  *hold;
+
+    hold = &ctx->hold;
+
+    if (!hold->header || hold->waiting) {
+        return 0;
+    }
+
+    hold->header = 0;
+
+    r->header_sent = 0;
+
+    return 1;
+}
+
+
+/* NGX_OK: so much is to be sent; NGX_AGAIN: nothing is */
+
+ngx_int_t
+ngx_http_idempotency_hold_body(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_chain_t **in)
+{
+    ngx_http_idempotency_hold_t  *hold;
+
+    hold = &ctx->hold;
+
+    if (hold->waiting) {
+
+        if (*in == NULL) {
+            return hold->header ? NGX_AGAIN : NGX_OK;
+        }
+
+        return (hold_add(r, hold, *in) == NGX_OK) ? NGX_AGAIN : NGX_ERROR;
+    }
+
+    if (hold->bodyless && r->header_only) {
+
+        /* nginx knows it by now: nobody would have sent this */
+
+        ngx_http_idempotency_swallow(*in);
+
+        *in = NULL;
+        hold->out = NULL;
+
+        return NGX_OK;
+    }
+
+    if (hold->out) {
+        *hold->next = *in;
+        *in = hold->out;
+        hold->out = NULL;
+
+        return NGX_OK;
+    }
+
+    if (!hold_is_end(hold, *in) || !hold_unanswered(r, ctx)) {
+        return NGX_OK;
+    }
+
+    if (hold_split(r, hold, in) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    hold_begin(r, ctx);
+
+    return *in ? NGX_OK : NGX_AGAIN;
+}
+
+
+/* the store is strict, was told what the request executed, and is silent */
+
+static ngx_uint_t
+hold_unanswered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    return ctx->state == NGX_HTTP_IDEMPOTENCY_STATE_SETTLED
+           && ctx->settled.report
+           && ctx->conf->store->strict
+           && !ctx->conf->dry_run
+           && !ctx->hold.over
+           && !ctx->client.gone
+           && !r->post_action;
+}
+
+
+static void
+hold_begin(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_msec_t                 timeout;
+    ngx_http_core_loc_conf_t  *clcf;
+
+    ngx_log_debug0(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
+                   "idempotency hold");
+
+    ctx->hold.waiting = 1;
+
+    r->connection->buffered |= NGX_HTTP_IDEMPOTENCY_BUFFERED;
+
+    clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
+
+    timeout = clcf->send_timeout / 2;
+
+    ctx->hold.timer.handler = hold_timer_handler;
+    ctx->hold.timer.data = ctx;
+    ctx->hold.timer.log = r->connection->log;
+
+    ngx_add_timer(&ctx->hold.timer,
+                  ngx_min(timeout, NGX_HTTP_IDEMPOTENCY_HOLD));
+}
+
+
+static ngx_uint_t
+hold_is_end(ngx_http_idempotency_hold_t *hold, ngx_chain_t *in)
+{
+    off_t         size;
+    ngx_uint_t    last;
+    ngx_chain_t  *cl;
+
+    last = 0;
+    size = 0;
+
+    for (cl = in; cl; cl = cl->next) {
+        last |= cl->buf->last_buf;
+        size += ngx_buf_size(cl->buf);
+    }
+
+    if (hold->left > 0) {
+        hold->left = ngx_max(hold->left - size, 0);
+        last |= (hold->left == 0);
+    }
+
+    return last;
+}
+
+
+/*
+ * What goes on is in links of our own, as the others belong to whoever made
+ * them
+ */
+
+static ngx_int_t
+hold_split(ngx_http_request_t *r, ngx_http_idempotency_hold_t *hold,
+    ngx_chain_t **in)
+{
+    ngx_chain_t  *cl, *end, *ln, *out, **next;
+
+    end = NULL;
+
+    for (cl = *in; cl; cl = cl->next) {
+        if (!ngx_buf_special(cl->buf) || (end == NULL && cl->buf->last_buf)) {
+            end = cl;
+        }
+    }
+
+    out = NULL;
+    next = &out;
+
+    for (cl = *in; cl != end; cl = cl->next) {
+        ln = ngx_alloc_chain_link(r->pool);
+        if (ln == NULL) {
+            return NGX_ERROR;
+        }
+
+        ln->buf = cl->buf;
+        ln->next = NULL;
+        *next = ln;
+        next = &ln->next;
+    }
+
+    *in = out;
+
+    hold->next = &hold->out;
+
+    return hold_add(r, hold, end);
+}
+
+
+static ngx_int_t
+hold_add(ngx_http_request_t *r, ngx_http_idempotency_hold_t *hold,
+    ngx_chain_t *in)
+{
+    ngx_chain_t  *cl, *ln;
+
+    if (hold->out == NULL) {
+        hold->next = &hold->out;
+    }
+
+    for (cl = in; cl; cl = cl->next) {
+
+        if (hold->bodyless && !cl->buf->last_buf) {
+            continue;
+        }
+
+        ln = ngx_alloc_chain_link(r->pool);
+        if (ln == NULL) {
+            return NGX_ERROR;
+        }
+
+        ln->buf = hold_buf(r, hold, cl->buf);
+        if (ln->buf == NULL) {
+            return NGX_ERROR;
+        }
+
+        ln->next = NULL;
+        *hold->next = ln;
+        hold->next = &ln->next;
+    }
+
+    if (hold->bodyless) {
+        ngx_http_idempotency_swallow(in);
+    }
+
+    return NGX_OK;
+}
+
+
+/*
+ * An upstream at work waits for its memory, and for its end until that was
+ * taken; and a buffer without data is free as soon as we return.  All else
+ * stays as it is until it is sent.
+ */
+
+static ngx_buf_t *
+hold_buf(ngx_http_request_t *r, ngx_http_idempotency_hold_t *hold,
+    ngx_buf_t *b)
+{
+    size_t      size;
+    ngx_buf_t  *to;
+
+    if (ngx_buf_special(b) || hold->bodyless) {
+        size = 0;
+        to = ngx_calloc_buf(r->pool);
+
+    } else if (ngx_buf_in_memory(b) && r->upstream && r->upstream->cleanup) {
+        size = b->last - b->pos;
+        to = ngx_create_temp_buf(r->pool, size);
+
+    } else {
+        return b;
+    }
+
+    if (to == NULL) {
+        return NULL;
+    }
+
+    to->flush = b->flush;
+    to->sync = b->sync;
+    to->last_buf = b->last_buf;
+    to->last_in_chain = b->last_in_chain;
+
+    if (size) {
+        to->last = ngx_cpymem(to->last, b->pos, size);
+
+        b->pos = b->last;
+        b->file_pos = b->file_last;
+    }
+
+    return to;
+}
+
+
+/* the store has answered, and it was logged if that was no good news */
+
+void
+ngx_http_idempotency_hold_end(ngx_http_idempotency_ctx_t *ctx)
+{
+    if (ctx->hold.waiting) {
+        hold_release(ctx);
+    }
+}
+
+
+/* of a request that ends */
+
+void
+ngx_http_idempotency_hold_cancel(ngx_http_idempotency_ctx_t *ctx)
+{
+    if (ctx->hold.timer.timer_set) {
+        ngx_del_timer(&ctx->hold.timer);
+    }
+
+    if (ctx->hold.waiting) {
+        ctx->hold.waiting = 0;
+        ctx->request->connection->buffered &= ~NGX_HTTP_IDEMPOTENCY_BUFFERED;
+    }
+}
+
+
+static void
+hold_timer_handler(ngx_event_t *ev)
+{
+    ngx_connection_t            *c;
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    ctx = ev->data;
+    c = ctx->request->connection;
+
+    ngx_http_set_log_request(c->log, ctx->request);
+
+    ngx_log_error(NGX_LOG_ERR, c->log, 0,
+                  "idempotency: zone \"%V\" does not answer, a response is "
+                  "sent whose outcome is not known to be recorded, "
+                  "token: %*xs",
+                  &ctx->conf->store->name,
+                  (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, ctx->claim.op.token);
+
+    hold_release(ctx);
+}
+
+
+/*
+ * An event of its own, as in the gate.  What is held goes first, as whoever
+ * makes the response may have nothing more to send.
+ */
+
+static void
+hold_release(ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_int_t            rc;
+    ngx_connection_t    *c;
+    ngx_http_request_t  *r;
+
+    r = ctx->request;
+    c = r->connection;
+
+    ngx_http_set_log_request(c->log, r);
+
+    ctx->hold.over = 1;
+
+    ngx_http_idempotency_hold_cancel(ctx);
+
+    rc = ngx_http_output_filter(r, NULL);
+
+    if (rc > NGX_OK) {
+
+        /* a filter would not have the header */
+
+        if (r->upstream && r->upstream->cleanup) {
+            r->count++;
+        }
+
+        ngx_http_finalize_request(r, rc);
+
+    } else {
+        r->write_event_handler(r);
+    }
+
+    ngx_http_run_posted_requests(c);
+}
