@@ -107,12 +107,15 @@ ask(ngx_idempotency_list_t *list, ngx_uint_t n, ngx_msec_t now)
 static void
 each_once(void)
 {
+    uint64_t                last;
     ngx_uint_t              i, n, steps;
     ngx_idempotency_list_t  list;
 
     static const ngx_uint_t  rooms[] = { 1, 2, 7, 127, 128, 129, 2 * MANY };
 
     open_zone(256);
+
+    last = ~(uint64_t) zone.shm.sh->mask;
 
     for (i = 0; i < MANY; i++) {
         claim(i, 100);
@@ -127,8 +130,7 @@ each_once(void)
 
         /* the last one of the first bucket, and no cursor yet */
 
-        list.op.token[0] = 0;
-        list.op.token[7] = 0;
+        ngx_memcpy(list.op.token, &last, sizeof(uint64_t));
 
         for (steps = 1; ask(&list, rooms[n], 200); steps++) {
             if (!check(steps < 2 * MANY)) {
