@@ -35,100 +35,10 @@ ngx_http_idempotency_refusal_t
 };
 
 
-static ngx_idempotency_store_t *conf_store(ngx_conf_t *cf, ngx_str_t *name);
-
-
-char *
-ngx_http_idempotency_set_zone(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
-{
-    u_char                   *p;
-    ssize_t                   size;
-    ngx_str_t                *value, name, s;
-    ngx_uint_t                i, evict;
-    ngx_idempotency_store_t  *store;
-
-    value = cf->args->elts;
-
-    size = 0;
-    evict = NGX_CONF_UNSET_UINT;
-    ngx_str_null(&name);
-
-    for (i = 1; i < cf->args->nelts; i++) {
-
-        if (ngx_strncmp(value[i].data, "zone=", 5) == 0 && name.len == 0) {
-
-            name.data = value[i].data + 5;
-
-            p = (u_char *) ngx_strchr(name.data, ':');
-
-            if (p == NULL || p == name.data) {
-                ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                                   "invalid zone \"%V\"", &value[i]);
-                return NGX_CONF_ERROR;
-            }
-
-            name.len = p - name.data;
-
-            s.data = p + 1;
-            s.len = value[i].data + value[i].len - s.data;
-
-            size = ngx_parse_size(&s);
-
-            if (size == NGX_ERROR) {
-                ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                                   "invalid zone size \"%V\"", &value[i]);
-                return NGX_CONF_ERROR;
-            }
-
-            if (size < (ssize_t) (8 * ngx_pagesize)) {
-                ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                                   "zone \"%V\" is too small", &name);
-                return NGX_CONF_ERROR;
-            }
-
-            continue;
-        }
-
-        if (evict == NGX_CONF_UNSET_UINT) {
-
-            if (ngx_strcmp(value[i].data, "evict=off") == 0) {
-                evict = 0;
-                continue;
-            }
-
-            if (ngx_strcmp(value[i].data, "evict=responses") == 0) {
-                evict = 1;
-                continue;
-            }
-        }
-
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "invalid parameter \"%V\"", &value[i]);
-        return NGX_CONF_ERROR;
-    }
-
-    if (name.len == 0) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "\"%V\" must have \"zone\" parameter", &cmd->name);
-        return NGX_CONF_ERROR;
-    }
-
-    store = conf_store(cf, &name);
-
-    if (store == NULL
-        || ngx_idempotency_shm_zone_add(cf, store, size, evict == 1) != NGX_OK)
-    {
-        return NGX_CONF_ERROR;
-    }
-
-    return NGX_CONF_OK;
-}
-
-
 /* made by whichever directive names it first */
 
-static ngx_idempotency_store_t *
-conf_store(ngx_conf_t *cf, ngx_str_t *name)
+ngx_idempotency_store_t *
+ngx_http_idempotency_store(ngx_conf_t *cf, ngx_str_t *name)
 {
     ngx_uint_t                         i;
     ngx_idempotency_store_t           *store, **stores;
@@ -189,7 +99,7 @@ ngx_http_idempotency_set(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
     name.len = value[1].len - 5;
     name.data = value[1].data + 5;
 
-    ilcf->store = conf_store(cf, &name);
+    ilcf->store = ngx_http_idempotency_store(cf, &name);
     if (ilcf->store == NULL) {
         return NGX_CONF_ERROR;
     }

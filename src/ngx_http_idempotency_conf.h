@@ -32,6 +32,8 @@ typedef struct {
     ngx_array_t                    stores;
     /* of ngx_http_idempotency_use_t */
     ngx_array_t                    uses;
+    /* of ngx_str_t: the files behind them */
+    ngx_array_t                    states;
     /* all locations there are */
     ngx_http_idempotency_origins_t
                                   *origins;
@@ -47,6 +49,8 @@ typedef struct {
 
 char *ngx_http_idempotency_set_zone(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
+ngx_idempotency_store_t *ngx_http_idempotency_store(ngx_conf_t *cf,
+    ngx_str_t *name);
 char *ngx_http_idempotency_set(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 ngx_int_t ngx_http_idempotency_check_zones(ngx_conf_t *cf);

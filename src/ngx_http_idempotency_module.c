@@ -94,6 +94,7 @@ static ngx_conf_enum_t  ngx_http_idempotency_in_doubt[] = {
 static ngx_conf_enum_t  ngx_http_idempotency_unavailable[] = {
     { ngx_string("reject"), NGX_HTTP_IDEMPOTENCY_UNAVAILABLE_REJECT },
     { ngx_string("pass"), NGX_HTTP_IDEMPOTENCY_UNAVAILABLE_PASS },
+    { ngx_string("local"), NGX_HTTP_IDEMPOTENCY_UNAVAILABLE_LOCAL },
     { ngx_null_string, 0 }
 };
 
@@ -535,6 +536,8 @@ ngx_http_idempotency_create_main_conf(ngx_conf_t *cf)
            != NGX_OK
         || ngx_array_init(&imcf->uses, cf->pool, 8,
                           sizeof(ngx_http_idempotency_use_t))
+           != NGX_OK
+        || ngx_array_init(&imcf->states, cf->pool, 1, sizeof(ngx_str_t))
            != NGX_OK)
     {
         return NULL;

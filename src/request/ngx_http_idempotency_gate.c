@@ -473,6 +473,13 @@ gate_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
     default: /* NGX_IDEMPOTENCY_UNAVAILABLE */
 
+        if (ctx->conf->unavailable == NGX_HTTP_IDEMPOTENCY_UNAVAILABLE_LOCAL
+            && !ctx->claim.alone)
+        {
+            ctx->claim.alone = 1;
+            return gate_claim_again(r, ctx);
+        }
+
         /* not even where the store can't tell is an old key let in */
 
         why = (ctx->claim.old && ctx->conf->unavailable

@@ -88,7 +88,8 @@ ngx_idempotency_record_describe(ngx_idempotency_record_t *rec, ngx_msec_t now,
 
     age = (ngx_msec_int_t) (now - rec->recorded);
 
-    found->outcome = rec->outcome;
+    found->outcome = (rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE)
+                         ? NGX_IDEMPOTENCY_PENDING : rec->outcome;
     found->status = rec->status;
     found->fence = rec->fence;
     found->age = ngx_max(age, 0);
@@ -107,7 +108,9 @@ ngx_idempotency_record_lasts(ngx_idempotency_record_t *rec, ngx_msec_t now)
 {
     ngx_msec_int_t  left;
 
-    if (rec->outcome == NGX_IDEMPOTENCY_PENDING) {
+    if (ngx_idempotency_record_pends(rec)
+        || rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE)
+    {
         return 0;
     }
 

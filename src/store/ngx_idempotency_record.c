@@ -13,8 +13,17 @@
 #define NGX_IDEMPOTENCY_NO_WINDOW  ((ngx_msec_t) -1)
 
 
+/* how many are looked at, at most, for one that may leave */
+
+#define NGX_IDEMPOTENCY_RECORD_LOOK  64
+
+
 static ngx_rbtree_node_t **record_bucket(ngx_idempotency_shm_t *shm,
     u_char *token);
+static ngx_idempotency_result_e record_new(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **new);
+static ngx_idempotency_record_t *record_split(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
 static void record_claim(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_window_t *window,
     ngx_idempotency_claim_t *claim);
@@ -24,10 +33,13 @@ static uint32_t record_lease(ngx_msec_t lease);
 static void record_left_token(u_char *token, uint64_t fence);
 static ngx_idempotency_window_t *record_window(ngx_idempotency_shm_t *shm,
     ngx_msec_t length, ngx_msec_t span);
+static void record_unlink(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
 static void record_unpublish(ngx_idempotency_record_t *rec);
 static ngx_idempotency_result_e record_make_room(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim);
 static ngx_uint_t record_evict(ngx_idempotency_shm_t *shm);
+static ngx_uint_t record_evict_told(ngx_idempotency_shm_t *shm);
 
 
 ngx_int_t
@@ -69,7 +81,13 @@ ngx_idempotency_records_init(ngx_idempotency_shm_sh_t *sh,
     sh->left.span = NGX_IDEMPOTENCY_SHM_LEFT;
     ngx_queue_init(&sh->left.records);
 
+    /* nothing is ever claimed with this one */
+
+    sh->copies.length = NGX_IDEMPOTENCY_NO_WINDOW - 1;
+    ngx_queue_init(&sh->copies.records);
+
     sh->window.next = &sh->left;
+    sh->left.next = &sh->copies;
 
     ngx_queue_init(&sh->pending);
     ngx_queue_init(&sh->kept);
@@ -100,7 +118,7 @@ ngx_idempotency_record_current(ngx_idempotency_shm_t *shm, u_char *token,
               ngx_idempotency_tree_find(shm, *record_bucket(shm, token), token);
 
     if (rec
-        && rec->outcome != NGX_IDEMPOTENCY_PENDING
+        && !ngx_idempotency_record_pends(rec)
         && ngx_idempotency_record_expired(rec, now))
     {
         ngx_idempotency_record_remove(shm, rec);
@@ -118,7 +136,6 @@ ngx_idempotency_record_create(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim)
 {
     ngx_idempotency_record_t  *rec;
-    ngx_idempotency_window_t  *window;
     ngx_idempotency_result_e   result;
 
     if (claim->old) {
@@ -130,6 +147,63 @@ ngx_idempotency_record_create(ngx_idempotency_shm_t *shm,
     if (result != NGX_IDEMPOTENCY_OK) {
         return result;
     }
+
+    result = record_new(shm, claim, &rec);
+
+    if (result != NGX_IDEMPOTENCY_OK) {
+        return result;
+    }
+
+    claim->fence = rec->fence;
+
+    return NGX_IDEMPOTENCY_CLAIMED;
+}
+
+
+/*
+ * What is not known here is asked for, by a record that nobody else may have
+ * meanwhile.  Whether a fresh one may be bound is said along with that: one
+ * that is bound already is answered in any case.
+ */
+
+ngx_idempotency_result_e
+ngx_idempotency_record_ask(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec)
+{
+    ngx_uint_t                flags;
+    ngx_idempotency_result_e  result;
+
+    flags = claim->retry ? NGX_IDEMPOTENCY_ASK_RETRY : 0;
+
+    result = claim->old ? NGX_IDEMPOTENCY_EXPIRED
+                        : ngx_idempotency_quota_check(shm, claim);
+
+    if (result == NGX_IDEMPOTENCY_UNFINISHED) {
+        return result;
+    }
+
+    if (result != NGX_IDEMPOTENCY_OK) {
+        flags |= NGX_IDEMPOTENCY_ASK_OLD;
+    }
+
+    result = record_new(shm, claim, rec);
+
+    if (result == NGX_IDEMPOTENCY_OK) {
+        (*rec)->outcome = NGX_IDEMPOTENCY_ASKING;
+        (*rec)->status = flags;
+    }
+
+    return result;
+}
+
+
+static ngx_idempotency_result_e
+record_new(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
+    ngx_idempotency_record_t **new)
+{
+    ngx_idempotency_record_t  *rec;
+    ngx_idempotency_window_t  *window;
+    ngx_idempotency_result_e   result;
 
     result = record_make_room(shm, claim);
 
@@ -159,9 +233,16 @@ ngx_idempotency_record_create(ngx_idempotency_shm_t *shm,
 
     ngx_idempotency_tree_insert(shm, record_bucket(shm, rec->token),
                                 &rec->node);
+
+    if (claim->local) {
+        rec->owes = NGX_IDEMPOTENCY_OWES_NEVER;
+    }
+
     record_claim(shm, rec, window, claim);
 
-    return NGX_IDEMPOTENCY_CLAIMED;
+    *new = rec;
+
+    return NGX_IDEMPOTENCY_OK;
 }
 
 
@@ -188,6 +269,8 @@ ngx_idempotency_record_reclaim(ngx_idempotency_shm_t *shm,
     record_unpublish(rec);
     ngx_idempotency_chunks_free(shm, rec);
     record_claim(shm, rec, window, claim);
+
+    claim->fence = rec->fence;
 
     return NGX_IDEMPOTENCY_CLAIMED;
 }
@@ -233,7 +316,7 @@ record_claim(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 
     rec->parts = claim->parts;
 
-    rec->fence = ++shm->sh->fence;
+    rec->fence = ngx_idempotency_tier_fence(shm);
     rec->ends = now + claim->least;
     rec->status = 0;
     rec->window = window;
@@ -241,9 +324,11 @@ record_claim(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 
     rec->lease = record_lease(claim->lease);
 
-    record_pend(shm, rec, now);
+    if (shm->tier && !claim->local) {
+        ngx_idempotency_filter_add(&shm->sh->tier.filter, rec->token);
+    }
 
-    claim->fence = rec->fence;
+    record_pend(shm, rec, now);
 }
 
 
@@ -259,6 +344,8 @@ record_pend(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     rec->as.pending.renewed = 0;
 
     ngx_queue_insert_tail(&shm->sh->pending, &rec->queue);
+
+    ngx_idempotency_tier_owe(shm, rec);
 }
 
 
@@ -361,6 +448,51 @@ ngx_idempotency_record_publish(ngx_idempotency_shm_t *shm,
 
     ngx_queue_insert_tail(&rec->window->records, &rec->as.bound.expiry);
     ngx_idempotency_quota_bind(rec);
+
+    ngx_idempotency_tier_owe(shm, rec);
+}
+
+
+/* it was asked for, and is as the backing has it: that knows its times */
+
+void
+ngx_idempotency_record_copy(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_idempotency_outcome_e outcome)
+{
+    ngx_idempotency_quota_drop(shm, rec);
+
+    rec->outcome = outcome;
+    rec->owes = 0;
+    rec->window = &shm->sh->copies;
+
+    ngx_queue_remove(&rec->queue);
+
+    if (rec->chunks) {
+        ngx_queue_insert_tail(&shm->sh->kept, &rec->queue);
+    }
+
+    ngx_queue_insert_tail(&rec->window->records, &rec->as.bound.expiry);
+}
+
+
+/* ... but not for long, as it may change there */
+
+void
+ngx_idempotency_record_brief(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_uint_t outcome, ngx_msec_t now)
+{
+    ngx_uint_t  owes;
+
+    owes = rec->owes;
+
+    ngx_idempotency_record_copy(shm, rec, outcome);
+
+    rec->owes = owes | NGX_IDEMPOTENCY_OWES_BRIEF;
+    rec->window = &shm->sh->left;
+    rec->as.brief.copied = now;
+
+    ngx_queue_remove(&rec->as.brief.expiry);
+    ngx_queue_insert_tail(&rec->window->records, &rec->as.brief.expiry);
 }
 
 
@@ -373,6 +505,17 @@ void
 ngx_idempotency_record_leave(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_uint_t status, ngx_msec_t now)
 {
+    if (shm->tier && (rec->owes & NGX_IDEMPOTENCY_OWES_NEVER) == 0) {
+
+        /* the backing is to hear of the token */
+
+        rec = record_split(shm, rec);
+
+        if (rec == NULL) {
+            return;
+        }
+    }
+
     ngx_idempotency_quota_drop(shm, rec);
 
     ngx_idempotency_tree_delete(shm, record_bucket(shm, rec->token),
@@ -386,6 +529,42 @@ ngx_idempotency_record_leave(ngx_idempotency_shm_t *shm,
 
     ngx_idempotency_record_publish(shm, rec, NGX_IDEMPOTENCY_DONE, status,
                                    now);
+}
+
+
+/* without memory the response is left to nobody */
+
+static ngx_idempotency_record_t *
+record_split(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
+{
+    ngx_idempotency_record_t  *left;
+
+    left = ngx_slab_calloc_locked(shm->shpool,
+                                  sizeof(ngx_idempotency_record_t));
+
+    if (left) {
+        ngx_memcpy(left->token, rec->token, NGX_IDEMPOTENCY_DIGEST_LEN);
+        ngx_memcpy(left->fingerprint, rec->fingerprint,
+                   NGX_IDEMPOTENCY_DIGEST_LEN);
+        left->parts = rec->parts;
+        left->fence = rec->fence;
+        left->chunks = rec->chunks;
+        left->size = rec->size;
+        left->owes = NGX_IDEMPOTENCY_OWES_NEVER;
+
+        rec->chunks = NULL;
+        rec->size = 0;
+    }
+
+    ngx_idempotency_record_remove(shm, rec);
+
+    if (left) {
+        ngx_queue_insert_tail(&shm->sh->pending, &left->queue);
+        ngx_idempotency_tree_insert(shm, record_bucket(shm, left->token),
+                                    &left->node);
+    }
+
+    return left;
 }
 
 
@@ -419,7 +598,52 @@ void
 ngx_idempotency_record_remove(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec)
 {
-    if (rec->outcome == NGX_IDEMPOTENCY_PENDING) {
+    ngx_uint_t  tell;
+
+    /* the backing may have it as claimed, and is to hear that it is not */
+
+    tell = (ngx_idempotency_record_pends(rec)
+            || rec->outcome == NGX_IDEMPOTENCY_FAILED)
+           && (rec->owes & NGX_IDEMPOTENCY_OWES_HEARD);
+
+    record_unlink(shm, rec);
+
+    if (tell || (rec->owes & NGX_IDEMPOTENCY_OWES)) {
+        rec->outcome = NGX_IDEMPOTENCY_GONE;
+        rec->status = 0;
+        ngx_idempotency_tier_owe(shm, rec);
+
+    } else {
+        ngx_slab_free_locked(shm->shpool, rec);
+    }
+}
+
+
+/* there, too, whoever claimed it */
+
+void
+ngx_idempotency_record_forget(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec)
+{
+    if (shm->tier == NULL || (rec->owes & NGX_IDEMPOTENCY_OWES_NEVER)) {
+        ngx_idempotency_record_remove(shm, rec);
+        return;
+    }
+
+    record_unlink(shm, rec);
+
+    rec->outcome = NGX_IDEMPOTENCY_GONE;
+    rec->status = NGX_IDEMPOTENCY_FORGOTTEN;
+    rec->owes |= NGX_IDEMPOTENCY_OWES_HEARD;
+
+    ngx_idempotency_tier_owe(shm, rec);
+}
+
+
+static void
+record_unlink(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
+{
+    if (ngx_idempotency_record_pends(rec)) {
         ngx_queue_remove(&rec->queue);
 
     } else {
@@ -431,7 +655,6 @@ ngx_idempotency_record_remove(ngx_idempotency_shm_t *shm,
 
     ngx_idempotency_quota_drop(shm, rec);
     ngx_idempotency_chunks_free(shm, rec);
-    ngx_slab_free_locked(shm->shpool, rec);
 }
 
 
@@ -470,6 +693,21 @@ ngx_idempotency_record_expire(ngx_idempotency_shm_t *shm, ngx_msec_t now,
 ngx_uint_t
 ngx_idempotency_record_expired(ngx_idempotency_record_t *rec, ngx_msec_t now)
 {
+    if ((rec->owes & NGX_IDEMPOTENCY_OWES_BRIEF)
+        && now - rec->as.brief.copied >= NGX_IDEMPOTENCY_SHM_LEFT)
+    {
+        return 1;
+    }
+
+    /* brief ones but those in doubt tell nothing that could end */
+
+    if (rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE
+        || rec->outcome == NGX_IDEMPOTENCY_NOTHING
+        || rec->outcome == NGX_IDEMPOTENCY_FAILED)
+    {
+        return 0;
+    }
+
     return (ngx_msec_int_t) (now - rec->ends) >= 0;
 }
 
@@ -530,6 +768,10 @@ record_evict(ngx_idempotency_shm_t *shm)
 {
     ngx_idempotency_record_t  *rec;
 
+    if (shm->tier) {
+        return record_evict_told(shm);
+    }
+
     if (!shm->evict || ngx_queue_empty(&shm->sh->kept)) {
         return 0;
     }
@@ -545,6 +787,63 @@ record_evict(ngx_idempotency_shm_t *shm)
     }
 
     return 1;
+}
+
+
+/*
+ * What the backing has may leave, the oldest first: those with responses, then
+ * those of each window.  Some of the oldest may be owed yet.
+ */
+
+static ngx_uint_t
+record_evict_told(ngx_idempotency_shm_t *shm)
+{
+    ngx_uint_t                 n;
+    ngx_queue_t               *q;
+    ngx_idempotency_record_t  *rec;
+    ngx_idempotency_window_t  *window;
+
+    q = ngx_queue_head(&shm->sh->kept);
+
+    for (n = 0; n < NGX_IDEMPOTENCY_RECORD_LOOK; n++) {
+
+        if (q == ngx_queue_sentinel(&shm->sh->kept)) {
+            break;
+        }
+
+        rec = ngx_queue_data(q, ngx_idempotency_record_t, queue);
+
+        if ((rec->owes & NGX_IDEMPOTENCY_OWES_KEEPS) == 0) {
+            ngx_idempotency_record_remove(shm, rec);
+            return 1;
+        }
+
+        q = ngx_queue_next(q);
+    }
+
+    for (window = &shm->sh->window; window; window = window->next) {
+
+        q = ngx_queue_head(&window->records);
+
+        for (n = 0; n < NGX_IDEMPOTENCY_RECORD_LOOK; n++) {
+
+            if (q == ngx_queue_sentinel(&window->records)) {
+                break;
+            }
+
+            rec = ngx_queue_data(q, ngx_idempotency_record_t,
+                                 as.bound.expiry);
+
+            if ((rec->owes & NGX_IDEMPOTENCY_OWES_KEEPS) == 0) {
+                ngx_idempotency_record_remove(shm, rec);
+                return 1;
+            }
+
+            q = ngx_queue_next(q);
+        }
+    }
+
+    return 0;
 }
 
 

@@ -31,8 +31,11 @@ static ngx_int_t shm_claim(ngx_idempotency_store_t *store,
     ngx_idempotency_claim_t *claim);
 static ngx_idempotency_record_t *shm_claim_locked(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_workers_t *wake);
+static void shm_claimed(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_claim_t *claim, ngx_idempotency_workers_t *wake);
 static ngx_int_t shm_complete(ngx_idempotency_store_t *store,
     ngx_idempotency_complete_t *complete);
+static void shm_told(ngx_idempotency_op_t *op);
 static ngx_int_t shm_append(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op,
     shm_source_t *src);
@@ -95,7 +98,7 @@ shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_claim_t *claim)
 
     /* it may still wait for the change that it is made again in place of */
 
-    ngx_idempotency_shm_cancel(store, op);
+    ngx_idempotency_shm_dequeue(op);
 
     do {
         if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
@@ -132,6 +135,14 @@ shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_claim_t *claim)
 
         ngx_idempotency_workers_wake(&wake,
                                      ngx_idempotency_tree_key(op->token));
+        ngx_idempotency_tier_kick(shm);
+
+        if (op->result == NGX_IDEMPOTENCY_CHANGED) {
+
+            /* what stands behind is to answer */
+
+            return NGX_AGAIN;
+        }
 
         if (op->result == NGX_IDEMPOTENCY_CLAIMED) {
             ngx_idempotency_worker_owns(1, op->now);
@@ -154,11 +165,13 @@ static ngx_idempotency_record_t *
 shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     ngx_idempotency_workers_t *wake)
 {
+    ngx_int_t                  rc;
     ngx_idempotency_op_t      *op;
     ngx_idempotency_record_t  *rec;
 
     op = &claim->op;
 
+    op->result = NGX_IDEMPOTENCY_CHANGED;
     claim->leftover = 0;
 
     if (claim->waited) {
@@ -178,8 +191,19 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 
     rec = ngx_idempotency_record_current(shm, op->token, op->now);
 
+    if (shm->tier && !claim->local) {
+
+        rc = ngx_idempotency_ask_meet(shm, claim, &rec, wake);
+
+        if (rc != NGX_DECLINED) {
+            return (rc == NGX_AGAIN) ? NULL : rec;
+        }
+    }
+
     if (rec == NULL) {
         op->result = ngx_idempotency_record_create(shm, claim);
+        shm_claimed(shm, claim, wake);
+
         return NULL;
     }
 
@@ -197,6 +221,8 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     } else if (rec->outcome == NGX_IDEMPOTENCY_IN_DOUBT && claim->retry) {
 
         op->result = ngx_idempotency_record_reclaim(shm, rec, claim);
+        shm_claimed(shm, claim, wake);
+
         return rec;
 
     } else {
@@ -206,6 +232,33 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     ngx_idempotency_record_describe(rec, op->now, &claim->found);
 
     return rec;
+}
+
+
+/* if it is to be known elsewhere before anything is sent, that is waited for */
+
+static void
+shm_claimed(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
+    ngx_idempotency_workers_t *wake)
+{
+    ngx_idempotency_op_t      *op;
+    ngx_idempotency_record_t  *rec;
+
+    op = &claim->op;
+
+    if (op->result != NGX_IDEMPOTENCY_CLAIMED
+        || shm->tier == NULL || !shm->tier->strict || claim->local)
+    {
+        return;
+    }
+
+    rec = ngx_idempotency_record_current(shm, op->token, op->now);
+
+    claim->asked = 1;
+    claim->waited = claim->fence;
+    op->result = NGX_IDEMPOTENCY_CHANGED;
+
+    (void) ngx_idempotency_ask_meet(shm, claim, &rec, wake);
 }
 
 
@@ -266,6 +319,14 @@ shm_complete(ngx_idempotency_store_t *store,
             ngx_idempotency_record_publish(shm, rec, complete->outcome,
                                            complete->status, op->now);
             complete->left = ngx_idempotency_record_lasts(rec, op->now);
+
+            if (shm->tier && shm->tier->strict
+                && (rec->owes & NGX_IDEMPOTENCY_OWES))
+            {
+                op->store = store;
+                op->again = shm_told;
+                ngx_idempotency_shm_wait_told(rec, complete);
+            }
         }
 
         ngx_idempotency_shm_unlock(shm);
@@ -277,8 +338,45 @@ shm_complete(ngx_idempotency_store_t *store,
     }
 
     ngx_idempotency_workers_wake(&wake, ngx_idempotency_tree_key(op->token));
+    ngx_idempotency_tier_kick(shm);
 
-    return NGX_OK;
+    return op->waiting ? NGX_AGAIN : NGX_OK;
+}
+
+
+/* something was told of the token: that the outcome is? */
+
+static void
+shm_told(ngx_idempotency_op_t *op)
+{
+    ngx_uint_t                   owes;
+    ngx_idempotency_shm_t       *shm;
+    ngx_idempotency_record_t    *rec;
+    ngx_idempotency_complete_t  *complete;
+
+    shm = op->store->data;
+    complete = (ngx_idempotency_complete_t *) op;
+
+    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+        op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+        op->handler(op);
+        return;
+    }
+
+    rec = ngx_idempotency_record_current(shm, op->token, op->now);
+
+    owes = (rec && rec->fence == complete->fence
+            && (rec->owes & NGX_IDEMPOTENCY_OWES));
+
+    if (owes) {
+        ngx_idempotency_shm_wait_told(rec, complete);
+    }
+
+    ngx_idempotency_shm_unlock(shm);
+
+    if (!owes) {
+        op->handler(op);
+    }
 }
 
 
@@ -361,6 +459,7 @@ shm_release(ngx_idempotency_store_t *store,
     ngx_idempotency_shm_unlock(shm);
 
     ngx_idempotency_workers_wake(&wake, ngx_idempotency_tree_key(op->token));
+    ngx_idempotency_tier_kick(shm);
 
     return NGX_OK;
 }
@@ -422,6 +521,7 @@ shm_leave(ngx_idempotency_shm_t *shm, ngx_idempotency_release_t *release)
     } while (rc == NGX_AGAIN);
 
     ngx_idempotency_workers_wake(&wake, ngx_idempotency_tree_key(op->token));
+    ngx_idempotency_tier_kick(shm);
 
     return NGX_OK;
 }
@@ -498,12 +598,13 @@ shm_forget(ngx_idempotency_store_t *store, ngx_idempotency_forget_t *forget)
 
     if (rec) {
         ngx_idempotency_shm_take_waiting(rec, &wake);
-        ngx_idempotency_record_remove(shm, rec);
+        ngx_idempotency_record_forget(shm, rec);
     }
 
     ngx_idempotency_shm_unlock(shm);
 
     ngx_idempotency_workers_wake(&wake, ngx_idempotency_tree_key(op->token));
+    ngx_idempotency_tier_kick(shm);
 
     op->result = rec ? NGX_IDEMPOTENCY_OK : NGX_IDEMPOTENCY_ABSENT;
 
@@ -547,7 +648,8 @@ shm_renew(ngx_idempotency_store_t *store, ngx_idempotency_renew_t *renew)
 
 /*
  * The record under the caller's fence; no other may be changed.  An owner that
- * was taken for dead, and whose claim nobody took over, knows better.
+ * was taken for dead, and whose claim nobody took over, knows better: unless
+ * others may have heard of that, and taken it over since.
  */
 
 static ngx_idempotency_record_t *
@@ -563,7 +665,10 @@ shm_own(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
         return NULL;
     }
 
-    if (rec->outcome == NGX_IDEMPOTENCY_IN_DOUBT && rec->status == 0) {
+    if (rec->outcome == NGX_IDEMPOTENCY_IN_DOUBT && rec->status == 0
+        && (shm->tier == NULL || shm->sh->tier.trusted
+            || (rec->owes & NGX_IDEMPOTENCY_OWES_HEARD) == 0))
+    {
         ngx_idempotency_record_revive(shm, rec, op->now);
     }
 
@@ -686,6 +791,8 @@ ngx_idempotency_shm_sweep(ngx_idempotency_shm_t *shm, ngx_msec_t now)
         }
 
     } while (n == NGX_IDEMPOTENCY_SHM_SWEEP);
+
+    ngx_idempotency_tier_kick(shm);
 }
 
 
@@ -696,6 +803,14 @@ shm_orphan(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     ngx_msec_t now, ngx_idempotency_workers_t *wake)
 {
     ngx_idempotency_shm_take_waiting(rec, wake);
+
+    if (rec->outcome == NGX_IDEMPOTENCY_ASKING) {
+
+        /* nothing was sent before the answer */
+
+        ngx_idempotency_record_remove(shm, rec);
+        return;
+    }
 
     ngx_idempotency_chunks_free(shm, rec);
 

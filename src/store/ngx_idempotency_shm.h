@@ -11,6 +11,7 @@
 
 
 #include "ngx_idempotency_store.h"
+#include "ngx_idempotency_tier.h"
 #include "ngx_idempotency_workers.h"
 
 
@@ -51,6 +52,25 @@ struct ngx_idempotency_window_s {
 };
 
 
+/*
+ * What a record is besides what others are told, all with a backing: it is
+ * being asked; what it answered, which may be another thing soon; and what
+ * has left the zone, and is to be told there yet
+ */
+
+#define NGX_IDEMPOTENCY_ASKING      0x10
+#define NGX_IDEMPOTENCY_ELSEWHERE   0x11
+#define NGX_IDEMPOTENCY_NOTHING     0x12
+#define NGX_IDEMPOTENCY_FAILED      0x13
+#define NGX_IDEMPOTENCY_GONE        0x14
+
+/* the status of a record that asks, and of one that was forgotten by hand */
+
+#define NGX_IDEMPOTENCY_ASK_RETRY   0x01
+#define NGX_IDEMPOTENCY_ASK_OLD     0x02
+#define NGX_IDEMPOTENCY_FORGOTTEN   0x01
+
+
 /* the tokens of one value, that may be so many: see idempotency_quota */
 
 typedef struct {
@@ -64,7 +84,7 @@ typedef struct {
 } ngx_idempotency_quota_t;
 
 
-typedef struct {
+struct ngx_idempotency_record_s {
     /* key: the token's first bytes; these two must be the first members */
     ngx_rbtree_node_t               node;
     u_char                          token[NGX_IDEMPOTENCY_DIGEST_LEN];
@@ -100,13 +120,34 @@ typedef struct {
             ngx_queue_t                 expiry;
             ngx_queue_t                 quota;
         } bound;
+
+        struct {
+            /* in sh->left, since when */
+            ngx_queue_t                 expiry;
+            ngx_msec_t                  copied;
+        } brief;
     } as;
+
+    /* what the backing is to hear next, of those that it owes */
+    ngx_idempotency_record_t       *next;
 
     uint16_t                        status;
     uint8_t                         outcome;
+    uint8_t                         owes;
     /* for how long an owner that can't be asked keeps it */
     uint32_t                        lease;
-} ngx_idempotency_record_t;
+};
+
+/* whom to tell once it owes nothing: a slot of a worker, and one; it has its
+   place in the node */
+
+#define ngx_idempotency_record_teller(rec)  ((rec)->node.data)
+
+/* an owner, or somebody who asks, is at work on it */
+
+#define ngx_idempotency_record_pends(rec)                                    \
+    ((rec)->outcome == NGX_IDEMPOTENCY_PENDING                               \
+     || (rec)->outcome == NGX_IDEMPOTENCY_ASKING)
 
 /* what a token costs, as the documents tell it: it does not compile above */
 
@@ -135,17 +176,23 @@ typedef struct {
     /* the first, of which the next is that of what is left to who waits */
     ngx_idempotency_window_t        window;
     ngx_idempotency_window_t        left;
+    /* copies of what the backing has, which end when they do there */
+    ngx_idempotency_window_t        copies;
 
     ngx_queue_t                     pending;
     /* the oldest response first */
     ngx_queue_t                     kept;
+
+    ngx_idempotency_tier_sh_t       tier;
 } ngx_idempotency_shm_sh_t;
 
 
 /* the data of a store, and of its zone */
 
-typedef struct {
+struct ngx_idempotency_shm_s {
     ngx_idempotency_store_t        *store;
+    /* what stands behind, or NULL */
+    ngx_idempotency_tier_t         *tier;
 
     ngx_idempotency_shm_sh_t       *sh;
     ngx_slab_pool_t                *shpool;
@@ -156,7 +203,7 @@ typedef struct {
     ngx_uint_t                      evict;
     /* no directive names it: it stays for those who had it */
     ngx_uint_t                      unnamed;
-} ngx_idempotency_shm_t;
+};
 
 
 extern const ngx_idempotency_engine_t  ngx_idempotency_shm_engine;
@@ -188,6 +235,9 @@ void ngx_idempotency_shm_cancel(ngx_idempotency_store_t *store,
 
 void ngx_idempotency_shm_wait(ngx_idempotency_record_t *rec,
     ngx_idempotency_claim_t *claim);
+void ngx_idempotency_shm_wait_told(ngx_idempotency_record_t *rec,
+    ngx_idempotency_complete_t *complete);
+void ngx_idempotency_shm_dequeue(ngx_idempotency_op_t *op);
 ngx_uint_t ngx_idempotency_shm_awaited(ngx_idempotency_record_t *rec);
 void ngx_idempotency_shm_take_waiting(ngx_idempotency_record_t *rec,
     ngx_idempotency_workers_t *wake);
@@ -204,6 +254,13 @@ ngx_idempotency_result_e ngx_idempotency_record_create(
 ngx_idempotency_result_e ngx_idempotency_record_reclaim(
     ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     ngx_idempotency_claim_t *claim);
+ngx_idempotency_result_e ngx_idempotency_record_ask(
+    ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
+    ngx_idempotency_record_t **rec);
+void ngx_idempotency_record_brief(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_uint_t outcome, ngx_msec_t now);
+void ngx_idempotency_record_copy(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_idempotency_outcome_e outcome);
 void ngx_idempotency_record_revive(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t now);
 void ngx_idempotency_record_renew(ngx_idempotency_record_t *rec,
@@ -216,6 +273,8 @@ void ngx_idempotency_record_leave(ngx_idempotency_shm_t *shm,
 ngx_idempotency_record_t *ngx_idempotency_record_left(
     ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op, uint64_t fence);
 void ngx_idempotency_record_remove(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
+void ngx_idempotency_record_forget(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
 ngx_uint_t ngx_idempotency_record_expired(ngx_idempotency_record_t *rec,
     ngx_msec_t now);
@@ -234,6 +293,17 @@ void ngx_idempotency_record_describe(ngx_idempotency_record_t *rec,
     ngx_msec_t now, ngx_idempotency_found_t *found);
 ngx_msec_t ngx_idempotency_record_lasts(ngx_idempotency_record_t *rec,
     ngx_msec_t now);
+
+/* a claim, and who has asked the backing for it, likewise; but cancel */
+
+ngx_int_t ngx_idempotency_ask_meet(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec,
+    ngx_idempotency_workers_t *wake);
+void ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
+    ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item,
+    ngx_idempotency_workers_t *wake);
+void ngx_idempotency_ask_cancel(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_claim_t *claim);
 
 /* how many of them a value has, likewise */
 

@@ -11,6 +11,7 @@
 #define NGX_IDEMPOTENCY_SHM_BUCKETS  1024
 
 
+static void shm_enqueue(ngx_idempotency_op_t *op);
 static ngx_queue_t *shm_bucket(uint64_t key);
 
 
@@ -36,8 +37,28 @@ ngx_idempotency_shm_wait(ngx_idempotency_record_t *rec,
                                               (uint64_t) 1 << (self.slot % 64);
     }
 
-    op->waiting = 1;
     claim->waited = rec->fence;
+
+    shm_enqueue(op);
+}
+
+
+/* the same, for a request that holds back until its outcome is told */
+
+void
+ngx_idempotency_shm_wait_told(ngx_idempotency_record_t *rec,
+    ngx_idempotency_complete_t *complete)
+{
+    ngx_idempotency_record_teller(rec) =
+                                    ngx_idempotency_worker_self().slot + 1;
+    shm_enqueue(&complete->op);
+}
+
+
+static void
+shm_enqueue(ngx_idempotency_op_t *op)
+{
+    op->waiting = 1;
 
     ngx_queue_insert_tail(shm_bucket(ngx_idempotency_tree_key(op->token)),
                           &op->queue);
@@ -67,7 +88,7 @@ void
 ngx_idempotency_shm_take_waiting(ngx_idempotency_record_t *rec,
     ngx_idempotency_workers_t *wake)
 {
-    if (rec->outcome == NGX_IDEMPOTENCY_PENDING) {
+    if (ngx_idempotency_record_pends(rec)) {
         *wake = rec->as.pending.waiting;
 
     } else {
@@ -119,6 +140,12 @@ ngx_idempotency_shm_woken(uint64_t *key)
 
         ngx_queue_remove(q);
         op->waiting = 0;
+
+        if (op->again) {
+            op->again(op);
+            continue;
+        }
+
         op->result = NGX_IDEMPOTENCY_CHANGED;
 
         op->handler(op);
@@ -126,11 +153,35 @@ ngx_idempotency_shm_woken(uint64_t *key)
 }
 
 
-/* every operation was answered at once: it can only wait for a change */
+/* it waits for a change, or, with a backing, for what that has to say */
 
 void
 ngx_idempotency_shm_cancel(ngx_idempotency_store_t *store,
     ngx_idempotency_op_t *op)
+{
+    ngx_idempotency_claim_t  *claim;
+
+    if (!op->waiting) {
+        return;
+    }
+
+    ngx_idempotency_shm_dequeue(op);
+
+    if (op->again == NULL) {
+
+        claim = (ngx_idempotency_claim_t *) op;
+
+        if (claim->asked) {
+            ngx_idempotency_ask_cancel(store->data, claim);
+        }
+    }
+}
+
+
+/* it asks once more */
+
+void
+ngx_idempotency_shm_dequeue(ngx_idempotency_op_t *op)
 {
     if (op->waiting) {
         op->waiting = 0;

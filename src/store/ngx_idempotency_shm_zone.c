@@ -10,6 +10,8 @@
 
 static ngx_int_t shm_zone_create(ngx_idempotency_shm_t *shm,
     ngx_slab_pool_t *shpool, uint64_t fence);
+static ngx_int_t shm_zone_keep_tier(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_shm_t *old, ngx_log_t *log);
 static ngx_uint_t shm_zone_changed(ngx_shm_zone_t *shm_zone);
 static ngx_shm_zone_t *shm_zone_named(ngx_cycle_t *cycle, ngx_str_t *name);
 static ngx_int_t shm_zone_keep(ngx_conf_t *cf, ngx_shm_zone_t *zone);
@@ -75,6 +77,10 @@ ngx_idempotency_shm_init(ngx_shm_zone_t *shm_zone, void *data)
 
     if (old) {
 
+        if (shm_zone_keep_tier(shm, old, shm_zone->shm.log) != NGX_OK) {
+            return NGX_ERROR;
+        }
+
         if (shm->evict != old->evict && shm_zone_used(old)) {
             ngx_log_error(NGX_LOG_EMERG, shm_zone->shm.log, 0,
                           "idempotency_zone \"%V\" uses evict=%s "
@@ -105,7 +111,37 @@ ngx_idempotency_shm_init(ngx_shm_zone_t *shm_zone, void *data)
         return NGX_OK;
     }
 
-    return shm_zone_create(shm, shpool, 0);
+    if (shm->tier
+        && shm->tier->backing->init(shm->tier, NULL, shm_zone->shm.log)
+           != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return shm_zone_create(shm, shpool, shm->tier ? shm->tier->fence : 0);
+}
+
+
+/* what stands behind a zone can't come, go or change while it is in use */
+
+static ngx_int_t
+shm_zone_keep_tier(ngx_idempotency_shm_t *shm, ngx_idempotency_shm_t *old,
+    ngx_log_t *log)
+{
+    if (shm->tier && old->tier) {
+        return shm->tier->backing->init(shm->tier, old->tier, log);
+    }
+
+    if (shm->tier == old->tier) {
+        return NGX_OK;
+    }
+
+    ngx_log_error(NGX_LOG_EMERG, log, 0,
+                  "idempotency_zone \"%V\" has %s state while previously it "
+                  "had %s; only a restart can change it", &shm->store->name,
+                  shm->tier ? "a" : "no", shm->tier ? "none" : "one");
+
+    return NGX_ERROR;
 }
 
 
@@ -132,6 +168,13 @@ shm_zone_create(ngx_idempotency_shm_t *shm, ngx_slab_pool_t *shpool,
         return NGX_ERROR;
     }
 
+    shm->sh = sh;
+    shm->shpool = shpool;
+
+    if (shm->tier && ngx_idempotency_tier_init(shm) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
     len = sizeof(" in idempotency zone \"\"") + shm->store->name.len;
 
     shpool->log_ctx = ngx_slab_alloc_locked(shpool, len);
@@ -146,9 +189,6 @@ shm_zone_create(ngx_idempotency_shm_t *shm, ngx_slab_pool_t *shpool,
 
     shpool->log_nomem = 0;
     shpool->data = sh;
-
-    shm->shpool = shpool;
-    shm->sh = sh;
 
     ngx_memory_barrier();
     sh->inside = 0;
@@ -246,6 +286,16 @@ shm_zone_keep(ngx_conf_t *cf, ngx_shm_zone_t *zone)
 
     shm = store->data;
     shm->unnamed = 1;
+
+    if (old->tier) {
+
+        shm->tier = old->tier->backing->again(cf, old->tier);
+        if (shm->tier == NULL) {
+            return NGX_ERROR;
+        }
+
+        shm->tier->shm = shm;
+    }
 
     return NGX_OK;
 }
@@ -383,6 +433,13 @@ ngx_idempotency_shm_init_process(ngx_cycle_t *cycle)
 
     while ((shm = shm_zone_next(cycle, &part, &i)) != NULL) {
         shm_zone_adopt(shm, cycle->log);
+
+        if (shm->tier
+            && ngx_idempotency_tier_init_process(shm, cycle) != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+
         ngx_idempotency_shm_sweep(shm, ngx_current_msec);
     }
 
@@ -405,6 +462,10 @@ ngx_idempotency_shm_exit_process(ngx_cycle_t *cycle)
 
     while ((shm = shm_zone_next(cycle, &part, &i)) != NULL) {
         ngx_idempotency_shm_sweep(shm, ngx_current_msec);
+
+        if (shm->tier) {
+            ngx_idempotency_tier_exit_process(shm);
+        }
     }
 }
 

@@ -140,8 +140,10 @@ struct ngx_idempotency_op_s {
 
     /* the engine has it: the handler is yet to be called */
     unsigned                        waiting:1;
-    /* the engine's own: where the operation waits */
+    /* the engine's own: where the operation waits, and what it does then */
     ngx_queue_t                     queue;
+    void                          (*again)(ngx_idempotency_op_t *op);
+    ngx_idempotency_store_t        *store;
 
 #if (NGX_IDEMPOTENCY_FAULTS)
     ngx_idempotency_fault_e         fault;
@@ -197,8 +199,12 @@ typedef struct {
     unsigned                        retry:1;
     /* not what is fresh, as it may have been bound once */
     unsigned                        old:1;
-    /* in this machine's memory alone */
+    /* of no interest to what stands behind this machine's memory */
     unsigned                        local:1;
+    /* by this machine's memory alone, where that is out of reach */
+    unsigned                        alone:1;
+    /* the engine's own: it has asked what stands behind */
+    unsigned                        asked:1;
     /* if it is pending, call the handler once that has changed */
     unsigned                        wait:1;
     /* out: the response was left by what it waited for, which released the

@@ -420,6 +420,35 @@ workers_stat(ngx_pid_t pid, u_char *state, uint64_t *started)
 }
 
 
+/* looked up once in each process */
+
+ngx_idempotency_process_t *
+ngx_idempotency_process_self(void)
+{
+    u_char  state;
+
+    static ngx_idempotency_process_t  self;
+
+    if (self.pid != ngx_pid) {
+        self.pid = ngx_pid;
+
+        if (workers_stat(ngx_pid, &state, &self.started) != NGX_OK) {
+            self.started = 0;
+        }
+    }
+
+    return &self;
+}
+
+
+ngx_uint_t
+ngx_idempotency_process_gone(ngx_idempotency_process_t *process)
+{
+    return workers_dead(process->pid)
+           || workers_look(process->pid, process->started) == workers_gone;
+}
+
+
 static ngx_uint_t
 workers_dead(ngx_pid_t pid)
 {

@@ -28,6 +28,17 @@ typedef struct {
 } ngx_idempotency_worker_t;
 
 
+/* ... whether it has a slot or not: its start tells it from others */
+
+typedef struct {
+    ngx_pid_t                       pid;
+    uint64_t                        started;
+} ngx_idempotency_process_t;
+
+#define ngx_idempotency_process_is(one, two)                                 \
+    ((one)->pid == (two)->pid && (one)->started == (two)->started)
+
+
 /* a bit for each slot */
 
 typedef struct {
@@ -52,6 +63,12 @@ ngx_int_t ngx_idempotency_workers_init_process(ngx_cycle_t *cycle,
 void ngx_idempotency_workers_exit_process(ngx_cycle_t *cycle);
 
 ngx_idempotency_worker_t ngx_idempotency_worker_self(void);
+
+ngx_idempotency_process_t *ngx_idempotency_process_self(void);
+
+/* it has ended; one that is stopped has not */
+
+ngx_uint_t ngx_idempotency_process_gone(ngx_idempotency_process_t *process);
 
 /* whether an owner still works on what it claimed */
 

@@ -10,6 +10,10 @@ double_worker_t    double_workers[NGX_IDEMPOTENCY_WORKERS];
 double_wake_t      double_wakes[DOUBLE_WAKES];
 ngx_uint_t         double_nwakes;
 
+/* for the timers of a zone with a backing, which none of these has */
+
+ngx_rbtree_t       ngx_event_timer_rbtree;
+
 static ngx_uint_t  double_self;
 
 
@@ -180,4 +184,29 @@ ngx_idempotency_workers_wake(ngx_idempotency_workers_t *set, uint64_t key)
         double_wakes[double_nwakes++].key = key;
         return;
     }
+}
+
+
+/* each slot is a process */
+
+ngx_idempotency_process_t *
+ngx_idempotency_process_self(void)
+{
+    static ngx_idempotency_process_t  self;
+
+    self.pid = 1000 + double_self;
+    self.started = double_workers[double_self].epoch;
+
+    return &self;
+}
+
+
+ngx_uint_t
+ngx_idempotency_process_gone(ngx_idempotency_process_t *process)
+{
+    double_worker_t  *worker;
+
+    worker = &double_workers[process->pid - 1000];
+
+    return worker->state == DOUBLE_DEAD || worker->epoch != process->started;
 }

@@ -219,7 +219,7 @@ zone_check(zone_t *z)
 
     check_equal(zone_quotas(z, sh->quotas, &c), c.counted);
 
-    for (window = sh->left.next; window; window = window->next) {
+    for (window = sh->copies.next; window; window = window->next) {
         c.used[zone_slot(z, sizeof(ngx_idempotency_window_t))]++;
     }
 
@@ -517,9 +517,9 @@ zone_check_empty(zone_t *z)
 
     /* windows stay for as long as the zone does */
 
-    while (sh->left.next) {
-        window = sh->left.next;
-        sh->left.next = window->next;
+    while (sh->copies.next) {
+        window = sh->copies.next;
+        sh->copies.next = window->next;
         ngx_slab_free_locked(pool, window);
     }
 

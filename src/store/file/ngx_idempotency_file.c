@@ -1,0 +1,734 @@
+
+/*
+ * The backing that is a file on this machine.  Whatever touches the file does
+ * so in a thread: one at a time takes over what the zone owes, and another one
+ * tends the file, and reads which tokens it has.
+ */
+
+
+#include "store/ngx_idempotency_shm.h"
+#include "ngx_idempotency_db.h"
+#include "ngx_idempotency_file.h"
+#include "ngx_idempotency_owners.h"
+#include "ngx_idempotency_start.h"
+
+
+#if (NGX_IDEMPOTENCY_FILE)
+
+#include <ngx_thread_pool.h>
+#include <time.h>
+
+
+/* an exiting worker stays for so long for what is being written */
+
+#define NGX_IDEMPOTENCY_FILE_STAY    30000
+
+/* a newcomer is let in by those who claim without asking, in milliseconds */
+
+#define NGX_IDEMPOTENCY_FILE_KNOCK   4000
+#define NGX_IDEMPOTENCY_FILE_PAUSE   5
+
+/* what was written is on disk within a second */
+
+#define NGX_IDEMPOTENCY_FILE_TEND    700
+#define NGX_IDEMPOTENCY_FILE_IDLE    10000
+
+#define NGX_IDEMPOTENCY_FILE_TOKENS  4096
+#define NGX_IDEMPOTENCY_FILE_TIDY    256
+
+
+/* one thread's, and this worker's */
+
+typedef struct {
+    ngx_thread_task_t          *task;
+    ngx_idempotency_db_t       *db;
+    /* to commit one at a time */
+    int                         lock;
+    ngx_uint_t                  busy;
+    ngx_event_t                 stay;
+} file_hand_t;
+
+
+typedef struct {
+    ngx_idempotency_tier_t      tier;
+
+    ngx_cycle_t                *cycle;
+    ngx_pool_t                 *pool;
+    ngx_idempotency_start_t     start;
+    ngx_idempotency_db_conf_t   db;
+    ngx_str_t                   threads;
+    ngx_thread_pool_t          *thread_pool;
+
+    file_hand_t                 hand;
+    file_hand_t                 tend;
+    ngx_uint_t                  exiting;
+
+    /* tending, by a thread: it reads tokens, or does the rest */
+    ngx_uint_t                  reads;
+    ngx_int_t                   rc;
+    u_char                      after[NGX_IDEMPOTENCY_DIGEST_LEN];
+    u_char                    (*tokens)[NGX_IDEMPOTENCY_DIGEST_LEN];
+
+    /* ... here: tokens are wanted; when it was last done, and why again */
+    ngx_uint_t                  wanted;
+    ngx_msec_t                  tended;
+    uint64_t                    told;
+    ngx_uint_t                  more;
+} file_t;
+
+
+/* from the start, or behind the last one that was told */
+
+enum {
+    file_reads_none = 0,
+    file_reads_first,
+    file_reads_next
+};
+
+
+static ngx_int_t file_init(ngx_idempotency_tier_t *tier,
+    ngx_idempotency_tier_t *old, ngx_log_t *log);
+static ngx_idempotency_tier_t *file_again(ngx_conf_t *cf,
+    ngx_idempotency_tier_t *old);
+static ngx_int_t file_init_process(ngx_idempotency_tier_t *tier,
+    ngx_cycle_t *cycle);
+static ngx_int_t file_init_hand(file_t *file, file_hand_t *hand,
+    ngx_cycle_t *cycle);
+static void file_finish(ngx_idempotency_tier_t *tier);
+static void file_exit_process(ngx_idempotency_tier_t *tier);
+static void file_exit_hand(file_hand_t *hand);
+
+static int64_t file_now(ngx_idempotency_tier_t *tier);
+static ngx_int_t file_alone(ngx_idempotency_tier_t *tier);
+static ngx_uint_t file_others(ngx_idempotency_tier_t *tier);
+static void file_give(ngx_idempotency_tier_t *tier);
+static ngx_uint_t file_alive(void *data, uint64_t instance);
+
+static ngx_int_t file_hand(ngx_idempotency_tier_t *tier,
+    ngx_idempotency_batch_t *batch);
+static void file_hand_thread(void *data, ngx_log_t *log);
+static ngx_uint_t file_let_in(file_t *file, ngx_idempotency_batch_t *batch);
+static void file_hand_handler(ngx_event_t *ev);
+static ngx_int_t file_read(file_t *file);
+static ngx_int_t file_tokens(ngx_idempotency_tier_t *tier, u_char *after);
+static void file_tend(ngx_idempotency_tier_t *tier);
+static ngx_int_t file_post(file_t *file, file_hand_t *hand);
+static void file_tend_thread(void *data, ngx_log_t *log);
+static void file_tend_handler(ngx_event_t *ev);
+static ngx_int_t file_open(file_t *file, file_hand_t *hand, char *error);
+static void file_stay_handler(ngx_event_t *ev);
+
+
+static const ngx_idempotency_backing_t  file_backing = {
+    file_now,
+    file_hand,
+    file_tokens,
+    file_tend,
+    file_alone,
+    file_others,
+    file_give,
+    file_init,
+    file_again,
+    file_init_process,
+    file_finish,
+    file_exit_process
+};
+
+
+ngx_int_t
+ngx_idempotency_file_add(ngx_conf_t *cf, ngx_idempotency_store_t *store,
+    ngx_idempotency_file_conf_t *conf)
+{
+    file_t                 *file;
+    ngx_idempotency_shm_t  *shm;
+
+    shm = store->data;
+
+    file = ngx_pcalloc(cf->pool, sizeof(file_t));
+    if (file == NULL) {
+        return NGX_ERROR;
+    }
+
+    file->tier.backing = &file_backing;
+    file->tier.shm = shm;
+    file->tier.strict = (conf->sync == NGX_IDEMPOTENCY_SYNC_STRICT);
+
+    file->cycle = cf->cycle;
+    file->pool = cf->pool;
+    file->start.path = conf->path;
+    file->start.owners = -1;
+    file->threads = conf->threads;
+
+    file->db.path = (char *) conf->path.data;
+    file->db.sync = conf->sync;
+    file->db.max_size = conf->max_size;
+    file->db.alive = file_alive;
+    file->db.data = file;
+
+    if (ngx_thread_pool_add(cf, conf->threads.len ? &file->threads : NULL)
+        == NULL)
+    {
+        return NGX_ERROR;
+    }
+
+    shm->tier = &file->tier;
+    store->strict = file->tier.strict;
+
+    return NGX_OK;
+}
+
+
+/* for a configuration that does not name the zone any more */
+
+static ngx_idempotency_tier_t *
+file_again(ngx_conf_t *cf, ngx_idempotency_tier_t *old)
+{
+    file_t  *file, *was;
+
+    was = (file_t *) old;
+
+    file = ngx_pcalloc(cf->pool, sizeof(file_t));
+    if (file == NULL) {
+        return NULL;
+    }
+
+    file->tier.backing = &file_backing;
+    file->tier.strict = old->strict;
+
+    file->cycle = cf->cycle;
+    file->pool = cf->pool;
+    file->start.owners = -1;
+    file->db = was->db;
+    file->db.data = file;
+
+    file->start.path.len = was->start.path.len;
+    file->start.path.data = ngx_pnalloc(cf->pool, was->start.path.len + 1);
+
+    if (file->start.path.data == NULL) {
+        return NULL;
+    }
+
+    ngx_memcpy(file->start.path.data, was->start.path.data,
+               was->start.path.len + 1);
+    file->db.path = (char *) file->start.path.data;
+
+    if (was->threads.len) {
+        file->threads.len = was->threads.len;
+        file->threads.data = ngx_pstrdup(cf->pool, &was->threads);
+
+        if (file->threads.data == NULL) {
+            return NULL;
+        }
+    }
+
+    /* a pool that this configuration does not have can't be asked for */
+
+    if (ngx_thread_pool_add(cf, NULL) == NULL) {
+        return NULL;
+    }
+
+    ngx_str_null(&file->threads);
+
+    return &file->tier;
+}
+
+
+static ngx_int_t
+file_init(ngx_idempotency_tier_t *tier, ngx_idempotency_tier_t *old,
+    ngx_log_t *log)
+{
+    ngx_int_t         rc;
+    file_t           *file, *was;
+    ngx_core_conf_t  *ccf;
+
+    file = (file_t *) tier;
+
+    if (old) {
+        was = (file_t *) old;
+
+        if (file->start.path.len != was->start.path.len
+            || ngx_strcmp(file->start.path.data, was->start.path.data) != 0)
+        {
+            ngx_log_error(NGX_LOG_EMERG, log, 0,
+                          "idempotency_zone \"%V\" uses the state \"%V\" "
+                          "while previously it used \"%V\"; "
+                          "only a restart can change it",
+                          &tier->shm->store->name, &file->start.path,
+                          &was->start.path);
+            return NGX_ERROR;
+        }
+
+        rc = ngx_idempotency_start_keep(&file->start, &was->start, file->pool,
+                                        log);
+
+    } else {
+        ccf = (ngx_core_conf_t *) ngx_get_conf(file->cycle->conf_ctx,
+                                               ngx_core_module);
+
+        file->start.user = ccf->user;
+        file->start.group = ccf->group;
+        file->start.username = ccf->username;
+
+        rc = ngx_idempotency_start(&file->start, file->pool, log);
+    }
+
+    tier->instance = file->start.instance;
+    tier->fence = file->start.fence;
+    file->db.instance = tier->instance;
+
+    return rc;
+}
+
+
+static ngx_int_t
+file_init_process(ngx_idempotency_tier_t *tier, ngx_cycle_t *cycle)
+{
+    file_t     *file;
+    ngx_str_t   name;
+
+    file = (file_t *) tier;
+
+    ngx_str_set(&name, "default");
+
+    if (file->threads.len) {
+        name = file->threads;
+    }
+
+    file->thread_pool = ngx_thread_pool_get(cycle, &name);
+
+    file->tokens = ngx_alloc(NGX_IDEMPOTENCY_FILE_TOKENS
+                             * NGX_IDEMPOTENCY_DIGEST_LEN, cycle->log);
+
+    if (file->thread_pool == NULL || file->tokens == NULL
+        || file_init_hand(file, &file->hand, cycle) != NGX_OK
+        || file_init_hand(file, &file->tend, cycle) != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    file->hand.task->handler = file_hand_thread;
+    file->hand.task->event.handler = file_hand_handler;
+
+    file->tend.task->handler = file_tend_thread;
+    file->tend.task->event.handler = file_tend_handler;
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+file_init_hand(file_t *file, file_hand_t *hand, ngx_cycle_t *cycle)
+{
+    hand->task = ngx_thread_task_alloc(cycle->pool, 0);
+    if (hand->task == NULL) {
+        return NGX_ERROR;
+    }
+
+    hand->task->ctx = file;
+    hand->task->event.data = file;
+
+    hand->stay.handler = file_stay_handler;
+    hand->stay.data = file;
+    hand->stay.log = cycle->log;
+
+    hand->lock = ngx_idempotency_owners_open(file->db.path, 0);
+
+    if (hand->lock == -1) {
+        ngx_log_error(NGX_LOG_EMERG, cycle->log, ngx_errno,
+                      ngx_open_file_n " \"%V-owners\" failed",
+                      &file->start.path);
+        return NGX_ERROR;
+    }
+
+    return NGX_OK;
+}
+
+
+/* from now on there are no threads: what they were given is done */
+
+static void
+file_finish(ngx_idempotency_tier_t *tier)
+{
+    ((file_t *) tier)->exiting = 1;
+}
+
+
+static void
+file_exit_process(ngx_idempotency_tier_t *tier)
+{
+    file_t  *file;
+
+    file = (file_t *) tier;
+
+    if (file->db.sync == NGX_IDEMPOTENCY_SYNC_BATCHED && file->hand.db) {
+        (void) ngx_idempotency_db_sync(file->hand.db);
+    }
+
+    file_exit_hand(&file->hand);
+    file_exit_hand(&file->tend);
+
+    ngx_free(file->tokens);
+}
+
+
+static void
+file_exit_hand(file_hand_t *hand)
+{
+    if (hand->db) {
+        ngx_idempotency_db_close(hand->db);
+        hand->db = NULL;
+    }
+
+    if (hand->lock != -1) {
+        (void) close(hand->lock);
+        hand->lock = -1;
+    }
+}
+
+
+/* it follows the clock of the boot, whatever is made of that on the wall */
+
+static int64_t
+file_now(ngx_idempotency_tier_t *tier)
+{
+    struct timespec  ts;
+
+    (void) clock_gettime(CLOCK_BOOTTIME, &ts);
+
+    return ((file_t *) tier)->start.base
+           + (int64_t) ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
+}
+
+
+static ngx_int_t
+file_alone(ngx_idempotency_tier_t *tier)
+{
+    return ngx_idempotency_owners_take_alone(((file_t *) tier)->start.owners,
+                                             tier->instance);
+}
+
+
+static ngx_uint_t
+file_others(ngx_idempotency_tier_t *tier)
+{
+    return ngx_idempotency_owners_others(((file_t *) tier)->start.owners,
+                                         tier->instance);
+}
+
+
+static void
+file_give(ngx_idempotency_tier_t *tier)
+{
+    ngx_idempotency_owners_give_alone(((file_t *) tier)->start.owners);
+}
+
+
+static ngx_uint_t
+file_alive(void *data, uint64_t instance)
+{
+    return ngx_idempotency_owners_alive(((file_t *) data)->start.owners,
+                                        instance);
+}
+
+
+static ngx_int_t
+file_hand(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
+{
+    file_t  *file;
+
+    file = (file_t *) tier;
+
+    if (tier->shm->sh->tier.lost) {
+        batch->rc = NGX_ERROR;
+        ngx_cpystrn((u_char *) batch->error,
+                    (u_char *) "only a restart can bring it back",
+                    sizeof(batch->error));
+        return NGX_OK;
+    }
+
+    if (file->exiting) {
+        file_hand_thread(file, ngx_cycle->log);
+        return NGX_OK;
+    }
+
+    return file_post(file, &file->hand);
+}
+
+
+static ngx_int_t
+file_post(file_t *file, file_hand_t *hand)
+{
+    if (ngx_thread_task_post(file->thread_pool, hand->task) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    hand->busy = 1;
+    ngx_add_timer(&hand->stay, NGX_IDEMPOTENCY_FILE_STAY);
+
+    return NGX_AGAIN;
+}
+
+
+static void
+file_hand_thread(void *data, ngx_log_t *log)
+{
+    file_t  *file = data;
+
+    ngx_idempotency_batch_t  *batch;
+
+    batch = file->tier.batch;
+    batch->rc = NGX_ERROR;
+
+    if (file_open(file, &file->hand, batch->error) != NGX_OK) {
+        return;
+    }
+
+    if (!file_let_in(file, batch)) {
+        ngx_cpystrn((u_char *) batch->error,
+                    (u_char *) "another nginx that has it does not answer",
+                    sizeof(batch->error));
+        return;
+    }
+
+    if (ngx_idempotency_owners_commit_lock(file->hand.lock) != NGX_OK) {
+        ngx_cpystrn((u_char *) batch->error,
+                    (u_char *) "it can't be locked", sizeof(batch->error));
+        return;
+    }
+
+    batch->rc = ngx_idempotency_db_commit(file->hand.db, batch->items,
+                                          batch->n, batch->now);
+
+    ngx_idempotency_owners_commit_unlock(file->hand.lock);
+
+    if (batch->rc != NGX_OK) {
+        ngx_cpystrn((u_char *) batch->error,
+                    (u_char *) ngx_idempotency_db_error(file->hand.db),
+                    sizeof(batch->error));
+    }
+
+    batch->lost = ngx_idempotency_db_failed(file->hand.db);
+}
+
+
+/* nobody claims what another one may have claimed without a word */
+
+static ngx_uint_t
+file_let_in(file_t *file, ngx_idempotency_batch_t *batch)
+{
+    ngx_uint_t  i, waited;
+
+    for (i = 0; i < batch->n; i++) {
+        if (batch->items[i].what == NGX_IDEMPOTENCY_ITEM_ASK) {
+            break;
+        }
+    }
+
+    if (i == batch->n) {
+        return 1;
+    }
+
+    for (waited = 0;
+         !ngx_idempotency_owners_may_claim(file->start.owners);
+         waited += NGX_IDEMPOTENCY_FILE_PAUSE)
+    {
+        if (waited >= NGX_IDEMPOTENCY_FILE_KNOCK) {
+            return 0;
+        }
+
+        ngx_msleep(NGX_IDEMPOTENCY_FILE_PAUSE);
+    }
+
+    return 1;
+}
+
+
+static ngx_int_t
+file_open(file_t *file, file_hand_t *hand, char *error)
+{
+    if (hand->db == NULL) {
+        hand->db = ngx_idempotency_db_open(&file->db, error,
+                                           NGX_IDEMPOTENCY_DB_ERROR);
+    }
+
+    return hand->db ? NGX_OK : NGX_ERROR;
+}
+
+
+static void
+file_hand_handler(ngx_event_t *ev)
+{
+    file_t  *file = ev->data;
+
+    file->hand.busy = 0;
+
+    if (file->hand.stay.timer_set) {
+        ngx_del_timer(&file->hand.stay);
+    }
+
+    ngx_idempotency_tier_handed(&file->tier);
+}
+
+
+static ngx_int_t
+file_tokens(ngx_idempotency_tier_t *tier, u_char *after)
+{
+    file_t  *file;
+
+    file = (file_t *) tier;
+
+    file->wanted = after ? file_reads_next : file_reads_first;
+
+    if (after) {
+        ngx_memcpy(file->after, after, NGX_IDEMPOTENCY_DIGEST_LEN);
+    }
+
+    /* they are next, if the file is being tended */
+
+    return file->tend.busy ? NGX_OK : file_read(file);
+}
+
+
+static ngx_int_t
+file_read(file_t *file)
+{
+    file->reads = file->wanted;
+    file->wanted = file_reads_none;
+
+    return (file_post(file, &file->tend) == NGX_AGAIN) ? NGX_OK : NGX_ERROR;
+}
+
+
+/* what was committed since is synced, what is over goes */
+
+static void
+file_tend(ngx_idempotency_tier_t *tier)
+{
+    file_t      *file;
+    ngx_msec_t   due;
+
+    file = (file_t *) tier;
+
+    if (file->tend.busy || tier->shm->sh->tier.lost) {
+        return;
+    }
+
+    if (!file->more) {
+
+        due = (tier->shm->sh->tier.told != file->told)
+                  ? NGX_IDEMPOTENCY_FILE_TEND : NGX_IDEMPOTENCY_FILE_IDLE;
+
+        if (ngx_current_msec - file->tended < due) {
+            return;
+        }
+    }
+
+    file->told = tier->shm->sh->tier.told;
+    file->tended = ngx_current_msec;
+    file->reads = file_reads_none;
+
+    (void) file_post(file, &file->tend);
+}
+
+
+static void
+file_tend_thread(void *data, ngx_log_t *log)
+{
+    file_t  *file = data;
+
+    char     error[NGX_IDEMPOTENCY_DB_ERROR];
+    int64_t  now;
+
+    file->rc = NGX_ERROR;
+
+    if (file_open(file, &file->tend, error) != NGX_OK) {
+        return;
+    }
+
+    if (file->reads) {
+        file->rc = ngx_idempotency_db_tokens(file->tend.db,
+                                             (file->reads == file_reads_next)
+                                                 ? file->after : NULL,
+                                             file->tokens,
+                                             NGX_IDEMPOTENCY_FILE_TOKENS);
+        return;
+    }
+
+    if (file->db.sync == NGX_IDEMPOTENCY_SYNC_BATCHED
+        && ngx_idempotency_db_sync(file->tend.db) != NGX_OK)
+    {
+        return;
+    }
+
+    now = file_now(&file->tier);
+
+    if (ngx_idempotency_owners_commit_lock(file->tend.lock) == NGX_OK) {
+
+        file->rc = ngx_idempotency_db_tidy(file->tend.db, now,
+                                           NGX_IDEMPOTENCY_FILE_TIDY);
+
+        ngx_idempotency_owners_commit_unlock(file->tend.lock);
+    }
+}
+
+
+static void
+file_tend_handler(ngx_event_t *ev)
+{
+    file_t  *file = ev->data;
+
+    file->tend.busy = 0;
+
+    if (file->tend.stay.timer_set) {
+        ngx_del_timer(&file->tend.stay);
+    }
+
+    if (file->reads) {
+        ngx_idempotency_tier_told(&file->tier, file->tokens, file->rc);
+
+    } else {
+        file->more = (file->rc == NGX_AGAIN);
+
+        if (file->rc == NGX_ERROR && file->tend.db
+            && ngx_idempotency_db_failed(file->tend.db))
+        {
+            ngx_idempotency_tier_lost(&file->tier,
+                                     ngx_idempotency_db_error(file->tend.db));
+        }
+    }
+
+    if (file->wanted && !file->tend.busy && file_read(file) != NGX_OK) {
+        ngx_idempotency_tier_told(&file->tier, file->tokens, NGX_ERROR);
+    }
+}
+
+
+/* it was long enough */
+
+static void
+file_stay_handler(ngx_event_t *ev)
+{
+    file_t  *file = ev->data;
+
+    ngx_log_error(NGX_LOG_ERR, ev->log, 0,
+                  "idempotency: a thread has been busy with a state for more "
+                  "than %d seconds, \"%V\"",
+                  NGX_IDEMPOTENCY_FILE_STAY / 1000, &file->start.path);
+}
+
+
+#else
+
+
+ngx_int_t
+ngx_idempotency_file_add(ngx_conf_t *cf, ngx_idempotency_store_t *store,
+    ngx_idempotency_file_conf_t *conf)
+{
+    ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                       "\"state\" is not supported by this build of the "
+                       "module: it takes SQLite, an nginx with threads, "
+                       "and Linux");
+    return NGX_ERROR;
+}
+
+#endif

@@ -1,0 +1,459 @@
+
+/*
+ * A claim and what stands behind the zone.  What the zone does not know, and
+ * its filter does not deny, is asked for, once for all who want the token:
+ * the first of them makes a record that says so, all wait for that to change.
+ * The answer turns it into a claim, into a copy, or, where the answer may be
+ * another one soon, into a brief record for those who have waited for it.
+ */
+
+
+#include "ngx_idempotency_shm.h"
+
+
+/* for how long an answer is waited for */
+
+#define NGX_IDEMPOTENCY_ASK_TIMEOUT  5000
+
+/* for how long a brief one serves others than those who waited for it */
+
+#define NGX_IDEMPOTENCY_ASK_BRIEF    25
+
+
+static ngx_int_t ask_miss(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec);
+static ngx_int_t ask_asking(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec,
+    ngx_idempotency_workers_t *wake);
+static ngx_int_t ask_claimed(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_claim_t *claim, ngx_idempotency_record_t *rec,
+    ngx_idempotency_workers_t *wake);
+static ngx_int_t ask_brief(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec);
+static ngx_int_t ask_in_doubt(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec);
+static ngx_int_t ask_result(ngx_idempotency_claim_t *claim,
+    ngx_idempotency_result_e result);
+static void ask_granted(ngx_idempotency_tier_t *tier,
+    ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item);
+static void ask_copy(ngx_idempotency_tier_t *tier,
+    ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item);
+static ngx_int_t ask_append(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_str_t *response);
+
+
+/*
+ * A claim meets a record, or none.  NGX_DECLINED: the zone answers by itself,
+ * with the record as it is left here; NGX_AGAIN: the claim waits for the
+ * backing; NGX_OK: it is answered.
+ */
+
+ngx_int_t
+ngx_idempotency_ask_meet(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec,
+    ngx_idempotency_workers_t *wake)
+{
+    if (*rec == NULL) {
+        return ask_miss(shm, claim, rec);
+    }
+
+    switch ((*rec)->outcome) {
+
+    case NGX_IDEMPOTENCY_ASKING:
+        return ask_asking(shm, claim, rec, wake);
+
+    case NGX_IDEMPOTENCY_PENDING:
+        return ask_claimed(shm, claim, *rec, wake);
+
+    case NGX_IDEMPOTENCY_ELSEWHERE:
+    case NGX_IDEMPOTENCY_NOTHING:
+    case NGX_IDEMPOTENCY_FAILED:
+        return ask_brief(shm, claim, rec);
+
+    case NGX_IDEMPOTENCY_IN_DOUBT:
+        return ask_in_doubt(shm, claim, rec);
+
+    default: /* an outcome, which nothing changes within its window */
+        return NGX_DECLINED;
+    }
+}
+
+
+static ngx_int_t
+ask_miss(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
+    ngx_idempotency_record_t **rec)
+{
+    ngx_idempotency_result_e    result;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    *rec = NULL;
+
+    sh = &shm->sh->tier;
+
+    if (sh->failing && claim->alone) {
+        return NGX_DECLINED;
+    }
+
+    if (sh->trusted
+        && !ngx_idempotency_filter_has(&sh->filter, claim->op.token))
+    {
+        return sh->failing ? ask_result(claim, NGX_IDEMPOTENCY_UNAVAILABLE)
+                           : NGX_DECLINED;
+    }
+
+    result = ngx_idempotency_record_ask(shm, claim, rec);
+
+    if (result != NGX_IDEMPOTENCY_OK) {
+        return ask_result(claim, result);
+    }
+
+    claim->asked = 1;
+    ngx_idempotency_shm_wait(*rec, claim);
+
+    return NGX_AGAIN;
+}
+
+
+static ngx_int_t
+ask_asking(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
+    ngx_idempotency_record_t **rec, ngx_idempotency_workers_t *wake)
+{
+    ngx_uint_t  late;
+
+    late = (claim->op.now - (*rec)->recorded >= NGX_IDEMPOTENCY_ASK_TIMEOUT);
+
+    if (late || !ngx_idempotency_record_alive(*rec, claim->op.now)) {
+
+        /* nothing was sent; if it is granted yet, that is given back */
+
+        ngx_idempotency_shm_take_waiting(*rec, wake);
+        ngx_idempotency_record_remove(shm, *rec);
+
+        if (late) {
+            claim->asked = 0;
+            *rec = NULL;
+            return ask_result(claim, NGX_IDEMPOTENCY_UNAVAILABLE);
+        }
+
+        return ask_miss(shm, claim, rec);
+    }
+
+    ngx_idempotency_shm_wait(*rec, claim);
+
+    return NGX_AGAIN;
+}
+
+
+/* whoever asked for it finds it granted; with `strict` it is to be told, too */
+
+static ngx_int_t
+ask_claimed(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
+    ngx_idempotency_record_t *rec, ngx_idempotency_workers_t *wake)
+{
+    ngx_uint_t                late;
+    ngx_idempotency_worker_t  self;
+
+    if (!claim->asked || claim->waited != rec->fence) {
+        return NGX_DECLINED;
+    }
+
+    self = ngx_idempotency_worker_self();
+
+    if (shm->tier->strict && (rec->owes & NGX_IDEMPOTENCY_OWES)
+        && !claim->alone)
+    {
+        late = (claim->op.now - rec->recorded >= NGX_IDEMPOTENCY_ASK_TIMEOUT);
+
+        if (late || shm->sh->tier.failing) {
+
+            ngx_idempotency_shm_take_waiting(rec, wake);
+            ngx_idempotency_record_remove(shm, rec);
+
+            claim->asked = 0;
+            return ask_result(claim, NGX_IDEMPOTENCY_UNAVAILABLE);
+        }
+
+        ngx_idempotency_record_teller(rec) = self.slot + 1;
+        ngx_idempotency_shm_wait(rec, claim);
+
+        return NGX_AGAIN;
+    }
+
+    claim->asked = 0;
+    claim->fence = rec->fence;
+
+    return ask_result(claim, NGX_IDEMPOTENCY_CLAIMED);
+}
+
+
+static ngx_int_t
+ask_brief(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
+    ngx_idempotency_record_t **rec)
+{
+    ngx_uint_t                waited;
+    ngx_idempotency_result_e  result;
+
+    waited = (claim->waited == (*rec)->fence);
+
+    if (waited
+        || claim->op.now - (*rec)->as.brief.copied < NGX_IDEMPOTENCY_ASK_BRIEF)
+    {
+        switch ((*rec)->outcome) {
+
+        case NGX_IDEMPOTENCY_ELSEWHERE:
+            return NGX_DECLINED;
+
+        case NGX_IDEMPOTENCY_FAILED:
+            if (claim->alone) {
+                break;
+            }
+
+            return ask_result(claim, NGX_IDEMPOTENCY_UNAVAILABLE);
+
+        default: /* NGX_IDEMPOTENCY_NOTHING */
+
+            if (!waited) {
+                break;
+            }
+
+            result = claim->old ? NGX_IDEMPOTENCY_EXPIRED
+                                : ngx_idempotency_quota_check(shm, claim);
+
+            if (result != NGX_IDEMPOTENCY_OK) {
+                return ask_result(claim, result);
+            }
+        }
+    }
+
+    ngx_idempotency_record_remove(shm, *rec);
+
+    return ask_miss(shm, claim, rec);
+}
+
+
+/*
+ * It is never copied for long: somebody else may take it over.  What the zone
+ * knows itself is good as long as nobody else is there, or has heard of it.
+ */
+
+static ngx_int_t
+ask_in_doubt(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
+    ngx_idempotency_record_t **rec)
+{
+    if ((*rec)->owes & NGX_IDEMPOTENCY_OWES_BRIEF) {
+
+        if ((!claim->retry || ngx_idempotency_record_differs(*rec, claim))
+            && (claim->waited == (*rec)->fence
+                || claim->op.now - (*rec)->as.brief.copied
+                   < NGX_IDEMPOTENCY_ASK_BRIEF))
+        {
+            return NGX_DECLINED;
+        }
+
+    } else if (shm->sh->tier.trusted
+               || (*rec)->owes == NGX_IDEMPOTENCY_OWES_LISTED
+               || (*rec)->owes == (NGX_IDEMPOTENCY_OWES_LISTED
+                                   | NGX_IDEMPOTENCY_OWES_HEARD))
+    {
+        return NGX_DECLINED;
+
+    } else if ((*rec)->owes & NGX_IDEMPOTENCY_OWES) {
+        return ask_result(claim, NGX_IDEMPOTENCY_UNAVAILABLE);
+    }
+
+    ngx_idempotency_record_remove(shm, *rec);
+
+    return ask_miss(shm, claim, rec);
+}
+
+
+static ngx_int_t
+ask_result(ngx_idempotency_claim_t *claim, ngx_idempotency_result_e result)
+{
+    claim->op.result = result;
+
+    return NGX_OK;
+}
+
+
+/* the request has gone: what it asked for is nobody's */
+
+void
+ngx_idempotency_ask_cancel(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_claim_t *claim)
+{
+    ngx_idempotency_record_t   *rec;
+    ngx_idempotency_workers_t   wake;
+
+    claim->asked = 0;
+    ngx_memzero(&wake, sizeof(ngx_idempotency_workers_t));
+
+    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+        return;
+    }
+
+    rec = ngx_idempotency_record_current(shm, claim->op.token, claim->op.now);
+
+    if (rec && rec->fence == claim->waited
+        && (rec->outcome == NGX_IDEMPOTENCY_ASKING
+            || rec->outcome == NGX_IDEMPOTENCY_PENDING))
+    {
+        ngx_idempotency_shm_take_waiting(rec, &wake);
+        ngx_idempotency_record_remove(shm, rec);
+    }
+
+    ngx_idempotency_shm_unlock(shm);
+
+    ngx_idempotency_workers_wake(&wake,
+                                 ngx_idempotency_tree_key(claim->op.token));
+    ngx_idempotency_tier_kick(shm);
+}
+
+
+/* the lock is held, and who waits is woken once it is not */
+
+void
+ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
+    ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item,
+    ngx_idempotency_workers_t *wake)
+{
+    ngx_idempotency_shm_t  *shm;
+
+    shm = tier->shm;
+
+    ngx_idempotency_shm_take_waiting(rec, wake);
+
+    switch (item->result) {
+
+    case NGX_IDEMPOTENCY_CLAIMED:
+        ask_granted(tier, rec, item);
+        break;
+
+    case NGX_IDEMPOTENCY_BOUND:
+        ask_copy(tier, rec, item);
+        break;
+
+    case NGX_IDEMPOTENCY_ABSENT:
+        rec->owes = 0;
+        ngx_idempotency_record_brief(shm, rec, NGX_IDEMPOTENCY_NOTHING,
+                                     ngx_current_msec);
+        break;
+
+    case NGX_IDEMPOTENCY_CHANGED:
+
+        /* its fence would not rise: it is asked for with a higher one */
+
+        rec->owes = 0;
+        shm->sh->fence = ngx_max(shm->sh->fence, item->fence + 1);
+        ngx_idempotency_record_remove(shm, rec);
+        break;
+
+    default: /* NGX_IDEMPOTENCY_UNAVAILABLE: it may be claimed there */
+        ngx_idempotency_record_brief(shm, rec, NGX_IDEMPOTENCY_FAILED,
+                                     ngx_current_msec);
+    }
+}
+
+
+static void
+ask_granted(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
+    ngx_idempotency_item_t *item)
+{
+    if (!ngx_idempotency_record_alive(rec, ngx_current_msec)) {
+        ngx_idempotency_record_remove(tier->shm, rec);
+        return;
+    }
+
+    rec->outcome = NGX_IDEMPOTENCY_PENDING;
+    rec->status = 0;
+    rec->recorded = ngx_current_msec;
+
+    ngx_memzero(&rec->as.pending.waiting, sizeof(ngx_idempotency_workers_t));
+}
+
+
+static void
+ask_copy(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
+    ngx_idempotency_item_t *item)
+{
+    int64_t                 now;
+    ngx_idempotency_shm_t  *shm;
+
+    shm = tier->shm;
+    now = tier->batch->now + (ngx_msec_int_t) (ngx_current_msec
+                                               - tier->batch->at);
+
+    rec->owes = 0;
+
+    if (item->outcome != NGX_IDEMPOTENCY_PENDING && item->ends <= now) {
+
+        /* it has ended since */
+
+        ngx_idempotency_record_remove(shm, rec);
+        return;
+    }
+
+    ngx_memcpy(rec->fingerprint, item->fingerprint,
+               NGX_IDEMPOTENCY_DIGEST_LEN);
+    rec->parts = item->parts;
+    rec->status = item->status;
+    rec->replays = item->replays;
+    rec->recorded = ngx_current_msec - (ngx_msec_t) (now - item->recorded);
+    rec->ends = ngx_current_msec + (ngx_msec_t) (item->ends - now);
+
+    if (item->outcome == NGX_IDEMPOTENCY_PENDING) {
+        ngx_idempotency_record_brief(shm, rec, NGX_IDEMPOTENCY_ELSEWHERE,
+                                     ngx_current_msec);
+
+    } else if (ask_append(shm, rec, &item->response) != NGX_OK) {
+        ngx_idempotency_record_brief(shm, rec, NGX_IDEMPOTENCY_FAILED,
+                                     ngx_current_msec);
+
+    } else if (item->outcome == NGX_IDEMPOTENCY_IN_DOUBT) {
+        ngx_idempotency_record_brief(shm, rec, NGX_IDEMPOTENCY_IN_DOUBT,
+                                     ngx_current_msec);
+
+    } else {
+        rec->fence = item->fence;
+        ngx_idempotency_record_copy(shm, rec, item->outcome);
+    }
+}
+
+
+static ngx_int_t
+ask_append(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
+    ngx_str_t *response)
+{
+    u_char                    *pos;
+    ngx_buf_t                  b;
+    ngx_chain_t                cl, *in;
+    ngx_idempotency_cursor_t   cur;
+
+    ngx_memzero(&b, sizeof(ngx_buf_t));
+    ngx_memzero(&cur, sizeof(ngx_idempotency_cursor_t));
+
+    b.pos = response->data;
+    b.last = response->data + response->len;
+
+    cl.buf = &b;
+    cl.next = NULL;
+
+    in = &cl;
+    pos = b.pos;
+
+    while (cur.offset < response->len) {
+
+        if (ngx_idempotency_chunks_append(shm, rec, &cur, &in, &pos,
+                                          response->len)
+            != NGX_OK
+            && !ngx_idempotency_record_free_some(shm, ngx_current_msec))
+        {
+            ngx_idempotency_chunks_free(shm, rec);
+            return NGX_ERROR;
+        }
+    }
+
+    rec->size = response->len;
+
+    return NGX_OK;
+}

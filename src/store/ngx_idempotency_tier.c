@@ -1,0 +1,730 @@
+
+/*
+ * What a zone owes to what stands behind it, and how that is told.  Records
+ * that the backing has not heard of, or not of their last change, wait in a
+ * list in shared memory.  One worker at a time takes the first of them over,
+ * all in one transaction; whoever waits for that, in any worker, is woken
+ * then.  If that worker dies, the next one begins with what it had taken.
+ */
+
+
+#include "ngx_idempotency_shm.h"
+
+
+#define NGX_IDEMPOTENCY_TIER_RETRY      200
+
+/* a worker that took something over this long ago is asked whether it lives */
+
+#define NGX_IDEMPOTENCY_TIER_SILENCE    500
+
+/* the part of a zone that tells which tokens there may be */
+
+#define NGX_IDEMPOTENCY_TIER_FILTER     4
+
+
+static ngx_uint_t tier_become(ngx_idempotency_tier_t *tier);
+static void tier_hand(ngx_idempotency_tier_t *tier);
+static ngx_uint_t tier_gather(ngx_idempotency_tier_t *tier);
+static ngx_idempotency_record_t *tier_next(ngx_idempotency_shm_t *shm);
+static void tier_item(ngx_idempotency_tier_t *tier,
+    ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item);
+static void tier_read_large(ngx_idempotency_tier_t *tier);
+static ngx_uint_t tier_heard(ngx_idempotency_tier_t *tier);
+static void tier_heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
+    ngx_idempotency_workers_t *wake);
+static void tier_list(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
+static void tier_untake(ngx_idempotency_shm_t *shm);
+static void tier_put_back(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
+static void tier_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t stale);
+static void tier_retry_handler(ngx_event_t *ev);
+
+
+/* who leaves shared memory while it is owed waits in the list, as a claim
+   that is none any more */
+
+void
+ngx_idempotency_tier_owe(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec)
+{
+    if (shm->tier == NULL || (rec->owes & NGX_IDEMPOTENCY_OWES_NEVER)) {
+        return;
+    }
+
+    if (rec->owes & NGX_IDEMPOTENCY_OWES_TAKEN) {
+        rec->owes |= NGX_IDEMPOTENCY_OWES_MORE;
+        return;
+    }
+
+    if ((rec->owes & NGX_IDEMPOTENCY_OWES_LISTED) == 0) {
+        tier_list(shm, rec);
+    }
+}
+
+
+static void
+tier_list(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
+{
+    ngx_idempotency_tier_sh_t  *sh;
+
+    sh = &shm->sh->tier;
+
+    rec->owes |= NGX_IDEMPOTENCY_OWES_LISTED;
+    rec->next = NULL;
+
+    if (sh->last) {
+        sh->last->next = rec;
+
+    } else {
+        sh->first = rec;
+    }
+
+    sh->last = rec;
+    sh->listed++;
+}
+
+
+/* whoever owes something sees to it that somebody takes it over */
+
+void
+ngx_idempotency_tier_kick(ngx_idempotency_shm_t *shm)
+{
+    ngx_idempotency_tier_t  *tier;
+
+    tier = shm->tier;
+
+    if (tier == NULL || tier->busy || tier->retry.timer_set
+        || shm->sh->tier.first == NULL)
+    {
+        return;
+    }
+
+    if (tier_become(tier)) {
+        tier_hand(tier);
+    }
+}
+
+
+/*
+ * One that is merely silent stays: what it has taken may be written at any
+ * time, and what comes after must not overtake it
+ */
+
+static ngx_uint_t
+tier_become(ngx_idempotency_tier_t *tier)
+{
+    ngx_uint_t                  mine;
+    ngx_idempotency_shm_t      *shm;
+    ngx_idempotency_process_t  *self;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    shm = tier->shm;
+
+    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+        return 0;
+    }
+
+    sh = &shm->sh->tier;
+    self = ngx_idempotency_process_self();
+
+    mine = (sh->hander.pid == 0
+            || ngx_idempotency_process_is(&sh->hander, self)
+            || (ngx_current_msec - sh->handed > NGX_IDEMPOTENCY_TIER_SILENCE
+                && ngx_idempotency_process_gone(&sh->hander)));
+
+    if (mine) {
+        tier_untake(shm);
+        sh->hander = *self;
+        sh->handed = ngx_current_msec;
+    }
+
+    ngx_idempotency_shm_unlock(shm);
+
+    return mine;
+}
+
+
+/* what was taken, and nobody knows how far, is the first to be told again */
+
+static void
+tier_untake(ngx_idempotency_shm_t *shm)
+{
+    ngx_uint_t                  n;
+    ngx_idempotency_record_t   *rec, *taken[NGX_IDEMPOTENCY_TIER_BATCH];
+    ngx_idempotency_tier_sh_t  *sh;
+
+    sh = &shm->sh->tier;
+    n = 0;
+
+    for (rec = sh->taken; rec; rec = rec->next) {
+        taken[n++] = rec;
+    }
+
+    sh->taken = NULL;
+
+    while (n) {
+        tier_put_back(shm, taken[--n]);
+    }
+}
+
+
+static void
+tier_put_back(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
+{
+    ngx_idempotency_tier_sh_t  *sh;
+
+    sh = &shm->sh->tier;
+
+    rec->owes = NGX_IDEMPOTENCY_OWES_LISTED | NGX_IDEMPOTENCY_OWES_HEARD;
+    rec->next = sh->first;
+    sh->first = rec;
+
+    if (sh->last == NULL) {
+        sh->last = rec;
+    }
+}
+
+
+static void
+tier_hand(ngx_idempotency_tier_t *tier)
+{
+    ngx_int_t  rc;
+
+    while (tier_gather(tier)) {
+
+        tier->busy = 1;
+
+        rc = tier->backing->hand(tier, tier->batch);
+
+        if (rc == NGX_AGAIN) {
+            return;
+        }
+
+        if (rc != NGX_OK) {
+            tier->batch->rc = NGX_ERROR;
+        }
+
+        if (!tier_heard(tier)) {
+            return;
+        }
+    }
+}
+
+
+/* the backing has answered later */
+
+void
+ngx_idempotency_tier_handed(ngx_idempotency_tier_t *tier)
+{
+    if (tier_heard(tier)) {
+        tier_hand(tier);
+    }
+}
+
+
+/* none: there is nothing to be told, and this worker is not the one that does
+   any more */
+
+static ngx_uint_t
+tier_gather(ngx_idempotency_tier_t *tier)
+{
+    ngx_idempotency_shm_t      *shm;
+    ngx_idempotency_batch_t    *batch;
+    ngx_idempotency_record_t   *rec, **taken;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    shm = tier->shm;
+    batch = tier->batch;
+
+    batch->n = 0;
+    batch->size = 0;
+    batch->large = NULL;
+    batch->rc = NGX_OK;
+    batch->lost = 0;
+    batch->at = ngx_current_msec;
+    batch->now = tier->backing->now(tier);
+
+    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+        return 0;
+    }
+
+    sh = &shm->sh->tier;
+
+    sh->handed = ngx_current_msec;
+    batch->since = sh->since;
+    taken = &sh->taken;
+
+    while (batch->n < NGX_IDEMPOTENCY_TIER_BATCH
+           && (rec = tier_next(shm)) != NULL)
+    {
+        if (batch->n && batch->size + rec->size > NGX_IDEMPOTENCY_SHM_PIECE) {
+            break;
+        }
+
+        sh->first = rec->next;
+
+        if (sh->first == NULL) {
+            sh->last = NULL;
+        }
+
+        *taken = rec;
+        taken = &rec->next;
+        *taken = NULL;
+
+        rec->owes &= ~NGX_IDEMPOTENCY_OWES_LISTED;
+        rec->owes |= NGX_IDEMPOTENCY_OWES_TAKEN;
+
+        batch->records[batch->n] = rec;
+        tier_item(tier, rec, &batch->items[batch->n]);
+        batch->n++;
+    }
+
+    if (batch->n == 0) {
+        sh->hander.pid = 0;
+    }
+
+    ngx_idempotency_shm_unlock(shm);
+
+    if (batch->n == 1 && batch->size > NGX_IDEMPOTENCY_SHM_PIECE) {
+        tier_read_large(tier);
+    }
+
+    return batch->n;
+}
+
+
+/* a claim that the backing never heard of needs no release there */
+
+static ngx_idempotency_record_t *
+tier_next(ngx_idempotency_shm_t *shm)
+{
+    ngx_idempotency_record_t   *rec;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    sh = &shm->sh->tier;
+
+    while ((rec = sh->first) != NULL) {
+
+        if (rec->outcome != NGX_IDEMPOTENCY_GONE
+            || (rec->owes & NGX_IDEMPOTENCY_OWES_HEARD))
+        {
+            return rec;
+        }
+
+        sh->first = rec->next;
+
+        if (sh->first == NULL) {
+            sh->last = NULL;
+        }
+
+        sh->told++;
+        ngx_slab_free_locked(shm->shpool, rec);
+    }
+
+    return NULL;
+}
+
+
+static void
+tier_item(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
+    ngx_idempotency_item_t *item)
+{
+    ngx_idempotency_batch_t   *batch;
+    ngx_idempotency_cursor_t   cur;
+
+    batch = tier->batch;
+
+    ngx_memzero(item, sizeof(ngx_idempotency_item_t));
+
+    ngx_memcpy(item->token, rec->token, NGX_IDEMPOTENCY_DIGEST_LEN);
+    ngx_memcpy(item->fingerprint, rec->fingerprint,
+               NGX_IDEMPOTENCY_DIGEST_LEN);
+    item->parts = rec->parts;
+    item->instance = tier->shm->sh->tier.instance;
+    item->since = batch->since;
+    item->fence = rec->fence;
+    item->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+
+    if (rec->outcome == NGX_IDEMPOTENCY_GONE) {
+        item->what = NGX_IDEMPOTENCY_ITEM_RELEASE;
+
+        if (rec->status == NGX_IDEMPOTENCY_FORGOTTEN) {
+            item->what = NGX_IDEMPOTENCY_ITEM_FORGET;
+            item->fence = 0;
+        }
+
+        return;
+    }
+
+    item->window = rec->window->length;
+    item->recorded = batch->now - (ngx_msec_int_t) (batch->at - rec->recorded);
+    item->ends = batch->now + (ngx_msec_int_t) (rec->ends - batch->at);
+
+    if (rec->outcome == NGX_IDEMPOTENCY_ASKING) {
+        item->what = NGX_IDEMPOTENCY_ITEM_ASK;
+        item->retry = ((rec->status & NGX_IDEMPOTENCY_ASK_RETRY) != 0);
+        item->old = ((rec->status & NGX_IDEMPOTENCY_ASK_OLD) != 0);
+        return;
+    }
+
+    item->what = NGX_IDEMPOTENCY_ITEM_PUT;
+    item->outcome = rec->outcome;
+    item->status = rec->status;
+    item->replays = rec->replays;
+
+    if (rec->size == 0) {
+        return;
+    }
+
+    if (rec->size <= NGX_IDEMPOTENCY_SHM_PIECE) {
+
+        item->response.data = batch->copy + batch->size;
+        item->response.len = rec->size;
+
+        cur.chunk = rec->chunks;
+        cur.offset = 0;
+
+        ngx_idempotency_chunks_read(&cur, item->response.data, rec->size);
+    }
+
+    batch->size += rec->size;
+}
+
+
+/*
+ * A large response is read piece by piece, as long as the record is what it
+ * was; if not, its claim alone is told, and the rest with its last change
+ */
+
+static void
+tier_read_large(ngx_idempotency_tier_t *tier)
+{
+    size_t                     n;
+    ngx_idempotency_shm_t     *shm;
+    ngx_idempotency_item_t    *item;
+    ngx_idempotency_batch_t   *batch;
+    ngx_idempotency_cursor_t   cur;
+    ngx_idempotency_record_t  *rec;
+
+    shm = tier->shm;
+    batch = tier->batch;
+    item = batch->items;
+    rec = batch->records[0];
+
+    cur.offset = 0;
+
+    batch->large = malloc(batch->size);
+
+    while (batch->large && cur.offset < batch->size) {
+
+        if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+            break;
+        }
+
+        if (rec->owes & NGX_IDEMPOTENCY_OWES_MORE) {
+            ngx_idempotency_shm_unlock(shm);
+            break;
+        }
+
+        if (cur.offset == 0) {
+            cur.chunk = rec->chunks;
+        }
+
+        n = ngx_min(batch->size - cur.offset, NGX_IDEMPOTENCY_SHM_PIECE);
+
+        ngx_idempotency_chunks_read(&cur, batch->large + cur.offset, n);
+
+        ngx_idempotency_shm_unlock(shm);
+    }
+
+    if (batch->large && cur.offset == batch->size) {
+        item->response.data = batch->large;
+        item->response.len = batch->size;
+        return;
+    }
+
+    /* what it has become is told next; without memory it is not kept */
+
+    item->outcome = (rec->owes & NGX_IDEMPOTENCY_OWES_MORE)
+                        ? NGX_IDEMPOTENCY_PENDING : NGX_IDEMPOTENCY_NOT_KEPT;
+}
+
+
+/* none: what there is to be told waits for a better time */
+
+static ngx_uint_t
+tier_heard(ngx_idempotency_tier_t *tier)
+{
+    ngx_int_t                   rc;
+    ngx_uint_t                  i, stale;
+    ngx_idempotency_shm_t      *shm;
+    ngx_idempotency_batch_t    *batch;
+    ngx_idempotency_workers_t   wake[NGX_IDEMPOTENCY_TIER_BATCH];
+
+    shm = tier->shm;
+    batch = tier->batch;
+
+    tier->busy = 0;
+    stale = 0;
+
+    ngx_memzero(wake, sizeof(wake));
+
+    rc = ngx_idempotency_shm_lock(shm);
+
+    if (rc == NGX_OK) {
+
+        if (shm->sh->tier.since == batch->since) {
+
+            shm->sh->tier.taken = NULL;
+
+            /* backwards, as what was in vain goes back to the front */
+
+            for (i = batch->n; i; i--) {
+                stale += (batch->items[i - 1].result == NGX_IDEMPOTENCY_STALE);
+                tier_heard_one(tier, i - 1, &wake[i - 1]);
+            }
+
+            if (batch->rc == NGX_OK) {
+                shm->sh->tier.told += batch->n;
+            }
+
+            shm->sh->tier.lost |= batch->lost;
+        }
+
+        ngx_idempotency_shm_unlock(shm);
+    }
+
+    for (i = 0; i < batch->n; i++) {
+
+        ngx_idempotency_workers_wake(&wake[i],
+                            ngx_idempotency_tree_key(batch->items[i].token));
+
+        if (batch->items[i].what == NGX_IDEMPOTENCY_ITEM_ASK) {
+            free(batch->items[i].response.data);
+        }
+    }
+
+    free(batch->large);
+    batch->large = NULL;
+
+    if (rc != NGX_OK) {
+        return 0;
+    }
+
+    tier_outcome(tier, stale);
+
+    return batch->rc == NGX_OK;
+}
+
+
+static void
+tier_heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
+    ngx_idempotency_workers_t *wake)
+{
+    ngx_uint_t                 more, slot;
+    ngx_idempotency_shm_t     *shm;
+    ngx_idempotency_item_t    *item;
+    ngx_idempotency_record_t  *rec;
+
+    shm = tier->shm;
+    rec = tier->batch->records[i];
+    item = &tier->batch->items[i];
+
+    more = (rec->owes & NGX_IDEMPOTENCY_OWES_MORE);
+    rec->owes = NGX_IDEMPOTENCY_OWES_HEARD;
+
+    if (tier->batch->rc != NGX_OK) {
+        item->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+    }
+
+    if (rec->outcome == NGX_IDEMPOTENCY_ASKING) {
+        ngx_idempotency_ask_answered(tier, rec, item, wake);
+        return;
+    }
+
+    /* the request that holds back until this is told, be it in vain */
+
+    slot = ngx_idempotency_record_teller(rec);
+
+    if (slot) {
+        slot--;
+        wake->bits[slot / 64] |= (uint64_t) 1 << (slot % 64);
+        ngx_idempotency_record_teller(rec) = 0;
+    }
+
+    if (tier->batch->rc != NGX_OK) {
+        tier_put_back(shm, rec);
+
+    } else if (more) {
+        tier_list(shm, rec);
+
+    } else if (rec->outcome == NGX_IDEMPOTENCY_GONE) {
+        ngx_slab_free_locked(shm->shpool, rec);
+    }
+}
+
+
+/* said once, and once more when it is over */
+
+static void
+tier_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t stale)
+{
+    ngx_idempotency_shm_t      *shm;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    shm = tier->shm;
+    sh = &shm->sh->tier;
+
+    if (stale) {
+        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
+                      "idempotency: zone \"%V\": %ui claims of this nginx were "
+                      "bound by another one as well", &shm->store->name, stale);
+    }
+
+    if (tier->batch->rc != NGX_OK) {
+
+        if (!sh->failing) {
+            sh->failing = 1;
+
+            ngx_log_error(NGX_LOG_CRIT, ngx_cycle->log, 0,
+                          "idempotency: the state of zone \"%V\" is "
+                          "unavailable: %s", &shm->store->name,
+                          tier->batch->error);
+        }
+
+        ngx_add_timer(&tier->retry, NGX_IDEMPOTENCY_TIER_RETRY);
+
+    } else if (sh->failing) {
+        sh->failing = 0;
+
+        ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0,
+                      "idempotency: the state of zone \"%V\" is available "
+                      "again", &shm->store->name);
+    }
+}
+
+
+static void
+tier_retry_handler(ngx_event_t *ev)
+{
+    ngx_idempotency_tier_t  *tier;
+
+    tier = ev->data;
+
+    if (!tier->busy && tier_become(tier)) {
+        tier_hand(tier);
+    }
+}
+
+
+/* the number of a claim rises beyond all that any zone has given before */
+
+uint64_t
+ngx_idempotency_tier_fence(ngx_idempotency_shm_t *shm)
+{
+    uint64_t  now;
+
+    if (shm->tier) {
+        now = (uint64_t) shm->tier->backing->now(shm->tier) * 1000;
+        shm->sh->fence = ngx_max(shm->sh->fence, now);
+    }
+
+    return ++shm->sh->fence;
+}
+
+
+ngx_int_t
+ngx_idempotency_tier_init(ngx_idempotency_shm_t *shm)
+{
+    ngx_slab_pool_t            *shpool;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    sh = &shm->sh->tier;
+    shpool = shm->shpool;
+
+    sh->instance = shm->tier->instance;
+    sh->since = shm->sh->fence;
+
+    return ngx_idempotency_filter_init(&sh->filter, shpool,
+                                       (shpool->end - shpool->start)
+                                       / NGX_IDEMPOTENCY_TIER_FILTER);
+}
+
+
+/* what was found out beside */
+
+void
+ngx_idempotency_tier_lost(ngx_idempotency_tier_t *tier, const char *error)
+{
+    ngx_idempotency_tier_sh_t  *sh;
+
+    sh = &tier->shm->sh->tier;
+
+    if (sh->lost) {
+        return;
+    }
+
+    sh->lost = 1;
+    sh->failing = 1;
+
+    ngx_log_error(NGX_LOG_CRIT, ngx_cycle->log, 0,
+                  "idempotency: the state of zone \"%V\" is unavailable: %s",
+                  &tier->shm->store->name, error);
+}
+
+
+ngx_int_t
+ngx_idempotency_tier_init_process(ngx_idempotency_shm_t *shm,
+    ngx_cycle_t *cycle)
+{
+    ngx_idempotency_tier_t  *tier;
+
+    tier = shm->tier;
+
+    tier->batch = ngx_alloc(sizeof(ngx_idempotency_batch_t), cycle->log);
+
+    if (tier->batch == NULL
+        || tier->backing->init_process(tier, cycle) != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    tier->retry.handler = tier_retry_handler;
+    tier->retry.data = tier;
+    tier->retry.log = cycle->log;
+    tier->retry.cancelable = 1;
+
+    ngx_idempotency_trust_init_process(tier, cycle);
+
+    return NGX_OK;
+}
+
+
+/* the last one of a zone leaves nothing untold, if it can help it */
+
+void
+ngx_idempotency_tier_exit_process(ngx_idempotency_shm_t *shm)
+{
+    ngx_idempotency_tier_t  *tier;
+
+    tier = shm->tier;
+
+    if (tier->batch == NULL) {
+        return;
+    }
+
+    tier->backing->finish(tier);
+
+    if (tier->busy) {
+        ngx_idempotency_tier_handed(tier);
+
+    } else if (tier_become(tier)) {
+        tier_hand(tier);
+    }
+
+    tier->backing->exit_process(tier);
+
+    ngx_free(tier->batch);
+    tier->batch = NULL;
+}

@@ -1,0 +1,201 @@
+
+/*
+ * The second tier of a zone: what stands behind shared memory and remembers.
+ * The zone is the mailbox: what the backing is to hear or to answer are
+ * records that wait in one list, and whoever waits for an answer waits for a
+ * record to change.  One worker at a time takes them over to the backing.
+ */
+
+
+#ifndef _NGX_IDEMPOTENCY_TIER_H_INCLUDED_
+#define _NGX_IDEMPOTENCY_TIER_H_INCLUDED_
+
+
+#include <ngx_event.h>
+#include "ngx_idempotency_backing.h"
+#include "ngx_idempotency_filter.h"
+#include "ngx_idempotency_workers.h"
+
+
+/* what is taken over at once: so many, with so many bytes of responses */
+
+#define NGX_IDEMPOTENCY_TIER_BATCH  64
+#define NGX_IDEMPOTENCY_TIER_COPY   65536
+
+
+typedef struct ngx_idempotency_shm_s     ngx_idempotency_shm_t;
+typedef struct ngx_idempotency_tier_s    ngx_idempotency_tier_t;
+typedef struct ngx_idempotency_record_s  ngx_idempotency_record_t;
+
+
+/* what a record says that the backing has not: how far that is */
+
+#define NGX_IDEMPOTENCY_OWES_LISTED   0x01   /* it waits in the list */
+#define NGX_IDEMPOTENCY_OWES_TAKEN    0x02   /* it is being told */
+#define NGX_IDEMPOTENCY_OWES_MORE     0x04   /* and has changed meanwhile */
+#define NGX_IDEMPOTENCY_OWES_HEARD    0x08   /* it may know of the claim */
+#define NGX_IDEMPOTENCY_OWES_NEVER    0x10   /* it is none of its business */
+#define NGX_IDEMPOTENCY_OWES_BRIEF    0x20   /* it is an answer for those who
+                                                have waited, and no copy */
+
+#define NGX_IDEMPOTENCY_OWES                                                 \
+    (NGX_IDEMPOTENCY_OWES_LISTED|NGX_IDEMPOTENCY_OWES_TAKEN)
+
+/* it can't leave for want of memory: nobody else has it, or for who waited */
+
+#define NGX_IDEMPOTENCY_OWES_KEEPS                                           \
+    (NGX_IDEMPOTENCY_OWES|NGX_IDEMPOTENCY_OWES_NEVER                         \
+     |NGX_IDEMPOTENCY_OWES_BRIEF)
+
+
+/* in shared memory, with the zone */
+
+typedef struct {
+    /* of the claims that are made here; those below `since` were made before
+       the zone was torn */
+    uint64_t                        instance;
+    uint64_t                        since;
+
+    /* what is owed, the oldest first; and what is being told */
+    ngx_idempotency_record_t       *first;
+    ngx_idempotency_record_t       *last;
+    ngx_idempotency_record_t       *taken;
+    /* how many were ever in the list, and how many of them were told */
+    uint64_t                        listed;
+    uint64_t                        told;
+
+    /* who tells it, since when; and whether that is in vain */
+    ngx_idempotency_process_t       hander;
+    ngx_msec_t                      handed;
+    ngx_uint_t                      failing;
+    /* it will be until a restart */
+    ngx_uint_t                      lost;
+
+    /* what the filter denies is not in the backing */
+    ngx_idempotency_filter_t        filter;
+    ngx_uint_t                      trusted;
+    /* who fills it, or looks for others beside us */
+    ngx_idempotency_process_t       watcher;
+} ngx_idempotency_tier_sh_t;
+
+
+/* what is taken over at once; a thread may work on it */
+
+typedef struct {
+    ngx_idempotency_item_t          items[NGX_IDEMPOTENCY_TIER_BATCH];
+    ngx_idempotency_record_t       *records[NGX_IDEMPOTENCY_TIER_BATCH];
+    ngx_uint_t                      n;
+
+    /* their responses, or that of a single one that is larger */
+    u_char                          copy[NGX_IDEMPOTENCY_TIER_COPY];
+    u_char                         *large;
+    size_t                          size;
+
+    /* of the zone that they are in */
+    uint64_t                        since;
+    /* the backing's time, and this worker's at the same moment */
+    int64_t                         now;
+    ngx_msec_t                      at;
+
+    /* how it went; NGX_ERROR: as this says, and for good? */
+    ngx_int_t                       rc;
+    char                            error[256];
+    ngx_uint_t                      lost;
+} ngx_idempotency_batch_t;
+
+
+/* what stands behind: it answers later, by ngx_idempotency_tier_handed() and
+   ngx_idempotency_tier_told() */
+
+typedef struct {
+    /* its time, in milliseconds */
+    int64_t                       (*now)(ngx_idempotency_tier_t *tier);
+    /* NGX_AGAIN, or NGX_OK: batch->rc is set */
+    ngx_int_t                     (*hand)(ngx_idempotency_tier_t *tier,
+                                       ngx_idempotency_batch_t *batch);
+    /* some of its tokens, behind this one */
+    ngx_int_t                     (*tokens)(ngx_idempotency_tier_t *tier,
+                                       u_char *after);
+    /* now and then, in one worker */
+    void                          (*tend)(ngx_idempotency_tier_t *tier);
+    /* NGX_OK: nobody else is at it, and nobody will be until that is given
+       back; NGX_BUSY: somebody is */
+    ngx_int_t                     (*alone)(ngx_idempotency_tier_t *tier);
+    ngx_uint_t                    (*others)(ngx_idempotency_tier_t *tier);
+    void                          (*give)(ngx_idempotency_tier_t *tier);
+
+    /* in the master: of a zone that is made, or kept over a reload */
+    ngx_int_t                     (*init)(ngx_idempotency_tier_t *tier,
+                                       ngx_idempotency_tier_t *old,
+                                       ngx_log_t *log);
+    /* ... in a configuration that does not name it any more */
+    ngx_idempotency_tier_t       *(*again)(ngx_conf_t *cf,
+                                       ngx_idempotency_tier_t *old);
+    ngx_int_t                     (*init_process)(ngx_idempotency_tier_t *tier,
+                                       ngx_cycle_t *cycle);
+    /* there are no threads any more: what is handed is answered at once */
+    void                          (*finish)(ngx_idempotency_tier_t *tier);
+    void                          (*exit_process)(
+                                       ngx_idempotency_tier_t *tier);
+} ngx_idempotency_backing_t;
+
+
+struct ngx_idempotency_tier_s {
+    const ngx_idempotency_backing_t  *backing;
+    void                           *data;
+    ngx_idempotency_shm_t          *shm;
+    /* what is claimed is there before anything is sent */
+    ngx_uint_t                      strict;
+    /* whose claims they are there; its fences lie above this one */
+    uint64_t                        instance;
+    uint64_t                        fence;
+
+    /* this worker's: what it takes over, and when it tries again */
+    ngx_idempotency_batch_t        *batch;
+    ngx_uint_t                      busy;
+    ngx_event_t                     retry;
+
+    /* ... looks who else is there, and fills the filter, once all is told that
+       was owed until then */
+    ngx_event_t                     watch;
+    ngx_uint_t                      filling;
+    uint64_t                        until;
+};
+
+
+/* with the zone's lock held: the record says what the backing has not */
+
+void ngx_idempotency_tier_owe(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
+
+/* without: something may be owed */
+
+void ngx_idempotency_tier_kick(ngx_idempotency_shm_t *shm);
+
+/* the backing's answers, in the worker that asked */
+
+void ngx_idempotency_tier_handed(ngx_idempotency_tier_t *tier);
+void ngx_idempotency_tier_told(ngx_idempotency_tier_t *tier,
+    u_char (*tokens)[NGX_IDEMPOTENCY_DIGEST_LEN], ngx_int_t n);
+
+/* of a zone that is made, the lock held or nobody there yet */
+
+ngx_int_t ngx_idempotency_tier_init(ngx_idempotency_shm_t *shm);
+void ngx_idempotency_tier_lost(ngx_idempotency_tier_t *tier,
+    const char *error);
+
+ngx_int_t ngx_idempotency_tier_init_process(ngx_idempotency_shm_t *shm,
+    ngx_cycle_t *cycle);
+void ngx_idempotency_tier_exit_process(ngx_idempotency_shm_t *shm);
+
+/* whether a miss may be an absence, as one worker looks after it */
+
+void ngx_idempotency_trust_init_process(ngx_idempotency_tier_t *tier,
+    ngx_cycle_t *cycle);
+
+/* the number of a claim, that nobody has had and nobody will */
+
+uint64_t ngx_idempotency_tier_fence(ngx_idempotency_shm_t *shm);
+
+
+#endif /* _NGX_IDEMPOTENCY_TIER_H_INCLUDED_ */
