@@ -327,6 +327,9 @@ ngx_idempotency_db_begin(ngx_idempotency_db_t *db)
     int      rc;
     int64_t  pages, unused;
 
+    pages = 0;
+    unused = 0;
+
     rc = ngx_idempotency_db_run(db, NGX_IDEMPOTENCY_DB_BEGIN);
 
     if (rc != SQLITE_OK || db->most == 0) {

@@ -19,8 +19,8 @@
 /* of pages: the log's length at which a quiet moment brings it into the file,
    and at which a commit does so itself */
 
-#define NGX_IDEMPOTENCY_DB_CHECKPOINT  1000
-#define NGX_IDEMPOTENCY_DB_LONG        4000
+#define NGX_IDEMPOTENCY_DB_CHECKPOINT  2000
+#define NGX_IDEMPOTENCY_DB_LONG        8000
 
 /* milliseconds: for how long a statement waits for another program */
 

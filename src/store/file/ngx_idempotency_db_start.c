@@ -456,9 +456,9 @@ ngx_idempotency_db_connect(const char *path, sqlite3 **sqlite)
                         "PRAGMA cell_size_check = ON;"
                         "PRAGMA trusted_schema = OFF;"
                         "PRAGMA secure_delete = OFF;"
-                        "PRAGMA cache_size = -8192;"
+                        "PRAGMA cache_size = -4096;"
                         "PRAGMA wal_autocheckpoint = 0;"
-                        "PRAGMA journal_size_limit = 33554432",
+                        "PRAGMA journal_size_limit = 16777216",
                         NULL, NULL, NULL);
 }
 

@@ -253,6 +253,9 @@ db_vacuum(ngx_idempotency_db_t *db, ngx_uint_t n, ngx_uint_t *more)
     char     sql[64];
     int64_t  pages, unused;
 
+    pages = 0;
+    unused = 0;
+
     rc = ngx_idempotency_db_number(db, NGX_IDEMPOTENCY_DB_PAGES, &pages);
 
     if (rc == SQLITE_OK) {
