@@ -19,7 +19,8 @@ package Idempotency;
 #      another text), workers (1), connections (512, for each worker), log_level
 #      (info), modules => [names or paths loaded before ours], modules_after =>
 #      [...], module => 0 (without ours), allow => qr// (error log lines that are
-#      expected), descriptors => N (no process may have more), files =>
+#      expected), descriptors => N (no process may have more), user (if it is
+#      root who tests: the workers', default root), files =>
 #      { 'html/a' => bytes }, conf => whole file. Dies, with the log, if nginx does
 #      not start.
 #      In config text $TEST_NGINX_BACKEND, _FASTCGI, _SCGI, _UWSGI are
@@ -492,7 +493,7 @@ sub config {
     my $text = $o{conf} // join "\n",
         $load->($o{modules}), $with ? load_module() : (),
         $load->($o{modules_after}),
-        $> == 0 ? 'user root;' : (),
+        $> == 0 ? 'user ' . ($o{user} // 'root') . ';' : (),
         'worker_processes ' . ($o{workers} // 1) . ';',
         $o{connections} ? 'worker_rlimit_nofile 20000;' : (),
         'env ASAN_OPTIONS;', 'env UBSAN_OPTIONS;',

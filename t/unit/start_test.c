@@ -50,6 +50,7 @@ static shared_t   *shared;
 
 static ngx_uint_t  does;
 static int64_t     forward;
+static int64_t     wall;
 static char       *boot;
 static ngx_uint_t  no_locks;
 static ngx_uint_t  handled;
@@ -81,7 +82,7 @@ __wrap_ngx_idempotency_db_start(const char *name,
         _exit(1);
     }
 
-    start->wall += forward;
+    start->wall = (wall ? wall : start->wall) + forward;
 
     if (boot) {
         strcpy(start->boot, boot);
@@ -154,6 +155,7 @@ start(void)
 
     does = HONEST;
     forward = 0;
+    wall = 0;
     boot = NULL;
     no_locks = 0;
     ngx_test_config = 0;
@@ -380,8 +382,8 @@ made_and_found(void)
     /* its time is today's */
 
     check_equal(number_of(&s), 1);
-    check_equal((s.instance >> NGX_IDEMPOTENCY_OWNERS_STORE_SHIFT) / 100,
-                time(NULL) / 100);
+    check_equal((s.instance >> NGX_IDEMPOTENCY_OWNERS_STORE_SHIFT) / 1000000,
+                time(NULL) / 1000);
 
     fd = ngx_idempotency_owners_open(path, 0);
 
@@ -804,25 +806,25 @@ replaced(void)
 
     start();
 
+    wall = (int64_t) 1750000000 * 1000;
+
     check_equal(begin(&s), NGX_OK);
     check_equal(unlink(path), 0);
 
-    /* in the same second: its numbers begin again */
+    /* in the same moment: its numbers begin again */
 
-    forward = 0;
     check_equal(begin(&t), NGX_ERROR);
     check(unit_logged("\" was replaced while an nginx uses the one that was "
                       "there"));
 
     check_equal(unlink(path), 0);
 
-    forward = -3600 * 1000;
+    wall = 0;
     check_equal(begin(&t), NGX_ERROR);
     check(unit_logged("\" was replaced while an nginx uses"));
 
     /* nor does it get in by trying again */
 
-    forward = 0;
     check_equal(begin(&t), NGX_ERROR);
     check(unit_logged("\" was replaced while an nginx uses"));
 

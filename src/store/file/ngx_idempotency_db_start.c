@@ -182,7 +182,7 @@ db_make(sqlite3 *sqlite, int64_t wall)
                     "PRAGMA application_id = %d; PRAGMA user_version = %d;"
                     "INSERT INTO meta VALUES (1, %lld, 0, 0, '', 0); COMMIT",
                     NGX_IDEMPOTENCY_DB_ID, NGX_IDEMPOTENCY_DB_VERSION,
-                    (long long) (wall / 1000
+                    (long long) (wall
                                  << NGX_IDEMPOTENCY_OWNERS_STORE_SHIFT));
 
     return sqlite3_exec(sqlite, sql, NULL, NULL, NULL);

@@ -34,8 +34,9 @@
 
 
 /*
- * The upper bits of an instance's number tell the store that gave it, as one
- * may be removed and made anew under living owners.
+ * The upper bits of an instance's number tell the store that gave it, by the
+ * millisecond in which it was made: one may be removed and made anew under
+ * living owners.
  */
 
 #define NGX_IDEMPOTENCY_OWNERS_STORE_SHIFT  20

@@ -1,0 +1,419 @@
+#!/usr/bin/perl
+
+# docs/operation.md, "The file": where it may be, what a start does with
+# what it finds there, and what nginx -t leaves alone. docs/directives.md: the
+# parameters that go with it.
+
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::Bin/lib";
+
+use Digest::SHA ();
+use Fcntl qw(SEEK_SET);
+use File::Temp ();
+use POSIX ();
+
+use Idempotency;
+use Restart;
+
+
+my $server = <<'EOC';
+    idempotency zone=z;
+    add_header X-Status $idempotency_status always;
+
+    location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+EOC
+
+sub tested { return config_test(zone => shift, server => $server, @_) }
+
+
+# One line stops nginx, and says what, at which directive.
+
+sub wrong {
+    my ($parameters, $why) = @_;
+
+    my ($ok, $said, $conf) = tested("idempotency_zone zone=z:16m $parameters;\n");
+
+    my @said = $said =~ /\[emerg\] (.*)/g;
+    my ($line) = ($said[0] // '') =~ m{ in ROOT/nginx\.conf:(\d+)$};
+
+    ok(!$ok && @said == 1 && index($said[0], $why) == 0,
+       length $parameters ? "refused: $parameters" : 'refused')
+        or diag($said);
+    like((split /\n/, $conf)[($line // 1) - 1], qr/^idempotency_zone /,
+         '... where it stands') or diag($said);
+}
+
+
+if (no_state() =~ /not supported/) {
+    wrong('state=z.db', '"state" is not supported by this build of the module');
+    done_testing();
+    exit;
+}
+
+
+# --- its parameters -----------------------------------------------------------
+
+wrong(@$_) for
+    [ 'state=', 'invalid parameter "state="' ],
+    [ 'state=a.db state=b.db', 'invalid parameter "state=b.db"' ],
+    [ 'state=a.db sync=', 'invalid parameter "sync="' ],
+    [ 'state=a.db sync=fast', 'invalid parameter "sync=fast"' ],
+    [ 'state=a.db sync=Strict', 'invalid parameter "sync=Strict"' ],
+    [ 'state=a.db sync=off sync=off', 'invalid parameter "sync=off"' ],
+    [ 'state=a.db max_size=', 'invalid parameter "max_size="' ],
+    [ 'state=a.db max_size=0', 'invalid parameter "max_size=0"' ],
+    [ 'state=a.db max_size=-1', 'invalid parameter "max_size=-1"' ],
+    [ 'state=a.db max_size=1x', 'invalid parameter "max_size=1x"' ],
+    [ 'state=a.db max_size=1g max_size=1g', 'invalid parameter "max_size=1g"' ],
+    [ 'state=a.db threads=', 'invalid parameter "threads="' ],
+    [ 'state=a.db threads=none', 'unknown thread pool "none"' ],
+    [ 'state=a.db other=1', 'invalid parameter "other=1"' ],
+    map([ $_, "\"$_\" takes a \"state\" parameter" ],
+        'sync=strict', 'max_size=1g', 'threads=default');
+
+# one file, however it is written
+
+wrong("state=$_->[0];\nidempotency_zone zone=y:16m state=$_->[1]",
+      'the state "') for
+    [ 'a.db', 'a.db' ], [ 'a.db', '$TEST_NGINX_ROOT/a.db' ];
+
+for ('state=a.db', 'state=a.db sync=strict', 'state=a.db sync=batched',
+     'state=a.db sync=off max_size=100m', 'evict=responses state=a.db',
+     'evict=off sync=off threads=default state=$TEST_NGINX_ROOT/a.db',
+     'state=a.db threads=mine')
+{
+    my ($ok, $said) = tested("idempotency_zone zone=z:16m $_;\n",
+                             main => 'thread_pool mine threads=2;');
+
+    ok($ok && $said !~ /\[(?:warn|error)\]/, "taken: $_") or diag($said);
+}
+
+
+# --- the file -----------------------------------------------------------------
+
+my $tmp = File::Temp->newdir('state-XXXXXX', TMPDIR => 1);
+my $nobody = $> == 0 && getpwnam 'nobody';
+my $group = $nobody && getgrgid((getpwnam 'nobody')[3]);
+my $dir = "$tmp/dir";
+my $file = "$dir/z.db";
+
+chmod 0755, $tmp;
+
+
+sub spew {
+    my ($name, $bytes, $at) = @_;
+
+    open my $f, $at ? '+<:raw' : '>:raw', $name or die "$name: $!";
+    seek $f, $at // 0, SEEK_SET;
+    print $f $bytes;
+    close $f or die "$name: $!";
+
+    chown $nobody, -1, $name if $nobody;
+}
+
+
+# Names, owners, modes and bytes: what may not change.
+
+sub state {
+    return join "\n", map {
+        my @st = lstat;
+        "$_ " . join ' ', @st[2, 3, 4, 7], -f _ ? Digest::SHA::sha1_hex(slurp($_)) : ();
+    } sort glob "$dir $dir/*";
+}
+
+
+sub empty_dir {
+    system 'rm', '-rf', $dir;
+    mkdir $dir, 0700 or die "$dir: $!";
+    chown $nobody, -1, $dir if $nobody;
+}
+
+
+# nginx's workers are somebody else, where they can be.
+
+my %as = (zone => 0, server => $server, $nobody ? (user => "nobody $group") : (),
+          http => "idempotency_zone zone=z:16m state=$file;\n");
+
+sub mode { return sprintf '%04o', (stat shift)[2] & 07777 }
+
+my $keys = 0;
+
+sub order {
+    my ($n, $id) = @_;
+
+    return told($n->post("/x?id=$id", key => $id, body => 'b'));
+}
+
+
+sub said {
+    my ($n, $from) = @_;
+
+    return map { s/ in \S+:\d+$//r =~ s/\Q$file\E/FILE/r }
+           substr($n->log, $from) =~ /\[\w+\] \d+#\d+: (the (?:state|clock) .*)/g;
+}
+
+
+# A store with one token, of an nginx that has ended.
+
+sub made {
+    empty_dir();
+
+    my $n = outliving(%as);
+    order($n, 'made' . ++$keys);
+    $n->down('QUIT');
+    $n->stop;
+}
+
+
+{
+    empty_dir();
+
+    my $before = state();
+
+    my ($ok, $said) = config_test(%as);
+    ok($ok, 'nginx -t before the first start') or diag($said);
+    is(state(), $before, '... makes nothing');
+
+    my $n = outliving(%as);
+
+    is_deeply([ said($n, 0) ], [ 'the state file "FILE" was made' ],
+              'a start makes the file, and says so');
+    is(mode($file), '0600', '... with mode 0600');
+    is((stat $file)[4], $nobody || $>, "... the workers' own");
+    is_deeply([ map { mode($_) } grep { $_ ne $file } glob "$dir/*" ],
+              [ map { '0600' } grep { $_ ne $file } glob "$dir/*" ],
+              '... and so is what is beside it');
+
+    is(order($n, 'first'), '200 NEW', 'a first execution');
+    $n->down('QUIT');
+
+    my $from = length $n->log;
+
+    $n->up;
+    is_deeply([ said($n, $from) ], [ 'the state file "FILE" was found' ],
+              'another start finds it, and says so');
+    is(order($n, 'first'), '200 REPLAYED', '... and what it knows');
+
+    # beside a living one
+
+    ($ok, $said) = config_test(%as);
+    ok($ok, 'nginx -t beside it') or diag($said);
+    is(order($n, 'first'), '200 REPLAYED', '... harms nobody');
+    is(order($n, 'second'), '200 NEW', '... nor what is new');
+
+    $from = length $n->log;
+    is($n->reload, 1, 'a reload');
+    is_deeply([ said($n, $from) ], [], '... goes on with the same file');
+    is(order($n, 'second'), '200 REPLAYED', '... and with what it knows');
+
+    $from = length $n->log;
+    is($n->reload(http => "idempotency_zone zone=z:16m state=$dir/y.db;\n"), 0,
+       'a reload with another one is refused');
+    like(substr($n->log, $from),
+         qr/\[emerg\].*"z" uses the state "\S+y\.db" while previously it used "\S+z\.db"/,
+         '... and says why');
+
+    # a zone that comes with a reload has its file made by it
+
+    is($n->reload(http => $as{http}
+                          . "idempotency_zone zone=y:16m state=$dir/y.db;\n"), 1,
+       'a reload with one more');
+    is(mode("$dir/y.db"), '0600', '... makes it');
+    is(order($n, 'second'), '200 REPLAYED', '... beside the first');
+
+    # what can't be had does not stop nginx
+
+    $from = length $n->log;
+    is($n->reload(http => $as{http}
+                          . "idempotency_zone zone=x:16m state=$tmp/none/x.db;\n"), 0,
+       'a reload with one that can not be is refused');
+    like(substr($n->log, $from), qr/\[emerg\].*none\/x\.db" can't be there: make/,
+         '... and says what to do');
+    is(order($n, 'second'), '200 REPLAYED', '... and nginx goes on');
+
+    $n->{allow} = qr/\[emerg\].*"z" uses the state|none\/x\.db/;
+}
+
+
+# --- what a start does not take ------------------------------------------------
+
+# In one line; nothing is changed by that.
+
+sub refused {
+    my ($name, $why, %o) = @_;
+
+    my $before = state();
+
+    my ($ok, $said) = config_test(%as, %o);
+    my @said = $said =~ /\[emerg\] (?:\d+#\d+: )?(.*)/g;
+
+    ok(!$ok && @said == 1 && $said[0] =~ $why, "$name: nginx -t")
+        or diag($said);
+
+    my $n = eval { nginx(%as, %o) };
+
+    @said = ($n ? '' : $@) =~ m{^\d{4}/.*\[emerg\] (?:\d+#\d+: )?(.*)}mg;
+
+    ok(!$n && @said == 1 && $said[0] =~ $why, '... a start') or diag($@, @said);
+    is(state(), $before, '... and nothing has changed');
+
+    $n->stop if $n;
+}
+
+made();
+
+my $whole = slurp($file);
+
+for my $case (
+    [ 'empty', '', qr/"\Q$file\E" is empty, what it knew is lost; restore it, or remove/ ],
+    [ 'no database', 'hello', qr/"\Q$file\E" is a file of another program, or damaged;/ ],
+    [ 'zeros', "\0" x 8192, qr/"\Q$file\E" is damaged, it begins with zeros; restore/ ],
+    [ 'cut off', substr($whole, 0, 8192),
+      qr/"\Q$file\E" is damaged, 8192 of its \d+ bytes are there; restore/ ],
+    [ "another program's", $whole =~ s/\A.{68}\K.{4}/abcd/sr,
+      qr/"\Q$file\E" is a file of another program/ ],
+    [ 'of the next version', $whole =~ s/\A.{60}\K.{4}/\x00\x00\x00\x02/sr,
+      qr/"\Q$file\E" is of version 2, and this module knows version 1; load the/ ])
+{
+    my ($name, $bytes, $why) = @$case;
+
+    spew($file, $bytes);
+    refused($name, $why);
+}
+
+unlink $file;
+spew("$file-wal", 'something');
+refused('gone, but for its log', qr/"\Q$file\E" is gone, and has left \Q$file\E-wal;/);
+unlink "$file-wal";
+
+mkdir $file;
+refused('a directory', qr/"\Q$file\E" is a directory; name a file in it/);
+rmdir $file;
+
+spew("$dir/other", $whole);
+symlink 'other', $file;
+refused('a link', qr/"\Q$file\E" is a symbolic link; name the file itself/);
+unlink $file;
+
+link "$dir/other", $file;
+refused('two names', qr/\Q$file\E has 2 names/);
+unlink $file, "$dir/other";
+
+refused('no directory', qr/none\/z\.db" can't be there: make its directory/,
+        http => "idempotency_zone zone=z:16m state=$dir/none/z.db;\n");
+
+refused('a long name', qr/" has too long a name: 500 bytes are possible/,
+        http => 'idempotency_zone zone=z:16m state=' . '/x' x 251 . ";\n");
+
+chmod 01777, $dir;
+spew($file, $whole);
+chmod 0777, $dir;
+refused("anybody's directory", qr/" can't be there: anybody could replace it/);
+chmod 0700, $dir;
+
+SKIP: {
+    skip 'not root, whose workers are somebody else', 7 if !$nobody;
+
+    chown 0, -1, $file;
+    refused('of another user',
+            qr/ belongs to user 0, and the workers run as $nobody; chown $nobody /);
+    chown $nobody, -1, $file;
+
+    chown 0, -1, $dir;
+    chmod 0755, $dir;
+    refused("a directory that isn't theirs",
+            qr/ must be able to write to its directory: chown $nobody \Q$dir\E/);
+    chown $nobody, -1, $dir;
+    chmod 0700, $dir;
+
+    my $n = outliving(%as);
+    is(order($n, "made$keys"), '200 REPLAYED', '... nothing was lost by all that');
+    $n->stop;
+}
+
+
+# --- and what it mends ----------------------------------------------------------
+
+{
+    made();
+    chmod 0644, $file;
+
+    my ($ok, $said) = config_test(%as);
+    ok($ok, 'open to others: nginx -t') or diag($said);
+    like($said, qr/\[warn\].*"\Q$file\E" is open to others, with the mode 0644$/m,
+         '... says so');
+    is(mode($file), '0644', '... and leaves it');
+
+    my $n = outliving(%as);
+    is_deeply([ said($n, 0) ],
+              [ 'the state file "FILE" was open to others, with the mode 0644; '
+                . 'it has 0600 now', 'the state file "FILE" was found' ],
+              'a start says so, too');
+    is(mode($file), '0600', '... and closes it');
+    is(order($n, "made$keys"), '200 REPLAYED', '... and has what it knows');
+
+    # removed while it is used, but for its log: or else a new one
+
+    is(order($n, 'log' . ++$keys), '200 NEW', 'while it is used');
+    unlink $file;
+
+    if (-s "$file-wal") {
+        refused('... it is removed', qr/"\Q$file\E" is gone, and has left \Q$file\E-wal/);
+    }
+
+    unlink "$file-wal", "$file-shm";
+
+    for ('all of it is', 'it is made anew') {
+        my $other = eval { nginx(%as) };
+
+        ok(!$other, "... $_: a second nginx does not start");
+        like($@, qr/"\Q$file\E" was replaced while an nginx uses the one that was there; end/,
+             '... and says why');
+    }
+
+    $n->{allow} = qr/the state of zone/;
+    $n->down('QUIT');
+    $n->stop;
+
+    $n = nginx(%as);
+    is(order($n, "made$keys"), '200 NEW', '... but when that has ended');
+    $n->stop;
+}
+
+
+# --- who may not -----------------------------------------------------------------
+
+SKIP: {
+    skip 'not root, who can be somebody else', 4 if !$nobody;
+
+    made();
+
+    my $n = outliving(%as);
+    my $before = join ' ', sort glob "$dir/*";
+
+    pipe my $reader, my $writer or die "pipe: $!";
+
+    my $pid = child(sub {
+        POSIX::setgid(12345);
+        POSIX::setuid(12345);
+        open STDOUT, '>&', $writer;
+        open STDERR, '>&', $writer;
+        exec Idempotency::command($n), '-t' or POSIX::_exit(127);
+    });
+
+    close $writer;
+
+    my $said = do { local $/; <$reader> };
+
+    waitpid $pid, 0;
+    isnt($?, 0, 'nginx -t of a stranger fails') or diag($said);
+    is(join(' ', sort glob "$dir/*"), $before, '... and leaves all as it is');
+    is(order($n, "made$keys"), '200 REPLAYED', '... nginx goes on');
+    is(order($n, 'new' . ++$keys), '200 NEW', '... with what is new');
+    $n->stop;
+}
+
+done_testing();
