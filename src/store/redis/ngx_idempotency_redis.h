@@ -1,0 +1,174 @@
+
+/*
+ * A Redis or Valkey, as an idempotency_redis block names it: calls of scripts
+ * go out, answers come back, whatever is in between: names, TLS, passwords,
+ * sentinels, slots, broken connections.  Knows no tokens and no zones.
+ *
+ * Everything is a worker's own; the block's settings are the configuration's.
+ */
+
+
+#ifndef _NGX_IDEMPOTENCY_REDIS_H_INCLUDED_
+#define _NGX_IDEMPOTENCY_REDIS_H_INCLUDED_
+
+
+#include <ngx_config.h>
+#include <ngx_core.h>
+#include <ngx_event.h>
+
+
+typedef struct ngx_idempotency_redis_s         ngx_idempotency_redis_t;
+typedef struct ngx_idempotency_redis_reply_s   ngx_idempotency_redis_reply_t;
+typedef struct ngx_idempotency_redis_call_s    ngx_idempotency_redis_call_t;
+typedef struct ngx_idempotency_redis_watch_s   ngx_idempotency_redis_watch_t;
+
+
+typedef enum {
+    NGX_IDEMPOTENCY_REDIS_STRING = 0,    /* or a status */
+    NGX_IDEMPOTENCY_REDIS_ERROR,
+    NGX_IDEMPOTENCY_REDIS_INTEGER,
+    NGX_IDEMPOTENCY_REDIS_NIL,
+    NGX_IDEMPOTENCY_REDIS_ARRAY
+} ngx_idempotency_redis_type_e;
+
+
+/* as long as the handler that is given it runs */
+
+struct ngx_idempotency_redis_reply_s {
+    ngx_idempotency_redis_type_e    type;
+    ngx_str_t                       str;
+    int64_t                         integer;
+    ngx_uint_t                      n;
+    ngx_idempotency_redis_reply_t  *elts;
+};
+
+
+/* why there is no reply, or what an error says */
+
+typedef enum {
+    NGX_IDEMPOTENCY_REDIS_OK = 0,
+    NGX_IDEMPOTENCY_REDIS_CONNECT,       /* no connection, or no server */
+    NGX_IDEMPOTENCY_REDIS_TIMEOUT,
+    NGX_IDEMPOTENCY_REDIS_CLOSED,
+    NGX_IDEMPOTENCY_REDIS_PROTOCOL,
+    NGX_IDEMPOTENCY_REDIS_DENIED,        /* NOAUTH, NOPERM, ... */
+    NGX_IDEMPOTENCY_REDIS_FULL,          /* OOM, MISCONF, NOREPLICAS */
+    NGX_IDEMPOTENCY_REDIS_AWAY,          /* LOADING, CLUSTERDOWN, READONLY,
+                                            and the like */
+    NGX_IDEMPOTENCY_REDIS_UNACKED,       /* fewer replicas than asked for */
+    NGX_IDEMPOTENCY_REDIS_REFUSED,       /* its settings would forget */
+    NGX_IDEMPOTENCY_REDIS_FAULT          /* any other error */
+} ngx_idempotency_redis_error_e;
+
+
+/* called by its digest, and by its text where the server lacks it */
+
+typedef struct {
+    ngx_str_t                       text;
+    /* in hex, set at configuration */
+    u_char                          sha1[40];
+} ngx_idempotency_redis_script_t;
+
+
+/*
+ * One call of a script with one key.  It is the caller's memory, and stays
+ * until its handler is called: once, and never from within
+ * ngx_idempotency_redis_call().
+ */
+
+struct ngx_idempotency_redis_call_s {
+    ngx_idempotency_redis_script_t *script;
+    ngx_str_t                       key;
+    ngx_str_t                      *args;
+    ngx_uint_t                      nargs;
+
+    /* it is answered by then (ngx_current_msec), or given up */
+    ngx_msec_t                      deadline;
+    /* answered once it is where `replicas` and `fsync` of the block want it,
+       if they want anything */
+    unsigned                        durable:1;
+
+    void                          (*handler)(
+                                       ngx_idempotency_redis_call_t *call);
+    void                           *data;
+
+    /* out: NULL if there is none */
+    ngx_idempotency_redis_reply_t  *reply;
+    ngx_idempotency_redis_error_e   error;
+    /* ... for the log */
+    ngx_str_t                       why;
+    /* without a reply, or with an error: it may have been executed, or may
+       be yet */
+    unsigned                        maybe:1;
+
+    /* the connection's own */
+    ngx_queue_t                     queue;
+    unsigned                        sent:1;
+    unsigned                        eval:1;
+    ngx_uint_t                      tries;
+};
+
+
+/* who wants to know when something is published in a key's channel, which is
+   named as the key: once it is subscribed (call its server then, as it may
+   have been published before), and each time; also when the connection that
+   tells was lost and is back */
+
+struct ngx_idempotency_redis_watch_s {
+    ngx_str_t                       key;
+    void                          (*handler)(
+                                       ngx_idempotency_redis_watch_t *watch);
+    void                           *data;
+
+    /* the connection's own */
+    ngx_queue_t                     queue;
+    unsigned                        subscribed:1;
+};
+
+
+/* the block of this name; NULL: there is none (yet).  For idempotency_zone's
+   "redis=", and whatever is said about it */
+
+ngx_idempotency_redis_t *ngx_idempotency_redis_named(ngx_conf_t *cf,
+    ngx_str_t *name);
+
+/* what a store behind it asks of a block */
+
+ngx_str_t *ngx_idempotency_redis_prefix(ngx_idempotency_redis_t *redis);
+ngx_msec_t ngx_idempotency_redis_timeout(ngx_idempotency_redis_t *redis);
+/* for each worker: lanes are numbered from 0 */
+ngx_uint_t ngx_idempotency_redis_connections(ngx_idempotency_redis_t *redis);
+/* `replicas` or `fsync` */
+ngx_uint_t ngx_idempotency_redis_durable(ngx_idempotency_redis_t *redis);
+
+
+/* in a worker */
+
+ngx_int_t ngx_idempotency_redis_init_process(ngx_idempotency_redis_t *redis,
+    ngx_cycle_t *cycle);
+void ngx_idempotency_redis_exit_process(ngx_idempotency_redis_t *redis);
+
+/* goes out at the end of this round of the event loop, with all others of its
+   lane: one write, and one WAIT for those that are durable */
+
+void ngx_idempotency_redis_call(ngx_idempotency_redis_t *redis,
+    ngx_uint_t lane, ngx_idempotency_redis_call_t *call);
+
+void ngx_idempotency_redis_watch(ngx_idempotency_redis_t *redis,
+    ngx_idempotency_redis_watch_t *watch);
+void ngx_idempotency_redis_unwatch(ngx_idempotency_redis_t *redis,
+    ngx_idempotency_redis_watch_t *watch);
+
+/* the server's clock, in microseconds since 1970, as it was told last, and
+   aged since: never ahead of what the server will say; 0: it was never
+   told */
+
+uint64_t ngx_idempotency_redis_time(ngx_idempotency_redis_t *redis);
+
+/* false: it would be answered at once that there is no server, as the last
+   tries found none */
+
+ngx_uint_t ngx_idempotency_redis_up(ngx_idempotency_redis_t *redis);
+
+
+#endif /* _NGX_IDEMPOTENCY_REDIS_H_INCLUDED_ */
