@@ -73,7 +73,8 @@ typedef struct {
 /*
  * One call of a script with one key.  It is the caller's memory, and stays
  * until its handler is called: once, and never from within
- * ngx_idempotency_redis_call().
+ * ngx_idempotency_redis_call().  What is said to be sent again (for another
+ * server, by its text) may overtake what was called behind it.
  */
 
 struct ngx_idempotency_redis_call_s {
@@ -87,12 +88,18 @@ struct ngx_idempotency_redis_call_s {
     /* answered once it is where `replicas` and `fsync` of the block want it,
        if they want anything */
     unsigned                        durable:1;
+    /* the script gets one argument more, behind the others: the deadline by
+       the clock of the server that it is sent to, in microseconds since 1970,
+       in decimal, rather too early than too late.  It is put there when it is
+       sent, as that may be another server then */
+    unsigned                        until:1;
 
     void                          (*handler)(
                                        ngx_idempotency_redis_call_t *call);
     void                           *data;
 
-    /* out: NULL if there is none */
+    /* out: NULL if there is none.  It is there with an error, too, if the
+       server answered: an error, or if UNACKED, what the script said */
     ngx_idempotency_redis_reply_t  *reply;
     ngx_idempotency_redis_error_e   error;
     /* ... for the log */
@@ -126,13 +133,11 @@ struct ngx_idempotency_redis_watch_s {
 };
 
 
-/* the block of this name; NULL: there is none (yet).  For idempotency_zone's
-   "redis=", and whatever is said about it */
-
-ngx_idempotency_redis_t *ngx_idempotency_redis_named(ngx_conf_t *cf,
-    ngx_str_t *name);
-
-/* what a store behind it asks of a block */
+/*
+ * What a store behind it asks of a block, once the configuration is read: the
+ * block may stand below the store.  Whoever names one has it from
+ * ngx_http_idempotency_redis().
+ */
 
 ngx_str_t *ngx_idempotency_redis_prefix(ngx_idempotency_redis_t *redis);
 ngx_msec_t ngx_idempotency_redis_timeout(ngx_idempotency_redis_t *redis);
@@ -140,9 +145,12 @@ ngx_msec_t ngx_idempotency_redis_timeout(ngx_idempotency_redis_t *redis);
 ngx_uint_t ngx_idempotency_redis_connections(ngx_idempotency_redis_t *redis);
 /* `replicas` or `fsync` */
 ngx_uint_t ngx_idempotency_redis_durable(ngx_idempotency_redis_t *redis);
+/* a cluster: scripts publish with SPUBLISH there, else with PUBLISH */
+ngx_uint_t ngx_idempotency_redis_sharded(ngx_idempotency_redis_t *redis);
 
 
-/* in a worker */
+/* in a worker; the second call of each does nothing, as two stores may share a
+   block */
 
 ngx_int_t ngx_idempotency_redis_init_process(ngx_idempotency_redis_t *redis,
     ngx_cycle_t *cycle);
@@ -161,7 +169,7 @@ void ngx_idempotency_redis_unwatch(ngx_idempotency_redis_t *redis,
 
 /* the server's clock, in microseconds since 1970, as it was told last, and
    aged since: never ahead of what the server will say; 0: it was never
-   told */
+   told.  In a cluster each has its own: that of one of them */
 
 uint64_t ngx_idempotency_redis_time(ngx_idempotency_redis_t *redis);
 
