@@ -1,0 +1,115 @@
+-- ASK: check, bind and claim in one step.
+--
+--     KEYS[1]  the token's key
+--     ARGV     1 the head of the claim, 2 the fence below which the claims of
+--              its instance are nobody's, 3 for how long it is leased, 4 how
+--              long it was asked for before, 5 before when its outcome will
+--              not end, 6 for how long the key is kept, 7 not after, 8 "r"
+--              takes over what is in doubt, "o" not what is absent, 9 how to
+--              publish
+--
+-- All times are milliseconds, of this server; those in ARGV but "not after" are
+-- from now on.  A record is a head of 120 bytes, and its response:
+--
+--       1  format, "I1"         21  end of the lease       61  fingerprint
+--       3  state, of PDNUF      29  claimed, or recorded   93  identity
+--       4  fingerprint's form   37  end                   109  action
+--       5  instance             45  window                113  body
+--      13  fence                53  status                117  settings
+--                               57  replays
+--
+-- P is pending, D done, N not kept, U in doubt; F was pending and is forgotten,
+-- so that its owner can be told.  What is decided is written at once, and last.
+
+local key, head = KEYS[1], ARGV[1]
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local stamp = string.format('%.0f', now)
+
+local record = redis.pcall('GET', key)
+
+if type(record) == 'table' and not string.find(record.err, '^WRONGTYPE') then
+    return record
+end
+
+if record and (type(record) == 'table' or #record < 120
+               or string.sub(record, 1, 2) ~= string.sub(head, 1, 2))
+then
+    return { 'V', stamp }
+end
+
+local state = record and string.sub(record, 3, 3) or 'A'
+local doubt = (state == 'U')
+local take = (state == 'A' or state == 'F')
+
+if take and string.find(ARGV[8], 'o') then
+    return { 'A', stamp }
+end
+
+if state == 'P' then
+    local fence = struct.unpack('>I8', string.sub(record, 13, 20))
+
+    if string.sub(record, 5, 12) ~= string.sub(head, 5, 12) then
+        doubt = struct.unpack('>I8', string.sub(record, 21, 28)) <= now
+
+    elseif string.sub(record, 13, 20) == string.sub(head, 13, 20)
+           or fence >= struct.unpack('>I8', ARGV[2])
+    then
+        -- sent once more, or what is left of one that was given up
+
+        take = true
+
+    else
+        doubt = true
+    end
+end
+
+if doubt and string.find(ARGV[8], 'r')
+   and string.sub(record, 61, 92) == string.sub(head, 61, 92)
+   and (string.sub(record, 93, 108) == string.sub(head, 93, 108)
+        or string.sub(record, 93, 108) == string.rep('\0', 16))
+then
+    if struct.unpack('>I8', string.sub(record, 13, 20))
+       >= struct.unpack('>I8', string.sub(head, 13, 20))
+    then
+        return { 'X', stamp, string.sub(record, 1, 120) }
+    end
+
+    take = true
+end
+
+if take then
+    if now > tonumber(ARGV[7]) then
+        return { 'L', stamp }
+    end
+
+    -- the same claim sent twice is written twice, as WAIT counts writes
+
+    redis.call('SET', key, string.sub(head, 1, 20)
+               .. struct.pack('>I8I8I8', now + ARGV[3], now - ARGV[4],
+                              now + ARGV[5])
+               .. string.sub(head, 45), 'PX', ARGV[6])
+
+    return { 'C', stamp }
+end
+
+if doubt and state == 'P' then
+    local ends = struct.unpack('>I8', string.sub(record, 37, 44))
+    local window = struct.unpack('>I8', string.sub(record, 45, 52))
+
+    ends = math.max(ends, now + window, now + 1)
+
+    record = string.sub(record, 1, 2) .. 'U' .. string.sub(record, 4, 20)
+             .. struct.pack('>I8I8I8', 0, now, ends)
+             .. string.sub(record, 45, 120)
+
+    -- it is in doubt, whether or not there is room to say so
+
+    if not redis.pcall('SET', key, record, 'PX',
+                       string.format('%.0f', ends - now)).err
+    then
+        redis.pcall(ARGV[9], key, '')
+    end
+end
+
+return { 'B', stamp, record }

@@ -1,0 +1,31 @@
+-- FIND: looks, and changes nothing.
+--
+--     ARGV     1 the format
+--
+-- See claim.lua.
+
+local time = redis.call('TIME')
+local stamp = string.format('%.0f',
+                            time[1] * 1000 + math.floor(time[2] / 1000))
+
+local record = redis.pcall('GET', KEYS[1])
+
+if type(record) == 'table' and not string.find(record.err, '^WRONGTYPE') then
+    return record
+end
+
+if not record then
+    return { 'A', stamp }
+end
+
+if type(record) == 'table' or #record < 120
+   or string.sub(record, 1, 2) ~= ARGV[1]
+then
+    return { 'V', stamp }
+end
+
+if string.sub(record, 3, 3) == 'F' then
+    return { 'A', stamp }
+end
+
+return { 'B', stamp, record }

@@ -1,0 +1,423 @@
+#!/usr/bin/perl
+
+# src/store/redis/*.lua on a real server: what they answer and leave behind,
+# against a model; and that of many who race for a token one has it.
+
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::Bin/lib";
+
+use POSIX ();
+use Test::More;
+use Time::HiRes qw(sleep time);
+
+use Resp;
+
+plan(skip_all => 'no redis-server') if !Resp::servers();
+
+my $seed = $ENV{TEST_SEED} // int(time * 1000) % 100_000;
+my $steps = $ENV{TEST_STEPS} // 6000;
+srand $seed;
+
+# --- what is sent -------------------------------------------------------------
+
+my %sha;
+
+sub run {
+    my ($redis, $name, $key, @args) = @_;
+
+    if (!$sha{$name}) {
+        open my $f, '<', "$FindBin::Bin/../src/store/redis/$name.lua" or die "$name.lua: $!";
+        local $/;
+        $sha{$name} = [ readline $f ];
+    }
+
+    return $redis->command('EVAL', $sha{$name}[0], 1, $key, @args);
+}
+
+sub head {
+    my ($state, $c) = @_;
+
+    return pack 'a2 a C Q> Q> Q> Q> Q> Q> N N a32 a16 a4 a4 a4', 'I1', $state, 1,
+                $c->{instance}, $c->{fence}, 0, 0, 0, $c->{window} // 100_000, $c->{status} // 0,
+                $c->{replays} // 0, $c->{fp} // 'f', $c->{identity} // 'me', ('h') x 3;
+}
+
+sub unhead {
+    my ($value) = @_;
+
+    my %r;
+    @r{qw(format state form instance fence lease recorded ends window status replays fp identity)} =
+        unpack 'a2 a C Q> Q> Q> Q> Q> Q> N N Z32 Z16', $value;
+    $r{response} = substr $value, 120;
+    return \%r;
+}
+
+my $never = 2 ** 53;
+
+sub claim {
+    my ($redis, $key, $c, %with) = @_;
+
+    return run($redis, 'claim', $key, head('P', $c), pack('Q>', $with{since} // 0),
+               $with{lease} // 100_000, 0, 0, $with{keep} // 86_400_000,
+               $with{not_after} // $never, $with{flags} // '', 'PUBLISH');
+}
+
+sub put {
+    my ($redis, $key, $state, $c, %with) = @_;
+
+    return run($redis, 'put', $key, head($state, $c), $with{response} // '',
+               $with{lease} // 100_000, $with{age} // 0, $with{left} // 100_000,
+               $with{keep} // 100_000, $with{not_after} // $never,
+               $with{known} // 'k', 'PUBLISH');
+}
+
+sub release { my ($redis, $key, $c) = @_; return run($redis, 'release', $key, head('P', $c), 'PUBLISH') }
+
+sub forget {
+    my ($redis, $key, $c, %with) = @_;
+
+    return run($redis, 'forget', $key, head('P', $c), 100_000, $with{not_after} // $never, 'PUBLISH');
+}
+
+
+# --- the model ----------------------------------------------------------------
+
+# Two machines and few tokens.  A lease is over when it is made to be; who has
+# claimed goes on, is resent, comes late, or gives up, in any order.
+
+sub model {
+    my ($server) = @_;
+
+    my $redis = $server->connect;
+    my (%is, %claims, %answers, $fence);
+    my $wrong = 0;
+
+    for my $step (1 .. $steps) {
+        my $key = 'm:' . int rand 4;
+        my $is = $is{$key};
+        my $mine = 1 + int rand 2;
+        my $own = $is && $is->{instance} == $mine;
+        my @old = @{$claims{$key} // []};
+        my ($op, $want, $reply, $after) = (int rand 100, '?');
+
+        $after = $is && { %$is };
+
+        if ($op < 40) {
+            my $c = { instance => $mine, fence => ++$fence, fp => rand() < .8 ? 'f' : 'g' };
+            my ($retry, $old, $late) = map rand() < $_, .5, .1, .1;
+
+            # one is sent again, or comes when a later one was made
+
+            $c = { %{$old[rand @old]} } if @old && rand() < .4;
+
+            my $since = rand() < .1 ? $fence + 1 : 0;
+            my $free = !$is || $is->{state} eq 'F';
+            my $doubt = $is && $is->{state} eq 'U';
+            my $again;
+
+            if ($is && $is->{state} eq 'P') {
+                my $same = $is->{instance} == $c->{instance};
+                $again = $same && ($is->{fence} == $c->{fence} || $is->{fence} >= $since);
+                $doubt = !$again && ($same || $is->{over});
+            }
+
+            my $may = $doubt && $retry && $is->{fp} eq $c->{fp};
+
+            $want = $free && $old ? 'A'
+                  : $may && $is->{fence} >= $c->{fence} ? 'X'
+                  : $free || $again || $may ? $late ? 'L' : 'C'
+                  : 'B';
+
+            if ($want eq 'C') {
+                $after = { %$c, state => 'P', over => 0, response => '' };
+                push @{$claims{$key}}, $c;
+
+            } elsif ($want eq 'B' && $doubt && $is->{state} eq 'P') {
+                $after->{state} = 'U';
+            }
+
+            $reply = claim($redis, $key, $c, since => $since, not_after => $late ? 1 : $never,
+                           flags => ($retry ? 'r' : '') . ($old ? 'o' : ''));
+
+            if ($want eq 'B' && ref $reply) {
+                my $got = unhead($reply->[2]);
+                $wrong += !is("$got->{state} $got->{instance} $got->{fence}",
+                              "$after->{state} $after->{instance} $after->{fence}", "step $step: found")
+                    if "$got->{state} $got->{instance} $got->{fence}"
+                       ne "$after->{state} $after->{instance} $after->{fence}";
+            }
+
+        } elsif ($op < 75) {
+            next if !@old;
+
+            my $c = $old[rand @old];
+            my $what = (qw(P P D N U))[rand 5];
+            my ($known, $late, $lapse) = map rand() < $_, .8, .05, .3;
+            my $cmp = $is && $is->{fence} <=> $c->{fence};
+
+            # what is forgotten stays for a lease
+
+            $lapse = 0 if $is && $is->{state} eq 'F';
+
+            my $same = $is && $is->{instance} == $c->{instance};
+
+            $want = $late ? 'L'
+                  : !$is ? $known ? 'T' : 'O'
+                  : $is->{state} eq 'F' ? $same && $cmp >= 0 ? 'S' : 'O'
+                  : !$same || $cmp > 0 ? 'S'
+                  : $cmp == 0 && $what eq 'P'
+                    && ($is->{state} =~ /[DN]/ || $is->{state} eq 'U' && $is->{status}) ? 'S'
+                  : 'O';
+
+            my $response = $what =~ /[DU]/ ? 'r' x int rand 300 : '';
+            my $status = $what eq 'P' ? 0 : 504;
+
+            $after = { %$c, state => $what, over => $lapse, response => $response, status => $status }
+                if $want =~ /[OT]/;
+
+            $reply = put($redis, $key, $what, { %$c, status => $status }, response => $response,
+                         lease => $what eq 'P' && $lapse ? 0 : 100_000,
+                         not_after => $late ? 1 : $never, known => $known ? 'k' : '');
+
+        } elsif ($op < 90) {
+            next if !@old;
+
+            my $c = $old[rand @old];
+            my $cmp = $is && $is->{fence} <=> $c->{fence};
+
+            $want = $is && $is->{instance} == $c->{instance}
+                    && ($is->{state} eq 'P' && $cmp <= 0 || $is->{state} eq 'U' && $cmp == 0)
+                    ? 'O' : 'A';
+            $after = undef if $want eq 'O';
+            $reply = release($redis, $key, $c);
+
+        } elsif ($op < 97) {
+            my $upto = @old ? $old[rand @old]{fence} : $fence // 0;
+            my $late = rand() < .2;
+
+            $want = !$is ? 'A' : $late ? 'L'
+                  : $is->{state} eq 'F' || ($own && $is->{fence} > $upto) ? 'A' : 'O';
+
+            if ($want eq 'O') {
+                $after = $is->{state} =~ /[PU]/ ? { %$is, state => 'F', response => '' } : undef;
+            }
+
+            $reply = forget($redis, $key, { instance => $mine, fence => $upto },
+                            not_after => $late ? 1 : $never);
+
+        } else {
+            $want = $is && $is->{state} ne 'F' ? 'B' : 'A';
+            $reply = run($redis, 'find', $key, 'I1');
+        }
+
+        my $got = ref $reply ? $reply->[0] : $reply;
+        my $value = $redis->command('GET', $key);
+        my $left = defined $value ? unhead($value) : undef;
+        my @of = qw(state instance fence);
+        my $stands = $left ? join ' ', @$left{@of}, length $left->{response} : 'nothing';
+        my $should = $after ? join ' ', @$after{@of}, length($after->{response} // '') : 'nothing';
+
+        # what has become of one in doubt has no response
+
+        $should =~ s/ \d+$/ 0/ if $after && $after->{state} eq 'U' && $is && $is->{state} eq 'P'
+                                  && $want eq 'B';
+
+        $answers{$want}++;
+
+        if ($got ne $want || $stands ne $should) {
+            is("$got, $stands", "$want, $should", "step $step, seed $seed");
+            last if ++$wrong > 3;
+        }
+
+        $is{$key} = $after;
+    }
+
+    is($wrong, 0, "$steps steps as the model says, seed $seed");
+    is(join('', sort keys %answers), 'ABCLOSTX', '... each answer among them')
+        or diag(explain(\%answers));
+}
+
+
+# --- one at a time ------------------------------------------------------------
+
+sub traps {
+    my ($server) = @_;
+
+    my $redis = $server->connect;
+    my %c = (instance => 1, fence => 5);
+
+    # how long a key stays, and what its times are
+
+    claim($redis, 't:p', \%c);
+    ok($redis->command('PTTL', 't:p') > 86_000_000, 'a pending one stays for a day');
+
+    my ($s, $us) = @{$redis->command('TIME')};
+    my $p = unhead($redis->command('GET', 't:p'));
+    my $now = $s * 1000 + $us / 1000;
+    ok(abs($p->{recorded} - $now) < 2000 && abs($p->{lease} - $now - 100_000) < 2000,
+       '... with the server\'s time') or diag(explain($p), $now);
+
+    put($redis, 't:p', 'D', { %c, window => 5000 }, left => 3000, keep => 3000, age => 2000,
+        response => "a\0\r\n\xff");
+    my $ttl = $redis->command('PTTL', 't:p');
+    ok($ttl > 1000 && $ttl <= 3000, 'what is done stays for its window') or diag($ttl);
+    my $d = unhead($redis->command('GET', 't:p'));
+    is($d->{response}, "a\0\r\n\xff", '... with every byte of the response');
+    is($d->{ends} - $d->{recorded}, 5000, '... recorded when it was');
+
+    # a lease that is over, by whoever meets it
+
+    claim($redis, 't:u', { %c, window => 7000 }, lease => 1);
+    sleep 0.01;
+    my $found = claim($redis, 't:u', { instance => 2, fence => 9 });
+    is($found->[0] . unhead($found->[2])->{state}, 'BU', 'one whose lease is over is in doubt');
+    $ttl = $redis->command('PTTL', 't:u');
+    ok($ttl > 5000 && $ttl <= 7000, '... for its window') or diag($ttl);
+
+    # the window of one that never ended is over
+
+    put($redis, 't:w', 'D', \%c, left => 5, keep => 5);
+    sleep 0.02;
+    is(claim($redis, 't:w', { instance => 2, fence => 9 })->[0], 'C', 'a window that is over is none');
+
+    # who asked for nobody in particular; numbers beyond 2^53 don't come, large ones do
+
+    my $large = 2 ** 53 - 2;
+    put($redis, 't:i', 'U', { %c, identity => '', fence => $large });
+    is(claim($redis, 't:i', { instance => 2, fence => $large }, flags => 'r')->[0], 'X',
+       'a fence has to rise');
+    is(claim($redis, 't:i', { instance => 2, fence => $large + 1 }, flags => 'r')->[0], 'C',
+       '... by one, from nobody\'s');
+    put($redis, 't:j', 'U', \%c);
+    is(claim($redis, 't:j', { instance => 2, fence => 9, identity => 'you' }, flags => 'r')->[0], 'B',
+       'what is somebody else\'s is not taken over');
+
+    # what is not ours
+
+    for my $foreign ('I2' . 'x' x 200, 'short', 'x' x 200) {
+        $redis->command('SET', 't:f', $foreign);
+        is(join(' ', map $_->[0], claim($redis, 't:f', \%c), put($redis, 't:f', 'D', \%c),
+                release($redis, 't:f', \%c), forget($redis, 't:f', \%c),
+                run($redis, 'find', 't:f', 'I1')), 'V V V V V', 'a foreign value');
+        is($redis->command('GET', 't:f'), $foreign, '... stays');
+    }
+
+    $redis->command('DEL', 't:f');
+    $redis->command('LPUSH', 't:f', 'x');
+    is(join(' ', map $_->[0], claim($redis, 't:f', \%c), put($redis, 't:f', 'D', \%c),
+            release($redis, 't:f', \%c), forget($redis, 't:f', \%c),
+            run($redis, 'find', 't:f', 'I1')), 'V V V V V', 'a list');
+
+    is(run($redis, 'stamp', 't:s', 'one')->[0], 'O', 'a stamp is made');
+    is(run($redis, 'stamp', 't:s', 'one')->[0], 'O', '... is the same');
+    is(join(' ', @{run($redis, 'stamp', 't:s', 'two')}[0, 2]), 'S one', '... or is not');
+    is(run($redis, 'stamp', 't:f', 'two')->[0], 'S', '... nor is a list');
+
+    # who hears of it
+
+    my $ear = $server->connect;
+    $ear->command('SUBSCRIBE', 't:e');
+    claim($redis, 't:e', \%c);
+    put($redis, 't:e', 'P', \%c);
+    is($ear->heard(0.1), 0, 'nobody hears of a claim');
+    put($redis, 't:e', 'D', \%c);
+    is($ear->heard(2), 1, '... but of an outcome');
+    forget($redis, 't:e', \%c);
+    is($ear->heard(2), 1, '... and of its end');
+    claim($redis, 't:e', \%c);
+    release($redis, 't:e', \%c);
+    is($ear->heard(2), 1, 'a release is heard of');
+
+    # without memory nothing is claimed, and what happened is told all the same
+
+    claim($redis, 't:full', \%c);
+    $redis->command(qw(CONFIG SET maxmemory 1));
+    like(claim($redis, 't:full2', \%c), qr/^OOM/, 'no memory for a claim');
+    is(put($redis, 't:full', 'D', \%c, response => 'x' x 1000)->[0], 'O', '... but for an outcome');
+    is(claim($redis, 't:full', { instance => 2, fence => 9 })->[0], 'B', '... and a look at it');
+    put($redis, 't:doubt', 'P', \%c, lease => 0);
+    $found = claim($redis, 't:doubt', { instance => 2, fence => 9 });
+    is($found->[0] . unhead($found->[2])->{state}, 'BU', '... and for a doubt');
+    is(release($redis, 't:doubt', \%c)->[0], 'O', '... and for a release');
+    $redis->command(qw(CONFIG SET maxmemory 0));
+}
+
+
+# --- many at once -------------------------------------------------------------
+
+# Each of six wants one of forty tokens, is told twice in three that it has it,
+# and counts who is at work on it.
+
+sub race {
+    my ($server) = @_;
+
+    my $until = time + ($ENV{TEST_RACE} // 3);
+    my @pids;
+
+    for my $n (1 .. 6) {
+        my $pid = fork // die "fork: $!";
+
+        if ($pid == 0) {
+            srand $seed + $n;
+            my ($one, $two) = map $server->connect, 1, 2;
+            my $fence = $n;
+
+            while (time < $until) {
+                my $key = 'r:' . int rand 40;
+                my $c = { instance => $n, fence => $fence += 6 };
+                my $twice = rand() < .3;
+
+                my $got = claim($one, $key, $c)->[0];
+                my $again = $twice ? claim($two, $key, $c)->[0] : $got;
+
+                next if $got ne 'C';
+
+                $one->command('INCR', 'doubles') if $again ne 'C';
+                $one->command('INCR', 'doubles') if $one->command('INCR', "busy:$key") > 1;
+                $one->command('INCR', 'executions');
+                put($two, $key, 'P', $c) if rand() < .2;
+                $two->command('DECR', "busy:$key");
+
+                if (rand() < .5) {
+                    release($two, $key, $c);
+                    release($one, $key, $c) if $twice;
+
+                } else {
+                    put($two, $key, 'D', $c);
+                    put($one, $key, 'D', $c) if $twice;
+                    forget($one, $key, $c);
+                }
+            }
+
+            POSIX::_exit(0);
+        }
+
+        push @pids, $pid;
+    }
+
+    waitpid $_, 0 for @pids;
+
+    my $redis = $server->connect;
+    my $executions = $redis->command('GET', 'executions');
+
+    cmp_ok($executions, '>', 500, "$executions executions by six who race");
+    is($redis->command('GET', 'doubles') // 0, 0, '... no two at once');
+}
+
+
+# --- all of it ---------------------------------------------------------------
+
+for my $program (Resp::servers()) {
+    my $server = Resp->start(program => $program);
+
+    subtest $program => sub {
+        model($server);
+        traps($server);
+        race($server);
+    };
+}
+
+done_testing();
