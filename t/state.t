@@ -374,7 +374,7 @@ SKIP: {
              '... and says why');
     }
 
-    $n->{allow} = qr/the state of zone/;
+    $n->{allow} = qr/the state file/;
     $n->down('QUIT');
     $n->stop;
 

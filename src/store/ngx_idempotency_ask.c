@@ -34,10 +34,16 @@ static ngx_int_t ask_in_doubt(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec);
 static ngx_int_t ask_result(ngx_idempotency_claim_t *claim,
     ngx_idempotency_result_e result);
+static void ask_elsewhere(ngx_idempotency_tier_t *tier,
+    ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item,
+    ngx_idempotency_workers_t *wake);
 static void ask_granted(ngx_idempotency_tier_t *tier,
     ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item);
 static void ask_copy(ngx_idempotency_tier_t *tier,
     ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item);
+static int64_t ask_now(ngx_idempotency_tier_t *tier);
+static ngx_msec_t ask_describe(ngx_idempotency_record_t *rec,
+    ngx_idempotency_item_t *item, int64_t now);
 static ngx_int_t ask_append(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_str_t *response);
 
@@ -53,6 +59,13 @@ ngx_idempotency_ask_meet(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec,
     ngx_idempotency_workers_t *wake)
 {
+    /* what it has asked for, and finds no more, was given up by others: what
+       there is now is theirs */
+
+    if (*rec == NULL || claim->waited != (*rec)->fence) {
+        claim->asked = 0;
+    }
+
     if (*rec == NULL) {
         return ask_miss(shm, claim, rec);
     }
@@ -66,11 +79,16 @@ ngx_idempotency_ask_meet(ngx_idempotency_shm_t *shm,
         return ask_claimed(shm, claim, *rec, wake);
 
     case NGX_IDEMPOTENCY_ELSEWHERE:
+        claim->asked = 0;
+        return ngx_idempotency_elsewhere_meet(shm, claim, *rec);
+
     case NGX_IDEMPOTENCY_NOTHING:
     case NGX_IDEMPOTENCY_FAILED:
+        claim->asked = 0;
         return ask_brief(shm, claim, rec);
 
     case NGX_IDEMPOTENCY_IN_DOUBT:
+        claim->asked = 0;
         return ask_in_doubt(shm, claim, rec);
 
     default: /* an outcome, which nothing changes within its window */
@@ -120,7 +138,8 @@ ask_asking(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 {
     ngx_uint_t  late;
 
-    late = (claim->op.now - (*rec)->recorded >= NGX_IDEMPOTENCY_ASK_TIMEOUT);
+    late = ((ngx_msec_int_t) (claim->op.now - (*rec)->recorded)
+            >= NGX_IDEMPOTENCY_ASK_TIMEOUT);
 
     if (late || !ngx_idempotency_record_alive(*rec, claim->op.now)) {
 
@@ -162,7 +181,8 @@ ask_claimed(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     if (shm->tier->strict && (rec->owes & NGX_IDEMPOTENCY_OWES)
         && !claim->alone)
     {
-        late = (claim->op.now - rec->recorded >= NGX_IDEMPOTENCY_ASK_TIMEOUT);
+        late = ((ngx_msec_int_t) (claim->op.now - rec->recorded)
+                >= NGX_IDEMPOTENCY_ASK_TIMEOUT);
 
         if (late || shm->sh->tier.failing) {
 
@@ -196,12 +216,10 @@ ask_brief(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     waited = (claim->waited == (*rec)->fence);
 
     if (waited
-        || claim->op.now - (*rec)->as.brief.copied < NGX_IDEMPOTENCY_ASK_BRIEF)
+        || (ngx_msec_int_t) (claim->op.now - (*rec)->as.brief.copied)
+           < NGX_IDEMPOTENCY_ASK_BRIEF)
     {
         switch ((*rec)->outcome) {
-
-        case NGX_IDEMPOTENCY_ELSEWHERE:
-            return NGX_DECLINED;
 
         case NGX_IDEMPOTENCY_FAILED:
             if (claim->alone) {
@@ -244,7 +262,8 @@ ask_in_doubt(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 
         if ((!claim->retry || ngx_idempotency_record_differs(*rec, claim))
             && (claim->waited == (*rec)->fence
-                || claim->op.now - (*rec)->as.brief.copied
+                || (ngx_msec_int_t) (claim->op.now
+                                     - (*rec)->as.brief.copied)
                    < NGX_IDEMPOTENCY_ASK_BRIEF))
         {
             return NGX_DECLINED;
@@ -312,7 +331,7 @@ ngx_idempotency_ask_cancel(ngx_idempotency_shm_t *shm,
 
 /* the lock is held, and who waits is woken once it is not */
 
-void
+ngx_uint_t
 ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
     ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item,
     ngx_idempotency_workers_t *wake)
@@ -320,6 +339,15 @@ ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
     ngx_idempotency_shm_t  *shm;
 
     shm = tier->shm;
+
+    if (rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE
+        && (item->result == NGX_IDEMPOTENCY_UNAVAILABLE
+            || (item->result == NGX_IDEMPOTENCY_BOUND
+                && item->outcome == NGX_IDEMPOTENCY_PENDING)))
+    {
+        ask_elsewhere(tier, rec, item, wake);
+        return 1;
+    }
 
     ngx_idempotency_shm_take_waiting(rec, wake);
 
@@ -352,6 +380,26 @@ ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
         ngx_idempotency_record_brief(shm, rec, NGX_IDEMPOTENCY_FAILED,
                                      ngx_current_msec);
     }
+
+    return 0;
+}
+
+
+static void
+ask_elsewhere(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
+    ngx_idempotency_item_t *item, ngx_idempotency_workers_t *wake)
+{
+    int64_t     now;
+    ngx_msec_t  lapses;
+
+    now = ask_now(tier);
+    lapses = 0;
+
+    if (item->result == NGX_IDEMPOTENCY_BOUND) {
+        lapses = ask_describe(rec, item, now);
+    }
+
+    ngx_idempotency_elsewhere_answered(tier->shm, rec, lapses, wake);
 }
 
 
@@ -377,11 +425,11 @@ ask_copy(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
     ngx_idempotency_item_t *item)
 {
     int64_t                 now;
+    ngx_msec_t              lapses;
     ngx_idempotency_shm_t  *shm;
 
     shm = tier->shm;
-    now = tier->batch->now + (ngx_msec_int_t) (ngx_current_msec
-                                               - tier->batch->at);
+    now = ask_now(tier);
 
     rec->owes = 0;
 
@@ -393,17 +441,10 @@ ask_copy(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
         return;
     }
 
-    ngx_memcpy(rec->fingerprint, item->fingerprint,
-               NGX_IDEMPOTENCY_DIGEST_LEN);
-    rec->parts = item->parts;
-    rec->status = item->status;
-    rec->replays = item->replays;
-    rec->recorded = ngx_current_msec - (ngx_msec_t) (now - item->recorded);
-    rec->ends = ngx_current_msec + (ngx_msec_t) (item->ends - now);
+    lapses = ask_describe(rec, item, now);
 
     if (item->outcome == NGX_IDEMPOTENCY_PENDING) {
-        ngx_idempotency_record_brief(shm, rec, NGX_IDEMPOTENCY_ELSEWHERE,
-                                     ngx_current_msec);
+        ngx_idempotency_elsewhere_found(shm, rec, lapses);
 
     } else if (ask_append(shm, rec, &item->response) != NGX_OK) {
         ngx_idempotency_record_brief(shm, rec, NGX_IDEMPOTENCY_FAILED,
@@ -417,6 +458,41 @@ ask_copy(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
         rec->fence = item->fence;
         ngx_idempotency_record_copy(shm, rec, item->outcome);
     }
+}
+
+
+/* the backing's time */
+
+static int64_t
+ask_now(ngx_idempotency_tier_t *tier)
+{
+    return tier->batch->now
+           + (ngx_msec_int_t) (ngx_current_msec - tier->batch->at);
+}
+
+
+/* when the lease of what is pending ends is returned, or 0 */
+
+static ngx_msec_t
+ask_describe(ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item,
+    int64_t now)
+{
+    ngx_memcpy(rec->fingerprint, item->fingerprint,
+               NGX_IDEMPOTENCY_DIGEST_LEN);
+
+    rec->parts = item->parts;
+    rec->replays = item->replays;
+    rec->recorded = ngx_current_msec - (ngx_msec_t) (now - item->recorded);
+    rec->ends = ngx_current_msec + (ngx_msec_t) (item->ends - now);
+
+    if (item->outcome == NGX_IDEMPOTENCY_PENDING) {
+        return item->lapses
+               ? ngx_current_msec + (ngx_msec_t) (item->lapses - now) : 0;
+    }
+
+    rec->status = item->status;
+
+    return 0;
 }
 
 

@@ -63,6 +63,9 @@ typedef struct {
        its outcome will not end */
     int64_t                         recorded;
     int64_t                         ends;
+    /* ASK, of what is pending: out, when its owner's lease ends, if that is
+       how it is told that nobody has it any more, or 0 */
+    int64_t                         lapses;
 
     /* PUT: in; ASK, FIND: out */
     ngx_idempotency_outcome_e       outcome;

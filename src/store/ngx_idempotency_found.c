@@ -90,7 +90,8 @@ ngx_idempotency_record_describe(ngx_idempotency_record_t *rec, ngx_msec_t now,
 
     found->outcome = (rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE)
                          ? NGX_IDEMPOTENCY_PENDING : rec->outcome;
-    found->status = rec->status;
+    found->status = (rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE)
+                        ? 0 : rec->status;
     found->fence = rec->fence;
     found->age = ngx_max(age, 0);
     found->left = ngx_idempotency_record_lasts(rec, now);

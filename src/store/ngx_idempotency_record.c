@@ -90,6 +90,7 @@ ngx_idempotency_records_init(ngx_idempotency_shm_sh_t *sh,
     sh->left.next = &sh->copies;
 
     ngx_queue_init(&sh->pending);
+    ngx_queue_init(&sh->elsewhere);
     ngx_queue_init(&sh->kept);
 
     return NGX_OK;
@@ -643,7 +644,9 @@ ngx_idempotency_record_forget(ngx_idempotency_shm_t *shm,
 static void
 record_unlink(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
 {
-    if (ngx_idempotency_record_pends(rec)) {
+    if (ngx_idempotency_record_pends(rec)
+        || rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE)
+    {
         ngx_queue_remove(&rec->queue);
 
     } else {
@@ -686,6 +689,19 @@ ngx_idempotency_record_expire(ngx_idempotency_shm_t *shm, ngx_msec_t now,
         }
     }
 
+    while (i < n && !ngx_queue_empty(&shm->sh->elsewhere)) {
+
+        rec = ngx_queue_data(ngx_queue_head(&shm->sh->elsewhere),
+                             ngx_idempotency_record_t, queue);
+
+        if (!ngx_idempotency_record_expired(rec, now)) {
+            break;
+        }
+
+        ngx_idempotency_record_remove(shm, rec);
+        i++;
+    }
+
     return i;
 }
 
@@ -693,16 +709,21 @@ ngx_idempotency_record_expire(ngx_idempotency_shm_t *shm, ngx_msec_t now,
 ngx_uint_t
 ngx_idempotency_record_expired(ngx_idempotency_record_t *rec, ngx_msec_t now)
 {
+    if (rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE) {
+        return ngx_idempotency_elsewhere_unwanted(rec, now,
+                                                  NGX_IDEMPOTENCY_SHM_LEFT);
+    }
+
     if ((rec->owes & NGX_IDEMPOTENCY_OWES_BRIEF)
-        && now - rec->as.brief.copied >= NGX_IDEMPOTENCY_SHM_LEFT)
+        && (ngx_msec_int_t) (now - rec->as.brief.copied)
+           >= NGX_IDEMPOTENCY_SHM_LEFT)
     {
         return 1;
     }
 
     /* brief ones but those in doubt tell nothing that could end */
 
-    if (rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE
-        || rec->outcome == NGX_IDEMPOTENCY_NOTHING
+    if (rec->outcome == NGX_IDEMPOTENCY_NOTHING
         || rec->outcome == NGX_IDEMPOTENCY_FAILED)
     {
         return 0;

@@ -87,6 +87,8 @@ static ngx_int_t
 shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_claim_t *claim)
 {
     ngx_int_t                   rc;
+    ngx_uint_t                  elsewhere;
+    ngx_msec_t                  due;
     ngx_idempotency_op_t       *op;
     ngx_idempotency_shm_t      *shm;
     ngx_idempotency_cursor_t    cur;
@@ -116,6 +118,8 @@ shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_claim_t *claim)
         ngx_idempotency_die(op, NGX_IDEMPOTENCY_FAULT_DIE_LOCKED);
 
         cur.offset = 0;
+        elsewhere = 0;
+        due = 0;
 
         if (op->result == NGX_IDEMPOTENCY_BOUND) {
 
@@ -129,6 +133,12 @@ shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_claim_t *claim)
             if (claim->wait && rec->outcome == NGX_IDEMPOTENCY_PENDING) {
                 ngx_idempotency_shm_wait(rec, claim);
             }
+
+            if (claim->wait && rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE) {
+                ngx_idempotency_shm_wait(rec, claim);
+                elsewhere = 1;
+                due = rec->as.elsewhere.due;
+            }
         }
 
         ngx_idempotency_shm_unlock(shm);
@@ -136,6 +146,10 @@ shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_claim_t *claim)
         ngx_idempotency_workers_wake(&wake,
                                      ngx_idempotency_tree_key(op->token));
         ngx_idempotency_tier_kick(shm);
+
+        if (elsewhere) {
+            ngx_idempotency_elsewhere_wait(shm, op->token, due);
+        }
 
         if (op->result == NGX_IDEMPOTENCY_CHANGED) {
 

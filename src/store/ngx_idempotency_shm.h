@@ -64,11 +64,13 @@ struct ngx_idempotency_window_s {
 #define NGX_IDEMPOTENCY_FAILED      0x13
 #define NGX_IDEMPOTENCY_GONE        0x14
 
-/* the status of a record that asks, and of one that was forgotten by hand */
+/* the status of a record that asks, of one that was forgotten by hand, and of
+   one that is pending elsewhere: some want to know whether it is still */
 
 #define NGX_IDEMPOTENCY_ASK_RETRY   0x01
 #define NGX_IDEMPOTENCY_ASK_OLD     0x02
 #define NGX_IDEMPOTENCY_FORGOTTEN   0x01
+#define NGX_IDEMPOTENCY_LOOKED_FOR  0x01
 
 
 /* the tokens of one value, that may be so many: see idempotency_quota */
@@ -88,7 +90,8 @@ struct ngx_idempotency_record_s {
     /* key: the token's first bytes; these two must be the first members */
     ngx_rbtree_node_t               node;
     u_char                          token[NGX_IDEMPOTENCY_DIGEST_LEN];
-    /* in sh->pending, or in sh->kept with a response, or in none */
+    /* in sh->pending, in sh->elsewhere, or in sh->kept with a response, or in
+       none */
     ngx_queue_t                     queue;
 
     u_char                          fingerprint[NGX_IDEMPOTENCY_DIGEST_LEN];
@@ -126,6 +129,16 @@ struct ngx_idempotency_record_s {
             ngx_queue_t                 expiry;
             ngx_msec_t                  copied;
         } brief;
+
+        struct {
+            /* where requests wait, as of one that is pending here; when the
+               backing is asked next, how often it has answered, and when
+               somebody last wanted to know */
+            ngx_idempotency_workers_t   waiting;
+            ngx_msec_t                  due;
+            uint32_t                    answers;
+            uint32_t                    wanted;
+        } elsewhere;
     } as;
 
     /* what the backing is to hear next, of those that it owes */
@@ -180,6 +193,8 @@ typedef struct {
     ngx_idempotency_window_t        copies;
 
     ngx_queue_t                     pending;
+    /* what nobody has wanted for the longest time first */
+    ngx_queue_t                     elsewhere;
     /* the oldest response first */
     ngx_queue_t                     kept;
 
@@ -294,16 +309,35 @@ void ngx_idempotency_record_describe(ngx_idempotency_record_t *rec,
 ngx_msec_t ngx_idempotency_record_lasts(ngx_idempotency_record_t *rec,
     ngx_msec_t now);
 
-/* a claim, and who has asked the backing for it, likewise; but cancel */
+/* a claim, and who has asked the backing for it, likewise; but cancel.
+   answered: true if the record may be asked for once more */
 
 ngx_int_t ngx_idempotency_ask_meet(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec,
     ngx_idempotency_workers_t *wake);
-void ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
+ngx_uint_t ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
     ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item,
     ngx_idempotency_workers_t *wake);
 void ngx_idempotency_ask_cancel(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim);
+
+/* what is pending elsewhere, likewise; but wait, which is told when the backing
+   is asked next.  lapses: when the owner's lease does, or 0 */
+
+ngx_int_t ngx_idempotency_elsewhere_meet(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_claim_t *claim, ngx_idempotency_record_t *rec);
+void ngx_idempotency_elsewhere_found(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_msec_t lapses);
+void ngx_idempotency_elsewhere_answered(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_msec_t lapses,
+    ngx_idempotency_workers_t *wake);
+uint32_t ngx_idempotency_elsewhere_next(ngx_idempotency_record_t *rec);
+ngx_uint_t ngx_idempotency_elsewhere_unwanted(ngx_idempotency_record_t *rec,
+    ngx_msec_t now, ngx_msec_t time);
+void ngx_idempotency_elsewhere_wait(ngx_idempotency_shm_t *shm,
+    u_char *token, ngx_msec_t due);
+void ngx_idempotency_elsewhere_init_process(ngx_idempotency_tier_t *tier,
+    ngx_cycle_t *cycle);
 
 /* how many of them a value has, likewise */
 

@@ -26,18 +26,26 @@ void
 ngx_idempotency_shm_wait(ngx_idempotency_record_t *rec,
     ngx_idempotency_claim_t *claim)
 {
-    ngx_idempotency_op_t      *op;
-    ngx_idempotency_worker_t  self;
+    ngx_idempotency_op_t       *op;
+    ngx_idempotency_worker_t    self;
+    ngx_idempotency_workers_t  *waiting;
 
     op = &claim->op;
     self = ngx_idempotency_worker_self();
 
+    waiting = (rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE)
+              ? &rec->as.elsewhere.waiting : &rec->as.pending.waiting;
+
     if (self.slot != NGX_IDEMPOTENCY_NO_WORKER) {
-        rec->as.pending.waiting.bits[self.slot / 64] |=
-                                              (uint64_t) 1 << (self.slot % 64);
+        waiting->bits[self.slot / 64] |= (uint64_t) 1 << (self.slot % 64);
     }
 
-    claim->waited = rec->fence;
+    /* a claim that is made again waits for what it did before */
+
+    if (claim->waited != rec->fence) {
+        claim->waited = rec->fence;
+        claim->answer = ngx_idempotency_elsewhere_next(rec);
+    }
 
     shm_enqueue(op);
 }
@@ -82,7 +90,7 @@ ngx_idempotency_shm_awaited(ngx_idempotency_record_t *rec)
 }
 
 
-/* before it is anything but pending */
+/* before it is anything but pending, here or elsewhere */
 
 void
 ngx_idempotency_shm_take_waiting(ngx_idempotency_record_t *rec,
@@ -90,6 +98,9 @@ ngx_idempotency_shm_take_waiting(ngx_idempotency_record_t *rec,
 {
     if (ngx_idempotency_record_pends(rec)) {
         *wake = rec->as.pending.waiting;
+
+    } else if (rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE) {
+        *wake = rec->as.elsewhere.waiting;
 
     } else {
         ngx_memzero(wake, sizeof(ngx_idempotency_workers_t));

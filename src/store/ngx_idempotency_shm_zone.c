@@ -461,6 +461,10 @@ ngx_idempotency_shm_exit_process(ngx_cycle_t *cycle)
     part = NULL;
 
     while ((shm = shm_zone_next(cycle, &part, &i)) != NULL) {
+        if (shm->tier) {
+            ngx_idempotency_tier_finish(shm);
+        }
+
         ngx_idempotency_shm_sweep(shm, ngx_current_msec);
 
         if (shm->tier) {

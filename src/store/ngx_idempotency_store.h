@@ -210,8 +210,10 @@ typedef struct {
     /* out: the response was left by what it waited for, which released the
        token */
     unsigned                        leftover:1;
-    /* set by a claim that waits: the fence of what it waits for */
+    /* set by a claim that waits: the fence of what it waits for; and which
+       answer of what stands behind is new enough for it */
     uint64_t                        waited;
+    uint32_t                        answer;
 
     /* out: the caller's own, if it is claimed */
     uint64_t                        fence;

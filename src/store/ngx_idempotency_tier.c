@@ -361,6 +361,12 @@ tier_item(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
     item->recorded = batch->now - (ngx_msec_int_t) (batch->at - rec->recorded);
     item->ends = batch->now + (ngx_msec_int_t) (rec->ends - batch->at);
 
+    if (rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE) {
+        item->what = NGX_IDEMPOTENCY_ITEM_ASK;
+        item->old = 1;
+        return;
+    }
+
     if (rec->outcome == NGX_IDEMPOTENCY_ASKING) {
         item->what = NGX_IDEMPOTENCY_ITEM_ASK;
         item->retry = ((rec->status & NGX_IDEMPOTENCY_ASK_RETRY) != 0);
@@ -538,8 +544,13 @@ tier_heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
         item->result = NGX_IDEMPOTENCY_UNAVAILABLE;
     }
 
-    if (rec->outcome == NGX_IDEMPOTENCY_ASKING) {
-        ngx_idempotency_ask_answered(tier, rec, item, wake);
+    if (rec->outcome == NGX_IDEMPOTENCY_ASKING
+        || rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE)
+    {
+        if (ngx_idempotency_ask_answered(tier, rec, item, wake) && more) {
+            tier_list(shm, rec);
+        }
+
         return;
     }
 
@@ -588,8 +599,8 @@ tier_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t stale)
             sh->failing = 1;
 
             ngx_log_error(NGX_LOG_CRIT, ngx_cycle->log, 0,
-                          "idempotency: the state of zone \"%V\" is "
-                          "unavailable: %s", &shm->store->name,
+                          "idempotency: the %V of zone \"%V\" is "
+                          "unavailable: %s", &tier->name, &shm->store->name,
                           tier->batch->error);
         }
 
@@ -599,8 +610,8 @@ tier_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t stale)
         sh->failing = 0;
 
         ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0,
-                      "idempotency: the state of zone \"%V\" is available "
-                      "again", &shm->store->name);
+                      "idempotency: the %V of zone \"%V\" is available "
+                      "again", &tier->name, &shm->store->name);
     }
 }
 
@@ -669,8 +680,8 @@ ngx_idempotency_tier_lost(ngx_idempotency_tier_t *tier, const char *error)
     sh->failing = 1;
 
     ngx_log_error(NGX_LOG_CRIT, ngx_cycle->log, 0,
-                  "idempotency: the state of zone \"%V\" is unavailable: %s",
-                  &tier->shm->store->name, error);
+                  "idempotency: the %V of zone \"%V\" is unavailable: %s",
+                  &tier->name, &tier->shm->store->name, error);
 }
 
 
@@ -695,9 +706,21 @@ ngx_idempotency_tier_init_process(ngx_idempotency_shm_t *shm,
     tier->retry.log = cycle->log;
     tier->retry.cancelable = 1;
 
+    ngx_idempotency_elsewhere_init_process(tier, cycle);
     ngx_idempotency_trust_init_process(tier, cycle);
 
     return NGX_OK;
+}
+
+
+/* nothing answers later from now on */
+
+void
+ngx_idempotency_tier_finish(ngx_idempotency_shm_t *shm)
+{
+    if (shm->tier->batch) {
+        shm->tier->backing->finish(shm->tier);
+    }
 }
 
 
@@ -713,8 +736,6 @@ ngx_idempotency_tier_exit_process(ngx_idempotency_shm_t *shm)
     if (tier->batch == NULL) {
         return;
     }
-
-    tier->backing->finish(tier);
 
     if (tier->busy) {
         ngx_idempotency_tier_handed(tier);

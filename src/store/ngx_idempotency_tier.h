@@ -108,6 +108,11 @@ typedef struct {
    ngx_idempotency_tier_told() */
 
 typedef struct {
+    /* what is pending elsewhere is asked for again: milliseconds at first,
+       twice as many each time, and so many at most */
+    ngx_msec_t                      soon;
+    ngx_msec_t                      seldom;
+
     /* its time, in milliseconds */
     int64_t                       (*now)(ngx_idempotency_tier_t *tier);
     /* NGX_AGAIN, or NGX_OK: batch->rc is set */
@@ -116,6 +121,11 @@ typedef struct {
     /* some of its tokens, behind this one */
     ngx_int_t                     (*tokens)(ngx_idempotency_tier_t *tier,
                                        u_char *after);
+    /* NULL, or: requests of this worker wait for what is pending elsewhere,
+       said again each second while they do; who is told that it has changed
+       calls ngx_idempotency_tier_changed() */
+    void                          (*await)(ngx_idempotency_tier_t *tier,
+                                       u_char *token);
     /* now and then, in one worker */
     void                          (*tend)(ngx_idempotency_tier_t *tier);
     /* NGX_OK: nobody else is at it, and nobody will be until that is given
@@ -142,7 +152,8 @@ typedef struct {
 
 struct ngx_idempotency_tier_s {
     const ngx_idempotency_backing_t  *backing;
-    void                           *data;
+    /* what it is called in the log */
+    ngx_str_t                       name;
     ngx_idempotency_shm_t          *shm;
     /* what is claimed is there before anything is sent */
     ngx_uint_t                      strict;
@@ -154,6 +165,9 @@ struct ngx_idempotency_tier_s {
     ngx_idempotency_batch_t        *batch;
     ngx_uint_t                      busy;
     ngx_event_t                     retry;
+
+    /* ... when it asks again for what is pending elsewhere */
+    ngx_event_t                     again;
 
     /* ... looks who else is there, and fills the filter, once all is told that
        was owed until then */
@@ -178,6 +192,11 @@ void ngx_idempotency_tier_handed(ngx_idempotency_tier_t *tier);
 void ngx_idempotency_tier_told(ngx_idempotency_tier_t *tier,
     u_char (*tokens)[NGX_IDEMPOTENCY_DIGEST_LEN], ngx_int_t n);
 
+/* it was told that a token has changed, or some have: NULL */
+
+void ngx_idempotency_tier_changed(ngx_idempotency_tier_t *tier,
+    u_char *token);
+
 /* of a zone that is made, the lock held or nobody there yet */
 
 ngx_int_t ngx_idempotency_tier_init(ngx_idempotency_shm_t *shm);
@@ -186,6 +205,7 @@ void ngx_idempotency_tier_lost(ngx_idempotency_tier_t *tier,
 
 ngx_int_t ngx_idempotency_tier_init_process(ngx_idempotency_shm_t *shm,
     ngx_cycle_t *cycle);
+void ngx_idempotency_tier_finish(ngx_idempotency_shm_t *shm);
 void ngx_idempotency_tier_exit_process(ngx_idempotency_shm_t *shm);
 
 /* whether a miss may be an absence, as one worker looks after it */

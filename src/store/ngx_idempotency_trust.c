@@ -185,9 +185,9 @@ trust_end(ngx_idempotency_tier_t *tier)
 
     if (trusted) {
         ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0,
-                      "idempotency: the state of zone \"%V\" is shared with "
+                      "idempotency: the %V of zone \"%V\" is shared with "
                       "another nginx: each claim asks it",
-                      &tier->shm->store->name);
+                      &tier->name, &tier->shm->store->name);
     }
 }
 
@@ -293,7 +293,7 @@ trust_filled(ngx_idempotency_tier_t *tier)
 
     if (!trusted) {
         ngx_log_error(NGX_LOG_INFO, ngx_cycle->log, 0,
-                      "idempotency: the state of zone \"%V\" is loaded",
-                      &tier->shm->store->name);
+                      "idempotency: the %V of zone \"%V\" is loaded",
+                      &tier->name, &tier->shm->store->name);
     }
 }

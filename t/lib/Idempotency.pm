@@ -50,6 +50,7 @@ package Idempotency;
 #    told(responses): "200 NEW, 409 CONFLICT", of header lines X-Status.
 #    same_message(a, b, name): the comparison alone, without asking who is marked.
 #    config_test(%o): nginx -t with such a configuration: (ok, output, the file).
+#    in_memory(): no zone has anything behind it, see stored().
 #    executions(id), go(id), held(id, n) waits until n requests are held,
 #    last_request(id): "METHOD URI VERSION\nheader lines\n\nbody".
 #    until_true { ... } seconds: polls, returns what the block returned.
@@ -91,7 +92,7 @@ use Upstream qw(pattern);
 
 our @EXPORT = qw(nginx config_test message same_message same_replay told
                  executions go held last_request until_true within patience
-                 has_module has_directive pattern free_port dead_port backend
+                 in_memory has_module has_directive pattern free_port dead_port backend
                  slurp child certificate module_path);
 
 my $lib = abs_path(dirname(__FILE__));
@@ -520,10 +521,52 @@ sub config {
             // die "unknown \$TEST_NGINX_$v";
     }ge;
 
+    $text = stored($text, "$dir/store", $o{user}) if !$self->{as_is};
+
     spew("$dir/nginx.conf", $text);
 
     return $text;
 }
+
+
+# TEST_IDEMPOTENCY_STORE: what stands behind each zone of a test that says nothing
+# of that itself. A zone's name, its directory and the workers' user become further
+# parameters.
+
+my %stores = (
+    '' => sub { '' },
+    map { my $sync = $_; $sync => sub { in_file($sync, @_) } } qw(strict batched off),
+);
+
+sub stored {
+    my ($text, $dir, $user) = @_;
+
+    my $store = $ENV{TEST_IDEMPOTENCY_STORE} // '';
+    my $more = $stores{$store} // die "TEST_IDEMPOTENCY_STORE: no $store";
+
+    return $text =~ s{^((?:[^#\n]*[\s;])?idempotency_zone\s[^;]*?)(\s*;)}{
+        my ($zone, $end) = ($1, $2);
+        my ($name) = $zone =~ /\szone=([\w-]+):/;
+
+        $zone . (!defined $name || $zone =~ /\s(?:state|redis)=/
+                 ? '' : $more->($name, $dir, $user)) . $end;
+    }gmer;
+}
+
+
+sub in_file {
+    my ($sync, $name, $dir, $user) = @_;
+
+    make_path($dir);
+    chown scalar getpwnam($user), -1, $dir if $user && $> == 0;
+
+    return " state=$dir/$name.db sync=$sync";
+}
+
+
+# ... or nothing: a test, or what it is about, is not for another store.
+
+sub in_memory { return ($ENV{TEST_IDEMPOTENCY_STORE} // '') eq '' }
 
 
 # where nginx logs until it has read its configuration: it can be told since

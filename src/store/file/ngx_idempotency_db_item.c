@@ -128,6 +128,15 @@ db_ask(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
     if (rec.outcome == NGX_IDEMPOTENCY_PENDING) {
         own = (rec.instance == item->instance);
 
+        if (own && item->old
+            && (rec.fence == item->fence || rec.fence >= item->since))
+        {
+            /* what is left of a claim that was given up is none */
+
+            item->result = NGX_IDEMPOTENCY_ABSENT;
+            return SQLITE_OK;
+        }
+
         if (own && (rec.fence == item->fence || rec.fence >= item->since)) {
 
             /* the zone knows best what its own instance has claimed, and has

@@ -19,6 +19,12 @@
 #include <time.h>
 
 
+/* what is pending in another generation is asked for so often, at first and at
+   most */
+
+#define NGX_IDEMPOTENCY_FILE_SOON    5
+#define NGX_IDEMPOTENCY_FILE_SELDOM  50
+
 /* an exiting worker stays for so long for what is being written */
 
 #define NGX_IDEMPOTENCY_FILE_STAY    30000
@@ -120,9 +126,13 @@ static void file_stay_handler(ngx_event_t *ev);
 
 
 static const ngx_idempotency_backing_t  file_backing = {
+    NGX_IDEMPOTENCY_FILE_SOON,
+    NGX_IDEMPOTENCY_FILE_SELDOM,
+
     file_now,
     file_hand,
     file_tokens,
+    NULL,
     file_tend,
     file_alone,
     file_others,
@@ -272,11 +282,25 @@ file_init(ngx_idempotency_tier_t *tier, ngx_idempotency_tier_t *old,
         rc = ngx_idempotency_start(&file->start, file->pool, log);
     }
 
+    if (rc != NGX_OK) {
+        return rc;
+    }
+
+    tier->name.data = ngx_pnalloc(file->pool, sizeof("state file \"\"") - 1
+                                              + file->start.path.len);
+    if (tier->name.data == NULL) {
+        return NGX_ERROR;
+    }
+
+    tier->name.len = ngx_sprintf(tier->name.data, "state file \"%V\"",
+                                 &file->start.path)
+                     - tier->name.data;
+
     tier->instance = file->start.instance;
     tier->fence = file->start.fence;
     file->db.instance = tier->instance;
 
-    return rc;
+    return NGX_OK;
 }
 
 

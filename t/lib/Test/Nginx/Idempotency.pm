@@ -113,6 +113,10 @@ $Test::Nginx::Util::ErrLogFile = $error_log;
     };
 }
 
+# where the zones of a block have what is behind them: with another configuration
+# nginx is started anew, and nothing is to be known
+my ($stores, $stored) = (0, '');
+
 # where the error log is read from: by a block, and for what nobody may log
 my ($from, $checked) = (0, 0);
 
@@ -220,6 +224,9 @@ add_block_preprocessor(sub {
 
     # not of the server that goes on, if anything but this is another's
     my $mark = configuration($block);
+
+    $stores++ if $mark ne $stored && !$ENV{TEST_NGINX_USE_HUP};
+    $stored = $mark;
     $mark =~ s/^/# /mg;
 
     # behind the modules that a block loads, in front of all else
@@ -234,7 +241,7 @@ add_block_preprocessor(sub {
     $block->set_value(init =>
         'Test::Nginx::Idempotency::is_up();' . ($block->init // ''))
         if $ENV{TEST_NGINX_USE_VALGRIND};
-    $block->set_value(http_config => <<"EOC" . $http);
+    $block->set_value(http_config => Idempotency::stored(<<"EOC" . $http, "$dir/store-$stores"));
     upstream backend { server $ENV{TEST_NGINX_BACKEND}; }
     log_format idempotency '\$idempotency_status \$uri';
     access_log $access_log idempotency;
