@@ -241,7 +241,7 @@ one(body_t *body)
     c.flags = NGX_IDEMPOTENCY_CANON_ALL & ~NGX_IDEMPOTENCY_CANON_TEXT;
     c.ignore = NULL;
 
-    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
+    ngx_idempotency_digest_init(&d, NULL, 1, NGX_IDEMPOTENCY_DIGEST_BODY);
 
     if (body->kind == NULL) {
         ngx_idempotency_canon_raw(&d);
@@ -469,7 +469,7 @@ all_told(const ngx_idempotency_kind_t *kind, ngx_str_t *body)
 
     (void) ngx_idempotency_canon_ignore(&c, &array, &bad, pool);
 
-    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
+    ngx_idempotency_digest_init(&d, NULL, 1, NGX_IDEMPOTENCY_DIGEST_BODY);
 
     f = ngx_idempotency_fields_create(pool, kind, names, 3, 1048576);
     m = NULL;
@@ -504,7 +504,7 @@ all_told(const ngx_idempotency_kind_t *kind, ngx_str_t *body)
     }
 
     if (rc != NGX_OK) {
-        ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
+        ngx_idempotency_digest_init(&d, NULL, 1, NGX_IDEMPOTENCY_DIGEST_BODY);
         ngx_idempotency_canon_raw(&d);
         ngx_idempotency_digest_bytes(&d, body->data, body->len);
     }

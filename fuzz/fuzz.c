@@ -57,7 +57,7 @@ fuzz_body(const ngx_idempotency_kind_t *kind, ngx_idempotency_canon_t *c,
     ngx_idempotency_digest_t  d, before;
 
     ngx_memzero(&d, sizeof(d));
-    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
+    ngx_idempotency_digest_init(&d, NULL, 1, NGX_IDEMPOTENCY_DIGEST_BODY);
     before = d;
 
     out.rc = ngx_idempotency_canon_body(&d, kind, c, fuzz_copy(data, len), len,

@@ -149,7 +149,7 @@ feed(ngx_idempotency_canon_t *c, const uint8_t *data, size_t size,
         ngx_free(piece);
     }
 
-    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
+    ngx_idempotency_digest_init(&d, NULL, 1, NGX_IDEMPOTENCY_DIGEST_BODY);
 
     out.rc = multipart->finish(m, &d);
     hold(out.rc == NGX_OK || out.rc == NGX_DECLINED);

@@ -49,7 +49,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
              && boundary.data + boundary.len <= type.data + type.len);
     }
 
-    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
+    ngx_idempotency_digest_init(&d, NULL, 1, NGX_IDEMPOTENCY_DIGEST_BODY);
     ngx_idempotency_digest_type(&d, &type);
 
     names = ngx_array_create(pool, 2, sizeof(ngx_str_t));

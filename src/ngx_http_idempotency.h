@@ -134,8 +134,10 @@ typedef struct {
     ngx_http_idempotency_ignored_t  *ignore_cookies;
     /* of ngx_http_complex_value_t */
     ngx_array_t                   *bind;
+    /* of idempotency_secret, or NULL */
+    ngx_idempotency_digest_key_t  *digest_key;
     /* of what fingerprints are made by */
-    u_char                         settings[NGX_IDEMPOTENCY_HINT_LEN];
+    u_char                         settings[NGX_IDEMPOTENCY_SETTINGS_LEN];
     ngx_array_t                   *bypass;
 
     ngx_idempotency_canon_t        canon;

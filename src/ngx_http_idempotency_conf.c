@@ -64,6 +64,7 @@ ngx_http_idempotency_store(ngx_conf_t *cf, ngx_str_t *name)
     }
 
     store->name = *name;
+    store->secret = &imcf->secret;
     *stores = store;
 
     return store;

@@ -10,6 +10,7 @@
 
 
 #include "ngx_http_idempotency.h"
+#include "store/ngx_idempotency_secret.h"
 
 
 /* an idempotency directive, and where it stands */
@@ -34,6 +35,8 @@ typedef struct {
     ngx_array_t                    uses;
     /* of ngx_str_t: the files behind them */
     ngx_array_t                    states;
+    /* all of them have this one */
+    ngx_idempotency_secret_t       secret;
     /* all locations there are */
     ngx_http_idempotency_origins_t
                                   *origins;
@@ -48,6 +51,8 @@ typedef struct {
 
 
 char *ngx_http_idempotency_set_zone(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+char *ngx_http_idempotency_set_secret(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 ngx_idempotency_store_t *ngx_http_idempotency_store(ngx_conf_t *cf,
     ngx_str_t *name);

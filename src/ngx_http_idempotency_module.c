@@ -144,6 +144,13 @@ static ngx_command_t  ngx_http_idempotency_commands[] = {
       0,
       NULL },
 
+    { ngx_string("idempotency_secret"),
+      NGX_HTTP_MAIN_CONF|NGX_CONF_TAKE1,
+      ngx_http_idempotency_set_secret,
+      0,
+      0,
+      NULL },
+
     { ngx_string("idempotency"),
       NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
       ngx_http_idempotency_set,
@@ -693,6 +700,8 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
     if (conf->store == NULL) {
         return NGX_CONF_OK;
     }
+
+    conf->digest_key = imcf->secret.digest_key;
 
     ngx_http_idempotency_bind_settings(conf);
 

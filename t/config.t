@@ -212,7 +212,7 @@ GET /none
 === TEST 2: nothing of it may stand in main
 --- config
 --- main_config eval
-[misplaced(@::names, qw(idempotency_zone idempotency_guard))]
+[misplaced(@::names, qw(idempotency_zone idempotency_secret idempotency_guard))]
 --- must_die
 
 === TEST 3: ... in events

@@ -18,6 +18,7 @@
 #define OPENSSL_SUPPRESS_DEPRECATED
 #endif
 
+#include <openssl/crypto.h>
 #include <openssl/sha.h>
 
 
@@ -34,7 +35,7 @@
 /* what the header sets aside: it does not compile with other sizes */
 
 typedef char  ngx_idempotency_digest_fits_t[
-    (sizeof(SHA256_CTX) <= sizeof(ngx_idempotency_digest_t)
+    (sizeof(SHA256_CTX) <= NGX_IDEMPOTENCY_DIGEST_SHA * sizeof(uint64_t)
      && NGX_IDEMPOTENCY_DIGEST_LEN == SHA256_DIGEST_LENGTH) ? 1 : -1];
 
 
@@ -45,17 +46,77 @@ digest_sha(ngx_idempotency_digest_t *d)
 }
 
 
+/* RFC 2104 */
+
 void
-ngx_idempotency_digest_init(ngx_idempotency_digest_t *d, u_char kind)
+ngx_idempotency_digest_key(ngx_idempotency_digest_key_t *key, u_char *data,
+    size_t len)
+{
+    u_char       pad[SHA256_CBLOCK];
+    ngx_uint_t   i;
+    SHA256_CTX  *inner, *outer;
+
+    inner = (SHA256_CTX *) key->inner;
+    outer = (SHA256_CTX *) key->outer;
+
+    ngx_memzero(key, sizeof(ngx_idempotency_digest_key_t));
+    ngx_memzero(pad, sizeof(pad));
+
+    if (len > sizeof(pad)) {
+        (void) SHA256_Init(inner);
+        (void) SHA256_Update(inner, data, len);
+        (void) SHA256_Final(pad, inner);
+
+    } else {
+        ngx_memcpy(pad, data, len);
+    }
+
+    for (i = 0; i < sizeof(pad); i++) {
+        pad[i] ^= 0x36;
+    }
+
+    (void) SHA256_Init(inner);
+    (void) SHA256_Update(inner, pad, sizeof(pad));
+
+    for (i = 0; i < sizeof(pad); i++) {
+        pad[i] ^= 0x36 ^ 0x5c;
+    }
+
+    (void) SHA256_Init(outer);
+    (void) SHA256_Update(outer, pad, sizeof(pad));
+
+    OPENSSL_cleanse(pad, sizeof(pad));
+}
+
+
+void
+ngx_idempotency_digest_begin(ngx_idempotency_digest_t *d,
+    const ngx_idempotency_digest_key_t *key)
+{
+    d->key = key;
+
+    if (key) {
+        ngx_memcpy(d->sha, key->inner, sizeof(d->sha));
+
+    } else {
+        (void) SHA256_Init(digest_sha(d));
+    }
+}
+
+
+/* version 0, of which tokens are, is a 1 in the encoding */
+
+void
+ngx_idempotency_digest_init(ngx_idempotency_digest_t *d,
+    const ngx_idempotency_digest_key_t *key, ngx_uint_t version, u_char kind)
 {
     u_char  head[2];
 
-    head[0] = (kind == NGX_IDEMPOTENCY_DIGEST_TOKEN)
-              ? NGX_IDEMPOTENCY_DIGEST_TOKEN_VERSION
-              : NGX_IDEMPOTENCY_DIGEST_VERSION;
+    head[0] = (u_char) (version + 1);
     head[1] = kind;
 
-    (void) SHA256_Init(digest_sha(d));
+    ngx_idempotency_digest_begin(d, key);
+
     (void) SHA256_Update(digest_sha(d), head, sizeof(head));
 }
 
@@ -98,4 +159,11 @@ void
 ngx_idempotency_digest_final(ngx_idempotency_digest_t *d, u_char *out)
 {
     (void) SHA256_Final(out, digest_sha(d));
+
+    if (d->key) {
+        ngx_memcpy(d->sha, d->key->outer, sizeof(d->sha));
+
+        (void) SHA256_Update(digest_sha(d), out, SHA256_DIGEST_LENGTH);
+        (void) SHA256_Final(out, digest_sha(d));
+    }
 }

@@ -1,8 +1,8 @@
 
 /*
- * Digests: bytes in, SHA-256 out, over a versioned and length-prefixed
- * encoding that is equal on every machine.  Pure: knows no requests, reads no
- * clock, allocates nothing.
+ * Digests: bytes in, SHA-256 out, or HMAC-SHA-256 where there is a key, over a
+ * versioned and length-prefixed encoding that is equal on every machine.  Pure:
+ * knows no requests, reads no clock, allocates nothing.
  */
 
 
@@ -17,12 +17,23 @@
 #define NGX_IDEMPOTENCY_DIGEST_LEN  32
 
 /*
- * Raised whenever the encoding of anything changes.  A key's token is the same
- * for ever: it has a version of its own.
+ * What requests are compared by has a version: raised whenever the encoding of
+ * anything in it changes, be it the built-in list of cookies.  The last one is
+ * known, too.
  */
 
-#define NGX_IDEMPOTENCY_DIGEST_VERSION        2
-#define NGX_IDEMPOTENCY_DIGEST_TOKEN_VERSION  1
+#ifndef NGX_IDEMPOTENCY_FINGERPRINT_VERSION
+#define NGX_IDEMPOTENCY_FINGERPRINT_VERSION  1
+#endif
+
+#define NGX_IDEMPOTENCY_FINGERPRINT_OLDEST                                   \
+    (NGX_IDEMPOTENCY_FINGERPRINT_VERSION > 1                                 \
+     ? NGX_IDEMPOTENCY_FINGERPRINT_VERSION - 1 : 1)
+
+/* the rest never changes, a key's token above all */
+
+#define NGX_IDEMPOTENCY_DIGEST_TOKEN_VERSION  0
+#define NGX_IDEMPOTENCY_DIGEST_OTHER_VERSION  1
 
 
 /* what is digested; two kinds never give the same digest */
@@ -36,16 +47,37 @@
 #define NGX_IDEMPOTENCY_DIGEST_IDENTITY     'I'
 #define NGX_IDEMPOTENCY_DIGEST_SETTINGS     'E'
 #define NGX_IDEMPOTENCY_DIGEST_PLACE        'P'
+#define NGX_IDEMPOTENCY_DIGEST_STAMP        'K'
 
 
-/* room for libcrypto's running state, which digest.c alone knows */
+/* room for libcrypto's running states, which digest.c alone knows */
+
+#define NGX_IDEMPOTENCY_DIGEST_SHA          14
+
+/* what HMAC begins with inside and outside, so that a digest with a key costs
+   one block more than one without; it is as secret as the key */
 
 typedef struct {
-    uint64_t    sha[14];
+    uint64_t                             inner[NGX_IDEMPOTENCY_DIGEST_SHA];
+    uint64_t                             outer[NGX_IDEMPOTENCY_DIGEST_SHA];
+} ngx_idempotency_digest_key_t;
+
+typedef struct {
+    uint64_t                             sha[NGX_IDEMPOTENCY_DIGEST_SHA];
+    const ngx_idempotency_digest_key_t  *key;
 } ngx_idempotency_digest_t;
 
 
-void ngx_idempotency_digest_init(ngx_idempotency_digest_t *d, u_char kind);
+void ngx_idempotency_digest_key(ngx_idempotency_digest_key_t *key,
+    u_char *data, size_t len);
+
+/* SHA-256 or, with a key, HMAC-SHA-256: of nothing yet, or of the encoding of
+   a kind */
+
+void ngx_idempotency_digest_begin(ngx_idempotency_digest_t *d,
+    const ngx_idempotency_digest_key_t *key);
+void ngx_idempotency_digest_init(ngx_idempotency_digest_t *d,
+    const ngx_idempotency_digest_key_t *key, ngx_uint_t version, u_char kind);
 void ngx_idempotency_digest_bytes(ngx_idempotency_digest_t *d, u_char *data,
     size_t len);
 void ngx_idempotency_digest_field(ngx_idempotency_digest_t *d, ngx_str_t *s);

@@ -666,7 +666,8 @@ part_digest(ngx_idempotency_multipart_t *m, ngx_idempotency_part_t *part)
     ngx_memcpy(name->data, part->name.data, name->len);
     m->names_len += name->len;
 
-    ngx_idempotency_digest_init(&m->digest, 'P');
+    ngx_idempotency_digest_init(&m->digest, NULL,
+                                NGX_IDEMPOTENCY_DIGEST_OTHER_VERSION, 'P');
     ngx_idempotency_digest_field(&m->digest, &part->name);
 
     if (part->filename.data) {

@@ -55,7 +55,9 @@ bind_key(ngx_http_idempotency_ctx_t *ctx, ngx_str_t *scope)
 {
     ngx_idempotency_digest_t  d;
 
-    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_TOKEN);
+    ngx_idempotency_digest_init(&d, ctx->conf->digest_key,
+                                NGX_IDEMPOTENCY_DIGEST_TOKEN_VERSION,
+                                NGX_IDEMPOTENCY_DIGEST_TOKEN);
     ngx_idempotency_digest_field(&d, scope);
     ngx_idempotency_digest_field(&d, &ctx->key);
     ngx_idempotency_digest_final(&d, ctx->claim.op.token);
@@ -78,7 +80,9 @@ bind_fingerprint(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
     cscf = ngx_http_get_module_srv_conf(r, ngx_http_core_module);
 
-    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_FINGERPRINT);
+    ngx_idempotency_digest_init(&d, ctx->conf->digest_key,
+                                ctx->claim.parts.version,
+                                NGX_IDEMPOTENCY_DIGEST_FINGERPRINT);
 
     ngx_idempotency_digest_field(&d, &r->method_name);
     ngx_idempotency_digest_field(&d, r->headers_in.server.len
@@ -103,7 +107,8 @@ bind_fingerprint(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
     ngx_memcpy(parts->action, action, NGX_IDEMPOTENCY_HINT_LEN);
     ngx_memcpy(parts->body, ctx->body.digest, NGX_IDEMPOTENCY_HINT_LEN);
-    ngx_memcpy(parts->settings, ctx->conf->settings, NGX_IDEMPOTENCY_HINT_LEN);
+    ngx_memcpy(parts->settings, ctx->conf->settings,
+               NGX_IDEMPOTENCY_SETTINGS_LEN);
 
     return NGX_OK;
 }
@@ -196,7 +201,8 @@ ngx_http_idempotency_bind_settings(ngx_http_idempotency_loc_conf_t *conf)
     ngx_http_complex_value_t  *cv;
     ngx_idempotency_digest_t   d;
 
-    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_SETTINGS);
+    ngx_idempotency_digest_init(&d, NULL, NGX_IDEMPOTENCY_DIGEST_OTHER_VERSION,
+                                NGX_IDEMPOTENCY_DIGEST_SETTINGS);
 
     bind_number(&d, conf->canon.flags & NGX_IDEMPOTENCY_CANON_ALL);
     bind_number(&d, conf->normalize_buffer);
@@ -232,7 +238,7 @@ ngx_http_idempotency_bind_settings(ngx_http_idempotency_loc_conf_t *conf)
 
     ngx_idempotency_digest_final(&d, out);
 
-    ngx_memcpy(conf->settings, out, NGX_IDEMPOTENCY_HINT_LEN);
+    ngx_memcpy(conf->settings, out, NGX_IDEMPOTENCY_SETTINGS_LEN);
 }
 
 

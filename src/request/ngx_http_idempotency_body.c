@@ -26,7 +26,7 @@ static ngx_int_t body_canonical(ngx_http_request_t *r,
 static ngx_int_t body_fields(ngx_http_request_t *r,
     ngx_http_idempotency_body_t *body);
 static void body_digest_init(ngx_http_request_t *r,
-    ngx_http_idempotency_body_t *body, const ngx_idempotency_kind_t *kind);
+    ngx_http_idempotency_ctx_t *ctx, const ngx_idempotency_kind_t *kind);
 static ngx_uint_t body_coded(ngx_http_request_t *r);
 static ngx_int_t body_copy(void *data, u_char *p, size_t len);
 static ngx_int_t body_read(ngx_buf_t *b, u_char *p, size_t n, off_t offset);
@@ -143,7 +143,7 @@ body_begin(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     }
 
     if (body->kind == NULL) {
-        body_digest_init(r, body, NULL);
+        body_digest_init(r, ctx, NULL);
     }
 
     body->digested = 0;
@@ -256,7 +256,7 @@ ngx_http_idempotency_digest_body(ngx_http_request_t *r,
 
         /* by its bytes after all */
 
-        body_digest_init(r, &ctx->body, NULL);
+        body_digest_init(r, ctx, NULL);
 
         rc = ngx_http_idempotency_each_piece(r, -1, body_raw, &ctx->body);
     }
@@ -282,7 +282,7 @@ body_canonical(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     body = &ctx->body;
 
     if (body->stream) {
-        body_digest_init(r, body, body->kind);
+        body_digest_init(r, ctx, body->kind);
 
         return body->kind->finish(body->stream, &body->running);
     }
@@ -293,7 +293,7 @@ body_canonical(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         return rc;
     }
 
-    body_digest_init(r, body, body->kind);
+    body_digest_init(r, ctx, body->kind);
 
     return ngx_idempotency_canon_body(&body->running, body->kind,
                                       &ctx->conf->canon, text.data, text.len,
@@ -331,12 +331,15 @@ body_fields(ngx_http_request_t *r, ngx_http_idempotency_body_t *body)
 /* the same bytes in another type or coding are another body */
 
 static void
-body_digest_init(ngx_http_request_t *r, ngx_http_idempotency_body_t *body,
+body_digest_init(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     const ngx_idempotency_kind_t *kind)
 {
     ngx_str_t                            type;
     ngx_table_elt_t                     *h;
+    ngx_idempotency_digest_t            *d;
     ngx_http_idempotency_header_iter_t   it;
+
+    d = &ctx->body.running;
 
     ngx_str_null(&type);
 
@@ -347,20 +350,22 @@ body_digest_init(ngx_http_request_t *r, ngx_http_idempotency_body_t *body,
         type = r->headers_in.content_type->value;
     }
 
-    ngx_idempotency_digest_init(&body->running, NGX_IDEMPOTENCY_DIGEST_BODY);
-    ngx_idempotency_digest_type(&body->running, &type);
+    ngx_idempotency_digest_init(d, ctx->conf->digest_key,
+                                ctx->claim.parts.version,
+                                NGX_IDEMPOTENCY_DIGEST_BODY);
+    ngx_idempotency_digest_type(d, &type);
 
     ngx_http_idempotency_header_iter(&it, r);
 
     while ((h = ngx_http_idempotency_header_next(&it, &body_coding)) != NULL) {
-        ngx_idempotency_digest_bytes(&body->running, (u_char *) "E", 1);
-        ngx_idempotency_digest_field(&body->running, &h->value);
+        ngx_idempotency_digest_bytes(d, (u_char *) "E", 1);
+        ngx_idempotency_digest_field(d, &h->value);
     }
 
-    ngx_idempotency_digest_bytes(&body->running, (u_char *) ".", 1);
+    ngx_idempotency_digest_bytes(d, (u_char *) ".", 1);
 
     if (kind == NULL) {
-        ngx_idempotency_canon_raw(&body->running);
+        ngx_idempotency_canon_raw(d);
     }
 }
 

@@ -54,7 +54,8 @@ ngx_http_idempotency_content(ngx_http_request_t *r,
     static ngx_str_t  user_agent = ngx_string("user_agent");
     static ngx_str_t  accept_language = ngx_string("accept_language");
 
-    ngx_idempotency_digest_init(&d, kind);
+    ngx_idempotency_digest_init(&d, ctx->conf->digest_key,
+                                ctx->claim.parts.version, kind);
     ngx_idempotency_digest_field(&d, scope);
 
     value.len = NGX_IDEMPOTENCY_DIGEST_LEN;

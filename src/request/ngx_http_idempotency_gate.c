@@ -234,6 +234,8 @@ gate_look(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     ctx->verdict = NGX_HTTP_IDEMPOTENCY_STATUS_NEW;
     ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_KEYED;
 
+    ctx->claim.parts.version = NGX_IDEMPOTENCY_FINGERPRINT_VERSION;
+
     if (!ctx->conf->key_in_body) {
         gate_judge(r, ctx);
     }

@@ -48,7 +48,9 @@ ngx_http_idempotency_identity(ngx_http_request_t *r,
 
     known = 0;
 
-    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_IDENTITY);
+    ngx_idempotency_digest_init(&d, ctx->conf->digest_key,
+                                ctx->claim.parts.version,
+                                NGX_IDEMPOTENCY_DIGEST_IDENTITY);
 
     if (ctx->conf->identity == NULL) {
 

@@ -216,7 +216,9 @@ origin_id(origin_place_t *place, origin_place_t *parent)
     if (place->parent) {
         clcf = origin_core(place);
 
-        ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_PLACE);
+        ngx_idempotency_digest_init(&d, NULL,
+                                    NGX_IDEMPOTENCY_DIGEST_OTHER_VERSION,
+                                    NGX_IDEMPOTENCY_DIGEST_PLACE);
 
         s.data = parent->id;
         s.len = NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN;

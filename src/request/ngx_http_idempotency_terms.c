@@ -134,7 +134,9 @@ terms_quota(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
     claim->quota = ctx->conf->quota;
 
-    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_QUOTA);
+    ngx_idempotency_digest_init(&d, ctx->conf->digest_key,
+                                NGX_IDEMPOTENCY_DIGEST_OTHER_VERSION,
+                                NGX_IDEMPOTENCY_DIGEST_QUOTA);
     ngx_idempotency_digest_field(&d, &value);
     ngx_idempotency_digest_final(&d, claim->value);
 

@@ -57,7 +57,8 @@ ngx_idempotency_record_differs(ngx_idempotency_record_t *rec,
     }
 
     if (differs
-        && ngx_memcmp(was->settings, is->settings, NGX_IDEMPOTENCY_HINT_LEN)
+        && ngx_memcmp(was->settings, is->settings,
+                      NGX_IDEMPOTENCY_SETTINGS_LEN)
            != 0)
     {
         differs |= NGX_IDEMPOTENCY_DIFFERS_SETTINGS;

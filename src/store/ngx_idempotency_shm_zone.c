@@ -10,6 +10,8 @@
 
 static ngx_int_t shm_zone_create(ngx_idempotency_shm_t *shm,
     ngx_slab_pool_t *shpool, uint64_t fence);
+static ngx_int_t shm_zone_same_key(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_shm_t *old, ngx_log_t *log);
 static ngx_int_t shm_zone_keep_tier(ngx_idempotency_shm_t *shm,
     ngx_idempotency_shm_t *old, ngx_log_t *log);
 static ngx_uint_t shm_zone_changed(ngx_shm_zone_t *shm_zone);
@@ -77,7 +79,9 @@ ngx_idempotency_shm_init(ngx_shm_zone_t *shm_zone, void *data)
 
     if (old) {
 
-        if (shm_zone_keep_tier(shm, old, shm_zone->shm.log) != NGX_OK) {
+        if (shm_zone_same_key(shm, old, shm_zone->shm.log) != NGX_OK
+            || shm_zone_keep_tier(shm, old, shm_zone->shm.log) != NGX_OK)
+        {
             return NGX_ERROR;
         }
 
@@ -119,6 +123,33 @@ ngx_idempotency_shm_init(ngx_shm_zone_t *shm_zone, void *data)
     }
 
     return shm_zone_create(shm, shpool, shm->tier ? shm->tier->fence : 0);
+}
+
+
+/* by another key no request would find the token that it is bound to */
+
+static ngx_int_t
+shm_zone_same_key(ngx_idempotency_shm_t *shm, ngx_idempotency_shm_t *old,
+    ngx_log_t *log)
+{
+    ngx_idempotency_stamp_e  differs;
+
+    static char  *has[] = { NULL, "another", "no", "a" };
+    static char  *had[] = { NULL, "one", "one", "none" };
+
+    differs = ngx_idempotency_stamp_differs(shm->store->secret->stamp,
+                                            old->store->secret->stamp);
+
+    if (differs == NGX_IDEMPOTENCY_STAMP_SAME) {
+        return NGX_OK;
+    }
+
+    ngx_log_error(NGX_LOG_EMERG, log, 0,
+                  "idempotency_zone \"%V\" has %s digest key while previously "
+                  "it had %s; only a restart can change it",
+                  &shm->store->name, has[differs], had[differs]);
+
+    return NGX_ERROR;
 }
 
 
@@ -260,21 +291,28 @@ ngx_idempotency_shm_keep(ngx_conf_t *cf)
 static ngx_int_t
 shm_zone_keep(ngx_conf_t *cf, ngx_shm_zone_t *zone)
 {
-    ngx_idempotency_shm_t    *shm, *old;
-    ngx_idempotency_store_t  *store;
+    ngx_idempotency_shm_t     *shm, *old;
+    ngx_pool_cleanup_t        *cln;
+    ngx_idempotency_store_t   *store;
 
     old = zone->data;
 
     store = ngx_palloc(cf->pool, sizeof(ngx_idempotency_store_t));
-    if (store == NULL) {
+    cln = ngx_pool_cleanup_add(cf->pool, sizeof(ngx_idempotency_secret_t));
+
+    if (store == NULL || cln == NULL) {
         return NGX_ERROR;
     }
 
     *store = *old->store;
     store->engine = NULL;
 
-    /* the name is in the memory of a configuration that is to go */
+    /* name and keys are in the memory of a configuration that is to go */
 
+    ngx_idempotency_secret_copy(cln->data, old->store->secret);
+    cln->handler = ngx_idempotency_secret_wipe;
+
+    store->secret = cln->data;
     store->name.data = ngx_pstrdup(cf->pool, &old->store->name);
 
     if (store->name.data == NULL

@@ -20,6 +20,7 @@
 #include <ngx_config.h>
 #include <ngx_core.h>
 #include "digest/ngx_idempotency_digest.h"
+#include "ngx_idempotency_secret.h"
 
 
 /* what a token is bound to */
@@ -105,13 +106,16 @@ typedef enum {
 
 #define NGX_IDEMPOTENCY_IDENTITY_LEN      16
 #define NGX_IDEMPOTENCY_HINT_LEN          4
+#define NGX_IDEMPOTENCY_SETTINGS_LEN      3
 
 typedef struct {
     u_char                          identity[NGX_IDEMPOTENCY_IDENTITY_LEN];
     u_char                          action[NGX_IDEMPOTENCY_HINT_LEN];
     u_char                          body[NGX_IDEMPOTENCY_HINT_LEN];
     /* that the others were made by */
-    u_char                          settings[NGX_IDEMPOTENCY_HINT_LEN];
+    u_char                          settings[NGX_IDEMPOTENCY_SETTINGS_LEN];
+    /* of all this and of the fingerprint: what is of two can't be compared */
+    u_char                          version;
 } ngx_idempotency_parts_t;
 
 #define NGX_IDEMPOTENCY_DIFFERS_ACTION    0x01
@@ -351,6 +355,9 @@ struct ngx_idempotency_store_s {
     /* the answer to `complete` is waited for before the client has the whole
        response: what it is told then is not forgotten */
     ngx_uint_t                       strict;
+    /* by which its tokens are made, and what leaves this machine's memory is
+       sealed; all of it is zero where there is none */
+    const ngx_idempotency_secret_t  *secret;
 };
 
 

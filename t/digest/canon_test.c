@@ -142,7 +142,7 @@ digest(const ngx_idempotency_kind_t *kind, ngx_str_t *body, ngx_pool_t *pool,
     c.flags = NGX_IDEMPOTENCY_CANON_ALL;
     c.ignore = NULL;
 
-    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
+    ngx_idempotency_digest_init(&d, NULL, 1, NGX_IDEMPOTENCY_DIGEST_BODY);
 
     if (kind->whole) {
         rc = ngx_idempotency_canon_body(&d, kind, &c, body->data, body->len,
@@ -551,7 +551,7 @@ scratch_is_freed(void)
         pool = ngx_create_pool(4096, unit_cycle.log);
         before = memory;
 
-        ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
+        ngx_idempotency_digest_init(&d, NULL, 1, NGX_IDEMPOTENCY_DIGEST_BODY);
         rc = ngx_idempotency_canon_body(&d, bodies[i].kind, &c, body.data,
                                         body.len, pool);
 
@@ -750,7 +750,7 @@ nothing_too_large(void)
     canon.flags = NGX_IDEMPOTENCY_CANON_ALL;
     canon.ignore = NULL;
 
-    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
+    ngx_idempotency_digest_init(&d, NULL, 1, NGX_IDEMPOTENCY_DIGEST_BODY);
 
     check_equal(ngx_idempotency_canon_body(&d, JSON, &canon, &c,
                                            NGX_IDEMPOTENCY_CANON_SIZE + 1,
@@ -774,12 +774,12 @@ bytes_are_no_encoding(void)
     ngx_str_set(&body, "1");
     check(digest(JSON, &body, unit_pool, out) == NGX_OK);
 
-    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
+    ngx_idempotency_digest_init(&d, NULL, 1, NGX_IDEMPOTENCY_DIGEST_BODY);
     ngx_idempotency_digest_bytes(&d, (u_char *) "J#\0011", 4);
     ngx_idempotency_digest_final(&d, raw);
     check(ngx_memcmp(raw, out, sizeof(raw)) == 0);
 
-    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
+    ngx_idempotency_digest_init(&d, NULL, 1, NGX_IDEMPOTENCY_DIGEST_BODY);
     ngx_idempotency_canon_raw(&d);
     ngx_idempotency_digest_bytes(&d, (u_char *) "J#\0011", 4);
     ngx_idempotency_digest_final(&d, raw);

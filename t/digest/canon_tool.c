@@ -186,7 +186,7 @@ digest(const ngx_idempotency_kind_t *kind, ngx_idempotency_canon_t *c,
     ngx_idempotency_digest_t  d, before;
 
     ngx_memzero(&d, sizeof(d));
-    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
+    ngx_idempotency_digest_init(&d, NULL, 1, NGX_IDEMPOTENCY_DIGEST_BODY);
     before = d;
 
     if (kind == NULL || kind->start == NULL) {
@@ -250,7 +250,7 @@ find(const ngx_idempotency_kind_t *kind, ngx_str_t *boundary, ngx_str_t *name,
 
     } else {
         m = kind->start(pool, size & 1 ? &c : NULL, boundary, f);
-        ngx_idempotency_digest_init(&d, 'B');
+        ngx_idempotency_digest_init(&d, NULL, 1, 'B');
         (void) multipart(m, data, size, &d);
     }
 

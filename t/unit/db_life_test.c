@@ -129,7 +129,7 @@ starts(void)
 
     /* a number tells its file, and none is given twice */
 
-    check_equal(file.start.instance >> 20, 1700000000);
+    check_equal(file.start.instance >> 20, (int64_t) 1700000000 * 1000);
     instance = file.start.instance;
     base = file.start.base;
     now = file.now;

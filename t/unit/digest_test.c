@@ -12,6 +12,8 @@ typedef struct {
 } text_t;
 
 typedef struct {
+    text_t        key;
+    ngx_uint_t    version;
     u_char        kind;
     ngx_uint_t    n;
     text_t        fields[5];
@@ -61,14 +63,20 @@ copy(text_t *text)
 static void
 encodings_match(void)
 {
-    u_char                     out[NGX_IDEMPOTENCY_DIGEST_LEN];
-    ngx_str_t                  s;
-    ngx_uint_t                 i, n;
-    ngx_idempotency_digest_t   d;
+    u_char                         out[NGX_IDEMPOTENCY_DIGEST_LEN];
+    ngx_str_t                      s;
+    ngx_uint_t                     i, n;
+    ngx_idempotency_digest_t       d;
+    ngx_idempotency_digest_key_t   key;
 
     for (i = 0; i < count(encodings); i++) {
 
-        ngx_idempotency_digest_init(&d, encodings[i].kind);
+        s = copy(&encodings[i].key);
+        ngx_idempotency_digest_key(&key, s.data, s.len);
+        ngx_free(s.data);
+
+        ngx_idempotency_digest_init(&d, s.len ? &key : NULL,
+                                    encodings[i].version, encodings[i].kind);
 
         for (n = 0; n < encodings[i].n; n++) {
             s = copy(&encodings[i].fields[n]);
@@ -101,12 +109,12 @@ pieces_do_not_count(void)
         data[i] = (u_char) i;
     }
 
-    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
+    ngx_idempotency_digest_init(&d, NULL, 1, NGX_IDEMPOTENCY_DIGEST_BODY);
     ngx_idempotency_digest_bytes(&d, data, sizeof(data));
     ngx_idempotency_digest_final(&d, one);
 
     for (i = 0; i <= sizeof(data); i++) {
-        ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
+        ngx_idempotency_digest_init(&d, NULL, 1, NGX_IDEMPOTENCY_DIGEST_BODY);
         ngx_idempotency_digest_bytes(&d, data, i);
         ngx_idempotency_digest_bytes(&d, data + i, sizeof(data) - i);
         ngx_idempotency_digest_final(&d, out);
@@ -137,13 +145,13 @@ fields_are_unambiguous(void)
         b.len = text.len - i;
         b.data = text.data + i;
 
-        ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_TOKEN);
+        ngx_idempotency_digest_init(&d, NULL, 0, NGX_IDEMPOTENCY_DIGEST_TOKEN);
         ngx_idempotency_digest_field(&d, &a);
         ngx_idempotency_digest_field(&d, &b);
         ngx_idempotency_digest_final(&d, out[i]);
     }
 
-    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_TOKEN);
+    ngx_idempotency_digest_init(&d, NULL, 0, NGX_IDEMPOTENCY_DIGEST_TOKEN);
     ngx_idempotency_digest_field(&d, &text);
     ngx_idempotency_digest_final(&d, out[i]);
 
@@ -154,7 +162,7 @@ fields_are_unambiguous(void)
     }
 
     for (i = 0; i < 3; i++) {
-        ngx_idempotency_digest_init(&d, kinds[i]);
+        ngx_idempotency_digest_init(&d, NULL, 1, kinds[i]);
         ngx_idempotency_digest_field(&d, &text);
         ngx_idempotency_digest_final(&d, out[i]);
 
@@ -177,7 +185,7 @@ media_types_match(void)
 
         s = copy(&types[i].text);
 
-        ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
+        ngx_idempotency_digest_init(&d, NULL, 1, NGX_IDEMPOTENCY_DIGEST_BODY);
         ngx_idempotency_digest_type(&d, &s);
         ngx_idempotency_digest_final(&d, out);
 
@@ -206,14 +214,14 @@ media_type_ends_before_body(void)
     s.data = text;
     s.len = sizeof(text) - 1;
 
-    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
+    ngx_idempotency_digest_init(&d, NULL, 1, NGX_IDEMPOTENCY_DIGEST_BODY);
     ngx_idempotency_digest_type(&d, &s);
     ngx_idempotency_digest_final(&d, whole);
 
     for (n = 0; n < sizeof(text) - 1; n++) {
         s.len = n;
 
-        ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
+        ngx_idempotency_digest_init(&d, NULL, 1, NGX_IDEMPOTENCY_DIGEST_BODY);
         ngx_idempotency_digest_type(&d, &s);
         ngx_idempotency_digest_bytes(&d, text + n, sizeof(text) - 1 - n);
         ngx_idempotency_digest_final(&d, cut);
@@ -225,7 +233,7 @@ media_type_ends_before_body(void)
 
     ngx_str_null(&s);
 
-    ngx_idempotency_digest_init(&d, NGX_IDEMPOTENCY_DIGEST_BODY);
+    ngx_idempotency_digest_init(&d, NULL, 1, NGX_IDEMPOTENCY_DIGEST_BODY);
     ngx_idempotency_digest_type(&d, &s);
     ngx_idempotency_digest_final(&d, cut);
 

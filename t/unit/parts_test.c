@@ -47,7 +47,7 @@ request(op_t *op, ngx_uint_t action, ngx_uint_t identity,
     number(op->parts.identity, NGX_IDEMPOTENCY_IDENTITY_LEN, identity);
     number(op->parts.action, NGX_IDEMPOTENCY_HINT_LEN, action);
     number(op->parts.body, NGX_IDEMPOTENCY_HINT_LEN, body);
-    number(op->parts.settings, NGX_IDEMPOTENCY_HINT_LEN, settings);
+    number(op->parts.settings, NGX_IDEMPOTENCY_SETTINGS_LEN, settings);
 }
 
 
@@ -149,7 +149,7 @@ all_bytes_count(void)
         request(&op, 1, 2, 1, 1);
         op.parts.action[i] ^= 0x80;
         op.parts.body[i] ^= 0x80;
-        op.parts.settings[i] ^= 0x80;
+        op.parts.settings[i % NGX_IDEMPOTENCY_SETTINGS_LEN] ^= 0x80;
 
         check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CONFLICT);
         check_equal(op.differs, NGX_IDEMPOTENCY_DIFFERS_IDENTITY

@@ -52,6 +52,7 @@ static ngx_uint_t  does;
 static int64_t     forward;
 static int64_t     wall;
 static char       *boot;
+static u_char      stamp[NGX_IDEMPOTENCY_STAMP_LEN];
 static ngx_uint_t  no_locks;
 static ngx_uint_t  handled;
 
@@ -294,6 +295,7 @@ begin(ngx_idempotency_start_t *s)
     s->user = user;
     s->group = (user == NOBODY) ? NOBODY : getegid();
     s->username = (user == NOBODY) ? "nobody" : NULL;
+    s->stamp = stamp;
 
     return ngx_idempotency_start(s, unit_pool, unit_cycle.log);
 }
@@ -607,6 +609,49 @@ where_it_cannot_be(void)
 }
 
 
+/* by another key its tokens would not be found */
+
+static void
+another_key(void)
+{
+    ngx_uint_t  i, k;
+
+    static char  *why[3][3] = {
+        { NULL,
+          "store\" was made without a digest key, and",
+          "store\" was made without a digest key, and" },
+        { "store\" was made with a digest key, and no",
+          NULL,
+          "store\" was made with another digest key than" },
+        { "store\" was made with a digest key, and no",
+          "store\" was made with another digest key than",
+          NULL }
+    };
+
+    for (i = 0; i < 3; i++) {
+        start();
+
+        stamp[15] = (u_char) i;
+        (void) begin_and_end();
+
+        for (k = 0; k < 3; k++) {
+            stamp[15] = (u_char) k;
+
+            if (k != i) {
+                refused_by_both(why[i][k]);
+            }
+        }
+
+        stamp[15] = (u_char) i;
+        (void) begin_and_end();
+
+        stop();
+    }
+
+    stamp[15] = 0;
+}
+
+
 /* what is beside it counts as much as itself */
 
 static void
@@ -778,6 +823,7 @@ a_long_name(void)
     s.user = user;
     s.group = user;
     s.username = "nobody";
+    s.stamp = stamp;
 
     s.path.data = (u_char *) name;
     s.path.len = strlen(name);
@@ -1127,6 +1173,7 @@ static unit_case_t  cases[] = {
     { "open to others: no more, and that is said", open_to_others },
     { "nginx -t makes nothing", a_test_makes_nothing },
     { "where it can't be, or not by this user", where_it_cannot_be },
+    { "another digest key than it was made with", another_key },
     { "what stands beside it", what_is_beside },
     { "empty, cut off, another's, of another version", what_it_is_not },
     { "damaged further down", damage },

@@ -28,6 +28,8 @@ ngx_uint_t           zone_die_after;
 
 static ngx_str_t     zone_name = ngx_string("unit");
 
+static ngx_idempotency_secret_t  zone_secret;
+
 static ngx_uint_t    zone_between_n;
 static void        (*zone_between_run)(zone_t *z);
 static zone_t       *zone_between_z;
@@ -81,6 +83,7 @@ zone_open(zone_t *z, size_t size, ngx_uint_t evict)
     z->shm.store = &z->store;
 
     z->store.name = zone_name;
+    z->store.secret = &zone_secret;
     z->store.engine = op_engine;
     z->store.data = &z->shm;
 

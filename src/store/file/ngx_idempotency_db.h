@@ -104,6 +104,8 @@ typedef struct {
     char                       boot[40];
     /* in: it must be a store; else an empty file is there to become one */
     ngx_uint_t                 found;
+    /* in: that of the digest key by which the file's tokens are made */
+    u_char                     stamp[NGX_IDEMPOTENCY_STAMP_LEN];
     /* in: whose lock of those who commit is taken for what is written */
     int                        owners;
 
@@ -120,6 +122,12 @@ typedef struct {
    tells what is wrong with it */
 
 ngx_int_t ngx_idempotency_db_start(const char *path,
+    ngx_idempotency_db_start_t *start, char *error, size_t len);
+
+/* NGX_ERROR: it can't be this one's, as start->stamp tells.  Touches nothing,
+   takes no lock, and leaves all else to a start */
+
+ngx_int_t ngx_idempotency_db_peek(const char *path,
     ngx_idempotency_db_start_t *start, char *error, size_t len);
 
 

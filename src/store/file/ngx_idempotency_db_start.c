@@ -37,13 +37,16 @@ typedef struct {
 } db_alarm_t;
 
 
-static int db_make(sqlite3 *sqlite, int64_t wall);
+static int db_make(sqlite3 *sqlite, ngx_idempotency_db_start_t *start);
 static int db_whole(sqlite3 *sqlite, char *error, size_t len);
 static int db_quick_check(sqlite3 *sqlite, const char *sql, char *error,
     size_t len);
 static void *db_alarm(void *data);
 static int db_ends(sqlite3 *sqlite, char *error, size_t len);
 static int db_instance(sqlite3 *sqlite, ngx_idempotency_db_start_t *start);
+static int db_stamp(sqlite3 *sqlite, u_char *stamp);
+static int db_same_key(sqlite3 *sqlite, ngx_idempotency_db_start_t *start,
+    char *error, size_t len);
 static int db_text(sqlite3 *sqlite, const char *sql, char *text, size_t len);
 
 
@@ -61,7 +64,8 @@ static const char  db_schema[] =
         "fence INTEGER NOT NULL, "
         "latest INTEGER NOT NULL, "
         "boot TEXT NOT NULL, "
-        "base INTEGER NOT NULL);"
+        "base INTEGER NOT NULL, "
+        "stamp BLOB NOT NULL);"
 
     "CREATE TABLE claims ("
         "token BLOB PRIMARY KEY NOT NULL, "
@@ -111,7 +115,7 @@ ngx_idempotency_db_start(const char *path, ngx_idempotency_db_start_t *start,
     }
 
     if (rc == SQLITE_OK && !start->found) {
-        rc = db_make(sqlite, start->wall);
+        rc = db_make(sqlite, start);
     }
 
     if (rc != SQLITE_OK) {
@@ -123,6 +127,10 @@ ngx_idempotency_db_start(const char *path, ngx_idempotency_db_start_t *start,
 
     if (rc == SQLITE_OK) {
         rc = db_whole(sqlite, error, len);
+    }
+
+    if (rc == SQLITE_OK) {
+        rc = db_same_key(sqlite, start, error, len);
     }
 
     if (rc != SQLITE_OK) {
@@ -159,10 +167,10 @@ done:
 
 
 static int
-db_make(sqlite3 *sqlite, int64_t wall)
+db_make(sqlite3 *sqlite, ngx_idempotency_db_start_t *start)
 {
     int   rc;
-    char  sql[160];
+    char  stamp[2 * NGX_IDEMPOTENCY_STAMP_LEN + 1], sql[256];
 
     rc = sqlite3_exec(sqlite,
                       "PRAGMA page_size = " DB_TEXT(NGX_IDEMPOTENCY_DB_PAGE) ";"
@@ -178,14 +186,126 @@ db_make(sqlite3 *sqlite, int64_t wall)
         return rc;
     }
 
+    *ngx_hex_dump((u_char *) stamp, start->stamp, NGX_IDEMPOTENCY_STAMP_LEN)
+        = '\0';
+
     (void) snprintf(sql, sizeof(sql),
                     "PRAGMA application_id = %d; PRAGMA user_version = %d;"
-                    "INSERT INTO meta VALUES (1, %lld, 0, 0, '', 0); COMMIT",
+                    "INSERT INTO meta VALUES (1, %lld, 0, 0, '', 0, x'%s');"
+                    "COMMIT",
                     NGX_IDEMPOTENCY_DB_ID, NGX_IDEMPOTENCY_DB_VERSION,
-                    (long long) (wall
-                                 << NGX_IDEMPOTENCY_OWNERS_STORE_SHIFT));
+                    (long long) (start->wall
+                                 << NGX_IDEMPOTENCY_OWNERS_STORE_SHIFT),
+                    stamp);
 
     return sqlite3_exec(sqlite, sql, NULL, NULL, NULL);
+}
+
+
+/*
+ * As it was when the file was made, since it never changes: nothing of it can
+ * be in the log alone.
+ */
+
+ngx_int_t
+ngx_idempotency_db_peek(const char *path, ngx_idempotency_db_start_t *start,
+    char *error, size_t len)
+{
+    int       rc;
+    char      uri[3 * NGX_IDEMPOTENCY_FILE_PATH + 64], *p;
+    sqlite3  *sqlite;
+
+    p = uri + snprintf(uri, sizeof(uri), "file:");
+
+    for ( /* void */ ; *path; path++) {
+        p += snprintf(p, 4, strchr("%?#", *path) ? "%%%02X" : "%c", *path);
+    }
+
+    (void) snprintf(p, uri + sizeof(uri) - p, "?mode=ro&immutable=1");
+
+    rc = sqlite3_open_v2(uri, &sqlite,
+                         SQLITE_OPEN_READONLY|SQLITE_OPEN_URI
+                         |SQLITE_OPEN_NOMUTEX|SQLITE_OPEN_PRIVATECACHE, NULL);
+
+    if (rc == SQLITE_OK) {
+        rc = db_same_key(sqlite, start, error, len);
+    }
+
+    (void) sqlite3_close(sqlite);
+
+    return (rc == SQLITE_MISMATCH) ? NGX_ERROR : NGX_OK;
+}
+
+
+/* a token that is made by another key is another one, and would be fresh */
+
+static int
+db_same_key(sqlite3 *sqlite, ngx_idempotency_db_start_t *start, char *error,
+    size_t len)
+{
+    int                       rc;
+    u_char                    stamp[NGX_IDEMPOTENCY_STAMP_LEN];
+    ngx_idempotency_stamp_e   differs;
+
+    static const char  *why[] = {
+        NULL,
+        "was made with another digest key than that of \"idempotency_secret\"",
+        "was made with a digest key, and no \"idempotency_secret\" has one",
+        "was made without a digest key, and \"idempotency_secret\" has one"
+    };
+
+    rc = db_stamp(sqlite, stamp);
+
+    if (rc != SQLITE_OK) {
+        ngx_idempotency_db_tell(error, len, sqlite, rc);
+        return rc;
+    }
+
+    differs = ngx_idempotency_stamp_differs(start->stamp, stamp);
+
+    if (differs == NGX_IDEMPOTENCY_STAMP_SAME) {
+        return SQLITE_OK;
+    }
+
+    (void) snprintf(error, len, "%s; it would not know its tokens again: "
+                    "restore what it was made with, or remove it to begin "
+                    "anew", why[differs]);
+
+    return SQLITE_MISMATCH;
+}
+
+
+static int
+db_stamp(sqlite3 *sqlite, u_char *stamp)
+{
+    int            rc;
+    const void    *data;
+    sqlite3_stmt  *st;
+
+    rc = sqlite3_prepare_v2(sqlite, "SELECT stamp FROM meta", -1, &st, NULL);
+
+    if (rc != SQLITE_OK) {
+        return rc;
+    }
+
+    rc = sqlite3_step(st);
+
+    if (rc == SQLITE_ROW) {
+        data = sqlite3_column_blob(st, 0);
+        rc = SQLITE_CORRUPT;
+
+        if (data && sqlite3_column_bytes(st, 0) == NGX_IDEMPOTENCY_STAMP_LEN) {
+            ngx_memcpy(stamp, data, NGX_IDEMPOTENCY_STAMP_LEN);
+            rc = SQLITE_OK;
+        }
+
+    } else if (rc == SQLITE_DONE) {
+        rc = SQLITE_CORRUPT;
+    }
+
+    (void) sqlite3_finalize(st);
+
+    return rc;
 }
 
 

@@ -278,6 +278,7 @@ file_init(ngx_idempotency_tier_t *tier, ngx_idempotency_tier_t *old,
         file->start.user = ccf->user;
         file->start.group = ccf->group;
         file->start.username = ccf->username;
+        file->start.stamp = tier->shm->store->secret->stamp;
 
         rc = ngx_idempotency_start(&file->start, file->pool, log);
     }

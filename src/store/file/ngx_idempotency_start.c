@@ -52,6 +52,7 @@ static void start_run(ngx_idempotency_start_t *start, start_report_t *report,
     int to);
 static ngx_int_t start_become(ngx_idempotency_start_t *start,
     ngx_idempotency_place_t *place);
+static ngx_int_t start_peek(start_report_t *report);
 static ngx_int_t start_open(start_report_t *report, int *fd);
 static ngx_int_t start_file(start_report_t *report, int fd);
 static ngx_int_t start_make(start_report_t *report);
@@ -375,7 +376,10 @@ start_run(ngx_idempotency_start_t *start, start_report_t *report, int to)
     if (start_become(start, &report->place) == NGX_OK
         && ngx_idempotency_place_check(&report->place) == NGX_OK)
     {
-        report->rc = ngx_test_config ? NGX_OK : start_open(report, &fd);
+        ngx_memcpy(report->db.stamp, start->stamp, NGX_IDEMPOTENCY_STAMP_LEN);
+
+        report->rc = ngx_test_config ? start_peek(report)
+                                     : start_open(report, &fd);
     }
 
     start_send(to, report, fd);
@@ -404,6 +408,25 @@ start_become(ngx_idempotency_start_t *start, ngx_idempotency_place_t *place)
     (void) prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
 
     (void) umask(077);
+
+    return NGX_OK;
+}
+
+
+/* nginx -t: whatever may be wrong with it, another's key is */
+
+static ngx_int_t
+start_peek(start_report_t *report)
+{
+    char  error[NGX_IDEMPOTENCY_DB_ERROR];
+
+    if (report->place.found
+        && ngx_idempotency_db_peek(report->place.path, &report->db, error,
+                                   sizeof(error))
+           != NGX_OK)
+    {
+        return ngx_idempotency_place_refuse(&report->place, 0, "%s", error);
+    }
 
     return NGX_OK;
 }

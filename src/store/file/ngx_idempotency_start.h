@@ -23,6 +23,9 @@ typedef struct {
     ngx_gid_t    group;
     char        *username;
 
+    /* that of the digest key by which tokens are made */
+    const u_char  *stamp;
+
     /* out: the instance; the highest fence that the file knows; what the boot
        clock, in milliseconds, lacks to be the file's time */
     uint64_t     instance;

@@ -1,0 +1,362 @@
+#!/usr/bin/perl
+
+# docs/operation.md, "Keys": idempotency_secret. What its file may say; that by a
+# digest key nothing of a client can be tried that a store or a log has, and that
+# a store goes on with the key that it has.
+
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::Bin/lib";
+
+use Digest::SHA qw(hmac_sha256 sha256);
+use File::Temp ();
+use MIME::Base64 qw(encode_base64);
+
+use Idempotency;
+use Restart;
+
+
+my $tmp = File::Temp->newdir('secret-XXXXXX', TMPDIR => 1);
+chmod 0755, $tmp;
+
+my $made = 0;
+
+# A file of keys, of the workers' user or not: the master reads it.
+
+sub file {
+    my ($text, $mode) = @_;
+
+    my $name = "$tmp/secret" . ++$made;
+
+    open my $f, '>:raw', $name or die "$name: $!";
+    print $f $text;
+    close $f or die "$name: $!";
+    chmod $mode // 0600, $name;
+
+    return $name;
+}
+
+my ($key, $other, $third) = map { unpack 'H*', sha256("key $_") } 1 .. 3;
+
+my $server = <<'EOC';
+    idempotency zone=z;
+    add_header X-Status $idempotency_status always;
+    add_header X-Token $idempotency_token always;
+    add_header X-Digest $idempotency_digest always;
+
+    location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /content {
+        idempotency_missing_key content;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+EOC
+
+sub with {
+    my ($secret) = @_;
+
+    return (server => $server,
+            http => defined $secret ? "idempotency_secret $secret;\n" : '');
+}
+
+sub tested { return config_test(with(@_)) }
+
+
+# --- what the file may say --------------------------------------------------------
+
+sub wrong {
+    my ($text, $why, $line) = @_;
+
+    my $name = file($text);
+    my ($ok, $said) = tested($name);
+    my @said = $said =~ /\[emerg\] (?:\d+#\d+: )?(.*)/g;
+
+    is_deeply([ $ok ? 'ok' : 'refused', @said ],
+              [ 'refused', $line ? "$why in $name:$line" : $why =~ s/FILE/$name/r ],
+              "refused: $why") or diag($said);
+    unlike($said, qr/0123456789/, '... nothing of it is told');
+}
+
+wrong("digest 0123456789\n", 'a key of less than 32 bytes', 1);
+wrong("\n# keys\nseal 0123456789abcdef_\n",
+      'a key that is neither hexadecimal nor base64', 3);
+wrong("0123456789$key\n", 'neither "digest" nor "seal"', 1);
+wrong("digest $key\nseal $other $key\n", 'duplicate key', 2);
+wrong("digest $key\ndigest $other\n", 'duplicate "digest"', 2);
+wrong("digest $key $other\n", 'not exactly one key of "digest"', 1);
+wrong("seal\n", 'no key of "seal"', 1);
+wrong("seal $key\0\n", 'a key that is neither hexadecimal nor base64', 1);
+
+for ([ "# none\n", 'no keys in "FILE"' ],
+     [ '#' x 70000, '"FILE" is too large for a file of keys' ])
+{
+    my $name = file($_->[0]);
+    my ($ok, $said) = tested($name);
+    my $why = $_->[1] =~ s/FILE/$name/r;
+
+    ok(!$ok && $said =~ m{\[emerg\] (?:\d+#\d+: )?\Q$why\E in \S+/nginx\.conf:\d+$}m,
+       "refused: $_->[1]") or diag($said);
+}
+
+for ([ "$tmp/none", qr/\[emerg\].*open\(\) "\Q$tmp\E\/none" failed \(2: .* in \S+nginx\.conf:/ ],
+     [ "$tmp", qr/\[emerg\].*"\Q$tmp\E" is not a regular file in \S+nginx\.conf:/ ],
+     [ file("seal $key\n") . ' more',
+       qr/invalid number of arguments in "idempotency_secret" directive/ ],
+     [ file("seal $key\n") . ";\nidempotency_secret " . file("seal $key\n"),
+       qr/"idempotency_secret" directive is duplicate in / ])
+{
+    my ($ok, $said) = tested($_->[0]);
+
+    ok(!$ok && $said =~ $_->[1], "refused: $_->[0]" =~ s/\Q$tmp\E/TMP/gr =~ s/\n/ /gr)
+        or diag($said);
+}
+
+{
+    my ($ok, $said) = config_test(server => 'idempotency_secret ' . file("seal $key\n") . ';');
+
+    ok(!$ok && $said =~ /"idempotency_secret" directive is not allowed here/,
+       'not in a server') or diag($said);
+}
+
+for ("digest $key\n", "seal $key\n", "digest $key\nseal $other $third",
+     "# the store's\r\n\r\ndigest $key\r\n\tseal\t$other\t# since May\r\n",
+     'digest ' . encode_base64(pack('H*', $key), ''),
+     'seal ' . encode_base64('x' x 100, ''))
+{
+    my ($ok, $said) = tested(file($_));
+
+    ok($ok && $said !~ /\[(?:warn|error)\]/, 'taken: ' . s/\s+/ /gr) or diag($said);
+}
+
+for my $mode (0604, 0640) {
+    my $name = file("digest $key\n", $mode);
+    my ($ok, $said) = tested($name);
+
+    my @warned = $said =~ /\[warn\] (?:\d+#\d+: )?(.*) in \S+:\d+$/mg;
+
+    is_deeply([ $ok, @warned ],
+              [ 1, $mode == 0604 ? "the keys in \"$name\" are open to others, with "
+                                   . 'the mode 0604' : () ],
+              sprintf 'a file of mode %04o', $mode) or diag($said);
+}
+
+
+# --- tokens and fingerprints ------------------------------------------------------
+
+sub field { return pack('Q>', length $_[0]) . $_[0] }
+
+# All that a request is told by, as its variables show it.
+
+sub told_by {
+    my ($n, $id) = @_;
+
+    my $r = $n->post("/x?id=$id", key => "key-$id", body => "body of $id",
+                     type => 'text/x');
+    my $c = $n->post("/content?id=$id-c", body => "body of $id", type => 'text/x');
+
+    return map { $_->header('X-Token'), $_->header('X-Digest') } $r, $c;
+}
+
+my $plain = nginx(with(undef));
+my $keyed = nginx(with(file("digest $key\n")));
+my $same = nginx(with(file("seal $third\ndigest "
+                           . encode_base64(pack('H*', $key), '') . "\n")));
+my $another = nginx(with(file("digest $other\n")));
+
+my @plain = told_by($plain, 'a');
+my @keyed = told_by($keyed, 'a');
+
+is_deeply([ told_by($same, 'a') ], \@keyed, 'one key, one digest');
+
+my %seen = map { $_ => 1 } map { told_by($_, 'a') } $plain, $keyed, $another;
+is(scalar keys %seen, 9, 'another key, other digests');
+
+my $token = "\x01T" . field('localhost') . field('key-a');
+
+is($plain[0], unpack('H*', sha256($token)), 'a token without a key: SHA-256');
+is($keyed[0], unpack('H*', hmac_sha256($token, pack 'H*', $key)),
+   '... and with one: HMAC');
+
+unlike($keyed->log, qr/$plain[0]|$plain[1]|$plain[2]|$key/,
+       'nothing that could be tried is in the log');
+
+$_->stop for $plain, $same, $another;
+
+
+# --- a reload ---------------------------------------------------------------------
+
+# Whatever it says, nginx goes on with what it has.
+
+sub ask { return told($_[0]->post("/x?id=r", key => 'r', body => 'b')) }
+
+is(ask($keyed), '200 NEW', 'a first execution');
+
+for ([ file("digest $other\n"), 'another digest key while previously it had one' ],
+     [ file("seal $key\n"), 'no digest key while previously it had one' ],
+     [ undef, 'no digest key while previously it had one' ])
+{
+    my $from = length $keyed->log;
+
+    is($keyed->reload(with($_->[0])), 0, "a reload is refused: $_->[1]");
+    like(substr($keyed->log, $from),
+         qr/\[emerg\].*idempotency_zone "z" has $_->[1]; only a restart can/,
+         '... and says why');
+    is(ask($keyed), '200 REPLAYED', '... and nginx goes on');
+}
+
+for (file("digest $key\n"), file("seal $other\ndigest $key\nseal $third\n")) {
+    is($keyed->reload(with($_)), 1, 'a reload with the same digest key');
+    is(ask($keyed), '200 REPLAYED', '... knows its tokens');
+}
+
+$keyed->{allow} = qr/\[emerg\].*has (?:another|no) digest key/;
+$keyed->stop;
+
+{
+    my $n = nginx(with(undef));
+
+    is(ask($n), '200 NEW', 'without a key');
+    is($n->reload(with(file("digest $key\n"))), 0, '... a reload with one is refused');
+    like($n->log, qr/\[emerg\].*"z" has a digest key while previously it had none;/,
+         '... and says why');
+    is(ask($n), '200 REPLAYED', '... and nginx goes on');
+    is($n->reload(with(file("seal $key\n"))), 1, 'a key to seal by may come');
+    is(ask($n), '200 REPLAYED', '... and changes no token');
+
+    $n->{allow} = qr/\[emerg\].*has a digest key/;
+    $n->stop;
+}
+
+# A zone that a reload leaves out is kept while old workers are at work in it, and
+# comes back with what it was made with.
+
+{
+    my $n = nginx(with(file("digest $key\n")));
+
+    my $held = $n->start(POST => '/x?id=held&gate=1', key => 'held', body => 'b');
+    held('held');
+
+    is($n->reload(zone => 0, http => '', server => 'location / { return 204; }'), 1,
+       'a reload without the zone');
+    is($n->reload(zone => undef, with(file("digest $other\n"))), 0,
+       '... and one with another key are two');
+    is($n->reload(with(file("digest $key\n"))), 1, '... with the same one it is back');
+
+    my $again = $n->start(POST => '/x?id=held&gate=1', key => 'held', body => 'b');
+
+    go('held');
+    is(told($held->response, $again->response), '200 NEW, 200 WAITED',
+       '... and knows what is pending');
+    $_->close for $held, $again;
+
+    $n->{allow} = qr/\[emerg\].*has another digest key/;
+    $n->stop;
+}
+
+
+# --- a store in a file ------------------------------------------------------------
+
+if (my $why = no_state()) {
+    diag("no file: $why");
+    done_testing();
+    exit;
+}
+
+sub files { return join '', map { slurp($_) } glob "$_[0]*" }
+
+sub in_file {
+    my ($bytes, $path) = @_;
+
+    return until_true { index(files($path), $bytes) >= 0 };
+}
+
+{
+    my %at;
+
+    for my $secret (undef, file("digest $key\n")) {
+        my $n = outliving(zone => with_state('batched'), with($secret));
+
+        my @told = told_by($n, 'f');
+        my $path = $n->root . '/z.db';
+
+        # the last of them is there: so is all else
+
+        in_file("id=f-c", $path);
+        in_file(pack('H*', $told[2]), $path);
+
+        $at{defined $secret ? 'keyed' : 'plain'} = [ \@told, files($path) ];
+        $n->stop;
+    }
+
+    my ($digests, $bytes) = @{$at{plain}};
+
+    my %tried = (
+        'the token of a key' => pack('H*', $digests->[0]),
+        'a token of content' => pack('H*', $digests->[2]),
+        'the hint of a body' => substr(pack('H*', $digests->[1]), 0, 4),
+    );
+
+    for (sort keys %tried) {
+        ok(index($bytes, $tried{$_}) >= 0, "without a key, a file has $_");
+        ok(index($at{keyed}[1], $tried{$_}) < 0, '... with one, it has not');
+    }
+}
+
+for my $path ("$tmp/z.db", "$tmp/odd %41?a=b#c.db") {
+    my ($with, $else, $more) = (file("digest $key\n"), file("digest $other\n"),
+                                file("digest $key\nseal $third\n"));
+
+    my %as = (zone => "idempotency_zone zone=z:16m \"state=$path\";\n");
+    my $n = outliving(%as, with($with));
+
+    is(ask($n), '200 NEW', 'a file that is made with a key');
+
+    for ([ $else, qr/was made with another digest key than that of "idempotency_secret"/ ],
+         [ undef, qr/was made with a digest key, and no "idempotency_secret" has one/ ])
+    {
+        my ($secret, $why) = @$_;
+        my ($ok, $said) = config_test(%as, with($secret));
+
+        ok(!$ok && $said =~ $why, '... is refused to another by nginx -t, beside it')
+            or diag($said);
+        is(ask($n), '200 REPLAYED', '... which harms nobody');
+
+        $n->down('QUIT');
+
+        my $before = files($path);
+
+        ($ok, $said) = config_test(%as, with($secret));
+        ok(!$ok && $said =~ $why, '... when it is gone') or diag($said);
+        like($n->refused(%as, with($secret)), $why, '... and by a start');
+        is(files($path), $before, '... and nothing has changed');
+
+        $n->up(%as, with($with));
+        is(ask($n), '200 REPLAYED', '... and is the same with its own');
+    }
+
+    $n->restart('QUIT', with($more));
+    is(ask($n), '200 REPLAYED', '... and with a key to seal by');
+
+    $n->{allow} = qr/was made with/;
+    $n->stop;
+}
+
+{
+    my %as = (zone => "idempotency_zone zone=z:16m state=$tmp/plain.db;\n");
+    my $n = outliving(%as, with(undef));
+
+    is(ask($n), '200 NEW', 'a file that is made without a key');
+    $n->down('QUIT');
+    like($n->refused(%as, with(file("digest $key\n"))),
+         qr/was made without a digest key, and "idempotency_secret" has one/,
+         '... is refused to who has one');
+
+    $n->up(%as, with(file("seal $key\n")));
+    is(ask($n), '200 REPLAYED', '... or with a key to seal by alone');
+
+    $n->{allow} = qr/was made without/;
+    $n->stop;
+}
+
+done_testing();
