@@ -97,6 +97,7 @@ static uint64_t                 seed;
 static ngx_idempotency_sync_e   mode;
 static char                    *careless;
 
+static u_char                   stamp[NGX_IDEMPOTENCY_STAMP_LEN];
 static ngx_idempotency_start_t  start;
 static ngx_idempotency_db_t    *tend;
 
@@ -389,6 +390,7 @@ power_on(void)
     start.user = geteuid();
     start.group = getegid();
     start.username = "root";
+    start.stamp = stamp;
 
     unit_expect("the state file");
 
