@@ -58,6 +58,12 @@ chmod 01777, $ENV{TMPDIR};
     is(() = ($at_once // '') =~ /201, order 2, REPLAYED$/mg, 1,
        'both at once: one of the two answers is a replay');
 
+    like($out, qr/^ \s+ answer\ before\ it \s+ 201,\ order\ 5 \s+ 201,\ order\ 3 \n
+                    \s+ answer\ after\ it  \s+ 201,\ order\ 6
+                                         \s+ 201,\ order\ 3,\ REPLAYED \n
+                    \s+ orders\ executed  \s+ 2 \s+ 1 \n/mx,
+         'restarted in between: executed twice unprotected, once protected');
+
     like($out, qr/^unprotected: 2 orders; protected: 1 order, second answer REPLAYED$/m,
          'the difference in one line');
     like($out, qr/REPLAYED\n\z/, 'which is the last');
@@ -168,6 +174,7 @@ my %wrong = (
     'the protected shop is not protected' => sub { s/^ *idempotency zone=orders;\n//m },
     'the unprotected shop is protected' =>
         sub { s/(location \/unprotected\/ \{)/$1 idempotency zone=orders;/ },
+    'nothing is remembered' => sub { s/ state=orders\.db// },
     'the key is not seen' => sub { s/\$http_idempotency_key/\$http_x_other/ },
 );
 

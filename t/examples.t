@@ -54,6 +54,8 @@ for my $name (@examples) {
         $prefix = File::Temp->newdir('idempotency-example-XXXXXX', TMPDIR => 1);
         chmod 0755, $prefix;
         mkdir "$prefix/modules";
+        mkdir "$prefix/state", 0700;
+        chown scalar getpwnam(workers()), -1, "$prefix/state" if !$>;
         symlink $module, "$prefix/modules/ngx_http_idempotency_module.so";
 
         my $said = command($file, '-t');
@@ -66,7 +68,7 @@ for my $name (@examples) {
             or diag($said);
 
         start($name, $file) or return fail('it starts');
-        my $in_the_end = $check{$name}->();
+        my $in_the_end = $check{$name}->($name, $file);
         stop($name);
         $in_the_end->();
     };
@@ -80,11 +82,13 @@ done_testing();
 # Each returns what is to be looked at in the logs, once they are complete.
 
 sub payments_api {
+    my ($name, $file) = @_;
+
     my %me = (authorization => 'Bearer me', 'content-type' => 'application/json');
     my %rent = (%me, 'idempotency-key' => 'rent');
 
-    my $first = post('/v1/payments', '{"amount":800}', %rent);
-    my $second = post('/v1/payments', '{"amount":800}', %rent);
+    my $paid = post('/v1/payments', '{"amount":800}', %rent);
+    my ($first, $second) = ($paid, post('/v1/payments', '{"amount":800}', %rent));
 
     is_answer($first, 201, 'a payment');
     is_replay($second, $first, 'its retry');
@@ -127,6 +131,14 @@ sub payments_api {
     is(request(DELETE => '/v1/payments', undef, %gone)->{headers}{'idempotent-replayed'},
        'true', 'is protected as well');
     is_answer(request(GET => '/v1/payments', undef, %me), 201, 'GET needs no key');
+
+    stop($name);
+    start($name, $file) or return sub { fail('it starts once more') };
+
+    is_replay(post('/v1/payments', '{"amount":800}', %rent), $paid,
+              'a retry after a restart');
+    is_refused(post('/v1/payments', '{"amount":900}', %rent), 409, 'another amount then');
+    is((stat "$prefix/state/payments.db")[2] & 07777, 0600, 'the file is for nobody else');
 
     return sub {
         is(executed('payments-api', 'POST /v1/payments'), 2, 'two payments were executed');
@@ -385,6 +397,13 @@ sub command {
     my ($file, @args) = @_;
 
     return scalar `'$nginx' -p '$prefix' -e error.log -c '$file' @args 2>&1`;
+}
+
+
+# whom nginx makes its workers of, if root starts it
+
+sub workers {
+    return `'$nginx' -V 2>&1` =~ /--user=(\S+)/ ? $1 : 'nobody';
 }
 
 
