@@ -11,6 +11,7 @@
 
 #include "ngx_http_idempotency.h"
 #include "store/ngx_idempotency_secret.h"
+#include "store/redis/ngx_idempotency_redis.h"
 
 
 /* an idempotency directive, and where it stands */
@@ -37,6 +38,8 @@ typedef struct {
     ngx_array_t                    states;
     /* all of them have this one */
     ngx_idempotency_secret_t       secret;
+    /* of ngx_idempotency_redis_t *: all that directives name */
+    ngx_array_t                    redis;
     /* all locations there are */
     ngx_http_idempotency_origins_t
                                   *origins;
@@ -78,6 +81,14 @@ char *ngx_http_idempotency_set_status(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 char *ngx_http_idempotency_check_time(ngx_conf_t *cf, void *post, void *data);
 char *ngx_http_idempotency_check_docs(ngx_conf_t *cf, void *post, void *data);
+
+/* of idempotency_redis */
+
+ngx_idempotency_redis_t *ngx_http_idempotency_redis(ngx_conf_t *cf,
+    ngx_str_t *name);
+char *ngx_http_idempotency_redis_block(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *dummy);
+ngx_int_t ngx_http_idempotency_check_redis(ngx_conf_t *cf);
 
 /* of idempotency_key */
 

@@ -151,6 +151,13 @@ static ngx_command_t  ngx_http_idempotency_commands[] = {
       0,
       NULL },
 
+    { ngx_string("idempotency_redis"),
+      NGX_HTTP_MAIN_CONF|NGX_CONF_BLOCK|NGX_CONF_TAKE1,
+      ngx_http_idempotency_redis_block,
+      0,
+      0,
+      NULL },
+
     { ngx_string("idempotency"),
       NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
       ngx_http_idempotency_set,
@@ -424,7 +431,9 @@ ngx_http_idempotency_init(ngx_conf_t *cf)
     ngx_http_core_main_conf_t         *cmcf;
     ngx_http_idempotency_main_conf_t  *imcf;
 
-    if (ngx_http_idempotency_check_zones(cf) != NGX_OK) {
+    if (ngx_http_idempotency_check_zones(cf) != NGX_OK
+        || ngx_http_idempotency_check_redis(cf) != NGX_OK)
+    {
         return NGX_ERROR;
     }
 
@@ -545,6 +554,9 @@ ngx_http_idempotency_create_main_conf(ngx_conf_t *cf)
                           sizeof(ngx_http_idempotency_use_t))
            != NGX_OK
         || ngx_array_init(&imcf->states, cf->pool, 1, sizeof(ngx_str_t))
+           != NGX_OK
+        || ngx_array_init(&imcf->redis, cf->pool, 1,
+                          sizeof(ngx_idempotency_redis_t *))
            != NGX_OK)
     {
         return NULL;

@@ -134,7 +134,7 @@ sub directives {
         my ($name) = $entry =~ /\A(\S+)\n/;
         my %form = $entry =~ /^    (Syntax|Default|Context): +(.*)$/mg;
 
-        like($form{Syntax}, qr/^\Q$name\E(?: .*)?;$/, "$name: its form");
+        like($form{Syntax}, qr/^\Q$name\E(?: .*)?(?:;| \{ \.\.\. \})$/, "$name: its form");
         like($form{Default}, qr/^(?:\Q$name\E .|—|the )/, "$name: its default");
 
         my $flags = $registered{$name} // '';

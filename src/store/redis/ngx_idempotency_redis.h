@@ -40,6 +40,8 @@ struct ngx_idempotency_redis_reply_s {
     int64_t                         integer;
     ngx_uint_t                      n;
     ngx_idempotency_redis_reply_t  *elts;
+    /* nobody asked for it */
+    unsigned                        push:1;
 };
 
 
@@ -110,9 +112,10 @@ struct ngx_idempotency_redis_call_s {
 
     /* the connection's own */
     ngx_queue_t                     queue;
-    unsigned                        sent:1;
-    unsigned                        eval:1;
+    ngx_uint_t                      lane;
     ngx_uint_t                      tries;
+    unsigned                        eval:1;
+    unsigned                        asking:1;
 };
 
 
@@ -129,7 +132,7 @@ struct ngx_idempotency_redis_watch_s {
 
     /* the connection's own */
     ngx_queue_t                     queue;
-    unsigned                        subscribed:1;
+    void                           *channel;
 };
 
 

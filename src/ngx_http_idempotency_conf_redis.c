@@ -1,0 +1,651 @@
+
+/* idempotency_redis: the block, and what it means when all is read. */
+
+
+#include "ngx_http_idempotency_conf.h"
+
+#include "store/redis/ngx_idempotency_redis_conf.h"
+
+
+#define conf_redis_offset(name)                                               \
+    offsetof(ngx_idempotency_redis_conf_t, name)
+
+
+static char *conf_redis_line(ngx_conf_t *cf, ngx_command_t *dummy,
+    void *data);
+static char *conf_redis_server(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *data);
+static char *conf_redis_password(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *data);
+static ngx_int_t conf_redis_read(ngx_conf_t *cf, ngx_str_t *name,
+    ngx_fd_t fd, ngx_str_t *password);
+static char *conf_redis_prefix(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *data);
+static void conf_redis_unset(ngx_idempotency_redis_conf_t *conf);
+static ngx_int_t conf_redis_done(ngx_conf_t *cf,
+    ngx_idempotency_redis_conf_t *conf);
+static ngx_int_t conf_redis_check(ngx_conf_t *cf,
+    ngx_idempotency_redis_conf_t *conf);
+static ngx_int_t conf_redis_ssl(ngx_conf_t *cf,
+    ngx_idempotency_redis_conf_t *conf);
+static ngx_int_t conf_redis_resolve(ngx_conf_t *cf,
+    ngx_idempotency_redis_conf_t *conf);
+
+
+static ngx_conf_enum_t  conf_redis_modes[] = {
+    { ngx_string("standalone"), NGX_IDEMPOTENCY_REDIS_STANDALONE },
+    { ngx_null_string, 0 }
+};
+
+
+static ngx_conf_num_bounds_t  conf_redis_connections = {
+    ngx_conf_check_num_bounds, 1, 64
+};
+
+
+static ngx_conf_num_bounds_t  conf_redis_replicas = {
+    ngx_conf_check_num_bounds, 0, 64
+};
+
+
+static ngx_conf_post_t  conf_redis_time = {
+    ngx_http_idempotency_check_time
+};
+
+
+static ngx_command_t  conf_redis_parameters[] = {
+
+    { ngx_string("server"), NGX_CONF_TAKE1, conf_redis_server, 0,
+      conf_redis_offset(servers), NULL },
+
+    { ngx_string("mode"), NGX_CONF_TAKE1, ngx_conf_set_enum_slot, 0,
+      conf_redis_offset(mode), conf_redis_modes },
+
+    { ngx_string("master"), NGX_CONF_TAKE1, ngx_conf_set_str_slot, 0,
+      conf_redis_offset(master), NULL },
+
+    { ngx_string("user"), NGX_CONF_TAKE1, ngx_conf_set_str_slot, 0,
+      conf_redis_offset(user), NULL },
+
+    { ngx_string("password_file"), NGX_CONF_TAKE1, conf_redis_password, 0,
+      conf_redis_offset(password), NULL },
+
+    { ngx_string("database"), NGX_CONF_TAKE1, ngx_conf_set_num_slot, 0,
+      conf_redis_offset(database), NULL },
+
+    { ngx_string("prefix"), NGX_CONF_TAKE1, conf_redis_prefix, 0,
+      conf_redis_offset(prefix), NULL },
+
+    { ngx_string("connections"), NGX_CONF_TAKE1, ngx_conf_set_num_slot, 0,
+      conf_redis_offset(connections), &conf_redis_connections },
+
+    { ngx_string("connect_timeout"), NGX_CONF_TAKE1, ngx_conf_set_msec_slot,
+      0, conf_redis_offset(connect_timeout), &conf_redis_time },
+
+    { ngx_string("timeout"), NGX_CONF_TAKE1, ngx_conf_set_msec_slot, 0,
+      conf_redis_offset(timeout), &conf_redis_time },
+
+    { ngx_string("replicas"), NGX_CONF_TAKE1, ngx_conf_set_num_slot, 0,
+      conf_redis_offset(replicas), &conf_redis_replicas },
+
+    { ngx_string("fsync"), NGX_CONF_TAKE1, ngx_conf_set_flag_slot, 0,
+      conf_redis_offset(fsync), NULL },
+
+    { ngx_string("ssl"), NGX_CONF_TAKE1, ngx_conf_set_flag_slot, 0,
+      conf_redis_offset(ssl), NULL },
+
+    { ngx_string("ssl_name"), NGX_CONF_TAKE1, ngx_conf_set_str_slot, 0,
+      conf_redis_offset(ssl_name), NULL },
+
+    { ngx_string("ssl_verify"), NGX_CONF_TAKE1, ngx_conf_set_flag_slot, 0,
+      conf_redis_offset(ssl_verify), NULL },
+
+    { ngx_string("ssl_trusted_certificate"), NGX_CONF_TAKE1,
+      ngx_conf_set_str_slot, 0,
+      conf_redis_offset(ssl_trusted_certificate), NULL },
+
+    { ngx_string("ssl_certificate"), NGX_CONF_TAKE1, ngx_conf_set_str_slot, 0,
+      conf_redis_offset(ssl_certificate), NULL },
+
+    { ngx_string("ssl_certificate_key"), NGX_CONF_TAKE1,
+      ngx_conf_set_str_slot, 0,
+      conf_redis_offset(ssl_certificate_key), NULL },
+
+    ngx_null_command
+};
+
+
+/* made by whichever directive names it first */
+
+ngx_idempotency_redis_t *
+ngx_http_idempotency_redis(ngx_conf_t *cf, ngx_str_t *name)
+{
+    ngx_uint_t                          i;
+    ngx_idempotency_redis_t            *redis, **all;
+    ngx_idempotency_redis_conf_t       *conf;
+    ngx_http_idempotency_main_conf_t   *imcf;
+
+    imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
+
+    all = imcf->redis.elts;
+
+    for (i = 0; i < imcf->redis.nelts; i++) {
+        conf = ngx_idempotency_redis_conf(all[i]);
+
+        if (conf->name.len == name->len
+            && ngx_strncmp(conf->name.data, name->data, name->len) == 0)
+        {
+            return all[i];
+        }
+    }
+
+    all = ngx_array_push(&imcf->redis);
+    redis = ngx_idempotency_redis_create(cf);
+
+    if (all == NULL || redis == NULL) {
+        return NULL;
+    }
+
+    conf = ngx_idempotency_redis_conf(redis);
+
+    if (ngx_array_init(&conf->servers, cf->pool, 1,
+                       sizeof(ngx_idempotency_redis_server_t))
+        != NGX_OK)
+    {
+        return NULL;
+    }
+
+    conf->name = *name;
+    conf->file = cf->conf_file->file.name;
+    conf->line = cf->conf_file->line;
+
+    *all = redis;
+
+    return redis;
+}
+
+
+char *
+ngx_http_idempotency_redis_block(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *dummy)
+{
+    char                          *rv;
+    ngx_str_t                     *value;
+    ngx_conf_t                     save;
+    ngx_idempotency_redis_t       *redis;
+    ngx_idempotency_redis_conf_t  *conf;
+
+    value = cf->args->elts;
+
+    redis = ngx_http_idempotency_redis(cf, &value[1]);
+    if (redis == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    conf = ngx_idempotency_redis_conf(redis);
+
+    if (conf->defined) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "duplicate idempotency_redis \"%V\"", &value[1]);
+        return NGX_CONF_ERROR;
+    }
+
+    conf->defined = 1;
+    conf_redis_unset(conf);
+
+    save = *cf;
+    cf->handler = conf_redis_line;
+    cf->handler_conf = (void *) conf;
+
+    rv = ngx_conf_parse(cf, NULL);
+
+    *cf = save;
+
+    if (rv != NGX_CONF_OK) {
+        return rv;
+    }
+
+    return conf_redis_done(cf, conf) == NGX_OK ? NGX_CONF_OK : NGX_CONF_ERROR;
+}
+
+
+/* as nginx does it with directives */
+
+static char *
+conf_redis_line(ngx_conf_t *cf, ngx_command_t *dummy, void *data)
+{
+    char           *rv;
+    ngx_str_t      *value;
+    ngx_command_t  *cmd;
+
+    value = cf->args->elts;
+
+    if (ngx_strcmp(value[0].data, "include") == 0 && cf->args->nelts == 2) {
+        return ngx_conf_include(cf, dummy, data);
+    }
+
+    for (cmd = conf_redis_parameters; cmd->name.len; cmd++) {
+        if (value[0].len == cmd->name.len
+            && ngx_strcmp(value[0].data, cmd->name.data) == 0)
+        {
+            break;
+        }
+    }
+
+    if (cmd->name.len == 0) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "unknown directive \"%V\"", &value[0]);
+        return NGX_CONF_ERROR;
+    }
+
+    if (cf->args->nelts != 2) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid number of arguments in \"%V\" directive",
+                           &value[0]);
+        return NGX_CONF_ERROR;
+    }
+
+    rv = cmd->set(cf, cmd, data);
+
+    if (rv == NGX_CONF_OK || rv == NGX_CONF_ERROR) {
+        return rv;
+    }
+
+    ngx_conf_log_error(NGX_LOG_EMERG, cf, 0, "\"%V\" directive %s",
+                       &value[0], rv);
+
+    return NGX_CONF_ERROR;
+}
+
+
+static char *
+conf_redis_server(ngx_conf_t *cf, ngx_command_t *cmd, void *data)
+{
+    ngx_idempotency_redis_conf_t  *conf = data;
+
+    ngx_str_t                       *value;
+    ngx_url_t                        u;
+    ngx_idempotency_redis_server_t  *server;
+
+    value = cf->args->elts;
+
+    ngx_memzero(&u, sizeof(ngx_url_t));
+
+    u.url = value[1];
+    u.default_port = 6379;
+    u.no_resolve = 1;
+
+    if (ngx_parse_url(cf->pool, &u) != NGX_OK) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0, "%s in server \"%V\"",
+                           u.err ? u.err : "no memory", &u.url);
+        return NGX_CONF_ERROR;
+    }
+
+    server = ngx_array_push(&conf->servers);
+    if (server == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    server->url = u;
+    server->file = cf->conf_file->file.name;
+    server->line = cf->conf_file->line;
+
+    return NGX_CONF_OK;
+}
+
+
+/* its first line; never said anywhere */
+
+static char *
+conf_redis_password(ngx_conf_t *cf, ngx_command_t *cmd, void *data)
+{
+    ngx_idempotency_redis_conf_t  *conf = data;
+
+    ngx_fd_t         fd;
+    ngx_int_t        rc;
+    ngx_str_t       *value, name;
+    ngx_file_info_t  fi;
+
+    if (conf->password.data) {
+        return "is duplicate";
+    }
+
+    value = cf->args->elts;
+    name = value[1];
+
+    if (ngx_conf_full_name(cf->cycle, &name, 1) != NGX_OK) {
+        return NGX_CONF_ERROR;
+    }
+
+    fd = ngx_open_file(name.data, NGX_FILE_RDONLY, NGX_FILE_OPEN, 0);
+
+    if (fd == NGX_INVALID_FILE) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, ngx_errno,
+                           ngx_open_file_n " \"%V\" failed", &name);
+        return NGX_CONF_ERROR;
+    }
+
+    if (ngx_fd_info(fd, &fi) != NGX_FILE_ERROR
+        && (ngx_file_access(&fi) & (S_IRWXO|S_IWGRP)))
+    {
+        ngx_conf_log_error(NGX_LOG_WARN, cf, 0,
+                           "others may read or change the password in \"%V\"",
+                           &name);
+    }
+
+    rc = conf_redis_read(cf, &name, fd, &conf->password);
+
+    if (ngx_close_file(fd) == NGX_FILE_ERROR) {
+        ngx_conf_log_error(NGX_LOG_ALERT, cf, ngx_errno,
+                           ngx_close_file_n " \"%V\" failed", &name);
+    }
+
+    return rc == NGX_OK ? NGX_CONF_OK : NGX_CONF_ERROR;
+}
+
+
+static ngx_int_t
+conf_redis_read(ngx_conf_t *cf, ngx_str_t *name, ngx_fd_t fd,
+    ngx_str_t *password)
+{
+    u_char   *p, buf[4096];
+    size_t    len;
+    ssize_t   n;
+
+    n = ngx_read_fd(fd, buf, sizeof(buf));
+
+    if (n == -1) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, ngx_errno,
+                           ngx_read_fd_n " \"%V\" failed", name);
+        return NGX_ERROR;
+    }
+
+    for (len = 0; len < (size_t) n; len++) {
+        if (buf[len] == LF || buf[len] == CR) {
+            break;
+        }
+    }
+
+    if (len == 0 || len == sizeof(buf)) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "no password in the first line of \"%V\"", name);
+        return NGX_ERROR;
+    }
+
+    p = ngx_pnalloc(cf->pool, len);
+    if (p == NULL) {
+        return NGX_ERROR;
+    }
+
+    ngx_memcpy(p, buf, len);
+    ngx_explicit_memzero(buf, sizeof(buf));
+
+    password->data = p;
+    password->len = len;
+
+    return NGX_OK;
+}
+
+
+/* may be empty */
+
+static char *
+conf_redis_prefix(ngx_conf_t *cf, ngx_command_t *cmd, void *data)
+{
+    ngx_idempotency_redis_conf_t  *conf = data;
+
+    ngx_str_t  *value;
+
+    if (conf->prefix.data) {
+        return "is duplicate";
+    }
+
+    value = cf->args->elts;
+    conf->prefix = value[1];
+
+    return NGX_CONF_OK;
+}
+
+
+static void
+conf_redis_unset(ngx_idempotency_redis_conf_t *conf)
+{
+    conf->mode = NGX_CONF_UNSET_UINT;
+    conf->database = NGX_CONF_UNSET;
+    conf->connections = NGX_CONF_UNSET;
+    conf->connect_timeout = NGX_CONF_UNSET_MSEC;
+    conf->timeout = NGX_CONF_UNSET_MSEC;
+    conf->replicas = NGX_CONF_UNSET;
+    conf->fsync = NGX_CONF_UNSET;
+    conf->ssl = NGX_CONF_UNSET;
+    conf->ssl_verify = NGX_CONF_UNSET;
+}
+
+
+static ngx_int_t
+conf_redis_done(ngx_conf_t *cf, ngx_idempotency_redis_conf_t *conf)
+{
+    ngx_conf_init_uint_value(conf->mode, NGX_IDEMPOTENCY_REDIS_STANDALONE);
+    ngx_conf_init_value(conf->database, 0);
+    ngx_conf_init_value(conf->connections, 2);
+    ngx_conf_init_msec_value(conf->connect_timeout, 1000);
+    ngx_conf_init_msec_value(conf->timeout, 1000);
+    ngx_conf_init_value(conf->replicas, 0);
+    ngx_conf_init_value(conf->fsync, 0);
+    ngx_conf_init_value(conf->ssl, 0);
+    ngx_conf_init_value(conf->ssl_verify, 1);
+
+    if (conf->prefix.data == NULL) {
+        ngx_str_set(&conf->prefix, "idem:");
+    }
+
+    if (conf_redis_check(cf, conf) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    return conf->ssl ? conf_redis_ssl(cf, conf) : NGX_OK;
+}
+
+
+static ngx_int_t
+conf_redis_check(ngx_conf_t *cf, ngx_idempotency_redis_conf_t *conf)
+{
+    char  *err;
+
+    err = NULL;
+
+    if (conf->servers.nelts == 0) {
+        err = "must have \"server\"";
+
+    } else if (conf->mode == NGX_IDEMPOTENCY_REDIS_STANDALONE
+               && conf->servers.nelts > 1)
+    {
+        err = "takes one \"server\" with \"mode standalone\"";
+
+    } else if (conf->mode == NGX_IDEMPOTENCY_REDIS_SENTINEL
+               && conf->master.len == 0)
+    {
+        err = "must have \"master\" with \"mode sentinel\"";
+
+    } else if (conf->mode != NGX_IDEMPOTENCY_REDIS_SENTINEL
+               && conf->master.data)
+    {
+        err = "takes \"master\" with \"mode sentinel\" only";
+
+    } else if (conf->mode == NGX_IDEMPOTENCY_REDIS_CLUSTER && conf->database) {
+        err = "takes no \"database\" with \"mode cluster\"";
+
+    } else if (conf->user.data && conf->password.len == 0) {
+        err = "must have \"password_file\" with \"user\"";
+
+    } else if (conf->ssl_certificate.len
+               && conf->ssl_certificate_key.len == 0)
+    {
+        err = "must have \"ssl_certificate_key\" with \"ssl_certificate\"";
+    }
+
+    if (err == NULL) {
+        return NGX_OK;
+    }
+
+    ngx_conf_log_error(NGX_LOG_EMERG, cf, 0, "idempotency_redis \"%V\" %s",
+                       &conf->name, err);
+
+    return NGX_ERROR;
+}
+
+
+#if (NGX_SSL)
+
+static ngx_int_t
+conf_redis_ssl(ngx_conf_t *cf, ngx_idempotency_redis_conf_t *conf)
+{
+    ngx_ssl_t           *ssl;
+    ngx_pool_cleanup_t  *cln;
+
+    ssl = &conf->ssl_ctx;
+    ssl->log = cf->log;
+
+    if (ngx_ssl_create(ssl, NGX_SSL_TLSv1_2|NGX_SSL_TLSv1_3, NULL)
+        != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    cln = ngx_pool_cleanup_add(cf->pool, 0);
+    if (cln == NULL) {
+        ngx_ssl_cleanup_ctx(ssl);
+        return NGX_ERROR;
+    }
+
+    cln->handler = ngx_ssl_cleanup_ctx;
+    cln->data = ssl;
+
+    if (conf->ssl_certificate.len
+        && ngx_ssl_certificate(cf, ssl, &conf->ssl_certificate,
+                               &conf->ssl_certificate_key, NULL)
+           != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    if (!conf->ssl_verify) {
+        return NGX_OK;
+    }
+
+    if (conf->ssl_trusted_certificate.len) {
+        return ngx_ssl_trusted_certificate(cf, ssl,
+                                           &conf->ssl_trusted_certificate, 9);
+    }
+
+    /* those that the system trusts */
+
+    if (SSL_CTX_set_default_verify_paths(ssl->ctx) == 0) {
+        ngx_ssl_error(NGX_LOG_EMERG, cf->log, 0,
+                      "SSL_CTX_set_default_verify_paths() failed");
+        return NGX_ERROR;
+    }
+
+    SSL_CTX_set_verify_depth(ssl->ctx, 9);
+
+    return NGX_OK;
+}
+
+#else
+
+static ngx_int_t
+conf_redis_ssl(ngx_conf_t *cf, ngx_idempotency_redis_conf_t *conf)
+{
+    ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                       "idempotency_redis \"%V\" takes \"ssl\" only where "
+                       "nginx was built with it", &conf->name);
+    return NGX_ERROR;
+}
+
+#endif
+
+
+/* all is read: are they there, and who knows their names? */
+
+ngx_int_t
+ngx_http_idempotency_check_redis(ngx_conf_t *cf)
+{
+    ngx_uint_t                          i;
+    ngx_resolver_t                     *resolver;
+    ngx_idempotency_redis_t           **all;
+    ngx_http_core_loc_conf_t           *clcf;
+    ngx_idempotency_redis_conf_t       *conf;
+    ngx_http_idempotency_main_conf_t   *imcf;
+
+    imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
+    clcf = ngx_http_conf_get_module_loc_conf(cf, ngx_http_core_module);
+
+    resolver = clcf->resolver;
+
+    if (resolver && resolver->connections.nelts == 0) {
+        resolver = NULL;
+    }
+
+    all = imcf->redis.elts;
+
+    for (i = 0; i < imcf->redis.nelts; i++) {
+        conf = ngx_idempotency_redis_conf(all[i]);
+
+        if (!conf->defined) {
+            ngx_log_error(NGX_LOG_EMERG, cf->log, 0,
+                          "idempotency_redis \"%V\" is unknown in %V:%ui",
+                          &conf->name, &conf->file, conf->line);
+            return NGX_ERROR;
+        }
+
+        conf->resolver = resolver;
+        conf->resolver_timeout = (clcf->resolver_timeout
+                                  == NGX_CONF_UNSET_MSEC)
+                                 ? 30000 : clcf->resolver_timeout;
+
+        if (conf_redis_resolve(cf, conf) != NGX_OK) {
+            return NGX_ERROR;
+        }
+    }
+
+    return NGX_OK;
+}
+
+
+/* addresses; and without a resolver, names as well, as nginx does it with
+   those of upstreams */
+
+static ngx_int_t
+conf_redis_resolve(ngx_conf_t *cf, ngx_idempotency_redis_conf_t *conf)
+{
+    ngx_url_t                       *u;
+    ngx_uint_t                       i;
+    ngx_addr_t                       addr;
+    ngx_idempotency_redis_server_t  *server;
+
+    server = conf->servers.elts;
+
+    for (i = 0; i < conf->servers.nelts; i++) {
+        u = &server[i].url;
+
+        if (u->naddrs) {
+            continue;
+        }
+
+        if (conf->resolver
+            && ngx_parse_addr(cf->pool, &addr, u->host.data, u->host.len)
+               != NGX_OK)
+        {
+            continue;
+        }
+
+        if (ngx_inet_resolve_host(cf->pool, u) != NGX_OK) {
+            ngx_log_error(NGX_LOG_EMERG, cf->log, 0, "%s in server \"%V\" "
+                          "in %V:%ui", u->err ? u->err : "no memory",
+                          &u->url, &server[i].file, server[i].line);
+            return NGX_ERROR;
+        }
+    }
+
+    return NGX_OK;
+}

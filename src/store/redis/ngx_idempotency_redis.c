@@ -1,0 +1,340 @@
+
+/*
+ * A worker's view of the servers of an idempotency_redis block: which calls go
+ * where.  With one server, where is no question; sentinels and clusters have
+ * files of their own.
+ */
+
+
+#include "ngx_idempotency_redis_conn.h"
+
+
+/* a look at servers and connections that say nothing, in msec; every so many
+   of them, their settings */
+
+#define REDIS_TICK  5000
+#define REDIS_INFO  2
+
+
+static void redis_tick(ngx_event_t *ev);
+static void redis_exit_node(ngx_idempotency_redis_node_t *node);
+static ngx_int_t standalone_init(ngx_idempotency_redis_t *redis);
+static ngx_idempotency_redis_node_t *standalone_route(
+    ngx_idempotency_redis_t *redis, ngx_str_t *key);
+static void standalone_doubt(ngx_idempotency_redis_node_t *node);
+static void standalone_exit(ngx_idempotency_redis_t *redis);
+
+
+ngx_idempotency_redis_topology_t  ngx_idempotency_redis_standalone = {
+    standalone_init,
+    standalone_route,
+    NULL,
+    standalone_doubt,
+    standalone_exit
+};
+
+
+/* in the order of ngx_idempotency_redis_mode_e */
+
+static ngx_idempotency_redis_topology_t  *redis_topologies[] = {
+    &ngx_idempotency_redis_standalone
+};
+
+
+ngx_idempotency_redis_t *
+ngx_idempotency_redis_create(ngx_conf_t *cf)
+{
+    return ngx_pcalloc(cf->pool, sizeof(ngx_idempotency_redis_t));
+}
+
+
+ngx_idempotency_redis_conf_t *
+ngx_idempotency_redis_conf(ngx_idempotency_redis_t *redis)
+{
+    return &redis->conf;
+}
+
+
+ngx_str_t *
+ngx_idempotency_redis_prefix(ngx_idempotency_redis_t *redis)
+{
+    return &redis->conf.prefix;
+}
+
+
+ngx_msec_t
+ngx_idempotency_redis_timeout(ngx_idempotency_redis_t *redis)
+{
+    return redis->conf.timeout;
+}
+
+
+ngx_uint_t
+ngx_idempotency_redis_connections(ngx_idempotency_redis_t *redis)
+{
+    return redis->conf.connections;
+}
+
+
+ngx_uint_t
+ngx_idempotency_redis_durable(ngx_idempotency_redis_t *redis)
+{
+    return redis->conf.replicas || redis->conf.fsync;
+}
+
+
+ngx_uint_t
+ngx_idempotency_redis_sharded(ngx_idempotency_redis_t *redis)
+{
+    return redis->conf.mode == NGX_IDEMPOTENCY_REDIS_CLUSTER;
+}
+
+
+ngx_int_t
+ngx_idempotency_redis_init_process(ngx_idempotency_redis_t *redis,
+    ngx_cycle_t *cycle)
+{
+    if (redis->started) {
+        return NGX_OK;
+    }
+
+    redis->started = 1;
+    redis->log = cycle->log;
+
+    /* what nginx says of each try, unless that is what is looked for */
+
+    redis->quiet = *cycle->log;
+
+    if (!(redis->quiet.log_level & NGX_LOG_DEBUG_ALL)) {
+        redis->quiet.log_level = NGX_LOG_ALERT;
+    }
+
+    ngx_queue_init(&redis->nodes);
+    ngx_queue_init(&redis->graves);
+
+    redis->bury.data = redis;
+    redis->bury.log = cycle->log;
+    redis->bury.cancelable = 1;
+
+    redis->tick.data = redis;
+    redis->tick.log = cycle->log;
+    redis->tick.handler = redis_tick;
+    redis->tick.cancelable = 1;
+
+    ngx_add_timer(&redis->tick, REDIS_TICK);
+
+    redis->topology = redis_topologies[redis->conf.mode];
+
+    if (ngx_idempotency_redis_watch_init(redis) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    return redis->topology->init(redis);
+}
+
+
+void
+ngx_idempotency_redis_exit_process(ngx_idempotency_redis_t *redis)
+{
+    ngx_queue_t                   *q;
+    ngx_idempotency_redis_node_t  *node;
+
+    if (!redis->started) {
+        return;
+    }
+
+    redis->started = 0;
+
+    for (q = ngx_queue_head(&redis->nodes);
+         q != ngx_queue_sentinel(&redis->nodes);
+         q = ngx_queue_next(q))
+    {
+        node = ngx_queue_data(q, ngx_idempotency_redis_node_t, queue);
+        redis_exit_node(node);
+    }
+
+    redis->topology->exit(redis);
+}
+
+
+/* nobody is told any more: this is the end */
+
+static void
+redis_exit_node(ngx_idempotency_redis_node_t *node)
+{
+    ngx_uint_t  i, n;
+
+    n = 2 * node->redis->conf.connections;
+
+    for (i = 0; i < n; i++) {
+        ngx_idempotency_redis_conn_exit(node->conns[i]);
+    }
+
+    ngx_idempotency_redis_conn_exit(node->watch);
+}
+
+
+void
+ngx_idempotency_redis_call(ngx_idempotency_redis_t *redis, ngx_uint_t lane,
+    ngx_idempotency_redis_call_t *call)
+{
+    call->lane = lane;
+    call->tries = 0;
+    call->eval = 0;
+    call->asking = 0;
+
+    ngx_idempotency_redis_route(redis, call);
+}
+
+
+void
+ngx_idempotency_redis_route(ngx_idempotency_redis_t *redis,
+    ngx_idempotency_redis_call_t *call)
+{
+    ngx_idempotency_redis_conn_t  *conn;
+    ngx_idempotency_redis_node_t  *node;
+
+    node = redis->topology->route(redis, &call->key);
+
+    conn = ngx_idempotency_redis_node_lane(node, call->lane, call->durable);
+
+    if (conn == NULL) {
+
+        /* the first one is made at the start */
+
+        conn = redis->first;
+    }
+
+    ngx_idempotency_redis_lane_call(conn, call);
+}
+
+
+uint64_t
+ngx_idempotency_redis_time(ngx_idempotency_redis_t *redis)
+{
+    uint64_t                       now;
+    ngx_queue_t                   *q;
+    ngx_idempotency_redis_node_t  *node;
+
+    for (q = ngx_queue_head(&redis->nodes);
+         q != ngx_queue_sentinel(&redis->nodes);
+         q = ngx_queue_next(q))
+    {
+        node = ngx_queue_data(q, ngx_idempotency_redis_node_t, queue);
+        now = ngx_idempotency_redis_node_time(node);
+
+        if (now) {
+            return now;
+        }
+    }
+
+    return 0;
+}
+
+
+ngx_uint_t
+ngx_idempotency_redis_up(ngx_idempotency_redis_t *redis)
+{
+    ngx_uint_t                     i;
+    ngx_queue_t                   *q;
+    ngx_idempotency_redis_node_t  *node;
+
+    for (q = ngx_queue_head(&redis->nodes);
+         q != ngx_queue_sentinel(&redis->nodes);
+         q = ngx_queue_next(q))
+    {
+        node = ngx_queue_data(q, ngx_idempotency_redis_node_t, queue);
+
+        for (i = 0; i < (ngx_uint_t) redis->conf.connections; i++) {
+
+            if (node->conns[i] && !node->conns[i]->down) {
+                return 1;
+            }
+        }
+    }
+
+    return 0;
+}
+
+
+/* what says nothing may be dead, and a clock that was told long ago wrong */
+
+static void
+redis_tick(ngx_event_t *ev)
+{
+    ngx_uint_t                     i, n, info;
+    ngx_queue_t                   *q;
+    ngx_idempotency_redis_t       *redis;
+    ngx_idempotency_redis_conn_t  *conn;
+    ngx_idempotency_redis_node_t  *node;
+
+    redis = ev->data;
+    n = 2 * redis->conf.connections;
+
+    info = (++redis->ticks % REDIS_INFO == 0);
+
+    for (q = ngx_queue_head(&redis->nodes);
+         q != ngx_queue_sentinel(&redis->nodes);
+         q = ngx_queue_next(q))
+    {
+        node = ngx_queue_data(q, ngx_idempotency_redis_node_t, queue);
+
+        for (i = 0; i < n; i++) {
+            conn = node->conns[i];
+
+            /* behind what is durable, it would have to wait */
+
+            if (conn && conn->state == ngx_idempotency_redis_ready
+                && !conn->asked && !conn->expected)
+            {
+                ngx_idempotency_redis_look(conn, info && conn->info);
+                ngx_idempotency_redis_conn_write(conn);
+            }
+        }
+
+        if (node->watch) {
+            ngx_idempotency_redis_watch_tick(node->watch);
+        }
+    }
+
+    if (!ngx_exiting) {
+        ngx_add_timer(ev, REDIS_TICK);
+    }
+}
+
+
+static ngx_int_t
+standalone_init(ngx_idempotency_redis_t *redis)
+{
+    ngx_idempotency_redis_node_t  *node;
+
+    node = ngx_idempotency_redis_node_create(redis,
+                                             redis->conf.servers.elts);
+    if (node == NULL) {
+        return NGX_ERROR;
+    }
+
+    return ngx_idempotency_redis_node_connect(node);
+}
+
+
+static ngx_idempotency_redis_node_t *
+standalone_route(ngx_idempotency_redis_t *redis, ngx_str_t *key)
+{
+    return ngx_queue_data(ngx_queue_head(&redis->nodes),
+                          ngx_idempotency_redis_node_t, queue);
+}
+
+
+static void
+standalone_doubt(ngx_idempotency_redis_node_t *node)
+{
+    /* there is no other */
+}
+
+
+static void
+standalone_exit(ngx_idempotency_redis_t *redis)
+{
+    /* all it had was a node */
+}

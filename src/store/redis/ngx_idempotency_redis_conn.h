@@ -1,0 +1,332 @@
+
+/*
+ * What the files here share: a server as a node, connections to it, and the
+ * worker's view of all of them.
+ */
+
+
+#ifndef _NGX_IDEMPOTENCY_REDIS_CONN_H_INCLUDED_
+#define _NGX_IDEMPOTENCY_REDIS_CONN_H_INCLUDED_
+
+
+#include "ngx_idempotency_redis_conf.h"
+#include "ngx_idempotency_redis_resp.h"
+
+#include <ngx_event_connect.h>
+
+
+typedef struct ngx_idempotency_redis_node_s   ngx_idempotency_redis_node_t;
+typedef struct ngx_idempotency_redis_conn_s   ngx_idempotency_redis_conn_t;
+
+
+/* an answer, in the order of what was sent.  NULL: the connection is lost,
+   "error" and "why" of it say how */
+
+typedef void (*ngx_idempotency_redis_answer_pt)(
+    ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply);
+
+
+typedef struct {
+    ngx_idempotency_redis_answer_pt  handler;
+    void                            *data;
+} ngx_idempotency_redis_due_t;
+
+
+/* what a connection is for */
+
+typedef struct {
+    /* it speaks to a sentinel, which has no roles and no clock */
+    ngx_uint_t                       sentinel;
+    /* it is the master's, has greeted, and is ready */
+    void                           (*ready)(
+                                         ngx_idempotency_redis_conn_t *conn);
+    /* it is lost, or there is none: all that was due has been answered */
+    void                           (*lost)(
+                                         ngx_idempotency_redis_conn_t *conn);
+    /* what nobody asked for */
+    ngx_int_t                      (*push)(
+                                         ngx_idempotency_redis_conn_t *conn,
+                                         ngx_idempotency_redis_reply_t *reply);
+    /* it may go, once the worker exits */
+    ngx_uint_t                     (*idle)(
+                                         ngx_idempotency_redis_conn_t *conn);
+    /* all that was to be written is on its way */
+    void                           (*room)(
+                                         ngx_idempotency_redis_conn_t *conn);
+} ngx_idempotency_redis_kind_t;
+
+
+typedef enum {
+    ngx_idempotency_redis_closed = 0,
+    ngx_idempotency_redis_naming,
+    ngx_idempotency_redis_connecting,
+    ngx_idempotency_redis_greeting,
+    ngx_idempotency_redis_ready
+} ngx_idempotency_redis_state_e;
+
+
+struct ngx_idempotency_redis_conn_s {
+    ngx_idempotency_redis_t         *redis;
+    ngx_idempotency_redis_node_t    *node;
+    ngx_idempotency_redis_kind_t    *kind;
+    ngx_uint_t                       lane;
+    /* it asks for the settings of the server, too */
+    ngx_uint_t                       info;
+
+    ngx_idempotency_redis_state_e    state;
+    /* rises with each that is made, so that those who had one see it */
+    ngx_uint_t                       generation;
+
+    ngx_peer_connection_t            peer;
+    ngx_connection_t                *c;
+    ngx_pool_t                      *pool;
+    ngx_resolver_ctx_t              *resolving;
+    ngx_sockaddr_t                   sockaddr;
+    socklen_t                        socklen;
+    ngx_uint_t                       attempts;
+
+    ngx_idempotency_resp_t           in;
+    ngx_idempotency_resp_out_t       out;
+
+    /* what is to be answered, as a ring */
+    ngx_idempotency_redis_due_t     *due;
+    ngx_uint_t                       ndue;
+    ngx_uint_t                       first;
+    ngx_uint_t                       size;
+
+    /* connecting, pausing before the next, waiting for an answer that is no
+       call's: nobody's exit waits for it */
+    ngx_event_t                      timer;
+    ngx_msec_t                       backoff;
+    /* since when there is none that is ready */
+    ngx_msec_t                       since;
+    /* ... for so long that nothing waits for it any more */
+    ngx_uint_t                       down;
+
+    /* why the last one was lost */
+    ngx_idempotency_redis_error_e    error;
+    ngx_str_t                        why;
+    u_char                           text[128];
+
+    /* end it when nothing is due any more: it is no master's */
+    unsigned                         retire:1;
+    unsigned                         resp3:1;
+    /* answers that "timer" waits for */
+    ngx_uint_t                       expected;
+
+    /* channels, see _watch.c */
+    ngx_queue_t                      channels;
+
+    /* calls, see _lane.c */
+    ngx_queue_t                      calls;
+    ngx_queue_t                      sent;
+    ngx_queue_t                      waiting;
+    ngx_event_t                      flush;
+    ngx_event_t                      expire;
+    ngx_event_t                      pause;
+    ngx_msec_t                       paused;
+    /* replicas and disks are asked about those that are "waiting" */
+    unsigned                         durable:1;
+    unsigned                         asked:2;
+    unsigned                         unacked:1;
+};
+
+
+/* a server, by its place in the configuration or as others told it */
+
+struct ngx_idempotency_redis_node_s {
+    ngx_queue_t                      queue;
+    ngx_idempotency_redis_t         *redis;
+    /* for the log, and what it is found by */
+    ngx_str_t                        name;
+    ngx_str_t                        host;
+    in_port_t                        port;
+
+    /* none: it is a name, or nothing yet */
+    ngx_addr_t                      *addrs;
+    ngx_uint_t                       naddrs;
+    /* ... if others told it */
+    ngx_addr_t                       addr;
+    ngx_sockaddr_t                   sockaddr;
+    u_char                          *told;
+
+    /* for each lane one, and one for what is durable; made when needed */
+    ngx_idempotency_redis_conn_t   **conns;
+    ngx_idempotency_redis_conn_t    *watch;
+
+    /* what it said of itself */
+    u_char                           run_id[40];
+    uint64_t                         evicted;
+    /* its clock, and ours at that time, in microseconds */
+    uint64_t                         clock;
+    uint64_t                         clock_at;
+
+    /* a cluster's: it has slots */
+    unsigned                         known:1;
+    /* said in the log */
+    unsigned                         failing:1;
+    unsigned                         unranked:1;
+    unsigned                         unchecked:1;
+    unsigned                         deaf:1;
+};
+
+
+/* what differs between one server, sentinels' and a cluster */
+
+typedef struct {
+    ngx_int_t                      (*init)(ngx_idempotency_redis_t *redis);
+    ngx_idempotency_redis_node_t  *(*route)(ngx_idempotency_redis_t *redis,
+                                         ngx_str_t *key);
+    /* "MOVED slot host:port", "ASK ...": to whom it goes; NULL: nobody says
+       so here */
+    ngx_idempotency_redis_node_t  *(*moved)(ngx_idempotency_redis_t *redis,
+                                         ngx_str_t *text, ngx_uint_t ask);
+    /* the node is no master, or there is none: look again */
+    void                           (*doubt)(
+                                         ngx_idempotency_redis_node_t *node);
+    void                           (*exit)(ngx_idempotency_redis_t *redis);
+} ngx_idempotency_redis_topology_t;
+
+
+struct ngx_idempotency_redis_s {
+    ngx_idempotency_redis_conf_t       conf;
+
+    /* a worker's own */
+    ngx_log_t                         *log;
+    ngx_idempotency_redis_topology_t  *topology;
+    ngx_queue_t                        nodes;
+    /* where what has no other goes */
+    ngx_idempotency_redis_conn_t      *first;
+    ngx_event_t                        tick;
+    ngx_uint_t                         ticks;
+    unsigned                           started:1;
+
+    /* what is said by nginx itself, when it was said before */
+    ngx_log_t                          quiet;
+    /* nodes that are no more, until nobody can be at work with them */
+    ngx_queue_t                        graves;
+    ngx_event_t                        bury;
+
+    void                              *topology_data;
+
+    /* what is watched, see _watch.c */
+    ngx_rbtree_t                       channels;
+    ngx_rbtree_node_t                  channels_sentinel;
+};
+
+
+/* _conn.c */
+
+ngx_idempotency_redis_conn_t *ngx_idempotency_redis_conn_create(
+    ngx_idempotency_redis_node_t *node, ngx_idempotency_redis_kind_t *kind);
+/* what is due is answered, and nothing comes any more; then, later, its
+   memory */
+void ngx_idempotency_redis_conn_destroy(ngx_idempotency_redis_conn_t *conn);
+/* the process ends: nobody is told */
+void ngx_idempotency_redis_conn_exit(ngx_idempotency_redis_conn_t *conn);
+void ngx_idempotency_redis_conn_free(ngx_idempotency_redis_conn_t *conn);
+/* if there is none, and none on its way */
+void ngx_idempotency_redis_conn_connect(ngx_idempotency_redis_conn_t *conn);
+void ngx_idempotency_redis_conn_lose(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_error_e error, char *why, ngx_str_t *what);
+/* what was put into "out" will be answered there */
+ngx_int_t ngx_idempotency_redis_conn_due(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_answer_pt handler, void *data);
+void ngx_idempotency_redis_conn_write(ngx_idempotency_redis_conn_t *conn);
+/* as above, but the answer is no call's: it comes in time, or all is lost */
+ngx_int_t ngx_idempotency_redis_conn_expect(
+    ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_answer_pt handler, void *data);
+void ngx_idempotency_redis_conn_expected(ngx_idempotency_redis_conn_t *conn);
+/* it is connected */
+void ngx_idempotency_redis_conn_greet(ngx_idempotency_redis_conn_t *conn);
+/* the other side has said all that is asked of it at first */
+void ngx_idempotency_redis_conn_ready(ngx_idempotency_redis_conn_t *conn);
+/* something has ended: does anything keep it? */
+void ngx_idempotency_redis_conn_settle(ngx_idempotency_redis_conn_t *conn);
+/* without back-off */
+void ngx_idempotency_redis_conn_now(ngx_idempotency_redis_conn_t *conn);
+
+/* _greet.c */
+
+void ngx_idempotency_redis_greet(ngx_idempotency_redis_conn_t *conn);
+/* again, from time to time */
+void ngx_idempotency_redis_look(ngx_idempotency_redis_conn_t *conn,
+    ngx_uint_t info);
+/* 0: it was never told */
+uint64_t ngx_idempotency_redis_node_time(ngx_idempotency_redis_node_t *node);
+
+/* _lane.c */
+
+extern ngx_idempotency_redis_kind_t  ngx_idempotency_redis_lane;
+
+void ngx_idempotency_redis_lane_init(ngx_idempotency_redis_conn_t *conn);
+void ngx_idempotency_redis_lane_call(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_call_t *call);
+/* all that waits here goes where it belongs now */
+void ngx_idempotency_redis_lane_leave(ngx_idempotency_redis_conn_t *conn);
+
+/* _word.c: what an error says */
+
+typedef enum {
+    NGX_IDEMPOTENCY_REDIS_GIVE = 0,      /* to the caller */
+    NGX_IDEMPOTENCY_REDIS_TEXT,          /* send the script */
+    NGX_IDEMPOTENCY_REDIS_LATER,
+    NGX_IDEMPOTENCY_REDIS_MASTER,        /* this is none */
+    NGX_IDEMPOTENCY_REDIS_MOVED,
+    NGX_IDEMPOTENCY_REDIS_ASK
+} ngx_idempotency_redis_do_e;
+
+typedef struct {
+    ngx_idempotency_redis_error_e    error;
+    ngx_idempotency_redis_do_e       what;
+    ngx_uint_t                       maybe;
+} ngx_idempotency_redis_verdict_t;
+
+ngx_idempotency_redis_verdict_t ngx_idempotency_redis_verdict(
+    ngx_str_t *text);
+
+/* _node.c */
+
+/* of a "server"; with others, of what they say; NULL: no memory */
+ngx_idempotency_redis_node_t *ngx_idempotency_redis_node_create(
+    ngx_idempotency_redis_t *redis, ngx_idempotency_redis_server_t *server);
+ngx_idempotency_redis_node_t *ngx_idempotency_redis_node_told(
+    ngx_idempotency_redis_t *redis, ngx_str_t *host, in_port_t port);
+ngx_int_t ngx_idempotency_redis_node_name(ngx_idempotency_redis_node_t *node,
+    ngx_str_t *host, in_port_t port);
+void ngx_idempotency_redis_node_destroy(ngx_idempotency_redis_node_t *node);
+/* NULL: no memory */
+ngx_idempotency_redis_conn_t *ngx_idempotency_redis_node_lane(
+    ngx_idempotency_redis_node_t *node, ngx_uint_t lane, ngx_uint_t durable);
+
+/* all its lanes; NGX_ERROR: no memory */
+ngx_int_t ngx_idempotency_redis_node_connect(
+    ngx_idempotency_redis_node_t *node);
+
+/* _watch.c */
+
+ngx_int_t ngx_idempotency_redis_watch_init(ngx_idempotency_redis_t *redis);
+void ngx_idempotency_redis_watch_tick(ngx_idempotency_redis_conn_t *conn);
+/* channels are to be found elsewhere: all, or its */
+void ngx_idempotency_redis_watch_route(ngx_idempotency_redis_t *redis);
+void ngx_idempotency_redis_watch_leave(ngx_idempotency_redis_conn_t *conn);
+
+/* _redis.c */
+
+/* a call goes where it belongs now */
+void ngx_idempotency_redis_route(ngx_idempotency_redis_t *redis,
+    ngx_idempotency_redis_call_t *call);
+
+/* _tls.c */
+
+void ngx_idempotency_redis_tls(ngx_idempotency_redis_conn_t *conn);
+
+
+extern ngx_idempotency_redis_topology_t  ngx_idempotency_redis_standalone;
+extern ngx_idempotency_redis_topology_t  ngx_idempotency_redis_sentinel;
+extern ngx_idempotency_redis_topology_t  ngx_idempotency_redis_cluster;
+
+
+#endif /* _NGX_IDEMPOTENCY_REDIS_CONN_H_INCLUDED_ */

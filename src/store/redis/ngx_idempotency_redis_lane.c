@@ -1,0 +1,715 @@
+
+/*
+ * Calls over a connection: they gather until the end of a round of the event
+ * loop, go out in one write, and are answered in that order.  Each is answered
+ * by its deadline, whatever becomes of the connection.
+ *
+ * Those that are to be durable have connections of their own: behind a batch
+ * of them the server is asked how many replicas, or whether its disk, has it,
+ * and it answers nothing else until it knows.  Meanwhile the next batch
+ * gathers.
+ */
+
+
+#include "ngx_idempotency_redis_conn.h"
+
+
+/* what is written, and not yet sent, may be lost with the connection */
+
+#define LANE_BYTES      (256 * 1024)
+#define LANE_CALLS      4096
+/* a server that says "later" is asked again after so long, in msec */
+#define LANE_PAUSE_MIN  5
+#define LANE_PAUSE_MAX  250
+#define LANE_TRIES      16
+
+
+static void lane_flush(ngx_event_t *ev);
+static void lane_flush_ready(ngx_idempotency_redis_conn_t *conn);
+static void lane_say(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_call_t *call);
+static void lane_asking(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply);
+static void lane_answer(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply);
+static void lane_refused(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply);
+static void lane_later(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_call_t *call, ngx_str_t *why);
+static void lane_moved(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply,
+    ngx_uint_t ask);
+static void lane_ask_acks(ngx_idempotency_redis_conn_t *conn,
+    ngx_msec_t deadline);
+static void lane_acks(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply);
+static void lane_acked(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_error_e error, ngx_str_t *why);
+static void lane_expire(ngx_event_t *ev);
+static ngx_msec_t lane_expired(ngx_queue_t *calls, ngx_queue_t *expired,
+    ngx_msec_t next);
+static void lane_arm(ngx_idempotency_redis_conn_t *conn, ngx_msec_t deadline);
+static void lane_disarm(ngx_idempotency_redis_conn_t *conn);
+static void lane_unsent(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_call_t *call);
+static void lane_give(ngx_idempotency_redis_call_t *call,
+    ngx_idempotency_redis_reply_t *reply, ngx_idempotency_redis_error_e error,
+    ngx_str_t *why, ngx_uint_t maybe);
+static void lane_ready(ngx_idempotency_redis_conn_t *conn);
+static void lane_lost(ngx_idempotency_redis_conn_t *conn);
+static ngx_uint_t lane_idle(ngx_idempotency_redis_conn_t *conn);
+
+
+ngx_idempotency_redis_kind_t  ngx_idempotency_redis_lane = {
+    0,
+    lane_ready,
+    lane_lost,
+    NULL,
+    lane_idle,
+    lane_ready
+};
+
+
+void
+ngx_idempotency_redis_lane_init(ngx_idempotency_redis_conn_t *conn)
+{
+    ngx_log_t  *log;
+
+    log = conn->redis->log;
+
+    conn->flush.data = conn;
+    conn->flush.log = log;
+    conn->flush.handler = lane_flush;
+
+    /* whose exit waits for a call, waits for its deadline */
+
+    conn->expire.data = conn;
+    conn->expire.log = log;
+    conn->expire.handler = lane_expire;
+
+    conn->pause.data = conn;
+    conn->pause.log = log;
+    conn->pause.handler = lane_flush;
+    conn->pause.cancelable = 1;
+}
+
+
+void
+ngx_idempotency_redis_lane_call(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_call_t *call)
+{
+    ngx_queue_insert_tail(&conn->calls, &call->queue);
+
+    if (conn->c) {
+        conn->c->idle = 0;
+    }
+
+    lane_arm(conn, call->deadline);
+
+    ngx_post_event(&conn->flush, &ngx_posted_events);
+}
+
+
+static void
+lane_flush(ngx_event_t *ev)
+{
+    ngx_queue_t                   *q;
+    ngx_idempotency_redis_conn_t  *conn;
+    ngx_idempotency_redis_call_t  *call;
+
+    conn = ev->data;
+
+    if (conn->state == ngx_idempotency_redis_ready) {
+        lane_flush_ready(conn);
+        return;
+    }
+
+    ngx_idempotency_redis_conn_connect(conn);
+
+    if (!conn->down) {
+        return;
+    }
+
+    while (!ngx_queue_empty(&conn->calls)) {
+        q = ngx_queue_head(&conn->calls);
+        call = ngx_queue_data(q, ngx_idempotency_redis_call_t, queue);
+
+        lane_unsent(conn, call);
+    }
+}
+
+
+static void
+lane_flush_ready(ngx_idempotency_redis_conn_t *conn)
+{
+    ngx_uint_t                     n;
+    ngx_msec_t                     deadline;
+    ngx_queue_t                   *q;
+    ngx_idempotency_redis_call_t  *call;
+
+    if (conn->retire || conn->pause.timer_set || conn->asked) {
+        return;
+    }
+
+    deadline = 0;
+
+    for (n = 0; !ngx_queue_empty(&conn->calls); n++) {
+
+        if (conn->out.len - conn->out.pos > LANE_BYTES
+            || conn->ndue > LANE_CALLS)
+        {
+            break;
+        }
+
+        q = ngx_queue_head(&conn->calls);
+        call = ngx_queue_data(q, ngx_idempotency_redis_call_t, queue);
+
+        if ((ngx_msec_int_t) (call->deadline - ngx_current_msec) <= 0) {
+            /* that is told by the timer */
+            break;
+        }
+
+        if (n == 0
+            || (ngx_msec_int_t) (call->deadline - deadline) < 0)
+        {
+            deadline = call->deadline;
+        }
+
+        lane_say(conn, call);
+    }
+
+    if (n == 0) {
+        return;
+    }
+
+    if (conn->durable) {
+        lane_ask_acks(conn, deadline);
+    }
+
+    ngx_idempotency_redis_conn_write(conn);
+}
+
+
+static void
+lane_say(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_call_t *call)
+{
+    uint64_t                     until;
+    ngx_uint_t                   i;
+    ngx_idempotency_resp_out_t  *out;
+
+    out = &conn->out;
+
+    if (call->asking) {
+        ngx_idempotency_resp_say(out, "ASKING", NULL);
+        (void) ngx_idempotency_redis_conn_due(conn, lane_asking, NULL);
+    }
+
+    ngx_idempotency_resp_command(out, 4 + call->nargs + call->until);
+
+    if (call->eval) {
+        ngx_idempotency_resp_word(out, (u_char *) "EVAL", 4);
+        ngx_idempotency_resp_str(out, &call->script->text);
+
+    } else {
+        ngx_idempotency_resp_word(out, (u_char *) "EVALSHA", 7);
+        ngx_idempotency_resp_word(out, call->script->sha1,
+                                  sizeof(call->script->sha1));
+    }
+
+    ngx_idempotency_resp_word(out, (u_char *) "1", 1);
+    ngx_idempotency_resp_str(out, &call->key);
+
+    for (i = 0; i < call->nargs; i++) {
+        ngx_idempotency_resp_str(out, &call->args[i]);
+    }
+
+    if (call->until) {
+        until = ngx_idempotency_redis_node_time(conn->node)
+                + (uint64_t) (call->deadline - ngx_current_msec) * 1000;
+
+        ngx_idempotency_resp_number(out, until);
+    }
+
+    /* if there is no memory, the connection is lost with what was not sent */
+
+    if (ngx_idempotency_redis_conn_due(conn, lane_answer, call) != NGX_OK) {
+        return;
+    }
+
+    ngx_queue_remove(&call->queue);
+    ngx_queue_insert_tail(&conn->sent, &call->queue);
+}
+
+
+static void
+lane_asking(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply)
+{
+    /* the call behind it says whether that went well */
+}
+
+
+static void
+lane_answer(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply)
+{
+    ngx_idempotency_redis_call_t  *call = data;
+
+    static ngx_str_t  nomem = ngx_string("no memory for its answer");
+
+    call->asking = 0;
+
+    if (reply == NULL) {
+        lane_give(call, NULL, conn->error, &conn->why, 1);
+        return;
+    }
+
+    if (reply->type == NGX_IDEMPOTENCY_REDIS_ERROR) {
+        lane_refused(conn, call, reply);
+        return;
+    }
+
+    conn->paused = 0;
+
+    if (!conn->durable) {
+        lane_give(call, reply, NGX_IDEMPOTENCY_REDIS_OK, NULL, 0);
+        lane_disarm(conn);
+        return;
+    }
+
+    call->reply = ngx_idempotency_resp_copy(&conn->in);
+
+    if (call->reply == NULL) {
+        lane_give(call, NULL, NGX_IDEMPOTENCY_REDIS_CLOSED, &nomem, 1);
+        return;
+    }
+
+    ngx_queue_remove(&call->queue);
+    ngx_queue_insert_tail(&conn->waiting, &call->queue);
+}
+
+
+static void
+lane_refused(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply)
+{
+    ngx_idempotency_redis_verdict_t  verdict;
+
+    verdict = ngx_idempotency_redis_verdict(&reply->str);
+
+    switch (verdict.what) {
+
+    case NGX_IDEMPOTENCY_REDIS_TEXT:
+
+        if (call->eval) {
+            break;
+        }
+
+        call->eval = 1;
+
+        ngx_queue_remove(&call->queue);
+        ngx_idempotency_redis_lane_call(conn, call);
+        return;
+
+    case NGX_IDEMPOTENCY_REDIS_LATER:
+        lane_later(conn, call, &reply->str);
+        conn->redis->topology->doubt(conn->node);
+        return;
+
+    case NGX_IDEMPOTENCY_REDIS_MASTER:
+        lane_later(conn, call, &reply->str);
+        conn->retire = 1;
+        return;
+
+    case NGX_IDEMPOTENCY_REDIS_MOVED:
+    case NGX_IDEMPOTENCY_REDIS_ASK:
+
+        if (conn->redis->topology->moved == NULL
+            || ++call->tries > LANE_TRIES)
+        {
+            break;
+        }
+
+        lane_moved(conn, call, reply,
+                   verdict.what == NGX_IDEMPOTENCY_REDIS_ASK);
+        return;
+
+    default:
+        break;
+    }
+
+    lane_give(call, reply, verdict.error, &reply->str, verdict.maybe);
+    lane_disarm(conn);
+}
+
+
+/* all of the lane waits a little, as this concerns the server */
+
+static void
+lane_later(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_call_t *call, ngx_str_t *why)
+{
+    u_char  *p;
+
+    p = ngx_slprintf(conn->text, conn->text + sizeof(conn->text),
+                     "it says: %V", why);
+
+    conn->error = NGX_IDEMPOTENCY_REDIS_AWAY;
+    conn->why.data = conn->text;
+    conn->why.len = p - conn->text;
+
+    ngx_queue_remove(&call->queue);
+    ngx_queue_insert_tail(&conn->calls, &call->queue);
+
+    if (!conn->pause.timer_set) {
+        conn->paused = conn->paused ? ngx_min(2 * conn->paused, LANE_PAUSE_MAX)
+                                    : LANE_PAUSE_MIN;
+
+        ngx_add_timer(&conn->pause, conn->paused);
+    }
+}
+
+
+static void
+lane_moved(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply,
+    ngx_uint_t ask)
+{
+    ngx_idempotency_redis_conn_t  *to;
+    ngx_idempotency_redis_node_t  *node;
+
+    node = conn->redis->topology->moved(conn->redis, &reply->str, ask);
+    to = node ? ngx_idempotency_redis_node_lane(node, call->lane,
+                                                call->durable)
+              : NULL;
+
+    if (to == NULL) {
+        lane_later(conn, call, &reply->str);
+        return;
+    }
+
+    call->asking = ask;
+
+    ngx_queue_remove(&call->queue);
+    lane_disarm(conn);
+
+    ngx_idempotency_redis_lane_call(to, call);
+}
+
+
+/* before the first of them is given up: what was not acknowledged is told as
+   that, and the connection stays */
+
+static void
+lane_ask_acks(ngx_idempotency_redis_conn_t *conn, ngx_msec_t deadline)
+{
+    u_char                         buf[NGX_INT64_LEN + 1];
+    ngx_msec_t                     msec;
+    ngx_idempotency_redis_conf_t  *conf;
+
+    conf = &conn->redis->conf;
+
+    msec = (deadline - ngx_current_msec) * 3 / 4;
+    *ngx_sprintf(buf, "%M", ngx_max(msec, 1)) = '\0';
+
+    conn->unacked = 0;
+
+    if (conf->replicas) {
+        ngx_idempotency_resp_command(&conn->out, 3);
+        ngx_idempotency_resp_word(&conn->out, (u_char *) "WAIT", 4);
+        ngx_idempotency_resp_number(&conn->out, conf->replicas);
+        ngx_idempotency_resp_word(&conn->out, buf, ngx_strlen(buf));
+
+        conn->asked++;
+        (void) ngx_idempotency_redis_conn_due(conn, lane_acks, NULL);
+    }
+
+    if (conf->fsync) {
+        ngx_idempotency_resp_say(&conn->out, "WAITAOF", "1", "0", buf, NULL);
+
+        conn->asked++;
+        (void) ngx_idempotency_redis_conn_due(conn, lane_acks, conf);
+    }
+}
+
+
+static void
+lane_acks(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply)
+{
+    int64_t    n, wanted;
+    ngx_str_t  why;
+
+    static ngx_str_t  few = ngx_string("too few replicas have it in time");
+    static ngx_str_t  disk = ngx_string("it was not on disk in time");
+
+    if (reply == NULL) {
+        conn->asked = 0;
+        lane_acked(conn, conn->error, &conn->why);
+        return;
+    }
+
+    conn->asked--;
+
+    if (data && reply->type == NGX_IDEMPOTENCY_REDIS_ARRAY && reply->n) {
+        reply = &reply->elts[0];
+    }
+
+    n = (reply->type == NGX_IDEMPOTENCY_REDIS_INTEGER) ? reply->integer : -1;
+    wanted = data ? 1 : conn->redis->conf.replicas;
+
+    if (n < wanted) {
+        why = (reply->type == NGX_IDEMPOTENCY_REDIS_ERROR) ? reply->str
+              : data ? disk : few;
+
+        lane_acked(conn, NGX_IDEMPOTENCY_REDIS_UNACKED, &why);
+
+    } else if (!conn->asked) {
+        lane_acked(conn, NGX_IDEMPOTENCY_REDIS_OK, NULL);
+    }
+
+    if (!conn->asked) {
+        lane_disarm(conn);
+        lane_flush(&conn->flush);
+    }
+}
+
+
+static void
+lane_acked(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_error_e error, ngx_str_t *why)
+{
+    ngx_queue_t                    *q, calls;
+    ngx_idempotency_redis_call_t   *call;
+    ngx_idempotency_redis_reply_t  *reply;
+
+    ngx_queue_init(&calls);
+
+    if (!ngx_queue_empty(&conn->waiting)) {
+        ngx_queue_add(&calls, &conn->waiting);
+        ngx_queue_init(&conn->waiting);
+    }
+
+    while (!ngx_queue_empty(&calls)) {
+        q = ngx_queue_head(&calls);
+        call = ngx_queue_data(q, ngx_idempotency_redis_call_t, queue);
+
+        reply = call->reply;
+
+        if (error == NGX_IDEMPOTENCY_REDIS_OK || reply == NULL) {
+            lane_give(call, reply, error, why, 0);
+
+        } else {
+            lane_give(call, error == NGX_IDEMPOTENCY_REDIS_UNACKED ? reply
+                                                                   : NULL,
+                      error, why, 1);
+        }
+
+        ngx_free(reply);
+    }
+}
+
+
+/* a deadline has passed: of what was sent nobody knows any more, and answers
+   are in order, so that the connection is of no use */
+
+static void
+lane_expire(ngx_event_t *ev)
+{
+    ngx_msec_t                     next;
+    ngx_queue_t                   *q, expired;
+    ngx_idempotency_redis_conn_t  *conn;
+    ngx_idempotency_redis_call_t  *call;
+
+    conn = ev->data;
+
+    ngx_queue_init(&expired);
+
+    next = lane_expired(&conn->sent, NULL, NGX_MAX_INT_T_VALUE);
+    next = lane_expired(&conn->waiting, NULL, next);
+
+    if (next == 0) {
+        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_TIMEOUT,
+                                        "no answer in time", NULL);
+
+        next = NGX_MAX_INT_T_VALUE;
+    }
+
+    next = lane_expired(&conn->calls, &expired, next);
+
+    if (next != NGX_MAX_INT_T_VALUE && !conn->expire.timer_set) {
+        ngx_add_timer(&conn->expire, next);
+    }
+
+    while (!ngx_queue_empty(&expired)) {
+        q = ngx_queue_head(&expired);
+        call = ngx_queue_data(q, ngx_idempotency_redis_call_t, queue);
+
+        lane_unsent(conn, call);
+    }
+
+    ngx_idempotency_redis_conn_settle(conn);
+}
+
+
+/* when the next one does; 0: one has, and there is nowhere to put it */
+
+static ngx_msec_t
+lane_expired(ngx_queue_t *calls, ngx_queue_t *expired, ngx_msec_t next)
+{
+    ngx_queue_t                   *q, *following;
+    ngx_msec_int_t                 left;
+    ngx_idempotency_redis_call_t  *call;
+
+    for (q = ngx_queue_head(calls);
+         q != ngx_queue_sentinel(calls);
+         q = following)
+    {
+        following = ngx_queue_next(q);
+        call = ngx_queue_data(q, ngx_idempotency_redis_call_t, queue);
+
+        left = (ngx_msec_int_t) (call->deadline - ngx_current_msec);
+
+        if (left > 0) {
+            next = ngx_min(next, (ngx_msec_t) left);
+
+        } else if (expired == NULL) {
+            return 0;
+
+        } else {
+            ngx_queue_remove(q);
+            ngx_queue_insert_tail(expired, q);
+        }
+    }
+
+    return next;
+}
+
+
+/* as nginx leaves a timer that is off by less than 300 ms where it is */
+
+static void
+lane_arm(ngx_idempotency_redis_conn_t *conn, ngx_msec_t deadline)
+{
+    ngx_msec_int_t  left;
+
+    if (conn->expire.timer_set) {
+
+        if ((ngx_msec_int_t) (deadline - conn->expire.timer.key) >= 0) {
+            return;
+        }
+
+        ngx_del_timer(&conn->expire);
+    }
+
+    left = (ngx_msec_int_t) (deadline - ngx_current_msec);
+
+    ngx_add_timer(&conn->expire, ngx_max(left, 1));
+}
+
+
+/* nothing is to be waited for any more */
+
+static void
+lane_disarm(ngx_idempotency_redis_conn_t *conn)
+{
+    if (conn->expire.timer_set && ngx_queue_empty(&conn->calls)
+        && ngx_queue_empty(&conn->sent) && ngx_queue_empty(&conn->waiting))
+    {
+        ngx_del_timer(&conn->expire);
+    }
+}
+
+
+static void
+lane_unsent(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_call_t *call)
+{
+    static ngx_str_t  why = ngx_string("it was not sent in time");
+
+    if (conn->state == ngx_idempotency_redis_ready && !conn->paused) {
+        lane_give(call, NULL, NGX_IDEMPOTENCY_REDIS_TIMEOUT, &why, 0);
+
+    } else {
+        lane_give(call, NULL, conn->error, &conn->why, 0);
+    }
+
+    lane_disarm(conn);
+}
+
+
+static void
+lane_give(ngx_idempotency_redis_call_t *call,
+    ngx_idempotency_redis_reply_t *reply, ngx_idempotency_redis_error_e error,
+    ngx_str_t *why, ngx_uint_t maybe)
+{
+    ngx_queue_remove(&call->queue);
+
+    call->reply = reply;
+    call->error = error;
+    call->maybe = maybe;
+
+    if (why) {
+        call->why = *why;
+
+    } else {
+        ngx_str_null(&call->why);
+    }
+
+    call->handler(call);
+}
+
+
+static void
+lane_ready(ngx_idempotency_redis_conn_t *conn)
+{
+    if (!ngx_queue_empty(&conn->calls)) {
+        ngx_post_event(&conn->flush, &ngx_posted_events);
+    }
+}
+
+
+static void
+lane_lost(ngx_idempotency_redis_conn_t *conn)
+{
+    conn->asked = 0;
+
+    lane_acked(conn, conn->error, &conn->why);
+    lane_disarm(conn);
+    lane_ready(conn);
+}
+
+
+static ngx_uint_t
+lane_idle(ngx_idempotency_redis_conn_t *conn)
+{
+    return ngx_queue_empty(&conn->calls) && ngx_queue_empty(&conn->sent)
+           && ngx_queue_empty(&conn->waiting);
+}
+
+
+void
+ngx_idempotency_redis_lane_leave(ngx_idempotency_redis_conn_t *conn)
+{
+    ngx_queue_t                   *q;
+    ngx_idempotency_redis_call_t  *call;
+
+    while (!ngx_queue_empty(&conn->calls)) {
+        q = ngx_queue_head(&conn->calls);
+        call = ngx_queue_data(q, ngx_idempotency_redis_call_t, queue);
+
+        ngx_queue_remove(q);
+        ngx_idempotency_redis_route(conn->redis, call);
+    }
+
+    if (conn->flush.posted) {
+        ngx_delete_posted_event(&conn->flush);
+    }
+
+    if (conn->pause.timer_set) {
+        ngx_del_timer(&conn->pause);
+    }
+
+    lane_disarm(conn);
+}
