@@ -11,6 +11,9 @@ use Stress;
 
 use Time::HiRes qw(time sleep);
 
+# what is behind it is told, and then it may leave: see t/restart.t
+plan(skip_all => 'a zone with something behind it is not full') if !in_memory();
+
 my ($n, $c);
 
 sub start_nginx {

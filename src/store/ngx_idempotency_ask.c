@@ -32,6 +32,7 @@ static ngx_int_t ask_brief(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec);
 static ngx_int_t ask_in_doubt(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec);
+static ngx_uint_t ask_late(ngx_idempotency_claim_t *claim);
 static ngx_int_t ask_result(ngx_idempotency_claim_t *claim,
     ngx_idempotency_result_e result);
 static void ask_elsewhere(ngx_idempotency_tier_t *tier,
@@ -101,6 +102,7 @@ static ngx_int_t
 ask_miss(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     ngx_idempotency_record_t **rec)
 {
+    ngx_uint_t                  closed;
     ngx_idempotency_result_e    result;
     ngx_idempotency_tier_sh_t  *sh;
 
@@ -108,15 +110,21 @@ ask_miss(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 
     sh = &shm->sh->tier;
 
-    if (sh->failing && claim->alone) {
+    closed = (sh->failing || sh->refused);
+
+    if (closed && claim->alone) {
         return NGX_DECLINED;
     }
 
     if (sh->trusted
         && !ngx_idempotency_filter_has(&sh->filter, claim->op.token))
     {
-        return sh->failing ? ask_result(claim, NGX_IDEMPOTENCY_UNAVAILABLE)
-                           : NGX_DECLINED;
+        return closed ? ask_result(claim, NGX_IDEMPOTENCY_UNAVAILABLE)
+                      : NGX_DECLINED;
+    }
+
+    if (ask_late(claim)) {
+        return ask_result(claim, NGX_IDEMPOTENCY_UNAVAILABLE);
     }
 
     result = ngx_idempotency_record_ask(shm, claim, rec);
@@ -148,13 +156,16 @@ ask_asking(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
         ngx_idempotency_shm_take_waiting(*rec, wake);
         ngx_idempotency_record_remove(shm, *rec);
 
-        if (late) {
-            claim->asked = 0;
-            *rec = NULL;
-            return ask_result(claim, NGX_IDEMPOTENCY_UNAVAILABLE);
-        }
+        claim->asked = 0;
+        *rec = NULL;
 
-        return ask_miss(shm, claim, rec);
+        return late ? ask_result(claim, NGX_IDEMPOTENCY_UNAVAILABLE)
+                    : ask_miss(shm, claim, rec);
+    }
+
+    if (!claim->asked && ask_late(claim)) {
+        *rec = NULL;
+        return ask_result(claim, NGX_IDEMPOTENCY_UNAVAILABLE);
     }
 
     ngx_idempotency_shm_wait(*rec, claim);
@@ -184,8 +195,9 @@ ask_claimed(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
         late = ((ngx_msec_int_t) (claim->op.now - rec->recorded)
                 >= NGX_IDEMPOTENCY_ASK_TIMEOUT);
 
-        if (late || shm->sh->tier.failing) {
-
+        if (late || shm->sh->tier.failing
+            || (rec->owes & NGX_IDEMPOTENCY_OWES_REFUSED))
+        {
             ngx_idempotency_shm_take_waiting(rec, wake);
             ngx_idempotency_record_remove(shm, rec);
 
@@ -251,16 +263,23 @@ ask_brief(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 
 /*
  * It is never copied for long: somebody else may take it over.  What the zone
- * knows itself is good as long as nobody else is there, or has heard of it.
+ * knows itself is good until others have heard of it, or if nobody is there.
  */
 
 static ngx_int_t
 ask_in_doubt(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     ngx_idempotency_record_t **rec)
 {
+    ngx_uint_t  tells, failing;
+
+    /* who is only told of it may be told what was so a moment ago */
+
+    tells = (!claim->retry || ngx_idempotency_record_differs(*rec, claim));
+    failing = shm->sh->tier.failing;
+
     if ((*rec)->owes & NGX_IDEMPOTENCY_OWES_BRIEF) {
 
-        if ((!claim->retry || ngx_idempotency_record_differs(*rec, claim))
+        if (tells
             && (claim->waited == (*rec)->fence
                 || (ngx_msec_int_t) (claim->op.now
                                      - (*rec)->as.brief.copied)
@@ -269,15 +288,31 @@ ask_in_doubt(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
             return NGX_DECLINED;
         }
 
-    } else if (shm->sh->tier.trusted
-               || (*rec)->owes == NGX_IDEMPOTENCY_OWES_LISTED
-               || (*rec)->owes == (NGX_IDEMPOTENCY_OWES_LISTED
-                                   | NGX_IDEMPOTENCY_OWES_HEARD))
+    } else if (((*rec)->owes & (NGX_IDEMPOTENCY_OWES
+                                |NGX_IDEMPOTENCY_OWES_AGAIN))
+               == NGX_IDEMPOTENCY_OWES_LISTED
+               || ngx_idempotency_trust_untouched(shm, *rec))
     {
         return NGX_DECLINED;
 
     } else if ((*rec)->owes & NGX_IDEMPOTENCY_OWES) {
-        return ask_result(claim, NGX_IDEMPOTENCY_UNAVAILABLE);
+
+        if (tells) {
+            return NGX_DECLINED;
+        }
+
+        if (failing || ask_late(claim)) {
+            return ask_result(claim, NGX_IDEMPOTENCY_UNAVAILABLE);
+        }
+
+        /* as soon as it is told somebody else may have taken it over */
+
+        ngx_idempotency_shm_wait_told(*rec, &claim->op);
+
+        return NGX_AGAIN;
+
+    } else if (tells && failing) {
+        return NGX_DECLINED;
     }
 
     ngx_idempotency_record_remove(shm, *rec);
@@ -286,9 +321,24 @@ ask_in_doubt(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 }
 
 
+/* it has waited for answers for long enough, be it for those of others */
+
+static ngx_uint_t
+ask_late(ngx_idempotency_claim_t *claim)
+{
+    if (claim->since == 0) {
+        claim->since = claim->op.now;
+    }
+
+    return (ngx_msec_int_t) (claim->op.now - claim->since)
+           >= NGX_IDEMPOTENCY_ASK_TIMEOUT;
+}
+
+
 static ngx_int_t
 ask_result(ngx_idempotency_claim_t *claim, ngx_idempotency_result_e result)
 {
+    claim->since = 0;
     claim->op.result = result;
 
     return NGX_OK;

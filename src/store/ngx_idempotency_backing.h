@@ -60,7 +60,7 @@ typedef struct {
     /* of the outcome, once it is there */
     int64_t                         window;
     /* PUT: in; ASK, FIND: out.  ASK, and PUT of what is pending: before when
-       its outcome will not end */
+       its outcome will not end.  FORGET: what was recorded later stays */
     int64_t                         recorded;
     int64_t                         ends;
     /* ASK, of what is pending: out, when its owner's lease ends, if that is
@@ -75,6 +75,8 @@ typedef struct {
     ngx_str_t                       response;
 
     ngx_idempotency_result_e        result;
+    /* UNAVAILABLE: there is no room for it */
+    unsigned                        full:1;
 
     void                           *data;
 } ngx_idempotency_item_t;

@@ -35,6 +35,8 @@ static void shm_claimed(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_workers_t *wake);
 static ngx_int_t shm_complete(ngx_idempotency_store_t *store,
     ngx_idempotency_complete_t *complete);
+static ngx_uint_t shm_untold(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
 static void shm_told(ngx_idempotency_op_t *op);
 static ngx_int_t shm_append(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op,
@@ -214,6 +216,8 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
         }
     }
 
+    claim->since = 0;
+
     if (rec == NULL) {
         op->result = ngx_idempotency_record_create(shm, claim);
         shm_claimed(shm, claim, wake);
@@ -334,12 +338,10 @@ shm_complete(ngx_idempotency_store_t *store,
                                            complete->status, op->now);
             complete->left = ngx_idempotency_record_lasts(rec, op->now);
 
-            if (shm->tier && shm->tier->strict
-                && (rec->owes & NGX_IDEMPOTENCY_OWES))
-            {
+            if (shm->tier && shm->tier->strict && shm_untold(shm, rec)) {
                 op->store = store;
                 op->again = shm_told;
-                ngx_idempotency_shm_wait_told(rec, complete);
+                ngx_idempotency_shm_wait_told(rec, op);
             }
         }
 
@@ -355,6 +357,17 @@ shm_complete(ngx_idempotency_store_t *store,
     ngx_idempotency_tier_kick(shm);
 
     return op->waiting ? NGX_AGAIN : NGX_OK;
+}
+
+
+/* it is yet to be told, and nothing is in the way of that */
+
+static ngx_uint_t
+shm_untold(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
+{
+    return (rec->owes & NGX_IDEMPOTENCY_OWES)
+           && (rec->owes & NGX_IDEMPOTENCY_OWES_REFUSED) == 0
+           && !shm->sh->tier.failing;
 }
 
 
@@ -379,11 +392,10 @@ shm_told(ngx_idempotency_op_t *op)
 
     rec = ngx_idempotency_record_current(shm, op->token, op->now);
 
-    owes = (rec && rec->fence == complete->fence
-            && (rec->owes & NGX_IDEMPOTENCY_OWES));
+    owes = (rec && rec->fence == complete->fence && shm_untold(shm, rec));
 
     if (owes) {
-        ngx_idempotency_shm_wait_told(rec, complete);
+        ngx_idempotency_shm_wait_told(rec, op);
     }
 
     ngx_idempotency_shm_unlock(shm);
@@ -563,6 +575,10 @@ shm_find(ngx_idempotency_store_t *store, ngx_idempotency_find_t *find)
 
         rec = ngx_idempotency_record_current(shm, op->token, op->now);
 
+        if (rec && ngx_idempotency_record_unknown(rec)) {
+            rec = NULL;
+        }
+
         if (rec) {
             ngx_idempotency_record_describe(rec, op->now, &find->found);
             find->parts = rec->parts;
@@ -680,8 +696,7 @@ shm_own(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
     }
 
     if (rec->outcome == NGX_IDEMPOTENCY_IN_DOUBT && rec->status == 0
-        && (shm->tier == NULL || shm->sh->tier.trusted
-            || (rec->owes & NGX_IDEMPOTENCY_OWES_HEARD) == 0))
+        && ngx_idempotency_trust_untouched(shm, rec))
     {
         ngx_idempotency_record_revive(shm, rec, op->now);
     }

@@ -156,6 +156,13 @@ struct ngx_idempotency_record_s {
 
 #define ngx_idempotency_record_teller(rec)  ((rec)->node.data)
 
+/* it tells nothing of the token */
+
+#define ngx_idempotency_record_unknown(rec)                                  \
+    ((rec)->outcome == NGX_IDEMPOTENCY_ASKING                                \
+     || (rec)->outcome == NGX_IDEMPOTENCY_NOTHING                            \
+     || (rec)->outcome == NGX_IDEMPOTENCY_FAILED)
+
 /* an owner, or somebody who asks, is at work on it */
 
 #define ngx_idempotency_record_pends(rec)                                    \
@@ -251,7 +258,7 @@ void ngx_idempotency_shm_cancel(ngx_idempotency_store_t *store,
 void ngx_idempotency_shm_wait(ngx_idempotency_record_t *rec,
     ngx_idempotency_claim_t *claim);
 void ngx_idempotency_shm_wait_told(ngx_idempotency_record_t *rec,
-    ngx_idempotency_complete_t *complete);
+    ngx_idempotency_op_t *op);
 void ngx_idempotency_shm_dequeue(ngx_idempotency_op_t *op);
 ngx_uint_t ngx_idempotency_shm_awaited(ngx_idempotency_record_t *rec);
 void ngx_idempotency_shm_take_waiting(ngx_idempotency_record_t *rec,
@@ -320,6 +327,11 @@ ngx_uint_t ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
     ngx_idempotency_workers_t *wake);
 void ngx_idempotency_ask_cancel(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim);
+
+/* whether nobody else can have taken over what is in doubt, likewise */
+
+ngx_uint_t ngx_idempotency_trust_untouched(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
 
 /* what is pending elsewhere, likewise; but wait, which is told when the backing
    is asked next.  lapses: when the owner's lease does, or 0 */

@@ -55,11 +55,11 @@ ngx_idempotency_shm_wait(ngx_idempotency_record_t *rec,
 
 void
 ngx_idempotency_shm_wait_told(ngx_idempotency_record_t *rec,
-    ngx_idempotency_complete_t *complete)
+    ngx_idempotency_op_t *op)
 {
     ngx_idempotency_record_teller(rec) =
                                     ngx_idempotency_worker_self().slot + 1;
-    shm_enqueue(&complete->op);
+    shm_enqueue(op);
 }
 
 

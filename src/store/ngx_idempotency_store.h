@@ -218,6 +218,8 @@ typedef struct {
        answer of what stands behind is new enough for it */
     uint64_t                        waited;
     uint32_t                        answer;
+    /* ... and since when it waits for one */
+    ngx_msec_t                      since;
 
     /* out: the caller's own, if it is claimed */
     uint64_t                        fence;

@@ -34,10 +34,16 @@ static void tier_heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
     ngx_idempotency_workers_t *wake);
 static void tier_list(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
+static void tier_append(ngx_idempotency_tier_sh_t *sh,
+    ngx_idempotency_record_t *rec);
 static void tier_untake(ngx_idempotency_shm_t *shm);
 static void tier_put_back(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
-static void tier_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t stale);
+static int64_t tier_time(ngx_idempotency_batch_t *batch, ngx_msec_t time);
+static void tier_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed);
+static void tier_count(ngx_idempotency_batch_t *batch, ngx_uint_t *stale,
+    ngx_uint_t *full, ngx_uint_t *damaged);
+static void tier_say(ngx_idempotency_tier_t *tier, const char *why);
 static void tier_retry_handler(ngx_event_t *ev);
 
 
@@ -71,6 +77,15 @@ tier_list(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
     sh = &shm->sh->tier;
 
     rec->owes |= NGX_IDEMPOTENCY_OWES_LISTED;
+    tier_append(sh, rec);
+
+    sh->listed++;
+}
+
+
+static void
+tier_append(ngx_idempotency_tier_sh_t *sh, ngx_idempotency_record_t *rec)
+{
     rec->next = NULL;
 
     if (sh->last) {
@@ -81,7 +96,6 @@ tier_list(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
     }
 
     sh->last = rec;
-    sh->listed++;
 }
 
 
@@ -176,7 +190,8 @@ tier_put_back(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
 
     sh = &shm->sh->tier;
 
-    rec->owes = NGX_IDEMPOTENCY_OWES_LISTED | NGX_IDEMPOTENCY_OWES_HEARD;
+    rec->owes = NGX_IDEMPOTENCY_OWES_LISTED | NGX_IDEMPOTENCY_OWES_HEARD
+                | NGX_IDEMPOTENCY_OWES_AGAIN;
     rec->next = sh->first;
     sh->first = rec;
 
@@ -352,13 +367,14 @@ tier_item(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
         if (rec->status == NGX_IDEMPOTENCY_FORGOTTEN) {
             item->what = NGX_IDEMPOTENCY_ITEM_FORGET;
             item->fence = 0;
+            item->recorded = tier_time(batch, rec->recorded);
         }
 
         return;
     }
 
     item->window = rec->window->length;
-    item->recorded = batch->now - (ngx_msec_int_t) (batch->at - rec->recorded);
+    item->recorded = tier_time(batch, rec->recorded);
     item->ends = batch->now + (ngx_msec_int_t) (rec->ends - batch->at);
 
     if (rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE) {
@@ -398,6 +414,15 @@ tier_item(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
 }
 
 
+/* of the backing, by ours */
+
+static int64_t
+tier_time(ngx_idempotency_batch_t *batch, ngx_msec_t time)
+{
+    return batch->now - (ngx_msec_int_t) (batch->at - time);
+}
+
+
 /*
  * A large response is read piece by piece, as long as the record is what it
  * was; if not, its claim alone is told, and the rest with its last change
@@ -407,6 +432,7 @@ static void
 tier_read_large(ngx_idempotency_tier_t *tier)
 {
     size_t                     n;
+    ngx_uint_t                 changed;
     ngx_idempotency_shm_t     *shm;
     ngx_idempotency_item_t    *item;
     ngx_idempotency_batch_t   *batch;
@@ -418,6 +444,8 @@ tier_read_large(ngx_idempotency_tier_t *tier)
     item = batch->items;
     rec = batch->records[0];
 
+    changed = 0;
+    cur.chunk = NULL;
     cur.offset = 0;
 
     batch->large = malloc(batch->size);
@@ -428,7 +456,10 @@ tier_read_large(ngx_idempotency_tier_t *tier)
             break;
         }
 
-        if (rec->owes & NGX_IDEMPOTENCY_OWES_MORE) {
+        changed = (shm->sh->tier.since != batch->since
+                   || (rec->owes & NGX_IDEMPOTENCY_OWES_MORE));
+
+        if (changed) {
             ngx_idempotency_shm_unlock(shm);
             break;
         }
@@ -452,8 +483,8 @@ tier_read_large(ngx_idempotency_tier_t *tier)
 
     /* what it has become is told next; without memory it is not kept */
 
-    item->outcome = (rec->owes & NGX_IDEMPOTENCY_OWES_MORE)
-                        ? NGX_IDEMPOTENCY_PENDING : NGX_IDEMPOTENCY_NOT_KEPT;
+    item->outcome = changed ? NGX_IDEMPOTENCY_PENDING
+                            : NGX_IDEMPOTENCY_NOT_KEPT;
 }
 
 
@@ -463,7 +494,7 @@ static ngx_uint_t
 tier_heard(ngx_idempotency_tier_t *tier)
 {
     ngx_int_t                   rc;
-    ngx_uint_t                  i, stale;
+    ngx_uint_t                  i, failed;
     ngx_idempotency_shm_t      *shm;
     ngx_idempotency_batch_t    *batch;
     ngx_idempotency_workers_t   wake[NGX_IDEMPOTENCY_TIER_BATCH];
@@ -472,7 +503,7 @@ tier_heard(ngx_idempotency_tier_t *tier)
     batch = tier->batch;
 
     tier->busy = 0;
-    stale = 0;
+    failed = 0;
 
     ngx_memzero(wake, sizeof(wake));
 
@@ -487,12 +518,14 @@ tier_heard(ngx_idempotency_tier_t *tier)
             /* backwards, as what was in vain goes back to the front */
 
             for (i = batch->n; i; i--) {
-                stale += (batch->items[i - 1].result == NGX_IDEMPOTENCY_STALE);
                 tier_heard_one(tier, i - 1, &wake[i - 1]);
             }
 
-            if (batch->rc == NGX_OK) {
-                shm->sh->tier.told += batch->n;
+            /* whoever is woken is to know */
+
+            if (batch->rc != NGX_OK && !shm->sh->tier.failing) {
+                shm->sh->tier.failing = 1;
+                failed = 1;
             }
 
             shm->sh->tier.lost |= batch->lost;
@@ -518,7 +551,7 @@ tier_heard(ngx_idempotency_tier_t *tier)
         return 0;
     }
 
-    tier_outcome(tier, stale);
+    tier_outcome(tier, failed);
 
     return batch->rc == NGX_OK;
 }
@@ -528,12 +561,14 @@ static void
 tier_heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
     ngx_idempotency_workers_t *wake)
 {
-    ngx_uint_t                 more, slot;
-    ngx_idempotency_shm_t     *shm;
-    ngx_idempotency_item_t    *item;
-    ngx_idempotency_record_t  *rec;
+    ngx_uint_t                  more, slot;
+    ngx_idempotency_shm_t      *shm;
+    ngx_idempotency_item_t     *item;
+    ngx_idempotency_record_t   *rec;
+    ngx_idempotency_tier_sh_t  *sh;
 
     shm = tier->shm;
+    sh = &shm->sh->tier;
     rec = tier->batch->records[i];
     item = &tier->batch->items[i];
 
@@ -542,7 +577,14 @@ tier_heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
 
     if (tier->batch->rc != NGX_OK) {
         item->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+        item->full = 0;
     }
+
+    /* a question that was in vain is answered; what is owed stays so */
+
+    sh->told += (tier->batch->rc == NGX_OK
+                 || rec->outcome == NGX_IDEMPOTENCY_ASKING
+                 || rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE);
 
     if (rec->outcome == NGX_IDEMPOTENCY_ASKING
         || rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE)
@@ -572,20 +614,77 @@ tier_heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
 
     } else if (rec->outcome == NGX_IDEMPOTENCY_GONE) {
         ngx_slab_free_locked(shm->shpool, rec);
+
+    } else if (item->full) {
+        sh->told--;
+
+        rec->owes |= NGX_IDEMPOTENCY_OWES_LISTED
+                     | NGX_IDEMPOTENCY_OWES_REFUSED;
+        rec->next = sh->refused;
+        sh->refused = rec;
     }
+}
+
+
+/* what has ended since may have made room */
+
+void
+ngx_idempotency_tier_refused(ngx_idempotency_tier_t *tier)
+{
+    ngx_idempotency_record_t   *rec, *next;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    if (tier->shm->sh->tier.refused == NULL
+        || ngx_idempotency_shm_lock(tier->shm) != NGX_OK)
+    {
+        return;
+    }
+
+    sh = &tier->shm->sh->tier;
+
+    for (rec = sh->refused; rec; rec = next) {
+        next = rec->next;
+
+        rec->owes &= ~NGX_IDEMPOTENCY_OWES_REFUSED;
+        tier_append(sh, rec);
+    }
+
+    sh->refused = NULL;
+
+    ngx_idempotency_shm_unlock(tier->shm);
 }
 
 
 /* said once, and once more when it is over */
 
 static void
-tier_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t stale)
+tier_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed)
 {
+    ngx_uint_t                  stale, full, damaged;
     ngx_idempotency_shm_t      *shm;
+    ngx_idempotency_batch_t    *batch;
     ngx_idempotency_tier_sh_t  *sh;
 
     shm = tier->shm;
     sh = &shm->sh->tier;
+    batch = tier->batch;
+
+    if (batch->rc != NGX_OK) {
+
+        if (failed) {
+            tier_say(tier, batch->error);
+        }
+
+        ngx_add_timer(&tier->retry, NGX_IDEMPOTENCY_TIER_RETRY);
+        return;
+    }
+
+    if (sh->failing) {
+        sh->failing = 0;
+        tier_say(tier, NULL);
+    }
+
+    tier_count(batch, &stale, &full, &damaged);
 
     if (stale) {
         ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
@@ -593,25 +692,63 @@ tier_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t stale)
                       "bound by another one as well", &shm->store->name, stale);
     }
 
-    if (tier->batch->rc != NGX_OK) {
+    if (damaged) {
+        ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
+                      "idempotency: the %V of zone \"%V\": %s",
+                      &tier->name, &shm->store->name, batch->error);
+    }
 
-        if (!sh->failing) {
-            sh->failing = 1;
+    if (full && !sh->full) {
+        sh->full = 1;
+        tier_say(tier, batch->error);
 
-            ngx_log_error(NGX_LOG_CRIT, ngx_cycle->log, 0,
-                          "idempotency: the %V of zone \"%V\" is "
-                          "unavailable: %s", &tier->name, &shm->store->name,
-                          tier->batch->error);
-        }
+    } else if (!full && sh->full && sh->refused == NULL) {
+        sh->full = 0;
+        tier_say(tier, NULL);
+    }
+}
 
-        ngx_add_timer(&tier->retry, NGX_IDEMPOTENCY_TIER_RETRY);
 
-    } else if (sh->failing) {
-        sh->failing = 0;
+static void
+tier_count(ngx_idempotency_batch_t *batch, ngx_uint_t *stale,
+    ngx_uint_t *full, ngx_uint_t *damaged)
+{
+    ngx_uint_t               i;
+    ngx_idempotency_item_t  *item;
 
+    *stale = 0;
+    *full = 0;
+    *damaged = 0;
+
+    for (i = 0; i < batch->n; i++) {
+        item = &batch->items[i];
+
+        *stale += (item->result == NGX_IDEMPOTENCY_STALE);
+        *full += item->full;
+        *damaged += (item->result == NGX_IDEMPOTENCY_UNAVAILABLE
+                     && !item->full);
+    }
+}
+
+
+/* why: it is available again, if NULL */
+
+static void
+tier_say(ngx_idempotency_tier_t *tier, const char *why)
+{
+    ngx_str_t  *zone;
+
+    zone = &tier->shm->store->name;
+
+    if (why) {
+        ngx_log_error(NGX_LOG_CRIT, ngx_cycle->log, 0,
+                      "idempotency: the %V of zone \"%V\" is unavailable: %s",
+                      &tier->name, zone, why);
+
+    } else {
         ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0,
-                      "idempotency: the %V of zone \"%V\" is available "
-                      "again", &tier->name, &shm->store->name);
+                      "idempotency: the %V of zone \"%V\" is available again",
+                      &tier->name, zone);
     }
 }
 
@@ -679,9 +816,7 @@ ngx_idempotency_tier_lost(ngx_idempotency_tier_t *tier, const char *error)
     sh->lost = 1;
     sh->failing = 1;
 
-    ngx_log_error(NGX_LOG_CRIT, ngx_cycle->log, 0,
-                  "idempotency: the %V of zone \"%V\" is unavailable: %s",
-                  &tier->name, &tier->shm->store->name, error);
+    tier_say(tier, error);
 }
 
 
@@ -737,12 +872,16 @@ ngx_idempotency_tier_exit_process(ngx_idempotency_shm_t *shm)
         return;
     }
 
+    ngx_idempotency_trust_exit_process(tier);
+
     if (tier->busy) {
         ngx_idempotency_tier_handed(tier);
 
     } else if (tier_become(tier)) {
         tier_hand(tier);
     }
+
+    ngx_idempotency_trust_give(tier);
 
     tier->backing->exit_process(tier);
 

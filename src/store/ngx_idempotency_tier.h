@@ -37,6 +37,10 @@ typedef struct ngx_idempotency_record_s  ngx_idempotency_record_t;
 #define NGX_IDEMPOTENCY_OWES_NEVER    0x10   /* it is none of its business */
 #define NGX_IDEMPOTENCY_OWES_BRIEF    0x20   /* it is an answer for those who
                                                 have waited, and no copy */
+#define NGX_IDEMPOTENCY_OWES_REFUSED  0x40   /* there is no room for it: it
+                                                waits until there may be */
+#define NGX_IDEMPOTENCY_OWES_AGAIN    0x80   /* it waits, but may have been
+                                                told: nobody knows */
 
 #define NGX_IDEMPOTENCY_OWES                                                 \
     (NGX_IDEMPOTENCY_OWES_LISTED|NGX_IDEMPOTENCY_OWES_TAKEN)
@@ -60,6 +64,8 @@ typedef struct {
     ngx_idempotency_record_t       *first;
     ngx_idempotency_record_t       *last;
     ngx_idempotency_record_t       *taken;
+    /* ... and what it has no room for, which is owed, too */
+    ngx_idempotency_record_t       *refused;
     /* how many were ever in the list, and how many of them were told */
     uint64_t                        listed;
     uint64_t                        told;
@@ -68,12 +74,17 @@ typedef struct {
     ngx_idempotency_process_t       hander;
     ngx_msec_t                      handed;
     ngx_uint_t                      failing;
+    ngx_uint_t                      full;
     /* it will be until a restart */
     ngx_uint_t                      lost;
 
     /* what the filter denies is not in the backing */
     ngx_idempotency_filter_t        filter;
     ngx_uint_t                      trusted;
+    /* nobody else was there since then */
+    ngx_msec_t                      alone;
+    /* what is to be told before the filter is filled, or others are let in */
+    uint64_t                        until;
     /* who fills it, or looks for others beside us */
     ngx_idempotency_process_t       watcher;
 } ngx_idempotency_tier_sh_t;
@@ -169,11 +180,10 @@ struct ngx_idempotency_tier_s {
     /* ... when it asks again for what is pending elsewhere */
     ngx_event_t                     again;
 
-    /* ... looks who else is there, and fills the filter, once all is told that
-       was owed until then */
+    /* ... looks who else is there, and fills the filter */
     ngx_event_t                     watch;
     ngx_uint_t                      filling;
-    uint64_t                        until;
+    ngx_msec_t                      watched;
 };
 
 
@@ -197,6 +207,10 @@ void ngx_idempotency_tier_told(ngx_idempotency_tier_t *tier,
 void ngx_idempotency_tier_changed(ngx_idempotency_tier_t *tier,
     u_char *token);
 
+/* what there was no room for is told once more */
+
+void ngx_idempotency_tier_refused(ngx_idempotency_tier_t *tier);
+
 /* of a zone that is made, the lock held or nobody there yet */
 
 ngx_int_t ngx_idempotency_tier_init(ngx_idempotency_shm_t *shm);
@@ -212,6 +226,8 @@ void ngx_idempotency_tier_exit_process(ngx_idempotency_shm_t *shm);
 
 void ngx_idempotency_trust_init_process(ngx_idempotency_tier_t *tier,
     ngx_cycle_t *cycle);
+void ngx_idempotency_trust_exit_process(ngx_idempotency_tier_t *tier);
+void ngx_idempotency_trust_give(ngx_idempotency_tier_t *tier);
 
 /* the number of a claim, that nobody has had and nobody will */
 

@@ -31,7 +31,7 @@ enum {
 static void trust_watch_handler(ngx_event_t *ev);
 static ngx_uint_t trust_watches(ngx_idempotency_tier_t *tier);
 static void trust_watch(ngx_idempotency_tier_t *tier);
-static void trust_end(ngx_idempotency_tier_t *tier);
+static ngx_uint_t trust_end(ngx_idempotency_tier_t *tier);
 static void trust_fill(ngx_idempotency_tier_t *tier);
 static void trust_filled(ngx_idempotency_tier_t *tier);
 
@@ -125,20 +125,29 @@ trust_watch(ngx_idempotency_tier_t *tier)
 
     others = tier->backing->others(tier);
 
+    if (ngx_current_msec - tier->watched >= NGX_IDEMPOTENCY_TRUST_IDLE) {
+        tier->watched = ngx_current_msec;
+        ngx_idempotency_tier_refused(tier);
+    }
+
     if (others) {
         tier->filling = 0;
-        trust_end(tier);
 
-        if (sh->told >= tier->until) {
-            tier->backing->give(tier);
+        if (trust_end(tier)) {
+            ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0,
+                          "idempotency: the %V of zone \"%V\" is shared with "
+                          "another nginx: each claim asks it",
+                          &tier->name, &shm->store->name);
         }
+
+        ngx_idempotency_trust_give(tier);
 
         return;
     }
 
     if (tier->filling) {
 
-        if (tier->filling == trust_fill_waits && sh->told >= tier->until) {
+        if (tier->filling == trust_fill_waits && sh->told >= sh->until) {
             tier->filling = trust_fill_reads;
 
             if (tier->backing->tokens(tier, NULL) != NGX_OK) {
@@ -161,33 +170,84 @@ trust_watch(ngx_idempotency_tier_t *tier)
 }
 
 
-static void
+static ngx_uint_t
 trust_end(ngx_idempotency_tier_t *tier)
 {
     ngx_uint_t                  trusted;
     ngx_idempotency_tier_sh_t  *sh;
 
     if (!tier->shm->sh->tier.trusted) {
-        return;
+        return 0;
     }
 
     if (ngx_idempotency_shm_lock(tier->shm) != NGX_OK) {
-        return;
+        return 0;
     }
 
     sh = &tier->shm->sh->tier;
 
     trusted = sh->trusted;
     sh->trusted = 0;
-    tier->until = sh->listed;
+    sh->until = sh->listed;
 
     ngx_idempotency_shm_unlock(tier->shm);
 
-    if (trusted) {
-        ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0,
-                      "idempotency: the %V of zone \"%V\" is shared with "
-                      "another nginx: each claim asks it",
-                      &tier->name, &tier->shm->store->name);
+    return trusted;
+}
+
+
+/* others may claim once all is told that was claimed without a question */
+
+void
+ngx_idempotency_trust_give(ngx_idempotency_tier_t *tier)
+{
+    ngx_uint_t                  give;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    if (ngx_idempotency_shm_lock(tier->shm) != NGX_OK) {
+        return;
+    }
+
+    sh = &tier->shm->sh->tier;
+    give = (!sh->trusted && sh->told >= sh->until);
+
+    ngx_idempotency_shm_unlock(tier->shm);
+
+    if (give) {
+        tier->backing->give(tier);
+    }
+}
+
+
+/* what others have not heard of, or nobody else was there to take over; a
+   worker's clock may be late, but not ahead */
+
+ngx_uint_t
+ngx_idempotency_trust_untouched(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec)
+{
+    ngx_idempotency_tier_sh_t  *sh;
+
+    if (shm->tier == NULL || (rec->owes & NGX_IDEMPOTENCY_OWES_NEVER)
+        || (rec->owes & NGX_IDEMPOTENCY_OWES_HEARD) == 0)
+    {
+        return 1;
+    }
+
+    sh = &shm->sh->tier;
+
+    return sh->trusted
+           && (ngx_msec_int_t) (rec->recorded - sh->alone) >= 0;
+}
+
+
+/* a master may stay behind its last worker, and would be alone for ever */
+
+void
+ngx_idempotency_trust_exit_process(ngx_idempotency_tier_t *tier)
+{
+    if (!ngx_idempotency_workers_others()) {
+        (void) trust_end(tier);
     }
 }
 
@@ -219,7 +279,7 @@ trust_fill(ngx_idempotency_tier_t *tier)
     }
 
     ngx_idempotency_filter_fill(&sh->filter);
-    tier->until = sh->listed;
+    sh->until = sh->listed;
 
     ngx_idempotency_shm_unlock(shm);
 
@@ -278,6 +338,8 @@ trust_filled(ngx_idempotency_tier_t *tier)
 
     tier->filling = 0;
 
+    ngx_time_update();
+
     if (ngx_idempotency_shm_lock(tier->shm) != NGX_OK) {
         return;
     }
@@ -288,6 +350,10 @@ trust_filled(ngx_idempotency_tier_t *tier)
 
     trusted = sh->trusted;
     sh->trusted = 1;
+
+    if (!trusted) {
+        sh->alone = ngx_current_msec;
+    }
 
     ngx_idempotency_shm_unlock(tier->shm);
 

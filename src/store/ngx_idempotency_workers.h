@@ -64,6 +64,10 @@ void ngx_idempotency_workers_exit_process(ngx_cycle_t *cycle);
 
 ngx_idempotency_worker_t ngx_idempotency_worker_self(void);
 
+/* whether any other one lives */
+
+ngx_uint_t ngx_idempotency_workers_others(void);
+
 ngx_idempotency_process_t *ngx_idempotency_process_self(void);
 
 /* it has ended; one that is stopped has not */

@@ -31,6 +31,7 @@ static int db_meta(ngx_idempotency_db_t *db, ngx_idempotency_item_t *items,
     ngx_uint_t n, int64_t now);
 static void db_undo(ngx_idempotency_item_t *items,
     ngx_idempotency_item_t *before, ngx_uint_t n);
+static void db_rescue(ngx_idempotency_db_t *db);
 
 
 #define DB_COLUMNS                                                            \
@@ -451,6 +452,11 @@ ngx_idempotency_db_files(ngx_idempotency_db_t *db, ngx_uint_t first)
                             "%s is not there any more: %s",
                             i ? db->path[i] + strlen(db->path[0]) : "it",
                             strerror(errno));
+
+            if (i == 1 && !first) {
+                db_rescue(db);
+            }
+
             return NGX_ERROR;
         }
 
@@ -476,6 +482,24 @@ ngx_idempotency_db_files(ngx_idempotency_db_t *db, ngx_uint_t first)
     }
 
     return NGX_OK;
+}
+
+
+/* the log has no name any more, but we have it open yet, and nobody else has
+   begun another one: what it has goes into the file while there is time */
+
+static void
+db_rescue(ngx_idempotency_db_t *db)
+{
+    struct stat  st;
+
+    if (stat(db->path[2], &st) == 0
+        && st.st_dev == db->inode[2].dev && st.st_ino == db->inode[2].ino)
+    {
+        (void) sqlite3_wal_checkpoint_v2(db->sqlite, NULL,
+                                         SQLITE_CHECKPOINT_PASSIVE, NULL,
+                                         NULL);
+    }
 }
 
 

@@ -197,6 +197,7 @@ db_take(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
     ngx_idempotency_db_record_t  rec;
 
     if (old == NULL && !ngx_idempotency_db_room(db, 0, db->most / 32)) {
+        item->full = 1;
         db_unavailable(db, item, "max_size is reached");
         return SQLITE_OK;
     }
@@ -349,6 +350,7 @@ db_outcome(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
     }
 
     if (!ngx_idempotency_db_room(db, rec.response.len, 0)) {
+        item->full = 1;
         db_unavailable(db, item, "max_size is reached");
         return SQLITE_OK;
     }
@@ -450,7 +452,8 @@ db_forget(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
     rc = ngx_idempotency_db_look(db, item->token, now, &rec);
 
     if (rc == NGX_IDEMPOTENCY_DB_ABSENT
-        || (rc == SQLITE_OK && item->fence && item->fence != rec.fence))
+        || (rc == SQLITE_OK && item->fence && item->fence != rec.fence)
+        || (rc == SQLITE_OK && item->recorded && item->recorded < rec.recorded))
     {
         item->result = NGX_IDEMPOTENCY_ABSENT;
         return SQLITE_OK;

@@ -526,11 +526,9 @@ file_hand_thread(void *data, ngx_log_t *log)
 
     ngx_idempotency_owners_commit_unlock(file->hand.lock);
 
-    if (batch->rc != NGX_OK) {
-        ngx_cpystrn((u_char *) batch->error,
-                    (u_char *) ngx_idempotency_db_error(file->hand.db),
-                    sizeof(batch->error));
-    }
+    ngx_cpystrn((u_char *) batch->error,
+                (u_char *) ngx_idempotency_db_error(file->hand.db),
+                sizeof(batch->error));
 
     batch->lost = ngx_idempotency_db_failed(file->hand.db);
 }
@@ -709,7 +707,12 @@ file_tend_handler(ngx_event_t *ev)
     }
 
     if (file->reads) {
-        ngx_idempotency_tier_told(&file->tier, file->tokens, file->rc);
+
+        /* unless others were asked for meanwhile */
+
+        if (!file->wanted) {
+            ngx_idempotency_tier_told(&file->tier, file->tokens, file->rc);
+        }
 
     } else {
         file->more = (file->rc == NGX_AGAIN);
