@@ -167,6 +167,10 @@ typedef struct {
     ngx_flag_t                     dry_run;
     ngx_uint_t                     log_level;
 
+    /* it is idempotency_api, and changes what is asked for */
+    ngx_uint_t                     api;
+    ngx_uint_t                     api_write;
+
     /* its number among all locations */
     ngx_uint_t                     place;
 } ngx_http_idempotency_loc_conf_t;
@@ -367,6 +371,9 @@ typedef struct {
     ngx_http_idempotency_settled_t     settled;
     ngx_http_idempotency_hold_t        hold;
 
+    /* in the metrics; and as one that met a pending claim */
+    unsigned                           counted:1;
+    unsigned                           raced:1;
 } ngx_http_idempotency_ctx_t;
 
 
@@ -416,6 +423,7 @@ ngx_http_idempotency_protects(ngx_http_request_t *r)
     conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
 
     return conf->store
+           && !conf->api
            && r == r->main
            && !r->post_action
            && (r->method & conf->methods)
@@ -642,6 +650,17 @@ ngx_uint_t ngx_http_idempotency_is_browsers(ngx_http_request_t *r,
 /* guard/guard.c */
 
 char *ngx_http_idempotency_guard(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+
+/* observe/count.c */
+
+void ngx_http_idempotency_count(ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_count_end(ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_count_race(ngx_http_idempotency_ctx_t *ctx);
+
+/* observe/api.c */
+
+char *ngx_http_idempotency_api(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 
 /* observe/variables.c */

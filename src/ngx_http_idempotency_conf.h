@@ -24,8 +24,10 @@ typedef struct {
 
 
 typedef struct {
-    /* some location is protected */
+    /* some location is protected, or tells of what is there */
     ngx_uint_t                     in_use;
+    /* there is an idempotency_api */
+    ngx_uint_t                     api;
     /* of void **: the configurations of all modules in each of them */
     ngx_array_t                    locations;
     /* of all upstreams: what their balancers begin with */

@@ -69,6 +69,10 @@ ngx_http_idempotency_header_filter(ngx_http_request_t *r)
         ctx = ngx_http_idempotency_get_ctx(r);
         conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
 
+        if (ctx) {
+            ngx_http_idempotency_count(ctx);
+        }
+
         if (ngx_http_idempotency_owns(ctx)) {
             ngx_http_idempotency_capture_header(r, ctx);
 

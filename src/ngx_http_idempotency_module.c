@@ -375,6 +375,13 @@ static ngx_command_t  ngx_http_idempotency_commands[] = {
       offsetof(ngx_http_idempotency_loc_conf_t, dry_run),
       NULL },
 
+    { ngx_string("idempotency_api"),
+      NGX_HTTP_LOC_CONF|NGX_CONF_NOARGS|NGX_CONF_TAKE1,
+      ngx_http_idempotency_api,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      0,
+      NULL },
+
     { ngx_string("idempotency_guard"),
       NGX_HTTP_LOC_CONF|NGX_CONF_NOARGS,
       ngx_http_idempotency_guard,
@@ -458,6 +465,10 @@ ngx_http_idempotency_init(ngx_conf_t *cf)
     }
 
     imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
+
+    if (imcf->api && imcf->stores.nelts) {
+        imcf->in_use = 1;
+    }
 
     if (!imcf->in_use) {
         return NGX_OK;
@@ -588,6 +599,8 @@ ngx_http_idempotency_create_loc_conf(ngx_conf_t *cf)
      *     conf->canon = { 0, NULL };
      *     conf->status = { 0 };
      *     conf->docs = { 0, NULL };
+     *     conf->api = 0;
+     *     conf->api_write = 0;
      */
 
     conf->store = NGX_CONF_UNSET_PTR;

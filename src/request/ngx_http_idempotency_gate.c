@@ -452,12 +452,26 @@ gate_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_OWNER;
         ctx->status = NGX_HTTP_IDEMPOTENCY_STATUS_NEW;
 
-        return ctx->similar ? gate_similar(r, ctx) : NGX_OK;
+        if (ctx->similar) {
+            return gate_similar(r, ctx);
+        }
+
+        ngx_http_idempotency_count(ctx);
+
+        return NGX_OK;
 
     case NGX_IDEMPOTENCY_BOUND:
+        if (ctx->claim.found.outcome == NGX_IDEMPOTENCY_PENDING) {
+            ngx_http_idempotency_count_race(ctx);
+        }
+
         return gate_bound(r, ctx);
 
     case NGX_IDEMPOTENCY_CONFLICT:
+        if (ctx->claim.found.outcome == NGX_IDEMPOTENCY_PENDING) {
+            ngx_http_idempotency_count_race(ctx);
+        }
+
         why = NGX_HTTP_IDEMPOTENCY_STATUS_CONFLICT;
         break;
 
@@ -474,6 +488,11 @@ gate_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         break;
 
     default: /* NGX_IDEMPOTENCY_UNAVAILABLE */
+
+        if (!ctx->claim.alone) {
+            ngx_idempotency_stats_add(ctx->conf->store->counters->unavailable,
+                                      1);
+        }
 
         if (ctx->conf->unavailable == NGX_HTTP_IDEMPOTENCY_UNAVAILABLE_LOCAL
             && !ctx->claim.alone)

@@ -120,6 +120,8 @@ owner_cleanup(void *data)
 
     owner_leave(ctx);
 
+    ngx_http_idempotency_count_end(ctx);
+
     /* for the variables in the log */
 
     ngx_http_set_ctx(r, ctx, ngx_http_idempotency_module);

@@ -16,23 +16,41 @@ ngx_http_idempotency_problem(ngx_http_request_t *r,
     ngx_http_idempotency_refusal_text_t *refusal, ngx_uint_t status,
     ngx_str_t *body)
 {
-    u_char     *p;
-    size_t      len;
-    ngx_str_t   detail, *docs, *uri, *name;
+    ngx_http_idempotency_problem_t  problem;
 
-    name = &ngx_http_idempotency_refusals[ctx->status].name;
-    docs = &ctx->conf->docs;
-    uri = &r->unparsed_uri;
+    problem.docs = &ctx->conf->docs;
+    problem.name = &ngx_http_idempotency_refusals[ctx->status].name;
+    problem.title = &refusal->title;
+    problem.status = status;
+    problem.retryable = refusal->retryable;
 
-    if (ngx_http_idempotency_refusal_detail(r, ctx, &detail) != NGX_OK) {
+    if (ngx_http_idempotency_refusal_detail(r, ctx, &problem.detail)
+        != NGX_OK)
+    {
         return NGX_ERROR;
     }
+
+    return ngx_http_idempotency_problem_document(r, &problem, body);
+}
+
+
+/* all but the address is our own text, and needs no escaping */
+
+ngx_int_t
+ngx_http_idempotency_problem_document(ngx_http_request_t *r,
+    ngx_http_idempotency_problem_t *problem, ngx_str_t *body)
+{
+    u_char     *p;
+    size_t      len;
+    ngx_str_t  *uri;
+
+    uri = &r->unparsed_uri;
 
     len = sizeof("{\"type\":\"urn:idempotency:\",\"title\":\"\",\"status\":,"
                  "\"detail\":\"\",\"instance\":\"\",\"retryable\":false}"
                  CRLF)
-          + name->len + refusal->title.len + NGX_INT_T_LEN + detail.len
-          + docs->len + 3 * uri->len;
+          + problem->name->len + problem->title->len + NGX_INT_T_LEN
+          + problem->detail.len + problem->docs->len + 3 * uri->len;
 
     body->data = ngx_pnalloc(r->pool, len);
     if (body->data == NULL) {
@@ -41,8 +59,8 @@ ngx_http_idempotency_problem(ngx_http_request_t *r,
 
     p = ngx_sprintf(body->data, "{\"type\":\"");
 
-    if (docs->len) {
-        p = ngx_sprintf(p, "%V#", docs);
+    if (problem->docs->len) {
+        p = ngx_sprintf(p, "%V#", problem->docs);
 
     } else {
         p = ngx_sprintf(p, "urn:idempotency:");
@@ -50,12 +68,13 @@ ngx_http_idempotency_problem(ngx_http_request_t *r,
 
     p = ngx_sprintf(p, "%V\",\"title\":\"%V\",\"status\":%ui,"
                        "\"detail\":\"%V\",\"instance\":\"",
-                    name, &refusal->title, status, &detail);
+                    problem->name, problem->title, problem->status,
+                    &problem->detail);
 
     p = problem_escape(p, uri);
 
     p = ngx_sprintf(p, "\",\"retryable\":%s}" CRLF,
-                    refusal->retryable ? "true" : "false");
+                    problem->retryable ? "true" : "false");
 
     body->len = p - body->data;
 

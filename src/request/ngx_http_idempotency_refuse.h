@@ -37,6 +37,18 @@ typedef struct {
 } ngx_http_idempotency_refusal_text_t;
 
 
+/* what a problem document says */
+
+typedef struct {
+    ngx_str_t                     *docs;
+    ngx_str_t                     *name;
+    ngx_str_t                     *title;
+    ngx_str_t                      detail;
+    ngx_uint_t                     status;
+    ngx_uint_t                     retryable;
+} ngx_http_idempotency_problem_t;
+
+
 /* request/refuse.c */
 
 ngx_int_t ngx_http_idempotency_refusal_detail(ngx_http_request_t *r,
@@ -48,6 +60,9 @@ ngx_int_t ngx_http_idempotency_problem(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx,
     ngx_http_idempotency_refusal_text_t *refusal, ngx_uint_t status,
     ngx_str_t *body);
+
+ngx_int_t ngx_http_idempotency_problem_document(ngx_http_request_t *r,
+    ngx_http_idempotency_problem_t *problem, ngx_str_t *body);
 
 /* request/page.c */
 

@@ -95,5 +95,8 @@ replay_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
+    ngx_idempotency_stats_add(ctx->conf->store->counters->replayed_bytes,
+                              body.len);
+
     return ngx_http_idempotency_send(r, body.data, body.len, 1);
 }

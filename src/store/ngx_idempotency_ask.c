@@ -462,11 +462,7 @@ ask_granted(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
         return;
     }
 
-    rec->outcome = NGX_IDEMPOTENCY_PENDING;
-    rec->status = 0;
-    rec->recorded = ngx_current_msec;
-
-    ngx_memzero(&rec->as.pending.waiting, sizeof(ngx_idempotency_workers_t));
+    ngx_idempotency_record_grant(tier->shm, rec, ngx_current_msec);
 }
 
 

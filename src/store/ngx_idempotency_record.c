@@ -35,6 +35,12 @@ static ngx_idempotency_window_t *record_window(ngx_idempotency_shm_t *shm,
     ngx_msec_t length, ngx_msec_t span);
 static void record_unlink(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
+static void record_end(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
+static ngx_uint_t record_counts(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
+static void record_tally(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_int_t n);
 static void record_unpublish(ngx_idempotency_record_t *rec);
 static ngx_idempotency_result_e record_make_room(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim);
@@ -122,7 +128,7 @@ ngx_idempotency_record_current(ngx_idempotency_shm_t *shm, u_char *token,
         && !ngx_idempotency_record_pends(rec)
         && ngx_idempotency_record_expired(rec, now))
     {
-        ngx_idempotency_record_remove(shm, rec);
+        record_end(shm, rec);
         return NULL;
     }
 
@@ -190,6 +196,7 @@ ngx_idempotency_record_ask(ngx_idempotency_shm_t *shm,
     result = record_new(shm, claim, rec);
 
     if (result == NGX_IDEMPOTENCY_OK) {
+        record_tally(shm, *rec, -1);
         (*rec)->outcome = NGX_IDEMPOTENCY_ASKING;
         (*rec)->status = flags;
     }
@@ -267,6 +274,7 @@ ngx_idempotency_record_reclaim(ngx_idempotency_shm_t *shm,
         return NGX_IDEMPOTENCY_UNAVAILABLE;
     }
 
+    record_tally(shm, rec, -1);
     record_unpublish(rec);
     ngx_idempotency_chunks_free(shm, rec);
     record_claim(shm, rec, window, claim);
@@ -283,9 +291,26 @@ void
 ngx_idempotency_record_revive(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t now)
 {
+    record_tally(shm, rec, -1);
     record_unpublish(rec);
     ngx_idempotency_chunks_free(shm, rec);
     record_pend(shm, rec, now);
+}
+
+
+/* what was asked for is granted: it is its asker's from now on */
+
+void
+ngx_idempotency_record_grant(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_msec_t now)
+{
+    rec->outcome = NGX_IDEMPOTENCY_PENDING;
+    rec->status = 0;
+    rec->recorded = now;
+
+    ngx_memzero(&rec->as.pending.waiting, sizeof(ngx_idempotency_workers_t));
+
+    record_tally(shm, rec, 1);
 }
 
 
@@ -345,6 +370,7 @@ record_pend(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     rec->as.pending.renewed = 0;
 
     ngx_queue_insert_tail(&shm->sh->pending, &rec->queue);
+    record_tally(shm, rec, 1);
 
     ngx_idempotency_tier_owe(shm, rec);
 }
@@ -431,9 +457,14 @@ ngx_idempotency_record_publish(ngx_idempotency_shm_t *shm,
 {
     ngx_msec_t  ends;
 
+    record_tally(shm, rec, -1);
+
     rec->outcome = outcome;
     rec->status = status;
     rec->recorded = now;
+
+    record_tally(shm, rec, 1);
+    shm->sh->stats.counters.in_doubt += (outcome == NGX_IDEMPOTENCY_IN_DOUBT);
 
     ends = now + rec->window->length;
 
@@ -473,6 +504,7 @@ ngx_idempotency_record_copy(ngx_idempotency_shm_t *shm,
     }
 
     ngx_queue_insert_tail(&rec->window->records, &rec->as.bound.expiry);
+    record_tally(shm, rec, 1);
 }
 
 
@@ -487,6 +519,7 @@ ngx_idempotency_record_brief(ngx_idempotency_shm_t *shm,
     owes = rec->owes;
 
     ngx_idempotency_record_copy(shm, rec, outcome);
+    record_tally(shm, rec, -1);
 
     rec->owes = owes | NGX_IDEMPOTENCY_OWES_BRIEF;
     rec->window = &shm->sh->left;
@@ -561,6 +594,7 @@ record_split(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
 
     if (left) {
         ngx_queue_insert_tail(&shm->sh->pending, &left->queue);
+        record_tally(shm, left, 1);
         ngx_idempotency_tree_insert(shm, record_bucket(shm, left->token),
                                     &left->node);
     }
@@ -644,6 +678,8 @@ ngx_idempotency_record_forget(ngx_idempotency_shm_t *shm,
 static void
 record_unlink(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
 {
+    record_tally(shm, rec, -1);
+
     if (ngx_idempotency_record_pends(rec)
         || rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE)
     {
@@ -658,6 +694,38 @@ record_unlink(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
 
     ngx_idempotency_quota_drop(shm, rec);
     ngx_idempotency_chunks_free(shm, rec);
+}
+
+
+/* its time is over */
+
+static void
+record_end(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
+{
+    shm->sh->stats.counters.expired += record_counts(shm, rec);
+
+    ngx_idempotency_record_remove(shm, rec);
+}
+
+
+/* those that a token is bound to, and not answers for those who wait */
+
+static ngx_uint_t
+record_counts(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
+{
+    return rec->outcome == NGX_IDEMPOTENCY_PENDING
+           || (rec->outcome < NGX_IDEMPOTENCY_STATS_RECORDS
+               && rec->window != &shm->sh->left);
+}
+
+
+static void
+record_tally(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
+    ngx_int_t n)
+{
+    if (record_counts(shm, rec)) {
+        shm->sh->stats.records[rec->outcome] += n;
+    }
 }
 
 
@@ -684,7 +752,7 @@ ngx_idempotency_record_expire(ngx_idempotency_shm_t *shm, ngx_msec_t now,
                 break;
             }
 
-            ngx_idempotency_record_remove(shm, rec);
+            record_end(shm, rec);
             i++;
         }
     }
@@ -804,7 +872,9 @@ record_evict(ngx_idempotency_shm_t *shm)
     ngx_idempotency_chunks_free(shm, rec);
 
     if (rec->outcome == NGX_IDEMPOTENCY_DONE) {
+        record_tally(shm, rec, -1);
         rec->outcome = NGX_IDEMPOTENCY_NOT_KEPT;
+        record_tally(shm, rec, 1);
     }
 
     return 1;

@@ -73,6 +73,7 @@ const ngx_idempotency_engine_t  ngx_idempotency_shm_engine = {
     shm_renew,
     ngx_idempotency_shm_list,
     ngx_idempotency_shm_cancel,
+    ngx_idempotency_shm_figures,
     ngx_idempotency_shm_keep,
     ngx_idempotency_workers_init_module,
     ngx_idempotency_shm_init_process,
@@ -89,7 +90,7 @@ static ngx_int_t
 shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_claim_t *claim)
 {
     ngx_int_t                   rc;
-    ngx_uint_t                  elsewhere;
+    ngx_uint_t                  elsewhere, full;
     ngx_msec_t                  due;
     ngx_idempotency_op_t       *op;
     ngx_idempotency_shm_t      *shm;
@@ -143,6 +144,9 @@ shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_claim_t *claim)
             }
         }
 
+        full = ngx_idempotency_stats_space(&shm->sh->stats,
+                                           shm->shpool->pfree, op->now);
+
         ngx_idempotency_shm_unlock(shm);
 
         ngx_idempotency_workers_wake(&wake,
@@ -151,6 +155,10 @@ shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_claim_t *claim)
 
         if (elsewhere) {
             ngx_idempotency_elsewhere_wait(shm, op->token, due);
+        }
+
+        if (full) {
+            ngx_idempotency_shm_warn(shm, full);
         }
 
         if (op->result == NGX_IDEMPOTENCY_CHANGED) {
@@ -480,6 +488,7 @@ shm_release(ngx_idempotency_store_t *store,
     if (rec) {
         ngx_idempotency_shm_take_waiting(rec, &wake);
         ngx_idempotency_record_remove(shm, rec);
+        shm->sh->stats.counters.released++;
     }
 
     ngx_idempotency_shm_unlock(shm);
@@ -532,6 +541,7 @@ shm_leave(ngx_idempotency_shm_t *shm, ngx_idempotency_release_t *release)
 
         if (rc != NGX_AGAIN) {
             ngx_idempotency_shm_take_waiting(rec, &wake);
+            shm->sh->stats.counters.released++;
 
             if (rc == NGX_OK) {
                 ngx_idempotency_record_leave(shm, rec, release->status,

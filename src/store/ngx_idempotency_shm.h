@@ -206,6 +206,10 @@ typedef struct {
     ngx_queue_t                     kept;
 
     ngx_idempotency_tier_sh_t       tier;
+
+    /* others than who has the lock write here: not into what is above */
+    u_char                          apart[64];
+    ngx_idempotency_stats_t         stats;
 } ngx_idempotency_shm_sh_t;
 
 
@@ -247,6 +251,10 @@ void ngx_idempotency_shm_sweep(ngx_idempotency_shm_t *shm, ngx_msec_t now);
 
 /* operations that have a file of their own */
 
+ngx_int_t ngx_idempotency_shm_figures(ngx_idempotency_store_t *store,
+    ngx_msec_t now, ngx_idempotency_figures_t *figures);
+void ngx_idempotency_shm_warn(ngx_idempotency_shm_t *shm, ngx_uint_t percent);
+
 ngx_int_t ngx_idempotency_shm_list(ngx_idempotency_store_t *store,
     ngx_idempotency_list_t *list);
 void ngx_idempotency_shm_cancel(ngx_idempotency_store_t *store,
@@ -284,6 +292,8 @@ void ngx_idempotency_record_brief(ngx_idempotency_shm_t *shm,
 void ngx_idempotency_record_copy(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_outcome_e outcome);
 void ngx_idempotency_record_revive(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_msec_t now);
+void ngx_idempotency_record_grant(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t now);
 void ngx_idempotency_record_renew(ngx_idempotency_record_t *rec,
     ngx_msec_t lease, ngx_msec_t now);

@@ -11,7 +11,7 @@
 
 /* what is looked at, at most, while the lock is held once */
 
-#define NGX_IDEMPOTENCY_LIST_RECORDS  128
+#define NGX_IDEMPOTENCY_LIST_RECORDS  64
 #define NGX_IDEMPOTENCY_LIST_BUCKETS  4096
 
 
@@ -104,15 +104,17 @@ list_some(ngx_idempotency_shm_t *shm, ngx_idempotency_list_t *list,
 }
 
 
-/* not what is over, nor what is left to those who waited: that has no token */
+/* not what is over, nor what is asked for, nor what is left to those who
+   waited: that has no token */
 
 static ngx_uint_t
 list_record(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     ngx_msec_t now, ngx_idempotency_listed_t *listed)
 {
-    if (rec->outcome != NGX_IDEMPOTENCY_PENDING
-        && (rec->window == &shm->sh->left
-            || ngx_idempotency_record_expired(rec, now)))
+    if (rec->outcome == NGX_IDEMPOTENCY_ASKING
+        || (rec->outcome != NGX_IDEMPOTENCY_PENDING
+            && (rec->window == &shm->sh->left
+                || ngx_idempotency_record_expired(rec, now))))
     {
         return 0;
     }

@@ -98,6 +98,7 @@ ngx_idempotency_shm_init(ngx_shm_zone_t *shm_zone, void *data)
         shm->sh = old->sh;
         shm->shpool = old->shpool;
         shm->generation = old->generation + 1;
+        shm->store->counters = &shm->sh->stats.counters;
 
         return NGX_OK;
     }
@@ -111,6 +112,7 @@ ngx_idempotency_shm_init(ngx_shm_zone_t *shm_zone, void *data)
     if (shm_zone->shm.exists) {
         shm->shpool = shpool;
         shm->sh = shpool->data;
+        shm->store->counters = &shm->sh->stats.counters;
 
         return NGX_OK;
     }
@@ -194,6 +196,7 @@ shm_zone_create(ngx_idempotency_shm_t *shm, ngx_slab_pool_t *shpool,
 
     sh->fence = fence;
     sh->generation = shm->generation;
+    sh->stats.pages = shpool->pfree + 1;
 
     if (ngx_idempotency_records_init(sh, shpool) != NGX_OK) {
         return NGX_ERROR;
@@ -201,6 +204,7 @@ shm_zone_create(ngx_idempotency_shm_t *shm, ngx_slab_pool_t *shpool,
 
     shm->sh = sh;
     shm->shpool = shpool;
+    shm->store->counters = &sh->stats.counters;
 
     if (shm->tier && ngx_idempotency_tier_init(shm) != NGX_OK) {
         return NGX_ERROR;
@@ -515,10 +519,11 @@ ngx_idempotency_shm_exit_process(ngx_cycle_t *cycle)
 static void
 shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log)
 {
-    uint64_t                   fence;
-    ngx_pid_t                  pid;
-    ngx_uint_t                 anew;
-    ngx_idempotency_shm_sh_t  *sh;
+    uint64_t                     fence;
+    ngx_pid_t                    pid;
+    ngx_uint_t                   anew, warned;
+    ngx_idempotency_shm_sh_t    *sh;
+    ngx_idempotency_counters_t   counters;
 
     sh = shm->sh;
     anew = 0;
@@ -543,6 +548,8 @@ shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log)
 
         anew = 1;
         fence = sh->fence + 1;
+        counters = sh->stats.counters;
+        warned = sh->stats.warned;
 
         ngx_slab_init(shm->shpool);
 
@@ -551,6 +558,10 @@ shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log)
         {
             anew = 2;
             sh->poisoned = shm->generation + 1;
+
+        } else {
+            sh->stats.counters = counters;
+            sh->stats.warned = warned;
         }
     }
 

@@ -21,6 +21,7 @@
 #include <ngx_core.h>
 #include "digest/ngx_idempotency_digest.h"
 #include "ngx_idempotency_secret.h"
+#include "ngx_idempotency_stats.h"
 
 
 /* what a token is bound to */
@@ -170,6 +171,8 @@ typedef struct {
     ngx_uint_t                      replays;
     /* it was bound by nobody that is known */
     ngx_uint_t                      anonymous;
+    /* pending here: the process that owns it, or 0 */
+    ngx_pid_t                       owner;
     /* its size; and its bytes, if there is a pool to copy them to */
     ngx_str_t                       response;
 } ngx_idempotency_found_t;
@@ -337,6 +340,12 @@ typedef struct {
     void                          (*cancel)(ngx_idempotency_store_t *store,
                                        ngx_idempotency_op_t *op);
 
+    /* what it has counted, and how it is now, at once; frees what is over
+       first, or a part of it.  NGX_DECLINED: it can't be told */
+    ngx_int_t                     (*figures)(ngx_idempotency_store_t *store,
+                                       ngx_msec_t now,
+                                       ngx_idempotency_figures_t *figures);
+
     /* of all its stores: once the directives are read, what stays although
        none names it; and what a module does in the master and in a worker */
     ngx_int_t                     (*keep)(ngx_conf_t *cf);
@@ -360,6 +369,8 @@ struct ngx_idempotency_store_s {
     /* by which its tokens are made, and what leaves this machine's memory is
        sealed; all of it is zero where there is none */
     const ngx_idempotency_secret_t  *secret;
+    /* what others than the engine count, too */
+    ngx_idempotency_counters_t      *counters;
 };
 
 

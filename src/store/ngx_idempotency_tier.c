@@ -30,6 +30,8 @@ static void tier_item(ngx_idempotency_tier_t *tier,
     ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item);
 static void tier_read_large(ngx_idempotency_tier_t *tier);
 static ngx_uint_t tier_heard(ngx_idempotency_tier_t *tier);
+static void tier_count(ngx_idempotency_counters_t *counters,
+    ngx_idempotency_batch_t *batch);
 static void tier_heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
     ngx_idempotency_workers_t *wake);
 static void tier_list(ngx_idempotency_shm_t *shm,
@@ -256,6 +258,7 @@ tier_gather(ngx_idempotency_tier_t *tier)
     batch->size = 0;
     batch->large = NULL;
     batch->rc = NGX_OK;
+    batch->why = NGX_IDEMPOTENCY_ERROR_OTHER;
     batch->lost = 0;
     batch->at = ngx_current_msec;
     batch->now = tier->backing->now(tier);
@@ -507,6 +510,8 @@ tier_heard(ngx_idempotency_tier_t *tier)
 
     ngx_memzero(wake, sizeof(wake));
 
+    tier_count(shm->store->counters, batch);
+
     rc = ngx_idempotency_shm_lock(shm);
 
     if (rc == NGX_OK) {
@@ -554,6 +559,20 @@ tier_heard(ngx_idempotency_tier_t *tier)
     tier_outcome(tier, failed);
 
     return batch->rc == NGX_OK;
+}
+
+
+static void
+tier_count(ngx_idempotency_counters_t *counters,
+    ngx_idempotency_batch_t *batch)
+{
+    if (batch->rc != NGX_OK) {
+        ngx_idempotency_stats_add(counters->errors[batch->why], 1);
+        return;
+    }
+
+    ngx_idempotency_stats_time(&counters->latency,
+                               ngx_current_msec - batch->at);
 }
 
 

@@ -108,8 +108,9 @@ typedef struct {
     int64_t                         now;
     ngx_msec_t                      at;
 
-    /* how it went; NGX_ERROR: as this says, and for good? */
+    /* how it went; NGX_ERROR: as these say, and for good? */
     ngx_int_t                       rc;
+    ngx_idempotency_error_e         why;
     char                            error[256];
     ngx_uint_t                      lost;
 } ngx_idempotency_batch_t;
@@ -124,6 +125,10 @@ typedef struct {
     ngx_msec_t                      soon;
     ngx_msec_t                      seldom;
 
+    /* what it is, and when what a client was told is sure, if that differs:
+       as the figures tell them */
+    const char                   *(*kind)(ngx_idempotency_tier_t *tier,
+                                       const char **sync);
     /* its time, in milliseconds */
     int64_t                       (*now)(ngx_idempotency_tier_t *tier);
     /* NGX_AGAIN, or NGX_OK: batch->rc is set */

@@ -11,6 +11,7 @@ typedef struct {
     ngx_uint_t              pending;
     ngx_uint_t              kept;
     ngx_uint_t              counted;
+    ngx_uint_t              outcomes[NGX_IDEMPOTENCY_STATS_RECORDS];
     ngx_uint_t              pages;
     ngx_uint_t              used[ZONE_SLOTS];
 } zone_census_t;
@@ -103,6 +104,10 @@ zone_open(zone_t *z, size_t size, ngx_uint_t evict)
 
     check_equal(ngx_idempotency_shm_init(&z->zone, NULL), NGX_OK);
     check(z->shm.shpool == pool);
+
+    /* that it is nearly full is no news to those who fill it */
+
+    z->shm.sh->stats.warned = 100;
 
     z->pfree = pool->pfree;
 
@@ -219,6 +224,10 @@ zone_check(zone_t *z)
     check_equal(zone_bound(z), c.bound);
     check_equal(zone_size(&sh->pending), c.pending);
     check_equal(zone_size(&sh->kept), c.kept);
+
+    for (i = 0; i < NGX_IDEMPOTENCY_STATS_RECORDS; i++) {
+        check_equal(sh->stats.records[i], c.outcomes[i]);
+    }
 
     check_equal(zone_quotas(z, sh->quotas, &c), c.counted);
 
@@ -388,6 +397,10 @@ zone_count_record(zone_t *z, ngx_idempotency_record_t *rec, zone_census_t *c)
     check_equal(zone_in_queue(&sh->pending, &rec->queue), pending);
     check_equal(zone_in_queue(&sh->kept, &rec->queue),
                 !pending && rec->chunks != NULL);
+
+    if (pending || rec->window != &sh->left) {
+        c->outcomes[rec->outcome]++;
+    }
 
     c->pending += pending;
     c->counted += (rec->quota != NULL);

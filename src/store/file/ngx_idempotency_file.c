@@ -104,6 +104,8 @@ static void file_finish(ngx_idempotency_tier_t *tier);
 static void file_exit_process(ngx_idempotency_tier_t *tier);
 static void file_exit_hand(file_hand_t *hand);
 
+static const char *file_kind(ngx_idempotency_tier_t *tier,
+    const char **sync);
 static int64_t file_now(ngx_idempotency_tier_t *tier);
 static ngx_int_t file_alone(ngx_idempotency_tier_t *tier);
 static ngx_uint_t file_others(ngx_idempotency_tier_t *tier);
@@ -129,6 +131,7 @@ static const ngx_idempotency_backing_t  file_backing = {
     NGX_IDEMPOTENCY_FILE_SOON,
     NGX_IDEMPOTENCY_FILE_SELDOM,
 
+    file_kind,
     file_now,
     file_hand,
     file_tokens,
@@ -408,6 +411,19 @@ file_exit_hand(file_hand_t *hand)
         (void) close(hand->lock);
         hand->lock = -1;
     }
+}
+
+
+static const char *
+file_kind(ngx_idempotency_tier_t *tier, const char **sync)
+{
+    /* in the order of ngx_idempotency_sync_e */
+
+    static const char  *names[] = { "batched", "strict", "off" };
+
+    *sync = names[((file_t *) tier)->db.sync];
+
+    return "file";
 }
 
 

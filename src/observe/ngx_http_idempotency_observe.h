@@ -1,0 +1,94 @@
+
+/*
+ * What the pages below idempotency_api share: text that is written piece by
+ * piece, the figures of all stores, and answers.
+ */
+
+
+#ifndef _NGX_HTTP_IDEMPOTENCY_OBSERVE_H_INCLUDED_
+#define _NGX_HTTP_IDEMPOTENCY_OBSERVE_H_INCLUDED_
+
+
+#include "ngx_http_idempotency_conf.h"
+
+
+#define NGX_HTTP_IDEMPOTENCY_VERSION  "0.1.0"
+
+
+/* what becomes of requests, by the names that metrics have for them; indexed
+   by ngx_http_idempotency_status_e */
+
+#define NGX_HTTP_IDEMPOTENCY_RESULTS                                      \
+    (NGX_HTTP_IDEMPOTENCY_STATUS_BYPASS + 1)
+
+extern ngx_str_t
+    ngx_http_idempotency_result_names[NGX_HTTP_IDEMPOTENCY_RESULTS];
+
+/* of records, and of what differs */
+
+extern const char
+    *ngx_http_idempotency_outcome_names[NGX_IDEMPOTENCY_STATS_RECORDS];
+extern const char
+    *ngx_http_idempotency_differs_names[NGX_IDEMPOTENCY_STATS_DIFFERS];
+
+
+/* text in buffers of a bounded size each; without memory it fails for good */
+
+typedef struct {
+    ngx_pool_t                     *pool;
+    ngx_chain_t                    *out;
+    ngx_chain_t                   **next;
+    ngx_buf_t                      *buf;
+    off_t                           size;
+    ngx_uint_t                      failed;
+} ngx_http_idempotency_text_t;
+
+/* what is added at once is shorter than this, but for what is escaped */
+
+#define NGX_HTTP_IDEMPOTENCY_TEXT_LINE  1024
+
+void ngx_http_idempotency_text_init(ngx_http_idempotency_text_t *text,
+    ngx_pool_t *pool);
+void ngx_http_idempotency_text_add(ngx_http_idempotency_text_t *text,
+    const char *fmt, ...);
+void ngx_http_idempotency_text_json(ngx_http_idempotency_text_t *text,
+    ngx_str_t *value);
+void ngx_http_idempotency_text_label(ngx_http_idempotency_text_t *text,
+    ngx_str_t *value);
+
+
+/* a store, and what it tells of itself */
+
+typedef struct {
+    ngx_idempotency_store_t        *store;
+    ngx_idempotency_figures_t       figures;
+    ngx_uint_t                      known;
+} ngx_http_idempotency_zone_t;
+
+
+/* api.c: answers, that are all text, and refusals */
+
+ngx_int_t ngx_http_idempotency_api_send(ngx_http_request_t *r,
+    ngx_http_idempotency_text_t *text, const char *type);
+ngx_int_t ngx_http_idempotency_api_header(ngx_http_request_t *r,
+    const char *name, ngx_str_t *value);
+
+typedef enum {
+    NGX_HTTP_IDEMPOTENCY_API_NOT_FOUND = 0,
+    NGX_HTTP_IDEMPOTENCY_API_NO_ZONE,
+    NGX_HTTP_IDEMPOTENCY_API_METHOD
+} ngx_http_idempotency_api_refusal_e;
+
+ngx_int_t ngx_http_idempotency_api_refuse(ngx_http_request_t *r,
+    ngx_http_idempotency_api_refusal_e why);
+
+/* metrics.c, zones.c; of one store, or of all: NULL */
+
+ngx_int_t ngx_http_idempotency_metrics(ngx_http_request_t *r);
+ngx_int_t ngx_http_idempotency_zones(ngx_http_request_t *r,
+    ngx_idempotency_store_t *store);
+ngx_http_idempotency_zone_t *ngx_http_idempotency_zones_read(
+    ngx_http_request_t *r, ngx_uint_t *n);
+
+
+#endif /* _NGX_HTTP_IDEMPOTENCY_OBSERVE_H_INCLUDED_ */

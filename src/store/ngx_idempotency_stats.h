@@ -1,0 +1,154 @@
+
+/*
+ * What a zone counts, in shared memory with it: what became of requests, what
+ * its records are, how long was waited, how its space is used.  Counters only
+ * rise, over reloads, deaths of workers and zones that are made anew.
+ */
+
+
+#ifndef _NGX_IDEMPOTENCY_STATS_H_INCLUDED_
+#define _NGX_IDEMPOTENCY_STATS_H_INCLUDED_
+
+
+#include <ngx_config.h>
+#include <ngx_core.h>
+
+
+/* what a request may come to, as whoever counts it has it: at most so many */
+
+#define NGX_IDEMPOTENCY_STATS_RESULTS  16
+
+/* the outcomes of records, and the ways in which two requests may differ */
+
+#define NGX_IDEMPOTENCY_STATS_RECORDS  4
+#define NGX_IDEMPOTENCY_STATS_DIFFERS  4
+
+/* the bounds of a histogram, without the last, which is none */
+
+#define NGX_IDEMPOTENCY_STATS_BOUNDS   13
+
+/* an hour's trend: so many moments, so far apart, in seconds */
+
+#define NGX_IDEMPOTENCY_STATS_MOMENTS  60
+#define NGX_IDEMPOTENCY_STATS_APART    60
+
+
+/* why what stands behind a zone did not answer */
+
+typedef enum {
+    NGX_IDEMPOTENCY_ERROR_TIMEOUT = 0,
+    NGX_IDEMPOTENCY_ERROR_CONNECT,
+    NGX_IDEMPOTENCY_ERROR_REFUSED,     /* it says so itself */
+    NGX_IDEMPOTENCY_ERROR_PROTOCOL,    /* it says what nobody understands */
+    NGX_IDEMPOTENCY_ERROR_FULL,
+    NGX_IDEMPOTENCY_ERROR_OTHER,
+    NGX_IDEMPOTENCY_ERRORS
+} ngx_idempotency_error_e;
+
+extern const char  *ngx_idempotency_error_names[NGX_IDEMPOTENCY_ERRORS];
+
+
+/* how often it took at most so long, and in all, in milliseconds */
+
+typedef struct {
+    ngx_atomic_t                    buckets[NGX_IDEMPOTENCY_STATS_BOUNDS + 1];
+    ngx_atomic_t                    sum;
+} ngx_idempotency_times_t;
+
+extern const ngx_msec_t
+    ngx_idempotency_stats_bounds[NGX_IDEMPOTENCY_STATS_BOUNDS];
+
+
+/* the pages that were in use at a moment, in seconds */
+
+typedef struct {
+    uint32_t                        at;
+    uint32_t                        used;
+} ngx_idempotency_moment_t;
+
+
+typedef struct {
+    ngx_atomic_t                    results[NGX_IDEMPOTENCY_STATS_RESULTS];
+    /* ... of what was only looked at */
+    ngx_atomic_t                    dry_run[NGX_IDEMPOTENCY_STATS_RESULTS];
+    ngx_atomic_t                    differs[NGX_IDEMPOTENCY_STATS_DIFFERS];
+
+    ngx_atomic_t                    races;
+    ngx_atomic_t                    unavailable;
+    ngx_atomic_t                    replayed_bytes;
+    ngx_idempotency_times_t         wait;
+
+    /* of what stands behind */
+    ngx_idempotency_times_t         latency;
+    ngx_atomic_t                    errors[NGX_IDEMPOTENCY_ERRORS];
+
+    /* all below is changed with the zone's lock held */
+    uint64_t                        expired;
+    uint64_t                        in_doubt;
+    uint64_t                        released;
+} ngx_idempotency_counters_t;
+
+
+typedef struct {
+    ngx_idempotency_counters_t      counters;
+
+    /* those that are there now */
+    uint64_t                        records[NGX_IDEMPOTENCY_STATS_RECORDS];
+
+    /* the zone's pages; the last warning that was given of them */
+    ngx_uint_t                      pages;
+    ngx_uint_t                      warned;
+
+    /* how many moments were noted; each has its place in turn */
+    ngx_uint_t                      noted;
+    ngx_idempotency_moment_t        moments[NGX_IDEMPOTENCY_STATS_MOMENTS];
+} ngx_idempotency_stats_t;
+
+
+/* what is told of a store; sizes in bytes, times in milliseconds */
+
+typedef struct {
+    ngx_idempotency_counters_t      counters;
+    uint64_t                        records[NGX_IDEMPOTENCY_STATS_RECORDS];
+
+    size_t                          size;
+    size_t                          used;
+    ngx_uint_t                      evict;
+    /* the oldest record's age, if there is one */
+    ngx_uint_t                      empty;
+    ngx_msec_t                      oldest;
+    /* by so many bytes an hour, over the last one, if that is known; it is
+       full in so many seconds, or -1 if it will not be */
+    ngx_uint_t                      known;
+    int64_t                         growth;
+    int64_t                         full_in;
+
+    /* NULL: nothing stands behind */
+    const char                     *kind;
+    const char                     *sync;
+    ngx_uint_t                      up;
+    ngx_uint_t                      trusted;
+    uint64_t                        undelivered;
+} ngx_idempotency_figures_t;
+
+
+#define ngx_idempotency_stats_add(counter, n)                                \
+    (void) ngx_atomic_fetch_add(&(counter), (ngx_atomic_int_t) (n))
+
+
+void ngx_idempotency_stats_time(ngx_idempotency_times_t *times,
+    ngx_msec_t ms);
+
+/* with the zone's lock held: notes how many pages are free, of a zone that has
+   so many; the percentage of which to warn now, or 0 */
+
+ngx_uint_t ngx_idempotency_stats_space(ngx_idempotency_stats_t *stats,
+    ngx_uint_t pfree, ngx_msec_t now);
+
+/* ... and tells what becomes of that */
+
+void ngx_idempotency_stats_trend(ngx_idempotency_stats_t *stats,
+    ngx_uint_t pfree, ngx_msec_t now, ngx_idempotency_figures_t *figures);
+
+
+#endif /* _NGX_IDEMPOTENCY_STATS_H_INCLUDED_ */
