@@ -160,7 +160,8 @@ ngx_idempotency_shm_warn(ngx_idempotency_shm_t *shm, ngx_uint_t percent)
     }
 
     ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0,
-                  "idempotency zone \"%V\" is %ui%% full, %uz bytes are free",
+                  "idempotency zone \"%V\" is full to %ui percent, %uz bytes "
+                  "are free",
                   &shm->store->name, percent,
                   (size_t) shm->shpool->pfree * ngx_pagesize);
 }

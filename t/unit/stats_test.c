@@ -218,7 +218,7 @@ warned(void)
 
     zone_occupy(&zone, 6);
     op_bind(&zone, 1, 1, 1000, 5000, 100);
-    check(unit_logged("zone \"unit\" is 80% full"));
+    check(unit_logged("zone \"unit\" is full to 80 percent"));
     zone_vacate(&zone);
 
     zone_close(&zone);
