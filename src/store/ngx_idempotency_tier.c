@@ -30,7 +30,7 @@ static void tier_item(ngx_idempotency_tier_t *tier,
     ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item);
 static void tier_read_large(ngx_idempotency_tier_t *tier);
 static ngx_uint_t tier_heard(ngx_idempotency_tier_t *tier);
-static void tier_count(ngx_idempotency_counters_t *counters,
+static void tier_measure(ngx_idempotency_counters_t *counters,
     ngx_idempotency_batch_t *batch);
 static void tier_heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
     ngx_idempotency_workers_t *wake);
@@ -510,7 +510,7 @@ tier_heard(ngx_idempotency_tier_t *tier)
 
     ngx_memzero(wake, sizeof(wake));
 
-    tier_count(shm->store->counters, batch);
+    tier_measure(shm->store->counters, batch);
 
     rc = ngx_idempotency_shm_lock(shm);
 
@@ -563,7 +563,7 @@ tier_heard(ngx_idempotency_tier_t *tier)
 
 
 static void
-tier_count(ngx_idempotency_counters_t *counters,
+tier_measure(ngx_idempotency_counters_t *counters,
     ngx_idempotency_batch_t *batch)
 {
     if (batch->rc != NGX_OK) {
