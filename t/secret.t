@@ -336,7 +336,7 @@ for my $path ("$tmp/z.db", "$tmp/odd %41?a=b#c.db") {
     }
 
     $n->restart('QUIT', with($more));
-    is(ask($n), '200 REPLAYED', '... and with a key to seal by');
+    is(ask($n), '409 NOT_KEPT', '... and with a key to seal by, which opens nothing plain');
 
     $n->{allow} = qr/was made with/;
     $n->stop;
@@ -353,9 +353,217 @@ for my $path ("$tmp/z.db", "$tmp/odd %41?a=b#c.db") {
          '... is refused to who has one');
 
     $n->up(%as, with(file("seal $key\n")));
-    is(ask($n), '200 REPLAYED', '... or with a key to seal by alone');
+    is(ask($n), '409 NOT_KEPT', '... but not to who seals; what is plain may be forged');
 
     $n->{allow} = qr/was made without/;
+    $n->stop;
+}
+
+
+# --- responses that are sealed ---------------------------------------------------
+
+sub sqlite {
+    my ($path, $sql) = @_;
+
+    open my $out, '-|', 'sqlite3', '-batch', '-cmd', '.timeout 60000', $path, $sql
+        or die "sqlite3: $!";
+
+    my @rows = <$out>;
+    close $out or die "sqlite3: $sql";
+    chomp @rows;
+
+    return wantarray ? @rows : $rows[0];
+}
+
+# What a response is stored as, once it is.
+
+sub stored {
+    my ($path, $token) = @_;
+
+    return pack 'H*', until_true {
+        sqlite($path, "SELECT hex(response) FROM records WHERE token = x'$token'");
+    };
+}
+
+# Who changes a row can make its sum anew: it is against damage.
+
+sub sum_of {
+    my ($bytes) = @_;
+
+    my $h = length $bytes;
+
+    for my $word (unpack 'Q<*', $bytes . "\0" x (-length($bytes) % 8)) {
+        $h = product($h ^ $word, 0x9e3779b9, 0x7f4a7c15);
+        $h ^= $h >> 32;
+    }
+
+    return product($h, 0xd6e8feb8, 0x6659fd93) >> 32;
+}
+
+# Modulo 2 ** 64, by the halves of the second.
+
+sub product {
+    my ($a, $high, $low) = @_;
+
+    use integer;
+
+    my ($al, $ah) = ($a & 0xffffffff, ($a >> 32) & 0xffffffff);
+    my $r = $al * $low + (($al * $high + $ah * $low) << 32);
+
+    no integer;
+
+    return $r & ~0;
+}
+
+sub resum {
+    my ($path, $token) = @_;
+
+    my ($n, @hex) = split /\|/, sqlite($path,
+        'SELECT instance, fence, recorded, ends, span, outcome, status, replays, '
+        . 'length(response), hex(token), hex(fingerprint), hex(parts), hex(response) '
+        . "FROM records WHERE token = x'$token'") =~ s/\|(?=[0-9A-F]{64})/:/r
+                                                  =~ s/^(.*?):/($1 =~ tr{|}{,}r) . '|'/er;
+    my @n = split /,/, $n;
+    my $row = join('', map { pack 'H*', $_ } @hex[0 .. 2]) . pack('q<*', @n);
+
+    return sqlite($path, 'UPDATE records SET sum = '
+                         . unpack('q', pack 'Q', sum_of($row) << 32
+                                                 | sum_of(pack 'H*', $hex[3]))
+                         . " WHERE token = x'$token'");
+}
+
+sub order {
+    my ($n, $id, %o) = @_;
+
+    return $n->post("/x?id=s-$id&status=201&body=response%20to%20$id", key => $id,
+                    body => 'b', %o);
+}
+
+{
+    my $path = "$tmp/sealed.db";
+    my ($seal, $new) = ("seal $key\n", "seal $third $key\n");
+
+    my %as = (zone => "idempotency_zone zone=z:16m state=$path;\n");
+    my %response;
+
+    # without a key, which is the control
+
+    my $n = outliving(zone => "idempotency_zone zone=z:16m state=$tmp/open.db;\n",
+                      with(undef));
+    my $r = order($n, 'open');
+
+    like(stored("$tmp/open.db", $r->header('X-Token')), qr/response to open/,
+         'without a key a response is stored as it is');
+    $n->stop;
+
+    $n = outliving(%as, with(file($seal)));
+
+    my %token;
+
+    for my $id ('a' .. 'f') {
+        $response{$id} = order($n, $id);
+        $token{$id} = $response{$id}->header('X-Token');
+    }
+
+    my %bytes = map { $_ => stored($path, $token{$_}) } sort keys %token;
+
+    unlike(join('', values %bytes), qr/response|X-Exec|HTTP/, 'with one it is sealed');
+    is(length(files($path) =~ s/response to//r), length files($path),
+       '... wherever it stands');
+
+    $n->restart('QUIT');
+    same_replay($response{a}, order($n, 'a'), '... and opens after a restart');
+
+    # a reload brings a new one: it seals from now on, and both open
+
+    is($n->reload(%as, with(file($new))), 1, 'a reload with a new key in front');
+    same_replay($response{b}, order($n, 'b'), '... which goes on with the old one');
+
+    $response{g} = order($n, 'g');
+    $token{g} = $response{g}->header('X-Token');
+    $bytes{g} = stored($path, $token{g});
+
+    my %by = map { $_ => substr($bytes{$_}, -9) } keys %bytes;
+
+    is($by{a}, $by{f}, '... one key, one name');
+    isnt($by{a}, $by{g}, '... and seals by the new one');
+
+    $n->restart('QUIT');
+    same_replay($response{$_}, order($n, $_), "... $_ after a restart") for 'c', 'g';
+
+    # the old one goes, and comes back
+
+    $n->restart('QUIT', with(file("seal $third\n")));
+
+    my $from = length $n->log;
+
+    same_replay($response{g}, order($n, 'g'), 'without the old key: what is of the new');
+
+    for my $id ('a', 'd') {
+        $r = order($n, $id);
+        is(told($r), '409 NOT_KEPT', "... $id is not kept");
+        like($r->{body}, qr/\b201\b/, '... its status is told');
+        unlike($r->{body}, qr/response to/, '... and nothing of it');
+    }
+
+    is(scalar(() = substr($n->log, $from) =~ /\[warn\].*zone "z": responses in the state file "\S+sealed\.db" can't be opened by any key of "idempotency_secret"/g),
+       1, '... which is said once');
+
+    $n->restart('QUIT', with(undef));
+    is(told(order($n, 'g')), '409 NOT_KEPT', 'without any key');
+
+    $n->restart('QUIT', with(file($new)));
+    same_replay($response{$_}, order($n, $_), "with all of them: $_") for 'a', 'd', 'g';
+    is(executions("s-$_"), 1, "... $_ was executed once") for 'a' .. 'g';
+
+    # who can write to the file
+
+    my %thief = (
+        'takes the place of another' => sub {
+            sqlite($path, "UPDATE records SET response = x'" . unpack('H*', $bytes{f})
+                          . "' WHERE token = x'$token{$_[0]}'");
+        },
+        'is given another status' => sub {
+            sqlite($path, "UPDATE records SET status = 200 WHERE token = x'$token{$_[0]}'");
+        },
+        'is given to another token' => sub {
+            sqlite($path, "DELETE FROM records WHERE token = x'$token{$_[0]}'; "
+                          . "UPDATE records SET token = x'$token{$_[0]}' "
+                          . "WHERE token = x'$token{e}'");
+        },
+    );
+
+    $n->down('QUIT');
+
+    my %victim = (b => 'takes the place of another', c => 'is given another status',
+                  d => 'is given to another token');
+
+    for (sort keys %victim) {
+        $thief{$victim{$_}}->($_);
+        resum($path, $token{$_});
+    }
+
+    # a row whose sum is made anew, and nothing else, is as it was
+
+    resum($path, $token{a});
+
+    $from = length $n->log;
+    $n->up;
+    same_replay($response{a}, order($n, 'a'), 'a sum is nothing to who can write');
+
+    for my $id (sort keys %victim) {
+        $r = order($n, $id, body => 'b');
+
+        is(told($r), $id eq 'd' ? '409 CONFLICT' : '409 NOT_KEPT',
+           "a response that $victim{$id}");
+        unlike($r->{body}, qr/response to/, '... is nobody\'s');
+        is(told(order($n, $id)), told($r), '... nor later');
+    }
+
+    is(scalar(() = substr($n->log, $from) =~ /\[alert\].*zone "z": the seal of a response was broken in the state file "\S+"/g),
+       3, '... one alert for each');
+
+    $n->{allow} = qr/\[alert\].*the seal of a response was broken/;
     $n->stop;
 }
 

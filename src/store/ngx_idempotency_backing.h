@@ -35,6 +35,17 @@ typedef enum {
 } ngx_idempotency_item_e;
 
 
+/* what became of a response's seal: see ngx_idempotency_seal.h */
+
+typedef enum {
+    NGX_IDEMPOTENCY_SEAL_OPEN = 0,
+    NGX_IDEMPOTENCY_SEAL_GONE,          /* by no key that is there, or none */
+    NGX_IDEMPOTENCY_SEAL_BROKEN,        /* it, or what goes with it, was
+                                           changed */
+    NGX_IDEMPOTENCY_SEAL_FAILED         /* no memory, or no random bytes */
+} ngx_idempotency_seal_e;
+
+
 /* all times are the file's, in milliseconds */
 
 typedef struct {
@@ -71,8 +82,10 @@ typedef struct {
     ngx_idempotency_outcome_e       outcome;
     ngx_uint_t                      status;
     ngx_uint_t                      replays;
-    /* malloc()ed; whoever has the item free()s it */
+    /* PUT: with room for its seal behind it; ASK, FIND: malloc()ed, whoever
+       has the item free()s it */
     ngx_str_t                       response;
+    ngx_idempotency_seal_e          seal;
 
     ngx_idempotency_result_e        result;
     /* UNAVAILABLE: there is no room for it */

@@ -46,6 +46,7 @@ static void tier_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed);
 static void tier_count(ngx_idempotency_batch_t *batch, ngx_uint_t *stale,
     ngx_uint_t *full, ngx_uint_t *damaged);
 static void tier_say(ngx_idempotency_tier_t *tier, const char *why);
+static void tier_seals(ngx_idempotency_tier_t *tier);
 static void tier_retry_handler(ngx_event_t *ev);
 
 
@@ -404,7 +405,8 @@ tier_item(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
 
     if (rec->size <= NGX_IDEMPOTENCY_SHM_PIECE) {
 
-        item->response.data = batch->copy + batch->size;
+        item->response.data = batch->copy + batch->size
+                              + batch->n * NGX_IDEMPOTENCY_SEAL_LEN;
         item->response.len = rec->size;
 
         cur.chunk = rec->chunks;
@@ -451,7 +453,7 @@ tier_read_large(ngx_idempotency_tier_t *tier)
     cur.chunk = NULL;
     cur.offset = 0;
 
-    batch->large = malloc(batch->size);
+    batch->large = malloc(batch->size + NGX_IDEMPOTENCY_SEAL_LEN);
 
     while (batch->large && cur.offset < batch->size) {
 
@@ -557,6 +559,7 @@ tier_heard(ngx_idempotency_tier_t *tier)
     }
 
     tier_outcome(tier, failed);
+    tier_seals(tier);
 
     return batch->rc == NGX_OK;
 }
@@ -768,6 +771,44 @@ tier_say(ngx_idempotency_tier_t *tier, const char *why)
         ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0,
                       "idempotency: the %V of zone \"%V\" is available again",
                       &tier->name, zone);
+    }
+}
+
+
+static void
+tier_seals(ngx_idempotency_tier_t *tier)
+{
+    ngx_str_t   *zone;
+    ngx_uint_t   i, n[NGX_IDEMPOTENCY_SEAL_FAILED + 1];
+
+    ngx_memzero(n, sizeof(n));
+
+    for (i = 0; i < tier->batch->n; i++) {
+        n[tier->batch->items[i].seal]++;
+    }
+
+    zone = &tier->shm->store->name;
+
+    if (n[NGX_IDEMPOTENCY_SEAL_BROKEN]) {
+        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
+                      "idempotency: zone \"%V\": the seal of a response was "
+                      "broken in the %V, which somebody may have changed",
+                      zone, &tier->name);
+    }
+
+    if (n[NGX_IDEMPOTENCY_SEAL_FAILED]) {
+        ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
+                      "idempotency: zone \"%V\": a response can't be sealed "
+                      "or opened, and is not kept", zone);
+    }
+
+    if (n[NGX_IDEMPOTENCY_SEAL_GONE] && !tier->unopened) {
+        tier->unopened = 1;
+
+        ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0,
+                      "idempotency: zone \"%V\": responses in the %V can't be "
+                      "opened by any key of \"idempotency_secret\", and are "
+                      "not kept", zone, &tier->name);
     }
 }
 

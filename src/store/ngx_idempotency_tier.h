@@ -14,13 +14,16 @@
 #include <ngx_event.h>
 #include "ngx_idempotency_backing.h"
 #include "ngx_idempotency_filter.h"
+#include "ngx_idempotency_seal.h"
 #include "ngx_idempotency_workers.h"
 
 
-/* what is taken over at once: so many, with so many bytes of responses */
+/* what is taken over at once: so many, with so many bytes of responses, and of
+   their seals */
 
 #define NGX_IDEMPOTENCY_TIER_BATCH  64
-#define NGX_IDEMPOTENCY_TIER_COPY   65536
+#define NGX_IDEMPOTENCY_TIER_COPY                                            \
+    (65536 + NGX_IDEMPOTENCY_TIER_BATCH * NGX_IDEMPOTENCY_SEAL_LEN)
 
 
 typedef struct ngx_idempotency_shm_s     ngx_idempotency_shm_t;
@@ -189,6 +192,9 @@ struct ngx_idempotency_tier_s {
     ngx_event_t                     watch;
     ngx_uint_t                      filling;
     ngx_msec_t                      watched;
+
+    /* it was said that some responses can't be opened */
+    ngx_uint_t                      unopened;
 };
 
 

@@ -515,7 +515,8 @@ file_hand_thread(void *data, ngx_log_t *log)
 {
     file_t  *file = data;
 
-    ngx_idempotency_batch_t  *batch;
+    ngx_idempotency_batch_t         *batch;
+    const ngx_idempotency_secret_t  *secret;
 
     batch = file->tier.batch;
     batch->rc = NGX_ERROR;
@@ -531,6 +532,10 @@ file_hand_thread(void *data, ngx_log_t *log)
         return;
     }
 
+    secret = file->tier.shm->store->secret;
+
+    ngx_idempotency_seal(secret, batch->items, batch->n, 1);
+
     if (ngx_idempotency_owners_commit_lock(file->hand.lock) != NGX_OK) {
         ngx_cpystrn((u_char *) batch->error,
                     (u_char *) "it can't be locked", sizeof(batch->error));
@@ -541,6 +546,8 @@ file_hand_thread(void *data, ngx_log_t *log)
                                           batch->n, batch->now);
 
     ngx_idempotency_owners_commit_unlock(file->hand.lock);
+
+    ngx_idempotency_unseal(secret, batch->items, batch->n, 1);
 
     ngx_cpystrn((u_char *) batch->error,
                 (u_char *) ngx_idempotency_db_error(file->hand.db),

@@ -1,0 +1,46 @@
+
+/*
+ * Responses that leave this machine's memory, sealed with AES-256-GCM by a key
+ * of idempotency_secret, or marked as plain.  Pure: may be called in threads.
+ */
+
+
+#ifndef _NGX_IDEMPOTENCY_SEAL_H_INCLUDED_
+#define _NGX_IDEMPOTENCY_SEAL_H_INCLUDED_
+
+
+#include "ngx_idempotency_backing.h"
+#include "ngx_idempotency_secret.h"
+
+
+/* behind a response: the seal, what its own key is made by, the key's name, and
+   the form, of which this is the last byte */
+
+#define NGX_IDEMPOTENCY_SEAL_TAG_LEN   16
+#define NGX_IDEMPOTENCY_SEAL_SALT_LEN  32
+
+#define NGX_IDEMPOTENCY_SEAL_LEN                                             \
+    (NGX_IDEMPOTENCY_SEAL_TAG_LEN + NGX_IDEMPOTENCY_SEAL_SALT_LEN            \
+     + NGX_IDEMPOTENCY_SEAL_ID_LEN + 1)
+
+#define NGX_IDEMPOTENCY_SEAL_PLAIN     0
+#define NGX_IDEMPOTENCY_SEAL_SEALED    1
+
+
+/*
+ * What is put has room for a seal behind its response.  To be called once for
+ * items on their way to a backing, and once on their way back, where that is
+ * off the event loop.  `times`: the backing keeps `recorded` and `ends` as they
+ * are in an item, so that they are sealed along with the response.
+ *
+ * A response that can't be sealed does not leave, and one that does not open
+ * is none: then its item's outcome is "not kept" instead of "done".
+ */
+
+void ngx_idempotency_seal(const ngx_idempotency_secret_t *secret,
+    ngx_idempotency_item_t *items, ngx_uint_t n, ngx_uint_t times);
+void ngx_idempotency_unseal(const ngx_idempotency_secret_t *secret,
+    ngx_idempotency_item_t *items, ngx_uint_t n, ngx_uint_t times);
+
+
+#endif /* _NGX_IDEMPOTENCY_SEAL_H_INCLUDED_ */

@@ -1,0 +1,589 @@
+
+/*
+ * Responses that are sealed: by the form that the documents tell, taken apart
+ * here with OpenSSL's own HKDF; what was changed does not open.
+ */
+
+
+#include "unit.h"
+#include "store/ngx_idempotency_seal.h"
+
+#include <openssl/evp.h>
+#include <openssl/kdf.h>
+#include <openssl/rand.h>
+
+
+#define A  "a key to seal by, and of 32 bytes"
+#define B  "another one, which is longer by some"
+
+#define ALONG  (1 + 8 + 1 + 32 + 32 + 28 + 7 * 8)
+
+
+static ngx_idempotency_secret_t  none, first, second, both;
+static ngx_uint_t                no_random;
+
+
+int __real_RAND_bytes(unsigned char *buf, int num);
+int __wrap_RAND_bytes(unsigned char *buf, int num);
+
+
+int
+__wrap_RAND_bytes(unsigned char *buf, int num)
+{
+    return no_random ? 0 : __real_RAND_bytes(buf, num);
+}
+
+
+static void
+parse(ngx_idempotency_secret_t *secret, char *one, char *two)
+{
+    u_char       text[512], *p;
+    ngx_uint_t   line;
+
+    p = ngx_sprintf(text, "seal ");
+    p = ngx_hex_dump(p, (u_char *) one, strlen(one));
+
+    if (two) {
+        *p++ = ' ';
+        p = ngx_hex_dump(p, (u_char *) two, strlen(two));
+    }
+
+    check(ngx_idempotency_secret_parse(secret, text, p - text, &line) == NULL);
+}
+
+
+static void
+begin(void)
+{
+    ngx_memzero(&none, sizeof(none));
+    parse(&first, A, NULL);
+    parse(&second, B, NULL);
+    parse(&both, B, A);
+}
+
+
+/* all that is told along with a response, each byte of it another one */
+
+static void
+item(ngx_idempotency_item_t *it, size_t len)
+{
+    size_t  i;
+
+    ngx_memzero(it, sizeof(ngx_idempotency_item_t));
+
+    it->what = NGX_IDEMPOTENCY_ITEM_PUT;
+
+    for (i = 0; i < NGX_IDEMPOTENCY_DIGEST_LEN; i++) {
+        it->token[i] = (u_char) (i + 1);
+        it->fingerprint[i] = (u_char) (i + 101);
+    }
+
+    for (i = 0; i < sizeof(ngx_idempotency_parts_t); i++) {
+        ((u_char *) &it->parts)[i] = (u_char) (i + 201);
+    }
+
+    it->instance = 0x1122334455667788;
+    it->fence = 0x99aabbccddeeff00;
+    it->outcome = NGX_IDEMPOTENCY_DONE;
+    it->status = 201;
+    it->window = 86400000;
+    it->recorded = 1700000000123;
+    it->ends = 1700086400123;
+    it->replays = 3;
+
+    it->response.data = malloc(len + NGX_IDEMPOTENCY_SEAL_LEN);
+    it->response.len = len;
+
+    for (i = 0; i < len; i++) {
+        it->response.data[i] = (u_char) (i * 7 + len);
+    }
+}
+
+
+static ngx_uint_t
+is_whole(ngx_idempotency_item_t *it, size_t len)
+{
+    size_t  i;
+
+    if (it->response.len != len) {
+        return 0;
+    }
+
+    for (i = 0; i < len; i++) {
+        if (it->response.data[i] != (u_char) (i * 7 + len)) {
+            return 0;
+        }
+    }
+
+    return 1;
+}
+
+
+/* as a store gives it back */
+
+static ngx_idempotency_seal_e
+open_with(ngx_idempotency_secret_t *secret, ngx_idempotency_item_t *it,
+    ngx_uint_t times)
+{
+    it->what = NGX_IDEMPOTENCY_ITEM_ASK;
+    it->result = NGX_IDEMPOTENCY_BOUND;
+
+    ngx_idempotency_unseal(secret, it, 1, times);
+
+    return it->seal;
+}
+
+
+static void
+there_and_back(void)
+{
+    size_t                  len;
+    ngx_uint_t              i;
+    ngx_idempotency_item_t  it;
+
+    static size_t  lens[] = { 1, 2, 15, 16, 17, 1000, 65536, 3 * 1024 * 1024 };
+
+    begin();
+
+    for (i = 0; i < sizeof(lens) / sizeof(lens[0]); i++) {
+        len = lens[i];
+
+        item(&it, len);
+        ngx_idempotency_seal(&none, &it, 1, 1);
+        check_equal(it.response.len, len + 1);
+        check_equal(open_with(&none, &it, 1), NGX_IDEMPOTENCY_SEAL_OPEN);
+        check(is_whole(&it, len));
+        free(it.response.data);
+
+        item(&it, len);
+        ngx_idempotency_seal(&first, &it, 1, 1);
+        check_equal(it.seal, NGX_IDEMPOTENCY_SEAL_OPEN);
+        check_equal(it.response.len, len + NGX_IDEMPOTENCY_SEAL_LEN);
+        check_equal(it.outcome, NGX_IDEMPOTENCY_DONE);
+
+        /* with the key among others, and whatever the counter says */
+
+        it.replays += 10;
+        check_equal(open_with(&both, &it, 1), NGX_IDEMPOTENCY_SEAL_OPEN);
+        check_equal(it.outcome, NGX_IDEMPOTENCY_DONE);
+        check(is_whole(&it, len));
+        free(it.response.data);
+    }
+}
+
+
+/* only what is put is sealed, only what was found is opened */
+
+static void
+nothing_else(void)
+{
+    ngx_uint_t              i;
+    ngx_idempotency_item_t  it;
+
+    begin();
+
+    for (i = NGX_IDEMPOTENCY_ITEM_ASK; i <= NGX_IDEMPOTENCY_ITEM_FORGET; i++) {
+        item(&it, 20);
+        it.what = i;
+        it.response.len = (i == NGX_IDEMPOTENCY_ITEM_PUT) ? 0 : 20;
+
+        ngx_idempotency_seal(&first, &it, 1, 1);
+        check_equal(it.response.len, i == NGX_IDEMPOTENCY_ITEM_PUT ? 0 : 20);
+        check_equal(it.outcome, NGX_IDEMPOTENCY_DONE);
+
+        it.response.len = (i == NGX_IDEMPOTENCY_ITEM_ASK) ? 0 : 20;
+        it.result = (i == NGX_IDEMPOTENCY_ITEM_FIND)
+                    ? NGX_IDEMPOTENCY_ABSENT : NGX_IDEMPOTENCY_BOUND;
+
+        ngx_idempotency_unseal(&first, &it, 1, 1);
+        check_equal(it.outcome, NGX_IDEMPOTENCY_DONE);
+        check_equal(it.seal, NGX_IDEMPOTENCY_SEAL_OPEN);
+
+        free(it.response.data);
+    }
+
+    item(&it, 20);
+    ngx_idempotency_seal(&first, &it, 1, 1);
+    it.what = NGX_IDEMPOTENCY_ITEM_FIND;
+    it.result = NGX_IDEMPOTENCY_BOUND;
+    ngx_idempotency_unseal(&first, &it, 1, 1);
+    check(is_whole(&it, 20));
+    free(it.response.data);
+}
+
+
+static u_char *
+number(u_char *p, uint64_t n)
+{
+    int  i;
+
+    for (i = 7; i >= 0; i--) {
+        *p++ = (u_char) (n >> (8 * i));
+    }
+
+    return p;
+}
+
+
+static int
+hkdf(char *secret, int mode, char *info, u_char *salt, size_t salt_len,
+    u_char *out, size_t len)
+{
+    int            rc;
+    EVP_PKEY_CTX  *ctx;
+
+    static char    label[] = "ngx_http_idempotency_module seal";
+
+    ctx = EVP_PKEY_CTX_new_id(EVP_PKEY_HKDF, NULL);
+
+    rc = EVP_PKEY_derive_init(ctx) == 1
+         && EVP_PKEY_CTX_set_hkdf_md(ctx, EVP_sha256()) == 1
+         && EVP_PKEY_CTX_hkdf_mode(ctx, mode) == 1
+         && EVP_PKEY_CTX_set1_hkdf_salt(ctx, (u_char *) label,
+                                        (int) strlen(label)) == 1
+         && EVP_PKEY_CTX_set1_hkdf_key(ctx, (u_char *) secret,
+                                       (int) strlen(secret)) == 1
+         && EVP_PKEY_CTX_add1_hkdf_info(ctx, (u_char *) info,
+                                        (int) strlen(info)) == 1
+         && (salt_len == 0
+             || EVP_PKEY_CTX_add1_hkdf_info(ctx, salt, (int) salt_len) == 1)
+         && EVP_PKEY_derive(ctx, out, &len) == 1;
+
+    EVP_PKEY_CTX_free(ctx);
+
+    return rc;
+}
+
+
+/* by the description in docs/guarantees.md alone */
+
+static void
+by_another_program(void)
+{
+    int                     n;
+    u_char                  key[32], id[32], nonce[12], along[ALONG], *p,
+                            *data, plain[100];
+    ngx_uint_t              times;
+    EVP_CIPHER_CTX         *ctx;
+    ngx_idempotency_item_t  it;
+
+    begin();
+
+    for (times = 0; times < 2; times++) {
+
+        item(&it, 100);
+        ngx_idempotency_seal(&both, &it, 1, times);
+
+        check_equal(it.response.len, 100 + 16 + 32 + 8 + 1);
+        data = it.response.data;
+        check_equal(data[156], 1);
+
+        check(hkdf(B, EVP_PKEY_HKDEF_MODE_EXTRACT_AND_EXPAND, "name", NULL, 0,
+                   id, 32));
+        check(ngx_memcmp(id, data + 148, 8) == 0);
+
+        check(hkdf(B, EVP_PKEY_HKDEF_MODE_EXTRACT_AND_EXPAND, "seal",
+                   data + 116, 32, key, 32));
+
+        p = along;
+        *p++ = 1;
+        p = ngx_cpymem(p, id, 8);
+        *p++ = (u_char) times;
+        p = ngx_cpymem(p, it.token, 32);
+        p = ngx_cpymem(p, it.fingerprint, 32);
+        p = ngx_cpymem(p, it.parts.identity, 16);
+        p = ngx_cpymem(p, it.parts.action, 4);
+        p = ngx_cpymem(p, it.parts.body, 4);
+        p = ngx_cpymem(p, it.parts.settings, 3);
+        *p++ = it.parts.version;
+        p = number(p, it.instance);
+        p = number(p, it.fence);
+        p = number(p, 1);
+        p = number(p, 201);
+        p = number(p, 86400000);
+        p = number(p, times ? it.recorded : 0);
+        p = number(p, times ? it.ends : 0);
+        check_equal(p - along, ALONG);
+
+        ngx_memzero(nonce, sizeof(nonce));
+        ctx = EVP_CIPHER_CTX_new();
+
+        check_equal(EVP_DecryptInit_ex(ctx, EVP_aes_256_gcm(), NULL, key,
+                                       nonce), 1);
+        check_equal(EVP_DecryptUpdate(ctx, NULL, &n, along, ALONG), 1);
+        check_equal(EVP_DecryptUpdate(ctx, plain, &n, data, 100), 1);
+        check_equal(EVP_CIPHER_CTX_ctrl(ctx, EVP_CTRL_GCM_SET_TAG, 16,
+                                        data + 100), 1);
+        check_equal(EVP_DecryptFinal_ex(ctx, plain, &n), 1);
+
+        EVP_CIPHER_CTX_free(ctx);
+        free(it.response.data);
+
+        item(&it, 100);
+        check(ngx_memcmp(plain, it.response.data, 100) == 0);
+        free(it.response.data);
+    }
+}
+
+
+/* no two have one key, not even the same one sealed twice */
+
+static void
+all_differ(void)
+{
+    ngx_uint_t              i, k;
+    ngx_idempotency_item_t  it[50];
+
+    begin();
+
+    for (i = 0; i < 50; i++) {
+        item(&it[i], 40);
+    }
+
+    ngx_idempotency_seal(&first, it, 50, 1);
+
+    for (i = 0; i < 50; i++) {
+        for (k = 0; k < i; k++) {
+            check(ngx_memcmp(it[i].response.data, it[k].response.data, 40)
+                  != 0);
+            check(ngx_memcmp(it[i].response.data + 56,
+                             it[k].response.data + 56, 32) != 0);
+        }
+    }
+
+    for (i = 0; i < 50; i++) {
+        free(it[i].response.data);
+    }
+}
+
+
+static void
+try_changed(ngx_idempotency_item_t *sealed, u_char *place, ngx_uint_t bit,
+    ngx_idempotency_item_t *it, ngx_idempotency_seal_e wanted)
+{
+    u_char  kept[20 + NGX_IDEMPOTENCY_SEAL_LEN];
+
+    ngx_memcpy(kept, sealed->response.data, sealed->response.len);
+
+    place[bit / 8] ^= (u_char) (1 << (bit % 8));
+    *it = *sealed;
+
+    if (!check_equal(open_with(&first, it, 1), wanted)
+        || !check_equal(it->response.len, 0)
+        || !check_equal(it->outcome, NGX_IDEMPOTENCY_NOT_KEPT)
+        || !check_equal(it->status, sealed->status))
+    {
+        unit_note("bit %u", (unsigned) bit);
+    }
+
+    ngx_memcpy(sealed->response.data, kept, sizeof(kept));
+}
+
+
+static void
+each_bit_of_a_response(void)
+{
+    ngx_uint_t              bit;
+    ngx_idempotency_item_t  it, sealed;
+    ngx_idempotency_seal_e  wanted;
+
+    begin();
+
+    item(&sealed, 20);
+    ngx_idempotency_seal(&first, &sealed, 1, 1);
+
+    for (bit = 0; bit < 8 * (20 + NGX_IDEMPOTENCY_SEAL_LEN); bit++) {
+
+        wanted = NGX_IDEMPOTENCY_SEAL_BROKEN;
+
+        if (bit >= 8 * (20 + 48) && bit < 8 * (20 + 56)) {
+            wanted = NGX_IDEMPOTENCY_SEAL_GONE;     /* the key's name */
+        }
+
+        if (bit == 8 * (20 + 56)) {
+            wanted = NGX_IDEMPOTENCY_SEAL_GONE;     /* plain */
+        }
+
+        try_changed(&sealed, sealed.response.data, bit, &it, wanted);
+    }
+
+    /* shorter by any number of bytes, and longer */
+
+    for (bit = 1; bit < 20 + NGX_IDEMPOTENCY_SEAL_LEN; bit++) {
+        it = sealed;
+        it.response.len -= bit;
+        it.response.data = malloc(it.response.len);
+        ngx_memcpy(it.response.data, sealed.response.data + bit,
+                   it.response.len);
+
+        check_equal(open_with(&first, &it, 1), NGX_IDEMPOTENCY_SEAL_BROKEN);
+        check_equal(it.response.len, 0);
+        free(it.response.data);
+    }
+
+    check_equal(open_with(&first, &sealed, 1), NGX_IDEMPOTENCY_SEAL_OPEN);
+    check(is_whole(&sealed, 20));
+    free(sealed.response.data);
+}
+
+
+static void
+each_bit_of_the_rest(void)
+{
+    u_char                  *place;
+    ngx_uint_t               i, bit;
+    ngx_idempotency_item_t   it, sealed, kept;
+
+    struct {
+        void                *place;
+        size_t               len;
+    } all[] = {
+        { &sealed.token, 32 },
+        { &sealed.fingerprint, 32 },
+        { &sealed.parts, sizeof(ngx_idempotency_parts_t) },
+        { &sealed.instance, 8 },
+        { &sealed.fence, 8 },
+        { &sealed.status, 8 },
+        { &sealed.window, 8 },
+        { &sealed.recorded, 8 },
+        { &sealed.ends, 8 }
+    };
+
+    begin();
+
+    item(&sealed, 20);
+    ngx_idempotency_seal(&first, &sealed, 1, 1);
+    kept = sealed;
+
+    for (i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        place = all[i].place;
+
+        for (bit = 0; bit < 8 * all[i].len; bit++) {
+            try_changed(&sealed, place, bit, &it, NGX_IDEMPOTENCY_SEAL_BROKEN);
+            sealed = kept;
+        }
+    }
+
+    /* in doubt instead of done, and whether times count */
+
+    sealed.outcome = NGX_IDEMPOTENCY_IN_DOUBT;
+    check_equal(open_with(&first, &sealed, 1), NGX_IDEMPOTENCY_SEAL_BROKEN);
+    check_equal(sealed.outcome, NGX_IDEMPOTENCY_IN_DOUBT);
+    check_equal(sealed.response.len, 0);
+
+    free(sealed.response.data);
+
+    item(&sealed, 20);
+    ngx_idempotency_seal(&first, &sealed, 1, 1);
+    check_equal(open_with(&first, &sealed, 0), NGX_IDEMPOTENCY_SEAL_BROKEN);
+    free(sealed.response.data);
+
+    /* where they don't, they may be others */
+
+    item(&sealed, 20);
+    ngx_idempotency_seal(&first, &sealed, 1, 0);
+    sealed.recorded++;
+    sealed.ends--;
+    check_equal(open_with(&first, &sealed, 0), NGX_IDEMPOTENCY_SEAL_OPEN);
+    check(is_whole(&sealed, 20));
+    free(sealed.response.data);
+}
+
+
+static void
+other_keys(void)
+{
+    ngx_uint_t              i;
+    ngx_idempotency_item_t  it;
+
+    static struct {
+        ngx_idempotency_secret_t  *by;
+        ngx_idempotency_secret_t  *with;
+        ngx_idempotency_seal_e     seal;
+    } tried[] = {
+        { &first, &second, NGX_IDEMPOTENCY_SEAL_GONE },
+        { &first, &none, NGX_IDEMPOTENCY_SEAL_GONE },
+        { &none, &first, NGX_IDEMPOTENCY_SEAL_GONE },
+        { &both, &first, NGX_IDEMPOTENCY_SEAL_GONE },
+        { &both, &second, NGX_IDEMPOTENCY_SEAL_OPEN },
+        { &first, &both, NGX_IDEMPOTENCY_SEAL_OPEN },
+        { &second, &both, NGX_IDEMPOTENCY_SEAL_OPEN }
+    };
+
+    begin();
+
+    for (i = 0; i < sizeof(tried) / sizeof(tried[0]); i++) {
+        item(&it, 20);
+
+        ngx_idempotency_seal(tried[i].by, &it, 1, 1);
+        check_equal(open_with(tried[i].with, &it, 1), tried[i].seal);
+
+        check(is_whole(&it, tried[i].seal == NGX_IDEMPOTENCY_SEAL_OPEN
+                            ? 20 : 0));
+        check_equal(it.outcome, tried[i].seal == NGX_IDEMPOTENCY_SEAL_OPEN
+                                ? NGX_IDEMPOTENCY_DONE
+                                : NGX_IDEMPOTENCY_NOT_KEPT);
+        check_equal(it.status, 201);
+
+        free(it.response.data);
+    }
+
+    /* another key of the same name is not it */
+
+    ngx_memcpy(second.seals[0].id, first.seals[0].id,
+               NGX_IDEMPOTENCY_SEAL_ID_LEN);
+
+    item(&it, 20);
+    ngx_idempotency_seal(&first, &it, 1, 1);
+    check_equal(open_with(&second, &it, 1), NGX_IDEMPOTENCY_SEAL_BROKEN);
+    free(it.response.data);
+}
+
+
+/* what can't be sealed does not leave */
+
+static void
+without_random_bytes(void)
+{
+    ngx_idempotency_item_t  it;
+
+    begin();
+    no_random = 1;
+
+    item(&it, 20);
+    ngx_idempotency_seal(&first, &it, 1, 1);
+    check_equal(it.seal, NGX_IDEMPOTENCY_SEAL_FAILED);
+    check_equal(it.response.len, 0);
+    check_equal(it.outcome, NGX_IDEMPOTENCY_NOT_KEPT);
+    free(it.response.data);
+
+    item(&it, 20);
+    it.outcome = NGX_IDEMPOTENCY_IN_DOUBT;
+    ngx_idempotency_seal(&first, &it, 1, 1);
+    check_equal(it.response.len, 0);
+    check_equal(it.outcome, NGX_IDEMPOTENCY_IN_DOUBT);
+    free(it.response.data);
+
+    no_random = 0;
+}
+
+
+static unit_case_t  cases[] = {
+    { "there and back, of any length, sealed and plain", there_and_back },
+    { "nothing but responses that are put, or found", nothing_else },
+    { "opened by another program", by_another_program },
+    { "no two are sealed by one key", all_differ },
+    { "a change of any bit of a response, and of its length",
+      each_bit_of_a_response },
+    { "a change of any bit of what goes with it", each_bit_of_the_rest },
+    { "keys that come and go, and none", other_keys },
+    { "no random bytes", without_random_bytes },
+    unit_cases_end
+};
+
+
+int
+main(void)
+{
+    return unit_run(cases);
+}
