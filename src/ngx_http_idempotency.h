@@ -663,6 +663,23 @@ void ngx_http_idempotency_count_race(ngx_http_idempotency_ctx_t *ctx);
 char *ngx_http_idempotency_api(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 
+/* observe/log.c */
+
+void ngx_http_idempotency_log_refusal(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_uint_t status, ngx_uint_t refuses);
+void ngx_http_idempotency_log_replay(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_log_similar(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_log_claim(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_log_outcome(ngx_log_t *log, ngx_uint_t level,
+    ngx_idempotency_store_t *store, ngx_idempotency_op_t *op, uint64_t fence,
+    ngx_int_t outcome, ngx_uint_t status);
+ngx_uint_t ngx_http_idempotency_log_trail(
+    ngx_http_idempotency_loc_conf_t *conf);
+void ngx_http_idempotency_log_rest(void);
+
 /* observe/variables.c */
 
 ngx_int_t ngx_http_idempotency_add_variables(ngx_conf_t *cf);

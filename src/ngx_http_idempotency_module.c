@@ -519,6 +519,7 @@ ngx_http_idempotency_exit_process(ngx_cycle_t *cycle)
 {
     if (ngx_http_idempotency_is_worker(cycle)) {
         ngx_idempotency_stores_exit_process(cycle);
+        ngx_http_idempotency_log_rest();
     }
 }
 

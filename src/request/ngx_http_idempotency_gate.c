@@ -207,6 +207,10 @@ gate_run(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     }
 
     do {
+        ngx_log_debug2(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
+                       "idempotency gate: state:%ui, event:%ui",
+                       (ngx_uint_t) ctx->state, (ngx_uint_t) event);
+
         rc = gate_table[ctx->state][event](r, ctx);
     } while (rc == NGX_OK);
 
@@ -252,6 +256,10 @@ gate_judge(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     ctx->verdict = ngx_http_idempotency_key(r, ctx->conf, &ctx->key,
                                             &ctx->made);
 
+    ngx_log_debug2(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
+                   "idempotency key: \"%V\", verdict:%ui",
+                   &ctx->key, (ngx_uint_t) ctx->verdict);
+
     if (ctx->verdict != NGX_HTTP_IDEMPOTENCY_STATUS_NEW) {
         ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_JUDGED;
     }
@@ -296,6 +304,12 @@ gate_bind(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     if (ngx_http_idempotency_bind(r, ctx) != NGX_OK) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
+
+    ngx_log_debug4(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
+                   "idempotency bind: token:%*xs, fingerprint:%*xs",
+                   (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, ctx->claim.op.token,
+                   (size_t) NGX_IDEMPOTENCY_DIGEST_LEN,
+                   ctx->claim.fingerprint);
 
     ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_BOUND;
 
@@ -436,6 +450,12 @@ gate_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     ngx_http_idempotency_status_e  why;
 
+    ngx_log_debug3(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
+                   "idempotency answer: result:%ui, outcome:%ui, waiting:%d",
+                   (ngx_uint_t) ctx->claim.op.result,
+                   (ngx_uint_t) ctx->claim.found.outcome,
+                   ctx->claim.op.waiting);
+
     if (ctx->claim.op.result == NGX_IDEMPOTENCY_CHANGED) {
         return gate_claim_again(r, ctx);
     }
@@ -448,6 +468,7 @@ gate_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     case NGX_IDEMPOTENCY_CLAIMED:
         ngx_idempotency_die(&ctx->claim.op, NGX_IDEMPOTENCY_FAULT_DIE_CLAIMED);
         ngx_idempotency_busy(&ctx->claim.op);
+        ngx_http_idempotency_log_claim(r, ctx);
 
         ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_OWNER;
         ctx->status = NGX_HTTP_IDEMPOTENCY_STATUS_NEW;

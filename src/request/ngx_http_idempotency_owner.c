@@ -23,6 +23,12 @@ struct ngx_http_idempotency_report_s {
     ngx_idempotency_store_t         *store;
     /* NULL: the request is gone */
     ngx_http_idempotency_ctx_t      *ctx;
+
+    /* for the log */
+    uint64_t                         fence;
+    ngx_uint_t                       level;
+    ngx_int_t                        outcome;
+    ngx_uint_t                       status;
 };
 
 
@@ -31,7 +37,7 @@ static void owner_leave(ngx_http_idempotency_ctx_t *ctx);
 static void owner_complete(ngx_http_idempotency_ctx_t *ctx,
     ngx_int_t outcome);
 static void owner_release(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome);
-static void owner_begin(ngx_http_idempotency_ctx_t *ctx);
+static void owner_begin(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome);
 static void owner_end(ngx_idempotency_op_t *op, ngx_int_t rc);
 static void owner_answered(ngx_idempotency_op_t *op);
 static ngx_chain_t *owner_response(ngx_http_idempotency_ctx_t *ctx,
@@ -235,7 +241,7 @@ owner_complete(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome)
 
     store = ctx->conf->store;
 
-    owner_begin(ctx);
+    owner_begin(ctx, outcome);
     owner_end(&complete->op, store->engine->complete(store, complete));
 }
 
@@ -255,23 +261,31 @@ owner_release(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome)
 
     store = ctx->conf->store;
 
-    owner_begin(ctx);
+    owner_begin(ctx, outcome);
     owner_end(&release->op, store->engine->release(store, release));
 }
 
 
 static void
-owner_begin(ngx_http_idempotency_ctx_t *ctx)
+owner_begin(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome)
 {
-    ngx_idempotency_op_t  *op;
+    ngx_idempotency_op_t           *op;
+    ngx_http_idempotency_report_t  *report;
 
-    op = &ctx->settled.report->as.op;
+    report = ctx->settled.report;
+
+    report->fence = ctx->claim.fence;
+    report->level = ngx_http_idempotency_log_trail(ctx->conf);
+    report->outcome = outcome;
+    report->status = ctx->capture.status;
+
+    op = &report->as.op;
 
     ngx_memcpy(op->token, ctx->claim.op.token, NGX_IDEMPOTENCY_DIGEST_LEN);
 
     op->now = ngx_current_msec;
     op->handler = owner_answered;
-    op->data = ctx->settled.report;
+    op->data = report;
 
 #if (NGX_IDEMPOTENCY_FAULTS)
     op->fault = ctx->claim.op.fault;
@@ -313,14 +327,20 @@ owner_answered(ngx_idempotency_op_t *op)
     case NGX_IDEMPOTENCY_STALE:
         ngx_log_error(NGX_LOG_WARN, log, 0,
                       "idempotency: the claim was taken over, "
-                      "the outcome of its late owner is not recorded");
+                      "the outcome of its late owner is not recorded, "
+                      "token: %*xs, zone: \"%V\", fence: %uL",
+                      (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, op->token,
+                      &report->store->name, report->fence);
         break;
 
     case NGX_IDEMPOTENCY_TRIMMED:
         ngx_log_error(NGX_LOG_ERR, log, 0,
                       "idempotency: zone \"%V\" is full, a response of %uz "
-                      "bytes is not kept",
-                      &report->store->name, report->as.complete.size);
+                      "bytes is not kept, token: %*xs",
+                      &report->store->name, report->as.complete.size,
+                      (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, op->token);
+
+        report->outcome = report->as.complete.outcome;
         break;
 
     case NGX_IDEMPOTENCY_UNAVAILABLE:
@@ -333,6 +353,14 @@ owner_answered(ngx_idempotency_op_t *op)
 
     default:
         break;
+    }
+
+    if (op->result == NGX_IDEMPOTENCY_OK
+        || op->result == NGX_IDEMPOTENCY_TRIMMED)
+    {
+        ngx_http_idempotency_log_outcome(log, report->level, report->store,
+                                         op, report->fence, report->outcome,
+                                         report->status);
     }
 
     if (ctx) {

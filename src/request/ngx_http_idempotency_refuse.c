@@ -196,10 +196,8 @@ ngx_int_t
 ngx_http_idempotency_refuse(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_http_idempotency_status_e why)
 {
-    u_char                            text[NGX_HTTP_IDEMPOTENCY_REASON_LEN];
-    ngx_str_t                         reason;
     refusal_t                        *refusal;
-    ngx_uint_t                        status, level, refuses;
+    ngx_uint_t                        status, refuses;
     ngx_http_idempotency_loc_conf_t  *conf;
 
     ctx->status = why;
@@ -208,7 +206,6 @@ ngx_http_idempotency_refuse(ngx_http_request_t *r,
     refusal = refuse_text(ctx);
 
     status = conf->status[why];
-    level = conf->log_level;
 
     if (why == NGX_HTTP_IDEMPOTENCY_STATUS_IN_PROGRESS
         && conf->in_progress == NGX_HTTP_IDEMPOTENCY_IN_PROGRESS_ACCEPTED)
@@ -216,24 +213,8 @@ ngx_http_idempotency_refuse(ngx_http_request_t *r,
         status = NGX_HTTP_ACCEPTED;
     }
 
-    if (why == NGX_HTTP_IDEMPOTENCY_STATUS_UNAVAILABLE) {
-        level = NGX_LOG_ERR;
-    }
-
     refuses = ngx_http_idempotency_refuses(ctx, why);
-    reason = ngx_http_idempotency_reason(ctx, text);
-
-    ngx_log_error(level, r->connection->log, 0,
-                  "idempotency: %s with status %ui, %V%s%V%s, "
-                  "token: %*xs, zone: \"%V\"",
-                  (refuses || conf->dry_run)
-                      ? "refused" : "passed unprotected, not refused",
-                  status, &ngx_http_idempotency_refusals[why].name,
-                  reason.len ? ", reason: " : "", &reason,
-                  conf->dry_run ? ", dry run" : "",
-                  ngx_http_idempotency_bound(ctx)
-                      ? (size_t) NGX_IDEMPOTENCY_DIGEST_LEN : 0,
-                  ctx->claim.op.token, &conf->store->name);
+    ngx_http_idempotency_log_refusal(r, ctx, status, refuses);
 
     if (!refuses) {
         return NGX_OK;

@@ -46,12 +46,7 @@ ngx_http_idempotency_replay(ngx_http_request_t *r,
     ctx->status = ctx->wait.waited ? NGX_HTTP_IDEMPOTENCY_STATUS_WAITED
                                    : NGX_HTTP_IDEMPOTENCY_STATUS_REPLAYED;
 
-    ngx_log_error(ctx->conf->log_level, r->connection->log, 0,
-                  "idempotency: replayed a response of status %ui%s, "
-                  "token: %*xs, zone: \"%V\"",
-                  found->status, ctx->conf->dry_run ? ", dry run" : "",
-                  (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, ctx->claim.op.token,
-                  &ctx->conf->store->name);
+    ngx_http_idempotency_log_replay(r, ctx);
 
     if (ctx->conf->dry_run) {
         return NGX_OK;
@@ -83,6 +78,10 @@ replay_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
                    && !ctx->claim.found.anonymous));
 
     body = ctx->claim.found.response;
+
+    ngx_log_debug2(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
+                   "idempotency replay: size:%uz, cookies:%ui",
+                   body.len, cookies);
 
     if (ngx_http_idempotency_response_restore(r, &body, cookies) != NGX_OK
         || ngx_http_idempotency_header_push(r, &r->headers_out.headers, &name,

@@ -154,11 +154,7 @@ similar_found(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
     ctx->status = NGX_HTTP_IDEMPOTENCY_STATUS_SIMILAR;
 
-    ngx_log_error(ctx->conf->log_level, r->connection->log, 0,
-                  "idempotency: passed a new key with content just seen, "
-                  "token: %*xs, zone: \"%V\"",
-                  (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, ctx->claim.op.token,
-                  &ctx->conf->store->name);
+    ngx_http_idempotency_log_similar(r, ctx);
 
     return NGX_OK;
 }

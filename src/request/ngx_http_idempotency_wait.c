@@ -67,6 +67,9 @@ wait_start(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 {
     ngx_event_t  *rev;
 
+    ngx_log_debug2(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
+                   "idempotency wait: %M, waited:%d", delay, ctx->wait.waited);
+
     ctx->wait.claim = claim;
 
     ctx->wait.timer.handler = wait_timer_handler;

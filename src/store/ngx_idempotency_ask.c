@@ -315,6 +315,8 @@ ask_in_doubt(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
         return NGX_DECLINED;
     }
 
+    claim->taken = claim->retry;
+
     ngx_idempotency_record_remove(shm, *rec);
 
     return ask_miss(shm, claim, rec);

@@ -27,6 +27,16 @@ typedef struct {
 } shm_source_t;
 
 
+/* a claim without an owner: who waits for it, and what the log is told, if
+   it is in doubt by that: its fence, or 0 */
+
+typedef struct {
+    u_char                     token[NGX_IDEMPOTENCY_DIGEST_LEN];
+    uint64_t                   fence;
+    ngx_idempotency_workers_t  wake;
+} shm_orphan_t;
+
+
 static ngx_int_t shm_claim(ngx_idempotency_store_t *store,
     ngx_idempotency_claim_t *claim);
 static ngx_idempotency_record_t *shm_claim_locked(ngx_idempotency_shm_t *shm,
@@ -62,6 +72,7 @@ static ngx_int_t shm_read(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
 static void shm_orphan(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t now,
     ngx_idempotency_workers_t *wake);
+static void shm_orphaned(ngx_idempotency_shm_t *shm, shm_orphan_t *orphan);
 
 
 const ngx_idempotency_engine_t  ngx_idempotency_shm_engine = {
@@ -247,6 +258,7 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     } else if (rec->outcome == NGX_IDEMPOTENCY_IN_DOUBT && claim->retry) {
 
         op->result = ngx_idempotency_record_reclaim(shm, rec, claim);
+        claim->taken = (op->result == NGX_IDEMPOTENCY_CLAIMED);
         shm_claimed(shm, claim, wake);
 
         return rec;
@@ -796,11 +808,11 @@ shm_read(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op, uint64_t left,
 void
 ngx_idempotency_shm_sweep(ngx_idempotency_shm_t *shm, ngx_msec_t now)
 {
-    uint64_t                    keys[NGX_IDEMPOTENCY_SHM_SWEEP];
     ngx_uint_t                  i, n;
     ngx_queue_t                *q, *next;
+    shm_orphan_t               *orphan;
+    shm_orphan_t                orphans[NGX_IDEMPOTENCY_SHM_SWEEP];
     ngx_idempotency_record_t   *rec;
-    ngx_idempotency_workers_t   wake[NGX_IDEMPOTENCY_SHM_SWEEP];
 
     do {
         if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
@@ -818,20 +830,44 @@ ngx_idempotency_shm_sweep(ngx_idempotency_shm_t *shm, ngx_msec_t now)
             rec = ngx_queue_data(q, ngx_idempotency_record_t, queue);
 
             if (!ngx_idempotency_record_alive(rec, now)) {
-                keys[n] = ngx_idempotency_tree_key(rec->token);
-                shm_orphan(shm, rec, now, &wake[n++]);
+                orphan = &orphans[n++];
+
+                ngx_memcpy(orphan->token, rec->token,
+                           NGX_IDEMPOTENCY_DIGEST_LEN);
+                orphan->fence = (rec->outcome == NGX_IDEMPOTENCY_PENDING)
+                                ? rec->fence : 0;
+
+                shm_orphan(shm, rec, now, &orphan->wake);
             }
         }
 
         ngx_idempotency_shm_unlock(shm);
 
         for (i = 0; i < n; i++) {
-            ngx_idempotency_workers_wake(&wake[i], keys[i]);
+            shm_orphaned(shm, &orphans[i]);
         }
 
     } while (n == NGX_IDEMPOTENCY_SHM_SWEEP);
 
     ngx_idempotency_tier_kick(shm);
+}
+
+
+/* ... and whoever waits is to know */
+
+static void
+shm_orphaned(ngx_idempotency_shm_t *shm, shm_orphan_t *orphan)
+{
+    if (orphan->fence) {
+        ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0,
+                      "idempotency: the owner of a claim has gone, it is in "
+                      "doubt, token: %*xs, zone: \"%V\", fence: %uL",
+                      (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, orphan->token,
+                      &shm->store->name, orphan->fence);
+    }
+
+    ngx_idempotency_workers_wake(&orphan->wake,
+                                 ngx_idempotency_tree_key(orphan->token));
 }
 
 

@@ -217,6 +217,8 @@ typedef struct {
     /* out: the response was left by what it waited for, which released the
        token */
     unsigned                        leftover:1;
+    /* out: what it owns now was in doubt before, and another's */
+    unsigned                        taken:1;
     /* set by a claim that waits: the fence of what it waits for; and which
        answer of what stands behind is new enough for it */
     uint64_t                        waited;

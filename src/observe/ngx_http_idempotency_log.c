@@ -1,0 +1,295 @@
+
+/*
+ * What the log is told of requests.  A refusal or a replay is a line, which
+ * anybody can cause: so of each kind a worker writes some and no more, and
+ * then how many there were besides.  The trail, a line for each claim and one
+ * for its outcome, is one step less urgent, and without gaps: by it one can
+ * show what became of a token that is fresh again.  No line has the key.
+ */
+
+
+#include "ngx_http_idempotency.h"
+
+
+/* of a kind, in a worker: so many at once, and then so many a second */
+
+#define NGX_HTTP_IDEMPOTENCY_LOG_BURST   1000
+#define NGX_HTTP_IDEMPOTENCY_LOG_RATE    100
+
+#define NGX_HTTP_IDEMPOTENCY_LOG_KINDS                                       \
+    (NGX_HTTP_IDEMPOTENCY_STATUS_WAITED + 1)
+
+/* what follows the zone: outcome, age and fence */
+
+#define NGX_HTTP_IDEMPOTENCY_LOG_FOUND                                       \
+    (sizeof(", outcome: in doubt, age: .000, fence: ")                       \
+     + 3 * NGX_INT64_LEN)
+
+
+typedef struct {
+    ngx_msec_t   last;
+    /* lines that are ahead of the rate, in thousandths */
+    ngx_uint_t   ahead;
+    ngx_uint_t   suppressed;
+    ngx_uint_t   level;
+} log_limit_t;
+
+
+static ngx_uint_t log_admits(ngx_log_t *log, ngx_uint_t level,
+    ngx_http_idempotency_status_e kind);
+static void log_suppressed(ngx_event_t *ev);
+static u_char *log_found(ngx_http_idempotency_ctx_t *ctx, u_char *text);
+
+
+static log_limit_t       log_limits[NGX_HTTP_IDEMPOTENCY_LOG_KINDS];
+static ngx_event_t       log_event;
+/* what the debug log of events wants to know of */
+static ngx_connection_t  log_nobody;
+
+
+static const char  *log_outcomes[] = {
+    "pending", "done", "not kept", "in doubt"
+};
+
+
+/* refuses: or lets it pass, as it can't tell */
+
+void
+ngx_http_idempotency_log_refusal(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_uint_t status, ngx_uint_t refuses)
+{
+    u_char                            text[NGX_HTTP_IDEMPOTENCY_REASON_LEN];
+    u_char                            found[NGX_HTTP_IDEMPOTENCY_LOG_FOUND];
+    ngx_str_t                         reason;
+    ngx_uint_t                        level;
+    ngx_http_idempotency_loc_conf_t  *conf;
+
+    conf = ctx->conf;
+    level = (ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_UNAVAILABLE)
+            ? NGX_LOG_ERR : conf->log_level;
+
+    if (!log_admits(r->connection->log, level, ctx->status)) {
+        return;
+    }
+
+    reason = ngx_http_idempotency_reason(ctx, text);
+
+    ngx_log_error(level, r->connection->log, 0,
+                  "idempotency: %s with status %ui, %V%s%V%s, "
+                  "token: %*xs, zone: \"%V\"%*s",
+                  (refuses || conf->dry_run)
+                      ? "refused" : "passed unprotected, not refused",
+                  status, &ngx_http_idempotency_refusals[ctx->status].name,
+                  reason.len ? ", reason: " : "", &reason,
+                  conf->dry_run ? ", dry run" : "",
+                  ngx_http_idempotency_bound(ctx)
+                      ? (size_t) NGX_IDEMPOTENCY_DIGEST_LEN : 0,
+                  ctx->claim.op.token, &conf->store->name,
+                  (size_t) (log_found(ctx, found) - found), found);
+}
+
+
+void
+ngx_http_idempotency_log_replay(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx)
+{
+    u_char                            found[NGX_HTTP_IDEMPOTENCY_LOG_FOUND];
+    ngx_http_idempotency_loc_conf_t  *conf;
+
+    conf = ctx->conf;
+
+    if (!log_admits(r->connection->log, conf->log_level, ctx->status)) {
+        return;
+    }
+
+    ngx_log_error(conf->log_level, r->connection->log, 0,
+                  "idempotency: replayed a response of status %ui%s, "
+                  "token: %*xs, zone: \"%V\"%*s",
+                  ctx->claim.found.status, conf->dry_run ? ", dry run" : "",
+                  (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, ctx->claim.op.token,
+                  &conf->store->name,
+                  (size_t) (log_found(ctx, found) - found), found);
+}
+
+
+/* it was let through */
+
+void
+ngx_http_idempotency_log_similar(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_http_idempotency_loc_conf_t  *conf;
+
+    conf = ctx->conf;
+
+    if (!log_admits(r->connection->log, conf->log_level, ctx->status)) {
+        return;
+    }
+
+    ngx_log_error(conf->log_level, r->connection->log, 0,
+                  "idempotency: passed a new key with content just seen, "
+                  "token: %*xs, zone: \"%V\"",
+                  (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, ctx->claim.op.token,
+                  &conf->store->name);
+}
+
+
+/* the level of the trail: one step below that of refusals and replays */
+
+ngx_uint_t
+ngx_http_idempotency_log_trail(ngx_http_idempotency_loc_conf_t *conf)
+{
+    return ngx_min(conf->log_level + 1, NGX_LOG_INFO);
+}
+
+
+void
+ngx_http_idempotency_log_claim(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_http_idempotency_loc_conf_t  *conf;
+
+    conf = ctx->conf;
+
+    if (ctx->claim.taken) {
+        ngx_log_error(conf->log_level, r->connection->log, 0,
+                      "idempotency: took over a token in doubt, "
+                      "token: %*xs, zone: \"%V\", fence: %uL",
+                      (size_t) NGX_IDEMPOTENCY_DIGEST_LEN,
+                      ctx->claim.op.token, &conf->store->name,
+                      ctx->claim.fence);
+    }
+
+    ngx_log_error(ngx_http_idempotency_log_trail(conf), r->connection->log, 0,
+                  "idempotency claim, token: %*xs, zone: \"%V\", fence: %uL%s",
+                  (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, ctx->claim.op.token,
+                  &conf->store->name, ctx->claim.fence,
+                  conf->dry_run ? ", dry run" : "");
+}
+
+
+/* outcome: one of the store's, or that it was released */
+
+void
+ngx_http_idempotency_log_outcome(ngx_log_t *log, ngx_uint_t level,
+    ngx_idempotency_store_t *store, ngx_idempotency_op_t *op, uint64_t fence,
+    ngx_int_t outcome, ngx_uint_t status)
+{
+    ngx_log_error(level, log, 0,
+                  "idempotency outcome %s, status %ui, token: %*xs, "
+                  "zone: \"%V\", fence: %uL",
+                  (outcome < 0) ? "released" : log_outcomes[outcome], status,
+                  (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, op->token,
+                  &store->name, fence);
+}
+
+
+/* what the line would not be written for is no flood */
+
+static ngx_uint_t
+log_admits(ngx_log_t *log, ngx_uint_t level,
+    ngx_http_idempotency_status_e kind)
+{
+    ngx_uint_t    due;
+    log_limit_t  *limit;
+
+    if (log->log_level < level) {
+        return 0;
+    }
+
+    limit = &log_limits[kind];
+
+    due = (ngx_uint_t) (ngx_current_msec - limit->last)
+          * NGX_HTTP_IDEMPOTENCY_LOG_RATE;
+
+    limit->last = ngx_current_msec;
+    limit->ahead -= ngx_min(due, limit->ahead);
+
+    if (limit->ahead < NGX_HTTP_IDEMPOTENCY_LOG_BURST * 1000) {
+        limit->ahead += 1000;
+        return 1;
+    }
+
+    limit->level = level;
+    limit->suppressed++;
+
+    if (!log_event.timer_set) {
+        log_event.handler = log_suppressed;
+        log_event.data = &log_nobody;
+        log_event.log = ngx_cycle->log;
+        log_event.cancelable = 1;
+
+        ngx_add_timer(&log_event, 1000);
+    }
+
+    return 0;
+}
+
+
+static void
+log_suppressed(ngx_event_t *ev)
+{
+    ngx_http_idempotency_log_rest();
+}
+
+
+/* how many there were besides; at the worker's end, too */
+
+void
+ngx_http_idempotency_log_rest(void)
+{
+    ngx_str_t    *name;
+    ngx_uint_t    i;
+    log_limit_t  *limit;
+
+    static ngx_str_t  replay = ngx_string("replay");
+
+    for (i = 0; i < NGX_HTTP_IDEMPOTENCY_LOG_KINDS; i++) {
+
+        limit = &log_limits[i];
+
+        if (limit->suppressed) {
+            name = (i < NGX_HTTP_IDEMPOTENCY_REFUSALS)
+                   ? &ngx_http_idempotency_refusals[i].name : &replay;
+
+            ngx_log_error(limit->level, ngx_cycle->log, 0,
+                          "idempotency: %ui more lines were suppressed, %V",
+                          limit->suppressed, name);
+
+            limit->suppressed = 0;
+        }
+    }
+}
+
+
+/* what the token was found to be bound to, if the store said so */
+
+static u_char *
+log_found(ngx_http_idempotency_ctx_t *ctx, u_char *text)
+{
+    u_char                   *p;
+    ngx_idempotency_found_t  *found;
+
+    if (!ngx_http_idempotency_bound(ctx)
+        || (ctx->claim.op.result != NGX_IDEMPOTENCY_BOUND
+            && ctx->claim.op.result != NGX_IDEMPOTENCY_CONFLICT))
+    {
+        return text;
+    }
+
+    found = &ctx->claim.found;
+
+    if (ctx->claim.leftover) {
+        return ngx_sprintf(text, ", outcome: released, fence: %uL",
+                           found->fence);
+    }
+
+    p = ngx_sprintf(text, ", outcome: %s", log_outcomes[found->outcome]);
+
+    if (found->outcome != NGX_IDEMPOTENCY_PENDING) {
+        p = ngx_sprintf(p, ", age: %M.%03M", found->age / 1000,
+                        found->age % 1000);
+    }
+
+    return ngx_sprintf(p, ", fence: %uL", found->fence);
+}
