@@ -34,6 +34,8 @@ static ngx_int_t conf_redis_resolve(ngx_conf_t *cf,
 
 static ngx_conf_enum_t  conf_redis_modes[] = {
     { ngx_string("standalone"), NGX_IDEMPOTENCY_REDIS_STANDALONE },
+    { ngx_string("sentinel"), NGX_IDEMPOTENCY_REDIS_SENTINEL },
+    { ngx_string("cluster"), NGX_IDEMPOTENCY_REDIS_CLUSTER },
     { ngx_null_string, 0 }
 };
 

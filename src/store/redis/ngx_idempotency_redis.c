@@ -17,11 +17,13 @@
 
 
 static void redis_tick(ngx_event_t *ev);
+static ngx_uint_t redis_up(ngx_idempotency_redis_node_t *node);
 static void redis_exit_node(ngx_idempotency_redis_node_t *node);
 static ngx_int_t standalone_init(ngx_idempotency_redis_t *redis);
 static ngx_idempotency_redis_node_t *standalone_route(
     ngx_idempotency_redis_t *redis, ngx_str_t *key);
 static void standalone_doubt(ngx_idempotency_redis_node_t *node);
+static void standalone_tick(ngx_idempotency_redis_t *redis);
 static void standalone_exit(ngx_idempotency_redis_t *redis);
 
 
@@ -30,6 +32,7 @@ ngx_idempotency_redis_topology_t  ngx_idempotency_redis_standalone = {
     standalone_route,
     NULL,
     standalone_doubt,
+    standalone_tick,
     standalone_exit
 };
 
@@ -37,7 +40,9 @@ ngx_idempotency_redis_topology_t  ngx_idempotency_redis_standalone = {
 /* in the order of ngx_idempotency_redis_mode_e */
 
 static ngx_idempotency_redis_topology_t  *redis_topologies[] = {
-    &ngx_idempotency_redis_standalone
+    &ngx_idempotency_redis_standalone,
+    &ngx_idempotency_redis_sentinel,
+    &ngx_idempotency_redis_cluster
 };
 
 
@@ -235,9 +240,11 @@ ngx_idempotency_redis_time(ngx_idempotency_redis_t *redis)
 ngx_uint_t
 ngx_idempotency_redis_up(ngx_idempotency_redis_t *redis)
 {
-    ngx_uint_t                     i;
+    ngx_uint_t                     known;
     ngx_queue_t                   *q;
     ngx_idempotency_redis_node_t  *node;
+
+    known = 0;
 
     for (q = ngx_queue_head(&redis->nodes);
          q != ngx_queue_sentinel(&redis->nodes);
@@ -245,15 +252,43 @@ ngx_idempotency_redis_up(ngx_idempotency_redis_t *redis)
     {
         node = ngx_queue_data(q, ngx_idempotency_redis_node_t, queue);
 
-        for (i = 0; i < (ngx_uint_t) redis->conf.connections; i++) {
+        if (node->known) {
+            known = 1;
 
-            if (node->conns[i] && !node->conns[i]->down) {
+            if (redis_up(node)) {
                 return 1;
             }
         }
     }
 
-    return 0;
+    return known ? 0 : !redis->first->down;
+}
+
+
+/* it may be: nobody has tried, or one of its connections is not given up */
+
+static ngx_uint_t
+redis_up(ngx_idempotency_redis_node_t *node)
+{
+    ngx_uint_t                     i, n, tried;
+    ngx_idempotency_redis_conn_t  *conn;
+
+    n = node->redis->conf.connections;
+    tried = 0;
+
+    for (i = 0; i < n; i++) {
+        conn = node->conns[i];
+
+        if (conn) {
+            tried = 1;
+
+            if (!conn->down) {
+                return 1;
+            }
+        }
+    }
+
+    return !tried;
 }
 
 
@@ -297,6 +332,8 @@ redis_tick(ngx_event_t *ev)
         }
     }
 
+    redis->topology->tick(redis);
+
     if (!ngx_exiting) {
         ngx_add_timer(ev, REDIS_TICK);
     }
@@ -314,6 +351,8 @@ standalone_init(ngx_idempotency_redis_t *redis)
         return NGX_ERROR;
     }
 
+    node->known = 1;
+
     return ngx_idempotency_redis_node_connect(node);
 }
 
@@ -330,6 +369,13 @@ static void
 standalone_doubt(ngx_idempotency_redis_node_t *node)
 {
     /* there is no other */
+}
+
+
+static void
+standalone_tick(ngx_idempotency_redis_t *redis)
+{
+    /* it has been looked at */
 }
 
 

@@ -106,22 +106,47 @@ ngx_idempotency_redis_conn_connect(ngx_idempotency_redis_conn_t *conn)
     if (conn->state == ngx_idempotency_redis_closed
         && !conn->timer.timer_set)
     {
+        /* nobody wanted one until now */
+
+        conn->since = ngx_current_msec;
         conn_start(conn);
     }
 }
 
 
+/* nothing is wrong: it is needed no longer, or has to be another one */
+
 void
-ngx_idempotency_redis_conn_now(ngx_idempotency_redis_conn_t *conn)
+ngx_idempotency_redis_conn_stop(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_error_e error, char *why)
 {
-    if (conn->state == ngx_idempotency_redis_closed) {
+    conn->error = error;
+    conn->why.data = (u_char *) why;
+    conn->why.len = ngx_strlen(why);
 
-        if (conn->timer.timer_set) {
-            ngx_del_timer(&conn->timer);
-        }
+    if (conn->state == ngx_idempotency_redis_ready) {
+        conn->since = ngx_current_msec;
+    }
 
-        conn->backoff = 0;
-        conn_start(conn);
+    conn_close(conn, 1);
+    conn_drain(conn);
+
+    conn->kind->lost(conn);
+}
+
+
+void
+ngx_idempotency_redis_conn_restart(ngx_idempotency_redis_conn_t *conn,
+    ngx_msec_t pause, char *why)
+{
+    ngx_idempotency_redis_conn_stop(conn, NGX_IDEMPOTENCY_REDIS_AWAY, why);
+
+    conn->backoff = 0;
+
+    if (!conn->timer.timer_set
+        && conn->state == ngx_idempotency_redis_closed)
+    {
+        ngx_add_timer(&conn->timer, pause);
     }
 }
 
@@ -154,7 +179,7 @@ conn_start(ngx_idempotency_redis_conn_t *conn)
 
     ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
                                     node->host.len ? "no resolver for"
-                                                   : "no master is known",
+                                                   : "nobody said where it is",
                                     node->host.len ? &node->host : NULL);
 }
 
@@ -405,15 +430,25 @@ ngx_idempotency_redis_conn_lose(ngx_idempotency_redis_conn_t *conn,
 static void
 conn_tell(ngx_idempotency_redis_conn_t *conn)
 {
-    if (conn->node->failing || (ngx_exiting && conn->kind->idle(conn))) {
+    ngx_idempotency_redis_node_t  *node;
+
+    node = conn->node;
+
+    if (node->failing || (ngx_exiting && conn->kind->idle(conn))) {
         return;
     }
 
-    conn->node->failing = 1;
+    /* at the start it takes a moment until others have said where it is */
+
+    if (node->host.len == 0 && node->naddrs == 0 && !conn->down) {
+        return;
+    }
+
+    node->failing = 1;
 
     ngx_log_error(NGX_LOG_ERR, conn->redis->log, 0,
                   "idempotency_redis \"%V\": no connection to %V: %V",
-                  &conn->redis->conf.name, &conn->node->name, &conn->why);
+                  &conn->redis->conf.name, &node->name, &conn->why);
 }
 
 

@@ -162,8 +162,9 @@ struct ngx_idempotency_redis_node_s {
     uint64_t                         clock;
     uint64_t                         clock_at;
 
-    /* a cluster's: it has slots */
+    /* calls go there; it is of the configuration */
     unsigned                         known:1;
+    unsigned                         seed:1;
     /* said in the log */
     unsigned                         failing:1;
     unsigned                         unranked:1;
@@ -182,9 +183,10 @@ typedef struct {
        so here */
     ngx_idempotency_redis_node_t  *(*moved)(ngx_idempotency_redis_t *redis,
                                          ngx_str_t *text, ngx_uint_t ask);
-    /* the node is no master, or there is none: look again */
+    /* the node is no master, or there is none: look again, later */
     void                           (*doubt)(
                                          ngx_idempotency_redis_node_t *node);
+    void                           (*tick)(ngx_idempotency_redis_t *redis);
     void                           (*exit)(ngx_idempotency_redis_t *redis);
 } ngx_idempotency_redis_topology_t;
 
@@ -245,8 +247,11 @@ void ngx_idempotency_redis_conn_greet(ngx_idempotency_redis_conn_t *conn);
 void ngx_idempotency_redis_conn_ready(ngx_idempotency_redis_conn_t *conn);
 /* something has ended: does anything keep it? */
 void ngx_idempotency_redis_conn_settle(ngx_idempotency_redis_conn_t *conn);
-/* without back-off */
-void ngx_idempotency_redis_conn_now(ngx_idempotency_redis_conn_t *conn);
+/* quietly: it is not needed any more, or has to be another one */
+void ngx_idempotency_redis_conn_stop(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_error_e error, char *why);
+void ngx_idempotency_redis_conn_restart(ngx_idempotency_redis_conn_t *conn,
+    ngx_msec_t pause, char *why);
 
 /* _greet.c */
 
@@ -289,7 +294,8 @@ ngx_idempotency_redis_verdict_t ngx_idempotency_redis_verdict(
 
 /* _node.c */
 
-/* of a "server"; with others, of what they say; NULL: no memory */
+/* of a "server", or (NULL) of what others will say, or have said; NULL: no
+   memory */
 ngx_idempotency_redis_node_t *ngx_idempotency_redis_node_create(
     ngx_idempotency_redis_t *redis, ngx_idempotency_redis_server_t *server);
 ngx_idempotency_redis_node_t *ngx_idempotency_redis_node_told(

@@ -105,9 +105,10 @@ greet_auth(ngx_idempotency_redis_conn_t *conn, void *data,
         return;
     }
 
-    /* it wants none, as sentinels often don't */
+    /* sentinels have passwords of their own, or none */
 
-    if (greet_in(&reply->str, "no password is set")
+    if (conn->kind->sentinel
+        || greet_in(&reply->str, "no password is set")
         || greet_in(&reply->str, "without any password configured"))
     {
         return;

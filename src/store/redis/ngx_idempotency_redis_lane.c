@@ -126,6 +126,10 @@ lane_flush(ngx_event_t *ev)
 
     ngx_idempotency_redis_conn_connect(conn);
 
+    if (ngx_current_msec - conn->since >= conn->redis->conf.timeout) {
+        conn->down = 1;
+    }
+
     if (!conn->down) {
         return;
     }
@@ -692,16 +696,8 @@ lane_idle(ngx_idempotency_redis_conn_t *conn)
 void
 ngx_idempotency_redis_lane_leave(ngx_idempotency_redis_conn_t *conn)
 {
-    ngx_queue_t                   *q;
+    ngx_queue_t                   *q, calls;
     ngx_idempotency_redis_call_t  *call;
-
-    while (!ngx_queue_empty(&conn->calls)) {
-        q = ngx_queue_head(&conn->calls);
-        call = ngx_queue_data(q, ngx_idempotency_redis_call_t, queue);
-
-        ngx_queue_remove(q);
-        ngx_idempotency_redis_route(conn->redis, call);
-    }
 
     if (conn->flush.posted) {
         ngx_delete_posted_event(&conn->flush);
@@ -709,6 +705,23 @@ ngx_idempotency_redis_lane_leave(ngx_idempotency_redis_conn_t *conn)
 
     if (conn->pause.timer_set) {
         ngx_del_timer(&conn->pause);
+    }
+
+    if (!ngx_queue_empty(&conn->calls)) {
+
+        /* some may come back */
+
+        ngx_queue_init(&calls);
+        ngx_queue_add(&calls, &conn->calls);
+        ngx_queue_init(&conn->calls);
+
+        while (!ngx_queue_empty(&calls)) {
+            q = ngx_queue_head(&calls);
+            call = ngx_queue_data(q, ngx_idempotency_redis_call_t, queue);
+
+            ngx_queue_remove(q);
+            ngx_idempotency_redis_route(conn->redis, call);
+        }
     }
 
     lane_disarm(conn);

@@ -17,8 +17,8 @@ ngx_idempotency_redis_node_create(ngx_idempotency_redis_t *redis,
     ngx_idempotency_redis_node_t  *node;
 
     node = node_create(redis);
-    if (node == NULL) {
-        return NULL;
+    if (node == NULL || server == NULL) {
+        return node;
     }
 
     node->name = server->url.url;
@@ -171,7 +171,7 @@ ngx_idempotency_redis_node_lane(ngx_idempotency_redis_node_t *node,
     }
 
     conn->lane = i;
-    conn->info = (i == 0);
+    conn->info = (i == 0 && ngx_worker == 0);
     conn->durable = durable;
 
     ngx_idempotency_redis_lane_init(conn);

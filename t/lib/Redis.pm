@@ -1,0 +1,237 @@
+package Redis;
+
+# Servers of a test's own on 127.0.0.1, which go with the object: a Redis or a
+# Valkey by itself, with replicas and sentinels, or as a cluster; and the module
+# that lets requests call scripts there (t/redis/caller.c).
+#
+#       my $r = Redis->new(args => [...], program => 'redis-server');
+#       $r->port, $r->path (of its unix socket), $r->pid, $r->log
+#       $r->command(...)         by the unix socket: a connection of its own, that
+#                                it stays whatever is set afterwards
+#       $r->kill, $r->start      as a crash, and anew, where it was
+#       $r->pause, $r->resume    it stands still
+#       $r->info('field')
+#       my @s = Redis->sentinels($master, 3, name => 'm');
+#       my @n = Redis->cluster(6);          three masters, then their replicas
+#       Redis->programs          those that are here
+#       Redis->caller            the path of the module, compiled
+
+use strict;
+use warnings;
+
+use Cwd qw(abs_path);
+use File::Basename qw(dirname);
+use File::Temp ();
+use IO::Socket::UNIX;
+use Idempotency;
+use POSIX ();
+use Resp;
+use Time::HiRes qw(sleep time);
+
+our @ISA = 'Resp';
+
+my $root = dirname(dirname(dirname(abs_path(__FILE__))));
+my $scratch = File::Temp->newdir('caller-XXXXXX', TMPDIR => 1);
+
+
+sub programs { return Resp::servers() }
+
+
+sub new {
+    my ($class, %o) = @_;
+
+    my $dir = File::Temp->newdir('redis-XXXXXX', TMPDIR => 1);
+
+    # a worker may run as somebody else
+    chmod 0755, $dir;
+
+    my $self = bless {
+        dir => $dir, owner => $$, port => $o{port} // free_port(),
+        program => $o{program} // (programs())[0], args => $o{args} // [],
+        conf => $o{conf},
+    }, $class;
+
+    return $self->start;
+}
+
+
+sub start {
+    my ($self) = @_;
+
+    my $dir = $self->{dir};
+    my @conf;
+
+    if (defined $self->{conf}) {
+        open my $f, '>', "$dir/conf" or die "$dir/conf: $!";
+        print $f delete $self->{conf};
+        close $f;
+    }
+
+    @conf = "$dir/conf" if -e "$dir/conf";
+
+    unlink "$dir/socket";
+
+    my $pid = fork // die "fork: $!";
+
+    if ($pid == 0) {
+        open STDIN, '<', '/dev/null';
+        open STDOUT, '>>', "$dir/log";
+        open STDERR, '>&', \*STDOUT;
+        exec $self->{program}, @conf, '--port', $self->{port}, '--bind', '127.0.0.1',
+             '--unixsocket', "$dir/socket", '--unixsocketperm', 777, '--dir', "$dir",
+             '--save', '', '--repl-diskless-sync-delay', 0, @{$self->{args}}
+            or POSIX::_exit(1);
+    }
+
+    $self->{pid} = $pid;
+    delete $self->{admin};
+
+    until_true { eval { $self->command('PING') } } patience()
+        or die "no $self->{program}: " . slurp("$dir/log");
+
+    return $self;
+}
+
+
+sub command {
+    my ($self, @words) = @_;
+
+    my $admin = $self->{admin};
+
+    if (!$admin) {
+        my $s = IO::Socket::UNIX->new(Peer => "$self->{dir}/socket") or die "connect: $!";
+        $admin = $self->{admin} = bless { socket => $s, read => '' }, 'Resp';
+    }
+
+    my $reply = eval { $admin->command(@words) };
+
+    if ($@) {
+        delete $self->{admin};
+        die $@;
+    }
+
+    return $reply;
+}
+
+
+sub port { return $_[0]{port} }
+sub path { return "$_[0]{dir}/socket" }
+sub pid { return $_[0]{pid} }
+sub log { return slurp("$_[0]{dir}/log") }
+sub pause { kill 'STOP', $_[0]{pid} }
+sub resume { kill 'CONT', $_[0]{pid} }
+
+
+sub kill {
+    my ($self) = @_;
+
+    my $pid = delete $self->{pid} or return;
+
+    CORE::kill('KILL', $pid);
+    waitpid $pid, 0;
+}
+
+
+sub info {
+    my ($self, $field) = @_;
+
+    return ($self->command('INFO', 'everything') // '') =~ /^\Q$field\E:(.*?)\r?$/m ? $1 : undef;
+}
+
+
+# --- sentinels ----------------------------------------------------------------
+
+sub sentinels {
+    my ($class, $master, $n, %o) = @_;
+
+    my $name = $o{name} // 'm';
+    my $conf = "sentinel monitor $name 127.0.0.1 " . $master->port . ' ' . (int($n / 2) + 1) . "\n"
+               . "sentinel down-after-milliseconds $name 1000\n"
+               . "sentinel failover-timeout $name 4000\n";
+
+    my @s = map { $class->new(conf => $conf, args => ['--sentinel', @{$o{args} // []}]) } 1 .. $n;
+
+    # until then they would not agree
+    for my $s (@s) {
+        until_true {
+            my %m = @{$s->command('SENTINEL', 'MASTER', $name)};
+            $m{'num-other-sentinels'} == $n - 1 && $m{'num-slaves'} == ($o{replicas} // 1);
+        } patience() or die 'no sentinels: ' . $s->log;
+    }
+
+    return @s;
+}
+
+
+# --- clusters -----------------------------------------------------------------
+
+sub cluster {
+    my ($class, $n, %o) = @_;
+
+    my @nodes = map {
+        my $bus = free_port();
+        my $node = $class->new(args => ['--cluster-enabled', 'yes', '--cluster-port', $bus,
+                                        '--cluster-node-timeout', 1000, @{$o{args} // []}]);
+        $node->{bus} = $bus;
+        $node->{id} = $node->command('CLUSTER', 'MYID');
+        $node;
+    } 1 .. $n;
+
+    my $masters = $n > 3 ? 3 : $n;
+    my @cut = map { int(16384 * $_ / $masters) } 0 .. $masters;
+
+    for my $i (0 .. $#nodes) {
+        $nodes[$i]->command('CLUSTER', 'SET-CONFIG-EPOCH', $i + 1);
+        $nodes[$i]->command('CLUSTER', 'ADDSLOTSRANGE', $cut[$i], $cut[$i + 1] - 1) if $i < $masters;
+        $nodes[$i]->command('CLUSTER', 'MEET', '127.0.0.1', $nodes[0]->port, $nodes[0]{bus}) if $i;
+    }
+
+    for my $i ($masters .. $#nodes) {
+        until_true {
+            $nodes[$i]->command('CLUSTER', 'REPLICATE', $nodes[$i - $masters]{id}) eq 'OK';
+        } patience() or die 'no replica';
+    }
+
+    for my $node (@nodes) {
+        until_true {
+            my $info = $node->command('CLUSTER', 'INFO');
+            $info =~ /^cluster_state:ok/m && $info =~ /^cluster_known_nodes:$n\r/m
+                && $info =~ /^cluster_slots_ok:16384/m;
+        } patience() or die 'no cluster: ' . $node->log;
+    }
+
+    for my $i (0 .. $masters - 1) {
+        next if $n == $masters;
+        until_true { ($nodes[$i]->info('connected_slaves') // 0) >= 1 } patience()
+            or die 'no replicas: ' . $nodes[$i]->log;
+    }
+
+    return @nodes;
+}
+
+
+# --- the module ---------------------------------------------------------------
+
+# Compiled as the module was; undef, if there is no tree.
+
+sub caller {
+    my $tree = ($ENV{BUILD_DIR} // "$root/build") . '/tree';
+
+    return undef unless -f "$tree/objs/Makefile";
+    return "$scratch/caller.so" if -e "$scratch/caller.so";
+
+    open my $f, '>', "$scratch/Makefile" or die "$scratch/Makefile: $!";
+    print $f "include objs/Makefile\n",
+             "caller:\n\t\$(CC) \$(CFLAGS) -fPIC -shared \$(ALL_INCS) -I$root/src",
+             " -o $scratch/caller.so $root/t/redis/caller.c\n";
+    close $f;
+
+    my $cc = $ENV{CC} // 'cc';
+    my $said = `make -s -C '$tree' -f '$scratch/Makefile' CC='$cc' caller 2>&1`;
+    die $said if $?;
+
+    return "$scratch/caller.so";
+}
+
+
+1;
