@@ -454,6 +454,10 @@ ngx_int_t ngx_http_idempotency_origin_init(ngx_conf_t *cf,
 ngx_http_idempotency_status_e ngx_http_idempotency_key(ngx_http_request_t *r,
     ngx_http_idempotency_loc_conf_t *conf, ngx_str_t *key, uint64_t *made);
 
+ngx_http_idempotency_status_e ngx_http_idempotency_key_parse(
+    ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
+    ngx_str_t *key, uint64_t *made);
+
 /* request/body.c */
 
 ngx_int_t ngx_http_idempotency_read_body(ngx_http_request_t *r,
@@ -490,6 +494,10 @@ void ngx_http_idempotency_set_variable(ngx_http_variable_value_t *v,
 
 ngx_int_t ngx_http_idempotency_bind(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
+ngx_int_t ngx_http_idempotency_scope(ngx_http_request_t *r,
+    ngx_http_idempotency_loc_conf_t *conf, ngx_str_t *scope);
+void ngx_http_idempotency_token(ngx_http_idempotency_loc_conf_t *conf,
+    ngx_str_t *scope, ngx_str_t *key, u_char *token);
 void ngx_http_idempotency_bind_settings(ngx_http_idempotency_loc_conf_t *conf);
 
 #define NGX_HTTP_IDEMPOTENCY_REASON_LEN                                      \

@@ -723,11 +723,11 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
     ngx_conf_merge_uint_value(conf->log_level, prev->log_level,
                               NGX_LOG_NOTICE);
 
+    conf->digest_key = imcf->secret.digest_key;
+
     if (conf->store == NULL) {
         return NGX_CONF_OK;
     }
-
-    conf->digest_key = imcf->secret.digest_key;
 
     ngx_http_idempotency_bind_settings(conf);
 

@@ -9,14 +9,19 @@
 #include "request/ngx_http_idempotency_headers.h"
 #include "request/ngx_http_idempotency_refuse.h"
 
+#include "ngx_http_idempotency_page_html.h"
+
 
 /* what is asked for */
 
 typedef enum {
     api_nothing = 0,
+    api_page,
     api_metrics,
     api_zones,
-    api_zone
+    api_zone,
+    api_records,
+    api_outcome
 } api_what_e;
 
 
@@ -52,6 +57,14 @@ static void api_route(ngx_http_request_t *r, ngx_str_t *path,
     api_route_t *route);
 static void api_route_zone(ngx_http_request_t *r, ngx_str_t *path,
     api_route_t *route);
+static ngx_int_t api_methods(ngx_http_request_t *r, api_route_t *route);
+static ngx_int_t api_send_page(ngx_http_request_t *r);
+static ngx_int_t api_redirect(ngx_http_request_t *r);
+static ngx_int_t api_send_records(ngx_http_request_t *r,
+    ngx_idempotency_store_t *store);
+static ngx_int_t api_key(ngx_http_request_t *r, ngx_uint_t header_only,
+    ngx_str_t *key);
+static ngx_int_t api_unescape(ngx_http_request_t *r, ngx_str_t *value);
 static ngx_idempotency_store_t *api_store(ngx_http_request_t *r,
     ngx_str_t *name);
 static ngx_int_t api_respond(ngx_http_request_t *r, const char *type,
@@ -61,6 +74,7 @@ static ngx_int_t api_respond(ngx_http_request_t *r, const char *type,
 static api_name_t  api_names[] = {
     { ngx_string("metrics"), api_metrics },
     { ngx_string("zones"), api_zones },
+    { ngx_string("outcome"), api_outcome },
     { ngx_null_string, api_nothing }
 };
 
@@ -80,10 +94,59 @@ static api_refusal_t  api_refusals[] = {
       ngx_string("No idempotency_zone of this configuration has that name."),
       0 },
 
+    { NGX_HTTP_NOT_FOUND, ngx_string("no_record"),
+      ngx_string("There is no such record"),
+      ngx_string("The key is not bound, or not for who asks."),
+      0 },
+
     { NGX_HTTP_NOT_ALLOWED, ngx_string("method"),
       ngx_string("This method is not possible here"),
       ngx_string("The Allow header tells which ones are."),
-      0 }
+      0 },
+
+    { NGX_HTTP_NOT_ALLOWED, ngx_string("method"),
+      ngx_string("This method is not possible here"),
+      ngx_string("The Allow header tells which ones are."),
+      0 },
+
+    { NGX_HTTP_BAD_REQUEST, ngx_string("missing"),
+      ngx_string("Idempotency key required"),
+      ngx_string("It tells which record is meant."),
+      0 },
+
+    { NGX_HTTP_BAD_REQUEST, ngx_string("malformed"),
+      ngx_string("Malformed idempotency key"),
+      ngx_string("The idempotency key is malformed: it is too long, has "
+                 "another format than required, or was sent more than once."),
+      0 },
+
+    { NGX_HTTP_BAD_REQUEST, ngx_string("bad_argument"),
+      ngx_string("An argument is malformed"),
+      ngx_string("See the documentation of idempotency_api for what may be "
+                 "asked."),
+      0 },
+
+    { NGX_HTTP_BAD_REQUEST, ngx_string("bad_outcome"),
+      ngx_string("This is no outcome"),
+      ngx_string("What is in doubt is settled as done or released."),
+      0 },
+
+    { NGX_HTTP_BAD_REQUEST, ngx_string("no_backing"),
+      ngx_string("Nothing stands behind this zone"),
+      ngx_string("All that it knows is in this machine's memory."),
+      0 },
+
+    { NGX_HTTP_CONFLICT, ngx_string("not_in_doubt"),
+      ngx_string("The outcome is not in doubt"),
+      ngx_string("Only what is in doubt can be settled. Somebody else may "
+                 "have settled it, or taken it over."),
+      0 },
+
+    { NGX_HTTP_SERVICE_UNAVAILABLE, ngx_string("unavailable"),
+      ngx_string("The store does not answer"),
+      ngx_string("It is left inconsistent by a process that died, or out of "
+                 "reach."),
+      1 }
 };
 
 
@@ -141,9 +204,68 @@ ngx_http_idempotency_api(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 static ngx_int_t
 api_handler(ngx_http_request_t *r)
 {
-    ngx_int_t    rc;
-    ngx_str_t    path;
-    api_route_t  route;
+    ngx_int_t                         rc;
+    ngx_str_t                         path;
+    api_route_t                       route;
+    ngx_http_idempotency_loc_conf_t  *conf;
+
+    path = api_path(r);
+
+    api_route(r, &path, &route);
+
+    rc = api_methods(r, &route);
+
+    if (rc != NGX_DECLINED) {
+        return rc;
+    }
+
+    switch (route.what) {
+
+    case api_page:
+        return path.len ? api_send_page(r) : api_redirect(r);
+
+    case api_metrics:
+        return ngx_http_idempotency_metrics(r);
+
+    case api_zones:
+        return ngx_http_idempotency_zones(r, NULL);
+
+    case api_zone:
+        return ngx_http_idempotency_zones(r, route.store);
+
+    case api_records:
+        return api_send_records(r, route.store);
+
+    default: /* api_outcome */
+
+        conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
+
+        return conf->store
+               ? ngx_http_idempotency_own(r)
+               : ngx_http_idempotency_api_refuse(r,
+                                            NGX_HTTP_IDEMPOTENCY_API_NO_ZONE);
+    }
+}
+
+
+/* NGX_DECLINED: what is asked for is there, and may be asked for so */
+
+static ngx_int_t
+api_methods(ngx_http_request_t *r, api_route_t *route)
+{
+    ngx_int_t                            rc;
+    ngx_uint_t                           writes;
+    ngx_http_idempotency_loc_conf_t     *conf;
+    ngx_http_idempotency_api_refusal_e   why;
+
+    conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
+
+    writes = (route->what == api_records && conf->api_write);
+
+    if (writes && route->store && r->method == NGX_HTTP_PUT) {
+        /* its body says something */
+        return NGX_DECLINED;
+    }
 
     rc = ngx_http_discard_request_body(r);
 
@@ -151,30 +273,23 @@ api_handler(ngx_http_request_t *r)
         return rc;
     }
 
-    path = api_path(r);
+    if (route->what == api_nothing) {
+        why = NGX_HTTP_IDEMPOTENCY_API_NOT_FOUND;
 
-    api_route(r, &path, &route);
+    } else if (route->name.len && route->store == NULL) {
+        why = NGX_HTTP_IDEMPOTENCY_API_NO_ZONE;
 
-    if (route.what == api_nothing) {
-        return ngx_http_idempotency_api_refuse(r,
-                                          NGX_HTTP_IDEMPOTENCY_API_NOT_FOUND);
+    } else if ((r->method & (NGX_HTTP_GET|NGX_HTTP_HEAD))
+               || (writes && r->method == NGX_HTTP_DELETE))
+    {
+        return NGX_DECLINED;
+
+    } else {
+        why = writes ? NGX_HTTP_IDEMPOTENCY_API_METHOD_WRITE
+                     : NGX_HTTP_IDEMPOTENCY_API_METHOD;
     }
 
-    if (route.name.len && route.store == NULL) {
-        return ngx_http_idempotency_api_refuse(r,
-                                            NGX_HTTP_IDEMPOTENCY_API_NO_ZONE);
-    }
-
-    if (!(r->method & (NGX_HTTP_GET|NGX_HTTP_HEAD))) {
-        return ngx_http_idempotency_api_refuse(r,
-                                             NGX_HTTP_IDEMPOTENCY_API_METHOD);
-    }
-
-    if (route.what == api_metrics) {
-        return ngx_http_idempotency_metrics(r);
-    }
-
-    return ngx_http_idempotency_zones(r, route.store);
+    return ngx_http_idempotency_api_refuse(r, why);
 }
 
 
@@ -243,7 +358,13 @@ api_route(ngx_http_request_t *r, ngx_str_t *path, api_route_t *route)
 
     ngx_memzero(route, sizeof(api_route_t));
 
-    if (path->len < 2 || path->data[0] != '/') {
+    if (path->len < 2) {
+        route->what = (path->len == 0 || path->data[0] == '/') ? api_page
+                                                               : api_nothing;
+        return;
+    }
+
+    if (path->data[0] != '/') {
         return;
     }
 
@@ -267,8 +388,20 @@ api_route(ngx_http_request_t *r, ngx_str_t *path, api_route_t *route)
 static void
 api_route_zone(ngx_http_request_t *r, ngx_str_t *path, api_route_t *route)
 {
+    static ngx_str_t  records = ngx_string("/records");
+
     route->what = api_zone;
     route->name = *path;
+
+    if (path->len > records.len
+        && ngx_strncmp(path->data + path->len - records.len, records.data,
+                       records.len)
+           == 0)
+    {
+        route->what = api_records;
+        route->name.len -= records.len;
+    }
+
     route->store = api_store(r, &route->name);
 }
 
@@ -296,6 +429,216 @@ api_store(ngx_http_request_t *r, ngx_str_t *name)
 }
 
 
+/* what its style and its script may do stands in the page, too */
+
+static ngx_int_t
+api_send_page(ngx_http_request_t *r)
+{
+    ngx_buf_t    *b;
+    ngx_chain_t   out;
+
+    b = ngx_calloc_buf(r->pool);
+
+    if (b == NULL
+        || ngx_http_idempotency_api_header(r, "Content-Security-Policy",
+                                           &ngx_http_idempotency_page_policy)
+           != NGX_OK)
+    {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    b->pos = ngx_http_idempotency_page_html;
+    b->last = b->pos + sizeof(ngx_http_idempotency_page_html);
+    b->memory = 1;
+
+    out.buf = b;
+    out.next = NULL;
+
+    ngx_str_set(&r->headers_out.charset, "utf-8");
+    r->headers_out.status = NGX_HTTP_OK;
+
+    return api_respond(r, "text/html", sizeof(ngx_http_idempotency_page_html),
+                       &out);
+}
+
+
+/* the page asks for what stands beside it */
+
+static ngx_int_t
+api_redirect(ngx_http_request_t *r)
+{
+    u_char           *p;
+    ngx_str_t         uri;
+    ngx_table_elt_t  *location;
+
+    uri.len = r->uri.len + 2 * ngx_escape_uri(NULL, r->uri.data, r->uri.len,
+                                              NGX_ESCAPE_URI)
+              + 1;
+
+    uri.data = ngx_pnalloc(r->pool, uri.len);
+    if (uri.data == NULL) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    p = (u_char *) ngx_escape_uri(uri.data, r->uri.data, r->uri.len,
+                                  NGX_ESCAPE_URI);
+    *p = '/';
+
+    ngx_http_clear_location(r);
+
+    location = ngx_list_push(&r->headers_out.headers);
+    if (location == NULL) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    ngx_memzero(location, sizeof(ngx_table_elt_t));
+
+    location->hash = 1;
+    ngx_str_set(&location->key, "Location");
+    location->value = uri;
+
+    r->headers_out.location = location;
+
+    return NGX_HTTP_MOVED_PERMANENTLY;
+}
+
+
+static ngx_int_t
+api_send_records(ngx_http_request_t *r, ngx_idempotency_store_t *store)
+{
+    u_char  token[NGX_IDEMPOTENCY_DIGEST_LEN];
+
+    switch (ngx_http_idempotency_api_token(r, 0, token)) {
+
+    case NGX_OK:
+        return ngx_http_idempotency_one(r, store, token);
+
+    case NGX_DECLINED:
+        break;
+
+    case NGX_ABORT:
+        return ngx_http_idempotency_api_refuse(r,
+                                            NGX_HTTP_IDEMPOTENCY_API_BAD_KEY);
+
+    default:
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    if (r->method & (NGX_HTTP_GET|NGX_HTTP_HEAD)) {
+        return ngx_http_idempotency_records(r, store);
+    }
+
+    /* not all of them at once */
+
+    if (ngx_http_discard_request_body(r) != NGX_OK) {
+        r->keepalive = 0;
+    }
+
+    return ngx_http_idempotency_api_refuse(r, NGX_HTTP_IDEMPOTENCY_API_NO_KEY);
+}
+
+
+ngx_int_t
+ngx_http_idempotency_api_token(ngx_http_request_t *r, ngx_uint_t header_only,
+    u_char *token)
+{
+    uint64_t                          made;
+    ngx_int_t                         rc;
+    ngx_str_t                         key, scope, value;
+    ngx_http_idempotency_loc_conf_t  *conf;
+
+    conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
+
+    rc = api_key(r, header_only, &key);
+
+    if (rc != NGX_OK) {
+        return rc;
+    }
+
+    if (ngx_http_idempotency_key_parse(r, conf, &key, &made)
+        != NGX_HTTP_IDEMPOTENCY_STATUS_NEW)
+    {
+        return NGX_ABORT;
+    }
+
+    if (!header_only
+        && ngx_http_arg(r, (u_char *) "scope", 5, &value) == NGX_OK)
+    {
+        scope = value;
+
+        if (api_unescape(r, &scope) != NGX_OK) {
+            return NGX_ERROR;
+        }
+
+    } else if (ngx_http_idempotency_scope(r, conf, &scope) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    ngx_http_idempotency_token(conf, &scope, &key, token);
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+api_key(ngx_http_request_t *r, ngx_uint_t header_only, ngx_str_t *key)
+{
+    ngx_table_elt_t                     *h;
+    ngx_http_idempotency_header_iter_t   it;
+
+    static ngx_str_t  name = ngx_string("idempotency_key");
+
+    ngx_http_idempotency_header_iter(&it, r);
+
+    h = ngx_http_idempotency_header_next(&it, &name);
+
+    if (h) {
+        *key = h->value;
+
+        return (key->len
+                && ngx_http_idempotency_header_next(&it, &name) == NULL)
+               ? NGX_OK : NGX_ABORT;
+    }
+
+    if (header_only
+        || ngx_http_arg(r, (u_char *) "key", 3, key) != NGX_OK)
+    {
+        return NGX_DECLINED;
+    }
+
+    if (api_unescape(r, key) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    return key->len ? NGX_OK : NGX_ABORT;
+}
+
+
+/* a plus is one: it may well stand in a key */
+
+static ngx_int_t
+api_unescape(ngx_http_request_t *r, ngx_str_t *value)
+{
+    u_char  *src, *dst;
+
+    src = value->data;
+
+    dst = ngx_pnalloc(r->pool, value->len + 1);
+    if (dst == NULL) {
+        return NGX_ERROR;
+    }
+
+    value->data = dst;
+
+    ngx_unescape_uri(&dst, &src, value->len, 0);
+
+    value->len = dst - value->data;
+    *dst = '\0';
+
+    return NGX_OK;
+}
+
+
 /* nobody keeps what may be another thing a moment later */
 
 ngx_int_t
@@ -309,6 +652,28 @@ ngx_http_idempotency_api_send(ngx_http_request_t *r,
     r->headers_out.status = NGX_HTTP_OK;
 
     return api_respond(r, type, text->size, text->out);
+}
+
+
+/* done: there is nothing to be told */
+
+ngx_int_t
+ngx_http_idempotency_api_done(ngx_http_request_t *r)
+{
+    ngx_str_t  value;
+
+    ngx_str_set(&value, "no-store");
+
+    if (ngx_http_idempotency_api_header(r, "Cache-Control", &value)
+        != NGX_OK)
+    {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    r->headers_out.status = NGX_HTTP_NO_CONTENT;
+    r->header_only = 1;
+
+    return ngx_http_send_header(r);
 }
 
 
@@ -402,7 +767,11 @@ ngx_http_idempotency_api_refuse(ngx_http_request_t *r,
 
     if (refusal->status == NGX_HTTP_NOT_ALLOWED) {
 
-        ngx_str_set(&allow, "GET, HEAD");
+        ngx_str_set(&allow, "GET, HEAD, PUT, DELETE");
+
+        if (why != NGX_HTTP_IDEMPOTENCY_API_METHOD_WRITE) {
+            allow.len = sizeof("GET, HEAD") - 1;
+        }
 
         if (ngx_http_idempotency_api_header(r, "Allow", &allow) != NGX_OK) {
             return NGX_HTTP_INTERNAL_SERVER_ERROR;

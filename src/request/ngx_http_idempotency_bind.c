@@ -8,13 +8,10 @@
 #include "ngx_http_idempotency.h"
 
 
-static void bind_key(ngx_http_idempotency_ctx_t *ctx, ngx_str_t *scope);
 static ngx_int_t bind_fingerprint(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t bind_values(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_digest_t *d);
-static ngx_int_t bind_scope(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *scope);
 static void bind_number(ngx_idempotency_digest_t *d, size_t n);
 
 
@@ -28,7 +25,7 @@ ngx_http_idempotency_bind(ngx_http_request_t *r,
 
     if (ngx_http_idempotency_identity(r, ctx) != NGX_OK
         || bind_fingerprint(r, ctx) != NGX_OK
-        || bind_scope(r, ctx, &scope) != NGX_OK)
+        || ngx_http_idempotency_scope(r, ctx->conf, &scope) != NGX_OK)
     {
         return NGX_ERROR;
     }
@@ -40,7 +37,8 @@ ngx_http_idempotency_bind(ngx_http_request_t *r,
         return NGX_OK;
     }
 
-    bind_key(ctx, &scope);
+    ngx_http_idempotency_token(ctx->conf, &scope, &ctx->key,
+                               ctx->claim.op.token);
 
     if (ctx->conf->similar == NGX_HTTP_IDEMPOTENCY_SIMILAR_OFF) {
         return NGX_OK;
@@ -50,17 +48,18 @@ ngx_http_idempotency_bind(ngx_http_request_t *r,
 }
 
 
-static void
-bind_key(ngx_http_idempotency_ctx_t *ctx, ngx_str_t *scope)
+void
+ngx_http_idempotency_token(ngx_http_idempotency_loc_conf_t *conf,
+    ngx_str_t *scope, ngx_str_t *key, u_char *token)
 {
     ngx_idempotency_digest_t  d;
 
-    ngx_idempotency_digest_init(&d, ctx->conf->digest_key,
+    ngx_idempotency_digest_init(&d, conf->digest_key,
                                 NGX_IDEMPOTENCY_DIGEST_TOKEN_VERSION,
                                 NGX_IDEMPOTENCY_DIGEST_TOKEN);
     ngx_idempotency_digest_field(&d, scope);
-    ngx_idempotency_digest_field(&d, &ctx->key);
-    ngx_idempotency_digest_final(&d, ctx->claim.op.token);
+    ngx_idempotency_digest_field(&d, key);
+    ngx_idempotency_digest_final(&d, token);
 }
 
 
@@ -139,14 +138,14 @@ bind_values(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
 /* by default $server_name, which needs no evaluation */
 
-static ngx_int_t
-bind_scope(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_str_t *scope)
+ngx_int_t
+ngx_http_idempotency_scope(ngx_http_request_t *r,
+    ngx_http_idempotency_loc_conf_t *conf, ngx_str_t *scope)
 {
     ngx_http_core_srv_conf_t  *cscf;
 
-    if (ctx->conf->scope) {
-        return ngx_http_complex_value(r, ctx->conf->scope, scope);
+    if (conf->scope) {
+        return ngx_http_complex_value(r, conf->scope, scope);
     }
 
     cscf = ngx_http_get_module_srv_conf(r, ngx_http_core_module);

@@ -24,7 +24,7 @@ ngx_http_idempotency_status_e
 ngx_http_idempotency_key(ngx_http_request_t *r,
     ngx_http_idempotency_loc_conf_t *conf, ngx_str_t *key, uint64_t *made)
 {
-    ngx_uint_t                   i, quoted;
+    ngx_uint_t                   i;
     ngx_http_idempotency_key_t  *source;
 
     source = conf->keys->elts;
@@ -51,6 +51,19 @@ ngx_http_idempotency_key(ngx_http_request_t *r,
     if (key->len == 0) {
         return ngx_http_idempotency_no_key(r, conf);
     }
+
+    return ngx_http_idempotency_key_parse(r, conf, key, made);
+}
+
+
+/* what is the key of a value, and whether it is one; of a request's, it is
+   NEW then */
+
+ngx_http_idempotency_status_e
+ngx_http_idempotency_key_parse(ngx_http_request_t *r,
+    ngx_http_idempotency_loc_conf_t *conf, ngx_str_t *key, uint64_t *made)
+{
+    ngx_uint_t  quoted;
 
     quoted = (key->data[0] == '"');
 

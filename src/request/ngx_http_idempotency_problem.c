@@ -7,9 +7,6 @@
 #include "ngx_http_idempotency_refuse.h"
 
 
-static u_char *problem_escape(u_char *p, ngx_str_t *uri);
-
-
 ngx_int_t
 ngx_http_idempotency_problem(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx,
@@ -71,7 +68,7 @@ ngx_http_idempotency_problem_document(ngx_http_request_t *r,
                     problem->name, problem->title, problem->status,
                     &problem->detail);
 
-    p = problem_escape(p, uri);
+    p = ngx_http_idempotency_problem_uri(p, uri);
 
     p = ngx_sprintf(p, "\",\"retryable\":%s}" CRLF,
                     problem->retryable ? "true" : "false");
@@ -82,10 +79,11 @@ ngx_http_idempotency_problem_document(ngx_http_request_t *r,
 }
 
 
-/* what no URI may hold, so that the client's is one, and safe to show */
+/* what no URI may hold, so that the client's is one, and safe to show: three
+   times as long at most */
 
-static u_char *
-problem_escape(u_char *p, ngx_str_t *uri)
+u_char *
+ngx_http_idempotency_problem_uri(u_char *p, ngx_str_t *uri)
 {
     size_t  i;
     u_char  c;

@@ -64,6 +64,8 @@ ngx_int_t ngx_http_idempotency_problem(ngx_http_request_t *r,
 ngx_int_t ngx_http_idempotency_problem_document(ngx_http_request_t *r,
     ngx_http_idempotency_problem_t *problem, ngx_str_t *body);
 
+u_char *ngx_http_idempotency_problem_uri(u_char *p, ngx_str_t *uri);
+
 /* request/page.c */
 
 ngx_int_t ngx_http_idempotency_page(ngx_http_request_t *r,
