@@ -18,6 +18,7 @@ use lib "$FindBin::Bin/lib";
 use Commands qw(slurp spew until_true free_port);
 use HTTP::Tiny;
 use IO::Socket::INET;
+use JSON::PP qw(decode_json);
 use Test::More;
 
 my $root = dirname(dirname(abs_path(__FILE__)));
@@ -36,6 +37,7 @@ my %check = (
     'payments-api'       => \&payments_api,
     'ietf-draft'         => \&ietf_draft,
     'multi-tenant'       => \&multi_tenant,
+    'observability'      => \&observability,
     'legacy-form'        => \&legacy_form,
 
     # with what is behind them: wordpress.t, woocommerce.t
@@ -224,6 +226,60 @@ sub multi_tenant {
 
     return sub {
         is(executed('multi-tenant', 'POST /orders'), 3, 'three orders were executed');
+    };
+}
+
+
+sub observability {
+    my %order = ('idempotency-key' => 'one');
+
+    my $first = post('/orders', 'item=book', %order);
+
+    is_answer($first, 201, 'an order');
+    is_replay(post('/orders', 'item=book', %order), $first, 'its retry');
+    is_refused(post('/orders', 'item=mug', %order), 409, 'another one with its key');
+    is_answer(post('/carts', $_, 'idempotency-key' => 'cart'), 201, 'a dry run: executed')
+        for 'item=book', 'item=book', 'item=mug';
+    is_answer(post('/carts', 'item=book'), 201, 'a dry run: without a key, too');
+    is(post('/', 'a=b')->{status}, 201, 'where nothing is protected');
+
+    # for operators
+    my ($shop, $operators) = ($url, "http://127.0.0.1:$port{8471}/idempotency");
+
+    my $zone = decode_json($http->get("$operators/zones/shop")->{content});
+
+    is(join(' ', map { "$_ $zone->{requests}{$_}" } qw(new replayed conflict missing)),
+       'new 1 replayed 1 conflict 1 missing 0', 'what was done');
+    is(join(' ', map { "$_ $zone->{dry_run}{$_}" } qw(new replayed conflict missing)),
+       'new 1 replayed 1 conflict 1 missing 1', 'and what would have been');
+    like($http->get("$operators/metrics")->{content},
+         qr/^nginx_idempotency_requests_total\{zone="shop",result="conflict"\} 1$/m, 'for Prometheus');
+    is($http->get("$shop/idempotency/zones")->{status}, 201, 'in the shop there is no such thing');
+
+    my $stranger = IO::Socket::INET->new(PeerAddr => '127.0.0.1', PeerPort => $port{8471},
+                                         LocalAddr => '127.0.0.2') or die $!;
+    print $stranger "GET /idempotency/zones HTTP/1.0\r\n\r\n";
+    like(scalar <$stranger>, qr/ 403 /, 'nor for others');
+
+    return sub {
+        is(executed('observability', 'POST /orders'), 1, 'one order was executed');
+        is(executed('observability', 'POST /carts'), 4, 'a dry run executes all');
+
+        my $log = slurp("$prefix/observability.access.log");
+        my ($token) = $log =~ /idempotency=NEW .* token=([0-9a-f]{64})$/m;
+
+        like($log, qr/" 409 .* idempotency=CONFLICT reason=body .*fence=\d+ token=$token$/m,
+             'the log tells why');
+        like($log, qr/" 201 .* idempotency=\Q$_\E_DRY_RUN /, "and names $_ in a dry run")
+            for qw(NEW REPLAYED CONFLICT MISSING);
+
+        my $errors = slurp("$prefix/observability.error.log");
+
+        like($errors, qr/refused with status 409, conflict, reason: body, token: $token/, 'so do the notices');
+        unlike($errors, qr/idempotency (?:claim|outcome)/, 'without the trail');
+        like(slurp("$prefix/observability.trail.log"),
+             qr/idempotency claim, token: $token, .*\n(?:.*\n)*.*idempotency outcome done, status 201, token: $token/,
+             'which has a file of its own');
     };
 }
 
@@ -462,6 +518,9 @@ sub stop {
 
     # a port that somebody else had for a moment, which nginx tried again
     (my $log = slurp("$prefix/$name.error.log")) =~ s/.*bind\(\) to .* \(98: .*\n//g;
+
+    # nginx's own, of who is not let in
+    $log =~ s/.*\[error\] .* access forbidden by rule, .*\n//g;
 
     unlike($log, qr/\[(?:warn|error|crit|alert|emerg)\]|Sanitizer/,
            'nothing bad in its error log')

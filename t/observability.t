@@ -141,6 +141,8 @@ for (@asked) {
     $expr =~ s/"\$\w+"/".*"/g;
 
     my $answer = until_true {
+        $n->post($_, key => "more-$expr") for qw(/ /dry);
+
         my $a = query($expr);
         $a->{status} ne 'success' || @{ $a->{data}{result} } || $expr =~ $later ? $a : 0;
     } || {};
