@@ -138,8 +138,9 @@ greet_hello(ngx_idempotency_redis_conn_t *conn, void *data,
 
     verdict = ngx_idempotency_redis_verdict(&reply->str);
 
-    if (verdict.error == NGX_IDEMPOTENCY_REDIS_DENIED
-        && !greet_in(&reply->str, "NOPERM"))
+    if ((verdict.error == NGX_IDEMPOTENCY_REDIS_DENIED
+         && !greet_in(&reply->str, "NOPERM"))
+        || greet_in(&reply->str, "max number of clients"))
     {
         greet_refused(conn, reply);
     }

@@ -202,6 +202,10 @@ resp_scan(ngx_idempotency_resp_t *resp)
     ngx_int_t   rc;
     ngx_str_t   line;
 
+    if (resp->buf == NULL) {
+        return NGX_AGAIN;
+    }
+
     for ( ;; ) {
 
         if (resp->body) {
@@ -252,6 +256,14 @@ resp_line(ngx_idempotency_resp_t *resp, ngx_str_t *line)
     p = ngx_max(resp->buf + resp->line, begin);
 
     p = (last > p) ? memchr(p, LF, last - p) : NULL;
+
+    /* who speaks something else is not waited for */
+
+    if (last > begin
+        && (*begin == '\0' || ngx_strchr("+-:$*_#,(!=%~>|", *begin) == NULL))
+    {
+        return NGX_ERROR;
+    }
 
     if (p == NULL) {
         resp->line = resp->len;
