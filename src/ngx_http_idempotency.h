@@ -136,8 +136,10 @@ typedef struct {
     ngx_array_t                   *bind;
     /* of idempotency_secret, or NULL */
     ngx_idempotency_digest_key_t  *digest_key;
-    /* of what fingerprints are made by */
-    u_char                         settings[NGX_IDEMPOTENCY_SETTINGS_LEN];
+    /* of what fingerprints are made by, in each version, the newest first */
+    u_char                         settings
+                                       [NGX_IDEMPOTENCY_FINGERPRINT_VERSIONS]
+                                       [NGX_IDEMPOTENCY_SETTINGS_LEN];
     ngx_array_t                   *bypass;
 
     ngx_idempotency_canon_t        canon;
@@ -464,6 +466,8 @@ ngx_int_t ngx_http_idempotency_read_body(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 ngx_int_t ngx_http_idempotency_digest_body(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
+ngx_int_t ngx_http_idempotency_digest_again(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
 void ngx_http_idempotency_digest_arriving(ngx_http_request_t *r,
     ngx_chain_t *in);
 
@@ -494,6 +498,8 @@ void ngx_http_idempotency_set_variable(ngx_http_variable_value_t *v,
 
 ngx_int_t ngx_http_idempotency_bind(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
+ngx_int_t ngx_http_idempotency_bind_again(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_uint_t version);
 ngx_int_t ngx_http_idempotency_scope(ngx_http_request_t *r,
     ngx_http_idempotency_loc_conf_t *conf, ngx_str_t *scope);
 void ngx_http_idempotency_token(ngx_http_idempotency_loc_conf_t *conf,
@@ -523,13 +529,14 @@ ngx_uint_t ngx_http_idempotency_identified(ngx_http_idempotency_ctx_t *ctx);
 /* request/cookies.c */
 
 ngx_uint_t ngx_http_idempotency_cookies(ngx_http_request_t *r,
-    ngx_http_idempotency_ignored_t *ignored, ngx_idempotency_digest_t *d);
+    ngx_http_idempotency_ignored_t *ignored, ngx_uint_t version,
+    ngx_idempotency_digest_t *d);
 ngx_http_idempotency_ignored_t *ngx_http_idempotency_ignored_create(
     ngx_conf_t *cf);
 ngx_int_t ngx_http_idempotency_ignore_cookie(
     ngx_http_idempotency_ignored_t *ignored, ngx_str_t *name);
 void ngx_http_idempotency_digest_ignored(ngx_idempotency_digest_t *d,
-    ngx_http_idempotency_ignored_t *ignored);
+    ngx_http_idempotency_ignored_t *ignored, ngx_uint_t version);
 
 /* request/terms.c */
 

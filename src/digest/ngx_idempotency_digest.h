@@ -26,9 +26,15 @@
 #define NGX_IDEMPOTENCY_FINGERPRINT_VERSION  1
 #endif
 
+#if (NGX_IDEMPOTENCY_FINGERPRINT_VERSION > 1)
+#define NGX_IDEMPOTENCY_FINGERPRINT_VERSIONS  2
+#else
+#define NGX_IDEMPOTENCY_FINGERPRINT_VERSIONS  1
+#endif
+
 #define NGX_IDEMPOTENCY_FINGERPRINT_OLDEST                                   \
-    (NGX_IDEMPOTENCY_FINGERPRINT_VERSION > 1                                 \
-     ? NGX_IDEMPOTENCY_FINGERPRINT_VERSION - 1 : 1)
+    (NGX_IDEMPOTENCY_FINGERPRINT_VERSION                                     \
+     - NGX_IDEMPOTENCY_FINGERPRINT_VERSIONS + 1)
 
 /* the rest never changes, a key's token above all */
 

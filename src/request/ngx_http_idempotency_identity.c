@@ -9,7 +9,7 @@
 
 
 static ngx_int_t identity_default(ngx_http_request_t *r,
-    ngx_http_idempotency_loc_conf_t *conf, ngx_idempotency_digest_t *d,
+    ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_digest_t *d,
     ngx_uint_t *known);
 static ngx_uint_t identity_authorization(ngx_http_request_t *r,
     ngx_idempotency_digest_t *d, ngx_uint_t *known);
@@ -54,7 +54,7 @@ ngx_http_idempotency_identity(ngx_http_request_t *r,
 
     if (ctx->conf->identity == NULL) {
 
-        if (identity_default(r, ctx->conf, &d, &known) != NGX_OK) {
+        if (identity_default(r, ctx, &d, &known) != NGX_OK) {
             return NGX_ERROR;
         }
 
@@ -101,15 +101,16 @@ ngx_http_idempotency_identified(ngx_http_idempotency_ctx_t *ctx)
  */
 
 static ngx_int_t
-identity_default(ngx_http_request_t *r,
-    ngx_http_idempotency_loc_conf_t *conf, ngx_idempotency_digest_t *d,
-    ngx_uint_t *known)
+identity_default(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_idempotency_digest_t *d, ngx_uint_t *known)
 {
     if (!identity_authorization(r, d, known)) {
 
         identity_keys(r, d, known);
 
-        if (ngx_http_idempotency_cookies(r, conf->ignore_cookies, d)) {
+        if (ngx_http_idempotency_cookies(r, ctx->conf->ignore_cookies,
+                                         ctx->claim.parts.version, d))
+        {
             *known = 1;
         }
     }

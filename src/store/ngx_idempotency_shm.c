@@ -41,6 +41,8 @@ static ngx_int_t shm_claim(ngx_idempotency_store_t *store,
     ngx_idempotency_claim_t *claim);
 static ngx_idempotency_record_t *shm_claim_locked(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_workers_t *wake);
+static ngx_uint_t shm_of_other_version(ngx_idempotency_record_t *rec,
+    ngx_idempotency_claim_t *claim);
 static void shm_claimed(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_workers_t *wake);
 static ngx_int_t shm_complete(ngx_idempotency_store_t *store,
@@ -226,6 +228,13 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 
     rec = ngx_idempotency_record_current(shm, op->token, op->now);
 
+    if (rec && shm_of_other_version(rec, claim)) {
+        op->result = NGX_IDEMPOTENCY_VERSION;
+        claim->version = rec->parts.version;
+
+        return NULL;
+    }
+
     if (shm->tier && !claim->local) {
 
         rc = ngx_idempotency_ask_meet(shm, claim, &rec, wake);
@@ -270,6 +279,19 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     ngx_idempotency_record_describe(rec, op->now, &claim->found);
 
     return rec;
+}
+
+
+/* what is merely asked for has the fingerprint of who asked */
+
+static ngx_uint_t
+shm_of_other_version(ngx_idempotency_record_t *rec,
+    ngx_idempotency_claim_t *claim)
+{
+    return rec->parts.version != claim->parts.version
+           && rec->outcome != NGX_IDEMPOTENCY_ASKING
+           && rec->outcome != NGX_IDEMPOTENCY_NOTHING
+           && rec->outcome != NGX_IDEMPOTENCY_FAILED;
 }
 
 

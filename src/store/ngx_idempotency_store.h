@@ -43,6 +43,8 @@ typedef enum {
     NGX_IDEMPOTENCY_CLAIMED,       /* claim: the caller owns the token now */
     NGX_IDEMPOTENCY_BOUND,         /* claim, find: see found.outcome */
     NGX_IDEMPOTENCY_CONFLICT,      /* claim: bound to something else */
+    NGX_IDEMPOTENCY_VERSION,       /* claim: bound, by claim.version; to be
+                                      made again with a fingerprint of that */
     NGX_IDEMPOTENCY_CHANGED,       /* a claim that waited may be tried again */
     NGX_IDEMPOTENCY_UNFINISHED,    /* within an engine: there is more to free */
     NGX_IDEMPOTENCY_ABSENT,        /* find, forget, renew: no such token */
@@ -233,6 +235,8 @@ typedef struct {
     ngx_idempotency_found_t         found;
     /* out: of a conflict, what differs */
     ngx_uint_t                      differs;
+    /* out: by which version of fingerprints it is bound */
+    ngx_uint_t                      version;
 } ngx_idempotency_claim_t;
 
 
@@ -368,6 +372,9 @@ struct ngx_idempotency_store_s {
     /* the answer to `complete` is waited for before the client has the whole
        response: what it is told then is not forgotten */
     ngx_uint_t                       strict;
+    /* that fingerprints are of in what it writes, as others who have it may
+       know no newer one; 0: this module's own */
+    ngx_uint_t                       version;
     /* by which its tokens are made, and what leaves this machine's memory is
        sealed; all of it is zero where there is none */
     const ngx_idempotency_secret_t  *secret;

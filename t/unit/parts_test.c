@@ -276,6 +276,47 @@ found_with_its_parts(void)
 }
 
 
+/* what is of two versions can't be compared, whatever it looks like */
+
+static void
+versions_are_told(void)
+{
+    op_t  op;
+
+    open_zone();
+    bind_to(1, 1, 1, 1);
+
+    request(&op, 1, 1, 1, 1);
+    op.parts.version = 1;
+
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_VERSION);
+    check_equal(op.claim.version, 0);
+
+    request(&op, 2, 2, 2, 2);
+    op.parts.version = 1;
+
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_VERSION);
+
+    request(&op, 1, 1, 1, 1);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+
+    forget();
+
+    /* fresh ones are of that of who claims */
+
+    request(&op, 1, 1, 1, 1);
+    op.parts.version = 7;
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+
+    request(&op, 1, 1, 1, 1);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_VERSION);
+    check_equal(op.claim.version, 7);
+
+    forget();
+    close_empty();
+}
+
+
 static unit_case_t  cases[] = {
     { "a conflict tells what differs", conflicts_tell_what_differs },
     { "all bytes count", all_bytes_count },
@@ -283,6 +324,7 @@ static unit_case_t  cases[] = {
       what_nobody_asked_for_is_anybodys },
     { "who takes over makes it his own", who_takes_over_makes_it_his_own },
     { "a token is found with what it is bound to", found_with_its_parts },
+    { "what is bound by another version is not compared", versions_are_told },
     unit_cases_end
 };
 

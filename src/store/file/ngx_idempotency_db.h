@@ -109,6 +109,10 @@ typedef struct {
     /* in: whose lock of those who commit is taken for what is written */
     int                        owners;
 
+    /* out: of the fingerprints that are written: the newest that all know who
+       have the file, which rises when nobody else has */
+    ngx_uint_t                 version;
+
     /* out: a number that this file never gave, and no fence is higher */
     uint64_t                   instance;
     uint64_t                   fence;
@@ -124,7 +128,7 @@ typedef struct {
 ngx_int_t ngx_idempotency_db_start(const char *path,
     ngx_idempotency_db_start_t *start, char *error, size_t len);
 
-/* NGX_ERROR: it can't be this one's, as start->stamp tells.  Touches nothing,
+/* NGX_ERROR: it can't be this one's, by its key or its version.  Touches nothing,
    takes no lock, and leaves all else to a start */
 
 ngx_int_t ngx_idempotency_db_peek(const char *path,

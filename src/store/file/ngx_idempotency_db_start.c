@@ -44,8 +44,8 @@ static int db_quick_check(sqlite3 *sqlite, const char *sql, char *error,
 static void *db_alarm(void *data);
 static int db_ends(sqlite3 *sqlite, char *error, size_t len);
 static int db_instance(sqlite3 *sqlite, ngx_idempotency_db_start_t *start);
-static int db_stamp(sqlite3 *sqlite, u_char *stamp);
-static int db_same_key(sqlite3 *sqlite, ngx_idempotency_db_start_t *start,
+static int db_stamp(sqlite3 *sqlite, u_char *stamp, ngx_uint_t *version);
+static int db_may_have(sqlite3 *sqlite, ngx_idempotency_db_start_t *start,
     char *error, size_t len);
 static int db_text(sqlite3 *sqlite, const char *sql, char *text, size_t len);
 
@@ -65,7 +65,8 @@ static const char  db_schema[] =
         "latest INTEGER NOT NULL, "
         "boot TEXT NOT NULL, "
         "base INTEGER NOT NULL, "
-        "stamp BLOB NOT NULL);"
+        "stamp BLOB NOT NULL, "
+        "version INTEGER NOT NULL);"
 
     "CREATE TABLE claims ("
         "token BLOB PRIMARY KEY NOT NULL, "
@@ -130,7 +131,7 @@ ngx_idempotency_db_start(const char *path, ngx_idempotency_db_start_t *start,
     }
 
     if (rc == SQLITE_OK) {
-        rc = db_same_key(sqlite, start, error, len);
+        rc = db_may_have(sqlite, start, error, len);
     }
 
     if (rc != SQLITE_OK) {
@@ -191,12 +192,13 @@ db_make(sqlite3 *sqlite, ngx_idempotency_db_start_t *start)
 
     (void) snprintf(sql, sizeof(sql),
                     "PRAGMA application_id = %d; PRAGMA user_version = %d;"
-                    "INSERT INTO meta VALUES (1, %lld, 0, 0, '', 0, x'%s');"
+                    "INSERT INTO meta VALUES "
+                    "(1, %lld, 0, 0, '', 0, x'%s', %d);"
                     "COMMIT",
                     NGX_IDEMPOTENCY_DB_ID, NGX_IDEMPOTENCY_DB_VERSION,
                     (long long) (start->wall
                                  << NGX_IDEMPOTENCY_OWNERS_STORE_SHIFT),
-                    stamp);
+                    stamp, NGX_IDEMPOTENCY_FINGERPRINT_VERSION);
 
     return sqlite3_exec(sqlite, sql, NULL, NULL, NULL);
 }
@@ -228,7 +230,7 @@ ngx_idempotency_db_peek(const char *path, ngx_idempotency_db_start_t *start,
                          |SQLITE_OPEN_NOMUTEX|SQLITE_OPEN_PRIVATECACHE, NULL);
 
     if (rc == SQLITE_OK) {
-        rc = db_same_key(sqlite, start, error, len);
+        rc = db_may_have(sqlite, start, error, len);
     }
 
     (void) sqlite3_close(sqlite);
@@ -237,10 +239,11 @@ ngx_idempotency_db_peek(const char *path, ngx_idempotency_db_start_t *start,
 }
 
 
-/* a token that is made by another key is another one, and would be fresh */
+/* a token that is made by another key is another one, and would be fresh;
+   fingerprints of an unknown version can't be compared */
 
 static int
-db_same_key(sqlite3 *sqlite, ngx_idempotency_db_start_t *start, char *error,
+db_may_have(sqlite3 *sqlite, ngx_idempotency_db_start_t *start, char *error,
     size_t len)
 {
     int                       rc;
@@ -254,7 +257,7 @@ db_same_key(sqlite3 *sqlite, ngx_idempotency_db_start_t *start, char *error,
         "was made without a digest key, and \"idempotency_secret\" has one"
     };
 
-    rc = db_stamp(sqlite, stamp);
+    rc = db_stamp(sqlite, stamp, &start->version);
 
     if (rc != SQLITE_OK) {
         ngx_idempotency_db_tell(error, len, sqlite, rc);
@@ -264,7 +267,22 @@ db_same_key(sqlite3 *sqlite, ngx_idempotency_db_start_t *start, char *error,
     differs = ngx_idempotency_stamp_differs(start->stamp, stamp);
 
     if (differs == NGX_IDEMPOTENCY_STAMP_SAME) {
-        return SQLITE_OK;
+
+        if (start->version >= NGX_IDEMPOTENCY_FINGERPRINT_OLDEST
+            && start->version <= NGX_IDEMPOTENCY_FINGERPRINT_VERSION)
+        {
+            return SQLITE_OK;
+        }
+
+        (void) snprintf(error, len,
+                        "has fingerprints of version %u, this module knows %d "
+                        "to %d; load the module that wrote it, or one of a "
+                        "version between",
+                        (unsigned) start->version,
+                        NGX_IDEMPOTENCY_FINGERPRINT_OLDEST,
+                        NGX_IDEMPOTENCY_FINGERPRINT_VERSION);
+
+        return SQLITE_MISMATCH;
     }
 
     (void) snprintf(error, len, "%s; it would not know its tokens again: "
@@ -276,13 +294,13 @@ db_same_key(sqlite3 *sqlite, ngx_idempotency_db_start_t *start, char *error,
 
 
 static int
-db_stamp(sqlite3 *sqlite, u_char *stamp)
+db_stamp(sqlite3 *sqlite, u_char *stamp, ngx_uint_t *version)
 {
     int            rc;
     const void    *data;
     sqlite3_stmt  *st;
 
-    rc = sqlite3_prepare_v2(sqlite, "SELECT stamp FROM meta", -1, &st, NULL);
+    rc = sqlite3_prepare_v2(sqlite, "SELECT stamp, version FROM meta", -1, &st, NULL);
 
     if (rc != SQLITE_OK) {
         return rc;
@@ -296,6 +314,7 @@ db_stamp(sqlite3 *sqlite, u_char *stamp)
 
         if (data && sqlite3_column_bytes(st, 0) == NGX_IDEMPOTENCY_STAMP_LEN) {
             ngx_memcpy(stamp, data, NGX_IDEMPOTENCY_STAMP_LEN);
+            *version = sqlite3_column_int(st, 1);
             rc = SQLITE_OK;
         }
 
@@ -467,8 +486,8 @@ db_instance(sqlite3 *sqlite, ngx_idempotency_db_start_t *start)
     }
 
     rc = sqlite3_prepare_v2(sqlite,
-                            "SELECT instance, fence, latest, boot, base "
-                            "FROM meta", -1, &st, NULL);
+                            "SELECT instance, fence, latest, boot, base, "
+                            "version FROM meta", -1, &st, NULL);
     if (rc != SQLITE_OK) {
         return rc;
     }
@@ -485,6 +504,7 @@ db_instance(sqlite3 *sqlite, ngx_idempotency_db_start_t *start)
     start->latest = sqlite3_column_int64(st, 2);
     boot = (const char *) sqlite3_column_text(st, 3);
     start->base = sqlite3_column_int64(st, 4);
+    start->version = sqlite3_column_int(st, 5);
 
     /* within a boot, setting the clock changes nothing; the file's time never
        goes back */
@@ -496,11 +516,20 @@ db_instance(sqlite3 *sqlite, ngx_idempotency_db_start_t *start)
     start->base = ngx_max(start->base, start->latest - start->boottime);
     start->latest = ngx_max(start->latest, start->base + start->boottime);
 
+    /* who lives beside it, and comes later in a change of modules, may know no
+       newer one */
+
+    if (start->owners == -1
+        || !ngx_idempotency_owners_others(start->owners, start->instance))
+    {
+        start->version = NGX_IDEMPOTENCY_FINGERPRINT_VERSION;
+    }
+
     (void) sqlite3_finalize(st);
 
     rc = sqlite3_prepare_v2(sqlite,
                             "UPDATE meta SET instance = ?1, latest = ?2, "
-                            "boot = ?3, base = ?4", -1, &st, NULL);
+                            "boot = ?3, base = ?4, version = ?5", -1, &st, NULL);
     if (rc != SQLITE_OK) {
         return rc;
     }
@@ -509,6 +538,7 @@ db_instance(sqlite3 *sqlite, ngx_idempotency_db_start_t *start)
     rc |= sqlite3_bind_int64(st, 2, start->latest);
     rc |= sqlite3_bind_text(st, 3, start->boot, -1, SQLITE_STATIC);
     rc |= sqlite3_bind_int64(st, 4, start->base);
+    rc |= sqlite3_bind_int(st, 5, (int) start->version);
 
     if (rc == SQLITE_OK) {
         rc = sqlite3_step(st);

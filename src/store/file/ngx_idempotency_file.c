@@ -303,6 +303,7 @@ file_init(ngx_idempotency_tier_t *tier, ngx_idempotency_tier_t *old,
     tier->instance = file->start.instance;
     tier->fence = file->start.fence;
     file->db.instance = tier->instance;
+    tier->shm->store->version = file->start.version;
 
     return NGX_OK;
 }

@@ -95,6 +95,7 @@ ngx_idempotency_start(ngx_idempotency_start_t *start, ngx_pool_t *pool,
     start->instance = report->db.instance;
     start->fence = report->db.fence;
     start->base = report->db.base;
+    start->version = report->db.version;
 
     start_tell(start, report, log);
 
@@ -116,6 +117,7 @@ ngx_idempotency_start_keep(ngx_idempotency_start_t *start,
     start->instance = old->instance;
     start->fence = old->fence;
     start->base = old->base;
+    start->version = old->version;
 
     /* the old configuration closes its own, and the locks are of both */
 

@@ -32,6 +32,9 @@ typedef struct {
     uint64_t     fence;
     int64_t      base;
 
+    /* out: of the fingerprints that it writes */
+    ngx_uint_t   version;
+
     /* out: the open file by whose lock the instance lives; -1 under nginx -t */
     int          owners;
 } ngx_idempotency_start_t;
