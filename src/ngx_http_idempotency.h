@@ -159,6 +159,8 @@ typedef struct {
     ngx_http_complex_value_t      *quota_value;
     /* the statuses that bind a token: a bit for each, or one of the above */
     u_char                        *keep;
+    /* as given, or the store's */
+    size_t                         max_response_given;
     size_t                         max_response;
     ngx_array_t                   *hide_headers;
     ngx_uint_t                     replay_cookies;

@@ -4,6 +4,7 @@
 
 #include "ngx_http_idempotency_conf.h"
 #include "store/file/ngx_idempotency_file.h"
+#include "store/redis/ngx_idempotency_backing_redis.h"
 
 
 typedef struct {
@@ -11,6 +12,7 @@ typedef struct {
     size_t                         size;
     ngx_uint_t                     evict;
     ngx_idempotency_file_conf_t    file;
+    ngx_str_t                      redis;
     /* what takes a file, if it was given without one */
     ngx_str_t                     *needs_file;
 } conf_zone_t;
@@ -35,6 +37,8 @@ static ngx_int_t conf_zone_evict(ngx_conf_t *cf, conf_zone_t *zone,
     ngx_str_t *value);
 static ngx_int_t conf_zone_state(ngx_conf_t *cf, conf_zone_t *zone,
     ngx_str_t *value);
+static ngx_int_t conf_zone_redis(ngx_conf_t *cf, conf_zone_t *zone,
+    ngx_str_t *value);
 static ngx_int_t conf_zone_sync(ngx_conf_t *cf, conf_zone_t *zone,
     ngx_str_t *value);
 static ngx_int_t conf_zone_max_size(ngx_conf_t *cf, conf_zone_t *zone,
@@ -47,6 +51,7 @@ static conf_zone_parameter_t  conf_zone_parameters[] = {
     { ngx_string("zone="), conf_zone_zone, 0 },
     { ngx_string("evict="), conf_zone_evict, 0 },
     { ngx_string("state="), conf_zone_state, 0 },
+    { ngx_string("redis="), conf_zone_redis, 0 },
     { ngx_string("sync="), conf_zone_sync, 1 },
     { ngx_string("max_size="), conf_zone_max_size, 1 },
     { ngx_string("threads="), conf_zone_threads, 1 },
@@ -60,6 +65,7 @@ ngx_http_idempotency_set_zone(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
     ngx_str_t                *value;
     ngx_uint_t                i, given;
     conf_zone_t               zone;
+    ngx_idempotency_redis_t  *redis;
     ngx_idempotency_store_t  *store;
 
     value = cf->args->elts;
@@ -95,6 +101,13 @@ ngx_http_idempotency_set_zone(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
         return NGX_CONF_ERROR;
     }
 
+    if (zone.redis.len && zone.file.path.len) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "\"%V\" takes either a \"state\" parameter or a "
+                           "\"redis\" parameter", &cmd->name);
+        return NGX_CONF_ERROR;
+    }
+
     store = ngx_http_idempotency_store(cf, &zone.name);
 
     if (store == NULL
@@ -108,6 +121,17 @@ ngx_http_idempotency_set_zone(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
         && ngx_idempotency_file_add(cf, store, &zone.file) != NGX_OK)
     {
         return NGX_CONF_ERROR;
+    }
+
+    if (zone.redis.len) {
+        redis = ngx_http_idempotency_redis(cf, &zone.redis);
+
+        if (redis == NULL
+            || ngx_idempotency_backing_redis_add(cf, store, redis, &zone.redis)
+               != NGX_OK)
+        {
+            return NGX_CONF_ERROR;
+        }
     }
 
     return NGX_CONF_OK;
@@ -248,6 +272,15 @@ conf_zone_state(ngx_conf_t *cf, conf_zone_t *zone, ngx_str_t *value)
     *path = zone->file.path;
 
     return NGX_OK;
+}
+
+
+static ngx_int_t
+conf_zone_redis(ngx_conf_t *cf, conf_zone_t *zone, ngx_str_t *value)
+{
+    zone->redis = *value;
+
+    return value->len ? NGX_OK : NGX_DECLINED;
 }
 
 

@@ -337,7 +337,7 @@ static ngx_command_t  ngx_http_idempotency_commands[] = {
       NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
       ngx_conf_set_size_slot,
       NGX_HTTP_LOC_CONF_OFFSET,
-      offsetof(ngx_http_idempotency_loc_conf_t, max_response),
+      offsetof(ngx_http_idempotency_loc_conf_t, max_response_given),
       NULL },
 
     { ngx_string("idempotency_hide_header"),
@@ -625,7 +625,7 @@ ngx_http_idempotency_create_loc_conf(ngx_conf_t *cf)
     conf->unavailable = NGX_CONF_UNSET_UINT;
     conf->quota = NGX_CONF_UNSET_UINT;
     conf->keep = NGX_CONF_UNSET_PTR;
-    conf->max_response = NGX_CONF_UNSET_SIZE;
+    conf->max_response_given = NGX_CONF_UNSET_SIZE;
     conf->hide_headers = NGX_CONF_UNSET_PTR;
     conf->replay_cookies = NGX_CONF_UNSET_UINT;
     conf->dry_run = NGX_CONF_UNSET;
@@ -709,8 +709,16 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
 
     ngx_conf_merge_ptr_value(conf->keep, prev->keep,
                              NGX_HTTP_IDEMPOTENCY_KEEP_DEFAULT);
-    ngx_conf_merge_size_value(conf->max_response, prev->max_response,
-                              1024 * 1024);
+    ngx_conf_merge_size_value(conf->max_response_given,
+                              prev->max_response_given, NGX_CONF_UNSET_SIZE);
+
+    conf->max_response = conf->max_response_given;
+
+    if (conf->max_response == NGX_CONF_UNSET_SIZE) {
+        conf->max_response = (conf->store && conf->store->most)
+                             ? conf->store->most : 1024 * 1024;
+    }
+
     ngx_conf_merge_ptr_value(conf->hide_headers, prev->hide_headers, NULL);
     ngx_conf_merge_uint_value(conf->replay_cookies, prev->replay_cookies,
                               NGX_HTTP_IDEMPOTENCY_COOKIES_IDENTIFIED);

@@ -62,7 +62,7 @@ sub claim {
 
     return run($redis, 'claim', $key, head('P', $c), pack('Q>', $with{since} // 0),
                $with{lease} // 100_000, 0, 0, $with{keep} // 86_400_000,
-               $with{not_after} // $never, $with{flags} // '', 'PUBLISH');
+               $with{flags} // '', 'PUBLISH', $with{not_after} // $never);
 }
 
 sub put {
@@ -70,8 +70,8 @@ sub put {
 
     return run($redis, 'put', $key, head($state, $c), $with{response} // '',
                $with{lease} // 100_000, $with{age} // 0, $with{left} // 100_000,
-               $with{keep} // 100_000, $with{not_after} // $never,
-               $with{known} // 'k', 'PUBLISH');
+               $with{keep} // 100_000, $with{known} // 'k', 'PUBLISH',
+               $with{not_after} // $never);
 }
 
 sub release { my ($redis, $key, $c) = @_; return run($redis, 'release', $key, head('P', $c), 'PUBLISH') }
@@ -79,7 +79,8 @@ sub release { my ($redis, $key, $c) = @_; return run($redis, 'release', $key, he
 sub forget {
     my ($redis, $key, $c, %with) = @_;
 
-    return run($redis, 'forget', $key, head('P', $c), 100_000, $with{not_after} // $never, 'PUBLISH');
+    return run($redis, 'forget', $key, head('P', $c), 100_000, 'PUBLISH',
+               $with{not_after} // $never);
 }
 
 
@@ -121,6 +122,7 @@ sub model {
             if ($is && $is->{state} eq 'P') {
                 my $same = $is->{instance} == $c->{instance};
                 $again = $same && ($is->{fence} == $c->{fence} || $is->{fence} >= $since);
+                $free = $again && $old;
                 $doubt = !$again && ($same || $is->{over});
             }
 

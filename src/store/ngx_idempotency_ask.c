@@ -19,7 +19,13 @@
 
 #define NGX_IDEMPOTENCY_ASK_BRIEF    25
 
+/* for how long a copy is good although others may make the backing forget */
 
+#define NGX_IDEMPOTENCY_ASK_COPY     60000
+
+
+static ngx_uint_t ask_old_copy(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_msec_t now);
 static ngx_int_t ask_miss(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec);
 static ngx_int_t ask_asking(ngx_idempotency_shm_t *shm,
@@ -93,8 +99,39 @@ ngx_idempotency_ask_meet(ngx_idempotency_shm_t *shm,
         return ask_in_doubt(shm, claim, rec);
 
     default: /* an outcome, which nothing changes within its window */
+
+        if (ask_old_copy(shm, *rec, claim->op.now)) {
+            ngx_idempotency_record_remove(shm, *rec);
+            return ask_miss(shm, claim, rec);
+        }
+
         return NGX_DECLINED;
     }
+}
+
+
+/* ... but that somebody else may have made the backing forget it since */
+
+static ngx_uint_t
+ask_old_copy(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
+    ngx_msec_t now)
+{
+    ngx_msec_t               since;
+    ngx_idempotency_tier_t  *tier;
+
+    tier = shm->tier;
+
+    if (!ngx_idempotency_tier_shared(tier)
+        || (rec->owes & NGX_IDEMPOTENCY_OWES_KEEPS))
+    {
+        return 0;
+    }
+
+    since = (rec->window == &shm->sh->copies) ? rec->as.brief.copied
+                                              : rec->recorded;
+
+    return (ngx_msec_int_t) (now - since) >= NGX_IDEMPOTENCY_ASK_COPY
+           && !shm->sh->tier.failing && tier->backing->up(tier);
 }
 
 
@@ -102,7 +139,7 @@ static ngx_int_t
 ask_miss(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     ngx_idempotency_record_t **rec)
 {
-    ngx_uint_t                  closed;
+    ngx_uint_t                  down, closed;
     ngx_idempotency_result_e    result;
     ngx_idempotency_tier_sh_t  *sh;
 
@@ -110,10 +147,15 @@ ask_miss(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 
     sh = &shm->sh->tier;
 
-    closed = (sh->failing || sh->refused);
+    down = (shm->tier->backing->up && !shm->tier->backing->up(shm->tier));
+    closed = (sh->failing || sh->refused || down);
 
     if (closed && claim->alone) {
         return NGX_DECLINED;
+    }
+
+    if (down) {
+        return ask_result(claim, NGX_IDEMPOTENCY_UNAVAILABLE);
     }
 
     if (sh->trusted
@@ -270,12 +312,17 @@ static ngx_int_t
 ask_in_doubt(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     ngx_idempotency_record_t **rec)
 {
-    ngx_uint_t  tells, failing;
+    ngx_uint_t  tells, failing, unseen;
 
     /* who is only told of it may be told what was so a moment ago */
 
     tells = (!claim->retry || ngx_idempotency_record_differs(*rec, claim));
     failing = shm->sh->tier.failing;
+
+    /* its lease may have ended, where it has one */
+
+    unseen = !ngx_idempotency_tier_shared(shm->tier)
+             || ((*rec)->owes & NGX_IDEMPOTENCY_OWES_HEARD) == 0;
 
     if ((*rec)->owes & NGX_IDEMPOTENCY_OWES_BRIEF) {
 
@@ -288,9 +335,9 @@ ask_in_doubt(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
             return NGX_DECLINED;
         }
 
-    } else if (((*rec)->owes & (NGX_IDEMPOTENCY_OWES
-                                |NGX_IDEMPOTENCY_OWES_AGAIN))
-               == NGX_IDEMPOTENCY_OWES_LISTED
+    } else if ((((*rec)->owes & (NGX_IDEMPOTENCY_OWES
+                                 |NGX_IDEMPOTENCY_OWES_AGAIN))
+                == NGX_IDEMPOTENCY_OWES_LISTED && unseen)
                || ngx_idempotency_trust_untouched(shm, *rec))
     {
         return NGX_DECLINED;
@@ -504,7 +551,8 @@ ask_copy(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
 
     } else {
         rec->fence = item->fence;
-        ngx_idempotency_record_copy(shm, rec, item->outcome);
+        ngx_idempotency_record_copy(shm, rec, item->outcome,
+                                    ngx_current_msec);
     }
 }
 

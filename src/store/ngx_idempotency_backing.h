@@ -31,7 +31,8 @@ typedef enum {
     NGX_IDEMPOTENCY_ITEM_FIND,          /* looks */
     NGX_IDEMPOTENCY_ITEM_FORGET         /* by hand, whoever owns it; with a
                                            fence, only the record that has
-                                           it */
+                                           it; not what its own instance has
+                                           claimed behind `since` */
 } ngx_idempotency_item_e;
 
 
@@ -62,11 +63,22 @@ typedef struct {
     uint64_t                        fence;
     /* ASK: what this very instance claimed below it is nobody's any more */
     uint64_t                        since;
+    /* for how long it is kept by an owner that gives no sign of life, where
+       that is how he is told to live */
+    int64_t                         lease;
 
     /* ASK: take over what is in doubt */
     unsigned                        retry:1;
     /* ASK: not what is absent, as it may have been bound once */
     unsigned                        old:1;
+    /* PUT: it has said that it knows of the claim */
+    unsigned                        known:1;
+    /* out, PUT: it did not, and does now */
+    unsigned                        lost:1;
+    /* out: it could not be told, and is to be; and it was certainly not
+       heard */
+    unsigned                        again:1;
+    unsigned                        unheard:1;
 
     /* of the outcome, once it is there */
     int64_t                         window;

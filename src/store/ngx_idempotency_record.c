@@ -349,6 +349,7 @@ record_claim(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     rec->replays = 0;
 
     rec->lease = record_lease(claim->lease);
+    rec->known = 0;
 
     if (shm->tier && !claim->local) {
         ngx_idempotency_filter_add(&shm->sh->tier.filter, rec->token);
@@ -489,7 +490,8 @@ ngx_idempotency_record_publish(ngx_idempotency_shm_t *shm,
 
 void
 ngx_idempotency_record_copy(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_idempotency_outcome_e outcome)
+    ngx_idempotency_record_t *rec, ngx_idempotency_outcome_e outcome,
+    ngx_msec_t now)
 {
     ngx_idempotency_quota_drop(shm, rec);
 
@@ -503,7 +505,9 @@ ngx_idempotency_record_copy(ngx_idempotency_shm_t *shm,
         ngx_queue_insert_tail(&shm->sh->kept, &rec->queue);
     }
 
-    ngx_queue_insert_tail(&rec->window->records, &rec->as.bound.expiry);
+    rec->as.brief.copied = now;
+
+    ngx_queue_insert_tail(&rec->window->records, &rec->as.brief.expiry);
     record_tally(shm, rec, 1);
 }
 
@@ -518,12 +522,11 @@ ngx_idempotency_record_brief(ngx_idempotency_shm_t *shm,
 
     owes = rec->owes;
 
-    ngx_idempotency_record_copy(shm, rec, outcome);
+    ngx_idempotency_record_copy(shm, rec, outcome, now);
     record_tally(shm, rec, -1);
 
     rec->owes = owes | NGX_IDEMPOTENCY_OWES_BRIEF;
     rec->window = &shm->sh->left;
-    rec->as.brief.copied = now;
 
     ngx_queue_remove(&rec->as.brief.expiry);
     ngx_queue_insert_tail(&rec->window->records, &rec->as.brief.expiry);

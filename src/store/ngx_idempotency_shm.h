@@ -125,7 +125,7 @@ struct ngx_idempotency_record_s {
         } bound;
 
         struct {
-            /* in sh->left, since when */
+            /* in sh->left, or as a copy in sh->copies, since when */
             ngx_queue_t                 expiry;
             ngx_msec_t                  copied;
         } brief;
@@ -148,7 +148,9 @@ struct ngx_idempotency_record_s {
     uint8_t                         outcome;
     uint8_t                         owes;
     /* for how long an owner that can't be asked keeps it */
-    uint32_t                        lease;
+    unsigned                        lease:31;
+    /* the backing has said that it knows of the claim */
+    unsigned                        known:1;
 };
 
 /* whom to tell once it owes nothing: a slot of a worker, and one; it has its
@@ -290,7 +292,8 @@ ngx_idempotency_result_e ngx_idempotency_record_ask(
 void ngx_idempotency_record_brief(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_uint_t outcome, ngx_msec_t now);
 void ngx_idempotency_record_copy(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_idempotency_outcome_e outcome);
+    ngx_idempotency_record_t *rec, ngx_idempotency_outcome_e outcome,
+    ngx_msec_t now);
 void ngx_idempotency_record_revive(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t now);
 void ngx_idempotency_record_grant(ngx_idempotency_shm_t *shm,

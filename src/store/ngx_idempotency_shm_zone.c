@@ -161,6 +161,14 @@ static ngx_int_t
 shm_zone_keep_tier(ngx_idempotency_shm_t *shm, ngx_idempotency_shm_t *old,
     ngx_log_t *log)
 {
+    if (shm->tier && old->tier && shm->tier->backing != old->tier->backing) {
+        ngx_log_error(NGX_LOG_EMERG, log, 0,
+                      "idempotency_zone \"%V\" has another kind of state than "
+                      "previously; only a restart can change it",
+                      &shm->store->name);
+        return NGX_ERROR;
+    }
+
     if (shm->tier && old->tier) {
         return shm->tier->backing->init(shm->tier, old->tier, log);
     }

@@ -375,6 +375,9 @@ struct ngx_idempotency_store_s {
     /* that fingerprints are of in what it writes, as others who have it may
        know no newer one; 0: this module's own */
     ngx_uint_t                       version;
+    /* the largest response that it keeps if nobody says how large; 0: it does
+       not mind */
+    size_t                           most;
     /* by which its tokens are made, and what leaves this machine's memory is
        sealed; all of it is zero where there is none */
     const ngx_idempotency_secret_t  *secret;

@@ -2,9 +2,14 @@
 /*
  * What a zone owes to what stands behind it, and how that is told.  Records
  * that the backing has not heard of, or not of their last change, wait in a
- * list in shared memory.  One worker at a time takes the first of them over,
- * all in one transaction; whoever waits for that, in any worker, is woken
- * then.  If that worker dies, the next one begins with what it had taken.
+ * list in shared memory.  A worker takes the first of them over, all in one
+ * batch; whoever waits for that, in any worker, is woken then.  If that worker
+ * dies, the next one begins with what it had taken.
+ *
+ * A record is never in two batches: what is told of a token is told in its
+ * order.  What could not be told is the first to be told again; but where many
+ * batches are on their way at once, it waits aside, as the others may well be
+ * told.
  */
 
 
@@ -21,8 +26,15 @@
 
 #define NGX_IDEMPOTENCY_TIER_FILTER     4
 
+/* what was told in part is well again after this time */
 
+#define NGX_IDEMPOTENCY_TIER_WELL       1000
+
+
+static void tier_kick_handler(ngx_event_t *ev);
+static ngx_uint_t tier_free(ngx_idempotency_tier_t *tier);
 static ngx_uint_t tier_become(ngx_idempotency_tier_t *tier);
+static ngx_idempotency_hander_t *tier_hander(ngx_idempotency_tier_t *tier);
 static void tier_hand(ngx_idempotency_tier_t *tier);
 static ngx_uint_t tier_gather(ngx_idempotency_tier_t *tier);
 static ngx_idempotency_record_t *tier_next(ngx_idempotency_shm_t *shm);
@@ -38,13 +50,17 @@ static void tier_list(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
 static void tier_append(ngx_idempotency_tier_sh_t *sh,
     ngx_idempotency_record_t *rec);
-static void tier_untake(ngx_idempotency_shm_t *shm);
+static void tier_untake(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_hander_t *hander);
 static void tier_put_back(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
+static void tier_put_aside(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
 static int64_t tier_time(ngx_idempotency_batch_t *batch, ngx_msec_t time);
 static void tier_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed);
-static void tier_count(ngx_idempotency_batch_t *batch, ngx_uint_t *stale,
-    ngx_uint_t *full, ngx_uint_t *damaged);
+static ngx_uint_t tier_well(ngx_idempotency_tier_t *tier);
+static void tier_sum(ngx_idempotency_batch_t *batch, ngx_uint_t *stale,
+    ngx_uint_t *full, ngx_uint_t *damaged, ngx_uint_t *lost);
 static void tier_say(ngx_idempotency_tier_t *tier, const char *why);
 static void tier_seals(ngx_idempotency_tier_t *tier);
 static void tier_retry_handler(ngx_event_t *ev);
@@ -111,74 +127,146 @@ ngx_idempotency_tier_kick(ngx_idempotency_shm_t *shm)
 
     tier = shm->tier;
 
-    if (tier == NULL || tier->busy || tier->retry.timer_set
-        || shm->sh->tier.first == NULL)
+    if (tier == NULL || shm->sh->tier.first == NULL
+        || tier->busy == tier->hands)
     {
         return;
     }
 
-    if (tier_become(tier)) {
+    if (ngx_idempotency_tier_shared(tier)) {
+
+        /* whatever is owed in this round goes along */
+
+        ngx_post_event(&tier->kick, &ngx_posted_events);
+
+    } else if (!tier->retry.timer_set) {
         tier_hand(tier);
     }
 }
 
 
-/*
- * One that is merely silent stays: what it has taken may be written at any
- * time, and what comes after must not overtake it
- */
+static void
+tier_kick_handler(ngx_event_t *ev)
+{
+    tier_hand(ev->data);
+}
+
+
+/* the next one is at hand */
+
+static ngx_uint_t
+tier_free(ngx_idempotency_tier_t *tier)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; i < tier->hands; i++) {
+
+        if (!tier->batches[i].busy) {
+            tier->batch = &tier->batches[i];
+            return 1;
+        }
+    }
+
+    return 0;
+}
+
 
 static ngx_uint_t
 tier_become(ngx_idempotency_tier_t *tier)
 {
-    ngx_uint_t                  mine;
     ngx_idempotency_shm_t      *shm;
-    ngx_idempotency_process_t  *self;
+    ngx_idempotency_batch_t    *batch;
+    ngx_idempotency_hander_t   *hander;
     ngx_idempotency_tier_sh_t  *sh;
 
     shm = tier->shm;
+    batch = tier->batch;
 
     if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
         return 0;
     }
 
     sh = &shm->sh->tier;
-    self = ngx_idempotency_process_self();
+    hander = batch->hander;
 
-    mine = (sh->hander.pid == 0
-            || ngx_idempotency_process_is(&sh->hander, self)
-            || (ngx_current_msec - sh->handed > NGX_IDEMPOTENCY_TIER_SILENCE
-                && ngx_idempotency_process_gone(&sh->hander)));
+    if (hander == NULL || batch->since != sh->since) {
 
-    if (mine) {
-        tier_untake(shm);
-        sh->hander = *self;
-        sh->handed = ngx_current_msec;
+        hander = tier_hander(tier);
+
+        if (hander) {
+            hander->process = *ngx_idempotency_process_self();
+            hander->handed = ngx_current_msec;
+        }
+
+        batch->hander = hander;
+        batch->since = sh->since;
     }
 
     ngx_idempotency_shm_unlock(shm);
 
-    return mine;
+    return hander != NULL;
+}
+
+
+/*
+ * One that is nobody's, or of who has gone.  If he is merely silent, it stays
+ * his: what he has taken may be written at any time, and what comes after must
+ * not overtake it.  Without memory for one more the others have to do.
+ */
+
+static ngx_idempotency_hander_t *
+tier_hander(ngx_idempotency_tier_t *tier)
+{
+    ngx_idempotency_shm_t      *shm;
+    ngx_idempotency_hander_t   *hander, *last;
+
+    shm = tier->shm;
+    last = NULL;
+
+    for (hander = &shm->sh->tier.hander; hander; hander = hander->next) {
+
+        if (hander->process.pid == 0) {
+            return hander;
+        }
+
+        if (ngx_current_msec - hander->handed > NGX_IDEMPOTENCY_TIER_SILENCE
+            && ngx_idempotency_process_gone(&hander->process))
+        {
+            tier_untake(shm, hander);
+            return hander;
+        }
+
+        last = hander;
+    }
+
+    if (!ngx_idempotency_tier_shared(tier)) {
+        return NULL;
+    }
+
+    hander = ngx_slab_calloc_locked(shm->shpool,
+                                    sizeof(ngx_idempotency_hander_t));
+    last->next = hander;
+
+    return hander;
 }
 
 
 /* what was taken, and nobody knows how far, is the first to be told again */
 
 static void
-tier_untake(ngx_idempotency_shm_t *shm)
+tier_untake(ngx_idempotency_shm_t *shm, ngx_idempotency_hander_t *hander)
 {
     ngx_uint_t                  n;
     ngx_idempotency_record_t   *rec, *taken[NGX_IDEMPOTENCY_TIER_BATCH];
-    ngx_idempotency_tier_sh_t  *sh;
 
-    sh = &shm->sh->tier;
     n = 0;
 
-    for (rec = sh->taken; rec; rec = rec->next) {
+    for (rec = hander->taken; rec; rec = rec->next) {
         taken[n++] = rec;
     }
 
-    sh->taken = NULL;
+    hander->taken = NULL;
+    hander->process.pid = 0;
 
     while (n) {
         tier_put_back(shm, taken[--n]);
@@ -204,19 +292,45 @@ tier_put_back(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
 }
 
 
+/* it is still listed to everybody else */
+
+static void
+tier_put_aside(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
+{
+    ngx_idempotency_tier_sh_t  *sh;
+
+    sh = &shm->sh->tier;
+
+    rec->owes |= NGX_IDEMPOTENCY_OWES_LISTED | NGX_IDEMPOTENCY_OWES_REFUSED;
+    rec->next = sh->refused;
+    sh->refused = rec;
+}
+
+
 static void
 tier_hand(ngx_idempotency_tier_t *tier)
 {
     ngx_int_t  rc;
 
-    while (tier_gather(tier)) {
+    for ( ;; ) {
 
-        tier->busy = 1;
+        if (ngx_idempotency_tier_shared(tier)
+            && tier->shm->sh->tier.first == NULL)
+        {
+            return;
+        }
+
+        if (!tier_free(tier) || !tier_become(tier) || !tier_gather(tier)) {
+            return;
+        }
+
+        tier->batch->busy = 1;
+        tier->busy++;
 
         rc = tier->backing->hand(tier, tier->batch);
 
         if (rc == NGX_AGAIN) {
-            return;
+            continue;
         }
 
         if (rc != NGX_OK) {
@@ -233,8 +347,11 @@ tier_hand(ngx_idempotency_tier_t *tier)
 /* the backing has answered later */
 
 void
-ngx_idempotency_tier_handed(ngx_idempotency_tier_t *tier)
+ngx_idempotency_tier_handed(ngx_idempotency_tier_t *tier,
+    ngx_idempotency_batch_t *batch)
 {
+    tier->batch = batch;
+
     if (tier_heard(tier)) {
         tier_hand(tier);
     }
@@ -261,6 +378,7 @@ tier_gather(ngx_idempotency_tier_t *tier)
     batch->rc = NGX_OK;
     batch->why = NGX_IDEMPOTENCY_ERROR_OTHER;
     batch->lost = 0;
+    batch->vain = 0;
     batch->at = ngx_current_msec;
     batch->now = tier->backing->now(tier);
 
@@ -270,9 +388,13 @@ tier_gather(ngx_idempotency_tier_t *tier)
 
     sh = &shm->sh->tier;
 
-    sh->handed = ngx_current_msec;
-    batch->since = sh->since;
-    taken = &sh->taken;
+    if (batch->since != sh->since) {
+        ngx_idempotency_shm_unlock(shm);
+        return 0;
+    }
+
+    batch->hander->handed = ngx_current_msec;
+    taken = &batch->hander->taken;
 
     while (batch->n < NGX_IDEMPOTENCY_TIER_BATCH
            && (rec = tier_next(shm)) != NULL)
@@ -299,8 +421,9 @@ tier_gather(ngx_idempotency_tier_t *tier)
         batch->n++;
     }
 
-    if (batch->n == 0) {
-        sh->hander.pid = 0;
+    if (batch->n == 0 && !ngx_idempotency_tier_shared(tier)) {
+        batch->hander->process.pid = 0;
+        batch->hander = NULL;
     }
 
     ngx_idempotency_shm_unlock(shm);
@@ -363,6 +486,8 @@ tier_item(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
     item->instance = tier->shm->sh->tier.instance;
     item->since = batch->since;
     item->fence = rec->fence;
+    item->lease = rec->lease;
+    item->known = rec->known;
     item->result = NGX_IDEMPOTENCY_UNAVAILABLE;
 
     if (rec->outcome == NGX_IDEMPOTENCY_GONE) {
@@ -370,6 +495,7 @@ tier_item(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
 
         if (rec->status == NGX_IDEMPOTENCY_FORGOTTEN) {
             item->what = NGX_IDEMPOTENCY_ITEM_FORGET;
+            item->since = rec->fence;
             item->fence = 0;
             item->recorded = tier_time(batch, rec->recorded);
         }
@@ -507,7 +633,8 @@ tier_heard(ngx_idempotency_tier_t *tier)
     shm = tier->shm;
     batch = tier->batch;
 
-    tier->busy = 0;
+    batch->busy = 0;
+    tier->busy--;
     failed = 0;
 
     ngx_memzero(wake, sizeof(wake));
@@ -520,7 +647,7 @@ tier_heard(ngx_idempotency_tier_t *tier)
 
         if (shm->sh->tier.since == batch->since) {
 
-            shm->sh->tier.taken = NULL;
+            batch->hander->taken = NULL;
 
             /* backwards, as what was in vain goes back to the front */
 
@@ -530,9 +657,12 @@ tier_heard(ngx_idempotency_tier_t *tier)
 
             /* whoever is woken is to know */
 
-            if (batch->rc != NGX_OK && !shm->sh->tier.failing) {
+            if (batch->rc != NGX_OK || batch->vain) {
+
+                failed = !shm->sh->tier.failing;
+
                 shm->sh->tier.failing = 1;
-                failed = 1;
+                shm->sh->tier.failed = ngx_current_msec;
             }
 
             shm->sh->tier.lost |= batch->lost;
@@ -561,7 +691,7 @@ tier_heard(ngx_idempotency_tier_t *tier)
     tier_outcome(tier, failed);
     tier_seals(tier);
 
-    return batch->rc == NGX_OK;
+    return batch->rc == NGX_OK || ngx_idempotency_tier_shared(tier);
 }
 
 
@@ -595,16 +725,24 @@ tier_heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
     item = &tier->batch->items[i];
 
     more = (rec->owes & NGX_IDEMPOTENCY_OWES_MORE);
-    rec->owes = NGX_IDEMPOTENCY_OWES_HEARD;
+    rec->owes = item->unheard ? rec->owes & NGX_IDEMPOTENCY_OWES_HEARD
+                              : NGX_IDEMPOTENCY_OWES_HEARD;
 
     if (tier->batch->rc != NGX_OK) {
         item->result = NGX_IDEMPOTENCY_UNAVAILABLE;
         item->full = 0;
+        item->again = 1;
     }
+
+    rec->known |= (item->result == NGX_IDEMPOTENCY_CLAIMED
+                   || (item->result == NGX_IDEMPOTENCY_OK
+                       && item->what == NGX_IDEMPOTENCY_ITEM_PUT));
+
+    tier->batch->vain += item->again;
 
     /* a question that was in vain is answered; what is owed stays so */
 
-    sh->told += (tier->batch->rc == NGX_OK
+    sh->told += (!item->again
                  || rec->outcome == NGX_IDEMPOTENCY_ASKING
                  || rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE);
 
@@ -628,8 +766,15 @@ tier_heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
         ngx_idempotency_record_teller(rec) = 0;
     }
 
-    if (tier->batch->rc != NGX_OK) {
-        tier_put_back(shm, rec);
+    if (item->again) {
+
+        if (ngx_idempotency_tier_shared(tier)) {
+            rec->owes |= NGX_IDEMPOTENCY_OWES_AGAIN;
+            tier_put_aside(shm, rec);
+
+        } else {
+            tier_put_back(shm, rec);
+        }
 
     } else if (more) {
         tier_list(shm, rec);
@@ -639,11 +784,7 @@ tier_heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
 
     } else if (item->full) {
         sh->told--;
-
-        rec->owes |= NGX_IDEMPOTENCY_OWES_LISTED
-                     | NGX_IDEMPOTENCY_OWES_REFUSED;
-        rec->next = sh->refused;
-        sh->refused = rec;
+        tier_put_aside(shm, rec);
     }
 }
 
@@ -682,7 +823,7 @@ ngx_idempotency_tier_refused(ngx_idempotency_tier_t *tier)
 static void
 tier_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed)
 {
-    ngx_uint_t                  stale, full, damaged;
+    ngx_uint_t                  stale, full, damaged, lost;
     ngx_idempotency_shm_t      *shm;
     ngx_idempotency_batch_t    *batch;
     ngx_idempotency_tier_sh_t  *sh;
@@ -691,22 +832,26 @@ tier_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed)
     sh = &shm->sh->tier;
     batch = tier->batch;
 
-    if (batch->rc != NGX_OK) {
-
-        if (failed) {
-            tier_say(tier, batch->error);
-        }
-
-        ngx_add_timer(&tier->retry, NGX_IDEMPOTENCY_TIER_RETRY);
-        return;
+    if (failed) {
+        tier_say(tier, batch->error);
     }
 
-    if (sh->failing) {
+    if (batch->rc != NGX_OK || batch->vain) {
+
+        if (!tier->retry.timer_set) {
+            ngx_add_timer(&tier->retry, NGX_IDEMPOTENCY_TIER_RETRY);
+        }
+
+    } else if (sh->failing && tier_well(tier)) {
         sh->failing = 0;
         tier_say(tier, NULL);
     }
 
-    tier_count(batch, &stale, &full, &damaged);
+    if (batch->rc != NGX_OK) {
+        return;
+    }
+
+    tier_sum(batch, &stale, &full, &damaged, &lost);
 
     if (stale) {
         ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
@@ -714,7 +859,14 @@ tier_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed)
                       "bound by another one as well", &shm->store->name, stale);
     }
 
-    if (damaged) {
+    if (lost) {
+        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
+                      "idempotency: the %V of zone \"%V\" has lost %ui claims "
+                      "of this nginx: others may have executed the same",
+                      &tier->name, &shm->store->name, lost);
+    }
+
+    if (damaged && batch->error[0]) {
         ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
                       "idempotency: the %V of zone \"%V\": %s",
                       &tier->name, &shm->store->name, batch->error);
@@ -731,9 +883,20 @@ tier_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed)
 }
 
 
+/* where some is told and some is not, it is well after a time without that */
+
+static ngx_uint_t
+tier_well(ngx_idempotency_tier_t *tier)
+{
+    return !ngx_idempotency_tier_shared(tier)
+           || ngx_current_msec - tier->shm->sh->tier.failed
+              >= NGX_IDEMPOTENCY_TIER_WELL;
+}
+
+
 static void
-tier_count(ngx_idempotency_batch_t *batch, ngx_uint_t *stale,
-    ngx_uint_t *full, ngx_uint_t *damaged)
+tier_sum(ngx_idempotency_batch_t *batch, ngx_uint_t *stale, ngx_uint_t *full,
+    ngx_uint_t *damaged, ngx_uint_t *lost)
 {
     ngx_uint_t               i;
     ngx_idempotency_item_t  *item;
@@ -741,14 +904,16 @@ tier_count(ngx_idempotency_batch_t *batch, ngx_uint_t *stale,
     *stale = 0;
     *full = 0;
     *damaged = 0;
+    *lost = 0;
 
     for (i = 0; i < batch->n; i++) {
         item = &batch->items[i];
 
         *stale += (item->result == NGX_IDEMPOTENCY_STALE);
         *full += item->full;
+        *lost += item->lost;
         *damaged += (item->result == NGX_IDEMPOTENCY_UNAVAILABLE
-                     && !item->full);
+                     && !item->full && !item->again);
     }
 }
 
@@ -820,8 +985,49 @@ tier_retry_handler(ngx_event_t *ev)
 
     tier = ev->data;
 
-    if (!tier->busy && tier_become(tier)) {
-        tier_hand(tier);
+    if (ngx_idempotency_tier_shared(tier)) {
+        ngx_idempotency_tier_tend(tier);
+
+        if (tier->shm->sh->tier.refused) {
+            ngx_add_timer(ev, NGX_IDEMPOTENCY_TIER_RETRY);
+        }
+    }
+
+    tier_hand(tier);
+}
+
+
+/* what is owed by workers that have gone, or was told in vain, is owed to all */
+
+void
+ngx_idempotency_tier_tend(ngx_idempotency_tier_t *tier)
+{
+    ngx_idempotency_shm_t      *shm;
+    ngx_idempotency_hander_t   *hander;
+
+    shm = tier->shm;
+
+    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+        return;
+    }
+
+    for (hander = &shm->sh->tier.hander; hander; hander = hander->next) {
+
+        if (hander->process.pid && hander->taken
+            && ngx_current_msec - hander->handed > NGX_IDEMPOTENCY_TIER_SILENCE
+            && ngx_idempotency_process_gone(&hander->process))
+        {
+            tier_untake(shm, hander);
+        }
+    }
+
+    ngx_idempotency_shm_unlock(shm);
+
+    if (tier->backing->up(tier)
+        && ngx_current_msec - shm->sh->tier.failed
+           >= NGX_IDEMPOTENCY_TIER_RETRY)
+    {
+        ngx_idempotency_tier_refused(tier);
     }
 }
 
@@ -888,13 +1094,25 @@ ngx_idempotency_tier_init_process(ngx_idempotency_shm_t *shm,
 
     tier = shm->tier;
 
-    tier->batch = ngx_alloc(sizeof(ngx_idempotency_batch_t), cycle->log);
-
-    if (tier->batch == NULL
-        || tier->backing->init_process(tier, cycle) != NGX_OK)
-    {
+    if (tier->backing->init_process(tier, cycle) != NGX_OK) {
         return NGX_ERROR;
     }
+
+    tier->hands = ngx_idempotency_tier_shared(tier)
+                      ? tier->backing->hands(tier) : 1;
+    tier->busy = 0;
+
+    tier->batches = ngx_calloc(ngx_max(tier->hands, 1)
+                               * sizeof(ngx_idempotency_batch_t), cycle->log);
+    if (tier->batches == NULL) {
+        return NGX_ERROR;
+    }
+
+    tier->batch = tier->batches;
+
+    tier->kick.handler = tier_kick_handler;
+    tier->kick.data = tier;
+    tier->kick.log = cycle->log;
 
     tier->retry.handler = tier_retry_handler;
     tier->retry.data = tier;
@@ -913,7 +1131,7 @@ ngx_idempotency_tier_init_process(ngx_idempotency_shm_t *shm,
 void
 ngx_idempotency_tier_finish(ngx_idempotency_shm_t *shm)
 {
-    if (shm->tier->batch) {
+    if (shm->tier->batches) {
         shm->tier->backing->finish(shm->tier);
     }
 }
@@ -928,23 +1146,26 @@ ngx_idempotency_tier_exit_process(ngx_idempotency_shm_t *shm)
 
     tier = shm->tier;
 
-    if (tier->batch == NULL) {
+    if (tier->batches == NULL) {
         return;
     }
 
-    ngx_idempotency_trust_exit_process(tier);
+    if (!ngx_idempotency_tier_shared(tier)) {
 
-    if (tier->busy) {
-        ngx_idempotency_tier_handed(tier);
+        ngx_idempotency_trust_exit_process(tier);
 
-    } else if (tier_become(tier)) {
-        tier_hand(tier);
+        if (tier->busy) {
+            ngx_idempotency_tier_handed(tier, tier->batch);
+
+        } else {
+            tier_hand(tier);
+        }
+
+        ngx_idempotency_trust_give(tier);
     }
-
-    ngx_idempotency_trust_give(tier);
 
     tier->backing->exit_process(tier);
 
-    ngx_free(tier->batch);
-    tier->batch = NULL;
+    ngx_free(tier->batches);
+    tier->batches = NULL;
 }

@@ -3,7 +3,8 @@
  * The second tier of a zone: what stands behind shared memory and remembers.
  * The zone is the mailbox: what the backing is to hear or to answer are
  * records that wait in one list, and whoever waits for an answer waits for a
- * record to change.  One worker at a time takes them over to the backing.
+ * record to change.  Workers take them over to the backing: one at a time, or,
+ * if that can be told many things at once, each of them.
  */
 
 
@@ -55,7 +56,21 @@ typedef struct ngx_idempotency_record_s  ngx_idempotency_record_t;
      |NGX_IDEMPOTENCY_OWES_BRIEF)
 
 
-/* in shared memory, with the zone */
+/* in shared memory: a hand of a worker, and what it is telling; no pid: it is
+   nobody's */
+
+typedef struct ngx_idempotency_hander_s  ngx_idempotency_hander_t;
+
+struct ngx_idempotency_hander_s {
+    ngx_idempotency_hander_t       *next;
+    ngx_idempotency_process_t       process;
+    /* since when */
+    ngx_msec_t                      handed;
+    ngx_idempotency_record_t       *taken;
+};
+
+
+/* ... with the zone */
 
 typedef struct {
     /* of the claims that are made here; those below `since` were made before
@@ -63,23 +78,27 @@ typedef struct {
     uint64_t                        instance;
     uint64_t                        since;
 
-    /* what is owed, the oldest first; and what is being told */
+    /* what is owed, the oldest first; and who tells it: a single one, or as
+       many as there were ever at a time */
     ngx_idempotency_record_t       *first;
     ngx_idempotency_record_t       *last;
-    ngx_idempotency_record_t       *taken;
-    /* ... and what it has no room for, which is owed, too */
+    ngx_idempotency_hander_t        hander;
+    /* ... and what it has no room for, or was told in vain while others were
+       not, which is owed, too */
     ngx_idempotency_record_t       *refused;
     /* how many were ever in the list, and how many of them were told */
     uint64_t                        listed;
     uint64_t                        told;
 
-    /* who tells it, since when; and whether that is in vain */
-    ngx_idempotency_process_t       hander;
-    ngx_msec_t                      handed;
+    /* whether that is in vain, and was for the last time */
     ngx_uint_t                      failing;
+    ngx_msec_t                      failed;
     ngx_uint_t                      full;
     /* it will be until a restart */
     ngx_uint_t                      lost;
+
+    /* when it was last looked which claims are to be renewed */
+    ngx_msec_t                      renewed;
 
     /* what the filter denies is not in the backing */
     ngx_idempotency_filter_t        filter;
@@ -105,8 +124,10 @@ typedef struct {
     u_char                         *large;
     size_t                          size;
 
-    /* of the zone that they are in */
+    /* by whom, in the zone that they are in; and it has them */
+    ngx_idempotency_hander_t       *hander;
     uint64_t                        since;
+    ngx_uint_t                      busy;
     /* the backing's time, and this worker's at the same moment */
     int64_t                         now;
     ngx_msec_t                      at;
@@ -116,6 +137,8 @@ typedef struct {
     ngx_idempotency_error_e         why;
     char                            error[256];
     ngx_uint_t                      lost;
+    /* ... and how many are to be told again */
+    ngx_uint_t                      vain;
 } ngx_idempotency_batch_t;
 
 
@@ -166,6 +189,13 @@ typedef struct {
     void                          (*finish)(ngx_idempotency_tier_t *tier);
     void                          (*exit_process)(
                                        ngx_idempotency_tier_t *tier);
+
+    /* NULL: it is told one batch at a time.  Or how many of them a worker may
+       have on the way: those who share it don't see each other, so that each
+       claim lives by its lease and asks */
+    ngx_uint_t                    (*hands)(ngx_idempotency_tier_t *tier);
+    /* ... whether it may answer; false: it would not, at once */
+    ngx_uint_t                    (*up)(ngx_idempotency_tier_t *tier);
 } ngx_idempotency_backing_t;
 
 
@@ -180,10 +210,14 @@ struct ngx_idempotency_tier_s {
     uint64_t                        instance;
     uint64_t                        fence;
 
-    /* this worker's: what it takes over, and when it tries again */
+    /* this worker's: what it takes over, of which one is at hand; how many are
+       on the way; and when it tries again */
+    ngx_idempotency_batch_t        *batches;
     ngx_idempotency_batch_t        *batch;
+    ngx_uint_t                      hands;
     ngx_uint_t                      busy;
     ngx_event_t                     retry;
+    ngx_event_t                     kick;
 
     /* ... when it asks again for what is pending elsewhere */
     ngx_event_t                     again;
@@ -209,7 +243,8 @@ void ngx_idempotency_tier_kick(ngx_idempotency_shm_t *shm);
 
 /* the backing's answers, in the worker that asked */
 
-void ngx_idempotency_tier_handed(ngx_idempotency_tier_t *tier);
+void ngx_idempotency_tier_handed(ngx_idempotency_tier_t *tier,
+    ngx_idempotency_batch_t *batch);
 void ngx_idempotency_tier_told(ngx_idempotency_tier_t *tier,
     u_char (*tokens)[NGX_IDEMPOTENCY_DIGEST_LEN], ngx_int_t n);
 
@@ -232,6 +267,14 @@ ngx_int_t ngx_idempotency_tier_init_process(ngx_idempotency_shm_t *shm,
     ngx_cycle_t *cycle);
 void ngx_idempotency_tier_finish(ngx_idempotency_shm_t *shm);
 void ngx_idempotency_tier_exit_process(ngx_idempotency_shm_t *shm);
+
+/* what is owed by workers that have gone, or was told in vain, is owed to all */
+
+void ngx_idempotency_tier_tend(ngx_idempotency_tier_t *tier);
+
+/* many may share what stands behind, each of whose claims live by its lease */
+
+#define ngx_idempotency_tier_shared(tier)  ((tier)->backing->hands != NULL)
 
 /* whether a miss may be an absence, as one worker looks after it */
 

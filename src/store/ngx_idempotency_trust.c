@@ -3,6 +3,10 @@
  * Whether a zone may trust itself: it is alone with what stands behind it, and
  * its filter has all that is there.  Then a miss that the filter denies is an
  * absence, and nobody is asked.  One worker of a zone looks after that.
+ *
+ * Where many may share what stands behind, nobody knows who is there, and none
+ * is trusted.  There a claim lives by its lease, that is renewed as long as its
+ * owner lives: by whatever worker comes first, as an owner may be busy.
  */
 
 
@@ -13,6 +17,10 @@
 
 #define NGX_IDEMPOTENCY_TRUST_WATCH     50
 #define NGX_IDEMPOTENCY_TRUST_IDLE      1000
+
+/* so often it is looked which leases are to be renewed */
+
+#define NGX_IDEMPOTENCY_TRUST_RENEW     200
 
 /* the tokens that are told to the filter while the lock is held once */
 
@@ -31,6 +39,8 @@ enum {
 static void trust_watch_handler(ngx_event_t *ev);
 static ngx_uint_t trust_watches(ngx_idempotency_tier_t *tier);
 static void trust_watch(ngx_idempotency_tier_t *tier);
+static void trust_renew(ngx_idempotency_tier_t *tier);
+static ngx_msec_t trust_thirds(ngx_idempotency_record_t *rec, ngx_msec_t now);
 static ngx_uint_t trust_end(ngx_idempotency_tier_t *tier);
 static void trust_fill(ngx_idempotency_tier_t *tier);
 static void trust_filled(ngx_idempotency_tier_t *tier);
@@ -59,7 +69,11 @@ trust_watch_handler(ngx_event_t *ev)
 
     watches = trust_watches(tier);
 
-    if (watches) {
+    if (ngx_idempotency_tier_shared(tier)) {
+        ngx_idempotency_tier_tend(tier);
+        trust_renew(tier);
+
+    } else if (watches) {
         trust_watch(tier);
     }
 
@@ -167,6 +181,76 @@ trust_watch(ngx_idempotency_tier_t *tier)
     } else if (ngx_idempotency_filter_crowded(&sh->filter)) {
         trust_fill(tier);
     }
+}
+
+
+/*
+ * A lease is renewed whenever one third of it more has gone by since the claim
+ * was made.  If its owner died, the claim is in doubt, and that is told.
+ */
+
+static void
+trust_renew(ngx_idempotency_tier_t *tier)
+{
+    ngx_msec_t                  now, then;
+    ngx_uint_t                  died;
+    ngx_queue_t                *q;
+    ngx_idempotency_shm_t      *shm;
+    ngx_idempotency_record_t   *rec;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    shm = tier->shm;
+    sh = &shm->sh->tier;
+    now = ngx_current_msec;
+    died = 0;
+
+    if ((ngx_msec_int_t) (now - sh->renewed) < NGX_IDEMPOTENCY_TRUST_RENEW
+        || ngx_idempotency_shm_lock(shm) != NGX_OK)
+    {
+        return;
+    }
+
+    then = sh->renewed;
+    sh->renewed = now;
+
+    for (q = ngx_queue_head(&shm->sh->pending);
+         q != ngx_queue_sentinel(&shm->sh->pending);
+         q = ngx_queue_next(q))
+    {
+        rec = ngx_queue_data(q, ngx_idempotency_record_t, queue);
+
+        if (rec->outcome != NGX_IDEMPOTENCY_PENDING
+            || trust_thirds(rec, now) <= trust_thirds(rec, then))
+        {
+            continue;
+        }
+
+        if (ngx_idempotency_record_alive(rec, now)) {
+            ngx_idempotency_tier_owe(shm, rec);
+
+        } else {
+            died = 1;
+        }
+    }
+
+    ngx_idempotency_shm_unlock(shm);
+
+    if (died) {
+        ngx_idempotency_shm_sweep(shm, now);
+    }
+}
+
+
+/* how many of them have gone by; workers' clocks may differ by a moment */
+
+static ngx_msec_t
+trust_thirds(ngx_idempotency_record_t *rec, ngx_msec_t now)
+{
+    ngx_msec_int_t  since;
+
+    since = (ngx_msec_int_t) (now - rec->recorded);
+
+    return ngx_max(since, 0) / ngx_max(rec->lease / 3, 1);
 }
 
 

@@ -535,7 +535,8 @@ sub config {
 
 my %stores = (
     '' => sub { '' },
-    map { my $sync = $_; $sync => sub { in_file($sync, @_) } } qw(strict batched off),
+    map({ my $sync = $_; $sync => sub { in_file($sync, @_) } } qw(strict batched off)),
+    redis => \&in_redis,
 );
 
 sub stored {
@@ -544,12 +545,20 @@ sub stored {
     my $store = $ENV{TEST_IDEMPOTENCY_STORE} // '';
     my $more = $stores{$store} // die "TEST_IDEMPOTENCY_STORE: no $store";
 
+    # what a test takes for granted is not so over each of them
+
+    my $also = $store eq 'redis' && $text !~ /^idempotency_max_response/m
+               ? ' idempotency_max_response 1m;' : '';
+
     return $text =~ s{^((?:[^#\n]*[\s;])?idempotency_zone\s[^;]*?)(\s*;)}{
         my ($zone, $end) = ($1, $2);
         my ($name) = $zone =~ /\szone=([\w-]+):/;
 
-        $zone . (!defined $name || $zone =~ /\s(?:state|redis)=/
-                 ? '' : $more->($name, $dir, $user)) . $end;
+        my ($parameters, $blocks) = !defined $name || $zone =~ /\s(?:state|redis)=/
+                                    ? () : $more->($name, $dir, $user);
+
+        $zone . ($parameters // '') . $end
+        . (defined $blocks ? $blocks . substr $also, 0, length $also, '' : '');
     }gmer;
 }
 
@@ -564,9 +573,31 @@ sub in_file {
 }
 
 
+# One for all zones of a test: each has a prefix of its own.
+
+my $redis;
+
+sub in_redis {
+    my ($name, $dir) = @_;
+
+    if (!$redis) {
+        require Redis;
+        $redis = Redis->new;
+    }
+
+    return (" redis=of_$name",
+            " idempotency_redis of_$name { server unix:" . $redis->path . '; '
+            . "prefix \"$dir:\"; timeout 5s; }");
+}
+
+
 # ... or nothing: a test, or what it is about, is not for another store.
 
 sub in_memory { return ($ENV{TEST_IDEMPOTENCY_STORE} // '') eq '' }
+
+# ... or others may be at it, whom nobody sees.
+
+sub shared { return ($ENV{TEST_IDEMPOTENCY_STORE} // '') eq 'redis' }
 
 
 # where nginx logs until it has read its configuration: it can be told since

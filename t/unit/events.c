@@ -8,6 +8,7 @@
 
 
 ngx_rbtree_t                    ngx_event_timer_rbtree;
+ngx_queue_t                     ngx_posted_events;
 
 static ngx_rbtree_node_t        events_sentinel;
 

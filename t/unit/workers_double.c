@@ -13,6 +13,7 @@ ngx_uint_t         double_nwakes;
 /* for the timers of a zone with a backing, which none of these has */
 
 ngx_rbtree_t       ngx_event_timer_rbtree;
+ngx_queue_t        ngx_posted_events;
 
 static ngx_uint_t  double_self;
 

@@ -144,7 +144,9 @@ static const ngx_idempotency_backing_t  file_backing = {
     file_again,
     file_init_process,
     file_finish,
-    file_exit_process
+    file_exit_process,
+    NULL,
+    NULL
 };
 
 
@@ -613,7 +615,7 @@ file_hand_handler(ngx_event_t *ev)
         ngx_del_timer(&file->hand.stay);
     }
 
-    ngx_idempotency_tier_handed(&file->tier);
+    ngx_idempotency_tier_handed(&file->tier, file->tier.batch);
 }
 
 

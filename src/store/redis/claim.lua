@@ -4,11 +4,11 @@
 --     ARGV     1 the head of the claim, 2 the fence below which the claims of
 --              its instance are nobody's, 3 for how long it is leased, 4 how
 --              long it was asked for before, 5 before when its outcome will
---              not end, 6 for how long the key is kept, 7 not after, 8 "r"
---              takes over what is in doubt, "o" not what is absent, 9 how to
---              publish
+--              not end, 6 for how long the key is kept, 7 "r" takes over what
+--              is in doubt, "o" not what is absent, 8 how to publish, 9 not
+--              after, in microseconds
 --
--- All times are milliseconds, of this server; those in ARGV but "not after" are
+-- All times are milliseconds, of this server; those in ARGV but the last one are
 -- from now on.  A record is a head of 120 bytes, and its response:
 --
 --       1  format, "I1"         21  end of the lease       61  fingerprint
@@ -42,7 +42,7 @@ local state = record and string.sub(record, 3, 3) or 'A'
 local doubt = (state == 'U')
 local take = (state == 'A' or state == 'F')
 
-if take and string.find(ARGV[8], 'o') then
+if take and string.find(ARGV[7], 'o') then
     return { 'A', stamp }
 end
 
@@ -57,6 +57,10 @@ if state == 'P' then
     then
         -- sent once more, or what is left of one that was given up
 
+        if string.find(ARGV[7], 'o') then
+            return { 'A', stamp }
+        end
+
         take = true
 
     else
@@ -64,7 +68,7 @@ if state == 'P' then
     end
 end
 
-if doubt and string.find(ARGV[8], 'r')
+if doubt and string.find(ARGV[7], 'r')
    and string.sub(record, 61, 92) == string.sub(head, 61, 92)
    and (string.sub(record, 93, 108) == string.sub(head, 93, 108)
         or string.sub(record, 93, 108) == string.rep('\0', 16))
@@ -79,7 +83,7 @@ then
 end
 
 if take then
-    if now > tonumber(ARGV[7]) then
+    if now * 1000 > tonumber(ARGV[9]) then
         return { 'L', stamp }
     end
 
@@ -108,7 +112,7 @@ if doubt and state == 'P' then
     if not redis.pcall('SET', key, record, 'PX',
                        string.format('%.0f', ends - now)).err
     then
-        redis.pcall(ARGV[9], key, '')
+        redis.pcall(ARGV[8], key, '')
     end
 end
 

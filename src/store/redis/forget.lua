@@ -4,7 +4,7 @@
 --
 --     ARGV     1 the head: its fence is the last one that is meant of its own
 --              instance, 2 for how long a pending one is kept, so that its
---              owner is told, 3 not after, 4 how to publish
+--              owner is told, 3 how to publish, 4 not after, in microseconds
 --
 -- See claim.lua.
 
@@ -29,7 +29,7 @@ then
     return { 'V', stamp }
 end
 
-if now > tonumber(ARGV[3]) then
+if now * 1000 > tonumber(ARGV[4]) then
     return { 'L', stamp }
 end
 
@@ -51,6 +51,6 @@ else
     redis.call('DEL', key)
 end
 
-redis.pcall(ARGV[4], key, '')
+redis.pcall(ARGV[3], key, '')
 
 return { 'O', stamp }

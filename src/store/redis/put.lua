@@ -4,8 +4,8 @@
 --
 --     ARGV     1 the head, 2 the response, 3 for how long it is leased, 4 how
 --              long ago it was claimed, or recorded, 5 for how long it is bound
---              yet, 6 for how long the key is kept, 7 not after, 8 "k": this
---              server has had it, 9 how to publish
+--              yet, 6 for how long the key is kept, 7 "k": this server has had
+--              it, 8 how to publish, 9 not after, in microseconds
 --
 -- See claim.lua.
 
@@ -27,7 +27,7 @@ then
     return { 'V', stamp }
 end
 
-if now > tonumber(ARGV[7]) then
+if now * 1000 > tonumber(ARGV[9]) then
     return { 'L', stamp }
 end
 
@@ -68,7 +68,7 @@ redis.call('SET', key, string.sub(head, 1, 20)
            .. string.sub(head, 45) .. ARGV[2], 'PX', ARGV[6])
 
 if what ~= 'P' then
-    redis.pcall(ARGV[9], key, '')
+    redis.pcall(ARGV[8], key, '')
 end
 
-return { (record == '' and ARGV[8] == 'k') and 'T' or 'O', stamp }
+return { (record == '' and ARGV[7] == 'k') and 'T' or 'O', stamp }

@@ -1,0 +1,73 @@
+
+/*
+ * Items as a Redis has them: what a script is called with, and what its answer
+ * says.  A record is the head below and its response; the scripts know where
+ * what they need is in it.
+ */
+
+
+#ifndef _NGX_IDEMPOTENCY_REDIS_ITEM_H_INCLUDED_
+#define _NGX_IDEMPOTENCY_REDIS_ITEM_H_INCLUDED_
+
+
+#include "store/ngx_idempotency_backing.h"
+#include "ngx_idempotency_redis.h"
+
+
+#define NGX_IDEMPOTENCY_REDIS_HEAD    120
+#define NGX_IDEMPOTENCY_REDIS_ARGS    8
+#define NGX_IDEMPOTENCY_REDIS_NUMBERS  128
+
+/* a token, in base64url */
+
+#define NGX_IDEMPOTENCY_REDIS_TOKEN   43
+
+
+/* one call, and all that it points to */
+
+typedef struct {
+    ngx_idempotency_redis_call_t    call;
+
+    ngx_idempotency_item_t         *item;
+    ngx_uint_t                      resent;
+    ngx_uint_t                      heard;
+    void                           *hand;
+
+    ngx_str_t                       args[NGX_IDEMPOTENCY_REDIS_ARGS];
+    u_char                          head[NGX_IDEMPOTENCY_REDIS_HEAD];
+    u_char                          since[8];
+    u_char                          numbers[NGX_IDEMPOTENCY_REDIS_NUMBERS];
+    u_char                         *key;
+} ngx_idempotency_redis_item_t;
+
+
+/* in the master: the scripts' digests */
+
+void ngx_idempotency_redis_items_init(void);
+
+/* of a call: its script, its key and its arguments.  now: as the item's times
+   are; publish: the command that does */
+
+void ngx_idempotency_redis_item_call(ngx_idempotency_redis_item_t *ri,
+    ngx_str_t *prefix, ngx_str_t *publish, int64_t now);
+
+/* the script's answer as the item's; NGX_DECLINED: it is of a kind that no
+   module of this version has written, NGX_ERROR: it is none */
+
+ngx_int_t ngx_idempotency_redis_item_answer(ngx_idempotency_redis_item_t *ri,
+    ngx_idempotency_redis_reply_t *reply, int64_t now);
+
+/* the name of a token's key */
+
+u_char *ngx_idempotency_redis_item_key(u_char *p, ngx_str_t *prefix,
+    u_char *token);
+
+/* what all who share a zone have in common */
+
+void ngx_idempotency_redis_stamp_call(ngx_idempotency_redis_call_t *call,
+    ngx_str_t *args);
+ngx_int_t ngx_idempotency_redis_stamp_answer(
+    ngx_idempotency_redis_reply_t *reply);
+
+
+#endif /* _NGX_IDEMPOTENCY_REDIS_ITEM_H_INCLUDED_ */
