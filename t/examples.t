@@ -231,13 +231,17 @@ sub multi_tenant {
 
 
 sub observability {
-    my %order = ('idempotency-key' => 'one');
+    my %order = ('idempotency-key' => 'one', authorization => 'Bearer me');
 
     my $first = post('/orders', 'item=book', %order);
 
     is_answer($first, 201, 'an order');
     is_replay(post('/orders', 'item=book', %order), $first, 'its retry');
     is_refused(post('/orders', 'item=mug', %order), 409, 'another one with its key');
+    like(request(GET => '/orders/outcome', undef, %order)->{content},
+         qr/"outcome":"done".*"status":201/, 'what became of it, for its client');
+    is(request(GET => '/orders/outcome', undef, %order, authorization => 'Bearer you')->{status},
+       404, 'but for nobody else');
     is_answer(post('/carts', $_, 'idempotency-key' => 'cart'), 201, 'a dry run: executed')
         for 'item=book', 'item=book', 'item=mug';
     is_answer(post('/carts', 'item=book'), 201, 'a dry run: without a key, too');
@@ -252,6 +256,7 @@ sub observability {
        'new 1 replayed 1 conflict 1 missing 0', 'what was done');
     is(join(' ', map { "$_ $zone->{dry_run}{$_}" } qw(new replayed conflict missing)),
        'new 1 replayed 1 conflict 1 missing 1', 'and what would have been');
+    like($http->get("$operators/")->{content}, qr/<title>Idempotency</, 'the page');
     like($http->get("$operators/metrics")->{content},
          qr/^nginx_idempotency_requests_total\{zone="shop",result="conflict"\} 1$/m, 'for Prometheus');
     is($http->get("$shop/idempotency/zones")->{status}, 201, 'in the shop there is no such thing');
