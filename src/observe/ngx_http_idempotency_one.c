@@ -305,6 +305,7 @@ one_answered(one_t *one)
         return 0;
 
     case NGX_IDEMPOTENCY_CONFLICT:
+    case NGX_IDEMPOTENCY_VERSION:
     case NGX_IDEMPOTENCY_EXPIRED:
     case NGX_IDEMPOTENCY_STALE:
         one->why = NGX_HTTP_IDEMPOTENCY_API_NOT_IN_DOUBT;

@@ -33,6 +33,8 @@ typedef struct {
 
 
 static ngx_int_t records_arguments(ngx_http_request_t *r, records_t *records);
+static ngx_int_t records_tier(ngx_http_request_t *r,
+    ngx_idempotency_store_t *store, ngx_idempotency_list_t *list);
 static ngx_int_t records_cursor(ngx_http_request_t *r,
     ngx_idempotency_list_t *list);
 static ngx_int_t records_step(ngx_http_idempotency_asking_t *asking);
@@ -66,7 +68,48 @@ ngx_http_idempotency_records(ngx_http_request_t *r,
                                        NGX_HTTP_IDEMPOTENCY_API_BAD_ARGUMENT);
     }
 
-    return ngx_http_idempotency_asking_begin(asking);
+    switch (records_tier(r, store, &records->list)) {
+
+    case NGX_OK:
+        return ngx_http_idempotency_asking_begin(asking);
+
+    case NGX_DECLINED:
+        ngx_http_idempotency_asking_end(asking);
+        return ngx_http_idempotency_api_refuse(r,
+                                         NGX_HTTP_IDEMPOTENCY_API_NO_BACKING);
+
+    default:
+        ngx_http_idempotency_asking_end(asking);
+        return ngx_http_idempotency_api_refuse(r,
+                                       NGX_HTTP_IDEMPOTENCY_API_BAD_ARGUMENT);
+    }
+}
+
+
+/* this machine's memory, or what stands behind; NGX_DECLINED: nothing does */
+
+static ngx_int_t
+records_tier(ngx_http_request_t *r, ngx_idempotency_store_t *store,
+    ngx_idempotency_list_t *list)
+{
+    ngx_str_t                  value;
+    ngx_idempotency_figures_t  figures;
+
+    if (ngx_http_arg(r, (u_char *) "tier", 4, &value) != NGX_OK
+        || (value.len == 6 && ngx_strncmp(value.data, "memory", 6) == 0))
+    {
+        return NGX_OK;
+    }
+
+    if (value.len != 7 || ngx_strncmp(value.data, "backing", 7) != 0) {
+        return NGX_ERROR;
+    }
+
+    list->behind = 1;
+
+    (void) store->engine->figures(store, ngx_current_msec, &figures);
+
+    return figures.kind ? NGX_OK : NGX_DECLINED;
 }
 
 
@@ -254,6 +297,10 @@ ngx_http_idempotency_records_row(ngx_http_idempotency_text_t *text,
     if (found->owner) {
         ngx_http_idempotency_text_add(text, "\"owner\":%P}\n", found->owner);
 
+    } else if (found->instance) {
+        ngx_http_idempotency_text_add(text, "\"owner\":\"%016xL\"}\n",
+                                      found->instance);
+
     } else {
         ngx_http_idempotency_text_add(text, "\"owner\":null}\n");
     }
@@ -302,7 +349,8 @@ records_link(ngx_http_request_t *r, records_t *records)
     link.data = ngx_pnalloc(r->pool,
                             3 * uri.len + 2 * NGX_INT_T_LEN
                             + 2 * NGX_IDEMPOTENCY_DIGEST_LEN
-                            + sizeof("<?limit=&cursor=->; rel=\"next\""));
+                            + sizeof("<?limit=&cursor=-&tier=backing>; "
+                                     "rel=\"next\""));
     if (link.data == NULL) {
         return NGX_ERROR;
     }
@@ -311,10 +359,11 @@ records_link(ngx_http_request_t *r, records_t *records)
 
     *p++ = '<';
     p = ngx_http_idempotency_problem_uri(p, &uri);
-    p = ngx_sprintf(p, "?limit=%ui&cursor=%ui-%*xs>; rel=\"next\"",
+    p = ngx_sprintf(p, "?limit=%ui&cursor=%ui-%*xs%s>; rel=\"next\"",
                     records->limit, records->list.cursor,
                     (size_t) NGX_IDEMPOTENCY_DIGEST_LEN,
-                    records->list.op.token);
+                    records->list.op.token,
+                    records->list.behind ? "&tier=backing" : "");
 
     link.len = p - link.data;
 

@@ -79,6 +79,8 @@ typedef struct {
        heard */
     unsigned                        again:1;
     unsigned                        unheard:1;
+    /* FIND: of the response its length only */
+    unsigned                        brief:1;
 
     /* of the outcome, once it is there */
     int64_t                         window;

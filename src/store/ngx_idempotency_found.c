@@ -100,6 +100,7 @@ ngx_idempotency_record_describe(ngx_idempotency_record_t *rec, ngx_msec_t now,
     found->anonymous = found_anonymous(rec);
     found->owner = (rec->outcome == NGX_IDEMPOTENCY_PENDING)
                        ? rec->as.pending.owner.pid : 0;
+    found->instance = 0;
     found->response.len = rec->size;
     found->response.data = NULL;
 }

@@ -59,8 +59,14 @@ static ngx_int_t shm_leave(ngx_idempotency_shm_t *shm,
     ngx_idempotency_release_t *release);
 static ngx_int_t shm_find(ngx_idempotency_store_t *store,
     ngx_idempotency_find_t *find);
+static ngx_int_t shm_find_here(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_find_t *find);
+static void shm_find_looked(ngx_idempotency_op_t *op);
 static ngx_int_t shm_forget(ngx_idempotency_store_t *store,
     ngx_idempotency_forget_t *forget);
+static void shm_forget_here(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_forget_t *forget);
+static void shm_forget_looked(ngx_idempotency_op_t *op);
 static ngx_int_t shm_renew(ngx_idempotency_store_t *store,
     ngx_idempotency_renew_t *renew);
 
@@ -597,16 +603,48 @@ shm_leave(ngx_idempotency_shm_t *shm, ngx_idempotency_release_t *release)
 }
 
 
+/* what is not known here for sure is asked for, and then looked at here */
+
 static ngx_int_t
 shm_find(ngx_idempotency_store_t *store, ngx_idempotency_find_t *find)
 {
+    ngx_idempotency_op_t   *op;
+    ngx_idempotency_shm_t  *shm;
+
+    shm = store->data;
+    op = &find->op;
+
+    if (ngx_idempotency_look(shm, op, shm_find_looked) == NGX_AGAIN) {
+        return NGX_AGAIN;
+    }
+
+    return (op->result == NGX_IDEMPOTENCY_OK) ? shm_find_here(shm, find)
+                                              : NGX_OK;
+}
+
+
+static void
+shm_find_looked(ngx_idempotency_op_t *op)
+{
+    if (op->result == NGX_IDEMPOTENCY_OK
+        && shm_find_here(op->store->data, (ngx_idempotency_find_t *) op)
+           != NGX_OK)
+    {
+        op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+    }
+
+    op->handler(op);
+}
+
+
+static ngx_int_t
+shm_find_here(ngx_idempotency_shm_t *shm, ngx_idempotency_find_t *find)
+{
     ngx_int_t                  rc;
     ngx_idempotency_op_t      *op;
-    ngx_idempotency_shm_t     *shm;
     ngx_idempotency_cursor_t   cur;
     ngx_idempotency_record_t  *rec;
 
-    shm = store->data;
     op = &find->op;
 
     do {
@@ -646,22 +684,56 @@ shm_find(ngx_idempotency_store_t *store, ngx_idempotency_find_t *find)
 }
 
 
+/* a fence is of a record that is here */
+
 static ngx_int_t
 shm_forget(ngx_idempotency_store_t *store, ngx_idempotency_forget_t *forget)
 {
+    ngx_idempotency_op_t   *op;
+    ngx_idempotency_shm_t  *shm;
+
+    shm = store->data;
+    op = &forget->op;
+
+    if (forget->fence == 0
+        && ngx_idempotency_look(shm, op, shm_forget_looked) == NGX_AGAIN)
+    {
+        return NGX_AGAIN;
+    }
+
+    if (forget->fence || op->result == NGX_IDEMPOTENCY_OK) {
+        shm_forget_here(shm, forget);
+    }
+
+    return NGX_OK;
+}
+
+
+static void
+shm_forget_looked(ngx_idempotency_op_t *op)
+{
+    if (op->result == NGX_IDEMPOTENCY_OK) {
+        shm_forget_here(op->store->data, (ngx_idempotency_forget_t *) op);
+    }
+
+    op->handler(op);
+}
+
+
+static void
+shm_forget_here(ngx_idempotency_shm_t *shm, ngx_idempotency_forget_t *forget)
+{
     ngx_idempotency_op_t       *op;
-    ngx_idempotency_shm_t      *shm;
     ngx_idempotency_record_t   *rec;
     ngx_idempotency_workers_t   wake;
 
-    shm = store->data;
     op = &forget->op;
 
     ngx_memzero(&wake, sizeof(ngx_idempotency_workers_t));
 
     if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
         op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
-        return NGX_OK;
+        return;
     }
 
     rec = ngx_idempotency_record_current(shm, op->token, op->now);
@@ -681,8 +753,6 @@ shm_forget(ngx_idempotency_store_t *store, ngx_idempotency_forget_t *forget)
     ngx_idempotency_tier_kick(shm);
 
     op->result = rec ? NGX_IDEMPOTENCY_OK : NGX_IDEMPOTENCY_ABSENT;
-
-    return NGX_OK;
 }
 
 

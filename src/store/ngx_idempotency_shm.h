@@ -251,6 +251,16 @@ void ngx_idempotency_shm_unlock(ngx_idempotency_shm_t *shm);
 
 void ngx_idempotency_shm_sweep(ngx_idempotency_shm_t *shm, ngx_msec_t now);
 
+/* NGX_AGAIN: what stands behind is asked for a token that this machine does
+   not know for sure, and `looked` is called; or the result says whether it may
+   be here by now: OK, ABSENT, or UNAVAILABLE */
+
+ngx_int_t ngx_idempotency_look(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_op_t *op, void (*looked)(ngx_idempotency_op_t *op));
+ngx_int_t ngx_idempotency_look_list(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_list_t *list);
+void ngx_idempotency_look_cancel(ngx_idempotency_op_t *op);
+
 /* operations that have a file of their own */
 
 ngx_int_t ngx_idempotency_shm_figures(ngx_idempotency_store_t *store,

@@ -36,6 +36,10 @@ ngx_idempotency_shm_figures(ngx_idempotency_store_t *store, ngx_msec_t now,
     figures->evict = shm->evict;
     figures->size = shm->shpool->end - (u_char *) shm->shpool;
 
+    if (shm->tier) {
+        figures->kind = shm->tier->backing->kind(shm->tier, &figures->sync);
+    }
+
     for (i = 0; i < NGX_IDEMPOTENCY_FIGURES_TIMES; i++) {
 
         if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
@@ -142,8 +146,6 @@ figures_tier(ngx_idempotency_tier_t *tier, ngx_idempotency_figures_t *figures)
 
     sh = &tier->shm->sh->tier;
 
-    figures->sync = NULL;
-    figures->kind = tier->backing->kind(tier, &figures->sync);
     figures->up = !sh->failing;
     figures->trusted = sh->trusted;
     figures->undelivered = sh->listed - sh->told;

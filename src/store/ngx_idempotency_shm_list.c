@@ -39,6 +39,10 @@ ngx_idempotency_shm_list(ngx_idempotency_store_t *store,
     shm = store->data;
     token = list->op.token;
 
+    if (list->behind) {
+        return ngx_idempotency_look_list(shm, list);
+    }
+
     if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
         list->n = 0;
         list->op.result = NGX_IDEMPOTENCY_UNAVAILABLE;

@@ -178,13 +178,15 @@ ngx_idempotency_shm_cancel(ngx_idempotency_store_t *store,
 
     ngx_idempotency_shm_dequeue(op);
 
-    if (op->again == NULL) {
+    if (op->again) {
+        ngx_idempotency_look_cancel(op);
+        return;
+    }
 
-        claim = (ngx_idempotency_claim_t *) op;
+    claim = (ngx_idempotency_claim_t *) op;
 
-        if (claim->asked) {
-            ngx_idempotency_ask_cancel(store->data, claim);
-        }
+    if (claim->asked) {
+        ngx_idempotency_ask_cancel(store->data, claim);
     }
 }
 

@@ -173,8 +173,10 @@ typedef struct {
     ngx_uint_t                      replays;
     /* it was bound by nobody that is known */
     ngx_uint_t                      anonymous;
-    /* pending here: the process that owns it, or 0 */
+    /* pending here: the process that owns it, or 0; listed of what stands
+       behind, and pending: whose it is there, or 0 */
     ngx_pid_t                       owner;
+    uint64_t                        instance;
     /* its size; and its bytes, if there is a pool to copy them to */
     ngx_str_t                       response;
 } ngx_idempotency_found_t;
@@ -322,6 +324,8 @@ typedef struct {
     ngx_idempotency_listed_t       *listed;
     /* in: room for so many; out: how many there are */
     ngx_uint_t                      n;
+    /* of what stands behind, and not of this machine's memory */
+    unsigned                        behind:1;
 } ngx_idempotency_list_t;
 
 

@@ -142,6 +142,32 @@ typedef struct {
 } ngx_idempotency_batch_t;
 
 
+/* some of all that the backing has; it is the backing's until that calls
+   ngx_idempotency_look_listed(), and a thread may work on it */
+
+typedef struct ngx_idempotency_page_s  ngx_idempotency_page_t;
+
+struct ngx_idempotency_page_s {
+    /* the backing's own */
+    ngx_idempotency_page_t         *next;
+
+    /* where to go on, likewise; zero at first, and at the end again */
+    ngx_uint_t                      cursor;
+    u_char                          token[NGX_IDEMPOTENCY_DIGEST_LEN];
+    /* in: room for so many; out: how many there are, as items that are found,
+       with the response's length, but without its bytes */
+    ngx_uint_t                      n;
+    ngx_idempotency_item_t          items[NGX_IDEMPOTENCY_TIER_BATCH];
+    /* the backing's time, by which they are told */
+    int64_t                         now;
+    /* NGX_OK, or NGX_ERROR */
+    ngx_int_t                       rc;
+
+    ngx_queue_t                     queue;
+    void                           *data;
+};
+
+
 /* what stands behind: it answers later, by ngx_idempotency_tier_handed() and
    ngx_idempotency_tier_told() */
 
@@ -168,6 +194,9 @@ typedef struct {
        calls ngx_idempotency_tier_changed() */
     void                          (*await)(ngx_idempotency_tier_t *tier,
                                        u_char *token);
+    /* NULL: it can't tell.  NGX_AGAIN, or NGX_ERROR */
+    ngx_int_t                     (*list)(ngx_idempotency_tier_t *tier,
+                                       ngx_idempotency_page_t *page);
     /* now and then, in one worker */
     void                          (*tend)(ngx_idempotency_tier_t *tier);
     /* NGX_OK: nobody else is at it, and nobody will be until that is given
@@ -247,6 +276,8 @@ void ngx_idempotency_tier_handed(ngx_idempotency_tier_t *tier,
     ngx_idempotency_batch_t *batch);
 void ngx_idempotency_tier_told(ngx_idempotency_tier_t *tier,
     u_char (*tokens)[NGX_IDEMPOTENCY_DIGEST_LEN], ngx_int_t n);
+
+void ngx_idempotency_look_listed(ngx_idempotency_page_t *page);
 
 /* it was told that a token has changed, or some have: NULL */
 

@@ -87,11 +87,16 @@ ask(ngx_idempotency_list_t *list, ngx_uint_t n, ngx_msec_t now)
     list->op.now = now;
     list->listed = listed;
     list->n = n;
+    list->behind = 0;
 
     ngx_memset(listed, 0xa5, sizeof(listed));
 
     check_equal(op_list(&zone, list), NGX_IDEMPOTENCY_OK);
     check(list->n <= n);
+
+    /* no more while the lock is held once */
+
+    check(list->n <= 64);
     check_equal(zone.shm.sh->inside, 0);
 
     for (i = 0; i < list->n; i++) {

@@ -230,7 +230,7 @@ static int
 db_bound(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
     ngx_idempotency_db_record_t *rec)
 {
-    if (rec->response.len) {
+    if (rec->response.len && !item->brief) {
         item->response.data = malloc(rec->response.len);
 
         if (item->response.data == NULL) {

@@ -67,7 +67,11 @@ typedef struct {
 
     file_hand_t                 hand;
     file_hand_t                 tend;
+    file_hand_t                 list;
     ngx_uint_t                  exiting;
+
+    /* the pages that are to be read, the first one by a thread */
+    ngx_idempotency_page_t     *pages;
 
     /* tending, by a thread: it reads tokens, or does the rest */
     ngx_uint_t                  reads;
@@ -119,6 +123,12 @@ static ngx_uint_t file_let_in(file_t *file, ngx_idempotency_batch_t *batch);
 static void file_hand_handler(ngx_event_t *ev);
 static ngx_int_t file_read(file_t *file);
 static ngx_int_t file_tokens(ngx_idempotency_tier_t *tier, u_char *after);
+static ngx_int_t file_list(ngx_idempotency_tier_t *tier,
+    ngx_idempotency_page_t *page);
+static void file_list_thread(void *data, ngx_log_t *log);
+static ngx_int_t file_list_items(ngx_idempotency_page_t *page,
+    ngx_idempotency_db_t *db);
+static void file_list_handler(ngx_event_t *ev);
 static void file_tend(ngx_idempotency_tier_t *tier);
 static ngx_int_t file_post(file_t *file, file_hand_t *hand);
 static void file_tend_thread(void *data, ngx_log_t *log);
@@ -136,6 +146,7 @@ static const ngx_idempotency_backing_t  file_backing = {
     file_hand,
     file_tokens,
     NULL,
+    file_list,
     file_tend,
     file_alone,
     file_others,
@@ -332,7 +343,8 @@ file_init_process(ngx_idempotency_tier_t *tier, ngx_cycle_t *cycle)
 
     if (file->thread_pool == NULL || file->tokens == NULL
         || file_init_hand(file, &file->hand, cycle) != NGX_OK
-        || file_init_hand(file, &file->tend, cycle) != NGX_OK)
+        || file_init_hand(file, &file->tend, cycle) != NGX_OK
+        || file_init_hand(file, &file->list, cycle) != NGX_OK)
     {
         return NGX_ERROR;
     }
@@ -342,6 +354,9 @@ file_init_process(ngx_idempotency_tier_t *tier, ngx_cycle_t *cycle)
 
     file->tend.task->handler = file_tend_thread;
     file->tend.task->event.handler = file_tend_handler;
+
+    file->list.task->handler = file_list_thread;
+    file->list.task->event.handler = file_list_handler;
 
     return NGX_OK;
 }
@@ -397,6 +412,7 @@ file_exit_process(ngx_idempotency_tier_t *tier)
 
     file_exit_hand(&file->hand);
     file_exit_hand(&file->tend);
+    file_exit_hand(&file->list);
 
     ngx_free(file->tokens);
 }
@@ -645,6 +661,136 @@ file_read(file_t *file)
     file->wanted = file_reads_none;
 
     return (file_post(file, &file->tend) == NGX_AGAIN) ? NGX_OK : NGX_ERROR;
+}
+
+
+/* one page after the other */
+
+static ngx_int_t
+file_list(ngx_idempotency_tier_t *tier, ngx_idempotency_page_t *page)
+{
+    file_t                   *file;
+    ngx_idempotency_page_t  **last;
+
+    file = (file_t *) tier;
+
+    if (tier->shm->sh->tier.lost || file->exiting) {
+        return NGX_ERROR;
+    }
+
+    for (last = &file->pages; *last; last = &(*last)->next) { /* void */ }
+
+    page->next = NULL;
+    *last = page;
+
+    if (file->pages == page && file_post(file, &file->list) != NGX_AGAIN) {
+        file->pages = NULL;
+        return NGX_ERROR;
+    }
+
+    return NGX_AGAIN;
+}
+
+
+/* in the order of tokens; the cursor says only whether there was one */
+
+static void
+file_list_thread(void *data, ngx_log_t *log)
+{
+    file_t  *file = data;
+
+    char                     error[NGX_IDEMPOTENCY_DB_ERROR];
+    ngx_idempotency_page_t  *page;
+
+    page = file->pages;
+
+    page->rc = NGX_ERROR;
+    page->now = file_now(&file->tier);
+
+    if (file_open(file, &file->list, error) != NGX_OK
+        || file_list_items(page, file->list.db) != NGX_OK)
+    {
+        return;
+    }
+
+    if (page->n == 0) {
+        page->rc = NGX_OK;
+        return;
+    }
+
+    if (ngx_idempotency_owners_commit_lock(file->list.lock) != NGX_OK) {
+        return;
+    }
+
+    page->rc = ngx_idempotency_db_commit(file->list.db, page->items, page->n,
+                                         page->now);
+
+    ngx_idempotency_owners_commit_unlock(file->list.lock);
+}
+
+
+static ngx_int_t
+file_list_items(ngx_idempotency_page_t *page, ngx_idempotency_db_t *db)
+{
+    u_char                   tokens[NGX_IDEMPOTENCY_TIER_BATCH]
+                                   [NGX_IDEMPOTENCY_DIGEST_LEN];
+    ngx_int_t                i, n;
+    ngx_idempotency_item_t  *item;
+
+    n = ngx_idempotency_db_tokens(db, page->cursor ? page->token : NULL,
+                                  tokens, page->n);
+    if (n == NGX_ERROR) {
+        return NGX_ERROR;
+    }
+
+    for (i = 0; i < n; i++) {
+        item = &page->items[i];
+
+        ngx_memzero(item, sizeof(ngx_idempotency_item_t));
+        ngx_memcpy(item->token, tokens[i], NGX_IDEMPOTENCY_DIGEST_LEN);
+
+        item->what = NGX_IDEMPOTENCY_ITEM_FIND;
+        item->brief = 1;
+    }
+
+    page->cursor = (n == (ngx_int_t) page->n);
+    page->n = n;
+
+    if (n) {
+        ngx_memcpy(page->token, tokens[n - 1], NGX_IDEMPOTENCY_DIGEST_LEN);
+    }
+
+    return NGX_OK;
+}
+
+
+static void
+file_list_handler(ngx_event_t *ev)
+{
+    file_t  *file = ev->data;
+
+    ngx_idempotency_page_t  *page;
+
+    file->list.busy = 0;
+
+    if (file->list.stay.timer_set) {
+        ngx_del_timer(&file->list.stay);
+    }
+
+    page = file->pages;
+    file->pages = page->next;
+
+    ngx_idempotency_look_listed(page);
+
+    while (file->pages && !file->list.busy
+           && file_post(file, &file->list) != NGX_AGAIN)
+    {
+        page = file->pages;
+        file->pages = page->next;
+
+        page->rc = NGX_ERROR;
+        ngx_idempotency_look_listed(page);
+    }
 }
 
 

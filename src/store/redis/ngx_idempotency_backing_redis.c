@@ -147,6 +147,7 @@ static const ngx_idempotency_backing_t  redis_backing = {
     NULL,
     NULL,
     NULL,
+    NULL,
     redis_init,
     redis_again,
     redis_init_process,
