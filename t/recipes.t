@@ -20,6 +20,7 @@ my %recipe = (
     'graphql'                  => \&graphql,
     'jwt'                      => \&jwt,
     'kubernetes'               => \&kubernetes,
+    'lost-answers'             => \&lost_answers,
     'mobile-clients'           => \&mobile_clients,
     'multi-tenant'             => \&multi_tenant,
     'rails-and-laravel-forms'  => \&rails_and_laravel,
@@ -471,6 +472,48 @@ sub docker {
     is($first->header('X-Idempotency-Status'), 'NEW', 'a request');
     is($n->post('/orders', key => 'd', body => 'a=1')->header('X-Idempotency-Status'), 'REPLAYED',
        'its retry');
+}
+
+
+sub lost_answers {
+    my $n = start(shift, '127.0.0.1:8002' => '127.0.0.1:$TEST_NGINX_RAND_PORT_1',
+                  '/var/log/nginx' => '$TEST_NGINX_ROOT/logs');
+    my @me = (headers => ['Authorization: Bearer me']);
+    my $support = 'http://127.0.0.1:' . $n->port(1);
+    my $ask = sub {
+        my ($key, @who) = @_;
+        my $r = $n->get('/outcome', key => $key, @who ? @who : @me);
+
+        return join ' ', $r->{status}, $r->{body} =~ /"outcome":"(\w+)"/, $r->{body} =~ /"status":(\d+)/
+            if $r->{status} == 200;
+        return $r->{status};
+    };
+
+    is($ask->('l1'), '200 unknown', 'never sent');
+
+    my $first = $n->start('POST', '/?id=l1&gate=1&status=201', key => 'l1', body => 'a=1', @me);
+
+    held('l1');
+    is($ask->('l1'), '200 pending', 'being executed');
+    go('l1');
+    $first->response;
+    is($ask->('l1'), '200 done 201', 'done');
+    is($ask->('l1', headers => ['Authorization: Bearer you']), 404, 'for nobody else');
+    is($ask->('l1', headers => ['Accept: */*']), 404, 'nor for nobody');
+    is($n->post('/?id=l1', body => 'a=1', @me)->{status}, 400, 'a key is required');
+
+    my $find = sub {
+        my ($method, @more) = @_;
+
+        return $n->curl('-X', $method, '-H', 'Idempotency-Key: l1', @more,
+                        "$support/zones/orders/records?scope=orders.example");
+    };
+
+    like($find->('GET')->{body}, qr/"outcome":"done","status":201/, 'the support desk finds it');
+    like($n->curl("$support/")->{body}, qr/<title>Idempotency/, '... on a page as well');
+    is($find->('PUT', '-d', 'done')->{status}, 409, '... it is not in doubt');
+    is($find->('DELETE')->{status}, 204, '... and can be forgotten');
+    is($ask->('l1'), '200 unknown', '... so that it is fresh again');
 }
 
 
