@@ -15,6 +15,7 @@ use File::Temp ();
 use MIME::Base64 qw(encode_base64);
 
 use Idempotency;
+use Redis;
 use Restart;
 use Rows;
 
@@ -274,10 +275,18 @@ $keyed->stop;
 
 # --- a store in a file ------------------------------------------------------------
 
+sub order {
+    my ($n, $id, %o) = @_;
+
+    return $n->post("/x?id=s-$id&status=201&body=response%20to%20$id", key => $id,
+                    body => 'b', %o);
+}
+
+FILE: {
+
 if (my $why = no_state()) {
     diag("no file: $why");
-    done_testing();
-    exit;
+    last FILE;
 }
 
 sub files { return join '', map { slurp($_) } glob "$_[0]*" }
@@ -387,13 +396,6 @@ sub stored {
     return pack 'H*', until_true {
         sqlite($path, "SELECT hex(response) FROM records WHERE token = x'$token'");
     };
-}
-
-sub order {
-    my ($n, $id, %o) = @_;
-
-    return $n->post("/x?id=s-$id&status=201&body=response%20to%20$id", key => $id,
-                    body => 'b', %o);
 }
 
 {
@@ -522,6 +524,128 @@ sub order {
 
     $n->{allow} = qr/\[alert\].*the seal of a response was broken/;
     $n->stop;
+}
+
+
+}
+
+
+# --- a Redis ----------------------------------------------------------------------
+
+if (!Redis->programs) {
+    diag('no Redis');
+    done_testing();
+    exit;
+}
+
+{
+    my $redis = Redis->new;
+
+    my $over = sub {
+        my ($secret, $prefix) = @_;
+
+        return (server => $server, zone => 0, http => join "\n",
+                defined $secret ? 'idempotency_secret ' . file($secret) . ';' : (),
+                'idempotency_redis r { server unix:' . $redis->path . '; '
+                . "prefix $prefix; }",
+                'idempotency_zone zone=z:16m redis=r;');
+    };
+
+    # all that is there behind a prefix, names and values
+
+    my $all = sub {
+        my ($prefix) = @_;
+
+        return map { my $name = $_; $name => $redis->command('GET', $name) }
+               @{$redis->command('KEYS', "$prefix*")};
+    };
+
+    # once an outcome is there
+
+    my $recorded = sub {
+        my ($prefix, $n) = @_;
+
+        return until_true {
+            my %all = $all->($prefix);
+
+            (grep { /^..[DNU]/s } values %all) == $n && \%all;
+        };
+    };
+
+    my %has;
+
+    for my $secret (undef, "digest $key\nseal $third\n") {
+        my $name = defined $secret ? 'keyed' : 'open';
+        my $n = nginx($over->($secret, "$name:"));
+
+        my $r = order($n, 'redis', type => 'text/x');
+        my $all = $recorded->("$name:", 1);
+
+        $has{$name} = { bytes => join("\n", %$all), all => $all, n => $n, r => $r,
+                        token => pack('H*', $r->header('X-Token')),
+                        digest => pack('H*', $r->header('X-Digest')) };
+    }
+
+    my %tried = (
+        'the token of a key' => encode_base64($has{open}{token}, '') =~ tr{+/=}{-_}dr,
+        'the hint of a body' => substr($has{open}{digest}, 0, 4),
+        'a response' => 'response to redis',
+    );
+
+    for (sort keys %tried) {
+        ok(index($has{open}{bytes}, $tried{$_}) >= 0, "without keys, a Redis has $_");
+        ok(index($has{keyed}{bytes}, $tried{$_}) < 0, '... with them, it has not');
+    }
+
+    my ($first, $n) = @{$has{keyed}}{qw(r n)};
+    my @o = ('redis', type => 'text/x');
+
+    # others
+
+    my $same = nginx($over->("digest $key\nseal $other $third\n", 'keyed:'));
+    same_replay($first, order($same, @o), 'another nginx with the keys');
+
+    my $unsealed = nginx($over->("digest $key\n", 'keyed:'));
+    is(told(order($unsealed, @o)), '409 NOT_KEPT', '... without that which seals');
+
+    for my $secret ("digest $other\nseal $third\n", "seal $third\n", undef) {
+        my $n = nginx($over->($secret, 'keyed:'), allow => qr/tells of another digest key/);
+
+        is(told(order($n, @o)), '503 UNAVAILABLE', '... with another digest key, or none');
+        like($n->log, qr/tells of another digest key than that of "idempotency_secret"/,
+             '... which the log says');
+        $n->stop;
+    }
+
+    is(executions('s-redis'), 2, 'executed once, and once without keys');
+
+    # who can write: an answer in another's place
+
+    my @r = map { $n->post('/x?id=thief&h=X-Answer:%20anybody', key => "thief-$_", body => 'b') } 1, 2;
+    my @names = map { 'keyed:z:' . (encode_base64(pack('H*', $_->header('X-Token')), '')
+                                    =~ tr{+/=}{-_}dr) } @r;
+
+    $recorded->('keyed:', 3);
+    $redis->command('SET', $names[0], $redis->command('GET', $names[1]));
+
+    $same->{allow} = qr/\[alert\].*the seal of a response was broken/;
+
+    my $got = $same->post('/x?id=thief&h=X-Answer:%20anybody', key => 'thief-1', body => 'b');
+
+    is(told($got), '409 NOT_KEPT', "another's answer in its place");
+    is($got->header('X-Answer'), undef, '... is nobody\'s') or diag($got->{raw});
+    is(scalar(() = $same->log =~ /\[alert\].*the seal of a response was broken in the redis "r"/g),
+       1, '... one alert');
+
+    # a large one, which is sealed and opened where the events are
+
+    my $large = $n->post('/x?id=large&size=200000', key => 'large', body => 'b');
+
+    $recorded->('keyed:', 4);
+    same_replay($large, $same->post('/x?id=large&size=200000', key => 'large', body => 'b'),
+                'a large one');
+
+    $_->stop for $n, $same, $unsealed, $has{open}{n};
 }
 
 done_testing();

@@ -12,6 +12,7 @@ use lib "$FindBin::Bin/lib";
 
 use Versions;
 use Idempotency;
+use Redis;
 use Restart;
 use Rows;
 
@@ -337,6 +338,79 @@ for my $first (1, 2) {
        1, '... which is said once');
     is(executions("future1$files"), 1, '... nor executed');
     $n->stop;
+}
+
+
+# --- over a Redis -----------------------------------------------------------------------
+
+if (!Redis->programs) {
+    diag('no Redis');
+    done_testing();
+    exit;
+}
+
+{
+    my $redis = Redis->new;
+
+    my $over = sub {
+        return (of_version($_[0]), server => $server, http => join "\n",
+                'idempotency_redis r { server unix:' . $redis->path . '; prefix v:; timeout 5s; }',
+                'idempotency_zone zone=z:16m redis=r;');
+    };
+
+    my $stamp = sub { return (split / /, $redis->command('GET', 'v:z:stamp') // '')[2] };
+
+    # of all records there are
+
+    my $written = sub {
+        return join ' ', sort { $a <=> $b }
+               map { ord substr $redis->command('GETRANGE', $_, 3, 3), 0, 1 }
+               grep { !/stamp$/ } @{$redis->command('KEYS', 'v:*')};
+    };
+
+    my $old = nginx($over->(1));
+
+    is(until_true { $stamp->() }, 1, 'a Redis has the version of who came first');
+
+    my $young = nginx($over->(2));
+
+    is(told(cookie($old, redis1 => 'SINCE-VERSION-2=1; s=1'),
+            cookie($young, redis2 => 'SINCE-VERSION-2=1; s=1')),
+       '200 NEW, 200 NEW', '... both claim');
+    is($stamp->(), 1, '... it stays so');
+    is($written->(), '1 1', '... and both write that');
+
+    for ([ $old, 'redis2' ], [ $young, 'redis1' ]) {
+        my ($nginx, $key) = @$_;
+
+        is(told(cookie($nginx, $key => 'SINCE-VERSION-2=1; s=1')), '200 REPLAYED',
+           '... each knows what the other one did');
+        is(told(cookie($nginx, $key => 'SINCE-VERSION-2=2; s=1')), '409 CONFLICT',
+           '... and compares as version 1 does');
+    }
+
+    # raised by hand
+
+    $redis->command('SET', 'v:z:stamp', $redis->command('GET', 'v:z:stamp') =~ s/1$/2/r);
+    is($_->reload, 1, 'raised, and a reload') for $young, $old;
+
+    $old->{allow} = qr/fingerprints of version 2/;
+
+    is(told(cookie($young, redis3 => 'SINCE-VERSION-2=1; s=1')), '200 NEW', '... of the newer');
+    is($written->(), '1 1 2', '... which writes version 2');
+    is(told(cookie($young, redis3 => 'SINCE-VERSION-2=2; s=1')), '200 REPLAYED',
+       '... by its own list');
+    is(told(cookie($young, redis1 => 'SINCE-VERSION-2=1; s=1')), '200 REPLAYED',
+       '... and knows what is of version 1');
+    is(told(cookie($old, redis4 => 's=1')), '503 UNAVAILABLE',
+       '... the older one is refused what it would not know');
+    like($old->log, qr/its "v:z:stamp" tells of fingerprints of version 2, and this module knows 1 to 1/,
+         '... and says why');
+
+    is(executions("redis$_$files"), 1, "... $_ was executed once") for 1 .. 3;
+    is(executions("redis4$files"), 0, '... and the fourth never');
+
+    $_->stop for $old, $young;
 }
 
 done_testing();

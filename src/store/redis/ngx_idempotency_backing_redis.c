@@ -75,7 +75,10 @@ struct redis_s {
     redis_stamp_e                   stamp;
     ngx_idempotency_redis_call_t    stamp_call;
     ngx_str_t                       stamp_key;
+    /* format, digest key, version of fingerprints; so much of it is in front
+       of the version */
     ngx_str_t                       stamp_value;
+    size_t                          stamp_head;
 
     ngx_queue_t                     watches[NGX_IDEMPOTENCY_REDIS_BUCKETS];
     ngx_uint_t                      watched;
@@ -117,6 +120,9 @@ static ngx_int_t redis_hand(ngx_idempotency_tier_t *tier,
     ngx_idempotency_batch_t *batch);
 static void redis_ask_stamp(redis_t *redis);
 static void redis_stamp_handler(ngx_idempotency_redis_call_t *call);
+static ngx_int_t redis_stamp_other(redis_t *redis,
+    ngx_idempotency_redis_reply_t *reply, u_char *error, size_t len);
+static void redis_stamp_version(redis_t *redis, ngx_uint_t version);
 static void redis_send(redis_hand_t *hand);
 static void redis_handler(ngx_idempotency_redis_call_t *call);
 static ngx_int_t redis_resend(redis_hand_t *hand,
@@ -300,7 +306,8 @@ redis_names(redis_t *redis)
         ngx_str_set(&redis->publish, "PUBLISH");
     }
 
-    p = ngx_pnalloc(redis->pool, 2 + 2 * NGX_IDEMPOTENCY_STAMP_LEN);
+    p = ngx_pnalloc(redis->pool, 2 + 2 * NGX_IDEMPOTENCY_STAMP_LEN + 1
+                                 + NGX_INT_T_LEN);
     if (p == NULL) {
         return NGX_ERROR;
     }
@@ -310,8 +317,14 @@ redis_names(redis_t *redis)
     p = ngx_cpymem(p, "1 ", 2);
     p = ngx_hex_dump(p, (u_char *) redis->tier.shm->store->secret->stamp,
                      NGX_IDEMPOTENCY_STAMP_LEN);
+    *p++ = ' ';
 
-    redis->stamp_value.len = p - redis->stamp_value.data;
+    redis->stamp_head = p - redis->stamp_value.data;
+
+    /* until it is known what others write, nobody lacks the older one */
+
+    redis_stamp_version(redis, NGX_IDEMPOTENCY_FINGERPRINT_VERSION);
+    redis->tier.shm->store->version = NGX_IDEMPOTENCY_FINGERPRINT_OLDEST;
 
     if (redis_name(redis, &redis->prefix, "") != NGX_OK) {
         return NGX_ERROR;
@@ -421,7 +434,13 @@ redis_init_process(ngx_idempotency_tier_t *tier, ngx_cycle_t *cycle)
         redis->hands[i].items = &items[i * NGX_IDEMPOTENCY_TIER_BATCH];
     }
 
-    return ngx_idempotency_redis_init_process(redis->redis, cycle);
+    if (ngx_idempotency_redis_init_process(redis->redis, cycle) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    redis_ask_stamp(redis);
+
+    return NGX_OK;
 }
 
 
@@ -587,12 +606,18 @@ redis_stamp_handler(ngx_idempotency_redis_call_t *call)
     {
         rc = ngx_idempotency_redis_stamp_answer(call->reply);
 
-        if (rc == NGX_DECLINED) {
-            (void) ngx_snprintf(error, sizeof(error),
-                                "its \"%V\" tells of another digest key than "
-                                "that of \"idempotency_secret\", or of "
-                                "another version of the module%Z",
-                                &redis->stamp_key);
+        if (rc == NGX_DECLINED
+            && redis_stamp_other(redis, call->reply, error, sizeof(error))
+               == NGX_OK)
+        {
+            redis_ask_stamp(redis);
+            return;
+        }
+
+        if (rc == NGX_OK) {
+            redis->tier.shm->store->version =
+                ngx_atoi(redis->stamp_value.data + redis->stamp_head,
+                         redis->stamp_value.len - redis->stamp_head);
         }
     }
 
@@ -629,6 +654,62 @@ redis_stamp_handler(ngx_idempotency_redis_call_t *call)
 }
 
 
+/* NGX_OK: what others write is known here, and is what this one writes, too */
+
+static ngx_int_t
+redis_stamp_other(redis_t *redis, ngx_idempotency_redis_reply_t *reply,
+    u_char *error, size_t len)
+{
+    ngx_int_t   version;
+    ngx_str_t  *is;
+
+    is = (reply->n > 2) ? &reply->elts[2].str : NULL;
+
+    if (is == NULL || is->len <= redis->stamp_head
+        || ngx_memcmp(is->data, redis->stamp_value.data, redis->stamp_head)
+           != 0)
+    {
+        (void) ngx_snprintf(error, len,
+                            "its \"%V\" tells of another digest key than "
+                            "that of \"idempotency_secret\", or of "
+                            "another version of the module%Z",
+                            &redis->stamp_key);
+        return NGX_ERROR;
+    }
+
+    version = ngx_atoi(is->data + redis->stamp_head,
+                       is->len - redis->stamp_head);
+
+    if (version < NGX_IDEMPOTENCY_FINGERPRINT_OLDEST
+        || version > NGX_IDEMPOTENCY_FINGERPRINT_VERSION)
+    {
+        (void) ngx_snprintf(error, len,
+                            "its \"%V\" tells of fingerprints of version %i, "
+                            "and this module knows %d to %d%Z",
+                            &redis->stamp_key, version,
+                            NGX_IDEMPOTENCY_FINGERPRINT_OLDEST,
+                            NGX_IDEMPOTENCY_FINGERPRINT_VERSION);
+        return NGX_ERROR;
+    }
+
+    redis_stamp_version(redis, version);
+
+    return NGX_OK;
+}
+
+
+static void
+redis_stamp_version(redis_t *redis, ngx_uint_t version)
+{
+    u_char  *p;
+
+    p = ngx_sprintf(redis->stamp_value.data + redis->stamp_head, "%ui",
+                    version);
+
+    redis->stamp_value.len = p - redis->stamp_value.data;
+}
+
+
 static void
 redis_send(redis_hand_t *hand)
 {
@@ -639,6 +720,11 @@ redis_send(redis_hand_t *hand)
 
     batch = hand->batch;
     redis = hand->redis;
+
+    /* the script makes a record's times */
+
+    ngx_idempotency_seal(redis->tier.shm->store->secret, batch->items,
+                         batch->n, 0);
 
     for (i = 0; i < batch->n; i++) {
         ri = &hand->items[i];
@@ -707,6 +793,9 @@ redis_handler(ngx_idempotency_redis_call_t *call)
     redis_answered(hand, ri);
 
     if (--hand->left == 0) {
+        ngx_idempotency_unseal(hand->redis->tier.shm->store->secret,
+                               hand->batch->items, hand->batch->n, 0);
+
         ngx_idempotency_tier_handed(&hand->redis->tier, hand->batch);
     }
 }
