@@ -12,6 +12,7 @@ use lib "$FindBin::Bin/lib";
 
 use Idempotency;
 use Pages;
+use Redis;
 
 my %recipe = (
     'behind-a-cdn'             => \&behind_a_cdn,
@@ -518,7 +519,7 @@ sub lost_answers {
 
 
 sub kubernetes {
-    my ($front, $pod) = @_;
+    my ($front, $pod, $shared) = @_;
 
     my @pods = map {
         start($pod, '127.0.0.1:8000' => undef, '8000' => '127.0.0.1:$TEST_NGINX_PORT')
@@ -553,6 +554,29 @@ sub kubernetes {
 
     is_deeply([sort keys %status], [200, 502], 'without its pod a key is refused');
     is(join(' ', map { executions($_) } @keys), $before, '... and not executed by the other one');
+
+  SKIP: {
+        skip 'no Redis here', 12 if !Redis->programs;
+
+        my $redis = Redis->new;
+        my @pods = map {
+            start($shared, '127.0.0.1:8000' => undef, '8000' => '127.0.0.1:$TEST_NGINX_PORT',
+                  'redis:6379' => '127.0.0.1:' . $redis->port)
+        } 1, 2;
+
+        is($post->($pods[0], 'shared')->{status}, 200, 'a Redis: a request at one pod');
+        ok(until_true { $post->($pods[1], 'shared')->replayed }, '... its retry at the other');
+        is(executions('shared'), 1, '... is not executed');
+
+        my $first = $pods[0]->start('POST', '/orders?id=slow&gate=1', key => 'slow', host => 'shop.example');
+
+        held('slow');
+        my $second = $pods[1]->start('POST', '/orders?id=slow&gate=1', key => 'slow', host => 'shop.example');
+        go('slow');
+        same_replay($first->response, $second->response, '... and one in between waits');
+        is(executions('slow'), 1, '... for that one');
+        $_->stop for @pods;
+    }
 }
 
 
