@@ -2,7 +2,7 @@
 // attempt at the next of several nginx, over connections that break: stripe-node,
 // which names its operations itself, and axios with axios-retry.
 //
-//     node clients.js COUNT SEED PORT...
+//     node clients.js COUNT SEED NAME PORT...
 //
 // Between a client and an nginx is a relay that, of every three attempts or so,
 // breaks one: before the request, in the middle of it, when it is through, or in
@@ -19,7 +19,9 @@ const axios = require('axios');
 const axiosRetry = require('axios-retry').default;
 const Stripe = require('stripe');
 
-const [count, seed, ...ports] = process.argv.slice(2).map(Number);
+const [count, seed] = process.argv.slice(2, 4).map(Number);
+const name = process.argv[4];
+const ports = process.argv.slice(5).map(Number);
 
 let state = seed || 1;
 
@@ -110,17 +112,17 @@ async function main() {
     const told = (kind, name, status, exec) => console.log(kind, name, status, exec);
 
     const charge = async i => {
-        const done = await stripe.charges.create({ amount: 100 + i, currency: 'eur', description: `charge-${i}` });
+        const done = await stripe.charges.create({ amount: 100 + i, currency: 'eur', description: `${name}-charge-${i}` });
         const { statusCode, headers } = done.lastResponse;
 
-        told('stripe', `charge-${i}`, statusCode, headers['x-exec']);
+        told('stripe', `${name}-charge-${i}`, statusCode, headers['x-exec']);
     };
 
     const order = async i => {
-        const done = await web.post('/orders', { name: `order-${i}`, amount: i },
-                                    { headers: { 'Idempotency-Key': `order-${seed}-${i}` } });
+        const done = await web.post('/orders', { name: `${name}-order-${i}`, amount: i },
+                                    { headers: { 'Idempotency-Key': `${name}-${seed}-${i}` } });
 
-        told('axios', `order-${i}`, done.status, done.headers['x-exec']);
+        told('axios', `${name}-order-${i}`, done.status, done.headers['x-exec']);
     };
 
     const todo = [];
