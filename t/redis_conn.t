@@ -13,64 +13,29 @@ use lib "$FindBin::Bin/lib";
 use FakeRedis;
 use Idempotency;
 use Redis;
+use RedisCaller;
 use Time::HiRes qw(time sleep);
 
-my $caller = Redis->caller or plan(skip_all => 'no tree of headers, as util/build makes it');
-
-my %error = (OK => 0, CONNECT => 1, TIMEOUT => 2, CLOSED => 3, PROTOCOL => 4, DENIED => 5,
-             FULL => 6, AWAY => 7, UNACKED => 8, REFUSED => 9, FAULT => 10);
+plan(skip_all => 'no tree of headers, as util/build makes it') unless Redis->caller;
 
 my $n;
 
 
-# An nginx with this block.
+# An nginx with a block of this server.
 
-sub with {
+sub fake {
     my ($fake, $block, %o) = @_;
 
-    $n->stop if $n;
     my $port = ref $fake ? $fake->port : $fake;
 
-    $n = nginx(modules_after => [$caller], zone => 0, log_level => 'notice',
-               http => "idempotency_redis r { server 127.0.0.1:$port; " . ($block // '') . ' }',
-               server => 'location / { redis_caller r; }', %o);
-
-    return $n;
-}
-
-
-sub quoted { return join '', map { /[\w.~-]/ ? $_ : sprintf '%%%02X', ord } split //, $_[0] }
-
-
-# The lines that the caller writes, of a call of that key.
-
-sub uri {
-    my ($key, %o) = @_;
-
-    return '/?script=return' . (defined $key ? '&key=' . quoted($key) : '')
-           . join '', map { ref $o{$_} ? map "&arg=" . quoted($_), @{$o{$_}} : "&$_=$o{$_}" }
-                      sort keys %o;
-}
-
-
-sub call { return $n->get(uri(@_))->{body} // '' }
-
-sub state { return $n->get('/?state=1')->{body} // '' }
-
-sub is_call {
-    my ($said, $error, $maybe, $rest, $name) = @_;
-
-    local $Test::Builder::Level = $Test::Builder::Level + 1;
-
-    my $like = ref $rest ? $rest : qr/\Q$rest\E/;
-    like($said, qr/^error=$error{$error} maybe=$maybe (?=why=).*$like/s, $name);
+    return $n = with("server 127.0.0.1:$port; " . ($block // ''), %o);
 }
 
 
 # --- answers ------------------------------------------------------------------
 
 my $fake = FakeRedis->new;
-with($fake, 'timeout 20s; connections 1;');
+fake($fake, 'timeout 20s; connections 1;');
 
 is(call('-', arg => ['a b', '']),
    qq{error=0 maybe=0 why="" reply=["EVALSHA" "63143b6f8007b98c53ca2149822777b3566f9241" "1" "-" "a b" ""]\n},
@@ -117,7 +82,7 @@ is($fake->connections, 1, 'one connection for all that');
 
 # what is no answer
 
-with($fake, 'timeout 20s; connections 1;');
+fake($fake, 'timeout 20s; connections 1;');
 
 is_call(call('cut:'), 'CLOSED', 1, 'it closed the connection', 'it closes the connection');
 is_call(call('cut:$5%0D%0Ahel'), 'CLOSED', 1, 'it closed the connection', '... in an answer');
@@ -153,7 +118,7 @@ is((grep { ($_->[3] // '') =~ /NOSCRIPT no/ } $fake->commands)[-1][1], 'return',
 
 # --- time ---------------------------------------------------------------------
 
-with($fake, 'timeout 20s; connections 1;');
+fake($fake, 'timeout 20s; connections 1;');
 
 my $resets = $fake->resets;
 my $from = time;
@@ -175,7 +140,7 @@ cmp_ok($until / 1e6, '<=', time + 5, '... rather too early');
 
 $fake->stop;
 $fake->start(WAIT => [":2\r\n", ":1\r\n", ":0\r\n", "-UNBLOCKED no master\r\n", '', ":2\r\n"]);
-with($fake, 'timeout 20s; connections 1; replicas 2;');
+fake($fake, 'timeout 20s; connections 1; replicas 2;');
 
 my %durable = (durable => 1, msec => 8000);
 
@@ -197,7 +162,7 @@ is(scalar(grep { $_->[0] eq 'WAIT' } $fake->commands), 6, '... so many times');
 
 $fake->stop;
 $fake->start(WAITAOF => ["*2\r\n:1\r\n:0\r\n", "*2\r\n:0\r\n:0\r\n", "-ERR unknown command\r\n"]);
-with($fake, 'timeout 20s; connections 1; fsync on;');
+fake($fake, 'timeout 20s; connections 1; fsync on;');
 
 is_call(call('say::7%0D%0A', %durable), 'OK', 0, ':7', 'it is on disk');
 is_call(call('say::7%0D%0A', %durable), 'UNACKED', 1, 'not on disk', '... or not');
@@ -205,7 +170,7 @@ is_call(call('say::7%0D%0A', %durable), 'UNACKED', 1, 'ERR unknown command', '..
 
 $fake->stop;
 $fake->start(WAIT => ":1\r\n", WAITAOF => ["*2\r\n:1\r\n:0\r\n", "*2\r\n:0\r\n:0\r\n"]);
-with($fake, 'timeout 20s; connections 1; fsync on; replicas 1;');
+fake($fake, 'timeout 20s; connections 1; fsync on; replicas 1;');
 
 is_call(call('say::7%0D%0A', %durable), 'OK', 0, ':7', 'both');
 is_call(call('say::7%0D%0A', %durable), 'UNACKED', 1, 'not on disk', '... or one of them');
@@ -220,7 +185,7 @@ sub greeted {
 
     $fake->stop;
     $fake->start(%$answers);
-    with($fake, "timeout 20s; connections 1; $block", allow => qr/idempotency_redis/);
+    fake($fake, "timeout 20s; connections 1; $block", allow => qr/idempotency_redis/);
 
     my $call = call('say::1%0D%0A', msec => $error eq 'OK' ? 20000 : 500);
 
@@ -258,7 +223,7 @@ greeted('nobody can tell', '', { INFO => "-NOPERM no\r\n" }, 'OK',
 
 $fake->stop;
 $fake->start;
-with($fake, 'connections 1;');
+fake($fake, 'connections 1;');
 call('say::1%0D%0A');
 unlike($n->log, qr/\[(?:warn|error)\]/, 'nothing to say of one that keeps everything');
 
@@ -268,7 +233,7 @@ my $secret = File::Temp->new(TMPDIR => 1);
 print $secret "pa ss\"w\xc3\xb6rd\nanother line\n";
 close $secret;
 
-with($fake, "timeout 20s; connections 1; user me; password_file $secret; database 3;");
+fake($fake, "timeout 20s; connections 1; user me; password_file $secret; database 3;");
 is_call(call('say::1%0D%0A'), 'OK', 0, ':1', 'user, password, database');
 
 my @greeting = map { [@$_] } $fake->commands;
@@ -280,14 +245,14 @@ unlike($n->log, qr/pa ss/, '... and no password is in the log');
 
 $fake->stop;
 $fake->start(AUTH => "-WRONGPASS invalid username-password pair or user is disabled.\r\n");
-with($fake, "timeout 20s; password_file $secret;");
+fake($fake, "timeout 20s; password_file $secret;");
 is_call(call('say::1%0D%0A'), 'DENIED', 0, 'it says: WRONGPASS', 'a wrong password is answered at once');
 unlike($n->log, qr/pa ss/, '... and is not in the log');
 
 
 # --- it comes and goes ------------------------------------------------------------
 
-with(dead_port(), 'timeout 300ms; connections 1;');
+fake(dead_port(), 'timeout 300ms; connections 1;');
 
 is_call(call('x', msec => 20000), 'CONNECT', 0, 'connect() failed: Connection refused',
         'nobody listens');
@@ -299,7 +264,7 @@ within 15, sub {
 };
 
 $fake->stop;
-with($fake, 'timeout 300ms; connections 1;');
+fake($fake, 'timeout 300ms; connections 1;');
 ok(until_true { state() =~ /^up 0/ }, 'it is down');
 $fake->start;
 ok(until_true { state() =~ /^up 1 time [1-9]/ }, '... and up when it is back');
@@ -308,11 +273,6 @@ is(scalar(() = $n->log =~ /no connection to/g), 1, '... told once');
 is(scalar(() = $n->log =~ /is back/g), 1, '... as is that it is back');
 
 # no descriptor, and no memory, for each that is lost
-
-my ($worker) = $n->workers;
-
-sub descriptors { return scalar(() = glob("/proc/$worker/fd/*")) }
-sub memory { return slurp("/proc/$worker/status") =~ /^VmRSS:\s+(\d+)/m ? $1 : die }
 
 my ($descriptors, $memory);
 
@@ -332,14 +292,14 @@ cmp_ok(memory() - $memory, '<=', 512, '... nor memory');
 
 # nothing is under way: nobody waits for a connection
 
-with($fake, 'timeout 100s; connect_timeout 100s; connections 2;');
+fake($fake, 'timeout 100s; connect_timeout 100s; connections 2;');
 is_call(call('say::1%0D%0A'), 'OK', 0, ':1', 'a connection');
 
 ok(gone(sub { }), 'a worker that has nothing to do exits');
 
 # the answer is waited for, and so is its deadline
 
-with($fake, 'timeout 100s; connections 1;');
+fake($fake, 'timeout 100s; connections 1;');
 call('say::1%0D%0A');
 
 my $slow = $n->start('GET', uri('slow:$300%0D%0A' . 'x' x 300 . '%0D%0A', msec => 60000));
@@ -348,7 +308,7 @@ until_true { grep { ($_->[3] // '') =~ /^slow:\$300/ } $fake->commands };
 ok(gone(sub { is_call($slow->response->{body}, 'OK', 0, 'xxx', 'an answer under way is waited for') }),
    '... then the worker exits');
 
-with($fake, 'timeout 100s; connections 1;');
+fake($fake, 'timeout 100s; connections 1;');
 call('say::1%0D%0A');
 
 my $none = $n->start('GET', uri('none', msec => 1500));
@@ -360,17 +320,3 @@ ok(gone(sub { is_call($none->response->{body}, 'TIMEOUT', 1, 'no answer', 'one t
 $n->stop;
 
 done_testing();
-
-
-# QUIT, and what follows; false: the process stays.
-
-sub gone {
-    my ($then) = @_;
-
-    my ($pid) = $n->workers;
-
-    $n->signal('QUIT');
-    $then->();
-
-    return until_true { !kill 0, $pid } 60;
-}

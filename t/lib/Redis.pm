@@ -34,6 +34,11 @@ my $root = dirname(dirname(dirname(abs_path(__FILE__))));
 my $scratch = File::Temp->newdir('caller-XXXXXX', TMPDIR => 1);
 
 
+# ... or were unpacked by util/valkey
+
+my $unpacked = ($ENV{BUILD_DIR} // "$root/build") . '/valkey/bin';
+$ENV{PATH} .= ":$unpacked" if -x "$unpacked/valkey-server";
+
 sub programs { return Resp::servers() }
 
 
@@ -93,24 +98,31 @@ sub start {
 }
 
 
+# It may have been cut off by what was said before.
+
 sub command {
     my ($self, @words) = @_;
 
-    my $admin = $self->{admin};
+    local $SIG{PIPE} = 'IGNORE';
 
-    if (!$admin) {
-        my $s = IO::Socket::UNIX->new(Peer => "$self->{dir}/socket") or die "connect: $!";
-        $admin = $self->{admin} = bless { socket => $s, read => '' }, 'Resp';
-    }
+    for my $try (1, 2) {
+        my $old = $self->{admin};
+        my $reply = eval { ($self->{admin} //= $self->connect)->command(@words) };
 
-    my $reply = eval { $admin->command(@words) };
+        return $reply unless $@;
 
-    if ($@) {
         delete $self->{admin};
-        die $@;
+        die $@ unless $old;
     }
+}
 
-    return $reply;
+
+sub connect {
+    my ($self) = @_;
+
+    my $s = IO::Socket::UNIX->new(Peer => "$self->{dir}/socket") or die "connect: $!";
+
+    return bless { socket => $s, read => '' }, 'Resp';
 }
 
 

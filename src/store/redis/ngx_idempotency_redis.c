@@ -106,14 +106,6 @@ ngx_idempotency_redis_init_process(ngx_idempotency_redis_t *redis,
     redis->started = 1;
     redis->log = cycle->log;
 
-    /* what nginx says of each try, unless that is what is looked for */
-
-    redis->quiet = *cycle->log;
-
-    if (!(redis->quiet.log_level & NGX_LOG_DEBUG_ALL)) {
-        redis->quiet.log_level = NGX_LOG_ALERT;
-    }
-
     ngx_queue_init(&redis->nodes);
     ngx_queue_init(&redis->graves);
 

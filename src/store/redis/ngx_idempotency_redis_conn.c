@@ -19,6 +19,9 @@ static void conn_start(ngx_idempotency_redis_conn_t *conn);
 static void conn_resolve(ngx_idempotency_redis_conn_t *conn);
 static void conn_resolved(ngx_resolver_ctx_t *ctx);
 static void conn_open(ngx_idempotency_redis_conn_t *conn);
+static ngx_log_t *conn_log(ngx_idempotency_redis_conn_t *conn);
+static void conn_hear(ngx_log_t *log, ngx_uint_t level, u_char *buf,
+    size_t len);
 static void conn_opened(ngx_idempotency_redis_conn_t *conn);
 static void conn_close(ngx_idempotency_redis_conn_t *conn, ngx_uint_t reset);
 static void conn_again(ngx_idempotency_redis_conn_t *conn);
@@ -263,14 +266,14 @@ conn_open(ngx_idempotency_redis_conn_t *conn)
     peer->get = ngx_event_get_peer;
     peer->so_keepalive = 1;
     peer->log_error = NGX_ERROR_INFO;
-    peer->log = conn->node->failing ? &conn->redis->quiet : conn->redis->log;
+    peer->log = conn_log(conn);
 
     rc = ngx_event_connect_peer(peer);
 
     if (rc != NGX_OK && rc != NGX_AGAIN) {
         conn->c = peer->connection;
         ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
-                                        "connect() failed", NULL);
+                                        "not connected", NULL);
         return;
     }
 
@@ -299,6 +302,63 @@ conn_open(ngx_idempotency_redis_conn_t *conn)
     if (rc == NGX_OK) {
         conn_opened(conn);
     }
+}
+
+
+/* one line for an outage is enough, and nginx has some for each try */
+
+static ngx_log_t *
+conn_log(ngx_idempotency_redis_conn_t *conn)
+{
+    ngx_log_t  *log;
+
+    log = conn->redis->log;
+    conn->nheard = 0;
+
+    if (log->log_level & NGX_LOG_DEBUG_ALL) {
+        return log;
+    }
+
+    ngx_memzero(&conn->log, sizeof(ngx_log_t));
+
+    conn->log.log_level = NGX_LOG_INFO;
+    conn->log.writer = conn_hear;
+    conn->log.wdata = conn;
+
+    return &conn->log;
+}
+
+
+/* without time and process, which end with a colon, as does nothing in them
+   that a blank follows */
+
+static void
+conn_hear(ngx_log_t *log, ngx_uint_t level, u_char *buf, size_t len)
+{
+    u_char                        *p, *last;
+    ngx_idempotency_redis_conn_t  *conn;
+
+    conn = log->wdata;
+    last = buf + len;
+
+    while (last > buf && (last[-1] == LF || last[-1] == CR)) {
+        last--;
+    }
+
+    for (p = buf; p + 1 < last; p++) {
+        if (p[0] == ':' && p[1] == ' ') {
+            p += 2;
+            break;
+        }
+    }
+
+    if (level <= NGX_LOG_ALERT) {
+        ngx_log_error(NGX_LOG_ALERT, conn->redis->log, 0, "%*s",
+                      (size_t) (last - p), p);
+    }
+
+    conn->nheard = ngx_min((size_t) (last - p), sizeof(conn->heard));
+    ngx_memcpy(conn->heard, p, conn->nheard);
 }
 
 
@@ -389,13 +449,25 @@ ngx_idempotency_redis_conn_lose(ngx_idempotency_redis_conn_t *conn,
     ngx_uint_t   ready;
 
     ready = (conn->state == ngx_idempotency_redis_ready);
+
+    if (!ready && (error == NGX_IDEMPOTENCY_REDIS_CLOSED
+                   || error == NGX_IDEMPOTENCY_REDIS_TIMEOUT))
+    {
+        error = NGX_IDEMPOTENCY_REDIS_CONNECT;
+    }
+
     last = conn->text + sizeof(conn->text);
 
     p = ngx_slprintf(conn->text, last, "%s", why);
 
     if (what) {
         p = ngx_slprintf(p, last, p[-1] == ':' ? " %V" : " \"%V\"", what);
+
+    } else if (conn->nheard) {
+        p = ngx_slprintf(p, last, ": %*s", conn->nheard, conn->heard);
     }
+
+    conn->nheard = 0;
 
     conn->error = error;
     conn->why.data = conn->text;
@@ -614,7 +686,7 @@ conn_read_handler(ngx_event_t *rev)
         if (n == 0 || n == NGX_ERROR) {
             ngx_idempotency_redis_conn_lose(conn,
                                             NGX_IDEMPOTENCY_REDIS_CLOSED,
-                                            n ? "recv() failed"
+                                            n ? "it is lost"
                                               : "it closed the connection",
                                             NULL);
             return;
@@ -737,7 +809,7 @@ ngx_idempotency_redis_conn_write(ngx_idempotency_redis_conn_t *conn)
         if (n == NGX_ERROR) {
             ngx_idempotency_redis_conn_lose(conn,
                                             NGX_IDEMPOTENCY_REDIS_CLOSED,
-                                            "send() failed", NULL);
+                                            "it is lost", NULL);
             return;
         }
 

@@ -107,7 +107,11 @@ struct ngx_idempotency_redis_conn_s {
     /* why the last one was lost */
     ngx_idempotency_redis_error_e    error;
     ngx_str_t                        why;
-    u_char                           text[128];
+    u_char                           text[256];
+    /* what nginx says of it, for our own line of the log */
+    ngx_log_t                        log;
+    u_char                           heard[192];
+    size_t                           nheard;
 
     /* end it when nothing is due any more: it is no master's */
     unsigned                         retire:1;
@@ -204,8 +208,6 @@ struct ngx_idempotency_redis_s {
     ngx_uint_t                         ticks;
     unsigned                           started:1;
 
-    /* what is said by nginx itself, when it was said before */
-    ngx_log_t                          quiet;
     /* nodes that are no more, until nobody can be at work with them */
     ngx_queue_t                        graves;
     ngx_event_t                        bury;
