@@ -5,11 +5,19 @@
 #include "ngx_idempotency_store.h"
 
 
+#if (NGX_IDEMPOTENCY_LATE)
+extern const ngx_idempotency_engine_t  ngx_idempotency_late_engine;
+#else
 extern const ngx_idempotency_engine_t  ngx_idempotency_shm_engine;
+#endif
 
 
 static const ngx_idempotency_engine_t  *store_engines[] = {
+#if (NGX_IDEMPOTENCY_LATE)
+    &ngx_idempotency_late_engine,
+#else
     &ngx_idempotency_shm_engine,
+#endif
     NULL
 };
 

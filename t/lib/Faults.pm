@@ -10,13 +10,15 @@ use FindBin;
 
 our $static = defined $ENV{IDEMPOTENCY_MODULE} && $ENV{IDEMPOTENCY_MODULE} eq '';
 
+my $late = ($ENV{TEST_IDEMPOTENCY_STORE} // '') eq 'late';
 my $root = "$FindBin::Bin/..";
-my $dir = ($ENV{BUILD_DIR} // "$root/build") . '/faults';
+my $dir = ($ENV{BUILD_DIR} // "$root/build") . ($late ? '/late' : '') . '/faults';
 
 {
     local $ENV{BUILD_DIR} = $dir;
     local $ENV{EXTRA_CFLAGS} = join ' ', $ENV{EXTRA_CFLAGS} // (),
-                                         '-DNGX_IDEMPOTENCY_FAULTS';
+                                         '-DNGX_IDEMPOTENCY_FAULTS',
+                                         $late ? '-DNGX_IDEMPOTENCY_LATE' : ();
 
     my $said = `bash '$root/util/build' 2>&1 </dev/null`;
     die "no module with fault points:\n$said" if $?;

@@ -99,8 +99,10 @@ my $lib = abs_path(dirname(__FILE__));
 my $root = dirname(dirname($lib));
 
 # As util/test says; else what util/build made. Empty: the module is linked into
-# that nginx.
-my $build = abs_path($ENV{BUILD_DIR} // "$root/build") // '';
+# that nginx. Of a store that answers late there is a module of its own.
+my $store = $ENV{TEST_IDEMPOTENCY_STORE} // '';
+my $build = (abs_path($ENV{BUILD_DIR} // "$root/build") // '')
+            . ($store eq 'late' ? '/late' : '');
 my $module = $ENV{IDEMPOTENCY_MODULE}
              // "$build/ngx_http_idempotency_module.so" =~ s/^.*$/-e $& ? $& : ''/er;
 my $binary = $ENV{TEST_NGINX_BINARY}

@@ -1,0 +1,806 @@
+
+/*
+ * A test's engine, compiled only with -DNGX_IDEMPOTENCY_LATE: the one over
+ * shared memory, that takes its time.  What is asked is carried out some time
+ * after that, and answered some time later, in any order.  What settles a
+ * claim is carried out at once, as it is wherever a zone stands in front, and
+ * is answered later.  That answer may never come; nor may that to a claim,
+ * which is to be made again then: whether it was carried out is for chance to
+ * say.
+ */
+
+
+#include "ngx_idempotency_shm.h"
+
+
+#if (NGX_IDEMPOTENCY_LATE)
+
+
+/* half of the time that an operation takes at most, in milliseconds */
+
+#define NGX_IDEMPOTENCY_LATE_HALF   10
+
+/* one of so many is not heard, or not answered */
+
+#define NGX_IDEMPOTENCY_LATE_NEVER  32
+
+
+typedef enum {
+    late_asked = 0,    /* it is on its way there */
+    late_done,         /* the answer is on its way back */
+    late_waits         /* the engine beneath has it, and will call */
+} late_state_e;
+
+
+/* an operation is one of these; each begins with the same head */
+
+typedef union {
+    ngx_idempotency_op_t         op;
+    ngx_idempotency_claim_t      claim;
+    ngx_idempotency_complete_t   complete;
+    ngx_idempotency_release_t    release;
+    ngx_idempotency_find_t       find;
+    ngx_idempotency_forget_t     forget;
+    ngx_idempotency_renew_t      renew;
+    ngx_idempotency_list_t       list;
+} late_any_t;
+
+typedef struct late_s  late_t;
+
+typedef struct {
+    size_t                       size;
+    ngx_int_t                  (*run)(late_t *late);
+    /* it settles something; its answer may get lost */
+    unsigned                     settles:1;
+    unsigned                     lost:1;
+} late_kind_t;
+
+
+/* our own copy of an operation, as the caller's may go */
+
+struct late_s {
+    late_any_t                   as;
+    const late_kind_t           *kind;
+    ngx_idempotency_store_t     *store;
+    late_state_e                 state;
+
+    /* the caller's, or NULL if that was cancelled; it is in this queue */
+    ngx_idempotency_op_t        *op;
+    ngx_queue_t                  caller;
+
+    /* all of this worker's */
+    ngx_queue_t                  queue;
+    /* a claim whose maker has heard nothing yet */
+    ngx_uint_t                   unheard;
+
+    ngx_event_t                  timer;
+    ngx_pool_t                  *pool;
+};
+
+
+static ngx_int_t late_ask(ngx_idempotency_store_t *store,
+    ngx_idempotency_op_t *op, const late_kind_t *kind);
+static late_t *late_create(ngx_idempotency_store_t *store,
+    ngx_idempotency_op_t *op, const late_kind_t *kind);
+static ngx_chain_t *late_pieces(late_t *late, ngx_chain_t *in, size_t size);
+static void late_take(late_t *late, ngx_idempotency_op_t *op);
+static ngx_int_t late_again(late_t *late, ngx_idempotency_op_t *op);
+static late_t *late_of(ngx_idempotency_op_t *op);
+static void late_start(late_t *late, ngx_uint_t may_be_lost);
+static void late_timer_handler(ngx_event_t *ev);
+static void late_run(late_t *late);
+static void late_called(ngx_idempotency_op_t *op);
+static void late_answer(late_t *late);
+static void late_tell(void);
+static void late_give(late_t *late, ngx_idempotency_op_t *op);
+static void late_give_response(ngx_idempotency_op_t *op,
+    ngx_idempotency_found_t *found, ngx_pool_t *pool);
+static void late_unlink(late_t *late);
+static void late_drop(late_t *late);
+static void late_free(late_t *late);
+
+static ngx_int_t late_claim(ngx_idempotency_store_t *store,
+    ngx_idempotency_claim_t *claim);
+static ngx_int_t late_complete(ngx_idempotency_store_t *store,
+    ngx_idempotency_complete_t *complete);
+static ngx_int_t late_release(ngx_idempotency_store_t *store,
+    ngx_idempotency_release_t *release);
+static ngx_int_t late_find(ngx_idempotency_store_t *store,
+    ngx_idempotency_find_t *find);
+static ngx_int_t late_forget(ngx_idempotency_store_t *store,
+    ngx_idempotency_forget_t *forget);
+static ngx_int_t late_renew(ngx_idempotency_store_t *store,
+    ngx_idempotency_renew_t *renew);
+static ngx_int_t late_list(ngx_idempotency_store_t *store,
+    ngx_idempotency_list_t *list);
+static void late_cancel(ngx_idempotency_store_t *store,
+    ngx_idempotency_op_t *op);
+
+static ngx_int_t late_run_claim(late_t *late);
+static ngx_int_t late_run_complete(late_t *late);
+static ngx_int_t late_run_release(late_t *late);
+static ngx_int_t late_run_find(late_t *late);
+static ngx_int_t late_run_forget(late_t *late);
+static ngx_int_t late_run_renew(late_t *late);
+static ngx_int_t late_run_list(late_t *late);
+
+static ngx_int_t late_keep(ngx_conf_t *cf);
+static ngx_int_t late_init_module(ngx_cycle_t *cycle);
+static ngx_int_t late_init_process(ngx_cycle_t *cycle);
+static void late_exit_process(ngx_cycle_t *cycle);
+
+
+static const late_kind_t  late_kind_claim = {
+    sizeof(ngx_idempotency_claim_t), late_run_claim, 0, 1
+};
+
+static const late_kind_t  late_kind_complete = {
+    sizeof(ngx_idempotency_complete_t), late_run_complete, 1, 1
+};
+
+static const late_kind_t  late_kind_release = {
+    sizeof(ngx_idempotency_release_t), late_run_release, 1, 1
+};
+
+static const late_kind_t  late_kind_find = {
+    sizeof(ngx_idempotency_find_t), late_run_find, 0, 0
+};
+
+static const late_kind_t  late_kind_forget = {
+    sizeof(ngx_idempotency_forget_t), late_run_forget, 1, 0
+};
+
+static const late_kind_t  late_kind_renew = {
+    sizeof(ngx_idempotency_renew_t), late_run_renew, 1, 0
+};
+
+static const late_kind_t  late_kind_list = {
+    sizeof(ngx_idempotency_list_t), late_run_list, 0, 0
+};
+
+
+const ngx_idempotency_engine_t  ngx_idempotency_late_engine = {
+    late_claim,
+    late_complete,
+    late_release,
+    late_find,
+    late_forget,
+    late_renew,
+    late_list,
+    late_cancel,
+    late_keep,
+    late_init_module,
+    late_init_process,
+    late_exit_process
+};
+
+
+static ngx_queue_t  late_ops = { &late_ops, &late_ops };
+
+
+static ngx_int_t
+late_claim(ngx_idempotency_store_t *store, ngx_idempotency_claim_t *claim)
+{
+    return claim->op.waiting
+           ? late_again(late_of(&claim->op), &claim->op)
+           : late_ask(store, &claim->op, &late_kind_claim);
+}
+
+
+static ngx_int_t
+late_complete(ngx_idempotency_store_t *store,
+    ngx_idempotency_complete_t *complete)
+{
+    return late_ask(store, &complete->op, &late_kind_complete);
+}
+
+
+static ngx_int_t
+late_release(ngx_idempotency_store_t *store,
+    ngx_idempotency_release_t *release)
+{
+    return late_ask(store, &release->op, &late_kind_release);
+}
+
+
+static ngx_int_t
+late_find(ngx_idempotency_store_t *store, ngx_idempotency_find_t *find)
+{
+    return late_ask(store, &find->op, &late_kind_find);
+}
+
+
+static ngx_int_t
+late_forget(ngx_idempotency_store_t *store, ngx_idempotency_forget_t *forget)
+{
+    return late_ask(store, &forget->op, &late_kind_forget);
+}
+
+
+static ngx_int_t
+late_renew(ngx_idempotency_store_t *store, ngx_idempotency_renew_t *renew)
+{
+    return late_ask(store, &renew->op, &late_kind_renew);
+}
+
+
+static ngx_int_t
+late_list(ngx_idempotency_store_t *store, ngx_idempotency_list_t *list)
+{
+    return late_ask(store, &list->op, &late_kind_list);
+}
+
+
+static ngx_int_t
+late_ask(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op,
+    const late_kind_t *kind)
+{
+    late_t  *late;
+
+    late = late_create(store, op, kind);
+
+    if (late == NULL) {
+        op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+        return NGX_OK;
+    }
+
+    op->waiting = 1;
+
+    if (kind->settles) {
+        late_run(late);
+
+    } else {
+        late_start(late, kind->lost);
+    }
+
+    late_tell();
+
+    return NGX_AGAIN;
+}
+
+
+static late_t *
+late_create(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op,
+    const late_kind_t *kind)
+{
+    late_t      *late;
+    ngx_pool_t  *pool;
+
+    pool = ngx_create_pool(4096, ngx_cycle->log);
+    if (pool == NULL) {
+        return NULL;
+    }
+
+    late = ngx_pcalloc(pool, sizeof(late_t));
+    if (late == NULL) {
+        goto failed;
+    }
+
+    late->pool = pool;
+    late->kind = kind;
+    late->store = store;
+
+    ngx_memcpy(&late->as, op, kind->size);
+
+    late->as.op.handler = late_called;
+    late->as.op.data = late;
+    late->as.op.waiting = 0;
+
+    if (kind == &late_kind_claim) {
+        late->as.claim.pool = pool;
+
+    } else if (kind == &late_kind_find && late->as.find.pool) {
+        late->as.find.pool = pool;
+
+    } else if (kind == &late_kind_complete && late->as.complete.size) {
+        late->as.complete.pieces = late_pieces(late, late->as.complete.pieces,
+                                               late->as.complete.size);
+        if (late->as.complete.pieces == NULL) {
+            goto failed;
+        }
+
+    } else if (kind == &late_kind_release && late->as.release.size) {
+        late->as.release.pieces = late_pieces(late, late->as.release.pieces,
+                                              late->as.release.size);
+        if (late->as.release.pieces == NULL) {
+            goto failed;
+        }
+    }
+
+    late->timer.handler = late_timer_handler;
+    late->timer.data = late;
+    late->timer.log = ngx_cycle->log;
+
+    ngx_queue_insert_tail(&late_ops, &late->queue);
+
+    late->unheard = (kind == &late_kind_claim && late->as.claim.waited == 0);
+
+    late->op = op;
+    ngx_queue_init(&late->caller);
+    ngx_queue_insert_head(&late->caller, &op->queue);
+
+    return late;
+
+failed:
+
+    ngx_destroy_pool(pool);
+
+    return NULL;
+}
+
+
+/* the caller's may go as soon as it has asked */
+
+static ngx_chain_t *
+late_pieces(late_t *late, ngx_chain_t *in, size_t size)
+{
+    ngx_buf_t    *b;
+    ngx_chain_t  *cl;
+
+    b = ngx_create_temp_buf(late->pool, size);
+    cl = ngx_alloc_chain_link(late->pool);
+
+    if (b == NULL || cl == NULL) {
+        return NULL;
+    }
+
+    for ( /* void */ ; in; in = in->next) {
+        b->last = ngx_cpymem(b->last, in->buf->pos,
+                             in->buf->last - in->buf->pos);
+    }
+
+    cl->buf = b;
+    cl->next = NULL;
+
+    return cl;
+}
+
+
+/*
+ * A claim is made again while it is ours: what it says may have changed, who
+ * it is has not
+ */
+
+static void
+late_take(late_t *late, ngx_idempotency_op_t *op)
+{
+    uint64_t                  waited;
+    ngx_uint_t                asked;
+    ngx_idempotency_claim_t  *claim;
+
+    claim = &late->as.claim;
+
+    waited = claim->waited;
+    asked = claim->asked;
+
+    ngx_memcpy((u_char *) claim + sizeof(ngx_idempotency_op_t),
+               (u_char *) op + sizeof(ngx_idempotency_op_t),
+               sizeof(ngx_idempotency_claim_t) - sizeof(ngx_idempotency_op_t));
+
+    claim->op.now = op->now;
+    claim->waited = waited;
+    claim->asked = asked;
+    claim->pool = late->pool;
+}
+
+
+static ngx_int_t
+late_again(late_t *late, ngx_idempotency_op_t *op)
+{
+    if (late->timer.timer_set) {
+        return NGX_AGAIN;
+    }
+
+    if (late->state == late_done
+        && late->as.op.result == NGX_IDEMPOTENCY_CLAIMED)
+    {
+        /* the same claim sent twice is one claim */
+
+        late_start(late, 0);
+        return NGX_AGAIN;
+    }
+
+    late->state = late_asked;
+    late_take(late, op);
+    late_start(late, 1);
+
+    return NGX_AGAIN;
+}
+
+
+static late_t *
+late_of(ngx_idempotency_op_t *op)
+{
+    ngx_queue_t  *q;
+
+    q = ngx_queue_next(&op->queue);
+
+    return ngx_queue_data(q, late_t, caller);
+}
+
+
+static void
+late_start(late_t *late, ngx_uint_t may_be_lost)
+{
+    if (may_be_lost && ngx_random() % NGX_IDEMPOTENCY_LATE_NEVER == 0) {
+        return;
+    }
+
+    ngx_add_timer(&late->timer,
+                  ngx_random() % (NGX_IDEMPOTENCY_LATE_HALF + 1));
+}
+
+
+static void
+late_timer_handler(ngx_event_t *ev)
+{
+    late_t  *late;
+
+    late = ev->data;
+
+    if (late->state == late_asked) {
+        late_run(late);
+
+    } else {
+        late_answer(late);
+    }
+}
+
+
+static void
+late_run(late_t *late)
+{
+    ngx_int_t  rc;
+
+    rc = late->kind->run(late);
+
+    if (rc == NGX_AGAIN) {
+        late->state = late_waits;
+
+        if (late->op == NULL) {
+            late_drop(late);
+        }
+
+        return;
+    }
+
+    if (rc == NGX_ERROR) {
+        late->as.op.result = NGX_IDEMPOTENCY_UNAVAILABLE;
+    }
+
+    late->state = late_done;
+
+    if (late->op == NULL) {
+        late_drop(late);
+        return;
+    }
+
+    late_start(late, late->kind->lost);
+}
+
+
+/* the engine beneath has something to say, be it that an answer which is on
+   its way is another one by now */
+
+static void
+late_called(ngx_idempotency_op_t *op)
+{
+    late_t  *late;
+
+    late = op->data;
+
+    if (late->state == late_asked) {
+        return;
+    }
+
+    late->state = late_done;
+
+    if (!late->timer.timer_set) {
+        late_start(late, late->kind->lost);
+    }
+}
+
+
+static void
+late_answer(late_t *late)
+{
+    ngx_idempotency_op_t  *op;
+
+    op = late->op;
+
+    if (op == NULL) {
+        late_drop(late);
+        return;
+    }
+
+    late_give(late, op);
+
+    if (late->as.op.waiting) {
+
+        /* bound, and the change is yet to come */
+
+        late->unheard = 0;
+        late->state = late_waits;
+
+    } else {
+        late_unlink(late);
+        late_free(late);
+    }
+
+    late_tell();
+
+    op->handler(op);
+}
+
+
+/* tests want to know when all that asked have been heard */
+
+static void
+late_tell(void)
+{
+    late_t            *late;
+    ngx_uint_t         unheard;
+    ngx_queue_t       *q;
+
+    static ngx_uint_t  told;
+
+    unheard = 0;
+
+    for (q = ngx_queue_head(&late_ops);
+         q != ngx_queue_sentinel(&late_ops) && !unheard;
+         q = ngx_queue_next(q))
+    {
+        late = ngx_queue_data(q, late_t, queue);
+        unheard = late->unheard;
+    }
+
+    if (unheard != told) {
+        told = unheard;
+        ngx_log_error(NGX_LOG_INFO, ngx_cycle->log, 0,
+                      "idempotency late: %s",
+                      unheard ? "some are unheard" : "all are heard");
+    }
+}
+
+
+/* what stands behind its head, but for what that pointed to */
+
+static void
+late_give(late_t *late, ngx_idempotency_op_t *op)
+{
+    size_t       head;
+    late_any_t  *to, old;
+
+    head = sizeof(ngx_idempotency_op_t);
+    to = (late_any_t *) op;
+
+    ngx_memcpy(&old, op, late->kind->size);
+
+    op->result = late->as.op.result;
+
+    ngx_memcpy(op->token, late->as.op.token, NGX_IDEMPOTENCY_DIGEST_LEN);
+    ngx_memcpy((u_char *) op + head, (u_char *) &late->as + head,
+               late->kind->size - head);
+
+    if (late->kind == &late_kind_claim) {
+        to->claim.pool = old.claim.pool;
+        late_give_response(op, &to->claim.found, to->claim.pool);
+
+    } else if (late->kind == &late_kind_find) {
+        to->find.pool = old.find.pool;
+        late_give_response(op, &to->find.found, to->find.pool);
+
+    } else if (late->kind == &late_kind_complete) {
+        to->complete.pieces = old.complete.pieces;
+
+    } else if (late->kind == &late_kind_release) {
+        to->release.pieces = old.release.pieces;
+    }
+}
+
+
+static void
+late_give_response(ngx_idempotency_op_t *op, ngx_idempotency_found_t *found,
+    ngx_pool_t *pool)
+{
+    u_char  *p;
+
+    if (op->result != NGX_IDEMPOTENCY_BOUND || found->response.data == NULL) {
+        found->response.data = NULL;
+        return;
+    }
+
+    p = ngx_pnalloc(pool, found->response.len);
+
+    if (p == NULL) {
+        op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+
+    } else {
+        ngx_memcpy(p, found->response.data, found->response.len);
+    }
+
+    found->response.data = p;
+}
+
+
+static void
+late_unlink(late_t *late)
+{
+    ngx_queue_remove(&late->op->queue);
+
+    late->op->waiting = 0;
+    late->op = NULL;
+}
+
+
+/*
+ * Nobody wants the answer.  What has not been carried out yet is, unless it is
+ * about memory that may be gone: a claim that is granted then is released.
+ */
+
+static void
+late_cancel(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
+{
+    late_t  *late;
+
+    if (!op->waiting) {
+        return;
+    }
+
+    late = late_of(op);
+    late_unlink(late);
+    late->unheard = 0;
+
+    if (late->kind == &late_kind_claim) {
+        late->as.claim.wait = 0;
+    }
+
+    if (!late->timer.timer_set
+        || late->state == late_waits
+        || late->kind == &late_kind_list)
+    {
+        late_drop(late);
+    }
+
+    late_tell();
+}
+
+
+static void
+late_drop(late_t *late)
+{
+    ngx_idempotency_op_t       *op;
+    ngx_idempotency_release_t   release;
+
+    op = &late->as.op;
+
+    ngx_idempotency_shm_engine.cancel(late->store, op);
+
+    if (late->kind == &late_kind_claim
+        && late->state == late_done
+        && op->result == NGX_IDEMPOTENCY_CLAIMED)
+    {
+        ngx_memzero(&release, sizeof(ngx_idempotency_release_t));
+
+        ngx_memcpy(release.op.token, op->token, NGX_IDEMPOTENCY_DIGEST_LEN);
+        release.op.now = op->now;
+        release.fence = late->as.claim.fence;
+
+        (void) ngx_idempotency_shm_engine.release(late->store, &release);
+    }
+
+    late_free(late);
+}
+
+
+static void
+late_free(late_t *late)
+{
+    if (late->timer.timer_set) {
+        ngx_del_timer(&late->timer);
+    }
+
+    ngx_queue_remove(&late->queue);
+    ngx_destroy_pool(late->pool);
+}
+
+
+static ngx_int_t
+late_run_claim(late_t *late)
+{
+    return ngx_idempotency_shm_engine.claim(late->store, &late->as.claim);
+}
+
+
+static ngx_int_t
+late_run_complete(late_t *late)
+{
+    return ngx_idempotency_shm_engine.complete(late->store,
+                                               &late->as.complete);
+}
+
+
+static ngx_int_t
+late_run_release(late_t *late)
+{
+    return ngx_idempotency_shm_engine.release(late->store, &late->as.release);
+}
+
+
+static ngx_int_t
+late_run_find(late_t *late)
+{
+    return ngx_idempotency_shm_engine.find(late->store, &late->as.find);
+}
+
+
+static ngx_int_t
+late_run_forget(late_t *late)
+{
+    return ngx_idempotency_shm_engine.forget(late->store, &late->as.forget);
+}
+
+
+static ngx_int_t
+late_run_renew(late_t *late)
+{
+    return ngx_idempotency_shm_engine.renew(late->store, &late->as.renew);
+}
+
+
+static ngx_int_t
+late_run_list(late_t *late)
+{
+    return ngx_idempotency_shm_engine.list(late->store, &late->as.list);
+}
+
+
+static ngx_int_t
+late_keep(ngx_conf_t *cf)
+{
+    return ngx_idempotency_shm_engine.keep(cf);
+}
+
+
+static ngx_int_t
+late_init_module(ngx_cycle_t *cycle)
+{
+    return ngx_idempotency_shm_engine.init_module(cycle);
+}
+
+
+static ngx_int_t
+late_init_process(ngx_cycle_t *cycle)
+{
+    return ngx_idempotency_shm_engine.init_process(cycle);
+}
+
+
+/* what was handed over is carried out, and nobody is told */
+
+static void
+late_exit_process(ngx_cycle_t *cycle)
+{
+    late_t       *late;
+    ngx_queue_t  *q;
+
+    while (!ngx_queue_empty(&late_ops)) {
+
+        q = ngx_queue_head(&late_ops);
+        late = ngx_queue_data(q, late_t, queue);
+
+        if (late->state == late_asked
+            && late->kind != &late_kind_claim
+            && late->kind != &late_kind_list)
+        {
+            (void) late->kind->run(late);
+        }
+
+        late_drop(late);
+    }
+
+    ngx_idempotency_shm_engine.exit_process(cycle);
+}
+
+
+#endif
