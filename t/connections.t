@@ -236,6 +236,7 @@ for my $status (200, 429) {
 
     # one worker takes them in their order: when this is answered, they wait
     is(told($n->post($uri, body => 'c', headers => [$new])), '409 CONFLICT', 'another body, while pending');
+    $n->heard;
 
     go($id);
     my @r = map { $_->response } $owner, @waiting;

@@ -50,7 +50,10 @@ package Idempotency;
 #    told(responses): "200 NEW, 409 CONFLICT", of header lines X-Status.
 #    same_message(a, b, name): the comparison alone, without asking who is marked.
 #    config_test(%o): nginx -t with such a configuration: (ok, output, the file).
-#    in_memory(): no zone has anything behind it, see stored().
+#    in_memory(): no zone has anything behind it, see stored(). answers_late():
+#      the store does, and may not answer at all.
+#    $n->heard: waits until whoever asked such a store has an answer, or waits there
+#      for another's outcome.
 #    executions(id), go(id), held(id, n) waits until n requests are held,
 #    last_request(id): "METHOD URI VERSION\nheader lines\n\nbody".
 #    until_true { ... } seconds: polls, returns what the block returned.
@@ -92,7 +95,7 @@ use Upstream qw(pattern);
 
 our @EXPORT = qw(nginx config_test message same_message same_replay told
                  executions go held last_request until_true within patience
-                 in_memory has_module has_directive pattern free_port dead_port backend
+                 in_memory answers_late has_module has_directive pattern free_port dead_port backend
                  slurp child certificate module_path);
 
 my $lib = abs_path(dirname(__FILE__));
@@ -100,9 +103,8 @@ my $root = dirname(dirname($lib));
 
 # As util/test says; else what util/build made. Empty: the module is linked into
 # that nginx. Of a store that answers late there is a module of its own.
-my $store = $ENV{TEST_IDEMPOTENCY_STORE} // '';
 my $build = (abs_path($ENV{BUILD_DIR} // "$root/build") // '')
-            . ($store eq 'late' ? '/late' : '');
+            . (answers_late() ? '/late' : '');
 my $module = $ENV{IDEMPOTENCY_MODULE}
              // "$build/ngx_http_idempotency_module.so" =~ s/^.*$/-e $& ? $& : ''/er;
 my $binary = $ENV{TEST_NGINX_BINARY}
@@ -533,10 +535,12 @@ sub config {
 
 # TEST_IDEMPOTENCY_STORE: what stands behind each zone of a test that says nothing
 # of that itself. A zone's name, its directory and the workers' user become further
-# parameters.
+# parameters. "late": nothing, but the store is one that answers late, a module of
+# its own.
 
 my %stores = (
     '' => sub { '' },
+    late => sub { '' },
     map({ my $sync = $_; $sync => sub { in_file($sync, @_) } } qw(strict batched off)),
     redis => \&in_redis,
 );
@@ -595,7 +599,9 @@ sub in_redis {
 
 # ... or nothing: a test, or what it is about, is not for another store.
 
-sub in_memory { return ($ENV{TEST_IDEMPOTENCY_STORE} // '') eq '' }
+sub in_memory { return ($ENV{TEST_IDEMPOTENCY_STORE} // '') =~ /^(?:late)?$/ }
+
+sub answers_late { return ($ENV{TEST_IDEMPOTENCY_STORE} // '') eq 'late' }
 
 # ... or others may be at it, whom nobody sees.
 
@@ -732,6 +738,18 @@ sub workers {
         Idempotency::slurp("/proc/$_/cmdline")
             =~ /^nginx: worker process\b(?!.*shutting)/
     } split ' ', Idempotency::slurp("/proc/$self->{pid}/task/$self->{pid}/children");
+}
+
+
+# As its workers say: the latest of each counts.
+
+sub heard {
+    my ($self) = @_;
+
+    return !Idempotency::answers_late() || Idempotency::until_true(sub {
+        my %said = $self->log =~ / (\d+)#\d+: idempotency late: (all|some) are/g;
+        return !grep { ($said{$_} // 'all') ne 'all' && kill 0, $_ } keys %said;
+    });
 }
 
 

@@ -125,11 +125,7 @@ sub parked {
         $ok = 0 if $c->response->{body} ne $pid;
     }
 
-    # a store that answers late says that it has answered all
-    $ok &&= Idempotency::until_true(sub {
-        my %said = $n->log =~ / (\d+)#\d+: idempotency late: (all|some) are/g;
-        return !grep +($said{$_} // 'all') ne 'all', keys %{$p->{control}};
-    });
+    $ok &&= $n->heard;
 
     my ($now) = $n->get('/stub')->{body} =~ /Writing: (\d+)/;
 
