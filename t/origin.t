@@ -190,6 +190,7 @@ for (@case) {
     my $w = accel('/stored/a.doc') . '&gate=1&id=waits';
     my @c = map { $n->start(POST => $w, key => 'waits', body => 'b') } 1, 2;
     held('waits');
+    $n->heard;
     go('waits');
     is(own($_->response) =~ s/ (?:NEW|WAITED)\|/|/r, '200|stored /stored/a.doc? '
        . "GET|attachment; filename=a|default-src 'none'", 'a waiter') for @c;

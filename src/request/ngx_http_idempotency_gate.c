@@ -573,6 +573,10 @@ gate_similar(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
+#if (NGX_IDEMPOTENCY_FAULTS)
+    gate_fault(r, &ctx->similar->claim.op);
+#endif
+
     return gate_ask(r, ctx, &ctx->similar->claim);
 }
 
@@ -647,7 +651,8 @@ gate_fault(ngx_http_request_t *r, ngx_idempotency_op_t *op)
     static ngx_str_t   name = ngx_string("x_idempotency_fault");
     static const char *faults[] = { "", "die-claimed", "die-recording",
                                     "die-locked", "no-memory", "drop-wake",
-                                    "busy", "no-pool" };
+                                    "busy", "no-pool", "unanswered", "slow",
+                                    "unsettled" };
 
     h = ngx_http_idempotency_header_first(r, &name);
 

@@ -9,6 +9,11 @@
 #include "ngx_http_idempotency.h"
 
 
+/* a store that has not heard of an outcome for so long is told of in the log */
+
+#define NGX_HTTP_IDEMPOTENCY_OWNER_SILENCE  5000
+
+
 /* how the store is told; as that may take longer than the request, this has
    memory of its own, until there is an answer */
 
@@ -23,6 +28,7 @@ struct ngx_http_idempotency_report_s {
     ngx_idempotency_store_t         *store;
     /* NULL: the request is gone */
     ngx_http_idempotency_ctx_t      *ctx;
+    ngx_event_t                      timer;
 
     /* for the log */
     uint64_t                         fence;
@@ -39,6 +45,7 @@ static void owner_complete(ngx_http_idempotency_ctx_t *ctx,
 static void owner_release(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome);
 static void owner_begin(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome);
 static void owner_end(ngx_idempotency_op_t *op, ngx_int_t rc);
+static void owner_silence_handler(ngx_event_t *ev);
 static void owner_answered(ngx_idempotency_op_t *op);
 static ngx_chain_t *owner_response(ngx_http_idempotency_ctx_t *ctx,
     ngx_int_t outcome, size_t *size);
@@ -109,9 +116,12 @@ owner_cleanup(void *data)
 {
     ngx_http_idempotency_ctx_t  *ctx = data;
 
+    ngx_uint_t           asks;
     ngx_http_request_t  *r;
 
     r = ctx->request;
+
+    asks = (ctx->wait.claim && ctx->wait.claim->op.waiting);
 
     ngx_http_idempotency_wait_cancel(ctx);
     ngx_http_idempotency_hold_cancel(ctx);
@@ -121,7 +131,15 @@ owner_cleanup(void *data)
     }
 
     if (ngx_http_idempotency_owns(ctx)) {
-        ngx_http_idempotency_settle(r, ctx);
+
+        if (asks) {
+            /* whether its content was seen: nothing was executed */
+
+            ngx_http_idempotency_give_up(ctx);
+
+        } else {
+            ngx_http_idempotency_settle(r, ctx);
+        }
     }
 
     owner_leave(ctx);
@@ -296,7 +314,18 @@ owner_begin(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome)
 static void
 owner_end(ngx_idempotency_op_t *op, ngx_int_t rc)
 {
+    ngx_http_idempotency_report_t  *report;
+
     if (rc == NGX_AGAIN) {
+        report = op->data;
+
+        report->timer.handler = owner_silence_handler;
+        report->timer.data = report;
+        report->timer.log = ngx_cycle->log;
+        report->timer.cancelable = 1;
+
+        ngx_add_timer(&report->timer, NGX_HTTP_IDEMPOTENCY_OWNER_SILENCE);
+
         return;
     }
 
@@ -305,6 +334,23 @@ owner_end(ngx_idempotency_op_t *op, ngx_int_t rc)
     }
 
     owner_answered(op);
+}
+
+
+/* the answer may come yet, and is logged then, if it is no good news */
+
+static void
+owner_silence_handler(ngx_event_t *ev)
+{
+    ngx_http_idempotency_report_t  *report;
+
+    report = ev->data;
+
+    ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
+                  "idempotency: zone \"%V\" does not answer, it is not known "
+                  "whether the outcome of an owner is recorded, token: %*xs",
+                  &report->store->name,
+                  (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, report->as.op.token);
 }
 
 
@@ -319,6 +365,10 @@ owner_answered(ngx_idempotency_op_t *op)
 
     report = op->data;
     ctx = report->ctx;
+
+    if (report->timer.timer_set) {
+        ngx_del_timer(&report->timer);
+    }
 
     log = ctx ? ctx->request->connection->log : ngx_cycle->log;
 

@@ -24,6 +24,10 @@
 
 #define NGX_IDEMPOTENCY_LATE_NEVER  32
 
+/* and one that a test wants to be slow, in milliseconds */
+
+#define NGX_IDEMPOTENCY_LATE_SLOW   1500
+
 
 typedef enum {
     late_asked = 0,    /* it is on its way there */
@@ -87,6 +91,7 @@ static void late_take(late_t *late, ngx_idempotency_op_t *op);
 static ngx_int_t late_again(late_t *late, ngx_idempotency_op_t *op);
 static late_t *late_of(ngx_idempotency_op_t *op);
 static void late_start(late_t *late, ngx_uint_t may_be_lost);
+static ngx_idempotency_fault_e late_fault(late_t *late);
 static void late_timer_handler(ngx_event_t *ev);
 static void late_run(late_t *late);
 static void late_called(ngx_idempotency_op_t *op);
@@ -124,6 +129,8 @@ static ngx_int_t late_run_forget(late_t *late);
 static ngx_int_t late_run_renew(late_t *late);
 static ngx_int_t late_run_list(late_t *late);
 
+static ngx_int_t late_figures(ngx_idempotency_store_t *store, ngx_msec_t now,
+    ngx_idempotency_figures_t *figures);
 static ngx_int_t late_keep(ngx_conf_t *cf);
 static ngx_int_t late_init_module(ngx_cycle_t *cycle);
 static ngx_int_t late_init_process(ngx_cycle_t *cycle);
@@ -168,6 +175,7 @@ const ngx_idempotency_engine_t  ngx_idempotency_late_engine = {
     late_renew,
     late_list,
     late_cancel,
+    late_figures,
     late_keep,
     late_init_module,
     late_init_process,
@@ -422,12 +430,62 @@ late_of(ngx_idempotency_op_t *op)
 static void
 late_start(late_t *late, ngx_uint_t may_be_lost)
 {
-    if (may_be_lost && ngx_random() % NGX_IDEMPOTENCY_LATE_NEVER == 0) {
+    ngx_msec_t  delay;
+
+    delay = ngx_random() % (NGX_IDEMPOTENCY_LATE_HALF + 1);
+
+    switch (late_fault(late)) {
+
+    case NGX_IDEMPOTENCY_FAULT_UNANSWERED:
+    case NGX_IDEMPOTENCY_FAULT_UNSETTLED:
         return;
+
+    case NGX_IDEMPOTENCY_FAULT_SLOW:
+        delay = NGX_IDEMPOTENCY_LATE_SLOW;
+        break;
+
+    default:
+        if (may_be_lost && ngx_random() % NGX_IDEMPOTENCY_LATE_NEVER == 0) {
+            return;
+        }
     }
 
-    ngx_add_timer(&late->timer,
-                  ngx_random() % (NGX_IDEMPOTENCY_LATE_HALF + 1));
+    ngx_add_timer(&late->timer, delay);
+}
+
+
+/* what a test wants to happen now, which is logged for it */
+
+static ngx_idempotency_fault_e
+late_fault(late_t *late)
+{
+#if (NGX_IDEMPOTENCY_FAULTS)
+
+    ngx_uint_t               claims;
+    ngx_idempotency_fault_e  fault;
+
+    fault = late->as.op.fault;
+    claims = (late->kind == &late_kind_claim);
+
+    if ((fault == NGX_IDEMPOTENCY_FAULT_SLOW
+         && claims && late->state == late_asked)
+        || (fault == NGX_IDEMPOTENCY_FAULT_UNANSWERED
+            && claims && late->state == late_done)
+        || (fault == NGX_IDEMPOTENCY_FAULT_UNSETTLED
+            && late->kind->settles))
+    {
+        late->as.op.fault = NGX_IDEMPOTENCY_FAULT_NONE;
+
+        ngx_log_error(NGX_LOG_INFO, ngx_cycle->log, 0,
+                      "idempotency late: one is %s",
+                      (fault == NGX_IDEMPOTENCY_FAULT_SLOW) ? "slow"
+                                                            : "unanswered");
+        return fault;
+    }
+
+#endif
+
+    return NGX_IDEMPOTENCY_FAULT_NONE;
 }
 
 
@@ -752,6 +810,14 @@ static ngx_int_t
 late_run_list(late_t *late)
 {
     return ngx_idempotency_shm_engine.list(late->store, &late->as.list);
+}
+
+
+static ngx_int_t
+late_figures(ngx_idempotency_store_t *store, ngx_msec_t now,
+    ngx_idempotency_figures_t *figures)
+{
+    return ngx_idempotency_shm_engine.figures(store, now, figures);
 }
 
 

@@ -71,7 +71,12 @@ typedef enum {
     NGX_IDEMPOTENCY_FAULT_NO_MEMORY,
     NGX_IDEMPOTENCY_FAULT_DROP_WAKE,
     NGX_IDEMPOTENCY_FAULT_BUSY,
-    NGX_IDEMPOTENCY_FAULT_NO_POOL
+    NGX_IDEMPOTENCY_FAULT_NO_POOL,
+    /* of a store that answers late: a claim is not answered the first time,
+       or heard much later; the answer to what settles it never comes */
+    NGX_IDEMPOTENCY_FAULT_UNANSWERED,
+    NGX_IDEMPOTENCY_FAULT_SLOW,
+    NGX_IDEMPOTENCY_FAULT_UNSETTLED
 } ngx_idempotency_fault_e;
 
 #if (NGX_IDEMPOTENCY_FAULTS)
