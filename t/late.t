@@ -77,9 +77,9 @@ for (['unanswered', 'granted, not answered'], ['slow', 'not heard yet']) {
             my $url = 'http://127.0.0.1:' . $n->port(1) . $o[0];
             $curl = child(sub {
                 exec qw(curl -q -s --noproxy * -o /dev/null
-                        --http2-prior-knowledge -d b), '-H',
-                     "Idempotency-Key: $id", '-H',
-                     "X-Idempotency-Fault: $what", $url;
+                        --http2-prior-knowledge -d b), $url,
+                     map { ('-H', $_) } 'Host: localhost', 'Content-Type:',
+                         "Idempotency-Key: $id", "X-Idempotency-Fault: $what";
             });
 
         } else {
@@ -118,6 +118,22 @@ for (['unanswered', 'granted, not answered'], ['slow', 'not heard yet']) {
     like("@told", qr/^200 NEW(?: 200 (?:WAITED|REPLAYED)){4}$/,
          '... it leaves: one of them executes');
     is(executions('crowd'), 1, '... once');
+}
+
+
+# It waits, and is not told: what it waits for is left to it all the same.
+
+{
+    my @o = ('/x?id=left&gate=1&status=403', key => 'left', body => 'b');
+    my $owner = $n->start(POST => @o);
+    held('left');
+
+    my $w = $n->start(POST => @o, fault('unanswered'));
+    ok(late('unanswered'), 'it waits for another, and is not told');
+    go('left');
+    is(told($owner->response, $w->response), '403 NEW, 403 WAITED',
+       '... what that one leaves is for it');
+    is(executions('left'), 1, '... executed once');
 }
 
 

@@ -43,8 +43,9 @@ ngx_http_idempotency_replay(ngx_http_request_t *r,
         }
     }
 
-    ctx->status = ctx->wait.waited ? NGX_HTTP_IDEMPOTENCY_STATUS_WAITED
-                                   : NGX_HTTP_IDEMPOTENCY_STATUS_REPLAYED;
+    ctx->status = (ctx->wait.waited || ctx->claim.leftover)
+                      ? NGX_HTTP_IDEMPOTENCY_STATUS_WAITED
+                      : NGX_HTTP_IDEMPOTENCY_STATUS_REPLAYED;
 
     ngx_http_idempotency_log_replay(r, ctx);
 
