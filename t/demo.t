@@ -284,6 +284,14 @@ sub in_a_browser {
     $browser->click('[data-shop=protected] form button');
     like($browser->wait_for("${answers}.innerText.match(/^20.*/)?.[0]", 'order'), qr/^201 · order/,
          'which is taken');
+
+    # what operators see
+    $browser->go("$url/idempotency/");
+    like($browser->wait_for('(document.getElementById("name") || {}).textContent', 'page of the zone'),
+         qr/^Zone orders$/, "the operators' page");
+    cmp_ok($browser->js('[].find.call(document.querySelectorAll("#results tr"),
+                         tr => tr.firstChild.textContent.startsWith("replayed")).children[2].textContent'),
+           '>=', 1, 'has counted replays');
 }
 
 

@@ -47,6 +47,14 @@ for (@asked, ['rules', slurp("$dir/rules.yml") =~ s/^ *#.*//mgr],
 my @unused = grep { my $m = $_; !grep { /^nginx_idempotency_$m(?:_bucket)?$/ } keys %used } sort keys %metric;
 is("@unused", '', 'and nothing is left out');
 
+my $page = slurp("$FindBin::Bin/../docs/observability.md");
+my $rules = slurp("$dir/rules.yml");
+
+is(join(' ', sort $page =~ /^\| `(\w+)` \| /mg), join(' ', sort keys %metric),
+   'docs/observability.md has a row for each metric');
+is(join(' ', sort map { split /, / } $page =~ /^\| (Idempotency\w+(?:, \w+)*) \|/mg),
+   join(' ', sort $rules =~ /- alert: (\w+)/g), 'and for each alert');
+
 my %place;
 for my $p (@panels) {
     my $at = $p->{gridPos};
@@ -83,7 +91,7 @@ for (['check', 'config', 'prometheus.yml'], ['check', 'rules', 'rules.yml'],
 }
 
 my $tested = slurp("$dir/rules.test.yml");
-is(join(' ', grep { $tested !~ /alertname="$_"/ } slurp("$dir/rules.yml") =~ /- alert: (\w+)/g), '',
+is(join(' ', grep { $tested !~ /alertname="$_"/ } $rules =~ /- alert: (\w+)/g), '',
    'each alert has its test');
 
 
