@@ -251,6 +251,35 @@ tier_hander(ngx_idempotency_tier_t *tier)
 }
 
 
+/* who took something over may be no more, and nothing else may be owed */
+
+void
+ngx_idempotency_tier_inherit(ngx_idempotency_tier_t *tier)
+{
+    ngx_idempotency_shm_t     *shm;
+    ngx_idempotency_hander_t  *hander;
+
+    shm = tier->shm;
+
+    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+        return;
+    }
+
+    for (hander = &shm->sh->tier.hander; hander; hander = hander->next) {
+
+        if (hander->taken
+            && ngx_current_msec - hander->handed
+               > NGX_IDEMPOTENCY_TIER_SILENCE
+            && ngx_idempotency_process_gone(&hander->process))
+        {
+            tier_untake(shm, hander);
+        }
+    }
+
+    ngx_idempotency_shm_unlock(shm);
+}
+
+
 /* what was taken, and nobody knows how far, is the first to be told again */
 
 static void

@@ -270,6 +270,10 @@ void ngx_idempotency_tier_owe(ngx_idempotency_shm_t *shm,
 
 void ngx_idempotency_tier_kick(ngx_idempotency_shm_t *shm);
 
+/* now and then: what was taken over by a worker that died */
+
+void ngx_idempotency_tier_inherit(ngx_idempotency_tier_t *tier);
+
 /* the backing's answers, in the worker that asked */
 
 void ngx_idempotency_tier_handed(ngx_idempotency_tier_t *tier,

@@ -77,6 +77,10 @@ trust_watch_handler(ngx_event_t *ev)
         trust_watch(tier);
     }
 
+    if (watches) {
+        ngx_idempotency_tier_inherit(tier);
+    }
+
     ngx_idempotency_tier_kick(tier->shm);
 
     ngx_add_timer(ev, watches ? NGX_IDEMPOTENCY_TRUST_WATCH

@@ -1,0 +1,1270 @@
+
+/*
+ * Two instances of nginx, of two workers each, and one file behind both: in
+ * random order they claim, wait, complete and release the same few tokens;
+ * answers of the file come late, twice, not at all, or say that it failed;
+ * workers die or stand still at any point, instances come, go and are killed.
+ * Whatever happens, nobody executes what another one executes or has executed.
+ */
+
+
+#include "unit.h"
+#include "file.h"
+#include "workers_double.h"
+#include "store/ngx_idempotency_shm.h"
+
+
+#define WORKERS  4
+#define GROUPS   2
+#define ACTORS   12
+#define TOKENS   5
+#define ZONE     (384 * 1024)
+
+#define WINDOW   400
+#define LEASE    100
+#define PAGE     3
+
+
+typedef enum {
+    FRESH = 0,
+    PENDING,
+    DONE,
+    DOUBT
+} state_e;
+
+/* what is true of a token, and until when it is bound */
+
+typedef struct {
+    state_e                    state;
+    ngx_int_t                  owner;
+    ngx_msec_t                 claimed;
+    ngx_msec_t                 until;
+    ngx_uint_t                 executed;
+    /* its owner has stood still */
+    ngx_uint_t                 stood;
+} truth_t;
+
+typedef struct {
+    ngx_uint_t                 up;
+    ngx_shm_zone_t             zone;
+    uint64_t                   instance;
+    uint64_t                   fence;
+    ngx_idempotency_db_t      *db;
+} group_t;
+
+typedef struct {
+    /* must be the first member */
+    ngx_idempotency_tier_t     tier;
+    ngx_idempotency_shm_t      shm;
+    ngx_idempotency_store_t    store;
+    ngx_uint_t                 up;
+    ngx_uint_t                 exiting;
+    ngx_uint_t                 flying;
+    ngx_uint_t                 reads;
+    u_char                     after[NGX_IDEMPOTENCY_DIGEST_LEN];
+} worker_t;
+
+typedef enum {
+    IDLE = 0,
+    WAITS,
+    OWNS,
+    TELLS
+} act_e;
+
+typedef struct {
+    ngx_idempotency_claim_t    claim;
+    ngx_idempotency_complete_t complete;
+    act_e                      act;
+    ngx_uint_t                 worker;
+    ngx_uint_t                 token;
+    ngx_uint_t                 woken;
+    ngx_msec_t                 asked;
+} actor_t;
+
+
+static ngx_uint_t  strict, kills;
+static uint64_t    seed;
+static group_t     groups[GROUPS];
+static worker_t    workers[WORKERS];
+static actor_t     actors[ACTORS];
+static truth_t     truths[TOKENS];
+static ngx_int_t   lonely;
+static ngx_uint_t  failing;
+static ngx_uint_t  executions, replays, doubts, refusals;
+static int64_t     base;
+
+static ngx_rbtree_node_t         timers;
+static ngx_str_t                 name = ngx_string("unit");
+static ngx_idempotency_secret_t  secret;
+static ngx_idempotency_counters_t  counters;
+
+static void result(actor_t *a);
+
+
+void
+ngx_time_update(void)
+{
+}
+
+
+static group_t *
+group_of(void *tier)
+{
+    return &groups[((worker_t *) tier - workers) / (WORKERS / GROUPS)];
+}
+
+
+/* --- the backing ---------------------------------------------------------- */
+
+
+static int64_t
+backing_now(ngx_idempotency_tier_t *tier)
+{
+    return base + ngx_current_msec;
+}
+
+
+static ngx_uint_t
+alive(void *data, uint64_t instance)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; i < GROUPS; i++) {
+        if (groups[i].up && groups[i].instance == instance) {
+            return 1;
+        }
+    }
+
+    return 0;
+}
+
+
+static ngx_uint_t
+may_claim(worker_t *w)
+{
+    ngx_uint_t  i;
+
+    if (lonely == -1 || lonely == group_of(w) - groups) {
+        return 1;
+    }
+
+    for (i = 0; i < w->tier.batches->n; i++) {
+        if (w->tier.batches->items[i].what == NGX_IDEMPOTENCY_ITEM_ASK) {
+            return 0;
+        }
+    }
+
+    return 1;
+}
+
+
+static void
+commit(worker_t *w)
+{
+    ngx_idempotency_batch_t  *batch;
+
+    batch = w->tier.batches;
+    batch->rc = NGX_ERROR;
+    strcpy(batch->error, "unit");
+
+    if ((failing && unit_below(&seed, 3)) || !may_claim(w)) {
+        return;
+    }
+
+    batch->rc = ngx_idempotency_db_commit(group_of(w)->db, batch->items,
+                                          batch->n, batch->now);
+
+    check_equal(batch->rc, NGX_OK);
+}
+
+
+static ngx_int_t
+backing_hand(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
+{
+    worker_t  *w = (worker_t *) tier;
+
+    if (w->exiting) {
+        commit(w);
+        return NGX_OK;
+    }
+
+    check(!w->flying);
+    w->flying = 1;
+
+    return NGX_AGAIN;
+}
+
+
+static ngx_int_t
+backing_tokens(ngx_idempotency_tier_t *tier, u_char *after)
+{
+    worker_t  *w = (worker_t *) tier;
+
+    w->reads = after ? 2 : 1;
+
+    if (after) {
+        ngx_memcpy(w->after, after, NGX_IDEMPOTENCY_DIGEST_LEN);
+    }
+
+    return NGX_OK;
+}
+
+
+static void
+backing_tend(ngx_idempotency_tier_t *tier)
+{
+}
+
+
+static ngx_uint_t
+backing_others(ngx_idempotency_tier_t *tier)
+{
+    return groups[&groups[GROUPS - 1] - group_of(tier)].up;
+}
+
+
+static ngx_int_t
+backing_alone(ngx_idempotency_tier_t *tier)
+{
+    ngx_int_t  me;
+
+    me = group_of(tier) - groups;
+
+    if ((lonely != -1 && lonely != me) || backing_others(tier)) {
+        return NGX_BUSY;
+    }
+
+    lonely = me;
+
+    return NGX_OK;
+}
+
+
+static void
+backing_give(ngx_idempotency_tier_t *tier)
+{
+    if (lonely == group_of(tier) - groups) {
+        lonely = -1;
+    }
+}
+
+
+static ngx_int_t
+backing_init(ngx_idempotency_tier_t *tier, ngx_idempotency_tier_t *old,
+    ngx_log_t *log)
+{
+    tier->instance = group_of(tier)->instance;
+    tier->fence = group_of(tier)->fence;
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+backing_init_process(ngx_idempotency_tier_t *tier, ngx_cycle_t *cycle)
+{
+    return NGX_OK;
+}
+
+
+static void
+backing_finish(ngx_idempotency_tier_t *tier)
+{
+    worker_t  *w = (worker_t *) tier;
+
+    w->exiting = 1;
+
+    if (w->flying) {
+        commit(w);
+        w->flying = 0;
+    }
+}
+
+
+static void
+backing_exit_process(ngx_idempotency_tier_t *tier)
+{
+}
+
+
+static const ngx_idempotency_backing_t  backing = {
+    .soon = 5,
+    .seldom = 50,
+    .now = backing_now,
+    .hand = backing_hand,
+    .tokens = backing_tokens,
+    .tend = backing_tend,
+    .alone = backing_alone,
+    .others = backing_others,
+    .give = backing_give,
+    .init = backing_init,
+    .init_process = backing_init_process,
+    .finish = backing_finish,
+    .exit_process = backing_exit_process,
+};
+
+
+/* --- instances and workers ------------------------------------------------ */
+
+
+static void
+worker_up(ngx_uint_t n)
+{
+    group_t   *group;
+    worker_t  *w, *first;
+
+    w = &workers[n];
+    group = group_of(w);
+    first = &workers[(group - groups) * (WORKERS / GROUPS)];
+
+    double_renew(n);
+    double_become(n);
+
+    w->up = 1;
+    w->exiting = 0;
+    w->flying = 0;
+    w->reads = 0;
+
+    if (w != first) {
+        w->shm = first->shm;
+        w->store = first->store;
+        w->tier = first->tier;
+        w->shm.store = &w->store;
+        w->store.data = &w->shm;
+        w->shm.tier = &w->tier;
+        w->tier.shm = &w->shm;
+    }
+
+    w->tier.busy = 0;
+    w->tier.filling = 0;
+    ngx_memzero(&w->tier.retry, sizeof(ngx_event_t));
+    ngx_memzero(&w->tier.again, sizeof(ngx_event_t));
+    ngx_memzero(&w->tier.watch, sizeof(ngx_event_t));
+
+    check_equal(ngx_idempotency_tier_init_process(&w->shm, &unit_cycle),
+                NGX_OK);
+
+    ngx_idempotency_shm_sweep(&w->shm, ngx_current_msec);
+}
+
+
+static void
+group_up(ngx_uint_t n)
+{
+    group_t          *group;
+    worker_t         *w;
+    ngx_slab_pool_t  *pool;
+
+    group = &groups[n];
+    w = &workers[n * (WORKERS / GROUPS)];
+
+    file.start.boottime = ngx_current_msec;
+    check_equal(file_start(1), NGX_OK);
+
+    base = file.start.base;
+    group->instance = file.start.instance;
+    group->fence = file.start.fence;
+    group->up = 1;
+
+    file.conf.alive = alive;
+    file_open(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+    check(file.db != NULL);
+    group->db = file.db;
+    file.db = NULL;
+
+    ngx_memzero(&group->zone, sizeof(ngx_shm_zone_t));
+
+    group->zone.shm.size = ZONE;
+    group->zone.shm.addr = unit_shared(ZONE);
+    group->zone.shm.name = name;
+    group->zone.shm.log = unit_cycle.log;
+    group->zone.init = ngx_idempotency_shm_init;
+    group->zone.data = &w->shm;
+
+    ngx_memzero(w, sizeof(worker_t));
+
+    w->shm.store = &w->store;
+    w->shm.tier = &w->tier;
+    w->store.name = name;
+    w->store.secret = &secret;
+    w->store.counters = &counters;
+    w->store.engine = &ngx_idempotency_shm_engine;
+    w->store.data = &w->shm;
+    w->store.strict = strict;
+    w->tier.backing = &backing;
+    w->tier.name = name;
+    w->tier.shm = &w->shm;
+    w->tier.strict = strict;
+
+    pool = (ngx_slab_pool_t *) group->zone.shm.addr;
+    pool->end = group->zone.shm.addr + ZONE;
+    pool->min_shift = 3;
+    pool->addr = group->zone.shm.addr;
+
+    check_equal(ngx_shmtx_create(&pool->mutex, &pool->lock, NULL), NGX_OK);
+    ngx_slab_init(pool);
+    check_equal(ngx_idempotency_shm_init(&group->zone, NULL), NGX_OK);
+
+    worker_up(w - workers);
+    worker_up(w - workers + 1);
+}
+
+
+/* what it executed, nobody knows now */
+
+static void
+owner_gone(actor_t *a)
+{
+    truth_t  *t;
+
+    t = &truths[a->token];
+
+    if ((a->act == OWNS || a->act == TELLS) && t->owner == a - actors) {
+        t->state = DOUBT;
+        t->owner = -1;
+
+        /* it may have stood still before, and somebody noticed */
+
+        if (a->act == OWNS) {
+            t->until = ngx_min(t->claimed + LEASE, ngx_current_msec) + WINDOW;
+        }
+    }
+
+    ngx_idempotency_shm_dequeue(&a->claim.op);
+    ngx_idempotency_shm_dequeue(&a->complete.op);
+    a->act = IDLE;
+}
+
+
+static void
+del_timers(worker_t *w)
+{
+    if (w->tier.retry.timer_set) {
+        ngx_del_timer(&w->tier.retry);
+    }
+
+    if (w->tier.again.timer_set) {
+        ngx_del_timer(&w->tier.again);
+    }
+
+    if (w->tier.watch.timer_set) {
+        ngx_del_timer(&w->tier.watch);
+    }
+}
+
+
+static void
+worker_killed(ngx_uint_t n)
+{
+    ngx_uint_t  i;
+    worker_t   *w;
+
+    w = &workers[n];
+
+    /* perhaps its thread was done, and nobody has heard of it */
+
+    if (w->flying && unit_below(&seed, 2)) {
+        commit(w);
+    }
+
+    if (w->flying) {
+        for (i = 0; i < w->tier.batches->n; i++) {
+            if (w->tier.batches->items[i].what == NGX_IDEMPOTENCY_ITEM_ASK) {
+                free(w->tier.batches->items[i].response.data);
+            }
+        }
+
+        free(w->tier.batches->large);
+    }
+
+    for (i = 0; i < ACTORS; i++) {
+        if (actors[i].worker == n) {
+            owner_gone(&actors[i]);
+        }
+    }
+
+    del_timers(w);
+    ngx_free(w->tier.batches);
+    w->tier.batches = NULL;
+    w->up = 0;
+    w->flying = 0;
+    double_workers[n].state = DOUBLE_DEAD;
+}
+
+
+static void
+group_gone(ngx_uint_t n)
+{
+    if (lonely == (ngx_int_t) n) {
+        lonely = -1;
+    }
+
+    groups[n].up = 0;
+    ngx_idempotency_db_close(groups[n].db);
+    unit_unshared(groups[n].zone.shm.addr, ZONE);
+}
+
+
+/* what it could not tell a file that had failed was not waited for */
+
+static void
+group_forgets(ngx_uint_t n)
+{
+    u_char                     token[NGX_IDEMPOTENCY_DIGEST_LEN];
+    ngx_uint_t                 i;
+    ngx_idempotency_shm_t     *shm;
+    ngx_idempotency_record_t  *rec;
+
+    shm = &workers[n * 2].shm;
+
+    for (i = 0; i < TOKENS; i++) {
+        memset(token, 'a' + (int) i, NGX_IDEMPOTENCY_DIGEST_LEN);
+
+        rec = ngx_idempotency_record_current(shm, token, ngx_current_msec);
+
+        if (rec && rec->outcome == NGX_IDEMPOTENCY_DONE
+            && (rec->owes & NGX_IDEMPOTENCY_OWES)
+            && truths[i].state == DONE)
+        {
+            truths[i].state = DOUBT;
+        }
+    }
+}
+
+
+static void
+group_killed(ngx_uint_t n)
+{
+    ngx_uint_t  i;
+
+    group_forgets(n);
+
+    for (i = n * 2; i < n * 2 + 2; i++) {
+        if (workers[i].up) {
+            worker_killed(i);
+        }
+    }
+
+    group_gone(n);
+}
+
+
+static ngx_uint_t
+group_busy(ngx_uint_t n)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; i < ACTORS; i++) {
+        if (actors[i].worker / 2 == n && actors[i].act != IDLE) {
+            return 1;
+        }
+    }
+
+    return failing;
+}
+
+
+/* it goes when nobody wants anything of it any more */
+
+static void
+group_quits(ngx_uint_t n)
+{
+    ngx_uint_t  i;
+    worker_t   *w;
+
+    for (i = n * 2; i < n * 2 + 2; i++) {
+        w = &workers[i];
+
+        if (!w->up) {
+            continue;
+        }
+
+        double_become(i);
+        double_workers[i].state = DOUBLE_DEAD;
+
+        ngx_idempotency_tier_finish(&w->shm);
+        ngx_idempotency_shm_sweep(&w->shm, ngx_current_msec);
+        ngx_idempotency_tier_exit_process(&w->shm);
+
+        del_timers(w);
+        w->up = 0;
+    }
+
+    /* who was killed before may have left something to others */
+
+    group_gone(n);
+}
+
+
+/* --- requests ------------------------------------------------------------- */
+
+
+static void
+claim_handler(ngx_idempotency_op_t *op)
+{
+    ((actor_t *) op->data)->woken = 1;
+}
+
+
+static void
+ask(actor_t *a)
+{
+    ngx_int_t   rc;
+    worker_t   *w;
+
+    w = &workers[a->worker];
+
+    double_become(a->worker);
+
+    a->woken = 0;
+    a->asked = ngx_current_msec;
+    a->act = WAITS;
+    a->claim.op.now = ngx_current_msec;
+
+    rc = ngx_idempotency_shm_engine.claim(&w->store, &a->claim);
+
+    if (rc == NGX_OK) {
+        result(a);
+    }
+}
+
+
+static void
+begins(actor_t *a)
+{
+    a->worker = unit_below(&seed, WORKERS);
+
+    if (!workers[a->worker].up
+        || double_workers[a->worker].state != DOUBLE_ALIVE)
+    {
+        return;
+    }
+
+    a->token = unit_below(&seed, TOKENS);
+
+    ngx_memzero(&a->claim, sizeof(ngx_idempotency_claim_t));
+
+    memset(a->claim.op.token, 'a' + (int) a->token,
+           NGX_IDEMPOTENCY_DIGEST_LEN);
+    memset(a->claim.fingerprint, 'f', NGX_IDEMPOTENCY_DIGEST_LEN);
+    memset(a->claim.parts.identity, 'i', NGX_IDEMPOTENCY_IDENTITY_LEN);
+
+    a->claim.op.handler = claim_handler;
+    a->claim.op.data = a;
+    a->claim.window = WINDOW;
+    a->claim.lease = LEASE;
+    a->claim.pool = unit_pool;
+    a->claim.retry = a->token % 2;
+    a->claim.wait = (unit_below(&seed, 3) != 0);
+
+    ask(a);
+}
+
+
+/* may it have the token? */
+
+static void
+claimed(actor_t *a)
+{
+    truth_t    *t;
+    ngx_int_t   since;
+
+    t = &truths[a->token];
+    since = (ngx_int_t) (ngx_current_msec - t->claimed);
+
+    switch (t->state) {
+
+    case FRESH:
+        break;
+
+    case DONE:
+        check((ngx_int_t) (ngx_current_msec - t->until) >= 0);
+        break;
+
+    case DOUBT:
+        check(a->claim.retry
+              || (ngx_int_t) (ngx_current_msec - t->until) >= 0);
+        doubts++;
+        break;
+
+    case PENDING:
+        check(t->stood);
+        check(since >= (a->claim.retry ? 0 : WINDOW));
+        doubts++;
+        break;
+    }
+
+    executions++;
+
+    t->state = PENDING;
+    t->stood = 0;
+    t->owner = a - actors;
+    t->claimed = ngx_current_msec;
+    t->executed++;
+
+    a->act = OWNS;
+}
+
+
+static void
+result(actor_t *a)
+{
+    truth_t  *t;
+
+    t = &truths[a->token];
+
+    if (a->claim.op.waiting) {
+        return;
+    }
+
+    a->act = IDLE;
+
+    switch (a->claim.op.result) {
+
+    case NGX_IDEMPOTENCY_CLAIMED:
+        claimed(a);
+        return;
+
+    case NGX_IDEMPOTENCY_BOUND:
+
+        if (a->claim.found.outcome == NGX_IDEMPOTENCY_DONE) {
+            replays++;
+
+            /* the last execution's, and it is bound yet */
+
+            check_equal(a->claim.found.status, t->executed);
+            check(t->state == DONE || t->state == DOUBT);
+            check((ngx_int_t) (ngx_current_msec - t->until) < 0);
+        }
+
+        return;
+
+    case NGX_IDEMPOTENCY_UNAVAILABLE:
+        refusals++;
+        return;
+
+    default:
+        check(!"a result that may be");
+    }
+}
+
+
+/* the file has it, unless that fails */
+
+static void
+told(ngx_idempotency_op_t *op)
+{
+    actor_t                   *a;
+    ngx_idempotency_shm_t     *shm;
+    ngx_idempotency_record_t  *rec;
+
+    a = op->data;
+    shm = &workers[a->worker].shm;
+    rec = ngx_idempotency_record_current(shm, op->token, ngx_current_msec);
+
+    check(rec == NULL || shm->sh->tier.failing
+          || rec->fence != a->complete.fence
+          || (rec->owes & NGX_IDEMPOTENCY_OWES) == 0);
+
+    check_equal(a->act, TELLS);
+    a->act = IDLE;
+}
+
+
+static void
+ends(actor_t *a, ngx_uint_t releases)
+{
+    u_char                      body[6000];
+    truth_t                    *t;
+    ngx_buf_t                   b;
+    ngx_int_t                   rc;
+    worker_t                   *w;
+    ngx_uint_t                  mine;
+    ngx_chain_t                 cl;
+    ngx_idempotency_release_t   release;
+    ngx_idempotency_result_e    how;
+
+    w = &workers[a->worker];
+    t = &truths[a->token];
+    mine = (t->owner == a - actors);
+
+    double_become(a->worker);
+
+    if (releases) {
+        ngx_memzero(&release, sizeof(ngx_idempotency_release_t));
+        release.op = a->claim.op;
+        release.op.now = ngx_current_msec;
+        release.fence = a->claim.fence;
+
+        (void) ngx_idempotency_shm_engine.release(&w->store, &release);
+        how = release.op.result;
+        rc = NGX_OK;
+
+    } else {
+        ngx_memzero(&a->complete, sizeof(ngx_idempotency_complete_t));
+        a->complete.op = a->claim.op;
+        a->complete.op.now = ngx_current_msec;
+        a->complete.op.handler = told;
+        a->complete.op.again = NULL;
+        a->complete.fence = a->claim.fence;
+        a->complete.outcome = NGX_IDEMPOTENCY_DONE;
+        a->complete.status = t->executed;
+        a->complete.size = 1 + unit_below(&seed, unit_below(&seed, 2)
+                                                 ? sizeof(body) : 20);
+
+        memset(body, 'r', a->complete.size);
+        ngx_memzero(&b, sizeof(ngx_buf_t));
+        b.pos = body;
+        b.last = body + a->complete.size;
+        cl.buf = &b;
+        cl.next = NULL;
+        a->complete.pieces = &cl;
+
+        rc = ngx_idempotency_shm_engine.complete(&w->store, &a->complete);
+        how = a->complete.op.result;
+    }
+
+    a->act = (rc == NGX_AGAIN) ? TELLS : IDLE;
+
+    switch (how) {
+
+    case NGX_IDEMPOTENCY_OK:
+
+        /* a stale owner never records */
+
+        check(mine);
+
+        t->state = releases ? FRESH : DONE;
+        t->until = ngx_current_msec + WINDOW;
+
+        if (releases) {
+            t->owner = -1;
+        }
+
+        break;
+
+    case NGX_IDEMPOTENCY_STALE:
+
+        if (mine) {
+            t->state = DOUBT;
+            t->owner = -1;
+
+            /* from when somebody noticed, which is before now */
+
+            t->until = t->claimed + LEASE + WINDOW;
+        }
+
+        break;
+
+    default:
+        check(!"a result that may be");
+    }
+}
+
+
+static void
+leaves(actor_t *a)
+{
+    double_become(a->worker);
+    ngx_idempotency_shm_engine.cancel(&workers[a->worker].store,
+                                      &a->claim.op);
+    a->act = IDLE;
+}
+
+
+/* --- what happens --------------------------------------------------------- */
+
+
+static void
+wake(void)
+{
+    uint64_t    keys[DOUBLE_WAKES];
+    ngx_uint_t  i, n;
+
+    while (double_nwakes) {
+        n = double_nwakes;
+
+        for (i = 0; i < n; i++) {
+            keys[i] = double_wakes[i].key;
+        }
+
+        double_nwakes = 0;
+
+        for (i = 0; i < n; i++) {
+            ngx_idempotency_shm_woken(&keys[i]);
+        }
+    }
+}
+
+
+static void
+expire_timer(ngx_event_t *ev)
+{
+    if (ev->timer_set
+        && (ngx_msec_int_t) (ev->timer.key - ngx_current_msec) <= 0)
+    {
+        ngx_del_timer(ev);
+        ev->handler(ev);
+    }
+}
+
+
+static void
+worker_runs(ngx_uint_t n)
+{
+    u_char      tokens[PAGE][NGX_IDEMPOTENCY_DIGEST_LEN];
+    worker_t   *w;
+    ngx_uint_t  reads;
+
+    w = &workers[n];
+
+    if (!w->up || double_workers[n].state != DOUBLE_ALIVE) {
+        return;
+    }
+
+    double_become(n);
+
+    expire_timer(&w->tier.retry);
+    expire_timer(&w->tier.again);
+    expire_timer(&w->tier.watch);
+
+    /* one that isn't let in waits for some time */
+
+    if (w->flying && unit_below(&seed, 2)
+        && (may_claim(w) || unit_below(&seed, 20) == 0))
+    {
+        commit(w);
+        w->flying = 0;
+        ngx_idempotency_tier_handed(&w->tier, w->tier.batches);
+    }
+
+    if (w->reads && unit_below(&seed, 2)) {
+        reads = w->reads;
+        w->reads = 0;
+
+        ngx_idempotency_tier_told(&w->tier, tokens,
+                                  ngx_idempotency_db_tokens(group_of(w)->db,
+                                      reads == 2 ? w->after : NULL, tokens,
+                                      PAGE));
+    }
+}
+
+
+static void
+actor_runs(actor_t *a, ngx_uint_t quiet)
+{
+    if (a->act != IDLE
+        && double_workers[a->worker].state != DOUBLE_ALIVE)
+    {
+        return;
+    }
+
+    switch (a->act) {
+
+    case IDLE:
+        if (!quiet) {
+            begins(a);
+        }
+
+        break;
+
+    case WAITS:
+        if (a->woken || ngx_current_msec - a->asked >= 500) {
+
+            if (a->claim.wait && !quiet && unit_below(&seed, 30) == 0) {
+                a->claim.wait = 0;
+            }
+
+            ask(a);
+
+        } else if (!quiet && unit_below(&seed, 20) == 0) {
+            leaves(a);
+        }
+
+        break;
+
+    case OWNS:
+        if (quiet || unit_below(&seed, 3) == 0) {
+            ends(a, unit_below(&seed, 5) == 0);
+        }
+
+        break;
+
+    case TELLS:
+        break;
+    }
+}
+
+
+static void
+worker_stands(ngx_uint_t n)
+{
+    ngx_uint_t  i;
+
+    double_workers[n].state = DOUBLE_SILENT;
+
+    for (i = 0; i < TOKENS; i++) {
+        if (truths[i].state == PENDING
+            && actors[truths[i].owner].worker == n)
+        {
+            truths[i].stood = 1;
+        }
+    }
+}
+
+
+static void
+upset(void)
+{
+    ngx_uint_t  n;
+
+    n = unit_below(&seed, WORKERS);
+
+    switch (unit_below(&seed, 9)) {
+
+    case 0:
+        if (workers[n].up) {
+            worker_killed(n);
+        }
+        break;
+
+    case 1:
+    case 2:
+        if (!workers[n].up && groups[n / 2].up) {
+            worker_up(n);
+        }
+        break;
+
+    case 3:
+        if (workers[n].up) {
+            worker_stands(n);
+        }
+        break;
+
+    case 4:
+        for (n = 0; n < WORKERS; n++) {
+            if (workers[n].up) {
+                double_workers[n].state = DOUBLE_ALIVE;
+            }
+        }
+        break;
+
+    case 5:
+        failing = !failing;
+        break;
+
+    case 6:
+    case 7:
+        if (!groups[n / 2].up) {
+            group_up(n / 2);
+
+        } else if (kills) {
+            group_killed(n / 2);
+
+        } else if (!group_busy(n / 2) && workers[n / 2 * 2].up
+                   && workers[n / 2 * 2 + 1].up
+                   && double_workers[n / 2 * 2].state == DOUBLE_ALIVE
+                   && double_workers[n / 2 * 2 + 1].state == DOUBLE_ALIVE)
+        {
+            group_quits(n / 2);
+        }
+        break;
+
+    case 8:
+        ngx_current_msec += unit_below(&seed, WINDOW);
+        break;
+    }
+}
+
+
+static void
+round_of(ngx_uint_t quiet)
+{
+    ngx_uint_t  i;
+
+    ngx_current_msec += unit_below(&seed, 12);
+
+    for (i = 0; i < WORKERS; i++) {
+        worker_runs(i);
+        wake();
+    }
+
+    for (i = 0; i < ACTORS; i++) {
+        if (quiet || unit_below(&seed, 3) == 0) {
+            actor_runs(&actors[i], quiet);
+            wake();
+        }
+    }
+}
+
+
+/* once nothing goes wrong any more, nobody waits, and each token has its
+   answer in each instance */
+
+static void
+settle(void)
+{
+    ngx_uint_t  i, n;
+    actor_t    *a;
+
+    failing = 0;
+
+    for (i = 0; i < GROUPS; i++) {
+        if (!groups[i].up) {
+            group_up(i);
+        }
+    }
+
+    for (i = 0; i < WORKERS; i++) {
+        if (!workers[i].up) {
+            worker_up(i);
+        }
+
+        double_workers[i].state = DOUBLE_ALIVE;
+    }
+
+    for (n = 0; n < 600; n++) {
+        round_of(1);
+    }
+
+    a = actors;
+
+    for (i = 0; i < ACTORS; i++) {
+        check_equal(actors[i].act, IDLE);
+    }
+
+    for (i = 0; i < WORKERS * TOKENS; i++) {
+        a->worker = i % WORKERS;
+        a->token = i / WORKERS;
+
+        ngx_memzero(&a->claim, sizeof(ngx_idempotency_claim_t));
+
+        memset(a->claim.op.token, 'a' + (int) a->token,
+               NGX_IDEMPOTENCY_DIGEST_LEN);
+        memset(a->claim.fingerprint, 'f', NGX_IDEMPOTENCY_DIGEST_LEN);
+        memset(a->claim.parts.identity, 'i', NGX_IDEMPOTENCY_IDENTITY_LEN);
+
+        a->claim.op.handler = claim_handler;
+        a->claim.op.data = a;
+        a->claim.window = WINDOW;
+        a->claim.lease = LEASE;
+        a->claim.pool = unit_pool;
+
+        ask(a);
+
+        for (n = 0; n < 200 && a->act == WAITS; n++) {
+            round_of(1);
+        }
+
+        check(a->act == OWNS
+              || (a->act == IDLE
+                  && a->claim.op.result == NGX_IDEMPOTENCY_BOUND
+                  && a->claim.found.outcome != NGX_IDEMPOTENCY_PENDING));
+
+        if (a->act == OWNS) {
+            ends(a, 0);
+        }
+
+        /* until the other one can know */
+
+        for (n = 0; n < 100; n++) {
+            round_of(1);
+        }
+
+        check_equal(a->act, IDLE);
+    }
+}
+
+
+static void
+lives(ngx_uint_t is_strict, ngx_uint_t is_killed)
+{
+    uint64_t    last;
+    ngx_uint_t  i, n;
+
+    last = unit_setting("UNIT_SEED", 1);
+    n = unit_setting("UNIT_STEPS", 3000);
+
+    ngx_rbtree_init(&ngx_event_timer_rbtree, &timers,
+                    ngx_rbtree_insert_timer_value);
+
+    unit_expect("idempotency: ");
+
+    strict = is_strict;
+    kills = is_killed;
+    seed = last;
+
+    double_reset();
+    ngx_memzero(actors, sizeof(actors));
+    ngx_memzero(truths, sizeof(truths));
+    ngx_memzero(groups, sizeof(groups));
+    ngx_memzero(workers, sizeof(workers));
+
+    ngx_current_msec = 100000;
+    lonely = -1;
+    failing = 0;
+    executions = replays = doubts = refusals = 0;
+
+    file_make(NULL);
+    group_up(0);
+
+    for (i = 0; i < TOKENS; i++) {
+        truths[i].owner = -1;
+    }
+
+    for (i = 1; i <= n; i++) {
+        round_of(0);
+
+        if (unit_below(&seed, 12) == 0) {
+            upset();
+            wake();
+        }
+
+        if (i % 500 == 0) {
+            settle();
+        }
+    }
+
+    unit_note("%lu executions, %lu replays, %lu of what was in doubt, "
+              "%lu unavailable", executions, replays, doubts, refusals);
+
+    check(executions > 100);
+    check(replays > 100);
+
+    for (i = 0; i < GROUPS; i++) {
+        if (groups[i].up) {
+            group_killed(i);
+        }
+    }
+
+    unit_expect(NULL);
+    file_remove();
+}
+
+
+static void
+strict_and_killed(void)
+{
+    lives(1, 1);
+}
+
+
+static void
+batched(void)
+{
+    lives(0, 0);
+}
+
+
+static unit_case_t  cases[] = {
+    { "two instances, a file that forgets nothing, kill -9", strict_and_killed },
+    { "two instances that come and go, their workers die", batched },
+    unit_cases_end
+};
+
+
+int
+main(void)
+{
+    return unit_run(cases);
+}
