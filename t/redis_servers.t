@@ -133,14 +133,9 @@ sub users {
     print $password "let me in\n";
     close $password;
 
-    # what docs/directives.md says that it takes
-    my ($rights) = slurp("$FindBin::Bin/../docs/directives.md")
-        =~ /^`~PREFIX\* &PREFIX\* (.*?)`,$/m;
-    my @rights = map { s/\\//r } split ' ', $rights;
+    my @rights = rights(1, 'idem:');
 
-    @rights = grep { $_ ne '+waitaof' } @rights if ($r->info('redis_version') // '') =~ /^7\.0/;
-
-    is($r->command('ACL', 'SETUSER', 'nginx', 'on', '>let me in', '~idem:*', '&idem:*', @rights), 'OK', 'a user');
+    is($r->command('ACL', 'SETUSER', 'nginx', 'on', '>let me in', @rights), 'OK', 'a user');
 
     my $server = 'server 127.0.0.1:' . $r->port . ";";
 
@@ -159,6 +154,21 @@ sub users {
     $r->command('PUBLISH', 'idem:c', 1);
     is($watch->response->{body}, "told 2\n", '... may be told');
 
+    # and all that a zone does there
+    my $n = nginx(zone => 0, http => "idempotency_redis r { $server $patient user nginx; password_file $password; }"
+                                     . 'idempotency_zone zone=z:1m redis=r;',
+                  server => 'location / { idempotency zone=z; proxy_pass http://$TEST_NGINX_BACKEND; }');
+
+    my $id = 'user' . $r->port;
+    my @same = map $n->post("/?id=$id", key => 'user', timeout => 30), 1, 2;
+    is("$same[0]{status} $same[1]{status}", '200 200', '... is enough for a zone');
+    ok($same[1]->replayed, '... which remembers');
+    is(executions($id), 1, '... there');
+    is($r->command('DBSIZE') > 0, 1, '... as one sees');
+    unlike($n->log, qr/NOPERM|\[error\]/, '... without a complaint');
+    $n->stop;
+    $r->command('ACL', 'LOG', 'RESET');
+
     # it was let in as somebody who needs no password, until now
     is_call(call('k', script => 'return 1', at => 'd'), 'OK', 0, ':1', 'no password, where none is wanted');
     $r->command('CONFIG', 'SET', 'requirepass', 'let me in');
@@ -168,6 +178,18 @@ sub users {
     with("$server $patient password_file $password;");
     is_call(call('k', script => 'return 1'), 'OK', 0, ':1', 'a password alone');
     unlike(caller_nginx()->log, qr/let me in/, '... is not in the log');
+}
+
+
+# What docs/directives.md says that it takes: alone, with all, in a cluster, ...
+
+sub rights {
+    my ($n, $prefix) = @_;
+
+    my ($text) = slurp("$FindBin::Bin/../docs/directives.md") =~ /A user of its own needs\n(.*?)\n\n/s;
+    my @said = $text =~ /`([~&+][^`]* [^`]*|[+]select)`/g;
+
+    return map { s/PREFIX/$prefix/r } map { split ' ', s/\\//gr } @said[$n == 1 ? 0 : (0, 3)];
 }
 
 
@@ -528,6 +550,25 @@ sub cluster {
     ok($heard->($_), "$_ is listened to") for @keys[0 .. 9];
     call($_, script => 'return redis.call("spublish", KEYS[1], 1)', msec => 20000) for @keys[0 .. 9];
     is(scalar(grep { $_->response->{body} eq "told 2\n" } @watches), 10, '... and told');
+
+    # somebody with no more rights than that takes
+    my $password = File::Temp->new(TMPDIR => 1);
+    print $password "secret\n";
+    close $password;
+    $_->command('ACL', 'SETUSER', 'nginx', 'on', '>secret', rights(2, 'k')) for @n;
+
+    my $other = nginx(modules_after => [Redis->caller], zone => 0,
+                      http => "idempotency_redis r { mode cluster; server 127.0.0.1:@{[$n[4]->port]}; timeout 20s;"
+                              . " connect_timeout 20s; user nginx; password_file $password; }",
+                      server => 'location / { redis_caller r; }');
+    is(scalar(grep { $other->get(uri($_, script => $get))->{body} =~ /^error=0/ } @keys), 60, 'a user');
+    my $told = $other->start('GET', '/?watch=k1&n=2&msec=60000');
+    $heard->('k1');
+    like($other->get(uri('k1', script => 'return redis.call("spublish", KEYS[1], 1)'))->{body}, qr/^error=0.*:1$/m,
+         '... that may publish');
+    is($told->response->{body}, "told 2\n", '... and be told');
+    unlike($other->log, qr/NOPERM|\[error\]/, '... without a complaint');
+    $other->stop;
 
     # a slot moves, with its keys: ASK, then MOVED
     my ($from, $to) = owner($keys[0], @n);

@@ -355,7 +355,6 @@ sentinel_master(ngx_idempotency_redis_t *redis, ngx_str_t *host,
                   &redis->conf.name, &redis->conf.master, &node->name);
 
     node->failing = 0;
-    node->clock = 0;
 
     lanes = 2 * redis->conf.connections;
 
