@@ -272,6 +272,28 @@ is_call(call('say::1%0D%0A', msec => 20000), 'OK', 0, ':1', '... for calls');
 is(scalar(() = $n->log =~ /no connection to/g), 1, '... told once');
 is(scalar(() = $n->log =~ /is back/g), 1, '... as is that it is back');
 
+# by its name, which leads elsewhere after a while
+
+my $dns = free_port();
+my ($here, $there) = (FakeRedis->new, undef);
+$there = FakeRedis->at('127.0.0.2', $here->port);
+
+FakeRedis::names($dns);
+$n = with("server redis.test:@{[$here->port]}; timeout 300ms; connections 1;",
+          in_http => "resolver 127.0.0.1:$dns valid=1s ipv6=off;");
+
+is_call(call('x', msec => 20000), 'CONNECT', 0, 'could not resolve "redis.test"', 'a name that nobody knows');
+FakeRedis::names($dns, 'redis.test' => '127.0.0.1');
+ok(until_true { up() }, '... until somebody does');
+is_call(call('say::1%0D%0A', msec => 20000), 'OK', 0, ':1', '... where it leads');
+is($here->connections, 1, '... once');
+FakeRedis::names($dns, 'redis.test' => '127.0.0.2');
+$here->stop;
+ok(until_true { call('say::2%0D%0A', msec => 2000) =~ /^error=0 .*:2/ }, '... and then elsewhere');
+is($there->connections, 1, '... once');
+
+fake($fake, 'timeout 300ms; connections 1;');
+
 # no descriptor, and no memory, for each that is lost
 
 my ($descriptors, $memory);

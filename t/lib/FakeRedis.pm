@@ -18,6 +18,8 @@ package FakeRedis;
 #       $f->port, $f->commands (all that were said, a list of lists),
 #       $f->connections (how many there were), $f->resets (how many were reset)
 #       $f->stop, $f->start(%answers)        at the same port
+#       FakeRedis->at('127.0.0.2', $port)    elsewhere
+#       names($port, NAME => ADDRESS, ...)   a DNS server; anew with each call
 
 use strict;
 use warnings;
@@ -27,15 +29,22 @@ use Idempotency;
 use IO::Select;
 use IO::Socket::INET;
 use POSIX ();
-use Socket qw(IPPROTO_TCP TCP_NODELAY);
+use Socket qw(IPPROTO_TCP TCP_NODELAY inet_aton);
 use Time::HiRes qw(sleep time);
 
 
 sub new {
     my ($class, %answers) = @_;
 
+    return $class->at('127.0.0.1', free_port(), %answers);
+}
+
+
+sub at {
+    my ($class, $host, $port, %answers) = @_;
+
     my $self = bless { dir => File::Temp->newdir('fake-XXXXXX', TMPDIR => 1),
-                       port => free_port() }, $class;
+                       host => $host, port => $port }, $class;
 
     return $self->start(%answers);
 }
@@ -47,7 +56,7 @@ sub port { return $_[0]{port} }
 sub start {
     my ($self, %answers) = @_;
 
-    my $listen = IO::Socket::INET->new(Listen => 511, LocalAddr => '127.0.0.1',
+    my $listen = IO::Socket::INET->new(Listen => 511, LocalAddr => $self->{host},
                                        LocalPort => $self->{port}, ReuseAddr => 1)
         or die "listen: $!";
 
@@ -85,6 +94,43 @@ sub commands {
 
 sub connections { return scalar grep $_ eq '*connected', $_[0]->lines }
 sub resets { return scalar grep $_ eq '*reset', $_[0]->lines }
+
+
+# --- a DNS server ---------------------------------------------------------------
+
+my $names;
+
+sub names {
+    my ($port, %names) = @_;
+
+    if ($names) {
+        kill 'KILL', $names;
+        waitpid $names, 0;
+    }
+
+    my $s = IO::Socket::INET->new(Proto => 'udp', LocalAddr => '127.0.0.1', LocalPort => $port)
+        or die "names: $!";
+
+    $names = child(sub {
+        while (1) {
+            my $from = $s->recv(my $query, 512) // next;
+            my ($id, $at, @labels) = (substr($query, 0, 2), 12);
+
+            while (my $n = ord substr $query, $at, 1) {
+                push @labels, substr $query, $at + 1, $n;
+                $at += $n + 1;
+            }
+
+            my $question = substr $query, 12, $at + 5 - 12;
+            my $is_a = substr($query, $at + 1, 2) eq "\0\1";
+            my $address = $names{join '.', @labels};
+            my $found = $is_a && $address;
+
+            $s->send($id . pack('n5', $address ? 0x8180 : 0x8183, 1, $found ? 1 : 0, 0, 0) . $question
+                     . ($found ? pack('n3Nn', 0xc00c, 1, 1, 1, 4) . inet_aton($address) : ''), 0, $from);
+        }
+    });
+}
 
 
 # --- the server itself --------------------------------------------------------
