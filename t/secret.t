@@ -333,7 +333,7 @@ for my $path ("$tmp/z.db", "$tmp/odd %41?a=b#c.db") {
     my ($with, $else, $more) = (file("digest $key\n"), file("digest $other\n"),
                                 file("digest $key\nseal $third\n"));
 
-    my %as = (zone => "idempotency_zone zone=z:16m \"state=$path\";\n");
+    my %as = (as_is => 1, zone => "idempotency_zone zone=z:16m \"state=$path\";\n");
     my $n = outliving(%as, with($with));
 
     is(ask($n), '200 NEW', 'a file that is made with a key');
