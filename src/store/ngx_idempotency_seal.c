@@ -82,7 +82,8 @@ ngx_idempotency_unseal(const ngx_idempotency_secret_t *secret,
         if ((item->what != NGX_IDEMPOTENCY_ITEM_ASK
              && item->what != NGX_IDEMPOTENCY_ITEM_FIND)
             || item->result != NGX_IDEMPOTENCY_BOUND
-            || item->response.len == 0)
+            || item->response.len == 0
+            || item->brief)
         {
             continue;
         }

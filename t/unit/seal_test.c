@@ -202,6 +202,18 @@ nothing_else(void)
         free(it.response.data);
     }
 
+    /* its length alone */
+
+    item(&it, 20);
+    free(it.response.data);
+    it.response.data = NULL;
+    it.what = NGX_IDEMPOTENCY_ITEM_FIND;
+    it.result = NGX_IDEMPOTENCY_BOUND;
+    it.brief = 1;
+    ngx_idempotency_unseal(&first, &it, 1, 1);
+    check_equal(it.response.len, 20);
+    check_equal(it.outcome, NGX_IDEMPOTENCY_DONE);
+
     item(&it, 20);
     ngx_idempotency_seal(&first, &it, 1, 1);
     it.what = NGX_IDEMPOTENCY_ITEM_FIND;

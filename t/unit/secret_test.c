@@ -104,6 +104,7 @@ lines_are_refused(void)
           "a key of less than 32 bytes", 1 },
         { "seal x", "a key that is neither hexadecimal nor base64", 1 },
         { "seal 0" HEX1, "a key that is neither hexadecimal nor base64", 1 },
+        { "seal 0ab" HEX1, "a key that is neither hexadecimal nor base64", 1 },
         { "seal " B641 "=", "a key that is neither hexadecimal nor base64",
           1 },
         { "seal " B642 "==", "a key that is neither hexadecimal nor base64",
