@@ -199,6 +199,7 @@ ngx_idempotency_record_ask(ngx_idempotency_shm_t *shm,
         record_tally(shm, *rec, -1);
         (*rec)->outcome = NGX_IDEMPOTENCY_ASKING;
         (*rec)->status = flags;
+        shm->sh->tier.asked = 1;
     }
 
     return result;

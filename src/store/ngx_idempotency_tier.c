@@ -18,6 +18,13 @@
 
 #define NGX_IDEMPOTENCY_TIER_RETRY      200
 
+/* for so long what comes next is gathered, where nobody waits for it; where
+   somebody does it is this part of what the last batch took, and no more */
+
+#define NGX_IDEMPOTENCY_TIER_PAUSE      2
+#define NGX_IDEMPOTENCY_TIER_PART       3
+#define NGX_IDEMPOTENCY_TIER_LONGEST    5
+
 /* a worker that took something over this long ago is asked whether it lives */
 
 #define NGX_IDEMPOTENCY_TIER_SILENCE    500
@@ -36,6 +43,7 @@ static ngx_uint_t tier_free(ngx_idempotency_tier_t *tier);
 static ngx_uint_t tier_become(ngx_idempotency_tier_t *tier);
 static ngx_idempotency_hander_t *tier_hander(ngx_idempotency_tier_t *tier);
 static void tier_hand(ngx_idempotency_tier_t *tier);
+static ngx_uint_t tier_pause(ngx_idempotency_tier_t *tier);
 static ngx_uint_t tier_gather(ngx_idempotency_tier_t *tier);
 static ngx_idempotency_record_t *tier_next(ngx_idempotency_shm_t *shm);
 static void tier_item(ngx_idempotency_tier_t *tier,
@@ -140,6 +148,12 @@ ngx_idempotency_tier_kick(ngx_idempotency_shm_t *shm)
         ngx_post_event(&tier->kick, &ngx_posted_events);
 
     } else if (!tier->retry.timer_set) {
+        tier_hand(tier);
+
+    } else if (tier->pauses && shm->sh->tier.asked) {
+        tier->pauses = 0;
+        ngx_del_timer(&tier->retry);
+
         tier_hand(tier);
     }
 }
@@ -381,9 +395,55 @@ ngx_idempotency_tier_handed(ngx_idempotency_tier_t *tier,
 {
     tier->batch = batch;
 
-    if (tier_heard(tier)) {
+    if (tier_heard(tier) && !tier_pause(tier)) {
         tier_hand(tier);
     }
+}
+
+
+/*
+ * A transaction costs more than an item in it.  So there is a short pause behind
+ * each: a claim and its outcome become one item, and requests that came together
+ * do not wait for each other in turn.  Who asks is not kept waiting, and what
+ * comes when there was nothing for a while is told at once.
+ */
+
+static ngx_uint_t
+tier_pause(ngx_idempotency_tier_t *tier)
+{
+    ngx_uint_t                i;
+    ngx_msec_t                pause;
+    ngx_idempotency_batch_t  *batch;
+
+    batch = tier->batch;
+
+    if (ngx_idempotency_tier_shared(tier) || tier->retry.timer_set) {
+        return 0;
+    }
+
+    if (tier->strict) {
+        pause = (batch->n > 1) ? (ngx_current_msec - batch->at)
+                                 / NGX_IDEMPOTENCY_TIER_PART : 0;
+        pause = ngx_min(pause, NGX_IDEMPOTENCY_TIER_LONGEST);
+
+    } else {
+        pause = tier->shm->sh->tier.trusted ? NGX_IDEMPOTENCY_TIER_PAUSE : 0;
+
+        for (i = 0; i < batch->n; i++) {
+            if (batch->items[i].what == NGX_IDEMPOTENCY_ITEM_ASK) {
+                pause = 0;
+            }
+        }
+    }
+
+    if (pause == 0 || tier->shm->sh->tier.asked) {
+        return 0;
+    }
+
+    tier->pauses = 1;
+    ngx_add_timer(&tier->retry, pause);
+
+    return 1;
 }
 
 
@@ -449,6 +509,8 @@ tier_gather(ngx_idempotency_tier_t *tier)
         tier_item(tier, rec, &batch->items[batch->n]);
         batch->n++;
     }
+
+    sh->asked = 0;
 
     if (batch->n == 0 && !ngx_idempotency_tier_shared(tier)) {
         batch->hander->process.pid = 0;
@@ -1013,6 +1075,7 @@ tier_retry_handler(ngx_event_t *ev)
     ngx_idempotency_tier_t  *tier;
 
     tier = ev->data;
+    tier->pauses = 0;
 
     if (ngx_idempotency_tier_shared(tier)) {
         ngx_idempotency_tier_tend(tier);
@@ -1130,6 +1193,7 @@ ngx_idempotency_tier_init_process(ngx_idempotency_shm_t *shm,
     tier->hands = ngx_idempotency_tier_shared(tier)
                       ? tier->backing->hands(tier) : 1;
     tier->busy = 0;
+    tier->pauses = 0;
 
     tier->batches = ngx_calloc(ngx_max(tier->hands, 1)
                                * sizeof(ngx_idempotency_batch_t), cycle->log);
@@ -1183,10 +1247,7 @@ ngx_idempotency_tier_exit_process(ngx_idempotency_shm_t *shm)
 
         ngx_idempotency_trust_exit_process(tier);
 
-        if (tier->busy) {
-            ngx_idempotency_tier_handed(tier, tier->batch);
-
-        } else {
+        if (!tier->busy || tier_heard(tier)) {
             tier_hand(tier);
         }
 

@@ -89,6 +89,8 @@ typedef struct {
     /* how many were ever in the list, and how many of them were told */
     uint64_t                        listed;
     uint64_t                        told;
+    /* since the last ones were taken somebody asks, and waits */
+    ngx_uint_t                      asked;
 
     /* whether that is in vain, and was for the last time */
     ngx_uint_t                      failing;
@@ -247,6 +249,8 @@ struct ngx_idempotency_tier_s {
     ngx_uint_t                      busy;
     ngx_event_t                     retry;
     ngx_event_t                     kick;
+    /* it will not be tried again, but goes on, when that timer ends */
+    ngx_uint_t                      pauses;
 
     /* ... when it asks again for what is pending elsewhere */
     ngx_event_t                     again;

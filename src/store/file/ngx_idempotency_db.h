@@ -122,7 +122,7 @@ typedef struct {
     int64_t                    latest;
 } ngx_idempotency_db_start_t;
 
-/* looks whether the file is whole, for half a second at most; NGX_ERROR: error
+/* looks whether the file is whole, for 0.3 seconds at most; NGX_ERROR: error
    tells what is wrong with it */
 
 ngx_int_t ngx_idempotency_db_start(const char *path,

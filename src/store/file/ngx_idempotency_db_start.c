@@ -14,7 +14,7 @@
 
 /* milliseconds: for how long the file is looked at */
 
-#define DB_LOOK   500
+#define DB_LOOK   300
 
 /* for how long another start is waited for */
 

@@ -1,0 +1,456 @@
+
+/*
+ * When a zone tells what stands behind it: at once, or with what comes next.
+ * By a backing that has only what it was handed, and answers when it is told
+ * to.
+ */
+
+
+#include "unit.h"
+#include "workers_double.h"
+#include "store/ngx_idempotency_shm.h"
+
+
+#define ZONE  (384 * 1024)
+
+
+static ngx_idempotency_tier_t        tier;
+static ngx_idempotency_shm_t         shm;
+static ngx_idempotency_store_t       store;
+static ngx_shm_zone_t                zone;
+static ngx_idempotency_secret_t      secret;
+static ngx_idempotency_counters_t    counters;
+static ngx_rbtree_node_t             timers;
+static ngx_str_t                     name = ngx_string("unit");
+
+/* what was handed over, and not answered */
+
+static ngx_idempotency_batch_t      *handed;
+static ngx_uint_t                    exiting;
+
+
+void
+ngx_time_update(void)
+{
+}
+
+
+static int64_t
+backing_now(ngx_idempotency_tier_t *t)
+{
+    return (int64_t) 1700000000 * 1000 + ngx_current_msec;
+}
+
+
+static void
+answer(ngx_idempotency_batch_t *batch)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; i < batch->n; i++) {
+        batch->items[i].result =
+            (batch->items[i].what == NGX_IDEMPOTENCY_ITEM_ASK)
+                ? NGX_IDEMPOTENCY_CLAIMED : NGX_IDEMPOTENCY_OK;
+    }
+}
+
+
+static ngx_int_t
+backing_hand(ngx_idempotency_tier_t *t, ngx_idempotency_batch_t *batch)
+{
+    check(handed == NULL);
+
+    if (exiting) {
+        answer(batch);
+        return NGX_OK;
+    }
+
+    handed = batch;
+
+    return NGX_AGAIN;
+}
+
+
+static ngx_int_t
+backing_init(ngx_idempotency_tier_t *t, ngx_idempotency_tier_t *old,
+    ngx_log_t *log)
+{
+    t->instance = 1;
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+backing_init_process(ngx_idempotency_tier_t *t, ngx_cycle_t *cycle)
+{
+    return NGX_OK;
+}
+
+
+static ngx_uint_t
+backing_others(ngx_idempotency_tier_t *t)
+{
+    return 0;
+}
+
+
+static ngx_int_t
+backing_alone(ngx_idempotency_tier_t *t)
+{
+    return NGX_BUSY;
+}
+
+
+static void
+backing_nothing(ngx_idempotency_tier_t *t)
+{
+}
+
+
+static const ngx_idempotency_backing_t  backing = {
+    .soon = 5,
+    .seldom = 50,
+    .now = backing_now,
+    .hand = backing_hand,
+    .tend = backing_nothing,
+    .alone = backing_alone,
+    .others = backing_others,
+    .give = backing_nothing,
+    .init = backing_init,
+    .init_process = backing_init_process,
+    .finish = backing_nothing,
+    .exit_process = backing_nothing,
+};
+
+
+/* a zone that trusts itself, if it is not to ask */
+
+static void
+begin(ngx_uint_t strict, ngx_uint_t asks)
+{
+    ngx_slab_pool_t  *pool;
+
+    handed = NULL;
+    exiting = 0;
+
+    ngx_rbtree_init(&ngx_event_timer_rbtree, &timers,
+                    ngx_rbtree_insert_timer_value);
+
+    ngx_memzero(&tier, sizeof(ngx_idempotency_tier_t));
+    ngx_memzero(&shm, sizeof(ngx_idempotency_shm_t));
+    ngx_memzero(&store, sizeof(ngx_idempotency_store_t));
+    ngx_memzero(&zone, sizeof(ngx_shm_zone_t));
+
+    zone.shm.size = ZONE;
+    zone.shm.addr = unit_shared(ZONE);
+    zone.shm.name = name;
+    zone.shm.log = unit_cycle.log;
+    zone.init = ngx_idempotency_shm_init;
+    zone.data = &shm;
+
+    shm.store = &store;
+    shm.tier = &tier;
+    store.name = name;
+    store.secret = &secret;
+    store.counters = &counters;
+    store.engine = &ngx_idempotency_shm_engine;
+    store.data = &shm;
+    store.strict = strict;
+    tier.backing = &backing;
+    tier.name = name;
+    tier.shm = &shm;
+    tier.strict = strict;
+
+    pool = (ngx_slab_pool_t *) zone.shm.addr;
+    pool->end = zone.shm.addr + ZONE;
+    pool->min_shift = 3;
+    pool->addr = zone.shm.addr;
+
+    check_equal(ngx_shmtx_create(&pool->mutex, &pool->lock, NULL), NGX_OK);
+    ngx_slab_init(pool);
+    check_equal(ngx_idempotency_shm_init(&zone, NULL), NGX_OK);
+
+    double_renew(0);
+    double_become(0);
+
+    check_equal(ngx_idempotency_tier_init_process(&shm, &unit_cycle), NGX_OK);
+
+    shm.sh->tier.trusted = !asks;
+}
+
+
+static void
+end(void)
+{
+    exiting = 1;
+
+    if (handed) {
+        answer(handed);
+        handed = NULL;
+    }
+
+    if (tier.watch.timer_set) {
+        ngx_del_timer(&tier.watch);
+    }
+
+    ngx_idempotency_tier_exit_process(&shm);
+
+    check(shm.sh->tier.first == NULL);
+    check_equal(shm.sh->tier.hander.process.pid, 0);
+
+    if (tier.retry.timer_set) {
+        ngx_del_timer(&tier.retry);
+    }
+
+    unit_unshared(zone.shm.addr, ZONE);
+}
+
+
+static void
+never_told(ngx_idempotency_op_t *op)
+{
+}
+
+
+static void
+claim(ngx_idempotency_claim_t *claim, u_char token)
+{
+    ngx_memzero(claim, sizeof(ngx_idempotency_claim_t));
+
+    memset(claim->op.token, token, NGX_IDEMPOTENCY_DIGEST_LEN);
+    memset(claim->fingerprint, 'f', NGX_IDEMPOTENCY_DIGEST_LEN);
+
+    claim->op.now = ngx_current_msec;
+    claim->op.handler = never_told;
+    claim->window = 100000;
+    claim->lease = 60000;
+    claim->pool = unit_pool;
+
+    (void) ngx_idempotency_shm_engine.claim(&store, claim);
+}
+
+
+static void
+complete(ngx_idempotency_claim_t *claim)
+{
+    ngx_idempotency_complete_t  complete;
+
+    ngx_memzero(&complete, sizeof(ngx_idempotency_complete_t));
+
+    memcpy(complete.op.token, claim->op.token, NGX_IDEMPOTENCY_DIGEST_LEN);
+
+    complete.op.now = ngx_current_msec;
+    complete.fence = claim->fence;
+    complete.outcome = NGX_IDEMPOTENCY_NOT_KEPT;
+    complete.status = 200;
+
+    check_equal(ngx_idempotency_shm_engine.complete(&store, &complete),
+                NGX_OK);
+    check_equal(complete.op.result, NGX_IDEMPOTENCY_OK);
+}
+
+
+static ngx_uint_t
+taken(void)
+{
+    return handed ? handed->n : 0;
+}
+
+
+/* so much later it has answered */
+
+static void
+answers(ngx_msec_t later)
+{
+    ngx_idempotency_batch_t  *batch;
+
+    ngx_current_msec += later;
+
+    batch = handed;
+    handed = NULL;
+
+    if (check(batch != NULL)) {
+        answer(batch);
+        ngx_idempotency_tier_handed(&tier, batch);
+    }
+}
+
+
+/* a millisecond passes: has the pause ended? */
+
+static ngx_uint_t
+passes(void)
+{
+    ngx_current_msec++;
+
+    if (!tier.retry.timer_set
+        || (ngx_msec_int_t) (tier.retry.timer.key - ngx_current_msec) > 0)
+    {
+        return 0;
+    }
+
+    tier.retry.timer_set = 0;
+    ngx_rbtree_delete(&ngx_event_timer_rbtree, &tier.retry.timer);
+    tier.retry.handler(&tier.retry);
+
+    return 1;
+}
+
+
+/* nobody waits: what comes behind one is gathered */
+
+static void
+gathered(void)
+{
+    ngx_idempotency_claim_t  claims[3];
+
+    begin(0, 0);
+
+    claim(&claims[0], 'a');
+    check_equal(claims[0].op.result, NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(taken(), 1);
+
+    claim(&claims[1], 'b');
+    complete(&claims[1]);
+    claim(&claims[2], 'c');
+    answers(1);
+
+    check_equal(taken(), 0);
+    check(!passes());
+    complete(&claims[2]);
+    check_equal(taken(), 0);
+    check(passes());
+
+    /* a claim and its outcome are one */
+
+    check_equal(taken(), 2);
+    check_equal(handed->items[0].outcome, NGX_IDEMPOTENCY_NOT_KEPT);
+    check_equal(handed->items[1].outcome, NGX_IDEMPOTENCY_NOT_KEPT);
+
+    /* nothing comes: whatever comes later is told at once */
+
+    answers(1);
+    check(shm.sh->tier.hander.process.pid != 0);
+    check(!passes());
+    check(passes());
+    check_equal(taken(), 0);
+    check_equal(shm.sh->tier.hander.process.pid, 0);
+
+    complete(&claims[0]);
+    check_equal(taken(), 1);
+
+    /* an end waits for no pause */
+
+    answers(1);
+    claim(&claims[0], 'd');
+    check_equal(taken(), 0);
+    end();
+}
+
+
+/* who asks is not kept waiting, neither in a pause nor behind another one */
+
+static void
+asked(void)
+{
+    ngx_idempotency_claim_t  claims[3];
+
+    begin(0, 0);
+
+    claim(&claims[0], 'a');
+    answers(1);
+    claim(&claims[1], 'b');
+    check_equal(taken(), 0);
+
+    shm.sh->tier.trusted = 0;
+    claim(&claims[2], 'c');
+    check_equal(claims[2].op.waiting, 1);
+    check_equal(taken(), 2);
+    check_equal(handed->items[0].what, NGX_IDEMPOTENCY_ITEM_PUT);
+    check_equal(handed->items[1].what, NGX_IDEMPOTENCY_ITEM_ASK);
+    shm.sh->tier.trusted = 1;
+
+    complete(&claims[0]);
+    answers(1);
+    check_equal(taken(), 1);
+
+    ngx_idempotency_shm_dequeue(&claims[2].op);
+    end();
+}
+
+
+static void
+strict_alone(void)
+{
+    ngx_idempotency_claim_t  claims[2];
+
+    begin(1, 0);
+
+    claim(&claims[0], 'a');
+    check_equal(taken(), 1);
+    claim(&claims[1], 'b');
+    answers(30);
+    check_equal(taken(), 1);
+
+    ngx_idempotency_shm_dequeue(&claims[0].op);
+    ngx_idempotency_shm_dequeue(&claims[1].op);
+    end();
+}
+
+
+/* requests that came together stay together: a part of what it took */
+
+static void
+strict_together(void)
+{
+    ngx_uint_t               i, k;
+    ngx_idempotency_claim_t  claims[4];
+
+    static struct {
+        ngx_msec_t   took;
+        ngx_uint_t   pause;
+    } cases[] = { { 0, 0 }, { 2, 0 }, { 3, 1 }, { 9, 3 }, { 100, 5 } };
+
+    for (i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+
+        begin(1, 0);
+
+        claim(&claims[0], 'a');
+        claim(&claims[1], 'b');
+        claim(&claims[2], 'c');
+        answers(1);
+        check_equal(taken(), 2);
+        claim(&claims[3], 'd');
+        answers(cases[i].took);
+
+        for (k = 0; k < cases[i].pause; k++) {
+            check_equal(taken(), 0);
+            (void) passes();
+        }
+
+        check_equal(taken(), 1);
+
+        for (k = 0; k < 4; k++) {
+            ngx_idempotency_shm_dequeue(&claims[k].op);
+        }
+
+        end();
+    }
+}
+
+
+static unit_case_t  cases[] = {
+    { "what nobody waits for is gathered", gathered },
+    { "who asks is not kept waiting", asked },
+    { "strict: one by one, at once", strict_alone },
+    { "strict: together, a moment later", strict_together },
+    unit_cases_end
+};
+
+
+int
+main(void)
+{
+    return unit_run(cases);
+}
