@@ -13,12 +13,11 @@ use FindBin;
 use lib "$FindBin::Bin/browser";
 
 use Browser;
-use Commands qw(until_true);
+use Idempotency;
 use Digest::SHA qw(sha256_base64);
 use JSON::PP ();
 use MIME::Base64 qw(decode_base64);
 use Stage;
-use Test::More;
 use Time::HiRes qw(time);
 
 my $file = "$Stage::root/src/observe/page.html";
@@ -67,6 +66,7 @@ subtest 'a million records' => \&a_million;
 subtest 'a key' => \&a_key;
 subtest 'what comes from outside stays text' => \&hostile;
 subtest 'the server is gone' => \&gone;
+subtest 'a real server' => \&real;
 
 done_testing();
 
@@ -105,7 +105,7 @@ sub nothing_yet {
     is(fact('space', 'Oldest'), 'none', 'no record');
     is(texts('#alerts li'), '', 'nothing that needs attention');
     is($browser->js(hidden('overview')), 1, 'one zone needs no list of them');
-    is($browser->js(hidden('store')), 1, 'and there is no store behind');
+    is($browser->js(hidden('store') . ' && ' . hidden('behind')), 1, 'and there is no store behind');
     readable('nothing');
 
     click('#list');
@@ -182,10 +182,12 @@ sub attention {
 
     $zone->{bytes} = { size => 1000, used => 960, free => 40 };
     $zone->{records}{in_doubt} = 3;
+    $zone->{available} = JSON::PP::false;
     $zone->{store} = store(up => JSON::PP::false, undelivered => 12);
     figures($zone);
     see();
-    is(texts('#alerts li'), 'The store behind is out of reach.|'
+    is(texts('#alerts li'), 'The zone is torn: nothing is protected, or let in, until nginx is reloaded.|'
+       . 'The store behind is out of reach.|'
        . 'Outcomes yet to be delivered to the store behind: 12.|'
        . 'The zone is 96 % full, at this rate all of it in 12 h.|'
        . 'In doubt: 3 of the tokens. What they stand for may have been executed.', 'all of it');
@@ -206,6 +208,102 @@ sub store_behind {
     is(fact('store-facts', 'Latency'), 'half ≤ 10 ms, 99 % ≤ 1 s', 'how soon it answers');
     is(row('errors', 'error: timeout'), '4', 'its errors');
     is($browser->js('document.querySelectorAll("#errors tr").length'), 1, 'those that there were');
+
+    records('ordersbacking', map { record($_) } 1 .. 3);
+    click('#behind');
+    until_seen('document.querySelectorAll("#rows tr").length', 3);
+}
+
+
+# the page as the module serves it, with what the API tells
+sub real {
+    my $n = nginx(workers => 2, allow => qr/exited on signal/, server => <<'EOC');
+        idempotency zone=z;
+        location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+        location /eu { idempotency_scope eu; proxy_pass http://$TEST_NGINX_BACKEND; }
+        location /idem/ { idempotency_api write=on; }
+        location /read/ { idempotency_api; }
+EOC
+
+    my $at = 'http://127.0.0.1:' . $n->port;
+
+    # the page's name for the server is that of the requests, so their scope is
+    $url = "$at/idem/";
+    see();
+    is(tile('Requests'), '0', 'no requests yet');
+    is($browser->js('[].map.call(document.querySelectorAll("#results tr"),
+                     tr => tr.firstChild.firstChild.textContent).sort().join()'),
+       join(',', sort map { s/_/ /gr } @results), 'all results have a row');
+    is($browser->js('document.querySelectorAll("#results small:empty").length'), 0,
+       'which says what it is');
+    click('#list');
+    wait_said('No records.');
+
+    $n->post("/?id=real-$_", key => "key-$_", body => 'a') for 1 .. 120;
+    $n->post('/?id=real-1', key => 'key-1', body => $_) for qw(a b);
+    $n->post('/eu?id=real-eu', key => 'key-1', body => 'c');
+    until_seen(tile_js('Requests'), 123);
+    is(tile('Duplicates answered'), 1, 'a duplicate');
+    is(row('conflicts', 'body'), 1, 'a conflict, and why');
+    like(fact('space', 'Records'), qr/^121 done, 0 pending/, 'records');
+
+    my %seen;
+    click('#list');
+    $browser->wait_for(first_token_js() . '.length === 64', 'records');
+
+    for my $page (1 .. 50) {
+        until_seen('document.getElementById("at").textContent', "page $page");
+        $seen{$_}++ for split ' ', $browser->js('[].map.call(document.querySelectorAll("#rows tr"),
+                                                 tr => tr.children[7].textContent).join(" ")');
+        last if substr(disabled(), 1);
+        click('#next');
+    }
+
+    is(scalar keys %seen, 121, 'all of them, page by page');
+    is(scalar(grep { $_ > 1 } values %seen), 0, 'each once');
+    readable('real');
+
+    find('key-1');
+    $browser->wait_for('!' . hidden('acts'), 'record');
+    is($browser->js('document.querySelector("#rows tr").children[4].textContent'), 1, 'a key: its record');
+    find('key-1', 'eu');
+    until_seen('document.querySelector("#rows tr").children[4].textContent', 0);
+    click('#acts button') for 1, 2;
+    $browser->wait_for(said() . '.startsWith("Forgotten")', 'forgotten');
+    ok(!$n->post('/eu?id=real-eu', key => 'key-1', body => 'c')->replayed, 'and fresh again');
+    is(executions('real-eu'), 2, 'so it was executed once more');
+    find('no-such-key');
+    $browser->wait_for(said() . '.startsWith("Nothing is recorded")', 'words about an unknown key');
+
+    # in doubt
+    my $lost = $n->start('POST', '/?id=lost&gate=1', key => 'lost');
+    held('lost');
+    kill KILL => $n->workers;
+    $n->wait_log(qr/has gone, it is in doubt/);
+    until_seen(tile_js('In doubt'), 1);
+    like(texts('#alerts li'), qr/^In doubt: 1 of the tokens/, 'a doubt is told');
+    find('lost');
+    $browser->wait_for('!' . hidden('acts'), 'record');
+    click('#acts button:first-child') for 1, 2;
+    $browser->wait_for('document.querySelector("#rows tr").firstChild.textContent === "not kept"
+                        || ' . said(), 'settled');
+    is($browser->js('document.querySelector("#rows tr").firstChild.textContent'), 'not kept',
+       'and settled');
+    until_seen(tile_js('In doubt'), 0);
+    go('lost');
+    $lost->close;
+
+    $url = "$at/read/";
+    see();
+    find('key-1');
+    $browser->wait_for('!' . hidden('acts'), 'record');
+    click('#acts button') for 1, 2;
+    $browser->wait_for(said() . '.includes("read-only")', 'words about a read-only API');
+
+    # from elsewhere
+    is($browser->js('violations.join()'), '', 'nothing went wrong in the page');
+    like($n->get('/idem/')->header('Content-Security-Policy'), qr/frame-ancestors 'none'/, 'it is in no frame');
+    $n->stop;
 }
 
 
@@ -460,7 +558,7 @@ sub row {
                          .children[2].textContent");
 }
 
-sub first_token_js { return 'document.querySelector("#rows tr").children[5].textContent' }
+sub first_token_js { return 'document.querySelector("#rows tr").children[7].textContent' }
 
 sub first_token { return $browser->js(first_token_js()) }
 
@@ -542,7 +640,7 @@ sub record {
 
     return { token => sprintf('%064x', $n), fingerprint => 'f' x 64, outcome => 'done',
              status => 201, recorded => 1_763_500_000, expires => 1_763_586_400, replays => $n,
-             owner => undef, %o };
+             fence => 100 + $n, size => 350, owner => undef, %o };
 }
 
 
