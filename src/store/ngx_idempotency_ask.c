@@ -478,6 +478,14 @@ ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
     default: /* NGX_IDEMPOTENCY_UNAVAILABLE: it may be claimed there */
         ngx_idempotency_record_brief(shm, rec, NGX_IDEMPOTENCY_FAILED,
                                      ngx_current_msec);
+
+        if (ngx_idempotency_tier_shared(tier)
+            && (rec->owes & NGX_IDEMPOTENCY_OWES_HEARD))
+        {
+            /* others would wait for it until its lease is over */
+
+            ngx_idempotency_tier_owe(shm, rec);
+        }
     }
 
     return 0;

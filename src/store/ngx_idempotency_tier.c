@@ -33,7 +33,7 @@
 
 #define NGX_IDEMPOTENCY_TIER_FILTER     4
 
-/* what was told in part is well again after this time */
+/* what had no room for all is well again after this time */
 
 #define NGX_IDEMPOTENCY_TIER_WELL       1000
 
@@ -325,7 +325,8 @@ tier_put_back(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
     sh = &shm->sh->tier;
 
     rec->owes = NGX_IDEMPOTENCY_OWES_LISTED | NGX_IDEMPOTENCY_OWES_HEARD
-                | NGX_IDEMPOTENCY_OWES_AGAIN;
+                | NGX_IDEMPOTENCY_OWES_AGAIN
+                | (rec->owes & NGX_IDEMPOTENCY_OWES_BRIEF);
     rec->next = sh->first;
     sh->first = rec;
 
@@ -581,10 +582,14 @@ tier_item(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
     item->known = rec->known;
     item->result = NGX_IDEMPOTENCY_UNAVAILABLE;
 
-    if (rec->outcome == NGX_IDEMPOTENCY_GONE) {
+    if (rec->outcome == NGX_IDEMPOTENCY_GONE
+        || rec->outcome == NGX_IDEMPOTENCY_FAILED)
+    {
         item->what = NGX_IDEMPOTENCY_ITEM_RELEASE;
 
-        if (rec->status == NGX_IDEMPOTENCY_FORGOTTEN) {
+        if (rec->outcome == NGX_IDEMPOTENCY_GONE
+            && rec->status == NGX_IDEMPOTENCY_FORGOTTEN)
+        {
             item->what = NGX_IDEMPOTENCY_ITEM_FORGET;
             item->since = rec->fence;
             item->fence = 0;
@@ -754,6 +759,8 @@ tier_heard(ngx_idempotency_tier_t *tier)
 
                 shm->sh->tier.failing = 1;
                 shm->sh->tier.failed = ngx_current_msec;
+                shm->sh->tier.partly = (batch->why
+                                        == NGX_IDEMPOTENCY_ERROR_FULL);
             }
 
             shm->sh->tier.lost |= batch->lost;
@@ -845,6 +852,14 @@ tier_heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
         }
 
         return;
+    }
+
+    if (rec->outcome == NGX_IDEMPOTENCY_FAILED) {
+
+        /* it is given back, and those who waited may read on */
+
+        rec->owes = NGX_IDEMPOTENCY_OWES_BRIEF
+                    | (item->again ? NGX_IDEMPOTENCY_OWES_HEARD : 0);
     }
 
     /* the request that holds back until this is told, be it in vain */
@@ -974,14 +989,18 @@ tier_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed)
 }
 
 
-/* where some is told and some is not, it is well after a time without that */
+/* what has no room for one may answer another: it is well once it has had room
+   for some time */
 
 static ngx_uint_t
 tier_well(ngx_idempotency_tier_t *tier)
 {
-    return !ngx_idempotency_tier_shared(tier)
-           || ngx_current_msec - tier->shm->sh->tier.failed
-              >= NGX_IDEMPOTENCY_TIER_WELL;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    sh = &tier->shm->sh->tier;
+
+    return !sh->partly
+           || ngx_current_msec - sh->failed >= NGX_IDEMPOTENCY_TIER_WELL;
 }
 
 

@@ -95,6 +95,8 @@ typedef struct {
     /* whether that is in vain, and was for the last time */
     ngx_uint_t                      failing;
     ngx_msec_t                      failed;
+    /* ... for want of room */
+    ngx_uint_t                      partly;
     ngx_uint_t                      full;
     /* it will be until a restart */
     ngx_uint_t                      lost;

@@ -903,6 +903,8 @@ redis_count(redis_hand_t *hand, ngx_uint_t error)
         NGX_IDEMPOTENCY_ERROR_OTHER
     };
 
+    hand->batch->why = errors[error];
+
     if (hand->counted) {
         return;
     }

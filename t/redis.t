@@ -1,0 +1,443 @@
+#!/usr/bin/perl
+
+# idempotency_zone, redis: two nginx over one Redis are as one, whatever becomes of
+# either, and of the Redis.
+
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::Bin/lib";
+
+use Idempotency;
+use Redis;
+use Restart;
+
+use List::Util qw(uniq);
+use Time::HiRes qw(sleep time);
+
+plan(skip_all => 'no redis-server') if !Redis->programs;
+
+my $redis = Redis->new(args => [qw(--appendonly yes --appendfsync always)]);
+
+my $server = <<'EOC';
+    idempotency zone=z;
+    idempotency_wait_timeout 10m;
+    idempotency_lease 1h;
+    idempotency_methods POST;
+    add_header X-Status $idempotency_status always;
+    add_header X-Fence $idempotency_fence always;
+    proxy_read_timeout 10m;
+
+    location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /reject { idempotency_in_progress reject; proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /brief { idempotency_lease 1s; proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /retry {
+        idempotency_lease 1s;
+        idempotency_in_doubt retry;
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
+    location /local { idempotency_unavailable local; proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /api { idempotency_api write=on; }
+EOC
+
+# What the log may say: the test sees to it that it says it where it should.
+
+my $trouble = qr/redis "r" of zone "z" (?:is unavailable|has lost)|exited on signal|is none of this version/;
+
+sub block {
+    my ($of, %o) = @_;
+
+    return 'idempotency_redis r { server unix:' . $of->path . "; timeout 5s; "
+           . ($o{settings} // '') . " }\n";
+}
+
+sub over {
+    my ($of, %o) = @_;
+
+    return outliving(workers => $o{workers} // 2, allow => $trouble,
+                     zone => 'idempotency_zone zone=z:' . ($o{size} // '8m') . " redis=r;\n"
+                             . block($of, %o) . ($o{http} // ''),
+                     server => $o{server} // $server);
+}
+
+sub at {
+    my ($n, $id, %o) = @_;
+
+    return $n->post(($o{at} // '') . "/x?id=$id" . ($o{more} // ''), key => $id,
+                    body => $o{body} // 'b', timeout => $o{timeout});
+}
+
+sub asked { my ($n, $id, %o) = @_;
+            return $n->start('POST', ($o{at} // '') . "/x?id=$id" . ($o{more} // ''), key => $id, body => 'b') }
+
+sub keys_of { return sort @{$redis->command('KEYS', '*')} }
+
+# The client does not wait for the Redis to hear of it.
+
+sub heard {
+    return until_true {
+        !grep { /:[\w-]{43}$/ && ($redis->command('GETRANGE', $_, 2, 2) // '') eq 'P' } keys_of();
+    };
+}
+
+sub calls {
+    my $said = $redis->command(qw(INFO commandstats));
+
+    return $said =~ /cmdstat_evalsha:calls=(\d+)/ ? $1 : 0;
+}
+
+my ($a, $b) = map over($redis), 1, 2;
+
+
+# --- one promise ---------------------------------------------------------------
+
+{
+    my $first = at($a, 'one', more => '&status=201&reason=Made%20It&h=X-A:%201&h=X-A:%202&size=70000');
+    heard();
+    my $there = at($b, 'one', more => '&status=201&reason=Made%20It&h=X-A:%201&h=X-A:%202&size=70000');
+
+    is(told($first), '201 NEW', 'executed at one nginx');
+    is(told($there), '201 REPLAYED', 'replayed by the other');
+    same_replay($first, $there, '... byte by byte');
+    is($there->header('X-Fence'), $first->header('X-Fence'), '... under the fence of its claim');
+    is(told(at($b, 'one', body => 'c')), '409 CONFLICT', 'another body is another request');
+    is(executions('one'), 1, 'executed once');
+
+    my @keys = grep { !/:stamp$/ } keys_of();
+    is(scalar @keys, 1, 'one key');
+    like($keys[0], qr/^idem:z:[\w-]{43}$/, '... named by the digest');
+    cmp_ok($redis->command('PTTL', $keys[0]), '>', 86_000_000, '... for the window');
+}
+
+# a round trip before it is passed on, and one behind; none for what is known
+
+{
+    at($_, 'warm') for $a, $b;
+    heard();
+
+    my @steps = map {
+        my ($n, $what) = @$_;
+        my $before = calls();
+        my $then = told(at($n, 'trips'));
+
+        until_true { calls() - $before >= $what };
+        "$then " . (calls() - $before);
+    } [$a, 2], [$a, 0], [$b, 1], [$b, 0];
+
+    is(join(', ', @steps), '200 NEW 2, 200 REPLAYED 0, 200 REPLAYED 1, 200 REPLAYED 0',
+       'round trips');
+}
+
+# what is pending elsewhere is waited for; who does not wait is told
+
+{
+    my $owner = asked($a, 'wait', more => '&gate=1');
+    held('wait');
+
+    my @w = map asked($_, 'wait', more => '&gate=1'), $a, $b, $b, $b;
+
+    is(told(at($b, 'wait', at => '/reject', more => '&gate=1')), '409 CONFLICT', 'another action');
+
+    until_true { $redis->command(qw(PUBSUB CHANNELS idem:z:*))->[0] };
+    go('wait');
+
+    is(told($owner->response), '200 NEW', 'an owner');
+    is(join(' ', map { told($_->response) } @w), join(' ', ('200 WAITED') x 4),
+       '... all who wait for it, here and there');
+    is(executions('wait'), 1, '... executed once');
+
+    $owner = asked($a, 'busy', at => '/reject', more => '&gate=1');
+    held('busy');
+    is(told(at($b, 'busy', at => '/reject', more => '&gate=1')), '409 IN_PROGRESS',
+       'who does not wait is told');
+    go('busy');
+    $owner->response;
+    heard();
+    is(told(at($b, 'busy', at => '/reject', more => '&gate=1')), '200 REPLAYED', '... then it is done');
+}
+
+# two at once at each, for many tokens
+
+{
+    my @ids = map "race$_", 1 .. 150;
+    my @c = map { my $id = $_; map asked($_, $id), $a, $b } @ids;
+    my %said;
+
+    $said{told($_->response)}++ for @c;
+
+    is($said{'200 NEW'}, scalar @ids, 'each token is new once');
+    is(($said{'200 WAITED'} // 0) + ($said{'200 REPLAYED'} // 0), scalar @ids,
+       '... and the other one gets its response') or diag(explain(\%said));
+    is(scalar(grep { executions($_) != 1 } @ids), 0, '... executed once');
+}
+
+# what was not carried out is fresh again, everywhere
+
+{
+    my $refuses = '&status=503&h=Retry-After:%201&gate=1';
+    my $owner = asked($a, 'released', more => $refuses);
+    held('released');
+    my $w = asked($b, 'released', more => $refuses);
+    until_true { grep { /./ } @{$redis->command(qw(PUBSUB CHANNELS idem:z:*))} };
+    go('released');
+
+    is(told($owner->response), '503 NEW', 'what binds nothing');
+    held('released');
+    go('released');
+    is(told($w->response), '503 NEW', '... who waits elsewhere executes then');
+    is(executions('released'), 2, '... after it');
+}
+
+# larger than what is kept
+
+{
+    is(told(at($a, 'large', more => '&size=262145')), '200 NEW', 'more than 256k');
+    heard();
+    is(told(at($b, 'large', more => '&size=262145')), '409 NOT_KEPT', '... is not kept');
+    is(told(at($a, 'fits', more => '&size=262144')), '200 NEW', 'as much');
+    heard();
+    my $r = at($b, 'fits', more => '&size=262144');
+    is(told($r) . ' ' . length $r->{body}, '200 REPLAYED 262144', '... is');
+}
+
+
+# --- who dies ------------------------------------------------------------------
+
+# a worker: its zone knows
+
+{
+    my $owner = asked($a, 'killed', more => '&gate=1');
+    held('killed');
+    my $w = asked($b, 'killed', more => '&gate=1');
+
+    my ($pid) = $a->log =~ /.*\[info\] (\d+)#.*idempotency claim/s;
+    kill KILL => $pid;
+
+    is(told($w->response), '409 IN_DOUBT', 'a worker is killed: in doubt at once, with a lease of an hour');
+    is(told(at($_, 'killed', more => '&gate=1')), '409 IN_DOUBT', '... everywhere') for $a, $b;
+    go('killed');
+    is(executions('killed'), 1, '... executed once');
+}
+
+# all of an nginx: its lease
+
+{
+    my $q = asked($a, 'dead', at => '/brief', more => '&gate=1');
+    held('dead');
+    my $from = time;
+    my $r = asked($a, 'dead2', at => '/retry', more => '&gate=1');
+    held('dead2');
+
+    $a->down('KILL');
+
+    my $w = asked($b, 'dead', at => '/brief', more => '&gate=1');
+    my $w2 = asked($b, 'dead2', at => '/retry', more => '&gate=1');
+
+    is(told($w->response), '409 IN_DOUBT', 'an nginx is killed: in doubt');
+    cmp_ok(time - $from, '>=', 0.6, '... when its lease is over');
+
+    held('dead2', 2);
+    go($_) for qw(dead dead2);
+    is(told($w2->response), '200 NEW', '... or taken over, with retry');
+    is(executions('dead'), 1, '... executed once');
+
+    $a->up;
+    is(told(at($a, 'one', more => '&status=201&reason=Made%20It&h=X-A:%201&h=X-A:%202&size=70000')),
+       '201 REPLAYED', 'started again, it knows what was done');
+    is(told(at($a, 'dead2', at => '/retry', more => '&gate=1')), '200 REPLAYED', '... and by whom');
+}
+
+# it lives: a lease is renewed however long that takes
+
+{
+    my $owner = asked($a, 'long', at => '/brief', more => '&gate=1');
+    held('long');
+    my $w = asked($b, 'long', at => '/brief', more => '&gate=1');
+    sleep 3;
+    ok(!$w->readable(0), 'longer than its lease: still pending elsewhere');
+    go('long');
+    is(told($owner->response) . ', ' . told($w->response), '200 NEW, 200 WAITED', '... until it is done');
+}
+
+
+# --- what becomes of the Redis ---------------------------------------------------
+
+# no script is there any more
+
+{
+    $redis->command(qw(SCRIPT FLUSH));
+    is(told(at($a, 'scripts')), '200 NEW', 'its scripts are forgotten: sent again');
+    heard();
+    is(told(at($b, 'scripts')), '200 REPLAYED', '... and again');
+}
+
+# it goes, and comes back with what it had
+
+{
+    my $owner = asked($a, 'while', more => '&gate=1');
+    held('while');
+
+    $redis->kill;
+
+    is(told(at($a, 'one', more => '&status=201&reason=Made%20It&h=X-A:%201&h=X-A:%202&size=70000')),
+       '201 REPLAYED', 'no Redis: what is known is replayed');
+    is(told(at($a, 'down')), '503 UNAVAILABLE', '... what is not is refused');
+    is(executions('down'), 0, '... and not executed');
+
+    my $from = time;
+    is(told(at($a, "down$_")), '503 UNAVAILABLE', '... at once') for 1 .. 3;
+
+    is(told(at($a, 'mine', at => '/local')), '200 NEW', '... or guarded here alone');
+    is(told(at($a, 'mine', at => '/local')), '200 REPLAYED', '... ... once');
+
+    go('while');
+    is(told($owner->response), '200 NEW', 'what was claimed is answered');
+    is(told(at($a, 'while', more => '&gate=1')), '200 REPLAYED', '... and replayed here');
+
+    $redis->start;
+
+    until_true { $a->log =~ /available again/ };
+    ok(until_true { told(at($b, 'down')) eq '200 NEW' }, 'it is back: new ones are executed');
+    is(told(at($b, 'mine', at => '/local')), '200 REPLAYED',
+       '... what was guarded by the other one alone is known');
+    is(executions('mine'), 1, '... executed once');
+    heard();
+    is(told(at($b, 'while', more => '&gate=1')), '200 REPLAYED', '... what it executed meanwhile, too');
+    is(executions('while'), 1, '... executed once');
+    ok($a->log =~ /redis "r" of zone "z" is unavailable: .*redis "r" of zone "z" is available again/s,
+       '... as the log says');
+}
+
+# it does not answer
+
+{
+    $redis->pause;
+    my $w = asked($a, 'slow', at => '/local');
+    my $r = asked($a, 'slow2');
+    is(told($r->response), '503 UNAVAILABLE', 'it does not answer: refused');
+    $redis->resume;
+    $w->response;
+    ok(until_true { told(at($b, 'slow2')) eq '200 NEW' }, '... what was too late has bound nothing');
+    is(executions('slow2'), 1, '... executed once');
+}
+
+# it forgets
+
+{
+    my $owner = asked($a, 'lost', more => '&gate=1');
+    held('lost');
+    $redis->command('FLUSHALL');
+    go('lost');
+    is(told($owner->response), '200 NEW', 'it has forgotten what is executed');
+    ok(until_true { $a->log =~ /\[alert\].*redis "r" of zone "z" has lost 1 claims/ }, '... the log says so');
+    heard();
+    is(told(at($b, 'lost', more => '&gate=1')), '200 REPLAYED', '... but the outcome is known');
+}
+
+# what is not ours
+
+{
+    my @before = keys_of();
+    at($a, 'foreign');
+    my ($key) = grep { my $k = $_; !grep { $_ eq $k } @before } keys_of();
+
+    for my $value ('I9' . 'x' x 200, 'x') {
+        $redis->command('SET', $key, $value);
+        is(told(at($b, 'foreign')), '503 UNAVAILABLE', 'a value of nobody knows whom');
+        is($redis->command('GET', $key), $value, '... stays');
+    }
+
+    my $n = () = $b->log =~ /\[alert\].*value that is none of this version/g;
+    ok($n >= 1 && $n <= 2, '... each worker says so once') or diag($n);
+    is(executions('foreign'), 1, '... not executed');
+}
+
+# by hand, at one of them
+
+{
+    my @before = keys_of();
+    at($a, 'forget');
+    my ($key) = grep { my $k = $_; !grep { $_ eq $k } @before } keys_of();
+
+    my $r = $a->request('DELETE', '/api/zones/z/records', headers => ['Idempotency-Key: forget']);
+
+    SKIP: {
+        skip "no such api: $r->{status}", 2 if $r->{status} != 204;
+
+        ok(until_true { !$redis->command('EXISTS', $key) }, 'forgotten by hand: there, too');
+        is(told(at($b, 'forget')), '200 NEW', '... fresh elsewhere');
+    }
+}
+
+# a zone far too small
+
+{
+    my $n = over($redis, size => '64k', workers => 1);
+
+    is(scalar(grep { told(at($n, "many$_", more => '&size=1000')) ne '200 NEW' } 1 .. 300), 0,
+       'more than memory has room for');
+    is(scalar(grep { told(at($n, "many$_", more => '&size=1000')) ne '200 REPLAYED' } 1 .. 300), 0,
+       '... all of it is replayed');
+    $n->stop;
+}
+
+
+# --- a promise in writing -------------------------------------------------------
+
+{
+    my $n = over($redis, settings => 'replicas 1;', workers => 1);
+
+    is(told(at($n, 'unsafe')), '503 UNAVAILABLE', 'no replica has it: refused');
+    is(executions('unsafe'), 0, '... not executed');
+    ok(until_true { told(at($b, 'unsafe')) eq '200 NEW' }, '... and given back');
+    $n->stop;
+
+    my $replica = Redis->new(args => ['--replicaof', '127.0.0.1 ' . $redis->port]);
+    until_true { ($replica->info('master_link_status') // '') eq 'up' };
+
+    $n = over($redis, settings => 'replicas 1;', workers => 1);
+    ok(until_true { told(at($n, 'safe')) eq '200 NEW' }, 'a replica has it: passed on');
+    my $key = (grep { /:[\w-]{43}$/ } keys_of())[0];
+    is($replica->command('EXISTS', $key), 1, '... before it is answered');
+    $n->stop;
+}
+
+# keys that make digests have to be the same
+
+SKIP: {
+    my $dir = File::Temp->newdir;
+    my @files = map { my $f = "$dir/$_"; open my $h, '>', $f; print $h "digest " . $_ x 64 . "\n"; $f } qw(a b);
+    chmod 0600, @files;
+    chmod 0755, $dir;
+
+    my $s = Redis->new;
+    my ($x, $y) = map over($s, http => "idempotency_secret $_;\n"), @files;
+
+    is(told(at($x, 'key')), '200 NEW', 'the first one says by which key');
+    is(told(at($y, 'key')), '503 UNAVAILABLE', '... another one is refused');
+    is(executions('key'), 1, '... not executed');
+    like($y->log, qr/tells of another digest key/, '... as its log says');
+    $_->stop for $x, $y;
+}
+
+
+# --- the directive --------------------------------------------------------------
+
+for (['redis=', 'invalid parameter "redis="'],
+     ['redis=r redis=r', 'invalid parameter "redis=r"'],
+     ['redis=r state=x.db', '"idempotency_zone" takes either a "state" parameter or a "redis" parameter'],
+     ['redis=r sync=off', '"sync=off" takes a "state" parameter'])
+{
+    my ($ok, $said) = config_test(zone => "idempotency_zone zone=z:8m $_->[0];\n" . block($redis),
+                                  server => $server);
+    ok(!$ok && index($said, "[emerg] $_->[1]") >= 0, "refused: $_->[0]") or diag($said);
+}
+
+{
+    my ($ok, $said) = config_test(zone => "idempotency_zone zone=z:8m redis=r;\n", server => $server);
+    ok(!$ok && $said =~ /"r"/, 'a block that is nowhere') or diag($said);
+}
+
+$_->stop for $a, $b;
+done_testing();
