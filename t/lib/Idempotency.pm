@@ -588,7 +588,7 @@ sub in_redis {
 
     if (!$redis) {
         require Redis;
-        $redis = Redis->new;
+        $redis = Redis->new(args => [qw(--appendonly yes --appendfsync no)]);
     }
 
     return (" redis=of_$name",
