@@ -63,7 +63,7 @@ sub told_in_time {
 
     # what such a worker owned is in doubt as soon as it is gone
     my @message = ('POST', '/x?id=dies&gate=1', key => 'dies', body => 'b');
-    ask(connection_to($n, $beyond), @message);
+    my $c = ask(connection_to($n, $beyond), @message);
     held('dies');
     kill KILL => $beyond;
 
