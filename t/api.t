@@ -347,7 +347,7 @@ sub doubt {
     go('d4');
     is($owner->response->{status}, 200, '... stays its owner\'s');
 
-    $n->wait_log(qr/settled as done by hand/);
+    $n->wait_log(qr/settled as done by hand, token: [0-9a-f]{64}, zone: "z", fence: [1-9]/);
     ok(1, 'the log says so');
 }
 

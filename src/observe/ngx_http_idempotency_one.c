@@ -382,6 +382,8 @@ static ngx_int_t
 one_respond(ngx_http_idempotency_asking_t *asking)
 {
     one_t                        *one;
+    u_char                       *last;
+    u_char                        fence[sizeof(", fence: ") + NGX_INT64_LEN];
     ngx_http_request_t           *r;
     ngx_http_idempotency_text_t   text;
 
@@ -393,14 +395,20 @@ one_respond(ngx_http_idempotency_asking_t *asking)
     }
 
     if (one->stage != one_finds) {
+
+        /* settled: by a claim of its own */
+
+        last = one->claim.fence
+               ? ngx_sprintf(fence, ", fence: %uL", one->claim.fence) : fence;
+
         ngx_log_error(NGX_LOG_NOTICE, r->connection->log, 0,
                       "idempotency: a token was %s by hand, token: %*xs, "
-                      "zone: \"%V\"",
+                      "zone: \"%V\"%*s",
                       (one->stage == one_forgets) ? "forgotten"
                       : (one->stage == one_completes) ? "settled as done"
                       : "released",
                       (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, one->token,
-                      &asking->store->name);
+                      &asking->store->name, (size_t) (last - fence), fence);
 
         return ngx_http_idempotency_api_done(r);
     }
