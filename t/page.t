@@ -26,7 +26,11 @@ my $page = Stage::slurp($file);
 # without a browser this can be told as well
 the_policy();
 
-Stage::needs('chromium');
+if (!grep { -x "$_/chromium" } split /:/, $ENV{PATH}) {
+    diag('no chromium here: what it shows is not known');
+    done_testing();
+    exit;
+}
 
 $SIG{$_} = sub { exit 1 } for qw(INT TERM HUP);
 
@@ -165,13 +169,18 @@ sub figures_shown {
                      tr => tr.firstChild.textContent.startsWith("conflict")).lastChild.textContent'), '7', 'a dry run');
 
     # nobody looks
-    my $asked = asked();
     $browser->js('Object.defineProperty(document, "hidden", { value: true, configurable: true });
                   void document.dispatchEvent(new Event("visibilitychange"))');
     $browser->wait_for('document.getElementById("state").textContent.includes("paused")', 'pause');
-    $asked = asked();
-    $browser->js('new Promise(done => setTimeout(done, 4500))');
-    is(asked(), $asked, 'nobody looks: it asks for nothing');
+
+    # but for what it had asked for already
+    my $asked;
+
+    ok(until_true {
+        $asked = asked();
+        $browser->js('new Promise(done => setTimeout(done, 4500))');
+        asked() == $asked;
+    }, 'nobody looks: it asks for nothing');
     $browser->js('delete document.hidden; void document.dispatchEvent(new Event("visibilitychange"))');
     ok(until_true { asked() > $asked }, 'and then again');
 }
