@@ -162,10 +162,10 @@ is(join(' ', map { $_->{count} } @{$z->{wait}{buckets}}),
    join(' ', sort { $a <=> $b } map { $_->{count} } @{$z->{wait}{buckets}}),
    'the buckets contain each other');
 is($z->{records}{pending}, 0, 'nothing is pending');
-is($z->{records}{in_doubt}, 1, 'records: in doubt');
+is($z->{records}{in_doubt}, 1, 'records: in doubt') if !$z->{store};
 cmp_ok($z->{oldest}, '>', 0, 'the oldest has an age');
 is($z->{bytes}{used} + $z->{bytes}{free}, 16 * 1024 * 1024, 'bytes');
-is($z->{store}, undef, 'nothing stands behind');
+is($z->{store}, undef, 'nothing stands behind') if !$ENV{TEST_IDEMPOTENCY_STORE};
 ok(exists $z->{growth} && exists $z->{full_in}, 'a trend');
 
 {
@@ -242,7 +242,7 @@ my @children = map {
 
         for (1 .. 150) {
             my $id = int rand 60;
-            my $c = $n->start(POST => "/x?id=m$id&delay=" . int(rand 5) . (rand() < 0.1 ? '&bypass=1' : ''),
+            my $c = $n->start(POST => "/x?id=m$id&delay=" . $id % 5 . (rand() < 0.1 ? '&bypass=1' : ''),
                               key => "m$id", body => rand() < 0.1 ? 'a' : 'b');
 
             rand() < 0.1 ? $c->close : $c->response;
@@ -258,7 +258,7 @@ waitpid $_, 0 for @children;
 
 my $logged = sub {
     my %logged;
-    $logged{lc $_}++ for grep length, split /\n/, slurp($n->root . '/logs/status.log');
+    $logged{lc $_}++ for grep { $_ ne '-' } split /\n/, slurp($n->root . '/logs/status.log');
     return \%logged;
 };
 
