@@ -9,6 +9,11 @@
 #include "ngx_http_idempotency_observe.h"
 
 
+/* between two steps, in milliseconds */
+
+#define NGX_HTTP_IDEMPOTENCY_ASKING_PAUSE  1
+
+
 
 static void asking_answered(ngx_idempotency_op_t *op);
 static void asking_event(ngx_event_t *ev);
@@ -183,16 +188,13 @@ asking_answered(ngx_idempotency_op_t *op)
 }
 
 
-/* NGX_AGAIN: others have their turn, then the next step is taken */
+/* NGX_AGAIN: others have their turn, most of the time, then the next step is
+   taken */
 
 ngx_int_t
 ngx_http_idempotency_asking_yield(ngx_http_idempotency_asking_t *asking)
 {
-#if (nginx_version >= 1017005)
-    ngx_post_event(&asking->event, &ngx_posted_next_events);
-#else
-    ngx_add_timer(&asking->event, 1);
-#endif
+    ngx_add_timer(&asking->event, NGX_HTTP_IDEMPOTENCY_ASKING_PAUSE);
 
     return NGX_AGAIN;
 }

@@ -88,7 +88,7 @@ static metric_t  metrics[] = {
       0, 0, metrics_dry_run },
 
     { "conflicts_total", "counter",
-      "What differed in requests refused as conflict; several may at once.",
+      "What differed in conflicts, of dry runs as well; several may at once.",
       0, 0, metrics_conflicts },
 
     { "races_total", "counter",
