@@ -1,0 +1,538 @@
+
+/*
+ * A look at what stands behind a zone: asked for only what is not known here,
+ * answered later, and by nothing else than what is there; cancelled at any
+ * time.  What stands behind is a script: what it is handed, it is told how to
+ * answer.
+ */
+
+
+#include "zone.h"
+#include "workers_double.h"
+
+
+#define PAGE  4096
+
+
+static zone_t                   zone;
+static ngx_idempotency_tier_t   tier;
+static ngx_idempotency_secret_t secret;
+static ngx_rbtree_node_t        timers;
+
+static ngx_idempotency_batch_t  *handed;
+static ngx_idempotency_page_t   *paged;
+static ngx_uint_t                asked, called;
+
+
+void
+ngx_time_update(void)
+{
+}
+
+
+static const char *
+backing_kind(ngx_idempotency_tier_t *t, const char **sync)
+{
+    return "script";
+}
+
+
+static int64_t
+backing_now(ngx_idempotency_tier_t *t)
+{
+    return 1000000 + ngx_current_msec;
+}
+
+
+static ngx_int_t
+backing_hand(ngx_idempotency_tier_t *t, ngx_idempotency_batch_t *batch)
+{
+    check(handed == NULL);
+
+    handed = batch;
+    asked++;
+
+    return NGX_AGAIN;
+}
+
+
+static ngx_int_t
+backing_list(ngx_idempotency_tier_t *t, ngx_idempotency_page_t *page)
+{
+    paged = page;
+
+    return NGX_AGAIN;
+}
+
+
+static ngx_int_t
+backing_process(ngx_idempotency_tier_t *t, ngx_cycle_t *cycle)
+{
+    return NGX_OK;
+}
+
+
+static const ngx_idempotency_backing_t  backing = {
+    .soon = 5,
+    .seldom = 50,
+    .kind = backing_kind,
+    .now = backing_now,
+    .hand = backing_hand,
+    .list = backing_list,
+    .init_process = backing_process
+};
+
+
+static void
+open_zone(void)
+{
+    double_reset();
+
+    ngx_rbtree_init(&ngx_event_timer_rbtree, &timers,
+                    ngx_rbtree_insert_timer_value);
+    ngx_queue_init(&ngx_posted_events);
+
+    ngx_current_msec = 5000;
+
+    zone_open(&zone, 128 * PAGE, 0);
+
+    ngx_memzero(&tier, sizeof(ngx_idempotency_tier_t));
+    ngx_str_set(&tier.name, "script");
+
+    tier.backing = &backing;
+    tier.shm = &zone.shm;
+    tier.instance = 7;
+
+    zone.shm.tier = &tier;
+    zone.store.secret = &secret;
+
+    check_equal(ngx_idempotency_tier_init(&zone.shm), NGX_OK);
+    check_equal(ngx_idempotency_tier_init_process(&zone.shm, &unit_cycle),
+                NGX_OK);
+
+    handed = NULL;
+    paged = NULL;
+    asked = 0;
+    called = 0;
+}
+
+
+static void
+close_zone(void)
+{
+    check(handed == NULL);
+
+    ngx_free(tier.batches);
+    unit_unshared(zone.zone.shm.addr, zone.zone.shm.size);
+}
+
+
+static void
+call(ngx_idempotency_op_t *op)
+{
+    called++;
+}
+
+
+static void
+token(ngx_idempotency_op_t *op, ngx_uint_t n)
+{
+    op_token(op->token, n);
+    op->now = ngx_current_msec;
+    op->handler = call;
+}
+
+
+/* what is handed gets this answer; whoever waits for it is told */
+
+static ngx_idempotency_item_t *
+answer(ngx_idempotency_result_e result, ngx_idempotency_outcome_e outcome)
+{
+    uint64_t                  key;
+    ngx_idempotency_item_t   *item;
+    ngx_idempotency_batch_t  *batch;
+
+    static ngx_idempotency_item_t  was;
+
+    if (!check(handed != NULL) || !check_equal(handed->n, 1)) {
+        return &was;
+    }
+
+    batch = handed;
+    handed = NULL;
+
+    item = &batch->items[0];
+    was = *item;
+
+    item->result = result;
+    batch->rc = NGX_OK;
+
+    if (result == NGX_IDEMPOTENCY_BOUND) {
+        ngx_memset(item->fingerprint, 0x5f, NGX_IDEMPOTENCY_DIGEST_LEN);
+        ngx_memset(item->parts.identity, 0x1d, NGX_IDEMPOTENCY_IDENTITY_LEN);
+        item->outcome = outcome;
+        item->status = 201;
+        item->instance = 9;
+        item->fence = 77;
+        item->recorded = backing_now(&tier) - 2000;
+        item->ends = backing_now(&tier) + 60000;
+    }
+
+    ngx_idempotency_tier_handed(&tier, batch);
+
+    key = ngx_idempotency_tree_key(was.token);
+    ngx_idempotency_shm_woken(&key);
+
+    return &was;
+}
+
+
+static void
+found(void)
+{
+    ngx_idempotency_find_t   find;
+    ngx_idempotency_item_t  *item;
+
+    open_zone();
+
+    ngx_memzero(&find, sizeof(ngx_idempotency_find_t));
+    token(&find.op, 1);
+
+    check_equal(zone.store.engine->find(&zone.store, &find), NGX_AGAIN);
+    check(find.op.waiting);
+    check_equal(called, 0);
+
+    item = answer(NGX_IDEMPOTENCY_BOUND, NGX_IDEMPOTENCY_DONE);
+
+    /* it would not be claimed if it were fresh */
+
+    check_equal(item->what, NGX_IDEMPOTENCY_ITEM_ASK);
+    check(item->old && !item->retry);
+
+    check_equal(called, 1);
+    check(!find.op.waiting);
+    check_equal(find.op.result, NGX_IDEMPOTENCY_BOUND);
+    check_equal(find.found.outcome, NGX_IDEMPOTENCY_DONE);
+    check_equal(find.found.status, 201);
+    check_equal(find.found.age, 2000);
+    check_equal(find.found.left, 60000);
+    check_equal(find.found.replays, 0);
+    check_equal(find.fingerprint[0], 0x5f);
+    check_equal(find.parts.identity[0], 0x1d);
+
+    /* now it is known here */
+
+    check_equal(zone.store.engine->find(&zone.store, &find), NGX_OK);
+    check_equal(find.op.result, NGX_IDEMPOTENCY_BOUND);
+    check_equal(asked, 1);
+
+    close_zone();
+}
+
+
+static void
+not_found(void)
+{
+    ngx_idempotency_find_t  find;
+
+    open_zone();
+
+    ngx_memzero(&find, sizeof(ngx_idempotency_find_t));
+    token(&find.op, 1);
+
+    check_equal(zone.store.engine->find(&zone.store, &find), NGX_AGAIN);
+    answer(NGX_IDEMPOTENCY_ABSENT, 0);
+    check_equal(called, 1);
+    check_equal(find.op.result, NGX_IDEMPOTENCY_ABSENT);
+
+    token(&find.op, 2);
+
+    check_equal(zone.store.engine->find(&zone.store, &find), NGX_AGAIN);
+    answer(NGX_IDEMPOTENCY_UNAVAILABLE, 0);
+    check_equal(called, 2);
+    check_equal(find.op.result, NGX_IDEMPOTENCY_UNAVAILABLE);
+
+    /* pending there: asked anew each time, as it changes */
+
+    token(&find.op, 3);
+
+    check_equal(zone.store.engine->find(&zone.store, &find), NGX_AGAIN);
+    answer(NGX_IDEMPOTENCY_BOUND, NGX_IDEMPOTENCY_PENDING);
+    check_equal(called, 3);
+    check_equal(find.op.result, NGX_IDEMPOTENCY_BOUND);
+    check_equal(find.found.outcome, NGX_IDEMPOTENCY_PENDING);
+
+    token(&find.op, 3);
+
+    check_equal(zone.store.engine->find(&zone.store, &find), NGX_AGAIN);
+    answer(NGX_IDEMPOTENCY_BOUND, NGX_IDEMPOTENCY_DONE);
+    check_equal(called, 4);
+    check_equal(find.found.outcome, NGX_IDEMPOTENCY_DONE);
+
+    /* what is alone, and whose filter denies it, is not asked for */
+
+    zone.shm.sh->tier.trusted = 1;
+    token(&find.op, 4);
+    asked = 0;
+
+    check_equal(zone.store.engine->find(&zone.store, &find), NGX_OK);
+    check_equal(find.op.result, NGX_IDEMPOTENCY_ABSENT);
+    check_equal(asked, 0);
+
+    close_zone();
+}
+
+
+static void
+cancelled(void)
+{
+    ngx_idempotency_find_t  find, other;
+    ngx_idempotency_list_t  list;
+
+    open_zone();
+
+    ngx_memzero(&find, sizeof(ngx_idempotency_find_t));
+    ngx_memzero(&other, sizeof(ngx_idempotency_find_t));
+    ngx_memzero(&list, sizeof(ngx_idempotency_list_t));
+
+    /* of two that want the same one stays */
+
+    token(&find.op, 1);
+    token(&other.op, 1);
+
+    check_equal(zone.store.engine->find(&zone.store, &find), NGX_AGAIN);
+    check_equal(zone.store.engine->find(&zone.store, &other), NGX_AGAIN);
+    check_equal(asked, 1);
+
+    zone.store.engine->cancel(&zone.store, &find.op);
+    check(!find.op.waiting);
+
+    answer(NGX_IDEMPOTENCY_BOUND, NGX_IDEMPOTENCY_DONE);
+    check_equal(called, 1);
+    check(!other.op.waiting);
+    check_equal(other.op.result, NGX_IDEMPOTENCY_BOUND);
+
+    /* ... a page that nobody wants any more is read all the same */
+
+    token(&list.op, 0);
+    list.behind = 1;
+    list.n = 10;
+
+    check_equal(zone.store.engine->list(&zone.store, &list), NGX_AGAIN);
+    zone.store.engine->cancel(&zone.store, &list.op);
+
+    paged->n = 0;
+    ngx_idempotency_look_listed(paged);
+    check_equal(called, 1);
+
+    close_zone();
+}
+
+
+static void
+forgotten(void)
+{
+    ngx_idempotency_item_t    *item;
+    ngx_idempotency_forget_t   forget;
+
+    open_zone();
+
+    ngx_memzero(&forget, sizeof(ngx_idempotency_forget_t));
+    token(&forget.op, 1);
+
+    check_equal(zone.store.engine->forget(&zone.store, &forget), NGX_AGAIN);
+    answer(NGX_IDEMPOTENCY_BOUND, NGX_IDEMPOTENCY_DONE);
+    check_equal(called, 1);
+    check_equal(forget.op.result, NGX_IDEMPOTENCY_OK);
+
+    /* ... and what stands behind hears of it */
+
+    item = answer(NGX_IDEMPOTENCY_OK, 0);
+    check_equal(item->what, NGX_IDEMPOTENCY_ITEM_FORGET);
+    check_equal(item->fence, 0);
+    check_equal(ngx_memcmp(item->token, forget.op.token,
+                           NGX_IDEMPOTENCY_DIGEST_LEN), 0);
+
+    token(&forget.op, 2);
+    asked = 0;
+
+    check_equal(zone.store.engine->forget(&zone.store, &forget), NGX_AGAIN);
+    answer(NGX_IDEMPOTENCY_ABSENT, 0);
+    check_equal(called, 2);
+    check_equal(forget.op.result, NGX_IDEMPOTENCY_ABSENT);
+    check_equal(asked, 1);
+
+    close_zone();
+}
+
+
+/* an answer that nobody was woken for is looked for all the same */
+
+static void
+overslept(void)
+{
+    ngx_event_t              *ev;
+    ngx_rbtree_node_t        *node;
+    ngx_idempotency_find_t    find;
+    ngx_idempotency_batch_t  *batch;
+
+    open_zone();
+
+    ngx_memzero(&find, sizeof(ngx_idempotency_find_t));
+    token(&find.op, 1);
+
+    check_equal(zone.store.engine->find(&zone.store, &find), NGX_AGAIN);
+
+    batch = handed;
+    handed = NULL;
+    batch->items[0].result = NGX_IDEMPOTENCY_ABSENT;
+    batch->rc = NGX_OK;
+    ngx_idempotency_tier_handed(&tier, batch);
+
+    check_equal(called, 0);
+
+    /* the look's is the last of the timers */
+
+    for (node = ngx_event_timer_rbtree.root; node->right != &timers;
+         node = node->right)
+    {
+        /* void */
+    }
+
+    ev = ngx_rbtree_data(node, ngx_event_t, timer);
+
+    ngx_current_msec = node->key;
+    ngx_rbtree_delete(&ngx_event_timer_rbtree, node);
+    ev->timer_set = 0;
+    ev->handler(ev);
+
+    check_equal(called, 1);
+    check_equal(find.op.result, NGX_IDEMPOTENCY_ABSENT);
+
+    close_zone();
+}
+
+
+static void
+listed(void)
+{
+    ngx_idempotency_list_t     list;
+    ngx_idempotency_listed_t   rows[10];
+
+    open_zone();
+
+    ngx_memzero(&list, sizeof(ngx_idempotency_list_t));
+    token(&list.op, 0);
+    list.behind = 1;
+    list.listed = rows;
+    list.n = 10;
+
+    check_equal(zone.store.engine->list(&zone.store, &list), NGX_AGAIN);
+    check_equal(paged->cursor, 0);
+    check_equal(paged->n, 10);
+
+    paged->n = 3;
+    paged->now = 1000000;
+    paged->cursor = 42;
+    op_token(paged->token, 99);
+
+    ngx_memzero(paged->items, 3 * sizeof(ngx_idempotency_item_t));
+
+    op_token(paged->items[0].token, 11);
+    paged->items[0].result = NGX_IDEMPOTENCY_BOUND;
+    paged->items[0].outcome = NGX_IDEMPOTENCY_DONE;
+    paged->items[0].recorded = 990000;
+    paged->items[0].ends = 1050000;
+
+    /* it has ended since */
+
+    paged->items[1].result = NGX_IDEMPOTENCY_ABSENT;
+
+    op_token(paged->items[2].token, 13);
+    paged->items[2].result = NGX_IDEMPOTENCY_BOUND;
+    paged->items[2].outcome = NGX_IDEMPOTENCY_PENDING;
+    paged->items[2].instance = 9;
+    paged->items[2].recorded = 999000;
+
+    ngx_idempotency_look_listed(paged);
+
+    check_equal(called, 1);
+    check_equal(list.op.result, NGX_IDEMPOTENCY_OK);
+    check_equal(list.n, 2);
+    check_equal(list.cursor, 42);
+    check_equal(rows[0].found.age, 10000);
+    check_equal(rows[0].found.left, 50000);
+    check_equal(rows[0].found.instance, 0);
+    check_equal(rows[1].found.outcome, NGX_IDEMPOTENCY_PENDING);
+    check_equal(rows[1].found.instance, 9);
+    check_equal(rows[1].found.age, 1000);
+
+    /* on from there; and it fails */
+
+    list.n = 10;
+
+    check_equal(zone.store.engine->list(&zone.store, &list), NGX_AGAIN);
+    check_equal(paged->cursor, 42);
+    check_equal(ngx_memcmp(paged->token, list.op.token,
+                           NGX_IDEMPOTENCY_DIGEST_LEN), 0);
+
+    paged->rc = NGX_ERROR;
+    ngx_idempotency_look_listed(paged);
+
+    check_equal(called, 2);
+    check_equal(list.n, 0);
+    check_equal(list.op.result, NGX_IDEMPOTENCY_UNAVAILABLE);
+
+    close_zone();
+}
+
+
+/* what a stranger's claim here leaves as it is */
+
+static void
+counts_nothing(void)
+{
+    ngx_idempotency_find_t     find;
+    ngx_idempotency_figures_t  figures;
+
+    open_zone();
+
+    ngx_memzero(&find, sizeof(ngx_idempotency_find_t));
+    token(&find.op, 1);
+
+    check_equal(zone.store.engine->find(&zone.store, &find), NGX_AGAIN);
+
+    check_equal(zone.store.engine->figures(&zone.store, ngx_current_msec,
+                                           &figures), NGX_OK);
+    check_equal(figures.records[NGX_IDEMPOTENCY_PENDING], 0);
+    check_equal(figures.undelivered, 1);
+    check(ngx_strcmp(figures.kind, "script") == 0);
+
+    answer(NGX_IDEMPOTENCY_BOUND, NGX_IDEMPOTENCY_DONE);
+
+    check_equal(zone.store.engine->figures(&zone.store, ngx_current_msec,
+                                           &figures), NGX_OK);
+    check_equal(figures.records[NGX_IDEMPOTENCY_DONE], 1);
+    check_equal(figures.undelivered, 0);
+    check_equal(figures.counters.races, 0);
+
+    close_zone();
+}
+
+
+int
+main(void)
+{
+    static unit_case_t  cases[] = {
+        { "what is there is found", found },
+        { "what is not, or can't be told, or changes", not_found },
+        { "nobody wants to know any more", cancelled },
+        { "forgotten there, too", forgotten },
+        { "a wake-up that was lost", overslept },
+        { "a list, page by page", listed },
+        { "a look counts as nothing", counts_nothing },
+        unit_cases_end
+    };
+
+    return unit_run(cases);
+}
