@@ -217,7 +217,7 @@ start() {
         master=$!
         started+=("$master")
 
-        deadline=$((SECONDS + 30))
+        deadline=$((SECONDS + 120))
 
         while kill -0 "$master" 2>/dev/null && [ $SECONDS -lt $deadline ]; do
             if answers "$port" && worker=$(pgrep -P "$master"); then
