@@ -13,6 +13,7 @@ use lib "$FindBin::Bin/lib";
 use Idempotency;
 use Pages;
 use Redis;
+use Restart;
 
 my %recipe = (
     'behind-a-cdn'             => \&behind_a_cdn,
@@ -25,6 +26,7 @@ my %recipe = (
     'mobile-clients'           => \&mobile_clients,
     'multi-tenant'             => \&multi_tenant,
     'rails-and-laravel-forms'  => \&rails_and_laravel,
+    'restarts'                 => \&restarts,
     'stripe-like-api'          => \&stripe_like_api,
     'webhooks'                 => \&webhooks,
 );
@@ -583,6 +585,45 @@ sub kubernetes {
 # --- helpers -----------------------------------------------------------------
 
 # start(TEXT, %place): nginx with that configuration in its http block
+
+sub restarts {
+    my ($text) = @_;
+
+    SKIP: {
+        my $why = no_state();
+        skip("no file: $why", 1) if $why;
+
+        my %place = ('127.0.0.1:8000' => '127.0.0.1:$TEST_NGINX_PORT',
+                     '127.0.0.1:8001' => '$TEST_NGINX_BACKEND',
+                     '/var/lib/nginx/idempotency' => '$TEST_NGINX_ROOT');
+
+        my $n = outliving(zone => 0, workers => 2, allow => qr/exited on signal/,
+                          http => place($text, %place));
+
+        my $first = $n->post('/pay?id=paid', key => 'paid', body => 'a=1');
+        is($first->{status}, 200, 'a payment');
+        is($n->post('/pay')->{status}, 400, 'without a key it is none');
+
+        for my $signal (qw(QUIT KILL)) {
+            $n->restart($signal);
+            same_replay($first, $n->post('/pay?id=paid', key => 'paid', body => 'a=1'),
+                        "$signal: its retry is replayed");
+        }
+
+        is(executions('paid'), 1, 'it was executed once');
+
+        my $c = $n->start('POST', '/pay?id=killed&gate=1', key => 'killed', body => 'a=1');
+        held('killed');
+        $n->restart('KILL');
+        go('killed');
+        like($n->post('/pay?id=killed&gate=1', key => 'killed', body => 'a=1')->{body},
+             qr/in_doubt/, 'one that was killed with nginx is in doubt');
+        is(executions('killed'), 1, 'and not executed again');
+        $c->close;
+        $n->stop;
+    }
+}
+
 
 sub start {
     my ($text, %place) = @_;
