@@ -71,7 +71,7 @@ sub at {
 sub asked { my ($n, $id, %o) = @_;
             return $n->start('POST', ($o{at} // '') . "/x?id=$id" . ($o{more} // ''), key => $id, body => 'b') }
 
-sub keys_of { return sort @{$redis->command('KEYS', '*')} }
+sub keys_of { my @keys = sort @{$redis->command('KEYS', '*')}; return @keys }
 
 # The client does not wait for the Redis to hear of it.
 
@@ -79,6 +79,21 @@ sub heard {
     return until_true {
         !grep { /:[\w-]{43}$/ && ($redis->command('GETRANGE', $_, 2, 2) // '') eq 'P' } keys_of();
     };
+}
+
+# Each worker finds out by itself that it is back.
+
+my $tries = 0;
+
+sub back {
+    for my $n (@_) {
+        my $in_a_row = 0;
+
+        until_true {
+            $in_a_row = told(at($n, 'back' . ++$tries)) eq '200 NEW' ? $in_a_row + 1 : 0;
+            return $in_a_row >= 12;
+        };
+    }
 }
 
 sub calls {
@@ -278,6 +293,7 @@ my ($a, $b) = map over($redis), 1, 2;
     my $owner = asked($a, 'while', more => '&gate=1');
     held('while');
 
+    my $keys = keys_of();
     $redis->kill;
 
     is(told(at($a, 'one', more => '&status=201&reason=Made%20It&h=X-A:%201&h=X-A:%202&size=70000')),
@@ -297,7 +313,9 @@ my ($a, $b) = map over($redis), 1, 2;
 
     $redis->start;
 
-    until_true { $a->log =~ /available again/ };
+    until_true { $a->log =~ /available again/ && keys_of() > $keys };
+    heard();
+    back($a, $b);
     ok(until_true { told(at($b, 'down')) eq '200 NEW' }, 'it is back: new ones are executed');
     is(told(at($b, 'mine', at => '/local')), '200 REPLAYED',
        '... what was guarded by the other one alone is known');
@@ -320,6 +338,7 @@ my ($a, $b) = map over($redis), 1, 2;
     $w->response;
     ok(until_true { told(at($b, 'slow2')) eq '200 NEW' }, '... what was too late has bound nothing');
     is(executions('slow2'), 1, '... executed once');
+    back($a, $b);
 }
 
 # it forgets

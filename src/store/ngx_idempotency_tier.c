@@ -990,7 +990,7 @@ tier_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed)
 
 
 /* what has no room for one may answer another: it is well once it has had room
-   for some time */
+   for some time; and all is told that was told in vain */
 
 static ngx_uint_t
 tier_well(ngx_idempotency_tier_t *tier)
@@ -998,6 +998,10 @@ tier_well(ngx_idempotency_tier_t *tier)
     ngx_idempotency_tier_sh_t  *sh;
 
     sh = &tier->shm->sh->tier;
+
+    if (ngx_idempotency_tier_shared(tier) && sh->refused) {
+        return 0;
+    }
 
     return !sh->partly
            || ngx_current_msec - sh->failed >= NGX_IDEMPOTENCY_TIER_WELL;
