@@ -19,6 +19,7 @@ use Commands qw(slurp spew until_true free_port);
 use HTTP::Tiny;
 use IO::Socket::INET;
 use JSON::PP qw(decode_json);
+use Resp;
 use Test::More;
 
 my $root = dirname(dirname(abs_path(__FILE__)));
@@ -28,7 +29,7 @@ my $module = File::Spec->rel2abs(
                  || ($ENV{BUILD_DIR} || "$root/build")
                     . '/ngx_http_idempotency_module.so');
 my $http = HTTP::Tiny->new(timeout => 120, max_redirect => 0);
-my ($url, $prefix, $pid, $php, %port);
+my ($url, $prefix, $pid, $php, $redis, %port);
 
 $ENV{PATH} .= ':/usr/sbin';
 $SIG{$_} = sub { exit 1 } for qw(INT TERM HUP);
@@ -38,6 +39,7 @@ my %check = (
     'ietf-draft'         => \&ietf_draft,
     'multi-tenant'       => \&multi_tenant,
     'observability'      => \&observability,
+    'redis'              => \&redis,
     'legacy-form'        => \&legacy_form,
 
     # with what is behind them: wordpress.t, woocommerce.t
@@ -155,6 +157,46 @@ sub payments_api {
 
         like($log, qr/" 201 upstream=- idempotency=REPLAYED age=\d+ token=[0-9a-f]+$/m,
              'and shows that a replay asked nobody');
+    };
+}
+
+
+sub redis {
+    my ($name, $file) = @_;
+
+    my @key = ('idempotency-key' => 'o1');
+    my $first = post('/orders', '{"item":"book"}', @key);
+
+    is_answer($first, 201, 'an order');
+    is_replay(post('/orders', '{"item":"book"}', @key), $first, 'its retry');
+
+    # a second nginx beside it, at another port
+
+    my ($one, $other) = ($url, free_port());
+    (my $text = slurp($file)) =~ s/127\.0\.0\.1:(\d+)/'127.0.0.1:' . ($1 == 8480 ? $other : $port{$1} \/\/ $1)/ge;
+    my $dir = File::Temp->newdir('idempotency-example-XXXXXX', TMPDIR => 1);
+
+    chmod 0755, $dir;
+    mkdir "$dir/modules";
+    symlink $module, "$dir/modules/ngx_http_idempotency_module.so";
+    $text =~ s/\n    # The stand-in for your application.*/\n}\n/s;
+    spew("$dir/nginx.conf", $text);
+
+    my @command = ($nginx, '-p', "$dir/", '-c', "$dir/nginx.conf");
+
+    is(system(@command), 0, 'a second nginx');
+    $url = "http://127.0.0.1:$other";
+    is_replay(post('/orders', '{"item":"book"}', @key), $first, 'the retry at it');
+    is_refused(post('/orders', '{"item":"pen"}', @key), 409, 'another order with that key');
+    $url = $one;
+
+    my $other_pid = 0 + slurp("$dir/redis.pid");
+    kill QUIT => $other_pid;
+    ok(until_true { !is_running($other_pid) }, 'it stops');
+
+    return sub {
+        is(executed('redis', 'POST /orders'), 1, 'one order was executed');
+        undef $redis;
     };
 }
 
@@ -475,7 +517,7 @@ sub start {
     my $text = slurp($file);
     my @ports = $text =~ /^\s*listen\s+127\.0\.0\.1:(\d+);/mg;
     my @behind = grep { my $port = $_; !grep { $_ == $port } @ports }
-                 $text =~ /_pass 127\.0\.0\.1:(\d+);/g;
+                 $text =~ /(?:_pass|server) 127\.0\.0\.1:(\d+);/g;
     my $said = '';
 
     for my $try (0 .. 5) {
@@ -495,6 +537,10 @@ sub start {
 
         # an application's port is nothing that nginx would complain about
         next if grep { !is_free($port{$_}) } @behind;
+
+        $redis = Resp->start(program => (Resp::servers())[0],
+                             args => [ '--port', $port{8482}, qw(--appendonly yes) ])
+            if $name eq 'redis';
 
         # returns when the ports are bound
         $said = command($file);

@@ -27,7 +27,7 @@ sub start {
     if ($pid == 0) {
         open STDOUT, '>', "$dir/log";
         open STDERR, '>&', \*STDOUT;
-        exec $with{program}, '--port', 0, '--unixsocket', "$dir/socket", '--dir', "$dir",
+        exec $with{program}, '--port', 0, '--bind', '127.0.0.1', '--unixsocket', "$dir/socket", '--dir', "$dir",
              '--save', '', @{$with{args} // []} or POSIX::_exit(1);
     }
 
