@@ -4,8 +4,9 @@
 # which level, and what it keeps to itself; how much of it there may be.
 
 use FindBin;
-use lib "$FindBin::Bin/lib";
+use lib "$FindBin::Bin/lib", "$FindBin::Bin/stress";
 use Idempotency;
+use Trail;
 
 my %levels = (default => [qw(notice info)], info => [qw(info info)],
               notice => [qw(notice info)], warn => [qw(warn notice)],
@@ -202,6 +203,42 @@ unlike($n->log, qr/the-key|the-body|another-body/, 'no line has the key, or cont
     cmp_ok($written, '>=', 1000, 'a flood: some lines are written');
     cmp_ok($written, '<', $sent, '... but not all');
     is($written + eval(join '+', @rest), $sent, '... and those that are not are counted');
+}
+
+
+# --- the trail, read ------------------------------------------------------------
+#
+# That of the stress test has nothing to complain about; these have.
+
+{
+    my $line = sub {
+        my ($time, $text, $fence) = @_;
+        sprintf qq(2026/11/19 02:00:%02d [info] 7#7: *1 %s, token: %s, zone: "z", fence: %d, client: x\n),
+                $time, $text, 'ab' x 32, $fence;
+    };
+    my ($claim, $done, $free) = ('idempotency claim', 'idempotency outcome done, status 200',
+                                 'idempotency outcome released, status 429');
+    my $dead = "2026/11/19 02:00:59 [alert] 1#1: worker process 7 exited on signal 9\n";
+
+    for (['done, then another window'  => 0, [0, $claim, 1], [0, $done, 1], [40, $claim, 2]],
+         ['done, and claimed again'    => 1, [0, $claim, 1], [0, $done, 1], [10, $claim, 2]],
+         ['released, the lines crossed' => 0, [0, $claim, 1], [1, $claim, 2], [1, $free, 1]],
+         ['pending, and claimed again' => 1, [0, $claim, 1], [1, $claim, 2]],
+         ['two outcomes'               => 1, [0, $claim, 1], [1, $done, 1], [1, $free, 1]],
+         ['an outcome of nothing'      => 1, [0, $done, 1]],
+         ['a fence twice'              => 1, [0, $claim, 1], [1, $claim, 1]],
+         ['taken over'                 => 0, [0, $claim, 1], [9, 'idempotency: took over a token in doubt', 2],
+                                             [9, $claim, 2]])
+    {
+        my ($name, $violations, @lines) = @$_;
+        my $text = join '', map { $line->(@$_) } @lines;
+        my $audit = Trail::audit($text, window => 30);
+
+        is(scalar @{ $audit->{violations} }, $violations, "the trail: $name");
+    }
+
+    my $audit = Trail::audit(join('', $line->(0, $claim, 1), $line->(1, $claim, 2), $dead), window => 30);
+    is("@{ $audit->{violations} } $audit->{unknown}", ' 1', 'the trail: nobody knows what the dead had done');
 }
 
 
