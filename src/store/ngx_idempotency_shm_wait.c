@@ -57,8 +57,14 @@ void
 ngx_idempotency_shm_wait_told(ngx_idempotency_record_t *rec,
     ngx_idempotency_op_t *op)
 {
-    ngx_idempotency_record_teller(rec) =
-                                    ngx_idempotency_worker_self().slot + 1;
+    ngx_idempotency_worker_t  self;
+
+    self = ngx_idempotency_worker_self();
+
+    if (self.slot != NGX_IDEMPOTENCY_NO_WORKER) {
+        ngx_idempotency_record_teller(rec) = self.slot + 1;
+    }
+
     shm_enqueue(op);
 }
 

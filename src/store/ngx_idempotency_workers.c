@@ -18,6 +18,7 @@
 
 #define NGX_IDEMPOTENCY_WORKERS_SIGN       100
 #define NGX_IDEMPOTENCY_WORKERS_MAILBOX    128
+#define NGX_IDEMPOTENCY_WORKERS_POLL       100
 #define NGX_IDEMPOTENCY_WORKERS_ZONE_SIZE  (256 * 1024)
 
 
@@ -60,6 +61,8 @@ static ngx_int_t workers_stat(ngx_pid_t pid, u_char *state,
 static void workers_sign_handler(ngx_event_t *ev);
 static void workers_notify(ngx_uint_t slot);
 static void workers_wake_handler(ngx_event_t *ev);
+static void workers_poll_handler(ngx_event_t *ev);
+static void workers_read(void);
 
 
 static ngx_slab_pool_t           *workers_shpool;
@@ -69,6 +72,8 @@ static ngx_idempotency_worker_t   workers_self =
                                       { 0, 0, NGX_IDEMPOTENCY_NO_WORKER };
 static ngx_idempotency_woken_pt   workers_woken;
 static ngx_event_t                workers_sign;
+static ngx_event_t                workers_poll;
+static ngx_connection_t           workers_dumb;
 static ngx_uint_t                 workers_owned;
 
 static ngx_int_t                  workers_fd[NGX_IDEMPOTENCY_WORKERS];
@@ -191,6 +196,17 @@ ngx_idempotency_workers_init_process(ngx_cycle_t *cycle,
                       "idempotency: more than %d workers, requests that wait "
                       "in this one are not woken but poll",
                       NGX_IDEMPOTENCY_WORKERS);
+    }
+
+    if (workers_self.slot >= workers_fds) {
+        workers_dumb.fd = (ngx_socket_t) -1;
+
+        workers_poll.handler = workers_poll_handler;
+        workers_poll.log = cycle->log;
+        workers_poll.data = &workers_dumb;
+        workers_poll.cancelable = 1;
+
+        ngx_add_timer(&workers_poll, NGX_IDEMPOTENCY_WORKERS_POLL);
     }
 
     return NGX_OK;
@@ -568,9 +584,7 @@ workers_notify(ngx_uint_t slot)
 static void
 workers_wake_handler(ngx_event_t *ev)
 {
-    uint64_t           count, keys[NGX_IDEMPOTENCY_WORKERS_MAILBOX];
-    ngx_uint_t         i, n, overflow;
-    worker_slot_t     *slot;
+    uint64_t           count;
     ngx_connection_t  *c;
 
     c = ev->data;
@@ -581,6 +595,33 @@ workers_wake_handler(ngx_event_t *ev)
         ngx_log_error(NGX_LOG_ALERT, ev->log, ngx_errno,
                       "idempotency: read() of an eventfd failed");
     }
+
+    workers_read();
+}
+
+
+/* nobody can call this worker: what has no place for that may have changed */
+
+static void
+workers_poll_handler(ngx_event_t *ev)
+{
+    if (workers_self.slot == NGX_IDEMPOTENCY_NO_WORKER) {
+        workers_woken(NULL);
+
+    } else {
+        workers_read();
+    }
+
+    ngx_add_timer(ev, NGX_IDEMPOTENCY_WORKERS_POLL);
+}
+
+
+static void
+workers_read(void)
+{
+    uint64_t        keys[NGX_IDEMPOTENCY_WORKERS_MAILBOX];
+    ngx_uint_t      i, n, overflow;
+    worker_slot_t  *slot;
 
     slot = &workers_sh->slots[workers_self.slot];
 

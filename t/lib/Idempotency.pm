@@ -560,7 +560,7 @@ sub stored {
         my ($zone, $end) = ($1, $2);
         my ($name) = $zone =~ /\szone=([\w-]+):/;
 
-        my ($parameters, $blocks) = !defined $name || $zone =~ /\s(?:state|redis)=/
+        my ($parameters, $blocks) = !defined $name || $zone =~ /[\s"'](?:state|redis)=/
                                     ? () : $more->($name, $dir, $user);
 
         $zone . ($parameters // '') . $end
