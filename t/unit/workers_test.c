@@ -729,6 +729,8 @@ waking_oneself(void)
 static void
 wait_for_keys(void *data)
 {
+    ngx_event_t  *poll;
+
     shared = data;
 
     shared->has_slot = events_become_worker(woken);
@@ -740,9 +742,18 @@ wait_for_keys(void *data)
 
         /* it may own as well; as it owns nothing, it looks for a slot */
 
+        poll = events_timer();
+        check(poll && poll->cancelable);
+
         ngx_idempotency_worker_owns(1, ngx_current_msec);
-        check(events_timer() == NULL);
+        check(events_timer() == poll);
         ngx_idempotency_worker_owns(-1, ngx_current_msec);
+
+        /* nobody calls it: it looks for itself, again and again */
+
+        events_run_timer();
+        check_equal(shared->all, 1);
+        check(events_timer() == poll);
         check_equal(ngx_idempotency_worker_self().slot,
                     NGX_IDEMPOTENCY_NO_WORKER);
     }
