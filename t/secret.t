@@ -53,6 +53,7 @@ my $server = <<'EOC';
         idempotency_missing_key content;
         proxy_pass http://$TEST_NGINX_BACKEND;
     }
+    location /status/ { idempotency_api; }
 EOC
 
 sub with {
@@ -262,6 +263,9 @@ $keyed->stop;
     is($n->reload(with(file("digest $key\n"))), 1, '... with the same one it is back');
 
     my $again = $n->start(POST => '/x?id=held&gate=1', key => 'held', body => 'b');
+
+    # it has met what is pending
+    until_true { $n->get('/status/metrics')->{body} =~ /^nginx_idempotency_races_total\{.*\} 1$/m };
 
     go('held');
     is(told($held->response, $again->response), '200 NEW, 200 WAITED',
