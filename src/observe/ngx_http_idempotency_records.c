@@ -17,7 +17,7 @@
 
 /* asked for at once; and how often, if little is found */
 
-#define NGX_HTTP_IDEMPOTENCY_RECORDS_STEP   64
+#define NGX_HTTP_IDEMPOTENCY_RECORDS_STEP   16
 #define NGX_HTTP_IDEMPOTENCY_RECORDS_TRIES  16
 
 
