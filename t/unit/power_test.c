@@ -793,7 +793,7 @@ done(void)
 static void
 holds(ngx_idempotency_sync_e sync)
 {
-    lives(sync, unit_setting("UNIT_IMAGES", 100));
+    lives(sync, unit_setting("UNIT_IMAGES", 60));
 
     check_equal(machine->refused, 0);
     check_equal(machine->wrong, 0);
@@ -844,7 +844,7 @@ a_disk_that_lies(void)
     disk_lies(1);
 
     for (i = 0; i < 3; i++) {
-        lives(syncs[i], 40);
+        lives(syncs[i], 30);
         check(machine->refused + machine->wrong + machine->lost > 0);
         done();
     }
@@ -861,14 +861,14 @@ a_careless_file(void)
 {
     careless = "PRAGMA synchronous = NORMAL";
 
-    lives(NGX_IDEMPOTENCY_SYNC_STRICT, 40);
+    lives(NGX_IDEMPOTENCY_SYNC_STRICT, 30);
     check(machine->lost > 0);
     check_equal(machine->refused + machine->wrong, 0);
     done();
 
     careless = "PRAGMA synchronous = OFF";
 
-    lives(NGX_IDEMPOTENCY_SYNC_OFF, 60);
+    lives(NGX_IDEMPOTENCY_SYNC_OFF, 40);
     check(machine->refused + machine->wrong > 0);
     done();
 
