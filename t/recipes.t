@@ -612,6 +612,18 @@ sub restarts {
 
         is(executions('paid'), 1, 'it was executed once');
 
+        # to move it, nginx is stopped
+
+        $n->down('QUIT');
+        my ($from, $to) = map $n->root . "/$_.db", 'payments', 'moved';
+        ok(!-e "$from-wal", 'after a clean stop the file is all there is');
+        rename $from, $to or die "$from: $!";
+        $place{'/var/lib/nginx/idempotency/payments.db'} = '$TEST_NGINX_ROOT/moved.db';
+        delete $place{'/var/lib/nginx/idempotency'};
+        $n->up(http => place($text, %place));
+        same_replay($first, $n->post('/pay?id=paid', key => 'paid', body => 'a=1'),
+                    'a file that was moved is what it was');
+
         my $c = $n->start('POST', '/pay?id=killed&gate=1', key => 'killed', body => 'a=1');
         held('killed');
         $n->restart('KILL');
