@@ -319,6 +319,20 @@ is_call(call('say::1%0D%0A'), 'OK', 0, ':1', 'a connection');
 
 ok(gone(sub { }), 'a worker that has nothing to do exits');
 
+fake($fake, 'timeout 100s; connections 2;');
+
+# a reload: the connections of those before end with them, and only theirs
+
+call('say::1%0D%0A');
+
+for my $round (1 .. 3) {
+    ok($n->reload(modules_after => [Redis->caller], zone => 0, log_level => 'notice',
+                  http => "idempotency_redis r { server 127.0.0.1:@{[$fake->port]}; timeout 100s; connections 2; }",
+                  server => 'location /r/ { redis_caller r; }'), "reload $round");
+    is_call(call('say::1%0D%0A'), 'OK', 0, ':1', '... and on');
+    ok(until_true { $fake->open == 2 }, '... with two connections');
+}
+
 # the answer is waited for, and so is its deadline
 
 fake($fake, 'timeout 100s; connections 1;');

@@ -52,6 +52,7 @@ sub servers {
         [ 'told what is published' => \&told_of ],
         [ 'it comes and goes' => \&comes_and_goes ],
         [ 'sentinels' => \&sentinels ],
+        [ 'a sentinel by TLS' => \&sentinel_tls ],
         [ 'a cluster' => \&cluster ],
     ) {
         my ($what, $test) = @$_;
@@ -229,16 +230,13 @@ sub certificates {
 }
 
 
+sub of { return [map "$pki/$_", "$_[0].pem", "$_[0].key", 'ca.pem'] }
+
+
 sub tls_server {
     my ($cert, %o) = @_;
 
-    my $tls = free_port();
-    my $r = Redis->new(%o, args => ['--appendonly', 'yes', '--tls-port', $tls, '--tls-cert-file', "$pki/$cert.pem",
-                                    '--tls-key-file', "$pki/$cert.key", '--tls-ca-cert-file', "$pki/ca.pem",
-                                    '--tls-auth-clients', 'no', @{$o{args} // []}]);
-    $r->{tls} = $tls;
-
-    return $r;
+    return Redis->new(%o, tls => of($cert), args => ['--appendonly', 'yes', @{$o{args} // []}]);
 }
 
 
@@ -515,15 +513,30 @@ sub sentinels {
 }
 
 
+sub sentinel_tls {
+    my %p = (@_, tls => of('server'), args => ['--tls-replication', 'yes']);
+
+    my $r = Redis->new(%p);
+    my ($s) = Redis->sentinels($r, 1, %p, port => $r->{tls}, replicas => 0);
+
+    with("mode sentinel; master m; server 127.0.0.1:$s->{tls}; $patient ssl on;"
+         . " ssl_trusted_certificate $pki/ca.pem;");
+
+    is_call(call('k', script => $set, arg => [1]), 'OK', 0, '"OK"', 'the master was found');
+}
+
+
 # --- a cluster --------------------------------------------------------------------------
 
 sub cluster {
     my %p = @_;
 
-    my @n = Redis->cluster(6, %p);
+    my @n = Redis->cluster(6, %p, tls => of('server'));
 
-    with('mode cluster; server 127.0.0.1:' . $n[3]->port . '; server 127.0.0.1:' . $n[1]->port
-         . '; timeout 1s; connect_timeout 1s;', allow => qr/idempotency_redis/);
+    with({ r => 'mode cluster; server 127.0.0.1:' . $n[3]->port . '; server 127.0.0.1:' . $n[1]->port
+                . '; timeout 1s; connect_timeout 1s;',
+           t => "mode cluster; server localhost:$n[0]{tls}; $patient ssl on;"
+                . " ssl_trusted_certificate $pki/ca.pem;" }, allow => qr/idempotency_redis/);
 
     my @keys = map "k$_", 1 .. 60;
     my $all = sub { my (%o) = @_;
@@ -531,6 +544,7 @@ sub cluster {
 
     is($all->(script => $set, arg => [1]), 60, 'keys of all slots');
     is($all->(script => $get), 60, '... are there');
+    is($all->(script => $get, at => 't'), 60, '... by TLS, too');
 
     for my $i (0 .. 2) {
         cmp_ok($n[$i]->command('DBSIZE'), '>', 5, "... and at node $i") or diag($n[$i]->log);
@@ -579,7 +593,7 @@ sub cluster {
     $to->command('CLUSTER', 'SETSLOT', $slot, 'IMPORTING', $from->{id});
     $from->command('CLUSTER', 'SETSLOT', $slot, 'MIGRATING', $to->{id});
     is_call(call($keys[0], script => $get, msec => 20000), 'OK', 0, '"1"', 'a slot that moves: it is still here');
-    $from->command('MIGRATE', '127.0.0.1', $to->port, $keys[0], 0, 5000);
+    $from->command('MIGRATE', '127.0.0.1', $to->{tls}, $keys[0], 0, 5000);
     is_call(call($keys[0], script => $get, msec => 20000), 'OK', 0, '"1"', '... it is already there');
     is_call(call($keys[0], script => $set, arg => [3], msec => 20000), 'OK', 0, '"OK"', '... and written there');
     $_->command('CLUSTER', 'SETSLOT', $slot, 'NODE', $to->{id}) for $to, $from, grep { $_ != $to && $_ != $from } @n[0 .. 2];
@@ -615,7 +629,7 @@ sub owner {
 
     my $slot = $n[0]->command('CLUSTER', 'KEYSLOT', $key);
     my ($range) = grep { $_->[0] <= $slot && $slot <= $_->[1] } @{$n[0]->command('CLUSTER', 'SLOTS')};
-    my ($owner) = grep { $_->port == $range->[2][1] } @n;
+    my ($owner) = grep { $_->{id} eq $range->[2][2] } @n;
     my ($other) = grep { $_ != $owner } @n[0 .. 2];
 
     return ($owner, $other);

@@ -17,6 +17,7 @@ package FakeRedis;
 #                                           it closes
 #       $f->port, $f->commands (all that were said, a list of lists),
 #       $f->connections (how many there were), $f->resets (how many were reset)
+#       $f->open: so many are open
 #       $f->stop, $f->start(%answers)        at the same port
 #       FakeRedis->at('127.0.0.2', $port)    elsewhere
 #       names($port, NAME => ADDRESS, ...)   a DNS server; anew with each call
@@ -93,6 +94,20 @@ sub commands {
 
 
 sub connections { return scalar grep $_ eq '*connected', $_[0]->lines }
+
+sub open {
+    my ($self) = @_;
+
+    my $n = 0;
+
+    for ($self->lines) {
+        $n = 0 if $_ eq '*started';
+        $n++ if $_ eq '*connected';
+        $n-- if $_ eq '*closed' || $_ eq '*reset';
+    }
+
+    return $n;
+}
 sub resets { return scalar grep $_ eq '*reset', $_[0]->lines }
 
 
@@ -156,8 +171,9 @@ sub serve {
     my $state = { answers => { %greeting, %answers }, times => {} };
     my $select = IO::Select->new($listen);
 
-    open my $log, '>>', "$self->{dir}/log" or die "log: $!";
+    CORE::open my $log, '>>', "$self->{dir}/log" or die "log: $!";
     $log->autoflush(1);
+    print $log "*started\n";
 
     $SIG{PIPE} = 'IGNORE';
 
@@ -174,6 +190,7 @@ sub serve {
                     syswrite $c, $state->{answers}{CONNECT};
                     $select->remove($c);
                     close $c;
+                    print $log "*closed\n";
                 }
 
                 next;
@@ -195,6 +212,7 @@ sub serve {
 
                 $select->remove($s);
                 close $s;
+                print $log "*closed\n";
                 last;
             }
         }

@@ -5,6 +5,7 @@ package Redis;
 # that lets requests call scripts there (t/redis/caller.c).
 #
 #       my $r = Redis->new(args => [...], program => 'redis-server');
+#           tls => [certificate, key, CA]: at $r->{tls} as well
 #       $r->port, $r->path (of its unix socket), $r->pid, $r->log
 #       $r->command(...)         by the unix socket: a connection of its own, that
 #                                it stays whatever is set afterwards
@@ -55,6 +56,15 @@ sub new {
         program => $o{program} // (programs())[0], args => $o{args} // [],
         conf => $o{conf},
     }, $class;
+
+    if ($o{tls}) {
+        $self->{tls} = free_port();
+
+        my %tls = ('port' => $self->{tls}, 'auth-clients' => 'no');
+        @tls{qw(cert-file key-file ca-cert-file)} = @{$o{tls}};
+
+        $self->{args} = [(map { ("--tls-$_", $tls{$_}) } sort keys %tls), @{$self->{args}}];
+    }
 
     return $self->start;
 }
@@ -157,11 +167,11 @@ sub sentinels {
     my ($class, $master, $n, %o) = @_;
 
     my $name = $o{name} // 'm';
-    my $conf = "sentinel monitor $name 127.0.0.1 " . $master->port . ' ' . (int($n / 2) + 1) . "\n"
+    my $conf = "sentinel monitor $name 127.0.0.1 " . ($o{port} // $master->port) . ' ' . (int($n / 2) + 1) . "\n"
                . "sentinel down-after-milliseconds $name 1000\n"
                . "sentinel failover-timeout $name 4000\n";
 
-    my @s = map { $class->new(conf => $conf, args => ['--sentinel', @{$o{args} // []}]) } 1 .. $n;
+    my @s = map { $class->new(conf => $conf, tls => $o{tls}, program => $o{program}, args => ['--sentinel', @{$o{args} // []}]) } 1 .. $n;
 
     # until then they would not agree
     for my $s (@s) {
@@ -180,10 +190,13 @@ sub sentinels {
 sub cluster {
     my ($class, $n, %o) = @_;
 
+    my @tls = $o{tls} ? qw(--tls-cluster yes --tls-replication yes) : ();
+    my $port = $o{tls} ? 'tls' : 'port';
+
     my @nodes = map {
         my $bus = free_port();
-        my $node = $class->new(args => ['--cluster-enabled', 'yes', '--cluster-port', $bus,
-                                        '--cluster-node-timeout', 1000, @{$o{args} // []}]);
+        my $node = $class->new(program => $o{program}, tls => $o{tls}, args => ['--cluster-enabled', 'yes', '--cluster-port', $bus,
+                                        '--cluster-node-timeout', 1000, @tls, @{$o{args} // []}]);
         $node->{bus} = $bus;
         $node->{id} = $node->command('CLUSTER', 'MYID');
         $node;
@@ -195,7 +208,7 @@ sub cluster {
     for my $i (0 .. $#nodes) {
         $nodes[$i]->command('CLUSTER', 'SET-CONFIG-EPOCH', $i + 1);
         $nodes[$i]->command('CLUSTER', 'ADDSLOTSRANGE', $cut[$i], $cut[$i + 1] - 1) if $i < $masters;
-        $nodes[$i]->command('CLUSTER', 'MEET', '127.0.0.1', $nodes[0]->port, $nodes[0]{bus}) if $i;
+        $nodes[$i]->command('CLUSTER', 'MEET', '127.0.0.1', $nodes[0]{$port}, $nodes[0]{bus}) if $i;
     }
 
     for my $i ($masters .. $#nodes) {
