@@ -38,6 +38,21 @@ mkdir $ENV{TMPDIR};
 chmod 01777, $ENV{TMPDIR};
 
 
+# --- two nginx, one Redis ------------------------------------------------------
+
+{
+    my ($status, $out) = run("$root/util/demo", '--redis', '--once');
+
+    is($status, 0, '--redis: exit status 0') or diag($out);
+
+    like($out, qr/^ \s+ first\ nginx     \s+ 201,\ order\ (\w+) \s+ 201,\ order\ (\w+) \n
+                    \s+ second\ nginx    \s+ 201,\ order\ (?!\1)\w+
+                                         \s+ 201,\ order\ \2,\ REPLAYED \n
+                    \s+ orders\ executed \s+ 2 \s+ 1 \n/mx,
+         '... executed twice unprotected, once protected, replayed by the other nginx');
+}
+
+
 # --- the demo as it is -------------------------------------------------------
 
 {
@@ -230,7 +245,7 @@ for my $arguments ('--twice', '--port', '--port x', '--once --port 0') {
     my ($status, $out) = run("$root/util/demo", split / /, $arguments);
 
     is($status, 1, "$arguments: exit status 1");
-    like($out, qr/usage: util\/demo \[--once\] \[--port N\]/, "$arguments: usage");
+    like($out, qr/usage: util\/demo \[--once\] \[--port N \| --redis\]/, "$arguments: usage");
 }
 
 
