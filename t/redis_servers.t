@@ -117,6 +117,17 @@ sub alone {
     is_call($busy->response->{body}, 'FAULT', 0, 'killed', '... which is told');
     is_call($waits->response->{body}, 'OK', 0, ':8', '... and others go on');
 
+    # it stands still, and what it was asked meanwhile is given up: it reads that
+    # afterwards, though the connection was reset, and sees that it is too late
+    my $unless_late = 'local now = redis.call("time") if now[1] * 1000000 + now[2] > tonumber(ARGV[1]) then'
+                      . ' return "late" end return redis.call("set", KEYS[1], 1)';
+    $r->pause;
+    is_call(call('late', script => $unless_late, until => 1, msec => 300, lane => $_), 'TIMEOUT', 1,
+            'no answer in time', "it stands still, lane $_") for 0, 1;
+    $r->resume;
+    is_call(call('k', script => $get, msec => 60000), 'OK', 0, 'reply="a', '... and goes on');
+    is($r->command('EXISTS', 'late'), 0, '... but not with that');
+
     # dead, and back
     $r->kill;
     is_call(call('k', script => $get, msec => 300), 'CONNECT', 0, 'refused', 'it is dead');
@@ -508,6 +519,25 @@ sub sentinels {
     ok(until_true { call('k', script => $get, msec => 2000) =~ /^error=0 .* reply="2"/ }, '... as we do');
     ok(until_true { caller_nginx()->log =~ /is 127\.0\.0\.1:@{[$r->port]}\n(?:.*\n)*.*is 127\.0\.0\.1:@{[$replica->port]}\n(?:.*\n)*.*is 127\.0\.0\.1:@{[$r->port]}\n/ },
        '... as the log says');
+
+    # a master that stands still while another is made: what it is told later is
+    # told by nobody who has its answer for true
+    my $new = $replica;
+    ok(until_true { ($r->info('slave0') // '') =~ /state=online/ }, 'the other one follows');
+    $r->pause;
+    ok(until_true { call('z', script => $set, arg => ['new'], msec => 1000) =~ /^error=0/ },
+       'the master stands still: there is another');
+    is($new->command('GET', 'z'), 'new', '... which has it');
+    $r->resume;
+
+    for (1 .. 20) {
+        my $said = call('z', script => $get, msec => 1000, lane => $_ % 2);
+        next if $said =~ /^error=[^0]/ || $said =~ /reply="new"/;
+        fail('... and the old one is not asked') or diag($said);
+    }
+
+    ok(until_true { ($r->info('role') // '') eq 'slave' }, '... and becomes a replica');
+    is_call(call('z', script => $get, msec => 20000), 'OK', 0, 'reply="new"', '... nothing is lost');
 
     ok(gone(sub { }), 'a worker that has nothing to do exits');
 }

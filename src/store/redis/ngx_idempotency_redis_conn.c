@@ -592,7 +592,10 @@ conn_close(ngx_idempotency_redis_conn_t *conn, ngx_uint_t reset)
     if (c) {
 
         if (reset) {
-            /* what it has not read yet shall not be executed later */
+            /*
+             * What is given up is of no use there any more; but it may have it
+             * already, and execute it: only the script can see that it is late.
+             */
 
             linger.l_onoff = 1;
             linger.l_linger = 0;
