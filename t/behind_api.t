@@ -160,6 +160,72 @@ for my $mode (qw(batched strict)) {
     $n->{allow} = qr/exited on signal|is unavailable/;
 }
 
+# --- a Redis, that others share ---------------------------------------------
+
+SKIP: {
+    require Redis;
+
+    my ($program) = Redis->programs or skip 'no Redis', 1;
+    my $redis = Redis->new(program => $program);
+    my $zone = 'idempotency_redis r { server unix:' . $redis->path . '; prefix "a*[b]\\\\?:"; timeout 5s; } '
+             . "idempotency_zone zone=z:16m redis=r;\n";
+
+    $n->stop;
+
+    my ($one, $two) = map nginx(zone => $zone, server => $server, workers => 2), 1, 2;
+
+    $n = $one;
+    $n->post("/p$_", key => "k$_", body => $_, @me) for 1 .. 300;
+    $n->post('/reject?id=doubt&close=1', key => $_, @me) for qw(d1 d2);
+    until_true { zone()->{store}{undelivered} == 0 };
+    is(zone()->{store}{kind}, 'redis', 'a Redis');
+
+    my %here = map { $_->{token} => $_ } walk('limit=1000');
+
+    # what others have there is theirs
+    $redis->command(SET => "a*[b]\\?:z:$_", 'x' x 200) for 'A' x 43, 'stamps';
+    $redis->command(SET => 'axbb?:z:' . 'A' x 43, 'I1D' . 'x' x 200);
+
+    $n = $two;
+    is(scalar(walk('limit=1000')), 0, 'another nginx knows nothing');
+
+    for my $limit (1, 50, 1000) {
+        my %there = map { $_->{token} => $_ } walk("tier=backing&limit=$limit");
+
+        is(join(' ', sort keys %there), join(' ', sort keys %here), "limit=$limit: but its Redis does");
+
+        my ($is) = grep { $_->{outcome} eq 'done' } values %there;
+        my $was = $here{$is->{token}};
+
+        is($is->{$_}, $was->{$_}, "... $_") for qw(fingerprint status fence);
+        cmp_ok(abs($is->{$_} - $was->{$_}), '<', 2, "... $_") for qw(recorded expires);
+    }
+
+    is(row('k1')->{outcome}, 'done', 'one by its key');
+    is($n->request('DELETE', $records, key => 'k2')->{status}, 204, '... forgotten');
+    is($n->request('PUT', $records, key => 'd1', body => 'done')->{status}, 204, '... settled');
+    is($n->request('PUT', $records, key => 'd2', body => 'released')->{status}, 204, '... released');
+
+    until_true { zone()->{store}{undelivered} == 0 };
+    is(scalar(keys %{{ map { $_->{token} => 1 } walk('tier=backing') }}), 300, '... there, too');
+    is(decode_json($n->get('/outcome', key => 'k3', @me)->{body})->{outcome}, 'done', '/outcome');
+
+    my $c = $one->start(POST => '/reject?id=far&gate=1', key => 'far', @me);
+    held('far');
+    is(row('far')->{outcome}, 'pending', 'one that is pending at the other one');
+    is($n->get('/outcome', key => 'far', @me)->{status}, 200, '... and told of to its client');
+    go('far');
+    $c->response;
+    ok(until_true { row('far')->{outcome} eq 'done' }, '... then done');
+
+    $redis->kill;
+    until_true { !zone()->{store}{up} || ($n->post('/x', key => rand), 0)[1] };
+    is(names($n->get("$records?tier=backing")), '503 unavailable', 'when it is gone');
+
+    $_->{allow} = qr/idempotency_redis|is unavailable|did not list/ for $one, $two;
+    $one->stop;
+}
+
 {
     my $plain = nginx(server => 'location /a/ { idempotency_api; }');
 

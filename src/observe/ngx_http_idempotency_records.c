@@ -15,15 +15,17 @@
 #define NGX_HTTP_IDEMPOTENCY_RECORDS_LIMIT  1000
 #define NGX_HTTP_IDEMPOTENCY_RECORDS_MOST   10000
 
-/* asked for at once; and how often, if little is found */
+/* asked for at once, of this machine's memory, and of what stands behind; and
+   how often, if little is found */
 
 #define NGX_HTTP_IDEMPOTENCY_RECORDS_STEP   16
+#define NGX_HTTP_IDEMPOTENCY_RECORDS_FAR    64
 #define NGX_HTTP_IDEMPOTENCY_RECORDS_TRIES  16
 
 
 typedef struct {
     ngx_idempotency_list_t          list;
-    ngx_idempotency_listed_t        listed[NGX_HTTP_IDEMPOTENCY_RECORDS_STEP];
+    ngx_idempotency_listed_t        listed[NGX_HTTP_IDEMPOTENCY_RECORDS_FAR];
     /* it was asked */
     ngx_uint_t                      asked;
     ngx_uint_t                      limit;
@@ -217,7 +219,8 @@ records_step(ngx_http_idempotency_asking_t *asking)
 
         list->listed = records->listed;
         list->n = ngx_min(records->limit - records->n,
-                          NGX_HTTP_IDEMPOTENCY_RECORDS_STEP);
+                          (list->behind ? NGX_HTTP_IDEMPOTENCY_RECORDS_FAR
+                                        : NGX_HTTP_IDEMPOTENCY_RECORDS_STEP));
 
         records->asked = 1;
 

@@ -10,6 +10,7 @@
 #include "store/ngx_idempotency_shm.h"
 #include "ngx_idempotency_backing_redis.h"
 #include "ngx_idempotency_redis_item.h"
+#include "ngx_idempotency_redis_list.h"
 
 
 /* what is pending elsewhere is asked for so often, if nobody says that it has
@@ -134,6 +135,9 @@ static void redis_vain(redis_hand_t *hand, ngx_idempotency_redis_item_t *ri,
 static void redis_count(redis_hand_t *hand, ngx_uint_t error);
 static void redis_foreign(redis_t *redis, ngx_idempotency_redis_item_t *ri);
 
+static ngx_int_t redis_list(ngx_idempotency_tier_t *tier,
+    ngx_idempotency_page_t *page);
+
 static void redis_await(ngx_idempotency_tier_t *tier, u_char *token);
 static redis_watch_t *redis_watch_of(redis_t *redis, u_char *token);
 static void redis_watch_handler(ngx_idempotency_redis_watch_t *watch);
@@ -149,7 +153,7 @@ static const ngx_idempotency_backing_t  redis_backing = {
     redis_hand,
     NULL,
     redis_await,
-    NULL,
+    redis_list,
     NULL,
     NULL,
     NULL,
@@ -934,6 +938,22 @@ redis_foreign(redis_t *redis, ngx_idempotency_redis_item_t *ri)
                   "is none of this version of the module: such tokens are "
                   "unavailable, the first of them is \"%V\"",
                   &redis->tier.shm->store->name, &redis->name, &ri->call.key);
+}
+
+
+static ngx_int_t
+redis_list(ngx_idempotency_tier_t *tier, ngx_idempotency_page_t *page)
+{
+    redis_t  *redis;
+
+    redis = (redis_t *) tier;
+
+    if (redis->redis == NULL || redis->exiting) {
+        return NGX_ERROR;
+    }
+
+    return ngx_idempotency_redis_list(redis->redis, page, &redis->prefix,
+                                      &redis->stamp_key, redis_now(tier));
 }
 
 

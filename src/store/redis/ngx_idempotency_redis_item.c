@@ -38,8 +38,6 @@
 
 static void redis_head(ngx_idempotency_redis_item_t *ri, u_char state);
 static u_char redis_item_state(ngx_idempotency_item_t *item);
-static ngx_int_t redis_bound(ngx_idempotency_item_t *item,
-    ngx_str_t *record, int64_t there, int64_t now);
 static void redis_argument(ngx_idempotency_redis_item_t *ri, u_char *data,
     size_t len);
 static void redis_number(ngx_idempotency_redis_item_t *ri, u_char **p,
@@ -57,6 +55,7 @@ enum {
     redis_find,
     redis_forget,
     redis_stamp,
+    redis_list,
     redis_scripts_n
 };
 
@@ -71,7 +70,8 @@ static ngx_idempotency_redis_script_t  redis_scripts[redis_scripts_n] = {
     redis_script(release),
     redis_script(find),
     redis_script(forget),
-    redis_script(stamp)
+    redis_script(stamp),
+    redis_script(list)
 };
 
 
@@ -320,7 +320,7 @@ ngx_idempotency_redis_item_answer(ngx_idempotency_redis_item_t *ri,
         return NGX_OK;
 
     case 'B':
-        return redis_bound(item, &record, there, now);
+        return ngx_idempotency_redis_item_record(item, &record, there, now);
 
     case 'A':
         item->result = NGX_IDEMPOTENCY_ABSENT;
@@ -364,9 +364,9 @@ ngx_idempotency_redis_item_answer(ngx_idempotency_redis_item_t *ri,
 }
 
 
-static ngx_int_t
-redis_bound(ngx_idempotency_item_t *item, ngx_str_t *record, int64_t there,
-    int64_t now)
+ngx_int_t
+ngx_idempotency_redis_item_record(ngx_idempotency_item_t *item,
+    ngx_str_t *record, int64_t there, int64_t now)
 {
     size_t     len;
     u_char    *p, *head;
@@ -443,6 +443,13 @@ redis_bound(ngx_idempotency_item_t *item, ngx_str_t *record, int64_t there,
     item->result = NGX_IDEMPOTENCY_BOUND;
 
     return NGX_OK;
+}
+
+
+ngx_idempotency_redis_script_t *
+ngx_idempotency_redis_item_list_script(void)
+{
+    return &redis_scripts[redis_list];
 }
 
 

@@ -57,6 +57,14 @@ void ngx_idempotency_redis_item_call(ngx_idempotency_redis_item_t *ri,
 ngx_int_t ngx_idempotency_redis_item_answer(ngx_idempotency_redis_item_t *ri,
     ngx_idempotency_redis_reply_t *reply, int64_t now);
 
+/* a record as the item's, of which the response may have been left out; times
+   are the server's, which are by `there`, and then by `now` */
+
+ngx_int_t ngx_idempotency_redis_item_record(ngx_idempotency_item_t *item,
+    ngx_str_t *record, int64_t there, int64_t now);
+
+ngx_idempotency_redis_script_t *ngx_idempotency_redis_item_list_script(void);
+
 /* the name of a token's key */
 
 u_char *ngx_idempotency_redis_item_key(u_char *p, ngx_str_t *prefix,

@@ -1,0 +1,257 @@
+
+/*
+ * What a single Redis has of a zone, page by page, by its SCAN: what is there
+ * all the time is told, and may be told twice while the server makes room for
+ * more keys, or for fewer.  A cluster has no order that leads through all of
+ * its servers, so there it can't be told.
+ */
+
+
+#include "ngx_idempotency_redis_list.h"
+#include "ngx_idempotency_redis_item.h"
+
+
+/* keys that are looked at for a page; many of them may be others' */
+
+#define NGX_IDEMPOTENCY_REDIS_LIST_COUNT  32
+
+/* of the answer: what comes before the records, and what each of them is */
+
+#define NGX_IDEMPOTENCY_REDIS_LIST_HEAD   3
+#define NGX_IDEMPOTENCY_REDIS_LIST_EACH   3
+
+
+typedef struct {
+    ngx_idempotency_redis_call_t    call;
+    ngx_idempotency_page_t         *page;
+    /* where the scan is, and how many of its answer were told before */
+    ngx_uint_t                      cursor;
+    ngx_uint_t                      told;
+    size_t                          prefix;
+    int64_t                         now;
+    ngx_str_t                       args[4];
+    u_char                          text[2 * NGX_INT64_LEN];
+    /* for as long as each byte of the prefix is escaped */
+    u_char                          pattern[1];
+} redis_list_t;
+
+
+static void redis_list_pattern(ngx_str_t *pattern, ngx_str_t *prefix);
+static void redis_list_handler(ngx_idempotency_redis_call_t *call);
+static ngx_int_t redis_list_answer(redis_list_t *list,
+    ngx_idempotency_redis_reply_t *reply);
+static void redis_list_item(redis_list_t *list,
+    ngx_idempotency_redis_reply_t *elts, int64_t there);
+
+
+/*
+ * The page's cursor is the server's and one more, as that begins and ends with
+ * 0; its token tells how many of an answer had no room in the page before.
+ */
+
+ngx_int_t
+ngx_idempotency_redis_list(ngx_idempotency_redis_t *redis,
+    ngx_idempotency_page_t *page, ngx_str_t *prefix, ngx_str_t *stamp,
+    int64_t now)
+{
+    u_char                        *p;
+    redis_list_t                  *list;
+    ngx_idempotency_redis_call_t  *call;
+
+    if (ngx_idempotency_redis_sharded(redis)) {
+        return NGX_ERROR;
+    }
+
+    list = ngx_calloc(sizeof(redis_list_t) + 2 * prefix->len, ngx_cycle->log);
+    if (list == NULL) {
+        return NGX_ERROR;
+    }
+
+    list->page = page;
+    list->prefix = prefix->len;
+    list->now = now;
+
+    if (page->cursor) {
+        list->cursor = page->cursor - 1;
+        ngx_memcpy(&list->told, page->token, sizeof(list->told));
+    }
+
+    ngx_str_set(&list->args[0], "I1");
+
+    list->args[1].data = list->text;
+    p = ngx_sprintf(list->text, "%ui", list->cursor);
+    list->args[1].len = p - list->text;
+
+    list->args[2].data = list->pattern;
+    redis_list_pattern(&list->args[2], prefix);
+
+    list->args[3].data = p;
+    list->args[3].len = ngx_sprintf(p, "%d", NGX_IDEMPOTENCY_REDIS_LIST_COUNT)
+                        - p;
+
+    call = &list->call;
+
+    call->script = ngx_idempotency_redis_item_list_script();
+    call->key = *stamp;
+    call->args = list->args;
+    call->nargs = 4;
+    call->deadline = ngx_current_msec + ngx_idempotency_redis_timeout(redis);
+    call->handler = redis_list_handler;
+    call->data = list;
+
+    ngx_idempotency_redis_call(redis, 0, call);
+
+    return NGX_AGAIN;
+}
+
+
+/* a prefix may have anything in it */
+
+static void
+redis_list_pattern(ngx_str_t *pattern, ngx_str_t *prefix)
+{
+    u_char  *p;
+    size_t   i;
+
+    p = pattern->data;
+
+    for (i = 0; i < prefix->len; i++) {
+
+        if (prefix->data[i] && ngx_strchr("*?[]^\\", prefix->data[i])) {
+            *p++ = '\\';
+        }
+
+        *p++ = prefix->data[i];
+    }
+
+    *p++ = '*';
+
+    pattern->len = p - pattern->data;
+}
+
+
+static void
+redis_list_handler(ngx_idempotency_redis_call_t *call)
+{
+    redis_list_t            *list;
+    ngx_idempotency_page_t  *page;
+
+    list = call->data;
+    page = list->page;
+
+    page->rc = NGX_ERROR;
+
+    if (call->error == NGX_IDEMPOTENCY_REDIS_OK && call->reply) {
+        page->rc = redis_list_answer(list, call->reply);
+
+    } else {
+        ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
+                      "idempotency: a Redis did not list its records: %V",
+                      &call->why);
+    }
+
+    ngx_free(list);
+
+    ngx_idempotency_look_listed(page);
+}
+
+
+static ngx_int_t
+redis_list_answer(redis_list_t *list, ngx_idempotency_redis_reply_t *reply)
+{
+    int64_t                         there, next;
+    ngx_uint_t                      i, n, room;
+    ngx_idempotency_page_t         *page;
+    ngx_idempotency_redis_reply_t  *elts;
+
+    page = list->page;
+    elts = reply->elts;
+
+    if (reply->type != NGX_IDEMPOTENCY_REDIS_ARRAY
+        || reply->n < NGX_IDEMPOTENCY_REDIS_LIST_HEAD
+        || (reply->n - NGX_IDEMPOTENCY_REDIS_LIST_HEAD)
+           % NGX_IDEMPOTENCY_REDIS_LIST_EACH
+           != 0)
+    {
+        return NGX_ERROR;
+    }
+
+    for (i = 0; i < reply->n; i++) {
+        if (elts[i].type != NGX_IDEMPOTENCY_REDIS_STRING) {
+            return NGX_ERROR;
+        }
+    }
+
+    there = ngx_atoof(elts[1].str.data, elts[1].str.len);
+    next = ngx_atoof(elts[2].str.data, elts[2].str.len);
+
+    if (there == NGX_ERROR || next == NGX_ERROR) {
+        return NGX_ERROR;
+    }
+
+    n = (reply->n - NGX_IDEMPOTENCY_REDIS_LIST_HEAD)
+        / NGX_IDEMPOTENCY_REDIS_LIST_EACH;
+
+    room = page->n;
+    page->n = 0;
+    page->now = list->now;
+
+    for (i = list->told; i < n && page->n < room; i++) {
+        redis_list_item(list, &elts[NGX_IDEMPOTENCY_REDIS_LIST_HEAD
+                                    + i * NGX_IDEMPOTENCY_REDIS_LIST_EACH],
+                        there);
+    }
+
+    ngx_memzero(page->token, NGX_IDEMPOTENCY_DIGEST_LEN);
+
+    if (i < n) {
+        page->cursor = list->cursor + 1;
+        ngx_memcpy(page->token, &i, sizeof(i));
+
+    } else {
+        page->cursor = next ? next + 1 : 0;
+    }
+
+    return NGX_OK;
+}
+
+
+/* its key, its head, and its length; keys of others are passed over */
+
+static void
+redis_list_item(redis_list_t *list, ngx_idempotency_redis_reply_t *elts,
+    int64_t there)
+{
+    ngx_str_t                key, token;
+    ngx_int_t                len;
+    ngx_idempotency_item_t  *item;
+
+    item = &list->page->items[list->page->n];
+
+    ngx_memzero(item, sizeof(ngx_idempotency_item_t));
+
+    key = elts[0].str;
+    len = ngx_atoi(elts[2].str.data, elts[2].str.len);
+
+    if (key.len != list->prefix + NGX_IDEMPOTENCY_REDIS_TOKEN
+        || len < (ngx_int_t) elts[1].str.len)
+    {
+        return;
+    }
+
+    key.data += list->prefix;
+    key.len = NGX_IDEMPOTENCY_REDIS_TOKEN;
+    token.data = item->token;
+
+    if (ngx_decode_base64url(&token, &key) != NGX_OK
+        || ngx_idempotency_redis_item_record(item, &elts[1].str, there,
+                                             list->now)
+           != NGX_OK)
+    {
+        return;
+    }
+
+    item->response.len = len - elts[1].str.len;
+
+    list->page->n++;
+}
