@@ -34,6 +34,8 @@ static ngx_int_t ask_asking(ngx_idempotency_shm_t *shm,
 static ngx_int_t ask_claimed(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t *rec,
     ngx_idempotency_workers_t *wake);
+static ngx_int_t ask_outcome(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_claim_t *claim, ngx_idempotency_record_t *rec);
 static ngx_int_t ask_brief(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec);
 static ngx_int_t ask_in_doubt(ngx_idempotency_shm_t *shm,
@@ -105,8 +107,28 @@ ngx_idempotency_ask_meet(ngx_idempotency_shm_t *shm,
             return ask_miss(shm, claim, rec);
         }
 
+        return ask_outcome(shm, claim, *rec);
+    }
+}
+
+
+/* with `strict`, what somebody was told is not forgotten: whoever it is */
+
+static ngx_int_t
+ask_outcome(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
+    ngx_idempotency_record_t *rec)
+{
+    if (!shm->tier->strict || claim->alone
+        || !ngx_idempotency_shm_untold(shm, rec)
+        || ngx_idempotency_record_differs(rec, claim)
+        || ask_late(claim))
+    {
         return NGX_DECLINED;
     }
+
+    ngx_idempotency_shm_wait_told(rec, &claim->op);
+
+    return NGX_AGAIN;
 }
 
 

@@ -47,8 +47,6 @@ static void shm_claimed(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_workers_t *wake);
 static ngx_int_t shm_complete(ngx_idempotency_store_t *store,
     ngx_idempotency_complete_t *complete);
-static ngx_uint_t shm_untold(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec);
 static void shm_told(ngx_idempotency_op_t *op);
 static ngx_int_t shm_append(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op,
@@ -386,7 +384,9 @@ shm_complete(ngx_idempotency_store_t *store,
                                            complete->status, op->now);
             complete->left = ngx_idempotency_record_lasts(rec, op->now);
 
-            if (shm->tier && shm->tier->strict && shm_untold(shm, rec)) {
+            if (shm->tier && shm->tier->strict
+                && ngx_idempotency_shm_untold(shm, rec))
+            {
                 op->store = store;
                 op->again = shm_told;
                 ngx_idempotency_shm_wait_told(rec, op);
@@ -410,8 +410,9 @@ shm_complete(ngx_idempotency_store_t *store,
 
 /* it is yet to be told, and nothing is in the way of that */
 
-static ngx_uint_t
-shm_untold(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
+ngx_uint_t
+ngx_idempotency_shm_untold(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec)
 {
     return (rec->owes & NGX_IDEMPOTENCY_OWES)
            && (rec->owes & NGX_IDEMPOTENCY_OWES_REFUSED) == 0
@@ -440,7 +441,8 @@ shm_told(ngx_idempotency_op_t *op)
 
     rec = ngx_idempotency_record_current(shm, op->token, op->now);
 
-    owes = (rec && rec->fence == complete->fence && shm_untold(shm, rec));
+    owes = (rec && rec->fence == complete->fence
+            && ngx_idempotency_shm_untold(shm, rec));
 
     if (owes) {
         ngx_idempotency_shm_wait_told(rec, op);

@@ -153,10 +153,12 @@ struct ngx_idempotency_record_s {
     unsigned                        known:1;
 };
 
-/* whom to tell once it owes nothing: a slot of a worker, and one; it has its
-   place in the node */
+/* whom to tell once it owes nothing: a slot of a worker, and one, or everybody;
+   it has its place in the node */
 
 #define ngx_idempotency_record_teller(rec)  ((rec)->node.data)
+
+#define NGX_IDEMPOTENCY_TELL_ALL    255
 
 /* it tells nothing of the token */
 
@@ -287,6 +289,8 @@ void ngx_idempotency_shm_wait(ngx_idempotency_record_t *rec,
     ngx_idempotency_claim_t *claim);
 void ngx_idempotency_shm_wait_told(ngx_idempotency_record_t *rec,
     ngx_idempotency_op_t *op);
+ngx_uint_t ngx_idempotency_shm_untold(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
 void ngx_idempotency_shm_dequeue(ngx_idempotency_op_t *op);
 ngx_uint_t ngx_idempotency_shm_awaited(ngx_idempotency_record_t *rec);
 void ngx_idempotency_shm_take_waiting(ngx_idempotency_record_t *rec,

@@ -51,18 +51,23 @@ ngx_idempotency_shm_wait(ngx_idempotency_record_t *rec,
 }
 
 
-/* the same, for a request that holds back until its outcome is told */
+/* the same, for a request that holds back until an outcome is told */
 
 void
 ngx_idempotency_shm_wait_told(ngx_idempotency_record_t *rec,
     ngx_idempotency_op_t *op)
 {
+    ngx_uint_t                teller;
     ngx_idempotency_worker_t  self;
 
     self = ngx_idempotency_worker_self();
+    teller = ngx_idempotency_record_teller(rec);
 
-    if (self.slot != NGX_IDEMPOTENCY_NO_WORKER) {
-        ngx_idempotency_record_teller(rec) = self.slot + 1;
+    if (self.slot != NGX_IDEMPOTENCY_NO_WORKER
+        && teller != (ngx_uint_t) self.slot + 1)
+    {
+        ngx_idempotency_record_teller(rec) =
+                             teller ? NGX_IDEMPOTENCY_TELL_ALL : self.slot + 1;
     }
 
     shm_enqueue(op);

@@ -866,11 +866,15 @@ tier_heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
 
     slot = ngx_idempotency_record_teller(rec);
 
-    if (slot) {
+    if (slot == NGX_IDEMPOTENCY_TELL_ALL) {
+        ngx_idempotency_workers_all(wake);
+
+    } else if (slot) {
         slot--;
         wake->bits[slot / 64] |= (uint64_t) 1 << (slot % 64);
-        ngx_idempotency_record_teller(rec) = 0;
     }
+
+    ngx_idempotency_record_teller(rec) = 0;
 
     if (item->again) {
 

@@ -316,6 +316,20 @@ ngx_idempotency_workers_others(void)
 }
 
 
+void
+ngx_idempotency_workers_all(ngx_idempotency_workers_t *set)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; i < NGX_IDEMPOTENCY_WORKERS; i++) {
+
+        if (workers_sh->slots[i].pid) {
+            set->bits[i / 64] |= (uint64_t) 1 << (i % 64);
+        }
+    }
+}
+
+
 /*
  * An owner is asked by its pid.  One that gives no sign of life may only be
  * busy, and then it keeps its claims: the system tells.  One that was stopped,

@@ -68,6 +68,10 @@ ngx_idempotency_worker_t ngx_idempotency_worker_self(void);
 
 ngx_uint_t ngx_idempotency_workers_others(void);
 
+/* ... and all that have a slot */
+
+void ngx_idempotency_workers_all(ngx_idempotency_workers_t *set);
+
 ngx_idempotency_process_t *ngx_idempotency_process_self(void);
 
 /* it has ended; one that is stopped has not */

@@ -706,6 +706,24 @@ claimed(actor_t *a)
 }
 
 
+/* what is told of a token is in the file, unless that fails */
+
+static ngx_uint_t
+file_has_it(ngx_idempotency_claim_t *claim)
+{
+    ngx_idempotency_shm_t     *shm;
+    ngx_idempotency_record_t  *rec;
+
+    shm = &workers[((actor_t *) claim->op.data)->worker].shm;
+    rec = ngx_idempotency_record_current(shm, claim->op.token,
+                                         ngx_current_msec);
+
+    return rec == NULL || rec->fence != claim->found.fence
+           || shm->sh->tier.failing
+           || (rec->owes & NGX_IDEMPOTENCY_OWES) == 0;
+}
+
+
 static void
 result(actor_t *a)
 {
@@ -729,6 +747,8 @@ result(actor_t *a)
 
         if (a->claim.found.outcome == NGX_IDEMPOTENCY_DONE) {
             replays++;
+
+            check(!strict || file_has_it(&a->claim));
 
             /* the last execution's, and it is bound yet */
 

@@ -203,6 +203,13 @@ ngx_idempotency_workers_others(void)
 }
 
 
+void
+ngx_idempotency_workers_all(ngx_idempotency_workers_t *set)
+{
+    ngx_memset(set, 0xff, sizeof(ngx_idempotency_workers_t));
+}
+
+
 /* each slot is a process */
 
 ngx_idempotency_process_t *
