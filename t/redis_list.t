@@ -1,0 +1,136 @@
+#!/usr/bin/perl
+
+# docs/directives.md, idempotency_api: records?tier=backing, of a Redis: all that it has of
+# a zone, whoever recorded it, and nothing else.
+
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::Bin/lib";
+
+use Idempotency;
+use Redis;
+
+use JSON::PP qw(decode_json);
+
+plan(skip_all => 'no redis-server') if !Redis->programs;
+
+my $redis = Redis->new(args => [qw(--appendonly yes)]);
+
+# a prefix that is no pattern
+my $prefix = 'i*[d]?:';
+
+my @nginx = map {
+    nginx(allow => qr/is unavailable|no connection/, zone => 'idempotency_redis r { server unix:' . $redis->path . "; prefix \"$prefix\"; }\n"
+                  . "idempotency_zone zone=z:8m redis=r;\nidempotency_zone zone=zz:8m redis=r;\n",
+          server => <<'EOC')
+    idempotency zone=z;
+    location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /other { idempotency zone=zz; proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /idem/ { idempotency_api; }
+EOC
+} 1, 2;
+
+my ($here, $there) = @nginx;
+my $records = '/idem/zones/z/records';
+
+
+# --- nothing, and what is none of it ------------------------------------------
+
+is_deeply([walk($here, 'tier=backing')], [], 'nothing is there');
+
+$redis->command('SET', "$_$prefix" . 'z:' . 'A' x 43, 'x' x 200) for 'b', '';
+$redis->command('SET', 'ixd:z:' . 'B' x 43, 'I1D' . 'x' x 200);
+$redis->command('SET', $prefix . 'z:' . 'C' x 42, 'I1D' . 'x' x 200);
+$redis->command('LPUSH', $prefix . 'z:' . 'D' x 43, 'x');
+$redis->command('SET', "noise:$_", $_) for 1 .. 200;
+$there->post('/other', key => $_) for 1 .. 20;
+
+
+# --- all, each once -----------------------------------------------------------
+
+$there->post("/l$_", key => "l$_", body => $_) for 1 .. 250;
+until_true { zone($there)->{store}{undelivered} == 0 };
+
+my %before = map { $_->{token} => $_ } walk($there, 'limit=1000');
+
+is(scalar keys %before, 250, 'in memory there');
+is(scalar(walk($here, 'limit=1000')), 0, 'and not here');
+
+for my $limit (1, 7, 64, 1000) {
+    my @rows = walk($here, "tier=backing&limit=$limit");
+    my %seen;
+
+    $seen{$_->{token}}++ for @rows;
+    is(scalar keys %seen, 250, "limit=$limit: all are told");
+    is(scalar(grep { $_ != 1 } values %seen), 0, '... once');
+    is(scalar(grep { !$before{$_} } keys %seen), 0, '... and no others');
+}
+
+my ($one) = walk($here, 'tier=backing&limit=1000');
+my $was = $before{$one->{token}};
+
+is($one->{$_}, $was->{$_}, "$_ is as it was") for qw(outcome fingerprint status fence);
+cmp_ok($one->{size}, '>', $was->{size}, 'size is what is stored: with how it is sealed');
+cmp_ok(abs($one->{recorded} - $was->{recorded}), '<', 2, 'so is when it was recorded');
+cmp_ok(abs($one->{expires} - $was->{expires}), '<', 2, '... and ends');
+
+
+# --- while others come --------------------------------------------------------
+
+{
+    my $n = 0;
+    my %seen = map { $_->{token} => 1 } walk($here, 'tier=backing&limit=20', sub {
+        $there->post("/m$n", key => 'm' . $n++) for 1 .. 40;
+    });
+
+    cmp_ok($n, '>=', 400, "$n came meanwhile");
+    is(scalar(grep { !$seen{$_} } keys %before), 0, 'what was there all the time is told');
+}
+
+{
+    my $first = $there->start('POST', '/?id=pending&gate=1', key => 'pending');
+
+    held('pending');
+
+    # it is told at once, or a moment later
+    my $row;
+    ok(until_true { ($row) = grep { $_->{outcome} eq 'pending' } walk($here, 'tier=backing&limit=1000') },
+       'what is executed there is pending');
+    is($row->{expires}, undef, '... without an end');
+    like($row->{owner}, qr/^[0-9a-f]{16}$/, '... and with an owner');
+    go('pending');
+    $first->response;
+}
+
+
+# --- it is gone ---------------------------------------------------------------
+
+$redis->kill;
+is($here->get("$records?tier=backing")->{status}, 503, 'it is gone');
+is($here->get($records)->{status}, 200, '... memory is not');
+
+$_->stop for @nginx;
+done_testing();
+
+
+sub zone { return decode_json($_[0]->get('/idem/zones/z')->{body}) }
+
+sub walk {
+    my ($n, $args, $between) = @_;
+
+    my $next = "$records?$args";
+    my @rows;
+
+    while ($next) {
+        my $r = $n->get($next);
+
+        is($r->{status}, 200, 'a page') if $r->{status} != 200;
+        push @rows, map decode_json($_), split /\n/, $r->{body};
+        ($next) = ($r->header('Link') // '') =~ /^<([^>]*)>; rel="next"$/;
+        $between->() if $between && $next;
+    }
+
+    return @rows;
+}
