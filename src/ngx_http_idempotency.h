@@ -695,6 +695,8 @@ void ngx_http_idempotency_log_outcome(ngx_log_t *log, ngx_uint_t level,
     ngx_int_t outcome, ngx_uint_t status);
 ngx_uint_t ngx_http_idempotency_log_trail(
     ngx_http_idempotency_loc_conf_t *conf);
+ngx_uint_t ngx_http_idempotency_log_admits(ngx_log_t *log, ngx_uint_t level,
+    ngx_http_idempotency_status_e kind);
 void ngx_http_idempotency_log_rest(void);
 
 /* observe/variables.c */

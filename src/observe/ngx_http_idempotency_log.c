@@ -35,8 +35,6 @@ typedef struct {
 } log_limit_t;
 
 
-static ngx_uint_t log_admits(ngx_log_t *log, ngx_uint_t level,
-    ngx_http_idempotency_status_e kind);
 static void log_suppressed(ngx_event_t *ev);
 static u_char *log_found(ngx_http_idempotency_ctx_t *ctx, u_char *text);
 
@@ -68,7 +66,9 @@ ngx_http_idempotency_log_refusal(ngx_http_request_t *r,
     level = (ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_UNAVAILABLE)
             ? NGX_LOG_ERR : conf->log_level;
 
-    if (!log_admits(r->connection->log, level, ctx->status)) {
+    if (!ngx_http_idempotency_log_admits(r->connection->log, level,
+                                         ctx->status))
+    {
         return;
     }
 
@@ -98,7 +98,9 @@ ngx_http_idempotency_log_replay(ngx_http_request_t *r,
 
     conf = ctx->conf;
 
-    if (!log_admits(r->connection->log, conf->log_level, ctx->status)) {
+    if (!ngx_http_idempotency_log_admits(r->connection->log, conf->log_level,
+                                         ctx->status))
+    {
         return;
     }
 
@@ -122,7 +124,9 @@ ngx_http_idempotency_log_similar(ngx_http_request_t *r,
 
     conf = ctx->conf;
 
-    if (!log_admits(r->connection->log, conf->log_level, ctx->status)) {
+    if (!ngx_http_idempotency_log_admits(r->connection->log, conf->log_level,
+                                         ctx->status))
+    {
         return;
     }
 
@@ -184,10 +188,10 @@ ngx_http_idempotency_log_outcome(ngx_log_t *log, ngx_uint_t level,
 }
 
 
-/* what the line would not be written for is no flood */
+/* one more line of that kind; one that would not be written is no flood */
 
-static ngx_uint_t
-log_admits(ngx_log_t *log, ngx_uint_t level,
+ngx_uint_t
+ngx_http_idempotency_log_admits(ngx_log_t *log, ngx_uint_t level,
     ngx_http_idempotency_status_e kind)
 {
     ngx_uint_t    due;

@@ -78,9 +78,14 @@ ngx_http_idempotency_capture_header(ngx_http_request_t *r,
     if (capture_sliced(r) && !capture->partial) {
         capture->partial = 1;
 
-        ngx_log_error(ctx->conf->log_level, r->connection->log, 0,
-                      "idempotency: a response in slices cannot be recorded, "
-                      "it is not kept");
+        if (ngx_http_idempotency_log_admits(r->connection->log,
+                                        ctx->conf->log_level,
+                                        NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT))
+        {
+            ngx_log_error(ctx->conf->log_level, r->connection->log, 0,
+                          "idempotency: a response in slices cannot be "
+                          "recorded, it is not kept");
+        }
     }
 
     capture->too_large = (capture->partial

@@ -34,9 +34,15 @@ ngx_http_idempotency_replay(ngx_http_request_t *r,
         loc_conf = ngx_http_idempotency_origin_find(r, &origin);
 
         if (loc_conf == NULL) {
-            ngx_log_error(ctx->conf->log_level, r->connection->log, 0,
-                          "idempotency: the location of a recorded response "
-                          "no longer exists: \"%V\"", &origin.uri);
+            if (ngx_http_idempotency_log_admits(r->connection->log,
+                                        ctx->conf->log_level,
+                                        NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT))
+            {
+                ngx_log_error(ctx->conf->log_level, r->connection->log, 0,
+                              "idempotency: the location of a recorded "
+                              "response no longer exists: \"%V\"",
+                              &origin.uri);
+            }
 
             return ngx_http_idempotency_refuse(r, ctx,
                                          NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT);
