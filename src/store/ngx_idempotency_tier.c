@@ -27,7 +27,7 @@
 
 /* a worker that took something over this long ago is asked whether it lives */
 
-#define NGX_IDEMPOTENCY_TIER_SILENCE    500
+#define NGX_IDEMPOTENCY_TIER_SILENCE    100
 
 /* the part of a zone that tells which tokens there may be */
 

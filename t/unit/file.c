@@ -14,10 +14,12 @@
 file_t  file;
 
 
+/* as a lock tells: not of who asks */
+
 static ngx_uint_t
 file_alive(void *data, uint64_t instance)
 {
-    return instance == FILE_LIVING || instance == file.start.instance;
+    return instance == FILE_LIVING;
 }
 
 

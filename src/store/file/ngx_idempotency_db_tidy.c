@@ -170,7 +170,7 @@ db_doubt(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n,
     ngx_uint_t *done)
 {
     int            rc;
-    uint64_t       instance, dead, living;
+    uint64_t       instance, own, dead, living;
     db_token_t    *tokens;
     ngx_uint_t     i, k;
     sqlite3_stmt  *st;
@@ -190,8 +190,9 @@ db_doubt(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n,
 
     i = 0;
     k = 0;
+    own = db->conf.instance;
     dead = 0;
-    living = db->conf.instance;
+    living = own;
 
     while ((rc = sqlite3_step(st)) == SQLITE_ROW) {
 
@@ -206,7 +207,9 @@ db_doubt(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n,
         instance = sqlite3_column_int64(st, 1);
         i++;
 
-        if (instance != living && instance != dead) {
+        /* our own can't be asked: the lock that tells is ours */
+
+        if (instance != own && instance != living && instance != dead) {
 
             if (db->conf.alive(db->conf.data, instance)) {
                 living = instance;
