@@ -827,9 +827,12 @@ redis_answered(redis_hand_t *hand, ngx_idempotency_redis_item_t *ri)
         || (call->error != NGX_IDEMPOTENCY_REDIS_OK
             && call->error != NGX_IDEMPOTENCY_REDIS_UNACKED))
     {
-        /* whoever is there when it is back may be another one */
+        /* whoever is there when it is back may be another one; what is asked
+           for already will be answered by whoever that is */
 
-        hand->redis->stamp = redis_stamp_unknown;
+        if (hand->redis->stamp == redis_stamp_ours) {
+            hand->redis->stamp = redis_stamp_unknown;
+        }
 
         redis_vain(hand, ri, why);
         return;

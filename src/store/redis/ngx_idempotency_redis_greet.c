@@ -368,8 +368,8 @@ greet_evicted(ngx_idempotency_redis_conn_t *conn, ngx_str_t *info)
     }
 
     ngx_log_error(NGX_LOG_ERR, conn->redis->log, 0,
-                  "idempotency_redis \"%V\": %V has evicted %L keys, %L of them "
-                  "lately: tokens among them are executed again",
+                  "idempotency_redis \"%V\": %V has evicted %L keys, %L of "
+                  "them lately: tokens among them are executed again",
                   &conn->redis->conf.name, &node->name, n,
                   n - (int64_t) node->evicted);
 

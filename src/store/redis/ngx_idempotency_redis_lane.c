@@ -113,7 +113,7 @@ ngx_idempotency_redis_lane_call(ngx_idempotency_redis_conn_t *conn,
 static void
 lane_flush(ngx_event_t *ev)
 {
-    ngx_queue_t                   *q;
+    ngx_queue_t                   *q, calls;
     ngx_idempotency_redis_conn_t  *conn;
     ngx_idempotency_redis_call_t  *call;
 
@@ -130,12 +130,18 @@ lane_flush(ngx_event_t *ev)
         conn->down = 1;
     }
 
-    if (!conn->down) {
+    if (!conn->down || ngx_queue_empty(&conn->calls)) {
         return;
     }
 
-    while (!ngx_queue_empty(&conn->calls)) {
-        q = ngx_queue_head(&conn->calls);
+    /* who is told so may call at once: that is another time */
+
+    ngx_queue_init(&calls);
+    ngx_queue_add(&calls, &conn->calls);
+    ngx_queue_init(&conn->calls);
+
+    while (!ngx_queue_empty(&calls)) {
+        q = ngx_queue_head(&calls);
         call = ngx_queue_data(q, ngx_idempotency_redis_call_t, queue);
 
         lane_unsent(conn, call);
