@@ -8,6 +8,7 @@
 
 #include "ngx_http_idempotency_observe.h"
 #include "request/ngx_http_idempotency_refuse.h"
+#include "store/ngx_idempotency_tier.h"
 
 
 /* of a page, by default and at most */
@@ -19,7 +20,7 @@
    how often, if little is found */
 
 #define NGX_HTTP_IDEMPOTENCY_RECORDS_STEP   16
-#define NGX_HTTP_IDEMPOTENCY_RECORDS_FAR    64
+#define NGX_HTTP_IDEMPOTENCY_RECORDS_FAR    NGX_IDEMPOTENCY_TIER_BATCH
 #define NGX_HTTP_IDEMPOTENCY_RECORDS_TRIES  16
 
 

@@ -329,7 +329,9 @@ typedef struct {
     ngx_idempotency_listed_t       *listed;
     /* in: room for so many; out: how many there are */
     ngx_uint_t                      n;
-    /* of what stands behind, and not of this machine's memory */
+    /* of what stands behind, and not of this machine's memory.  That may have
+       more to tell at once than n: there is to be room for as many as a batch
+       has, NGX_IDEMPOTENCY_TIER_BATCH */
     unsigned                        behind:1;
 } ngx_idempotency_list_t;
 

@@ -158,8 +158,9 @@ struct ngx_idempotency_page_s {
     /* where to go on, likewise; zero at first, and at the end again */
     ngx_uint_t                      cursor;
     u_char                          token[NGX_IDEMPOTENCY_DIGEST_LEN];
-    /* in: room for so many; out: how many there are, as items that are found,
-       with the response's length, but without its bytes */
+    /* in: so many are wanted, which may be as many as there is room for; out:
+       how many there are, as items that are found, with the response's length,
+       but without its bytes */
     ngx_uint_t                      n;
     ngx_idempotency_item_t          items[NGX_IDEMPOTENCY_TIER_BATCH];
     /* the backing's time, by which they are told */

@@ -11,9 +11,10 @@
 #include "ngx_idempotency_redis_item.h"
 
 
-/* keys that are looked at for a page; many of them may be others' */
+/* keys that are looked at for a page, at most; some of them may be others'.  An
+   answer has more while the server makes room, but seldom more than a page */
 
-#define NGX_IDEMPOTENCY_REDIS_LIST_COUNT  32
+#define NGX_IDEMPOTENCY_REDIS_LIST_COUNT  16
 
 /* of the answer: what comes before the records, and what each of them is */
 
@@ -86,7 +87,9 @@ ngx_idempotency_redis_list(ngx_idempotency_redis_t *redis,
     redis_list_pattern(&list->args[2], prefix);
 
     list->args[3].data = p;
-    list->args[3].len = ngx_sprintf(p, "%d", NGX_IDEMPOTENCY_REDIS_LIST_COUNT)
+    list->args[3].len = ngx_sprintf(p, "%ui",
+                                    ngx_min(page->n,
+                                         NGX_IDEMPOTENCY_REDIS_LIST_COUNT))
                         - p;
 
     call = &list->call;
@@ -160,7 +163,7 @@ static ngx_int_t
 redis_list_answer(redis_list_t *list, ngx_idempotency_redis_reply_t *reply)
 {
     int64_t                         there, next;
-    ngx_uint_t                      i, n, room;
+    ngx_uint_t                      i, n;
     ngx_idempotency_page_t         *page;
     ngx_idempotency_redis_reply_t  *elts;
 
@@ -192,11 +195,12 @@ redis_list_answer(redis_list_t *list, ngx_idempotency_redis_reply_t *reply)
     n = (reply->n - NGX_IDEMPOTENCY_REDIS_LIST_HEAD)
         / NGX_IDEMPOTENCY_REDIS_LIST_EACH;
 
-    room = page->n;
     page->n = 0;
     page->now = list->now;
 
-    for (i = list->told; i < n && page->n < room; i++) {
+    /* an answer is told whole: where it goes on within nobody can say */
+
+    for (i = list->told; i < n && page->n < NGX_IDEMPOTENCY_TIER_BATCH; i++) {
         redis_list_item(list, &elts[NGX_IDEMPOTENCY_REDIS_LIST_HEAD
                                     + i * NGX_IDEMPOTENCY_REDIS_LIST_EACH],
                         there);
@@ -205,6 +209,10 @@ redis_list_answer(redis_list_t *list, ngx_idempotency_redis_reply_t *reply)
     ngx_memzero(page->token, NGX_IDEMPOTENCY_DIGEST_LEN);
 
     if (i < n) {
+
+        /* unless there are too many, of which some may be told twice or not
+           at all if others come and go just then */
+
         page->cursor = list->cursor + 1;
         ngx_memcpy(page->token, &i, sizeof(i));
 
