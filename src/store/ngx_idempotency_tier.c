@@ -876,6 +876,24 @@ tier_heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
 
     ngx_idempotency_record_teller(rec) = 0;
 
+    if (item->result == NGX_IDEMPOTENCY_STALE) {
+
+        /* somebody else has it, and the zone did not know */
+
+        sh->trusted = 0;
+        sh->until = sh->listed;
+
+        if (tier->strict && !rec->known && !more
+            && rec->outcome == NGX_IDEMPOTENCY_PENDING)
+        {
+            /* nobody was told yet that it is granted: it is asked for anew */
+
+            ngx_idempotency_shm_take_waiting(rec, wake);
+            ngx_idempotency_record_remove(shm, rec);
+            return;
+        }
+    }
+
     if (item->again) {
 
         if (ngx_idempotency_tier_shared(tier)) {
@@ -1262,6 +1280,7 @@ ngx_idempotency_tier_finish(ngx_idempotency_shm_t *shm)
 void
 ngx_idempotency_tier_exit_process(ngx_idempotency_shm_t *shm)
 {
+    ngx_uint_t               last;
     ngx_idempotency_tier_t  *tier;
 
     tier = shm->tier;
@@ -1272,13 +1291,17 @@ ngx_idempotency_tier_exit_process(ngx_idempotency_shm_t *shm)
 
     if (!ngx_idempotency_tier_shared(tier)) {
 
-        ngx_idempotency_trust_exit_process(tier);
+        last = ngx_idempotency_trust_exit_process(tier);
 
         if (!tier->busy || tier_heard(tier)) {
             tier_hand(tier);
         }
 
-        ngx_idempotency_trust_give(tier);
+        /* another worker may be about to trust the zone */
+
+        if (last) {
+            ngx_idempotency_trust_give(tier);
+        }
     }
 
     tier->backing->exit_process(tier);

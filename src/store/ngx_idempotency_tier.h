@@ -322,7 +322,7 @@ void ngx_idempotency_tier_tend(ngx_idempotency_tier_t *tier);
 
 void ngx_idempotency_trust_init_process(ngx_idempotency_tier_t *tier,
     ngx_cycle_t *cycle);
-void ngx_idempotency_trust_exit_process(ngx_idempotency_tier_t *tier);
+ngx_uint_t ngx_idempotency_trust_exit_process(ngx_idempotency_tier_t *tier);
 void ngx_idempotency_trust_give(ngx_idempotency_tier_t *tier);
 
 /* the number of a claim, that nobody has had and nobody will */

@@ -178,7 +178,9 @@ trust_watch(ngx_idempotency_tier_t *tier)
 
     if (!sh->trusted) {
 
-        if (tier->backing->alone(tier) == NGX_OK) {
+        /* in vain, it gives back what it took, and others may claim */
+
+        if (sh->told >= sh->until && tier->backing->alone(tier) == NGX_OK) {
             trust_fill(tier);
         }
 
@@ -331,12 +333,16 @@ ngx_idempotency_trust_untouched(ngx_idempotency_shm_t *shm,
 
 /* a master may stay behind its last worker, and would be alone for ever */
 
-void
+ngx_uint_t
 ngx_idempotency_trust_exit_process(ngx_idempotency_tier_t *tier)
 {
-    if (!ngx_idempotency_workers_others()) {
-        (void) trust_end(tier);
+    if (ngx_idempotency_workers_others()) {
+        return 0;
     }
+
+    (void) trust_end(tier);
+
+    return 1;
 }
 
 
@@ -425,6 +431,12 @@ trust_filled(ngx_idempotency_tier_t *tier)
     ngx_idempotency_tier_sh_t  *sh;
 
     tier->filling = 0;
+
+    /* is it alone yet? */
+
+    if (!tier->shm->sh->tier.trusted && tier->backing->alone(tier) != NGX_OK) {
+        return;
+    }
 
     ngx_time_update();
 

@@ -1,8 +1,8 @@
 
 /*
- * When a zone tells what stands behind it: at once, or with what comes next.
- * By a backing that has only what it was handed, and answers when it is told
- * to.
+ * When a zone tells what stands behind it: at once, or with what comes next;
+ * and that it trusts itself no more once it was wrong.  By a backing that has
+ * only what it was handed, and answers when it is told to.
  */
 
 
@@ -27,6 +27,7 @@ static ngx_str_t                     name = ngx_string("unit");
 
 static ngx_idempotency_batch_t      *handed;
 static ngx_uint_t                    exiting;
+static ngx_uint_t                    given;
 
 
 void
@@ -42,6 +43,8 @@ backing_now(ngx_idempotency_tier_t *t)
 }
 
 
+static ngx_idempotency_result_e      says;
+
 static void
 answer(ngx_idempotency_batch_t *batch)
 {
@@ -50,7 +53,7 @@ answer(ngx_idempotency_batch_t *batch)
     for (i = 0; i < batch->n; i++) {
         batch->items[i].result =
             (batch->items[i].what == NGX_IDEMPOTENCY_ITEM_ASK)
-                ? NGX_IDEMPOTENCY_CLAIMED : NGX_IDEMPOTENCY_OK;
+                ? NGX_IDEMPOTENCY_CLAIMED : says;
     }
 }
 
@@ -103,6 +106,13 @@ backing_alone(ngx_idempotency_tier_t *t)
 
 
 static void
+backing_give(ngx_idempotency_tier_t *t)
+{
+    given++;
+}
+
+
+static void
 backing_nothing(ngx_idempotency_tier_t *t)
 {
 }
@@ -116,7 +126,7 @@ static const ngx_idempotency_backing_t  backing = {
     .tend = backing_nothing,
     .alone = backing_alone,
     .others = backing_others,
-    .give = backing_nothing,
+    .give = backing_give,
     .init = backing_init,
     .init_process = backing_init_process,
     .finish = backing_nothing,
@@ -133,6 +143,7 @@ begin(ngx_uint_t strict, ngx_uint_t asks)
 
     handed = NULL;
     exiting = 0;
+    given = 0;
 
     ngx_rbtree_init(&ngx_event_timer_rbtree, &timers,
                     ngx_rbtree_insert_timer_value);
@@ -440,11 +451,78 @@ strict_together(void)
 }
 
 
+/* what another one has was not granted to anybody, and is asked for */
+
+static void
+stale(void)
+{
+    ngx_idempotency_claim_t    claims[2];
+    ngx_idempotency_record_t  *rec;
+
+    begin(1, 0);
+
+    claim(&claims[0], 'a');
+    claim(&claims[1], 'b');
+    check_equal(claims[0].op.waiting, 1);
+    check_equal(taken(), 1);
+
+    unit_expect("bound by another one");
+    says = NGX_IDEMPOTENCY_STALE;
+    answers(1);
+    says = NGX_IDEMPOTENCY_OK;
+
+    check_equal(shm.sh->tier.trusted, 0);
+    check_equal(shm.sh->tier.until, 2);
+
+    rec = ngx_idempotency_record_current(&shm, claims[0].op.token,
+                                         ngx_current_msec);
+    check(rec == NULL);
+
+    ngx_idempotency_shm_dequeue(&claims[0].op);
+    claims[0].op.now = ngx_current_msec;
+    check_equal(ngx_idempotency_shm_engine.claim(&store, &claims[0]),
+                NGX_AGAIN);
+    answers(1);
+
+    check_equal(taken(), 1);
+    check_equal(handed->items[0].what, NGX_IDEMPOTENCY_ITEM_ASK);
+    check_equal(handed->items[0].token[0], 'a');
+
+    ngx_idempotency_shm_dequeue(&claims[0].op);
+    ngx_idempotency_shm_dequeue(&claims[1].op);
+    end();
+}
+
+
+/* a worker that goes gives nothing away that another one may count on */
+
+static void
+leaves(void)
+{
+    ngx_uint_t  i;
+
+    begin(0, 1);
+    double_renew(1);
+    end();
+    check_equal(given, 0);
+
+    for (i = 1; i < NGX_IDEMPOTENCY_WORKERS; i++) {
+        double_workers[i].state = DOUBLE_DEAD;
+    }
+
+    begin(0, 1);
+    end();
+    check_equal(given, 1);
+}
+
+
 static unit_case_t  cases[] = {
     { "what nobody waits for is gathered", gathered },
     { "who asks is not kept waiting", asked },
     { "strict: one by one, at once", strict_alone },
     { "strict: together, a moment later", strict_together },
+    { "strict: what another one has is not granted", stale },
+    { "a worker that goes, and the last one", leaves },
     unit_cases_end
 };
 
