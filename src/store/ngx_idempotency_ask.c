@@ -277,6 +277,7 @@ ask_claimed(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 
     claim->asked = 0;
     claim->fence = rec->fence;
+    rec->granted = 1;
 
     return ask_result(claim, NGX_IDEMPOTENCY_CLAIMED);
 }

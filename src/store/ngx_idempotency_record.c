@@ -365,6 +365,7 @@ record_pend(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     ngx_msec_t now)
 {
     rec->outcome = NGX_IDEMPOTENCY_PENDING;
+    rec->granted = 0;
     rec->recorded = now;
 
     ngx_memzero(&rec->as.pending.waiting, sizeof(ngx_idempotency_workers_t));

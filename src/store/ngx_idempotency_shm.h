@@ -145,7 +145,9 @@ struct ngx_idempotency_record_s {
     ngx_idempotency_record_t       *next;
 
     uint16_t                        status;
-    uint8_t                         outcome;
+    uint8_t                         outcome:7;
+    /* pending, with `strict`: somebody was told that he has it */
+    uint8_t                         granted:1;
     uint8_t                         owes;
     /* for how long an owner that can't be asked keeps it */
     unsigned                        lease:31;

@@ -883,10 +883,10 @@ tier_heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
         sh->trusted = 0;
         sh->until = sh->listed;
 
-        if (tier->strict && !rec->known && !more
+        if (tier->strict && !rec->granted && !more
             && rec->outcome == NGX_IDEMPOTENCY_PENDING)
         {
-            /* nobody was told yet that it is granted: it is asked for anew */
+            /* it is asked for anew */
 
             ngx_idempotency_shm_take_waiting(rec, wake);
             ngx_idempotency_record_remove(shm, rec);
