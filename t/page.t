@@ -415,6 +415,10 @@ sub hostile {
     $browser->wait_for('document.querySelectorAll("#rows tr").length', 'record');
     is(first_token(), $bad, 'a record');
     is($browser->js('document.querySelectorAll("#shown img, #shown script").length'), 0, 'no markup');
+
+    figures(zone('z' x 200), zone('other'));
+    see();
+    readable('long');
 }
 
 
