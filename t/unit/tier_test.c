@@ -125,13 +125,17 @@ backing_now(ngx_idempotency_tier_t *tier)
 }
 
 
+/* as a lock tells: not of who asks */
+
 static ngx_uint_t
 alive(void *data, uint64_t instance)
 {
     ngx_uint_t  i;
 
     for (i = 0; i < GROUPS; i++) {
-        if (groups[i].up && groups[i].instance == instance) {
+        if (groups[i].up && groups[i].instance == instance
+            && &groups[i] != data)
+        {
             return 1;
         }
     }
@@ -214,6 +218,10 @@ backing_tokens(ngx_idempotency_tier_t *tier, u_char *after)
 static void
 backing_tend(ngx_idempotency_tier_t *tier)
 {
+    if (unit_below(&seed, 4) == 0) {
+        check(ngx_idempotency_db_tidy(group_of(tier)->db, backing_now(tier), 3)
+              != NGX_ERROR);
+    }
 }
 
 
@@ -368,6 +376,7 @@ group_up(ngx_uint_t n)
     group->up = 1;
 
     file.conf.alive = alive;
+    file.conf.data = group;
     file_open(NGX_IDEMPOTENCY_SYNC_OFF, 0);
     check(file.db != NULL);
     group->db = file.db;
@@ -1049,6 +1058,22 @@ memory_is_short(ngx_idempotency_shm_t *shm)
 }
 
 
+/* all who have nothing to do come at once */
+
+static void
+crowd(void)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; i < ACTORS; i++) {
+        if (actors[i].act == IDLE) {
+            begins(&actors[i]);
+            wake();
+        }
+    }
+}
+
+
 static void
 upset(void)
 {
@@ -1092,7 +1117,9 @@ upset(void)
     case 6:
     case 7:
         if (!groups[n / 2].up) {
+            crowd();
             group_up(n / 2);
+            crowd();
 
         } else if (kills) {
             group_killed(n / 2);
