@@ -401,7 +401,9 @@ my ($a, $b) = map over($redis, workers => $_), 2, 1;
 # all that it has, page by page
 
 {
-    at($a, "list$_") for 1 .. 100;
+    my %told;
+    $told{told(at($a, "list$_"))}++ for 1 .. 100;
+    is($told{"200 NEW"}, 100, "a hundred more") or diag(explain(\%told));
     heard();
 
     my $have = grep /:[\w-]{43}$/, keys_of();
