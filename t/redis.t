@@ -43,7 +43,7 @@ EOC
 
 # What the log may say: the test sees to it that it says it where it should.
 
-my $trouble = qr/redis "r" of zone "z" (?:is unavailable|has lost)|exited on signal|is none of this version/;
+my $trouble = qr/redis "r" of zone "z" (?:is unavailable|has lost)|exited on signal 9|is none of this version/;
 
 sub block {
     my ($of, %o) = @_;
@@ -410,7 +410,10 @@ my ($a, $b) = map over($redis, workers => $_), 2, 1;
     my ($next, %listed, $lines) = ('/api/zones/z/records?tier=backing&limit=7');
 
     while ($next) {
-        my $r = $a->get($next);
+        my $r;
+
+        # a connection of that worker may not be back yet
+        until_true { ($r = $a->get($next))->{status} == 200 };
 
         $lines += () = $r->{body} =~ /\n/g;
         $listed{$_}++ for $r->{body} =~ /"token":"(\w+)"/g;

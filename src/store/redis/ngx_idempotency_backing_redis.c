@@ -74,6 +74,7 @@ struct redis_s {
     u_char                         *keys;
 
     redis_stamp_e                   stamp;
+    ngx_uint_t                      stamp_lane;
     ngx_idempotency_redis_call_t    stamp_call;
     ngx_str_t                       stamp_key;
     /* format, digest key, version of fingerprints; so much of it is in front
@@ -585,6 +586,7 @@ redis_ask_stamp(redis_t *redis)
     call->data = redis;
 
     redis->stamp = redis_stamp_asked;
+    redis->stamp_lane = 0;
 
     ngx_idempotency_redis_call(redis->redis, 0, call);
 }
@@ -601,6 +603,18 @@ redis_stamp_handler(ngx_idempotency_redis_call_t *call)
     ngx_idempotency_batch_t  *batch;
 
     u_char  error[sizeof(batch->error)];
+
+    /* another connection may be there */
+
+    if ((call->error == NGX_IDEMPOTENCY_REDIS_CLOSED
+         || call->error == NGX_IDEMPOTENCY_REDIS_CONNECT)
+        && ++redis->stamp_lane
+           < ngx_idempotency_redis_connections(redis->redis)
+        && (ngx_msec_int_t) (call->deadline - ngx_current_msec) > 0)
+    {
+        ngx_idempotency_redis_call(redis->redis, redis->stamp_lane, call);
+        return;
+    }
 
     rc = NGX_ERROR;
     (void) ngx_snprintf(error, sizeof(error), "%V%Z", &call->why);
@@ -745,14 +759,14 @@ redis_send(redis_hand_t *hand)
 }
 
 
-/* the same claim sent twice is one claim, and so is whatever else */
+/* the same claim sent twice is one claim, and so is whatever else; by another
+   connection, as one may be there while one is not yet */
 
 static ngx_int_t
 redis_resend(redis_hand_t *hand, ngx_idempotency_redis_item_t *ri)
 {
     redis_t     *redis;
     ngx_uint_t   lane;
-
 
     if (ri->resent == NGX_IDEMPOTENCY_REDIS_RESENT
         || (ngx_msec_int_t) (hand->deadline - ngx_current_msec) <= 0)
@@ -761,7 +775,7 @@ redis_resend(redis_hand_t *hand, ngx_idempotency_redis_item_t *ri)
     }
 
     redis = hand->redis;
-    lane = (hand - redis->hands)
+    lane = (hand - redis->hands + ri->resent)
            % ngx_idempotency_redis_connections(redis->redis);
 
     ri->resent++;
@@ -788,7 +802,8 @@ redis_handler(ngx_idempotency_redis_call_t *call)
         redis_count(hand, call->error);
     }
 
-    if (call->error == NGX_IDEMPOTENCY_REDIS_CLOSED
+    if ((call->error == NGX_IDEMPOTENCY_REDIS_CLOSED
+         || call->error == NGX_IDEMPOTENCY_REDIS_CONNECT)
         && redis_resend(hand, ri) == NGX_OK)
     {
         return;
