@@ -1,9 +1,9 @@
 
 /*
- * A look at what stands behind a zone.  One token is asked for as a claim asks,
- * but by one that takes nothing that is fresh, and that is bound to nothing: it
- * leaves what it met in the zone, to be looked at there.  Lists are read page by
- * page, without the zone.
+ * A look at what stands behind a zone.  One token is asked for as a claim
+ * asks, but by one that takes nothing that is fresh, and that is bound to
+ * nothing: it leaves what it met in the zone, to be looked at there.  Lists
+ * are read page by page, without the zone.
  */
 
 

@@ -1,8 +1,8 @@
 -- Some of a zone's records, in no order, as heads; of one server.
 --
 --     KEYS[1]  the zone's stamp, beside which its records are
---     ARGV     1 the format, 2 where to go on, 3 what keys are to match, 4 about
---              how many
+--     ARGV     1 the format, 2 where to go on, 3 what keys are to match,
+--              4 about how many
 --
 -- What is told: where to go on then, or 0, and for each its key, its head, and
 -- the length of all of it. See claim.lua.
