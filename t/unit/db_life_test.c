@@ -118,6 +118,59 @@ quiet_times(void)
 }
 
 
+/* with windows of a day, a file is never twice as large as what it has to have */
+
+static void
+a_week(void)
+{
+    off_t                   live, size;
+    ngx_uint_t              hour, i, n;
+    ngx_idempotency_item_t  item;
+
+    begin();
+
+    n = 0;
+
+    for (hour = 0; hour < 7 * 24; hour++) {
+
+        for (i = 0; i < 60; i++) {
+            file_outcome(&item, n, 1, DONE, 500 + n % 4000);
+            item.ends = file.now + 24 * FILE_HOUR;
+            check_equal(file_do(&item), NGX_IDEMPOTENCY_OK);
+            n++;
+
+            file.now += FILE_HOUR / 60;
+
+            if (i % 6 == 0) {
+                check(ngx_idempotency_db_tidy(file.db, file.now, 256)
+                      != NGX_ERROR);
+            }
+        }
+
+        if (hour >= 24) {
+            live = (off_t) 24 * 60 * (2500 + 200);
+            size = file_size("") + file_size("-wal");
+
+            if (!check(size < 2 * live + 2000 * 4096)) {
+                unit_note("hour %lu: %ld bytes for %ld", hour, (long) size,
+                          (long) live);
+                break;
+            }
+
+            check(file_size("") < 2 * live);
+        }
+    }
+
+    /* those of the last day are there, and no others */
+
+    check_equal(file_has(n - 1), 1);
+    check_equal(file_has(n - 23 * 60), 1);
+    check_equal(file_has(n - 25 * 60), 0);
+
+    file_remove();
+}
+
+
 static void
 starts(void)
 {
@@ -330,6 +383,7 @@ interrupted(void)
 
 static unit_case_t  cases[] = {
     { "quiet times", quiet_times },
+    { "a week", a_week },
     { "instances, and the file's time", starts },
     { "two processes, one file", two_at_once },
     { "killed at any time", interrupted },
