@@ -288,7 +288,7 @@ inline script_claim(k, i) {
             take(k, i)
 
         :: sid[k] != i && whose[sid[k]] == whose[i] && !may_take(k, i) ->
-            answer[i] = late; op[i] = answered
+            answer[i] = busy; op[i] = answered
 
         :: sid[k] != i && whose[sid[k]] != whose[i] && now < slease[k] ->
             answer[i] = busy; op[i] = answered

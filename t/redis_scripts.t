@@ -117,13 +117,15 @@ sub model {
             my $since = rand() < .1 ? $fence + 1 : 0;
             my $free = !$is || $is->{state} eq 'F';
             my $doubt = $is && $is->{state} eq 'U';
-            my $again;
+            my ($again, $newer);
 
             if ($is && $is->{state} eq 'P') {
                 my $same = $is->{instance} == $c->{instance};
                 $again = $same && ($is->{fence} == $c->{fence} || $is->{fence} >= $since);
-                $free = $again && $old;
+                $newer = $again && $is->{fence} > $c->{fence};
                 $doubt = !$again && ($same || $is->{over});
+                $again &&= !$newer;
+                $free = $again && $old;
             }
 
             my $may = $doubt && $retry && $is->{fp} eq $c->{fp};

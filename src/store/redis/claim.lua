@@ -52,19 +52,21 @@ if state == 'P' then
     if string.sub(record, 5, 12) ~= string.sub(head, 5, 12) then
         doubt = struct.unpack('>I8', string.sub(record, 21, 28)) <= now
 
-    elseif string.sub(record, 13, 20) == string.sub(head, 13, 20)
-           or fence >= struct.unpack('>I8', ARGV[2])
+    elseif fence < struct.unpack('>I8', ARGV[2])
+           and string.sub(record, 13, 20) ~= string.sub(head, 13, 20)
     then
-        -- sent once more, or what is left of one that was given up
+        doubt = true
+
+    elseif fence <= struct.unpack('>I8', string.sub(head, 13, 20)) then
+
+        -- sent once more, or what is left of one that was given up; what comes
+        -- late itself finds that of a newer one, which is its owner's
 
         if string.find(ARGV[7], 'o') then
             return { 'A', stamp }
         end
 
         take = true
-
-    else
-        doubt = true
     end
 end
 
