@@ -121,7 +121,7 @@ sub state {
     return join "\n", map {
         my @st = lstat;
         "$_ " . join ' ', @st[2, 3, 4, 7], -f _ ? Digest::SHA::sha1_hex(slurp($_)) : ();
-    } sort glob "$dir $dir/*";
+    } grep { -e || -l } sort glob "$dir $dir/*";
 }
 
 
@@ -228,7 +228,7 @@ sub made {
 
     $from = length $n->log;
     is($n->reload(http => $as{http}
-                          . "idempotency_zone zone=x:16m state=$tmp/none/x.db;\n"), 0,
+                          . "idempotency_zone zone=x:16m state=$tmp/none/none/x.db;\n"), 0,
        'a reload with one that can not be is refused');
     like(substr($n->log, $from), qr/\[emerg\].*none\/x\.db" can't be there: make/,
          '... and says what to do');
@@ -303,16 +303,12 @@ refused('two names', qr/\Q$file\E has 2 names/);
 unlink $file, "$dir/other";
 
 refused('no directory', qr/none\/z\.db" can't be there: make its directory/,
-        http => "idempotency_zone zone=z:16m state=$dir/none/z.db;\n");
+        http => "idempotency_zone zone=z:16m state=$dir/none/none/z.db;\n");
 
 refused('a long name', qr/" has too long a name: 500 bytes are possible/,
         http => 'idempotency_zone zone=z:16m state=' . '/x' x 251 . ";\n");
 
-chmod 01777, $dir;
 spew($file, $whole);
-chmod 0777, $dir;
-refused("anybody's directory", qr/" can't be there: anybody could replace it/);
-chmod 0700, $dir;
 
 SKIP: {
     skip 'not root, whose workers are somebody else', 7 if !$nobody;
@@ -336,6 +332,50 @@ SKIP: {
 
 
 # --- and what it mends ----------------------------------------------------------
+
+# its directory, as nginx does it for its own paths
+
+for my $case (
+    [ 'no directory', sub { system 'rm', '-rf', $dir }, '0700' ],
+    $nobody ? [ "an empty directory of root's",
+                sub { empty_dir(); chown 0, -1, $dir; chmod 0755, $dir },
+                '0755' ] : ())
+{
+    my ($name, $make, $mode) = @$case;
+
+    $make->();
+    my $before = state();
+
+    my ($ok, $said) = config_test(%as);
+    ok($ok, "$name: nginx -t") or diag($said);
+    is(state(), $before, '... leaves it');
+
+    my $n = outliving(%as);
+    is_deeply([ said($n, 0) ],
+              [ 'the state file "FILE" was made' ], '... a start makes it');
+    like($n->log, qr/\[notice\] .* the directory of the state file "\Q$file\E" is the workers' now$/m,
+         '... and says so');
+    is_deeply([ (stat $dir)[4], mode($dir) ], [ $nobody || $>, $mode ],
+              '... for the workers');
+    is(order($n, 'place' . ++$keys), '200 NEW', '... who use it');
+    $n->stop;
+}
+
+{
+    made();
+    chmod 0777, $dir;
+
+    my ($ok, $said) = config_test(%as);
+    my $warning = qr/\[warn\] .*"\Q$file\E" may be replaced by anybody, as its directory has the mode 0777$/m;
+
+    ok($ok, "anybody's directory: nginx -t") or diag($said);
+    like($said, $warning, '... says so');
+
+    my $n = outliving(%as);
+    like($n->log, $warning, '... and so does a start');
+    is(order($n, "made$keys"), '200 REPLAYED', '... and it is used');
+    $n->stop;
+}
 
 {
     made();

@@ -537,7 +537,7 @@ where_it_cannot_be(void)
     strcpy(was, path);
     snprintf(other, sizeof(other), "%s/other", dir);
 
-    snprintf(path, sizeof(path), "%s/none/store", dir);
+    snprintf(path, sizeof(path), "%s/none/none/store", dir);
     refused_by_both("none/store\" can't be there: make its directory");
 
     put(other, "", 0);
@@ -549,11 +549,9 @@ where_it_cannot_be(void)
     refused_by_both("\" is no path of a file");
 
     strcpy(path, was);
-    check_equal(chmod(dir, 0777), 0);
-    refused_by_both("\" can't be there: anybody could replace it");
-    check_equal(chmod(dir, 0700), 0);
 
     if (geteuid() == 0) {
+        put(other, "", 0);
         check_equal(chown(dir, 0, -1), 0);
         check_equal(chmod(dir, 0755), 0);
         refused_by_both("\" can't be used: the user that the workers run as, "
@@ -562,7 +560,9 @@ where_it_cannot_be(void)
         check_equal(chmod(dir, 0700), 0);
         refused_by_both("must be able to write to its directory");
 
+        check_equal(unlink(other), 0);
         check_equal(mkdir(other, 0700), 0);
+        check_equal(chown(other, 1, -1), 0);
         snprintf(path, sizeof(path), "%s/other/store", dir);
         refused_by_both("\" can't be reached by the user that the workers run "
                         "as, which is 65534");

@@ -11,6 +11,7 @@
 
 #if (NGX_IDEMPOTENCY_FILE)
 
+#include <dirent.h>
 #include <sys/vfs.h>
 
 
@@ -34,6 +35,8 @@ typedef struct {
 } place_network_t;
 
 
+static ngx_uint_t place_may_make(const char *dir);
+static ngx_uint_t place_may_give(int fd);
 static ngx_int_t place_directory(ngx_idempotency_place_t *place);
 static ngx_int_t place_parent(const char *path, char *dir);
 static ngx_int_t place_network(ngx_idempotency_place_t *place,
@@ -87,14 +90,146 @@ ngx_idempotency_place_check(ngx_idempotency_place_t *place)
     place->found = 0;
     place->open = 0;
 
-    if (place_directory(place) != NGX_OK
-        || place_file(place) != NGX_OK
+    if (place_directory(place) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    if (place->promised) {
+        return NGX_OK;
+    }
+
+    if (place_file(place) != NGX_OK
         || place_beside(place, &log) != NGX_OK)
     {
         return NGX_ERROR;
     }
 
     return place->found ? place_header(place, log) : NGX_OK;
+}
+
+
+/* as nginx does it with its own paths; whatever goes wrong is the check's to
+   tell */
+
+void
+ngx_idempotency_place_give(ngx_idempotency_place_t *place, ngx_uid_t user,
+    ngx_uint_t only_look)
+{
+    int          fd;
+    char         dir[NGX_IDEMPOTENCY_FILE_PATH + 1];
+    struct stat  st;
+
+    if (ngx_strlen(place->path) > NGX_IDEMPOTENCY_FILE_PATH
+        || place_parent(place->path, dir) != NGX_OK)
+    {
+        return;
+    }
+
+    if (lstat(dir, &st) == -1) {
+
+        if (ngx_errno != NGX_ENOENT || !place_may_make(dir)) {
+            return;
+        }
+
+        if (only_look) {
+            place->promised = 1;
+            return;
+        }
+
+        if (mkdir(dir, 0700) == -1) {
+            return;
+        }
+
+        place->given = 1;
+    }
+
+    if (geteuid() != 0 || user == 0) {
+        return;
+    }
+
+    fd = open(dir, O_RDONLY|O_DIRECTORY|O_CLOEXEC|O_NOFOLLOW);
+
+    if (fd == -1) {
+        return;
+    }
+
+    if (place_may_give(fd)) {
+
+        if (only_look) {
+            place->promised = 1;
+
+        } else if (fchown(fd, user, -1) == 0) {
+            place->given = 1;
+        }
+    }
+
+    (void) close(fd);
+}
+
+
+/* nobody may put another one in its place who isn't root */
+
+static ngx_uint_t
+place_may_make(const char *dir)
+{
+    char         above[NGX_IDEMPOTENCY_FILE_PATH + 1];
+    struct stat  st;
+
+    if (place_parent(dir, above) != NGX_OK || stat(above, &st) == -1) {
+        return 0;
+    }
+
+    return geteuid() != 0
+           || (st.st_uid == 0
+               && ((st.st_mode & S_ISVTX)
+                   || (st.st_mode & (S_IWGRP|S_IWOTH)) == 0));
+}
+
+
+/* one with something in it may be meant for something else */
+
+static ngx_uint_t
+place_may_give(int fd)
+{
+    int             copy;
+    DIR            *dir;
+    ngx_uint_t      n;
+    struct stat     st;
+    struct dirent  *entry;
+
+    if (fstat(fd, &st) == -1 || st.st_uid != 0
+        || (st.st_mode & (S_IWGRP|S_IWOTH)))
+    {
+        return 0;
+    }
+
+    copy = dup(fd);
+    dir = (copy == -1) ? NULL : fdopendir(copy);
+
+    if (dir == NULL) {
+
+        if (copy != -1) {
+            (void) close(copy);
+        }
+
+        return 0;
+    }
+
+    n = 0;
+
+    while ((entry = readdir(dir)) != NULL) {
+
+        if (ngx_strcmp(entry->d_name, ".") != 0
+            && ngx_strcmp(entry->d_name, "..") != 0)
+        {
+            n++;
+            break;
+        }
+    }
+
+    (void) closedir(dir);
+
+    return n == 0;
 }
 
 
@@ -119,6 +254,10 @@ place_directory(ngx_idempotency_place_t *place)
 
     if (stat(dir, &st) == -1) {
 
+        if (ngx_errno == NGX_ENOENT && place->promised) {
+            return NGX_OK;
+        }
+
         if (ngx_errno == NGX_ENOENT) {
             return ngx_idempotency_place_refuse(place, 0,
                        "can't be there: make its directory, for the user that "
@@ -137,13 +276,10 @@ place_directory(ngx_idempotency_place_t *place)
     }
 
     if ((st.st_mode & S_IWOTH) && !(st.st_mode & S_ISVTX)) {
-        return ngx_idempotency_place_refuse(place, 0,
-                   "can't be there: anybody could replace it, as the mode of "
-                   "%s is %04o; chmod o-w %s", dir,
-                   (int) (st.st_mode & 07777), dir);
+        place->anybodys = st.st_mode & 07777;
     }
 
-    if (access(dir, W_OK|X_OK) == -1) {
+    if (!place->promised && access(dir, W_OK|X_OK) == -1) {
         return ngx_idempotency_place_refuse(place, ngx_errno,
                    "can't be used: the user that the workers run as, which is "
                    "%d, must be able to write to its directory: chown %d %s",

@@ -24,11 +24,24 @@ typedef struct {
     ngx_uint_t    found;
     /* out: a mode that lets others in, its own or of a file beside it, or 0 */
     ngx_uint_t    open;
+    /* out: the directory's, if anybody may replace what is in it, or 0 */
+    ngx_uint_t    anybodys;
+    /* out: the directory was made or given to the user, or would be */
+    ngx_uint_t    given;
+    ngx_uint_t    promised;
     /* out: why not, in words that follow the path; and the system's, or 0 */
     char          why[NGX_IDEMPOTENCY_PLACE_WHY];
     ngx_err_t     err;
 } ngx_idempotency_place_t;
 
+
+/*
+ * Before the user is the workers': a directory that is not there is made, and
+ * one of root's that is empty becomes theirs.
+ */
+
+void ngx_idempotency_place_give(ngx_idempotency_place_t *place,
+    ngx_uid_t user, ngx_uint_t only_look);
 
 /* looks, and changes nothing */
 

@@ -2,7 +2,7 @@
 /*
  * The start, in the master.  SQLite is opened in no process that others are
  * forked from, nothing that is in a directory of the workers' user is touched
- * as root, and what is damaged may end whoever reads it: so a child does it,
+ * as root (who makes that directory if it has to), and what is damaged may end whoever reads it: so a child does it,
  * as that user, and tells what became of it, with the open file by whose lock
  * the instance lives.
  */
@@ -338,8 +338,23 @@ start_tell(ngx_idempotency_start_t *start, start_report_t *report,
                       mode, ngx_test_config ? "" : "; it has 0600 now");
     }
 
+    if (report->place.anybodys) {
+        (void) snprintf(mode, sizeof(mode), "%04o",
+                        (unsigned) report->place.anybodys);
+
+        ngx_log_error(NGX_LOG_WARN, log, 0,
+                      "the state file \"%V\" may be replaced by anybody, as "
+                      "its directory has the mode %s", &start->path, mode);
+    }
+
     if (ngx_test_config) {
         return;
+    }
+
+    if (report->place.given) {
+        ngx_log_error(NGX_LOG_NOTICE, log, 0,
+                      "the directory of the state file \"%V\" is the workers' "
+                      "now", &start->path);
     }
 
     if (report->made) {
@@ -374,6 +389,8 @@ start_run(ngx_idempotency_start_t *start, start_report_t *report, int to)
 
     report->rc = NGX_ERROR;
     report->place.path = (char *) start->path.data;
+
+    ngx_idempotency_place_give(&report->place, start->user, ngx_test_config);
 
     if (start_become(start, &report->place) == NGX_OK
         && ngx_idempotency_place_check(&report->place) == NGX_OK)
