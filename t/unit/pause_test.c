@@ -466,6 +466,12 @@ stale(void)
     check_equal(claims[0].op.waiting, 1);
     check_equal(taken(), 1);
 
+    /* what had its token before may have been known */
+
+    rec = ngx_idempotency_record_current(&shm, claims[0].op.token,
+                                         ngx_current_msec);
+    rec->known = 1;
+
     unit_expect("bound by another one");
     says = NGX_IDEMPOTENCY_STALE;
     answers(1);
