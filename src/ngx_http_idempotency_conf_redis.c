@@ -57,7 +57,7 @@ static ngx_conf_post_t  conf_redis_time = {
 
 static ngx_command_t  conf_redis_parameters[] = {
 
-    { ngx_string("server"), NGX_CONF_TAKE1, conf_redis_server, 0,
+    { ngx_string("server"), NGX_CONF_1MORE, conf_redis_server, 0,
       conf_redis_offset(servers), NULL },
 
     { ngx_string("mode"), NGX_CONF_TAKE1, ngx_conf_set_enum_slot, 0,
@@ -240,7 +240,9 @@ conf_redis_line(ngx_conf_t *cf, ngx_command_t *dummy, void *data)
         return NGX_CONF_ERROR;
     }
 
-    if (cf->args->nelts != 2) {
+    if (cf->args->nelts < 2
+        || (cf->args->nelts > 2 && cmd->type != NGX_CONF_1MORE))
+    {
         ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
                            "invalid number of arguments in \"%V\" directive",
                            &value[0]);
@@ -267,30 +269,34 @@ conf_redis_server(ngx_conf_t *cf, ngx_command_t *cmd, void *data)
 
     ngx_str_t                       *value;
     ngx_url_t                        u;
+    ngx_uint_t                       i;
     ngx_idempotency_redis_server_t  *server;
 
     value = cf->args->elts;
 
-    ngx_memzero(&u, sizeof(ngx_url_t));
+    for (i = 1; i < cf->args->nelts; i++) {
 
-    u.url = value[1];
-    u.default_port = 6379;
-    u.no_resolve = 1;
+        ngx_memzero(&u, sizeof(ngx_url_t));
 
-    if (ngx_parse_url(cf->pool, &u) != NGX_OK) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0, "%s in server \"%V\"",
-                           u.err ? u.err : "no memory", &u.url);
-        return NGX_CONF_ERROR;
+        u.url = value[i];
+        u.default_port = 6379;
+        u.no_resolve = 1;
+
+        if (ngx_parse_url(cf->pool, &u) != NGX_OK) {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0, "%s in server \"%V\"",
+                               u.err ? u.err : "no memory", &u.url);
+            return NGX_CONF_ERROR;
+        }
+
+        server = ngx_array_push(&conf->servers);
+        if (server == NULL) {
+            return NGX_CONF_ERROR;
+        }
+
+        server->url = u;
+        server->file = cf->conf_file->file.name;
+        server->line = cf->conf_file->line;
     }
-
-    server = ngx_array_push(&conf->servers);
-    if (server == NULL) {
-        return NGX_CONF_ERROR;
-    }
-
-    server->url = u;
-    server->file = cf->conf_file->file.name;
-    server->line = cf->conf_file->line;
 
     return NGX_CONF_OK;
 }

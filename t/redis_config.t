@@ -104,6 +104,7 @@ idempotency_redis all {
 }
 EOC
 right('sentinels', 'idempotency_redis r { server 127.0.0.1:1; server 127.0.0.1:2; mode sentinel; master m; }');
+right('sentinels on one line', 'idempotency_redis r { server 127.0.0.1:1 127.0.0.1:2; mode sentinel; master m; }');
 right('a cluster', 'idempotency_redis r { server 127.0.0.1:1; server 127.0.0.1:2; mode cluster; }');
 right('two blocks', "idempotency_redis a { server 127.0.0.1; }\nidempotency_redis b { server 127.0.0.1; }");
 right('another file', 'idempotency_redis r { include ' . file('inc', 'server 127.0.0.1;') . '; }');
@@ -156,6 +157,7 @@ parameter(@$_) for
 whole(@$_) for
     [ 'timeout 1s;', 'idempotency_redis "r" must have "server"' ],
     [ 'server 127.0.0.1; server 127.0.0.2;', 'takes one "server" with "mode standalone"' ],
+    [ 'server 127.0.0.1 127.0.0.2;', 'takes one "server" with "mode standalone"' ],
     [ 'server 127.0.0.1; mode sentinel;', 'must have "master" with "mode sentinel"' ],
     [ 'server 127.0.0.1; master m;', 'takes "master" with "mode sentinel" only' ],
     [ 'server 127.0.0.1; mode cluster; master m;', 'takes "master" with "mode sentinel" only' ],
