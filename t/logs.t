@@ -8,6 +8,9 @@ use lib "$FindBin::Bin/lib", "$FindBin::Bin/stress";
 use Idempotency;
 use Trail;
 
+Test::More::plan(skip_all => 'an outcome is logged when it is answered, which may be never')
+    if answers_late();
+
 my %levels = (default => [qw(notice info)], info => [qw(info info)],
               notice => [qw(notice info)], warn => [qw(warn notice)],
               error => [qw(error warn)]);
