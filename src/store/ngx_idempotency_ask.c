@@ -537,7 +537,16 @@ static void
 ask_granted(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
     ngx_idempotency_item_t *item)
 {
-    if (!ngx_idempotency_record_alive(rec, ngx_current_msec)) {
+    ngx_uint_t  over;
+
+    /* where the lease is all that others know, it began behind the question,
+       and may be over if this process stood still: others may have it */
+
+    over = (ngx_idempotency_tier_shared(tier)
+            && (ngx_msec_int_t) (ngx_current_msec - rec->recorded)
+               >= (ngx_msec_int_t) rec->lease);
+
+    if (over || !ngx_idempotency_record_alive(rec, ngx_current_msec)) {
         ngx_idempotency_record_remove(tier->shm, rec);
         return;
     }
