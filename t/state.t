@@ -432,7 +432,9 @@ SKIP: {
     made();
 
     my $n = outliving(%as);
-    my $before = join ' ', sort glob "$dir/*";
+    # but what nginx's own workers make when they open it
+    my $files = sub { join ' ', grep { !/-(?:wal|shm)$/ } sort glob "$dir/*" };
+    my $before = $files->();
 
     pipe my $reader, my $writer or die "pipe: $!";
 
@@ -450,7 +452,7 @@ SKIP: {
 
     waitpid $pid, 0;
     isnt($?, 0, 'nginx -t of a stranger fails') or diag($said);
-    is(join(' ', sort glob "$dir/*"), $before, '... and leaves all as it is');
+    is($files->(), $before, '... and leaves all as it is');
     is(order($n, "made$keys"), '200 REPLAYED', '... nginx goes on');
     is(order($n, 'new' . ++$keys), '200 NEW', '... with what is new');
     $n->stop;
