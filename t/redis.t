@@ -390,10 +390,20 @@ my ($a, $b) = map over($redis, workers => $_), 2, 1;
         # what it does not know itself
 
         heard();
-        $r = $a->request('GET', '/api/zones/z/records', headers => ['Idempotency-Key: forget']);
-        is($r->{status}, 200, 'one that only the other one knows is found') or diag($r->{body});
-        $r = $a->request('DELETE', '/api/zones/z/records', headers => ['Idempotency-Key: forget']);
-        is($r->{status}, 204, '... and forgotten');
+        # on a machine that is busy it may be told to come again
+        my $said = sub {
+            my ($method) = @_;
+
+            until_true {
+                $r = $a->request($method, '/api/zones/z/records', headers => ['Idempotency-Key: forget']);
+                $r->{status} != 503;
+            };
+
+            return $r->{status};
+        };
+
+        is($said->('GET'), 200, 'one that only the other one knows is found') or diag($r->{body});
+        is($said->('DELETE'), 204, '... and forgotten');
         ok(until_true { !$redis->command('EXISTS', $key) }, '... there');
     }
 }

@@ -219,13 +219,27 @@ sub certificates {
         print $f $name =~ /ca$/ ? "basicConstraints=CA:true\n" : 'subjectAltName=' . join(',', @names) . "\n";
         close $f;
 
+        my $ended = "$pki/ended.conf";
+
+        open $f, '>', $ended or die "$ended: $!";
+        print $f "[ca]\ndefault_ca=c\n[c]\ndatabase=$pki/index\nnew_certs_dir=$pki\ndefault_md=sha256\n"
+                 . "policy=p\nrand_serial=yes\nserial=$pki/serial\nunique_subject=no\n[p]\ncommonName=supplied\n";
+        close $f;
+        open $f, '>>', "$pki/index" or die "$pki/index: $!";
+        close $f;
+
         my @sign = $ca eq $name ? ('-signkey', "$pki/$name.key")
                                 : ('-CA', "$pki/$ca.pem", '-CAkey', "$pki/$ca.key", '-set_serial', ++$n + 100);
 
         for (["req", '-newkey', 'rsa:2048', '-nodes', '-subj', "/CN=$subject", '-keyout', "$pki/$name.key",
               '-out', "$pki/$name.csr"],
-             ['x509', '-req', '-in', "$pki/$name.csr", @sign, '-days', $days, '-extfile', $ext,
-              '-out', "$pki/$name.pem"])
+             $days > 0 ? ['x509', '-req', '-in', "$pki/$name.csr", @sign, '-days', $days, '-extfile', $ext,
+                          '-out', "$pki/$name.pem"]
+                       # x509 of OpenSSL 3.5 signs nothing that is over
+                       : ['ca', '-batch', '-notext', '-config', $ended, '-in', "$pki/$name.csr",
+                          '-cert', "$pki/$ca.pem", '-keyfile', "$pki/$ca.key", '-extfile', $ext,
+                          '-startdate', '20200101000000Z', '-enddate', '20200102000000Z',
+                          '-out', "$pki/$name.pem"])
         {
             system('sh', '-c', 'exec openssl "$@" >/dev/null 2>&1', 'sh', @$_) == 0 or die "openssl @$_";
         }
