@@ -54,7 +54,6 @@ sub servers {
         [ 'sentinels' => \&sentinels ],
         [ 'a sentinel by TLS' => \&sentinel_tls ],
         [ 'a cluster' => \&cluster ],
-        [ 'neither of them' => \&strangers ],
     ) {
         my ($what, $test) = @$_;
         next if $what !~ ($ENV{TEST_REDIS_WHAT} // qr/./);
@@ -555,36 +554,6 @@ sub sentinels {
     is_call(call('z', script => $get, msec => 20000), 'OK', 0, 'reply="new"', '... nothing is lost');
 
     ok(gone(sub { }), 'a worker that has nothing to do exits');
-}
-
-
-# Servers of another kind than they should be: they are asked again and again, but
-# not more and more often, and the log says so once.
-
-sub strangers {
-    my $r = Redis->new(@_);
-    my $server = 'server 127.0.0.1:' . $r->port . '; timeout 300ms;';
-
-    my %mode = (sentinel => 'mode sentinel; master m;', cluster => 'mode cluster;');
-
-    for my $mode (sort keys %mode) {
-        my $asked = sub { $r->info('total_connections_received') };
-        my $before = $asked->();
-
-        with({ r => "$mode{$mode} $server" }, allow => qr/idempotency_redis/);
-
-        is_call(call('k', script => $get, msec => 2000), 'CONNECT', 0, '', "it is no $mode");
-        ok(until_true { $asked->() > $before + 5 }, '... and is asked again');
-
-        my ($n, $t) = ($asked->(), time);
-        sleep 2;
-        cmp_ok($asked->() - $n, '<', 20 * (time - $t + 1), '... but not all the time');
-
-        my @said = caller_nginx()->log =~ /no connection to 127\.0\.0\.1:\d+: it says: ERR/g;
-        is(scalar @said, 1, '... as the log says once');
-
-        caller_nginx()->stop;
-    }
 }
 
 

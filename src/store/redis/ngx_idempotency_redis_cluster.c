@@ -336,8 +336,6 @@ cluster_said(ngx_idempotency_redis_conn_t *conn, void *data,
         return;
     }
 
-    ngx_idempotency_redis_conn_back(conn);
-
     cluster_map(conn, reply);
 
     ngx_idempotency_redis_conn_stop(conn, NGX_IDEMPOTENCY_REDIS_CLOSED,

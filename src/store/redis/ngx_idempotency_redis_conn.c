@@ -425,24 +425,6 @@ ngx_idempotency_redis_conn_ready(ngx_idempotency_redis_conn_t *conn)
         ngx_del_timer(&conn->timer);
     }
 
-    /* who says where others are is there when he has said so */
-
-    if (!conn->kind->sentinel) {
-        ngx_idempotency_redis_conn_back(conn);
-    }
-
-    conn->state = ngx_idempotency_redis_ready;
-    conn->down = 0;
-
-    conn->kind->ready(conn);
-}
-
-
-void
-ngx_idempotency_redis_conn_back(ngx_idempotency_redis_conn_t *conn)
-{
-    conn->backoff = 0;
-
     if (conn->node->failing) {
         conn->node->failing = 0;
 
@@ -450,6 +432,12 @@ ngx_idempotency_redis_conn_back(ngx_idempotency_redis_conn_t *conn)
                       "idempotency_redis \"%V\": %V is back",
                       &conn->redis->conf.name, &conn->node->name);
     }
+
+    conn->state = ngx_idempotency_redis_ready;
+    conn->backoff = 0;
+    conn->down = 0;
+
+    conn->kind->ready(conn);
 }
 
 

@@ -247,7 +247,6 @@ void ngx_idempotency_redis_conn_expected(ngx_idempotency_redis_conn_t *conn);
 void ngx_idempotency_redis_conn_greet(ngx_idempotency_redis_conn_t *conn);
 /* the other side has said all that is asked of it at first */
 void ngx_idempotency_redis_conn_ready(ngx_idempotency_redis_conn_t *conn);
-void ngx_idempotency_redis_conn_back(ngx_idempotency_redis_conn_t *conn);
 /* something has ended: does anything keep it? */
 void ngx_idempotency_redis_conn_settle(ngx_idempotency_redis_conn_t *conn);
 /* quietly: it is not needed any more, or has to be another one */

@@ -255,8 +255,6 @@ sentinel_said(ngx_idempotency_redis_conn_t *conn, void *data,
         return;
     }
 
-    ngx_idempotency_redis_conn_back(conn);
-
     sentinel_master(conn->redis, &reply->elts[0].str, &reply->elts[1].str);
 }
 
