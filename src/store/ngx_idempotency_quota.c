@@ -40,7 +40,8 @@ ngx_idempotency_quota_check(ngx_idempotency_shm_t *shm,
         return NGX_IDEMPOTENCY_OK;
     }
 
-    if (ngx_idempotency_record_expire(shm, claim->op.now, NGX_IDEMPOTENCY_SHM_FREE)
+    if (ngx_idempotency_record_expire(shm, claim->op.now,
+                                      NGX_IDEMPOTENCY_SHM_FREE)
         == NGX_IDEMPOTENCY_SHM_FREE)
     {
         return NGX_IDEMPOTENCY_UNFINISHED;

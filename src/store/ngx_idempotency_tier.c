@@ -403,10 +403,10 @@ ngx_idempotency_tier_handed(ngx_idempotency_tier_t *tier,
 
 
 /*
- * A transaction costs more than an item in it.  So there is a short pause behind
- * each: a claim and its outcome become one item, and requests that came together
- * do not wait for each other in turn.  Who asks is not kept waiting, and what
- * comes when there was nothing for a while is told at once.
+ * A transaction costs more than an item in it.  So there is a short pause
+ * behind each: a claim and its outcome become one item, and requests that came
+ * together do not wait for each other in turn.  Who asks is not kept waiting,
+ * and what comes when there was nothing for a while is told at once.
  */
 
 static ngx_uint_t
@@ -1134,7 +1134,8 @@ tier_retry_handler(ngx_event_t *ev)
 }
 
 
-/* what is owed by workers that have gone, or was told in vain, is owed to all */
+/* what is owed by workers that have gone, or was told in vain, is owed to
+   all */
 
 void
 ngx_idempotency_tier_tend(ngx_idempotency_tier_t *tier)

@@ -310,7 +310,8 @@ ngx_int_t ngx_idempotency_tier_init_process(ngx_idempotency_shm_t *shm,
 void ngx_idempotency_tier_finish(ngx_idempotency_shm_t *shm);
 void ngx_idempotency_tier_exit_process(ngx_idempotency_shm_t *shm);
 
-/* what is owed by workers that have gone, or was told in vain, is owed to all */
+/* what is owed by workers that have gone, or was told in vain, is owed to
+   all */
 
 void ngx_idempotency_tier_tend(ngx_idempotency_tier_t *tier);
 

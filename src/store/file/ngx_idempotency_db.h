@@ -128,8 +128,8 @@ typedef struct {
 ngx_int_t ngx_idempotency_db_start(const char *path,
     ngx_idempotency_db_start_t *start, char *error, size_t len);
 
-/* NGX_ERROR: it can't be this one's, by its key or its version.  Touches nothing,
-   takes no lock, and leaves all else to a start */
+/* NGX_ERROR: it can't be this one's, by its key or its version.  Touches
+   nothing, takes no lock, and leaves all else to a start */
 
 ngx_int_t ngx_idempotency_db_peek(const char *path,
     ngx_idempotency_db_start_t *start, char *error, size_t len);

@@ -300,7 +300,8 @@ db_stamp(sqlite3 *sqlite, u_char *stamp, ngx_uint_t *version)
     const void    *data;
     sqlite3_stmt  *st;
 
-    rc = sqlite3_prepare_v2(sqlite, "SELECT stamp, version FROM meta", -1, &st, NULL);
+    rc = sqlite3_prepare_v2(sqlite, "SELECT stamp, version FROM meta", -1,
+                            &st, NULL);
 
     if (rc != SQLITE_OK) {
         return rc;
@@ -529,7 +530,8 @@ db_instance(sqlite3 *sqlite, ngx_idempotency_db_start_t *start)
 
     rc = sqlite3_prepare_v2(sqlite,
                             "UPDATE meta SET instance = ?1, latest = ?2, "
-                            "boot = ?3, base = ?4, version = ?5", -1, &st, NULL);
+                            "boot = ?3, base = ?4, version = ?5", -1, &st,
+                            NULL);
     if (rc != SQLITE_OK) {
         return rc;
     }

@@ -2,9 +2,9 @@
 /*
  * The start, in the master.  SQLite is opened in no process that others are
  * forked from, nothing that is in a directory of the workers' user is touched
- * as root (who makes that directory if it has to), and what is damaged may end whoever reads it: so a child does it,
- * as that user, and tells what became of it, with the open file by whose lock
- * the instance lives.
+ * as root (who makes that directory if it has to), and what is damaged may end
+ * whoever reads it: so a child does it, as that user, and tells what became of
+ * it, with the open file by whose lock the instance lives.
  */
 
 
