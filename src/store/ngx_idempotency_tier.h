@@ -32,6 +32,11 @@ typedef struct ngx_idempotency_tier_s    ngx_idempotency_tier_t;
 typedef struct ngx_idempotency_record_s  ngx_idempotency_record_t;
 
 
+/* what was told in vain is told again after this time */
+
+#define NGX_IDEMPOTENCY_TIER_RETRY  200
+
+
 /* what a record says that the backing has not: how far that is */
 
 #define NGX_IDEMPOTENCY_OWES_LISTED   0x01   /* it waits in the list */
@@ -280,6 +285,32 @@ void ngx_idempotency_tier_kick(ngx_idempotency_shm_t *shm);
 /* now and then: what was taken over by a worker that died */
 
 void ngx_idempotency_tier_inherit(ngx_idempotency_tier_t *tier);
+
+/* ... which the files of the tier look after: in the list, the lock held */
+
+void ngx_idempotency_owed_list(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
+ngx_idempotency_record_t *ngx_idempotency_owed_next(
+    ngx_idempotency_shm_t *shm);
+void ngx_idempotency_owed_back(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
+void ngx_idempotency_owed_aside(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
+
+/* who may take something over for this worker, or NULL */
+
+ngx_idempotency_hander_t *ngx_idempotency_owed_hander(
+    ngx_idempotency_tier_t *tier);
+
+/* ... handed, and heard; zero: what there is to be told waits for a better
+   time */
+
+void ngx_idempotency_tier_hand(ngx_idempotency_tier_t *tier);
+ngx_uint_t ngx_idempotency_tier_heard(ngx_idempotency_tier_t *tier);
+
+/* why it is unavailable, or NULL: it is available again */
+
+void ngx_idempotency_tier_say(ngx_idempotency_tier_t *tier, const char *why);
 
 /* the backing's answers, in the worker that asked */
 

@@ -1,0 +1,414 @@
+
+/*
+ * How what is owed is handed to the backing: when, and what a batch says of
+ * each record.
+ */
+
+
+#include "ngx_idempotency_shm.h"
+
+
+/* for so long what comes next is gathered, where nobody waits for it; where
+   somebody does it is this part of what the last batch took, and no more */
+
+#define NGX_IDEMPOTENCY_TIER_PAUSE      2
+#define NGX_IDEMPOTENCY_TIER_PART       3
+#define NGX_IDEMPOTENCY_TIER_LONGEST    5
+
+
+static ngx_uint_t hand_pause(ngx_idempotency_tier_t *tier);
+static ngx_uint_t hand_free(ngx_idempotency_tier_t *tier);
+static ngx_uint_t hand_become(ngx_idempotency_tier_t *tier);
+static ngx_uint_t hand_gather(ngx_idempotency_tier_t *tier);
+static void hand_item(ngx_idempotency_tier_t *tier,
+    ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item);
+static int64_t hand_time(ngx_idempotency_batch_t *batch, ngx_msec_t time);
+static void hand_large(ngx_idempotency_tier_t *tier);
+
+
+void
+ngx_idempotency_tier_hand(ngx_idempotency_tier_t *tier)
+{
+    ngx_int_t  rc;
+
+    for ( ;; ) {
+
+        if (ngx_idempotency_tier_shared(tier)
+            && tier->shm->sh->tier.first == NULL)
+        {
+            return;
+        }
+
+        if (!hand_free(tier) || !hand_become(tier) || !hand_gather(tier)) {
+            return;
+        }
+
+        tier->batch->busy = 1;
+        tier->busy++;
+
+        rc = tier->backing->hand(tier, tier->batch);
+
+        if (rc == NGX_AGAIN) {
+            continue;
+        }
+
+        if (rc != NGX_OK) {
+            tier->batch->rc = NGX_ERROR;
+        }
+
+        if (!ngx_idempotency_tier_heard(tier)) {
+            return;
+        }
+    }
+}
+
+
+/* the backing has answered later */
+
+void
+ngx_idempotency_tier_handed(ngx_idempotency_tier_t *tier,
+    ngx_idempotency_batch_t *batch)
+{
+    tier->batch = batch;
+
+    if (ngx_idempotency_tier_heard(tier) && !hand_pause(tier)) {
+        ngx_idempotency_tier_hand(tier);
+    }
+}
+
+
+/*
+ * A transaction costs more than an item in it.  So there is a short pause
+ * behind each: a claim and its outcome become one item, and requests that came
+ * together do not wait for each other in turn.  Who asks is not kept waiting,
+ * and what comes when there was nothing for a while is told at once.
+ */
+
+static ngx_uint_t
+hand_pause(ngx_idempotency_tier_t *tier)
+{
+    ngx_uint_t                i;
+    ngx_msec_t                pause;
+    ngx_idempotency_batch_t  *batch;
+
+    batch = tier->batch;
+
+    if (ngx_idempotency_tier_shared(tier) || tier->retry.timer_set) {
+        return 0;
+    }
+
+    if (tier->strict) {
+        pause = (batch->n > 1) ? (ngx_current_msec - batch->at)
+                                 / NGX_IDEMPOTENCY_TIER_PART : 0;
+        pause = ngx_min(pause, NGX_IDEMPOTENCY_TIER_LONGEST);
+
+    } else {
+        pause = tier->shm->sh->tier.trusted ? NGX_IDEMPOTENCY_TIER_PAUSE : 0;
+
+        for (i = 0; i < batch->n; i++) {
+            if (batch->items[i].what == NGX_IDEMPOTENCY_ITEM_ASK) {
+                pause = 0;
+            }
+        }
+    }
+
+    if (pause == 0 || tier->shm->sh->tier.asked) {
+        return 0;
+    }
+
+    tier->pauses = 1;
+    ngx_add_timer(&tier->retry, pause);
+
+    return 1;
+}
+
+
+/* the next one is at hand */
+
+static ngx_uint_t
+hand_free(ngx_idempotency_tier_t *tier)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; i < tier->hands; i++) {
+
+        if (!tier->batches[i].busy) {
+            tier->batch = &tier->batches[i];
+            return 1;
+        }
+    }
+
+    return 0;
+}
+
+
+static ngx_uint_t
+hand_become(ngx_idempotency_tier_t *tier)
+{
+    ngx_idempotency_shm_t      *shm;
+    ngx_idempotency_batch_t    *batch;
+    ngx_idempotency_hander_t   *hander;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    shm = tier->shm;
+    batch = tier->batch;
+
+    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+        return 0;
+    }
+
+    sh = &shm->sh->tier;
+    hander = batch->hander;
+
+    if (hander == NULL || batch->since != sh->since) {
+
+        hander = ngx_idempotency_owed_hander(tier);
+
+        if (hander) {
+            hander->process = *ngx_idempotency_process_self();
+            hander->handed = ngx_current_msec;
+        }
+
+        batch->hander = hander;
+        batch->since = sh->since;
+    }
+
+    ngx_idempotency_shm_unlock(shm);
+
+    return hander != NULL;
+}
+
+
+/* none: there is nothing to be told, and this worker is not the one that does
+   any more */
+
+static ngx_uint_t
+hand_gather(ngx_idempotency_tier_t *tier)
+{
+    ngx_idempotency_shm_t      *shm;
+    ngx_idempotency_batch_t    *batch;
+    ngx_idempotency_record_t   *rec, **taken;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    shm = tier->shm;
+    batch = tier->batch;
+
+    batch->n = 0;
+    batch->size = 0;
+    batch->large = NULL;
+    batch->rc = NGX_OK;
+    batch->why = NGX_IDEMPOTENCY_ERROR_OTHER;
+    batch->lost = 0;
+    batch->vain = 0;
+    batch->at = ngx_current_msec;
+    batch->now = tier->backing->now(tier);
+
+    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+        return 0;
+    }
+
+    sh = &shm->sh->tier;
+
+    if (batch->since != sh->since) {
+        ngx_idempotency_shm_unlock(shm);
+        return 0;
+    }
+
+    batch->hander->handed = ngx_current_msec;
+    taken = &batch->hander->taken;
+
+    while (batch->n < NGX_IDEMPOTENCY_TIER_BATCH
+           && (rec = ngx_idempotency_owed_next(shm)) != NULL)
+    {
+        if (batch->n && batch->size + rec->size > NGX_IDEMPOTENCY_SHM_PIECE) {
+            break;
+        }
+
+        sh->first = rec->next;
+
+        if (sh->first == NULL) {
+            sh->last = NULL;
+        }
+
+        *taken = rec;
+        taken = &rec->next;
+        *taken = NULL;
+
+        rec->owes &= ~NGX_IDEMPOTENCY_OWES_LISTED;
+        rec->owes |= NGX_IDEMPOTENCY_OWES_TAKEN;
+
+        batch->records[batch->n] = rec;
+        hand_item(tier, rec, &batch->items[batch->n]);
+        batch->n++;
+    }
+
+    sh->asked = 0;
+
+    if (batch->n == 0 && !ngx_idempotency_tier_shared(tier)) {
+        batch->hander->process.pid = 0;
+        batch->hander = NULL;
+    }
+
+    ngx_idempotency_shm_unlock(shm);
+
+    if (batch->n == 1 && batch->size > NGX_IDEMPOTENCY_SHM_PIECE) {
+        hand_large(tier);
+    }
+
+    return batch->n;
+}
+
+
+static void
+hand_item(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
+    ngx_idempotency_item_t *item)
+{
+    ngx_idempotency_batch_t   *batch;
+    ngx_idempotency_cursor_t   cur;
+
+    batch = tier->batch;
+
+    ngx_memzero(item, sizeof(ngx_idempotency_item_t));
+
+    ngx_memcpy(item->token, rec->token, NGX_IDEMPOTENCY_DIGEST_LEN);
+    ngx_memcpy(item->fingerprint, rec->fingerprint,
+               NGX_IDEMPOTENCY_DIGEST_LEN);
+    item->parts = rec->parts;
+    item->instance = tier->shm->sh->tier.instance;
+    item->since = batch->since;
+    item->fence = rec->fence;
+    item->lease = rec->lease;
+    item->known = rec->known;
+    item->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+
+    if (rec->outcome == NGX_IDEMPOTENCY_GONE
+        || rec->outcome == NGX_IDEMPOTENCY_FAILED)
+    {
+        item->what = NGX_IDEMPOTENCY_ITEM_RELEASE;
+
+        if (rec->outcome == NGX_IDEMPOTENCY_GONE
+            && rec->status == NGX_IDEMPOTENCY_FORGOTTEN)
+        {
+            item->what = NGX_IDEMPOTENCY_ITEM_FORGET;
+            item->since = rec->fence;
+            item->fence = 0;
+            item->recorded = hand_time(batch, rec->recorded);
+        }
+
+        return;
+    }
+
+    item->window = rec->window->length;
+    item->recorded = hand_time(batch, rec->recorded);
+    item->ends = batch->now + (ngx_msec_int_t) (rec->ends - batch->at);
+
+    if (rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE) {
+        item->what = NGX_IDEMPOTENCY_ITEM_ASK;
+        item->old = 1;
+        return;
+    }
+
+    if (rec->outcome == NGX_IDEMPOTENCY_ASKING) {
+        item->what = NGX_IDEMPOTENCY_ITEM_ASK;
+        item->retry = ((rec->status & NGX_IDEMPOTENCY_ASK_RETRY) != 0);
+        item->old = ((rec->status & NGX_IDEMPOTENCY_ASK_OLD) != 0);
+        return;
+    }
+
+    item->what = NGX_IDEMPOTENCY_ITEM_PUT;
+    item->outcome = rec->outcome;
+    item->status = rec->status;
+    item->replays = rec->replays;
+
+    if (rec->size == 0) {
+        return;
+    }
+
+    if (rec->size <= NGX_IDEMPOTENCY_SHM_PIECE) {
+
+        item->response.data = batch->copy + batch->size
+                              + batch->n * NGX_IDEMPOTENCY_SEAL_LEN;
+        item->response.len = rec->size;
+
+        cur.chunk = rec->chunks;
+        cur.offset = 0;
+
+        ngx_idempotency_chunks_read(&cur, item->response.data, rec->size);
+    }
+
+    batch->size += rec->size;
+}
+
+
+/* of the backing, by ours */
+
+static int64_t
+hand_time(ngx_idempotency_batch_t *batch, ngx_msec_t time)
+{
+    return batch->now - (ngx_msec_int_t) (batch->at - time);
+}
+
+
+/*
+ * A large response is read piece by piece, as long as the record is what it
+ * was; if not, its claim alone is told, and the rest with its last change
+ */
+
+static void
+hand_large(ngx_idempotency_tier_t *tier)
+{
+    size_t                     n;
+    ngx_uint_t                 changed;
+    ngx_idempotency_shm_t     *shm;
+    ngx_idempotency_item_t    *item;
+    ngx_idempotency_batch_t   *batch;
+    ngx_idempotency_cursor_t   cur;
+    ngx_idempotency_record_t  *rec;
+
+    shm = tier->shm;
+    batch = tier->batch;
+    item = batch->items;
+    rec = batch->records[0];
+
+    changed = 0;
+    cur.chunk = NULL;
+    cur.offset = 0;
+
+    batch->large = malloc(batch->size + NGX_IDEMPOTENCY_SEAL_LEN);
+
+    while (batch->large && cur.offset < batch->size) {
+
+        if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+            break;
+        }
+
+        changed = (shm->sh->tier.since != batch->since
+                   || (rec->owes & NGX_IDEMPOTENCY_OWES_MORE));
+
+        if (changed) {
+            ngx_idempotency_shm_unlock(shm);
+            break;
+        }
+
+        if (cur.offset == 0) {
+            cur.chunk = rec->chunks;
+        }
+
+        n = ngx_min(batch->size - cur.offset, NGX_IDEMPOTENCY_SHM_PIECE);
+
+        ngx_idempotency_chunks_read(&cur, batch->large + cur.offset, n);
+
+        ngx_idempotency_shm_unlock(shm);
+    }
+
+    if (batch->large && cur.offset == batch->size) {
+        item->response.data = batch->large;
+        item->response.len = batch->size;
+        return;
+    }
+
+    /* what it has become is told next; without memory it is not kept */
+
+    item->outcome = changed ? NGX_IDEMPOTENCY_PENDING
+                            : NGX_IDEMPOTENCY_NOT_KEPT;
+}

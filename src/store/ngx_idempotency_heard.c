@@ -1,0 +1,390 @@
+
+/*
+ * What the backing answered to a batch: what becomes of each record, who is
+ * woken in which worker, and what the log is told.
+ */
+
+
+#include "ngx_idempotency_shm.h"
+
+
+/* what had no room for all is well again after this time */
+
+#define NGX_IDEMPOTENCY_TIER_WELL       1000
+
+
+static void heard_measure(ngx_idempotency_counters_t *counters,
+    ngx_idempotency_batch_t *batch);
+static void heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
+    ngx_idempotency_workers_t *wake);
+static void heard_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed);
+static ngx_uint_t heard_well(ngx_idempotency_tier_t *tier);
+static void heard_sum(ngx_idempotency_batch_t *batch, ngx_uint_t *stale,
+    ngx_uint_t *full, ngx_uint_t *damaged, ngx_uint_t *lost);
+static void heard_seals(ngx_idempotency_tier_t *tier);
+
+
+ngx_uint_t
+ngx_idempotency_tier_heard(ngx_idempotency_tier_t *tier)
+{
+    ngx_int_t                   rc;
+    ngx_uint_t                  i, failed;
+    ngx_idempotency_shm_t      *shm;
+    ngx_idempotency_batch_t    *batch;
+    ngx_idempotency_workers_t   wake[NGX_IDEMPOTENCY_TIER_BATCH];
+
+    shm = tier->shm;
+    batch = tier->batch;
+
+    batch->busy = 0;
+    tier->busy--;
+    failed = 0;
+
+    ngx_memzero(wake, sizeof(wake));
+
+    heard_measure(shm->store->counters, batch);
+
+    rc = ngx_idempotency_shm_lock(shm);
+
+    if (rc == NGX_OK) {
+
+        if (shm->sh->tier.since == batch->since) {
+
+            batch->hander->taken = NULL;
+
+            /* backwards, as what was in vain goes back to the front */
+
+            for (i = batch->n; i; i--) {
+                heard_one(tier, i - 1, &wake[i - 1]);
+            }
+
+            /* whoever is woken is to know */
+
+            if (batch->rc != NGX_OK || batch->vain) {
+
+                failed = !shm->sh->tier.failing;
+
+                shm->sh->tier.failing = 1;
+                shm->sh->tier.failed = ngx_current_msec;
+                shm->sh->tier.partly = (batch->why
+                                        == NGX_IDEMPOTENCY_ERROR_FULL);
+            }
+
+            shm->sh->tier.lost |= batch->lost;
+        }
+
+        ngx_idempotency_shm_unlock(shm);
+    }
+
+    for (i = 0; i < batch->n; i++) {
+
+        ngx_idempotency_workers_wake(&wake[i],
+                            ngx_idempotency_tree_key(batch->items[i].token));
+
+        if (batch->items[i].what == NGX_IDEMPOTENCY_ITEM_ASK) {
+            free(batch->items[i].response.data);
+        }
+    }
+
+    free(batch->large);
+    batch->large = NULL;
+
+    if (rc != NGX_OK) {
+        return 0;
+    }
+
+    heard_outcome(tier, failed);
+    heard_seals(tier);
+
+    return batch->rc == NGX_OK || ngx_idempotency_tier_shared(tier);
+}
+
+
+static void
+heard_measure(ngx_idempotency_counters_t *counters,
+    ngx_idempotency_batch_t *batch)
+{
+    if (batch->rc != NGX_OK) {
+        ngx_idempotency_stats_add(counters->errors[batch->why], 1);
+        return;
+    }
+
+    ngx_idempotency_stats_time(&counters->latency,
+                               ngx_current_msec - batch->at);
+}
+
+
+static void
+heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
+    ngx_idempotency_workers_t *wake)
+{
+    ngx_uint_t                  more, slot;
+    ngx_idempotency_shm_t      *shm;
+    ngx_idempotency_item_t     *item;
+    ngx_idempotency_record_t   *rec;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    shm = tier->shm;
+    sh = &shm->sh->tier;
+    rec = tier->batch->records[i];
+    item = &tier->batch->items[i];
+
+    more = (rec->owes & NGX_IDEMPOTENCY_OWES_MORE);
+    rec->owes = item->unheard ? rec->owes & NGX_IDEMPOTENCY_OWES_HEARD
+                              : NGX_IDEMPOTENCY_OWES_HEARD;
+
+    if (tier->batch->rc != NGX_OK) {
+        item->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+        item->full = 0;
+        item->again = 1;
+    }
+
+    rec->known |= (item->result == NGX_IDEMPOTENCY_CLAIMED
+                   || (item->result == NGX_IDEMPOTENCY_OK
+                       && item->what == NGX_IDEMPOTENCY_ITEM_PUT));
+
+    tier->batch->vain += item->again;
+
+    /* a question that was in vain is answered; what is owed stays so */
+
+    sh->told += (!item->again
+                 || rec->outcome == NGX_IDEMPOTENCY_ASKING
+                 || rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE);
+
+    if (rec->outcome == NGX_IDEMPOTENCY_ASKING
+        || rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE)
+    {
+        if (ngx_idempotency_ask_answered(tier, rec, item, wake) && more) {
+            ngx_idempotency_owed_list(shm, rec);
+        }
+
+        return;
+    }
+
+    if (rec->outcome == NGX_IDEMPOTENCY_FAILED) {
+
+        /* it is given back, and those who waited may read on */
+
+        rec->owes = NGX_IDEMPOTENCY_OWES_BRIEF
+                    | (item->again ? NGX_IDEMPOTENCY_OWES_HEARD : 0);
+    }
+
+    /* the request that holds back until this is told, be it in vain */
+
+    slot = ngx_idempotency_record_teller(rec);
+
+    if (slot == NGX_IDEMPOTENCY_TELL_ALL) {
+        ngx_idempotency_workers_all(wake);
+
+    } else if (slot) {
+        slot--;
+        wake->bits[slot / 64] |= (uint64_t) 1 << (slot % 64);
+    }
+
+    ngx_idempotency_record_teller(rec) = 0;
+
+    if (item->result == NGX_IDEMPOTENCY_STALE) {
+
+        /* somebody else has it, and the zone did not know */
+
+        sh->trusted = 0;
+        sh->until = sh->listed;
+
+        if (tier->strict && !rec->granted && !more
+            && rec->outcome == NGX_IDEMPOTENCY_PENDING)
+        {
+            /* it is asked for anew */
+
+            ngx_idempotency_shm_take_waiting(rec, wake);
+            ngx_idempotency_record_remove(shm, rec);
+            return;
+        }
+    }
+
+    if (item->again) {
+
+        if (ngx_idempotency_tier_shared(tier)) {
+            rec->owes |= NGX_IDEMPOTENCY_OWES_AGAIN;
+            ngx_idempotency_owed_aside(shm, rec);
+
+        } else {
+            ngx_idempotency_owed_back(shm, rec);
+        }
+
+    } else if (more) {
+        ngx_idempotency_owed_list(shm, rec);
+
+    } else if (rec->outcome == NGX_IDEMPOTENCY_GONE) {
+        ngx_slab_free_locked(shm->shpool, rec);
+
+    } else if (item->full) {
+        sh->told--;
+        ngx_idempotency_owed_aside(shm, rec);
+    }
+}
+
+
+/* said once, and once more when it is over */
+
+static void
+heard_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed)
+{
+    ngx_uint_t                  stale, full, damaged, lost;
+    ngx_idempotency_shm_t      *shm;
+    ngx_idempotency_batch_t    *batch;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    shm = tier->shm;
+    sh = &shm->sh->tier;
+    batch = tier->batch;
+
+    if (failed) {
+        ngx_idempotency_tier_say(tier, batch->error);
+    }
+
+    if (batch->rc != NGX_OK || batch->vain) {
+
+        if (!tier->retry.timer_set) {
+            ngx_add_timer(&tier->retry, NGX_IDEMPOTENCY_TIER_RETRY);
+        }
+
+    } else if (sh->failing && heard_well(tier)) {
+        sh->failing = 0;
+        ngx_idempotency_tier_say(tier, NULL);
+    }
+
+    if (batch->rc != NGX_OK) {
+        return;
+    }
+
+    heard_sum(batch, &stale, &full, &damaged, &lost);
+
+    if (stale) {
+        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
+                      "idempotency: zone \"%V\": %ui claims of this nginx were "
+                      "bound by another one as well", &shm->store->name, stale);
+    }
+
+    if (lost) {
+        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
+                      "idempotency: the %V of zone \"%V\" has lost %ui claims "
+                      "of this nginx: others may have executed the same",
+                      &tier->name, &shm->store->name, lost);
+    }
+
+    if (damaged && batch->error[0]) {
+        ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
+                      "idempotency: the %V of zone \"%V\": %s",
+                      &tier->name, &shm->store->name, batch->error);
+    }
+
+    if (full && !sh->full) {
+        sh->full = 1;
+        ngx_idempotency_tier_say(tier, batch->error);
+
+    } else if (!full && sh->full && sh->refused == NULL) {
+        sh->full = 0;
+        ngx_idempotency_tier_say(tier, NULL);
+    }
+}
+
+
+/* what has no room for one may answer another: it is well once it has had room
+   for some time; and all is told that was told in vain */
+
+static ngx_uint_t
+heard_well(ngx_idempotency_tier_t *tier)
+{
+    ngx_idempotency_tier_sh_t  *sh;
+
+    sh = &tier->shm->sh->tier;
+
+    if (ngx_idempotency_tier_shared(tier) && sh->refused) {
+        return 0;
+    }
+
+    return !sh->partly
+           || ngx_current_msec - sh->failed >= NGX_IDEMPOTENCY_TIER_WELL;
+}
+
+
+static void
+heard_sum(ngx_idempotency_batch_t *batch, ngx_uint_t *stale, ngx_uint_t *full,
+    ngx_uint_t *damaged, ngx_uint_t *lost)
+{
+    ngx_uint_t               i;
+    ngx_idempotency_item_t  *item;
+
+    *stale = 0;
+    *full = 0;
+    *damaged = 0;
+    *lost = 0;
+
+    for (i = 0; i < batch->n; i++) {
+        item = &batch->items[i];
+
+        *stale += (item->result == NGX_IDEMPOTENCY_STALE);
+        *full += item->full;
+        *lost += item->lost;
+        *damaged += (item->result == NGX_IDEMPOTENCY_UNAVAILABLE
+                     && !item->full && !item->again);
+    }
+}
+
+
+void
+ngx_idempotency_tier_say(ngx_idempotency_tier_t *tier, const char *why)
+{
+    ngx_str_t  *zone;
+
+    zone = &tier->shm->store->name;
+
+    if (why) {
+        ngx_log_error(NGX_LOG_CRIT, ngx_cycle->log, 0,
+                      "idempotency: the %V of zone \"%V\" is unavailable: %s",
+                      &tier->name, zone, why);
+
+    } else {
+        ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0,
+                      "idempotency: the %V of zone \"%V\" is available again",
+                      &tier->name, zone);
+    }
+}
+
+
+static void
+heard_seals(ngx_idempotency_tier_t *tier)
+{
+    ngx_str_t   *zone;
+    ngx_uint_t   i, n[NGX_IDEMPOTENCY_SEAL_FAILED + 1];
+
+    ngx_memzero(n, sizeof(n));
+
+    for (i = 0; i < tier->batch->n; i++) {
+        n[tier->batch->items[i].seal]++;
+    }
+
+    zone = &tier->shm->store->name;
+
+    if (n[NGX_IDEMPOTENCY_SEAL_BROKEN]) {
+        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
+                      "idempotency: zone \"%V\": the seal of a response was "
+                      "broken in the %V, which somebody may have changed",
+                      zone, &tier->name);
+    }
+
+    if (n[NGX_IDEMPOTENCY_SEAL_FAILED]) {
+        ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
+                      "idempotency: zone \"%V\": a response can't be sealed "
+                      "or opened, and is not kept", zone);
+    }
+
+    if (n[NGX_IDEMPOTENCY_SEAL_GONE] && !tier->unopened) {
+        tier->unopened = 1;
+
+        ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0,
+                      "idempotency: zone \"%V\": responses in the %V can't be "
+                      "opened by any key of \"idempotency_secret\", and are "
+                      "not kept", zone, &tier->name);
+    }
+}

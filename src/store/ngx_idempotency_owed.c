@@ -1,0 +1,271 @@
+
+/*
+ * What a zone owes to what stands behind it.  Records that the backing has not
+ * heard of, or not of their last change, wait in a list in shared memory, the
+ * oldest first.  A worker takes the first of them over, all in one batch; if
+ * it dies, what it had taken is the first to be told again.
+ *
+ * A record is never in two batches: what is told of a token is told in its
+ * order.  What could not be told is the first to be told again; but where many
+ * batches are on their way at once, it waits aside, as the others may well be
+ * told.
+ */
+
+
+#include "ngx_idempotency_shm.h"
+
+
+/* a worker that took something over this long ago is asked whether it lives */
+
+#define NGX_IDEMPOTENCY_TIER_SILENCE    100
+
+
+static void owed_append(ngx_idempotency_tier_sh_t *sh,
+    ngx_idempotency_record_t *rec);
+static void owed_untake(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_hander_t *hander);
+
+
+/* who leaves shared memory while it is owed waits in the list, as a claim
+   that is none any more */
+
+void
+ngx_idempotency_tier_owe(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec)
+{
+    if (shm->tier == NULL || (rec->owes & NGX_IDEMPOTENCY_OWES_NEVER)) {
+        return;
+    }
+
+    if (rec->owes & NGX_IDEMPOTENCY_OWES_TAKEN) {
+        rec->owes |= NGX_IDEMPOTENCY_OWES_MORE;
+        return;
+    }
+
+    if ((rec->owes & NGX_IDEMPOTENCY_OWES_LISTED) == 0) {
+        ngx_idempotency_owed_list(shm, rec);
+    }
+}
+
+
+void
+ngx_idempotency_owed_list(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec)
+{
+    ngx_idempotency_tier_sh_t  *sh;
+
+    sh = &shm->sh->tier;
+
+    rec->owes |= NGX_IDEMPOTENCY_OWES_LISTED;
+    owed_append(sh, rec);
+
+    sh->listed++;
+}
+
+
+static void
+owed_append(ngx_idempotency_tier_sh_t *sh, ngx_idempotency_record_t *rec)
+{
+    rec->next = NULL;
+
+    if (sh->last) {
+        sh->last->next = rec;
+
+    } else {
+        sh->first = rec;
+    }
+
+    sh->last = rec;
+}
+
+
+/* a claim that the backing never heard of needs no release there */
+
+ngx_idempotency_record_t *
+ngx_idempotency_owed_next(ngx_idempotency_shm_t *shm)
+{
+    ngx_idempotency_record_t   *rec;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    sh = &shm->sh->tier;
+
+    while ((rec = sh->first) != NULL) {
+
+        if (rec->outcome != NGX_IDEMPOTENCY_GONE
+            || (rec->owes & NGX_IDEMPOTENCY_OWES_HEARD))
+        {
+            return rec;
+        }
+
+        sh->first = rec->next;
+
+        if (sh->first == NULL) {
+            sh->last = NULL;
+        }
+
+        sh->told++;
+        ngx_slab_free_locked(shm->shpool, rec);
+    }
+
+    return NULL;
+}
+
+
+/*
+ * One that is nobody's, or of who has gone.  If he is merely silent, it stays
+ * his: what he has taken may be written at any time, and what comes after must
+ * not overtake it.  Without memory for one more the others have to do.
+ */
+
+ngx_idempotency_hander_t *
+ngx_idempotency_owed_hander(ngx_idempotency_tier_t *tier)
+{
+    ngx_idempotency_shm_t      *shm;
+    ngx_idempotency_hander_t   *hander, *last;
+
+    shm = tier->shm;
+    last = NULL;
+
+    for (hander = &shm->sh->tier.hander; hander; hander = hander->next) {
+
+        if (hander->process.pid == 0) {
+            return hander;
+        }
+
+        if (ngx_current_msec - hander->handed > NGX_IDEMPOTENCY_TIER_SILENCE
+            && ngx_idempotency_process_gone(&hander->process))
+        {
+            owed_untake(shm, hander);
+            return hander;
+        }
+
+        last = hander;
+    }
+
+    if (!ngx_idempotency_tier_shared(tier)) {
+        return NULL;
+    }
+
+    hander = ngx_slab_calloc_locked(shm->shpool,
+                                    sizeof(ngx_idempotency_hander_t));
+    last->next = hander;
+
+    return hander;
+}
+
+
+/* who took something over may be no more, and nothing else may be owed */
+
+void
+ngx_idempotency_tier_inherit(ngx_idempotency_tier_t *tier)
+{
+    ngx_idempotency_shm_t     *shm;
+    ngx_idempotency_hander_t  *hander;
+
+    shm = tier->shm;
+
+    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+        return;
+    }
+
+    for (hander = &shm->sh->tier.hander; hander; hander = hander->next) {
+
+        if (hander->taken
+            && ngx_current_msec - hander->handed
+               > NGX_IDEMPOTENCY_TIER_SILENCE
+            && ngx_idempotency_process_gone(&hander->process))
+        {
+            owed_untake(shm, hander);
+        }
+    }
+
+    ngx_idempotency_shm_unlock(shm);
+}
+
+
+/* what was taken, and nobody knows how far, is the first to be told again */
+
+static void
+owed_untake(ngx_idempotency_shm_t *shm, ngx_idempotency_hander_t *hander)
+{
+    ngx_uint_t                  n;
+    ngx_idempotency_record_t   *rec, *taken[NGX_IDEMPOTENCY_TIER_BATCH];
+
+    n = 0;
+
+    for (rec = hander->taken; rec; rec = rec->next) {
+        taken[n++] = rec;
+    }
+
+    hander->taken = NULL;
+    hander->process.pid = 0;
+
+    while (n) {
+        ngx_idempotency_owed_back(shm, taken[--n]);
+    }
+}
+
+
+void
+ngx_idempotency_owed_back(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec)
+{
+    ngx_idempotency_tier_sh_t  *sh;
+
+    sh = &shm->sh->tier;
+
+    rec->owes = NGX_IDEMPOTENCY_OWES_LISTED | NGX_IDEMPOTENCY_OWES_HEARD
+                | NGX_IDEMPOTENCY_OWES_AGAIN
+                | (rec->owes & NGX_IDEMPOTENCY_OWES_BRIEF);
+    rec->next = sh->first;
+    sh->first = rec;
+
+    if (sh->last == NULL) {
+        sh->last = rec;
+    }
+}
+
+
+/* it is still listed to everybody else */
+
+void
+ngx_idempotency_owed_aside(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec)
+{
+    ngx_idempotency_tier_sh_t  *sh;
+
+    sh = &shm->sh->tier;
+
+    rec->owes |= NGX_IDEMPOTENCY_OWES_LISTED | NGX_IDEMPOTENCY_OWES_REFUSED;
+    rec->next = sh->refused;
+    sh->refused = rec;
+}
+
+
+/* what has ended since may have made room */
+
+void
+ngx_idempotency_tier_refused(ngx_idempotency_tier_t *tier)
+{
+    ngx_idempotency_record_t   *rec, *next;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    if (tier->shm->sh->tier.refused == NULL
+        || ngx_idempotency_shm_lock(tier->shm) != NGX_OK)
+    {
+        return;
+    }
+
+    sh = &tier->shm->sh->tier;
+
+    for (rec = sh->refused; rec; rec = next) {
+        next = rec->next;
+
+        rec->owes &= ~NGX_IDEMPOTENCY_OWES_REFUSED;
+        owed_append(sh, rec);
+    }
+
+    sh->refused = NULL;
+
+    ngx_idempotency_shm_unlock(tier->shm);
+}
