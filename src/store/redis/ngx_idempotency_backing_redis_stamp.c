@@ -1,0 +1,204 @@
+
+/*
+ * The backing that is a Redis: the stamp, which tells what all who share a
+ * zone have in common.  Nothing else is sent before it is known to be ours, as
+ * whoever is there, or is back, may be another server.
+ */
+
+
+#include "ngx_idempotency_backing_redis.h"
+
+
+static void stamp_handler(ngx_idempotency_redis_call_t *call);
+static ngx_int_t stamp_other(ngx_idempotency_redis_zone_t *redis,
+    ngx_idempotency_redis_reply_t *reply, u_char *error, size_t len);
+static void stamp_version(ngx_idempotency_redis_zone_t *redis,
+    ngx_uint_t version);
+
+
+ngx_int_t
+ngx_idempotency_backing_redis_stamp(ngx_idempotency_redis_zone_t *redis)
+{
+    u_char  *p;
+
+    p = ngx_pnalloc(redis->pool, 2 + 2 * NGX_IDEMPOTENCY_STAMP_LEN + 1
+                                 + NGX_INT_T_LEN);
+    if (p == NULL) {
+        return NGX_ERROR;
+    }
+
+    redis->stamp_value.data = p;
+
+    p = ngx_cpymem(p, "1 ", 2);
+    p = ngx_hex_dump(p, (u_char *) redis->tier.shm->store->secret->stamp,
+                     NGX_IDEMPOTENCY_STAMP_LEN);
+    *p++ = ' ';
+
+    redis->stamp_head = p - redis->stamp_value.data;
+
+    /* until it is known what others write, nobody lacks the older one */
+
+    stamp_version(redis, NGX_IDEMPOTENCY_FINGERPRINT_VERSION);
+    redis->tier.shm->store->version = NGX_IDEMPOTENCY_FINGERPRINT_OLDEST;
+
+    return NGX_OK;
+}
+
+
+void
+ngx_idempotency_backing_redis_ask_stamp(ngx_idempotency_redis_zone_t *redis)
+{
+    ngx_idempotency_redis_call_t  *call;
+
+    call = &redis->stamp_call;
+
+    ngx_idempotency_redis_stamp_call(call, &redis->stamp_value);
+
+    call->key = redis->stamp_key;
+    call->deadline = ngx_current_msec
+                     + ngx_idempotency_redis_timeout(redis->redis);
+    call->handler = stamp_handler;
+    call->data = redis;
+
+    redis->stamp = ngx_idempotency_redis_stamp_asked;
+    redis->stamp_lane = 0;
+
+    ngx_idempotency_redis_call(redis->redis, 0, call);
+}
+
+
+static void
+stamp_handler(ngx_idempotency_redis_call_t *call)
+{
+    ngx_idempotency_redis_zone_t  *redis = call->data;
+
+    ngx_int_t                 rc;
+    ngx_uint_t                i, n;
+    ngx_idempotency_redis_hand_t             *hand;
+    ngx_idempotency_batch_t  *batch;
+
+    u_char  error[sizeof(batch->error)];
+
+    /* another connection may be there */
+
+    if ((call->error == NGX_IDEMPOTENCY_REDIS_CLOSED
+         || call->error == NGX_IDEMPOTENCY_REDIS_CONNECT)
+        && ++redis->stamp_lane
+           < ngx_idempotency_redis_connections(redis->redis)
+        && (ngx_msec_int_t) (call->deadline - ngx_current_msec) > 0)
+    {
+        ngx_idempotency_redis_call(redis->redis, redis->stamp_lane, call);
+        return;
+    }
+
+    rc = NGX_ERROR;
+    (void) ngx_snprintf(error, sizeof(error), "%V%Z", &call->why);
+
+    if (call->reply && (call->error == NGX_IDEMPOTENCY_REDIS_OK
+                        || call->error == NGX_IDEMPOTENCY_REDIS_UNACKED))
+    {
+        rc = ngx_idempotency_redis_stamp_answer(call->reply);
+
+        if (rc == NGX_DECLINED
+            && stamp_other(redis, call->reply, error, sizeof(error))
+               == NGX_OK)
+        {
+            ngx_idempotency_backing_redis_ask_stamp(redis);
+            return;
+        }
+
+        if (rc == NGX_OK) {
+            redis->tier.shm->store->version =
+                ngx_atoi(redis->stamp_value.data + redis->stamp_head,
+                         redis->stamp_value.len - redis->stamp_head);
+        }
+    }
+
+    redis->stamp = (rc == NGX_OK) ? ngx_idempotency_redis_stamp_ours
+                                  : ngx_idempotency_redis_stamp_unknown;
+
+    n = ngx_idempotency_backing_redis_hands(&redis->tier);
+
+    /* those that are told that it was in vain may come back */
+
+    for (i = 0; i < n; i++) {
+        redis->hands[i].waiting *= 2;
+    }
+
+    for (i = 0; i < n; i++) {
+        hand = &redis->hands[i];
+
+        if (hand->waiting != 2) {
+            continue;
+        }
+
+        hand->waiting = 0;
+
+        if (rc == NGX_OK) {
+            ngx_idempotency_backing_redis_send(hand);
+            continue;
+        }
+
+        batch = hand->batch;
+        batch->rc = NGX_ERROR;
+        ngx_cpystrn((u_char *) batch->error, error, sizeof(batch->error));
+
+        ngx_idempotency_tier_handed(&redis->tier, batch);
+    }
+}
+
+
+/* NGX_OK: what others write is known here, and is what this one writes, too */
+
+static ngx_int_t
+stamp_other(ngx_idempotency_redis_zone_t *redis,
+    ngx_idempotency_redis_reply_t *reply, u_char *error, size_t len)
+{
+    ngx_int_t   version;
+    ngx_str_t  *is;
+
+    is = (reply->n > 2) ? &reply->elts[2].str : NULL;
+
+    if (is == NULL || is->len <= redis->stamp_head
+        || ngx_memcmp(is->data, redis->stamp_value.data, redis->stamp_head)
+           != 0)
+    {
+        (void) ngx_snprintf(error, len,
+                            "its \"%V\" tells of another digest key than "
+                            "that of \"idempotency_secret\", or of "
+                            "another version of the module%Z",
+                            &redis->stamp_key);
+        return NGX_ERROR;
+    }
+
+    version = ngx_atoi(is->data + redis->stamp_head,
+                       is->len - redis->stamp_head);
+
+    if (version < NGX_IDEMPOTENCY_FINGERPRINT_OLDEST
+        || version > NGX_IDEMPOTENCY_FINGERPRINT_VERSION)
+    {
+        (void) ngx_snprintf(error, len,
+                            "its \"%V\" tells of fingerprints of version %i, "
+                            "and this module knows %d to %d%Z",
+                            &redis->stamp_key, version,
+                            NGX_IDEMPOTENCY_FINGERPRINT_OLDEST,
+                            NGX_IDEMPOTENCY_FINGERPRINT_VERSION);
+        return NGX_ERROR;
+    }
+
+    stamp_version(redis, version);
+
+    return NGX_OK;
+}
+
+
+static void
+stamp_version(ngx_idempotency_redis_zone_t *redis, ngx_uint_t version)
+{
+    u_char  *p;
+
+    p = ngx_sprintf(redis->stamp_value.data + redis->stamp_head, "%ui",
+                    version);
+
+    redis->stamp_value.len = p - redis->stamp_value.data;
+}
