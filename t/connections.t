@@ -59,6 +59,7 @@ EOC
     location /named { idempotency_identity $http_x_user; proxy_pass http://$TEST_NGINX_BACKEND; }
     location /dry { idempotency_dry_run on; proxy_pass http://$TEST_NGINX_BACKEND; }
     location /guard.js { idempotency_guard; }
+    location /figures/ { idempotency_api; }
     location /all { auth_basic closed; allow all; proxy_pass http://$TEST_NGINX_BACKEND; }
     location = /auth { internal; return 403; }
 
@@ -232,11 +233,11 @@ for my $status (200, 429) {
     my $owner = $n->start(POST => $uri, body => 'b');
     held($id);
 
-    my @waiting = map { $n->start(POST => $uri, body => 'b', headers => $_) } [], [$new], [$bearer_a];
+    my @waiting = $n->racing(sub {
+        map { $n->start(POST => $uri, body => 'b', headers => $_) } [], [$new], [$bearer_a];
+    });
 
-    # one worker takes them in their order: when this is answered, they wait
     is(told($n->post($uri, body => 'c', headers => [$new])), '409 CONFLICT', 'another body, while pending');
-    $n->heard;
 
     go($id);
     my @r = map { $_->response } $owner, @waiting;

@@ -287,9 +287,10 @@ for my $mode (qw(strict batched off)) {
         is(told($n->post($uri, @o, body => 'c')), '409 CONFLICT', '... and bound');
         is(executions($id), 1, '... executed once');
 
-        my @again = map $n->start('POST', $uri_r, @r), 1 .. 5;
+        my @again = $n->racing(sub { map $n->start('POST', $uri_r, @r), 1 .. 5 },
+                               count => 4);
         ok(until_true { executions($id_r) == 2 }, "$name, retry: it is taken over");
-        is(scalar(grep { $_->readable(0.1) } @again), 0, '... all wait for that');
+        is(scalar(grep { $_->readable } @again), 0, '... all wait for that');
         go($_) for $id, $id_r;
 
         my @got = map $_->response, @again;
@@ -485,6 +486,13 @@ for my $mode (qw(strict batched off)) {
         return ask(connection_to($n, $side{$side}), 'POST', @m);
     };
 
+    # three who wait there: each generation has figures of its own
+    my $wait = sub {
+        my ($side, @m) = @_;
+        return $n->racing(sub { map $on->($side, @m), 1 .. 3 },
+                          by => connection_to($n, $side{$side}));
+    };
+
     for (['older', 'newer'], ['newer', 'older']) {
         my ($one, $other) = @$_;
         my $name = "$mode: an owner in the $one generation, ";
@@ -492,11 +500,11 @@ for my $mode (qw(strict batched off)) {
         # waits
 
         my ($c, $uri, @o) = owner($n, name("$one-wait"), pid => $side{$one});
-        my @w = map $on->($other, $uri, @o), 1 .. 3;
+        my @w = $wait->($other, $uri, @o);
 
         is(told($on->($other, $uri, @o, body => 'c')->response), '409 CONFLICT',
            $name . 'the other one knows what it is bound to');
-        is(scalar(grep { $_->readable(0.2) } @w), 0, '... a repeat waits there');
+        is(scalar(grep { $_->readable } @w), 0, '... a repeat waits there');
         go($o[1]);
 
         my $first = $c->response;
@@ -526,8 +534,8 @@ for my $mode (qw(strict batched off)) {
 
         ($c, $uri, @o) = owner($n, name("$one-release"), pid => $side{$one},
                                more => '&h=X-Accel-Idempotency:%20release');
-        @w = map $on->($other, $uri, @o), 1 .. 3;
-        is(scalar(grep { $_->readable(0.2) } @w), 0, $name . 'waited for');
+        @w = $wait->($other, $uri, @o);
+        is(scalar(grep { $_->readable } @w), 0, $name . 'waited for');
         go($o[1]);
         is(told($c->response), '200 NEW', '... is released');
 
@@ -554,9 +562,9 @@ for my $mode (qw(strict batched off)) {
 
     for my $retry ('', '/retry') {
         my ($c, $uri, @o) = owner($n, name('killed'), pid => $side{older}, at => $retry || '/x');
-        my @w = map $on->('newer', $uri, @o), 1 .. 3;
+        my @w = $wait->('newer', $uri, @o);
 
-        is(scalar(grep { $_->readable(0.2) } @w), 0, "$mode: an owner in the older one$retry");
+        is(scalar(grep { $_->readable } @w), 0, "$mode: an owner in the older one$retry");
         $n->retire('KILL');
 
         if ($retry) {

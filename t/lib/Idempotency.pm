@@ -52,6 +52,10 @@ package Idempotency;
 #    config_test(%o): nginx -t with such a configuration: (ok, output, the file).
 #    in_memory(): no zone has anything behind it, see stored(). answers_late():
 #      the store does, and may not answer at all.
+#    $n->racing(sub { ... }, %o): its connections, as soon as so many more requests
+#      (or count => N) have met one that is pending: these wait now, or are refused.
+#      Needs location /figures/ { idempotency_api; }, and asks there for zone z, over
+#      a new connection, or that of another worker: by => connection.
 #    $n->heard: waits until whoever asked such a store has an answer, or waits there
 #      for another's outcome.
 #    executions(id), go(id), held(id, n) waits until n requests are held,
@@ -750,6 +754,26 @@ sub heard {
         my %said = $self->log =~ / (\d+)#\d+: idempotency late: (all|some) are/g;
         return !grep { ($said{$_} // 'all') ne 'all' && kill 0, $_ } keys %said;
     });
+}
+
+
+sub racing {
+    my ($self, $start, %o) = @_;
+
+    my $by = $o{by} // $self->connect;
+    my $races = sub {
+        $by->send(Idempotency::message('GET', '/figures/zones/z'));
+        my $told = $by->response('GET')->{body};
+        return $told =~ /"races":(\d+)/ ? $1 : die "no races in \"$told\"\n";
+    };
+
+    my $before = $races->();
+    my @c = $start->();
+    my $count = $before + ($o{count} // @c);
+
+    Idempotency::until_true(sub { $races->() >= $count }) or die "no race\n";
+
+    return @c;
 }
 
 

@@ -10,7 +10,7 @@ package Stress;
 #      crowd(TEXT, listen): a server whose connections spread over all workers,
 #      on nginx's own port and, HTTP/2, on port 1. All its responses say X-Pid,
 #      the worker, and X-Status. TEXT goes into the server, "listen" (such as
-#      'sndbuf=8k') to its sockets. /pid and /stub are its own.
+#      'sndbuf=8k') to its sockets. /pid, /stub and /figures/ are its own.
 #    my $c = connection_to($n, PID): one that this worker has accepted.
 #    ask($c, METHOD, URI, %o): sends a request there; returns $c.
 #    my $p = parking($n): a connection to each worker that there is now;
@@ -60,6 +60,7 @@ sub crowd {
 
         location = /pid { idempotency off; return 200 \$pid; }
         location = /stub { idempotency off; stub_status; }
+        location /figures/ { idempotency off; idempotency_api; }
 
         $text
     }
