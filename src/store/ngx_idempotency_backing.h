@@ -85,7 +85,8 @@ typedef struct {
     /* of the outcome, once it is there */
     int64_t                         window;
     /* PUT: in; ASK, FIND: out.  ASK, and PUT of what is pending: before when
-       its outcome will not end.  FORGET: what was recorded later stays */
+       its outcome will not end.  FORGET: what another one has recorded
+       since stays */
     int64_t                         recorded;
     int64_t                         ends;
     /* ASK, of what is pending: out, when its owner's lease ends, if that is

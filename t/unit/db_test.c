@@ -409,6 +409,8 @@ put_what_is_newer(void)
 static void
 release_and_forget(void)
 {
+    ngx_idempotency_item_t  item;
+
     begin();
 
     check_equal(do_one(RELEASE, 1, 10), NGX_IDEMPOTENCY_ABSENT);
@@ -444,6 +446,29 @@ release_and_forget(void)
     check_equal(do_of(ASK, 1, FILE_LIVING, 10), NGX_IDEMPOTENCY_CLAIMED);
     check_equal(do_one(FORGET, 1, 0), NGX_IDEMPOTENCY_OK);
     check_equal(outcome(1), -1);
+
+    /* the zone's clock is read at another moment; told twice, it is not meant
+       for what was claimed since */
+
+    check_equal(put(3, 10, DONE), NGX_IDEMPOTENCY_OK);
+    file_item(&item, FORGET, 3, 0);
+    item.since = 10;
+    item.recorded = file.now - 5;
+    check_equal(file_do(&item), NGX_IDEMPOTENCY_OK);
+    check_equal(outcome(3), -1);
+    check_equal(put(3, 11, DONE), NGX_IDEMPOTENCY_OK);
+    check_equal(file_do(&item), NGX_IDEMPOTENCY_ABSENT);
+    check_equal(outcome(3), DONE);
+
+    /* ... nor for what another one has recorded since */
+
+    item.instance = FILE_LIVING;
+    check_equal(file_do(&item), NGX_IDEMPOTENCY_OK);
+    check_equal(outcome(3), -1);
+    check_equal(put(3, 11, DONE), NGX_IDEMPOTENCY_OK);
+    item.recorded = file.now - 5000;
+    check_equal(file_do(&item), NGX_IDEMPOTENCY_ABSENT);
+    check_equal(outcome(3), DONE);
 
     /* it is the owner's no longer, but he may say what became of it */
 

@@ -16,6 +16,11 @@
 #if (NGX_IDEMPOTENCY_SQLITE && NGX_THREADS)
 
 
+/* what is one time to two clocks that are not read at the same moment */
+
+#define DB_ITEM_APART  1000
+
+
 static int db_ask(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
     int64_t now);
 static ngx_uint_t db_may_take(ngx_idempotency_db_record_t *rec,
@@ -36,6 +41,8 @@ static int db_find(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
     int64_t now);
 static int db_forget(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
     int64_t now);
+static ngx_uint_t db_since(ngx_idempotency_item_t *item,
+    ngx_idempotency_db_record_t *rec);
 
 static int db_in_doubt(ngx_idempotency_db_t *db, u_char *token, int64_t now,
     ngx_idempotency_db_record_t *rec);
@@ -453,7 +460,7 @@ db_forget(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 
     if (rc == NGX_IDEMPOTENCY_DB_ABSENT
         || (rc == SQLITE_OK && item->fence && item->fence != rec.fence)
-        || (rc == SQLITE_OK && item->recorded && item->recorded < rec.recorded))
+        || (rc == SQLITE_OK && db_since(item, &rec)))
     {
         item->result = NGX_IDEMPOTENCY_ABSENT;
         return SQLITE_OK;
@@ -465,6 +472,20 @@ db_forget(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
     }
 
     return rc;
+}
+
+
+/* a forget may be told twice, and the token has been taken since: by our own
+   instance, as the fence tells, or by another one */
+
+static ngx_uint_t
+db_since(ngx_idempotency_item_t *item, ngx_idempotency_db_record_t *rec)
+{
+    if (rec->instance == item->instance) {
+        return item->since && item->since < rec->fence;
+    }
+
+    return item->recorded && item->recorded + DB_ITEM_APART < rec->recorded;
 }
 
 
