@@ -64,7 +64,7 @@ my $n = 0;
 add_block_preprocessor(sub {
     my ($block) = @_;
 
-    $block->set_value(http_config => ($block->http_config // '') . 'idempotency_zone zone=full:32k;')
+    $block->set_value(http_config => ($block->http_config // '') . "idempotency_zone zone=full:32k; # memory alone\n")
         if $block->config =~ /zone=full/;
 
     my @refused = map { [ split /=/ ] } split ' ', $block->refused // return;

@@ -540,7 +540,8 @@ sub config {
 # TEST_IDEMPOTENCY_STORE: what stands behind each zone of a test that says nothing
 # of that itself. A zone's name, its directory and the workers' user become further
 # parameters. "late": nothing, but the store is one that answers late, a module of
-# its own.
+# its own. Behind a zone whose line ends with "# memory alone" there is nothing: it
+# is to be full, and what is kept elsewhere as well leaves memory.
 
 my %stores = (
     '' => sub { '' },
@@ -555,12 +556,16 @@ sub stored {
     my $store = $ENV{TEST_IDEMPOTENCY_STORE} // '';
     my $more = $stores{$store} // die "TEST_IDEMPOTENCY_STORE: no $store";
 
-    # what a test takes for granted is not so over each of them
+    # what a test takes for granted is not so over each of them; servers may have
+    # one of their own
 
-    my $also = $store eq 'redis' && $text !~ /^idempotency_max_response/m
+    my $http = $text =~ s/\bserver\s*(\{(?:[^{}]|(?1))*\})//gr;
+    my $also = $store eq 'redis' && $http !~ /^\s*idempotency_max_response/m
                ? ' idempotency_max_response 1m;' : '';
 
-    return $text =~ s{^((?:[^#\n]*[\s;])?idempotency_zone\s[^;]*?)(\s*;)}{
+    my $alone = qr/ *# memory alone/;
+
+    return $text =~ s{^((?:[^#\n]*[\s;])?idempotency_zone\s[^;]*?)(\s*;)(?!$alone)}{
         my ($zone, $end) = ($1, $2);
         my ($name) = $zone =~ /\szone=([\w-]+):/;
 
