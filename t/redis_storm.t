@@ -1,7 +1,9 @@
 #!/usr/bin/perl
 
-# Two nginx over one Redis, and what befalls them: the short form of t/stress/redis,
-# and its control. STRESS_SEED repeats the plan, STRESS_SECONDS makes it longer.
+# Several nginx over one Redis, over sentinels and over a cluster, and what befalls
+# all of them: the short forms of t/stress/redis, side by side, and its control.
+# util/stress --redis runs the long ones. STRESS_SEED repeats the plan,
+# STRESS_SECONDS makes it longer.
 
 # Not in util/test --quick: it takes its time.
 
@@ -14,19 +16,38 @@ use lib "$FindBin::Bin/lib";
 use Redis;
 use Test::More;
 
-plan(skip_all => 'no redis-server') if !Redis->programs;
+my @programs = Redis->programs or plan(skip_all => 'no redis-server');
 
 my $seed = $ENV{STRESS_SEED} // $$;
-my $seconds = $ENV{STRESS_SECONDS} // 20;
+my $seconds = $ENV{STRESS_SECONDS} // 15;
 
-for (['each trouble in turn', '--seconds', $seconds],
-     ['a Redis that forgets', '--seconds', 12, '--control'])
-{
-    my ($name, @args) = @$_;
-    my $said = `'$^X' '$FindBin::Bin/stress/redis' --seed $seed @args 2>&1`;
+diag("seed $seed");
 
-    is($?, 0, $name) or diag($said);
-    note($said);
+my @runs = (
+    ['each trouble in turn', '--seconds', $seconds + 5, '--apart', 3600],
+    ['a Redis that forgets', '--seconds', 12, '--control'],
+    ['sentinels', '--topology', 'sentinel', '--program', $programs[0], '--seconds', $seconds,
+     '--only', '"master|late|worker"'],
+    ['a cluster', '--topology', 'cluster', '--program', $programs[-1], '--seconds', $seconds,
+     '--only', '"master|slots|worker"'],
+);
+
+# each says what it saw when it has ended
+
+for (@runs) {
+    my ($name, @options) = @$_;
+
+    open my $out, '-|', "exec '$^X' '$FindBin::Bin/stress/redis' --seed $seed @options 2>&1"
+        or die "t/stress/redis: $!";
+    push @$_, $out;
+}
+
+for (@runs) {
+    my ($name, $out) = @$_[0, -1];
+    my @said = <$out>;
+
+    ok(close $out, "$name: as promised") or diag(@said);
+    note(@said);
 }
 
 done_testing();

@@ -14,6 +14,7 @@ package Redis;
 #       $r->info('field')
 #       my @s = Redis->sentinels($master, 3, name => 'm');
 #       my @n = Redis->cluster(6);          three masters, then their replicas
+#           announced => sub { ... }: of its port another one, that all shall ask
 #       Redis->programs          those that are here
 #       Redis->caller            the path of the module, compiled
 
@@ -194,9 +195,11 @@ sub cluster {
     my $port = $o{tls} ? 'tls' : 'port';
 
     my @nodes = map {
-        my $bus = free_port();
-        my $node = $class->new(program => $o{program}, tls => $o{tls}, args => ['--cluster-enabled', 'yes', '--cluster-port', $bus,
-                                        '--cluster-node-timeout', 1000, @tls, @{$o{args} // []}]);
+        my ($own, $bus) = (free_port(), free_port());
+        my @announced = $o{announced} ? ('--cluster-announce-port', $o{announced}->($own)) : ();
+        my $node = $class->new(program => $o{program}, tls => $o{tls}, port => $own,
+                               args => ['--cluster-enabled', 'yes', '--cluster-port', $bus, '--cluster-node-timeout', 1000,
+                                        @announced, @tls, @{$o{args} // []}]);
         $node->{bus} = $bus;
         $node->{id} = $node->command('CLUSTER', 'MYID');
         $node;

@@ -4,7 +4,7 @@ package Restart;
 # while a test runs. It is a daemon, as USR2 does nothing for one that is not, and
 # all its processes, of all generations, are one process group.
 #
-#    my $n = outliving(%o);       as nginx(%o) of Idempotency.pm
+#    my $n = outliving(%o);       as nginx(%o) of Idempotency.pm; env => { NAME => ... }
 #    $n->down(SIGNAL)             QUIT, TERM, or KILL: everything at once; waits
 #                                 until no process is left
 #    $n->up(%o)                   starts it, with changed options; dies if it does
@@ -168,6 +168,7 @@ sub ignite {
 
     delete @$self{qw(pid older group launcher killed stopped failed)};
     $self->{launcher} = Idempotency::process(sub {
+        @ENV{keys %{$self->{env}}} = values %{$self->{env}} if $self->{env};
         setpgrp;
         open STDOUT, '>>', "$self->{root}/logs/stderr.log";
         open STDERR, '>&', \*STDOUT;
