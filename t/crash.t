@@ -238,6 +238,26 @@ for my $signal (qw(KILL TERM)) {
 
 # --- an owner that nobody can ask -------------------------------------------
 
+# Stopped, but not while it writes for its zone to a file: then no other worker
+# can, and this one is told so.
+
+sub stop_it {
+    my ($pid, $c) = @_;
+
+    my $tries = 0;
+
+    return until_true {
+        my $id = "stopped-$pid-" . $tries++;
+
+        kill STOP => $pid;
+        ask($c, 'POST', "/x?id=$id", key => $id, body => 'b');
+        return 1 if told($c->response) eq '200 NEW';
+        kill CONT => $pid;
+        return 0;
+    };
+}
+
+
 for my $retry ('', '-retry') {
     my $id = "stop$retry";
     my ($mine, $other) = workers();
@@ -246,8 +266,10 @@ for my $retry ('', '-retry') {
     my ($owner, $uri, @o) = owner($n, $id, pid => $mine, at => "/lease$retry");
     my @w = map { ask(connection_to($n, $other), 'POST', $uri, @o) } 1 .. 3;
 
+    my $c = connection_to($n, $other);
+
     ok(parked($p, 4), "SIGSTOP$retry: an owner, 3 wait elsewhere");
-    kill STOP => $mine;
+    ok(stop_it($mine, $c), '... it is stopped');
 
     # its last sign of life may be as old as its claim
     if ($retry eq '') {
