@@ -81,17 +81,21 @@ sub heard {
     };
 }
 
-# Each worker finds out by itself that it is back.
+# Each worker finds out by itself that it is back; one of them may answer all that is
+# asked here, so each says so itself. What it has not said yet `local` guards alone.
 
 my $tries = 0;
 
 sub back {
     for my $n (@_) {
-        my $in_a_row = 0;
-
         until_true {
-            $in_a_row = told(at($n, 'back' . ++$tries)) eq '200 NEW' ? $in_a_row + 1 : 0;
-            return $in_a_row >= 12;
+            my (%lost, %pid);
+
+            $pid{$_} = 1 for $n->workers;
+            $lost{$1} = $2 for $n->log =~ /(\d+)#\d+: idempotency_redis "r": .*?(no connection to|is back)/g;
+
+            return told(at($n, 'back' . ++$tries)) eq '200 NEW'
+                   && !grep { $pid{$_} && $lost{$_} ne 'is back' } keys %lost;
         };
     }
 }
@@ -436,6 +440,40 @@ my ($a, $b) = map over($redis, workers => $_), 2, 1;
     cmp_ok($have, '>', 100, 'what it has');
     is(scalar keys %listed, $have - 1, '... is listed');
     is($lines, scalar keys %listed, '... each once');
+}
+
+# it lets only some of a worker's connections in: who finds his own closed asks by
+# one that is there
+
+{
+    my $s = Redis->new(args => [qw(--maxclients 3)]);
+    my $n = over($s, settings => 'connections 8;', workers => 1);
+    my $known = sub { at($n, 'known') };
+
+    until_true { told($known->()) eq '200 REPLAYED' };
+
+    my $round = 0;
+    my $all = sub {
+        my $of = ++$round;
+        my @c;
+
+        # each in a batch of its own, and so by a connection of its own
+        $s->pause;
+
+        for (1 .. 12) {
+            push @c, asked($n, "few$of-$_");
+            $known->();
+        }
+
+        $s->resume;
+
+        return !grep { told($_->response) ne '200 NEW' } @c;
+    };
+
+    # they are given up when there has been none for some time
+    ok(until_true { $all->() }, 'one connection of many is there: that is asked');
+    like($n->log, qr/max number of clients/, '... there are no more');
+    $n->stop;
 }
 
 # a zone far too small

@@ -10,13 +10,13 @@
 #include "ngx_idempotency_backing_redis.h"
 
 
-/* a lost answer is asked for again so often */
+/* what is lost is sent so often at least */
 
-#define NGX_IDEMPOTENCY_REDIS_RESENT   3
+#define NGX_IDEMPOTENCY_REDIS_SENT   3
 
 
 static void batch_handler(ngx_idempotency_redis_call_t *call);
-static ngx_int_t batch_resend(ngx_idempotency_redis_hand_t *hand,
+static ngx_int_t batch_call(ngx_idempotency_redis_hand_t *hand,
     ngx_idempotency_redis_item_t *ri);
 static void batch_answered(ngx_idempotency_redis_hand_t *hand,
     ngx_idempotency_redis_item_t *ri);
@@ -127,13 +127,13 @@ ngx_idempotency_backing_redis_send(ngx_idempotency_redis_hand_t *hand)
         ri = &hand->items[i];
 
         ri->item = &batch->items[i];
-        ri->resent = 0;
+        ri->sent = 0;
         ri->heard = 0;
 
         ngx_idempotency_redis_item_call(ri, &redis->prefix, &redis->publish,
                                         batch->now);
 
-        (void) batch_resend(hand, ri);
+        (void) batch_call(hand, ri);
     }
 }
 
@@ -142,26 +142,26 @@ ngx_idempotency_backing_redis_send(ngx_idempotency_redis_hand_t *hand)
    connection, as one may be there while one is not yet */
 
 static ngx_int_t
-batch_resend(ngx_idempotency_redis_hand_t *hand,
+batch_call(ngx_idempotency_redis_hand_t *hand,
     ngx_idempotency_redis_item_t *ri)
 {
-    ngx_uint_t                     lane;
+    ngx_uint_t                     lanes;
     ngx_idempotency_redis_zone_t  *redis;
 
-    if (ri->resent == NGX_IDEMPOTENCY_REDIS_RESENT
+    redis = hand->redis;
+    lanes = ngx_idempotency_redis_connections(redis->redis);
+
+    if (ri->sent == ngx_max(lanes, NGX_IDEMPOTENCY_REDIS_SENT)
         || (ngx_msec_int_t) (hand->deadline - ngx_current_msec) <= 0)
     {
         return NGX_DECLINED;
     }
 
-    redis = hand->redis;
-    lane = (hand - redis->hands + ri->resent)
-           % ngx_idempotency_redis_connections(redis->redis);
-
-    ri->resent++;
     ri->call.deadline = hand->deadline;
 
-    ngx_idempotency_redis_call(redis->redis, lane, &ri->call);
+    ngx_idempotency_redis_call(redis->redis,
+                               (hand - redis->hands + ri->sent++) % lanes,
+                               &ri->call);
 
     return NGX_OK;
 }
@@ -184,7 +184,7 @@ batch_handler(ngx_idempotency_redis_call_t *call)
 
     if ((call->error == NGX_IDEMPOTENCY_REDIS_CLOSED
          || call->error == NGX_IDEMPOTENCY_REDIS_CONNECT)
-        && batch_resend(hand, ri) == NGX_OK)
+        && batch_call(hand, ri) == NGX_OK)
     {
         return;
     }

@@ -29,7 +29,7 @@ typedef struct {
     ngx_idempotency_redis_call_t    call;
 
     ngx_idempotency_item_t         *item;
-    ngx_uint_t                      resent;
+    ngx_uint_t                      sent;
     ngx_uint_t                      heard;
     void                           *hand;
 
