@@ -204,7 +204,7 @@ for my $what ([ large => '&size=300000' ], [ empty => '&status=204' ],
 
 {
     my ($owner, $uri, @o) = owner($n, 'mine');
-    my $r = $n->post($uri, @o, body => 'another', timeout => 5);
+    my $r = $n->post($uri, @o, body => 'another');
 
     is(told($r), '409 CONFLICT', 'a conflict with a pending one');
     is(problem($r), 'conflict', '... its problem');
@@ -222,11 +222,11 @@ for my $what ([ large => '&size=300000' ], [ empty => '&status=204' ],
 
         ($owner, $uri, @o) = owner($n, $id, at => $at);
 
-        $r = $n->post($uri, @o, timeout => 5);
+        $r = $n->post($uri, @o);
         is(told($r), $status, "$id: a pending one");
         is($r->header('Retry-After'), 1, "$id: when to come back");
         is(problem($r), 'in_progress', "$id: its problem");
-        is(told($n->post($uri, @o, body => 'another', timeout => 5)),
+        is(told($n->post($uri, @o, body => 'another')),
            '409 CONFLICT', "$id: a conflict is one");
         go($id);
         is(told($owner->response), '200 NEW', "$id: it ends");
