@@ -2,7 +2,8 @@
 
 # Two nginx over one Redis whose master dies: sentinels make another, or a cluster
 # does. With replicas= nothing is executed twice, and what was refused meanwhile is
-# executed later.
+# executed later; not even if the replica had not been told of anything, which
+# without replicas= is executed again.
 
 use strict;
 use warnings;
@@ -10,14 +11,18 @@ use warnings;
 use FindBin;
 use lib "$FindBin::Bin/lib";
 
+use Between;
 use Idempotency;
 use Redis;
+
+use List::Util qw(uniq);
 use Time::HiRes qw(sleep);
 
 my @programs = Redis->programs or plan(skip_all => 'no redis-server');
 
 subtest 'sentinels' => sub { sentinels(program => $programs[0]) };
 subtest 'a cluster' => sub { cluster(program => $programs[-1]) };
+subtest "$_: a replica that is told nothing" => sub { swallowed($_) } for @programs;
 
 done_testing();
 
@@ -99,4 +104,106 @@ EOC
     is(scalar(grep executions($_) != 1, @ids), 0, '... each executed once');
 
     $_->stop for @nginx;
+}
+
+
+# What the master says goes through a proxy, which swallows it on its way to the
+# replica: the master does not know.
+
+sub swallowed {
+    my ($program) = @_;
+
+    my %p = (program => $program, args => ['--appendonly', 'yes']);
+    my $port = free_port();
+    my $between = Between->new($port);
+    my $master = Redis->new(%p, port => $port, conf => 'replica-announce-ip 127.0.0.1' . "\n"
+                                                       . 'replica-announce-port ' . $between->port . "\n");
+    my $replica = Redis->new(%p, conf => 'replicaof 127.0.0.1 ' . $between->port . "\n");
+    my @s = Redis->sentinels($master, 3, program => $program, port => $between->port);
+
+    $_->hasten for @s;
+
+    my $where = 'mode sentinel; master m; server ' . join(' ', map '127.0.0.1:' . $_->port, @s) . ';'
+                . ' timeout 1s; connect_timeout 1s;';
+
+    my ($a, $b) = map nginx(workers => 1, zone => 0, allow => qr/redis "r"|redis "s"|idempotency_redis/, http => <<"EOC",
+        idempotency_redis s { $where replicas 1; }
+        idempotency_redis r { $where }
+        idempotency_zone zone=safe:4m redis=s;
+        idempotency_zone zone=bet:4m redis=r;
+EOC
+        server => <<'EOC'), 1, 2;
+        add_header X-Status $idempotency_status always;
+        idempotency_wait_timeout 30s;
+        location /safe { idempotency zone=safe; proxy_pass http://$TEST_NGINX_BACKEND; }
+        location /bet { idempotency zone=bet; proxy_pass http://$TEST_NGINX_BACKEND; }
+EOC
+
+    my $ids = "$program-";
+    my $uri = sub { my ($where, $id, $more) = @_; "/$where?id=$ids$id" . ($more // '') };
+    my $post = sub { my ($n, $where, $id) = @_; told($n->post($uri->($where, $id), key => "$ids$id")) };
+    my $n = 0;
+
+    until_true { ($master->info('slave0') // '') =~ /state=online/ };
+    for my $nginx ($a, $b) {
+        for my $at (qw(safe bet)) {
+            until_true { $post->($nginx, $at, 'warm' . ++$n) eq '200 NEW' };
+        }
+    }
+
+    is($post->($a, 'safe', 's0'), '200 NEW', 'all is well: executed');
+    is($post->($a, 'bet', 'r0'), '200 NEW', '... and without replicas=');
+
+    my $owner = $a->start('POST', $uri->('safe', 'under', '&gate=1'), key => "${ids}under");
+    held("${ids}under");
+    until_true { $replica->command('DBSIZE') == $master->command('DBSIZE') };
+
+    # ... but what the replica says still comes, and no connection ends
+
+    $between->now('mute', 'replicas');
+
+    my @lost = map "r$_", 1 .. 5;
+    my @safe = map "s$_", 1 .. 5;
+
+    is(join(' ', uniq map $post->($a, 'bet', $_), @lost), '200 NEW', 'the replica is told nothing: executed without replicas=');
+    is(join(' ', uniq map $post->($a, 'safe', $_), @safe[0, 1]), '503 UNAVAILABLE', '... refused with it');
+
+    # those that are sent again, by a new connection: what it says has to be a write of its own
+
+    my $written = sub { ($master->info('cmdstat_set') // '') =~ /calls=(\d+)/ ? $1 : 0 };
+    my $before = $written->();
+    my @again = map $a->start('POST', $uri->('safe', $_), key => "$ids$_"), @safe[2 .. 4];
+
+    ok(until_true { $written->() >= $before + 3 }, '... ... though the master has them');
+    $between->now('cut', 'clients');
+    is(join(' ', uniq map told($_->response), @again), '503 UNAVAILABLE', '... ... and if its connection breaks');
+    is(scalar(grep executions("$ids$_"), @safe), 0, '... ... so not executed');
+
+    $master->kill;
+    ok(until_true { ($replica->info('role') // '') eq 'master' }, 'the master dies, and the other one follows');
+
+    $between->now('flow', 'replicas');
+    $master->start;
+
+    ok(until_true { ($master->info('role') // '') eq 'slave'
+                        && ($replica->info('slave0') // '') =~ /state=online/ }, '... which has the old one as a replica');
+
+    for my $id (@safe) {
+        ok(until_true { $post->($b, 'safe', $id) eq '200 NEW' }, "$id: what was refused is executed");
+        ok(until_true { $post->($a, 'safe', $id) eq '200 REPLAYED' }, '... and replayed elsewhere');
+    }
+
+    is(join(' ', map executions("$ids$_"), 's0', @safe), '1 1 1 1 1 1', '... once');
+    is($post->($b, 'safe', 's0'), '200 REPLAYED', '... as is what was executed before');
+
+    go("${ids}under");
+    is(told($owner->response), '200 NEW', 'what was executed all the time is answered');
+    is(told($b->post($uri->('safe', 'under', '&gate=1'), key => "${ids}under")), '200 REPLAYED', '... and replayed elsewhere');
+    is(executions("${ids}under"), 1, '... executed once');
+
+    is($post->($b, 'bet', 'r0'), '200 REPLAYED', 'without replicas= what the replica had is known');
+    is(join(' ', uniq map $post->($b, 'bet', $_), @lost), '200 NEW', '... what it had not is executed again, elsewhere');
+    is(join(' ', map executions("$ids$_"), 'r0', @lost), '1 2 2 2 2 2', '... as the table of guarantees says');
+
+    $_->stop for $a, $b;
 }

@@ -185,17 +185,8 @@ sub make {
     $self->{nodes} = \@nodes;
     $self->{sentinels} = [ Redis->sentinels($nodes[0], 3, program => $self->{program},
                                             port => $self->{between}[0]->port, replicas => $self->replicas) ];
-    hasten($_) for @{$self->{sentinels}};
+    $_->hasten for @{$self->{sentinels}};
     $self->well;
-}
-
-
-# It looks more often than it does by itself: a storm is to have many failovers.
-
-sub hasten {
-    my ($sentinel) = @_;
-
-    $sentinel->command(qw(SENTINEL DEBUG INFO-PERIOD 500 PUBLISH-PERIOD 500)) eq 'OK' or die 'SENTINEL DEBUG';
 }
 
 
@@ -327,7 +318,7 @@ sub troubles {
 
             $self->kill($s);
             sleep rand 2;
-            hasten($s->start);
+            $s->start->hasten;
             $self->well;
         },
     );
