@@ -211,6 +211,9 @@ heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
             ngx_idempotency_owed_back(shm, rec);
         }
 
+    } else if (more && rec->outcome == NGX_IDEMPOTENCY_GONE) {
+        ngx_idempotency_owed_first(shm, rec);
+
     } else if (more) {
         ngx_idempotency_owed_list(shm, rec);
 

@@ -22,6 +22,8 @@
 
 static void owed_append(ngx_idempotency_tier_sh_t *sh,
     ngx_idempotency_record_t *rec);
+static void owed_prepend(ngx_idempotency_tier_sh_t *sh,
+    ngx_idempotency_record_t *rec);
 static void owed_untake(ngx_idempotency_shm_t *shm,
     ngx_idempotency_hander_t *hander);
 
@@ -63,6 +65,22 @@ ngx_idempotency_owed_list(ngx_idempotency_shm_t *shm,
 }
 
 
+/* it has left the zone while it was told: whoever has the token since may be
+   asking already, and must not be told what it was before */
+
+void
+ngx_idempotency_owed_first(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec)
+{
+    rec->owes |= NGX_IDEMPOTENCY_OWES_LISTED;
+    owed_prepend(&shm->sh->tier, rec);
+
+    /* what was listed before is not told by that */
+
+    shm->sh->tier.told--;
+}
+
+
 static void
 owed_append(ngx_idempotency_tier_sh_t *sh, ngx_idempotency_record_t *rec)
 {
@@ -76,6 +94,18 @@ owed_append(ngx_idempotency_tier_sh_t *sh, ngx_idempotency_record_t *rec)
     }
 
     sh->last = rec;
+}
+
+
+static void
+owed_prepend(ngx_idempotency_tier_sh_t *sh, ngx_idempotency_record_t *rec)
+{
+    rec->next = sh->first;
+    sh->first = rec;
+
+    if (sh->last == NULL) {
+        sh->last = rec;
+    }
 }
 
 
@@ -210,19 +240,11 @@ void
 ngx_idempotency_owed_back(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec)
 {
-    ngx_idempotency_tier_sh_t  *sh;
-
-    sh = &shm->sh->tier;
-
     rec->owes = NGX_IDEMPOTENCY_OWES_LISTED | NGX_IDEMPOTENCY_OWES_HEARD
                 | NGX_IDEMPOTENCY_OWES_AGAIN
                 | (rec->owes & NGX_IDEMPOTENCY_OWES_BRIEF);
-    rec->next = sh->first;
-    sh->first = rec;
 
-    if (sh->last == NULL) {
-        sh->last = rec;
-    }
+    owed_prepend(&shm->sh->tier, rec);
 }
 
 

@@ -290,6 +290,8 @@ void ngx_idempotency_tier_inherit(ngx_idempotency_tier_t *tier);
 
 void ngx_idempotency_owed_list(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
+void ngx_idempotency_owed_first(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
 ngx_idempotency_record_t *ngx_idempotency_owed_next(
     ngx_idempotency_shm_t *shm);
 void ngx_idempotency_owed_back(ngx_idempotency_shm_t *shm,

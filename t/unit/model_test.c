@@ -8,7 +8,7 @@
  */
 
 
-#include "zone.h"
+#include "engines.h"
 #include "workers_double.h"
 
 
@@ -1325,17 +1325,17 @@ little_memory_and_eviction(void)
 }
 
 
-static unit_case_t  cases[] = {
-    { "random operations", plenty_of_memory },
-    { "random operations in a full zone", little_memory },
+static engine_case_t  cases[] = {
+    { "random operations", plenty_of_memory, ZONE_AT_ONCE },
+    { "random operations in a full zone", little_memory, ZONE_AT_ONCE },
     { "random operations in a full zone that evicts",
-      little_memory_and_eviction },
-    unit_cases_end
+      little_memory_and_eviction, ZONE_AT_ONCE },
+    engine_cases_end
 };
 
 
 int
 main(void)
 {
-    return unit_run(cases);
+    return engines_run(cases);
 }

@@ -8,10 +8,14 @@
 #include "zone.h"
 
 
-const ngx_idempotency_engine_t  *op_engine = &ngx_idempotency_shm_engine;
+/* answers that got lost, at most, and what goes on before one comes */
+
+#define OP_LOST   100
+#define OP_STEPS  10000
 
 
-static ngx_int_t op_run(ngx_idempotency_op_t *op, ngx_int_t rc);
+static ngx_int_t op_run(zone_t *z, ngx_idempotency_op_t *op, ngx_int_t rc);
+static void op_answered(op_t *op, ngx_idempotency_op_t *head);
 static void op_prepare(ngx_idempotency_op_t *head, op_t *op,
     ngx_idempotency_op_handler_pt handler);
 static void op_handler(ngx_idempotency_op_t *head);
@@ -49,7 +53,8 @@ op_init(op_t *op, ngx_uint_t token, ngx_uint_t print,
 }
 
 
-/* all that an operation has in common with others, and its answer */
+/* all that an operation has in common with others, and its answer; it is made
+   now */
 
 static void
 op_prepare(ngx_idempotency_op_t *head, op_t *op,
@@ -61,25 +66,56 @@ op_prepare(ngx_idempotency_op_t *head, op_t *op,
     head->now = op->now;
     head->handler = handler;
     head->data = op;
+
+    op->answered = 0;
+
+    ngx_current_msec = op->now;
 }
 
 
-/* an engine that answers later does so in between */
+/* an engine that answers later does so in between; NGX_AGAIN: it does not */
 
 static ngx_int_t
-op_run(ngx_idempotency_op_t *op, ngx_int_t rc)
+op_run(zone_t *z, ngx_idempotency_op_t *op, ngx_int_t rc)
 {
-    op_t  *o;
-
-    if (rc == NGX_AGAIN) {
-        check(!"answered later");
-    }
+    op_t        *o;
+    ngx_uint_t   n;
 
     o = op->data;
-    o->result = op->result;
-    o->waiting = op->waiting;
 
-    return rc;
+    if (rc == NGX_AGAIN) {
+        o->asks++;
+
+        for (n = 0; !o->answered && check(n < OP_STEPS); n++) {
+            if (!z->engine->pass(z)) {
+                break;
+            }
+        }
+
+        o->asks--;
+
+        if (!o->answered) {
+            return NGX_AGAIN;
+        }
+
+    } else {
+        op_answered(o, op);
+    }
+
+    if (z->engine->answered && o->result != NGX_IDEMPOTENCY_CHANGED) {
+        z->engine->answered(z);
+    }
+
+    return (rc == NGX_AGAIN) ? NGX_OK : rc;
+}
+
+
+static void
+op_answered(op_t *op, ngx_idempotency_op_t *head)
+{
+    op->answered = 1;
+    op->result = head->result;
+    op->waiting = head->waiting;
 }
 
 
@@ -88,9 +124,17 @@ op_run(ngx_idempotency_op_t *op, ngx_int_t rc)
 static void
 op_handler(ngx_idempotency_op_t *head)
 {
-    check(!"called though it was answered");
+    op_t  *op;
+
+    op = head->data;
+
+    check(op->asks && !op->answered);
+
+    op_answered(op, head);
 }
 
+
+/* of a claim: the answer, or the change that it waits for */
 
 static void
 op_changed(ngx_idempotency_op_t *head)
@@ -99,10 +143,12 @@ op_changed(ngx_idempotency_op_t *head)
 
     op = head->data;
 
-    op->result = head->result;
-    op->waiting = head->waiting;
+    op_answered(op, head);
 
-    op->handler(op);
+    if (!op->asks) {
+        op->called = 1;
+        op->handler(op);
+    }
 }
 
 
@@ -110,18 +156,23 @@ ngx_int_t
 op_try_claim(zone_t *z, op_t *op)
 {
     ngx_int_t                 rc;
+    ngx_uint_t                n;
     ngx_idempotency_claim_t  *claim;
 
+    rc = NGX_AGAIN;
     claim = &op->claim;
 
-    /* one that waits may be made again as it is */
+    /* one that waits, or did, may be made again as it is */
 
-    if (!claim->op.waiting) {
+    if (!claim->op.waiting && !op->called) {
         ngx_memzero(claim, sizeof(ngx_idempotency_claim_t));
         op_prepare(&claim->op, op, op_changed);
+        claim->waited = op->waited;
     }
 
+    op->called = 0;
     claim->op.now = op->now;
+    ngx_current_msec = op->now;
 
     ngx_memcpy(claim->fingerprint, op->fingerprint,
                NGX_IDEMPOTENCY_DIGEST_LEN);
@@ -138,9 +189,17 @@ op_try_claim(zone_t *z, op_t *op)
     claim->retry = op->retry;
     claim->old = op->old;
     claim->wait = op->wait;
-    claim->waited = op->waited;
 
-    rc = op_run(&claim->op, op_engine->claim(&z->store, claim));
+    /* an answer may get lost, or say that there is another one now */
+
+    for (n = 0; check(n < OP_LOST); n++) {
+        op->answered = 0;
+        rc = op_run(z, &claim->op, z->store.engine->claim(&z->store, claim));
+
+        if (rc != NGX_AGAIN && op->result != NGX_IDEMPOTENCY_CHANGED) {
+            break;
+        }
+    }
 
     op->waited = claim->waited;
     op->differs = claim->differs;
@@ -195,6 +254,7 @@ op_claim(zone_t *z, op_t *op)
 ngx_uint_t
 op_complete(zone_t *z, op_t *op)
 {
+    ngx_int_t                   rc;
     ngx_idempotency_complete_t  complete;
 
     ngx_memzero(&complete, sizeof(ngx_idempotency_complete_t));
@@ -206,8 +266,8 @@ op_complete(zone_t *z, op_t *op)
     complete.pieces = op->pieces;
     complete.size = op->size;
 
-    check_equal(op_run(&complete.op, op_engine->complete(&z->store, &complete)),
-                NGX_OK);
+    rc = z->store.engine->complete(&z->store, &complete);
+    check_equal(op_run(z, &complete.op, rc), NGX_OK);
 
     op->outcome = complete.outcome;
     op->ends = op->now + complete.left;
@@ -219,6 +279,7 @@ op_complete(zone_t *z, op_t *op)
 ngx_uint_t
 op_release(zone_t *z, op_t *op)
 {
+    ngx_int_t                  rc;
     ngx_idempotency_release_t  release;
 
     ngx_memzero(&release, sizeof(ngx_idempotency_release_t));
@@ -230,8 +291,8 @@ op_release(zone_t *z, op_t *op)
     release.size = op->size;
     release.leave = op->leave;
 
-    check_equal(op_run(&release.op, op_engine->release(&z->store, &release)),
-                NGX_OK);
+    rc = z->store.engine->release(&z->store, &release);
+    check_equal(op_run(z, &release.op, rc), NGX_OK);
 
     return op->result;
 }
@@ -266,7 +327,7 @@ op_try_read(zone_t *z, op_t *op)
 
     find.pool = op->pool;
 
-    rc = op_run(&find.op, op_engine->find(&z->store, &find));
+    rc = op_run(z, &find.op, z->store.engine->find(&z->store, &find));
 
     if (op->result == NGX_IDEMPOTENCY_BOUND) {
         op_found(op, &find.found);
@@ -282,6 +343,7 @@ op_try_read(zone_t *z, op_t *op)
 ngx_uint_t
 op_forget(zone_t *z, op_t *op)
 {
+    ngx_int_t                 rc;
     ngx_idempotency_forget_t  forget;
 
     ngx_memzero(&forget, sizeof(ngx_idempotency_forget_t));
@@ -289,8 +351,8 @@ op_forget(zone_t *z, op_t *op)
 
     forget.fence = op->fence;
 
-    check_equal(op_run(&forget.op, op_engine->forget(&z->store, &forget)),
-                NGX_OK);
+    rc = z->store.engine->forget(&z->store, &forget);
+    check_equal(op_run(z, &forget.op, rc), NGX_OK);
 
     return op->result;
 }
@@ -299,6 +361,7 @@ op_forget(zone_t *z, op_t *op)
 ngx_uint_t
 op_renew(zone_t *z, op_t *op)
 {
+    ngx_int_t                rc;
     ngx_idempotency_renew_t  renew;
 
     ngx_memzero(&renew, sizeof(ngx_idempotency_renew_t));
@@ -307,7 +370,8 @@ op_renew(zone_t *z, op_t *op)
     renew.fence = op->fence;
     renew.lease = op->lease;
 
-    check_equal(op_run(&renew.op, op_engine->renew(&z->store, &renew)), NGX_OK);
+    rc = z->store.engine->renew(&z->store, &renew);
+    check_equal(op_run(z, &renew.op, rc), NGX_OK);
 
     return op->result;
 }
@@ -318,12 +382,16 @@ op_renew(zone_t *z, op_t *op)
 ngx_uint_t
 op_list(zone_t *z, ngx_idempotency_list_t *list)
 {
-    op_t  op;
+    op_t       op;
+    ngx_int_t  rc;
+
+    ngx_memzero(&op, sizeof(op_t));
 
     list->op.handler = op_handler;
     list->op.data = &op;
 
-    check_equal(op_run(&list->op, op_engine->list(&z->store, list)), NGX_OK);
+    rc = z->store.engine->list(&z->store, list);
+    check_equal(op_run(z, &list->op, rc), NGX_OK);
 
     return op.result;
 }
@@ -332,7 +400,7 @@ op_list(zone_t *z, ngx_idempotency_list_t *list)
 void
 op_cancel(zone_t *z, op_t *op)
 {
-    op_engine->cancel(&z->store, &op->claim.op);
+    z->store.engine->cancel(&z->store, &op->claim.op);
 
     op->waiting = op->claim.op.waiting;
     check_equal(op->waiting, 0);

@@ -34,10 +34,15 @@ double_reset(void)
 }
 
 
-void
+ngx_uint_t
 double_become(ngx_uint_t slot)
 {
+    ngx_uint_t  was;
+
+    was = double_self;
     double_self = slot;
+
+    return was;
 }
 
 
@@ -112,7 +117,9 @@ ngx_idempotency_workers_init_process(ngx_cycle_t *cycle,
 void
 ngx_idempotency_workers_exit_process(ngx_cycle_t *cycle)
 {
-    double_workers[double_self].state = DOUBLE_DEAD;
+    if (double_self != NGX_IDEMPOTENCY_NO_WORKER) {
+        double_workers[double_self].state = DOUBLE_DEAD;
+    }
 }
 
 
@@ -210,7 +217,7 @@ ngx_idempotency_workers_all(ngx_idempotency_workers_t *set)
 }
 
 
-/* each slot is a process */
+/* each slot is a process, and who has none is one */
 
 ngx_idempotency_process_t *
 ngx_idempotency_process_self(void)
@@ -218,7 +225,8 @@ ngx_idempotency_process_self(void)
     static ngx_idempotency_process_t  self;
 
     self.pid = 1000 + double_self;
-    self.started = double_workers[double_self].epoch;
+    self.started = (double_self == NGX_IDEMPOTENCY_NO_WORKER)
+                   ? 1 : double_workers[double_self].epoch;
 
     return &self;
 }
@@ -228,6 +236,10 @@ ngx_uint_t
 ngx_idempotency_process_gone(ngx_idempotency_process_t *process)
 {
     double_worker_t  *worker;
+
+    if (process->pid == 1000 + NGX_IDEMPOTENCY_NO_WORKER) {
+        return 0;
+    }
 
     worker = &double_workers[process->pid - 1000];
 

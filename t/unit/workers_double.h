@@ -44,7 +44,10 @@ extern double_wake_t    double_wakes[DOUBLE_WAKES];
 extern ngx_uint_t       double_nwakes;
 
 void double_reset(void);
-void double_become(ngx_uint_t slot);
+
+/* who it was before */
+
+ngx_uint_t double_become(ngx_uint_t slot);
 
 /* the slot's next holder */
 

@@ -24,6 +24,21 @@ struct zone_page_s {
 };
 
 
+#define ZONE_PASSES  100000
+
+
+static ngx_uint_t zone_nothing(zone_t *z);
+
+
+const zone_engine_t  zone_shm = {
+    .name = "shm",
+    .engine = &ngx_idempotency_shm_engine,
+    .is = ZONE_AT_ONCE|ZONE_CALM|ZONE_IN_TURN|ZONE_STAYS|ZONE_ALONE,
+    .pass = zone_nothing,
+};
+
+const zone_engine_t *zone_engine = &zone_shm;
+
 ngx_uint_t           zone_no_memory;
 ngx_uint_t           zone_die_after;
 
@@ -38,6 +53,7 @@ static zone_t       *zone_between_z;
 static zone_page_t  *zone_occupied;
 
 
+static void zone_create(zone_t *z);
 static void zone_cycle(zone_t *z, ngx_cycle_t *cycle);
 static ngx_uint_t zone_slot(zone_t *z, size_t size);
 static ngx_uint_t zone_tree(ngx_idempotency_shm_sh_t *sh,
@@ -47,8 +63,11 @@ static ngx_uint_t zone_quotas(zone_t *z, ngx_rbtree_node_t *node,
     zone_census_t *c);
 static void zone_count(zone_t *z, ngx_uint_t bucket, ngx_rbtree_node_t *node,
     zone_census_t *c);
+static void zone_count_owed(zone_t *z, ngx_idempotency_record_t *rec,
+    zone_census_t *c);
 static void zone_count_record(zone_t *z, ngx_idempotency_record_t *rec,
     zone_census_t *c);
+static void zone_drop_brief(zone_t *z);
 static ngx_uint_t zone_in_queue(ngx_queue_t *queue, ngx_queue_t *q);
 static void zone_live_or_die(void);
 
@@ -68,13 +87,11 @@ void *__wrap_ngx_pnalloc(ngx_pool_t *pool, size_t size);
 void
 zone_open(zone_t *z, size_t size, ngx_uint_t evict)
 {
-    ngx_uint_t        i;
-    ngx_slab_pool_t  *pool;
-
     ngx_memzero(z, sizeof(zone_t));
 
+    z->engine = zone_engine;
+
     z->zone.shm.size = size;
-    z->zone.shm.addr = unit_shared(size);
     z->zone.shm.name = zone_name;
     z->zone.shm.log = unit_cycle.log;
     z->zone.init = ngx_idempotency_shm_init;
@@ -85,10 +102,28 @@ zone_open(zone_t *z, size_t size, ngx_uint_t evict)
 
     z->store.name = zone_name;
     z->store.secret = &zone_secret;
-    z->store.engine = op_engine;
+    z->store.engine = zone_engine->engine;
     z->store.data = &z->shm;
 
     z->shm.evict = evict;
+
+    zone_create(z);
+}
+
+
+static void
+zone_create(zone_t *z)
+{
+    size_t            size;
+    ngx_uint_t        i;
+    ngx_slab_pool_t  *pool;
+
+    if (z->engine->open) {
+        z->engine->open(z);
+    }
+
+    size = z->zone.shm.size;
+    z->zone.shm.addr = unit_shared(size);
 
     pool = (ngx_slab_pool_t *) z->zone.shm.addr;
 
@@ -114,14 +149,63 @@ zone_open(zone_t *z, size_t size, ngx_uint_t evict)
     for (i = 0; i < ngx_pagesize_shift - pool->min_shift; i++) {
         z->used[i] = pool->stats[i].used;
     }
+
+    if (z->engine->begin) {
+        check_equal(zone_init_process(z), NGX_OK);
+    }
 }
 
 
 void
 zone_close(zone_t *z)
 {
+    zone_settle(z);
     zone_check(z);
+
+    if (z->engine->begin) {
+        zone_exit_process(z);
+    }
+
+    if (z->engine->close) {
+        z->engine->close(z, 0);
+    }
+
     unit_unshared(z->zone.shm.addr, z->zone.shm.size);
+}
+
+
+void
+zone_restart(zone_t *z)
+{
+    zone_exit_process(z);
+
+    if (z->engine->close) {
+        z->engine->close(z, 1);
+    }
+
+    unit_unshared(z->zone.shm.addr, z->zone.shm.size);
+
+    zone_create(z);
+}
+
+
+/* what it is told it does at once */
+
+static ngx_uint_t
+zone_nothing(zone_t *z)
+{
+    return 0;
+}
+
+
+void
+zone_settle(zone_t *z)
+{
+    ngx_uint_t  n;
+
+    for (n = 0; check(n < ZONE_PASSES) && z->engine->pass(z); n++) {
+        /* void */
+    }
 }
 
 
@@ -141,6 +225,10 @@ zone_reload(zone_t *z, zone_t *old)
     z->shm.shpool = NULL;
     z->shm.generation = 0;
 
+    if (z->engine->open) {
+        z->engine->open(z);
+    }
+
     check_equal(ngx_idempotency_shm_init(&z->zone, &last), NGX_OK);
     check(z->shm.sh == last.sh);
     check_equal(z->shm.generation, last.generation + 1);
@@ -150,11 +238,18 @@ zone_reload(zone_t *z, zone_t *old)
 ngx_int_t
 zone_init_process(zone_t *z)
 {
+    ngx_int_t    rc;
     ngx_cycle_t  cycle;
 
     zone_cycle(z, &cycle);
 
-    return ngx_idempotency_shm_init_process(&cycle);
+    rc = z->store.engine->init_process(&cycle);
+
+    if (z->engine->begin) {
+        z->engine->begin(z);
+    }
+
+    return rc;
 }
 
 
@@ -163,9 +258,14 @@ zone_exit_process(zone_t *z)
 {
     ngx_cycle_t  cycle;
 
+    zone_settle(z);
     zone_cycle(z, &cycle);
 
-    ngx_idempotency_shm_exit_process(&cycle);
+    z->store.engine->exit_process(&cycle);
+
+    if (z->engine->end) {
+        z->engine->end(z);
+    }
 }
 
 
@@ -230,6 +330,10 @@ zone_check(zone_t *z)
     }
 
     check_equal(zone_quotas(z, sh->quotas, &c), c.counted);
+
+    zone_count_owed(z, sh->tier.first, &c);
+    zone_count_owed(z, sh->tier.refused, &c);
+    zone_count_owed(z, sh->tier.hander.taken, &c);
 
     for (window = sh->copies.next; window; window = window->next) {
         c.used[zone_slot(z, sizeof(ngx_idempotency_window_t))]++;
@@ -376,11 +480,25 @@ zone_count(zone_t *z, ngx_uint_t bucket, ngx_rbtree_node_t *node,
 }
 
 
+/* what has left, and is to be told yet */
+
+static void
+zone_count_owed(zone_t *z, ngx_idempotency_record_t *rec, zone_census_t *c)
+{
+    for ( /* void */ ; rec; rec = rec->next) {
+
+        if (rec->outcome == NGX_IDEMPOTENCY_GONE) {
+            c->used[zone_slot(z, sizeof(ngx_idempotency_record_t))]++;
+        }
+    }
+}
+
+
 static void
 zone_count_record(zone_t *z, ngx_idempotency_record_t *rec, zone_census_t *c)
 {
     size_t                     size, left, capacity;
-    ngx_uint_t                 pending;
+    ngx_uint_t                 pending, brief;
     ngx_idempotency_chunk_t   *chunk;
     ngx_idempotency_shm_sh_t  *sh;
 
@@ -392,13 +510,16 @@ zone_count_record(zone_t *z, ngx_idempotency_record_t *rec, zone_census_t *c)
     check_equal(rec->node.key, ngx_idempotency_tree_key(rec->token));
     check(rec->fence <= sh->fence);
 
-    pending = (rec->outcome == NGX_IDEMPOTENCY_PENDING);
+    pending = ngx_idempotency_record_pends(rec);
+    brief = (rec->owes & NGX_IDEMPOTENCY_OWES_BRIEF);
 
     check_equal(zone_in_queue(&sh->pending, &rec->queue), pending);
     check_equal(zone_in_queue(&sh->kept, &rec->queue),
                 !pending && rec->chunks != NULL);
 
-    if (pending || rec->window != &sh->left) {
+    if (rec->outcome < NGX_IDEMPOTENCY_STATS_RECORDS
+        && (pending || rec->window != &sh->left))
+    {
         c->outcomes[rec->outcome]++;
     }
 
@@ -410,6 +531,9 @@ zone_count_record(zone_t *z, ngx_idempotency_record_t *rec, zone_census_t *c)
         c->bound++;
 
         check(zone_in_queue(&rec->window->records, &rec->as.bound.expiry));
+    }
+
+    if (!pending && !brief && rec->window != &sh->copies) {
         check((ngx_msec_int_t) (rec->ends - rec->recorded
                                 - rec->window->length) >= 0);
         check((ngx_msec_int_t) (rec->ends - rec->recorded
@@ -507,6 +631,30 @@ zone_bound(zone_t *z)
 }
 
 
+/* it would go by itself, some seconds later */
+
+static void
+zone_drop_brief(zone_t *z)
+{
+    ngx_queue_t               *q, *next;
+    ngx_idempotency_record_t  *rec;
+
+    for (q = ngx_queue_head(&z->shm.sh->left.records);
+         q != ngx_queue_sentinel(&z->shm.sh->left.records);
+         q = next)
+    {
+        next = ngx_queue_next(q);
+        rec = ngx_queue_data(q, ngx_idempotency_record_t, as.brief.expiry);
+
+        if (rec->owes & NGX_IDEMPOTENCY_OWES_BRIEF) {
+            ngx_idempotency_record_remove(&z->shm, rec);
+        }
+    }
+
+    zone_settle(z);
+}
+
+
 void
 zone_check_empty(zone_t *z)
 {
@@ -519,6 +667,8 @@ zone_check_empty(zone_t *z)
     sh = z->shm.sh;
     pool = z->shm.shpool;
 
+    zone_settle(z);
+    zone_drop_brief(z);
     zone_check(z);
 
     for (i = 0; i <= sh->mask; i++) {

@@ -16,7 +16,49 @@
 #define ZONE_SLOTS  16
 
 
-typedef struct {
+/* what is so of one engine and not of each: a case says what it takes */
+
+/* an operation is answered when it returns, and wakes whom it has to */
+#define ZONE_AT_ONCE   0x01
+/* an owner has waited for nothing, so no wake is in vain */
+#define ZONE_CALM      0x10
+/* what is asked first is answered first */
+#define ZONE_IN_TURN   0x20
+/* what is bound is in the zone until its time is over */
+#define ZONE_STAYS     0x02
+/* nobody else has what stands behind it, or nothing does */
+#define ZONE_ALONE     0x04
+/* what is bound outlives the zone */
+#define ZONE_OUTLIVES  0x08
+
+
+typedef struct zone_s         zone_t;
+typedef struct zone_engine_s  zone_engine_t;
+
+struct zone_engine_s {
+    char                            *name;
+    const ngx_idempotency_engine_t  *engine;
+    ngx_uint_t                       is;
+
+    /* NULL: nothing is to be done.  What stands behind a zone, before that is
+       made; when a worker begins and ends; and when the zone is gone, for good
+       or until it is opened again */
+    void                           (*open)(zone_t *z);
+    void                           (*begin)(zone_t *z);
+    void                           (*end)(zone_t *z);
+    void                           (*close)(zone_t *z, ngx_uint_t again);
+
+    /* a thread does its work, or a timer's time has come, while no time passes;
+       false: nothing is under way */
+    ngx_uint_t                     (*pass)(zone_t *z);
+    /* an operation was answered */
+    void                           (*answered)(zone_t *z);
+};
+
+
+struct zone_s {
+    const zone_engine_t     *engine;
+
     ngx_shm_zone_t           zone;
     ngx_idempotency_shm_t    shm;
     ngx_idempotency_store_t  store;
@@ -27,8 +69,17 @@ typedef struct {
     /* of the empty zone */
     ngx_uint_t               pfree;
     ngx_uint_t               used[ZONE_SLOTS];
-} zone_t;
+};
 
+
+/* of the zones that are opened from now on */
+
+extern const zone_engine_t  *zone_engine;
+extern const zone_engine_t   zone_shm;
+
+/* is this so of it? */
+
+#define zone_is(what)  (zone_engine->is & (what))
 
 void zone_open(zone_t *z, size_t size, ngx_uint_t evict);
 void zone_close(zone_t *z);
@@ -38,6 +89,14 @@ void zone_close(zone_t *z);
 void zone_reload(zone_t *z, zone_t *old);
 ngx_int_t zone_init_process(zone_t *z);
 void zone_exit_process(zone_t *z);
+
+/* nginx ends in peace, and is started again */
+
+void zone_restart(zone_t *z);
+
+/* all that is under way is done */
+
+void zone_settle(zone_t *z);
 
 /* trees, queues, chunks and the allocator agree with each other */
 
@@ -119,11 +178,15 @@ struct op_s {
     void                     (*handler)(op_t *op);
     void                      *data;
 
+    /* of the claim: its maker waits for the answer, and has it; it was called,
+       and is to be made again as it is */
+    ngx_uint_t                 asks;
+    ngx_uint_t                 answered;
+    ngx_uint_t                 called;
+
     ngx_idempotency_claim_t    claim;
 };
 
-
-extern const ngx_idempotency_engine_t  *op_engine;
 
 /* tokens and fingerprints are made of numbers */
 
