@@ -339,6 +339,8 @@ typedef struct {
 
     unsigned                           waiting:1;
     unsigned                           over:1;
+    /* the last buffer is held back, or was */
+    unsigned                           last:1;
     /* the header is held back, too; and nothing may follow it */
     unsigned                           header:1;
     unsigned                           bodyless:1;
@@ -589,6 +591,8 @@ ngx_uint_t ngx_http_idempotency_hold_header_over(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 ngx_int_t ngx_http_idempotency_hold_body(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_chain_t **in);
+ngx_int_t ngx_http_idempotency_hold_told(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_int_t rc);
 void ngx_http_idempotency_hold_end(ngx_http_idempotency_ctx_t *ctx);
 void ngx_http_idempotency_hold_cancel(ngx_http_idempotency_ctx_t *ctx);
 

@@ -86,7 +86,7 @@ ngx_http_idempotency_header_filter(ngx_http_request_t *r)
     }
 
     if (ctx && ngx_http_idempotency_hold_header(r, ctx)) {
-        return NGX_OK;
+        return ngx_http_idempotency_hold_told(r, ctx, NGX_OK);
     }
 
     rc = ngx_http_next_header_filter(r);
@@ -96,7 +96,7 @@ ngx_http_idempotency_header_filter(ngx_http_request_t *r)
         return NGX_OK;
     }
 
-    return rc;
+    return ctx ? ngx_http_idempotency_hold_told(r, ctx, rc) : rc;
 }
 
 
@@ -186,7 +186,7 @@ ngx_http_idempotency_body_filter(ngx_http_request_t *r, ngx_chain_t *in)
         return NGX_OK;
     }
 
-    return rc;
+    return ctx ? ngx_http_idempotency_hold_told(r, ctx, rc) : rc;
 }
 
 

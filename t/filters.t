@@ -239,6 +239,40 @@ for my $te (qw(cl chunked close)) {
     is(executions('hints'), 1, '103 (Early Hints): executed once');
 }
 
+# A filter may put a response of its own in the place of one that it does not let
+# pass. It has an end, and of the other one nothing is behind it.
+
+{
+    my $f = nginx(workers => 2, files => { map { ("html/$_" => 'x' x $_) } 7, 300_000 },
+                  server => <<'EOC');
+        idempotency zone=z;
+        location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+        location ~ ^/[73] { internal; root html; }
+        location /found/ { rewrite ^/found(/.*) $1 break; error_page 412 @found; root html; }
+        location @found { return 200 "another\n"; }
+EOC
+
+    for my $to (map { ("/$_", "/found/$_") } 7, 300_000) {
+        my $uri = "/x?id=$to&h=X-Accel-Redirect:%20$to";
+
+        for my $again (0, 1) {
+            my $c = $f->start('POST', $uri, key => $to, body => 'b',
+                              headers => ['If-Match: "other"']);
+            my $r = $c->response;
+            my $name = "$to is not that one" . ($again ? ', again' : '');
+
+            is($r->{status} . ($r->replayed ? ' replayed' : ''), '412' . ($again ? ' replayed' : ''), $name);
+            like($r->{body}, $to =~ /found/ ? qr/^another\n\z/ : qr/412 Precondition.*<\/html>\r\n\z/s,
+                 '... is told');
+            $c->send("GET /page HTTP/1.0\r\n\r\n");
+            $c->closed;
+            unlike($c->{buf}, qr/x{7}/, '... and nothing of it');
+        }
+
+        is(executions($to), 1, '... of one execution');
+    }
+}
+
 SKIP: {
     skip 'nginx passes no trailers before 1.27.2', 2
         unless has_directive('proxy_pass_trailers on;');

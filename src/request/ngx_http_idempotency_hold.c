@@ -52,6 +52,11 @@ ngx_http_idempotency_hold_header(ngx_http_request_t *r,
 
     hold = &ctx->hold;
 
+    /* a filter may have put it in the place of another, which is none now */
+
+    hold->out = NULL;
+    hold->last = 0;
+
     bodyless = (r->header_only || r->method == NGX_HTTP_HEAD
                 || r->headers_out.status == NGX_HTTP_NO_CONTENT
                 || r->headers_out.status == NGX_HTTP_NOT_MODIFIED);
@@ -110,6 +115,15 @@ ngx_http_idempotency_hold_body(ngx_http_request_t *r,
 
     hold = &ctx->hold;
 
+    if (hold->last && r->filter_finalize) {
+
+        /* behind the end: of a response that had to give way */
+
+        ngx_http_idempotency_swallow(*in);
+
+        *in = NULL;
+    }
+
     if (hold->waiting) {
 
         if (*in == NULL) {
@@ -150,6 +164,24 @@ ngx_http_idempotency_hold_body(ngx_http_request_t *r,
     hold_begin(r, ctx);
 
     return *in ? NGX_OK : NGX_AGAIN;
+}
+
+
+/*
+ * Whoever sends a response takes one that is held for one that was sent.  But
+ * where a filter has put it in the place of another, nginx makes an error of
+ * that, and ends the request: it is told that there is more to come.
+ */
+
+ngx_int_t
+ngx_http_idempotency_hold_told(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_int_t rc)
+{
+    if (!ctx->hold.waiting || !r->filter_finalize || r->connection->error) {
+        return rc;
+    }
+
+    return (rc == NGX_OK || rc == NGX_ERROR) ? NGX_AGAIN : rc;
 }
 
 
@@ -289,6 +321,8 @@ hold_add(ngx_http_request_t *r, ngx_http_idempotency_hold_t *hold,
         ln->next = NULL;
         *hold->next = ln;
         hold->next = &ln->next;
+
+        hold->last |= cl->buf->last_buf;
     }
 
     if (hold->bodyless) {
