@@ -9,7 +9,8 @@ package Stage;
 #   $s->fpm;                      PHP-FPM there instead, as Debian's service has it
 #   $s->stop_php;
 #   $s->nginx($text);             a configuration; PORT(name) in it is a free
-#                                 port, then in $s->{port}{name}
+#                                 port, then in $s->{port}{name}. Behind its zones
+#                                 is what TEST_IDEMPOTENCY_STORE says
 #   $s->under_way($file, sub { first }, sub { then });
 #                                 an application of ours is held while $file.hold is
 #                                 there, and adds to $file.begun: the second code is
@@ -206,6 +207,13 @@ sub nginx {
         $text =~ s/^load_module .*;$//m;
     } else {
         $text =~ s/^load_module \Kmodules\/.*;$/$module;/m;
+    }
+
+    # what else a test's zones are to have behind them
+    if ($ENV{TEST_IDEMPOTENCY_STORE}) {
+        require Idempotency;
+        my ($user) = ($text =~ /^user (\S+);/m, `$nginx -V 2>&1` =~ /--user=(\S+)/, 'nobody');
+        $text = Idempotency::stored($text, "$self->{dir}/store", $user);
     }
 
     # somebody else may take a port before nginx does
