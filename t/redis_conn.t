@@ -292,6 +292,91 @@ $here->stop;
 ok(until_true { call('say::2%0D%0A', msec => 2000) =~ /^error=0 .*:2/ }, '... and then elsewhere');
 is($there->connections, 1, '... once');
 
+$_->stop for $there;
+
+
+# --- who is asked where the others are ------------------------------------------
+
+# One that lets nobody in is tried with longer and longer pauses: what another is
+# asked meanwhile is counted by that, whatever the time it takes.
+
+sub strangers {
+    my ($name, $mode, $answers, $line) = @_;
+
+    my $closed = FakeRedis->new(CONNECT => "-ERR max number of clients reached\r\n");
+    my $stranger = FakeRedis->new(%$answers);
+
+    with({ c => "server 127.0.0.1:@{[$closed->port]}; timeout 300ms; connections 1;",
+           r => "$mode server 127.0.0.1:@{[$stranger->port]}; timeout 300ms; connections 1;" },
+         allow => qr/idempotency_redis/);
+
+    ok(until_true { $closed->connections >= 8 }, "$name: it is asked");
+
+    my ($asked, $tried) = map $_->connections, $stranger, $closed;
+
+    cmp_ok($asked, '>', 1, '... again');
+    cmp_ok($asked, '<=', 2 * $tried + 2, '... but not all the time');
+
+    if ($line) {
+        like(caller_nginx()->log, $line, '... as the log says');
+        is(scalar(() = caller_nginx()->log =~ /"r": no connection to 127/g), 1, '... once');
+    }
+
+    return ($stranger, $closed);
+}
+
+my $m = FakeRedis->new;
+my $where = sub { my ($m) = @_; return "*2\r\n" . FakeRedis::bulk('127.0.0.1') . FakeRedis::bulk($m->port) };
+
+my ($who, $closed) = strangers('no cluster', 'mode cluster;',
+    { CLUSTER => "-ERR This instance has cluster support disabled\r\n" },
+    qr/\[error\] .*no connection to 127.*: it says: ERR This instance/);
+
+$who->stop;
+$who->start(CLUSTER => "*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n\$9\r\n127.0.0.1\r\n:@{[$m->port]}\r\n");
+ok(until_true { call('say::1%0D%0A', msec => 2000) =~ /^error=0 .*:1$/ }, '... until it is one');
+is(scalar(() = caller_nginx()->log =~ /no connection to 127.*:@{[$who->port]}: it says/g), 1, '... told once');
+is(scalar(() = caller_nginx()->log =~ /127.*:@{[$who->port]} is back/g), 1, '... as is that it is back');
+$_->stop for $who, $closed;
+
+($who, $closed) = strangers('a cluster without slots', 'mode cluster;', { CLUSTER => "*0\r\n" },
+                            qr/it does not know the slots/);
+$_->stop for $who, $closed;
+
+($who, $closed) = strangers('no sentinel', 'mode sentinel; master m;',
+    { SENTINEL => "-ERR unknown command 'SENTINEL'\r\n" }, qr/it says: ERR unknown command/);
+$_->stop for $who, $closed;
+
+($who, $closed) = strangers('a sentinel that does not know the master', 'mode sentinel; master m;',
+                            { SENTINEL => "*-1\r\n" }, qr/it does not know the master "m"/);
+
+$who->stop;
+$who->start(SENTINEL => $where->($m), SUBSCRIBE => "*3\r\n+subscribe\r\n+x\r\n:1\r\n");
+ok(until_true { call('say::1%0D%0A', msec => 2000) =~ /^error=0 .*:1$/ }, '... until it does');
+$_->stop for $who, $closed;
+
+($who, $closed) = strangers('a sentinel that says so, and goes', 'mode sentinel; master m;',
+                            { SENTINEL => $where->($m), SUBSCRIBE => '' });
+
+# what is heard of the master shortens the pauses
+
+ok(until_true { call('say::1%0D%0A', msec => 2000) =~ /^error=0 .*:1$/ }, 'the master is there');
+
+my @before = map $_->connections, $who, $closed;
+
+for (1 .. 10) {
+    my $n = $who->connections;
+
+    call('cut:', msec => 20000);
+    until_true { $who->connections > $n };
+    until_true { call('say::1%0D%0A', msec => 2000) =~ /^error=0/ };
+}
+
+my @after = map $_->connections, $who, $closed;
+
+cmp_ok($after[0] - $before[0], '>', $after[1] - $before[1] + 3, '... and lost: somebody else is asked soon');
+$_->stop for $who, $closed, $m;
+
 fake($fake, 'timeout 300ms; connections 1;');
 
 # no descriptor, and no memory, for each that is lost

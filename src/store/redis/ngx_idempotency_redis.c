@@ -22,7 +22,8 @@ static void redis_exit_node(ngx_idempotency_redis_node_t *node);
 static ngx_int_t standalone_init(ngx_idempotency_redis_t *redis);
 static ngx_idempotency_redis_node_t *standalone_route(
     ngx_idempotency_redis_t *redis, ngx_str_t *key);
-static void standalone_doubt(ngx_idempotency_redis_node_t *node);
+static void standalone_doubt(ngx_idempotency_redis_node_t *node,
+    ngx_uint_t news);
 static void standalone_tick(ngx_idempotency_redis_t *redis);
 static void standalone_exit(ngx_idempotency_redis_t *redis);
 
@@ -358,7 +359,7 @@ standalone_route(ngx_idempotency_redis_t *redis, ngx_str_t *key)
 
 
 static void
-standalone_doubt(ngx_idempotency_redis_node_t *node)
+standalone_doubt(ngx_idempotency_redis_node_t *node, ngx_uint_t news)
 {
     /* there is no other */
 }

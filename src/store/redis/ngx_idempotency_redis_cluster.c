@@ -11,8 +11,6 @@
 
 
 #define CLUSTER_SLOTS  16384
-/* the map is not asked for more often, in msec */
-#define CLUSTER_PAUSE  200
 
 
 typedef struct {
@@ -22,7 +20,6 @@ typedef struct {
        those of the map */
     ngx_idempotency_redis_conn_t    *conn;
     ngx_uint_t                       turn;
-    ngx_msec_t                       asked;
 } cluster_t;
 
 
@@ -32,7 +29,8 @@ static ngx_idempotency_redis_node_t *cluster_route(
 static ngx_uint_t cluster_slot(ngx_str_t *key);
 static ngx_idempotency_redis_node_t *cluster_moved(
     ngx_idempotency_redis_t *redis, ngx_str_t *text, ngx_uint_t ask);
-static void cluster_doubt(ngx_idempotency_redis_node_t *node);
+static void cluster_doubt(ngx_idempotency_redis_node_t *node,
+    ngx_uint_t news);
 static void cluster_tick(ngx_idempotency_redis_t *redis);
 static void cluster_exit(ngx_idempotency_redis_t *redis);
 static void cluster_next(ngx_idempotency_redis_t *redis);
@@ -112,7 +110,6 @@ cluster_init(ngx_idempotency_redis_t *redis)
     }
 
     cluster->turn = ngx_random() % redis->conf.servers.nelts;
-    cluster->asked = ngx_current_msec;
 
     cluster_next(redis);
     ngx_idempotency_redis_conn_connect(cluster->conn);
@@ -182,7 +179,7 @@ cluster_moved(ngx_idempotency_redis_t *redis, ngx_str_t *text, ngx_uint_t ask)
     cluster = redis->topology_data;
 
     if (!ask) {
-        cluster_doubt(cluster->home);
+        cluster_doubt(cluster->home, 1);
     }
 
     last = text->data + text->len;
@@ -225,29 +222,16 @@ cluster_moved(ngx_idempotency_redis_t *redis, ngx_str_t *text, ngx_uint_t ask)
 
 
 static void
-cluster_doubt(ngx_idempotency_redis_node_t *node)
+cluster_doubt(ngx_idempotency_redis_node_t *node, ngx_uint_t news)
 {
-    cluster_t                     *cluster;
-    ngx_msec_t                     passed;
-    ngx_idempotency_redis_conn_t  *conn;
+    cluster_t  *cluster;
 
     cluster = node->redis->topology_data;
-    conn = cluster->conn;
 
-    /* it is on its way, or asking, or will be soon */
-
-    if (conn == NULL || conn->state != ngx_idempotency_redis_closed
-        || conn->timer.timer_set)
-    {
-        return;
+    if (cluster->conn) {
+        ngx_idempotency_redis_seek(cluster->conn, news,
+                                   "it is asked for the map");
     }
-
-    passed = ngx_current_msec - cluster->asked;
-
-    ngx_idempotency_redis_conn_restart(conn,
-                                       passed < CLUSTER_PAUSE
-                                       ? CLUSTER_PAUSE - passed : 1,
-                                       "it is asked for the map");
 }
 
 
@@ -302,11 +286,6 @@ cluster_next(ngx_idempotency_redis_t *redis)
 static void
 cluster_ready(ngx_idempotency_redis_conn_t *conn)
 {
-    cluster_t  *cluster;
-
-    cluster = conn->redis->topology_data;
-    cluster->asked = ngx_current_msec;
-
     ngx_idempotency_resp_say(&conn->out, "CLUSTER", "SLOTS", NULL);
     (void) ngx_idempotency_redis_conn_expect(conn, cluster_said, NULL);
 
@@ -318,21 +297,10 @@ static void
 cluster_said(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply)
 {
-    ngx_idempotency_redis_conn_expected(conn);
-
-    if (reply == NULL) {
-        return;
-    }
-
-    if (reply->type == NGX_IDEMPOTENCY_REDIS_ERROR) {
-        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_DENIED,
-                                        "it says:", &reply->str);
-        return;
-    }
-
-    if (reply->type != NGX_IDEMPOTENCY_REDIS_ARRAY || reply->n == 0) {
-        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
-                                        "it does not know the slots", NULL);
+    if (ngx_idempotency_redis_sought(conn, reply, 1,
+                                     "it does not know the slots", NULL)
+        != NGX_OK)
+    {
         return;
     }
 

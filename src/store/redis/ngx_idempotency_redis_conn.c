@@ -162,6 +162,7 @@ conn_start(ngx_idempotency_redis_conn_t *conn)
 
     node = conn->node;
     conn->attempts++;
+    conn->begun = ngx_current_msec;
 
     ngx_add_timer(&conn->timer, conn->redis->conf.connect_timeout);
 
@@ -425,6 +426,23 @@ ngx_idempotency_redis_conn_ready(ngx_idempotency_redis_conn_t *conn)
         ngx_del_timer(&conn->timer);
     }
 
+    conn->state = ngx_idempotency_redis_ready;
+    conn->down = 0;
+
+    /* who is asked where others are has yet to say so */
+
+    if (!conn->kind->seeks) {
+        conn->backoff = 0;
+        ngx_idempotency_redis_conn_back(conn);
+    }
+
+    conn->kind->ready(conn);
+}
+
+
+void
+ngx_idempotency_redis_conn_back(ngx_idempotency_redis_conn_t *conn)
+{
     if (conn->node->failing) {
         conn->node->failing = 0;
 
@@ -432,12 +450,6 @@ ngx_idempotency_redis_conn_ready(ngx_idempotency_redis_conn_t *conn)
                       "idempotency_redis \"%V\": %V is back",
                       &conn->redis->conf.name, &conn->node->name);
     }
-
-    conn->state = ngx_idempotency_redis_ready;
-    conn->backoff = 0;
-    conn->down = 0;
-
-    conn->kind->ready(conn);
 }
 
 
@@ -477,6 +489,12 @@ ngx_idempotency_redis_conn_lose(ngx_idempotency_redis_conn_t *conn,
 
     if (ready) {
         conn->since = ngx_current_msec;
+
+        /* ... may say so, and go at once, each time */
+
+        if (conn->since - conn->begun >= CONN_PAUSE_MAX) {
+            conn->backoff = 0;
+        }
     }
 
     if (error == NGX_IDEMPOTENCY_REDIS_DENIED
@@ -491,8 +509,8 @@ ngx_idempotency_redis_conn_lose(ngx_idempotency_redis_conn_t *conn,
 
     conn->kind->lost(conn);
 
-    if (conn->state == ngx_idempotency_redis_closed && !conn->kind->sentinel) {
-        conn->redis->topology->doubt(conn->node);
+    if (conn->state == ngx_idempotency_redis_closed && !conn->kind->seeks) {
+        conn->redis->topology->doubt(conn->node, ready);
     }
 }
 

@@ -36,8 +36,8 @@ typedef struct {
 /* what a connection is for */
 
 typedef struct {
-    /* it speaks to a sentinel, which has no roles and no clock */
-    ngx_uint_t                       sentinel;
+    /* who is asked where others are: roles and clocks don't matter */
+    ngx_uint_t                       seeks;
     /* it is the master's, has greeted, and is ready */
     void                           (*ready)(
                                          ngx_idempotency_redis_conn_t *conn);
@@ -99,6 +99,8 @@ struct ngx_idempotency_redis_conn_s {
        call's: nobody's exit waits for it */
     ngx_event_t                      timer;
     ngx_msec_t                       backoff;
+    /* when the last one was begun */
+    ngx_msec_t                       begun;
     /* since when there is none that is ready */
     ngx_msec_t                       since;
     /* ... for so long that nothing waits for it any more */
@@ -187,9 +189,11 @@ typedef struct {
        so here */
     ngx_idempotency_redis_node_t  *(*moved)(ngx_idempotency_redis_t *redis,
                                          ngx_str_t *text, ngx_uint_t ask);
-    /* the node is no master, or there is none: look again, later */
+    /* the node is no master, or there is none: look again, later; "news":
+       not so when it was asked last */
     void                           (*doubt)(
-                                         ngx_idempotency_redis_node_t *node);
+                                         ngx_idempotency_redis_node_t *node,
+                                         ngx_uint_t news);
     void                           (*tick)(ngx_idempotency_redis_t *redis);
     void                           (*exit)(ngx_idempotency_redis_t *redis);
 } ngx_idempotency_redis_topology_t;
@@ -247,6 +251,8 @@ void ngx_idempotency_redis_conn_expected(ngx_idempotency_redis_conn_t *conn);
 void ngx_idempotency_redis_conn_greet(ngx_idempotency_redis_conn_t *conn);
 /* the other side has said all that is asked of it at first */
 void ngx_idempotency_redis_conn_ready(ngx_idempotency_redis_conn_t *conn);
+/* ... or, where others are */
+void ngx_idempotency_redis_conn_back(ngx_idempotency_redis_conn_t *conn);
 /* something has ended: does anything keep it? */
 void ngx_idempotency_redis_conn_settle(ngx_idempotency_redis_conn_t *conn);
 /* quietly: it is not needed any more, or has to be another one */
@@ -273,6 +279,16 @@ void ngx_idempotency_redis_lane_call(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call);
 /* all that waits here goes where it belongs now */
 void ngx_idempotency_redis_lane_leave(ngx_idempotency_redis_conn_t *conn);
+
+/* _seek.c: who is asked where others are */
+
+/* soon, somebody else */
+void ngx_idempotency_redis_seek(ngx_idempotency_redis_conn_t *conn,
+    ngx_uint_t news, char *why);
+/* NGX_OK: it said so, in so many words or more; else it is lost */
+ngx_int_t ngx_idempotency_redis_sought(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_reply_t *reply, ngx_uint_t n, char *why,
+    ngx_str_t *what);
 
 /* _word.c: what an error says */
 

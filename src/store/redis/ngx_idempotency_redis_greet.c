@@ -57,7 +57,7 @@ ngx_idempotency_redis_greet(ngx_idempotency_redis_conn_t *conn)
         (void) ngx_idempotency_redis_conn_due(conn, greet_auth, NULL);
     }
 
-    if (conn->kind->sentinel) {
+    if (conn->kind->seeks) {
         ngx_idempotency_resp_say(out, "PING", NULL);
         (void) ngx_idempotency_redis_conn_due(conn, greet_ping, NULL);
         return;
@@ -107,7 +107,7 @@ greet_auth(ngx_idempotency_redis_conn_t *conn, void *data,
 
     /* sentinels have passwords of their own, or none */
 
-    if (conn->kind->sentinel
+    if (conn->kind->seeks
         || greet_in(&reply->str, "no password is set")
         || greet_in(&reply->str, "without any password configured"))
     {

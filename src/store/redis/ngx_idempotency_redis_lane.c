@@ -324,7 +324,7 @@ lane_refused(ngx_idempotency_redis_conn_t *conn,
 
     case NGX_IDEMPOTENCY_REDIS_LATER:
         lane_later(conn, call, &reply->str);
-        conn->redis->topology->doubt(conn->node);
+        conn->redis->topology->doubt(conn->node, 0);
         return;
 
     case NGX_IDEMPOTENCY_REDIS_MASTER:

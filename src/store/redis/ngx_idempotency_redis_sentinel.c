@@ -9,11 +9,6 @@
 #include "ngx_idempotency_redis_conn.h"
 
 
-/* they are not asked more often, in msec */
-
-#define SENTINEL_PAUSE  200
-
-
 typedef struct {
     ngx_idempotency_redis_node_t    *master;
     ngx_idempotency_redis_conn_t    *conn;
@@ -21,14 +16,14 @@ typedef struct {
     ngx_idempotency_redis_node_t   **nodes;
     ngx_uint_t                       n;
     ngx_uint_t                       turn;
-    ngx_msec_t                       asked;
 } sentinel_t;
 
 
 static ngx_int_t sentinel_init(ngx_idempotency_redis_t *redis);
 static ngx_idempotency_redis_node_t *sentinel_route(
     ngx_idempotency_redis_t *redis, ngx_str_t *key);
-static void sentinel_doubt(ngx_idempotency_redis_node_t *node);
+static void sentinel_doubt(ngx_idempotency_redis_node_t *node,
+    ngx_uint_t news);
 static void sentinel_tick(ngx_idempotency_redis_t *redis);
 static void sentinel_pong(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
@@ -113,7 +108,6 @@ sentinel_init(ngx_idempotency_redis_t *redis)
         return NGX_ERROR;
     }
 
-    sentinel->asked = ngx_current_msec;
     ngx_idempotency_redis_conn_connect(sentinel->conn);
 
     return ngx_idempotency_redis_node_connect(sentinel->master);
@@ -132,29 +126,16 @@ sentinel_route(ngx_idempotency_redis_t *redis, ngx_str_t *key)
 
 
 static void
-sentinel_doubt(ngx_idempotency_redis_node_t *node)
+sentinel_doubt(ngx_idempotency_redis_node_t *node, ngx_uint_t news)
 {
-    sentinel_t                    *sentinel;
-    ngx_msec_t                     passed;
-    ngx_idempotency_redis_conn_t  *conn;
+    sentinel_t  *sentinel;
 
     sentinel = node->redis->topology_data;
-    conn = sentinel->conn;
 
-    /* one that does not listen yet will say so soon, or will be lost */
-
-    if (conn == NULL || conn->state != ngx_idempotency_redis_ready
-        || conn->expected)
-    {
-        return;
+    if (sentinel->conn) {
+        ngx_idempotency_redis_seek(sentinel->conn, news,
+                                   "another one is asked");
     }
-
-    passed = ngx_current_msec - sentinel->asked;
-
-    ngx_idempotency_redis_conn_restart(conn,
-                                       passed < SENTINEL_PAUSE
-                                       ? SENTINEL_PAUSE - passed : 1,
-                                       "another one is asked");
 }
 
 
@@ -209,11 +190,7 @@ sentinel_next(sentinel_t *sentinel)
 static void
 sentinel_ready(ngx_idempotency_redis_conn_t *conn)
 {
-    sentinel_t                  *sentinel;
     ngx_idempotency_resp_out_t  *out;
-
-    sentinel = conn->redis->topology_data;
-    sentinel->asked = ngx_current_msec;
 
     out = &conn->out;
 
@@ -236,22 +213,11 @@ static void
 sentinel_said(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply)
 {
-    ngx_idempotency_redis_conn_expected(conn);
-
-    if (reply == NULL) {
-        return;
-    }
-
-    if (reply->type == NGX_IDEMPOTENCY_REDIS_ERROR) {
-        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_DENIED,
-                                        "it says:", &reply->str);
-        return;
-    }
-
-    if (reply->type != NGX_IDEMPOTENCY_REDIS_ARRAY || reply->n != 2) {
-        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
-                                        "it does not know the master",
-                                        &conn->redis->conf.master);
+    if (ngx_idempotency_redis_sought(conn, reply, 2,
+                                     "it does not know the master",
+                                     &conn->redis->conf.master)
+        != NGX_OK)
+    {
         return;
     }
 

@@ -360,7 +360,7 @@ watch_push(ngx_idempotency_redis_conn_t *conn,
 
         if (channel) {
             channel->subscribed = 0;
-            conn->redis->topology->doubt(conn->node);
+            conn->redis->topology->doubt(conn->node, 1);
         }
 
         return (conn->ndue && conn->due[conn->first].data) ? NGX_DECLINED
@@ -408,7 +408,7 @@ watch_said(ngx_idempotency_redis_conn_t *conn, void *data,
     verdict = ngx_idempotency_redis_verdict(&reply->str);
 
     if (verdict.error == NGX_IDEMPOTENCY_REDIS_AWAY) {
-        conn->redis->topology->doubt(conn->node);
+        conn->redis->topology->doubt(conn->node, 1);
         return;
     }
 
