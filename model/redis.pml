@@ -130,16 +130,17 @@ bool  told, lost, owned[4], returned, restarted;
 #define too_late(t)    (now > (t))
 #endif
 
-/* a release behind which its claim could come is one too early */
+/* a claim is given back at once; and if it may come behind that, once more, when
+   nothing of it can come any more */
+
+#define may_release(i) (owed_release[i] && op[i] == idle && renewal != (i))
 
 #if defined(T_RELEASE_EARLY)
-#define may_release(i) (owed_release[i] && op[i] == idle)
+#define may_come(i)    false
 #elif defined(T_NO_NOT_AFTER)
-#define may_release(i) (owed_release[i] && op[i] == idle && now > until[i])
+#define may_come(i)    (now <= until[i])
 #else
-#define may_release(i) (owed_release[i] && op[i] == idle && \
-                        (flying[i] == 0 || now > until[i]) && \
-                        renewal != (i))
+#define may_come(i)    (flying[i] > 0 && now <= until[i])
 #endif
 
 #ifdef T_OLDER_TAKES
@@ -475,7 +476,7 @@ end_machine:
            :: else
            fi;
 
-           owed_release[i] = false; i = 0
+           owed_release[i] = may_come(i); i = 0
        }
 
        /* the owner lives: told at once, or on its way for a while */

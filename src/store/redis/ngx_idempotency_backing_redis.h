@@ -89,6 +89,11 @@ ngx_int_t ngx_idempotency_backing_redis_hand(ngx_idempotency_tier_t *tier,
     ngx_idempotency_batch_t *batch);
 void ngx_idempotency_backing_redis_send(ngx_idempotency_redis_hand_t *hand);
 
+/* a claim of which a copy may come yet, until the deadline */
+
+void ngx_idempotency_backing_redis_left(ngx_idempotency_redis_zone_t *redis,
+    ngx_idempotency_item_t *item, ngx_msec_t deadline);
+
 /* the stamp: what it is to be, and whether it is that there */
 
 ngx_int_t ngx_idempotency_backing_redis_stamp(

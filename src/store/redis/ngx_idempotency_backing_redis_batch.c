@@ -129,6 +129,7 @@ ngx_idempotency_backing_redis_send(ngx_idempotency_redis_hand_t *hand)
         ri->item = &batch->items[i];
         ri->sent = 0;
         ri->heard = 0;
+        ri->lost = 0;
 
         ngx_idempotency_redis_item_call(ri, &redis->prefix, &redis->publish,
                                         batch->now);
@@ -177,6 +178,7 @@ batch_handler(ngx_idempotency_redis_call_t *call)
     hand = ri->hand;
 
     ri->heard |= call->maybe;
+    ri->lost |= (call->maybe && call->reply == NULL);
 
     if (call->error != NGX_IDEMPOTENCY_REDIS_OK) {
         batch_count(hand, call->error);
@@ -187,6 +189,11 @@ batch_handler(ngx_idempotency_redis_call_t *call)
         && batch_call(hand, ri) == NGX_OK)
     {
         return;
+    }
+
+    if (ri->lost && ri->item->what == NGX_IDEMPOTENCY_ITEM_ASK) {
+        ngx_idempotency_backing_redis_left(hand->redis, ri->item,
+                                           hand->deadline);
     }
 
     batch_answered(hand, ri);

@@ -31,6 +31,8 @@ typedef struct {
     ngx_idempotency_item_t         *item;
     ngx_uint_t                      sent;
     ngx_uint_t                      heard;
+    /* lost on its way, once or more: that may come yet */
+    ngx_uint_t                      lost;
     void                           *hand;
 
     ngx_str_t                       args[NGX_IDEMPOTENCY_REDIS_ARGS];
