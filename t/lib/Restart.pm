@@ -16,6 +16,7 @@ package Restart;
 #    with_state(MODE, more)       the text of a zone z with a file, of one of the
 #                                 modes; '' as mode: without. more: such as "size=1m"
 #    no_state()                   why there can be no file, or nothing
+#    clock_wrong(SECONDS)         env => that: its wall clock is so much fast, or slow
 #
 # The same in steps that wait for nothing, for a test that has other things to do
 # meanwhile: $n->ignite, $n->ready (1, or -1: it failed), $n->gone, $n->alive
@@ -25,11 +26,14 @@ package Restart;
 use strict;
 use warnings;
 
+use Cwd qw(abs_path);
 use Exporter 'import';
+use File::Basename qw(dirname);
+use File::Temp ();
 use Idempotency ();
 use POSIX qw(WNOHANG);
 
-our @EXPORT = qw(outliving with_state no_state);
+our @EXPORT = qw(outliving with_state no_state clock_wrong);
 
 my @all;
 
@@ -85,6 +89,26 @@ sub no_state {
         zone => with_state('batched'), server => 'idempotency zone=z;');
 
     return $why = $ok ? '' : $said =~ /\[emerg\] (.*)/ ? $1 : $said;
+}
+
+
+# By a library (clock.c), beside those that are there.
+
+my $clock;
+
+sub clock_wrong {
+    my ($by) = @_;
+
+    if (!$clock) {
+        $clock = File::Temp->newdir('clock-XXXXXX', TMPDIR => 1);
+        chmod 0755, $clock;
+
+        my @cc = ($ENV{CC} // 'cc', qw(-O -shared -fPIC -o), "$clock/clock.so", dirname(abs_path(__FILE__)) . '/clock.c');
+
+        system(@cc) == 0 or die "@cc\n";
+    }
+
+    return { CLOCK_WRONG => $by, LD_PRELOAD => join ' ', grep defined, $ENV{LD_PRELOAD}, "$clock/clock.so" };
 }
 
 
