@@ -145,9 +145,10 @@ heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
 
     tier->batch->vain += item->again;
 
-    /* a question that was in vain is answered; what is owed stays so */
+    /* a question that was in vain is answered; what is owed stays so, until
+       its last change is told */
 
-    sh->told += (!item->again
+    sh->told += ((!item->again && !item->full && !more)
                  || rec->outcome == NGX_IDEMPOTENCY_ASKING
                  || rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE);
 
@@ -211,17 +212,13 @@ heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
             ngx_idempotency_owed_back(shm, rec);
         }
 
-    } else if (more && rec->outcome == NGX_IDEMPOTENCY_GONE) {
-        ngx_idempotency_owed_first(shm, rec);
-
     } else if (more) {
-        ngx_idempotency_owed_list(shm, rec);
+        ngx_idempotency_owed_first(shm, rec);
 
     } else if (rec->outcome == NGX_IDEMPOTENCY_GONE) {
         ngx_slab_free_locked(shm->shpool, rec);
 
     } else if (item->full) {
-        sh->told--;
         ngx_idempotency_owed_aside(shm, rec);
     }
 }

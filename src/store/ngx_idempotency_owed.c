@@ -65,8 +65,9 @@ ngx_idempotency_owed_list(ngx_idempotency_shm_t *shm,
 }
 
 
-/* it has left the zone while it was told: whoever has the token since may be
-   asking already, and must not be told what it was before */
+/* it has changed while it was told, and keeps its place: others are let in when
+   all before them is told; and whoever has the token since, if it has left the
+   zone, may be asking already, and must not be told what it was before */
 
 void
 ngx_idempotency_owed_first(ngx_idempotency_shm_t *shm,
@@ -74,10 +75,6 @@ ngx_idempotency_owed_first(ngx_idempotency_shm_t *shm,
 {
     rec->owes |= NGX_IDEMPOTENCY_OWES_LISTED;
     owed_prepend(&shm->sh->tier, rec);
-
-    /* what was listed before is not told by that */
-
-    shm->sh->tier.told--;
 }
 
 
@@ -288,6 +285,10 @@ ngx_idempotency_tier_refused(ngx_idempotency_tier_t *tier)
     }
 
     sh->refused = NULL;
+
+    /* others were told meanwhile in its place */
+
+    sh->until = sh->listed;
 
     ngx_idempotency_shm_unlock(tier->shm);
 }

@@ -42,6 +42,7 @@ static void trust_watch(ngx_idempotency_tier_t *tier);
 static void trust_renew(ngx_idempotency_tier_t *tier);
 static ngx_msec_t trust_thirds(ngx_idempotency_record_t *rec, ngx_msec_t now);
 static ngx_uint_t trust_end(ngx_idempotency_tier_t *tier);
+static ngx_uint_t trust_told(ngx_idempotency_tier_sh_t *sh);
 static void trust_fill(ngx_idempotency_tier_t *tier);
 static void trust_filled(ngx_idempotency_tier_t *tier);
 
@@ -165,7 +166,7 @@ trust_watch(ngx_idempotency_tier_t *tier)
 
     if (tier->filling) {
 
-        if (tier->filling == trust_fill_waits && sh->told >= sh->until) {
+        if (tier->filling == trust_fill_waits && trust_told(sh)) {
             tier->filling = trust_fill_reads;
 
             if (tier->backing->tokens(tier, NULL) != NGX_OK) {
@@ -180,7 +181,7 @@ trust_watch(ngx_idempotency_tier_t *tier)
 
         /* in vain, it gives back what it took, and others may claim */
 
-        if (sh->told >= sh->until && tier->backing->alone(tier) == NGX_OK) {
+        if (trust_told(sh) && tier->backing->alone(tier) == NGX_OK) {
             trust_fill(tier);
         }
 
@@ -286,6 +287,15 @@ trust_end(ngx_idempotency_tier_t *tier)
 }
 
 
+/* all that was owed then; what there is no room for is counted out of turn */
+
+static ngx_uint_t
+trust_told(ngx_idempotency_tier_sh_t *sh)
+{
+    return sh->told >= sh->until && sh->refused == NULL;
+}
+
+
 /* others may claim once all is told that was claimed without a question */
 
 void
@@ -299,7 +309,7 @@ ngx_idempotency_trust_give(ngx_idempotency_tier_t *tier)
     }
 
     sh = &tier->shm->sh->tier;
-    give = (!sh->trusted && sh->told >= sh->until);
+    give = (!sh->trusted && trust_told(sh));
 
     ngx_idempotency_shm_unlock(tier->shm);
 

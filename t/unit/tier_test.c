@@ -90,7 +90,7 @@ static worker_t    workers[WORKERS];
 static actor_t     actors[ACTORS];
 static truth_t     truths[TOKENS];
 static ngx_int_t   lonely;
-static ngx_uint_t  failing;
+static ngx_uint_t  failing, crammed;
 static ngx_uint_t  executions, replays, doubts, refusals;
 static int64_t     base;
 
@@ -99,6 +99,8 @@ static ngx_str_t                 name = ngx_string("unit");
 static ngx_idempotency_secret_t  secret;
 static ngx_idempotency_counters_t  counters;
 
+static void comes(actor_t *a, ngx_uint_t worker, ngx_uint_t token,
+    ngx_uint_t waits);
 static void result(actor_t *a);
 
 
@@ -163,9 +165,22 @@ may_claim(worker_t *w)
 }
 
 
+/* as a file that has no room for one claim more */
+
+static ngx_uint_t
+refused(ngx_idempotency_item_t *item)
+{
+    item->full = (crammed && item->what == NGX_IDEMPOTENCY_ITEM_PUT
+                  && item->outcome == NGX_IDEMPOTENCY_PENDING);
+
+    return item->full;
+}
+
+
 static void
 commit(worker_t *w)
 {
+    ngx_uint_t                i;
     ngx_idempotency_batch_t  *batch;
 
     batch = w->tier.batches;
@@ -176,10 +191,22 @@ commit(worker_t *w)
         return;
     }
 
-    batch->rc = ngx_idempotency_db_commit(group_of(w)->db, batch->items,
-                                          batch->n, batch->now);
+    if (!crammed) {
+        batch->rc = ngx_idempotency_db_commit(group_of(w)->db, batch->items,
+                                              batch->n, batch->now);
 
-    check_equal(batch->rc, NGX_OK);
+        check_equal(batch->rc, NGX_OK);
+        return;
+    }
+
+    for (i = 0; i < batch->n; i++) {
+        batch->rc = refused(&batch->items[i])
+                    ? NGX_OK
+                    : ngx_idempotency_db_commit(group_of(w)->db,
+                                                &batch->items[i], 1,
+                                                batch->now);
+        check_equal(batch->rc, NGX_OK);
+    }
 }
 
 
@@ -642,15 +669,25 @@ ask(actor_t *a)
 static void
 begins(actor_t *a)
 {
-    a->worker = unit_below(&seed, WORKERS);
+    ngx_uint_t  worker;
 
-    if (!workers[a->worker].up
-        || double_workers[a->worker].state != DOUBLE_ALIVE)
+    worker = unit_below(&seed, WORKERS);
+
+    if (!workers[worker].up
+        || double_workers[worker].state != DOUBLE_ALIVE)
     {
         return;
     }
 
-    a->token = unit_below(&seed, TOKENS);
+    comes(a, worker, unit_below(&seed, TOKENS), unit_below(&seed, 3) != 0);
+}
+
+
+static void
+comes(actor_t *a, ngx_uint_t worker, ngx_uint_t token, ngx_uint_t waits)
+{
+    a->worker = worker;
+    a->token = token;
 
     ngx_memzero(&a->claim, sizeof(ngx_idempotency_claim_t));
 
@@ -665,7 +702,7 @@ begins(actor_t *a)
     a->claim.lease = LEASE;
     a->claim.pool = unit_pool;
     a->claim.retry = a->token % 2;
-    a->claim.wait = (unit_below(&seed, 3) != 0);
+    a->claim.wait = waits;
 
     ask(a);
 }
@@ -1246,11 +1283,9 @@ settle(void)
 
 
 static void
-life(uint64_t first, ngx_uint_t is_strict, ngx_uint_t is_killed)
+life_begins(uint64_t first, ngx_uint_t is_strict, ngx_uint_t is_killed)
 {
-    ngx_uint_t  i, n;
-
-    n = unit_setting("UNIT_STEPS", 2000);
+    ngx_uint_t  i;
 
     ngx_rbtree_init(&ngx_event_timer_rbtree, &timers,
                     ngx_rbtree_insert_timer_value);
@@ -1269,7 +1304,7 @@ life(uint64_t first, ngx_uint_t is_strict, ngx_uint_t is_killed)
 
     ngx_current_msec = 100000;
     lonely = -1;
-    failing = 0;
+    failing = crammed = 0;
     executions = replays = doubts = refusals = 0;
 
     file_make(NULL);
@@ -1278,6 +1313,33 @@ life(uint64_t first, ngx_uint_t is_strict, ngx_uint_t is_killed)
     for (i = 0; i < TOKENS; i++) {
         truths[i].owner = -1;
     }
+}
+
+
+static void
+life_ends(void)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; i < GROUPS; i++) {
+        if (groups[i].up) {
+            group_killed(i);
+        }
+    }
+
+    unit_expect(NULL);
+    file_remove();
+}
+
+
+static void
+life(uint64_t first, ngx_uint_t is_strict, ngx_uint_t is_killed)
+{
+    ngx_uint_t  i, n;
+
+    n = unit_setting("UNIT_STEPS", 2000);
+
+    life_begins(first, is_strict, is_killed);
 
     for (i = 1; i <= n; i++) {
         round_of(0);
@@ -1298,14 +1360,7 @@ life(uint64_t first, ngx_uint_t is_strict, ngx_uint_t is_killed)
     check(executions > 50);
     check(replays > 50);
 
-    for (i = 0; i < GROUPS; i++) {
-        if (groups[i].up) {
-            group_killed(i);
-        }
-    }
-
-    unit_expect(NULL);
-    file_remove();
+    life_ends();
 }
 
 
@@ -1336,7 +1391,311 @@ batched(void)
 }
 
 
+/* --- one after the other: who is let in, and when ------------------------- */
+
+
+/* a worker looks who else is there, and hears what it is to hear */
+
+static void
+looks(ngx_uint_t n)
+{
+    u_char     tokens[PAGE][NGX_IDEMPOTENCY_DIGEST_LEN];
+    worker_t  *w;
+
+    w = &workers[n];
+
+    ngx_current_msec += 5;
+    double_become(n);
+
+    ngx_del_timer(&w->tier.watch);
+    w->tier.watch.handler(&w->tier.watch);
+
+    expire_timer(&w->tier.retry);
+
+    while (w->reads) {
+        w->reads = 0;
+        ngx_idempotency_tier_told(&w->tier, tokens,
+                                  ngx_idempotency_db_tokens(group_of(w)->db,
+                                                      NULL, tokens, PAGE));
+        if (w->reads) {
+            w->reads = 0;
+            ngx_idempotency_tier_told(&w->tier, tokens, 0);
+        }
+    }
+}
+
+
+/* what it has taken over is told, unless it waits to be let in */
+
+static ngx_uint_t
+tells(ngx_uint_t n)
+{
+    worker_t  *w;
+
+    w = &workers[n];
+
+    double_become(n);
+    expire_timer(&w->tier.retry);
+
+    if (!w->flying || !may_claim(w)) {
+        return 0;
+    }
+
+    commit(w);
+    w->flying = 0;
+    ngx_idempotency_tier_handed(&w->tier, w->tier.batches);
+    wake();
+
+    return 1;
+}
+
+
+/* ... and whoever waited for that asks again */
+
+static void
+hear(ngx_uint_t n)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; i < ACTORS; i++) {
+        if (actors[i].worker == n && actors[i].act == WAITS
+            && actors[i].woken)
+        {
+            ask(&actors[i]);
+        }
+    }
+}
+
+
+static void
+tells_all(ngx_uint_t n)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; i < 10; i++) {
+        ngx_current_msec += 2;
+
+        if (tells(n)) {
+            hear(n);
+        }
+    }
+}
+
+
+static ngx_idempotency_tier_sh_t *
+shared_of(ngx_uint_t n)
+{
+    return &workers[n].shm.sh->tier;
+}
+
+
+static void
+becomes_alone(void)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; i < 20 && !shared_of(0)->trusted; i++) {
+        looks(0);
+        tells_all(0);
+    }
+
+    check(shared_of(0)->trusted);
+    check_equal(lonely, 0);
+}
+
+
+/* what is in doubt is being told when it is claimed once more: that is what
+   others are to know before they may claim */
+
+static void
+told_in_part(void)
+{
+    life_begins(1, 0, 1);
+    becomes_alone();
+
+    comes(&actors[0], 1, 1, 1);
+    check_equal(actors[0].act, OWNS);
+    tells_all(1);
+    worker_killed(1);
+
+    ngx_current_msec += 200;
+    double_become(0);
+    ngx_idempotency_shm_sweep(&workers[0].shm, ngx_current_msec);
+    check(workers[0].flying);
+
+    comes(&actors[1], 0, 1, 1);
+    check_equal(actors[1].act, OWNS);
+
+    group_up(1);
+    looks(0);
+    check(!shared_of(0)->trusted);
+
+    /* the doubt is told, and the claim is not */
+
+    check(tells(0));
+    looks(0);
+
+    comes(&actors[2], 2, 1, 1);
+    tells_all(2);
+    check_equal(actors[2].act, WAITS);
+
+    tells_all(0);
+    looks(0);
+    check_equal(lonely, -1);
+
+    tells_all(2);
+    check_equal(actors[2].act, WAITS);
+    ends(&actors[1], 0);
+    tells_all(0);
+
+    life_ends();
+}
+
+
+/* ... so is what there is no room for, whatever else is told meanwhile */
+
+static void
+told_no_room(void)
+{
+    life_begins(1, 0, 1);
+    becomes_alone();
+
+    crammed = 1;
+    comes(&actors[0], 0, 0, 1);
+    check_equal(actors[0].act, OWNS);
+    tells_all(0);
+    check(shared_of(0)->refused != NULL);
+
+    group_up(1);
+    looks(0);
+    check(!shared_of(0)->trusted);
+
+    comes(&actors[1], 0, 2, 1);
+    tells_all(0);
+    looks(0);
+
+    crammed = 0;
+    comes(&actors[2], 2, 0, 1);
+    tells_all(2);
+    check_equal(actors[2].act, WAITS);
+
+    /* there is room: it is told once more, and they are let in */
+
+    ngx_current_msec += 1000;
+    looks(0);
+    check_equal(lonely, 0);
+    tells_all(0);
+    looks(0);
+    check_equal(lonely, -1);
+
+    tells_all(2);
+    check_equal(actors[2].act, WAITS);
+
+    life_ends();
+}
+
+
+/* ... and nobody trusts a filter that was filled without it */
+
+static void
+filled_no_room(void)
+{
+    ngx_uint_t  i;
+
+    life_begins(1, 0, 1);
+    becomes_alone();
+
+    crammed = 1;
+    comes(&actors[0], 0, 0, 1);
+    check_equal(actors[0].act, OWNS);
+    tells_all(0);
+
+    group_up(1);
+    looks(0);
+    comes(&actors[1], 0, 2, 1);
+    tells_all(0);
+    looks(0);
+    group_killed(1);
+
+    looks(0);
+    comes(&actors[3], 0, 3, 1);
+
+    for (i = 0; i < 10; i++) {
+        tells_all(0);
+        looks(0);
+    }
+
+    crammed = 0;
+    ngx_current_msec += 1000;
+
+    for (i = 0; i < 10; i++) {
+        looks(0);
+        tells_all(0);
+    }
+
+    check(shared_of(0)->trusted);
+
+    ends(&actors[0], 0);
+    tells_all(0);
+    memory_is_short(&workers[0].shm);
+
+    comes(&actors[2], 0, 0, 1);
+    tells_all(0);
+    check(actors[2].act != OWNS);
+
+    life_ends();
+}
+
+
+/* what was told to be in doubt another instance may have taken over */
+
+static void
+came_and_went(void)
+{
+    life_begins(1, 0, 1);
+    becomes_alone();
+
+    comes(&actors[0], 1, 1, 1);
+    check_equal(actors[0].act, OWNS);
+    tells_all(1);
+    worker_killed(1);
+
+    ngx_current_msec += 200;
+    double_become(0);
+    ngx_idempotency_shm_sweep(&workers[0].shm, ngx_current_msec);
+    tells_all(0);
+
+    group_up(1);
+    looks(0);
+    looks(0);
+    check_equal(lonely, -1);
+
+    comes(&actors[1], 2, 1, 1);
+    tells_all(2);
+    check_equal(actors[1].act, OWNS);
+    ends(&actors[1], 0);
+    tells_all(2);
+    group_killed(1);
+
+    becomes_alone();
+
+    comes(&actors[2], 0, 1, 1);
+    tells_all(0);
+
+    check_equal(actors[2].claim.op.result, NGX_IDEMPOTENCY_BOUND);
+
+    life_ends();
+}
+
+
 static unit_case_t  cases[] = {
+    { "others are let in when a claim in place of a doubt is told",
+      told_in_part },
+    { "others are let in when there was room for all claims", told_no_room },
+    { "a filter is filled when there was room for all claims",
+      filled_no_room },
+    { "what another one took over is its own, even if it has gone",
+      came_and_went },
     { "two instances, a file that forgets nothing, kill -9", strict_and_killed },
     { "two instances that come and go, their workers die", batched },
     unit_cases_end
