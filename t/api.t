@@ -272,10 +272,12 @@ is($n->get("$records?cursor=" . '9' x 18 . '-' . 'f' x 64)->{body}, '', 'a curso
     is(names($n->request('PUT', '/read/zones/z/records?key=one', body => 'done')), '405 method', '... PUT');
     is(row('one')->{replays}, 2, '... and nothing has changed');
 
+    my $fence = row('one')->{fence};
     $r = $n->request('DELETE', $records, key => 'one');
 
     is($r->{status}, 204, 'DELETE');
     is($r->{body}, '', '... tells nothing');
+    like($n->log, qr/forgotten by hand, token: [0-9a-f]{64}, zone: "z", fence: $fence,/, '... and the log under which fence');
     is(names($n->get("$records?key=one")), '404 no_record', '... and it is gone');
     is(names($n->request('DELETE', $records, key => 'one')), '404 no_record', '... once');
     ok(!$n->post('/x', key => 'one', body => 'b')->replayed, 'the next one is executed');

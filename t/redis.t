@@ -378,7 +378,7 @@ my ($a, $b) = map over($redis, workers => $_), 2, 1;
         is($redis->command('GET', $key), $value, '... stays');
     }
 
-    my $n = () = $b->log =~ /\[alert\].*value that is none of this version/g;
+    my $n = () = $b->log =~ /\[error\].*value that is none of this version .*, token: [0-9a-f]{64}: .*the key "\Q$key\E" is removed/g;
     ok($n >= 1 && $n <= 2, '... each worker says so once') or diag($n);
     is(executions('foreign'), 1, '... not executed');
 }
@@ -396,7 +396,8 @@ my ($a, $b) = map over($redis, workers => $_), 2, 1;
         skip "no such api: $r->{status}", 2 if $r->{status} != 204;
 
         ok(until_true { !$redis->command('EXISTS', $key) }, 'forgotten by hand: there, too');
-        is(told(at($b, 'forget')), '200 NEW', '... fresh elsewhere');
+        my $there = at($b, 'forget');
+        is(told($there), '200 NEW', '... fresh elsewhere');
 
         # what it does not know itself
 
@@ -416,6 +417,9 @@ my ($a, $b) = map over($redis, workers => $_), 2, 1;
         is($said->('GET'), 200, 'one that only the other one knows is found') or diag($r->{body});
         is($said->('DELETE'), 204, '... and forgotten');
         ok(until_true { !$redis->command('EXISTS', $key) }, '... there');
+
+        my $fence = $there->header('X-Fence');
+        like($a->log, qr/forgotten by hand, token: [0-9a-f]{64}, zone: "z", fence: $fence,/, '... under its fence, as the log says');
     }
 }
 

@@ -383,6 +383,7 @@ one_respond(ngx_http_idempotency_asking_t *asking)
 {
     one_t                        *one;
     u_char                       *last;
+    uint64_t                      number;
     u_char                        fence[sizeof(", fence: ") + NGX_INT64_LEN];
     ngx_http_request_t           *r;
     ngx_http_idempotency_text_t   text;
@@ -398,8 +399,10 @@ one_respond(ngx_http_idempotency_asking_t *asking)
 
         /* settled: by a claim of its own */
 
-        last = one->claim.fence
-               ? ngx_sprintf(fence, ", fence: %uL", one->claim.fence) : fence;
+        number = (one->stage == one_forgets) ? one->forget.fence
+                                             : one->claim.fence;
+
+        last = number ? ngx_sprintf(fence, ", fence: %uL", number) : fence;
 
         ngx_log_error(NGX_LOG_NOTICE, r->connection->log, 0,
                       "idempotency: a token was %s by hand, token: %*xs, "

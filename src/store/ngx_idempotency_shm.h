@@ -169,6 +169,13 @@ struct ngx_idempotency_record_s {
      || (rec)->outcome == NGX_IDEMPOTENCY_NOTHING                            \
      || (rec)->outcome == NGX_IDEMPOTENCY_FAILED)
 
+/* its fence is that of a question, and not of the claim that it tells of */
+
+#define ngx_idempotency_record_asked(rec)                                    \
+    (ngx_idempotency_record_unknown(rec)                                     \
+     || (rec)->outcome == NGX_IDEMPOTENCY_ELSEWHERE                          \
+     || ((rec)->owes & NGX_IDEMPOTENCY_OWES_BRIEF))
+
 /* an owner, or somebody who asks, is at work on it */
 
 #define ngx_idempotency_record_pends(rec)                                    \

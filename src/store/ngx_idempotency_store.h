@@ -293,7 +293,7 @@ typedef struct {
 
 
 /* by hand, whoever owns it: a pending owner loses its claim; with a fence,
-   only the record that has it */
+   only the record that has it.  Out: of what it was, or 0 if nobody knows */
 
 typedef struct {
     ngx_idempotency_op_t            op;

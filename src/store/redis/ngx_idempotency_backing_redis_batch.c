@@ -340,9 +340,12 @@ batch_foreign(ngx_idempotency_redis_zone_t *redis,
 
     redis->foreign = 1;
 
-    ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
+    ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
                   "idempotency: zone \"%V\": the redis \"%V\" has a value that "
-                  "is none of this version of the module: such tokens are "
-                  "unavailable, the first of them is \"%V\"",
-                  &redis->tier.shm->store->name, &redis->name, &ri->call.key);
+                  "is none of this version of the module, token: %*xs: it is "
+                  "unavailable, and so are others like it, until this nginx "
+                  "is upgraded, or the key \"%V\" is removed there",
+                  &redis->tier.shm->store->name, &redis->name,
+                  (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, ri->item->token,
+                  &ri->call.key);
 }

@@ -110,9 +110,7 @@ left_owned(left_t *left)
                                          ngx_current_msec);
 
     owned = (rec && rec->fence == left->item.fence
-             && rec->outcome != NGX_IDEMPOTENCY_ELSEWHERE
-             && !ngx_idempotency_record_unknown(rec)
-             && (rec->owes & NGX_IDEMPOTENCY_OWES_BRIEF) == 0)
+             && !ngx_idempotency_record_asked(rec))
             || shm->sh->tier.since != left->item.since;
 
     ngx_idempotency_shm_unlock(shm);
