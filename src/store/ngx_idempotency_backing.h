@@ -67,7 +67,7 @@ typedef struct {
        that is how he is told to live */
     int64_t                         lease;
 
-    /* ASK: take over what is in doubt */
+    /* ASK: take over what is in doubt; RELEASE: it had been taken over here */
     unsigned                        retry:1;
     /* ASK: not what is absent, as it may have been bound once */
     unsigned                        old:1;

@@ -285,6 +285,7 @@ hand_item(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
         || rec->outcome == NGX_IDEMPOTENCY_FAILED)
     {
         item->what = NGX_IDEMPOTENCY_ITEM_RELEASE;
+        item->retry = rec->took;
 
         if (rec->outcome == NGX_IDEMPOTENCY_GONE
             && rec->status == NGX_IDEMPOTENCY_FORGOTTEN)

@@ -280,6 +280,7 @@ ngx_idempotency_record_reclaim(ngx_idempotency_shm_t *shm,
     ngx_idempotency_chunks_free(shm, rec);
     record_claim(shm, rec, window, claim);
 
+    rec->took = 1;
     claim->fence = rec->fence;
 
     return NGX_IDEMPOTENCY_CLAIMED;

@@ -145,9 +145,11 @@ struct ngx_idempotency_record_s {
     ngx_idempotency_record_t       *next;
 
     uint16_t                        status;
-    uint8_t                         outcome:7;
+    uint8_t                         outcome:6;
     /* pending, with `strict`: somebody was told that he has it */
     uint8_t                         granted:1;
+    /* pending: what it took over was in doubt, as the backing may have it */
+    uint8_t                         took:1;
     uint8_t                         owes;
     /* for how long an owner that can't be asked keeps it */
     unsigned                        lease:31;

@@ -60,7 +60,7 @@ static ngx_uint_t late_unit_pass(zone_t *z);
 static const zone_engine_t  engines_late = {
     .name = "late",
     .engine = &ngx_idempotency_late_engine,
-    .is = ZONE_CALM|ZONE_STAYS|ZONE_ALONE,
+    .is = ZONE_CALM|ZONE_STAYS|ZONE_FILLS|ZONE_ALONE,
     .close = late_unit_close,
     .pass = late_unit_pass,
 };

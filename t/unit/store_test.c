@@ -631,6 +631,51 @@ in_doubt_replays_or_is_taken_over(void)
 }
 
 
+/* whoever takes it over knows: it is fresh if he did not execute it, either */
+
+static void
+in_doubt_is_released(void)
+{
+    op_t        op;
+    ngx_uint_t  i;
+
+    open_zone();
+
+    for (i = 0; i < 4; i++) {
+        op_init(&op, i, 1, 100);
+        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+        complete(&op, NGX_IDEMPOTENCY_IN_DOUBT, 504, i & 1 ? 20 : 0);
+
+        if (i & 2) {
+
+            /* it is known by then, and something else is under way */
+
+            zone_settle(&zone);
+            check_equal(op_bind(&zone, 100, 1, 200, 1000, 10),
+                        NGX_IDEMPOTENCY_OK);
+        }
+
+        op_init(&op, i, 1, 200);
+        op.retry = 1;
+        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+        check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
+
+        op_init(&op, i, 1, 200);
+        check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
+
+        op_init(&op, i, 2, 200);
+        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+        check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
+
+        if (i & 2) {
+            forget(100, 200);
+        }
+    }
+
+    close_empty();
+}
+
+
 /* its owner died: known at the next claim */
 
 static void
@@ -1213,6 +1258,7 @@ static engine_case_t  cases[] = {
     { "tokens with equal first bytes are told apart",
       equal_keys_are_told_apart, 0 },
     { "a doubt is replayed, or taken over", in_doubt_replays_or_is_taken_over, 0 },
+    { "a doubt is taken over and released", in_doubt_is_released, 0 },
     { "a dead owner is noticed by a claim", dead_owner_at_claim, 0 },
     { "dead owners are swept", dead_owners_are_swept, 0 },
     { "a silent owner has its lease", lease_of_a_silent_owner, 0 },

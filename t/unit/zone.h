@@ -26,6 +26,8 @@
 #define ZONE_IN_TURN   0x20
 /* what is bound is in the zone until its time is over */
 #define ZONE_STAYS     0x02
+/* ... which refuses what it has no room for */
+#define ZONE_FILLS     0x40
 /* nobody else has what stands behind it, or nothing does */
 #define ZONE_ALONE     0x04
 /* what is bound outlives the zone */

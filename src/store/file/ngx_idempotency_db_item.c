@@ -409,7 +409,7 @@ db_release(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 
     if (rec.instance != item->instance
         || (rec.fence != item->fence
-            && !(pending && rec.fence < item->fence))
+            && !(rec.fence < item->fence && (pending || item->retry)))
         || (!pending && rec.outcome != NGX_IDEMPOTENCY_IN_DOUBT))
     {
         item->result = NGX_IDEMPOTENCY_ABSENT;
