@@ -47,6 +47,8 @@ static ngx_uint_t db_since(ngx_idempotency_item_t *item,
 static int db_in_doubt(ngx_idempotency_db_t *db, u_char *token, int64_t now,
     ngx_idempotency_db_record_t *rec);
 
+static int db_nothing(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
+    int rc);
 static void db_unavailable(ngx_idempotency_db_t *db,
     ngx_idempotency_item_t *item, char *why);
 
@@ -111,25 +113,12 @@ db_ask(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 
     rc = ngx_idempotency_db_look(db, item->token, now, &rec);
 
-    switch (rc) {
-
-    case NGX_IDEMPOTENCY_DB_DAMAGED:
-        db_unavailable(db, item, "a record is damaged");
-        return SQLITE_OK;
-
-    case NGX_IDEMPOTENCY_DB_ABSENT:
-        if (item->old) {
-            item->result = NGX_IDEMPOTENCY_ABSENT;
-            return SQLITE_OK;
-        }
-
+    if (rc == NGX_IDEMPOTENCY_DB_ABSENT && !item->old) {
         return db_take(db, item, NULL, now);
+    }
 
-    case SQLITE_OK:
-        break;
-
-    default:
-        return rc;
+    if (rc != SQLITE_OK) {
+        return db_nothing(db, item, rc);
     }
 
     if (rec.outcome == NGX_IDEMPOTENCY_PENDING) {
@@ -276,28 +265,15 @@ db_put(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 
     rc = ngx_idempotency_db_look(db, item->token, now, &rec);
 
-    old = NULL;
+    if (rc != SQLITE_OK && rc != NGX_IDEMPOTENCY_DB_ABSENT) {
+        return db_nothing(db, item, rc);
+    }
 
-    switch (rc) {
+    old = (rc == SQLITE_OK) ? &rec : NULL;
 
-    case NGX_IDEMPOTENCY_DB_DAMAGED:
-        db_unavailable(db, item, "a record is damaged");
+    if (old && !db_may_put(old, item)) {
+        item->result = NGX_IDEMPOTENCY_STALE;
         return SQLITE_OK;
-
-    case NGX_IDEMPOTENCY_DB_ABSENT:
-        break;
-
-    case SQLITE_OK:
-        if (!db_may_put(&rec, item)) {
-            item->result = NGX_IDEMPOTENCY_STALE;
-            return SQLITE_OK;
-        }
-
-        old = &rec;
-        break;
-
-    default:
-        return rc;
     }
 
     if (item->outcome == NGX_IDEMPOTENCY_PENDING) {
@@ -388,21 +364,8 @@ db_release(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 
     rc = ngx_idempotency_db_look(db, item->token, now, &rec);
 
-    switch (rc) {
-
-    case NGX_IDEMPOTENCY_DB_DAMAGED:
-        db_unavailable(db, item, "a record is damaged");
-        return SQLITE_OK;
-
-    case NGX_IDEMPOTENCY_DB_ABSENT:
-        item->result = NGX_IDEMPOTENCY_ABSENT;
-        return SQLITE_OK;
-
-    case SQLITE_OK:
-        break;
-
-    default:
-        return rc;
+    if (rc != SQLITE_OK) {
+        return db_nothing(db, item, rc);
     }
 
     pending = (rec.outcome == NGX_IDEMPOTENCY_PENDING);
@@ -430,21 +393,8 @@ db_find(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 
     rc = ngx_idempotency_db_look(db, item->token, now, &rec);
 
-    switch (rc) {
-
-    case NGX_IDEMPOTENCY_DB_DAMAGED:
-        db_unavailable(db, item, "a record is damaged");
-        return SQLITE_OK;
-
-    case NGX_IDEMPOTENCY_DB_ABSENT:
-        item->result = NGX_IDEMPOTENCY_ABSENT;
-        return SQLITE_OK;
-
-    case SQLITE_OK:
-        return db_bound(db, item, &rec);
-    }
-
-    return rc;
+    return (rc == SQLITE_OK) ? db_bound(db, item, &rec)
+                             : db_nothing(db, item, rc);
 }
 
 
@@ -531,6 +481,27 @@ db_in_doubt(ngx_idempotency_db_t *db, u_char *token, int64_t now,
     rec->id = sqlite3_last_insert_rowid(db->sqlite);
 
     return ngx_idempotency_db_delete(db, token, &claim);
+}
+
+
+/* a look has found none: what is damaged is neither there nor absent */
+
+static int
+db_nothing(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int rc)
+{
+    switch (rc) {
+
+    case NGX_IDEMPOTENCY_DB_DAMAGED:
+        db_unavailable(db, item, "a record is damaged");
+        return SQLITE_OK;
+
+    case NGX_IDEMPOTENCY_DB_ABSENT:
+        item->result = NGX_IDEMPOTENCY_ABSENT;
+        return SQLITE_OK;
+
+    default:
+        return rc;
+    }
 }
 
 
