@@ -10,10 +10,12 @@ use warnings;
 
 use FindBin;
 use lib "$FindBin::Bin/lib";
+use lib "$FindBin::Bin/stress";
 
 use Between;
 use Idempotency;
 use Redis;
+use Topology;
 
 use List::Util qw(uniq);
 use Time::HiRes qw(sleep);
@@ -23,6 +25,8 @@ my @programs = Redis->programs or plan(skip_all => 'no redis-server');
 subtest 'sentinels' => sub { sentinels(program => $programs[0]) };
 subtest 'a cluster' => sub { cluster(program => $programs[-1]) };
 subtest "$_: a replica that is told nothing" => sub { swallowed($_) } for @programs;
+subtest 'a slot that has just moved' => sub { moved($programs[0]) }
+    if $programs[0] eq 'redis-server';
 
 done_testing();
 
@@ -206,4 +210,54 @@ EOC
     is(join(' ', map executions("$ids$_"), 'r0', @lost), '1 2 2 2 2 2', '... as the table of guarantees says');
 
     $_->stop for $a, $b;
+}
+
+
+# A key that moves to another master is there when that one has it, whatever its
+# replicas have: that is not ours to wait for. (A Valkey moves none then.)
+
+sub moved {
+    my ($program) = @_;
+
+    my $cluster = Topology->new('cluster', program => $program);
+    my $over = sub {
+        return nginx(zone => 0, allow => qr/redis "r"|idempotency_redis/,
+                     http => 'idempotency_redis r { ' . $cluster->block . ' replicas 1; }'
+                             . ' idempotency_zone zone=z:4m redis=r;',
+                     server => 'add_header X-Status $idempotency_status always; location / { idempotency zone=z;'
+                               . ' proxy_pass http://$TEST_NGINX_BACKEND; }');
+    };
+    my $post = sub { my ($n) = @_; told($n->post('/?id=moves', key => 'moves')) };
+
+    my $n = $over->();
+    ok(until_true { $post->($n) eq '200 NEW' }, 'executed');
+
+    my @all = $cluster->all;
+    my @masters = $cluster->masters;
+    my $has = sub { scalar grep /:[\w-]{43}$/, @{$_[0]->command(qw(KEYS *))} };
+    my ($from) = grep $has->($all[$_]), @masters;
+    my ($to) = grep $_ != $from, @masters;
+
+    $cluster->failover(sub {
+        my ($node, $between) = @_;
+
+        $between->now('mute', 'replicas');
+        $cluster->carry(@all[$from, $to], 10);
+        is($has->($node), 1, 'it moves to another master, which does not tell its replica');
+        $cluster->kill($node);
+    }, sub {
+        my ($node, $between) = @_;
+
+        $between->now('flow', 'replicas');
+        $node->start;
+    }, $to);
+
+    is($post->($n), '200 REPLAYED', 'that dies: what memory has is known');
+
+    my $other = $over->();
+
+    ok(until_true { $post->($other) eq '200 NEW' }, '... elsewhere it is forgotten');
+    is(executions('moves'), 2, '... and executed again, as the table of guarantees says');
+
+    $_->stop for $n, $other;
 }

@@ -417,11 +417,11 @@ sub masters {
 
 
 sub failover {
-    my ($self, $begin, $end) = @_;
+    my ($self, $begin, $end, $old) = @_;
 
     $self->forgetting(sub {
         my @masters = $self->masters;
-        my $old = $masters[rand @masters];
+        $old //= $masters[rand @masters];
         my $node = $self->{nodes}[$old];
 
         $begin->($node, $self->{between}[$old]);
@@ -437,12 +437,12 @@ sub failover {
 }
 
 
-# Slots with keys, and the keys, from one master to another, as redis-cli does it.
+# So many slots with keys, and the keys, from one master to another, as redis-cli
+# does it.
 
-sub reshard {
-    my ($self) = @_;
+sub carry {
+    my ($self, $from, $to, $n) = @_;
 
-    my ($from, $to) = map $self->{nodes}[$_], (sort { rand() <=> .5 } $self->masters)[0, 1];
     my @others = grep { $_ != $from && $_ != $to } map $self->{nodes}[$_], $self->masters;
     my $ok = sub {
         my ($node, @words) = @_;
@@ -451,9 +451,9 @@ sub reshard {
         $said =~ /^(?:OK|NOKEY)$/ or die "@words: $said\n" . $node->log;
     };
     my %slots = map { $from->command(qw(CLUSTER KEYSLOT), $_) => 1 } @{$from->command(qw(KEYS *))};
-    my @slots = (sort { rand() <=> .5 } keys %slots)[0 .. 59];
+    my @slots = sort { rand() <=> .5 } keys %slots;
 
-    for my $slot (grep defined, @slots) {
+    for my $slot (splice @slots, 0, $n) {
         $ok->($to, qw(CLUSTER SETSLOT), $slot, 'IMPORTING', $from->{id});
         $ok->($from, qw(CLUSTER SETSLOT), $slot, 'MIGRATING', $to->{id});
 
@@ -467,7 +467,13 @@ sub reshard {
         $ok->($_, qw(CLUSTER SETSLOT), $slot, 'NODE', $to->{id}) for $to, $from, @others;
         $self->{moved}++;
     }
+}
 
+
+sub reshard {
+    my ($self) = @_;
+
+    $self->carry((map $self->{nodes}[$_], (sort { rand() <=> .5 } $self->masters)[0, 1]), 60);
     $self->well;
 }
 
