@@ -101,7 +101,7 @@ sub partitions {
 sub wait_for {
     my ($self, $what, $code) = @_;
 
-    until_true { eval { $code->() } } 60 or die "$what\n" . join '', map $_->log, $self->all;
+    until_true { eval { $code->() } } or die "$what\n" . join '', map $_->log, $self->all;
 }
 
 
