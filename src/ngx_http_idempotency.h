@@ -696,7 +696,7 @@ void ngx_http_idempotency_log_claim(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 void ngx_http_idempotency_log_outcome(ngx_log_t *log, ngx_uint_t level,
     ngx_idempotency_store_t *store, ngx_idempotency_op_t *op, uint64_t fence,
-    ngx_int_t outcome, ngx_uint_t status);
+    ngx_int_t outcome, ngx_uint_t doubt, ngx_uint_t status);
 ngx_uint_t ngx_http_idempotency_log_trail(
     ngx_http_idempotency_loc_conf_t *conf);
 ngx_uint_t ngx_http_idempotency_log_admits(ngx_log_t *log, ngx_uint_t level,

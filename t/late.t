@@ -17,7 +17,7 @@ use Faults;
 use Idempotency;
 use Stress;
 
-my $n = nginx(workers => 2, http => <<'EOC' . crowd(<<'EOC2'));
+my $n = nginx(workers => 2, http => <<'EOC' . crowd(<<'EOC2') . <<'EOC3');
     idempotency_wait_timeout 10m;
     idempotency_lease 10m;
     proxy_read_timeout 10m;
@@ -30,6 +30,17 @@ EOC
     location /similar { idempotency_similar reject;
                         proxy_pass http://$TEST_NGINX_BACKEND; }
 EOC2
+    # the same tokens, by others who would rather execute twice than not at all
+    server {
+        listen 127.0.0.1:$TEST_NGINX_RAND_PORT_2;
+        server_name localhost;
+        idempotency zone=z;
+        idempotency_in_doubt retry;
+        add_header X-Status $idempotency_status always;
+
+        location / { proxy_pass http://$TEST_NGINX_DEAD; }
+    }
+EOC3
 
 
 sub fault { return (headers => ["X-Idempotency-Fault: $_[0]"]) }
@@ -98,6 +109,31 @@ for (['unanswered', 'granted, not answered'], ['slow', 'not heard yet']) {
         is(told(map { $n->post("/reject?id=$id", key => "$id-$_", body => 'b') } 1 .. 5),
            join(', ', ('200 NEW') x 5), '... others as any');
     }
+}
+
+# What was in doubt, and is taken over by one who has not executed it, is so again.
+
+{
+    my @o = ('/x?id=doubt&close=1', key => 'doubt', body => 'b');
+    my @retry = (@o, port => $n->port(2));
+
+    is(told($n->post(@o)), '502 NEW', 'in doubt: the upstream closed');
+    is(told($n->post(@o)), '502 REPLAYED', '... and so it is replayed');
+    is(told($n->post(@retry)), '502 NEW', '... taken over, by who can reach no upstream');
+    ok($n->wait_log(qr/idempotency outcome released, in doubt again, status 502/), '... it is logged');
+
+    for my $what (qw(unanswered slow)) {
+        is(told($n->post(@o)), '409 IN_DOUBT', '... in doubt again');
+
+        my $c = $n->start(POST => @retry, fault($what));
+        ok(late($what), "taken over, $what");
+        $c->reset;
+
+        # whoever comes now finds it pending, until it is released
+    }
+
+    is(told($n->post(@o)), '409 IN_DOUBT', '... its client leaves: in doubt again');
+    is(executions('doubt'), 1, '... executed once');
 }
 
 # Those who wait, when who is heard late leaves.

@@ -74,7 +74,11 @@ sub put {
                $with{not_after} // $never);
 }
 
-sub release { my ($redis, $key, $c) = @_; return run($redis, 'release', $key, head('P', $c), 'PUBLISH') }
+sub release {
+    my ($redis, $key, $c, $freed) = @_;
+
+    return run($redis, 'release', $key, head('P', $c), 'PUBLISH', $freed ? 'f' : '-');
+}
 
 sub forget {
     my ($redis, $key, $c, %with) = @_;
@@ -117,7 +121,7 @@ sub model {
             my $since = rand() < .1 ? $fence + 1 : 0;
             my $free = !$is || $is->{state} eq 'F';
             my $doubt = $is && $is->{state} eq 'U';
-            my ($again, $newer);
+            my ($again, $newer, $taken);
 
             if ($is && $is->{state} eq 'P') {
                 my $same = $is->{instance} == $c->{instance};
@@ -125,22 +129,33 @@ sub model {
                 $newer = $again && $is->{fence} > $c->{fence};
                 $doubt = !$again && ($same || $is->{over});
                 $again &&= !$newer;
-                $free = $again && $old;
+
+                # what was in doubt before, and given up, is so again
+
+                $taken = $again && $is->{status};
+
+                if ($taken && $is->{fence} != $c->{fence}) {
+                    $doubt = 1;
+                    $taken = $again = 0;
+                }
+
+                $free = $again && $old && !$taken;
             }
 
             my $may = $doubt && $retry && $is->{fp} eq $c->{fp};
 
             $want = $free && $old ? 'A'
                   : $may && $is->{fence} >= $c->{fence} ? 'X'
-                  : $free || $again || $may ? $late ? 'L' : 'C'
+                  : $free || $again || $may ? $late ? 'L' : $may || $taken ? 'D' : 'C'
                   : 'B';
 
-            if ($want eq 'C') {
-                $after = { %$c, state => 'P', over => 0, response => '' };
+            if ($want =~ /[CD]/) {
+                $after = { %$c, state => 'P', status => $want eq 'D' ? 1 : 0, over => 0, response => '' };
                 push @{$claims{$key}}, $c;
 
             } elsif ($want eq 'B' && $doubt && $is->{state} eq 'P') {
                 $after->{state} = 'U';
+                $after->{status} = 0;
             }
 
             $reply = claim($redis, $key, $c, since => $since, not_after => $late ? 1 : $never,
@@ -177,7 +192,7 @@ sub model {
                   : 'O';
 
             my $response = $what =~ /[DU]/ ? 'r' x int rand 300 : '';
-            my $status = $what eq 'P' ? 0 : 504;
+            my $status = $what eq 'P' ? int rand 2 : 504;
 
             $after = { %$c, state => $what, over => $lapse, response => $response, status => $status }
                 if $want =~ /[OT]/;
@@ -191,12 +206,18 @@ sub model {
 
             my $c = $old[rand @old];
             my $cmp = $is && $is->{fence} <=> $c->{fence};
+            my $freed = rand() < .3;
 
             $want = $is && $is->{instance} == $c->{instance}
                     && ($is->{state} eq 'P' && $cmp <= 0 || $is->{state} eq 'U' && $cmp == 0)
                     ? 'O' : 'A';
-            $after = undef if $want eq 'O';
-            $reply = release($redis, $key, $c);
+
+            if ($want eq 'O') {
+                $after = $is->{state} eq 'P' && $is->{status} && !($freed && $cmp == 0)
+                         ? { %$is, state => 'U', status => 0, response => '' } : undef;
+            }
+
+            $reply = release($redis, $key, $c, $freed);
 
         } elsif ($op < 97) {
             my $upto = @old ? $old[rand @old]{fence} : $fence // 0;
@@ -220,7 +241,7 @@ sub model {
         my $got = ref $reply ? $reply->[0] : $reply;
         my $value = $redis->command('GET', $key);
         my $left = defined $value ? unhead($value) : undef;
-        my @of = qw(state instance fence);
+        my @of = qw(state instance fence status);
         my $stands = $left ? join ' ', @$left{@of}, length $left->{response} : 'nothing';
         my $should = $after ? join ' ', @$after{@of}, length($after->{response} // '') : 'nothing';
 
@@ -240,7 +261,7 @@ sub model {
     }
 
     is($wrong, 0, "$steps steps as the model says, seed $seed");
-    is(join('', sort keys %answers), 'ABCLOSTX', '... each answer among them')
+    is(join('', sort keys %answers), 'ABCDLOSTX', '... each answer among them')
         or diag(explain(\%answers));
 }
 
@@ -293,11 +314,27 @@ sub traps {
     put($redis, 't:i', 'U', { %c, identity => '', fence => $large });
     is(claim($redis, 't:i', { instance => 2, fence => $large }, flags => 'r')->[0], 'X',
        'a fence has to rise');
-    is(claim($redis, 't:i', { instance => 2, fence => $large + 1 }, flags => 'r')->[0], 'C',
+    is(claim($redis, 't:i', { instance => 2, fence => $large + 1 }, flags => 'r')->[0], 'D',
        '... by one, from nobody\'s');
     put($redis, 't:j', 'U', \%c);
     is(claim($redis, 't:j', { instance => 2, fence => 9, identity => 'you' }, flags => 'r')->[0], 'B',
        'what is somebody else\'s is not taken over');
+
+    # one that took over what was in doubt, and is released
+
+    put($redis, 't:d', 'U', \%c, left => 1000);
+    my %d = (instance => 2, fence => 9, window => 600_000);
+    is(claim($redis, 't:d', \%d, flags => 'r')->[0], 'D', 'what was in doubt is claimed');
+    is(release($redis, 't:d', \%d)->[0], 'O', '... and released');
+    is(unhead($redis->command('GET', 't:d'))->{state}, 'U', '... is in doubt again');
+    $ttl = $redis->command('PTTL', 't:d');
+    ok($ttl > 500_000 && $ttl <= 600_000, '... for its window') or diag($ttl);
+    is(claim($redis, 't:d', \%d, flags => 'ro')->[0], 'X', '... and is claimed no more by that one');
+    $d{fence}++;
+    is(claim($redis, 't:d', \%d, flags => 'ro')->[0], 'D', '... but by another');
+    is(claim($redis, 't:d', \%d, flags => 'ro')->[0], 'D', '... which may be sent twice');
+    is(release($redis, 't:d', \%d, 1)->[0], 'O', 'one that is settled');
+    is($redis->command('GET', 't:d'), undef, '... is fresh');
 
     # what is not ours
 

@@ -172,17 +172,19 @@ ngx_http_idempotency_log_claim(ngx_http_request_t *r,
 }
 
 
-/* outcome: one of the store's, or that it was released */
+/* outcome: one of the store's, or that it was released; doubt: what was in
+   doubt before it was claimed is so again */
 
 void
 ngx_http_idempotency_log_outcome(ngx_log_t *log, ngx_uint_t level,
     ngx_idempotency_store_t *store, ngx_idempotency_op_t *op, uint64_t fence,
-    ngx_int_t outcome, ngx_uint_t status)
+    ngx_int_t outcome, ngx_uint_t doubt, ngx_uint_t status)
 {
     ngx_log_error(level, log, 0,
-                  "idempotency outcome %s, status %ui, token: %*xs, "
+                  "idempotency outcome %s%s, status %ui, token: %*xs, "
                   "zone: \"%V\", fence: %uL",
-                  (outcome < 0) ? "released" : log_outcomes[outcome], status,
+                  (outcome < 0) ? "released" : log_outcomes[outcome],
+                  doubt ? ", in doubt again" : "", status,
                   (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, op->token,
                   &store->name, fence);
 }

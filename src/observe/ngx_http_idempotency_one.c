@@ -370,6 +370,7 @@ one_claimed(one_t *one)
 
     } else {
         one->release.fence = one->claim.fence;
+        one->release.settled = 1;
 
         one->stage = one_releases;
     }

@@ -410,6 +410,8 @@ owner_answered(ngx_idempotency_op_t *op)
     {
         ngx_http_idempotency_log_outcome(log, report->level, report->store,
                                          op, report->fence, report->outcome,
+                                         report->outcome < 0
+                                             && report->as.release.doubt,
                                          report->status);
     }
 

@@ -263,7 +263,7 @@ ask_claimed(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
             || (rec->owes & NGX_IDEMPOTENCY_OWES_REFUSED))
         {
             ngx_idempotency_shm_take_waiting(rec, wake);
-            ngx_idempotency_record_remove(shm, rec);
+            ngx_idempotency_record_release(shm, rec, claim->op.now);
 
             claim->asked = 0;
             return ask_result(claim, NGX_IDEMPOTENCY_UNAVAILABLE);
@@ -277,6 +277,7 @@ ask_claimed(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 
     claim->asked = 0;
     claim->fence = rec->fence;
+    claim->taken = rec->taken;
     rec->granted = 1;
 
     return ask_result(claim, NGX_IDEMPOTENCY_CLAIMED);
@@ -385,8 +386,6 @@ ask_in_doubt(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
         return NGX_DECLINED;
     }
 
-    claim->taken = claim->retry;
-
     ngx_idempotency_record_remove(shm, *rec);
 
     return ask_miss(shm, claim, rec);
@@ -440,7 +439,7 @@ ngx_idempotency_ask_cancel(ngx_idempotency_shm_t *shm,
             || rec->outcome == NGX_IDEMPOTENCY_PENDING))
     {
         ngx_idempotency_shm_take_waiting(rec, &wake);
-        ngx_idempotency_record_remove(shm, rec);
+        ngx_idempotency_record_release(shm, rec, claim->op.now);
     }
 
     ngx_idempotency_shm_unlock(shm);
@@ -550,6 +549,8 @@ ask_granted(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
         ngx_idempotency_record_remove(tier->shm, rec);
         return;
     }
+
+    rec->taken = item->taken;
 
     ngx_idempotency_record_grant(tier->shm, rec, ngx_current_msec);
 }

@@ -27,7 +27,8 @@ typedef enum {
     NGX_IDEMPOTENCY_ITEM_PUT,           /* what the zone knows of a claim of
                                            its own */
     NGX_IDEMPOTENCY_ITEM_RELEASE,       /* a claim of its own is none any
-                                           more */
+                                           more; what it took over is in
+                                           doubt again */
     NGX_IDEMPOTENCY_ITEM_FIND,          /* looks */
     NGX_IDEMPOTENCY_ITEM_FORGET         /* by hand, whoever owns it; with a
                                            fence, only the record that has
@@ -67,10 +68,15 @@ typedef struct {
        that is how he is told to live */
     int64_t                         lease;
 
-    /* ASK: take over what is in doubt; RELEASE: it had been taken over here */
+    /* ASK: take over what is in doubt; RELEASE: it had been taken over here,
+       and is freed */
     unsigned                        retry:1;
     /* ASK: not what is absent, as it may have been bound once */
     unsigned                        old:1;
+    /* what is pending was in doubt before: PUT: in, ASK: out */
+    unsigned                        taken:1;
+    /* RELEASE: it was not, or is settled by hand */
+    unsigned                        freed:1;
     /* PUT: it has said that it knows of the claim */
     unsigned                        known:1;
     /* out, PUT: it did not, and does now */

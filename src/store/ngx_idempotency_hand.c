@@ -285,7 +285,9 @@ hand_item(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
         || rec->outcome == NGX_IDEMPOTENCY_FAILED)
     {
         item->what = NGX_IDEMPOTENCY_ITEM_RELEASE;
-        item->retry = rec->took;
+        item->retry = rec->taken;
+        item->freed = (rec->outcome == NGX_IDEMPOTENCY_GONE
+                       && rec->status == NGX_IDEMPOTENCY_FREED);
 
         if (rec->outcome == NGX_IDEMPOTENCY_GONE
             && rec->status == NGX_IDEMPOTENCY_FORGOTTEN)
@@ -317,6 +319,7 @@ hand_item(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
     }
 
     item->what = NGX_IDEMPOTENCY_ITEM_PUT;
+    item->taken = rec->taken;
     item->outcome = rec->outcome;
     item->status = rec->status;
     item->replays = rec->replays;

@@ -23,7 +23,7 @@ static ngx_rbtree_node_t **record_bucket(ngx_idempotency_shm_t *shm,
 static ngx_idempotency_result_e record_new(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **new);
 static ngx_idempotency_record_t *record_split(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec);
+    ngx_idempotency_record_t *rec, ngx_msec_t now);
 static void record_claim(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_window_t *window,
     ngx_idempotency_claim_t *claim);
@@ -280,7 +280,7 @@ ngx_idempotency_record_reclaim(ngx_idempotency_shm_t *shm,
     ngx_idempotency_chunks_free(shm, rec);
     record_claim(shm, rec, window, claim);
 
-    rec->took = 1;
+    rec->taken = 1;
     claim->fence = rec->fence;
 
     return NGX_IDEMPOTENCY_CLAIMED;
@@ -352,6 +352,7 @@ record_claim(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 
     rec->lease = record_lease(claim->lease);
     rec->known = 0;
+    rec->taken = 0;
 
     if (shm->tier && !claim->local) {
         ngx_idempotency_filter_add(&shm->sh->tier.filter, rec->token);
@@ -545,11 +546,12 @@ void
 ngx_idempotency_record_leave(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_uint_t status, ngx_msec_t now)
 {
-    if (shm->tier && (rec->owes & NGX_IDEMPOTENCY_OWES_NEVER) == 0) {
+    if (rec->taken
+        || (shm->tier && (rec->owes & NGX_IDEMPOTENCY_OWES_NEVER) == 0))
+    {
+        /* it is in doubt, or the backing is to hear of the token */
 
-        /* the backing is to hear of the token */
-
-        rec = record_split(shm, rec);
+        rec = record_split(shm, rec, now);
 
         if (rec == NULL) {
             return;
@@ -575,7 +577,8 @@ ngx_idempotency_record_leave(ngx_idempotency_shm_t *shm,
 /* without memory the response is left to nobody */
 
 static ngx_idempotency_record_t *
-record_split(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
+record_split(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
+    ngx_msec_t now)
 {
     ngx_idempotency_record_t  *left;
 
@@ -596,7 +599,7 @@ record_split(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
         rec->size = 0;
     }
 
-    ngx_idempotency_record_remove(shm, rec);
+    ngx_idempotency_record_release(shm, rec, now);
 
     if (left) {
         ngx_queue_insert_tail(&shm->sh->pending, &left->queue);
@@ -635,11 +638,32 @@ record_left_token(u_char *token, uint64_t fence)
 }
 
 
+/* its owner has not executed it; but somebody else may have, before */
+
+void
+ngx_idempotency_record_release(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_msec_t now)
+{
+    if (!rec->taken) {
+        ngx_idempotency_record_remove(shm, rec);
+        return;
+    }
+
+    ngx_idempotency_chunks_free(shm, rec);
+
+    ngx_idempotency_record_publish(shm, rec, NGX_IDEMPOTENCY_IN_DOUBT, 0, now);
+
+    /* it is no other doubt than before */
+
+    shm->sh->stats.counters.in_doubt--;
+}
+
+
 void
 ngx_idempotency_record_remove(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec)
 {
-    ngx_uint_t  tell;
+    ngx_uint_t  tell, knows;
 
     /* the backing may have it as claimed, and is to hear that it is not */
 
@@ -647,11 +671,16 @@ ngx_idempotency_record_remove(ngx_idempotency_shm_t *shm,
             || rec->outcome == NGX_IDEMPOTENCY_FAILED)
            && (rec->owes & NGX_IDEMPOTENCY_OWES_HEARD);
 
+    /* whether it was in doubt before is known there alone, until it answers */
+
+    knows = (rec->outcome == NGX_IDEMPOTENCY_ASKING
+             || rec->outcome == NGX_IDEMPOTENCY_FAILED);
+
     record_unlink(shm, rec);
 
     if (tell || (rec->owes & NGX_IDEMPOTENCY_OWES)) {
         rec->outcome = NGX_IDEMPOTENCY_GONE;
-        rec->status = 0;
+        rec->status = knows ? 0 : NGX_IDEMPOTENCY_FREED;
         ngx_idempotency_tier_owe(shm, rec);
 
     } else {

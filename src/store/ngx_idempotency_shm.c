@@ -214,6 +214,7 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 
     op->result = NGX_IDEMPOTENCY_CHANGED;
     claim->leftover = 0;
+    claim->taken = 0;
 
     if (claim->waited) {
 
@@ -514,7 +515,7 @@ shm_release(ngx_idempotency_store_t *store,
 
     ngx_idempotency_worker_owns(-1, op->now);
 
-    if (release->leave && release->size) {
+    if (release->leave && release->size && !release->settled) {
         return shm_leave(shm, release);
     }
 
@@ -529,8 +530,16 @@ shm_release(ngx_idempotency_store_t *store,
 
     if (rec) {
         ngx_idempotency_shm_take_waiting(rec, &wake);
-        ngx_idempotency_record_remove(shm, rec);
+
         shm->sh->stats.counters.released++;
+
+        if (release->settled) {
+            ngx_idempotency_record_remove(shm, rec);
+
+        } else {
+            release->doubt = rec->taken;
+            ngx_idempotency_record_release(shm, rec, op->now);
+        }
     }
 
     ngx_idempotency_shm_unlock(shm);
@@ -585,12 +594,14 @@ shm_leave(ngx_idempotency_shm_t *shm, ngx_idempotency_release_t *release)
             ngx_idempotency_shm_take_waiting(rec, &wake);
             shm->sh->stats.counters.released++;
 
+            release->doubt = rec->taken;
+
             if (rc == NGX_OK) {
                 ngx_idempotency_record_leave(shm, rec, release->status,
                                              op->now);
 
             } else {
-                ngx_idempotency_record_remove(shm, rec);
+                ngx_idempotency_record_release(shm, rec, op->now);
             }
         }
 

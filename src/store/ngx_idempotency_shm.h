@@ -70,6 +70,7 @@ struct ngx_idempotency_window_s {
 #define NGX_IDEMPOTENCY_ASK_RETRY   0x01
 #define NGX_IDEMPOTENCY_ASK_OLD     0x02
 #define NGX_IDEMPOTENCY_FORGOTTEN   0x01
+#define NGX_IDEMPOTENCY_FREED       0x02
 #define NGX_IDEMPOTENCY_LOOKED_FOR  0x01
 
 
@@ -148,8 +149,8 @@ struct ngx_idempotency_record_s {
     uint8_t                         outcome:6;
     /* pending, with `strict`: somebody was told that he has it */
     uint8_t                         granted:1;
-    /* pending: what it took over was in doubt, as the backing may have it */
-    uint8_t                         took:1;
+    /* pending: it was in doubt before */
+    uint8_t                         taken:1;
     uint8_t                         owes;
     /* for how long an owner that can't be asked keeps it */
     unsigned                        lease:31;
@@ -340,6 +341,8 @@ void ngx_idempotency_record_leave(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_uint_t status, ngx_msec_t now);
 ngx_idempotency_record_t *ngx_idempotency_record_left(
     ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op, uint64_t fence);
+void ngx_idempotency_record_release(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_msec_t now);
 void ngx_idempotency_record_remove(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
 void ngx_idempotency_record_forget(ngx_idempotency_shm_t *shm,

@@ -264,9 +264,10 @@ typedef struct {
 } ngx_idempotency_complete_t;
 
 
-/* it did not execute: the token is fresh again; those who wait get the
-   response, if it is left to them, or else one of them may claim it.  The
-   pieces may go as those of `complete` */
+/* it did not execute: the token is fresh again, or, if it was in doubt before
+   it was claimed, that; those who wait get the response, if it is left to
+   them, or else one of them may claim it.  The pieces may go as those of
+   `complete` */
 
 typedef struct {
     ngx_idempotency_op_t            op;
@@ -275,6 +276,10 @@ typedef struct {
     ngx_chain_t                    *pieces;
     size_t                          size;
     unsigned                        leave:1;
+    /* nor did who claimed it before: it is fresh in any case */
+    unsigned                        settled:1;
+    /* out: it is in doubt */
+    unsigned                        doubt:1;
 } ngx_idempotency_release_t;
 
 

@@ -101,8 +101,13 @@ old_keys(void)
     other.retry = 1;
     check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_CLAIMED);
 
-    /* once it is released it is fresh, and too old */
+    /* released it is a doubt again; once it is settled it is fresh, and too
+       old */
 
+    check_equal(op_release(&zone, &other), NGX_IDEMPOTENCY_OK);
+    check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_CLAIMED);
+
+    other.settled = 1;
     check_equal(op_release(&zone, &other), NGX_IDEMPOTENCY_OK);
     check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_EXPIRED);
 

@@ -422,6 +422,7 @@ retry_in_a_full_zone(void)
     zone_vacate(&zone);
 
     check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    op.settled = 1;
     check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
 
     for (i = 0; i <= zone.shm.sh->mask; i++) {

@@ -35,6 +35,8 @@ typedef struct {
     ngx_msec_t                  ends;
     /* which one it counts for, or 0; the how-manieth outcome it was */
     ngx_uint_t                  value;
+    /* pending: it was in doubt before */
+    ngx_uint_t                  taken;
     ngx_uint_t                  order;
     ngx_msec_t                  lease;
     ngx_uint_t                  slot;
@@ -112,7 +114,7 @@ static ngx_uint_t        seen_claimed, seen_replayed, seen_pending,
                          seen_conflict, seen_doubt, seen_retry, seen_stale,
                          seen_trimmed, seen_unavailable, seen_evicted,
                          seen_called, seen_expired, seen_orphan, seen_old,
-                         seen_limited, seen_left, seen_served;
+                         seen_limited, seen_left, seen_served, seen_again;
 
 static const ngx_uint_t  slots[SLOTS] = { 0, 1, 63, 64, 100, 127 };
 
@@ -611,7 +613,7 @@ claim_as(ngx_uint_t slot, op_t *op, ngx_uint_t token,
     token_t           *t;
     uint64_t           waited;
     ngx_msec_t         ends;
-    ngx_uint_t         pfree, need, limit, result, retry, evict, value;
+    ngx_uint_t         pfree, need, limit, result, retry, evict, value, taken;
 
     static ngx_msec_t  windows[] = { 1, 20, 20, 21, 50, 300, 2000 };
     static ngx_msec_t  spans[] = { 0, 0, 0, 400, 3000 };
@@ -712,6 +714,7 @@ claim_as(ngx_uint_t slot, op_t *op, ngx_uint_t token,
 
         seen_claimed++;
         seen_retry += t->bound;
+        taken = t->bound;
 
         check(op->fence == fence + 1
               || (op->fence > fence && !zone_is(ZONE_AT_ONCE)));
@@ -725,6 +728,7 @@ claim_as(ngx_uint_t slot, op_t *op, ngx_uint_t token,
 
         ngx_memzero(t, sizeof(token_t));
         t->bound = 1;
+        t->taken = taken;
         t->value = value;
         t->ends = now + op->least;
         t->print = print;
@@ -1035,11 +1039,12 @@ step_release(void)
     op_init(&op, c->token, 0, now);
     op.fence = c->fence;
     op.leave = (below(4) != 0);
+    op.settled = (below(4) == 0);
     op.status = 400 + below(100);
     op_respond(&op, size, seed);
 
     t = &tokens[c->token];
-    leave = (op.leave && size && owns(c)
+    leave = (op.leave && size && !op.settled && owns(c)
              && t->outcome == NGX_IDEMPOTENCY_PENDING
              && (t->waiting.bits[0] | t->waiting.bits[1]));
 
@@ -1052,7 +1057,7 @@ step_release(void)
 
     if (leave) {
         remember_left(c, &op, size, seed,
-                      pfree < ngx_idempotency_chunks_pages(size));
+                      pfree < ngx_idempotency_chunks_pages(size) + t->taken);
     }
 
     if (!owns(c) || unheard(t, result)) {
@@ -1066,6 +1071,17 @@ step_release(void)
     }
 
     must_wake(t);
+    check_equal(op.doubt, t->taken && !op.settled);
+
+    if (op.doubt) {
+
+        /* as it was before it was claimed */
+
+        publish(t, NGX_IDEMPOTENCY_IN_DOUBT, 0, 0, 0);
+        seen_again++;
+        return;
+    }
+
     t->bound = 0;
 }
 
@@ -1280,7 +1296,7 @@ run(size_t size, ngx_uint_t evict, uint64_t seed, ngx_uint_t steps)
     nqueued = 0;
 
     seen_claimed = seen_replayed = seen_pending = seen_conflict = 0;
-    seen_doubt = seen_retry = seen_stale = seen_trimmed = 0;
+    seen_doubt = seen_retry = seen_again = seen_stale = seen_trimmed = 0;
     seen_unavailable = seen_evicted = seen_called = seen_expired = 0;
     seen_orphan = seen_old = seen_limited = seen_left = seen_served = 0;
 
@@ -1385,7 +1401,8 @@ run(size_t size, ngx_uint_t evict, uint64_t seed, ngx_uint_t steps)
 
     /* a long run meets everything */
 
-    check(seen_claimed && seen_retry && seen_replayed && seen_pending);
+    check(seen_claimed && seen_retry && seen_again);
+    check(seen_replayed && seen_pending);
     check(seen_conflict && seen_doubt && seen_orphan && seen_stale);
     check(seen_expired && seen_called && seen_old && seen_limited);
     check(seen_left && seen_served);

@@ -290,9 +290,12 @@ op_release(zone_t *z, op_t *op)
     release.pieces = op->pieces;
     release.size = op->size;
     release.leave = op->leave;
+    release.settled = op->settled;
 
     rc = z->store.engine->release(&z->store, &release);
     check_equal(op_run(z, &release.op, rc), NGX_OK);
+
+    op->doubt = release.doubt;
 
     return op->result;
 }

@@ -631,10 +631,10 @@ in_doubt_replays_or_is_taken_over(void)
 }
 
 
-/* whoever takes it over knows: it is fresh if he did not execute it, either */
+/* whoever settles it knows: it is fresh if nobody executed it */
 
 static void
-in_doubt_is_released(void)
+in_doubt_is_settled(void)
 {
     op_t        op;
     ngx_uint_t  i;
@@ -658,6 +658,7 @@ in_doubt_is_released(void)
         op_init(&op, i, 1, 200);
         op.retry = 1;
         check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+        op.settled = 1;
         check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
 
         op_init(&op, i, 1, 200);
@@ -673,6 +674,82 @@ in_doubt_is_released(void)
     }
 
     close_empty();
+}
+
+
+/* who took it over has not executed it: it may have been executed before, and
+   nobody does so who does not want to retry */
+
+static void
+in_doubt_is_so_again_if_released(void)
+{
+    op_t        op, other, third;
+    ngx_uint_t  leave;
+
+    for (leave = 0; leave < 2; leave++) {
+
+        open_zone();
+
+        op_init(&op, 1, 1, 100);
+        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+        complete(&op, NGX_IDEMPOTENCY_IN_DOUBT, 504, 5000);
+
+        op_init(&other, 1, 1, 200);
+        other.retry = 1;
+        check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_CLAIMED);
+
+        op_init(&third, 1, 1, 300);
+        third.wait = leave;
+        check_equal(op_claim(&zone, &third), NGX_IDEMPOTENCY_BOUND);
+        check_equal(third.outcome, NGX_IDEMPOTENCY_PENDING);
+
+        other.now = 400;
+        other.status = 503;
+        other.leave = leave;
+        op_respond(&other, 6000, other.fence);
+        check_equal(op_release(&zone, &other), NGX_IDEMPOTENCY_OK);
+        check(other.doubt);
+        zone_check(&zone);
+
+        /* who waited has the response of who released it */
+
+        if (leave) {
+            check_equal(op_claim(&zone, &third), NGX_IDEMPOTENCY_BOUND);
+            check(third.left);
+            check_equal(third.status, 503);
+            op_responded(&third, 6000, other.fence);
+        }
+
+        op_init(&third, 1, 1, 500);
+        check_equal(op_claim(&zone, &third), NGX_IDEMPOTENCY_BOUND);
+        check_equal(third.outcome, NGX_IDEMPOTENCY_IN_DOUBT);
+        check_equal(third.status, 0);
+        check_equal(third.response.len, 0);
+
+        op_init(&third, 1, 2, 500);
+        check_equal(op_claim(&zone, &third), NGX_IDEMPOTENCY_CONFLICT);
+
+        op_init(&third, 1, 1, 600);
+        third.retry = 1;
+        check_equal(op_claim(&zone, &third), NGX_IDEMPOTENCY_CLAIMED);
+        check(third.fence > other.fence);
+
+        /* who has settled it knows that it was not executed */
+
+        third.settled = 1;
+        check_equal(op_release(&zone, &third), NGX_IDEMPOTENCY_OK);
+        check(!third.doubt);
+
+        op_init(&op, 1, 1, 700);
+        check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
+
+        op_init(&op, 1, 1, 60000);
+        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+        check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
+        check(!op.doubt);
+
+        close_empty();
+    }
 }
 
 
@@ -859,6 +936,7 @@ lease_of_a_silent_owner(void)
     check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_STALE);
 
     double_become(4);
+    other.settled = 1;
     check_equal(op_release(&zone, &other), NGX_IDEMPOTENCY_OK);
 
     /* who has no slot, or a sweep */
@@ -1258,7 +1336,9 @@ static engine_case_t  cases[] = {
     { "tokens with equal first bytes are told apart",
       equal_keys_are_told_apart, 0 },
     { "a doubt is replayed, or taken over", in_doubt_replays_or_is_taken_over, 0 },
-    { "a doubt is taken over and released", in_doubt_is_released, 0 },
+    { "a doubt is taken over and released", in_doubt_is_settled, 0 },
+    { "a doubt is one again, if who took it over has not executed it",
+      in_doubt_is_so_again_if_released, 0 },
     { "a dead owner is noticed by a claim", dead_owner_at_claim, 0 },
     { "dead owners are swept", dead_owners_are_swept, 0 },
     { "a silent owner has its lease", lease_of_a_silent_owner, 0 },

@@ -80,6 +80,8 @@ typedef struct {
     ngx_uint_t                 token;
     ngx_uint_t                 woken;
     ngx_msec_t                 asked;
+    /* what it has claimed may have been executed before */
+    ngx_uint_t                 taken;
 } actor_t;
 
 
@@ -701,7 +703,7 @@ comes(actor_t *a, ngx_uint_t worker, ngx_uint_t token, ngx_uint_t waits)
     a->claim.window = WINDOW;
     a->claim.lease = LEASE;
     a->claim.pool = unit_pool;
-    a->claim.retry = a->token % 2;
+    a->claim.retry = (a->token % 2 && unit_below(&seed, 3));
     a->claim.wait = waits;
 
     ask(a);
@@ -713,11 +715,13 @@ comes(actor_t *a, ngx_uint_t worker, ngx_uint_t token, ngx_uint_t waits)
 static void
 claimed(actor_t *a)
 {
-    truth_t    *t;
-    ngx_int_t   since;
+    truth_t     *t;
+    ngx_int_t    since;
+    ngx_uint_t   bound;
 
     t = &truths[a->token];
     since = (ngx_int_t) (ngx_current_msec - t->claimed);
+    a->taken = 0;
 
     switch (t->state) {
 
@@ -729,14 +733,16 @@ claimed(actor_t *a)
         break;
 
     case DOUBT:
-        check(a->claim.retry
-              || (ngx_int_t) (ngx_current_msec - t->until) >= 0);
+        bound = ((ngx_int_t) (ngx_current_msec - t->until) < 0);
+        check(a->claim.retry || !bound);
+        a->taken = bound;
         doubts++;
         break;
 
     case PENDING:
         check(t->stood);
         check(since >= (a->claim.retry ? 0 : WINDOW));
+        a->taken = (since < WINDOW);
         doubts++;
         break;
     }
@@ -901,7 +907,9 @@ ends(actor_t *a, ngx_uint_t releases)
 
         check(mine);
 
-        t->state = releases ? FRESH : DONE;
+        /* what was in doubt before is so again */
+
+        t->state = !releases ? DONE : a->taken ? DOUBT : FRESH;
         t->until = ngx_current_msec + WINDOW;
 
         if (releases) {

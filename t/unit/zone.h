@@ -163,6 +163,8 @@ struct op_s {
     ngx_chain_t               *pieces;
     size_t                     size;
     ngx_uint_t                 leave;
+    ngx_uint_t                 settled;
+    ngx_uint_t                 doubt;
 
     ngx_str_t                  response;
     ngx_pool_t                *pool;

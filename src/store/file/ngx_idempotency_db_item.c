@@ -108,7 +108,7 @@ static int
 db_ask(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 {
     int                          rc;
-    ngx_uint_t                   own;
+    ngx_uint_t                   own, same;
     ngx_idempotency_db_record_t  rec;
 
     rc = ngx_idempotency_db_look(db, item->token, now, &rec);
@@ -123,22 +123,20 @@ db_ask(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 
     if (rec.outcome == NGX_IDEMPOTENCY_PENDING) {
         own = (rec.instance == item->instance);
+        same = (own && rec.fence == item->fence);
 
-        if (own && item->old
-            && (rec.fence == item->fence || rec.fence >= item->since))
-        {
-            /* what is left of a claim that was given up is none */
+        /*
+         * The zone knows best what its own instance has claimed, and has
+         * nothing: this is the same claim, sent once more, or what is left of
+         * one that it gave up, which is none.
+         */
 
+        if (own && rec.fence >= item->since && item->old && !rec.taken) {
             item->result = NGX_IDEMPOTENCY_ABSENT;
             return SQLITE_OK;
         }
 
-        if (own && (rec.fence == item->fence || rec.fence >= item->since)) {
-
-            /* the zone knows best what its own instance has claimed, and has
-               nothing: this is the same claim, sent once more, or what is
-               left of one that it gave up */
-
+        if (same || (own && rec.fence >= item->since && !rec.taken)) {
             return db_take(db, item, &rec, now);
         }
 
@@ -207,6 +205,19 @@ db_take(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
     rec.recorded = item->recorded ? item->recorded : now;
     rec.ends = item->ends;
     rec.window = item->window;
+    rec.taken = item->taken;
+
+    if (old) {
+
+        /* a claim that is known yet tells itself whether it is one of those */
+
+        rec.taken |= (item->what == NGX_IDEMPOTENCY_ITEM_ASK)
+                     ? (old->taken
+                        || old->outcome == NGX_IDEMPOTENCY_IN_DOUBT)
+                     : old->taken;
+    }
+
+    item->taken = rec.taken;
 
     rc = ngx_idempotency_db_write(db, NGX_IDEMPOTENCY_DB_CLAIM, item->token,
                                   &rec);
@@ -316,6 +327,7 @@ db_outcome(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
     rec.outcome = item->outcome;
     rec.status = item->status;
     rec.replays = item->replays;
+    rec.taken = 0;
     rec.response = item->response;
 
     item->result = NGX_IDEMPOTENCY_OK;
@@ -372,7 +384,8 @@ db_release(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 
     if (rec.instance != item->instance
         || (rec.fence != item->fence
-            && !(rec.fence < item->fence && (pending || item->retry)))
+            && !(rec.fence < item->fence
+                 && (pending || (item->retry && item->freed))))
         || (!pending && rec.outcome != NGX_IDEMPOTENCY_IN_DOUBT))
     {
         item->result = NGX_IDEMPOTENCY_ABSENT;
@@ -380,6 +393,12 @@ db_release(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
     }
 
     item->result = NGX_IDEMPOTENCY_OK;
+
+    /* it may have been executed before it was claimed */
+
+    if (rec.taken && !(item->freed && rec.fence == item->fence)) {
+        return db_in_doubt(db, item->token, now, &rec);
+    }
 
     return ngx_idempotency_db_delete(db, item->token, &rec);
 }
@@ -468,6 +487,7 @@ db_in_doubt(ngx_idempotency_db_t *db, u_char *token, int64_t now,
     claim = *rec;
 
     rec->outcome = NGX_IDEMPOTENCY_IN_DOUBT;
+    rec->taken = 0;
     rec->recorded = now;
     rec->ends = ngx_max(rec->ends, now + rec->window);
     ngx_str_null(&rec->response);

@@ -42,6 +42,7 @@
 static int db_read(sqlite3_stmt *st, u_char *token,
     ngx_idempotency_db_record_t *rec);
 static ngx_int_t db_bytes(sqlite3_stmt *st, int column, void *to, size_t len);
+static int64_t db_span(ngx_idempotency_db_record_t *rec);
 static sqlite3_int64 db_sum(u_char *token, ngx_idempotency_db_record_t *rec);
 static uint32_t db_hash(u_char *p, size_t len);
 
@@ -95,6 +96,7 @@ ngx_idempotency_db_look(ngx_idempotency_db_t *db, u_char *token, int64_t now,
 static int
 db_read(sqlite3_stmt *st, u_char *token, ngx_idempotency_db_record_t *rec)
 {
+    int64_t      span;
     const void  *data;
 
     rec->id = sqlite3_column_int64(st, DB_ID);
@@ -102,7 +104,9 @@ db_read(sqlite3_stmt *st, u_char *token, ngx_idempotency_db_record_t *rec)
     rec->fence = sqlite3_column_int64(st, DB_FENCE - 1);
     rec->recorded = sqlite3_column_int64(st, DB_RECORDED - 1);
     rec->ends = sqlite3_column_int64(st, DB_ENDS - 1);
-    rec->window = sqlite3_column_int64(st, DB_WINDOW - 1);
+    span = sqlite3_column_int64(st, DB_WINDOW - 1);
+    rec->taken = (span < 0);
+    rec->window = rec->taken ? -1 - span : span;
     rec->outcome = sqlite3_column_int(st, DB_OUTCOME - 1);
     rec->status = sqlite3_column_int(st, DB_STATUS - 1);
     rec->replays = sqlite3_column_int64(st, DB_REPLAYS - 1);
@@ -171,7 +175,7 @@ ngx_idempotency_db_write(ngx_idempotency_db_t *db,
     rc |= sqlite3_bind_int64(st, DB_FENCE, rec->fence);
     rc |= sqlite3_bind_int64(st, DB_RECORDED, rec->recorded);
     rc |= sqlite3_bind_int64(st, DB_ENDS, rec->ends);
-    rc |= sqlite3_bind_int64(st, DB_WINDOW, rec->window);
+    rc |= sqlite3_bind_int64(st, DB_WINDOW, db_span(rec));
     rc |= sqlite3_bind_int64(st, DB_SUM, db_sum(token, rec));
 
     if (n != NGX_IDEMPOTENCY_DB_CLAIM) {
@@ -249,6 +253,16 @@ ngx_idempotency_db_room(ngx_idempotency_db_t *db, size_t size, int64_t reserve)
 }
 
 
+/* the window, which tells of a claim, too, whether it was in doubt before: no
+   file needs one more column for that */
+
+static int64_t
+db_span(ngx_idempotency_db_record_t *rec)
+{
+    return rec->taken ? -1 - rec->window : rec->window;
+}
+
+
 /* of the columns in the upper half, of the response in the lower */
 
 static sqlite3_int64
@@ -262,7 +276,7 @@ db_sum(u_char *token, ngx_idempotency_db_record_t *rec)
     numbers[1] = rec->fence;
     numbers[2] = rec->recorded;
     numbers[3] = rec->ends;
-    numbers[4] = rec->window;
+    numbers[4] = db_span(rec);
     numbers[5] = rec->outcome;
     numbers[6] = rec->status;
     numbers[7] = rec->replays;

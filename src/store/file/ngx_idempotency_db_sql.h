@@ -102,6 +102,8 @@ typedef struct {
     ngx_idempotency_outcome_e   outcome;
     ngx_uint_t                  status;
     ngx_uint_t                  replays;
+    /* of a claim: it was in doubt before */
+    ngx_uint_t                  taken;
 
     /* SQLite's, until the statement that found it is reset */
     ngx_str_t                   response;

@@ -19,7 +19,8 @@
 --                               57  replays
 --
 -- P is pending, D done, N not kept, U in doubt; F was pending and is forgotten,
--- so that its owner can be told.  What is decided is written at once, and last.
+-- so that its owner can be told.  The status of what is pending is 1 if it was in
+-- doubt before.  What is decided is written at once, and last.
 
 local key, head = KEYS[1], ARGV[1]
 local time = redis.call('TIME')
@@ -41,6 +42,7 @@ end
 local state = record and string.sub(record, 3, 3) or 'A'
 local doubt = (state == 'U')
 local take = (state == 'A' or state == 'F')
+local taken = (state == 'P' and string.sub(record, 53, 56) ~= string.rep('\0', 4))
 
 if take and string.find(ARGV[7], 'o') then
     return { 'A', stamp }
@@ -62,11 +64,15 @@ if state == 'P' then
         -- sent once more, or what is left of one that was given up; what comes
         -- late itself finds that of a newer one, which is its owner's
 
-        if string.find(ARGV[7], 'o') then
-            return { 'A', stamp }
-        end
+        if taken and string.sub(record, 13, 20) ~= string.sub(head, 13, 20) then
+            doubt = true
 
-        take = true
+        elseif string.find(ARGV[7], 'o') and not taken then
+            return { 'A', stamp }
+
+        else
+            take = true
+        end
     end
 end
 
@@ -94,9 +100,11 @@ if take then
     redis.call('SET', key, string.sub(head, 1, 20)
                .. struct.pack('>I8I8I8', now + ARGV[3], now - ARGV[4],
                               now + ARGV[5])
-               .. string.sub(head, 45), 'PX', ARGV[6])
+               .. string.sub(head, 45, 52)
+               .. struct.pack('>I4', (doubt or taken) and 1 or 0)
+               .. string.sub(head, 57), 'PX', ARGV[6])
 
-    return { 'C', stamp }
+    return { (doubt or taken) and 'D' or 'C', stamp }
 end
 
 if doubt and state == 'P' then
@@ -107,7 +115,8 @@ if doubt and state == 'P' then
 
     record = string.sub(record, 1, 2) .. 'U' .. string.sub(record, 4, 20)
              .. struct.pack('>I8I8I8', 0, now, ends)
-             .. string.sub(record, 45, 120)
+             .. string.sub(record, 45, 52) .. string.rep('\0', 4)
+             .. string.sub(record, 57, 120)
 
     -- it is in doubt, whether or not there is room to say so
 

@@ -191,6 +191,7 @@ ngx_idempotency_redis_item_call(ngx_idempotency_redis_item_t *ri,
         script = redis_release;
 
         redis_argument(ri, publish->data, publish->len);
+        redis_argument(ri, (u_char *) (item->freed ? "f" : "-"), 1);
         call->until = 0;
         call->durable = 0;
         break;
@@ -241,7 +242,7 @@ redis_head(ngx_idempotency_redis_item_t *ri, u_char state)
     redis_put64(head + redis_instance, item->instance);
     redis_put64(head + redis_fence, fence);
     redis_put64(head + redis_window, item->window);
-    redis_put32(head + redis_status, item->status);
+    redis_put32(head + redis_status, item->taken ? 1 : item->status);
     redis_put32(head + redis_replays, item->replays);
 
     ngx_memcpy(head + redis_fingerprint, item->fingerprint,
@@ -314,6 +315,10 @@ ngx_idempotency_redis_item_answer(ngx_idempotency_redis_item_t *ri,
     }
 
     switch (code->data[0]) {
+
+    case 'D':
+        item->taken = 1;
+        /* fall through */
 
     case 'C':
         item->result = NGX_IDEMPOTENCY_CLAIMED;
@@ -429,7 +434,8 @@ ngx_idempotency_redis_item_record(ngx_idempotency_item_t *item,
     item->instance = redis_get64(head + redis_instance);
     item->fence = redis_get64(head + redis_fence);
     item->window = redis_get64(head + redis_window);
-    item->status = redis_get32(head + redis_status);
+    item->status = (item->outcome == NGX_IDEMPOTENCY_PENDING)
+                   ? 0 : redis_get32(head + redis_status);
     item->replays = redis_get32(head + redis_replays);
 
     now -= there;
