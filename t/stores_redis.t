@@ -17,8 +17,9 @@ use Test::More;
 plan(skip_all => 'no redis-server') if !Redis->programs;
 
 my @files = map { "'$FindBin::Bin/$_.t'" }
-            qw(bodies content crash keep keys origin outcome quota release reload replay similar
-               sources states uuid7 wait window workers);
+            qw(api bodies content crash faults form keep keys metrics once origin outcome own quota
+               refusals release reload replay similar sources states uuid7 wait whole window
+               workers);
 
 local $ENV{TEST_IDEMPOTENCY_STORE} = 'redis';
 
