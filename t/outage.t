@@ -255,6 +255,70 @@ for my $mode (qw(strict batched off)) {
 }
 
 
+# The log removed while one worker alone has it open: no other begins a new log,
+# and what the old one has goes into the file. If nobody noticed, a start refuses.
+
+for my $mode (qw(strict batched off)) {
+    for my $asked (1, 0) {
+        my $name = "$mode, its log removed, " . ($asked ? 'another asks' : 'nobody asks');
+
+        my $by = sub {
+            my ($c, $id) = @_;
+            return ask($c, 'POST', "/x?id=$id", key => $id, body => 'b')->response;
+        };
+        my (@before, $other);
+
+        # each opens it when it has something to do there, and one of them reads it
+        until_true {
+            $dir = File::Temp->newdir('outage-XXXXXX', TMPDIR => 1);
+            chmod 0755, $dir;
+            start_nginx($mode, path => "$dir/z.db");
+
+            my @pids = $n->workers;
+            (my $one, $other) = map { connection_to($n, $_) } @pids;
+
+            @before = map [name('before')], 1 .. 5;
+            $by->($one, $_->[0]) for @before;
+            until_true { index(slurp("$dir/z.db-wal"), "id=$before[-1][0]") >= 0 };
+
+            !grep { (readlink // '') =~ /z\.db$/ } glob "/proc/$pids[1]/fd/*";
+        } or die 'both workers have it';
+
+        unlink "$dir/z.db-wal" or die $!;
+
+        if ($asked) {
+            ok(until_true { told($by->($other, name('until'))) eq '503 UNAVAILABLE' },
+               "$name: refused");
+
+            # pages of the log, and of those what is in the file, by its index
+            ok(until_true {
+                my ($logged, $filed) = unpack 'x16 L x76 L', slurp("$dir/z.db-shm");
+                $logged == $filed;
+            }, '... what was in it is saved');
+        }
+
+        $n->down('KILL');
+        my $said = $n->refused;
+
+        if ($asked) {
+            is($said, '', '... a start');
+            all_replayed('... finds what was there', @before);
+
+        } else {
+            like($said, qr/\[emerg\].*\Q$dir\E\/z\.db" is without .*z\.db-wal, which had/,
+                 "$name: a start is refused");
+            unlink glob "$dir/z.db*";
+            is($n->refused, '', '... but not if all are removed');
+            ok(until_taken(), '... and it works');
+        }
+
+        $n->{allow} = qr/exited on signal|state file|\[emerg\].*z\.db/;
+        $n->stop;
+        undef $n;
+    }
+}
+
+
 # Moved away, and back: the same file.
 
 $dir = File::Temp->newdir('outage-XXXXXX', TMPDIR => 1);

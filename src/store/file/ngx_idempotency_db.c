@@ -24,6 +24,13 @@
 #define DB_META_LAG      1000
 #define DB_META_AHEAD    2000000
 
+/* whoever closes the file as the last one is given so many times, of so many
+   microseconds, between a log and its index */
+
+#define DB_LOG_LOOKS     20
+#define DB_LOG_PAUSE     5000
+
+
 static ngx_int_t db_prepare(ngx_idempotency_db_t *db);
 static int db_committed(void *data, sqlite3 *sqlite, const char *name,
     int pages);
@@ -32,6 +39,7 @@ static int db_meta(ngx_idempotency_db_t *db, ngx_idempotency_item_t *items,
 static void db_undo(ngx_idempotency_item_t *items,
     ngx_idempotency_item_t *before, ngx_uint_t n);
 static void db_rescue(ngx_idempotency_db_t *db);
+static ngx_uint_t db_log_gone(ngx_idempotency_db_t *db);
 
 
 #define DB_COLUMNS                                                            \
@@ -114,6 +122,11 @@ ngx_idempotency_db_open(ngx_idempotency_db_conf_t *conf, char *error,
     }
 
     db->conf.path = db->path[0];
+
+    if (db_log_gone(db)) {
+        (void) snprintf(error, len, "-wal is not there any more");
+        goto failed;
+    }
 
     rc = ngx_idempotency_db_connect(conf->path, &db->sqlite);
 
@@ -482,6 +495,31 @@ ngx_idempotency_db_files(ngx_idempotency_db_t *db, ngx_uint_t first)
     }
 
     return NGX_OK;
+}
+
+
+/*
+ * SQLite would begin another log beside one that somebody has removed, and
+ * nobody would find what is in that one alone.  Whoever has the file open has
+ * an index of the log; the last one removes the log, and then the index.
+ */
+
+static ngx_uint_t
+db_log_gone(ngx_idempotency_db_t *db)
+{
+    ngx_uint_t   i;
+    struct stat  st;
+
+    for (i = 0; i < DB_LOG_LOOKS; i++) {
+
+        if (stat(db->path[1], &st) == 0 || stat(db->path[2], &st) == -1) {
+            return 0;
+        }
+
+        (void) usleep(DB_LOG_PAUSE);
+    }
+
+    return 1;
 }
 
 

@@ -810,7 +810,10 @@ file_tend(ngx_idempotency_tier_t *tier)
 
     if (!file->more) {
 
-        due = (tier->shm->sh->tier.told != file->told)
+        /* what failed with one may be for another to save */
+
+        due = (tier->shm->sh->tier.told != file->told
+               || tier->shm->sh->tier.failing)
                   ? NGX_IDEMPOTENCY_FILE_TEND : NGX_IDEMPOTENCY_FILE_IDLE;
 
         if (ngx_current_msec - file->tended < due) {

@@ -26,6 +26,13 @@
 #define PLACE_ID           68
 #define PLACE_CHANGES_OF   92
 
+/* and of the index of a log: numbers as the machine has them, of pages */
+
+#define PLACE_INDEX        100
+#define PLACE_INDEX_IS     3007000
+#define PLACE_INDEX_LOGGED 16
+#define PLACE_INDEX_FILED  96
+
 #define PLACE_NAME         (NGX_IDEMPOTENCY_FILE_PATH + 16)
 
 
@@ -45,6 +52,7 @@ static ngx_int_t place_file(ngx_idempotency_place_t *place);
 static ngx_int_t place_rights(ngx_idempotency_place_t *place, const char *name,
     struct stat *st);
 static ngx_int_t place_beside(ngx_idempotency_place_t *place, off_t *log);
+static ngx_int_t place_logged(ngx_idempotency_place_t *place);
 static ngx_int_t place_header(ngx_idempotency_place_t *place, off_t log);
 static ngx_int_t place_stamp(ngx_idempotency_place_t *place, u_char *header);
 static ngx_uint_t place_number(u_char *p);
@@ -451,7 +459,58 @@ place_beside(ngx_idempotency_place_t *place, off_t *log)
         }
     }
 
-    return NGX_OK;
+    return place->found ? place_logged(place) : NGX_OK;
+}
+
+
+/*
+ * Who closes the file orderly leaves no index.  One that was left, without its
+ * log, knows whether that had anything that is not in the file.
+ */
+
+static ngx_int_t
+place_logged(ngx_idempotency_place_t *place)
+{
+    int           fd;
+    char          name[PLACE_NAME];
+    u_char        index[PLACE_INDEX];
+    ssize_t       n;
+    uint32_t      is, logged, filed;
+    struct stat   st;
+
+    (void) snprintf(name, PLACE_NAME, "%s-wal", place->path);
+
+    if (lstat(name, &st) == 0) {
+        return NGX_OK;
+    }
+
+    (void) snprintf(name, PLACE_NAME, "%s-shm", place->path);
+
+    fd = open(name, O_RDONLY|O_CLOEXEC|O_NOFOLLOW|O_NONBLOCK);
+
+    if (fd == -1) {
+        return NGX_OK;
+    }
+
+    n = pread(fd, index, PLACE_INDEX, 0);
+
+    (void) close(fd);
+
+    if (n != PLACE_INDEX) {
+        return NGX_OK;
+    }
+
+    ngx_memcpy(&is, index, sizeof(uint32_t));
+    ngx_memcpy(&logged, index + PLACE_INDEX_LOGGED, sizeof(uint32_t));
+    ngx_memcpy(&filed, index + PLACE_INDEX_FILED, sizeof(uint32_t));
+
+    if (is != PLACE_INDEX_IS || logged <= filed) {
+        return NGX_OK;
+    }
+
+    return ngx_idempotency_place_refuse(place, 0,
+               "is without %s-wal, which had what was written last; restore "
+               "that, or remove %s* to begin anew", place->path, place->path);
 }
 
 
