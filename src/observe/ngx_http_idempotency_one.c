@@ -400,7 +400,7 @@ one_respond(ngx_http_idempotency_asking_t *asking)
 
         /* settled: by a claim of its own */
 
-        number = (one->stage == one_forgets) ? one->forget.fence
+        number = (one->stage == one_forgets) ? one->forget.was
                                              : one->claim.fence;
 
         last = number ? ngx_sprintf(fence, ", fence: %uL", number) : fence;

@@ -299,7 +299,9 @@ heard_well(ngx_idempotency_tier_t *tier)
 
     sh = &tier->shm->sh->tier;
 
-    if (ngx_idempotency_tier_shared(tier) && sh->refused) {
+    if (ngx_idempotency_tier_shared(tier)
+        && ngx_idempotency_owed_again(tier->shm))
+    {
         return 0;
     }
 

@@ -26,6 +26,7 @@ static void owed_prepend(ngx_idempotency_tier_sh_t *sh,
     ngx_idempotency_record_t *rec);
 static void owed_untake(ngx_idempotency_shm_t *shm,
     ngx_idempotency_hander_t *hander);
+static ngx_uint_t owed_any_again(ngx_idempotency_record_t *rec);
 
 
 /* who leaves shared memory while it is owed waits in the list, as a claim
@@ -258,6 +259,43 @@ ngx_idempotency_owed_aside(ngx_idempotency_shm_t *shm,
     rec->owes |= NGX_IDEMPOTENCY_OWES_LISTED | NGX_IDEMPOTENCY_OWES_REFUSED;
     rec->next = sh->refused;
     sh->refused = rec;
+}
+
+
+/* what was told in vain: does it wait, or is on its way to be told again? */
+
+ngx_uint_t
+ngx_idempotency_owed_again(ngx_idempotency_shm_t *shm)
+{
+    ngx_uint_t                  again;
+    ngx_idempotency_hander_t   *hander;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+        return 1;
+    }
+
+    sh = &shm->sh->tier;
+    again = (sh->refused || owed_any_again(sh->first));
+
+    for (hander = &sh->hander; hander && !again; hander = hander->next) {
+        again = owed_any_again(hander->taken);
+    }
+
+    ngx_idempotency_shm_unlock(shm);
+
+    return again;
+}
+
+
+static ngx_uint_t
+owed_any_again(ngx_idempotency_record_t *rec)
+{
+    while (rec && (rec->owes & NGX_IDEMPOTENCY_OWES_AGAIN) == 0) {
+        rec = rec->next;
+    }
+
+    return rec != NULL;
 }
 
 

@@ -756,7 +756,7 @@ shm_forget_here(ngx_idempotency_shm_t *shm, ngx_idempotency_forget_t *forget)
     }
 
     if (rec) {
-        forget->fence = ngx_idempotency_record_asked(rec) ? 0 : rec->fence;
+        forget->was = ngx_idempotency_record_asked(rec) ? 0 : rec->fence;
 
         ngx_idempotency_shm_take_waiting(rec, &wake);
         ngx_idempotency_record_forget(shm, rec);

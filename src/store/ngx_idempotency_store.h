@@ -298,11 +298,13 @@ typedef struct {
 
 
 /* by hand, whoever owns it: a pending owner loses its claim; with a fence,
-   only the record that has it.  Out: of what it was, or 0 if nobody knows */
+   only the record that has it */
 
 typedef struct {
     ngx_idempotency_op_t            op;
     uint64_t                        fence;
+    /* out: that of what is forgotten, or 0 if nobody knows */
+    uint64_t                        was;
 } ngx_idempotency_forget_t;
 
 

@@ -299,6 +299,10 @@ void ngx_idempotency_owed_back(ngx_idempotency_shm_t *shm,
 void ngx_idempotency_owed_aside(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
 
+/* ... not held: something was told in vain, and is not told yet */
+
+ngx_uint_t ngx_idempotency_owed_again(ngx_idempotency_shm_t *shm);
+
 /* who may take something over for this worker, or NULL */
 
 ngx_idempotency_hander_t *ngx_idempotency_owed_hander(

@@ -2,12 +2,13 @@
 /*
  * A look at what stands behind a zone: asked for only what is not known here,
  * answered later, and by nothing else than what is there; cancelled at any
- * time.  What stands behind is a script: what it is handed, it is told how to
+ * time.  What stands behind is a double: what it is handed, it is told how to
  * answer.
  */
 
 
 #include "zone.h"
+#include "backing_double.h"
 #include "workers_double.h"
 
 
@@ -19,9 +20,7 @@ static ngx_idempotency_tier_t   tier;
 static ngx_idempotency_secret_t secret;
 static ngx_rbtree_node_t        timers;
 
-static ngx_idempotency_batch_t  *handed;
-static ngx_idempotency_page_t   *paged;
-static ngx_uint_t                asked, called;
+static ngx_uint_t               called;
 
 
 void
@@ -30,63 +29,11 @@ ngx_time_update(void)
 }
 
 
-static const char *
-backing_kind(ngx_idempotency_tier_t *t, const char **sync)
-{
-    return "script";
-}
-
-
-static int64_t
-backing_now(ngx_idempotency_tier_t *t)
-{
-    return 1000000 + ngx_current_msec;
-}
-
-
-static ngx_int_t
-backing_hand(ngx_idempotency_tier_t *t, ngx_idempotency_batch_t *batch)
-{
-    check(handed == NULL);
-
-    handed = batch;
-    asked++;
-
-    return NGX_AGAIN;
-}
-
-
-static ngx_int_t
-backing_list(ngx_idempotency_tier_t *t, ngx_idempotency_page_t *page)
-{
-    paged = page;
-
-    return NGX_AGAIN;
-}
-
-
-static ngx_int_t
-backing_process(ngx_idempotency_tier_t *t, ngx_cycle_t *cycle)
-{
-    return NGX_OK;
-}
-
-
-static const ngx_idempotency_backing_t  backing = {
-    .soon = 5,
-    .seldom = 50,
-    .kind = backing_kind,
-    .now = backing_now,
-    .hand = backing_hand,
-    .list = backing_list,
-    .init_process = backing_process
-};
-
-
 static void
 open_zone(void)
 {
     double_reset();
+    double_backing_reset();
 
     ngx_rbtree_init(&ngx_event_timer_rbtree, &timers,
                     ngx_rbtree_insert_timer_value);
@@ -99,7 +46,7 @@ open_zone(void)
     ngx_memzero(&tier, sizeof(ngx_idempotency_tier_t));
     ngx_str_set(&tier.name, "script");
 
-    tier.backing = &backing;
+    tier.backing = &double_backing;
     tier.shm = &zone.shm;
     tier.instance = 7;
 
@@ -110,9 +57,6 @@ open_zone(void)
     check_equal(ngx_idempotency_tier_init_process(&zone.shm, &unit_cycle),
                 NGX_OK);
 
-    handed = NULL;
-    paged = NULL;
-    asked = 0;
     called = 0;
 }
 
@@ -120,7 +64,7 @@ open_zone(void)
 static void
 close_zone(void)
 {
-    check(handed == NULL);
+    check(double_batches[0] == NULL);
 
     ngx_free(tier.batches);
     unit_unshared(zone.zone.shm.addr, zone.zone.shm.size);
@@ -154,12 +98,13 @@ answer(ngx_idempotency_result_e result, ngx_idempotency_outcome_e outcome)
 
     static ngx_idempotency_item_t  was;
 
-    if (!check(handed != NULL) || !check_equal(handed->n, 1)) {
+    if (!check(double_batches[0] != NULL)
+        || !check_equal(double_batches[0]->n, 1))
+    {
         return &was;
     }
 
-    batch = handed;
-    handed = NULL;
+    batch = double_batch(0);
 
     item = &batch->items[0];
     was = *item;
@@ -174,8 +119,8 @@ answer(ngx_idempotency_result_e result, ngx_idempotency_outcome_e outcome)
         item->status = 201;
         item->instance = 9;
         item->fence = 77;
-        item->recorded = backing_now(&tier) - 2000;
-        item->ends = backing_now(&tier) + 60000;
+        item->recorded = double_now(&tier) - 2000;
+        item->ends = double_now(&tier) + 60000;
     }
 
     ngx_idempotency_tier_handed(&tier, batch);
@@ -224,7 +169,7 @@ found(void)
 
     check_equal(zone.store.engine->find(&zone.store, &find), NGX_OK);
     check_equal(find.op.result, NGX_IDEMPOTENCY_BOUND);
-    check_equal(asked, 1);
+    check_equal(double_handed, 1);
 
     close_zone();
 }
@@ -273,11 +218,11 @@ not_found(void)
 
     zone.shm.sh->tier.trusted = 1;
     token(&find.op, 4);
-    asked = 0;
+    double_handed = 0;
 
     check_equal(zone.store.engine->find(&zone.store, &find), NGX_OK);
     check_equal(find.op.result, NGX_IDEMPOTENCY_ABSENT);
-    check_equal(asked, 0);
+    check_equal(double_handed, 0);
 
     close_zone();
 }
@@ -302,7 +247,7 @@ cancelled(void)
 
     check_equal(zone.store.engine->find(&zone.store, &find), NGX_AGAIN);
     check_equal(zone.store.engine->find(&zone.store, &other), NGX_AGAIN);
-    check_equal(asked, 1);
+    check_equal(double_handed, 1);
 
     zone.store.engine->cancel(&zone.store, &find.op);
     check(!find.op.waiting);
@@ -321,8 +266,8 @@ cancelled(void)
     check_equal(zone.store.engine->list(&zone.store, &list), NGX_AGAIN);
     zone.store.engine->cancel(&zone.store, &list.op);
 
-    paged->n = 0;
-    ngx_idempotency_look_listed(paged);
+    double_page->n = 0;
+    ngx_idempotency_look_listed(double_page);
     check_equal(called, 1);
 
     close_zone();
@@ -354,13 +299,13 @@ forgotten(void)
                            NGX_IDEMPOTENCY_DIGEST_LEN), 0);
 
     token(&forget.op, 2);
-    asked = 0;
+    double_handed = 0;
 
     check_equal(zone.store.engine->forget(&zone.store, &forget), NGX_AGAIN);
     answer(NGX_IDEMPOTENCY_ABSENT, 0);
     check_equal(called, 2);
     check_equal(forget.op.result, NGX_IDEMPOTENCY_ABSENT);
-    check_equal(asked, 1);
+    check_equal(double_handed, 1);
 
     close_zone();
 }
@@ -383,8 +328,7 @@ overslept(void)
 
     check_equal(zone.store.engine->find(&zone.store, &find), NGX_AGAIN);
 
-    batch = handed;
-    handed = NULL;
+    batch = double_batch(0);
     batch->items[0].result = NGX_IDEMPOTENCY_ABSENT;
     batch->rc = NGX_OK;
     ngx_idempotency_tier_handed(&tier, batch);
@@ -428,33 +372,33 @@ listed(void)
     list.n = 10;
 
     check_equal(zone.store.engine->list(&zone.store, &list), NGX_AGAIN);
-    check_equal(paged->cursor, 0);
-    check_equal(paged->n, 10);
+    check_equal(double_page->cursor, 0);
+    check_equal(double_page->n, 10);
 
-    paged->n = 3;
-    paged->now = 1000000;
-    paged->cursor = 42;
-    op_token(paged->token, 99);
+    double_page->n = 3;
+    double_page->now = 1000000;
+    double_page->cursor = 42;
+    op_token(double_page->token, 99);
 
-    ngx_memzero(paged->items, 3 * sizeof(ngx_idempotency_item_t));
+    ngx_memzero(double_page->items, 3 * sizeof(ngx_idempotency_item_t));
 
-    op_token(paged->items[0].token, 11);
-    paged->items[0].result = NGX_IDEMPOTENCY_BOUND;
-    paged->items[0].outcome = NGX_IDEMPOTENCY_DONE;
-    paged->items[0].recorded = 990000;
-    paged->items[0].ends = 1050000;
+    op_token(double_page->items[0].token, 11);
+    double_page->items[0].result = NGX_IDEMPOTENCY_BOUND;
+    double_page->items[0].outcome = NGX_IDEMPOTENCY_DONE;
+    double_page->items[0].recorded = 990000;
+    double_page->items[0].ends = 1050000;
 
     /* it has ended since */
 
-    paged->items[1].result = NGX_IDEMPOTENCY_ABSENT;
+    double_page->items[1].result = NGX_IDEMPOTENCY_ABSENT;
 
-    op_token(paged->items[2].token, 13);
-    paged->items[2].result = NGX_IDEMPOTENCY_BOUND;
-    paged->items[2].outcome = NGX_IDEMPOTENCY_PENDING;
-    paged->items[2].instance = 9;
-    paged->items[2].recorded = 999000;
+    op_token(double_page->items[2].token, 13);
+    double_page->items[2].result = NGX_IDEMPOTENCY_BOUND;
+    double_page->items[2].outcome = NGX_IDEMPOTENCY_PENDING;
+    double_page->items[2].instance = 9;
+    double_page->items[2].recorded = 999000;
 
-    ngx_idempotency_look_listed(paged);
+    ngx_idempotency_look_listed(double_page);
 
     check_equal(called, 1);
     check_equal(list.op.result, NGX_IDEMPOTENCY_OK);
@@ -472,12 +416,12 @@ listed(void)
     list.n = 10;
 
     check_equal(zone.store.engine->list(&zone.store, &list), NGX_AGAIN);
-    check_equal(paged->cursor, 42);
-    check_equal(ngx_memcmp(paged->token, list.op.token,
+    check_equal(double_page->cursor, 42);
+    check_equal(ngx_memcmp(double_page->token, list.op.token,
                            NGX_IDEMPOTENCY_DIGEST_LEN), 0);
 
-    paged->rc = NGX_ERROR;
-    ngx_idempotency_look_listed(paged);
+    double_page->rc = NGX_ERROR;
+    ngx_idempotency_look_listed(double_page);
 
     check_equal(called, 2);
     check_equal(list.n, 0);

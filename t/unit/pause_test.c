@@ -7,8 +7,8 @@
 
 
 #include "unit.h"
+#include "backing_double.h"
 #include "workers_double.h"
-#include "store/ngx_idempotency_shm.h"
 
 
 #define ZONE  (384 * 1024)
@@ -23,11 +23,8 @@ static ngx_idempotency_counters_t    counters;
 static ngx_rbtree_node_t             timers;
 static ngx_str_t                     name = ngx_string("unit");
 
-/* what was handed over, and not answered */
-
-static ngx_idempotency_batch_t      *handed;
-static ngx_uint_t                    exiting;
-static ngx_uint_t                    given;
+static const ngx_idempotency_backing_t  *behind = &double_backing;
+static ngx_idempotency_result_e          says;
 
 
 void
@@ -35,15 +32,6 @@ ngx_time_update(void)
 {
 }
 
-
-static int64_t
-backing_now(ngx_idempotency_tier_t *t)
-{
-    return (int64_t) 1700000000 * 1000 + ngx_current_msec;
-}
-
-
-static ngx_idempotency_result_e      says;
 
 static void
 answer(ngx_idempotency_batch_t *batch)
@@ -58,110 +46,6 @@ answer(ngx_idempotency_batch_t *batch)
 }
 
 
-static ngx_int_t
-backing_hand(ngx_idempotency_tier_t *t, ngx_idempotency_batch_t *batch)
-{
-    check(handed == NULL);
-
-    if (exiting) {
-        answer(batch);
-        return NGX_OK;
-    }
-
-    handed = batch;
-
-    return NGX_AGAIN;
-}
-
-
-static ngx_int_t
-backing_init(ngx_idempotency_tier_t *t, ngx_idempotency_tier_t *old,
-    ngx_log_t *log)
-{
-    t->instance = 1;
-
-    return NGX_OK;
-}
-
-
-static ngx_int_t
-backing_init_process(ngx_idempotency_tier_t *t, ngx_cycle_t *cycle)
-{
-    return NGX_OK;
-}
-
-
-static ngx_uint_t
-backing_others(ngx_idempotency_tier_t *t)
-{
-    return 0;
-}
-
-
-static ngx_int_t
-backing_alone(ngx_idempotency_tier_t *t)
-{
-    return NGX_BUSY;
-}
-
-
-static void
-backing_give(ngx_idempotency_tier_t *t)
-{
-    given++;
-}
-
-
-static void
-backing_nothing(ngx_idempotency_tier_t *t)
-{
-}
-
-
-static const ngx_idempotency_backing_t  backing = {
-    .soon = 5,
-    .seldom = 50,
-    .now = backing_now,
-    .hand = backing_hand,
-    .tend = backing_nothing,
-    .alone = backing_alone,
-    .others = backing_others,
-    .give = backing_give,
-    .init = backing_init,
-    .init_process = backing_init_process,
-    .finish = backing_nothing,
-    .exit_process = backing_nothing,
-};
-
-
-static ngx_uint_t
-backing_hands(ngx_idempotency_tier_t *t)
-{
-    return 1;
-}
-
-
-/* one that many nginx share, of which only leases tell who lives */
-
-static const ngx_idempotency_backing_t  shared = {
-    .soon = 5,
-    .seldom = 50,
-    .now = backing_now,
-    .hands = backing_hands,
-    .hand = backing_hand,
-    .tend = backing_nothing,
-    .alone = backing_alone,
-    .others = backing_others,
-    .give = backing_give,
-    .init = backing_init,
-    .init_process = backing_init_process,
-    .finish = backing_nothing,
-    .exit_process = backing_nothing,
-};
-
-static const ngx_idempotency_backing_t  *behind = &backing;
-
-
 /* a zone that trusts itself, if it is not to ask */
 
 static void
@@ -169,9 +53,7 @@ begin(ngx_uint_t strict, ngx_uint_t asks)
 {
     ngx_slab_pool_t  *pool;
 
-    handed = NULL;
-    exiting = 0;
-    given = 0;
+    double_backing_reset();
 
     ngx_rbtree_init(&ngx_event_timer_rbtree, &timers,
                     ngx_rbtree_insert_timer_value);
@@ -222,11 +104,10 @@ begin(ngx_uint_t strict, ngx_uint_t asks)
 static void
 end(void)
 {
-    exiting = 1;
+    double_answers = answer;
 
-    if (handed) {
-        answer(handed);
-        handed = NULL;
+    while (double_batches[0]) {
+        answer(double_batch(0));
     }
 
     if (tier.watch.timer_set) {
@@ -237,7 +118,7 @@ end(void)
 
     check(shm.sh->tier.first == NULL);
 
-    if (behind == &backing) {
+    if (behind == &double_backing) {
         check_equal(shm.sh->tier.hander.process.pid, 0);
     }
 
@@ -296,7 +177,7 @@ complete(ngx_idempotency_claim_t *claim)
 static ngx_uint_t
 taken(void)
 {
-    return handed ? handed->n : 0;
+    return double_batches[0] ? double_batches[0]->n : 0;
 }
 
 
@@ -309,8 +190,7 @@ answers(ngx_msec_t later)
 
     ngx_current_msec += later;
 
-    batch = handed;
-    handed = NULL;
+    batch = double_batch(0);
 
     if (check(batch != NULL)) {
         answer(batch);
@@ -367,8 +247,8 @@ gathered(void)
     /* a claim and its outcome are one */
 
     check_equal(taken(), 2);
-    check_equal(handed->items[0].outcome, NGX_IDEMPOTENCY_NOT_KEPT);
-    check_equal(handed->items[1].outcome, NGX_IDEMPOTENCY_NOT_KEPT);
+    check_equal(double_batches[0]->items[0].outcome, NGX_IDEMPOTENCY_NOT_KEPT);
+    check_equal(double_batches[0]->items[1].outcome, NGX_IDEMPOTENCY_NOT_KEPT);
 
     /* nothing comes: whatever comes later is told at once */
 
@@ -409,8 +289,8 @@ asked(void)
     claim(&claims[2], 'c');
     check_equal(claims[2].op.waiting, 1);
     check_equal(taken(), 2);
-    check_equal(handed->items[0].what, NGX_IDEMPOTENCY_ITEM_PUT);
-    check_equal(handed->items[1].what, NGX_IDEMPOTENCY_ITEM_ASK);
+    check_equal(double_batches[0]->items[0].what, NGX_IDEMPOTENCY_ITEM_PUT);
+    check_equal(double_batches[0]->items[1].what, NGX_IDEMPOTENCY_ITEM_ASK);
     shm.sh->tier.trusted = 1;
 
     complete(&claims[0]);
@@ -522,8 +402,8 @@ stale(void)
     answers(1);
 
     check_equal(taken(), 1);
-    check_equal(handed->items[0].what, NGX_IDEMPOTENCY_ITEM_ASK);
-    check_equal(handed->items[0].token[0], 'a');
+    check_equal(double_batches[0]->items[0].what, NGX_IDEMPOTENCY_ITEM_ASK);
+    check_equal(double_batches[0]->items[0].token[0], 'a');
 
     ngx_idempotency_shm_dequeue(&claims[0].op);
     ngx_idempotency_shm_dequeue(&claims[1].op);
@@ -541,7 +421,7 @@ leaves(void)
     begin(0, 1);
     double_renew(1);
     end();
-    check_equal(given, 0);
+    check_equal(double_given, 0);
 
     for (i = 1; i < NGX_IDEMPOTENCY_WORKERS; i++) {
         double_workers[i].state = DOUBLE_DEAD;
@@ -549,7 +429,7 @@ leaves(void)
 
     begin(0, 1);
     end();
-    check_equal(given, 1);
+    check_equal(double_given, 1);
 }
 
 
@@ -572,7 +452,7 @@ over(void)
 {
     ngx_idempotency_claim_t  c;
 
-    behind = &shared;
+    behind = &double_shared;
     ngx_queue_init(&ngx_posted_events);
     begin(0, 1);
 
@@ -590,12 +470,12 @@ over(void)
     claim(&c, 'b');
     round_ends();
     check_equal(taken(), 1);
-    check_equal(handed->items[0].what, NGX_IDEMPOTENCY_ITEM_ASK);
+    check_equal(double_batches[0]->items[0].what, NGX_IDEMPOTENCY_ITEM_ASK);
     answers(60000);
     round_ends();
 
     check_equal(taken(), 1);
-    check_equal(handed->items[0].what, NGX_IDEMPOTENCY_ITEM_RELEASE);
+    check_equal(double_batches[0]->items[0].what, NGX_IDEMPOTENCY_ITEM_RELEASE);
 
     c.op.now = ngx_current_msec;
     check_equal(ngx_idempotency_shm_engine.claim(&store, &c), NGX_OK);
@@ -604,7 +484,62 @@ over(void)
     answers(1);
     end();
 
-    behind = &backing;
+    behind = &double_backing;
+}
+
+
+/* one batch is told again while another one is answered: what was in vain may
+   be on its way yet */
+
+static void
+again(void)
+{
+    ngx_uint_t               i;
+    ngx_idempotency_claim_t  c[3];
+
+    behind = &double_shared;
+    ngx_queue_init(&ngx_posted_events);
+    begin(0, 1);
+
+    claim(&c[0], 'a');
+    round_ends();
+    answers(1);
+    check_equal(ngx_idempotency_shm_engine.claim(&store, &c[0]), NGX_OK);
+    complete(&c[0]);
+    round_ends();
+
+    for (i = 0; i < taken(); i++) {
+        double_batches[0]->items[i].again = 1;
+    }
+
+    unit_expect("is unavailable");
+    check_equal(taken(), 1);
+    answers(1);
+    check_equal(shm.sh->tier.failing, 1);
+
+    ngx_current_msec += 1000;
+    ngx_idempotency_tier_tend(&tier);
+    ngx_idempotency_tier_kick(&shm);
+    round_ends();
+    check_equal(taken(), 1);
+
+    claim(&c[1], 'b');
+    round_ends();
+
+    if (check(double_batches[1] != NULL)) {
+        answer(double_batches[1]);
+        ngx_idempotency_tier_handed(&tier, double_batch(1));
+    }
+
+    check_equal(shm.sh->tier.failing, 1);
+
+    answers(1);
+    check_equal(shm.sh->tier.failing, 0);
+    check_equal(taken(), 0);
+
+    end();
+
+    behind = &double_backing;
 }
 
 
@@ -616,6 +551,7 @@ static unit_case_t  cases[] = {
     { "strict: what another one has is not granted", stale },
     { "a worker that goes, and the last one", leaves },
     { "what is granted when its lease may be over is given back", over },
+    { "available again: when all is told that was in vain", again },
     unit_cases_end
 };
 
