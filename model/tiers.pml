@@ -1,17 +1,22 @@
 /*
- * One token in two tiers: the zone of each generation of nginx, in shared
+ * One token in two tiers: the zone of each instance of nginx, in shared
  * memory, and behind them a file that they share.  It is the protocol alone:
  * what is asked, granted, written, lost and told, in any order.
  *
- * Requests 0 and 1 belong to generation 0, requests 2 and 3 to generation 1,
- * which starts beside the first one (a binary upgrade, a second nginx by
- * mistake) or after its end (a restart).  Each request has a worker of its
- * own, so that the death of a worker is that of a request.  A generation ends
- * as a whole, its zone with it.
+ * Requests 0 and 1 belong to instance 0, requests 2 and 3 to instance 1, which
+ * starts beside the first one (a binary upgrade, a second nginx by mistake) or
+ * after its end (a restart).  Each request has a worker of its own, so that the
+ * death of a worker is that of a request.  An instance ends as a whole, its
+ * zone with it.
  *
- * STRICT   a claim is on disk before it is granted, and the end of a response
- *          is held until its outcome is; otherwise, as in mode "batched", the
- *          file is on disk at some time later
+ * A zone trusts itself while nobody else has the file and its filter has all
+ * tokens that are there: then what the filter denies is claimed without a word,
+ * and told later.  Else each miss is a question.  Who is alone says so by a
+ * lock; while that is held nobody else may ask.
+ *
+ * STRICT   a claim is on disk before anything is sent, and the end of a
+ *          response is held until its outcome is; otherwise, as in the modes
+ *          "batched" and "off", the file is on disk at some time later
  * RETRY    idempotency_in_doubt retry
  *
  * KILLS and the others below: how often each may happen; ANY: any one of them.
@@ -26,7 +31,10 @@
 #define STOPS     0    /* a worker is stopped, for longer than its lease */
 #endif
 #ifndef CRASHES
-#define CRASHES   0    /* kill -9 of a whole generation */
+#define CRASHES   0    /* kill -9 of a whole instance */
+#endif
+#ifndef QUITS
+#define QUITS     0    /* an instance ends when it has nothing left to do */
 #endif
 #ifndef CUTS
 #define CUTS      0    /* a power cut: what is not on disk is gone */
@@ -34,8 +42,11 @@
 #ifndef TICKS
 #define TICKS     0    /* of the clock; a window is one */
 #endif
-#ifndef MUTES
-#define MUTES     0    /* an answer is lost */
+#ifndef FAILS
+#define FAILS     0    /* the file says that it failed, whether it did or not */
+#endif
+#ifndef FULLS
+#define FULLS     0    /* ... that it has no room */
 #endif
 #ifndef GIVEUPS
 #define GIVEUPS   0    /* a claim is given up before its answer */
@@ -56,128 +67,199 @@
 #define RETRIES    false
 #endif
 
+/* what else a twin leads to, before it is found out by its own property */
+
+#ifdef TWIN
+#define SAID       true
+#else
+#define SAID       false
+#endif
+
+#ifdef T_STALE_RECORDS
+#define EXECUTED   true
+#else
+#define EXECUTED   false
+#endif
+
 #define NOBODY     4
+#define OTHER      4    /* a worker without a request, that never dies */
 #define GEN(i)     ((i) / 2)
+#define BIT(f)     (1 << (f))
 
-mtype = { none, asking, pending, done, doubt };      /* what a token is */
-mtype = { idle, queued, written, answered, mute };   /* a claim on its way */
-mtype = { granted, busy, bound, doubtful };          /* its answer */
+/* what a token is */
+mtype = { none, asking, pending, done, doubt, elsewhere, brief };
+
+/* what the file is told of it, and answers */
+mtype = { nothing, ask, put };
+mtype = { granted, busy, bound, doubtful, taken_in, stale, no_room };
+
+/* a filter is filled, see trust.c */
+mtype = { no_fill, waits, reads };
 
 
-/* the first tier, of each generation */
+/* the record in each zone: under which fence, whose, and until when */
 
 mtype z[2] = none;
-byte  zid[2], zowner[2], zends[2];
-bool  zowes[2];                /* what the file was not told yet */
-bool  ask_first[2];            /* what is not in the zone may be in the file */
+byte  zf[2], zowner[2], zends[2], fence[2];
 
-/* the second, as the processes see it, and as it is on disk */
+/* ... what it says that the file has not: OWES_... */
+
+bool  listed[2], taken[2], more[2], heard[2], again[2], aside[2];
+
+/* ... it was in doubt before the zone was alone for the last time */
+
+bool  old[2];
+
+/* the releases that are owed, by fences; and of all that is owed, what is to
+   be told before others are let in, or the filter is read */
+
+byte  releases[2], due[2];
+
+/* ... of claims that took over what was in doubt, as the file may have it */
+
+byte  took[2];
+
+/* what is on its way to the file, and who tells it */
+
+mtype what[2] = nothing, says[2], answer[2];
+byte  by[2], bf[2], bends[2];
+bool  written[2], left[2];
+
+/* may a miss be an absence? */
+
+bool  trusted[2], filter[2], next[2];
+mtype filling[2] = no_fill;
+byte  alone = NOBODY;
+
+/* the file, as the processes see it, and as it is on disk */
 
 mtype fs = none, ds = none;
-byte  fid, fgen, fends, did, dgen, dends;
+byte  ff, fgen, fends, df, dgen, dends;
 
-/* the claims of requests, and those whose release is owed, by their ids */
+/* who lives */
 
-mtype op[4] = idle, answer[4];
-byte  ends[4];
-bool  owed_release[4];
-
-/* who lives, and how the second generation comes in */
-
-bool  started[2], gone[2], hello, acknowledged;
-bool  dead[5], stopped[5];
+bool  started[2], gone[2], busied[4], dead[5], stopped[5];
 
 byte  now;
 
 /* what may still happen */
 
-byte  kills = KILLS, stops = STOPS, crashes = CRASHES, cuts = CUTS,
-      ticks = TICKS, mutes = MUTES, giveups = GIVEUPS, evicts = EVICTS;
+byte  kills = KILLS, stops = STOPS, crashes = CRASHES, quits = QUITS,
+      cuts = CUTS, ticks = TICKS, fails = FAILS, fulls = FULLS,
+      giveups = GIVEUPS, evicts = EVICTS;
 
 /* what the properties speak of, and no process knows */
 
 mtype truth = none;
-byte  truth_ends, holder = NOBODY, executions, excused = 1;
-bool  told, lost;
+byte  truth_ends, holder = NOBODY;
+bool  deposed[5], told, lost;
 
+
+#define others(g)         (started[1 - g] && !gone[1 - g])
+
+#define owes(g)           (listed[g] || taken[g])
 
 #define without_owner(g)  (dead[zowner[g]] || stopped[zowner[g]])
 
+#define mine(g, i, f)     (zf[g] == f && zowner[g] == i)
+
 #ifdef T_WORKER_OWNS
-#define file_owner_gone   (gone[fgen] || dead[fid])
+#define owner_gone        (gone[fgen] || dead[2 * fgen])
 #else
-#define file_owner_gone   gone[fgen]
+#define owner_gone        gone[fgen]
 #endif
 
-
 #ifdef T_NOT_ACKNOWLEDGED
-#define let_in(g)         true
+#define may_claim(g)      true
 #else
-#define let_in(g)         (g == 0 || acknowledged || gone[0])
+#define may_claim(g)      (alone == NOBODY || alone == g)
 #endif
 
 #ifdef T_EVICTS_OWED
-#define may_leave(g)      true
+#define may_leave(g)      (!taken[g])
 #else
-#define may_leave(g)      !zowes[g]
+#define may_leave(g)      !owes(g)
 #endif
 
-#ifdef T_LATE_ANSWER
-#define asks_again(i)     (answer[i] != granted)
+#ifdef T_LET_IN_EARLY
+#define may_let_in(g)     true
 #else
-#define asks_again(i)     true
+#define may_let_in(g)     (due[g] == 0)
 #endif
 
-#ifdef T_RELEASE_OVERTAKES
-#define may_release(i)    owed_release[i]
+#ifdef T_FILLS_ON
+#define ends_fill(g)      true
 #else
-#define may_release(i)    (owed_release[i] && op[i] != queued)
+#define ends_fill(g)      (filling[g] == no_fill)
 #endif
 
-#ifdef T_COPIES_WHAT_ENDED
-#define checks_end        false
+#ifdef T_FILLS_EARLY
+#define may_read(g)       true
 #else
-#define checks_end        true
+#define may_read(g)       (due[g] == 0)
+#endif
+
+#ifdef T_REPLAYS_WHAT_ENDED
+#define has_ended(g)      false
+#else
+#define has_ended(g)      (now >= zends[g])
+#endif
+
+/* nobody else can have taken over what is in doubt */
+
+#ifdef T_CAME_AND_WENT
+#define untouched(g)      (!heard[g] || trusted[g])
+#else
+#define untouched(g)      (!heard[g] || trusted[g] && !old[g])
 #endif
 
 #ifdef T_STALE_RECORDS
-#define may_record(g, i)  true
+#define revives(g)        true
 #else
-#define may_record(g, i)                                                     \
-    ((z[g] == pending || z[g] == doubt && zowes[g]) && zowner[g] == i)
+#define revives(g)        untouched(g)
 #endif
 
 
 /* PROPERTY: one execution for a token and window, unless doubt was declared
-   and retry chosen, or it is the loss that the mode admits */
+   and retry chosen, or it is the loss that the mode admits.  Who was taken for
+   dead before he sent anything executes then, at last */
 
-inline execute() {
+inline execute(i) {
     if
-    :: truth == done && now >= truth_ends -> executions = 0; excused = 1
+    :: truth == done && now >= truth_ends -> truth = none
     :: else
     fi;
 
-    executions++;
-    assert(lost || executions <= excused);
-
-    truth = pending; told = false
+    if
+    :: deposed[i] ->
+        assert(truth == doubt || RETRIES)
+    :: else ->
+        assert(EXECUTED || truth == none || truth == doubt && RETRIES);
+        truth = pending; told = false
+    fi
 }
 
 
 /* PROPERTY: what a client was told as recorded is not forgotten.  (The end of
-   all that knew it, in mode batched, may leave it in doubt, which is told) */
+   all that knew it, but for mode strict, may leave it in doubt, and that is
+   told) */
 
 inline declare_doubt() {
-    assert(!(told && truth == done && now < truth_ends) ||
-           !IS_STRICT && gone[0]);
-    truth = doubt
+    assert(!(told && truth == done && now < truth_ends));
+
+    truth = doubt;
+
+    if
+    :: holder != NOBODY -> deposed[holder] = true
+    :: else
+    fi
 }
 
 
 /* PROPERTY: a repeat never moves the window, wherever its record comes from */
 
 inline replay(g) {
-    assert(lost || truth != done || zends[g] == truth_ends);
+    assert(truth != done || zends[g] == truth_ends && now < truth_ends);
 #ifdef T_REPLAY_MOVES
     zends[g] = now + 2
 #endif
@@ -189,262 +271,590 @@ inline replay(g) {
 inline record(g, i) {
     assert(holder == i);
 
-    z[g] = done; zends[g] = now + 1; zowes[g] = true;
-    truth = done; truth_ends = now + 1
+    z[g] = done; zends[g] = now + 1; old[g] = false;
+    owe(g);
+    truth = done; truth_ends = now + 1; deposed[i] = false
 }
 
 
 inline own(g, i) {
-    z[g] = pending; zowner[g] = i; holder = i
+    z[g] = pending; zowner[g] = i; holder = i; deposed[i] = false
 }
 
 
-/* it leaves the zone, and the file, if that has the claim alone */
+inline owe(g) {
+    if
+    :: taken[g] -> more[g] = true
+    :: else -> listed[g] = true
+    fi
+}
+
+
+inline owes_nothing(g) {
+    listed[g] = false; taken[g] = false; more[g] = false;
+    heard[g] = false; again[g] = false; aside[g] = false;
+    old[g] = false
+}
+
+
+/* it leaves the zone: a claim that the file may have is to be released there,
+   behind what is on its way */
 
 inline leave(g) {
-#ifndef T_NOT_RELEASED
-    owed_release[zid[g]] = owed_release[zid[g]] || zowes[g] || z[g] != done;
+    if
+    :: taken[g] ->
+#ifdef T_RELEASE_OVERTAKES
+        releases[g] = releases[g] | BIT(zf[g]);
+        due[g] = due[g] & ~BIT(zf[g]);
 #endif
-    z[g] = none; zowes[g] = false
+        left[g] = true; bf[g] = zf[g]
+
+    :: !taken[g] && heard[g] &&
+       (listed[g] || z[g] == asking || z[g] == pending) ->
+#ifndef T_NOT_RELEASED
+        releases[g] = releases[g] | BIT(zf[g])
+#else
+        due[g] = due[g] & ~BIT(zf[g])
+#endif
+
+    :: else -> due[g] = due[g] & ~BIT(zf[g])
+    fi;
+
+    z[g] = none; zf[g] = 0; zowner[g] = NOBODY; zends[g] = 0;
+    owes_nothing(g)
+}
+
+
+/* a claim, or a question, under a fence of its own */
+
+inline number(g, i) {
+    fence[g]++;
+    assert(fence[g] < 8);
+
+    zf[g] = fence[g]; zowner[g] = i;
+
+#ifndef T_FILTER_FORGETS
+    filter[g] = true;
+#endif
+#ifndef T_FILL_MISSES_NEW
+    if
+    :: filling[g] != no_fill -> next[g] = true
+    :: else
+    fi
+#endif
+}
+
+
+/* its worker has gone; before the answer nothing was sent */
+
+inline orphan(g) {
+    if
+    :: z[g] == asking -> leave(g)
+    :: else ->
+        declare_doubt();
+        z[g] = doubt; old[g] = false;
+        owe(g)
+    fi
+}
+
+
+/* taken over in its place */
+
+inline reclaim(g, i) {
+    if
+    :: due[g] & BIT(zf[g]) ->
+        due[g] = due[g] & ~BIT(zf[g]) | BIT(fence[g] + 1)
+    :: else
+    fi;
+
+    number(g, i);
+    own(g, i);
+    took[g] = took[g] | BIT(zf[g]);
+    old[g] = false;
+    owe(g)
+}
+
+
+inline outstanding(g) {
+    due[g] = releases[g];
+
+    if
+    :: owes(g) -> due[g] = due[g] | BIT(zf[g])
+    :: else
+    fi;
+
+    if
+    :: what[g] != nothing && left[g] -> due[g] = due[g] | BIT(bf[g])
+    :: else
+    fi
 }
 
 
 inline sync() {
-    ds = fs; did = fid; dgen = fgen; dends = fends
+    ds = fs; df = ff; dgen = fgen; dends = fends
 }
 
 
-inline file_take(id, g) {
-    fs = pending; fid = id; fgen = g
+inline file_none() {
+    fs = none; ff = 0; fgen = 0; fends = 0
 }
 
 
 inline file_expire() {
     if
-    :: fs == done && now >= fends -> fs = none
+    :: fs == done && now >= fends -> file_none()
     :: else
     fi
 }
 
 
-inline file_claim_doubtful(i, g) {
+inline file_take(g, f) {
+    fs = pending; ff = f; fgen = g; fends = 0; answer[g] = granted
+}
+
+
+inline file_doubtful(g, f) {
     if
-    :: RETRIES -> excused++; file_take(i, g); answer[i] = granted
-    :: else -> fs = doubt; answer[i] = doubtful
+    :: RETRIES -> file_take(g, f)
+    :: else -> fs = doubt; answer[g] = doubtful
     fi
 }
 
 
-/* a claim in the file: check, bind and claim, in one transaction */
+/* check, bind and claim, in one transaction */
 
-inline file_claim(i, g) {
-    file_expire();
-
+inline file_ask(g, f) {
     if
-    :: fs == none -> file_take(i, g); answer[i] = granted
+    :: fs == none -> file_take(g, f)
+    :: fs == done -> answer[g] = bound; bends[g] = fends
+    :: fs == doubt -> file_doubtful(g, f)
 
-    :: fs == done -> answer[i] = bound; ends[i] = fends
+       /* of what it has claimed itself the zone knows best */
 
-    :: fs == doubt -> file_claim_doubtful(i, g)
+    :: fs == pending && fgen == g -> file_take(g, f)
 
-    :: fs == pending ->
-        if
-        :: fid == i -> answer[i] = granted   /* one claim, sent twice */
-        :: fid != i && !file_owner_gone -> answer[i] = busy
-        :: fid != i && file_owner_gone ->
-            declare_doubt();
-            file_claim_doubtful(i, g)
-        fi
+    :: fs == pending && fgen != g && !owner_gone -> answer[g] = busy
+
+    :: fs == pending && fgen != g && owner_gone ->
+        declare_doubt();
+        file_doubtful(g, f)
     fi
 }
 
 
-/* What the zone owes the file.  Of what its own generation claimed it knows
-   best: the claim itself may still be owed, and a release before it */
+/* what the zone knows is not older than what is there, or it is stale */
 
-inline file_settle(g) {
-    file_expire();
-
+inline file_put(g, f) {
     if
-    :: fs == none || fgen == g && fs != done || fid == zid[g] ->
-        fid = zid[g]; fgen = g;
+    :: fs == none && fulls > 0 && says[g] == pending ->
+        fulls--;
+        answer[g] = no_room
+
+    :: fs == none ||
+       fgen == g && f >= ff &&
+          (f > ff || fs == pending || says[g] != pending) ->
+
+        fs = says[g]; ff = f; fgen = g; answer[g] = taken_in;
 
         if
-        :: z[g] == done ->
-            fs = done;
+        :: fs == done ->
 #ifdef T_WINDOW_FROM_DELIVERY
             fends = now + 1
 #else
-            fends = zends[g]
+            fends = bends[g]
 #endif
-        :: else -> fs = z[g]
+        :: else -> fends = 0
         fi
 
-    :: else
-    fi;
-
-    zowes[g] = false
+    :: fs != none &&
+       !(fgen == g && f >= ff &&
+            (f > ff || fs == pending || says[g] != pending)) ->
+        answer[g] = stale
+    fi
 }
 
 
-/* a generation beside its requests: the thread that writes the file, and what
-   any worker does when it comes by */
+inline file_release(g, f) {
+    file_expire();
 
-proctype Generation(byte g) {
-    byte i;
-
-end_idle:
-    do
-    :: gone[g] -> break
-
-    :: atomic {
-           op[2 * g] == queued || op[2 * g + 1] == queued ->
-
-           if
-           :: op[2 * g] == queued -> i = 2 * g
-           :: op[2 * g + 1] == queued -> i = 2 * g + 1
-           fi;
-
-           file_claim(i, g);
-           op[i] = written; i = 0
-       }
-
-    :: atomic {
-           op[2 * g] == written || op[2 * g + 1] == written ->
-
-           if
-           :: op[2 * g] == written -> i = 2 * g
-           :: op[2 * g + 1] == written -> i = 2 * g + 1
-           fi;
+    if
+    :: fgen == g &&
+       (fs == pending && ff <= f ||
+        fs == doubt && (ff == f || ff < f && (took[g] & BIT(f)))) ->
+        file_none()
+    :: else
+    fi;
 
 #if defined(STRICT) && !defined(T_NOT_SYNCED)
-           sync();
+    sync();
 #endif
-           if
-           :: op[i] = answered
-           :: mutes > 0 -> mutes--; op[i] = mute
-           fi;
+    releases[g] = releases[g] & ~BIT(f);
+    took[g] = took[g] & ~BIT(f);
+    due[g] = due[g] & ~BIT(f)
+}
 
-           i = 0
+
+inline gather(g) {
+    what[g] = (z[g] == asking -> ask : put);
+    says[g] = z[g]; bf[g] = zf[g];
+    bends[g] = (z[g] == done -> zends[g] : 0);
+    listed[g] = false; taken[g] = true;
+
+    if
+    :: by[g] = OTHER
+    :: kills + stops > 0 && !dead[2 * g] && !stopped[2 * g] -> by[g] = 2 * g
+    fi
+}
+
+
+inline commit(g) {
+    file_expire();
+
+    if
+    :: what[g] == ask -> file_ask(g, bf[g])
+    :: else -> file_put(g, bf[g])
+    fi;
+
+#if defined(STRICT) && !defined(T_NOT_SYNCED)
+    sync();
+#endif
+    written[g] = true
+}
+
+
+inline handed(g) {
+    what[g] = nothing; says[g] = 0; answer[g] = 0; by[g] = 0; bf[g] = 0;
+    bends[g] = 0; written[g] = false; left[g] = false
+}
+
+
+/* its record has left meanwhile: it is told that now */
+
+inline handed_left(g) {
+#ifndef T_RELEASE_OVERTAKES
+    releases[g] = releases[g] | BIT(bf[g]);
+#endif
+    handed(g)
+}
+
+
+inline answered(g) {
+    due[g] = due[g] & ~BIT(zf[g]);
+
+    if
+    :: answer[g] == granted && without_owner(g) ->
+        leave(g)
+
+    :: answer[g] == granted && !without_owner(g) ->
+        own(g, zowner[g])
+
+    :: answer[g] == bound && now >= bends[g] ->
+        z[g] = none; zf[g] = 0;
+        owes_nothing(g)
+
+    :: answer[g] == bound && now < bends[g] ->
+        z[g] = done; zends[g] = bends[g]; zf[g] = 0;
+        owes_nothing(g)
+
+    :: answer[g] == busy ->
+        z[g] = elsewhere;
+        owes_nothing(g)
+
+    :: answer[g] == doubtful ->
+        z[g] = brief;
+        owes_nothing(g)
+    fi
+}
+
+
+/* the file has answered */
+
+inline hear(g) {
+    if
+    :: left[g] -> handed_left(g)
+    :: else ->
+
+        taken[g] = false; heard[g] = true; again[g] = false;
+
+        if
+        :: what[g] == ask -> answered(g)
+
+        :: what[g] == put ->
+
+            /* PROPERTY: nobody else had it meanwhile */
+
+            assert(answer[g] != stale || SAID);
+
+            if
+            :: answer[g] == no_room && !more[g] ->
+                listed[g] = true; aside[g] = true
+#ifdef T_ASIDE_NOT_AWAITED
+                ; due[g] = due[g] & ~BIT(zf[g])
+#endif
+            :: more[g] ->
+                more[g] = false; listed[g] = true
+#ifdef T_MORE_NOT_AWAITED
+                ; due[g] = due[g] & ~BIT(zf[g])
+#endif
+            :: else -> due[g] = due[g] & ~BIT(zf[g])
+            fi
+        fi;
+
+        handed(g)
+    fi
+}
+
+
+/* nobody knows whether it was told: once more.  A question is answered */
+
+inline untake(g, failed) {
+    if
+    :: left[g] -> handed_left(g)
+    :: else ->
+
+        taken[g] = false; heard[g] = true; again[g] = true;
+        listed[g] = true; more[g] = false;
+
+        if
+        :: what[g] == ask && failed -> listed[g] = false; leave(g)
+        :: else
+        fi;
+
+        handed(g)
+    fi
+}
+
+
+/* an instance beside its requests: what any of its workers does when it comes
+   by, the thread that writes the file, and who looks after trust */
+
+proctype Instance(byte g) {
+    byte f;
+
+    {
+end_idle:
+    do
+    :: atomic {
+           what[g] == nothing && listed[g] && !aside[g] ->
+           gather(g)
        }
-
-       /* a release never overtakes the claim that it is about */
 
     :: atomic {
-           may_release(2 * g) || may_release(2 * g + 1) ->
-
-           if
-           :: may_release(2 * g) -> i = 2 * g
-           :: may_release(2 * g + 1) -> i = 2 * g + 1
-           fi;
-
-           if
-           :: (fs == pending || fs == doubt) && fid == i -> fs = none
-           :: else
-           fi;
-
-           owed_release[i] = false; i = 0
+           what[g] != nothing && !written[g] && !dead[by[g]] &&
+           !stopped[by[g]] && (what[g] != ask || may_claim(g)) ->
+           commit(g)
        }
 
     :: atomic {
-           zowes[g] ->
-           file_settle(g);
-#ifdef STRICT
-           sync()
-#endif
+           written[g] && !dead[by[g]] && !stopped[by[g]] ->
+           hear(g)
        }
+
+    :: atomic {
+           fails > 0 && what[g] != nothing && !dead[by[g]] &&
+           !stopped[by[g]] ->
+           fails--;
+           untake(g, true)
+       }
+
+       /* who told it has died */
+
+    :: atomic { what[g] != nothing && dead[by[g]] -> untake(g, false) }
+
+       /* a release: behind what is on its way */
+
+    :: atomic {
+#ifdef T_RELEASE_OVERTAKES
+           releases[g] != 0 ->
+#else
+           releases[g] != 0 && what[g] == nothing ->
+#endif
+           f = 1;
+
+           do
+           :: releases[g] & BIT(f) -> break
+           :: else -> f++
+           od;
+
+           file_release(g, f);
+           f = 0
+       }
+
+       /* there may be room now */
+
+    :: atomic { aside[g] -> aside[g] = false }
 
        /* the claims of a worker that died */
 
-    :: atomic { z[g] == asking && dead[zowner[g]] -> leave(g) }
+    :: atomic {
+           (z[g] == asking || z[g] == pending) && dead[zowner[g]] ->
+           orphan(g)
+       }
+
+       /* who waits for what is pending elsewhere claims it then */
 
     :: atomic {
-           z[g] == pending && dead[zowner[g]] ->
-           declare_doubt();
-           z[g] = doubt; zowes[g] = true
+           z[g] == elsewhere &&
+           !(fs == pending && fgen != g && !owner_gone) ->
+           z[g] = none; zf[g] = 0
+       }
+
+       /* what is in doubt there is no copy: who comes later asks again */
+
+    :: atomic {
+           z[g] == brief && !busied[zowner[g]] ->
+           z[g] = none; zf[g] = 0
        }
 
        /* memory is short: what the file has may leave */
 
     :: atomic {
-           evicts > 0 && z[g] == done && may_leave(g) ->
+           evicts > 0 && (z[g] == done || z[g] == doubt) && may_leave(g) ->
            evicts--;
-           z[g] = none; zowes[g] = false
-#ifndef T_EVICTS_UNNOTED
-           ; ask_first[g] = true
-#endif
+           due[g] = due[g] & ~BIT(zf[g]);
+           z[g] = none; zf[g] = 0; zends[g] = 0;
+           owes_nothing(g)
        }
 
-       /* who was alone asks the file first from now on, and lets the newcomer
-          in once the file has all that the zone has */
-
-    :: atomic { g == 0 && hello && !ask_first[g] -> ask_first[g] = true }
+       /* others are there: from now on it asks, and lets them in when the
+          file has all that it claimed until then */
 
     :: atomic {
-           g == 0 && hello && !acknowledged && ask_first[g] && !zowes[g] ->
-           acknowledged = true
+           others(g) && (trusted[g] || filling[g] != no_fill) ->
+           if
+           :: trusted[g] -> trusted[g] = false; outstanding(g)
+           :: else
+           fi;
+           filling[g] = no_fill; next[g] = false
+       }
+
+    :: atomic {
+           others(g) && alone == g && !trusted[g] && may_let_in(g) &&
+           ends_fill(g) ->
+           alone = NOBODY; due[g] = 0
+       }
+
+       /* nobody else is */
+
+    :: atomic {
+           !others(g) && !trusted[g] && filling[g] == no_fill && due[g] == 0 &&
+           may_claim(g) ->
+           alone = g;
+           filling[g] = waits;
+           outstanding(g)
+       }
+
+    :: atomic {
+           filling[g] == waits && may_read(g) ->
+           filling[g] = reads; due[g] = 0;
+
+           if
+           :: fs != none -> next[g] = true
+           :: else
+           fi
+       }
+
+    :: atomic {
+           filling[g] == reads && !others(g) ->
+           filter[g] = next[g]; next[g] = false;
+           filling[g] = no_fill;
+           trusted[g] = true;
+           old[g] = (z[g] == doubt)
        }
     od
+    } unless {
+        gone[g] || lost
+    }
 }
 
 
 proctype Request(byte me) {
-    byte g = GEN(me), seen = NOBODY;
-
-end_not_started:
-    started[g];
+    byte g = GEN(me), my = 0, seen = 0;
 
     {
-        let_in(g);
+        atomic {
+            started[g] ->
+
+            if
+            :: gone[g] -> goto end
+            :: else -> busied[me] = true
+            fi
+        }
 
         /* what the zone says, in one step */
 
 meet:
         atomic {
             !stopped[me] ->
+            my = 0; seen = 0;
 
             if
-            :: z[g] == done && now >= zends[g] -> leave(g)
+            :: z[g] == done && has_ended(g) -> leave(g)
             :: else
             fi;
 
             if
-            :: z[g] == none && (ask_first[g] || IS_STRICT) ->
-                z[g] = asking; zid[g] = me; zowner[g] = me;
-                goto ask
-
-            :: z[g] == none && !ask_first[g] && !IS_STRICT ->
-                zid[g] = me; zowes[g] = true;
+            :: z[g] == none && trusted[g] && !filter[g] ->
+                owes_nothing(g);
+                number(g, me);
+                my = zf[g];
                 own(g, me);
-                goto send
+                owe(g);
+                goto claimed
 
-            :: z[g] == asking && zowner[g] == me -> goto ask
+            :: z[g] == none && !(trusted[g] && !filter[g]) ->
+asks:
+                owes_nothing(g);
+                number(g, me);
+                my = zf[g];
+                z[g] = asking;
+                owe(g);
+                goto asked
 
-            :: z[g] == asking && zowner[g] != me && without_owner(g) ->
-                /* nothing was sent before the answer */
-                leave(g);
+            :: (z[g] == asking || z[g] == pending) && without_owner(g) ->
+                orphan(g);
                 goto meet
 
-            :: z[g] == pending && without_owner(g) ->
-                declare_doubt();
-                z[g] = doubt; zowes[g] = true;
-                goto meet
-
-            :: (z[g] == asking || z[g] == pending) && zowner[g] != me &&
-               !without_owner(g) ->
-                seen = zid[g];
+            :: (z[g] == asking || z[g] == pending) && !without_owner(g) ||
+               z[g] == elsewhere ->
+                seen = zf[g];
                 goto wait
 
-            :: z[g] == done -> replay(g); goto end
+            :: z[g] == done ->
 
-            :: z[g] == doubt && !RETRIES -> goto end
+                /* with `strict` nobody is told what could be forgotten */
 
-            :: z[g] == doubt && RETRIES ->
-                /* taken over: by a claim of its own, once the file has
-                   released the other */
-                excused++;
+                if
+                :: IS_STRICT && owes(g) && !aside[g] ->
+                    seen = zf[g];
+                    goto wait_told
+
+                :: else -> replay(g); goto end
+                fi
+
+            :: z[g] == doubt && !RETRIES &&
+               (owes(g) || untouched(g)) ->
+                goto end
+
+            :: z[g] == doubt && RETRIES &&
+               (listed[g] && !taken[g] && !again[g] || untouched(g)) ->
+                reclaim(g, me);
+                my = zf[g];
+                goto claimed
+
+            :: z[g] == doubt && RETRIES && owes(g) &&
+               !(listed[g] && !taken[g] && !again[g] || untouched(g)) ->
+                seen = zf[g];
+                goto wait_told
+
+            :: z[g] == doubt && !owes(g) && !untouched(g) ->
+
+                /* somebody else may have taken it over */
+
                 leave(g);
-                goto meet
+                goto asks
+
+            :: z[g] == brief -> goto end
             fi
         }
 
@@ -452,161 +862,179 @@ meet:
 
 wait:
         atomic {
-            !((z[g] == asking || z[g] == pending) && zid[g] == seen &&
-              !without_owner(g)) ->
-            seen = NOBODY;
+            !((z[g] == asking || z[g] == pending) && zf[g] == seen &&
+              !without_owner(g) ||
+              z[g] == elsewhere && zf[g] == seen) ->
             goto meet
         }
 
-ask:
+wait_told:
         atomic {
-            !stopped[me] ->
-
-            if
-            :: z[g] == asking && zowner[g] == me ->
-                op[me] = queued
-
-            :: else -> goto again
-            fi
+            !((z[g] == done || z[g] == doubt) && zf[g] == seen && owes(g) &&
+              !aside[g]) ->
+            goto meet
         }
 
+asked:
         if
         :: atomic {
-               !stopped[me] && op[me] == answered ->
-               op[me] = idle;
+               !stopped[me] && !(z[g] == asking && mine(g, me, my)) ->
 
                if
-               :: !(z[g] == asking && zowner[g] == me) && asks_again(me) ->
-                   /* too late: its claim was left, and released */
-                   owed_release[me] = true;
-                   goto again
-
-               :: else ->
-                   if
-                   :: answer[me] == granted -> own(g, me); goto send
-                   :: answer[me] == busy -> goto elsewhere
-
-                   :: answer[me] == bound && now >= ends[me] && checks_end ->
-                       z[g] = none;
-                       goto meet
-
-                   :: answer[me] == bound && !(now >= ends[me] && checks_end) ->
-                       z[g] = done; zends[g] = ends[me];
-                       replay(g);
-                       goto end
-
-                   :: answer[me] == doubtful ->
-                       /* not copied: whoever comes next asks again */
-                       z[g] = none;
-                       goto end
-                   fi
+               :: z[g] == pending && mine(g, me, my) -> goto send
+               :: else -> goto meet
                fi
            }
-
-        :: atomic { !stopped[me] && op[me] == mute -> op[me] = idle; goto ask }
 
            /* its deadline: 503 */
 
         :: atomic {
-               !stopped[me] && giveups > 0 && op[me] != idle &&
-               op[me] != answered && z[g] == asking && zowner[g] == me ->
+               !stopped[me] && giveups > 0 && z[g] == asking &&
+               mine(g, me, my) ->
                giveups--;
                leave(g);
-               op[me] = idle;
                goto end
            }
         fi;
 
-again:
-        /* to ask again it would need a claim with a new id, which is another
-           request here */
-#ifdef T_SAME_ID_AGAIN
-        goto meet;
-#else
-        goto end;
-#endif
+        /* claimed without a question: with `strict` the file is to have it */
 
-elsewhere:
-        atomic {
-            !(fs == pending && fid != me && !file_owner_gone) -> goto ask
-        }
+claimed:
+#ifdef STRICT
+        if
+        :: atomic {
+               !stopped[me] && !(z[g] == pending && mine(g, me, my)) ->
+               goto meet
+           }
+
+        :: atomic {
+               !stopped[me] && z[g] == pending && mine(g, me, my) &&
+               aside[g] ->
+               leave(g);
+               goto end
+           }
+
+        :: !stopped[me] && z[g] == pending && mine(g, me, my) && !owes(g)
+        fi;
+#endif
 
 send:
         if
         :: atomic {
                /* refused, not a byte was sent: released */
+
                !stopped[me] ->
 
                if
-               :: z[g] == pending && zowner[g] == me -> leave(g)
+               :: zf[g] == my &&
+                  (z[g] == pending || z[g] == doubt && revives(g)) ->
+                   z[g] = pending;
+                   leave(g);
+                   truth = none; deposed[me] = false; holder = NOBODY
                :: else
                fi;
 
                goto end
            }
 
-        :: atomic { !stopped[me] -> execute() }
+        :: atomic { !stopped[me] -> execute(me) }
         fi;
 
         atomic {
             !stopped[me] ->
 
             if
-            :: may_record(g, me) -> record(g, me)
-
-            :: !may_record(g, me) && z[g] == doubt && zowner[g] == me &&
-               fs == doubt && fid == zid[g] ->
-                /* late, in time: the file has it in doubt still */
-                record(g, me);
-                file_settle(g);
-                sync()
+            :: zf[g] == my &&
+               (z[g] == pending || z[g] == doubt && revives(g)) ->
+                record(g, me)
 
             :: else -> goto end
             fi
         }
 
 #if defined(STRICT) && !defined(T_NOT_HELD)
-        !zowes[g];
+        !(z[g] == done && zf[g] == my && owes(g) && !aside[g]);
 #endif
         atomic {
             if
-            :: z[g] == done && zowner[g] == me -> told = true
+            :: z[g] == done && zf[g] == my && !(IS_STRICT && aside[g]) ->
+                told = true
             :: else
             fi
         }
 
     } unless {
-        dead[me]
+        dead[me] || lost
     };
 
 end:
-    skip
+    busied[me] = false
 }
 
 
 inline kill(i) {
-    dead[i] = true; op[i] = idle
+    dead[i] = true
 }
 
 
+/* what the zone alone had is lost, but for mode strict, or in doubt */
+
 inline crash(g) {
     if
-    :: !IS_STRICT && zowes[g] && z[g] != none &&
-       !(fs != none && fid == zid[g]) -> lost = true
+    :: !IS_STRICT && owes(g) &&
+       (z[g] == pending || z[g] == done || z[g] == doubt) ->
+        if
+        :: fs == none -> lost = true
+        :: fs == pending || fs == doubt ->
+            truth = doubt; told = false
+        :: else
+        fi
     :: else
     fi;
 
     gone[g] = true;
     kill(2 * g); kill(2 * g + 1);
-    owed_release[2 * g] = false; owed_release[2 * g + 1] = false;
-    z[g] = none; zowes[g] = false
+    releases[g] = 0; due[g] = 0; took[g] = 0;
+    handed(g);
+    z[g] = none; zf[g] = 0; zowner[g] = NOBODY; zends[g] = 0; fence[g] = 0;
+    owes_nothing(g);
+    trusted[g] = false; filter[g] = false; next[g] = false;
+    filling[g] = no_fill;
+
+    if
+    :: alone == g -> alone = NOBODY
+    :: else
+    fi
 }
+
+
+inline quit(g) {
+    gone[g] = true;
+    due[g] = 0; took[g] = 0;
+    z[g] = none; zf[g] = 0; zowner[g] = NOBODY; zends[g] = 0; fence[g] = 0;
+    owes_nothing(g);
+    trusted[g] = false; filter[g] = false; next[g] = false;
+    filling[g] = no_fill;
+
+    if
+    :: alone == g -> alone = NOBODY
+    :: else
+    fi
+}
+
+
+#define may_quit(g)                                                          \
+    (started[g] && !gone[g] && !busied[2 * g] && !busied[2 * g + 1]          \
+     && what[g] == nothing && !listed[g] && releases[g] == 0)
 
 
 proctype World() {
 end_world:
     do
-    :: atomic { kills > 0 -> kills--; if :: kill(0) :: kill(2) fi }
+    :: lost -> break
+
+    :: atomic { kills > 0 && !gone[0] -> kills--; kill(0) }
+    :: atomic { kills > 0 && started[1] && !gone[1] -> kills--; kill(2) }
 
     :: atomic { stops > 0 -> stops--; stopped[0] = true }
     :: atomic { stopped[0] -> stopped[0] = false }
@@ -614,6 +1042,10 @@ end_world:
     :: atomic { ticks > 0 -> ticks--; now++ }
 
     :: atomic { crashes > 0 && !gone[0] -> crashes--; crash(0) }
+    :: atomic { crashes > 0 && others(0) -> crashes--; crash(1) }
+
+    :: atomic { quits > 0 && may_quit(0) -> quits--; quit(0) }
+    :: atomic { quits > 0 && may_quit(1) -> quits--; quit(1) }
 
     :: atomic {
            cuts > 0 && !started[1] ->
@@ -621,33 +1053,31 @@ end_world:
            crash(0);
 
            if
-           :: !IS_STRICT && (fs != ds || fid != did) -> lost = true
+           :: !IS_STRICT && (fs != ds || ff != df) -> lost = true
            :: else
            fi;
 
-           fs = ds; fid = did; fgen = dgen; fends = dends
+           fs = ds; ff = df; fgen = dgen; fends = dends
        }
 
 #ifndef STRICT
-    :: atomic { fs != ds || fid != did || fends != dends -> sync() }
+    :: atomic {
+           cuts > 0 && (fs != ds || ff != df || fends != dends) -> sync()
+       }
 #endif
 
-       /* the next generation, beside the first one or after it */
+       /* the other instance, beside the first one or after it */
 
     :: atomic {
            !started[1] ->
            started[1] = true;
-           ask_first[1] = true;
 
-           if
-           :: !gone[0] -> hello = true
 #ifdef T_PENDING_ENDS_AT_START
-           :: gone[0] && fs == pending -> fs = none
-           :: gone[0] && fs != pending
-#else
+           if
+           :: gone[0] && fs == pending -> file_none()
            :: else
-#endif
            fi
+#endif
        }
     od
 }
@@ -655,24 +1085,30 @@ end_world:
 
 init {
     atomic {
-        dead[NOBODY] = true;
 
 #ifdef ANY
         if
         :: kills = 1
         :: stops = 1
         :: crashes = 1
+        :: quits = 1
         :: cuts = 1
-        :: ticks = 2
-        :: mutes = 1
+        :: ticks = 1
+        :: fails = 1
+        :: fulls = 1
         :: giveups = 1
         :: evicts = 1
         fi;
 #endif
 
+        zowner[0] = NOBODY; zowner[1] = NOBODY;
         started[0] = true;
 
-        run Generation(0); run Generation(1);
+#if defined(SMALL) && !defined(T_FILLS_ON)
+        trusted[0] = true; alone = 0;
+#endif
+
+        run Instance(0); run Instance(1);
         run Request(0); run Request(1); run Request(2);
 #ifndef SMALL
         run Request(3);
