@@ -42,6 +42,7 @@ location /window {
 --- request: POST /good
 --- more_headers eval: with(map { ($_) x 2 } @::good)
 --- idempotency_status eval: 'NEW REPLAYED ' x @::good
+--- varies: X-Expires
 --- executions eval: scalar @::good
 
 === TEST 2: ... anything else is malformed
