@@ -66,7 +66,7 @@ static const zone_engine_t  engines_late = {
 };
 
 
-/* --- late ------------------------------------------------------------------ */
+/* --- late ----------------------------------------------------------------- */
 
 
 /* the answer to a claim may get lost, as that is made again then; nobody asks
@@ -536,7 +536,7 @@ ngx_thread_task_post(ngx_thread_pool_t *tp, ngx_thread_task_t *task)
 #endif
 
 
-/* --- cases ------------------------------------------------------------------ */
+/* --- cases ---------------------------------------------------------------- */
 
 
 static const zone_engine_t  *engines[] = {
@@ -597,7 +597,7 @@ static void
 engines_case(void)
 {
     zone_engine = engines_of[engines_n];
-    engines_seed = engines_n;
+    engines_seed = unit_setting("UNIT_SEED", 0) * ENGINES_RUNS + engines_n;
     ngx_current_msec = 0;
 
     ngx_rbtree_init(&ngx_event_timer_rbtree, &engines_timers,

@@ -857,7 +857,7 @@ some_claim(void)
 }
 
 
-/* one that was taken for dead is heard no more, if others may have heard that */
+/* one that was taken for dead is heard no more if others may know that */
 
 static ngx_uint_t
 unheard(token_t *t, ngx_uint_t result)

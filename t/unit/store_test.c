@@ -50,6 +50,20 @@ forget(ngx_uint_t token, ngx_msec_t now)
 }
 
 
+/* as often as that; an answer that got lost counts, too, and what leaves memory
+   takes its count along */
+
+static ngx_uint_t
+replayed(op_t *op, ngx_uint_t n)
+{
+    if (!zone_is(ZONE_STAYS)) {
+        return 1;
+    }
+
+    return zone_is(ZONE_IN_TURN) ? op->replays == n : op->replays >= n;
+}
+
+
 static void
 one_way_through(void)
 {
@@ -83,7 +97,7 @@ one_way_through(void)
         check_equal(other.outcome, NGX_IDEMPOTENCY_DONE);
         check_equal(other.status, 201);
         check_equal(other.recorded, 120);
-        check(other.replays == i || !zone_is(ZONE_STAYS));
+        check(replayed(&other, i));
         op_responded(&other, 300, op.fence);
     }
 
@@ -93,7 +107,7 @@ one_way_through(void)
     check_equal(op_find(&zone, &other), NGX_IDEMPOTENCY_BOUND);
     check_equal(other.outcome, NGX_IDEMPOTENCY_DONE);
     check_equal(other.status, 201);
-    check(other.replays == 3 || !zone_is(ZONE_STAYS));
+    check(replayed(&other, 3));
     check_equal(other.response.len, 300);
     check(other.response.data == NULL);
     check(ngx_memcmp(other.fingerprint, op.fingerprint,
@@ -190,7 +204,7 @@ conflict_whatever_the_outcome(void)
         check(other.fence == op.fence
               || (bound[i].outcome == NGX_IDEMPOTENCY_IN_DOUBT
                   && !zone_is(ZONE_STAYS)));
-        check_equal(other.replays, bound[i].size ? 1 : 0);
+        check(replayed(&other, bound[i].size ? 1 : 0));
         op_responded(&other, bound[i].size, op.fence);
 
         forget(i, 60);
@@ -621,7 +635,7 @@ in_doubt_replays_or_is_taken_over(void)
     op.retry = 1;
     check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
     check_equal(op.outcome, NGX_IDEMPOTENCY_DONE);
-    check_equal(op.replays, 1);
+    check(replayed(&op, 1));
     op_responded(&op, 20, other.fence);
 
     op_init(&op, 1, 1, 320 + 77);
@@ -1335,14 +1349,16 @@ static engine_case_t  cases[] = {
       expired_memory_comes_back_by_itself, ZONE_STAYS },
     { "tokens with equal first bytes are told apart",
       equal_keys_are_told_apart, 0 },
-    { "a doubt is replayed, or taken over", in_doubt_replays_or_is_taken_over, 0 },
+    { "a doubt is replayed, or taken over",
+      in_doubt_replays_or_is_taken_over, 0 },
     { "a doubt is taken over and released", in_doubt_is_settled, 0 },
     { "a doubt is one again, if who took it over has not executed it",
       in_doubt_is_so_again_if_released, 0 },
     { "a dead owner is noticed by a claim", dead_owner_at_claim, 0 },
     { "dead owners are swept", dead_owners_are_swept, 0 },
     { "a silent owner has its lease", lease_of_a_silent_owner, 0 },
-    { "an owner that was not dead is heard", an_owner_that_was_not_dead, ZONE_ALONE },
+    { "an owner that was not dead is heard", an_owner_that_was_not_dead,
+      ZONE_ALONE },
     { "a fence tells what is forgotten", forget_by_fence, ZONE_STAYS },
     { "exit and start put claims of the dead in doubt",
       exit_puts_claims_in_doubt, 0 },

@@ -429,12 +429,21 @@ cancelled_inside_a_handler(void)
     woke(1, 1, -1);
     woken(1);
 
-    check_equal(waiters[0].called, 1);
-    check_equal(waiters[1].called, 0);
-    check_equal(waiters[2].called, 1);
-    check_equal(waiters[3].called, 1);
-    check_equal(waiters[4].called, 1);
-    check_equal(waiters[5].called, 0);
+    /* who cancels whom is for those to say who are called first */
+
+    for (i = 0; i < 6; i++) {
+        check(waiters[i].called <= 1);
+        check_equal(waiters[i].op.waiting, 0);
+    }
+
+    if (zone_is(ZONE_IN_TURN)) {
+        check_equal(waiters[0].called, 1);
+        check_equal(waiters[1].called, 0);
+        check_equal(waiters[2].called, 1);
+        check_equal(waiters[3].called, 1);
+        check_equal(waiters[4].called, 1);
+        check_equal(waiters[5].called, 0);
+    }
 
     close_empty();
 }
@@ -532,9 +541,11 @@ waiters_replay(void)
         sum += waiters[i].op.replays;
     }
 
-    /* each of them is counted, as long as what counts is there */
+    /* each of them is counted, as long as what counts is there, and once more
+       for each answer that got lost */
 
-    check(sum == 1 + 2 + 3 + 4 + 5 || !zone_is(ZONE_STAYS));
+    check(sum >= 1 + 2 + 3 + 4 + 5 || !zone_is(ZONE_STAYS));
+    check(sum <= 1 + 2 + 3 + 4 + 5 || !zone_is(ZONE_IN_TURN));
 
     forget(1);
     close_empty();
