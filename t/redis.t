@@ -90,13 +90,10 @@ my $tries = 0;
 sub back {
     for my $n (@_) {
         until_true {
-            my (%lost, %pid);
+            my $new = told(at($n, 'back' . ++$tries)) eq '200 NEW';
+            my %said = $n->log =~ /(\d+)#\d+: idempotency_redis "r": .*?(no connection to|is back)/g;
 
-            $pid{$_} = 1 for $n->workers;
-            $lost{$1} = $2 for $n->log =~ /(\d+)#\d+: idempotency_redis "r": .*?(no connection to|is back)/g;
-
-            return told(at($n, 'back' . ++$tries)) eq '200 NEW'
-                   && !grep { $pid{$_} && $lost{$_} ne 'is back' } keys %lost;
+            return $new && !grep { ($said{$_} // 'is back') ne 'is back' } $n->workers;
         };
     }
 }
