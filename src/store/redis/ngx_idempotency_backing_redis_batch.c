@@ -55,6 +55,7 @@ ngx_idempotency_backing_redis_batches(ngx_idempotency_redis_zone_t *redis,
         items[i].hand = &redis->hands[i / NGX_IDEMPOTENCY_TIER_BATCH];
         items[i].call.handler = batch_handler;
         items[i].call.data = &items[i];
+        items[i].call.mark = &redis->mark;
     }
 
     for (i = 0; i < hands; i++) {

@@ -10,8 +10,11 @@
 
 
 static void stamp_handler(ngx_idempotency_redis_call_t *call);
+static ngx_int_t stamp_seen(ngx_idempotency_redis_mark_t *mark,
+    ngx_idempotency_redis_reply_t *reply);
 static ngx_int_t stamp_other(ngx_idempotency_redis_zone_t *redis,
-    ngx_idempotency_redis_reply_t *reply, u_char *error, size_t len);
+    ngx_idempotency_redis_reply_t *reply);
+static void stamp_why(ngx_idempotency_redis_zone_t *redis, u_char *last);
 static void stamp_version(ngx_idempotency_redis_zone_t *redis,
     ngx_uint_t version);
 
@@ -41,6 +44,16 @@ ngx_idempotency_backing_redis_stamp(ngx_idempotency_redis_zone_t *redis)
     stamp_version(redis, NGX_IDEMPOTENCY_FINGERPRINT_VERSION);
     redis->tier.shm->store->version = NGX_IDEMPOTENCY_FINGERPRINT_OLDEST;
 
+    ngx_idempotency_redis_stamp_call(&redis->stamp_call, &redis->stamp_value);
+
+    redis->mark.script = redis->stamp_call.script;
+    redis->mark.key = redis->stamp_key;
+    redis->mark.value = &redis->stamp_value;
+    redis->mark.handler = stamp_seen;
+    redis->mark.data = redis;
+
+    ngx_idempotency_redis_mark(redis->redis, &redis->mark);
+
     return NGX_OK;
 }
 
@@ -51,8 +64,6 @@ ngx_idempotency_backing_redis_ask_stamp(ngx_idempotency_redis_zone_t *redis)
     ngx_idempotency_redis_call_t  *call;
 
     call = &redis->stamp_call;
-
-    ngx_idempotency_redis_stamp_call(call, &redis->stamp_value);
 
     call->key = redis->stamp_key;
     call->deadline = ngx_current_msec
@@ -72,12 +83,10 @@ stamp_handler(ngx_idempotency_redis_call_t *call)
 {
     ngx_idempotency_redis_zone_t  *redis = call->data;
 
-    ngx_int_t                 rc;
-    ngx_uint_t                i, n;
-    ngx_idempotency_redis_hand_t             *hand;
-    ngx_idempotency_batch_t  *batch;
-
-    u_char  error[sizeof(batch->error)];
+    ngx_int_t                      rc;
+    ngx_uint_t                     i, n;
+    ngx_idempotency_batch_t       *batch;
+    ngx_idempotency_redis_hand_t  *hand;
 
     /* another connection may be there */
 
@@ -91,27 +100,20 @@ stamp_handler(ngx_idempotency_redis_call_t *call)
         return;
     }
 
-    rc = NGX_ERROR;
-    (void) ngx_snprintf(error, sizeof(error), "%V%Z", &call->why);
-
     if (call->reply && (call->error == NGX_IDEMPOTENCY_REDIS_OK
                         || call->error == NGX_IDEMPOTENCY_REDIS_UNACKED))
     {
-        rc = ngx_idempotency_redis_stamp_answer(call->reply);
+        rc = stamp_seen(&redis->mark, call->reply);
 
-        if (rc == NGX_DECLINED
-            && stamp_other(redis, call->reply, error, sizeof(error))
-               == NGX_OK)
-        {
-            ngx_idempotency_backing_redis_ask_stamp(redis);
-            return;
-        }
+    } else {
+        rc = NGX_ERROR;
+        stamp_why(redis, ngx_snprintf(redis->stamp_error,
+                                      sizeof(redis->stamp_error), "%V",
+                                      &call->why));
+    }
 
-        if (rc == NGX_OK) {
-            redis->tier.shm->store->version =
-                ngx_atoi(redis->stamp_value.data + redis->stamp_head,
-                         redis->stamp_value.len - redis->stamp_head);
-        }
+    if (rc == NGX_OK) {
+        ngx_idempotency_redis_marked(redis->redis, &redis->mark);
     }
 
     redis->stamp = (rc == NGX_OK) ? ngx_idempotency_redis_stamp_ours
@@ -141,10 +143,50 @@ stamp_handler(ngx_idempotency_redis_call_t *call)
 
         batch = hand->batch;
         batch->rc = NGX_ERROR;
-        ngx_cpystrn((u_char *) batch->error, error, sizeof(batch->error));
+        (void) ngx_snprintf((u_char *) batch->error, sizeof(batch->error),
+                            "%V%Z", &redis->mark.why);
 
         ngx_idempotency_tier_handed(&redis->tier, batch);
     }
+}
+
+
+/* on a new connection, or by a call */
+
+static ngx_int_t
+stamp_seen(ngx_idempotency_redis_mark_t *mark,
+    ngx_idempotency_redis_reply_t *reply)
+{
+    ngx_idempotency_redis_zone_t  *redis;
+
+    redis = mark->data;
+
+    switch (ngx_idempotency_redis_stamp_answer(reply)) {
+
+    case NGX_OK:
+        break;
+
+    case NGX_DECLINED:
+
+        if (stamp_other(redis, reply) != NGX_OK) {
+            return NGX_ERROR;
+        }
+
+        break;
+
+    default:
+        stamp_why(redis, ngx_snprintf(redis->stamp_error,
+                                      sizeof(redis->stamp_error),
+                                      "its \"%V\" is not known: %V",
+                                      &redis->stamp_key, &reply->str));
+        return NGX_ERROR;
+    }
+
+    redis->tier.shm->store->version =
+                ngx_atoi(redis->stamp_value.data + redis->stamp_head,
+                         redis->stamp_value.len - redis->stamp_head);
+
+    return NGX_OK;
 }
 
 
@@ -152,22 +194,24 @@ stamp_handler(ngx_idempotency_redis_call_t *call)
 
 static ngx_int_t
 stamp_other(ngx_idempotency_redis_zone_t *redis,
-    ngx_idempotency_redis_reply_t *reply, u_char *error, size_t len)
+    ngx_idempotency_redis_reply_t *reply)
 {
+    u_char     *p;
     ngx_int_t   version;
     ngx_str_t  *is;
 
+    p = redis->stamp_error;
     is = (reply->n > 2) ? &reply->elts[2].str : NULL;
 
     if (is == NULL || is->len <= redis->stamp_head
         || ngx_memcmp(is->data, redis->stamp_value.data, redis->stamp_head)
            != 0)
     {
-        (void) ngx_snprintf(error, len,
+        stamp_why(redis, ngx_snprintf(p, sizeof(redis->stamp_error),
                             "its \"%V\" tells of another digest key than "
                             "that of \"idempotency_secret\", or of "
-                            "another version of the module%Z",
-                            &redis->stamp_key);
+                            "another version of the module",
+                            &redis->stamp_key));
         return NGX_ERROR;
     }
 
@@ -177,18 +221,26 @@ stamp_other(ngx_idempotency_redis_zone_t *redis,
     if (version < NGX_IDEMPOTENCY_FINGERPRINT_OLDEST
         || version > NGX_IDEMPOTENCY_FINGERPRINT_VERSION)
     {
-        (void) ngx_snprintf(error, len,
+        stamp_why(redis, ngx_snprintf(p, sizeof(redis->stamp_error),
                             "its \"%V\" tells of fingerprints of version %i, "
-                            "and this module knows %d to %d%Z",
+                            "and this module knows %d to %d",
                             &redis->stamp_key, version,
                             NGX_IDEMPOTENCY_FINGERPRINT_OLDEST,
-                            NGX_IDEMPOTENCY_FINGERPRINT_VERSION);
+                            NGX_IDEMPOTENCY_FINGERPRINT_VERSION));
         return NGX_ERROR;
     }
 
     stamp_version(redis, version);
 
     return NGX_OK;
+}
+
+
+static void
+stamp_why(ngx_idempotency_redis_zone_t *redis, u_char *last)
+{
+    redis->mark.why.data = redis->stamp_error;
+    redis->mark.why.len = last - redis->stamp_error;
 }
 
 

@@ -21,6 +21,7 @@ typedef struct ngx_idempotency_redis_s         ngx_idempotency_redis_t;
 typedef struct ngx_idempotency_redis_reply_s   ngx_idempotency_redis_reply_t;
 typedef struct ngx_idempotency_redis_call_s    ngx_idempotency_redis_call_t;
 typedef struct ngx_idempotency_redis_watch_s   ngx_idempotency_redis_watch_t;
+typedef struct ngx_idempotency_redis_mark_s    ngx_idempotency_redis_mark_t;
 
 
 typedef enum {
@@ -58,7 +59,7 @@ typedef enum {
     NGX_IDEMPOTENCY_REDIS_AWAY,          /* LOADING, CLUSTERDOWN, READONLY,
                                             and the like */
     NGX_IDEMPOTENCY_REDIS_UNACKED,       /* fewer replicas than asked for */
-    NGX_IDEMPOTENCY_REDIS_REFUSED,       /* its settings would forget */
+    NGX_IDEMPOTENCY_REDIS_REFUSED,       /* it has another mark */
     NGX_IDEMPOTENCY_REDIS_FAULT          /* any other error */
 } ngx_idempotency_redis_error_e;
 
@@ -84,6 +85,9 @@ struct ngx_idempotency_redis_call_s {
     ngx_str_t                       key;
     ngx_str_t                      *args;
     ngx_uint_t                      nargs;
+
+    /* NULL, or what must stand there */
+    ngx_idempotency_redis_mark_t   *mark;
 
     /* it is answered by then (ngx_current_msec), or given up */
     ngx_msec_t                      deadline;
@@ -119,6 +123,32 @@ struct ngx_idempotency_redis_call_s {
 };
 
 
+/*
+ * What must stand in a server before a call that names it goes there, as its
+ * address may lead to another one by now.  Each new connection asks for it
+ * with its greeting, before it is ready: a script with one key and one
+ * argument.  A node of a cluster that has not this key is not asked.
+ */
+
+struct ngx_idempotency_redis_mark_s {
+    ngx_idempotency_redis_script_t *script;
+    ngx_str_t                       key;
+    ngx_str_t                      *value;
+
+    /* NGX_OK: it stands there; else calls are answered REFUSED, and why is to
+       be set */
+    ngx_int_t                     (*handler)(
+                                       ngx_idempotency_redis_mark_t *mark,
+                                       ngx_idempotency_redis_reply_t *reply);
+    void                           *data;
+    ngx_str_t                       why;
+
+    /* the block's own */
+    ngx_idempotency_redis_mark_t   *next;
+    ngx_uint_t                      n;
+};
+
+
 /* who wants to know when something is published in a key's channel, which is
    named as the key: once it is subscribed (call its server then, as it may
    have been published before), and each time; also when the connection that
@@ -150,6 +180,8 @@ ngx_uint_t ngx_idempotency_redis_connections(ngx_idempotency_redis_t *redis);
 ngx_uint_t ngx_idempotency_redis_durable(ngx_idempotency_redis_t *redis);
 /* a cluster: scripts publish with SPUBLISH there, else with PUBLISH */
 ngx_uint_t ngx_idempotency_redis_sharded(ngx_idempotency_redis_t *redis);
+void ngx_idempotency_redis_mark(ngx_idempotency_redis_t *redis,
+    ngx_idempotency_redis_mark_t *mark);
 
 
 /* in a worker; the second call of each does nothing, as two stores may share a
@@ -164,6 +196,11 @@ void ngx_idempotency_redis_exit_process(ngx_idempotency_redis_t *redis);
 
 void ngx_idempotency_redis_call(ngx_idempotency_redis_t *redis,
     ngx_uint_t lane, ngx_idempotency_redis_call_t *call);
+
+/* it stands there by now: where it did not, it is asked for again */
+
+void ngx_idempotency_redis_marked(ngx_idempotency_redis_t *redis,
+    ngx_idempotency_redis_mark_t *mark);
 
 void ngx_idempotency_redis_watch(ngx_idempotency_redis_t *redis,
     ngx_idempotency_redis_watch_t *watch);

@@ -41,11 +41,13 @@ ngx_idempotency_redis_conn_create(ngx_idempotency_redis_node_t *node,
 {
     ngx_idempotency_redis_conn_t  *conn;
 
-    conn = ngx_calloc(sizeof(ngx_idempotency_redis_conn_t), ngx_cycle->log);
+    conn = ngx_calloc(sizeof(ngx_idempotency_redis_conn_t)
+                      + node->redis->nmarks, ngx_cycle->log);
     if (conn == NULL) {
         return NULL;
     }
 
+    conn->marks = (u_char *) (conn + 1);
     conn->redis = node->redis;
     conn->node = node;
     conn->kind = kind;

@@ -121,6 +121,9 @@ struct ngx_idempotency_redis_conn_s {
     /* answers that "timer" waits for */
     ngx_uint_t                       expected;
 
+    /* for each mark of the block, see _mark.c */
+    u_char                          *marks;
+
     /* channels, see _watch.c */
     ngx_queue_t                      channels;
 
@@ -201,6 +204,8 @@ typedef struct {
 
 struct ngx_idempotency_redis_s {
     ngx_idempotency_redis_conf_t       conf;
+    ngx_idempotency_redis_mark_t      *marks;
+    ngx_uint_t                         nmarks;
 
     /* a worker's own */
     ngx_log_t                         *log;
@@ -270,6 +275,14 @@ void ngx_idempotency_redis_look(ngx_idempotency_redis_conn_t *conn,
 /* 0: it was never told */
 uint64_t ngx_idempotency_redis_node_time(ngx_idempotency_redis_node_t *node);
 
+/* _mark.c */
+
+/* all of them */
+void ngx_idempotency_redis_mark_ask(ngx_idempotency_redis_conn_t *conn);
+/* NGX_AGAIN: it has been asked for, NGX_DECLINED: it does not stand there */
+ngx_int_t ngx_idempotency_redis_mark_look(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_mark_t *mark);
+
 /* _lane.c */
 
 extern ngx_idempotency_redis_kind_t  ngx_idempotency_redis_lane;
@@ -277,6 +290,9 @@ extern ngx_idempotency_redis_kind_t  ngx_idempotency_redis_lane;
 void ngx_idempotency_redis_lane_init(ngx_idempotency_redis_conn_t *conn);
 void ngx_idempotency_redis_lane_call(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call);
+/* the server says "later" */
+void ngx_idempotency_redis_lane_pause(ngx_idempotency_redis_conn_t *conn,
+    ngx_str_t *why);
 /* all that waits here goes where it belongs now */
 void ngx_idempotency_redis_lane_leave(ngx_idempotency_redis_conn_t *conn);
 

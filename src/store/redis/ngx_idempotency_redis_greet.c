@@ -1,7 +1,8 @@
 
 /*
  * What is said on a new connection, in one go: who we are, which database; and
- * asked: is it the master, would its settings forget, what time is it there.
+ * asked: is it the master, has it the marks that it should have, would its
+ * settings forget, what time is it there.
  */
 
 
@@ -76,6 +77,10 @@ ngx_idempotency_redis_greet(ngx_idempotency_redis_conn_t *conn)
 
     ngx_idempotency_resp_say(out, "ROLE", NULL);
     (void) ngx_idempotency_redis_conn_due(conn, greet_role, NULL);
+
+    if (conn->kind == &ngx_idempotency_redis_lane) {
+        ngx_idempotency_redis_mark_ask(conn);
+    }
 
     ngx_idempotency_redis_look(conn, conn->info);
 }

@@ -152,18 +152,23 @@ lane_flush(ngx_event_t *ev)
 static void
 lane_flush_ready(ngx_idempotency_redis_conn_t *conn)
 {
+    ngx_int_t                      rc;
     ngx_uint_t                     n;
     ngx_msec_t                     deadline;
-    ngx_queue_t                   *q;
+    ngx_queue_t                   *q, refused;
     ngx_idempotency_redis_call_t  *call;
 
     if (conn->retire || conn->pause.timer_set || conn->asked) {
         return;
     }
 
+    n = 0;
+    rc = NGX_OK;
     deadline = 0;
 
-    for (n = 0; !ngx_queue_empty(&conn->calls); n++) {
+    ngx_queue_init(&refused);
+
+    while (!ngx_queue_empty(&conn->calls)) {
 
         if (conn->out.len - conn->out.pos > LANE_BYTES
             || conn->ndue > LANE_CALLS)
@@ -179,7 +184,20 @@ lane_flush_ready(ngx_idempotency_redis_conn_t *conn)
             break;
         }
 
-        if (n == 0
+        rc = call->mark ? ngx_idempotency_redis_mark_look(conn, call->mark)
+                        : NGX_OK;
+
+        if (rc == NGX_AGAIN) {
+            break;
+        }
+
+        if (rc == NGX_DECLINED) {
+            ngx_queue_remove(q);
+            ngx_queue_insert_tail(&refused, q);
+            continue;
+        }
+
+        if (n++ == 0
             || (ngx_msec_int_t) (call->deadline - deadline) < 0)
         {
             deadline = call->deadline;
@@ -188,15 +206,24 @@ lane_flush_ready(ngx_idempotency_redis_conn_t *conn)
         lane_say(conn, call);
     }
 
-    if (n == 0) {
-        return;
-    }
-
-    if (conn->durable) {
+    if (n && conn->durable) {
         lane_ask_acks(conn, deadline);
     }
 
-    ngx_idempotency_redis_conn_write(conn);
+    if (n || rc == NGX_AGAIN) {
+        ngx_idempotency_redis_conn_write(conn);
+    }
+
+    /* who is told so may call at once: that is another time */
+
+    while (!ngx_queue_empty(&refused)) {
+        q = ngx_queue_head(&refused);
+        call = ngx_queue_data(q, ngx_idempotency_redis_call_t, queue);
+
+        lane_give(call, NULL, NGX_IDEMPOTENCY_REDIS_REFUSED,
+                  &call->mark->why, 0);
+        lane_disarm(conn);
+    }
 }
 
 
@@ -360,6 +387,17 @@ static void
 lane_later(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call, ngx_str_t *why)
 {
+    ngx_queue_remove(&call->queue);
+    ngx_queue_insert_tail(&conn->calls, &call->queue);
+
+    ngx_idempotency_redis_lane_pause(conn, why);
+}
+
+
+void
+ngx_idempotency_redis_lane_pause(ngx_idempotency_redis_conn_t *conn,
+    ngx_str_t *why)
+{
     u_char  *p;
 
     p = ngx_slprintf(conn->text, conn->text + sizeof(conn->text),
@@ -368,9 +406,6 @@ lane_later(ngx_idempotency_redis_conn_t *conn,
     conn->error = NGX_IDEMPOTENCY_REDIS_AWAY;
     conn->why.data = conn->text;
     conn->why.len = p - conn->text;
-
-    ngx_queue_remove(&call->queue);
-    ngx_queue_insert_tail(&conn->calls, &call->queue);
 
     if (!conn->pause.timer_set) {
         conn->paused = conn->paused ? ngx_min(2 * conn->paused, LANE_PAUSE_MAX)

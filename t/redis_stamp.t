@@ -1,0 +1,101 @@
+#!/usr/bin/perl
+
+# A server's address may lead to another one by now: a Redis that others use with
+# another key of idempotency_secret, or another version, is asked for nothing else
+# than that, as it would execute again.
+
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::Bin/lib";
+
+use Idempotency;
+use Redis;
+
+plan(skip_all => 'no redis-server') if !Redis->programs;
+
+my @keeps = (args => [qw(--appendonly yes --appendfsync always)]);
+
+my $ours = Redis->new(@keeps);
+my $port = $ours->port;
+
+my $n = nginx(
+    allow => qr/redis "r" of zone "[ab]" (?:is unavailable|has lost)|no connection to/,
+    zone => "idempotency_redis r { server 127.0.0.1:$port; connections 2; timeout 5s; }\n"
+            . "idempotency_zone zone=a:8m redis=r;\nidempotency_zone zone=b:8m redis=r;\n",
+    server => <<'EOC');
+    add_header X-Status $idempotency_status always;
+    location /a { idempotency zone=a; proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /b { idempotency zone=b; proxy_pass http://$TEST_NGINX_BACKEND; }
+EOC
+
+sub at { my ($zone, $id) = @_; return $n->post("/$zone?id=$id", key => $id, body => 'b', timeout => 60) }
+
+is(at('a', 'one')->{status}, 200, 'a zone over a Redis');
+is(at('b', 'two')->{status}, 200, '... and another one');
+
+my ($stamp, $also) = map $ours->command('GET', "idem:$_:stamp"), 'a', 'b';
+
+like($stamp, qr/^1 [0-9a-f]{32,} \d+$/, 'it has a stamp');
+is($also, $stamp, '... for each');
+
+
+# --- another server, while nothing is asked --------------------------------------
+
+my $theirs = Redis->new(@keeps);
+
+$theirs->command('SET', 'idem:a:stamp', '1 ' . 'f' x length((split / /, $stamp)[1]) . ' 1');
+$theirs->kill;
+$theirs->{port} = $port;
+
+$ours->kill;
+$theirs->start;
+
+# each connection there has said what it has to say
+sub greeted {
+    my ($r) = @_;
+
+    return until_true {
+        (() = $r->command('CLIENT', 'LIST') =~ /laddr=127\.0\.0\.1:$port .*cmd=(?:time|eval|evalsha)\b/g) >= 2 };
+}
+
+ok(greeted($theirs), 'its address leads to another one');
+
+for (1 .. 4) {
+    my $r = at('a', "other$_");
+
+    is($r->{status}, 503, '... which has another stamp: refused');
+    is(executions("other$_"), 0, '... and not executed');
+}
+
+like($n->log, qr/its "idem:a:stamp" tells of another digest key/, '... as the log says');
+is(join(' ', grep /^idem:a:/, @{$theirs->command('KEYS', '*')}), 'idem:a:stamp', '... where nothing was left');
+
+is(at('b', 'three')->{status}, 200, 'another zone is not its concern');
+is($theirs->command('GET', 'idem:b:stamp'), $also, '... which has a stamp there, now');
+
+
+# --- it is ours by now -------------------------------------------------------------
+
+$theirs->command('SET', 'idem:a:stamp', $stamp);
+ok(until_true { at('a', 'four')->{status} == 200 }, 'the stamp is ours: it is used, over the connections that there are');
+is(executions('four'), 1, '... once');
+is(at('a', "five$_")->{status}, 200, '... each of them') for 1 .. 4;
+
+
+# --- ... and empty ------------------------------------------------------------------
+
+my $none = Redis->new(@keeps);
+
+$none->kill;
+$none->{port} = $port;
+
+$theirs->kill;
+$none->start;
+ok(greeted($none), 'its address leads to an empty one');
+is($none->command('GET', 'idem:a:stamp'), $stamp, '... which has the stamp before anything else');
+is(at('a', 'six')->{status}, 200, '... and is used');
+
+$n->stop;
+done_testing();
