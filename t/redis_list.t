@@ -1,7 +1,7 @@
 #!/usr/bin/perl
 
-# docs/directives.md, idempotency_api: records?tier=backing, of a Redis: all that it has of
-# a zone, whoever recorded it, and nothing else.
+# docs/directives.md, idempotency_api: records?tier=backing, of a Redis or a cluster: all
+# that it has of a zone, whoever recorded it, and nothing else.
 
 use strict;
 use warnings;
@@ -112,10 +112,104 @@ is($here->get("$records?tier=backing")->{status}, 503, 'it is gone');
 is($here->get($records)->{status}, 200, '... memory is not');
 
 $_->stop for @nginx;
+
+
+# --- a cluster ----------------------------------------------------------------
+
+my @nodes = Redis->cluster(6);
+
+@nginx = map {
+    nginx(allow => qr/is unavailable|no connection|did not list/, workers => $_,
+          zone => 'idempotency_redis r { mode cluster; ' . join(' ', map 'server 127.0.0.1:' . $_->port . ';', @nodes[0, 4])
+                  . " prefix \"$prefix\"; }\nidempotency_zone zone=z:8m redis=r;\n",
+          server => <<'EOC')
+    idempotency zone=z;
+    location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /idem/ { idempotency_api; }
+EOC
+} 2, 1;
+
+($here, $there) = @nginx;
+until_true { $_->get("$records?tier=backing")->{status} == 200 } for @nginx;
+is_deeply([walk($here, 'tier=backing')], [], 'nothing is in a cluster');
+
+$there->post("/c$_", key => "c$_", body => $_) for 1 .. 250;
+until_true { zone($there)->{store}{undelivered} == 0 };
+
+%before = map { $_->{token} => $_ } walk($there, 'limit=1000');
+is(scalar keys %before, 250, 'in memory there');
+
+for my $limit (1, 7, 64, 1000) {
+    my ($seen, $twice) = seen("tier=backing&limit=$limit");
+
+    is_deeply([sort keys %$seen], [sort keys %before], "limit=$limit: all are told, and no others");
+    is($twice, 0, '... once');
+}
+
+# a slot moves from the one to the other while it is asked for
+{
+    my ($key) = grep { /:[\w-]{43}$/ } @{$nodes[0]->command('KEYS', '*')};
+    my $slot = $nodes[0]->command('CLUSTER', 'KEYSLOT', $key);
+    my %moved = map { $_ => 1 } @{$nodes[0]->command('CLUSTER', 'GETKEYSINSLOT', $slot, 1000)};
+
+    my ($seen) = seen('tier=backing&limit=20', sub {
+        return if !%moved || $nodes[0]{moved}++;
+
+        $nodes[1]->command('CLUSTER', 'SETSLOT', $slot, 'IMPORTING', $nodes[0]{id});
+        $nodes[0]->command('CLUSTER', 'SETSLOT', $slot, 'MIGRATING', $nodes[1]{id});
+        $nodes[0]->command('MIGRATE', '127.0.0.1', $nodes[1]->port, $_, 0, 5000) for keys %moved;
+        $_->command('CLUSTER', 'SETSLOT', $slot, 'NODE', $nodes[1]{id}) for @nodes[1, 0, 2];
+    });
+
+    cmp_ok(scalar(grep { !$seen->{$_} } keys %before), '<=', scalar keys %moved, 'a slot moves: no more than that is missed');
+
+    ($seen) = seen('tier=backing&limit=20');
+    is(scalar(grep { !$seen->{$_} } keys %before), 0, '... and nothing afterwards');
+}
+
+# another master while it is asked for: from the beginning
+{
+    my $failed;
+
+    # who lists asks for the map first; what changes behind that it hears from the
+    # old master alone
+    my $maps = sub {
+        my $n = 0;
+        $n += ($_->info('cmdstat_cluster|slots') // '') =~ /calls=(\d+)/ ? $1 : 0 for @nodes;
+        return $n;
+    };
+
+    my $before = $maps->();
+
+    my ($seen) = seen('tier=backing&limit=20', sub {
+        return if $failed++;
+
+        until_true { $maps->() > $before };
+        until_true { $nodes[5]->command('CLUSTER', 'FAILOVER');
+                     ($nodes[5]->info('role') // '') eq 'master' };
+    });
+
+    ok($failed, 'another master meanwhile') or diag(map $_->log, @nodes[2, 5]);
+    is(scalar(grep { !$seen->{$_} } keys %before), 0, '... and all is told');
+}
+
+$_->stop for @nginx;
 done_testing();
 
 
 sub zone { return decode_json($_[0]->get('/idem/zones/z')->{body}) }
+
+# Those that were told, and how many of them twice.
+
+sub seen {
+    my ($args, $between) = @_;
+
+    my (%seen, $twice);
+
+    $twice += $seen{$_->{token}}++ ? 1 : 0 for walk($here, $args, $between);
+
+    return (\%seen, $twice // 0);
+}
 
 sub walk {
     my ($n, $args, $between) = @_;

@@ -1,6 +1,5 @@
 -- Some of a zone's records, in no order, as heads; of one server.
 --
---     KEYS[1]  the zone's stamp, beside which its records are
 --     ARGV     1 the format, 2 where to go on, 3 what keys are to match,
 --              4 about how many
 --
@@ -17,6 +16,14 @@ local told = { 'O', stamp, found[1] }
 for i = 1, #found[2] do
     local key = found[2][i]
     local head = redis.pcall('GETRANGE', key, 0, 119)
+
+    -- a key on its way here or from here; or this is no master any more
+
+    if type(head) == 'table' and string.find(head.err, 'non local')
+       and string.find(redis.call('INFO', 'replication'), 'role:slave')
+    then
+        return redis.error_reply('READONLY it is no master any more')
+    end
 
     if type(head) == 'string' and #head == 120
        and string.sub(head, 1, 2) == ARGV[1]

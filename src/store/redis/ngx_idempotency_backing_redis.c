@@ -393,5 +393,5 @@ redis_list(ngx_idempotency_tier_t *tier, ngx_idempotency_page_t *page)
     }
 
     return ngx_idempotency_redis_list(redis->redis, page, &redis->prefix,
-                                      &redis->stamp_key, redis_now(tier));
+                                      redis_now(tier));
 }

@@ -59,6 +59,7 @@ ngx_idempotency_backing_redis_left(ngx_idempotency_redis_zone_t *redis,
     left->ri.key = (u_char *) left + sizeof(left_t);
     left->ri.call.handler = left_handler;
     left->ri.call.data = left;
+    left->ri.call.mark = &redis->mark;
 
     left->timer.handler = left_timer_handler;
     left->timer.data = left;

@@ -32,6 +32,8 @@ ngx_idempotency_redis_topology_t  ngx_idempotency_redis_standalone = {
     standalone_init,
     standalone_route,
     NULL,
+    NULL,
+    NULL,
     standalone_doubt,
     standalone_tick,
     standalone_exit
@@ -192,7 +194,9 @@ ngx_idempotency_redis_route(ngx_idempotency_redis_t *redis,
     ngx_idempotency_redis_conn_t  *conn;
     ngx_idempotency_redis_node_t  *node;
 
-    node = redis->topology->route(redis, &call->key);
+    node = (call->key.len || redis->topology->find == NULL)
+           ? redis->topology->route(redis, &call->key)
+           : redis->topology->find(redis, call->master);
 
     conn = ngx_idempotency_redis_node_lane(node, call->lane, call->durable);
 
@@ -204,6 +208,20 @@ ngx_idempotency_redis_route(ngx_idempotency_redis_t *redis,
     }
 
     ngx_idempotency_redis_lane_call(conn, call);
+}
+
+
+ngx_int_t
+ngx_idempotency_redis_master(ngx_idempotency_redis_t *redis,
+    uint64_t *master, uint64_t *all)
+{
+    if (redis->topology->next) {
+        return redis->topology->next(redis, master, all);
+    }
+
+    *all = 1;
+
+    return (*master)++ ? NGX_DONE : NGX_OK;
 }
 
 

@@ -74,15 +74,17 @@ typedef struct {
 
 
 /*
- * One call of a script with one key.  It is the caller's memory, and stays
- * until its handler is called: once, and never from within
- * ngx_idempotency_redis_call().  What is said to be sent again (for another
- * server, by its text) may overtake what was called behind it.
+ * One call of a script with one key, or with none for a master.  It is the
+ * caller's memory, and stays until its handler is called: once, and never from
+ * within ngx_idempotency_redis_call().  What is said to be sent again (for
+ * another server, by its text) may overtake what was called behind it.
  */
 
 struct ngx_idempotency_redis_call_s {
     ngx_idempotency_redis_script_t *script;
     ngx_str_t                       key;
+    /* without a key, see ngx_idempotency_redis_master() */
+    uint64_t                        master;
     ngx_str_t                      *args;
     ngx_uint_t                      nargs;
 
@@ -201,6 +203,15 @@ void ngx_idempotency_redis_call(ngx_idempotency_redis_t *redis,
 
 void ngx_idempotency_redis_marked(ngx_idempotency_redis_t *redis,
     ngx_idempotency_redis_mark_t *mark);
+
+/*
+ * One master of a cluster after the other, from 0 on, in an order that stays
+ * as long as they are the same ones, which "all" tells.  NGX_DONE: there is
+ * none behind it; NGX_ERROR: it is not known which there are.
+ */
+
+ngx_int_t ngx_idempotency_redis_master(ngx_idempotency_redis_t *redis,
+    uint64_t *master, uint64_t *all);
 
 void ngx_idempotency_redis_watch(ngx_idempotency_redis_t *redis,
     ngx_idempotency_redis_watch_t *watch);

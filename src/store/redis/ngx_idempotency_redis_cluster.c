@@ -11,6 +11,9 @@
 
 
 #define CLUSTER_SLOTS  16384
+/* whoever is never told that a slot has moved asks all the same, each time that
+   so many looks have passed */
+#define CLUSTER_FRESH  6
 
 
 typedef struct {
@@ -27,6 +30,11 @@ static ngx_int_t cluster_init(ngx_idempotency_redis_t *redis);
 static ngx_idempotency_redis_node_t *cluster_route(
     ngx_idempotency_redis_t *redis, ngx_str_t *key);
 static ngx_uint_t cluster_slot(ngx_str_t *key);
+static ngx_idempotency_redis_node_t *cluster_find(
+    ngx_idempotency_redis_t *redis, uint64_t master);
+static ngx_int_t cluster_after(ngx_idempotency_redis_t *redis,
+    uint64_t *master, uint64_t *all);
+static uint64_t cluster_id(ngx_idempotency_redis_node_t *node);
 static ngx_idempotency_redis_node_t *cluster_moved(
     ngx_idempotency_redis_t *redis, ngx_str_t *text, ngx_uint_t ask);
 static void cluster_doubt(ngx_idempotency_redis_node_t *node,
@@ -52,6 +60,8 @@ static ngx_uint_t cluster_idle(ngx_idempotency_redis_conn_t *conn);
 ngx_idempotency_redis_topology_t  ngx_idempotency_redis_cluster = {
     cluster_init,
     cluster_route,
+    cluster_find,
+    cluster_after,
     cluster_moved,
     cluster_doubt,
     cluster_tick,
@@ -161,6 +171,111 @@ cluster_slot(ngx_str_t *key)
     }
 
     return crc % CLUSTER_SLOTS;
+}
+
+
+static ngx_idempotency_redis_node_t *
+cluster_find(ngx_idempotency_redis_t *redis, uint64_t master)
+{
+    cluster_t                     *cluster;
+    ngx_queue_t                   *q;
+    ngx_idempotency_redis_node_t  *node;
+
+    for (q = ngx_queue_head(&redis->nodes);
+         q != ngx_queue_sentinel(&redis->nodes);
+         q = ngx_queue_next(q))
+    {
+        node = ngx_queue_data(q, ngx_idempotency_redis_node_t, queue);
+
+        if (node->known && cluster_id(node) == master) {
+            return node;
+        }
+    }
+
+    cluster = redis->topology_data;
+
+    return cluster->home;
+}
+
+
+/* those with slots, in the order of what they are found by: whatever slots */
+
+static ngx_int_t
+cluster_after(ngx_idempotency_redis_t *redis, uint64_t *master, uint64_t *all)
+{
+    uint64_t                       id, next;
+    cluster_t                     *cluster;
+    ngx_uint_t                     i;
+    ngx_queue_t                   *q;
+    ngx_idempotency_redis_node_t  *node;
+
+    cluster = redis->topology_data;
+
+    if (*master == 0) {
+        /* it may have changed, and the end sees that */
+        cluster_doubt(cluster->home, 1);
+    }
+
+    for (i = 0; i < CLUSTER_SLOTS; i++) {
+        if (cluster->slots[i] == NULL) {
+            return NGX_ERROR;
+        }
+    }
+
+    next = 0;
+    *all = 0;
+
+    for (q = ngx_queue_head(&redis->nodes);
+         q != ngx_queue_sentinel(&redis->nodes);
+         q = ngx_queue_next(q))
+    {
+        node = ngx_queue_data(q, ngx_idempotency_redis_node_t, queue);
+
+        if (!node->known) {
+            continue;
+        }
+
+        for (i = 0; i < CLUSTER_SLOTS && cluster->slots[i] != node; i++) {
+            /* void */
+        }
+
+        if (i == CLUSTER_SLOTS) {
+            continue;
+        }
+
+        id = cluster_id(node);
+        *all += id;
+
+        if (id > *master && (next == 0 || id < next)) {
+            next = id;
+        }
+    }
+
+    if (next == 0) {
+        return NGX_DONE;
+    }
+
+    *master = next;
+
+    return NGX_OK;
+}
+
+
+/* the same in each worker, and not 0: FNV-1a of its name */
+
+static uint64_t
+cluster_id(ngx_idempotency_redis_node_t *node)
+{
+    size_t    i;
+    uint64_t  id;
+
+    id = 0xcbf29ce484222325;
+
+    for (i = 0; i < node->name.len; i++) {
+        id = (id ^ node->name.data[i]) * 0x100000001b3;
+    }
+
+    return id | 1;
 }
 
 
@@ -488,6 +603,10 @@ cluster_tick(ngx_idempotency_redis_t *redis)
 
     cluster = redis->topology_data;
     n = 2 * redis->conf.connections;
+
+    if (redis->ticks % CLUSTER_FRESH == 0) {
+        cluster_doubt(cluster->home, 0);
+    }
 
     for (q = ngx_queue_head(&redis->nodes);
          q != ngx_queue_sentinel(&redis->nodes);

@@ -188,6 +188,12 @@ typedef struct {
     ngx_int_t                      (*init)(ngx_idempotency_redis_t *redis);
     ngx_idempotency_redis_node_t  *(*route)(ngx_idempotency_redis_t *redis,
                                          ngx_str_t *key);
+    /* who that is, or NULL; and ngx_idempotency_redis_master().  NULL: there
+       is one */
+    ngx_idempotency_redis_node_t  *(*find)(ngx_idempotency_redis_t *redis,
+                                         uint64_t master);
+    ngx_int_t                      (*next)(ngx_idempotency_redis_t *redis,
+                                         uint64_t *master, uint64_t *all);
     /* "MOVED slot host:port", "ASK ...": to whom it goes; NULL: nobody says
        so here */
     ngx_idempotency_redis_node_t  *(*moved)(ngx_idempotency_redis_t *redis,

@@ -242,7 +242,8 @@ lane_say(ngx_idempotency_redis_conn_t *conn,
         (void) ngx_idempotency_redis_conn_due(conn, lane_asking, NULL);
     }
 
-    ngx_idempotency_resp_command(out, 4 + call->nargs + call->until);
+    ngx_idempotency_resp_command(out, 3 + (call->key.len != 0) + call->nargs
+                                      + call->until);
 
     if (call->eval) {
         ngx_idempotency_resp_word(out, (u_char *) "EVAL", 4);
@@ -254,8 +255,13 @@ lane_say(ngx_idempotency_redis_conn_t *conn,
                                   sizeof(call->script->sha1));
     }
 
-    ngx_idempotency_resp_word(out, (u_char *) "1", 1);
-    ngx_idempotency_resp_str(out, &call->key);
+    if (call->key.len) {
+        ngx_idempotency_resp_word(out, (u_char *) "1", 1);
+        ngx_idempotency_resp_str(out, &call->key);
+
+    } else {
+        ngx_idempotency_resp_word(out, (u_char *) "0", 1);
+    }
 
     for (i = 0; i < call->nargs; i++) {
         ngx_idempotency_resp_str(out, &call->args[i]);

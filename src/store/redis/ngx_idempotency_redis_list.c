@@ -1,9 +1,10 @@
 
 /*
- * What a single Redis has of a zone, page by page, by its SCAN: what is there
- * all the time is told, and may be told twice while the server makes room for
- * more keys, or for fewer.  A cluster has no order that leads through all of
- * its servers, so there it can't be told.
+ * What a Redis has of a zone, page by page, by its SCAN: what is there all the
+ * time is told, and may be told twice while the server makes room for more
+ * keys, or for fewer.  Of a cluster one master after the other is asked.  What
+ * moves to another meanwhile may be missed, or told twice; where the masters
+ * are not those any more that they were, all is told from the beginning.
  */
 
 
@@ -25,9 +26,13 @@
 typedef struct {
     ngx_idempotency_redis_call_t    call;
     ngx_idempotency_page_t         *page;
-    /* where the scan is, and how many of its answer were told before */
+    ngx_idempotency_redis_t        *redis;
+    /* whose scan it is, of which masters, where it is, and how many of its
+       answer were told before */
+    uint64_t                        master;
+    uint64_t                        all;
     ngx_uint_t                      cursor;
-    ngx_uint_t                      told;
+    uint64_t                        told;
     size_t                          prefix;
     int64_t                         now;
     ngx_str_t                       args[4];
@@ -37,6 +42,11 @@ typedef struct {
 } redis_list_t;
 
 
+static ngx_int_t redis_list_begin(redis_list_t *list);
+static ngx_int_t redis_list_end(redis_list_t *list);
+static ngx_uint_t redis_list_changed(redis_list_t *list);
+static void redis_list_token(redis_list_t *list, uint64_t master,
+    uint64_t told);
 static void redis_list_pattern(ngx_str_t *pattern, ngx_str_t *prefix);
 static void redis_list_handler(ngx_idempotency_redis_call_t *call);
 static ngx_int_t redis_list_answer(redis_list_t *list,
@@ -47,34 +57,31 @@ static void redis_list_item(redis_list_t *list,
 
 /*
  * The page's cursor is the server's and one more, as that begins and ends with
- * 0; its token tells how many of an answer had no room in the page before.
+ * 0; its token tells whose it is, and how many of an answer had no room in the
+ * page before.
  */
 
 ngx_int_t
 ngx_idempotency_redis_list(ngx_idempotency_redis_t *redis,
-    ngx_idempotency_page_t *page, ngx_str_t *prefix, ngx_str_t *stamp,
-    int64_t now)
+    ngx_idempotency_page_t *page, ngx_str_t *prefix, int64_t now)
 {
     u_char                        *p;
     redis_list_t                  *list;
     ngx_idempotency_redis_call_t  *call;
-
-    if (ngx_idempotency_redis_sharded(redis)) {
-        return NGX_ERROR;
-    }
 
     list = ngx_calloc(sizeof(redis_list_t) + 2 * prefix->len, ngx_cycle->log);
     if (list == NULL) {
         return NGX_ERROR;
     }
 
+    list->redis = redis;
     list->page = page;
     list->prefix = prefix->len;
     list->now = now;
 
-    if (page->cursor) {
-        list->cursor = page->cursor - 1;
-        ngx_memcpy(&list->told, page->token, sizeof(list->told));
+    if (redis_list_begin(list) != NGX_OK) {
+        ngx_free(list);
+        return NGX_ERROR;
     }
 
     ngx_str_set(&list->args[0], "I1");
@@ -95,7 +102,7 @@ ngx_idempotency_redis_list(ngx_idempotency_redis_t *redis,
     call = &list->call;
 
     call->script = ngx_idempotency_redis_item_list_script();
-    call->key = *stamp;
+    call->master = list->master;
     call->args = list->args;
     call->nargs = 4;
     call->deadline = ngx_current_msec + ngx_idempotency_redis_timeout(redis);
@@ -105,6 +112,99 @@ ngx_idempotency_redis_list(ngx_idempotency_redis_t *redis,
     ngx_idempotency_redis_call(redis, 0, call);
 
     return NGX_AGAIN;
+}
+
+
+static ngx_int_t
+redis_list_begin(redis_list_t *list)
+{
+    uint64_t                 master, all;
+    ngx_idempotency_page_t  *page;
+
+    page = list->page;
+    master = 0;
+
+    if (page->cursor) {
+        ngx_memcpy(&list->told, page->token, 8);
+        ngx_memcpy(&list->master, page->token + 8, 8);
+        ngx_memcpy(&list->all, page->token + 16, 8);
+
+        list->cursor = page->cursor - 1;
+        master = list->master - 1;
+    }
+
+    if (ngx_idempotency_redis_master(list->redis, &master, &all) == NGX_OK
+        && master == list->master && all == list->all)
+    {
+        return NGX_OK;
+    }
+
+    /* at first, or they are not the same any more */
+
+    list->master = 0;
+    list->cursor = 0;
+    list->told = 0;
+
+    return ngx_idempotency_redis_master(list->redis, &list->master,
+                                        &list->all);
+}
+
+
+/* of this master: the next one, if there is one */
+
+static ngx_int_t
+redis_list_end(redis_list_t *list)
+{
+    uint64_t   master, all;
+    ngx_int_t  rc;
+
+    master = list->master;
+
+    rc = ngx_idempotency_redis_master(list->redis, &master, &all);
+
+    if (rc == NGX_ERROR) {
+        return NGX_ERROR;
+    }
+
+    if (rc == NGX_OK || all != list->all) {
+        list->page->cursor = 1;
+        redis_list_token(list, master, 0);
+
+    } else {
+        list->page->cursor = 0;
+    }
+
+    return NGX_OK;
+}
+
+
+/* others are masters now: the next page begins anew */
+
+static ngx_uint_t
+redis_list_changed(redis_list_t *list)
+{
+    uint64_t  master, all;
+
+    master = list->master;
+
+    return ngx_idempotency_redis_master(list->redis, &master, &all)
+           != NGX_ERROR
+           && all != list->all;
+}
+
+
+static void
+redis_list_token(redis_list_t *list, uint64_t master, uint64_t told)
+{
+    u_char  *token;
+
+    token = list->page->token;
+
+    ngx_memzero(token, NGX_IDEMPOTENCY_DIGEST_LEN);
+
+    ngx_memcpy(token, &told, 8);
+    ngx_memcpy(token + 8, &master, 8);
+    ngx_memcpy(token + 16, &list->all, 8);
 }
 
 
@@ -146,6 +246,17 @@ redis_list_handler(ngx_idempotency_redis_call_t *call)
 
     if (call->error == NGX_IDEMPOTENCY_REDIS_OK && call->reply) {
         page->rc = redis_list_answer(list, call->reply);
+
+    } else if (redis_list_changed(list)) {
+
+        /* it is no master any more */
+
+        page->n = 0;
+        page->now = list->now;
+        page->cursor = 1;
+        redis_list_token(list, list->master, 0);
+
+        page->rc = NGX_OK;
 
     } else {
         ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
@@ -206,21 +317,23 @@ redis_list_answer(redis_list_t *list, ngx_idempotency_redis_reply_t *reply)
                         there);
     }
 
-    ngx_memzero(page->token, NGX_IDEMPOTENCY_DIGEST_LEN);
-
     if (i < n) {
 
         /* unless there are too many, of which some may be told twice or not
            at all if others come and go just then */
 
         page->cursor = list->cursor + 1;
-        ngx_memcpy(page->token, &i, sizeof(i));
-
-    } else {
-        page->cursor = next ? next + 1 : 0;
+        redis_list_token(list, list->master, i);
+        return NGX_OK;
     }
 
-    return NGX_OK;
+    if (next) {
+        page->cursor = next + 1;
+        redis_list_token(list, list->master, 0);
+        return NGX_OK;
+    }
+
+    return redis_list_end(list);
 }
 
 

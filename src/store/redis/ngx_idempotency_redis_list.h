@@ -11,11 +11,10 @@
 
 
 /* NGX_AGAIN: ngx_idempotency_look_listed() is called; NGX_ERROR: it can't be
-   asked.  prefix: of the zone's keys; stamp: one of them */
+   asked.  prefix: of the zone's keys */
 
 ngx_int_t ngx_idempotency_redis_list(ngx_idempotency_redis_t *redis,
-    ngx_idempotency_page_t *page, ngx_str_t *prefix, ngx_str_t *stamp,
-    int64_t now);
+    ngx_idempotency_page_t *page, ngx_str_t *prefix, int64_t now);
 
 
 #endif /* _NGX_IDEMPOTENCY_REDIS_LIST_H_INCLUDED_ */

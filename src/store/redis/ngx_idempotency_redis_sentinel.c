@@ -46,6 +46,8 @@ ngx_idempotency_redis_topology_t  ngx_idempotency_redis_sentinel = {
     sentinel_init,
     sentinel_route,
     NULL,
+    NULL,
+    NULL,
     sentinel_doubt,
     sentinel_tick,
     sentinel_exit
