@@ -179,8 +179,9 @@ sub made {
 
     my $n = outliving(%as);
 
-    is_deeply([ said($n, 0) ], [ 'the state file "FILE" was made' ],
+    is_deeply([ said($n, 0) ], [ 'the state file "FILE" was made, as there was none: no token is known' ],
               'a start makes the file, and says so');
+    like($n->log, qr/\[warn\] .* the state file "\Q$file\E" was made/, '... as a warning: it may have been lost');
     is(mode($file), '0600', '... with mode 0600');
     is((stat $file)[4], $nobody || $>, "... the workers' own");
     is_deeply([ map { mode($_) } grep { $_ ne $file } glob "$dir/*" ],
@@ -352,7 +353,7 @@ for my $case (
 
     my $n = outliving(%as);
     is_deeply([ said($n, 0) ],
-              [ 'the state file "FILE" was made' ], '... a start makes it');
+              [ 'the state file "FILE" was made, as there was none: no token is known' ], '... a start makes it');
     like($n->log, qr/\[notice\] .* the directory of the state file "\Q$file\E" is the workers' now$/m,
          '... and says so');
     is_deeply([ (stat $dir)[4], mode($dir) ], [ $nobody || $>, $mode ],

@@ -159,6 +159,8 @@ start(void)
     wall = 0;
     boot = NULL;
     no_locks = 0;
+
+    unit_expect("\" was made, as there was none: no token is known");
     ngx_test_config = 0;
 }
 
@@ -371,7 +373,11 @@ made_and_found(void)
 
     start();
 
+    /* it may have been lost: that is said */
+
+    unit_expect(NULL);
     check_equal(begin(&s), NGX_OK);
+    check(unit_logged("\" was made, as there was none: no token is known"));
 
     check_equal(mode_of(path), 0600);
     check_equal(mode_of(beside("-owners")), 0600);
@@ -836,6 +842,7 @@ a_long_name(void)
     s.path.len--;
 
     check_equal(ngx_idempotency_start(&s, unit_pool, unit_cycle.log), NGX_OK);
+    check(unit_logged("the state file \"/////"));
     check_equal(mode_of(path), 0600);
 
     stop();

@@ -358,8 +358,12 @@ start_tell(ngx_idempotency_start_t *start, start_report_t *report,
     }
 
     if (report->made) {
-        ngx_log_error(NGX_LOG_NOTICE, log, 0,
-                      "the state file \"%V\" was made", &start->path);
+
+        /* a disk that is not mounted looks just so */
+
+        ngx_log_error(NGX_LOG_WARN, log, 0,
+                      "the state file \"%V\" was made, as there was none: "
+                      "no token is known", &start->path);
         return;
     }
 
