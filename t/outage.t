@@ -380,6 +380,55 @@ for my $mode (qw(strict batched off)) {
     undef $c;
 }
 
+
+# --- one that stands still -------------------------------------------------------
+
+# Who was stopped within a commit has the lock of those who commit (the first byte
+# of the file beside) until it goes on, or dies.
+
+for my $mode (qw(strict batched)) {
+    $dir = File::Temp->newdir('outage-XXXXXX', TMPDIR => 1);
+    chmod 0777, $dir;
+    start_nginx($mode, path => "$dir/z.db");
+
+    my $known = name('known');
+    is(told(order($known)), '200 NEW', "$mode: before somebody stands still");
+    is(told(order($known)), '200 REPLAYED', '... it is known');
+    ok($n->wait_log(qr/the state file .* is loaded/), '... and what the file has');
+
+    pipe(my $ready, my $tell) or die "pipe: $!";
+
+    my $holder = child(sub {
+        open my $f, '+<', "$dir/z.db-owners" or die "z.db-owners: $!";
+
+        # F_OFD_SETLKW, F_WRLCK, SEEK_SET, one byte
+        my $lock = pack 's s x4 q q i x4', 1, 0, 0, 1, 0;
+
+        sysseek $f, 0, 0;
+        fcntl $f, 38, $lock or die "fcntl: $!";
+        syswrite $tell, '1';
+        sleep 3600;
+    });
+
+    sysread $ready, my $byte, 1;
+
+    is(told(order($known)), '200 REPLAYED', '... what memory knows is replayed meanwhile');
+
+    my $id = name('still');
+
+    if ($mode eq 'strict') {
+        is(told(order($id)), '503 UNAVAILABLE', '... a fresh one waits, and is refused');
+        is(executions($id), 0, '... not executed');
+
+    } else {
+        is(told(order($id)), '200 NEW', '... a fresh one need not ask the file');
+    }
+
+    kill KILL => $holder;
+    ok(until_true { told(order($id)) =~ /^200/ }, '... it goes on when that one has gone');
+    is(executions($id), 1, '... executed once');
+}
+
 $n->stop if $n;
 
 done_testing();
