@@ -1,7 +1,7 @@
 
 /*
- * Records in shared memory: found by token, ended by time.  All of it runs
- * with the zone's lock held.
+ * Records in shared memory: found by token, claimed, bound to an outcome, left
+ * to those who waited, removed.  All of it runs with the zone's lock held.
  */
 
 
@@ -11,11 +11,6 @@
 /* the first window, which needs no memory, as long as none was named */
 
 #define NGX_IDEMPOTENCY_NO_WINDOW  ((ngx_msec_t) -1)
-
-
-/* how many are looked at, at most, for one that may leave */
-
-#define NGX_IDEMPOTENCY_RECORD_LOOK  64
 
 
 static ngx_rbtree_node_t **record_bucket(ngx_idempotency_shm_t *shm,
@@ -35,17 +30,9 @@ static ngx_idempotency_window_t *record_window(ngx_idempotency_shm_t *shm,
     ngx_msec_t length, ngx_msec_t span);
 static void record_unlink(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
-static void record_end(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec);
 static ngx_uint_t record_counts(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
-static void record_tally(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_int_t n);
 static void record_unpublish(ngx_idempotency_record_t *rec);
-static ngx_idempotency_result_e record_make_room(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_claim_t *claim);
-static ngx_uint_t record_evict(ngx_idempotency_shm_t *shm);
-static ngx_uint_t record_evict_told(ngx_idempotency_shm_t *shm);
 
 
 ngx_int_t
@@ -128,7 +115,7 @@ ngx_idempotency_record_current(ngx_idempotency_shm_t *shm, u_char *token,
         && !ngx_idempotency_record_pends(rec)
         && ngx_idempotency_record_expired(rec, now))
     {
-        record_end(shm, rec);
+        ngx_idempotency_record_end(shm, rec);
         return NULL;
     }
 
@@ -196,7 +183,7 @@ ngx_idempotency_record_ask(ngx_idempotency_shm_t *shm,
     result = record_new(shm, claim, rec);
 
     if (result == NGX_IDEMPOTENCY_OK) {
-        record_tally(shm, *rec, -1);
+        ngx_idempotency_record_tally(shm, *rec, -1);
         (*rec)->outcome = NGX_IDEMPOTENCY_ASKING;
         (*rec)->status = flags;
         shm->sh->tier.asked = 1;
@@ -214,7 +201,7 @@ record_new(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     ngx_idempotency_window_t  *window;
     ngx_idempotency_result_e   result;
 
-    result = record_make_room(shm, claim);
+    result = ngx_idempotency_record_make_room(shm, claim);
 
     if (result != NGX_IDEMPOTENCY_OK) {
         return result;
@@ -264,7 +251,7 @@ ngx_idempotency_record_reclaim(ngx_idempotency_shm_t *shm,
     ngx_idempotency_window_t  *window;
     ngx_idempotency_result_e   result;
 
-    result = record_make_room(shm, claim);
+    result = ngx_idempotency_record_make_room(shm, claim);
 
     if (result != NGX_IDEMPOTENCY_OK) {
         return result;
@@ -275,7 +262,7 @@ ngx_idempotency_record_reclaim(ngx_idempotency_shm_t *shm,
         return NGX_IDEMPOTENCY_UNAVAILABLE;
     }
 
-    record_tally(shm, rec, -1);
+    ngx_idempotency_record_tally(shm, rec, -1);
     record_unpublish(rec);
     ngx_idempotency_chunks_free(shm, rec);
     record_claim(shm, rec, window, claim);
@@ -293,7 +280,7 @@ void
 ngx_idempotency_record_revive(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t now)
 {
-    record_tally(shm, rec, -1);
+    ngx_idempotency_record_tally(shm, rec, -1);
     record_unpublish(rec);
     ngx_idempotency_chunks_free(shm, rec);
     record_pend(shm, rec, now);
@@ -312,7 +299,7 @@ ngx_idempotency_record_grant(ngx_idempotency_shm_t *shm,
 
     ngx_memzero(&rec->as.pending.waiting, sizeof(ngx_idempotency_workers_t));
 
-    record_tally(shm, rec, 1);
+    ngx_idempotency_record_tally(shm, rec, 1);
 }
 
 
@@ -375,7 +362,7 @@ record_pend(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     rec->as.pending.renewed = 0;
 
     ngx_queue_insert_tail(&shm->sh->pending, &rec->queue);
-    record_tally(shm, rec, 1);
+    ngx_idempotency_record_tally(shm, rec, 1);
 
     ngx_idempotency_tier_owe(shm, rec);
 }
@@ -462,13 +449,13 @@ ngx_idempotency_record_publish(ngx_idempotency_shm_t *shm,
 {
     ngx_msec_t  ends;
 
-    record_tally(shm, rec, -1);
+    ngx_idempotency_record_tally(shm, rec, -1);
 
     rec->outcome = outcome;
     rec->status = status;
     rec->recorded = now;
 
-    record_tally(shm, rec, 1);
+    ngx_idempotency_record_tally(shm, rec, 1);
     shm->sh->stats.counters.in_doubt += (outcome == NGX_IDEMPOTENCY_IN_DOUBT);
 
     ends = now + rec->window->length;
@@ -512,7 +499,7 @@ ngx_idempotency_record_copy(ngx_idempotency_shm_t *shm,
     rec->as.brief.copied = now;
 
     ngx_queue_insert_tail(&rec->window->records, &rec->as.brief.expiry);
-    record_tally(shm, rec, 1);
+    ngx_idempotency_record_tally(shm, rec, 1);
 }
 
 
@@ -527,7 +514,7 @@ ngx_idempotency_record_brief(ngx_idempotency_shm_t *shm,
     owes = rec->owes;
 
     ngx_idempotency_record_copy(shm, rec, outcome, now);
-    record_tally(shm, rec, -1);
+    ngx_idempotency_record_tally(shm, rec, -1);
 
     rec->owes = owes | NGX_IDEMPOTENCY_OWES_BRIEF;
     rec->window = &shm->sh->left;
@@ -603,7 +590,7 @@ record_split(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 
     if (left) {
         ngx_queue_insert_tail(&shm->sh->pending, &left->queue);
-        record_tally(shm, left, 1);
+        ngx_idempotency_record_tally(shm, left, 1);
         ngx_idempotency_tree_insert(shm, record_bucket(shm, left->token),
                                     &left->node);
     }
@@ -713,7 +700,7 @@ ngx_idempotency_record_forget(ngx_idempotency_shm_t *shm,
 static void
 record_unlink(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
 {
-    record_tally(shm, rec, -1);
+    ngx_idempotency_record_tally(shm, rec, -1);
 
     if (ngx_idempotency_record_pends(rec)
         || rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE)
@@ -734,8 +721,9 @@ record_unlink(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
 
 /* its time is over */
 
-static void
-record_end(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
+void
+ngx_idempotency_record_end(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec)
 {
     shm->sh->stats.counters.expired += record_counts(shm, rec);
 
@@ -754,222 +742,13 @@ record_counts(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
 }
 
 
-static void
-record_tally(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
-    ngx_int_t n)
+void
+ngx_idempotency_record_tally(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_int_t n)
 {
     if (record_counts(shm, rec)) {
         shm->sh->stats.records[rec->outcome] += n;
     }
-}
-
-
-/* frees up to n records whose time is over */
-
-ngx_uint_t
-ngx_idempotency_record_expire(ngx_idempotency_shm_t *shm, ngx_msec_t now,
-    ngx_uint_t n)
-{
-    ngx_uint_t                 i;
-    ngx_idempotency_record_t  *rec;
-    ngx_idempotency_window_t  *window;
-
-    i = 0;
-
-    for (window = &shm->sh->window; window; window = window->next) {
-
-        while (i < n && !ngx_queue_empty(&window->records)) {
-
-            rec = ngx_queue_data(ngx_queue_head(&window->records),
-                                 ngx_idempotency_record_t, as.bound.expiry);
-
-            if (!ngx_idempotency_record_expired(rec, now)) {
-                break;
-            }
-
-            record_end(shm, rec);
-            i++;
-        }
-    }
-
-    while (i < n && !ngx_queue_empty(&shm->sh->elsewhere)) {
-
-        rec = ngx_queue_data(ngx_queue_head(&shm->sh->elsewhere),
-                             ngx_idempotency_record_t, queue);
-
-        if (!ngx_idempotency_record_expired(rec, now)) {
-            break;
-        }
-
-        ngx_idempotency_record_remove(shm, rec);
-        i++;
-    }
-
-    return i;
-}
-
-
-ngx_uint_t
-ngx_idempotency_record_expired(ngx_idempotency_record_t *rec, ngx_msec_t now)
-{
-    if (rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE) {
-        return ngx_idempotency_elsewhere_unwanted(rec, now,
-                                                  NGX_IDEMPOTENCY_SHM_LEFT);
-    }
-
-    if ((rec->owes & NGX_IDEMPOTENCY_OWES_BRIEF)
-        && (ngx_msec_int_t) (now - rec->as.brief.copied)
-           >= NGX_IDEMPOTENCY_SHM_LEFT)
-    {
-        return 1;
-    }
-
-    /* brief ones but those in doubt tell nothing that could end */
-
-    if (rec->outcome == NGX_IDEMPOTENCY_NOTHING
-        || rec->outcome == NGX_IDEMPOTENCY_FAILED)
-    {
-        return 0;
-    }
-
-    return (ngx_msec_int_t) (now - rec->ends) >= 0;
-}
-
-
-/*
- * A zone is full when it could not take one more response of the size asked
- * for; but a single response may claim no more than an eighth of the zone
- * for itself.  So nothing is claimed whose response could not be kept, unless
- * those under way at the same time are larger than what is left together.
- * UNFINISHED: some room was made, and more is to be.
- */
-
-static ngx_idempotency_result_e
-record_make_room(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim)
-{
-    ngx_uint_t        n, pages, limit;
-    ngx_slab_pool_t  *shpool;
-
-    shpool = shm->shpool;
-
-    limit = (shpool->end - shpool->start) / ngx_pagesize / 8;
-
-    /* more for the record, for the header block, and for the quota */
-
-    pages = ngx_idempotency_chunks_pages(claim->reserve) + 2
-            + (claim->quota != 0);
-    pages = ngx_min(pages, ngx_max(limit, 1));
-
-    for (n = 0; shpool->pfree < pages; n++) {
-
-        if (n == NGX_IDEMPOTENCY_SHM_FREE) {
-            return NGX_IDEMPOTENCY_UNFINISHED;
-        }
-
-        if (!ngx_idempotency_record_free_some(shm, claim->op.now)) {
-            return NGX_IDEMPOTENCY_UNAVAILABLE;
-        }
-    }
-
-    return NGX_IDEMPOTENCY_OK;
-}
-
-
-/* what may go: what has expired, then, if it may, the oldest response */
-
-ngx_uint_t
-ngx_idempotency_record_free_some(ngx_idempotency_shm_t *shm, ngx_msec_t now)
-{
-    return ngx_idempotency_record_expire(shm, now, NGX_IDEMPOTENCY_SHM_EXPIRE)
-           || record_evict(shm);
-}
-
-
-/* the token of a response that went stays bound */
-
-static ngx_uint_t
-record_evict(ngx_idempotency_shm_t *shm)
-{
-    ngx_idempotency_record_t  *rec;
-
-    if (shm->tier) {
-        return record_evict_told(shm);
-    }
-
-    if (!shm->evict || ngx_queue_empty(&shm->sh->kept)) {
-        return 0;
-    }
-
-    rec = ngx_queue_data(ngx_queue_head(&shm->sh->kept),
-                         ngx_idempotency_record_t, queue);
-
-    ngx_queue_remove(&rec->queue);
-    ngx_idempotency_chunks_free(shm, rec);
-
-    if (rec->outcome == NGX_IDEMPOTENCY_DONE) {
-        record_tally(shm, rec, -1);
-        rec->outcome = NGX_IDEMPOTENCY_NOT_KEPT;
-        record_tally(shm, rec, 1);
-    }
-
-    return 1;
-}
-
-
-/*
- * What the backing has may leave, the oldest first: those with responses, then
- * those of each window.  Some of the oldest may be owed yet.
- */
-
-static ngx_uint_t
-record_evict_told(ngx_idempotency_shm_t *shm)
-{
-    ngx_uint_t                 n;
-    ngx_queue_t               *q;
-    ngx_idempotency_record_t  *rec;
-    ngx_idempotency_window_t  *window;
-
-    q = ngx_queue_head(&shm->sh->kept);
-
-    for (n = 0; n < NGX_IDEMPOTENCY_RECORD_LOOK; n++) {
-
-        if (q == ngx_queue_sentinel(&shm->sh->kept)) {
-            break;
-        }
-
-        rec = ngx_queue_data(q, ngx_idempotency_record_t, queue);
-
-        if ((rec->owes & NGX_IDEMPOTENCY_OWES_KEEPS) == 0) {
-            ngx_idempotency_record_remove(shm, rec);
-            return 1;
-        }
-
-        q = ngx_queue_next(q);
-    }
-
-    for (window = &shm->sh->window; window; window = window->next) {
-
-        q = ngx_queue_head(&window->records);
-
-        for (n = 0; n < NGX_IDEMPOTENCY_RECORD_LOOK; n++) {
-
-            if (q == ngx_queue_sentinel(&window->records)) {
-                break;
-            }
-
-            rec = ngx_queue_data(q, ngx_idempotency_record_t,
-                                 as.bound.expiry);
-
-            if ((rec->owes & NGX_IDEMPOTENCY_OWES_KEEPS) == 0) {
-                ngx_idempotency_record_remove(shm, rec);
-                return 1;
-            }
-
-            q = ngx_queue_next(q);
-        }
-    }
-
-    return 0;
 }
 
 

@@ -10,11 +10,6 @@
 #include "ngx_idempotency_shm.h"
 
 
-/* claims of the dead that are dealt with while the lock is held once */
-
-#define NGX_IDEMPOTENCY_SHM_SWEEP    64
-
-
 /* a response that goes in piece by piece, and how far it is */
 
 typedef struct {
@@ -25,16 +20,6 @@ typedef struct {
     u_char                    *pos;
     ngx_idempotency_cursor_t   cur;
 } shm_source_t;
-
-
-/* a claim without an owner: who waits for it, and what the log is told, if
-   it is in doubt by that: its fence, or 0 */
-
-typedef struct {
-    u_char                     token[NGX_IDEMPOTENCY_DIGEST_LEN];
-    uint64_t                   fence;
-    ngx_idempotency_workers_t  wake;
-} shm_orphan_t;
 
 
 static ngx_int_t shm_claim(ngx_idempotency_store_t *store,
@@ -75,10 +60,6 @@ static void shm_read_locked(ngx_idempotency_record_t *rec,
 static ngx_int_t shm_read(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
     uint64_t left, ngx_idempotency_found_t *found, ngx_pool_t *pool,
     ngx_idempotency_cursor_t *cur);
-static void shm_orphan(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_msec_t now,
-    ngx_idempotency_workers_t *wake);
-static void shm_orphaned(ngx_idempotency_shm_t *shm, shm_orphan_t *orphan);
 
 
 const ngx_idempotency_engine_t  ngx_idempotency_shm_engine = {
@@ -261,7 +242,7 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     if (rec->outcome == NGX_IDEMPOTENCY_PENDING
         && !ngx_idempotency_record_alive(rec, op->now))
     {
-        shm_orphan(shm, rec, op->now, wake);
+        ngx_idempotency_shm_orphan(shm, rec, op->now, wake);
     }
 
     claim->differs = ngx_idempotency_record_differs(rec, claim);
@@ -907,94 +888,4 @@ shm_read(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op, uint64_t left,
     }
 
     return NGX_OK;
-}
-
-
-/* the claims of workers that died, or can't be asked any more */
-
-void
-ngx_idempotency_shm_sweep(ngx_idempotency_shm_t *shm, ngx_msec_t now)
-{
-    ngx_uint_t                  i, n;
-    ngx_queue_t                *q, *next;
-    shm_orphan_t               *orphan;
-    shm_orphan_t                orphans[NGX_IDEMPOTENCY_SHM_SWEEP];
-    ngx_idempotency_record_t   *rec;
-
-    do {
-        if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
-            return;
-        }
-
-        n = 0;
-
-        for (q = ngx_queue_head(&shm->sh->pending);
-             q != ngx_queue_sentinel(&shm->sh->pending)
-             && n < NGX_IDEMPOTENCY_SHM_SWEEP;
-             q = next)
-        {
-            next = ngx_queue_next(q);
-            rec = ngx_queue_data(q, ngx_idempotency_record_t, queue);
-
-            if (!ngx_idempotency_record_alive(rec, now)) {
-                orphan = &orphans[n++];
-
-                ngx_memcpy(orphan->token, rec->token,
-                           NGX_IDEMPOTENCY_DIGEST_LEN);
-                orphan->fence = (rec->outcome == NGX_IDEMPOTENCY_PENDING)
-                                ? rec->fence : 0;
-
-                shm_orphan(shm, rec, now, &orphan->wake);
-            }
-        }
-
-        ngx_idempotency_shm_unlock(shm);
-
-        for (i = 0; i < n; i++) {
-            shm_orphaned(shm, &orphans[i]);
-        }
-
-    } while (n == NGX_IDEMPOTENCY_SHM_SWEEP);
-
-    ngx_idempotency_tier_kick(shm);
-}
-
-
-/* ... and whoever waits is to know */
-
-static void
-shm_orphaned(ngx_idempotency_shm_t *shm, shm_orphan_t *orphan)
-{
-    if (orphan->fence) {
-        ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0,
-                      "idempotency: the owner of a claim has gone, it is in "
-                      "doubt, token: %*xs, zone: \"%V\", fence: %uL",
-                      (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, orphan->token,
-                      &shm->store->name, orphan->fence);
-    }
-
-    ngx_idempotency_workers_wake(&orphan->wake,
-                                 ngx_idempotency_tree_key(orphan->token));
-}
-
-
-/* it may have executed, and nobody is left who knows */
-
-static void
-shm_orphan(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
-    ngx_msec_t now, ngx_idempotency_workers_t *wake)
-{
-    ngx_idempotency_shm_take_waiting(rec, wake);
-
-    if (rec->outcome == NGX_IDEMPOTENCY_ASKING) {
-
-        /* nothing was sent before the answer */
-
-        ngx_idempotency_record_remove(shm, rec);
-        return;
-    }
-
-    ngx_idempotency_chunks_free(shm, rec);
-
-    ngx_idempotency_record_publish(shm, rec, NGX_IDEMPOTENCY_IN_DOUBT, 0, now);
 }

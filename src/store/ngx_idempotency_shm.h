@@ -271,7 +271,13 @@ void ngx_idempotency_shm_exit_process(ngx_cycle_t *cycle);
 ngx_int_t ngx_idempotency_shm_lock(ngx_idempotency_shm_t *shm);
 void ngx_idempotency_shm_unlock(ngx_idempotency_shm_t *shm);
 
+/* claims whose owner is gone: all that there are; and one that was met, with
+   the lock held */
+
 void ngx_idempotency_shm_sweep(ngx_idempotency_shm_t *shm, ngx_msec_t now);
+void ngx_idempotency_shm_orphan(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_msec_t now,
+    ngx_idempotency_workers_t *wake);
 
 /* NGX_AGAIN: what stands behind is asked for a token that this machine does
    not know for sure, and `looked` is called; or the result says whether it may
@@ -347,12 +353,18 @@ void ngx_idempotency_record_remove(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
 void ngx_idempotency_record_forget(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
+void ngx_idempotency_record_end(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
+void ngx_idempotency_record_tally(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_int_t n);
 ngx_uint_t ngx_idempotency_record_expired(ngx_idempotency_record_t *rec,
     ngx_msec_t now);
 ngx_uint_t ngx_idempotency_record_expire(ngx_idempotency_shm_t *shm,
     ngx_msec_t now, ngx_uint_t n);
 ngx_uint_t ngx_idempotency_record_free_some(ngx_idempotency_shm_t *shm,
     ngx_msec_t now);
+ngx_idempotency_result_e ngx_idempotency_record_make_room(
+    ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim);
 ngx_uint_t ngx_idempotency_record_alive(ngx_idempotency_record_t *rec,
     ngx_msec_t now);
 

@@ -241,6 +241,10 @@ file_unit_open(zone_t *z)
         snprintf(file_path, sizeof(file_path), "%s/db", file_dir);
     }
 
+    /* an operator is to know */
+
+    unit_expect("was made");
+
     if (file_pool == NULL) {
         file_pool = ngx_create_pool(4096, unit_cycle.log);
         check(file_pool != NULL);
