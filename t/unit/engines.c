@@ -250,6 +250,8 @@ file_unit_open(zone_t *z)
         check(file_pool != NULL);
     }
 
+    unit_usual("\" was made, as there was none: no token is known");
+
     file_core.user = geteuid();
     file_core.group = getegid();
     file_core.username = "root";

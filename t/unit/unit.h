@@ -51,6 +51,10 @@ int unit_logged(char *text);
 
 void unit_expect(char *text);
 
+/* likewise, of what an engine says of itself, whatever the case expects */
+
+void unit_usual(char *text);
+
 /* a number from the environment, for longer or shorter runs */
 
 uint64_t unit_setting(char *name, uint64_t value);
