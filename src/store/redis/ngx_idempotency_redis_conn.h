@@ -249,17 +249,6 @@ void ngx_idempotency_redis_conn_free(ngx_idempotency_redis_conn_t *conn);
 void ngx_idempotency_redis_conn_connect(ngx_idempotency_redis_conn_t *conn);
 void ngx_idempotency_redis_conn_lose(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_error_e error, char *why, ngx_str_t *what);
-/* what was put into "out" will be answered there */
-ngx_int_t ngx_idempotency_redis_conn_due(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_answer_pt handler, void *data);
-void ngx_idempotency_redis_conn_write(ngx_idempotency_redis_conn_t *conn);
-/* as above, but the answer is no call's: it comes in time, or all is lost */
-ngx_int_t ngx_idempotency_redis_conn_expect(
-    ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_answer_pt handler, void *data);
-void ngx_idempotency_redis_conn_expected(ngx_idempotency_redis_conn_t *conn);
-/* it is connected */
-void ngx_idempotency_redis_conn_greet(ngx_idempotency_redis_conn_t *conn);
 /* the other side has said all that is asked of it at first */
 void ngx_idempotency_redis_conn_ready(ngx_idempotency_redis_conn_t *conn);
 /* ... or, where others are */
@@ -271,6 +260,30 @@ void ngx_idempotency_redis_conn_stop(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_error_e error, char *why);
 void ngx_idempotency_redis_conn_restart(ngx_idempotency_redis_conn_t *conn,
     ngx_msec_t pause, char *why);
+
+/* _open.c */
+
+void ngx_idempotency_redis_conn_open(ngx_idempotency_redis_conn_t *conn);
+/* the socket is, or is not */
+void ngx_idempotency_redis_conn_opened(ngx_idempotency_redis_conn_t *conn);
+/* it is connected */
+void ngx_idempotency_redis_conn_greet(ngx_idempotency_redis_conn_t *conn);
+
+/* _io.c */
+
+/* what was put into "out" will be answered there */
+ngx_int_t ngx_idempotency_redis_conn_due(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_answer_pt handler, void *data);
+void ngx_idempotency_redis_conn_write(ngx_idempotency_redis_conn_t *conn);
+/* as above, but the answer is no call's: it comes in time, or all is lost */
+ngx_int_t ngx_idempotency_redis_conn_expect(
+    ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_answer_pt handler, void *data);
+void ngx_idempotency_redis_conn_expected(ngx_idempotency_redis_conn_t *conn);
+/* what is due will never be answered */
+void ngx_idempotency_redis_conn_drain(ngx_idempotency_redis_conn_t *conn);
+void ngx_idempotency_redis_conn_read_handler(ngx_event_t *rev);
+void ngx_idempotency_redis_conn_write_handler(ngx_event_t *wev);
 
 /* _greet.c */
 
