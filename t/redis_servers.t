@@ -348,9 +348,9 @@ sub replicas {
 
     is_call(call('k', %durable, msec => 20000), 'OK', 0, '"OK"', 'a replica has it');
     is(scalar(() = call('k', %durable, msec => 20000, n => 100) =~ /^error=0/mg), 100, '... and 100');
-    my $said;
-    until_true { ($said = call('k', %durable, msec => 400, at => 'two')) !~ /no answer in time/ };
-    is_call($said, 'UNACKED', 1, 'reply="OK"', 'there is no second one');
+    my $two;
+    until_true { ($two = call('k', %durable, msec => 400, at => 'two')) !~ /no answer in time/ };
+    is_call($two, 'UNACKED', 1, 'reply="OK"', 'there is no second one');
     is_call(call('k', script => $get, msec => 20000, at => 'two'), 'OK', 0, '"1"', '... which others need not wait for');
     is_call(call('k', script => $get, at => 'replica', msec => 20000), 'AWAY', 0, 'no master, but "slave"',
             'a replica is no master');
