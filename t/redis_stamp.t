@@ -94,8 +94,8 @@ $none->{port} = $port;
 $theirs->kill;
 $none->start;
 ok(greeted($none), 'its address leads to an empty one');
-is($none->command('GET', 'idem:a:stamp'), $stamp, '... which has the stamp before anything else');
-is(at('a', 'six')->{status}, 200, '... and is used');
+is(at('a', 'six')->{status}, 200, '... which is used');
+is($none->command('GET', 'idem:a:stamp'), $stamp, '... and has the stamp');
 
 $n->stop;
 done_testing();
