@@ -178,8 +178,11 @@ for my $how (@ways) {
     is(in_the_end($there, $b, $id), '200 NEW', '... nobody else is in its way for longer') if $there;
     ok(until_true { told(at($a, $id)) eq '200 REPLAYED' }, '... and it is replayed there when that is over');
     is(executions($id), 1, '... executed once');
-    is(told(comes_again($_, "$id-2")), $_ == $b ? '200 NEW' : '200 REPLAYED', '... what was refused is executed')
-        for $b, $a;
+    is(told(comes_again($b, "$id-2")), '200 NEW', '... what was refused is executed');
+
+    # its client may have its answer before the Redis has it
+    ok(until_true { told(at($a, "$id-2")) eq '200 REPLAYED' }, '... and replayed there');
+    is(executions("$id-2"), 1, '... executed once');
 }
 
 

@@ -17,7 +17,6 @@ use File::Temp ();
 use Idempotency;
 use Redis;
 use RedisCaller;
-use Time::HiRes qw(time sleep);
 
 plan(skip_all => 'no tree of headers, as util/build makes it') unless Redis->caller;
 plan(skip_all => 'no redis-server, nor a valkey-server') unless Redis->programs;
@@ -529,7 +528,7 @@ sub sentinels {
     ok(until_true { call('k', script => $set, arg => [2], msec => 2000, durable => 1) =~ /^error=0/ }, '... of the other');
 
     # on purpose, and without a death
-    ok(led_by($r, $replica, @s[1, 2]), 'they are told to change, and do') or diag(map $_->log, @s[1, 2], $r, $replica);
+    ok($r->leads($replica, @s[1, 2]), 'they are told to change, and do') or diag(map $_->log, @s[1, 2], $r, $replica);
     ok(until_true { call('k', script => $get, msec => 2000) =~ /^error=0 .* reply="2"/ }, '... as we do');
     ok(until_true { caller_nginx()->log =~ /is 127\.0\.0\.1:@{[$r->port]}\n(?:.*\n)*.*is 127\.0\.0\.1:@{[$replica->port]}\n(?:.*\n)*.*is 127\.0\.0\.1:@{[$r->port]}\n/ },
        '... as the log says');
@@ -537,7 +536,7 @@ sub sentinels {
     # a master that stands still while another is made: what it is told later is
     # told by nobody who has its answer for true
     my $new = $replica;
-    ok(led_by($r, $replica, @s[1, 2]), 'the other one follows') or diag(map $_->log, @s[1, 2], $r, $replica);
+    ok($r->leads($replica, @s[1, 2]), 'the other one follows') or diag(map $_->log, @s[1, 2], $r, $replica);
     $r->pause;
     ok(until_true { call('z', script => $set, arg => ['new'], msec => 1000) =~ /^error=0/ },
        'the master stands still: there is another');
@@ -554,28 +553,6 @@ sub sentinels {
     is_call(call('z', script => $get, msec => 20000), 'OK', 0, 'reply="new"', '... nothing is lost');
 
     ok(gone(sub { }), 'a worker that has nothing to do exits');
-}
-
-
-# One is the master, and the other one follows, as these sentinels say. On a busy
-# machine they give up, or change by themselves: they are told again.
-
-sub led_by {
-    my ($master, $other, @s) = @_;
-
-    return until_true {
-        my ($there, $to) = map { scalar(($_->info('slave0') // '') =~ /state=online/) } $master, $other;
-        my @said = map { ($_->command('SENTINEL', 'GET-MASTER-ADDR-BY-NAME', 'm') // [])->[1] // '' } @s;
-
-        return 1 if $there && !grep { $_ ne $master->port } @said;
-
-        if ($to && !grep { $_ ne $other->port } @said) {
-            $s[0]->command('SENTINEL', 'FAILOVER', 'm');
-            sleep 1;
-        }
-
-        return 0;
-    } 3 * patience();
 }
 
 

@@ -13,6 +13,8 @@ package Redis;
 #       $r->pause, $r->resume    it stands still
 #       $r->info('field')
 #       my @s = Redis->sentinels($master, 3, name => 'm');      $s->hasten
+#       $r->leads($other, @s)    waits until it is the master of m, and the other one,
+#                                if that lives, its replica, as all of these say
 #       my @n = Redis->cluster(6);          three masters, then their replicas
 #           announced => sub { ... }: of its port another one, that all shall ask
 #       Redis->programs          those that are here
@@ -192,6 +194,38 @@ sub hasten {
     my ($self) = @_;
 
     $self->command(qw(SENTINEL DEBUG INFO-PERIOD 500 PUBLISH-PERIOD 500)) eq 'OK' or die 'SENTINEL DEBUG';
+}
+
+
+# On a busy machine they give up, or change by themselves. While the other one is
+# dead they try again; who is its replica is made the master by telling them, again
+# and again.
+
+sub leads {
+    my ($self, $other, @s) = @_;
+
+    my $follows = sub {
+        my ($to, $who) = @_;
+
+        return ($who->info('role') // '') eq 'slave' && ($to->info('slave0') // '') =~ /state=online/;
+    };
+
+    return until_true {
+        my %said = map { (($_->command(qw(SENTINEL GET-MASTER-ADDR-BY-NAME m)) // [])->[1] // '') => 1 } @s;
+
+        return 0 if keys %said > 1;
+
+        if ($said{$self->port}) {
+            return ($self->info('role') // '') eq 'master' && (!$other->pid || $follows->($self, $other));
+        }
+
+        if ($other->pid && $follows->($other, $self)) {
+            $s[0]->command(qw(SENTINEL FAILOVER m));
+            sleep 1;
+        }
+
+        return 0;
+    } 3 * patience();
 }
 
 
