@@ -58,12 +58,23 @@ ngx_idempotency_elsewhere_meet(ngx_idempotency_shm_t *shm,
                  && (ngx_msec_int_t) (now - rec->as.elsewhere.due)
                     >= NGX_IDEMPOTENCY_ELSEWHERE_ANSWER);
 
-    if (heard || silent) {
+    if (heard) {
         return NGX_DECLINED;
     }
 
     if ((rec->owes & NGX_IDEMPOTENCY_OWES) == 0) {
         rec->as.elsewhere.due = now;
+    }
+
+    if (silent) {
+
+        /* it is asked all the same: the next one may hear it */
+
+        if ((rec->owes & NGX_IDEMPOTENCY_OWES) == 0) {
+            ngx_idempotency_tier_owe(shm, rec);
+        }
+
+        return NGX_DECLINED;
     }
 
     rec->status = NGX_IDEMPOTENCY_LOOKED_FOR;

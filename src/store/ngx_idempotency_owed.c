@@ -26,6 +26,8 @@ static void owed_prepend(ngx_idempotency_tier_sh_t *sh,
     ngx_idempotency_record_t *rec);
 static void owed_untake(ngx_idempotency_shm_t *shm,
     ngx_idempotency_hander_t *hander);
+static ngx_idempotency_record_t *owed_last_taken(
+    ngx_idempotency_tier_sh_t *sh);
 static ngx_uint_t owed_any_again(ngx_idempotency_record_t *rec);
 
 
@@ -131,11 +133,43 @@ ngx_idempotency_owed_next(ngx_idempotency_shm_t *shm)
             sh->last = NULL;
         }
 
+        if (rec == sh->until) {
+            sh->until = owed_last_taken(sh);
+        }
+
         sh->told++;
         ngx_slab_free_locked(shm->shpool, rec);
     }
 
     return NULL;
+}
+
+
+/*
+ * It is told in its order, so that one record says it all: the last of them.
+ * To count those that were told would not do, as one that needs no telling may
+ * leave before others that are being told.
+ */
+
+void
+ngx_idempotency_owed_until(ngx_idempotency_tier_sh_t *sh)
+{
+    sh->until = sh->last ? sh->last : owed_last_taken(sh);
+}
+
+
+static ngx_idempotency_record_t *
+owed_last_taken(ngx_idempotency_tier_sh_t *sh)
+{
+    ngx_idempotency_record_t  *rec;
+
+    rec = sh->hander.taken;
+
+    while (rec && rec->next) {
+        rec = rec->next;
+    }
+
+    return rec;
 }
 
 
@@ -324,9 +358,7 @@ ngx_idempotency_tier_refused(ngx_idempotency_tier_t *tier)
 
     sh->refused = NULL;
 
-    /* others were told meanwhile in its place */
-
-    sh->until = sh->listed;
+    ngx_idempotency_owed_until(sh);
 
     ngx_idempotency_shm_unlock(tier->shm);
 }

@@ -114,8 +114,9 @@ typedef struct {
     ngx_uint_t                      trusted;
     /* nobody else was there since then */
     ngx_msec_t                      alone;
-    /* what is to be told before the filter is filled, or others are let in */
-    uint64_t                        until;
+    /* the last one that is to be told before the filter is filled, or others
+       are let in; NULL: all are that were to be */
+    ngx_idempotency_record_t       *until;
     /* who fills it, or looks for others beside us */
     ngx_idempotency_process_t       watcher;
 } ngx_idempotency_tier_sh_t;
@@ -302,6 +303,10 @@ void ngx_idempotency_owed_aside(ngx_idempotency_shm_t *shm,
 /* ... not held: something was told in vain, and is not told yet */
 
 ngx_uint_t ngx_idempotency_owed_again(ngx_idempotency_shm_t *shm);
+
+/* all that is owed now is to be told before others are let in */
+
+void ngx_idempotency_owed_until(ngx_idempotency_tier_sh_t *sh);
 
 /* who may take something over for this worker, or NULL */
 

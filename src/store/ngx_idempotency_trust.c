@@ -279,7 +279,7 @@ trust_end(ngx_idempotency_tier_t *tier)
 
     trusted = sh->trusted;
     sh->trusted = 0;
-    sh->until = sh->listed;
+    ngx_idempotency_owed_until(sh);
 
     ngx_idempotency_shm_unlock(tier->shm);
 
@@ -287,12 +287,12 @@ trust_end(ngx_idempotency_tier_t *tier)
 }
 
 
-/* all that was owed then; what there is no room for is counted out of turn */
+/* all that was owed then, and what there was no room for */
 
 static ngx_uint_t
 trust_told(ngx_idempotency_tier_sh_t *sh)
 {
-    return sh->told >= sh->until && sh->refused == NULL;
+    return sh->until == NULL && sh->refused == NULL;
 }
 
 
@@ -383,7 +383,7 @@ trust_fill(ngx_idempotency_tier_t *tier)
     }
 
     ngx_idempotency_filter_fill(&sh->filter);
-    sh->until = sh->listed;
+    ngx_idempotency_owed_until(sh);
 
     ngx_idempotency_shm_unlock(shm);
 

@@ -389,7 +389,10 @@ stale(void)
     says = NGX_IDEMPOTENCY_OK;
 
     check_equal(shm.sh->tier.trusted, 0);
-    check_equal(shm.sh->tier.until, 2);
+    /* the release of its own is told last */
+
+    check(shm.sh->tier.until != NULL
+          && shm.sh->tier.until->token[0] == 'a');
 
     rec = ngx_idempotency_record_current(&shm, claims[0].op.token,
                                          ngx_current_msec);

@@ -54,6 +54,8 @@ typedef struct {
     uint64_t      instance;
     uint64_t      fence;
     size_t        size;
+    /* pending: it was in doubt before, and is so again if it is released */
+    ngx_uint_t    taken;
 } state_t;
 
 
@@ -177,6 +179,7 @@ becomes(ngx_uint_t token, ngx_int_t outcome, uint64_t fence, size_t size)
     state->instance = file.start.instance;
     state->fence = fence;
     state->size = size;
+    state->taken = 0;
 
     h->n++;
 
@@ -464,7 +467,7 @@ some_item(ngx_idempotency_item_t *item, ngx_uint_t token)
     if (!own) {
         file_item(item, ASK, token, fence);
         item->retry = 1;
-        (void) becomes(token, PENDING, fence, 0);
+        becomes(token, PENDING, fence, 0)->taken = 1;
         return NGX_IDEMPOTENCY_CLAIMED;
     }
 
@@ -472,7 +475,14 @@ some_item(ngx_idempotency_item_t *item, ngx_uint_t token)
 
     case 0:
         file_item(item, RELEASE, token, state->fence);
-        (void) becomes(token, ABSENT, 0, 0);
+
+        if (state->taken) {
+            (void) becomes(token, IN_DOUBT, state->fence, 0);
+
+        } else {
+            (void) becomes(token, ABSENT, 0, 0);
+        }
+
         return NGX_IDEMPOTENCY_OK;
 
     case 1:

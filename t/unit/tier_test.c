@@ -40,6 +40,8 @@ typedef struct {
     ngx_int_t                  owner;
     ngx_msec_t                 claimed;
     ngx_msec_t                 until;
+    /* in doubt: perhaps no longer than this */
+    ngx_msec_t                 least;
     ngx_uint_t                 executed;
     /* its owner has stood still */
     ngx_uint_t                 stood;
@@ -195,7 +197,8 @@ commit(worker_t *w)
 
     if (!crammed) {
         batch->rc = ngx_idempotency_db_commit(group_of(w)->db, batch->items,
-                                              batch->n, batch->now);
+                                              batch->n,
+                                              backing_now(&w->tier));
 
         check_equal(batch->rc, NGX_OK);
         return;
@@ -206,7 +209,7 @@ commit(worker_t *w)
                     ? NGX_OK
                     : ngx_idempotency_db_commit(group_of(w)->db,
                                                 &batch->items[i], 1,
-                                                batch->now);
+                                                backing_now(&w->tier));
         check_equal(batch->rc, NGX_OK);
     }
 }
@@ -464,9 +467,13 @@ owner_gone(actor_t *a)
 
         /* it may have stood still before, and somebody noticed */
 
+        t->least = ngx_min(t->claimed + LEASE, ngx_current_msec) + WINDOW;
+
         if (a->act == OWNS) {
-            t->until = ngx_min(t->claimed + LEASE, ngx_current_msec) + WINDOW;
+            t->until = t->least;
         }
+
+        t->least = ngx_min(t->least, t->until);
     }
 
     ngx_idempotency_shm_dequeue(&a->claim.op);
@@ -715,9 +722,10 @@ comes(actor_t *a, ngx_uint_t worker, ngx_uint_t token, ngx_uint_t waits)
 static void
 claimed(actor_t *a)
 {
-    truth_t     *t;
-    ngx_int_t    since;
-    ngx_uint_t   bound;
+    truth_t                   *t;
+    ngx_int_t                  since;
+    ngx_uint_t                 bound;
+    ngx_idempotency_record_t  *rec;
 
     t = &truths[a->token];
     since = (ngx_int_t) (ngx_current_msec - t->claimed);
@@ -733,7 +741,7 @@ claimed(actor_t *a)
         break;
 
     case DOUBT:
-        bound = ((ngx_int_t) (ngx_current_msec - t->until) < 0);
+        bound = ((ngx_int_t) (ngx_current_msec - t->least) < 0);
         check(a->claim.retry || !bound);
         a->taken = bound;
         doubts++;
@@ -752,8 +760,13 @@ claimed(actor_t *a)
     t->state = PENDING;
     t->stood = 0;
     t->owner = a - actors;
-    t->claimed = ngx_current_msec;
     t->executed++;
+
+    /* its lease runs from when it was granted, which it may hear of later */
+
+    rec = ngx_idempotency_record_current(&workers[a->worker].shm,
+                                         a->claim.op.token, ngx_current_msec);
+    t->claimed = rec->recorded;
 
     a->act = OWNS;
 }
@@ -911,6 +924,7 @@ ends(actor_t *a, ngx_uint_t releases)
 
         t->state = !releases ? DONE : a->taken ? DOUBT : FRESH;
         t->until = ngx_current_msec + WINDOW;
+        t->least = t->until;
 
         if (releases) {
             t->owner = -1;
@@ -927,6 +941,7 @@ ends(actor_t *a, ngx_uint_t releases)
             /* from when somebody noticed, which is before now */
 
             t->until = t->claimed + LEASE + WINDOW;
+            t->least = t->until;
         }
 
         break;
@@ -1212,6 +1227,15 @@ round_of(ngx_uint_t quiet)
 }
 
 
+static ngx_uint_t
+is_pending(actor_t *a)
+{
+    return a->act == IDLE
+           && a->claim.op.result == NGX_IDEMPOTENCY_BOUND
+           && a->claim.found.outcome == NGX_IDEMPOTENCY_PENDING;
+}
+
+
 /* once nothing goes wrong any more, nobody waits, and each token has its
    answer in each instance */
 
@@ -1266,14 +1290,20 @@ settle(void)
 
         ask(a);
 
-        for (n = 0; n < 200 && a->act == WAITS; n++) {
+        /* what was so before the file failed is so no more: whoever comes again
+           is told that */
+
+        for (n = 0; n < 200 && (a->act == WAITS || is_pending(a)); n++) {
             round_of(1);
+
+            if (is_pending(a)) {
+                ask(a);
+            }
         }
 
         check(a->act == OWNS
-              || (a->act == IDLE
-                  && a->claim.op.result == NGX_IDEMPOTENCY_BOUND
-                  && a->claim.found.outcome != NGX_IDEMPOTENCY_PENDING));
+              || (a->act == IDLE && !is_pending(a)
+                  && a->claim.op.result == NGX_IDEMPOTENCY_BOUND));
 
         if (a->act == OWNS) {
             ends(a, 0);
@@ -1655,6 +1685,57 @@ filled_no_room(void)
 }
 
 
+/* ... or while a claim is being told: what was given up behind it leaves the
+   list before it, and tells nothing of that */
+
+static void
+filled_too_soon(void)
+{
+    ngx_uint_t  i;
+
+    life_begins(1, 0, 1);
+
+    comes(&actors[0], 0, 1, 1);
+    comes(&actors[1], 0, 2, 1);
+    comes(&actors[2], 0, 3, 1);
+    leaves(&actors[2]);
+
+    looks(0);
+    check_equal(lonely, 0);
+    check(!shared_of(0)->trusted);
+
+    comes(&actors[3], 0, 4, 1);
+    leaves(&actors[3]);
+
+    /* the first is told, the second is on its way */
+
+    check(tells(0));
+    hear(0);
+    check_equal(actors[0].act, OWNS);
+    looks(0);
+    looks(0);
+    check(!shared_of(0)->trusted);
+
+    for (i = 0; i < 10; i++) {
+        tells_all(0);
+        looks(0);
+    }
+
+    check(shared_of(0)->trusted);
+    check_equal(actors[1].act, OWNS);
+
+    ends(&actors[1], 0);
+    tells_all(0);
+    memory_is_short(&workers[0].shm);
+
+    comes(&actors[2], 0, 2, 1);
+    tells_all(0);
+    check(actors[2].act != OWNS);
+
+    life_ends();
+}
+
+
 /* what was told to be in doubt another instance may have taken over */
 
 static void
@@ -1702,6 +1783,7 @@ static unit_case_t  cases[] = {
     { "others are let in when there was room for all claims", told_no_room },
     { "a filter is filled when there was room for all claims",
       filled_no_room },
+    { "a filter filled while a claim is being told", filled_too_soon },
     { "what another one took over is its own, even if it has gone",
       came_and_went },
     { "two instances, a file that forgets nothing, kill -9", strict_and_killed },

@@ -561,8 +561,10 @@ file_hand_thread(void *data, ngx_log_t *log)
         return;
     }
 
+    /* it may have waited: a doubt begins now, not when it was asked for */
+
     batch->rc = ngx_idempotency_db_commit(file->hand.db, batch->items,
-                                          batch->n, batch->now);
+                                          batch->n, file_now(&file->tier));
 
     ngx_idempotency_owners_commit_unlock(file->hand.lock);
 
