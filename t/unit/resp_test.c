@@ -119,7 +119,7 @@ print(u_char *p, ngx_idempotency_redis_reply_t *reply)
         return ngx_sprintf(p, "-%V", &reply->str);
 
     case NGX_IDEMPOTENCY_REDIS_INTEGER:
-        return ngx_sprintf(p, "%L", reply->integer);
+        return p + sprintf((char *) p, "%lld", (long long) reply->integer);
 
     case NGX_IDEMPOTENCY_REDIS_NIL:
         return ngx_sprintf(p, "nil");

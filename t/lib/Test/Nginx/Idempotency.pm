@@ -346,6 +346,12 @@ sub check_log {
 
     my @wanted = patterns(scalar $block->error_log);
 
+    # a file behind each zone is made for each block, and nginx warns of that
+    my @unwanted = map { $_ eq '[warn]' ? qr/\[warn\](?!.* the state file .* was made)/ : $_ }
+                   patterns(scalar $block->no_error_log);
+
+    $block->set_value(no_error_log => \@unwanted) if @unwanted;
+
     until_true {
         my @lines = lines_of($error_log, $from);
         !grep { my $p = $_; !grep { matches($_, $p) } @lines } @wanted;
