@@ -1772,6 +1772,7 @@ came_and_went(void)
     tells_all(0);
 
     check_equal(actors[2].claim.op.result, NGX_IDEMPOTENCY_BOUND);
+    check_equal(actors[2].claim.found.outcome, NGX_IDEMPOTENCY_DONE);
 
     life_ends();
 }
