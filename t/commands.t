@@ -1,8 +1,8 @@
 #!/usr/bin/perl
 
 # What the commands in util/ share, where it can break: that an error ends them
-# wherever it happens, that they say what failed and why, and which tests are
-# quick.
+# wherever it happens, that they say what failed and why, how the module is
+# compiled, and which tests are quick.
 
 use strict;
 use warnings;
@@ -109,6 +109,33 @@ SKIP: {
                                             free_ports 1; echo \"port \$first_port\"");
 
     like($out, qr/^port \d+$/m, 'a free port, where PERL5LIB may not be read');
+}
+
+
+# --- the module is compiled as nginx was ------------------------------------------
+
+{
+    my $nginx = $ENV{TEST_NGINX_BINARY} || 'nginx';
+    my $module = Idempotency::module_path();
+    my $flags = `$nginx -V 2>&1`;
+    my $elf = -f $module ? (run('readelf', '-Wdls', '--dyn-syms', $module))[1] : '';
+
+    my @hardening = (
+        [qr/-fstack-protector/, qr/\b__stack_chk_fail\b/, 'stack protector'],
+        [qr/-D_FORTIFY_SOURCE=[1-3]/, qr/\b__\w+_chk\b/, '_FORTIFY_SOURCE'],
+        [qr/-z,? ?relro/, qr/\bGNU_RELRO\b/, 'relocations are read-only'],
+        [qr/-z,? ?now/, qr/\bBIND_NOW\b/, '... all of them'],
+    );
+
+    for my $h (@hardening) {
+        my ($flag, $mark, $name) = @$h;
+
+        SKIP: {
+            skip 'the module is in the nginx', 1 if $elf eq '';
+            skip "nginx itself was built without: $name", 1 if $flags !~ $flag;
+            like($elf, $mark, "nginx's hardening: $name");
+        }
+    }
 }
 
 
