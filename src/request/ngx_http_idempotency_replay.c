@@ -9,7 +9,8 @@
 
 
 static ngx_int_t replay_send(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
+    ngx_http_idempotency_ctx_t *ctx,
+    ngx_http_idempotency_response_t *response);
 
 
 /*
@@ -21,17 +22,29 @@ ngx_int_t
 ngx_http_idempotency_replay(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
-    void                           **loc_conf;
-    ngx_idempotency_found_t         *found;
-    ngx_http_idempotency_origin_t    origin;
+    void                             **loc_conf;
+    ngx_idempotency_found_t           *found;
+    ngx_http_idempotency_response_t    response;
 
     found = &ctx->claim.found;
     loc_conf = NULL;
 
-    if (ngx_http_idempotency_response_origin(&found->response, &origin)
-        == NGX_OK)
+    if (ngx_http_idempotency_response_decode(&found->response,
+                                             r->method == NGX_HTTP_HEAD,
+                                             &response)
+        != NGX_OK
+        || response.status != found->status)
     {
-        loc_conf = ngx_http_idempotency_origin_find(r, &origin);
+        ngx_log_error(NGX_LOG_ALERT, r->connection->log, 0,
+                      "idempotency: a recorded response is none that this "
+                      "module has written, and is not sent");
+
+        return ngx_http_idempotency_refuse(r, ctx,
+                                         NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT);
+    }
+
+    if (response.elsewhere) {
+        loc_conf = ngx_http_idempotency_origin_find(r, &response.origin);
 
         if (loc_conf == NULL) {
             if (ngx_http_idempotency_log_admits(r->connection->log,
@@ -41,7 +54,7 @@ ngx_http_idempotency_replay(ngx_http_request_t *r,
                 ngx_log_error(ctx->conf->log_level, r->connection->log, 0,
                               "idempotency: the location of a recorded "
                               "response no longer exists: \"%V\"",
-                              &origin.uri);
+                              &response.origin.uri);
             }
 
             return ngx_http_idempotency_refuse(r, ctx,
@@ -60,19 +73,19 @@ ngx_http_idempotency_replay(ngx_http_request_t *r,
     }
 
     if (loc_conf) {
-        ngx_http_idempotency_origin_enter(r, &origin, loc_conf);
+        ngx_http_idempotency_origin_enter(r, &response.origin, loc_conf);
     }
 
-    ngx_http_finalize_request(r, replay_send(r, ctx));
+    ngx_http_finalize_request(r, replay_send(r, ctx, &response));
 
     return NGX_DONE;
 }
 
 
 static ngx_int_t
-replay_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+replay_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_http_idempotency_response_t *response)
 {
-    ngx_str_t   body;
     ngx_uint_t  cookies;
 
     static ngx_str_t  name = ngx_string("Idempotent-Replayed");
@@ -84,25 +97,21 @@ replay_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
                    && ngx_http_idempotency_identified(ctx)
                    && !ctx->claim.found.anonymous));
 
-    body = ctx->claim.found.response;
-
     ngx_log_debug2(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
                    "idempotency replay: size:%uz, cookies:%ui",
-                   body.len, cookies);
+                   response->body.len, cookies);
 
-    if (ngx_http_idempotency_response_restore(r, &body, cookies) != NGX_OK
+    if (ngx_http_idempotency_response_restore(r, response, cookies) != NGX_OK
         || ngx_http_idempotency_header_push(r, &r->headers_out.headers, &name,
                                             &value)
            == NULL)
     {
-        ngx_log_error(NGX_LOG_ALERT, r->connection->log, 0,
-                      "idempotency: a recorded response cannot be restored");
-
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
     ngx_idempotency_stats_add(ctx->conf->store->counters->replayed_bytes,
-                              body.len);
+                              response->body.len);
 
-    return ngx_http_idempotency_send(r, body.data, body.len, 1);
+    return ngx_http_idempotency_send(r, response->body.data,
+                                     response->body.len, 1);
 }

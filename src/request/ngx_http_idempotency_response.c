@@ -2,7 +2,13 @@
 /*
  * The encoding of a response's header block and trailers.  Numbers are of
  * variable length, the low bits first; strings stand behind their length; a
- * list of lines ends with a zero.  Decoding trusts nothing that it reads.
+ * list of lines ends with a zero.
+ *
+ * What is decoded may have been in a store that somebody else can write to, and
+ * nginx's filters trust what they find in headers_out: a length that is not the
+ * body's makes them send the memory behind it.  So all of it is checked, each
+ * part against the others, before anything is restored; and what would not pass
+ * is not encoded.
  */
 
 
@@ -33,6 +39,13 @@ typedef enum {
     response_elsewhere = 0x20
 } response_flag_e;
 
+#define NGX_HTTP_IDEMPOTENCY_FLAGS  0x3f
+
+
+/* the end of the year 9999: a later one has no place in a header line */
+
+#define NGX_HTTP_IDEMPOTENCY_MODIFIED_MAX  253402300799ULL
+
 
 /* of another location's URI */
 
@@ -40,6 +53,8 @@ typedef enum {
     response_origin_internal = 0x01,
     response_origin_get = 0x02
 } response_origin_flag_e;
+
+#define NGX_HTTP_IDEMPOTENCY_ORIGIN_FLAGS  0x03
 
 
 typedef struct {
@@ -54,8 +69,18 @@ static u_char *response_lines(u_char *p, ngx_http_request_t *r,
 static ngx_uint_t response_hidden(ngx_str_t *name, ngx_array_t *hide);
 static ngx_int_t response_get_origin(response_reader_t *rd,
     ngx_http_idempotency_origin_t *origin);
+static ngx_int_t response_get_lines(response_reader_t *rd,
+    ngx_uint_t trailers, ngx_str_t *lines, off_t *length);
+static ngx_int_t response_get_line(response_reader_t *rd, ngx_uint_t *slot,
+    ngx_str_t *name, ngx_str_t *value);
+static ngx_uint_t response_line_is_good(ngx_str_t *name, ngx_str_t *value);
+static ngx_uint_t response_text_is_good(ngx_str_t *s);
+static ngx_uint_t response_status_is_good(ngx_uint_t status,
+    ngx_str_t *line);
+static ngx_uint_t response_length_is_good(
+    ngx_http_idempotency_response_t *response, ngx_uint_t head, off_t line);
 static ngx_int_t response_restore_lines(ngx_http_request_t *r,
-    response_reader_t *rd, ngx_list_t *list, ngx_uint_t cookies);
+    ngx_str_t *lines, ngx_list_t *list, ngx_uint_t cookies);
 static u_char *response_number(u_char *p, uint64_t n);
 static u_char *response_string(u_char *p, ngx_str_t *s);
 static ngx_int_t response_get_number(response_reader_t *rd, uint64_t *n);
@@ -97,6 +122,14 @@ ngx_http_idempotency_response_header(ngx_http_request_t *r, ngx_array_t *hide,
     out = &r->headers_out;
 
     charset = out->override_charset ? *out->override_charset : none;
+
+    if (!response_status_is_good(out->status, &out->status_line)
+        || !response_text_is_good(&out->content_type)
+        || !response_text_is_good(&out->charset)
+        || !response_text_is_good(&charset))
+    {
+        return NULL;
+    }
 
     len = NGX_HTTP_IDEMPOTENCY_FIXED_LEN
           + out->status_line.len + out->content_type.len + out->charset.len
@@ -148,7 +181,7 @@ ngx_http_idempotency_response_header(ngx_http_request_t *r, ngx_array_t *hide,
 
     b->last = response_lines(p, r, &out->headers, hide);
 
-    return b;
+    return b->last ? b : NULL;
 }
 
 
@@ -165,7 +198,7 @@ ngx_http_idempotency_response_trailers(ngx_http_request_t *r)
 
     b->last = response_lines(b->pos, r, &r->headers_out.trailers, NULL);
 
-    return b;
+    return b->last ? b : NULL;
 }
 
 
@@ -192,6 +225,8 @@ response_lines_len(ngx_list_t *list)
 }
 
 
+/* NULL: one of them could not be sent twice */
+
 static u_char *
 response_lines(u_char *p, ngx_http_request_t *r, ngx_list_t *list,
     ngx_array_t *hide)
@@ -207,6 +242,10 @@ response_lines(u_char *p, ngx_http_request_t *r, ngx_list_t *list,
 
             if (h[i].hash == 0 || response_hidden(&h[i].key, hide)) {
                 continue;
+            }
+
+            if (!response_line_is_good(&h[i].key, &h[i].value)) {
+                return NULL;
             }
 
             *p++ = (u_char) ngx_http_idempotency_slot(&r->headers_out, &h[i]);
@@ -254,22 +293,83 @@ response_hidden(ngx_str_t *name, ngx_array_t *hide)
 
 
 ngx_int_t
-ngx_http_idempotency_response_origin(ngx_str_t *bytes,
-    ngx_http_idempotency_origin_t *origin)
+ngx_http_idempotency_response_decode(ngx_str_t *bytes, ngx_uint_t head,
+    ngx_http_idempotency_response_t *response)
 {
+    off_t              line;
+    u_char             flags;
+    uint64_t           status, type_len, length, modified;
     response_reader_t  rd;
 
-    if (bytes->len < 2
-        || bytes->data[0] != NGX_HTTP_IDEMPOTENCY_RESPONSE_VERSION
-        || (bytes->data[1] & response_elsewhere) == 0)
-    {
-        return NGX_DECLINED;
-    }
+    ngx_memzero(response, sizeof(ngx_http_idempotency_response_t));
 
-    rd.pos = bytes->data + 2;
+    rd.pos = bytes->data;
     rd.last = bytes->data + bytes->len;
 
-    return response_get_origin(&rd, origin);
+    if (bytes->len < 2 || *rd.pos++ != NGX_HTTP_IDEMPOTENCY_RESPONSE_VERSION) {
+        return NGX_ERROR;
+    }
+
+    flags = *rd.pos++;
+    line = -1;
+
+    if (flags & ~NGX_HTTP_IDEMPOTENCY_FLAGS) {
+        return NGX_ERROR;
+    }
+
+    response->allow_ranges = (flags & response_allow_ranges) ? 1 : 0;
+    response->single_range = (flags & response_single_range) ? 1 : 0;
+    response->disable_not_modified =
+                              (flags & response_disable_not_modified) ? 1 : 0;
+    response->expect_trailers = (flags & response_expect_trailers) ? 1 : 0;
+    response->override = (flags & response_override_charset) ? 1 : 0;
+    response->elsewhere = (flags & response_elsewhere) ? 1 : 0;
+
+    if (response->elsewhere
+        && response_get_origin(&rd, &response->origin) != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    if (response_get_number(&rd, &status) != NGX_OK
+        || response_get_string(&rd, &response->status_line) != NGX_OK
+        || response_get_string(&rd, &response->content_type) != NGX_OK
+        || response_get_number(&rd, &type_len) != NGX_OK
+        || response_get_string(&rd, &response->charset) != NGX_OK
+        || response_get_string(&rd, &response->override_charset) != NGX_OK
+        || response_get_number(&rd, &length) != NGX_OK
+        || response_get_number(&rd, &modified) != NGX_OK
+        || response_get_number(&rd, &response->suppressed) != NGX_OK
+        || response_get_lines(&rd, 0, &response->headers, &line) != NGX_OK
+        || response_get_lines(&rd, 1, &response->trailers, &line) != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    if (status >= NGX_HTTP_IDEMPOTENCY_STATUSES
+        || !response_status_is_good((ngx_uint_t) status,
+                                    &response->status_line)
+        || !response_text_is_good(&response->content_type)
+        || type_len > response->content_type.len
+        || !response_text_is_good(&response->charset)
+        || !response_text_is_good(&response->override_charset)
+        || (response->override_charset.len && !response->override)
+        || length > (uint64_t) NGX_MAX_OFF_T_VALUE
+        || modified > NGX_HTTP_IDEMPOTENCY_MODIFIED_MAX + 1
+        || !ngx_http_idempotency_slots_known(response->suppressed))
+    {
+        return NGX_ERROR;
+    }
+
+    response->status = (ngx_uint_t) status;
+    response->content_type_len = (size_t) type_len;
+    response->content_length = (off_t) length - 1;
+    response->last_modified = (time_t) modified - 1;
+
+    response->body.data = rd.pos;
+    response->body.len = rd.last - rd.pos;
+
+    return response_length_is_good(response, head, line) ? NGX_OK : NGX_ERROR;
 }
 
 
@@ -291,7 +391,8 @@ response_get_origin(response_reader_t *rd,
     origin->internal = (flags & response_origin_internal) ? 1 : 0;
     origin->get = (flags & response_origin_get) ? 1 : 0;
 
-    if (response_get_string(rd, &origin->uri) != NGX_OK
+    if ((flags & ~NGX_HTTP_IDEMPOTENCY_ORIGIN_FLAGS)
+        || response_get_string(rd, &origin->uri) != NGX_OK
         || response_get_string(rd, &origin->args) != NGX_OK)
     {
         return NGX_ERROR;
@@ -301,115 +402,227 @@ response_get_origin(response_reader_t *rd,
 }
 
 
-ngx_int_t
-ngx_http_idempotency_response_restore(ngx_http_request_t *r, ngx_str_t *bytes,
-    ngx_uint_t cookies)
+/* a line that tells the length, of which there may be several, is found on the
+   way */
+
+static ngx_int_t
+response_get_lines(response_reader_t *rd, ngx_uint_t trailers,
+    ngx_str_t *lines, off_t *length)
 {
-    u_char                          flags;
-    uint64_t                        status, type_len, length, modified;
-    uint64_t                        suppressed;
-    ngx_str_t                       charset;
-    response_reader_t               rd;
-    ngx_http_headers_out_t         *out;
-    ngx_http_idempotency_origin_t   origin;
+    off_t       n;
+    ngx_int_t   rc;
+    ngx_str_t   name, value;
+    ngx_uint_t  slot;
 
-    rd.pos = bytes->data;
-    rd.last = bytes->data + bytes->len;
+    lines->data = rd->pos;
 
-    if (bytes->len < 2 || *rd.pos++ != NGX_HTTP_IDEMPOTENCY_RESPONSE_VERSION) {
+    for ( ;; ) {
+        rc = response_get_line(rd, &slot, &name, &value);
+
+        if (rc == NGX_DONE) {
+            lines->len = rd->pos - lines->data;
+            return NGX_OK;
+        }
+
+        if (rc != NGX_OK
+            || !response_line_is_good(&name, &value)
+            || response_hidden(&name, NULL)
+            || !ngx_http_idempotency_slot_is(slot, &name)
+            || (trailers && slot != 1))
+        {
+            return NGX_ERROR;
+        }
+
+        if (trailers
+            || name.len != 14
+            || ngx_strncasecmp(name.data, (u_char *) "content-length", 14)
+               != 0)
+        {
+            continue;
+        }
+
+        n = ngx_atoof(value.data, value.len);
+
+        if (n == NGX_ERROR || (*length != -1 && n != *length)) {
+            return NGX_ERROR;
+        }
+
+        *length = n;
+    }
+}
+
+
+/* NGX_DONE: there is no other */
+
+static ngx_int_t
+response_get_line(response_reader_t *rd, ngx_uint_t *slot, ngx_str_t *name,
+    ngx_str_t *value)
+{
+    if (rd->pos == rd->last) {
         return NGX_ERROR;
     }
 
-    flags = *rd.pos++;
+    *slot = *rd->pos++;
+
+    if (*slot == 0) {
+        return NGX_DONE;
+    }
+
+    if (response_get_string(rd, name) != NGX_OK
+        || response_get_string(rd, value) != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return NGX_OK;
+}
+
+
+static ngx_uint_t
+response_line_is_good(ngx_str_t *name, ngx_str_t *value)
+{
+    u_char  c;
+    size_t  i;
+
+    for (i = 0; i < name->len; i++) {
+        c = name->data[i];
+
+        if (c <= ' ' || c == 0x7f || c == ':') {
+            return 0;
+        }
+    }
+
+    return name->len && response_text_is_good(value);
+}
+
+
+static ngx_uint_t
+response_text_is_good(ngx_str_t *s)
+{
+    size_t  i;
+
+    for (i = 0; i < s->len; i++) {
+        if (s->data[i] == CR || s->data[i] == LF || s->data[i] == '\0') {
+            return 0;
+        }
+    }
+
+    return 1;
+}
+
+
+/* the line is what a client reads, the number what all else goes by */
+
+static ngx_uint_t
+response_status_is_good(ngx_uint_t status, ngx_str_t *line)
+{
+    if (status < 200 || status >= 600) {
+        return 0;
+    }
+
+    if (line->len == 0) {
+        return 1;
+    }
+
+    return line->len >= 3
+           && ngx_atoi(line->data, 3) == (ngx_int_t) status
+           && (line->len == 3 || line->data[3] == ' ')
+           && response_text_is_good(line);
+}
+
+
+/* `line`: what a line of the header block says, or -1 */
+
+static ngx_uint_t
+response_length_is_good(ngx_http_idempotency_response_t *response,
+    ngx_uint_t head, off_t line)
+{
+    off_t  size;
+
+    size = (off_t) response->body.len;
+
+    if (head
+        || response->status == NGX_HTTP_NO_CONTENT
+        || response->status == NGX_HTTP_NOT_MODIFIED)
+    {
+        return size == 0;
+    }
+
+    return (response->content_length == -1 || response->content_length == size)
+           && (line == -1 || line == size);
+}
+
+
+ngx_int_t
+ngx_http_idempotency_response_restore(ngx_http_request_t *r,
+    ngx_http_idempotency_response_t *response, ngx_uint_t cookies)
+{
+    ngx_http_headers_out_t  *out;
+
     out = &r->headers_out;
 
-    if ((flags & response_elsewhere)
-        && response_get_origin(&rd, &origin) != NGX_OK)
-    {
-        return NGX_ERROR;
-    }
-
-    if (response_get_number(&rd, &status) != NGX_OK
-        || response_get_string(&rd, &out->status_line) != NGX_OK
-        || response_get_string(&rd, &out->content_type) != NGX_OK
-        || response_get_number(&rd, &type_len) != NGX_OK
-        || response_get_string(&rd, &out->charset) != NGX_OK
-        || response_get_string(&rd, &charset) != NGX_OK
-        || response_get_number(&rd, &length) != NGX_OK
-        || response_get_number(&rd, &modified) != NGX_OK
-        || response_get_number(&rd, &suppressed) != NGX_OK
-        || response_restore_lines(r, &rd, &out->headers, cookies) != NGX_OK
-        || response_restore_lines(r, &rd, &out->trailers, cookies) != NGX_OK
-        || status < 200 || status >= NGX_HTTP_IDEMPOTENCY_STATUSES
-        || type_len > out->content_type.len
-        || ngx_http_idempotency_slots_suppress(r, suppressed) != NGX_OK)
-    {
-        return NGX_ERROR;
-    }
-
-    out->status = (ngx_uint_t) status;
-    out->content_type_len = (size_t) type_len;
+    out->status = response->status;
+    out->status_line = response->status_line;
+    out->content_type = response->content_type;
+    out->content_type_len = response->content_type_len;
     out->content_type_lowcase = NULL;
     out->content_type_hash = 0;
-    out->content_length_n = (off_t) (length - 1);
-    out->last_modified_time = (time_t) (modified - 1);
+    out->charset = response->charset;
+    out->content_length_n = response->content_length;
+    out->last_modified_time = response->last_modified;
 
-    if (flags & response_override_charset) {
+    if (response->override) {
 
         out->override_charset = ngx_palloc(r->pool, sizeof(ngx_str_t));
         if (out->override_charset == NULL) {
             return NGX_ERROR;
         }
 
-        *out->override_charset = charset;
+        *out->override_charset = response->override_charset;
     }
 
-    r->allow_ranges = (flags & response_allow_ranges) ? 1 : 0;
-    r->single_range = (flags & response_single_range) ? 1 : 0;
-    r->disable_not_modified = (flags & response_disable_not_modified) ? 1 : 0;
-    r->expect_trailers = (flags & response_expect_trailers) ? 1 : 0;
+    if (response_restore_lines(r, &response->headers, &out->headers, cookies)
+        != NGX_OK
+        || response_restore_lines(r, &response->trailers, &out->trailers,
+                                  cookies)
+           != NGX_OK
+        || ngx_http_idempotency_slots_suppress(r, response->suppressed)
+           != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
 
-    bytes->len = rd.last - rd.pos;
-    bytes->data = rd.pos;
+    r->allow_ranges = response->allow_ranges;
+    r->single_range = response->single_range;
+    r->disable_not_modified = response->disable_not_modified;
+    r->expect_trailers = response->expect_trailers;
 
     return NGX_OK;
 }
 
 
 static ngx_int_t
-response_restore_lines(ngx_http_request_t *r, response_reader_t *rd,
+response_restore_lines(ngx_http_request_t *r, ngx_str_t *lines,
     ngx_list_t *list, ngx_uint_t cookies)
 {
-    ngx_str_t         key, value;
-    ngx_uint_t        slot;
-    ngx_table_elt_t  *h;
+    ngx_str_t           name, value;
+    ngx_uint_t          slot;
+    ngx_table_elt_t    *h;
+    response_reader_t   rd;
 
-    for ( ;; ) {
+    rd.pos = lines->data;
+    rd.last = lines->data + lines->len;
 
-        if (rd->pos == rd->last) {
-            return NGX_ERROR;
-        }
-
-        slot = *rd->pos++;
-
-        if (slot == 0) {
-            return NGX_OK;
-        }
-
-        if (response_get_string(rd, &key) != NGX_OK
-            || response_get_string(rd, &value) != NGX_OK)
-        {
-            return NGX_ERROR;
-        }
+    while (response_get_line(&rd, &slot, &name, &value) == NGX_OK) {
 
         if (!cookies
-            && key.len == 10
-            && ngx_strncasecmp(key.data, (u_char *) "set-cookie", 10) == 0)
+            && name.len == 10
+            && ngx_strncasecmp(name.data, (u_char *) "set-cookie", 10) == 0)
         {
             continue;
         }
 
-        h = ngx_http_idempotency_header_push(r, list, &key, &value);
+        h = ngx_http_idempotency_header_push(r, list, &name, &value);
         if (h == NULL) {
             return NGX_ERROR;
         }
@@ -418,6 +631,8 @@ response_restore_lines(ngx_http_request_t *r, response_reader_t *rd,
             return NGX_ERROR;
         }
     }
+
+    return NGX_OK;
 }
 
 
@@ -455,6 +670,10 @@ response_get_number(response_reader_t *rd, uint64_t *n)
     for (shift = 0; rd->pos < rd->last && shift < 64; shift += 7) {
         c = *rd->pos++;
         *n |= (uint64_t) (c & 0x7f) << shift;
+
+        if (shift == 63 && c > 1) {
+            return NGX_ERROR;
+        }
 
         if (c < 0x80) {
             return NGX_OK;

@@ -26,19 +26,53 @@ typedef struct {
 } ngx_http_idempotency_origin_t;
 
 
+/* one that is decoded: strings are where the bytes are */
+
+typedef struct {
+    /* if it was made elsewhere than where the claim was */
+    ngx_http_idempotency_origin_t  origin;
+
+    ngx_uint_t                 status;
+    ngx_str_t                  status_line;
+    ngx_str_t                  content_type;
+    size_t                     content_type_len;
+    ngx_str_t                  charset;
+    ngx_str_t                  override_charset;
+    off_t                      content_length;
+    time_t                     last_modified;
+    uint64_t                   suppressed;
+
+    /* lines, encoded */
+    ngx_str_t                  headers;
+    ngx_str_t                  trailers;
+
+    ngx_str_t                  body;
+
+    unsigned                   allow_ranges:1;
+    unsigned                   single_range:1;
+    unsigned                   disable_not_modified:1;
+    unsigned                   expect_trailers:1;
+    unsigned                   override:1;
+    unsigned                   elsewhere:1;
+} ngx_http_idempotency_response_t;
+
+
+/* NULL: it can't be kept */
+
 ngx_buf_t *ngx_http_idempotency_response_header(ngx_http_request_t *r,
     ngx_array_t *hide, ngx_http_idempotency_origin_t *origin);
 ngx_buf_t *ngx_http_idempotency_response_trailers(ngx_http_request_t *r);
 
-/* NGX_DECLINED: it was made where the claim was */
+/* NGX_ERROR: no response that we have recorded is like that.  head: it is of a
+   HEAD request */
 
-ngx_int_t ngx_http_idempotency_response_origin(ngx_str_t *bytes,
-    ngx_http_idempotency_origin_t *origin);
+ngx_int_t ngx_http_idempotency_response_decode(ngx_str_t *bytes,
+    ngx_uint_t head, ngx_http_idempotency_response_t *response);
 
-/* restores headers_out; what is left of the bytes is the body */
+/* into headers_out; what was decoded fails for want of memory alone */
 
 ngx_int_t ngx_http_idempotency_response_restore(ngx_http_request_t *r,
-    ngx_str_t *bytes, ngx_uint_t cookies);
+    ngx_http_idempotency_response_t *response, ngx_uint_t cookies);
 
 /* request/origin.c */
 
@@ -55,6 +89,8 @@ ngx_uint_t ngx_http_idempotency_slot(ngx_http_headers_out_t *out,
     ngx_table_elt_t *h);
 ngx_int_t ngx_http_idempotency_slot_fill(ngx_http_request_t *r,
     ngx_uint_t slot, ngx_table_elt_t *h);
+ngx_uint_t ngx_http_idempotency_slot_is(ngx_uint_t slot, ngx_str_t *name);
+ngx_uint_t ngx_http_idempotency_slots_known(uint64_t bits);
 ngx_uint_t ngx_http_idempotency_slots_suppressed(ngx_http_headers_out_t *out);
 ngx_int_t ngx_http_idempotency_slots_suppress(ngx_http_request_t *r,
     uint64_t bits);

@@ -1,7 +1,7 @@
 
 /*
  * The slots of headers_out: pointers to the lines that nginx and its filters
- * look at, or add themselves where there is none.  Going by names would be
+ * look at, or add themselves where there is none.  Going by names alone would be
  * wrong: a line of such a name may stand there without a slot, and a slot may
  * point to a line that is not sent, so that nginx adds none.
  */
@@ -15,25 +15,34 @@ static ngx_int_t slot_fill(ngx_http_request_t *r, ngx_uint_t slot,
 static ngx_uint_t slot_suppressed(ngx_table_elt_t *h);
 
 
+typedef struct {
+    ngx_str_t  name;
+    size_t     offset;
+} slot_t;
+
+
+#define slot(name, member)                                                   \
+    { ngx_string(name), offsetof(ngx_http_headers_out_t, member) }
+
 /* a slot is 2 plus an index here; 1 is a line that occupies none */
 
-static const size_t  slots[] = {
-    offsetof(ngx_http_headers_out_t, server),
-    offsetof(ngx_http_headers_out_t, date),
-    offsetof(ngx_http_headers_out_t, content_length),
-    offsetof(ngx_http_headers_out_t, content_encoding),
-    offsetof(ngx_http_headers_out_t, location),
-    offsetof(ngx_http_headers_out_t, refresh),
-    offsetof(ngx_http_headers_out_t, last_modified),
-    offsetof(ngx_http_headers_out_t, content_range),
-    offsetof(ngx_http_headers_out_t, accept_ranges),
-    offsetof(ngx_http_headers_out_t, www_authenticate),
-    offsetof(ngx_http_headers_out_t, expires),
-    offsetof(ngx_http_headers_out_t, etag),
+static slot_t  slots[] = {
+    slot("Server", server),
+    slot("Date", date),
+    slot("Content-Length", content_length),
+    slot("Content-Encoding", content_encoding),
+    slot("Location", location),
+    slot("Refresh", refresh),
+    slot("Last-Modified", last_modified),
+    slot("Content-Range", content_range),
+    slot("Accept-Ranges", accept_ranges),
+    slot("WWW-Authenticate", www_authenticate),
+    slot("Expires", expires),
+    slot("ETag", etag),
 
     /* before 1.23.0 these are arrays, and stand last */
-    offsetof(ngx_http_headers_out_t, cache_control),
-    offsetof(ngx_http_headers_out_t, link)
+    slot("Cache-Control", cache_control),
+    slot("Link", link)
 };
 
 #define NGX_HTTP_IDEMPOTENCY_SLOTS         (sizeof(slots) / sizeof(slots[0]))
@@ -51,7 +60,7 @@ ngx_http_idempotency_slot(ngx_http_headers_out_t *out, ngx_table_elt_t *h)
     ngx_table_elt_t  *slot;
 
     for (i = 0; i < NGX_HTTP_IDEMPOTENCY_SLOTS; i++) {
-        slot = *(ngx_table_elt_t **) ((u_char *) out + slots[i]);
+        slot = *(ngx_table_elt_t **) ((u_char *) out + slots[i].offset);
 
         for ( /* void */ ; slot; slot = slot->next) {
             if (slot == h) {
@@ -70,7 +79,7 @@ slot_fill(ngx_http_request_t *r, ngx_uint_t slot, ngx_table_elt_t *h)
     ngx_table_elt_t  **ph;
 
     ph = (ngx_table_elt_t **) ((u_char *) &r->headers_out
-                               + slots[slot]);
+                               + slots[slot].offset);
 
     while (*ph) {
         ph = &(*ph)->next;
@@ -91,13 +100,13 @@ ngx_http_idempotency_slot(ngx_http_headers_out_t *out, ngx_table_elt_t *h)
     ngx_table_elt_t  **ph;
 
     for (i = 0; i < NGX_HTTP_IDEMPOTENCY_SLOTS_SINGLE; i++) {
-        if (*(ngx_table_elt_t **) ((u_char *) out + slots[i]) == h) {
+        if (*(ngx_table_elt_t **) ((u_char *) out + slots[i].offset) == h) {
             return i + 2;
         }
     }
 
     for ( /* void */ ; i < NGX_HTTP_IDEMPOTENCY_SLOTS; i++) {
-        lines = (ngx_array_t *) ((u_char *) out + slots[i]);
+        lines = (ngx_array_t *) ((u_char *) out + slots[i].offset);
         ph = lines->elts;
 
         for (n = 0; n < lines->nelts; n++) {
@@ -118,7 +127,7 @@ slot_fill(ngx_http_request_t *r, ngx_uint_t slot, ngx_table_elt_t *h)
     ngx_array_t       *lines;
     ngx_table_elt_t  **ph;
 
-    place = (u_char *) &r->headers_out + slots[slot];
+    place = (u_char *) &r->headers_out + slots[slot].offset;
 
     if (slot < NGX_HTTP_IDEMPOTENCY_SLOTS_SINGLE) {
         *(ngx_table_elt_t **) place = h;
@@ -151,11 +160,36 @@ ngx_int_t
 ngx_http_idempotency_slot_fill(ngx_http_request_t *r, ngx_uint_t slot,
     ngx_table_elt_t *h)
 {
-    if (slot >= NGX_HTTP_IDEMPOTENCY_SLOTS + 2) {
-        return NGX_ERROR;
+    return (slot > 1) ? slot_fill(r, slot - 2, h) : NGX_OK;
+}
+
+
+/* is it one, and may a line of that name stand there? */
+
+ngx_uint_t
+ngx_http_idempotency_slot_is(ngx_uint_t slot, ngx_str_t *name)
+{
+    ngx_str_t  *is;
+
+    if (slot < 2) {
+        return slot;
     }
 
-    return (slot > 1) ? slot_fill(r, slot - 2, h) : NGX_OK;
+    if (slot >= NGX_HTTP_IDEMPOTENCY_SLOTS + 2) {
+        return 0;
+    }
+
+    is = &slots[slot - 2].name;
+
+    return name->len == is->len
+           && ngx_strncasecmp(name->data, is->data, is->len) == 0;
+}
+
+
+ngx_uint_t
+ngx_http_idempotency_slots_known(uint64_t bits)
+{
+    return bits >> NGX_HTTP_IDEMPOTENCY_SLOTS_SINGLE == 0;
 }
 
 
@@ -170,7 +204,7 @@ ngx_http_idempotency_slots_suppressed(ngx_http_headers_out_t *out)
     bits = 0;
 
     for (i = 0; i < NGX_HTTP_IDEMPOTENCY_SLOTS_SINGLE; i++) {
-        h = *(ngx_table_elt_t **) ((u_char *) out + slots[i]);
+        h = *(ngx_table_elt_t **) ((u_char *) out + slots[i].offset);
 
         if (h && slot_suppressed(h)) {
             bits |= (ngx_uint_t) 1 << i;
@@ -216,7 +250,7 @@ ngx_http_idempotency_slots_suppress(ngx_http_request_t *r, uint64_t bits)
             continue;
         }
 
-        ph = (ngx_table_elt_t **) ((u_char *) &r->headers_out + slots[i]);
+        ph = (ngx_table_elt_t **) ((u_char *) &r->headers_out + slots[i].offset);
 
         if (*ph) {
             continue;
