@@ -298,6 +298,9 @@ typedef struct {
 
     /* it left, and nothing is sent to it any more */
     unsigned                           gone:1;
+    /* since the claim a content handler was run, and not only what nginx does
+       where a location has none: an upstream may have been asked */
+    unsigned                           handled:1;
 } ngx_http_idempotency_client_t;
 
 

@@ -1,4 +1,4 @@
-# docs/directives.md, "idempotency_keep", and rows 1, 5 and 8 of the table in
+# docs/directives.md, "idempotency_keep", and rows 1, 5, 6 and 9 of the table in
 # docs/guarantees.md, "Which outcome is recorded": which responses bind a token,
 # and which release it. The key is the URI, so that each request has its own.
 
@@ -79,23 +79,112 @@ with('/', map("503&$::after&h=$_", 'Via:%201.1%20cache', 'x-varnish:%20123', 'Ag
 --- error_code eval: twice(401, 429, 503, 404, 503, 503)
 --- idempotency_status eval: 'NEW NEW ' x 3 . 'NEW REPLAYED ' x 3
 
-=== TEST 8: what nginx answers itself is an outcome by its status
+=== TEST 8: what nginx made itself binds nothing, whatever idempotency_keep says
 --- user_files
 >>> file
 a file
 >>> directory/file
 a file
+>>> sorry.html
+sorry
 --- config
 idempotency zone=z;
 idempotency_key $request_uri;
 
 location / { root html; }
+location /any/ { idempotency_keep any; alias html/; }
 location /2xx/ { idempotency_keep 2xx; alias html/; }
---- request eval: twice(map "POST /$_", qw(file none directory/ 2xx/file))
---- error_code: 405 405 404 404 403 403 405 405
---- idempotency_status: NEW REPLAYED NEW REPLAYED NEW NEW NEW NEW
+location /404/ { idempotency_keep 404; alias html/; }
 
-=== TEST 9: idempotency_keep any
+location /page/ { error_page 404 =200 /sorry; alias html/; }
+location /file/ { error_page 404 405 =200 /sorry.html; alias html/; }
+location /named/ { error_page 404 =201 @sorry; alias html/; }
+location /other/ { error_page 404 =302 http://elsewhere/; alias html/; }
+location = /sorry { return 200 sorry; }
+location @sorry { return 200 sorry; }
+--- request eval
+twice(map("POST $_", '/file', '/none', '/directory/', '/directory'),
+      map "POST /$_/none", qw(any 2xx 404 page file named other))
+--- error_code eval: twice(405, 404, 403, 301, 404, 404, 404, 200, 200, 201, 302)
+--- idempotency_status: NEW
+
+=== TEST 9: ... nor what error_page made of it where such pages are recursive
+--- config
+recursive_error_pages on;
+error_page 404 = /sorry;
+
+location / { idempotency zone=z; idempotency_key $request_uri; alias html/; }
+location = /sorry { return 200 sorry; }
+--- request eval: twice('POST /none')
+--- error_code: 200
+--- response_body: sorry
+--- idempotency_status: NEW
+
+=== TEST 10: ... and what an upstream was asked for first, or a content handler is there for, does
+--- http_config
+proxy_cache_path $TEST_NGINX_SERVER_ROOT/own_cache keys_zone=cache:1m;
+--- user_files
+>>> file
+a file
+--- config
+idempotency zone=z;
+idempotency_key $request_uri;
+
+location /proxied { proxy_pass http://backend; }
+location /fallback/ { error_page 404 = @app; alias html/; }
+location @app { proxy_pass http://backend; }
+location /missing/ { internal; alias html/; }
+location /mirrored/ { mirror /mirror; alias html/; }
+location = /mirror { internal; proxy_pass http://backend/mirror; }
+location /cached {
+    proxy_cache cache;
+    proxy_cache_methods POST;
+    proxy_cache_key cached;
+    proxy_cache_valid any 1h;
+    proxy_pass http://backend;
+}
+location /intercepted {
+    proxy_intercept_errors on;
+    error_page 404 /none;
+    proxy_pass http://backend;
+}
+--- request eval
+twice(map "POST /$_", 'proxied?status=404', 'proxied?h=X-Accel-Redirect:%20/missing/none',
+                      'fallback/none?status=404', 'mirrored/none', 'cached?status=404&a', 'cached?status=404&b',
+                      'intercepted?status=404')
+--- error_code: 404
+--- idempotency_status eval: 'NEW REPLAYED ' x 7
+--- executions: 6
+
+=== TEST 11: ... and so does a file that is there
+--- user_files
+>>> file
+a file
+>>> dir/index.html
+an index
+--- config
+location / {
+    idempotency zone=z;
+    idempotency_methods GET;
+    idempotency_key $request_uri;
+}
+--- request eval: twice('GET /file', 'GET /dir/', 'GET /none')
+--- error_code: 200 200 200 200 404 404
+--- idempotency_status: NEW REPLAYED NEW REPLAYED NEW NEW
+
+=== TEST 12: WebDAV's answers are of one who may have changed files
+--- skip_eval: 1: !Idempotency::has_directive('dav_methods PUT;')
+--- config
+idempotency zone=z;
+idempotency_methods PUT MKCOL DELETE;
+idempotency_key "$request_method $request_uri";
+location / { }
+location /dav/ { dav_methods PUT MKCOL; create_full_put_path on; }
+--- request eval: twice("PUT /dav/a\nbody", 'MKCOL /dav/none/c/', 'DELETE /dav/none', 'PUT /none', 'DELETE /none')
+--- error_code: 201 201 409 409 405 405 405 405 405 405
+--- idempotency_status: NEW REPLAYED NEW REPLAYED NEW NEW NEW NEW NEW NEW
+
+=== TEST 13: idempotency_keep any
 --- config
 idempotency zone=z;
 idempotency_key $request_uri;
@@ -116,23 +205,23 @@ with('/any', 200, 303, 401, 403, 404, 407, 421, 425, 429, 500, map "$_&$::after"
 --- idempotency_status eval: 'NEW REPLAYED ' x 15
 --- executions: 15
 
-=== TEST 10: idempotency_keep 2xx
+=== TEST 14: idempotency_keep 2xx
 --- request eval: with('/2xx', 200, 201, 204, 206, 299, 300, 302, 303, 400, 404, 409, 429, 500, 503)
 --- error_code eval: twice(200, 201, 204, 206, 299, 300, 302, 303, 400, 404, 409, 429, 500, 503)
 --- idempotency_status eval: 'NEW REPLAYED ' x 5 . 'NEW NEW ' x 9
 --- executions: 23
 
-=== TEST 11: idempotency_keep with codes
+=== TEST 15: idempotency_keep with codes
 --- request eval: with('/codes', 200, 201, 404, 202, 204, 303, 400, 403, 500)
 --- error_code eval: twice(200, 201, 404, 202, 204, 303, 400, 403, 500)
 --- idempotency_status eval: 'NEW REPLAYED ' x 3 . 'NEW NEW ' x 6
 
-=== TEST 12: idempotency_keep with codes and classes
+=== TEST 16: idempotency_keep with codes and classes
 --- request eval: with('/mixed', 200, 204, 400, 404, 499, 503, 303, 500, 502, 504)
 --- error_code eval: twice(200, 204, 400, 404, 499, 503, 303, 500, 502, 504)
 --- idempotency_status eval: 'NEW REPLAYED ' x 6 . 'NEW NEW ' x 4
 
-=== TEST 13: what binds nothing goes out as it is, and the token is free for anything
+=== TEST 17: what binds nothing goes out as it is, and the token is free for anything
 --- more_headers: Idempotency-Key: free
 --- request eval
 ["POST /free?status=500&h=X-A:%20b\none", "POST /free?status=201\nanother",
@@ -142,7 +231,7 @@ with('/any', 200, 303, 401, 403, 404, 407, 421, 425, 429, 500, map "$_&$::after"
 --- response_body_like eval: ["\\Aexec=1 id=/free\n\\z", "exec=2", 'conflict', "exec=2"]
 --- idempotency_status: NEW NEW CONFLICT REPLAYED
 
-=== TEST 14: the upstream's status counts, not that of an error page in its place
+=== TEST 18: the upstream's status counts, not that of an error page in its place
 --- config
 idempotency zone=z;
 idempotency_key $request_uri;
@@ -162,7 +251,7 @@ location = /sorry { internal; return 200 sorry; }
 --- idempotency_status eval: 'NEW NEW ' x 2 . 'NEW REPLAYED ' x 4 . 'NEW NEW ' x 2
 --- executions: 12
 
-=== TEST 15: X-Accel-Idempotency: release goes before idempotency_keep, and nobody sees it
+=== TEST 19: X-Accel-Idempotency: release goes before idempotency_keep, and nobody sees it
 --- config
 idempotency zone=z;
 idempotency_key $request_uri;
@@ -186,25 +275,25 @@ twice(says('release', qw(/?a /?status=500 /2xx?a /fastcgi?a)), says('RELEASE', '
 --- idempotency_status: NEW
 --- executions: 10
 
-=== TEST 16: X-Accel-Idempotency: keep goes before idempotency_keep
+=== TEST 20: X-Accel-Idempotency: keep goes before idempotency_keep
 --- request eval: twice(says('keep', qw(/?a /2xx?status=500 /fastcgi?a)))
 --- error_code: 200 200 500 500 200 200
 --- response_headers eval: "! X-Accel-Idempotency\nX-After: yes"
 --- idempotency_status eval: 'NEW REPLAYED ' x 3
 --- executions: 3
 
-=== TEST 17: X-Accel-Idempotency: other words say nothing
+=== TEST 21: X-Accel-Idempotency: other words say nothing
 --- request eval: twice(says('perhaps', '/?a'), says('released', '/?a'), says('kept', '/2xx?status=500'))
 --- error_code: 200 200 200 200 500 500
 --- response_headers eval: "! X-Accel-Idempotency\nX-After: yes"
 --- idempotency_status: NEW REPLAYED NEW REPLAYED NEW NEW
 
-=== TEST 18: X-Accel-Idempotency is hidden where nothing is recorded, too
+=== TEST 22: X-Accel-Idempotency is hidden where nothing is recorded, too
 --- request eval: [map "$_?h=X-Accel-Idempotency:%20keep", 'GET /', map "POST /$_", qw(none bypass malformed)]
 --- response_headers: ! X-Accel-Idempotency
 --- idempotency_status: - - BYPASS MALFORMED
 
-=== TEST 19: X-Accel-Idempotency is hidden where a protected request was sent on before its key was looked for
+=== TEST 23: X-Accel-Idempotency is hidden where a protected request was sent on before its key was looked for
 --- config
 location / {
     satisfy any;

@@ -205,11 +205,11 @@ location @late { idempotency zone=z; proxy_pass http://backend; }
 location /dir/ { index index.app; }
 location = /dir/index.app { proxy_pass http://backend; }
 --- request eval
-[@{cases(['/named'], ['/uri?echo=1', 200, '^POST /there'], ['/file', 405, '405'], ['/off'],
-         ['/dir/?echo=1', 200, '^POST /dir/index.app'])}, @{twice('POST /code')}]
---- error_code eval: [@{codes()}, 404, 404]
---- response_body_like eval: [@{bodies()}, '404', '404']
---- idempotency_status eval: statuses() . '- -'
+[@{cases(['/named'], ['/uri?echo=1', 200, '^POST /there'], ['/off'],
+         ['/dir/?echo=1', 200, '^POST /dir/index.app'])}, @{twice('POST /code', 'POST /file')}]
+--- error_code eval: [@{codes()}, 404, 404, 405, 405]
+--- response_body_like eval: [@{bodies()}, '404', '404', '405', '405']
+--- idempotency_status eval: statuses() . '- - NEW NEW'
 --- executions: 4
 
 === TEST 11: auth_request: permission is asked for each time, and claims nothing

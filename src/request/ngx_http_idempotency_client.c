@@ -6,7 +6,7 @@
  */
 
 
-#include "ngx_http_idempotency.h"
+#include "ngx_http_idempotency_conf.h"
 
 
 /* a response that is not kept is read on for so long without its client */
@@ -18,6 +18,7 @@
 #endif
 
 
+static ngx_uint_t client_handles(ngx_http_request_t *r);
 static ngx_int_t client_content_handler(ngx_http_request_t *r);
 static void client_keep_upstream(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
@@ -100,6 +101,10 @@ void
 ngx_http_idempotency_carry(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
+    if (client_handles(r)) {
+        ctx->client.handled = 1;
+    }
+
     if (r != r->main) {
         client_guard(r);
         return;
@@ -109,6 +114,34 @@ ngx_http_idempotency_carry(ngx_http_request_t *r,
         ctx->client.content_handler = r->content_handler;
         r->content_handler = client_content_handler;
     }
+}
+
+
+/*
+ * Static files, directories and their indices are nginx's own, and change
+ * nothing.  WebDAV, which is found in the same phase, does: its configuration
+ * begins with its methods, of which "off" is a bit that stands for GET.
+ */
+
+static ngx_uint_t
+client_handles(ngx_http_request_t *r)
+{
+    ngx_uint_t                        *methods;
+    ngx_http_idempotency_main_conf_t  *imcf;
+
+    if (r->content_handler) {
+        return 1;
+    }
+
+    imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
+
+    if (imcf->dav == NULL) {
+        return 0;
+    }
+
+    methods = ngx_http_get_module_loc_conf(r, (*imcf->dav));
+
+    return (*methods & r->method & ~NGX_HTTP_GET) ? 1 : 0;
 }
 
 

@@ -23,7 +23,9 @@ typedef enum {
     /* it exceeds idempotency_max_response */
     fact_too_large = 0x20,
     /* idempotency_in_doubt retry */
-    fact_retry = 0x40
+    fact_retry = 0x40,
+    /* a redirect or an error, and only nginx itself had a part in it */
+    fact_own = 0x80
 } outcome_fact_e;
 
 
@@ -40,6 +42,7 @@ static outcome_row_t  outcome_table[] = {
     { fact_no_answer,            fact_sent,  NGX_HTTP_IDEMPOTENCY_RELEASE },
     { fact_no_answer|fact_retry, 0,          NGX_HTTP_IDEMPOTENCY_RELEASE },
     { fact_no_answer,            0,          NGX_IDEMPOTENCY_IN_DOUBT },
+    { fact_own,                  0,          NGX_HTTP_IDEMPOTENCY_LEAVE },
     { fact_unkept,               0,          NGX_HTTP_IDEMPOTENCY_LEAVE },
     { fact_broken,               0,          NGX_IDEMPOTENCY_NOT_KEPT },
     { fact_too_large,            0,          NGX_IDEMPOTENCY_NOT_KEPT },
@@ -89,6 +92,8 @@ static ngx_str_t  outcome_grpc_not_executed[] = {
 
 
 static ngx_uint_t outcome_upstream(ngx_http_request_t *r);
+static ngx_uint_t outcome_own(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
 static ngx_uint_t outcome_keeps(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_uint_t outcome_executed(ngx_list_t *headers, ngx_uint_t status);
@@ -126,6 +131,10 @@ ngx_http_idempotency_outcome(ngx_http_request_t *r,
 
     if (ctx->conf->in_doubt == NGX_HTTP_IDEMPOTENCY_IN_DOUBT_RETRY) {
         facts |= fact_retry;
+    }
+
+    if (outcome_own(r, ctx)) {
+        facts |= fact_own;
     }
 
     for (row = outcome_table; /* void */ ; row++) {
@@ -198,6 +207,38 @@ outcome_upstream(ngx_http_request_t *r)
     }
 
     return facts | sent;
+}
+
+
+/*
+ * What error_page makes of an error, with whatever status, is one; where they
+ * are recursive nothing but the redirect tells it.  A mirror's subrequest may
+ * be yet to come.
+ */
+
+static ngx_uint_t
+outcome_own(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_http_core_loc_conf_t   *clcf;
+    ngx_http_posted_request_t  *pr;
+
+    clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
+
+    if (ctx->client.handled
+        || (ctx->capture.status < NGX_HTTP_SPECIAL_RESPONSE
+            && !r->error_page && r->err_status == 0
+            && !(r->internal && clcf->recursive_error_pages)))
+    {
+        return 0;
+    }
+
+    for (pr = r->main->posted_requests; pr; pr = pr->next) {
+        if (pr->request != r) {
+            return 0;
+        }
+    }
+
+    return 1;
 }
 
 
