@@ -82,7 +82,7 @@ main(int argc, char **argv)
     ngx_memzero(&conf, sizeof(ngx_idempotency_db_conf_t));
 
     conf.path = argv[1];
-    conf.sync = NGX_IDEMPOTENCY_SYNC_OFF;
+    conf.sync = NGX_IDEMPOTENCY_SYNC_BATCHED;
     conf.alive = nobody_lives;
 
     db = ngx_idempotency_db_open(&conf, error, sizeof(error));

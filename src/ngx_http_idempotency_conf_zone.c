@@ -297,11 +297,6 @@ conf_zone_sync(ngx_conf_t *cf, conf_zone_t *zone, ngx_str_t *value)
         return NGX_OK;
     }
 
-    if (ngx_strcmp(value->data, "off") == 0) {
-        zone->file.sync = NGX_IDEMPOTENCY_SYNC_OFF;
-        return NGX_OK;
-    }
-
     return NGX_DECLINED;
 }
 

@@ -53,7 +53,7 @@ sub walk {
     return @rows;
 }
 
-sub caught_up { until_true { my $s = zone()->{store}; $s->{up} && $s->{undelivered} == 0 && $s->{trusted} } }
+sub caught_up { until_true { my $s = zone()->{store}; $s->{up} && $s->{undelivered} == 0 } }
 
 for my $mode (qw(batched strict)) {
     $n->stop if $n;

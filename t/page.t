@@ -643,7 +643,7 @@ sub histogram {
 
 
 sub store {
-    return { kind => 'redis', up => JSON::PP::true, sync => 'batched', trusted => JSON::PP::true,
+    return { kind => 'redis', up => JSON::PP::true, sync => 'batched',
              latency => histogram(0, 50, 70, 100, 100), errors => { timeout => 4, refused => 0 },
              undelivered => 0, @_ };
 }

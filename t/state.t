@@ -62,7 +62,8 @@ wrong(@$_) for
     [ 'state=a.db sync=', 'invalid parameter "sync="' ],
     [ 'state=a.db sync=fast', 'invalid parameter "sync=fast"' ],
     [ 'state=a.db sync=Strict', 'invalid parameter "sync=Strict"' ],
-    [ 'state=a.db sync=off sync=off', 'invalid parameter "sync=off"' ],
+    [ 'state=a.db sync=off', 'invalid parameter "sync=off"' ],
+    [ 'state=a.db sync=strict sync=strict', 'invalid parameter "sync=strict"' ],
     [ 'state=a.db max_size=', 'invalid parameter "max_size="' ],
     [ 'state=a.db max_size=0', 'invalid parameter "max_size=0"' ],
     [ 'state=a.db max_size=-1', 'invalid parameter "max_size=-1"' ],
@@ -81,8 +82,8 @@ wrong("state=$_->[0];\nidempotency_zone zone=y:16m state=$_->[1]",
     [ 'a.db', 'a.db' ], [ 'a.db', '$TEST_NGINX_ROOT/a.db' ];
 
 for ('state=a.db', 'state=a.db sync=strict', 'state=a.db sync=batched',
-     'state=a.db sync=off max_size=100m', 'evict=responses state=a.db',
-     'evict=off sync=off threads=default state=$TEST_NGINX_ROOT/a.db',
+     'state=a.db sync=batched max_size=100m', 'evict=responses state=a.db',
+     'evict=off sync=strict threads=default state=$TEST_NGINX_ROOT/a.db',
      'state=a.db threads=mine')
 {
     my ($ok, $said) = tested("idempotency_zone zone=z:16m $_;\n",
@@ -276,8 +277,8 @@ for my $case (
       qr/"\Q$file\E" is damaged, 8192 of its \d+ bytes are there; restore/ ],
     [ "another program's", $whole =~ s/\A.{68}\K.{4}/abcd/sr,
       qr/"\Q$file\E" is a file of another program/ ],
-    [ 'of the next version', $whole =~ s/\A.{60}\K.{4}/\x00\x00\x00\x02/sr,
-      qr/"\Q$file\E" is of version 2, and this module knows version 1; load the/ ])
+    [ 'of the next version', $whole =~ s/\A.{60}\K.{4}/\x00\x00\x00\x09/sr,
+      qr/"\Q$file\E" is of version 9, and this module knows version 2; load the/ ])
 {
     my ($name, $bytes, $why) = @$case;
 

@@ -204,9 +204,6 @@ zones_store(ngx_http_idempotency_text_t *text,
         ngx_http_idempotency_text_add(text, "null");
     }
 
-    ngx_http_idempotency_text_add(text, ",\"trusted\":%s",
-                                  figures->trusted ? "true" : "false");
-
     zones_times(text, ",\"latency\":", &figures->counters.latency);
 
     ngx_http_idempotency_text_add(text, ",\"errors\":{");

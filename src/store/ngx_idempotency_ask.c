@@ -1,8 +1,10 @@
 
 /*
- * A claim and what stands behind the zone.  What the zone does not know, and
- * its filter does not deny, is asked for, once for all who want the token:
- * the first of them makes a record that says so, all wait for that to change.
+ * A claim and what stands behind the zone.  What the zone does not know is
+ * asked for, once for all who want the token: the first of them makes a record
+ * that says so, all wait for that to change.  So whatever is claimed is in the
+ * backing before anything is sent, but where that is out of reach and this
+ * machine's memory alone is to guard (claim->alone).
  * The answer turns it into a claim, into a copy, or, where the answer may be
  * another one soon, into a brief record for those who have waited for it.
  */
@@ -26,14 +28,16 @@
 
 static ngx_uint_t ask_old_copy(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t now);
+static ngx_uint_t ask_down(ngx_idempotency_tier_t *tier);
+static ngx_uint_t ask_alone(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_claim_t *claim);
 static ngx_int_t ask_miss(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec);
 static ngx_int_t ask_asking(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec,
     ngx_idempotency_workers_t *wake);
-static ngx_int_t ask_claimed(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_claim_t *claim, ngx_idempotency_record_t *rec,
-    ngx_idempotency_workers_t *wake);
+static ngx_int_t ask_claimed(ngx_idempotency_claim_t *claim,
+    ngx_idempotency_record_t *rec);
 static ngx_int_t ask_outcome(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t *rec);
 static ngx_int_t ask_brief(ngx_idempotency_shm_t *shm,
@@ -85,7 +89,7 @@ ngx_idempotency_ask_meet(ngx_idempotency_shm_t *shm,
         return ask_asking(shm, claim, rec, wake);
 
     case NGX_IDEMPOTENCY_PENDING:
-        return ask_claimed(shm, claim, *rec, wake);
+        return ask_claimed(claim, *rec);
 
     case NGX_IDEMPOTENCY_ELSEWHERE:
         claim->asked = 0;
@@ -157,37 +161,39 @@ ask_old_copy(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 }
 
 
+/* it would not answer */
+
+static ngx_uint_t
+ask_down(ngx_idempotency_tier_t *tier)
+{
+    return tier->backing->up && !tier->backing->up(tier);
+}
+
+
+/* this machine's memory is to guard the token, and nothing else can */
+
+static ngx_uint_t
+ask_alone(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim)
+{
+    return claim->alone
+           && (shm->sh->tier.failing || shm->sh->tier.refused
+               || ask_down(shm->tier));
+}
+
+
 static ngx_int_t
 ask_miss(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     ngx_idempotency_record_t **rec)
 {
-    ngx_uint_t                  down, closed;
-    ngx_idempotency_result_e    result;
-    ngx_idempotency_tier_sh_t  *sh;
+    ngx_idempotency_result_e  result;
 
     *rec = NULL;
 
-    sh = &shm->sh->tier;
-
-    down = (shm->tier->backing->up && !shm->tier->backing->up(shm->tier));
-    closed = (sh->failing || sh->refused || down);
-
-    if (closed && claim->alone) {
+    if (ask_alone(shm, claim)) {
         return NGX_DECLINED;
     }
 
-    if (down) {
-        return ask_result(claim, NGX_IDEMPOTENCY_UNAVAILABLE);
-    }
-
-    if (sh->trusted
-        && !ngx_idempotency_filter_has(&sh->filter, claim->op.token))
-    {
-        return closed ? ask_result(claim, NGX_IDEMPOTENCY_UNAVAILABLE)
-                      : NGX_DECLINED;
-    }
-
-    if (ask_late(claim)) {
+    if (ask_down(shm->tier) || ask_late(claim)) {
         return ask_result(claim, NGX_IDEMPOTENCY_UNAVAILABLE);
     }
 
@@ -238,47 +244,18 @@ ask_asking(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 }
 
 
-/* whoever asked for it finds it granted; with `strict` it is to be told, too */
+/* whoever asked for it finds it granted */
 
 static ngx_int_t
-ask_claimed(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
-    ngx_idempotency_record_t *rec, ngx_idempotency_workers_t *wake)
+ask_claimed(ngx_idempotency_claim_t *claim, ngx_idempotency_record_t *rec)
 {
-    ngx_uint_t                late;
-    ngx_idempotency_worker_t  self;
-
     if (!claim->asked || claim->waited != rec->fence) {
         return NGX_DECLINED;
-    }
-
-    self = ngx_idempotency_worker_self();
-
-    if (shm->tier->strict && (rec->owes & NGX_IDEMPOTENCY_OWES)
-        && !claim->alone)
-    {
-        late = ((ngx_msec_int_t) (claim->op.now - rec->recorded)
-                >= NGX_IDEMPOTENCY_ASK_TIMEOUT);
-
-        if (late || shm->sh->tier.failing
-            || (rec->owes & NGX_IDEMPOTENCY_OWES_REFUSED))
-        {
-            ngx_idempotency_shm_take_waiting(rec, wake);
-            ngx_idempotency_record_release(shm, rec, claim->op.now);
-
-            claim->asked = 0;
-            return ask_result(claim, NGX_IDEMPOTENCY_UNAVAILABLE);
-        }
-
-        ngx_idempotency_record_teller(rec) = self.slot + 1;
-        ngx_idempotency_shm_wait(rec, claim);
-
-        return NGX_AGAIN;
     }
 
     claim->asked = 0;
     claim->fence = rec->fence;
     claim->taken = rec->taken;
-    rec->granted = 1;
 
     return ask_result(claim, NGX_IDEMPOTENCY_CLAIMED);
 }
@@ -328,62 +305,48 @@ ask_brief(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 
 
 /*
- * It is never copied for long: somebody else may take it over.  What the zone
- * knows itself is good until others have heard of it, or if nobody is there.
+ * Others may take it over, so it is not copied for long, and the backing is
+ * asked what is so.  What that has not been told yet, the zone knows best; who
+ * would take it over waits until it is told, and asks then.
  */
 
 static ngx_int_t
 ask_in_doubt(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     ngx_idempotency_record_t **rec)
 {
-    ngx_uint_t  tells, failing, unseen;
+    ngx_uint_t  tells, brief, owes;
 
     /* who is only told of it may be told what was so a moment ago */
 
     tells = (!claim->retry || ngx_idempotency_record_differs(*rec, claim));
-    failing = shm->sh->tier.failing;
+    brief = ((*rec)->owes & NGX_IDEMPOTENCY_OWES_BRIEF);
+    owes = ((*rec)->owes & NGX_IDEMPOTENCY_OWES);
 
-    /* its lease may have ended, where it has one */
-
-    unseen = !ngx_idempotency_tier_shared(shm->tier)
-             || ((*rec)->owes & NGX_IDEMPOTENCY_OWES_HEARD) == 0;
-
-    if ((*rec)->owes & NGX_IDEMPOTENCY_OWES_BRIEF) {
-
-        if (tells
-            && (claim->waited == (*rec)->fence
-                || (ngx_msec_int_t) (claim->op.now
-                                     - (*rec)->as.brief.copied)
-                   < NGX_IDEMPOTENCY_ASK_BRIEF))
-        {
-            return NGX_DECLINED;
-        }
-
-    } else if ((((*rec)->owes & (NGX_IDEMPOTENCY_OWES
-                                 |NGX_IDEMPOTENCY_OWES_AGAIN))
-                == NGX_IDEMPOTENCY_OWES_LISTED && unseen)
-               || ngx_idempotency_trust_untouched(shm, *rec))
+    if (brief && tells
+        && (claim->waited == (*rec)->fence
+            || (ngx_msec_int_t) (claim->op.now - (*rec)->as.brief.copied)
+               < NGX_IDEMPOTENCY_ASK_BRIEF))
     {
         return NGX_DECLINED;
+    }
 
-    } else if ((*rec)->owes & NGX_IDEMPOTENCY_OWES) {
+    if (!brief
+        && (ask_alone(shm, claim)
+            || ((*rec)->owes & NGX_IDEMPOTENCY_OWES_NEVER)
+            || (tells && (owes || shm->sh->tier.failing))))
+    {
+        return NGX_DECLINED;
+    }
 
-        if (tells) {
-            return NGX_DECLINED;
-        }
+    if (!brief && owes) {
 
-        if (failing || ask_late(claim)) {
+        if (!ngx_idempotency_shm_untold(shm, *rec) || ask_late(claim)) {
             return ask_result(claim, NGX_IDEMPOTENCY_UNAVAILABLE);
         }
-
-        /* as soon as it is told somebody else may have taken it over */
 
         ngx_idempotency_shm_wait_told(*rec, &claim->op);
 
         return NGX_AGAIN;
-
-    } else if (tells && failing) {
-        return NGX_DECLINED;
     }
 
     ngx_idempotency_record_remove(shm, *rec);

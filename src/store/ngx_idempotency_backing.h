@@ -17,8 +17,7 @@
 
 typedef enum {
     NGX_IDEMPOTENCY_SYNC_BATCHED = 0,   /* within a second */
-    NGX_IDEMPOTENCY_SYNC_STRICT,        /* before it is told */
-    NGX_IDEMPOTENCY_SYNC_OFF            /* when the system likes */
+    NGX_IDEMPOTENCY_SYNC_STRICT         /* before it is told */
 } ngx_idempotency_sync_e;
 
 

@@ -8,8 +8,8 @@
 #include "ngx_idempotency_shm.h"
 
 
-/* for so long what comes next is gathered, where nobody waits for it; where
-   somebody does it is this part of what the last batch took, and no more */
+/* for so long what comes next is gathered, where nobody waits for it; with
+   syncs it is this part of what the last batch took, and no more */
 
 #define NGX_IDEMPOTENCY_TIER_PAUSE      2
 #define NGX_IDEMPOTENCY_TIER_PART       3
@@ -79,9 +79,10 @@ ngx_idempotency_tier_handed(ngx_idempotency_tier_t *tier,
 
 /*
  * A transaction costs more than an item in it.  So there is a short pause
- * behind each: a claim and its outcome become one item, and requests that came
- * together do not wait for each other in turn.  Who asks is not kept waiting,
- * and what comes when there was nothing for a while is told at once.
+ * behind one that nobody waited for; a claim ends it.  Where each transaction
+ * is synced all wait, and the pause lets requests that came together stay
+ * together: else they would wait for each other's syncs in turn.  What comes
+ * when there was nothing for a while is told at once.
  */
 
 static ngx_uint_t
@@ -103,7 +104,7 @@ hand_pause(ngx_idempotency_tier_t *tier)
         pause = ngx_min(pause, NGX_IDEMPOTENCY_TIER_LONGEST);
 
     } else {
-        pause = tier->shm->sh->tier.trusted ? NGX_IDEMPOTENCY_TIER_PAUSE : 0;
+        pause = NGX_IDEMPOTENCY_TIER_PAUSE;
 
         for (i = 0; i < batch->n; i++) {
             if (batch->items[i].what == NGX_IDEMPOTENCY_ITEM_ASK) {
@@ -112,7 +113,7 @@ hand_pause(ngx_idempotency_tier_t *tier)
         }
     }
 
-    if (pause == 0 || tier->shm->sh->tier.asked) {
+    if (pause == 0 || (!tier->strict && tier->shm->sh->tier.asked)) {
         return 0;
     }
 

@@ -17,7 +17,7 @@ static void heard_measure(ngx_idempotency_counters_t *counters,
     ngx_idempotency_batch_t *batch);
 static void heard_all(ngx_idempotency_tier_t *tier,
     ngx_idempotency_workers_t *wake);
-static ngx_uint_t heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
+static void heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
     ngx_idempotency_workers_t *wake);
 static void heard_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed);
 static ngx_uint_t heard_well(ngx_idempotency_tier_t *tier);
@@ -117,44 +117,15 @@ heard_measure(ngx_idempotency_counters_t *counters,
 static void
 heard_all(ngx_idempotency_tier_t *tier, ngx_idempotency_workers_t *wake)
 {
-    ngx_uint_t                  i, until, stale;
-    ngx_idempotency_batch_t    *batch;
-    ngx_idempotency_tier_sh_t  *sh;
+    ngx_uint_t  i;
 
-    sh = &tier->shm->sh->tier;
-    batch = tier->batch;
-
-    until = 0;
-    stale = 0;
-
-    for (i = batch->n; i; i--) {
-
-        if (batch->records[i - 1] == sh->until) {
-            sh->until = NULL;
-            until = 1;
-        }
-
-        if (heard_one(tier, i - 1, &wake[i - 1]) && until) {
-            sh->until = batch->records[i - 1];
-            until = 0;
-        }
-
-        stale |= (batch->items[i - 1].result == NGX_IDEMPOTENCY_STALE);
-    }
-
-    if (stale) {
-
-        /* somebody else has it, and the zone did not know */
-
-        sh->trusted = 0;
-        ngx_idempotency_owed_until(sh);
+    for (i = tier->batch->n; i; i--) {
+        heard_one(tier, i - 1, &wake[i - 1]);
     }
 }
 
 
-/* true: it is the first to be told, again */
-
-static ngx_uint_t
+static void
 heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
     ngx_idempotency_workers_t *wake)
 {
@@ -199,7 +170,7 @@ heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
             ngx_idempotency_owed_list(shm, rec);
         }
 
-        return 0;
+        return;
     }
 
     if (rec->outcome == NGX_IDEMPOTENCY_FAILED) {
@@ -224,28 +195,15 @@ heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
 
     ngx_idempotency_record_teller(rec) = 0;
 
-    if (item->result == NGX_IDEMPOTENCY_STALE && tier->strict
-        && !rec->granted && !more
-        && rec->outcome == NGX_IDEMPOTENCY_PENDING)
-    {
-        /* it is asked for anew */
-
-        ngx_idempotency_shm_take_waiting(rec, wake);
-        ngx_idempotency_record_remove(shm, rec);
-        return 0;
-    }
-
     if (item->again && ngx_idempotency_tier_shared(tier)) {
         rec->owes |= NGX_IDEMPOTENCY_OWES_AGAIN;
         ngx_idempotency_owed_aside(shm, rec);
 
     } else if (item->again) {
         ngx_idempotency_owed_back(shm, rec);
-        return 1;
 
     } else if (more) {
         ngx_idempotency_owed_first(shm, rec);
-        return 1;
 
     } else if (rec->outcome == NGX_IDEMPOTENCY_GONE) {
         ngx_slab_free_locked(shm->shpool, rec);
@@ -253,8 +211,6 @@ heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
     } else if (item->full) {
         ngx_idempotency_owed_aside(shm, rec);
     }
-
-    return 0;
 }
 
 

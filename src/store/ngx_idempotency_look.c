@@ -87,32 +87,24 @@ ngx_idempotency_look(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
 
 
 /* outcomes don't change within their window, and what is pending here is known
-   best here; nothing that the filter denies is anywhere */
+   best here */
 
 static ngx_uint_t
 look_unknown(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
 {
-    ngx_uint_t                  unknown;
-    ngx_idempotency_record_t   *rec;
-    ngx_idempotency_tier_sh_t  *sh;
+    ngx_uint_t                 unknown;
+    ngx_idempotency_record_t  *rec;
 
     if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
         return 0;
     }
 
-    sh = &shm->sh->tier;
-
     rec = ngx_idempotency_record_current(shm, op->token, op->now);
 
-    if (rec == NULL) {
-        unknown = !sh->trusted
-                  || ngx_idempotency_filter_has(&sh->filter, op->token);
-
-    } else {
-        unknown = ngx_idempotency_record_unknown(rec)
-                  || rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE
-                  || (rec->owes & NGX_IDEMPOTENCY_OWES_BRIEF);
-    }
+    unknown = (rec == NULL
+               || ngx_idempotency_record_unknown(rec)
+               || rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE
+               || (rec->owes & NGX_IDEMPOTENCY_OWES_BRIEF));
 
     ngx_idempotency_shm_unlock(shm);
 

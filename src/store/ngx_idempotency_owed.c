@@ -26,8 +26,6 @@ static void owed_prepend(ngx_idempotency_tier_sh_t *sh,
     ngx_idempotency_record_t *rec);
 static void owed_untake(ngx_idempotency_shm_t *shm,
     ngx_idempotency_hander_t *hander);
-static ngx_idempotency_record_t *owed_last_taken(
-    ngx_idempotency_tier_sh_t *sh);
 static ngx_uint_t owed_any_again(ngx_idempotency_record_t *rec);
 
 
@@ -68,9 +66,9 @@ ngx_idempotency_owed_list(ngx_idempotency_shm_t *shm,
 }
 
 
-/* it has changed while it was told, and keeps its place: others are let in when
-   all before them is told; and whoever has the token since, if it has left the
-   zone, may be asking already, and must not be told what it was before */
+/* it has changed while it was told, and keeps its place: whoever has the token
+   since, if it has left the zone, may be asking already, and must not be told
+   what it was before */
 
 void
 ngx_idempotency_owed_first(ngx_idempotency_shm_t *shm,
@@ -133,43 +131,11 @@ ngx_idempotency_owed_next(ngx_idempotency_shm_t *shm)
             sh->last = NULL;
         }
 
-        if (rec == sh->until) {
-            sh->until = owed_last_taken(sh);
-        }
-
         sh->told++;
         ngx_slab_free_locked(shm->shpool, rec);
     }
 
     return NULL;
-}
-
-
-/*
- * It is told in its order, so that one record says it all: the last of them.
- * To count those that were told would not do, as one that needs no telling may
- * leave before others that are being told.
- */
-
-void
-ngx_idempotency_owed_until(ngx_idempotency_tier_sh_t *sh)
-{
-    sh->until = sh->last ? sh->last : owed_last_taken(sh);
-}
-
-
-static ngx_idempotency_record_t *
-owed_last_taken(ngx_idempotency_tier_sh_t *sh)
-{
-    ngx_idempotency_record_t  *rec;
-
-    rec = sh->hander.taken;
-
-    while (rec && rec->next) {
-        rec = rec->next;
-    }
-
-    return rec;
 }
 
 
@@ -357,8 +323,6 @@ ngx_idempotency_tier_refused(ngx_idempotency_tier_t *tier)
     }
 
     sh->refused = NULL;
-
-    ngx_idempotency_owed_until(sh);
 
     ngx_idempotency_shm_unlock(tier->shm);
 }

@@ -341,10 +341,6 @@ record_claim(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     rec->known = 0;
     rec->taken = 0;
 
-    if (shm->tier && !claim->local) {
-        ngx_idempotency_filter_add(&shm->sh->tier.filter, rec->token);
-    }
-
     record_pend(shm, rec, now);
 }
 
@@ -354,7 +350,6 @@ record_pend(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     ngx_msec_t now)
 {
     rec->outcome = NGX_IDEMPOTENCY_PENDING;
-    rec->granted = 0;
     rec->recorded = now;
 
     ngx_memzero(&rec->as.pending.waiting, sizeof(ngx_idempotency_workers_t));

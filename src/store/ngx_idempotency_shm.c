@@ -28,8 +28,6 @@ static ngx_idempotency_record_t *shm_claim_locked(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_workers_t *wake);
 static ngx_uint_t shm_of_other_version(ngx_idempotency_record_t *rec,
     ngx_idempotency_claim_t *claim);
-static void shm_claimed(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_claim_t *claim, ngx_idempotency_workers_t *wake);
 static ngx_int_t shm_complete(ngx_idempotency_store_t *store,
     ngx_idempotency_complete_t *complete);
 static void shm_told(ngx_idempotency_op_t *op);
@@ -234,8 +232,6 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 
     if (rec == NULL) {
         op->result = ngx_idempotency_record_create(shm, claim);
-        shm_claimed(shm, claim, wake);
-
         return NULL;
     }
 
@@ -254,7 +250,6 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 
         op->result = ngx_idempotency_record_reclaim(shm, rec, claim);
         claim->taken = (op->result == NGX_IDEMPOTENCY_CLAIMED);
-        shm_claimed(shm, claim, wake);
 
         return rec;
 
@@ -278,33 +273,6 @@ shm_of_other_version(ngx_idempotency_record_t *rec,
            && rec->outcome != NGX_IDEMPOTENCY_ASKING
            && rec->outcome != NGX_IDEMPOTENCY_NOTHING
            && rec->outcome != NGX_IDEMPOTENCY_FAILED;
-}
-
-
-/* if it is to be known elsewhere before anything is sent, that is waited for */
-
-static void
-shm_claimed(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
-    ngx_idempotency_workers_t *wake)
-{
-    ngx_idempotency_op_t      *op;
-    ngx_idempotency_record_t  *rec;
-
-    op = &claim->op;
-
-    if (op->result != NGX_IDEMPOTENCY_CLAIMED
-        || shm->tier == NULL || !shm->tier->strict || claim->local)
-    {
-        return;
-    }
-
-    rec = ngx_idempotency_record_current(shm, op->token, op->now);
-
-    claim->asked = 1;
-    claim->waited = claim->fence;
-    op->result = NGX_IDEMPOTENCY_CHANGED;
-
-    (void) ngx_idempotency_ask_meet(shm, claim, &rec, wake);
 }
 
 
@@ -806,7 +774,7 @@ shm_own(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
     }
 
     if (rec->outcome == NGX_IDEMPOTENCY_IN_DOUBT && rec->status == 0
-        && ngx_idempotency_trust_untouched(shm, rec))
+        && ngx_idempotency_tier_untouched(shm, rec))
     {
         ngx_idempotency_record_revive(shm, rec, op->now);
     }

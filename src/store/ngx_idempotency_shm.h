@@ -146,9 +146,7 @@ struct ngx_idempotency_record_s {
     ngx_idempotency_record_t       *next;
 
     uint16_t                        status;
-    uint8_t                         outcome:6;
-    /* pending, with `strict`: somebody was told that he has it */
-    uint8_t                         granted:1;
+    uint8_t                         outcome:7;
     /* pending: it was in doubt before */
     uint8_t                         taken:1;
     uint8_t                         owes;
@@ -389,9 +387,9 @@ ngx_uint_t ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
 void ngx_idempotency_ask_cancel(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim);
 
-/* whether nobody else can have taken over what is in doubt, likewise */
+/* nobody else can have taken over what is in doubt, likewise */
 
-ngx_uint_t ngx_idempotency_trust_untouched(ngx_idempotency_shm_t *shm,
+ngx_uint_t ngx_idempotency_tier_untouched(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
 
 /* what is pending elsewhere, likewise; but wait, which is told when the backing

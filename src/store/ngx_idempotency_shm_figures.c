@@ -147,7 +147,6 @@ figures_tier(ngx_idempotency_tier_t *tier, ngx_idempotency_figures_t *figures)
     sh = &tier->shm->sh->tier;
 
     figures->up = !sh->failing;
-    figures->trusted = sh->trusted;
     figures->undelivered = sh->listed - sh->told;
 }
 

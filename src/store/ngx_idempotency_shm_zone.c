@@ -218,8 +218,8 @@ shm_zone_create(ngx_idempotency_shm_t *shm, ngx_slab_pool_t *shpool,
     shm->shpool = shpool;
     shm->store->counters = &sh->stats.counters;
 
-    if (shm->tier && ngx_idempotency_tier_init(shm) != NGX_OK) {
-        return NGX_ERROR;
+    if (shm->tier) {
+        ngx_idempotency_tier_init(shm);
     }
 
     len = sizeof(" in idempotency zone \"\"") + shm->store->name.len;

@@ -127,7 +127,6 @@ typedef struct {
     const char                     *kind;
     const char                     *sync;
     ngx_uint_t                      up;
-    ngx_uint_t                      trusted;
     uint64_t                        undelivered;
 } ngx_idempotency_figures_t;
 

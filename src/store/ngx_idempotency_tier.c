@@ -2,19 +2,34 @@
 /*
  * The second tier of a zone in a worker: when it looks after what is owed (see
  * owed.c, hand.c and heard.c), and how it begins and ends.
+ *
+ * Where many may share what stands behind, a claim lives by its lease, that is
+ * renewed as long as its owner lives: by whatever worker comes first, as an
+ * owner may be busy.
  */
 
 
 #include "ngx_idempotency_shm.h"
 
 
-/* the part of a zone that tells which tokens there may be */
+/* the worker that has the backing tended looks after it so often, in
+   milliseconds; the others look whether that one lives */
 
-#define NGX_IDEMPOTENCY_TIER_FILTER     4
+#define NGX_IDEMPOTENCY_TIER_WATCH      50
+#define NGX_IDEMPOTENCY_TIER_IDLE       1000
+
+/* so often it is looked which leases are to be renewed */
+
+#define NGX_IDEMPOTENCY_TIER_RENEW      200
 
 
 static void tier_kick_handler(ngx_event_t *ev);
 static void tier_retry_handler(ngx_event_t *ev);
+static void tier_watch_handler(ngx_event_t *ev);
+static ngx_uint_t tier_watches(ngx_idempotency_tier_t *tier);
+static void tier_tend(ngx_idempotency_tier_t *tier);
+static void tier_renew(ngx_idempotency_tier_t *tier);
+static ngx_msec_t tier_thirds(ngx_idempotency_record_t *rec, ngx_msec_t now);
 
 
 /* whoever owes something sees to it that somebody takes it over */
@@ -41,7 +56,7 @@ ngx_idempotency_tier_kick(ngx_idempotency_shm_t *shm)
     } else if (!tier->retry.timer_set) {
         ngx_idempotency_tier_hand(tier);
 
-    } else if (tier->pauses && shm->sh->tier.asked) {
+    } else if (tier->pauses && shm->sh->tier.asked && !tier->strict) {
         tier->pauses = 0;
         ngx_del_timer(&tier->retry);
 
@@ -66,7 +81,7 @@ tier_retry_handler(ngx_event_t *ev)
     tier->pauses = 0;
 
     if (ngx_idempotency_tier_shared(tier)) {
-        ngx_idempotency_tier_tend(tier);
+        tier_tend(tier);
 
         if (tier->shm->sh->tier.refused) {
             ngx_add_timer(ev, NGX_IDEMPOTENCY_TIER_RETRY);
@@ -77,11 +92,73 @@ tier_retry_handler(ngx_event_t *ev)
 }
 
 
+static void
+tier_watch_handler(ngx_event_t *ev)
+{
+    ngx_uint_t               watches;
+    ngx_idempotency_tier_t  *tier;
+
+    tier = ev->data;
+
+    watches = tier_watches(tier);
+
+    if (ngx_idempotency_tier_shared(tier)) {
+        tier_tend(tier);
+        tier_renew(tier);
+
+    } else if (watches) {
+        tier->backing->tend(tier);
+
+        if (ngx_current_msec - tier->watched >= NGX_IDEMPOTENCY_TIER_IDLE) {
+            tier->watched = ngx_current_msec;
+            ngx_idempotency_tier_refused(tier);
+        }
+
+        ngx_idempotency_tier_inherit(tier);
+    }
+
+    ngx_idempotency_tier_kick(tier->shm);
+
+    ngx_add_timer(ev, watches ? NGX_IDEMPOTENCY_TIER_WATCH
+                              : NGX_IDEMPOTENCY_TIER_IDLE);
+}
+
+
+/* one worker of the zone does */
+
+static ngx_uint_t
+tier_watches(ngx_idempotency_tier_t *tier)
+{
+    ngx_uint_t                  mine;
+    ngx_idempotency_process_t  *self, *watcher;
+
+    if (ngx_idempotency_shm_lock(tier->shm) != NGX_OK) {
+        return 0;
+    }
+
+    self = ngx_idempotency_process_self();
+    watcher = &tier->shm->sh->tier.watcher;
+
+    mine = ngx_idempotency_process_is(watcher, self);
+
+    if (!mine
+        && (watcher->pid == 0 || ngx_idempotency_process_gone(watcher)))
+    {
+        *watcher = *self;
+        mine = 1;
+    }
+
+    ngx_idempotency_shm_unlock(tier->shm);
+
+    return mine;
+}
+
+
 /* what is owed by workers that have gone, or was told in vain, is owed to
    all */
 
-void
-ngx_idempotency_tier_tend(ngx_idempotency_tier_t *tier)
+static void
+tier_tend(ngx_idempotency_tier_t *tier)
 {
     ngx_idempotency_tier_inherit(tier);
 
@@ -91,6 +168,98 @@ ngx_idempotency_tier_tend(ngx_idempotency_tier_t *tier)
     {
         ngx_idempotency_tier_refused(tier);
     }
+}
+
+
+/*
+ * A lease is renewed whenever one third of it more has gone by since the claim
+ * was made.  If its owner died, the claim is in doubt, and that is told.
+ */
+
+static void
+tier_renew(ngx_idempotency_tier_t *tier)
+{
+    ngx_msec_t                  now, then;
+    ngx_uint_t                  died;
+    ngx_queue_t                *q;
+    ngx_idempotency_shm_t      *shm;
+    ngx_idempotency_record_t   *rec;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    shm = tier->shm;
+    sh = &shm->sh->tier;
+    now = ngx_current_msec;
+    died = 0;
+
+    if ((ngx_msec_int_t) (now - sh->renewed) < NGX_IDEMPOTENCY_TIER_RENEW
+        || ngx_idempotency_shm_lock(shm) != NGX_OK)
+    {
+        return;
+    }
+
+    then = sh->renewed;
+    sh->renewed = now;
+
+    for (q = ngx_queue_head(&shm->sh->pending);
+         q != ngx_queue_sentinel(&shm->sh->pending);
+         q = ngx_queue_next(q))
+    {
+        rec = ngx_queue_data(q, ngx_idempotency_record_t, queue);
+
+        if (rec->outcome != NGX_IDEMPOTENCY_PENDING
+            || tier_thirds(rec, now) <= tier_thirds(rec, then))
+        {
+            continue;
+        }
+
+        if (ngx_idempotency_record_alive(rec, now)) {
+            ngx_idempotency_tier_owe(shm, rec);
+
+        } else {
+            died = 1;
+        }
+    }
+
+    ngx_idempotency_shm_unlock(shm);
+
+    if (died) {
+        ngx_idempotency_shm_sweep(shm, now);
+    }
+}
+
+
+/* how many of them have gone by; workers' clocks may differ by a moment */
+
+static ngx_msec_t
+tier_thirds(ngx_idempotency_record_t *rec, ngx_msec_t now)
+{
+    ngx_msec_int_t  since;
+
+    since = (ngx_msec_int_t) (now - rec->recorded);
+
+    return ngx_max(since, 0) / ngx_max(rec->lease / 3, 1);
+}
+
+
+/*
+ * Others have not heard of the doubt: the backing knows nothing of the claim,
+ * or knows it as one of an instance that lives.  Where it lives by its lease
+ * instead, that may have ended.
+ */
+
+ngx_uint_t
+ngx_idempotency_tier_untouched(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec)
+{
+    if (shm->tier == NULL || (rec->owes & NGX_IDEMPOTENCY_OWES_NEVER)
+        || (rec->owes & NGX_IDEMPOTENCY_OWES_HEARD) == 0)
+    {
+        return 1;
+    }
+
+    return !ngx_idempotency_tier_shared(shm->tier)
+           && (rec->owes & (NGX_IDEMPOTENCY_OWES|NGX_IDEMPOTENCY_OWES_AGAIN))
+              == NGX_IDEMPOTENCY_OWES_LISTED;
 }
 
 
@@ -110,21 +279,11 @@ ngx_idempotency_tier_fence(ngx_idempotency_shm_t *shm)
 }
 
 
-ngx_int_t
+void
 ngx_idempotency_tier_init(ngx_idempotency_shm_t *shm)
 {
-    ngx_slab_pool_t            *shpool;
-    ngx_idempotency_tier_sh_t  *sh;
-
-    sh = &shm->sh->tier;
-    shpool = shm->shpool;
-
-    sh->instance = shm->tier->instance;
-    sh->since = shm->sh->fence;
-
-    return ngx_idempotency_filter_init(&sh->filter, shpool,
-                                       (shpool->end - shpool->start)
-                                       / NGX_IDEMPOTENCY_TIER_FILTER);
+    shm->sh->tier.instance = shm->tier->instance;
+    shm->sh->tier.since = shm->sh->fence;
 }
 
 
@@ -182,8 +341,14 @@ ngx_idempotency_tier_init_process(ngx_idempotency_shm_t *shm,
     tier->retry.log = cycle->log;
     tier->retry.cancelable = 1;
 
+    tier->watch.handler = tier_watch_handler;
+    tier->watch.data = tier;
+    tier->watch.log = cycle->log;
+    tier->watch.cancelable = 1;
+
+    ngx_add_timer(&tier->watch, 1);
+
     ngx_idempotency_elsewhere_init_process(tier, cycle);
-    ngx_idempotency_trust_init_process(tier, cycle);
 
     return NGX_OK;
 }
@@ -205,7 +370,6 @@ ngx_idempotency_tier_finish(ngx_idempotency_shm_t *shm)
 void
 ngx_idempotency_tier_exit_process(ngx_idempotency_shm_t *shm)
 {
-    ngx_uint_t               last;
     ngx_idempotency_tier_t  *tier;
 
     tier = shm->tier;
@@ -214,19 +378,10 @@ ngx_idempotency_tier_exit_process(ngx_idempotency_shm_t *shm)
         return;
     }
 
-    if (!ngx_idempotency_tier_shared(tier)) {
-
-        last = ngx_idempotency_trust_exit_process(tier);
-
-        if (!tier->busy || ngx_idempotency_tier_heard(tier)) {
-            ngx_idempotency_tier_hand(tier);
-        }
-
-        /* another worker may be about to trust the zone */
-
-        if (last) {
-            ngx_idempotency_trust_give(tier);
-        }
+    if (!ngx_idempotency_tier_shared(tier)
+        && (!tier->busy || ngx_idempotency_tier_heard(tier)))
+    {
+        ngx_idempotency_tier_hand(tier);
     }
 
     tier->backing->exit_process(tier);

@@ -14,7 +14,6 @@
 
 #include <ngx_event.h>
 #include "ngx_idempotency_backing.h"
-#include "ngx_idempotency_filter.h"
 #include "ngx_idempotency_seal.h"
 #include "ngx_idempotency_workers.h"
 
@@ -109,15 +108,7 @@ typedef struct {
     /* when it was last looked which claims are to be renewed */
     ngx_msec_t                      renewed;
 
-    /* what the filter denies is not in the backing */
-    ngx_idempotency_filter_t        filter;
-    ngx_uint_t                      trusted;
-    /* nobody else was there since then */
-    ngx_msec_t                      alone;
-    /* the last one that is to be told before the filter is filled, or others
-       are let in; NULL: all are that were to be */
-    ngx_idempotency_record_t       *until;
-    /* who fills it, or looks for others beside us */
+    /* the worker that has the backing tended */
     ngx_idempotency_process_t       watcher;
 } ngx_idempotency_tier_sh_t;
 
@@ -179,8 +170,7 @@ struct ngx_idempotency_page_s {
 };
 
 
-/* what stands behind: it answers later, by ngx_idempotency_tier_handed() and
-   ngx_idempotency_tier_told() */
+/* what stands behind: it answers later, by ngx_idempotency_tier_handed() */
 
 typedef struct {
     /* what is pending elsewhere is asked for again: milliseconds at first,
@@ -197,9 +187,6 @@ typedef struct {
     /* NGX_AGAIN, or NGX_OK: batch->rc is set */
     ngx_int_t                     (*hand)(ngx_idempotency_tier_t *tier,
                                        ngx_idempotency_batch_t *batch);
-    /* some of its tokens, behind this one */
-    ngx_int_t                     (*tokens)(ngx_idempotency_tier_t *tier,
-                                       u_char *after);
     /* NULL, or: requests of this worker wait for what is pending elsewhere,
        said again each second while they do; who is told that it has changed
        calls ngx_idempotency_tier_changed() */
@@ -210,11 +197,6 @@ typedef struct {
                                        ngx_idempotency_page_t *page);
     /* now and then, in one worker */
     void                          (*tend)(ngx_idempotency_tier_t *tier);
-    /* NGX_OK: nobody else is at it, and nobody will be until that is given
-       back; NGX_BUSY: somebody is */
-    ngx_int_t                     (*alone)(ngx_idempotency_tier_t *tier);
-    ngx_uint_t                    (*others)(ngx_idempotency_tier_t *tier);
-    void                          (*give)(ngx_idempotency_tier_t *tier);
 
     /* in the master: of a zone that is made, or kept over a reload */
     ngx_int_t                     (*init)(ngx_idempotency_tier_t *tier,
@@ -232,7 +214,7 @@ typedef struct {
 
     /* NULL: it is told one batch at a time.  Or how many of them a worker may
        have on the way: those who share it don't see each other, so that each
-       claim lives by its lease and asks */
+       claim lives by its lease */
     ngx_uint_t                    (*hands)(ngx_idempotency_tier_t *tier);
     /* ... whether it may answer; false: it would not, at once */
     ngx_uint_t                    (*up)(ngx_idempotency_tier_t *tier);
@@ -244,7 +226,7 @@ struct ngx_idempotency_tier_s {
     /* what it is called in the log */
     ngx_str_t                       name;
     ngx_idempotency_shm_t          *shm;
-    /* what is claimed is there before anything is sent */
+    /* an outcome is there before anybody is told of it */
     ngx_uint_t                      strict;
     /* whose claims they are there; its fences lie above this one */
     uint64_t                        instance;
@@ -264,9 +246,8 @@ struct ngx_idempotency_tier_s {
     /* ... when it asks again for what is pending elsewhere */
     ngx_event_t                     again;
 
-    /* ... looks who else is there, and fills the filter */
+    /* ... looks after the backing, and after leases */
     ngx_event_t                     watch;
-    ngx_uint_t                      filling;
     ngx_msec_t                      watched;
 
     /* it was said that some responses can't be opened */
@@ -304,10 +285,6 @@ void ngx_idempotency_owed_aside(ngx_idempotency_shm_t *shm,
 
 ngx_uint_t ngx_idempotency_owed_again(ngx_idempotency_shm_t *shm);
 
-/* all that is owed now is to be told before others are let in */
-
-void ngx_idempotency_owed_until(ngx_idempotency_tier_sh_t *sh);
-
 /* who may take something over for this worker, or NULL */
 
 ngx_idempotency_hander_t *ngx_idempotency_owed_hander(
@@ -327,8 +304,6 @@ void ngx_idempotency_tier_say(ngx_idempotency_tier_t *tier, const char *why);
 
 void ngx_idempotency_tier_handed(ngx_idempotency_tier_t *tier,
     ngx_idempotency_batch_t *batch);
-void ngx_idempotency_tier_told(ngx_idempotency_tier_t *tier,
-    u_char (*tokens)[NGX_IDEMPOTENCY_DIGEST_LEN], ngx_int_t n);
 
 void ngx_idempotency_look_listed(ngx_idempotency_page_t *page);
 
@@ -343,7 +318,7 @@ void ngx_idempotency_tier_refused(ngx_idempotency_tier_t *tier);
 
 /* of a zone that is made, the lock held or nobody there yet */
 
-ngx_int_t ngx_idempotency_tier_init(ngx_idempotency_shm_t *shm);
+void ngx_idempotency_tier_init(ngx_idempotency_shm_t *shm);
 void ngx_idempotency_tier_lost(ngx_idempotency_tier_t *tier,
     const char *error);
 
@@ -352,21 +327,9 @@ ngx_int_t ngx_idempotency_tier_init_process(ngx_idempotency_shm_t *shm,
 void ngx_idempotency_tier_finish(ngx_idempotency_shm_t *shm);
 void ngx_idempotency_tier_exit_process(ngx_idempotency_shm_t *shm);
 
-/* what is owed by workers that have gone, or was told in vain, is owed to
-   all */
-
-void ngx_idempotency_tier_tend(ngx_idempotency_tier_t *tier);
-
 /* many may share what stands behind, each of whose claims live by its lease */
 
 #define ngx_idempotency_tier_shared(tier)  ((tier)->backing->hands != NULL)
-
-/* whether a miss may be an absence, as one worker looks after it */
-
-void ngx_idempotency_trust_init_process(ngx_idempotency_tier_t *tier,
-    ngx_cycle_t *cycle);
-ngx_uint_t ngx_idempotency_trust_exit_process(ngx_idempotency_tier_t *tier);
-void ngx_idempotency_trust_give(ngx_idempotency_tier_t *tier);
 
 /* the number of a claim, that nobody has had and nobody will */
 

@@ -298,24 +298,6 @@ ngx_idempotency_worker_self(void)
 }
 
 
-ngx_uint_t
-ngx_idempotency_workers_others(void)
-{
-    ngx_uint_t  i;
-    ngx_pid_t   pid;
-
-    for (i = 0; i < NGX_IDEMPOTENCY_WORKERS; i++) {
-        pid = workers_sh->slots[i].pid;
-
-        if (pid && pid != ngx_pid && !workers_dead(pid)) {
-            return 1;
-        }
-    }
-
-    return 0;
-}
-
-
 void
 ngx_idempotency_workers_all(ngx_idempotency_workers_t *set)
 {

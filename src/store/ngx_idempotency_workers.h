@@ -64,11 +64,7 @@ void ngx_idempotency_workers_exit_process(ngx_cycle_t *cycle);
 
 ngx_idempotency_worker_t ngx_idempotency_worker_self(void);
 
-/* whether any other one lives */
-
-ngx_uint_t ngx_idempotency_workers_others(void);
-
-/* ... and all that have a slot */
+/* all that have a slot */
 
 void ngx_idempotency_workers_all(ngx_idempotency_workers_t *set);
 

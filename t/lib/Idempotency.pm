@@ -546,7 +546,7 @@ sub config {
 my %stores = (
     '' => sub { '' },
     late => sub { '' },
-    map({ my $sync = $_; $sync => sub { in_file($sync, @_) } } qw(strict batched off)),
+    map({ my $sync = $_; $sync => sub { in_file($sync, @_) } } qw(strict batched)),
     redis => \&in_redis,
 );
 

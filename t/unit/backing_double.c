@@ -11,7 +11,6 @@
 ngx_idempotency_batch_t   *double_batches[DOUBLE_BATCHES];
 ngx_uint_t                 double_handed;
 ngx_idempotency_page_t    *double_page;
-ngx_uint_t                 double_given;
 void                     (*double_answers)(ngx_idempotency_batch_t *batch);
 
 
@@ -22,7 +21,6 @@ double_backing_reset(void)
 
     double_handed = 0;
     double_page = NULL;
-    double_given = 0;
     double_answers = NULL;
 }
 
@@ -106,27 +104,6 @@ double_process(ngx_idempotency_tier_t *tier, ngx_cycle_t *cycle)
 }
 
 
-static ngx_uint_t
-double_others(ngx_idempotency_tier_t *tier)
-{
-    return 0;
-}
-
-
-static ngx_int_t
-double_alone(ngx_idempotency_tier_t *tier)
-{
-    return NGX_BUSY;
-}
-
-
-static void
-double_give(ngx_idempotency_tier_t *tier)
-{
-    double_given++;
-}
-
-
 static void
 double_nothing(ngx_idempotency_tier_t *tier)
 {
@@ -155,9 +132,6 @@ const ngx_idempotency_backing_t  double_backing = {
     .hand = double_hand,
     .list = double_list,
     .tend = double_nothing,
-    .alone = double_alone,
-    .others = double_others,
-    .give = double_give,
     .init = double_init,
     .init_process = double_process,
     .finish = double_nothing,

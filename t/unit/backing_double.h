@@ -27,7 +27,6 @@ extern const ngx_idempotency_backing_t   double_shared;
 extern ngx_idempotency_batch_t          *double_batches[DOUBLE_BATCHES];
 extern ngx_uint_t                        double_handed;
 extern ngx_idempotency_page_t           *double_page;
-extern ngx_uint_t                        double_given;
 
 /* not NULL: whatever is handed over is answered by this, at once */
 

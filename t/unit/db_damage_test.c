@@ -100,11 +100,10 @@ on_disk(void)
     ngx_idempotency_item_t  item;
 
     static ngx_idempotency_sync_e  syncs[] = {
-        NGX_IDEMPOTENCY_SYNC_STRICT, NGX_IDEMPOTENCY_SYNC_BATCHED,
-        NGX_IDEMPOTENCY_SYNC_OFF
+        NGX_IDEMPOTENCY_SYNC_STRICT, NGX_IDEMPOTENCY_SYNC_BATCHED
     };
 
-    for (i = 0; i < 3; i++) {
+    for (i = 0; i < 2; i++) {
         begin(syncs[i], 0);
 
         /* a log that is begun anew is, in any mode */
@@ -162,7 +161,7 @@ max_size(void)
     ngx_uint_t              i, k;
     ngx_idempotency_item_t  item;
 
-    begin(NGX_IDEMPOTENCY_SYNC_OFF, 2 * MEGABYTE);
+    begin(NGX_IDEMPOTENCY_SYNC_BATCHED, 2 * MEGABYTE);
 
     for (i = 0; i < 2000; i++) {
         if (put(i, 5000) != NGX_IDEMPOTENCY_OK) {
@@ -235,7 +234,7 @@ no_space(void)
     struct rlimit           limit, old;
     ngx_idempotency_item_t  item;
 
-    begin(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+    begin(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
     check_equal(put(0, 5000), NGX_IDEMPOTENCY_OK);
 
     signal(SIGXFSZ, SIG_IGN);
@@ -355,7 +354,7 @@ another_program(void)
     sqlite3                 *other;
     ngx_idempotency_item_t   items[2];
 
-    begin(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+    begin(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
     check_equal(put(1, 100), NGX_IDEMPOTENCY_OK);
 
     check_equal(sqlite3_open(file.path, &other), SQLITE_OK);
@@ -397,7 +396,7 @@ read_only(void)
 {
     sqlite3  *other;
 
-    begin(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+    begin(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
     check_equal(put(1, 100), NGX_IDEMPOTENCY_OK);
 
     /* what the library finds where the file may not be written */
@@ -412,13 +411,13 @@ read_only(void)
 
     /* nothing that somebody put into the file is run */
 
-    file_open(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+    file_open(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
     check_equal(put(2, 100), NGX_IDEMPOTENCY_OK);
     file_close();
 
     if (geteuid() != 0) {
         check_equal(chmod(file.path, 0400), 0);
-        file_open(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+        file_open(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
 
         if (file.db) {
             check_equal(commit(3), NGX_ERROR);
@@ -427,7 +426,7 @@ read_only(void)
         }
 
         check_equal(chmod(file.path, 0600), 0);
-        file_open(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+        file_open(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
         check_equal(commit(3), NGX_OK);
     }
 
@@ -476,10 +475,10 @@ gone(void)
         file_remove();
     }
 
-    begin(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+    begin(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
     file_close();
     unlink(file.path);
-    file_open(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+    file_open(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
     check(file.db == NULL);
     check_equal(file_size(""), -1);
     check_equal(file_start(1), NGX_ERROR);
@@ -494,7 +493,7 @@ truncated(void)
     off_t       size;
     ngx_uint_t  i, k;
 
-    begin(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+    begin(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
 
     for (i = 0; i < 100; i++) {
         check_equal(put(i, 5000), NGX_IDEMPOTENCY_OK);
@@ -505,7 +504,7 @@ truncated(void)
 
     /* while it is open */
 
-    file_open(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+    file_open(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
     check_equal(truncate(file.path, 0), 0);
     check_equal(commit(1000), NGX_ERROR);
     check(told("truncated"));
@@ -526,7 +525,7 @@ truncated(void)
         }
 
         check_equal(file_start(0), NGX_OK);
-        file_open(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+        file_open(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
 
         for (k = 0; file_size("") < size; k++) {
             check_equal(put(k, 60000), NGX_IDEMPOTENCY_OK);
@@ -539,7 +538,7 @@ truncated(void)
         check_equal(file_start(1), NGX_ERROR);
         check(strstr(file.error, "is damaged") != NULL
               || strstr(file.error, "not a file of this module") != NULL);
-        file_open(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+        file_open(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
         check(file.db == NULL);
     }
 
@@ -553,21 +552,21 @@ not_ours(void)
     int       fd;
     sqlite3  *other;
 
-    begin(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+    begin(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
     file_close();
 
     check_equal(sqlite3_open(file.path, &other), SQLITE_OK);
-    check_equal(sqlite3_exec(other, "PRAGMA user_version = 2", NULL, NULL,
+    check_equal(sqlite3_exec(other, "PRAGMA user_version = 9", NULL, NULL,
                              NULL), SQLITE_OK);
     check_equal(sqlite3_close(other), SQLITE_OK);
 
     check_equal(file_start(1), NGX_ERROR);
-    check(strstr(file.error, "is of version 2, this module knows 1") != NULL);
-    file_open(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+    check(strstr(file.error, "is of version 9, this module knows 2") != NULL);
+    file_open(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
     check(file.db == NULL);
 
     check_equal(sqlite3_open(file.path, &other), SQLITE_OK);
-    check_equal(sqlite3_exec(other, "PRAGMA user_version = 1;"
+    check_equal(sqlite3_exec(other, "PRAGMA user_version = 2;"
                              "PRAGMA application_id = 5", NULL, NULL, NULL),
                 SQLITE_OK);
     check_equal(sqlite3_close(other), SQLITE_OK);
@@ -611,7 +610,7 @@ damaged(ngx_uint_t *answers)
         return 0;
     }
 
-    file_open(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+    file_open(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
 
     if (file.db == NULL) {
         return 0;
@@ -643,7 +642,7 @@ pages(void)
     uint64_t     state;
     ngx_uint_t   i, kind, answers, silent, rounds;
 
-    begin(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+    begin(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
 
     for (i = 0; i < RECORDS; i++) {
         check_equal(put(i, (i % 10 == 0) ? 20000 : i * 10),
@@ -727,7 +726,7 @@ one_bit(void)
     ngx_uint_t  i;
 
     for (i = 0; i < sizeof(sql) / sizeof(sql[0]); i++) {
-        begin(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+        begin(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
         check_equal(put(1, 100), NGX_IDEMPOTENCY_OK);
         check_equal(put(2, 100), NGX_IDEMPOTENCY_OK);
 

@@ -21,7 +21,7 @@ static void
 begin(void)
 {
     file_make(NULL);
-    file_open(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+    file_open(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
     check(file.db != NULL);
 }
 
@@ -223,7 +223,7 @@ starts(void)
 
     /* the time of what was written counts, too */
 
-    file_open(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+    file_open(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
     file.now = now + FILE_HOUR * 100;
     check_equal(file_has(1), 0);
     file_close();
@@ -234,7 +234,7 @@ starts(void)
     /* numbers that it has not given are another file's */
 
     file.start.instance++;
-    file_open(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+    file_open(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
     check(file.db == NULL);
     check(strstr(file.error, "another file") != NULL);
 
@@ -263,7 +263,7 @@ race(void *data)
     claimed = data;
 
     file.conf.alive = all_alive;
-    file_open(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+    file_open(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
 
     for (i = 0; i < RACE; i += 4) {
 
@@ -326,7 +326,7 @@ claims_until_killed(void *data)
     ngx_idempotency_item_t  item;
 
     done = data;
-    file_open(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+    file_open(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
 
     for (i = 0; i < 100000; i++) {
         file_do(file_outcome(&item, i, 1, DONE, 500));
@@ -366,7 +366,7 @@ interrupted(void)
         check_equal(waitpid(pid, &status, 0), pid);
 
         check_equal(file_start(1), NGX_OK);
-        file_open(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+        file_open(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
 
         for (i = 0, lost = 0; i < *done; i++) {
             lost += (file_has(i) != 1);

@@ -27,7 +27,7 @@ static void
 begin(void)
 {
     file_make(NULL);
-    file_open(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+    file_open(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
     check(file.db != NULL);
 }
 
@@ -123,7 +123,7 @@ ask_absent(void)
     /* it is on disk, too, for others */
 
     file_close();
-    file_open(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+    file_open(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
     check_equal(outcome(1), PENDING);
 
     file_remove();
@@ -586,7 +586,7 @@ numbers_and_sizes(void)
     }
 
     file_close();
-    file_open(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+    file_open(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
 
     for (i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
         check_equal(file_has(100 + i), 1);

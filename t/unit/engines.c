@@ -154,7 +154,7 @@ int __wrap_clock_gettime(clockid_t id, struct timespec *ts);
 static const zone_engine_t  engines_strict = {
     .name = "file, strict",
     .engine = &ngx_idempotency_shm_engine,
-    .is = ZONE_IN_TURN|ZONE_STAYS|ZONE_ALONE|ZONE_OUTLIVES,
+    .is = ZONE_IN_TURN|ZONE_OUTLIVES,
     .open = file_unit_open,
     .begin = file_unit_begin,
     .end = file_unit_end,
@@ -165,18 +165,7 @@ static const zone_engine_t  engines_strict = {
 static const zone_engine_t  engines_batched = {
     .name = "file, batched",
     .engine = &ngx_idempotency_shm_engine,
-    .is = ZONE_IN_TURN|ZONE_STAYS|ZONE_ALONE|ZONE_OUTLIVES,
-    .open = file_unit_open,
-    .begin = file_unit_begin,
-    .end = file_unit_end,
-    .close = file_unit_close,
-    .pass = file_unit_pass,
-};
-
-static const zone_engine_t  engines_off = {
-    .name = "file, off",
-    .engine = &ngx_idempotency_shm_engine,
-    .is = ZONE_IN_TURN|ZONE_STAYS|ZONE_ALONE|ZONE_OUTLIVES,
+    .is = ZONE_IN_TURN|ZONE_OUTLIVES,
     .open = file_unit_open,
     .begin = file_unit_begin,
     .end = file_unit_end,
@@ -268,12 +257,11 @@ file_unit_open(zone_t *z)
     conf.path.len = strlen(file_path);
 
     conf.sync = (z->engine == &engines_strict) ? NGX_IDEMPOTENCY_SYNC_STRICT
-                : (z->engine == &engines_off) ? NGX_IDEMPOTENCY_SYNC_OFF
-                : NGX_IDEMPOTENCY_SYNC_BATCHED;
+                                               : NGX_IDEMPOTENCY_SYNC_BATCHED;
 
     check_equal(ngx_idempotency_file_add(&cf, &z->store, &conf), NGX_OK);
 
-    if (!(z->engine->is & ZONE_ALONE) && file_other.path.len == 0) {
+    if (z->engine == &engines_shared && file_other.path.len == 0) {
         secret = (ngx_idempotency_secret_t *) z->store.secret;
 
         file_other.path = conf.path;
@@ -288,8 +276,6 @@ file_unit_open(zone_t *z)
     }
 }
 
-
-/* a zone that is alone has read what is in the file then */
 
 static void
 file_unit_begin(zone_t *z)
@@ -307,8 +293,6 @@ file_unit_begin(zone_t *z)
 
     file_unit_expire(&z->shm.tier->watch);
     zone_settle(z);
-
-    check_equal(z->shm.sh->tier.trusted, (z->engine->is & ZONE_ALONE) != 0);
 }
 
 
@@ -401,7 +385,7 @@ file_unit_pass(zone_t *z)
     for (i = 0; i < FILE_VIEWS; i++) {
         tier = file_tiers[i];
 
-        if (tier && (tier->filling || tier->shm->sh->tier.first)) {
+        if (tier && tier->shm->sh->tier.first) {
             file_unit_expire(&tier->watch);
             return 1;
         }
@@ -551,7 +535,6 @@ static const zone_engine_t  *engines[] = {
 #if (NGX_IDEMPOTENCY_FILE)
     &engines_strict,
     &engines_batched,
-    &engines_off,
     &engines_shared,
 #endif
     NULL

@@ -1,7 +1,6 @@
 
 /*
- * Who lives, by the locks of real processes, which end at any point; and
- * whoever claims without asking is alone, with everybody else knowing it.
+ * Who lives, by the locks of real processes, which end at any point.
  */
 
 
@@ -16,77 +15,24 @@
 #define STORE      ((uint64_t) 1700000000 << NGX_IDEMPOTENCY_OWNERS_STORE_SHIFT)
 
 
-/* what an instance does, by its own account */
-
-enum {
-    NOTHING = 0,
-    WAITS,
-    ASKS,
-    ALONE
-};
-
-
 typedef struct {
     ngx_atomic_t           number;
     volatile ngx_uint_t    stop;
 
     volatile ngx_uint_t    step[INSTANCES];
     volatile ngx_uint_t    does[INSTANCES];
-
-    ngx_atomic_t           alone;
-    ngx_atomic_t           asked;
-    ngx_atomic_t           waited;
-    ngx_atomic_t           both;
 } shared_t;
 
 
 typedef struct {
     ngx_uint_t             id;
-    uint64_t               seed;
-    int                    fd;
-    /* looks for "alone" before it shows itself: the mistake that a newcomer
-       could make */
-    ngx_uint_t             looks_first;
 } process_t;
 
 
 static char        dir[32];
 static char        path[64];
 static shared_t   *shared;
-static uint64_t   *dawdles;
 static process_t   processes[INSTANCES];
-
-
-/* a process that dawdles lets others in between any two of its locks */
-
-int __real_fcntl64(int fd, int cmd, ...);
-int __wrap_fcntl64(int fd, int cmd, void *arg);
-int __wrap_fcntl(int fd, int cmd, void *arg);
-
-
-int
-__wrap_fcntl64(int fd, int cmd, void *arg)
-{
-    int        rc;
-    ngx_err_t  err;
-
-    rc = __real_fcntl64(fd, cmd, arg);
-
-    if (dawdles) {
-        err = ngx_errno;
-        usleep(unit_below(dawdles, 300));
-        ngx_set_errno(err);
-    }
-
-    return rc;
-}
-
-
-int
-__wrap_fcntl(int fd, int cmd, void *arg)
-{
-    return __wrap_fcntl64(fd, cmd, arg);
-}
 
 
 static void
@@ -303,56 +249,8 @@ numbers(void)
     check(ngx_idempotency_owners_alive(c, STORE + 1));
     check(ngx_idempotency_owners_others(c, STORE));
     check(ngx_idempotency_owners_strangers(c, STORE));
-    check(!ngx_idempotency_owners_may_claim(c));
     check_equal(ngx_idempotency_owners_hold(c, STORE), NGX_ERROR);
-    check_equal(ngx_idempotency_owners_take_alone(c, STORE), NGX_BUSY);
     check_equal(ngx_idempotency_owners_commit_lock(c), NGX_ERROR);
-
-    stop();
-}
-
-
-static void
-being_alone(void)
-{
-    int  a, b;
-
-    start();
-
-    a = opened();
-    b = opened();
-
-    check_equal(ngx_idempotency_owners_hold(a, STORE + 1), NGX_OK);
-    check(ngx_idempotency_owners_may_claim(a));
-
-    check_equal(ngx_idempotency_owners_take_alone(a, STORE + 1), NGX_OK);
-    check_equal(ngx_idempotency_owners_take_alone(a, STORE + 1), NGX_OK);
-
-    check(ngx_idempotency_owners_may_claim(a));
-
-    /* a newcomer */
-
-    check_equal(ngx_idempotency_owners_hold(b, STORE + 2), NGX_OK);
-    check(!ngx_idempotency_owners_may_claim(b));
-    check_equal(ngx_idempotency_owners_take_alone(b, STORE + 2), NGX_BUSY);
-
-    check(ngx_idempotency_owners_others(a, STORE + 1));
-    check(!ngx_idempotency_owners_may_claim(b));
-
-    ngx_idempotency_owners_give_alone(a);
-    check(ngx_idempotency_owners_may_claim(b));
-
-    /* now both ask; a failed attempt leaves nothing behind */
-
-    check_equal(ngx_idempotency_owners_take_alone(a, STORE + 1), NGX_BUSY);
-    check_equal(ngx_idempotency_owners_take_alone(b, STORE + 2), NGX_BUSY);
-    check(ngx_idempotency_owners_may_claim(a));
-    check(ngx_idempotency_owners_may_claim(b));
-
-    close(a);
-    check_equal(ngx_idempotency_owners_take_alone(b, STORE + 2), NGX_OK);
-
-    close(b);
 
     stop();
 }
@@ -383,7 +281,6 @@ holds(void *data)
 
     fd = opened();
     check_equal(ngx_idempotency_owners_hold(fd, STORE + 1), NGX_OK);
-    check_equal(ngx_idempotency_owners_take_alone(fd, STORE + 1), NGX_OK);
 
     /* a worker, which is an orphan when this has gone */
 
@@ -426,8 +323,7 @@ to_the_last(void)
         worker = shared->number;
 
         check(ngx_idempotency_owners_alive(fd, STORE + 1));
-        check(!ngx_idempotency_owners_may_claim(fd));
-
+    
         if (i % 2) {
             kill_and_reap(master);
 
@@ -436,8 +332,7 @@ to_the_last(void)
         }
 
         check(ngx_idempotency_owners_alive(fd, STORE + 1));
-        check(!ngx_idempotency_owners_may_claim(fd));
-
+    
         if (i % 2 == 0) {
             kill_and_reap(master);
         }
@@ -448,10 +343,6 @@ to_the_last(void)
 
         check(!ngx_idempotency_owners_alive(fd, STORE + 1));
         check(!ngx_idempotency_owners_others(fd, STORE));
-
-        if (!check(ngx_idempotency_owners_may_claim(fd))) {
-            break;
-        }
     }
 
     close(fd);
@@ -613,235 +504,13 @@ one_commits(void)
 }
 
 
-/*
- * One that claims alone and another that claims by asking, both at a time: the
- * first knows nothing of the second, which executes what he has claimed.
- */
-
-static void
-together(void)
-{
-    ngx_uint_t  i, alone, asking;
-
-    alone = 0;
-    asking = 0;
-
-    for (i = 0; i < INSTANCES; i++) {
-        alone += (shared->does[i] == ALONE);
-        asking += (shared->does[i] == ASKS);
-    }
-
-    if (alone > 1 || (alone && asking)) {
-        ngx_atomic_fetch_add(&shared->both, 1);
-    }
-}
-
-
-static void
-does(process_t *p, ngx_uint_t what)
-{
-    ngx_uint_t  i, n;
-
-    shared->does[p->id] = what;
-    ngx_memory_barrier();
-
-    n = unit_below(&p->seed, 4);
-
-    for (i = 0; i <= n; i++) {
-        together();
-        usleep(unit_below(&p->seed, 200));
-    }
-
-    together();
-
-    ngx_memory_barrier();
-    shared->does[p->id] = NOTHING;
-}
-
-
-/* may this one claim now?  If not, it waits for him who is alone */
-
-static ngx_uint_t
-comes_in(process_t *p, uint64_t number)
-{
-    ngx_uint_t  may;
-
-    if (p->looks_first) {
-        may = ngx_idempotency_owners_may_claim(p->fd);
-        check_equal(ngx_idempotency_owners_hold(p->fd, number), NGX_OK);
-
-        return may;
-    }
-
-    check_equal(ngx_idempotency_owners_hold(p->fd, number), NGX_OK);
-
-    return ngx_idempotency_owners_may_claim(p->fd);
-}
-
-
-static void
-lives(process_t *p)
-{
-    uint64_t    number;
-    ngx_uint_t  n;
-
-    number = ngx_atomic_fetch_add(&shared->number, 1) + 1;
-
-    p->fd = opened();
-
-    if (!comes_in(p, number)) {
-        ngx_atomic_fetch_add(&shared->waited, 1);
-        shared->does[p->id] = WAITS;
-
-        while (!ngx_idempotency_owners_may_claim(p->fd)) {
-            usleep(unit_below(&p->seed, 100));
-        }
-    }
-
-    for (n = unit_below(&p->seed, 4); n; n--) {
-
-        if (ngx_idempotency_owners_take_alone(p->fd, number) == NGX_OK) {
-            ngx_atomic_fetch_add(&shared->alone, 1);
-
-            do {
-                does(p, ALONE);
-            } while (!ngx_idempotency_owners_others(p->fd, number)
-                     && unit_below(&p->seed, 50));
-
-            ngx_idempotency_owners_give_alone(p->fd);
-
-        } else {
-            ngx_atomic_fetch_add(&shared->asked, 1);
-            does(p, ASKS);
-        }
-    }
-
-    close(p->fd);
-}
-
-
-static void
-lives_again(void *data)
-{
-    process_t  *p = data;
-
-    dawdles = &p->seed;
-
-    while (!shared->stop) {
-        lives(p);
-        usleep(unit_below(&p->seed, 10000));
-    }
-}
-
-
-/*
- * Instances come, claim, and go, each under a number of its own; some are
- * stopped for a while, some killed.  Of the dead nobody thinks that they claim.
- */
-
-static void
-instances(ngx_uint_t deaths, ngx_uint_t looks_first)
-{
-    int         status;
-    uint64_t    seed;
-    ngx_pid_t   pids[INSTANCES];
-    ngx_uint_t  i, n;
-
-    seed = unit_setting("UNIT_SEED", getpid());
-    unit_note("UNIT_SEED=%llu", (unsigned long long) seed);
-
-    for (i = 0; i < INSTANCES; i++) {
-        processes[i].id = i;
-        processes[i].looks_first = looks_first;
-        processes[i].seed = unit_random(&seed);
-        pids[i] = unit_fork(lives_again, &processes[i]);
-    }
-
-    for (n = 0; n < deaths && !shared->both; n++) {
-
-        usleep(unit_below(&seed, 3000));
-
-        i = unit_below(&seed, INSTANCES);
-
-        kill(pids[i], SIGSTOP);
-        check_equal(waitpid(pids[i], &status, WUNTRACED), pids[i]);
-        check(WIFSTOPPED(status));
-
-        if (unit_below(&seed, 3) == 0) {
-            usleep(unit_below(&seed, 3000));
-            kill(pids[i], SIGCONT);
-            continue;
-        }
-
-        shared->does[i] = NOTHING;
-        kill_and_reap(pids[i]);
-
-        processes[i].seed = unit_random(&seed);
-        pids[i] = unit_fork(lives_again, &processes[i]);
-    }
-
-    shared->stop = 1;
-
-    for (i = 0; i < INSTANCES; i++) {
-        unit_wait(pids[i]);
-    }
-
-    unit_note("%u deaths: %u times alone, %u asked, %u waited", (unsigned) n,
-              (unsigned) shared->alone, (unsigned) shared->asked,
-              (unsigned) shared->waited);
-}
-
-
-static void
-one_sees_the_other(void)
-{
-    int  fd;
-
-    start();
-
-    instances(unit_setting("UNIT_DEATHS", 1000), 0);
-
-    check_equal(shared->both, 0);
-    check(shared->alone > 0);
-    check(shared->asked > 0);
-    check(shared->waited > 0);
-
-    /* nobody is left */
-
-    fd = opened();
-    check(!ngx_idempotency_owners_others(fd, 0));
-    check(ngx_idempotency_owners_may_claim(fd));
-    close(fd);
-
-    stop();
-}
-
-
-/* the case above would notice */
-
-static void
-who_looks_first_is_caught(void)
-{
-    start();
-
-    instances(100000, 1);
-
-    check(shared->both > 0);
-
-    stop();
-}
-
-
 static unit_case_t  cases[] = {
     { "a file of its own, and nothing else in its place", the_file },
     { "long paths", long_paths },
     { "numbers: one's own, others', of another store", numbers },
-    { "alone, until another comes", being_alone },
     { "an instance lives until its last process has gone", to_the_last },
     { "a binary upgrade does not take it along", over_exec },
     { "one commits, others queue, whoever dies", one_commits },
-    { "alone and asking at a time: never", one_sees_the_other },
-    { "... as a newcomer that looks first would", who_looks_first_is_caught },
     unit_cases_end
 };
 

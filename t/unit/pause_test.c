@@ -1,8 +1,8 @@
 
 /*
- * When a zone tells what stands behind it: at once, or with what comes next;
- * and that it trusts itself no more once it was wrong.  By a backing that has
- * only what it was handed, and answers when it is told to.
+ * When a zone tells what stands behind it: at once, or with what comes next.
+ * By a backing that has only what it was handed, and answers when it is told
+ * to.
  */
 
 
@@ -46,10 +46,8 @@ answer(ngx_idempotency_batch_t *batch)
 }
 
 
-/* a zone that trusts itself, if it is not to ask */
-
 static void
-begin(ngx_uint_t strict, ngx_uint_t asks)
+begin(ngx_uint_t strict)
 {
     ngx_slab_pool_t  *pool;
 
@@ -96,8 +94,6 @@ begin(ngx_uint_t strict, ngx_uint_t asks)
     double_become(0);
 
     check_equal(ngx_idempotency_tier_init_process(&shm, &unit_cycle), NGX_OK);
-
-    shm.sh->tier.trusted = !asks;
 }
 
 
@@ -220,22 +216,56 @@ passes(void)
 }
 
 
+/* what asked for it was answered, and asks again */
+
+static void
+hears(ngx_idempotency_claim_t *claim)
+{
+    if (claim->op.waiting) {
+        ngx_idempotency_shm_dequeue(&claim->op);
+    }
+
+    claim->op.now = ngx_current_msec;
+
+    check_equal(ngx_idempotency_shm_engine.claim(&store, claim), NGX_OK);
+    check_equal(claim->op.result, NGX_IDEMPOTENCY_CLAIMED);
+}
+
+
+/* claims that are granted */
+
+static void
+claimed(ngx_idempotency_claim_t *claims, ngx_uint_t n)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; i < n; i++) {
+        claim(&claims[i], 'a' + i);
+    }
+
+    while (taken()) {
+        answers(1);
+    }
+
+    for (i = 0; i < n; i++) {
+        hears(&claims[i]);
+    }
+}
+
+
 /* nobody waits: what comes behind one is gathered */
 
 static void
 gathered(void)
 {
-    ngx_idempotency_claim_t  claims[3];
+    ngx_idempotency_claim_t  claims[4];
 
-    begin(0, 0);
+    begin(0);
+    claimed(claims, 4);
 
-    claim(&claims[0], 'a');
-    check_equal(claims[0].op.result, NGX_IDEMPOTENCY_CLAIMED);
+    complete(&claims[0]);
     check_equal(taken(), 1);
-
-    claim(&claims[1], 'b');
     complete(&claims[1]);
-    claim(&claims[2], 'c');
     answers(1);
 
     check_equal(taken(), 0);
@@ -243,12 +273,7 @@ gathered(void)
     complete(&claims[2]);
     check_equal(taken(), 0);
     check(passes());
-
-    /* a claim and its outcome are one */
-
     check_equal(taken(), 2);
-    check_equal(double_batches[0]->items[0].outcome, NGX_IDEMPOTENCY_NOT_KEPT);
-    check_equal(double_batches[0]->items[1].outcome, NGX_IDEMPOTENCY_NOT_KEPT);
 
     /* nothing comes: whatever comes later is told at once */
 
@@ -259,14 +284,14 @@ gathered(void)
     check_equal(taken(), 0);
     check_equal(shm.sh->tier.hander.process.pid, 0);
 
-    complete(&claims[0]);
+    complete(&claims[3]);
     check_equal(taken(), 1);
 
     /* an end waits for no pause */
 
     answers(1);
-    claim(&claims[0], 'd');
-    check_equal(taken(), 0);
+    claim(&claims[0], 'x');
+    ngx_idempotency_shm_dequeue(&claims[0].op);
     end();
 }
 
@@ -276,29 +301,63 @@ gathered(void)
 static void
 asked(void)
 {
-    ngx_idempotency_claim_t  claims[3];
+    ngx_idempotency_claim_t  claims[2], late;
 
-    begin(0, 0);
-
-    claim(&claims[0], 'a');
-    answers(1);
-    claim(&claims[1], 'b');
-    check_equal(taken(), 0);
-
-    shm.sh->tier.trusted = 0;
-    claim(&claims[2], 'c');
-    check_equal(claims[2].op.waiting, 1);
-    check_equal(taken(), 2);
-    check_equal(double_batches[0]->items[0].what, NGX_IDEMPOTENCY_ITEM_PUT);
-    check_equal(double_batches[0]->items[1].what, NGX_IDEMPOTENCY_ITEM_ASK);
-    shm.sh->tier.trusted = 1;
+    begin(0);
+    claimed(claims, 2);
 
     complete(&claims[0]);
     answers(1);
+    complete(&claims[1]);
+    check_equal(taken(), 0);
+
+    claim(&late, 'x');
+    check_equal(late.op.waiting, 1);
+    check_equal(taken(), 2);
+    check_equal(double_batches[0]->items[0].what, NGX_IDEMPOTENCY_ITEM_PUT);
+    check_equal(double_batches[0]->items[1].what, NGX_IDEMPOTENCY_ITEM_ASK);
+    answers(1);
+    hears(&late);
+
+    complete(&late);
     check_equal(taken(), 1);
 
-    ngx_idempotency_shm_dequeue(&claims[2].op);
     end();
+}
+
+
+/* a claim is there before anybody is told that he has it, whatever the mode;
+   one that asks for the same waits for the same answer */
+
+static void
+granted(void)
+{
+    ngx_uint_t               strict;
+    ngx_idempotency_claim_t  claims[2];
+
+    for (strict = 0; strict < 2; strict++) {
+
+        begin(strict);
+
+        claim(&claims[0], 'a');
+        check_equal(claims[0].op.waiting, 1);
+        claim(&claims[1], 'a');
+        check_equal(claims[1].op.waiting, 1);
+
+        check_equal(taken(), 1);
+        check_equal(double_batches[0]->items[0].what, NGX_IDEMPOTENCY_ITEM_ASK);
+        answers(1);
+        check_equal(taken(), 0);
+
+        hears(&claims[0]);
+
+        ngx_idempotency_shm_dequeue(&claims[1].op);
+        check_equal(ngx_idempotency_shm_engine.claim(&store, &claims[1]),
+                    NGX_OK);
+        check_equal(claims[1].op.result, NGX_IDEMPOTENCY_BOUND);
+
+        end();
+    }
 }
 
 
@@ -307,7 +366,7 @@ strict_alone(void)
 {
     ngx_idempotency_claim_t  claims[2];
 
-    begin(1, 0);
+    begin(1);
 
     claim(&claims[0], 'a');
     check_equal(taken(), 1);
@@ -336,7 +395,7 @@ strict_together(void)
 
     for (i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 
-        begin(1, 0);
+        begin(1);
 
         claim(&claims[0], 'a');
         claim(&claims[1], 'b');
@@ -362,80 +421,6 @@ strict_together(void)
 }
 
 
-/* what another one has was not granted to anybody, and is asked for */
-
-static void
-stale(void)
-{
-    ngx_idempotency_claim_t    claims[2];
-    ngx_idempotency_record_t  *rec;
-
-    begin(1, 0);
-
-    claim(&claims[0], 'a');
-    claim(&claims[1], 'b');
-    check_equal(claims[0].op.waiting, 1);
-    check_equal(taken(), 1);
-
-    /* what had its token before may have been known */
-
-    rec = ngx_idempotency_record_current(&shm, claims[0].op.token,
-                                         ngx_current_msec);
-    rec->known = 1;
-
-    unit_expect("bound by another one");
-    says = NGX_IDEMPOTENCY_STALE;
-    answers(1);
-    says = NGX_IDEMPOTENCY_OK;
-
-    check_equal(shm.sh->tier.trusted, 0);
-    /* the release of its own is told last */
-
-    check(shm.sh->tier.until != NULL
-          && shm.sh->tier.until->token[0] == 'a');
-
-    rec = ngx_idempotency_record_current(&shm, claims[0].op.token,
-                                         ngx_current_msec);
-    check(rec == NULL);
-
-    ngx_idempotency_shm_dequeue(&claims[0].op);
-    claims[0].op.now = ngx_current_msec;
-    check_equal(ngx_idempotency_shm_engine.claim(&store, &claims[0]),
-                NGX_AGAIN);
-    answers(1);
-
-    check_equal(taken(), 1);
-    check_equal(double_batches[0]->items[0].what, NGX_IDEMPOTENCY_ITEM_ASK);
-    check_equal(double_batches[0]->items[0].token[0], 'a');
-
-    ngx_idempotency_shm_dequeue(&claims[0].op);
-    ngx_idempotency_shm_dequeue(&claims[1].op);
-    end();
-}
-
-
-/* a worker that goes gives nothing away that another one may count on */
-
-static void
-leaves(void)
-{
-    ngx_uint_t  i;
-
-    begin(0, 1);
-    double_renew(1);
-    end();
-    check_equal(double_given, 0);
-
-    for (i = 1; i < NGX_IDEMPOTENCY_WORKERS; i++) {
-        double_workers[i].state = DOUBLE_DEAD;
-    }
-
-    begin(0, 1);
-    end();
-    check_equal(double_given, 1);
-}
-
-
 /* of the event loop: what was put off until then */
 
 static void
@@ -457,7 +442,7 @@ over(void)
 
     behind = &double_shared;
     ngx_queue_init(&ngx_posted_events);
-    begin(0, 1);
+    begin(0);
 
     claim(&c, 'a');
     round_ends();
@@ -502,7 +487,7 @@ again(void)
 
     behind = &double_shared;
     ngx_queue_init(&ngx_posted_events);
-    begin(0, 1);
+    begin(0);
 
     claim(&c[0], 'a');
     round_ends();
@@ -521,8 +506,8 @@ again(void)
     check_equal(shm.sh->tier.failing, 1);
 
     ngx_current_msec += 1000;
-    ngx_idempotency_tier_tend(&tier);
-    ngx_idempotency_tier_kick(&shm);
+    ngx_del_timer(&tier.watch);
+    tier.watch.handler(&tier.watch);
     round_ends();
     check_equal(taken(), 1);
 
@@ -549,10 +534,9 @@ again(void)
 static unit_case_t  cases[] = {
     { "what nobody waits for is gathered", gathered },
     { "who asks is not kept waiting", asked },
+    { "a claim is there before it is granted", granted },
     { "strict: one by one, at once", strict_alone },
     { "strict: together, a moment later", strict_together },
-    { "strict: what another one has is not granted", stale },
-    { "a worker that goes, and the last one", leaves },
     { "what is granted when its lease may be over is given back", over },
     { "available again: when all is told that was in vain", again },
     unit_cases_end

@@ -832,13 +832,6 @@ batched(void)
 }
 
 
-static void
-off(void)
-{
-    holds(NGX_IDEMPOTENCY_SYNC_OFF);
-}
-
-
 /* what this test is worth: a disk that lies is found out in any mode */
 
 static void
@@ -847,13 +840,12 @@ a_disk_that_lies(void)
     ngx_uint_t  i;
 
     static ngx_idempotency_sync_e  syncs[] = {
-        NGX_IDEMPOTENCY_SYNC_STRICT, NGX_IDEMPOTENCY_SYNC_BATCHED,
-        NGX_IDEMPOTENCY_SYNC_OFF
+        NGX_IDEMPOTENCY_SYNC_STRICT, NGX_IDEMPOTENCY_SYNC_BATCHED
     };
 
     disk_lies(1);
 
-    for (i = 0; i < 3; i++) {
+    for (i = 0; i < 2; i++) {
         lives(syncs[i], 30);
         check(machine->refused + machine->wrong + machine->lost > 0);
         done();
@@ -878,7 +870,7 @@ a_careless_file(void)
 
     careless = "PRAGMA synchronous = OFF";
 
-    lives(NGX_IDEMPOTENCY_SYNC_OFF, 40);
+    lives(NGX_IDEMPOTENCY_SYNC_BATCHED, 40);
     check(machine->refused + machine->wrong > 0);
     done();
 
@@ -889,7 +881,6 @@ a_careless_file(void)
 static unit_case_t  cases[] = {
     { "strict: what was answered is there", strict },
     { "batched: what was there at the last sync is there", batched },
-    { "off: a file that is whole, and has all after a clean stop", off },
     { "a disk that lies is found out", a_disk_that_lies },
     { "... and a file that is synced too seldom", a_careless_file },
     unit_cases_end

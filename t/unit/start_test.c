@@ -730,13 +730,13 @@ what_it_is_not(void)
     refused_by_both("\" is a file of another program, or damaged");
 
     put_at(path, 68, "idem", 4);
-    put_at(path, 60, "\0\0\0\2", 4);
-    refused_by_both("\" is of version 2, and this module knows version 1");
+    put_at(path, 60, "\0\0\0\11", 4);
+    refused_by_both("\" is of version 9, and this module knows version 2");
 
     put_at(path, 60, "\0\0\0\0", 4);
-    refused_by_both("\" is of version 0, and this module knows version 1");
+    refused_by_both("\" is of version 0, and this module knows version 2");
 
-    put_at(path, 60, "\0\0\0\1", 4);
+    put_at(path, 60, "\0\0\0\2", 4);
     check_equal(unlink(beside("-wal")), 0);
     (void) begin_and_end();
 

@@ -203,7 +203,7 @@ conflict_whatever_the_outcome(void)
 
         check(other.fence == op.fence
               || (bound[i].outcome == NGX_IDEMPOTENCY_IN_DOUBT
-                  && !zone_is(ZONE_STAYS)));
+                  && !zone_is(ZONE_ALONE)));
         check(replayed(&other, bound[i].size ? 1 : 0));
         op_responded(&other, bound[i].size, op.fence);
 

@@ -22,7 +22,6 @@
 
 #define WINDOW   400
 #define LEASE    100
-#define PAGE     3
 #define LIVES    6
 
 
@@ -63,8 +62,6 @@ typedef struct {
     ngx_uint_t                 up;
     ngx_uint_t                 exiting;
     ngx_uint_t                 flying;
-    ngx_uint_t                 reads;
-    u_char                     after[NGX_IDEMPOTENCY_DIGEST_LEN];
 } worker_t;
 
 typedef enum {
@@ -93,7 +90,6 @@ static group_t     groups[GROUPS];
 static worker_t    workers[WORKERS];
 static actor_t     actors[ACTORS];
 static truth_t     truths[TOKENS];
-static ngx_int_t   lonely;
 static ngx_uint_t  failing, crammed;
 static ngx_uint_t  executions, replays, doubts, refusals;
 static int64_t     base;
@@ -150,32 +146,19 @@ alive(void *data, uint64_t instance)
 }
 
 
-static ngx_uint_t
-may_claim(worker_t *w)
-{
-    ngx_uint_t  i;
-
-    if (lonely == -1 || lonely == group_of(w) - groups) {
-        return 1;
-    }
-
-    for (i = 0; i < w->tier.batches->n; i++) {
-        if (w->tier.batches->items[i].what == NGX_IDEMPOTENCY_ITEM_ASK) {
-            return 0;
-        }
-    }
-
-    return 1;
-}
-
-
 /* as a file that has no room for one claim more */
 
 static ngx_uint_t
 refused(ngx_idempotency_item_t *item)
 {
-    item->full = (crammed && item->what == NGX_IDEMPOTENCY_ITEM_PUT
-                  && item->outcome == NGX_IDEMPOTENCY_PENDING);
+    item->full = (crammed
+                  && (item->what == NGX_IDEMPOTENCY_ITEM_ASK
+                      || (item->what == NGX_IDEMPOTENCY_ITEM_PUT
+                          && item->outcome == NGX_IDEMPOTENCY_PENDING)));
+
+    if (item->full) {
+        item->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+    }
 
     return item->full;
 }
@@ -191,7 +174,7 @@ commit(worker_t *w)
     batch->rc = NGX_ERROR;
     strcpy(batch->error, "unit");
 
-    if ((failing && unit_below(&seed, 3)) || !may_claim(w)) {
+    if (failing && unit_below(&seed, 3)) {
         return;
     }
 
@@ -232,60 +215,12 @@ backing_hand(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
 }
 
 
-static ngx_int_t
-backing_tokens(ngx_idempotency_tier_t *tier, u_char *after)
-{
-    worker_t  *w = (worker_t *) tier;
-
-    w->reads = after ? 2 : 1;
-
-    if (after) {
-        ngx_memcpy(w->after, after, NGX_IDEMPOTENCY_DIGEST_LEN);
-    }
-
-    return NGX_OK;
-}
-
-
 static void
 backing_tend(ngx_idempotency_tier_t *tier)
 {
     if (unit_below(&seed, 4) == 0) {
         check(ngx_idempotency_db_tidy(group_of(tier)->db, backing_now(tier), 3)
               != NGX_ERROR);
-    }
-}
-
-
-static ngx_uint_t
-backing_others(ngx_idempotency_tier_t *tier)
-{
-    return groups[&groups[GROUPS - 1] - group_of(tier)].up;
-}
-
-
-static ngx_int_t
-backing_alone(ngx_idempotency_tier_t *tier)
-{
-    ngx_int_t  me;
-
-    me = group_of(tier) - groups;
-
-    if ((lonely != -1 && lonely != me) || backing_others(tier)) {
-        return NGX_BUSY;
-    }
-
-    lonely = me;
-
-    return NGX_OK;
-}
-
-
-static void
-backing_give(ngx_idempotency_tier_t *tier)
-{
-    if (lonely == group_of(tier) - groups) {
-        lonely = -1;
     }
 }
 
@@ -333,11 +268,7 @@ static const ngx_idempotency_backing_t  backing = {
     .seldom = 50,
     .now = backing_now,
     .hand = backing_hand,
-    .tokens = backing_tokens,
     .tend = backing_tend,
-    .alone = backing_alone,
-    .others = backing_others,
-    .give = backing_give,
     .init = backing_init,
     .init_process = backing_init_process,
     .finish = backing_finish,
@@ -364,7 +295,6 @@ worker_up(ngx_uint_t n)
     w->up = 1;
     w->exiting = 0;
     w->flying = 0;
-    w->reads = 0;
 
     if (w != first) {
         w->shm = first->shm;
@@ -377,7 +307,6 @@ worker_up(ngx_uint_t n)
     }
 
     w->tier.busy = 0;
-    w->tier.filling = 0;
     ngx_memzero(&w->tier.retry, sizeof(ngx_event_t));
     ngx_memzero(&w->tier.again, sizeof(ngx_event_t));
     ngx_memzero(&w->tier.watch, sizeof(ngx_event_t));
@@ -409,7 +338,7 @@ group_up(ngx_uint_t n)
 
     file.conf.alive = alive;
     file.conf.data = group;
-    file_open(NGX_IDEMPOTENCY_SYNC_OFF, 0);
+    file_open(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
     check(file.db != NULL);
     group->db = file.db;
     file.db = NULL;
@@ -541,10 +470,6 @@ worker_killed(ngx_uint_t n)
 static void
 group_gone(ngx_uint_t n)
 {
-    if (lonely == (ngx_int_t) n) {
-        lonely = -1;
-    }
-
     groups[n].up = 0;
     ngx_idempotency_db_close(groups[n].db);
     unit_unshared(groups[n].zone.shm.addr, ZONE);
@@ -606,7 +531,7 @@ group_busy(ngx_uint_t n)
         }
     }
 
-    return failing;
+    return failing || crammed;
 }
 
 
@@ -1002,9 +927,7 @@ expire_timer(ngx_event_t *ev)
 static void
 worker_runs(ngx_uint_t n)
 {
-    u_char      tokens[PAGE][NGX_IDEMPOTENCY_DIGEST_LEN];
-    worker_t   *w;
-    ngx_uint_t  reads;
+    worker_t  *w;
 
     w = &workers[n];
 
@@ -1018,25 +941,12 @@ worker_runs(ngx_uint_t n)
     expire_timer(&w->tier.again);
     expire_timer(&w->tier.watch);
 
-    /* one that isn't let in waits for some time */
-
-    if (w->flying && unit_below(&seed, 2)
-        && (may_claim(w) || unit_below(&seed, 20) == 0))
-    {
+    if (w->flying && unit_below(&seed, 2)) {
         commit(w);
         w->flying = 0;
         ngx_idempotency_tier_handed(&w->tier, w->tier.batches);
     }
 
-    if (w->reads && unit_below(&seed, 2)) {
-        reads = w->reads;
-        w->reads = 0;
-
-        ngx_idempotency_tier_told(&w->tier, tokens,
-                                  ngx_idempotency_db_tokens(group_of(w)->db,
-                                      reads == 2 ? w->after : NULL, tokens,
-                                      PAGE));
-    }
 }
 
 
@@ -1141,7 +1051,7 @@ upset(void)
 
     n = unit_below(&seed, WORKERS);
 
-    switch (unit_below(&seed, 11)) {
+    switch (unit_below(&seed, 12)) {
 
     case 0:
         if (workers[n].up) {
@@ -1197,6 +1107,10 @@ upset(void)
         ngx_current_msec += unit_below(&seed, WINDOW);
         break;
 
+    case 9:
+        crammed = !crammed;
+        break;
+
     default:
         if (workers[n].up) {
             memory_is_short(&workers[n].shm);
@@ -1246,6 +1160,7 @@ settle(void)
     actor_t    *a;
 
     failing = 0;
+    crammed = 0;
 
     for (i = 0; i < GROUPS; i++) {
         if (!groups[i].up) {
@@ -1341,7 +1256,6 @@ life_begins(uint64_t first, ngx_uint_t is_strict, ngx_uint_t is_killed)
     ngx_memzero(workers, sizeof(workers));
 
     ngx_current_msec = 100000;
-    lonely = -1;
     failing = crammed = 0;
     executions = replays = doubts = refusals = 0;
 
@@ -1423,47 +1337,23 @@ strict_and_killed(void)
 
 
 static void
+batched_and_killed(void)
+{
+    lives(0, 1);
+}
+
+
+static void
 batched(void)
 {
     lives(0, 0);
 }
 
 
-/* --- one after the other: who is let in, and when ------------------------- */
+/* --- one after the other -------------------------------------------------- */
 
 
-/* a worker looks who else is there, and hears what it is to hear */
-
-static void
-looks(ngx_uint_t n)
-{
-    u_char     tokens[PAGE][NGX_IDEMPOTENCY_DIGEST_LEN];
-    worker_t  *w;
-
-    w = &workers[n];
-
-    ngx_current_msec += 5;
-    double_become(n);
-
-    ngx_del_timer(&w->tier.watch);
-    w->tier.watch.handler(&w->tier.watch);
-
-    expire_timer(&w->tier.retry);
-
-    while (w->reads) {
-        w->reads = 0;
-        ngx_idempotency_tier_told(&w->tier, tokens,
-                                  ngx_idempotency_db_tokens(group_of(w)->db,
-                                                      NULL, tokens, PAGE));
-        if (w->reads) {
-            w->reads = 0;
-            ngx_idempotency_tier_told(&w->tier, tokens, 0);
-        }
-    }
-}
-
-
-/* what it has taken over is told, unless it waits to be let in */
+/* what it has taken over is told */
 
 static ngx_uint_t
 tells(ngx_uint_t n)
@@ -1475,7 +1365,7 @@ tells(ngx_uint_t n)
     double_become(n);
     expire_timer(&w->tier.retry);
 
-    if (!w->flying || !may_claim(w)) {
+    if (!w->flying) {
         return 0;
     }
 
@@ -1520,233 +1410,16 @@ tells_all(ngx_uint_t n)
 }
 
 
-static ngx_idempotency_tier_sh_t *
-shared_of(ngx_uint_t n)
-{
-    return &workers[n].shm.sh->tier;
-}
-
-
-static void
-becomes_alone(void)
-{
-    ngx_uint_t  i;
-
-    for (i = 0; i < 20 && !shared_of(0)->trusted; i++) {
-        looks(0);
-        tells_all(0);
-    }
-
-    check(shared_of(0)->trusted);
-    check_equal(lonely, 0);
-}
-
-
-/* what is in doubt is being told when it is claimed once more: that is what
-   others are to know before they may claim */
-
-static void
-told_in_part(void)
-{
-    life_begins(1, 0, 1);
-    becomes_alone();
-
-    comes(&actors[0], 1, 1, 1);
-    check_equal(actors[0].act, OWNS);
-    tells_all(1);
-    worker_killed(1);
-
-    ngx_current_msec += 200;
-    double_become(0);
-    ngx_idempotency_shm_sweep(&workers[0].shm, ngx_current_msec);
-    check(workers[0].flying);
-
-    comes(&actors[1], 0, 1, 1);
-    check_equal(actors[1].act, OWNS);
-
-    group_up(1);
-    looks(0);
-    check(!shared_of(0)->trusted);
-
-    /* the doubt is told, and the claim is not */
-
-    check(tells(0));
-    looks(0);
-
-    comes(&actors[2], 2, 1, 1);
-    tells_all(2);
-    check_equal(actors[2].act, WAITS);
-
-    tells_all(0);
-    looks(0);
-    check_equal(lonely, -1);
-
-    tells_all(2);
-    check_equal(actors[2].act, WAITS);
-    ends(&actors[1], 0);
-    tells_all(0);
-
-    life_ends();
-}
-
-
-/* ... so is what there is no room for, whatever else is told meanwhile */
-
-static void
-told_no_room(void)
-{
-    life_begins(1, 0, 1);
-    becomes_alone();
-
-    crammed = 1;
-    comes(&actors[0], 0, 0, 1);
-    check_equal(actors[0].act, OWNS);
-    tells_all(0);
-    check(shared_of(0)->refused != NULL);
-
-    group_up(1);
-    looks(0);
-    check(!shared_of(0)->trusted);
-
-    comes(&actors[1], 0, 2, 1);
-    tells_all(0);
-    looks(0);
-
-    crammed = 0;
-    comes(&actors[2], 2, 0, 1);
-    tells_all(2);
-    check_equal(actors[2].act, WAITS);
-
-    /* there is room: it is told once more, and they are let in */
-
-    ngx_current_msec += 1000;
-    looks(0);
-    check_equal(lonely, 0);
-    tells_all(0);
-    looks(0);
-    check_equal(lonely, -1);
-
-    tells_all(2);
-    check_equal(actors[2].act, WAITS);
-
-    life_ends();
-}
-
-
-/* ... and nobody trusts a filter that was filled without it */
-
-static void
-filled_no_room(void)
-{
-    ngx_uint_t  i;
-
-    life_begins(1, 0, 1);
-    becomes_alone();
-
-    crammed = 1;
-    comes(&actors[0], 0, 0, 1);
-    check_equal(actors[0].act, OWNS);
-    tells_all(0);
-
-    group_up(1);
-    looks(0);
-    comes(&actors[1], 0, 2, 1);
-    tells_all(0);
-    looks(0);
-    group_killed(1);
-
-    looks(0);
-    comes(&actors[3], 0, 3, 1);
-
-    for (i = 0; i < 10; i++) {
-        tells_all(0);
-        looks(0);
-    }
-
-    crammed = 0;
-    ngx_current_msec += 1000;
-
-    for (i = 0; i < 10; i++) {
-        looks(0);
-        tells_all(0);
-    }
-
-    check(shared_of(0)->trusted);
-
-    ends(&actors[0], 0);
-    tells_all(0);
-    memory_is_short(&workers[0].shm);
-
-    comes(&actors[2], 0, 0, 1);
-    tells_all(0);
-    check(actors[2].act != OWNS);
-
-    life_ends();
-}
-
-
-/* ... or while a claim is being told: what was given up behind it leaves the
-   list before it, and tells nothing of that */
-
-static void
-filled_too_soon(void)
-{
-    ngx_uint_t  i;
-
-    life_begins(1, 0, 1);
-
-    comes(&actors[0], 0, 1, 1);
-    comes(&actors[1], 0, 2, 1);
-    comes(&actors[2], 0, 3, 1);
-    leaves(&actors[2]);
-
-    looks(0);
-    check_equal(lonely, 0);
-    check(!shared_of(0)->trusted);
-
-    comes(&actors[3], 0, 4, 1);
-    leaves(&actors[3]);
-
-    /* the first is told, the second is on its way */
-
-    check(tells(0));
-    hear(0);
-    check_equal(actors[0].act, OWNS);
-    looks(0);
-    looks(0);
-    check(!shared_of(0)->trusted);
-
-    for (i = 0; i < 10; i++) {
-        tells_all(0);
-        looks(0);
-    }
-
-    check(shared_of(0)->trusted);
-    check_equal(actors[1].act, OWNS);
-
-    ends(&actors[1], 0);
-    tells_all(0);
-    memory_is_short(&workers[0].shm);
-
-    comes(&actors[2], 0, 2, 1);
-    tells_all(0);
-    check(actors[2].act != OWNS);
-
-    life_ends();
-}
-
-
 /* what was told to be in doubt another instance may have taken over */
 
 static void
 came_and_went(void)
 {
     life_begins(1, 0, 1);
-    becomes_alone();
 
     comes(&actors[0], 1, 1, 1);
-    check_equal(actors[0].act, OWNS);
     tells_all(1);
+    check_equal(actors[0].act, OWNS);
     worker_killed(1);
 
     ngx_current_msec += 200;
@@ -1755,9 +1428,6 @@ came_and_went(void)
     tells_all(0);
 
     group_up(1);
-    looks(0);
-    looks(0);
-    check_equal(lonely, -1);
 
     comes(&actors[1], 2, 1, 1);
     tells_all(2);
@@ -1765,8 +1435,6 @@ came_and_went(void)
     ends(&actors[1], 0);
     tells_all(2);
     group_killed(1);
-
-    becomes_alone();
 
     comes(&actors[2], 0, 1, 1);
     tells_all(0);
@@ -1779,16 +1447,11 @@ came_and_went(void)
 
 
 static unit_case_t  cases[] = {
-    { "others are let in when a claim in place of a doubt is told",
-      told_in_part },
-    { "others are let in when there was room for all claims", told_no_room },
-    { "a filter is filled when there was room for all claims",
-      filled_no_room },
-    { "a filter filled while a claim is being told", filled_too_soon },
     { "what another one took over is its own, even if it has gone",
       came_and_went },
-    { "two instances, a file that forgets nothing, kill -9", strict_and_killed },
-    { "two instances that come and go, their workers die", batched },
+    { "strict: two instances, kill -9", strict_and_killed },
+    { "batched: two instances, kill -9", batched_and_killed },
+    { "batched: two instances that come and go, their workers die", batched },
     unit_cases_end
 };
 

@@ -195,21 +195,6 @@ ngx_idempotency_workers_wake(ngx_idempotency_workers_t *set, uint64_t key)
 }
 
 
-ngx_uint_t
-ngx_idempotency_workers_others(void)
-{
-    ngx_uint_t  i;
-
-    for (i = 0; i < NGX_IDEMPOTENCY_WORKERS; i++) {
-        if (i != double_self && double_workers[i].state != DOUBLE_DEAD) {
-            return 1;
-        }
-    }
-
-    return 0;
-}
-
-
 void
 ngx_idempotency_workers_all(ngx_idempotency_workers_t *set)
 {

@@ -28,7 +28,7 @@
 #define ZONE_STAYS     0x02
 /* ... which refuses what it has no room for */
 #define ZONE_FILLS     0x40
-/* nobody else has what stands behind it, or nothing does */
+/* nothing stands behind it */
 #define ZONE_ALONE     0x04
 /* what is bound outlives the zone */
 #define ZONE_OUTLIVES  0x08

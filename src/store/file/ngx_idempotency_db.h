@@ -19,7 +19,7 @@
 /* the file's stamp: application_id ("idem"), and user_version */
 
 #define NGX_IDEMPOTENCY_DB_ID       0x6964656d
-#define NGX_IDEMPOTENCY_DB_VERSION  1
+#define NGX_IDEMPOTENCY_DB_VERSION  2
 
 /* of errors, with the zero */
 

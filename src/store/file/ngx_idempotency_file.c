@@ -1,8 +1,8 @@
 
 /*
  * The backing that is a file on this machine.  Whatever touches the file does
- * so in a thread: one at a time takes over what the zone owes, and another one
- * tends the file, and reads which tokens it has.
+ * so in a thread: one at a time takes over what the zone owes, another one
+ * tends the file, and a third one reads lists.
  */
 
 
@@ -29,17 +29,11 @@
 
 #define NGX_IDEMPOTENCY_FILE_STAY    30000
 
-/* a newcomer is let in by those who claim without asking, in milliseconds */
-
-#define NGX_IDEMPOTENCY_FILE_KNOCK   4000
-#define NGX_IDEMPOTENCY_FILE_PAUSE   5
-
 /* what was written is on disk within a second */
 
 #define NGX_IDEMPOTENCY_FILE_TEND    700
 #define NGX_IDEMPOTENCY_FILE_IDLE    10000
 
-#define NGX_IDEMPOTENCY_FILE_TOKENS  4096
 #define NGX_IDEMPOTENCY_FILE_TIDY    256
 
 
@@ -73,27 +67,12 @@ typedef struct {
     /* the pages that are to be read, the first one by a thread */
     ngx_idempotency_page_t     *pages;
 
-    /* tending, by a thread: it reads tokens, or does the rest */
-    ngx_uint_t                  reads;
+    /* tending, by a thread; when it was last done, and why again */
     ngx_int_t                   rc;
-    u_char                      after[NGX_IDEMPOTENCY_DIGEST_LEN];
-    u_char                    (*tokens)[NGX_IDEMPOTENCY_DIGEST_LEN];
-
-    /* ... here: tokens are wanted; when it was last done, and why again */
-    ngx_uint_t                  wanted;
     ngx_msec_t                  tended;
     uint64_t                    told;
     ngx_uint_t                  more;
 } file_t;
-
-
-/* from the start, or behind the last one that was told */
-
-enum {
-    file_reads_none = 0,
-    file_reads_first,
-    file_reads_next
-};
 
 
 static ngx_int_t file_init(ngx_idempotency_tier_t *tier,
@@ -111,18 +90,12 @@ static void file_exit_hand(file_hand_t *hand);
 static const char *file_kind(ngx_idempotency_tier_t *tier,
     const char **sync);
 static int64_t file_now(ngx_idempotency_tier_t *tier);
-static ngx_int_t file_alone(ngx_idempotency_tier_t *tier);
-static ngx_uint_t file_others(ngx_idempotency_tier_t *tier);
-static void file_give(ngx_idempotency_tier_t *tier);
 static ngx_uint_t file_alive(void *data, uint64_t instance);
 
 static ngx_int_t file_hand(ngx_idempotency_tier_t *tier,
     ngx_idempotency_batch_t *batch);
 static void file_hand_thread(void *data, ngx_log_t *log);
-static ngx_uint_t file_let_in(file_t *file, ngx_idempotency_batch_t *batch);
 static void file_hand_handler(ngx_event_t *ev);
-static ngx_int_t file_read(file_t *file);
-static ngx_int_t file_tokens(ngx_idempotency_tier_t *tier, u_char *after);
 static ngx_int_t file_list(ngx_idempotency_tier_t *tier,
     ngx_idempotency_page_t *page);
 static void file_list_thread(void *data, ngx_log_t *log);
@@ -144,13 +117,9 @@ static const ngx_idempotency_backing_t  file_backing = {
     file_kind,
     file_now,
     file_hand,
-    file_tokens,
     NULL,
     file_list,
     file_tend,
-    file_alone,
-    file_others,
-    file_give,
     file_init,
     file_again,
     file_init_process,
@@ -338,10 +307,7 @@ file_init_process(ngx_idempotency_tier_t *tier, ngx_cycle_t *cycle)
 
     file->thread_pool = ngx_thread_pool_get(cycle, &name);
 
-    file->tokens = ngx_alloc(NGX_IDEMPOTENCY_FILE_TOKENS
-                             * NGX_IDEMPOTENCY_DIGEST_LEN, cycle->log);
-
-    if (file->thread_pool == NULL || file->tokens == NULL
+    if (file->thread_pool == NULL
         || file_init_hand(file, &file->hand, cycle) != NGX_OK
         || file_init_hand(file, &file->tend, cycle) != NGX_OK
         || file_init_hand(file, &file->list, cycle) != NGX_OK)
@@ -413,8 +379,6 @@ file_exit_process(ngx_idempotency_tier_t *tier)
     file_exit_hand(&file->hand);
     file_exit_hand(&file->tend);
     file_exit_hand(&file->list);
-
-    ngx_free(file->tokens);
 }
 
 
@@ -438,7 +402,7 @@ file_kind(ngx_idempotency_tier_t *tier, const char **sync)
 {
     /* in the order of ngx_idempotency_sync_e */
 
-    static const char  *names[] = { "batched", "strict", "off" };
+    static const char  *names[] = { "batched", "strict" };
 
     *sync = names[((file_t *) tier)->db.sync];
 
@@ -457,29 +421,6 @@ file_now(ngx_idempotency_tier_t *tier)
 
     return ((file_t *) tier)->start.base
            + (int64_t) ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
-}
-
-
-static ngx_int_t
-file_alone(ngx_idempotency_tier_t *tier)
-{
-    return ngx_idempotency_owners_take_alone(((file_t *) tier)->start.owners,
-                                             tier->instance);
-}
-
-
-static ngx_uint_t
-file_others(ngx_idempotency_tier_t *tier)
-{
-    return ngx_idempotency_owners_others(((file_t *) tier)->start.owners,
-                                         tier->instance);
-}
-
-
-static void
-file_give(ngx_idempotency_tier_t *tier)
-{
-    ngx_idempotency_owners_give_alone(((file_t *) tier)->start.owners);
 }
 
 
@@ -544,13 +485,6 @@ file_hand_thread(void *data, ngx_log_t *log)
         return;
     }
 
-    if (!file_let_in(file, batch)) {
-        ngx_cpystrn((u_char *) batch->error,
-                    (u_char *) "another nginx that has it does not answer",
-                    sizeof(batch->error));
-        return;
-    }
-
     secret = file->tier.shm->store->secret;
 
     ngx_idempotency_seal(secret, batch->items, batch->n, 1);
@@ -578,38 +512,6 @@ file_hand_thread(void *data, ngx_log_t *log)
 }
 
 
-/* nobody claims what another one may have claimed without a word */
-
-static ngx_uint_t
-file_let_in(file_t *file, ngx_idempotency_batch_t *batch)
-{
-    ngx_uint_t  i, waited;
-
-    for (i = 0; i < batch->n; i++) {
-        if (batch->items[i].what == NGX_IDEMPOTENCY_ITEM_ASK) {
-            break;
-        }
-    }
-
-    if (i == batch->n) {
-        return 1;
-    }
-
-    for (waited = 0;
-         !ngx_idempotency_owners_may_claim(file->start.owners);
-         waited += NGX_IDEMPOTENCY_FILE_PAUSE)
-    {
-        if (waited >= NGX_IDEMPOTENCY_FILE_KNOCK) {
-            return 0;
-        }
-
-        ngx_msleep(NGX_IDEMPOTENCY_FILE_PAUSE);
-    }
-
-    return 1;
-}
-
-
 static ngx_int_t
 file_open(file_t *file, file_hand_t *hand, char *error)
 {
@@ -634,35 +536,6 @@ file_hand_handler(ngx_event_t *ev)
     }
 
     ngx_idempotency_tier_handed(&file->tier, file->tier.batch);
-}
-
-
-static ngx_int_t
-file_tokens(ngx_idempotency_tier_t *tier, u_char *after)
-{
-    file_t  *file;
-
-    file = (file_t *) tier;
-
-    file->wanted = after ? file_reads_next : file_reads_first;
-
-    if (after) {
-        ngx_memcpy(file->after, after, NGX_IDEMPOTENCY_DIGEST_LEN);
-    }
-
-    /* they are next, if the file is being tended */
-
-    return file->tend.busy ? NGX_OK : file_read(file);
-}
-
-
-static ngx_int_t
-file_read(file_t *file)
-{
-    file->reads = file->wanted;
-    file->wanted = file_reads_none;
-
-    return (file_post(file, &file->tend) == NGX_AGAIN) ? NGX_OK : NGX_ERROR;
 }
 
 
@@ -825,7 +698,6 @@ file_tend(ngx_idempotency_tier_t *tier)
 
     file->told = tier->shm->sh->tier.told;
     file->tended = ngx_current_msec;
-    file->reads = file_reads_none;
 
     (void) file_post(file, &file->tend);
 }
@@ -842,15 +714,6 @@ file_tend_thread(void *data, ngx_log_t *log)
     file->rc = NGX_ERROR;
 
     if (file_open(file, &file->tend, error) != NGX_OK) {
-        return;
-    }
-
-    if (file->reads) {
-        file->rc = ngx_idempotency_db_tokens(file->tend.db,
-                                             (file->reads == file_reads_next)
-                                                 ? file->after : NULL,
-                                             file->tokens,
-                                             NGX_IDEMPOTENCY_FILE_TOKENS);
         return;
     }
 
@@ -883,27 +746,13 @@ file_tend_handler(ngx_event_t *ev)
         ngx_del_timer(&file->tend.stay);
     }
 
-    if (file->reads) {
+    file->more = (file->rc == NGX_AGAIN);
 
-        /* unless others were asked for meanwhile */
-
-        if (!file->wanted) {
-            ngx_idempotency_tier_told(&file->tier, file->tokens, file->rc);
-        }
-
-    } else {
-        file->more = (file->rc == NGX_AGAIN);
-
-        if (file->rc == NGX_ERROR && file->tend.db
-            && ngx_idempotency_db_failed(file->tend.db))
-        {
-            ngx_idempotency_tier_lost(&file->tier,
-                                     ngx_idempotency_db_error(file->tend.db));
-        }
-    }
-
-    if (file->wanted && !file->tend.busy && file_read(file) != NGX_OK) {
-        ngx_idempotency_tier_told(&file->tier, file->tokens, NGX_ERROR);
+    if (file->rc == NGX_ERROR && file->tend.db
+        && ngx_idempotency_db_failed(file->tend.db))
+    {
+        ngx_idempotency_tier_lost(&file->tier,
+                                  ngx_idempotency_db_error(file->tend.db));
     }
 }
 

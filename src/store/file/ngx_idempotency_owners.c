@@ -1,7 +1,7 @@
 
 /*
  * Who lives, by locks on bytes of a file that stays empty: one byte for each
- * instance, one for "alone", and one each for whoever commits and starts.
+ * instance, and one each for whoever commits and starts.
  */
 
 
@@ -13,8 +13,9 @@
 
 #define OWNERS_SUFFIX  "-owners"
 
+/* byte 1 was "alone" in version 1 of the file */
+
 #define OWNERS_COMMIT  0
-#define OWNERS_ALONE   1
 #define OWNERS_START   2
 #define OWNERS_FIRST   16
 
@@ -114,36 +115,6 @@ ngx_idempotency_owners_strangers(int fd, uint64_t own)
 
     return (first && owners_held(fd, OWNERS_FIRST, first))
            || owners_held(fd, OWNERS_FIRST + first + n, 0);
-}
-
-
-ngx_int_t
-ngx_idempotency_owners_take_alone(int fd, uint64_t own)
-{
-    if (owners_set(fd, F_OFD_SETLK, F_WRLCK, OWNERS_ALONE) != NGX_OK) {
-        return NGX_BUSY;
-    }
-
-    if (ngx_idempotency_owners_others(fd, own)) {
-        ngx_idempotency_owners_give_alone(fd);
-        return NGX_BUSY;
-    }
-
-    return NGX_OK;
-}
-
-
-void
-ngx_idempotency_owners_give_alone(int fd)
-{
-    (void) owners_set(fd, F_OFD_SETLK, F_UNLCK, OWNERS_ALONE);
-}
-
-
-ngx_uint_t
-ngx_idempotency_owners_may_claim(int fd)
-{
-    return !owners_held(fd, OWNERS_ALONE, 1);
 }
 
 

@@ -6,10 +6,7 @@
  * however it died.  What the file contains is nothing.
  *
  * An instance is a zone of one master, with all its workers, under a number
- * that the store gives once.  Whoever claims without asking the store holds
- * "alone".  He takes that first, and looks for others then; a newcomer takes
- * its own lock first, and then looks for "alone": so at least one of them sees
- * the other.
+ * that the store gives once.
  */
 
 
@@ -65,21 +62,6 @@ ngx_uint_t ngx_idempotency_owners_others(int fd, uint64_t own);
 /* does one live whose number is another store's? */
 
 ngx_uint_t ngx_idempotency_owners_strangers(int fd, uint64_t own);
-
-/*
- * By the open file that holds the instance, which all its workers share: it is
- * the instance that is alone.  NGX_OK: taken, and no other lives; NGX_BUSY: not
- * taken, or given back.  So it is not for one that is alone: that looks for
- * others, and gives it back once they may know what it claimed.  It may be for
- * one whose process died in here.
- */
-
-ngx_int_t ngx_idempotency_owners_take_alone(int fd, uint64_t own);
-void ngx_idempotency_owners_give_alone(int fd);
-
-/* false: another one claims without asking */
-
-ngx_uint_t ngx_idempotency_owners_may_claim(int fd);
 
 /*
  * One commit at a time: by an open file of the worker's own, of which one
