@@ -9,15 +9,19 @@
  * death of a worker is that of a request.  An instance ends as a whole, its
  * zone with it.
  *
- * A zone trusts itself while nobody else has the file and its filter has all
- * tokens that are there: then what the filter denies is claimed without a word,
- * and told later.  Else each miss is a question.  Who is alone says so by a
- * lock; while that is held nobody else may ask.
+ * What a zone does not know is asked for, once for all who want it.  A question
+ * is a claim, and has an id: the file's answer to the same id is the same,
+ * however often it is asked.  Whoever asked may end before the answer; then the
+ * record is abandoned and keeps the id, until the answer is there.  What is
+ * granted to nobody is offered: to who comes next, or it is released.
  *
  * STRICT   a claim is on disk before anything is sent, and the end of a
- *          response is held until its outcome is; otherwise, as in the modes
- *          "batched" and "off", the file is on disk at some time later
+ *          response is held until its outcome is; otherwise, as in the mode
+ *          "batched", the file is on disk at some time later
  * RETRY    idempotency_in_doubt retry
+ * LOCAL    idempotency_unavailable local: while the file hangs the first
+ *          instance goes by its zone alone, which does not have what is in
+ *          doubt in the file.  The other one starts when it has ended
  *
  * KILLS and the others below: how often each may happen; ANY: any one of them.
  * T_... is a twin that breaks one rule, and must be found out: model/run has
@@ -48,6 +52,9 @@
 #ifndef FULLS
 #define FULLS     0    /* ... that it has no room */
 #endif
+#ifndef HANGS
+#define HANGS     0    /* it answers late: until then the store is down */
+#endif
 #ifndef GIVEUPS
 #define GIVEUPS   0    /* a claim is given up before its answer */
 #endif
@@ -65,6 +72,12 @@
 #define RETRIES    true
 #else
 #define RETRIES    false
+#endif
+
+#ifdef LOCAL
+#define IS_LOCAL   true
+#else
+#define IS_LOCAL   false
 #endif
 
 /* what else a twin leads to, before it is found out by its own property */
@@ -87,37 +100,27 @@
 #define BIT(f)     (1 << (f))
 
 /* what a token is */
-mtype = { none, asking, pending, done, doubt, elsewhere, brief };
+mtype = { none, asking, abandoned, offered, pending, done, doubt, elsewhere,
+          brief };
 
 /* what the file is told of it, and answers */
 mtype = { nothing, ask, put };
 mtype = { granted, busy, bound, doubtful, taken_in, stale, no_room };
 
-/* a filter is filled, see trust.c */
-mtype = { no_fill, waits, reads };
 
-
-/* the record in each zone: under which fence, whose, and until when */
+/* the record in each zone: under which id (its fence), whose, until when */
 
 mtype z[2] = none;
 byte  zf[2], zowner[2], zends[2], fence[2];
 
-/* ... what it says that the file has not: OWES_... */
+/* ... what it says that the file has not; `again`: nobody knows whether the
+   file has it; `heard`: it may have something of this id */
 
-bool  listed[2], taken[2], more[2], heard[2], again[2], aside[2];
+bool  listed[2], taken[2], more[2], heard[2], again[2];
 
-/* ... it was in doubt before the zone was alone for the last time */
+/* claims that are none any more, by their ids */
 
-bool  old[2];
-
-/* the releases that are owed, by fences; and of all that is owed, what is to
-   be told before others are let in, or the filter is read */
-
-byte  releases[2], due[2];
-
-/* ... of claims that took over what was in doubt, as the file may have it */
-
-byte  took[2];
+byte  releases[2];
 
 /* what is on its way to the file, and who tells it */
 
@@ -125,20 +128,24 @@ mtype what[2] = nothing, says[2], answer[2];
 byte  by[2], bf[2], bends[2];
 bool  written[2], left[2];
 
-/* may a miss be an absence? */
+/* the file has not answered for too long */
 
-bool  trusted[2], filter[2], next[2];
-mtype filling[2] = no_fill;
-byte  alone = NOBODY;
+bool  down[2];
 
-/* the file, as the processes see it, and as it is on disk */
+/* twins only: what another thread has still on its way */
+
+byte  ghost[2];
+
+/* the file, as the processes see it, and as it is on disk: its state, whose
+   claim it is, until when; and whether that took over what was in doubt */
 
 mtype fs = none, ds = none;
 byte  ff, fgen, fends, df, dgen, dends;
+bool  ftook, dtook;
 
 /* who lives */
 
-bool  started[2], gone[2], busied[4], dead[5], stopped[5];
+bool  started[2], gone[2], busied[5], dead[5], stopped[5];
 
 byte  now;
 
@@ -146,13 +153,13 @@ byte  now;
 
 byte  kills = KILLS, stops = STOPS, crashes = CRASHES, quits = QUITS,
       cuts = CUTS, ticks = TICKS, fails = FAILS, fulls = FULLS,
-      giveups = GIVEUPS, evicts = EVICTS;
+      hangs = HANGS, giveups = GIVEUPS, evicts = EVICTS;
 
 /* what the properties speak of, and no process knows */
 
 mtype truth = none;
 byte  truth_ends, holder = NOBODY;
-bool  deposed[5], told, lost;
+bool  deposed[5], doubted[5], told, lost;
 
 
 #define others(g)         (started[1 - g] && !gone[1 - g])
@@ -161,18 +168,19 @@ bool  deposed[5], told, lost;
 
 #define without_owner(g)  (dead[zowner[g]] || stopped[zowner[g]])
 
+/* Invariant: one of those who ask under an id has its grant.  The id alone
+   does not tell who, as another one may have taken the question over */
+
+#ifdef T_ID_ALONE
+#define mine(g, i, f)     (zf[g] == f)
+#else
 #define mine(g, i, f)     (zf[g] == f && zowner[g] == i)
+#endif
 
 #ifdef T_WORKER_OWNS
 #define owner_gone        (gone[fgen] || dead[2 * fgen])
 #else
 #define owner_gone        gone[fgen]
-#endif
-
-#ifdef T_NOT_ACKNOWLEDGED
-#define may_claim(g)      true
-#else
-#define may_claim(g)      (alone == NOBODY || alone == g)
 #endif
 
 #ifdef T_EVICTS_OWED
@@ -181,42 +189,30 @@ bool  deposed[5], told, lost;
 #define may_leave(g)      !owes(g)
 #endif
 
-#ifdef T_LET_IN_EARLY
-#define may_let_in(g)     true
-#else
-#define may_let_in(g)     (due[g] == 0)
-#endif
-
-#ifdef T_FILLS_ON
-#define ends_fill(g)      true
-#else
-#define ends_fill(g)      (filling[g] == no_fill)
-#endif
-
-#ifdef T_FILLS_EARLY
-#define may_read(g)       true
-#else
-#define may_read(g)       (due[g] == 0)
-#endif
-
 #ifdef T_REPLAYS_WHAT_ENDED
 #define has_ended(g)      false
 #else
 #define has_ended(g)      (now >= zends[g])
 #endif
 
-/* nobody else can have taken over what is in doubt */
-
-#ifdef T_CAME_AND_WENT
-#define untouched(g)      (!heard[g] || trusted[g])
-#else
-#define untouched(g)      (!heard[g] || trusted[g] && !old[g])
-#endif
+/* an owner that was taken for dead knows better, unless somebody else may have
+   heard of it and taken it over */
 
 #ifdef T_STALE_RECORDS
 #define revives(g)        true
 #else
-#define revives(g)        untouched(g)
+#define revives(g)        (listed[g] && !again[g])
+#endif
+
+#define may_hang(g)       (!IS_LOCAL || g == 0)
+
+/* Invariant: a store that is back has no claim of nobody */
+
+#ifdef T_BACK_EARLY
+#define may_be_back(g)    (what[g] == nothing)
+#else
+#define may_be_back(g)    (what[g] == nothing && releases[g] == 0            \
+                           && z[g] != abandoned && z[g] != offered)
 #endif
 
 
@@ -232,9 +228,10 @@ inline execute(i) {
 
     if
     :: deposed[i] ->
-        assert(truth == doubt || RETRIES)
+        assert(truth == doubt || RETRIES || IS_LOCAL)
     :: else ->
-        assert(EXECUTED || truth == none || truth == doubt && RETRIES);
+        assert(EXECUTED || truth == none ||
+               truth == doubt && (RETRIES || IS_LOCAL));
         truth = pending; told = false
     fi
 }
@@ -271,14 +268,25 @@ inline replay(g) {
 inline record(g, i) {
     assert(holder == i);
 
-    z[g] = done; zends[g] = now + 1; old[g] = false;
+    z[g] = done; zends[g] = now + 1;
     owe(g);
     truth = done; truth_ends = now + 1; deposed[i] = false
 }
 
 
+/* PROPERTY: nobody's claim is in the file when the store is back, or it would
+   be bound there for as long as this instance lives */
+
+inline be_back(g) {
+    down[g] = false;
+    assert(!(fs == pending && fgen == g && !gone[g]) ||
+           zf[g] == ff && zowner[g] != NOBODY)
+}
+
+
 inline own(g, i) {
-    z[g] = pending; zowner[g] = i; holder = i; deposed[i] = false
+    z[g] = pending; zowner[g] = i; holder = i; deposed[i] = false;
+    doubted[i] = (truth == doubt)
 }
 
 
@@ -292,56 +300,85 @@ inline owe(g) {
 
 inline owes_nothing(g) {
     listed[g] = false; taken[g] = false; more[g] = false;
-    heard[g] = false; again[g] = false; aside[g] = false;
-    old[g] = false
+    heard[g] = false; again[g] = false
 }
 
 
-/* it leaves the zone: a claim that the file may have is to be released there,
-   behind what is on its way */
-
-inline leave(g) {
-    if
-    :: taken[g] ->
-#ifdef T_RELEASE_OVERTAKES
-        releases[g] = releases[g] | BIT(zf[g]);
-        due[g] = due[g] & ~BIT(zf[g]);
-#endif
-        left[g] = true; bf[g] = zf[g]
-
-    :: !taken[g] && heard[g] &&
-       (listed[g] || z[g] == asking || z[g] == pending) ->
-#ifndef T_NOT_RELEASED
-        releases[g] = releases[g] | BIT(zf[g])
-#else
-        due[g] = due[g] & ~BIT(zf[g])
-#endif
-
-    :: else -> due[g] = due[g] & ~BIT(zf[g])
-    fi;
-
+inline vanish(g) {
     z[g] = none; zf[g] = 0; zowner[g] = NOBODY; zends[g] = 0;
     owes_nothing(g)
 }
 
 
-/* a claim, or a question, under a fence of its own */
+inline release(g, f) {
+#ifndef T_NOT_RELEASED
+    releases[g] = releases[g] | BIT(f)
+#else
+    skip
+#endif
+}
+
+
+/* it leaves the zone: a claim that the file may have is to be released there,
+   behind what is on its way.  A question never leaves before its answer */
+
+inline leave(g) {
+    if
+    :: taken[g] && what[g] == ask ->
+#ifdef T_RELEASE_OVERTAKES
+        left[g] = true;
+        release(g, zf[g]);
+        vanish(g)
+#else
+        z[g] = abandoned; zowner[g] = NOBODY; more[g] = false
+#endif
+
+    :: taken[g] && what[g] != ask -> left[g] = true; vanish(g)
+
+    :: !taken[g] && heard[g] && (listed[g] || z[g] != done && z[g] != doubt) ->
+        release(g, zf[g]);
+        vanish(g)
+
+    :: !taken[g] && !(heard[g] &&
+                      (listed[g] || z[g] != done && z[g] != doubt)) ->
+        vanish(g)
+    fi
+}
+
+
+/* a claim, or a question, under an id of its own */
 
 inline number(g, i) {
+    owes_nothing(g);
     fence[g]++;
     assert(fence[g] < 8);
 
-    zf[g] = fence[g]; zowner[g] = i;
+    zf[g] = fence[g]; zowner[g] = i
+}
 
-#ifndef T_FILTER_FORGETS
-    filter[g] = true;
-#endif
-#ifndef T_FILL_MISSES_NEW
+
+/* who asked has ended: if the file can have heard nothing, that was all */
+
+inline abandon(g) {
     if
-    :: filling[g] != no_fill -> next[g] = true
-    :: else
-    fi
+    :: taken[g] || again[g] ->
+#ifdef T_SECOND_ID
+
+        /* its answer will find no record; another thread asks for the next */
+
+        if
+        :: taken[g] && !written[g] -> ghost[g] = bf[g]; handed(g)
+        :: taken[g] && written[g] -> left[g] = true
+        :: else
+        fi;
+
+        release(g, zf[g]);
+        vanish(g)
+#else
+        z[g] = abandoned; zowner[g] = NOBODY
 #endif
+    :: else -> vanish(g)
+    fi
 }
 
 
@@ -349,54 +386,31 @@ inline number(g, i) {
 
 inline orphan(g) {
     if
-    :: z[g] == asking -> leave(g)
+    :: z[g] == asking -> abandon(g)
     :: else ->
         declare_doubt();
-        z[g] = doubt; old[g] = false;
+        z[g] = doubt;
         owe(g)
     fi
 }
 
 
-/* taken over in its place */
-
-inline reclaim(g, i) {
-    if
-    :: due[g] & BIT(zf[g]) ->
-        due[g] = due[g] & ~BIT(zf[g]) | BIT(fence[g] + 1)
-    :: else
-    fi;
-
-    number(g, i);
-    own(g, i);
-    took[g] = took[g] | BIT(zf[g]);
-    old[g] = false;
-    owe(g)
-}
-
-
-inline outstanding(g) {
-    due[g] = releases[g];
-
-    if
-    :: owes(g) -> due[g] = due[g] | BIT(zf[g])
-    :: else
-    fi;
-
-    if
-    :: what[g] != nothing && left[g] -> due[g] = due[g] | BIT(bf[g])
-    :: else
-    fi
-}
-
-
 inline sync() {
-    ds = fs; df = ff; dgen = fgen; dends = fends
+    ds = fs; df = ff; dgen = fgen; dends = fends; dtook = ftook
+}
+
+
+inline synced() {
+#if defined(STRICT) && !defined(T_NOT_SYNCED)
+    sync()
+#else
+    skip
+#endif
 }
 
 
 inline file_none() {
-    fs = none; ff = 0; fgen = 0; fends = 0
+    fs = none; ff = 0; fgen = 0; fends = 0; ftook = false
 }
 
 
@@ -409,6 +423,7 @@ inline file_expire() {
 
 
 inline file_take(g, f) {
+    ftook = (ftook || fs == doubt);
     fs = pending; ff = f; fgen = g; fends = 0; answer[g] = granted
 }
 
@@ -416,7 +431,7 @@ inline file_take(g, f) {
 inline file_doubtful(g, f) {
     if
     :: RETRIES -> file_take(g, f)
-    :: else -> fs = doubt; answer[g] = doubtful
+    :: else -> fs = doubt; ftook = false; answer[g] = doubtful
     fi
 }
 
@@ -425,6 +440,7 @@ inline file_doubtful(g, f) {
 
 inline file_ask(g, f) {
     if
+    :: fs == none && fulls > 0 -> fulls--; answer[g] = no_room
     :: fs == none -> file_take(g, f)
     :: fs == done -> answer[g] = bound; bends[g] = fends
     :: fs == doubt -> file_doubtful(g, f)
@@ -437,6 +453,7 @@ inline file_ask(g, f) {
 
     :: fs == pending && fgen != g && owner_gone ->
         declare_doubt();
+        fs = doubt;
         file_doubtful(g, f)
     fi
 }
@@ -446,15 +463,12 @@ inline file_ask(g, f) {
 
 inline file_put(g, f) {
     if
-    :: fs == none && fulls > 0 && says[g] == pending ->
-        fulls--;
-        answer[g] = no_room
-
     :: fs == none ||
        fgen == g && f >= ff &&
           (f > ff || fs == pending || says[g] != pending) ->
 
         fs = says[g]; ff = f; fgen = g; answer[g] = taken_in;
+        ftook = (ftook && fs == pending);
 
         if
         :: fs == done ->
@@ -474,28 +488,27 @@ inline file_put(g, f) {
 }
 
 
+/* what had been taken over in doubt is in doubt again, and not fresh */
+
 inline file_release(g, f) {
     file_expire();
 
     if
-    :: fgen == g &&
-       (fs == pending && ff <= f ||
-        fs == doubt && (ff == f || ff < f && (took[g] & BIT(f)))) ->
+    :: fgen == g && ff <= f && fs == pending && ftook ->
+        fs = doubt; ftook = false
+    :: fgen == g && (fs == pending && !ftook && ff <= f ||
+                     fs == doubt && ff == f) ->
         file_none()
     :: else
     fi;
 
-#if defined(STRICT) && !defined(T_NOT_SYNCED)
-    sync();
-#endif
-    releases[g] = releases[g] & ~BIT(f);
-    took[g] = took[g] & ~BIT(f);
-    due[g] = due[g] & ~BIT(f)
+    synced();
+    releases[g] = releases[g] & ~BIT(f)
 }
 
 
 inline gather(g) {
-    what[g] = (z[g] == asking -> ask : put);
+    what[g] = ((z[g] == asking || z[g] == abandoned) -> ask : put);
     says[g] = z[g]; bf[g] = zf[g];
     bends[g] = (z[g] == done -> zends[g] : 0);
     listed[g] = false; taken[g] = true;
@@ -515,9 +528,7 @@ inline commit(g) {
     :: else -> file_put(g, bf[g])
     fi;
 
-#if defined(STRICT) && !defined(T_NOT_SYNCED)
-    sync();
-#endif
+    synced();
     written[g] = true
 }
 
@@ -528,29 +539,32 @@ inline handed(g) {
 }
 
 
-/* its record has left meanwhile: it is told that now */
+/* its record has left meanwhile: the file is told that now */
 
 inline handed_left(g) {
 #ifndef T_RELEASE_OVERTAKES
-    releases[g] = releases[g] | BIT(bf[g]);
+    release(g, bf[g]);
 #endif
     handed(g)
 }
 
 
+/* a question is answered, and no claim was made of it meanwhile */
+
 inline answered(g) {
-    due[g] = due[g] & ~BIT(zf[g]);
-
     if
-    :: answer[g] == granted && without_owner(g) ->
-        leave(g)
-
-    :: answer[g] == granted && !without_owner(g) ->
+    :: answer[g] == granted && z[g] == asking && !without_owner(g) ->
         own(g, zowner[g])
 
-    :: answer[g] == bound && now >= bends[g] ->
-        z[g] = none; zf[g] = 0;
-        owes_nothing(g)
+    :: answer[g] == granted && !(z[g] == asking && !without_owner(g)) ->
+#ifdef T_GRANT_TO_NOBODY
+        vanish(g)
+#else
+        z[g] = offered; zowner[g] = NOBODY
+#endif
+
+    :: answer[g] == bound && now >= bends[g] || answer[g] == no_room ->
+        vanish(g)
 
     :: answer[g] == bound && now < bends[g] ->
         z[g] = done; zends[g] = bends[g]; zf[g] = 0;
@@ -577,27 +591,18 @@ inline hear(g) {
         taken[g] = false; heard[g] = true; again[g] = false;
 
         if
-        :: what[g] == ask -> answered(g)
+        :: what[g] == ask && (z[g] == asking || z[g] == abandoned) ->
+            answered(g)
 
-        :: what[g] == put ->
+        :: !(what[g] == ask && (z[g] == asking || z[g] == abandoned)) ->
 
-            /* PROPERTY: nobody else had it meanwhile */
+            /* PROPERTY: nobody else had it meanwhile, but what is in doubt
+               or has ended */
 
-            assert(answer[g] != stale || SAID);
+            assert(answer[g] != stale || says[g] == doubt ||
+                   now >= bends[g] || SAID);
 
-            if
-            :: answer[g] == no_room && !more[g] ->
-                listed[g] = true; aside[g] = true
-#ifdef T_ASIDE_NOT_AWAITED
-                ; due[g] = due[g] & ~BIT(zf[g])
-#endif
-            :: more[g] ->
-                more[g] = false; listed[g] = true
-#ifdef T_MORE_NOT_AWAITED
-                ; due[g] = due[g] & ~BIT(zf[g])
-#endif
-            :: else -> due[g] = due[g] & ~BIT(zf[g])
-            fi
+            listed[g] = more[g]; more[g] = false
         fi;
 
         handed(g)
@@ -605,28 +610,27 @@ inline hear(g) {
 }
 
 
-/* nobody knows whether it was told: once more.  A question is answered */
+/* nobody knows whether it was told: once more, the same */
 
-inline untake(g, failed) {
+inline untake(g) {
     if
     :: left[g] -> handed_left(g)
     :: else ->
-
-        taken[g] = false; heard[g] = true; again[g] = true;
-        listed[g] = true; more[g] = false;
-
+#ifdef T_LATE_BATCH
         if
-        :: what[g] == ask && failed -> listed[g] = false; leave(g)
+        :: what[g] == ask && stopped[by[g]] && !written[g] -> ghost[g] = bf[g]
         :: else
         fi;
-
+#endif
+        taken[g] = false; heard[g] = true; again[g] = true;
+        listed[g] = true; more[g] = false;
         handed(g)
     fi
 }
 
 
 /* an instance beside its requests: what any of its workers does when it comes
-   by, the thread that writes the file, and who looks after trust */
+   by, and the thread that writes the file */
 
 proctype Instance(byte g) {
     byte f;
@@ -635,13 +639,13 @@ proctype Instance(byte g) {
 end_idle:
     do
     :: atomic {
-           what[g] == nothing && listed[g] && !aside[g] ->
+           what[g] == nothing && listed[g] ->
            gather(g)
        }
 
     :: atomic {
            what[g] != nothing && !written[g] && !dead[by[g]] &&
-           !stopped[by[g]] && (what[g] != ask || may_claim(g)) ->
+           !stopped[by[g]] ->
            commit(g)
        }
 
@@ -650,21 +654,56 @@ end_idle:
            hear(g)
        }
 
+#ifdef T_ANSWERED_EARLY
+    :: atomic {
+           what[g] == ask && !written[g] && z[g] == asking &&
+           fs == none && !without_owner(g) ->
+           own(g, zowner[g])
+       }
+#endif
+
     :: atomic {
            fails > 0 && what[g] != nothing && !dead[by[g]] &&
            !stopped[by[g]] ->
            fails--;
-           untake(g, true)
+           untake(g)
        }
 
-       /* who told it has died */
+       /* who told it has died, or is silent for too long: then, what he may
+          still commit, he drops behind his BEGIN */
 
-    :: atomic { what[g] != nothing && dead[by[g]] -> untake(g, false) }
+    :: atomic {
+           what[g] != nothing && (dead[by[g]] || stopped[by[g]]) ->
+           untake(g)
+       }
+
+#ifdef TWIN
+    :: atomic {
+           ghost[g] != 0 ->
+           f = answer[g];
+           file_expire();
+           file_ask(g, ghost[g]);
+           ghost[g] = 0; answer[g] = f; f = 0
+       }
+#endif
+
+       /* the store hangs, and is back */
+
+    :: atomic {
+           hangs > 0 && what[g] != nothing && !down[g] && may_hang(g) ->
+           hangs--;
+           down[g] = true
+       }
+
+    :: atomic {
+           down[g] && may_be_back(g) ->
+           be_back(g)
+       }
 
        /* a release: behind what is on its way */
 
     :: atomic {
-#ifdef T_RELEASE_OVERTAKES
+#if defined(T_RELEASE_OVERTAKES) || defined(T_SECOND_ID)
            releases[g] != 0 ->
 #else
            releases[g] != 0 && what[g] == nothing ->
@@ -680,9 +719,9 @@ end_idle:
            f = 0
        }
 
-       /* there may be room now */
+       /* what was granted to nobody, and nobody comes */
 
-    :: atomic { aside[g] -> aside[g] = false }
+    :: atomic { z[g] == offered -> leave(g) }
 
        /* the claims of a worker that died */
 
@@ -711,55 +750,7 @@ end_idle:
     :: atomic {
            evicts > 0 && (z[g] == done || z[g] == doubt) && may_leave(g) ->
            evicts--;
-           due[g] = due[g] & ~BIT(zf[g]);
-           z[g] = none; zf[g] = 0; zends[g] = 0;
-           owes_nothing(g)
-       }
-
-       /* others are there: from now on it asks, and lets them in when the
-          file has all that it claimed until then */
-
-    :: atomic {
-           others(g) && (trusted[g] || filling[g] != no_fill) ->
-           if
-           :: trusted[g] -> trusted[g] = false; outstanding(g)
-           :: else
-           fi;
-           filling[g] = no_fill; next[g] = false
-       }
-
-    :: atomic {
-           others(g) && alone == g && !trusted[g] && may_let_in(g) &&
-           ends_fill(g) ->
-           alone = NOBODY; due[g] = 0
-       }
-
-       /* nobody else is */
-
-    :: atomic {
-           !others(g) && !trusted[g] && filling[g] == no_fill && due[g] == 0 &&
-           may_claim(g) ->
-           alone = g;
-           filling[g] = waits;
-           outstanding(g)
-       }
-
-    :: atomic {
-           filling[g] == waits && may_read(g) ->
-           filling[g] = reads; due[g] = 0;
-
-           if
-           :: fs != none -> next[g] = true
-           :: else
-           fi
-       }
-
-    :: atomic {
-           filling[g] == reads && !others(g) ->
-           filter[g] = next[g]; next[g] = false;
-           filling[g] = no_fill;
-           trusted[g] = true;
-           old[g] = (z[g] == doubt)
+           vanish(g)
        }
     od
     } unless {
@@ -794,29 +785,61 @@ meet:
             fi;
 
             if
-            :: z[g] == none && trusted[g] && !filter[g] ->
-                owes_nothing(g);
+            :: z[g] == none && !down[g] ->
+asks:
                 number(g, me);
+                my = zf[g];
+                owe(g);
+#ifdef T_NOT_ASKED
+                own(g, me);
+                goto send
+#else
+                z[g] = asking;
+                goto asked
+#endif
+
+            :: z[g] == none && down[g] ->
+                if
+                :: IS_LOCAL ->
+                    number(g, me);
+                    my = zf[g];
+                    own(g, me);
+                    owe(g);
+                    goto send
+                :: else -> goto end
+                fi
+
+               /* the same question, and its id, is another one's now */
+
+            :: z[g] == abandoned && !down[g] ->
+                z[g] = asking; zowner[g] = me;
+                my = zf[g];
+                goto asked
+
+            :: z[g] == abandoned && down[g] ->
+                if
+                :: IS_LOCAL -> goto alone
+                :: else -> goto end
+                fi
+
+            :: z[g] == offered && (!down[g] || IS_LOCAL) ->
                 my = zf[g];
                 own(g, me);
-                owe(g);
-                goto claimed
+                goto send
 
-            :: z[g] == none && !(trusted[g] && !filter[g]) ->
-asks:
-                owes_nothing(g);
-                number(g, me);
-                my = zf[g];
-                z[g] = asking;
-                owe(g);
-                goto asked
+            :: z[g] == offered && down[g] && !IS_LOCAL -> goto end
 
             :: (z[g] == asking || z[g] == pending) && without_owner(g) ->
                 orphan(g);
                 goto meet
 
-            :: (z[g] == asking || z[g] == pending) && !without_owner(g) ||
-               z[g] == elsewhere ->
+            :: (z[g] == asking || z[g] == elsewhere) && down[g] &&
+               !(z[g] == asking && without_owner(g)) ->
+                goto end
+
+            :: z[g] == asking && !without_owner(g) && !down[g] ||
+               z[g] == pending && !without_owner(g) ||
+               z[g] == elsewhere && !down[g] ->
                 seen = zf[g];
                 goto wait
 
@@ -825,33 +848,26 @@ asks:
                 /* with `strict` nobody is told what could be forgotten */
 
                 if
-                :: IS_STRICT && owes(g) && !aside[g] ->
+                :: IS_STRICT && owes(g) && !(down[g] && IS_LOCAL) ->
                     seen = zf[g];
                     goto wait_told
 
                 :: else -> replay(g); goto end
                 fi
 
-            :: z[g] == doubt && !RETRIES &&
-               (owes(g) || untouched(g)) ->
-                goto end
+            :: z[g] == doubt && (!RETRIES && owes(g) || down[g]) -> goto end
 
-            :: z[g] == doubt && RETRIES &&
-               (listed[g] && !taken[g] && !again[g] || untouched(g)) ->
-                reclaim(g, me);
-                my = zf[g];
-                goto claimed
+               /* the file is to know of the doubt before it is asked */
 
-            :: z[g] == doubt && RETRIES && owes(g) &&
-               !(listed[g] && !taken[g] && !again[g] || untouched(g)) ->
+            :: z[g] == doubt && RETRIES && owes(g) && !down[g] ->
                 seen = zf[g];
                 goto wait_told
 
-            :: z[g] == doubt && !owes(g) && !untouched(g) ->
+            :: z[g] == doubt && !owes(g) && !down[g] ->
 
                 /* somebody else may have taken it over */
 
-                leave(g);
+                vanish(g);
                 goto asks
 
             :: z[g] == brief -> goto end
@@ -870,8 +886,7 @@ wait:
 
 wait_told:
         atomic {
-            !((z[g] == done || z[g] == doubt) && zf[g] == seen && owes(g) &&
-              !aside[g]) ->
+            !((z[g] == done || z[g] == doubt) && zf[g] == seen && owes(g)) ->
             goto meet
         }
 
@@ -886,37 +901,32 @@ asked:
                fi
            }
 
-           /* its deadline: 503 */
+           /* its deadline, or the store hangs: 503, or nginx goes by its own
+              zone, under the same id */
 
         :: atomic {
-               !stopped[me] && giveups > 0 && z[g] == asking &&
+               !stopped[me] && (giveups > 0 || down[g]) && z[g] == asking &&
                mine(g, me, my) ->
-               giveups--;
-               leave(g);
-               goto end
+
+               if
+               :: IS_LOCAL && down[g] ->
+alone:
+                   own(g, me);
+                   my = zf[g];
+                   owe(g);
+                   goto send
+
+               :: else ->
+                   if
+                   :: down[g]
+                   :: else -> giveups--
+                   fi;
+
+                   abandon(g);
+                   goto end
+               fi
            }
         fi;
-
-        /* claimed without a question: with `strict` the file is to have it */
-
-claimed:
-#ifdef STRICT
-        if
-        :: atomic {
-               !stopped[me] && !(z[g] == pending && mine(g, me, my)) ->
-               goto meet
-           }
-
-        :: atomic {
-               !stopped[me] && z[g] == pending && mine(g, me, my) &&
-               aside[g] ->
-               leave(g);
-               goto end
-           }
-
-        :: !stopped[me] && z[g] == pending && mine(g, me, my) && !owes(g)
-        fi;
-#endif
 
 send:
         if
@@ -930,7 +940,8 @@ send:
                   (z[g] == pending || z[g] == doubt && revives(g)) ->
                    z[g] = pending;
                    leave(g);
-                   truth = none; deposed[me] = false; holder = NOBODY
+                   truth = (doubted[me] -> doubt : none);
+                   deposed[me] = false; holder = NOBODY
                :: else
                fi;
 
@@ -953,12 +964,16 @@ send:
         }
 
 #if defined(STRICT) && !defined(T_NOT_HELD)
-        !(z[g] == done && zf[g] == my && owes(g) && !aside[g]);
+        !(z[g] == done && zf[g] == my && owes(g)) || down[g];
 #endif
         atomic {
             if
-            :: z[g] == done && zf[g] == my && !(IS_STRICT && aside[g]) ->
+#ifdef T_NOT_HELD
+            :: z[g] == done && zf[g] == my -> told = true
+#else
+            :: z[g] == done && zf[g] == my && !(IS_STRICT && owes(g)) ->
                 told = true
+#endif
             :: else
             fi
         }
@@ -977,55 +992,44 @@ inline kill(i) {
 }
 
 
-/* what the zone alone had is lost, but for mode strict, or in doubt */
-
-inline crash(g) {
-    if
-    :: !IS_STRICT && owes(g) &&
-       (z[g] == pending || z[g] == done || z[g] == doubt) ->
-        if
-        :: fs == none -> lost = true
-        :: fs == pending || fs == doubt ->
-            truth = doubt; told = false
-        :: else
-        fi
-    :: else
-    fi;
-
+inline forget(g) {
     gone[g] = true;
-    kill(2 * g); kill(2 * g + 1);
-    releases[g] = 0; due[g] = 0; took[g] = 0;
+    releases[g] = 0; down[g] = false; ghost[g] = 0;
     handed(g);
-    z[g] = none; zf[g] = 0; zowner[g] = NOBODY; zends[g] = 0; fence[g] = 0;
-    owes_nothing(g);
-    trusted[g] = false; filter[g] = false; next[g] = false;
-    filling[g] = no_fill;
-
-    if
-    :: alone == g -> alone = NOBODY
-    :: else
-    fi
+    vanish(g);
+    fence[g] = 0
 }
 
 
-inline quit(g) {
-    gone[g] = true;
-    due[g] = 0; took[g] = 0;
-    z[g] = none; zf[g] = 0; zowner[g] = NOBODY; zends[g] = 0; fence[g] = 0;
-    owes_nothing(g);
-    trusted[g] = false; filter[g] = false; next[g] = false;
-    filling[g] = no_fill;
+/* PROPERTY: the death of processes forgets no claim that was sent, as the file
+   has it: truth stays what it was, and whoever comes then finds it in doubt.
+   What went by the zone alone (`local`) is lost; an outcome that nobody waited
+   to have in the file is in doubt */
 
+inline crash(g) {
     if
-    :: alone == g -> alone = NOBODY
+    :: IS_LOCAL && owes(g) && fs == none -> lost = true
+    :: !IS_STRICT && owes(g) && z[g] == done &&
+       (fs == pending || fs == doubt) ->
+        truth = doubt; told = false
     :: else
-    fi
+    fi;
+
+    kill(2 * g); kill(2 * g + 1);
+    forget(g)
 }
 
 
 #define may_quit(g)                                                          \
     (started[g] && !gone[g] && !busied[2 * g] && !busied[2 * g + 1]          \
-     && what[g] == nothing && !listed[g] && releases[g] == 0)
+     && what[g] == nothing && !listed[g] && releases[g] == 0                 \
+     && z[g] != offered)
+
+#ifdef LOCAL
+#define may_start         gone[0]
+#else
+#define may_start         true
+#endif
 
 
 proctype World() {
@@ -1044,8 +1048,8 @@ end_world:
     :: atomic { crashes > 0 && !gone[0] -> crashes--; crash(0) }
     :: atomic { crashes > 0 && others(0) -> crashes--; crash(1) }
 
-    :: atomic { quits > 0 && may_quit(0) -> quits--; quit(0) }
-    :: atomic { quits > 0 && may_quit(1) -> quits--; quit(1) }
+    :: atomic { quits > 0 && may_quit(0) -> quits--; forget(0) }
+    :: atomic { quits > 0 && may_quit(1) -> quits--; forget(1) }
 
     :: atomic {
            cuts > 0 && !started[1] ->
@@ -1057,7 +1061,7 @@ end_world:
            :: else
            fi;
 
-           fs = ds; ff = df; fgen = dgen; fends = dends
+           fs = ds; ff = df; fgen = dgen; fends = dends; ftook = dtook
        }
 
 #ifndef STRICT
@@ -1069,7 +1073,7 @@ end_world:
        /* the other instance, beside the first one or after it */
 
     :: atomic {
-           !started[1] ->
+           !started[1] && may_start ->
            started[1] = true;
 
 #ifdef T_PENDING_ENDS_AT_START
@@ -1096,17 +1100,22 @@ init {
         :: ticks = 1
         :: fails = 1
         :: fulls = 1
+        :: hangs = 1
         :: giveups = 1
+#ifdef LOCAL
+        :: true
+#else
         :: evicts = 1
+#endif
         fi;
+#endif
+
+#ifdef LOCAL
+        hangs = 1; quits = 1;
 #endif
 
         zowner[0] = NOBODY; zowner[1] = NOBODY;
         started[0] = true;
-
-#if defined(SMALL) && !defined(T_FILLS_ON)
-        trusted[0] = true; alone = 0;
-#endif
 
         run Instance(0); run Instance(1);
         run Request(0); run Request(1); run Request(2);
