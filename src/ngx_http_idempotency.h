@@ -296,7 +296,12 @@ typedef struct {
     /* while what is not kept is read on without it */
     ngx_event_t                        timer;
 
-    /* it left, and nothing is sent to it any more */
+    /* among those whose clients have left; or it was one too many of them */
+    ngx_queue_t                        queue;
+    unsigned                           left:1;
+    unsigned                           abandoned:1;
+
+    /* nothing is sent to it any more */
     unsigned                           gone:1;
     /* since the claim a content handler was run, and not only what nginx does
        where a location has none: an upstream may have been asked */
@@ -549,6 +554,8 @@ void ngx_http_idempotency_digest_ignored(ngx_idempotency_digest_t *d,
 
 ngx_int_t ngx_http_idempotency_terms(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_terms_whose(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
 ngx_msec_t ngx_http_idempotency_ends(ngx_http_idempotency_ctx_t *ctx);
 uint64_t ngx_http_idempotency_wall_clock(void);
 
@@ -640,6 +647,7 @@ ngx_uint_t ngx_http_idempotency_client_gone(ngx_http_request_t *r,
 void ngx_http_idempotency_swallow(ngx_chain_t *in);
 void ngx_http_idempotency_watch_client(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_client_end(ngx_http_idempotency_ctx_t *ctx);
 
 /* request/peer.c */
 

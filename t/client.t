@@ -321,4 +321,121 @@ for my $at (qw(old variable cached)) {
        '... carried through and recorded');
 }
 
+$n->stop;
+
+
+# --- so many, and no more -----------------------------------------------------
+
+# Of 512 connections a worker carries 64 requests on whose clients have left, and
+# of one client, told by idempotency_quota's value, 8. Whoever leaves beyond that
+# is given up as nginx does by itself: the upstream is left, too.
+
+$n = nginx(http => <<'EOC' . crowd(<<'EOC2'), connections => 512);
+    access_log off;
+EOC
+    idempotency zone=z;
+    idempotency_in_progress reject;
+    location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /by/ { idempotency_quota 10000 $http_x_client; proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /unbuffered { proxy_buffering off; proxy_pass http://$TEST_NGINX_BACKEND; }
+EOC2
+
+sub abandoned {
+    my ($z) = $n->get('/figures/metrics')->{body} =~ /^nginx_idempotency_abandoned_total\{zone="z"\} (\d+)$/m;
+    return $z;
+}
+
+# Requests of a client that leaves them, by their ids.
+
+sub leave {
+    my ($how, $uri, $client, $requests) = @_;
+    my (@left, $h);
+
+    for (1 .. $requests) {
+        my $id = 'many' . ++$count;
+        my @m = (POST => $uri =~ s/ID/$id/r, key => $id, body => 'b', headers => ["X-Client: $client"]);
+
+        $h //= h2($n) if $how eq 'HTTP/2';
+        my $c = $h // $n->start(@m);
+        my $s = $h ? $h->request(@m) : undef;
+
+        held($id);
+        $s ? $h->reset_stream($s) : $how eq 'RST' ? $c->reset : $c->close;
+
+        push @left, { id => $id, m => \@m, c => $c };
+    }
+
+    return @left;
+}
+
+# What a retry of each gets, and how many get that.
+
+sub retries {
+    my %n;
+
+    $n{told($n->request(@{$_->{m}}))}++ for @_;
+
+    return \%n;
+}
+
+# So many are carried on, and the rest is in doubt; each is executed once.
+
+sub become {
+    my ($name, $carried, @left) = @_;
+
+    my %rest = @left > $carried ? ('409 IN_DOUBT' => @left - $carried) : ();
+
+    is_deeply(retries(@left), { '409 IN_PROGRESS' => $carried, %rest }, "$name, the rest is in doubt");
+    go($_->{id}) for @left;
+
+    my $is;
+    until_true { $is = retries(@left); !$is->{'409 IN_PROGRESS'} };
+
+    is_deeply($is, { '200 REPLAYED' => $carried, %rest }, '... and recorded') or diag $n->log;
+    is(scalar(grep { executions($_->{id}) != 1 } @left), 0, '... each executed once');
+}
+
+is(abandoned(), 0, 'none was given up yet');
+
+for my $how ('FIN', 'RST', 'HTTP/2') {
+    my $before = abandoned();
+    my @left = leave($how, '/?id=ID&gate=1', '', 12);
+
+    ok(until_true { abandoned() == $before + 4 }, "$how: of 12 of one address 4 are given up");
+    become("... and 8 are carried on", 8, @left);
+    $_->{c}->close for grep { $how eq 'HTTP/2' } $left[0];
+}
+
+# ... and so it is of those that have begun to answer, where what came so far was
+# executed, and is no whole response
+
+for my $at ('/', '/unbuffered') {
+    my $before = abandoned();
+    my @left = leave('FIN', "$at?id=ID&gate=body&size=3000", '', 10);
+
+    ok(until_true { abandoned() == $before + 2 }, "$at, in the middle of the body: of 10 2 are given up");
+    go($_->{id}) for @left;
+
+    my $is;
+    until_true { $is = retries(@left); !$is->{'409 IN_PROGRESS'} };
+    is_deeply($is, { '200 REPLAYED' => 8, '409 NOT_KEPT' => 2 }, '... 8 are carried on');
+}
+
+# Others' have room still, until all is used up: and none of it is lost.
+
+for (1, 2) {
+    my $before = abandoned();
+    my @left = map { leave('FIN', '/by/?id=ID&gate=1', "c$_", 9) } 1 .. 7;
+
+    ok(until_true { abandoned() == $before + 7 }, 'of 9 of each of 7 clients one is given up');
+
+    push @left, leave('FIN', '/by/?id=ID&gate=1', 'c8', 8), leave('FIN', '/by/?id=ID&gate=1', 'c9', 8);
+    ok(until_true { abandoned() == $before + 15 }, 'more than 64 of all of them are too many');
+
+    become('64 are carried on', 64, @left);
+}
+
+is(join(' ', $n->log =~ /\[warn\].* requests given up as their clients left, .*: (\d+), .*: (\d+), too many/g), '1 8',
+   'the log says so once a minute') or diag $n->log;
+
 done_testing();

@@ -45,6 +45,8 @@ static void metrics_races(ngx_http_idempotency_text_t *text,
     const char *name, ngx_http_idempotency_zone_t *zone);
 static void metrics_unavailable(ngx_http_idempotency_text_t *text,
     const char *name, ngx_http_idempotency_zone_t *zone);
+static void metrics_abandoned(ngx_http_idempotency_text_t *text,
+    const char *name, ngx_http_idempotency_zone_t *zone);
 static void metrics_expired(ngx_http_idempotency_text_t *text,
     const char *name, ngx_http_idempotency_zone_t *zone);
 static void metrics_in_doubt(ngx_http_idempotency_text_t *text,
@@ -98,6 +100,10 @@ static metric_t  metrics[] = {
     { "unavailable_total", "counter",
       "Requests for which the store was full or out of reach.",
       0, 0, metrics_unavailable },
+
+    { "abandoned_total", "counter",
+      "Requests given up when their clients left, as too many had.",
+      0, 0, metrics_abandoned },
 
     { "expired_total", "counter",
       "Records whose window ended.",
@@ -336,6 +342,14 @@ metrics_unavailable(ngx_http_idempotency_text_t *text, const char *name,
     ngx_http_idempotency_zone_t *zone)
 {
     metrics_value(text, name, zone, zone->figures.counters.unavailable);
+}
+
+
+static void
+metrics_abandoned(ngx_http_idempotency_text_t *text, const char *name,
+    ngx_http_idempotency_zone_t *zone)
+{
+    metrics_value(text, name, zone, zone->figures.counters.abandoned);
 }
 
 

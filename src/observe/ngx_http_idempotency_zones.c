@@ -130,10 +130,11 @@ zones_zone(ngx_http_idempotency_text_t *text,
     }
 
     ngx_http_idempotency_text_add(text,
-                  "},\"races\":%uA,\"unavailable\":%uA,\"expired\":%uL,"
+                  "},\"races\":%uA,\"unavailable\":%uA,\"abandoned\":%uA,"
+                  "\"expired\":%uL,"
                   "\"in_doubt\":%uL,\"released\":%uL,\"replayed_bytes\":%uA",
-                  c->races, c->unavailable, c->expired, c->in_doubt,
-                  c->released, c->replayed_bytes);
+                  c->races, c->unavailable, c->abandoned, c->expired,
+                  c->in_doubt, c->released, c->replayed_bytes);
 
     zones_times(text, ",\"wait\":", &c->wait);
 

@@ -17,12 +17,20 @@
 #define NGX_HTTP_IDEMPOTENCY_CLIENT_READ_ON  300000
 #endif
 
+/* of its connections a worker carries such a part on without their clients;
+   and of these such a part for one client, be it one alone */
+
+#define NGX_HTTP_IDEMPOTENCY_CLIENT_SHARE    8
+
+/* how often the log says that there were more, in milliseconds */
+
+#define NGX_HTTP_IDEMPOTENCY_CLIENT_LOG      60000
+
 
 static ngx_uint_t client_handles(ngx_http_request_t *r);
 static ngx_int_t client_content_handler(ngx_http_request_t *r);
 static void client_keep_upstream(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static void client_hide_handler(ngx_http_request_t *r);
 static void client_guard(ngx_http_request_t *sr);
 static ngx_int_t client_subrequest_done(ngx_http_request_t *sr, void *data,
     ngx_int_t rc);
@@ -37,8 +45,13 @@ static void client_left(ngx_http_request_t *r,
 static void client_limit(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static void client_limit_handler(ngx_event_t *ev);
+static void client_abort(ngx_http_request_t *r);
 static ngx_int_t client_leave(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
+static ngx_int_t client_count(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static void client_abandon(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_uint_t one);
 
 
 static ngx_str_t  client_upstreams[] = {
@@ -49,6 +62,15 @@ static ngx_str_t  client_upstreams[] = {
     ngx_string("ngx_http_grpc_module"),
     ngx_null_string
 };
+
+
+/* requests of this worker whose clients have left, by whose they are; how many
+   there are; and those that were too many since the log was told of some */
+
+static ngx_queue_t  client_left_queues[64];
+static ngx_uint_t   client_left_n;
+static ngx_uint_t   client_abandoned;
+static ngx_msec_t   client_logged;
 
 
 /* somebody might rely on it */
@@ -197,6 +219,7 @@ client_content_handler(ngx_http_request_t *r)
 static void
 client_keep_upstream(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
+    ngx_event_t               *rev;
     ngx_http_upstream_t       *u;
     ngx_http_upstream_conf_t  *conf;
 
@@ -218,34 +241,21 @@ client_keep_upstream(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
     u->conf = conf;
 
-    if (u->cleanup && !u->header_sent) {
-        r->read_event_handler = (r->http_version >= NGX_HTTP_VERSION_20)
-                                ? client_hide_handler : ngx_http_block_reading;
-        r->write_event_handler = ngx_http_request_empty_handler;
-    }
-}
-
-
-/*
- * A stream that was reset is an error before anything is sent, and would end
- * the request where its upstream's answer leads elsewhere, to an error_page:
- * so nginx sees it with the next output, as it does with HTTP/1
- */
-
-static void
-client_hide_handler(ngx_http_request_t *r)
-{
-    ngx_http_idempotency_ctx_t  *ctx;
-
-    ctx = ngx_http_idempotency_get_ctx(r);
-
-    if (r->connection->error && ngx_http_idempotency_carried(ctx)
-        && (ctx->client.gone || client_leave(r, ctx) == NGX_OK))
-    {
-        r->connection->error = 0;
+    if (u->cleanup == NULL || u->header_sent) {
+        return;
     }
 
-    ngx_http_block_reading(r);
+    r->read_event_handler = client_read_handler;
+    r->write_event_handler = ngx_http_request_empty_handler;
+
+    rev = r->connection->read;
+
+    if (r->http_version < NGX_HTTP_VERSION_20 && rev->ready) {
+
+        /* its end may have come with the request */
+
+        ngx_post_event(rev, &ngx_posted_events);
+    }
 }
 
 
@@ -441,7 +451,7 @@ ngx_http_idempotency_not_kept(ngx_http_request_t *r,
 
     if (ctx->client.gone
         || (r->read_event_handler != ngx_http_block_reading
-            && r->read_event_handler != client_hide_handler))
+            && r->read_event_handler != client_read_handler))
     {
         return;
     }
@@ -459,24 +469,55 @@ ngx_http_idempotency_not_kept(ngx_http_request_t *r,
 }
 
 
+/*
+ * The client of an owner has closed its side, or is gone.  With HTTP/1 it may
+ * still read what it has asked for: so it is only counted among those who have
+ * left, and nginx sees its end with the next output.  A stream that was reset
+ * would end the request where its upstream's answer leads elsewhere, to an
+ * error_page, so it is hidden until then.  What can't be kept goes on without
+ * its client at once.
+ */
+
 static void
 client_read_handler(ngx_http_request_t *r)
 {
     ngx_http_idempotency_ctx_t  *ctx;
 
+    if (!client_closed(r)) {
+
+        if ((ngx_event_flags & NGX_USE_LEVEL_EVENT)
+            && r->connection->read->active)
+        {
+            (void) ngx_del_event(r->connection->read, NGX_READ_EVENT, 0);
+        }
+
+        return;
+    }
+
+    r->read_event_handler = ngx_http_block_reading;
+
     ctx = ngx_http_idempotency_get_ctx(r);
 
-    if (client_closed(r)) {
-        r->read_event_handler = ngx_http_block_reading;
+    if (!ngx_http_idempotency_carried(ctx)) {
+        return;
+    }
 
+    if (!ngx_http_idempotency_owns(ctx)) {
         client_left(r, ctx);
         return;
     }
 
-    if ((ngx_event_flags & NGX_USE_LEVEL_EVENT)
-        && r->connection->read->active)
-    {
-        (void) ngx_del_event(r->connection->read, NGX_READ_EVENT, 0);
+    if (r->http_version >= NGX_HTTP_VERSION_20) {
+
+        if (!ctx->client.gone && client_leave(r, ctx) != NGX_OK) {
+            client_abort(r);
+            return;
+        }
+
+        r->connection->error = 0;
+
+    } else if (client_count(r, ctx) != NGX_OK) {
+        client_abort(r);
     }
 }
 
@@ -530,14 +571,26 @@ client_left(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     r->connection->error = 1;
 
     if (!ctx->client.gone && client_leave(r, ctx) != NGX_OK) {
-        r->count++;
-        ngx_http_finalize_request(r, NGX_ERROR);
+        client_abort(r);
         return;
     }
 
     if (r->write_event_handler == client_write_handler) {
         ctx->client.write_event_handler(r);
     }
+}
+
+
+/* the upstream's cleanup takes one, as when nginx closes a connection */
+
+static void
+client_abort(ngx_http_request_t *r)
+{
+    r->connection->error = 1;
+
+    r->count++;
+
+    ngx_http_finalize_request(r, NGX_HTTP_CLIENT_CLOSED_REQUEST);
 }
 
 
@@ -553,6 +606,10 @@ client_leave(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     size_t                size;
     u_char               *p;
     ngx_http_upstream_t  *u;
+
+    if (client_count(r, ctx) != NGX_OK) {
+        return NGX_DECLINED;
+    }
 
     ngx_log_error(NGX_LOG_INFO, r->connection->log, 0,
                   "idempotency: the client %s, its request goes on",
@@ -593,6 +650,116 @@ client_leave(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
+/*
+ * Whoever sends and leaves takes a connection of nginx's and one of the
+ * upstream's for as long as that takes to answer: so there are only so many,
+ * and most of them are left to others.  Those beyond are left to nginx, which
+ * ends them and their upstream's connection.
+ */
+
+static ngx_int_t
+client_count(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_uint_t                   most, most_of_one, n;
+    ngx_queue_t                 *q, *of_one;
+    ngx_http_idempotency_ctx_t  *other;
+
+    if (ctx->client.left) {
+        return NGX_OK;
+    }
+
+    if (ctx->client.abandoned) {
+        return NGX_DECLINED;
+    }
+
+    most = ngx_max(ngx_cycle->connection_n
+                   / NGX_HTTP_IDEMPOTENCY_CLIENT_SHARE, 1);
+    most_of_one = ngx_max(most / NGX_HTTP_IDEMPOTENCY_CLIENT_SHARE, 1);
+
+    ngx_http_idempotency_terms_whose(r, ctx);
+
+    of_one = &client_left_queues[ctx->claim.value[0]
+                                 % (sizeof(client_left_queues)
+                                    / sizeof(ngx_queue_t))];
+    n = 0;
+
+    if (of_one->next == NULL) {
+        ngx_queue_init(of_one);
+    }
+
+    for (q = ngx_queue_head(of_one);
+         q != ngx_queue_sentinel(of_one);
+         q = ngx_queue_next(q))
+    {
+        other = ngx_queue_data(q, ngx_http_idempotency_ctx_t, client.queue);
+
+        if (ngx_memcmp(other->claim.value, ctx->claim.value,
+                       NGX_IDEMPOTENCY_DIGEST_LEN)
+            == 0)
+        {
+            n++;
+        }
+    }
+
+    if (client_left_n >= most || n >= most_of_one) {
+        client_abandon(r, ctx, client_left_n < most);
+        return NGX_DECLINED;
+    }
+
+    ngx_queue_insert_tail(of_one, &ctx->client.queue);
+    client_left_n++;
+    ctx->client.left = 1;
+
+    return NGX_OK;
+}
+
+
+static void
+client_abandon(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_uint_t one)
+{
+    ctx->client.abandoned = 1;
+
+    ngx_idempotency_stats_add(ctx->conf->store->counters->abandoned, 1);
+
+    client_abandoned++;
+
+    if (client_logged
+        && ngx_current_msec - client_logged < NGX_HTTP_IDEMPOTENCY_CLIENT_LOG)
+    {
+        return;
+    }
+
+    ngx_log_error(NGX_LOG_WARN, r->connection->log, 0,
+                  "idempotency: requests given up as their clients left, "
+                  "since the last such line: %ui, carried on by this worker: "
+                  "%ui%s, zone: \"%V\"",
+                  client_abandoned, client_left_n,
+                  one ? ", too many for one client" : "",
+                  &ctx->conf->store->name);
+
+    client_abandoned = 0;
+    client_logged = ngx_current_msec;
+}
+
+
+/* of a request that ends */
+
+void
+ngx_http_idempotency_client_end(ngx_http_idempotency_ctx_t *ctx)
+{
+    if (ctx->client.timer.timer_set) {
+        ngx_del_timer(&ctx->client.timer);
+    }
+
+    if (ctx->client.left) {
+        ctx->client.left = 0;
+        ngx_queue_remove(&ctx->client.queue);
+        client_left_n--;
+    }
+}
+
+
 static void
 client_limit(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
@@ -625,11 +792,7 @@ client_limit_handler(ngx_event_t *ev)
                   "idempotency: stopped reading a response that is not kept, "
                   "its client has disconnected");
 
-    /* the upstream's cleanup takes one, as when nginx closes a connection */
-
-    r->count++;
-
-    ngx_http_finalize_request(r, NGX_HTTP_CLIENT_CLOSED_REQUEST);
+    client_abort(r);
 
     ngx_http_run_posted_requests(c);
 }

@@ -126,9 +126,7 @@ owner_cleanup(void *data)
     ngx_http_idempotency_wait_cancel(ctx);
     ngx_http_idempotency_hold_cancel(ctx);
 
-    if (ctx->client.timer.timer_set) {
-        ngx_del_timer(&ctx->client.timer);
-    }
+    ngx_http_idempotency_client_end(ctx);
 
     if (ngx_http_idempotency_owns(ctx)) {
 

@@ -20,6 +20,8 @@
 static void terms_time(ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t terms_quota(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
+static ngx_int_t terms_value(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_http_complex_value_t *of);
 static void terms_address(ngx_connection_t *c, ngx_str_t *value);
 
 
@@ -104,27 +106,52 @@ ngx_http_idempotency_wall_clock(void)
 static ngx_int_t
 terms_quota(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
-    u_char                     address[NGX_SOCKADDR_STRLEN];
-    ngx_str_t                  value;
-    ngx_idempotency_claim_t   *claim;
-    ngx_idempotency_digest_t   d;
+    ngx_int_t  rc;
 
-    claim = &ctx->claim;
-
-    if (ctx->conf->quota == 0 || claim->quota) {
+    if (ctx->conf->quota == 0 || ctx->claim.quota) {
         return NGX_OK;
     }
 
-    if (ctx->conf->quota_value) {
+    rc = terms_value(r, ctx, ctx->conf->quota_value);
 
-        if (ngx_http_complex_value(r, ctx->conf->quota_value, &value)
-            != NGX_OK)
-        {
+    if (rc == NGX_OK) {
+        ctx->claim.quota = ctx->conf->quota;
+    }
+
+    return (rc == NGX_ERROR) ? NGX_ERROR : NGX_OK;
+}
+
+
+/* the same value where there is no quota, or none for this one: the address */
+
+void
+ngx_http_idempotency_terms_whose(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx)
+{
+    if (ctx->claim.quota == 0) {
+        (void) terms_value(r, ctx, NULL);
+    }
+}
+
+
+/* NGX_DECLINED: it is empty, and so nothing is counted for it */
+
+static ngx_int_t
+terms_value(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_http_complex_value_t *of)
+{
+    u_char                     address[NGX_SOCKADDR_STRLEN];
+    ngx_str_t                  value;
+    ngx_idempotency_digest_t   d;
+
+    if (of) {
+
+        if (ngx_http_complex_value(r, of, &value) != NGX_OK) {
             return NGX_ERROR;
         }
 
         if (value.len == 0) {
-            return NGX_OK;
+            return NGX_DECLINED;
         }
 
     } else {
@@ -132,13 +159,11 @@ terms_quota(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         terms_address(r->connection, &value);
     }
 
-    claim->quota = ctx->conf->quota;
-
     ngx_idempotency_digest_init(&d, ctx->conf->digest_key,
                                 NGX_IDEMPOTENCY_DIGEST_OTHER_VERSION,
                                 NGX_IDEMPOTENCY_DIGEST_QUOTA);
     ngx_idempotency_digest_field(&d, &value);
-    ngx_idempotency_digest_final(&d, claim->value);
+    ngx_idempotency_digest_final(&d, ctx->claim.value);
 
     return NGX_OK;
 }

@@ -75,6 +75,7 @@ typedef struct {
 
     ngx_atomic_t                    races;
     ngx_atomic_t                    unavailable;
+    ngx_atomic_t                    abandoned;
     ngx_atomic_t                    replayed_bytes;
     ngx_idempotency_times_t         wait;
 
