@@ -161,13 +161,14 @@ hand_become(ngx_idempotency_tier_t *tier)
     sh = &shm->sh->tier;
     hander = batch->hander;
 
-    if (hander == NULL || batch->since != sh->since) {
+    if (hander == NULL || !ngx_idempotency_owed_current(tier, batch)) {
 
         hander = ngx_idempotency_owed_hander(tier);
 
         if (hander) {
             hander->process = *ngx_idempotency_process_self();
             hander->handed = ngx_current_msec;
+            batch->turn = ++hander->turn;
         }
 
         batch->hander = hander;
@@ -210,11 +211,12 @@ hand_gather(ngx_idempotency_tier_t *tier)
 
     sh = &shm->sh->tier;
 
-    if (batch->since != sh->since) {
+    if (!ngx_idempotency_owed_current(tier, batch)) {
         ngx_idempotency_shm_unlock(shm);
         return 0;
     }
 
+    batch->turn = ++batch->hander->turn;
     batch->hander->handed = ngx_current_msec;
     taken = &batch->hander->taken;
 
@@ -387,7 +389,7 @@ hand_large(ngx_idempotency_tier_t *tier)
             break;
         }
 
-        changed = (shm->sh->tier.since != batch->since
+        changed = (!ngx_idempotency_owed_current(tier, batch)
                    || (rec->owes & NGX_IDEMPOTENCY_OWES_MORE));
 
         if (changed) {

@@ -50,7 +50,13 @@ ngx_idempotency_tier_heard(ngx_idempotency_tier_t *tier)
 
     if (rc == NGX_OK) {
 
-        if (shm->sh->tier.since == batch->since) {
+        if (!ngx_idempotency_owed_current(tier, batch)) {
+
+            /* another worker tells the same */
+
+            rc = NGX_DECLINED;
+
+        } else {
 
             batch->hander->taken = NULL;
 
@@ -88,7 +94,7 @@ ngx_idempotency_tier_heard(ngx_idempotency_tier_t *tier)
     batch->large = NULL;
 
     if (rc != NGX_OK) {
-        return 0;
+        return rc == NGX_DECLINED;
     }
 
     heard_outcome(tier, failed);

@@ -15,15 +15,19 @@
 #include "ngx_idempotency_shm.h"
 
 
-/* a worker that took something over this long ago is asked whether it lives */
+/* a worker that took something over this long ago is asked whether it lives;
+   if it stands still, what it has taken is another's after this time */
 
 #define NGX_IDEMPOTENCY_TIER_SILENCE    100
+#define NGX_IDEMPOTENCY_TIER_STOPPED    1000
 
 
 static void owed_append(ngx_idempotency_tier_sh_t *sh,
     ngx_idempotency_record_t *rec);
 static void owed_prepend(ngx_idempotency_tier_sh_t *sh,
     ngx_idempotency_record_t *rec);
+static ngx_uint_t owed_deserted(ngx_idempotency_tier_t *tier,
+    ngx_idempotency_hander_t *hander);
 static void owed_untake(ngx_idempotency_shm_t *shm,
     ngx_idempotency_hander_t *hander);
 static ngx_uint_t owed_any_again(ngx_idempotency_record_t *rec);
@@ -140,9 +144,8 @@ ngx_idempotency_owed_next(ngx_idempotency_shm_t *shm)
 
 
 /*
- * One that is nobody's, or of who has gone.  If he is merely silent, it stays
- * his: what he has taken may be written at any time, and what comes after must
- * not overtake it.  Without memory for one more the others have to do.
+ * One that is nobody's, or of who has gone or stands still.  Without memory for
+ * one more the others have to do.
  */
 
 ngx_idempotency_hander_t *
@@ -160,9 +163,7 @@ ngx_idempotency_owed_hander(ngx_idempotency_tier_t *tier)
             return hander;
         }
 
-        if (ngx_current_msec - hander->handed > NGX_IDEMPOTENCY_TIER_SILENCE
-            && ngx_idempotency_process_gone(&hander->process))
-        {
+        if (owed_deserted(tier, hander)) {
             owed_untake(shm, hander);
             return hander;
         }
@@ -198,16 +199,49 @@ ngx_idempotency_tier_inherit(ngx_idempotency_tier_t *tier)
 
     for (hander = &shm->sh->tier.hander; hander; hander = hander->next) {
 
-        if (hander->taken
-            && ngx_current_msec - hander->handed
-               > NGX_IDEMPOTENCY_TIER_SILENCE
-            && ngx_idempotency_process_gone(&hander->process))
-        {
+        if (hander->taken && owed_deserted(tier, hander)) {
             owed_untake(shm, hander);
         }
     }
 
     ngx_idempotency_shm_unlock(shm);
+}
+
+
+/*
+ * What a stopped worker has taken may be written when it goes on, behind what
+ * another one tells since: so only a backing that asks whether it is the
+ * worker's yet, and can change nothing behind that, lets others take it over.
+ */
+
+static ngx_uint_t
+owed_deserted(ngx_idempotency_tier_t *tier, ngx_idempotency_hander_t *hander)
+{
+    ngx_msec_int_t  age;
+
+    age = (ngx_msec_int_t) (ngx_current_msec - hander->handed);
+
+    return (age > NGX_IDEMPOTENCY_TIER_SILENCE
+            && ngx_idempotency_process_gone(&hander->process))
+           || (age > NGX_IDEMPOTENCY_TIER_STOPPED
+               && !ngx_idempotency_tier_shared(tier)
+               && ngx_idempotency_process_stopped(&hander->process));
+}
+
+
+ngx_uint_t
+ngx_idempotency_owed_current(ngx_idempotency_tier_t *tier,
+    ngx_idempotency_batch_t *batch)
+{
+    return tier->shm->sh->tier.since == batch->since
+           && batch->hander->turn == batch->turn;
+}
+
+
+void
+ngx_idempotency_owed_answered(ngx_idempotency_batch_t *batch)
+{
+    batch->hander->answered = batch->turn;
 }
 
 
@@ -225,6 +259,7 @@ owed_untake(ngx_idempotency_shm_t *shm, ngx_idempotency_hander_t *hander)
         taken[n++] = rec;
     }
 
+    hander->turn++;
     hander->taken = NULL;
     hander->process.pid = 0;
 

@@ -68,9 +68,13 @@ typedef struct ngx_idempotency_hander_s  ngx_idempotency_hander_t;
 struct ngx_idempotency_hander_s {
     ngx_idempotency_hander_t       *next;
     ngx_idempotency_process_t       process;
-    /* since when */
+    /* since when the backing has what was taken; it has answered */
     ngx_msec_t                      handed;
+    ngx_atomic_t                    answered;
     ngx_idempotency_record_t       *taken;
+    /* of a batch; it rises with each, and when what is taken is another
+       worker's */
+    ngx_atomic_t                    turn;
 };
 
 
@@ -128,6 +132,7 @@ typedef struct {
     /* by whom, in the zone that they are in; and it has them */
     ngx_idempotency_hander_t       *hander;
     uint64_t                        since;
+    ngx_atomic_uint_t               turn;
     ngx_uint_t                      busy;
     /* the backing's time, and this worker's at the same moment */
     int64_t                         now;
@@ -260,7 +265,18 @@ struct ngx_idempotency_tier_s {
 void ngx_idempotency_tier_owe(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
 
-/* without: something may be owed */
+/* without, and by a thread as well: the batch is its worker's yet.  False:
+   another one tells the same, so it must not change the backing any more.  To
+   be asked where nobody else can change that, as within a transaction */
+
+ngx_uint_t ngx_idempotency_owed_current(ngx_idempotency_tier_t *tier,
+    ngx_idempotency_batch_t *batch);
+
+/* ... the backing has answered, though the worker has not heard it */
+
+void ngx_idempotency_owed_answered(ngx_idempotency_batch_t *batch);
+
+/* ... something may be owed */
 
 void ngx_idempotency_tier_kick(ngx_idempotency_shm_t *shm);
 

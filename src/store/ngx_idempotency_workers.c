@@ -479,6 +479,13 @@ ngx_idempotency_process_gone(ngx_idempotency_process_t *process)
 }
 
 
+ngx_uint_t
+ngx_idempotency_process_stopped(ngx_idempotency_process_t *process)
+{
+    return workers_look(process->pid, process->started) == workers_stopped;
+}
+
+
 static ngx_uint_t
 workers_dead(ngx_pid_t pid)
 {

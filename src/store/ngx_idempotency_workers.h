@@ -73,6 +73,7 @@ ngx_idempotency_process_t *ngx_idempotency_process_self(void);
 /* it has ended; one that is stopped has not */
 
 ngx_uint_t ngx_idempotency_process_gone(ngx_idempotency_process_t *process);
+ngx_uint_t ngx_idempotency_process_stopped(ngx_idempotency_process_t *process);
 
 /* whether an owner still works on what it claimed */
 

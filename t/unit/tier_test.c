@@ -174,7 +174,9 @@ commit(worker_t *w)
     batch->rc = NGX_ERROR;
     strcpy(batch->error, "unit");
 
-    if (failing && unit_below(&seed, 3)) {
+    if (!ngx_idempotency_owed_current(&w->tier, batch)
+        || (failing && unit_below(&seed, 3)))
+    {
         return;
     }
 

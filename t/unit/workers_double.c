@@ -230,3 +230,11 @@ ngx_idempotency_process_gone(ngx_idempotency_process_t *process)
 
     return worker->state == DOUBLE_DEAD || worker->epoch != process->started;
 }
+
+
+ngx_uint_t
+ngx_idempotency_process_stopped(ngx_idempotency_process_t *process)
+{
+    return process->pid != 1000 + NGX_IDEMPOTENCY_NO_WORKER
+           && double_workers[process->pid - 1000].state == DOUBLE_SILENT;
+}

@@ -495,10 +495,14 @@ file_hand_thread(void *data, ngx_log_t *log)
         return;
     }
 
-    /* it may have waited: a doubt begins now, not when it was asked for */
+    /* it may have waited: a doubt begins now, not when it was asked for; and
+       another worker may have told the same since */
 
-    batch->rc = ngx_idempotency_db_commit(file->hand.db, batch->items,
-                                          batch->n, file_now(&file->tier));
+    if (ngx_idempotency_owed_current(&file->tier, batch)) {
+        batch->rc = ngx_idempotency_db_commit(file->hand.db, batch->items,
+                                              batch->n,
+                                              file_now(&file->tier));
+    }
 
     ngx_idempotency_owners_commit_unlock(file->hand.lock);
 
