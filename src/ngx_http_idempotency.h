@@ -36,6 +36,7 @@ typedef enum {
     NGX_HTTP_IDEMPOTENCY_STATUS_UNAVAILABLE,
 
     NGX_HTTP_IDEMPOTENCY_STATUS_NEW,
+    NGX_HTTP_IDEMPOTENCY_STATUS_NESTED,
     NGX_HTTP_IDEMPOTENCY_STATUS_REPLAYED,
     NGX_HTTP_IDEMPOTENCY_STATUS_WAITED,
     NGX_HTTP_IDEMPOTENCY_STATUS_BYPASS
@@ -170,6 +171,8 @@ typedef struct {
 
     ngx_flag_t                     dry_run;
     ngx_uint_t                     log_level;
+    /* in this worker: that it is its own upstream was logged */
+    ngx_uint_t                     nested;
 
     /* it is idempotency_api, and changes what is asked for */
     ngx_uint_t                     api;
@@ -407,6 +410,11 @@ typedef struct {
 
 #define ngx_http_idempotency_owns(ctx)                                       \
     ((ctx) && (ctx)->state == NGX_HTTP_IDEMPOTENCY_STATE_OWNER)
+
+/* it is a part of the operation of an owner, to which this nginx is upstream */
+
+#define ngx_http_idempotency_nests(ctx)                                      \
+    ((ctx) && (ctx)->status == NGX_HTTP_IDEMPOTENCY_STATUS_NESTED)
 
 /* an owner's operation goes on until its response is whole */
 
@@ -654,6 +662,8 @@ void ngx_http_idempotency_client_end(ngx_http_idempotency_ctx_t *ctx);
 ngx_int_t ngx_http_idempotency_init_peers(ngx_conf_t *cf);
 ngx_int_t ngx_http_idempotency_send_once(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
+ngx_uint_t ngx_http_idempotency_nested(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
 
 /* request/replay.c */
 
@@ -702,6 +712,8 @@ void ngx_http_idempotency_log_refusal(ngx_http_request_t *r,
 void ngx_http_idempotency_log_replay(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 void ngx_http_idempotency_log_similar(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_log_nested(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 void ngx_http_idempotency_log_claim(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);

@@ -76,7 +76,10 @@ ngx_http_idempotency_header_filter(ngx_http_request_t *r)
         if (ngx_http_idempotency_owns(ctx)) {
             ngx_http_idempotency_capture_header(r, ctx);
 
-        } else if (ctx || conf->store) {
+        } else if ((ctx || conf->store) && !ngx_http_idempotency_nests(ctx)) {
+
+            /* of an operation's part the owner hears it */
+
             ngx_http_idempotency_hear(&r->headers_out.headers, NULL);
         }
     }
@@ -126,7 +129,7 @@ ngx_http_idempotency_body_filter(ngx_http_request_t *r, ngx_chain_t *in)
     } else {
         conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
 
-        if (ctx || conf->store) {
+        if ((ctx || conf->store) && !ngx_http_idempotency_nests(ctx)) {
             ngx_http_idempotency_hear_trailers(r, ctx, in);
         }
 

@@ -14,7 +14,7 @@ use Idempotency;
 use JSON::PP qw(decode_json);
 
 my @results = qw(new replayed waited conflict in_progress in_doubt not_kept
-                 similar expired missing malformed limited unavailable bypass);
+                 similar expired missing malformed limited unavailable bypass nested);
 
 my $protected = <<'EOC';
     location /idem/ { idempotency_api; }

@@ -34,7 +34,7 @@ if (!grep { -x "$_/chromium" } split /:/, $ENV{PATH}) {
 
 $SIG{$_} = sub { exit 1 } for qw(INT TERM HUP);
 
-my @results = qw(new replayed waited conflict in_progress in_doubt not_kept similar expired
+my @results = qw(new nested replayed waited conflict in_progress in_doubt not_kept similar expired
                  missing malformed limited unavailable bypass);
 my $json = JSON::PP->new->canonical->utf8;
 my $stage = Stage->new;

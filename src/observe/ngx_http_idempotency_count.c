@@ -23,6 +23,7 @@ ngx_str_t  ngx_http_idempotency_result_names[NGX_HTTP_IDEMPOTENCY_RESULTS] =
     ngx_string("limited"),
     ngx_string("unavailable"),
     ngx_string("new"),
+    ngx_string("nested"),
     ngx_string("replayed"),
     ngx_string("waited"),
     ngx_string("bypass")

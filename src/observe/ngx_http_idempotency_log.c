@@ -75,13 +75,17 @@ ngx_http_idempotency_log_refusal(ngx_http_request_t *r,
     reason = ngx_http_idempotency_reason(ctx, text);
 
     ngx_log_error(level, r->connection->log, 0,
-                  "idempotency: %s with status %ui, %V%s%V%s, "
+                  "idempotency: %s with status %ui, %V%s%V%s%s, "
                   "token: %*xs, zone: \"%V\"%*s",
                   (refuses || conf->dry_run)
                       ? "refused" : "passed unprotected, not refused",
                   status, &ngx_http_idempotency_refusals[ctx->status].name,
                   reason.len ? ", reason: " : "", &reason,
                   conf->dry_run ? ", dry run" : "",
+                  (ctx->wait.waited
+                   && ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_IN_PROGRESS)
+                      ? ", waited in vain (is this nginx its own upstream?)"
+                      : "",
                   ngx_http_idempotency_bound(ctx)
                       ? (size_t) NGX_IDEMPOTENCY_DIGEST_LEN : 0,
                   ctx->claim.op.token, &conf->store->name,
@@ -135,6 +139,31 @@ ngx_http_idempotency_log_similar(ngx_http_request_t *r,
                   "token: %*xs, zone: \"%V\"",
                   (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, ctx->claim.op.token,
                   &conf->store->name);
+}
+
+
+/* once: it is how this nginx is set up */
+
+void
+ngx_http_idempotency_log_nested(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_http_idempotency_loc_conf_t  *conf;
+
+    conf = ctx->conf;
+
+    if (conf->nested) {
+        return;
+    }
+
+    conf->nested = 1;
+
+    ngx_log_error(conf->log_level, r->connection->log, 0,
+                  "idempotency: this nginx is its own upstream, passed what "
+                  "it has sent itself, from now on in silence, "
+                  "token: %*xs, zone: \"%V\", fence: %uL",
+                  (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, ctx->claim.op.token,
+                  &conf->store->name, ctx->claim.found.fence);
 }
 
 

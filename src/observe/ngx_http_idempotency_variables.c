@@ -84,6 +84,7 @@ static ngx_str_t  status_names[] = {
     ngx_string("LIMITED_DRY_RUN"),
     ngx_string("UNAVAILABLE_DRY_RUN"),
     ngx_string("NEW_DRY_RUN"),
+    ngx_string("NESTED_DRY_RUN"),
     ngx_string("REPLAYED_DRY_RUN"),
     ngx_string("WAITED_DRY_RUN"),
     ngx_string("BYPASS_DRY_RUN")

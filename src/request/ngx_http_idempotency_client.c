@@ -179,7 +179,7 @@ client_content_handler(ngx_http_request_t *r)
 
     rc = ctx->client.content_handler(r);
 
-    if (ngx_http_idempotency_owns(ctx)
+    if ((ngx_http_idempotency_owns(ctx) || ngx_http_idempotency_nests(ctx))
         && ngx_http_idempotency_send_once(r, ctx) != NGX_OK)
     {
         /* it could be sent twice; the upstream's cleanup takes its count */

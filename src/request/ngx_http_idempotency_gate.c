@@ -62,6 +62,8 @@ static ngx_int_t gate_answered(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t gate_version(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
+static ngx_int_t gate_nested(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t gate_similar(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t gate_similar_answered(ngx_http_request_t *r,
@@ -92,7 +94,7 @@ static gate_step_pt  gate_table[][3] = {
     /* READING  */  { gate_bind, gate_bind,  NULL },
     /* JUDGED   */  { gate_pass, gate_obey,  NULL },
     /* BOUND    */  { gate_pass, gate_claim, NULL },
-    /* DECIDED  */  { gate_pass, gate_pass,  gate_answered },
+    /* DECIDED  */  { gate_pass, gate_carry, gate_answered },
     /* OWNER    */  { gate_pass, gate_carry,
                       gate_similar_answered },
     /* SETTLED  */  { gate_pass, gate_carry, NULL },
@@ -489,6 +491,10 @@ gate_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         return NGX_OK;
 
     case NGX_IDEMPOTENCY_BOUND:
+        if (ngx_http_idempotency_nested(r, ctx)) {
+            return gate_nested(r, ctx);
+        }
+
         if (ctx->claim.found.outcome == NGX_IDEMPOTENCY_PENDING) {
             ngx_http_idempotency_count_race(ctx);
         }
@@ -496,6 +502,10 @@ gate_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         return gate_bound(r, ctx);
 
     case NGX_IDEMPOTENCY_CONFLICT:
+        if (ngx_http_idempotency_nested(r, ctx)) {
+            return gate_nested(r, ctx);
+        }
+
         if (ctx->claim.found.outcome == NGX_IDEMPOTENCY_PENDING) {
             ngx_http_idempotency_count_race(ctx);
         }
@@ -564,6 +574,27 @@ gate_version(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
+/* the operation is its owner's: this is how that is carried out */
+
+static ngx_int_t
+gate_nested(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_idempotency_store_t  *store;
+
+    if (ctx->claim.op.waiting) {
+        store = ctx->conf->store;
+        store->engine->cancel(store, &ctx->claim.op);
+    }
+
+    ctx->status = NGX_HTTP_IDEMPOTENCY_STATUS_NESTED;
+
+    ngx_http_idempotency_log_nested(r, ctx);
+    ngx_http_idempotency_count(ctx);
+
+    return NGX_OK;
+}
+
+
 /* the token is its own: was its content seen with another key? */
 
 static ngx_int_t
@@ -620,12 +651,15 @@ gate_bound(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* an owner, wherever it is sent on to, until its response is whole */
+/*
+ * An owner, wherever it is sent on to, until its response is whole; and what is
+ * a part of its operation
+ */
 
 static ngx_int_t
 gate_carry(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
-    if (ngx_http_idempotency_carried(ctx)) {
+    if (ngx_http_idempotency_carried(ctx) || ngx_http_idempotency_nests(ctx)) {
         ngx_http_idempotency_carry(r, ctx);
     }
 

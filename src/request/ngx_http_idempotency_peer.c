@@ -8,10 +8,24 @@
  * We stand between nginx and the balancer, as nginx's keepalive module does:
  * while a peer is asked, there is no other one; whether there is one
  * afterwards is decided by what was sent.
+ *
+ * That upstream may be this nginx: a TLS front before an inner server.  The
+ * inner request has the token that the outer one owns, and would wait for it
+ * in vain.  It is known by its connection, which is the one that the owner's
+ * request was sent through: so all workers share a table of the ends of such
+ * connections, each for as long as the request is outstanding.  Only those to
+ * a port at which this nginx listens are in it.  What passes so is sent once,
+ * too, and has its own connection in the table.
  */
 
 
 #include "ngx_http_idempotency_conf.h"
+
+
+/* a place takes 128 bytes, pages are used as they are needed */
+
+#define NGX_HTTP_IDEMPOTENCY_PEERS_ZONE_SIZE  (4 * 1024 * 1024)
+#define NGX_HTTP_IDEMPOTENCY_PEERS_BUCKETS    1024
 
 
 typedef struct {
@@ -20,10 +34,57 @@ typedef struct {
 } peer_upstream_t;
 
 
+/* address and port of both, IPv4 as IPv6 has it */
+
+#define NGX_HTTP_IDEMPOTENCY_PEER_END  18
+
+typedef struct {
+    u_char                              connected
+                                            [NGX_HTTP_IDEMPOTENCY_PEER_END];
+    u_char                              accepted
+                                            [NGX_HTTP_IDEMPOTENCY_PEER_END];
+} peer_ends_t;
+
+
+/* a connection on which a request with this claim is outstanding */
+
+typedef struct peer_sent_s  peer_sent_t;
+
+struct peer_sent_s {
+    peer_sent_t                        *next;
+    peer_ends_t                         ends;
+    ngx_pid_t                           pid;
+    /* it was seen at the other end */
+    ngx_uint_t                          seen;
+
+    /* a zone is told by where it has its counters */
+    ngx_idempotency_counters_t         *zone;
+    u_char                              token[NGX_IDEMPOTENCY_DIGEST_LEN];
+    uint64_t                            fence;
+};
+
+
+typedef struct {
+    peer_sent_t                        *buckets
+                                          [NGX_HTTP_IDEMPOTENCY_PEERS_BUCKETS];
+    /* when there was no place, and it was looked for one last */
+    time_t                              swept;
+} peers_sh_t;
+
+
 /* what the balancer has set, and how many peers it has left */
 
 typedef struct {
     ngx_http_upstream_t                *upstream;
+    ngx_http_idempotency_ctx_t         *ctx;
+
+    ngx_output_chain_filter_pt          output_filter;
+    void                               *filter_ctx;
+
+    /* something was sent, or is about to be; by which ends it is listed */
+    ngx_uint_t                          outstanding;
+    ngx_uint_t                          listed;
+    peer_ends_t                         ends;
 
     ngx_uint_t                          tries;
     void                               *data;
@@ -41,7 +102,10 @@ typedef struct {
 static int ngx_libc_cdecl peer_compare(const void *one, const void *two);
 static ngx_int_t peer_init(ngx_http_request_t *r,
     ngx_http_upstream_srv_conf_t *us);
-static ngx_int_t peer_once(ngx_http_request_t *r, ngx_http_upstream_t *u);
+static peer_t *peer_once(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static void peer_wrap(peer_t *p);
+static ngx_int_t peer_output(void *data, ngx_chain_t *in);
 static ngx_int_t peer_get(ngx_peer_connection_t *pc, void *data);
 static void peer_free(ngx_peer_connection_t *pc, void *data,
     ngx_uint_t state);
@@ -52,6 +116,18 @@ static ngx_int_t peer_set_session(ngx_peer_connection_t *pc, void *data);
 static void peer_save_session(ngx_peer_connection_t *pc, void *data);
 #endif
 
+static ngx_int_t peers_init_zone(ngx_shm_zone_t *shm_zone, void *data);
+static ngx_uint_t peers_add(peer_t *p);
+static void peers_remove(peer_ends_t *ends);
+static void peers_sweep(void);
+static peer_sent_t **peers_find(peer_ends_t *ends);
+static ngx_uint_t peers_here(struct sockaddr *sockaddr);
+static ngx_int_t peers_end(ngx_socket_t s, ngx_uint_t other, u_char *end);
+
+
+static ngx_slab_pool_t  *peers_shpool;
+static peers_sh_t       *peers_sh;
+
 
 /* in front of the balancers of all upstreams */
 
@@ -59,10 +135,22 @@ ngx_int_t
 ngx_http_idempotency_init_peers(ngx_conf_t *cf)
 {
     ngx_uint_t                          i;
+    ngx_shm_zone_t                     *shm_zone;
     peer_upstream_t                    *known;
     ngx_http_upstream_srv_conf_t      **us;
     ngx_http_upstream_main_conf_t      *umcf;
     ngx_http_idempotency_main_conf_t   *imcf;
+
+    static ngx_str_t  name = ngx_string("ngx_http_idempotency_peers");
+
+    shm_zone = ngx_shared_memory_add(cf, &name,
+                                     NGX_HTTP_IDEMPOTENCY_PEERS_ZONE_SIZE,
+                                     &peers_sh);
+    if (shm_zone == NULL) {
+        return NGX_ERROR;
+    }
+
+    shm_zone->init = peers_init_zone;
 
     umcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_upstream_module);
     imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
@@ -114,6 +202,7 @@ peer_compare(const void *one, const void *two)
 static ngx_int_t
 peer_init(ngx_http_request_t *r, ngx_http_upstream_srv_conf_t *us)
 {
+    peer_t                            *p;
     ngx_int_t                          rc;
     peer_upstream_t                    key, *known;
     ngx_http_idempotency_ctx_t        *ctx;
@@ -138,21 +227,53 @@ peer_init(ngx_http_request_t *r, ngx_http_upstream_srv_conf_t *us)
 
     ctx = ngx_http_idempotency_get_ctx(r);
 
-    return ngx_http_idempotency_owns(ctx) ? peer_once(r, r->upstream) : NGX_OK;
+    if (ngx_http_idempotency_owns(ctx) || ngx_http_idempotency_nests(ctx)) {
+
+        p = peer_once(r, ctx);
+        if (p == NULL) {
+            return NGX_ERROR;
+        }
+
+        peer_wrap(p);
+    }
+
+    return NGX_OK;
 }
 
 
-static ngx_int_t
-peer_once(ngx_http_request_t *r, ngx_http_upstream_t *u)
+static peer_t *
+peer_once(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
-    peer_t  *p;
+    peer_t               *p;
+    ngx_http_upstream_t  *u;
 
-    p = ngx_palloc(r->pool, sizeof(peer_t));
+    p = ngx_pcalloc(r->pool, sizeof(peer_t));
     if (p == NULL) {
-        return NGX_ERROR;
+        return NULL;
     }
 
+    u = r->upstream;
+
     p->upstream = u;
+    p->ctx = ctx;
+
+    p->output_filter = u->output.output_filter;
+    p->filter_ctx = u->output.filter_ctx;
+
+    u->output.output_filter = peer_output;
+    u->output.filter_ctx = p;
+
+    return p;
+}
+
+
+static void
+peer_wrap(peer_t *p)
+{
+    ngx_http_upstream_t  *u;
+
+    u = p->upstream;
+
     p->tries = u->peer.tries;
 
     p->data = u->peer.data;
@@ -182,8 +303,30 @@ peer_once(ngx_http_request_t *r, ngx_http_upstream_t *u)
     }
 
 #endif
+}
 
-    return NGX_OK;
+
+/*
+ * What goes to a peer, which is connected to by now.  Addresses that a resolver
+ * gave have a balancer since then: one of them is being asked.
+ */
+
+static ngx_int_t
+peer_output(void *data, ngx_chain_t *in)
+{
+    peer_t *p = data;
+
+    if (p->upstream->peer.get != peer_get) {
+        peer_wrap(p);
+        p->upstream->peer.tries = 1;
+    }
+
+    if (!p->outstanding) {
+        p->outstanding = 1;
+        p->listed = peers_add(p);
+    }
+
+    return p->output_filter(p->filter_ctx, in);
 }
 
 
@@ -215,6 +358,13 @@ peer_free(ngx_peer_connection_t *pc, void *data, ngx_uint_t state)
     peer_t  *p = data;
 
     ngx_uint_t  sent;
+
+    if (p->listed) {
+        peers_remove(&p->ends);
+    }
+
+    p->outstanding = 0;
+    p->listed = 0;
 
     sent = (p->upstream->request_sent
             && pc->connection && pc->connection->sent > 0);
@@ -262,57 +412,297 @@ peer_save_session(ngx_peer_connection_t *pc, void *data)
 
 
 /*
- * To be called once an owner's upstream is there.  Addresses that a resolver
- * gives have no balancer that could be stood before; if they are still to
- * come, nginx is left with what it does by itself: a POST that was sent is
- * not repeated, unless it is told to, and of other methods one is tried.
+ * To be called once the upstream of what is sent once is there.  Addresses that
+ * a resolver gives have no balancer that could be stood before, and may be
+ * still to come: we have our place before the first byte.
  */
 
 ngx_int_t
 ngx_http_idempotency_send_once(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
-    ngx_http_upstream_t       *u;
-    ngx_http_upstream_conf_t  *conf;
+    ngx_http_upstream_t  *u;
 
     u = r->upstream;
 
     if (u == NULL || u->cleanup == NULL || u->resolved == NULL
-        || u->peer.get == peer_get)
+        || u->output.output_filter == peer_output)
     {
         return NGX_OK;
     }
 
-    if (ngx_idempotency_fault(&ctx->claim.op, NGX_IDEMPOTENCY_FAULT_NO_POOL)) {
+    if (ngx_idempotency_fault(&ctx->claim.op, NGX_IDEMPOTENCY_FAULT_NO_POOL)
+        || peer_once(r, ctx) == NULL)
+    {
         return NGX_ERROR;
     }
 
-    if (u->peer.get) {
+    return NGX_OK;
+}
 
-        if (peer_once(r, u) != NGX_OK) {
+
+/*
+ * Whether a request that met a pending token came through the connection on
+ * which its owner's is outstanding.  The ends are the socket's: what a client
+ * claims of its address, by a header or the PROXY protocol, is nothing to go
+ * by.  A request passes once: what else comes through there is another one.
+ */
+
+ngx_uint_t
+ngx_http_idempotency_nested(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_uint_t                nested;
+    peer_ends_t               ends;
+    peer_sent_t              *sent;
+    ngx_idempotency_claim_t  *claim;
+
+    claim = &ctx->claim;
+
+    if (claim->found.outcome != NGX_IDEMPOTENCY_PENDING
+        || claim->found.owner == 0 || ctx->wait.waited
+        || peers_end(r->connection->fd, 1, ends.connected) != NGX_OK
+        || peers_end(r->connection->fd, 0, ends.accepted) != NGX_OK)
+    {
+        return 0;
+    }
+
+    ngx_shmtx_lock(&peers_shpool->mutex);
+
+    sent = *peers_find(&ends);
+
+    nested = (sent && !sent->seen
+              && sent->zone == ctx->conf->store->counters
+              && sent->fence == claim->found.fence
+              && ngx_memcmp(sent->token, claim->op.token,
+                            NGX_IDEMPOTENCY_DIGEST_LEN)
+                 == 0);
+
+    if (nested) {
+        sent->seen = 1;
+    }
+
+    ngx_shmtx_unlock(&peers_shpool->mutex);
+
+    return nested;
+}
+
+
+static ngx_int_t
+peers_init_zone(ngx_shm_zone_t *shm_zone, void *data)
+{
+    ngx_slab_pool_t  *shpool;
+
+    shpool = (ngx_slab_pool_t *) shm_zone->shm.addr;
+
+    if (data == NULL && !shm_zone->shm.exists) {
+
+        shpool->data = ngx_slab_calloc(shpool, sizeof(peers_sh_t));
+        if (shpool->data == NULL) {
             return NGX_ERROR;
         }
 
-        /* it is asked already, and is still to be connected to */
-
-        u->peer.tries = 1;
-
-        return NGX_OK;
+        shpool->log_nomem = 0;
     }
 
-    conf = ngx_palloc(r->pool, sizeof(ngx_http_upstream_conf_t));
-    if (conf == NULL) {
+    peers_shpool = shpool;
+    peers_sh = shpool->data;
+
+    /* a mark that this zone is inherited */
+
+    shm_zone->data = peers_sh;
+
+    return NGX_OK;
+}
+
+
+/* without a place in the table its other end waits, as anybody would */
+
+static ngx_uint_t
+peers_add(peer_t *p)
+{
+    peer_sent_t              *sent, **place;
+    ngx_socket_t              fd;
+    ngx_peer_connection_t    *pc;
+    ngx_idempotency_claim_t  *claim;
+
+    pc = &p->upstream->peer;
+    fd = pc->connection->fd;
+    claim = &p->ctx->claim;
+
+    if (!peers_here(pc->sockaddr)
+        || peers_end(fd, 0, p->ends.connected) != NGX_OK
+        || peers_end(fd, 1, p->ends.accepted) != NGX_OK)
+    {
+        return 0;
+    }
+
+    ngx_shmtx_lock(&peers_shpool->mutex);
+
+    /* a worker that died may have left it there */
+
+    place = peers_find(&p->ends);
+    sent = *place;
+
+    if (sent == NULL) {
+        sent = ngx_slab_calloc_locked(peers_shpool, sizeof(peer_sent_t));
+
+        if (sent == NULL && peers_sh->swept != ngx_time()) {
+            peers_sh->swept = ngx_time();
+            peers_sweep();
+
+            place = peers_find(&p->ends);
+            sent = ngx_slab_calloc_locked(peers_shpool, sizeof(peer_sent_t));
+        }
+    }
+
+    if (sent) {
+        sent->ends = p->ends;
+        sent->pid = ngx_pid;
+        sent->seen = 0;
+        sent->zone = p->ctx->conf->store->counters;
+        sent->fence = claim->fence ? claim->fence : claim->found.fence;
+        ngx_memcpy(sent->token, claim->op.token, NGX_IDEMPOTENCY_DIGEST_LEN);
+
+        *place = sent;
+    }
+
+    ngx_shmtx_unlock(&peers_shpool->mutex);
+
+    return sent != NULL;
+}
+
+
+static void
+peers_remove(peer_ends_t *ends)
+{
+    peer_sent_t  *sent, **place;
+
+    ngx_shmtx_lock(&peers_shpool->mutex);
+
+    place = peers_find(ends);
+    sent = *place;
+
+    if (sent) {
+        *place = sent->next;
+        ngx_slab_free_locked(peers_shpool, sent);
+    }
+
+    ngx_shmtx_unlock(&peers_shpool->mutex);
+}
+
+
+/* what workers have left that died */
+
+static void
+peers_sweep(void)
+{
+    ngx_uint_t    i;
+    peer_sent_t  *sent, **place;
+
+    for (i = 0; i < NGX_HTTP_IDEMPOTENCY_PEERS_BUCKETS; i++) {
+
+        place = &peers_sh->buckets[i];
+
+        while ((sent = *place) != NULL) {
+
+            if (kill(sent->pid, 0) == -1 && ngx_errno == NGX_ESRCH) {
+                *place = sent->next;
+                ngx_slab_free_locked(peers_shpool, sent);
+
+            } else {
+                place = &sent->next;
+            }
+        }
+    }
+}
+
+
+/* where it is, or would be */
+
+static peer_sent_t **
+peers_find(peer_ends_t *ends)
+{
+    ngx_uint_t     hash;
+    peer_sent_t  **place;
+
+    hash = ngx_crc32_short((u_char *) ends, sizeof(peer_ends_t));
+    place = &peers_sh->buckets[hash % NGX_HTTP_IDEMPOTENCY_PEERS_BUCKETS];
+
+    while (*place
+           && ngx_memcmp(&(*place)->ends, ends, sizeof(peer_ends_t)) != 0)
+    {
+        place = &(*place)->next;
+    }
+
+    return place;
+}
+
+
+/* this nginx listens at such a port */
+
+static ngx_uint_t
+peers_here(struct sockaddr *sockaddr)
+{
+    in_port_t         port;
+    ngx_uint_t        i;
+    ngx_listening_t  *ls;
+
+    port = ngx_inet_get_port(sockaddr);
+    ls = ngx_cycle->listening.elts;
+
+    for (i = 0; port && i < ngx_cycle->listening.nelts; i++) {
+        if (ls[i].type == SOCK_STREAM
+            && ngx_inet_get_port(ls[i].sockaddr) == port)
+        {
+            return 1;
+        }
+    }
+
+    return 0;
+}
+
+
+/* of a socket, or the other one; those of unix sockets have no names */
+
+static ngx_int_t
+peers_end(ngx_socket_t s, ngx_uint_t other, u_char *end)
+{
+    socklen_t       len;
+    in_port_t       port;
+    ngx_sockaddr_t  sa;
+
+    len = sizeof(ngx_sockaddr_t);
+
+    if ((other ? getpeername(s, &sa.sockaddr, &len)
+               : getsockname(s, &sa.sockaddr, &len))
+        == -1)
+    {
         return NGX_ERROR;
     }
 
-    *conf = *u->conf;
-    conf->next_upstream &= ~NGX_HTTP_UPSTREAM_FT_NON_IDEMPOTENT;
+    ngx_memzero(end, NGX_HTTP_IDEMPOTENCY_PEER_END);
 
-    if ((r->method & (NGX_HTTP_POST|NGX_HTTP_LOCK|NGX_HTTP_PATCH)) == 0) {
-        conf->next_upstream_tries = 1;
+    switch (sa.sockaddr.sa_family) {
+
+#if (NGX_HAVE_INET6)
+    case AF_INET6:
+        ngx_memcpy(end, &sa.sockaddr_in6.sin6_addr, 16);
+        break;
+#endif
+
+    case AF_INET:
+        end[10] = 0xff;
+        end[11] = 0xff;
+        ngx_memcpy(end + 12, &sa.sockaddr_in.sin_addr, 4);
+        break;
+
+    default:
+        return NGX_DECLINED;
     }
 
-    u->conf = conf;
+    port = ngx_inet_get_port(&sa.sockaddr);
+    ngx_memcpy(end + 16, &port, sizeof(in_port_t));
 
     return NGX_OK;
 }
