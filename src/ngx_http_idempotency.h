@@ -511,6 +511,7 @@ ngx_uint_t ngx_http_idempotency_field_unread(ngx_http_request_t *r,
 
 ngx_int_t ngx_http_idempotency_field_variable(ngx_http_request_t *r,
     ngx_http_variable_value_t *v, uintptr_t data);
+ngx_uint_t ngx_http_idempotency_printable(ngx_str_t *s);
 void ngx_http_idempotency_set_variable(ngx_http_variable_value_t *v,
     ngx_int_t rc, ngx_str_t *value);
 

@@ -32,6 +32,14 @@ our @ends = map [ 'multipart/form-data; boundary=xxx',
             '--xxx--x', "--xxx\n", '--xxx-x', "--xxx\r\nX-Y: z\r\n", '--xx', '',
             "--xxx\r\nfolded\r\n name\r\n\r\nz\r\n--xxx--";
 
+# values that would end a line of a header, or are no text
+
+our @controls = map { my $c = $_;
+                      [ $form, sprintf 'tok=a%%%02xX-Evil: b', ord $c ],
+                      [ $json, sprintf '{"tok":"a\\u%04xX-Evil: b"}', ord $c ],
+                      form(part(tok => "a${c}X-Evil: b"))
+                } "\r", "\n", "\0", "\t", "\x7f", "\e";
+
 run_tests();
 
 __DATA__
@@ -299,7 +307,11 @@ location /off {
         "[$idempotency_field_tok][$idempotency_field_shop][$idempotency_field_none]" always;
     proxy_pass http://backend;
 }
-location /upstream { proxy_set_header X-Token $idempotency_field_tok; proxy_pass http://backend; }
+location /upstream {
+    proxy_set_header X-Token $idempotency_field_tok;
+    add_header X-Seen "[$idempotency_field_tok]" always;
+    proxy_pass http://backend;
+}
 --- bodies eval
 [ map({ my $name = $_;
         (kinds([ $name => 'abc' ]))[1, 2],
@@ -364,7 +376,22 @@ tok=a%20b
 --- more_headers eval: "Content-Type: $::form"
 --- response_body_like: X-Token: a b\n
 
-=== TEST 35: a name that only a page has
+=== TEST 35: ... but not a value with control characters, which could end its line
+--- request eval: [map "POST /upstream?echo=1\n$_->[1]", @::controls]
+--- more_headers eval: [map "Content-Type: $_->[0]", @::controls]
+--- response_headers: X-Seen: []
+--- response_body_unlike: X-Token
+--- idempotency_status: -
+
+=== TEST 36: ... as a key it is malformed, whatever stands behind it; another field may have line ends
+--- request eval
+[map "POST $_", "/first?row=line\ntok=a%0d%0ab", "/three?row=line\ntok=x&shop=%7f",
+ "/first?row=line\ntok=abc&shop=a%0d%0ab", "/as_it_is?row=line\nshop=a%0d%0ab"]
+--- more_headers eval: "Content-Type: $::form\nIdempotency-Key: line"
+--- idempotency_status: MALFORMED MALFORMED NEW -
+--- error_code: 400 400 200 200
+
+=== TEST 37: a name that only a page has
 --- http_config
 server {
     listen 127.0.0.1:$TEST_NGINX_RAND_PORT_1;
@@ -384,7 +411,7 @@ location /off { idempotency off; proxy_pass http://127.0.0.1:$TEST_NGINX_RAND_PO
  @::several, kinds([ a => 1 ])]
 --- response_body eval: [('[s]') x 6, ('[]') x 6]
 
-=== TEST 36: in a log, where nothing looks at it before
+=== TEST 38: in a log, where nothing looks at it before
 --- http_config
 log_format field '$arg_id [$idempotency_field_tok]';
 --- config

@@ -34,6 +34,8 @@ static ngx_int_t field_create(ngx_http_request_t *r,
     ngx_str_t *boundary);
 static ngx_uint_t field_coded(ngx_http_request_t *r);
 static ngx_uint_t field_same(ngx_str_t *a, ngx_str_t *b);
+static void field_set_variable(ngx_http_variable_value_t *v, ngx_int_t rc,
+    ngx_str_t *value);
 static ngx_int_t field_value(ngx_http_request_t *r, ngx_str_t *name,
     ngx_str_t *value);
 static void field_set(ngx_http_request_t *r,
@@ -198,12 +200,17 @@ field_coded(ngx_http_request_t *r)
 }
 
 
-/* names: of ngx_str_t, or NULL for all; why is noted for the refusal */
+/*
+ * names: of ngx_str_t, or NULL for all; why is noted for the refusal.  A value
+ * with control characters, of which the variable says nothing, is no key; but
+ * not of any field, as that of a text has line ends.
+ */
 
 ngx_uint_t
 ngx_http_idempotency_field_unread(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_array_t *names)
 {
+    ngx_int_t                          rc;
     ngx_str_t                         *name, value;
     ngx_uint_t                         i, n;
     ngx_http_idempotency_main_conf_t  *imcf;
@@ -217,8 +224,11 @@ ngx_http_idempotency_field_unread(ngx_http_request_t *r,
 
     for (i = 0; i < imcf->fields.nelts; i++) {
 
-        if (ngx_idempotency_fields_value(ctx->body.fields, i, &value)
-            != NGX_IDEMPOTENCY_UNREADABLE)
+        rc = ngx_idempotency_fields_value(ctx->body.fields, i, &value);
+
+        if (rc == NGX_DECLINED
+            || (rc == NGX_OK
+                && (names == NULL || ngx_http_idempotency_printable(&value))))
         {
             continue;
         }
@@ -231,6 +241,10 @@ ngx_http_idempotency_field_unread(ngx_http_request_t *r,
 
         if (names && n == names->nelts) {
             continue;
+        }
+
+        if (rc == NGX_OK) {
+            return 1;
         }
 
         ctx->body.unreadable = ctx->body.fields->too_long
@@ -280,9 +294,23 @@ ngx_http_idempotency_field_variable(ngx_http_request_t *r,
         return NGX_ERROR;
     }
 
-    ngx_http_idempotency_set_variable(v, rc, &value);
+    field_set_variable(v, rc, &value);
 
     return NGX_OK;
+}
+
+
+/* it may stand in a header: none of its bytes may end a line there */
+
+static void
+field_set_variable(ngx_http_variable_value_t *v, ngx_int_t rc,
+    ngx_str_t *value)
+{
+    if (rc == NGX_OK && !ngx_http_idempotency_printable(value)) {
+        rc = NGX_DECLINED;
+    }
+
+    ngx_http_idempotency_set_variable(v, rc, value);
 }
 
 
@@ -373,7 +401,7 @@ field_set(ngx_http_request_t *r, ngx_http_idempotency_main_conf_t *imcf,
 
         if (!v->valid && !v->not_found) {
             rc = ngx_idempotency_fields_value(fields, i, &value);
-            ngx_http_idempotency_set_variable(v, rc, &value);
+            field_set_variable(v, rc, &value);
         }
     }
 }

@@ -13,7 +13,6 @@ static ngx_uint_t key_unread(ngx_http_request_t *r,
 static ngx_uint_t key_repeated(ngx_http_request_t *r,
     ngx_http_idempotency_key_t *source);
 static ngx_int_t key_unquote(ngx_http_request_t *r, ngx_str_t *key);
-static ngx_uint_t key_printable(ngx_str_t *key);
 static ngx_uint_t key_uuid(ngx_str_t *key);
 static ngx_uint_t key_uuid7(ngx_str_t *key, uint64_t now, uint64_t *made);
 
@@ -67,7 +66,7 @@ ngx_http_idempotency_key_parse(ngx_http_request_t *r,
 
     quoted = (key->data[0] == '"');
 
-    if (quoted ? key_unquote(r, key) != NGX_OK : !key_printable(key)) {
+    if (quoted ? key_unquote(r, key) != NGX_OK : !ngx_http_idempotency_printable(key)) {
         return NGX_HTTP_IDEMPOTENCY_STATUS_MALFORMED;
     }
 
@@ -194,13 +193,15 @@ key_unquote(ngx_http_request_t *r, ngx_str_t *key)
 }
 
 
-static ngx_uint_t
-key_printable(ngx_str_t *key)
+/* it has no control characters */
+
+ngx_uint_t
+ngx_http_idempotency_printable(ngx_str_t *s)
 {
     size_t  i;
 
-    for (i = 0; i < key->len; i++) {
-        if (key->data[i] < 0x20 || key->data[i] == 0x7f) {
+    for (i = 0; i < s->len; i++) {
+        if (s->data[i] < 0x20 || s->data[i] == 0x7f) {
             return 0;
         }
     }
