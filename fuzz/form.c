@@ -1,7 +1,7 @@
 
 /*
  * Forms.  Empty fields don't count, nor does how a byte is written, nor the
- * order of fields of different names.
+ * order of fields whose names are of different groups.
  */
 
 
@@ -10,7 +10,7 @@
 
 static size_t respell(u_char *dst, const uint8_t *data, size_t size);
 static size_t reorder(u_char *dst, const uint8_t *data, size_t size);
-static size_t name_length(const uint8_t *data, size_t len);
+static size_t group_length(const uint8_t *data, size_t len);
 
 
 int
@@ -124,10 +124,7 @@ respell(u_char *dst, const uint8_t *data, size_t size)
 }
 
 
-/*
- * Sorted by where names end up if nothing is decoded: by their length, stable.
- * Not for what is escaped, nor for names with a bracket.
- */
+/* sorted by the length of the groups, stable; not for what is escaped */
 
 static size_t
 reorder(u_char *dst, const uint8_t *data, size_t size)
@@ -138,9 +135,7 @@ reorder(u_char *dst, const uint8_t *data, size_t size)
 
     end = data + size;
 
-    if (size == 0 || memchr(data, '%', size) || memchr(data, '+', size)
-        || memchr(data, '[', size))
-    {
+    if (size == 0 || memchr(data, '%', size) || memchr(data, '+', size)) {
         return 0;
     }
 
@@ -155,7 +150,7 @@ reorder(u_char *dst, const uint8_t *data, size_t size)
                 amp = end;
             }
 
-            n = name_length(start, amp - start);
+            n = group_length(start, amp - start);
 
             if (ngx_min(n, 64) == wanted) {
                 p = ngx_cpymem(p, start, amp - start);
@@ -169,11 +164,17 @@ reorder(u_char *dst, const uint8_t *data, size_t size)
 
 
 static size_t
-name_length(const uint8_t *data, size_t len)
+group_length(const uint8_t *data, size_t len)
 {
-    const uint8_t  *p;
+    size_t  i, start;
 
-    p = len ? memchr(data, '=', len) : NULL;
+    for (start = 0; start < len && data[start] == ' '; start++) { /* void */ }
 
-    return p ? (size_t) (p - data) : len;
+    for (i = start; i < len && data[i] && data[i] != '='; i++) {
+        if (strchr(" ._[", data[i])) {
+            break;
+        }
+    }
+
+    return i - start;
 }

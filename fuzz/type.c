@@ -50,7 +50,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
 
     ngx_idempotency_digest_init(&d, NULL, 1, NGX_IDEMPOTENCY_DIGEST_BODY);
-    ngx_idempotency_digest_type(&d, &type);
+    ngx_idempotency_digest_type(&d, &type, size % 2 ? NULL : "charset");
 
     names = ngx_array_create(pool, 2, sizeof(ngx_str_t));
     name = ngx_array_push(names);

@@ -92,6 +92,7 @@ location /json { idempotency_normalize json; proxy_pass http://backend; }
 location /multipart { idempotency_normalize multipart; proxy_pass http://backend; }
 location /text { idempotency_normalize text; proxy_pass http://backend; }
 location /all { idempotency_normalize form json multipart text; proxy_pass http://backend; }
+location /ignore { idempotency_ignore_fields csrf; proxy_pass http://backend; }
 --- more_headers: Content-Type: application/x-www-form-urlencoded
 --- bodies
 a=1&b=2&c=3     ==  c=3&a=1&b=2  ==  &c=3&a=1&&&b=2&
@@ -110,7 +111,7 @@ ab=c            !=  a=bc
 a=+             !=  a=%2B
 a=%20           !=  a=%2520
 
-=== TEST 2: forms: equal names, and all with a bracket, keep their order among each other
+=== TEST 2: forms: names that servers take for one keep their order, others do not
 --- more_headers: Content-Type: application/x-www-form-urlencoded
 --- bodies
 a=1&b=3&a=2     ==  a=1&a=2&b=3
@@ -118,7 +119,19 @@ a=1&a=2         !=  a=2&a=1
 a=1&item[]=x    ==  item%5B%5D=x&a=1
 item[][name]=A&item[][gift]=1&item[][name]=B
                 !=  item[][name]=A&item[][name]=B&item[][gift]=1
-x%5b1%5d=1&y%5B1%5D=2  !=  y%5B1%5D=2&x%5b1%5d=1
+x%5b1%5d=1&y%5B1%5D=2  ==  y%5B1%5D=2&x%5b1%5d=1
+a=1&a[]=2       !=  a[]=2&a=1
+a.b=1&a_b=2     !=  a_b=2&a.b=1
+a+b=1&a_b=2     !=  a_b=2&a+b=1
++a=1&a=2        !=  a=2&+a=1
+a%00x=1&a=2     !=  a=2&a%00x=1
+a[x=1&a_x=2     !=  a_x=2&a[x=1
+A=1&a=2         !=  a=2&A=1
+_x=1&[x]=2      !=  [x]=2&_x=1
+a.b=1&c=0&a_b=2 ==  c=0&a.b=1&a_b=2  ==  a.b=1&a_b=2&c=0  !=  a_b=2&a.b=1&c=0
+a-b=1&a_b=2     ==  a_b=2&a-b=1
+a=1&ab=2        ==  ab=2&a=1
+%09a=1&a=2      ==  a=2&%09a=1
 
 === TEST 3: forms that are malformed go by their bytes
 --- more_headers: Content-Type: application/x-www-form-urlencoded
@@ -144,7 +157,9 @@ a=%             !=  a=%25
 [-20]   ==  [-2e1]
 [0]     ==  [-0]  ==  [-0.00e999]
 [1e400] ==  [10e399]
-{"b":0,"a":1,"a":2}       ==  {"a":1,"b":0,"a":2}
+{"B":0,"a":1}             ==  {"a":1,"B":0}
+{"b":0,"\u212a":1}        ==  { "<e2 84 aa>":1, "b":0 }
+{"<c3 a4>":1,"<c3 84>":2} ==  {"<c3 84>":2,"\u00e4":1}
 
 === TEST 5: JSON: everything else counts
 --- more_headers: Content-Type: application/json
@@ -167,7 +182,8 @@ a=%             !=  a=%25
 [0.30000000000000004]     !=  [0.3]
 [1e400]       !=  [1e401]
 [1e-400]      !=  [0]
-{"a":1,"a":2} !=  {"a":2,"a":1}  !=  {"a":2}  !=  {"a":1}
+{"a":1,"a":2} !=  {"a":2,"a":1}  !=  {"a":2}  !=  {"a":1}  !=  {"a":1, "a":2}
+{"K":1}       !=  {"k":1}  !=  {"\u212a":1}
 
 === TEST 6: forms of 200 fields, JSON of 100 members, 400 digits, 256 levels and no more
 --- bodies eval
@@ -192,7 +208,21 @@ my @m = map "\"m$_\":$_", 1 .. 100;
   '{"a":1,}', '[NaN]', '[01]', '[+1]', '[1.]', "{'a':1}", '[1/**/]', '{"a":1',
   '{} {}', "\xef\xbb\xbf{}", "[\"\t\"]", '["\x"]', "[\"\xff\"]", 'a=1&b=2', "\n", '' ]
 
-=== TEST 8: which types are JSON
+=== TEST 8: JSON with a name twice in an object, in whatever letters, goes by its bytes
+--- uri: / /ignore
+--- more_headers: Content-Type: application/json
+--- bodies
+{"a":1,"a":1}           ==  {"a":1,"a":1}  !=  { "a":1,"a":1}
+{"a":1,"A":2}           !=  {"A":2,"a":1}  !=  {"a":1, "A":2}
+{"b":0,"a":1,"\u0041":2}  !=  {"b":0,"a":1,"A":2}
+[{"x":{"s":1,"\u017f":2}}]  !=  [{"x":{"\u017f":2,"s":1}}]
+{"K":1,"<e2 84 aa>":2}  !=  {"<e2 84 aa>":2,"K":1}
+{"id":1,"ID":2}         !=  {"ID":1,"id":2}
+{"csrf":1,"a":[{"x":1,"X":2}]}  !=  {"csrf":2,"a":[{"x":1,"X":2}]}
+{"csrf":1,"Csrf":2}     !=  {"csrf":3,"Csrf":2}
+{"csrf":{"a":1,"a":2}}  !=  {"csrf":{"a":1,"a":3}}
+
+=== TEST 9: which types are JSON
 --- bodies eval
 [ map({ [ [ $_, '{"a":1,"b":2}' ], '==', [ $_, '{ "b":2, "a":1 }' ],
                                    '!=', [ $_, '{"a":1,"b":3}' ] ] }
@@ -202,29 +232,41 @@ my @m = map "\"m$_\":$_", 1 .. 100;
       'text/json', 'application/jsonp', 'application/x-json',
       'application/json-seq', 'application/+jsonx') ]
 
-=== TEST 9: multipart: by its parts, whatever the boundary
+=== TEST 10: multipart: by its parts, whatever the boundary
 --- bodies eval
 my ($type, $bytes) = @{form(@::f)};
 my @p = map part("p$_" => $_), 1 .. 100;
+my @limit = (part(MAX_FILE_SIZE => 1), $::f[1]);
 [ [ form(@::f), '==', form(reverse @::f),
     '==', multipart('----WebKitFormBoundary7MA4YWxkTrZu0gW', @::f),
     '==', [ 'multipart/form-data; boundary="xxx"', $bytes ],
     '==', [ 'Multipart/Form-Data;BOUNDARY=xxx', $bytes ],
     '==', [ 'multipart/form-data; charset=utf-8; boundary=xxx', $bytes ] ],
-  [ form(@::a), '==', form($::a[0], part(b => 2, more => "X-Some: thing\r\n")),
-    '==', form($::a[0], "content-DISPOSITION:form-data;NAME=b\r\n\r\n2") ],
+  [ form(@::a), '==', form($::a[0], "content-DISPOSITION:form-data;NAME=b\r\n\r\n2") ],
   [ form(part(f => 1, type => 'text/Xml')), '==', form(part(f => 1, type => 'Text/xml')) ],
   [ form(@p), '==', form(reverse @p) ],
   [ form(@::i, $::a[0]), '==', form($::a[0], @::i) ],
+  [ form(@limit, @::a), '==', form($::a[0], @limit, $::a[1]) ],
   [ form($::i[0], part('i[][g]' => 1), $::i[1]), '!=', form(@::i, part('i[][g]' => 1)) ],
   [ form(@::a, part(a => 3)), '==', form($::a[0], part(a => 3), $::a[1]) ] ]
 
-=== TEST 10: multipart: everything else counts
+=== TEST 11: multipart: everything else counts
 --- bodies eval
+my @limit = (part(MAX_FILE_SIZE => 1), $::f[1]);
 [ [ form(@::a), map { ('!=', form(@$_)) }
     [ $::a[0], part(b => 3) ], [ $::a[0], part(c => 2) ], [ @::a, part(c => '') ],
     [ $::a[1] ], [ @::a, $::a[1] ], [ part(a => 2), part(b => 1) ] ],
   [ form(part(a => 1), part(a => 2)), '!=', form(part(a => 2), part(a => 1)) ],
+  map({ my ($x, $y) = (part($_->[0] => 1), part($_->[1] => 2));
+        [ form($x, $y), '!=', form($y, $x) ] }
+      ['a.b', 'a_b'], ['a', 'a[]'], ['a b', 'A'], [' a', 'a'], ['_', '[x]']),
+  [ form(@limit), '!=', form(reverse @limit) ],
+  [ form(@::a), map { ('!=', form($::a[0], $_)) }
+    map(part(b => 2, more => "$_\r\n"), 'X-Some: thing', 'X-Some: other', 'X-Other: thing',
+        'Content-Transfer-Encoding: binary'),
+    map "Content-Disposition: form-data; name=b; $_\r\n\r\n2", 'size=1', 'size=2', 'x=1' ],
+  [ form(part(a => 1, type => 'text/plain')),
+    '!=', form(part(a => 1, type => 'text/plain; charset=utf-16')) ],
   [ form(part(f => 1)), '!=', form(part(f => 1, file => 'x')),
     '!=', form(part(f => 1, file => '')), '!=', form(part(f => 1, type => 'text/xml')),
     '!=', form(part(f => "1\r\n")) ],
@@ -233,7 +275,7 @@ my @p = map part("p$_" => $_), 1 .. 100;
   [ form(part(a => 'x y')), '!=', form(part(a => 'x  y')) ],
   [ form(), '!=', form(part('' => '')) ] ]
 
-=== TEST 11: what is no multipart form, or reads in two ways, goes by its bytes
+=== TEST 12: what is no multipart form, or reads in two ways, goes by its bytes
 --- bodies eval
 my @x = map { my $b = $_; my ($type, $all) = @{multipart($b, @::a)};
               my $of = sub { [ $type, multipart($b, @_)->[1] ] };
@@ -246,18 +288,35 @@ my @x = map { my $b = $_; my ($type, $all) = @{multipart($b, @::a)};
                 [ $type =~ s/$b/\U$b/r, $all ],
                 $of->("Content-Disposition: form-data\r\n\r\n1"),
                 $of->("\r\n1"),
-                $of->("Content-Disposition: form-data; name=a; name=b\r\n\r\n1"),
                 $of->(part(a => 'MQ==', more => "Content-Transfer-Encoding: base64\r\n")) ]
         } qw(xxx yyy);
 [ map({ [ $x[0][$_], '==', $x[0][$_], '!=', $x[1][$_] ] } 0 .. $#{$x[0]}),
   [ [ 'multipart/form-data', form(@::a)->[1] ],
-    '!=', [ 'multipart/form-data', form(reverse @::a)->[1] ] ] ]
+    '!=', [ 'multipart/form-data', form(reverse @::a)->[1] ] ],
+  map({ my $two = "; $_->[0]=zzz";
+        [ map { ref ? [ "$_->[0]$two", $_->[1] ] : $_ }
+          form(@::a), '==', form(@::a), '!=', form(reverse @::a) ],
+        [ [ form(@::a)->[0] . $two, form(@::a)->[1] ], '!=',
+          [ form(@::a)->[0] . "; $_->[0]=yyy", form(@::a)->[1] ] ] }
+      ['boundary'], ['Boundary'], ["boundary*"]) ]
 
-=== TEST 12: multipart: a delimiter may be cut anywhere
+=== TEST 13: a form with a part that reads in two ways goes part by part, without the boundary
+--- uri: / /ignore
+--- bodies eval
+[ map { my $odd = "Content-Disposition: form-data; $_\r\n\r\n3";
+        ([ form($odd, @::a), '==', form($odd, @::a), '==', multipart('yyy', $odd, @::a),
+           '!=', form(@::a, $odd), '!=', form($odd, reverse @::a),
+           '!=', form($odd =~ s/\b3\z/4/r, @::a), '!=', form($odd =~ s/: /:/r, @::a),
+           '!=', form($odd, $::a[0] =~ s/Disp/disp/r, $::a[1]) ],
+         [ form($odd =~ s/"\w+"/"csrf"/r), '!=', form($odd =~ s/"\w+"/"csrf"/r =~ s/3\z/4/r) ]) }
+  'name="a"; name="b"', 'name="b"; name="a"', 'name="a"; name*=b', 'name*=b; name="a"',
+  'name="a"; name*0=b', 'name="a"; filename=x; filename=y' ]
+
+=== TEST 14: multipart: a delimiter may be cut anywhere
 --- framing: 0 1 2 3 4 5 6 7
 --- bodies eval: [ [ form(@::f), '==', form(@::f) ] ]
 
-=== TEST 13: text: runs of white space are one space, if text is listed
+=== TEST 15: text: runs of white space are one space, if text is listed
 --- uri: /text /all
 --- more_headers: Content-Type: text/plain
 --- bodies
@@ -265,7 +324,7 @@ a b     ==  a <09 0d 0a> b  ==  <0a> a b <0a>  ==  <e3 80 80> a<c2 a0 e2 80 a8>b
         !=  A b  !=  ab  !=  a c  !=  a<e2 80 8b>b  !=  a<a0>b
 <>      ==  <20 0a c2 a0>
 
-=== TEST 14: text: with it, the values of forms and fields, but not JSON, files and other types
+=== TEST 16: text: with it, the values of forms and fields, but not JSON, files and other types
 --- uri: /all
 --- bodies eval
 [ [ [ $::form, 'a=x+y&b=1' ], '==', [ $::form, "b=+1+&a=x%0d%0a\xc2\xa0+y" ],
@@ -277,11 +336,11 @@ a b     ==  a <09 0d 0a> b  ==  <0a> a b <0a>  ==  <e3 80 80> a<c2 a0 e2 80 a8>b
   [ form(part(a => 'x y')), '==', form(part(a => " x \r\n y ")) ],
   [ form(part(f => 'x y', file => 'a')), '!=', form(part(f => 'x  y', file => 'a')) ] ]
 
-=== TEST 15: idempotency_normalize: what it lists goes by its meaning; form, json and multipart by default
+=== TEST 17: idempotency_normalize: what it lists goes by its meaning; form, json and multipart by default
 --- uri: / /off /form /json /multipart /text /all
 --- bodies eval: \&kinds
 
-=== TEST 16: where nginx sends a request on, the last location's settings count
+=== TEST 18: where nginx sends a request on, the last location's settings count
 --- config
 idempotency zone=z;
 location /all { idempotency_normalize off; try_files /none @all; }
@@ -294,7 +353,7 @@ location /sent_on { idempotency_normalize off; proxy_pass http://backend; }
 --- uri: /all /off
 --- bodies eval: \&kinds
 
-=== TEST 17: the type, without its charset, letter case and white space, is a part of it
+=== TEST 19: the type, without its charset, letter case and white space, is a part of it
 --- bodies eval
 my @types = ('application/json; charset=utf-8', 'application/json;charset=X',
              'Application/JSON', 'application/json ; CHARSET="utf-8"',
@@ -311,7 +370,7 @@ my @types = ('application/json; charset=utf-8', 'application/json;charset=X',
   [ [ $::form, 1 ], '!=', [ 'text/plain', 1 ], '!=', [ '', 1 ] ],
   [ [ $::form, '' ], '!=', [ 'text/plain', '' ] ] ]
 
-=== TEST 18: what is coded goes by its bytes, and the coding is a part of it
+=== TEST 20: what is coded goes by its bytes, and the coding is a part of it
 --- bodies eval
 [ map({ my $coding = $_;
         map { my ($one, $two) = @{$::kinds{$_}};
@@ -320,13 +379,13 @@ my @types = ('application/json; charset=utf-8', 'application/json;charset=X',
   } 'gzip', 'identity', ''),
   [ [ $::json, 1, 'gzip' ], '!=', [ $::json, 1, 'br' ] ] ]
 
-=== TEST 19: a digest by meaning is never one by bytes
+=== TEST 21: a digest by meaning is never one by bytes
 --- request eval: "POST /bytes\na=1"
 --- more_headers eval: [map "Idempotency-Key: bytes\nContent-Type: $::form\n$_", '', 'X-Bytes: 1']
 --- idempotency_status: NEW CONFLICT
 --- error_code: 200 409
 
-=== TEST 20: idempotency_normalize_buffer: what is larger goes by its bytes
+=== TEST 22: idempotency_normalize_buffer: what is larger goes by its bytes
 --- config
 idempotency zone=z;
 location / { proxy_pass http://backend; }
@@ -364,44 +423,44 @@ location /last { proxy_pass http://backend; }
   map({ [ $::json, "{\"a\":\"$_\" }", "{ \"a\":\"$_\"}" ] } 'x' x 91, 'x' x 92),
   map({ [ 'text/plain', " $_", "$_ " ] } 'x' x 99, 'x' x 100) ]
 
-=== TEST 21: idempotency_normalize_buffer: 1m by default
+=== TEST 23: idempotency_normalize_buffer: 1m by default
 --- more_headers: Content-Type: application/x-www-form-urlencoded
 --- bodies eval
 [ map [ "a=1&b=$_", length == 1_048_570 ? '==' : '!=', "b=$_&a=1" ],
   'x' x 1_048_570, 'x' x 1_048_571 ]
 
-=== TEST 22: idempotency_normalize_buffer: a larger one
+=== TEST 24: idempotency_normalize_buffer: a larger one
 --- uri: /2m
 --- more_headers: Content-Type: application/x-www-form-urlencoded
 --- bodies eval: [ map [ "a=1&b=$_", '==', "b=$_&a=1" ], 'x' x 1_048_571 ]
 
-=== TEST 23: however a body came, and wherever it lies or was read before
+=== TEST 25: however a body came, and wherever it lies or was read before
 --- uri: /stream /small /single /file /2m /mirror
 --- framing: both
 --- bodies eval: [ fields(), files(900, 70_000), bytes(@::sizes) ]
 
 
-=== TEST 24: files of any size, beyond all buffers
+=== TEST 26: files of any size, beyond all buffers
 --- uri: / /100 /multipart /all /sent_on
 --- framing: both
 --- bodies eval: [ files(900, 70_000) ]
 
-=== TEST 25: a file of 3 MB, and 8 MB of bytes
+=== TEST 27: a file of 3 MB, and 8 MB of bytes
 --- framing: both
 --- bodies eval: [ files(3_000_000), bytes(8_000_000) ]
 
-=== TEST 26: no body, any bytes, and what looks like a request, in pieces
+=== TEST 28: no body, any bytes, and what looks like a request, in pieces
 --- framing: 0 1 2 1000000000
 --- bodies eval
 [ map [ $_, '==', $_, '!=', "${_}x" ],
   '', 'abcdef', join('', map chr, 0 .. 255), "GET /x HTTP/1.1\r\n\r\n" ]
 
-=== TEST 27: no body at all, one of no length, and no chunks are one
+=== TEST 29: no body at all, one of no length, and no chunks are one
 --- request eval: ["POST /none", "POST /none", "POST /none\n0\r\n\r\n"]
 --- more_headers eval: [map "Idempotency-Key: none\n$_", '', 'Content-Length: 0', 'Transfer-Encoding: chunked']
 --- idempotency_status: NEW REPLAYED REPLAYED
 
-=== TEST 28: HTTP/1.0
+=== TEST 30: HTTP/1.0
 --- request eval: [map "POST /old?sha=1 HTTP/1.0\n$_", 'old', 'old', 'new']
 --- more_headers: Idempotency-Key: old
 --- error_code: 200 200 409
@@ -409,14 +468,14 @@ location /last { proxy_pass http://backend; }
 [('cba06b5736faf67e54b07b561eae94395e774c517a7d910a54369e1263ccfbd4 3' . "\n") x 2, qr/conflict/]
 --- executions: 1
 
-=== TEST 29: the upstream hears the length of what came in chunks
+=== TEST 31: the upstream hears the length of what came in chunks
 --- request eval: "POST /?echo=1\n3\r\nabc\r\n3\r\ndef\r\n0\r\n\r\n"
 --- more_headers
 Idempotency-Key: chunks
 Transfer-Encoding: chunked
 --- response_body_like: ^POST(?!.*Transfer-Encoding).*\nContent-Length: 6\n.*\n\nabcdef$
 
-=== TEST 30: what is larger than client_max_body_size is refused and leaves no trace
+=== TEST 32: what is larger than client_max_body_size is refused and leaves no trace
 --- request eval
 [map { my $body = $_; map "POST /limited\n$_", $body, 'small', 'small' }
  'x' x 1025, "401\r\n" . 'x' x 1025 . "\r\n0\r\n\r\n",
@@ -428,18 +487,18 @@ Transfer-Encoding: chunked
 --- idempotency_status eval: '- NEW REPLAYED ' x 3
 --- executions: 3
 
-=== TEST 31: ... with a bound key, too
+=== TEST 33: ... with a bound key, too
 --- request eval: [map "POST /limited\n" . 'x' x $_, 1024, 1025]
 --- more_headers: Idempotency-Key: fits
 --- error_code: 200 413
 
-=== TEST 32: what is no chunk is refused and leaves no trace
+=== TEST 34: what is no chunk is refused and leaves no trace
 --- request eval: ["POST /\nzz\r\n\r\n", "POST /\nsmall", "POST /\nsmall"]
 --- more_headers eval: ["Idempotency-Key: zz\nTransfer-Encoding: chunked", ('Idempotency-Key: zz') x 2]
 --- error_code: 400 200 200
 --- idempotency_status: - NEW REPLAYED
 
-=== TEST 33: requests in one packet get an answer each
+=== TEST 35: requests in one packet get an answer each
 --- pipelined_requests eval
 [map "POST /packet\n$_", 'one', 'one', 'two', "4\r\nbody\r\n0\r\n\r\n", 'body',
  "1\r\no\r\n2\r\nne\r\n0\r\n\r\n"]
@@ -451,20 +510,20 @@ Transfer-Encoding: chunked
 --- response_body eval
 [("exec=1 id=/packet\n") x 2, qr/conflict/, ("exec=2 id=/packet\n") x 2, "exec=1 id=/packet\n"]
 
-=== TEST 34: a refusal and a replay take the whole body off the connection
+=== TEST 36: a refusal and a replay take the whole body off the connection
 --- pipelined_requests eval: [(map "POST /small\n" . 'b' x 200_000 . $_, '', '', '!'), 'GET /small']
 --- more_headers eval: [('Idempotency-Key: off') x 4]
 --- error_code: 200 200 409 200
 --- idempotency_status: NEW REPLAYED CONFLICT -
 
-=== TEST 35: a mirror has the body, too, but not of a repeat
+=== TEST 37: a mirror has the body, too, but not of a repeat
 --- request eval: [("POST /mirrored\n" . 'x' x 70_000) x 2, "GET /last?id=copy"]
 --- more_headers: Idempotency-Key: mirrored
 --- idempotency_status: NEW REPLAYED -
 --- response_body_like eval: [('exec=1') x 2, '\n\n' . 'x' x 70_000 . '$']
 --- executions: 2
 
-=== TEST 36: what Lua has read before us
+=== TEST 38: what Lua has read before us
 --- skip_eval: 1: !$::lua || !$::ndk
 --- main_config eval: join '', map "load_module $_;\n", $::ndk, $::lua
 --- config
@@ -477,7 +536,7 @@ location / {
 --- framing: both
 --- bodies eval: [ [ '', '==', '', '!=', 'x' ], fields(), files(900, 70_000), bytes(@::sizes) ]
 
-=== TEST 37: what nginx has read before it chose a location
+=== TEST 39: what nginx has read before it chose a location
 --- skip_eval: 1: !$::early
 --- http_config
 client_body_early_read 1;
@@ -487,7 +546,7 @@ location / { proxy_pass http://backend; }
 --- framing: both
 --- bodies eval: [ [ '', '==', '', '!=', 'x' ], bytes(1, 1024, 70_001) ]
 
-=== TEST 38: idempotency_ignore_fields: fields of forms
+=== TEST 40: idempotency_ignore_fields: fields of forms
 --- config
 idempotency zone=z;
 location / { idempotency_ignore_fields csrf ts /top ""; proxy_pass http://backend; }
@@ -518,13 +577,13 @@ a=1&CSRF=x  !=  a=1&CSRF=y
 top=1       !=  top=2
 a=%&csrf=x  !=  a=%&csrf=y        # malformed
 
-=== TEST 39: idempotency_ignore_fields: members of JSON, by name and by pointer
+=== TEST 41: idempotency_ignore_fields: members of JSON, by name and by pointer
 --- uri: /json
 --- more_headers: Content-Type: application/json
 --- bodies
 {"a":1,"csrf":"x"}  ==  {"a":1,"csrf":"y"}  ==  {"a":1,"csrf":[{}]}  ==  {"a":1}
                     ==  {"a":1,"\u0063srf":1}  !=  {"a":2,"csrf":"x"}
-{}                  ==  {"csrf":1,"ts":2,"csrf":3}  ==  {"":1}  ==  {"top":1}  ==  {"~1":1}
+{}                  ==  {"csrf":1,"ts":2}  ==  {"":1}  ==  {"top":1}  ==  {"~1":1}
 {"meta":{"ts":1,"x":2}}  ==  {"meta":{"x":2}}  !=  {"meta":{"ts":1,"x":3}}
 {"meta":{"ts":1}}   !=  {"meta":[1]}
 {"items":[{"note":"x","n":1},{"note":"y"}]}  ==  {"items":[{"note":"z","n":1},{"note":"y"}]}
@@ -540,21 +599,21 @@ a=%&csrf=x  !=  a=%&csrf=y        # malformed
 {"/":1}             !=  {"/":2}         # an escape is resolved once
 {"csrf":1           !=  {"csrf":2       # invalid
 
-=== TEST 40: idempotency_ignore_fields: parts, and files
+=== TEST 42: idempotency_ignore_fields: parts, and files
 --- bodies eval
 [ [ form(@::a), '==', form(@::a, part(csrf => 'x', file => 'y')),
     '==', form(part(csrf => 'y', type => 'text/plain'), @::a, part(ts => 1)) ],
   [ form(@::a, part(csrg => 'x')), '!=', form(@::a, part(csrg => 'y')) ],
   [ form(@::a, part('/top' => 'x')), '!=', form(@::a, part('/top' => 'y')) ] ]
 
-=== TEST 41: idempotency_ignore_fields: only where a body goes by its meaning
+=== TEST 43: idempotency_ignore_fields: only where a body goes by its meaning
 --- uri: /some
 --- bodies eval
 [ [ [ $::form, 'csrf=x' ], '==', [ $::form, 'csrf=y' ] ],
   map [ [ $_->[0], $_->[1] ], '!=', [ $_->[0], $_->[1] =~ s/x/y/r ] ],
   [ $::json, '{"csrf":"x"}' ], [ 'text/plain', 'csrf=x' ] ]
 
-=== TEST 42: idempotency_ignore_fields: not with idempotency_normalize off, nor without it
+=== TEST 44: idempotency_ignore_fields: not with idempotency_normalize off, nor without it
 --- uri: /off /none
 --- more_headers: Content-Type: application/x-www-form-urlencoded
 --- bodies

@@ -8,10 +8,11 @@
  * give the digest of an encoding.
  *
  * Lengths are numbers of 7 bits a byte, the highest first, the top bit set in
- * all bytes but the last.  Names are sorted by their bytes, a shorter one
- * before its continuation, equal ones stay in the order of the body.  Fields
- * whose decoded names have a "[" come behind all others, in the order of the
- * body: "a[][x]" belongs to the last "a[]" that had no x yet.
+ * all bytes but the last.  Names are sorted by their bytes, "A" to "Z" as "a"
+ * to "z", a shorter one before its continuation.  Those of fields and parts are
+ * sorted by their groups (ngx_idempotency_group), and within one they stay in
+ * the order of the body: of "a.b" and "a_b", which are one variable of PHP, the
+ * last one counts, and "a[][x]" belongs to the last "a[]" that had no x yet.
  *
  *   form       "F", then for each field: its name and its value, each behind
  *              its length
@@ -24,7 +25,13 @@
  *   multipart  "M", then a digest of each part, of kind "P": its name, "f"
  *              and filename if it has one, "x" and extended filename (that
  *              with an asterisk) likewise, as fields, "t" and media type
- *              likewise, "." and the bytes
+ *              likewise; if there is more, "o" and a digest of it, of kind "O":
+ *              "p", name and value of other parameters, "h" and those of other
+ *              header lines, names in small letters, all as fields; of a file
+ *              behind fields MAX_FILE_SIZE, which PHP takes for a limit, "m"
+ *              and how many these were; "." and the bytes.  If the header of
+ *              some part reads in two ways: "O" and SHA-256 of, for each part
+ *              in its order, its header's bytes as a field and its digest
  *   text       "T" and the text, white space folded
  *   bytes      "R" and the bytes
  */
@@ -92,8 +99,8 @@ typedef struct {
     ngx_str_t     name;
     ngx_uint_t    flag;
 
-    /* the media type that is digested before, or none: as it was sent */
-    ngx_str_t     type;
+    /* the parameter of the media type that does not count */
+    char         *parameter;
     /* it has fields */
     ngx_uint_t    fields;
 

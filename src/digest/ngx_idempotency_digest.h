@@ -89,8 +89,14 @@ void ngx_idempotency_digest_bytes(ngx_idempotency_digest_t *d, u_char *data,
 void ngx_idempotency_digest_field(ngx_idempotency_digest_t *d, ngx_str_t *s);
 void ngx_idempotency_digest_final(ngx_idempotency_digest_t *d, u_char *out);
 
+/*
+ * Without this parameter, which has told how to read the body.  NULL is for the
+ * type of a part: its charset counts, unless it is UTF-8.
+ */
+
 void ngx_idempotency_digest_type(ngx_idempotency_digest_t *d,
-    ngx_str_t *content_type);
+    ngx_str_t *content_type, char *parameter);
+void ngx_idempotency_digest_lower(ngx_idempotency_digest_t *d, ngx_str_t *s);
 
 ngx_str_t ngx_idempotency_trim(u_char *start, u_char *end);
 

@@ -28,6 +28,11 @@ static void sort_merge(ngx_idempotency_names_t *s,
     ngx_uint_t width, uint32_t depth);
 
 
+static u_char  group_end[256] = {
+    ['\0'] = 1, [' '] = 1, ['.'] = 1, ['['] = 1, ['_'] = 1
+};
+
+
 static ngx_inline u_char *
 sort_name(ngx_idempotency_names_t *s, uint32_t index)
 {
@@ -46,28 +51,28 @@ static ngx_inline int
 sort_cmp(ngx_idempotency_names_t *s, ngx_idempotency_name_t *a,
     ngx_idempotency_name_t *b, uint32_t depth)
 {
-    int       rc;
-    uint32_t  min;
+    int  rc;
 
     if (a->prefix != b->prefix) {
         return (a->prefix < b->prefix) ? -1 : 1;
     }
 
-    min = ngx_min(a->len, b->len);
     depth += 8;
 
-    if (min > depth) {
-        rc = ngx_memcmp(sort_name(s, a->index) + depth,
-                        sort_name(s, b->index) + depth, min - depth);
+    if (a->len > depth && b->len > depth) {
+        rc = ngx_idempotency_name_cmp(sort_name(s, a->index) + depth,
+                                      a->len - depth,
+                                      sort_name(s, b->index) + depth,
+                                      b->len - depth);
 
-        if (rc != 0) {
-            return rc;
-        }
+    } else {
+        /* the one is the beginning of the other */
+        rc = (a->len > b->len) - (a->len < b->len);
     }
 
-    /* with 8 bytes or less the one is the beginning of the other */
+    s->alike |= (rc == 0);
 
-    return (a->len > b->len) - (a->len < b->len);
+    return rc;
 }
 
 
@@ -127,9 +132,42 @@ ngx_idempotency_length(u_char *p, size_t len)
 
 
 /*
+ * What counts of a field's name for its place: what servers take for one name
+ * is one group.  PHP drops leading spaces, ends a name at a zero, and has one
+ * letter for a dot, a space and a bracket; and many build a list of all that
+ * begin alike before a bracket or a dot.
+ */
+
+ngx_str_t
+ngx_idempotency_group(ngx_str_t *name)
+{
+    u_char     *p, *end;
+    ngx_str_t   group;
+
+    p = name->data;
+    end = p + name->len;
+
+    while (p < end && *p == ' ') {
+        p++;
+    }
+
+    group.data = p;
+
+    while (p < end && !group_end[*p]) {
+        p++;
+    }
+
+    group.len = p - group.data;
+
+    return group;
+}
+
+
+/*
  * Stable, and as long as the names are altogether, whatever they have in
  * common: their memory is filled by strangers.  What is sorted already takes
- * one look at each.  There must be room for as many in tmp.
+ * one look at each.  There must be room for as many in tmp.  That two are
+ * alike shows: any sort compares what ends up side by side.
  */
 
 void
@@ -137,6 +175,8 @@ ngx_idempotency_names_sort(ngx_idempotency_names_t *s,
     ngx_idempotency_name_t *names, ngx_idempotency_name_t *tmp, ngx_uint_t n)
 {
     ngx_uint_t  i;
+
+    s->alike = 0;
 
     for (i = 1; i < n; i++) {
         if (sort_cmp(s, &names[i - 1], &names[i], 0) > 0) {
@@ -212,6 +252,8 @@ sort_alike(ngx_idempotency_names_t *s, ngx_idempotency_name_t *names,
     ngx_uint_t  i, run;
 
     if (names->len - depth <= 8) {
+        s->alike |= (n > 1 && names[1].prefix == names->prefix
+                     && names[1].len == names->len);
         return 1;
     }
 

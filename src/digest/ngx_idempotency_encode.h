@@ -22,8 +22,9 @@ typedef struct {
 
 
 /*
- * A name to be sorted: its next 8 bytes, and whose it is.  The name itself is
- * found by that, so that a large object's names take little memory.
+ * A name to be sorted: its next 8 bytes, capital letters as small ones, and
+ * whose it is.  The name itself is found by that, so that a large object's
+ * names take little memory.
  */
 
 typedef struct {
@@ -44,6 +45,7 @@ typedef struct {
     uint32_t                   size;
     size_t                     stride;
     u_char                    *items;
+    ngx_uint_t                 alike;     /* two are the same name */
 } ngx_idempotency_names_t;
 
 
@@ -59,6 +61,11 @@ typedef struct {
 #define NGX_IDEMPOTENCY_FOLD_MORE  3
 
 #define NGX_IDEMPOTENCY_BOUNDARY   70
+
+/* of 8 bytes that are looked at as one number */
+
+#define NGX_IDEMPOTENCY_EACH_BYTE  0x0101010101010101ULL
+#define NGX_IDEMPOTENCY_HIGH_BITS  0x8080808080808080ULL
 
 
 /* a name left out: one token, or those of a JSON pointer */
@@ -79,6 +86,8 @@ u_char *ngx_idempotency_length(u_char *p, size_t len);
 
 void ngx_idempotency_names_sort(ngx_idempotency_names_t *s,
     ngx_idempotency_name_t *names, ngx_idempotency_name_t *tmp, ngx_uint_t n);
+
+ngx_str_t ngx_idempotency_group(ngx_str_t *name);
 
 void ngx_idempotency_fold_init(ngx_idempotency_fold_t *f);
 u_char *ngx_idempotency_fold(ngx_idempotency_fold_t *f, u_char *dst,
@@ -158,28 +167,76 @@ ngx_idempotency_sink_field(ngx_idempotency_sink_t *s, u_char letter,
 }
 
 
-/* the first 8 bytes as a number, which mostly decides an order */
+/*
+ * The first 8 bytes as a number, which mostly decides an order; "A" to "Z"
+ * are the letters of which the high bit of one sum is set and not of the other
+ */
 
 static ngx_inline uint64_t
 ngx_idempotency_prefix(u_char *p, uint32_t len)
 {
     uint32_t  i;
-    uint64_t  prefix;
+    uint64_t  prefix, ascii, capital;
 
     if (len >= 8) {
-        return (uint64_t) p[0] << 56 | (uint64_t) p[1] << 48
-               | (uint64_t) p[2] << 40 | (uint64_t) p[3] << 32
-               | (uint64_t) p[4] << 24 | (uint64_t) p[5] << 16
-               | (uint64_t) p[6] << 8 | (uint64_t) p[7];
+        prefix = (uint64_t) p[0] << 56 | (uint64_t) p[1] << 48
+                 | (uint64_t) p[2] << 40 | (uint64_t) p[3] << 32
+                 | (uint64_t) p[4] << 24 | (uint64_t) p[5] << 16
+                 | (uint64_t) p[6] << 8 | (uint64_t) p[7];
+
+    } else if (len) {
+        prefix = 0;
+
+        for (i = 0; i < len; i++) {
+            prefix = prefix << 8 | p[i];
+        }
+
+        prefix <<= 8 * (8 - len);
+
+    } else {
+        return 0;
     }
 
-    prefix = 0;
+    ascii = prefix & ~NGX_IDEMPOTENCY_HIGH_BITS;
+    capital = (ascii + NGX_IDEMPOTENCY_EACH_BYTE * (0x80 - 'A'))
+              & ~(ascii + NGX_IDEMPOTENCY_EACH_BYTE * (0x7f - 'Z'))
+              & ~prefix & NGX_IDEMPOTENCY_HIGH_BITS;
 
-    for (i = 0; i < len; i++) {
-        prefix |= (uint64_t) p[i] << (56 - 8 * i);
+    return prefix | capital >> 2;
+}
+
+
+/* the order of names: by their bytes, but "A" to "Z" are "a" to "z" */
+
+static ngx_inline int
+ngx_idempotency_name_cmp(u_char *a, uint32_t alen, u_char *b, uint32_t blen)
+{
+    uint32_t  i, min;
+    uint64_t  x, y;
+
+    min = ngx_min(alen, blen);
+
+    /* mostly the first letter tells */
+
+    if (min) {
+        x = ngx_tolower(*a);
+        y = ngx_tolower(*b);
+
+        if (x != y) {
+            return (x < y) ? -1 : 1;
+        }
     }
 
-    return prefix;
+    for (i = 0; i < min; i += 8) {
+        x = ngx_idempotency_prefix(a + i, alen - i);
+        y = ngx_idempotency_prefix(b + i, blen - i);
+
+        if (x != y) {
+            return (x < y) ? -1 : 1;
+        }
+    }
+
+    return (alen > blen) - (alen < blen);
 }
 
 

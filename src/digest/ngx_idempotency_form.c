@@ -1,8 +1,7 @@
 
 /*
- * application/x-www-form-urlencoded: fields decoded and sorted by name, but
- * for names with a "[", which keep their order.  A percent sign without two
- * hexadecimal digits is malformed.
+ * application/x-www-form-urlencoded: fields decoded and sorted by the groups
+ * of their names.  A percent sign without two hexadecimal digits is malformed.
  */
 
 
@@ -14,14 +13,14 @@
 
 typedef enum {
     form_escape = 1,
-    form_end,              /* of the name or the field */
-    form_bracket
+    form_end               /* of the name or the field */
 } form_class_e;
 
 
 typedef struct {
-    uint32_t                 name;       /* a place; it comes first, as names
+    uint32_t                 group;      /* a place; it comes first, as names
                                             are sorted by it */
+    uint32_t                 name;
     uint32_t                 name_len;
     uint32_t                 value;
     uint32_t                 len;
@@ -40,13 +39,10 @@ typedef struct {
 
     ngx_pool_t              *pool;
     ngx_uint_t               fold;
-    ngx_uint_t               bracket;    /* in this name */
 
-    /* those to be sorted from the front, the others from the back */
     ngx_uint_t               nfields;
     ngx_uint_t               nalloc;
     form_field_t            *fields;
-    ngx_uint_t               nnames;
     ngx_idempotency_name_t  *names;      /* twice as many */
 } form_t;
 
@@ -68,7 +64,7 @@ static ngx_int_t form_scratch(form_t *f);
 
 static u_char  form_class[256] = {
     ['%'] = form_escape, ['+'] = form_escape, ['&'] = form_end,
-    ['='] = form_end, ['['] = form_bracket
+    ['='] = form_end
 };
 
 
@@ -100,7 +96,7 @@ form_place(form_t *f, ngx_str_t *s)
 const ngx_idempotency_kind_t  ngx_idempotency_form_kind = {
     ngx_string("form"),
     NGX_IDEMPOTENCY_CANON_FORM,
-    ngx_null_string,                        /* media type digested */
+    "charset",                              /* parameter */
     1,                                      /* has fields */
 
     form_matches,
@@ -142,7 +138,6 @@ form_whole(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
     f.nfields = 0;
     f.nalloc = NGX_IDEMPOTENCY_FORM_INLINE;
     f.fields = fields;
-    f.nnames = 0;
     f.names = names;
 
     rc = form_parse(&f, c);
@@ -179,8 +174,6 @@ form_parse(form_t *f, ngx_idempotency_canon_t *c)
             continue;
         }
 
-        f->bracket = 0;
-
         rc = form_part(f, 1, &name);
 
         if (rc == NGX_OK) {
@@ -216,6 +209,7 @@ form_parse(form_t *f, ngx_idempotency_canon_t *c)
 static ngx_int_t
 form_add(form_t *f, ngx_str_t *name, ngx_str_t *value)
 {
+    ngx_str_t      group;
     ngx_uint_t     n;
     form_field_t  *field;
 
@@ -223,18 +217,13 @@ form_add(form_t *f, ngx_str_t *name, ngx_str_t *value)
         return NGX_ERROR;
     }
 
-    f->nfields++;
-
-    if (f->bracket) {
-        n = f->nalloc - (f->nfields - f->nnames);
-
-    } else {
-        n = f->nnames++;
-        ngx_idempotency_name_set(&f->names[n], name->data, name->len, n);
-    }
+    n = f->nfields++;
+    group = ngx_idempotency_group(name);
+    ngx_idempotency_name_set(&f->names[n], group.data, group.len, n);
 
     field = &f->fields[n];
     field->name = form_place(f, name);
+    field->group = field->name + (group.data - name->data);
     field->name_len = name->len;
     field->value = form_place(f, value);
     field->len = value->len;
@@ -250,7 +239,7 @@ form_grow(form_t *f)
 {
     size_t                   size;
     u_char                  *p;
-    ngx_uint_t               n, nkept;
+    ngx_uint_t               n;
     form_field_t            *fields;
     ngx_idempotency_name_t  *names;
 
@@ -274,12 +263,9 @@ form_grow(form_t *f)
     }
 
     fields = (form_field_t *) &names[2 * n];
-    nkept = f->nfields - f->nnames;
 
-    ngx_memcpy(names, f->names, f->nnames * sizeof(ngx_idempotency_name_t));
-    ngx_memcpy(fields, f->fields, f->nnames * sizeof(form_field_t));
-    ngx_memcpy(&fields[n - nkept], &f->fields[f->nalloc - nkept],
-               nkept * sizeof(form_field_t));
+    ngx_memcpy(names, f->names, f->nfields * sizeof(ngx_idempotency_name_t));
+    ngx_memcpy(fields, f->fields, f->nfields * sizeof(form_field_t));
 
     f->names = names;
     f->fields = fields;
@@ -303,15 +289,14 @@ form_write(form_t *f, ngx_idempotency_digest_t *d)
     s.stride = sizeof(form_field_t);
     s.items = (u_char *) f->fields;
 
-    ngx_idempotency_names_sort(&s, f->names, &f->names[f->nalloc], f->nnames);
+    ngx_idempotency_names_sort(&s, f->names, &f->names[f->nalloc],
+                               f->nfields);
 
     ngx_idempotency_sink_init(&sink, d, 'F');
 
     for (i = 0; i < f->nfields; i++) {
 
-        field = (i < f->nnames)
-                ? &f->fields[f->names[i].index]
-                : &f->fields[f->nalloc - 1 - (i - f->nnames)];
+        field = &f->fields[f->names[i].index];
 
         ngx_idempotency_sink_field(&sink, 0, form_at(f, field->name),
                                    field->name_len);
@@ -341,11 +326,6 @@ form_part(form_t *f, ngx_uint_t name, ngx_str_t *s)
 
         if (form_class[*p] == form_end) {
             break;
-        }
-
-        if (form_class[*p] == form_bracket) {
-            f->bracket |= name;
-            continue;
         }
 
         f->pos = p;
@@ -420,10 +400,6 @@ form_decode(form_t *f, u_char *start, u_char end, ngx_str_t *s)
 
                 c = (u_char) (high << 4 | low);
                 p += 2;
-            }
-
-            if (c == '[' && end == '=') {
-                f->bracket = 1;
             }
         }
 

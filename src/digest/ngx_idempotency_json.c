@@ -3,6 +3,10 @@
  * JSON: a document is read into nodes, iteratively, the members of each
  * object put into order when it ends, and then encoded.  Nothing is fed into
  * the digest before the document is known to be valid.
+ *
+ * Readers differ in which of two members counts whose names are the same or
+ * the same but for letter case, so there are no two in a valid one, not even
+ * where they are left out.  By order of names they are neighbours.
  */
 
 
@@ -16,6 +20,7 @@ static ngx_int_t json_whole(ngx_idempotency_digest_t *d,
     ngx_idempotency_canon_t *c, u_char *data, size_t len, ngx_pool_t *pool);
 static u_char *json_read(ngx_idempotency_json_t *j, u_char *p);
 static u_char *json_next(ngx_idempotency_json_t *j, u_char *p);
+static ngx_int_t json_fold_name(ngx_idempotency_json_t *j);
 static u_char *json_scalar(ngx_idempotency_json_t *j, u_char *p);
 static u_char *json_literal(ngx_idempotency_json_t *j, u_char *p,
     char *literal, u_char type);
@@ -25,8 +30,6 @@ static ngx_int_t json_sort(ngx_idempotency_json_t *j,
     ngx_idempotency_json_frame_t *f);
 static ngx_idempotency_json_node_t *json_node(ngx_idempotency_json_t *j,
     u_char type);
-static ngx_uint_t json_unsorted(ngx_idempotency_json_t *j,
-    ngx_idempotency_json_node_t *prev, ngx_idempotency_json_node_t *n);
 static ngx_int_t json_grow(ngx_idempotency_json_t *j);
 static void json_path(ngx_idempotency_json_t *j, u_char *name, size_t len,
     ngx_uint_t member);
@@ -38,7 +41,7 @@ static u_char json_write_node(ngx_idempotency_json_t *j,
 const ngx_idempotency_kind_t  ngx_idempotency_json_kind = {
     ngx_string("json"),
     NGX_IDEMPOTENCY_CANON_JSON,
-    ngx_null_string,                        /* media type digested */
+    "charset",                              /* parameter */
     1,                                      /* has fields */
 
     json_matches,
@@ -245,6 +248,7 @@ static u_char *
 json_next(ngx_idempotency_json_t *j, u_char *p)
 {
     u_char                        *last, index[NGX_INT32_LEN];
+    ngx_uint_t                     folds;
     ngx_idempotency_json_frame_t  *f;
 
     f = &j->frames[j->depth - 1];
@@ -274,6 +278,8 @@ json_next(ngx_idempotency_json_t *j, u_char *p)
         return NULL;
     }
 
+    folds = j->not_ascii;
+
     p = ngx_idempotency_json_space(p, j->end);
 
     if (p == j->end || *p != ':') {
@@ -287,7 +293,79 @@ json_next(ngx_idempotency_json_t *j, u_char *p)
         json_path(j, ngx_idempotency_json_at(j, j->name), j->name_len, 1);
     }
 
+    if (folds && json_fold_name(j) != NGX_OK) {
+        return NULL;
+    }
+
     return p + 1;
+}
+
+
+/*
+ * Two letters beyond ASCII are "s" and "k" where letter case doesn't count:
+ * U+017F and U+212A.  A name that has them stands twice among the members, and
+ * nothing is written of the second, which has the others instead.
+ */
+
+static ngx_int_t
+json_fold_name(ngx_idempotency_json_t *j)
+{
+    u_char      *p, *end, *dst;
+    uint32_t     name, name_len;
+    ngx_uint_t   ignored;
+
+    if (ngx_idempotency_json_scratch(j) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    if (j->room < j->name_len) {
+        return NGX_DECLINED;
+    }
+
+    p = ngx_idempotency_json_at(j, j->name);
+    end = p + j->name_len;
+    dst = j->last;
+
+    while (p < end) {
+
+        if (end - p > 1 && p[0] == 0xc5 && p[1] == 0xbf) {
+            *dst++ = 's';
+            p += 2;
+
+        } else if (end - p > 2 && p[0] == 0xe2 && p[1] == 0x84
+                   && p[2] == 0xaa)
+        {
+            *dst++ = 'k';
+            p += 3;
+
+        } else {
+            *dst++ = *p++;
+        }
+    }
+
+    if ((size_t) (dst - j->last) == j->name_len) {
+        return NGX_OK;
+    }
+
+    name = j->name;
+    name_len = j->name_len;
+    ignored = j->ignored;
+
+    j->name = j->size + (j->last - j->scratch);
+    j->name_len = dst - j->last;
+    j->room -= j->name_len;
+    j->last = dst;
+    j->ignored = 1;
+
+    if (json_node(j, NGX_IDEMPOTENCY_JSON_NULL) == NULL) {
+        return NGX_ERROR;
+    }
+
+    j->name = name;
+    j->name_len = name_len;
+    j->ignored = ignored;
+
+    return NGX_OK;
 }
 
 
@@ -393,12 +471,7 @@ json_close(ngx_idempotency_json_t *j)
         return NGX_DECLINED;
     }
 
-    if (f->unsorted && json_sort(j, f) != NGX_OK) {
-        j->no_memory = 1;
-        return NGX_ERROR;
-    }
-
-    return NGX_OK;
+    return f->unsorted ? json_sort(j, f) : NGX_OK;
 }
 
 
@@ -421,6 +494,7 @@ json_sort(ngx_idempotency_json_t *j, ngx_idempotency_json_frame_t *f)
                                        * sizeof(ngx_idempotency_name_t));
         if (j->names == NULL) {
             j->names = j->members;
+            j->no_memory = 1;
             return NGX_ERROR;
         }
     }
@@ -444,21 +518,29 @@ json_sort(ngx_idempotency_json_t *j, ngx_idempotency_json_frame_t *f)
 
     ngx_idempotency_names_sort(&s, names, &names[n], n);
 
-    i = names[0].index;
-    nodes[f->node].value = i;
-
-    for (n = 1; n < f->nchildren; n++) {
-        nodes[i].next = names[n].index;
-        i = names[n].index;
+    if (s.alike) {
+        return NGX_DECLINED;
     }
 
-    nodes[i].next = NGX_IDEMPOTENCY_JSON_NONE;
+    i = NGX_IDEMPOTENCY_JSON_NONE;
+
+    while (n--) {
+        if (!nodes[names[n].index].ignored) {
+            nodes[names[n].index].next = i;
+            i = names[n].index;
+        }
+    }
+
+    nodes[f->node].value = i;
 
     return NGX_OK;
 }
 
 
-/* linked to what it stands in, unless it is to be left out */
+/*
+ * Linked to what it stands in.  What is left out is not, but for members: their
+ * names are compared with the others, before json_sort() drops them.
+ */
 
 static ngx_idempotency_json_node_t *
 json_node(ngx_idempotency_json_t *j, u_char type)
@@ -477,14 +559,25 @@ json_node(ngx_idempotency_json_t *j, u_char type)
     n->name = j->name;
     n->name_len = j->name_len;
     n->next = NGX_IDEMPOTENCY_JSON_NONE;
+    n->ignored = j->ignored;
     n->type = type;
 
-    if (j->depth == 0 || j->ignored) {
+    if (j->depth == 0) {
         return n;
     }
 
     f = &j->frames[j->depth - 1];
     parent = &j->nodes[f->node];
+
+    if (j->ignored) {
+
+        if (parent->type == NGX_IDEMPOTENCY_JSON_ARRAY) {
+            return n;
+        }
+
+        f->unsorted = 1;
+    }
+
     f->nchildren++;
 
     if (f->last == NGX_IDEMPOTENCY_JSON_NONE) {
@@ -498,34 +591,15 @@ json_node(ngx_idempotency_json_t *j, u_char type)
     f->last = i;
 
     if (!f->unsorted && parent->type == NGX_IDEMPOTENCY_JSON_OBJECT) {
-        f->unsorted = json_unsorted(j, prev, n);
+        f->unsorted = ngx_idempotency_name_cmp(
+                                  ngx_idempotency_json_at(j, prev->name),
+                                  prev->name_len,
+                                  ngx_idempotency_json_at(j, n->name),
+                                  n->name_len)
+                      >= 0;
     }
 
     return n;
-}
-
-
-static ngx_uint_t
-json_unsorted(ngx_idempotency_json_t *j, ngx_idempotency_json_node_t *prev,
-    ngx_idempotency_json_node_t *n)
-{
-    int      rc;
-    size_t   len;
-    u_char  *a, *b;
-
-    a = ngx_idempotency_json_at(j, prev->name);
-    b = ngx_idempotency_json_at(j, n->name);
-    len = ngx_min(prev->name_len, n->name_len);
-
-    /* mostly the first letter tells */
-
-    if (len && *a != *b) {
-        return *a > *b;
-    }
-
-    rc = ngx_memcmp(a, b, len);
-
-    return rc > 0 || (rc == 0 && prev->name_len > n->name_len);
 }
 
 

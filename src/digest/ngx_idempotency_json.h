@@ -25,6 +25,10 @@
 
 #define NGX_IDEMPOTENCY_JSON_NONE     0xffffff
 
+/* names that are told apart by letters which some readers take for others */
+
+#define NGX_IDEMPOTENCY_JSON_FOLDED   65536
+
 /* a small document needs no memory: so many values, so many members */
 
 #define NGX_IDEMPOTENCY_JSON_VALUES   96
@@ -38,7 +42,8 @@ typedef struct {
     uint32_t                     value;    /* a place, or the first child */
     uint32_t                     len;
     uint32_t                     next:24;  /* the next sibling */
-    uint32_t                     type:8;
+    uint32_t                     ignored:1;
+    uint32_t                     type:7;
 } ngx_idempotency_json_node_t;
 
 
@@ -66,6 +71,8 @@ typedef struct {
      */
     u_char                      *scratch;
     u_char                      *last;
+    size_t                       room;      /* for names that are folded */
+    ngx_uint_t                   not_ascii; /* the last string */
 
     ngx_idempotency_json_node_t *nodes;
     uint32_t                     nnodes;
@@ -96,6 +103,8 @@ typedef struct {
 ngx_int_t ngx_idempotency_json_parse(ngx_idempotency_json_t *j,
     ngx_array_t *paths, u_char *data, size_t len, ngx_pool_t *pool);
 void ngx_idempotency_json_free(ngx_idempotency_json_t *j);
+
+ngx_int_t ngx_idempotency_json_scratch(ngx_idempotency_json_t *j);
 
 /* these return the place behind, or NULL */
 

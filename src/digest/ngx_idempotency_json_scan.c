@@ -12,9 +12,6 @@
 
 #define NGX_IDEMPOTENCY_JSON_EXPONENT  18
 
-#define NGX_IDEMPOTENCY_JSON_ONES      0x0101010101010101ULL
-#define NGX_IDEMPOTENCY_JSON_HIGH      0x8080808080808080ULL
-
 
 static u_char *json_unescape(ngx_idempotency_json_t *j, u_char *p);
 static u_char *json_escape(u_char *p, u_char *end, u_char **last);
@@ -48,15 +45,15 @@ json_plain(u_char *p, u_char *end)
     while (end - p >= 8) {
         ngx_memcpy(&w, p, 8);
 
-        x = w ^ (NGX_IDEMPOTENCY_JSON_ONES * '"');
-        y = w ^ (NGX_IDEMPOTENCY_JSON_ONES * '\\');
+        x = w ^ (NGX_IDEMPOTENCY_EACH_BYTE * '"');
+        y = w ^ (NGX_IDEMPOTENCY_EACH_BYTE * '\\');
 
         /* a byte that is zero here, below a space or not ASCII */
 
-        w |= (w - NGX_IDEMPOTENCY_JSON_ONES * ' ')
-             | (x - NGX_IDEMPOTENCY_JSON_ONES)
-             | (y - NGX_IDEMPOTENCY_JSON_ONES);
-        w &= NGX_IDEMPOTENCY_JSON_HIGH;
+        w |= (w - NGX_IDEMPOTENCY_EACH_BYTE * ' ')
+             | (x - NGX_IDEMPOTENCY_EACH_BYTE)
+             | (y - NGX_IDEMPOTENCY_EACH_BYTE);
+        w &= NGX_IDEMPOTENCY_HIGH_BITS;
 
         if (w) {
 #if (NGX_HAVE_LITTLE_ENDIAN && __GNUC__)
@@ -81,12 +78,12 @@ json_plain(u_char *p, u_char *end)
 /* up to what ends or interrupts a string */
 
 static ngx_inline u_char *
-json_run(u_char *p, u_char *end)
+json_run(ngx_idempotency_json_t *j, u_char *p)
 {
     for ( ;; ) {
-        p = json_plain(p, end);
+        p = json_plain(p, j->end);
 
-        if (p == end) {
+        if (p == j->end) {
             return NULL;
         }
 
@@ -94,7 +91,8 @@ json_run(u_char *p, u_char *end)
             return p;
         }
 
-        p = json_utf8(p, end);
+        j->not_ascii = 1;
+        p = json_utf8(p, j->end);
 
         if (p == NULL) {
             return NULL;
@@ -112,7 +110,8 @@ ngx_idempotency_json_string(ngx_idempotency_json_t *j, u_char *p,
     u_char  *start, *decoded;
 
     start = p;
-    p = json_run(p, j->end);
+    j->not_ascii = 0;
+    p = json_run(j, p);
 
     if (p == NULL) {
         return NULL;
@@ -129,17 +128,8 @@ ngx_idempotency_json_string(ngx_idempotency_json_t *j, u_char *p,
         return NULL;
     }
 
-    if (j->scratch == NULL) {
-
-        /* nothing decoded is longer than it was */
-
-        j->scratch = ngx_palloc(j->pool, j->size);
-        if (j->scratch == NULL) {
-            j->no_memory = 1;
-            return NULL;
-        }
-
-        j->last = j->scratch;
+    if (ngx_idempotency_json_scratch(j) != NGX_OK) {
+        return NULL;
     }
 
     decoded = j->last;
@@ -151,6 +141,29 @@ ngx_idempotency_json_string(ngx_idempotency_json_t *j, u_char *p,
     *len = j->last - decoded;
 
     return p;
+}
+
+
+/* nothing decoded is longer than it was */
+
+ngx_int_t
+ngx_idempotency_json_scratch(ngx_idempotency_json_t *j)
+{
+    if (j->scratch) {
+        return NGX_OK;
+    }
+
+    j->room = ngx_min(j->size, NGX_IDEMPOTENCY_JSON_FOLDED);
+
+    j->scratch = ngx_palloc(j->pool, j->size + j->room);
+    if (j->scratch == NULL) {
+        j->no_memory = 1;
+        return NGX_ERROR;
+    }
+
+    j->last = j->scratch;
+
+    return NGX_OK;
 }
 
 
@@ -168,8 +181,12 @@ json_unescape(ngx_idempotency_json_t *j, u_char *p)
             return NULL;
         }
 
+        if (j->last[-1] >= 0x80) {
+            j->not_ascii = 1;
+        }
+
         start = p;
-        p = json_run(p, j->end);
+        p = json_run(j, p);
 
         if (p == NULL) {
             return NULL;

@@ -1,8 +1,9 @@
 
 /*
  * multipart/form-data, as it arrives: each part has a digest of its own, and
- * that of the body is over those, sorted by the parts' names, but for names
- * with a "[", which keep their order.  No part's bytes are kept.
+ * that of the body is over those, sorted by the groups of the parts' names, or
+ * in their order if some part's header reads in two ways.  No part's bytes are
+ * kept.
  *
  * For the digest no byte goes unseen: there may be nothing before the first
  * delimiter and behind the last one but line ends and white space.  A field
@@ -71,7 +72,7 @@ static ngx_uint_t part_is_text(ngx_idempotency_multipart_t *m,
 const ngx_idempotency_kind_t  ngx_idempotency_multipart_kind = {
     ngx_string("multipart"),
     NGX_IDEMPOTENCY_CANON_MULTIPART,
-    ngx_string("multipart/form-data"),      /* media type digested */
+    "boundary",                             /* parameter */
     1,                                      /* has fields */
 
     multipart_matches,
@@ -103,11 +104,13 @@ multipart_matches(ngx_str_t *type, u_char *pos, u_char *end,
            == NGX_OK)
     {
 
-        if (!ngx_idempotency_equal(&name, "boundary")) {
+        if (!ngx_idempotency_begins(&name, "boundary")) {
             continue;
         }
 
-        if (boundary->data) {
+        /* RFC 2231 has "boundary*" and "boundary*0", too */
+
+        if (boundary->data || name.len != sizeof("boundary") - 1) {
             return NGX_ERROR;
         }
 
@@ -164,8 +167,10 @@ multipart_create(ngx_pool_t *pool, ngx_idempotency_canon_t *c,
     m->unseen = 0;
     m->nheader = 0;
     m->nparts = 0;
+    m->nlimits = 0;
     m->hashing = 0;
     m->folding = 0;
+    m->ambiguous = 0;
     m->names_len = 0;
     m->fields = f;
 
@@ -186,6 +191,8 @@ multipart_create(ngx_pool_t *pool, ngx_idempotency_canon_t *c,
     if (c == NULL) {
         return m;
     }
+
+    ngx_idempotency_digest_begin(&m->ordered, NULL);
 
     if (ngx_array_init(&m->names, pool, NGX_IDEMPOTENCY_MULTIPART_FIRST,
                        sizeof(ngx_str_t))
@@ -296,7 +303,7 @@ multipart_final(void *stream, ngx_idempotency_digest_t *d)
 {
     ngx_idempotency_multipart_t *m = stream;
 
-    u_char                  *digest;
+    u_char                  *digest, ordered[NGX_IDEMPOTENCY_DIGEST_LEN];
     ngx_uint_t               i;
     ngx_idempotency_name_t  *name;
     ngx_idempotency_sink_t   sink;
@@ -311,6 +318,13 @@ multipart_final(void *stream, ngx_idempotency_digest_t *d)
 
     if (m->rc != NGX_OK || m->canon == NULL) {
         return m->rc;
+    }
+
+    if (m->ambiguous) {
+        ngx_idempotency_digest_final(&m->ordered, ordered);
+        ngx_idempotency_digest_bytes(d, (u_char *) "O", 1);
+        ngx_idempotency_digest_bytes(d, ordered, sizeof(ordered));
+        return NGX_OK;
     }
 
     name = multipart_names(m);
@@ -345,7 +359,7 @@ multipart_names(ngx_idempotency_multipart_t *m)
     u_char                   *p;
     uint32_t                 *places;
     ngx_str_t                *part;
-    ngx_uint_t                i, n, last;
+    ngx_uint_t                i, last;
     ngx_idempotency_name_t   *name;
     ngx_idempotency_names_t   s;
 
@@ -370,26 +384,14 @@ multipart_names(ngx_idempotency_multipart_t *m)
     s.items = (u_char *) places;
 
     part = m->names.elts;
-    n = 0;
 
     for (i = 0; i < last; i++) {
         places[i] = p - s.data;
         p = ngx_cpymem(p, part[i].data, part[i].len);
-
-        if (memchr(part[i].data, '[', part[i].len)) {
-            continue;
-        }
-
-        ngx_idempotency_name_set(&name[n++], part[i].data, part[i].len, i);
+        ngx_idempotency_name_set(&name[i], part[i].data, part[i].len, i);
     }
 
-    ngx_idempotency_names_sort(&s, name, &name[last], n);
-
-    for (i = 0; n < last; i++) {
-        if (memchr(part[i].data, '[', part[i].len)) {
-            name[n++].index = i;
-        }
-    }
+    ngx_idempotency_names_sort(&s, name, &name[last], last);
 
     return name;
 }
@@ -605,7 +607,17 @@ part_begin(ngx_idempotency_multipart_t *m)
         return;
     }
 
-    if (m->fields) {
+    if (part.ambiguous) {
+
+        /* its name is not left out, and not found: it may be another one */
+
+        m->ambiguous = 1;
+
+        if (m->fields) {
+            m->fields->unreadable = 1;
+        }
+
+    } else if (m->fields) {
         part_field(m->fields, &part);
     }
 
@@ -615,7 +627,7 @@ part_begin(ngx_idempotency_multipart_t *m)
     }
 
     if (m->rc != NGX_OK || m->canon == NULL
-        || (m->canon->ignore
+        || (m->canon->ignore && !part.ambiguous
             && ngx_idempotency_ignored(m->canon, part.name.data,
                                        part.name.len)))
     {
@@ -650,21 +662,27 @@ part_field(ngx_idempotency_fields_t *f, ngx_idempotency_part_t *part)
 static ngx_int_t
 part_digest(ngx_idempotency_multipart_t *m, ngx_idempotency_part_t *part)
 {
-    ngx_str_t  *name;
+    u_char      text[NGX_IDEMPOTENCY_DIGEST_LEN], *last;
+    ngx_str_t  *name, group, header;
 
     name = ngx_array_push(&m->names);
     if (name == NULL) {
         return NGX_ERROR;
     }
 
-    name->len = part->name.len;
-    name->data = ngx_pnalloc(m->pool, ngx_max(name->len, 1));
+    group = ngx_idempotency_group(&part->name);
+
+    name->len = group.len;
+    name->data = ngx_pstrdup(m->pool, &group);
     if (name->data == NULL) {
         return NGX_ERROR;
     }
 
-    ngx_memcpy(name->data, part->name.data, name->len);
     m->names_len += name->len;
+
+    header.data = m->header;
+    header.len = m->nheader;
+    ngx_idempotency_digest_field(&m->ordered, &header);
 
     ngx_idempotency_digest_init(&m->digest, NULL,
                                 NGX_IDEMPOTENCY_DIGEST_OTHER_VERSION, 'P');
@@ -682,7 +700,22 @@ part_digest(ngx_idempotency_multipart_t *m, ngx_idempotency_part_t *part)
 
     if (part->type.data) {
         ngx_idempotency_digest_bytes(&m->digest, (u_char *) "t", 1);
-        ngx_idempotency_digest_type(&m->digest, &part->type);
+        ngx_idempotency_digest_type(&m->digest, &part->type, NULL);
+    }
+
+    if (part->other) {
+        ngx_idempotency_digest_bytes(&m->digest, (u_char *) "o", 1);
+        ngx_idempotency_digest_final(&part->others, text);
+        ngx_idempotency_digest_bytes(&m->digest, text, sizeof(text));
+    }
+
+    if (part->filename.data == NULL) {
+        m->nlimits += ngx_idempotency_equal(&part->name, "MAX_FILE_SIZE");
+
+    } else if (m->nlimits) {
+        text[0] = 'm';
+        last = ngx_idempotency_length(text + 1, m->nlimits);
+        ngx_idempotency_digest_bytes(&m->digest, text, last - text);
     }
 
     ngx_idempotency_digest_bytes(&m->digest, (u_char *) ".", 1);
@@ -779,4 +812,6 @@ part_end(ngx_idempotency_multipart_t *m)
     }
 
     ngx_idempotency_digest_final(&m->digest, digest);
+    ngx_idempotency_digest_bytes(&m->ordered, digest,
+                                 NGX_IDEMPOTENCY_DIGEST_LEN);
 }

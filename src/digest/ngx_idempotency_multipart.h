@@ -17,6 +17,12 @@ typedef struct {
     ngx_str_t                  filename;        /* no data: absent */
     ngx_str_t                  extended;        /* filename* */
     ngx_str_t                  type;
+
+    /* of other parameters and lines, if there are any */
+    ngx_idempotency_digest_t   others;
+    unsigned                   other:1;
+
+    unsigned                   ambiguous:1;
 } ngx_idempotency_part_t;
 
 
@@ -40,11 +46,16 @@ typedef struct {
     ngx_idempotency_digest_t   digest;
     ngx_idempotency_fold_t     fold;
     ngx_uint_t                 nparts;
+    ngx_uint_t                 nlimits;   /* MAX_FILE_SIZE, so far */
 
     unsigned                   hashing:1;
     unsigned                   folding:1;
+    unsigned                   ambiguous:1;
 
-    /* of the parts that count: names, and digests as they arrive */
+    /* of all parts in their order, with their headers as they are */
+    ngx_idempotency_digest_t   ordered;
+
+    /* of the parts that count: groups, and digests as they arrive */
     ngx_array_t                names;
     ngx_array_t                digests;
     size_t                     names_len;

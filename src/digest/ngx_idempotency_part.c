@@ -1,11 +1,13 @@
 
 /*
- * The header of a part of multipart/form-data (RFC 7578): its name, and its
- * filename and type, if it has them.
+ * The header of a part of multipart/form-data (RFC 7578): its name, its
+ * filename and type, if it has them, and what else there is.
  *
- * What servers read differently is malformed here, as two bodies must not be
- * taken for one: folded lines, parameters that come twice, a line end that is
- * not CRLF, an encoding of the bytes.
+ * What servers read differently is malformed or ambiguous here, as two bodies
+ * must not be taken for one.  Malformed: folded lines, a line end that is not
+ * CRLF, an encoding of the bytes.  Ambiguous: a parameter that comes twice or,
+ * but for filename, in the extended form, a name with escapes or in single
+ * quotes, which PHP takes off.
  */
 
 
@@ -16,7 +18,8 @@ static ngx_int_t part_line(ngx_idempotency_part_t *part, u_char *start,
     u_char *end);
 static ngx_int_t part_disposition(ngx_idempotency_part_t *part,
     ngx_str_t *value);
-static ngx_uint_t part_is(ngx_str_t *s, char *name);
+static void part_other(ngx_idempotency_part_t *part, char *kind,
+    ngx_str_t *name, ngx_str_t *value);
 
 
 ngx_int_t
@@ -77,11 +80,11 @@ part_line(ngx_idempotency_part_t *part, u_char *start, u_char *end)
     value.data = p;
     value.len = end - p;
 
-    if (part_is(&name, "content-disposition")) {
+    if (ngx_idempotency_equal(&name, "content-disposition")) {
         return part_disposition(part, &value);
     }
 
-    if (part_is(&name, "content-type")) {
+    if (ngx_idempotency_equal(&name, "content-type")) {
 
         if (part->type.data) {
             return NGX_DECLINED;
@@ -91,12 +94,15 @@ part_line(ngx_idempotency_part_t *part, u_char *start, u_char *end)
         return NGX_OK;
     }
 
-    if (part_is(&name, "content-transfer-encoding")
-        && !part_is(&value, "binary") && !part_is(&value, "8bit")
-        && !part_is(&value, "7bit"))
+    if (ngx_idempotency_equal(&name, "content-transfer-encoding")
+        && !ngx_idempotency_equal(&value, "binary")
+        && !ngx_idempotency_equal(&value, "8bit")
+        && !ngx_idempotency_equal(&value, "7bit"))
     {
         return NGX_DECLINED;
     }
+
+    part_other(part, "h", &name, &value);
 
     return NGX_OK;
 }
@@ -118,29 +124,42 @@ part_disposition(ngx_idempotency_part_t *part, ngx_str_t *value)
 
     rc = ngx_idempotency_parameter(&p, end, &name, &text);
 
-    if (rc != NGX_OK || !part_is(&name, "form-data") || text.data
-        || part->name.data)
+    if (rc != NGX_OK || !ngx_idempotency_equal(&name, "form-data")
+        || text.data || part->name.data)
     {
         return NGX_DECLINED;
     }
 
     while ((rc = ngx_idempotency_parameter(&p, end, &name, &text)) == NGX_OK) {
 
-        if (part_is(&name, "name")) {
+        if (ngx_idempotency_equal(&name, "name")) {
             to = &part->name;
 
-        } else if (part_is(&name, "filename")) {
+        } else if (ngx_idempotency_equal(&name, "filename")) {
             to = &part->filename;
 
-        } else if (part_is(&name, "filename*")) {
+        } else if (ngx_idempotency_equal(&name, "filename*")) {
             to = &part->extended;
 
         } else {
+            part->ambiguous |= ngx_idempotency_begins(&name, "name*");
+            part_other(part, "p", &name, &text);
             continue;
         }
 
-        if (to->data || text.data == NULL) {
+        if (text.data == NULL) {
             return NGX_DECLINED;
+        }
+
+        if (to->data) {
+            part->ambiguous = 1;
+            continue;
+        }
+
+        if (to == &part->name && text.len
+            && (text.data[0] == '\'' || memchr(text.data, '\\', text.len)))
+        {
+            part->ambiguous = 1;
         }
 
         *to = text;
@@ -150,9 +169,17 @@ part_disposition(ngx_idempotency_part_t *part, ngx_str_t *value)
 }
 
 
-static ngx_uint_t
-part_is(ngx_str_t *s, char *name)
+static void
+part_other(ngx_idempotency_part_t *part, char *kind, ngx_str_t *name,
+    ngx_str_t *value)
 {
-    return s->len == ngx_strlen(name)
-           && ngx_strncasecmp(s->data, (u_char *) name, s->len) == 0;
+    if (!part->other) {
+        part->other = 1;
+        ngx_idempotency_digest_init(&part->others, NULL,
+                                    NGX_IDEMPOTENCY_DIGEST_OTHER_VERSION, 'O');
+    }
+
+    ngx_idempotency_digest_bytes(&part->others, (u_char *) kind, 1);
+    ngx_idempotency_digest_lower(&part->others, name);
+    ngx_idempotency_digest_field(&part->others, value);
 }

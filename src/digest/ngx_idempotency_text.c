@@ -132,7 +132,7 @@ ngx_idempotency_fold_end(ngx_idempotency_fold_t *f, u_char *dst)
 const ngx_idempotency_kind_t  ngx_idempotency_text_kind = {
     ngx_string("text"),
     NGX_IDEMPOTENCY_CANON_TEXT,
-    ngx_null_string,                        /* media type digested */
+    "charset",                              /* parameter */
     0,                                      /* has fields */
 
     text_matches,

@@ -2,34 +2,35 @@
 /*
  * The media type as a part of the digest: the letter case of the type and of
  * the parameters' names doesn't count, nor does white space around them, nor
- * a charset; any other parameter does.
+ * the request's charset, which servers ignore; that of a part is what some of
+ * them decode its value by.
  */
 
 
-#include "ngx_idempotency_digest.h"
+#include "ngx_idempotency_encode.h"
 
 
-static void digest_lower(ngx_idempotency_digest_t *d, ngx_str_t *s);
-static void digest_parameter(ngx_idempotency_digest_t *d, ngx_str_t *param);
+static void digest_parameter(ngx_idempotency_digest_t *d, ngx_str_t *param,
+    char *used);
 static ngx_str_t next_part(ngx_str_t *rest);
 
 
 void
 ngx_idempotency_digest_type(ngx_idempotency_digest_t *d,
-    ngx_str_t *content_type)
+    ngx_str_t *content_type, char *parameter)
 {
     ngx_str_t  rest, part;
 
     rest = *content_type;
 
     part = next_part(&rest);
-    digest_lower(d, &part);
+    ngx_idempotency_digest_lower(d, &part);
 
     while (rest.len) {
         part = next_part(&rest);
 
         if (part.len) {
-            digest_parameter(d, &part);
+            digest_parameter(d, &part, parameter);
         }
     }
 
@@ -38,7 +39,7 @@ ngx_idempotency_digest_type(ngx_idempotency_digest_t *d,
 
 
 static void
-digest_parameter(ngx_idempotency_digest_t *d, ngx_str_t *param)
+digest_parameter(ngx_idempotency_digest_t *d, ngx_str_t *param, char *used)
 {
     u_char     *p, *end;
     ngx_str_t   name, value;
@@ -53,20 +54,24 @@ digest_parameter(ngx_idempotency_digest_t *d, ngx_str_t *param)
     name = ngx_idempotency_trim(param->data, p);
     value = ngx_idempotency_trim(p < end ? p + 1 : end, end);
 
-    if (name.len == 7
-        && ngx_strncasecmp(name.data, (u_char *) "charset", 7) == 0)
+    if (used && ngx_idempotency_equal(&name, used)) {
+        return;
+    }
+
+    if (ngx_idempotency_equal(&name, "charset")
+        && (used || ngx_idempotency_equal(&value, "utf-8")))
     {
         return;
     }
 
     ngx_idempotency_digest_bytes(d, (u_char *) ";", 1);
-    digest_lower(d, &name);
+    ngx_idempotency_digest_lower(d, &name);
     ngx_idempotency_digest_field(d, &value);
 }
 
 
-static void
-digest_lower(ngx_idempotency_digest_t *d, ngx_str_t *s)
+void
+ngx_idempotency_digest_lower(ngx_idempotency_digest_t *d, ngx_str_t *s)
 {
     u_char     buf[64];
     ngx_str_t  lower;

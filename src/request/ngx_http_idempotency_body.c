@@ -395,17 +395,14 @@ body_digest_init(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
     ngx_str_null(&type);
 
-    if (kind && kind->type.len) {
-        type = kind->type;
-
-    } else if (r->headers_in.content_type) {
+    if (r->headers_in.content_type) {
         type = r->headers_in.content_type->value;
     }
 
     ngx_idempotency_digest_init(d, ctx->conf->digest_key,
                                 ctx->claim.parts.version,
                                 NGX_IDEMPOTENCY_DIGEST_BODY);
-    ngx_idempotency_digest_type(d, &type);
+    ngx_idempotency_digest_type(d, &type, kind ? kind->parameter : "charset");
 
     ngx_http_idempotency_header_iter(&it, r);
 

@@ -13,7 +13,8 @@ use Exporter 'import';
 use IPC::Open2;
 
 our @EXPORT_OK = qw(FORM JSON MULTIPART TEXT FOLD tool ask digest_of field_of
-                    expected form json multipart text is_utf8 check done note);
+                    expected form json multipart text is_utf8 group small check
+                    done note);
 
 use constant { FORM => 2, JSON => 4, MULTIPART => 8, TEXT => 16, FOLD => 128 };
 
@@ -116,12 +117,21 @@ sub lengthy { pack('w', length $_[0]) . $_[0] }
 
 sub field { pack('Q>', length $_[0]) . $_[0] }
 
-sub by_name { sort { $a->[0] cmp $b->[0] || $a->[2] <=> $b->[2] } @_ }
+sub small { $_[0] =~ tr/A-Z/a-z/r }
 
-# but for names with a bracket, whose order among each other counts
+# what of a name counts for its place among others
 
-sub by_plain_name {
-    return by_name(grep { $_->[0] !~ /\[/ } @_), grep { $_->[0] =~ /\[/ } @_;
+sub group {
+    my $name = shift;
+
+    $name =~ s/^ +//;
+    $name =~ s/[\0 .\[_].*//s;
+
+    return small($name);
+}
+
+sub by_group {
+    return sort { group($a->[0]) cmp group($b->[0]) || $a->[2] <=> $b->[2] } @_;
 }
 
 
@@ -169,9 +179,11 @@ sub form {
     }
 
     return join '', 'F', map { lengthy($_->[0]) . lengthy($_->[1]) }
-                         by_plain_name(@fields);
+                         by_group(@fields);
 }
 
+
+# of a part
 
 sub media_type {
     my ($type, @params) =
@@ -182,7 +194,7 @@ sub media_type {
     for (@params) {
         my ($name, $value) = map { s/^[ \t]+|[ \t]+\z//gr } split /=/, $_, 2;
 
-        next if !length || lc $name eq 'charset';
+        next if !length || lc $name eq 'charset' && lc($value // '') eq 'utf-8';
         $code .= ';' . field(lc $name) . field($value // '');
     }
 
@@ -193,7 +205,7 @@ sub media_type {
 sub multipart {
     my ($data, $boundary, $fold, @ignore) = @_;
     my %ignore = map { $_ => 1 } grep { !m{^/} } @ignore;
-    my @parts;
+    my ($ambiguous, $limits, @parts) = (0, 0);
 
     $data = "\r\n$data" if $data =~ /^-/;
 
@@ -204,7 +216,7 @@ sub multipart {
     return undef if @rest > 4096;
 
     for (@rest) {
-        my %seen;
+        my ($others, %seen, %part) = ('');
         my ($head, $bytes) = /^[ \t]*\r\n((?:[^\n]+\n)*?)\r\n(.*)\z/s
             or return undef;
 
@@ -215,6 +227,7 @@ sub multipart {
                                     ([^\0\r\n]*)\r\n\z/x
                 or return undef;
 
+            my $as_it_is = $name;
             $name = lc $name;
 
             return undef if $name =~ /^content-(?:type|disposition)$/
@@ -222,37 +235,25 @@ sub multipart {
             return undef if $name eq 'content-transfer-encoding'
                             && $value !~ /^(?:binary|[78]bit)$/i;
             $seen{$name} = $value;
+
+            if ($name eq 'content-disposition') {
+                $others .= disposition($value, \%part) // return undef;
+
+            } elsif ($name ne 'content-type') {
+                $others .= 'h' . field(lower($as_it_is)) . field($value);
+            }
         }
 
-        my ($disposition, $params) =
-            ($seen{'content-disposition'} // '') =~ /^form-data[ \t]*(;.*)?$/i
-            or return undef;
+        my ($name, $file, $extended) = @part{'name', 'filename', 'filename*'};
 
-        $params = $disposition;
-        my %param;
+        return undef if !defined $name;
+        next if $ignore{$name} && !$part{ambiguous};
+        $ambiguous |= $part{ambiguous};
 
-        while (($params //= '') =~ /\G[; \t]*([^=;]+?)[ \t]*
-                         (?:=[ \t]*(?:"((?:[^"\\]|\\.)*)"|([^";][^;]*|))[ \t]*)?
-                         (?=;|\z)/gcx)
-        {
-            my ($name, $quoted, $token) = (lc $1, $2, $3);
-
-            next unless $name =~ /^(?:name|filename\*?)$/;
-            return undef if $param{$name} || !defined($quoted // $token);
-            $param{$name} = [$quoted // $token =~ s/[ \t]+\z//r];
-        }
-
-        return undef if substr($params, pos($params) // 0) !~ /^[; \t]*\z/;
-        return undef unless $param{name};
-
-        my $name = $param{name}[0];
-        next if $ignore{$name};
-
-        my ($file, $extended) = @param{'filename', 'filename*'};
         my $type = $seen{'content-type'};
 
         $bytes = folded($bytes)
-            if $fold && !$file && !$extended
+            if $fold && !defined $file && !defined $extended
                && (!defined $type
                    || $type =~ m{^text/plain[ \t]*(?:;|\z)}i
                       && $type !~ /charset="?(?!utf-?8(?:[" \t;]|\z))
@@ -260,21 +261,67 @@ sub multipart {
 
         my $code = "\x02P" . field($name);
 
-        $code .= 'f' . field($file->[0]) if $file;
-        $code .= 'x' . field($extended->[0]) if $extended;
+        $code .= 'f' . field($file) if defined $file;
+        $code .= 'x' . field($extended) if defined $extended;
         $code .= 't' . media_type($type) if defined $type;
+        $code .= 'o' . sha256("\x02O$others") if $others ne '';
 
-        push @parts, [$name, sha256("$code.$bytes"), scalar @parts];
+        $limits++ if !defined $file && lc $name eq 'max_file_size';
+        $code .= 'm' . pack('w', $limits) if defined $file && $limits;
+
+        push @parts, [$name, sha256("$code.$bytes"), scalar @parts,
+                      field("$head\r\n")];
     }
 
-    return join '', 'M', map { $_->[1] } by_plain_name(@parts);
+    return 'O' . sha256(join '', map { $_->[3] . $_->[1] } @parts)
+        if $ambiguous;
+
+    return join '', 'M', map { $_->[1] } by_group(@parts);
+}
+
+sub lower { length $_[0] > 64 ? $_[0] : lc $_[0] }
+
+# its parameters, into what is known of the part; what is made of the others
+
+sub disposition {
+    my ($value, $part) = @_;
+    my ($params) = $value =~ /^form-data[ \t]*(;.*)?$/i or return undef;
+    my $others = '';
+
+    $part->{ambiguous} = 0;
+
+    while (($params //= '') =~ /\G[; \t]*([^=;]*?)[ \t]*
+                     (?:=[ \t]*(?:"((?:[^"\\]|\\.)*)"|([^";][^;]*|))[ \t]*)?
+                     (?=;|\z)/gcx)
+    {
+        my ($name, $value) = (lower($1), $2 // $3);
+
+        last if $1 eq '' && !defined $value && $& !~ /=/;
+
+        $value =~ s/[ \t]+\z// if defined $value && !defined $2;
+
+        if ($name !~ /^(?:name|filename\*?)$/) {
+            $part->{ambiguous} |= $name =~ /^name\*/;
+            $others .= 'p' . field($name) . field($value // '');
+            next;
+        }
+
+        return undef unless defined $value;
+
+        $part->{ambiguous} |= defined $part->{$name}
+                              || $name eq 'name' && $value =~ /^'|\\/;
+        $part->{$name} //= $value;
+    }
+
+    return undef if substr($params, pos($params) // 0) !~ /^[; \t]*\z/;
+    return $others;
 }
 
 
 # -- JSON --------------------------------------------------------------------
 
 sub is_utf8 {
-    $_[0] =~ /^(?: [\0-\x7f] | [\xc2-\xdf][\x80-\xbf]
+    $_[0] =~ /^(?: [\0-\x7f]++ | [\xc2-\xdf][\x80-\xbf]
                | \xe0[\xa0-\xbf][\x80-\xbf]
                | [\xe1-\xec\xee\xef][\x80-\xbf]{2} | \xed[\x80-\x9f][\x80-\xbf]
                | \xf0[\x90-\xbf][\x80-\xbf]{2} | [\xf1-\xf3][\x80-\xbf]{3}
@@ -325,7 +372,8 @@ sub json_number {
 
 # pointers: those that begin as the way to here does, as lists of tokens
 
-my $values;
+my ($values, $room);
+our $twice;      # some name stands twice in an object
 
 sub json_value {
     my ($depth, @pointers) = @_;
@@ -340,7 +388,7 @@ sub json_value {
     m/\G[ \t\r\n]*/gc;
     die if ++$values > 65536;
 
-    if (m/\G"((?:[^\0-\x1f"\\]|\\(?:["\\\/bfnrt]|u[0-9a-fA-F]{4}))*+)"/gc) {
+    if (m/\G"((?:[^\0-\x1f"\\]++|\\(?:["\\\/bfnrt]|u[0-9a-fA-F]{4}))*+)"/gc) {
         return '"' . lengthy(json_string($1));
     }
 
@@ -369,7 +417,7 @@ sub json_value {
     }
 
     if (m/\G\{[ \t\r\n]*/gc) {
-        my @members;
+        my (@members, %seen);
         my $n = 0;
 
         until (m/\G[ \t\r\n]*\}/gc) {
@@ -380,16 +428,27 @@ sub json_value {
             $values--;
             m/\G[ \t\r\n]*:/gc or die;
 
-            my ($out, @next) = $left_out->(unpack 'w/a', $name);
+            $name = unpack 'w/a', $name;
+
+            my ($out, @next) = $left_out->($name);
             my $value = json_value($depth + 1, $out ? () : @next);
 
-            push @members, [unpack('w/a', $name), $value, $n] unless $out;
+            # in whatever letters, also where it is left out
+
+            my $folded = $name =~ s/\xc5\xbf/s/gr =~ s/\xe2\x84\xaa/k/gr;
+
+            $twice = 1, die if $seen{small($folded)}++;
+            die if $name =~ /[\x80-\xff]/ && length $name > $room;
+            $room -= length $folded if $folded ne $name;
+
+            push @members, [$name, $value] unless $out;
         }
 
-        die if @members > 16384;
+        die if $n > 16384;
 
         return join '', '{', (map { ':' . lengthy($_->[0]) . $_->[1] }
-                              by_name(@members)), '}';
+                              sort { small($a->[0]) cmp small($b->[0]) }
+                              @members), '}';
     }
 
     die;
@@ -409,7 +468,8 @@ sub json {
 
     my $code = eval {
         local $SIG{__DIE__};
-        $values = 0;
+        $values = $twice = 0;
+        $room = length $data < 65536 ? length $data : 65536;
 
         my $value = json_value(0, @pointers);
         m/\G[ \t\r\n]*\z/gc or die;

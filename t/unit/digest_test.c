@@ -186,7 +186,7 @@ media_types_match(void)
         s = copy(&types[i].text);
 
         ngx_idempotency_digest_init(&d, NULL, 1, NGX_IDEMPOTENCY_DIGEST_BODY);
-        ngx_idempotency_digest_type(&d, &s);
+        ngx_idempotency_digest_type(&d, &s, "charset");
         ngx_idempotency_digest_final(&d, out);
 
         ngx_free(s.data);
@@ -215,14 +215,14 @@ media_type_ends_before_body(void)
     s.len = sizeof(text) - 1;
 
     ngx_idempotency_digest_init(&d, NULL, 1, NGX_IDEMPOTENCY_DIGEST_BODY);
-    ngx_idempotency_digest_type(&d, &s);
+    ngx_idempotency_digest_type(&d, &s, "charset");
     ngx_idempotency_digest_final(&d, whole);
 
     for (n = 0; n < sizeof(text) - 1; n++) {
         s.len = n;
 
         ngx_idempotency_digest_init(&d, NULL, 1, NGX_IDEMPOTENCY_DIGEST_BODY);
-        ngx_idempotency_digest_type(&d, &s);
+        ngx_idempotency_digest_type(&d, &s, "charset");
         ngx_idempotency_digest_bytes(&d, text + n, sizeof(text) - 1 - n);
         ngx_idempotency_digest_final(&d, cut);
 
@@ -234,10 +234,50 @@ media_type_ends_before_body(void)
     ngx_str_null(&s);
 
     ngx_idempotency_digest_init(&d, NULL, 1, NGX_IDEMPOTENCY_DIGEST_BODY);
-    ngx_idempotency_digest_type(&d, &s);
+    ngx_idempotency_digest_type(&d, &s, "charset");
     ngx_idempotency_digest_final(&d, cut);
 
     check(is(cut, types[0].digest));
+}
+
+
+/* and any other counts */
+
+static void
+a_parameter_may_not_count(void)
+{
+    u_char                     out[3][NGX_IDEMPOTENCY_DIGEST_LEN];
+    ngx_str_t                  s;
+    ngx_uint_t                 i, n;
+    ngx_idempotency_digest_t   d;
+
+    static struct {
+        char        *parameter;
+        char        *text[3];
+        ngx_uint_t   same;      /* as the first one: the second */
+    }  rows[] = {
+        { "boundary", { "a/b; boundary=x", "A/b;Boundary=\"y\";charset=z",
+                        "a/b; boundary=x; c=d" }, 1 },
+        { "charset", { "a/b", "a/b; Charset=x", "a/b; boundary=x" }, 1 },
+        { NULL, { "a/b", "a/b; charset=UTF-8", "a/b; charset=utf-16" }, 1 },
+        { NULL, { "a/b; boundary=x", "a/b; boundary=y", "a/b" }, 0 },
+    };
+
+    for (i = 0; i < count(rows); i++) {
+        for (n = 0; n < 3; n++) {
+            s.data = (u_char *) rows[i].text[n];
+            s.len = ngx_strlen(s.data);
+
+            ngx_idempotency_digest_init(&d, NULL, 1,
+                                        NGX_IDEMPOTENCY_DIGEST_BODY);
+            ngx_idempotency_digest_type(&d, &s, rows[i].parameter);
+            ngx_idempotency_digest_final(&d, out[n]);
+        }
+
+        check_equal(ngx_memcmp(out[0], out[1], sizeof(out[0])) == 0,
+                    rows[i].same);
+        check(ngx_memcmp(out[0], out[2], sizeof(out[0])) != 0);
+    }
 }
 
 
@@ -247,6 +287,7 @@ static unit_case_t  cases[] = {
     { "fields and kinds are unambiguous", fields_are_unambiguous },
     { "media types: case, charset, parameters, quoting", media_types_match },
     { "a media type ends where the body begins", media_type_ends_before_body },
+    { "a parameter may not count", a_parameter_may_not_count },
     unit_cases_end
 };
 
