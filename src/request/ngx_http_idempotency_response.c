@@ -601,19 +601,38 @@ ngx_http_idempotency_response_restore(ngx_http_request_t *r,
 }
 
 
+ngx_int_t
+ngx_http_idempotency_response_line(ngx_str_t *rest, ngx_uint_t *slot,
+    ngx_str_t *name, ngx_str_t *value)
+{
+    ngx_int_t          rc;
+    response_reader_t  rd;
+
+    rd.pos = rest->data;
+    rd.last = rest->data + rest->len;
+
+    rc = response_get_line(&rd, slot, name, value);
+
+    rest->data = rd.pos;
+    rest->len = rd.last - rd.pos;
+
+    return rc;
+}
+
+
 static ngx_int_t
 response_restore_lines(ngx_http_request_t *r, ngx_str_t *lines,
     ngx_list_t *list, ngx_uint_t cookies)
 {
-    ngx_str_t           name, value;
-    ngx_uint_t          slot;
-    ngx_table_elt_t    *h;
-    response_reader_t   rd;
+    ngx_str_t         rest, name, value;
+    ngx_uint_t        slot;
+    ngx_table_elt_t  *h;
 
-    rd.pos = lines->data;
-    rd.last = lines->data + lines->len;
+    rest = *lines;
 
-    while (response_get_line(&rd, &slot, &name, &value) == NGX_OK) {
+    while (ngx_http_idempotency_response_line(&rest, &slot, &name, &value)
+           == NGX_OK)
+    {
 
         if (!cookies
             && name.len == 10

@@ -42,7 +42,7 @@ typedef struct {
     time_t                     last_modified;
     uint64_t                   suppressed;
 
-    /* lines, encoded */
+    /* lines, encoded: see ngx_http_idempotency_response_line() */
     ngx_str_t                  headers;
     ngx_str_t                  trailers;
 
@@ -68,6 +68,11 @@ ngx_buf_t *ngx_http_idempotency_response_trailers(ngx_http_request_t *r);
 
 ngx_int_t ngx_http_idempotency_response_decode(ngx_str_t *bytes,
     ngx_uint_t head, ngx_http_idempotency_response_t *response);
+
+/* the next of what is left of the lines; NGX_DONE: there is none */
+
+ngx_int_t ngx_http_idempotency_response_line(ngx_str_t *rest,
+    ngx_uint_t *slot, ngx_str_t *name, ngx_str_t *value);
 
 /* into headers_out; what was decoded fails for want of memory alone */
 
