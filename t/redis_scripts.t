@@ -40,9 +40,9 @@ sub run {
 sub head {
     my ($state, $c) = @_;
 
-    return pack 'a2 a C Q> Q> Q> Q> Q> Q> N N a32 a16 a4 a4 a4', 'I1', $state, 1,
+    return pack 'a2 a C Q> Q> Q> Q> Q> Q> N N a32 a16 a4 a4 a4 a16', 'I1', $state, 1,
                 $c->{instance}, $c->{fence}, 0, 0, 0, $c->{window} // 100_000, $c->{status} // 0,
-                $c->{replays} // 0, $c->{fp} // 'f', $c->{identity} // 'me', ('h') x 3;
+                $c->{replays} // 0, $c->{fp} // 'f', $c->{identity} // 'me', ('h') x 3, 'mark';
 }
 
 sub unhead {
@@ -51,7 +51,7 @@ sub unhead {
     my %r;
     @r{qw(format state form instance fence lease recorded ends window status replays fp identity)} =
         unpack 'a2 a C Q> Q> Q> Q> Q> Q> N N Z32 Z16', $value;
-    $r{response} = substr $value, 120;
+    $r{response} = substr $value, 136;
     return \%r;
 }
 

@@ -531,6 +531,94 @@ sub stored {
 }
 
 
+# --- records that are marked by a digest key ---------------------------------------
+
+# All of a record that decides, whether it has a response or not.
+
+{
+    my $path = "$tmp/marked.db";
+    my $n = outliving(zone => "idempotency_zone zone=z:16m state=$path;\n",
+                      with(file("digest $key\n")));
+
+    my %set = (
+        'its status' => 'status = 200',
+        'its end' => 'ends = ends + 1000',
+        'its time' => 'recorded = recorded + 1000',
+        'its window' => 'span = span + 1000',
+        'whose claim it was' => 'fence = fence + 1',
+        'who asked' => "parts = CAST(x'" . 'ab' x 16 . "' || substr(parts, 17) AS BLOB)",
+        'what was asked' => 'fingerprint = ?',
+        'its mark' => "parts = CAST(substr(parts, 1, 28) || x'" . '00' x 16 . "' AS BLOB)",
+        'the mark of its response' => "response = CAST(substr(response, 1, length(response) - 17) "
+                                      . "|| x'" . '00' x 16 . "02' AS BLOB)",
+        'a response without one' => "response = CAST(substr(response, 1, length(response) - 17) "
+                                    . "|| x'00' AS BLOB)",
+        'a byte of its response' => "response = CAST(x'0101' || substr(response, 3) AS BLOB)",
+        'the response of another' => 'response = ?',
+        'all of another' => 'token = ?',
+        'that it is in doubt' => 'outcome = 3, response = NULL',
+    );
+
+    my @what = sort keys %set;
+    my %first = map { $_ => order($n, s/ /-/gr) } 'whole', 'other', @what;
+    my %token = map { $_ => $first{$_}->header('X-Token') } keys %first;
+
+    # a response has to go for want of room, and has no other mark then
+    my $trimmed = order($n, 'trimmed');
+
+    $n->down('QUIT');
+
+    for (@what) {
+        my $other = sqlite($path, 'SELECT hex(fingerprint), hex(response) FROM records '
+                                  . "WHERE token = x'$token{other}'");
+        my ($fingerprint, $response) = split /\|/, $other;
+        my $set = $set{$_} =~ s/fingerprint = \?/fingerprint = x'$fingerprint'/r
+                           =~ s/response = \?/response = x'$response'/r;
+
+        if ($set =~ /^token/) {
+            sqlite($path, "DELETE FROM records WHERE token = x'$token{$_}'; "
+                          . 'INSERT INTO records (token, fingerprint, parts, instance, fence, '
+                          . 'recorded, ends, span, sum, outcome, status, replays, response) '
+                          . "SELECT x'$token{$_}', fingerprint, parts, instance, fence, "
+                          . 'recorded, ends, span, sum, outcome, status, replays, response '
+                          . "FROM records WHERE token = x'$token{other}'");
+        } else {
+            sqlite($path, "UPDATE records SET $set WHERE token = x'$token{$_}'");
+        }
+
+        resum($path, $token{$_});
+    }
+
+    sqlite($path, "UPDATE records SET outcome = 2, response = NULL WHERE token = x'"
+                  . $trimmed->header('X-Token') . "'");
+    resum($path, $trimmed->header('X-Token'));
+
+    $n->up;
+
+    same_replay($first{whole}, order($n, 'whole'), 'a record that is marked');
+    is(told(order($n, 'trimmed')), '409 NOT_KEPT', '... or has lost its response');
+    unlike($n->log, qr/\[alert\]/, '... and nothing is said');
+
+    for (@what) {
+        my $from = length $n->log;
+        my $r = order($n, s/ /-/gr);
+
+        is(told($r), /in doubt/ ? '503 UNAVAILABLE'
+                     : /^wh(?:o asked|at)|all of/ ? '409 CONFLICT' : '409 NOT_KEPT',
+           "somebody changes $_");
+        unlike($r->{body}, qr/response to/, '... which nobody gets');
+        like(substr($n->log, $from), /in doubt/
+                 ? qr/\[alert\].*a record in the state file "\S+" is not as it was written/
+                 : qr/\[alert\].*the seal of a response was broken in the state file/,
+             '... and the log says so');
+        is(executions('s-' . s/ /-/gr), 1, '... nor is it executed again');
+    }
+
+    $n->{allow} = qr/\[alert\].*(?:the seal of a response was broken|is not as it was written)/;
+    $n->stop;
+}
+
+
 }
 
 

@@ -68,7 +68,7 @@ sub named {
     my $token = $r->header('X-Token');
 
     return hex until_true {
-        sqlite($path, "SELECT substr(hex(parts), -2) FROM records WHERE token = x'$token'");
+        sqlite($path, "SELECT substr(hex(parts), 55, 2) FROM records WHERE token = x'$token'");
     };
 }
 
@@ -326,7 +326,7 @@ for my $first (1, 2) {
     for (@tokens) {
         my $parts = sqlite($path, "SELECT hex(parts) FROM records WHERE token = x'$_'");
 
-        sqlite($path, "UPDATE records SET parts = x'" . ($parts =~ s/02$/09/r)
+        sqlite($path, "UPDATE records SET parts = x'" . ($parts =~ s/^(.{54})02/${1}09/r)
                       . "' WHERE token = x'$_'");
         resum($path, $_);
     }

@@ -36,13 +36,17 @@ typedef enum {
 } ngx_idempotency_item_e;
 
 
-/* what became of a response's seal: see ngx_idempotency_seal.h */
+/* what became of a record and its response: see ngx_idempotency_seal.h */
+
+#define NGX_IDEMPOTENCY_MAC_LEN  16
 
 typedef enum {
     NGX_IDEMPOTENCY_SEAL_OPEN = 0,
     NGX_IDEMPOTENCY_SEAL_GONE,          /* by no key that is there, or none */
     NGX_IDEMPOTENCY_SEAL_BROKEN,        /* it, or what goes with it, was
                                            changed */
+    NGX_IDEMPOTENCY_SEAL_FORGED,        /* the record of a claim was, or it is
+                                           none at all */
     NGX_IDEMPOTENCY_SEAL_FAILED         /* no memory, or no random bytes */
 } ngx_idempotency_seal_e;
 
@@ -56,6 +60,8 @@ typedef struct {
     /* ASK, PUT: in; ASK, FIND: out, the record's, if it is bound */
     u_char                          fingerprint[NGX_IDEMPOTENCY_DIGEST_LEN];
     ngx_idempotency_parts_t         parts;
+    /* by the digest key, over the record: zero if there is none */
+    u_char                          mac[NGX_IDEMPOTENCY_MAC_LEN];
 
     /* whose claim it is: of an instance of the zone, that nothing else ever
        is, and there of the fence; in, and out if it is bound */

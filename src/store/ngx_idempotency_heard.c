@@ -371,6 +371,13 @@ heard_seals(ngx_idempotency_tier_t *tier)
                       zone, &tier->name);
     }
 
+    if (n[NGX_IDEMPOTENCY_SEAL_FORGED]) {
+        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
+                      "idempotency: zone \"%V\": a record in the %V is not as "
+                      "it was written, somebody may have changed it; its "
+                      "token is refused", zone, &tier->name);
+    }
+
     if (n[NGX_IDEMPOTENCY_SEAL_FAILED]) {
         ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
                       "idempotency: zone \"%V\": a response can't be sealed "

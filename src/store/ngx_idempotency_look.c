@@ -384,7 +384,9 @@ look_listed(ngx_idempotency_op_t *op)
 static void
 look_page(ngx_idempotency_list_t *list, ngx_idempotency_page_t *page)
 {
-    ngx_uint_t  i, n;
+    ngx_uint_t                i, n;
+    ngx_idempotency_shm_t    *shm;
+    ngx_idempotency_store_t  *store;
 
     n = 0;
 
@@ -394,9 +396,16 @@ look_page(ngx_idempotency_list_t *list, ngx_idempotency_page_t *page)
         return;
     }
 
+    store = list->op.store;
+    shm = store->data;
+
+    ngx_idempotency_unseal(store->secret, page->items, page->n,
+                           !ngx_idempotency_tier_shared(shm->tier));
+
     for (i = 0; i < page->n; i++) {
 
-        /* some may have ended since, and what is damaged tells nothing */
+        /* some may have ended since, and what is damaged or forged tells
+           nothing */
 
         if (page->items[i].result == NGX_IDEMPOTENCY_BOUND) {
             look_item(&list->listed[n++], &page->items[i], page->now);

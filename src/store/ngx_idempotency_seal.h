@@ -1,7 +1,8 @@
 
 /*
- * Responses that leave this machine's memory, sealed with AES-256-GCM by a key
- * of idempotency_secret, or marked as plain.  Pure: may be called in threads.
+ * Records that leave this machine's memory: marked by a digest key of
+ * idempotency_secret, their responses sealed with AES-256-GCM by another one;
+ * and what is looked at when they come back.  Pure: may be called in threads.
  */
 
 
@@ -14,7 +15,8 @@
 
 
 /* behind a response: the seal, what its own key is made by, the key's name, and
-   the form, of which this is the last byte */
+   the form, of which this is the last byte; or its mark and the form; or that
+   alone */
 
 #define NGX_IDEMPOTENCY_SEAL_TAG_LEN   16
 #define NGX_IDEMPOTENCY_SEAL_SALT_LEN  32
@@ -25,6 +27,7 @@
 
 #define NGX_IDEMPOTENCY_SEAL_PLAIN     0
 #define NGX_IDEMPOTENCY_SEAL_SEALED    1
+#define NGX_IDEMPOTENCY_SEAL_MARKED    2
 
 
 /*
@@ -34,7 +37,9 @@
  * are in an item, so that they are sealed along with the response.
  *
  * A response that can't be sealed does not leave, and one that does not open
- * is none: then its item's outcome is "not kept" instead of "done".
+ * is none: then its item's outcome is "not kept" instead of "done".  So is a
+ * record whose mark is not its own; but one that is pending or in doubt then, or
+ * that contradicts itself, is neither an answer nor absent: it is unavailable.
  */
 
 void ngx_idempotency_seal(const ngx_idempotency_secret_t *secret,

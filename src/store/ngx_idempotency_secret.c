@@ -27,6 +27,8 @@ static char *secret_key(ngx_str_t *word, ngx_str_t *key);
 static ngx_int_t secret_hex(ngx_str_t *word, ngx_str_t *key);
 static ngx_int_t secret_base64(ngx_str_t *word, ngx_str_t *key);
 static void secret_derive(ngx_idempotency_seal_key_t *seal, ngx_str_t *key);
+static void secret_expand(const ngx_idempotency_digest_key_t *key, char *info,
+    u_char *out);
 static ngx_uint_t secret_known(ngx_idempotency_secret_t *secret, u_char *id);
 static void secret_stamp(ngx_idempotency_secret_t *secret);
 
@@ -128,6 +130,7 @@ secret_digest(ngx_idempotency_secret_t *secret, secret_line_t *line)
 {
     char                        *why;
     u_char                       bytes[NGX_IDEMPOTENCY_SECRET_MAX + 3];
+    u_char                       mac[NGX_IDEMPOTENCY_DIGEST_LEN];
     ngx_str_t                    word, more, key;
     ngx_idempotency_seal_key_t   seal;
 
@@ -154,6 +157,10 @@ secret_digest(ngx_idempotency_secret_t *secret, secret_line_t *line)
         ngx_idempotency_digest_key(&secret->digest, key.data, key.len);
         secret->digest_key = &secret->digest;
 
+        secret_expand(&seal.key, "record", mac);
+        ngx_idempotency_digest_key(&secret->mac, mac, sizeof(mac));
+
+        OPENSSL_cleanse(mac, sizeof(mac));
         OPENSSL_cleanse(&seal, sizeof(ngx_idempotency_seal_key_t));
     }
 
@@ -317,13 +324,25 @@ secret_derive(ngx_idempotency_seal_key_t *seal, ngx_str_t *key)
 
     ngx_idempotency_digest_key(&seal->key, out, sizeof(out));
 
-    ngx_idempotency_digest_begin(&d, &seal->key);
-    ngx_idempotency_digest_bytes(&d, (u_char *) "name\1", 5);
-    ngx_idempotency_digest_final(&d, out);
+    secret_expand(&seal->key, "name", out);
 
     ngx_memcpy(seal->id, out, NGX_IDEMPOTENCY_SEAL_ID_LEN);
 
     OPENSSL_cleanse(out, sizeof(out));
+    OPENSSL_cleanse(&d, sizeof(ngx_idempotency_digest_t));
+}
+
+
+static void
+secret_expand(const ngx_idempotency_digest_key_t *key, char *info, u_char *out)
+{
+    ngx_idempotency_digest_t  d;
+
+    ngx_idempotency_digest_begin(&d, key);
+    ngx_idempotency_digest_bytes(&d, (u_char *) info, ngx_strlen(info));
+    ngx_idempotency_digest_bytes(&d, (u_char *) "\1", 1);
+    ngx_idempotency_digest_final(&d, out);
+
     OPENSSL_cleanse(&d, sizeof(ngx_idempotency_digest_t));
 }
 

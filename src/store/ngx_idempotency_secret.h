@@ -40,6 +40,8 @@ typedef struct {
     /* tells one digest key from another; all zero: there is none.  A store is
        made with one, and answers nobody who has another */
     u_char                         stamp[NGX_IDEMPOTENCY_STAMP_LEN];
+    /* made of the digest key, too: by this a store's records are marked */
+    ngx_idempotency_digest_key_t   mac;
 
     /* the first one seals, all open */
     ngx_uint_t                     nseals;

@@ -62,7 +62,7 @@ sub resum {
 
     my ($n, @hex) = split /\|/, sqlite($path,
         'SELECT instance, fence, recorded, ends, span, outcome, status, replays, '
-        . 'length(response), hex(token), hex(fingerprint), hex(parts), hex(response) '
+        . 'coalesce(length(response), 0), hex(token), hex(fingerprint), hex(parts), hex(response) '
         . "FROM records WHERE token = x'$token'") =~ s/\|(?=[0-9A-F]{64})/:/r
                                                   =~ s/^(.*?):/($1 =~ tr{|}{,}r) . '|'/er;
     my @n = split /,/, $n;
@@ -70,7 +70,7 @@ sub resum {
 
     return sqlite($path, 'UPDATE records SET sum = '
                          . unpack('q', pack 'Q', sum_of($row) << 32
-                                                 | sum_of(pack 'H*', $hex[3]))
+                                                 | sum_of(pack 'H*', $hex[3] // ''))
                          . " WHERE token = x'$token'");
 }
 

@@ -375,6 +375,9 @@ listed(void)
     op_token(double_page->items[0].token, 11);
     double_page->items[0].result = NGX_IDEMPOTENCY_BOUND;
     double_page->items[0].outcome = NGX_IDEMPOTENCY_DONE;
+    double_page->items[0].what = NGX_IDEMPOTENCY_ITEM_FIND;
+    double_page->items[0].brief = 1;
+    double_page->items[0].response.len = 10;
     double_page->items[0].recorded = 990000;
     double_page->items[0].ends = 1050000;
 

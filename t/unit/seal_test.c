@@ -9,6 +9,7 @@
 #include "store/ngx_idempotency_seal.h"
 
 #include <openssl/evp.h>
+#include <openssl/hmac.h>
 #include <openssl/kdf.h>
 #include <openssl/rand.h>
 
@@ -19,7 +20,7 @@
 #define ALONG  (1 + 8 + 1 + 32 + 32 + 28 + 7 * 8)
 
 
-static ngx_idempotency_secret_t  none, first, second, both;
+static ngx_idempotency_secret_t  none, first, second, both, keyed, sealing;
 static ngx_uint_t                no_random;
 
 
@@ -53,8 +54,28 @@ parse(ngx_idempotency_secret_t *secret, char *one, char *two)
 
 
 static void
+parse_digest(ngx_idempotency_secret_t *secret, char *key, char *seal)
+{
+    u_char       text[512], *p;
+    ngx_uint_t   line;
+
+    p = ngx_sprintf(text, "digest ");
+    p = ngx_hex_dump(p, (u_char *) key, strlen(key));
+
+    if (seal) {
+        p = ngx_sprintf(p, "\nseal ");
+        p = ngx_hex_dump(p, (u_char *) seal, strlen(seal));
+    }
+
+    check(ngx_idempotency_secret_parse(secret, text, p - text, &line) == NULL);
+}
+
+
+static void
 begin(void)
 {
+    parse_digest(&keyed, A, NULL);
+    parse_digest(&sealing, A, B);
     ngx_memzero(&none, sizeof(none));
     parse(&first, A, NULL);
     parse(&second, B, NULL);
@@ -83,7 +104,7 @@ item(ngx_idempotency_item_t *it, size_t len)
     }
 
     it->instance = 0x1122334455667788;
-    it->fence = 0x99aabbccddeeff00;
+    it->fence = 0x0019aabbccddeeff;
     it->outcome = NGX_IDEMPOTENCY_DONE;
     it->status = 201;
     it->window = 86400000;
@@ -192,11 +213,15 @@ nothing_else(void)
         check_equal(it.outcome, NGX_IDEMPOTENCY_DONE);
 
         it.response.len = (i == NGX_IDEMPOTENCY_ITEM_ASK) ? 0 : 20;
+        it.outcome = (i == NGX_IDEMPOTENCY_ITEM_ASK) ? NGX_IDEMPOTENCY_NOT_KEPT
+                                                     : NGX_IDEMPOTENCY_DONE;
         it.result = (i == NGX_IDEMPOTENCY_ITEM_FIND)
                     ? NGX_IDEMPOTENCY_ABSENT : NGX_IDEMPOTENCY_BOUND;
 
         ngx_idempotency_unseal(&first, &it, 1, 1);
-        check_equal(it.outcome, NGX_IDEMPOTENCY_DONE);
+        check_equal(it.outcome, (i == NGX_IDEMPOTENCY_ITEM_ASK)
+                                    ? NGX_IDEMPOTENCY_NOT_KEPT
+                                    : NGX_IDEMPOTENCY_DONE);
         check_equal(it.seal, NGX_IDEMPOTENCY_SEAL_OPEN);
 
         free(it.response.data);
@@ -380,7 +405,12 @@ try_changed(ngx_idempotency_item_t *sealed, u_char *place, ngx_uint_t bit,
     place[bit / 8] ^= (u_char) (1 << (bit % 8));
     *it = *sealed;
 
-    if (!check_equal(open_with(&first, it, 1), wanted)
+    /* too large a number is none */
+
+    if (open_with(&first, it, 1) == NGX_IDEMPOTENCY_SEAL_FORGED) {
+        check_equal(it->result, NGX_IDEMPOTENCY_UNAVAILABLE);
+
+    } else if (!check_equal(it->seal, wanted)
         || !check_equal(it->response.len, 0)
         || !check_equal(it->outcome, NGX_IDEMPOTENCY_NOT_KEPT)
         || !check_equal(it->status, sealed->status))
@@ -580,6 +610,285 @@ without_random_bytes(void)
 }
 
 
+/* a record and its response, by the description in docs/guarantees.md alone */
+
+static void
+marked(ngx_idempotency_item_t *it, u_char kind, ngx_uint_t times, u_char *mac)
+{
+    u_char         key[32], data[256], *p;
+    unsigned int   len;
+
+    check(hkdf(A, EVP_PKEY_HKDEF_MODE_EXTRACT_AND_EXPAND, "record", NULL, 0,
+               key, 32));
+
+    p = data;
+    *p++ = kind;
+    *p++ = (u_char) times;
+    p = ngx_cpymem(p, it->token, 32);
+    p = ngx_cpymem(p, it->fingerprint, 32);
+    p = ngx_cpymem(p, it->parts.identity, 16);
+    p = ngx_cpymem(p, it->parts.action, 4);
+    p = ngx_cpymem(p, it->parts.body, 4);
+    p = ngx_cpymem(p, it->parts.settings, 3);
+    *p++ = it->parts.version;
+    p = number(p, it->instance);
+    p = number(p, it->fence);
+    p = number(p, it->window);
+
+    if (kind != 'C') {
+        p = number(p, it->status);
+        p = number(p, times ? it->recorded : 0);
+        p = number(p, times ? it->ends : 0);
+    }
+
+    check(HMAC(EVP_sha256(), key, 32, data, p - data, mac, &len) != NULL);
+}
+
+
+static void
+marks(void)
+{
+    u_char                  mac[32], response[32], key[32];
+    u_char                  text[1 + 16 + 20];
+    ngx_uint_t              times, i;
+    unsigned int            len;
+    ngx_idempotency_item_t  it;
+
+    static struct {
+        ngx_idempotency_item_e     what;
+        ngx_idempotency_outcome_e  outcome;
+        u_char                     kind;
+    } tried[] = {
+        { NGX_IDEMPOTENCY_ITEM_ASK, NGX_IDEMPOTENCY_PENDING, 'C' },
+        { NGX_IDEMPOTENCY_ITEM_PUT, NGX_IDEMPOTENCY_PENDING, 'C' },
+        { NGX_IDEMPOTENCY_ITEM_PUT, NGX_IDEMPOTENCY_DONE, 'E' },
+        { NGX_IDEMPOTENCY_ITEM_PUT, NGX_IDEMPOTENCY_NOT_KEPT, 'E' },
+        { NGX_IDEMPOTENCY_ITEM_PUT, NGX_IDEMPOTENCY_IN_DOUBT, 'U' }
+    };
+
+    begin();
+
+    for (times = 0; times < 2; times++) {
+        for (i = 0; i < sizeof(tried) / sizeof(tried[0]); i++) {
+            item(&it, 20);
+
+            it.what = tried[i].what;
+            it.outcome = tried[i].outcome;
+            it.response.len = (tried[i].outcome == NGX_IDEMPOTENCY_DONE)
+                              ? 20 : 0;
+
+            marked(&it, tried[i].kind, times, mac);
+
+            ngx_idempotency_seal(&keyed, &it, 1, times);
+            check(ngx_memcmp(it.mac, mac, 16) == 0);
+
+            check_equal(open_with(&keyed, &it, times),
+                        NGX_IDEMPOTENCY_SEAL_OPEN);
+            check_equal(it.result, NGX_IDEMPOTENCY_BOUND);
+            check_equal(it.outcome, tried[i].outcome);
+            check(it.response.len == 0 || is_whole(&it, 20));
+
+            free(it.response.data);
+        }
+    }
+
+    /* a response's own, behind it */
+
+    item(&it, 20);
+    marked(&it, 'E', 1, mac);
+
+    text[0] = 'R';
+    ngx_memcpy(text + 1, mac, 16);
+    ngx_memcpy(text + 17, it.response.data, 20);
+
+    check(hkdf(A, EVP_PKEY_HKDEF_MODE_EXTRACT_AND_EXPAND, "record", NULL, 0,
+               key, 32));
+    check(HMAC(EVP_sha256(), key, 32, text, 37, response, &len) != NULL);
+
+    ngx_idempotency_seal(&keyed, &it, 1, 1);
+    check_equal(it.response.len, 37);
+    check(ngx_memcmp(it.response.data + 20, response, 16) == 0);
+    check_equal(it.response.data[36], 2);
+    free(it.response.data);
+}
+
+
+/* with a key to seal by, and without */
+
+static void
+each_bit_of_a_marked_one(void)
+{
+    u_char                    *place;
+    ngx_uint_t                 i, k, bit, known;
+    ngx_idempotency_item_t     it, made, kept;
+    ngx_idempotency_secret_t  *secret;
+
+    struct {
+        void                  *place;
+        size_t                 len;
+    } all[] = {
+        { &made.token, 32 },
+        { &made.fingerprint, 32 },
+        { &made.parts, sizeof(ngx_idempotency_parts_t) },
+        { &made.mac, NGX_IDEMPOTENCY_MAC_LEN },
+        { &made.instance, 8 },
+        { &made.fence, 8 },
+        { &made.status, 8 },
+        { &made.window, 8 },
+        { &made.recorded, 8 },
+        { &made.ends, 8 }
+    };
+
+    begin();
+
+    for (k = 0; k < 2; k++) {
+        secret = k ? &keyed : &sealing;
+
+        item(&made, 20);
+        ngx_idempotency_seal(secret, &made, 1, 1);
+        kept = made;
+
+        for (i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+            place = all[i].place;
+
+            for (bit = 0; bit < 8 * all[i].len; bit++) {
+                place[bit / 8] ^= (u_char) (1 << (bit % 8));
+                it = made;
+
+                (void) open_with(secret, &it, 1);
+
+                known = it.seal == NGX_IDEMPOTENCY_SEAL_FORGED
+                        ? it.result != NGX_IDEMPOTENCY_UNAVAILABLE
+                        : (it.seal != NGX_IDEMPOTENCY_SEAL_BROKEN
+                           || it.outcome != NGX_IDEMPOTENCY_NOT_KEPT
+                           || it.status || it.response.len);
+
+                if (!check(!known)) {
+                    unit_note("bit %u of %u", (unsigned) bit, (unsigned) i);
+                }
+
+                made = kept;
+            }
+        }
+
+        free(made.response.data);
+    }
+
+    item(&made, 20);
+    ngx_idempotency_seal(&keyed, &made, 1, 1);
+
+    for (bit = 0; bit < 8 * 36; bit++) {
+        made.response.data[bit / 8] ^= (u_char) (1 << (bit % 8));
+        it = made;
+
+        check_equal(open_with(&keyed, &it, 1), NGX_IDEMPOTENCY_SEAL_BROKEN);
+        check_equal(it.outcome, NGX_IDEMPOTENCY_NOT_KEPT);
+        check_equal(it.response.len, 0);
+
+        made.response.data[bit / 8] ^= (u_char) (1 << (bit % 8));
+    }
+
+    free(made.response.data);
+}
+
+
+/* which of the others a mark says, too */
+
+static void
+changes_without_a_key(void)
+{
+    ngx_uint_t              i;
+    ngx_idempotency_item_t  it;
+
+    static struct {
+        ngx_idempotency_outcome_e  from;
+        ngx_idempotency_outcome_e  to;
+        ngx_idempotency_seal_e     seal;
+    } tried[] = {
+        { NGX_IDEMPOTENCY_PENDING, NGX_IDEMPOTENCY_IN_DOUBT,
+          NGX_IDEMPOTENCY_SEAL_OPEN },
+        { NGX_IDEMPOTENCY_PENDING, NGX_IDEMPOTENCY_NOT_KEPT,
+          NGX_IDEMPOTENCY_SEAL_BROKEN },
+        { NGX_IDEMPOTENCY_IN_DOUBT, NGX_IDEMPOTENCY_PENDING,
+          NGX_IDEMPOTENCY_SEAL_FORGED },
+        { NGX_IDEMPOTENCY_IN_DOUBT, NGX_IDEMPOTENCY_NOT_KEPT,
+          NGX_IDEMPOTENCY_SEAL_BROKEN },
+        { NGX_IDEMPOTENCY_DONE, NGX_IDEMPOTENCY_NOT_KEPT,
+          NGX_IDEMPOTENCY_SEAL_OPEN },
+        { NGX_IDEMPOTENCY_DONE, NGX_IDEMPOTENCY_IN_DOUBT,
+          NGX_IDEMPOTENCY_SEAL_FORGED },
+        { NGX_IDEMPOTENCY_DONE, NGX_IDEMPOTENCY_PENDING,
+          NGX_IDEMPOTENCY_SEAL_FORGED },
+        /* it has none */
+        { NGX_IDEMPOTENCY_NOT_KEPT, NGX_IDEMPOTENCY_DONE,
+          NGX_IDEMPOTENCY_SEAL_FORGED }
+    };
+
+    begin();
+
+    for (i = 0; i < sizeof(tried) / sizeof(tried[0]); i++) {
+        item(&it, 20);
+        it.status = (tried[i].from == NGX_IDEMPOTENCY_PENDING) ? 0 : 201;
+        it.outcome = tried[i].from;
+        it.response.len = 0;
+
+        ngx_idempotency_seal(&keyed, &it, 1, 1);
+
+        it.outcome = tried[i].to;
+
+        check_equal(open_with(&keyed, &it, 1), tried[i].seal);
+        free(it.response.data);
+    }
+
+    /* a response that nobody has marked */
+
+    item(&it, 20);
+    ngx_idempotency_seal(&keyed, &it, 1, 1);
+    it.response.len = 21;
+    it.response.data[20] = 0;
+    check_equal(open_with(&keyed, &it, 1), NGX_IDEMPOTENCY_SEAL_BROKEN);
+    free(it.response.data);
+}
+
+
+/* whether there is a key or not */
+
+static void
+no_records(void)
+{
+    ngx_uint_t              i, k;
+    ngx_idempotency_item_t  it;
+
+    for (i = 0; i < 9; i++) {
+        for (k = 0; k < 2; k++) {
+            begin();
+            item(&it, 20);
+
+            switch (i) {
+
+            case 0: it.fence = (uint64_t) 1 << 53; break;
+            case 1: it.window = -1; break;
+            case 2: it.window = (int64_t) 1 << 62; break;
+            case 3: it.recorded = -INT64_MAX; break;
+            case 4: it.ends = INT64_MAX; break;
+            case 5: it.status = 1000; break;
+            case 6: it.outcome = NGX_IDEMPOTENCY_PENDING; break;
+            case 7: it.outcome = NGX_IDEMPOTENCY_NOT_KEPT; break;
+            case 8: it.outcome = NGX_IDEMPOTENCY_IN_DOUBT + 1; break;
+            }
+
+            ngx_idempotency_seal(k ? &keyed : &none, &it, 1, 1);
+
+            check_equal(open_with(k ? &keyed : &none, &it, 1),
+                        NGX_IDEMPOTENCY_SEAL_FORGED);
+            check_equal(it.result, NGX_IDEMPOTENCY_UNAVAILABLE);
+
+            free(it.response.data);
+        }
+    }
+}
+
+
 static unit_case_t  cases[] = {
     { "there and back, of any length, sealed and plain", there_and_back },
     { "nothing but responses that are put, or found", nothing_else },
@@ -590,6 +899,11 @@ static unit_case_t  cases[] = {
     { "a change of any bit of what goes with it", each_bit_of_the_rest },
     { "keys that come and go, and none", other_keys },
     { "no random bytes", without_random_bytes },
+    { "marks, as another program makes them", marks },
+    { "a change of any bit of a record that is marked",
+      each_bit_of_a_marked_one },
+    { "what changes without a key", changes_without_a_key },
+    { "what is no record", no_records },
     unit_cases_end
 };
 

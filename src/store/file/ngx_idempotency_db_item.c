@@ -200,6 +200,7 @@ db_take(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
 
     ngx_memcpy(rec.fingerprint, item->fingerprint, NGX_IDEMPOTENCY_DIGEST_LEN);
     rec.parts = item->parts;
+    ngx_memcpy(rec.mac, item->mac, NGX_IDEMPOTENCY_MAC_LEN);
     rec.instance = item->instance;
     rec.fence = item->fence;
     rec.recorded = item->recorded ? item->recorded : now;
@@ -253,6 +254,7 @@ db_bound(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
                NGX_IDEMPOTENCY_DIGEST_LEN);
 
     item->parts = rec->parts;
+    ngx_memcpy(item->mac, rec->mac, NGX_IDEMPOTENCY_MAC_LEN);
     item->instance = rec->instance;
     item->fence = rec->fence;
     item->recorded = rec->recorded;
@@ -319,6 +321,7 @@ db_outcome(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
 
     ngx_memcpy(rec.fingerprint, item->fingerprint, NGX_IDEMPOTENCY_DIGEST_LEN);
     rec.parts = item->parts;
+    ngx_memcpy(rec.mac, item->mac, NGX_IDEMPOTENCY_MAC_LEN);
     rec.instance = item->instance;
     rec.fence = item->fence;
     rec.recorded = item->recorded;

@@ -39,6 +39,11 @@
 #define DB_PAGES(size)  ((int64_t) ((size) / (NGX_IDEMPOTENCY_DB_PAGE - 4)))
 #define DB_ROW          4
 
+/* the column `parts`: what it is bound to, and the record's mark */
+
+#define DB_BOUND  (sizeof(ngx_idempotency_parts_t) + NGX_IDEMPOTENCY_MAC_LEN)
+
+
 static int db_read(sqlite3_stmt *st, u_char *token,
     ngx_idempotency_db_record_t *rec);
 static ngx_int_t db_bytes(sqlite3_stmt *st, int column, void *to, size_t len);
@@ -96,6 +101,7 @@ ngx_idempotency_db_look(ngx_idempotency_db_t *db, u_char *token, int64_t now,
 static int
 db_read(sqlite3_stmt *st, u_char *token, ngx_idempotency_db_record_t *rec)
 {
+    u_char       bound[DB_BOUND];
     int64_t      span;
     const void  *data;
 
@@ -114,12 +120,14 @@ db_read(sqlite3_stmt *st, u_char *token, ngx_idempotency_db_record_t *rec)
     if (db_bytes(st, DB_FINGERPRINT - 1, rec->fingerprint,
                  NGX_IDEMPOTENCY_DIGEST_LEN)
         != NGX_OK
-        || db_bytes(st, DB_PARTS - 1, &rec->parts,
-                    sizeof(ngx_idempotency_parts_t))
-        != NGX_OK)
+        || db_bytes(st, DB_PARTS - 1, bound, DB_BOUND) != NGX_OK)
     {
         return NGX_IDEMPOTENCY_DB_DAMAGED;
     }
+
+    ngx_memcpy(&rec->parts, bound, sizeof(ngx_idempotency_parts_t));
+    ngx_memcpy(rec->mac, bound + sizeof(ngx_idempotency_parts_t),
+               NGX_IDEMPOTENCY_MAC_LEN);
 
     data = sqlite3_column_blob(st, DB_RESPONSE - 1);
 
@@ -157,7 +165,11 @@ ngx_idempotency_db_write(ngx_idempotency_db_t *db,
     ngx_idempotency_db_record_t *rec)
 {
     int            rc;
+    u_char         bound[DB_BOUND], *p;
     sqlite3_stmt  *st;
+
+    p = ngx_cpymem(bound, &rec->parts, sizeof(ngx_idempotency_parts_t));
+    ngx_memcpy(p, rec->mac, NGX_IDEMPOTENCY_MAC_LEN);
 
     /* it may read what this changes */
 
@@ -169,8 +181,7 @@ ngx_idempotency_db_write(ngx_idempotency_db_t *db,
                            SQLITE_STATIC);
     rc |= sqlite3_bind_blob(st, DB_FINGERPRINT, rec->fingerprint,
                             NGX_IDEMPOTENCY_DIGEST_LEN, SQLITE_STATIC);
-    rc |= sqlite3_bind_blob(st, DB_PARTS, &rec->parts,
-                            sizeof(ngx_idempotency_parts_t), SQLITE_STATIC);
+    rc |= sqlite3_bind_blob(st, DB_PARTS, bound, DB_BOUND, SQLITE_STATIC);
     rc |= sqlite3_bind_int64(st, DB_INSTANCE, rec->instance);
     rc |= sqlite3_bind_int64(st, DB_FENCE, rec->fence);
     rc |= sqlite3_bind_int64(st, DB_RECORDED, rec->recorded);
@@ -285,6 +296,7 @@ db_sum(u_char *token, ngx_idempotency_db_record_t *rec)
     p = ngx_cpymem(buf, token, NGX_IDEMPOTENCY_DIGEST_LEN);
     p = ngx_cpymem(p, rec->fingerprint, NGX_IDEMPOTENCY_DIGEST_LEN);
     p = ngx_cpymem(p, &rec->parts, sizeof(ngx_idempotency_parts_t));
+    p = ngx_cpymem(p, rec->mac, NGX_IDEMPOTENCY_MAC_LEN);
 
     for (i = 0; i < 9; i++) {
         for (k = 0; k < 8; k++) {

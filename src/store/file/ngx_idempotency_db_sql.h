@@ -94,6 +94,7 @@ typedef struct {
 
     u_char                      fingerprint[NGX_IDEMPOTENCY_DIGEST_LEN];
     ngx_idempotency_parts_t     parts;
+    u_char                      mac[NGX_IDEMPOTENCY_MAC_LEN];
     uint64_t                    instance;
     uint64_t                    fence;
     int64_t                     recorded;

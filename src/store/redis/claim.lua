@@ -9,7 +9,7 @@
 --              after, in microseconds
 --
 -- All times are milliseconds, of this server; those in ARGV but the last one are
--- from now on.  A record is a head of 120 bytes, and its response:
+-- from now on.  A record is a head of 136 bytes, and its response:
 --
 --       1  format, "I1"         21  end of the lease       61  fingerprint
 --       3  state, of PDNUF      29  claimed, or recorded   93  identity
@@ -33,7 +33,7 @@ if type(record) == 'table' and not string.find(record.err, '^WRONGTYPE') then
     return record
 end
 
-if record and (type(record) == 'table' or #record < 120
+if record and (type(record) == 'table' or #record < 136
                or string.sub(record, 1, 2) ~= string.sub(head, 1, 2))
 then
     return { 'V', stamp }
@@ -84,7 +84,7 @@ then
     if struct.unpack('>I8', string.sub(record, 13, 20))
        >= struct.unpack('>I8', string.sub(head, 13, 20))
     then
-        return { 'X', stamp, string.sub(record, 1, 120) }
+        return { 'X', stamp, string.sub(record, 1, 136) }
     end
 
     take = true
@@ -116,7 +116,7 @@ if doubt and state == 'P' then
     record = string.sub(record, 1, 2) .. 'U' .. string.sub(record, 4, 20)
              .. struct.pack('>I8I8I8', 0, now, ends)
              .. string.sub(record, 45, 52) .. string.rep('\0', 4)
-             .. string.sub(record, 57, 120)
+             .. string.sub(record, 57, 136)
 
     -- it is in doubt, whether or not there is room to say so
 

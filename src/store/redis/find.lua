@@ -18,7 +18,7 @@ if not record then
     return { 'A', stamp }
 end
 
-if type(record) == 'table' or #record < 120
+if type(record) == 'table' or #record < 136
    or string.sub(record, 1, 2) ~= ARGV[1]
 then
     return { 'V', stamp }

@@ -15,7 +15,7 @@ local told = { 'O', stamp, found[1] }
 
 for i = 1, #found[2] do
     local key = found[2][i]
-    local head = redis.pcall('GETRANGE', key, 0, 119)
+    local head = redis.pcall('GETRANGE', key, 0, 135)
 
     -- a key on its way here or from here; or this is no master any more
 
@@ -25,7 +25,7 @@ for i = 1, #found[2] do
         return redis.error_reply('READONLY it is no master any more')
     end
 
-    if type(head) == 'string' and #head == 120
+    if type(head) == 'string' and #head == 136
        and string.sub(head, 1, 2) == ARGV[1]
        and string.sub(head, 3, 3) ~= 'F'
     then

@@ -34,6 +34,7 @@
 #define redis_action     108
 #define redis_body       112
 #define redis_settings   116
+#define redis_mac        120
 
 
 static void redis_head(ngx_idempotency_redis_item_t *ri, u_char state);
@@ -242,7 +243,9 @@ redis_head(ngx_idempotency_redis_item_t *ri, u_char state)
     redis_put64(head + redis_instance, item->instance);
     redis_put64(head + redis_fence, fence);
     redis_put64(head + redis_window, item->window);
-    redis_put32(head + redis_status, item->taken ? 1 : item->status);
+    redis_put32(head + redis_status,
+                (item->outcome == NGX_IDEMPOTENCY_PENDING) ? item->taken
+                                                           : item->status);
     redis_put32(head + redis_replays, item->replays);
 
     ngx_memcpy(head + redis_fingerprint, item->fingerprint,
@@ -254,6 +257,7 @@ redis_head(ngx_idempotency_redis_item_t *ri, u_char state)
     ngx_memcpy(head + redis_body, item->parts.body, NGX_IDEMPOTENCY_HINT_LEN);
     ngx_memcpy(head + redis_settings, item->parts.settings,
                NGX_IDEMPOTENCY_SETTINGS_LEN);
+    ngx_memcpy(head + redis_mac, item->mac, NGX_IDEMPOTENCY_MAC_LEN);
 }
 
 
@@ -405,6 +409,14 @@ ngx_idempotency_redis_item_record(ngx_idempotency_item_t *item,
         return NGX_DECLINED;
     }
 
+    /* its key lives no longer: somebody else has written that */
+
+    if (item->outcome != NGX_IDEMPOTENCY_PENDING
+        && (int64_t) redis_get64(head + redis_ends) <= there)
+    {
+        return NGX_DECLINED;
+    }
+
     len = record->len - NGX_IDEMPOTENCY_REDIS_HEAD;
 
     if (len) {
@@ -429,6 +441,7 @@ ngx_idempotency_redis_item_record(ngx_idempotency_item_t *item,
     ngx_memcpy(item->parts.body, head + redis_body, NGX_IDEMPOTENCY_HINT_LEN);
     ngx_memcpy(item->parts.settings, head + redis_settings,
                NGX_IDEMPOTENCY_SETTINGS_LEN);
+    ngx_memcpy(item->mac, head + redis_mac, NGX_IDEMPOTENCY_MAC_LEN);
 
     item->parts.version = head[redis_form];
     item->instance = redis_get64(head + redis_instance);

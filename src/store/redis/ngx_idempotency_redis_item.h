@@ -14,7 +14,7 @@
 #include "ngx_idempotency_redis.h"
 
 
-#define NGX_IDEMPOTENCY_REDIS_HEAD    120
+#define NGX_IDEMPOTENCY_REDIS_HEAD    136
 #define NGX_IDEMPOTENCY_REDIS_ARGS    8
 #define NGX_IDEMPOTENCY_REDIS_NUMBERS  128
 

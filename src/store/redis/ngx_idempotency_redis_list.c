@@ -373,6 +373,8 @@ redis_list_item(redis_list_t *list, ngx_idempotency_redis_reply_t *elts,
     }
 
     item->response.len = len - elts[1].str.len;
+    item->what = NGX_IDEMPOTENCY_ITEM_FIND;
+    item->brief = 1;
 
     list->page->n++;
 }

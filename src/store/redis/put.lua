@@ -15,13 +15,13 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local stamp = string.format('%.0f', now)
 local what = string.sub(head, 3, 3)
 
-local record = redis.pcall('GETRANGE', key, 0, 119)
+local record = redis.pcall('GETRANGE', key, 0, 135)
 
 if type(record) == 'table' and not string.find(record.err, '^WRONGTYPE') then
     return record
 end
 
-if record ~= '' and (type(record) == 'table' or #record < 120
+if record ~= '' and (type(record) == 'table' or #record < 136
                      or string.sub(record, 1, 2) ~= string.sub(head, 1, 2))
 then
     return { 'V', stamp }

@@ -12,7 +12,7 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local stamp = string.format('%.0f', now)
 
-local record = redis.pcall('GETRANGE', key, 0, 119)
+local record = redis.pcall('GETRANGE', key, 0, 135)
 
 if type(record) == 'table' and not string.find(record.err, '^WRONGTYPE') then
     return record
@@ -22,7 +22,7 @@ if record == '' then
     return { 'A', stamp }
 end
 
-if type(record) == 'table' or #record < 120
+if type(record) == 'table' or #record < 136
    or string.sub(record, 1, 2) ~= string.sub(head, 1, 2)
 then
     return { 'V', stamp }
@@ -51,7 +51,7 @@ then
                .. string.sub(record, 4, 20)
                .. struct.pack('>I8I8I8', 0, now, ends)
                .. string.sub(record, 45, 52) .. string.rep('\0', 4)
-               .. string.sub(record, 57, 120), 'PX',
+               .. string.sub(record, 57, 136), 'PX',
                string.format('%.0f', ends - now))
 
 else
