@@ -15,7 +15,8 @@
  * last one counts, and "a[][x]" belongs to the last "a[]" that had no x yet.
  *
  *   form       "F", then for each field: its name and its value, each behind
- *              its length
+ *              its length; in the order of the body if some name begins with
+ *              a "[" and has a "]"
  *   JSON       "J" and the value: "N" null, "T" true, "F" false, "#" length
  *              number, "\"" length string, "[" values "]", "{" members "}";
  *              a member is ":" length name value; a number is "0", or its

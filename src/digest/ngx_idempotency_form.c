@@ -2,6 +2,9 @@
 /*
  * application/x-www-form-urlencoded: fields decoded and sorted by the groups
  * of their names.  A percent sign without two hexadecimal digits is malformed.
+ *
+ * Express, for one, takes "[a]" for "a", so with such a name all fields stay in
+ * their order.
  */
 
 
@@ -39,6 +42,7 @@ typedef struct {
 
     ngx_pool_t              *pool;
     ngx_uint_t               fold;
+    ngx_uint_t               ordered;
 
     ngx_uint_t               nfields;
     ngx_uint_t               nalloc;
@@ -135,6 +139,7 @@ form_whole(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
     f.size = len;
     f.pool = pool;
     f.fold = c->flags & NGX_IDEMPOTENCY_CANON_TEXT;
+    f.ordered = 0;
     f.nfields = 0;
     f.nalloc = NGX_IDEMPOTENCY_FORM_INLINE;
     f.fields = fields;
@@ -217,6 +222,12 @@ form_add(form_t *f, ngx_str_t *name, ngx_str_t *value)
         return NGX_ERROR;
     }
 
+    if (name->len && name->data[0] == '['
+        && memchr(name->data, ']', name->len))
+    {
+        f->ordered = 1;
+    }
+
     n = f->nfields++;
     group = ngx_idempotency_group(name);
     ngx_idempotency_name_set(&f->names[n], group.data, group.len, n);
@@ -289,8 +300,10 @@ form_write(form_t *f, ngx_idempotency_digest_t *d)
     s.stride = sizeof(form_field_t);
     s.items = (u_char *) f->fields;
 
-    ngx_idempotency_names_sort(&s, f->names, &f->names[f->nalloc],
-                               f->nfields);
+    if (!f->ordered) {
+        ngx_idempotency_names_sort(&s, f->names, &f->names[f->nalloc],
+                                   f->nfields);
+    }
 
     ngx_idempotency_sink_init(&sink, d, 'F');
 

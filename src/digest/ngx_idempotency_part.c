@@ -7,13 +7,15 @@
  * must not be taken for one.  Malformed: folded lines, a line end that is not
  * CRLF, an encoding of the bytes.  Ambiguous: a parameter that comes twice or,
  * but for filename, in the extended form, a name with escapes or in single
- * quotes, which PHP takes off.
+ * quotes, which PHP takes off, and that of a file whose brackets don't match:
+ * PHP takes neither that file nor any behind it.
  */
 
 
 #include "ngx_idempotency_multipart.h"
 
 
+static ngx_uint_t part_brackets(ngx_str_t *name);
 static ngx_int_t part_line(ngx_idempotency_part_t *part, u_char *start,
     u_char *end);
 static ngx_int_t part_disposition(ngx_idempotency_part_t *part,
@@ -40,7 +42,7 @@ ngx_idempotency_part_header(ngx_idempotency_part_t *part, u_char *data,
         }
 
         if (p - data == 1) {
-            return part->name.data ? NGX_OK : NGX_DECLINED;
+            break;
         }
 
         if (part_line(part, data, p - 1) != NGX_OK) {
@@ -49,6 +51,45 @@ ngx_idempotency_part_header(ngx_idempotency_part_t *part, u_char *data,
 
         data = p + 1;
     }
+
+    if (part->filename.data && !part_brackets(&part->name)) {
+        part->ambiguous = 1;
+    }
+
+    return part->name.data ? NGX_OK : NGX_DECLINED;
+}
+
+
+/* all are closed, and nothing is behind them but others */
+
+static ngx_uint_t
+part_brackets(ngx_str_t *name)
+{
+    size_t      i;
+    ngx_uint_t  open, closed;
+
+    open = 0;
+    closed = 0;
+
+    for (i = 0; i < name->len; i++) {
+
+        if (name->data[i] == '[') {
+
+            if (open) {
+                return 0;
+            }
+
+            open = 1;
+
+        } else if (closed || (name->data[i] == ']' && !open)) {
+            return 0;
+        }
+
+        closed = (name->data[i] == ']');
+        open = open && !closed;
+    }
+
+    return !open;
 }
 
 

@@ -13,8 +13,8 @@ use Exporter 'import';
 use IPC::Open2;
 
 our @EXPORT_OK = qw(FORM JSON MULTIPART TEXT FOLD tool ask digest_of field_of
-                    expected form json multipart text is_utf8 group small check
-                    done note);
+                    expected form json multipart text is_utf8 group brackets
+                    small check done note);
 
 use constant { FORM => 2, JSON => 4, MULTIPART => 8, TEXT => 16, FOLD => 128 };
 
@@ -156,7 +156,7 @@ sub form {
     my ($data, $fold, @ignore) = @_;
     my %ignore = map { $_ => 1 } grep { !m{^/} } @ignore;
     my @fields;
-    my $n = 0;
+    my ($n, $ordered) = (0, 0);
 
     for my $pair (split /&/, $data) {
         next if $pair eq '';
@@ -175,11 +175,13 @@ sub form {
         next if $name eq '' && $value eq '';
         return undef if ++$n > 32768;
 
-        push @fields, [$name, $value, scalar @fields] unless $ignore{$name};
+        next if $ignore{$name};
+        $ordered = 1 if $name =~ /^\[.*\]/s;
+        push @fields, [$name, $value, scalar @fields];
     }
 
     return join '', 'F', map { lengthy($_->[0]) . lengthy($_->[1]) }
-                         by_group(@fields);
+                         $ordered ? @fields : by_group(@fields);
 }
 
 
@@ -247,6 +249,7 @@ sub multipart {
         my ($name, $file, $extended) = @part{'name', 'filename', 'filename*'};
 
         return undef if !defined $name;
+        $part{ambiguous} = 1 if defined $file && !brackets($name);
         next if $ignore{$name} && !$part{ambiguous};
         $ambiguous |= $part{ambiguous};
 
@@ -278,6 +281,8 @@ sub multipart {
 
     return join '', 'M', map { $_->[1] } by_group(@parts);
 }
+
+sub brackets { $_[0] =~ /^[^\[\]]*(?:\[[^\[\]]*\])*\z/ }
 
 sub lower { length $_[0] > 64 ? $_[0] : lc $_[0] }
 
