@@ -107,8 +107,28 @@ extern ngx_http_idempotency_refusal_t
 typedef struct ngx_http_idempotency_ignored_s  ngx_http_idempotency_ignored_t;
 
 
+/* where a directive stands, if it is to be warned of; then it was */
+
 typedef struct {
-    ngx_http_complex_value_t       value;
+    ngx_str_t                      file;
+    ngx_uint_t                     line;
+    ngx_uint_t                     warned;
+} ngx_http_idempotency_line_t;
+
+
+/* a string with variables, or without */
+
+typedef struct {
+    ngx_http_complex_value_t       script;
+    /* so long is all but its variables: a value of that length has none */
+    size_t                         constant;
+    /* all of its variables are cookies */
+    ngx_uint_t                     of_cookies;
+} ngx_http_idempotency_value_t;
+
+
+typedef struct {
+    ngx_http_idempotency_value_t   value;
     /* of ngx_str_t: names of the request headers that it is made of */
     ngx_array_t                    headers;
     /* of ngx_str_t: names of fields of the body that are in it */
@@ -126,12 +146,13 @@ typedef struct {
     /* some key is a field of the body, or the content is the key */
     ngx_uint_t                     key_in_body;
     ngx_uint_t                     missing_key;
+    ngx_http_idempotency_line_t   *missing_key_line;
     ngx_uint_t                     key_format;
     ngx_int_t                      key_max_length;
     /* of keys that tell when they were made; not set: the window */
     ngx_msec_t                     key_max_age;
     ngx_http_complex_value_t      *scope;
-    ngx_http_complex_value_t      *identity;
+    ngx_http_idempotency_value_t  *identity;
     ngx_http_idempotency_ignored_t  *ignore_cookies;
     /* of ngx_http_complex_value_t */
     ngx_array_t                   *bind;
@@ -157,7 +178,7 @@ typedef struct {
     ngx_uint_t                     unavailable;
     /* so many tokens for a value, by default the client's address; or 0 */
     ngx_uint_t                     quota;
-    ngx_http_complex_value_t      *quota_value;
+    ngx_http_idempotency_value_t  *quota_value;
     /* the statuses that bind a token: a bit for each, or one of the above */
     u_char                        *keep;
     /* as given, or the store's */
@@ -368,6 +389,8 @@ typedef struct {
     uint64_t                           made;
 
     ngx_idempotency_claim_t            claim;
+    /* it tells who asks, and not only one of many who share a credential */
+    ngx_uint_t                         identified;
     /* when it was answered */
     ngx_msec_t                         answered;
     /* with idempotency_similar */
@@ -521,6 +544,8 @@ ngx_int_t ngx_http_idempotency_bind(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 ngx_int_t ngx_http_idempotency_bind_again(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_uint_t version);
+ngx_int_t ngx_http_idempotency_value(ngx_http_request_t *r,
+    ngx_http_idempotency_value_t *value, ngx_str_t *text);
 ngx_int_t ngx_http_idempotency_scope(ngx_http_request_t *r,
     ngx_http_idempotency_loc_conf_t *conf, ngx_str_t *scope);
 void ngx_http_idempotency_token(ngx_http_idempotency_loc_conf_t *conf,
@@ -545,13 +570,22 @@ void ngx_http_idempotency_content(ngx_http_request_t *r,
 
 ngx_int_t ngx_http_idempotency_identity(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-ngx_uint_t ngx_http_idempotency_identified(ngx_http_idempotency_ctx_t *ctx);
+ngx_uint_t ngx_http_idempotency_anonymous(ngx_http_idempotency_ctx_t *ctx);
+
+/* request/credential.c */
+
+void ngx_http_idempotency_credentials_init(void);
+ngx_uint_t ngx_http_idempotency_credential(u_char *name, size_t len);
 
 /* request/cookies.c */
 
 ngx_uint_t ngx_http_idempotency_cookies(ngx_http_request_t *r,
     ngx_http_idempotency_ignored_t *ignored, ngx_uint_t version,
     ngx_idempotency_digest_t *d);
+void ngx_http_idempotency_insert_pair(ngx_keyval_t *pairs, ngx_uint_t n,
+    ngx_keyval_t *pair);
+void ngx_http_idempotency_digest_pair(ngx_idempotency_digest_t *d, char *kind,
+    ngx_keyval_t *pair);
 ngx_http_idempotency_ignored_t *ngx_http_idempotency_ignored_create(
     ngx_conf_t *cf);
 ngx_int_t ngx_http_idempotency_ignore_cookie(

@@ -347,6 +347,90 @@ ngx_http_idempotency_set_ignore_fields(ngx_conf_t *cf, ngx_command_t *cmd,
 }
 
 
+char *
+ngx_http_idempotency_set_missing_key(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf)
+{
+    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
+
+    ngx_http_idempotency_line_t  *line;
+
+    line = ngx_pcalloc(cf->pool, sizeof(ngx_http_idempotency_line_t));
+    if (line == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    line->file = cf->conf_file->file.name;
+    line->line = cf->conf_file->line;
+
+    ilcf->missing_key_line = line;
+
+    return ngx_conf_set_enum_slot(cf, cmd, conf);
+}
+
+
+/* to be asked when all levels are merged: either may stand on another one */
+
+void
+ngx_http_idempotency_warn_content(ngx_conf_t *cf,
+    ngx_http_idempotency_loc_conf_t *conf)
+{
+    ngx_http_idempotency_line_t  *line;
+
+    line = conf->missing_key_line;
+
+    if (conf->missing_key != NGX_HTTP_IDEMPOTENCY_MISSING_KEY_CONTENT
+        || (conf->identity && conf->identity->script.value.len)
+        || line->warned)
+    {
+        return;
+    }
+
+    line->warned = 1;
+
+    ngx_log_error(NGX_LOG_WARN, cf->log, 0,
+                  "\"idempotency_missing_key content\" without an "
+                  "\"idempotency_identity\": who asks is a guess by the "
+                  "request's credentials in %V:%ui", &line->file, line->line);
+}
+
+
+/* with a constant everybody is the same */
+
+char *
+ngx_http_idempotency_set_identity(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf)
+{
+    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
+
+    ngx_str_t  *value;
+
+    if (ilcf->identity) {
+        return "is duplicate";
+    }
+
+    value = cf->args->elts;
+
+    ilcf->identity = ngx_palloc(cf->pool,
+                                sizeof(ngx_http_idempotency_value_t));
+
+    if (ilcf->identity == NULL
+        || ngx_http_idempotency_compile(cf, &value[1], ilcf->identity)
+           != NGX_OK)
+    {
+        return NGX_CONF_ERROR;
+    }
+
+    if (value[1].len && ilcf->identity->script.lengths == NULL) {
+        ngx_conf_log_error(NGX_LOG_WARN, cf, 0,
+                           "\"idempotency_identity\" is the constant \"%V\": "
+                           "whoever has a key gets its response", &value[1]);
+    }
+
+    return NGX_CONF_OK;
+}
+
+
 /* "off", or names that are added to the built-in ones */
 
 char *
@@ -416,9 +500,8 @@ ngx_http_idempotency_set_quota(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
     ngx_http_idempotency_loc_conf_t  *ilcf = conf;
 
-    ngx_int_t                          n;
-    ngx_str_t                         *value;
-    ngx_http_compile_complex_value_t   ccv;
+    ngx_int_t   n;
+    ngx_str_t  *value;
 
     if (ilcf->quota != NGX_CONF_UNSET_UINT) {
         return "is duplicate";
@@ -445,18 +528,13 @@ ngx_http_idempotency_set_quota(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
         return NGX_CONF_OK;
     }
 
-    ilcf->quota_value = ngx_palloc(cf->pool, sizeof(ngx_http_complex_value_t));
-    if (ilcf->quota_value == NULL) {
-        return NGX_CONF_ERROR;
-    }
+    ilcf->quota_value = ngx_palloc(cf->pool,
+                                   sizeof(ngx_http_idempotency_value_t));
 
-    ngx_memzero(&ccv, sizeof(ngx_http_compile_complex_value_t));
-
-    ccv.cf = cf;
-    ccv.value = &value[2];
-    ccv.complex_value = ilcf->quota_value;
-
-    if (ngx_http_compile_complex_value(&ccv) != NGX_OK) {
+    if (ilcf->quota_value == NULL
+        || ngx_http_idempotency_compile(cf, &value[2], ilcf->quota_value)
+           != NGX_OK)
+    {
         return NGX_CONF_ERROR;
     }
 

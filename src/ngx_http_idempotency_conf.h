@@ -67,6 +67,12 @@ ngx_int_t ngx_http_idempotency_check_zones(ngx_conf_t *cf);
 ngx_module_t *ngx_http_idempotency_find_module(ngx_conf_t *cf, char *name);
 char *ngx_http_idempotency_set_methods(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
+char *ngx_http_idempotency_set_missing_key(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+void ngx_http_idempotency_warn_content(ngx_conf_t *cf,
+    ngx_http_idempotency_loc_conf_t *conf);
+char *ngx_http_idempotency_set_identity(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
 char *ngx_http_idempotency_set_ignore_cookies(ngx_conf_t *cf,
     ngx_command_t *cmd, void *conf);
 char *ngx_http_idempotency_set_quota(ngx_conf_t *cf, ngx_command_t *cmd,
@@ -92,8 +98,10 @@ char *ngx_http_idempotency_redis_block(ngx_conf_t *cf, ngx_command_t *cmd,
     void *dummy);
 ngx_int_t ngx_http_idempotency_check_redis(ngx_conf_t *cf);
 
-/* of idempotency_key */
+/* of idempotency_key, and of other strings with variables */
 
+ngx_int_t ngx_http_idempotency_compile(ngx_conf_t *cf, ngx_str_t *text,
+    ngx_http_idempotency_value_t *value);
 char *ngx_http_idempotency_set_keys(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 ngx_int_t ngx_http_idempotency_add_key(ngx_conf_t *cf, ngx_array_t *keys,

@@ -1,18 +1,101 @@
 
 /*
- * The values of idempotency_key: what they are made of, and so whether it
- * takes the body to find the key.
+ * Strings with variables, and those of idempotency_key: what they are made of,
+ * and so whether it takes the body to find the key.
  */
 
 
 #include "ngx_http_idempotency_conf.h"
 
 
+static ngx_uint_t key_next_variable(ngx_str_t *text, ngx_str_t *name,
+    size_t *constant);
 static ngx_int_t key_variables(ngx_conf_t *cf,
-    ngx_http_idempotency_key_t *key, ngx_str_t *value);
+    ngx_http_idempotency_key_t *key);
+static ngx_uint_t key_begins(ngx_str_t *name, char *prefix);
 static ngx_int_t key_name(ngx_conf_t *cf, ngx_array_t *names, u_char *start,
     u_char *last);
-static ngx_uint_t key_can_be(ngx_str_t *value);
+
+
+/*
+ * A string of variables and constant text.  How long that text is tells in one
+ * comparison whether all of the variables are empty, captures too.
+ */
+
+ngx_int_t
+ngx_http_idempotency_compile(ngx_conf_t *cf, ngx_str_t *text,
+    ngx_http_idempotency_value_t *value)
+{
+    ngx_str_t                          rest, name;
+    ngx_http_compile_complex_value_t   ccv;
+
+    ngx_memzero(&ccv, sizeof(ngx_http_compile_complex_value_t));
+
+    ccv.cf = cf;
+    ccv.value = text;
+    ccv.complex_value = &value->script;
+
+    if (ngx_http_compile_complex_value(&ccv) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    rest = *text;
+
+    value->constant = 0;
+    value->of_cookies = 1;
+
+    while (key_next_variable(&rest, &name, &value->constant)) {
+        value->of_cookies &= key_begins(&name, "cookie_");
+    }
+
+    return NGX_OK;
+}
+
+
+/* $name, ${name} and $1; what stands before it, or behind all, is constant */
+
+static ngx_uint_t
+key_next_variable(ngx_str_t *text, ngx_str_t *name, size_t *constant)
+{
+    u_char      *p, *last;
+    ngx_uint_t   brace;
+
+    last = text->data + text->len;
+
+    p = ngx_strlchr(text->data, last, '$');
+
+    if (p == NULL) {
+        *constant += text->len;
+        return 0;
+    }
+
+    *constant += p - text->data;
+
+    p++;
+
+    brace = (p < last && *p == '{');
+    p += brace;
+
+    name->data = p;
+
+    if (p < last && *p >= '1' && *p <= '9') {
+        p++;
+
+    } else {
+        while (p < last && (*p == '_' || (*p >= '0' && *p <= '9')
+                            || ((*p | 0x20) >= 'a' && (*p | 0x20) <= 'z')))
+        {
+            p++;
+        }
+    }
+
+    name->len = p - name->data;
+
+    text->data = p + brace;
+    text->len = last - text->data;
+
+    return 1;
+}
 
 
 char *
@@ -51,33 +134,16 @@ ngx_int_t
 ngx_http_idempotency_add_key(ngx_conf_t *cf, ngx_array_t *keys,
     ngx_str_t *value)
 {
-    ngx_http_idempotency_key_t        *key;
-    ngx_http_compile_complex_value_t   ccv;
-
-    if (!key_can_be(value)) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "invalid value \"%V\" in \"idempotency_key\" "
-                           "directive, it is never a key", value);
-        return NGX_ERROR;
-    }
+    ngx_http_idempotency_key_t  *key;
 
     key = ngx_array_push(keys);
     if (key == NULL) {
         return NGX_ERROR;
     }
 
-    ngx_memzero(&ccv, sizeof(ngx_http_compile_complex_value_t));
-
-    ccv.cf = cf;
-    ccv.value = value;
-    ccv.complex_value = &key->value;
-
-    if (ngx_http_compile_complex_value(&ccv) != NGX_OK) {
-        return NGX_ERROR;
-    }
-
-    if (ngx_array_init(&key->headers, cf->pool, 1, sizeof(ngx_str_t))
-        != NGX_OK
+    if (ngx_http_idempotency_compile(cf, value, &key->value) != NGX_OK
+        || ngx_array_init(&key->headers, cf->pool, 1, sizeof(ngx_str_t))
+           != NGX_OK
         || ngx_array_init(&key->fields, cf->pool, 1, sizeof(ngx_str_t))
            != NGX_OK)
     {
@@ -86,48 +152,55 @@ ngx_http_idempotency_add_key(ngx_conf_t *cf, ngx_array_t *keys,
 
     key->indirect = 0;
 
-    return key_variables(cf, key, value);
+    if (value->len && key->value.script.lengths == NULL) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid value \"%V\" in \"idempotency_key\" "
+                           "directive, it is the same key for all requests",
+                           value);
+        return NGX_ERROR;
+    }
+
+    return key_variables(cf, key);
 }
 
 
-/* remembers what $http_name, ${idempotency_field_name} etc. are made of */
+/*
+ * Remembers what $http_name, ${idempotency_field_name} etc. it is made of.
+ * Variables of ours alone are empty until there is a key.
+ */
 
 static ngx_int_t
-key_variables(ngx_conf_t *cf, ngx_http_idempotency_key_t *key,
-    ngx_str_t *value)
+key_variables(ngx_conf_t *cf, ngx_http_idempotency_key_t *key)
 {
-    u_char     *p, *start, *last;
-    ngx_int_t   rc;
+    size_t       constant;
+    ngx_int_t    rc;
+    ngx_str_t    text, name;
+    ngx_uint_t   never;
 
-    p = value->data;
-    last = value->data + value->len;
+    text = key->value.script.value;
 
-    while ((p = ngx_strlchr(p, last, '$')) != NULL) {
+    never = 1;
+    constant = 0;
 
-        p += (p + 1 < last && p[1] == '{') ? 2 : 1;
-        start = p;
+    while (key_next_variable(&text, &name, &constant)) {
 
-        while (p < last && (*p == '_' || (*p >= '0' && *p <= '9')
-                            || ((*p | 0x20) >= 'a' && (*p | 0x20) <= 'z')))
-        {
-            p++;
+        if (ngx_http_idempotency_is_own(&name)) {
+            continue;
         }
 
         rc = NGX_OK;
+        never = 0;
 
-        if (p - start > 18
-            && ngx_strncasecmp(start, (u_char *) "idempotency_field_", 18)
-               == 0)
-        {
-            rc = key_name(cf, &key->fields, start + 18, p);
+        if (key_begins(&name, "idempotency_field_")) {
+            rc = key_name(cf, &key->fields, name.data + 18,
+                          name.data + name.len);
 
-        } else if (p - start > 5
-                   && ngx_strncasecmp(start, (u_char *) "http_", 5) == 0)
-        {
-            rc = key_name(cf, &key->headers, start + 5, p);
+        } else if (key_begins(&name, "http_")) {
+            rc = key_name(cf, &key->headers, name.data + 5,
+                          name.data + name.len);
 
-        } else if (ngx_strncasecmp(start, (u_char *) "arg_", 4) != 0
-                   && ngx_strncasecmp(start, (u_char *) "cookie_", 7) != 0)
+        } else if (!key_begins(&name, "arg_")
+                   && !key_begins(&name, "cookie_"))
         {
             key->indirect = 1;
         }
@@ -137,51 +210,29 @@ key_variables(ngx_conf_t *cf, ngx_http_idempotency_key_t *key,
         }
     }
 
+    if (never) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid value \"%V\" in \"idempotency_key\" "
+                           "directive, it is never a key",
+                           &key->value.script.value);
+        return NGX_ERROR;
+    }
+
     return NGX_OK;
 }
 
 
-/*
- * What is empty never is; nor is what is made of nothing but variables of ours,
- * which are empty until there is a key
- */
+/* a variable of many */
 
 static ngx_uint_t
-key_can_be(ngx_str_t *value)
+key_begins(ngx_str_t *name, char *prefix)
 {
-    u_char     *p, *last, brace;
-    ngx_str_t   name;
+    size_t  len;
 
-    p = value->data;
-    last = p + value->len;
+    len = ngx_strlen(prefix);
 
-    while (p < last) {
-
-        if (*p++ != '$') {
-            return 1;
-        }
-
-        brace = (p < last && *p == '{');
-        p += brace;
-
-        name.data = p;
-
-        while (p < last && (*p == '_' || (*p >= '0' && *p <= '9')
-                            || ((*p | 0x20) >= 'a' && (*p | 0x20) <= 'z')))
-        {
-            p++;
-        }
-
-        name.len = p - name.data;
-
-        if (!ngx_http_idempotency_is_own(&name)) {
-            return 1;
-        }
-
-        p += brace;
-    }
-
-    return 0;
+    return name->len > len
+           && ngx_strncasecmp(name->data, (u_char *) prefix, len) == 0;
 }
 
 

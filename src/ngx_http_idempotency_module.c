@@ -181,7 +181,7 @@ static ngx_command_t  ngx_http_idempotency_commands[] = {
 
     { ngx_string("idempotency_missing_key"),
       NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
-      ngx_conf_set_enum_slot,
+      ngx_http_idempotency_set_missing_key,
       NGX_HTTP_LOC_CONF_OFFSET,
       offsetof(ngx_http_idempotency_loc_conf_t, missing_key),
       &ngx_http_idempotency_missing_key },
@@ -216,9 +216,9 @@ static ngx_command_t  ngx_http_idempotency_commands[] = {
 
     { ngx_string("idempotency_identity"),
       NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
-      ngx_http_set_complex_value_slot,
+      ngx_http_idempotency_set_identity,
       NGX_HTTP_LOC_CONF_OFFSET,
-      offsetof(ngx_http_idempotency_loc_conf_t, identity),
+      0,
       NULL },
 
     { ngx_string("idempotency_ignore_cookies"),
@@ -478,6 +478,8 @@ ngx_http_idempotency_init(ngx_conf_t *cf)
         return NGX_ERROR;
     }
 
+    ngx_http_idempotency_credentials_init();
+
     imcf->dav = ngx_http_idempotency_find_module(cf, "ngx_http_dav_module");
     imcf->slice = ngx_http_idempotency_find_module(cf,
                                               "ngx_http_slice_filter_module");
@@ -594,6 +596,7 @@ ngx_http_idempotency_create_loc_conf(ngx_conf_t *cf)
      * set by ngx_pcalloc():
      *
      *     conf->methods = 0;
+     *     conf->missing_key_line = NULL;
      *     conf->scope = NULL;
      *     conf->identity = NULL;
      *     conf->quota_value = NULL;
@@ -667,6 +670,10 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
 
     ngx_http_idempotency_merge_canon(prev, conf);
 
+    if (conf->missing_key == NGX_CONF_UNSET_UINT) {
+        conf->missing_key_line = prev->missing_key_line;
+    }
+
     ngx_conf_merge_uint_value(conf->missing_key, prev->missing_key,
                               NGX_HTTP_IDEMPOTENCY_MISSING_KEY_PASS);
     conf->key_in_body =
@@ -738,6 +745,7 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
     }
 
     ngx_http_idempotency_bind_settings(conf);
+    ngx_http_idempotency_warn_content(cf, conf);
 
     imcf->in_use = 1;
 

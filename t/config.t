@@ -52,8 +52,8 @@ our @choices = qw(idempotency_missing_key idempotency_key_format
                   idempotency_unavailable idempotency_similar);
 our @times = qw(idempotency_window idempotency_content_window
                 idempotency_wait_timeout idempotency_lease);
-# what can never be a key
-our @never = ('""', '${idempotency_key}', '$IDEMPOTENCY_KEY',
+# what can never be a key, or is the same one for all
+our @never = ('Idempotency-Key', '"a b"', '"a$idempotency_key"', '""', '${idempotency_key}', '$IDEMPOTENCY_KEY',
               map({ "\$idempotency_$_" } qw(key status token digest age replays
                   refusal detail reason expires fence)),
               '$idempotency_key$idempotency_token',
@@ -359,17 +359,17 @@ unknown "no_such_variable" variable
 
 === TEST 17: idempotency_key: what can never have a value is none of the sources
 --- http_config eval
-[("") x 32, map "idempotency_key $_;  # invalid value \"" . tr{"}{}dr
+[("") x (2 * @::never), map "idempotency_key $_;  # invalid value \"" . tr{"}{}dr
                 . "\" in \"idempotency_key\"\n", @::never]
 --- config eval
 [(map { my $why = "  # invalid value \"" . tr{"}{}dr . "\" in \"idempotency_key\"";
         map "idempotency_key $_;$why", $_, "\$http_a $_"
-      } @::never), ("") x 16]
+      } @::never), ("") x @::never]
 --- must_die
 
 === TEST 18: strings, choices and switches
 --- config located
-idempotency_key a ${open;  # the closing bracket in "open" variable
+idempotency_key $http_a ${open;  # the closing bracket in "open" variable
 idempotency_scope a b;  # invalid number of arguments
 idempotency_identity a b;  # invalid number of arguments
 idempotency_log_level debug;  # invalid value "debug"
@@ -506,7 +506,7 @@ join "\n", table(\@::times, [qw(1 1s 1ms 1500ms 1d 2w 1h30m)]),
         '$idempotency_field_x']),
     table('idempotency_key', ['$idempotency_field_x', '"a${idempotency_field_x}b"',
         '$idempotency_key$arg_a', '${idempotency_field_x}$idempotency_key',
-        '"$idempotency_key-a"', '$IDEMPOTENCY_FIELD_X', 'a']),
+        '"$idempotency_key-$arg_a"', '$IDEMPOTENCY_FIELD_X', '"a$http_a"', '"${http_a}b"']),
     table('idempotency_key_format', [qw(any sf-string uuid uuid7)]),
     table('idempotency_quota', ['off', 1, 1000000, '5 $remote_user']),
     table('idempotency_replay_cookies', [qw(identified always never)]),

@@ -12,8 +12,9 @@ sub form { return map "$form\n$_", @_ }
 
 our @addresses = map "X-Forwarded-For: 10.0.0.$_", 1, 2;
 our @browsers = ('User-Agent: a', "User-Agent: b\nAccept-Language: de");
-our @known = ('Cookie: s=1', 'Authorization: Bearer a',
-              'Authorization: Basic YTpi', 'X-Api-Key: a');
+our @known = ('Cookie: s=1', 'Authorization: Bearer a', "Authorization: Basic YTpi\nCookie: s=1",
+              "X-Api-Key: a\nCookie: s=1");
+our @shared = ('Authorization: Basic YTpi', 'X-Api-Key: pk_public', 'X-Tenant: a', 'Authorization: Bearer');
 
 # each of these is somebody else, or something else
 our @others = (form('', 'Cookie: s=1', 'Cookie: s=2', 'Authorization: a',
@@ -27,7 +28,7 @@ our @others = (form('', 'Cookie: s=1', 'Cookie: s=2', 'Authorization: a',
 our $file = "--x\r\nContent-Disposition: form-data; name=f; filename=f\r\n\r\n"
             . 'x' x 100_000;
 
-our $token = '58489cc9d1a9d921d34734c188454368b3612791f88de9a2d07df4b663a50581';
+our $token = '53b02cbf7064e77ae8a32fb083a9215e734f924768eae958e62aa8d2d47c395a';
 
 run_tests();
 
@@ -91,7 +92,15 @@ $::form
 --- idempotency_status eval
 'NEW REPLAYED REPLAYED REPLAYED ' x @::known
 
-=== TEST 5: ... a user of an application, too; who is none is another one
+=== TEST 5: ... who has what many may have is not known by it
+--- request eval
+[map { ("POST /shared-$_\na=1") x 8 } 0 .. $#::shared]
+--- more_headers eval
+[map { my $who = $_; form((map "$who\n$_", @::addresses, @::browsers) x 2) } @::shared]
+--- idempotency_status eval
+CORE::join '', ('NEW ' x 4 . 'REPLAYED ' x 4) x @::shared
+
+=== TEST 6: ... a user of an application, too; who is none is another one
 --- request
 POST /identity
 a=1
@@ -100,7 +109,7 @@ a=1
       'X-User: b', '', 'X-User: b', '')]
 --- idempotency_status: NEW REPLAYED REPLAYED REPLAYED NEW NEW REPLAYED REPLAYED
 
-=== TEST 6: the order of headers does not count, nor do those that nobody is known by
+=== TEST 7: the order of headers does not count, nor do those that nobody is known by
 --- request eval
 [("POST /order\na=1") x 4]
 --- more_headers eval
@@ -109,7 +118,7 @@ a=1
       "Accept-Language: de\nUser-Agent: a\nAccept: */*")]
 --- idempotency_status: NEW REPLAYED NEW REPLAYED
 
-=== TEST 7: someone else's equal comment is someone else's: by credentials, browser, address, type
+=== TEST 8: someone else's equal comment is someone else's: by credentials, browser, address, type
 --- request
 POST /others
 comment=me+too
@@ -119,7 +128,7 @@ comment=me+too
 'NEW ' x @::others . 'REPLAYED ' x @::others
 --- executions: 22
 
-=== TEST 8: another body is another operation, and so is another method, path, file, or other arguments
+=== TEST 9: another body is another operation, and so is another method, path, file, or other arguments
 --- request eval
 [("POST /other\na=1", "POST /other\na=2", "POST /other", "PATCH /other\na=1",
   "POST /other2\na=1", "POST /other?x=1\na=1",
@@ -130,7 +139,7 @@ comment=me+too
 'NEW ' x 8 . 'REPLAYED ' x 8
 --- executions: 8
 
-=== TEST 9: another host and another scope are other operations
+=== TEST 10: another host and another scope are other operations
 --- request
 POST /scope
 a=1
@@ -139,7 +148,7 @@ a=1
 --- idempotency_status: NEW NEW NEW REPLAYED REPLAYED REPLAYED
 --- executions: 3
 
-=== TEST 10: a key and the content are two tokens, and a key is bound as ever
+=== TEST 11: a key and the content are two tokens, and a key is bound as ever
 --- request eval
 [map "POST /beside\na=$_", 1, 1, 1, 1, 2]
 --- more_headers eval
@@ -148,7 +157,7 @@ a=1
 --- idempotency_status: NEW NEW REPLAYED REPLAYED CONFLICT
 --- executions: 2
 
-=== TEST 11: a malformed key is not a missing one, and GET is not touched
+=== TEST 12: a malformed key is not a missing one, and GET is not touched
 --- request eval
 ["POST /malformed", "GET /get", "GET /get"]
 --- more_headers eval
@@ -156,7 +165,7 @@ a=1
 --- error_code: 400 200 200
 --- idempotency_status: MALFORMED - -
 
-=== TEST 12: idempotency_in_progress is heeded, and something else is executed meanwhile
+=== TEST 13: idempotency_in_progress is heeded, and something else is executed meanwhile
 --- init
 pending(POST => '/busy?id=busy&gate=1', body => 'a=1', type =>
         'application/x-www-form-urlencoded');
@@ -167,14 +176,14 @@ $::form
 --- error_code: 409 200
 --- idempotency_status: IN_PROGRESS NEW
 
-=== TEST 13: outcomes bind, or release, as those of keys do
+=== TEST 14: outcomes bind, or release, as those of keys do
 --- request eval
 [map "POST $_", twice('/keep?status=500', '/x?status=500', '/down', '/x?close=1',
                       '/x?h=X-Accel-Idempotency:%20release')]
 --- error_code: 500 500 500 500 502 502 502 502 200 200
 --- idempotency_status: NEW NEW NEW REPLAYED NEW NEW NEW REPLAYED NEW NEW
 
-=== TEST 14: who has no identity gets no Set-Cookie in a replay
+=== TEST 15: who has no identity gets no Set-Cookie in a replay
 --- request
 POST /cookie?h=Set-Cookie:%20a=1
 --- more_headers eval
@@ -184,7 +193,7 @@ POST /cookie?h=Set-Cookie:%20a=1
 --- idempotency_status: NEW REPLAYED NEW REPLAYED
 --- varies: Set-Cookie
 
-=== TEST 15: a key that reads like the token is none
+=== TEST 16: a key that reads like the token is none
 --- request eval
 ["POST /token", "POST /token"]
 --- more_headers eval
@@ -193,7 +202,7 @@ POST /cookie?h=Set-Cookie:%20a=1
 ["X-Token: $::token", "X-Key: [$::token]"]
 --- idempotency_status: NEW NEW
 
-=== TEST 16: a dry run executes both
+=== TEST 17: a dry run executes both
 --- config
 location / {
     idempotency zone=z;

@@ -10,6 +10,10 @@ our @bob = ('Authorization: Bearer bob', 'Cookie: session=bob');
 our @api_keys = qw(X-Api-Key Api-Key X-Auth-Token X-Access-Token Private-Token
                    X-Goog-Api-Key Ocp-Apim-Subscription-Key X-Shopify-Access-Token);
 
+our @changing = qw(traceparent X-Request-Id X-Stripe-Client-User-Agent X-Stripe-Client-Telemetry
+                   X-Recaptcha-Token X-CSRF-Token X-Auth-Timestamp X-Auth-Signature Sec-User-Token
+                   X-Account-Request-Id X-User-Location);
+
 # several headers each, or one, or none
 sub with { return [ map { ref ? CORE::join("\n", @$_) : $_ } @_ ] }
 
@@ -38,7 +42,7 @@ with('', '', 'Cookie: session=new', 'Authorization: Bearer alice', 'X-Api-Key: x
 with('', 'Cookie: session=new', 'Cookie: session=new')
 --- idempotency_status: NEW CONFLICT REPLAYED
 
-=== TEST 3: a bearer token stands alone; the case of its scheme does not count
+=== TEST 3: a bearer token stands without cookies, but with API keys; the case of its scheme does not count
 --- request
 POST /?key=3
 --- more_headers eval
@@ -49,7 +53,7 @@ with($::alice[0], $::alice[0], \@::alice, [ $::alice[0], $::bob[1] ],
      'Authorization: Bearer Alice', 'Authorization: Token alice', 'Authorization: alice',
      'Authorization: Beareralice', $::alice[0])
 --- idempotency_status eval
-'NEW' . ' REPLAYED' x 13 . ' CONFLICT' x 10 . ' REPLAYED'
+'NEW' . ' REPLAYED' x 3 . ' CONFLICT' x 8 . ' REPLAYED' x 2 . ' CONFLICT' x 10 . ' REPLAYED'
 --- executions: 1
 
 === TEST 4: a token without a scheme is a token
@@ -106,13 +110,49 @@ with('X-Api-Key: a', 'Api-Key: a', 'X-Auth-Token: a', 'Cookie: X-Api-Key=a',
      [ 'X-Api-Key: a', 'X-Auth-Token: b' ], [ 'X-Auth-Token: b', 'X-Api-Key: a' ],
      [ 'X-Api-Key: b', 'X-Auth-Token: a' ],
      [ 'X-Api-Key: a', 'X-Api-Key: b' ], 'X-Api-Key: a', [ 'X-Api-Key: a', 'X-Api-Key: b' ],
-     'X-Other-Key: a', 'X-Other-Key: b')
+     'X-Other: a', 'X-Other: b')
 --- idempotency_status
 NEW CONFLICT CONFLICT CONFLICT NEW REPLAYED CONFLICT NEW CONFLICT REPLAYED NEW REPLAYED
 
-=== TEST 10: a stranger gets nothing of the response
+=== TEST 10: a bearer token is for one account, tenant or user, whatever stands first
+--- request eval
+[ map { ("POST /?key=10-$_") x 5 } qw(Stripe-Account X-Tenant X-Impersonate-User) ]
+--- more_headers eval
+with(map { ([ $::alice[0], "$_: a", 'X-Api-Key: k' ], [ 'X-Api-Key: k', "$_: a", $::alice[0] ],
+            [ $::alice[0], "$_: b", 'X-Api-Key: k' ], [ $::alice[0], 'X-Api-Key: k' ],
+            [ $::alice[0], "$_: ", 'X-Api-Key: k' ]) } qw(Stripe-Account X-Tenant X-Impersonate-User))
+--- idempotency_status eval: 'NEW REPLAYED CONFLICT CONFLICT CONFLICT ' x 3
+
+=== TEST 11: up to 32 of them in any order, those of one name in theirs; a scheme alone is nobody's
+--- request eval
+[ map { my ($n, $of) = @$_; ("POST /?key=11-$n") x $of } [ 1, 3 ], [ 2, 3 ], [ 3, 2 ], [ 4, 4 ] ]
+--- more_headers eval
+my @h = map { "X-Token-$_: $_" } 1 .. 40;
+with([ @h[0 .. 31] ], [ CORE::reverse @h[0 .. 31] ], [ @h[0 .. 30] ], [ @h ], [ @h ], [ @h[0 .. 38], 'X-Token-40: x' ],
+     [ 'X-Token: a', 'X-Token: b' ], [ 'X-Token: b', 'X-Token: a' ],
+     'Authorization: Bearer', '', 'Authorization: bearer', 'Authorization: Basic ')
+--- idempotency_status
+NEW REPLAYED CONFLICT NEW REPLAYED CONFLICT NEW CONFLICT NEW REPLAYED REPLAYED REPLAYED
+
+=== TEST 12: what a key string names is no credential; what changes by itself on a retry is none
+--- config
+location / {
+    idempotency zone=z;
+    idempotency_key $http_x_order_token $arg_key;
+    proxy_pass http://backend;
+}
+--- request eval
+[ ("POST /") x 2, ("POST /?key=12") x 3 ]
+--- more_headers eval
+my @retry = map { [ 'X-Api-Key: a', map "$_: " . rand, @::changing ] } 1 .. 3;
+with((map { [ 'X-Order-Token: a', 'X-Order-Token2: a' ] } 1, 2), @retry)
+--- idempotency_status: NEW REPLAYED NEW REPLAYED REPLAYED
+
+=== TEST 13: a stranger gets nothing of the response
+--- config
+location / { idempotency zone=z; idempotency_key $arg_key; proxy_pass http://backend; }
 --- request
-POST /?key=10&status=201
+POST /?key=13&status=201
 --- more_headers eval
 with($::alice[0], $::bob[0])
 --- idempotency_status: NEW CONFLICT
@@ -120,7 +160,7 @@ with($::alice[0], $::bob[0])
 --- response_body_like eval: [ 'exec=', '\A(?!.*(?i:exec|replayed|bearer|\b201 ))' ]
 --- raw_response_headers_like eval: [ 'X-Exec: ', '\A(?!.*(?i:exec|replayed|bearer|\b201 ))' ]
 
-=== TEST 11: idempotency_identity stands for all of them
+=== TEST 14: idempotency_identity stands for all of them
 --- config
 idempotency zone=z;
 idempotency_key $arg_key;
@@ -136,7 +176,7 @@ with([ 'X-User: alice', @::alice ], [ 'X-User: alice', @::bob ], 'X-User: alice'
 --- idempotency_status
 NEW REPLAYED REPLAYED CONFLICT CONFLICT NEW REPLAYED CONFLICT
 
-=== TEST 12: without a value it is nobody's, with one its owner has the cookies
+=== TEST 15: without a value it is nobody's, with one its owner has the cookies
 --- request eval
 [ map { ("POST /?key=12-$_&h=Set-Cookie:%20session=new") x 4 } 'nobody', 'a' ]
 --- more_headers eval
@@ -146,7 +186,7 @@ with('X-User: ', 'X-User: a', $::alice[0], 'X-User: b', 'X-User: a', 'X-User: a'
 --- response_headers eval
 [ map { $_ ? 'Set-Cookie: session=new' : '! Set-Cookie' } 1, 0, 0, 0, 1, 1, 0, 0 ]
 
-=== TEST 13: idempotency_replay_cookies identified, always and never
+=== TEST 16: idempotency_replay_cookies identified, always and never
 --- config
 idempotency zone=z;
 idempotency_key $arg_key;
@@ -164,7 +204,7 @@ with($::bob[1], $::bob[1], '', '', $::bob[1], $::bob[1], $::bob[1])
 --- response_headers eval
 [ map { $_ ? 'Set-Cookie: session=new' : '! Set-Cookie' } 1, 1, 0, 1, 1, 1, 0 ]
 
-=== TEST 14: method, path and body make another request
+=== TEST 17: method, path and body make another request
 --- config
 idempotency zone=z;
 
@@ -178,7 +218,7 @@ Idempotency-Key: 14
 Content-Type: text/plain
 --- idempotency_status: NEW CONFLICT CONFLICT CONFLICT CONFLICT CONFLICT CONFLICT REPLAYED
 
-=== TEST 15: so do host and content type, and no other header
+=== TEST 18: so do host and content type, and no other header
 --- request
 POST /x
 b
@@ -189,7 +229,7 @@ b
   "Content-Type: text/plain\nX-Other: 1\nUser-Agent: y\nAccept: */*", 'Content-Type: text/plain' ]
 --- idempotency_status: NEW CONFLICT CONFLICT CONFLICT REPLAYED REPLAYED REPLAYED
 
-=== TEST 16: so do arguments, and their order; what is beside each other does not run together
+=== TEST 19: so do arguments, and their order; what is beside each other does not run together
 --- request eval
 [ (map { my ($first, $then) = @$_; map { "POST /x?$_" } $first, $then, $first }
    [ 'a=1', 'a=2' ], [ 'a=2', '' ], [ 'a=3', 'a=3&b=1' ], [ 'a=1&b=2', 'b=2&a=1' ]),
@@ -199,7 +239,7 @@ b
 --- idempotency_status eval
 'NEW CONFLICT REPLAYED ' x 4 . 'NEW CONFLICT CONFLICT'
 
-=== TEST 17: a conflict goes before any outcome
+=== TEST 20: a conflict goes before any outcome
 --- request eval
 [ "POST /?status=500", "POST /?status=500\nother", "POST /small", "POST /small\nother", "POST /small" ]
 --- more_headers eval
@@ -207,7 +247,7 @@ b
 --- idempotency_status: NEW CONFLICT NEW CONFLICT NOT_KEPT
 --- error_code: 500 409 200 409 409
 
-=== TEST 18: a conflict goes before what is pending
+=== TEST 21: a conflict goes before what is pending
 --- config
 idempotency zone=z;
 idempotency_in_progress reject;

@@ -184,19 +184,22 @@ with('"string"', '"string"', '"string";a=1', 'string', $::uuid, '""')
 --- idempotency_status: NEW REPLAYED REPLAYED MALFORMED MALFORMED MALFORMED
 --- executions: 1
 
-=== TEST 16: idempotency_key_format uuid: quoted or not, case matters
+=== TEST 16: idempotency_key_format uuid: quoted or not, in upper or lower case, it is one
 --- config
 location / {
     idempotency zone=z;
     idempotency_key_format uuid;
+    add_header X-Key "[$idempotency_key]" always;
     proxy_pass http://backend;
 }
 --- request
 POST /uuid
 --- more_headers eval
 my $nil = '00000000-0000-0000-0000-000000000000';
-with($::uuid, "\"$::uuid\"", (uc $::uuid) x 2, $nil, "\"$nil\"")
---- idempotency_status: NEW REPLAYED NEW REPLAYED NEW REPLAYED
+with($::uuid, "\"$::uuid\"", (uc $::uuid), '"' . ucfirst(uc $::uuid) . '"', $nil, "\"$nil\"")
+--- response_headers eval
+[ map "X-Key: [$_]", ($::uuid) x 4, ('00000000-0000-0000-0000-000000000000') x 2 ]
+--- idempotency_status: NEW REPLAYED REPLAYED REPLAYED NEW REPLAYED
 
 === TEST 17: idempotency_key_format uuid: anything else is malformed
 --- request
@@ -282,23 +285,40 @@ POST /second
 --- config
 location / {
     idempotency zone=z;
-    idempotency_key "$http_x_tenant/$http_x_request_id";
+    idempotency_key "$http_x_part/$http_x_request_id";
     proxy_pass http://backend;
 }
 --- request
 POST /parts
 --- more_headers eval
-["X-Tenant: a\nX-Request-ID: 1", "X-Request-ID: 1\nX-Tenant: a",
- "X-Tenant: b\nX-Request-ID: 1", "X-Tenant: a\nX-Request-ID: 2",
+["X-Part: a\nX-Request-ID: 1", "X-Request-ID: 1\nX-Part: a",
+ "X-Part: b\nX-Request-ID: 1", "X-Part: a\nX-Request-ID: 2",
  "Idempotency-Key: 3", "Idempotency-Key: 4"]
---- idempotency_status: NEW REPLAYED NEW NEW NEW REPLAYED
+--- idempotency_status: NEW REPLAYED NEW NEW - -
 
-=== TEST 24: idempotency_key: a string without variables
+=== TEST 24: idempotency_key: a key in parts that are all empty is none, whatever stands around them
 --- config
-location / { idempotency zone=z; idempotency_key one; proxy_pass http://backend; }
+location / {
+    idempotency zone=z;
+    idempotency_key "$http_x_a-${http_x_b}-" "<$idempotency_field_c>" $arg_d;
+    idempotency_missing_key reject;
+    add_header X-Key "[$idempotency_key]" always;
+    proxy_pass http://backend;
+}
+location ~ ^/captured(/x)?(.*) {
+    idempotency zone=z;
+    idempotency_key "$1-$2-";
+    idempotency_missing_key reject;
+    add_header X-Key "[$idempotency_key]" always;
+    proxy_pass http://backend;
+}
 --- request eval
-["POST /constant", "POST /constant"]
---- idempotency_status: NEW REPLAYED
+["POST /empty", "POST /empty?d=d", "POST /empty?d=d\nc=c", ("POST /empty") x 2, 'POST /captured', 'POST /captured/y']
+--- more_headers eval
+['', '', 'Content-Type: application/x-www-form-urlencoded', "X-A:\nX-B: b", "X-A: --\nX-B: ", '', '']
+--- response_headers eval
+[ map "X-Key: [$_]", '', 'd', '<c>', '-b-', '----', '', '-/y-' ]
+--- idempotency_status: MISSING NEW NEW NEW NEW MISSING NEW
 
 === TEST 25: idempotency_key: a path, decoded by nginx, may have control characters
 --- config
@@ -340,26 +360,26 @@ location / { idempotency zone=z; proxy_pass http://backend; }
 
 location /tenant {
     idempotency zone=z;
-    idempotency_scope "$http_x_tenant";
+    idempotency_scope "$http_x_part";
     proxy_pass http://backend;
 }
 --- request
 POST /x
 --- more_headers eval
-[map "Idempotency-Key: scope3\nX-Tenant: $_", qw(a b)]
+[map "Idempotency-Key: scope3\nX-Part: $_", qw(a b)]
 --- idempotency_status: NEW REPLAYED
 
 === TEST 29: idempotency_scope for each tenant
 --- request
 POST /tenant
 --- more_headers eval
-[map "Idempotency-Key: scope4\nX-Tenant: $_", qw(a b a b)]
+[map "Idempotency-Key: scope4\nX-Part: $_", qw(a b a b)]
 --- idempotency_status: NEW NEW REPLAYED REPLAYED
 
 === TEST 30: idempotency_scope: where it ends and the key begins is no matter of taste
 --- request
 POST /tenant
 --- more_headers eval
-["X-Tenant: xy\nIdempotency-Key: z", "X-Tenant: x\nIdempotency-Key: yz",
- "X-Tenant: xyz\nIdempotency-Key:", "X-Tenant:\nIdempotency-Key: xyz"]
+["X-Part: xy\nIdempotency-Key: z", "X-Part: x\nIdempotency-Key: yz",
+ "X-Part: xyz\nIdempotency-Key:", "X-Part:\nIdempotency-Key: xyz"]
 --- idempotency_status: NEW NEW - NEW

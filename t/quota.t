@@ -25,6 +25,8 @@ location /five { idempotency_quota 5; proxy_pass http://backend; }
 location /off { idempotency_quota off; proxy_pass http://backend; }
 location /y { idempotency zone=y; proxy_pass http://backend; }
 location /string { idempotency_quota 2 $http_x_user; proxy_pass http://backend; }
+location /parts { idempotency_quota 2 "$http_x_user/$http_x_team"; proxy_pass http://backend; }
+location /all { idempotency_quota 2 all; proxy_pass http://backend; }
 location /address { idempotency_quota 3 $remote_addr; proxy_pass http://backend; }
 location /status { idempotency_status limited=503; proxy_pass http://backend; }
 location /dry { idempotency_dry_run on; proxy_pass http://backend; }
@@ -70,20 +72,27 @@ my @h = (from('4.4.4.4', 1, 2), from('4.4.4.5', 3), from('4.4.4.4', 4 .. 7));
 [map({ "$_\nX-User: a" } @h[0 .. 2]), "$h[3]\nX-User: b", @h[4 .. 6]]
 --- idempotency_status: NEW NEW LIMITED NEW NEW NEW NEW
 
-=== TEST 7: what was released does not count, whatever the reason
+=== TEST 7: ... a string in parts that are all empty is none; a constant is one for all
+--- request eval: [("POST /parts") x 7, ("POST /all") x 3]
+--- more_headers eval
+[from('4.4.5.1', 1 .. 3), map({ (from('4.4.5.1', $_))[0] . "\nX-Team: a" } 4 .. 6), from('4.4.5.1', 7),
+ map { from("4.4.5.$_", 8) } 2 .. 4]
+--- idempotency_status: NEW NEW NEW NEW NEW LIMITED NEW NEW NEW LIMITED
+
+=== TEST 8: what was released does not count, whatever the reason
 --- request eval: [map "POST /released?$_", ('status=429') x 5, ('h=X-Accel-Idempotency:%20release') x 5]
 --- more_headers eval: [from('5.5.5.5', 1 .. 10)]
 --- error_code: 429 429 429 429 429 200 200 200 200 200
 --- idempotency_status: NEW
 
-=== TEST 8: what is pending counts
+=== TEST 9: what is pending counts
 --- init
 pending(POST => "/reject?id=$_&gate=1", body => 'b', headers => [split "\n", (from('6.6.6.6', $_))[0]]) for 1 .. 3;
 --- request eval: ['POST /', "POST /reject?id=1&gate=1\nb"]
 --- more_headers eval: [from('6.6.6.6', 4, 1)]
 --- idempotency_status: LIMITED IN_PROGRESS
 
-=== TEST 9: one client can't fill a zone for all
+=== TEST 10: one client can't fill a zone for all
 --- http_config
 idempotency_zone zone=small:256k;
 set_real_ip_from 127.0.0.1;

@@ -45,7 +45,12 @@ location /window {
 --- varies: X-Expires
 --- executions eval: scalar @::good
 
-=== TEST 2: ... anything else is malformed
+=== TEST 2: ... in upper and lower case it is one
+--- request: POST /case
+--- more_headers eval: my $key = key(0); with($key, uc $key, '"' . ucfirst($key) . '"')
+--- idempotency_status: NEW REPLAYED REPLAYED
+
+=== TEST 3: ... anything else is malformed
 --- request: POST /malformed
 --- more_headers eval
 with('abc', key(-600), 'ffffffff-ffff-7000-8000-000000000000', key(0) . '0', substr(key(0), 1), key(0) =~ s/b/g/gr,
@@ -54,7 +59,7 @@ with('abc', key(-600), 'ffffffff-ffff-7000-8000-000000000000', key(0) . '0', sub
 --- idempotency_status: MALFORMED
 --- executions: 0
 
-=== TEST 3: a key that is not bound and too old is refused, for good
+=== TEST 4: a key that is not bound and too old is refused, for good
 --- request: POST /old
 --- more_headers eval: with(@::old, @::old)
 --- response_headers: ! Retry-After
@@ -62,26 +67,26 @@ with('abc', key(-600), 'ffffffff-ffff-7000-8000-000000000000', key(0) . '0', sub
 --- idempotency_status: EXPIRED
 --- executions: 0
 
-=== TEST 4: ... with idempotency_status expired
+=== TEST 5: ... with idempotency_status expired
 --- request: POST /status
 --- more_headers eval: with(@::old)
 --- error_code: 410
 --- idempotency_status: EXPIRED
 
-=== TEST 5: ... and is told of in a dry run
+=== TEST 6: ... and is told of in a dry run
 --- request: POST /dry
 --- more_headers eval: with(@::old)
 --- idempotency_status: EXPIRED_DRY_RUN
 --- executions: 3
 
-=== TEST 6: a token is bound beyond its key's age, until its window ends
+=== TEST 7: a token is bound beyond its key's age, until its window ends
 --- request: POST /window
 --- more_headers eval: with((key(60)) x 2)
 --- varies: X-Expires
 --- response_headers_like eval: ['', 'X-Expires: 1[78]\d\d']
 --- idempotency_status: NEW REPLAYED
 
-=== TEST 7: a bound token is answered where its key is too old, or in conflict
+=== TEST 8: a bound token is answered where its key is too old, or in conflict
 --- request eval: [("POST /here") x 2, "POST /here\nother", "POST /here"]
 --- more_headers eval
 my ($key, $strict) = (key(60), "\nX-Strict: 1");
@@ -90,18 +95,18 @@ with($key, map "$_$strict", $key, $key, key(60))
 --- idempotency_status: NEW REPLAYED CONFLICT EXPIRED
 --- executions: 1
 
-=== TEST 8: what was released is fresh, and where it is too old it is refused
+=== TEST 9: what was released is fresh, and where it is too old it is refused
 --- request eval: ["POST /released?status=429", "POST /released?status=429", "POST /strict"]
 --- more_headers eval: with((key(60)) x 3)
 --- error_code: 429 429 409
 --- idempotency_status: NEW NEW EXPIRED
 --- executions: 2
 
-=== TEST 9: without a key, the content has no time of its own
+=== TEST 10: without a key, the content has no time of its own
 --- request: POST /content
 --- idempotency_status: NEW
 
-=== TEST 10: idempotency_key_max_age is the window by default, each location's own
+=== TEST 11: idempotency_key_max_age is the window by default, each location's own
 --- config
 idempotency zone=z;
 idempotency_key_format uuid7;

@@ -165,7 +165,7 @@ own_identity(ngx_http_request_t *r, u_char version, u_char *identity)
     ngx_memcpy(identity, ctx->claim.parts.identity,
                NGX_IDEMPOTENCY_IDENTITY_LEN);
 
-    return ngx_http_idempotency_identified(ctx) ? NGX_OK : NGX_DECLINED;
+    return ngx_http_idempotency_anonymous(ctx) ? NGX_DECLINED : NGX_OK;
 }
 
 

@@ -181,6 +181,24 @@ bind_values(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 }
 
 
+/* without its variables it is empty, whatever stands around them */
+
+ngx_int_t
+ngx_http_idempotency_value(ngx_http_request_t *r,
+    ngx_http_idempotency_value_t *value, ngx_str_t *text)
+{
+    if (ngx_http_complex_value(r, &value->script, text) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    if (value->script.lengths && text->len == value->constant) {
+        text->len = 0;
+    }
+
+    return NGX_OK;
+}
+
+
 /* by default $server_name, which needs no evaluation */
 
 ngx_int_t
@@ -282,17 +300,15 @@ bind_settings(ngx_http_idempotency_loc_conf_t *conf, ngx_uint_t version,
         ngx_idempotency_digest_field(&d, &cv[i].value);
     }
 
-    /* with an identity of the configuration, cookies are not looked at */
+    /* where it is empty, the default follows, and cookies count */
 
     bind_number(&d, conf->identity ? 1 : 0);
 
     if (conf->identity) {
-        ngx_idempotency_digest_field(&d, &conf->identity->value);
-
-    } else {
-        ngx_http_idempotency_digest_ignored(&d, conf->ignore_cookies,
-                                            version);
+        ngx_idempotency_digest_field(&d, &conf->identity->script.value);
     }
+
+    ngx_http_idempotency_digest_ignored(&d, conf->ignore_cookies, version);
 
     ngx_idempotency_digest_final(&d, out);
 

@@ -40,7 +40,8 @@ ngx_http_idempotency_no_key(ngx_http_request_t *r,
 /*
  * There is no key that only one of them knows, so who asks belongs to the
  * token.  One who is known may change his network; those who are not may share
- * an address, and are told apart by what else they show of themselves.
+ * an address, or a credential, and are told apart by what else they show of
+ * themselves.
  */
 
 void
@@ -63,15 +64,12 @@ ngx_http_idempotency_content(ngx_http_request_t *r,
 
     ngx_idempotency_digest_field(&d, &value);
 
-    if (ngx_http_idempotency_identified(ctx)) {
-        value.len = NGX_IDEMPOTENCY_IDENTITY_LEN;
-        value.data = ctx->claim.parts.identity;
+    value.len = NGX_IDEMPOTENCY_IDENTITY_LEN;
+    value.data = ctx->claim.parts.identity;
 
-        ngx_idempotency_digest_bytes(&d, (u_char *) "I", 1);
-        ngx_idempotency_digest_field(&d, &value);
+    ngx_idempotency_digest_field(&d, &value);
 
-    } else {
-        ngx_idempotency_digest_bytes(&d, (u_char *) "N", 1);
+    if (!ctx->identified) {
         ngx_idempotency_digest_field(&d, &r->connection->addr_text);
         content_lines(r, &d, &user_agent);
         content_lines(r, &d, &accept_language);

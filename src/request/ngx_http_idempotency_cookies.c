@@ -55,10 +55,7 @@ typedef struct {
 static void cookies_iter(cookies_iter_t *it, ngx_http_request_t *r,
     ngx_http_idempotency_ignored_t *ignored, ngx_uint_t version);
 static ngx_uint_t cookies_next(cookies_iter_t *it, ngx_keyval_t *cookie);
-static void cookies_insert(ngx_keyval_t *cookies, ngx_uint_t n,
-    ngx_keyval_t *cookie);
 static ngx_int_t cookies_compare(ngx_str_t *one, ngx_str_t *two);
-static void cookies_digest(ngx_idempotency_digest_t *d, ngx_keyval_t *cookie);
 static ngx_uint_t cookies_ignored(ngx_http_idempotency_ignored_t *ignored,
     ngx_uint_t version, ngx_str_t *name);
 static ngx_int_t cookies_ignore(ngx_http_idempotency_ignored_t *ignored,
@@ -126,7 +123,7 @@ ngx_http_idempotency_cookies(ngx_http_request_t *r,
     while (cookies_next(&it, &cookie)) {
 
         if (n < NGX_HTTP_IDEMPOTENCY_COOKIES_SORTED) {
-            cookies_insert(cookies, n, &cookie);
+            ngx_http_idempotency_insert_pair(cookies, n, &cookie);
         }
 
         n++;
@@ -135,7 +132,7 @@ ngx_http_idempotency_cookies(ngx_http_request_t *r,
     if (n <= NGX_HTTP_IDEMPOTENCY_COOKIES_SORTED) {
 
         for (i = 0; i < n; i++) {
-            cookies_digest(d, &cookies[i]);
+            ngx_http_idempotency_digest_pair(d, "C", &cookies[i]);
         }
 
         return n;
@@ -144,7 +141,7 @@ ngx_http_idempotency_cookies(ngx_http_request_t *r,
     cookies_iter(&it, r, ignored, version);
 
     while (cookies_next(&it, &cookie)) {
-        cookies_digest(d, &cookie);
+        ngx_http_idempotency_digest_pair(d, "C", &cookie);
     }
 
     return n;
@@ -223,10 +220,11 @@ cookies_next(cookies_iter_t *it, ngx_keyval_t *cookie)
 }
 
 
-/* those of one name stay in their order */
+/* by their names; those of one name stay in their order */
 
-static void
-cookies_insert(ngx_keyval_t *cookies, ngx_uint_t n, ngx_keyval_t *cookie)
+void
+ngx_http_idempotency_insert_pair(ngx_keyval_t *pairs, ngx_uint_t n,
+    ngx_keyval_t *pair)
 {
     ngx_uint_t  low, high, i;
 
@@ -236,7 +234,7 @@ cookies_insert(ngx_keyval_t *cookies, ngx_uint_t n, ngx_keyval_t *cookie)
     while (low < high) {
         i = (low + high) / 2;
 
-        if (cookies_compare(&cookie->key, &cookies[i].key) < 0) {
+        if (cookies_compare(&pair->key, &pairs[i].key) < 0) {
             high = i;
 
         } else {
@@ -244,10 +242,10 @@ cookies_insert(ngx_keyval_t *cookies, ngx_uint_t n, ngx_keyval_t *cookie)
         }
     }
 
-    ngx_memmove(&cookies[low + 1], &cookies[low],
+    ngx_memmove(&pairs[low + 1], &pairs[low],
                 (n - low) * sizeof(ngx_keyval_t));
 
-    cookies[low] = *cookie;
+    pairs[low] = *pair;
 }
 
 
@@ -266,12 +264,13 @@ cookies_compare(ngx_str_t *one, ngx_str_t *two)
 }
 
 
-static void
-cookies_digest(ngx_idempotency_digest_t *d, ngx_keyval_t *cookie)
+void
+ngx_http_idempotency_digest_pair(ngx_idempotency_digest_t *d, char *kind,
+    ngx_keyval_t *pair)
 {
-    ngx_idempotency_digest_bytes(d, (u_char *) "C", 1);
-    ngx_idempotency_digest_field(d, &cookie->key);
-    ngx_idempotency_digest_field(d, &cookie->value);
+    ngx_idempotency_digest_bytes(d, (u_char *) kind, 1);
+    ngx_idempotency_digest_field(d, &pair->key);
+    ngx_idempotency_digest_field(d, &pair->value);
 }
 
 

@@ -21,36 +21,42 @@ ngx_table_elt_t *
 ngx_http_idempotency_header_next(ngx_http_idempotency_header_iter_t *it,
     ngx_str_t *name)
 {
-    u_char            c;
-    size_t            n;
     ngx_table_elt_t  *h;
 
     for ( /* void */ ; it->part; it->part = it->part->next, it->i = 0) {
 
-        h = it->part->elts;
-
         while (it->i < it->part->nelts) {
             h = (ngx_table_elt_t *) it->part->elts + it->i++;
 
-            if (h->key.len != name->len) {
-                continue;
-            }
-
-            for (n = 0; n < name->len; n++) {
-                c = h->lowcase_key[n];
-
-                if ((c == '-' ? '_' : c) != name->data[n]) {
-                    break;
-                }
-            }
-
-            if (n == name->len) {
+            if (ngx_http_idempotency_header_is(h, name)) {
                 return h;
             }
         }
     }
 
     return NULL;
+}
+
+
+ngx_uint_t
+ngx_http_idempotency_header_is(ngx_table_elt_t *h, ngx_str_t *name)
+{
+    u_char  c;
+    size_t  n;
+
+    if (h->key.len != name->len) {
+        return 0;
+    }
+
+    for (n = 0; n < name->len; n++) {
+        c = h->lowcase_key[n];
+
+        if ((c == '-' ? '_' : c) != name->data[n]) {
+            return 0;
+        }
+    }
+
+    return 1;
 }
 
 

@@ -23,6 +23,8 @@ void ngx_http_idempotency_header_iter(ngx_http_idempotency_header_iter_t *it,
     ngx_http_request_t *r);
 ngx_table_elt_t *ngx_http_idempotency_header_next(
     ngx_http_idempotency_header_iter_t *it, ngx_str_t *name);
+ngx_uint_t ngx_http_idempotency_header_is(ngx_table_elt_t *h,
+    ngx_str_t *name);
 ngx_table_elt_t *ngx_http_idempotency_header_first(ngx_http_request_t *r,
     ngx_str_t *name);
 

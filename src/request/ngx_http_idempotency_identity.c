@@ -8,31 +8,38 @@
 #include "ngx_http_idempotency_headers.h"
 
 
+/* more are taken in the order in which they come */
+
+#define NGX_HTTP_IDEMPOTENCY_CREDENTIALS_SORTED  32
+
+
+/* what a request shows of who asks */
+
+typedef enum {
+    /* of these many may have the same one */
+    shown_shared = 0x01,
+    shown_bearer = 0x02,
+    shown_cookies = 0x04,
+    shown_certificate = 0x08,
+    /* by idempotency_identity */
+    shown_named = 0x10
+} identity_shown_e;
+
+
 static ngx_int_t identity_default(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_digest_t *d,
-    ngx_uint_t *known);
-static ngx_uint_t identity_authorization(ngx_http_request_t *r,
-    ngx_idempotency_digest_t *d, ngx_uint_t *known);
-static void identity_keys(ngx_http_request_t *r, ngx_idempotency_digest_t *d,
-    ngx_uint_t *known);
-static uint32_t identity_lengths(ngx_http_request_t *r);
+    ngx_uint_t *shown);
+static void identity_authorization(ngx_http_request_t *r,
+    ngx_idempotency_digest_t *d, ngx_uint_t *shown);
+static void identity_headers(ngx_http_request_t *r,
+    ngx_http_idempotency_loc_conf_t *conf, ngx_idempotency_digest_t *d,
+    ngx_uint_t *shown);
+static ngx_uint_t identity_of_key(ngx_array_t *keys, ngx_table_elt_t *h);
 static ngx_int_t identity_certificate(ngx_http_request_t *r,
-    ngx_idempotency_digest_t *d, ngx_uint_t *known);
+    ngx_idempotency_digest_t *d, ngx_uint_t *shown);
 
 
-/* as in $http_name */
-
-static ngx_str_t  identity_names[] = {
-    ngx_string("x_api_key"),
-    ngx_string("api_key"),
-    ngx_string("x_auth_token"),
-    ngx_string("x_access_token"),
-    ngx_string("private_token"),
-    ngx_string("x_goog_api_key"),
-    ngx_string("ocp_apim_subscription_key"),
-    ngx_string("x_shopify_access_token"),
-    ngx_null_string
-};
+static ngx_str_t  identity_name = ngx_string("authorization");
 
 
 /* a kind stands before each value, so that none can pass for another's */
@@ -43,34 +50,39 @@ ngx_http_idempotency_identity(ngx_http_request_t *r,
 {
     u_char                     out[NGX_IDEMPOTENCY_DIGEST_LEN];
     ngx_str_t                  value;
-    ngx_uint_t                 known;
+    ngx_uint_t                 shown;
     ngx_idempotency_digest_t   d;
 
-    known = 0;
+    shown = 0;
+    ngx_str_null(&value);
+
+    if (ctx->conf->identity
+        && ngx_http_idempotency_value(r, ctx->conf->identity, &value)
+           != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
 
     ngx_idempotency_digest_init(&d, ctx->conf->digest_key,
                                 ctx->claim.parts.version,
                                 NGX_IDEMPOTENCY_DIGEST_IDENTITY);
 
-    if (ctx->conf->identity == NULL) {
-
-        if (identity_default(r, ctx, &d, &known) != NGX_OK) {
-            return NGX_ERROR;
-        }
-
-    } else {
-
-        if (ngx_http_complex_value(r, ctx->conf->identity, &value) != NGX_OK) {
-            return NGX_ERROR;
-        }
-
+    if (value.len) {
         ngx_idempotency_digest_bytes(&d, (u_char *) "V", 1);
         ngx_idempotency_digest_field(&d, &value);
 
-        known = (value.len != 0);
+        /* a constant is everybody's */
+
+        shown = ctx->conf->identity->script.lengths ? shown_named
+                                                    : shown_shared;
+
+    } else if (identity_default(r, ctx, &d, &shown) != NGX_OK) {
+        return NGX_ERROR;
     }
 
-    if (!known) {
+    ctx->identified = (shown & ~shown_shared) ? 1 : 0;
+
+    if (!shown) {
         ngx_memzero(ctx->claim.parts.identity, NGX_IDEMPOTENCY_IDENTITY_LEN);
         return NGX_OK;
     }
@@ -82,72 +94,67 @@ ngx_http_idempotency_identity(ngx_http_request_t *r,
 }
 
 
-/* of whom nothing is known all of it is zero */
+/* it has shown nothing: all of it is zero */
 
 ngx_uint_t
-ngx_http_idempotency_identified(ngx_http_idempotency_ctx_t *ctx)
+ngx_http_idempotency_anonymous(ngx_http_idempotency_ctx_t *ctx)
 {
     static u_char  nobody[NGX_IDEMPOTENCY_IDENTITY_LEN];
 
     return ngx_memcmp(ctx->claim.parts.identity, nobody,
                       NGX_IDEMPOTENCY_IDENTITY_LEN)
-           != 0;
+           == 0;
 }
 
 
 /*
- * A token that is one user's stands alone.  A password or an API key is often
- * one for many, and tells them apart only together with their cookies.
+ * A bearer's token is one user's, whatever cookies tick beside it.  A password
+ * or another header is often one for many, and tells them apart only together
+ * with their cookies.
  */
 
 static ngx_int_t
 identity_default(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_idempotency_digest_t *d, ngx_uint_t *known)
+    ngx_idempotency_digest_t *d, ngx_uint_t *shown)
 {
-    if (!identity_authorization(r, d, known)) {
+    identity_authorization(r, d, shown);
+    identity_headers(r, ctx->conf, d, shown);
 
-        identity_keys(r, d, known);
-
-        if (ngx_http_idempotency_cookies(r, ctx->conf->ignore_cookies,
-                                         ctx->claim.parts.version, d))
-        {
-            *known = 1;
-        }
+    if ((*shown & shown_bearer) == 0
+        && ngx_http_idempotency_cookies(r, ctx->conf->ignore_cookies,
+                                        ctx->claim.parts.version, d))
+    {
+        *shown |= shown_cookies;
     }
 
-    return identity_certificate(r, d, known);
+    return identity_certificate(r, d, shown);
 }
 
 
-/* whether it stands alone; the scheme's case doesn't count */
+/* the scheme's case doesn't count */
 
-static ngx_uint_t
+static void
 identity_authorization(ngx_http_request_t *r, ngx_idempotency_digest_t *d,
-    ngx_uint_t *known)
+    ngx_uint_t *shown)
 {
     u_char                               lower[32], *p, *last;
     ngx_str_t                            scheme, secret;
-    ngx_uint_t                           alone;
+    ngx_uint_t                           basic;
     ngx_table_elt_t                     *h;
     ngx_http_idempotency_header_iter_t   it;
 
-    static ngx_str_t  name = ngx_string("authorization");
-
     if (r->headers_in.authorization == NULL) {
-        return 0;
+        return;
     }
-
-    alone = 0;
 
     ngx_http_idempotency_header_iter(&it, r);
 
-    while ((h = ngx_http_idempotency_header_next(&it, &name)) != NULL) {
-
+    while ((h = ngx_http_idempotency_header_next(&it, &identity_name))
+           != NULL)
+    {
         if (h->value.len == 0) {
             continue;
         }
-
-        *known = 1;
 
         p = h->value.data;
         last = p + h->value.len;
@@ -161,11 +168,18 @@ identity_authorization(ngx_http_request_t *r, ngx_idempotency_digest_t *d,
 
         secret = ngx_idempotency_trim(p, last);
 
-        if (scheme.len != 5
-            || ngx_strncasecmp(scheme.data, (u_char *) "basic", 5) != 0)
+        basic = (scheme.len == 5
+                 && ngx_strncasecmp(scheme.data, (u_char *) "basic", 5) == 0);
+
+        if (secret.len == 0
+            && (basic || (scheme.len == 6
+                          && ngx_strncasecmp(scheme.data, (u_char *) "bearer",
+                                             6) == 0)))
         {
-            alone = 1;
+            continue;
         }
+
+        *shown |= basic ? shown_shared : shown_bearer;
 
         /* without credentials behind it, it is no scheme but a secret */
 
@@ -178,70 +192,81 @@ identity_authorization(ngx_http_request_t *r, ngx_idempotency_digest_t *d,
         ngx_idempotency_digest_field(d, &scheme);
         ngx_idempotency_digest_field(d, &secret);
     }
-
-    return alone;
 }
 
 
-/* most requests have none: they are passed over by their lengths */
+/* in any order, but for those of one name */
 
 static void
-identity_keys(ngx_http_request_t *r, ngx_idempotency_digest_t *d,
-    ngx_uint_t *known)
+identity_headers(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
+    ngx_idempotency_digest_t *d, ngx_uint_t *shown)
 {
-    uint32_t                             lengths;
-    ngx_str_t                           *name;
-    ngx_table_elt_t                     *h;
-    ngx_http_idempotency_header_iter_t   it;
-
-    lengths = identity_lengths(r);
-
-    for (name = identity_names; name->len; name++) {
-
-        if ((lengths & ((uint32_t) 1 << (name->len % 32))) == 0) {
-            continue;
-        }
-
-        ngx_http_idempotency_header_iter(&it, r);
-
-        while ((h = ngx_http_idempotency_header_next(&it, name)) != NULL) {
-
-            if (h->value.len == 0) {
-                continue;
-            }
-
-            ngx_idempotency_digest_bytes(d, (u_char *) "K", 1);
-            ngx_idempotency_digest_field(d, name);
-            ngx_idempotency_digest_field(d, &h->value);
-
-            *known = 1;
-        }
-    }
-}
-
-
-/* a bit for each length that the name of a header has, modulo 32 */
-
-static uint32_t
-identity_lengths(ngx_http_request_t *r)
-{
-    uint32_t          lengths;
-    ngx_uint_t        i;
+    ngx_uint_t        i, n;
+    ngx_keyval_t      pair, pairs[NGX_HTTP_IDEMPOTENCY_CREDENTIALS_SORTED];
     ngx_list_part_t  *part;
     ngx_table_elt_t  *h;
 
-    lengths = 0;
+    n = 0;
 
     for (part = &r->headers_in.headers.part; part; part = part->next) {
 
         h = part->elts;
 
         for (i = 0; i < part->nelts; i++) {
-            lengths |= (uint32_t) 1 << (h[i].key.len % 32);
+
+            if (!ngx_http_idempotency_credential(h[i].lowcase_key,
+                                                 h[i].key.len)
+                || h[i].value.len == 0
+                || ngx_http_idempotency_header_is(&h[i], &identity_name)
+                || identity_of_key(conf->keys, &h[i]))
+            {
+                continue;
+            }
+
+            pair.key.len = h[i].key.len;
+            pair.key.data = h[i].lowcase_key;
+            pair.value = h[i].value;
+
+            if (n < NGX_HTTP_IDEMPOTENCY_CREDENTIALS_SORTED) {
+                ngx_http_idempotency_insert_pair(pairs, n, &pair);
+                n++;
+
+            } else {
+                ngx_http_idempotency_digest_pair(d, "K", &pair);
+            }
+
+            *shown |= shown_shared;
         }
     }
 
-    return lengths;
+    for (i = 0; i < n; i++) {
+        ngx_http_idempotency_digest_pair(d, "K", &pairs[i]);
+    }
+}
+
+
+/* that is the operation's name, and another one's with each operation */
+
+static ngx_uint_t
+identity_of_key(ngx_array_t *keys, ngx_table_elt_t *h)
+{
+    ngx_str_t                   *name;
+    ngx_uint_t                   i, n;
+    ngx_http_idempotency_key_t  *key;
+
+    key = keys->elts;
+
+    for (i = 0; i < keys->nelts; i++) {
+        name = key[i].headers.elts;
+
+        for (n = 0; n < key[i].headers.nelts; n++) {
+            if (ngx_http_idempotency_header_is(h, &name[n])) {
+                return 1;
+            }
+        }
+    }
+
+    return 0;
 }
 
 
@@ -249,7 +274,7 @@ identity_lengths(ngx_http_request_t *r)
 
 static ngx_int_t
 identity_certificate(ngx_http_request_t *r, ngx_idempotency_digest_t *d,
-    ngx_uint_t *known)
+    ngx_uint_t *shown)
 {
     ngx_str_t                   value;
     ngx_http_variable_value_t  *vv;
@@ -274,7 +299,7 @@ identity_certificate(ngx_http_request_t *r, ngx_idempotency_digest_t *d,
 
     ngx_idempotency_digest_bytes(d, (u_char *) "S", 1);
     ngx_idempotency_digest_field(d, &value);
-    *known = 1;
+    *shown |= shown_certificate;
 
     return NGX_OK;
 }

@@ -13,6 +13,7 @@ static ngx_uint_t key_unread(ngx_http_request_t *r,
 static ngx_uint_t key_repeated(ngx_http_request_t *r,
     ngx_http_idempotency_key_t *source);
 static ngx_int_t key_unquote(ngx_http_request_t *r, ngx_str_t *key);
+static ngx_int_t key_lower(ngx_http_request_t *r, ngx_str_t *key);
 static ngx_uint_t key_uuid(ngx_str_t *key);
 static ngx_uint_t key_uuid7(ngx_str_t *key, uint64_t now, uint64_t *made);
 
@@ -34,7 +35,7 @@ ngx_http_idempotency_key(ngx_http_request_t *r,
     for (i = 0; i < conf->keys->nelts && key->len == 0; i++) {
 
         if (key_repeated(r, &source[i])
-            || ngx_http_complex_value(r, &source[i].value, key) != NGX_OK
+            || ngx_http_idempotency_value(r, &source[i].value, key) != NGX_OK
             || key_unread(r, &source[i], key))
         {
             return NGX_HTTP_IDEMPOTENCY_STATUS_MALFORMED;
@@ -81,13 +82,14 @@ ngx_http_idempotency_key_parse(ngx_http_request_t *r,
     }
 
     if (conf->key_format == NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_UUID
-        && !key_uuid(key))
+        && (!key_uuid(key) || key_lower(r, key) != NGX_OK))
     {
         return NGX_HTTP_IDEMPOTENCY_STATUS_MALFORMED;
     }
 
     if (conf->key_format == NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_UUID7
-        && !key_uuid7(key, ngx_http_idempotency_wall_clock(), made))
+        && (!key_uuid7(key, ngx_http_idempotency_wall_clock(), made)
+            || key_lower(r, key) != NGX_OK))
     {
         return NGX_HTTP_IDEMPOTENCY_STATUS_MALFORMED;
     }
@@ -207,6 +209,25 @@ ngx_http_idempotency_printable(ngx_str_t *s)
     }
 
     return 1;
+}
+
+
+/* RFC 9562: it is written in lower case, and read in either */
+
+static ngx_int_t
+key_lower(ngx_http_request_t *r, ngx_str_t *key)
+{
+    u_char  *lower;
+
+    lower = ngx_pnalloc(r->pool, key->len);
+    if (lower == NULL) {
+        return NGX_ERROR;
+    }
+
+    ngx_strlow(lower, key->data, key->len);
+    key->data = lower;
+
+    return NGX_OK;
 }
 
 

@@ -94,7 +94,7 @@ replay_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     cookies = (ctx->conf->replay_cookies == NGX_HTTP_IDEMPOTENCY_COOKIES_ALWAYS
                || (ctx->conf->replay_cookies
                    == NGX_HTTP_IDEMPOTENCY_COOKIES_IDENTIFIED
-                   && ngx_http_idempotency_identified(ctx)
+                   && ctx->identified
                    && !ctx->claim.found.anonymous));
 
     ngx_log_debug2(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,

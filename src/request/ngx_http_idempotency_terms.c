@@ -21,7 +21,7 @@ static void terms_time(ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t terms_quota(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t terms_value(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_http_complex_value_t *of);
+    ngx_http_idempotency_ctx_t *ctx, ngx_http_idempotency_value_t *of);
 static void terms_address(ngx_connection_t *c, ngx_str_t *value);
 
 
@@ -138,7 +138,7 @@ ngx_http_idempotency_terms_whose(ngx_http_request_t *r,
 
 static ngx_int_t
 terms_value(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_http_complex_value_t *of)
+    ngx_http_idempotency_value_t *of)
 {
     u_char                     address[NGX_SOCKADDR_STRLEN];
     ngx_str_t                  value;
@@ -146,7 +146,7 @@ terms_value(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
     if (of) {
 
-        if (ngx_http_complex_value(r, of, &value) != NGX_OK) {
+        if (ngx_http_idempotency_value(r, of, &value) != NGX_OK) {
             return NGX_ERROR;
         }
 
