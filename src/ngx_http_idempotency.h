@@ -198,6 +198,10 @@ typedef struct {
     /* it is idempotency_api, and changes what is asked for */
     ngx_uint_t                     api;
     ngx_uint_t                     api_write;
+    /* ... or answers others than this machine; and the names of its server,
+       without wildcards */
+    ngx_uint_t                     api_remote;
+    ngx_array_t                   *api_names;
 
     /* its number among all locations */
     ngx_uint_t                     place;
@@ -737,6 +741,8 @@ void ngx_http_idempotency_count_race(ngx_http_idempotency_ctx_t *ctx);
 
 /* observe/api.c */
 
+ngx_int_t ngx_http_idempotency_api_merge(ngx_conf_t *cf,
+    ngx_http_idempotency_loc_conf_t *conf);
 char *ngx_http_idempotency_api(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 

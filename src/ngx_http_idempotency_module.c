@@ -376,7 +376,7 @@ static ngx_command_t  ngx_http_idempotency_commands[] = {
       NULL },
 
     { ngx_string("idempotency_api"),
-      NGX_HTTP_LOC_CONF|NGX_CONF_NOARGS|NGX_CONF_TAKE1,
+      NGX_HTTP_LOC_CONF|NGX_CONF_NOARGS|NGX_CONF_TAKE12,
       ngx_http_idempotency_api,
       NGX_HTTP_LOC_CONF_OFFSET,
       0,
@@ -605,6 +605,8 @@ ngx_http_idempotency_create_loc_conf(ngx_conf_t *cf)
      *     conf->docs = { 0, NULL };
      *     conf->api = 0;
      *     conf->api_write = 0;
+     *     conf->api_remote = 0;
+     *     conf->api_names = NULL;
      */
 
     conf->store = NGX_CONF_UNSET_PTR;
@@ -739,6 +741,10 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
                               NGX_LOG_NOTICE);
 
     conf->digest_key = imcf->secret.digest_key;
+
+    if (conf->api && ngx_http_idempotency_api_merge(cf, conf) != NGX_OK) {
+        return NGX_CONF_ERROR;
+    }
 
     if (conf->store == NULL) {
         return NGX_CONF_OK;

@@ -1,7 +1,7 @@
 #!/usr/bin/perl
 
 # docs/directives.md, idempotency_api: the page, records in pages, one record by
-# its key, and what may be done to it.
+# its key, what may be done to it, and who may ask for all that.
 
 use strict;
 use warnings;
@@ -11,6 +11,7 @@ use lib "$FindBin::Bin/lib";
 
 use Idempotency;
 
+use IO::Socket::UNIX;
 use JSON::PP qw(decode_json);
 
 my $protected = <<'EOC';
@@ -356,5 +357,174 @@ sub doubt {
 is(names($n->request('GET', $records, key => 'one', body => 'a body')), '200 -', 'a body of no interest');
 
 ok($n->stop, 'the log is clean');
+
+# --- who may ask ------------------------------------------------------------------
+
+# Without remote=on this machine alone. What nginx can't see, a proxy in front of it
+# on the same machine, is told by what proxies add.
+
+{
+    my $api = nginx(http => <<'HTTP', server => 'location / { return 204; }');
+    server {
+        listen 127.0.0.1:$TEST_NGINX_RAND_PORT_1;
+        listen unix:$TEST_NGINX_ROOT/api.sock;
+        server_name admin.example .wild.example *.star.example end.* ~^re _ "" 192.0.2.7;
+        set_real_ip_from 127.0.0.1;
+        real_ip_header CF-Connecting-IP;
+
+        location /near/ { idempotency_api write=on; }
+        location /far/ { idempotency_api remote=on write=on; }
+        location /off/ { idempotency_api remote=off write=off; }
+        location = /own/outcome { idempotency zone=z; idempotency_api; }
+        location = /clients/outcome { idempotency zone=z; idempotency_api remote=on; }
+    }
+    server {
+        listen 127.0.0.1:$TEST_NGINX_RAND_PORT_2 proxy_protocol;
+        location /near/ { idempotency_api; }
+    }
+HTTP
+    my $port = $api->port(1);
+
+    my $at = sub {
+        my ($host, $method, $uri, @headers) = @_;
+
+        return names($api->request($method, $uri, host => $host, port => $port,
+                                   headers => [@headers]));
+    };
+    my $get = sub { my ($uri, @headers) = @_; return $at->('localhost', 'GET', $uri, @headers) };
+
+    is($get->('/near/metrics'), '200 -', 'this machine asks');
+    is($get->('/off/metrics'), '200 -', '... whether remote=off is said or not');
+
+    for my $from ('Forwarded: for=192.0.2.1', 'Via: 1.1 x', 'X-Real-IP: 127.0.0.1',
+                  'X-Forwarded-For: 127.0.0.1', 'X-Forwarded-Proto: https', 'x-forwarded-host: a',
+                  'X-Forwarded-Anything: at all', 'CF-Connecting-IP: 192.0.2.1')
+    {
+        for my $what (qw(/near/ /near/metrics /near/zones /near/zones/z /near/zones/z/records
+                         /near/nothing /own/outcome))
+        {
+            my $r = $api->get($what, host => 'localhost', port => $port, headers => [$from]);
+
+            is($r->{status}, 403, "$from: $what is refused");
+            like($r->{body}, qr/idempotency_api remote=on;/, '... and says by which parameter');
+        }
+
+        is($get->('/far/metrics', $from), '200 -', '... but not with remote=on');
+    }
+
+    # realip: of the socket's own address, too
+
+    is($get->('/near/metrics', 'CF-Connecting-IP: 127.0.0.9'), '200 -',
+       'an address of this machine by realip');
+
+    {
+        my $page = $api->get('/near/', host => 'localhost', port => $port,
+                             headers => ['Via: 1.1 x', 'Accept: text/html']);
+
+        is($page->header('Content-Type'), 'text/plain', 'the page says so as text');
+        like($page->{body}, qr/^Only this machine may ask\./, '... to people');
+        is($page->header('Cache-Control'), 'no-store', '... and stays nowhere');
+    }
+
+    is(names($api->request('GET', '/own/outcome', key => 'k', host => 'localhost', port => $port,
+                           headers => ['Authorization: Bearer a'])),
+       '200 -', '/outcome for this machine');
+    is(names($api->request('GET', '/clients/outcome', key => 'k', host => 'anything', port => $port,
+                           headers => ['Authorization: Bearer a', 'X-Forwarded-For: 192.0.2.1'])),
+       '200 -', '... and for clients, with remote=on');
+
+    # the PROXY protocol
+
+    for (['127.0.0.1', 200], ['192.0.2.1', 403]) {
+        my ($from, $status) = @$_;
+        my $c = $api->connect(port => $api->port(2));
+
+        $c->send("PROXY TCP4 $from 127.0.0.1 1 2\r\n" . message(GET => '/near/metrics', host => 'localhost'));
+        is($c->response->{status}, $status, "PROXY protocol: $from");
+        $c->close;
+    }
+
+    # over a socket of the file system
+
+    {
+        my $c = IO::Socket::UNIX->new(Peer => $api->root . '/api.sock') or die "api.sock: $!";
+
+        print $c message(GET => '/near/metrics', host => 'localhost', close => 1);
+        like(join('', <$c>), qr{^HTTP/1\.1 200 }, 'a socket of the file system');
+    }
+
+    # the Host: this machine's, or the server's own and no other
+
+    for my $host (qw(localhost LOCALHOST localhost:8080 127.0.0.1 127.8.9.10:80 [::1] [::1]:8080
+                     admin.example Admin.Example admin.example:81 192.0.2.7))
+    {
+        is($at->($host, GET => '/near/metrics'), '200 -', "Host: $host");
+        is($at->($host, DELETE => '/far/zones/z/records?key=none'), '404 no_record',
+           '... may change something');
+    }
+
+    for my $host (qw(rebound.example a.wild.example wild.example b.star.example end.com re.example _
+                     localhost.rebound.example 127.0.0.1.rebound.example 192.0.2.8 128.0.0.1 [::2]
+                     admin.example.rebound.example xadmin.example))
+    {
+        is($at->($host, GET => '/near/metrics'), '403 host', "Host: $host is refused");
+        is($at->($host, DELETE => '/near/zones/z/records?key=none'), '403 host', '... a change, too');
+        is($at->($host, GET => '/far/metrics'), '200 -', '... but with remote=on it may read');
+        is($at->($host, DELETE => '/far/zones/z/records?key=none'), '403 host', '... and not change');
+        is($at->($host, PUT => '/far/zones/z/records?key=none&outcome=done'), '403 host', '... nor settle');
+    }
+
+    {
+        my $c = $api->connect(port => $port);
+
+        $c->send("GET /near/metrics HTTP/1.0\r\n\r\n");
+        is($c->response->{status}, 403, 'no Host');
+        $c->close;
+    }
+
+    # a page of another site
+
+    for my $ok ([], ['Sec-Fetch-Site: same-origin'], ['Sec-Fetch-Site: none'],
+                ['Sec-Fetch-Site: same-origin', 'Origin: https://front.example'],
+                ['Origin: http://admin.example'], ['Origin: https://Admin.Example'])
+    {
+        for my $where ('/near', '/far') {
+            is($at->('admin.example', DELETE => "$where/zones/z/records?key=none", @$ok),
+               '404 no_record', "$where: a change, " . (join(', ', @$ok) || 'by a program'));
+        }
+    }
+
+    for my $bad (['Sec-Fetch-Site: cross-site'], ['Sec-Fetch-Site: same-site'],
+                 ['Sec-Fetch-Site: '], ['Sec-Fetch-Site: same-origin', 'Sec-Fetch-Site: cross-site'],
+                 ['Sec-Fetch-Site: cross-site', 'Origin: http://admin.example'],
+                 ['Origin: null'], ['Origin: http://rebound.example'], ['Origin: '],
+                 ['Origin: http://admin.example:81'], ['Origin: http://admin.example.rebound.example'],
+                 ['Origin: http://xadmin.example'], ['Origin: admin.example'],
+                 ['Origin: http://admin.example', 'Origin: http://rebound.example'])
+    {
+        for my $where ('/near', '/far') {
+            is($at->('admin.example', DELETE => "$where/zones/z/records?key=none", @$bad),
+               '403 origin', "$where: no change, " . join(', ', @$bad));
+            is($at->('admin.example', PUT => "$where/zones/z/records?key=none&outcome=done", @$bad),
+               '403 origin', '... nor is anything settled');
+            is($at->('admin.example', GET => "$where/zones", @$bad), '200 -', '... what is read is read');
+        }
+    }
+
+    is($at->('localhost:8080', DELETE => '/near/zones/z/records?key=none', 'Origin: http://localhost:8080'),
+       '404 no_record', 'an origin with its port');
+
+    $api->stop;
+}
+
+for (['remote=yes', 'remote=yes'], ['remote=on remote=on', 'remote=on'], ['write=on write=off', 'write=off'],
+     ['local=on', 'local=on'])
+{
+    my ($parameters, $named) = @$_;
+    my ($ok, $said) = config_test(server => "location /a { idempotency_api $parameters; }");
+
+    ok(!$ok && $said =~ /\[emerg\] (?:\d+#\d+: )?invalid parameter "\Q$named\E" in \S+:\d+/,
+       "idempotency_api $parameters") or diag($said);
+}
 
 done_testing();

@@ -73,7 +73,7 @@ my %lies = (
     'a length below zero' => { length => ~0 - 5 },
     'a line with another length' => { length => 0, headers => [[4, 'Content-Length', 3_000_000]] },
     'a status of 99' => { status => 99, line => '' },
-    'a status of 600' => { status => 600, line => '' },
+    'a status of 1000' => { status => 1000, line => '' },
     'a status of 101' => { status => 101, line => '' },
     'another one than its row' => { status => 201, line => '' },
     'a line of another status' => { line => '404 Not Found' },

@@ -426,6 +426,14 @@ sub hostile {
 sub gone {
     figures(busy(1));
     see();
+
+    # the API's own words, which tell what to do
+    open my $f, '>', "$dir/mock/refused" or die $!;
+    close $f;
+    $browser->wait_for('document.getElementById("state").textContent.includes("it answers 403: "
+                        + "Only this machine may ask. Say remote=on.")', 'why it is refused');
+    unlink "$dir/mock/refused";
+
     unlink "$dir/mock/zones";
     $browser->wait_for('document.getElementById("state").textContent.includes("answers 404")',
                        'words about a refusal');

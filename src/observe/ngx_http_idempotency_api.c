@@ -50,7 +50,18 @@ typedef struct {
 } api_refusal_t;
 
 
+static ngx_int_t api_parameter(ngx_str_t *value, char *name,
+    ngx_uint_t *flag);
 static ngx_int_t api_handler(ngx_http_request_t *r);
+static ngx_http_idempotency_api_refusal_e api_may_ask(ngx_http_request_t *r);
+static ngx_uint_t api_is_from_here(ngx_http_request_t *r);
+static ngx_uint_t api_is_ours(ngx_http_request_t *r, ngx_array_t *names);
+static ngx_uint_t api_is_own_page(ngx_http_request_t *r);
+static ngx_uint_t api_header_is(ngx_table_elt_t *h, char *name);
+static ngx_uint_t api_value_is(ngx_table_elt_t *h, char *value);
+static ngx_uint_t api_is_loopback(struct sockaddr *sa);
+static ngx_uint_t api_is_loopback_text(ngx_http_request_t *r, u_char *text,
+    size_t len);
 static ngx_str_t api_path(ngx_http_request_t *r);
 static ngx_uint_t api_stands_for(ngx_str_t *name);
 static void api_route(ngx_http_request_t *r, ngx_str_t *path,
@@ -59,6 +70,8 @@ static void api_route_zone(ngx_http_request_t *r, ngx_str_t *path,
     api_route_t *route);
 static ngx_int_t api_methods(ngx_http_request_t *r, api_route_t *route);
 static ngx_int_t api_send_page(ngx_http_request_t *r);
+static ngx_int_t api_refuse_page(ngx_http_request_t *r,
+    ngx_http_idempotency_api_refusal_e why);
 static ngx_int_t api_redirect(ngx_http_request_t *r);
 static ngx_int_t api_send_records(ngx_http_request_t *r,
     ngx_idempotency_store_t *store);
@@ -146,7 +159,28 @@ static api_refusal_t  api_refusals[] = {
       ngx_string("The store does not answer"),
       ngx_string("It is left inconsistent by a process that died, or out of "
                  "reach."),
-      1 }
+      1 },
+
+    { NGX_HTTP_FORBIDDEN, ngx_string("remote"),
+      ngx_string("Only this machine may ask"),
+      ngx_string("This request comes from another one, or through a proxy. "
+                 "Where access rules stand before this location, "
+                 "\"idempotency_api remote=on;\" says so."),
+      0 },
+
+    { NGX_HTTP_FORBIDDEN, ngx_string("host"),
+      ngx_string("This host is none of the server's names"),
+      ngx_string("The Host header must name this machine (localhost, a "
+                 "loopback address) or be one of \"server_name\", exactly; "
+                 "with \"idempotency_api remote=on;\" only of a request that "
+                 "changes something."),
+      0 },
+
+    { NGX_HTTP_FORBIDDEN, ngx_string("origin"),
+      ngx_string("A page of another origin asks"),
+      ngx_string("What changes something is asked for by a page of this "
+                 "origin, or by a program."),
+      0 }
 };
 
 
@@ -156,6 +190,7 @@ ngx_http_idempotency_api(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
     ngx_http_idempotency_loc_conf_t  *ilcf = conf;
 
     ngx_str_t                         *value;
+    ngx_uint_t                         i, write, remote;
     ngx_http_core_loc_conf_t          *clcf;
     ngx_http_idempotency_main_conf_t  *imcf;
 
@@ -165,17 +200,24 @@ ngx_http_idempotency_api(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 
     value = cf->args->elts;
 
-    if (cf->args->nelts == 2) {
+    write = NGX_CONF_UNSET_UINT;
+    remote = NGX_CONF_UNSET_UINT;
 
-        if (ngx_strcmp(value[1].data, "write=on") == 0) {
-            ilcf->api_write = 1;
+    for (i = 1; i < cf->args->nelts; i++) {
 
-        } else if (ngx_strcmp(value[1].data, "write=off") != 0) {
-            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                               "invalid parameter \"%V\"", &value[1]);
-            return NGX_CONF_ERROR;
+        if (api_parameter(&value[i], "write=", &write) == NGX_OK
+            || api_parameter(&value[i], "remote=", &remote) == NGX_OK)
+        {
+            continue;
         }
+
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid parameter \"%V\"", &value[i]);
+        return NGX_CONF_ERROR;
     }
+
+    ilcf->api_write = (write == 1);
+    ilcf->api_remote = (remote == 1);
 
     clcf = ngx_http_conf_get_module_loc_conf(cf, ngx_http_core_module);
 
@@ -201,17 +243,113 @@ ngx_http_idempotency_api(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 }
 
 
+/* on or off, once */
+
+static ngx_int_t
+api_parameter(ngx_str_t *value, char *name, ngx_uint_t *flag)
+{
+    u_char  *p;
+    size_t   len;
+
+    len = ngx_strlen(name);
+
+    if (*flag != NGX_CONF_UNSET_UINT
+        || ngx_strncmp(value->data, name, len) != 0)
+    {
+        return NGX_DECLINED;
+    }
+
+    p = value->data + len;
+
+    if (ngx_strcmp(p, "on") == 0) {
+        *flag = 1;
+
+    } else if (ngx_strcmp(p, "off") == 0) {
+        *flag = 0;
+
+    } else {
+        return NGX_DECLINED;
+    }
+
+    return NGX_OK;
+}
+
+
+/* the server's names are gone once the configuration is read */
+
+ngx_int_t
+ngx_http_idempotency_api_merge(ngx_conf_t *cf,
+    ngx_http_idempotency_loc_conf_t *conf)
+{
+    ngx_str_t                 *name, *own;
+    ngx_uint_t                 i;
+    ngx_http_server_name_t    *names;
+    ngx_http_core_srv_conf_t  *cscf;
+
+    cscf = ngx_http_conf_get_module_srv_conf(cf, ngx_http_core_module);
+
+    conf->api_names = ngx_array_create(cf->pool, 1 + cscf->server_names.nelts,
+                                       sizeof(ngx_str_t));
+    if (conf->api_names == NULL) {
+        return NGX_ERROR;
+    }
+
+    names = cscf->server_names.elts;
+
+    for (i = 0; i < cscf->server_names.nelts; i++) {
+        name = &names[i].name;
+
+        /* those that many hosts match, and "_", stand for any */
+
+        if (name->len == 0
+#if (NGX_PCRE)
+            || names[i].regex
+#endif
+            || name->data[0] == '.' || name->data[0] == '*'
+            || name->data[name->len - 1] == '*'
+            || (name->len == 1 && name->data[0] == '_'))
+        {
+            continue;
+        }
+
+        own = ngx_array_push(conf->api_names);
+        if (own == NULL) {
+            return NGX_ERROR;
+        }
+
+        *own = *name;
+    }
+
+    return NGX_OK;
+}
+
+
 static ngx_int_t
 api_handler(ngx_http_request_t *r)
 {
-    ngx_int_t                         rc;
-    ngx_str_t                         path;
-    api_route_t                       route;
-    ngx_http_idempotency_loc_conf_t  *conf;
+    ngx_int_t                            rc;
+    ngx_str_t                            path;
+    api_route_t                          route;
+    ngx_http_idempotency_loc_conf_t     *conf;
+    ngx_http_idempotency_api_refusal_e   why;
 
     path = api_path(r);
 
     api_route(r, &path, &route);
+
+    why = api_may_ask(r);
+
+    if (why != NGX_HTTP_IDEMPOTENCY_API_ALLOWED) {
+        rc = ngx_http_discard_request_body(r);
+
+        if (rc != NGX_OK) {
+            return rc;
+        }
+
+        return (route.what == api_page) ? api_refuse_page(r, why)
+                                        : ngx_http_idempotency_api_refuse(r,
+                                                                         why);
+    }
 
     rc = api_methods(r, &route);
 
@@ -245,6 +383,255 @@ api_handler(ngx_http_request_t *r)
                : ngx_http_idempotency_api_refuse(r,
                                             NGX_HTTP_IDEMPOTENCY_API_NO_ZONE);
     }
+}
+
+
+/*
+ * Whether nginx's own access rules stand before this location a module can't
+ * see.  So it answers to this machine alone, unless it is told that they do;
+ * and a page in a browser of this machine, which has its address and may have
+ * its name by a trick of DNS, is another one's in any case.
+ */
+
+static ngx_http_idempotency_api_refusal_e
+api_may_ask(ngx_http_request_t *r)
+{
+    ngx_uint_t                        changes;
+    ngx_http_idempotency_loc_conf_t  *conf;
+
+    conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
+
+    changes = (r->method & (NGX_HTTP_GET|NGX_HTTP_HEAD)) ? 0 : 1;
+
+    if (!conf->api_remote && !api_is_from_here(r)) {
+        return NGX_HTTP_IDEMPOTENCY_API_REMOTE;
+    }
+
+    if ((!conf->api_remote || changes) && !api_is_ours(r, conf->api_names)) {
+        return NGX_HTTP_IDEMPOTENCY_API_HOST;
+    }
+
+    if (changes && !api_is_own_page(r)) {
+        return NGX_HTTP_IDEMPOTENCY_API_ORIGIN;
+    }
+
+    return NGX_HTTP_IDEMPOTENCY_API_ALLOWED;
+}
+
+
+/* by all that is known: the socket, what realip and the PROXY protocol say, and
+   what a proxy adds */
+
+static ngx_uint_t
+api_is_from_here(ngx_http_request_t *r)
+{
+    ngx_str_t                  *name;
+    ngx_uint_t                  i, key;
+    ngx_list_part_t            *part;
+    ngx_table_elt_t            *h;
+    ngx_http_variable_value_t  *vv;
+
+    static ngx_str_t  addresses[] = {
+        ngx_string("realip_remote_addr"),
+        ngx_string("proxy_protocol_addr"),
+        ngx_null_string
+    };
+
+    if (!api_is_loopback(r->connection->sockaddr)) {
+        return 0;
+    }
+
+    for (name = addresses; name->len; name++) {
+        key = ngx_hash_key(name->data, name->len);
+
+        vv = ngx_http_get_variable(r, name, key);
+
+        if (vv == NULL) {
+            return 0;
+        }
+
+        if (!vv->not_found && vv->len
+            && !api_is_loopback_text(r, vv->data, vv->len))
+        {
+            return 0;
+        }
+    }
+
+    for (part = &r->headers_in.headers.part; part; part = part->next) {
+        h = part->elts;
+
+        for (i = 0; i < part->nelts; i++) {
+
+            if (api_header_is(&h[i], "via")
+                || api_header_is(&h[i], "forwarded")
+                || api_header_is(&h[i], "x-real-ip")
+                || (h[i].key.len > 12
+                    && ngx_strncmp(h[i].lowcase_key, "x-forwarded-", 12)
+                       == 0))
+            {
+                return 0;
+            }
+        }
+    }
+
+    return 1;
+}
+
+
+/* a name that was made to lead here is another one */
+
+static ngx_uint_t
+api_is_ours(ngx_http_request_t *r, ngx_array_t *names)
+{
+    ngx_str_t   *host, *name;
+    ngx_uint_t   i;
+
+    host = &r->headers_in.server;
+
+    if (host->len == 9 && ngx_strncmp(host->data, "localhost", 9) == 0) {
+        return 1;
+    }
+
+    name = names->elts;
+
+    for (i = 0; i < names->nelts; i++) {
+        if (name[i].len == host->len
+            && ngx_strncmp(name[i].data, host->data, host->len) == 0)
+        {
+            return 1;
+        }
+    }
+
+    return host->len && api_is_loopback_text(r, host->data, host->len);
+}
+
+
+/* a browser says whose page asks; a program says nothing */
+
+static ngx_uint_t
+api_is_own_page(ngx_http_request_t *r)
+{
+    u_char           *p, *last;
+    ngx_str_t        *host;
+    ngx_uint_t        i, told;
+    ngx_list_part_t  *part;
+    ngx_table_elt_t  *h, *origin;
+
+    told = 0;
+    origin = NULL;
+
+    for (part = &r->headers_in.headers.part; part; part = part->next) {
+        h = part->elts;
+
+        for (i = 0; i < part->nelts; i++) {
+
+            if (api_header_is(&h[i], "sec-fetch-site")) {
+                told = 1;
+
+                if (!api_value_is(&h[i], "same-origin")
+                    && !api_value_is(&h[i], "none"))
+                {
+                    return 0;
+                }
+
+            } else if (api_header_is(&h[i], "origin")) {
+
+                if (origin) {
+                    return 0;
+                }
+
+                origin = &h[i];
+            }
+        }
+    }
+
+    if (told || origin == NULL) {
+        return 1;
+    }
+
+    /* of HTTP/3 the name alone is known */
+
+    host = r->headers_in.host ? &r->headers_in.host->value
+                              : &r->headers_in.server;
+
+    last = origin->value.data + origin->value.len;
+    p = ngx_strlcasestrn(origin->value.data, last, (u_char *) "://", 2);
+
+    return p && (size_t) (last - p - 3) == host->len
+           && ngx_strncasecmp(p + 3, host->data, host->len) == 0;
+}
+
+
+static ngx_uint_t
+api_header_is(ngx_table_elt_t *h, char *name)
+{
+    return h->key.len == ngx_strlen(name)
+           && ngx_strncmp(h->lowcase_key, name, h->key.len) == 0;
+}
+
+
+static ngx_uint_t
+api_value_is(ngx_table_elt_t *h, char *value)
+{
+    return h->value.len == ngx_strlen(value)
+           && ngx_strncmp(h->value.data, value, h->value.len) == 0;
+}
+
+
+/* an address, of IPv6 in brackets or without, or that of a socket in the file
+   system */
+
+static ngx_uint_t
+api_is_loopback_text(ngx_http_request_t *r, u_char *text, size_t len)
+{
+    ngx_addr_t  addr;
+
+    if (len >= 5 && ngx_strncmp(text, "unix:", 5) == 0) {
+        return 1;
+    }
+
+    if (len > 2 && text[0] == '[' && text[len - 1] == ']') {
+        text++;
+        len -= 2;
+    }
+
+    return ngx_parse_addr(r->pool, &addr, text, len) == NGX_OK
+           && api_is_loopback(addr.sockaddr);
+}
+
+
+static ngx_uint_t
+api_is_loopback(struct sockaddr *sa)
+{
+    u_char  *p;
+
+    switch (sa->sa_family) {
+
+    case AF_INET:
+        p = (u_char *) &((struct sockaddr_in *) sa)->sin_addr;
+        return p[0] == 127;
+
+#if (NGX_HAVE_INET6)
+
+    case AF_INET6:
+        p = ((struct sockaddr_in6 *) sa)->sin6_addr.s6_addr;
+
+        return IN6_IS_ADDR_LOOPBACK(&((struct sockaddr_in6 *) sa)->sin6_addr)
+               || (IN6_IS_ADDR_V4MAPPED(
+                                    &((struct sockaddr_in6 *) sa)->sin6_addr)
+                   && p[12] == 127);
+
+#endif
+
+#if (NGX_HAVE_UNIX_DOMAIN)
+
+    case AF_UNIX:
+        return 1;
+
+#endif
+    }
+
+    return 0;
 }
 
 
@@ -459,6 +846,29 @@ api_send_page(ngx_http_request_t *r)
 
     return api_respond(r, "text/html", sizeof(ngx_http_idempotency_page_html),
                        &out);
+}
+
+
+/* for people, too: a browser shows it */
+
+static ngx_int_t
+api_refuse_page(ngx_http_request_t *r, ngx_http_idempotency_api_refusal_e why)
+{
+    ngx_http_idempotency_text_t  text;
+
+    ngx_http_idempotency_text_init(&text, r->pool);
+    ngx_http_idempotency_text_add(&text, "%V.\n%V\n",
+                                  &api_refusals[why].title,
+                                  &api_refusals[why].detail);
+
+    if (text.failed) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    r->err_status = 0;
+    r->headers_out.status = api_refusals[why].status;
+
+    return api_respond(r, "text/plain", text.size, text.out);
 }
 
 

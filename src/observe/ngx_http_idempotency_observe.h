@@ -86,7 +86,12 @@ typedef enum {
     NGX_HTTP_IDEMPOTENCY_API_BAD_OUTCOME,
     NGX_HTTP_IDEMPOTENCY_API_NO_BACKING,
     NGX_HTTP_IDEMPOTENCY_API_NOT_IN_DOUBT,
-    NGX_HTTP_IDEMPOTENCY_API_UNAVAILABLE
+    NGX_HTTP_IDEMPOTENCY_API_UNAVAILABLE,
+    NGX_HTTP_IDEMPOTENCY_API_REMOTE,
+    NGX_HTTP_IDEMPOTENCY_API_HOST,
+    NGX_HTTP_IDEMPOTENCY_API_ORIGIN,
+    /* it may be asked: no refusal */
+    NGX_HTTP_IDEMPOTENCY_API_ALLOWED
 } ngx_http_idempotency_api_refusal_e;
 
 ngx_int_t ngx_http_idempotency_api_refuse(ngx_http_request_t *r,

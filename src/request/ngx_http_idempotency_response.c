@@ -516,7 +516,7 @@ response_text_is_good(ngx_str_t *s)
 static ngx_uint_t
 response_status_is_good(ngx_uint_t status, ngx_str_t *line)
 {
-    if (status < 200 || status >= 600) {
+    if (status < 200 || status >= NGX_HTTP_IDEMPOTENCY_STATUSES) {
         return 0;
     }
 
