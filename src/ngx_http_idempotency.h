@@ -96,10 +96,11 @@ extern ngx_http_idempotency_refusal_t
 #define NGX_HTTP_IDEMPOTENCY_COOKIES_ALWAYS      1
 #define NGX_HTTP_IDEMPOTENCY_COOKIES_NEVER       2
 
-/* in place of a list of statuses: those that say so, and all */
+/* whether a status binds a token: it does not, it does, or by what it says */
 
-#define NGX_HTTP_IDEMPOTENCY_KEEP_DEFAULT      ((u_char *) 1)
-#define NGX_HTTP_IDEMPOTENCY_KEEP_ANY          NULL
+#define NGX_HTTP_IDEMPOTENCY_KEEP_NO           0
+#define NGX_HTTP_IDEMPOTENCY_KEEP_YES          1
+#define NGX_HTTP_IDEMPOTENCY_KEEP_DEFAULT      2
 
 #define NGX_HTTP_IDEMPOTENCY_STATUSES          1000
 
@@ -135,6 +136,8 @@ typedef struct {
     ngx_array_t                    fields;
     /* variables that may be made of such fields, as a map's */
     ngx_uint_t                     indirect;
+    /* it is $http_idempotency_key, which a browser may have made */
+    ngx_uint_t                     header;
 } ngx_http_idempotency_key_t;
 
 
@@ -179,7 +182,7 @@ typedef struct {
     /* so many tokens for a value, by default the client's address; or 0 */
     ngx_uint_t                     quota;
     ngx_http_idempotency_value_t  *quota_value;
-    /* the statuses that bind a token: a bit for each, or one of the above */
+    /* of each status one of the above; NULL: the default of all of them */
     u_char                        *keep;
     /* as given, or the store's */
     size_t                         max_response_given;
@@ -261,9 +264,11 @@ typedef struct {
     /* why a key could not be read from it */
     ngx_http_idempotency_unreadable_e  unreadable;
 
-    /* it was asked for, and is not there yet; its digest is known */
+    /* it was asked for, and is not there yet; its digest is known; it is a
+       form's, and the key is a field of it */
     unsigned                           reading:1;
     unsigned                           digested:1;
+    unsigned                           form_key:1;
 } ngx_http_idempotency_body_t;
 
 
@@ -725,8 +730,8 @@ ngx_uint_t ngx_http_idempotency_accepts_html(ngx_http_request_t *r);
 /* request/form.c */
 
 ngx_uint_t ngx_http_idempotency_is_form(ngx_http_request_t *r);
-ngx_uint_t ngx_http_idempotency_is_browsers(ngx_http_request_t *r,
-    ngx_str_t *key);
+ngx_uint_t ngx_http_idempotency_has_form(ngx_http_request_t *r);
+ngx_uint_t ngx_http_idempotency_navigates(ngx_http_request_t *r);
 
 /* guard/guard.c */
 

@@ -225,47 +225,63 @@ ngx_http_idempotency_set_normalize(ngx_conf_t *cf, ngx_command_t *cmd,
 }
 
 
-/* "default", or "any", or codes, or classes of codes such as "2xx" */
+/*
+ * What is begun with: "default", or "any", or else nothing, but the default if
+ * it begins with "!".  Then codes and classes of codes such as "2xx" are added
+ * and, with "!", taken away, in their order.
+ */
 
 char *
 ngx_http_idempotency_set_keep(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
     ngx_http_idempotency_loc_conf_t  *ilcf = conf;
 
-    u_char      *keep;
     ngx_int_t    code, last;
-    ngx_str_t   *value;
-    ngx_uint_t   i;
+    ngx_str_t   *value, name;
+    ngx_uint_t   i, begin, no;
 
     if (ilcf->keep != NGX_CONF_UNSET_PTR) {
         return "is duplicate";
     }
 
-    value = cf->args->elts;
-
-    if (cf->args->nelts == 2 && ngx_strcmp(value[1].data, "any") == 0) {
-        ilcf->keep = NGX_HTTP_IDEMPOTENCY_KEEP_ANY;
-        return NGX_CONF_OK;
-    }
-
-    if (cf->args->nelts == 2 && ngx_strcmp(value[1].data, "default") == 0) {
-        ilcf->keep = NGX_HTTP_IDEMPOTENCY_KEEP_DEFAULT;
-        return NGX_CONF_OK;
-    }
-
-    keep = ngx_pcalloc(cf->pool, (NGX_HTTP_IDEMPOTENCY_STATUSES + 7) / 8);
-    if (keep == NULL) {
+    ilcf->keep = ngx_palloc(cf->pool, NGX_HTTP_IDEMPOTENCY_STATUSES);
+    if (ilcf->keep == NULL) {
         return NGX_CONF_ERROR;
     }
 
-    for (i = 1; i < cf->args->nelts; i++) {
+    value = cf->args->elts;
 
-        if (value[i].len == 3 && ngx_strcmp(value[i].data + 1, "xx") == 0) {
-            code = ngx_atoi(value[i].data, 1) * 100;
+    i = 2;
+
+    if (ngx_strcmp(value[1].data, "default") == 0) {
+        begin = NGX_HTTP_IDEMPOTENCY_KEEP_DEFAULT;
+
+    } else if (ngx_strcmp(value[1].data, "any") == 0) {
+        begin = NGX_HTTP_IDEMPOTENCY_KEEP_YES;
+
+    } else {
+        i = 1;
+        begin = (value[1].len && value[1].data[0] == '!')
+                    ? NGX_HTTP_IDEMPOTENCY_KEEP_DEFAULT
+                    : NGX_HTTP_IDEMPOTENCY_KEEP_NO;
+    }
+
+    ngx_memset(ilcf->keep, begin, NGX_HTTP_IDEMPOTENCY_STATUSES);
+
+    for ( /* void */ ; i < cf->args->nelts; i++) {
+
+        name = value[i];
+        no = (name.len && name.data[0] == '!');
+
+        name.data += no;
+        name.len -= no;
+
+        if (name.len == 3 && ngx_strcmp(name.data + 1, "xx") == 0) {
+            code = ngx_atoi(name.data, 1) * 100;
             last = code + 99;
 
         } else {
-            code = ngx_atoi(value[i].data, value[i].len);
+            code = ngx_atoi(name.data, name.len);
             last = code;
         }
 
@@ -275,12 +291,10 @@ ngx_http_idempotency_set_keep(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
             return NGX_CONF_ERROR;
         }
 
-        for ( /* void */ ; code <= last; code++) {
-            keep[code / 8] |= 1 << (code % 8);
-        }
+        ngx_memset(ilcf->keep + code, no ? NGX_HTTP_IDEMPOTENCY_KEEP_NO
+                                         : NGX_HTTP_IDEMPOTENCY_KEEP_YES,
+                   last - code + 1);
     }
-
-    ilcf->keep = keep;
 
     return NGX_CONF_OK;
 }

@@ -151,6 +151,11 @@ ngx_http_idempotency_add_key(ngx_conf_t *cf, ngx_array_t *keys,
     }
 
     key->indirect = 0;
+    key->header = (ngx_strcasecmp(value->data,
+                                  (u_char *) "$http_idempotency_key") == 0
+                   || ngx_strcasecmp(value->data,
+                                     (u_char *) "${http_idempotency_key}")
+                      == 0);
 
     if (value->len && key->value.script.lengths == NULL) {
         ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,

@@ -716,8 +716,7 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
 
     ngx_conf_merge_uint_value(conf->quota, prev->quota, 0);
 
-    ngx_conf_merge_ptr_value(conf->keep, prev->keep,
-                             NGX_HTTP_IDEMPOTENCY_KEEP_DEFAULT);
+    ngx_conf_merge_ptr_value(conf->keep, prev->keep, NULL);
     ngx_conf_merge_size_value(conf->max_response_given,
                               prev->max_response_given, NGX_CONF_UNSET_SIZE);
 

@@ -459,9 +459,11 @@ idempotency_ignore_cookies a; idempotency_ignore_cookies off;  # has both "off" 
 === TEST 25: idempotency_keep
 --- config eval located
 join "\n", map({ "idempotency_keep $_;  # \"$_\"" } qw(x 99 100 199 600 1000 2x 1xx 6xx 2XX
-    20x 2xxx -200), '200,201'), map "idempotency_keep $_->[0];  # \"$_->[1]\"",
-    ['200 any', 'any'], ['200 default', 'default'], ['default 200', 'default'],
-    ['2xx 999', '999']
+    20x 2xxx -200 !x !99 !1xx !!200 ! !default !any), '200,201'),
+    map "idempotency_keep $_->[0];  # \"$_->[1]\"",
+    ['200 any', 'any'], ['200 default', 'default'], ['default any', 'any'],
+    ['any default', 'default'], ['default !default', '!default'], ['2xx 999', '999'],
+    ['default !6xx', '!6xx']
 --- must_die
 
 === TEST 26: idempotency_status: a word and a code, once each, and none that nginx has a meaning for
@@ -489,7 +491,8 @@ join "\n", table(\@::times, [qw(1 1s 1ms 1500ms 1d 2w 1h30m)]),
         similar expired missing malformed limited unavailable)]),
     table('idempotency_status', ['conflict=400 missing=599']),
     table('idempotency_keep', ['default', 'any', '200', '2xx 3xx 4xx 5xx', '200 599',
-        '2xx 200']),
+        '2xx 200', 'default 200', 'default !5xx 503', 'any !200', '!5xx', '2xx !201',
+        '!200 200 !200']),
     table('idempotency_methods', ['POST', 'GET', 'GET HEAD POST PUT DELETE PATCH OPTIONS']),
     table('idempotency_in_progress', [qw(wait reject accepted)]),
     table('idempotency_in_doubt', [qw(reject retry)]),

@@ -1,6 +1,6 @@
 # docs/directives.md, "idempotency_missing_key form": the content stands for the
-# key only where a browser sends an HTML form by itself, and its own keys are
-# none.
+# key only where a browser sends an HTML form by itself. A key counts always, but
+# for one that the browser made for a navigation.
 
 use lib 't/lib';
 use Test::Nginx::Idempotency 'no_plan';
@@ -28,6 +28,12 @@ our @browsers = ($navigates, "$navigates\nAccept: */*",
                  map "Accept: $_", 'text/html', 'TEXT/HTML;level=1;q=0.1',
                      'application/json, text/html;q=0.5',
                      "application/json\nAccept: text/html");
+
+# what Java's HttpURLConnection sends by itself
+our $java = "$form\nUser-Agent: Java/17.0.2\n"
+            . 'Accept: text/html, image/gif, image/jpeg, *; q=.2, */*; q=.2';
+our @keyed = ($java, "$form\n$chrome", "Content-Type: application/json\n$chrome",
+              map "$form\nSec-Fetch-Mode: $_\n$chrome", qw(cors no-cors same-origin Navigate), '');
 
 # each of these twice, at a place of its own
 sub twice { return [ map { ($_) x 2 } @_ ] }
@@ -110,38 +116,44 @@ n=%2B1
 --- idempotency_status: NEW NEW - REPLAYED
 --- executions: 3
 
-=== TEST 7: the key of a script counts, and that of what no form sends
---- request
-POST /keys
-a=1
---- more_headers eval
-[twice(map "$_\nIdempotency-Key: script", "$::form\nSec-Fetch-Mode: cors")->@*,
- keys_of("$::form\nSec-Fetch-Mode: cors")->@*,
- twice("Content-Type: application/json\n$::navigates\nIdempotency-Key: json")->@*]
---- idempotency_status: NEW REPLAYED NEW NEW NEW REPLAYED
---- executions: 4
-
-=== TEST 8: a browser's own keys are none, well-formed or not
+=== TEST 7: a key counts, whoever sends it, unless he says that he navigates
 --- request eval
-[at('own', 1 .. 3)->@*, ("POST /own\n$::upload") x 2, ("POST /empty\na=1") x 4]
+[map({ ("POST /key-$_\na=1") x 4 } 0 .. $#::keyed), ("POST /java?id=java\na=1") x 3]
 --- more_headers eval
-[keys_of("$::form\n$::navigates", "$::form\n$::chrome")->@*,
- map("$::form\n$::navigates\nIdempotency-Key: $_", '"open1', '"open2'),
+[map({ my $i = $_; map "$::keyed[$i]\nIdempotency-Key: $i-$_", 1, 1, 2, 1 } 0 .. $#::keyed),
+ map "$::java\nIdempotency-Key: java-$_", 1, 2, 1]
+--- response_headers eval
+[map({ my $i = $_; map "X-Key: [$i-$_]", 1, 1, 2, 1 } 0 .. $#::keyed), map "X-Key: [java-$_]", 1, 2, 1]
+--- idempotency_status eval
+'NEW REPLAYED NEW REPLAYED ' x @::keyed . 'NEW NEW REPLAYED'
+--- executions eval: 2 * @::keyed + 2
+--- no_error_log: passed over
+
+=== TEST 8: the key of a navigation is passed over, well-formed or not, and it is logged
+--- request eval
+[at('own', 1)->@*, ("POST /own\n$::upload") x 2, ("POST /empty\na=1") x 6, ("POST /json\n1") x 2]
+--- more_headers eval
+[map("$::form\n$::navigates\nIdempotency-Key: $_", '"open1', '"open2'),
  keys_of("Content-Type: multipart/form-data; boundary=b\n$::navigates")->@*,
- map("$::form\n$::navigates\nIdempotency-Key: $_", ('', '""') x 2)]
+ map("$::form\n$::navigates\nIdempotency-Key: $_", ('', '""') x 2, ("two\nIdempotency-Key: lines") x 2),
+ keys_of("Content-Type: application/json\n$::navigates")->@*]
 --- response_headers
 X-Key: []
---- idempotency_status: NEW REPLAYED NEW REPLAYED NEW REPLAYED NEW REPLAYED NEW REPLAYED REPLAYED REPLAYED
---- executions: 5
+--- idempotency_status: NEW REPLAYED NEW REPLAYED NEW REPLAYED REPLAYED REPLAYED REPLAYED REPLAYED - -
+--- error_log eval
+qr/\[info\] .*idempotency: passed over the key of a navigation/
 
-=== TEST 9: ... whatever idempotency_key_format says
---- config
+=== TEST 9: ... with content standing for any key, too, and whatever idempotency_key_format says
+--- config eval
+map <<EOC, qw(content form)
 location / {
     idempotency zone=z;
-    idempotency_missing_key form;
+    idempotency_scope $_;
+    idempotency_missing_key $_;
     idempotency_key_format uuid;
     proxy_pass http://backend;
 }
+EOC
 --- request
 POST /uuid
 a=1
@@ -172,26 +184,33 @@ location / {
 --- idempotency_status: NEW REPLAYED NEW REPLAYED CONFLICT NEW REPLAYED
 --- executions: 3
 
-=== TEST 11: they are passed over by their value, wherever it comes from, but not where it is but a part
+=== TEST 11: only where a key is that header and nothing else
 --- config
 location / {
     idempotency zone=z;
     idempotency_missing_key form;
-    idempotency_key $cookie_key "$http_idempotency_key$arg_more";
+    idempotency_key $cookie_key "$http_idempotency_key$arg_more" ${http_Idempotency_Key};
+    proxy_pass http://backend;
+}
+
+location /braces {
+    idempotency zone=z;
+    idempotency_missing_key form;
+    idempotency_key ${http_Idempotency_Key};
     proxy_pass http://backend;
 }
 --- request eval
-[("POST /cookie\na=1") x 2, ("POST /same\na=1") x 2, ("POST /part?more=x\na=1") x 2]
+[("POST /cookie\na=1") x 3, ("POST /part?more=x\na=1") x 3, ("POST /braces\na=1") x 2]
 --- more_headers eval
 [map "$::form\n$::navigates\n$_",
-     keys_of('Cookie: key=other')->@*,
-     map("Cookie: key=$_\nIdempotency-Key: $_", 1, 2), keys_of('')->@*]
---- idempotency_status: NEW REPLAYED NEW NEW NEW NEW
+     map({ "Cookie: key=$_\nIdempotency-Key: $_" } 1, 2, 1),
+     map({ "Idempotency-Key: $_" } 1, 2, 1), keys_of('')->@*]
+--- idempotency_status: NEW NEW REPLAYED NEW NEW REPLAYED NEW REPLAYED
 --- executions: 5
 
-=== TEST 12: where anything but forms needs a key, they are keys
+=== TEST 12: where the content stands for nothing, it is a key
 --- config eval
-map <<EOC, qw(content reject)
+map <<EOC, qw(pass reject)
 location / {
     idempotency zone=z;
     idempotency_missing_key $_;

@@ -44,10 +44,10 @@ location /fastcgi {
 --- executions eval: scalar @::final
 
 === TEST 2: one that says that nothing was carried out releases it
---- request eval: with('/', 401, 403, 407, 421, 425, 429)
---- error_code: 401 401 403 403 407 407 421 421 425 425 429 429
+--- request eval: with('/', 401, 403, 407, 419, 421, 425, 429)
+--- error_code: 401 401 403 403 407 407 419 419 421 421 425 425 429 429
 --- idempotency_status: NEW
---- executions: 12
+--- executions: 14
 
 === TEST 3: so do 409 and 503 with Retry-After, and no other status
 --- request eval: with('/', map "$_&$::after", 401, 409, 429, 503, 200, 202, 301, 404, 500, 502, 504)
@@ -307,3 +307,113 @@ location @off { proxy_pass http://backend; }
 --- error_code: 200
 --- response_headers: ! X-Accel-Idempotency
 --- idempotency_status: -
+
+=== TEST 20: idempotency_keep adds, and with "!" takes away, in their order
+--- config
+idempotency zone=z;
+idempotency_key $request_uri;
+
+location /minus { idempotency_keep default !5xx; proxy_pass http://backend; }
+location /begins { idempotency_keep !5xx !404; proxy_pass http://backend; }
+location /any { idempotency_keep any !5xx !404; proxy_pass http://backend; }
+location /back { idempotency_keep default !5xx 502 5xx !503 504; proxy_pass http://backend; }
+location /nothing { idempotency_keep 4xx !404 2xx !2xx 201; proxy_pass http://backend; }
+location /transient { idempotency_keep default !500 !503; proxy_pass http://backend; }
+--- request eval
+with('/minus', 200, 303, 404, 500, 502, 503, 504, 401, 429, "503&$::after&h=Via:%201.1%20x")
+--- error_code eval: twice(200, 303, 404, 500, 502, 503, 504, 401, 429, 503)
+--- idempotency_status eval: 'NEW REPLAYED ' x 3 . 'NEW NEW ' x 7
+
+=== TEST 21: a list that begins with "!" begins with default
+--- request eval: with('/begins', 200, 302, 400, 404, 500, 503, 401, 429, "409&$::after", 409)
+--- error_code eval: twice(200, 302, 400, 404, 500, 503, 401, 429, 409, 409)
+--- idempotency_status eval: 'NEW REPLAYED ' x 3 . 'NEW NEW ' x 6 . 'NEW REPLAYED'
+
+=== TEST 22: any, but some
+--- request eval: with('/any', 200, 401, 429, "409&$::after", 404, 500, 503)
+--- error_code eval: twice(200, 401, 429, 409, 404, 500, 503)
+--- idempotency_status eval: 'NEW REPLAYED ' x 4 . 'NEW NEW ' x 3
+
+=== TEST 23: what comes later overrides, and so it does a condition of the default
+--- request eval: with('/back', 500, 502, "503&h=Via:%201.1%20x", 504, 401, 404)
+--- error_code eval: twice(500, 502, 503, 504, 401, 404)
+--- idempotency_status eval: 'NEW REPLAYED ' x 2 . 'NEW NEW ' . 'NEW REPLAYED ' . 'NEW NEW ' . 'NEW REPLAYED'
+
+=== TEST 24: one that begins with a code begins with nothing
+--- request eval: with('/nothing', 401, 429, 400, 201, 404, 200, 204, 302, 500)
+--- error_code eval: twice(401, 429, 400, 201, 404, 200, 204, 302, 500)
+--- idempotency_status eval: 'NEW REPLAYED ' x 4 . 'NEW NEW ' x 5
+
+=== TEST 25: all but two
+--- request eval: with('/transient', 200, 404, 502, 504, 500, 503)
+--- error_code eval: twice(200, 404, 502, 504, 500, 503)
+--- idempotency_status eval: 'NEW REPLAYED ' x 4 . 'NEW NEW ' x 2
+
+=== TEST 26: a code that is named is kept with Retry-After, and so it is over gRPC's word
+--- config
+idempotency zone=z;
+idempotency_key $request_uri;
+
+location / { idempotency_keep default 429 503; proxy_pass http://backend; }
+location /grpc { proxy_pass http://backend; }
+location /named { idempotency_keep default 200; proxy_pass http://backend; }
+location /minus { idempotency_keep default !5xx; proxy_pass http://backend; }
+--- request eval
+[map @$_, with('/', 429, "503&$::after", 401), with('/grpc', '200&h=grpc-status:%2014'),
+          with('/named', '200&h=grpc-status:%2014'), with('/minus', '200&h=grpc-status:%2014')]
+--- error_code eval: twice(429, 503, 401, 200, 200, 200)
+--- idempotency_status eval: 'NEW REPLAYED ' x 2 . 'NEW NEW ' x 2 . 'NEW REPLAYED NEW NEW'
+
+=== TEST 27: no 4xx binds a token of content, nor one of a form's field: the form is corrected, and sent again
+--- config
+idempotency zone=z;
+idempotency_ignore_fields _token;
+
+location /content { idempotency_missing_key content; proxy_pass http://backend; }
+
+location /field {
+    idempotency_key $http_idempotency_key $idempotency_field_submission;
+    proxy_pass http://backend;
+}
+
+location /mapped { idempotency_key $mapped; proxy_pass http://backend; }
+
+location /named {
+    idempotency_missing_key content;
+    idempotency_keep default 422;
+    proxy_pass http://backend;
+}
+
+location /all {
+    idempotency_missing_key content;
+    idempotency_keep 4xx;
+    proxy_pass http://backend;
+}
+--- http_config
+map $http_idempotency_key $mapped {
+    "" $idempotency_field_submission;
+    default $http_idempotency_key;
+}
+--- request eval
+[map { my $at = $_; map({ ("POST /$at?status=$_\nsubmission=$at-$_&_token=1") x 2 }
+                        400, 404, 408, 419, 422) } qw(content field mapped)]
+--- more_headers
+Content-Type: application/x-www-form-urlencoded
+--- error_code eval: [(map { ($_) x 2 } 400, 404, 408, 419, 422) x 3]
+--- idempotency_status: NEW
+--- executions: 30
+
+=== TEST 28: ... in multipart as well; all else binds, also a field of JSON, and the header
+--- request eval
+[map({ ("POST /field?status=422&a=$_->[0]\n$_->[1]") x 2 }
+     ['part', "--b\r\nContent-Disposition: form-data; name=submission\r\n\r\npart\r\n--b--\r\n"],
+     ['json', '{"submission":"json"}'], ['head', 'x=1']),
+ map { ("POST /$_\nsubmission=$_") x 2 } 'content?status=500', 'field?status=500', 'content?status=303',
+       'named?status=422', 'named?status=404', 'all?status=404']
+--- more_headers eval
+my $form = 'Content-Type: application/x-www-form-urlencoded';
+[('Content-Type: multipart/form-data; boundary=b') x 2, ('Content-Type: application/json') x 2,
+ ("$form\nIdempotency-Key: head") x 2, ($form) x 12]
+--- error_code: 422 422 422 422 422 422 500 500 500 500 303 303 422 422 404 404 404 404
+--- idempotency_status eval
+'NEW NEW ' . 'NEW REPLAYED ' x 6 . 'NEW NEW NEW REPLAYED'

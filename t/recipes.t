@@ -28,6 +28,7 @@ my %recipe = (
     'rails-and-laravel-forms'  => \&rails_and_laravel,
     'restarts'                 => \&restarts,
     'stripe-like-api'          => \&stripe_like_api,
+    'transient-errors'         => \&transient_errors,
     'webhooks'                 => \&webhooks,
 );
 
@@ -125,6 +126,36 @@ sub stripe_like_api {
     my $own = $n->post('/v1/x?status=400&ct=application/json&body=%7B%22error%22:1%7D',
                        key => 'own', body => '', @me);
     is($own->{body}, '{"error":1}', "the application's errors pass as they are");
+}
+
+
+sub transient_errors {
+    my $n = start(shift);
+    my $times = sub {
+        my ($id, $at, $does) = @_;
+
+        my @r = map $n->post("$at?id=$id&$does", key => $id, body => 'a=1') , 1, 2;
+        return executions($id) . " $r[0]{status} $r[1]{status}";
+    };
+
+    is($times->("d$_", '/', "status=$_"), "2 $_ $_", "$_ is executed again") for 500, 503, 429;
+    is($times->("d$_", '/', "status=$_"), "1 $_ $_", "... $_ is not") for 200, 404, 502, 504;
+    is($times->('doubt', '/', 'rst=1'), '1 502 502', '... nor what is in doubt');
+
+    is($times->("p$_", '/protocol/', "status=$_"), "2 $_ $_", "no 5xx is kept: $_")
+        for 500, 502, 503, 504, 599;
+    is($times->("p$_", '/protocol/', "status=$_"), "1 $_ $_", "... but $_") for 201, 422;
+    is($times->('again', '/protocol/', 'rst=1'), '2 502 502', '... not even one that nginx made');
+
+    my $first = $n->start('POST', '/?id=waited&gate=1&status=503', key => 'waited');
+
+    held('waited');
+    my $second = $n->start('POST', '/?id=waited&gate=1&status=503', key => 'waited');
+
+    ok(!$second->readable(0.3), 'a duplicate waits');
+    go('waited');
+    is(join(' ', map { $_->response->{status} } $first, $second), '503 503', '... and gets the error');
+    is(executions('waited'), 1, '... without being executed');
 }
 
 

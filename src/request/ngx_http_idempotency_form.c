@@ -8,11 +8,33 @@
 #include "ngx_http_idempotency_headers.h"
 
 
-static ngx_uint_t form_navigates(ngx_http_request_t *r);
+static ngx_table_elt_t *form_mode(ngx_http_request_t *r);
 
+
+/* browsers of today say so, of others it is known by what they want */
 
 ngx_uint_t
 ngx_http_idempotency_is_form(ngx_http_request_t *r)
+{
+    static ngx_str_t  with = ngx_string("x_requested_with");
+
+    if (!ngx_http_idempotency_has_form(r)) {
+        return 0;
+    }
+
+    if (form_mode(r)) {
+        return ngx_http_idempotency_navigates(r);
+    }
+
+    return ngx_http_idempotency_header_first(r, &with) == NULL
+           && ngx_http_idempotency_accepts_html(r);
+}
+
+
+/* its body is of a type that forms have */
+
+ngx_uint_t
+ngx_http_idempotency_has_form(ngx_http_request_t *r)
 {
     u_char      *p, *last;
     ngx_str_t   *type;
@@ -46,7 +68,7 @@ ngx_http_idempotency_is_form(ngx_http_request_t *r)
         }
 
         if (p == last || *p == ';') {
-            return form_navigates(r);
+            return 1;
         }
     }
 
@@ -54,48 +76,24 @@ ngx_http_idempotency_is_form(ngx_http_request_t *r)
 }
 
 
-/* browsers of today say so, of others it is known by what they want */
+/* it goes to a page, and says so itself */
 
-static ngx_uint_t
-form_navigates(ngx_http_request_t *r)
+ngx_uint_t
+ngx_http_idempotency_navigates(ngx_http_request_t *r)
 {
     ngx_table_elt_t  *h;
 
-    static ngx_str_t  mode = ngx_string("sec_fetch_mode");
-    static ngx_str_t  with = ngx_string("x_requested_with");
+    h = form_mode(r);
 
-    h = ngx_http_idempotency_header_first(r, &mode);
-
-    if (h) {
-        return h->value.len == 8
-               && ngx_strncmp(h->value.data, "navigate", 8) == 0;
-    }
-
-    return ngx_http_idempotency_header_first(r, &with) == NULL
-           && ngx_http_idempotency_accepts_html(r);
+    return h && h->value.len == 8
+           && ngx_strncmp(h->value.data, "navigate", 8) == 0;
 }
 
 
-/*
- * A key that a browser made for a form: a new one each time, and so none at
- * all
- */
-
-ngx_uint_t
-ngx_http_idempotency_is_browsers(ngx_http_request_t *r, ngx_str_t *key)
+static ngx_table_elt_t *
+form_mode(ngx_http_request_t *r)
 {
-    ngx_table_elt_t  *h;
+    static ngx_str_t  mode = ngx_string("sec_fetch_mode");
 
-    static ngx_str_t  name = ngx_string("idempotency_key");
-
-    if (key->len == 0) {
-        return 0;
-    }
-
-    h = ngx_http_idempotency_header_first(r, &name);
-
-    return h
-           && h->value.len == key->len
-           && ngx_memcmp(h->value.data, key->data, key->len) == 0
-           && ngx_http_idempotency_is_form(r);
+    return ngx_http_idempotency_header_first(r, &mode);
 }

@@ -12,6 +12,10 @@ static ngx_uint_t key_unread(ngx_http_request_t *r,
     ngx_http_idempotency_key_t *source, ngx_str_t *key);
 static ngx_uint_t key_repeated(ngx_http_request_t *r,
     ngx_http_idempotency_key_t *source);
+static ngx_uint_t key_browsers(ngx_http_request_t *r,
+    ngx_http_idempotency_loc_conf_t *conf);
+static void key_in_form(ngx_http_request_t *r,
+    ngx_http_idempotency_key_t *source);
 static ngx_int_t key_unquote(ngx_http_request_t *r, ngx_str_t *key);
 static ngx_int_t key_lower(ngx_http_request_t *r, ngx_str_t *key);
 static ngx_uint_t key_uuid(ngx_str_t *key);
@@ -34,23 +38,23 @@ ngx_http_idempotency_key(ngx_http_request_t *r,
 
     for (i = 0; i < conf->keys->nelts && key->len == 0; i++) {
 
+        if (source[i].header && key_browsers(r, conf)) {
+            continue;
+        }
+
         if (key_repeated(r, &source[i])
             || ngx_http_idempotency_value(r, &source[i].value, key) != NGX_OK
             || key_unread(r, &source[i], key))
         {
             return NGX_HTTP_IDEMPOTENCY_STATUS_MALFORMED;
         }
-
-        if (conf->missing_key == NGX_HTTP_IDEMPOTENCY_MISSING_KEY_FORM
-            && ngx_http_idempotency_is_browsers(r, key))
-        {
-            ngx_str_null(key);
-        }
     }
 
     if (key->len == 0) {
         return ngx_http_idempotency_no_key(r, conf);
     }
+
+    key_in_form(r, &source[i - 1]);
 
     return ngx_http_idempotency_key_parse(r, conf, key, made);
 }
@@ -147,6 +151,48 @@ key_repeated(ngx_http_request_t *r, ngx_http_idempotency_key_t *source)
     }
 
     return 0;
+}
+
+
+/*
+ * A browser may make a key for a form that it sends by itself: a new one each
+ * time, so that two clicks are two.  The content, or a field of the form, is
+ * what stands for it.
+ */
+
+static ngx_uint_t
+key_browsers(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf)
+{
+    static ngx_str_t  name = ngx_string("idempotency_key");
+
+    if ((conf->missing_key != NGX_HTTP_IDEMPOTENCY_MISSING_KEY_CONTENT
+         && conf->missing_key != NGX_HTTP_IDEMPOTENCY_MISSING_KEY_FORM)
+        || !ngx_http_idempotency_navigates(r)
+        || ngx_http_idempotency_header_first(r, &name) == NULL)
+    {
+        return 0;
+    }
+
+    ngx_log_error(NGX_LOG_INFO, r->connection->log, 0,
+                  "idempotency: passed over the key of a navigation, "
+                  "as the browser makes a new one each time");
+
+    return 1;
+}
+
+
+/* a map's value may be one of its fields, too */
+
+static void
+key_in_form(ngx_http_request_t *r, ngx_http_idempotency_key_t *source)
+{
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    ctx = ngx_http_idempotency_get_ctx(r);
+
+    ctx->body.form_key = ((source->fields.nelts || source->indirect)
+                          && ctx->body.fields
+                          && ngx_http_idempotency_has_form(r));
 }
 
 

@@ -72,6 +72,7 @@ static outcome_status_t  outcome_not_executed[] = {
     { NGX_HTTP_FORBIDDEN,           outcome_by_status },
     { 407,                          outcome_by_status },
     { NGX_HTTP_CONFLICT,            outcome_by_after },
+    { 419,                          outcome_by_status },
     { 421,                          outcome_by_status },
     { 425,                          outcome_by_status },
     { NGX_HTTP_TOO_MANY_REQUESTS,   outcome_by_status },
@@ -268,13 +269,18 @@ outcome_keeps(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         headers = &r->headers_out.headers;
     }
 
-    if (keep == NGX_HTTP_IDEMPOTENCY_KEEP_ANY) {
-        return 1;
+    if (keep && status < NGX_HTTP_IDEMPOTENCY_STATUSES
+        && keep[status] != NGX_HTTP_IDEMPOTENCY_KEEP_DEFAULT)
+    {
+        return keep[status] == NGX_HTTP_IDEMPOTENCY_KEEP_YES;
     }
 
-    if (keep != NGX_HTTP_IDEMPOTENCY_KEEP_DEFAULT) {
-        return status < NGX_HTTP_IDEMPOTENCY_STATUSES
-               && (keep[status / 8] & (1 << (status % 8)));
+    /* a form that was refused is corrected, and sent again */
+
+    if (status / 100 == 4
+        && (ngx_http_idempotency_by_content(ctx) || ctx->body.form_key))
+    {
+        return 0;
     }
 
     return outcome_executed(headers, status)
