@@ -266,7 +266,7 @@ location /fastcgi {
 }
 
 location /bypass { idempotency_bypass 1; proxy_pass http://backend; }
-location /malformed { idempotency_key '"'; proxy_pass http://backend; }
+location /malformed { idempotency_key '"$uri'; proxy_pass http://backend; }
 location /none { idempotency_key $arg_key; proxy_pass http://backend; }
 --- request eval
 twice(says('release', qw(/?a /?status=500 /2xx?a /fastcgi?a)), says('RELEASE', '/?a'))
