@@ -438,4 +438,134 @@ for (1, 2) {
 is(join(' ', $n->log =~ /\[warn\].* requests given up as their clients left, .*: (\d+), .*: (\d+), too many/g), '1 8',
    'the log says so once a minute') or diag $n->log;
 
+$n->stop;
+
+
+# --- readers of replays -------------------------------------------------------
+
+# A replay may be as large as idempotency_max_response, and be read as slowly as
+# send_timeout lets it: what nginx holds for it meanwhile is at most 160 KB for
+# each reader, also for one who waited. Whoever reads on has all of it, whatever
+# became of the record since.
+
+my $size = 3_000_000;
+
+# memory of its own, without what it has mapped from files
+sub held_memory {
+    my ($kb) = slurp('/proc/' . ($n->workers)[0] . '/status') =~ /^RssAnon:\s+(\d+) kB/m;
+    return $kb;
+}
+
+# so many of them, each with the beginning of it: the rest is nginx's
+sub readers {
+    my ($readers, $waits, $id) = @_;
+    my @m = (POST => "/?id=$id&size=$size" . ($waits ? '&gate=1' : ''), key => $id, body => 'b');
+    my $first = $n->start(@m);
+    my @read;
+
+    $waits ? held($id) : $first->response;
+
+    for (1 .. $readers) {
+        my $c = $n->connect(port => $n->port(1));
+        setsockopt $c->{sock}, SOL_SOCKET, SO_RCVBUF, 65536;
+        $c->send(message(@m));
+        push @read, $c;
+    }
+
+    if ($waits) {
+        go($id);
+        $first->response;
+    }
+
+    for my $c (@read) {
+        $c->want(sub { length $c->{buf} ? 1 : undef });
+    }
+
+    return @read;
+}
+
+for my $waits (0, 1) {
+    my $id = $waits ? 'waits' : 'comes';
+
+    $n = nginx(connections => 512, http => <<'EOC', server => <<'EOD');
+    idempotency zone=z;
+    idempotency_max_response 4m;
+    add_header X-Status $idempotency_status always;
+EOC
+    listen 127.0.0.1:$TEST_NGINX_RAND_PORT_1 sndbuf=64k;
+    send_timeout 1h;
+    location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /api/ { idempotency off; idempotency_api write=on; }
+EOD
+
+    # what all of them have in common is there after the first ones
+
+    my @some = readers(5, $waits, "some-$id");
+    my $before = held_memory();
+    my @read = readers(50, $waits, $id);
+    my $each = (held_memory() - $before) / 50;
+
+    cmp_ok($each, '<', 160, "who $id and reads slowly holds at most 160 KB, not $size bytes");
+
+    is($n->request('DELETE', '/api/zones/z/records?scope=localhost', key => $id)->{status}, 204,
+       '... and when it is forgotten');
+    $_->close for @some, splice @read, 3;
+    is(scalar(grep { my $r = $_->response; $r->replayed && $r->{body} eq pattern($size, 1) } @read), 3,
+       '... has all of it');
+}
+
+# ... and so does who was executed, once his response is recorded.
+
+{
+    $n = nginx(connections => 512, zone => 'idempotency_zone zone=z:64m;', server => <<'EOD');
+        listen 127.0.0.1:$TEST_NGINX_RAND_PORT_1 sndbuf=64k;
+        send_timeout 1h;
+        proxy_buffers 4 8k;
+        idempotency zone=z;
+        location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+        location /api/ { idempotency off; idempotency_api; }
+EOD
+
+    my $done = sub { $n->get('/api/metrics')->{body} =~ /^nginx_idempotency_records\{.*"done"\} (\d+)/m && $1 };
+
+    # one after the other: what nginx frees is used again
+    my $owners = sub {
+        return map {
+            my $key = 'owner' . ++$count;
+            my $was = $done->();
+            my $c = $n->connect(port => $n->port(1));
+
+            setsockopt $c->{sock}, SOL_SOCKET, SO_RCVBUF, 65536;
+            $c->send(message(POST => "/?id=$key&size=900000", key => $key));
+            until_true { $done->() > $was };
+            $c;
+        } 1 .. $_[0];
+    };
+
+    my @some = $owners->(5);
+    my $before = held_memory();
+    my @c = $owners->(30);
+
+    cmp_ok((held_memory() - $before) / 30, '<', 160, 'who owns and reads slowly holds at most 160 KB');
+}
+
+# Where no file can be had, nobody goes without his response.
+
+{
+    my $broken = nginx(allow => qr/\[crit\].*No such file/, server => <<'EOC');
+        idempotency zone=z;
+        location / {
+            client_body_temp_path nowhere;
+            proxy_pass http://$TEST_NGINX_BACKEND;
+        }
+EOC
+    my @m = ('/?id=nofile&size=500000', key => 'nofile', body => 'b');
+
+    $broken->post(@m);
+    rmdir $broken->root . '/nowhere' or die $!;
+    my $r = $broken->post(@m);
+    ok($r->replayed && $r->{body} eq pattern(500_000, 1), 'without a file it is sent from memory');
+    like($broken->log, qr/\[crit\].*nowhere/, '... and the log says so');
+}
+
 done_testing();

@@ -33,13 +33,24 @@ my %filters = (
     charset => 'charset koi8-r; source_charset utf-8; charset_types *;',
     utf8    => 'charset utf-8; charset_types *;',
     ranges  => 'proxy_force_ranges on;',
+
+    # in each 256 bytes of a body of so many
+    large   => "sub_filter 'z!' found; sub_filter_once off; sub_filter_types *;",
+    sent    => 'sendfile on;',
 );
 
-my $n = nginx(workers => 2, http => <<'EOC', server => join '',
+my $pki = certificate();
+
+my $n = nginx(workers => 2, http => <<"EOC" . <<'EOC', server => join '',
+    ssl_certificate $pki/cert.pem;
+    ssl_certificate_key $pki/key.pem;
+EOC
     idempotency_keep any;
     charset_map koi8-r utf-8 { C1 D0B0; C2 D0B1; }
 EOC
-    'location /page { return 200 included; }'
+    'listen 127.0.0.1:$TEST_NGINX_RAND_PORT_1 ssl http2;'
+    . ' listen 127.0.0.1:$TEST_NGINX_RAND_PORT_2 http2;'
+    . ' location /page { return 200 included; }'
     . ' location /hints { idempotency zone=z;'
     . ' proxy_pass http://$TEST_NGINX_BACKEND; }',
     map { "location /plain/$_ { $filters{$_}\n$proxy }\n"
@@ -110,7 +121,7 @@ for my $te (qw(cl chunked close)) {
          { 'Content-Type' => 'text/html' }];
 
     # gzip is negotiated for each request by itself
-    for my $size (1, 5000, 70000) {
+    for my $size (1, 5000, 70000, 300000) {
         my ($uri, $id) = filtered("gzip, $size bytes, $te", 'gzip',
             "size=$size&te=$te&h=ETag:%20%22strong%22",
             { 'Content-Encoding' => 'gzip', ETag => 'W/"strong"' },
@@ -120,6 +131,31 @@ for my $te (qw(cl chunked close)) {
         ok($r->replayed && !$r->has('Content-Encoding')
            && $r->{body} eq pattern($size, 1) && $r->header('ETag') eq '"strong"',
            '... as it is for one who takes no gzip') or diag $r->{head};
+    }
+}
+
+# ... and what is sent from a file
+
+for my $te (qw(cl chunked close)) {
+    for my $where (qw(large sent ssi charset trailer)) {
+        filtered("$where, 300000 bytes, $te", $where, "size=300000&te=$te&ct=text/html;%20charset=utf-8",
+                 $where eq 'large' ? { body => pattern(300_000, 1) =~ s/z!/found/gr }
+                 : $where eq 'trailer' ? { trailers => 'X-Trailer: t 200' } : {});
+    }
+}
+
+for (['HTTP/1.1 over TLS', 1, '--http1.1', '-k'], ['HTTP/2 over TLS', 1, '--http2', '-k'],
+     ['HTTP/2', 2, '--http2-prior-knowledge'])
+{
+    my ($name, $port, @with) = @$_;
+
+    for my $where (qw(none sent)) {
+        my $url = ($port == 1 ? 'https' : 'http') . '://127.0.0.1:' . $n->port($port) 
+                  . "/$where?id=file" . ++$key . '&size=300000';
+        my @r = map { $n->curl(@with, '-d', 'b', '-H', "Idempotency-Key: $name $where", $url) } 1, 2;
+
+        ok($r[1]->replayed && $r[1]{body} eq pattern(300_000, 1), "$where, 300000 bytes, $name: all of it")
+            or diag $r[1]{head};
     }
 }
 
@@ -136,32 +172,32 @@ filtered("gzip, length $_->[0]", 'long', "size=500&te=$_->[0]",
 
 # --- ranges and conditions --------------------------------------------------
 
-{
-    my $uri = '/ranges?id=range&size=1000&noexec=1&h=ETag:%20%22e%22';
+for my $size (1000, 300_000) {
+    my $uri = "/ranges?id=range$size&size=$size&noexec=1&h=ETag:%20%22e%22";
     my %want = ('Range: bytes=10-19' => 206, 'Range: bytes=-5' => 206,
-                'Range: bytes=5000-' => 416, 'Range: bytes=0-0,998-999' => 200,
+                'Range: bytes=300000-' => 416, 'Range: bytes=0-0,998-999' => 200,
                 'If-Range: "e"' => 200);
 
-    my $first = post($uri, 'range');
-    is("$first->{status} " . length $first->{body}, '200 1000', 'the whole first');
+    my $first = post($uri, "range$size");
+    is("$first->{status} " . length $first->{body}, "200 $size", "$size bytes: the whole first");
 
     for (sort keys %want) {
         # the pattern depends on the execution: count from the same number
         my $id = s/\W/-/gr;
         my $plain = post('/plain' . $uri =~ s/id=range/id=$id/r, undef, $_);
-        my $again = post($uri, 'range', $_);
+        my $again = post($uri, "range$size", $_);
 
         is($plain->{status}, $want{$_}, "$_: without us");
         same_message($plain, $again, "$_: on a replay as without us");
         ok($again->replayed, "$_: marked");
     }
 
-    is(post("$uri&part", 'part', 'Range: bytes=0-9')->{status}, 206,
+    is(post("$uri&part", "part$size", 'Range: bytes=0-9')->{status}, 206,
        'a range of the original');
-    my $whole = post("$uri&part", 'part');
+    my $whole = post("$uri&part", "part$size");
     is($whole->replayed . " $whole->{status} " . length $whole->{body},
-       '1 200 1000', '... is not what was recorded');
-    is(executions('range'), 2, 'ranges: executed once each');
+       "1 200 $size", '... is not what was recorded');
+    is(executions("range$size"), 2, 'ranges: executed once each');
 }
 
 # a proxied answer to POST is no subject to conditions, with us or without

@@ -71,5 +71,6 @@ guard_handler(ngx_http_request_t *r)
     r->headers_out.content_length_n = sizeof(ngx_http_idempotency_guard_js);
 
     return ngx_http_idempotency_send(r, ngx_http_idempotency_guard_js,
-                                     sizeof(ngx_http_idempotency_guard_js), 0);
+                                     sizeof(ngx_http_idempotency_guard_js), 0,
+                                     NULL);
 }

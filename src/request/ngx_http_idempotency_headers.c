@@ -129,7 +129,7 @@ ngx_http_idempotency_header_push(ngx_http_request_t *r, ngx_list_t *list,
 
 ngx_int_t
 ngx_http_idempotency_send(ngx_http_request_t *r, u_char *body, size_t len,
-    ngx_uint_t temporary)
+    ngx_uint_t temporary, ngx_file_t *file)
 {
     ngx_int_t     rc;
     ngx_buf_t    *b;
@@ -150,12 +150,21 @@ ngx_http_idempotency_send(ngx_http_request_t *r, u_char *body, size_t len,
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
-    b->start = body;
-    b->pos = body;
-    b->last = body + len;
-    b->end = b->last;
-    b->temporary = temporary ? 1 : 0;
-    b->memory = !b->temporary;
+    if (file) {
+        b->file = file;
+        b->file_last = len;
+        b->in_file = 1;
+        b->temp_file = 1;
+
+    } else {
+        b->start = body;
+        b->pos = body;
+        b->last = body + len;
+        b->end = b->last;
+        b->temporary = temporary ? 1 : 0;
+        b->memory = !b->temporary;
+    }
+
     b->last_buf = 1;
     b->last_in_chain = 1;
 

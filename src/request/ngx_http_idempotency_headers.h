@@ -35,10 +35,10 @@ ngx_table_elt_t *ngx_http_idempotency_header_of(ngx_list_t *list, char *name);
 ngx_table_elt_t *ngx_http_idempotency_header_push(ngx_http_request_t *r,
     ngx_list_t *list, ngx_str_t *key, ngx_str_t *value);
 
-/* a response whose body is in one piece */
+/* a response whose body is in one piece; with a file, it is there */
 
 ngx_int_t ngx_http_idempotency_send(ngx_http_request_t *r, u_char *body,
-    size_t len, ngx_uint_t temporary);
+    size_t len, ngx_uint_t temporary, ngx_file_t *file);
 
 
 #endif /* _NGX_HTTP_IDEMPOTENCY_HEADERS_H_INCLUDED_ */

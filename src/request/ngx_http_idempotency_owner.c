@@ -49,6 +49,7 @@ static void owner_silence_handler(ngx_event_t *ev);
 static void owner_answered(ngx_idempotency_op_t *op);
 static ngx_chain_t *owner_response(ngx_http_idempotency_ctx_t *ctx,
     ngx_int_t outcome, size_t *size);
+static void owner_free(ngx_http_idempotency_ctx_t *ctx);
 
 
 ngx_http_idempotency_ctx_t *
@@ -259,6 +260,7 @@ owner_complete(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome)
 
     owner_begin(ctx, outcome);
     owner_end(&complete->op, store->engine->complete(store, complete));
+    owner_free(ctx);
 }
 
 
@@ -279,6 +281,7 @@ owner_release(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome)
 
     owner_begin(ctx, outcome);
     owner_end(&release->op, store->engine->release(store, release));
+    owner_free(ctx);
 }
 
 
@@ -455,4 +458,20 @@ owner_response(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome,
     }
 
     return ctx->capture.pieces;
+}
+
+
+/* the store has what it keeps, and the client may take long */
+
+static void
+owner_free(ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_chain_t  *cl;
+
+    for (cl = ctx->capture.pieces; cl; cl = cl->next) {
+        (void) ngx_pfree(ctx->request->pool, cl->buf->start);
+    }
+
+    ctx->capture.pieces = NULL;
+    ctx->capture.last_piece = NULL;
 }

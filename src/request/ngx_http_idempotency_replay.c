@@ -8,9 +8,16 @@
 #include "ngx_http_idempotency_response.h"
 
 
+/* a larger body is sent from a file, as who reads slowly holds it for long */
+
+#define NGX_HTTP_IDEMPOTENCY_REPLAY_MEMORY  65536
+
+
+static ngx_file_t *replay_to_file(ngx_http_request_t *r, ngx_str_t *bytes,
+    ngx_http_idempotency_response_t *response);
 static ngx_int_t replay_send(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx,
-    ngx_http_idempotency_response_t *response);
+    ngx_http_idempotency_response_t *response, ngx_file_t *file);
 
 
 /*
@@ -23,6 +30,7 @@ ngx_http_idempotency_replay(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
     void                             **loc_conf;
+    ngx_file_t                        *file;
     ngx_idempotency_found_t           *found;
     ngx_http_idempotency_response_t    response;
 
@@ -72,19 +80,74 @@ ngx_http_idempotency_replay(ngx_http_request_t *r,
         return NGX_OK;
     }
 
+    file = (response.body.len > NGX_HTTP_IDEMPOTENCY_REPLAY_MEMORY)
+           ? replay_to_file(r, &found->response, &response) : NULL;
+
     if (loc_conf) {
         ngx_http_idempotency_origin_enter(r, &response.origin, loc_conf);
     }
 
-    ngx_http_finalize_request(r, replay_send(r, ctx, &response));
+    ngx_http_finalize_request(r, replay_send(r, ctx, &response, file));
 
     return NGX_DONE;
 }
 
 
+/*
+ * The body, in a temporary file that has no name any more; what stood before
+ * it stays in memory, and the rest is given back.  NULL: there is no file, and
+ * all of it is sent from memory.
+ */
+
+static ngx_file_t *
+replay_to_file(ngx_http_request_t *r, ngx_str_t *bytes,
+    ngx_http_idempotency_response_t *response)
+{
+    size_t                     len;
+    u_char                    *p, *whole;
+    ngx_file_t                *file;
+    ngx_http_core_loc_conf_t  *clcf;
+
+    clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
+
+    whole = bytes->data;
+    len = response->body.data - whole;
+
+    p = ngx_pnalloc(r->pool, len);
+    file = ngx_pcalloc(r->pool, sizeof(ngx_file_t));
+
+    if (p == NULL || file == NULL) {
+        return NULL;
+    }
+
+    file->log = r->connection->log;
+
+    if (ngx_create_temp_file(file, clcf->client_body_temp_path, r->pool, 0, 0,
+                             0)
+        != NGX_OK
+        || ngx_write_file(file, response->body.data, response->body.len, 0)
+           == NGX_ERROR)
+    {
+        return NULL;
+    }
+
+    ngx_memcpy(p, whole, len);
+    bytes->data = p;
+
+    /* all that it told is where the bytes are, and these are the same */
+
+    (void) ngx_http_idempotency_response_decode(bytes,
+                                                r->method == NGX_HTTP_HEAD,
+                                                response);
+    (void) ngx_pfree(r->pool, whole);
+
+    return file;
+}
+
+
 static ngx_int_t
 replay_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_http_idempotency_response_t *response)
+    ngx_http_idempotency_response_t *response, ngx_file_t *file)
 {
     ngx_uint_t  cookies;
 
@@ -113,5 +176,5 @@ replay_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
                               response->body.len);
 
     return ngx_http_idempotency_send(r, response->body.data,
-                                     response->body.len, 1);
+                                     response->body.len, 1, file);
 }
