@@ -580,6 +580,8 @@ void ngx_http_idempotency_content(ngx_http_request_t *r,
 ngx_int_t ngx_http_idempotency_identity(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 ngx_uint_t ngx_http_idempotency_anonymous(ngx_http_idempotency_ctx_t *ctx);
+ngx_uint_t ngx_http_idempotency_stranger(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *lines);
 
 /* request/credential.c */
 
@@ -591,6 +593,9 @@ ngx_uint_t ngx_http_idempotency_credential(u_char *name, size_t len);
 ngx_uint_t ngx_http_idempotency_cookies(ngx_http_request_t *r,
     ngx_http_idempotency_ignored_t *ignored, ngx_uint_t version,
     ngx_idempotency_digest_t *d);
+ngx_uint_t ngx_http_idempotency_cookies_set_by(ngx_http_request_t *r,
+    ngx_http_idempotency_ignored_t *ignored, ngx_uint_t version,
+    ngx_str_t *lines);
 void ngx_http_idempotency_insert_pair(ngx_keyval_t *pairs, ngx_uint_t n,
     ngx_keyval_t *pair);
 void ngx_http_idempotency_digest_pair(ngx_idempotency_digest_t *d, char *kind,

@@ -7,6 +7,7 @@
 
 
 #include "ngx_http_idempotency_headers.h"
+#include "ngx_http_idempotency_response.h"
 
 
 /*
@@ -15,6 +16,10 @@
  */
 
 #define NGX_HTTP_IDEMPOTENCY_COOKIES_SORTED  256
+
+/* of more that a response sets none is known */
+
+#define NGX_HTTP_IDEMPOTENCY_COOKIES_SET     64
 
 
 typedef struct {
@@ -55,6 +60,7 @@ typedef struct {
 static void cookies_iter(cookies_iter_t *it, ngx_http_request_t *r,
     ngx_http_idempotency_ignored_t *ignored, ngx_uint_t version);
 static ngx_uint_t cookies_next(cookies_iter_t *it, ngx_keyval_t *cookie);
+static void cookies_pair(ngx_keyval_t *cookie, u_char *p, u_char *last);
 static ngx_int_t cookies_compare(ngx_str_t *one, ngx_str_t *two);
 static ngx_uint_t cookies_ignored(ngx_http_idempotency_ignored_t *ignored,
     ngx_uint_t version, ngx_str_t *name);
@@ -166,7 +172,7 @@ cookies_iter(cookies_iter_t *it, ngx_http_request_t *r,
 static ngx_uint_t
 cookies_next(cookies_iter_t *it, ngx_keyval_t *cookie)
 {
-    u_char           *p, *end, *equals;
+    u_char           *p, *end;
     ngx_table_elt_t  *h;
 
     static ngx_str_t  name = ngx_string("cookie");
@@ -199,15 +205,9 @@ cookies_next(cookies_iter_t *it, ngx_keyval_t *cookie)
             it->pos = end;
         }
 
-        equals = memchr(p, '=', end - p);
+        cookies_pair(cookie, p, end);
 
-        cookie->key = ngx_idempotency_trim(p, equals ? equals : end);
-        ngx_str_null(&cookie->value);
-
-        if (equals) {
-            cookie->value = ngx_idempotency_trim(equals + 1, end);
-
-        } else if (cookie->key.len == 0) {
+        if (cookie->value.data == NULL && cookie->key.len == 0) {
             continue;
         }
 
@@ -217,6 +217,77 @@ cookies_next(cookies_iter_t *it, ngx_keyval_t *cookie)
             return 1;
         }
     }
+}
+
+
+/* without "=" there is no value, not even an empty one */
+
+static void
+cookies_pair(ngx_keyval_t *cookie, u_char *p, u_char *last)
+{
+    u_char  *equals;
+
+    equals = memchr(p, '=', last - p);
+
+    cookie->key = ngx_idempotency_trim(p, equals ? equals : last);
+
+    if (equals) {
+        cookie->value = ngx_idempotency_trim(equals + 1, last);
+
+    } else {
+        ngx_str_null(&cookie->value);
+    }
+}
+
+
+/* whether all of the request's were set by that response, name and value */
+
+ngx_uint_t
+ngx_http_idempotency_cookies_set_by(ngx_http_request_t *r,
+    ngx_http_idempotency_ignored_t *ignored, ngx_uint_t version,
+    ngx_str_t *lines)
+{
+    u_char          *end;
+    ngx_str_t        rest, name, value;
+    ngx_uint_t       slot, i, n;
+    ngx_keyval_t     cookie, set[NGX_HTTP_IDEMPOTENCY_COOKIES_SET];
+    cookies_iter_t   it;
+
+    n = 0;
+    rest = *lines;
+
+    while (n < NGX_HTTP_IDEMPOTENCY_COOKIES_SET
+           && ngx_http_idempotency_response_line(&rest, &slot, &name, &value)
+              == NGX_OK)
+    {
+        if (name.len == 10
+            && ngx_strncasecmp(name.data, (u_char *) "set-cookie", 10) == 0)
+        {
+            end = ngx_strlchr(value.data, value.data + value.len, ';');
+
+            cookies_pair(&set[n++], value.data,
+                         end ? end : value.data + value.len);
+        }
+    }
+
+    cookies_iter(&it, r, ignored, version);
+
+    while (cookies_next(&it, &cookie)) {
+
+        for (i = 0; i < n; i++) {
+            if (cookies_compare(&cookie.key, &set[i].key) == 0
+                && cookies_compare(&cookie.value, &set[i].value) == 0)
+            {
+                break;
+            }
+        }
+
+        if (i == n) {
+            return 0;
+        }
+    }
+
+    return 1;
 }
 
 

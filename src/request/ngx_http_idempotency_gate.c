@@ -70,6 +70,8 @@ static ngx_int_t gate_similar_answered(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t gate_bound(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
+static ngx_int_t gate_stranger(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t gate_carry(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t gate_pass(ngx_http_request_t *r,
@@ -626,12 +628,20 @@ gate_similar_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 static ngx_int_t
 gate_bound(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
+    ngx_int_t  rc;
+
     if (ctx->claim.op.waiting) {
         return ngx_http_idempotency_wait(r, ctx);
     }
 
     if (ctx->claim.found.response.data) {
-        return ngx_http_idempotency_replay(r, ctx);
+        rc = ngx_http_idempotency_replay(r, ctx);
+
+        return (rc == NGX_DECLINED) ? gate_stranger(r, ctx) : rc;
+    }
+
+    if (ngx_http_idempotency_stranger(r, ctx, NULL)) {
+        return gate_stranger(r, ctx);
     }
 
     switch (ctx->claim.found.outcome) {
@@ -648,6 +658,16 @@ gate_bound(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         return ngx_http_idempotency_refuse(r, ctx,
                                    NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT);
     }
+}
+
+
+static ngx_int_t
+gate_stranger(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    ctx->claim.differs = NGX_IDEMPOTENCY_DIFFERS_IDENTITY;
+
+    return ngx_http_idempotency_refuse(r, ctx,
+                                       NGX_HTTP_IDEMPOTENCY_STATUS_CONFLICT);
 }
 
 

@@ -108,6 +108,73 @@ ngx_http_idempotency_anonymous(ngx_http_idempotency_ctx_t *ctx)
 
 
 /*
+ * Who asks for what was bound without any identity could have left his out as
+ * well, and is told of a success.  All else may be about the credentials that
+ * were missing ("please log in"): it is for those who have none, or no others
+ * than the cookies that came with it.  What can't be compared is no such one.
+ * `lines` are those of the recorded response, if it is at hand.
+ */
+
+ngx_uint_t
+ngx_http_idempotency_stranger(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *lines)
+{
+    ngx_str_t                        value;
+    ngx_uint_t                       shown;
+    ngx_idempotency_digest_t         d;
+    ngx_idempotency_found_t         *found;
+    ngx_http_idempotency_ignored_t  *ignored;
+
+    found = &ctx->claim.found;
+
+    /* what was released is bound to nobody: those who waited are told of it */
+
+    if (!found->anonymous || ctx->claim.leftover
+        || found->status < NGX_HTTP_SPECIAL_RESPONSE
+        || ngx_http_idempotency_anonymous(ctx))
+    {
+        return 0;
+    }
+
+    if (lines == NULL) {
+        return 1;
+    }
+
+    ignored = ctx->conf->ignore_cookies;
+
+    if (ctx->conf->identity) {
+
+        if (ngx_http_idempotency_value(r, ctx->conf->identity, &value)
+            != NGX_OK)
+        {
+            return 1;
+        }
+
+        if (value.len) {
+
+            if (!ctx->conf->identity->of_cookies) {
+                return 1;
+            }
+
+            ignored = NULL;
+        }
+    }
+
+    shown = 0;
+
+    ngx_idempotency_digest_init(&d, ctx->conf->digest_key,
+                                ctx->claim.parts.version,
+                                NGX_IDEMPOTENCY_DIGEST_IDENTITY);
+
+    return identity_default(r, ctx, &d, &shown) != NGX_OK
+           || (shown & ~shown_cookies)
+           || !ngx_http_idempotency_cookies_set_by(r, ignored,
+                                                   ctx->claim.parts.version,
+                                                   lines);
+}
+
+
+/*
  * A bearer's token is one user's, whatever cookies tick beside it.  A password
  * or another header is often one for many, and tells them apart only together
  * with their cookies.

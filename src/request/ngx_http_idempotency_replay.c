@@ -21,8 +21,9 @@ static ngx_int_t replay_send(ngx_http_request_t *r,
 
 
 /*
- * NGX_DONE: the request is finalized; NGX_OK: it is a dry run.  Without
- * the location that made it there is nobody who knows how to send it.
+ * NGX_DONE: the request is finalized; NGX_OK: it is a dry run; NGX_DECLINED:
+ * it is not for this request, which shows who asks.  Without the location that
+ * made it there is nobody who knows how to send it.
  */
 
 ngx_int_t
@@ -49,6 +50,10 @@ ngx_http_idempotency_replay(ngx_http_request_t *r,
 
         return ngx_http_idempotency_refuse(r, ctx,
                                          NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT);
+    }
+
+    if (ngx_http_idempotency_stranger(r, ctx, &response.headers)) {
+        return NGX_DECLINED;
     }
 
     if (response.elsewhere) {
