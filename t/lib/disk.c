@@ -31,8 +31,8 @@ typedef struct {
 } disk_t;
 
 
-static disk_t      *disk;
-static const char  *disk_files;
+static disk_t  *disk;
+static char     disk_files[256];
 
 
 __attribute__((constructor))
@@ -42,11 +42,13 @@ disk_init(void)
     int    fd;
     void  *p;
 
-    disk_files = getenv("DISK_FILES");
-
-    if (disk_files == NULL || getenv("DISK") == NULL) {
+    if (getenv("DISK_FILES") == NULL || getenv("DISK") == NULL) {
         return;
     }
+
+    /* nginx writes its processes' titles over the environment */
+
+    (void) strncpy(disk_files, getenv("DISK_FILES"), sizeof(disk_files) - 1);
 
     fd = syscall(SYS_openat, AT_FDCWD, getenv("DISK"), O_RDWR|O_CLOEXEC, 0);
 
