@@ -8,7 +8,7 @@
 #include <malloc.h>
 
 #include "unit.h"
-#include "digest/ngx_idempotency_fields.h"
+#include "digest/ngx_idempotency_encode.h"
 
 
 #define TEXT  "Please+ring+twice%2C+and+leave+it+at+the+door.%0D%0AThe+"      \

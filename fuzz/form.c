@@ -124,7 +124,10 @@ respell(u_char *dst, const uint8_t *data, size_t size)
 }
 
 
-/* sorted by the length of the groups, stable; not for what is escaped */
+/*
+ * Sorted by the length of the groups, stable; not for what is escaped, nor for
+ * what stays in its order
+ */
 
 static size_t
 reorder(u_char *dst, const uint8_t *data, size_t size)
@@ -148,6 +151,11 @@ reorder(u_char *dst, const uint8_t *data, size_t size)
 
             if (amp == NULL) {
                 amp = end;
+            }
+
+            if (start < amp && *start == '[' && memchr(start, ']', amp - start))
+            {
+                return 0;
             }
 
             n = group_length(start, amp - start);

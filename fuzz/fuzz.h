@@ -10,7 +10,6 @@
 
 
 #include "digest/ngx_idempotency_encode.h"
-#include "digest/ngx_idempotency_fields.h"
 
 
 #define hold(property)                                                        \

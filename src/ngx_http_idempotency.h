@@ -13,8 +13,7 @@
 #include <ngx_core.h>
 #include <ngx_http.h>
 
-#include "digest/ngx_idempotency_canon.h"
-#include "digest/ngx_idempotency_fields.h"
+#include "digest/ngx_idempotency_kinds.h"
 #include "store/ngx_idempotency_store.h"
 
 

@@ -100,5 +100,10 @@ void ngx_idempotency_digest_lower(ngx_idempotency_digest_t *d, ngx_str_t *s);
 
 ngx_str_t ngx_idempotency_trim(u_char *start, u_char *end);
 
+/* of a media type: capital and small letters are the same */
+
+ngx_uint_t ngx_idempotency_begins(ngx_str_t *s, char *text);
+ngx_uint_t ngx_idempotency_equal(ngx_str_t *s, char *text);
+
 
 #endif /* _NGX_IDEMPOTENCY_DIGEST_H_INCLUDED_ */

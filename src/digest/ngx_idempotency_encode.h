@@ -9,7 +9,7 @@
 #define _NGX_IDEMPOTENCY_ENCODE_H_INCLUDED_
 
 
-#include "ngx_idempotency_canon.h"
+#include "ngx_idempotency_kinds.h"
 
 
 /* a digest is fast in long pieces only, and an encoding comes in short ones */
@@ -99,11 +99,6 @@ ngx_uint_t ngx_idempotency_ignored(ngx_idempotency_canon_t *c,
 
 ngx_int_t ngx_idempotency_parameter(u_char **pos, u_char *end,
     ngx_str_t *name, ngx_str_t *value);
-
-/* of a media type: capital and small letters are the same */
-
-ngx_uint_t ngx_idempotency_begins(ngx_str_t *s, char *text);
-ngx_uint_t ngx_idempotency_equal(ngx_str_t *s, char *text);
 
 
 static ngx_inline ngx_int_t
@@ -247,6 +242,42 @@ ngx_idempotency_name_set(ngx_idempotency_name_t *name, u_char *data,
     name->prefix = ngx_idempotency_prefix(data, len);
     name->len = len;
     name->index = index;
+}
+
+
+/* fields that are looked for */
+
+void ngx_idempotency_field_begin(ngx_idempotency_fields_t *f);
+void ngx_idempotency_field_put(ngx_idempotency_fields_t *f, u_char *data,
+    size_t len);
+void ngx_idempotency_field_end(ngx_idempotency_fields_t *f, ngx_uint_t state);
+
+
+/* what a variable's name has instead of a byte */
+
+static ngx_inline u_char
+ngx_idempotency_field_class(u_char c)
+{
+    if (c >= '0' && c <= '9') {
+        return c;
+    }
+
+    c |= 0x20;
+
+    return (c >= 'a' && c <= 'z') ? c : '_';
+}
+
+
+static ngx_inline void
+ngx_idempotency_field_name(ngx_idempotency_fields_t *f, u_char c)
+{
+    if (f->name_len < f->longest) {
+        f->name[f->name_len++] = ngx_idempotency_field_class(c);
+        return;
+    }
+
+    /* longer than all that are wanted */
+    f->name_len = f->longest + 1;
 }
 
 

@@ -9,10 +9,17 @@
  * delimiter and behind the last one but line ends and white space.  A field
  * is found where the servers behind us find it, so for that what is malformed
  * is read on as far as its meaning is plain.
+ *
+ * What servers read differently in the header of a part (RFC 7578) is malformed
+ * or ambiguous here, as two bodies must not be taken for one.  Malformed: lines
+ * that are folded, a line end that is not CRLF, an encoding of the bytes.
+ * Ambiguous: a parameter that comes twice or, but for filename, in the extended
+ * form; a name with escapes or in single quotes, which PHP takes off; and that
+ * of a file whose brackets don't match: PHP takes neither it nor any behind it.
  */
 
 
-#include "ngx_idempotency_multipart.h"
+#include "ngx_idempotency_encode.h"
 
 
 #define NGX_IDEMPOTENCY_MULTIPART_FIRST  16    /* at first */
@@ -39,6 +46,68 @@ typedef enum {
 } multipart_state_e;
 
 
+typedef struct {
+    ngx_str_t                  name;
+    ngx_str_t                  filename;        /* no data: absent */
+    ngx_str_t                  extended;        /* filename* */
+    ngx_str_t                  type;
+
+    /* of other parameters and lines, if there are any */
+    ngx_idempotency_digest_t   others;
+    unsigned                   other:1;
+
+    unsigned                   ambiguous:1;
+} part_t;
+
+
+typedef struct {
+    uint32_t                   group;     /* a place; it comes first, as names
+                                             are sorted by it */
+    uint32_t                   len;
+    u_char                     digest[NGX_IDEMPOTENCY_DIGEST_LEN];
+} counted_t;
+
+
+typedef struct {
+    ngx_pool_t                *pool;
+    ngx_idempotency_canon_t   *canon;
+
+    ngx_int_t                  rc;
+    ngx_uint_t                 state;
+
+    /* a line end, two dashes and the boundary */
+    u_char                     delimiter[4 + NGX_IDEMPOTENCY_BOUNDARY];
+    size_t                     ndelimiter;
+    size_t                     matched;
+    size_t                     unseen;    /* of what matched: a header's end */
+
+    u_char                     header[NGX_IDEMPOTENCY_MULTIPART_HEADER];
+    size_t                     nheader;
+
+    /* of this part */
+    ngx_idempotency_digest_t   digest;
+    ngx_idempotency_fold_t     fold;
+    ngx_uint_t                 nparts;
+    ngx_uint_t                 nlimits;   /* MAX_FILE_SIZE, so far */
+
+    unsigned                   hashing:1;
+    unsigned                   folding:1;
+    unsigned                   ambiguous:1;
+
+    /* of all parts in their order, with their headers as they are */
+    ngx_idempotency_digest_t   ordered;
+
+    /* those that count, and the bytes of their groups */
+    ngx_array_t                parts;     /* of counted_t */
+    u_char                    *groups;
+    uint32_t                   ngroups;
+    uint32_t                   size;
+
+    /* what is looked for */
+    ngx_idempotency_fields_t  *fields;
+} multipart_t;
+
+
 static ngx_int_t multipart_matches(ngx_str_t *type, u_char *pos, u_char *end,
     ngx_str_t *boundary);
 static ngx_uint_t boundary_is_valid(ngx_str_t *boundary);
@@ -46,27 +115,25 @@ static void *multipart_create(ngx_pool_t *pool, ngx_idempotency_canon_t *c,
     ngx_str_t *boundary, ngx_idempotency_fields_t *f);
 static ngx_int_t multipart_feed(void *stream, u_char *data, size_t len);
 static ngx_int_t multipart_final(void *stream, ngx_idempotency_digest_t *d);
-static u_char *multipart_delimited(ngx_idempotency_multipart_t *m, u_char *p,
-    u_char *last);
-static ngx_int_t multipart_line(ngx_idempotency_multipart_t *m, u_char c);
-static u_char *multipart_headers(ngx_idempotency_multipart_t *m, u_char *p,
-    u_char *last);
-static u_char *multipart_content(ngx_idempotency_multipart_t *m, u_char *p,
-    u_char *last);
-static void multipart_decline(ngx_idempotency_multipart_t *m,
-    ngx_uint_t what);
-static ngx_idempotency_name_t *multipart_names(
-    ngx_idempotency_multipart_t *m);
-static void part_begin(ngx_idempotency_multipart_t *m);
-static ngx_int_t part_digest(ngx_idempotency_multipart_t *m,
-    ngx_idempotency_part_t *part);
-static void part_field(ngx_idempotency_fields_t *f,
-    ngx_idempotency_part_t *part);
-static void part_bytes(ngx_idempotency_multipart_t *m, u_char *data,
-    size_t len);
-static void part_end(ngx_idempotency_multipart_t *m);
-static ngx_uint_t part_is_text(ngx_idempotency_multipart_t *m,
-    ngx_idempotency_part_t *part);
+static u_char *multipart_delimited(multipart_t *m, u_char *p, u_char *last);
+static ngx_int_t multipart_line(multipart_t *m, u_char c);
+static u_char *multipart_headers(multipart_t *m, u_char *p, u_char *last);
+static u_char *multipart_content(multipart_t *m, u_char *p, u_char *last);
+static void multipart_decline(multipart_t *m, ngx_uint_t what);
+static ngx_idempotency_name_t *multipart_names(multipart_t *m);
+static void part_begin(multipart_t *m);
+static ngx_int_t part_digest(multipart_t *m, part_t *part);
+static ngx_int_t part_group(multipart_t *m, size_t len);
+static void part_field(ngx_idempotency_fields_t *f, part_t *part);
+static void part_bytes(multipart_t *m, u_char *data, size_t len);
+static void part_end(multipart_t *m);
+static ngx_uint_t part_is_text(multipart_t *m, part_t *part);
+static ngx_int_t part_header(part_t *part, u_char *data, size_t len);
+static ngx_uint_t part_brackets(ngx_str_t *name);
+static ngx_int_t part_line(part_t *part, u_char *start, u_char *end);
+static ngx_int_t part_disposition(part_t *part, ngx_str_t *value);
+static void part_other(part_t *part, char *kind, ngx_str_t *name,
+    ngx_str_t *value);
 
 
 const ngx_idempotency_kind_t  ngx_idempotency_multipart_kind = {
@@ -152,9 +219,9 @@ static void *
 multipart_create(ngx_pool_t *pool, ngx_idempotency_canon_t *c,
     ngx_str_t *boundary, ngx_idempotency_fields_t *f)
 {
-    ngx_idempotency_multipart_t  *m;
+    multipart_t  *m;
 
-    m = ngx_palloc(pool, sizeof(ngx_idempotency_multipart_t));
+    m = ngx_palloc(pool, sizeof(multipart_t));
     if (m == NULL) {
         return NULL;
     }
@@ -171,7 +238,6 @@ multipart_create(ngx_pool_t *pool, ngx_idempotency_canon_t *c,
     m->hashing = 0;
     m->folding = 0;
     m->ambiguous = 0;
-    m->names_len = 0;
     m->fields = f;
 
     if (boundary->len == 0 || boundary->len > NGX_IDEMPOTENCY_BOUNDARY) {
@@ -194,12 +260,13 @@ multipart_create(ngx_pool_t *pool, ngx_idempotency_canon_t *c,
 
     ngx_idempotency_digest_begin(&m->ordered, NULL);
 
-    if (ngx_array_init(&m->names, pool, NGX_IDEMPOTENCY_MULTIPART_FIRST,
-                       sizeof(ngx_str_t))
-        != NGX_OK
-        || ngx_array_init(&m->digests, pool, NGX_IDEMPOTENCY_MULTIPART_FIRST,
-                          NGX_IDEMPOTENCY_DIGEST_LEN)
-           != NGX_OK)
+    m->groups = NULL;
+    m->ngroups = 0;
+    m->size = 0;
+
+    if (ngx_array_init(&m->parts, pool, NGX_IDEMPOTENCY_MULTIPART_FIRST,
+                       sizeof(counted_t))
+        != NGX_OK)
     {
         return NULL;
     }
@@ -211,7 +278,7 @@ multipart_create(ngx_pool_t *pool, ngx_idempotency_canon_t *c,
 static ngx_int_t
 multipart_feed(void *stream, u_char *data, size_t len)
 {
-    ngx_idempotency_multipart_t *m = stream;
+    multipart_t  *m = stream;
 
     u_char  *p, *last;
 
@@ -270,7 +337,7 @@ multipart_feed(void *stream, u_char *data, size_t len)
 
 
 static void
-multipart_decline(ngx_idempotency_multipart_t *m, ngx_uint_t what)
+multipart_decline(multipart_t *m, ngx_uint_t what)
 {
     if (m->rc == NGX_OK) {
         m->rc = NGX_DECLINED;
@@ -301,9 +368,10 @@ multipart_decline(ngx_idempotency_multipart_t *m, ngx_uint_t what)
 static ngx_int_t
 multipart_final(void *stream, ngx_idempotency_digest_t *d)
 {
-    ngx_idempotency_multipart_t *m = stream;
+    multipart_t  *m = stream;
 
-    u_char                  *digest, ordered[NGX_IDEMPOTENCY_DIGEST_LEN];
+    u_char                   ordered[NGX_IDEMPOTENCY_DIGEST_LEN];
+    counted_t               *part;
     ngx_uint_t               i;
     ngx_idempotency_name_t  *name;
     ngx_idempotency_sink_t   sink;
@@ -335,12 +403,11 @@ multipart_final(void *stream, ngx_idempotency_digest_t *d)
 
     ngx_idempotency_sink_init(&sink, d, 'M');
 
-    for (i = 0; i < m->names.nelts; i++) {
+    part = m->parts.elts;
 
-        digest = m->digests.elts;
-        digest += name[i].index * NGX_IDEMPOTENCY_DIGEST_LEN;
-
-        ngx_idempotency_sink_bytes(&sink, digest, NGX_IDEMPOTENCY_DIGEST_LEN);
+    for (i = 0; i < m->parts.nelts; i++) {
+        ngx_idempotency_sink_bytes(&sink, part[name[i].index].digest,
+                                   NGX_IDEMPOTENCY_DIGEST_LEN);
     }
 
     ngx_idempotency_sink_flush(&sink);
@@ -354,44 +421,33 @@ multipart_final(void *stream, ngx_idempotency_digest_t *d)
 /* in their order */
 
 static ngx_idempotency_name_t *
-multipart_names(ngx_idempotency_multipart_t *m)
+multipart_names(multipart_t *m)
 {
-    u_char                   *p;
-    uint32_t                 *places;
-    ngx_str_t                *part;
-    ngx_uint_t                i, last;
+    counted_t                *part;
+    ngx_uint_t                i, n;
     ngx_idempotency_name_t   *name;
     ngx_idempotency_names_t   s;
 
-    last = m->names.nelts;
+    n = m->parts.nelts;
+    part = m->parts.elts;
 
-    /* room for twice as many, for where names stand, for the names */
-
-    name = ngx_palloc(m->pool, last * (2 * sizeof(ngx_idempotency_name_t)
-                                       + sizeof(uint32_t))
-                               + m->names_len + 1);
+    name = ngx_palloc(m->pool, 2 * n * sizeof(ngx_idempotency_name_t) + 1);
     if (name == NULL) {
         return NULL;
     }
 
-    places = (uint32_t *) &name[2 * last];
-    p = (u_char *) &places[last];
-
-    s.data = p;
+    s.data = m->groups;
     s.scratch = NULL;
-    s.size = (uint32_t) m->names_len + 1;
-    s.stride = sizeof(uint32_t);
-    s.items = (u_char *) places;
+    s.size = m->ngroups + 1;
+    s.stride = sizeof(counted_t);
+    s.items = (u_char *) part;
 
-    part = m->names.elts;
-
-    for (i = 0; i < last; i++) {
-        places[i] = p - s.data;
-        p = ngx_cpymem(p, part[i].data, part[i].len);
-        ngx_idempotency_name_set(&name[i], part[i].data, part[i].len, i);
+    for (i = 0; i < n; i++) {
+        ngx_idempotency_name_set(&name[i], s.data + part[i].group, part[i].len,
+                                 i);
     }
 
-    ngx_idempotency_names_sort(&s, name, &name[last], last);
+    ngx_idempotency_names_sort(&s, name, &name[n], n);
 
     return name;
 }
@@ -400,7 +456,7 @@ multipart_names(ngx_idempotency_multipart_t *m)
 /* the first delimiter */
 
 static u_char *
-multipart_delimited(ngx_idempotency_multipart_t *m, u_char *p, u_char *last)
+multipart_delimited(multipart_t *m, u_char *p, u_char *last)
 {
     while (p < last && m->matched < m->ndelimiter) {
 
@@ -431,7 +487,7 @@ multipart_delimited(ngx_idempotency_multipart_t *m, u_char *p, u_char *last)
 /* the rest of a delimiter's line, and what follows the last one */
 
 static ngx_int_t
-multipart_line(ngx_idempotency_multipart_t *m, u_char c)
+multipart_line(multipart_t *m, u_char c)
 {
     ngx_uint_t  space;
 
@@ -479,7 +535,7 @@ multipart_line(ngx_idempotency_multipart_t *m, u_char c)
 
 
 static u_char *
-multipart_headers(ngx_idempotency_multipart_t *m, u_char *p, u_char *last)
+multipart_headers(multipart_t *m, u_char *p, u_char *last)
 {
     size_t   n;
     u_char  *lf;
@@ -526,7 +582,7 @@ multipart_headers(ngx_idempotency_multipart_t *m, u_char *p, u_char *last)
  */
 
 static u_char *
-multipart_content(ngx_idempotency_multipart_t *m, u_char *p, u_char *last)
+multipart_content(multipart_t *m, u_char *p, u_char *last)
 {
     size_t   n;
     u_char  *cr;
@@ -598,11 +654,11 @@ multipart_content(ngx_idempotency_multipart_t *m, u_char *p, u_char *last)
 
 
 static void
-part_begin(ngx_idempotency_multipart_t *m)
+part_begin(multipart_t *m)
 {
-    ngx_idempotency_part_t  part;
+    part_t  part;
 
-    if (ngx_idempotency_part_header(&part, m->header, m->nheader) != NGX_OK) {
+    if (part_header(&part, m->header, m->nheader) != NGX_OK) {
         multipart_decline(m, multipart_part);
         return;
     }
@@ -641,7 +697,7 @@ part_begin(ngx_idempotency_multipart_t *m)
 
 
 static void
-part_field(ngx_idempotency_fields_t *f, ngx_idempotency_part_t *part)
+part_field(ngx_idempotency_fields_t *f, part_t *part)
 {
     size_t  i;
 
@@ -660,25 +716,24 @@ part_field(ngx_idempotency_fields_t *f, ngx_idempotency_part_t *part)
 
 
 static ngx_int_t
-part_digest(ngx_idempotency_multipart_t *m, ngx_idempotency_part_t *part)
+part_digest(multipart_t *m, part_t *part)
 {
     u_char      text[NGX_IDEMPOTENCY_DIGEST_LEN], *last;
-    ngx_str_t  *name, group, header;
-
-    name = ngx_array_push(&m->names);
-    if (name == NULL) {
-        return NGX_ERROR;
-    }
+    counted_t  *counted;
+    ngx_str_t   group, header;
 
     group = ngx_idempotency_group(&part->name);
 
-    name->len = group.len;
-    name->data = ngx_pstrdup(m->pool, &group);
-    if (name->data == NULL) {
+    counted = ngx_array_push(&m->parts);
+
+    if (counted == NULL || part_group(m, group.len) != NGX_OK) {
         return NGX_ERROR;
     }
 
-    m->names_len += name->len;
+    counted->group = m->ngroups;
+    counted->len = group.len;
+    ngx_memcpy(m->groups + m->ngroups, group.data, group.len);
+    m->ngroups += group.len;
 
     header.data = m->header;
     header.len = m->nheader;
@@ -731,10 +786,41 @@ part_digest(ngx_idempotency_multipart_t *m, ngx_idempotency_part_t *part)
 }
 
 
+/* room for it; what there was is given back, as it may be large */
+
+static ngx_int_t
+part_group(multipart_t *m, size_t len)
+{
+    u_char  *p;
+    size_t   size;
+
+    if (m->groups && m->size - m->ngroups >= len) {
+        return NGX_OK;
+    }
+
+    size = 2 * (m->size + len) + NGX_IDEMPOTENCY_MULTIPART_FIRST;
+
+    p = ngx_pnalloc(m->pool, size);
+    if (p == NULL) {
+        return NGX_ERROR;
+    }
+
+    if (m->groups) {
+        ngx_memcpy(p, m->groups, m->ngroups);
+        (void) ngx_pfree(m->pool, m->groups);
+    }
+
+    m->groups = p;
+    m->size = size;
+
+    return NGX_OK;
+}
+
+
 /* values of fields are folded as those of a form are; files never are */
 
 static ngx_uint_t
-part_is_text(ngx_idempotency_multipart_t *m, ngx_idempotency_part_t *part)
+part_is_text(multipart_t *m, part_t *part)
 {
     ngx_uint_t  flags;
 
@@ -750,7 +836,7 @@ part_is_text(ngx_idempotency_multipart_t *m, ngx_idempotency_part_t *part)
 
 
 static void
-part_bytes(ngx_idempotency_multipart_t *m, u_char *data, size_t len)
+part_bytes(multipart_t *m, u_char *data, size_t len)
 {
     size_t  n;
     u_char  buf[4096], *last;
@@ -781,9 +867,10 @@ part_bytes(ngx_idempotency_multipart_t *m, u_char *data, size_t len)
 
 
 static void
-part_end(ngx_idempotency_multipart_t *m)
+part_end(multipart_t *m)
 {
-    u_char  *digest, rest[NGX_IDEMPOTENCY_FOLD_MORE], *last;
+    u_char      rest[NGX_IDEMPOTENCY_FOLD_MORE], *last;
+    counted_t  *part;
 
     m->state = multipart_behind;
 
@@ -804,14 +891,212 @@ part_end(ngx_idempotency_multipart_t *m)
         ngx_idempotency_digest_bytes(&m->digest, rest, last - rest);
     }
 
-    digest = ngx_array_push(&m->digests);
+    part = m->parts.elts;
+    part += m->parts.nelts - 1;
 
-    if (digest == NULL) {
-        m->rc = NGX_ERROR;
-        return;
+    ngx_idempotency_digest_final(&m->digest, part->digest);
+    ngx_idempotency_digest_bytes(&m->ordered, part->digest,
+                                 NGX_IDEMPOTENCY_DIGEST_LEN);
+}
+
+
+/* header lines up to and with the empty one; NGX_DECLINED: malformed */
+
+static ngx_int_t
+part_header(part_t *part, u_char *data, size_t len)
+{
+    u_char  *p, *end;
+
+    ngx_memzero(part, sizeof(part_t));
+
+    end = data + len;
+
+    for ( ;; ) {
+        p = ngx_strlchr(data, end, '\n');
+
+        if (p == NULL || p == data || p[-1] != '\r') {
+            return NGX_DECLINED;
+        }
+
+        if (p - data == 1) {
+            break;
+        }
+
+        if (part_line(part, data, p - 1) != NGX_OK) {
+            return NGX_DECLINED;
+        }
+
+        data = p + 1;
     }
 
-    ngx_idempotency_digest_final(&m->digest, digest);
-    ngx_idempotency_digest_bytes(&m->ordered, digest,
-                                 NGX_IDEMPOTENCY_DIGEST_LEN);
+    if (part->filename.data && !part_brackets(&part->name)) {
+        part->ambiguous = 1;
+    }
+
+    return part->name.data ? NGX_OK : NGX_DECLINED;
+}
+
+
+/* all are closed, and nothing is behind them but others */
+
+static ngx_uint_t
+part_brackets(ngx_str_t *name)
+{
+    size_t      i;
+    ngx_uint_t  open, closed;
+
+    open = 0;
+    closed = 0;
+
+    for (i = 0; i < name->len; i++) {
+
+        if (name->data[i] == '[') {
+
+            if (open) {
+                return 0;
+            }
+
+            open = 1;
+
+        } else if (closed || (name->data[i] == ']' && !open)) {
+            return 0;
+        }
+
+        closed = (name->data[i] == ']');
+        open = open && !closed;
+    }
+
+    return !open;
+}
+
+
+static ngx_int_t
+part_line(part_t *part, u_char *start, u_char *end)
+{
+    u_char     *p;
+    ngx_str_t   name, value;
+
+    for (p = start; p < end; p++) {
+        if (*p == '\0' || *p == '\r') {
+            return NGX_DECLINED;
+        }
+    }
+
+    p = ngx_strlchr(start, end, ':');
+
+    if (p == NULL || p == start || p[-1] == ' ' || p[-1] == '\t'
+        || *start == ' ' || *start == '\t')
+    {
+        return NGX_DECLINED;
+    }
+
+    name.data = start;
+    name.len = p - start;
+
+    for (p++; p < end && (*p == ' ' || *p == '\t'); p++) { /* void */ }
+
+    value.data = p;
+    value.len = end - p;
+
+    if (ngx_idempotency_equal(&name, "content-disposition")) {
+        return part_disposition(part, &value);
+    }
+
+    if (ngx_idempotency_equal(&name, "content-type")) {
+
+        if (part->type.data) {
+            return NGX_DECLINED;
+        }
+
+        part->type = value;
+        return NGX_OK;
+    }
+
+    if (ngx_idempotency_equal(&name, "content-transfer-encoding")
+        && !ngx_idempotency_equal(&value, "binary")
+        && !ngx_idempotency_equal(&value, "8bit")
+        && !ngx_idempotency_equal(&value, "7bit"))
+    {
+        return NGX_DECLINED;
+    }
+
+    part_other(part, "h", &name, &value);
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+part_disposition(part_t *part, ngx_str_t *value)
+{
+    u_char     *p, *end;
+    ngx_int_t   rc;
+    ngx_str_t   name, text, *to;
+
+    p = value->data;
+    end = p + value->len;
+
+    if (p == end || *p == ';') {
+        return NGX_DECLINED;
+    }
+
+    rc = ngx_idempotency_parameter(&p, end, &name, &text);
+
+    if (rc != NGX_OK || !ngx_idempotency_equal(&name, "form-data")
+        || text.data || part->name.data)
+    {
+        return NGX_DECLINED;
+    }
+
+    while ((rc = ngx_idempotency_parameter(&p, end, &name, &text)) == NGX_OK) {
+
+        if (ngx_idempotency_equal(&name, "name")) {
+            to = &part->name;
+
+        } else if (ngx_idempotency_equal(&name, "filename")) {
+            to = &part->filename;
+
+        } else if (ngx_idempotency_equal(&name, "filename*")) {
+            to = &part->extended;
+
+        } else {
+            part->ambiguous |= ngx_idempotency_begins(&name, "name*");
+            part_other(part, "p", &name, &text);
+            continue;
+        }
+
+        if (text.data == NULL) {
+            return NGX_DECLINED;
+        }
+
+        if (to->data) {
+            part->ambiguous = 1;
+            continue;
+        }
+
+        if (to == &part->name && text.len
+            && (text.data[0] == '\'' || memchr(text.data, '\\', text.len)))
+        {
+            part->ambiguous = 1;
+        }
+
+        *to = text;
+    }
+
+    return (rc == NGX_DONE && part->name.data) ? NGX_OK : NGX_DECLINED;
+}
+
+
+static void
+part_other(part_t *part, char *kind, ngx_str_t *name, ngx_str_t *value)
+{
+    if (!part->other) {
+        part->other = 1;
+        ngx_idempotency_digest_init(&part->others, NULL,
+                                    NGX_IDEMPOTENCY_DIGEST_OTHER_VERSION, 'O');
+    }
+
+    ngx_idempotency_digest_bytes(&part->others, (u_char *) kind, 1);
+    ngx_idempotency_digest_lower(&part->others, name);
+    ngx_idempotency_digest_field(&part->others, value);
 }

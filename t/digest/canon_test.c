@@ -11,7 +11,6 @@
 
 #include "unit.h"
 #include "digest/ngx_idempotency_encode.h"
-#include "digest/ngx_idempotency_fields.h"
 
 
 #define MEGABYTE  1048576

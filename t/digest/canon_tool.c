@@ -19,7 +19,7 @@
 #include <sys/mman.h>
 
 #include "unit.h"
-#include "digest/ngx_idempotency_fields.h"
+#include "digest/ngx_idempotency_encode.h"
 
 
 #define FLAG_FOLD  0x80
