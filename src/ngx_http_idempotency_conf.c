@@ -403,8 +403,8 @@ ngx_http_idempotency_warn_content(ngx_conf_t *cf,
     line->warned = 1;
 
     ngx_log_error(NGX_LOG_WARN, cf->log, 0,
-                  "\"idempotency_missing_key content\" without an "
-                  "\"idempotency_identity\": who asks is a guess by the "
+                  "idempotency_missing_key content without an "
+                  "idempotency_identity, so who asks is a guess by the "
                   "request's credentials in %V:%ui", &line->file, line->line);
 }
 

@@ -52,11 +52,17 @@ $browser = browser('ann');
         like($new, $cookie, "$uri: another one");
     }
 
-    my ($secure) = grep { s/^Set-Cookie: (?=visitor=)//i }
-        split /\r\n/, `curl -skD - -o $dir/page https://127.0.0.1:$stage->{port}{tls}/`;
+    my $secure = sub {
+        return join '', grep { s/^Set-Cookie: (?=.*visitor=)//i } split /\r\n/,
+               `curl -skD - -o $dir/page -H 'Cookie: $_[0]' https://127.0.0.1:$stage->{port}{tls}/`;
+    };
 
-    like($secure // '', qr/^visitor=\w{32}; Path=\/; HttpOnly; SameSite=Lax; Secure$/,
-         'HTTPS: for HTTPS only');
+    like($secure->('a=b'), qr/^__Host-visitor=\w{32}; Path=\/; HttpOnly; SameSite=Lax; Secure$/,
+         'HTTPS: for HTTPS only, by this host only');
+    like($secure->('visitor=abc'), qr/^__Host-visitor=/, '... what another host may have set is not it');
+    like($secure->('x__Host-visitor=abc'), qr/^__Host-visitor=/, '... nor is what only ends like it');
+    is($secure->('a=b; __Host-visitor=abc; c=d'), '', '... who has one keeps it');
+    is(scalar(my @http = visitor('/', '__Host-visitor=abc')), 1, '... HTTP has its own');
 
     # a script says itself which of its requests are one
     my @vote = ('/vote', { plus => 1 }, 'sec-fetch-mode' => 'cors');

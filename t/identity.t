@@ -176,7 +176,34 @@ with([ 'X-User: alice', @::alice ], [ 'X-User: alice', @::bob ], 'X-User: alice'
 --- idempotency_status
 NEW REPLAYED REPLAYED CONFLICT CONFLICT NEW REPLAYED CONFLICT
 
-=== TEST 15: without a value it is nobody's, with one its owner has the cookies
+=== TEST 15: ... where it is empty, or all in it is, the request's own credentials do
+--- config
+idempotency zone=z;
+idempotency_key $arg_key;
+
+location / { idempotency_identity $http_x_visitor; proxy_pass http://backend; }
+location /two { idempotency_identity "$cookie_a|${cookie_b}"; proxy_pass http://backend; }
+location ~ ^/captured(.*) { idempotency_identity "<$1>"; proxy_pass http://backend; }
+location /content { idempotency_identity $cookie_visitor; idempotency_missing_key content; proxy_pass http://backend; }
+--- request eval
+[ map { my ($uri, $n) = @$_; ("POST $uri") x $n } [ '/?key=15', 4 ], [ '/two?key=15b', 4 ], [ '/two?key=15c', 3 ],
+      [ '/captured?key=15d', 2 ], [ '/capturedx?key=15e', 2 ], [ '/content', 4 ] ]
+--- more_headers eval
+my @sessions = map "Cookie: session=$_", qw(ALICE BOB ALICE);
+with((map { [ $_, 'X-Visitor: ' ] } $::alice[0], $::bob[0], @sessions[0, 0] => ), @sessions, 'Cookie: a=1',
+     map({ "Cookie: $_" } 'a=1; session=x', 'a=1; session=y', 'b=1; session=x'),
+     @sessions[0, 1], @sessions[0, 1], @sessions, 'Cookie: visitor=v; session=ALICE')
+--- idempotency_status
+NEW CONFLICT CONFLICT CONFLICT NEW CONFLICT REPLAYED CONFLICT NEW REPLAYED CONFLICT NEW CONFLICT NEW REPLAYED NEW NEW REPLAYED NEW
+
+=== TEST 16: without a value it is nobody's, with one its owner has the cookies
+--- config
+location / {
+    idempotency zone=z;
+    idempotency_key $arg_key;
+    idempotency_identity $http_x_user;
+    proxy_pass http://backend;
+}
 --- request eval
 [ map { ("POST /?key=12-$_&h=Set-Cookie:%20session=new") x 4 } 'nobody', 'a' ]
 --- more_headers eval
@@ -186,7 +213,7 @@ with('X-User: ', 'X-User: a', $::alice[0], 'X-User: b', 'X-User: a', 'X-User: a'
 --- response_headers eval
 [ map { $_ ? 'Set-Cookie: session=new' : '! Set-Cookie' } 1, 0, 0, 0, 1, 1, 0, 0 ]
 
-=== TEST 16: idempotency_replay_cookies identified, always and never
+=== TEST 17: idempotency_replay_cookies identified, always and never
 --- config
 idempotency zone=z;
 idempotency_key $arg_key;
@@ -204,7 +231,7 @@ with($::bob[1], $::bob[1], '', '', $::bob[1], $::bob[1], $::bob[1])
 --- response_headers eval
 [ map { $_ ? 'Set-Cookie: session=new' : '! Set-Cookie' } 1, 1, 0, 1, 1, 1, 0 ]
 
-=== TEST 17: method, path and body make another request
+=== TEST 18: method, path and body make another request
 --- config
 idempotency zone=z;
 
@@ -218,7 +245,7 @@ Idempotency-Key: 14
 Content-Type: text/plain
 --- idempotency_status: NEW CONFLICT CONFLICT CONFLICT CONFLICT CONFLICT CONFLICT REPLAYED
 
-=== TEST 18: so do host and content type, and no other header
+=== TEST 19: so do host and content type, and no other header
 --- request
 POST /x
 b
@@ -229,7 +256,7 @@ b
   "Content-Type: text/plain\nX-Other: 1\nUser-Agent: y\nAccept: */*", 'Content-Type: text/plain' ]
 --- idempotency_status: NEW CONFLICT CONFLICT CONFLICT REPLAYED REPLAYED REPLAYED
 
-=== TEST 19: so do arguments, and their order; what is beside each other does not run together
+=== TEST 20: so do arguments, and their order; what is beside each other does not run together
 --- request eval
 [ (map { my ($first, $then) = @$_; map { "POST /x?$_" } $first, $then, $first }
    [ 'a=1', 'a=2' ], [ 'a=2', '' ], [ 'a=3', 'a=3&b=1' ], [ 'a=1&b=2', 'b=2&a=1' ]),
@@ -239,7 +266,7 @@ b
 --- idempotency_status eval
 'NEW CONFLICT REPLAYED ' x 4 . 'NEW CONFLICT CONFLICT'
 
-=== TEST 20: a conflict goes before any outcome
+=== TEST 21: a conflict goes before any outcome
 --- request eval
 [ "POST /?status=500", "POST /?status=500\nother", "POST /small", "POST /small\nother", "POST /small" ]
 --- more_headers eval
@@ -247,7 +274,7 @@ b
 --- idempotency_status: NEW CONFLICT NEW CONFLICT NOT_KEPT
 --- error_code: 500 409 200 409 409
 
-=== TEST 21: a conflict goes before what is pending
+=== TEST 22: a conflict goes before what is pending
 --- config
 idempotency zone=z;
 idempotency_in_progress reject;

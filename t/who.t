@@ -15,8 +15,8 @@ use Idempotency;
 # nginx -t warns where who asks is the same for all, or a guess
 
 for ([ 'idempotency_identity nobody;', qr/"idempotency_identity" is the constant "nobody"/ ],
-     [ 'idempotency_missing_key content;', qr/"idempotency_missing_key content" without an "idempotency_identity"/ ],
-     [ "idempotency_identity '';\nidempotency_missing_key content;", qr/"idempotency_missing_key content" without/ ])
+     [ 'idempotency_missing_key content;', qr/idempotency_missing_key content without an idempotency_identity/ ],
+     [ "idempotency_identity '';\nidempotency_missing_key content;", qr/idempotency_missing_key content without/ ])
 {
     my ($line, $why) = @$_;
 
