@@ -7,7 +7,8 @@
 //
 //   - One token for each page view, form and content.  Sent again as it was
 //     (a click after a failure, back from an error page) it is the same
-//     submission; whatever has changed since then makes another one.  What
+//     submission; whatever was corrected since then makes another one, whether
+//     the page comes out of a cache or is loaded again.  What
 //     leaves the page where it is (another window, a download) may be meant
 //     again later: there the token lasts for a minute.
 //   - The token is the first field: nobody who reads only the beginning of an
@@ -127,7 +128,7 @@
         }
 
         const print = digest([url, button?.name, button?.value], new FormData(form)),
-              sent = { form, button, event, state, url, at, stays, print, open: true };
+              sent = { form, button, event, state, url, at, stays, print, open: 1 };
 
         // after a while it may be a download again, and the server knows best;
         // a handler that calls form.submit() is a part of the first
@@ -145,7 +146,7 @@
 
         // when all handlers had their say and the data is on its way
         setTimeout(() => {
-            sent.open = false;
+            sent.open = 0;
 
             if (stays || event?.defaultPrevented) {
                 restore(sent);
@@ -187,7 +188,7 @@
             && !data.has(name))
         {
             request.headers[header] = `"${token({
-                form, state: stateOf(form), at: cause.timeStamp, script: true
+                form, state: stateOf(form), at: cause.timeStamp, script: 1
             }, digest([url], data))}"`;
         }
     }
@@ -237,7 +238,8 @@
         } catch {}
     }
 
-    // of all that the server compares
+    // of all that the server compares: a form that was corrected behind the back
+    // button must not go under the token of what was refused
     function digest(parts, data) {
         let hash = 0;
 
@@ -250,7 +252,8 @@
         }
 
         for (const c of parts.join('\n')) {
-            hash = hash * 31 + c.codePointAt() | 0;
+            // exact, and more than there are characters: no two cancel out
+            hash = (hash * 1114129 + c.codePointAt()) % 4e9;
         }
 
         return hash;

@@ -84,6 +84,21 @@ END
     isnt($edited->{fields}{submission_token}, $later->{fields}{submission_token},
          'something else in the field: another token');
 
+    # as refused and as corrected: of one length, and equal to a weak sum
+
+    my @corrected = map {
+        my $value = $_;
+
+        send_again(sub {
+            $browser->js("document.forms.plain.elements.a.value = '$value'");
+            $browser->click('#plain [value=later]');
+        })->{fields}{submission_token};
+    } 'Aa', 'BB', 'Aa', 'Aa';
+
+    isnt($corrected[1], $corrected[0], 'back, and corrected: another token');
+    isnt($corrected[2], $corrected[0], '... as it was before: another one, too');
+    is($corrected[3], $corrected[2], '... and as it was last: the same token');
+
     my $new = send_form('#plain', sub { $browser->click('#plain button') });
     isnt($new->{fields}{submission_token}, $token->{fields}{submission_token},
          'a new page view: another token');
