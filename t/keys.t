@@ -182,6 +182,8 @@ POST /string
 with('"string"', '"string"', '"string";a=1', 'string', $::uuid, '""')
 --- error_code: 200 200 200 400 400 400
 --- idempotency_status: NEW REPLAYED REPLAYED MALFORMED MALFORMED MALFORMED
+--- response_body_like eval
+[ ('exec=1') x 3, ('it must be quoted') x 3 ]
 --- executions: 1
 
 === TEST 16: idempotency_key_format uuid: quoted or not, in upper or lower case, it is one

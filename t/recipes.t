@@ -73,7 +73,8 @@ done_testing();
 # --- what the pages say ------------------------------------------------------
 
 sub stripe_like_api {
-    my $n = start(shift);
+    my ($text) = @_;
+    my $n = start($text);
     my $error = sub {
         my ($r, $status, $type, $code, $retry, $name) = @_;
 
@@ -120,8 +121,39 @@ sub stripe_like_api {
     $n->request(PATCH => '/v1/x?id=patch', key => 'patch', body => 'a=1', @me) for 1, 2;
     is(executions('patch'), 2, 'only POST has keys');
 
+    # the same key of a platform for two of its accounts
+
+    my @for = map { [ headers => ['Authorization: Bearer sk_1', "Stripe-Account: acct_$_"], type => $form ] } 1, 2;
+
+    is($n->post('/v1/x?id=account', key => 'a', body => 'a=1', @{$for[0]})->{status}, 200, 'for an account');
+    $error->($n->post('/v1/x?id=account', key => 'a', body => 'a=1', @{$for[1]}),
+             400, 'idempotency_error', 'conflict', 'false', 'for another one');
+
+    # the application closes, and may have executed
+
+    for my $again (0, 1) {
+        my $r = $n->post('/v1/x?id=unknown&close=1', key => 'unknown', body => 'a=1', @me);
+
+        $error->($r, 502, 'api_error', 'outcome_unknown', 'false', $again ? 'the same again' : 'no answer');
+        like($r->{body}, qr/Whether the request was executed is not known/, '... in doubt');
+        is($r->replayed ? 1 : 0, $again, '... recorded');
+    }
+
+    is(executions('unknown'), 1, '... and executed once');
+
     is($n->post('/v1/charges', body => 'amount=1', @me)->{status}, 200, 'a key is optional');
     is(executions('/v1/charges'), 2, 'the charge was executed once');
+
+    # ... or can't be reached
+
+    my $dead = start($text, '127.0.0.1:8001' => '$TEST_NGINX_DEAD');
+
+    for (1, 2) {
+        my $r = $dead->post('/v1/x', key => 'dead', body => 'a=1', @me);
+
+        $error->($r, 502, 'api_error', 'not_executed', 'true', 'nobody listens');
+        ok(!$r->replayed, '... and the key is free');
+    }
 
     my $own = $n->post('/v1/x?status=400&ct=application/json&body=%7B%22error%22:1%7D',
                        key => 'own', body => '', @me);

@@ -190,6 +190,23 @@ static refusal_t  refuse_unreadable[] = {
 };
 
 
+/* most often a client that sends its key bare */
+
+static refusal_t  refuse_unquoted = {
+    ngx_string("Malformed idempotency key"),
+    ngx_string("The idempotency key is malformed: it must be quoted, as a "
+               "string of RFC 8941 is, or it is empty, too long, or was sent "
+               "more than once."),
+    ngx_string("This could not be accepted"),
+    ngx_string("Nothing was done. A part of the form was damaged that "
+               "prevents it from being processed twice."),
+    ngx_string("Please open the page with the form again and send it from "
+               "there. If that does not help, please tell us."),
+    ngx_null_string,
+    0, 0, 0, 1, 0
+};
+
+
 /* NGX_DONE: the request is finalized; NGX_OK: it goes on all the same */
 
 ngx_int_t
@@ -269,6 +286,12 @@ refuse_text(ngx_http_idempotency_ctx_t *ctx)
         && ctx->body.unreadable)
     {
         return &refuse_unreadable[ctx->body.unreadable];
+    }
+
+    if (ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_MALFORMED
+        && ctx->conf->key_format == NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_SF_STRING)
+    {
+        return &refuse_unquoted;
     }
 
     return &refusals[ctx->status];
