@@ -65,7 +65,10 @@ ngx_http_idempotency_header_filter(ngx_http_request_t *r)
 
     ctx = NULL;
 
-    if (r == r->main && r->headers_out.status >= NGX_HTTP_OK) {
+    if (r == r->main
+        && (r->headers_out.status >= NGX_HTTP_OK
+            || r->headers_out.status == NGX_HTTP_SWITCHING_PROTOCOLS))
+    {
         ctx = ngx_http_idempotency_get_ctx(r);
         conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
 

@@ -11,7 +11,23 @@ use Faults;
 use Idempotency;
 use Stress;
 
-my $n = nginx(http => <<'EOC' . crowd(<<'EOC2'));
+# an upstream that says 101, and then everything twice
+my $echo = IO::Socket::INET->new(Listen => 5, LocalAddr => '127.0.0.1') or die $!;
+my $echoes = $echo->sockport;
+
+child(sub {
+    while (my $c = $echo->accept) {
+        my $n = 0;
+
+        while ($n = sysread $c, my $bytes, 1024) {
+            syswrite $c, $bytes =~ /^(?:POST|PUT) /
+                         ? "HTTP/1.1 101 Switching Protocols\r\nUpgrade: echo\r\n"
+                           . "Connection: Upgrade\r\n\r\n" : $bytes x 2;
+        }
+    }
+});
+
+my $n = nginx(http => <<'EOC' . crowd(<<'EOC2' =~ s/ECHO/127.0.0.1:$echoes/gr));
     log_format result '$request_uri $status $idempotency_status';
     access_log $TEST_NGINX_ROOT/logs/access.log result;
     idempotency zone=z;
@@ -39,6 +55,15 @@ EOC
     location /intercepted { error_page 422 = @says; proxy_intercept_errors on;
                             proxy_pass http://$TEST_NGINX_BACKEND; }
     location @says { return 422 "says"; }
+    location /tunnel { proxy_http_version 1.1;
+                       proxy_set_header Upgrade $http_upgrade;
+                       proxy_set_header Connection upgrade;
+                       proxy_pass http://ECHO; }
+    location /tunnel/2xx { idempotency_keep 2xx;
+                           proxy_http_version 1.1;
+                           proxy_set_header Upgrade $http_upgrade;
+                           proxy_set_header Connection upgrade;
+                           proxy_pass http://ECHO; }
     location /off { idempotency_bypass 1; proxy_pass http://$TEST_NGINX_BACKEND; }
 EOC2
 
@@ -184,6 +209,27 @@ for my $at ('/', '/unbuffered') {
         is(executions($id), 1, '... executed once');
         go($id);
     }
+}
+
+# A tunnel has no response that could be kept.
+
+for my $at ('/tunnel', '/tunnel/2xx') {
+    my @m = (POST => $at, key => $at, headers => [ 'Upgrade: echo', 'Connection: Upgrade' ]);
+    my $c = $n->connect;
+
+    $c->send(message(@m));
+
+    my $reads = sub {
+        my ($want) = @_;
+        until_true { $c->readable(0.1); $c->{buf} =~ $want };
+    };
+
+    ok($reads->(qr/^HTTP\/1\.1 101 .*\r\n\r\n/s), "$at: 101 to a POST");
+    $kept->(undef, @m);
+    $c->{buf} = '';
+    $c->send('ab');
+    ok($reads->(qr/\Aabab\z/), '... the tunnel goes on');
+    $c->close;
 }
 
 # One that came to its end meanwhile isn't ended once more, when that time is

@@ -15,7 +15,13 @@ idempotency zone=z;
 location / { idempotency_bypass $arg_no $http_x_bypass; proxy_pass http://backend; }
 location /never { idempotency_bypass 0 "" $arg_nothing; proxy_pass http://backend; }
 location /always { idempotency_bypass 1; idempotency_missing_key reject; proxy_pass http://backend; }
-location /get { idempotency_methods GET POST; proxy_pass http://backend; }
+location /get {
+    idempotency_methods GET POST;
+    proxy_http_version 1.1;
+    proxy_set_header Upgrade $http_upgrade;
+    proxy_set_header Connection upgrade;
+    proxy_pass http://backend;
+}
 
 location /off {
     idempotency off;
@@ -79,10 +85,9 @@ Idempotency-Key: 6
 --- response_body eval
 [ map { "exec=$_ id=6\n" } 1, 2, 1 ]
 
-=== TEST 7: a protocol upgrade is one that Connection names
+=== TEST 7: a protocol upgrade is one that Connection names, of a GET
 --- request
-POST /upgrade
-b
+GET /get/upgrade
 --- more_headers eval
 [ map { "Idempotency-Key: 7\n$_" }
       ("Upgrade: websocket\nConnection: close, Upgrade") x 2, '', '', 'Upgrade: websocket' ]
@@ -210,3 +215,24 @@ location @there {
      ('sent-on') x 2, ('sent-on-2') x 2]
 --- error_code: 200
 --- idempotency_status: BYPASS BYPASS NEW REPLAYED
+
+=== TEST 14: on anything else an upgrade that is offered switches nothing off
+--- config
+location / {
+    idempotency zone=z;
+    idempotency_methods POST PUT DELETE;
+    proxy_pass http://backend;
+}
+
+location /reject {
+    idempotency zone=z;
+    idempotency_missing_key reject;
+    proxy_pass http://backend;
+}
+--- request eval
+[(map { ("$_ /offered-$_\nb") x 2 } qw(POST PUT DELETE)), "POST /reject\nb"]
+--- more_headers eval
+my $offer = "Connection: close, Upgrade\nUpgrade: x";
+[(map { ("Idempotency-Key: offered-$_\n$offer") x 2 } 1 .. 3), $offer]
+--- idempotency_status: NEW REPLAYED NEW REPLAYED NEW REPLAYED MISSING
+--- executions: 3

@@ -91,6 +91,7 @@ ngx_http_idempotency_capture_header(ngx_http_request_t *r,
     capture->too_large = (capture->partial
                           || capture->expected
                              > (off_t) ctx->conf->max_response
+                          || capture->status == NGX_HTTP_SWITCHING_PROTOCOLS
                           || capture_stream(r));
 
     if (!capture->too_large) {

@@ -76,9 +76,10 @@ ngx_http_idempotency_admitted_handler(ngx_http_request_t *r)
 
 
 /*
- * An upgraded connection has no response to keep.  An upgrade to h2c or TLS,
- * which clients offer along with requests as ordinary as any, is not one:
- * nginx doesn't take it up.
+ * An upgraded connection has no response to keep, and begins with a GET: on
+ * any other request the offer would only switch off what protects it.  One of
+ * h2c or TLS, which clients make along with requests as ordinary as any, nginx
+ * doesn't take up.
  */
 
 ngx_uint_t
@@ -89,6 +90,10 @@ ngx_http_idempotency_upgrade(ngx_http_request_t *r)
     ngx_http_idempotency_header_iter_t   it;
 
     static ngx_str_t  connection = ngx_string("connection");
+
+    if (r->method != NGX_HTTP_GET) {
+        return 0;
+    }
 
     value = &r->headers_in.upgrade->value;
 

@@ -269,6 +269,10 @@ outcome_keeps(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         headers = &r->headers_out.headers;
     }
 
+    if (status == NGX_HTTP_SWITCHING_PROTOCOLS) {
+        return 1;
+    }
+
     if (keep && status < NGX_HTTP_IDEMPOTENCY_STATUSES
         && keep[status] != NGX_HTTP_IDEMPOTENCY_KEEP_DEFAULT)
     {
