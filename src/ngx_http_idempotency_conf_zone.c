@@ -43,8 +43,6 @@ static ngx_int_t conf_zone_sync(ngx_conf_t *cf, conf_zone_t *zone,
     ngx_str_t *value);
 static ngx_int_t conf_zone_max_size(ngx_conf_t *cf, conf_zone_t *zone,
     ngx_str_t *value);
-static ngx_int_t conf_zone_threads(ngx_conf_t *cf, conf_zone_t *zone,
-    ngx_str_t *value);
 
 
 static conf_zone_parameter_t  conf_zone_parameters[] = {
@@ -54,7 +52,6 @@ static conf_zone_parameter_t  conf_zone_parameters[] = {
     { ngx_string("redis="), conf_zone_redis, 0 },
     { ngx_string("sync="), conf_zone_sync, 1 },
     { ngx_string("max_size="), conf_zone_max_size, 1 },
-    { ngx_string("threads="), conf_zone_threads, 1 },
     { ngx_null_string, NULL, 0 }
 };
 
@@ -315,13 +312,4 @@ conf_zone_max_size(ngx_conf_t *cf, conf_zone_t *zone, ngx_str_t *value)
     zone->file.max_size = size;
 
     return NGX_OK;
-}
-
-
-static ngx_int_t
-conf_zone_threads(ngx_conf_t *cf, conf_zone_t *zone, ngx_str_t *value)
-{
-    zone->file.threads = *value;
-
-    return value->len ? NGX_OK : NGX_DECLINED;
 }

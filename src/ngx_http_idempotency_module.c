@@ -6,6 +6,7 @@
 
 
 #include "ngx_http_idempotency_conf.h"
+#include "store/file/ngx_idempotency_file.h"
 
 
 static ngx_int_t ngx_http_idempotency_init(ngx_conf_t *cf);
@@ -508,6 +509,10 @@ ngx_http_idempotency_init_module(ngx_cycle_t *cycle)
 static ngx_int_t
 ngx_http_idempotency_init_process(ngx_cycle_t *cycle)
 {
+    if (ngx_process == NGX_PROCESS_HELPER) {
+        ngx_idempotency_file_leave();
+    }
+
     if (!ngx_http_idempotency_is_worker(cycle)) {
         return NGX_OK;
     }
@@ -521,6 +526,7 @@ ngx_http_idempotency_exit_process(ngx_cycle_t *cycle)
 {
     if (ngx_http_idempotency_is_worker(cycle)) {
         ngx_idempotency_stores_exit_process(cycle);
+        ngx_idempotency_file_exit_process();
         ngx_http_idempotency_log_rest();
     }
 }

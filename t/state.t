@@ -24,6 +24,7 @@ my $server = <<'EOC';
     add_header X-Status $idempotency_status always;
 
     location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /off/ { idempotency off; proxy_pass http://$TEST_NGINX_BACKEND; }
 EOC
 
 sub tested { return config_test(zone => shift, server => $server, @_) }
@@ -69,11 +70,10 @@ wrong(@$_) for
     [ 'state=a.db max_size=-1', 'invalid parameter "max_size=-1"' ],
     [ 'state=a.db max_size=1x', 'invalid parameter "max_size=1x"' ],
     [ 'state=a.db max_size=1g max_size=1g', 'invalid parameter "max_size=1g"' ],
-    [ 'state=a.db threads=', 'invalid parameter "threads="' ],
-    [ 'state=a.db threads=none', 'unknown thread pool "none"' ],
+    [ 'state=a.db threads=default', 'invalid parameter "threads=default"' ],
     [ 'state=a.db other=1', 'invalid parameter "other=1"' ],
     map([ $_, "\"$_\" takes a \"state\" parameter" ],
-        'sync=strict', 'max_size=1g', 'threads=default');
+        'sync=strict', 'max_size=1g');
 
 # one file, however it is written
 
@@ -83,11 +83,9 @@ wrong("state=$_->[0];\nidempotency_zone zone=y:16m state=$_->[1]",
 
 for ('state=a.db', 'state=a.db sync=strict', 'state=a.db sync=batched',
      'state=a.db sync=batched max_size=100m', 'evict=responses state=a.db',
-     'evict=off sync=strict threads=default state=$TEST_NGINX_ROOT/a.db',
-     'state=a.db threads=mine')
+     'evict=off sync=strict state=$TEST_NGINX_ROOT/a.db')
 {
-    my ($ok, $said) = tested("idempotency_zone zone=z:16m $_;\n",
-                             main => 'thread_pool mine threads=2;');
+    my ($ok, $said) = tested("idempotency_zone zone=z:16m $_;\n");
 
     ok($ok && $said !~ /\[(?:warn|error)\]/, "taken: $_") or diag($said);
 }
@@ -242,11 +240,14 @@ sub made {
 
 # --- what a start does not take ------------------------------------------------
 
-# In one line; nothing is changed by that.
+# nginx -t says it, and fails. nginx starts without it, says it once, and serves
+# what needs no store; the file is left as it is. What is told, with $other: that
+# somebody may agree to it.
 
 sub refused {
     my ($name, $why, %o) = @_;
 
+    my $other = delete $o{other};
     my $before = state();
 
     my ($ok, $said) = config_test(%as, %o);
@@ -254,15 +255,21 @@ sub refused {
 
     ok(!$ok && @said == 1 && $said[0] =~ $why, "$name: nginx -t")
         or diag($said);
+    is(state(), $before, '... changes nothing');
 
-    my $n = eval { nginx(%as, %o) };
+    my $n = outliving(%as, %o, allow => qr/the state file/);
 
-    @said = ($n ? '' : $@) =~ m{^\d{4}/.*\[emerg\] (?:\d+#\d+: )?(.*)}mg;
+    @said = $n->log =~ m{^\d{4}/.*\[(?:emerg|alert|crit)\] (?:\d+#\d+: )?(the state.*)}mg;
 
-    ok(!$n && @said == 1 && $said[0] =~ $why, '... a start') or diag($@, @said);
-    is(state(), $before, '... and nothing has changed');
+    ok(@said == 1 && $said[0] =~ $why, '... a start') or diag(@said);
+    like($said[0] // '', $other ? qr/; to agree to it as it is, PUT \{"store":"accept"\} to \/zones\/z /
+                                : qr/; zone "z" is without it until a reload/, '... with what is to be done');
+    is(order($n, 'refused'), '503 UNAVAILABLE', '... what needs it is refused');
+    is(told($n->post('/off/x')), '200 -', '... and what does not is served');
 
-    $n->stop if $n;
+    $n->stop;
+    is(join("\n", grep { !/-owners / } split /\n/, state()),
+       join("\n", grep { !/-owners / } split /\n/, $before), '... and nothing has changed');
 }
 
 made();
@@ -288,8 +295,10 @@ for my $case (
 
 unlink $file;
 spew("$file-wal", 'something');
-refused('gone, but for its log', qr/"\Q$file\E" is gone, and has left \Q$file\E-wal;/);
+chmod 0600, "$file-wal";
+refused('gone, but for its log', qr/"\Q$file\E" is gone, and has left \Q$file\E-wal;/, other => 1);
 unlink "$file-wal";
+refused('gone, but for its witness', qr/"\Q$file\E" is gone, and has left \Q$file\E-witness;/, other => 1);
 
 mkdir $file;
 refused('a directory', qr/"\Q$file\E" is a directory; name a file in it/);
@@ -402,23 +411,24 @@ for my $case (
     is(order($n, 'log' . ++$keys), '200 NEW', 'while it is used');
     unlink $file;
 
-    if (-s "$file-wal") {
-        refused('... it is removed', qr/"\Q$file\E" is gone, and has left \Q$file\E-wal/);
-    }
-
-    unlink "$file-wal", "$file-shm";
+    refused('... it is removed', qr/"\Q$file\E" is gone, and has left \Q$file\E-w/, other => 1);
 
     for ('all of it is', 'it is made anew') {
-        my $other = eval { nginx(%as) };
+        unlink "$file-wal", "$file-shm", "$file-witness";
 
-        ok(!$other, "... $_: a second nginx does not start");
-        like($@, qr/"\Q$file\E" was replaced while an nginx uses the one that was there; end/,
-             '... and says why');
+        my $other = outliving(%as, allow => qr/the state file/);
+
+        like($other->log, qr/\[alert\] .*"\Q$file\E" was replaced while an nginx uses the one that was there; end/,
+             "... $_: a second nginx says why it can't");
+        is(order($other, "made$keys"), '503 UNAVAILABLE', '... use it');
+        $other->stop;
     }
 
     $n->{allow} = qr/the state file/;
     $n->down('QUIT');
     $n->stop;
+
+    unlink "$file-witness";
 
     $n = nginx(%as);
     is(order($n, "made$keys"), '200 NEW', '... but when that has ended');

@@ -113,7 +113,7 @@ sub synced {
 }
 
 
-for my $mode (qw(strict off)) {
+for my $mode (qw(strict batched)) {
     my $n = outliving(workers => 1, zone => with_state($mode), server => <<'EOC');
         location / {
             idempotency zone=z;

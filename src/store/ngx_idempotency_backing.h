@@ -21,6 +21,19 @@ typedef enum {
 } ngx_idempotency_sync_e;
 
 
+/*
+ * Which file it is, by random bytes of when it was made, and how far it was
+ * written, by a number that rises with each commit.
+ */
+
+#define NGX_IDEMPOTENCY_MARK_LEN  16
+
+typedef struct {
+    u_char                          identity[NGX_IDEMPOTENCY_MARK_LEN];
+    ngx_atomic_t                    number;
+} ngx_idempotency_mark_t;
+
+
 typedef enum {
     NGX_IDEMPOTENCY_ITEM_ASK = 0,       /* check, bind and claim in one step */
     NGX_IDEMPOTENCY_ITEM_PUT,           /* what the zone knows of a claim of

@@ -282,8 +282,18 @@ ngx_idempotency_tier_fence(ngx_idempotency_shm_t *shm)
 void
 ngx_idempotency_tier_init(ngx_idempotency_shm_t *shm)
 {
-    shm->sh->tier.instance = shm->tier->instance;
-    shm->sh->tier.since = shm->sh->fence;
+    ngx_idempotency_tier_t     *tier;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    tier = shm->tier;
+    sh = &shm->sh->tier;
+
+    sh->instance = tier->instance;
+    sh->since = shm->sh->fence;
+    sh->mark = tier->mark;
+    sh->base = tier->base;
+    sh->other = tier->other;
+    sh->failing = (tier->instance == 0);
 }
 
 
@@ -378,7 +388,7 @@ ngx_idempotency_tier_exit_process(ngx_idempotency_shm_t *shm)
         return;
     }
 
-    if (!ngx_idempotency_tier_shared(tier)
+    if (!ngx_idempotency_tier_shared(tier) && !tier->stuck
         && (!tier->busy || ngx_idempotency_tier_heard(tier)))
     {
         ngx_idempotency_tier_hand(tier);
@@ -386,6 +396,9 @@ ngx_idempotency_tier_exit_process(ngx_idempotency_shm_t *shm)
 
     tier->backing->exit_process(tier);
 
-    ngx_free(tier->batches);
+    if (!tier->stuck) {
+        ngx_free(tier->batches);
+    }
+
     tier->batches = NULL;
 }

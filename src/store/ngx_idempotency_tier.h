@@ -114,6 +114,17 @@ typedef struct {
 
     /* the worker that has the backing tended */
     ngx_idempotency_process_t       watcher;
+
+    /* which one it is, and the last commit that was seen; it is not that one
+       any more, and refused until an operator agrees; he has */
+    ngx_idempotency_mark_t          mark;
+    ngx_atomic_t                    other;
+    ngx_atomic_t                    agreed;
+    /* of a file: what the boot's clock lacks to be its time; the log's length;
+       since when there is a commit that is not on disk, or 0 */
+    int64_t                         base;
+    ngx_atomic_t                    log;
+    ngx_atomic_t                    unsynced;
 } ngx_idempotency_tier_sh_t;
 
 
@@ -223,6 +234,9 @@ typedef struct {
     ngx_uint_t                    (*hands)(ngx_idempotency_tier_t *tier);
     /* ... whether it may answer; false: it would not, at once */
     ngx_uint_t                    (*up)(ngx_idempotency_tier_t *tier);
+    /* an operator agrees to one that is another, or has forgotten;
+       NGX_DECLINED: it isn't, or can't */
+    ngx_int_t                     (*agree)(ngx_idempotency_tier_t *tier);
 } ngx_idempotency_backing_t;
 
 
@@ -236,6 +250,10 @@ struct ngx_idempotency_tier_s {
     /* whose claims they are there; its fences lie above this one */
     uint64_t                        instance;
     uint64_t                        fence;
+    /* ... as the zone has them, when it is made */
+    ngx_idempotency_mark_t          mark;
+    int64_t                         base;
+    ngx_uint_t                      other;
 
     /* this worker's: what it takes over, of which one is at hand; how many are
        on the way; and when it tries again */
@@ -257,6 +275,9 @@ struct ngx_idempotency_tier_s {
 
     /* it was said that some responses can't be opened */
     ngx_uint_t                      unopened;
+
+    /* on the way out: what it was given may be at work yet, and stays */
+    ngx_uint_t                      stuck;
 };
 
 

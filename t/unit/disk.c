@@ -98,6 +98,8 @@ static void disk_apply(ngx_uint_t file, disk_write_t *write, off_t offset,
     size_t len);
 static ssize_t disk_pwrite(int fd, const void *data, size_t len, off_t offset);
 static int disk_ftruncate(int fd, off_t size);
+ssize_t __real_pwrite64(int fd, const void *data, size_t len, off_t offset);
+ssize_t __wrap_pwrite64(int fd, const void *data, size_t len, off_t offset);
 static int disk_unlink(const char *name);
 static void disk_forget(void);
 static void disk_make(disk_name_t *name);
@@ -335,9 +337,16 @@ disk_event(void)
 static ssize_t
 disk_pwrite(int fd, const void *data, size_t len, off_t offset)
 {
+    return __wrap_pwrite64(fd, data, len, offset);
+}
+
+
+ssize_t
+__wrap_pwrite64(int fd, const void *data, size_t len, off_t offset)
+{
     disk_add(fd, 0, offset, len, data);
 
-    return pwrite(fd, data, len, offset);
+    return __real_pwrite64(fd, data, len, offset);
 }
 
 

@@ -12,11 +12,11 @@
 
 #if (NGX_IDEMPOTENCY_FILE)
 
-#include <ngx_thread_pool.h>
 #include <dirent.h>
 
 #include "store/file/ngx_idempotency_file.h"
 #include "store/file/ngx_idempotency_start.h"
+#include "store/file/ngx_idempotency_thread.h"
 
 #endif
 
@@ -144,6 +144,8 @@ static void file_unit_remove(void);
 static ngx_uint_t file_unit_pass(zone_t *z);
 static void file_unit_expire(ngx_event_t *ev);
 static void file_unit_thread(void);
+static ngx_idempotency_thread_t *file_unit_take(
+    ngx_idempotency_thread_t *thread);
 static void file_unit_forgets(zone_t *z);
 
 
@@ -187,6 +189,8 @@ static const zone_engine_t  engines_shared = {
 
 
 ngx_module_t                    ngx_core_module;
+ngx_uint_t                      ngx_exiting;
+sig_atomic_t                    ngx_terminate;
 
 static ngx_cycle_t              file_cycle;
 static ngx_core_conf_t          file_core;
@@ -207,7 +211,7 @@ static ngx_idempotency_tier_t  *file_tiers[FILE_VIEWS];
 
 /* what threads were given, the oldest first */
 
-static ngx_thread_task_t       *file_tasks[FILE_TASKS];
+static ngx_idempotency_thread_t  *file_tasks[FILE_TASKS];
 static ngx_uint_t               file_ntasks;
 
 
@@ -412,20 +416,26 @@ file_unit_expire(ngx_event_t *ev)
 static void
 file_unit_thread(void)
 {
-    uint64_t            key;
-    ngx_uint_t          n, was, nwakes;
-    ngx_thread_task_t  *task;
+    uint64_t                   key;
+    ngx_uint_t                 n, was, nwakes;
+    ngx_idempotency_thread_t  *thread;
 
-    task = file_tasks[0];
-    file_ntasks--;
-    ngx_memmove(file_tasks, file_tasks + 1,
-                file_ntasks * sizeof(ngx_thread_task_t *));
+    thread = file_unit_take(file_tasks[0]);
 
     nwakes = double_nwakes;
     was = double_become(ENGINES_WORKER);
 
-    task->handler(task->ctx, unit_cycle.log);
-    task->event.handler(&task->event);
+    thread->run(thread->data);
+    thread->busy = 0;
+    thread->done(thread->data);
+
+    /* the log is synced beside, however the test's time goes */
+
+    for (n = 0; n < FILE_VIEWS; n++) {
+        if (file_tiers[n]) {
+            file_tiers[n]->shm->sh->tier.unsynced = 0;
+        }
+    }
 
     (void) double_become(was);
 
@@ -437,6 +447,21 @@ file_unit_thread(void)
 
         ngx_idempotency_shm_woken(&key);
     }
+}
+
+
+static ngx_idempotency_thread_t *
+file_unit_take(ngx_idempotency_thread_t *thread)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; i < file_ntasks && file_tasks[i] != thread; i++) { /* void */ }
+
+    file_ntasks--;
+    ngx_memmove(file_tasks + i, file_tasks + i + 1,
+                (file_ntasks - i) * sizeof(ngx_idempotency_thread_t *));
+
+    return thread;
 }
 
 
@@ -461,14 +486,14 @@ file_unit_forgets(zone_t *z)
 }
 
 
-/* the boot clock is the test's */
+/* the clocks but the wall's are the test's */
 
 int
 __wrap_clock_gettime(clockid_t id, struct timespec *ts)
 {
     int64_t  msec;
 
-    if (id != CLOCK_BOOTTIME) {
+    if (id != CLOCK_BOOTTIME && id != CLOCK_MONOTONIC) {
         return __real_clock_gettime(id, ts);
     }
 
@@ -487,39 +512,78 @@ ngx_time_update(void)
 }
 
 
-/* nginx's threads */
-
-ngx_thread_pool_t *
-ngx_thread_pool_add(ngx_conf_t *cf, ngx_str_t *name)
+void
+ngx_close_listening_sockets(ngx_cycle_t *cycle)
 {
-    return (ngx_thread_pool_t *) file_tasks;
 }
 
 
-ngx_thread_pool_t *
-ngx_thread_pool_get(ngx_cycle_t *cycle, ngx_str_t *name)
+/* a worker's threads */
+
+ngx_int_t
+ngx_idempotency_thread_init_process(ngx_cycle_t *cycle)
 {
-    return (ngx_thread_pool_t *) file_tasks;
+    return NGX_OK;
 }
 
 
-ngx_thread_task_t *
-ngx_thread_task_alloc(ngx_pool_t *pool, size_t size)
+ngx_idempotency_thread_t *
+ngx_idempotency_thread_create(void (*run)(void *data), void (*done)(void *data),
+    void *data)
 {
-    return ngx_pcalloc(file_pool, sizeof(ngx_thread_task_t) + size);
+    ngx_idempotency_thread_t  *thread;
+
+    thread = ngx_pcalloc(file_pool, sizeof(ngx_idempotency_thread_t));
+
+    thread->run = run;
+    thread->done = done;
+    thread->data = data;
+
+    return thread;
 }
 
 
 ngx_int_t
-ngx_thread_task_post(ngx_thread_pool_t *tp, ngx_thread_task_t *task)
+ngx_idempotency_thread_post(ngx_idempotency_thread_t *thread)
 {
-    if (!check(file_ntasks < FILE_TASKS)) {
+    if (!check(file_ntasks < FILE_TASKS) || !check(!thread->busy)) {
         return NGX_ERROR;
     }
 
-    file_tasks[file_ntasks++] = task;
+    thread->busy = 1;
+    file_tasks[file_ntasks++] = thread;
 
     return NGX_OK;
+}
+
+
+ngx_int_t
+ngx_idempotency_thread_wait(ngx_idempotency_thread_t *thread, ngx_msec_t time)
+{
+    if (thread->busy) {
+        thread->busy = 0;
+        file_unit_take(thread)->run(thread->data);
+    }
+
+    return NGX_OK;
+}
+
+
+void
+ngx_idempotency_thread_enter(void)
+{
+}
+
+
+void
+ngx_idempotency_thread_leave(void)
+{
+}
+
+
+void
+ngx_idempotency_thread_exit_process(void)
+{
 }
 
 

@@ -98,12 +98,40 @@ file_open(ngx_idempotency_sync_e sync, off_t max_size)
 
     file.conf.may = file_may;
 
+    file.conf.log = &file.log;
+
     file.error[0] = '\0';
     file.db = ngx_idempotency_db_open(&file.conf, file.error,
                                       sizeof(file.error));
     if (file.db == NULL && file.error[0] == '\0') {
         check(!"an error without words");
     }
+}
+
+
+/* as a worker does, which tells from the log's length what is to be done */
+
+ngx_int_t
+file_tidy(ngx_uint_t n)
+{
+    ngx_int_t  rc;
+
+    rc = ngx_idempotency_db_tidy(file.db, file.now, n);
+
+    if (file.log >= NGX_IDEMPOTENCY_DB_QUIET) {
+        file_restart();
+    }
+
+    return rc;
+}
+
+
+void
+file_restart(void)
+{
+    check_equal(ngx_idempotency_db_checkpoint(file.db), NGX_OK);
+    check_equal(ngx_idempotency_db_restart(file.db, file.now), NGX_OK);
+    check(file.log < 10);
 }
 
 

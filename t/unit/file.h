@@ -32,6 +32,8 @@ typedef struct {
     /* the file's time */
     int64_t                      now;
     ngx_uint_t                   denied;
+    /* of the log, in pages */
+    ngx_atomic_t                 log;
 } file_t;
 
 extern file_t  file;
@@ -45,6 +47,11 @@ void file_close(void);
 void file_remove(void);
 
 ngx_int_t file_start(ngx_uint_t found);
+
+/* tidies, and has the log begin anew if it is long; and that alone */
+
+ngx_int_t file_tidy(ngx_uint_t n);
+void file_restart(void);
 
 /* an item about the token of that number, of the file's own instance, with a
    fingerprint and an identity; what is done ends in an hour */

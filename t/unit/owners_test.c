@@ -250,7 +250,7 @@ numbers(void)
     check(ngx_idempotency_owners_others(c, STORE));
     check(ngx_idempotency_owners_strangers(c, STORE));
     check_equal(ngx_idempotency_owners_hold(c, STORE), NGX_ERROR);
-    check_equal(ngx_idempotency_owners_commit_lock(c), NGX_ERROR);
+    check_equal(ngx_idempotency_owners_commit_lock(c, 0), NGX_ERROR);
 
     stop();
 }
@@ -417,7 +417,7 @@ commits(void *data)
     fd = ngx_idempotency_owners_open(path, 0);
 
     while (!shared->stop) {
-        if (!check_equal(ngx_idempotency_owners_commit_lock(fd), NGX_OK)) {
+        if (!check_equal(ngx_idempotency_owners_commit_lock(fd, 1000), NGX_OK)) {
             return;
         }
 
@@ -497,7 +497,7 @@ one_commits(void)
 
     check(sum == shared->does[0] || sum == shared->does[0] + 1);
 
-    check_equal(ngx_idempotency_owners_commit_lock(fd), NGX_OK);
+    check_equal(ngx_idempotency_owners_commit_lock(fd, 1000), NGX_OK);
     close(fd);
 
     stop();

@@ -17,12 +17,9 @@
 
 #define DB_EXPIRE        3
 
-/* milliseconds, and microseconds: by how much the file's latest time may lag
-   behind, and its highest fence is ahead, so that not each commit writes
-   them */
+/* milliseconds: by how much the file's latest time may lag behind */
 
 #define DB_META_LAG      1000
-#define DB_META_AHEAD    2000000
 
 /* whoever closes the file as the last one is given so many times, of so many
    microseconds, between a log and its index */
@@ -34,10 +31,11 @@
 static ngx_int_t db_prepare(ngx_idempotency_db_t *db);
 static int db_committed(void *data, sqlite3 *sqlite, const char *name,
     int pages);
-static int db_meta(ngx_idempotency_db_t *db, ngx_idempotency_item_t *items,
-    ngx_uint_t n, int64_t now);
+static int db_meta(ngx_idempotency_db_t *db);
 static void db_undo(ngx_idempotency_item_t *items,
     ngx_idempotency_item_t *before, ngx_uint_t n);
+static ngx_int_t db_moved(ngx_idempotency_db_t *db, ngx_uint_t i,
+    const char *how);
 static void db_rescue(ngx_idempotency_db_t *db);
 static ngx_uint_t db_log_gone(ngx_idempotency_db_t *db);
 
@@ -51,8 +49,8 @@ static const char  *db_statements[] = {
     "COMMIT",
     "ROLLBACK",
 
-    "SELECT instance, latest, fence FROM meta",
-    "UPDATE meta SET latest = ?1, fence = ?2",
+    "SELECT latest, fence, number, identity FROM meta",
+    "UPDATE meta SET latest = ?1, fence = ?2, number = ?3",
 
     "SELECT 0, " DB_COLUMNS "0, 0, 0, NULL FROM claims WHERE token = ?1 "
     "UNION ALL "
@@ -157,11 +155,9 @@ failed:
 static ngx_int_t
 db_prepare(ngx_idempotency_db_t *db)
 {
-    int            rc;
-    char           sql[80];
-    uint64_t       instance;
-    ngx_uint_t     i;
-    sqlite3_stmt  *st;
+    int         rc;
+    char        sql[80];
+    ngx_uint_t  i;
 
     (void) snprintf(sql, sizeof(sql), "PRAGMA synchronous = %s",
                     db->conf.sync == NGX_IDEMPOTENCY_SYNC_STRICT
@@ -190,42 +186,31 @@ db_prepare(ngx_idempotency_db_t *db)
 
     (void) sqlite3_wal_hook(db->sqlite, db_committed, db);
 
-    st = db->statements[NGX_IDEMPOTENCY_DB_META];
-    rc = sqlite3_step(st);
+    /* one read makes its log and the log's index, if they are not there */
 
-    if (rc != SQLITE_ROW) {
-        (void) sqlite3_reset(st);
-        return ngx_idempotency_db_fail(db, rc == SQLITE_DONE ? SQLITE_CORRUPT
-                                                             : rc);
-    }
+    rc = db_meta(db);
 
-    instance = sqlite3_column_int64(st, 0);
-    db->latest = sqlite3_column_int64(st, 1);
-    db->fence = sqlite3_column_int64(st, 2);
-
-    (void) sqlite3_reset(st);
-
-    if (db->conf.instance
-        && (instance >> NGX_IDEMPOTENCY_OWNERS_STORE_SHIFT
-            != db->conf.instance >> NGX_IDEMPOTENCY_OWNERS_STORE_SHIFT
-            || instance < db->conf.instance))
-    {
-        (void) snprintf(db->error, sizeof(db->error),
-                        "is another file than at the start");
-        return NGX_ERROR;
-    }
-
-    return ngx_idempotency_db_files(db, 1);
+    return (rc == SQLITE_OK) ? ngx_idempotency_db_files(db, 1)
+                             : ngx_idempotency_db_fail(db, rc);
 }
 
 
 void
 ngx_idempotency_db_close(ngx_idempotency_db_t *db)
 {
+    int         persist;
     ngx_uint_t  i;
 
     for (i = 0; i < NGX_IDEMPOTENCY_DB_STATEMENTS; i++) {
         (void) sqlite3_finalize(db->statements[i]);
+    }
+
+    /* SQLite would remove by its name a log that is another file's by now */
+
+    if (db->sqlite && db->moved && access(db->path[1], F_OK) == 0) {
+        persist = 1;
+        (void) sqlite3_file_control(db->sqlite, "main",
+                                    SQLITE_FCNTL_PERSIST_WAL, &persist);
     }
 
     (void) sqlite3_close(db->sqlite);
@@ -252,6 +237,27 @@ ngx_idempotency_db_failed(ngx_idempotency_db_t *db)
 }
 
 
+ngx_uint_t
+ngx_idempotency_db_wrote(ngx_idempotency_db_t *db)
+{
+    return db->wrote;
+}
+
+
+ngx_uint_t
+ngx_idempotency_db_other(ngx_idempotency_db_t *db)
+{
+    return db->other;
+}
+
+
+ngx_uint_t
+ngx_idempotency_db_moved(ngx_idempotency_db_t *db)
+{
+    return db->moved;
+}
+
+
 /* takes the place of SQLite's own, which checkpoints within each commit */
 
 static int
@@ -259,7 +265,9 @@ db_committed(void *data, sqlite3 *sqlite, const char *name, int pages)
 {
     ngx_idempotency_db_t  *db = data;
 
-    db->log = pages;
+    if (db->conf.log) {
+        *db->conf.log = pages;
+    }
 
     return SQLITE_OK;
 }
@@ -270,6 +278,7 @@ ngx_idempotency_db_commit(ngx_idempotency_db_t *db,
     ngx_idempotency_item_t *items, ngx_uint_t n, int64_t now)
 {
     int                      rc;
+    uint64_t                 fence;
     ngx_uint_t               i, done;
     ngx_idempotency_item_t  *before;
 
@@ -306,16 +315,15 @@ ngx_idempotency_db_commit(ngx_idempotency_db_t *db,
         rc = ngx_idempotency_db_expire(db, now, DB_EXPIRE * n, &done);
     }
 
+    fence = 0;
+
     for (i = 0; rc == SQLITE_OK && i < n; i++) {
         rc = ngx_idempotency_db_item(db, &items[i], now);
+        fence = ngx_max(fence, items[i].fence);
     }
 
     if (rc == SQLITE_OK) {
-        rc = db_meta(db, items, n, now);
-    }
-
-    if (rc == SQLITE_OK) {
-        rc = ngx_idempotency_db_run(db, NGX_IDEMPOTENCY_DB_COMMIT);
+        rc = ngx_idempotency_db_end(db, fence, now);
     }
 
     if (rc != SQLITE_OK) {
@@ -326,10 +334,6 @@ ngx_idempotency_db_commit(ngx_idempotency_db_t *db,
     }
 
     free(before);
-
-    if (db->log >= NGX_IDEMPOTENCY_DB_LONG) {
-        (void) ngx_idempotency_db_checkpoint(db);
-    }
 
     return NGX_OK;
 }
@@ -345,6 +349,10 @@ ngx_idempotency_db_begin(ngx_idempotency_db_t *db)
     unused = 0;
 
     rc = ngx_idempotency_db_run(db, NGX_IDEMPOTENCY_DB_BEGIN);
+
+    if (rc == SQLITE_OK) {
+        rc = db_meta(db);
+    }
 
     if (rc != SQLITE_OK || db->most == 0) {
         return rc;
@@ -364,27 +372,16 @@ ngx_idempotency_db_begin(ngx_idempotency_db_t *db)
 }
 
 
-/* the latest time and the highest fence that this file has seen */
+/* what the file says of itself */
 
 static int
-db_meta(ngx_idempotency_db_t *db, ngx_idempotency_item_t *items, ngx_uint_t n,
-    int64_t now)
+db_meta(ngx_idempotency_db_t *db)
 {
     int            rc;
-    int64_t        latest;
-    uint64_t       fence, highest;
-    ngx_uint_t     i;
+    const void    *identity;
     sqlite3_stmt  *st;
 
-    highest = 0;
-
-    for (i = 0; i < n; i++) {
-        highest = ngx_max(highest, items[i].fence);
-    }
-
-    if (highest <= db->fence && now < db->latest + DB_META_LAG) {
-        return SQLITE_OK;
-    }
+    db->changes = sqlite3_total_changes(db->sqlite);
 
     st = ngx_idempotency_db_statement(db, NGX_IDEMPOTENCY_DB_META);
     rc = sqlite3_step(st);
@@ -394,25 +391,98 @@ db_meta(ngx_idempotency_db_t *db, ngx_idempotency_item_t *items, ngx_uint_t n,
         return (rc == SQLITE_DONE) ? SQLITE_CORRUPT : rc;
     }
 
-    latest = ngx_max(sqlite3_column_int64(st, 1), now);
-    fence = sqlite3_column_int64(st, 2);
+    db->latest = sqlite3_column_int64(st, 0);
+    db->fence = sqlite3_column_int64(st, 1);
+    db->number = sqlite3_column_int64(st, 2);
+    identity = sqlite3_column_blob(st, 3);
+
+    rc = SQLITE_OK;
+
+    if (identity == NULL
+        || sqlite3_column_bytes(st, 3) != NGX_IDEMPOTENCY_MARK_LEN)
+    {
+        rc = SQLITE_CORRUPT;
+
+    } else if (db->conf.mark
+               && !ngx_idempotency_db_same(db->conf.mark, identity,
+                                           db->number, db->error,
+                                           sizeof(db->error)))
+    {
+        db->other = 1;
+        rc = SQLITE_MISMATCH;
+    }
 
     (void) sqlite3_reset(st);
 
-    if (highest > fence) {
-        fence = highest + ngx_min(DB_META_AHEAD, (uint64_t) -1 - highest);
+    return rc;
+}
+
+
+ngx_uint_t
+ngx_idempotency_db_same(ngx_idempotency_mark_t *mark, const void *identity,
+    ngx_atomic_uint_t number, char *error, size_t len)
+{
+    ngx_atomic_int_t  lacks;
+
+    if (ngx_memcmp(mark->identity, identity, NGX_IDEMPOTENCY_MARK_LEN) != 0) {
+        (void) snprintf(error, len, "is another file than was used last");
+        return 0;
+    }
+
+    lacks = (ngx_atomic_int_t) (mark->number - number);
+
+    if (lacks > 0) {
+        (void) snprintf(error, len, "is older than it was: %ld of the last "
+                        "commits are missing", (long) lacks);
+        return 0;
+    }
+
+    return 1;
+}
+
+
+/*
+ * The latest time, the highest fence and the number of commits that this file
+ * has seen.  What has changed nothing writes nothing.
+ */
+
+int
+ngx_idempotency_db_end(ngx_idempotency_db_t *db, uint64_t fence, int64_t now)
+{
+    int                      rc;
+    sqlite3_stmt            *st;
+    ngx_atomic_uint_t        seen;
+    ngx_idempotency_mark_t  *mark;
+
+    db->wrote = (sqlite3_total_changes(db->sqlite) != db->changes
+                 || now >= db->latest + DB_META_LAG);
+
+    if (!db->wrote) {
+        return ngx_idempotency_db_run(db, NGX_IDEMPOTENCY_DB_COMMIT);
     }
 
     st = ngx_idempotency_db_statement(db, NGX_IDEMPOTENCY_DB_SET_META);
 
-    (void) sqlite3_bind_int64(st, 1, latest);
-    (void) sqlite3_bind_int64(st, 2, fence);
+    (void) sqlite3_bind_int64(st, 1, ngx_max(db->latest, now));
+    (void) sqlite3_bind_int64(st, 2, ngx_max(db->fence, fence));
+    (void) sqlite3_bind_int64(st, 3, db->number + 1);
 
     rc = ngx_idempotency_db_run(db, NGX_IDEMPOTENCY_DB_SET_META);
 
     if (rc == SQLITE_OK) {
-        db->latest = latest;
-        db->fence = fence;
+        rc = ngx_idempotency_db_run(db, NGX_IDEMPOTENCY_DB_COMMIT);
+    }
+
+    mark = db->conf.mark;
+
+    while (rc == SQLITE_OK && mark) {
+        seen = mark->number;
+
+        if ((ngx_atomic_int_t) (db->number + 1 - seen) <= 0
+            || ngx_atomic_cmp_set(&mark->number, seen, db->number + 1))
+        {
+            break;
+        }
     }
 
     return rc;
@@ -461,16 +531,12 @@ ngx_idempotency_db_files(ngx_idempotency_db_t *db, ngx_uint_t first)
     for (i = 0; i < NGX_IDEMPOTENCY_DB_FILES; i++) {
 
         if (stat(db->path[i], &st) == -1) {
-            (void) snprintf(db->error, sizeof(db->error),
-                            "%s is not there any more: %s",
-                            i ? db->path[i] + strlen(db->path[0]) : "it",
-                            strerror(errno));
 
             if (i == 1 && !first) {
                 db_rescue(db);
             }
 
-            return NGX_ERROR;
+            return db_moved(db, i, "is not there any more");
         }
 
         if (first) {
@@ -479,22 +545,28 @@ ngx_idempotency_db_files(ngx_idempotency_db_t *db, ngx_uint_t first)
         }
 
         if (st.st_dev != db->inode[i].dev || st.st_ino != db->inode[i].ino) {
-            (void) snprintf(db->error, sizeof(db->error),
-                            "%s was replaced by another one",
-                            i ? db->path[i] + strlen(db->path[0]) : "it");
-            return NGX_ERROR;
+            return db_moved(db, i, "was replaced by another one");
         }
 
         if (st.st_size < NGX_IDEMPOTENCY_DB_PAGE && i != 1) {
-            (void) snprintf(db->error, sizeof(db->error),
-                            "%s was truncated",
-                            i ? db->path[i] + strlen(db->path[0]) : "it");
             db->failed = 1;
-            return NGX_ERROR;
+            return db_moved(db, i, "was truncated");
         }
     }
 
     return NGX_OK;
+}
+
+
+static ngx_int_t
+db_moved(ngx_idempotency_db_t *db, ngx_uint_t i, const char *how)
+{
+    (void) snprintf(db->error, sizeof(db->error), "%s %s",
+                    i ? db->path[i] + strlen(db->path[0]) : "it", how);
+
+    db->moved = 1;
+
+    return NGX_ERROR;
 }
 
 
@@ -589,7 +661,9 @@ ngx_idempotency_db_number(ngx_idempotency_db_t *db,
 ngx_int_t
 ngx_idempotency_db_fail(ngx_idempotency_db_t *db, int rc)
 {
-    ngx_idempotency_db_tell(db->error, sizeof(db->error), db->sqlite, rc);
+    if (!db->other) {
+        ngx_idempotency_db_tell(db->error, sizeof(db->error), db->sqlite, rc);
+    }
 
     switch (rc) {
 

@@ -16,6 +16,12 @@
 #include "store/ngx_idempotency_backing.h"
 
 
+/* of pages: the log's length at which it begins anew in a quiet moment, and at
+   which it does in any */
+
+#define NGX_IDEMPOTENCY_DB_QUIET    2000
+#define NGX_IDEMPOTENCY_DB_LONG     16000
+
 /* the file's stamp: application_id ("idem"), and user_version */
 
 #define NGX_IDEMPOTENCY_DB_ID       0x6964656d
@@ -31,8 +37,12 @@ typedef struct {
     ngx_idempotency_sync_e     sync;
     /* the file grows no larger; 0: as large as it likes */
     off_t                      max_size;
-    /* the file must have given this number; 0: isn't asked */
     uint64_t                   instance;
+    /* NULL, or what the file must be, and have at least; rises with each
+       commit, whatever thread or worker makes it */
+    ngx_idempotency_mark_t    *mark;
+    /* NULL, or where it is told how long the log is, in pages */
+    ngx_atomic_t              *log;
 
     /* does an instance live that isn't an item's own?  asked within the
        transaction */
@@ -66,14 +76,37 @@ ngx_int_t ngx_idempotency_db_commit(ngx_idempotency_db_t *db,
 
 const char *ngx_idempotency_db_error(ngx_idempotency_db_t *db);
 
-/* it will not get better, as the file is damaged or gone, or what was written
-   may not be on disk: all that have it open should stop until a restart */
+/* it will not get better, as the file is damaged, or what was written may not
+   be on disk: all that have it open should stop until a restart */
 
 ngx_uint_t ngx_idempotency_db_failed(ngx_idempotency_db_t *db);
 
-/* all that was committed, by whomever, is on disk then; NGX_OK or NGX_ERROR */
+/* the last commit has changed something */
 
-ngx_int_t ngx_idempotency_db_sync(ngx_idempotency_db_t *db);
+ngx_uint_t ngx_idempotency_db_wrote(ngx_idempotency_db_t *db);
+
+/* it is another file than conf->mark tells, or an older one */
+
+ngx_uint_t ngx_idempotency_db_other(ngx_idempotency_db_t *db);
+
+/* what is at its path was not what it has open; it is to be opened anew */
+
+ngx_uint_t ngx_idempotency_db_moved(ngx_idempotency_db_t *db);
+
+/* all that was committed, by whomever, is on disk then; by any thread.
+   NGX_DECLINED: nobody knows; NGX_ERROR: some of it never may be */
+
+ngx_int_t ngx_idempotency_db_sync(const char *path, char *error, size_t len);
+
+/*
+ * The log (SQLite's WAL) begins anew.  A commit does not do that: the first one
+ * of a log that begins waits for a sync, whatever the mode is.  At first, what
+ * it has is brought into the file, for which nobody waits; and then, under the
+ * lock of those who commit, the rest, and a first commit.
+ */
+
+ngx_int_t ngx_idempotency_db_checkpoint(ngx_idempotency_db_t *db);
+ngx_int_t ngx_idempotency_db_restart(ngx_idempotency_db_t *db, int64_t now);
 
 /*
  * Up to n tokens behind `after` (NULL: from the start), in their order: how
@@ -85,10 +118,9 @@ ngx_int_t ngx_idempotency_db_tokens(ngx_idempotency_db_t *db, u_char *after,
 
 /*
  * For quiet times, in steps of about n records: what ended goes, what is
- * pending of an instance that is dead becomes in doubt, the log is brought
- * into the file and free pages go back.  NGX_AGAIN: there is more to do,
- * NGX_OK: there is not, NGX_ERROR.  To be called under the lock of those who
- * commit, as a commit is.
+ * pending of an instance that is dead becomes in doubt, and free pages go
+ * back.  NGX_AGAIN: there is more to do, NGX_OK: there is not, NGX_ERROR.  To
+ * be called under the lock of those who commit, as a commit is.
  */
 
 ngx_int_t ngx_idempotency_db_tidy(ngx_idempotency_db_t *db, int64_t now,
@@ -101,11 +133,17 @@ typedef struct {
     /* in: the clocks, in milliseconds, and the boot's name, "": not known */
     int64_t                    wall;
     int64_t                    boottime;
-    char                       boot[40];
+    char                       boot[80];
     /* in: it must be a store; else an empty file is there to become one */
     ngx_uint_t                 found;
     /* in: that of the digest key by which the file's tokens are made */
     u_char                     stamp[NGX_IDEMPOTENCY_STAMP_LEN];
+    /* in: the file must be that of the mark, unless an operator agreed; out:
+       it is not, and what it is */
+    ngx_uint_t                 marked;
+    ngx_uint_t                 agreed;
+    ngx_uint_t                 other;
+    ngx_idempotency_mark_t     mark;
     /* in: whose lock of those who commit is taken for what is written */
     int                        owners;
 
@@ -128,8 +166,8 @@ typedef struct {
 ngx_int_t ngx_idempotency_db_start(const char *path,
     ngx_idempotency_db_start_t *start, char *error, size_t len);
 
-/* NGX_ERROR: it can't be this one's, by its key or its version.  Touches
-   nothing, takes no lock, and leaves all else to a start */
+/* NGX_ERROR: it can't be this one's, by its key, its version, its tables or its
+   witness.  Changes nothing, and leaves all else to a start */
 
 ngx_int_t ngx_idempotency_db_peek(const char *path,
     ngx_idempotency_db_start_t *start, char *error, size_t len);

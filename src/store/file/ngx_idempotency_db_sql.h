@@ -16,12 +16,6 @@
 
 #define NGX_IDEMPOTENCY_DB_PAGE        4096
 
-/* of pages: the log's length at which a quiet moment brings it into the file,
-   and at which a commit does so itself */
-
-#define NGX_IDEMPOTENCY_DB_CHECKPOINT  2000
-#define NGX_IDEMPOTENCY_DB_LONG        8000
-
 /* milliseconds: for how long a statement waits for another program */
 
 #define NGX_IDEMPOTENCY_DB_BUSY        250
@@ -66,17 +60,17 @@ struct ngx_idempotency_db_s {
     char                       *path[NGX_IDEMPOTENCY_DB_FILES];
     ngx_idempotency_db_inode_t  inode[NGX_IDEMPOTENCY_DB_FILES];
 
-    /* what meta has at least */
+    /* what meta had when the transaction began, and how many rows had been
+       changed until then */
     int64_t                     latest;
     uint64_t                    fence;
+    ngx_atomic_uint_t           number;
+    int                         changes;
 
     /* with max_size, in pages: the most, and what is left of it within a
        transaction */
     int64_t                     most;
     int64_t                     left;
-
-    /* the log's length, in pages */
-    int                         log;
 
     /* how far tidying has come among what is pending */
     u_char                      tidied[NGX_IDEMPOTENCY_DIGEST_LEN];
@@ -84,6 +78,9 @@ struct ngx_idempotency_db_s {
     unsigned                    shrunk:1;
 
     unsigned                    failed:1;
+    unsigned                    wrote:1;
+    unsigned                    other:1;
+    unsigned                    moved:1;
     char                        error[NGX_IDEMPOTENCY_DB_ERROR];
 };
 
@@ -135,14 +132,17 @@ ngx_int_t ngx_idempotency_db_fail(ngx_idempotency_db_t *db, int rc);
 ngx_int_t ngx_idempotency_db_files(ngx_idempotency_db_t *db,
     ngx_uint_t first);
 
+/* a transaction of the file that is meant, and no other; its end: if it has
+   changed something, the file's number is one more */
+
 int ngx_idempotency_db_begin(ngx_idempotency_db_t *db);
+int ngx_idempotency_db_end(ngx_idempotency_db_t *db, uint64_t fence,
+    int64_t now);
 
 /* deletes up to n records that are over: how many */
 
 int ngx_idempotency_db_expire(ngx_idempotency_db_t *db, int64_t now,
     ngx_uint_t n, ngx_uint_t *done);
-
-ngx_int_t ngx_idempotency_db_checkpoint(ngx_idempotency_db_t *db);
 
 /* what an item asks for; the result, but for that of an error, is in it */
 
@@ -179,7 +179,13 @@ int ngx_idempotency_db_connect(const char *path, sqlite3 **sqlite);
 
 void ngx_idempotency_db_tell(char *error, size_t len, sqlite3 *sqlite, int rc);
 
-/* the stamps; SQLITE_OK, or error tells */
+/* what differs between the file and the mark: 0, and error tells */
+
+ngx_uint_t ngx_idempotency_db_same(ngx_idempotency_mark_t *mark,
+    const void *identity, ngx_atomic_uint_t number, char *error, size_t len);
+
+/* the stamps, and that it has our tables and nothing else; SQLITE_OK, or error
+   tells */
 
 int ngx_idempotency_db_stamped(sqlite3 *sqlite, char *error, size_t len);
 

@@ -18,7 +18,7 @@
 
 /* for how long another start is waited for */
 
-#define DB_START  5000
+#define DB_START  3000
 
 #define DB_REMEDY       "restore it, or remove it to begin anew"
 
@@ -45,9 +45,12 @@ static void *db_alarm(void *data);
 static int db_ends(sqlite3 *sqlite, char *error, size_t len);
 static int db_instance(sqlite3 *sqlite, ngx_idempotency_db_start_t *start);
 static int db_stamp(sqlite3 *sqlite, u_char *stamp, ngx_uint_t *version);
+static int db_marked(sqlite3 *sqlite, ngx_idempotency_db_start_t *start,
+    char *error, size_t len);
 static int db_may_have(sqlite3 *sqlite, ngx_idempotency_db_start_t *start,
     char *error, size_t len);
 static int db_text(sqlite3 *sqlite, const char *sql, char *text, size_t len);
+static int db_ours(sqlite3 *sqlite, char *error, size_t len);
 
 
 /*
@@ -63,6 +66,8 @@ static const char  db_schema[] =
         "instance INTEGER NOT NULL, "
         "fence INTEGER NOT NULL, "
         "latest INTEGER NOT NULL, "
+        "identity BLOB NOT NULL, "
+        "number INTEGER NOT NULL, "
         "boot TEXT NOT NULL, "
         "base INTEGER NOT NULL, "
         "stamp BLOB NOT NULL, "
@@ -134,12 +139,17 @@ ngx_idempotency_db_start(const char *path, ngx_idempotency_db_start_t *start,
         rc = db_may_have(sqlite, start, error, len);
     }
 
+    if (rc == SQLITE_OK) {
+        rc = db_marked(sqlite, start, error, len);
+    }
+
     if (rc != SQLITE_OK) {
         goto done;
     }
 
     if (start->owners != -1
-        && ngx_idempotency_owners_commit_lock(start->owners) != NGX_OK)
+        && ngx_idempotency_owners_commit_lock(start->owners, DB_START)
+           != NGX_OK)
     {
         (void) snprintf(error, len, "can't be locked: %s", strerror(errno));
         rc = SQLITE_ERROR;
@@ -193,29 +203,33 @@ db_make(sqlite3 *sqlite, ngx_idempotency_db_start_t *start)
     (void) snprintf(sql, sizeof(sql),
                     "PRAGMA application_id = %d; PRAGMA user_version = %d;"
                     "INSERT INTO meta VALUES "
-                    "(1, %lld, 0, 0, '', 0, x'%s', %d);"
+                    "(1, %lld, 0, 0, randomblob(%d), 0, '', 0, x'%s', %d);"
                     "COMMIT",
                     NGX_IDEMPOTENCY_DB_ID, NGX_IDEMPOTENCY_DB_VERSION,
                     (long long) (start->wall
                                  << NGX_IDEMPOTENCY_OWNERS_STORE_SHIFT),
-                    stamp, NGX_IDEMPOTENCY_FINGERPRINT_VERSION);
+                    NGX_IDEMPOTENCY_MARK_LEN, stamp, NGX_IDEMPOTENCY_FINGERPRINT_VERSION);
 
     return sqlite3_exec(sqlite, sql, NULL, NULL, NULL);
 }
 
 
-/*
- * As it was when the file was made, since it never changes: nothing of it can
- * be in the log alone.
- */
+/* a log is read with its index, which it has where anybody uses it */
 
 ngx_int_t
 ngx_idempotency_db_peek(const char *path, ngx_idempotency_db_start_t *start,
     char *error, size_t len)
 {
-    int       rc;
-    char      uri[3 * NGX_IDEMPOTENCY_FILE_PATH + 64], *p;
-    sqlite3  *sqlite;
+    int           rc;
+    char          uri[3 * NGX_IDEMPOTENCY_FILE_PATH + 64], *p;
+    sqlite3      *sqlite;
+    struct stat   st;
+
+    (void) snprintf(uri, sizeof(uri), "%s-wal", path);
+
+    if (stat(uri, &st) == -1) {
+        st.st_size = 0;
+    }
 
     p = uri + snprintf(uri, sizeof(uri), "file:");
 
@@ -223,19 +237,84 @@ ngx_idempotency_db_peek(const char *path, ngx_idempotency_db_start_t *start,
         p += snprintf(p, 4, strchr("%?#", *path) ? "%%%02X" : "%c", *path);
     }
 
-    (void) snprintf(p, uri + sizeof(uri) - p, "?mode=ro&immutable=1");
+    (void) snprintf(p, uri + sizeof(uri) - p, "?mode=ro%s",
+                    st.st_size ? "" : "&immutable=1");
 
     rc = sqlite3_open_v2(uri, &sqlite,
                          SQLITE_OPEN_READONLY|SQLITE_OPEN_URI
                          |SQLITE_OPEN_NOMUTEX|SQLITE_OPEN_PRIVATECACHE, NULL);
 
     if (rc == SQLITE_OK) {
+        (void) sqlite3_busy_timeout(sqlite, NGX_IDEMPOTENCY_DB_BUSY);
+
+        rc = db_ours(sqlite, error, len);
+    }
+
+    if (rc == SQLITE_OK) {
         rc = db_may_have(sqlite, start, error, len);
+    }
+
+    if (rc == SQLITE_OK) {
+        rc = db_marked(sqlite, start, error, len);
     }
 
     (void) sqlite3_close(sqlite);
 
-    return (rc == SQLITE_MISMATCH) ? NGX_ERROR : NGX_OK;
+    return (rc == SQLITE_MISMATCH || rc == SQLITE_AUTH) ? NGX_ERROR : NGX_OK;
+}
+
+
+/* what the witness of a start tells of: that very file, and as far as it was
+   written */
+
+static int
+db_marked(sqlite3 *sqlite, ngx_idempotency_db_start_t *start, char *error,
+    size_t len)
+{
+    int            rc;
+    const void    *identity;
+    sqlite3_stmt  *st;
+
+    identity = NULL;
+
+    rc = sqlite3_prepare_v2(sqlite, "SELECT identity, number FROM meta", -1,
+                            &st, NULL);
+
+    if (rc == SQLITE_OK) {
+        rc = sqlite3_step(st);
+        identity = (rc == SQLITE_ROW) ? sqlite3_column_blob(st, 0) : NULL;
+
+        if (rc == SQLITE_DONE || (rc == SQLITE_ROW
+                                  && (identity == NULL
+                                      || sqlite3_column_bytes(st, 0)
+                                         != NGX_IDEMPOTENCY_MARK_LEN)))
+        {
+            rc = SQLITE_CORRUPT;
+        }
+    }
+
+    if (rc != SQLITE_ROW) {
+        (void) sqlite3_finalize(st);
+        ngx_idempotency_db_tell(error, len, sqlite, rc);
+        return rc;
+    }
+
+    rc = SQLITE_OK;
+
+    if (start->marked && !start->agreed
+        && !ngx_idempotency_db_same(&start->mark, identity,
+                                    sqlite3_column_int64(st, 1), error, len))
+    {
+        start->other = 1;
+        rc = SQLITE_MISMATCH;
+    }
+
+    ngx_memcpy(start->mark.identity, identity, NGX_IDEMPOTENCY_MARK_LEN);
+    start->mark.number = sqlite3_column_int64(st, 1);
+
+    (void) sqlite3_finalize(st);
+
+    return rc;
 }
 
 
@@ -488,7 +567,7 @@ db_instance(sqlite3 *sqlite, ngx_idempotency_db_start_t *start)
 
     rc = sqlite3_prepare_v2(sqlite,
                             "SELECT instance, fence, latest, boot, base, "
-                            "version FROM meta", -1, &st, NULL);
+                            "version, number FROM meta", -1, &st, NULL);
     if (rc != SQLITE_OK) {
         return rc;
     }
@@ -506,6 +585,13 @@ db_instance(sqlite3 *sqlite, ngx_idempotency_db_start_t *start)
     boot = (const char *) sqlite3_column_text(st, 3);
     start->base = sqlite3_column_int64(st, 4);
     start->version = sqlite3_column_int(st, 5);
+    start->mark.number = sqlite3_column_int64(st, 6) + 1;
+
+    /* who goes on with a file that was set back must see that it is another */
+
+    if (start->agreed) {
+        sqlite3_randomness(NGX_IDEMPOTENCY_MARK_LEN, start->mark.identity);
+    }
 
     /* within a boot, setting the clock changes nothing; the file's time never
        goes back */
@@ -530,8 +616,8 @@ db_instance(sqlite3 *sqlite, ngx_idempotency_db_start_t *start)
 
     rc = sqlite3_prepare_v2(sqlite,
                             "UPDATE meta SET instance = ?1, latest = ?2, "
-                            "boot = ?3, base = ?4, version = ?5", -1, &st,
-                            NULL);
+                            "boot = ?3, base = ?4, version = ?5, number = ?6, "
+                            "identity = ?7", -1, &st, NULL);
     if (rc != SQLITE_OK) {
         return rc;
     }
@@ -541,6 +627,9 @@ db_instance(sqlite3 *sqlite, ngx_idempotency_db_start_t *start)
     rc |= sqlite3_bind_text(st, 3, start->boot, -1, SQLITE_STATIC);
     rc |= sqlite3_bind_int64(st, 4, start->base);
     rc |= sqlite3_bind_int(st, 5, (int) start->version);
+    rc |= sqlite3_bind_int64(st, 6, start->mark.number);
+    rc |= sqlite3_bind_blob(st, 7, start->mark.identity,
+                            NGX_IDEMPOTENCY_MARK_LEN, SQLITE_STATIC);
 
     if (rc == SQLITE_OK) {
         rc = sqlite3_step(st);
@@ -601,12 +690,13 @@ ngx_idempotency_db_connect(const char *path, sqlite3 **sqlite)
 
     (void) sqlite3_db_config(*sqlite, SQLITE_DBCONFIG_DEFENSIVE, 1, NULL);
     (void) sqlite3_db_config(*sqlite, SQLITE_DBCONFIG_ENABLE_TRIGGER, 0, NULL);
+    (void) sqlite3_db_config(*sqlite, SQLITE_DBCONFIG_ENABLE_VIEW, 0, NULL);
+    (void) sqlite3_db_config(*sqlite, SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0, NULL);
 
     return sqlite3_exec(*sqlite,
                         "PRAGMA mmap_size = 0;"
                         "PRAGMA temp_store = MEMORY;"
                         "PRAGMA cell_size_check = ON;"
-                        "PRAGMA trusted_schema = OFF;"
                         "PRAGMA secure_delete = OFF;"
                         "PRAGMA cache_size = -4096;"
                         "PRAGMA wal_autocheckpoint = 0;"
@@ -640,6 +730,10 @@ ngx_idempotency_db_stamped(sqlite3 *sqlite, char *error, size_t len)
         return SQLITE_ERROR;
     }
 
+    if (rc == SQLITE_OK && (rc = db_ours(sqlite, error, len)) != SQLITE_OK) {
+        return rc;
+    }
+
     /* a copy that was made of it may have another one */
 
     if (rc == SQLITE_OK) {
@@ -654,6 +748,90 @@ ngx_idempotency_db_stamped(sqlite3 *sqlite, char *error, size_t len)
     if (rc != SQLITE_OK) {
         ngx_idempotency_db_tell(error, len, sqlite, rc);
     }
+
+    return rc;
+}
+
+
+/*
+ * A view, a trigger, a default or a check runs what somebody else has written,
+ * and tables of another program are a reason to remove or to exchange a file
+ * that is not theirs alone: so it has what we make, to the letter.
+ */
+
+static int
+db_ours(sqlite3 *sqlite, char *error, size_t len)
+{
+    int            rc, row;
+    sqlite3       *ours;
+    const char    *is, *be, *type, *name;
+    sqlite3_stmt  *found, *meant;
+
+    static const char  sql[] = "SELECT sql, type, name FROM sqlite_master "
+                               "ORDER BY name";
+
+    found = NULL;
+    meant = NULL;
+
+    rc = sqlite3_open(":memory:", &ours);
+
+    if (rc == SQLITE_OK) {
+        rc = sqlite3_exec(ours, db_schema, NULL, NULL, NULL);
+    }
+
+    if (rc == SQLITE_OK) {
+        rc = sqlite3_prepare_v2(ours, sql, -1, &meant, NULL);
+    }
+
+    if (rc == SQLITE_OK) {
+        rc = sqlite3_prepare_v2(sqlite, sql, -1, &found, NULL);
+    }
+
+    if (rc != SQLITE_OK) {
+        ngx_idempotency_db_tell(error, len, sqlite, rc);
+        goto done;
+    }
+
+    do {
+        row = sqlite3_step(meant);
+        rc = sqlite3_step(found);
+
+        if (rc != SQLITE_ROW && rc != SQLITE_DONE) {
+            ngx_idempotency_db_tell(error, len, sqlite, rc);
+            goto done;
+        }
+
+        be = (row == SQLITE_ROW)
+             ? (const char *) sqlite3_column_text(meant, 0) : NULL;
+        is = (rc == SQLITE_ROW)
+             ? (const char *) sqlite3_column_text(found, 0) : NULL;
+
+        if (rc != row || (rc == SQLITE_ROW
+                          && (is == NULL || be == NULL
+                              || ngx_strcmp(is, be) != 0)))
+        {
+            type = (const char *) sqlite3_column_text(found, 1);
+            name = (const char *) sqlite3_column_text(found, 2);
+
+            (void) snprintf(error, len,
+                            "has not the tables of this module alone (%.20s "
+                            "\"%.60s\"); remove what is not its own, or name "
+                            "another path",
+                            type ? type : "no", name ? name : "more");
+
+            rc = SQLITE_AUTH;
+            goto done;
+        }
+
+    } while (rc == SQLITE_ROW);
+
+    rc = SQLITE_OK;
+
+done:
+
+    (void) sqlite3_finalize(found);
+    (void) sqlite3_finalize(meant);
+    (void) sqlite3_close(ours);
 
     return rc;
 }

@@ -6,6 +6,7 @@
 
 
 #include "ngx_idempotency_db_sql.h"
+#include "ngx_idempotency_owners.h"
 
 #if (NGX_IDEMPOTENCY_SQLITE && NGX_THREADS)
 
@@ -22,30 +23,53 @@ typedef struct {
 
 static int db_doubt(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n,
     ngx_uint_t *done);
+static ngx_int_t db_checkpoint(ngx_idempotency_db_t *db, int mode);
 static int db_vacuum(ngx_idempotency_db_t *db, ngx_uint_t n,
     ngx_uint_t *more);
 
 
+/*
+ * A descriptor of the log carries no lock, as those of the file and of the
+ * log's index do, and may be closed.  Who closes the file as the last one
+ * brings all into it, syncs it, and removes the log.
+ */
+
 ngx_int_t
-ngx_idempotency_db_sync(ngx_idempotency_db_t *db)
+ngx_idempotency_db_sync(const char *path, char *error, size_t len)
 {
-    int            rc;
-    sqlite3_file  *log;
+    int        fd, rc;
+    char       name[NGX_IDEMPOTENCY_FILE_PATH + sizeof("-wal")];
 
-    db->error[0] = '\0';
+    (void) snprintf(name, sizeof(name), "%s-wal", path);
 
-    if (ngx_idempotency_db_files(db, 0) != NGX_OK) {
-        return NGX_ERROR;
+    fd = open(name, O_RDONLY|O_CLOEXEC|O_NOFOLLOW|O_NONBLOCK);
+
+    if (fd == -1) {
+
+        (void) snprintf(error, len, "-wal can't be opened: %s",
+                        strerror(errno));
+
+        if (errno != ENOENT) {
+            return NGX_DECLINED;
+        }
+
+        (void) snprintf(name, sizeof(name), "%s-shm", path);
+
+        return (access(name, F_OK) == 0 || access(path, F_OK) == -1)
+               ? NGX_DECLINED : NGX_OK;
     }
 
-    rc = sqlite3_file_control(db->sqlite, "main",
-                              SQLITE_FCNTL_JOURNAL_POINTER, &log);
+    do {
+        rc = fdatasync(fd);
+    } while (rc == -1 && errno == EINTR);
 
-    if (rc == SQLITE_OK && log && log->pMethods) {
-        rc = log->pMethods->xSync(log, SQLITE_SYNC_NORMAL);
+    if (rc == -1) {
+        (void) snprintf(error, len, "fdatasync() failed: %s", strerror(errno));
     }
 
-    return (rc == SQLITE_OK) ? NGX_OK : ngx_idempotency_db_fail(db, rc);
+    (void) close(fd);
+
+    return (rc == 0) ? NGX_OK : NGX_ERROR;
 }
 
 
@@ -117,7 +141,7 @@ ngx_idempotency_db_tidy(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n)
     }
 
     if (rc == SQLITE_OK) {
-        rc = ngx_idempotency_db_run(db, NGX_IDEMPOTENCY_DB_COMMIT);
+        rc = ngx_idempotency_db_end(db, 0, 0);
     }
 
     if (rc == SQLITE_OK) {
@@ -130,11 +154,8 @@ ngx_idempotency_db_tidy(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n)
 
     /* a file is as large as the log says once that is in it */
 
-    if (db->log >= NGX_IDEMPOTENCY_DB_CHECKPOINT || (db->shrunk && !vacuum)) {
-
-        if (ngx_idempotency_db_checkpoint(db) != NGX_OK) {
-            return NGX_ERROR;
-        }
+    if (db->shrunk && !vacuum && db->conf.log) {
+        *db->conf.log = ngx_max(*db->conf.log, NGX_IDEMPOTENCY_DB_QUIET);
     }
 
     db->shrunk = vacuum;
@@ -286,14 +307,45 @@ db_vacuum(ngx_idempotency_db_t *db, ngx_uint_t n, ngx_uint_t *more)
 ngx_int_t
 ngx_idempotency_db_checkpoint(ngx_idempotency_db_t *db)
 {
+    return db_checkpoint(db, SQLITE_CHECKPOINT_PASSIVE);
+}
+
+
+ngx_int_t
+ngx_idempotency_db_restart(ngx_idempotency_db_t *db, int64_t now)
+{
     int  rc;
 
-    rc = sqlite3_wal_checkpoint_v2(db->sqlite, NULL,
-                                   SQLITE_CHECKPOINT_PASSIVE, NULL, NULL);
+    if (db_checkpoint(db, SQLITE_CHECKPOINT_RESTART) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    rc = ngx_idempotency_db_begin(db);
+
+    /* one commit that changes nothing but the file's number */
+
+    db->changes--;
 
     if (rc == SQLITE_OK) {
-        db->log = 0;
+        rc = ngx_idempotency_db_end(db, 0, now);
     }
+
+    return (rc == SQLITE_OK) ? NGX_OK : ngx_idempotency_db_fail(db, rc);
+}
+
+
+static ngx_int_t
+db_checkpoint(ngx_idempotency_db_t *db, int mode)
+{
+    int  rc;
+
+    db->error[0] = '\0';
+
+    if (ngx_idempotency_db_files(db, 0) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    rc = sqlite3_wal_checkpoint_v2(db->sqlite, NULL, mode, NULL, NULL);
 
     switch (rc & 0xff) {
 

@@ -1,8 +1,15 @@
 
 /*
  * The backing that is a file on this machine.  Whatever touches the file does
- * so in a thread: one at a time takes over what the zone owes, another one
- * tends the file, and a third one reads lists.
+ * so in a thread, of which a worker has three: one takes over what the zone has
+ * to tell, one has the log synced, and one tidies and reads lists.  A thread
+ * may hang as long as its disk does; what it works on is not the worker's.
+ *
+ * - What is committed by the zone's instance has the zone's number at least.
+ * - batched: nothing is committed while the oldest commit that is not on disk
+ *   is older than NGX_IDEMPOTENCY_FILE_UNSYNCED.
+ * - Nothing is written to a file that is another one, or older, than the zone
+ *   has seen, until an operator has agreed to it.
  */
 
 
@@ -11,102 +18,171 @@
 #include "ngx_idempotency_file.h"
 #include "ngx_idempotency_owners.h"
 #include "ngx_idempotency_start.h"
+#include "ngx_idempotency_thread.h"
+#include "ngx_idempotency_witness.h"
 
 
 #if (NGX_IDEMPOTENCY_FILE)
 
-#include <ngx_thread_pool.h>
 #include <time.h>
 
+
+/* all in milliseconds */
 
 /* what is pending in another generation is asked for so often, at first and at
    most */
 
-#define NGX_IDEMPOTENCY_FILE_SOON    5
-#define NGX_IDEMPOTENCY_FILE_SELDOM  50
+#define NGX_IDEMPOTENCY_FILE_SOON      5
+#define NGX_IDEMPOTENCY_FILE_SELDOM    50
 
-/* an exiting worker stays for so long for what is being written */
+/* an exiting worker stays for so long for what is being written; at its end it
+   waits so long for its threads, or so long if it was told to hurry */
 
-#define NGX_IDEMPOTENCY_FILE_STAY    30000
+#define NGX_IDEMPOTENCY_FILE_STAY      30000
+#define NGX_IDEMPOTENCY_FILE_QUIT      5000
+#define NGX_IDEMPOTENCY_FILE_TERM      500
 
-/* what was written is on disk within a second */
+/* for so long those who commit wait for each other; then SQLite says which one
+   it is, as one that is stopped keeps the lock */
 
-#define NGX_IDEMPOTENCY_FILE_TEND    700
-#define NGX_IDEMPOTENCY_FILE_IDLE    10000
+#define NGX_IDEMPOTENCY_FILE_LOCK      700
 
-#define NGX_IDEMPOTENCY_FILE_TIDY    256
+/* what was written is on disk after that, and the disk's own time; a worker
+   sees to it itself if that one does not who should; and nothing is committed
+   any more */
+
+#define NGX_IDEMPOTENCY_FILE_SYNC      600
+#define NGX_IDEMPOTENCY_FILE_LATE      1000
+#define NGX_IDEMPOTENCY_FILE_UNSYNCED  2000
+
+/* where there is something to tidy, and where there is not */
+
+#define NGX_IDEMPOTENCY_FILE_TEND      700
+#define NGX_IDEMPOTENCY_FILE_IDLE      10000
+
+#define NGX_IDEMPOTENCY_FILE_TIDY      256
+
+/* a thread has found that it is another file, and the log has not heard it */
+
+#define NGX_IDEMPOTENCY_FILE_FOUND     2
 
 
-/* one thread's, and this worker's */
+/* a thread's way to the file */
 
 typedef struct {
-    ngx_thread_task_t          *task;
+    ngx_idempotency_thread_t   *thread;
     ngx_idempotency_db_t       *db;
-    /* to commit one at a time */
+    /* to commit one at a time; -1: not open */
     int                         lock;
-    ngx_uint_t                  busy;
-    ngx_event_t                 stay;
+    /* it has nothing to do but to close what it has open */
+    ngx_uint_t                  leaves;
+    ngx_int_t                   rc;
+    char                        error[NGX_IDEMPOTENCY_DB_ERROR];
 } file_hand_t;
 
 
+typedef struct file_s  file_t;
+
+/* what threads work on: it stays when the worker's pools go */
+
 typedef struct {
+    /* within ngx_idempotency_thread_enter() */
+    file_t                     *file;
+
+    ngx_idempotency_tier_sh_t  *sh;
+    ngx_idempotency_db_conf_t   db;
+    ngx_idempotency_start_t     start;
+    u_char                      stamp[NGX_IDEMPOTENCY_STAMP_LEN];
+
+    file_hand_t                 hand;
+    file_hand_t                 sync;
+    file_hand_t                 tend;
+
+    ngx_idempotency_batch_t    *batch;
+    ngx_idempotency_page_t     *page;
+    /* an operator has agreed, and it is done */
+    ngx_uint_t                  agreed;
+    /* of the last time that it was tended */
+    ngx_atomic_uint_t           number;
+    /* what the file is, if it is another one */
+    char                        found[NGX_IDEMPOTENCY_DB_ERROR];
+    ngx_err_t                   witness;
+} file_work_t;
+
+
+struct file_s {
     ngx_idempotency_tier_t      tier;
 
     ngx_cycle_t                *cycle;
     ngx_pool_t                 *pool;
     ngx_idempotency_start_t     start;
     ngx_idempotency_db_conf_t   db;
-    ngx_str_t                   threads;
-    ngx_thread_pool_t          *thread_pool;
 
-    file_hand_t                 hand;
-    file_hand_t                 tend;
-    file_hand_t                 list;
+    /* this worker's */
+    file_work_t                *work;
+    ngx_event_t                 stay;
     ngx_uint_t                  exiting;
+    ngx_uint_t                  unwitnessed;
 
-    /* the pages that are to be read, the first one by a thread */
+    /* the pages that are to be read */
     ngx_idempotency_page_t     *pages;
 
-    /* tending, by a thread; when it was last done, and why again */
-    ngx_int_t                   rc;
+    /* when it was last tended, and why again */
     ngx_msec_t                  tended;
     uint64_t                    told;
     ngx_uint_t                  more;
-} file_t;
+};
 
 
 static ngx_int_t file_init(ngx_idempotency_tier_t *tier,
     ngx_idempotency_tier_t *old, ngx_log_t *log);
+static ngx_int_t file_start(file_t *file, ngx_uint_t must, ngx_log_t *log);
 static ngx_idempotency_tier_t *file_again(ngx_conf_t *cf,
     ngx_idempotency_tier_t *old);
 static ngx_int_t file_init_process(ngx_idempotency_tier_t *tier,
     ngx_cycle_t *cycle);
-static ngx_int_t file_init_hand(file_t *file, file_hand_t *hand,
-    ngx_cycle_t *cycle);
 static void file_finish(ngx_idempotency_tier_t *tier);
 static void file_exit_process(ngx_idempotency_tier_t *tier);
-static void file_exit_hand(file_hand_t *hand);
+static void file_exit_hand(file_hand_t *hand, ngx_msec_t time);
 
 static const char *file_kind(ngx_idempotency_tier_t *tier,
     const char **sync);
 static int64_t file_now(ngx_idempotency_tier_t *tier);
+static int64_t file_time(ngx_idempotency_tier_sh_t *sh);
+static ngx_msec_t file_msec(void);
 static ngx_uint_t file_alive(void *data, uint64_t instance);
+static ngx_uint_t file_may(void *data);
+static ngx_uint_t file_up(ngx_idempotency_tier_t *tier);
+static ngx_int_t file_agree(ngx_idempotency_tier_t *tier);
 
 static ngx_int_t file_hand(ngx_idempotency_tier_t *tier,
     ngx_idempotency_batch_t *batch);
-static void file_hand_thread(void *data, ngx_log_t *log);
-static void file_hand_handler(ngx_event_t *ev);
+static void file_hand_run(void *data);
+static ngx_int_t file_commit(file_work_t *work, ngx_idempotency_batch_t *batch);
+static ngx_int_t file_agreed(file_work_t *work, char *error);
+static void file_witness(file_work_t *work, ngx_idempotency_mark_t *mark);
+static void file_hand_done(void *data);
+static void file_begin_anew(file_t *file);
+static void file_told(file_t *file);
+static ngx_int_t file_open(file_work_t *work, file_hand_t *hand, char *error);
+static void file_shut(file_work_t *work, file_hand_t *hand);
+static void file_leave(file_hand_t *hand);
+static ngx_uint_t file_unsynced(ngx_idempotency_tier_sh_t *sh,
+    ngx_msec_t time);
+static void file_sync(file_t *file, ngx_msec_t time);
+static void file_sync_run(void *data);
+static void file_sync_done(void *data);
 static ngx_int_t file_list(ngx_idempotency_tier_t *tier,
     ngx_idempotency_page_t *page);
-static void file_list_thread(void *data, ngx_log_t *log);
+static ngx_int_t file_list_next(file_t *file);
+static void file_list_run(file_work_t *work, ngx_idempotency_page_t *page);
 static ngx_int_t file_list_items(ngx_idempotency_page_t *page,
     ngx_idempotency_db_t *db);
-static void file_list_handler(ngx_event_t *ev);
 static void file_tend(ngx_idempotency_tier_t *tier);
-static ngx_int_t file_post(file_t *file, file_hand_t *hand);
-static void file_tend_thread(void *data, ngx_log_t *log);
-static void file_tend_handler(ngx_event_t *ev);
-static ngx_int_t file_open(file_t *file, file_hand_t *hand, char *error);
+static void file_tend_run(void *data);
+static void file_tidy(file_work_t *work);
+static void file_restart(file_work_t *work);
+static void file_tend_done(void *data);
 static void file_stay_handler(ngx_event_t *ev);
 
 
@@ -126,7 +202,8 @@ static const ngx_idempotency_backing_t  file_backing = {
     file_finish,
     file_exit_process,
     NULL,
-    NULL
+    file_up,
+    file_agree
 };
 
 
@@ -152,19 +229,11 @@ ngx_idempotency_file_add(ngx_conf_t *cf, ngx_idempotency_store_t *store,
     file->pool = cf->pool;
     file->start.path = conf->path;
     file->start.owners = -1;
-    file->threads = conf->threads;
+    file->start.file = -1;
 
     file->db.path = (char *) conf->path.data;
     file->db.sync = conf->sync;
     file->db.max_size = conf->max_size;
-    file->db.alive = file_alive;
-    file->db.data = file;
-
-    if (ngx_thread_pool_add(cf, conf->threads.len ? &file->threads : NULL)
-        == NULL)
-    {
-        return NGX_ERROR;
-    }
 
     shm->tier = &file->tier;
     store->strict = file->tier.strict;
@@ -193,8 +262,8 @@ file_again(ngx_conf_t *cf, ngx_idempotency_tier_t *old)
     file->cycle = cf->cycle;
     file->pool = cf->pool;
     file->start.owners = -1;
+    file->start.file = -1;
     file->db = was->db;
-    file->db.data = file;
 
     file->start.path.len = was->start.path.len;
     file->start.path.data = ngx_pnalloc(cf->pool, was->start.path.len + 1);
@@ -207,23 +276,6 @@ file_again(ngx_conf_t *cf, ngx_idempotency_tier_t *old)
                was->start.path.len + 1);
     file->db.path = (char *) file->start.path.data;
 
-    if (was->threads.len) {
-        file->threads.len = was->threads.len;
-        file->threads.data = ngx_pstrdup(cf->pool, &was->threads);
-
-        if (file->threads.data == NULL) {
-            return NULL;
-        }
-    }
-
-    /* a pool that this configuration does not have can't be asked for */
-
-    if (ngx_thread_pool_add(cf, NULL) == NULL) {
-        return NULL;
-    }
-
-    ngx_str_null(&file->threads);
-
     return &file->tier;
 }
 
@@ -232,13 +284,31 @@ static ngx_int_t
 file_init(ngx_idempotency_tier_t *tier, ngx_idempotency_tier_t *old,
     ngx_log_t *log)
 {
-    ngx_int_t         rc;
-    file_t           *file, *was;
-    ngx_core_conf_t  *ccf;
+    ngx_int_t   rc;
+    file_t     *file, *was;
 
     file = (file_t *) tier;
+    file->start.zone = tier->shm->store->name;
 
-    if (old) {
+    tier->name.data = ngx_pnalloc(file->pool, sizeof("state file \"\"") - 1
+                                              + file->start.path.len);
+    if (tier->name.data == NULL) {
+        return NGX_ERROR;
+    }
+
+    tier->name.len = ngx_sprintf(tier->name.data, "state file \"%V\"",
+                                 &file->start.path)
+                     - tier->name.data;
+
+    if (old == NULL) {
+
+        /* a fault of a store keeps no nginx from starting; a configuration
+           with one that can't be is not for one that runs */
+
+        rc = file_start(file, ngx_test_config || !ngx_is_init_cycle(ngx_cycle),
+                        log);
+
+    } else {
         was = (file_t *) old;
 
         if (file->start.path.len != was->start.path.len
@@ -253,146 +323,205 @@ file_init(ngx_idempotency_tier_t *tier, ngx_idempotency_tier_t *old,
             return NGX_ERROR;
         }
 
-        rc = ngx_idempotency_start_keep(&file->start, &was->start, file->pool,
-                                        log);
-
-    } else {
-        ccf = (ngx_core_conf_t *) ngx_get_conf(file->cycle->conf_ctx,
-                                               ngx_core_module);
-
-        file->start.user = ccf->user;
-        file->start.group = ccf->group;
-        file->start.username = ccf->username;
-        file->start.stamp = tier->shm->store->secret->stamp;
-
-        rc = ngx_idempotency_start(&file->start, file->pool, log);
+        rc = (was->start.owners != -1 || ngx_test_config)
+             ? ngx_idempotency_start_keep(&file->start, &was->start,
+                                          file->pool, log)
+             : file_start(file, 0, log);
     }
 
-    if (rc != NGX_OK) {
-        return rc;
-    }
-
-    tier->name.data = ngx_pnalloc(file->pool, sizeof("state file \"\"") - 1
-                                              + file->start.path.len);
-    if (tier->name.data == NULL) {
+    if (rc == NGX_ERROR) {
         return NGX_ERROR;
     }
 
-    tier->name.len = ngx_sprintf(tier->name.data, "state file \"%V\"",
-                                 &file->start.path)
-                     - tier->name.data;
-
     tier->instance = file->start.instance;
     tier->fence = file->start.fence;
-    file->db.instance = tier->instance;
-    tier->shm->store->version = file->start.version;
+    tier->mark = file->start.mark;
+    tier->base = file->start.base;
+    tier->other = file->start.other;
+
+    tier->shm->store->version = file->start.version
+                                ? file->start.version
+                                : NGX_IDEMPOTENCY_FINGERPRINT_VERSION;
 
     return NGX_OK;
 }
 
+
+static ngx_int_t
+file_start(file_t *file, ngx_uint_t must, ngx_log_t *log)
+{
+    ngx_core_conf_t  *ccf;
+
+    ccf = (ngx_core_conf_t *) ngx_get_conf(file->cycle->conf_ctx,
+                                           ngx_core_module);
+
+    file->start.must = must;
+    file->start.user = ccf->user;
+    file->start.group = ccf->group;
+    file->start.username = ccf->username;
+    file->start.stamp = file->tier.shm->store->secret->stamp;
+
+    return ngx_idempotency_start(&file->start, file->pool, log);
+}
+
+
+void
+ngx_idempotency_file_leave(void)
+{
+    ngx_idempotency_start_leave_all();
+}
+
+
+void
+ngx_idempotency_file_exit_process(void)
+{
+    ngx_idempotency_thread_exit_process();
+}
+
+
+/* opens nothing that may fail or hang; where there are no threads, the file is
+   out of reach of this worker */
 
 static ngx_int_t
 file_init_process(ngx_idempotency_tier_t *tier, ngx_cycle_t *cycle)
 {
-    file_t     *file;
-    ngx_str_t   name;
+    file_t       *file;
+    file_work_t  *work;
 
     file = (file_t *) tier;
 
-    ngx_str_set(&name, "default");
+    file->stay.handler = file_stay_handler;
+    file->stay.data = file;
+    file->stay.log = cycle->log;
 
-    if (file->threads.len) {
-        name = file->threads;
-    }
+    work = calloc(1, sizeof(file_work_t));
 
-    file->thread_pool = ngx_thread_pool_get(cycle, &name);
-
-    if (file->thread_pool == NULL
-        || file_init_hand(file, &file->hand, cycle) != NGX_OK
-        || file_init_hand(file, &file->tend, cycle) != NGX_OK
-        || file_init_hand(file, &file->list, cycle) != NGX_OK)
+    if (work == NULL
+        || ngx_idempotency_thread_init_process(cycle) != NGX_OK)
     {
-        return NGX_ERROR;
+        free(work);
+        return NGX_OK;
     }
 
-    file->hand.task->handler = file_hand_thread;
-    file->hand.task->event.handler = file_hand_handler;
+    work->file = file;
+    work->sh = &tier->shm->sh->tier;
+    work->start = file->start;
+    work->start.next = NULL;
+    work->start.path.data = (u_char *) strdup(file->db.path);
+    work->start.stamp = work->stamp;
+    ngx_memcpy(work->stamp, tier->shm->store->secret->stamp,
+               NGX_IDEMPOTENCY_STAMP_LEN);
 
-    file->tend.task->handler = file_tend_thread;
-    file->tend.task->event.handler = file_tend_handler;
+    work->db = file->db;
+    work->db.path = (char *) work->start.path.data;
+    work->db.mark = &work->sh->mark;
+    work->db.log = &work->sh->log;
+    work->db.alive = file_alive;
+    work->db.data = work;
 
-    file->list.task->handler = file_list_thread;
-    file->list.task->event.handler = file_list_handler;
+    work->hand.lock = -1;
+    work->tend.lock = -1;
+    work->sync.lock = -1;
 
-    return NGX_OK;
-}
+    work->hand.thread = ngx_idempotency_thread_create(file_hand_run,
+                                                      file_hand_done, work);
+    work->sync.thread = ngx_idempotency_thread_create(file_sync_run,
+                                                      file_sync_done, work);
+    work->tend.thread = ngx_idempotency_thread_create(file_tend_run,
+                                                      file_tend_done, work);
 
-
-static ngx_int_t
-file_init_hand(file_t *file, file_hand_t *hand, ngx_cycle_t *cycle)
-{
-    hand->task = ngx_thread_task_alloc(cycle->pool, 0);
-    if (hand->task == NULL) {
-        return NGX_ERROR;
-    }
-
-    hand->task->ctx = file;
-    hand->task->event.data = file;
-
-    hand->stay.handler = file_stay_handler;
-    hand->stay.data = file;
-    hand->stay.log = cycle->log;
-
-    hand->lock = ngx_idempotency_owners_open(file->db.path, 0);
-
-    if (hand->lock == -1) {
-        ngx_log_error(NGX_LOG_EMERG, cycle->log, ngx_errno,
-                      ngx_open_file_n " \"%V-owners\" failed",
-                      &file->start.path);
-        return NGX_ERROR;
+    if (work->db.path && work->hand.thread && work->sync.thread
+        && work->tend.thread)
+    {
+        file->work = work;
     }
 
     return NGX_OK;
 }
 
 
-/* from now on there are no threads: what they were given is done */
+/* what a thread is at is waited for: nothing answers later from now on */
 
 static void
 file_finish(ngx_idempotency_tier_t *tier)
 {
-    ((file_t *) tier)->exiting = 1;
+    file_t             *file;
+
+    static ngx_uint_t   closed;
+
+    file = (file_t *) tier;
+    file->exiting = 1;
+
+    if (file->work == NULL) {
+        return;
+    }
+
+    /* it may take until a disk answers, and others are to have the ports */
+
+    if (ngx_terminate && !ngx_exiting && !closed
+        && ngx_process == NGX_PROCESS_WORKER)
+    {
+        closed = 1;
+        ngx_close_listening_sockets((ngx_cycle_t *) ngx_cycle);
+    }
+
+    if (ngx_idempotency_thread_wait(file->work->hand.thread,
+                                    NGX_IDEMPOTENCY_FILE_TERM)
+        != NGX_OK)
+    {
+        tier->stuck = 1;
+    }
 }
 
+
+/* who closes the file as the last one brings the log into it */
 
 static void
 file_exit_process(ngx_idempotency_tier_t *tier)
 {
-    file_t  *file;
+    file_t       *file;
+    ngx_msec_t    time;
+    file_work_t  *work;
 
     file = (file_t *) tier;
+    work = file->work;
 
-    if (file->db.sync == NGX_IDEMPOTENCY_SYNC_BATCHED && file->hand.db) {
-        (void) ngx_idempotency_db_sync(file->hand.db);
+    if (work == NULL) {
+        return;
     }
 
-    file_exit_hand(&file->hand);
-    file_exit_hand(&file->tend);
-    file_exit_hand(&file->list);
+    time = ngx_terminate ? NGX_IDEMPOTENCY_FILE_TERM
+                         : NGX_IDEMPOTENCY_FILE_QUIT;
+
+    if (file->db.sync == NGX_IDEMPOTENCY_SYNC_BATCHED
+        && !work->sync.thread->busy && !tier->stuck
+        && ngx_idempotency_thread_post(work->sync.thread) == NGX_OK)
+    {
+        (void) ngx_idempotency_thread_wait(work->sync.thread, time);
+    }
+
+    file_exit_hand(&work->tend, time);
+    file_exit_hand(&work->hand, time);
+
+    /* one that hangs goes with the process, and has this until then */
+
+    file->work = NULL;
 }
 
 
 static void
-file_exit_hand(file_hand_t *hand)
+file_exit_hand(file_hand_t *hand, ngx_msec_t time)
 {
-    if (hand->db) {
-        ngx_idempotency_db_close(hand->db);
-        hand->db = NULL;
+    if (ngx_idempotency_thread_wait(hand->thread, time) != NGX_OK
+        || (hand->db == NULL && hand->lock == -1))
+    {
+        return;
     }
 
-    if (hand->lock != -1) {
-        (void) close(hand->lock);
-        hand->lock = -1;
+    hand->leaves = 1;
+
+    if (ngx_idempotency_thread_post(hand->thread) == NGX_OK) {
+        (void) ngx_idempotency_thread_wait(hand->thread, time);
     }
 }
 
@@ -410,117 +539,401 @@ file_kind(ngx_idempotency_tier_t *tier, const char **sync)
 }
 
 
+static int64_t
+file_now(ngx_idempotency_tier_t *tier)
+{
+    return file_time(&tier->shm->sh->tier);
+}
+
+
 /* it follows the clock of the boot, whatever is made of that on the wall */
 
 static int64_t
-file_now(ngx_idempotency_tier_t *tier)
+file_time(ngx_idempotency_tier_sh_t *sh)
 {
     struct timespec  ts;
 
     (void) clock_gettime(CLOCK_BOOTTIME, &ts);
 
-    return ((file_t *) tier)->start.base
-           + (int64_t) ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
+    return sh->base + (int64_t) ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
+}
+
+
+/* all workers' and threads', as ngx_current_msec is nearly; never zero */
+
+static ngx_msec_t
+file_msec(void)
+{
+    struct timespec  ts;
+
+    (void) clock_gettime(CLOCK_MONOTONIC, &ts);
+
+    return ((ngx_msec_t) ts.tv_sec * 1000 + ts.tv_nsec / 1000000) | 1;
 }
 
 
 static ngx_uint_t
 file_alive(void *data, uint64_t instance)
 {
-    return ngx_idempotency_owners_alive(((file_t *) data)->start.owners,
+    return ngx_idempotency_owners_alive(((file_work_t *) data)->start.owners,
                                         instance);
+}
+
+
+/* another worker may have told the same since */
+
+static ngx_uint_t
+file_may(void *data)
+{
+    file_work_t  *work = data;
+
+    ngx_uint_t  may;
+
+    ngx_idempotency_thread_enter();
+    may = ngx_idempotency_owed_current(&work->file->tier, work->batch);
+    ngx_idempotency_thread_leave();
+
+    return may;
+}
+
+
+static ngx_uint_t
+file_up(ngx_idempotency_tier_t *tier)
+{
+    ngx_idempotency_tier_sh_t  *sh;
+
+    sh = &tier->shm->sh->tier;
+
+    return ((file_t *) tier)->work && sh->instance && !sh->other && !sh->lost
+           && !file_unsynced(sh, NGX_IDEMPOTENCY_FILE_UNSYNCED);
+}
+
+
+static ngx_int_t
+file_agree(ngx_idempotency_tier_t *tier)
+{
+    ngx_idempotency_tier_sh_t  *sh;
+
+    sh = &tier->shm->sh->tier;
+
+    if (!sh->other) {
+        return NGX_DECLINED;
+    }
+
+    sh->agreed = 1;
+
+    return NGX_OK;
 }
 
 
 static ngx_int_t
 file_hand(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
 {
-    file_t  *file;
+    file_t                     *file;
+    const char                 *why;
+    ngx_idempotency_tier_sh_t  *sh;
 
     file = (file_t *) tier;
+    sh = &tier->shm->sh->tier;
 
-    if (tier->shm->sh->tier.lost) {
-        batch->rc = NGX_ERROR;
-        ngx_cpystrn((u_char *) batch->error,
-                    (u_char *) "only a restart can bring it back",
-                    sizeof(batch->error));
-        return NGX_OK;
+    if (file->work == NULL) {
+        why = "this worker has no threads";
+
+    } else if (sh->lost) {
+        why = "only a restart can bring it back";
+
+    } else if (sh->other && !sh->agreed) {
+        why = "it is not the one that it was";
+
+    } else if (file->start.owners == -1) {
+        why = "it could not be used when nginx was started";
+
+    } else {
+        file_sync(file, NGX_IDEMPOTENCY_FILE_LATE);
+
+        file->work->batch = batch;
+
+        if (ngx_idempotency_thread_post(file->work->hand.thread) == NGX_OK) {
+
+            if (file->exiting) {
+                tier->stuck = (ngx_idempotency_thread_wait(
+                                   file->work->hand.thread,
+                                   NGX_IDEMPOTENCY_FILE_TERM)
+                               != NGX_OK);
+
+                return tier->stuck ? NGX_AGAIN : NGX_OK;
+            }
+
+            ngx_add_timer(&file->stay, NGX_IDEMPOTENCY_FILE_STAY);
+
+            return NGX_AGAIN;
+        }
+
+        why = "there is no thread for it";
     }
 
-    if (file->exiting) {
-        file_hand_thread(file, ngx_cycle->log);
-        return NGX_OK;
-    }
+    batch->rc = NGX_ERROR;
+    ngx_cpystrn((u_char *) batch->error, (u_char *) why, sizeof(batch->error));
 
-    return file_post(file, &file->hand);
-}
-
-
-static ngx_int_t
-file_post(file_t *file, file_hand_t *hand)
-{
-    if (ngx_thread_task_post(file->thread_pool, hand->task) != NGX_OK) {
-        return NGX_ERROR;
-    }
-
-    hand->busy = 1;
-    ngx_add_timer(&hand->stay, NGX_IDEMPOTENCY_FILE_STAY);
-
-    return NGX_AGAIN;
+    return NGX_OK;
 }
 
 
 static void
-file_hand_thread(void *data, ngx_log_t *log)
+file_hand_run(void *data)
 {
-    file_t  *file = data;
+    file_work_t  *work = data;
 
-    ngx_idempotency_batch_t         *batch;
-    const ngx_idempotency_secret_t  *secret;
+    ngx_idempotency_batch_t  *batch;
 
-    batch = file->tier.batch;
-    batch->rc = NGX_ERROR;
-
-    if (file_open(file, &file->hand, batch->error) != NGX_OK) {
+    if (work->hand.leaves) {
+        file_leave(&work->hand);
         return;
     }
 
-    secret = file->tier.shm->store->secret;
+    batch = work->batch;
+    batch->error[0] = '\0';
 
-    ngx_idempotency_seal(secret, batch->items, batch->n, 1);
+    ngx_idempotency_thread_enter();
+    ngx_idempotency_seal(work->file->tier.shm->store->secret, batch->items,
+                         batch->n, 1);
+    ngx_idempotency_thread_leave();
 
-    if (ngx_idempotency_owners_commit_lock(file->hand.lock) != NGX_OK) {
-        ngx_cpystrn((u_char *) batch->error,
-                    (u_char *) "it can't be locked", sizeof(batch->error));
+    batch->rc = file_commit(work, batch);
+
+    ngx_idempotency_owed_answered(batch);
+
+    if (batch->rc != NGX_OK) {
         return;
     }
 
-    /* it may have waited: a doubt begins now, not when it was asked for; and
-       another worker may have told the same since */
-
-    if (ngx_idempotency_owed_current(&file->tier, batch)) {
-        batch->rc = ngx_idempotency_db_commit(file->hand.db, batch->items,
-                                              batch->n,
-                                              file_now(&file->tier));
-    }
-
-    ngx_idempotency_owners_commit_unlock(file->hand.lock);
-
-    ngx_idempotency_unseal(secret, batch->items, batch->n, 1);
-
-    ngx_cpystrn((u_char *) batch->error,
-                (u_char *) ngx_idempotency_db_error(file->hand.db),
-                sizeof(batch->error));
-
-    batch->lost = ngx_idempotency_db_failed(file->hand.db);
+    ngx_idempotency_thread_enter();
+    ngx_idempotency_unseal(work->file->tier.shm->store->secret, batch->items,
+                           batch->n, 1);
+    ngx_idempotency_thread_leave();
 }
 
 
 static ngx_int_t
-file_open(file_t *file, file_hand_t *hand, char *error)
+file_commit(file_work_t *work, ngx_idempotency_batch_t *batch)
 {
+    ngx_int_t                   rc;
+    file_hand_t                *hand;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    sh = work->sh;
+    hand = &work->hand;
+
+    if (sh->other) {
+        return file_agreed(work, batch->error);
+    }
+
+    if (work->db.sync == NGX_IDEMPOTENCY_SYNC_BATCHED
+        && file_unsynced(sh, NGX_IDEMPOTENCY_FILE_UNSYNCED))
+    {
+        ngx_cpystrn((u_char *) batch->error,
+                    (u_char *) "what was written is not on disk yet",
+                    sizeof(batch->error));
+        return NGX_ERROR;
+    }
+
+    if (file_open(work, hand, batch->error) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    /* in vain: SQLite's own lock decides */
+
+    (void) ngx_idempotency_owners_commit_lock(hand->lock,
+                                              NGX_IDEMPOTENCY_FILE_LOCK);
+
+    /* it may have waited: a doubt begins now, not when it was asked for */
+
+    rc = ngx_idempotency_db_commit(hand->db, batch->items, batch->n,
+                                   file_time(sh));
+
+    if (rc == NGX_OK && work->db.sync == NGX_IDEMPOTENCY_SYNC_STRICT) {
+        file_witness(work, &sh->mark);
+    }
+
+    ngx_idempotency_owners_commit_unlock(hand->lock);
+
+    /* what is not on disk is known before anybody hears of it */
+
+    if (rc == NGX_OK && work->db.sync == NGX_IDEMPOTENCY_SYNC_BATCHED
+        && ngx_idempotency_db_wrote(hand->db))
+    {
+        (void) ngx_atomic_cmp_set(&sh->unsynced, 0, file_msec());
+    }
+
+    ngx_cpystrn((u_char *) batch->error,
+                (u_char *) ngx_idempotency_db_error(hand->db),
+                sizeof(batch->error));
+
+    batch->lost = ngx_idempotency_db_failed(hand->db);
+
+    file_shut(work, hand);
+
+    return (rc == NGX_OK) ? NGX_OK : NGX_ERROR;
+}
+
+
+/* this batch is of the instance that was there before: the next one is told */
+
+static ngx_int_t
+file_agreed(file_work_t *work, char *error)
+{
+    if (!ngx_atomic_cmp_set(&work->sh->agreed, 1, 0)) {
+        ngx_cpystrn((u_char *) error,
+                    (u_char *) "it is not the one that it was",
+                    NGX_IDEMPOTENCY_DB_ERROR);
+        return NGX_ERROR;
+    }
+
+    file_leave(&work->hand);
+
+    work->start.mark = work->sh->mark;
+
+    if (ngx_idempotency_start_agreed(&work->start, error,
+                                     NGX_IDEMPOTENCY_DB_ERROR)
+        == NGX_OK)
+    {
+        work->agreed = 1;
+
+        ngx_cpystrn((u_char *) error, (u_char *) "it was agreed to",
+                    NGX_IDEMPOTENCY_DB_ERROR);
+    }
+
+    return NGX_ERROR;
+}
+
+
+static void
+file_witness(file_work_t *work, ngx_idempotency_mark_t *mark)
+{
+    if (ngx_idempotency_witness_write(work->db.path, mark, 0) != NGX_OK) {
+        work->witness = ngx_errno;
+    }
+}
+
+
+static void
+file_hand_done(void *data)
+{
+    file_work_t  *work = data;
+
+    file_t  *file;
+
+    file = work->file;
+
+    if (file->stay.timer_set) {
+        ngx_del_timer(&file->stay);
+    }
+
+    if (work->agreed) {
+        work->agreed = 0;
+        file_begin_anew(file);
+    }
+
+    file_told(file);
+
+    ngx_idempotency_tier_handed(&file->tier, work->batch);
+}
+
+
+/* another file, as an operator has agreed: other workers follow */
+
+static void
+file_begin_anew(file_t *file)
+{
+    ngx_idempotency_shm_t      *shm;
+    ngx_idempotency_start_t    *start;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    shm = file->tier.shm;
+    sh = &shm->sh->tier;
+    start = &file->work->start;
+
+    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+        return;
+    }
+
+    sh->instance = start->instance;
+    shm->sh->fence = ngx_max(shm->sh->fence, start->fence);
+    sh->base = start->base;
+    sh->mark = start->mark;
+    sh->unsynced = 0;
+    sh->other = 0;
+
+    ngx_idempotency_shm_unlock(shm);
+
+    ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0,
+                  "idempotency: the %V of zone \"%V\" is used as it is, as "
+                  "somebody has agreed to that", &file->tier.name,
+                  &shm->store->name);
+}
+
+
+/* what threads have found, and the log has not heard yet */
+
+static void
+file_told(file_t *file)
+{
+    file_work_t                *work;
+    ngx_idempotency_shm_t      *shm;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    work = file->work;
+    shm = file->tier.shm;
+    sh = &shm->sh->tier;
+
+    if (ngx_atomic_cmp_set(&sh->other, NGX_IDEMPOTENCY_FILE_FOUND, 1)) {
+        sh->failing = 1;
+
+        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
+                      "idempotency: the %V of zone \"%V\" is refused, it %s; "
+                      "to agree to it as it is, PUT {\"store\":\"accept\"} "
+                      "to /zones/%V of idempotency_api",
+                      &file->tier.name, &shm->store->name, work->found,
+                      &shm->store->name);
+    }
+
+    if (work->witness && !file->unwitnessed) {
+        file->unwitnessed = 1;
+
+        ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, work->witness,
+                      "idempotency: the witness of the %V of zone \"%V\" "
+                      "can't be written", &file->tier.name,
+                      &shm->store->name);
+    }
+}
+
+
+/* -owners has the locks of those that are there, by its own place in the
+   directory: one that is another's would not */
+
+static ngx_int_t
+file_open(file_work_t *work, file_hand_t *hand, char *error)
+{
+    if (hand->lock == -1) {
+
+        if (!ngx_idempotency_owners_kept(work->start.owners, work->db.path)) {
+            (void) snprintf(error, NGX_IDEMPOTENCY_DB_ERROR,
+                            "-owners is not there any more");
+            return NGX_ERROR;
+        }
+
+        hand->lock = ngx_idempotency_owners_open(work->db.path, 0);
+
+        if (hand->lock == -1) {
+            (void) snprintf(error, NGX_IDEMPOTENCY_DB_ERROR,
+                            "-owners can't be opened: %s", strerror(errno));
+            return NGX_ERROR;
+        }
+    }
+
     if (hand->db == NULL) {
-        hand->db = ngx_idempotency_db_open(&file->db, error,
+        work->db.may = (hand == &work->hand) ? file_may : NULL;
+        hand->db = ngx_idempotency_db_open(&work->db, error,
                                            NGX_IDEMPOTENCY_DB_ERROR);
     }
 
@@ -528,18 +941,119 @@ file_open(file_t *file, file_hand_t *hand, char *error)
 }
 
 
+/* what is at its path may be another one, and is looked at anew */
+
 static void
-file_hand_handler(ngx_event_t *ev)
+file_shut(file_work_t *work, file_hand_t *hand)
 {
-    file_t  *file = ev->data;
-
-    file->hand.busy = 0;
-
-    if (file->hand.stay.timer_set) {
-        ngx_del_timer(&file->hand.stay);
+    if (ngx_idempotency_db_other(hand->db)
+        && ngx_atomic_cmp_set(&work->sh->other, 0, NGX_IDEMPOTENCY_FILE_FOUND))
+    {
+        (void) snprintf(work->found, sizeof(work->found), "%s",
+                        ngx_idempotency_db_error(hand->db));
     }
 
-    ngx_idempotency_tier_handed(&file->tier, file->tier.batch);
+    if (ngx_idempotency_db_other(hand->db)
+        || ngx_idempotency_db_moved(hand->db))
+    {
+        ngx_idempotency_db_close(hand->db);
+        hand->db = NULL;
+    }
+}
+
+
+static void
+file_leave(file_hand_t *hand)
+{
+    if (hand->db) {
+        ngx_idempotency_db_close(hand->db);
+        hand->db = NULL;
+    }
+
+    if (hand->lock != -1) {
+        (void) close(hand->lock);
+        hand->lock = -1;
+    }
+}
+
+
+static ngx_uint_t
+file_unsynced(ngx_idempotency_tier_sh_t *sh, ngx_msec_t time)
+{
+    ngx_atomic_uint_t  since;
+
+    since = sh->unsynced;
+
+    return since && (ngx_msec_int_t) (file_msec() - since)
+                    > (ngx_msec_int_t) time;
+}
+
+
+static void
+file_sync(file_t *file, ngx_msec_t time)
+{
+    ngx_idempotency_thread_t  *thread;
+
+    thread = file->work->sync.thread;
+
+    if (!thread->busy && file_unsynced(&file->tier.shm->sh->tier, time)) {
+        (void) ngx_idempotency_thread_post(thread);
+    }
+}
+
+
+/*
+ * What is committed while the log is synced may be on disk then, or not.  So
+ * the witness has the number of before, and what is not on disk is not older
+ * than that.
+ */
+
+static void
+file_sync_run(void *data)
+{
+    file_work_t  *work = data;
+
+    file_hand_t                *hand;
+    ngx_atomic_uint_t           since, before;
+    ngx_idempotency_mark_t      mark;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    sh = work->sh;
+    hand = &work->sync;
+
+    mark = sh->mark;
+    before = sh->unsynced;
+    since = file_msec();
+
+    hand->rc = ngx_idempotency_db_sync(work->db.path, hand->error,
+                                       sizeof(hand->error));
+
+    if (hand->rc != NGX_OK) {
+        return;
+    }
+
+    if (before && ngx_atomic_cmp_set(&sh->unsynced, before, since)
+        && sh->mark.number == mark.number
+        && ngx_atomic_cmp_set(&sh->unsynced, since, 0)
+        && sh->mark.number != mark.number)
+    {
+        (void) ngx_atomic_cmp_set(&sh->unsynced, 0, since);
+    }
+
+    file_witness(work, &mark);
+}
+
+
+static void
+file_sync_done(void *data)
+{
+    file_work_t  *work = data;
+
+    if (work->sync.rc == NGX_ERROR) {
+        ngx_idempotency_tier_lost(&work->file->tier, work->sync.error);
+    }
+
+    file_told(work->file);
 }
 
 
@@ -553,7 +1067,10 @@ file_list(ngx_idempotency_tier_t *tier, ngx_idempotency_page_t *page)
 
     file = (file_t *) tier;
 
-    if (tier->shm->sh->tier.lost || file->exiting) {
+    if (!file_up(tier) || file->exiting
+        || (file->work->tend.thread->busy
+            && ngx_current_msec - file->tended > NGX_IDEMPOTENCY_FILE_LATE))
+    {
         return NGX_ERROR;
     }
 
@@ -562,7 +1079,7 @@ file_list(ngx_idempotency_tier_t *tier, ngx_idempotency_page_t *page)
     page->next = NULL;
     *last = page;
 
-    if (file->pages == page && file_post(file, &file->list) != NGX_AGAIN) {
+    if (!file->work->tend.thread->busy && file_list_next(file) != NGX_OK) {
         file->pages = NULL;
         return NGX_ERROR;
     }
@@ -571,23 +1088,30 @@ file_list(ngx_idempotency_tier_t *tier, ngx_idempotency_page_t *page)
 }
 
 
+static ngx_int_t
+file_list_next(file_t *file)
+{
+    file->work->page = file->pages;
+    file->tended = ngx_current_msec;
+
+    return ngx_idempotency_thread_post(file->work->tend.thread);
+}
+
+
 /* in the order of tokens; the cursor says only whether there was one */
 
 static void
-file_list_thread(void *data, ngx_log_t *log)
+file_list_run(file_work_t *work, ngx_idempotency_page_t *page)
 {
-    file_t  *file = data;
+    file_hand_t  *hand;
 
-    char                     error[NGX_IDEMPOTENCY_DB_ERROR];
-    ngx_idempotency_page_t  *page;
-
-    page = file->pages;
+    hand = &work->tend;
 
     page->rc = NGX_ERROR;
-    page->now = file_now(&file->tier);
+    page->now = file_time(work->sh);
 
-    if (file_open(file, &file->list, error) != NGX_OK
-        || file_list_items(page, file->list.db) != NGX_OK)
+    if (file_open(work, hand, hand->error) != NGX_OK
+        || file_list_items(page, hand->db) != NGX_OK)
     {
         return;
     }
@@ -597,14 +1121,13 @@ file_list_thread(void *data, ngx_log_t *log)
         return;
     }
 
-    if (ngx_idempotency_owners_commit_lock(file->list.lock) != NGX_OK) {
-        return;
-    }
+    (void) ngx_idempotency_owners_commit_lock(hand->lock,
+                                              NGX_IDEMPOTENCY_FILE_LOCK);
 
-    page->rc = ngx_idempotency_db_commit(file->list.db, page->items, page->n,
+    page->rc = ngx_idempotency_db_commit(hand->db, page->items, page->n,
                                          page->now);
 
-    ngx_idempotency_owners_commit_unlock(file->list.lock);
+    ngx_idempotency_owners_commit_unlock(hand->lock);
 }
 
 
@@ -643,47 +1166,25 @@ file_list_items(ngx_idempotency_page_t *page, ngx_idempotency_db_t *db)
 }
 
 
-static void
-file_list_handler(ngx_event_t *ev)
-{
-    file_t  *file = ev->data;
-
-    ngx_idempotency_page_t  *page;
-
-    file->list.busy = 0;
-
-    if (file->list.stay.timer_set) {
-        ngx_del_timer(&file->list.stay);
-    }
-
-    page = file->pages;
-    file->pages = page->next;
-
-    ngx_idempotency_look_listed(page);
-
-    while (file->pages && !file->list.busy
-           && file_post(file, &file->list) != NGX_AGAIN)
-    {
-        page = file->pages;
-        file->pages = page->next;
-
-        page->rc = NGX_ERROR;
-        ngx_idempotency_look_listed(page);
-    }
-}
-
-
 /* what was committed since is synced, what is over goes */
 
 static void
 file_tend(ngx_idempotency_tier_t *tier)
 {
-    file_t      *file;
-    ngx_msec_t   due;
+    file_t                     *file;
+    ngx_msec_t                  due;
+    ngx_idempotency_tier_sh_t  *sh;
 
     file = (file_t *) tier;
+    sh = &tier->shm->sh->tier;
 
-    if (file->tend.busy || tier->shm->sh->tier.lost) {
+    if (file->work == NULL || sh->lost || file->start.owners == -1) {
+        return;
+    }
+
+    file_sync(file, NGX_IDEMPOTENCY_FILE_SYNC);
+
+    if (file->work->tend.thread->busy) {
         return;
     }
 
@@ -691,8 +1192,7 @@ file_tend(ngx_idempotency_tier_t *tier)
 
         /* what failed with one may be for another to save */
 
-        due = (tier->shm->sh->tier.told != file->told
-               || tier->shm->sh->tier.failing)
+        due = (sh->told != file->told || sh->failing)
                   ? NGX_IDEMPOTENCY_FILE_TEND : NGX_IDEMPOTENCY_FILE_IDLE;
 
         if (ngx_current_msec - file->tended < due) {
@@ -700,63 +1200,142 @@ file_tend(ngx_idempotency_tier_t *tier)
         }
     }
 
-    file->told = tier->shm->sh->tier.told;
+    file->told = sh->told;
     file->tended = ngx_current_msec;
+    file->work->page = NULL;
 
-    (void) file_post(file, &file->tend);
+    (void) ngx_idempotency_thread_post(file->work->tend.thread);
 }
 
 
 static void
-file_tend_thread(void *data, ngx_log_t *log)
+file_tend_run(void *data)
 {
-    file_t  *file = data;
+    file_work_t  *work = data;
 
-    char     error[NGX_IDEMPOTENCY_DB_ERROR];
-    int64_t  now;
+    file_hand_t  *hand;
 
-    file->rc = NGX_ERROR;
+    hand = &work->tend;
+    hand->rc = NGX_OK;
 
-    if (file_open(file, &file->tend, error) != NGX_OK) {
+    if (hand->leaves || work->sh->other) {
+        file_leave(hand);
         return;
     }
 
-    if (file->db.sync == NGX_IDEMPOTENCY_SYNC_BATCHED
-        && ngx_idempotency_db_sync(file->tend.db) != NGX_OK)
-    {
-        return;
+    if (work->page) {
+        file_list_run(work, work->page);
+
+    } else {
+        hand->rc = NGX_ERROR;
+
+        if (file_open(work, hand, hand->error) == NGX_OK) {
+            file_tidy(work);
+        }
     }
 
-    now = file_now(&file->tier);
-
-    if (ngx_idempotency_owners_commit_lock(file->tend.lock) == NGX_OK) {
-
-        file->rc = ngx_idempotency_db_tidy(file->tend.db, now,
-                                           NGX_IDEMPOTENCY_FILE_TIDY);
-
-        ngx_idempotency_owners_commit_unlock(file->tend.lock);
+    if (hand->db) {
+        file_shut(work, hand);
     }
 }
 
 
 static void
-file_tend_handler(ngx_event_t *ev)
+file_tidy(file_work_t *work)
 {
-    file_t  *file = ev->data;
+    ngx_uint_t                  quiet;
+    file_hand_t                *hand;
+    ngx_idempotency_tier_sh_t  *sh;
 
-    file->tend.busy = 0;
+    sh = work->sh;
+    hand = &work->tend;
+    quiet = (sh->mark.number == work->number);
 
-    if (file->tend.stay.timer_set) {
-        ngx_del_timer(&file->tend.stay);
+    (void) ngx_idempotency_owners_commit_lock(hand->lock,
+                                              NGX_IDEMPOTENCY_FILE_LOCK);
+
+    hand->rc = ngx_idempotency_db_tidy(hand->db, file_time(sh),
+                                       NGX_IDEMPOTENCY_FILE_TIDY);
+
+    ngx_idempotency_owners_commit_unlock(hand->lock);
+
+    if (hand->rc != NGX_ERROR
+        && (sh->log >= NGX_IDEMPOTENCY_DB_LONG
+            || (quiet && sh->log >= NGX_IDEMPOTENCY_DB_QUIET)))
+    {
+        file_restart(work);
     }
 
-    file->more = (file->rc == NGX_AGAIN);
+    if (hand->rc == NGX_ERROR) {
+        (void) snprintf(hand->error, sizeof(hand->error), "%s",
+                        ngx_idempotency_db_error(hand->db));
+    }
 
-    if (file->rc == NGX_ERROR && file->tend.db
-        && ngx_idempotency_db_failed(file->tend.db))
+    work->number = sh->mark.number;
+}
+
+
+/* nobody waits but for its end */
+
+static void
+file_restart(file_work_t *work)
+{
+    file_hand_t  *hand;
+
+    hand = &work->tend;
+
+    if (ngx_idempotency_db_checkpoint(hand->db) != NGX_OK) {
+        hand->rc = NGX_ERROR;
+        return;
+    }
+
+    (void) ngx_idempotency_owners_commit_lock(hand->lock,
+                                              NGX_IDEMPOTENCY_FILE_LOCK);
+
+    if (ngx_idempotency_db_restart(hand->db, file_time(work->sh)) != NGX_OK) {
+        hand->rc = NGX_ERROR;
+    }
+
+    ngx_idempotency_owners_commit_unlock(hand->lock);
+}
+
+
+static void
+file_tend_done(void *data)
+{
+    file_work_t  *work = data;
+
+    file_t                  *file;
+    ngx_idempotency_page_t  *page;
+
+    file = work->file;
+    page = work->page;
+    work->page = NULL;
+
+    file_told(file);
+
+    if (page) {
+        file->pages = page->next;
+        ngx_idempotency_look_listed(page);
+
+    } else {
+        file->more = (work->tend.rc == NGX_AGAIN);
+
+        if (work->tend.rc == NGX_ERROR && work->tend.db
+            && ngx_idempotency_db_failed(work->tend.db))
+        {
+            ngx_idempotency_tier_lost(&file->tier, work->tend.error);
+        }
+    }
+
+    while (file->pages && !work->tend.thread->busy
+           && file_list_next(file) != NGX_OK)
     {
-        ngx_idempotency_tier_lost(&file->tier,
-                                  ngx_idempotency_db_error(file->tend.db));
+        page = file->pages;
+        file->pages = page->next;
+
+        page->rc = NGX_ERROR;
+        ngx_idempotency_look_listed(page);
     }
 }
 
@@ -787,6 +1366,18 @@ ngx_idempotency_file_add(ngx_conf_t *cf, ngx_idempotency_store_t *store,
                        "module: it takes SQLite, an nginx with threads, "
                        "and Linux");
     return NGX_ERROR;
+}
+
+
+void
+ngx_idempotency_file_leave(void)
+{
+}
+
+
+void
+ngx_idempotency_file_exit_process(void)
+{
 }
 
 #endif

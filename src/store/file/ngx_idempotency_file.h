@@ -14,8 +14,6 @@ typedef struct {
     ngx_str_t                       path;
     ngx_idempotency_sync_e          sync;
     off_t                           max_size;
-    /* the name of a thread pool, or that of nginx's own */
-    ngx_str_t                       threads;
 } ngx_idempotency_file_conf_t;
 
 
@@ -23,6 +21,14 @@ typedef struct {
 
 ngx_int_t ngx_idempotency_file_add(ngx_conf_t *cf,
     ngx_idempotency_store_t *store, ngx_idempotency_file_conf_t *conf);
+
+/* a process that is no worker keeps no store alive */
+
+void ngx_idempotency_file_leave(void);
+
+/* a worker is about to end: threads that hang are not waited for */
+
+void ngx_idempotency_file_exit_process(void);
 
 
 #endif /* _NGX_IDEMPOTENCY_FILE_H_INCLUDED_ */

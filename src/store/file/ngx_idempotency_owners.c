@@ -19,9 +19,19 @@
 #define OWNERS_START   2
 #define OWNERS_FIRST   16
 
+/* bytes of the store itself, beyond those of SQLite and of any file */
+
+#define OWNERS_WAYS    ((off_t) 1 << 60)
+
+/* nothing waits for a lock with a deadline, so it is asked for so often, in
+   milliseconds */
+
+#define OWNERS_POLL    1
+
 
 static ngx_int_t owners_name(const char *path, char *name);
-static ngx_int_t owners_set(int fd, int cmd, short type, off_t byte);
+static ngx_int_t owners_wait(int fd, off_t byte, ngx_msec_t time);
+static ngx_int_t owners_set(int fd, short type, off_t byte);
 static ngx_uint_t owners_held(int fd, off_t from, off_t n);
 
 
@@ -84,7 +94,7 @@ owners_name(const char *path, char *name)
 ngx_int_t
 ngx_idempotency_owners_hold(int fd, uint64_t instance)
 {
-    return owners_set(fd, F_OFD_SETLK, F_WRLCK, OWNERS_FIRST + instance);
+    return owners_set(fd, F_WRLCK, OWNERS_FIRST + instance);
 }
 
 
@@ -119,35 +129,84 @@ ngx_idempotency_owners_strangers(int fd, uint64_t own)
 
 
 ngx_int_t
-ngx_idempotency_owners_commit_lock(int fd)
+ngx_idempotency_owners_commit_lock(int fd, ngx_msec_t time)
 {
-    return owners_set(fd, F_OFD_SETLKW, F_WRLCK, OWNERS_COMMIT);
+    return owners_wait(fd, OWNERS_COMMIT, time);
 }
 
 
 void
 ngx_idempotency_owners_commit_unlock(int fd)
 {
-    (void) owners_set(fd, F_OFD_SETLK, F_UNLCK, OWNERS_COMMIT);
+    (void) owners_set(fd, F_UNLCK, OWNERS_COMMIT);
 }
 
 
 ngx_int_t
-ngx_idempotency_owners_start_lock(int fd)
+ngx_idempotency_owners_start_lock(int fd, ngx_msec_t time)
 {
-    return owners_set(fd, F_OFD_SETLKW, F_WRLCK, OWNERS_START);
+    return owners_wait(fd, OWNERS_START, time);
 }
 
 
 void
 ngx_idempotency_owners_start_unlock(int fd)
 {
-    (void) owners_set(fd, F_OFD_SETLK, F_UNLCK, OWNERS_START);
+    (void) owners_set(fd, F_UNLCK, OWNERS_START);
+}
+
+
+ngx_int_t
+ngx_idempotency_owners_witness_lock(int fd, ngx_msec_t time)
+{
+    return owners_wait(fd, 0, time);
+}
+
+
+ngx_int_t
+ngx_idempotency_owners_only(int file, int fd)
+{
+    off_t        byte;
+    struct stat  st;
+
+    if (fstat(fd, &st) == -1) {
+        return NGX_ERROR;
+    }
+
+    byte = OWNERS_WAYS + 1
+           + (((uint64_t) st.st_ino * 0x9e3779b97f4a7c15ULL) >> 8
+              ^ (uint64_t) st.st_dev) % (OWNERS_WAYS / 2);
+
+    if (owners_set(file, F_RDLCK, byte) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    return owners_held(file, OWNERS_WAYS, byte - OWNERS_WAYS)
+           || owners_held(file, byte + 1, 0)
+           ? NGX_BUSY : NGX_OK;
 }
 
 
 static ngx_int_t
-owners_set(int fd, int cmd, short type, off_t byte)
+owners_wait(int fd, off_t byte, ngx_msec_t time)
+{
+    ngx_int_t  rc;
+
+    for ( ;; ) {
+        rc = owners_set(fd, F_WRLCK, byte);
+
+        if (rc != NGX_BUSY || time < OWNERS_POLL) {
+            return rc;
+        }
+
+        ngx_msleep(OWNERS_POLL);
+        time -= OWNERS_POLL;
+    }
+}
+
+
+static ngx_int_t
+owners_set(int fd, short type, off_t byte)
 {
     struct flock  lock;
 
@@ -158,7 +217,7 @@ owners_set(int fd, int cmd, short type, off_t byte)
     lock.l_start = byte;
     lock.l_len = 1;
 
-    while (fcntl(fd, cmd, &lock) == -1) {
+    while (fcntl(fd, F_OFD_SETLK, &lock) == -1) {
 
         if (ngx_errno == NGX_EINTR) {
             continue;

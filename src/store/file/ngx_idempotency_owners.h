@@ -65,16 +65,29 @@ ngx_uint_t ngx_idempotency_owners_strangers(int fd, uint64_t own);
 
 /*
  * One commit at a time: by an open file of the worker's own, of which one
- * thread makes use at a time.  Queues; NGX_ERROR: ngx_errno.
+ * thread makes use at a time.  Waits for so many milliseconds; NGX_BUSY: in
+ * vain; NGX_ERROR: ngx_errno.
  */
 
-ngx_int_t ngx_idempotency_owners_commit_lock(int fd);
+ngx_int_t ngx_idempotency_owners_commit_lock(int fd, ngx_msec_t time);
 void ngx_idempotency_owners_commit_unlock(int fd);
 
-/* one start at a time, likewise */
+/* one start at a time, likewise; and one that writes a witness, by that: until
+   it is closed */
 
-ngx_int_t ngx_idempotency_owners_start_lock(int fd);
+ngx_int_t ngx_idempotency_owners_start_lock(int fd, ngx_msec_t time);
 void ngx_idempotency_owners_start_unlock(int fd);
+ngx_int_t ngx_idempotency_owners_witness_lock(int fd, ngx_msec_t time);
+
+/*
+ * Whether all that have this store open have found these owners beside it, and
+ * so its log: who has another way to it (a mount of the file alone) has others,
+ * and would execute the same.  NGX_BUSY: somebody has.  By an open file that
+ * is not closed as long as the process has the store open: SQLite would lose
+ * its locks.
+ */
+
+ngx_int_t ngx_idempotency_owners_only(int file, int fd);
 
 
 #endif /* _NGX_IDEMPOTENCY_OWNERS_H_INCLUDED_ */

@@ -96,6 +96,7 @@ ngx_idempotency_place_check(ngx_idempotency_place_t *place)
     off_t  log;
 
     place->found = 0;
+    place->left = 0;
     place->open = 0;
 
     if (place_directory(place) != NGX_OK) {
@@ -452,11 +453,7 @@ place_beside(ngx_idempotency_place_t *place, off_t *log)
 
         *log += st.st_size;
 
-        if (st.st_size && !place->found) {
-            return ngx_idempotency_place_refuse(place, 0,
-                       "is gone, and has left %s; restore it, or remove that "
-                       "to begin anew", name);
-        }
+        place->left |= (st.st_size != 0);
     }
 
     return place->found ? place_logged(place) : NGX_OK;
@@ -709,10 +706,19 @@ ngx_idempotency_place_take(ngx_idempotency_place_t *place, const char *name)
 void
 ngx_idempotency_place_remove(const char *name)
 {
+    (void) unlink(name);
+
+    ngx_idempotency_place_remove_logs(name);
+}
+
+
+void
+ngx_idempotency_place_remove_logs(const char *name)
+{
     char        other[PLACE_NAME];
     ngx_uint_t  i;
 
-    for (i = 0; place_suffixes[i]; i++) {
+    for (i = 1; i <= PLACE_LOGS; i++) {
         (void) snprintf(other, PLACE_NAME, "%s%s", name, place_suffixes[i]);
         (void) unlink(other);
     }

@@ -20,8 +20,9 @@
 
 typedef struct {
     const char   *path;
-    /* out: whether there is a file */
+    /* out: whether there is a file, and something in a log beside it */
     ngx_uint_t    found;
+    ngx_uint_t    left;
     /* out: a mode that lets others in, its own or of a file beside it, or 0 */
     ngx_uint_t    open;
     /* out: the directory's, if anybody may replace what is in it, or 0 */
@@ -58,6 +59,10 @@ ngx_int_t ngx_idempotency_place_make(ngx_idempotency_place_t *place,
 ngx_int_t ngx_idempotency_place_take(ngx_idempotency_place_t *place,
     const char *name);
 void ngx_idempotency_place_remove(const char *name);
+
+/* ... of one that is gone, but not its owners, nor its witness */
+
+void ngx_idempotency_place_remove_logs(const char *name);
 
 /* says why not, and is NGX_ERROR */
 

@@ -11,6 +11,7 @@
 #include "ngx_idempotency_db.h"
 #include "ngx_idempotency_place.h"
 #include "ngx_idempotency_start.h"
+#include "ngx_idempotency_witness.h"
 
 
 #if (NGX_IDEMPOTENCY_FILE)
@@ -19,9 +20,21 @@
 #include <sys/prctl.h>
 
 
-/* no file takes so long; one that hangs is to end sometime */
+/* no file takes so long; nginx goes on without one that hangs */
 
-#define START_TIMEOUT  60000
+#define START_TIMEOUT  5000
+
+/* one that is killed is waited for, so long */
+
+#define START_REAP     100
+
+/* for so long another start is waited for, and those who commit */
+
+#define START_WAIT     4000
+
+/* the name of a boot, with the end of its line */
+
+#define START_BOOT     37
 
 /* by so much the file's time may be ahead of the clock, unsaid */
 
@@ -32,19 +45,24 @@ typedef struct {
     ngx_int_t                   rc;
     ngx_uint_t                  made;
     ngx_uint_t                  others;
+    ngx_err_t                   witness;
     ngx_idempotency_place_t     place;
     ngx_idempotency_db_start_t  db;
 } start_report_t;
 
 
 static void start_cleanup(void *data);
+static void start_forget(ngx_idempotency_start_t *start);
 static ngx_int_t start_child(ngx_idempotency_start_t *start,
     start_report_t *report, ngx_log_t *log);
 static ngx_int_t start_hear(ngx_idempotency_start_t *start,
-    start_report_t *report, int from, ngx_pid_t pid, ngx_log_t *log);
-static ssize_t start_receive(int from, start_report_t *report, int *fd);
-static ngx_int_t start_end(ngx_idempotency_start_t *start, ngx_pid_t pid,
-    ngx_uint_t late, ngx_log_t *log);
+    start_report_t *report, int from, ngx_pid_t pid);
+static void start_reap(ngx_pid_t pid);
+static ssize_t start_receive(int from, start_report_t *report, int *fds);
+static void start_end(start_report_t *report, ngx_pid_t pid);
+static void start_close(int *fd);
+static ngx_int_t start_refused(ngx_idempotency_start_t *start,
+    start_report_t *report, ngx_log_t *log);
 static void start_tell(ngx_idempotency_start_t *start, start_report_t *report,
     ngx_log_t *log);
 
@@ -53,13 +71,21 @@ static void start_run(ngx_idempotency_start_t *start, start_report_t *report,
 static ngx_int_t start_become(ngx_idempotency_start_t *start,
     ngx_idempotency_place_t *place);
 static ngx_int_t start_peek(start_report_t *report);
-static ngx_int_t start_open(start_report_t *report, int *fd);
-static ngx_int_t start_file(start_report_t *report, int fd);
-static ngx_int_t start_make(start_report_t *report);
+static ngx_int_t start_open(start_report_t *report, int *fds);
+static ngx_int_t start_file(start_report_t *report, int *fds);
+static ngx_int_t start_mark(start_report_t *report);
+static ngx_int_t start_hold(start_report_t *report, const char *name,
+    int *fds);
+static ngx_int_t start_make(start_report_t *report, int *fds);
 static ngx_int_t start_database(start_report_t *report, const char *name);
 static void start_clocks(ngx_idempotency_db_start_t *db);
 static int64_t start_clock(clockid_t id);
-static void start_send(int to, start_report_t *report, int fd);
+static void start_send(int to, start_report_t *report, int *fds);
+
+
+/* all that this process has, of all configurations */
+
+static ngx_idempotency_start_t  *starts;
 
 
 ngx_int_t
@@ -70,6 +96,7 @@ ngx_idempotency_start(ngx_idempotency_start_t *start, ngx_pool_t *pool,
     ngx_pool_cleanup_t  *cln;
 
     start->owners = -1;
+    start->file = -1;
 
     report = ngx_pcalloc(pool, sizeof(start_report_t));
     cln = ngx_pool_cleanup_add(pool, 0);
@@ -81,21 +108,26 @@ ngx_idempotency_start(ngx_idempotency_start_t *start, ngx_pool_t *pool,
     cln->handler = start_cleanup;
     cln->data = start;
 
+    start_forget(start);
+
+    start->next = starts;
+    starts = start;
+
     if (start_child(start, report, log) != NGX_OK) {
         return NGX_ERROR;
     }
 
+    start->other = report->db.other;
+
     if (report->rc != NGX_OK) {
-        ngx_log_error(NGX_LOG_EMERG, log, report->place.err,
-                      "the state file \"%V\" %s", &start->path,
-                      report->place.why);
-        return NGX_ERROR;
+        return start_refused(start, report, log);
     }
 
     start->instance = report->db.instance;
     start->fence = report->db.fence;
     start->base = report->db.base;
     start->version = report->db.version;
+    start->mark = report->db.mark;
 
     start_tell(start, report, log);
 
@@ -118,30 +150,63 @@ ngx_idempotency_start_keep(ngx_idempotency_start_t *start,
     start->fence = old->fence;
     start->base = old->base;
     start->version = old->version;
+    start->mark = old->mark;
+    start->other = old->other;
+
+    start->owners = -1;
+    start->file = -1;
+
+    cln->handler = start_cleanup;
+    cln->data = start;
+
+    start_forget(start);
+
+    start->next = starts;
+    starts = start;
 
     /* the old configuration closes its own, and the locks are of both */
 
-    start->owners = fcntl(old->owners, F_DUPFD_CLOEXEC, 0);
+    if (old->owners != -1) {
+        start->owners = fcntl(old->owners, F_DUPFD_CLOEXEC, 0);
+    }
 
-    if (start->owners == -1) {
+    if (old->file != -1) {
+        start->file = fcntl(old->file, F_DUPFD_CLOEXEC, 0);
+    }
+
+    if ((old->owners != -1 && start->owners == -1)
+        || (old->file != -1 && start->file == -1))
+    {
         ngx_log_error(NGX_LOG_EMERG, log, ngx_errno,
                       "fcntl(F_DUPFD_CLOEXEC) failed");
         return NGX_ERROR;
     }
 
-    cln->handler = start_cleanup;
-    cln->data = start;
-
     return NGX_OK;
 }
 
 
+/* a process that may have the file open keeps this one, too, to its end */
+
 void
 ngx_idempotency_start_leave(ngx_idempotency_start_t *start)
 {
-    if (start->owners != -1) {
-        (void) close(start->owners);
-        start->owners = -1;
+    start_close(&start->owners);
+
+    if (ngx_process == NGX_PROCESS_MASTER || ngx_process == NGX_PROCESS_HELPER)
+    {
+        start_close(&start->file);
+    }
+}
+
+
+void
+ngx_idempotency_start_leave_all(void)
+{
+    ngx_idempotency_start_t  *start;
+
+    for (start = starts; start; start = start->next) {
+        ngx_idempotency_start_leave(start);
     }
 }
 
@@ -150,6 +215,69 @@ static void
 start_cleanup(void *data)
 {
     ngx_idempotency_start_leave(data);
+    start_forget(data);
+}
+
+
+static void
+start_forget(ngx_idempotency_start_t *start)
+{
+    ngx_idempotency_start_t  **p;
+
+    for (p = &starts; *p; p = &(*p)->next) {
+        if (*p == start) {
+            *p = start->next;
+            break;
+        }
+    }
+}
+
+
+static void
+start_close(int *fd)
+{
+    if (*fd != -1) {
+        (void) close(*fd);
+        *fd = -1;
+    }
+}
+
+
+static ngx_int_t
+start_refused(ngx_idempotency_start_t *start, start_report_t *report,
+    ngx_log_t *log)
+{
+    u_char      *p, text[NGX_IDEMPOTENCY_PLACE_WHY];
+    ngx_uint_t   level;
+
+    level = start->must ? NGX_LOG_EMERG : NGX_LOG_ALERT;
+    p = text;
+
+    if (start->other) {
+        p = ngx_slprintf(p, text + sizeof(text),
+                         "; to agree to it as it is, PUT {\"store\":"
+                         "\"accept\"} to /zones/%V of idempotency_api, or "
+                         "remove %V-witness while no nginx runs",
+                         &start->zone, &start->path);
+
+    } else if (!start->must) {
+        p = ngx_slprintf(p, text + sizeof(text),
+                         "; zone \"%V\" is without it until a reload",
+                         &start->zone);
+    }
+
+    ngx_log_error(level, log, report->place.err,
+                  "the state file \"%V\" %s%*s", &start->path,
+                  report->place.why, (size_t) (p - text), text);
+
+    if (!start->must) {
+        return NGX_DECLINED;
+    }
+
+    start_close(&start->owners);
+    start_close(&start->file);
+
+    return NGX_ERROR;
 }
 
 
@@ -189,12 +317,15 @@ start_child(ngx_idempotency_start_t *start, start_report_t *report,
 
     (void) close(ends[1]);
 
+    report->rc = NGX_ERROR;
+
     if (pid == -1) {
         ngx_log_error(NGX_LOG_EMERG, log, ngx_errno, "fork() failed");
         rc = NGX_ERROR;
 
     } else {
-        rc = start_hear(start, report, ends[0], pid, log);
+        rc = NGX_OK;
+        (void) start_hear(start, report, ends[0], pid);
     }
 
     (void) close(ends[0]);
@@ -206,10 +337,9 @@ start_child(ngx_idempotency_start_t *start, start_report_t *report,
 
 static ngx_int_t
 start_hear(ngx_idempotency_start_t *start, start_report_t *report, int from,
-    ngx_pid_t pid, ngx_log_t *log)
+    ngx_pid_t pid)
 {
-    int            n;
-    ngx_uint_t     heard;
+    int            n, fds[2];
     struct pollfd  fd;
 
     fd.fd = from;
@@ -219,30 +349,51 @@ start_hear(ngx_idempotency_start_t *start, start_report_t *report, int from,
         n = poll(&fd, 1, START_TIMEOUT);
     } while (n == -1 && ngx_errno == NGX_EINTR);
 
-    heard = (n == 1 && start_receive(from, report, &start->owners)
-                       == sizeof(start_report_t));
+    fds[0] = -1;
+    fds[1] = -1;
 
-    if (n == 0) {
+    if (n == 1 && start_receive(from, report, fds)
+                  == sizeof(start_report_t))
+    {
+        start->owners = fds[0];
+        start->file = fds[1];
+
+    } else if (n == 0) {
         (void) kill(pid, SIGKILL);
+        start_reap(pid);
+
+        return ngx_idempotency_place_refuse(&report->place, 0,
+                   "can't be used: nothing was heard of it for %d s; does its "
+                   "disk answer, or is a process stopped that uses it?",
+                   START_TIMEOUT / 1000);
+
+    } else {
+        (void) ngx_idempotency_place_refuse(&report->place, 0,
+                   "can't be used: the process that looks at it has told "
+                   "nothing");
     }
 
-    if (start_end(start, pid, n == 0, log) != NGX_OK) {
-        return NGX_ERROR;
-    }
-
-    if (!heard) {
-        ngx_log_error(NGX_LOG_EMERG, log, 0,
-                      "the state file \"%V\" can't be used: the process that "
-                      "looks at it has told nothing", &start->path);
-        return NGX_ERROR;
-    }
+    start_end(report, pid);
 
     return NGX_OK;
 }
 
 
+/* it ends when its disk lets it, and nobody waits for that */
+
+static void
+start_reap(ngx_pid_t pid)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; i < START_REAP && waitpid(pid, NULL, WNOHANG) == 0; i++) {
+        ngx_msleep(1);
+    }
+}
+
+
 static ssize_t
-start_receive(int from, start_report_t *report, int *fd)
+start_receive(int from, start_report_t *report, int *fds)
 {
     ssize_t          n;
     struct iovec     iov;
@@ -251,7 +402,7 @@ start_receive(int from, start_report_t *report, int *fd)
 
     union {
         struct cmsghdr  head;
-        char            space[CMSG_SPACE(sizeof(int))];
+        char            space[CMSG_SPACE(2 * sizeof(int))];
     } control;
 
     ngx_memzero(&msg, sizeof(struct msghdr));
@@ -272,18 +423,17 @@ start_receive(int from, start_report_t *report, int *fd)
 
     if (cmsg && cmsg->cmsg_level == SOL_SOCKET
         && cmsg->cmsg_type == SCM_RIGHTS
-        && cmsg->cmsg_len == CMSG_LEN(sizeof(int)))
+        && cmsg->cmsg_len <= CMSG_LEN(2 * sizeof(int)))
     {
-        ngx_memcpy(fd, CMSG_DATA(cmsg), sizeof(int));
+        ngx_memcpy(fds, CMSG_DATA(cmsg), cmsg->cmsg_len - CMSG_LEN(0));
     }
 
     return n;
 }
 
 
-static ngx_int_t
-start_end(ngx_idempotency_start_t *start, ngx_pid_t pid, ngx_uint_t late,
-    ngx_log_t *log)
+static void
+start_end(start_report_t *report, ngx_pid_t pid)
 {
     int        status;
     ngx_pid_t  n;
@@ -292,29 +442,12 @@ start_end(ngx_idempotency_start_t *start, ngx_pid_t pid, ngx_uint_t late,
         n = waitpid(pid, &status, 0);
     } while (n == -1 && ngx_errno == NGX_EINTR);
 
-    if (n == -1) {
-        ngx_log_error(NGX_LOG_EMERG, log, ngx_errno, "waitpid() failed");
-        return NGX_ERROR;
+    if (n == pid && WIFSIGNALED(status)) {
+        report->rc = ngx_idempotency_place_refuse(&report->place, 0,
+                         "can't be used: the process that looked at it died "
+                         "on signal %d; restore it, or remove it to begin "
+                         "anew", WTERMSIG(status));
     }
-
-    if (late) {
-        ngx_log_error(NGX_LOG_EMERG, log, 0,
-                      "the state file \"%V\" can't be used: nothing was heard "
-                      "of it for %d s; does its disk answer, or is a process "
-                      "stopped that uses it?",
-                      &start->path, START_TIMEOUT / 1000);
-        return NGX_ERROR;
-    }
-
-    if (WIFSIGNALED(status)) {
-        ngx_log_error(NGX_LOG_EMERG, log, 0,
-                      "the state file \"%V\" can't be used: the process that "
-                      "looked at it died on signal %d; restore it, or remove "
-                      "it to begin anew", &start->path, WTERMSIG(status));
-        return NGX_ERROR;
-    }
-
-    return NGX_OK;
 }
 
 
@@ -349,6 +482,13 @@ start_tell(ngx_idempotency_start_t *start, start_report_t *report,
 
     if (ngx_test_config) {
         return;
+    }
+
+    if (report->witness) {
+        ngx_log_error(NGX_LOG_WARN, log, report->witness,
+                      "the witness \"%V-witness\" of a state file can't be "
+                      "read or written: nobody would know that the file was "
+                      "set back", &start->path);
     }
 
     if (report->place.given) {
@@ -387,9 +527,10 @@ start_tell(ngx_idempotency_start_t *start, start_report_t *report,
 static void
 start_run(ngx_idempotency_start_t *start, start_report_t *report, int to)
 {
-    int  fd;
+    int  fds[2];
 
-    fd = -1;
+    fds[0] = -1;
+    fds[1] = -1;
 
     report->rc = NGX_ERROR;
     report->place.path = (char *) start->path.data;
@@ -402,10 +543,10 @@ start_run(ngx_idempotency_start_t *start, start_report_t *report, int to)
         ngx_memcpy(report->db.stamp, start->stamp, NGX_IDEMPOTENCY_STAMP_LEN);
 
         report->rc = ngx_test_config ? start_peek(report)
-                                     : start_open(report, &fd);
+                                     : start_open(report, fds);
     }
 
-    start_send(to, report, fd);
+    start_send(to, report, fds);
 }
 
 
@@ -436,12 +577,17 @@ start_become(ngx_idempotency_start_t *start, ngx_idempotency_place_t *place)
 }
 
 
-/* nginx -t: whatever may be wrong with it, another's key is */
+/* nginx -t: whatever may be wrong with it, another's key is, or what is not the
+   file that it was */
 
 static ngx_int_t
 start_peek(start_report_t *report)
 {
     char  error[NGX_IDEMPOTENCY_DB_ERROR];
+
+    if (start_mark(report) != NGX_OK) {
+        return NGX_ERROR;
+    }
 
     if (report->place.found
         && ngx_idempotency_db_peek(report->place.path, &report->db, error,
@@ -456,29 +602,46 @@ start_peek(start_report_t *report)
 
 
 static ngx_int_t
-start_open(start_report_t *report, int *fd)
+start_open(start_report_t *report, int *fds)
 {
     ngx_int_t                 rc;
     ngx_idempotency_place_t  *place;
 
     place = &report->place;
 
-    *fd = ngx_idempotency_owners_open(place->path, 1);
+    fds[0] = ngx_idempotency_owners_open(place->path, 1);
 
-    if (*fd == -1) {
+    if (fds[0] == -1) {
         return ngx_idempotency_place_refuse(place, ngx_errno,
                    "can't be used: %s-owners can't be opened", place->path);
     }
 
-    if (ngx_idempotency_owners_start_lock(*fd) != NGX_OK) {
+    switch (ngx_idempotency_owners_start_lock(fds[0], START_WAIT)) {
+
+    case NGX_OK:
+        break;
+
+    case NGX_BUSY:
+        return ngx_idempotency_place_refuse(place, 0,
+                   "is being started by another nginx, which does not answer");
+
+    default:
         return ngx_idempotency_place_refuse(place, ngx_errno,
                    "is on a file system without locks; name a path on a disk "
                    "of this machine");
     }
 
-    rc = start_file(report, *fd);
+    rc = ngx_idempotency_place_check(place);
 
-    ngx_idempotency_owners_start_unlock(*fd);
+    if (rc == NGX_OK && place->open) {
+        rc = ngx_idempotency_place_close(place);
+    }
+
+    if (rc == NGX_OK) {
+        rc = start_file(report, fds);
+    }
+
+    ngx_idempotency_owners_start_unlock(fds[0]);
 
     return rc;
 }
@@ -487,53 +650,112 @@ start_open(start_report_t *report, int *fd)
 /* one start at a time gets here: what is there now is there to stay */
 
 static ngx_int_t
-start_file(start_report_t *report, int fd)
+start_file(start_report_t *report, int *fds)
 {
-    uint64_t                  instance;
-    ngx_int_t                 rc;
-    ngx_uint_t                open;
-    ngx_idempotency_place_t  *place;
+    uint64_t                     instance;
+    ngx_int_t                    rc;
+    ngx_idempotency_place_t     *place;
+    ngx_idempotency_db_start_t  *db;
 
+    db = &report->db;
     place = &report->place;
-    report->db.owners = fd;
+    db->owners = fds[0];
 
-    if (ngx_idempotency_place_check(place) != NGX_OK) {
+    if (start_mark(report) != NGX_OK) {
         return NGX_ERROR;
     }
 
-    open = place->open;
-
-    if (open && ngx_idempotency_place_close(place) != NGX_OK) {
-        return NGX_ERROR;
-    }
-
-    rc = place->found ? start_database(report, place->path)
-                      : start_make(report);
+    rc = place->found ? start_hold(report, place->path, fds)
+                      : start_make(report, fds);
 
     if (rc != NGX_OK) {
         return NGX_ERROR;
     }
 
-    instance = report->db.instance;
+    instance = db->instance;
 
     /* it would not know what they claim, nor they what it claims */
 
-    if (ngx_idempotency_owners_strangers(fd, instance)
-        || ngx_idempotency_owners_hold(fd, instance) != NGX_OK)
+    if (ngx_idempotency_owners_strangers(fds[0], instance)
+        || ngx_idempotency_owners_hold(fds[0], instance) != NGX_OK)
     {
         return ngx_idempotency_place_refuse(place, 0,
                    "was replaced while an nginx uses the one that was there; "
                    "end that first");
     }
 
-    report->others = ngx_idempotency_owners_others(fd, instance);
+    report->others = ngx_idempotency_owners_others(fds[0], instance);
+
+    if (ngx_idempotency_witness_write(place->path, &db->mark,
+                                      db->agreed || !db->marked)
+        != NGX_OK)
+    {
+        report->witness = ngx_errno;
+    }
 
     return NGX_OK;
 }
 
 
+/* the witness is read before the file, as whoever uses it goes on with both */
+
 static ngx_int_t
-start_make(start_report_t *report)
+start_mark(start_report_t *report)
+{
+    ngx_idempotency_place_t     *place;
+    ngx_idempotency_db_start_t  *db;
+
+    db = &report->db;
+    place = &report->place;
+
+    switch (ngx_idempotency_witness_read(place->path, &db->mark)) {
+
+    case NGX_OK:
+        db->marked = 1;
+        break;
+
+    case NGX_ERROR:
+        report->witness = ngx_errno;
+        break;
+    }
+
+    if (place->found || db->agreed || !(db->marked || place->left)) {
+        return NGX_OK;
+    }
+
+    db->other = 1;
+
+    return ngx_idempotency_place_refuse(place, 0,
+               "is gone, and has left %s-%s", place->path,
+               place->left ? "wal" : "witness");
+}
+
+
+/* open before SQLite opens it, and closed by no process that has it open */
+
+static ngx_int_t
+start_hold(start_report_t *report, const char *name, int *fds)
+{
+    fds[1] = open(name, O_RDWR|O_CLOEXEC|O_NOFOLLOW|O_NONBLOCK);
+
+    if (fds[1] == -1) {
+        return ngx_idempotency_place_refuse(&report->place, ngx_errno,
+                                            "can't be opened");
+    }
+
+    if (ngx_idempotency_owners_only(fds[1], fds[0]) != NGX_OK) {
+        return ngx_idempotency_place_refuse(&report->place, 0,
+                   "is used by an nginx that has another way to it, with "
+                   "another log and other locks: a mount of the file alone, "
+                   "or of one of its names; mount its directory");
+    }
+
+    return start_database(report, name);
+}
+
+
+static ngx_int_t
+start_make(start_report_t *report, int *fds)
 {
     char                      name[NGX_IDEMPOTENCY_FILE_PATH + 8];
     ngx_idempotency_place_t  *place;
@@ -544,7 +766,7 @@ start_make(start_report_t *report)
     (void) snprintf(name, sizeof(name), "%s.new", place->path);
 
     if (ngx_idempotency_place_make(place, name) == NGX_OK
-        && start_database(report, name) == NGX_OK
+        && start_hold(report, name, fds) == NGX_OK
         && ngx_idempotency_place_take(place, name) == NGX_OK)
     {
         return NGX_OK;
@@ -584,11 +806,72 @@ start_database(start_report_t *report, const char *name)
 }
 
 
+/*
+ * What is there is the store from now on, by a new identity: whoever goes on
+ * with it as it was sees that.  What was left of one that is gone goes.
+ */
+
+ngx_int_t
+ngx_idempotency_start_agreed(ngx_idempotency_start_t *start, char *error,
+    size_t len)
+{
+    int              fds[2];
+    ngx_int_t        rc;
+    start_report_t  *report;
+
+    report = calloc(1, sizeof(start_report_t));
+
+    if (report == NULL) {
+        return NGX_ERROR;
+    }
+
+    fds[0] = start->owners;
+    fds[1] = -1;
+
+    report->place.path = (char *) start->path.data;
+    report->place.found = (access(report->place.path, F_OK) == 0);
+    report->db.agreed = 1;
+
+    ngx_memcpy(report->db.stamp, start->stamp, NGX_IDEMPOTENCY_STAMP_LEN);
+
+    if (!report->place.found) {
+        ngx_idempotency_place_remove_logs(report->place.path);
+    }
+
+    rc = ngx_idempotency_owners_start_lock(fds[0], START_WAIT);
+
+    if (rc == NGX_OK) {
+        rc = start_file(report, fds);
+        ngx_idempotency_owners_start_unlock(fds[0]);
+
+    } else {
+        (void) ngx_idempotency_place_refuse(&report->place, 0,
+                                            "is being started");
+    }
+
+    if (rc == NGX_OK) {
+        start->instance = report->db.instance;
+        start->fence = report->db.fence;
+        start->base = report->db.base;
+        start->mark = report->db.mark;
+
+    } else {
+        (void) snprintf(error, len, "%s", report->place.why);
+    }
+
+    /* its file stays open: who closes it takes SQLite's locks away */
+
+    free(report);
+
+    return rc;
+}
+
+
 static void
 start_clocks(ngx_idempotency_db_start_t *db)
 {
     int      fd;
-    ssize_t  n;
+    ssize_t  n, end;
 
     db->wall = start_clock(CLOCK_REALTIME);
     db->boottime = start_clock(CLOCK_BOOTTIME);
@@ -599,13 +882,17 @@ start_clocks(ngx_idempotency_db_start_t *db)
         return;
     }
 
-    n = read(fd, db->boot, sizeof(db->boot) - 1);
-
-    /* the end of its line, too */
-
-    db->boot[n > 0 ? n - 1 : 0] = '\0';
+    n = read(fd, db->boot, START_BOOT);
 
     (void) close(fd);
+
+    /* the end of its line, too; and containers may have a clock of their own */
+
+    n = (n > 0) ? n - 1 : 0;
+    end = n ? readlink("/proc/self/ns/time", db->boot + n,
+                       sizeof(db->boot) - 1 - n) : 0;
+
+    db->boot[n + (end > 0 ? end : 0)] = '\0';
 }
 
 
@@ -621,15 +908,16 @@ start_clock(clockid_t id)
 
 
 static void
-start_send(int to, start_report_t *report, int fd)
+start_send(int to, start_report_t *report, int *fds)
 {
+    size_t           n;
     struct iovec     iov;
     struct msghdr    msg;
     struct cmsghdr  *cmsg;
 
     union {
         struct cmsghdr  head;
-        char            space[CMSG_SPACE(sizeof(int))];
+        char            space[CMSG_SPACE(2 * sizeof(int))];
     } control;
 
     ngx_memzero(&msg, sizeof(struct msghdr));
@@ -641,17 +929,19 @@ start_send(int to, start_report_t *report, int fd)
     msg.msg_iov = &iov;
     msg.msg_iovlen = 1;
 
-    if (report->rc == NGX_OK && fd != -1) {
+    if (fds[0] != -1 && (report->rc == NGX_OK || report->db.other)) {
+        n = (fds[1] == -1) ? 1 : 2;
+
         msg.msg_control = &control;
-        msg.msg_controllen = sizeof(control);
+        msg.msg_controllen = CMSG_SPACE(n * sizeof(int));
 
         cmsg = CMSG_FIRSTHDR(&msg);
 
         cmsg->cmsg_level = SOL_SOCKET;
         cmsg->cmsg_type = SCM_RIGHTS;
-        cmsg->cmsg_len = CMSG_LEN(sizeof(int));
+        cmsg->cmsg_len = CMSG_LEN(n * sizeof(int));
 
-        ngx_memcpy(CMSG_DATA(cmsg), &fd, sizeof(int));
+        ngx_memcpy(CMSG_DATA(cmsg), fds, n * sizeof(int));
     }
 
     while (sendmsg(to, &msg, MSG_NOSIGNAL) == -1) {

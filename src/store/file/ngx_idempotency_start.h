@@ -9,13 +9,18 @@
 #define _NGX_IDEMPOTENCY_START_H_INCLUDED_
 
 
-#include <ngx_config.h>
-#include <ngx_core.h>
+#include "store/ngx_idempotency_backing.h"
 
 
-typedef struct {
+typedef struct ngx_idempotency_start_s  ngx_idempotency_start_t;
+
+struct ngx_idempotency_start_s {
     /* terminated by a zero */
     ngx_str_t    path;
+    /* what it is called by those who may agree to another one */
+    ngx_str_t    zone;
+    /* it is an error if it can't be; or nginx goes on without it */
+    ngx_uint_t   must;
 
     /* the workers', to whom the file is to belong; where nginx doesn't run as
        root it is whoever that is */
@@ -35,15 +40,25 @@ typedef struct {
     /* out: of the fingerprints that it writes */
     ngx_uint_t   version;
 
-    /* out: the open file by whose lock the instance lives; -1 under nginx -t */
+    /* out: which file it is; it is another one than it was, or an older one,
+       and not used until an operator agrees */
+    ngx_idempotency_mark_t  mark;
+    ngx_uint_t   other;
+
+    /* out: the open files by whose locks the instance lives, and its way to
+       the file is the only one; -1 under nginx -t */
     int          owners;
-} ngx_idempotency_start_t;
+    int          file;
+
+    ngx_idempotency_start_t  *next;
+};
 
 
 /*
- * For a zone that is made.  What is wrong is logged, as [emerg], once.  With
- * the pool of the configuration the open file is closed: one that fails leaves
- * no owner behind.  nginx -t only looks.
+ * For a zone that is made.  What is wrong is logged once, as [emerg] and
+ * NGX_ERROR, or [alert] and NGX_DECLINED.  With the pool of the configuration
+ * the open files are closed: one that fails leaves no owner behind.  nginx -t
+ * only looks.
  */
 
 ngx_int_t ngx_idempotency_start(ngx_idempotency_start_t *start,
@@ -54,9 +69,17 @@ ngx_int_t ngx_idempotency_start(ngx_idempotency_start_t *start,
 ngx_int_t ngx_idempotency_start_keep(ngx_idempotency_start_t *start,
     ngx_idempotency_start_t *old, ngx_pool_t *pool, ngx_log_t *log);
 
-/* a process that helps and claims nothing must not keep the instance alive */
+/* a process that helps and claims nothing must not keep instances alive: one,
+   or all */
 
 void ngx_idempotency_start_leave(ngx_idempotency_start_t *start);
+void ngx_idempotency_start_leave_all(void);
+
+/* an operator has agreed to what is there: by a thread of a worker, while no
+   other of it has the file open.  Why not, of so many bytes */
+
+ngx_int_t ngx_idempotency_start_agreed(ngx_idempotency_start_t *start,
+    char *error, size_t len);
 
 
 #endif /* _NGX_IDEMPOTENCY_START_H_INCLUDED_ */

@@ -62,7 +62,8 @@ static const ngx_idempotency_backing_t  redis_backing = {
     redis_finish,
     redis_exit_process,
     ngx_idempotency_backing_redis_hands,
-    redis_up
+    redis_up,
+    NULL
 };
 
 

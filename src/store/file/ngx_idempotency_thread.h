@@ -1,0 +1,70 @@
+
+/*
+ * Threads of a worker, for what may block: one does one thing at a time, and
+ * the event loop hears when it is done.  They are nobody's to wait for: a
+ * worker whose disk hangs can go, and what hangs in the kernel goes with it.
+ */
+
+
+#ifndef _NGX_IDEMPOTENCY_THREAD_H_INCLUDED_
+#define _NGX_IDEMPOTENCY_THREAD_H_INCLUDED_
+
+
+#include <ngx_config.h>
+#include <ngx_core.h>
+
+
+typedef struct ngx_idempotency_thread_s  ngx_idempotency_thread_t;
+
+struct ngx_idempotency_thread_s {
+    /* in the thread, and then in the event loop */
+    void                          (*run)(void *data);
+    void                          (*done)(void *data);
+    void                           *data;
+
+    /* of the event loop: it was given something, and is not done with that */
+    ngx_uint_t                      busy;
+
+    /* the threads' own */
+    ngx_idempotency_thread_t       *next;
+    pthread_cond_t                  cond;
+    unsigned                        started:1;
+    unsigned                        posted:1;
+    unsigned                        finished:1;
+};
+
+
+/* in a worker; NGX_ERROR: there can be none, which is logged */
+
+ngx_int_t ngx_idempotency_thread_init_process(ngx_cycle_t *cycle);
+
+/* it is never freed; NULL: no memory */
+
+ngx_idempotency_thread_t *ngx_idempotency_thread_create(
+    void (*run)(void *data), void (*done)(void *data), void *data);
+
+/* NGX_ERROR: ngx_errno; it is not busy */
+
+ngx_int_t ngx_idempotency_thread_post(ngx_idempotency_thread_t *thread);
+
+/* on the way out: waits for it, so many milliseconds, instead of its being told
+   that it is done.  NGX_AGAIN: it is busy yet */
+
+ngx_int_t ngx_idempotency_thread_wait(ngx_idempotency_thread_t *thread,
+    ngx_msec_t time);
+
+/*
+ * In a thread, around what is the worker's and not the thread's own: it is there
+ * until that is left.  A thread does not come back from this once its worker is
+ * about to end.
+ */
+
+void ngx_idempotency_thread_enter(void);
+void ngx_idempotency_thread_leave(void);
+
+/* from now on no thread touches what is the worker's */
+
+void ngx_idempotency_thread_exit_process(void);
+
+
+#endif /* _NGX_IDEMPOTENCY_THREAD_H_INCLUDED_ */
