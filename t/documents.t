@@ -25,6 +25,7 @@ variables();
 names();
 log_lines();
 configurations();
+quotas();
 
 cmp_ok(scalar(split /\n/, $page{'README.md'}), '<=', 250, 'README.md is short');
 
@@ -280,4 +281,20 @@ sub configurations {
             ok($ok, "$page, $block->{heading}: nginx -t") or diag($said);
         }
     }
+}
+
+
+# Without a quota one address fills a zone in seconds: so whatever protects
+# requests, and may be copied, has one.
+
+sub quotas {
+    my %text = (map({ ("examples/$_" => text("examples/$_")) }
+                   map { m{([^/]+)$} } glob "$Pages::root/examples/*.conf"),
+               map { my $page = $_; my $n = 0; map { ("$page, " . ++$n => $_->{text}) } blocks($page, 'nginx') }
+               grep { m{^(?:README\.md|docs/recipes/.*)$} } @pages);
+
+    my @protects = grep { $text{$_} =~ /^\s*idempotency zone=/m } sort keys %text;
+
+    cmp_ok(scalar @protects, '>', 20, 'there are examples and recipes');
+    is(join(', ', grep { $text{$_} !~ /^\s*idempotency_quota \d+/m } @protects), '', 'each of them has a quota');
 }

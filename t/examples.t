@@ -55,12 +55,7 @@ for my $name (@examples) {
     subtest $name => sub {
         my $file = "$root/examples/$name.conf";
 
-        $prefix = File::Temp->newdir('idempotency-example-XXXXXX', TMPDIR => 1);
-        chmod 0755, $prefix;
-        mkdir "$prefix/modules";
-        mkdir "$prefix/state", 0700;
-        chown scalar getpwnam(workers()), -1, "$prefix/state" if !$>;
-        symlink $module, "$prefix/modules/ngx_http_idempotency_module.so";
+        prefix();
 
         my $said = command($file, '-t');
 
@@ -75,6 +70,31 @@ for my $name (@examples) {
         my $in_the_end = $check{$name}->($name, $file);
         stop($name);
         $in_the_end->();
+    };
+}
+
+# The quota that stands in each of them: here there is room for one token.
+
+for my $name ('payments-api', 'multi-tenant') {
+    subtest "$name, the quota" => sub {
+        prefix();
+
+        my $file = "$prefix/quota.conf";
+        my @me = (authorization => 'Bearer me', 'x-api-key' => 'anna-1');
+        my $uri = $name eq 'payments-api' ? '/v1/payments' : '/orders';
+
+        spew($file, slurp("$root/examples/$name.conf") =~ s/(idempotency_quota) \d+/$1 1/r);
+        start($name, $file) or return fail('it starts');
+
+        my $first = post($uri, '{}', @me, 'idempotency-key' => '1');
+
+        is_answer($first, 201, 'the first');
+        is_refused(post($uri, '{}', @me, 'idempotency-key' => '2'), 429, 'one more');
+        is_replay(post($uri, '{}', @me, 'idempotency-key' => '1'), $first, 'the first again');
+        is_answer(post($uri, '{}', 'x-api-key' => 'carl-1', 'idempotency-key' => '2'), 201, 'another tenant')
+            if $name eq 'multi-tenant';
+
+        stop($name);
     };
 }
 
@@ -511,6 +531,16 @@ sub workers {
 
 
 # start(NAME, FILE): as it is; with other ports if its own are taken
+sub prefix {
+    $prefix = File::Temp->newdir('idempotency-example-XXXXXX', TMPDIR => 1);
+    chmod 0755, $prefix;
+    mkdir "$prefix/modules";
+    mkdir "$prefix/state", 0700;
+    chown scalar getpwnam(workers()), -1, "$prefix/state" if !$>;
+    symlink $module, "$prefix/modules/ngx_http_idempotency_module.so";
+}
+
+
 sub start {
     my ($name, $file) = @_;
 
