@@ -385,6 +385,10 @@ static struct {
       ";=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;="
       ";=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;=;="
       "\r\n\r\n\r\n", "--~--" },
+    { "multipart: parameters that count", MULTIPART, "", PART "a;b=c;b=c;b=c;b=c"
+      ";b=c;b=c;b=c;b=c;b=c;b=c;b=c;b=c;b=c;b=c;b=c;b=c;b=c;b=c;b=c;b=c;b=c"
+      ";b=c;b=c;b=c;b=c;b=c;b=c;b=c;b=c;b=c;b=c;b=c;b=c;b=c;b=c;b=c;b=c;b=c"
+      "\r\n\r\n\r\n", "--~--" },
 };
 
 

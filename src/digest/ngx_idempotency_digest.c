@@ -39,6 +39,7 @@ typedef char  ngx_idempotency_digest_fits_t[
      && NGX_IDEMPOTENCY_DIGEST_LEN == SHA256_DIGEST_LENGTH) ? 1 : -1];
 
 
+static void digest_lower(ngx_idempotency_digest_t *d, ngx_str_t *s);
 static void digest_parameter(ngx_idempotency_digest_t *d, ngx_str_t *param,
     char *used);
 static ngx_str_t next_part(ngx_str_t *rest);
@@ -190,7 +191,7 @@ ngx_idempotency_digest_type(ngx_idempotency_digest_t *d,
     rest = *content_type;
 
     part = next_part(&rest);
-    ngx_idempotency_digest_lower(d, &part);
+    digest_lower(d, &part);
 
     while (rest.len) {
         part = next_part(&rest);
@@ -231,13 +232,13 @@ digest_parameter(ngx_idempotency_digest_t *d, ngx_str_t *param, char *used)
     }
 
     ngx_idempotency_digest_bytes(d, (u_char *) ";", 1);
-    ngx_idempotency_digest_lower(d, &name);
+    digest_lower(d, &name);
     ngx_idempotency_digest_field(d, &value);
 }
 
 
-void
-ngx_idempotency_digest_lower(ngx_idempotency_digest_t *d, ngx_str_t *s)
+static void
+digest_lower(ngx_idempotency_digest_t *d, ngx_str_t *s)
 {
     u_char     buf[64];
     ngx_str_t  lower;

@@ -96,7 +96,6 @@ void ngx_idempotency_digest_final(ngx_idempotency_digest_t *d, u_char *out);
 
 void ngx_idempotency_digest_type(ngx_idempotency_digest_t *d,
     ngx_str_t *content_type, char *parameter);
-void ngx_idempotency_digest_lower(ngx_idempotency_digest_t *d, ngx_str_t *s);
 
 ngx_str_t ngx_idempotency_trim(u_char *start, u_char *end);
 

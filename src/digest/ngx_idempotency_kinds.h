@@ -26,13 +26,14 @@
  *   multipart  "M", then a digest of each part, of kind "P": its name, "f"
  *              and filename if it has one, "x" and extended filename (that
  *              with an asterisk) likewise, as fields, "t" and media type
- *              likewise; if there is more, "o" and a digest of it, of kind "O":
- *              "p", name and value of other parameters, "h" and those of other
- *              header lines, names in small letters, all as fields; of a file
- *              behind fields MAX_FILE_SIZE, which PHP takes for a limit, "m"
- *              and how many these were; "." and the bytes.  If the header of
- *              some part reads in two ways: "O" and SHA-256 of, for each part
- *              in its order, its header's bytes as a field and its digest
+ *              likewise; if there is more, "o" and SHA-256 of "O" and "p" with
+ *              name and value of other parameters, "h" with those of other
+ *              header lines, names in small letters, each behind its length;
+ *              of a file behind fields MAX_FILE_SIZE, which PHP takes for a
+ *              limit, "m" and how many these were; "." and the bytes.  If the
+ *              header of some part reads in two ways: "O" and SHA-256 of, for
+ *              each part in its order, its header's bytes as a field and its
+ *              digest
  *   text       "T" and the text, white space folded
  *   bytes      "R" and the bytes
  */

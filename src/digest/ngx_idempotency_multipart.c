@@ -52,11 +52,12 @@ typedef struct {
     ngx_str_t                  extended;        /* filename* */
     ngx_str_t                  type;
 
-    /* of other parameters and lines, if there are any */
-    ngx_idempotency_digest_t   others;
-    unsigned                   other:1;
-
     unsigned                   ambiguous:1;
+    unsigned                   other:1;         /* the rest is in use */
+
+    /* of other parameters and lines */
+    ngx_idempotency_digest_t   others;
+    ngx_idempotency_sink_t     sink;
 } part_t;
 
 
@@ -132,7 +133,7 @@ static ngx_int_t part_header(part_t *part, u_char *data, size_t len);
 static ngx_uint_t part_brackets(ngx_str_t *name);
 static ngx_int_t part_line(part_t *part, u_char *start, u_char *end);
 static ngx_int_t part_disposition(part_t *part, ngx_str_t *value);
-static void part_other(part_t *part, char *kind, ngx_str_t *name,
+static void part_other(part_t *part, u_char letter, ngx_str_t *name,
     ngx_str_t *value);
 
 
@@ -760,6 +761,7 @@ part_digest(multipart_t *m, part_t *part)
 
     if (part->other) {
         ngx_idempotency_digest_bytes(&m->digest, (u_char *) "o", 1);
+        ngx_idempotency_sink_flush(&part->sink);
         ngx_idempotency_digest_final(&part->others, text);
         ngx_idempotency_digest_bytes(&m->digest, text, sizeof(text));
     }
@@ -907,7 +909,7 @@ part_header(part_t *part, u_char *data, size_t len)
 {
     u_char  *p, *end;
 
-    ngx_memzero(part, sizeof(part_t));
+    ngx_memzero(part, offsetof(part_t, others));
 
     end = data + len;
 
@@ -1020,7 +1022,7 @@ part_line(part_t *part, u_char *start, u_char *end)
         return NGX_DECLINED;
     }
 
-    part_other(part, "h", &name, &value);
+    part_other(part, 'h', &name, &value);
 
     return NGX_OK;
 }
@@ -1059,9 +1061,12 @@ part_disposition(part_t *part, ngx_str_t *value)
         } else if (ngx_idempotency_equal(&name, "filename*")) {
             to = &part->extended;
 
-        } else {
+        } else if (name.len + text.len) {
             part->ambiguous |= ngx_idempotency_begins(&name, "name*");
-            part_other(part, "p", &name, &text);
+            part_other(part, 'p', &name, &text);
+            continue;
+
+        } else {
             continue;
         }
 
@@ -1087,16 +1092,26 @@ part_disposition(part_t *part, ngx_str_t *value)
 }
 
 
+/* names that are longer than any registered one are digested as they are */
+
 static void
-part_other(part_t *part, char *kind, ngx_str_t *name, ngx_str_t *value)
+part_other(part_t *part, u_char letter, ngx_str_t *name, ngx_str_t *value)
 {
+    u_char  *p, lower[64];
+
     if (!part->other) {
         part->other = 1;
-        ngx_idempotency_digest_init(&part->others, NULL,
-                                    NGX_IDEMPOTENCY_DIGEST_OTHER_VERSION, 'O');
+        ngx_idempotency_digest_begin(&part->others, NULL);
+        ngx_idempotency_sink_init(&part->sink, &part->others, 'O');
     }
 
-    ngx_idempotency_digest_bytes(&part->others, (u_char *) kind, 1);
-    ngx_idempotency_digest_lower(&part->others, name);
-    ngx_idempotency_digest_field(&part->others, value);
+    p = name->data;
+
+    if (name->len <= sizeof(lower)) {
+        ngx_strlow(lower, p, name->len);
+        p = lower;
+    }
+
+    ngx_idempotency_sink_field(&part->sink, letter, p, name->len);
+    ngx_idempotency_sink_field(&part->sink, 0, value->data, value->len);
 }

@@ -242,7 +242,7 @@ sub multipart {
                 $others .= disposition($value, \%part) // return undef;
 
             } elsif ($name ne 'content-type') {
-                $others .= 'h' . field(lower($as_it_is)) . field($value);
+                $others .= 'h' . lengthy(lower($as_it_is)) . lengthy($value);
             }
         }
 
@@ -267,7 +267,7 @@ sub multipart {
         $code .= 'f' . field($file) if defined $file;
         $code .= 'x' . field($extended) if defined $extended;
         $code .= 't' . media_type($type) if defined $type;
-        $code .= 'o' . sha256("\x02O$others") if $others ne '';
+        $code .= 'o' . sha256("O$others") if $others ne '';
 
         $limits++ if !defined $file && lc $name eq 'max_file_size';
         $code .= 'm' . pack('w', $limits) if defined $file && $limits;
@@ -306,8 +306,9 @@ sub disposition {
         $value =~ s/[ \t]+\z// if defined $value && !defined $2;
 
         if ($name !~ /^(?:name|filename\*?)$/) {
+            next if $name eq '' && ($value // '') eq '';
             $part->{ambiguous} |= $name =~ /^name\*/;
-            $others .= 'p' . field($name) . field($value // '');
+            $others .= 'p' . lengthy($name) . lengthy($value // '');
             next;
         }
 
