@@ -320,9 +320,9 @@ location /upstream {
 --- key: abc
 
 === TEST 27: ... so these are other names, and the last source is taken
---- request eval: [map { ("POST /?row=$_\n$_=abc") x 2 } qw(orderid order1id orderxid order_id_ order__id)]
+--- request eval: [map { ("POST /?order=1&row=$_\n$_=abc") x 2 } qw(orderid order1id orderxid order_id_ order__id)]
 --- more_headers eval: "Content-Type: $::form"
---- response_headers: X-Key: [/]
+--- response_headers: X-Key: [/1]
 --- idempotency_status eval: 'NEW REPLAYED ' x 5
 
 === TEST 28: the first field that is there, a part of a value, several in one

@@ -1113,5 +1113,9 @@ part_other(part_t *part, u_char letter, ngx_str_t *name, ngx_str_t *value)
     }
 
     ngx_idempotency_sink_field(&part->sink, letter, p, name->len);
-    ngx_idempotency_sink_field(&part->sink, 0, value->data, value->len);
+
+    /* without an equals sign it has no data */
+
+    ngx_idempotency_sink_field(&part->sink, 0, value->len ? value->data : p,
+                               value->len);
 }
