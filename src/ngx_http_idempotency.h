@@ -127,6 +127,14 @@ typedef struct {
 } ngx_http_idempotency_value_t;
 
 
+/* idempotency_window with variables, and where it stands */
+
+typedef struct {
+    ngx_http_idempotency_value_t   value;
+    ngx_http_idempotency_line_t    line;
+} ngx_http_idempotency_window_t;
+
+
 typedef struct {
     ngx_http_idempotency_value_t   value;
     /* of ngx_str_t: names of the request headers that it is made of */
@@ -170,7 +178,9 @@ typedef struct {
     ngx_array_t                   *ignore_fields;
     size_t                         normalize_buffer;
 
+    /* if the other one, which may be NULL, doesn't tell it */
     ngx_msec_t                     window;
+    ngx_http_idempotency_window_t  *window_value;
     ngx_msec_t                     content_window;
     ngx_uint_t                     similar;
     ngx_uint_t                     in_progress;
@@ -612,6 +622,8 @@ ngx_int_t ngx_http_idempotency_terms(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 void ngx_http_idempotency_terms_whose(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
+ngx_int_t ngx_http_idempotency_window(ngx_http_request_t *r,
+    ngx_http_idempotency_loc_conf_t *conf, ngx_msec_t *window);
 ngx_msec_t ngx_http_idempotency_ends(ngx_http_idempotency_ctx_t *ctx);
 uint64_t ngx_http_idempotency_wall_clock(void);
 

@@ -362,6 +362,87 @@ ngx_http_idempotency_set_ignore_fields(ngx_conf_t *cf, ngx_command_t *cmd,
 
 
 char *
+ngx_http_idempotency_set_window(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf)
+{
+    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
+
+    ngx_str_t                      *value;
+    ngx_http_idempotency_window_t  *window;
+
+    value = cf->args->elts;
+
+    if (ilcf->window_value) {
+        return "is duplicate";
+    }
+
+    if (ngx_http_script_variables_count(&value[1]) == 0) {
+        return ngx_conf_set_msec_slot(cf, cmd, conf);
+    }
+
+    if (ilcf->window != NGX_CONF_UNSET_MSEC) {
+        return "is duplicate";
+    }
+
+    window = ngx_pcalloc(cf->pool, sizeof(ngx_http_idempotency_window_t));
+
+    if (window == NULL
+        || ngx_http_idempotency_compile(cf, &value[1], &window->value)
+           != NGX_OK)
+    {
+        return NGX_CONF_ERROR;
+    }
+
+    window->line.file = cf->conf_file->file.name;
+    window->line.line = cf->conf_file->line;
+
+    ilcf->window_value = window;
+
+    return NGX_CONF_OK;
+}
+
+
+/*
+ * To be called when the formats of keys are merged.  A window that is another
+ * one for each request can't tell when a key is too old for all of them.
+ */
+
+ngx_int_t
+ngx_http_idempotency_merge_window(ngx_conf_t *cf,
+    ngx_http_idempotency_loc_conf_t *prev,
+    ngx_http_idempotency_loc_conf_t *conf)
+{
+    ngx_http_idempotency_line_t  *line;
+
+    if (conf->window == NGX_CONF_UNSET_MSEC && conf->window_value == NULL) {
+        conf->window_value = prev->window_value;
+        conf->window = prev->window;
+    }
+
+    if (conf->window == NGX_CONF_UNSET_MSEC) {
+        conf->window = 24 * 3600 * 1000;
+    }
+
+    if (conf->store == NULL || conf->window_value == NULL
+        || conf->key_format != NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_UUID7
+        || conf->key_max_age != NGX_CONF_UNSET_MSEC)
+    {
+        return NGX_OK;
+    }
+
+    line = &conf->window_value->line;
+
+    ngx_log_error(NGX_LOG_EMERG, cf->log, 0,
+                  "\"idempotency_window\" with variables needs an "
+                  "\"idempotency_key_max_age\" where "
+                  "\"idempotency_key_format\" is \"uuid7\" in %V:%ui",
+                  &line->file, line->line);
+
+    return NGX_ERROR;
+}
+
+
+char *
 ngx_http_idempotency_set_missing_key(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf)
 {

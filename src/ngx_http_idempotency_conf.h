@@ -67,6 +67,11 @@ ngx_int_t ngx_http_idempotency_check_zones(ngx_conf_t *cf);
 ngx_module_t *ngx_http_idempotency_find_module(ngx_conf_t *cf, char *name);
 char *ngx_http_idempotency_set_methods(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
+char *ngx_http_idempotency_set_window(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+ngx_int_t ngx_http_idempotency_merge_window(ngx_conf_t *cf,
+    ngx_http_idempotency_loc_conf_t *prev,
+    ngx_http_idempotency_loc_conf_t *conf);
 char *ngx_http_idempotency_set_missing_key(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 void ngx_http_idempotency_warn_content(ngx_conf_t *cf,

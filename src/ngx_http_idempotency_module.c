@@ -280,7 +280,7 @@ static ngx_command_t  ngx_http_idempotency_commands[] = {
 
     { ngx_string("idempotency_window"),
       NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
-      ngx_conf_set_msec_slot,
+      ngx_http_idempotency_set_window,
       NGX_HTTP_LOC_CONF_OFFSET,
       offsetof(ngx_http_idempotency_loc_conf_t, window),
       &ngx_http_idempotency_time_post },
@@ -605,6 +605,7 @@ ngx_http_idempotency_create_loc_conf(ngx_conf_t *cf)
      *     conf->missing_key_line = NULL;
      *     conf->scope = NULL;
      *     conf->identity = NULL;
+     *     conf->window_value = NULL;
      *     conf->quota_value = NULL;
      *     conf->canon = { 0, NULL };
      *     conf->status = { 0 };
@@ -702,7 +703,10 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
 
     ngx_conf_merge_ptr_value(conf->bypass, prev->bypass, NULL);
 
-    ngx_conf_merge_msec_value(conf->window, prev->window, 24 * 3600 * 1000);
+    if (ngx_http_idempotency_merge_window(cf, prev, conf) != NGX_OK) {
+        return NGX_CONF_ERROR;
+    }
+
     ngx_conf_merge_msec_value(conf->content_window, prev->content_window,
                               60000);
     ngx_conf_merge_uint_value(conf->similar, prev->similar,

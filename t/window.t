@@ -11,7 +11,11 @@ use Idempotency;
 
 use Time::HiRes qw(time sleep);
 
-my $n = nginx(workers => 2, server => <<'EOC');
+my $count = 0;
+
+my $n = nginx(workers => 2, http => <<'EOC1', server => <<'EOC');
+    map $http_x_tenant $by_tenant { bank 30d; shop 1h; default ""; }
+EOC1
     idempotency zone=z;
     idempotency_in_progress reject;
     add_header X-Status $idempotency_status always;
@@ -35,6 +39,16 @@ my $n = nginx(workers => 2, server => <<'EOC');
                         proxy_pass http://$TEST_NGINX_BACKEND;
 
         location /content/1d { idempotency_content_window 1d; idempotency_window 300ms;
+                               proxy_pass http://$TEST_NGINX_BACKEND; }
+    }
+
+    location /told { idempotency_window $http_x_window; proxy_pass http://$TEST_NGINX_BACKEND;
+
+        location /told/below { proxy_pass http://$TEST_NGINX_BACKEND; }
+        location /told/constant { idempotency_window 2s; proxy_pass http://$TEST_NGINX_BACKEND; }
+        location /told/mapped { idempotency_window $by_tenant; proxy_pass http://$TEST_NGINX_BACKEND; }
+        location /told/units { idempotency_window "${arg_h}h"; proxy_pass http://$TEST_NGINX_BACKEND; }
+        location /told/uuid7 { idempotency_key_format uuid7; idempotency_key_max_age 10m;
                                proxy_pass http://$TEST_NGINX_BACKEND; }
     }
 
@@ -290,6 +304,87 @@ is(post('/brief', 'brief', 'b', 'other')->{status}, 409, '... as another one is'
     # its record ends by another clock, and may have a few milliseconds before
     is(post('/uuid7', Idempotency::uuid7(3599.93))->header('X-Status'),
        'EXPIRED', '... too old a moment before its record can have ended');
+}
+
+
+# A request may tell its window.
+
+{
+    my $of = sub {
+        my ($at, @h) = @_;
+        return $n->post($at, key => 'told' . ++$count, headers => \@h)->header('X-Expires');
+    };
+    my $day = 86400;
+    my %is = ('1s' => 1, '300ms' => 1, '1ms' => 1, '1001ms' => 2, 7 => 8, 60 => 60, 61 => 90, '59m' => 3600,
+              '1h' => 3600, '1h 1s' => 5400, '24h' => $day, '1d1s' => 2 * $day, '7d' => 7 * $day,
+              '30d' => 30 * $day, '1M' => $day, '399d' => 400 * $day, '400d' => 400 * $day,
+              '' => $day, 0 => $day, '0s' => $day, '400d1s' => $day, '401d' => $day, '1y2y' => $day,
+              x => $day, '-1' => $day, '1x' => $day, '1s%' => $day, '9' x 30 => $day);
+
+    is($of->('/told', "X-Window: $_"), $is{$_}, "a window of \"$_\"") for sort keys %is;
+
+    is($of->('/told'), $day, '... of nothing');
+    is($of->('/told/below', 'X-Window: 1h'), 3600, '... inherited');
+    is($of->('/told/constant', 'X-Window: 1h'), 2, '... or not');
+    is($of->('/told/mapped', "X-Tenant: $_->[0]"), $_->[1], "... of tenant \"$_->[0]\"")
+        for ['bank', 30 * $day], ['shop', 3600], ['', $day];
+    is($of->('/told/units?h=2'), 7200, '... with a unit');
+    is($of->('/told/units'), $day, '... which alone is nothing');
+
+    my @lines = $n->log =~ /\[error\] (\d+#).* invalid window "([^"]*)", the default is used/g;
+    my %lines;
+
+    while (my ($pid, $value) = splice @lines, 0, 2) { $lines{$value}{$pid}++ }
+
+    is(join(' ', sort keys %lines), join(' ', sort grep { length && $is{$_} == $day && !/^(?:24h)$/ } keys %is),
+       'each that is none is logged');
+
+    $of->('/told', 'X-Window: again') for 1 .. 9;
+    my %again;
+    $again{$_}++ for $n->log =~ /(\d+#).* invalid window "again"/g;
+    is(join(' ', values %again), join(' ', (1) x keys %again), '... once in a worker');
+
+    $of->('/told', "X-Window: none$_") for 1 .. 300;
+    my $most = () = $n->log =~ /invalid window/g;
+    cmp_ok($most, '<=', 2 * 64, '... and no flood of them is');
+}
+
+# ... but not its zone's queues.
+
+{
+    my %seen;
+    my $below = 0;
+
+    for my $s (map { int exp($_ / 400 * log 34560000) } 0 .. 400) {
+        my $r = $n->post('/told', key => 'told' . ++$count, headers => [ "X-Window: $s" ]);
+        $seen{$r->header('X-Expires')} = 1;
+        $below += $r->header('X-Expires') < $s || $r->header('X-Expires') > 2 * $s;
+    }
+
+    is(scalar(keys %seen), 64, 'there are 64 windows');
+    is($below, 0, '... none shorter than what was told, or more than twice as long');
+}
+
+# It is the first one's, and what it says is what is done.
+
+{
+    my $told = sub { $n->post('/told', key => 'first', headers => [ "X-Window: $_[0]" ], body => 'b') };
+
+    is($told->('1s')->header('X-Status'), 'NEW', 'a second');
+    ok(until_true { $told->('1d')->header('X-Status') eq 'NEW' }, '... then it is fresh');
+    is($told->('1s')->header('X-Status'), 'REPLAYED', 'a day');
+    sleep 1.2;
+    is($told->('1s')->header('X-Status'), 'REPLAYED', '... which no repeat makes shorter');
+}
+
+# A key that tells its time lives until it is too old, whatever the window.
+
+{
+    my $r = $n->post('/told/uuid7', key => Idempotency::uuid7(0), headers => [ 'X-Window: 1s' ]);
+
+    cmp_ok($r->header('X-Expires'), '>', 590, 'uuid7: as long as its key is young');
+    is($n->post('/told/uuid7', key => Idempotency::uuid7(700), headers => [ 'X-Window: 1h' ])
+         ->header('X-Status'), 'EXPIRED', '... and no longer, whatever the window');
 }
 
 

@@ -81,13 +81,16 @@ ngx_http_idempotency_one(ngx_http_request_t *r,
 
     one = asking->data;
 
+    if (ngx_http_idempotency_window(r, conf, &one->window) != NGX_OK) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
     asking->step = one_step;
     asking->respond = one_respond;
 
     ngx_memcpy(one->token, token, NGX_IDEMPOTENCY_DIGEST_LEN);
 
     one->why = -1;
-    one->window = conf->window;
     one->lease = conf->lease;
     one->stage = (r->method == NGX_HTTP_DELETE) ? one_forgets : one_finds;
 

@@ -17,7 +17,31 @@
 #define NGX_HTTP_IDEMPOTENCY_TERMS_CLOCKS  100
 
 
-static void terms_time(ngx_http_idempotency_ctx_t *ctx);
+/*
+ * A window that a request tells is one of these, in seconds, rounded up: a zone
+ * has a queue for each length, and a client is not to make them
+ */
+
+static ngx_uint_t  terms_steps[64] = {
+    1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50,
+    60, 90, 120, 180, 240, 300, 360, 480, 600, 720, 900, 1200, 1500, 1800,
+    2400, 3000,
+    3600, 5400, 7200, 10800, 14400, 18000, 21600, 28800, 36000, 43200, 57600,
+    64800, 72000,
+    1 * 86400, 2 * 86400, 3 * 86400, 4 * 86400, 5 * 86400, 6 * 86400,
+    7 * 86400, 10 * 86400, 14 * 86400, 21 * 86400, 28 * 86400, 30 * 86400,
+    45 * 86400, 60 * 86400, 90 * 86400, 120 * 86400, 180 * 86400, 270 * 86400,
+    365 * 86400, 400 * 86400
+};
+
+/* so many values that are none are logged in a worker, each of them once */
+
+#define NGX_HTTP_IDEMPOTENCY_TERMS_LOGGED  64
+
+
+static ngx_int_t terms_time(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static void terms_log_window(ngx_http_request_t *r, ngx_str_t *text);
 static ngx_int_t terms_quota(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t terms_value(ngx_http_request_t *r,
@@ -29,7 +53,9 @@ ngx_int_t
 ngx_http_idempotency_terms(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
-    terms_time(ctx);
+    if (terms_time(r, ctx) != NGX_OK) {
+        return NGX_ERROR;
+    }
 
     return terms_quota(r, ctx);
 }
@@ -40,8 +66,8 @@ ngx_http_idempotency_terms(ngx_http_request_t *r,
  * one that is not bound, and not too old, was never executed.
  */
 
-static void
-terms_time(ngx_http_idempotency_ctx_t *ctx)
+static ngx_int_t
+terms_time(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     uint64_t                  now, until;
     ngx_msec_t                age;
@@ -51,14 +77,17 @@ terms_time(ngx_http_idempotency_ctx_t *ctx)
 
     if (ngx_http_idempotency_by_content(ctx)) {
         claim->window = ctx->conf->content_window;
-        return;
+        return NGX_OK;
     }
 
-    claim->window = ctx->conf->window;
-
-    if (ctx->conf->key_format != NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_UUID7)
+    if (claim->window == 0
+        && ngx_http_idempotency_window(r, ctx->conf, &claim->window) != NGX_OK)
     {
-        return;
+        return NGX_ERROR;
+    }
+
+    if (ctx->conf->key_format != NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_UUID7) {
+        return NGX_OK;
     }
 
     age = ctx->conf->key_max_age;
@@ -73,6 +102,79 @@ terms_time(ngx_http_idempotency_ctx_t *ctx)
     claim->old = (until <= now + NGX_HTTP_IDEMPOTENCY_TERMS_CLOCKS);
     claim->least = (until <= now) ? 0 : (ngx_msec_t) (until - now);
     claim->span = age + NGX_HTTP_IDEMPOTENCY_KEY_AHEAD;
+
+    return NGX_OK;
+}
+
+
+/* what is none is the default, as is an empty value */
+
+ngx_int_t
+ngx_http_idempotency_window(ngx_http_request_t *r,
+    ngx_http_idempotency_loc_conf_t *conf, ngx_msec_t *window)
+{
+    ngx_int_t   ms;
+    ngx_str_t   text;
+    ngx_uint_t  i;
+
+    *window = conf->window;
+
+    if (conf->window_value == NULL) {
+        return NGX_OK;
+    }
+
+    if (ngx_http_idempotency_value(r, &conf->window_value->value, &text)
+        != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    if (text.len == 0) {
+        return NGX_OK;
+    }
+
+    ms = ngx_parse_time(&text, 0);
+
+    for (i = 0; ms > 0 && i < 64; i++) {
+
+        if ((uint64_t) terms_steps[i] * 1000 >= (uint64_t) ms) {
+            *window = (ngx_msec_t) terms_steps[i] * 1000;
+            return NGX_OK;
+        }
+    }
+
+    terms_log_window(r, &text);
+
+    return NGX_OK;
+}
+
+
+static void
+terms_log_window(ngx_http_request_t *r, ngx_str_t *text)
+{
+    uint32_t    hash;
+    ngx_uint_t  i;
+
+    static uint32_t    logged[NGX_HTTP_IDEMPOTENCY_TERMS_LOGGED];
+    static ngx_uint_t  n;
+
+    hash = ngx_crc32_long(text->data, text->len);
+
+    for (i = 0; i < n; i++) {
+        if (logged[i] == hash) {
+            return;
+        }
+    }
+
+    if (n == NGX_HTTP_IDEMPOTENCY_TERMS_LOGGED) {
+        return;
+    }
+
+    logged[n++] = hash;
+
+    ngx_log_error(NGX_LOG_ERR, r->connection->log, 0,
+                  "idempotency: invalid window \"%*s\", the default is used",
+                  ngx_min(text->len, 64), text->data);
 }
 
 
