@@ -194,7 +194,7 @@ seal_is_sound(ngx_idempotency_item_t *item)
         || !seal_is_small(item->ends)
         || !seal_is_small(item->lapses)
         || item->window < 0
-        || item->status > 999)
+        || item->status > NGX_MAX_INT32_VALUE)
     {
         return 0;
     }
@@ -206,8 +206,6 @@ seal_is_sound(ngx_idempotency_item_t *item)
         return item->response.len == 0;
 
     case NGX_IDEMPOTENCY_DONE:
-        return item->response.len != 0;
-
     case NGX_IDEMPOTENCY_IN_DOUBT:
         return 1;
     }

@@ -819,9 +819,9 @@ changes_without_a_key(void)
           NGX_IDEMPOTENCY_SEAL_FORGED },
         { NGX_IDEMPOTENCY_DONE, NGX_IDEMPOTENCY_PENDING,
           NGX_IDEMPOTENCY_SEAL_FORGED },
-        /* it has none */
+        /* it has no response that could be sent */
         { NGX_IDEMPOTENCY_NOT_KEPT, NGX_IDEMPOTENCY_DONE,
-          NGX_IDEMPOTENCY_SEAL_FORGED }
+          NGX_IDEMPOTENCY_SEAL_OPEN }
     };
 
     begin();
@@ -871,7 +871,7 @@ no_records(void)
             case 2: it.window = (int64_t) 1 << 62; break;
             case 3: it.recorded = -INT64_MAX; break;
             case 4: it.ends = INT64_MAX; break;
-            case 5: it.status = 1000; break;
+            case 5: it.status = (ngx_uint_t) 1 << 31; break;
             case 6: it.outcome = NGX_IDEMPOTENCY_PENDING; break;
             case 7: it.outcome = NGX_IDEMPOTENCY_NOT_KEPT; break;
             case 8: it.outcome = NGX_IDEMPOTENCY_IN_DOUBT + 1; break;
