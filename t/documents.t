@@ -26,10 +26,34 @@ names();
 log_lines();
 configurations();
 quotas();
+sentences();
 
 cmp_ok(scalar(split /\n/, $page{'README.md'}), '<=', 250, 'README.md is short');
 
 done_testing();
+
+
+# --- what SECURITY.md says -------------------------------------------------------
+
+# Each sentence names the test that holds it, by words that stand there.
+
+sub sentences {
+    my @named = text('SECURITY.md') =~ /\((t\/[\w\/.]+): ([^)]+)\)/g;
+    my (@wrong, $n);
+
+    while (my ($file, $words) = splice @named, 0, 2) {
+        open my $f, '<', "$Pages::root/$file" or do { push @wrong, $file; next };
+        local $/;
+        my $there = readline $f;
+
+        $words =~ s/\s+/ /g;
+        push @wrong, "$file: $words" if index($there, $words) < 0;
+        $n++;
+    }
+
+    is("@wrong", '', 'SECURITY.md: the tests that it names are there');
+    cmp_ok($n, '>', 25, '... and it names some');
+}
 
 
 # --- links -------------------------------------------------------------------

@@ -293,6 +293,12 @@ twice(says('release', qw(/?a /?status=500 /2xx?a /fastcgi?a)), says('RELEASE', '
 --- response_headers: ! X-Accel-Idempotency
 --- idempotency_status: - - BYPASS MALFORMED
 
+=== TEST 40: X-Accel-Idempotency: a client's own line says nothing
+--- request eval: twice('POST /?client')
+--- more_headers eval: [ ("Idempotency-Key: client\nX-Accel-Idempotency: release") x 2 ]
+--- error_code: 200
+--- idempotency_status: NEW REPLAYED
+
 === TEST 23: X-Accel-Idempotency is hidden where a protected request was sent on before its key was looked for
 --- config
 location / {

@@ -19,6 +19,7 @@ my %recipe = (
     'behind-a-cdn'             => \&behind_a_cdn,
     'cors'                     => \&cors,
     'docker'                   => \&docker,
+    'early-data'               => \&early_data,
     'graphql'                  => \&graphql,
     'jwt'                      => \&jwt,
     'kubernetes'               => \&kubernetes,
@@ -158,6 +159,88 @@ sub stripe_like_api {
     my $own = $n->post('/v1/x?status=400&ct=application/json&body=%7B%22error%22:1%7D',
                        key => 'own', body => '', @me);
     is($own->{body}, '{"error":1}', "the application's errors pass as they are");
+}
+
+
+# As somebody sends it who has recorded what a client sent with its ticket: the
+# same bytes, as often as he likes. He can't go on with the handshake.
+
+sub early_data {
+    my $pki = certificate();
+    my $n = start("log_format early '\$request_method \$status [\$ssl_early_data]';\n"
+                  . "access_log logs/access.log early;\n" . shift,
+                  '/etc/nginx/tls/api.pem' => "$pki/cert.pem",
+                  '/etc/nginx/tls/api.key' => "$pki/key.pem");
+    my $file = $n->root . '/early';
+
+    my $client = sub {
+        my ($message, $port, @how) = @_;
+
+        open my $f, '>:raw', "$file.sent" or die $!;
+        print $f $message;
+        close $f;
+
+        my $in = grep({ $_ eq '-early_data' } @how) ? '/dev/null' : "$file.sent";
+
+        return "openssl s_client -connect 127.0.0.1:$port -servername api.example -tls1_3 "
+               . "-ign_eof @how <$in 2>&1";
+    };
+    my $send = sub { return message(@_, host => 'api.example', close => 1) };
+
+    my $visit = $client->($send->(GET => '/?id=ticket'), $n->port, '-sess_out', "$file.ticket");
+    like(`$visit`, qr{HTTP/1\.1 200 }, 'a first visit, for a ticket');
+
+    # what it sends before it hears anything: records up to one of data
+
+    my $recorded = sub {
+        my $listen = IO::Socket::INET->new(Listen => 1, LocalAddr => '127.0.0.1') or die $!;
+
+        open my $client, '-|', 'exec ' . $client->($_[0], $listen->sockport, '-sess_in', "$file.ticket",
+                                                   '-early_data', "$file.sent") or die $!;
+
+        my $c = $listen->accept;
+        my ($bytes, $type) = ('', 0);
+
+        while ($type != 23) {
+            my $from = length $bytes;
+
+            read($c, $bytes, 5, $from) == 5 or die 'no early data';
+            $type = ord substr $bytes, $from;
+            read $c, $bytes, unpack('n', substr $bytes, -2), length $bytes;
+        }
+
+        close $c;
+        close $client;
+        return $bytes;
+    };
+
+    my $copies = 0;
+
+    for (['GET', 200], ['POST', 425], ['POST', 425, key => 'early'], ['DELETE', 425]) {
+        my ($method, $status, @o) = @$_;
+        my $bytes = $recorded->($send->($method, "/?id=early-$method", @o));
+
+        for my $copy (1, 2) {
+            my $c = $n->connect;
+
+            $c->send($bytes);
+            until_true { (() = $n->access_log =~ /\[1\]$/mg) == $copies + 1 };
+            like($n->access_log, qr/\n$method $status \[1\]\n\z/, "early data: $method @o is answered $status");
+            $copies++;
+            $c->close;
+        }
+    }
+
+    is(executions("early-$_"), 0, "no $_ was executed") for 'POST', 'DELETE';
+    is(executions('early-GET'), 2, 'what reads was');
+
+    for my $answer ('200 ', '200 .*Idempotent-Replayed: true') {
+        my $post = $client->($send->(POST => '/?id=early-POST', key => 'early'), $n->port);
+
+        like(`$post`, qr{HTTP/1\.1 $answer}s, 'behind the handshake the key is free, and bound');
+    }
+
+    is(executions('early-POST'), 1, '... and executed once');
 }
 
 
