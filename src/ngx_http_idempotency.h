@@ -595,7 +595,8 @@ ngx_uint_t ngx_http_idempotency_stranger(ngx_http_request_t *r,
 /* request/credential.c */
 
 void ngx_http_idempotency_credentials_init(void);
-ngx_uint_t ngx_http_idempotency_credential(u_char *name, size_t len);
+ngx_uint_t ngx_http_idempotency_credential(u_char *name, size_t len,
+    ngx_uint_t hash);
 
 /* request/cookies.c */
 

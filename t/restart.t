@@ -138,6 +138,9 @@ my @kinds = (
       headers => [ 'Cookie: me=1' ] ],
     [ 'no body', '/x?status=204', 'REPLAYED' ],
     [ 'a redirect', '/x?status=303&h=Location:%20/y&size=0', 'REPLAYED' ],
+    [ 'what nobody in particular began, to a cookie of it', '/x?status=302&h=Set-Cookie:%20s=1', 'REPLAYED',
+      later => [ 'Cookie: s=1' ] ],
+    [ '... and to another', '/x?status=302&h=Set-Cookie:%20s=1', 'CONFLICT', later => [ 'Cookie: s=2' ] ],
     [ 'an error', '/x?status=500&body=sorry', 'REPLAYED' ],
     [ 'large and binary', '/x?size=90001', 'REPLAYED' ],
     [ 'in chunks, with trailers', '/x?size=30001&te=chunked&trailer=X-T:%20t', 'REPLAYED',
@@ -162,8 +165,9 @@ sub ask_of {
 
     my $o = $k->{o};
     my $body = $o->{bodies} ? $o->{bodies}[$again ? 1 : 0] : 'b';
+    my @later = $again && $o->{later} ? (headers => $o->{later}) : ();
 
-    return $n->post($k->{uri}, key => $k->{key}, %$o, body => $body);
+    return $n->post($k->{uri}, key => $k->{key}, %$o, @later, body => $body);
 }
 
 

@@ -4,14 +4,16 @@
  * counts anywhere in a name, a word only as a whole; words end at "-" and "_".
  * What changes by itself on an honest retry is none, whatever else its name
  * says.  One pass over a name: what stems and words begin with is looked up in
- * a table that is made once, and most names never come any further.
+ * a table that is made once.  The names that nearly all requests have are known
+ * by their hash, which nginx has made already.
  */
 
 
 #include "ngx_http_idempotency_headers.h"
 
 
-#define NGX_HTTP_IDEMPOTENCY_CREDENTIAL_WORD  31
+#define NGX_HTTP_IDEMPOTENCY_CREDENTIAL_WORD   31
+#define NGX_HTTP_IDEMPOTENCY_CREDENTIAL_SLOTS  256
 
 
 typedef enum {
@@ -32,9 +34,51 @@ typedef struct {
 } credential_word_t;
 
 
+static ngx_uint_t credential_name(u_char *name, size_t len);
 static ngx_uint_t credential_prefix(u_char *name, size_t len);
 static ngx_uint_t credential_stem(u_char *p, u_char *last);
 static ngx_uint_t credential_word(u_char *word, size_t len);
+
+
+static ngx_str_t  credential_usual[] = {
+    ngx_string("accept"),
+    ngx_string("accept-encoding"),
+    ngx_string("accept-language"),
+    ngx_string("cache-control"),
+    ngx_string("connection"),
+    ngx_string("content-length"),
+    ngx_string("content-type"),
+    ngx_string("cookie"),
+    ngx_string("dnt"),
+    ngx_string("host"),
+    ngx_string("idempotency-key"),
+    ngx_string("origin"),
+    ngx_string("pragma"),
+    ngx_string("priority"),
+    ngx_string("referer"),
+    ngx_string("sec-ch-ua"),
+    ngx_string("sec-ch-ua-mobile"),
+    ngx_string("sec-ch-ua-platform"),
+    ngx_string("sec-fetch-dest"),
+    ngx_string("sec-fetch-mode"),
+    ngx_string("sec-fetch-site"),
+    ngx_string("sec-fetch-user"),
+    ngx_string("te"),
+    ngx_string("traceparent"),
+    ngx_string("tracestate"),
+    ngx_string("transfer-encoding"),
+    ngx_string("upgrade-insecure-requests"),
+    ngx_string("user-agent"),
+    ngx_string("via"),
+    ngx_string("x-forwarded-for"),
+    ngx_string("x-forwarded-host"),
+    ngx_string("x-forwarded-port"),
+    ngx_string("x-forwarded-proto"),
+    ngx_string("x-real-ip"),
+    ngx_string("x-request-id"),
+    ngx_string("x-requested-with"),
+    ngx_null_string
+};
 
 
 static ngx_str_t  credential_prefixes[] = {
@@ -149,48 +193,91 @@ static credential_word_t  credential_words[] = {
 
 
 /*
- * By a first character, its low five bits: the second ones of stems, and the
- * lengths of words, a bit each; and where the words begin
+ * By a first character, its low five bits: the second ones of stems, the lengths
+ * of words, a bit each, and where both begin; which there are of prefixes
  */
 
 static uint32_t             credential_seconds[32];
 static uint32_t             credential_lengths[32];
-static credential_word_t   *credential_first[32];
+static ngx_str_t           *credential_first_stem[32];
+static credential_word_t   *credential_first_word[32];
+static uint32_t             credential_prefixed;
+
+/* the usual ones, by their hash; of two in one slot one goes the long way */
+
+static ngx_str_t
+    *credential_slots[NGX_HTTP_IDEMPOTENCY_CREDENTIAL_SLOTS];
 
 
 void
 ngx_http_idempotency_credentials_init(void)
 {
     u_char              c;
-    ngx_str_t          *stem;
+    ngx_str_t          *stem, *prefix, *name;
+    ngx_uint_t          slot;
     credential_word_t  *word;
 
+    for (prefix = credential_prefixes; prefix->len; prefix++) {
+        credential_prefixed |= (uint32_t) 1 << (prefix->data[0] & 0x1f);
+    }
+
     for (stem = credential_stems; stem->len; stem++) {
-        credential_seconds[stem->data[0] & 0x1f]
-            |= (uint32_t) 1 << (stem->data[1] & 0x1f);
+        c = stem->data[0] & 0x1f;
+
+        if (credential_seconds[c] == 0) {
+            credential_first_stem[c] = stem;
+        }
+
+        credential_seconds[c] |= (uint32_t) 1 << (stem->data[1] & 0x1f);
     }
 
     for (word = credential_words; word->name.len; word++) {
         c = word->name.data[0] & 0x1f;
 
         if (credential_lengths[c] == 0) {
-            credential_first[c] = word;
+            credential_first_word[c] = word;
         }
 
         credential_lengths[c] |= (uint32_t) 1 << word->name.len;
     }
+
+    for (name = credential_usual; name->len; name++) {
+        slot = ngx_hash_key(name->data, name->len)
+               % NGX_HTTP_IDEMPOTENCY_CREDENTIAL_SLOTS;
+
+        credential_slots[slot] = name;
+    }
 }
 
 
-/* the name is in lower case */
+/* the name is in lower case, its hash is nginx's */
 
 ngx_uint_t
-ngx_http_idempotency_credential(u_char *name, size_t len)
+ngx_http_idempotency_credential(u_char *name, size_t len, ngx_uint_t hash)
+{
+    ngx_str_t  *usual;
+
+    usual = credential_slots[hash % NGX_HTTP_IDEMPOTENCY_CREDENTIAL_SLOTS];
+
+    if (usual && usual->len == len
+        && ngx_memcmp(usual->data, name, len) == 0)
+    {
+        return 0;
+    }
+
+    return credential_name(name, len);
+}
+
+
+static ngx_uint_t
+credential_name(u_char *name, size_t len)
 {
     u_char      *p, *last, *word, c, before;
     ngx_uint_t   counts, kind, previous;
 
-    if (credential_prefix(name, len)) {
+    if (((credential_prefixed >> (name[0] & 0x1f)) & 1)
+        && credential_prefix(name, len))
+    {
         return 0;
     }
 
@@ -263,9 +350,11 @@ credential_stem(u_char *p, u_char *last)
 {
     ngx_str_t  *stem;
 
-    for (stem = credential_stems; stem->len; stem++) {
-
-        if (stem->data[0] == p[0]
+    for (stem = credential_first_stem[p[0] & 0x1f];
+         stem->len && ((stem->data[0] ^ p[0]) & 0x1f) == 0;
+         stem++)
+    {
+        if (stem->data[1] == p[1]
             && stem->len <= (size_t) (last - p)
             && ngx_memcmp(stem->data, p, stem->len) == 0)
         {
@@ -295,7 +384,7 @@ credential_word(u_char *word, size_t len)
         return 0;
     }
 
-    for (like = credential_first[c];
+    for (like = credential_first_word[c];
          like->name.len && (like->name.data[0] & 0x1f) == c;
          like++)
     {

@@ -282,7 +282,7 @@ identity_headers(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
         for (i = 0; i < part->nelts; i++) {
 
             if (!ngx_http_idempotency_credential(h[i].lowcase_key,
-                                                 h[i].key.len)
+                                                 h[i].key.len, h[i].hash)
                 || h[i].value.len == 0
                 || ngx_http_idempotency_header_is(&h[i], &identity_name)
                 || identity_of_key(conf->keys, &h[i]))

@@ -205,7 +205,7 @@ counts(char *name, u_char separator)
                    ? separator : ngx_tolower(name[i]);
     }
 
-    return ngx_http_idempotency_credential(p, len);
+    return ngx_http_idempotency_credential(p, len, ngx_hash_key(p, len));
 }
 
 
@@ -256,7 +256,7 @@ test_any(void)
             p[i] = "-_eknotjwsrif2\xff"[rand() % 15];
         }
 
-        found[ngx_http_idempotency_credential(p, len)]++;
+        found[ngx_http_idempotency_credential(p, len, n)]++;
 
         free(p);
     }
