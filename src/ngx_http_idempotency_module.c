@@ -479,8 +479,6 @@ ngx_http_idempotency_init(ngx_conf_t *cf)
         return NGX_ERROR;
     }
 
-    ngx_http_idempotency_credentials_init();
-
     imcf->dav = ngx_http_idempotency_find_module(cf, "ngx_http_dav_module");
     imcf->slice = ngx_http_idempotency_find_module(cf,
                                               "ngx_http_slice_filter_module");
@@ -581,6 +579,8 @@ ngx_http_idempotency_create_main_conf(ngx_conf_t *cf)
     {
         return NULL;
     }
+
+    ngx_http_idempotency_credentials_init();
 
     imcf->origins = ngx_http_idempotency_origins(cf);
 

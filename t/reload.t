@@ -391,6 +391,8 @@ EOC
          [ 'body,settings', 'idempotency_ignore_fields x;' ],
          [ 'body,settings', 'idempotency_ignore_cookies x;' ],
          [ 'body,settings', 'idempotency_ignore_cookies off;' ],
+         [ 'body,settings', 'idempotency_key $http_idempotency_key $http_x_order_token;' ],
+         [ 'body', 'idempotency_key $http_idempotency_key $http_x_order;' ],
          [ 'identity,body,settings', 'idempotency_identity $who;',
            'identity,settings' ],
          [ 'action,body,settings', 'idempotency_bind $http_x_no;',

@@ -194,7 +194,10 @@ sub still_so {
     my $name = "$when: $k->{what}";
     my $first = $k->{first};
 
-    if ($k->{then} eq 'REPLAYED') {
+    if ($k->{then} eq 'REPLAYED' && $k->{o}{later}) {
+        is(told($r), "$first->{status} REPLAYED", "$name is replayed");
+
+    } elsif ($k->{then} eq 'REPLAYED') {
         same_replayed($first, $r, "$name is replayed");
 
     } elsif ($k->{then} eq 'NEW') {

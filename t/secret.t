@@ -51,6 +51,7 @@ my $server = <<'EOC';
     location / { proxy_pass http://$TEST_NGINX_BACKEND; }
     location /content {
         idempotency_missing_key content;
+        idempotency_identity $cookie_visitor;
         proxy_pass http://$TEST_NGINX_BACKEND;
     }
     location /status/ { idempotency_api; }

@@ -14,6 +14,7 @@ static ngx_int_t bind_values(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_digest_t *d);
 static void bind_settings(ngx_http_idempotency_loc_conf_t *conf,
     ngx_uint_t version, u_char *settings);
+static void bind_key_headers(ngx_array_t *keys, ngx_idempotency_digest_t *d);
 static void bind_number(ngx_idempotency_digest_t *d, size_t n);
 
 
@@ -309,10 +310,37 @@ bind_settings(ngx_http_idempotency_loc_conf_t *conf, ngx_uint_t version,
     }
 
     ngx_http_idempotency_digest_ignored(&d, conf->ignore_cookies, version);
+    bind_key_headers(conf->keys, &d);
 
     ngx_idempotency_digest_final(&d, out);
 
     ngx_memcpy(settings, out, NGX_IDEMPOTENCY_SETTINGS_LEN);
+}
+
+
+/* those that would be credentials if they were no part of a key */
+
+static void
+bind_key_headers(ngx_array_t *keys, ngx_idempotency_digest_t *d)
+{
+    ngx_str_t                   *name;
+    ngx_uint_t                   i, n;
+    ngx_http_idempotency_key_t  *key;
+
+    key = keys->elts;
+
+    for (i = 0; i < keys->nelts; i++) {
+        name = key[i].headers.elts;
+
+        for (n = 0; n < key[i].headers.nelts; n++) {
+            if (ngx_http_idempotency_credential(name[n].data, name[n].len,
+                                                ngx_hash_key(name[n].data,
+                                                             name[n].len)))
+            {
+                ngx_idempotency_digest_field(d, &name[n]);
+            }
+        }
+    }
 }
 
 

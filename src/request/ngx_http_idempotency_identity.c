@@ -70,11 +70,7 @@ ngx_http_idempotency_identity(ngx_http_request_t *r,
     if (value.len) {
         ngx_idempotency_digest_bytes(&d, (u_char *) "V", 1);
         ngx_idempotency_digest_field(&d, &value);
-
-        /* a constant is everybody's */
-
-        shown = ctx->conf->identity->script.lengths ? shown_named
-                                                    : shown_shared;
+        shown = shown_named;
 
     } else if (identity_default(r, ctx, &d, &shown) != NGX_OK) {
         return NGX_ERROR;

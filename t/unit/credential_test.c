@@ -89,6 +89,10 @@ static char  *credentials[] = {
      "X-Shopify-Shop-Domain", "X-Subscription-Key",
     "X-Restli-Principal", "AccountId", "PayPal-Client-Id",
 
+    /* they only begin like what is left out */
+    "IFTTT-Service-Key", "Security-Token", "Acceptance-Token",
+    "Contentful-Token", "Proxied-User",
+
     NULL
 };
 
