@@ -5,8 +5,11 @@
  * that says so, all wait for that to change.  So whatever is claimed is in the
  * backing before anything is sent, but where that is out of reach and this
  * machine's memory alone is to guard (claim->alone).
- * The answer turns it into a claim, into a copy, or, where the answer may be
- * another one soon, into a brief record for those who have waited for it.
+ *
+ * The answer turns the record into a claim, into a copy, or, where the answer
+ * may be another one soon, into a brief record for those who have waited for
+ * it.  A record that nobody waits for any more is asked for all the same, as
+ * the backing may grant it yet: who comes before its answer waits for that.
  */
 
 
@@ -26,20 +29,26 @@
 #define NGX_IDEMPOTENCY_ASK_COPY     60000
 
 
+static ngx_int_t ask_bound(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec);
 static ngx_uint_t ask_old_copy(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t now);
-static ngx_uint_t ask_down(ngx_idempotency_tier_t *tier);
 static ngx_uint_t ask_alone(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim);
 static ngx_int_t ask_miss(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec);
 static ngx_int_t ask_asking(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_claim_t *claim, ngx_idempotency_record_t *rec,
+    ngx_idempotency_workers_t *wake);
+static ngx_uint_t ask_same(ngx_idempotency_record_t *rec,
+    ngx_idempotency_claim_t *claim);
+static ngx_int_t ask_take(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_claim_t *claim, ngx_idempotency_record_t *rec);
+static ngx_int_t ask_granted(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec,
     ngx_idempotency_workers_t *wake);
-static ngx_int_t ask_claimed(ngx_idempotency_claim_t *claim,
-    ngx_idempotency_record_t *rec);
-static ngx_int_t ask_outcome(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_claim_t *claim, ngx_idempotency_record_t *rec);
+static void ask_leave(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_idempotency_workers_t *wake);
 static ngx_int_t ask_brief(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec);
 static ngx_int_t ask_in_doubt(ngx_idempotency_shm_t *shm,
@@ -50,7 +59,7 @@ static ngx_int_t ask_result(ngx_idempotency_claim_t *claim,
 static void ask_elsewhere(ngx_idempotency_tier_t *tier,
     ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item,
     ngx_idempotency_workers_t *wake);
-static void ask_granted(ngx_idempotency_tier_t *tier,
+static void ask_claimed(ngx_idempotency_tier_t *tier,
     ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item);
 static void ask_copy(ngx_idempotency_tier_t *tier,
     ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item);
@@ -72,71 +81,71 @@ ngx_idempotency_ask_meet(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec,
     ngx_idempotency_workers_t *wake)
 {
-    /* what it has asked for, and finds no more, was given up by others: what
-       there is now is theirs */
+    if (*rec) {
+        switch ((*rec)->state) {
 
-    if (*rec == NULL || claim->waited != (*rec)->fence) {
-        claim->asked = 0;
+        case NGX_IDEMPOTENCY_ASKING:
+        case NGX_IDEMPOTENCY_ABANDONED:
+            return ask_asking(shm, claim, *rec, wake);
+
+        case NGX_IDEMPOTENCY_GRANTED:
+            return ask_granted(shm, claim, rec, wake);
+        }
     }
 
-    if (*rec == NULL) {
-        return ask_miss(shm, claim, rec);
-    }
+    /* what it asked for was answered, or is another's */
 
-    switch ((*rec)->outcome) {
+    claim->asker = 0;
 
-    case NGX_IDEMPOTENCY_ASKING:
-        return ask_asking(shm, claim, rec, wake);
+    return *rec ? ask_bound(shm, claim, rec) : ask_miss(shm, claim, rec);
+}
+
+
+static ngx_int_t
+ask_bound(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
+    ngx_idempotency_record_t **rec)
+{
+    switch ((*rec)->state) {
 
     case NGX_IDEMPOTENCY_PENDING:
-        return ask_claimed(claim, *rec);
+        return NGX_DECLINED;
 
     case NGX_IDEMPOTENCY_ELSEWHERE:
-        claim->asked = 0;
         return ngx_idempotency_elsewhere_meet(shm, claim, *rec);
 
     case NGX_IDEMPOTENCY_NOTHING:
     case NGX_IDEMPOTENCY_FAILED:
-        claim->asked = 0;
         return ask_brief(shm, claim, rec);
 
     case NGX_IDEMPOTENCY_IN_DOUBT:
-        claim->asked = 0;
+    case NGX_IDEMPOTENCY_DOUBTED:
         return ask_in_doubt(shm, claim, rec);
-
-    default: /* an outcome, which nothing changes within its window */
-
-        if (ask_old_copy(shm, *rec, claim->op.now)) {
-            ngx_idempotency_record_remove(shm, *rec);
-            return ask_miss(shm, claim, rec);
-        }
-
-        return ask_outcome(shm, claim, *rec);
     }
-}
 
+    /* an outcome, which nothing changes within its window */
 
-/* with `strict`, what somebody was told is not forgotten: whoever it is */
+    if (ask_old_copy(shm, *rec, claim->op.now)) {
+        ngx_idempotency_record_remove(shm, *rec);
+        return ask_miss(shm, claim, rec);
+    }
 
-static ngx_int_t
-ask_outcome(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
-    ngx_idempotency_record_t *rec)
-{
+    /* with `strict`, what somebody was told is not forgotten: whoever it is */
+
     if (!shm->tier->strict || claim->alone
-        || !ngx_idempotency_shm_untold(shm, rec)
-        || ngx_idempotency_record_differs(rec, claim)
+        || !ngx_idempotency_shm_untold(shm, *rec)
+        || ngx_idempotency_record_differs(*rec, claim)
         || ask_late(claim))
     {
         return NGX_DECLINED;
     }
 
-    ngx_idempotency_shm_wait_told(rec, &claim->op);
+    ngx_idempotency_shm_wait_told(*rec, &claim->op);
 
     return NGX_AGAIN;
 }
 
 
-/* ... but that somebody else may have made the backing forget it since */
+/* somebody else may have made the backing forget it since */
 
 static ngx_uint_t
 ask_old_copy(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
@@ -148,7 +157,7 @@ ask_old_copy(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     tier = shm->tier;
 
     if (!ngx_idempotency_tier_shared(tier)
-        || (rec->owes & NGX_IDEMPOTENCY_OWES_KEEPS))
+        || ngx_idempotency_record_stays(rec))
     {
         return 0;
     }
@@ -161,23 +170,15 @@ ask_old_copy(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 }
 
 
-/* it would not answer */
-
-static ngx_uint_t
-ask_down(ngx_idempotency_tier_t *tier)
-{
-    return tier->backing->up && !tier->backing->up(tier);
-}
-
-
-/* this machine's memory is to guard the token, and nothing else can */
+/* this machine's memory is to guard the token, and nothing else can; not where
+   what stands behind is there, and another one, or has forgotten */
 
 static ngx_uint_t
 ask_alone(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim)
 {
-    return claim->alone
+    return claim->alone && !shm->sh->tier.other
            && (shm->sh->tier.failing || shm->sh->tier.refused
-               || ask_down(shm->tier));
+               || ngx_idempotency_tier_down(shm));
 }
 
 
@@ -193,7 +194,7 @@ ask_miss(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
         return NGX_DECLINED;
     }
 
-    if (ask_down(shm->tier) || ask_late(claim)) {
+    if (ngx_idempotency_tier_down(shm) || ask_late(claim)) {
         return ask_result(claim, NGX_IDEMPOTENCY_UNAVAILABLE);
     }
 
@@ -203,61 +204,130 @@ ask_miss(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
         return ask_result(claim, result);
     }
 
-    claim->asked = 1;
     ngx_idempotency_shm_wait(*rec, claim);
 
     return NGX_AGAIN;
 }
 
+
+/* who meets a question that nobody waits for asks it himself, if it is his */
 
 static ngx_int_t
 ask_asking(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
-    ngx_idempotency_record_t **rec, ngx_idempotency_workers_t *wake)
+    ngx_idempotency_record_t *rec, ngx_idempotency_workers_t *wake)
 {
-    ngx_uint_t  late;
+    ngx_uint_t  mine;
 
-    late = ((ngx_msec_int_t) (claim->op.now - (*rec)->recorded)
-            >= NGX_IDEMPOTENCY_ASK_TIMEOUT);
+    mine = (rec->state == NGX_IDEMPOTENCY_ASKING
+            && claim->asker == rec->as.asking.asker);
 
-    if (late || !ngx_idempotency_record_alive(*rec, claim->op.now)) {
+    if (ask_alone(shm, claim)) {
+        ngx_idempotency_shm_take_waiting(rec, wake);
 
-        /* nothing was sent; if it is granted yet, that is given back */
-
-        ngx_idempotency_shm_take_waiting(*rec, wake);
-        ngx_idempotency_record_remove(shm, *rec);
-
-        claim->asked = 0;
-        *rec = NULL;
-
-        return late ? ask_result(claim, NGX_IDEMPOTENCY_UNAVAILABLE)
-                    : ask_miss(shm, claim, rec);
+        return ask_take(shm, claim, rec);
     }
 
-    if (!claim->asked && ask_late(claim)) {
-        *rec = NULL;
+    if (ask_late(claim) || ngx_idempotency_tier_down(shm)) {
+
+        if (mine) {
+            ask_leave(shm, rec, wake);
+        }
+
         return ask_result(claim, NGX_IDEMPOTENCY_UNAVAILABLE);
     }
 
-    ngx_idempotency_shm_wait(*rec, claim);
+    if (rec->state == NGX_IDEMPOTENCY_ASKING && !mine
+        && !ngx_idempotency_record_alive(rec, claim->op.now))
+    {
+        ngx_idempotency_record_change(shm, rec, NGX_IDEMPOTENCY_ON_ORPHAN,
+                                      claim->op.now);
+    }
+
+    if (rec->state == NGX_IDEMPOTENCY_ABANDONED && ask_same(rec, claim)) {
+        ngx_idempotency_record_change(shm, rec, NGX_IDEMPOTENCY_ON_ASK,
+                                      claim->op.now);
+        ngx_idempotency_record_asker(shm, rec, claim);
+    }
+
+    ngx_idempotency_shm_wait(rec, claim);
 
     return NGX_AGAIN;
 }
 
 
-/* whoever asked for it finds it granted */
+/* the question would be the same, and so the answer */
+
+static ngx_uint_t
+ask_same(ngx_idempotency_record_t *rec, ngx_idempotency_claim_t *claim)
+{
+    return ngx_memcmp(rec->fingerprint, claim->fingerprint,
+                      NGX_IDEMPOTENCY_DIGEST_LEN) == 0
+           && ngx_memcmp(&rec->parts, &claim->parts,
+                         sizeof(ngx_idempotency_parts_t)) == 0
+           && rec->as.asking.retry == claim->retry
+           && rec->as.asking.old == claim->old
+           && rec->window->length == claim->window
+           && rec->lease == claim->lease;
+}
+
 
 static ngx_int_t
-ask_claimed(ngx_idempotency_claim_t *claim, ngx_idempotency_record_t *rec)
+ask_take(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
+    ngx_idempotency_record_t *rec)
 {
-    if (!claim->asked || claim->waited != rec->fence) {
+    ngx_idempotency_record_take(shm, rec, claim);
+
+    claim->asker = 0;
+
+    return ask_result(claim, NGX_IDEMPOTENCY_CLAIMED);
+}
+
+
+/* it is for who asked; nothing was sent yet, so if he has died it is for
+   another one who asks the same, or is given back */
+
+static ngx_int_t
+ask_granted(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
+    ngx_idempotency_record_t **rec, ngx_idempotency_workers_t *wake)
+{
+    if (claim->asker == (*rec)->as.asking.asker) {
+        return ask_take(shm, claim, *rec);
+    }
+
+    claim->asker = 0;
+
+    if (ngx_idempotency_record_alive(*rec, claim->op.now)) {
         return NGX_DECLINED;
     }
 
-    claim->asked = 0;
-    claim->fence = rec->fence;
-    claim->taken = rec->taken;
+    if (ask_same(*rec, claim)) {
+        return ask_take(shm, claim, *rec);
+    }
 
-    return ask_result(claim, NGX_IDEMPOTENCY_CLAIMED);
+    ngx_idempotency_shm_take_waiting(*rec, wake);
+    ngx_idempotency_record_change(shm, *rec, NGX_IDEMPOTENCY_ON_ORPHAN,
+                                  claim->op.now);
+
+    return ask_miss(shm, claim, rec);
+}
+
+
+/* who asked has gone; what the backing never saw is no question */
+
+static void
+ask_leave(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
+    ngx_idempotency_workers_t *wake)
+{
+    ngx_uint_t  unseen;
+
+    unseen = (rec->told == NGX_IDEMPOTENCY_UNTOLD && !rec->heard
+              && !rec->again);
+
+    ngx_idempotency_shm_take_waiting(rec, wake);
+    ngx_idempotency_record_change(shm, rec,
+                                  unseen ? NGX_IDEMPOTENCY_ON_REMOVE
+                                         : NGX_IDEMPOTENCY_ON_LEAVE,
+                                  ngx_current_msec);
 }
 
 
@@ -274,7 +344,7 @@ ask_brief(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
         || (ngx_msec_int_t) (claim->op.now - (*rec)->as.brief.copied)
            < NGX_IDEMPOTENCY_ASK_BRIEF)
     {
-        switch ((*rec)->outcome) {
+        switch ((*rec)->state) {
 
         case NGX_IDEMPOTENCY_FAILED:
             if (claim->alone) {
@@ -314,31 +384,30 @@ static ngx_int_t
 ask_in_doubt(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     ngx_idempotency_record_t **rec)
 {
-    ngx_uint_t  tells, brief, owes;
+    ngx_uint_t  tells, owes;
 
     /* who is only told of it may be told what was so a moment ago */
 
     tells = (!claim->retry || ngx_idempotency_record_differs(*rec, claim));
-    brief = ((*rec)->owes & NGX_IDEMPOTENCY_OWES_BRIEF);
-    owes = ((*rec)->owes & NGX_IDEMPOTENCY_OWES);
+    owes = ((*rec)->told != NGX_IDEMPOTENCY_TOLD);
 
-    if (brief && tells
-        && (claim->waited == (*rec)->fence
-            || (ngx_msec_int_t) (claim->op.now - (*rec)->as.brief.copied)
-               < NGX_IDEMPOTENCY_ASK_BRIEF))
+    if ((*rec)->state == NGX_IDEMPOTENCY_DOUBTED) {
+
+        if (tells
+            && (claim->waited == (*rec)->fence
+                || (ngx_msec_int_t) (claim->op.now
+                                     - (*rec)->as.brief.copied)
+                   < NGX_IDEMPOTENCY_ASK_BRIEF))
+        {
+            return NGX_DECLINED;
+        }
+
+    } else if (ask_alone(shm, claim) || (*rec)->local
+               || (tells && (owes || shm->sh->tier.failing)))
     {
         return NGX_DECLINED;
-    }
 
-    if (!brief
-        && (ask_alone(shm, claim)
-            || ((*rec)->owes & NGX_IDEMPOTENCY_OWES_NEVER)
-            || (tells && (owes || shm->sh->tier.failing))))
-    {
-        return NGX_DECLINED;
-    }
-
-    if (!brief && owes) {
+    } else if (owes) {
 
         if (!ngx_idempotency_shm_untold(shm, *rec) || ask_late(claim)) {
             return ask_result(claim, NGX_IDEMPOTENCY_UNAVAILABLE);
@@ -379,7 +448,7 @@ ask_result(ngx_idempotency_claim_t *claim, ngx_idempotency_result_e result)
 }
 
 
-/* the request has gone: what it asked for is nobody's */
+/* the request has gone */
 
 void
 ngx_idempotency_ask_cancel(ngx_idempotency_shm_t *shm,
@@ -388,7 +457,6 @@ ngx_idempotency_ask_cancel(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t   *rec;
     ngx_idempotency_workers_t   wake;
 
-    claim->asked = 0;
     ngx_memzero(&wake, sizeof(ngx_idempotency_workers_t));
 
     if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
@@ -397,15 +465,17 @@ ngx_idempotency_ask_cancel(ngx_idempotency_shm_t *shm,
 
     rec = ngx_idempotency_record_current(shm, claim->op.token, claim->op.now);
 
-    if (rec && rec->fence == claim->waited
-        && (rec->outcome == NGX_IDEMPOTENCY_ASKING
-            || rec->outcome == NGX_IDEMPOTENCY_PENDING))
+    if (rec
+        && (rec->state == NGX_IDEMPOTENCY_ASKING
+            || rec->state == NGX_IDEMPOTENCY_GRANTED)
+        && rec->as.asking.asker == claim->asker)
     {
-        ngx_idempotency_shm_take_waiting(rec, &wake);
-        ngx_idempotency_record_release(shm, rec, claim->op.now);
+        ask_leave(shm, rec, &wake);
     }
 
     ngx_idempotency_shm_unlock(shm);
+
+    claim->asker = 0;
 
     ngx_idempotency_workers_wake(&wake,
                                  ngx_idempotency_tree_key(claim->op.token));
@@ -424,7 +494,7 @@ ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
 
     shm = tier->shm;
 
-    if (rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE
+    if (rec->state == NGX_IDEMPOTENCY_ELSEWHERE
         && (item->result == NGX_IDEMPOTENCY_UNAVAILABLE
             || (item->result == NGX_IDEMPOTENCY_BOUND
                 && item->outcome == NGX_IDEMPOTENCY_PENDING)))
@@ -438,16 +508,18 @@ ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
     switch (item->result) {
 
     case NGX_IDEMPOTENCY_CLAIMED:
-        ask_granted(tier, rec, item);
+        ask_claimed(tier, rec, item);
         break;
 
     case NGX_IDEMPOTENCY_BOUND:
+        rec->heard = 0;
         ask_copy(tier, rec, item);
         break;
 
     case NGX_IDEMPOTENCY_ABSENT:
-        rec->owes = 0;
-        ngx_idempotency_record_brief(shm, rec, NGX_IDEMPOTENCY_NOTHING,
+        rec->heard = 0;
+        ngx_idempotency_record_found(shm, rec,
+                                     NGX_IDEMPOTENCY_ON_FOUND_NOTHING,
                                      ngx_current_msec);
         break;
 
@@ -455,19 +527,18 @@ ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
 
         /* its fence would not rise: it is asked for with a higher one */
 
-        rec->owes = 0;
+        rec->heard = 0;
         shm->sh->fence = ngx_max(shm->sh->fence, item->fence + 1);
         ngx_idempotency_record_remove(shm, rec);
         break;
 
     default: /* NGX_IDEMPOTENCY_UNAVAILABLE: it may be claimed there */
-        ngx_idempotency_record_brief(shm, rec, NGX_IDEMPOTENCY_FAILED,
+        ngx_idempotency_record_found(shm, rec, NGX_IDEMPOTENCY_ON_FAIL,
                                      ngx_current_msec);
 
-        if (ngx_idempotency_tier_shared(tier)
-            && (rec->owes & NGX_IDEMPOTENCY_OWES_HEARD))
-        {
-            /* others would wait for it until its lease is over */
+        if (rec->heard) {
+
+            /* others would wait for it */
 
             ngx_idempotency_tier_owe(shm, rec);
         }
@@ -496,7 +567,7 @@ ask_elsewhere(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
 
 
 static void
-ask_granted(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
+ask_claimed(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
     ngx_idempotency_item_t *item)
 {
     ngx_uint_t  over;
@@ -508,14 +579,16 @@ ask_granted(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
             && (ngx_msec_int_t) (ngx_current_msec - rec->recorded)
                >= (ngx_msec_int_t) rec->lease);
 
-    if (over || !ngx_idempotency_record_alive(rec, ngx_current_msec)) {
+    if (over) {
         ngx_idempotency_record_remove(tier->shm, rec);
         return;
     }
 
     rec->taken = item->taken;
+    rec->recorded = ngx_current_msec;
 
-    ngx_idempotency_record_grant(tier->shm, rec, ngx_current_msec);
+    ngx_idempotency_record_change(tier->shm, rec, NGX_IDEMPOTENCY_ON_GRANT,
+                                  ngx_current_msec);
 }
 
 
@@ -523,14 +596,13 @@ static void
 ask_copy(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
     ngx_idempotency_item_t *item)
 {
-    int64_t                 now;
-    ngx_msec_t              lapses;
-    ngx_idempotency_shm_t  *shm;
+    int64_t                   now;
+    ngx_msec_t                lapses;
+    ngx_idempotency_shm_t    *shm;
+    ngx_idempotency_event_e   event;
 
     shm = tier->shm;
     now = ask_now(tier);
-
-    rec->owes = 0;
 
     if (item->outcome != NGX_IDEMPOTENCY_PENDING && item->ends <= now) {
 
@@ -544,20 +616,19 @@ ask_copy(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
 
     if (item->outcome == NGX_IDEMPOTENCY_PENDING) {
         ngx_idempotency_elsewhere_found(shm, rec, lapses);
-
-    } else if (ask_append(shm, rec, &item->response) != NGX_OK) {
-        ngx_idempotency_record_brief(shm, rec, NGX_IDEMPOTENCY_FAILED,
-                                     ngx_current_msec);
-
-    } else if (item->outcome == NGX_IDEMPOTENCY_IN_DOUBT) {
-        ngx_idempotency_record_brief(shm, rec, NGX_IDEMPOTENCY_IN_DOUBT,
-                                     ngx_current_msec);
-
-    } else {
-        rec->fence = item->fence;
-        ngx_idempotency_record_copy(shm, rec, item->outcome,
-                                    ngx_current_msec);
+        return;
     }
+
+    event = NGX_IDEMPOTENCY_ON_FOUND_PENDING + item->outcome;
+
+    if (ask_append(shm, rec, &item->response) != NGX_OK) {
+        event = NGX_IDEMPOTENCY_ON_FAIL;
+
+    } else if (item->outcome != NGX_IDEMPOTENCY_IN_DOUBT) {
+        rec->fence = item->fence;
+    }
+
+    ngx_idempotency_record_found(shm, rec, event, ngx_current_msec);
 }
 
 

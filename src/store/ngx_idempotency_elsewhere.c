@@ -54,7 +54,7 @@ ngx_idempotency_elsewhere_meet(ngx_idempotency_shm_t *shm,
              && (int32_t) (rec->as.elsewhere.answers - claim->answer) >= 0);
 
     silent = shm->sh->tier.failing
-             || ((rec->owes & NGX_IDEMPOTENCY_OWES)
+             || (rec->told != NGX_IDEMPOTENCY_TOLD
                  && (ngx_msec_int_t) (now - rec->as.elsewhere.due)
                     >= NGX_IDEMPOTENCY_ELSEWHERE_ANSWER);
 
@@ -62,7 +62,7 @@ ngx_idempotency_elsewhere_meet(ngx_idempotency_shm_t *shm,
         return NGX_DECLINED;
     }
 
-    if ((rec->owes & NGX_IDEMPOTENCY_OWES) == 0) {
+    if (rec->told == NGX_IDEMPOTENCY_TOLD) {
         rec->as.elsewhere.due = now;
     }
 
@@ -70,14 +70,14 @@ ngx_idempotency_elsewhere_meet(ngx_idempotency_shm_t *shm,
 
         /* it is asked all the same: the next one may hear it */
 
-        if ((rec->owes & NGX_IDEMPOTENCY_OWES) == 0) {
+        if (rec->told == NGX_IDEMPOTENCY_TOLD) {
             ngx_idempotency_tier_owe(shm, rec);
         }
 
         return NGX_DECLINED;
     }
 
-    rec->status = NGX_IDEMPOTENCY_LOOKED_FOR;
+    rec->as.elsewhere.looked = 1;
 
     ngx_idempotency_shm_wait(rec, claim);
     ngx_idempotency_tier_owe(shm, rec);
@@ -92,17 +92,8 @@ void
 ngx_idempotency_elsewhere_found(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t lapses)
 {
-    ngx_idempotency_quota_drop(shm, rec);
-
-    rec->outcome = NGX_IDEMPOTENCY_ELSEWHERE;
-    rec->status = 0;
-    rec->owes = 0;
-    rec->window = &shm->sh->left;
-
-    ngx_queue_remove(&rec->queue);
-    ngx_queue_insert_tail(&shm->sh->elsewhere, &rec->queue);
-
-    ngx_memzero(&rec->as, sizeof(rec->as));
+    ngx_idempotency_record_found(shm, rec, NGX_IDEMPOTENCY_ON_FOUND_PENDING,
+                                 ngx_current_msec);
 
     rec->as.elsewhere.answers = 1;
     rec->as.elsewhere.wanted = (uint32_t) ngx_current_msec;
@@ -117,17 +108,13 @@ ngx_idempotency_elsewhere_answered(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t lapses,
     ngx_idempotency_workers_t *wake)
 {
-    rec->owes = 0;
-
     rec->as.elsewhere.answers++;
     rec->as.elsewhere.due = elsewhere_due(shm, rec, lapses);
 
-    if (rec->status == NGX_IDEMPOTENCY_LOOKED_FOR) {
-        rec->status = 0;
+    if (rec->as.elsewhere.looked) {
+        rec->as.elsewhere.looked = 0;
 
         ngx_idempotency_shm_take_waiting(rec, wake);
-        ngx_memzero(&rec->as.elsewhere.waiting,
-                    sizeof(ngx_idempotency_workers_t));
     }
 }
 
@@ -175,9 +162,10 @@ ngx_idempotency_elsewhere_next(ngx_idempotency_record_t *rec)
 {
     uint32_t  next;
 
-    next = (rec->owes & NGX_IDEMPOTENCY_OWES_TAKEN) ? 2 : 1;
+    next = (rec->told == NGX_IDEMPOTENCY_TELLING
+            || rec->told == NGX_IDEMPOTENCY_OUTDATED) ? 2 : 1;
 
-    if (rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE) {
+    if (rec->state == NGX_IDEMPOTENCY_ELSEWHERE) {
         next += rec->as.elsewhere.answers;
     }
 
@@ -258,7 +246,7 @@ elsewhere_handler(ngx_event_t *ev)
 
             /* if it is being asked already, that is enough */
 
-            if ((rec->owes & NGX_IDEMPOTENCY_OWES) == 0) {
+            if (rec->told == NGX_IDEMPOTENCY_TOLD) {
                 ngx_idempotency_tier_owe(shm, rec);
             }
 
@@ -297,7 +285,7 @@ ngx_idempotency_tier_changed(ngx_idempotency_tier_t *tier, u_char *token)
     if (token) {
         rec = ngx_idempotency_record_current(shm, token, ngx_current_msec);
 
-        if (rec && rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE) {
+        if (rec && rec->state == NGX_IDEMPOTENCY_ELSEWHERE) {
             ngx_idempotency_tier_owe(shm, rec);
         }
 

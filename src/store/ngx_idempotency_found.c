@@ -89,16 +89,28 @@ ngx_idempotency_record_describe(ngx_idempotency_record_t *rec, ngx_msec_t now,
 
     age = (ngx_msec_int_t) (now - rec->recorded);
 
-    found->outcome = (rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE)
-                         ? NGX_IDEMPOTENCY_PENDING : rec->outcome;
-    found->status = (rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE)
-                        ? 0 : rec->status;
+    switch (rec->state) {
+
+    case NGX_IDEMPOTENCY_ELSEWHERE:
+    case NGX_IDEMPOTENCY_GRANTED:
+        found->outcome = NGX_IDEMPOTENCY_PENDING;
+        break;
+
+    case NGX_IDEMPOTENCY_DOUBTED:
+        found->outcome = NGX_IDEMPOTENCY_IN_DOUBT;
+        break;
+
+    default:
+        found->outcome = rec->state;
+    }
+
+    found->status = rec->status;
     found->fence = rec->fence;
     found->age = ngx_max(age, 0);
     found->left = ngx_idempotency_record_lasts(rec, now);
     found->replays = rec->replays;
     found->anonymous = found_anonymous(rec);
-    found->owner = (rec->outcome == NGX_IDEMPOTENCY_PENDING)
+    found->owner = (rec->state == NGX_IDEMPOTENCY_PENDING)
                        ? rec->as.pending.owner.pid : 0;
     found->instance = 0;
     found->response.len = rec->size;
@@ -114,7 +126,7 @@ ngx_idempotency_record_lasts(ngx_idempotency_record_t *rec, ngx_msec_t now)
     ngx_msec_int_t  left;
 
     if (ngx_idempotency_record_pends(rec)
-        || rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE)
+        || rec->state == NGX_IDEMPOTENCY_ELSEWHERE)
     {
         return 0;
     }

@@ -23,6 +23,7 @@ static ngx_uint_t hand_gather(ngx_idempotency_tier_t *tier);
 static void hand_item(ngx_idempotency_tier_t *tier,
     ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item);
 static int64_t hand_time(ngx_idempotency_batch_t *batch, ngx_msec_t time);
+static void hand_probe(ngx_idempotency_tier_t *tier);
 static void hand_large(ngx_idempotency_tier_t *tier);
 
 
@@ -94,7 +95,9 @@ hand_pause(ngx_idempotency_tier_t *tier)
 
     batch = tier->batch;
 
-    if (ngx_idempotency_tier_shared(tier) || tier->retry.timer_set) {
+    if (ngx_idempotency_tier_shared(tier) || tier->retry.timer_set
+        || tier->shm->sh->tier.failing)
+    {
         return 0;
     }
 
@@ -237,8 +240,7 @@ hand_gather(ngx_idempotency_tier_t *tier)
         taken = &rec->next;
         *taken = NULL;
 
-        rec->owes &= ~NGX_IDEMPOTENCY_OWES_LISTED;
-        rec->owes |= NGX_IDEMPOTENCY_OWES_TAKEN;
+        rec->told = NGX_IDEMPOTENCY_TELLING;
 
         batch->records[batch->n] = rec;
         hand_item(tier, rec, &batch->items[batch->n]);
@@ -246,6 +248,10 @@ hand_gather(ngx_idempotency_tier_t *tier)
     }
 
     sh->asked = 0;
+
+    if (batch->n == 0 && tier->probes) {
+        hand_probe(tier);
+    }
 
     if (batch->n == 0 && !ngx_idempotency_tier_shared(tier)) {
         batch->hander->process.pid = 0;
@@ -284,17 +290,19 @@ hand_item(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
     item->known = rec->known;
     item->result = NGX_IDEMPOTENCY_UNAVAILABLE;
 
-    if (rec->outcome == NGX_IDEMPOTENCY_GONE
-        || rec->outcome == NGX_IDEMPOTENCY_FAILED)
+    if (rec->state == NGX_IDEMPOTENCY_GONE
+        || rec->state == NGX_IDEMPOTENCY_FAILED)
     {
         item->what = NGX_IDEMPOTENCY_ITEM_RELEASE;
         item->retry = rec->taken;
-        item->freed = (rec->outcome == NGX_IDEMPOTENCY_GONE
-                       && rec->status == NGX_IDEMPOTENCY_FREED);
 
-        if (rec->outcome == NGX_IDEMPOTENCY_GONE
-            && rec->status == NGX_IDEMPOTENCY_FORGOTTEN)
-        {
+        if (rec->state == NGX_IDEMPOTENCY_FAILED) {
+            return;
+        }
+
+        item->freed = rec->as.gone.freed;
+
+        if (rec->as.gone.forgotten) {
             item->what = NGX_IDEMPOTENCY_ITEM_FORGET;
             item->since = rec->fence;
             item->fence = 0;
@@ -308,22 +316,24 @@ hand_item(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
     item->recorded = hand_time(batch, rec->recorded);
     item->ends = batch->now + (ngx_msec_int_t) (rec->ends - batch->at);
 
-    if (rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE) {
+    if (rec->state == NGX_IDEMPOTENCY_ELSEWHERE) {
         item->what = NGX_IDEMPOTENCY_ITEM_ASK;
         item->old = 1;
         return;
     }
 
-    if (rec->outcome == NGX_IDEMPOTENCY_ASKING) {
+    if (rec->state == NGX_IDEMPOTENCY_ASKING
+        || rec->state == NGX_IDEMPOTENCY_ABANDONED)
+    {
         item->what = NGX_IDEMPOTENCY_ITEM_ASK;
-        item->retry = ((rec->status & NGX_IDEMPOTENCY_ASK_RETRY) != 0);
-        item->old = ((rec->status & NGX_IDEMPOTENCY_ASK_OLD) != 0);
+        item->retry = rec->as.asking.retry;
+        item->old = rec->as.asking.old;
         return;
     }
 
     item->what = NGX_IDEMPOTENCY_ITEM_PUT;
     item->taken = rec->taken;
-    item->outcome = rec->outcome;
+    item->outcome = rec->state;
     item->status = rec->status;
     item->replays = rec->replays;
 
@@ -353,6 +363,39 @@ static int64_t
 hand_time(ngx_idempotency_batch_t *batch, ngx_msec_t time)
 {
     return batch->now - (ngx_msec_int_t) (batch->at - time);
+}
+
+
+/* nothing is owed to what failed: a claim and its release tell whether it does
+   still */
+
+static void
+hand_probe(ngx_idempotency_tier_t *tier)
+{
+    ngx_idempotency_item_t   *item;
+    ngx_idempotency_batch_t  *batch;
+
+    batch = tier->batch;
+
+    for (batch->n = 0; batch->n < 2; batch->n++) {
+        item = &batch->items[batch->n];
+
+        ngx_memzero(item, sizeof(ngx_idempotency_item_t));
+
+        item->instance = tier->shm->sh->tier.instance;
+        item->since = batch->since;
+        item->fence = tier->shm->sh->fence;
+        item->recorded = batch->now;
+        item->ends = batch->now + NGX_IDEMPOTENCY_TIER_HANGS;
+        item->window = NGX_IDEMPOTENCY_TIER_HANGS;
+        item->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+
+        batch->records[batch->n] = NULL;
+    }
+
+    batch->items[0].what = NGX_IDEMPOTENCY_ITEM_ASK;
+    batch->items[1].what = NGX_IDEMPOTENCY_ITEM_RELEASE;
+    batch->items[1].freed = 1;
 }
 
 
@@ -390,7 +433,7 @@ hand_large(ngx_idempotency_tier_t *tier)
         }
 
         changed = (!ngx_idempotency_owed_current(tier, batch)
-                   || (rec->owes & NGX_IDEMPOTENCY_OWES_MORE));
+                   || rec->told == NGX_IDEMPOTENCY_OUTDATED);
 
         if (changed) {
             ngx_idempotency_shm_unlock(shm);

@@ -135,7 +135,7 @@ static void
 heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
     ngx_idempotency_workers_t *wake)
 {
-    ngx_uint_t                  more, slot;
+    ngx_uint_t                  changed;
     ngx_idempotency_shm_t      *shm;
     ngx_idempotency_item_t     *item;
     ngx_idempotency_record_t   *rec;
@@ -146,72 +146,75 @@ heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
     rec = tier->batch->records[i];
     item = &tier->batch->items[i];
 
-    more = (rec->owes & NGX_IDEMPOTENCY_OWES_MORE);
-    rec->owes = item->unheard ? rec->owes & NGX_IDEMPOTENCY_OWES_HEARD
-                              : NGX_IDEMPOTENCY_OWES_HEARD;
-
     if (tier->batch->rc != NGX_OK) {
         item->result = NGX_IDEMPOTENCY_UNAVAILABLE;
         item->full = 0;
         item->again = 1;
     }
 
+    tier->batch->vain += item->again;
+
+    if (rec == NULL) {
+        return;
+    }
+
+    changed = (rec->told == NGX_IDEMPOTENCY_OUTDATED);
+
+    rec->told = NGX_IDEMPOTENCY_TOLD;
+    rec->again = 0;
+    rec->heard |= !item->unheard;
     rec->known |= (item->result == NGX_IDEMPOTENCY_CLAIMED
                    || (item->result == NGX_IDEMPOTENCY_OK
                        && item->what == NGX_IDEMPOTENCY_ITEM_PUT));
 
-    tier->batch->vain += item->again;
-
     /* a question that was in vain is answered; what is owed stays so, until
        its last change is told */
 
-    sh->told += ((!item->again && !item->full && !more)
-                 || rec->outcome == NGX_IDEMPOTENCY_ASKING
-                 || rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE);
-
-    if (rec->outcome == NGX_IDEMPOTENCY_ASKING
-        || rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE)
+    if (rec->state == NGX_IDEMPOTENCY_ASKING
+        || rec->state == NGX_IDEMPOTENCY_ABANDONED
+        || rec->state == NGX_IDEMPOTENCY_ELSEWHERE)
     {
-        if (ngx_idempotency_ask_answered(tier, rec, item, wake) && more) {
+        sh->told++;
+
+        if (ngx_idempotency_ask_answered(tier, rec, item, wake) && changed) {
             ngx_idempotency_owed_list(shm, rec);
         }
 
         return;
     }
 
-    if (rec->outcome == NGX_IDEMPOTENCY_FAILED) {
+    sh->told += (!item->again && !item->full && !changed);
+
+    if (rec->state == NGX_IDEMPOTENCY_FAILED) {
 
         /* it is given back, and those who waited may read on */
 
-        rec->owes = NGX_IDEMPOTENCY_OWES_BRIEF
-                    | (item->again ? NGX_IDEMPOTENCY_OWES_HEARD : 0);
+        rec->heard = item->again;
     }
 
-    /* the request that holds back until this is told, be it in vain */
+    /* the requests that hold back until this is told, be it in vain */
 
-    slot = ngx_idempotency_record_teller(rec);
-
-    if (slot == NGX_IDEMPOTENCY_TELL_ALL) {
+    if (rec->holding == NGX_IDEMPOTENCY_HOLD_ALL) {
         ngx_idempotency_workers_all(wake);
 
-    } else if (slot) {
-        slot--;
-        wake->bits[slot / 64] |= (uint64_t) 1 << (slot % 64);
+    } else if (rec->holding) {
+        wake->bits[(rec->holding - 1) / 64] |=
+                                    (uint64_t) 1 << ((rec->holding - 1) % 64);
     }
 
-    ngx_idempotency_record_teller(rec) = 0;
+    rec->holding = 0;
 
     if (item->again && ngx_idempotency_tier_shared(tier)) {
-        rec->owes |= NGX_IDEMPOTENCY_OWES_AGAIN;
+        rec->again = 1;
         ngx_idempotency_owed_aside(shm, rec);
 
     } else if (item->again) {
         ngx_idempotency_owed_back(shm, rec);
 
-    } else if (more) {
+    } else if (changed) {
         ngx_idempotency_owed_first(shm, rec);
 
-    } else if (rec->outcome == NGX_IDEMPOTENCY_GONE) {
+    } else if (rec->state == NGX_IDEMPOTENCY_GONE) {
         ngx_slab_free_locked(shm->shpool, rec);
 
     } else if (item->full) {
@@ -286,7 +289,8 @@ heard_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed)
 
 
 /* what has no room for one may answer another: it is well once it has had room
-   for some time; and all is told that was told in vain */
+   for some time; and all is told that was told in vain, so that it has no claim
+   any more that nobody owns */
 
 static ngx_uint_t
 heard_well(ngx_idempotency_tier_t *tier)
@@ -295,9 +299,7 @@ heard_well(ngx_idempotency_tier_t *tier)
 
     sh = &tier->shm->sh->tier;
 
-    if (ngx_idempotency_tier_shared(tier)
-        && ngx_idempotency_owed_again(tier->shm))
-    {
+    if (ngx_idempotency_owed_again(tier->shm)) {
         return 0;
     }
 

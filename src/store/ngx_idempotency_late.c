@@ -373,13 +373,13 @@ static void
 late_take(late_t *late, ngx_idempotency_op_t *op)
 {
     uint64_t                  waited;
-    ngx_uint_t                asked;
+    uint32_t                  asker;
     ngx_idempotency_claim_t  *claim;
 
     claim = &late->as.claim;
 
     waited = claim->waited;
-    asked = claim->asked;
+    asker = claim->asker;
 
     ngx_memcpy((u_char *) claim + sizeof(ngx_idempotency_op_t),
                (u_char *) op + sizeof(ngx_idempotency_op_t),
@@ -387,7 +387,7 @@ late_take(late_t *late, ngx_idempotency_op_t *op)
 
     claim->op.now = op->now;
     claim->waited = waited;
-    claim->asked = asked;
+    claim->asker = asker;
     claim->pool = late->pool;
 }
 

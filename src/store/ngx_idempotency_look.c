@@ -103,8 +103,8 @@ look_unknown(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
 
     unknown = (rec == NULL
                || ngx_idempotency_record_unknown(rec)
-               || rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE
-               || (rec->owes & NGX_IDEMPOTENCY_OWES_BRIEF));
+               || rec->state == NGX_IDEMPOTENCY_ELSEWHERE
+               || rec->state == NGX_IDEMPOTENCY_DOUBTED);
 
     ngx_idempotency_shm_unlock(shm);
 

@@ -30,7 +30,8 @@ static ngx_uint_t owed_deserted(ngx_idempotency_tier_t *tier,
     ngx_idempotency_hander_t *hander);
 static void owed_untake(ngx_idempotency_shm_t *shm,
     ngx_idempotency_hander_t *hander);
-static ngx_uint_t owed_any_again(ngx_idempotency_record_t *rec);
+static ngx_uint_t owed_any_again(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
 
 
 /* who leaves shared memory while it is owed waits in the list, as a claim
@@ -40,17 +41,19 @@ void
 ngx_idempotency_tier_owe(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec)
 {
-    if (shm->tier == NULL || (rec->owes & NGX_IDEMPOTENCY_OWES_NEVER)) {
+    if (shm->tier == NULL || rec->local) {
         return;
     }
 
-    if (rec->owes & NGX_IDEMPOTENCY_OWES_TAKEN) {
-        rec->owes |= NGX_IDEMPOTENCY_OWES_MORE;
-        return;
-    }
+    switch (rec->told) {
 
-    if ((rec->owes & NGX_IDEMPOTENCY_OWES_LISTED) == 0) {
+    case NGX_IDEMPOTENCY_TOLD:
         ngx_idempotency_owed_list(shm, rec);
+        break;
+
+    case NGX_IDEMPOTENCY_TELLING:
+        rec->told = NGX_IDEMPOTENCY_OUTDATED;
+        break;
     }
 }
 
@@ -63,7 +66,7 @@ ngx_idempotency_owed_list(ngx_idempotency_shm_t *shm,
 
     sh = &shm->sh->tier;
 
-    rec->owes |= NGX_IDEMPOTENCY_OWES_LISTED;
+    rec->told = NGX_IDEMPOTENCY_UNTOLD;
     owed_append(sh, rec);
 
     sh->listed++;
@@ -78,7 +81,7 @@ void
 ngx_idempotency_owed_first(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec)
 {
-    rec->owes |= NGX_IDEMPOTENCY_OWES_LISTED;
+    rec->told = NGX_IDEMPOTENCY_UNTOLD;
     owed_prepend(&shm->sh->tier, rec);
 }
 
@@ -123,9 +126,7 @@ ngx_idempotency_owed_next(ngx_idempotency_shm_t *shm)
 
     while ((rec = sh->first) != NULL) {
 
-        if (rec->outcome != NGX_IDEMPOTENCY_GONE
-            || (rec->owes & NGX_IDEMPOTENCY_OWES_HEARD))
-        {
+        if (rec->state != NGX_IDEMPOTENCY_GONE || rec->heard) {
             return rec;
         }
 
@@ -273,15 +274,13 @@ void
 ngx_idempotency_owed_back(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec)
 {
-    rec->owes = NGX_IDEMPOTENCY_OWES_LISTED | NGX_IDEMPOTENCY_OWES_HEARD
-                | NGX_IDEMPOTENCY_OWES_AGAIN
-                | (rec->owes & NGX_IDEMPOTENCY_OWES_BRIEF);
+    rec->told = NGX_IDEMPOTENCY_UNTOLD;
+    rec->heard = 1;
+    rec->again = 1;
 
     owed_prepend(&shm->sh->tier, rec);
 }
 
-
-/* it is still listed to everybody else */
 
 void
 ngx_idempotency_owed_aside(ngx_idempotency_shm_t *shm,
@@ -291,13 +290,15 @@ ngx_idempotency_owed_aside(ngx_idempotency_shm_t *shm,
 
     sh = &shm->sh->tier;
 
-    rec->owes |= NGX_IDEMPOTENCY_OWES_LISTED | NGX_IDEMPOTENCY_OWES_REFUSED;
+    rec->told = NGX_IDEMPOTENCY_REFUSED;
     rec->next = sh->refused;
     sh->refused = rec;
 }
 
 
-/* what was told in vain: does it wait, or is on its way to be told again? */
+/* what was told in vain, or is to be given back: does it wait, or is on its
+   way?  What waits beside the list was told in vain where many batches are on
+   their way at once; else there is no room for it. */
 
 ngx_uint_t
 ngx_idempotency_owed_again(ngx_idempotency_shm_t *shm)
@@ -311,10 +312,11 @@ ngx_idempotency_owed_again(ngx_idempotency_shm_t *shm)
     }
 
     sh = &shm->sh->tier;
-    again = (sh->refused || owed_any_again(sh->first));
+    again = (sh->refused && ngx_idempotency_tier_shared(shm->tier))
+            || owed_any_again(shm, sh->first);
 
     for (hander = &sh->hander; hander && !again; hander = hander->next) {
-        again = owed_any_again(hander->taken);
+        again = owed_any_again(shm, hander->taken);
     }
 
     ngx_idempotency_shm_unlock(shm);
@@ -323,14 +325,22 @@ ngx_idempotency_owed_again(ngx_idempotency_shm_t *shm)
 }
 
 
+/* where nobody is asked while it fails there are only so many of the latter */
+
 static ngx_uint_t
-owed_any_again(ngx_idempotency_record_t *rec)
+owed_any_again(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
 {
-    while (rec && (rec->owes & NGX_IDEMPOTENCY_OWES_AGAIN) == 0) {
-        rec = rec->next;
+    for ( /* void */ ; rec; rec = rec->next) {
+
+        if (rec->again
+            || (rec->state == NGX_IDEMPOTENCY_GONE && rec->heard
+                && !ngx_idempotency_tier_shared(shm->tier)))
+        {
+            return 1;
+        }
     }
 
-    return rec != NULL;
+    return 0;
 }
 
 
@@ -353,7 +363,7 @@ ngx_idempotency_tier_refused(ngx_idempotency_tier_t *tier)
     for (rec = sh->refused; rec; rec = next) {
         next = rec->next;
 
-        rec->owes &= ~NGX_IDEMPOTENCY_OWES_REFUSED;
+        rec->told = NGX_IDEMPOTENCY_UNTOLD;
         owed_append(sh, rec);
     }
 

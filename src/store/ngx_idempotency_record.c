@@ -2,6 +2,29 @@
 /*
  * Records in shared memory: found by token, claimed, bound to an outcome, left
  * to those who waited, removed.  All of it runs with the zone's lock held.
+ *
+ * A token's record is changed by what happens to it as record_states says, and
+ * by nothing else.  What holds:
+ *
+ * ONE OWNER       Of a token at most one request at a time executes: the owner
+ *                 of its one record, while that is PENDING.
+ * CLAIMED BEFORE  With a backing a record is PENDING only if that has granted
+ *                 its claim (GRANTED), or is out of reach and this memory alone
+ *                 is to guard; what it took over there was in doubt there.
+ * ONE QUESTION    A record keeps its claim's number, the fence, from when it
+ *                 asks until it is answered, whoever waits for that, or nobody:
+ *                 no other one is asked for meanwhile.
+ * ONE ASKER       What is GRANTED is for him whose number the record has.  One
+ *                 who has gone has none; who comes next takes his place, or it
+ *                 is released.
+ * NOT FORGOTTEN   What the backing has not heard, and what it may have claimed
+ *                 for nobody, stays in the list of what it is told (owed.c),
+ *                 as GONE if it is no token's any more.
+ * NOT COPIED      What may be another thing in the backing by now (ELSEWHERE,
+ *                 DOUBTED, NOTHING, FAILED) is an answer for those who waited
+ *                 for it, and no answer for who comes later.
+ * KEPT            An outcome stays until its window ends; only what the
+ *                 backing has as well may leave before.
  */
 
 
@@ -13,6 +36,149 @@
 #define NGX_IDEMPOTENCY_NO_WINDOW  ((ngx_msec_t) -1)
 
 
+/* where a record is, besides its token's tree */
+
+typedef enum {
+    record_nowhere = 0,
+    record_pending,
+    record_bound,
+    record_brief,
+    record_elsewhere
+} record_place_e;
+
+
+static const record_place_e  record_places[NGX_IDEMPOTENCY_STATES] = {
+    [NGX_IDEMPOTENCY_PENDING] = record_pending,
+    [NGX_IDEMPOTENCY_DONE] = record_bound,
+    [NGX_IDEMPOTENCY_NOT_KEPT] = record_bound,
+    [NGX_IDEMPOTENCY_IN_DOUBT] = record_bound,
+    [NGX_IDEMPOTENCY_ASKING] = record_pending,
+    [NGX_IDEMPOTENCY_ABANDONED] = record_pending,
+    [NGX_IDEMPOTENCY_GRANTED] = record_pending,
+    [NGX_IDEMPOTENCY_ELSEWHERE] = record_elsewhere,
+    [NGX_IDEMPOTENCY_DOUBTED] = record_brief,
+    [NGX_IDEMPOTENCY_NOTHING] = record_brief,
+    [NGX_IDEMPOTENCY_FAILED] = record_brief,
+    [NGX_IDEMPOTENCY_GONE] = record_nowhere
+};
+
+
+/* it was asked for, and may be claimed there for nobody */
+
+static const uint8_t  record_asked[NGX_IDEMPOTENCY_STATES] = {
+    [NGX_IDEMPOTENCY_ASKING] = 1,
+    [NGX_IDEMPOTENCY_ABANDONED] = 1,
+    [NGX_IDEMPOTENCY_GRANTED] = 1,
+    [NGX_IDEMPOTENCY_FAILED] = 1
+};
+
+
+/* what is bound to an outcome by its owner */
+
+#define record_owner_ends                                                    \
+    [NGX_IDEMPOTENCY_ON_DONE] = to(DONE),                                    \
+    [NGX_IDEMPOTENCY_ON_NOT_KEPT] = to(NOT_KEPT),                            \
+    [NGX_IDEMPOTENCY_ON_DOUBT] = to(IN_DOUBT)
+
+/* ... and what the backing says instead of granting a claim */
+
+#define record_found                                                         \
+    [NGX_IDEMPOTENCY_ON_FOUND_PENDING] = to(ELSEWHERE),                      \
+    [NGX_IDEMPOTENCY_ON_FOUND_DONE] = to(DONE),                              \
+    [NGX_IDEMPOTENCY_ON_FOUND_NOT_KEPT] = to(NOT_KEPT),                      \
+    [NGX_IDEMPOTENCY_ON_FOUND_DOUBT] = to(DOUBTED),                          \
+    [NGX_IDEMPOTENCY_ON_FOUND_NOTHING] = to(NOTHING)
+
+/* ... and whatever it is */
+
+#define record_goes                                                          \
+    [NGX_IDEMPOTENCY_ON_REMOVE] = to(GONE),                                  \
+    [NGX_IDEMPOTENCY_ON_FORGET] = to(GONE)
+
+#define to(state)  NGX_IDEMPOTENCY_##state + 1
+
+
+/* zero: that can't happen to it */
+
+static const uint8_t
+    record_states[NGX_IDEMPOTENCY_STATES][NGX_IDEMPOTENCY_EVENTS] =
+{
+    [NGX_IDEMPOTENCY_PENDING] = {
+        record_owner_ends,
+        [NGX_IDEMPOTENCY_ON_ORPHAN] = to(IN_DOUBT),
+        record_goes
+    },
+
+    [NGX_IDEMPOTENCY_DONE] = {
+        [NGX_IDEMPOTENCY_ON_EVICT] = to(NOT_KEPT),
+        record_goes
+    },
+
+    [NGX_IDEMPOTENCY_NOT_KEPT] = {
+        record_goes
+    },
+
+    [NGX_IDEMPOTENCY_IN_DOUBT] = {
+        [NGX_IDEMPOTENCY_ON_CLAIM] = to(PENDING),
+        [NGX_IDEMPOTENCY_ON_EVICT] = to(IN_DOUBT),
+        record_goes
+    },
+
+    [NGX_IDEMPOTENCY_ASKING] = {
+        record_found,
+        [NGX_IDEMPOTENCY_ON_GRANT] = to(GRANTED),
+        [NGX_IDEMPOTENCY_ON_FAIL] = to(FAILED),
+        [NGX_IDEMPOTENCY_ON_LEAVE] = to(ABANDONED),
+        [NGX_IDEMPOTENCY_ON_ORPHAN] = to(ABANDONED),
+        [NGX_IDEMPOTENCY_ON_CLAIM] = to(PENDING),
+        record_goes
+    },
+
+    [NGX_IDEMPOTENCY_ABANDONED] = {
+        record_found,
+        [NGX_IDEMPOTENCY_ON_GRANT] = to(GONE),
+        [NGX_IDEMPOTENCY_ON_FAIL] = to(FAILED),
+        [NGX_IDEMPOTENCY_ON_ASK] = to(ASKING),
+        [NGX_IDEMPOTENCY_ON_CLAIM] = to(PENDING),
+        record_goes
+    },
+
+    [NGX_IDEMPOTENCY_GRANTED] = {
+        [NGX_IDEMPOTENCY_ON_TAKE] = to(PENDING),
+        [NGX_IDEMPOTENCY_ON_LEAVE] = to(GONE),
+        [NGX_IDEMPOTENCY_ON_ORPHAN] = to(GONE),
+        record_goes
+    },
+
+    [NGX_IDEMPOTENCY_ELSEWHERE] = {
+        record_found,
+        [NGX_IDEMPOTENCY_ON_FAIL] = to(ELSEWHERE),
+        record_goes
+    },
+
+    [NGX_IDEMPOTENCY_DOUBTED] = {
+        record_goes
+    },
+
+    [NGX_IDEMPOTENCY_NOTHING] = {
+        record_goes
+    },
+
+    [NGX_IDEMPOTENCY_FAILED] = {
+        record_goes
+    },
+
+    /* one that is made is nothing yet */
+
+    [NGX_IDEMPOTENCY_GONE] = {
+        [NGX_IDEMPOTENCY_ON_CLAIM] = to(PENDING),
+        [NGX_IDEMPOTENCY_ON_ASK] = to(ASKING)
+    }
+};
+
+#undef to
+
+
 static ngx_rbtree_node_t **record_bucket(ngx_idempotency_shm_t *shm,
     u_char *token);
 static ngx_idempotency_result_e record_new(ngx_idempotency_shm_t *shm,
@@ -22,17 +188,21 @@ static ngx_idempotency_record_t *record_split(ngx_idempotency_shm_t *shm,
 static void record_claim(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_window_t *window,
     ngx_idempotency_claim_t *claim);
-static void record_pend(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_msec_t now);
+static void record_own(ngx_idempotency_record_t *rec, ngx_msec_t now);
 static uint32_t record_lease(ngx_msec_t lease);
 static void record_left_token(u_char *token, uint64_t fence);
 static ngx_idempotency_window_t *record_window(ngx_idempotency_shm_t *shm,
     ngx_msec_t length, ngx_msec_t span);
-static void record_unlink(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec);
+static void record_gone(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_uint_t was,
+    ngx_idempotency_event_e event);
 static ngx_uint_t record_counts(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
-static void record_unpublish(ngx_idempotency_record_t *rec);
+static void record_tally(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_int_t n);
+static void record_leave_place(ngx_idempotency_record_t *rec);
+static void record_enter_place(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_msec_t now);
 
 
 ngx_int_t
@@ -87,6 +257,156 @@ ngx_idempotency_records_init(ngx_idempotency_shm_sh_t *sh,
     ngx_queue_init(&sh->kept);
 
     return NGX_OK;
+}
+
+
+/*
+ * The one place where a record's state changes, and with it where it is, and
+ * what is counted.  Who waits for it was taken note of before.  What is GONE
+ * is no token's any more, and nobody's to be looked at.
+ */
+
+void
+ngx_idempotency_record_change(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_idempotency_event_e event,
+    ngx_msec_t now)
+{
+    ngx_uint_t      was, to;
+    record_place_e  place;
+
+    was = rec->state;
+    to = record_states[was][event];
+
+    if (to == 0) {
+        ngx_debug_point();
+        return;
+    }
+
+    to--;
+    place = record_places[was];
+
+    record_tally(shm, rec, -1);
+
+    if (record_places[to] != place) {
+        record_leave_place(rec);
+    }
+
+    rec->state = to;
+
+    if (record_places[to] != place) {
+        record_enter_place(shm, rec, now);
+    }
+
+    record_tally(shm, rec, 1);
+
+    if (to == NGX_IDEMPOTENCY_GONE) {
+        record_gone(shm, rec, was, event);
+    }
+}
+
+
+/* the backing may have it as claimed, and is to hear that it is not; or is to
+   forget it, whoever claimed it there */
+
+static void
+record_gone(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
+    ngx_uint_t was, ngx_idempotency_event_e event)
+{
+    ngx_uint_t  forgotten, claimed;
+
+    ngx_idempotency_tree_delete(shm, record_bucket(shm, rec->token),
+                                &rec->node);
+    ngx_idempotency_quota_drop(shm, rec);
+    ngx_idempotency_chunks_free(shm, rec);
+
+    forgotten = (event == NGX_IDEMPOTENCY_ON_FORGET && shm->tier
+                 && !rec->local);
+
+    claimed = (was == NGX_IDEMPOTENCY_PENDING || record_asked[was]);
+
+    if (!forgotten && !(claimed && rec->heard)
+        && rec->told == NGX_IDEMPOTENCY_TOLD)
+    {
+        ngx_slab_free_locked(shm->shpool, rec);
+        return;
+    }
+
+    /* whether it was in doubt before its owner was told is known there alone */
+
+    rec->as.gone.freed = !record_asked[was];
+    rec->as.gone.forgotten = forgotten;
+    rec->heard |= forgotten;
+
+    ngx_idempotency_tier_owe(shm, rec);
+}
+
+
+static void
+record_leave_place(ngx_idempotency_record_t *rec)
+{
+    switch (record_places[rec->state]) {
+
+    case record_pending:
+    case record_elsewhere:
+        ngx_queue_remove(&rec->queue);
+        break;
+
+    case record_bound:
+    case record_brief:
+        ngx_queue_remove(&rec->as.bound.expiry);
+        ngx_idempotency_quota_unbind(rec);
+
+        if (rec->chunks) {
+            ngx_queue_remove(&rec->queue);
+        }
+
+        break;
+
+    default: /* record_nowhere */
+        break;
+    }
+}
+
+
+static void
+record_enter_place(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
+    ngx_msec_t now)
+{
+    ngx_memzero(&rec->as, sizeof(rec->as));
+
+    switch (record_places[rec->state]) {
+
+    case record_pending:
+        ngx_queue_insert_tail(&shm->sh->pending, &rec->queue);
+        return;
+
+    case record_elsewhere:
+        rec->window = &shm->sh->left;
+        ngx_queue_insert_tail(&shm->sh->elsewhere, &rec->queue);
+        return;
+
+    case record_brief:
+        rec->window = &shm->sh->left;
+        rec->as.brief.copied = now;
+        break;
+
+    case record_bound:
+        if (rec->window == &shm->sh->copies) {
+            rec->as.brief.copied = now;
+        }
+
+        break;
+
+    default: /* record_nowhere */
+        return;
+    }
+
+    ngx_queue_insert_tail(&rec->window->records, &rec->as.bound.expiry);
+    ngx_idempotency_quota_bind(rec);
+
+    if (rec->chunks) {
+        ngx_queue_insert_tail(&shm->sh->kept, &rec->queue);
+    }
 }
 
 
@@ -148,6 +468,11 @@ ngx_idempotency_record_create(ngx_idempotency_shm_t *shm,
         return result;
     }
 
+    ngx_idempotency_record_change(shm, rec, NGX_IDEMPOTENCY_ON_CLAIM,
+                                  claim->op.now);
+    record_own(rec, claim->op.now);
+    ngx_idempotency_tier_owe(shm, rec);
+
     claim->fence = rec->fence;
 
     return NGX_IDEMPOTENCY_CLAIMED;
@@ -164,10 +489,8 @@ ngx_idempotency_result_e
 ngx_idempotency_record_ask(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec)
 {
-    ngx_uint_t                flags;
+    ngx_uint_t                old;
     ngx_idempotency_result_e  result;
-
-    flags = claim->retry ? NGX_IDEMPOTENCY_ASK_RETRY : 0;
 
     result = claim->old ? NGX_IDEMPOTENCY_EXPIRED
                         : ngx_idempotency_quota_check(shm, claim);
@@ -176,20 +499,41 @@ ngx_idempotency_record_ask(ngx_idempotency_shm_t *shm,
         return result;
     }
 
-    if (result != NGX_IDEMPOTENCY_OK) {
-        flags |= NGX_IDEMPOTENCY_ASK_OLD;
-    }
+    old = (result != NGX_IDEMPOTENCY_OK);
 
     result = record_new(shm, claim, rec);
 
     if (result == NGX_IDEMPOTENCY_OK) {
-        ngx_idempotency_record_tally(shm, *rec, -1);
-        (*rec)->outcome = NGX_IDEMPOTENCY_ASKING;
-        (*rec)->status = flags;
+        ngx_idempotency_record_change(shm, *rec, NGX_IDEMPOTENCY_ON_ASK,
+                                      claim->op.now);
+
+        (*rec)->as.asking.retry = claim->retry;
+        (*rec)->as.asking.old = old;
         shm->sh->tier.asked = 1;
+
+        ngx_idempotency_record_asker(shm, *rec, claim);
+        ngx_idempotency_tier_owe(shm, *rec);
     }
 
     return result;
+}
+
+
+/* the answer is for this claim */
+
+void
+ngx_idempotency_record_asker(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_idempotency_claim_t *claim)
+{
+    if (++shm->sh->tier.askers == NGX_IDEMPOTENCY_ASKERS) {
+        shm->sh->tier.askers = 1;
+    }
+
+    rec->as.asking.owner = ngx_idempotency_worker_self();
+    rec->as.asking.asker = shm->sh->tier.askers;
+    rec->recorded = claim->op.now;
+
+    claim->asker = rec->as.asking.asker;
 }
 
 
@@ -230,9 +574,8 @@ record_new(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     ngx_idempotency_tree_insert(shm, record_bucket(shm, rec->token),
                                 &rec->node);
 
-    if (claim->local) {
-        rec->owes = NGX_IDEMPOTENCY_OWES_NEVER;
-    }
+    rec->state = NGX_IDEMPOTENCY_GONE;
+    rec->local = claim->local;
 
     record_claim(shm, rec, window, claim);
 
@@ -262,10 +605,12 @@ ngx_idempotency_record_reclaim(ngx_idempotency_shm_t *shm,
         return NGX_IDEMPOTENCY_UNAVAILABLE;
     }
 
-    ngx_idempotency_record_tally(shm, rec, -1);
-    record_unpublish(rec);
+    ngx_idempotency_record_change(shm, rec, NGX_IDEMPOTENCY_ON_CLAIM,
+                                  claim->op.now);
     ngx_idempotency_chunks_free(shm, rec);
     record_claim(shm, rec, window, claim);
+    record_own(rec, claim->op.now);
+    ngx_idempotency_tier_owe(shm, rec);
 
     rec->taken = 1;
     claim->fence = rec->fence;
@@ -280,44 +625,53 @@ void
 ngx_idempotency_record_revive(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t now)
 {
-    ngx_idempotency_record_tally(shm, rec, -1);
-    record_unpublish(rec);
+    ngx_idempotency_record_change(shm, rec, NGX_IDEMPOTENCY_ON_CLAIM, now);
     ngx_idempotency_chunks_free(shm, rec);
-    record_pend(shm, rec, now);
+    record_own(rec, now);
+    ngx_idempotency_tier_owe(shm, rec);
 }
 
 
-/* what was asked for is granted: it is its asker's from now on */
+/* what was granted is its asker's from now on, or what was asked for is who
+   guards it by this memory alone: under the number that it was asked by */
 
 void
-ngx_idempotency_record_grant(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_msec_t now)
+ngx_idempotency_record_take(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_idempotency_claim_t *claim)
 {
-    rec->outcome = NGX_IDEMPOTENCY_PENDING;
-    rec->status = 0;
-    rec->recorded = now;
+    ngx_idempotency_window_t  *window;
 
-    ngx_memzero(&rec->as.pending.waiting, sizeof(ngx_idempotency_workers_t));
+    if (rec->state == NGX_IDEMPOTENCY_GRANTED) {
+        ngx_idempotency_record_change(shm, rec, NGX_IDEMPOTENCY_ON_TAKE,
+                                      claim->op.now);
+        record_own(rec, rec->recorded);
 
-    ngx_idempotency_record_tally(shm, rec, 1);
-}
+    } else {
+        window = record_window(shm, claim->window, claim->span);
 
+        if (window) {
+            rec->window = window;
+        }
 
-/* out of the queues that it is in as a record that is not pending */
+        ngx_memcpy(rec->fingerprint, claim->fingerprint,
+                   NGX_IDEMPOTENCY_DIGEST_LEN);
 
-static void
-record_unpublish(ngx_idempotency_record_t *rec)
-{
-    ngx_queue_remove(&rec->as.bound.expiry);
-    ngx_idempotency_quota_unbind(rec);
+        rec->parts = claim->parts;
+        rec->ends = claim->op.now + claim->least;
+        rec->lease = record_lease(claim->lease);
 
-    if (rec->chunks) {
-        ngx_queue_remove(&rec->queue);
+        ngx_idempotency_record_change(shm, rec, NGX_IDEMPOTENCY_ON_CLAIM,
+                                      claim->op.now);
+        record_own(rec, claim->op.now);
+        ngx_idempotency_tier_owe(shm, rec);
     }
+
+    claim->fence = rec->fence;
+    claim->taken = rec->taken;
 }
 
 
-/* from here on the caller owns it, under a fence higher than any before */
+/* what is claimed, or asked for, under a fence higher than any before */
 
 static void
 record_claim(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
@@ -337,29 +691,20 @@ record_claim(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     rec->window = window;
     rec->replays = 0;
 
+    rec->recorded = now;
+
     rec->lease = record_lease(claim->lease);
     rec->known = 0;
     rec->taken = 0;
-
-    record_pend(shm, rec, now);
 }
 
 
 static void
-record_pend(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
-    ngx_msec_t now)
+record_own(ngx_idempotency_record_t *rec, ngx_msec_t now)
 {
-    rec->outcome = NGX_IDEMPOTENCY_PENDING;
     rec->recorded = now;
-
-    ngx_memzero(&rec->as.pending.waiting, sizeof(ngx_idempotency_workers_t));
     rec->as.pending.owner = ngx_idempotency_worker_self();
     rec->as.pending.renewed = 0;
-
-    ngx_queue_insert_tail(&shm->sh->pending, &rec->queue);
-    ngx_idempotency_record_tally(shm, rec, 1);
-
-    ngx_idempotency_tier_owe(shm, rec);
 }
 
 
@@ -442,16 +787,17 @@ ngx_idempotency_record_publish(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_outcome_e outcome,
     ngx_uint_t status, ngx_msec_t now)
 {
-    ngx_msec_t  ends;
+    ngx_msec_t               ends;
+    ngx_idempotency_event_e  event;
 
-    ngx_idempotency_record_tally(shm, rec, -1);
+    event = (outcome == NGX_IDEMPOTENCY_DONE) ? NGX_IDEMPOTENCY_ON_DONE
+            : (outcome == NGX_IDEMPOTENCY_NOT_KEPT)
+                ? NGX_IDEMPOTENCY_ON_NOT_KEPT : NGX_IDEMPOTENCY_ON_DOUBT;
 
-    rec->outcome = outcome;
+    shm->sh->stats.counters.in_doubt += (outcome == NGX_IDEMPOTENCY_IN_DOUBT);
+
     rec->status = status;
     rec->recorded = now;
-
-    ngx_idempotency_record_tally(shm, rec, 1);
-    shm->sh->stats.counters.in_doubt += (outcome == NGX_IDEMPOTENCY_IN_DOUBT);
 
     ends = now + rec->window->length;
 
@@ -459,63 +805,24 @@ ngx_idempotency_record_publish(ngx_idempotency_shm_t *shm,
         rec->ends = ends;
     }
 
-    ngx_queue_remove(&rec->queue);
-
-    if (rec->chunks) {
-        ngx_queue_insert_tail(&shm->sh->kept, &rec->queue);
-    }
-
-    ngx_queue_insert_tail(&rec->window->records, &rec->as.bound.expiry);
-    ngx_idempotency_quota_bind(rec);
-
+    ngx_idempotency_record_change(shm, rec, event, now);
     ngx_idempotency_tier_owe(shm, rec);
 }
 
 
-/* it was asked for, and is as the backing has it: that knows its times */
+/* it was asked for, and is as the backing has it, which knows its times; or it
+   is not for long, as it may change there */
 
 void
-ngx_idempotency_record_copy(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_idempotency_outcome_e outcome,
+ngx_idempotency_record_found(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_idempotency_event_e event,
     ngx_msec_t now)
 {
     ngx_idempotency_quota_drop(shm, rec);
 
-    rec->outcome = outcome;
-    rec->owes = 0;
     rec->window = &shm->sh->copies;
 
-    ngx_queue_remove(&rec->queue);
-
-    if (rec->chunks) {
-        ngx_queue_insert_tail(&shm->sh->kept, &rec->queue);
-    }
-
-    rec->as.brief.copied = now;
-
-    ngx_queue_insert_tail(&rec->window->records, &rec->as.brief.expiry);
-    ngx_idempotency_record_tally(shm, rec, 1);
-}
-
-
-/* ... but not for long, as it may change there */
-
-void
-ngx_idempotency_record_brief(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_uint_t outcome, ngx_msec_t now)
-{
-    ngx_uint_t  owes;
-
-    owes = rec->owes;
-
-    ngx_idempotency_record_copy(shm, rec, outcome, now);
-    ngx_idempotency_record_tally(shm, rec, -1);
-
-    rec->owes = owes | NGX_IDEMPOTENCY_OWES_BRIEF;
-    rec->window = &shm->sh->left;
-
-    ngx_queue_remove(&rec->as.brief.expiry);
-    ngx_queue_insert_tail(&rec->window->records, &rec->as.brief.expiry);
+    ngx_idempotency_record_change(shm, rec, event, now);
 }
 
 
@@ -528,9 +835,7 @@ void
 ngx_idempotency_record_leave(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_uint_t status, ngx_msec_t now)
 {
-    if (rec->taken
-        || (shm->tier && (rec->owes & NGX_IDEMPOTENCY_OWES_NEVER) == 0))
-    {
+    if (rec->taken || (shm->tier && !rec->local)) {
         /* it is in doubt, or the backing is to hear of the token */
 
         rec = record_split(shm, rec, now);
@@ -575,7 +880,8 @@ record_split(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
         left->fence = rec->fence;
         left->chunks = rec->chunks;
         left->size = rec->size;
-        left->owes = NGX_IDEMPOTENCY_OWES_NEVER;
+        left->state = NGX_IDEMPOTENCY_GONE;
+        left->local = 1;
 
         rec->chunks = NULL;
         rec->size = 0;
@@ -584,8 +890,8 @@ record_split(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     ngx_idempotency_record_release(shm, rec, now);
 
     if (left) {
-        ngx_queue_insert_tail(&shm->sh->pending, &left->queue);
-        ngx_idempotency_record_tally(shm, left, 1);
+        ngx_idempotency_record_change(shm, left, NGX_IDEMPOTENCY_ON_CLAIM,
+                                      now);
         ngx_idempotency_tree_insert(shm, record_bucket(shm, left->token),
                                     &left->node);
     }
@@ -645,72 +951,7 @@ void
 ngx_idempotency_record_remove(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec)
 {
-    ngx_uint_t  tell, knows;
-
-    /* the backing may have it as claimed, and is to hear that it is not */
-
-    tell = (ngx_idempotency_record_pends(rec)
-            || rec->outcome == NGX_IDEMPOTENCY_FAILED)
-           && (rec->owes & NGX_IDEMPOTENCY_OWES_HEARD);
-
-    /* whether it was in doubt before is known there alone, until it answers */
-
-    knows = (rec->outcome == NGX_IDEMPOTENCY_ASKING
-             || rec->outcome == NGX_IDEMPOTENCY_FAILED);
-
-    record_unlink(shm, rec);
-
-    if (tell || (rec->owes & NGX_IDEMPOTENCY_OWES)) {
-        rec->outcome = NGX_IDEMPOTENCY_GONE;
-        rec->status = knows ? 0 : NGX_IDEMPOTENCY_FREED;
-        ngx_idempotency_tier_owe(shm, rec);
-
-    } else {
-        ngx_slab_free_locked(shm->shpool, rec);
-    }
-}
-
-
-/* there, too, whoever claimed it */
-
-void
-ngx_idempotency_record_forget(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec)
-{
-    if (shm->tier == NULL || (rec->owes & NGX_IDEMPOTENCY_OWES_NEVER)) {
-        ngx_idempotency_record_remove(shm, rec);
-        return;
-    }
-
-    record_unlink(shm, rec);
-
-    rec->outcome = NGX_IDEMPOTENCY_GONE;
-    rec->status = NGX_IDEMPOTENCY_FORGOTTEN;
-    rec->owes |= NGX_IDEMPOTENCY_OWES_HEARD;
-
-    ngx_idempotency_tier_owe(shm, rec);
-}
-
-
-static void
-record_unlink(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
-{
-    ngx_idempotency_record_tally(shm, rec, -1);
-
-    if (ngx_idempotency_record_pends(rec)
-        || rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE)
-    {
-        ngx_queue_remove(&rec->queue);
-
-    } else {
-        record_unpublish(rec);
-    }
-
-    ngx_idempotency_tree_delete(shm, record_bucket(shm, rec->token),
-                                &rec->node);
-
-    ngx_idempotency_quota_drop(shm, rec);
-    ngx_idempotency_chunks_free(shm, rec);
+    ngx_idempotency_record_change(shm, rec, NGX_IDEMPOTENCY_ON_REMOVE, 0);
 }
 
 
@@ -726,32 +967,38 @@ ngx_idempotency_record_end(ngx_idempotency_shm_t *shm,
 }
 
 
+static void
+record_tally(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
+    ngx_int_t n)
+{
+    if (record_counts(shm, rec)) {
+        shm->sh->stats.records[rec->state] += n;
+    }
+}
+
+
 /* those that a token is bound to, and not answers for those who wait */
 
 static ngx_uint_t
 record_counts(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
 {
-    return rec->outcome == NGX_IDEMPOTENCY_PENDING
-           || (rec->outcome < NGX_IDEMPOTENCY_STATS_RECORDS
+    return rec->state == NGX_IDEMPOTENCY_PENDING
+           || (rec->state < NGX_IDEMPOTENCY_STATS_RECORDS
                && rec->window != &shm->sh->left);
-}
-
-
-void
-ngx_idempotency_record_tally(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_int_t n)
-{
-    if (record_counts(shm, rec)) {
-        shm->sh->stats.records[rec->outcome] += n;
-    }
 }
 
 
 ngx_uint_t
 ngx_idempotency_record_alive(ngx_idempotency_record_t *rec, ngx_msec_t now)
 {
-    return ngx_idempotency_worker_alive(&rec->as.pending.owner,
-                                        rec->recorded
-                                        + rec->as.pending.renewed,
+    ngx_msec_t  seen;
+
+    seen = rec->recorded;
+
+    if (rec->state == NGX_IDEMPOTENCY_PENDING) {
+        seen += rec->as.pending.renewed;
+    }
+
+    return ngx_idempotency_worker_alive(&rec->as.pending.owner, seen,
                                         rec->lease, now);
 }

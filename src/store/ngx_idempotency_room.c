@@ -66,12 +66,12 @@ ngx_idempotency_record_expire(ngx_idempotency_shm_t *shm, ngx_msec_t now,
 ngx_uint_t
 ngx_idempotency_record_expired(ngx_idempotency_record_t *rec, ngx_msec_t now)
 {
-    if (rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE) {
+    if (rec->state == NGX_IDEMPOTENCY_ELSEWHERE) {
         return ngx_idempotency_elsewhere_unwanted(rec, now,
                                                   NGX_IDEMPOTENCY_SHM_LEFT);
     }
 
-    if ((rec->owes & NGX_IDEMPOTENCY_OWES_BRIEF)
+    if (ngx_idempotency_record_brief(rec)
         && (ngx_msec_int_t) (now - rec->as.brief.copied)
            >= NGX_IDEMPOTENCY_SHM_LEFT)
     {
@@ -80,8 +80,8 @@ ngx_idempotency_record_expired(ngx_idempotency_record_t *rec, ngx_msec_t now)
 
     /* brief ones but those in doubt tell nothing that could end */
 
-    if (rec->outcome == NGX_IDEMPOTENCY_NOTHING
-        || rec->outcome == NGX_IDEMPOTENCY_FAILED)
+    if (rec->state == NGX_IDEMPOTENCY_NOTHING
+        || rec->state == NGX_IDEMPOTENCY_FAILED)
     {
         return 0;
     }
@@ -161,11 +161,7 @@ room_evict(ngx_idempotency_shm_t *shm)
     ngx_queue_remove(&rec->queue);
     ngx_idempotency_chunks_free(shm, rec);
 
-    if (rec->outcome == NGX_IDEMPOTENCY_DONE) {
-        ngx_idempotency_record_tally(shm, rec, -1);
-        rec->outcome = NGX_IDEMPOTENCY_NOT_KEPT;
-        ngx_idempotency_record_tally(shm, rec, 1);
-    }
+    ngx_idempotency_record_change(shm, rec, NGX_IDEMPOTENCY_ON_EVICT, 0);
 
     return 1;
 }
@@ -194,7 +190,7 @@ room_evict_told(ngx_idempotency_shm_t *shm)
 
         rec = ngx_queue_data(q, ngx_idempotency_record_t, queue);
 
-        if ((rec->owes & NGX_IDEMPOTENCY_OWES_KEEPS) == 0) {
+        if (!ngx_idempotency_record_stays(rec)) {
             ngx_idempotency_record_remove(shm, rec);
             return 1;
         }
@@ -215,7 +211,7 @@ room_evict_told(ngx_idempotency_shm_t *shm)
             rec = ngx_queue_data(q, ngx_idempotency_record_t,
                                  as.bound.expiry);
 
-            if ((rec->owes & NGX_IDEMPOTENCY_OWES_KEEPS) == 0) {
+            if (!ngx_idempotency_record_stays(rec)) {
                 ngx_idempotency_record_remove(shm, rec);
                 return 1;
             }

@@ -129,11 +129,11 @@ shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_claim_t *claim)
                 shm_read_locked(rec, &cur);
             }
 
-            if (claim->wait && rec->outcome == NGX_IDEMPOTENCY_PENDING) {
+            if (claim->wait && ngx_idempotency_record_pends(rec)) {
                 ngx_idempotency_shm_wait(rec, claim);
             }
 
-            if (claim->wait && rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE) {
+            if (claim->wait && rec->state == NGX_IDEMPOTENCY_ELSEWHERE) {
                 ngx_idempotency_shm_wait(rec, claim);
                 elsewhere = 1;
                 due = rec->as.elsewhere.due;
@@ -235,7 +235,7 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
         return NULL;
     }
 
-    if (rec->outcome == NGX_IDEMPOTENCY_PENDING
+    if (rec->state == NGX_IDEMPOTENCY_PENDING
         && !ngx_idempotency_record_alive(rec, op->now))
     {
         ngx_idempotency_shm_orphan(shm, rec, op->now, wake);
@@ -246,7 +246,7 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     if (claim->differs) {
         op->result = NGX_IDEMPOTENCY_CONFLICT;
 
-    } else if (rec->outcome == NGX_IDEMPOTENCY_IN_DOUBT && claim->retry) {
+    } else if (rec->state == NGX_IDEMPOTENCY_IN_DOUBT && claim->retry) {
 
         op->result = ngx_idempotency_record_reclaim(shm, rec, claim);
         claim->taken = (op->result == NGX_IDEMPOTENCY_CLAIMED);
@@ -270,9 +270,8 @@ shm_of_other_version(ngx_idempotency_record_t *rec,
     ngx_idempotency_claim_t *claim)
 {
     return rec->parts.version != claim->parts.version
-           && rec->outcome != NGX_IDEMPOTENCY_ASKING
-           && rec->outcome != NGX_IDEMPOTENCY_NOTHING
-           && rec->outcome != NGX_IDEMPOTENCY_FAILED;
+           && (!ngx_idempotency_record_unknown(rec)
+               || rec->state == NGX_IDEMPOTENCY_GRANTED);
 }
 
 
@@ -364,8 +363,8 @@ ngx_uint_t
 ngx_idempotency_shm_untold(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec)
 {
-    return (rec->owes & NGX_IDEMPOTENCY_OWES)
-           && (rec->owes & NGX_IDEMPOTENCY_OWES_REFUSED) == 0
+    return rec->told != NGX_IDEMPOTENCY_TOLD
+           && rec->told != NGX_IDEMPOTENCY_REFUSED
            && !shm->sh->tier.failing;
 }
 
@@ -708,7 +707,8 @@ shm_forget_here(ngx_idempotency_shm_t *shm, ngx_idempotency_forget_t *forget)
         forget->was = ngx_idempotency_record_asked(rec) ? 0 : rec->fence;
 
         ngx_idempotency_shm_take_waiting(rec, &wake);
-        ngx_idempotency_record_forget(shm, rec);
+        ngx_idempotency_record_change(shm, rec, NGX_IDEMPOTENCY_ON_FORGET,
+                                      op->now);
     }
 
     ngx_idempotency_shm_unlock(shm);
@@ -773,13 +773,13 @@ shm_own(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
         return NULL;
     }
 
-    if (rec->outcome == NGX_IDEMPOTENCY_IN_DOUBT && rec->status == 0
+    if (rec->state == NGX_IDEMPOTENCY_IN_DOUBT && rec->status == 0
         && ngx_idempotency_tier_untouched(shm, rec))
     {
         ngx_idempotency_record_revive(shm, rec, op->now);
     }
 
-    if (rec->outcome != NGX_IDEMPOTENCY_PENDING) {
+    if (rec->state != NGX_IDEMPOTENCY_PENDING) {
         op->result = NGX_IDEMPOTENCY_STALE;
         return NULL;
     }

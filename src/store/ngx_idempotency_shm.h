@@ -53,25 +53,62 @@ struct ngx_idempotency_window_s {
 
 
 /*
- * What a record is besides what others are told, all with a backing: it is
- * being asked; what it answered, which may be another thing soon; and what
- * has left the zone, and is to be told there yet
+ * What a record is: what the token is bound to, as others are told it (see
+ * ngx_idempotency_outcome_e), or what is so of the backing.  What changes it,
+ * and into what, is one table in record.c.
  */
 
-#define NGX_IDEMPOTENCY_ASKING      0x10
-#define NGX_IDEMPOTENCY_ELSEWHERE   0x11
-#define NGX_IDEMPOTENCY_NOTHING     0x12
-#define NGX_IDEMPOTENCY_FAILED      0x13
-#define NGX_IDEMPOTENCY_GONE        0x14
+typedef enum {
+    NGX_IDEMPOTENCY_ASKING = NGX_IDEMPOTENCY_IN_DOUBT + 1,
+                                   /* a question: somebody waits for its
+                                      answer, that may be a claim */
+    NGX_IDEMPOTENCY_ABANDONED,     /* ... that nobody waits for any more */
+    NGX_IDEMPOTENCY_GRANTED,       /* claimed there; who asked has not heard */
+    NGX_IDEMPOTENCY_ELSEWHERE,     /* pending there: another one's */
+    NGX_IDEMPOTENCY_DOUBTED,       /* in doubt there */
+    NGX_IDEMPOTENCY_NOTHING,       /* not there, and not to be claimed */
+    NGX_IDEMPOTENCY_FAILED,        /* it did not answer */
+    NGX_IDEMPOTENCY_GONE,          /* it has left the zone */
+    NGX_IDEMPOTENCY_STATES
+} ngx_idempotency_state_e;
 
-/* the status of a record that asks, of one that was forgotten by hand, and of
-   one that is pending elsewhere: some want to know whether it is still */
 
-#define NGX_IDEMPOTENCY_ASK_RETRY   0x01
-#define NGX_IDEMPOTENCY_ASK_OLD     0x02
-#define NGX_IDEMPOTENCY_FORGOTTEN   0x01
-#define NGX_IDEMPOTENCY_FREED       0x02
-#define NGX_IDEMPOTENCY_LOOKED_FOR  0x01
+/* what happens to it */
+
+typedef enum {
+    NGX_IDEMPOTENCY_ON_CLAIM = 0,  /* it is owned from now on, by what this
+                                      zone knows */
+    NGX_IDEMPOTENCY_ON_ASK,        /* somebody asks, or takes over a question */
+    NGX_IDEMPOTENCY_ON_LEAVE,      /* who asked has gone */
+    NGX_IDEMPOTENCY_ON_TAKE,       /* ... has heard that it is his */
+    NGX_IDEMPOTENCY_ON_DONE,       /* its owner's outcome */
+    NGX_IDEMPOTENCY_ON_NOT_KEPT,
+    NGX_IDEMPOTENCY_ON_DOUBT,
+    NGX_IDEMPOTENCY_ON_EVICT,      /* its response leaves */
+    NGX_IDEMPOTENCY_ON_ORPHAN,     /* whose it is has died */
+    NGX_IDEMPOTENCY_ON_GRANT,      /* the backing's answers */
+    NGX_IDEMPOTENCY_ON_FOUND_PENDING,
+    NGX_IDEMPOTENCY_ON_FOUND_DONE,
+    NGX_IDEMPOTENCY_ON_FOUND_NOT_KEPT,
+    NGX_IDEMPOTENCY_ON_FOUND_DOUBT,
+    NGX_IDEMPOTENCY_ON_FOUND_NOTHING,
+    NGX_IDEMPOTENCY_ON_FAIL,
+    NGX_IDEMPOTENCY_ON_REMOVE,     /* it leaves the zone */
+    NGX_IDEMPOTENCY_ON_FORGET,     /* ... by hand: the backing forgets it, too */
+    NGX_IDEMPOTENCY_EVENTS
+} ngx_idempotency_event_e;
+
+
+/* what the backing has of it */
+
+typedef enum {
+    NGX_IDEMPOTENCY_TOLD = 0,      /* its last change */
+    NGX_IDEMPOTENCY_UNTOLD,        /* ... which waits in the list */
+    NGX_IDEMPOTENCY_TELLING,       /* ... which a batch has */
+    NGX_IDEMPOTENCY_OUTDATED,      /* a batch has what it was before that */
+    NGX_IDEMPOTENCY_REFUSED        /* there is no room for it, or it was told
+                                      in vain: it waits beside the list */
+} ngx_idempotency_told_e;
 
 
 /* the tokens of one value, that may be so many: see idempotency_quota */
@@ -120,6 +157,16 @@ struct ngx_idempotency_record_s {
         } pending;
 
         struct {
+            /* likewise: where the one waits who asks, who is told by a
+               number; and what he says of his claim */
+            ngx_idempotency_workers_t   waiting;
+            ngx_idempotency_worker_t    owner;
+            unsigned                    asker:30;
+            unsigned                    retry:1;
+            unsigned                    old:1;
+        } asking;
+
+        struct {
             /* in its window, and in its quota, if it has one */
             ngx_queue_t                 expiry;
             ngx_queue_t                 quota;
@@ -133,55 +180,87 @@ struct ngx_idempotency_record_s {
 
         struct {
             /* where requests wait, as of one that is pending here; when the
-               backing is asked next, how often it has answered, and when
-               somebody last wanted to know */
+               backing is asked next, how often it has answered, when
+               somebody last wanted to know, and whether he waits for it */
             ngx_idempotency_workers_t   waiting;
             ngx_msec_t                  due;
-            uint32_t                    answers;
             uint32_t                    wanted;
+            unsigned                    answers:31;
+            unsigned                    looked:1;
         } elsewhere;
+
+        struct {
+            /* by hand, whoever claimed it; or settled, whatever it was
+               before */
+            ngx_uint_t                  forgotten;
+            ngx_uint_t                  freed;
+        } gone;
     } as;
 
-    /* what the backing is to hear next, of those that it owes */
+    /* the next one that the backing is to be told, or is being told */
     ngx_idempotency_record_t       *next;
 
-    uint16_t                        status;
-    uint8_t                         outcome:7;
+    /* see ngx_idempotency_state_e, ngx_idempotency_told_e */
+    unsigned                        state:4;
+    unsigned                        told:3;
+    unsigned                        status:10;
     /* pending: it was in doubt before */
-    uint8_t                         taken:1;
-    uint8_t                         owes;
-    /* for how long an owner that can't be asked keeps it */
-    unsigned                        lease:31;
-    /* the backing has said that it knows of the claim */
+    unsigned                        taken:1;
+    /* it is none of the backing's business */
+    unsigned                        local:1;
+    /* the backing may know of the claim; has said so; and may have been told
+       the last change, though nobody knows */
+    unsigned                        heard:1;
     unsigned                        known:1;
+    unsigned                        again:1;
+    /* requests of this worker wait until it is told: its slot and one, or all
+       workers */
+    unsigned                        holding:8;
+    /* for how long an owner that can't be asked keeps it */
+    uint32_t                        lease;
 };
 
-/* whom to tell once it owes nothing: a slot of a worker, and one, or everybody;
-   it has its place in the node */
-
-#define ngx_idempotency_record_teller(rec)  ((rec)->node.data)
-
-#define NGX_IDEMPOTENCY_TELL_ALL    255
-
-/* it tells nothing of the token */
-
-#define ngx_idempotency_record_unknown(rec)                                  \
-    ((rec)->outcome == NGX_IDEMPOTENCY_ASKING                                \
-     || (rec)->outcome == NGX_IDEMPOTENCY_NOTHING                            \
-     || (rec)->outcome == NGX_IDEMPOTENCY_FAILED)
-
-/* its fence is that of a question, and not of the claim that it tells of */
-
-#define ngx_idempotency_record_asked(rec)                                    \
-    (ngx_idempotency_record_unknown(rec)                                     \
-     || (rec)->outcome == NGX_IDEMPOTENCY_ELSEWHERE                          \
-     || ((rec)->owes & NGX_IDEMPOTENCY_OWES_BRIEF))
+#define NGX_IDEMPOTENCY_HOLD_ALL    255
 
 /* an owner, or somebody who asks, is at work on it */
 
 #define ngx_idempotency_record_pends(rec)                                    \
-    ((rec)->outcome == NGX_IDEMPOTENCY_PENDING                               \
-     || (rec)->outcome == NGX_IDEMPOTENCY_ASKING)
+    ((rec)->state == NGX_IDEMPOTENCY_PENDING                                 \
+     || ngx_idempotency_record_asks(rec))
+
+/* ... the latter; or it is to be known yet that he has gone */
+
+#define ngx_idempotency_record_asks(rec)                                     \
+    ((rec)->state == NGX_IDEMPOTENCY_ASKING                                  \
+     || (rec)->state == NGX_IDEMPOTENCY_ABANDONED                            \
+     || (rec)->state == NGX_IDEMPOTENCY_GRANTED)
+
+/* an answer for those who have waited for it, and no copy */
+
+#define ngx_idempotency_record_brief(rec)                                    \
+    ((rec)->state == NGX_IDEMPOTENCY_DOUBTED                                 \
+     || (rec)->state == NGX_IDEMPOTENCY_NOTHING                              \
+     || (rec)->state == NGX_IDEMPOTENCY_FAILED)
+
+/* it tells nothing of the token */
+
+#define ngx_idempotency_record_unknown(rec)                                  \
+    (ngx_idempotency_record_asks(rec)                                        \
+     || (rec)->state == NGX_IDEMPOTENCY_NOTHING                              \
+     || (rec)->state == NGX_IDEMPOTENCY_FAILED)
+
+/* its fence is that of a question, and not of the claim that it tells of */
+
+#define ngx_idempotency_record_asked(rec)                                    \
+    (ngx_idempotency_record_asks(rec)                                        \
+     || ngx_idempotency_record_brief(rec)                                    \
+     || (rec)->state == NGX_IDEMPOTENCY_ELSEWHERE)
+
+/* it can't leave for want of memory: nobody else has it */
+
+#define ngx_idempotency_record_stays(rec)                                    \
+    ((rec)->local || (rec)->told != NGX_IDEMPOTENCY_TOLD                     \
+     || ngx_idempotency_record_brief(rec))
 
 /* what a token costs, as the documents tell it: it does not compile above */
 
@@ -327,14 +406,17 @@ ngx_idempotency_result_e ngx_idempotency_record_reclaim(
 ngx_idempotency_result_e ngx_idempotency_record_ask(
     ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     ngx_idempotency_record_t **rec);
-void ngx_idempotency_record_brief(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_uint_t outcome, ngx_msec_t now);
-void ngx_idempotency_record_copy(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_idempotency_outcome_e outcome,
+void ngx_idempotency_record_asker(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_idempotency_claim_t *claim);
+void ngx_idempotency_record_take(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_idempotency_claim_t *claim);
+void ngx_idempotency_record_found(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_idempotency_event_e event,
+    ngx_msec_t now);
+void ngx_idempotency_record_change(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_idempotency_event_e event,
     ngx_msec_t now);
 void ngx_idempotency_record_revive(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_msec_t now);
-void ngx_idempotency_record_grant(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t now);
 void ngx_idempotency_record_renew(ngx_idempotency_record_t *rec,
     ngx_msec_t lease, ngx_msec_t now);
@@ -349,12 +431,8 @@ void ngx_idempotency_record_release(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t now);
 void ngx_idempotency_record_remove(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
-void ngx_idempotency_record_forget(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec);
 void ngx_idempotency_record_end(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
-void ngx_idempotency_record_tally(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_int_t n);
 ngx_uint_t ngx_idempotency_record_expired(ngx_idempotency_record_t *rec,
     ngx_msec_t now);
 ngx_uint_t ngx_idempotency_record_expire(ngx_idempotency_shm_t *shm,

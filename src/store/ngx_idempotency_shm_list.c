@@ -115,8 +115,8 @@ static ngx_uint_t
 list_record(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     ngx_msec_t now, ngx_idempotency_listed_t *listed)
 {
-    if (rec->outcome == NGX_IDEMPOTENCY_ASKING
-        || (rec->outcome != NGX_IDEMPOTENCY_PENDING
+    if (ngx_idempotency_record_asks(rec)
+        || (rec->state != NGX_IDEMPOTENCY_PENDING
             && (rec->window == &shm->sh->left
                 || ngx_idempotency_record_expired(rec, now))))
     {

@@ -52,12 +52,14 @@ ngx_idempotency_shm_sweep(ngx_idempotency_shm_t *shm, ngx_msec_t now)
             next = ngx_queue_next(q);
             rec = ngx_queue_data(q, ngx_idempotency_record_t, queue);
 
-            if (!ngx_idempotency_record_alive(rec, now)) {
+            if (rec->state != NGX_IDEMPOTENCY_ABANDONED
+                && !ngx_idempotency_record_alive(rec, now))
+            {
                 orphan = &orphans[n++];
 
                 ngx_memcpy(orphan->token, rec->token,
                            NGX_IDEMPOTENCY_DIGEST_LEN);
-                orphan->fence = (rec->outcome == NGX_IDEMPOTENCY_PENDING)
+                orphan->fence = (rec->state == NGX_IDEMPOTENCY_PENDING)
                                 ? rec->fence : 0;
 
                 ngx_idempotency_shm_orphan(shm, rec, now, &orphan->wake);
@@ -94,7 +96,8 @@ orphans_told(ngx_idempotency_shm_t *shm, orphan_t *orphan)
 }
 
 
-/* it may have executed, and nobody is left who knows */
+/* it may have executed, and nobody is left who knows; nothing was sent before
+   it was told that it may */
 
 void
 ngx_idempotency_shm_orphan(ngx_idempotency_shm_t *shm,
@@ -103,11 +106,9 @@ ngx_idempotency_shm_orphan(ngx_idempotency_shm_t *shm,
 {
     ngx_idempotency_shm_take_waiting(rec, wake);
 
-    if (rec->outcome == NGX_IDEMPOTENCY_ASKING) {
-
-        /* nothing was sent before the answer */
-
-        ngx_idempotency_record_remove(shm, rec);
+    if (rec->state != NGX_IDEMPOTENCY_PENDING) {
+        ngx_idempotency_record_change(shm, rec, NGX_IDEMPOTENCY_ON_ORPHAN,
+                                      now);
         return;
     }
 

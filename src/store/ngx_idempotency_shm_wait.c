@@ -33,7 +33,7 @@ ngx_idempotency_shm_wait(ngx_idempotency_record_t *rec,
     op = &claim->op;
     self = ngx_idempotency_worker_self();
 
-    waiting = (rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE)
+    waiting = (rec->state == NGX_IDEMPOTENCY_ELSEWHERE)
               ? &rec->as.elsewhere.waiting : &rec->as.pending.waiting;
 
     if (self.slot != NGX_IDEMPOTENCY_NO_WORKER) {
@@ -57,17 +57,14 @@ void
 ngx_idempotency_shm_wait_told(ngx_idempotency_record_t *rec,
     ngx_idempotency_op_t *op)
 {
-    ngx_uint_t                teller;
+    ngx_uint_t                slot;
     ngx_idempotency_worker_t  self;
 
     self = ngx_idempotency_worker_self();
-    teller = ngx_idempotency_record_teller(rec);
+    slot = self.slot + 1;
 
-    if (self.slot != NGX_IDEMPOTENCY_NO_WORKER
-        && teller != (ngx_uint_t) self.slot + 1)
-    {
-        ngx_idempotency_record_teller(rec) =
-                             teller ? NGX_IDEMPOTENCY_TELL_ALL : self.slot + 1;
+    if (self.slot != NGX_IDEMPOTENCY_NO_WORKER && rec->holding != slot) {
+        rec->holding = rec->holding ? NGX_IDEMPOTENCY_HOLD_ALL : slot;
     }
 
     shm_enqueue(op);
@@ -107,15 +104,21 @@ void
 ngx_idempotency_shm_take_waiting(ngx_idempotency_record_t *rec,
     ngx_idempotency_workers_t *wake)
 {
-    if (ngx_idempotency_record_pends(rec)) {
-        *wake = rec->as.pending.waiting;
+    ngx_idempotency_workers_t  *waiting;
 
-    } else if (rec->outcome == NGX_IDEMPOTENCY_ELSEWHERE) {
-        *wake = rec->as.elsewhere.waiting;
+    if (ngx_idempotency_record_pends(rec)) {
+        waiting = &rec->as.pending.waiting;
+
+    } else if (rec->state == NGX_IDEMPOTENCY_ELSEWHERE) {
+        waiting = &rec->as.elsewhere.waiting;
 
     } else {
         ngx_memzero(wake, sizeof(ngx_idempotency_workers_t));
+        return;
     }
+
+    *wake = *waiting;
+    ngx_memzero(waiting, sizeof(ngx_idempotency_workers_t));
 }
 
 
@@ -196,7 +199,7 @@ ngx_idempotency_shm_cancel(ngx_idempotency_store_t *store,
 
     claim = (ngx_idempotency_claim_t *) op;
 
-    if (claim->asked) {
+    if (claim->asker) {
         ngx_idempotency_ask_cancel(store->data, claim);
     }
 }

@@ -219,8 +219,6 @@ typedef struct {
     unsigned                        local:1;
     /* by this machine's memory alone, where that is out of reach */
     unsigned                        alone:1;
-    /* the engine's own: it has asked what stands behind */
-    unsigned                        asked:1;
     /* if it is pending, call the handler once that has changed */
     unsigned                        wait:1;
     /* out: the response was left by what it waited for, which released the
@@ -228,9 +226,11 @@ typedef struct {
     unsigned                        leftover:1;
     /* out: what it owns now was in doubt before, and another's */
     unsigned                        taken:1;
-    /* set by a claim that waits: the fence of what it waits for; and which
-       answer of what stands behind is new enough for it */
+    /* set by a claim that waits: the fence of what it waits for; the number by
+       which what stands behind answers it, if it has asked; and which answer
+       of that is new enough for it */
     uint64_t                        waited;
+    uint32_t                        asker;
     uint32_t                        answer;
     /* ... and since when it waits for one */
     ngx_msec_t                      since;

@@ -16,6 +16,7 @@
    milliseconds; the others look whether that one lives */
 
 #define NGX_IDEMPOTENCY_TIER_WATCH      50
+#define NGX_IDEMPOTENCY_TIER_LOOK       200
 #define NGX_IDEMPOTENCY_TIER_IDLE       1000
 
 /* so often it is looked which leases are to be renewed */
@@ -27,6 +28,9 @@ static void tier_kick_handler(ngx_event_t *ev);
 static void tier_retry_handler(ngx_event_t *ev);
 static void tier_watch_handler(ngx_event_t *ev);
 static ngx_uint_t tier_watches(ngx_idempotency_tier_t *tier);
+static ngx_uint_t tier_hangs(ngx_idempotency_tier_t *tier);
+static void tier_hung(ngx_idempotency_tier_t *tier);
+static void tier_probe(ngx_idempotency_tier_t *tier);
 static void tier_tend(ngx_idempotency_tier_t *tier);
 static void tier_renew(ngx_idempotency_tier_t *tier);
 static ngx_msec_t tier_thirds(ngx_idempotency_record_t *rec, ngx_msec_t now);
@@ -106,7 +110,11 @@ tier_watch_handler(ngx_event_t *ev)
         tier_tend(tier);
         tier_renew(tier);
 
-    } else if (watches) {
+    } else {
+        tier_hung(tier);
+    }
+
+    if (watches && !ngx_idempotency_tier_shared(tier)) {
         tier->backing->tend(tier);
 
         if (ngx_current_msec - tier->watched >= NGX_IDEMPOTENCY_TIER_IDLE) {
@@ -115,12 +123,13 @@ tier_watch_handler(ngx_event_t *ev)
         }
 
         ngx_idempotency_tier_inherit(tier);
+        tier_probe(tier);
     }
 
     ngx_idempotency_tier_kick(tier->shm);
 
     ngx_add_timer(ev, watches ? NGX_IDEMPOTENCY_TIER_WATCH
-                              : NGX_IDEMPOTENCY_TIER_IDLE);
+                              : NGX_IDEMPOTENCY_TIER_LOOK);
 }
 
 
@@ -142,15 +151,115 @@ tier_watches(ngx_idempotency_tier_t *tier)
     mine = ngx_idempotency_process_is(watcher, self);
 
     if (!mine
-        && (watcher->pid == 0 || ngx_idempotency_process_gone(watcher)))
+        && (watcher->pid == 0
+            || ngx_current_msec - tier->watched >= NGX_IDEMPOTENCY_TIER_IDLE))
     {
-        *watcher = *self;
-        mine = 1;
+        tier->watched = ngx_current_msec;
+
+        if (watcher->pid == 0 || ngx_idempotency_process_gone(watcher)
+            || ngx_idempotency_process_stopped(watcher))
+        {
+            *watcher = *self;
+            mine = 1;
+        }
     }
 
     ngx_idempotency_shm_unlock(tier->shm);
 
     return mine;
+}
+
+
+/* what it was handed takes too long; a worker that is busy and has not heard
+   its answer yet is no hang */
+
+static ngx_uint_t
+tier_hangs(ngx_idempotency_tier_t *tier)
+{
+    ngx_idempotency_hander_t  *hander;
+
+    hander = &tier->shm->sh->tier.hander;
+
+    return hander->taken && hander->answered != hander->turn
+           && (ngx_msec_int_t) (ngx_current_msec - hander->handed)
+              >= NGX_IDEMPOTENCY_TIER_HANGS;
+}
+
+
+/* a hang is a failure: whoever waits for an answer waits no longer */
+
+static void
+tier_hung(ngx_idempotency_tier_t *tier)
+{
+    ngx_uint_t                  hung;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    sh = &tier->shm->sh->tier;
+
+    if (sh->failing || !tier_hangs(tier)
+        || ngx_idempotency_shm_lock(tier->shm) != NGX_OK)
+    {
+        return;
+    }
+
+    hung = (!sh->failing && tier_hangs(tier));
+
+    if (hung) {
+        sh->failing = 1;
+        sh->failed = ngx_current_msec;
+        sh->partly = 0;
+    }
+
+    ngx_idempotency_shm_unlock(tier->shm);
+
+    if (hung) {
+        ngx_idempotency_tier_say(tier, "an operation takes longer than a "
+                                 "second");
+        ngx_idempotency_workers_wake_all();
+    }
+}
+
+
+/* what failed, and is owed nothing, is asked whether it does still: if it might
+   answer, or an operator has just agreed to it */
+
+static void
+tier_probe(ngx_idempotency_tier_t *tier)
+{
+    ngx_idempotency_tier_sh_t  *sh;
+
+    sh = &tier->shm->sh->tier;
+
+    if (!sh->failing || tier->busy == tier->hands
+        || (tier->backing->up && !tier->backing->up(tier) && !sh->agreed)
+        || ngx_current_msec - sh->probed < NGX_IDEMPOTENCY_TIER_RETRY)
+    {
+        return;
+    }
+
+    sh->probed = ngx_current_msec;
+
+    tier->probes = 1;
+    ngx_idempotency_tier_hand(tier);
+    tier->probes = 0;
+}
+
+
+/* where what stands behind tells itself that it does not answer, that may be
+   so of a part of it */
+
+ngx_uint_t
+ngx_idempotency_tier_down(ngx_idempotency_shm_t *shm)
+{
+    ngx_idempotency_tier_t  *tier;
+
+    tier = shm->tier;
+
+    if (tier->backing->up && !tier->backing->up(tier)) {
+        return 1;
+    }
+
+    return !ngx_idempotency_tier_shared(tier) && shm->sh->tier.failing;
 }
 
 
@@ -206,7 +315,7 @@ tier_renew(ngx_idempotency_tier_t *tier)
     {
         rec = ngx_queue_data(q, ngx_idempotency_record_t, queue);
 
-        if (rec->outcome != NGX_IDEMPOTENCY_PENDING
+        if (rec->state != NGX_IDEMPOTENCY_PENDING
             || tier_thirds(rec, now) <= tier_thirds(rec, then))
         {
             continue;
@@ -251,15 +360,13 @@ ngx_uint_t
 ngx_idempotency_tier_untouched(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec)
 {
-    if (shm->tier == NULL || (rec->owes & NGX_IDEMPOTENCY_OWES_NEVER)
-        || (rec->owes & NGX_IDEMPOTENCY_OWES_HEARD) == 0)
-    {
+    if (shm->tier == NULL || rec->local || !rec->heard) {
         return 1;
     }
 
-    return !ngx_idempotency_tier_shared(shm->tier)
-           && (rec->owes & (NGX_IDEMPOTENCY_OWES|NGX_IDEMPOTENCY_OWES_AGAIN))
-              == NGX_IDEMPOTENCY_OWES_LISTED;
+    return !ngx_idempotency_tier_shared(shm->tier) && !rec->again
+           && (rec->told == NGX_IDEMPOTENCY_UNTOLD
+               || rec->told == NGX_IDEMPOTENCY_REFUSED);
 }
 
 

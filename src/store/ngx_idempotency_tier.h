@@ -33,31 +33,18 @@ typedef struct ngx_idempotency_record_s  ngx_idempotency_record_t;
 
 /* what was told in vain is told again after this time */
 
-#define NGX_IDEMPOTENCY_TIER_RETRY  200
+#define NGX_IDEMPOTENCY_TIER_RETRY  100
 
 
-/* what a record says that the backing has not: how far that is */
+/* an operation at the backing that takes longer hangs, if that does not tell
+   itself */
 
-#define NGX_IDEMPOTENCY_OWES_LISTED   0x01   /* it waits in the list */
-#define NGX_IDEMPOTENCY_OWES_TAKEN    0x02   /* it is being told */
-#define NGX_IDEMPOTENCY_OWES_MORE     0x04   /* and has changed meanwhile */
-#define NGX_IDEMPOTENCY_OWES_HEARD    0x08   /* it may know of the claim */
-#define NGX_IDEMPOTENCY_OWES_NEVER    0x10   /* it is none of its business */
-#define NGX_IDEMPOTENCY_OWES_BRIEF    0x20   /* it is an answer for those who
-                                                have waited, and no copy */
-#define NGX_IDEMPOTENCY_OWES_REFUSED  0x40   /* there is no room for it: it
-                                                waits until there may be */
-#define NGX_IDEMPOTENCY_OWES_AGAIN    0x80   /* it waits, but may have been
-                                                told: nobody knows */
+#define NGX_IDEMPOTENCY_TIER_HANGS  1000
 
-#define NGX_IDEMPOTENCY_OWES                                                 \
-    (NGX_IDEMPOTENCY_OWES_LISTED|NGX_IDEMPOTENCY_OWES_TAKEN)
 
-/* it can't leave for want of memory: nobody else has it, or for who waited */
+/* numbers of those who ask */
 
-#define NGX_IDEMPOTENCY_OWES_KEEPS                                           \
-    (NGX_IDEMPOTENCY_OWES|NGX_IDEMPOTENCY_OWES_NEVER                         \
-     |NGX_IDEMPOTENCY_OWES_BRIEF)
+#define NGX_IDEMPOTENCY_ASKERS  (1 << 30)
 
 
 /* in shared memory: a hand of a worker, and what it is telling; no pid: it is
@@ -97,12 +84,15 @@ typedef struct {
     /* how many were ever in the list, and how many of them were told */
     uint64_t                        listed;
     uint64_t                        told;
-    /* since the last ones were taken somebody asks, and waits */
+    /* since the last ones were taken somebody asks, and waits; and the number
+       of the last one who did */
     ngx_uint_t                      asked;
+    ngx_uint_t                      askers;
 
     /* whether that is in vain, and was for the last time */
     ngx_uint_t                      failing;
     ngx_msec_t                      failed;
+    ngx_msec_t                      probed;
     /* ... for want of room */
     ngx_uint_t                      partly;
     ngx_uint_t                      full;
@@ -263,8 +253,10 @@ struct ngx_idempotency_tier_s {
     ngx_uint_t                      busy;
     ngx_event_t                     retry;
     ngx_event_t                     kick;
-    /* it will not be tried again, but goes on, when that timer ends */
+    /* it will not be tried again, but goes on, when that timer ends; it is
+       tried whether it answers again */
     ngx_uint_t                      pauses;
+    ngx_uint_t                      probes;
 
     /* ... when it asks again for what is pending elsewhere */
     ngx_event_t                     again;
@@ -332,6 +324,10 @@ ngx_idempotency_hander_t *ngx_idempotency_owed_hander(
 
 void ngx_idempotency_tier_hand(ngx_idempotency_tier_t *tier);
 ngx_uint_t ngx_idempotency_tier_heard(ngx_idempotency_tier_t *tier);
+
+/* what it is asked would not be answered: whoever comes is told at once */
+
+ngx_uint_t ngx_idempotency_tier_down(ngx_idempotency_shm_t *shm);
 
 /* why it is unavailable, or NULL: it is available again */
 

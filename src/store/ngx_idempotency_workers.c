@@ -562,6 +562,24 @@ ngx_idempotency_workers_wake(ngx_idempotency_workers_t *set, uint64_t key)
 }
 
 
+void
+ngx_idempotency_workers_wake_all(void)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; i < NGX_IDEMPOTENCY_WORKERS; i++) {
+
+        if (workers_sh->slots[i].pid) {
+            ngx_shmtx_lock(&workers_shpool->mutex);
+            workers_sh->slots[i].overflow = 1;
+            ngx_shmtx_unlock(&workers_shpool->mutex);
+
+            workers_notify(i);
+        }
+    }
+}
+
+
 static void
 workers_notify(ngx_uint_t slot)
 {

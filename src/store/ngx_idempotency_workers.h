@@ -87,5 +87,9 @@ void ngx_idempotency_worker_owns(ngx_int_t more, ngx_msec_t now);
 void ngx_idempotency_workers_wake(ngx_idempotency_workers_t *set,
     uint64_t key);
 
+/* ... everybody, whatever he waits for */
+
+void ngx_idempotency_workers_wake_all(void);
+
 
 #endif /* _NGX_IDEMPOTENCY_WORKERS_H_INCLUDED_ */

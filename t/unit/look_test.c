@@ -110,6 +110,7 @@ answer(ngx_idempotency_result_e result, ngx_idempotency_outcome_e outcome)
     was = *item;
 
     item->result = result;
+    item->unheard = (result == NGX_IDEMPOTENCY_UNAVAILABLE);
     batch->rc = NGX_OK;
 
     if (result == NGX_IDEMPOTENCY_BOUND) {

@@ -22,7 +22,7 @@
 
 #define WINDOW   400
 #define LEASE    100
-#define LIVES    6
+#define LIVES    10
 
 
 typedef enum {
@@ -90,7 +90,7 @@ static group_t     groups[GROUPS];
 static worker_t    workers[WORKERS];
 static actor_t     actors[ACTORS];
 static truth_t     truths[TOKENS];
-static ngx_uint_t  failing, crammed;
+static ngx_uint_t  failing, crammed, down;
 static ngx_uint_t  executions, replays, doubts, refusals;
 static int64_t     base;
 
@@ -175,7 +175,7 @@ commit(worker_t *w)
     strcpy(batch->error, "unit");
 
     if (!ngx_idempotency_owed_current(&w->tier, batch)
-        || (failing && unit_below(&seed, 3)))
+        || down || (failing && unit_below(&seed, 3)))
     {
         return;
     }
@@ -495,8 +495,8 @@ group_forgets(ngx_uint_t n)
 
         rec = ngx_idempotency_record_current(shm, token, ngx_current_msec);
 
-        if (rec && rec->outcome == NGX_IDEMPOTENCY_DONE
-            && (rec->owes & NGX_IDEMPOTENCY_OWES)
+        if (rec && rec->state == NGX_IDEMPOTENCY_DONE
+            && rec->told != NGX_IDEMPOTENCY_TOLD
             && truths[i].state == DONE)
         {
             truths[i].state = DOUBT;
@@ -699,7 +699,7 @@ claimed(actor_t *a)
 }
 
 
-/* what is told of a token is in the file, unless that fails */
+/* what is told of a token is in the file, unless that fails, or is full */
 
 static ngx_uint_t
 file_has_it(ngx_idempotency_claim_t *claim)
@@ -713,7 +713,8 @@ file_has_it(ngx_idempotency_claim_t *claim)
 
     return rec == NULL || rec->fence != claim->found.fence
            || shm->sh->tier.failing
-           || (rec->owes & NGX_IDEMPOTENCY_OWES) == 0;
+           || rec->told == NGX_IDEMPOTENCY_REFUSED
+           || rec->told == NGX_IDEMPOTENCY_TOLD;
 }
 
 
@@ -762,7 +763,7 @@ result(actor_t *a)
 }
 
 
-/* the file has it, unless that fails */
+/* the file has it, unless that fails, or is full */
 
 static void
 told(ngx_idempotency_op_t *op)
@@ -777,7 +778,8 @@ told(ngx_idempotency_op_t *op)
 
     check(rec == NULL || shm->sh->tier.failing
           || rec->fence != a->complete.fence
-          || (rec->owes & NGX_IDEMPOTENCY_OWES) == 0);
+          || rec->told == NGX_IDEMPOTENCY_REFUSED
+          || rec->told == NGX_IDEMPOTENCY_TOLD);
 
     check_equal(a->act, TELLS);
     a->act = IDLE;
@@ -897,6 +899,11 @@ wake(void)
 {
     uint64_t    keys[DOUBLE_WAKES];
     ngx_uint_t  i, n;
+
+    if (double_woken_all) {
+        double_woken_all = 0;
+        ngx_idempotency_shm_woken(NULL);
+    }
 
     while (double_nwakes) {
         n = double_nwakes;
@@ -1258,7 +1265,7 @@ life_begins(uint64_t first, ngx_uint_t is_strict, ngx_uint_t is_killed)
     ngx_memzero(workers, sizeof(workers));
 
     ngx_current_msec = 100000;
-    failing = crammed = 0;
+    failing = crammed = down = 0;
     executions = replays = doubts = refusals = 0;
 
     file_make(NULL);
@@ -1291,7 +1298,7 @@ life(uint64_t first, ngx_uint_t is_strict, ngx_uint_t is_killed)
 {
     ngx_uint_t  i, n;
 
-    n = unit_setting("UNIT_STEPS", 2000);
+    n = unit_setting("UNIT_STEPS", 20000);
 
     life_begins(first, is_strict, is_killed);
 
@@ -1448,7 +1455,215 @@ came_and_went(void)
 }
 
 
+static ngx_idempotency_record_t *
+record_of(ngx_uint_t n, ngx_uint_t token)
+{
+    u_char  digest[NGX_IDEMPOTENCY_DIGEST_LEN];
+
+    memset(digest, 'a' + (int) token, NGX_IDEMPOTENCY_DIGEST_LEN);
+
+    return ngx_idempotency_record_current(&workers[n].shm, digest,
+                                          ngx_current_msec);
+}
+
+
+static void
+looks(ngx_uint_t n)
+{
+    double_become(n);
+
+    ngx_del_timer(&workers[n].tier.watch);
+    workers[n].tier.watch.handler(&workers[n].tier.watch);
+    wake();
+}
+
+
+/* a client goes while its question is on its way: who comes next asks no other
+   one, and gets the answer */
+
+static void
+abandoned(void)
+{
+    uint64_t  fence;
+
+    life_begins(1, 0, 1);
+
+    comes(&actors[0], 0, 0, 1);
+    check(workers[0].flying);
+    fence = record_of(0, 0)->fence;
+    leaves(&actors[0]);
+
+    comes(&actors[1], 1, 0, 1);
+    check_equal(actors[1].act, WAITS);
+    check_equal(record_of(1, 0)->fence, fence);
+
+    check(tells(0));
+    hear(1);
+    check_equal(actors[1].act, OWNS);
+    check_equal(actors[1].claim.fence, fence);
+
+    ends(&actors[1], 0);
+    tells_all(0);
+    tells_all(1);
+    life_ends();
+}
+
+
+/* ... and if nobody comes it is given back: it holds up no other instance */
+
+static void
+granted_to_nobody(void)
+{
+    life_begins(1, 0, 1);
+
+    comes(&actors[0], 0, 0, 1);
+    leaves(&actors[0]);
+    tells_all(0);
+
+    group_up(1);
+    comes(&actors[1], 2, 0, 1);
+    tells_all(2);
+    check_equal(actors[1].act, OWNS);
+
+    life_ends();
+}
+
+
+/* the file hangs, and its answer comes when nobody waits for it any more */
+
+static void
+hung(void)
+{
+    life_begins(1, 0, 1);
+    comes(&actors[0], 0, 0, 1);
+    check(workers[0].flying);
+
+    ngx_current_msec += 999;
+    looks(1);
+    check(!workers[0].shm.sh->tier.failing);
+
+    ngx_current_msec += 2;
+    looks(1);
+    check(workers[0].shm.sh->tier.failing);
+
+    hear(0);
+    check_equal(actors[0].act, IDLE);
+    check_equal(refusals, 1);
+
+    /* who comes then is told at once */
+
+    comes(&actors[1], 1, 0, 1);
+    check_equal(actors[1].act, IDLE);
+    comes(&actors[2], 1, 2, 1);
+    check_equal(actors[2].act, IDLE);
+    check_equal(refusals, 3);
+    check(!workers[1].flying);
+
+    /* it has granted what nobody wants, and takes it back before anybody is
+       let in */
+
+    check(tells(0));
+    check(workers[0].shm.sh->tier.failing);
+    comes(&actors[1], 1, 0, 1);
+    check_equal(refusals, 4);
+    check(tells(0));
+    check(!workers[0].shm.sh->tier.failing);
+
+    group_up(1);
+    comes(&actors[1], 2, 0, 1);
+    tells_all(2);
+    check_equal(actors[1].act, OWNS);
+
+    life_ends();
+}
+
+
+/* what failed, and is owed nothing, is asked whether it does still */
+
+static void
+probed(void)
+{
+    ngx_uint_t  i;
+
+    life_begins(1, 0, 1);
+
+    comes(&actors[0], 0, 0, 1);
+    down = 1;
+    check(tells(0));
+    check(workers[0].shm.sh->tier.failing);
+    hear(0);
+    check_equal(refusals, 1);
+
+    for (i = 0; i < 5; i++) {
+        ngx_current_msec += 100;
+        looks(0);
+        looks(1);
+        (void) tells(0);
+        (void) tells(1);
+        check(workers[0].shm.sh->tier.failing);
+    }
+
+    down = 0;
+
+    for (i = 0; i < 3; i++) {
+        ngx_current_msec += 100;
+        looks(0);
+        looks(1);
+        (void) tells(0);
+        (void) tells(1);
+    }
+
+    check(!workers[0].shm.sh->tier.failing);
+
+    comes(&actors[1], 1, 0, 1);
+    tells_all(1);
+    check_equal(actors[1].act, OWNS);
+
+    life_ends();
+}
+
+
+/* one stands still with its question, and another asks the same under its
+   number: whose the answer is, is told by another one */
+
+static void
+stood_still(void)
+{
+    life_begins(1, 0, 1);
+
+    comes(&actors[0], 0, 0, 1);
+    check(workers[0].flying);
+
+    worker_stands(0);
+    ngx_current_msec += 1500;
+
+    comes(&actors[1], 1, 0, 1);
+    looks(1);
+    check(workers[1].flying);
+    check(tells(1));
+    hear(1);
+    check_equal(actors[1].act, OWNS);
+
+    /* it goes on: what it was telling is another's, as is what it asked for */
+
+    double_workers[0].state = DOUBLE_ALIVE;
+    check(tells(0));
+    actors[0].woken = 1;
+    hear(0);
+    check(actors[0].act != OWNS);
+
+    ends(&actors[1], 0);
+    tells_all(1);
+    life_ends();
+}
+
+
 static unit_case_t  cases[] = {
+    { "a question whose client has gone", abandoned },
+    { "... that nobody asks again", granted_to_nobody },
+    { "a file that hangs, and answers late", hung },
+    { "a file that fails is asked whether it does still", probed },
+    { "a worker that stands still while it asks", stood_still },
     { "what another one took over is its own, even if it has gone",
       came_and_went },
     { "strict: two instances, kill -9", strict_and_killed },

@@ -9,6 +9,7 @@
 double_worker_t    double_workers[NGX_IDEMPOTENCY_WORKERS];
 double_wake_t      double_wakes[DOUBLE_WAKES];
 ngx_uint_t         double_nwakes;
+ngx_uint_t         double_woken_all;
 
 /* for the timers of a zone with a backing, which none of these has */
 
@@ -30,6 +31,7 @@ double_reset(void)
     }
 
     double_nwakes = 0;
+    double_woken_all = 0;
     double_self = 0;
 }
 
@@ -214,6 +216,13 @@ ngx_idempotency_process_self(void)
                    ? 1 : double_workers[double_self].epoch;
 
     return &self;
+}
+
+
+void
+ngx_idempotency_workers_wake_all(void)
+{
+    double_woken_all++;
 }
 
 

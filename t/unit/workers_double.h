@@ -43,6 +43,10 @@ extern double_worker_t  double_workers[NGX_IDEMPOTENCY_WORKERS];
 extern double_wake_t    double_wakes[DOUBLE_WAKES];
 extern ngx_uint_t       double_nwakes;
 
+/* how often all were woken, whatever they wait for */
+
+extern ngx_uint_t       double_woken_all;
+
 void double_reset(void);
 
 /* who it was before */

@@ -349,7 +349,7 @@ zone_check(zone_t *z)
         rec = ngx_queue_data(q, ngx_idempotency_record_t, queue);
 
         if (rec->window == &sh->copies
-            || (rec->owes & NGX_IDEMPOTENCY_OWES_BRIEF))
+            || ngx_idempotency_record_brief(rec))
         {
             continue;
         }
@@ -455,7 +455,7 @@ zone_quotas(zone_t *z, ngx_rbtree_node_t *node, zone_census_t *c)
     {
         rec = ngx_queue_data(q, ngx_idempotency_record_t, as.bound.quota);
         check(rec->quota == quota);
-        check(rec->outcome != NGX_IDEMPOTENCY_PENDING);
+        check(rec->state != NGX_IDEMPOTENCY_PENDING);
     }
 
     return quota->live + zone_quotas(z, node->left, c)
@@ -490,7 +490,7 @@ zone_count_owed(zone_t *z, ngx_idempotency_record_t *rec, zone_census_t *c)
 {
     for ( /* void */ ; rec; rec = rec->next) {
 
-        if (rec->outcome == NGX_IDEMPOTENCY_GONE) {
+        if (rec->state == NGX_IDEMPOTENCY_GONE) {
             c->used[zone_slot(z, sizeof(ngx_idempotency_record_t))]++;
         }
     }
@@ -514,16 +514,16 @@ zone_count_record(zone_t *z, ngx_idempotency_record_t *rec, zone_census_t *c)
     check(rec->fence <= sh->fence);
 
     pending = ngx_idempotency_record_pends(rec);
-    brief = (rec->owes & NGX_IDEMPOTENCY_OWES_BRIEF);
+    brief = ngx_idempotency_record_brief(rec);
 
     check_equal(zone_in_queue(&sh->pending, &rec->queue), pending);
     check_equal(zone_in_queue(&sh->kept, &rec->queue),
                 !pending && rec->chunks != NULL);
 
-    if (rec->outcome < NGX_IDEMPOTENCY_STATS_RECORDS
+    if (rec->state < NGX_IDEMPOTENCY_STATS_RECORDS
         && (pending || rec->window != &sh->left))
     {
-        c->outcomes[rec->outcome]++;
+        c->outcomes[rec->state]++;
     }
 
     c->pending += pending;
@@ -649,7 +649,7 @@ zone_drop_brief(zone_t *z)
         next = ngx_queue_next(q);
         rec = ngx_queue_data(q, ngx_idempotency_record_t, as.brief.expiry);
 
-        if (rec->owes & NGX_IDEMPOTENCY_OWES_BRIEF) {
+        if (ngx_idempotency_record_brief(rec)) {
             ngx_idempotency_record_remove(&z->shm, rec);
         }
     }

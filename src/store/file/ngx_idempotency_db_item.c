@@ -533,6 +533,7 @@ db_unavailable(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
     char *why)
 {
     item->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+    item->unheard = 1;
 
     (void) snprintf(db->error, sizeof(db->error), "%s", why);
 }

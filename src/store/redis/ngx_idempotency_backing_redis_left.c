@@ -111,7 +111,8 @@ left_owned(left_t *left)
                                          ngx_current_msec);
 
     owned = (rec && rec->fence == left->item.fence
-             && !ngx_idempotency_record_asked(rec))
+             && !ngx_idempotency_record_brief(rec)
+             && rec->state != NGX_IDEMPOTENCY_ELSEWHERE)
             || shm->sh->tier.since != left->item.since;
 
     ngx_idempotency_shm_unlock(shm);
