@@ -196,6 +196,8 @@ typedef struct {
     /* as given, or the store's */
     size_t                         max_response_given;
     size_t                         max_response;
+    /* the line that marks a replay; empty: none does */
+    ngx_str_t                      replay_header;
     ngx_array_t                   *hide_headers;
     ngx_uint_t                     replay_cookies;
 

@@ -725,6 +725,44 @@ ngx_http_idempotency_check_time(ngx_conf_t *cf, void *post, void *data)
 }
 
 
+/* "off", or a token as RFC 9110 has it */
+
+char *
+ngx_http_idempotency_check_replay_header(ngx_conf_t *cf, void *post,
+    void *data)
+{
+    ngx_str_t  *name = data;
+
+    size_t  i;
+    u_char  c;
+
+    if (ngx_strcmp(name->data, "off") == 0) {
+        name->len = 0;
+        return NGX_CONF_OK;
+    }
+
+    for (i = 0; i < name->len; i++) {
+        c = name->data[i];
+
+        if ((c | 0x20) >= 'a' && (c | 0x20) <= 'z') {
+            continue;
+        }
+
+        if ((c < '0' || c > '9') && ngx_strchr("!#$%&'*+-.^_`|~", c) == NULL) {
+            break;
+        }
+    }
+
+    if (name->len == 0 || i < name->len) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid header name \"%V\"", name);
+        return NGX_CONF_ERROR;
+    }
+
+    return NGX_CONF_OK;
+}
+
+
 /* it goes into a header line and into JSON as it is */
 
 char *

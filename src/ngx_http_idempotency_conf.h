@@ -93,6 +93,8 @@ char *ngx_http_idempotency_set_ignore_fields(ngx_conf_t *cf,
 char *ngx_http_idempotency_set_status(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 char *ngx_http_idempotency_check_time(ngx_conf_t *cf, void *post, void *data);
+char *ngx_http_idempotency_check_replay_header(ngx_conf_t *cf, void *post,
+    void *data);
 char *ngx_http_idempotency_check_docs(ngx_conf_t *cf, void *post, void *data);
 
 /* of idempotency_redis */

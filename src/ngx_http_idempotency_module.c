@@ -127,6 +127,11 @@ static ngx_conf_post_t  ngx_http_idempotency_time_post = {
 };
 
 
+static ngx_conf_post_t  ngx_http_idempotency_replay_header_post = {
+    ngx_http_idempotency_check_replay_header
+};
+
+
 static ngx_conf_post_t  ngx_http_idempotency_docs_post = {
     ngx_http_idempotency_check_docs
 };
@@ -361,6 +366,13 @@ static ngx_command_t  ngx_http_idempotency_commands[] = {
       NGX_HTTP_LOC_CONF_OFFSET,
       0,
       NULL },
+
+    { ngx_string("idempotency_replay_header"),
+      NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
+      ngx_conf_set_str_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_idempotency_loc_conf_t, replay_header),
+      &ngx_http_idempotency_replay_header_post },
 
     { ngx_string("idempotency_docs"),
       NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
@@ -609,6 +621,7 @@ ngx_http_idempotency_create_loc_conf(ngx_conf_t *cf)
      *     conf->quota_value = NULL;
      *     conf->canon = { 0, NULL };
      *     conf->status = { 0 };
+     *     conf->replay_header = { 0, NULL };
      *     conf->docs = { 0, NULL };
      *     conf->api = 0;
      *     conf->api_write = 0;
@@ -737,6 +750,8 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
                              ? conf->store->most : 1024 * 1024;
     }
 
+    ngx_conf_merge_str_value(conf->replay_header, prev->replay_header,
+                             "Idempotent-Replayed");
     ngx_conf_merge_ptr_value(conf->hide_headers, prev->hide_headers, NULL);
     ngx_conf_merge_uint_value(conf->replay_cookies, prev->replay_cookies,
                               NGX_HTTP_IDEMPOTENCY_COOKIES_IDENTIFIED);

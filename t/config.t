@@ -33,6 +33,7 @@ our %good = (
     idempotency_max_response => '64k',
     idempotency_hide_header => 'X-Secret Server',
     idempotency_replay_cookies => 'always',
+    idempotency_replay_header => 'X-Replayed',
     idempotency_status => 'conflict=422 missing=428',
     idempotency_docs => 'https://example.com/docs',
     idempotency_bypass => '$arg_bypass $http_x_bypass',
@@ -494,7 +495,13 @@ join "\n", map({ "idempotency_quota $_;  # invalid number \"$_\"" } qw(0 -1 x 1.
      'idempotency_window $arg_a; location / { location /a { idempotency zone=z; idempotency_key_format uuid7; } }']
 --- must_die
 
-=== TEST 29: what the directives take
+=== TEST 29: idempotency_replay_header is a name
+--- config eval located
+join "\n", map "idempotency_replay_header $_->[0];  # invalid header name \"$_->[1]\"",
+    ['""', ''], ['"a b"', 'a b'], ['X:', 'X:'], ['é', 'é'], ['a/b', 'a/b']
+--- must_die
+
+=== TEST 30: what the directives take
 --- config eval together
 join "\n", table(\@::times, [qw(1 1s 1ms 1500ms 1d 2w 1h30m)]),
     table('idempotency_status', [map "$_=460", qw(conflict in_progress in_doubt not_kept
@@ -517,6 +524,7 @@ join "\n", table(\@::times, [qw(1 1s 1ms 1500ms 1d 2w 1h30m)]),
     table('idempotency_ignore_cookies', ['off', '*', 'a', 'a a', 'a*', 'Off', 'off*']),
     table('idempotency_bind', ['a', '""', '$http_a $http_a', '$arg_a$arg_b',
         '$idempotency_field_x']),
+    table('idempotency_replay_header', ['off', 'X-Replayed', 'x_1', 'OFF', "\"!#%&'*+-.^`|~\""]),
     table('idempotency_window', ['$arg_a', '${arg_a}h', '"$arg_a $arg_b"']),
     'idempotency_key_format uuid7; idempotency_window $arg_a;',
     'idempotency_key_format uuid7; idempotency_window $arg_a; idempotency zone=z; idempotency_key_max_age 1d;',
@@ -534,7 +542,7 @@ GET /ok
 --- no_error_log
 [warn]
 
-=== TEST 30: idempotency_guard stands in locations, once in each
+=== TEST 31: idempotency_guard stands in locations, once in each
 --- http_config
 --- config
 location = /ok { return 204; }
@@ -545,7 +553,7 @@ GET /ok
 --- no_error_log
 [warn]
 
-=== TEST 31: idempotency_guard: where and how not
+=== TEST 32: idempotency_guard: where and how not
 --- http_config eval
 ["", "", "", "idempotency_guard;  # \"idempotency_guard\" directive is not allowed here\n"]
 --- config eval
@@ -554,7 +562,7 @@ GET /ok
  "idempotency_guard;  # \"idempotency_guard\" directive is not allowed here", ""]
 --- must_die
 
-=== TEST 32: what is in force: the methods and the key, of http, a server and a location
+=== TEST 33: what is in force: the methods and the key, of http, a server and a location
 --- http_config eval
 "idempotency zone=z;\n" . settings(0) . "
 server {
@@ -580,7 +588,7 @@ places { ($::p{kept}) x 6 }
 words places { map { my $s = $_; map { $_ eq $::p{method} ? $s : '-' } qw(PUT POST PATCH) }
         qw(NEW REPLAYED) }
 
-=== TEST 33: ... the status and the page of a refusal
+=== TEST 34: ... the status and the page of a refusal
 --- request eval
 places { line('b'), line('b') . '&other' }
 --- more_headers eval
@@ -592,7 +600,7 @@ words places { 'NEW CONFLICT' }
 --- response_headers eval
 places { '!Link', "Link: <https://$::p{docs}.example/>; rel=\"describedby\"" }
 
-=== TEST 34: ... the bypass, and no other place's
+=== TEST 35: ... the bypass, and no other place's
 --- request eval
 places { (line('c')) x 6 }
 --- more_headers eval
@@ -602,7 +610,7 @@ places { ($::p{kept}) x 6 }
 --- idempotency_status eval
 words places { map { $_ eq $::p{h} ? 'BYPASS BYPASS' : 'NEW REPLAYED' } qw(X Y Z) }
 
-=== TEST 35: ... the identity, and no other place's
+=== TEST 36: ... the identity, and no other place's
 --- request eval
 places { (line('d')) x 3 }
 --- more_headers eval
@@ -613,7 +621,7 @@ places { $::p{kept}, $::p{kept}, $::p{conflict} }
 --- idempotency_status eval
 words places { 'NEW REPLAYED CONFLICT' }
 
-=== TEST 36: ... what a missing key is
+=== TEST 37: ... what a missing key is
 --- request eval
 places { line('e') }
 --- more_headers eval
@@ -622,7 +630,7 @@ places { "Host: $::p{host}\n$::p{h}-Who: me" }
 places { $::p{missing} // $::p{kept} }
 --- idempotency_status: MISSING - - -
 
-=== TEST 37: ... how long a key may be
+=== TEST 38: ... how long a key may be
 --- request eval
 places { (line('f')) x 2 }
 --- more_headers eval
@@ -632,7 +640,7 @@ places { $::p{kept}, 400 }
 --- idempotency_status eval
 words places { 'NEW MALFORMED' }
 
-=== TEST 38: ... which responses are kept
+=== TEST 39: ... which responses are kept
 --- request eval
 places { ("$::p{method} $::p{uri}/g?status=" . ($::p{released} // 999)) x 2 }
 --- more_headers eval
@@ -641,7 +649,7 @@ places { (headers("g$::p{n}")) x 2 }
 places { ($::p{released} // 999) x 2 }
 --- idempotency_status: NEW NEW NEW REPLAYED NEW NEW NEW NEW
 
-=== TEST 39: ... how long a response may be
+=== TEST 40: ... how long a response may be
 --- request eval
 places { map { (line('h') . "&size=" . ($::p{size} + $_)) x 2 } 0, 1 }
 --- more_headers eval
@@ -651,7 +659,7 @@ places { ($::p{kept}) x 3, 409 }
 --- idempotency_status eval
 words places { 'NEW REPLAYED NEW NOT_KEPT' }
 
-=== TEST 40: ... which lines are replayed
+=== TEST 41: ... which lines are replayed
 --- request eval
 places { (line('i') . "&h=Set-Cookie:%20a=b" . join '', map "&h=$_-Hidden:%20x", qw(X Y Z)) x 2 }
 --- more_headers eval
@@ -666,7 +674,7 @@ places { join("\n", 'Set-Cookie: a=b', map "$_-Hidden: x", qw(X Y Z)),
          join("\n", $::p{cookies} ? '!Set-Cookie' : 'Set-Cookie: a=b',
               map $_ eq $::p{h} ? "!$_-Hidden" : "$_-Hidden: x", qw(X Y Z)) }
 
-=== TEST 41: ... how loud the log is
+=== TEST 42: ... how loud the log is
 --- request eval
 places { line('j'), line('j') . '&other' }
 --- more_headers eval
@@ -676,7 +684,7 @@ places { $::p{kept}, $::p{conflict} }
 --- error_log eval
 places { qr/\[$::p{level}\].* idempotency.*"$::p{method} $::p{uri}\/j/ }
 
-=== TEST 42: ... which keys are one
+=== TEST 43: ... which keys are one
 --- request eval
 my @of = map "$_->{method} $_->{uri}/k?status=$_->{kept}", @::places[0 .. 2];
 [(@of) x 2]
@@ -686,7 +694,7 @@ my @of = map "Host: $_->{host}\n$_->{h}-Key: scope", @::places[0 .. 2];
 --- error_code: 200 404 500 200 404 500
 --- idempotency_status: NEW NEW NEW REPLAYED REPLAYED REPLAYED
 
-=== TEST 43: ... what is told while the first is under way
+=== TEST 44: ... what is told while the first is under way
 --- init
 package main;
 places { pending($::p{method}, "$::p{uri}/q?id=q$::p{n}&gate=1", host => $::p{host},
@@ -698,7 +706,7 @@ places { headers("q$::p{n}") }
 --- error_code: 409 202 202 202
 --- idempotency_status: IN_PROGRESS
 
-=== TEST 44: a scope that two servers inherit is one: a key is bound to one of them
+=== TEST 45: a scope that two servers inherit is one: a key is bound to one of them
 --- http_config
     idempotency zone=z;
     idempotency_scope http2;
@@ -716,7 +724,7 @@ POST /x
 --- error_code: 200 409 200
 --- idempotency_status: NEW CONFLICT REPLAYED
 
-=== TEST 45: idempotency: off and on again in a location and those within
+=== TEST 46: idempotency: off and on again in a location and those within
 --- http_config
     idempotency zone=z;
 --- config
@@ -737,7 +745,7 @@ POST /x
 [map { ("Idempotency-Key: switch$_") x 2 } qw(/x /on /on/below /on/off)]
 --- idempotency_status: - - NEW REPLAYED NEW REPLAYED - -
 
-=== TEST 46: idempotency_dry_run: on and off
+=== TEST 47: idempotency_dry_run: on and off
 --- config
     idempotency zone=z;
     idempotency_dry_run on;
@@ -750,7 +758,7 @@ POST /x
 [map { ("Idempotency-Key: $_") x 2 } qw(dry wet)]
 --- idempotency_status: NEW_DRY_RUN REPLAYED_DRY_RUN NEW REPLAYED
 
-=== TEST 47: idempotency_key_format and idempotency_window of a server and a location
+=== TEST 48: idempotency_key_format and idempotency_window of a server and a location
 --- config
     idempotency zone=z;
     idempotency_key_format sf-string;
@@ -772,7 +780,7 @@ POST /x
 --- response_headers eval
 ["", "X-Expires: 1200", "X-Expires: 7200"]
 
-=== TEST 48: what is in force for bodies: which are normalized
+=== TEST 49: what is in force for bodies: which are normalized
 --- http_config
     idempotency zone=z;
     idempotency_missing_key content;
@@ -827,7 +835,7 @@ bodies { map code($::p{types} =~ $_->[0]), @::spelt }
 words bodies { map verdict($::p{types} =~ $_->[0]), @::spelt }
 --- varies: X-Expires
 
-=== TEST 49: ... which fields are ignored
+=== TEST 50: ... which fields are ignored
 --- request eval
 bodies { map { my $f = $_; map "POST $::p{uri}/m\n$_", qq({"$f":1}), qq({"$f":2}),
                qq({"in":{"$f":1}}), qq({"in":{"$f":2}}) } qw(hh ss ll) }
@@ -839,7 +847,7 @@ bodies { map { (code($_ eq $::p{ignored})) x 2 } qw(hh ss ll) }
 words bodies { map { (verdict($_ eq $::p{ignored})) x 2 } qw(hh ss ll) }
 --- varies: X-Expires
 
-=== TEST 50: ... up to how many bytes bodies are normalized
+=== TEST 51: ... up to how many bytes bodies are normalized
 --- request eval
 bodies { map { my $x = 'x' x ($_ - 5); map "POST $::p{uri}/n\n$_", qq(["$x" ]), qq([ "$x"])
              } 40, 41, 50, 51, 60, 61 }
@@ -851,7 +859,7 @@ bodies { map code($_ <= $::p{buffer}), 40, 41, 50, 51, 60, 61 }
 words bodies { map verdict($_ <= $::p{buffer}), 40, 41, 50, 51, 60, 61 }
 --- varies: X-Expires
 
-=== TEST 51: ... what becomes of one content under two keys
+=== TEST 52: ... what becomes of one content under two keys
 --- request eval
 bodies { ("POST $::p{uri}/o\nc") x 2 }
 --- more_headers eval
@@ -861,7 +869,7 @@ bodies { 200, $::p{similar} // 200 }
 --- idempotency_status eval
 words bodies { 'NEW', $::p{similar} ? 'SIMILAR' : 'NEW' }
 
-=== TEST 52: ... without a key, the content is it, for as long as it is said
+=== TEST 53: ... without a key, the content is it, for as long as it is said
 --- request eval
 bodies { ("POST $::p{uri}/p\nc") x 2 }
 --- more_headers eval

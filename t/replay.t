@@ -229,3 +229,29 @@ thrice('/lua?X-Kept=yes&Keep-Alive=5&Connection=X&Proxy-Authorization=a&Idempote
 ['Keep-Alive: 5\r', ('\A(?!.*(?:Keep-Alive:|Connection: X|Proxy-A|Replayed: no)).*X-Kept: yes\r') x 2]
 --- idempotency_status: NEW REPLAYED REPLAYED
 --- varies: Keep-Alive Proxy-Authorization Idempotent-Replayed
+
+=== TEST 15: a replay is marked by another name, or by none, and by one line
+--- config
+idempotency zone=z;
+idempotency_replay_header X-Replayed;
+add_header X-Status $idempotency_status always;
+
+location / { proxy_pass http://backend; }
+location /off { idempotency_replay_header off; proxy_pass http://backend; }
+location /default { idempotency_replay_header Idempotent-Replayed; proxy_pass http://backend; }
+--- request eval
+[map { ($_) x 2 } 'POST /mark', map({ ("POST /$_?h=X-Replayed:%20a&h=x-replayed:%20b&h=Idempotent-Replayed:%20c") }
+                                      'mark/own', 'off', 'default')]
+--- more_headers eval
+[map { ("Idempotency-Key: mark-$_") x 2 } 1 .. 4]
+--- raw_response_headers_like eval
+['X-Status: NEW', 'X-Replayed: true(?s:.*)X-Status: REPLAYED',
+ 'X-Replayed: a\r\nx-replayed: b\r\nIdempotent-Replayed: c\r\n(?s:.*)X-Status: NEW',
+ 'Idempotent-Replayed: c\r\n(?s:.*)X-Replayed: true\r\n(?s:.*)X-Status: REPLAYED',
+ 'X-Replayed: a\r\nx-replayed: b\r\nIdempotent-Replayed: c\r\n(?s:.*)X-Status: NEW',
+ 'X-Replayed: a\r\nx-replayed: b\r\nIdempotent-Replayed: c\r\n(?s:.*)X-Status: REPLAYED',
+ 'X-Replayed: a\r\nx-replayed: b\r\nIdempotent-Replayed: c\r\n(?s:.*)X-Status: NEW',
+ 'X-Replayed: a\r\nx-replayed: b\r\n(?s:.*)Idempotent-Replayed: true\r\n(?s:.*)X-Status: REPLAYED']
+--- raw_response_headers_unlike eval
+['Replayed', 'Idempotent-Replayed', 'true', '(?i)x-replayed: [ab]', 'true', 'true', 'true', 'Replayed: c']
+--- executions: 4

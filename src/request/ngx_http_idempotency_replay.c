@@ -18,6 +18,8 @@ static ngx_file_t *replay_to_file(ngx_http_request_t *r, ngx_str_t *bytes,
 static ngx_int_t replay_send(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx,
     ngx_http_idempotency_response_t *response, ngx_file_t *file);
+static ngx_int_t replay_mark(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
 
 
 /*
@@ -156,9 +158,6 @@ replay_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 {
     ngx_uint_t  cookies;
 
-    static ngx_str_t  name = ngx_string("Idempotent-Replayed");
-    static ngx_str_t  value = ngx_string("true");
-
     cookies = (ctx->conf->replay_cookies == NGX_HTTP_IDEMPOTENCY_COOKIES_ALWAYS
                || (ctx->conf->replay_cookies
                    == NGX_HTTP_IDEMPOTENCY_COOKIES_IDENTIFIED
@@ -170,9 +169,7 @@ replay_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
                    response->body.len, cookies);
 
     if (ngx_http_idempotency_response_restore(r, response, cookies) != NGX_OK
-        || ngx_http_idempotency_header_push(r, &r->headers_out.headers, &name,
-                                            &value)
-           == NULL)
+        || replay_mark(r, ctx) != NGX_OK)
     {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
@@ -182,4 +179,34 @@ replay_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
     return ngx_http_idempotency_send(r, response->body.data,
                                      response->body.len, 1, file);
+}
+
+
+/* instead of such a line that the original may have had */
+
+static ngx_int_t
+replay_mark(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_str_t        *name;
+    ngx_list_t       *headers;
+    ngx_table_elt_t  *h;
+
+    static ngx_str_t  value = ngx_string("true");
+
+    name = &ctx->conf->replay_header;
+    headers = &r->headers_out.headers;
+
+    if (name->len == 0) {
+        return NGX_OK;
+    }
+
+    while ((h = ngx_http_idempotency_header_of(headers, (char *) name->data))
+           != NULL)
+    {
+        h->hash = 0;
+    }
+
+    h = ngx_http_idempotency_header_push(r, headers, name, &value);
+
+    return (h == NULL) ? NGX_ERROR : NGX_OK;
 }

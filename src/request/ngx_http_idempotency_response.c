@@ -89,11 +89,10 @@ static ngx_int_t response_get_string(response_reader_t *rd, ngx_str_t *s);
 
 /*
  * Never kept: hop-by-hop lines, which speak of a connection that a replay does
- * not have, and the mark of a replay, which gets our own
+ * not have
  */
 
 static ngx_str_t  response_left_out[] = {
-    ngx_string("idempotent-replayed"),
     ngx_string("connection"),
     ngx_string("keep-alive"),
     ngx_string("proxy-authenticate"),

@@ -83,7 +83,7 @@ static const line_t  all_lines[] = {
     { "Transfer-Encoding", "x", -1, 1 },
     { "UPGRADE", "x", -1, 1 },
     { "Connections", "x", -1, 0 },
-    { "idempotent-REPLAYED", "true", -1, 1 },
+    { "Idempotent-Replayed", "true", -1, 0 },
     { NULL, NULL, -1, 0 }
 };
 
