@@ -97,7 +97,7 @@ function multer(type, body) {
             stream.setEncoding('base64').on('data', (data) => { file[2] += data; });
         });
         b.on('error', () => resolve('none'));
-        b.on('close', () => resolve(text(fields, true) + lists(files.map((f) => [f[0], f]))));
+        b.on('close', () => resolve(text(fields, true) + lists(files.map((f) => [f[0] || '', f]))));
         b.end(body);
     });
 }
