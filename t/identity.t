@@ -220,16 +220,21 @@ idempotency_key $arg_key;
 
 location / { proxy_pass http://backend; }
 location /always { idempotency_replay_cookies always; proxy_pass http://backend; }
+location /constant { idempotency_identity nobody; proxy_pass http://backend; }
 location /never { idempotency_replay_cookies never; proxy_pass http://backend; }
 --- request eval
 [ map { my ($path, $n) = @$_; ("POST $path?key=13$path&h=Set-Cookie:%20session=new") x $n }
-      [ '/', 3 ], [ '/always', 2 ], [ '/never', 2 ] ]
+      [ '/', 3 ], [ '/always', 2 ], [ '/never', 2 ], [ '/constant', 3 ], [ '/api', 2 ], [ '/basic', 2 ],
+      [ '/both', 2 ] ]
 --- more_headers eval
-with($::bob[1], $::bob[1], '', '', $::bob[1], $::bob[1], $::bob[1])
---- idempotency_status: NEW REPLAYED CONFLICT NEW REPLAYED NEW REPLAYED
+my ($key, $basic) = ('X-Api-Key: public', 'Authorization: Basic YTpi');
+with($::bob[1], $::bob[1], '', '', $::bob[1], $::bob[1], $::bob[1], $::bob[0], \@::alice, '', $key, $key, $basic, $basic,
+     ([ $key, $basic, $::bob[1] ]) x 2)
+--- idempotency_status
+NEW REPLAYED CONFLICT NEW REPLAYED NEW REPLAYED NEW REPLAYED REPLAYED NEW REPLAYED NEW REPLAYED NEW REPLAYED
 --- varies: Set-Cookie
 --- response_headers eval
-[ map { $_ ? 'Set-Cookie: session=new' : '! Set-Cookie' } 1, 1, 0, 1, 1, 1, 0 ]
+[ map { $_ ? 'Set-Cookie: session=new' : '! Set-Cookie' } 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 1, 0, 1, 0, 1, 1 ]
 
 === TEST 18: method, path and body make another request
 --- config

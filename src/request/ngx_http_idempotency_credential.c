@@ -193,8 +193,8 @@ static credential_word_t  credential_words[] = {
 
 
 /*
- * By a first character, its low five bits: the second ones of stems, the lengths
- * of words, a bit each, and where both begin; which there are of prefixes
+ * By a first character, its low five bits: the second ones of stems and the
+ * lengths of words, a bit each, and where both begin; which prefixes have
  */
 
 static uint32_t             credential_seconds[32];
