@@ -14,12 +14,10 @@
 file_t  file;
 
 
-/* as a lock tells: not of who asks */
-
 static ngx_uint_t
 file_alive(void *data, uint64_t instance)
 {
-    return instance == FILE_LIVING;
+    return instance == FILE_LIVING || instance == file.start.instance;
 }
 
 
@@ -90,7 +88,6 @@ file_open(ngx_idempotency_sync_e sync, off_t max_size)
     file.conf.path = file.path;
     file.conf.sync = sync;
     file.conf.max_size = max_size;
-    file.conf.instance = file.start.instance;
 
     if (file.conf.alive == NULL) {
         file.conf.alive = file_alive;

@@ -37,14 +37,13 @@ typedef struct {
     ngx_idempotency_sync_e     sync;
     /* the file grows no larger; 0: as large as it likes */
     off_t                      max_size;
-    uint64_t                   instance;
     /* NULL, or what the file must be, and have at least; rises with each
        commit, whatever thread or worker makes it */
     ngx_idempotency_mark_t    *mark;
     /* NULL, or where it is told how long the log is, in pages */
     ngx_atomic_t              *log;
 
-    /* does an instance live that isn't an item's own?  asked within the
+    /* does an instance live, which may be our own?  asked within the
        transaction */
     ngx_uint_t               (*alive)(void *data, uint64_t instance);
     /* NULL, or asked when the transaction has begun: may it go on? */

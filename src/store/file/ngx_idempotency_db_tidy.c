@@ -191,7 +191,7 @@ db_doubt(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n,
     ngx_uint_t *done)
 {
     int            rc;
-    uint64_t       instance, own, dead, living;
+    uint64_t       instance, dead, living;
     db_token_t    *tokens;
     ngx_uint_t     i, k;
     sqlite3_stmt  *st;
@@ -211,9 +211,8 @@ db_doubt(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n,
 
     i = 0;
     k = 0;
-    own = db->conf.instance;
     dead = 0;
-    living = own;
+    living = 0;
 
     while ((rc = sqlite3_step(st)) == SQLITE_ROW) {
 
@@ -228,9 +227,7 @@ db_doubt(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n,
         instance = sqlite3_column_int64(st, 1);
         i++;
 
-        /* our own can't be asked: the lock that tells is ours */
-
-        if (instance != own && instance != living && instance != dead) {
+        if (instance != living && instance != dead) {
 
             if (db->conf.alive(db->conf.data, instance)) {
                 living = instance;

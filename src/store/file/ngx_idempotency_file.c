@@ -572,11 +572,17 @@ file_msec(void)
 }
 
 
+/* our own can't be asked: the lock that tells is ours */
+
 static ngx_uint_t
 file_alive(void *data, uint64_t instance)
 {
-    return ngx_idempotency_owners_alive(((file_work_t *) data)->start.owners,
-                                        instance);
+    file_work_t  *work;
+
+    work = data;
+
+    return instance == work->sh->instance
+           || ngx_idempotency_owners_alive(work->start.owners, instance);
 }
 
 
