@@ -1,7 +1,10 @@
 
 /*
  * Records in shared memory: found by token, claimed, bound to an outcome, left
- * to those who waited, removed.  All of it runs with the zone's lock held.
+ * to those who waited, removed; their responses, which are chains of pages; how
+ * many there may be for one value; and room for them: what is over goes, a few
+ * at a time, and where memory is short what may go early does.  All of it runs
+ * with the zone's lock held.
  *
  * A token's record is changed by what happens to it as record_states says, and
  * by nothing else.  What holds:
@@ -18,7 +21,7 @@
  *                 who has gone has none; who comes next takes his place, or it
  *                 is released.
  * NOT FORGOTTEN   What the backing has not heard, and what it may have claimed
- *                 for nobody, stays in the list of what it is told (owed.c),
+ *                 for nobody, stays in the list of what it is told (writeback.c),
  *                 as GONE if it is no token's any more.
  * NOT COPIED      What may be another thing in the backing by now (ELSEWHERE,
  *                 DOUBTED, NOTHING, FAILED) is an answer for those who waited
@@ -179,6 +182,36 @@ static const uint8_t
 #undef to
 
 
+/* how many are looked at, at most, for one that may leave */
+
+#define NGX_IDEMPOTENCY_ROOM_LOOK  64
+
+
+/* those looked at, at most, for one that has ended before its turn */
+
+#define NGX_IDEMPOTENCY_QUOTA_LOOK  64
+
+
+#define ngx_idempotency_chunk_header                                         \
+    offsetof(ngx_idempotency_chunk_t, data)
+#define ngx_idempotency_chunk_capacity                                       \
+    (ngx_pagesize - ngx_idempotency_chunk_header)
+
+
+/* what records and quotas begin with: neither compiles otherwise */
+
+typedef struct {
+    ngx_rbtree_node_t  node;
+    u_char             digest[NGX_IDEMPOTENCY_DIGEST_LEN];
+} tree_node_t;
+
+typedef char  ngx_idempotency_tree_fits_t[
+    (offsetof(ngx_idempotency_record_t, token) == offsetof(tree_node_t, digest)
+     && offsetof(ngx_idempotency_quota_t, value)
+        == offsetof(tree_node_t, digest))
+    ? 1 : -1];
+
+
 static ngx_rbtree_node_t **record_bucket(ngx_idempotency_shm_t *shm,
     u_char *token);
 static ngx_idempotency_result_e record_new(ngx_idempotency_shm_t *shm,
@@ -203,6 +236,34 @@ static void record_tally(ngx_idempotency_shm_t *shm,
 static void record_leave_place(ngx_idempotency_record_t *rec);
 static void record_enter_place(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t now);
+static ngx_uint_t room_evict(ngx_idempotency_shm_t *shm);
+static ngx_uint_t room_evict_told(ngx_idempotency_shm_t *shm);
+static ngx_idempotency_quota_t *quota_find(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_claim_t *claim);
+static ngx_uint_t quota_full(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_claim_t *claim);
+static void quota_expire(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_claim_t *claim);
+static void tree_make(ngx_rbtree_t *tree, ngx_idempotency_shm_t *shm,
+    ngx_rbtree_node_t *root);
+static void tree_insert_value(ngx_rbtree_node_t *temp,
+    ngx_rbtree_node_t *node, ngx_rbtree_node_t *sentinel);
+static void record_end(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t
+    *rec);
+static ngx_idempotency_result_e record_make_room( ngx_idempotency_shm_t *shm,
+    ngx_idempotency_claim_t *claim);
+static ngx_int_t quota_take(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_idempotency_claim_t *claim);
+static void quota_bind(ngx_idempotency_record_t *rec);
+static void quota_unbind(ngx_idempotency_record_t *rec);
+static void quota_drop(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t
+    *rec);
+static ngx_rbtree_node_t *tree_find(ngx_idempotency_shm_t *shm,
+    ngx_rbtree_node_t *root, u_char *digest);
+static void tree_insert(ngx_idempotency_shm_t *shm, ngx_rbtree_node_t **root,
+    ngx_rbtree_node_t *node);
+static void tree_delete(ngx_idempotency_shm_t *shm, ngx_rbtree_node_t **root,
+    ngx_rbtree_node_t *node);
 
 
 ngx_int_t
@@ -314,9 +375,9 @@ record_gone(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 {
     ngx_uint_t  forgotten, claimed;
 
-    ngx_idempotency_tree_delete(shm, record_bucket(shm, rec->token),
+    tree_delete(shm, record_bucket(shm, rec->token),
                                 &rec->node);
-    ngx_idempotency_quota_drop(shm, rec);
+    quota_drop(shm, rec);
     ngx_idempotency_chunks_free(shm, rec);
 
     forgotten = (event == NGX_IDEMPOTENCY_ON_FORGET && shm->tier
@@ -354,7 +415,7 @@ record_leave_place(ngx_idempotency_record_t *rec)
     case record_bound:
     case record_brief:
         ngx_queue_remove(&rec->as.bound.expiry);
-        ngx_idempotency_quota_unbind(rec);
+        quota_unbind(rec);
 
         if (rec->chunks) {
             ngx_queue_remove(&rec->queue);
@@ -402,7 +463,7 @@ record_enter_place(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     }
 
     ngx_queue_insert_tail(&rec->window->records, &rec->as.bound.expiry);
-    ngx_idempotency_quota_bind(rec);
+    quota_bind(rec);
 
     if (rec->chunks) {
         ngx_queue_insert_tail(&shm->sh->kept, &rec->queue);
@@ -429,13 +490,13 @@ ngx_idempotency_record_current(ngx_idempotency_shm_t *shm, u_char *token,
     ngx_idempotency_record_t  *rec;
 
     rec = (ngx_idempotency_record_t *)
-              ngx_idempotency_tree_find(shm, *record_bucket(shm, token), token);
+              tree_find(shm, *record_bucket(shm, token), token);
 
     if (rec
         && !ngx_idempotency_record_pends(rec)
         && ngx_idempotency_record_expired(rec, now))
     {
-        ngx_idempotency_record_end(shm, rec);
+        record_end(shm, rec);
         return NULL;
     }
 
@@ -545,7 +606,7 @@ record_new(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     ngx_idempotency_window_t  *window;
     ngx_idempotency_result_e   result;
 
-    result = ngx_idempotency_record_make_room(shm, claim);
+    result = record_make_room(shm, claim);
 
     if (result != NGX_IDEMPOTENCY_OK) {
         return result;
@@ -562,7 +623,7 @@ record_new(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
         return NGX_IDEMPOTENCY_UNAVAILABLE;
     }
 
-    if (ngx_idempotency_quota_take(shm, rec, claim) != NGX_OK) {
+    if (quota_take(shm, rec, claim) != NGX_OK) {
         ngx_slab_free_locked(shm->shpool, rec);
         return NGX_IDEMPOTENCY_UNAVAILABLE;
     }
@@ -571,7 +632,7 @@ record_new(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     ngx_memcpy(rec->fingerprint, claim->fingerprint,
                NGX_IDEMPOTENCY_DIGEST_LEN);
 
-    ngx_idempotency_tree_insert(shm, record_bucket(shm, rec->token),
+    tree_insert(shm, record_bucket(shm, rec->token),
                                 &rec->node);
 
     rec->state = NGX_IDEMPOTENCY_GONE;
@@ -594,7 +655,7 @@ ngx_idempotency_record_reclaim(ngx_idempotency_shm_t *shm,
     ngx_idempotency_window_t  *window;
     ngx_idempotency_result_e   result;
 
-    result = ngx_idempotency_record_make_room(shm, claim);
+    result = record_make_room(shm, claim);
 
     if (result != NGX_IDEMPOTENCY_OK) {
         return result;
@@ -818,7 +879,7 @@ ngx_idempotency_record_found(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_event_e event,
     ngx_msec_t now)
 {
-    ngx_idempotency_quota_drop(shm, rec);
+    quota_drop(shm, rec);
 
     rec->window = &shm->sh->copies;
 
@@ -845,12 +906,12 @@ ngx_idempotency_record_leave(ngx_idempotency_shm_t *shm,
         }
     }
 
-    ngx_idempotency_quota_drop(shm, rec);
+    quota_drop(shm, rec);
 
-    ngx_idempotency_tree_delete(shm, record_bucket(shm, rec->token),
+    tree_delete(shm, record_bucket(shm, rec->token),
                                 &rec->node);
     record_left_token(rec->token, rec->fence);
-    ngx_idempotency_tree_insert(shm, record_bucket(shm, rec->token),
+    tree_insert(shm, record_bucket(shm, rec->token),
                                 &rec->node);
 
     rec->window = &shm->sh->left;
@@ -892,7 +953,7 @@ record_split(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     if (left) {
         ngx_idempotency_record_change(shm, left, NGX_IDEMPOTENCY_ON_CLAIM,
                                       now);
-        ngx_idempotency_tree_insert(shm, record_bucket(shm, left->token),
+        tree_insert(shm, record_bucket(shm, left->token),
                                     &left->node);
     }
 
@@ -957,8 +1018,8 @@ ngx_idempotency_record_remove(ngx_idempotency_shm_t *shm,
 
 /* its time is over */
 
-void
-ngx_idempotency_record_end(ngx_idempotency_shm_t *shm,
+static void
+record_end(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec)
 {
     shm->sh->stats.counters.expired += record_counts(shm, rec);
@@ -1001,4 +1062,672 @@ ngx_idempotency_record_alive(ngx_idempotency_record_t *rec, ngx_msec_t now)
 
     return ngx_idempotency_worker_alive(&rec->as.pending.owner, seen,
                                         rec->lease, now);
+}
+
+
+/* frees up to n records whose time is over */
+
+ngx_uint_t
+ngx_idempotency_record_expire(ngx_idempotency_shm_t *shm, ngx_msec_t now,
+    ngx_uint_t n)
+{
+    ngx_uint_t                 i;
+    ngx_idempotency_record_t  *rec;
+    ngx_idempotency_window_t  *window;
+
+    i = 0;
+
+    for (window = &shm->sh->window; window; window = window->next) {
+
+        while (i < n && !ngx_queue_empty(&window->records)) {
+
+            rec = ngx_queue_data(ngx_queue_head(&window->records),
+                                 ngx_idempotency_record_t, as.bound.expiry);
+
+            if (!ngx_idempotency_record_expired(rec, now)) {
+                break;
+            }
+
+            record_end(shm, rec);
+            i++;
+        }
+    }
+
+    while (i < n && !ngx_queue_empty(&shm->sh->elsewhere)) {
+
+        rec = ngx_queue_data(ngx_queue_head(&shm->sh->elsewhere),
+                             ngx_idempotency_record_t, queue);
+
+        if (!ngx_idempotency_record_expired(rec, now)) {
+            break;
+        }
+
+        ngx_idempotency_record_remove(shm, rec);
+        i++;
+    }
+
+    return i;
+}
+
+
+ngx_uint_t
+ngx_idempotency_record_expired(ngx_idempotency_record_t *rec, ngx_msec_t now)
+{
+    if (rec->state == NGX_IDEMPOTENCY_ELSEWHERE) {
+        return ngx_idempotency_elsewhere_unwanted(rec, now,
+                                                  NGX_IDEMPOTENCY_SHM_LEFT);
+    }
+
+    if (ngx_idempotency_record_brief(rec)
+        && (ngx_msec_int_t) (now - rec->as.brief.copied)
+           >= NGX_IDEMPOTENCY_SHM_LEFT)
+    {
+        return 1;
+    }
+
+    /* brief ones but those in doubt tell nothing that could end */
+
+    if (rec->state == NGX_IDEMPOTENCY_NOTHING
+        || rec->state == NGX_IDEMPOTENCY_FAILED)
+    {
+        return 0;
+    }
+
+    return (ngx_msec_int_t) (now - rec->ends) >= 0;
+}
+
+
+/*
+ * A zone is full when it could not take one more response of the size asked
+ * for; but a single response may claim no more than an eighth of the zone
+ * for itself.  So nothing is claimed whose response could not be kept, unless
+ * those under way at the same time are larger than what is left together.
+ * UNFINISHED: some room was made, and more is to be.
+ */
+
+static ngx_idempotency_result_e
+record_make_room(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_claim_t *claim)
+{
+    ngx_uint_t        n, pages, limit;
+    ngx_slab_pool_t  *shpool;
+
+    shpool = shm->shpool;
+
+    limit = (shpool->end - shpool->start) / ngx_pagesize / 8;
+
+    /* more for the record, for the header block, and for the quota */
+
+    pages = ngx_idempotency_chunks_pages(claim->reserve) + 2
+            + (claim->quota != 0);
+    pages = ngx_min(pages, ngx_max(limit, 1));
+
+    for (n = 0; shpool->pfree < pages; n++) {
+
+        if (n == NGX_IDEMPOTENCY_SHM_FREE) {
+            return NGX_IDEMPOTENCY_UNFINISHED;
+        }
+
+        if (!ngx_idempotency_record_free_some(shm, claim->op.now)) {
+            return NGX_IDEMPOTENCY_UNAVAILABLE;
+        }
+    }
+
+    return NGX_IDEMPOTENCY_OK;
+}
+
+
+/* what may go: what has expired, then, if it may, the oldest response */
+
+ngx_uint_t
+ngx_idempotency_record_free_some(ngx_idempotency_shm_t *shm, ngx_msec_t now)
+{
+    return ngx_idempotency_record_expire(shm, now, NGX_IDEMPOTENCY_SHM_EXPIRE)
+           || room_evict(shm);
+}
+
+
+/* the token of a response that went stays bound */
+
+static ngx_uint_t
+room_evict(ngx_idempotency_shm_t *shm)
+{
+    ngx_idempotency_record_t  *rec;
+
+    if (shm->tier) {
+        return room_evict_told(shm);
+    }
+
+    if (!shm->evict || ngx_queue_empty(&shm->sh->kept)) {
+        return 0;
+    }
+
+    rec = ngx_queue_data(ngx_queue_head(&shm->sh->kept),
+                         ngx_idempotency_record_t, queue);
+
+    ngx_queue_remove(&rec->queue);
+    ngx_idempotency_chunks_free(shm, rec);
+
+    ngx_idempotency_record_change(shm, rec, NGX_IDEMPOTENCY_ON_EVICT, 0);
+
+    return 1;
+}
+
+
+/*
+ * What the backing has may leave, the oldest first: those with responses, then
+ * those of each window.  Some of the oldest may be owed yet.
+ */
+
+static ngx_uint_t
+room_evict_told(ngx_idempotency_shm_t *shm)
+{
+    ngx_uint_t                 n;
+    ngx_queue_t               *q;
+    ngx_idempotency_record_t  *rec;
+    ngx_idempotency_window_t  *window;
+
+    q = ngx_queue_head(&shm->sh->kept);
+
+    for (n = 0; n < NGX_IDEMPOTENCY_ROOM_LOOK; n++) {
+
+        if (q == ngx_queue_sentinel(&shm->sh->kept)) {
+            break;
+        }
+
+        rec = ngx_queue_data(q, ngx_idempotency_record_t, queue);
+
+        if (!ngx_idempotency_record_stays(rec)) {
+            ngx_idempotency_record_remove(shm, rec);
+            return 1;
+        }
+
+        q = ngx_queue_next(q);
+    }
+
+    for (window = &shm->sh->window; window; window = window->next) {
+
+        q = ngx_queue_head(&window->records);
+
+        for (n = 0; n < NGX_IDEMPOTENCY_ROOM_LOOK; n++) {
+
+            if (q == ngx_queue_sentinel(&window->records)) {
+                break;
+            }
+
+            rec = ngx_queue_data(q, ngx_idempotency_record_t,
+                                 as.bound.expiry);
+
+            if (!ngx_idempotency_record_stays(rec)) {
+                ngx_idempotency_record_remove(shm, rec);
+                return 1;
+            }
+
+            q = ngx_queue_next(q);
+        }
+    }
+
+    return 0;
+}
+
+
+/*
+ * Whether one more token may be bound.  Those whose time is over don't count:
+ * if it would be one too many they are freed, all that there are, as far as
+ * may be while the lock is held once.
+ */
+
+ngx_idempotency_result_e
+ngx_idempotency_quota_check(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_claim_t *claim)
+{
+    ngx_queue_t               *q;
+    ngx_idempotency_quota_t   *quota;
+    ngx_idempotency_record_t  *rec;
+
+    if (!quota_full(shm, claim)) {
+        return NGX_IDEMPOTENCY_OK;
+    }
+
+    if (ngx_idempotency_record_expire(shm, claim->op.now,
+                                      NGX_IDEMPOTENCY_SHM_FREE)
+        == NGX_IDEMPOTENCY_SHM_FREE)
+    {
+        return NGX_IDEMPOTENCY_UNFINISHED;
+    }
+
+    quota_expire(shm, claim);
+
+    if (!quota_full(shm, claim)) {
+        return NGX_IDEMPOTENCY_OK;
+    }
+
+    quota = quota_find(shm, claim);
+
+    if (ngx_queue_empty(&quota->bound)) {
+
+        /* all of them are pending: one that ends now has its window yet */
+
+        claim->found.left = ngx_max(claim->window, claim->least);
+        return NGX_IDEMPOTENCY_LIMITED;
+    }
+
+    q = ngx_queue_head(&quota->bound);
+    rec = ngx_queue_data(q, ngx_idempotency_record_t, as.bound.quota);
+
+    claim->found.left = ngx_idempotency_record_lasts(rec, claim->op.now);
+
+    return NGX_IDEMPOTENCY_LIMITED;
+}
+
+
+static ngx_uint_t
+quota_full(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim)
+{
+    ngx_idempotency_quota_t  *quota;
+
+    if (claim->quota == 0) {
+        return 0;
+    }
+
+    quota = quota_find(shm, claim);
+
+    return quota && quota->live >= claim->quota;
+}
+
+
+/* keys that tell their own time do not end in the order of a window */
+
+static void
+quota_expire(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim)
+{
+    ngx_uint_t                 n, last;
+    ngx_queue_t               *q, *next;
+    ngx_idempotency_quota_t   *quota;
+    ngx_idempotency_record_t  *rec;
+
+    quota = quota_find(shm, claim);
+    if (quota == NULL) {
+        return;
+    }
+
+    q = ngx_queue_head(&quota->bound);
+
+    for (n = 0; n < NGX_IDEMPOTENCY_QUOTA_LOOK; n++, q = next) {
+
+        if (q == ngx_queue_sentinel(&quota->bound)) {
+            return;
+        }
+
+        next = ngx_queue_next(q);
+        rec = ngx_queue_data(q, ngx_idempotency_record_t, as.bound.quota);
+
+        if (!ngx_idempotency_record_expired(rec, claim->op.now)) {
+            continue;
+        }
+
+        /* the last one takes the quota along */
+
+        last = (quota->live == 1);
+        ngx_idempotency_record_remove(shm, rec);
+
+        if (last) {
+            return;
+        }
+    }
+}
+
+
+/* a record that is about to be bound counts from now on */
+
+static ngx_int_t
+quota_take(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_idempotency_claim_t *claim)
+{
+    ngx_idempotency_quota_t  *quota;
+
+    if (claim->quota == 0) {
+        return NGX_OK;
+    }
+
+    quota = quota_find(shm, claim);
+
+    if (quota == NULL) {
+        quota = ngx_slab_calloc_locked(shm->shpool,
+                                       sizeof(ngx_idempotency_quota_t));
+        if (quota == NULL) {
+            return NGX_ERROR;
+        }
+
+        ngx_memcpy(quota->value, claim->value, NGX_IDEMPOTENCY_DIGEST_LEN);
+        ngx_queue_init(&quota->bound);
+
+        tree_insert(shm, &shm->sh->quotas, &quota->node);
+    }
+
+    quota->live++;
+    rec->quota = quota;
+
+    return NGX_OK;
+}
+
+
+/* it has an end now, and is the last one to come to it */
+
+static void
+quota_bind(ngx_idempotency_record_t *rec)
+{
+    if (rec->quota) {
+        ngx_queue_insert_tail(&rec->quota->bound, &rec->as.bound.quota);
+    }
+}
+
+
+static void
+quota_unbind(ngx_idempotency_record_t *rec)
+{
+    if (rec->quota) {
+        ngx_queue_remove(&rec->as.bound.quota);
+    }
+}
+
+
+/* it counts no more; it is pending, or unbound */
+
+static void
+quota_drop(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec)
+{
+    ngx_idempotency_quota_t  *quota;
+
+    quota = rec->quota;
+
+    if (quota == NULL) {
+        return;
+    }
+
+    rec->quota = NULL;
+
+    if (--quota->live) {
+        return;
+    }
+
+    tree_delete(shm, &shm->sh->quotas, &quota->node);
+
+    ngx_slab_free_locked(shm->shpool, quota);
+}
+
+
+static ngx_idempotency_quota_t *
+quota_find(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim)
+{
+    return (ngx_idempotency_quota_t *)
+               tree_find(shm, shm->sh->quotas, claim->value);
+}
+
+
+/* the pages that a response of this size may take at most */
+
+ngx_uint_t
+ngx_idempotency_chunks_pages(size_t size)
+{
+    return (size + ngx_idempotency_chunk_capacity - 1)
+           / ngx_idempotency_chunk_capacity;
+}
+
+
+/*
+ * Appends the next piece of a response, of size bytes in all, and moves the
+ * cursor and the source on.  What is linked belongs to the record even if the
+ * rest never follows.
+ */
+
+ngx_int_t
+ngx_idempotency_chunks_append(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_idempotency_cursor_t *cur,
+    ngx_chain_t **in, u_char **pos, size_t size)
+{
+    size_t                    n, room, end;
+    ngx_idempotency_chunk_t  *chunk;
+
+    end = ngx_min(size, cur->offset + NGX_IDEMPOTENCY_SHM_PIECE);
+
+    while (cur->offset < end) {
+
+        n = cur->offset % ngx_idempotency_chunk_capacity;
+
+        if (n == 0) {
+            room = ngx_min(size - cur->offset, ngx_idempotency_chunk_capacity);
+
+            chunk = ngx_slab_alloc_locked(shm->shpool,
+                                          ngx_idempotency_chunk_header + room);
+            if (chunk == NULL) {
+                return NGX_ERROR;
+            }
+
+            chunk->next = NULL;
+
+            if (cur->chunk) {
+                cur->chunk->next = chunk;
+
+            } else {
+                rec->chunks = chunk;
+            }
+
+            cur->chunk = chunk;
+        }
+
+        while (*pos == (*in)->buf->last) {
+            *in = (*in)->next;
+            *pos = (*in)->buf->pos;
+        }
+
+        room = ngx_min(ngx_idempotency_chunk_capacity - n, end - cur->offset);
+        room = ngx_min(room, (size_t) ((*in)->buf->last - *pos));
+
+        ngx_memcpy(&cur->chunk->data[n], *pos, room);
+
+        *pos += room;
+        cur->offset += room;
+    }
+
+    return NGX_OK;
+}
+
+
+/* a cursor of zeroes with the first chunk starts at the beginning */
+
+void
+ngx_idempotency_chunks_read(ngx_idempotency_cursor_t *cur, u_char *dst,
+    size_t n)
+{
+    size_t  at, len;
+
+    while (n) {
+        at = cur->offset % ngx_idempotency_chunk_capacity;
+
+        if (at == 0 && cur->offset) {
+            cur->chunk = cur->chunk->next;
+        }
+
+        len = ngx_min(n, ngx_idempotency_chunk_capacity - at);
+
+        dst = ngx_cpymem(dst, &cur->chunk->data[at], len);
+
+        cur->offset += len;
+        n -= len;
+    }
+}
+
+
+void
+ngx_idempotency_chunks_free(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec)
+{
+    ngx_idempotency_chunk_t  *chunk, *next;
+
+    for (chunk = rec->chunks; chunk; chunk = next) {
+        next = chunk->next;
+        ngx_slab_free_locked(shm->shpool, chunk);
+    }
+
+    rec->chunks = NULL;
+    rec->size = 0;
+}
+
+
+static ngx_rbtree_node_t *
+tree_find(ngx_idempotency_shm_t *shm, ngx_rbtree_node_t *root,
+    u_char *digest)
+{
+    ngx_int_t           rc;
+    ngx_rbtree_key_t    key;
+    ngx_rbtree_node_t  *node;
+
+    key = (ngx_rbtree_key_t) ngx_idempotency_tree_key(digest);
+
+    for (node = root; node != &shm->sh->sentinel; /* void */ ) {
+
+        if (key != node->key) {
+            node = (key < node->key) ? node->left : node->right;
+            continue;
+        }
+
+        rc = ngx_memcmp(digest, ((tree_node_t *) node)->digest,
+                        NGX_IDEMPOTENCY_DIGEST_LEN);
+
+        if (rc == 0) {
+            return node;
+        }
+
+        node = (rc < 0) ? node->left : node->right;
+    }
+
+    return NULL;
+}
+
+
+ngx_rbtree_node_t *
+ngx_idempotency_tree_next(ngx_idempotency_shm_t *shm, ngx_rbtree_node_t *root,
+    u_char *digest)
+{
+    ngx_uint_t          behind;
+    ngx_rbtree_key_t    key;
+    ngx_rbtree_node_t  *node, *next;
+
+    next = NULL;
+    key = digest ? (ngx_rbtree_key_t) ngx_idempotency_tree_key(digest) : 0;
+
+    for (node = root; node != &shm->sh->sentinel; /* void */ ) {
+
+        if (digest == NULL) {
+            behind = 1;
+
+        } else if (node->key != key) {
+            behind = (node->key > key);
+
+        } else {
+            behind = ngx_memcmp(((tree_node_t *) node)->digest, digest,
+                                NGX_IDEMPOTENCY_DIGEST_LEN)
+                     > 0;
+        }
+
+        if (behind) {
+            next = node;
+            node = node->left;
+
+        } else {
+            node = node->right;
+        }
+    }
+
+    return next;
+}
+
+
+static void
+tree_insert(ngx_idempotency_shm_t *shm,
+    ngx_rbtree_node_t **root, ngx_rbtree_node_t *node)
+{
+    u_char        *digest;
+    ngx_rbtree_t   tree;
+
+    digest = ((tree_node_t *) node)->digest;
+    node->key = (ngx_rbtree_key_t) ngx_idempotency_tree_key(digest);
+
+    tree_make(&tree, shm, *root);
+    ngx_rbtree_insert(&tree, node);
+    *root = tree.root;
+}
+
+
+static void
+tree_delete(ngx_idempotency_shm_t *shm,
+    ngx_rbtree_node_t **root, ngx_rbtree_node_t *node)
+{
+    ngx_rbtree_t  tree;
+
+    tree_make(&tree, shm, *root);
+    ngx_rbtree_delete(&tree, node);
+    *root = tree.root;
+}
+
+
+/* made anew each time: other processes may have our functions elsewhere */
+
+static void
+tree_make(ngx_rbtree_t *tree, ngx_idempotency_shm_t *shm,
+    ngx_rbtree_node_t *root)
+{
+    tree->root = root;
+    tree->sentinel = &shm->sh->sentinel;
+    tree->insert = tree_insert_value;
+}
+
+
+static void
+tree_insert_value(ngx_rbtree_node_t *temp, ngx_rbtree_node_t *node,
+    ngx_rbtree_node_t *sentinel)
+{
+    ngx_int_t            rc;
+    ngx_rbtree_node_t  **p;
+
+    for ( ;; ) {
+
+        if (node->key != temp->key) {
+            p = (node->key < temp->key) ? &temp->left : &temp->right;
+
+        } else {
+            rc = ngx_memcmp(((tree_node_t *) node)->digest,
+                            ((tree_node_t *) temp)->digest,
+                            NGX_IDEMPOTENCY_DIGEST_LEN);
+
+            p = (rc < 0) ? &temp->left : &temp->right;
+        }
+
+        if (*p == sentinel) {
+            break;
+        }
+
+        temp = *p;
+    }
+
+    *p = node;
+    node->parent = temp;
+    node->left = sentinel;
+    node->right = sentinel;
+    ngx_rbt_red(node);
+}
+
+
+/* the token is a digest: any of its bytes make as good a key */
+
+uint64_t
+ngx_idempotency_tree_key(u_char *token)
+{
+    uint64_t  key;
+
+    ngx_memcpy(&key, token, sizeof(key));
+
+    return key;
 }

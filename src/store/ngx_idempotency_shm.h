@@ -431,16 +431,12 @@ void ngx_idempotency_record_release(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t now);
 void ngx_idempotency_record_remove(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
-void ngx_idempotency_record_end(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec);
 ngx_uint_t ngx_idempotency_record_expired(ngx_idempotency_record_t *rec,
     ngx_msec_t now);
 ngx_uint_t ngx_idempotency_record_expire(ngx_idempotency_shm_t *shm,
     ngx_msec_t now, ngx_uint_t n);
 ngx_uint_t ngx_idempotency_record_free_some(ngx_idempotency_shm_t *shm,
     ngx_msec_t now);
-ngx_idempotency_result_e ngx_idempotency_record_make_room(
-    ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim);
 ngx_uint_t ngx_idempotency_record_alive(ngx_idempotency_record_t *rec,
     ngx_msec_t now);
 
@@ -471,15 +467,8 @@ ngx_uint_t ngx_idempotency_tier_untouched(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
 
 /* what is pending elsewhere, likewise; but wait, which is told when the backing
-   is asked next.  lapses: when the owner's lease does, or 0 */
+   is asked next */
 
-ngx_int_t ngx_idempotency_elsewhere_meet(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_claim_t *claim, ngx_idempotency_record_t *rec);
-void ngx_idempotency_elsewhere_found(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_msec_t lapses);
-void ngx_idempotency_elsewhere_answered(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_msec_t lapses,
-    ngx_idempotency_workers_t *wake);
 uint32_t ngx_idempotency_elsewhere_next(ngx_idempotency_record_t *rec);
 ngx_uint_t ngx_idempotency_elsewhere_unwanted(ngx_idempotency_record_t *rec,
     ngx_msec_t now, ngx_msec_t time);
@@ -492,23 +481,11 @@ void ngx_idempotency_elsewhere_init_process(ngx_idempotency_tier_t *tier,
 
 ngx_idempotency_result_e ngx_idempotency_quota_check(
     ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim);
-ngx_int_t ngx_idempotency_quota_take(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_idempotency_claim_t *claim);
-void ngx_idempotency_quota_bind(ngx_idempotency_record_t *rec);
-void ngx_idempotency_quota_unbind(ngx_idempotency_record_t *rec);
-void ngx_idempotency_quota_drop(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec);
 
 /* what is told by a digest, likewise; next: behind this one, NULL: the first */
 
-ngx_rbtree_node_t *ngx_idempotency_tree_find(ngx_idempotency_shm_t *shm,
-    ngx_rbtree_node_t *root, u_char *digest);
 ngx_rbtree_node_t *ngx_idempotency_tree_next(ngx_idempotency_shm_t *shm,
     ngx_rbtree_node_t *root, u_char *digest);
-void ngx_idempotency_tree_insert(ngx_idempotency_shm_t *shm,
-    ngx_rbtree_node_t **root, ngx_rbtree_node_t *node);
-void ngx_idempotency_tree_delete(ngx_idempotency_shm_t *shm,
-    ngx_rbtree_node_t **root, ngx_rbtree_node_t *node);
 uint64_t ngx_idempotency_tree_key(u_char *token);
 
 /* the chunks of one response, likewise */

@@ -1,7 +1,7 @@
 
 /*
  * The second tier of a zone in a worker: when it looks after what is owed (see
- * owed.c, hand.c and heard.c), and how it begins and ends.
+ * writeback.c), and how it begins and ends.
  *
  * Where many may share what stands behind, a claim lives by its lease, that is
  * renewed as long as its owner lives: by whatever worker comes first, as an

@@ -297,28 +297,6 @@ void ngx_idempotency_tier_kick(ngx_idempotency_shm_t *shm);
 
 void ngx_idempotency_tier_inherit(ngx_idempotency_tier_t *tier);
 
-/* ... which the files of the tier look after: in the list, the lock held */
-
-void ngx_idempotency_owed_list(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec);
-void ngx_idempotency_owed_first(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec);
-ngx_idempotency_record_t *ngx_idempotency_owed_next(
-    ngx_idempotency_shm_t *shm);
-void ngx_idempotency_owed_back(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec);
-void ngx_idempotency_owed_aside(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec);
-
-/* ... not held: something was told in vain, and is not told yet */
-
-ngx_uint_t ngx_idempotency_owed_again(ngx_idempotency_shm_t *shm);
-
-/* who may take something over for this worker, or NULL */
-
-ngx_idempotency_hander_t *ngx_idempotency_owed_hander(
-    ngx_idempotency_tier_t *tier);
-
 /* ... handed, and heard; zero: what there is to be told waits for a better
    time */
 

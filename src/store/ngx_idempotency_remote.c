@@ -10,6 +10,15 @@
  * may be another one soon, into a brief record for those who have waited for
  * it.  A record that nobody waits for any more is asked for all the same, as
  * the backing may grant it yet: who comes before its answer waits for that.
+ *
+ * What is pending elsewhere was claimed by another zone.  All who wait for it
+ * here, in any worker, share one record, and that asks the backing again and
+ * again, ever more seldom, and at once when somebody has told the backing of a
+ * change.  It only looks: whoever waited claims.
+ *
+ * An operator's look asks as a claim does, by one that takes nothing that is
+ * fresh, and that is bound to nothing: it leaves what it met in the zone, to be
+ * looked at there.  Lists are read page by page, without the zone.
  */
 
 
@@ -27,6 +36,38 @@
 /* for how long a copy is good although others may make the backing forget */
 
 #define NGX_IDEMPOTENCY_ASK_COPY     60000
+
+
+/* who waits comes by more often; behind that nobody is taken to */
+
+#define NGX_IDEMPOTENCY_ELSEWHERE_WANTED  2000
+
+/* for how long an answer is waited for */
+
+#define NGX_IDEMPOTENCY_ELSEWHERE_ANSWER  5000
+
+
+/* a wake-up may be lost */
+
+#define NGX_IDEMPOTENCY_LOOK_AGAIN  500
+
+
+typedef struct {
+    ngx_idempotency_claim_t         claim;
+    ngx_idempotency_shm_t          *shm;
+    /* who wants to know; NULL: nobody any more */
+    ngx_idempotency_op_t           *op;
+    ngx_event_t                     timer;
+    ngx_queue_t                     queue;
+} look_t;
+
+
+/* this worker's: what is asked for, pages that are read, and who waits for
+   either */
+
+static ngx_queue_t  look_looks;
+static ngx_queue_t  look_pages;
+static ngx_queue_t  look_waiting;
 
 
 static ngx_int_t ask_bound(ngx_idempotency_shm_t *shm,
@@ -68,6 +109,33 @@ static ngx_msec_t ask_describe(ngx_idempotency_record_t *rec,
     ngx_idempotency_item_t *item, int64_t now);
 static ngx_int_t ask_append(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_str_t *response);
+static ngx_msec_t elsewhere_due(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_msec_t lapses);
+static ngx_msec_t elsewhere_delay(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
+static void elsewhere_handler(ngx_event_t *ev);
+static ngx_uint_t look_unknown(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_op_t *op);
+static look_t *look_create(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_op_t *op);
+static ngx_int_t look_ask(look_t *look);
+static void look_handler(ngx_idempotency_op_t *claim);
+static void look_timer_handler(ngx_event_t *ev);
+static ngx_idempotency_result_e look_result(look_t *look);
+static void look_waits(ngx_idempotency_op_t *op, ngx_queue_t *queue);
+static ngx_queue_t *look_queue(ngx_queue_t *queue);
+static void look_page(ngx_idempotency_list_t *list,
+    ngx_idempotency_page_t *page);
+static void look_listed(ngx_idempotency_op_t *op);
+static void look_item(ngx_idempotency_listed_t *listed,
+    ngx_idempotency_item_t *item, int64_t now);
+static ngx_int_t elsewhere_meet(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_claim_t *claim, ngx_idempotency_record_t *rec);
+static void elsewhere_found(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_msec_t lapses);
+static void elsewhere_answered(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_msec_t lapses, ngx_idempotency_workers_t
+    *wake);
 
 
 /*
@@ -111,7 +179,7 @@ ask_bound(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
         return NGX_DECLINED;
 
     case NGX_IDEMPOTENCY_ELSEWHERE:
-        return ngx_idempotency_elsewhere_meet(shm, claim, *rec);
+        return elsewhere_meet(shm, claim, *rec);
 
     case NGX_IDEMPOTENCY_NOTHING:
     case NGX_IDEMPOTENCY_FAILED:
@@ -562,7 +630,7 @@ ask_elsewhere(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
         lapses = ask_describe(rec, item, now);
     }
 
-    ngx_idempotency_elsewhere_answered(tier->shm, rec, lapses, wake);
+    elsewhere_answered(tier->shm, rec, lapses, wake);
 }
 
 
@@ -615,7 +683,7 @@ ask_copy(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
     lapses = ask_describe(rec, item, now);
 
     if (item->outcome == NGX_IDEMPOTENCY_PENDING) {
-        ngx_idempotency_elsewhere_found(shm, rec, lapses);
+        elsewhere_found(shm, rec, lapses);
         return;
     }
 
@@ -703,4 +771,695 @@ ask_append(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     rec->size = response->len;
 
     return NGX_OK;
+}
+
+
+/*
+ * NGX_DECLINED: the claim is answered by what is known.  One that does not
+ * wait for the outcome is to hear what is so now: NGX_AGAIN, it waits for the
+ * answer to a question that is asked from here on.
+ */
+
+static ngx_int_t
+elsewhere_meet(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_claim_t *claim, ngx_idempotency_record_t *rec)
+{
+    ngx_uint_t  heard, silent;
+    ngx_msec_t  now;
+
+    now = claim->op.now;
+
+    rec->as.elsewhere.wanted = (uint32_t) now;
+
+    ngx_queue_remove(&rec->queue);
+    ngx_queue_insert_tail(&shm->sh->elsewhere, &rec->queue);
+
+    if (claim->wait && ngx_idempotency_record_differs(rec, claim) == 0) {
+        return NGX_DECLINED;
+    }
+
+    heard = (claim->waited == rec->fence
+             && (int32_t) (rec->as.elsewhere.answers - claim->answer) >= 0);
+
+    silent = shm->sh->tier.failing
+             || (rec->told != NGX_IDEMPOTENCY_TOLD
+                 && (ngx_msec_int_t) (now - rec->as.elsewhere.due)
+                    >= NGX_IDEMPOTENCY_ELSEWHERE_ANSWER);
+
+    if (heard) {
+        return NGX_DECLINED;
+    }
+
+    if (rec->told == NGX_IDEMPOTENCY_TOLD) {
+        rec->as.elsewhere.due = now;
+    }
+
+    if (silent) {
+
+        /* it is asked all the same: the next one may hear it */
+
+        if (rec->told == NGX_IDEMPOTENCY_TOLD) {
+            ngx_idempotency_tier_owe(shm, rec);
+        }
+
+        return NGX_DECLINED;
+    }
+
+    rec->as.elsewhere.looked = 1;
+
+    ngx_idempotency_shm_wait(rec, claim);
+    ngx_idempotency_tier_owe(shm, rec);
+
+    return NGX_AGAIN;
+}
+
+
+/* it was asked for, and is somebody else's; lapses: when its owner's lease
+   does, or 0 */
+
+static void
+elsewhere_found(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_msec_t lapses)
+{
+    ngx_idempotency_record_found(shm, rec, NGX_IDEMPOTENCY_ON_FOUND_PENDING,
+                                 ngx_current_msec);
+
+    rec->as.elsewhere.answers = 1;
+    rec->as.elsewhere.wanted = (uint32_t) ngx_current_msec;
+    rec->as.elsewhere.due = elsewhere_due(shm, rec, lapses);
+}
+
+
+/* it is still, or nobody could tell: who waits waits on, who looks is told */
+
+static void
+elsewhere_answered(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_msec_t lapses,
+    ngx_idempotency_workers_t *wake)
+{
+    rec->as.elsewhere.answers++;
+    rec->as.elsewhere.due = elsewhere_due(shm, rec, lapses);
+
+    if (rec->as.elsewhere.looked) {
+        rec->as.elsewhere.looked = 0;
+
+        ngx_idempotency_shm_take_waiting(rec, wake);
+    }
+}
+
+
+static ngx_msec_t
+elsewhere_due(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
+    ngx_msec_t lapses)
+{
+    ngx_msec_t  due;
+
+    due = ngx_current_msec + elsewhere_delay(shm, rec);
+
+    if (lapses && (ngx_msec_int_t) (lapses - ngx_current_msec) > 0
+        && (ngx_msec_int_t) (due - lapses) > 0)
+    {
+        due = lapses + 1;
+    }
+
+    return due;
+}
+
+
+static ngx_msec_t
+elsewhere_delay(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
+{
+    uint32_t                          n;
+    ngx_msec_t                        delay;
+    const ngx_idempotency_backing_t  *backing;
+
+    backing = shm->tier->backing;
+    delay = backing->soon;
+
+    for (n = rec->as.elsewhere.answers; n > 1 && delay < backing->seldom; n--) {
+        delay *= 2;
+    }
+
+    return ngx_min(delay, backing->seldom);
+}
+
+
+/* the first answer from now on that tells what is so now */
+
+uint32_t
+ngx_idempotency_elsewhere_next(ngx_idempotency_record_t *rec)
+{
+    uint32_t  next;
+
+    next = (rec->told == NGX_IDEMPOTENCY_TELLING
+            || rec->told == NGX_IDEMPOTENCY_OUTDATED) ? 2 : 1;
+
+    if (rec->state == NGX_IDEMPOTENCY_ELSEWHERE) {
+        next += rec->as.elsewhere.answers;
+    }
+
+    return next;
+}
+
+
+/* for so long; workers' clocks may differ by a moment */
+
+ngx_uint_t
+ngx_idempotency_elsewhere_unwanted(ngx_idempotency_record_t *rec,
+    ngx_msec_t now, ngx_msec_t time)
+{
+    return (int32_t) ((uint32_t) now - rec->as.elsewhere.wanted)
+           >= (int32_t) time;
+}
+
+
+/* a request of this worker does, without the lock; it comes by again */
+
+void
+ngx_idempotency_elsewhere_wait(ngx_idempotency_shm_t *shm, u_char *token,
+    ngx_msec_t due)
+{
+    ngx_msec_int_t           left;
+    ngx_idempotency_tier_t  *tier;
+
+    tier = shm->tier;
+
+    if (tier->backing->await) {
+        tier->backing->await(tier, token);
+    }
+
+    left = (ngx_msec_int_t) (due - ngx_current_msec);
+    left = ngx_max(left, 1);
+
+    if (!tier->again.timer_set
+        || (ngx_msec_int_t) (tier->again.timer.key - ngx_current_msec) > left)
+    {
+        ngx_add_timer(&tier->again, left);
+    }
+}
+
+
+static void
+elsewhere_handler(ngx_event_t *ev)
+{
+    ngx_msec_t                 due;
+    ngx_queue_t               *q;
+    ngx_msec_int_t             left, next;
+    ngx_idempotency_shm_t     *shm;
+    ngx_idempotency_tier_t    *tier;
+    ngx_idempotency_record_t  *rec;
+
+    tier = ev->data;
+    shm = tier->shm;
+    next = 0;
+
+    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+        return;
+    }
+
+    for (q = ngx_queue_last(&shm->sh->elsewhere);
+         q != ngx_queue_sentinel(&shm->sh->elsewhere);
+         q = ngx_queue_prev(q))
+    {
+        rec = ngx_queue_data(q, ngx_idempotency_record_t, queue);
+
+        if (ngx_idempotency_elsewhere_unwanted(rec, ngx_current_msec,
+                                            NGX_IDEMPOTENCY_ELSEWHERE_WANTED))
+        {
+            break;
+        }
+
+        due = rec->as.elsewhere.due;
+
+        if ((ngx_msec_int_t) (due - ngx_current_msec) <= 0) {
+
+            /* if it is being asked already, that is enough */
+
+            if (rec->told == NGX_IDEMPOTENCY_TOLD) {
+                ngx_idempotency_tier_owe(shm, rec);
+            }
+
+            due = ngx_current_msec + elsewhere_delay(shm, rec);
+        }
+
+        left = (ngx_msec_int_t) (due - ngx_current_msec);
+        next = next ? ngx_min(next, left) : left;
+    }
+
+    ngx_idempotency_shm_unlock(shm);
+
+    if (next) {
+        ngx_add_timer(ev, next);
+    }
+
+    ngx_idempotency_tier_kick(shm);
+}
+
+
+/* the backing was told that the token, or NULL: some token, has changed */
+
+void
+ngx_idempotency_tier_changed(ngx_idempotency_tier_t *tier, u_char *token)
+{
+    ngx_queue_t               *q;
+    ngx_idempotency_shm_t     *shm;
+    ngx_idempotency_record_t  *rec;
+
+    shm = tier->shm;
+
+    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+        return;
+    }
+
+    if (token) {
+        rec = ngx_idempotency_record_current(shm, token, ngx_current_msec);
+
+        if (rec && rec->state == NGX_IDEMPOTENCY_ELSEWHERE) {
+            ngx_idempotency_tier_owe(shm, rec);
+        }
+
+    } else {
+        for (q = ngx_queue_head(&shm->sh->elsewhere);
+             q != ngx_queue_sentinel(&shm->sh->elsewhere);
+             q = ngx_queue_next(q))
+        {
+            rec = ngx_queue_data(q, ngx_idempotency_record_t, queue);
+            ngx_idempotency_tier_owe(shm, rec);
+        }
+    }
+
+    ngx_idempotency_shm_unlock(shm);
+
+    ngx_idempotency_tier_kick(shm);
+}
+
+
+void
+ngx_idempotency_elsewhere_init_process(ngx_idempotency_tier_t *tier,
+    ngx_cycle_t *cycle)
+{
+    tier->again.handler = elsewhere_handler;
+    tier->again.data = tier;
+    tier->again.log = cycle->log;
+    tier->again.cancelable = 1;
+}
+
+
+ngx_int_t
+ngx_idempotency_look(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
+    void (*looked)(ngx_idempotency_op_t *op))
+{
+    look_t  *look;
+
+    op->result = NGX_IDEMPOTENCY_OK;
+
+    if (shm->tier == NULL || !look_unknown(shm, op)) {
+        return NGX_OK;
+    }
+
+    look = look_create(shm, op);
+
+    if (look == NULL) {
+        op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+        return NGX_OK;
+    }
+
+    if (look_ask(look) == NGX_AGAIN) {
+        op->store = shm->store;
+        op->again = looked;
+
+        look_waits(op, &look_waiting);
+        return NGX_AGAIN;
+    }
+
+    op->result = look_result(look);
+
+    ngx_queue_remove(&look->queue);
+    ngx_free(look);
+
+    return NGX_OK;
+}
+
+
+/* outcomes don't change within their window, and what is pending here is known
+   best here */
+
+static ngx_uint_t
+look_unknown(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
+{
+    ngx_uint_t                 unknown;
+    ngx_idempotency_record_t  *rec;
+
+    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+        return 0;
+    }
+
+    rec = ngx_idempotency_record_current(shm, op->token, op->now);
+
+    unknown = (rec == NULL
+               || ngx_idempotency_record_unknown(rec)
+               || rec->state == NGX_IDEMPOTENCY_ELSEWHERE
+               || rec->state == NGX_IDEMPOTENCY_DOUBTED);
+
+    ngx_idempotency_shm_unlock(shm);
+
+    return unknown;
+}
+
+
+static look_t *
+look_create(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
+{
+    look_t                    *look;
+    ngx_idempotency_claim_t   *claim;
+    ngx_idempotency_window_t  *window;
+
+    look = ngx_calloc(sizeof(look_t), ngx_cycle->log);
+    if (look == NULL) {
+        return NULL;
+    }
+
+    look->shm = shm;
+    look->op = op;
+
+    look->timer.handler = look_timer_handler;
+    look->timer.data = look;
+    look->timer.log = ngx_cycle->log;
+
+    claim = &look->claim;
+    window = &shm->sh->window;
+
+    ngx_memcpy(claim->op.token, op->token, NGX_IDEMPOTENCY_DIGEST_LEN);
+
+    /* a window that there is, as it makes no difference which */
+
+    claim->window = window->length;
+    claim->span = window->span;
+    claim->lease = NGX_IDEMPOTENCY_SHM_LEFT;
+    claim->old = 1;
+
+    claim->op.handler = look_handler;
+    claim->op.data = look;
+
+    ngx_queue_insert_tail(look_queue(&look_looks), &look->queue);
+
+    return look;
+}
+
+
+static ngx_int_t
+look_ask(look_t *look)
+{
+    ngx_int_t  rc;
+
+    if (look->timer.timer_set) {
+        ngx_del_timer(&look->timer);
+    }
+
+    look->claim.op.now = ngx_current_msec;
+
+    rc = ngx_idempotency_shm_engine.claim(look->shm->store, &look->claim);
+
+    if (rc == NGX_AGAIN) {
+        ngx_add_timer(&look->timer, NGX_IDEMPOTENCY_LOOK_AGAIN);
+    }
+
+    return rc;
+}
+
+
+static void
+look_handler(ngx_idempotency_op_t *claim)
+{
+    look_t                *look;
+    ngx_idempotency_op_t  *op;
+
+    look = claim->data;
+
+    if (claim->result == NGX_IDEMPOTENCY_CHANGED
+        && look_ask(look) == NGX_AGAIN)
+    {
+        return;
+    }
+
+    if (look->timer.timer_set) {
+        ngx_del_timer(&look->timer);
+    }
+
+    op = look->op;
+
+    if (op) {
+        op->result = look_result(look);
+    }
+
+    ngx_queue_remove(&look->queue);
+    ngx_free(look);
+
+    if (op) {
+        op->waiting = 0;
+        ngx_queue_remove(&op->queue);
+
+        op->now = ngx_current_msec;
+        op->again(op);
+    }
+}
+
+
+/* the claim is the engine's still: made again, it is the same one */
+
+static void
+look_timer_handler(ngx_event_t *ev)
+{
+    look_t  *look;
+
+    look = ev->data;
+
+    look->claim.op.result = NGX_IDEMPOTENCY_CHANGED;
+    look_handler(&look->claim.op);
+}
+
+
+static ngx_idempotency_result_e
+look_result(look_t *look)
+{
+    switch (look->claim.op.result) {
+
+    case NGX_IDEMPOTENCY_EXPIRED:
+        return NGX_IDEMPOTENCY_ABSENT;
+
+    case NGX_IDEMPOTENCY_BOUND:
+    case NGX_IDEMPOTENCY_CONFLICT:
+    case NGX_IDEMPOTENCY_VERSION:
+        return NGX_IDEMPOTENCY_OK;
+
+    default:
+        return NGX_IDEMPOTENCY_UNAVAILABLE;
+    }
+}
+
+
+static void
+look_waits(ngx_idempotency_op_t *op, ngx_queue_t *queue)
+{
+    op->waiting = 1;
+
+    ngx_queue_insert_tail(look_queue(queue), &op->queue);
+}
+
+
+static ngx_queue_t *
+look_queue(ngx_queue_t *queue)
+{
+    if (queue->next == NULL) {
+        ngx_queue_init(queue);
+    }
+
+    return queue;
+}
+
+
+/* it waits no more; what is under way ends without it */
+
+void
+ngx_idempotency_look_cancel(ngx_idempotency_op_t *op)
+{
+    look_t                  *look;
+    ngx_queue_t             *q, *queue;
+    ngx_idempotency_page_t  *page;
+
+    queue = look_queue(&look_looks);
+
+    for (q = ngx_queue_head(queue);
+         q != ngx_queue_sentinel(queue);
+         q = ngx_queue_next(q))
+    {
+        look = ngx_queue_data(q, look_t, queue);
+
+        if (look->op == op) {
+            look->op = NULL;
+            return;
+        }
+    }
+
+    queue = look_queue(&look_pages);
+
+    for (q = ngx_queue_head(queue);
+         q != ngx_queue_sentinel(queue);
+         q = ngx_queue_next(q))
+    {
+        page = ngx_queue_data(q, ngx_idempotency_page_t, queue);
+
+        if (page->data == op) {
+            page->data = NULL;
+            return;
+        }
+    }
+}
+
+
+/* the cursor is the backing's, and one more */
+
+ngx_int_t
+ngx_idempotency_look_list(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_list_t *list)
+{
+    ngx_idempotency_op_t    *op;
+    ngx_idempotency_page_t  *page;
+
+    op = &list->op;
+    page = NULL;
+
+    if (shm->tier && shm->tier->backing->list) {
+        page = ngx_calloc(sizeof(ngx_idempotency_page_t), ngx_cycle->log);
+    }
+
+    if (page) {
+        page->data = op;
+        page->n = ngx_min(list->n, NGX_IDEMPOTENCY_TIER_BATCH);
+        page->cursor = list->cursor;
+
+        if (list->cursor) {
+            ngx_memcpy(page->token, op->token, NGX_IDEMPOTENCY_DIGEST_LEN);
+        }
+
+        ngx_queue_insert_tail(look_queue(&look_pages), &page->queue);
+
+        if (shm->tier->backing->list(shm->tier, page) == NGX_AGAIN) {
+            op->store = shm->store;
+            op->again = look_listed;
+
+            look_waits(op, &look_waiting);
+            return NGX_AGAIN;
+        }
+
+        ngx_queue_remove(&page->queue);
+        ngx_free(page);
+    }
+
+    list->n = 0;
+    op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+
+    return NGX_OK;
+}
+
+
+void
+ngx_idempotency_look_listed(ngx_idempotency_page_t *page)
+{
+    ngx_idempotency_op_t    *op;
+    ngx_idempotency_list_t  *list;
+
+    op = page->data;
+
+    if (op) {
+        list = (ngx_idempotency_list_t *) op;
+
+        op->waiting = 0;
+        ngx_queue_remove(&op->queue);
+
+        look_page(list, page);
+    }
+
+    ngx_queue_remove(&page->queue);
+    ngx_free(page);
+
+    if (op) {
+        op->again(op);
+    }
+}
+
+
+static void
+look_listed(ngx_idempotency_op_t *op)
+{
+    op->handler(op);
+}
+
+
+static void
+look_page(ngx_idempotency_list_t *list, ngx_idempotency_page_t *page)
+{
+    ngx_uint_t                i, n;
+    ngx_idempotency_shm_t    *shm;
+    ngx_idempotency_store_t  *store;
+
+    n = 0;
+
+    if (page->rc != NGX_OK) {
+        list->n = 0;
+        list->op.result = NGX_IDEMPOTENCY_UNAVAILABLE;
+        return;
+    }
+
+    store = list->op.store;
+    shm = store->data;
+
+    ngx_idempotency_unseal(store->secret, page->items, page->n,
+                           !ngx_idempotency_tier_shared(shm->tier));
+
+    for (i = 0; i < page->n; i++) {
+
+        /* some may have ended since, and what is damaged or forged tells
+           nothing */
+
+        if (page->items[i].result == NGX_IDEMPOTENCY_BOUND) {
+            look_item(&list->listed[n++], &page->items[i], page->now);
+        }
+    }
+
+    list->n = n;
+    list->cursor = page->cursor;
+    list->op.result = NGX_IDEMPOTENCY_OK;
+
+    ngx_memcpy(list->op.token, page->token, NGX_IDEMPOTENCY_DIGEST_LEN);
+}
+
+
+static void
+look_item(ngx_idempotency_listed_t *listed, ngx_idempotency_item_t *item,
+    int64_t now)
+{
+    ngx_idempotency_found_t  *found;
+
+    found = &listed->found;
+
+    ngx_memcpy(listed->token, item->token, NGX_IDEMPOTENCY_DIGEST_LEN);
+    ngx_memcpy(listed->fingerprint, item->fingerprint,
+               NGX_IDEMPOTENCY_DIGEST_LEN);
+
+    ngx_memzero(found, sizeof(ngx_idempotency_found_t));
+
+    found->outcome = item->outcome;
+    found->status = item->status;
+    found->fence = item->fence;
+    found->replays = item->replays;
+    found->age = (item->recorded < now) ? now - item->recorded : 0;
+    found->response.len = item->response.len;
+
+    if (item->outcome == NGX_IDEMPOTENCY_PENDING) {
+        found->instance = item->instance;
+
+    } else if (item->ends > now) {
+        found->left = item->ends - now;
+    }
 }

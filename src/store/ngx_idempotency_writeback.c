@@ -1,0 +1,1227 @@
+
+/*
+ * What a zone owes to what stands behind it.  Records that the backing has not
+ * heard of, or not of their last change, wait in a list in shared memory, the
+ * oldest first.  A worker takes the first of them over, all in one batch, and
+ * hears what the backing answered to it: what becomes of each record, who is
+ * woken in which worker, and what the log is told.  If the worker dies, or
+ * stands still, what it had taken is the first to be told again.
+ *
+ * A record is never in two batches: what is told of a token is told in its
+ * order.  What could not be told is the first to be told again; but where many
+ * batches are on their way at once, it waits aside, as the others may well be
+ * told.
+ */
+
+
+#include "ngx_idempotency_shm.h"
+
+
+/* a worker that took something over this long ago is asked whether it lives;
+   if it stands still, what it has taken is another's after this time */
+
+#define NGX_IDEMPOTENCY_TIER_SILENCE    100
+#define NGX_IDEMPOTENCY_TIER_STOPPED    1000
+
+
+/* for so long what comes next is gathered, where nobody waits for it; with
+   syncs it is this part of what the last batch took, and no more */
+
+#define NGX_IDEMPOTENCY_TIER_PAUSE      2
+#define NGX_IDEMPOTENCY_TIER_PART       3
+#define NGX_IDEMPOTENCY_TIER_LONGEST    5
+
+
+/* what had no room for all is well again after this time */
+
+#define NGX_IDEMPOTENCY_TIER_WELL       1000
+
+
+static void owed_append(ngx_idempotency_tier_sh_t *sh,
+    ngx_idempotency_record_t *rec);
+static void owed_prepend(ngx_idempotency_tier_sh_t *sh,
+    ngx_idempotency_record_t *rec);
+static ngx_uint_t owed_deserted(ngx_idempotency_tier_t *tier,
+    ngx_idempotency_hander_t *hander);
+static void owed_untake(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_hander_t *hander);
+static ngx_uint_t owed_any_again(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
+static ngx_uint_t hand_pause(ngx_idempotency_tier_t *tier);
+static ngx_uint_t hand_free(ngx_idempotency_tier_t *tier);
+static ngx_uint_t hand_become(ngx_idempotency_tier_t *tier);
+static ngx_uint_t hand_gather(ngx_idempotency_tier_t *tier);
+static void hand_item(ngx_idempotency_tier_t *tier,
+    ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item);
+static int64_t hand_time(ngx_idempotency_batch_t *batch, ngx_msec_t time);
+static void hand_probe(ngx_idempotency_tier_t *tier);
+static void hand_large(ngx_idempotency_tier_t *tier);
+static void heard_measure(ngx_idempotency_counters_t *counters,
+    ngx_idempotency_batch_t *batch);
+static void heard_all(ngx_idempotency_tier_t *tier,
+    ngx_idempotency_workers_t *wake);
+static void heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
+    ngx_idempotency_workers_t *wake);
+static void heard_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed);
+static ngx_uint_t heard_well(ngx_idempotency_tier_t *tier);
+static void heard_sum(ngx_idempotency_batch_t *batch, ngx_uint_t *stale,
+    ngx_uint_t *full, ngx_uint_t *damaged, ngx_uint_t *lost);
+static void heard_seals(ngx_idempotency_tier_t *tier);
+static void owed_list(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t
+    *rec);
+static void owed_first(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t
+    *rec);
+static ngx_idempotency_record_t *owed_next( ngx_idempotency_shm_t *shm);
+static ngx_idempotency_hander_t *owed_hander( ngx_idempotency_tier_t *tier);
+static void owed_back(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t
+    *rec);
+static void owed_aside(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t
+    *rec);
+static ngx_uint_t owed_again(ngx_idempotency_shm_t *shm);
+
+
+/* who leaves shared memory while it is owed waits in the list, as a claim
+   that is none any more */
+
+void
+ngx_idempotency_tier_owe(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec)
+{
+    if (shm->tier == NULL || rec->local) {
+        return;
+    }
+
+    switch (rec->told) {
+
+    case NGX_IDEMPOTENCY_TOLD:
+        owed_list(shm, rec);
+        break;
+
+    case NGX_IDEMPOTENCY_TELLING:
+        rec->told = NGX_IDEMPOTENCY_OUTDATED;
+        break;
+    }
+}
+
+
+static void
+owed_list(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec)
+{
+    ngx_idempotency_tier_sh_t  *sh;
+
+    sh = &shm->sh->tier;
+
+    rec->told = NGX_IDEMPOTENCY_UNTOLD;
+    owed_append(sh, rec);
+
+    sh->listed++;
+}
+
+
+/* it has changed while it was told, and keeps its place: whoever has the token
+   since, if it has left the zone, may be asking already, and must not be told
+   what it was before */
+
+static void
+owed_first(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec)
+{
+    rec->told = NGX_IDEMPOTENCY_UNTOLD;
+    owed_prepend(&shm->sh->tier, rec);
+}
+
+
+static void
+owed_append(ngx_idempotency_tier_sh_t *sh, ngx_idempotency_record_t *rec)
+{
+    rec->next = NULL;
+
+    if (sh->last) {
+        sh->last->next = rec;
+
+    } else {
+        sh->first = rec;
+    }
+
+    sh->last = rec;
+}
+
+
+static void
+owed_prepend(ngx_idempotency_tier_sh_t *sh, ngx_idempotency_record_t *rec)
+{
+    rec->next = sh->first;
+    sh->first = rec;
+
+    if (sh->last == NULL) {
+        sh->last = rec;
+    }
+}
+
+
+/* a claim that the backing never heard of needs no release there */
+
+static ngx_idempotency_record_t *
+owed_next(ngx_idempotency_shm_t *shm)
+{
+    ngx_idempotency_record_t   *rec;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    sh = &shm->sh->tier;
+
+    while ((rec = sh->first) != NULL) {
+
+        if (rec->state != NGX_IDEMPOTENCY_GONE || rec->heard) {
+            return rec;
+        }
+
+        sh->first = rec->next;
+
+        if (sh->first == NULL) {
+            sh->last = NULL;
+        }
+
+        sh->told++;
+        ngx_slab_free_locked(shm->shpool, rec);
+    }
+
+    return NULL;
+}
+
+
+/*
+ * One that is nobody's, or of who has gone or stands still.  Without memory for
+ * one more the others have to do.
+ */
+
+static ngx_idempotency_hander_t *
+owed_hander(ngx_idempotency_tier_t *tier)
+{
+    ngx_idempotency_shm_t      *shm;
+    ngx_idempotency_hander_t   *hander, *last;
+
+    shm = tier->shm;
+    last = NULL;
+
+    for (hander = &shm->sh->tier.hander; hander; hander = hander->next) {
+
+        if (hander->process.pid == 0) {
+            return hander;
+        }
+
+        if (owed_deserted(tier, hander)) {
+            owed_untake(shm, hander);
+            return hander;
+        }
+
+        last = hander;
+    }
+
+    if (!ngx_idempotency_tier_shared(tier)) {
+        return NULL;
+    }
+
+    hander = ngx_slab_calloc_locked(shm->shpool,
+                                    sizeof(ngx_idempotency_hander_t));
+    last->next = hander;
+
+    return hander;
+}
+
+
+/* who took something over may be no more, and nothing else may be owed */
+
+void
+ngx_idempotency_tier_inherit(ngx_idempotency_tier_t *tier)
+{
+    ngx_idempotency_shm_t     *shm;
+    ngx_idempotency_hander_t  *hander;
+
+    shm = tier->shm;
+
+    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+        return;
+    }
+
+    for (hander = &shm->sh->tier.hander; hander; hander = hander->next) {
+
+        if (hander->taken && owed_deserted(tier, hander)) {
+            owed_untake(shm, hander);
+        }
+    }
+
+    ngx_idempotency_shm_unlock(shm);
+}
+
+
+/*
+ * What a stopped worker has taken may be written when it goes on, behind what
+ * another one tells since: so only a backing that asks whether it is the
+ * worker's yet, and can change nothing behind that, lets others take it over.
+ */
+
+static ngx_uint_t
+owed_deserted(ngx_idempotency_tier_t *tier, ngx_idempotency_hander_t *hander)
+{
+    ngx_msec_int_t  age;
+
+    age = (ngx_msec_int_t) (ngx_current_msec - hander->handed);
+
+    return (age > NGX_IDEMPOTENCY_TIER_SILENCE
+            && ngx_idempotency_process_gone(&hander->process))
+           || (age > NGX_IDEMPOTENCY_TIER_STOPPED
+               && !ngx_idempotency_tier_shared(tier)
+               && ngx_idempotency_process_stopped(&hander->process));
+}
+
+
+ngx_uint_t
+ngx_idempotency_owed_current(ngx_idempotency_tier_t *tier,
+    ngx_idempotency_batch_t *batch)
+{
+    return tier->shm->sh->tier.since == batch->since
+           && batch->hander->turn == batch->turn;
+}
+
+
+void
+ngx_idempotency_owed_answered(ngx_idempotency_batch_t *batch)
+{
+    batch->hander->answered = batch->turn;
+}
+
+
+/* what was taken, and nobody knows how far, is the first to be told again */
+
+static void
+owed_untake(ngx_idempotency_shm_t *shm, ngx_idempotency_hander_t *hander)
+{
+    ngx_uint_t                  n;
+    ngx_idempotency_record_t   *rec, *taken[NGX_IDEMPOTENCY_TIER_BATCH];
+
+    n = 0;
+
+    for (rec = hander->taken; rec; rec = rec->next) {
+        taken[n++] = rec;
+    }
+
+    hander->turn++;
+    hander->taken = NULL;
+    hander->process.pid = 0;
+
+    while (n) {
+        owed_back(shm, taken[--n]);
+    }
+}
+
+
+static void
+owed_back(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec)
+{
+    rec->told = NGX_IDEMPOTENCY_UNTOLD;
+    rec->heard = 1;
+    rec->again = 1;
+
+    owed_prepend(&shm->sh->tier, rec);
+}
+
+
+static void
+owed_aside(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec)
+{
+    ngx_idempotency_tier_sh_t  *sh;
+
+    sh = &shm->sh->tier;
+
+    rec->told = NGX_IDEMPOTENCY_REFUSED;
+    rec->next = sh->refused;
+    sh->refused = rec;
+}
+
+
+/* what was told in vain, or is to be given back: does it wait, or is on its
+   way?  What waits beside the list was told in vain where many batches are on
+   their way at once; else there is no room for it. */
+
+static ngx_uint_t
+owed_again(ngx_idempotency_shm_t *shm)
+{
+    ngx_uint_t                  again;
+    ngx_idempotency_hander_t   *hander;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+        return 1;
+    }
+
+    sh = &shm->sh->tier;
+    again = (sh->refused && ngx_idempotency_tier_shared(shm->tier))
+            || owed_any_again(shm, sh->first);
+
+    for (hander = &sh->hander; hander && !again; hander = hander->next) {
+        again = owed_any_again(shm, hander->taken);
+    }
+
+    ngx_idempotency_shm_unlock(shm);
+
+    return again;
+}
+
+
+/* where nobody is asked while it fails there are only so many of the latter */
+
+static ngx_uint_t
+owed_any_again(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
+{
+    for ( /* void */ ; rec; rec = rec->next) {
+
+        if (rec->again
+            || (rec->state == NGX_IDEMPOTENCY_GONE && rec->heard
+                && !ngx_idempotency_tier_shared(shm->tier)))
+        {
+            return 1;
+        }
+    }
+
+    return 0;
+}
+
+
+/* what has ended since may have made room */
+
+void
+ngx_idempotency_tier_refused(ngx_idempotency_tier_t *tier)
+{
+    ngx_idempotency_record_t   *rec, *next;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    if (tier->shm->sh->tier.refused == NULL
+        || ngx_idempotency_shm_lock(tier->shm) != NGX_OK)
+    {
+        return;
+    }
+
+    sh = &tier->shm->sh->tier;
+
+    for (rec = sh->refused; rec; rec = next) {
+        next = rec->next;
+
+        rec->told = NGX_IDEMPOTENCY_UNTOLD;
+        owed_append(sh, rec);
+    }
+
+    sh->refused = NULL;
+
+    ngx_idempotency_shm_unlock(tier->shm);
+}
+
+
+void
+ngx_idempotency_tier_hand(ngx_idempotency_tier_t *tier)
+{
+    ngx_int_t  rc;
+
+    for ( ;; ) {
+
+        if (ngx_idempotency_tier_shared(tier)
+            && tier->shm->sh->tier.first == NULL)
+        {
+            return;
+        }
+
+        if (!hand_free(tier) || !hand_become(tier) || !hand_gather(tier)) {
+            return;
+        }
+
+        tier->batch->busy = 1;
+        tier->busy++;
+
+        rc = tier->backing->hand(tier, tier->batch);
+
+        if (rc == NGX_AGAIN) {
+            continue;
+        }
+
+        if (rc != NGX_OK) {
+            tier->batch->rc = NGX_ERROR;
+        }
+
+        if (!ngx_idempotency_tier_heard(tier)) {
+            return;
+        }
+    }
+}
+
+
+/* the backing has answered later */
+
+void
+ngx_idempotency_tier_handed(ngx_idempotency_tier_t *tier,
+    ngx_idempotency_batch_t *batch)
+{
+    tier->batch = batch;
+
+    if (ngx_idempotency_tier_heard(tier) && !hand_pause(tier)) {
+        ngx_idempotency_tier_hand(tier);
+    }
+}
+
+
+/*
+ * A transaction costs more than an item in it.  So there is a short pause
+ * behind one that nobody waited for; a claim ends it.  Where each transaction
+ * is synced all wait, and the pause lets requests that came together stay
+ * together: else they would wait for each other's syncs in turn.  What comes
+ * when there was nothing for a while is told at once.
+ */
+
+static ngx_uint_t
+hand_pause(ngx_idempotency_tier_t *tier)
+{
+    ngx_uint_t                i;
+    ngx_msec_t                pause;
+    ngx_idempotency_batch_t  *batch;
+
+    batch = tier->batch;
+
+    if (ngx_idempotency_tier_shared(tier) || tier->retry.timer_set
+        || tier->shm->sh->tier.failing)
+    {
+        return 0;
+    }
+
+    if (tier->strict) {
+        pause = (batch->n > 1) ? (ngx_current_msec - batch->at)
+                                 / NGX_IDEMPOTENCY_TIER_PART : 0;
+        pause = ngx_min(pause, NGX_IDEMPOTENCY_TIER_LONGEST);
+
+    } else {
+        pause = NGX_IDEMPOTENCY_TIER_PAUSE;
+
+        for (i = 0; i < batch->n; i++) {
+            if (batch->items[i].what == NGX_IDEMPOTENCY_ITEM_ASK) {
+                pause = 0;
+            }
+        }
+    }
+
+    if (pause == 0 || (!tier->strict && tier->shm->sh->tier.asked)) {
+        return 0;
+    }
+
+    tier->pauses = 1;
+    ngx_add_timer(&tier->retry, pause);
+
+    return 1;
+}
+
+
+/* the next one is at hand */
+
+static ngx_uint_t
+hand_free(ngx_idempotency_tier_t *tier)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; i < tier->hands; i++) {
+
+        if (!tier->batches[i].busy) {
+            tier->batch = &tier->batches[i];
+            return 1;
+        }
+    }
+
+    return 0;
+}
+
+
+static ngx_uint_t
+hand_become(ngx_idempotency_tier_t *tier)
+{
+    ngx_idempotency_shm_t      *shm;
+    ngx_idempotency_batch_t    *batch;
+    ngx_idempotency_hander_t   *hander;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    shm = tier->shm;
+    batch = tier->batch;
+
+    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+        return 0;
+    }
+
+    sh = &shm->sh->tier;
+    hander = batch->hander;
+
+    if (hander == NULL || !ngx_idempotency_owed_current(tier, batch)) {
+
+        hander = owed_hander(tier);
+
+        if (hander) {
+            hander->process = *ngx_idempotency_process_self();
+            hander->handed = ngx_current_msec;
+            batch->turn = ++hander->turn;
+        }
+
+        batch->hander = hander;
+        batch->since = sh->since;
+    }
+
+    ngx_idempotency_shm_unlock(shm);
+
+    return hander != NULL;
+}
+
+
+/* none: there is nothing to be told, and this worker is not the one that does
+   any more */
+
+static ngx_uint_t
+hand_gather(ngx_idempotency_tier_t *tier)
+{
+    ngx_idempotency_shm_t      *shm;
+    ngx_idempotency_batch_t    *batch;
+    ngx_idempotency_record_t   *rec, **taken;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    shm = tier->shm;
+    batch = tier->batch;
+
+    batch->n = 0;
+    batch->size = 0;
+    batch->large = NULL;
+    batch->rc = NGX_OK;
+    batch->why = NGX_IDEMPOTENCY_ERROR_OTHER;
+    batch->lost = 0;
+    batch->vain = 0;
+    batch->at = ngx_current_msec;
+    batch->now = tier->backing->now(tier);
+
+    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+        return 0;
+    }
+
+    sh = &shm->sh->tier;
+
+    if (!ngx_idempotency_owed_current(tier, batch)) {
+        ngx_idempotency_shm_unlock(shm);
+        return 0;
+    }
+
+    batch->turn = ++batch->hander->turn;
+    batch->hander->handed = ngx_current_msec;
+    taken = &batch->hander->taken;
+
+    while (batch->n < NGX_IDEMPOTENCY_TIER_BATCH
+           && (rec = owed_next(shm)) != NULL)
+    {
+        if (batch->n && batch->size + rec->size > NGX_IDEMPOTENCY_SHM_PIECE) {
+            break;
+        }
+
+        sh->first = rec->next;
+
+        if (sh->first == NULL) {
+            sh->last = NULL;
+        }
+
+        *taken = rec;
+        taken = &rec->next;
+        *taken = NULL;
+
+        rec->told = NGX_IDEMPOTENCY_TELLING;
+
+        batch->records[batch->n] = rec;
+        hand_item(tier, rec, &batch->items[batch->n]);
+        batch->n++;
+    }
+
+    sh->asked = 0;
+
+    if (batch->n == 0 && tier->probes) {
+        hand_probe(tier);
+    }
+
+    if (batch->n == 0 && !ngx_idempotency_tier_shared(tier)) {
+        batch->hander->process.pid = 0;
+        batch->hander = NULL;
+    }
+
+    ngx_idempotency_shm_unlock(shm);
+
+    if (batch->n == 1 && batch->size > NGX_IDEMPOTENCY_SHM_PIECE) {
+        hand_large(tier);
+    }
+
+    return batch->n;
+}
+
+
+static void
+hand_item(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
+    ngx_idempotency_item_t *item)
+{
+    ngx_idempotency_batch_t   *batch;
+    ngx_idempotency_cursor_t   cur;
+
+    batch = tier->batch;
+
+    ngx_memzero(item, sizeof(ngx_idempotency_item_t));
+
+    ngx_memcpy(item->token, rec->token, NGX_IDEMPOTENCY_DIGEST_LEN);
+    ngx_memcpy(item->fingerprint, rec->fingerprint,
+               NGX_IDEMPOTENCY_DIGEST_LEN);
+    item->parts = rec->parts;
+    item->instance = tier->shm->sh->tier.instance;
+    item->since = batch->since;
+    item->fence = rec->fence;
+    item->lease = rec->lease;
+    item->known = rec->known;
+    item->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+
+    if (rec->state == NGX_IDEMPOTENCY_GONE
+        || rec->state == NGX_IDEMPOTENCY_FAILED)
+    {
+        item->what = NGX_IDEMPOTENCY_ITEM_RELEASE;
+        item->retry = rec->taken;
+
+        if (rec->state == NGX_IDEMPOTENCY_FAILED) {
+            return;
+        }
+
+        item->freed = rec->as.gone.freed;
+
+        if (rec->as.gone.forgotten) {
+            item->what = NGX_IDEMPOTENCY_ITEM_FORGET;
+            item->since = rec->fence;
+            item->fence = 0;
+            item->recorded = hand_time(batch, rec->recorded);
+        }
+
+        return;
+    }
+
+    item->window = rec->window->length;
+    item->recorded = hand_time(batch, rec->recorded);
+    item->ends = batch->now + (ngx_msec_int_t) (rec->ends - batch->at);
+
+    if (rec->state == NGX_IDEMPOTENCY_ELSEWHERE) {
+        item->what = NGX_IDEMPOTENCY_ITEM_ASK;
+        item->old = 1;
+        return;
+    }
+
+    if (rec->state == NGX_IDEMPOTENCY_ASKING
+        || rec->state == NGX_IDEMPOTENCY_ABANDONED)
+    {
+        item->what = NGX_IDEMPOTENCY_ITEM_ASK;
+        item->retry = rec->as.asking.retry;
+        item->old = rec->as.asking.old;
+        return;
+    }
+
+    item->what = NGX_IDEMPOTENCY_ITEM_PUT;
+    item->taken = rec->taken;
+    item->outcome = rec->state;
+    item->status = rec->status;
+    item->replays = rec->replays;
+
+    if (rec->size == 0) {
+        return;
+    }
+
+    if (rec->size <= NGX_IDEMPOTENCY_SHM_PIECE) {
+
+        item->response.data = batch->copy + batch->size
+                              + batch->n * NGX_IDEMPOTENCY_SEAL_LEN;
+        item->response.len = rec->size;
+
+        cur.chunk = rec->chunks;
+        cur.offset = 0;
+
+        ngx_idempotency_chunks_read(&cur, item->response.data, rec->size);
+    }
+
+    batch->size += rec->size;
+}
+
+
+/* of the backing, by ours */
+
+static int64_t
+hand_time(ngx_idempotency_batch_t *batch, ngx_msec_t time)
+{
+    return batch->now - (ngx_msec_int_t) (batch->at - time);
+}
+
+
+/* nothing is owed to what failed: a claim and its release tell whether it does
+   still */
+
+static void
+hand_probe(ngx_idempotency_tier_t *tier)
+{
+    ngx_idempotency_item_t   *item;
+    ngx_idempotency_batch_t  *batch;
+
+    batch = tier->batch;
+
+    for (batch->n = 0; batch->n < 2; batch->n++) {
+        item = &batch->items[batch->n];
+
+        ngx_memzero(item, sizeof(ngx_idempotency_item_t));
+
+        item->instance = tier->shm->sh->tier.instance;
+        item->since = batch->since;
+        item->fence = tier->shm->sh->fence;
+        item->recorded = batch->now;
+        item->ends = batch->now + NGX_IDEMPOTENCY_TIER_HANGS;
+        item->window = NGX_IDEMPOTENCY_TIER_HANGS;
+        item->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+
+        batch->records[batch->n] = NULL;
+    }
+
+    batch->items[0].what = NGX_IDEMPOTENCY_ITEM_ASK;
+    batch->items[1].what = NGX_IDEMPOTENCY_ITEM_RELEASE;
+    batch->items[1].freed = 1;
+}
+
+
+/*
+ * A large response is read piece by piece, as long as the record is what it
+ * was; if not, its claim alone is told, and the rest with its last change
+ */
+
+static void
+hand_large(ngx_idempotency_tier_t *tier)
+{
+    size_t                     n;
+    ngx_uint_t                 changed;
+    ngx_idempotency_shm_t     *shm;
+    ngx_idempotency_item_t    *item;
+    ngx_idempotency_batch_t   *batch;
+    ngx_idempotency_cursor_t   cur;
+    ngx_idempotency_record_t  *rec;
+
+    shm = tier->shm;
+    batch = tier->batch;
+    item = batch->items;
+    rec = batch->records[0];
+
+    changed = 0;
+    cur.chunk = NULL;
+    cur.offset = 0;
+
+    batch->large = malloc(batch->size + NGX_IDEMPOTENCY_SEAL_LEN);
+
+    while (batch->large && cur.offset < batch->size) {
+
+        if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+            break;
+        }
+
+        changed = (!ngx_idempotency_owed_current(tier, batch)
+                   || rec->told == NGX_IDEMPOTENCY_OUTDATED);
+
+        if (changed) {
+            ngx_idempotency_shm_unlock(shm);
+            break;
+        }
+
+        if (cur.offset == 0) {
+            cur.chunk = rec->chunks;
+        }
+
+        n = ngx_min(batch->size - cur.offset, NGX_IDEMPOTENCY_SHM_PIECE);
+
+        ngx_idempotency_chunks_read(&cur, batch->large + cur.offset, n);
+
+        ngx_idempotency_shm_unlock(shm);
+    }
+
+    if (batch->large && cur.offset == batch->size) {
+        item->response.data = batch->large;
+        item->response.len = batch->size;
+        return;
+    }
+
+    /* what it has become is told next; without memory it is not kept */
+
+    item->outcome = changed ? NGX_IDEMPOTENCY_PENDING
+                            : NGX_IDEMPOTENCY_NOT_KEPT;
+}
+
+
+ngx_uint_t
+ngx_idempotency_tier_heard(ngx_idempotency_tier_t *tier)
+{
+    ngx_int_t                   rc;
+    ngx_uint_t                  i, failed;
+    ngx_idempotency_shm_t      *shm;
+    ngx_idempotency_batch_t    *batch;
+    ngx_idempotency_workers_t   wake[NGX_IDEMPOTENCY_TIER_BATCH];
+
+    shm = tier->shm;
+    batch = tier->batch;
+
+    batch->busy = 0;
+    tier->busy--;
+    failed = 0;
+
+    ngx_memzero(wake, sizeof(wake));
+
+    heard_measure(shm->store->counters, batch);
+
+    rc = ngx_idempotency_shm_lock(shm);
+
+    if (rc == NGX_OK) {
+
+        if (!ngx_idempotency_owed_current(tier, batch)) {
+
+            /* another worker tells the same */
+
+            rc = NGX_DECLINED;
+
+        } else {
+
+            batch->hander->taken = NULL;
+
+            heard_all(tier, wake);
+
+            /* whoever is woken is to know */
+
+            if (batch->rc != NGX_OK || batch->vain) {
+
+                failed = !shm->sh->tier.failing;
+
+                shm->sh->tier.failing = 1;
+                shm->sh->tier.failed = ngx_current_msec;
+                shm->sh->tier.partly = (batch->why
+                                        == NGX_IDEMPOTENCY_ERROR_FULL);
+            }
+
+            shm->sh->tier.lost |= batch->lost;
+        }
+
+        ngx_idempotency_shm_unlock(shm);
+    }
+
+    for (i = 0; i < batch->n; i++) {
+
+        ngx_idempotency_workers_wake(&wake[i],
+                            ngx_idempotency_tree_key(batch->items[i].token));
+
+        if (batch->items[i].what == NGX_IDEMPOTENCY_ITEM_ASK) {
+            free(batch->items[i].response.data);
+        }
+    }
+
+    free(batch->large);
+    batch->large = NULL;
+
+    if (rc != NGX_OK) {
+        return rc == NGX_DECLINED;
+    }
+
+    heard_outcome(tier, failed);
+    heard_seals(tier);
+
+    return batch->rc == NGX_OK || ngx_idempotency_tier_shared(tier);
+}
+
+
+static void
+heard_measure(ngx_idempotency_counters_t *counters,
+    ngx_idempotency_batch_t *batch)
+{
+    if (batch->rc != NGX_OK) {
+        ngx_idempotency_stats_add(counters->errors[batch->why], 1);
+        return;
+    }
+
+    ngx_idempotency_stats_time(&counters->latency,
+                               ngx_current_msec - batch->at);
+}
+
+
+/* backwards, as what was in vain goes back to the front */
+
+static void
+heard_all(ngx_idempotency_tier_t *tier, ngx_idempotency_workers_t *wake)
+{
+    ngx_uint_t  i;
+
+    for (i = tier->batch->n; i; i--) {
+        heard_one(tier, i - 1, &wake[i - 1]);
+    }
+}
+
+
+static void
+heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
+    ngx_idempotency_workers_t *wake)
+{
+    ngx_uint_t                  changed;
+    ngx_idempotency_shm_t      *shm;
+    ngx_idempotency_item_t     *item;
+    ngx_idempotency_record_t   *rec;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    shm = tier->shm;
+    sh = &shm->sh->tier;
+    rec = tier->batch->records[i];
+    item = &tier->batch->items[i];
+
+    if (tier->batch->rc != NGX_OK) {
+        item->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+        item->full = 0;
+        item->again = 1;
+    }
+
+    tier->batch->vain += item->again;
+
+    if (rec == NULL) {
+        return;
+    }
+
+    changed = (rec->told == NGX_IDEMPOTENCY_OUTDATED);
+
+    rec->told = NGX_IDEMPOTENCY_TOLD;
+    rec->again = 0;
+    rec->heard |= !item->unheard;
+    rec->known |= (item->result == NGX_IDEMPOTENCY_CLAIMED
+                   || (item->result == NGX_IDEMPOTENCY_OK
+                       && item->what == NGX_IDEMPOTENCY_ITEM_PUT));
+
+    /* a question that was in vain is answered; what is owed stays so, until
+       its last change is told */
+
+    if (rec->state == NGX_IDEMPOTENCY_ASKING
+        || rec->state == NGX_IDEMPOTENCY_ABANDONED
+        || rec->state == NGX_IDEMPOTENCY_ELSEWHERE)
+    {
+        sh->told++;
+
+        if (ngx_idempotency_ask_answered(tier, rec, item, wake) && changed) {
+            owed_list(shm, rec);
+        }
+
+        return;
+    }
+
+    sh->told += (!item->again && !item->full && !changed);
+
+    if (rec->state == NGX_IDEMPOTENCY_FAILED) {
+
+        /* it is given back, and those who waited may read on */
+
+        rec->heard = item->again;
+    }
+
+    /* the requests that hold back until this is told, be it in vain */
+
+    if (rec->holding == NGX_IDEMPOTENCY_HOLD_ALL) {
+        ngx_idempotency_workers_all(wake);
+
+    } else if (rec->holding) {
+        wake->bits[(rec->holding - 1) / 64] |=
+                                    (uint64_t) 1 << ((rec->holding - 1) % 64);
+    }
+
+    rec->holding = 0;
+
+    if (item->again && ngx_idempotency_tier_shared(tier)) {
+        rec->again = 1;
+        owed_aside(shm, rec);
+
+    } else if (item->again) {
+        owed_back(shm, rec);
+
+    } else if (changed) {
+        owed_first(shm, rec);
+
+    } else if (rec->state == NGX_IDEMPOTENCY_GONE) {
+        ngx_slab_free_locked(shm->shpool, rec);
+
+    } else if (item->full) {
+        owed_aside(shm, rec);
+    }
+}
+
+
+/* said once, and once more when it is over */
+
+static void
+heard_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed)
+{
+    ngx_uint_t                  stale, full, damaged, lost;
+    ngx_idempotency_shm_t      *shm;
+    ngx_idempotency_batch_t    *batch;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    shm = tier->shm;
+    sh = &shm->sh->tier;
+    batch = tier->batch;
+
+    if (failed) {
+        ngx_idempotency_tier_say(tier, batch->error);
+    }
+
+    if (batch->rc != NGX_OK || batch->vain) {
+
+        if (!tier->retry.timer_set) {
+            ngx_add_timer(&tier->retry, NGX_IDEMPOTENCY_TIER_RETRY);
+        }
+
+    } else if (sh->failing && heard_well(tier)) {
+        sh->failing = 0;
+        ngx_idempotency_tier_say(tier, NULL);
+    }
+
+    if (batch->rc != NGX_OK) {
+        return;
+    }
+
+    heard_sum(batch, &stale, &full, &damaged, &lost);
+
+    if (stale) {
+        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
+                      "idempotency: zone \"%V\": %ui claims of this nginx were "
+                      "bound by another one as well", &shm->store->name, stale);
+    }
+
+    if (lost) {
+        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
+                      "idempotency: the %V of zone \"%V\" has lost %ui claims "
+                      "of this nginx: others may have executed the same",
+                      &tier->name, &shm->store->name, lost);
+    }
+
+    if (damaged && batch->error[0]) {
+        ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
+                      "idempotency: the %V of zone \"%V\": %s",
+                      &tier->name, &shm->store->name, batch->error);
+    }
+
+    if (full && !sh->full) {
+        sh->full = 1;
+        ngx_idempotency_tier_say(tier, batch->error);
+
+    } else if (!full && sh->full && sh->refused == NULL) {
+        sh->full = 0;
+        ngx_idempotency_tier_say(tier, NULL);
+    }
+}
+
+
+/* what has no room for one may answer another: it is well once it has had room
+   for some time; and all is told that was told in vain, so that it has no claim
+   any more that nobody owns */
+
+static ngx_uint_t
+heard_well(ngx_idempotency_tier_t *tier)
+{
+    ngx_idempotency_tier_sh_t  *sh;
+
+    sh = &tier->shm->sh->tier;
+
+    if (owed_again(tier->shm)) {
+        return 0;
+    }
+
+    return !sh->partly
+           || ngx_current_msec - sh->failed >= NGX_IDEMPOTENCY_TIER_WELL;
+}
+
+
+static void
+heard_sum(ngx_idempotency_batch_t *batch, ngx_uint_t *stale, ngx_uint_t *full,
+    ngx_uint_t *damaged, ngx_uint_t *lost)
+{
+    ngx_uint_t               i;
+    ngx_idempotency_item_t  *item;
+
+    *stale = 0;
+    *full = 0;
+    *damaged = 0;
+    *lost = 0;
+
+    for (i = 0; i < batch->n; i++) {
+        item = &batch->items[i];
+
+        *stale += (item->result == NGX_IDEMPOTENCY_STALE);
+        *full += item->full;
+        *lost += item->lost;
+        *damaged += (item->result == NGX_IDEMPOTENCY_UNAVAILABLE
+                     && !item->full && !item->again);
+    }
+}
+
+
+void
+ngx_idempotency_tier_say(ngx_idempotency_tier_t *tier, const char *why)
+{
+    ngx_str_t  *zone;
+
+    zone = &tier->shm->store->name;
+
+    if (why) {
+        ngx_log_error(NGX_LOG_CRIT, ngx_cycle->log, 0,
+                      "idempotency: the %V of zone \"%V\" is unavailable: %s",
+                      &tier->name, zone, why);
+
+    } else {
+        ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0,
+                      "idempotency: the %V of zone \"%V\" is available again",
+                      &tier->name, zone);
+    }
+}
+
+
+static void
+heard_seals(ngx_idempotency_tier_t *tier)
+{
+    ngx_str_t   *zone;
+    ngx_uint_t   i, n[NGX_IDEMPOTENCY_SEAL_FAILED + 1];
+
+    ngx_memzero(n, sizeof(n));
+
+    for (i = 0; i < tier->batch->n; i++) {
+        n[tier->batch->items[i].seal]++;
+    }
+
+    zone = &tier->shm->store->name;
+
+    if (n[NGX_IDEMPOTENCY_SEAL_BROKEN]) {
+        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
+                      "idempotency: zone \"%V\": the seal of a response was "
+                      "broken in the %V, which somebody may have changed",
+                      zone, &tier->name);
+    }
+
+    if (n[NGX_IDEMPOTENCY_SEAL_FORGED]) {
+        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
+                      "idempotency: zone \"%V\": a record in the %V is not as "
+                      "it was written, somebody may have changed it; its "
+                      "token is refused", zone, &tier->name);
+    }
+
+    if (n[NGX_IDEMPOTENCY_SEAL_FAILED]) {
+        ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
+                      "idempotency: zone \"%V\": a response can't be sealed "
+                      "or opened, and is not kept", zone);
+    }
+
+    if (n[NGX_IDEMPOTENCY_SEAL_GONE] && !tier->unopened) {
+        tier->unopened = 1;
+
+        ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0,
+                      "idempotency: zone \"%V\": responses in the %V can't be "
+                      "opened by any key of \"idempotency_secret\", and are "
+                      "not kept", zone, &tier->name);
+    }
+}
