@@ -20,7 +20,7 @@ if (my $why = no_state()) {
 }
 
 my @files = map { "'$FindBin::Bin/$_.t'" }
-            qw(content crash filters keys quota redirects release reload replay similar
+            qw(content crash filters keys nested quota redirects release reload replay similar
                states uuid7 wait window);
 
 # both modes at once

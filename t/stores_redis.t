@@ -17,7 +17,7 @@ use Test::More;
 plan(skip_all => 'no redis-server') if !Redis->programs;
 
 my @files = map { "'$FindBin::Bin/$_.t'" }
-            qw(api bodies content crash faults form keep keys metrics once origin outcome own quota
+            qw(api bodies content crash faults form keep keys metrics nested once origin outcome own quota
                refusals release reload replay similar sources states uuid7 wait whole window
                workers);
 

@@ -82,8 +82,9 @@ ngx_http_idempotency_log_refusal(ngx_http_request_t *r,
                   status, &ngx_http_idempotency_refusals[ctx->status].name,
                   reason.len ? ", reason: " : "", &reason,
                   conf->dry_run ? ", dry run" : "",
-                  (ctx->wait.waited
-                   && ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_IN_PROGRESS)
+                  (ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_IN_PROGRESS
+                   && conf->in_progress == NGX_HTTP_IDEMPOTENCY_IN_PROGRESS_WAIT
+                   && !conf->dry_run)
                       ? ", waited in vain (is this nginx its own upstream?)"
                       : "",
                   ngx_http_idempotency_bound(ctx)
