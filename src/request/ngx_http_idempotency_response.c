@@ -689,7 +689,9 @@ response_get_number(response_reader_t *rd, uint64_t *n)
         c = *rd->pos++;
         *n |= (uint64_t) (c & 0x7f) << shift;
 
-        if (shift == 63 && c > 1) {
+        /* more bits than there are, or fewer than were written */
+
+        if ((shift == 63 && c > 1) || (shift && c == 0)) {
             return NGX_ERROR;
         }
 

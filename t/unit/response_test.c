@@ -708,6 +708,8 @@ malformed(void)
         "\x01\0" "\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"
         STRINGS NUMBERS ENDS);
     try("an unfinished number", NGX_ERROR, "\x01\0\xc8");
+    try("a number in more bytes than it takes", NGX_ERROR,
+        "\x01\0\xc8\x81\0" STRINGS NUMBERS ENDS);
 
     try("an unknown flag", NGX_ERROR, "\x01\x40\xc8\x01" STRINGS NUMBERS ENDS);
     try("a line of its status", NGX_OK,
