@@ -505,7 +505,10 @@ EOD
     my @read = readers(50, $waits, $id);
     my $each = (held_memory() - $before) / 50;
 
-    cmp_ok($each, '<', 160, "who $id and reads slowly holds at most 160 KB, not $size bytes");
+    SKIP: {
+        skip 'a sanitizer keeps what was freed', 1 if $ENV{ASAN_OPTIONS};
+        cmp_ok($each, '<', 160, "who $id and reads slowly holds at most 160 KB, not $size bytes");
+    }
 
     is($n->request('DELETE', '/api/zones/z/records?scope=localhost', key => $id)->{status}, 204,
        '... and when it is forgotten');
@@ -516,7 +519,9 @@ EOD
 
 # ... and so does who was executed, once his response is recorded.
 
-{
+SKIP: {
+    skip 'a sanitizer keeps what was freed', 1 if $ENV{ASAN_OPTIONS};
+
     $n = nginx(connections => 512, zone => 'idempotency_zone zone=z:64m;', server => <<'EOD');
         listen 127.0.0.1:$TEST_NGINX_RAND_PORT_1 sndbuf=64k;
         send_timeout 1h;
