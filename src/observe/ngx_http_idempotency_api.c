@@ -12,6 +12,11 @@
 #include "ngx_http_idempotency_page_html.h"
 
 
+/* the longest body of one who agrees, with some space around it */
+
+#define API_AGREE_BODY  64
+
+
 /* what is asked for */
 
 typedef enum {
@@ -75,6 +80,9 @@ static ngx_int_t api_refuse_page(ngx_http_request_t *r,
 static ngx_int_t api_redirect(ngx_http_request_t *r);
 static ngx_int_t api_send_records(ngx_http_request_t *r,
     ngx_idempotency_store_t *store);
+static ngx_int_t api_agree(ngx_http_request_t *r,
+    ngx_idempotency_store_t *store);
+static void api_agree_body(ngx_http_request_t *r);
 static ngx_int_t api_key(ngx_http_request_t *r, ngx_uint_t header_only,
     ngx_str_t *key);
 static ngx_int_t api_unescape(ngx_http_request_t *r, ngx_str_t *value);
@@ -122,6 +130,11 @@ static api_refusal_t  api_refusals[] = {
       ngx_string("The Allow header tells which ones are."),
       0 },
 
+    { NGX_HTTP_NOT_ALLOWED, ngx_string("method"),
+      ngx_string("This method is not possible here"),
+      ngx_string("The Allow header tells which ones are."),
+      0 },
+
     { NGX_HTTP_BAD_REQUEST, ngx_string("missing"),
       ngx_string("Idempotency key required"),
       ngx_string("It tells which record is meant."),
@@ -142,6 +155,17 @@ static api_refusal_t  api_refusals[] = {
     { NGX_HTTP_BAD_REQUEST, ngx_string("bad_outcome"),
       ngx_string("This is no outcome"),
       ngx_string("What is in doubt is settled as done or released."),
+      0 },
+
+    { NGX_HTTP_BAD_REQUEST, ngx_string("bad_store"),
+      ngx_string("This says nothing of the store"),
+      ngx_string("What can be said is {\"store\":\"accept\"}."),
+      0 },
+
+    { NGX_HTTP_CONFLICT, ngx_string("not_refused"),
+      ngx_string("The store is not refused"),
+      ngx_string("It is the one that it was, or there is none: nothing has to "
+                 "be agreed to."),
       0 },
 
     { NGX_HTTP_BAD_REQUEST, ngx_string("no_backing"),
@@ -369,7 +393,9 @@ api_handler(ngx_http_request_t *r)
         return ngx_http_idempotency_zones(r, NULL);
 
     case api_zone:
-        return ngx_http_idempotency_zones(r, route.store);
+        return (r->method == NGX_HTTP_PUT)
+               ? api_agree(r, route.store)
+               : ngx_http_idempotency_zones(r, route.store);
 
     case api_records:
         return api_send_records(r, route.store);
@@ -647,7 +673,8 @@ api_methods(ngx_http_request_t *r, api_route_t *route)
 
     conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
 
-    writes = (route->what == api_records && conf->api_write);
+    writes = (conf->api_write && (route->what == api_records
+                                  || route->what == api_zone));
 
     if (writes && route->store && r->method == NGX_HTTP_PUT) {
         /* its body says something */
@@ -667,9 +694,13 @@ api_methods(ngx_http_request_t *r, api_route_t *route)
         why = NGX_HTTP_IDEMPOTENCY_API_NO_ZONE;
 
     } else if ((r->method & (NGX_HTTP_GET|NGX_HTTP_HEAD))
-               || (writes && r->method == NGX_HTTP_DELETE))
+               || (writes && route->what == api_records
+                   && r->method == NGX_HTTP_DELETE))
     {
         return NGX_DECLINED;
+
+    } else if (writes && route->what == api_zone) {
+        why = NGX_HTTP_IDEMPOTENCY_API_METHOD_PUT;
 
     } else {
         why = writes ? NGX_HTTP_IDEMPOTENCY_API_METHOD_WRITE
@@ -990,6 +1021,77 @@ ngx_http_idempotency_api_token(ngx_http_request_t *r, ngx_uint_t header_only,
 }
 
 
+/* a store that is another one than it was, or has forgotten, is taken as it
+   is: what it does not know is executed again */
+
+static ngx_int_t
+api_agree(ngx_http_request_t *r, ngx_idempotency_store_t *store)
+{
+    ngx_int_t  rc;
+
+    ngx_http_set_ctx(r, store, ngx_http_idempotency_filter_module);
+
+    r->request_body_in_single_buf = 1;
+
+    rc = ngx_http_read_client_request_body(r, api_agree_body);
+
+    return (rc >= NGX_HTTP_SPECIAL_RESPONSE) ? rc : NGX_DONE;
+}
+
+
+static void
+api_agree_body(ngx_http_request_t *r)
+{
+    size_t                    i, n;
+    ngx_int_t                 rc;
+    ngx_str_t                 body;
+    ngx_idempotency_store_t  *store;
+
+    static u_char  agrees[] = "{\"store\":\"accept\"}";
+
+    store = ngx_http_get_module_ctx(r, ngx_http_idempotency_filter_module);
+
+    rc = ngx_http_idempotency_whole_body(r, API_AGREE_BODY, &body);
+
+    if (rc == NGX_ERROR) {
+        ngx_http_finalize_request(r, NGX_HTTP_INTERNAL_SERVER_ERROR);
+        return;
+    }
+
+    /* with white space or without: there is none within its words */
+
+    n = 0;
+
+    for (i = 0; rc == NGX_OK && i < body.len; i++) {
+
+        if (body.data[i] > ' ') {
+
+            if (n == sizeof(agrees) - 1 || body.data[i] != agrees[n++]) {
+                rc = NGX_DECLINED;
+            }
+        }
+    }
+
+    if (rc != NGX_OK || n != sizeof(agrees) - 1) {
+        rc = ngx_http_idempotency_api_refuse(r,
+                                         NGX_HTTP_IDEMPOTENCY_API_BAD_STORE);
+
+    } else if (ngx_idempotency_store_agree(store) != NGX_OK) {
+        rc = ngx_http_idempotency_api_refuse(r,
+                                      NGX_HTTP_IDEMPOTENCY_API_NOT_REFUSED);
+
+    } else {
+        ngx_log_error(NGX_LOG_NOTICE, r->connection->log, 0,
+                      "idempotency: the store of zone \"%V\" was agreed to "
+                      "by hand", &store->name);
+
+        rc = ngx_http_idempotency_api_done(r);
+    }
+
+    ngx_http_finalize_request(r, rc);
+}
+
+
 static ngx_int_t
 api_key(ngx_http_request_t *r, ngx_uint_t header_only, ngx_str_t *key)
 {
@@ -1179,7 +1281,10 @@ ngx_http_idempotency_api_refuse(ngx_http_request_t *r,
 
         ngx_str_set(&allow, "GET, HEAD, PUT, DELETE");
 
-        if (why != NGX_HTTP_IDEMPOTENCY_API_METHOD_WRITE) {
+        if (why == NGX_HTTP_IDEMPOTENCY_API_METHOD_PUT) {
+            allow.len = sizeof("GET, HEAD, PUT") - 1;
+
+        } else if (why != NGX_HTTP_IDEMPOTENCY_API_METHOD_WRITE) {
             allow.len = sizeof("GET, HEAD") - 1;
         }
 

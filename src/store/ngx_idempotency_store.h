@@ -410,6 +410,11 @@ struct ngx_idempotency_store_s {
 ngx_int_t ngx_idempotency_shm_zone_add(ngx_conf_t *cf,
     ngx_idempotency_store_t *store, size_t size, ngx_uint_t evict);
 
+/* an operator agrees to what stands behind, which is another one than it was,
+   or has forgotten; NGX_DECLINED: there is nothing to agree to */
+
+ngx_int_t ngx_idempotency_store_agree(ngx_idempotency_store_t *store);
+
 /* of all engines */
 
 ngx_int_t ngx_idempotency_stores_keep(ngx_conf_t *cf);

@@ -509,3 +509,17 @@ ngx_idempotency_tier_exit_process(ngx_idempotency_shm_t *shm)
 
     tier->batches = NULL;
 }
+
+
+/* who asks next begins with it */
+
+ngx_int_t
+ngx_idempotency_store_agree(ngx_idempotency_store_t *store)
+{
+    ngx_idempotency_shm_t  *shm;
+
+    shm = store->data;
+
+    return (shm->tier && shm->tier->backing->agree)
+           ? shm->tier->backing->agree(shm->tier) : NGX_DECLINED;
+}

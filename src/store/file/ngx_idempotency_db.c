@@ -186,11 +186,12 @@ db_prepare(ngx_idempotency_db_t *db)
 
     (void) sqlite3_wal_hook(db->sqlite, db_committed, db);
 
-    /* one read makes its log and the log's index, if they are not there */
+    /* one read makes its log and the log's index, if they are not there;
+       another file is found out by the first transaction */
 
     rc = db_meta(db);
 
-    return (rc == SQLITE_OK) ? ngx_idempotency_db_files(db, 1)
+    return (rc == SQLITE_OK || db->other) ? ngx_idempotency_db_files(db, 1)
                              : ngx_idempotency_db_fail(db, rc);
 }
 
@@ -675,6 +676,13 @@ ngx_idempotency_db_fail(ngx_idempotency_db_t *db, int rc)
 
     default:
         if ((rc & 0xff) == SQLITE_CORRUPT) {
+
+            /* or a disk that fails: what is to be done a start says */
+
+            (void) snprintf(db->error, sizeof(db->error),
+                            "is damaged, or can't be read: %s (%d); a start "
+                            "of nginx looks at it", sqlite3_errstr(rc), rc);
+
             db->failed = 1;
         }
     }

@@ -98,10 +98,9 @@ typedef struct {
     file_hand_t                 sync;
     file_hand_t                 tend;
 
+    /* NULL: what an operator has agreed to */
     ngx_idempotency_batch_t    *batch;
     ngx_idempotency_page_t     *page;
-    /* an operator has agreed, and it is done */
-    ngx_uint_t                  agreed;
     /* of the last time that it was tended */
     ngx_atomic_uint_t           number;
     /* what the file is, if it is another one */
@@ -159,7 +158,9 @@ static ngx_int_t file_hand(ngx_idempotency_tier_t *tier,
     ngx_idempotency_batch_t *batch);
 static void file_hand_run(void *data);
 static ngx_int_t file_commit(file_work_t *work, ngx_idempotency_batch_t *batch);
-static ngx_int_t file_agreed(file_work_t *work, char *error);
+static ngx_int_t file_commit_once(file_work_t *work,
+    ngx_idempotency_batch_t *batch);
+static void file_agreed(file_work_t *work);
 static void file_witness(file_work_t *work, ngx_idempotency_mark_t *mark);
 static void file_hand_done(void *data);
 static void file_begin_anew(file_t *file);
@@ -648,7 +649,7 @@ file_hand(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
     } else if (sh->lost) {
         why = "only a restart can bring it back";
 
-    } else if (sh->other && !sh->agreed) {
+    } else if (sh->other || file->work->hand.thread->busy) {
         why = "it is not the one that it was";
 
     } else if (file->start.owners == -1) {
@@ -698,6 +699,12 @@ file_hand_run(void *data)
     }
 
     batch = work->batch;
+
+    if (batch == NULL) {
+        file_agreed(work);
+        return;
+    }
+
     batch->error[0] = '\0';
 
     ngx_idempotency_thread_enter();
@@ -724,14 +731,15 @@ static ngx_int_t
 file_commit(file_work_t *work, ngx_idempotency_batch_t *batch)
 {
     ngx_int_t                   rc;
-    file_hand_t                *hand;
     ngx_idempotency_tier_sh_t  *sh;
 
     sh = work->sh;
-    hand = &work->hand;
 
     if (sh->other) {
-        return file_agreed(work, batch->error);
+        ngx_cpystrn((u_char *) batch->error,
+                    (u_char *) "it is not the one that it was",
+                    sizeof(batch->error));
+        return NGX_ERROR;
     }
 
     if (work->db.sync == NGX_IDEMPOTENCY_SYNC_BATCHED
@@ -742,6 +750,31 @@ file_commit(file_work_t *work, ngx_idempotency_batch_t *batch)
                     sizeof(batch->error));
         return NGX_ERROR;
     }
+
+    rc = file_commit_once(work, batch);
+
+    /* what was moved away and came back is opened anew, by each who had it */
+
+    if (rc == NGX_DECLINED && !sh->other) {
+        rc = file_commit_once(work, batch);
+    }
+
+    return (rc == NGX_OK) ? NGX_OK : NGX_ERROR;
+}
+
+
+/* NGX_DECLINED: it is to be opened anew */
+
+static ngx_int_t
+file_commit_once(file_work_t *work, ngx_idempotency_batch_t *batch)
+{
+    ngx_int_t                   rc;
+    ngx_uint_t                  moved;
+    file_hand_t                *hand;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    sh = work->sh;
+    hand = &work->hand;
 
     if (file_open(work, hand, batch->error) != NGX_OK) {
         return NGX_ERROR;
@@ -776,40 +809,29 @@ file_commit(file_work_t *work, ngx_idempotency_batch_t *batch)
                 sizeof(batch->error));
 
     batch->lost = ngx_idempotency_db_failed(hand->db);
+    moved = ngx_idempotency_db_moved(hand->db);
 
     file_shut(work, hand);
 
-    return (rc == NGX_OK) ? NGX_OK : NGX_ERROR;
+    return (rc == NGX_OK) ? NGX_OK : moved ? NGX_DECLINED : NGX_ERROR;
 }
 
 
-/* this batch is of the instance that was there before: the next one is told */
+/* no thread of this worker has it open: they have left what is another one */
 
-static ngx_int_t
-file_agreed(file_work_t *work, char *error)
+static void
+file_agreed(file_work_t *work)
 {
-    if (!ngx_atomic_cmp_set(&work->sh->agreed, 1, 0)) {
-        ngx_cpystrn((u_char *) error,
-                    (u_char *) "it is not the one that it was",
-                    NGX_IDEMPOTENCY_DB_ERROR);
-        return NGX_ERROR;
-    }
+    file_hand_t  *hand;
 
-    file_leave(&work->hand);
+    hand = &work->hand;
+
+    file_leave(hand);
 
     work->start.mark = work->sh->mark;
 
-    if (ngx_idempotency_start_agreed(&work->start, error,
-                                     NGX_IDEMPOTENCY_DB_ERROR)
-        == NGX_OK)
-    {
-        work->agreed = 1;
-
-        ngx_cpystrn((u_char *) error, (u_char *) "it was agreed to",
-                    NGX_IDEMPOTENCY_DB_ERROR);
-    }
-
-    return NGX_ERROR;
+    hand->rc = ngx_idempotency_start_agreed(&work->start, hand->error,
+                                            sizeof(hand->error));
 }
 
 
@@ -835,14 +857,14 @@ file_hand_done(void *data)
         ngx_del_timer(&file->stay);
     }
 
-    if (work->agreed) {
-        work->agreed = 0;
-        file_begin_anew(file);
-    }
-
     file_told(file);
 
-    ngx_idempotency_tier_handed(&file->tier, work->batch);
+    if (work->batch) {
+        ngx_idempotency_tier_handed(&file->tier, work->batch);
+
+    } else {
+        file_begin_anew(file);
+    }
 }
 
 
@@ -858,6 +880,14 @@ file_begin_anew(file_t *file)
     shm = file->tier.shm;
     sh = &shm->sh->tier;
     start = &file->work->start;
+
+    if (file->work->hand.rc != NGX_OK) {
+        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
+                      "idempotency: the %V of zone \"%V\" can't be agreed to: "
+                      "it %s", &file->tier.name, &shm->store->name,
+                      file->work->hand.error);
+        return;
+    }
 
     if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
         return;
@@ -1189,6 +1219,12 @@ file_tend(ngx_idempotency_tier_t *tier)
     }
 
     file_sync(file, NGX_IDEMPOTENCY_FILE_SYNC);
+
+    if (sh->agreed && sh->other && !file->work->hand.thread->busy) {
+        sh->agreed = 0;
+        file->work->batch = NULL;
+        (void) ngx_idempotency_thread_post(file->work->hand.thread);
+    }
 
     if (file->work->tend.thread->busy) {
         return;

@@ -1,0 +1,302 @@
+#!/usr/bin/perl
+
+# docs/operation.md, "Another file, or an older one": a file that was exchanged or
+# set back, while nginx runs or before it starts, is refused until somebody agrees
+# to it; a death is no reason. What a backup is.
+
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::Bin/lib";
+
+use File::Copy qw(copy move);
+use File::Temp ();
+
+use Idempotency;
+use Restart;
+use Rows;
+
+if (my $why = no_state()) {
+    plan(skip_all => "no file: $why");
+}
+
+my $server = <<'EOC';
+    idempotency zone=z;
+    add_header X-Status $idempotency_status always;
+
+    location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /local { idempotency_unavailable local; proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /pass { idempotency_unavailable pass; proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /api/ { idempotency_api write=on; }
+EOC
+
+my $tmp = File::Temp->newdir('witness-XXXXXX', TMPDIR => 1);
+my $nobody = $> == 0 && getpwnam 'nobody';
+my $group = $nobody && getgrgid((getpwnam 'nobody')[3]);
+
+chmod 0755, $tmp;
+
+my ($dir, $file, $n, %as);
+my ($dirs, $keys) = (0, 0);
+
+
+# A store of its own for each case, with five tokens, of an nginx that runs.
+
+sub begin {
+    my ($sync, %o) = @_;
+
+    $dir = "$tmp/" . ++$dirs;
+    mkdir $dir, 0700 or die "$dir: $!";
+    chown $nobody, -1, $dir if $nobody;
+
+    $file = "$dir/z.db";
+    %as = (zone => 0, server => $server, $nobody ? (user => "nobody $group") : (), %o,
+           http => "idempotency_zone zone=z:16m state=$file sync=$sync;\n");
+
+    $n = outliving(%as, allow => qr/the state file|the witness/);
+    orders(1 .. 5);
+}
+
+
+sub order {
+    my ($id, $at) = @_;
+
+    $at //= '/';
+    return told($n->post("$at?id=$dirs-$id", key => "$dirs-$id", body => 'b'));
+}
+
+sub orders { return map { order($_) } @_ }
+sub all_of { my ($what, @got) = @_; return !grep { $_ ne $what } @got }
+
+
+sub api {
+    my ($method, $path, $body) = @_;
+
+    return $n->request($method, "/api$path", body => $body);
+}
+
+sub up {
+    my ($up) = $n->get('/api/metrics')->{body} =~ /^nginx_idempotency_store_up\S* ([01])/m;
+    return $up;
+}
+
+
+sub keep { copy($file, "$dir/kept") or die "$file: $!" }
+
+sub put_back {
+    my ($from) = @_;
+
+    move($from, $file) or die "$from: $!";
+    unlink "$file-wal", "$file-shm";
+    chmod 0600, $file;
+    chown $nobody, -1, $file if $nobody;
+}
+
+
+sub refused {
+    my ($name, $why) = @_;
+
+    like($n->log, qr/\[alert\] .*state file "\Q$file\E" .*$why.*PUT \{"store":"accept"\} to \/zones\/z /,
+         "$name: an [alert] says why, and what to do");
+    is(order('new'), '503 UNAVAILABLE', '... nothing is executed');
+    is(order('local', '/local'), '503 UNAVAILABLE', '... nor by memory alone');
+    is(order('pass', '/pass'), '200 UNAVAILABLE', '... but what passes');
+    is(up(), 0, '... store_up');
+}
+
+
+sub agrees {
+    my ($name) = @_;
+
+    is(api('PUT', '/zones/z', '{"store":"refuse"}')->{status}, 400, "$name: another word is none");
+    is(api('PUT', '/zones/z', "{ \"store\": \"accept\" }\n")->{status}, 204, '... somebody agrees');
+    ok((until_true { order('again' . ++$keys) eq '200 NEW' }), '... and it is used');
+    is(up(), 1, '... store_up');
+    is(api('PUT', '/zones/z', '{"store":"accept"}')->{status}, 409, '... there is nothing to agree to');
+}
+
+
+# --- set back between two starts ----------------------------------------------
+
+for my $sync (qw(batched strict)) {
+    begin($sync);
+    $n->down('QUIT');
+    keep();
+    $n->up;
+    orders(6 .. 10);
+    $n->down('QUIT');
+    put_back("$dir/kept");
+
+    my ($ok, $said) = config_test(%as);
+    ok(!$ok, "$sync, a backup: nginx -t fails") or diag($said);
+    like($said, qr/\[emerg\].*"\Q$file\E" is older than it was: \d+ of the last commits are missing; to agree/,
+         '... and says why');
+
+    $n->up;
+    refused("$sync, a backup", 'is older than it was: \d+ of the last commits are missing');
+
+    agrees($sync);
+    ok(all_of('200 REPLAYED', orders(1 .. 5)), '... what it knows is replayed');
+    ok(all_of('200 NEW', orders(6 .. 10)), '... and what it does not is executed');
+
+    $n->restart('QUIT');
+    ok(all_of('200 REPLAYED', orders(1 .. 10)), '... the next start knows both');
+    $n->stop;
+}
+
+
+# --- without its log ------------------------------------------------------------
+
+# kill -9 leaves it there, and is no reason: what was synced is in it.
+
+begin('strict');
+$n->restart('KILL');
+ok(all_of('200 REPLAYED', orders(1 .. 5)), 'kill -9 is no reason to refuse');
+orders(6 .. 10);
+$n->down('KILL');
+unlink "$file-wal", "$file-shm";
+$n->up;
+refused('without its log', 'is older than it was');
+
+# the right file is back
+
+$n->down('QUIT');
+unlink "$file-witness";
+$n->up;
+is(order('w'), '200 NEW', '... whoever removes the witness has agreed');
+$n->stop;
+
+
+# --- another one, or none ---------------------------------------------------------
+
+begin('batched');
+$n->stop;
+
+my $other = $file;
+
+begin('batched');
+$n->down('QUIT');
+copy($other, "$dir/other");
+put_back("$dir/other");
+$n->up;
+refused('another file', 'is another file than was used last');
+agrees('another file');
+$n->down('QUIT');
+unlink $file, "$file-wal", "$file-shm";
+$n->up;
+refused('no file', 'is gone, and has left \S+-witness');
+agrees('no file');
+is(order(1), '200 NEW', '... which knows nothing');
+$n->restart('KILL');
+is(order(1), '200 REPLAYED', '... but what was told since');
+$n->stop;
+
+
+# --- while nginx runs ---------------------------------------------------------------
+
+for my $sync (qw(batched strict)) {
+    begin($sync, workers => 2);
+    $n->down('QUIT');
+    keep();
+    $n->up;
+    orders(6 .. 10);
+
+    # what memory has is answered, whatever is at the file's place
+
+    unlink "$file-wal", "$file-shm";
+    put_back("$dir/kept");
+
+    ok((until_true { order('x' . ++$keys) eq '503 UNAVAILABLE' && $n->log =~ /is refused, it/ }),
+       "$sync, exchanged while nginx runs: refused");
+    refused("$sync, exchanged", 'is refused, it is older than it was');
+    ok(all_of('200 REPLAYED', orders(6 .. 10)), '... memory answers');
+    agrees("$sync, exchanged");
+    is(join(" ", orders(1 .. 10)), join(" ", ("200 REPLAYED") x 10), "... both are known");
+    $n->stop;
+}
+
+
+# --- the witness --------------------------------------------------------------------
+
+begin('batched');
+$n->down('QUIT');
+unlink "$file-witness";
+mkdir "$file-witness";
+
+my $from = length $n->log;
+
+$n->up;
+is(order('w'), '200 NEW', 'no witness is possible: it is used');
+is(order('w'), '200 REPLAYED', '... and knows');
+is((() = substr($n->log, $from) =~ /\[warn\].* the witness "\Q$file\E-witness" .* can't be read or written/g), 1,
+   '... with one [warn]');
+$n->stop;
+
+
+# --- backups ------------------------------------------------------------------------
+
+for my $way ("VACUUM INTO 'COPY'", '.backup COPY') {
+    begin('batched');
+    sqlite($file, $way =~ s{COPY}{$dir/kept}r);
+    orders(6 .. 7);
+    $n->down('QUIT');
+    put_back("$dir/kept");
+    unlink "$file-witness";
+    $n->up;
+    ok(all_of('200 REPLAYED', orders(1 .. 5)), "$way is a backup, taken while nginx runs");
+    $n->stop;
+}
+
+
+# --- another way to it ------------------------------------------------------------
+
+SKIP: {
+    begin('batched');
+
+    mkdir "$dir/alone", 0700;
+    mkdir "$dir/whole", 0700;
+    spew("$dir/alone/z.db");
+    chown $nobody, -1, "$dir/alone", "$dir/alone/z.db" if $nobody;
+
+    skip 'nothing can be mounted', 4
+        if $> || system("mount --bind $file $dir/alone/z.db 2>/dev/null") != 0;
+
+    my %by = %as;
+    my $first = $n;
+
+    $by{http} =~ s{\Q$file\E}{$dir/alone/z.db};
+    $n = outliving(%by, allow => qr/the state file/);
+    like($n->log, qr/\[alert\] .* is used by an nginx that has another way to it/, 'a mount of the file alone is refused');
+    is(order(1), '503 UNAVAILABLE', '... nothing is executed twice');
+    $n->stop;
+
+    system("umount $dir/alone/z.db");
+
+    # that of its directory is one
+
+    mkdir "$tmp/mounted", 0700;
+    system("mount --bind $dir $tmp/mounted") == 0 or die;
+
+    %by = %as;
+    $by{http} =~ s{\Q$file\E}{$tmp/mounted/z.db};
+    $n = outliving(%by, allow => qr/the state file/);
+    is(order(1), '200 REPLAYED', 'a mount of its directory is none of that');
+    $n->stop;
+
+    system("umount $tmp/mounted");
+
+    $n = $first;
+    is(order(1), '200 REPLAYED', '... the first one has it');
+    $n->stop;
+}
+
+done_testing();
+
+
+sub spew {
+    my ($name) = @_;
+
+    open my $f, '>', $name or die "$name: $!";
+    close $f;
+}
