@@ -937,9 +937,8 @@ file_told(file_t *file)
         file->unwitnessed = 1;
 
         ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, work->witness,
-                      "idempotency: the witness of the %V of zone \"%V\" "
-                      "can't be written", &file->tier.name,
-                      &shm->store->name);
+                      "idempotency: the witness of the %V of zone \"%V\" can't "
+                      "be written", &file->tier.name, &shm->store->name);
     }
 }
 

@@ -486,9 +486,9 @@ start_tell(ngx_idempotency_start_t *start, start_report_t *report,
 
     if (report->witness) {
         ngx_log_error(NGX_LOG_WARN, log, report->witness,
-                      "the witness \"%V-witness\" of a state file can't be "
-                      "read or written: nobody would know that the file was "
-                      "set back", &start->path);
+                      "the witness of the state file \"%V\" can't be read or "
+                      "written: nobody would know that the file was set back",
+                      &start->path);
     }
 
     if (report->place.given) {
