@@ -366,14 +366,12 @@ ngx_int_t ngx_idempotency_look_list(ngx_idempotency_shm_t *shm,
     ngx_idempotency_list_t *list);
 void ngx_idempotency_look_cancel(ngx_idempotency_op_t *op);
 
-/* operations that have a file of their own */
+/* what is told of a zone, and who waits no more */
 
 ngx_int_t ngx_idempotency_shm_figures(ngx_idempotency_store_t *store,
     ngx_msec_t now, ngx_idempotency_figures_t *figures);
 void ngx_idempotency_shm_warn(ngx_idempotency_shm_t *shm, ngx_uint_t percent);
 
-ngx_int_t ngx_idempotency_shm_list(ngx_idempotency_store_t *store,
-    ngx_idempotency_list_t *list);
 void ngx_idempotency_shm_cancel(ngx_idempotency_store_t *store,
     ngx_idempotency_op_t *op);
 
@@ -444,8 +442,6 @@ ngx_uint_t ngx_idempotency_record_alive(ngx_idempotency_record_t *rec,
 
 ngx_uint_t ngx_idempotency_record_differs(ngx_idempotency_record_t *rec,
     ngx_idempotency_claim_t *claim);
-void ngx_idempotency_record_describe(ngx_idempotency_record_t *rec,
-    ngx_msec_t now, ngx_idempotency_found_t *found);
 ngx_msec_t ngx_idempotency_record_lasts(ngx_idempotency_record_t *rec,
     ngx_msec_t now);
 

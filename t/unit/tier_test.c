@@ -127,7 +127,7 @@ backing_now(ngx_idempotency_tier_t *tier)
 }
 
 
-/* as a lock tells: not of who asks */
+/* as a lock tells, and who asks knows of itself */
 
 static ngx_uint_t
 alive(void *data, uint64_t instance)
@@ -135,9 +135,7 @@ alive(void *data, uint64_t instance)
     ngx_uint_t  i;
 
     for (i = 0; i < GROUPS; i++) {
-        if (groups[i].up && groups[i].instance == instance
-            && &groups[i] != data)
-        {
+        if (groups[i].up && groups[i].instance == instance) {
             return 1;
         }
     }

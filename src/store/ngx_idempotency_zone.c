@@ -24,6 +24,7 @@ static ngx_idempotency_shm_t *shm_zone_next(ngx_cycle_t *cycle,
     ngx_list_part_t **part, ngx_uint_t *i);
 
 
+
 ngx_int_t
 ngx_idempotency_shm_zone_add(ngx_conf_t *cf, ngx_idempotency_store_t *store,
     size_t size, ngx_uint_t evict)

@@ -4,6 +4,10 @@
  * section; only a response too large for one is copied piece by piece, and
  * the record is looked up anew before each piece.  Whom a change concerns is
  * noted under the lock and woken without it.
+ *
+ * A list has some records at a time: bucket by bucket, and in each in the order
+ * of its tree.  The cursor is a place in that order and no record, so whatever
+ * comes or goes meanwhile moves none of the others across it.
  */
 
 
@@ -20,6 +24,17 @@ typedef struct {
     u_char                    *pos;
     ngx_idempotency_cursor_t   cur;
 } shm_source_t;
+
+
+/* the start of a response, copied in the critical section that found it */
+
+static u_char  shm_scratch[4096];
+
+
+/* what is looked at, at most, while the lock is held once */
+
+#define NGX_IDEMPOTENCY_LIST_RECORDS  64
+#define NGX_IDEMPOTENCY_LIST_BUCKETS  4096
 
 
 static ngx_int_t shm_claim(ngx_idempotency_store_t *store,
@@ -50,7 +65,6 @@ static void shm_forget_here(ngx_idempotency_shm_t *shm,
 static void shm_forget_looked(ngx_idempotency_op_t *op);
 static ngx_int_t shm_renew(ngx_idempotency_store_t *store,
     ngx_idempotency_renew_t *renew);
-
 static ngx_idempotency_record_t *shm_own(ngx_idempotency_shm_t *shm,
     ngx_idempotency_op_t *op, uint64_t fence);
 static void shm_read_locked(ngx_idempotency_record_t *rec,
@@ -58,6 +72,16 @@ static void shm_read_locked(ngx_idempotency_record_t *rec,
 static ngx_int_t shm_read(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
     uint64_t left, ngx_idempotency_found_t *found, ngx_pool_t *pool,
     ngx_idempotency_cursor_t *cur);
+static ngx_uint_t list_some(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_list_t *list, ngx_uint_t bucket, u_char *behind);
+static ngx_uint_t list_record(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_msec_t now,
+    ngx_idempotency_listed_t *listed);
+static ngx_uint_t found_anonymous(ngx_idempotency_record_t *rec);
+static ngx_int_t shm_list(ngx_idempotency_store_t *store,
+    ngx_idempotency_list_t *list);
+static void record_describe(ngx_idempotency_record_t *rec, ngx_msec_t now,
+    ngx_idempotency_found_t *found);
 
 
 const ngx_idempotency_engine_t  ngx_idempotency_shm_engine = {
@@ -67,7 +91,7 @@ const ngx_idempotency_engine_t  ngx_idempotency_shm_engine = {
     shm_find,
     shm_forget,
     shm_renew,
-    ngx_idempotency_shm_list,
+    shm_list,
     ngx_idempotency_shm_cancel,
     ngx_idempotency_shm_figures,
     ngx_idempotency_shm_keep,
@@ -75,11 +99,6 @@ const ngx_idempotency_engine_t  ngx_idempotency_shm_engine = {
     ngx_idempotency_shm_init_process,
     ngx_idempotency_shm_exit_process
 };
-
-
-/* the start of a response, copied in the critical section that found it */
-
-static u_char  shm_scratch[4096];
 
 
 static ngx_int_t
@@ -204,7 +223,7 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
         if (rec && rec->size) {
             claim->leftover = 1;
             op->result = NGX_IDEMPOTENCY_BOUND;
-            ngx_idempotency_record_describe(rec, op->now, &claim->found);
+            record_describe(rec, op->now, &claim->found);
 
             return rec;
         }
@@ -257,7 +276,7 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
         op->result = NGX_IDEMPOTENCY_BOUND;
     }
 
-    ngx_idempotency_record_describe(rec, op->now, &claim->found);
+    record_describe(rec, op->now, &claim->found);
 
     return rec;
 }
@@ -623,7 +642,7 @@ shm_find_here(ngx_idempotency_shm_t *shm, ngx_idempotency_find_t *find)
         }
 
         if (rec) {
-            ngx_idempotency_record_describe(rec, op->now, &find->found);
+            record_describe(rec, op->now, &find->found);
             find->parts = rec->parts;
             ngx_memcpy(find->fingerprint, rec->fingerprint,
                        NGX_IDEMPOTENCY_DIGEST_LEN);
@@ -856,4 +875,240 @@ shm_read(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op, uint64_t left,
     }
 
     return NGX_OK;
+}
+
+
+/*
+ * The cursor is the bucket to go on in, and one more; the token is the last one
+ * that was looked at, in that bucket or in one before.
+ */
+
+static ngx_int_t
+shm_list(ngx_idempotency_store_t *store,
+    ngx_idempotency_list_t *list)
+{
+    u_char                 *token;
+    uint64_t                key;
+    ngx_uint_t              bucket;
+    ngx_idempotency_shm_t  *shm;
+
+    shm = store->data;
+    token = list->op.token;
+
+    if (list->behind) {
+        return ngx_idempotency_look_list(shm, list);
+    }
+
+    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+        list->n = 0;
+        list->op.result = NGX_IDEMPOTENCY_UNAVAILABLE;
+        return NGX_OK;
+    }
+
+    if (list->cursor == 0) {
+        list->cursor = 1;
+        ngx_memzero(token, NGX_IDEMPOTENCY_DIGEST_LEN);
+    }
+
+    bucket = list->cursor - 1;
+    key = ngx_idempotency_tree_key(token);
+
+    bucket = list_some(shm, list, bucket,
+                       (key & shm->sh->mask) == bucket ? token : NULL);
+
+    list->cursor = (bucket > shm->sh->mask) ? 0 : bucket + 1;
+
+    ngx_idempotency_shm_unlock(shm);
+
+    list->op.result = NGX_IDEMPOTENCY_OK;
+
+    return NGX_OK;
+}
+
+
+/* the bucket to go on in */
+
+static ngx_uint_t
+list_some(ngx_idempotency_shm_t *shm, ngx_idempotency_list_t *list,
+    ngx_uint_t bucket, u_char *behind)
+{
+    ngx_uint_t                 n, last, looked;
+    ngx_idempotency_record_t  *rec;
+
+    n = 0;
+    looked = 0;
+    last = bucket + NGX_IDEMPOTENCY_LIST_BUCKETS;
+
+    while (bucket <= shm->sh->mask && bucket < last
+           && n < list->n && looked < NGX_IDEMPOTENCY_LIST_RECORDS)
+    {
+        rec = (ngx_idempotency_record_t *)
+                  ngx_idempotency_tree_next(shm, shm->sh->buckets[bucket],
+                                            behind);
+        if (rec == NULL) {
+            bucket++;
+            behind = NULL;
+            continue;
+        }
+
+        looked++;
+        n += list_record(shm, rec, list->op.now, &list->listed[n]);
+
+        behind = list->op.token;
+        ngx_memcpy(behind, rec->token, NGX_IDEMPOTENCY_DIGEST_LEN);
+    }
+
+    list->n = n;
+
+    return bucket;
+}
+
+
+/* not what is over, nor what is asked for, nor what is left to those who
+   waited: that has no token */
+
+static ngx_uint_t
+list_record(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
+    ngx_msec_t now, ngx_idempotency_listed_t *listed)
+{
+    if (ngx_idempotency_record_asks(rec)
+        || (rec->state != NGX_IDEMPOTENCY_PENDING
+            && (rec->window == &shm->sh->left
+                || ngx_idempotency_record_expired(rec, now))))
+    {
+        return 0;
+    }
+
+    ngx_memcpy(listed->token, rec->token, NGX_IDEMPOTENCY_DIGEST_LEN);
+    ngx_memcpy(listed->fingerprint, rec->fingerprint,
+               NGX_IDEMPOTENCY_DIGEST_LEN);
+    record_describe(rec, now, &listed->found);
+
+    return 1;
+}
+
+
+/*
+ * What keeps the request from being the one that the token is bound to, or 0.
+ * Whoever asks for what was bound without an identity could have left his out
+ * as well, so he is told.  Settings alone are no difference.
+ */
+
+ngx_uint_t
+ngx_idempotency_record_differs(ngx_idempotency_record_t *rec,
+    ngx_idempotency_claim_t *claim)
+{
+    ngx_uint_t                differs;
+    ngx_idempotency_parts_t  *was, *is;
+
+    differs = 0;
+
+    was = &rec->parts;
+    is = &claim->parts;
+
+    if (ngx_memcmp(rec->fingerprint, claim->fingerprint,
+                   NGX_IDEMPOTENCY_DIGEST_LEN)
+        != 0)
+    {
+        if (ngx_memcmp(was->action, is->action, NGX_IDEMPOTENCY_HINT_LEN)
+            != 0)
+        {
+            differs |= NGX_IDEMPOTENCY_DIFFERS_ACTION;
+        }
+
+        /* two bodies may have one hint */
+
+        if (differs == 0
+            || ngx_memcmp(was->body, is->body, NGX_IDEMPOTENCY_HINT_LEN) != 0)
+        {
+            differs |= NGX_IDEMPOTENCY_DIFFERS_BODY;
+        }
+    }
+
+    if (!found_anonymous(rec)
+        && ngx_memcmp(was->identity, is->identity,
+                      NGX_IDEMPOTENCY_IDENTITY_LEN)
+           != 0)
+    {
+        differs |= NGX_IDEMPOTENCY_DIFFERS_IDENTITY;
+    }
+
+    if (differs
+        && ngx_memcmp(was->settings, is->settings,
+                      NGX_IDEMPOTENCY_SETTINGS_LEN)
+           != 0)
+    {
+        differs |= NGX_IDEMPOTENCY_DIFFERS_SETTINGS;
+    }
+
+    return differs;
+}
+
+
+static ngx_uint_t
+found_anonymous(ngx_idempotency_record_t *rec)
+{
+    static u_char  nobody[NGX_IDEMPOTENCY_IDENTITY_LEN];
+
+    return ngx_memcmp(rec->parts.identity, nobody,
+                      NGX_IDEMPOTENCY_IDENTITY_LEN)
+           == 0;
+}
+
+
+/* the clocks of two workers may differ by a moment */
+
+static void
+record_describe(ngx_idempotency_record_t *rec, ngx_msec_t now,
+    ngx_idempotency_found_t *found)
+{
+    ngx_msec_int_t  age;
+
+    age = (ngx_msec_int_t) (now - rec->recorded);
+
+    switch (rec->state) {
+
+    case NGX_IDEMPOTENCY_ELSEWHERE:
+    case NGX_IDEMPOTENCY_GRANTED:
+        found->outcome = NGX_IDEMPOTENCY_PENDING;
+        break;
+
+    case NGX_IDEMPOTENCY_DOUBTED:
+        found->outcome = NGX_IDEMPOTENCY_IN_DOUBT;
+        break;
+
+    default:
+        found->outcome = rec->state;
+    }
+
+    found->status = rec->status;
+    found->fence = rec->fence;
+    found->age = ngx_max(age, 0);
+    found->left = ngx_idempotency_record_lasts(rec, now);
+    found->replays = rec->replays;
+    found->anonymous = found_anonymous(rec);
+    found->owner = (rec->state == NGX_IDEMPOTENCY_PENDING)
+                       ? rec->as.pending.owner.pid : 0;
+    found->instance = 0;
+    found->response.len = rec->size;
+    found->response.data = NULL;
+}
+
+
+/* for how long yet, unless it is pending */
+
+ngx_msec_t
+ngx_idempotency_record_lasts(ngx_idempotency_record_t *rec, ngx_msec_t now)
+{
+    ngx_msec_int_t  left;
+
+    if (ngx_idempotency_record_pends(rec)
+        || rec->state == NGX_IDEMPOTENCY_ELSEWHERE)
+    {
+        return 0;
+    }
+
+    left = (ngx_msec_int_t) (rec->ends - now);
+
+    return ngx_max(left, 0);
 }
