@@ -7,6 +7,8 @@
 use strict;
 use warnings;
 
+use IO::Handle;
+
 use FindBin;
 use lib "$FindBin::Bin/lib";
 
@@ -379,8 +381,9 @@ for my $mode (qw(strict batched)) {
 
 # --- one that stands still -------------------------------------------------------
 
-# Who was stopped within a commit has the lock of those who commit (the first byte
-# of the file beside) until it goes on, or dies.
+# Who was stopped before a commit has the lock of those who commit (the first byte
+# of the file beside) until it goes on, or dies, and is not waited for; who was
+# stopped within one has SQLite's own.
 
 for my $mode (qw(strict batched)) {
     $dir = File::Temp->newdir('outage-XXXXXX', TMPDIR => 1);
@@ -409,12 +412,20 @@ for my $mode (qw(strict batched)) {
 
     is(told(order($known)), '200 REPLAYED', '... what memory knows is replayed meanwhile');
 
-    my $id = name('still');
+    is(told(order(name('still'))), '200 NEW', '... a fresh one is executed');
+    kill KILL => $holder;
 
-    is(told(order($id)), '503 UNAVAILABLE', '... a fresh one waits, and is refused');
+    my $within = open my $sqlite, '|-', 'sqlite3', '-batch', '-cmd', '.timeout 60000', "$dir/z.db" or die "sqlite3: $!";
+    $sqlite->autoflush;
+    print $sqlite "BEGIN IMMEDIATE;\n";
+
+    my $id = name('within');
+
+    ok(until_true { told(order($id . $within++)) eq '503 UNAVAILABLE' }, '... within one: a fresh one waits, and is refused');
+    $id .= $within - 1;
     is(executions($id), 0, '... not executed');
 
-    kill KILL => $holder;
+    close $sqlite;
     ok(until_true { told(order($id)) =~ /^200/ }, '... it goes on when that one has gone');
     is(executions($id), 1, '... executed once');
 }

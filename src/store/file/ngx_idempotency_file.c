@@ -98,9 +98,10 @@ typedef struct {
     file_hand_t                 sync;
     file_hand_t                 tend;
 
-    /* NULL: what an operator has agreed to */
+    /* NULL: what an operator has agreed to, or to look whether it is there */
     ngx_idempotency_batch_t    *batch;
     ngx_idempotency_page_t     *page;
+    ngx_uint_t                  agreed;
     /* of the last time that it was tended */
     ngx_atomic_uint_t           number;
     /* what the file is, if it is another one */
@@ -701,7 +702,15 @@ file_hand_run(void *data)
     batch = work->batch;
 
     if (batch == NULL) {
-        file_agreed(work);
+
+        if (work->agreed) {
+            file_agreed(work);
+
+        } else if (work->hand.db) {
+            (void) ngx_idempotency_db_tokens(work->hand.db, NULL, NULL, 0);
+            file_shut(work, &work->hand);
+        }
+
         return;
     }
 
@@ -746,7 +755,7 @@ file_commit(file_work_t *work, ngx_idempotency_batch_t *batch)
         && file_unsynced(sh, NGX_IDEMPOTENCY_FILE_UNSYNCED))
     {
         ngx_cpystrn((u_char *) batch->error,
-                    (u_char *) "what was written is not on disk yet",
+                    (u_char *) "what was written is not on disk for 2 s",
                     sizeof(batch->error));
         return NGX_ERROR;
     }
@@ -862,7 +871,8 @@ file_hand_done(void *data)
     if (work->batch) {
         ngx_idempotency_tier_handed(&file->tier, work->batch);
 
-    } else {
+    } else if (work->agreed) {
+        work->agreed = 0;
         file_begin_anew(file);
     }
 }
@@ -1219,8 +1229,17 @@ file_tend(ngx_idempotency_tier_t *tier)
 
     file_sync(file, NGX_IDEMPOTENCY_FILE_SYNC);
 
+    /* who asks is not let in to find it out */
+
+    if (!sh->failing && file_unsynced(sh, NGX_IDEMPOTENCY_FILE_UNSYNCED)) {
+        sh->failing = 1;
+        ngx_idempotency_tier_say(tier, "what was written is not on disk for "
+                                       "2 s");
+    }
+
     if (sh->agreed && sh->other && !file->work->hand.thread->busy) {
         sh->agreed = 0;
+        file->work->agreed = 1;
         file->work->batch = NULL;
         (void) ngx_idempotency_thread_post(file->work->hand.thread);
     }
@@ -1354,6 +1373,13 @@ file_tend_done(void *data)
     work->page = NULL;
 
     file_told(file);
+
+    /* SQLite's part is over when nobody has it open as it was */
+
+    if (work->tend.db == NULL && !work->hand.thread->busy && !file->exiting) {
+        work->batch = NULL;
+        (void) ngx_idempotency_thread_post(work->hand.thread);
+    }
 
     if (page) {
         file->pages = page->next;

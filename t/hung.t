@@ -1,0 +1,162 @@
+#!/usr/bin/perl
+
+# docs/operation.md, "A disk that hangs": who comes is answered at once, the rest is
+# served, and it goes on when the disk answers. A failed sync is no hang. Workers
+# come and go meanwhile, and so does nginx.
+
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::Bin/lib";
+
+use Disk;
+use Idempotency;
+use Restart;
+
+use Time::HiRes qw(time sleep);
+
+if (my $why = no_state()) {
+    plan(skip_all => "no file: $why");
+}
+
+my ($disk, $n);
+my $names = 0;
+
+sub start_nginx {
+    my ($mode, %o) = @_;
+
+    $disk = Disk->new('/z.db');
+    $n = outliving(workers => 2, env => $disk->env, main => $disk->main, %o,
+                   allow => qr/z\.db|exited on signal|state|zone "z"/,
+                   zone => with_state($mode), server => <<'EOC');
+    idempotency zone=z;
+    add_header X-Status $idempotency_status always;
+
+    location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /free { idempotency off; proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /api/ { idempotency_api; }
+EOC
+}
+
+sub order {
+    my ($id) = @_;
+
+    $id //= 'n' . ++$names;
+    return told($n->post("/x?id=$id", key => $id, body => 'b'));
+}
+
+sub up { return $n->get('/api/metrics')->{body} =~ /^nginx_idempotency_store_up\S* 1/m ? 1 : 0 }
+
+
+# --- syncs that hang -------------------------------------------------------------
+
+# commits go on, but not without limit
+
+start_nginx('batched');
+is(order('first'), '200 NEW', 'batched: a disk that is well');
+$disk->set(sync => 'hang');
+
+ok((until_true { order() eq '503 UNAVAILABLE' }), '... its syncs hang: no more claims after some time');
+ok((until_true { !up() }), '... store_up');
+is((() = $n->log =~ /\[crit\].* is unavailable: what was written is not on disk for 2 s/g), 1, '... one line says so');
+is(order('first'), '200 REPLAYED', '... memory answers');
+is($n->post('/free')->{status}, 200, '... and what needs no store is served');
+
+$disk->well;
+ok((until_true { order() eq '200 NEW' }), '... it goes on when they have come back');
+ok((until_true { up() }), '... store_up');
+$n->stop;
+
+
+# --- syncs that fail ---------------------------------------------------------------
+
+for my $mode (qw(batched strict)) {
+    start_nginx($mode);
+    is(order('first'), '200 NEW', "$mode: a disk that is well");
+    $disk->set(sync => 'fail');
+    ok((until_true { order(); $n->log =~ /\[crit\].*is unavailable/ }), '... its syncs fail: it is said');
+    $disk->well;
+
+    is(order(), '503 UNAVAILABLE', '... nobody knows what is on the disk then');
+    is($n->reload, 1, '... a reload');
+    is(order(), '503 UNAVAILABLE', '... does not tell');
+    is(order('first'), '200 REPLAYED', '... memory answers');
+
+    $n->restart('QUIT');
+    is(order(), '200 NEW', '... a start looks');
+    is(order('first'), '200 REPLAYED', '... and finds what was there');
+    $n->stop;
+}
+
+
+# --- workers that end --------------------------------------------------------------
+
+for my $signal (qw(QUIT TERM)) {
+    start_nginx('strict');
+    is(order('first'), '200 NEW', "$signal: a disk that is well");
+    $disk->set(all => 'hang');
+
+    my $waits = $n->start('POST', '/x?id=hangs', key => 'hangs', body => 'b');
+    ok((until_true { $disk->hung }), '... that hangs');
+
+    # a thread that is in the kernel does not keep its worker
+
+    my $cpu = sub {
+        my $sum = 0;
+
+        for ($n->alive) {
+            my @stat = split ' ', slurp("/proc/$_/stat") =~ s/.*\)//sr;
+            $sum += ($stat[11] // 0) + ($stat[12] // 0);
+        }
+
+        return $sum;
+    };
+
+    if ($signal eq 'QUIT') {
+        my $before = $cpu->();
+        is($n->reload, 1, '... a reload');
+        sleep 2;
+        cmp_ok($cpu->() - $before, '<', 100, '... in which nobody spins');
+        is($n->post('/free')->{status}, 200, '... the new workers serve');
+    }
+
+    # in this test the kernel lets it go when it is told so
+
+    $disk->well;
+    ok($n->down($signal), '... nginx ends');
+    $n->up;
+    is(order(), '200 NEW', '... and starts');
+    $n->stop;
+}
+
+
+# --- -owners, and what a worker needs that comes -----------------------------------------
+
+start_nginx('batched');
+is(order('first'), '200 NEW', 'a worker that comes');
+
+my $file = $n->root . '/z.db';
+
+rename "$file-owners", "$file-away" or die $!;
+kill KILL => $n->workers;
+ok((until_true { $n->workers == 2 && $n->post('/free')->{status} == 200 }), '... without -owners serves what needs no store');
+is(order(), '503 UNAVAILABLE', '... and what needs it not');
+rename "$file-away", "$file-owners" or die $!;
+ok((until_true { order() eq '200 NEW' }), '... until it is back');
+$n->stop;
+
+
+# --- nginx's helpers ------------------------------------------------------------------
+
+# an orphan of theirs holds nothing: what the dead master's workers had is in doubt
+
+start_nginx('batched', http => 'proxy_cache_path $TEST_NGINX_ROOT/cache keys_zone=c:1m;');
+
+my ($manager) = grep { slurp("/proc/$_/cmdline") =~ /cache manager/ } $n->alive;
+
+ok($manager, 'a cache manager');
+is(join(' ', grep { (readlink // '') =~ m{/z\.db} } glob "/proc/$manager/fd/*"), '', '... has nothing of the store open');
+$n->stop;
+
+done_testing();
