@@ -2,17 +2,19 @@ package Trouble;
 
 # What befalls the nginx of the stress test, and when: reloads, workers that are
 # killed or stopped, and, where its tokens are to outlive it, the end of all its
-# processes at once, stops, binary upgrades. It waits for nothing.
+# processes at once, stops, binary upgrades, and a disk with troubles of its own. It
+# waits for nothing.
 #
 #    my $t = Trouble->new(nginx => of Restart.pm, at => sub (time, code), count =>
-#                         sub (what), violation => sub (text), every =>
-#                         { reload => seconds, kill => , crash => , stop =>, upgrade => });
+#                         sub (what), violation => sub (text), disk => of Disk.pm, every =>
+#                         { reload => seconds, kill => , crash => , stop =>, upgrade =>, disk => });
 #    $t->begin(sub { until }); $t->busy; $t->read_log
-#    $t->fewest: how often the rarest of crash, stop and upgrade has happened
+#    $t->fewest: how often the rarest of crash, stop, upgrade and disk has happened
 #    $t->killed(from, to, pid): which processes died then, or this one
 #    $t->trouble(from, to): did anybody, or was there nobody to connect to?
 #    $t->crashed(from, to): when all died at once
 #    $t->torn(from, to): was a zone half changed, and lost?
+#    $t->ill(from, to): had the disk trouble?
 
 use strict;
 use warnings;
@@ -25,7 +27,7 @@ use Time::HiRes qw(time);
 sub new {
     my ($class, %o) = @_;
 
-    return bless { %o, killed => [], crashed => [], down => [], torn => [],
+    return bless { %o, killed => [], crashed => [], down => [], torn => [], ill => [],
                    terminated => {}, done => {}, log_at => 0, under => '', turn => 0 },
                  $class;
 }
@@ -67,6 +69,15 @@ sub torn {
 }
 
 
+# It serves again within a moment, or that of a busy machine.
+
+sub ill {
+    my ($self, $from, $to) = @_;
+
+    return grep { $_->[0] <= $to && $_->[1] + 2 >= $from } @{$self->{ill}};
+}
+
+
 sub note {
     my ($self, @pid) = @_;
 
@@ -80,7 +91,7 @@ sub begin {
     my ($self, $until) = @_;
 
     my %how = (reload => \&reload, kill => \&kill_one, crash => \&crash,
-               stop => \&stop, upgrade => \&upgrade);
+               stop => \&stop, upgrade => \&upgrade, disk => \&disk);
 
     for my $what (sort keys %how) {
         my $every = $self->{every}{$what} or next;
@@ -93,6 +104,7 @@ sub begin {
             my $wait = $what eq 'reload' ? $every : $every * (0.5 + rand);
 
             if ($what eq 'crash' ? $self->{under} =~ /^(?:|two|one goes)$/
+                : $what eq 'disk' ? !$self->{sick}
                 : $what =~ /^(?:reload|kill)$/ ? $self->{under} =~ /^(?:|two)$/
                 : !$self->busy)
             {
@@ -115,7 +127,7 @@ sub fewest {
     my ($self) = @_;
 
     my ($n) = sort { $a <=> $b } map { $self->{done}{$_} // 0 }
-                                 grep { $self->{every}{$_} } qw(crash stop upgrade);
+                                 grep { $self->{every}{$_} } qw(crash stop upgrade disk);
     return $n // 0;
 }
 
@@ -261,7 +273,8 @@ sub up_again {
     my $n = $self->{nginx};
 
     $self->await('nginx does not come', sub { $n->ready }, sub {
-        die "nginx does not start:\n" . $n->log if $_[0] ne 1;
+        die "nginx does not start:\n" . join "\n", $n->log =~ /^.*\[(?:emerg|alert|crit)\].*/mg
+            if $_[0] ne 1;
 
         $down->[1] = time + 0.1;
         $self->{under} = '';
@@ -314,6 +327,68 @@ sub end_of_two {
             $self->await('no pid file', sub { $n->pid_file == $n->pid },
                          sub { $self->{under} = '' });
         });
+}
+
+
+# The disk hangs, wholly or when it syncs, is slow, full, or gone for a while. What it
+# failed to sync nobody knows: that ends with nginx.
+
+my %ills = (
+    'hangs'             => [ 3, all => 'hang' ],
+    'hangs in syncs'    => [ 4, sync => 'hang' ],
+    'hangs in writes'   => [ 3, write => 'hang' ],
+    'is slow'           => [ 3, read => 5, write => 5, sync => 100 ],
+    'is slow in syncs'  => [ 4, sync => 200 ],
+    'is full'           => [ 2, write => 'full' ],
+    'is gone'           => [ 2, open => 'gone', write => 'fail' ],
+    'fails to sync'     => [ 1, sync => 'fail' ],
+);
+
+sub disk {
+    my ($self) = @_;
+
+    my $ill = (sort keys %ills)[rand keys %ills];
+
+    # it takes a kill to be well again
+    $ill = 'hangs' if $ill eq 'fails to sync' && !$self->{every}{crash};
+
+    my ($longest, %how) = @{$ills{$ill}};
+    my $time = [time, 9e99];
+
+    push @{$self->{ill}}, $time;
+    $self->{sick} = 1;
+    $self->{count}->("the disk $ill");
+    $self->{disk}->set(%how);
+
+    my $well;
+
+    $well = sub {
+        if ($ill eq 'fails to sync') {
+            return $self->{at}->(time + 0.05, $well) if $self->{under} !~ /^(?:|two|one goes)$/;
+            $self->crash;
+        }
+
+        # whoever started meanwhile may be without the file until a reload
+
+        $self->{disk}->well;
+        $self->heal($time);
+    };
+
+    $self->{at}->(time + 0.1 + rand $longest, $well);
+}
+
+
+sub heal {
+    my ($self, $time) = @_;
+
+    if ($self->{under} =~ /^(?:|two)$/) {
+        $self->reload;
+        $time->[1] = time;
+        $self->{sick} = 0;
+
+    } else {
+        $self->{at}->(time + 0.05, sub { $self->heal($time) });
+    }
 }
 
 
