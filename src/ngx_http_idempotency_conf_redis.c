@@ -441,7 +441,6 @@ conf_redis_done(ngx_conf_t *cf, ngx_idempotency_redis_conf_t *conf)
     ngx_conf_init_value(conf->replicas, 0);
     ngx_conf_init_value(conf->fsync, 0);
     ngx_conf_init_value(conf->ssl, 0);
-    ngx_conf_init_value(conf->ssl_verify, 1);
 
     if (conf->prefix.data == NULL) {
         ngx_str_set(&conf->prefix, "idem:");
@@ -450,6 +449,8 @@ conf_redis_done(ngx_conf_t *cf, ngx_idempotency_redis_conf_t *conf)
     if (conf_redis_check(cf, conf) != NGX_OK) {
         return NGX_ERROR;
     }
+
+    ngx_conf_init_value(conf->ssl_verify, 1);
 
     return conf->ssl ? conf_redis_ssl(cf, conf) : NGX_OK;
 }
@@ -490,6 +491,14 @@ conf_redis_check(ngx_conf_t *cf, ngx_idempotency_redis_conf_t *conf)
                && conf->ssl_certificate_key.len == 0)
     {
         err = "must have \"ssl_certificate_key\" with \"ssl_certificate\"";
+
+    } else if (!conf->ssl
+               && (conf->ssl_name.data || conf->ssl_verify != NGX_CONF_UNSET
+                   || conf->ssl_trusted_certificate.data
+                   || conf->ssl_certificate.data
+                   || conf->ssl_certificate_key.data))
+    {
+        err = "takes \"ssl_...\" with \"ssl on\" only";
     }
 
     if (err == NULL) {

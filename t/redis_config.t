@@ -164,7 +164,10 @@ whole(@$_) for
     [ 'server 127.0.0.1; mode cluster; database 1;', 'takes no "database" with "mode cluster"' ],
     [ 'server 127.0.0.1; user me;', 'must have "password_file" with "user"' ],
     [ "server 127.0.0.1; ssl on; ssl_certificate $pki/cert.pem;",
-      'must have "ssl_certificate_key" with "ssl_certificate"' ];
+      'must have "ssl_certificate_key" with "ssl_certificate"' ],
+    map [ "server 127.0.0.1; $_;", 'takes "ssl_..." with "ssl on" only' ],
+        'ssl_verify off', 'ssl_verify on', 'ssl_name a', "ssl_trusted_certificate $pki/cert.pem",
+        "ssl_certificate $pki/cert.pem; ssl_certificate_key $pki/key.pem", 'ssl off; ssl_verify off';
 
 wrong('twice', "idempotency_redis r { server 127.0.0.1; }\nidempotency_redis r { # wrong\n server 127.0.0.1; }",
       'duplicate idempotency_redis "r"');

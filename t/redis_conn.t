@@ -239,7 +239,7 @@ is_call(call('say::1%0D%0A'), 'OK', 0, ':1', 'user, password, database');
 my @greeting = map { [@$_] } $fake->commands;
 @greeting = @greeting[-7 .. -1];
 is_deeply([map "@$_", @greeting[0 .. 5]],
-          [ "AUTH me pa ss\"w\xc3\xb6rd", 'HELLO 3', 'SELECT 3', 'ROLE', 'INFO', 'TIME' ],
+          [ "AUTH me pa ss\"w\xc3\xb6rd", 'HELLO 3 SETNAME nginx-idempotency', 'SELECT 3', 'ROLE', 'INFO', 'TIME' ],
           '... are told first');
 unlike($n->log, qr/pa ss/, '... and no password is in the log');
 

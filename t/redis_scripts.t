@@ -449,6 +449,43 @@ sub race {
 }
 
 
+# --- what a server lets them do ------------------------------------------------
+
+sub tried {
+    my ($server) = @_;
+
+    my $redis = $server->connect;
+    my $try = sub {
+        my ($before) = @_;
+
+        open my $f, '<', "$FindBin::Bin/../src/store/redis/try.lua" or die "try.lua: $!";
+        my $text = do { local $/; readline $f };
+        return join ' ', @{$redis->command('EVAL', "$before $text", 0, 'zone:stamp', 'PUBLISH')};
+    };
+    my $without = sub { "local redis = { acl_check_cmd = $_[0] }" };
+
+    is($try->(''), 'O', 'nothing is missing');
+    is($try->($without->('nil')), 'N it is older than Redis 7.0', 'Redis 6');
+    is($try->($without->('function(c) if c == "DEL" then error("no such command") end return true end')),
+       'N its user may not DEL "zone:stamp"', 'a command that was renamed');
+    is($try->($without->('function(c) return c ~= "SET" and c ~= "PUBLISH" end')),
+       'N its user may not SET "zone:stamp"', 'a right');
+    is($try->($without->('function(c) return c ~= "PUBLISH" end')), 'W PUBLISH', 'one that is no need');
+
+    # each command of the scripts that change something is among those that are tried
+    my %used;
+
+    for my $name (qw(claim find put release forget stamp)) {
+        open my $f, '<', "$FindBin::Bin/../src/store/redis/$name.lua" or die "$name.lua: $!";
+        local $/;
+        my $text = readline $f;
+        $used{$_} = 1 for $text =~ /redis\.p?call\('(\w+)'/g;
+    }
+
+    like($try->($without->('function() return false end')), qr/\b$_\b/, "$_ is tried") for sort keys %used;
+}
+
+
 # --- all of it ---------------------------------------------------------------
 
 for my $program (Resp::servers()) {
@@ -458,6 +495,7 @@ for my $program (Resp::servers()) {
         model($server);
         traps($server);
         race($server);
+        tried($server);
     };
 }
 

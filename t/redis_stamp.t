@@ -2,7 +2,8 @@
 
 # A server's address may lead to another one by now: a Redis that others use with
 # another key of idempotency_secret, or another version, is asked for nothing else
-# than that, as it would execute again.
+# than that, as it would execute again.  Nor is one that lets claims be made, but not
+# outcomes be written.
 
 use strict;
 use warnings;
@@ -10,6 +11,7 @@ use warnings;
 use FindBin;
 use lib "$FindBin::Bin/lib";
 
+use File::Temp ();
 use Idempotency;
 use Redis;
 
@@ -96,6 +98,73 @@ $none->start;
 ok(greeted($none), 'its address leads to an empty one');
 is(at('a', 'six')->{status}, 200, '... which is used');
 is($none->command('GET', 'idem:a:stamp'), $stamp, '... and has the stamp');
+
+$n->stop;
+
+
+# --- a user who may not do all that is needed ---------------------------------------
+
+my $limited = Redis->new;
+my $password = File::Temp->new(TMPDIR => 1);
+
+print $password "secret\n";
+close $password;
+
+my @all = qw(+hello +ping +role +info +time +evalsha +eval +get +getrange +set +del +pexpire
+             +publish +subscribe +unsubscribe);
+
+sub may { return $limited->command('ACL', 'SETUSER', 'nginx', 'on', '>secret', @_) }
+
+may('~idem:*', '&idem:*', @all);
+
+$n = nginx(
+    allow => qr/redis "r" of zone "z" is unavailable|no connection to/,
+    zone => "idempotency_redis r { server 127.0.0.1:@{[$limited->port]}; connections 1; timeout 5s;"
+            . " user nginx; password_file $password; }\nidempotency_zone zone=z:8m redis=r;\n",
+    server => 'location /z { idempotency zone=z; proxy_pass http://$TEST_NGINX_BACKEND; }');
+
+# it is told within seconds; somebody executes then at last
+sub served { my ($id) = @_; my $i = 0; return until_true { at('z', $id . $i++)->{status} == 200 } }
+sub anew {
+    my ($id) = @_;
+
+    $limited->command('CLIENT', 'KILL', 'TYPE', 'normal', 'SKIPME', 'yes');
+    my $r = at('z', $id);
+    is($r->{status}, 503, "$id: refused");
+    is(executions($id), 0, '... and not executed');
+}
+
+ok(served('all'), 'a user with all rights');
+like($limited->command('CLIENT', 'LIST'), qr/name=nginx-idempotency /, '... who is seen there');
+unlike($n->log, qr/may not/, '... of whom nothing is said');
+
+for my $right (qw(getrange set get del pexpire time evalsha)) {
+    my $was = () = $n->log =~ /is unavailable/g;
+    may("-$right");
+    anew($right);
+    like((split /is unavailable/, $n->log, $was + 2)[-1], $right =~ /time|evalsha/ ? qr/$right/i : qr/may not (?:\w+, )*\U$right/,
+         '... as the log says');
+    may("+$right");
+    ok(served("again$right"), '... until it is granted');
+}
+
+may('resetkeys', '~other:*');
+anew('keys');
+may('~idem:*');
+ok(served('againkeys'), '... until it is granted');
+
+# ... while it is connected: what it has executed is not lost
+may('-getrange');
+ok(until_true { at('z', 'late' . rand)->{status} == 503 }, 'a right that is taken away is missed');
+like($n->log, qr/may not GETRANGE "idem:z:stamp"/, '... as the log says');
+may('+getrange');
+ok(served('againlate'), '... until it is granted');
+
+# a channel is no need
+may('resetchannels');
+$limited->command('CLIENT', 'KILL', 'TYPE', 'normal', 'SKIPME', 'yes');
+ok(served('mute'), 'who may not publish is served');
+ok(until_true { $n->log =~ /\[warn\].* the user may not publish at \S+ \(PUBLISH "idem:z:stamp"\)/ }, '... and it is warned of');
 
 $n->stop;
 done_testing();

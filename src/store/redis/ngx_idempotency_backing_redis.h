@@ -15,7 +15,6 @@
 
 
 #define NGX_IDEMPOTENCY_REDIS_BUCKETS  256
-#define NGX_IDEMPOTENCY_REDIS_WHY      256
 
 
 typedef struct ngx_idempotency_redis_zone_s  ngx_idempotency_redis_zone_t;
@@ -65,7 +64,6 @@ struct ngx_idempotency_redis_zone_s {
     size_t                          stamp_head;
     /* ... and as each connection looks for it */
     ngx_idempotency_redis_mark_t    mark;
-    u_char                          stamp_error[NGX_IDEMPOTENCY_REDIS_WHY];
 
     ngx_queue_t                     watches[NGX_IDEMPOTENCY_REDIS_BUCKETS];
     ngx_uint_t                      watched;

@@ -46,6 +46,7 @@ ngx_idempotency_backing_redis_stamp(ngx_idempotency_redis_zone_t *redis)
 
     ngx_idempotency_redis_stamp_call(&redis->stamp_call, &redis->stamp_value);
 
+    redis->mark.tries = ngx_idempotency_redis_item_try_script();
     redis->mark.script = redis->stamp_call.script;
     redis->mark.key = redis->stamp_key;
     redis->mark.value = &redis->stamp_value;
@@ -105,10 +106,13 @@ stamp_handler(ngx_idempotency_redis_call_t *call)
     {
         rc = stamp_seen(&redis->mark, call->reply);
 
+    } else if (redis->mark.lacks && call->reply) {
+        rc = NGX_ERROR;
+
     } else {
         rc = NGX_ERROR;
-        stamp_why(redis, ngx_snprintf(redis->stamp_error,
-                                      sizeof(redis->stamp_error), "%V",
+        stamp_why(redis, ngx_snprintf(redis->mark.text,
+                                      sizeof(redis->mark.text), "%V",
                                       &call->why));
     }
 
@@ -175,8 +179,8 @@ stamp_seen(ngx_idempotency_redis_mark_t *mark,
         break;
 
     default:
-        stamp_why(redis, ngx_snprintf(redis->stamp_error,
-                                      sizeof(redis->stamp_error),
+        stamp_why(redis, ngx_snprintf(redis->mark.text,
+                                      sizeof(redis->mark.text),
                                       "its \"%V\" is not known: %V",
                                       &redis->stamp_key, &reply->str));
         return NGX_ERROR;
@@ -200,14 +204,14 @@ stamp_other(ngx_idempotency_redis_zone_t *redis,
     ngx_int_t   version;
     ngx_str_t  *is;
 
-    p = redis->stamp_error;
+    p = redis->mark.text;
     is = (reply->n > 2) ? &reply->elts[2].str : NULL;
 
     if (is == NULL || is->len <= redis->stamp_head
         || ngx_memcmp(is->data, redis->stamp_value.data, redis->stamp_head)
            != 0)
     {
-        stamp_why(redis, ngx_snprintf(p, sizeof(redis->stamp_error),
+        stamp_why(redis, ngx_snprintf(p, sizeof(redis->mark.text),
                             "its \"%V\" tells of another digest key than "
                             "that of \"idempotency_secret\", or of "
                             "another version of the module",
@@ -221,7 +225,7 @@ stamp_other(ngx_idempotency_redis_zone_t *redis,
     if (version < NGX_IDEMPOTENCY_FINGERPRINT_OLDEST
         || version > NGX_IDEMPOTENCY_FINGERPRINT_VERSION)
     {
-        stamp_why(redis, ngx_snprintf(p, sizeof(redis->stamp_error),
+        stamp_why(redis, ngx_snprintf(p, sizeof(redis->mark.text),
                             "its \"%V\" tells of fingerprints of version %i, "
                             "and this module knows %d to %d",
                             &redis->stamp_key, version,
@@ -239,8 +243,8 @@ stamp_other(ngx_idempotency_redis_zone_t *redis,
 static void
 stamp_why(ngx_idempotency_redis_zone_t *redis, u_char *last)
 {
-    redis->mark.why.data = redis->stamp_error;
-    redis->mark.why.len = last - redis->stamp_error;
+    redis->mark.why.data = redis->mark.text;
+    redis->mark.why.len = last - redis->mark.text;
 }
 
 

@@ -333,6 +333,7 @@ redis_tick(ngx_event_t *ev)
             if (conn && conn->state == ngx_idempotency_redis_ready
                 && !conn->asked && !conn->expected)
             {
+                ngx_idempotency_redis_mark_ask(conn);
                 ngx_idempotency_redis_look(conn, info && conn->info);
                 ngx_idempotency_redis_conn_write(conn);
             }

@@ -17,6 +17,9 @@
 #include <ngx_event.h>
 
 
+#define NGX_IDEMPOTENCY_REDIS_WHY  256
+
+
 typedef struct ngx_idempotency_redis_s         ngx_idempotency_redis_t;
 typedef struct ngx_idempotency_redis_reply_s   ngx_idempotency_redis_reply_t;
 typedef struct ngx_idempotency_redis_call_s    ngx_idempotency_redis_call_t;
@@ -129,10 +132,13 @@ struct ngx_idempotency_redis_call_s {
  * What must stand in a server before a call that names it goes there, as its
  * address may lead to another one by now.  Each new connection asks for it
  * with its greeting, before it is ready: a script with one key and one
- * argument.  A node of a cluster that has not this key is not asked.
+ * argument.  A node of a cluster that has not this key is not asked.  Before
+ * that it is tried there whether other scripts may do all they do: see try.lua.
+ * Both are looked at again every few seconds.
  */
 
 struct ngx_idempotency_redis_mark_s {
+    ngx_idempotency_redis_script_t *tries;
     ngx_idempotency_redis_script_t *script;
     ngx_str_t                       key;
     ngx_str_t                      *value;
@@ -144,6 +150,9 @@ struct ngx_idempotency_redis_mark_s {
                                        ngx_idempotency_redis_reply_t *reply);
     void                           *data;
     ngx_str_t                       why;
+    u_char                          text[NGX_IDEMPOTENCY_REDIS_WHY];
+    /* ... is that scripts may not do what they do */
+    ngx_uint_t                      lacks;
 
     /* the block's own */
     ngx_idempotency_redis_mark_t   *next;

@@ -117,7 +117,6 @@ struct ngx_idempotency_redis_conn_s {
 
     /* end it when nothing is due any more: it is no master's */
     unsigned                         retire:1;
-    unsigned                         resp3:1;
     /* answers that "timer" waits for */
     ngx_uint_t                       expected;
 
@@ -179,6 +178,7 @@ struct ngx_idempotency_redis_node_s {
     unsigned                         unranked:1;
     unsigned                         unchecked:1;
     unsigned                         deaf:1;
+    unsigned                         mute:1;
 };
 
 
@@ -300,6 +300,10 @@ uint64_t ngx_idempotency_redis_node_time(ngx_idempotency_redis_node_t *node);
 void ngx_idempotency_redis_mark_ask(ngx_idempotency_redis_conn_t *conn);
 /* NGX_AGAIN: it has been asked for, NGX_DECLINED: it does not stand there */
 ngx_int_t ngx_idempotency_redis_mark_look(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_mark_t *mark);
+
+/* a call that names it was refused */
+void ngx_idempotency_redis_mark_doubt(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_mark_t *mark);
 
 /* _lane.c */

@@ -64,7 +64,8 @@ ngx_idempotency_redis_greet(ngx_idempotency_redis_conn_t *conn)
         return;
     }
 
-    ngx_idempotency_resp_say(out, "HELLO", "3", NULL);
+    ngx_idempotency_resp_say(out, "HELLO", "3", "SETNAME",
+                             "nginx-idempotency", NULL);
     (void) ngx_idempotency_redis_conn_due(conn, greet_hello, NULL);
 
     if (conf->database) {
@@ -134,8 +135,6 @@ greet_hello(ngx_idempotency_redis_conn_t *conn, void *data,
     if (reply == NULL) {
         return;
     }
-
-    conn->resp3 = (reply->type == NGX_IDEMPOTENCY_REDIS_ARRAY);
 
     if (reply->type != NGX_IDEMPOTENCY_REDIS_ERROR) {
         return;

@@ -57,6 +57,7 @@ enum {
     redis_forget,
     redis_stamp,
     redis_list,
+    redis_try,
     redis_scripts_n
 };
 
@@ -72,7 +73,8 @@ static ngx_idempotency_redis_script_t  redis_scripts[redis_scripts_n] = {
     redis_script(find),
     redis_script(forget),
     redis_script(stamp),
-    redis_script(list)
+    redis_script(list),
+    redis_script(try)
 };
 
 
@@ -469,6 +471,13 @@ ngx_idempotency_redis_script_t *
 ngx_idempotency_redis_item_list_script(void)
 {
     return &redis_scripts[redis_list];
+}
+
+
+ngx_idempotency_redis_script_t *
+ngx_idempotency_redis_item_try_script(void)
+{
+    return &redis_scripts[redis_try];
 }
 
 

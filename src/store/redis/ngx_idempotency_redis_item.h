@@ -66,6 +66,7 @@ ngx_int_t ngx_idempotency_redis_item_record(ngx_idempotency_item_t *item,
     ngx_str_t *record, int64_t there, int64_t now);
 
 ngx_idempotency_redis_script_t *ngx_idempotency_redis_item_list_script(void);
+ngx_idempotency_redis_script_t *ngx_idempotency_redis_item_try_script(void);
 
 /* the name of a token's key */
 

@@ -382,6 +382,10 @@ lane_refused(ngx_idempotency_redis_conn_t *conn,
         break;
     }
 
+    if (call->mark) {
+        ngx_idempotency_redis_mark_doubt(conn, call->mark);
+    }
+
     lane_give(call, reply, verdict.error, &reply->str, verdict.maybe);
     lane_disarm(conn);
 }

@@ -1,0 +1,41 @@
+-- TRY: whether the other scripts may do all that they do there.  A claim that can
+-- be made, and an outcome that can't be written, would be executed again.
+--
+--     ARGV     1 a key of the zone, 2 how to publish
+--
+-- "O": they may; "W": it takes longer to wait without what is named; "N": what is
+-- named is missing.
+
+local key, lacks = ARGV[1], {}
+
+if not redis.acl_check_cmd then
+    return { 'N', 'it is older than Redis 7.0' }
+end
+
+-- a command that was renamed is an error
+
+local function may(...)
+    local known, allowed = pcall(redis.acl_check_cmd, ...)
+    return known and allowed
+end
+
+for _, command in ipairs({
+    { 'TIME' }, { 'GET', key }, { 'GETRANGE', key, '0', '1' },
+    { 'SET', key, '', 'PX', '1' }, { 'DEL', key }, { 'PEXPIRE', key, '1' },
+    { 'EVALSHA', '', '1', key }
+}) do
+    if not may(unpack(command)) then
+        lacks[#lacks + 1] = command[1]
+    end
+end
+
+if #lacks > 0 then
+    return { 'N', 'its user may not ' .. table.concat(lacks, ', ') .. ' "'
+                  .. key .. '"' }
+end
+
+if not may(ARGV[2], key, '') then
+    return { 'W', ARGV[2] }
+end
+
+return { 'O' }
