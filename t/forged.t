@@ -180,10 +180,10 @@ my @token = map { $token{$_} } sort { $a <=> $b } keys %token;
 
 is(scalar @token, scalar @jobs, 'all are in the file, in their order');
 
-sqlite($path, join "\n", map {
-    sprintf "UPDATE records SET response = x'%s00' WHERE token = x'%s';",
-            unpack('H*', $jobs[$_]{response}), $token[$_]
-} 0 .. $#jobs);
+for my $i (0 .. $#jobs) {
+    sqlite($path, sprintf "UPDATE records SET response = x'%s00' WHERE token = x'%s'",
+                          unpack('H*', $jobs[$i]{response}), $token[$i]);
+}
 
 resum($path, $_) for @token;
 
