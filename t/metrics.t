@@ -187,6 +187,11 @@ is($n->get('/some/zones')->{status}, 200, 'a location for zones');
 is($n->get('/some/zones/z')->{status}, 200, '... and below');
 is($n->get('/some/zones/q')->{status}, 404, '... of which this is none');
 
+my $version = decode_json($n->get('/idem/zones')->{body})->{version};
+
+is(join("\n", $r->{body} =~ /^(nginx_idempotency_build_info.*)$/mg),
+   qq(nginx_idempotency_build_info{version="$version"} 1), 'the version, as /zones has it');
+
 # by rule: each metric once, with help and type before its samples
 my %seen;
 my $current = '';
@@ -199,7 +204,7 @@ for (split /\n/, $r->{body}) {
     } elsif (/^# TYPE (\S+) (counter|gauge|histogram)$/) {
         fail("$1: type without help") if $1 ne $current;
 
-    } elsif (!/^\Q$current\E(?:_bucket|_sum|_count)?\{zone="(?:[^"\\]|\\.)*"(?:,\w+="[^"]*")?\} -?[\d.]+$/) {
+    } elsif (!/^\Q$current\E(?:_bucket|_sum|_count)?\{(?:zone|version)="(?:[^"\\]|\\.)*"(?:,\w+="[^"]*")?\} -?[\d.]+$/) {
         fail("not a sample of $current: $_");
     }
 }

@@ -184,6 +184,12 @@ ngx_http_idempotency_metrics(ngx_http_request_t *r)
 
     ngx_http_idempotency_text_init(&text, r->pool);
 
+    ngx_http_idempotency_text_add(&text,
+                "# HELP nginx_idempotency_build_info The module's version.\n"
+                "# TYPE nginx_idempotency_build_info gauge\n"
+                "nginx_idempotency_build_info{version=\"%s\"} 1\n",
+                NGX_HTTP_IDEMPOTENCY_VERSION);
+
     for (metric = metrics; metric->name; metric++) {
         metrics_one(&text, metric, zones, n);
     }
