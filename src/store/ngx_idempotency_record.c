@@ -21,8 +21,8 @@
  *                 who has gone has none; who comes next takes his place, or it
  *                 is released.
  * NOT FORGOTTEN   What the backing has not heard, and what it may have claimed
- *                 for nobody, stays in the list of what it is told (writeback.c),
- *                 as GONE if it is no token's any more.
+ *                 for nobody, stays in the list of what it is told (see
+ *                 writeback.c), as GONE if it is no token's any more.
  * NOT COPIED      What may be another thing in the backing by now (ELSEWHERE,
  *                 DOUBTED, NOTHING, FAILED) is an answer for those who waited
  *                 for it, and no answer for who comes later.
@@ -248,16 +248,16 @@ static void tree_make(ngx_rbtree_t *tree, ngx_idempotency_shm_t *shm,
     ngx_rbtree_node_t *root);
 static void tree_insert_value(ngx_rbtree_node_t *temp,
     ngx_rbtree_node_t *node, ngx_rbtree_node_t *sentinel);
-static void record_end(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t
-    *rec);
-static ngx_idempotency_result_e record_make_room( ngx_idempotency_shm_t *shm,
+static void record_end(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
+static ngx_idempotency_result_e record_make_room(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim);
 static ngx_int_t quota_take(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_claim_t *claim);
 static void quota_bind(ngx_idempotency_record_t *rec);
 static void quota_unbind(ngx_idempotency_record_t *rec);
-static void quota_drop(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t
-    *rec);
+static void quota_drop(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
 static ngx_rbtree_node_t *tree_find(ngx_idempotency_shm_t *shm,
     ngx_rbtree_node_t *root, u_char *digest);
 static void tree_insert(ngx_idempotency_shm_t *shm, ngx_rbtree_node_t **root,
@@ -375,8 +375,7 @@ record_gone(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 {
     ngx_uint_t  forgotten, claimed;
 
-    tree_delete(shm, record_bucket(shm, rec->token),
-                                &rec->node);
+    tree_delete(shm, record_bucket(shm, rec->token), &rec->node);
     quota_drop(shm, rec);
     ngx_idempotency_chunks_free(shm, rec);
 
@@ -632,8 +631,7 @@ record_new(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     ngx_memcpy(rec->fingerprint, claim->fingerprint,
                NGX_IDEMPOTENCY_DIGEST_LEN);
 
-    tree_insert(shm, record_bucket(shm, rec->token),
-                                &rec->node);
+    tree_insert(shm, record_bucket(shm, rec->token), &rec->node);
 
     rec->state = NGX_IDEMPOTENCY_GONE;
     rec->local = claim->local;
@@ -908,11 +906,9 @@ ngx_idempotency_record_leave(ngx_idempotency_shm_t *shm,
 
     quota_drop(shm, rec);
 
-    tree_delete(shm, record_bucket(shm, rec->token),
-                                &rec->node);
+    tree_delete(shm, record_bucket(shm, rec->token), &rec->node);
     record_left_token(rec->token, rec->fence);
-    tree_insert(shm, record_bucket(shm, rec->token),
-                                &rec->node);
+    tree_insert(shm, record_bucket(shm, rec->token), &rec->node);
 
     rec->window = &shm->sh->left;
     rec->ends = now;
@@ -953,8 +949,7 @@ record_split(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     if (left) {
         ngx_idempotency_record_change(shm, left, NGX_IDEMPOTENCY_ON_CLAIM,
                                       now);
-        tree_insert(shm, record_bucket(shm, left->token),
-                                    &left->node);
+        tree_insert(shm, record_bucket(shm, left->token), &left->node);
     }
 
     return left;

@@ -134,8 +134,8 @@ static ngx_int_t elsewhere_meet(ngx_idempotency_shm_t *shm,
 static void elsewhere_found(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t lapses);
 static void elsewhere_answered(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_msec_t lapses, ngx_idempotency_workers_t
-    *wake);
+    ngx_idempotency_record_t *rec, ngx_msec_t lapses,
+    ngx_idempotency_workers_t *wake);
 
 
 /*

@@ -67,16 +67,16 @@ static ngx_uint_t heard_well(ngx_idempotency_tier_t *tier);
 static void heard_sum(ngx_idempotency_batch_t *batch, ngx_uint_t *stale,
     ngx_uint_t *full, ngx_uint_t *damaged, ngx_uint_t *lost);
 static void heard_seals(ngx_idempotency_tier_t *tier);
-static void owed_list(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t
-    *rec);
-static void owed_first(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t
-    *rec);
-static ngx_idempotency_record_t *owed_next( ngx_idempotency_shm_t *shm);
-static ngx_idempotency_hander_t *owed_hander( ngx_idempotency_tier_t *tier);
-static void owed_back(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t
-    *rec);
-static void owed_aside(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t
-    *rec);
+static void owed_list(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
+static void owed_first(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
+static ngx_idempotency_record_t *owed_next(ngx_idempotency_shm_t *shm);
+static ngx_idempotency_hander_t *owed_hander(ngx_idempotency_tier_t *tier);
+static void owed_back(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
+static void owed_aside(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
 static ngx_uint_t owed_again(ngx_idempotency_shm_t *shm);
 
 
