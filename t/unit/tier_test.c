@@ -90,7 +90,7 @@ static group_t     groups[GROUPS];
 static worker_t    workers[WORKERS];
 static actor_t     actors[ACTORS];
 static truth_t     truths[TOKENS];
-static ngx_uint_t  failing, crammed, down;
+static ngx_uint_t  failing, crammed, down, hangs;
 static ngx_uint_t  executions, replays, doubts, refusals;
 static int64_t     base;
 
@@ -531,7 +531,7 @@ group_busy(ngx_uint_t n)
         }
     }
 
-    return failing || crammed;
+    return failing || crammed || hangs;
 }
 
 
@@ -948,7 +948,7 @@ worker_runs(ngx_uint_t n)
     expire_timer(&w->tier.again);
     expire_timer(&w->tier.watch);
 
-    if (w->flying && unit_below(&seed, 2)) {
+    if (w->flying && !hangs && unit_below(&seed, 2)) {
         commit(w);
         w->flying = 0;
         ngx_idempotency_tier_handed(&w->tier, w->tier.batches);
@@ -1058,7 +1058,7 @@ upset(void)
 
     n = unit_below(&seed, WORKERS);
 
-    switch (unit_below(&seed, 12)) {
+    switch (unit_below(&seed, 13)) {
 
     case 0:
         if (workers[n].up) {
@@ -1118,6 +1118,11 @@ upset(void)
         crammed = !crammed;
         break;
 
+    case 10:
+        hangs = !hangs;
+        ngx_current_msec += hangs ? 1100 : 0;
+        break;
+
     default:
         if (workers[n].up) {
             memory_is_short(&workers[n].shm);
@@ -1166,8 +1171,7 @@ settle(void)
     ngx_uint_t  i, n;
     actor_t    *a;
 
-    failing = 0;
-    crammed = 0;
+    failing = crammed = hangs = 0;
 
     for (i = 0; i < GROUPS; i++) {
         if (!groups[i].up) {
@@ -1263,7 +1267,7 @@ life_begins(uint64_t first, ngx_uint_t is_strict, ngx_uint_t is_killed)
     ngx_memzero(workers, sizeof(workers));
 
     ngx_current_msec = 100000;
-    failing = crammed = down = 0;
+    failing = crammed = down = hangs = 0;
     executions = replays = doubts = refusals = 0;
 
     file_make(NULL);
@@ -1576,6 +1580,52 @@ hung(void)
 }
 
 
+/* ... and meanwhile this memory alone guards: the question is the claim of who
+   does, whatever comes of it */
+
+static void
+guarded_alone(void)
+{
+    uint64_t  fence;
+
+    life_begins(1, 0, 1);
+
+    comes(&actors[0], 0, 0, 1);
+    fence = record_of(0, 0)->fence;
+    ngx_current_msec += 1001;
+    looks(1);
+    hear(0);
+    check_equal(refusals, 1);
+
+    comes(&actors[1], 1, 0, 1);
+    check_equal(refusals, 2);
+    actors[1].claim.alone = 1;
+    ask(&actors[1]);
+    check_equal(actors[1].act, OWNS);
+    check_equal(actors[1].claim.fence, fence);
+
+    check(tells(0));
+    check_equal(record_of(0, 0)->state, NGX_IDEMPOTENCY_PENDING);
+    tells_all(0);
+    check(!workers[0].shm.sh->tier.failing);
+
+    comes(&actors[0], 0, 0, 1);
+    check_equal(actors[0].claim.op.result, NGX_IDEMPOTENCY_BOUND);
+
+    ends(&actors[1], 0);
+    tells_all(1);
+    tells_all(0);
+
+    group_up(1);
+    comes(&actors[2], 2, 0, 1);
+    tells_all(2);
+    check_equal(actors[2].claim.op.result, NGX_IDEMPOTENCY_BOUND);
+    check_equal(actors[2].claim.found.outcome, NGX_IDEMPOTENCY_DONE);
+
+    life_ends();
+}
+
+
 /* what failed, and is owed nothing, is asked whether it does still */
 
 static void
@@ -1660,6 +1710,7 @@ static unit_case_t  cases[] = {
     { "a question whose client has gone", abandoned },
     { "... that nobody asks again", granted_to_nobody },
     { "a file that hangs, and answers late", hung },
+    { "... and this memory alone guards meanwhile", guarded_alone },
     { "a file that fails is asked whether it does still", probed },
     { "a worker that stands still while it asks", stood_still },
     { "what another one took over is its own, even if it has gone",
