@@ -590,7 +590,10 @@ shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log)
     } else {
         ngx_log_error(NGX_LOG_ALERT, log, 0,
                       "idempotency zone \"%V\" %s", &shm->store->name,
-                      anew == 1 ? "was recreated: its tokens are lost"
+                      (anew == 1 && shm->tier)
+                                ? "was recreated: its store has its tokens, "
+                                  "what was pending is in doubt"
+                      : anew == 1 ? "was recreated: its tokens are lost"
                                 : "cannot be recreated, restart nginx");
     }
 }

@@ -871,6 +871,7 @@ static void
 replaced(void)
 {
     int                      fd;
+    struct flock             alone;
     static ngx_idempotency_start_t  s, t;
 
     start();
@@ -905,6 +906,20 @@ replaced(void)
     close(fd);
 
     ngx_idempotency_start_leave(&s);
+    (void) begin_and_end();
+
+    /* an older module, which claims without asking */
+
+    ngx_memzero(&alone, sizeof(struct flock));
+    alone.l_type = F_WRLCK;
+    alone.l_start = 1;
+    alone.l_len = 1;
+
+    fd = ngx_idempotency_owners_open(path, 0);
+    check_equal(fcntl(fd, F_OFD_SETLK, &alone), 0);
+    check_equal(begin(&t), NGX_ERROR);
+    check(unit_logged("with an older module, which claims without asking"));
+    close(fd);
     (void) begin_and_end();
 
     stop();

@@ -13,7 +13,7 @@
 
 #define OWNERS_SUFFIX  "-owners"
 
-/* byte 1 was "alone" in version 1 of the file */
+#define OWNERS_ALONE   1
 
 #define OWNERS_COMMIT  0
 #define OWNERS_START   2
@@ -112,6 +112,13 @@ ngx_idempotency_owners_others(int fd, uint64_t own)
 
     return (own && owners_held(fd, OWNERS_FIRST, own))
            || owners_held(fd, OWNERS_FIRST + own + 1, 0);
+}
+
+
+ngx_uint_t
+ngx_idempotency_owners_alone(int fd)
+{
+    return owners_held(fd, OWNERS_ALONE, 1);
 }
 
 

@@ -59,6 +59,10 @@ ngx_int_t ngx_idempotency_owners_hold(int fd, uint64_t instance);
 ngx_uint_t ngx_idempotency_owners_alive(int fd, uint64_t instance);
 ngx_uint_t ngx_idempotency_owners_others(int fd, uint64_t own);
 
+/* does one live that claims without asking, as modules of version 1 did? */
+
+ngx_uint_t ngx_idempotency_owners_alone(int fd);
+
 /* does one live whose number is another store's? */
 
 ngx_uint_t ngx_idempotency_owners_strangers(int fd, uint64_t own);

@@ -661,6 +661,12 @@ start_file(start_report_t *report, int *fds)
     place = &report->place;
     db->owners = fds[0];
 
+    if (ngx_idempotency_owners_alone(fds[0])) {
+        return ngx_idempotency_place_refuse(place, 0,
+                   "is used by an nginx with an older module, which claims "
+                   "without asking; end that first");
+    }
+
     if (start_mark(report) != NGX_OK) {
         return NGX_ERROR;
     }
