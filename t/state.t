@@ -342,6 +342,26 @@ SKIP: {
 }
 
 
+# what is mended meanwhile is found by a reload
+
+{
+    made();
+    my $n = outliving(%as);
+    $n->down('QUIT');
+
+    chmod 0400, $file;
+    $n->{allow} = qr/the state file/;
+    $n->up;
+    is(order($n, "made$keys"), '503 UNAVAILABLE', 'what could not be used at a start');
+
+    chmod 0600, $file;
+    is($n->reload, 1, '... and is mended');
+    ok((until_true { order($n, "made$keys") eq '200 REPLAYED' }), '... a reload finds');
+    is(order($n, 'reload' . $keys), '200 NEW', '... and uses');
+    $n->stop;
+}
+
+
 # --- and what it mends ----------------------------------------------------------
 
 # its directory, as nginx does it for its own paths

@@ -137,6 +137,8 @@ struct file_s {
 static ngx_int_t file_init(ngx_idempotency_tier_t *tier,
     ngx_idempotency_tier_t *old, ngx_log_t *log);
 static ngx_int_t file_start(file_t *file, ngx_uint_t must, ngx_log_t *log);
+static void file_begin(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_start_t *start);
 static ngx_idempotency_tier_t *file_again(ngx_conf_t *cf,
     ngx_idempotency_tier_t *old);
 static ngx_int_t file_init_process(ngx_idempotency_tier_t *tier,
@@ -325,10 +327,17 @@ file_init(ngx_idempotency_tier_t *tier, ngx_idempotency_tier_t *old,
             return NGX_ERROR;
         }
 
-        rc = (was->start.owners != -1 || ngx_test_config)
-             ? ngx_idempotency_start_keep(&file->start, &was->start,
-                                          file->pool, log)
-             : file_start(file, 0, log);
+        if (was->start.owners != -1 || ngx_test_config) {
+            rc = ngx_idempotency_start_keep(&file->start, &was->start,
+                                            file->pool, log);
+
+        } else {
+            rc = file_start(file, 0, log);
+
+            if (rc != NGX_ERROR) {
+                file_begin(old->shm, &file->start);
+            }
+        }
     }
 
     if (rc == NGX_ERROR) {
@@ -364,6 +373,30 @@ file_start(file_t *file, ngx_uint_t must, ngx_log_t *log)
     file->start.stamp = file->tier.shm->store->secret->stamp;
 
     return ngx_idempotency_start(&file->start, file->pool, log);
+}
+
+
+/* the zone goes on with what a start has found since it was made */
+
+static void
+file_begin(ngx_idempotency_shm_t *shm, ngx_idempotency_start_t *start)
+{
+    ngx_idempotency_tier_sh_t  *sh;
+
+    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+        return;
+    }
+
+    sh = &shm->sh->tier;
+
+    sh->instance = start->instance;
+    shm->sh->fence = ngx_max(shm->sh->fence, start->fence);
+    sh->base = start->base;
+    sh->mark = start->mark;
+    sh->unsynced = 0;
+    sh->other = start->other;
+
+    ngx_idempotency_shm_unlock(shm);
 }
 
 
@@ -883,13 +916,9 @@ file_hand_done(void *data)
 static void
 file_begin_anew(file_t *file)
 {
-    ngx_idempotency_shm_t      *shm;
-    ngx_idempotency_start_t    *start;
-    ngx_idempotency_tier_sh_t  *sh;
+    ngx_idempotency_shm_t  *shm;
 
     shm = file->tier.shm;
-    sh = &shm->sh->tier;
-    start = &file->work->start;
 
     if (file->work->hand.rc != NGX_OK) {
         ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
@@ -899,18 +928,8 @@ file_begin_anew(file_t *file)
         return;
     }
 
-    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
-        return;
-    }
-
-    sh->instance = start->instance;
-    shm->sh->fence = ngx_max(shm->sh->fence, start->fence);
-    sh->base = start->base;
-    sh->mark = start->mark;
-    sh->unsynced = 0;
-    sh->other = 0;
-
-    ngx_idempotency_shm_unlock(shm);
+    file->work->start.other = 0;
+    file_begin(shm, &file->work->start);
 
     ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0,
                   "idempotency: the %V of zone \"%V\" is used as it is, as "
