@@ -127,6 +127,13 @@ sub alone {
     is_call(call('k', script => $get, msec => 60000), 'OK', 0, 'reply="a', '... and goes on');
     is($r->command('EXISTS', 'late'), 0, '... but not with that');
 
+    # its clock is set forward by an hour
+    my $ahead = 'local now = redis.call("time") now = now[1] * 1000 + 3600000'
+                . ' return { now * 1000 > tonumber(ARGV[1]) and "L" or "O", string.format("%.0f", now) }';
+    is_call(call('k', script => $ahead, until => 1, msec => 20000), 'OK', 0, '["O"', 'a clock that is set forward makes nothing late');
+    ($until) = call('k', script => 'return ARGV[1]', until => 1, msec => 5000) =~ /reply="(\d+)"/;
+    ok($until / 1e6 > time + 3590, '... it is known from the answer');
+
     # dead, and back
     $r->kill;
     is_call(call('k', script => $get, msec => 300), 'CONNECT', 0, 'refused', 'it is dead');

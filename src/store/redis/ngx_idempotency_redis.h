@@ -102,7 +102,10 @@ struct ngx_idempotency_redis_call_s {
     /* the script gets one argument more, behind the others: the deadline by
        the clock of the server that it is sent to, in microseconds since 1970,
        in decimal, rather too early than too late.  It is put there when it is
-       sent, as that may be another server then */
+       sent, as that may be another server then.  What is answered is an array:
+       "L" if it came later than that, else anything; and that clock, in
+       milliseconds.  A clock that was set forward makes all late, once: such
+       a call is sent again */
     unsigned                        until:1;
 
     void                          (*handler)(

@@ -291,7 +291,9 @@ void ngx_idempotency_redis_greet(ngx_idempotency_redis_conn_t *conn);
 /* again, from time to time */
 void ngx_idempotency_redis_look(ngx_idempotency_redis_conn_t *conn,
     ngx_uint_t info);
-/* 0: it was never told */
+/* its clock, in microseconds, was just told; 0: it was never told */
+void ngx_idempotency_redis_node_told_time(ngx_idempotency_redis_node_t *node,
+    uint64_t time);
 uint64_t ngx_idempotency_redis_node_time(ngx_idempotency_redis_node_t *node);
 
 /* _mark.c */

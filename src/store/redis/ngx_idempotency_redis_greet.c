@@ -236,7 +236,6 @@ greet_time(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply)
 {
     int64_t                         sec, usec;
-    ngx_idempotency_redis_node_t   *node;
     ngx_idempotency_redis_reply_t  *elts;
 
     ngx_idempotency_redis_conn_expected(conn);
@@ -259,10 +258,8 @@ greet_time(ngx_idempotency_redis_conn_t *conn, void *data,
         return;
     }
 
-    node = conn->node;
-
-    node->clock = (uint64_t) sec * 1000000 + usec;
-    node->clock_at = greet_clock();
+    ngx_idempotency_redis_node_told_time(conn->node,
+                                         (uint64_t) sec * 1000000 + usec);
 
     if (conn->state == ngx_idempotency_redis_greeting) {
         ngx_idempotency_redis_conn_ready(conn);
@@ -428,6 +425,15 @@ greet_in(ngx_str_t *text, char *s)
            && ngx_strlcasestrn(text->data, text->data + text->len,
                                (u_char *) s, n - 1)
               != NULL;
+}
+
+
+void
+ngx_idempotency_redis_node_told_time(ngx_idempotency_redis_node_t *node,
+    uint64_t time)
+{
+    node->clock = time;
+    node->clock_at = greet_clock();
 }
 
 

@@ -32,6 +32,8 @@ static void lane_asking(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
 static void lane_answer(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
+static ngx_int_t lane_late(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply);
 static void lane_refused(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply);
 static void lane_later(ngx_idempotency_redis_conn_t *conn,
@@ -315,6 +317,10 @@ lane_answer(ngx_idempotency_redis_conn_t *conn, void *data,
 
     conn->paused = 0;
 
+    if (call->until && lane_late(conn, call, reply) == NGX_AGAIN) {
+        return;
+    }
+
     if (!conn->durable) {
         lane_give(call, reply, NGX_IDEMPOTENCY_REDIS_OK, NULL, 0);
         lane_disarm(conn);
@@ -330,6 +336,44 @@ lane_answer(ngx_idempotency_redis_conn_t *conn, void *data,
 
     ngx_queue_remove(&call->queue);
     ngx_queue_insert_tail(&conn->waiting, &call->queue);
+}
+
+
+/* its clock; NGX_AGAIN: it was not late by that, and has been sent again */
+
+static ngx_int_t
+lane_late(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply)
+{
+    int64_t     msec;
+    ngx_str_t  *code, *time;
+
+    if (reply->type != NGX_IDEMPOTENCY_REDIS_ARRAY || reply->n < 2) {
+        return NGX_OK;
+    }
+
+    code = &reply->elts[0].str;
+    time = &reply->elts[1].str;
+
+    if (ngx_idempotency_resp_decimal(time->data, time->len, &msec) != NGX_OK
+        || msec <= 0)
+    {
+        return NGX_OK;
+    }
+
+    ngx_idempotency_redis_node_told_time(conn->node, (uint64_t) msec * 1000);
+
+    if (code->len != 1 || code->data[0] != 'L'
+        || (ngx_msec_int_t) (call->deadline - ngx_current_msec) <= 0
+        || ++call->tries > LANE_TRIES)
+    {
+        return NGX_OK;
+    }
+
+    ngx_queue_remove(&call->queue);
+    ngx_idempotency_redis_lane_call(conn, call);
+
+    return NGX_AGAIN;
 }
 
 
