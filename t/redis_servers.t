@@ -53,6 +53,7 @@ sub servers {
         [ 'sentinels' => \&sentinels ],
         [ 'a sentinel by TLS' => \&sentinel_tls ],
         [ 'a cluster' => \&cluster ],
+        [ 'a cluster of names' => \&names ],
     ) {
         my ($what, $test) = @$_;
         next if $what !~ ($ENV{TEST_REDIS_WHAT} // qr/./);
@@ -669,6 +670,22 @@ sub cluster {
     ok(until_true { $all->(script => $set, arg => [4], msec => 2000) == 60 }, '... and all goes on');
 
     ok(gone(sub { }), 'a worker that has nothing to do exits');
+}
+
+
+# Names that nobody here knows: their addresses are told beside them.
+
+sub names {
+    my @n = Redis->cluster(3, @_, args => [qw(--cluster-announce-hostname no-such-host.invalid
+                                              --cluster-preferred-endpoint-type hostname)]);
+
+    with('mode cluster; server 127.0.0.1:' . $n[0]->port . "; $patient", allow => qr/idempotency_redis/);
+
+    my @keys = map "k$_", 1 .. 30;
+
+    is(scalar(grep { call($_, script => $set, arg => [1], msec => 20000) =~ /^error=0/ } @keys), 30,
+       'each node is found');
+    unlike(caller_nginx()->log, qr/resolver|\[error\]/, '... by its address');
 }
 
 

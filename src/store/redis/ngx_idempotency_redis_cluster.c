@@ -49,6 +49,8 @@ static void cluster_map(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply);
 static void cluster_range(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *range);
+static void cluster_address(ngx_idempotency_redis_node_t *node,
+    ngx_idempotency_redis_reply_t *more);
 static ngx_idempotency_redis_node_t *cluster_node(
     ngx_idempotency_redis_t *redis, ngx_str_t *host, ngx_uint_t port);
 static void cluster_mapped(ngx_idempotency_redis_t *redis);
@@ -505,11 +507,40 @@ cluster_range(ngx_idempotency_redis_conn_t *conn,
         return;
     }
 
+    if (node->told && master->n > 3) {
+        cluster_address(node, &master->elts[3]);
+    }
+
     node->known = 1;
     cluster = conn->redis->topology_data;
 
     for (i = first; i <= last; i++) {
         cluster->slots[i] = node;
+    }
+}
+
+
+/* who announces a name, tells its address beside it */
+
+static void
+cluster_address(ngx_idempotency_redis_node_t *node,
+    ngx_idempotency_redis_reply_t *more)
+{
+    ngx_uint_t   i;
+    ngx_str_t   *name;
+
+    if (more->type != NGX_IDEMPOTENCY_REDIS_ARRAY) {
+        return;
+    }
+
+    for (i = 0; i + 1 < more->n; i += 2) {
+        name = &more->elts[i].str;
+
+        if (name->len == 2 && ngx_strncmp(name->data, "ip", 2) == 0) {
+            (void) ngx_idempotency_redis_node_address(node,
+                                                      &more->elts[i + 1].str);
+            return;
+        }
     }
 }
 

@@ -361,6 +361,10 @@ ngx_idempotency_redis_node_t *ngx_idempotency_redis_node_told(
     ngx_idempotency_redis_t *redis, ngx_str_t *host, in_port_t port);
 ngx_int_t ngx_idempotency_redis_node_name(ngx_idempotency_redis_node_t *node,
     ngx_str_t *host, in_port_t port);
+/* where it is, if the text is an address: its name may be known to nobody
+   here */
+ngx_int_t ngx_idempotency_redis_node_address(
+    ngx_idempotency_redis_node_t *node, ngx_str_t *text);
 void ngx_idempotency_redis_node_destroy(ngx_idempotency_redis_node_t *node);
 /* NULL: no memory */
 ngx_idempotency_redis_conn_t *ngx_idempotency_redis_node_lane(

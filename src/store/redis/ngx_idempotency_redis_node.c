@@ -85,11 +85,8 @@ ngx_int_t
 ngx_idempotency_redis_node_name(ngx_idempotency_redis_node_t *node,
     ngx_str_t *host, in_port_t port)
 {
-    u_char      *p;
-    size_t       size;
-    ngx_str_t    text;
-    ngx_addr_t   addr;
-    ngx_pool_t  *pool;
+    u_char  *p;
+    size_t   size;
 
     size = 2 * host->len + sizeof("[]:65535");
 
@@ -119,18 +116,27 @@ ngx_idempotency_redis_node_name(ngx_idempotency_redis_node_t *node,
     node->addrs = NULL;
     node->naddrs = 0;
 
-    /* an address, if it is one; it takes a pool to tell */
+    return ngx_idempotency_redis_node_address(node, host);
+}
+
+
+/* if it is one: it takes a pool to tell */
+
+ngx_int_t
+ngx_idempotency_redis_node_address(ngx_idempotency_redis_node_t *node,
+    ngx_str_t *text)
+{
+    ngx_addr_t   addr;
+    ngx_pool_t  *pool;
 
     pool = ngx_create_pool(512, ngx_cycle->log);
     if (pool == NULL) {
         return NGX_ERROR;
     }
 
-    text = node->host;
-
-    if (ngx_parse_addr(pool, &addr, text.data, text.len) == NGX_OK) {
+    if (ngx_parse_addr(pool, &addr, text->data, text->len) == NGX_OK) {
         ngx_memcpy(&node->sockaddr, addr.sockaddr, addr.socklen);
-        ngx_inet_set_port(&node->sockaddr.sockaddr, port);
+        ngx_inet_set_port(&node->sockaddr.sockaddr, node->port);
 
         node->addr.sockaddr = &node->sockaddr.sockaddr;
         node->addr.socklen = addr.socklen;

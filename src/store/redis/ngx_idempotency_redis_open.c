@@ -16,6 +16,9 @@ static void open_hear(ngx_log_t *log, ngx_uint_t level, u_char *buf,
     size_t len);
 
 
+static char  open_no_resolver[] = "\"http\" has no \"resolver\" for";
+
+
 void
 ngx_idempotency_redis_conn_open(ngx_idempotency_redis_conn_t *conn)
 {
@@ -44,7 +47,7 @@ ngx_idempotency_redis_conn_open(ngx_idempotency_redis_conn_t *conn)
     }
 
     ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
-                                    node->host.len ? "no resolver for"
+                                    node->host.len ? open_no_resolver
                                                    : "nobody said where it is",
                                     node->host.len ? &node->host : NULL);
 }
@@ -61,7 +64,7 @@ open_resolve(ngx_idempotency_redis_conn_t *conn)
 
     if (ctx == NULL || ctx == NGX_NO_RESOLVER) {
         ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
-                                        "no resolver for", &conn->node->host);
+                                        open_no_resolver, &conn->node->host);
         return;
     }
 
