@@ -179,6 +179,15 @@ ask_bound(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
         return NGX_DECLINED;
 
     case NGX_IDEMPOTENCY_ELSEWHERE:
+
+        /* what became of it nobody can tell */
+
+        if (ngx_idempotency_tier_down(shm) && !claim->alone
+            && !ngx_idempotency_tier_shared(shm->tier))
+        {
+            return ask_result(claim, NGX_IDEMPOTENCY_UNAVAILABLE);
+        }
+
         return elsewhere_meet(shm, claim, *rec);
 
     case NGX_IDEMPOTENCY_NOTHING:
