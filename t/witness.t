@@ -217,6 +217,29 @@ for my $sync (qw(batched strict)) {
 }
 
 
+# a backup that is copied over the file itself, beside the log that is there
+
+for my $sync (qw(batched strict)) {
+    begin($sync);
+    $n->down('QUIT');
+    keep();
+    $n->up;
+    orders(6 .. 10);
+    $n->restart('QUIT');
+    ok((until_true { order('before' . ++$keys) eq '200 NEW' && order('before' . ++$keys) eq '200 NEW' }),
+       "$sync: while nginx runs");
+
+    # at once: a file that is empty for a moment is lost until a start
+    open my $f, '+<:raw', $file or die "$file: $!";
+    syswrite $f, slurp("$dir/kept");
+    close $f;
+
+    ok((until_true { order('y' . ++$keys) eq '503 UNAVAILABLE' }), '... a backup is copied over it');
+    refused("$sync, overwritten", 'is refused, it was overwritten by an older one: \d+ commits');
+    $n->stop;
+}
+
+
 # --- the witness --------------------------------------------------------------------
 
 begin('batched');
@@ -229,7 +252,7 @@ my $from = length $n->log;
 $n->up;
 is(order('w'), '200 NEW', 'no witness is possible: it is used');
 is(order('w'), '200 REPLAYED', '... and knows');
-is((() = substr($n->log, $from) =~ /\[warn\].* the witness "\Q$file\E-witness" .* can't be read or written/g), 1,
+is((() = substr($n->log, $from) =~ /\[warn\].* the witness of the state file "\Q$file\E" can't be read or written/g), 1,
    '... with one [warn]');
 $n->stop;
 

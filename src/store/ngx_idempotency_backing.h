@@ -31,6 +31,8 @@ typedef enum {
 typedef struct {
     u_char                          identity[NGX_IDEMPOTENCY_MARK_LEN];
     ngx_atomic_t                    number;
+    /* ... and what of that is in the file itself, without its log */
+    ngx_atomic_t                    filed;
 } ngx_idempotency_mark_t;
 
 

@@ -96,6 +96,7 @@ file_open(ngx_idempotency_sync_e sync, off_t max_size)
     file.conf.may = file_may;
 
     file.conf.log = &file.log;
+    file.conf.file = -1;
 
     file.error[0] = '\0';
     file.db = ngx_idempotency_db_open(&file.conf, file.error,

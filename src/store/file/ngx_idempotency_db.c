@@ -21,6 +21,16 @@
 
 #define DB_META_LAG      1000
 
+/* a column of it; the next one is the number */
+
+#define DB_META_IDENTITY  4
+
+/* so many times, after so many microseconds, a page is looked at that may be
+   written now */
+
+#define DB_FILED_LOOKS   5
+#define DB_FILED_PAUSE   1000
+
 /* whoever closes the file as the last one is given so many times, of so many
    microseconds, between a log and its index */
 
@@ -32,6 +42,9 @@ static ngx_int_t db_prepare(ngx_idempotency_db_t *db);
 static int db_committed(void *data, sqlite3 *sqlite, const char *name,
     int pages);
 static int db_meta(ngx_idempotency_db_t *db);
+static ngx_uint_t db_filed(ngx_idempotency_db_t *db);
+static ngx_uint_t db_filed_number(ngx_idempotency_db_t *db,
+    ngx_atomic_uint_t *number);
 static void db_undo(ngx_idempotency_item_t *items,
     ngx_idempotency_item_t *before, ngx_uint_t n);
 static ngx_int_t db_moved(ngx_idempotency_db_t *db, ngx_uint_t i,
@@ -83,7 +96,9 @@ static const char  *db_statements[] = {
     "SELECT token FROM records WHERE token > ?1 ORDER BY 1 LIMIT ?2",
 
     "PRAGMA page_count",
-    "PRAGMA freelist_count"
+    "PRAGMA freelist_count",
+
+    "SELECT rootpage FROM sqlite_master WHERE name = 'meta'"
 };
 
 
@@ -190,6 +205,10 @@ db_prepare(ngx_idempotency_db_t *db)
        another file is found out by the first transaction */
 
     rc = db_meta(db);
+
+    if (rc == SQLITE_OK) {
+        rc = ngx_idempotency_db_number(db, NGX_IDEMPOTENCY_DB_ROOT, &db->root);
+    }
 
     return (rc == SQLITE_OK || db->other) ? ngx_idempotency_db_files(db, 1)
                              : ngx_idempotency_db_fail(db, rc);
@@ -355,6 +374,11 @@ ngx_idempotency_db_begin(ngx_idempotency_db_t *db)
         rc = db_meta(db);
     }
 
+    if (rc == SQLITE_OK && db->conf.mark && !db_filed(db)) {
+        db->other = 1;
+        rc = SQLITE_MISMATCH;
+    }
+
     if (rc != SQLITE_OK || db->most == 0) {
         return rc;
     }
@@ -416,6 +440,135 @@ db_meta(ngx_idempotency_db_t *db)
     (void) sqlite3_reset(st);
 
     return rc;
+}
+
+
+/*
+ * Who copies a backup over the file itself leaves its log, which has the
+ * number of before: the pages are of another time, and SQLite does not notice.
+ * So the file's own number, as the last checkpoint has left it, does not fall.
+ * A checkpoint may write that page at this moment; what can't be read says
+ * nothing.
+ */
+
+static ngx_uint_t
+db_filed(ngx_idempotency_db_t *db)
+{
+    ngx_uint_t               i;
+    struct stat              st;
+    ngx_atomic_uint_t        number, seen;
+    ngx_idempotency_mark_t  *mark;
+
+    mark = db->conf.mark;
+
+    if (db->conf.file == -1 || db->root < 2
+        || fstat(db->conf.file, &st) == -1
+        || st.st_ino != db->inode[0].ino || st.st_dev != db->inode[0].dev)
+    {
+        return 1;
+    }
+
+    for (i = 0; i < DB_FILED_LOOKS; i++) {
+
+        if (!db_filed_number(db, &number)) {
+            return 1;
+        }
+
+        seen = mark->filed;
+
+        if ((ngx_atomic_int_t) (number - seen) >= 0) {
+            (void) ngx_atomic_cmp_set(&mark->filed, seen, number);
+            return 1;
+        }
+
+        (void) usleep(DB_FILED_PAUSE);
+    }
+
+    (void) snprintf(db->error, sizeof(db->error),
+                    "was overwritten by an older one: %ld commits are missing "
+                    "in what is not in its log",
+                    (long) (mark->filed - number));
+    return 0;
+}
+
+
+/* the only row of its only page: see SQLite's file format.  Zero: it isn't */
+
+static ngx_uint_t
+db_filed_number(ngx_idempotency_db_t *db, ngx_atomic_uint_t *number)
+{
+    size_t      cell, value, size;
+    u_char      page[NGX_IDEMPOTENCY_DB_PAGE + 256];
+    ngx_uint_t  i, type;
+
+    /* of integers, by their serial types */
+
+    static size_t  sizes[] = { 0, 1, 2, 3, 4, 6, 8, 8, 0, 0 };
+
+    /* no row ends beyond that, whatever the page says of it */
+
+    ngx_memzero(page, sizeof(page));
+
+    if (pread(db->conf.file, page, NGX_IDEMPOTENCY_DB_PAGE,
+              (off_t) (db->root - 1) * NGX_IDEMPOTENCY_DB_PAGE)
+        != NGX_IDEMPOTENCY_DB_PAGE
+        || page[0] != 0x0d || page[3] != 0 || page[4] != 1)
+    {
+        return 0;
+    }
+
+    cell = page[8] << 8 | page[9];
+
+    /* lengths of the row, and the row's id, of which there is one */
+
+    while (cell < NGX_IDEMPOTENCY_DB_PAGE && (page[cell++] & 0x80)) {
+        /* void */
+    }
+
+    cell++;
+
+    if (cell > NGX_IDEMPOTENCY_DB_PAGE || page[cell] > 20) {
+        return 0;
+    }
+
+    value = cell + page[cell];
+
+    for (i = 0; ; i++) {
+        type = page[++cell];
+
+        if (i == DB_META_IDENTITY) {
+
+            if (type != 12 + 2 * NGX_IDEMPOTENCY_MARK_LEN
+                || ngx_memcmp(page + value, db->conf.mark->identity,
+                              NGX_IDEMPOTENCY_MARK_LEN) != 0)
+            {
+                return 0;
+            }
+
+            value += NGX_IDEMPOTENCY_MARK_LEN;
+            continue;
+        }
+
+        if (type > 9) {
+            return 0;
+        }
+
+        size = sizes[type];
+
+        if (i == DB_META_IDENTITY + 1) {
+            break;
+        }
+
+        value += size;
+    }
+
+    *number = (type == 9);
+
+    while (size--) {
+        *number = *number << 8 | page[value++];
+    }
+
+    return 1;
 }
 
 

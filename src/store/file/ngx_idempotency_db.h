@@ -40,6 +40,9 @@ typedef struct {
     /* NULL, or what the file must be, and have at least; rises with each
        commit, whatever thread or worker makes it */
     ngx_idempotency_mark_t    *mark;
+    /* -1, or an open file of the same, by which it is looked at as it is
+       without its log */
+    int                        file;
     /* NULL, or where it is told how long the log is, in pages */
     ngx_atomic_t              *log;
 

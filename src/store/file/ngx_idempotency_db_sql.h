@@ -38,6 +38,7 @@ typedef enum {
     NGX_IDEMPOTENCY_DB_TOKENS,
     NGX_IDEMPOTENCY_DB_PAGES,
     NGX_IDEMPOTENCY_DB_FREE,
+    NGX_IDEMPOTENCY_DB_ROOT,
     NGX_IDEMPOTENCY_DB_STATEMENTS
 } ngx_idempotency_db_statement_e;
 
@@ -66,6 +67,8 @@ struct ngx_idempotency_db_s {
     uint64_t                    fence;
     ngx_atomic_uint_t           number;
     int                         changes;
+    /* the page of meta */
+    int64_t                     root;
 
     /* with max_size, in pages: the most, and what is left of it within a
        transaction */

@@ -450,6 +450,7 @@ file_init_process(ngx_idempotency_tier_t *tier, ngx_cycle_t *cycle)
     work->db = file->db;
     work->db.path = (char *) work->start.path.data;
     work->db.mark = &work->sh->mark;
+    work->db.file = file->start.file;
     work->db.log = &work->sh->log;
     work->db.alive = file_alive;
     work->db.data = work;

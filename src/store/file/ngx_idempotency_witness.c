@@ -200,6 +200,7 @@ witness_slots(int fd, ngx_idempotency_mark_t *marks, ngx_uint_t *valid)
         if (sum == ngx_crc32_long(slot, WITNESS_SUM)) {
             ngx_memcpy(marks[i].identity, slot + 8, NGX_IDEMPOTENCY_MARK_LEN);
             marks[i].number = number;
+            marks[i].filed = 0;
             valid[i] = 1;
         }
     }
