@@ -926,6 +926,41 @@ replaced(void)
 }
 
 
+/* by its witness a start knows that it was set back, exchanged, or is gone */
+
+static void
+set_back(void)
+{
+    char        command[256];
+    ngx_uint_t  i;
+
+    start();
+
+    (void) begin_and_end();
+
+    snprintf(command, sizeof(command), "cp -p %s %s.kept", path, path);
+    check_equal(system(command), 0);
+
+    for (i = 0; i < 3; i++) {
+        (void) begin_and_end();
+    }
+
+    snprintf(command, sizeof(command), "cp -p %s.kept %s", path, path);
+    check_equal(system(command), 0);
+    refused_by_both("is older than it was: 3 of the last commits are missing");
+
+    /* who removes the witness agrees */
+
+    check_equal(unlink(beside("-witness")), 0);
+    (void) begin_and_end();
+
+    check_equal(unlink(path), 0);
+    refused_by_both("is gone, and has left /tmp/");
+
+    stop();
+}
+
+
 static void
 its_time(void)
 {
@@ -1218,6 +1253,7 @@ static unit_case_t  cases[] = {
     { "a file system without locks", without_locks },
     { "a long name", a_long_name },
     { "replaced under a living owner", replaced },
+    { "set back, or gone", set_back },
     { "its time, over boots and clocks", its_time },
     { "the child dies, hangs, or tells nothing", the_child_dies },
     { "beside nginx's handler of SIGCHLD", beside_a_handler },
