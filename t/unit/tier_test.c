@@ -1689,12 +1689,18 @@ stood_still(void)
     looks(1);
     check(workers[1].flying);
     check(tells(1));
+
+    /* it goes on: what it was telling is another's, as is what it asked for,
+       though that one has yet to hear of it */
+
+    double_workers[0].state = DOUBLE_ALIVE;
+    actors[0].woken = 1;
+    hear(0);
+    check(actors[0].act != OWNS);
+
     hear(1);
     check_equal(actors[1].act, OWNS);
 
-    /* it goes on: what it was telling is another's, as is what it asked for */
-
-    double_workers[0].state = DOUBLE_ALIVE;
     check(tells(0));
     actors[0].woken = 1;
     hear(0);
