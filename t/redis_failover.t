@@ -25,6 +25,7 @@ my @programs = Redis->programs or plan(skip_all => 'no redis-server');
 subtest 'sentinels' => sub { sentinels(program => $programs[0]) };
 subtest 'a cluster' => sub { cluster(program => $programs[-1]) };
 subtest "$_: a replica that is told nothing" => sub { swallowed($_) } for @programs;
+subtest 'one master of three is dead' => sub { parted($programs[0]) };
 subtest 'a slot that has just moved' => sub { moved($programs[0]) }
     if $programs[0] eq 'redis-server';
 
@@ -215,6 +216,47 @@ EOC
     is(join(' ', map executions("$ids$_"), 'r0', @lost), '1 2 2 2 2 2', '... as the table of guarantees says');
 
     $_->stop for $a, $b;
+}
+
+
+# A part of what it is asked fails, again and again: that is one outage, said once
+# when it goes and once when it comes, and over without a request, too.
+
+sub parted {
+    my ($program) = @_;
+
+    my @n = Redis->cluster(3, program => $program, args => [qw(--cluster-require-full-coverage no --appendonly yes)]);
+
+    my $nginx = nginx(workers => 1, zone => 0, allow => qr/redis "r"|idempotency_redis/,
+                      http => 'idempotency_redis r { mode cluster; server 127.0.0.1:' . $n[1]->port
+                              . '; timeout 300ms; connect_timeout 300ms; } idempotency_zone zone=z:4m redis=r;',
+                      server => 'location / { idempotency zone=z; proxy_pass http://$TEST_NGINX_BACKEND; }'
+                                . ' location /api/ { idempotency_api; }');
+
+    my $id = 0;
+    my $ask = sub { my $n = ++$id; $nginx->post("/?id=part-$n", key => "part-$n")->{status} };
+    my $up = sub { $nginx->get('/api/metrics')->{body} =~ /^nginx_idempotency_store_up\S* ([01])/m ? $1 : '?' };
+
+    ok(until_true { $ask->() == 200 }, 'all is well');
+    ok(until_true { $up->() == 1 }, '... store_up');
+
+    $n[0]->kill;
+    ok(until_true { $ask->() == 503 }, 'one of three is dead: refused');
+
+    my %told;
+    until_true { $told{$ask->()}++; ($told{503} // 0) > 20 && ($told{200} // 0) > 20 };
+    is(join(' ', sort keys %told), '200 503', '... what is there, and what of the others is executed');
+
+    is($up->(), 0, '... store_up');
+    is(scalar(() = $nginx->log =~ /is unavailable/g), 1, '... the log says so once');
+    is(scalar(() = $nginx->log =~ /available again/g), 0, '... and it is not over');
+
+    $n[0]->start;
+    ok(until_true { $up->() == 1 }, 'it is back: store_up, without a request');
+    is(scalar(() = $nginx->log =~ /available again/g), 1, '... the log says so once');
+    ok(until_true { my %t; $t{$ask->()}++ for 1 .. 20; ($t{200} // 0) == 20 }, '... all are executed');
+
+    $nginx->stop;
 }
 
 

@@ -146,7 +146,7 @@ figures_tier(ngx_idempotency_tier_t *tier, ngx_idempotency_figures_t *figures)
 
     sh = &tier->shm->sh->tier;
 
-    figures->up = !sh->failing;
+    figures->up = !sh->failing && !sh->said;
     figures->undelivered = sh->listed - sh->told;
 }
 

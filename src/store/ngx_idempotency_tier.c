@@ -114,7 +114,10 @@ tier_watch_handler(ngx_event_t *ev)
         tier_hung(tier);
     }
 
-    if (watches && !ngx_idempotency_tier_shared(tier)) {
+    if (watches && ngx_idempotency_tier_shared(tier)) {
+        tier_probe(tier);
+
+    } else if (watches) {
         tier->backing->tend(tier);
 
         if (ngx_current_msec - tier->watched >= NGX_IDEMPOTENCY_TIER_IDLE) {
@@ -270,6 +273,10 @@ static void
 tier_tend(ngx_idempotency_tier_t *tier)
 {
     ngx_idempotency_tier_inherit(tier);
+
+    if (tier->shm->sh->tier.said && !tier->shm->sh->tier.failing) {
+        ngx_idempotency_tier_say(tier, NULL);
+    }
 
     if (tier->backing->up(tier)
         && ngx_current_msec - tier->shm->sh->tier.failed

@@ -98,6 +98,9 @@ typedef struct {
     ngx_uint_t                      full;
     /* it will be until a restart */
     ngx_uint_t                      lost;
+    /* the log was told so: where many share it, a part of it may fail, each
+       time that it is asked, and that is one outage */
+    ngx_atomic_t                    said;
 
     /* when it was last looked which claims are to be renewed */
     ngx_msec_t                      renewed;

@@ -32,9 +32,11 @@
 #define NGX_IDEMPOTENCY_TIER_LONGEST    5
 
 
-/* what had no room for all is well again after this time */
+/* what had no room for all is well again after this time, and what failed in a
+   part of it, after that */
 
 #define NGX_IDEMPOTENCY_TIER_WELL       1000
+#define NGX_IDEMPOTENCY_TIER_CALM       3000
 
 
 static void owed_append(ngx_idempotency_tier_sh_t *sh,
@@ -427,7 +429,7 @@ ngx_idempotency_tier_hand(ngx_idempotency_tier_t *tier)
     for ( ;; ) {
 
         if (ngx_idempotency_tier_shared(tier)
-            && tier->shm->sh->tier.first == NULL)
+            && tier->shm->sh->tier.first == NULL && !tier->probes)
         {
             return;
         }
@@ -785,7 +787,17 @@ hand_probe(ngx_idempotency_tier_t *tier)
         batch->records[batch->n] = NULL;
     }
 
+    tier->probes = 0;
     batch->items[0].what = NGX_IDEMPOTENCY_ITEM_ASK;
+
+    /* where a release may overtake its claim, nothing is claimed */
+
+    if (ngx_idempotency_tier_shared(tier)) {
+        batch->items[0].old = 1;
+        batch->n = 1;
+        return;
+    }
+
     batch->items[1].what = NGX_IDEMPOTENCY_ITEM_RELEASE;
     batch->items[1].freed = 1;
 }
@@ -1165,9 +1177,24 @@ heard_sum(ngx_idempotency_batch_t *batch, ngx_uint_t *stale, ngx_uint_t *full,
 void
 ngx_idempotency_tier_say(ngx_idempotency_tier_t *tier, const char *why)
 {
-    ngx_str_t  *zone;
+    ngx_str_t                  *zone;
+    ngx_idempotency_tier_sh_t  *sh;
 
     zone = &tier->shm->store->name;
+    sh = &tier->shm->sh->tier;
+
+    if (ngx_idempotency_tier_shared(tier)) {
+
+        if (why == NULL
+            && ngx_current_msec - sh->failed < NGX_IDEMPOTENCY_TIER_CALM)
+        {
+            return;
+        }
+
+        if (!ngx_atomic_cmp_set(&sh->said, why == NULL, why != NULL)) {
+            return;
+        }
+    }
 
     if (why) {
         ngx_log_error(NGX_LOG_CRIT, ngx_cycle->log, 0,
