@@ -85,7 +85,7 @@ for ('location /a { idempotency_api; }', 'location = /a/metrics { idempotency_ap
     my $none = nginx(server => 'location /a/ { idempotency_api; }', zone => 0);
 
     is(decode_json($none->get('/a/zones')->{body})->{zones}[0], undef, 'no zone: none is told');
-    is($none->get('/a/metrics')->{body}, '', '... nor measured');
+    unlike($none->get('/a/metrics')->{body}, qr/zone=/, '... nor measured');
     $none->stop;
 }
 
@@ -336,7 +336,9 @@ sub doubt {
 
     doubt('d2');
     is($n->request('PUT', $records, key => 'd2', body => 'released', chunked => 1)->{status}, 204, 'PUT: released');
-    is(names($n->get("$records?key=d2")), '404 no_record', '... is gone');
+
+    # a Redis may hear of it behind another question that is on its way
+    ok(until_true { names($n->get("$records?key=d2")) eq '404 no_record' }, '... is gone');
     is($n->post('/x?id=d2', key => 'd2')->{status}, 200, '... and executes');
 
     doubt('d3');
