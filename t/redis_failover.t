@@ -143,6 +143,7 @@ EOC
         proxy_read_timeout 10m;
         location /safe { idempotency zone=safe; proxy_pass http://$TEST_NGINX_BACKEND; }
         location /bet { idempotency zone=bet; proxy_pass http://$TEST_NGINX_BACKEND; }
+        location /api/ { idempotency_api; }
 EOC
 
     my $ids = "$program-";
@@ -163,6 +164,7 @@ EOC
     my $owner = $a->start('POST', $uri->('safe', 'under', '&gate=1'), key => "${ids}under");
     held("${ids}under");
     until_true { $replica->command('DBSIZE') == $master->command('DBSIZE') };
+    is($replica->info('role'), 'slave', '... and nobody has taken the master for dead');
 
     # ... but what the replica says still comes, and no connection ends
 
@@ -172,6 +174,11 @@ EOC
     my @safe = map "s$_", 1 .. 5;
 
     is(join(' ', uniq map $post->($a, 'bet', $_), @lost), '200 NEW', 'the replica is told nothing: executed without replicas=');
+
+    # an outcome that the master has not heard is told to who follows it
+
+    ok(until_true { $a->get('/api/metrics')->{body} =~ /^nginx_idempotency_undelivered\{zone="bet"\} 0$/m },
+       '... and the master has heard it');
     is(join(' ', uniq map $post->($a, 'safe', $_), @safe[0, 1]), '503 UNAVAILABLE', '... refused with it');
 
     # those that are sent again, by a new connection: what it says has to be a write of its own
@@ -185,6 +192,7 @@ EOC
     is(join(' ', uniq map told($_->response), @again), '503 UNAVAILABLE', '... ... and if its connection breaks');
     is(scalar(grep executions("$ids$_"), @safe), 0, '... ... so not executed');
 
+    is($replica->info('role'), 'slave', '... the other one follows it yet');
     $master->kill;
     ok(until_true { ($replica->info('role') // '') eq 'master' }, 'the master dies, and the other one follows');
 
