@@ -123,8 +123,15 @@ $n = nginx(
             . " user nginx; password_file $password; }\nidempotency_zone zone=z:8m redis=r;\n",
     server => 'location /z { idempotency zone=z; proxy_pass http://$TEST_NGINX_BACKEND; }');
 
-# it is told within seconds; somebody executes then at last
-sub served { my ($id) = @_; my $i = 0; return until_true { at('z', $id . $i++)->{status} == 200 } }
+# it is told within seconds; somebody executes then at last, and the outage is over
+my $lines = sub { my ($what) = @_; return scalar(() = $n->log =~ /$what/g) };
+sub served {
+    my ($id) = @_;
+    my $i = 0;
+
+    return (until_true { at('z', $id . $i++)->{status} == 200 })
+        && (until_true { $lines->('is unavailable') == $lines->('available again') });
+}
 sub anew {
     my ($id) = @_;
 
