@@ -473,7 +473,7 @@ ngx_http_idempotency_init(ngx_conf_t *cf)
 
     *h = ngx_http_idempotency_precontent_handler;
 
-    if (ngx_idempotency_stores_keep(cf) != NGX_OK) {
+    if (ngx_idempotency_engine.keep(cf) != NGX_OK) {
         return NGX_ERROR;
     }
 
@@ -512,7 +512,7 @@ ngx_http_idempotency_init_module(ngx_cycle_t *cycle)
         return NGX_OK;
     }
 
-    return ngx_idempotency_stores_init_module(cycle);
+    return ngx_idempotency_engine.init_module(cycle);
 }
 
 
@@ -527,7 +527,7 @@ ngx_http_idempotency_init_process(ngx_cycle_t *cycle)
         return NGX_OK;
     }
 
-    return ngx_idempotency_stores_init_process(cycle);
+    return ngx_idempotency_engine.init_process(cycle);
 }
 
 
@@ -535,7 +535,7 @@ static void
 ngx_http_idempotency_exit_process(ngx_cycle_t *cycle)
 {
     if (ngx_http_idempotency_is_worker(cycle)) {
-        ngx_idempotency_stores_exit_process(cycle);
+        ngx_idempotency_engine.exit_process(cycle);
         ngx_idempotency_file_exit_process();
         ngx_http_idempotency_log_rest();
     }

@@ -258,15 +258,13 @@ sub log_lines {
 
 
 # What is logged: ([level, pattern of what it begins with], ...), but what stops
-# nginx from starting, which explains itself, and what only tests read. No level: the one that is configured.
+# nginx from starting, which explains itself. No level: the one that is configured.
 
 sub logged {
     my @logged;
     my %level = (ERR => 'error');
 
-    for my $file (grep !m{/ngx_idempotency_late\.c$},
-                  glob("$Pages::root/src/{,*/,*/*/}*.c"))
-    {
+    for my $file (glob "$Pages::root/src/{,*/,*/*/}*.c") {
         my $source = text($file =~ s{^\Q$Pages::root\E/}{}r);
 
         while ($source =~ /ngx_log_error\((\S+),[^"]*"((?:[^"\\]|\\.|"\s*")*)"/g) {

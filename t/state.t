@@ -235,6 +235,7 @@ sub made {
     is(order($n, 'second'), '200 REPLAYED', '... and nginx goes on');
 
     $n->{allow} = qr/\[emerg\].*"z" uses the state|none\/x\.db/;
+    $n->stop;
 }
 
 

@@ -327,14 +327,6 @@ struct ngx_idempotency_shm_s {
 
 extern const ngx_idempotency_engine_t  ngx_idempotency_shm_engine;
 
-#if (NGX_IDEMPOTENCY_LATE)
-
-/* the same for tests, that takes its time */
-
-extern const ngx_idempotency_engine_t  ngx_idempotency_late_engine;
-
-#endif
-
 
 /* a zone's life */
 

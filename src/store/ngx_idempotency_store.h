@@ -415,12 +415,16 @@ ngx_int_t ngx_idempotency_shm_zone_add(ngx_conf_t *cf,
 
 ngx_int_t ngx_idempotency_store_agree(ngx_idempotency_store_t *store);
 
-/* of all engines */
+/* the engine of all stores: shared memory, or, for tests, one before it that
+   takes its time (t/late_engine.c) */
 
-ngx_int_t ngx_idempotency_stores_keep(ngx_conf_t *cf);
-ngx_int_t ngx_idempotency_stores_init_module(ngx_cycle_t *cycle);
-ngx_int_t ngx_idempotency_stores_init_process(ngx_cycle_t *cycle);
-void ngx_idempotency_stores_exit_process(ngx_cycle_t *cycle);
+#if (NGX_IDEMPOTENCY_LATE)
+#define ngx_idempotency_engine  ngx_idempotency_late_engine
+#else
+#define ngx_idempotency_engine  ngx_idempotency_shm_engine
+#endif
+
+extern const ngx_idempotency_engine_t  ngx_idempotency_engine;
 
 
 #endif /* _NGX_IDEMPOTENCY_STORE_H_INCLUDED_ */

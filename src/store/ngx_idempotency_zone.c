@@ -61,11 +61,7 @@ ngx_idempotency_shm_zone_add(ngx_conf_t *cf, ngx_idempotency_store_t *store,
     shm_zone->init = ngx_idempotency_shm_init;
     shm_zone->data = shm;
 
-#if (NGX_IDEMPOTENCY_LATE)
-    store->engine = &ngx_idempotency_late_engine;
-#else
-    store->engine = &ngx_idempotency_shm_engine;
-#endif
+    store->engine = &ngx_idempotency_engine;
     store->data = shm;
 
     return NGX_OK;

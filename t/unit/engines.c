@@ -31,7 +31,7 @@ extern const ngx_idempotency_engine_t  ngx_idempotency_late_engine;
 #undef ngx_random
 #define ngx_random()  engines_random(late)
 
-#include "store/ngx_idempotency_late.c"
+#include "../late_engine.c"
 
 
 /* cases by engines */

@@ -10,10 +10,7 @@
  */
 
 
-#include "ngx_idempotency_shm.h"
-
-
-#if (NGX_IDEMPOTENCY_LATE)
+#include "store/ngx_idempotency_shm.h"
 
 
 /* half of the time that an operation takes at most, in milliseconds */
@@ -867,6 +864,3 @@ late_exit_process(ngx_cycle_t *cycle)
 
     ngx_idempotency_shm_engine.exit_process(cycle);
 }
-
-
-#endif
