@@ -234,6 +234,7 @@ tier_probe(ngx_idempotency_tier_t *tier)
     sh = &tier->shm->sh->tier;
 
     if (!sh->failing || tier->busy == tier->hands
+        || (ngx_idempotency_tier_shared(tier) && sh->first)
         || (tier->backing->up && !tier->backing->up(tier) && !sh->agreed)
         || ngx_current_msec - sh->probed < NGX_IDEMPOTENCY_TIER_RETRY)
     {
