@@ -522,6 +522,9 @@ ngx_http_idempotency_status_e ngx_http_idempotency_key(ngx_http_request_t *r,
 ngx_http_idempotency_status_e ngx_http_idempotency_key_parse(
     ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
     ngx_str_t *key, uint64_t *made);
+void ngx_http_idempotency_content(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *scope, u_char kind,
+    u_char *token);
 
 /* request/body.c */
 
@@ -577,14 +580,6 @@ void ngx_http_idempotency_bind_settings(ngx_http_idempotency_loc_conf_t *conf);
 
 ngx_str_t ngx_http_idempotency_reason(ngx_http_idempotency_ctx_t *ctx,
     u_char *text);
-
-/* request/content.c */
-
-ngx_http_idempotency_status_e ngx_http_idempotency_no_key(
-    ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf);
-void ngx_http_idempotency_content(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *scope, u_char kind,
-    u_char *token);
 
 /* request/identity.c */
 
@@ -746,11 +741,6 @@ ngx_uint_t ngx_http_idempotency_refused(ngx_http_idempotency_ctx_t *ctx);
 ngx_uint_t ngx_http_idempotency_prefers_html(ngx_http_request_t *r);
 ngx_uint_t ngx_http_idempotency_accepts_html(ngx_http_request_t *r);
 
-/* request/form.c */
-
-ngx_uint_t ngx_http_idempotency_is_form(ngx_http_request_t *r);
-ngx_uint_t ngx_http_idempotency_has_form(ngx_http_request_t *r);
-ngx_uint_t ngx_http_idempotency_navigates(ngx_http_request_t *r);
 
 /* guard/guard.c */
 

@@ -18,6 +18,9 @@ static void *ngx_http_idempotency_create_main_conf(ngx_conf_t *cf);
 static void *ngx_http_idempotency_create_loc_conf(ngx_conf_t *cf);
 static char *ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent,
     void *child);
+static void ngx_http_idempotency_merge_response(
+    ngx_http_idempotency_loc_conf_t *prev,
+    ngx_http_idempotency_loc_conf_t *conf);
 static void ngx_http_idempotency_merge_status(
     ngx_http_idempotency_loc_conf_t *prev,
     ngx_http_idempotency_loc_conf_t *conf);
@@ -739,23 +742,7 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
 
     ngx_conf_merge_uint_value(conf->quota, prev->quota, 0);
 
-    ngx_conf_merge_ptr_value(conf->keep, prev->keep, NULL);
-    ngx_conf_merge_size_value(conf->max_response_given,
-                              prev->max_response_given, NGX_CONF_UNSET_SIZE);
-
-    conf->max_response = conf->max_response_given;
-
-    if (conf->max_response == NGX_CONF_UNSET_SIZE) {
-        conf->max_response = (conf->store && conf->store->most)
-                             ? conf->store->most : 1024 * 1024;
-    }
-
-    ngx_conf_merge_str_value(conf->replay_header, prev->replay_header,
-                             "Idempotent-Replayed");
-    ngx_conf_merge_ptr_value(conf->hide_headers, prev->hide_headers, NULL);
-    ngx_conf_merge_uint_value(conf->replay_cookies, prev->replay_cookies,
-                              NGX_HTTP_IDEMPOTENCY_COOKIES_IDENTIFIED);
-
+    ngx_http_idempotency_merge_response(prev, conf);
     ngx_http_idempotency_merge_status(prev, conf);
 
     ngx_conf_merge_str_value(conf->docs, prev->docs, "");
@@ -787,6 +774,31 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
     *location = ((ngx_http_conf_ctx_t *) cf->ctx)->loc_conf;
 
     return NGX_CONF_OK;
+}
+
+
+/* which responses are recorded, and what of them is replayed */
+
+static void
+ngx_http_idempotency_merge_response(ngx_http_idempotency_loc_conf_t *prev,
+    ngx_http_idempotency_loc_conf_t *conf)
+{
+    ngx_conf_merge_ptr_value(conf->keep, prev->keep, NULL);
+    ngx_conf_merge_size_value(conf->max_response_given,
+                              prev->max_response_given, NGX_CONF_UNSET_SIZE);
+
+    conf->max_response = conf->max_response_given;
+
+    if (conf->max_response == NGX_CONF_UNSET_SIZE) {
+        conf->max_response = (conf->store && conf->store->most)
+                             ? conf->store->most : 1024 * 1024;
+    }
+
+    ngx_conf_merge_str_value(conf->replay_header, prev->replay_header,
+                             "Idempotent-Replayed");
+    ngx_conf_merge_ptr_value(conf->hide_headers, prev->hide_headers, NULL);
+    ngx_conf_merge_uint_value(conf->replay_cookies, prev->replay_cookies,
+                              NGX_HTTP_IDEMPOTENCY_COOKIES_IDENTIFIED);
 }
 
 

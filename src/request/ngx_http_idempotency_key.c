@@ -1,7 +1,8 @@
 
 /*
  * The key: the first non-empty value of idempotency_key, and whether it is
- * one.
+ * one; and the content, which stands for a key that is missing where
+ * idempotency_missing_key says so, and which idempotency_similar knows again.
  */
 
 
@@ -20,6 +21,14 @@ static ngx_int_t key_unquote(ngx_http_request_t *r, ngx_str_t *key);
 static ngx_int_t key_lower(ngx_http_request_t *r, ngx_str_t *key);
 static ngx_uint_t key_uuid(ngx_str_t *key);
 static ngx_uint_t key_uuid7(ngx_str_t *key, uint64_t now, uint64_t *made);
+static ngx_http_idempotency_status_e key_missing(ngx_http_request_t *r,
+    ngx_http_idempotency_loc_conf_t *conf);
+static ngx_uint_t form_sent(ngx_http_request_t *r);
+static ngx_uint_t form_type(ngx_http_request_t *r);
+static ngx_uint_t form_navigates(ngx_http_request_t *r);
+static ngx_table_elt_t *form_mode(ngx_http_request_t *r);
+static void content_lines(ngx_http_request_t *r, ngx_idempotency_digest_t *d,
+    ngx_str_t *name);
 
 
 /* NEW for a good key, or for content that stands for it */
@@ -51,7 +60,7 @@ ngx_http_idempotency_key(ngx_http_request_t *r,
     }
 
     if (key->len == 0) {
-        return ngx_http_idempotency_no_key(r, conf);
+        return key_missing(r, conf);
     }
 
     key_in_form(r, &source[i - 1]);
@@ -71,7 +80,9 @@ ngx_http_idempotency_key_parse(ngx_http_request_t *r,
 
     quoted = (key->data[0] == '"');
 
-    if (quoted ? key_unquote(r, key) != NGX_OK : !ngx_http_idempotency_printable(key)) {
+    if (quoted ? key_unquote(r, key) != NGX_OK
+               : !ngx_http_idempotency_printable(key))
+    {
         return NGX_HTTP_IDEMPOTENCY_STATUS_MALFORMED;
     }
 
@@ -167,7 +178,7 @@ key_browsers(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf)
 
     if ((conf->missing_key != NGX_HTTP_IDEMPOTENCY_MISSING_KEY_CONTENT
          && conf->missing_key != NGX_HTTP_IDEMPOTENCY_MISSING_KEY_FORM)
-        || !ngx_http_idempotency_navigates(r)
+        || !form_navigates(r)
         || ngx_http_idempotency_header_first(r, &name) == NULL)
     {
         return 0;
@@ -192,7 +203,7 @@ key_in_form(ngx_http_request_t *r, ngx_http_idempotency_key_t *source)
 
     ctx->body.form_key = ((source->fields.nelts || source->indirect)
                           && ctx->body.fields
-                          && ngx_http_idempotency_has_form(r));
+                          && form_type(r));
 }
 
 
@@ -340,4 +351,181 @@ key_uuid7(ngx_str_t *key, uint64_t now, uint64_t *made)
     *made = ms;
 
     return ms <= now + NGX_HTTP_IDEMPOTENCY_KEY_AHEAD;
+}
+
+
+/* there is no key; NEW: the content stands for it */
+
+static ngx_http_idempotency_status_e
+key_missing(ngx_http_request_t *r,
+    ngx_http_idempotency_loc_conf_t *conf)
+{
+    switch (conf->missing_key) {
+
+    case NGX_HTTP_IDEMPOTENCY_MISSING_KEY_PASS:
+        return NGX_HTTP_IDEMPOTENCY_STATUS_NONE;
+
+    case NGX_HTTP_IDEMPOTENCY_MISSING_KEY_CONTENT:
+        return NGX_HTTP_IDEMPOTENCY_STATUS_NEW;
+
+    case NGX_HTTP_IDEMPOTENCY_MISSING_KEY_FORM:
+        return form_sent(r)
+               ? NGX_HTTP_IDEMPOTENCY_STATUS_NEW
+               : NGX_HTTP_IDEMPOTENCY_STATUS_NONE;
+
+    default: /* NGX_HTTP_IDEMPOTENCY_MISSING_KEY_REJECT */
+        return NGX_HTTP_IDEMPOTENCY_STATUS_MISSING;
+    }
+}
+
+
+/*
+ * Whether a browser sends a form by itself, as its user told it to: no script
+ * is at work, which may send the same twice and mean it.  Browsers of today say
+ * so; an older one is known by the page that it wants.
+ */
+
+static ngx_uint_t
+form_sent(ngx_http_request_t *r)
+{
+    static ngx_str_t  with = ngx_string("x_requested_with");
+
+    if (!form_type(r)) {
+        return 0;
+    }
+
+    if (form_mode(r)) {
+        return form_navigates(r);
+    }
+
+    return ngx_http_idempotency_header_first(r, &with) == NULL
+           && ngx_http_idempotency_accepts_html(r);
+}
+
+
+/* the request has a type that forms have */
+
+static ngx_uint_t
+form_type(ngx_http_request_t *r)
+{
+    u_char      *p, *last;
+    ngx_str_t   *type;
+    ngx_uint_t   i;
+
+    static ngx_str_t  types[] = {
+        ngx_string("application/x-www-form-urlencoded"),
+        ngx_string("multipart/form-data"),
+        ngx_string("text/plain")
+    };
+
+    if (r->headers_in.content_type == NULL) {
+        return 0;
+    }
+
+    type = &r->headers_in.content_type->value;
+    last = type->data + type->len;
+
+    for (i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
+
+        if (type->len < types[i].len
+            || ngx_strncasecmp(type->data, types[i].data, types[i].len) != 0)
+        {
+            continue;
+        }
+
+        p = type->data + types[i].len;
+
+        while (p < last && (*p == ' ' || *p == '\t')) {
+            p++;
+        }
+
+        if (p == last || *p == ';') {
+            return 1;
+        }
+    }
+
+    return 0;
+}
+
+
+/* the browser says that it goes to a page */
+
+static ngx_uint_t
+form_navigates(ngx_http_request_t *r)
+{
+    ngx_table_elt_t  *h;
+
+    h = form_mode(r);
+
+    return h && h->value.len == 8
+           && ngx_strncmp(h->value.data, "navigate", 8) == 0;
+}
+
+
+static ngx_table_elt_t *
+form_mode(ngx_http_request_t *r)
+{
+    static ngx_str_t  mode = ngx_string("sec_fetch_mode");
+
+    return ngx_http_idempotency_header_first(r, &mode);
+}
+
+
+/*
+ * There is no key that only one of them knows, so who asks belongs to the
+ * token.  One who is known may change his network; those who are not may share
+ * an address, or a credential, and are told apart by what else they show of
+ * themselves.
+ */
+
+void
+ngx_http_idempotency_content(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *scope, u_char kind,
+    u_char *token)
+{
+    ngx_str_t                  value;
+    ngx_idempotency_digest_t   d;
+
+    static ngx_str_t  user_agent = ngx_string("user_agent");
+    static ngx_str_t  accept_language = ngx_string("accept_language");
+
+    ngx_idempotency_digest_init(&d, ctx->conf->digest_key,
+                                ctx->claim.parts.version, kind);
+    ngx_idempotency_digest_field(&d, scope);
+
+    value.len = NGX_IDEMPOTENCY_DIGEST_LEN;
+    value.data = ctx->claim.fingerprint;
+
+    ngx_idempotency_digest_field(&d, &value);
+
+    value.len = NGX_IDEMPOTENCY_IDENTITY_LEN;
+    value.data = ctx->claim.parts.identity;
+
+    ngx_idempotency_digest_field(&d, &value);
+
+    if (!ctx->identified) {
+        ngx_idempotency_digest_field(&d, &r->connection->addr_text);
+        content_lines(r, &d, &user_agent);
+        content_lines(r, &d, &accept_language);
+    }
+
+    ngx_idempotency_digest_final(&d, token);
+}
+
+
+static void
+content_lines(ngx_http_request_t *r, ngx_idempotency_digest_t *d,
+    ngx_str_t *name)
+{
+    ngx_table_elt_t                     *h;
+    ngx_http_idempotency_header_iter_t   it;
+
+    ngx_http_idempotency_header_iter(&it, r);
+
+    while ((h = ngx_http_idempotency_header_next(&it, name)) != NULL) {
+        ngx_idempotency_digest_bytes(d, (u_char *) "H", 1);
+        ngx_idempotency_digest_field(d, &h->value);
+    }
+
+    ngx_idempotency_digest_bytes(d, (u_char *) ".", 1);
 }

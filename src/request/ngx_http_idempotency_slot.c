@@ -1,9 +1,9 @@
 
 /*
  * The slots of headers_out: pointers to the lines that nginx and its filters
- * look at, or add themselves where there is none.  Going by names alone would be
- * wrong: a line of such a name may stand there without a slot, and a slot may
- * point to a line that is not sent, so that nginx adds none.
+ * look at, or add themselves where there is none.  Names alone don't tell them:
+ * a line of such a name may stand there without a slot, and a slot may point to
+ * a line that is not sent, so that nginx adds none.
  */
 
 
@@ -250,7 +250,8 @@ ngx_http_idempotency_slots_suppress(ngx_http_request_t *r, uint64_t bits)
             continue;
         }
 
-        ph = (ngx_table_elt_t **) ((u_char *) &r->headers_out + slots[i].offset);
+        ph = (ngx_table_elt_t **) ((u_char *) &r->headers_out
+                                   + slots[i].offset);
 
         if (*ph) {
             continue;

@@ -964,8 +964,9 @@ list_some(ngx_idempotency_shm_t *shm, ngx_idempotency_list_t *list,
 }
 
 
-/* not what is over, nor what is asked for, nor what is left to those who
-   waited: that has no token */
+/* A list has no record whose window is over, none that only waits for the
+   backing's answer, and no response that is left for requests which waited:
+   that is under another token. */
 
 static ngx_uint_t
 list_record(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,

@@ -36,10 +36,11 @@
  * off the event loop.  `times`: the backing keeps `recorded` and `ends` as they
  * are in an item, so that they are sealed along with the response.
  *
- * A response that can't be sealed does not leave, and one that does not open
- * is none: then its item's outcome is "not kept" instead of "done".  So is a
- * record whose mark is not its own; but one that is pending or in doubt then, or
- * that contradicts itself, is neither an answer nor absent: it is unavailable.
+ * A response that can't be sealed does not leave memory, and one that can't be
+ * opened is lost: its item's outcome is "not kept" instead of "done".  So it is
+ * for a record that is done, but whose mark is wrong.  A record that is pending
+ * or in doubt and has a wrong mark, or one that contradicts itself, makes the
+ * token unavailable: it is neither an answer nor absent.
  */
 
 void ngx_idempotency_seal(const ngx_idempotency_secret_t *secret,

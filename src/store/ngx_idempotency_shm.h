@@ -94,7 +94,7 @@ typedef enum {
     NGX_IDEMPOTENCY_ON_FOUND_NOTHING,
     NGX_IDEMPOTENCY_ON_FAIL,
     NGX_IDEMPOTENCY_ON_REMOVE,     /* it leaves the zone */
-    NGX_IDEMPOTENCY_ON_FORGET,     /* ... by hand: the backing forgets it, too */
+    NGX_IDEMPOTENCY_ON_FORGET,     /* ... by hand, also in the backing */
     NGX_IDEMPOTENCY_EVENTS
 } ngx_idempotency_event_e;
 

@@ -208,7 +208,8 @@ db_make(sqlite3 *sqlite, ngx_idempotency_db_start_t *start)
                     NGX_IDEMPOTENCY_DB_ID, NGX_IDEMPOTENCY_DB_VERSION,
                     (long long) (start->wall
                                  << NGX_IDEMPOTENCY_OWNERS_STORE_SHIFT),
-                    NGX_IDEMPOTENCY_MARK_LEN, stamp, NGX_IDEMPOTENCY_FINGERPRINT_VERSION);
+                    NGX_IDEMPOTENCY_MARK_LEN, stamp,
+                    NGX_IDEMPOTENCY_FINGERPRINT_VERSION);
 
     return sqlite3_exec(sqlite, sql, NULL, NULL, NULL);
 }

@@ -75,8 +75,9 @@ ngx_int_t ngx_idempotency_start_keep(ngx_idempotency_start_t *start,
 void ngx_idempotency_start_leave(ngx_idempotency_start_t *start);
 void ngx_idempotency_start_leave_all(void);
 
-/* an operator has agreed to what is there: by a thread of a worker, while no
-   other of it has the file open.  Why not, of so many bytes */
+/* An operator has agreed to the file as it is: a thread of a worker begins it
+   anew, as a start does, while no other thread of that worker has it open.  If
+   that fails, `error` says why. */
 
 ngx_int_t ngx_idempotency_start_agreed(ngx_idempotency_start_t *start,
     char *error, size_t len);

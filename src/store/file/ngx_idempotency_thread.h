@@ -54,9 +54,9 @@ ngx_int_t ngx_idempotency_thread_wait(ngx_idempotency_thread_t *thread,
     ngx_msec_t time);
 
 /*
- * In a thread, around what is the worker's and not the thread's own: it is there
- * until that is left.  A thread does not come back from this once its worker is
- * about to end.
+ * A thread enters before it touches what is the worker's, and leaves behind it:
+ * meanwhile the worker frees nothing.  A worker that is about to end lets no
+ * thread in any more: the call does not return then.
  */
 
 void ngx_idempotency_thread_enter(void);

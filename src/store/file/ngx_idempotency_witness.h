@@ -16,8 +16,8 @@
 #define NGX_IDEMPOTENCY_WITNESS  "-witness"
 
 
-/* NGX_DECLINED: there is none, or what is there says nothing; NGX_ERROR:
-   ngx_errno */
+/* NGX_DECLINED: there is no witness, or neither of its slots is whole;
+   NGX_ERROR: it can't be read, as ngx_errno says */
 
 ngx_int_t ngx_idempotency_witness_read(const char *path,
     ngx_idempotency_mark_t *mark);
