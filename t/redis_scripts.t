@@ -308,6 +308,17 @@ sub traps {
     sleep 0.02;
     is(claim($redis, 't:w', { instance => 2, fence => 9 })->[0], 'C', 'a window that is over is none');
 
+    # a key may outlive its window by a few milliseconds
+
+    for my $state (qw(D N U)) {
+        put($redis, 't:o', $state, \%c, left => 0);
+        is(run($redis, 'find', 't:o', 'I1')->[0], 'A', "$state: a window that is over, of a key that is there");
+        is(@{run($redis, 'list', 't:o', 'I1', 0, 't:o', 1000)}, 3, '... is not listed');
+        is(claim($redis, 't:o', { instance => 2, fence => 9 }, flags => 'o')->[0], 'A', '... is none');
+        is(claim($redis, 't:o', { instance => 2, fence => 9 })->[0], 'C', '... and may be claimed');
+        $redis->command('DEL', 't:o');
+    }
+
     # who asked for nobody in particular; numbers beyond 2^53 don't come, large ones do
 
     my $large = 2 ** 53 - 2;

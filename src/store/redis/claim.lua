@@ -40,6 +40,15 @@ then
 end
 
 local state = record and string.sub(record, 3, 3) or 'A'
+
+-- a key may outlive its window by a few milliseconds
+
+if string.find(state, '[DNU]')
+   and struct.unpack('>I8', string.sub(record, 37, 44)) <= now
+then
+    state = 'A'
+end
+
 local doubt = (state == 'U')
 local take = (state == 'A' or state == 'F')
 local taken = (state == 'P' and string.sub(record, 53, 56) ~= string.rep('\0', 4))

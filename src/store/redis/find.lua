@@ -5,8 +5,8 @@
 -- See claim.lua.
 
 local time = redis.call('TIME')
-local stamp = string.format('%.0f',
-                            time[1] * 1000 + math.floor(time[2] / 1000))
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local stamp = string.format('%.0f', now)
 
 local record = redis.pcall('GET', KEYS[1])
 
@@ -24,7 +24,12 @@ then
     return { 'V', stamp }
 end
 
-if string.sub(record, 3, 3) == 'F' then
+local state = string.sub(record, 3, 3)
+
+if state == 'F'
+   or (state ~= 'P'
+       and struct.unpack('>I8', string.sub(record, 37, 44)) <= now)
+then
     return { 'A', stamp }
 end
 

@@ -7,8 +7,8 @@
 -- the length of all of it. See claim.lua.
 
 local time = redis.call('TIME')
-local stamp = string.format('%.0f',
-                            time[1] * 1000 + math.floor(time[2] / 1000))
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local stamp = string.format('%.0f', now)
 
 local found = redis.call('SCAN', ARGV[2], 'MATCH', ARGV[3], 'COUNT', ARGV[4])
 local told = { 'O', stamp, found[1] }
@@ -28,6 +28,8 @@ for i = 1, #found[2] do
     if type(head) == 'string' and #head == 136
        and string.sub(head, 1, 2) == ARGV[1]
        and string.sub(head, 3, 3) ~= 'F'
+       and (string.sub(head, 3, 3) == 'P'
+            or struct.unpack('>I8', string.sub(head, 37, 44)) > now)
     then
         told[#told + 1] = key
         told[#told + 1] = head

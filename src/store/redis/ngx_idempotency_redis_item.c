@@ -411,14 +411,6 @@ ngx_idempotency_redis_item_record(ngx_idempotency_item_t *item,
         return NGX_DECLINED;
     }
 
-    /* its key lives no longer: somebody else has written that */
-
-    if (item->outcome != NGX_IDEMPOTENCY_PENDING
-        && (int64_t) redis_get64(head + redis_ends) <= there)
-    {
-        return NGX_DECLINED;
-    }
-
     len = record->len - NGX_IDEMPOTENCY_REDIS_HEAD;
 
     if (len) {
