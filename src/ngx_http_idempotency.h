@@ -168,10 +168,8 @@ typedef struct {
     ngx_array_t                   *bind;
     /* of idempotency_secret, or NULL */
     ngx_idempotency_digest_key_t  *digest_key;
-    /* of what fingerprints are made by, in each version, the newest first */
-    u_char                         settings
-                                       [NGX_IDEMPOTENCY_FINGERPRINT_VERSIONS]
-                                       [NGX_IDEMPOTENCY_SETTINGS_LEN];
+    /* of what fingerprints are made by */
+    u_char                         settings[NGX_IDEMPOTENCY_SETTINGS_LEN];
     ngx_array_t                   *bypass;
 
     ngx_idempotency_canon_t        canon;
@@ -532,8 +530,6 @@ ngx_int_t ngx_http_idempotency_read_body(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 ngx_int_t ngx_http_idempotency_digest_body(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-ngx_int_t ngx_http_idempotency_digest_again(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
 void ngx_http_idempotency_digest_arriving(ngx_http_request_t *r,
     ngx_chain_t *in);
 
@@ -565,8 +561,6 @@ void ngx_http_idempotency_set_variable(ngx_http_variable_value_t *v,
 
 ngx_int_t ngx_http_idempotency_bind(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-ngx_int_t ngx_http_idempotency_bind_again(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_uint_t version);
 ngx_int_t ngx_http_idempotency_value(ngx_http_request_t *r,
     ngx_http_idempotency_value_t *value, ngx_str_t *text);
 ngx_int_t ngx_http_idempotency_scope(ngx_http_request_t *r,
@@ -598,11 +592,9 @@ ngx_uint_t ngx_http_idempotency_credential(u_char *name, size_t len,
 /* request/cookies.c */
 
 ngx_uint_t ngx_http_idempotency_cookies(ngx_http_request_t *r,
-    ngx_http_idempotency_ignored_t *ignored, ngx_uint_t version,
-    ngx_idempotency_digest_t *d);
+    ngx_http_idempotency_ignored_t *ignored, ngx_idempotency_digest_t *d);
 ngx_uint_t ngx_http_idempotency_cookies_set_by(ngx_http_request_t *r,
-    ngx_http_idempotency_ignored_t *ignored, ngx_uint_t version,
-    ngx_str_t *lines);
+    ngx_http_idempotency_ignored_t *ignored, ngx_str_t *lines);
 void ngx_http_idempotency_insert_pair(ngx_keyval_t *pairs, ngx_uint_t n,
     ngx_keyval_t *pair);
 void ngx_http_idempotency_digest_pair(ngx_idempotency_digest_t *d, char *kind,
@@ -612,7 +604,7 @@ ngx_http_idempotency_ignored_t *ngx_http_idempotency_ignored_create(
 ngx_int_t ngx_http_idempotency_ignore_cookie(
     ngx_http_idempotency_ignored_t *ignored, ngx_str_t *name);
 void ngx_http_idempotency_digest_ignored(ngx_idempotency_digest_t *d,
-    ngx_http_idempotency_ignored_t *ignored, ngx_uint_t version);
+    ngx_http_idempotency_ignored_t *ignored);
 
 /* request/terms.c */
 

@@ -17,24 +17,12 @@
 #define NGX_IDEMPOTENCY_DIGEST_LEN  32
 
 /*
- * What requests are compared by has a version: raised whenever the encoding of
- * anything in it changes, be it the built-in list of cookies.  The last one is
- * known, too.
+ * The encoding of what requests are compared by has a version, the built-in
+ * list of cookies included.  There is one as long as nothing is released.
  */
 
-#ifndef NGX_IDEMPOTENCY_FINGERPRINT_VERSION
 #define NGX_IDEMPOTENCY_FINGERPRINT_VERSION  1
-#endif
-
-#if (NGX_IDEMPOTENCY_FINGERPRINT_VERSION > 1)
-#define NGX_IDEMPOTENCY_FINGERPRINT_VERSIONS  2
-#else
-#define NGX_IDEMPOTENCY_FINGERPRINT_VERSIONS  1
-#endif
-
-#define NGX_IDEMPOTENCY_FINGERPRINT_OLDEST                                   \
-    (NGX_IDEMPOTENCY_FINGERPRINT_VERSION                                     \
-     - NGX_IDEMPOTENCY_FINGERPRINT_VERSIONS + 1)
+#define NGX_IDEMPOTENCY_FINGERPRINT_OLDEST   NGX_IDEMPOTENCY_FINGERPRINT_VERSION
 
 /* the rest never changes, a key's token above all */
 

@@ -17,8 +17,7 @@ typedef struct {
 
 static ngx_int_t own_step(ngx_http_idempotency_asking_t *asking);
 static ngx_int_t own_respond(ngx_http_idempotency_asking_t *asking);
-static ngx_int_t own_identity(ngx_http_request_t *r, u_char version,
-    u_char *identity);
+static ngx_int_t own_identity(ngx_http_request_t *r, u_char *identity);
 static ngx_uint_t own_is(u_char *one, u_char *two);
 static ngx_int_t own_send(ngx_http_request_t *r,
     ngx_idempotency_found_t *found);
@@ -52,7 +51,7 @@ ngx_http_idempotency_own(ngx_http_request_t *r)
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
-    switch (own_identity(r, NGX_IDEMPOTENCY_FINGERPRINT_VERSION, who)) {
+    switch (own_identity(r, who)) {
 
     case NGX_OK:
         break;
@@ -127,9 +126,7 @@ own_respond(ngx_http_idempotency_asking_t *asking)
                                         NGX_HTTP_IDEMPOTENCY_API_UNAVAILABLE);
     }
 
-    /* by the version of what it is compared with */
-
-    if (own_identity(r, own->find.parts.version, who) != NGX_OK) {
+    if (own_identity(r, who) != NGX_OK) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
@@ -145,7 +142,7 @@ own_respond(ngx_http_idempotency_asking_t *asking)
 /* as of a request that is protected; NGX_DECLINED: nobody that is known */
 
 static ngx_int_t
-own_identity(ngx_http_request_t *r, u_char version, u_char *identity)
+own_identity(ngx_http_request_t *r, u_char *identity)
 {
     ngx_http_idempotency_ctx_t  *ctx;
 
@@ -156,7 +153,6 @@ own_identity(ngx_http_request_t *r, u_char version, u_char *identity)
 
     ctx->request = r;
     ctx->conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
-    ctx->claim.parts.version = version;
 
     if (ngx_http_idempotency_identity(r, ctx) != NGX_OK) {
         return NGX_ERROR;

@@ -12,8 +12,6 @@ static ngx_int_t bind_fingerprint(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t bind_values(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_digest_t *d);
-static void bind_settings(ngx_http_idempotency_loc_conf_t *conf,
-    ngx_uint_t version, u_char *settings);
 static void bind_key_headers(ngx_array_t *keys, ngx_idempotency_digest_t *d);
 static void bind_number(ngx_idempotency_digest_t *d, size_t n);
 
@@ -51,47 +49,6 @@ ngx_http_idempotency_bind(ngx_http_request_t *r,
 }
 
 
-/*
- * What it meets is bound by a fingerprint of another version.  NGX_DECLINED: of
- * one that this module does not know, by which nothing can be compared.
- */
-
-ngx_int_t
-ngx_http_idempotency_bind_again(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_uint_t version)
-{
-    static ngx_uint_t  said;
-
-    /* what content stands for is a token of the version, too */
-
-    if (version < NGX_IDEMPOTENCY_FINGERPRINT_OLDEST
-        || version > NGX_IDEMPOTENCY_FINGERPRINT_VERSION
-        || ngx_http_idempotency_by_content(ctx))
-    {
-        if (!said) {
-            said = 1;
-
-            ngx_log_error(NGX_LOG_ERR, r->connection->log, 0,
-                          "idempotency: a fingerprint is of version %ui, and "
-                          "this module knows %d to %d, so nothing can be "
-                          "compared with it",
-                          version, NGX_IDEMPOTENCY_FINGERPRINT_OLDEST,
-                          NGX_IDEMPOTENCY_FINGERPRINT_VERSION);
-        }
-
-        return NGX_DECLINED;
-    }
-
-    ctx->claim.parts.version = (u_char) version;
-
-    if (ngx_http_idempotency_digest_again(r, ctx) != NGX_OK) {
-        return NGX_ERROR;
-    }
-
-    return ngx_http_idempotency_bind(r, ctx);
-}
-
-
 void
 ngx_http_idempotency_token(ngx_http_idempotency_loc_conf_t *conf,
     ngx_str_t *scope, ngx_str_t *key, u_char *token)
@@ -124,7 +81,7 @@ bind_fingerprint(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     cscf = ngx_http_get_module_srv_conf(r, ngx_http_core_module);
 
     ngx_idempotency_digest_init(&d, ctx->conf->digest_key,
-                                ctx->claim.parts.version,
+                                NGX_IDEMPOTENCY_FINGERPRINT_VERSION,
                                 NGX_IDEMPOTENCY_DIGEST_FINGERPRINT);
 
     ngx_idempotency_digest_field(&d, &r->method_name);
@@ -150,9 +107,7 @@ bind_fingerprint(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
     ngx_memcpy(parts->action, action, NGX_IDEMPOTENCY_HINT_LEN);
     ngx_memcpy(parts->body, ctx->body.digest, NGX_IDEMPOTENCY_HINT_LEN);
-    ngx_memcpy(parts->settings,
-               ctx->conf->settings[NGX_IDEMPOTENCY_FINGERPRINT_VERSION
-                                   - parts->version],
+    ngx_memcpy(parts->settings, ctx->conf->settings,
                NGX_IDEMPOTENCY_SETTINGS_LEN);
 
     return NGX_OK;
@@ -258,19 +213,6 @@ ngx_http_idempotency_reason(ngx_http_idempotency_ctx_t *ctx, u_char *text)
 void
 ngx_http_idempotency_bind_settings(ngx_http_idempotency_loc_conf_t *conf)
 {
-    ngx_uint_t  i;
-
-    for (i = 0; i < NGX_IDEMPOTENCY_FINGERPRINT_VERSIONS; i++) {
-        bind_settings(conf, NGX_IDEMPOTENCY_FINGERPRINT_VERSION - i,
-                      conf->settings[i]);
-    }
-}
-
-
-static void
-bind_settings(ngx_http_idempotency_loc_conf_t *conf, ngx_uint_t version,
-    u_char *settings)
-{
     u_char                     out[NGX_IDEMPOTENCY_DIGEST_LEN];
     ngx_str_t                 *name;
     ngx_uint_t                 i, n;
@@ -309,12 +251,12 @@ bind_settings(ngx_http_idempotency_loc_conf_t *conf, ngx_uint_t version,
         ngx_idempotency_digest_field(&d, &conf->identity->script.value);
     }
 
-    ngx_http_idempotency_digest_ignored(&d, conf->ignore_cookies, version);
+    ngx_http_idempotency_digest_ignored(&d, conf->ignore_cookies);
     bind_key_headers(conf->keys, &d);
 
     ngx_idempotency_digest_final(&d, out);
 
-    ngx_memcpy(settings, out, NGX_IDEMPOTENCY_SETTINGS_LEN);
+    ngx_memcpy(conf->settings, out, NGX_IDEMPOTENCY_SETTINGS_LEN);
 }
 
 

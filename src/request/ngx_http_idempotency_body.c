@@ -271,59 +271,6 @@ ngx_http_idempotency_digest_body(ngx_http_request_t *r,
     return NGX_OK;
 }
 
-
-/*
- * Once more, by another version: ctx->claim.parts has it.  The body is where
- * nginx keeps it, as nothing was sent yet.
- */
-
-ngx_int_t
-ngx_http_idempotency_digest_again(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx)
-{
-    ngx_int_t                     rc;
-    ngx_str_t                     boundary;
-    ngx_idempotency_fields_t     *fields;
-    ngx_http_idempotency_body_t  *body;
-
-    body = &ctx->body;
-
-    /* these were found */
-
-    fields = body->fields;
-
-    body->fields = NULL;
-    body->stream = NULL;
-
-    if (body->kind == NULL) {
-        body_digest_init(r, ctx, NULL);
-
-    } else if (body->kind->start) {
-
-        (void) ngx_idempotency_canon_kind(&r->headers_in.content_type->value,
-                                          ctx->conf->canon.flags, &boundary);
-
-        body->stream = body->kind->start(r->pool, &ctx->conf->canon,
-                                         &boundary, NULL);
-        if (body->stream == NULL) {
-            return NGX_ERROR;
-        }
-    }
-
-    if ((body->kind == NULL || body->stream)
-        && ngx_http_idempotency_each_piece(r, -1, body_feed, body) != NGX_OK)
-    {
-        return NGX_ERROR;
-    }
-
-    rc = ngx_http_idempotency_digest_body(r, ctx);
-
-    body->fields = fields;
-
-    return rc;
-}
-
-
 static ngx_int_t
 body_canonical(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
@@ -400,7 +347,7 @@ body_digest_init(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     }
 
     ngx_idempotency_digest_init(d, ctx->conf->digest_key,
-                                ctx->claim.parts.version,
+                                NGX_IDEMPOTENCY_FINGERPRINT_VERSION,
                                 NGX_IDEMPOTENCY_DIGEST_BODY);
     ngx_idempotency_digest_type(d, &type, kind ? kind->parameter : "charset");
 

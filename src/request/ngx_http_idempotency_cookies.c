@@ -27,15 +27,7 @@ typedef struct {
     ngx_str_t                            name;
     /* bytes in front of the star; all of them if there is none */
     size_t                               prefix;
-    /* the first version of fingerprints that ignores it */
-    ngx_uint_t                           since;
 } cookies_pattern_t;
-
-
-typedef struct {
-    ngx_str_t                            name;
-    ngx_uint_t                           since;
-} cookies_builtin_t;
 
 
 struct ngx_http_idempotency_ignored_s {
@@ -49,7 +41,6 @@ struct ngx_http_idempotency_ignored_s {
 typedef struct {
     ngx_http_idempotency_header_iter_t   lines;
     ngx_http_idempotency_ignored_t      *ignored;
-    ngx_uint_t                           version;
 
     /* what is left of the line */
     u_char                              *pos;
@@ -58,56 +49,48 @@ typedef struct {
 
 
 static void cookies_iter(cookies_iter_t *it, ngx_http_request_t *r,
-    ngx_http_idempotency_ignored_t *ignored, ngx_uint_t version);
+    ngx_http_idempotency_ignored_t *ignored);
 static ngx_uint_t cookies_next(cookies_iter_t *it, ngx_keyval_t *cookie);
 static void cookies_pair(ngx_keyval_t *cookie, u_char *p, u_char *last);
 static ngx_int_t cookies_compare(ngx_str_t *one, ngx_str_t *two);
 static ngx_uint_t cookies_ignored(ngx_http_idempotency_ignored_t *ignored,
-    ngx_uint_t version, ngx_str_t *name);
-static ngx_int_t cookies_ignore(ngx_http_idempotency_ignored_t *ignored,
-    ngx_str_t *name, ngx_uint_t since);
+    ngx_str_t *name);
 
 
 /* they change by themselves; stable ones, such as _ga, tell visitors apart */
 
-static cookies_builtin_t  cookies_builtin[] = {
+static ngx_str_t  cookies_builtin[] = {
 
     /* analytics, which tick */
-    { ngx_string("_ga_*"), 1 },
-    { ngx_string("_gat*"), 1 },
-    { ngx_string("_clsk"), 1 },
-    { ngx_string("_hjSession*"), 1 },
-    { ngx_string("_uetsid"), 1 },
-    { ngx_string("_uetvid"), 1 },
-    { ngx_string("_dd_s"), 1 },
-    { ngx_string("__hssc"), 1 },
-    { ngx_string("__hstc"), 1 },
-    { ngx_string("_pk_ses*"), 1 },
-    { ngx_string("sbjs_*"), 1 },
-    { ngx_string("mp_*_mixpanel"), 1 },
-    { ngx_string("AMP_*"), 1 },
-    { ngx_string("OptanonConsent"), 1 },
+    ngx_string("_ga_*"),
+    ngx_string("_gat*"),
+    ngx_string("_clsk"),
+    ngx_string("_hjSession*"),
+    ngx_string("_uetsid"),
+    ngx_string("_uetvid"),
+    ngx_string("_dd_s"),
+    ngx_string("__hssc"),
+    ngx_string("__hstc"),
+    ngx_string("_pk_ses*"),
+    ngx_string("sbjs_*"),
+    ngx_string("mp_*_mixpanel"),
+    ngx_string("AMP_*"),
+    ngx_string("OptanonConsent"),
 
     /* load balancers and bot checks */
-    { ngx_string("AWSALB*"), 1 },
-    { ngx_string("__cf_bm"), 1 },
-    { ngx_string("bm_sz"), 1 },
-    { ngx_string("bm_sv"), 1 },
-    { ngx_string("ak_bmsc"), 1 },
-    { ngx_string("_abck"), 1 },
-    { ngx_string("datadome"), 1 },
-    { ngx_string("incap_ses_*"), 1 },
+    ngx_string("AWSALB*"),
+    ngx_string("__cf_bm"),
+    ngx_string("bm_sz"),
+    ngx_string("bm_sv"),
+    ngx_string("ak_bmsc"),
+    ngx_string("_abck"),
+    ngx_string("datadome"),
+    ngx_string("incap_ses_*"),
 
     /* CSRF */
-    { ngx_string("XSRF-TOKEN"), 1 },
+    ngx_string("XSRF-TOKEN"),
 
-#if (NGX_IDEMPOTENCY_FINGERPRINT_VERSION > 1)
-
-    /* t/versions.t builds a next version that differs in this */
-    { ngx_string("SINCE-VERSION-2"), 2 },
-#endif
-
-    { ngx_null_string, 0 }
+    ngx_null_string
 };
 
 
@@ -115,8 +98,7 @@ static cookies_builtin_t  cookies_builtin[] = {
 
 ngx_uint_t
 ngx_http_idempotency_cookies(ngx_http_request_t *r,
-    ngx_http_idempotency_ignored_t *ignored, ngx_uint_t version,
-    ngx_idempotency_digest_t *d)
+    ngx_http_idempotency_ignored_t *ignored, ngx_idempotency_digest_t *d)
 {
     ngx_uint_t      i, n;
     ngx_keyval_t    cookie, cookies[NGX_HTTP_IDEMPOTENCY_COOKIES_SORTED];
@@ -124,7 +106,7 @@ ngx_http_idempotency_cookies(ngx_http_request_t *r,
 
     n = 0;
 
-    cookies_iter(&it, r, ignored, version);
+    cookies_iter(&it, r, ignored);
 
     while (cookies_next(&it, &cookie)) {
 
@@ -144,7 +126,7 @@ ngx_http_idempotency_cookies(ngx_http_request_t *r,
         return n;
     }
 
-    cookies_iter(&it, r, ignored, version);
+    cookies_iter(&it, r, ignored);
 
     while (cookies_next(&it, &cookie)) {
         ngx_http_idempotency_digest_pair(d, "C", &cookie);
@@ -156,12 +138,11 @@ ngx_http_idempotency_cookies(ngx_http_request_t *r,
 
 static void
 cookies_iter(cookies_iter_t *it, ngx_http_request_t *r,
-    ngx_http_idempotency_ignored_t *ignored, ngx_uint_t version)
+    ngx_http_idempotency_ignored_t *ignored)
 {
     ngx_http_idempotency_header_iter(&it->lines, r);
 
     it->ignored = ignored;
-    it->version = version;
     it->pos = NULL;
     it->last = NULL;
 }
@@ -212,7 +193,7 @@ cookies_next(cookies_iter_t *it, ngx_keyval_t *cookie)
         }
 
         if (it->ignored == NULL
-            || !cookies_ignored(it->ignored, it->version, &cookie->key))
+            || !cookies_ignored(it->ignored, &cookie->key))
         {
             return 1;
         }
@@ -244,8 +225,7 @@ cookies_pair(ngx_keyval_t *cookie, u_char *p, u_char *last)
 
 ngx_uint_t
 ngx_http_idempotency_cookies_set_by(ngx_http_request_t *r,
-    ngx_http_idempotency_ignored_t *ignored, ngx_uint_t version,
-    ngx_str_t *lines)
+    ngx_http_idempotency_ignored_t *ignored, ngx_str_t *lines)
 {
     u_char          *end;
     ngx_str_t        rest, name, value;
@@ -270,7 +250,7 @@ ngx_http_idempotency_cookies_set_by(ngx_http_request_t *r,
         }
     }
 
-    cookies_iter(&it, r, ignored, version);
+    cookies_iter(&it, r, ignored);
 
     while (cookies_next(&it, &cookie)) {
 
@@ -346,8 +326,7 @@ ngx_http_idempotency_digest_pair(ngx_idempotency_digest_t *d, char *kind,
 
 
 static ngx_uint_t
-cookies_ignored(ngx_http_idempotency_ignored_t *ignored, ngx_uint_t version,
-    ngx_str_t *name)
+cookies_ignored(ngx_http_idempotency_ignored_t *ignored, ngx_str_t *name)
 {
     size_t              suffix;
     u_char              c;
@@ -367,8 +346,7 @@ cookies_ignored(ngx_http_idempotency_ignored_t *ignored, ngx_uint_t version,
 
         like = &pattern[i].name;
 
-        if (pattern[i].since > version
-            || name->len < pattern[i].prefix
+        if (name->len < pattern[i].prefix
             || (pattern[i].prefix && c != like->data[0])
             || ngx_memcmp(name->data, like->data, pattern[i].prefix) != 0)
         {
@@ -404,7 +382,7 @@ cookies_ignored(ngx_http_idempotency_ignored_t *ignored, ngx_uint_t version,
 ngx_http_idempotency_ignored_t *
 ngx_http_idempotency_ignored_create(ngx_conf_t *cf)
 {
-    cookies_builtin_t               *cookie;
+    ngx_str_t                       *cookie;
     ngx_http_idempotency_ignored_t  *ignored;
 
     ignored = ngx_pcalloc(cf->pool, sizeof(ngx_http_idempotency_ignored_t));
@@ -413,15 +391,15 @@ ngx_http_idempotency_ignored_create(ngx_conf_t *cf)
     }
 
     if (ngx_array_init(&ignored->patterns, cf->pool,
-                       sizeof(cookies_builtin) / sizeof(cookies_builtin_t),
+                       sizeof(cookies_builtin) / sizeof(ngx_str_t),
                        sizeof(cookies_pattern_t))
         != NGX_OK)
     {
         return NULL;
     }
 
-    for (cookie = cookies_builtin; cookie->name.len; cookie++) {
-        if (cookies_ignore(ignored, &cookie->name, cookie->since) != NGX_OK) {
+    for (cookie = cookies_builtin; cookie->len; cookie++) {
+        if (ngx_http_idempotency_ignore_cookie(ignored, cookie) != NGX_OK) {
             return NULL;
         }
     }
@@ -435,14 +413,6 @@ ngx_http_idempotency_ignored_create(ngx_conf_t *cf)
 ngx_int_t
 ngx_http_idempotency_ignore_cookie(ngx_http_idempotency_ignored_t *ignored,
     ngx_str_t *name)
-{
-    return cookies_ignore(ignored, name, 0);
-}
-
-
-static ngx_int_t
-cookies_ignore(ngx_http_idempotency_ignored_t *ignored, ngx_str_t *name,
-    ngx_uint_t since)
 {
     u_char             *p, *star;
     size_t              i;
@@ -473,7 +443,6 @@ cookies_ignore(ngx_http_idempotency_ignored_t *ignored, ngx_str_t *name,
     }
 
     pattern->name = *name;
-    pattern->since = since;
     pattern->prefix = star ? (size_t) (star - name->data) : name->len;
 
     if (pattern->prefix) {
@@ -492,7 +461,7 @@ cookies_ignore(ngx_http_idempotency_ignored_t *ignored, ngx_str_t *name,
 
 void
 ngx_http_idempotency_digest_ignored(ngx_idempotency_digest_t *d,
-    ngx_http_idempotency_ignored_t *ignored, ngx_uint_t version)
+    ngx_http_idempotency_ignored_t *ignored)
 {
     ngx_uint_t          i;
     cookies_pattern_t  *pattern;
@@ -504,8 +473,6 @@ ngx_http_idempotency_digest_ignored(ngx_idempotency_digest_t *d,
     pattern = ignored->patterns.elts;
 
     for (i = 0; i < ignored->patterns.nelts; i++) {
-        if (pattern[i].since <= version) {
-            ngx_idempotency_digest_field(d, &pattern[i].name);
-        }
+        ngx_idempotency_digest_field(d, &pattern[i].name);
     }
 }

@@ -60,8 +60,6 @@ static ngx_int_t gate_ask(ngx_http_request_t *r,
 static void gate_resume(ngx_idempotency_op_t *op);
 static ngx_int_t gate_answered(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static ngx_int_t gate_version(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t gate_nested(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t gate_similar(ngx_http_request_t *r,
@@ -244,9 +242,7 @@ gate_look(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     ctx->verdict = NGX_HTTP_IDEMPOTENCY_STATUS_NEW;
     ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_KEYED;
 
-    ctx->claim.parts.version = ctx->conf->store->version
-                                   ? ctx->conf->store->version
-                                   : NGX_IDEMPOTENCY_FINGERPRINT_VERSION;
+    ctx->claim.parts.version = NGX_IDEMPOTENCY_FINGERPRINT_VERSION;
 
     if (!ctx->conf->key_in_body) {
         gate_judge(r, ctx);
@@ -473,9 +469,6 @@ gate_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
     switch (ctx->claim.op.result) {
 
-    case NGX_IDEMPOTENCY_VERSION:
-        return gate_version(r, ctx);
-
     case NGX_IDEMPOTENCY_CLAIMED:
         ngx_idempotency_die(&ctx->claim.op, NGX_IDEMPOTENCY_FAULT_DIE_CLAIMED);
         ngx_idempotency_busy(&ctx->claim.op);
@@ -515,6 +508,14 @@ gate_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         why = NGX_HTTP_IDEMPOTENCY_STATUS_CONFLICT;
         break;
 
+    case NGX_IDEMPOTENCY_VERSION:
+
+        /* its fingerprint was made in another way: nothing can be compared */
+
+        ctx->claim.differs = NGX_IDEMPOTENCY_DIFFERS_SETTINGS;
+        why = NGX_HTTP_IDEMPOTENCY_STATUS_CONFLICT;
+        break;
+
     case NGX_IDEMPOTENCY_EXPIRED:
         why = NGX_HTTP_IDEMPOTENCY_STATUS_EXPIRED;
         break;
@@ -551,28 +552,6 @@ gate_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     }
 
     return ngx_http_idempotency_refuse(r, ctx, why);
-}
-
-
-/* what can't be compared is refused, or passed, as what can't be asked for */
-
-static ngx_int_t
-gate_version(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
-{
-    switch (ngx_http_idempotency_bind_again(r, ctx, ctx->claim.version)) {
-
-    case NGX_OK:
-        return gate_claim_again(r, ctx);
-
-    case NGX_DECLINED:
-        ngx_idempotency_stats_add(ctx->conf->store->counters->unavailable, 1);
-
-        return ngx_http_idempotency_refuse(r, ctx,
-                                     NGX_HTTP_IDEMPOTENCY_STATUS_UNAVAILABLE);
-
-    default:
-        return NGX_HTTP_INTERNAL_SERVER_ERROR;
-    }
 }
 
 

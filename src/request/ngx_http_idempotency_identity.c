@@ -64,7 +64,7 @@ ngx_http_idempotency_identity(ngx_http_request_t *r,
     }
 
     ngx_idempotency_digest_init(&d, ctx->conf->digest_key,
-                                ctx->claim.parts.version,
+                                NGX_IDEMPOTENCY_FINGERPRINT_VERSION,
                                 NGX_IDEMPOTENCY_DIGEST_IDENTITY);
 
     if (value.len) {
@@ -159,14 +159,12 @@ ngx_http_idempotency_stranger(ngx_http_request_t *r,
     shown = 0;
 
     ngx_idempotency_digest_init(&d, ctx->conf->digest_key,
-                                ctx->claim.parts.version,
+                                NGX_IDEMPOTENCY_FINGERPRINT_VERSION,
                                 NGX_IDEMPOTENCY_DIGEST_IDENTITY);
 
     return identity_default(r, ctx, &d, &shown) != NGX_OK
            || (shown & ~shown_cookies)
-           || !ngx_http_idempotency_cookies_set_by(r, ignored,
-                                                   ctx->claim.parts.version,
-                                                   lines);
+           || !ngx_http_idempotency_cookies_set_by(r, ignored, lines);
 }
 
 
@@ -185,7 +183,7 @@ identity_default(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
     if ((*shown & shown_bearer) == 0
         && ngx_http_idempotency_cookies(r, ctx->conf->ignore_cookies,
-                                        ctx->claim.parts.version, d))
+                                        d))
     {
         *shown |= shown_cookies;
     }

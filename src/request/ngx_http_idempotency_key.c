@@ -490,7 +490,7 @@ ngx_http_idempotency_content(ngx_http_request_t *r,
     static ngx_str_t  accept_language = ngx_string("accept_language");
 
     ngx_idempotency_digest_init(&d, ctx->conf->digest_key,
-                                ctx->claim.parts.version, kind);
+                                NGX_IDEMPOTENCY_FINGERPRINT_VERSION, kind);
     ngx_idempotency_digest_field(&d, scope);
 
     value.len = NGX_IDEMPOTENCY_DIGEST_LEN;
