@@ -256,12 +256,19 @@ sub replaced {
 
 
 # Tells a generation to go, and returns its processes. The newer master is a child
-# of the older.
+# of the older. One that is killed stands still before: else it starts a worker anew
+# whose death it hears of before its own, and that one stays.
 
 sub dismiss {
     my ($self, $which, $signal) = @_;
 
     my $pid = delete $self->{$which};
+
+    if ($signal eq 'KILL') {
+        kill STOP => $pid;
+        Idempotency::until_true(sub { Idempotency::slurp("/proc/$pid/stat") !~ /^\d+ \(.*\) [RSD] /s });
+    }
+
     my @all = grep {
         $_ == $pid || $_ != $self->{pid}
                       && Idempotency::slurp("/proc/$_/stat")
