@@ -23,18 +23,16 @@ srand $seed;
 
 # --- what is sent -------------------------------------------------------------
 
-my %sha;
+# as the library has them
+
+my %script = map { my ($name, $bytes) = /redis_(\w+)_lua\[\] = \{(.*)/s;
+                   defined $name ? ($name => join '', map chr hex, $bytes =~ /0x(..)/g) : () }
+             split /^static /m, `sh $FindBin::Bin/../util/embed $FindBin::Bin/../src/store/redis/*.lua`;
 
 sub run {
     my ($redis, $name, $key, @args) = @_;
 
-    if (!$sha{$name}) {
-        open my $f, '<', "$FindBin::Bin/../src/store/redis/$name.lua" or die "$name.lua: $!";
-        local $/;
-        $sha{$name} = [ readline $f ];
-    }
-
-    return $redis->command('EVAL', $sha{$name}[0], 1, $key, @args);
+    return $redis->command('EVAL', $script{$name}, 1, $key, @args);
 }
 
 sub head {
@@ -235,7 +233,7 @@ sub model {
 
         } else {
             $want = $is && $is->{state} ne 'F' ? 'B' : 'A';
-            $reply = run($redis, 'find', $key, 'I1');
+            $reply = run($redis, 'find', $key);
         }
 
         my $got = ref $reply ? $reply->[0] : $reply;
@@ -312,8 +310,8 @@ sub traps {
 
     for my $state (qw(D N U)) {
         put($redis, 't:o', $state, \%c, left => 0);
-        is(run($redis, 'find', 't:o', 'I1')->[0], 'A', "$state: a window that is over, of a key that is there");
-        is(@{run($redis, 'list', 't:o', 'I1', 0, 't:o', 1000)}, 3, '... is not listed');
+        is(run($redis, 'find', 't:o')->[0], 'A', "$state: a window that is over, of a key that is there");
+        is(@{run($redis, 'list', 't:o', 0, 't:o', 1000)}, 3, '... is not listed');
         is(claim($redis, 't:o', { instance => 2, fence => 9 }, flags => 'o')->[0], 'A', '... is none');
         is(claim($redis, 't:o', { instance => 2, fence => 9 })->[0], 'C', '... and may be claimed');
         $redis->command('DEL', 't:o');
@@ -353,7 +351,7 @@ sub traps {
         $redis->command('SET', 't:f', $foreign);
         is(join(' ', map $_->[0], claim($redis, 't:f', \%c), put($redis, 't:f', 'D', \%c),
                 release($redis, 't:f', \%c), forget($redis, 't:f', \%c),
-                run($redis, 'find', 't:f', 'I1')), 'V V V V V', 'a foreign value');
+                run($redis, 'find', 't:f')), 'V V V V V', 'a foreign value');
         is($redis->command('GET', 't:f'), $foreign, '... stays');
     }
 
@@ -361,7 +359,7 @@ sub traps {
     $redis->command('LPUSH', 't:f', 'x');
     is(join(' ', map $_->[0], claim($redis, 't:f', \%c), put($redis, 't:f', 'D', \%c),
             release($redis, 't:f', \%c), forget($redis, 't:f', \%c),
-            run($redis, 'find', 't:f', 'I1')), 'V V V V V', 'a list');
+            run($redis, 'find', 't:f')), 'V V V V V', 'a list');
 
     is(run($redis, 'stamp', 't:s', 'one')->[0], 'O', 'a stamp is made');
     is(run($redis, 'stamp', 't:s', 'one')->[0], 'O', '... is the same');
@@ -469,9 +467,7 @@ sub tried {
     my $try = sub {
         my ($before) = @_;
 
-        open my $f, '<', "$FindBin::Bin/../src/store/redis/try.lua" or die "try.lua: $!";
-        my $text = do { local $/; readline $f };
-        return join ' ', @{$redis->command('EVAL', "$before $text", 0, 'zone:stamp', 'PUBLISH')};
+        return join ' ', @{$redis->command('EVAL', "$before $script{try}", 0, 'zone:stamp', 'PUBLISH')};
     };
     my $without = sub { "local redis = { acl_check_cmd = $_[0] }" };
 
@@ -487,10 +483,7 @@ sub tried {
     my %used;
 
     for my $name (qw(claim find put release forget stamp)) {
-        open my $f, '<', "$FindBin::Bin/../src/store/redis/$name.lua" or die "$name.lua: $!";
-        local $/;
-        my $text = readline $f;
-        $used{$_} = 1 for $text =~ /redis\.p?call\('(\w+)'/g;
+        $used{$_} = 1 for $script{$name} =~ /'([A-Z]{3,})'/g;
     }
 
     like($try->($without->('function() return false end')), qr/\b$_\b/, "$_ is tried") for sort keys %used;

@@ -6,74 +6,43 @@
 --              long it was asked for before, 5 before when its outcome will
 --              not end, 6 for how long the key is kept, 7 "r" takes over what
 --              is in doubt, "o" not what is absent, 8 how to publish, 9 not
---              after, in microseconds
+--              after
 --
--- All times are milliseconds, of this server; those in ARGV but the last one are
--- from now on.  A record is a head of 136 bytes, and its response:
---
---       1  format, "I1"         21  end of the lease       61  fingerprint
---       3  state, of PDNUF      29  claimed, or recorded   93  identity
---       4  fingerprint's form   37  end                   109  action
---       5  instance             45  window                113  body
---      13  fence                53  status                117  settings
---                               57  replays
---
--- P is pending, D done, N not kept, U in doubt; F was pending and is forgotten,
--- so that its owner can be told.  The status of what is pending is 1 if it was in
--- doubt before.  What is decided is written at once, and last.
+-- What is decided is written at once, and last.
 
-local key, head = KEYS[1], ARGV[1]
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local stamp = string.format('%.0f', now)
+clock()
 
-local record = redis.pcall('GET', key)
+local is, bytes, answer = read('GET', key)
 
-if type(record) == 'table' and not string.find(record.err, '^WRONGTYPE') then
-    return record
+if answer then
+    return answer
 end
 
-if record and (type(record) == 'table' or #record < 136
-               or string.sub(record, 1, 2) ~= string.sub(head, 1, 2))
-then
-    return { 'V', stamp }
-end
-
-local state = record and string.sub(record, 3, 3) or 'A'
-
--- a key may outlive its window by a few milliseconds
-
-if string.find(state, '[DNU]')
-   and struct.unpack('>I8', string.sub(record, 37, 44)) <= now
-then
-    state = 'A'
-end
-
-local doubt = (state == 'U')
-local take = (state == 'A' or state == 'F')
-local taken = (state == 'P' and string.sub(record, 53, 56) ~= string.rep('\0', 4))
+local claim = unpacked(ARGV[1])
+local take = not is or is.state == 'F'
+local doubt = is and is.state == 'U'
+local taken = is and is.state == 'P' and is.status ~= 0
 
 if take and string.find(ARGV[7], 'o') then
     return { 'A', stamp }
 end
 
-if state == 'P' then
-    local fence = struct.unpack('>I8', string.sub(record, 13, 20))
+if is and is.state == 'P' then
 
-    if string.sub(record, 5, 12) ~= string.sub(head, 5, 12) then
-        doubt = struct.unpack('>I8', string.sub(record, 21, 28)) <= now
+    if is.instance ~= claim.instance then
+        doubt = is.lease <= now
 
-    elseif fence < struct.unpack('>I8', ARGV[2])
-           and string.sub(record, 13, 20) ~= string.sub(head, 13, 20)
+    elseif is.fence < struct.unpack('>I8', ARGV[2])
+           and is.fence ~= claim.fence
     then
         doubt = true
 
-    elseif fence <= struct.unpack('>I8', string.sub(head, 13, 20)) then
+    elseif is.fence <= claim.fence then
 
         -- sent once more, or what is left of one that was given up; what comes
         -- late itself finds that of a newer one, which is its owner's
 
-        if taken and string.sub(record, 13, 20) ~= string.sub(head, 13, 20) then
+        if taken and is.fence ~= claim.fence then
             doubt = true
 
         elseif string.find(ARGV[7], 'o') and not taken then
@@ -86,54 +55,41 @@ if state == 'P' then
 end
 
 if doubt and string.find(ARGV[7], 'r')
-   and string.sub(record, 61, 92) == string.sub(head, 61, 92)
-   and (string.sub(record, 93, 108) == string.sub(head, 93, 108)
-        or string.sub(record, 93, 108) == string.rep('\0', 16))
+   and is.fingerprint == claim.fingerprint
+   and (is.identity == claim.identity
+        or is.identity == string.rep('\0', #is.identity))
 then
-    if struct.unpack('>I8', string.sub(record, 13, 20))
-       >= struct.unpack('>I8', string.sub(head, 13, 20))
-    then
-        return { 'X', stamp, string.sub(record, 1, 136) }
+    if is.fence >= claim.fence then
+        return { 'X', stamp, string.sub(bytes, 1, length) }
     end
 
     take = true
 end
 
 if take then
-    if now * 1000 > tonumber(ARGV[9]) then
+    if too_late(ARGV[9]) then
         return { 'L', stamp }
     end
 
     -- the same claim sent twice is written twice, as WAIT counts writes
 
-    redis.call('SET', key, string.sub(head, 1, 20)
-               .. struct.pack('>I8I8I8', now + ARGV[3], now - ARGV[4],
-                              now + ARGV[5])
-               .. string.sub(head, 45, 52)
-               .. struct.pack('>I4', (doubt or taken) and 1 or 0)
-               .. string.sub(head, 57), 'PX', ARGV[6])
+    claim.lease, claim.recorded = now + ARGV[3], now - ARGV[4]
+    claim.ends = now + ARGV[5]
+    claim.status = (doubt or taken) and 1 or 0
+
+    redis.call('SET', key, packed(claim), 'PX', ARGV[6])
 
     return { (doubt or taken) and 'D' or 'C', stamp }
 end
 
-if doubt and state == 'P' then
-    local ends = struct.unpack('>I8', string.sub(record, 37, 44))
-    local window = struct.unpack('>I8', string.sub(record, 45, 52))
+-- it is in doubt, whether or not there is room to say so
 
-    ends = math.max(ends, now + window, now + 1)
-
-    record = string.sub(record, 1, 2) .. 'U' .. string.sub(record, 4, 20)
-             .. struct.pack('>I8I8I8', 0, now, ends)
-             .. string.sub(record, 45, 52) .. string.rep('\0', 4)
-             .. string.sub(record, 57, 136)
-
-    -- it is in doubt, whether or not there is room to say so
-
-    if not redis.pcall('SET', key, record, 'PX',
-                       string.format('%.0f', ends - now)).err
-    then
+if doubt and is.state == 'P' then
+    if not redis.pcall(in_doubt(is)).err then
         redis.pcall(ARGV[8], key, '')
     end
+
+    bytes = packed(is)
 end
 
-return { 'B', stamp, record }
+return { 'B', stamp, bytes }

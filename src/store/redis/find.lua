@@ -1,36 +1,15 @@
 -- FIND: looks, and changes nothing.
---
---     ARGV     1 the format
---
--- See claim.lua.
 
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local stamp = string.format('%.0f', now)
+clock()
 
-local record = redis.pcall('GET', KEYS[1])
+local is, bytes, answer = read('GET', key)
 
-if type(record) == 'table' and not string.find(record.err, '^WRONGTYPE') then
-    return record
+if answer then
+    return answer
 end
 
-if not record then
+if not is or is.state == 'F' then
     return { 'A', stamp }
 end
 
-if type(record) == 'table' or #record < 136
-   or string.sub(record, 1, 2) ~= ARGV[1]
-then
-    return { 'V', stamp }
-end
-
-local state = string.sub(record, 3, 3)
-
-if state == 'F'
-   or (state ~= 'P'
-       and struct.unpack('>I8', string.sub(record, 37, 44)) <= now)
-then
-    return { 'A', stamp }
-end
-
-return { 'B', stamp, record }
+return { 'B', stamp, bytes }

@@ -142,8 +142,10 @@ ngx_idempotency_redis_item_call(ngx_idempotency_redis_item_t *ri,
 
     p = ri->numbers;
 
-    redis_head(ri, redis_item_state(item));
-    redis_argument(ri, ri->head, NGX_IDEMPOTENCY_REDIS_HEAD);
+    if (item->what != NGX_IDEMPOTENCY_ITEM_FIND) {
+        redis_head(ri, redis_item_state(item));
+        redis_argument(ri, ri->head, NGX_IDEMPOTENCY_REDIS_HEAD);
+    }
 
     switch (item->what) {
 
@@ -211,7 +213,6 @@ ngx_idempotency_redis_item_call(ngx_idempotency_redis_item_t *ri,
     default: /* NGX_IDEMPOTENCY_ITEM_FIND */
         script = redis_find;
 
-        ri->args[0].len = 2;
         call->until = 0;
         call->durable = 0;
     }

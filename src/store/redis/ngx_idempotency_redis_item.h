@@ -1,8 +1,7 @@
 
 /*
  * Items as a Redis has them: what a script is called with, and what its answer
- * says.  A record is the head below and its response; the scripts know where
- * what they need is in it.
+ * says.  A record is the head below and its response: see record.lua.
  */
 
 

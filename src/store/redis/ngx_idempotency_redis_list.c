@@ -35,7 +35,7 @@ typedef struct {
     uint64_t                        told;
     size_t                          prefix;
     int64_t                         now;
-    ngx_str_t                       args[4];
+    ngx_str_t                       args[3];
     u_char                          text[2 * NGX_INT64_LEN];
     /* for as long as each byte of the prefix is escaped */
     u_char                          pattern[1];
@@ -84,17 +84,15 @@ ngx_idempotency_redis_list(ngx_idempotency_redis_t *redis,
         return NGX_ERROR;
     }
 
-    ngx_str_set(&list->args[0], "I1");
-
-    list->args[1].data = list->text;
+    list->args[0].data = list->text;
     p = ngx_sprintf(list->text, "%ui", list->cursor);
-    list->args[1].len = p - list->text;
+    list->args[0].len = p - list->text;
 
-    list->args[2].data = list->pattern;
-    redis_list_pattern(&list->args[2], prefix);
+    list->args[1].data = list->pattern;
+    redis_list_pattern(&list->args[1], prefix);
 
-    list->args[3].data = p;
-    list->args[3].len = ngx_sprintf(p, "%ui",
+    list->args[2].data = p;
+    list->args[2].len = ngx_sprintf(p, "%ui",
                                     ngx_min(page->n,
                                          NGX_IDEMPOTENCY_REDIS_LIST_COUNT))
                         - p;
@@ -104,7 +102,7 @@ ngx_idempotency_redis_list(ngx_idempotency_redis_t *redis,
     call->script = ngx_idempotency_redis_item_list_script();
     call->master = list->master;
     call->args = list->args;
-    call->nargs = 4;
+    call->nargs = 3;
     call->deadline = ngx_current_msec + ngx_idempotency_redis_timeout(redis);
     call->handler = redis_list_handler;
     call->data = list;

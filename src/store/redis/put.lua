@@ -5,70 +5,55 @@
 --     ARGV     1 the head, 2 the response, 3 for how long it is leased, 4 how
 --              long ago it was claimed, or recorded, 5 for how long it is bound
 --              yet, 6 for how long the key is kept, 7 "k": this server has had
---              it, 8 how to publish, 9 not after, in microseconds
---
--- See claim.lua.
+--              it, 8 how to publish, 9 not after
 
-local key, head = KEYS[1], ARGV[1]
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local stamp = string.format('%.0f', now)
-local what = string.sub(head, 3, 3)
+clock()
 
-local record = redis.pcall('GETRANGE', key, 0, 135)
+local is, _, answer = read('GETRANGE', key, 0, length - 1)
 
-if type(record) == 'table' and not string.find(record.err, '^WRONGTYPE') then
-    return record
+if answer then
+    return answer
 end
 
-if record ~= '' and (type(record) == 'table' or #record < 136
-                     or string.sub(record, 1, 2) ~= string.sub(head, 1, 2))
-then
-    return { 'V', stamp }
-end
-
-if now * 1000 > tonumber(ARGV[9]) then
+if too_late(ARGV[9]) then
     return { 'L', stamp }
 end
 
-if record ~= '' then
-    local state = string.sub(record, 3, 3)
-    local mine = string.sub(record, 5, 12) == string.sub(head, 5, 12)
-    local older = struct.unpack('>I8', string.sub(record, 13, 20))
-                  - struct.unpack('>I8', string.sub(head, 13, 20))
+local known = unpacked(ARGV[1])
 
-    if state == 'F' then
+if is then
+    local mine = is.instance == known.instance
 
-        if mine and older >= 0 then
+    if is.state == 'F' then
+
+        if mine and is.fence >= known.fence then
 
             -- as long as its owner lives it is not fresh for him
 
-            if what == 'P' then
+            if known.state == 'P' then
                 redis.call('PEXPIRE', key, ARGV[3])
             end
 
             return { 'S', stamp }
         end
 
-    elseif not mine or older > 0 then
+    elseif not mine or is.fence > known.fence then
         return { 'S', stamp }
 
-    elseif older == 0 and what == 'P' and state ~= 'P'
-           and (state ~= 'U'
-                or string.sub(record, 53, 56) ~= string.rep('\0', 4))
+    elseif is.fence == known.fence and known.state == 'P' and is.state ~= 'P'
+           and (is.state ~= 'U' or is.status ~= 0)
     then
         return { 'S', stamp }
     end
 end
 
-local lease = (what == 'P') and now + ARGV[3] or 0
+known.lease = (known.state == 'P') and now + ARGV[3] or 0
+known.recorded, known.ends = now - ARGV[4], now + ARGV[5]
 
-redis.call('SET', key, string.sub(head, 1, 20)
-           .. struct.pack('>I8I8I8', lease, now - ARGV[4], now + ARGV[5])
-           .. string.sub(head, 45) .. ARGV[2], 'PX', ARGV[6])
+redis.call('SET', key, packed(known) .. ARGV[2], 'PX', ARGV[6])
 
-if what ~= 'P' then
+if known.state ~= 'P' then
     redis.pcall(ARGV[8], key, '')
 end
 
-return { (record == '' and ARGV[7] == 'k') and 'T' or 'O', stamp }
+return { (not is and ARGV[7] == 'k') and 'T' or 'O', stamp }

@@ -1,0 +1,101 @@
+-- What the scripts share: a record, and how it is read and written.  util/embed
+-- puts it before each of them.  It runs no command by itself.
+--
+-- A record is a head of 136 bytes, and its response.  The state is one of these:
+--
+--     P  pending      the status is 1 if it was in doubt before
+--     D  done
+--     N  not kept
+--     U  in doubt
+--     F  forgotten    it was pending, and its owner has to be told
+--
+-- A claim is its instance's, and the fence's there.  All times are milliseconds,
+-- of this server; those in ARGV are from now on, but the last one: what is called
+-- "not after" is this server's time, in microseconds.
+
+local names = {
+    'format', 'state', 'form', 'instance', 'fence', 'lease', 'recorded', 'ends',
+    'window', 'status', 'replays', 'fingerprint', 'identity', 'action', 'body',
+    'settings', 'mac'
+}
+local layout = '>c2c1I1c8I8I8I8I8I8I4I4c32c16c4c4c4c16'
+local format, length = 'I1', 136
+
+local key, now, stamp = KEYS[1]
+
+local function unpacked(head)
+    local values, record = { struct.unpack(layout, head) }, {}
+
+    for i = 1, #names do
+        record[names[i]] = values[i]
+    end
+
+    return record
+end
+
+local function packed(record)
+    local values = {}
+
+    for i = 1, #names do
+        values[i] = record[names[i]]
+    end
+
+    return struct.pack(layout, unpack(values))
+end
+
+local function clock()
+    local time = redis.call('TIME')
+
+    now = time[1] * 1000 + math.floor(time[2] / 1000)
+    stamp = string.format('%.0f', now)
+end
+
+local function too_late(not_after)
+    return now * 1000 > tonumber(not_after)
+end
+
+-- A key may outlive its record's window by a few milliseconds.
+
+local function over(record)
+    return string.find(record.state, '[DNU]') and record.ends <= now
+end
+
+-- The key's record, or nil if there is none; and the bytes that it was read from.
+-- What is no record is answered at once.
+
+local function read(...)
+    local bytes = redis.pcall(...)
+
+    if type(bytes) == 'table' and not string.find(bytes.err, '^WRONGTYPE') then
+        return nil, nil, bytes
+    end
+
+    if not bytes or bytes == '' then
+        return nil
+    end
+
+    if type(bytes) == 'table' or #bytes < length
+       or string.sub(bytes, 1, #format) ~= format
+    then
+        return nil, nil, { 'V', stamp }
+    end
+
+    local record = unpacked(bytes)
+
+    if over(record) then
+        return nil
+    end
+
+    return record, bytes
+end
+
+-- What was pending is in doubt, for a window from now on.
+
+local function in_doubt(record)
+    record.state, record.status = 'U', 0
+    record.lease, record.recorded = 0, now
+    record.ends = math.max(record.ends, now + record.window, now + 1)
+
+    return 'SET', key, packed(record), 'PX',
+           string.format('%.0f', record.ends - now)
+end
