@@ -25,7 +25,7 @@ my $stage = Stage->new;
 my $dir = $stage->{dir};
 my $http = HTTP::Tiny->new(timeout => 60, max_redirect => 0);
 our $browser;
-my (%browser, $url);
+my (%browser, $url, $asked);
 
 END { undef $browser; undef %browser; $stage->end if $stage }
 
@@ -283,6 +283,12 @@ http {
     $conf
 
     server {
+        listen 127.0.0.1:PORT(status);
+        access_log off;
+        stub_status;
+    }
+
+    server {
         listen 127.0.0.1:PORT(app);
         server_name app;
         access_log off;
@@ -402,15 +408,33 @@ sub write_into {
 
 
 # two clicks, the second one while the first is being executed, if it is (and has
-# not been answered by what somebody else's was)
+# not been answered by what somebody else's was). Without JavaScript nginx has the
+# second request before the first one's answer, whose cookies it would have else
 sub twice {
     my ($button) = @_;
     my $where = $browser->where($button);
+    my ($replays, $requests) = (replays(), requests());
 
     leave();
-    $stage->under_way("$dir/site.sqlite", sub { $browser->click($where) },
-                      sub { $browser->click($where, wait => 1) },
-                      sub { scalar(() = Stage::slurp("$dir/site.access.log") =~ /^POST .* REPLAYED/mg) });
+    $stage->under_way("$dir/site.sqlite", sub { $browser->click($where) }, sub {
+        $browser->click($where, wait => 1);
+        $stage->until('second request', sub {
+            replays() > $replays || requests() - $requests >= 2;
+        }) if !$browser->{scripts};
+    }, \&replays);
+}
+
+
+sub replays { return scalar(() = Stage::slurp("$dir/site.access.log") =~ /^POST .* REPLAYED/mg) }
+
+
+# what nginx has begun to read, without the questions for that
+sub requests {
+    my ($all) = $http->get("http://127.0.0.1:$stage->{port}{status}/")->{content}
+                =~ /^\s*\d+ \d+ (\d+)\s*$/m
+        or die 'no number of requests';
+
+    return $all - ++$asked;
 }
 
 
