@@ -4,7 +4,7 @@
 
 #include "ngx_http_idempotency_conf.h"
 
-#include "store/redis/ngx_idempotency_redis_conf.h"
+#include "store/redis/ngx_idempotency_redis.h"
 
 
 #define conf_redis_offset(name)                                               \

@@ -36,7 +36,7 @@ typedef struct {
     caller_call_t                   *calls;
     ngx_uint_t                       left;
     ngx_buf_t                       *out;
-    ngx_idempotency_redis_watch_t    watch;
+    ngx_idempotency_redis_subscription_t    watch;
     ngx_event_t                      timer;
     ngx_uint_t                       told;
 } caller_t;
@@ -53,7 +53,7 @@ static void caller_answered(ngx_idempotency_redis_call_t *call);
 static u_char *caller_write(u_char *p, u_char *last,
     ngx_idempotency_redis_reply_t *reply);
 static ngx_int_t caller_watch(ngx_http_request_t *r, caller_t *caller);
-static void caller_told(ngx_idempotency_redis_watch_t *watch);
+static void caller_told(ngx_idempotency_redis_subscription_t *watch);
 static void caller_timeout(ngx_event_t *ev);
 static void caller_watched(caller_t *caller);
 static void caller_finish(ngx_http_request_t *r, caller_t *caller);
@@ -391,14 +391,14 @@ caller_watch(ngx_http_request_t *r, caller_t *caller)
     caller->watch.data = caller;
 
     r->main->count++;
-    ngx_idempotency_redis_watch(ccf->redis, &caller->watch);
+    ngx_idempotency_redis_subscribe(ccf->redis, &caller->watch);
 
     return NGX_DONE;
 }
 
 
 static void
-caller_told(ngx_idempotency_redis_watch_t *watch)
+caller_told(ngx_idempotency_redis_subscription_t *watch)
 {
     caller_t  *caller;
 
@@ -429,7 +429,7 @@ caller_watched(caller_t *caller)
     r = caller->request;
     ccf = ngx_http_get_module_loc_conf(r, ngx_http_redis_caller_module);
 
-    ngx_idempotency_redis_unwatch(ccf->redis, &caller->watch);
+    ngx_idempotency_redis_unsubscribe(ccf->redis, &caller->watch);
 
     if (caller->timer.timer_set) {
         ngx_del_timer(&caller->timer);

@@ -8,7 +8,7 @@
 
 #include "unit.h"
 
-#include "store/redis/ngx_idempotency_redis_conn.h"
+#include "store/redis/ngx_idempotency_redis_resp.h"
 
 
 typedef struct {

@@ -1,7 +1,20 @@
 
 /*
- * The backing that is a Redis or a Valkey: its life, in the master and in a
+ * The backing that is a Redis or a Valkey: its life in the master and in a
  * worker, and what it tells of itself.
+ *
+ * A batch is one call of a script for each item, and is answered when all of
+ * them are: within the block's timeout, and the server does nothing that comes
+ * later.
+ *
+ * Left-over claims: a claim whose connection was lost is sent again over
+ * another one; the first may still be executed, until its time is over,
+ * whatever was answered to the second.  Then nobody owns it, and others would
+ * find it in doubt.  So it is released when nothing of it can come any more,
+ * unless the zone has it.
+ *
+ * Awaited tokens: what is pending remotely is subscribed to for as long as
+ * somebody says that he waits for it.
  */
 
 
@@ -23,27 +36,79 @@
 
 #define NGX_IDEMPOTENCY_REDIS_HANDS    4
 
+/* what is lost is sent so often at least */
 
+#define NGX_IDEMPOTENCY_REDIS_SENT   3
+
+/* what could not be given back is tried again after so long */
+
+#define NGX_IDEMPOTENCY_REDIS_LEFT  1000
+
+/* tokens whose change a worker wants to be told, and for how long each time */
+
+#define NGX_IDEMPOTENCY_REDIS_WATCHES  4096
+#define NGX_IDEMPOTENCY_REDIS_WATCHED  2500
+
+
+typedef struct {
+    ngx_idempotency_redis_item_t    ri;
+    ngx_idempotency_item_t          item;
+    ngx_event_t                     timer;
+    ngx_idempotency_redis_zone_t   *redis;
+} left_t;
+
+
+typedef struct {
+    ngx_idempotency_redis_subscription_t   watch;
+    ngx_queue_t                     queue;
+    ngx_idempotency_redis_zone_t   *redis;
+    ngx_msec_t                      wanted;
+    u_char                          token[NGX_IDEMPOTENCY_DIGEST_LEN];
+} await_watch_t;
+
+
+static ngx_idempotency_tier_t *redis_again(ngx_conf_t *cf,
+    ngx_idempotency_tier_t *old);
 static ngx_int_t redis_init(ngx_idempotency_tier_t *tier,
     ngx_idempotency_tier_t *old, ngx_log_t *log);
 static ngx_int_t redis_names(ngx_idempotency_redis_zone_t *redis);
-static ngx_int_t redis_name(ngx_idempotency_redis_zone_t *redis,
-    ngx_str_t *dst, char *tail);
+static ngx_int_t redis_name(ngx_idempotency_redis_zone_t *redis, ngx_str_t *dst,
+    char *tail);
 static ngx_int_t redis_instance(uint64_t *instance, ngx_log_t *log);
-static ngx_idempotency_tier_t *redis_again(ngx_conf_t *cf,
-    ngx_idempotency_tier_t *old);
 static ngx_int_t redis_init_process(ngx_idempotency_tier_t *tier,
     ngx_cycle_t *cycle);
 static void redis_finish(ngx_idempotency_tier_t *tier);
 static void redis_exit_process(ngx_idempotency_tier_t *tier);
-
-static const char *redis_kind(ngx_idempotency_tier_t *tier,
-    const char **sync);
+static const char *redis_kind(ngx_idempotency_tier_t *tier, const char **sync);
 static int64_t redis_now(ngx_idempotency_tier_t *tier);
 static ngx_uint_t redis_up(ngx_idempotency_tier_t *tier);
-
 static ngx_int_t redis_list(ngx_idempotency_tier_t *tier,
     ngx_idempotency_page_t *page);
+static ngx_int_t batch_init(ngx_idempotency_redis_zone_t *redis,
+    ngx_pool_t *pool);
+static ngx_int_t batch_hand(ngx_idempotency_tier_t *tier,
+    ngx_idempotency_batch_t *batch);
+static ngx_int_t batch_call(ngx_idempotency_redis_hand_t *hand,
+    ngx_idempotency_redis_item_t *ri);
+static void batch_handler(ngx_idempotency_redis_call_t *call);
+static void batch_answered(ngx_idempotency_redis_hand_t *hand,
+    ngx_idempotency_redis_item_t *ri);
+static void batch_vain(ngx_idempotency_redis_hand_t *hand,
+    ngx_idempotency_redis_item_t *ri, ngx_str_t *why);
+static void batch_count(ngx_idempotency_redis_hand_t *hand, ngx_uint_t error);
+static void batch_foreign(ngx_idempotency_redis_zone_t *redis,
+    ngx_idempotency_redis_item_t *ri);
+static void left_add(ngx_idempotency_redis_zone_t *redis,
+    ngx_idempotency_item_t *item, ngx_msec_t deadline);
+static void left_timer_handler(ngx_event_t *ev);
+static ngx_uint_t left_owned(left_t *left);
+static void left_handler(ngx_idempotency_redis_call_t *call);
+static void await_init(ngx_idempotency_redis_zone_t *redis, ngx_log_t *log);
+static void await_add(ngx_idempotency_tier_t *tier, u_char *token);
+static await_watch_t *await_watch(ngx_idempotency_redis_zone_t *redis,
+    u_char *token);
+static void await_handler(ngx_idempotency_redis_subscription_t *w);
+static void await_unwatch_handler(ngx_event_t *ev);
 
 
 static const ngx_idempotency_backing_t  redis_backing = {
@@ -52,8 +117,8 @@ static const ngx_idempotency_backing_t  redis_backing = {
 
     redis_kind,
     redis_now,
-    ngx_idempotency_backing_redis_hand,
-    ngx_idempotency_backing_redis_await,
+    batch_hand,
+    await_add,
     redis_list,
     NULL,
     redis_init,
@@ -220,8 +285,7 @@ redis_names(ngx_idempotency_redis_zone_t *redis)
 
 
 static ngx_int_t
-redis_name(ngx_idempotency_redis_zone_t *redis, ngx_str_t *dst,
-    char *tail)
+redis_name(ngx_idempotency_redis_zone_t *redis, ngx_str_t *dst, char *tail)
 {
     u_char     *p;
     ngx_str_t  *prefix, *zone;
@@ -279,13 +343,13 @@ redis_init_process(ngx_idempotency_tier_t *tier, ngx_cycle_t *cycle)
 
     redis = (ngx_idempotency_redis_zone_t *) tier;
 
-    ngx_idempotency_backing_redis_await_init(redis, cycle->log);
+    await_init(redis, cycle->log);
 
     if (redis->redis == NULL) {
         return NGX_OK;
     }
 
-    if (ngx_idempotency_backing_redis_batches(redis, cycle->pool) != NGX_OK
+    if (batch_init(redis, cycle->pool) != NGX_OK
         || ngx_idempotency_redis_init_process(redis->redis, cycle) != NGX_OK)
     {
         return NGX_ERROR;
@@ -391,4 +455,579 @@ redis_list(ngx_idempotency_tier_t *tier, ngx_idempotency_page_t *page)
 
     return ngx_idempotency_redis_list(redis->redis, page, &redis->prefix,
                                       redis_now(tier));
+}
+
+
+static ngx_int_t
+batch_init(ngx_idempotency_redis_zone_t *redis, ngx_pool_t *pool)
+{
+    size_t                         size;
+    u_char                        *keys;
+    ngx_uint_t                     i, n, hands;
+    ngx_idempotency_redis_item_t  *items;
+
+    hands = ngx_idempotency_backing_redis_hands(&redis->tier);
+
+    n = hands * NGX_IDEMPOTENCY_TIER_BATCH;
+    size = redis->prefix.len + NGX_IDEMPOTENCY_REDIS_TOKEN;
+
+    redis->hands = ngx_pcalloc(pool,
+                               hands * sizeof(ngx_idempotency_redis_hand_t));
+    items = ngx_pcalloc(pool, n * sizeof(ngx_idempotency_redis_item_t));
+    keys = ngx_pnalloc(pool, n * size);
+
+    if (redis->hands == NULL || items == NULL || keys == NULL) {
+        return NGX_ERROR;
+    }
+
+    for (i = 0; i < n; i++) {
+        items[i].key = keys + i * size;
+        items[i].hand = &redis->hands[i / NGX_IDEMPOTENCY_TIER_BATCH];
+        items[i].call.handler = batch_handler;
+        items[i].call.data = &items[i];
+        items[i].call.mark = &redis->mark;
+    }
+
+    for (i = 0; i < hands; i++) {
+        redis->hands[i].redis = redis;
+        redis->hands[i].items = &items[i * NGX_IDEMPOTENCY_TIER_BATCH];
+    }
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+batch_hand(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
+{
+    ngx_idempotency_redis_zone_t  *redis;
+    ngx_idempotency_redis_hand_t  *hand;
+
+    redis = (ngx_idempotency_redis_zone_t *) tier;
+
+    if (redis->exiting) {
+        ngx_cpystrn((u_char *) batch->error,
+                    (u_char *) "the worker process exits",
+                    sizeof(batch->error));
+        return NGX_ERROR;
+    }
+
+    hand = &redis->hands[batch - tier->batches];
+
+    hand->batch = batch;
+    hand->left = batch->n;
+    hand->counted = 0;
+    hand->deadline = ngx_current_msec
+                     + ngx_idempotency_redis_timeout(redis->redis);
+
+    batch->error[0] = '\0';
+
+    if (redis->stamp == ngx_idempotency_redis_stamp_ours) {
+        ngx_idempotency_backing_redis_send(hand);
+        return NGX_AGAIN;
+    }
+
+    hand->waiting = 1;
+
+    if (redis->stamp == ngx_idempotency_redis_stamp_unknown) {
+        ngx_idempotency_backing_redis_ask_stamp(redis);
+    }
+
+    return NGX_AGAIN;
+}
+
+
+void
+ngx_idempotency_backing_redis_send(ngx_idempotency_redis_hand_t *hand)
+{
+    ngx_uint_t                     i;
+    ngx_idempotency_batch_t       *batch;
+    ngx_idempotency_redis_zone_t  *redis;
+    ngx_idempotency_redis_item_t  *ri;
+
+    batch = hand->batch;
+    redis = hand->redis;
+
+    /* the script makes a record's times */
+
+    ngx_idempotency_seal(redis->tier.shm->store->secret, batch->items,
+                         batch->n, 0);
+
+    for (i = 0; i < batch->n; i++) {
+        ri = &hand->items[i];
+
+        ri->item = &batch->items[i];
+        ri->sent = 0;
+        ri->heard = 0;
+        ri->lost = 0;
+
+        ngx_idempotency_redis_item_call(ri, &redis->prefix, &redis->publish,
+                                        batch->now);
+
+        (void) batch_call(hand, ri);
+    }
+}
+
+
+/* the same claim sent twice is one claim, and so is whatever else; by another
+   connection, as one may be there while one is not yet */
+
+static ngx_int_t
+batch_call(ngx_idempotency_redis_hand_t *hand, ngx_idempotency_redis_item_t *ri)
+{
+    ngx_uint_t                     lanes;
+    ngx_idempotency_redis_zone_t  *redis;
+
+    redis = hand->redis;
+    lanes = ngx_idempotency_redis_connections(redis->redis);
+
+    if (ri->sent == ngx_max(lanes, NGX_IDEMPOTENCY_REDIS_SENT)
+        || (ngx_msec_int_t) (hand->deadline - ngx_current_msec) <= 0)
+    {
+        return NGX_DECLINED;
+    }
+
+    ri->call.deadline = hand->deadline;
+
+    ngx_idempotency_redis_call(redis->redis,
+                               (hand - redis->hands + ri->sent++) % lanes,
+                               &ri->call);
+
+    return NGX_OK;
+}
+
+
+static void
+batch_handler(ngx_idempotency_redis_call_t *call)
+{
+    ngx_idempotency_redis_hand_t  *hand;
+    ngx_idempotency_redis_item_t  *ri;
+
+    ri = call->data;
+    hand = ri->hand;
+
+    ri->heard |= call->maybe;
+    ri->lost |= (call->maybe && call->reply == NULL);
+
+    if (call->error != NGX_IDEMPOTENCY_REDIS_OK) {
+        batch_count(hand, call->error);
+    }
+
+    if ((call->error == NGX_IDEMPOTENCY_REDIS_CLOSED
+         || call->error == NGX_IDEMPOTENCY_REDIS_CONNECT)
+        && batch_call(hand, ri) == NGX_OK)
+    {
+        return;
+    }
+
+    if (ri->lost && ri->item->what == NGX_IDEMPOTENCY_ITEM_ASK) {
+        left_add(hand->redis, ri->item, hand->deadline);
+    }
+
+    batch_answered(hand, ri);
+
+    if (--hand->left == 0) {
+        ngx_idempotency_unseal(hand->redis->tier.shm->store->secret,
+                               hand->batch->items, hand->batch->n, 0);
+
+        ngx_idempotency_tier_handed(&hand->redis->tier, hand->batch);
+    }
+}
+
+
+static void
+batch_answered(ngx_idempotency_redis_hand_t *hand,
+    ngx_idempotency_redis_item_t *ri)
+{
+    int64_t                        now;
+    ngx_str_t                     *why;
+    ngx_idempotency_item_t        *item;
+    ngx_idempotency_redis_call_t  *call;
+
+    static ngx_str_t  strange = ngx_string("an answer that is none");
+    static ngx_str_t  late = ngx_string("it is slower than its timeout");
+
+    call = &ri->call;
+    item = ri->item;
+    why = &call->why;
+
+    now = hand->batch->now
+          + (ngx_msec_int_t) (ngx_current_msec - hand->batch->at);
+
+    if (call->reply == NULL
+        || (call->error != NGX_IDEMPOTENCY_REDIS_OK
+            && call->error != NGX_IDEMPOTENCY_REDIS_UNACKED))
+    {
+        /* whoever is there when it is back may be another one; what is asked
+           for already will be answered by whoever that is */
+
+        if (hand->redis->stamp == ngx_idempotency_redis_stamp_ours) {
+            hand->redis->stamp = ngx_idempotency_redis_stamp_unknown;
+        }
+
+        batch_vain(hand, ri, why);
+        return;
+    }
+
+    switch (ngx_idempotency_redis_item_answer(ri, call->reply, now)) {
+
+    case NGX_OK:
+        break;
+
+    case NGX_DECLINED:
+        batch_foreign(hand->redis, ri);
+        return;
+
+    default:
+        ri->heard = 1;
+        batch_vain(hand, ri, &strange);
+        return;
+    }
+
+    if (item->again) {
+        batch_vain(hand, ri, &late);
+        return;
+    }
+
+    if (call->error == NGX_IDEMPOTENCY_REDIS_UNACKED
+        && (item->result == NGX_IDEMPOTENCY_CLAIMED
+            || (item->what == NGX_IDEMPOTENCY_ITEM_PUT
+                && item->outcome != NGX_IDEMPOTENCY_PENDING
+                && item->result == NGX_IDEMPOTENCY_OK)))
+    {
+        ri->heard = 1;
+        batch_vain(hand, ri, why);
+    }
+}
+
+
+static void
+batch_vain(ngx_idempotency_redis_hand_t *hand, ngx_idempotency_redis_item_t *ri,
+    ngx_str_t *why)
+{
+    ngx_idempotency_item_t  *item;
+
+    item = ri->item;
+
+    item->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+    item->again = 1;
+    item->unheard = !ri->heard;
+
+    (void) ngx_snprintf((u_char *) hand->batch->error,
+                        sizeof(hand->batch->error), "%V%Z", why);
+}
+
+
+/* once for each batch */
+
+static void
+batch_count(ngx_idempotency_redis_hand_t *hand, ngx_uint_t error)
+{
+    ngx_idempotency_store_t  *store;
+
+    /* in the order of ngx_idempotency_redis_error_e */
+
+    static const ngx_idempotency_error_e  errors[] = {
+        NGX_IDEMPOTENCY_ERROR_OTHER,
+        NGX_IDEMPOTENCY_ERROR_CONNECT,
+        NGX_IDEMPOTENCY_ERROR_TIMEOUT,
+        NGX_IDEMPOTENCY_ERROR_CONNECT,
+        NGX_IDEMPOTENCY_ERROR_PROTOCOL,
+        NGX_IDEMPOTENCY_ERROR_REFUSED,
+        NGX_IDEMPOTENCY_ERROR_FULL,
+        NGX_IDEMPOTENCY_ERROR_REFUSED,
+        NGX_IDEMPOTENCY_ERROR_REFUSED,
+        NGX_IDEMPOTENCY_ERROR_REFUSED,
+        NGX_IDEMPOTENCY_ERROR_OTHER
+    };
+
+    hand->batch->why = errors[error];
+
+    if (hand->counted) {
+        return;
+    }
+
+    hand->counted = 1;
+    store = hand->redis->tier.shm->store;
+
+    ngx_idempotency_stats_add(store->counters->errors[errors[error]], 1);
+}
+
+
+/* it stays as it is: who has written it knows what it is */
+
+static void
+batch_foreign(ngx_idempotency_redis_zone_t *redis,
+    ngx_idempotency_redis_item_t *ri)
+{
+    ri->item->unheard = 1;
+
+    if (redis->foreign) {
+        return;
+    }
+
+    redis->foreign = 1;
+
+    ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
+                  "idempotency: zone \"%V\": the redis \"%V\" has a value that "
+                  "is none of this version of the module, token: %*xs: it is "
+                  "unavailable, and so are others like it, until this nginx "
+                  "is upgraded, or the key \"%V\" is removed there",
+                  &redis->tier.shm->store->name, &redis->name,
+                  (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, ri->item->token,
+                  &ri->call.key);
+}
+
+
+/* the item is as it was asked; behind the deadline nothing of it comes */
+
+static void
+left_add(ngx_idempotency_redis_zone_t *redis, ngx_idempotency_item_t *item,
+    ngx_msec_t deadline)
+{
+    left_t          *left;
+    ngx_msec_int_t   wait;
+
+    wait = (ngx_msec_int_t) (deadline - ngx_current_msec);
+
+    if (wait <= 0) {
+        return;
+    }
+
+    left = ngx_calloc(sizeof(left_t) + redis->prefix.len
+                      + NGX_IDEMPOTENCY_REDIS_TOKEN, ngx_cycle->log);
+    if (left == NULL) {
+        return;
+    }
+
+    left->redis = redis;
+
+    left->item = *item;
+    left->item.what = NGX_IDEMPOTENCY_ITEM_RELEASE;
+
+    left->ri.item = &left->item;
+    left->ri.key = (u_char *) left + sizeof(left_t);
+    left->ri.call.handler = left_handler;
+    left->ri.call.data = left;
+    left->ri.call.mark = &redis->mark;
+
+    left->timer.handler = left_timer_handler;
+    left->timer.data = left;
+    left->timer.log = ngx_cycle->log;
+
+    ngx_add_timer(&left->timer, wait + 1);
+}
+
+
+static void
+left_timer_handler(ngx_event_t *ev)
+{
+    left_t  *left;
+
+    left = ev->data;
+
+    if (left_owned(left)) {
+        ngx_free(left);
+        return;
+    }
+
+    ngx_idempotency_redis_item_call(&left->ri, &left->redis->prefix,
+                                    &left->redis->publish, 0);
+
+    left->ri.call.deadline = ngx_current_msec
+                   + ngx_idempotency_redis_timeout(left->redis->redis);
+
+    ngx_idempotency_redis_call(left->redis->redis, 0, &left->ri.call);
+}
+
+
+/* ... or may have it, if the zone is torn; what it gives up later it gives back
+   itself */
+
+static ngx_uint_t
+left_owned(left_t *left)
+{
+    ngx_uint_t                 owned;
+    ngx_idempotency_shm_t     *shm;
+    ngx_idempotency_record_t  *rec;
+
+    shm = left->redis->tier.shm;
+
+    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+        return 1;
+    }
+
+    rec = ngx_idempotency_record_current(shm, left->item.token,
+                                         ngx_current_msec);
+
+    owned = (rec && rec->fence == left->item.fence
+             && !ngx_idempotency_record_brief(rec)
+             && rec->state != NGX_IDEMPOTENCY_ELSEWHERE)
+            || shm->sh->tier.since != left->item.since;
+
+    ngx_idempotency_shm_unlock(shm);
+
+    return owned;
+}
+
+
+/* who exits leaves it: its lease ends, too */
+
+static void
+left_handler(ngx_idempotency_redis_call_t *call)
+{
+    left_t  *left = call->data;
+
+    if (call->reply || left->redis->exiting) {
+        ngx_free(left);
+        return;
+    }
+
+    left->timer.cancelable = 1;
+    ngx_add_timer(&left->timer, NGX_IDEMPOTENCY_REDIS_LEFT);
+}
+
+
+static void
+await_init(ngx_idempotency_redis_zone_t *redis, ngx_log_t *log)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; i < NGX_IDEMPOTENCY_REDIS_BUCKETS; i++) {
+        ngx_queue_init(&redis->watches[i]);
+    }
+
+    redis->unwatch.handler = await_unwatch_handler;
+    redis->unwatch.data = redis;
+    redis->unwatch.log = log;
+    redis->unwatch.cancelable = 1;
+}
+
+
+/* the channel is the key's name */
+
+static void
+await_add(ngx_idempotency_tier_t *tier, u_char *token)
+{
+    await_watch_t                 *watch;
+    ngx_idempotency_redis_zone_t  *redis;
+
+    redis = (ngx_idempotency_redis_zone_t *) tier;
+
+    if (redis->redis == NULL || redis->exiting) {
+        return;
+    }
+
+    watch = await_watch(redis, token);
+
+    if (watch == NULL) {
+
+        if (redis->watched == NGX_IDEMPOTENCY_REDIS_WATCHES) {
+            return;
+        }
+
+        watch = ngx_calloc(sizeof(await_watch_t) + redis->prefix.len
+                           + NGX_IDEMPOTENCY_REDIS_TOKEN, ngx_cycle->log);
+        if (watch == NULL) {
+            return;
+        }
+
+        ngx_memcpy(watch->token, token, NGX_IDEMPOTENCY_DIGEST_LEN);
+
+        watch->redis = redis;
+        watch->watch.handler = await_handler;
+        watch->watch.data = watch;
+        watch->watch.key.data = (u_char *) watch + sizeof(await_watch_t);
+        watch->watch.key.len =
+            ngx_idempotency_redis_item_key(watch->watch.key.data,
+                                           &redis->prefix, token)
+            - watch->watch.key.data;
+
+        ngx_queue_insert_head(
+                 &redis->watches[token[0] % NGX_IDEMPOTENCY_REDIS_BUCKETS],
+                 &watch->queue);
+        redis->watched++;
+
+        ngx_idempotency_redis_subscribe(redis->redis, &watch->watch);
+    }
+
+    watch->wanted = ngx_current_msec;
+
+    if (!redis->unwatch.timer_set) {
+        ngx_add_timer(&redis->unwatch, NGX_IDEMPOTENCY_REDIS_WATCHED);
+    }
+}
+
+
+static await_watch_t *
+await_watch(ngx_idempotency_redis_zone_t *redis, u_char *token)
+{
+    ngx_queue_t    *q, *bucket;
+    await_watch_t  *watch;
+
+    bucket = &redis->watches[token[0] % NGX_IDEMPOTENCY_REDIS_BUCKETS];
+
+    for (q = ngx_queue_head(bucket);
+         q != ngx_queue_sentinel(bucket);
+         q = ngx_queue_next(q))
+    {
+        watch = ngx_queue_data(q, await_watch_t, queue);
+
+        if (ngx_memcmp(watch->token, token, NGX_IDEMPOTENCY_DIGEST_LEN) == 0) {
+            return watch;
+        }
+    }
+
+    return NULL;
+}
+
+
+/* it has changed, or may have: from now on nothing passes by unheard */
+
+static void
+await_handler(ngx_idempotency_redis_subscription_t *w)
+{
+    await_watch_t  *watch = w->data;
+
+    ngx_idempotency_tier_changed(&watch->redis->tier, watch->token);
+}
+
+
+/* nobody has said again that he waits */
+
+static void
+await_unwatch_handler(ngx_event_t *ev)
+{
+    ngx_idempotency_redis_zone_t  *redis = ev->data;
+
+    ngx_uint_t      i;
+    ngx_queue_t    *q, *next;
+    await_watch_t  *watch;
+
+    for (i = 0; i < NGX_IDEMPOTENCY_REDIS_BUCKETS; i++) {
+
+        for (q = ngx_queue_head(&redis->watches[i]);
+             q != ngx_queue_sentinel(&redis->watches[i]);
+             q = next)
+        {
+            next = ngx_queue_next(q);
+            watch = ngx_queue_data(q, await_watch_t, queue);
+
+            if (ngx_current_msec - watch->wanted
+                < NGX_IDEMPOTENCY_REDIS_WATCHED)
+            {
+                continue;
+            }
+
+            ngx_idempotency_redis_unsubscribe(redis->redis, &watch->watch);
+
+            ngx_queue_remove(q);
+            ngx_free(watch);
+            redis->watched--;
+        }
+    }
+
+    if (redis->watched) {
+        ngx_add_timer(ev, NGX_IDEMPOTENCY_REDIS_WATCHED);
+    }
 }

@@ -81,20 +81,13 @@ ngx_int_t ngx_idempotency_backing_redis_add(ngx_conf_t *cf,
     ngx_idempotency_store_t *store, ngx_idempotency_redis_t *redis,
     ngx_str_t *name);
 
+/* the batches that a worker has on the way, at most */
+
 ngx_uint_t ngx_idempotency_backing_redis_hands(ngx_idempotency_tier_t *tier);
 
-/* batches: taken over, and sent once it is known that the stamp is ours */
+/* a batch is sent once it is known that the stamp is ours */
 
-ngx_int_t ngx_idempotency_backing_redis_batches(
-    ngx_idempotency_redis_zone_t *redis, ngx_pool_t *pool);
-ngx_int_t ngx_idempotency_backing_redis_hand(ngx_idempotency_tier_t *tier,
-    ngx_idempotency_batch_t *batch);
 void ngx_idempotency_backing_redis_send(ngx_idempotency_redis_hand_t *hand);
-
-/* a claim of which a copy may come yet, until the deadline */
-
-void ngx_idempotency_backing_redis_left(ngx_idempotency_redis_zone_t *redis,
-    ngx_idempotency_item_t *item, ngx_msec_t deadline);
 
 /* the stamp: what it is to be, and whether it is that there */
 
@@ -102,13 +95,6 @@ ngx_int_t ngx_idempotency_backing_redis_stamp(
     ngx_idempotency_redis_zone_t *redis);
 void ngx_idempotency_backing_redis_ask_stamp(
     ngx_idempotency_redis_zone_t *redis);
-
-/* who is told of changes */
-
-void ngx_idempotency_backing_redis_await_init(
-    ngx_idempotency_redis_zone_t *redis, ngx_log_t *log);
-void ngx_idempotency_backing_redis_await(ngx_idempotency_tier_t *tier,
-    u_char *token);
 
 
 #endif /* _NGX_IDEMPOTENCY_BACKING_REDIS_H_INCLUDED_ */

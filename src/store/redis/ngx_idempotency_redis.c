@@ -1,8 +1,8 @@
 
 /*
- * A worker's view of the servers of an idempotency_redis block: which calls go
- * where.  With one server, where is no question; sentinels and clusters have
- * files of their own.
+ * The client: a worker's view of an idempotency_redis block.  Calls go to the
+ * node that the topology names, and every few seconds each connection that says
+ * nothing is checked.
  */
 
 
@@ -16,37 +16,9 @@
 #define REDIS_INFO  2
 
 
-static void redis_tick(ngx_event_t *ev);
-static ngx_uint_t redis_up(ngx_idempotency_redis_node_t *node);
 static void redis_exit_node(ngx_idempotency_redis_node_t *node);
-static ngx_int_t standalone_init(ngx_idempotency_redis_t *redis);
-static ngx_idempotency_redis_node_t *standalone_route(
-    ngx_idempotency_redis_t *redis, ngx_str_t *key);
-static void standalone_doubt(ngx_idempotency_redis_node_t *node,
-    ngx_uint_t news);
-static void standalone_tick(ngx_idempotency_redis_t *redis);
-static void standalone_exit(ngx_idempotency_redis_t *redis);
-
-
-ngx_idempotency_redis_topology_t  ngx_idempotency_redis_standalone = {
-    standalone_init,
-    standalone_route,
-    NULL,
-    NULL,
-    NULL,
-    standalone_doubt,
-    standalone_tick,
-    standalone_exit
-};
-
-
-/* in the order of ngx_idempotency_redis_mode_e */
-
-static ngx_idempotency_redis_topology_t  *redis_topologies[] = {
-    &ngx_idempotency_redis_standalone,
-    &ngx_idempotency_redis_sentinel,
-    &ngx_idempotency_redis_cluster
-};
+static ngx_uint_t redis_up(ngx_idempotency_redis_node_t *node);
+static void redis_tick(ngx_event_t *ev);
 
 
 ngx_idempotency_redis_t *
@@ -123,11 +95,10 @@ ngx_idempotency_redis_init_process(ngx_idempotency_redis_t *redis,
 
     ngx_add_timer(&redis->tick, REDIS_TICK);
 
-    redis->topology = redis_topologies[redis->conf.mode];
+    redis->topology = ngx_idempotency_redis_topologies[redis->conf.mode];
 
-    if (ngx_idempotency_redis_watch_init(redis) != NGX_OK) {
-        return NGX_ERROR;
-    }
+    ngx_rbtree_init(&redis->channels, &redis->channels_sentinel,
+                    ngx_str_rbtree_insert_value);
 
     return redis->topology->init(redis);
 }
@@ -170,15 +141,15 @@ redis_exit_node(ngx_idempotency_redis_node_t *node)
         ngx_idempotency_redis_conn_exit(node->conns[i]);
     }
 
-    ngx_idempotency_redis_conn_exit(node->watch);
+    ngx_idempotency_redis_conn_exit(node->pubsub);
 }
 
 
 void
-ngx_idempotency_redis_call(ngx_idempotency_redis_t *redis, ngx_uint_t lane,
+ngx_idempotency_redis_call(ngx_idempotency_redis_t *redis, ngx_uint_t n,
     ngx_idempotency_redis_call_t *call)
 {
-    call->lane = lane;
+    call->n = n;
     call->tries = 0;
     call->eval = 0;
     call->asking = 0;
@@ -198,7 +169,7 @@ ngx_idempotency_redis_route(ngx_idempotency_redis_t *redis,
            ? redis->topology->route(redis, &call->key)
            : redis->topology->find(redis, call->master);
 
-    conn = ngx_idempotency_redis_node_lane(node, call->lane, call->durable);
+    conn = ngx_idempotency_redis_node_conn(node, call->n, call->durable);
 
     if (conn == NULL) {
 
@@ -207,13 +178,13 @@ ngx_idempotency_redis_route(ngx_idempotency_redis_t *redis,
         conn = redis->first;
     }
 
-    ngx_idempotency_redis_lane_call(conn, call);
+    ngx_idempotency_redis_pipeline_call(conn, call);
 }
 
 
 ngx_int_t
-ngx_idempotency_redis_master(ngx_idempotency_redis_t *redis,
-    uint64_t *master, uint64_t *all)
+ngx_idempotency_redis_master(ngx_idempotency_redis_t *redis, uint64_t *master,
+    uint64_t *all)
 {
     if (redis->topology->next) {
         return redis->topology->next(redis, master, all);
@@ -334,13 +305,13 @@ redis_tick(ngx_event_t *ev)
                 && !conn->asked && !conn->expected)
             {
                 ngx_idempotency_redis_mark_ask(conn);
-                ngx_idempotency_redis_look(conn, info && conn->info);
+                ngx_idempotency_redis_conn_check(conn, info && conn->info);
                 ngx_idempotency_redis_conn_write(conn);
             }
         }
 
-        if (node->watch) {
-            ngx_idempotency_redis_watch_tick(node->watch);
+        if (node->pubsub) {
+            ngx_idempotency_redis_pubsub_tick(node->pubsub);
         }
     }
 
@@ -349,50 +320,4 @@ redis_tick(ngx_event_t *ev)
     if (!ngx_exiting) {
         ngx_add_timer(ev, REDIS_TICK);
     }
-}
-
-
-static ngx_int_t
-standalone_init(ngx_idempotency_redis_t *redis)
-{
-    ngx_idempotency_redis_node_t  *node;
-
-    node = ngx_idempotency_redis_node_create(redis,
-                                             redis->conf.servers.elts);
-    if (node == NULL) {
-        return NGX_ERROR;
-    }
-
-    node->known = 1;
-
-    return ngx_idempotency_redis_node_connect(node);
-}
-
-
-static ngx_idempotency_redis_node_t *
-standalone_route(ngx_idempotency_redis_t *redis, ngx_str_t *key)
-{
-    return ngx_queue_data(ngx_queue_head(&redis->nodes),
-                          ngx_idempotency_redis_node_t, queue);
-}
-
-
-static void
-standalone_doubt(ngx_idempotency_redis_node_t *node, ngx_uint_t news)
-{
-    /* there is no other */
-}
-
-
-static void
-standalone_tick(ngx_idempotency_redis_t *redis)
-{
-    /* it has been looked at */
-}
-
-
-static void
-standalone_exit(ngx_idempotency_redis_t *redis)
-{
-    /* all it had was a node */
 }

@@ -23,7 +23,8 @@
 typedef struct ngx_idempotency_redis_s         ngx_idempotency_redis_t;
 typedef struct ngx_idempotency_redis_reply_s   ngx_idempotency_redis_reply_t;
 typedef struct ngx_idempotency_redis_call_s    ngx_idempotency_redis_call_t;
-typedef struct ngx_idempotency_redis_watch_s   ngx_idempotency_redis_watch_t;
+typedef struct ngx_idempotency_redis_subscription_s
+    ngx_idempotency_redis_subscription_t;
 typedef struct ngx_idempotency_redis_mark_s    ngx_idempotency_redis_mark_t;
 
 
@@ -124,7 +125,7 @@ struct ngx_idempotency_redis_call_s {
 
     /* the connection's own */
     ngx_queue_t                     queue;
-    ngx_uint_t                      lane;
+    ngx_uint_t                      n;
     ngx_uint_t                      tries;
     unsigned                        eval:1;
     unsigned                        asking:1;
@@ -168,16 +169,80 @@ struct ngx_idempotency_redis_mark_s {
    have been published before), and each time; also when the connection that
    tells was lost and is back */
 
-struct ngx_idempotency_redis_watch_s {
+struct ngx_idempotency_redis_subscription_s {
     ngx_str_t                       key;
     void                          (*handler)(
-                                       ngx_idempotency_redis_watch_t *watch);
+                                   ngx_idempotency_redis_subscription_t *sub);
     void                           *data;
 
     /* the connection's own */
     ngx_queue_t                     queue;
     void                           *channel;
 };
+
+
+/* the settings of a block: the HTTP side reads them */
+
+typedef enum {
+    NGX_IDEMPOTENCY_REDIS_STANDALONE = 0,
+    NGX_IDEMPOTENCY_REDIS_SENTINEL,
+    NGX_IDEMPOTENCY_REDIS_CLUSTER
+} ngx_idempotency_redis_mode_e;
+
+
+/* a "server": with a resolver, a name has no addresses yet */
+
+typedef struct {
+    ngx_url_t                       url;
+    ngx_str_t                       file;
+    ngx_uint_t                      line;
+} ngx_idempotency_redis_server_t;
+
+
+typedef struct {
+    ngx_str_t                       name;
+    /* the block was read; where it, or who named it first, is */
+    ngx_uint_t                      defined;
+    ngx_str_t                       file;
+    ngx_uint_t                      line;
+
+    /* of ngx_idempotency_redis_server_t */
+    ngx_array_t                     servers;
+    ngx_uint_t                      mode;
+    ngx_str_t                       master;
+
+    ngx_str_t                       user;
+    ngx_str_t                       password;
+    ngx_int_t                       database;
+    ngx_str_t                       prefix;
+
+    /* for each worker */
+    ngx_int_t                       connections;
+    ngx_msec_t                      connect_timeout;
+    ngx_msec_t                      timeout;
+
+    ngx_int_t                       replicas;
+    ngx_flag_t                      fsync;
+
+    ngx_flag_t                      ssl;
+    ngx_str_t                       ssl_name;
+    ngx_flag_t                      ssl_verify;
+    ngx_str_t                       ssl_trusted_certificate;
+    ngx_str_t                       ssl_certificate;
+    ngx_str_t                       ssl_certificate_key;
+#if (NGX_SSL)
+    ngx_ssl_t                       ssl_ctx;
+#endif
+
+    /* NULL: none that could resolve a name */
+    ngx_resolver_t                 *resolver;
+    ngx_msec_t                      resolver_timeout;
+} ngx_idempotency_redis_conf_t;
+
+
+ngx_idempotency_redis_t *ngx_idempotency_redis_create(ngx_conf_t *cf);
+ngx_idempotency_redis_conf_t *ngx_idempotency_redis_conf(
+    ngx_idempotency_redis_t *redis);
 
 
 /*
@@ -188,7 +253,7 @@ struct ngx_idempotency_redis_watch_s {
 
 ngx_str_t *ngx_idempotency_redis_prefix(ngx_idempotency_redis_t *redis);
 ngx_msec_t ngx_idempotency_redis_timeout(ngx_idempotency_redis_t *redis);
-/* for each worker: lanes are numbered from 0 */
+/* for each worker; they are numbered from 0 */
 ngx_uint_t ngx_idempotency_redis_connections(ngx_idempotency_redis_t *redis);
 /* `replicas` or `fsync` */
 ngx_uint_t ngx_idempotency_redis_durable(ngx_idempotency_redis_t *redis);
@@ -205,11 +270,11 @@ ngx_int_t ngx_idempotency_redis_init_process(ngx_idempotency_redis_t *redis,
     ngx_cycle_t *cycle);
 void ngx_idempotency_redis_exit_process(ngx_idempotency_redis_t *redis);
 
-/* goes out at the end of this round of the event loop, with all others of its
-   lane: one write, and one WAIT for those that are durable */
+/* over connection n: goes out at the end of this round of the event loop, with
+   all others of it: one write, and one WAIT for those that are durable */
 
 void ngx_idempotency_redis_call(ngx_idempotency_redis_t *redis,
-    ngx_uint_t lane, ngx_idempotency_redis_call_t *call);
+    ngx_uint_t n, ngx_idempotency_redis_call_t *call);
 
 /* it stands there by now: where it did not, it is asked for again */
 
@@ -225,10 +290,10 @@ void ngx_idempotency_redis_marked(ngx_idempotency_redis_t *redis,
 ngx_int_t ngx_idempotency_redis_master(ngx_idempotency_redis_t *redis,
     uint64_t *master, uint64_t *all);
 
-void ngx_idempotency_redis_watch(ngx_idempotency_redis_t *redis,
-    ngx_idempotency_redis_watch_t *watch);
-void ngx_idempotency_redis_unwatch(ngx_idempotency_redis_t *redis,
-    ngx_idempotency_redis_watch_t *watch);
+void ngx_idempotency_redis_subscribe(ngx_idempotency_redis_t *redis,
+    ngx_idempotency_redis_subscription_t *sub);
+void ngx_idempotency_redis_unsubscribe(ngx_idempotency_redis_t *redis,
+    ngx_idempotency_redis_subscription_t *sub);
 
 /* the server's clock, in microseconds since 1970, as it was told last, and
    aged since: never ahead of what the server will say; 0: it was never

@@ -1,11 +1,26 @@
 
 /*
- * One connection to a Redis: made, lost and made again.  How it is opened, and
- * how bytes go out and answers come back, is told in files of their own.
+ * One connection to a Redis: it is opened (by name or address, over TCP, TLS
+ * or a unix socket), shakes hands, is ready, is lost, and is opened again with
+ * longer and longer pauses.
+ *
+ * The handshake is one write: who we are and which database; is it a master,
+ * does it hold the right store, would its settings forget, what is its clock.
+ *
+ * Answers come in the order of what was sent; "due" is the queue of those who
+ * wait for them.  A connection that is lost answers each of them with NULL.
+ * "generation" rises whenever the connection is closed: whoever calls a handler
+ * compares it before he touches the connection again.
  */
 
 
 #include "ngx_idempotency_redis_conn.h"
+
+#include <time.h>
+
+#if (NGX_SSL)
+#include <openssl/x509v3.h>
+#endif
 
 
 /* between two tries */
@@ -14,10 +29,60 @@
 #define CONN_PAUSE_MAX  2000
 
 
-static void conn_close(ngx_idempotency_redis_conn_t *conn, ngx_uint_t reset);
-static void conn_again(ngx_idempotency_redis_conn_t *conn);
+static void conn_ready(ngx_idempotency_redis_conn_t *conn);
 static void conn_tell(ngx_idempotency_redis_conn_t *conn);
+static void conn_again(ngx_idempotency_redis_conn_t *conn);
+static void conn_close(ngx_idempotency_redis_conn_t *conn, ngx_uint_t reset);
 static void conn_timer(ngx_event_t *ev);
+static void conn_open(ngx_idempotency_redis_conn_t *conn);
+static void open_resolve(ngx_idempotency_redis_conn_t *conn);
+static void open_resolved(ngx_resolver_ctx_t *ctx);
+static void open_connect(ngx_idempotency_redis_conn_t *conn);
+static ngx_log_t *open_log(ngx_idempotency_redis_conn_t *conn);
+static void open_hear(ngx_log_t *log, ngx_uint_t level, u_char *buf,
+    size_t len);
+static void conn_opened(ngx_idempotency_redis_conn_t *conn);
+static void conn_handshake(ngx_idempotency_redis_conn_t *conn);
+#if (NGX_SSL)
+static void tls_start(ngx_idempotency_redis_conn_t *conn);
+static void tls_done(ngx_connection_t *c);
+static ngx_int_t tls_name(ngx_idempotency_redis_conn_t *conn, ngx_str_t *name,
+    ngx_uint_t *address);
+static char *tls_verify(ngx_idempotency_redis_conn_t *conn, ngx_str_t *what);
+static ngx_uint_t tls_check_address(ngx_connection_t *c, ngx_str_t *name);
+#endif
+static void handshake_start(ngx_idempotency_redis_conn_t *conn);
+static void handshake_auth(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply);
+static void handshake_hello(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply);
+static void handshake_select(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply);
+static void handshake_role(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply);
+static void handshake_info(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply);
+static void handshake_time(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply);
+static void handshake_ping(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply);
+static void handshake_refused(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_reply_t *reply);
+static void handshake_settings(ngx_idempotency_redis_conn_t *conn,
+    ngx_str_t *info);
+static void handshake_evicted(ngx_idempotency_redis_conn_t *conn,
+    ngx_str_t *info);
+static ngx_str_t handshake_field(ngx_str_t *info, char *name);
+static ngx_uint_t handshake_in(ngx_str_t *text, char *s);
+static uint64_t handshake_clock(void);
+static void io_read_handler(ngx_event_t *rev);
+static ngx_int_t io_replies(ngx_idempotency_redis_conn_t *conn);
+static void io_write_handler(ngx_event_t *wev);
+static ngx_idempotency_redis_due_t *io_due(ngx_idempotency_redis_conn_t *conn);
+static void conn_drain(ngx_idempotency_redis_conn_t *conn);
+
+
+static char  open_no_resolver[] = "\"http\" has no \"resolver\" for";
 
 
 ngx_idempotency_redis_conn_t *
@@ -62,7 +127,7 @@ ngx_idempotency_redis_conn_destroy(ngx_idempotency_redis_conn_t *conn)
     ngx_str_set(&conn->why, "it is not asked any more");
 
     conn_close(conn, 1);
-    ngx_idempotency_redis_conn_drain(conn);
+    conn_drain(conn);
 }
 
 
@@ -99,7 +164,7 @@ ngx_idempotency_redis_conn_connect(ngx_idempotency_redis_conn_t *conn)
         /* nobody wanted one until now */
 
         conn->since = ngx_current_msec;
-        ngx_idempotency_redis_conn_open(conn);
+        conn_open(conn);
     }
 }
 
@@ -119,7 +184,7 @@ ngx_idempotency_redis_conn_stop(ngx_idempotency_redis_conn_t *conn,
     }
 
     conn_close(conn, 1);
-    ngx_idempotency_redis_conn_drain(conn);
+    conn_drain(conn);
 
     conn->kind->lost(conn);
 }
@@ -141,8 +206,8 @@ ngx_idempotency_redis_conn_restart(ngx_idempotency_redis_conn_t *conn,
 }
 
 
-void
-ngx_idempotency_redis_conn_ready(ngx_idempotency_redis_conn_t *conn)
+static void
+conn_ready(ngx_idempotency_redis_conn_t *conn)
 {
     if (conn->timer.timer_set) {
         ngx_del_timer(&conn->timer);
@@ -227,7 +292,7 @@ ngx_idempotency_redis_conn_lose(ngx_idempotency_redis_conn_t *conn,
 
     conn_tell(conn);
     conn_again(conn);
-    ngx_idempotency_redis_conn_drain(conn);
+    conn_drain(conn);
 
     conn->kind->lost(conn);
 
@@ -357,7 +422,7 @@ conn_timer(ngx_event_t *ev)
     switch (conn->state) {
 
     case ngx_idempotency_redis_closed:
-        ngx_idempotency_redis_conn_open(conn);
+        conn_open(conn);
         break;
 
     case ngx_idempotency_redis_ready:
@@ -389,6 +454,1180 @@ ngx_idempotency_redis_conn_settle(ngx_idempotency_redis_conn_t *conn)
 
     if (conn->c->idle && ngx_exiting) {
         conn_close(conn, 1);
-        ngx_idempotency_redis_conn_drain(conn);
+        conn_drain(conn);
+    }
+}
+
+
+static void
+conn_open(ngx_idempotency_redis_conn_t *conn)
+{
+    ngx_addr_t                    *addr;
+    ngx_idempotency_redis_node_t  *node;
+
+    node = conn->node;
+    conn->attempts++;
+    conn->begun = ngx_current_msec;
+
+    ngx_add_timer(&conn->timer, conn->redis->conf.connect_timeout);
+
+    if (node->naddrs) {
+        addr = &node->addrs[conn->attempts % node->naddrs];
+
+        ngx_memcpy(&conn->sockaddr, addr->sockaddr, addr->socklen);
+        conn->socklen = addr->socklen;
+
+        open_connect(conn);
+        return;
+    }
+
+    if (node->host.len && conn->redis->conf.resolver) {
+        open_resolve(conn);
+        return;
+    }
+
+    ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
+                                    node->host.len ? open_no_resolver
+                                                   : "nobody said where it is",
+                                    node->host.len ? &node->host : NULL);
+}
+
+
+static void
+open_resolve(ngx_idempotency_redis_conn_t *conn)
+{
+    ngx_resolver_ctx_t  *ctx;
+
+    conn->state = ngx_idempotency_redis_naming;
+
+    ctx = ngx_resolve_start(conn->redis->conf.resolver, NULL);
+
+    if (ctx == NULL || ctx == NGX_NO_RESOLVER) {
+        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
+                                        open_no_resolver, &conn->node->host);
+        return;
+    }
+
+    ctx->name = conn->node->host;
+    ctx->handler = open_resolved;
+    ctx->data = conn;
+    ctx->timeout = conn->redis->conf.resolver_timeout;
+    ctx->cancelable = 1;
+
+    conn->resolving = ctx;
+
+    if (ngx_resolve_name(ctx) != NGX_OK) {
+        conn->resolving = NULL;
+        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
+                                        "could not resolve",
+                                        &conn->node->host);
+    }
+}
+
+
+static void
+open_resolved(ngx_resolver_ctx_t *ctx)
+{
+    ngx_resolver_addr_t           *addr;
+    ngx_idempotency_redis_conn_t  *conn;
+
+    conn = ctx->data;
+
+    if (ctx->state || ctx->naddrs == 0) {
+        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
+                                        "could not resolve",
+                                        &conn->node->host);
+        return;
+    }
+
+    addr = &ctx->addrs[conn->attempts % ctx->naddrs];
+
+    ngx_memcpy(&conn->sockaddr, addr->sockaddr, addr->socklen);
+    conn->socklen = addr->socklen;
+
+    ngx_inet_set_port(&conn->sockaddr.sockaddr, conn->node->port);
+
+    conn->resolving = NULL;
+    ngx_resolve_name_done(ctx);
+
+    open_connect(conn);
+}
+
+
+static void
+open_connect(ngx_idempotency_redis_conn_t *conn)
+{
+    ngx_int_t               rc;
+    ngx_connection_t       *c;
+    ngx_peer_connection_t  *peer;
+
+    conn->state = ngx_idempotency_redis_connecting;
+
+    peer = &conn->peer;
+    ngx_memzero(peer, sizeof(ngx_peer_connection_t));
+
+    peer->sockaddr = &conn->sockaddr.sockaddr;
+    peer->socklen = conn->socklen;
+    peer->name = &conn->node->name;
+    peer->get = ngx_event_get_peer;
+    peer->so_keepalive = 1;
+    peer->log_error = NGX_ERROR_INFO;
+    peer->log = open_log(conn);
+
+    rc = ngx_event_connect_peer(peer);
+
+    if (rc != NGX_OK && rc != NGX_AGAIN) {
+        conn->c = peer->connection;
+        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
+                                        "not connected", NULL);
+        return;
+    }
+
+    c = peer->connection;
+    conn->c = c;
+
+    conn->pool = ngx_create_pool(512, conn->redis->log);
+    if (conn->pool == NULL) {
+        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
+                                        "no memory", NULL);
+        return;
+    }
+
+    c->data = conn;
+    c->pool = conn->pool;
+    c->log = peer->log;
+    c->read->log = c->log;
+    c->write->log = c->log;
+    c->read->handler = io_read_handler;
+    c->write->handler = io_write_handler;
+
+    /* nobody's exit waits for a connection that has nothing to do yet */
+
+    c->idle = conn->kind->idle(conn);
+
+    if (rc == NGX_OK) {
+        conn_opened(conn);
+    }
+}
+
+
+/* one line for an outage is enough, and nginx has some for each try */
+
+static ngx_log_t *
+open_log(ngx_idempotency_redis_conn_t *conn)
+{
+    ngx_log_t  *log;
+
+    log = conn->redis->log;
+    conn->nheard = 0;
+
+    if (log->log_level & NGX_LOG_DEBUG_ALL) {
+        return log;
+    }
+
+    ngx_memzero(&conn->log, sizeof(ngx_log_t));
+
+    conn->log.log_level = NGX_LOG_INFO;
+    conn->log.writer = open_hear;
+    conn->log.wdata = conn;
+
+    return &conn->log;
+}
+
+
+/* without time and process, which end with a colon, as does nothing in them
+   that a blank follows */
+
+static void
+open_hear(ngx_log_t *log, ngx_uint_t level, u_char *buf, size_t len)
+{
+    u_char                        *p, *last;
+    ngx_idempotency_redis_conn_t  *conn;
+
+    conn = log->wdata;
+    last = buf + len;
+
+    while (last > buf && (last[-1] == LF || last[-1] == CR)) {
+        last--;
+    }
+
+    for (p = buf; p + 1 < last; p++) {
+        if (p[0] == ':' && p[1] == ' ') {
+            p += 2;
+            break;
+        }
+    }
+
+    if (level <= NGX_LOG_ALERT) {
+        ngx_log_error(NGX_LOG_ALERT, conn->redis->log, 0, "%*s",
+                      (size_t) (last - p), p);
+    }
+
+    conn->nheard = ngx_min((size_t) (last - p), sizeof(conn->heard));
+    ngx_memcpy(conn->heard, p, conn->nheard);
+}
+
+
+static void
+conn_opened(ngx_idempotency_redis_conn_t *conn)
+{
+    int        err;
+    u_char     text[NGX_MAX_ERROR_STR];
+    ngx_str_t  what;
+    socklen_t  len;
+
+    err = 0;
+    len = sizeof(int);
+
+    if (getsockopt(conn->c->fd, SOL_SOCKET, SO_ERROR, (void *) &err, &len)
+        == -1)
+    {
+        err = ngx_socket_errno;
+    }
+
+    if (err) {
+        what.data = text;
+        what.len = ngx_strerror(err, text, sizeof(text)) - text;
+
+        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
+                                        "connect() failed:", &what);
+        return;
+    }
+
+    if (conn->sockaddr.sockaddr.sa_family != AF_UNIX
+        && ngx_tcp_nodelay(conn->c) != NGX_OK)
+    {
+        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
+                                        "setsockopt() failed", NULL);
+        return;
+    }
+
+#if (NGX_SSL)
+    if (conn->redis->conf.ssl) {
+        tls_start(conn);
+        return;
+    }
+#endif
+
+    conn_handshake(conn);
+}
+
+
+static void
+conn_handshake(ngx_idempotency_redis_conn_t *conn)
+{
+    conn->c->read->handler = io_read_handler;
+    conn->c->write->handler = io_write_handler;
+
+    conn->state = ngx_idempotency_redis_handshake;
+
+    handshake_start(conn);
+    ngx_idempotency_redis_conn_write(conn);
+}
+
+
+#if (NGX_SSL)
+
+
+static void
+tls_start(ngx_idempotency_redis_conn_t *conn)
+{
+    char              *host;
+    ngx_int_t          rc;
+    ngx_str_t          name;
+    ngx_uint_t         address;
+    ngx_connection_t  *c;
+
+    c = conn->c;
+    host = NULL;
+
+    if (ngx_ssl_create_connection(&conn->redis->conf.ssl_ctx, c,
+                                  NGX_SSL_BUFFER|NGX_SSL_CLIENT)
+        != NGX_OK)
+    {
+        goto failed;
+    }
+
+    /* as SNI knows no addresses */
+
+    if (tls_name(conn, &name, &address) == NGX_OK && !address) {
+        host = ngx_pnalloc(conn->pool, name.len + 1);
+
+        if (host == NULL) {
+            goto failed;
+        }
+
+        (void) ngx_cpystrn((u_char *) host, name.data, name.len + 1);
+
+        if (SSL_set_tlsext_host_name(c->ssl->connection, host) == 0) {
+            goto failed;
+        }
+    }
+
+    rc = ngx_ssl_handshake(c);
+
+    if (rc == NGX_AGAIN) {
+        c->ssl->handler = tls_done;
+        return;
+    }
+
+    tls_done(c);
+    return;
+
+failed:
+
+    ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
+                                    "no TLS connection", NULL);
+}
+
+
+static void
+tls_done(ngx_connection_t *c)
+{
+    char                          *why;
+    ngx_str_t                      what;
+    ngx_idempotency_redis_conn_t  *conn;
+
+    conn = c->data;
+
+    if (!c->ssl->handshaked) {
+        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
+                                        "TLS handshake failed", NULL);
+        return;
+    }
+
+    if (conn->redis->conf.ssl_verify) {
+        ngx_str_null(&what);
+        why = tls_verify(conn, &what);
+
+        if (why) {
+            ngx_idempotency_redis_conn_lose(conn,
+                                            NGX_IDEMPOTENCY_REDIS_DENIED, why,
+                                            what.len ? &what : NULL);
+            return;
+        }
+    }
+
+    conn_handshake(conn);
+}
+
+
+/* as whom it has to identify itself; NGX_DECLINED: a unix socket has no name */
+
+static ngx_int_t
+tls_name(ngx_idempotency_redis_conn_t *conn, ngx_str_t *name,
+    ngx_uint_t *address)
+{
+    u_char  buf[16];
+
+    *name = conn->redis->conf.ssl_name.len ? conn->redis->conf.ssl_name
+                                           : conn->node->host;
+
+    if (name->len == 0) {
+        return NGX_DECLINED;
+    }
+
+    if (name->data[0] == '[' && name->data[name->len - 1] == ']') {
+        name->data++;
+        name->len -= 2;
+    }
+
+    *address = (ngx_inet_addr(name->data, name->len) != INADDR_NONE)
+#if (NGX_HAVE_INET6)
+               || ngx_inet6_addr(name->data, name->len, buf) == NGX_OK
+#endif
+               ;
+
+    return NGX_OK;
+}
+
+
+/* NULL: it is the one */
+
+static char *
+tls_verify(ngx_idempotency_redis_conn_t *conn, ngx_str_t *what)
+{
+    long               rc;
+    X509              *cert;
+    ngx_str_t          name;
+    ngx_uint_t         address, ok;
+    ngx_connection_t  *c;
+
+    c = conn->c;
+
+    rc = SSL_get_verify_result(c->ssl->connection);
+
+    if (rc != X509_V_OK) {
+        what->data = (u_char *) X509_verify_cert_error_string(rc);
+        what->len = ngx_strlen(what->data);
+
+        return "its certificate was not accepted:";
+    }
+
+    cert = SSL_get_peer_certificate(c->ssl->connection);
+
+    if (cert == NULL) {
+        return "it has no certificate";
+    }
+
+    X509_free(cert);
+
+    if (tls_name(conn, &name, &address) != NGX_OK) {
+        return "\"ssl_name\" is not set, and a unix socket has no name";
+    }
+
+    ok = address ? tls_check_address(c, &name)
+                 : (ngx_ssl_check_host(c, &name) == NGX_OK);
+
+    if (!ok) {
+        *what = name;
+        return "its certificate is not one of";
+    }
+
+    return NULL;
+}
+
+
+static ngx_uint_t
+tls_check_address(ngx_connection_t *c, ngx_str_t *name)
+{
+    int      rc;
+    X509    *cert;
+    u_char   text[NGX_SOCKADDR_STRLEN + 1];
+
+    cert = SSL_get_peer_certificate(c->ssl->connection);
+
+    if (cert == NULL) {
+        return 0;
+    }
+
+    (void) ngx_cpystrn(text, name->data,
+                       ngx_min(name->len, NGX_SOCKADDR_STRLEN) + 1);
+
+    rc = X509_check_ip_asc(cert, (char *) text, 0);
+
+    X509_free(cert);
+
+    return rc == 1;
+}
+
+
+#endif
+
+
+static void
+handshake_start(ngx_idempotency_redis_conn_t *conn)
+{
+    ngx_idempotency_resp_out_t    *out;
+    ngx_idempotency_redis_conf_t  *conf;
+
+    out = &conn->out;
+    conf = &conn->redis->conf;
+
+    if (conf->password.len) {
+        ngx_idempotency_resp_command(out, conf->user.len ? 3 : 2);
+        ngx_idempotency_resp_word(out, (u_char *) "AUTH", 4);
+
+        if (conf->user.len) {
+            ngx_idempotency_resp_str(out, &conf->user);
+        }
+
+        ngx_idempotency_resp_str(out, &conf->password);
+
+        (void) ngx_idempotency_redis_conn_due(conn, handshake_auth, NULL);
+    }
+
+    if (conn->kind->seeks) {
+        ngx_idempotency_resp_say(out, "PING", NULL);
+        (void) ngx_idempotency_redis_conn_due(conn, handshake_ping, NULL);
+        return;
+    }
+
+    ngx_idempotency_resp_say(out, "HELLO", "3", "SETNAME",
+                             "nginx-idempotency", NULL);
+    (void) ngx_idempotency_redis_conn_due(conn, handshake_hello, NULL);
+
+    if (conf->database) {
+        ngx_idempotency_resp_command(out, 2);
+        ngx_idempotency_resp_word(out, (u_char *) "SELECT", 6);
+        ngx_idempotency_resp_number(out, conf->database);
+
+        (void) ngx_idempotency_redis_conn_due(conn, handshake_select, NULL);
+    }
+
+    ngx_idempotency_resp_say(out, "ROLE", NULL);
+    (void) ngx_idempotency_redis_conn_due(conn, handshake_role, NULL);
+
+    if (conn->kind == &ngx_idempotency_redis_pipeline) {
+        ngx_idempotency_redis_mark_ask(conn);
+    }
+
+    ngx_idempotency_redis_conn_check(conn, conn->info);
+}
+
+
+/* the greeting ends with it; later on it tells that the other side is there */
+
+void
+ngx_idempotency_redis_conn_check(ngx_idempotency_redis_conn_t *conn,
+    ngx_uint_t info)
+{
+    if (info) {
+        ngx_idempotency_resp_say(&conn->out, "INFO", NULL);
+        (void) ngx_idempotency_redis_conn_expect(conn, handshake_info, NULL);
+    }
+
+    ngx_idempotency_resp_say(&conn->out, "TIME", NULL);
+    (void) ngx_idempotency_redis_conn_expect(conn, handshake_time, NULL);
+}
+
+
+static void
+handshake_auth(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply)
+{
+    if (reply == NULL || reply->type != NGX_IDEMPOTENCY_REDIS_ERROR) {
+        return;
+    }
+
+    /* sentinels have passwords of their own, or none */
+
+    if (conn->kind->seeks
+        || handshake_in(&reply->str, "no password is set")
+        || handshake_in(&reply->str, "without any password configured"))
+    {
+        return;
+    }
+
+    handshake_refused(conn, reply);
+}
+
+
+/* RESP3 is no need */
+
+static void
+handshake_hello(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply)
+{
+    ngx_idempotency_redis_verdict_t  verdict;
+
+    if (reply == NULL) {
+        return;
+    }
+
+    if (reply->type != NGX_IDEMPOTENCY_REDIS_ERROR) {
+        return;
+    }
+
+    verdict = ngx_idempotency_redis_verdict(&reply->str);
+
+    if ((verdict.error == NGX_IDEMPOTENCY_REDIS_DENIED
+         && !handshake_in(&reply->str, "NOPERM"))
+        || handshake_in(&reply->str, "max number of clients"))
+    {
+        handshake_refused(conn, reply);
+    }
+}
+
+
+static void
+handshake_select(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply)
+{
+    if (reply && reply->type == NGX_IDEMPOTENCY_REDIS_ERROR) {
+        handshake_refused(conn, reply);
+    }
+}
+
+
+static void
+handshake_role(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply)
+{
+    ngx_str_t                        *role;
+    ngx_idempotency_redis_verdict_t   verdict;
+
+    if (reply == NULL) {
+        return;
+    }
+
+    if (reply->type == NGX_IDEMPOTENCY_REDIS_ARRAY && reply->n) {
+        role = &reply->elts[0].str;
+
+        if (role->len != 6 || ngx_strncmp(role->data, "master", 6) != 0) {
+            ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_AWAY,
+                                            "it is no master, but", role);
+        }
+
+        return;
+    }
+
+    verdict = ngx_idempotency_redis_verdict(&reply->str);
+
+    if (verdict.error == NGX_IDEMPOTENCY_REDIS_AWAY
+        || (verdict.error == NGX_IDEMPOTENCY_REDIS_DENIED
+            && !handshake_in(&reply->str, "NOPERM")))
+    {
+        handshake_refused(conn, reply);
+        return;
+    }
+
+    if (!conn->node->unranked) {
+        conn->node->unranked = 1;
+
+        ngx_log_error(NGX_LOG_WARN, conn->redis->log, 0,
+                      "idempotency_redis \"%V\": %V does not tell whether it "
+                      "is a master: %V", &conn->redis->conf.name,
+                      &conn->node->name, &reply->str);
+    }
+}
+
+
+static void
+handshake_info(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply)
+{
+    ngx_idempotency_redis_conn_expected(conn);
+
+    if (reply == NULL) {
+        return;
+    }
+
+    if (reply->type == NGX_IDEMPOTENCY_REDIS_STRING) {
+        handshake_settings(conn, &reply->str);
+        handshake_evicted(conn, &reply->str);
+        return;
+    }
+
+    if (!conn->node->unchecked) {
+        conn->node->unchecked = 1;
+
+        ngx_log_error(NGX_LOG_WARN, conn->redis->log, 0,
+                      "idempotency_redis \"%V\": %V does not tell whether it "
+                      "would forget: %V", &conn->redis->conf.name,
+                      &conn->node->name, &reply->str);
+    }
+}
+
+
+static void
+handshake_time(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply)
+{
+    int64_t                         sec, usec;
+    ngx_idempotency_redis_reply_t  *elts;
+
+    ngx_idempotency_redis_conn_expected(conn);
+
+    if (reply == NULL) {
+        return;
+    }
+
+    elts = reply->elts;
+
+    if (reply->type != NGX_IDEMPOTENCY_REDIS_ARRAY || reply->n != 2
+        || ngx_idempotency_resp_decimal(elts[0].str.data, elts[0].str.len,
+                                        &sec)
+           != NGX_OK
+        || ngx_idempotency_resp_decimal(elts[1].str.data, elts[1].str.len,
+                                        &usec)
+           != NGX_OK)
+    {
+        handshake_refused(conn, reply);
+        return;
+    }
+
+    ngx_idempotency_redis_node_told_time(conn->node,
+                                         (uint64_t) sec * 1000000 + usec);
+
+    if (conn->state == ngx_idempotency_redis_handshake) {
+        conn_ready(conn);
+    }
+}
+
+
+static void
+handshake_ping(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply)
+{
+    if (reply == NULL) {
+        return;
+    }
+
+    if (reply->type == NGX_IDEMPOTENCY_REDIS_ERROR) {
+        handshake_refused(conn, reply);
+        return;
+    }
+
+    conn_ready(conn);
+}
+
+
+static void
+handshake_refused(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_reply_t *reply)
+{
+    ngx_idempotency_redis_verdict_t  verdict;
+
+    verdict = ngx_idempotency_redis_verdict(&reply->str);
+
+    if (verdict.error == NGX_IDEMPOTENCY_REDIS_FAULT) {
+        verdict.error = NGX_IDEMPOTENCY_REDIS_CONNECT;
+    }
+
+    ngx_idempotency_redis_conn_lose(conn, verdict.error, "it says:",
+                                    &reply->str);
+}
+
+
+/* would it forget?  said once for each time that it was started, and by one
+   worker */
+
+static void
+handshake_settings(ngx_idempotency_redis_conn_t *conn, ngx_str_t *info)
+{
+    ngx_str_t                      run_id, policy, aof, *name;
+    ngx_idempotency_redis_node_t  *node;
+
+    node = conn->node;
+    name = &conn->redis->conf.name;
+
+    run_id = handshake_field(info, "run_id:");
+    policy = handshake_field(info, "maxmemory_policy:");
+    aof = handshake_field(info, "aof_enabled:");
+
+    if (run_id.len != sizeof(node->run_id)
+        || ngx_memcmp(node->run_id, run_id.data, run_id.len) == 0)
+    {
+        return;
+    }
+
+    if (node->run_id[0]) {
+        ngx_log_error(NGX_LOG_WARN, conn->redis->log, 0,
+                      "idempotency_redis \"%V\": %V was started anew, or is "
+                      "another server: what it had not stored, or was not "
+                      "replicated to it, it has forgotten",
+                      name, &node->name);
+    }
+
+    ngx_memcpy(node->run_id, run_id.data, run_id.len);
+    node->evicted = 0;
+
+    if (policy.len && !handshake_in(&policy, "noeviction")) {
+        ngx_log_error(NGX_LOG_WARN, conn->redis->log, 0,
+                      "idempotency_redis \"%V\": %V forgets when its memory is "
+                      "full (maxmemory-policy %V), and what it forgot is "
+                      "executed again; set it to noeviction",
+                      name, &node->name, &policy);
+    }
+
+    if (aof.len == 1 && aof.data[0] == '0') {
+        ngx_log_error(NGX_LOG_WARN, conn->redis->log, 0,
+                      "idempotency_redis \"%V\": %V forgets what is newer than "
+                      "its last snapshot, if there is any, when it restarts "
+                      "(appendonly no), and what it forgot is executed again",
+                      name, &node->name);
+    }
+}
+
+
+static void
+handshake_evicted(ngx_idempotency_redis_conn_t *conn, ngx_str_t *info)
+{
+    int64_t                        n;
+    ngx_str_t                      value;
+    ngx_idempotency_redis_node_t  *node;
+
+    node = conn->node;
+    value = handshake_field(info, "evicted_keys:");
+
+    if (ngx_idempotency_resp_decimal(value.data, value.len, &n) != NGX_OK
+        || (uint64_t) n <= node->evicted)
+    {
+        return;
+    }
+
+    ngx_log_error(NGX_LOG_ERR, conn->redis->log, 0,
+                  "idempotency_redis \"%V\": %V has evicted %L keys, %L of "
+                  "them lately: tokens among them are executed again",
+                  &conn->redis->conf.name, &node->name, n,
+                  n - (int64_t) node->evicted);
+
+    node->evicted = n;
+}
+
+
+/* a line begins with the name, and its colon */
+
+static ngx_str_t
+handshake_field(ngx_str_t *info, char *name)
+{
+    u_char     *p, *last;
+    size_t      len;
+    ngx_str_t   value;
+
+    len = ngx_strlen(name);
+    last = info->data + info->len;
+
+    ngx_str_null(&value);
+
+    for (p = info->data; p < last; p++) {
+
+        if ((size_t) (last - p) > len && ngx_memcmp(p, name, len) == 0) {
+            value.data = p + len;
+
+            for (p += len; p < last && *p != CR && *p != LF; p++) { /* void */ }
+
+            value.len = p - value.data;
+            break;
+        }
+
+        p = ngx_strlchr(p, last, LF);
+
+        if (p == NULL) {
+            break;
+        }
+    }
+
+    return value;
+}
+
+
+static ngx_uint_t
+handshake_in(ngx_str_t *text, char *s)
+{
+    size_t  n;
+
+    n = ngx_strlen(s);
+
+    return text->len >= n
+           && ngx_strlcasestrn(text->data, text->data + text->len,
+                               (u_char *) s, n - 1)
+              != NULL;
+}
+
+
+void
+ngx_idempotency_redis_node_told_time(ngx_idempotency_redis_node_t *node,
+    uint64_t time)
+{
+    node->clock = time;
+    node->clock_at = handshake_clock();
+}
+
+
+/*
+ * It said so after it had read the question, and before we read the answer:
+ * so it is later there than what it said and what has passed here since.  A
+ * clock may run fast by a thousandth.
+ */
+
+uint64_t
+ngx_idempotency_redis_node_time(ngx_idempotency_redis_node_t *node)
+{
+    uint64_t  passed;
+
+    if (node->clock == 0) {
+        return 0;
+    }
+
+    passed = handshake_clock() - node->clock_at;
+
+    return node->clock + passed - passed / 1000;
+}
+
+
+static uint64_t
+handshake_clock(void)
+{
+    struct timespec  ts;
+
+    (void) clock_gettime(CLOCK_MONOTONIC, &ts);
+
+    return (uint64_t) ts.tv_sec * 1000000 + ts.tv_nsec / 1000;
+}
+
+
+static void
+io_read_handler(ngx_event_t *rev)
+{
+    u_char                        *p;
+    size_t                         size;
+    ssize_t                        n;
+    ngx_connection_t              *c;
+    ngx_idempotency_redis_conn_t  *conn;
+
+    c = rev->data;
+    conn = c->data;
+
+    if (c->close) {
+        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CLOSED,
+                                        "the worker process exits", NULL);
+        return;
+    }
+
+    if (conn->state == ngx_idempotency_redis_connecting) {
+        conn_opened(conn);
+        return;
+    }
+
+    for ( ;; ) {
+        p = ngx_idempotency_resp_room(&conn->in, &size);
+
+        if (p == NULL) {
+            ngx_idempotency_redis_conn_lose(conn,
+                                            NGX_IDEMPOTENCY_REDIS_CLOSED,
+                                            "no memory", NULL);
+            return;
+        }
+
+        n = c->recv(c, p, size);
+
+        if (n == NGX_AGAIN) {
+            break;
+        }
+
+        if (n == 0 || n == NGX_ERROR) {
+            ngx_idempotency_redis_conn_lose(conn,
+                                            NGX_IDEMPOTENCY_REDIS_CLOSED,
+                                            n ? "it is lost"
+                                              : "it closed the connection",
+                                            NULL);
+            return;
+        }
+
+        ngx_idempotency_resp_read(&conn->in, n);
+
+        if (io_replies(conn) != NGX_OK) {
+            return;
+        }
+    }
+
+    if (ngx_handle_read_event(rev, 0) != NGX_OK) {
+        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CLOSED,
+                                        "no read event", NULL);
+        return;
+    }
+
+    ngx_idempotency_redis_conn_settle(conn);
+}
+
+
+/* NGX_ERROR: this is not the connection any more that it was */
+
+static ngx_int_t
+io_replies(ngx_idempotency_redis_conn_t *conn)
+{
+    ngx_int_t                       rc;
+    ngx_uint_t                      generation;
+    ngx_idempotency_redis_due_t    *due;
+    ngx_idempotency_redis_reply_t  *reply;
+
+    generation = conn->generation;
+
+    for ( ;; ) {
+        rc = ngx_idempotency_resp_next(&conn->in, &reply);
+
+        if (rc == NGX_AGAIN) {
+            return NGX_OK;
+        }
+
+        if (rc != NGX_OK) {
+            ngx_idempotency_redis_conn_lose(conn,
+                                            NGX_IDEMPOTENCY_REDIS_PROTOCOL,
+                                            rc == NGX_ABORT
+                                            ? "no memory for its answer"
+                                            : "its answer is not RESP", NULL);
+            return NGX_ERROR;
+        }
+
+        rc = conn->kind->push ? conn->kind->push(conn, reply)
+                              : (reply->push ? NGX_OK : NGX_DECLINED);
+
+        if (rc == NGX_DECLINED) {
+
+            if (conn->ndue == 0) {
+                ngx_idempotency_redis_conn_lose(conn,
+                                              NGX_IDEMPOTENCY_REDIS_PROTOCOL,
+                                              "an answer without a question",
+                                              &reply->str);
+                return NGX_ERROR;
+            }
+
+            due = io_due(conn);
+            due->handler(conn, due->data, reply);
+        }
+
+        if (conn->generation != generation) {
+            return NGX_ERROR;
+        }
+    }
+}
+
+
+void
+ngx_idempotency_redis_conn_write(ngx_idempotency_redis_conn_t *conn)
+{
+    ssize_t                      n;
+    ngx_connection_t            *c;
+    ngx_idempotency_resp_out_t  *out;
+
+    c = conn->c;
+    out = &conn->out;
+
+    if (out->failed) {
+        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CLOSED,
+                                        "no memory", NULL);
+        return;
+    }
+
+    while (out->pos < out->len) {
+        n = c->send(c, out->buf + out->pos, out->len - out->pos);
+
+        if (n == NGX_AGAIN || n == 0) {
+            break;
+        }
+
+        if (n == NGX_ERROR) {
+            ngx_idempotency_redis_conn_lose(conn,
+                                            NGX_IDEMPOTENCY_REDIS_CLOSED,
+                                            "it is lost", NULL);
+            return;
+        }
+
+        ngx_idempotency_resp_written(out, n);
+    }
+
+    if (ngx_handle_write_event(c->write, 0) != NGX_OK) {
+        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CLOSED,
+                                        "no write event", NULL);
+        return;
+    }
+
+    c->idle = conn->kind->idle(conn);
+}
+
+
+static void
+io_write_handler(ngx_event_t *wev)
+{
+    ngx_uint_t                     generation;
+    ngx_connection_t              *c;
+    ngx_idempotency_redis_conn_t  *conn;
+
+    c = wev->data;
+    conn = c->data;
+
+    if (conn->state == ngx_idempotency_redis_connecting) {
+        conn_opened(conn);
+        return;
+    }
+
+    generation = conn->generation;
+
+    ngx_idempotency_redis_conn_write(conn);
+
+    if (generation == conn->generation && conn->out.pos == conn->out.len
+        && conn->state == ngx_idempotency_redis_ready
+        && conn->kind->room)
+    {
+        conn->kind->room(conn);
+    }
+}
+
+
+ngx_int_t
+ngx_idempotency_redis_conn_due(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_answer_pt handler, void *data)
+{
+    ngx_uint_t                    i, size;
+    ngx_idempotency_redis_due_t  *due;
+
+    if (conn->ndue == conn->size) {
+        size = conn->size ? 2 * conn->size : 32;
+
+        due = ngx_alloc(size * sizeof(ngx_idempotency_redis_due_t),
+                        ngx_cycle->log);
+        if (due == NULL) {
+            conn->out.failed = 1;
+            return NGX_ERROR;
+        }
+
+        for (i = 0; i < conn->ndue; i++) {
+            due[i] = conn->due[(conn->first + i) % conn->size];
+        }
+
+        if (conn->due) {
+            ngx_free(conn->due);
+        }
+
+        conn->due = due;
+        conn->size = size;
+        conn->first = 0;
+    }
+
+    due = &conn->due[(conn->first + conn->ndue++) % conn->size];
+
+    due->handler = handler;
+    due->data = data;
+
+    return NGX_OK;
+}
+
+
+/* the oldest, which is due no more */
+
+static ngx_idempotency_redis_due_t *
+io_due(ngx_idempotency_redis_conn_t *conn)
+{
+    ngx_idempotency_redis_due_t  *due;
+
+    due = &conn->due[conn->first];
+
+    conn->first = (conn->first + 1) % conn->size;
+    conn->ndue--;
+
+    return due;
+}
+
+
+ngx_int_t
+ngx_idempotency_redis_conn_expect(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_answer_pt handler, void *data)
+{
+    if (ngx_idempotency_redis_conn_due(conn, handler, data) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    if (conn->expected++ == 0 && !conn->timer.timer_set) {
+        ngx_add_timer(&conn->timer, conn->redis->conf.timeout);
+    }
+
+    return NGX_OK;
+}
+
+
+void
+ngx_idempotency_redis_conn_expected(ngx_idempotency_redis_conn_t *conn)
+{
+    if (conn->expected && --conn->expected == 0
+        && conn->state == ngx_idempotency_redis_ready)
+    {
+        ngx_del_timer(&conn->timer);
+    }
+}
+
+
+/* what is due will never be answered */
+
+static void
+conn_drain(ngx_idempotency_redis_conn_t *conn)
+{
+    ngx_uint_t                    n;
+    ngx_idempotency_redis_due_t  *due;
+
+    for (n = conn->ndue; n; n--) {
+        due = io_due(conn);
+        due->handler(conn, due->data, NULL);
     }
 }

@@ -9,7 +9,7 @@
 #define _NGX_IDEMPOTENCY_REDIS_CONN_H_INCLUDED_
 
 
-#include "ngx_idempotency_redis_conf.h"
+#include "ngx_idempotency_redis.h"
 #include "ngx_idempotency_redis_resp.h"
 
 #include <ngx_event_connect.h>
@@ -61,7 +61,7 @@ typedef enum {
     ngx_idempotency_redis_closed = 0,
     ngx_idempotency_redis_naming,
     ngx_idempotency_redis_connecting,
-    ngx_idempotency_redis_greeting,
+    ngx_idempotency_redis_handshake,
     ngx_idempotency_redis_ready
 } ngx_idempotency_redis_state_e;
 
@@ -70,7 +70,7 @@ struct ngx_idempotency_redis_conn_s {
     ngx_idempotency_redis_t         *redis;
     ngx_idempotency_redis_node_t    *node;
     ngx_idempotency_redis_kind_t    *kind;
-    ngx_uint_t                       lane;
+    ngx_uint_t                       n;
     /* it asks for the settings of the server, too */
     ngx_uint_t                       info;
 
@@ -120,13 +120,13 @@ struct ngx_idempotency_redis_conn_s {
     /* answers that "timer" waits for */
     ngx_uint_t                       expected;
 
-    /* for each mark of the block, see _mark.c */
+    /* for each mark of the block, see mark */
     u_char                          *marks;
 
-    /* channels, see _watch.c */
+    /* channels, see pubsub */
     ngx_queue_t                      channels;
 
-    /* calls, see _lane.c */
+    /* calls, see pipeline */
     ngx_queue_t                      calls;
     ngx_queue_t                      sent;
     ngx_queue_t                      waiting;
@@ -159,9 +159,9 @@ struct ngx_idempotency_redis_node_s {
     ngx_sockaddr_t                   sockaddr;
     u_char                          *told;
 
-    /* for each lane one, and one for what is durable; made when needed */
+    /* those that are not durable, then those that are; made when needed */
     ngx_idempotency_redis_conn_t   **conns;
-    ngx_idempotency_redis_conn_t    *watch;
+    ngx_idempotency_redis_conn_t    *pubsub;
 
     /* what it said of itself */
     u_char                           run_id[40];
@@ -229,13 +229,13 @@ struct ngx_idempotency_redis_s {
 
     void                              *topology_data;
 
-    /* what is watched, see _watch.c */
+    /* subscriptions, see pubsub */
     ngx_rbtree_t                       channels;
     ngx_rbtree_node_t                  channels_sentinel;
 };
 
 
-/* _conn.c */
+/* conn */
 
 ngx_idempotency_redis_conn_t *ngx_idempotency_redis_conn_create(
     ngx_idempotency_redis_node_t *node, ngx_idempotency_redis_kind_t *kind);
@@ -249,9 +249,7 @@ void ngx_idempotency_redis_conn_free(ngx_idempotency_redis_conn_t *conn);
 void ngx_idempotency_redis_conn_connect(ngx_idempotency_redis_conn_t *conn);
 void ngx_idempotency_redis_conn_lose(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_error_e error, char *why, ngx_str_t *what);
-/* the other side has said all that is asked of it at first */
-void ngx_idempotency_redis_conn_ready(ngx_idempotency_redis_conn_t *conn);
-/* ... or, where others are */
+/* the node is there again: a line of the log, if one said that it was not */
 void ngx_idempotency_redis_conn_back(ngx_idempotency_redis_conn_t *conn);
 /* something has ended: does anything keep it? */
 void ngx_idempotency_redis_conn_settle(ngx_idempotency_redis_conn_t *conn);
@@ -260,16 +258,6 @@ void ngx_idempotency_redis_conn_stop(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_error_e error, char *why);
 void ngx_idempotency_redis_conn_restart(ngx_idempotency_redis_conn_t *conn,
     ngx_msec_t pause, char *why);
-
-/* _open.c */
-
-void ngx_idempotency_redis_conn_open(ngx_idempotency_redis_conn_t *conn);
-/* the socket is, or is not */
-void ngx_idempotency_redis_conn_opened(ngx_idempotency_redis_conn_t *conn);
-/* it is connected */
-void ngx_idempotency_redis_conn_greet(ngx_idempotency_redis_conn_t *conn);
-
-/* _io.c */
 
 /* what was put into "out" will be answered there */
 ngx_int_t ngx_idempotency_redis_conn_due(ngx_idempotency_redis_conn_t *conn,
@@ -280,122 +268,59 @@ ngx_int_t ngx_idempotency_redis_conn_expect(
     ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_answer_pt handler, void *data);
 void ngx_idempotency_redis_conn_expected(ngx_idempotency_redis_conn_t *conn);
-/* what is due will never be answered */
-void ngx_idempotency_redis_conn_drain(ngx_idempotency_redis_conn_t *conn);
-void ngx_idempotency_redis_conn_read_handler(ngx_event_t *rev);
-void ngx_idempotency_redis_conn_write_handler(ngx_event_t *wev);
 
-/* _greet.c */
-
-void ngx_idempotency_redis_greet(ngx_idempotency_redis_conn_t *conn);
-/* again, from time to time */
-void ngx_idempotency_redis_look(ngx_idempotency_redis_conn_t *conn,
+/* is it there, what time is it there; "info": and its settings */
+void ngx_idempotency_redis_conn_check(ngx_idempotency_redis_conn_t *conn,
     ngx_uint_t info);
 /* its clock, in microseconds, was just told; 0: it was never told */
 void ngx_idempotency_redis_node_told_time(ngx_idempotency_redis_node_t *node,
     uint64_t time);
 uint64_t ngx_idempotency_redis_node_time(ngx_idempotency_redis_node_t *node);
 
-/* _mark.c */
+/* mark */
 
 /* all of them */
 void ngx_idempotency_redis_mark_ask(ngx_idempotency_redis_conn_t *conn);
 /* NGX_AGAIN: it has been asked for, NGX_DECLINED: it does not stand there */
 ngx_int_t ngx_idempotency_redis_mark_look(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_mark_t *mark);
-
 /* a call that names it was refused */
 void ngx_idempotency_redis_mark_doubt(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_mark_t *mark);
 
-/* _lane.c */
+/* pipeline */
 
-extern ngx_idempotency_redis_kind_t  ngx_idempotency_redis_lane;
+extern ngx_idempotency_redis_kind_t  ngx_idempotency_redis_pipeline;
 
-void ngx_idempotency_redis_lane_init(ngx_idempotency_redis_conn_t *conn);
-void ngx_idempotency_redis_lane_call(ngx_idempotency_redis_conn_t *conn,
+void ngx_idempotency_redis_pipeline_init(ngx_idempotency_redis_conn_t *conn);
+void ngx_idempotency_redis_pipeline_call(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call);
 /* the server says "later" */
-void ngx_idempotency_redis_lane_pause(ngx_idempotency_redis_conn_t *conn,
+void ngx_idempotency_redis_pipeline_pause(ngx_idempotency_redis_conn_t *conn,
     ngx_str_t *why);
 /* all that waits here goes where it belongs now */
-void ngx_idempotency_redis_lane_leave(ngx_idempotency_redis_conn_t *conn);
+void ngx_idempotency_redis_pipeline_leave(ngx_idempotency_redis_conn_t *conn);
 
-/* _seek.c: who is asked where others are */
+/* pubsub */
 
-/* soon, somebody else */
-void ngx_idempotency_redis_seek(ngx_idempotency_redis_conn_t *conn,
-    ngx_uint_t news, char *why);
-/* NGX_OK: it said so, in so many words or more; else it is lost */
-ngx_int_t ngx_idempotency_redis_sought(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_reply_t *reply, ngx_uint_t n, char *why,
-    ngx_str_t *what);
-
-/* _word.c: what an error says */
-
-typedef enum {
-    NGX_IDEMPOTENCY_REDIS_GIVE = 0,      /* to the caller */
-    NGX_IDEMPOTENCY_REDIS_TEXT,          /* send the script */
-    NGX_IDEMPOTENCY_REDIS_LATER,
-    NGX_IDEMPOTENCY_REDIS_MASTER,        /* this is none */
-    NGX_IDEMPOTENCY_REDIS_MOVED,
-    NGX_IDEMPOTENCY_REDIS_ASK
-} ngx_idempotency_redis_do_e;
-
-typedef struct {
-    ngx_idempotency_redis_error_e    error;
-    ngx_idempotency_redis_do_e       what;
-    ngx_uint_t                       maybe;
-} ngx_idempotency_redis_verdict_t;
-
-ngx_idempotency_redis_verdict_t ngx_idempotency_redis_verdict(
-    ngx_str_t *text);
-
-/* _node.c */
-
-/* of a "server", or (NULL) of what others will say, or have said; NULL: no
-   memory */
-ngx_idempotency_redis_node_t *ngx_idempotency_redis_node_create(
-    ngx_idempotency_redis_t *redis, ngx_idempotency_redis_server_t *server);
-ngx_idempotency_redis_node_t *ngx_idempotency_redis_node_told(
-    ngx_idempotency_redis_t *redis, ngx_str_t *host, in_port_t port);
-ngx_int_t ngx_idempotency_redis_node_name(ngx_idempotency_redis_node_t *node,
-    ngx_str_t *host, in_port_t port);
-/* where it is, if the text is an address: its name may be known to nobody
-   here */
-ngx_int_t ngx_idempotency_redis_node_address(
-    ngx_idempotency_redis_node_t *node, ngx_str_t *text);
-void ngx_idempotency_redis_node_destroy(ngx_idempotency_redis_node_t *node);
-/* NULL: no memory */
-ngx_idempotency_redis_conn_t *ngx_idempotency_redis_node_lane(
-    ngx_idempotency_redis_node_t *node, ngx_uint_t lane, ngx_uint_t durable);
-
-/* all its lanes; NGX_ERROR: no memory */
-ngx_int_t ngx_idempotency_redis_node_connect(
-    ngx_idempotency_redis_node_t *node);
-
-/* _watch.c */
-
-ngx_int_t ngx_idempotency_redis_watch_init(ngx_idempotency_redis_t *redis);
-void ngx_idempotency_redis_watch_tick(ngx_idempotency_redis_conn_t *conn);
+void ngx_idempotency_redis_pubsub_tick(ngx_idempotency_redis_conn_t *conn);
 /* channels are to be found elsewhere: all, or its */
-void ngx_idempotency_redis_watch_route(ngx_idempotency_redis_t *redis);
-void ngx_idempotency_redis_watch_leave(ngx_idempotency_redis_conn_t *conn);
+void ngx_idempotency_redis_pubsub_route(ngx_idempotency_redis_t *redis);
+void ngx_idempotency_redis_pubsub_leave(ngx_idempotency_redis_conn_t *conn);
 
-/* _redis.c */
+/* topology: by ngx_idempotency_redis_mode_e */
+
+extern ngx_idempotency_redis_topology_t  *ngx_idempotency_redis_topologies[];
+
+/* the connection for a call; NULL: no memory */
+ngx_idempotency_redis_conn_t *ngx_idempotency_redis_node_conn(
+    ngx_idempotency_redis_node_t *node, ngx_uint_t n, ngx_uint_t durable);
+
+/* client */
 
 /* a call goes where it belongs now */
 void ngx_idempotency_redis_route(ngx_idempotency_redis_t *redis,
     ngx_idempotency_redis_call_t *call);
-
-/* _tls.c */
-
-void ngx_idempotency_redis_tls(ngx_idempotency_redis_conn_t *conn);
-
-
-extern ngx_idempotency_redis_topology_t  ngx_idempotency_redis_standalone;
-extern ngx_idempotency_redis_topology_t  ngx_idempotency_redis_sentinel;
-extern ngx_idempotency_redis_topology_t  ngx_idempotency_redis_cluster;
 
 
 #endif /* _NGX_IDEMPOTENCY_REDIS_CONN_H_INCLUDED_ */

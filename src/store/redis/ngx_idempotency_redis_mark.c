@@ -230,7 +230,7 @@ mark_judge(ngx_idempotency_redis_conn_t *conn,
         }
 
         if (verdict.error == NGX_IDEMPOTENCY_REDIS_AWAY) {
-            ngx_idempotency_redis_lane_pause(conn, &reply->str);
+            ngx_idempotency_redis_pipeline_pause(conn, &reply->str);
             conn->retire = (verdict.what == NGX_IDEMPOTENCY_REDIS_MASTER);
             return MARK_UNKNOWN;
         }

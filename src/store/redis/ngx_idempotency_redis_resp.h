@@ -117,4 +117,26 @@ ngx_int_t ngx_idempotency_resp_decimal(u_char *data, size_t len,
     int64_t *number);
 
 
+/* what an error says: what class of error it is, what is to be done, and
+   whether the script may have been executed */
+
+typedef enum {
+    NGX_IDEMPOTENCY_REDIS_GIVE = 0,      /* to the caller */
+    NGX_IDEMPOTENCY_REDIS_TEXT,          /* send the script */
+    NGX_IDEMPOTENCY_REDIS_LATER,
+    NGX_IDEMPOTENCY_REDIS_MASTER,        /* this is none */
+    NGX_IDEMPOTENCY_REDIS_MOVED,
+    NGX_IDEMPOTENCY_REDIS_ASK
+} ngx_idempotency_redis_do_e;
+
+typedef struct {
+    ngx_idempotency_redis_error_e   error;
+    ngx_idempotency_redis_do_e      what;
+    ngx_uint_t                      maybe;
+} ngx_idempotency_redis_verdict_t;
+
+ngx_idempotency_redis_verdict_t ngx_idempotency_redis_verdict(
+    ngx_str_t *text);
+
+
 #endif /* _NGX_IDEMPOTENCY_REDIS_RESP_H_INCLUDED_ */

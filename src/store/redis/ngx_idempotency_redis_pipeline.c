@@ -16,64 +16,65 @@
 
 /* what is written, and not yet sent, may be lost with the connection */
 
-#define LANE_BYTES      (256 * 1024)
-#define LANE_CALLS      4096
+#define PIPELINE_BYTES      (256 * 1024)
+#define PIPELINE_CALLS      4096
 /* a server that says "later" is asked again after so long, in msec */
-#define LANE_PAUSE_MIN  5
-#define LANE_PAUSE_MAX  250
-#define LANE_TRIES      16
+#define PIPELINE_PAUSE_MIN  5
+#define PIPELINE_PAUSE_MAX  250
+#define PIPELINE_TRIES      16
 
 
-static void lane_flush(ngx_event_t *ev);
-static void lane_flush_ready(ngx_idempotency_redis_conn_t *conn);
-static void lane_say(ngx_idempotency_redis_conn_t *conn,
+static void pipeline_flush(ngx_event_t *ev);
+static void pipeline_flush_ready(ngx_idempotency_redis_conn_t *conn);
+static void pipeline_say(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call);
-static void lane_asking(ngx_idempotency_redis_conn_t *conn, void *data,
+static void pipeline_asking(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
-static void lane_answer(ngx_idempotency_redis_conn_t *conn, void *data,
+static void pipeline_answer(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
-static ngx_int_t lane_late(ngx_idempotency_redis_conn_t *conn,
+static ngx_int_t pipeline_late(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply);
-static void lane_refused(ngx_idempotency_redis_conn_t *conn,
+static void pipeline_refused(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply);
-static void lane_later(ngx_idempotency_redis_conn_t *conn,
+static void pipeline_later(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call, ngx_str_t *why);
-static void lane_moved(ngx_idempotency_redis_conn_t *conn,
+static void pipeline_moved(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply,
     ngx_uint_t ask);
-static void lane_ask_acks(ngx_idempotency_redis_conn_t *conn,
+static void pipeline_ask_acks(ngx_idempotency_redis_conn_t *conn,
     ngx_msec_t deadline);
-static void lane_acks(ngx_idempotency_redis_conn_t *conn, void *data,
+static void pipeline_acks(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
-static void lane_acked(ngx_idempotency_redis_conn_t *conn,
+static void pipeline_acked(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_error_e error, ngx_str_t *why);
-static void lane_expire(ngx_event_t *ev);
-static ngx_msec_t lane_expired(ngx_queue_t *calls, ngx_queue_t *expired,
+static void pipeline_expire(ngx_event_t *ev);
+static ngx_msec_t pipeline_expired(ngx_queue_t *calls, ngx_queue_t *expired,
     ngx_msec_t next);
-static void lane_arm(ngx_idempotency_redis_conn_t *conn, ngx_msec_t deadline);
-static void lane_disarm(ngx_idempotency_redis_conn_t *conn);
-static void lane_unsent(ngx_idempotency_redis_conn_t *conn,
+static void pipeline_arm(ngx_idempotency_redis_conn_t *conn,
+    ngx_msec_t deadline);
+static void pipeline_disarm(ngx_idempotency_redis_conn_t *conn);
+static void pipeline_unsent(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call);
-static void lane_give(ngx_idempotency_redis_call_t *call,
+static void pipeline_give(ngx_idempotency_redis_call_t *call,
     ngx_idempotency_redis_reply_t *reply, ngx_idempotency_redis_error_e error,
     ngx_str_t *why, ngx_uint_t maybe);
-static void lane_ready(ngx_idempotency_redis_conn_t *conn);
-static void lane_lost(ngx_idempotency_redis_conn_t *conn);
-static ngx_uint_t lane_idle(ngx_idempotency_redis_conn_t *conn);
+static void pipeline_ready(ngx_idempotency_redis_conn_t *conn);
+static void pipeline_lost(ngx_idempotency_redis_conn_t *conn);
+static ngx_uint_t pipeline_idle(ngx_idempotency_redis_conn_t *conn);
 
 
-ngx_idempotency_redis_kind_t  ngx_idempotency_redis_lane = {
+ngx_idempotency_redis_kind_t  ngx_idempotency_redis_pipeline = {
     0,
-    lane_ready,
-    lane_lost,
+    pipeline_ready,
+    pipeline_lost,
     NULL,
-    lane_idle,
-    lane_ready
+    pipeline_idle,
+    pipeline_ready
 };
 
 
 void
-ngx_idempotency_redis_lane_init(ngx_idempotency_redis_conn_t *conn)
+ngx_idempotency_redis_pipeline_init(ngx_idempotency_redis_conn_t *conn)
 {
     ngx_log_t  *log;
 
@@ -81,23 +82,23 @@ ngx_idempotency_redis_lane_init(ngx_idempotency_redis_conn_t *conn)
 
     conn->flush.data = conn;
     conn->flush.log = log;
-    conn->flush.handler = lane_flush;
+    conn->flush.handler = pipeline_flush;
 
     /* whose exit waits for a call, waits for its deadline */
 
     conn->expire.data = conn;
     conn->expire.log = log;
-    conn->expire.handler = lane_expire;
+    conn->expire.handler = pipeline_expire;
 
     conn->pause.data = conn;
     conn->pause.log = log;
-    conn->pause.handler = lane_flush;
+    conn->pause.handler = pipeline_flush;
     conn->pause.cancelable = 1;
 }
 
 
 void
-ngx_idempotency_redis_lane_call(ngx_idempotency_redis_conn_t *conn,
+ngx_idempotency_redis_pipeline_call(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call)
 {
     ngx_queue_insert_tail(&conn->calls, &call->queue);
@@ -106,14 +107,14 @@ ngx_idempotency_redis_lane_call(ngx_idempotency_redis_conn_t *conn,
         conn->c->idle = 0;
     }
 
-    lane_arm(conn, call->deadline);
+    pipeline_arm(conn, call->deadline);
 
     ngx_post_event(&conn->flush, &ngx_posted_events);
 }
 
 
 static void
-lane_flush(ngx_event_t *ev)
+pipeline_flush(ngx_event_t *ev)
 {
     ngx_queue_t                   *q, calls;
     ngx_idempotency_redis_conn_t  *conn;
@@ -122,7 +123,7 @@ lane_flush(ngx_event_t *ev)
     conn = ev->data;
 
     if (conn->state == ngx_idempotency_redis_ready) {
-        lane_flush_ready(conn);
+        pipeline_flush_ready(conn);
         return;
     }
 
@@ -146,13 +147,13 @@ lane_flush(ngx_event_t *ev)
         q = ngx_queue_head(&calls);
         call = ngx_queue_data(q, ngx_idempotency_redis_call_t, queue);
 
-        lane_unsent(conn, call);
+        pipeline_unsent(conn, call);
     }
 }
 
 
 static void
-lane_flush_ready(ngx_idempotency_redis_conn_t *conn)
+pipeline_flush_ready(ngx_idempotency_redis_conn_t *conn)
 {
     ngx_int_t                      rc;
     ngx_uint_t                     n;
@@ -172,8 +173,8 @@ lane_flush_ready(ngx_idempotency_redis_conn_t *conn)
 
     while (!ngx_queue_empty(&conn->calls)) {
 
-        if (conn->out.len - conn->out.pos > LANE_BYTES
-            || conn->ndue > LANE_CALLS)
+        if (conn->out.len - conn->out.pos > PIPELINE_BYTES
+            || conn->ndue > PIPELINE_CALLS)
         {
             break;
         }
@@ -205,11 +206,11 @@ lane_flush_ready(ngx_idempotency_redis_conn_t *conn)
             deadline = call->deadline;
         }
 
-        lane_say(conn, call);
+        pipeline_say(conn, call);
     }
 
     if (n && conn->durable) {
-        lane_ask_acks(conn, deadline);
+        pipeline_ask_acks(conn, deadline);
     }
 
     if (n || rc == NGX_AGAIN) {
@@ -222,15 +223,15 @@ lane_flush_ready(ngx_idempotency_redis_conn_t *conn)
         q = ngx_queue_head(&refused);
         call = ngx_queue_data(q, ngx_idempotency_redis_call_t, queue);
 
-        lane_give(call, NULL, NGX_IDEMPOTENCY_REDIS_REFUSED,
-                  &call->mark->why, 0);
-        lane_disarm(conn);
+        pipeline_give(call, NULL, NGX_IDEMPOTENCY_REDIS_REFUSED,
+                      &call->mark->why, 0);
+        pipeline_disarm(conn);
     }
 }
 
 
 static void
-lane_say(ngx_idempotency_redis_conn_t *conn,
+pipeline_say(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call)
 {
     uint64_t                     until;
@@ -241,7 +242,7 @@ lane_say(ngx_idempotency_redis_conn_t *conn,
 
     if (call->asking) {
         ngx_idempotency_resp_say(out, "ASKING", NULL);
-        (void) ngx_idempotency_redis_conn_due(conn, lane_asking, NULL);
+        (void) ngx_idempotency_redis_conn_due(conn, pipeline_asking, NULL);
     }
 
     ngx_idempotency_resp_command(out, 3 + (call->key.len != 0) + call->nargs
@@ -278,7 +279,7 @@ lane_say(ngx_idempotency_redis_conn_t *conn,
 
     /* if there is no memory, the connection is lost with what was not sent */
 
-    if (ngx_idempotency_redis_conn_due(conn, lane_answer, call) != NGX_OK) {
+    if (ngx_idempotency_redis_conn_due(conn, pipeline_answer, call) != NGX_OK) {
         return;
     }
 
@@ -288,7 +289,7 @@ lane_say(ngx_idempotency_redis_conn_t *conn,
 
 
 static void
-lane_asking(ngx_idempotency_redis_conn_t *conn, void *data,
+pipeline_asking(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply)
 {
     /* the call behind it says whether that went well */
@@ -296,7 +297,7 @@ lane_asking(ngx_idempotency_redis_conn_t *conn, void *data,
 
 
 static void
-lane_answer(ngx_idempotency_redis_conn_t *conn, void *data,
+pipeline_answer(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply)
 {
     ngx_idempotency_redis_call_t  *call = data;
@@ -306,31 +307,31 @@ lane_answer(ngx_idempotency_redis_conn_t *conn, void *data,
     call->asking = 0;
 
     if (reply == NULL) {
-        lane_give(call, NULL, conn->error, &conn->why, 1);
+        pipeline_give(call, NULL, conn->error, &conn->why, 1);
         return;
     }
 
     if (reply->type == NGX_IDEMPOTENCY_REDIS_ERROR) {
-        lane_refused(conn, call, reply);
+        pipeline_refused(conn, call, reply);
         return;
     }
 
     conn->paused = 0;
 
-    if (call->until && lane_late(conn, call, reply) == NGX_AGAIN) {
+    if (call->until && pipeline_late(conn, call, reply) == NGX_AGAIN) {
         return;
     }
 
     if (!conn->durable) {
-        lane_give(call, reply, NGX_IDEMPOTENCY_REDIS_OK, NULL, 0);
-        lane_disarm(conn);
+        pipeline_give(call, reply, NGX_IDEMPOTENCY_REDIS_OK, NULL, 0);
+        pipeline_disarm(conn);
         return;
     }
 
     call->reply = ngx_idempotency_resp_copy(&conn->in);
 
     if (call->reply == NULL) {
-        lane_give(call, NULL, NGX_IDEMPOTENCY_REDIS_CLOSED, &nomem, 1);
+        pipeline_give(call, NULL, NGX_IDEMPOTENCY_REDIS_CLOSED, &nomem, 1);
         return;
     }
 
@@ -342,7 +343,7 @@ lane_answer(ngx_idempotency_redis_conn_t *conn, void *data,
 /* its clock; NGX_AGAIN: it was not late by that, and has been sent again */
 
 static ngx_int_t
-lane_late(ngx_idempotency_redis_conn_t *conn,
+pipeline_late(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply)
 {
     int64_t     msec;
@@ -365,20 +366,20 @@ lane_late(ngx_idempotency_redis_conn_t *conn,
 
     if (code->len != 1 || code->data[0] != 'L'
         || (ngx_msec_int_t) (call->deadline - ngx_current_msec) <= 0
-        || ++call->tries > LANE_TRIES)
+        || ++call->tries > PIPELINE_TRIES)
     {
         return NGX_OK;
     }
 
     ngx_queue_remove(&call->queue);
-    ngx_idempotency_redis_lane_call(conn, call);
+    ngx_idempotency_redis_pipeline_call(conn, call);
 
     return NGX_AGAIN;
 }
 
 
 static void
-lane_refused(ngx_idempotency_redis_conn_t *conn,
+pipeline_refused(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply)
 {
     ngx_idempotency_redis_verdict_t  verdict;
@@ -396,16 +397,16 @@ lane_refused(ngx_idempotency_redis_conn_t *conn,
         call->eval = 1;
 
         ngx_queue_remove(&call->queue);
-        ngx_idempotency_redis_lane_call(conn, call);
+        ngx_idempotency_redis_pipeline_call(conn, call);
         return;
 
     case NGX_IDEMPOTENCY_REDIS_LATER:
-        lane_later(conn, call, &reply->str);
+        pipeline_later(conn, call, &reply->str);
         conn->redis->topology->doubt(conn->node, 0);
         return;
 
     case NGX_IDEMPOTENCY_REDIS_MASTER:
-        lane_later(conn, call, &reply->str);
+        pipeline_later(conn, call, &reply->str);
         conn->retire = 1;
         return;
 
@@ -413,13 +414,13 @@ lane_refused(ngx_idempotency_redis_conn_t *conn,
     case NGX_IDEMPOTENCY_REDIS_ASK:
 
         if (conn->redis->topology->moved == NULL
-            || ++call->tries > LANE_TRIES)
+            || ++call->tries > PIPELINE_TRIES)
         {
             break;
         }
 
-        lane_moved(conn, call, reply,
-                   verdict.what == NGX_IDEMPOTENCY_REDIS_ASK);
+        pipeline_moved(conn, call, reply,
+                       verdict.what == NGX_IDEMPOTENCY_REDIS_ASK);
         return;
 
     default:
@@ -430,26 +431,26 @@ lane_refused(ngx_idempotency_redis_conn_t *conn,
         ngx_idempotency_redis_mark_doubt(conn, call->mark);
     }
 
-    lane_give(call, reply, verdict.error, &reply->str, verdict.maybe);
-    lane_disarm(conn);
+    pipeline_give(call, reply, verdict.error, &reply->str, verdict.maybe);
+    pipeline_disarm(conn);
 }
 
 
-/* all of the lane waits a little, as this concerns the server */
+/* all of the pipeline waits a little, as this concerns the server */
 
 static void
-lane_later(ngx_idempotency_redis_conn_t *conn,
+pipeline_later(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call, ngx_str_t *why)
 {
     ngx_queue_remove(&call->queue);
     ngx_queue_insert_tail(&conn->calls, &call->queue);
 
-    ngx_idempotency_redis_lane_pause(conn, why);
+    ngx_idempotency_redis_pipeline_pause(conn, why);
 }
 
 
 void
-ngx_idempotency_redis_lane_pause(ngx_idempotency_redis_conn_t *conn,
+ngx_idempotency_redis_pipeline_pause(ngx_idempotency_redis_conn_t *conn,
     ngx_str_t *why)
 {
     u_char  *p;
@@ -462,8 +463,9 @@ ngx_idempotency_redis_lane_pause(ngx_idempotency_redis_conn_t *conn,
     conn->why.len = p - conn->text;
 
     if (!conn->pause.timer_set) {
-        conn->paused = conn->paused ? ngx_min(2 * conn->paused, LANE_PAUSE_MAX)
-                                    : LANE_PAUSE_MIN;
+        conn->paused = conn->paused
+                       ? ngx_min(2 * conn->paused, PIPELINE_PAUSE_MAX)
+                       : PIPELINE_PAUSE_MIN;
 
         ngx_add_timer(&conn->pause, conn->paused);
     }
@@ -471,7 +473,7 @@ ngx_idempotency_redis_lane_pause(ngx_idempotency_redis_conn_t *conn,
 
 
 static void
-lane_moved(ngx_idempotency_redis_conn_t *conn,
+pipeline_moved(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply,
     ngx_uint_t ask)
 {
@@ -479,21 +481,21 @@ lane_moved(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_node_t  *node;
 
     node = conn->redis->topology->moved(conn->redis, &reply->str, ask);
-    to = node ? ngx_idempotency_redis_node_lane(node, call->lane,
+    to = node ? ngx_idempotency_redis_node_conn(node, call->n,
                                                 call->durable)
               : NULL;
 
     if (to == NULL) {
-        lane_later(conn, call, &reply->str);
+        pipeline_later(conn, call, &reply->str);
         return;
     }
 
     call->asking = ask;
 
     ngx_queue_remove(&call->queue);
-    lane_disarm(conn);
+    pipeline_disarm(conn);
 
-    ngx_idempotency_redis_lane_call(to, call);
+    ngx_idempotency_redis_pipeline_call(to, call);
 }
 
 
@@ -501,7 +503,7 @@ lane_moved(ngx_idempotency_redis_conn_t *conn,
    that, and the connection stays */
 
 static void
-lane_ask_acks(ngx_idempotency_redis_conn_t *conn, ngx_msec_t deadline)
+pipeline_ask_acks(ngx_idempotency_redis_conn_t *conn, ngx_msec_t deadline)
 {
     u_char                         buf[NGX_INT64_LEN + 1];
     ngx_msec_t                     msec;
@@ -521,20 +523,20 @@ lane_ask_acks(ngx_idempotency_redis_conn_t *conn, ngx_msec_t deadline)
         ngx_idempotency_resp_word(&conn->out, buf, ngx_strlen(buf));
 
         conn->asked++;
-        (void) ngx_idempotency_redis_conn_due(conn, lane_acks, NULL);
+        (void) ngx_idempotency_redis_conn_due(conn, pipeline_acks, NULL);
     }
 
     if (conf->fsync) {
         ngx_idempotency_resp_say(&conn->out, "WAITAOF", "1", "0", buf, NULL);
 
         conn->asked++;
-        (void) ngx_idempotency_redis_conn_due(conn, lane_acks, conf);
+        (void) ngx_idempotency_redis_conn_due(conn, pipeline_acks, conf);
     }
 }
 
 
 static void
-lane_acks(ngx_idempotency_redis_conn_t *conn, void *data,
+pipeline_acks(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply)
 {
     int64_t    n, wanted;
@@ -545,7 +547,7 @@ lane_acks(ngx_idempotency_redis_conn_t *conn, void *data,
 
     if (reply == NULL) {
         conn->asked = 0;
-        lane_acked(conn, conn->error, &conn->why);
+        pipeline_acked(conn, conn->error, &conn->why);
         return;
     }
 
@@ -562,21 +564,21 @@ lane_acks(ngx_idempotency_redis_conn_t *conn, void *data,
         why = (reply->type == NGX_IDEMPOTENCY_REDIS_ERROR) ? reply->str
               : data ? disk : few;
 
-        lane_acked(conn, NGX_IDEMPOTENCY_REDIS_UNACKED, &why);
+        pipeline_acked(conn, NGX_IDEMPOTENCY_REDIS_UNACKED, &why);
 
     } else if (!conn->asked) {
-        lane_acked(conn, NGX_IDEMPOTENCY_REDIS_OK, NULL);
+        pipeline_acked(conn, NGX_IDEMPOTENCY_REDIS_OK, NULL);
     }
 
     if (!conn->asked) {
-        lane_disarm(conn);
-        lane_flush(&conn->flush);
+        pipeline_disarm(conn);
+        pipeline_flush(&conn->flush);
     }
 }
 
 
 static void
-lane_acked(ngx_idempotency_redis_conn_t *conn,
+pipeline_acked(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_error_e error, ngx_str_t *why)
 {
     ngx_queue_t                    *q, calls;
@@ -597,10 +599,10 @@ lane_acked(ngx_idempotency_redis_conn_t *conn,
         reply = call->reply;
 
         if (error == NGX_IDEMPOTENCY_REDIS_OK || reply == NULL) {
-            lane_give(call, reply, error, why, 0);
+            pipeline_give(call, reply, error, why, 0);
 
         } else {
-            lane_give(call, error == NGX_IDEMPOTENCY_REDIS_UNACKED ? reply
+            pipeline_give(call, error == NGX_IDEMPOTENCY_REDIS_UNACKED ? reply
                                                                    : NULL,
                       error, why, 1);
         }
@@ -614,7 +616,7 @@ lane_acked(ngx_idempotency_redis_conn_t *conn,
    are in order, so that the connection is of no use */
 
 static void
-lane_expire(ngx_event_t *ev)
+pipeline_expire(ngx_event_t *ev)
 {
     ngx_msec_t                     next;
     ngx_queue_t                   *q, expired;
@@ -625,8 +627,8 @@ lane_expire(ngx_event_t *ev)
 
     ngx_queue_init(&expired);
 
-    next = lane_expired(&conn->sent, NULL, NGX_MAX_INT_T_VALUE);
-    next = lane_expired(&conn->waiting, NULL, next);
+    next = pipeline_expired(&conn->sent, NULL, NGX_MAX_INT_T_VALUE);
+    next = pipeline_expired(&conn->waiting, NULL, next);
 
     if (next == 0) {
         ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_TIMEOUT,
@@ -635,7 +637,7 @@ lane_expire(ngx_event_t *ev)
         next = NGX_MAX_INT_T_VALUE;
     }
 
-    next = lane_expired(&conn->calls, &expired, next);
+    next = pipeline_expired(&conn->calls, &expired, next);
 
     if (next != NGX_MAX_INT_T_VALUE && !conn->expire.timer_set) {
         ngx_add_timer(&conn->expire, next);
@@ -645,7 +647,7 @@ lane_expire(ngx_event_t *ev)
         q = ngx_queue_head(&expired);
         call = ngx_queue_data(q, ngx_idempotency_redis_call_t, queue);
 
-        lane_unsent(conn, call);
+        pipeline_unsent(conn, call);
     }
 
     ngx_idempotency_redis_conn_settle(conn);
@@ -655,7 +657,7 @@ lane_expire(ngx_event_t *ev)
 /* when the next one does; 0: one has, and there is nowhere to put it */
 
 static ngx_msec_t
-lane_expired(ngx_queue_t *calls, ngx_queue_t *expired, ngx_msec_t next)
+pipeline_expired(ngx_queue_t *calls, ngx_queue_t *expired, ngx_msec_t next)
 {
     ngx_queue_t                   *q, *following;
     ngx_msec_int_t                 left;
@@ -689,7 +691,7 @@ lane_expired(ngx_queue_t *calls, ngx_queue_t *expired, ngx_msec_t next)
 /* as nginx leaves a timer that is off by less than 300 ms where it is */
 
 static void
-lane_arm(ngx_idempotency_redis_conn_t *conn, ngx_msec_t deadline)
+pipeline_arm(ngx_idempotency_redis_conn_t *conn, ngx_msec_t deadline)
 {
     ngx_msec_int_t  left;
 
@@ -711,7 +713,7 @@ lane_arm(ngx_idempotency_redis_conn_t *conn, ngx_msec_t deadline)
 /* nothing is to be waited for any more */
 
 static void
-lane_disarm(ngx_idempotency_redis_conn_t *conn)
+pipeline_disarm(ngx_idempotency_redis_conn_t *conn)
 {
     if (conn->expire.timer_set && ngx_queue_empty(&conn->calls)
         && ngx_queue_empty(&conn->sent) && ngx_queue_empty(&conn->waiting))
@@ -722,24 +724,24 @@ lane_disarm(ngx_idempotency_redis_conn_t *conn)
 
 
 static void
-lane_unsent(ngx_idempotency_redis_conn_t *conn,
+pipeline_unsent(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call)
 {
     static ngx_str_t  why = ngx_string("it was not sent in time");
 
     if (conn->state == ngx_idempotency_redis_ready && !conn->paused) {
-        lane_give(call, NULL, NGX_IDEMPOTENCY_REDIS_TIMEOUT, &why, 0);
+        pipeline_give(call, NULL, NGX_IDEMPOTENCY_REDIS_TIMEOUT, &why, 0);
 
     } else {
-        lane_give(call, NULL, conn->error, &conn->why, 0);
+        pipeline_give(call, NULL, conn->error, &conn->why, 0);
     }
 
-    lane_disarm(conn);
+    pipeline_disarm(conn);
 }
 
 
 static void
-lane_give(ngx_idempotency_redis_call_t *call,
+pipeline_give(ngx_idempotency_redis_call_t *call,
     ngx_idempotency_redis_reply_t *reply, ngx_idempotency_redis_error_e error,
     ngx_str_t *why, ngx_uint_t maybe)
 {
@@ -761,7 +763,7 @@ lane_give(ngx_idempotency_redis_call_t *call,
 
 
 static void
-lane_ready(ngx_idempotency_redis_conn_t *conn)
+pipeline_ready(ngx_idempotency_redis_conn_t *conn)
 {
     if (!ngx_queue_empty(&conn->calls)) {
         ngx_post_event(&conn->flush, &ngx_posted_events);
@@ -770,18 +772,18 @@ lane_ready(ngx_idempotency_redis_conn_t *conn)
 
 
 static void
-lane_lost(ngx_idempotency_redis_conn_t *conn)
+pipeline_lost(ngx_idempotency_redis_conn_t *conn)
 {
     conn->asked = 0;
 
-    lane_acked(conn, conn->error, &conn->why);
-    lane_disarm(conn);
-    lane_ready(conn);
+    pipeline_acked(conn, conn->error, &conn->why);
+    pipeline_disarm(conn);
+    pipeline_ready(conn);
 }
 
 
 static ngx_uint_t
-lane_idle(ngx_idempotency_redis_conn_t *conn)
+pipeline_idle(ngx_idempotency_redis_conn_t *conn)
 {
     return ngx_queue_empty(&conn->calls) && ngx_queue_empty(&conn->sent)
            && ngx_queue_empty(&conn->waiting);
@@ -789,7 +791,7 @@ lane_idle(ngx_idempotency_redis_conn_t *conn)
 
 
 void
-ngx_idempotency_redis_lane_leave(ngx_idempotency_redis_conn_t *conn)
+ngx_idempotency_redis_pipeline_leave(ngx_idempotency_redis_conn_t *conn)
 {
     ngx_queue_t                   *q, calls;
     ngx_idempotency_redis_call_t  *call;
@@ -819,5 +821,5 @@ ngx_idempotency_redis_lane_leave(ngx_idempotency_redis_conn_t *conn)
         }
     }
 
-    lane_disarm(conn);
+    pipeline_disarm(conn);
 }

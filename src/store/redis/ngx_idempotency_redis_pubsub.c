@@ -1,10 +1,10 @@
 
 /*
- * Who is told when something is published: subscriptions, on a connection of
- * their own, as in RESP2 it can be used for nothing else.  A cluster publishes
- * by slots, so there each node that has one has such a connection.
+ * Subscriptions, and what is published: on a connection of their own, as one
+ * that is subscribed can be used for nothing else.  A cluster publishes by
+ * slots, so there each node that has one has such a connection.
  *
- * A message may be lost with its connection.  So who watches is called when
+ * A message may be lost with its connection.  So each subscriber is called when
  * the subscription is there, whether for the first time or again.
  */
 
@@ -19,132 +19,122 @@ typedef struct {
     /* of those of a connection */
     ngx_queue_t                      queue;
     ngx_idempotency_redis_conn_t    *conn;
-    /* who watches */
-    ngx_queue_t                      watches;
+    /* who is called */
+    ngx_queue_t                      subscriptions;
     /* it is being gone through, and stays until then */
     ngx_uint_t                       busy;
     ngx_uint_t                       subscribed;
-} watch_channel_t;
+} pubsub_channel_t;
 
 
-static watch_channel_t *watch_channel(ngx_idempotency_redis_t *redis,
+static pubsub_channel_t *pubsub_channel(ngx_idempotency_redis_t *redis,
     ngx_str_t *name);
-static watch_channel_t *watch_create(ngx_idempotency_redis_t *redis,
+static pubsub_channel_t *pubsub_create(ngx_idempotency_redis_t *redis,
     ngx_str_t *name);
-static void watch_place(watch_channel_t *channel);
-static ngx_idempotency_redis_conn_t *watch_conn(
+static void pubsub_place(pubsub_channel_t *channel);
+static ngx_idempotency_redis_conn_t *pubsub_conn(
     ngx_idempotency_redis_node_t *node);
-static void watch_say(ngx_idempotency_redis_conn_t *conn,
-    watch_channel_t *channel, ngx_uint_t subscribe);
-static void watch_flush(ngx_event_t *ev);
-static void watch_tell(watch_channel_t *channel);
-static void watch_drop(watch_channel_t *channel);
-static ngx_int_t watch_push(ngx_idempotency_redis_conn_t *conn,
+static void pubsub_say(ngx_idempotency_redis_conn_t *conn,
+    pubsub_channel_t *channel, ngx_uint_t subscribe);
+static void pubsub_flush(ngx_event_t *ev);
+static void pubsub_tell(pubsub_channel_t *channel);
+static void pubsub_drop(pubsub_channel_t *channel);
+static ngx_int_t pubsub_push(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply);
-static ngx_uint_t watch_is(ngx_str_t *word, char *s);
-static void watch_said(ngx_idempotency_redis_conn_t *conn, void *data,
+static ngx_uint_t pubsub_is(ngx_str_t *word, char *s);
+static void pubsub_said(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
-static void watch_pong(ngx_idempotency_redis_conn_t *conn, void *data,
+static void pubsub_pong(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
-static void watch_missing(ngx_idempotency_redis_conn_t *conn);
-static void watch_ready(ngx_idempotency_redis_conn_t *conn);
-static void watch_lost(ngx_idempotency_redis_conn_t *conn);
-static ngx_uint_t watch_idle(ngx_idempotency_redis_conn_t *conn);
+static void pubsub_missing(ngx_idempotency_redis_conn_t *conn);
+static void pubsub_ready(ngx_idempotency_redis_conn_t *conn);
+static void pubsub_lost(ngx_idempotency_redis_conn_t *conn);
+static ngx_uint_t pubsub_idle(ngx_idempotency_redis_conn_t *conn);
 
 
-static ngx_idempotency_redis_kind_t  watch_kind = {
+static ngx_idempotency_redis_kind_t  pubsub_kind = {
     0,
-    watch_ready,
-    watch_lost,
-    watch_push,
-    watch_idle,
+    pubsub_ready,
+    pubsub_lost,
+    pubsub_push,
+    pubsub_idle,
     NULL
 };
-
-
-ngx_int_t
-ngx_idempotency_redis_watch_init(ngx_idempotency_redis_t *redis)
-{
-    ngx_rbtree_init(&redis->channels, &redis->channels_sentinel,
-                    ngx_str_rbtree_insert_value);
-
-    return NGX_OK;
-}
 
 
 /* without memory there is none who tells, as if it were never said */
 
 void
-ngx_idempotency_redis_watch(ngx_idempotency_redis_t *redis,
-    ngx_idempotency_redis_watch_t *watch)
+ngx_idempotency_redis_subscribe(ngx_idempotency_redis_t *redis,
+    ngx_idempotency_redis_subscription_t *sub)
 {
-    watch_channel_t  *channel;
+    pubsub_channel_t  *channel;
 
-    watch->channel = NULL;
+    sub->channel = NULL;
 
-    channel = watch_channel(redis, &watch->key);
+    channel = pubsub_channel(redis, &sub->key);
 
     if (channel == NULL) {
-        channel = watch_create(redis, &watch->key);
+        channel = pubsub_create(redis, &sub->key);
 
         if (channel == NULL) {
             return;
         }
 
-        ngx_queue_insert_tail(&channel->watches, &watch->queue);
-        watch->channel = channel;
+        ngx_queue_insert_tail(&channel->subscriptions, &sub->queue);
+        sub->channel = channel;
 
-        watch_place(channel);
+        pubsub_place(channel);
         return;
     }
 
-    ngx_queue_insert_tail(&channel->watches, &watch->queue);
-    watch->channel = channel;
+    ngx_queue_insert_tail(&channel->subscriptions, &sub->queue);
+    sub->channel = channel;
 
     /* it may have been subscribed before: another confirmation tells */
 
     if (channel->conn) {
-        watch_say(channel->conn, channel, 1);
+        pubsub_say(channel->conn, channel, 1);
     }
 }
 
 
 void
-ngx_idempotency_redis_unwatch(ngx_idempotency_redis_t *redis,
-    ngx_idempotency_redis_watch_t *watch)
+ngx_idempotency_redis_unsubscribe(ngx_idempotency_redis_t *redis,
+    ngx_idempotency_redis_subscription_t *sub)
 {
-    watch_channel_t  *channel;
+    pubsub_channel_t  *channel;
 
-    channel = watch->channel;
+    channel = sub->channel;
 
     if (channel == NULL) {
         return;
     }
 
-    watch->channel = NULL;
-    ngx_queue_remove(&watch->queue);
+    sub->channel = NULL;
+    ngx_queue_remove(&sub->queue);
 
-    if (ngx_queue_empty(&channel->watches) && !channel->busy) {
-        watch_drop(channel);
+    if (ngx_queue_empty(&channel->subscriptions) && !channel->busy) {
+        pubsub_drop(channel);
     }
 }
 
 
-static watch_channel_t *
-watch_channel(ngx_idempotency_redis_t *redis, ngx_str_t *name)
+static pubsub_channel_t *
+pubsub_channel(ngx_idempotency_redis_t *redis, ngx_str_t *name)
 {
-    return (watch_channel_t *) ngx_str_rbtree_lookup(&redis->channels, name,
+    return (pubsub_channel_t *) ngx_str_rbtree_lookup(&redis->channels, name,
                                         ngx_crc32_short(name->data,
                                                         name->len));
 }
 
 
-static watch_channel_t *
-watch_create(ngx_idempotency_redis_t *redis, ngx_str_t *name)
+static pubsub_channel_t *
+pubsub_create(ngx_idempotency_redis_t *redis, ngx_str_t *name)
 {
-    watch_channel_t  *channel;
+    pubsub_channel_t  *channel;
 
-    channel = ngx_calloc(sizeof(watch_channel_t) + name->len, ngx_cycle->log);
+    channel = ngx_calloc(sizeof(pubsub_channel_t) + name->len, ngx_cycle->log);
     if (channel == NULL) {
         return NULL;
     }
@@ -157,7 +147,7 @@ watch_create(ngx_idempotency_redis_t *redis, ngx_str_t *name)
 
     channel->name.node.key = ngx_crc32_short(name->data, name->len);
 
-    ngx_queue_init(&channel->watches);
+    ngx_queue_init(&channel->subscriptions);
     ngx_rbtree_insert(&redis->channels, &channel->name.node);
 
     return channel;
@@ -167,14 +157,14 @@ watch_create(ngx_idempotency_redis_t *redis, ngx_str_t *name)
 /* at the server where it is published */
 
 static void
-watch_place(watch_channel_t *channel)
+pubsub_place(pubsub_channel_t *channel)
 {
     ngx_idempotency_redis_t       *redis;
     ngx_idempotency_redis_conn_t  *conn;
 
     redis = channel->redis;
 
-    conn = watch_conn(redis->topology->route(redis, &channel->name.str));
+    conn = pubsub_conn(redis->topology->route(redis, &channel->name.str));
     channel->conn = conn;
 
     if (conn == NULL) {
@@ -189,7 +179,7 @@ watch_place(watch_channel_t *channel)
     }
 
     if (conn->state == ngx_idempotency_redis_ready) {
-        watch_say(conn, channel, 1);
+        pubsub_say(conn, channel, 1);
         return;
     }
 
@@ -198,28 +188,28 @@ watch_place(watch_channel_t *channel)
 
 
 static ngx_idempotency_redis_conn_t *
-watch_conn(ngx_idempotency_redis_node_t *node)
+pubsub_conn(ngx_idempotency_redis_node_t *node)
 {
-    if (node->watch == NULL) {
-        node->watch = ngx_idempotency_redis_conn_create(node, &watch_kind);
+    if (node->pubsub == NULL) {
+        node->pubsub = ngx_idempotency_redis_conn_create(node, &pubsub_kind);
 
-        if (node->watch == NULL) {
+        if (node->pubsub == NULL) {
             return NULL;
         }
 
-        node->watch->flush.data = node->watch;
-        node->watch->flush.log = node->redis->log;
-        node->watch->flush.handler = watch_flush;
+        node->pubsub->flush.data = node->pubsub;
+        node->pubsub->flush.log = node->redis->log;
+        node->pubsub->flush.handler = pubsub_flush;
     }
 
-    return node->watch;
+    return node->pubsub;
 }
 
 
 /* goes out with all others of this round */
 
 static void
-watch_say(ngx_idempotency_redis_conn_t *conn, watch_channel_t *channel,
+pubsub_say(ngx_idempotency_redis_conn_t *conn, pubsub_channel_t *channel,
     ngx_uint_t subscribe)
 {
     ngx_uint_t                   sharded;
@@ -244,7 +234,7 @@ watch_say(ngx_idempotency_redis_conn_t *conn, watch_channel_t *channel,
 
     ngx_idempotency_resp_str(out, &channel->name.str);
 
-    (void) ngx_idempotency_redis_conn_expect(conn, watch_said,
+    (void) ngx_idempotency_redis_conn_expect(conn, pubsub_said,
                                              subscribe ? NULL : conn);
 
     ngx_post_event(&conn->flush, &ngx_posted_events);
@@ -252,7 +242,7 @@ watch_say(ngx_idempotency_redis_conn_t *conn, watch_channel_t *channel,
 
 
 static void
-watch_flush(ngx_event_t *ev)
+pubsub_flush(ngx_event_t *ev)
 {
     ngx_idempotency_redis_conn_t  *conn;
 
@@ -264,53 +254,53 @@ watch_flush(ngx_event_t *ev)
 }
 
 
-/* handlers may take watches away, their own or others */
+/* handlers may take subscriptions away, their own or others */
 
 static void
-watch_tell(watch_channel_t *channel)
+pubsub_tell(pubsub_channel_t *channel)
 {
-    ngx_queue_t                    *q, watches;
-    ngx_idempotency_redis_watch_t  *watch;
+    ngx_queue_t                           *q, subscriptions;
+    ngx_idempotency_redis_subscription_t  *sub;
 
-    if (ngx_queue_empty(&channel->watches)) {
+    if (ngx_queue_empty(&channel->subscriptions)) {
         return;
     }
 
     channel->busy++;
 
-    ngx_queue_init(&watches);
-    ngx_queue_add(&watches, &channel->watches);
-    ngx_queue_init(&channel->watches);
+    ngx_queue_init(&subscriptions);
+    ngx_queue_add(&subscriptions, &channel->subscriptions);
+    ngx_queue_init(&channel->subscriptions);
 
-    while (!ngx_queue_empty(&watches)) {
-        q = ngx_queue_head(&watches);
-        watch = ngx_queue_data(q, ngx_idempotency_redis_watch_t, queue);
+    while (!ngx_queue_empty(&subscriptions)) {
+        q = ngx_queue_head(&subscriptions);
+        sub = ngx_queue_data(q, ngx_idempotency_redis_subscription_t, queue);
 
         ngx_queue_remove(q);
-        ngx_queue_insert_tail(&channel->watches, q);
+        ngx_queue_insert_tail(&channel->subscriptions, q);
 
-        watch->handler(watch);
+        sub->handler(sub);
     }
 
-    if (--channel->busy == 0 && ngx_queue_empty(&channel->watches)) {
-        watch_drop(channel);
+    if (--channel->busy == 0 && ngx_queue_empty(&channel->subscriptions)) {
+        pubsub_drop(channel);
     }
 }
 
 
 static void
-watch_drop(watch_channel_t *channel)
+pubsub_drop(pubsub_channel_t *channel)
 {
     ngx_idempotency_redis_conn_t  *conn;
 
     conn = channel->conn;
 
     if (conn) {
-        watch_say(conn, channel, 0);
+        pubsub_say(conn, channel, 0);
         ngx_queue_remove(&channel->queue);
 
         if (conn->c) {
-            conn->c->idle = watch_idle(conn);
+            conn->c->idle = pubsub_idle(conn);
         }
     }
 
@@ -325,11 +315,11 @@ watch_drop(watch_channel_t *channel)
  */
 
 static ngx_int_t
-watch_push(ngx_idempotency_redis_conn_t *conn,
+pubsub_push(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply)
 {
-    ngx_str_t        *word;
-    watch_channel_t  *channel;
+    ngx_str_t         *word;
+    pubsub_channel_t  *channel;
 
     if (reply->type != NGX_IDEMPOTENCY_REDIS_ARRAY || reply->n != 3
         || reply->elts[0].type != NGX_IDEMPOTENCY_REDIS_STRING
@@ -339,22 +329,22 @@ watch_push(ngx_idempotency_redis_conn_t *conn,
     }
 
     word = &reply->elts[0].str;
-    channel = watch_channel(conn->redis, &reply->elts[1].str);
+    channel = pubsub_channel(conn->redis, &reply->elts[1].str);
 
     if (channel && channel->conn != conn) {
         channel = NULL;
     }
 
-    if (watch_is(word, "message") || watch_is(word, "smessage")) {
+    if (pubsub_is(word, "message") || pubsub_is(word, "smessage")) {
 
         if (channel) {
-            watch_tell(channel);
+            pubsub_tell(channel);
         }
 
         return NGX_OK;
     }
 
-    if (watch_is(word, "unsubscribe") || watch_is(word, "sunsubscribe")) {
+    if (pubsub_is(word, "unsubscribe") || pubsub_is(word, "sunsubscribe")) {
 
         /* a slot that moves drops its subscriptions, unasked */
 
@@ -367,14 +357,14 @@ watch_push(ngx_idempotency_redis_conn_t *conn,
                                                            : NGX_OK;
     }
 
-    return (watch_is(word, "subscribe") || watch_is(word, "ssubscribe")
+    return (pubsub_is(word, "subscribe") || pubsub_is(word, "ssubscribe")
             || !reply->push)
            ? NGX_DECLINED : NGX_OK;
 }
 
 
 static ngx_uint_t
-watch_is(ngx_str_t *word, char *s)
+pubsub_is(ngx_str_t *word, char *s)
 {
     return word->len == ngx_strlen(s)
            && ngx_strncmp(word->data, s, word->len) == 0;
@@ -382,10 +372,10 @@ watch_is(ngx_str_t *word, char *s)
 
 
 static void
-watch_said(ngx_idempotency_redis_conn_t *conn, void *data,
+pubsub_said(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply)
 {
-    watch_channel_t                  *channel;
+    pubsub_channel_t                 *channel;
     ngx_idempotency_redis_verdict_t   verdict;
 
     ngx_idempotency_redis_conn_expected(conn);
@@ -395,11 +385,11 @@ watch_said(ngx_idempotency_redis_conn_t *conn, void *data,
     }
 
     if (reply->type == NGX_IDEMPOTENCY_REDIS_ARRAY && reply->n == 3) {
-        channel = watch_channel(conn->redis, &reply->elts[1].str);
+        channel = pubsub_channel(conn->redis, &reply->elts[1].str);
 
         if (data == NULL && channel && channel->conn == conn) {
             channel->subscribed = 1;
-            watch_tell(channel);
+            pubsub_tell(channel);
         }
 
         return;
@@ -427,23 +417,23 @@ watch_said(ngx_idempotency_redis_conn_t *conn, void *data,
 /* is it there, and has it heard of all channels? */
 
 void
-ngx_idempotency_redis_watch_tick(ngx_idempotency_redis_conn_t *conn)
+ngx_idempotency_redis_pubsub_tick(ngx_idempotency_redis_conn_t *conn)
 {
     if (conn->state != ngx_idempotency_redis_ready || conn->expected) {
         return;
     }
 
-    watch_missing(conn);
+    pubsub_missing(conn);
 
     ngx_idempotency_resp_say(&conn->out, "PING", NULL);
-    (void) ngx_idempotency_redis_conn_expect(conn, watch_pong, NULL);
+    (void) ngx_idempotency_redis_conn_expect(conn, pubsub_pong, NULL);
 
     ngx_post_event(&conn->flush, &ngx_posted_events);
 }
 
 
 static void
-watch_pong(ngx_idempotency_redis_conn_t *conn, void *data,
+pubsub_pong(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply)
 {
     ngx_idempotency_redis_conn_expected(conn);
@@ -451,19 +441,19 @@ watch_pong(ngx_idempotency_redis_conn_t *conn, void *data,
 
 
 static void
-watch_missing(ngx_idempotency_redis_conn_t *conn)
+pubsub_missing(ngx_idempotency_redis_conn_t *conn)
 {
-    ngx_queue_t      *q;
-    watch_channel_t  *channel;
+    ngx_queue_t       *q;
+    pubsub_channel_t  *channel;
 
     for (q = ngx_queue_head(&conn->channels);
          q != ngx_queue_sentinel(&conn->channels);
          q = ngx_queue_next(q))
     {
-        channel = ngx_queue_data(q, watch_channel_t, queue);
+        channel = ngx_queue_data(q, pubsub_channel_t, queue);
 
         if (!channel->subscribed) {
-            watch_say(conn, channel, 1);
+            pubsub_say(conn, channel, 1);
         }
     }
 }
@@ -472,10 +462,10 @@ watch_missing(ngx_idempotency_redis_conn_t *conn)
 /* the servers were found anew: each channel to its own */
 
 void
-ngx_idempotency_redis_watch_route(ngx_idempotency_redis_t *redis)
+ngx_idempotency_redis_pubsub_route(ngx_idempotency_redis_t *redis)
 {
     ngx_rbtree_node_t             *node;
-    watch_channel_t               *channel;
+    pubsub_channel_t              *channel;
     ngx_idempotency_redis_conn_t  *conn;
 
     if (redis->channels.root == redis->channels.sentinel) {
@@ -487,34 +477,34 @@ ngx_idempotency_redis_watch_route(ngx_idempotency_redis_t *redis)
          node;
          node = ngx_rbtree_next(&redis->channels, node))
     {
-        channel = (watch_channel_t *) node;
+        channel = (pubsub_channel_t *) node;
         conn = channel->conn;
 
         if (conn
             && redis->topology->route(redis, &channel->name.str) == conn->node)
         {
             if (!channel->subscribed) {
-                watch_say(conn, channel, 1);
+                pubsub_say(conn, channel, 1);
             }
 
             continue;
         }
 
         if (conn) {
-            watch_say(conn, channel, 0);
+            pubsub_say(conn, channel, 0);
             ngx_queue_remove(&channel->queue);
         }
 
-        watch_place(channel);
+        pubsub_place(channel);
     }
 }
 
 
 void
-ngx_idempotency_redis_watch_leave(ngx_idempotency_redis_conn_t *conn)
+ngx_idempotency_redis_pubsub_leave(ngx_idempotency_redis_conn_t *conn)
 {
-    ngx_queue_t      *q;
-    watch_channel_t  *channel;
+    ngx_queue_t       *q;
+    pubsub_channel_t  *channel;
 
     if (conn->flush.posted) {
         ngx_delete_posted_event(&conn->flush);
@@ -522,43 +512,43 @@ ngx_idempotency_redis_watch_leave(ngx_idempotency_redis_conn_t *conn)
 
     while (!ngx_queue_empty(&conn->channels)) {
         q = ngx_queue_head(&conn->channels);
-        channel = ngx_queue_data(q, watch_channel_t, queue);
+        channel = ngx_queue_data(q, pubsub_channel_t, queue);
 
         ngx_queue_remove(q);
-        watch_place(channel);
+        pubsub_place(channel);
     }
 }
 
 
 static void
-watch_ready(ngx_idempotency_redis_conn_t *conn)
+pubsub_ready(ngx_idempotency_redis_conn_t *conn)
 {
-    watch_missing(conn);
+    pubsub_missing(conn);
 }
 
 
 static void
-watch_lost(ngx_idempotency_redis_conn_t *conn)
+pubsub_lost(ngx_idempotency_redis_conn_t *conn)
 {
-    ngx_queue_t      *q;
-    watch_channel_t  *channel;
+    ngx_queue_t       *q;
+    pubsub_channel_t  *channel;
 
     for (q = ngx_queue_head(&conn->channels);
          q != ngx_queue_sentinel(&conn->channels);
          q = ngx_queue_next(q))
     {
-        channel = ngx_queue_data(q, watch_channel_t, queue);
+        channel = ngx_queue_data(q, pubsub_channel_t, queue);
         channel->subscribed = 0;
     }
 
-    if (watch_idle(conn) && conn->timer.timer_set) {
+    if (pubsub_idle(conn) && conn->timer.timer_set) {
         ngx_del_timer(&conn->timer);
     }
 }
 
 
 static ngx_uint_t
-watch_idle(ngx_idempotency_redis_conn_t *conn)
+pubsub_idle(ngx_idempotency_redis_conn_t *conn)
 {
     return ngx_queue_empty(&conn->channels);
 }
