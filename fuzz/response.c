@@ -214,7 +214,7 @@ again(ngx_pool_t *pool, ngx_http_request_t *r, ngx_uint_t head,
     ngx_http_idempotency_response_t  is;
 
     header = ngx_http_idempotency_response_header(r, NULL,
-                                         was->elsewhere ? &was->origin : NULL);
+                                         was->has_location ? &was->location : NULL);
     trailers = ngx_http_idempotency_response_trailers(r);
 
     hold(header && header->last <= header->end);
@@ -236,7 +236,7 @@ again(ngx_pool_t *pool, ngx_http_request_t *r, ngx_uint_t head,
          && is.last_modified == was->last_modified
          && is.body.len == was->body.len
          && is.headers.len == was->headers.len
-         && is.elsewhere == was->elsewhere);
+         && is.has_location == was->has_location);
 }
 
 

@@ -5,7 +5,7 @@
  */
 
 
-#include "ngx_http_idempotency_conf.h"
+#include "ngx_http_idempotency.h"
 
 
 /*

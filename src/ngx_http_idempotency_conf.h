@@ -1,7 +1,8 @@
 
 /*
- * What is known of the configuration as a whole, and the directives' own
- * setters, which ngx_http_idempotency_module.c names in its table.
+ * The configuration: a location's settings, what is known of the configuration
+ * as a whole, and the directives' own setters, which
+ * ngx_http_idempotency_module.c names in its table.
  */
 
 
@@ -9,9 +10,222 @@
 #define _NGX_HTTP_IDEMPOTENCY_CONF_H_INCLUDED_
 
 
-#include "ngx_http_idempotency.h"
+#include <ngx_config.h>
+#include <ngx_core.h>
+#include <ngx_http.h>
+
+#include "digest/ngx_idempotency_kinds.h"
+#include "store/ngx_idempotency_store.h"
 #include "store/ngx_idempotency_secret.h"
 #include "store/redis/ngx_idempotency_redis.h"
+
+
+/* what $idempotency_status says, and what is refused */
+
+typedef enum {
+    NGX_HTTP_IDEMPOTENCY_STATUS_NONE = 0,
+
+    /* refusals: the first ones, as each has a status code of its own */
+    NGX_HTTP_IDEMPOTENCY_STATUS_CONFLICT,
+    NGX_HTTP_IDEMPOTENCY_STATUS_IN_PROGRESS,
+    NGX_HTTP_IDEMPOTENCY_STATUS_IN_DOUBT,
+    NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT,
+    NGX_HTTP_IDEMPOTENCY_STATUS_SIMILAR,
+    NGX_HTTP_IDEMPOTENCY_STATUS_EXPIRED,
+    NGX_HTTP_IDEMPOTENCY_STATUS_MISSING,
+    NGX_HTTP_IDEMPOTENCY_STATUS_MALFORMED,
+    NGX_HTTP_IDEMPOTENCY_STATUS_LIMITED,
+    NGX_HTTP_IDEMPOTENCY_STATUS_UNAVAILABLE,
+
+    NGX_HTTP_IDEMPOTENCY_STATUS_NEW,
+    NGX_HTTP_IDEMPOTENCY_STATUS_NESTED,
+    NGX_HTTP_IDEMPOTENCY_STATUS_REPLAYED,
+    NGX_HTTP_IDEMPOTENCY_STATUS_WAITED,
+    NGX_HTTP_IDEMPOTENCY_STATUS_BYPASS
+} ngx_http_idempotency_status_e;
+
+#define NGX_HTTP_IDEMPOTENCY_REFUSALS                                        \
+    (NGX_HTTP_IDEMPOTENCY_STATUS_UNAVAILABLE + 1)
+
+
+/* why a key that may stand in the body could not be read from it */
+
+typedef enum {
+    NGX_HTTP_IDEMPOTENCY_BODY_READABLE = 0,
+    NGX_HTTP_IDEMPOTENCY_BODY_TOO_LARGE,
+    NGX_HTTP_IDEMPOTENCY_BODY_UNREADABLE
+} ngx_http_idempotency_unreadable_e;
+
+
+/* a refusal's name in idempotency_status, and its code by default */
+
+typedef struct {
+    ngx_str_t                      name;
+    ngx_uint_t                     code;
+} ngx_http_idempotency_refusal_t;
+
+
+extern ngx_http_idempotency_refusal_t
+    ngx_http_idempotency_refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS];
+
+
+#define NGX_HTTP_IDEMPOTENCY_MISSING_KEY_PASS      0
+#define NGX_HTTP_IDEMPOTENCY_MISSING_KEY_REJECT    1
+#define NGX_HTTP_IDEMPOTENCY_MISSING_KEY_CONTENT   2
+#define NGX_HTTP_IDEMPOTENCY_MISSING_KEY_FORM      3
+
+#define NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_ANY        0
+#define NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_SF_STRING  1
+#define NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_UUID       2
+#define NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_UUID7      3
+
+#define NGX_HTTP_IDEMPOTENCY_SIMILAR_OFF         0
+#define NGX_HTTP_IDEMPOTENCY_SIMILAR_WARN        1
+#define NGX_HTTP_IDEMPOTENCY_SIMILAR_REJECT      2
+
+#define NGX_HTTP_IDEMPOTENCY_IN_PROGRESS_WAIT      0
+#define NGX_HTTP_IDEMPOTENCY_IN_PROGRESS_REJECT    1
+#define NGX_HTTP_IDEMPOTENCY_IN_PROGRESS_ACCEPTED  2
+
+#define NGX_HTTP_IDEMPOTENCY_IN_DOUBT_REJECT     0
+#define NGX_HTTP_IDEMPOTENCY_IN_DOUBT_RETRY      1
+
+#define NGX_HTTP_IDEMPOTENCY_UNAVAILABLE_REJECT  0
+#define NGX_HTTP_IDEMPOTENCY_UNAVAILABLE_PASS    1
+#define NGX_HTTP_IDEMPOTENCY_UNAVAILABLE_LOCAL   2
+
+#define NGX_HTTP_IDEMPOTENCY_COOKIES_IDENTIFIED  0
+#define NGX_HTTP_IDEMPOTENCY_COOKIES_ALWAYS      1
+#define NGX_HTTP_IDEMPOTENCY_COOKIES_NEVER       2
+
+/* whether a status binds a token: it does not, it does, or by what it says */
+
+#define NGX_HTTP_IDEMPOTENCY_KEEP_NO           0
+#define NGX_HTTP_IDEMPOTENCY_KEEP_YES          1
+#define NGX_HTTP_IDEMPOTENCY_KEEP_DEFAULT      2
+
+#define NGX_HTTP_IDEMPOTENCY_STATUSES          1000
+
+
+typedef struct ngx_http_idempotency_ignored_s  ngx_http_idempotency_ignored_t;
+
+
+/* where a directive stands, if it is to be warned of; then it was */
+
+typedef struct {
+    ngx_str_t                      file;
+    ngx_uint_t                     line;
+    ngx_uint_t                     warned;
+} ngx_http_idempotency_line_t;
+
+
+/* a string with variables, or without */
+
+typedef struct {
+    ngx_http_complex_value_t       script;
+    /* so long is all but its variables: a value of that length has none */
+    size_t                         constant;
+    /* all of its variables are cookies */
+    ngx_uint_t                     of_cookies;
+} ngx_http_idempotency_value_t;
+
+
+/* idempotency_window with variables, and where it stands */
+
+typedef struct {
+    ngx_http_idempotency_value_t   value;
+    ngx_http_idempotency_line_t    line;
+} ngx_http_idempotency_window_t;
+
+
+typedef struct {
+    ngx_http_idempotency_value_t   value;
+    /* of ngx_str_t: names of the request headers that it is made of */
+    ngx_array_t                    headers;
+    /* of ngx_str_t: names of fields of the body that are in it */
+    ngx_array_t                    fields;
+    /* variables that may be made of such fields, as a map's */
+    ngx_uint_t                     indirect;
+    /* it is $http_idempotency_key, which a browser may have made */
+    ngx_uint_t                     header;
+} ngx_http_idempotency_key_t;
+
+
+typedef struct {
+    ngx_idempotency_store_t       *store;
+
+    ngx_uint_t                     methods;
+    ngx_array_t                   *keys;
+    /* some key is a field of the body, or the content is the key */
+    ngx_uint_t                     key_in_body;
+    ngx_uint_t                     missing_key;
+    ngx_http_idempotency_line_t   *missing_key_line;
+    ngx_uint_t                     key_format;
+    ngx_int_t                      key_max_length;
+    /* of keys that tell when they were made; not set: the window */
+    ngx_msec_t                     key_max_age;
+    ngx_http_complex_value_t      *scope;
+    ngx_http_idempotency_value_t  *identity;
+    ngx_http_idempotency_ignored_t  *ignore_cookies;
+    /* of ngx_http_complex_value_t */
+    ngx_array_t                   *bind;
+    /* of idempotency_secret, or NULL */
+    ngx_idempotency_digest_key_t  *digest_key;
+    /* of what fingerprints are made by */
+    u_char                         settings[NGX_IDEMPOTENCY_SETTINGS_LEN];
+    ngx_array_t                   *bypass;
+
+    ngx_idempotency_canon_t        canon;
+    ngx_array_t                   *ignore_fields;
+    size_t                         normalize_buffer;
+
+    /* if the other one, which may be NULL, doesn't tell it */
+    ngx_msec_t                     window;
+    ngx_http_idempotency_window_t  *window_value;
+    ngx_msec_t                     content_window;
+    ngx_uint_t                     similar;
+    ngx_uint_t                     in_progress;
+    ngx_msec_t                     wait_timeout;
+    ngx_msec_t                     lease;
+    ngx_uint_t                     in_doubt;
+    ngx_uint_t                     unavailable;
+    /* so many tokens for a value, by default the client's address; or 0 */
+    ngx_uint_t                     quota;
+    ngx_http_idempotency_value_t  *quota_value;
+    /* of each status one of the above; NULL: the default of all of them */
+    u_char                        *keep;
+    /* as given, or the store's */
+    size_t                         max_response_given;
+    size_t                         max_response;
+    /* the line that marks a replay; empty: none does */
+    ngx_str_t                      replay_header;
+    ngx_array_t                   *hide_headers;
+    ngx_uint_t                     replay_cookies;
+
+    ngx_uint_t                     status[NGX_HTTP_IDEMPOTENCY_REFUSALS];
+    ngx_str_t                      docs;
+
+    ngx_flag_t                     dry_run;
+    ngx_uint_t                     log_level;
+    /* in this worker: that it is its own upstream was logged */
+    ngx_uint_t                     nested;
+
+    /* it is idempotency_api, and changes what is asked for */
+    ngx_uint_t                     api;
+    ngx_uint_t                     api_write;
+    /* ... or answers others than this machine; and the names of its server,
+       without wildcards */
+    ngx_uint_t                     api_remote;
+    ngx_array_t                   *api_names;
+
+    /* its number among all locations */
+    ngx_uint_t                     place;
+} ngx_http_idempotency_loc_conf_t;
+
+
+
+typedef struct ngx_http_idempotency_location_map_s
+    ngx_http_idempotency_location_map_t;
 
 
 /* an idempotency directive, and where it stands */
@@ -43,8 +257,8 @@ typedef struct {
     /* of ngx_idempotency_redis_t *: all that directives name */
     ngx_array_t                    redis;
     /* all locations there are */
-    ngx_http_idempotency_origins_t
-                                  *origins;
+    ngx_http_idempotency_location_map_t
+                                  *location_map;
     /* of ngx_str_t: each NAME of $idempotency_field_NAME; of ngx_uint_t: the
        variables' indices, in the same order */
     ngx_array_t                    fields;
@@ -54,6 +268,12 @@ typedef struct {
     ngx_module_t                  *slice;
 } ngx_http_idempotency_main_conf_t;
 
+
+extern ngx_module_t  ngx_http_idempotency_module;
+extern ngx_module_t  ngx_http_idempotency_filter_module;
+
+
+ngx_uint_t ngx_http_idempotency_in_use(ngx_cycle_t *cycle);
 
 char *ngx_http_idempotency_set_zone(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);

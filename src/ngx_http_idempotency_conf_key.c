@@ -5,7 +5,7 @@
  */
 
 
-#include "ngx_http_idempotency_conf.h"
+#include "ngx_http_idempotency.h"
 
 
 static ngx_uint_t key_next_variable(ngx_str_t *text, ngx_str_t *name,

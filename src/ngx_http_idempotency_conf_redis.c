@@ -2,7 +2,7 @@
 /* idempotency_redis: the block, and what it means when all is read. */
 
 
-#include "ngx_http_idempotency_conf.h"
+#include "ngx_http_idempotency.h"
 
 #include "store/redis/ngx_idempotency_redis.h"
 

@@ -2,7 +2,7 @@
 /* idempotency_secret: a file of keys, read once, by the master. */
 
 
-#include "ngx_http_idempotency_conf.h"
+#include "ngx_http_idempotency.h"
 #include <openssl/crypto.h>
 
 

@@ -2,7 +2,7 @@
 /* idempotency_zone: a store, and what stands behind it. */
 
 
-#include "ngx_http_idempotency_conf.h"
+#include "ngx_http_idempotency.h"
 #include "store/file/ngx_idempotency_file.h"
 #include "store/redis/ngx_idempotency_backing_redis.h"
 

@@ -91,8 +91,8 @@ ngx_http_idempotency_header_filter(ngx_http_request_t *r)
         r->connection->error = 1;
     }
 
-    if (ctx && ngx_http_idempotency_hold_header(r, ctx)) {
-        return ngx_http_idempotency_hold_told(r, ctx, NGX_OK);
+    if (ctx && ngx_http_idempotency_postpone_header(r, ctx)) {
+        return ngx_http_idempotency_postpone_told(r, ctx, NGX_OK);
     }
 
     rc = ngx_http_next_header_filter(r);
@@ -102,7 +102,7 @@ ngx_http_idempotency_header_filter(ngx_http_request_t *r)
         return NGX_OK;
     }
 
-    return ctx ? ngx_http_idempotency_hold_told(r, ctx, rc) : rc;
+    return ctx ? ngx_http_idempotency_postpone_told(r, ctx, rc) : rc;
 }
 
 
@@ -157,7 +157,7 @@ ngx_http_idempotency_body_filter(ngx_http_request_t *r, ngx_chain_t *in)
             return NGX_OK;
         }
 
-        if (ctx && ngx_http_idempotency_hold_header_over(r, ctx)) {
+        if (ctx && ngx_http_idempotency_postpone_header_over(r, ctx)) {
             rc = ngx_http_next_header_filter(r);
 
             if (rc == NGX_ERROR || rc > NGX_OK) {
@@ -166,7 +166,7 @@ ngx_http_idempotency_body_filter(ngx_http_request_t *r, ngx_chain_t *in)
         }
 
         if (ctx) {
-            rc = ngx_http_idempotency_hold_body(r, ctx, &in);
+            rc = ngx_http_idempotency_postpone_body(r, ctx, &in);
 
             if (rc != NGX_OK) {
                 return rc;
@@ -192,7 +192,7 @@ ngx_http_idempotency_body_filter(ngx_http_request_t *r, ngx_chain_t *in)
         return NGX_OK;
     }
 
-    return ctx ? ngx_http_idempotency_hold_told(r, ctx, rc) : rc;
+    return ctx ? ngx_http_idempotency_postpone_told(r, ctx, rc) : rc;
 }
 
 

@@ -5,7 +5,7 @@
  */
 
 
-#include "ngx_http_idempotency_conf.h"
+#include "ngx_http_idempotency.h"
 #include "store/file/ngx_idempotency_file.h"
 
 
@@ -504,7 +504,7 @@ ngx_http_idempotency_init(ngx_conf_t *cf)
         return NGX_ERROR;
     }
 
-    return ngx_http_idempotency_origin_init(cf, imcf->origins);
+    return ngx_http_idempotency_location_init(cf, imcf->location_map);
 }
 
 
@@ -597,9 +597,9 @@ ngx_http_idempotency_create_main_conf(ngx_conf_t *cf)
 
     ngx_http_idempotency_credentials_init();
 
-    imcf->origins = ngx_http_idempotency_origins(cf);
+    imcf->location_map = ngx_http_idempotency_location_map(cf);
 
-    return imcf->origins ? imcf : NULL;
+    return imcf->location_map ? imcf : NULL;
 }
 
 
@@ -674,7 +674,7 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
 
     imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
 
-    if (ngx_http_idempotency_origin_add(cf, imcf->origins, prev->place,
+    if (ngx_http_idempotency_location_add(cf, imcf->location_map, prev->place,
                                         &conf->place)
         != NGX_OK)
     {

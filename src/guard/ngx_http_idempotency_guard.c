@@ -6,7 +6,7 @@
 
 
 #include "ngx_http_idempotency.h"
-#include "request/ngx_http_idempotency_headers.h"
+#include "request/ngx_http_idempotency_response.h"
 
 #include "ngx_http_idempotency_guard_js.h"
 

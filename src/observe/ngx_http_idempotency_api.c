@@ -6,7 +6,7 @@
 
 
 #include "ngx_http_idempotency_observe.h"
-#include "request/ngx_http_idempotency_headers.h"
+#include "request/ngx_http_idempotency_response.h"
 #include "request/ngx_http_idempotency_refuse.h"
 
 #include "ngx_http_idempotency_page_html.h"

@@ -9,7 +9,7 @@
 #define _NGX_HTTP_IDEMPOTENCY_OBSERVE_H_INCLUDED_
 
 
-#include "ngx_http_idempotency_conf.h"
+#include "ngx_http_idempotency.h"
 
 
 #define NGX_HTTP_IDEMPOTENCY_VERSION  "0.1.0"

@@ -7,7 +7,7 @@
 
 
 #include "ngx_http_idempotency_observe.h"
-#include "request/ngx_http_idempotency_headers.h"
+#include "request/ngx_http_idempotency_response.h"
 
 
 /* a claim that waits is made again */

@@ -6,7 +6,7 @@
  */
 
 
-#include "ngx_http_idempotency_headers.h"
+#include "ngx_http_idempotency_response.h"
 
 
 static ngx_uint_t key_unread(ngx_http_request_t *r,

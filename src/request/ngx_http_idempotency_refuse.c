@@ -1,15 +1,43 @@
 
 /*
- * Refusals: a problem (RFC 9457) for programs, a small page for people, or
- * whatever error_page makes of the status.
+ * Refusals: a problem document (RFC 9457) for programs, a small page for
+ * people, as the Accept header prefers it (RFC 9110, 12.5.1), or whatever
+ * error_page makes of the status.
+ *
+ * The page says what happened and what to do.  Where something may have been
+ * executed it leads nowhere: the page with the form, opened anew and sent
+ * again, could execute it once more.
  */
 
 
-#include "ngx_http_idempotency_headers.h"
+#include "ngx_http_idempotency_response.h"
 #include "ngx_http_idempotency_refuse.h"
 
 
-typedef ngx_http_idempotency_refusal_text_t  refusal_t;
+typedef struct {
+    /* for programs; the detail is a format for the original's status */
+    ngx_str_t                      title;
+    ngx_str_t                      detail;
+
+    /* for people: what happened, and what to do; the latter may differ where
+       the content stands for the key */
+    ngx_str_t                      heading;
+    ngx_str_t                      page;
+    ngx_str_t                      next;
+    ngx_str_t                      next_content;
+
+    /* in seconds, or 0; and so many more at random, so that a crowd doesn't
+       come back at once */
+    ngx_uint_t                     retry_after;
+    ngx_uint_t                     spread;
+
+    /* the same request again can help */
+    unsigned                       retryable:1;
+    /* nothing was executed, so that a way back to the form does no harm */
+    unsigned                       back:1;
+    /* ... where the content stands for the key, and the page takes it */
+    unsigned                       returns:1;
+} refusal_t;
 
 
 static refusal_t *refuse_text(ngx_http_idempotency_ctx_t *ctx);
@@ -18,6 +46,21 @@ static ngx_int_t refuse_headers(ngx_http_request_t *r,
 static ngx_uint_t refuse_error_page(ngx_http_request_t *r, ngx_uint_t status);
 static ngx_int_t refuse_send(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, refusal_t *refusal, ngx_uint_t status);
+static ngx_int_t page_back(ngx_http_request_t *r, ngx_str_t *back);
+static ngx_uint_t page_is_path(u_char *p, u_char *last);
+static ngx_uint_t accept_quality(ngx_http_request_t *r, char *type,
+    size_t type_len, char *subtype, ngx_uint_t *best);
+static ngx_uint_t accept_range(ngx_str_t *range, char *type, size_t type_len,
+    char *subtype);
+static ngx_uint_t accept_weight(u_char *p, u_char *last);
+static ngx_int_t refuse_problem(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx,
+    refusal_t *refusal, ngx_uint_t status,
+    ngx_str_t *body);
+static ngx_int_t refuse_page(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx,
+    refusal_t *refusal, ngx_str_t *body);
+static ngx_uint_t prefers_html(ngx_http_request_t *r);
 
 
 /* in the order of ngx_http_idempotency_status_e */
@@ -154,7 +197,6 @@ static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
       5, 10, 1, 1, 0 }
 };
 
-
 /*
  * A key that could not be read, in the order of
  * ngx_http_idempotency_unreadable_e: the body's fault, and not the key's
@@ -189,7 +231,6 @@ static refusal_t  refuse_unreadable[] = {
       0, 0, 0, 1, 0 }
 };
 
-
 /* most often a client that sends its key bare */
 
 static refusal_t  refuse_unquoted = {
@@ -205,6 +246,51 @@ static refusal_t  refuse_unquoted = {
     ngx_null_string,
     0, 0, 0, 1, 0
 };
+
+
+/*
+ * Its style is the same on all pages, so that a Content-Security-Policy can
+ * allow it by its hash, see docs/refusals.md.  What matters on a phone
+ * and in the dark needs no style.
+ */
+
+static u_char  page_head[] =
+    "<!DOCTYPE html>" CRLF
+    "<html lang=\"en\">" CRLF
+    "<head>" CRLF
+    "<meta charset=\"utf-8\">" CRLF
+    "<meta name=\"viewport\" content=\"width=device-width, "
+        "initial-scale=1\">" CRLF
+    "<meta name=\"color-scheme\" content=\"light dark\">" CRLF
+    "<title>%V</title>" CRLF
+    "<style>"
+    "body{max-width:32em;margin:3em auto;padding:0 1em;"
+        "font:1.1em/1.5 sans-serif}"
+    "h1{font-size:1.4em;line-height:1.25}"
+    "</style>" CRLF;
+
+static u_char  page_refresh[] =
+    "<meta http-equiv=\"refresh\" content=\"10; url=%V\">" CRLF;
+
+static u_char  page_body[] =
+    "</head>" CRLF
+    "<body>" CRLF
+    "<h1>%V</h1>" CRLF
+    "<p>%V</p>" CRLF
+    "<p>%V</p>" CRLF;
+
+static u_char  page_soon[] =
+    "<p>In ten seconds this page goes back by itself.</p>" CRLF;
+
+static u_char  page_link[] =
+    "<p><a href=\"%V\">Back to the page you came from</a></p>" CRLF;
+
+static u_char  page_home[] =
+    "<p><a href=\"/\">To the start page</a></p>" CRLF;
+
+static u_char  page_tail[] =
+    "</body>" CRLF
+    "</html>" CRLF;
 
 
 /* NGX_DONE: the request is finalized; NGX_OK: it goes on all the same */
@@ -436,10 +522,10 @@ refuse_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
         r->keepalive = 0;
     }
 
-    html = ngx_http_idempotency_prefers_html(r);
+    html = prefers_html(r);
 
-    rc = html ? ngx_http_idempotency_page(r, ctx, refusal, &body)
-              : ngx_http_idempotency_problem(r, ctx, refusal, status, &body);
+    rc = html ? refuse_page(r, ctx, refusal, &body)
+              : refuse_problem(r, ctx, refusal, status, &body);
 
     if (rc != NGX_OK) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
@@ -460,4 +546,448 @@ refuse_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     r->headers_out.content_length_n = body.len;
 
     return ngx_http_idempotency_send(r, body.data, body.len, 1, NULL);
+}
+
+
+static ngx_int_t
+refuse_problem(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    refusal_t *refusal, ngx_uint_t status,
+    ngx_str_t *body)
+{
+    ngx_http_idempotency_problem_t  problem;
+
+    problem.docs = &ctx->conf->docs;
+    problem.name = &ngx_http_idempotency_refusals[ctx->status].name;
+    problem.title = &refusal->title;
+    problem.status = status;
+    problem.retryable = refusal->retryable;
+
+    if (ngx_http_idempotency_refusal_detail(r, ctx, &problem.detail)
+        != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_idempotency_problem_document(r, &problem, body);
+}
+
+
+/* all but the address is our own text, and needs no escaping */
+
+ngx_int_t
+ngx_http_idempotency_problem_document(ngx_http_request_t *r,
+    ngx_http_idempotency_problem_t *problem, ngx_str_t *body)
+{
+    u_char     *p;
+    size_t      len;
+    ngx_str_t  *uri;
+
+    uri = &r->unparsed_uri;
+
+    len = sizeof("{\"type\":\"urn:idempotency:\",\"title\":\"\",\"status\":,"
+                 "\"detail\":\"\",\"instance\":\"\",\"retryable\":false}"
+                 CRLF)
+          + problem->name->len + problem->title->len + NGX_INT_T_LEN
+          + problem->detail.len + problem->docs->len + 3 * uri->len;
+
+    body->data = ngx_pnalloc(r->pool, len);
+    if (body->data == NULL) {
+        return NGX_ERROR;
+    }
+
+    p = ngx_sprintf(body->data, "{\"type\":\"");
+
+    if (problem->docs->len) {
+        p = ngx_sprintf(p, "%V#", problem->docs);
+
+    } else {
+        p = ngx_sprintf(p, "urn:idempotency:");
+    }
+
+    p = ngx_sprintf(p, "%V\",\"title\":\"%V\",\"status\":%ui,"
+                       "\"detail\":\"%V\",\"instance\":\"",
+                    problem->name, problem->title, problem->status,
+                    &problem->detail);
+
+    p = ngx_http_idempotency_problem_uri(p, uri);
+
+    p = ngx_sprintf(p, "\",\"retryable\":%s}" CRLF,
+                    problem->retryable ? "true" : "false");
+
+    body->len = p - body->data;
+
+    return NGX_OK;
+}
+
+
+/* what no URI may hold, so that the client's is one, and safe to show: three
+   times as long at most */
+
+u_char *
+ngx_http_idempotency_problem_uri(u_char *p, ngx_str_t *uri)
+{
+    size_t  i;
+    u_char  c;
+
+    for (i = 0; i < uri->len; i++) {
+        c = uri->data[i];
+
+        if (c <= ' ' || c >= 0x7f || ngx_strchr("\"<>\\^`{|}", c)) {
+            p = ngx_sprintf(p, "%%%02Xd", c);
+
+        } else {
+            *p++ = c;
+        }
+    }
+
+    return p;
+}
+
+
+static ngx_int_t
+refuse_page(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    refusal_t *refusal, ngx_str_t *body)
+{
+    u_char      *p;
+    size_t       len;
+    ngx_str_t    back, *next;
+    ngx_uint_t   content, returns;
+
+    content = ngx_http_idempotency_by_content(ctx);
+
+    next = (content && refusal->next_content.len)
+               ? &refusal->next_content : &refusal->next;
+
+    /* with a key of its own, a form that is opened anew has a new one */
+
+    returns = (refusal->returns && content);
+
+    ngx_str_null(&back);
+
+    if ((returns || refusal->back) && page_back(r, &back) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    len = sizeof(page_head) + sizeof(page_refresh) + sizeof(page_body)
+          + sizeof(page_soon) + sizeof(page_link) + sizeof(page_home)
+          + sizeof(page_tail)
+          + 2 * refusal->heading.len + refusal->page.len + next->len
+          + 2 * back.len;
+
+    body->data = ngx_pnalloc(r->pool, len);
+    if (body->data == NULL) {
+        return NGX_ERROR;
+    }
+
+    p = ngx_sprintf(body->data, (char *) page_head, &refusal->heading);
+
+    if (returns && back.len) {
+        p = ngx_sprintf(p, (char *) page_refresh, &back);
+    }
+
+    p = ngx_sprintf(p, (char *) page_body, &refusal->heading, &refusal->page,
+                    next);
+
+    if (returns && back.len) {
+        p = ngx_cpymem(p, page_soon, sizeof(page_soon) - 1);
+    }
+
+    if (back.len) {
+        p = ngx_sprintf(p, (char *) page_link, &back);
+
+    } else if (refusal->back) {
+        p = ngx_cpymem(p, page_home, sizeof(page_home) - 1);
+    }
+
+    p = ngx_cpymem(p, page_tail, sizeof(page_tail) - 1);
+
+    body->len = p - body->data;
+
+    return NGX_OK;
+}
+
+
+/*
+ * The page the form was on, for a link, and to return to: a GET of what the
+ * user has just seen.  Only a page of the same host, and fit for HTML.
+ */
+
+static ngx_int_t
+page_back(ngx_http_request_t *r, ngx_str_t *back)
+{
+    u_char     *p, *last;
+    ngx_str_t   host, *referer;
+
+    if (r->headers_in.referer == NULL) {
+        return NGX_OK;
+    }
+
+    referer = &r->headers_in.referer->value;
+
+    /* HTTP/3 knows it by its pseudo-header only, and then without a port */
+
+    host = r->headers_in.host ? r->headers_in.host->value
+                              : r->headers_in.server;
+
+    p = referer->data;
+    last = p + referer->len;
+
+    if (referer->len > 8
+        && ngx_strncasecmp(p, (u_char *) "https://", 8) == 0)
+    {
+        p += 8;
+
+    } else if (referer->len > 7
+               && ngx_strncasecmp(p, (u_char *) "http://", 7) == 0)
+    {
+        p += 7;
+
+    } else {
+        return NGX_OK;
+    }
+
+    if (host.len == 0
+        || (size_t) (last - p) <= host.len
+        || ngx_strncasecmp(p, host.data, host.len) != 0)
+    {
+        return NGX_OK;
+    }
+
+    /* its path alone: the host and the scheme are those of this page */
+
+    p += host.len;
+
+    if (!page_is_path(p, last)) {
+        return NGX_OK;
+    }
+
+    back->len = last - p + ngx_escape_html(NULL, p, last - p);
+
+    back->data = ngx_pnalloc(r->pool, back->len);
+    if (back->data == NULL) {
+        return NGX_ERROR;
+    }
+
+    (void) ngx_escape_html(back->data, p, last - p);
+
+    return NGX_OK;
+}
+
+
+/*
+ * A path, as browsers write it, and its arguments.  What begins with two
+ * slashes would be another host, and browsers take a backslash for a slash;
+ * something behind us may decode what is encoded, and redirect there.
+ */
+
+static ngx_uint_t
+page_is_path(u_char *p, u_char *last)
+{
+    u_char      c, prev;
+    ngx_int_t   code;
+    ngx_uint_t  args;
+
+    args = 0;
+    prev = '\0';
+
+    if (p == last || *p != '/') {
+        return 0;
+    }
+
+    for ( /* void */ ; p < last; p++) {
+        c = *p;
+
+        if (c <= ' ' || c >= 0x7f || c == '\\' || c == '#') {
+            return 0;
+        }
+
+        if (args) {
+            continue;
+        }
+
+        if (c == '?') {
+            args = 1;
+            continue;
+        }
+
+        if (c == '%') {
+            code = (last - p > 2) ? ngx_hextoi(p + 1, 2) : NGX_ERROR;
+
+            if (code <= ' ' || code == 0x7f || ngx_strchr("%./\\", code)) {
+                return 0;
+            }
+        }
+
+        if (prev == '/' && (c == '/' || c == '.')) {
+            return 0;
+        }
+
+        prev = c;
+    }
+
+    return 1;
+}
+
+
+/* only a client that really prefers it: others are programs */
+
+static ngx_uint_t
+prefers_html(ngx_http_request_t *r)
+{
+    ngx_uint_t  html, json, problem, best;
+
+    html = accept_quality(r, "text", 4, "html", &best);
+    json = accept_quality(r, "application", 11, "json", &best);
+    problem = accept_quality(r, "application", 11, "problem+json", &best);
+
+    return html > json && html > problem;
+}
+
+
+/* by its name: what takes anything is a program */
+
+ngx_uint_t
+ngx_http_idempotency_accepts_html(ngx_http_request_t *r)
+{
+    ngx_uint_t  best;
+
+    return accept_quality(r, "text", 4, "html", &best) && best == 3;
+}
+
+
+/*
+ * In thousandths, by the most specific range that covers the type: how
+ * specific that is, accept_range() tells
+ */
+
+static ngx_uint_t
+accept_quality(ngx_http_request_t *r, char *type, size_t type_len,
+    char *subtype, ngx_uint_t *best)
+{
+    u_char                              *p, *end, *last, *semicolon;
+    ngx_str_t                            range;
+    ngx_uint_t                           specific, quality;
+    ngx_table_elt_t                     *h;
+    ngx_http_idempotency_header_iter_t   it;
+
+    static ngx_str_t  accept = ngx_string("accept");
+
+    *best = 0;
+    quality = 0;
+
+    ngx_http_idempotency_header_iter(&it, r);
+
+    while ((h = ngx_http_idempotency_header_next(&it, &accept)) != NULL) {
+
+        last = h->value.data + h->value.len;
+
+        for (p = h->value.data; p < last; p = end + 1) {
+
+            end = ngx_strlchr(p, last, ',');
+            if (end == NULL) {
+                end = last;
+            }
+
+            semicolon = ngx_strlchr(p, end, ';');
+
+            range.data = p;
+            range.len = (semicolon ? semicolon : end) - p;
+
+            specific = accept_range(&range, type, type_len, subtype);
+
+            if (specific > *best) {
+                *best = specific;
+                quality = semicolon ? accept_weight(semicolon, end) : 1000;
+            }
+        }
+    }
+
+    return quality;
+}
+
+
+/* 3: the type itself, 2: "type/" and a star, 1: two stars, 0: another one */
+
+static ngx_uint_t
+accept_range(ngx_str_t *range, char *type, size_t type_len, char *subtype)
+{
+    u_char  *p, *last;
+    size_t   len;
+
+    p = range->data;
+    last = p + range->len;
+
+    while (p < last && (*p == ' ' || *p == '\t')) {
+        p++;
+    }
+
+    while (p < last && (last[-1] == ' ' || last[-1] == '\t')) {
+        last--;
+    }
+
+    len = last - p;
+
+    if (len == 3 && ngx_strncmp(p, "*/*", 3) == 0) {
+        return 1;
+    }
+
+    if (len < type_len + 2
+        || ngx_strncasecmp(p, (u_char *) type, type_len) != 0
+        || p[type_len] != '/')
+    {
+        return 0;
+    }
+
+    p += type_len + 1;
+    len -= type_len + 1;
+
+    if (len == 1 && *p == '*') {
+        return 2;
+    }
+
+    return (len == ngx_strlen(subtype)
+            && ngx_strncasecmp(p, (u_char *) subtype, len) == 0) ? 3 : 0;
+}
+
+
+/* of the parameters from a semicolon on: ";q=0.8" is 800 */
+
+static ngx_uint_t
+accept_weight(u_char *p, u_char *last)
+{
+    ngx_uint_t  weight, scale;
+
+    while (p) {
+        p++;
+
+        while (p < last && (*p == ' ' || *p == '\t')) {
+            p++;
+        }
+
+        if (last - p >= 3 && (*p | 0x20) == 'q' && p[1] == '=') {
+            break;
+        }
+
+        p = ngx_strlchr(p, last, ';');
+    }
+
+    if (p == NULL) {
+        return 1000;
+    }
+
+    p += 2;
+    weight = (*p == '1') ? 1000 : 0;
+
+    if (weight || ++p == last || *p != '.') {
+        return weight;
+    }
+
+    for (p++, scale = 100;
+         p < last && scale && *p >= '0' && *p <= '9';
+         p++, scale /= 10)
+    {
+        weight += (*p - '0') * scale;
+    }
+
+    return weight;
 }

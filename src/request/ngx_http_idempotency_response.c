@@ -1,8 +1,12 @@
 
 /*
- * The encoding of a response's header block and trailers.  Numbers are of
- * variable length, the low bits first; strings stand behind their length; a
- * list of lines ends with a zero.
+ * Responses: header lines by name, a response of ours in one piece, and one as
+ * the store keeps it, there and back: the encoding of a header block and of
+ * trailers, the places in headers_out that header lines had, and the replay,
+ * which is sent from the top of all filters as the original was.
+ *
+ * Numbers are of variable length, the low bits first; strings stand behind
+ * their length; a list of lines ends with a zero.
  *
  * What is decoded may have been in a store that somebody else can write to, and
  * nginx's filters trust what they find in headers_out: a length that is not the
@@ -12,7 +16,6 @@
  */
 
 
-#include "ngx_http_idempotency_headers.h"
 #include "ngx_http_idempotency_response.h"
 
 
@@ -25,10 +28,9 @@
     (1 + 2 * NGX_HTTP_IDEMPOTENCY_NUMBER_LEN)
 #define NGX_HTTP_IDEMPOTENCY_FIXED_LEN                                       \
     (2 + 9 * NGX_HTTP_IDEMPOTENCY_NUMBER_LEN)
-#define NGX_HTTP_IDEMPOTENCY_ELSEWHERE_LEN                                   \
-    (NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN + 1                                     \
+#define NGX_HTTP_IDEMPOTENCY_PLACE_LEN                                   \
+    (NGX_HTTP_IDEMPOTENCY_LOCATION_LEN + 1                                     \
      + 2 * NGX_HTTP_IDEMPOTENCY_NUMBER_LEN)
-
 
 typedef enum {
     response_allow_ranges = 0x01,
@@ -36,42 +38,42 @@ typedef enum {
     response_disable_not_modified = 0x04,
     response_expect_trailers = 0x08,
     response_override_charset = 0x10,
-    response_elsewhere = 0x20
+    response_has_location = 0x20
 } response_flag_e;
 
 #define NGX_HTTP_IDEMPOTENCY_FLAGS  0x3f
-
 
 /* the end of the year 9999: a later one has no place in a header line */
 
 #define NGX_HTTP_IDEMPOTENCY_MODIFIED_MAX  253402300799ULL
 
-
 /* of another location's URI */
 
 typedef enum {
-    response_origin_internal = 0x01,
-    response_origin_get = 0x02
-} response_origin_flag_e;
+    response_location_internal = 0x01,
+    response_location_get = 0x02 } response_location_flag_e;
 
-#define NGX_HTTP_IDEMPOTENCY_ORIGIN_FLAGS  0x03
-
+#define NGX_HTTP_IDEMPOTENCY_LOCATION_FLAGS  0x03
 
 typedef struct {
     u_char      *pos;
     u_char      *last;
 } response_reader_t;
 
+/* a larger body is sent from a file, as who reads slowly holds it for long */
+
+#define NGX_HTTP_IDEMPOTENCY_REPLAY_MEMORY  65536
+
 
 static size_t response_lines_len(ngx_list_t *list);
 static u_char *response_lines(u_char *p, ngx_http_request_t *r,
     ngx_list_t *list, ngx_array_t *hide);
 static ngx_uint_t response_hidden(ngx_str_t *name, ngx_array_t *hide);
-static ngx_int_t response_get_origin(response_reader_t *rd,
-    ngx_http_idempotency_origin_t *origin);
+static ngx_int_t response_get_location(response_reader_t *rd,
+    ngx_http_idempotency_location_t *location);
 static ngx_int_t response_get_lines(response_reader_t *rd,
     ngx_uint_t trailers, ngx_str_t *lines, off_t *length);
-static ngx_int_t response_get_line(response_reader_t *rd, ngx_uint_t *slot,
+static ngx_int_t response_get_line(response_reader_t *rd, ngx_uint_t *place,
     ngx_str_t *name, ngx_str_t *value);
 static ngx_uint_t response_line_is_good(ngx_str_t *name, ngx_str_t *value);
 static ngx_uint_t response_text_is_good(ngx_str_t *s);
@@ -85,6 +87,24 @@ static u_char *response_number(u_char *p, uint64_t n);
 static u_char *response_string(u_char *p, ngx_str_t *s);
 static ngx_int_t response_get_number(response_reader_t *rd, uint64_t *n);
 static ngx_int_t response_get_string(response_reader_t *rd, ngx_str_t *s);
+static ngx_int_t place_fill(ngx_http_request_t *r, ngx_uint_t place,
+    ngx_table_elt_t *h);
+static ngx_uint_t place_suppressed(ngx_table_elt_t *h);
+static ngx_file_t *replay_to_file(ngx_http_request_t *r, ngx_str_t *bytes,
+    ngx_http_idempotency_response_t *response);
+static ngx_int_t replay_send(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx,
+    ngx_http_idempotency_response_t *response, ngx_file_t *file);
+static ngx_int_t replay_mark(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static ngx_uint_t place_of(ngx_http_headers_out_t *out, ngx_table_elt_t *h);
+static ngx_uint_t place_of(ngx_http_headers_out_t *out, ngx_table_elt_t *h);
+static ngx_int_t place_restore(ngx_http_request_t *r, ngx_uint_t place,
+    ngx_table_elt_t *h);
+static ngx_uint_t place_is(ngx_uint_t place, ngx_str_t *name);
+static ngx_uint_t places_known(uint64_t bits);
+static ngx_uint_t places_suppressed(ngx_http_headers_out_t *out);
+static ngx_int_t places_suppress(ngx_http_request_t *r, uint64_t bits);
 
 
 /*
@@ -105,10 +125,209 @@ static ngx_str_t  response_left_out[] = {
     ngx_null_string
 };
 
+typedef struct {
+    ngx_str_t  name;
+    size_t     offset;
+} place_t;
+
+#define place(name, member)                                                   \
+    { ngx_string(name), offsetof(ngx_http_headers_out_t, member) }
+
+/* a place is 2 plus an index here; 1 is a line that occupies none */
+
+static place_t  places[] = {
+    place("Server", server),
+    place("Date", date),
+    place("Content-Length", content_length),
+    place("Content-Encoding", content_encoding),
+    place("Location", location),
+    place("Refresh", refresh),
+    place("Last-Modified", last_modified),
+    place("Content-Range", content_range),
+    place("Accept-Ranges", accept_ranges),
+    place("WWW-Authenticate", www_authenticate),
+    place("Expires", expires),
+    place("ETag", etag),
+
+    /* before 1.23.0 these are arrays, and stand last */
+    place("Cache-Control", cache_control),
+    place("Link", link)
+};
+
+#define NGX_HTTP_IDEMPOTENCY_PLACES         (sizeof(places) / sizeof(places[0]))
+#define NGX_HTTP_IDEMPOTENCY_PLACES_SINGLE  (NGX_HTTP_IDEMPOTENCY_PLACES - 2)
+
+
+void
+ngx_http_idempotency_header_iter(ngx_http_idempotency_header_iter_t *it,
+    ngx_http_request_t *r)
+{
+    it->part = &r->headers_in.headers.part;
+    it->i = 0;
+}
+
+
+ngx_table_elt_t *
+ngx_http_idempotency_header_next(ngx_http_idempotency_header_iter_t *it,
+    ngx_str_t *name)
+{
+    ngx_table_elt_t  *h;
+
+    for ( /* void */ ; it->part; it->part = it->part->next, it->i = 0) {
+
+        while (it->i < it->part->nelts) {
+            h = (ngx_table_elt_t *) it->part->elts + it->i++;
+
+            if (ngx_http_idempotency_header_is(h, name)) {
+                return h;
+            }
+        }
+    }
+
+    return NULL;
+}
+
+
+ngx_uint_t
+ngx_http_idempotency_header_is(ngx_table_elt_t *h, ngx_str_t *name)
+{
+    u_char  c;
+    size_t  n;
+
+    if (h->key.len != name->len) {
+        return 0;
+    }
+
+    for (n = 0; n < name->len; n++) {
+        c = h->lowcase_key[n];
+
+        if ((c == '-' ? '_' : c) != name->data[n]) {
+            return 0;
+        }
+    }
+
+    return 1;
+}
+
+
+ngx_table_elt_t *
+ngx_http_idempotency_header_first(ngx_http_request_t *r, ngx_str_t *name)
+{
+    ngx_http_idempotency_header_iter_t  it;
+
+    ngx_http_idempotency_header_iter(&it, r);
+
+    return ngx_http_idempotency_header_next(&it, name);
+}
+
+
+ngx_table_elt_t *
+ngx_http_idempotency_header_of(ngx_list_t *list, char *name)
+{
+    size_t            len;
+    ngx_uint_t        i;
+    ngx_list_part_t  *part;
+    ngx_table_elt_t  *h;
+
+    len = ngx_strlen(name);
+
+    for (part = &list->part; part; part = part->next) {
+        h = part->elts;
+
+        for (i = 0; i < part->nelts; i++) {
+
+            if (h[i].hash && h[i].key.len == len
+                && ngx_strncasecmp(h[i].key.data, (u_char *) name, len) == 0)
+            {
+                return &h[i];
+            }
+        }
+    }
+
+    return NULL;
+}
+
+
+ngx_table_elt_t *
+ngx_http_idempotency_header_push(ngx_http_request_t *r, ngx_list_t *list,
+    ngx_str_t *key, ngx_str_t *value)
+{
+    ngx_table_elt_t  *h;
+
+    h = ngx_list_push(list);
+    if (h == NULL) {
+        return NULL;
+    }
+
+    h->key = *key;
+    h->value = *value;
+
+    /* as add_header has it: not deleted, and nobody asks for the rest */
+
+    h->hash = 1;
+    h->lowcase_key = NULL;
+
+#if (nginx_version >= 1023000)
+    h->next = NULL;
+#endif
+
+    return h;
+}
+
+
+/* a response whose body is in one piece, from the top of all filters */
+
+ngx_int_t
+ngx_http_idempotency_send(ngx_http_request_t *r, u_char *body, size_t len,
+    ngx_uint_t temporary, ngx_file_t *file)
+{
+    ngx_int_t     rc;
+    ngx_buf_t    *b;
+    ngx_chain_t   out;
+
+    rc = ngx_http_send_header(r);
+
+    if (rc == NGX_ERROR || rc > NGX_OK || r->header_only) {
+        return rc;
+    }
+
+    if (len == 0) {
+        return ngx_http_send_special(r, NGX_HTTP_LAST);
+    }
+
+    b = ngx_calloc_buf(r->pool);
+    if (b == NULL) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    if (file) {
+        b->file = file;
+        b->file_last = len;
+        b->in_file = 1;
+        b->temp_file = 1;
+
+    } else {
+        b->start = body;
+        b->pos = body;
+        b->last = body + len;
+        b->end = b->last;
+        b->temporary = temporary ? 1 : 0;
+        b->memory = !b->temporary;
+    }
+
+    b->last_buf = 1;
+    b->last_in_chain = 1;
+
+    out.buf = b;
+    out.next = NULL;
+
+    return ngx_http_output_filter(r, &out);
+}
+
 
 ngx_buf_t *
 ngx_http_idempotency_response_header(ngx_http_request_t *r, ngx_array_t *hide,
-    ngx_http_idempotency_origin_t *origin)
+    ngx_http_idempotency_location_t *location)
 {
     size_t                   len;
     u_char                  *p, flags;
@@ -134,9 +353,9 @@ ngx_http_idempotency_response_header(ngx_http_request_t *r, ngx_array_t *hide,
           + out->status_line.len + out->content_type.len + out->charset.len
           + charset.len + response_lines_len(&out->headers);
 
-    if (origin) {
-        len += NGX_HTTP_IDEMPOTENCY_ELSEWHERE_LEN
-               + origin->uri.len + origin->args.len;
+    if (location) {
+        len += NGX_HTTP_IDEMPOTENCY_PLACE_LEN
+               + location->uri.len + location->args.len;
     }
 
     b = ngx_create_temp_buf(r->pool, len);
@@ -149,19 +368,19 @@ ngx_http_idempotency_response_header(ngx_http_request_t *r, ngx_array_t *hide,
             | (r->disable_not_modified ? response_disable_not_modified : 0)
             | (r->expect_trailers ? response_expect_trailers : 0)
             | (out->override_charset ? response_override_charset : 0)
-            | (origin ? response_elsewhere : 0);
+            | (location ? response_has_location : 0);
 
     p = b->pos;
 
     *p++ = NGX_HTTP_IDEMPOTENCY_RESPONSE_VERSION;
     *p++ = flags;
 
-    if (origin) {
-        p = ngx_cpymem(p, origin->id, NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN);
-        *p++ = (origin->internal ? response_origin_internal : 0)
-               | (origin->get ? response_origin_get : 0);
-        p = response_string(p, &origin->uri);
-        p = response_string(p, &origin->args);
+    if (location) {
+        p = ngx_cpymem(p, location->id, NGX_HTTP_IDEMPOTENCY_LOCATION_LEN);
+        *p++ = (location->internal ? response_location_internal : 0)
+               | (location->get ? response_location_get : 0);
+        p = response_string(p, &location->uri);
+        p = response_string(p, &location->args);
     }
 
     p = response_number(p, out->status);
@@ -176,7 +395,7 @@ ngx_http_idempotency_response_header(ngx_http_request_t *r, ngx_array_t *hide,
     p = response_number(p, (uint64_t) (out->content_length_n + 1));
     p = response_number(p, (uint64_t) (out->last_modified_time + 1));
 
-    p = response_number(p, ngx_http_idempotency_slots_suppressed(out));
+    p = response_number(p, places_suppressed(out));
 
     b->last = response_lines(p, r, &out->headers, hide);
 
@@ -247,7 +466,7 @@ response_lines(u_char *p, ngx_http_request_t *r, ngx_list_t *list,
                 return NULL;
             }
 
-            *p++ = (u_char) ngx_http_idempotency_slot(&r->headers_out, &h[i]);
+            *p++ = (u_char) place_of(&r->headers_out, &h[i]);
             p = response_string(p, &h[i].key);
             p = response_string(p, &h[i].value);
         }
@@ -322,10 +541,10 @@ ngx_http_idempotency_response_decode(ngx_str_t *bytes, ngx_uint_t head,
                               (flags & response_disable_not_modified) ? 1 : 0;
     response->expect_trailers = (flags & response_expect_trailers) ? 1 : 0;
     response->override = (flags & response_override_charset) ? 1 : 0;
-    response->elsewhere = (flags & response_elsewhere) ? 1 : 0;
+    response->has_location = (flags & response_has_location) ? 1 : 0;
 
-    if (response->elsewhere
-        && response_get_origin(&rd, &response->origin) != NGX_OK)
+    if (response->has_location
+        && response_get_location(&rd, &response->location) != NGX_OK)
     {
         return NGX_ERROR;
     }
@@ -355,7 +574,7 @@ ngx_http_idempotency_response_decode(ngx_str_t *bytes, ngx_uint_t head,
         || (response->override_charset.len && !response->override)
         || length > (uint64_t) NGX_MAX_OFF_T_VALUE
         || modified > NGX_HTTP_IDEMPOTENCY_MODIFIED_MAX + 1
-        || !ngx_http_idempotency_slots_known(response->suppressed))
+        || !places_known(response->suppressed))
     {
         return NGX_ERROR;
     }
@@ -373,26 +592,26 @@ ngx_http_idempotency_response_decode(ngx_str_t *bytes, ngx_uint_t head,
 
 
 static ngx_int_t
-response_get_origin(response_reader_t *rd,
-    ngx_http_idempotency_origin_t *origin)
+response_get_location(response_reader_t *rd,
+    ngx_http_idempotency_location_t *location)
 {
     u_char  flags;
 
-    if (rd->last - rd->pos < NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN + 1) {
+    if (rd->last - rd->pos < NGX_HTTP_IDEMPOTENCY_LOCATION_LEN + 1) {
         return NGX_ERROR;
     }
 
-    ngx_memcpy(origin->id, rd->pos, NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN);
-    rd->pos += NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN;
+    ngx_memcpy(location->id, rd->pos, NGX_HTTP_IDEMPOTENCY_LOCATION_LEN);
+    rd->pos += NGX_HTTP_IDEMPOTENCY_LOCATION_LEN;
 
     flags = *rd->pos++;
 
-    origin->internal = (flags & response_origin_internal) ? 1 : 0;
-    origin->get = (flags & response_origin_get) ? 1 : 0;
+    location->internal = (flags & response_location_internal) ? 1 : 0;
+    location->get = (flags & response_location_get) ? 1 : 0;
 
-    if ((flags & ~NGX_HTTP_IDEMPOTENCY_ORIGIN_FLAGS)
-        || response_get_string(rd, &origin->uri) != NGX_OK
-        || response_get_string(rd, &origin->args) != NGX_OK)
+    if ((flags & ~NGX_HTTP_IDEMPOTENCY_LOCATION_FLAGS)
+        || response_get_string(rd, &location->uri) != NGX_OK
+        || response_get_string(rd, &location->args) != NGX_OK)
     {
         return NGX_ERROR;
     }
@@ -411,12 +630,12 @@ response_get_lines(response_reader_t *rd, ngx_uint_t trailers,
     off_t       n;
     ngx_int_t   rc;
     ngx_str_t   name, value;
-    ngx_uint_t  slot;
+    ngx_uint_t  place;
 
     lines->data = rd->pos;
 
     for ( ;; ) {
-        rc = response_get_line(rd, &slot, &name, &value);
+        rc = response_get_line(rd, &place, &name, &value);
 
         if (rc == NGX_DONE) {
             lines->len = rd->pos - lines->data;
@@ -426,8 +645,8 @@ response_get_lines(response_reader_t *rd, ngx_uint_t trailers,
         if (rc != NGX_OK
             || !response_line_is_good(&name, &value)
             || response_hidden(&name, NULL)
-            || !ngx_http_idempotency_slot_is(slot, &name)
-            || (trailers && slot != 1))
+            || !place_is(place, &name)
+            || (trailers && place != 1))
         {
             return NGX_ERROR;
         }
@@ -454,16 +673,16 @@ response_get_lines(response_reader_t *rd, ngx_uint_t trailers,
 /* NGX_DONE: there is no other */
 
 static ngx_int_t
-response_get_line(response_reader_t *rd, ngx_uint_t *slot, ngx_str_t *name,
+response_get_line(response_reader_t *rd, ngx_uint_t *place, ngx_str_t *name,
     ngx_str_t *value)
 {
     if (rd->pos == rd->last) {
         return NGX_ERROR;
     }
 
-    *slot = *rd->pos++;
+    *place = *rd->pos++;
 
-    if (*slot == 0) {
+    if (*place == 0) {
         return NGX_DONE;
     }
 
@@ -585,7 +804,7 @@ ngx_http_idempotency_response_restore(ngx_http_request_t *r,
         || response_restore_lines(r, &response->trailers, &out->trailers,
                                   cookies)
            != NGX_OK
-        || ngx_http_idempotency_slots_suppress(r, response->suppressed)
+        || places_suppress(r, response->suppressed)
            != NGX_OK)
     {
         return NGX_ERROR;
@@ -601,7 +820,7 @@ ngx_http_idempotency_response_restore(ngx_http_request_t *r,
 
 
 ngx_int_t
-ngx_http_idempotency_response_line(ngx_str_t *rest, ngx_uint_t *slot,
+ngx_http_idempotency_response_line(ngx_str_t *rest, ngx_uint_t *place,
     ngx_str_t *name, ngx_str_t *value)
 {
     ngx_int_t          rc;
@@ -610,7 +829,7 @@ ngx_http_idempotency_response_line(ngx_str_t *rest, ngx_uint_t *slot,
     rd.pos = rest->data;
     rd.last = rest->data + rest->len;
 
-    rc = response_get_line(&rd, slot, name, value);
+    rc = response_get_line(&rd, place, name, value);
 
     rest->data = rd.pos;
     rest->len = rd.last - rd.pos;
@@ -624,12 +843,12 @@ response_restore_lines(ngx_http_request_t *r, ngx_str_t *lines,
     ngx_list_t *list, ngx_uint_t cookies)
 {
     ngx_str_t         rest, name, value;
-    ngx_uint_t        slot;
+    ngx_uint_t        place;
     ngx_table_elt_t  *h;
 
     rest = *lines;
 
-    while (ngx_http_idempotency_response_line(&rest, &slot, &name, &value)
+    while (ngx_http_idempotency_response_line(&rest, &place, &name, &value)
            == NGX_OK)
     {
 
@@ -645,7 +864,7 @@ response_restore_lines(ngx_http_request_t *r, ngx_str_t *lines,
             return NGX_ERROR;
         }
 
-        if (ngx_http_idempotency_slot_fill(r, slot, h) != NGX_OK) {
+        if (place_restore(r, place, h) != NGX_OK) {
             return NGX_ERROR;
         }
     }
@@ -721,4 +940,417 @@ response_get_string(response_reader_t *rd, ngx_str_t *s)
     rd->pos += len;
 
     return NGX_OK;
+}
+
+
+#if (nginx_version >= 1023000)
+
+/* every place is the head of a list of lines */
+
+static ngx_uint_t
+place_of(ngx_http_headers_out_t *out, ngx_table_elt_t *h)
+{
+    ngx_uint_t        i;
+    ngx_table_elt_t  *place;
+
+    for (i = 0; i < NGX_HTTP_IDEMPOTENCY_PLACES; i++) {
+        place = *(ngx_table_elt_t **) ((u_char *) out + places[i].offset);
+
+        for ( /* void */ ; place; place = place->next) {
+            if (place == h) {
+                return i + 2;
+            }
+        }
+    }
+
+    return 1;
+}
+
+
+static ngx_int_t
+place_fill(ngx_http_request_t *r, ngx_uint_t place, ngx_table_elt_t *h)
+{
+    ngx_table_elt_t  **ph;
+
+    ph = (ngx_table_elt_t **) ((u_char *) &r->headers_out
+                               + places[place].offset);
+
+    while (*ph) {
+        ph = &(*ph)->next;
+    }
+
+    *ph = h;
+
+    return NGX_OK;
+}
+
+#else
+
+static ngx_uint_t
+place_of(ngx_http_headers_out_t *out, ngx_table_elt_t *h)
+{
+    ngx_uint_t         i, n;
+    ngx_array_t       *lines;
+    ngx_table_elt_t  **ph;
+
+    for (i = 0; i < NGX_HTTP_IDEMPOTENCY_PLACES_SINGLE; i++) {
+        if (*(ngx_table_elt_t **) ((u_char *) out + places[i].offset) == h) {
+            return i + 2;
+        }
+    }
+
+    for ( /* void */ ; i < NGX_HTTP_IDEMPOTENCY_PLACES; i++) {
+        lines = (ngx_array_t *) ((u_char *) out + places[i].offset);
+        ph = lines->elts;
+
+        for (n = 0; n < lines->nelts; n++) {
+            if (ph[n] == h) {
+                return i + 2;
+            }
+        }
+    }
+
+    return 1;
+}
+
+
+static ngx_int_t
+place_fill(ngx_http_request_t *r, ngx_uint_t place, ngx_table_elt_t *h)
+{
+    u_char           *p;
+    ngx_array_t       *lines;
+    ngx_table_elt_t  **ph;
+
+    p = (u_char *) &r->headers_out + places[place].offset;
+
+    if (place < NGX_HTTP_IDEMPOTENCY_PLACES_SINGLE) {
+        *(ngx_table_elt_t **) p = h;
+        return NGX_OK;
+    }
+
+    lines = (ngx_array_t *) p;
+
+    if (lines->elts == NULL
+        && ngx_array_init(lines, r->pool, 1, sizeof(ngx_table_elt_t *))
+           != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    ph = ngx_array_push(lines);
+    if (ph == NULL) {
+        return NGX_ERROR;
+    }
+
+    *ph = h;
+
+    return NGX_OK;
+}
+
+#endif
+
+
+static ngx_int_t
+place_restore(ngx_http_request_t *r, ngx_uint_t place, ngx_table_elt_t *h)
+{
+    return (place > 1) ? place_fill(r, place - 2, h) : NGX_OK;
+}
+
+
+/* is it one, and may a line of that name stand there? */
+
+static ngx_uint_t
+place_is(ngx_uint_t place, ngx_str_t *name)
+{
+    ngx_str_t  *is;
+
+    if (place < 2) {
+        return place;
+    }
+
+    if (place >= NGX_HTTP_IDEMPOTENCY_PLACES + 2) {
+        return 0;
+    }
+
+    is = &places[place - 2].name;
+
+    return name->len == is->len
+           && ngx_strncasecmp(name->data, is->data, is->len) == 0;
+}
+
+
+static ngx_uint_t
+places_known(uint64_t bits)
+{
+    return bits >> NGX_HTTP_IDEMPOTENCY_PLACES_SINGLE == 0;
+}
+
+
+/* a bit for each place whose line is not sent */
+
+static ngx_uint_t
+places_suppressed(ngx_http_headers_out_t *out)
+{
+    ngx_uint_t        i, bits;
+    ngx_table_elt_t  *h;
+
+    bits = 0;
+
+    for (i = 0; i < NGX_HTTP_IDEMPOTENCY_PLACES_SINGLE; i++) {
+        h = *(ngx_table_elt_t **) ((u_char *) out + places[i].offset);
+
+        if (h && place_suppressed(h)) {
+            bits |= (ngx_uint_t) 1 << i;
+        }
+    }
+
+    return bits;
+}
+
+
+static ngx_uint_t
+place_suppressed(ngx_table_elt_t *h)
+{
+#if (nginx_version >= 1023000)
+
+    for ( /* void */ ; h; h = h->next) {
+        if (h->hash) {
+            return 0;
+        }
+    }
+
+    return 1;
+
+#else
+
+    return h->hash == 0;
+
+#endif
+}
+
+
+/* what fills these places stands in no list of lines */
+
+static ngx_int_t
+places_suppress(ngx_http_request_t *r, uint64_t bits)
+{
+    ngx_uint_t        i;
+    ngx_table_elt_t  *h, **ph;
+
+    for (i = 0; i < NGX_HTTP_IDEMPOTENCY_PLACES_SINGLE; i++) {
+
+        if ((bits & ((uint64_t) 1 << i)) == 0) {
+            continue;
+        }
+
+        ph = (ngx_table_elt_t **) ((u_char *) &r->headers_out
+                                   + places[i].offset);
+
+        if (*ph) {
+            continue;
+        }
+
+        h = ngx_pcalloc(r->pool, sizeof(ngx_table_elt_t));
+        if (h == NULL) {
+            return NGX_ERROR;
+        }
+
+        h->key.data = (u_char *) "";
+        h->value.data = (u_char *) "";
+        h->lowcase_key = (u_char *) "";
+
+        *ph = h;
+    }
+
+    return NGX_OK;
+}
+
+
+/*
+ * NGX_DONE: the request is finalized; NGX_OK: it is a dry run; NGX_DECLINED:
+ * it is not for this request, which shows who asks.  Without the location that
+ * made it there is nobody who knows how to send it.
+ */
+
+ngx_int_t
+ngx_http_idempotency_replay(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx)
+{
+    void                             **loc_conf;
+    ngx_file_t                        *file;
+    ngx_idempotency_found_t           *found;
+    ngx_http_idempotency_response_t    response;
+
+    found = &ctx->claim.found;
+    loc_conf = NULL;
+
+    if (ngx_http_idempotency_response_decode(&found->response,
+                                             r->method == NGX_HTTP_HEAD,
+                                             &response)
+        != NGX_OK
+        || response.status != found->status)
+    {
+        ngx_log_error(NGX_LOG_ALERT, r->connection->log, 0,
+                      "idempotency: a recorded response is none that this "
+                      "module has written, and is not sent");
+
+        return ngx_http_idempotency_refuse(r, ctx,
+                                         NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT);
+    }
+
+    if (ngx_http_idempotency_stranger(r, ctx, &response.headers)) {
+        return NGX_DECLINED;
+    }
+
+    if (response.has_location) {
+        loc_conf = ngx_http_idempotency_location_find(r, &response.location);
+
+        if (loc_conf == NULL) {
+            if (ngx_http_idempotency_log_admits(r->connection->log,
+                                        ctx->conf->log_level,
+                                        NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT))
+            {
+                ngx_log_error(ctx->conf->log_level, r->connection->log, 0,
+                              "idempotency: the location of a recorded "
+                              "response no longer exists: \"%V\"",
+                              &response.location.uri);
+            }
+
+            return ngx_http_idempotency_refuse(r, ctx,
+                                         NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT);
+        }
+    }
+
+    ctx->status = (ctx->wait.waited || ctx->claim.leftover)
+                      ? NGX_HTTP_IDEMPOTENCY_STATUS_WAITED
+                      : NGX_HTTP_IDEMPOTENCY_STATUS_REPLAYED;
+
+    ngx_http_idempotency_log_replay(r, ctx);
+
+    if (ctx->conf->dry_run) {
+        return NGX_OK;
+    }
+
+    file = (response.body.len > NGX_HTTP_IDEMPOTENCY_REPLAY_MEMORY)
+           ? replay_to_file(r, &found->response, &response) : NULL;
+
+    if (loc_conf) {
+        ngx_http_idempotency_location_enter(r, &response.location, loc_conf);
+    }
+
+    ngx_http_finalize_request(r, replay_send(r, ctx, &response, file));
+
+    return NGX_DONE;
+}
+
+
+/*
+ * The body, in a temporary file that has no name any more; what stood before
+ * it stays in memory, and the rest is given back.  NULL: there is no file, and
+ * all of it is sent from memory.
+ */
+
+static ngx_file_t *
+replay_to_file(ngx_http_request_t *r, ngx_str_t *bytes,
+    ngx_http_idempotency_response_t *response)
+{
+    size_t                     len;
+    u_char                    *p, *whole;
+    ngx_file_t                *file;
+    ngx_http_core_loc_conf_t  *clcf;
+
+    clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
+
+    whole = bytes->data;
+    len = response->body.data - whole;
+
+    p = ngx_pnalloc(r->pool, len);
+    file = ngx_pcalloc(r->pool, sizeof(ngx_file_t));
+
+    if (p == NULL || file == NULL) {
+        return NULL;
+    }
+
+    file->log = r->connection->log;
+
+    if (ngx_create_temp_file(file, clcf->client_body_temp_path, r->pool, 0, 0,
+                             0)
+        != NGX_OK
+        || ngx_write_file(file, response->body.data, response->body.len, 0)
+           == NGX_ERROR)
+    {
+        return NULL;
+    }
+
+    ngx_memcpy(p, whole, len);
+    bytes->data = p;
+
+    /* all that it told is where the bytes are, and these are the same */
+
+    (void) ngx_http_idempotency_response_decode(bytes,
+                                                r->method == NGX_HTTP_HEAD,
+                                                response);
+    (void) ngx_pfree(r->pool, whole);
+
+    return file;
+}
+
+
+static ngx_int_t
+replay_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_http_idempotency_response_t *response, ngx_file_t *file)
+{
+    ngx_uint_t  cookies;
+
+    cookies = (ctx->conf->replay_cookies == NGX_HTTP_IDEMPOTENCY_COOKIES_ALWAYS
+               || (ctx->conf->replay_cookies
+                   == NGX_HTTP_IDEMPOTENCY_COOKIES_IDENTIFIED
+                   && ctx->identified
+                   && !ctx->claim.found.anonymous));
+
+    ngx_log_debug2(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
+                   "idempotency replay: size:%uz, cookies:%ui",
+                   response->body.len, cookies);
+
+    if (ngx_http_idempotency_response_restore(r, response, cookies) != NGX_OK
+        || replay_mark(r, ctx) != NGX_OK)
+    {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    ngx_idempotency_stats_add(ctx->conf->store->counters->replayed_bytes,
+                              response->body.len);
+
+    return ngx_http_idempotency_send(r, response->body.data,
+                                     response->body.len, 1, file);
+}
+
+
+/* instead of such a line that the original may have had */
+
+static ngx_int_t
+replay_mark(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_str_t        *name;
+    ngx_list_t       *headers;
+    ngx_table_elt_t  *h;
+
+    static ngx_str_t  value = ngx_string("true");
+
+    name = &ctx->conf->replay_header;
+    headers = &r->headers_out.headers;
+
+    if (name->len == 0) {
+        return NGX_OK;
+    }
+
+    while ((h = ngx_http_idempotency_header_of(headers, (char *) name->data))
+           != NULL)
+    {
+        h->hash = 0;
+    }
+
+    h = ngx_http_idempotency_header_push(r, headers, name, &value);
+
+    return (h == NULL) ? NGX_ERROR : NGX_OK;
 }

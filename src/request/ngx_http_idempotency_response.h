@@ -1,8 +1,9 @@
 
 /*
- * A response as the store keeps it: a header block, the trailers, the body.
- * Header lines keep their order, and each the place in headers_out that it
- * had, so that a replay passes nginx's filters as the original did.
+ * Header lines by name, a response of ours in one piece, and a response as the
+ * store keeps it: a header block, the trailers, the body.  Header lines keep
+ * their order, and each the place in headers_out that it had, so that a replay
+ * passes nginx's filters as the original did.
  */
 
 
@@ -13,24 +14,53 @@
 #include "ngx_http_idempotency.h"
 
 
-/* the location that made it, and what variables may tell of it there */
-
-#define NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN  16
+/* all request header lines of a name, written as in $http_name; the first */
 
 typedef struct {
-    u_char                     id[NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN];
+    ngx_list_part_t  *part;
+    ngx_uint_t        i;
+} ngx_http_idempotency_header_iter_t;
+
+void ngx_http_idempotency_header_iter(ngx_http_idempotency_header_iter_t *it,
+    ngx_http_request_t *r);
+ngx_table_elt_t *ngx_http_idempotency_header_next(
+    ngx_http_idempotency_header_iter_t *it, ngx_str_t *name);
+ngx_uint_t ngx_http_idempotency_header_is(ngx_table_elt_t *h,
+    ngx_str_t *name);
+ngx_table_elt_t *ngx_http_idempotency_header_first(ngx_http_request_t *r,
+    ngx_str_t *name);
+
+/* of a response, the first line of a name that is not deleted */
+
+ngx_table_elt_t *ngx_http_idempotency_header_of(ngx_list_t *list, char *name);
+
+ngx_table_elt_t *ngx_http_idempotency_header_push(ngx_http_request_t *r,
+    ngx_list_t *list, ngx_str_t *key, ngx_str_t *value);
+
+/* a response whose body is in one piece; with a file, it is there */
+
+ngx_int_t ngx_http_idempotency_send(ngx_http_request_t *r, u_char *body,
+    size_t len, ngx_uint_t temporary, ngx_file_t *file);
+
+
+/* the location that made it, and what variables may tell of it there */
+
+#define NGX_HTTP_IDEMPOTENCY_LOCATION_LEN  16
+
+typedef struct {
+    u_char                     id[NGX_HTTP_IDEMPOTENCY_LOCATION_LEN];
     ngx_str_t                  uri;
     ngx_str_t                  args;
     unsigned                   internal:1;
     unsigned                   get:1;
-} ngx_http_idempotency_origin_t;
+} ngx_http_idempotency_location_t;
 
 
 /* one that is decoded: strings are where the bytes are */
 
 typedef struct {
-    /* if it was made elsewhere than where the claim was */
-    ngx_http_idempotency_origin_t  origin;
+    /* if that is another one than where the claim was */
+    ngx_http_idempotency_location_t  location;
 
     ngx_uint_t                 status;
     ngx_str_t                  status_line;
@@ -53,14 +83,14 @@ typedef struct {
     unsigned                   disable_not_modified:1;
     unsigned                   expect_trailers:1;
     unsigned                   override:1;
-    unsigned                   elsewhere:1;
+    unsigned                   has_location:1;
 } ngx_http_idempotency_response_t;
 
 
 /* NULL: it can't be kept */
 
 ngx_buf_t *ngx_http_idempotency_response_header(ngx_http_request_t *r,
-    ngx_array_t *hide, ngx_http_idempotency_origin_t *origin);
+    ngx_array_t *hide, ngx_http_idempotency_location_t *location);
 ngx_buf_t *ngx_http_idempotency_response_trailers(ngx_http_request_t *r);
 
 /* NGX_ERROR: no response that we have recorded is like that.  head: it is of a
@@ -71,34 +101,24 @@ ngx_int_t ngx_http_idempotency_response_decode(ngx_str_t *bytes,
 
 /* the next of what is left of the lines; NGX_DONE: there is none */
 
-ngx_int_t ngx_http_idempotency_response_line(ngx_str_t *rest,
-    ngx_uint_t *slot, ngx_str_t *name, ngx_str_t *value);
+ngx_int_t ngx_http_idempotency_response_line(ngx_str_t *rest, ngx_uint_t *place,
+    ngx_str_t *name, ngx_str_t *value);
 
 /* into headers_out; what was decoded fails for want of memory alone */
 
 ngx_int_t ngx_http_idempotency_response_restore(ngx_http_request_t *r,
     ngx_http_idempotency_response_t *response, ngx_uint_t cookies);
 
-/* request/origin.c */
+/* location.c */
 
-ngx_int_t ngx_http_idempotency_origin_of(ngx_http_request_t *r,
-    ngx_http_idempotency_origin_t *origin);
-void **ngx_http_idempotency_origin_find(ngx_http_request_t *r,
-    ngx_http_idempotency_origin_t *origin);
-void ngx_http_idempotency_origin_enter(ngx_http_request_t *r,
-    ngx_http_idempotency_origin_t *origin, void **loc_conf);
+ngx_int_t ngx_http_idempotency_location_of(ngx_http_request_t *r,
+    ngx_http_idempotency_location_t *location);
+void **ngx_http_idempotency_location_find(ngx_http_request_t *r,
+    ngx_http_idempotency_location_t *location);
+void ngx_http_idempotency_location_enter(ngx_http_request_t *r,
+    ngx_http_idempotency_location_t *location, void **loc_conf);
 
-/* request/slot.c */
-
-ngx_uint_t ngx_http_idempotency_slot(ngx_http_headers_out_t *out,
-    ngx_table_elt_t *h);
-ngx_int_t ngx_http_idempotency_slot_fill(ngx_http_request_t *r,
-    ngx_uint_t slot, ngx_table_elt_t *h);
-ngx_uint_t ngx_http_idempotency_slot_is(ngx_uint_t slot, ngx_str_t *name);
-ngx_uint_t ngx_http_idempotency_slots_known(uint64_t bits);
-ngx_uint_t ngx_http_idempotency_slots_suppressed(ngx_http_headers_out_t *out);
-ngx_int_t ngx_http_idempotency_slots_suppress(ngx_http_request_t *r,
-    uint64_t bits);
+/* request/place.c */
 
 
 #endif /* _NGX_HTTP_IDEMPOTENCY_RESPONSE_H_INCLUDED_ */

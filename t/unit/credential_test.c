@@ -7,7 +7,7 @@
 
 #include "unit.h"
 
-#include "request/ngx_http_idempotency_headers.h"
+#include "request/ngx_http_idempotency_response.h"
 
 
 static char  *credentials[] = {

@@ -315,7 +315,7 @@ check_lines(ngx_http_request_t *r, ngx_list_t *list, const line_t *lines,
 
 /* where it was made, or NULL; and whether a HEAD asked for it */
 
-static ngx_http_idempotency_origin_t  *made_at;
+static ngx_http_idempotency_location_t  *made_at;
 static ngx_uint_t                      head;
 
 
@@ -903,36 +903,36 @@ elsewhere(void)
     ngx_str_t                         response, rest;
     ngx_uint_t                        i;
     ngx_http_request_t               *to;
-    ngx_http_idempotency_origin_t     origin;
+    ngx_http_idempotency_location_t     location;
     ngx_http_idempotency_response_t   got;
 
     response = response_of(full_request(), "hello, world");
     check_equal(ngx_http_idempotency_response_decode(&response, 0, &got),
                 NGX_OK);
-    check_equal(got.elsewhere, 0);
+    check_equal(got.has_location, 0);
 
     for (i = 0; i < 8; i++) {
-        ngx_memset(origin.id, 'a' + i, NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN);
-        origin.uri = text((i & 1) ? "/a/long/way" : "");
-        origin.args = text((i & 2) ? "a=b&c" : "");
-        origin.internal = i & 1;
-        origin.get = (i >> 2) & 1;
+        ngx_memset(location.id, 'a' + i, NGX_HTTP_IDEMPOTENCY_LOCATION_LEN);
+        location.uri = text((i & 1) ? "/a/long/way" : "");
+        location.args = text((i & 2) ? "a=b&c" : "");
+        location.internal = i & 1;
+        location.get = (i >> 2) & 1;
 
-        made_at = &origin;
+        made_at = &location;
         response = response_of(full_request(), "hello, world");
         made_at = NULL;
 
         check_equal(ngx_http_idempotency_response_decode(&response, 0, &got),
                     NGX_OK);
 
-        check_equal(got.elsewhere, 1);
-        check(ngx_memcmp(got.origin.id, origin.id,
-                         NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN)
+        check_equal(got.has_location, 1);
+        check(ngx_memcmp(got.location.id, location.id,
+                         NGX_HTTP_IDEMPOTENCY_LOCATION_LEN)
               == 0);
-        check(same(&got.origin.uri, (char *) origin.uri.data));
-        check(same(&got.origin.args, (char *) origin.args.data));
-        check(got.origin.internal == origin.internal
-              && got.origin.get == origin.get);
+        check(same(&got.location.uri, (char *) location.uri.data));
+        check(same(&got.location.args, (char *) location.args.data));
+        check(got.location.internal == location.internal
+              && got.location.get == location.get);
 
         to = request();
         rest = response;
@@ -942,7 +942,7 @@ elsewhere(void)
 
         /* an unknown flag of it */
 
-        response.data[2 + NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN] |= 4;
+        response.data[2 + NGX_HTTP_IDEMPOTENCY_LOCATION_LEN] |= 4;
         check_equal(restore_anything(&response), NGX_ERROR);
 
         ngx_free(response.data);

@@ -10,7 +10,7 @@
  */
 
 
-#include "ngx_http_idempotency_conf.h"
+#include "ngx_http_idempotency.h"
 #include "ngx_http_idempotency_response.h"
 
 
@@ -25,85 +25,85 @@ typedef struct {
     /* how many blocks without a name are in it */
     ngx_uint_t                    nameless;
 
-    u_char                        id[NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN];
-} origin_place_t;
+    u_char                        id[NGX_HTTP_IDEMPOTENCY_LOCATION_LEN];
+} location_entry_t;
 
 
-struct ngx_http_idempotency_origins_s {
-    /* of origin_place_t: a place's index is in our settings there */
-    ngx_array_t                   places;
+struct ngx_http_idempotency_location_map_s {
+    /* of location_entry_t: an entry's index is in our settings there */
+    ngx_array_t                   entries;
     /* the same, by server and id */
-    origin_place_t              **sorted;
+    location_entry_t              **sorted;
 };
 
 
-static u_char origin_kind(ngx_http_core_loc_conf_t *clcf);
-static ngx_uint_t origin_before(ngx_array_t *places, ngx_uint_t parent,
+static u_char location_kind(ngx_http_core_loc_conf_t *clcf);
+static ngx_uint_t location_before(ngx_array_t *entries, ngx_uint_t parent,
     ngx_http_core_loc_conf_t *clcf);
-static void origin_id(origin_place_t *place, origin_place_t *parent);
-static int ngx_libc_cdecl origin_compare(const void *one, const void *two);
-static ngx_http_core_loc_conf_t *origin_core(origin_place_t *place);
-static void origin_captures(ngx_http_request_t *r);
+static void location_id(location_entry_t *entry, location_entry_t *parent);
+static int ngx_libc_cdecl location_compare(const void *one, const void *two);
+static ngx_http_core_loc_conf_t *location_core(location_entry_t *entry);
+static void location_captures(ngx_http_request_t *r);
 
 
-ngx_http_idempotency_origins_t *
-ngx_http_idempotency_origins(ngx_conf_t *cf)
+ngx_http_idempotency_location_map_t *
+ngx_http_idempotency_location_map(ngx_conf_t *cf)
 {
-    ngx_http_idempotency_origins_t  *origins;
+    ngx_http_idempotency_location_map_t  *map;
 
-    origins = ngx_pcalloc(cf->pool, sizeof(ngx_http_idempotency_origins_t));
-    if (origins == NULL) {
+    map = ngx_pcalloc(cf->pool, sizeof(ngx_http_idempotency_location_map_t));
+    if (map == NULL) {
         return NULL;
     }
 
-    if (ngx_array_init(&origins->places, cf->pool, 16, sizeof(origin_place_t))
+    if (ngx_array_init(&map->entries, cf->pool, 16, sizeof(location_entry_t))
         != NGX_OK)
     {
         return NULL;
     }
 
-    ngx_memzero(ngx_array_push(&origins->places), sizeof(origin_place_t));
+    ngx_memzero(ngx_array_push(&map->entries), sizeof(location_entry_t));
 
-    return origins;
+    return map;
 }
 
 
 /* when a location's settings are merged: those around it were before */
 
 ngx_int_t
-ngx_http_idempotency_origin_add(ngx_conf_t *cf,
-    ngx_http_idempotency_origins_t *origins, ngx_uint_t parent,
+ngx_http_idempotency_location_add(ngx_conf_t *cf,
+    ngx_http_idempotency_location_map_t *map, ngx_uint_t parent,
     ngx_uint_t *index)
 {
-    origin_place_t            *place;
+    location_entry_t            *entry;
     ngx_http_conf_ctx_t       *ctx;
     ngx_http_core_loc_conf_t  *clcf;
 
-    *index = origins->places.nelts;
+    *index = map->entries.nelts;
 
-    place = ngx_array_push(&origins->places);
-    if (place == NULL) {
+    entry = ngx_array_push(&map->entries);
+    if (entry == NULL) {
         return NGX_ERROR;
     }
 
-    ngx_memzero(place, sizeof(origin_place_t));
+    ngx_memzero(entry, sizeof(location_entry_t));
 
     ctx = cf->ctx;
 
-    place->srv_conf = ctx->srv_conf;
-    place->loc_conf = ctx->loc_conf;
-    place->parent = parent;
+    entry->srv_conf = ctx->srv_conf;
+    entry->loc_conf = ctx->loc_conf;
+    entry->parent = parent;
 
     if (parent == 0) {
         return NGX_OK;
     }
 
-    clcf = origin_core(place);
+    clcf = location_core(entry);
 
-    place->ordinal = origin_before(&origins->places, parent, clcf);
+    entry->ordinal = location_before(&map->entries, parent, clcf);
 
     if (clcf->noname) {
-        ((origin_place_t *) origins->places.elts)[parent].nameless++;
+        ((location_entry_t *) map->entries.elts)[parent].nameless++;
     }
 
     return NGX_OK;
@@ -111,7 +111,7 @@ ngx_http_idempotency_origin_add(ngx_conf_t *cf,
 
 
 static u_char
-origin_kind(ngx_http_core_loc_conf_t *clcf)
+location_kind(ngx_http_core_loc_conf_t *clcf)
 {
     if (clcf->noname) {
         return clcf->lmt_excpt ? 'l' : 'i';
@@ -132,37 +132,37 @@ origin_kind(ngx_http_core_loc_conf_t *clcf)
 
 
 static ngx_uint_t
-origin_before(ngx_array_t *places, ngx_uint_t parent,
+location_before(ngx_array_t *entries, ngx_uint_t parent,
     ngx_http_core_loc_conf_t *clcf)
 {
     u_char                     kind;
     ngx_uint_t                 i;
-    origin_place_t            *place;
+    location_entry_t            *entry;
     ngx_http_core_loc_conf_t  *other;
 
-    kind = origin_kind(clcf);
+    kind = location_kind(clcf);
 
     if (kind == '=' || kind == '/') {
         /* nginx refuses a second one */
         return 0;
     }
 
-    place = places->elts;
+    entry = entries->elts;
 
-    for (i = places->nelts - 2; i > parent; i--) {
+    for (i = entries->nelts - 2; i > parent; i--) {
 
-        if (place[i].parent != parent) {
+        if (entry[i].parent != parent) {
             continue;
         }
 
-        other = origin_core(&place[i]);
+        other = location_core(&entry[i]);
 
-        if (origin_kind(other) == kind
+        if (location_kind(other) == kind
             && other->name.len == clcf->name.len
             && ngx_strncmp(other->name.data, clcf->name.data, clcf->name.len)
                == 0)
         {
-            return place[i].ordinal + 1;
+            return entry[i].ordinal + 1;
         }
     }
 
@@ -173,27 +173,27 @@ origin_before(ngx_array_t *places, ngx_uint_t parent,
 /* when all of them are there */
 
 ngx_int_t
-ngx_http_idempotency_origin_init(ngx_conf_t *cf,
-    ngx_http_idempotency_origins_t *origins)
+ngx_http_idempotency_location_init(ngx_conf_t *cf,
+    ngx_http_idempotency_location_map_t *map)
 {
     ngx_uint_t       i, n;
-    origin_place_t  *place;
+    location_entry_t  *entry;
 
-    place = origins->places.elts;
-    n = origins->places.nelts;
+    entry = map->entries.elts;
+    n = map->entries.nelts;
 
-    origins->sorted = ngx_palloc(cf->pool, n * sizeof(origin_place_t *));
-    if (origins->sorted == NULL) {
+    map->sorted = ngx_palloc(cf->pool, n * sizeof(location_entry_t *));
+    if (map->sorted == NULL) {
         return NGX_ERROR;
     }
 
     for (i = 1; i < n; i++) {
-        origin_id(&place[i], &place[place[i].parent]);
-        origins->sorted[i - 1] = &place[i];
+        location_id(&entry[i], &entry[entry[i].parent]);
+        map->sorted[i - 1] = &entry[i];
     }
 
-    ngx_qsort(origins->sorted, n - 1, sizeof(origin_place_t *),
-              origin_compare);
+    ngx_qsort(map->sorted, n - 1, sizeof(location_entry_t *),
+              location_compare);
 
     return NGX_OK;
 }
@@ -205,7 +205,7 @@ ngx_http_idempotency_origin_init(ngx_conf_t *cf,
  */
 
 static void
-origin_id(origin_place_t *place, origin_place_t *parent)
+location_id(location_entry_t *entry, location_entry_t *parent)
 {
     u_char                     id[NGX_IDEMPOTENCY_DIGEST_LEN];
     u_char                     step[2 + 2 * NGX_INT_T_LEN];
@@ -213,61 +213,61 @@ origin_id(origin_place_t *place, origin_place_t *parent)
     ngx_idempotency_digest_t   d;
     ngx_http_core_loc_conf_t  *clcf;
 
-    if (place->parent) {
-        clcf = origin_core(place);
+    if (entry->parent) {
+        clcf = location_core(entry);
 
         ngx_idempotency_digest_init(&d, NULL,
                                     NGX_IDEMPOTENCY_DIGEST_OTHER_VERSION,
                                     NGX_IDEMPOTENCY_DIGEST_PLACE);
 
         s.data = parent->id;
-        s.len = NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN;
+        s.len = NGX_HTTP_IDEMPOTENCY_LOCATION_LEN;
         ngx_idempotency_digest_field(&d, &s);
 
         s.data = step;
-        s.len = ngx_sprintf(step, "%c%ui/%ui", origin_kind(clcf),
-                            place->ordinal,
+        s.len = ngx_sprintf(step, "%c%ui/%ui", location_kind(clcf),
+                            entry->ordinal,
                             clcf->noname ? parent->nameless : 0)
                 - step;
         ngx_idempotency_digest_field(&d, &s);
         ngx_idempotency_digest_field(&d, &clcf->name);
 
         ngx_idempotency_digest_final(&d, id);
-        ngx_memcpy(place->id, id, NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN);
+        ngx_memcpy(entry->id, id, NGX_HTTP_IDEMPOTENCY_LOCATION_LEN);
     }
 }
 
 
 static int ngx_libc_cdecl
-origin_compare(const void *one, const void *two)
+location_compare(const void *one, const void *two)
 {
-    origin_place_t  *a, *b;
+    location_entry_t  *a, *b;
 
-    a = *(origin_place_t **) one;
-    b = *(origin_place_t **) two;
+    a = *(location_entry_t **) one;
+    b = *(location_entry_t **) two;
 
     if (a->srv_conf != b->srv_conf) {
         return (a->srv_conf < b->srv_conf) ? -1 : 1;
     }
 
-    return ngx_memcmp(a->id, b->id, NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN);
+    return ngx_memcmp(a->id, b->id, NGX_HTTP_IDEMPOTENCY_LOCATION_LEN);
 }
 
 
 static ngx_http_core_loc_conf_t *
-origin_core(origin_place_t *place)
+location_core(location_entry_t *entry)
 {
-    return place->loc_conf[ngx_http_core_module.ctx_index];
+    return entry->loc_conf[ngx_http_core_module.ctx_index];
 }
 
 
 /* where a request is now; NGX_DECLINED: that can't be found again */
 
 ngx_int_t
-ngx_http_idempotency_origin_of(ngx_http_request_t *r,
-    ngx_http_idempotency_origin_t *origin)
+ngx_http_idempotency_location_of(ngx_http_request_t *r,
+    ngx_http_idempotency_location_t *location)
 {
-    origin_place_t                    *place;
+    location_entry_t                    *entry;
     ngx_http_idempotency_loc_conf_t   *conf;
     ngx_http_idempotency_main_conf_t  *imcf;
 
@@ -278,14 +278,14 @@ ngx_http_idempotency_origin_of(ngx_http_request_t *r,
         return NGX_DECLINED;
     }
 
-    place = (origin_place_t *) imcf->origins->places.elts + conf->place;
+    entry = (location_entry_t *) imcf->location_map->entries.elts + conf->place;
 
-    ngx_memcpy(origin->id, place->id, NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN);
+    ngx_memcpy(location->id, entry->id, NGX_HTTP_IDEMPOTENCY_LOCATION_LEN);
 
-    origin->internal = r->internal;
-    origin->get = (r->method == NGX_HTTP_GET);
-    origin->uri = r->uri;
-    origin->args = r->args;
+    location->internal = r->internal;
+    location->get = (r->method == NGX_HTTP_GET);
+    location->uri = r->uri;
+    location->args = r->args;
 
     return NGX_OK;
 }
@@ -294,28 +294,28 @@ ngx_http_idempotency_origin_of(ngx_http_request_t *r,
 /* the configuration of that location now; NULL: it has gone */
 
 void **
-ngx_http_idempotency_origin_find(ngx_http_request_t *r,
-    ngx_http_idempotency_origin_t *origin)
+ngx_http_idempotency_location_find(ngx_http_request_t *r,
+    ngx_http_idempotency_location_t *location)
 {
     ngx_uint_t                         low, high, mid;
-    origin_place_t                     key, *keyp, **sorted;
+    location_entry_t                     key, *keyp, **sorted;
     ngx_http_idempotency_main_conf_t  *imcf;
 
     imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
 
     key.srv_conf = r->srv_conf;
-    ngx_memcpy(key.id, origin->id, NGX_HTTP_IDEMPOTENCY_ORIGIN_LEN);
+    ngx_memcpy(key.id, location->id, NGX_HTTP_IDEMPOTENCY_LOCATION_LEN);
 
     keyp = &key;
-    sorted = imcf->origins->sorted;
+    sorted = imcf->location_map->sorted;
 
     low = 0;
-    high = imcf->origins->places.nelts - 1;
+    high = imcf->location_map->entries.nelts - 1;
 
     while (low < high) {
         mid = low + (high - low) / 2;
 
-        if (origin_compare(&sorted[mid], &keyp) < 0) {
+        if (location_compare(&sorted[mid], &keyp) < 0) {
             low = mid + 1;
 
         } else {
@@ -323,8 +323,8 @@ ngx_http_idempotency_origin_find(ngx_http_request_t *r,
         }
     }
 
-    if (low == imcf->origins->places.nelts - 1
-        || origin_compare(&sorted[low], &keyp) != 0)
+    if (low == imcf->location_map->entries.nelts - 1
+        || location_compare(&sorted[low], &keyp) != 0)
     {
         return NULL;
     }
@@ -336,17 +336,17 @@ ngx_http_idempotency_origin_find(ngx_http_request_t *r,
 /* as an internal redirect would have led there */
 
 void
-ngx_http_idempotency_origin_enter(ngx_http_request_t *r,
-    ngx_http_idempotency_origin_t *origin, void **loc_conf)
+ngx_http_idempotency_location_enter(ngx_http_request_t *r,
+    ngx_http_idempotency_location_t *location, void **loc_conf)
 {
-    r->uri = origin->uri;
-    r->args = origin->args;
+    r->uri = location->uri;
+    r->args = location->args;
     ngx_http_set_exten(r);
 
-    r->internal = origin->internal;
+    r->internal = location->internal;
     r->valid_unparsed_uri = 0;
 
-    if (origin->get && r->method != NGX_HTTP_GET) {
+    if (location->get && r->method != NGX_HTTP_GET) {
         r->method = NGX_HTTP_GET;
         r->method_name = ngx_http_core_get_method;
     }
@@ -357,33 +357,33 @@ ngx_http_idempotency_origin_enter(ngx_http_request_t *r,
     /* by its method this was chosen already */
     r->loc_conf = loc_conf;
 
-    origin_captures(r);
+    location_captures(r);
 }
 
 
 /* what an add_header may have of the location's pattern */
 
 static void
-origin_captures(ngx_http_request_t *r)
+location_captures(ngx_http_request_t *r)
 {
 #if (NGX_PCRE)
 
-    origin_place_t                    *places, *place;
+    location_entry_t                    *entries, *entry;
     ngx_http_idempotency_loc_conf_t   *conf;
     ngx_http_idempotency_main_conf_t  *imcf;
 
     conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
     imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
 
-    places = imcf->origins->places.elts;
-    place = &places[conf->place];
+    entries = imcf->location_map->entries.elts;
+    entry = &entries[conf->place];
 
-    while (origin_core(place)->noname) {
-        place = &places[place->parent];
+    while (location_core(entry)->noname) {
+        entry = &entries[entry->parent];
     }
 
-    if (origin_core(place)->regex) {
-        (void) ngx_http_regex_exec(r, origin_core(place)->regex, &r->uri);
+    if (location_core(entry)->regex) {
+        (void) ngx_http_regex_exec(r, location_core(entry)->regex, &r->uri);
     }
 
 #endif

@@ -22,20 +22,20 @@
 #define NGX_HTTP_IDEMPOTENCY_HOLD  5000
 
 
-static ngx_uint_t hold_unanswered(ngx_http_request_t *r,
+static ngx_uint_t postpone_unanswered(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static void hold_begin(ngx_http_request_t *r,
+static void postpone_begin(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static ngx_uint_t hold_is_end(ngx_http_idempotency_hold_t *hold,
+static ngx_uint_t postpone_is_end(ngx_http_idempotency_postpone_t *postpone,
     ngx_chain_t *in);
-static ngx_int_t hold_split(ngx_http_request_t *r,
-    ngx_http_idempotency_hold_t *hold, ngx_chain_t **in);
-static ngx_int_t hold_add(ngx_http_request_t *r,
-    ngx_http_idempotency_hold_t *hold, ngx_chain_t *in);
-static ngx_buf_t *hold_buf(ngx_http_request_t *r,
-    ngx_http_idempotency_hold_t *hold, ngx_buf_t *b);
-static void hold_timer_handler(ngx_event_t *ev);
-static void hold_release(ngx_http_idempotency_ctx_t *ctx);
+static ngx_int_t postpone_split(ngx_http_request_t *r,
+    ngx_http_idempotency_postpone_t *postpone, ngx_chain_t **in);
+static ngx_int_t postpone_add(ngx_http_request_t *r,
+    ngx_http_idempotency_postpone_t *postpone, ngx_chain_t *in);
+static ngx_buf_t *postpone_buf(ngx_http_request_t *r,
+    ngx_http_idempotency_postpone_t *postpone, ngx_buf_t *b);
+static void postpone_timer_handler(ngx_event_t *ev);
+static void postpone_release(ngx_http_idempotency_ctx_t *ctx);
 
 
 /*
@@ -44,40 +44,41 @@ static void hold_release(ngx_http_idempotency_ctx_t *ctx);
  */
 
 ngx_uint_t
-ngx_http_idempotency_hold_header(ngx_http_request_t *r,
+ngx_http_idempotency_postpone_header(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
     ngx_uint_t                    bodyless;
-    ngx_http_idempotency_hold_t  *hold;
+    ngx_http_idempotency_postpone_t  *postpone;
 
-    hold = &ctx->hold;
+    postpone = &ctx->postpone;
 
     /* a filter may have put it in the place of another, which is none now */
 
-    hold->out = NULL;
-    hold->last = 0;
+    postpone->out = NULL;
+    postpone->last = 0;
 
     bodyless = (r->header_only || r->method == NGX_HTTP_HEAD
                 || r->headers_out.status == NGX_HTTP_NO_CONTENT
                 || r->headers_out.status == NGX_HTTP_NOT_MODIFIED);
 
     if (bodyless) {
-        hold->left = 0;
+        postpone->left = 0;
 
     } else {
-        hold->left = r->expect_trailers ? -1 : r->headers_out.content_length_n;
+        postpone->left = r->expect_trailers
+                         ? -1 : r->headers_out.content_length_n;
     }
 
-    if (hold->left || !hold_unanswered(r, ctx)) {
+    if (postpone->left || !postpone_unanswered(r, ctx)) {
         return 0;
     }
 
-    hold->header = 1;
-    hold->bodyless = bodyless;
+    postpone->header = 1;
+    postpone->bodyless = bodyless;
 
     r->header_sent = 1;
 
-    hold_begin(r, ctx);
+    postpone_begin(r, ctx);
 
     return 1;
 }
@@ -86,18 +87,18 @@ ngx_http_idempotency_hold_header(ngx_http_request_t *r,
 /* it is to be sent now */
 
 ngx_uint_t
-ngx_http_idempotency_hold_header_over(ngx_http_request_t *r,
+ngx_http_idempotency_postpone_header_over(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
-    ngx_http_idempotency_hold_t  *hold;
+    ngx_http_idempotency_postpone_t  *postpone;
 
-    hold = &ctx->hold;
+    postpone = &ctx->postpone;
 
-    if (!hold->header || hold->waiting) {
+    if (!postpone->header || postpone->waiting) {
         return 0;
     }
 
-    hold->header = 0;
+    postpone->header = 0;
 
     r->header_sent = 0;
 
@@ -108,14 +109,14 @@ ngx_http_idempotency_hold_header_over(ngx_http_request_t *r,
 /* NGX_OK: so much is to be sent; NGX_AGAIN: nothing is */
 
 ngx_int_t
-ngx_http_idempotency_hold_body(ngx_http_request_t *r,
+ngx_http_idempotency_postpone_body(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_chain_t **in)
 {
-    ngx_http_idempotency_hold_t  *hold;
+    ngx_http_idempotency_postpone_t  *postpone;
 
-    hold = &ctx->hold;
+    postpone = &ctx->postpone;
 
-    if (hold->last && r->filter_finalize) {
+    if (postpone->last && r->filter_finalize) {
 
         /* behind the end: of a response that had to give way */
 
@@ -124,44 +125,45 @@ ngx_http_idempotency_hold_body(ngx_http_request_t *r,
         *in = NULL;
     }
 
-    if (hold->waiting) {
+    if (postpone->waiting) {
 
         if (*in == NULL) {
-            return hold->header ? NGX_AGAIN : NGX_OK;
+            return postpone->header ? NGX_AGAIN : NGX_OK;
         }
 
-        return (hold_add(r, hold, *in) == NGX_OK) ? NGX_AGAIN : NGX_ERROR;
+        return (postpone_add(r, postpone, *in) == NGX_OK)
+               ? NGX_AGAIN : NGX_ERROR;
     }
 
-    if (hold->bodyless && r->header_only) {
+    if (postpone->bodyless && r->header_only) {
 
         /* nginx knows it by now: nobody would have sent this */
 
         ngx_http_idempotency_swallow(*in);
 
         *in = NULL;
-        hold->out = NULL;
+        postpone->out = NULL;
 
         return NGX_OK;
     }
 
-    if (hold->out) {
-        *hold->next = *in;
-        *in = hold->out;
-        hold->out = NULL;
+    if (postpone->out) {
+        *postpone->next = *in;
+        *in = postpone->out;
+        postpone->out = NULL;
 
         return NGX_OK;
     }
 
-    if (!hold_is_end(hold, *in) || !hold_unanswered(r, ctx)) {
+    if (!postpone_is_end(postpone, *in) || !postpone_unanswered(r, ctx)) {
         return NGX_OK;
     }
 
-    if (hold_split(r, hold, in) != NGX_OK) {
+    if (postpone_split(r, postpone, in) != NGX_OK) {
         return NGX_ERROR;
     }
 
-    hold_begin(r, ctx);
+    postpone_begin(r, ctx);
 
     return *in ? NGX_OK : NGX_AGAIN;
 }
@@ -174,10 +176,10 @@ ngx_http_idempotency_hold_body(ngx_http_request_t *r,
  */
 
 ngx_int_t
-ngx_http_idempotency_hold_told(ngx_http_request_t *r,
+ngx_http_idempotency_postpone_told(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_int_t rc)
 {
-    if (!ctx->hold.waiting || !r->filter_finalize || r->connection->error) {
+    if (!ctx->postpone.waiting || !r->filter_finalize || r->connection->error) {
         return rc;
     }
 
@@ -188,28 +190,26 @@ ngx_http_idempotency_hold_told(ngx_http_request_t *r,
 /* the store is strict, was told what the request executed, and is silent */
 
 static ngx_uint_t
-hold_unanswered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+postpone_unanswered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     return ctx->state == NGX_HTTP_IDEMPOTENCY_STATE_SETTLED
            && ctx->settled.report
            && ctx->conf->store->strict
            && !ctx->conf->dry_run
-           && !ctx->hold.over
-           && !ctx->client.gone
-           && !r->post_action;
+           && !ctx->postpone.over && !ctx->client.gone && !r->post_action;
 }
 
 
 static void
-hold_begin(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+postpone_begin(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     ngx_msec_t                 timeout;
     ngx_http_core_loc_conf_t  *clcf;
 
     ngx_log_debug0(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
-                   "idempotency hold");
+                   "idempotency postpone");
 
-    ctx->hold.waiting = 1;
+    ctx->postpone.waiting = 1;
 
     r->connection->buffered |= NGX_HTTP_IDEMPOTENCY_BUFFERED;
 
@@ -217,17 +217,17 @@ hold_begin(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
     timeout = clcf->send_timeout / 2;
 
-    ctx->hold.timer.handler = hold_timer_handler;
-    ctx->hold.timer.data = ctx;
-    ctx->hold.timer.log = r->connection->log;
+    ctx->postpone.timer.handler = postpone_timer_handler;
+    ctx->postpone.timer.data = ctx;
+    ctx->postpone.timer.log = r->connection->log;
 
-    ngx_add_timer(&ctx->hold.timer,
+    ngx_add_timer(&ctx->postpone.timer,
                   ngx_min(timeout, NGX_HTTP_IDEMPOTENCY_HOLD));
 }
 
 
 static ngx_uint_t
-hold_is_end(ngx_http_idempotency_hold_t *hold, ngx_chain_t *in)
+postpone_is_end(ngx_http_idempotency_postpone_t *postpone, ngx_chain_t *in)
 {
     off_t         size;
     ngx_uint_t    last;
@@ -241,9 +241,9 @@ hold_is_end(ngx_http_idempotency_hold_t *hold, ngx_chain_t *in)
         size += ngx_buf_size(cl->buf);
     }
 
-    if (hold->left > 0) {
-        hold->left = ngx_max(hold->left - size, 0);
-        last |= (hold->left == 0);
+    if (postpone->left > 0) {
+        postpone->left = ngx_max(postpone->left - size, 0);
+        last |= (postpone->left == 0);
     }
 
     return last;
@@ -256,7 +256,7 @@ hold_is_end(ngx_http_idempotency_hold_t *hold, ngx_chain_t *in)
  */
 
 static ngx_int_t
-hold_split(ngx_http_request_t *r, ngx_http_idempotency_hold_t *hold,
+postpone_split(ngx_http_request_t *r, ngx_http_idempotency_postpone_t *postpone,
     ngx_chain_t **in)
 {
     ngx_chain_t  *cl, *end, *ln, *out, **next;
@@ -286,25 +286,25 @@ hold_split(ngx_http_request_t *r, ngx_http_idempotency_hold_t *hold,
 
     *in = out;
 
-    hold->next = &hold->out;
+    postpone->next = &postpone->out;
 
-    return hold_add(r, hold, end);
+    return postpone_add(r, postpone, end);
 }
 
 
 static ngx_int_t
-hold_add(ngx_http_request_t *r, ngx_http_idempotency_hold_t *hold,
+postpone_add(ngx_http_request_t *r, ngx_http_idempotency_postpone_t *postpone,
     ngx_chain_t *in)
 {
     ngx_chain_t  *cl, *ln;
 
-    if (hold->out == NULL) {
-        hold->next = &hold->out;
+    if (postpone->out == NULL) {
+        postpone->next = &postpone->out;
     }
 
     for (cl = in; cl; cl = cl->next) {
 
-        if (hold->bodyless && !cl->buf->last_buf) {
+        if (postpone->bodyless && !cl->buf->last_buf) {
             continue;
         }
 
@@ -313,19 +313,19 @@ hold_add(ngx_http_request_t *r, ngx_http_idempotency_hold_t *hold,
             return NGX_ERROR;
         }
 
-        ln->buf = hold_buf(r, hold, cl->buf);
+        ln->buf = postpone_buf(r, postpone, cl->buf);
         if (ln->buf == NULL) {
             return NGX_ERROR;
         }
 
         ln->next = NULL;
-        *hold->next = ln;
-        hold->next = &ln->next;
+        *postpone->next = ln;
+        postpone->next = &ln->next;
 
-        hold->last |= cl->buf->last_buf;
+        postpone->last |= cl->buf->last_buf;
     }
 
-    if (hold->bodyless) {
+    if (postpone->bodyless) {
         ngx_http_idempotency_swallow(in);
     }
 
@@ -340,13 +340,13 @@ hold_add(ngx_http_request_t *r, ngx_http_idempotency_hold_t *hold,
  */
 
 static ngx_buf_t *
-hold_buf(ngx_http_request_t *r, ngx_http_idempotency_hold_t *hold,
+postpone_buf(ngx_http_request_t *r, ngx_http_idempotency_postpone_t *postpone,
     ngx_buf_t *b)
 {
     size_t      size;
     ngx_buf_t  *to;
 
-    if (ngx_buf_special(b) || hold->bodyless) {
+    if (ngx_buf_special(b) || postpone->bodyless) {
         size = 0;
         to = ngx_calloc_buf(r->pool);
 
@@ -381,10 +381,10 @@ hold_buf(ngx_http_request_t *r, ngx_http_idempotency_hold_t *hold,
 /* the store has answered, and it was logged if that was no good news */
 
 void
-ngx_http_idempotency_hold_end(ngx_http_idempotency_ctx_t *ctx)
+ngx_http_idempotency_postpone_end(ngx_http_idempotency_ctx_t *ctx)
 {
-    if (ctx->hold.waiting) {
-        hold_release(ctx);
+    if (ctx->postpone.waiting) {
+        postpone_release(ctx);
     }
 }
 
@@ -392,21 +392,21 @@ ngx_http_idempotency_hold_end(ngx_http_idempotency_ctx_t *ctx)
 /* of a request that ends */
 
 void
-ngx_http_idempotency_hold_cancel(ngx_http_idempotency_ctx_t *ctx)
+ngx_http_idempotency_postpone_cancel(ngx_http_idempotency_ctx_t *ctx)
 {
-    if (ctx->hold.timer.timer_set) {
-        ngx_del_timer(&ctx->hold.timer);
+    if (ctx->postpone.timer.timer_set) {
+        ngx_del_timer(&ctx->postpone.timer);
     }
 
-    if (ctx->hold.waiting) {
-        ctx->hold.waiting = 0;
+    if (ctx->postpone.waiting) {
+        ctx->postpone.waiting = 0;
         ctx->request->connection->buffered &= ~NGX_HTTP_IDEMPOTENCY_BUFFERED;
     }
 }
 
 
 static void
-hold_timer_handler(ngx_event_t *ev)
+postpone_timer_handler(ngx_event_t *ev)
 {
     ngx_connection_t            *c;
     ngx_http_idempotency_ctx_t  *ctx;
@@ -423,17 +423,17 @@ hold_timer_handler(ngx_event_t *ev)
                   &ctx->conf->store->name,
                   (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, ctx->claim.op.token);
 
-    hold_release(ctx);
+    postpone_release(ctx);
 }
 
 
 /*
- * An event of its own, as in the gate.  What is held goes first, as whoever
+ * An event of its own, as in access.c.  What is held goes first, as whoever
  * makes the response may have nothing more to send.
  */
 
 static void
-hold_release(ngx_http_idempotency_ctx_t *ctx)
+postpone_release(ngx_http_idempotency_ctx_t *ctx)
 {
     ngx_int_t            rc;
     ngx_connection_t    *c;
@@ -444,9 +444,9 @@ hold_release(ngx_http_idempotency_ctx_t *ctx)
 
     ngx_http_set_log_request(c->log, r);
 
-    ctx->hold.over = 1;
+    ctx->postpone.over = 1;
 
-    ngx_http_idempotency_hold_cancel(ctx);
+    ngx_http_idempotency_postpone_cancel(ctx);
 
     rc = ngx_http_output_filter(r, NULL);
 

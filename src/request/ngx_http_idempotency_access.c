@@ -1,81 +1,83 @@
 
 /*
- * The way in.  A request comes by here twice: in the access phase, behind all
- * access control, it is prepared (key, body, digest); at the first point
- * behind that phase it is decided.  Under "satisfy any" the access phase may
- * skip us, or call us for a request that it is about to refuse, and another
- * module's handler may have moved behind ours: then both is done at the
+ * The way in: the module's phase handlers, and the table of states by which a
+ * request gets through them.
+ *
+ * In front of all access control (preaccess) it is noted who comes by; behind
+ * it, in the access phase, a request is prepared (key, body, digest); at the
+ * first point behind that phase it is decided.  Under "satisfy any" the access
+ * phase may skip us, or call us for a request that it is about to refuse, and
+ * another module's handler may have moved behind ours: then both is done at the
  * second point.  The table below is all of that.
  *
  * A handler returns NGX_DECLINED to let the request go on, and NGX_DONE where
  * something else drives it from then on: the reader of the body, which runs
- * the phases again, the end of waiting (gate_resume), or an answer of ours,
+ * the phases again, the end of waiting (access_resume), or an answer of ours,
  * which is finalized.  It never returns NGX_OK, which would skip what stands
  * behind us in the phase, or, under "satisfy any", grant access.
  */
 
 
-#include "ngx_http_idempotency_headers.h"
+#include "ngx_http_idempotency_response.h"
 
 
 /* where a request goes on from */
 
 typedef enum {
-    gate_at_access = 0,    /* behind all access control */
-    gate_at_content,       /* where no access control can follow */
-    gate_at_answer         /* the store has answered, or a wait is over */
-} gate_event_e;
-
+    access_at_access = 0,    /* behind all access control */
+    access_at_content,       /* where no access control can follow */
+    access_at_answer         /* the store has answered, or a wait is over */
+} access_event_e;
 
 /*
  * NGX_OK: go on by the table, the state may have changed; NGX_DECLINED: leave
  * the request to others; NGX_DONE: something else drives it; or an error
  */
 
-typedef ngx_int_t (*gate_step_pt)(ngx_http_request_t *r,
+typedef ngx_int_t (*access_step_pt)(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 
 
-static ngx_uint_t gate_undecided(ngx_http_request_t *r,
+static ngx_uint_t access_undecided(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static ngx_uint_t gate_last(ngx_http_request_t *r);
-static ngx_int_t gate_run(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, gate_event_e event);
-static ngx_int_t gate_look(ngx_http_request_t *r,
+static ngx_uint_t access_last(ngx_http_request_t *r);
+static ngx_int_t access_run(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, access_event_e event);
+static ngx_int_t access_look(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static void gate_judge(ngx_http_request_t *r,
+static void access_judge(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static ngx_int_t gate_read(ngx_http_request_t *r,
+static ngx_int_t access_read(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static ngx_int_t gate_bind(ngx_http_request_t *r,
+static ngx_int_t access_bind(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static ngx_int_t gate_obey(ngx_http_request_t *r,
+static ngx_int_t access_obey(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static ngx_int_t gate_claim(ngx_http_request_t *r,
+static ngx_int_t access_claim(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static ngx_int_t gate_claim_again(ngx_http_request_t *r,
+static ngx_int_t access_claim_again(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static ngx_int_t gate_ask(ngx_http_request_t *r,
+static ngx_int_t access_ask(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_claim_t *claim);
-static void gate_resume(ngx_idempotency_op_t *op);
-static ngx_int_t gate_answered(ngx_http_request_t *r,
+static void access_resume(ngx_idempotency_op_t *op);
+static ngx_int_t access_answered(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static ngx_int_t gate_nested(ngx_http_request_t *r,
+static ngx_int_t access_nested(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static ngx_int_t gate_similar(ngx_http_request_t *r,
+static ngx_int_t access_similar(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static ngx_int_t gate_similar_answered(ngx_http_request_t *r,
+static ngx_int_t access_similar_answered(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static ngx_int_t gate_bound(ngx_http_request_t *r,
+static ngx_int_t access_bound(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static ngx_int_t gate_stranger(ngx_http_request_t *r,
+static ngx_int_t access_stranger(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static ngx_int_t gate_carry(ngx_http_request_t *r,
+static ngx_int_t access_carry(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static ngx_int_t gate_pass(ngx_http_request_t *r,
+static ngx_int_t access_pass(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 #if (NGX_IDEMPOTENCY_FAULTS)
-static void gate_fault(ngx_http_request_t *r, ngx_idempotency_op_t *op);
+static void access_fault(ngx_http_request_t *r, ngx_idempotency_op_t *op);
 #endif
 
 
@@ -85,20 +87,20 @@ static void gate_fault(ngx_http_request_t *r, ngx_idempotency_op_t *op);
  * in the access phase waits for its decision.
  */
 
-static gate_step_pt  gate_table[][3] = {
+static access_step_pt  access_table[][3] = {
 
     /*                access,    content,    answer */
 
-    /* UNSEEN   */  { gate_look, gate_look,  NULL },
-    /* KEYED    */  { gate_read, gate_read,  NULL },
-    /* READING  */  { gate_bind, gate_bind,  NULL },
-    /* JUDGED   */  { gate_pass, gate_obey,  NULL },
-    /* BOUND    */  { gate_pass, gate_claim, NULL },
-    /* DECIDED  */  { gate_pass, gate_carry, gate_answered },
-    /* OWNER    */  { gate_pass, gate_carry,
-                      gate_similar_answered },
-    /* SETTLED  */  { gate_pass, gate_carry, NULL },
-    /* RELEASED */  { gate_pass, gate_carry, NULL }
+    /* UNSEEN   */  { access_look, access_look,  NULL },
+    /* KEYED    */  { access_read, access_read,  NULL },
+    /* READING  */  { access_bind, access_bind,  NULL },
+    /* JUDGED   */  { access_pass, access_obey,  NULL },
+    /* BOUND    */  { access_pass, access_claim, NULL },
+    /* DECIDED  */  { access_pass, access_carry, access_answered },
+    /* OWNER    */  { access_pass, access_carry,
+                      access_similar_answered },
+    /* SETTLED  */  { access_pass, access_carry, NULL },
+    /* RELEASED */  { access_pass, access_carry, NULL }
 };
 
 
@@ -113,11 +115,11 @@ ngx_http_idempotency_access_handler(ngx_http_request_t *r)
 
     ctx = ngx_http_idempotency_get_ctx(r);
 
-    if (!gate_undecided(r, ctx) || !gate_last(r)) {
+    if (!access_undecided(r, ctx) || !access_last(r)) {
         return NGX_DECLINED;
     }
 
-    return gate_run(r, ctx, gate_at_access);
+    return access_run(r, ctx, access_at_access);
 }
 
 
@@ -131,9 +133,9 @@ ngx_http_idempotency_precontent_handler(ngx_http_request_t *r)
     ctx = ngx_http_idempotency_get_ctx(r);
 
     if ((ctx && ctx->state >= NGX_HTTP_IDEMPOTENCY_STATE_DECIDED)
-        || (ngx_http_idempotency_protects(r) && gate_undecided(r, ctx)))
+        || (ngx_http_idempotency_protects(r) && access_undecided(r, ctx)))
     {
-        return gate_run(r, ctx, gate_at_content);
+        return access_run(r, ctx, access_at_content);
     }
 
     return NGX_DECLINED;
@@ -146,7 +148,7 @@ ngx_http_idempotency_precontent_handler(ngx_http_request_t *r)
  */
 
 static ngx_uint_t
-gate_undecided(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+access_undecided(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     if (r->err_status >= NGX_HTTP_SPECIAL_RESPONSE) {
         return 0;
@@ -154,7 +156,7 @@ gate_undecided(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
     return ctx == NULL
            || (ctx->state < NGX_HTTP_IDEMPOTENCY_STATE_DECIDED
-               && !ctx->door.turned_away);
+               && !ctx->access.turned_away);
 }
 
 
@@ -165,7 +167,7 @@ gate_undecided(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
  */
 
 static ngx_uint_t
-gate_last(ngx_http_request_t *r)
+access_last(ngx_http_request_t *r)
 {
     ngx_http_phase_handler_t   *ph;
     ngx_http_core_loc_conf_t   *clcf;
@@ -182,8 +184,8 @@ gate_last(ngx_http_request_t *r)
 
 
 static ngx_int_t
-gate_run(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    gate_event_e event)
+access_run(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    access_event_e event)
 {
     ngx_int_t                         rc;
     ngx_http_idempotency_loc_conf_t  *conf;
@@ -215,7 +217,7 @@ gate_run(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
                        "idempotency gate: state:%ui, event:%ui",
                        (ngx_uint_t) ctx->state, (ngx_uint_t) event);
 
-        rc = gate_table[ctx->state][event](r, ctx);
+        rc = access_table[ctx->state][event](r, ctx);
     } while (rc == NGX_OK);
 
     if (rc >= NGX_HTTP_SPECIAL_RESPONSE
@@ -231,7 +233,7 @@ gate_run(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
 
 static ngx_int_t
-gate_look(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+access_look(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     if (ngx_http_test_predicates(r, ctx->conf->bypass) == NGX_DECLINED) {
         ctx->verdict = NGX_HTTP_IDEMPOTENCY_STATUS_BYPASS;
@@ -245,7 +247,7 @@ gate_look(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     ctx->claim.parts.version = NGX_IDEMPOTENCY_FINGERPRINT_VERSION;
 
     if (!ctx->conf->key_in_body) {
-        gate_judge(r, ctx);
+        access_judge(r, ctx);
     }
 
     return NGX_OK;
@@ -255,7 +257,7 @@ gate_look(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 /* the key, or its absence, may decide already */
 
 static void
-gate_judge(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+access_judge(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     ctx->verdict = ngx_http_idempotency_key(r, ctx->conf, &ctx->key,
                                             &ctx->made);
@@ -271,7 +273,7 @@ gate_judge(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
 
 static ngx_int_t
-gate_read(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+access_read(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_READING;
 
@@ -282,7 +284,7 @@ gate_read(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
 
 static ngx_int_t
-gate_bind(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+access_bind(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     if (ctx->body.reading) {
 
@@ -298,7 +300,7 @@ gate_bind(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     }
 
     if (ctx->conf->key_in_body) {
-        gate_judge(r, ctx);
+        access_judge(r, ctx);
 
         if (ctx->state == NGX_HTTP_IDEMPOTENCY_STATE_JUDGED) {
             return NGX_OK;
@@ -324,7 +326,7 @@ gate_bind(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 /* a request that passes may be protected where it is sent on to */
 
 static ngx_int_t
-gate_obey(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+access_obey(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     switch (ctx->verdict) {
 
@@ -341,7 +343,7 @@ gate_obey(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
 
 static ngx_int_t
-gate_claim(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+access_claim(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_DECIDED;
 
@@ -354,25 +356,25 @@ gate_claim(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
                         == NGX_HTTP_IDEMPOTENCY_IN_DOUBT_RETRY);
 
 #if (NGX_IDEMPOTENCY_FAULTS)
-    gate_fault(r, &ctx->claim.op);
+    access_fault(r, &ctx->claim.op);
 #endif
 
     if (ngx_http_idempotency_prepare(ctx) != NGX_OK) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
-    return gate_claim_again(r, ctx);
+    return access_claim_again(r, ctx);
 }
 
 
 /* ... whenever what it waits for has changed, or an answer is overdue */
 
 static ngx_int_t
-gate_claim_again(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+access_claim_again(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     ctx->claim.op.now = ngx_current_msec;
 
-    if (ngx_http_idempotency_terms(r, ctx) != NGX_OK) {
+    if (ngx_http_idempotency_limits(r, ctx) != NGX_OK) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
@@ -383,18 +385,18 @@ gate_claim_again(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
                               (ctx->wait.deadline - ctx->claim.op.now)
                           > 0);
 
-    return gate_ask(r, ctx, &ctx->claim);
+    return access_ask(r, ctx, &ctx->claim);
 }
 
 
 static ngx_int_t
-gate_ask(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+access_ask(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_idempotency_claim_t *claim)
 {
     ngx_int_t                 rc;
     ngx_idempotency_store_t  *store;
 
-    claim->op.handler = gate_resume;
+    claim->op.handler = access_resume;
     claim->op.data = ctx;
 
     store = ctx->conf->store;
@@ -402,7 +404,7 @@ gate_ask(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     rc = store->engine->claim(store, claim);
 
     if (rc == NGX_OK) {
-        return gate_table[ctx->state][gate_at_answer](r, ctx);
+        return access_table[ctx->state][access_at_answer](r, ctx);
     }
 
     return (rc == NGX_AGAIN) ? ngx_http_idempotency_ask(r, ctx, claim)
@@ -417,7 +419,7 @@ gate_ask(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
  */
 
 static void
-gate_resume(ngx_idempotency_op_t *op)
+access_resume(ngx_idempotency_op_t *op)
 {
     ngx_int_t                    rc;
     ngx_connection_t            *c;
@@ -435,7 +437,7 @@ gate_resume(ngx_idempotency_op_t *op)
     r->read_event_handler = ngx_http_block_reading;
     r->write_event_handler = ngx_http_core_run_phases;
 
-    rc = gate_table[ctx->state][gate_at_answer](r, ctx);
+    rc = access_table[ctx->state][access_at_answer](r, ctx);
 
     if (rc == NGX_OK) {
         /* our handler is run again */
@@ -450,7 +452,7 @@ gate_resume(ngx_idempotency_op_t *op)
 
 
 static ngx_int_t
-gate_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+access_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     ngx_http_idempotency_status_e  why;
 
@@ -461,7 +463,7 @@ gate_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
                    ctx->claim.op.waiting);
 
     if (ctx->claim.op.result == NGX_IDEMPOTENCY_CHANGED) {
-        return gate_claim_again(r, ctx);
+        return access_claim_again(r, ctx);
     }
 
     ctx->answered = ngx_current_msec;
@@ -478,7 +480,7 @@ gate_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         ctx->status = NGX_HTTP_IDEMPOTENCY_STATUS_NEW;
 
         if (ctx->similar) {
-            return gate_similar(r, ctx);
+            return access_similar(r, ctx);
         }
 
         ngx_http_idempotency_count(ctx);
@@ -487,18 +489,18 @@ gate_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
     case NGX_IDEMPOTENCY_BOUND:
         if (ngx_http_idempotency_nested(r, ctx)) {
-            return gate_nested(r, ctx);
+            return access_nested(r, ctx);
         }
 
         if (ctx->claim.found.outcome == NGX_IDEMPOTENCY_PENDING) {
             ngx_http_idempotency_count_race(ctx);
         }
 
-        return gate_bound(r, ctx);
+        return access_bound(r, ctx);
 
     case NGX_IDEMPOTENCY_CONFLICT:
         if (ngx_http_idempotency_nested(r, ctx)) {
-            return gate_nested(r, ctx);
+            return access_nested(r, ctx);
         }
 
         if (ctx->claim.found.outcome == NGX_IDEMPOTENCY_PENDING) {
@@ -539,7 +541,7 @@ gate_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
             && !ctx->claim.alone)
         {
             ctx->claim.alone = 1;
-            return gate_claim_again(r, ctx);
+            return access_claim_again(r, ctx);
         }
 
         /* not even where the store can't tell is an old key let in */
@@ -558,7 +560,7 @@ gate_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 /* the operation is its owner's: this is how that is carried out */
 
 static ngx_int_t
-gate_nested(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+access_nested(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     ngx_idempotency_store_t  *store;
 
@@ -579,25 +581,25 @@ gate_nested(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 /* the token is its own: was its content seen with another key? */
 
 static ngx_int_t
-gate_similar(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+access_similar(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     if (ngx_http_idempotency_similar(r, ctx) != NGX_OK) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
 #if (NGX_IDEMPOTENCY_FAULTS)
-    gate_fault(r, &ctx->similar->claim.op);
+    access_fault(r, &ctx->similar->claim.op);
 #endif
 
-    return gate_ask(r, ctx, &ctx->similar->claim);
+    return access_ask(r, ctx, &ctx->similar->claim);
 }
 
 
 static ngx_int_t
-gate_similar_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+access_similar_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     return (ctx->similar->claim.op.result == NGX_IDEMPOTENCY_CHANGED)
-           ? gate_similar(r, ctx)
+           ? access_similar(r, ctx)
            : ngx_http_idempotency_similar_answer(r, ctx);
 }
 
@@ -605,7 +607,7 @@ gate_similar_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 /* somebody else has it, or had it */
 
 static ngx_int_t
-gate_bound(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+access_bound(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     ngx_int_t  rc;
 
@@ -616,11 +618,11 @@ gate_bound(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     if (ctx->claim.found.response.data) {
         rc = ngx_http_idempotency_replay(r, ctx);
 
-        return (rc == NGX_DECLINED) ? gate_stranger(r, ctx) : rc;
+        return (rc == NGX_DECLINED) ? access_stranger(r, ctx) : rc;
     }
 
     if (ngx_http_idempotency_stranger(r, ctx, NULL)) {
-        return gate_stranger(r, ctx);
+        return access_stranger(r, ctx);
     }
 
     switch (ctx->claim.found.outcome) {
@@ -641,7 +643,7 @@ gate_bound(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
 
 static ngx_int_t
-gate_stranger(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+access_stranger(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     ctx->claim.differs = NGX_IDEMPOTENCY_DIFFERS_IDENTITY;
 
@@ -656,7 +658,7 @@ gate_stranger(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
  */
 
 static ngx_int_t
-gate_carry(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+access_carry(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     if (ngx_http_idempotency_carried(ctx) || ngx_http_idempotency_nests(ctx)) {
         ngx_http_idempotency_carry(r, ctx);
@@ -667,7 +669,7 @@ gate_carry(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
 
 static ngx_int_t
-gate_pass(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+access_pass(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     return NGX_DECLINED;
 }
@@ -676,7 +678,7 @@ gate_pass(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 #if (NGX_IDEMPOTENCY_FAULTS)
 
 static void
-gate_fault(ngx_http_request_t *r, ngx_idempotency_op_t *op)
+access_fault(ngx_http_request_t *r, ngx_idempotency_op_t *op)
 {
     ngx_uint_t        i;
     ngx_table_elt_t  *h;
@@ -697,3 +699,117 @@ gate_fault(ngx_http_request_t *r, ngx_idempotency_op_t *op)
 }
 
 #endif
+
+
+/*
+ * In front of all access control and limits.  Who comes by a second time, by
+ * an error_page, and was not let in meanwhile was turned away; and so is who
+ * comes with a body that was too large to be read.  Other ways to come here,
+ * by an error_page for a "return" or for what try_files did not find, or
+ * without an error, are an application's.
+ */
+
+ngx_int_t
+ngx_http_idempotency_preaccess_handler(ngx_http_request_t *r)
+{
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    if (!ngx_http_idempotency_protects(r)) {
+        return NGX_DECLINED;
+    }
+
+    ctx = ngx_http_idempotency_get_ctx(r);
+
+    if (ctx == NULL) {
+        ctx = ngx_http_idempotency_create_ctx(r);
+        if (ctx == NULL) {
+            return NGX_HTTP_INTERNAL_SERVER_ERROR;
+        }
+
+        /* "error_page CODE =200" alone leaves this to who discards a body */
+
+        ctx->access.turned_away = (r->internal
+                                 && (r->discard_body
+                                     || (r->expect_tested
+                                         && r->request_body == NULL
+                                         && (r->err_status == 0
+                                             || r->err_status
+                                                == NGX_HTTP_OK))));
+
+    } else if (ctx->access.outside
+               && (r->error_page != ctx->access.error_page
+                   || r->err_status != ctx->access.err_status))
+    {
+        ctx->access.turned_away = 1;
+    }
+
+    ctx->access.outside = 1;
+    ctx->access.error_page = r->error_page;
+    ctx->access.err_status = r->err_status;
+
+    return NGX_DECLINED;
+}
+
+
+/* behind all access control, in front of try_files */
+
+ngx_int_t
+ngx_http_idempotency_admitted_handler(ngx_http_request_t *r)
+{
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    ctx = ngx_http_idempotency_get_ctx(r);
+
+    if (ctx && r == r->main) {
+        ctx->access.outside = 0;
+    }
+
+    return NGX_DECLINED;
+}
+
+
+/*
+ * An upgraded connection has no response to keep, and begins with a GET: on
+ * any other request the offer would only switch off what protects it.  One of
+ * h2c or TLS, which clients make along with requests as ordinary as any, nginx
+ * doesn't take up.
+ */
+
+ngx_uint_t
+ngx_http_idempotency_upgrade(ngx_http_request_t *r)
+{
+    ngx_str_t                           *value;
+    ngx_table_elt_t                     *h;
+    ngx_http_idempotency_header_iter_t   it;
+
+    static ngx_str_t  connection = ngx_string("connection");
+
+    if (r->method != NGX_HTTP_GET) {
+        return 0;
+    }
+
+    value = &r->headers_in.upgrade->value;
+
+    if (value->len >= 3
+        && (ngx_strncasecmp(value->data, (u_char *) "h2c", 3) == 0
+            || ngx_strncasecmp(value->data, (u_char *) "TLS", 3) == 0))
+    {
+        return 0;
+    }
+
+    ngx_http_idempotency_header_iter(&it, r);
+
+    while ((h = ngx_http_idempotency_header_next(&it, &connection)) != NULL) {
+
+        value = &h->value;
+
+        if (ngx_strlcasestrn(value->data, value->data + value->len,
+                             (u_char *) "upgrade", 7 - 1)
+            != NULL)
+        {
+            return 1;
+        }
+    }
+
+    return 0;
+}

@@ -1,0 +1,1523 @@
+
+/*
+ * A request's claim, from its beginning to its end: the context that holds it,
+ * its limits (window, age of the key, quota), the wait for the store's answer
+ * or another's outcome, the claim on the content (idempotency_similar), and
+ * what the facts at the end of the request mean for its token.
+ *
+ * Invariants: a claim that was granted is settled on every way out, and once.
+ * The context outlives internal redirects, named locations and error pages,
+ * which clear the contexts of all modules.  The table of outcomes is the whole
+ * rule, and docs/guarantees.md shows the same one: the first row that fits
+ * decides.
+ */
+
+
+#include "ngx_http_idempotency_response.h"
+
+
+/* a store that has not heard of an outcome for so long is told of in the log */
+
+#define NGX_HTTP_IDEMPOTENCY_OWNER_SILENCE  5000
+
+/* how the store is told; as that may take longer than the request, this has
+   memory of its own, until there is an answer */
+
+struct ngx_http_idempotency_report_s {
+    /* must be the first member */
+    union {
+        ngx_idempotency_op_t         op;
+        ngx_idempotency_complete_t   complete;
+        ngx_idempotency_release_t    release;
+    } as;
+
+    ngx_idempotency_store_t         *store;
+    /* NULL: the request is gone */
+    ngx_http_idempotency_ctx_t      *ctx;
+    ngx_event_t                      timer;
+
+    /* for the log */
+    uint64_t                         fence;
+    ngx_uint_t                       level;
+    ngx_int_t                        outcome;
+    ngx_uint_t                       status;
+};
+
+
+/*
+ * A record ends by one clock, and a key is too old by another.  They are read
+ * one behind the other, and the first is coarse: so a key is too old a moment
+ * before its record can have ended.
+ */
+
+#define NGX_HTTP_IDEMPOTENCY_LIMITS_CLOCKS  100
+
+/*
+ * A window that a request tells is one of these, in seconds, rounded up: a zone
+ * has a queue for each length, and a client is not to make them
+ */
+
+static ngx_uint_t  limits_steps[64] = {
+    1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50,
+    60, 90, 120, 180, 240, 300, 360, 480, 600, 720, 900, 1200, 1500, 1800,
+    2400, 3000,
+    3600, 5400, 7200, 10800, 14400, 18000, 21600, 28800, 36000, 43200, 57600,
+    64800, 72000,
+    1 * 86400, 2 * 86400, 3 * 86400, 4 * 86400, 5 * 86400, 6 * 86400,
+    7 * 86400, 10 * 86400, 14 * 86400, 21 * 86400, 28 * 86400, 30 * 86400,
+    45 * 86400, 60 * 86400, 90 * 86400, 120 * 86400, 180 * 86400, 270 * 86400,
+    365 * 86400, 400 * 86400
+};
+
+/* so many values that are none are logged in a worker, each of them once */
+
+#define NGX_HTTP_IDEMPOTENCY_LIMITS_LOGGED  64
+
+
+#define NGX_HTTP_IDEMPOTENCY_WAIT_FALLBACK  500
+
+/* a store that is slow gets twice as long each time, up to so many times */
+
+#define NGX_HTTP_IDEMPOTENCY_WAIT_DOUBLED   4
+
+
+typedef enum {
+    /* X-Accel-Idempotency: release */
+    fact_says_release = 0x01,
+    /* the last peer tried gave no response header */
+    fact_no_answer = 0x02,
+    /* some peer was sent a byte, or may have been */
+    fact_sent = 0x04,
+    /* the response has no end */
+    fact_broken = 0x08,
+    /* by idempotency_keep its status binds nothing */
+    fact_unkept = 0x10,
+    /* it exceeds idempotency_max_response */
+    fact_too_large = 0x20,
+    /* idempotency_in_doubt retry */
+    fact_retry = 0x40,
+    /* a redirect or an error, and only nginx itself had a part in it */
+    fact_own = 0x80
+} outcome_fact_e;
+
+typedef struct {
+    ngx_uint_t  all_of;
+    ngx_uint_t  none_of;
+    ngx_int_t   outcome;
+} outcome_row_t;
+
+static outcome_row_t  outcome_table[] = {
+
+    { fact_says_release,         0,          NGX_HTTP_IDEMPOTENCY_RELEASE },
+    { fact_no_answer,            fact_sent,  NGX_HTTP_IDEMPOTENCY_RELEASE },
+    { fact_no_answer|fact_retry, 0,          NGX_HTTP_IDEMPOTENCY_RELEASE },
+    { fact_no_answer,            0,          NGX_IDEMPOTENCY_IN_DOUBT },
+    { fact_own,                  0,          NGX_HTTP_IDEMPOTENCY_LEAVE },
+    { fact_unkept,               0,          NGX_HTTP_IDEMPOTENCY_LEAVE },
+    { fact_broken,               0,          NGX_IDEMPOTENCY_NOT_KEPT },
+    { fact_too_large,            0,          NGX_IDEMPOTENCY_NOT_KEPT },
+    { 0,                         0,          NGX_IDEMPOTENCY_DONE }
+};
+
+/* what it takes: the status, Retry-After with it, or that from the origin */
+
+typedef enum {
+    outcome_by_status = 0,
+    outcome_by_after,
+    outcome_by_origin
+} outcome_by_e;
+
+/* the statuses that say that the request was not carried out */
+
+typedef struct {
+    ngx_uint_t  status;
+    ngx_uint_t  retry;
+} outcome_status_t;
+
+static outcome_status_t  outcome_not_executed[] = {
+
+    { NGX_HTTP_UNAUTHORIZED,        outcome_by_status },
+    { NGX_HTTP_FORBIDDEN,           outcome_by_status },
+    { 407,                          outcome_by_status },
+    { NGX_HTTP_CONFLICT,            outcome_by_after },
+    { 419,                          outcome_by_status },
+    { 421,                          outcome_by_status },
+    { 425,                          outcome_by_status },
+    { NGX_HTTP_TOO_MANY_REQUESTS,   outcome_by_status },
+    { NGX_HTTP_SERVICE_UNAVAILABLE, outcome_by_origin },
+    { 0, 0 }
+};
+
+/* permission denied, resource exhausted, unavailable, unauthenticated */
+
+static ngx_str_t  outcome_grpc_not_executed[] = {
+    ngx_string("7"),
+    ngx_string("8"),
+    ngx_string("14"),
+    ngx_string("16"),
+    ngx_null_string
+};
+
+
+static void owner_cleanup(void *data);
+static void owner_leave(ngx_http_idempotency_ctx_t *ctx);
+static void owner_complete(ngx_http_idempotency_ctx_t *ctx,
+    ngx_int_t outcome);
+static void owner_release(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome);
+static void owner_begin(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome);
+static void owner_end(ngx_idempotency_op_t *op, ngx_int_t rc);
+static void owner_silence_handler(ngx_event_t *ev);
+static void owner_answered(ngx_idempotency_op_t *op);
+static ngx_chain_t *owner_response(ngx_http_idempotency_ctx_t *ctx,
+    ngx_int_t outcome, size_t *size);
+static void owner_free(ngx_http_idempotency_ctx_t *ctx);
+static ngx_int_t limits_time(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static void limits_log_window(ngx_http_request_t *r, ngx_str_t *text);
+static ngx_int_t limits_quota(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static ngx_int_t limits_value(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_http_idempotency_value_t *of);
+static void limits_address(ngx_connection_t *c, ngx_str_t *value);
+static ngx_int_t wait_start(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_claim_t *claim,
+    ngx_msec_t delay);
+static void wait_reading(ngx_http_request_t *r);
+static ngx_uint_t wait_left(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static void wait_timer_handler(ngx_event_t *ev);
+static void similar_note(ngx_http_idempotency_ctx_t *ctx);
+static void similar_told(ngx_idempotency_op_t *op);
+static ngx_int_t similar_found(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static ngx_int_t similar_refuse(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_http_idempotency_status_e why);
+static ngx_uint_t outcome_upstream(ngx_http_request_t *r);
+static ngx_uint_t outcome_own(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static ngx_uint_t outcome_keeps(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static ngx_uint_t outcome_executed(ngx_list_t *headers, ngx_uint_t status);
+static ngx_uint_t outcome_grpc_executed(ngx_list_t *headers);
+static void give_up(ngx_http_idempotency_ctx_t *ctx);
+static void wait_cancel(ngx_http_idempotency_ctx_t *ctx);
+static void similar_forget(ngx_http_idempotency_ctx_t *ctx);
+static ngx_int_t outcome_of(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+
+
+ngx_http_idempotency_ctx_t *
+ngx_http_idempotency_create_ctx(ngx_http_request_t *r)
+{
+    ngx_http_cleanup_t          *cln;
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    ctx = ngx_pcalloc(r->pool, sizeof(ngx_http_idempotency_ctx_t));
+    if (ctx == NULL) {
+        return NULL;
+    }
+
+    /* before anything is claimed, so that no claim can be left behind */
+
+    cln = ngx_http_cleanup_add(r, 0);
+    if (cln == NULL) {
+        return NULL;
+    }
+
+    cln->handler = owner_cleanup;
+    cln->data = ctx;
+
+    ctx->request = r;
+
+    ngx_http_set_ctx(r, ctx, ngx_http_idempotency_module);
+
+    return ctx;
+}
+
+
+ngx_http_idempotency_ctx_t *
+ngx_http_idempotency_get_ctx(ngx_http_request_t *r)
+{
+    ngx_http_cleanup_t          *cln;
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    r = r->main;
+
+    ctx = ngx_http_get_module_ctx(r, ngx_http_idempotency_module);
+
+    if (ctx == NULL && (r->internal || r->filter_finalize)) {
+
+        for (cln = r->cleanup; cln; cln = cln->next) {
+
+            if (cln->handler == owner_cleanup) {
+                ctx = cln->data;
+                ngx_http_set_ctx(r, ctx, ngx_http_idempotency_module);
+                break;
+            }
+        }
+    }
+
+    return ctx;
+}
+
+
+/*
+ * The last way out: it runs before the log phase, and behind the cleanup of
+ * the upstream, which knows by then what was sent
+ */
+
+static void
+owner_cleanup(void *data)
+{
+    ngx_http_idempotency_ctx_t  *ctx = data;
+
+    ngx_uint_t           asks;
+    ngx_http_request_t  *r;
+
+    r = ctx->request;
+
+    asks = (ctx->wait.claim && ctx->wait.claim->op.waiting);
+
+    wait_cancel(ctx);
+    ngx_http_idempotency_postpone_cancel(ctx);
+
+    ngx_http_idempotency_client_end(ctx);
+
+    if (ngx_http_idempotency_owns(ctx)) {
+
+        if (asks) {
+            /* whether its content was seen: nothing was executed */
+
+            give_up(ctx);
+
+        } else {
+            ngx_http_idempotency_settle(r, ctx);
+        }
+    }
+
+    owner_leave(ctx);
+
+    ngx_http_idempotency_count_end(ctx);
+
+    /* for the variables in the log */
+
+    ngx_http_set_ctx(r, ctx, ngx_http_idempotency_module);
+}
+
+
+/* nothing outlives the request but what the store has not answered yet */
+
+static void
+owner_leave(ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_http_idempotency_report_t  *report;
+
+    if (ctx->similar && ctx->similar->note) {
+        ngx_free(ctx->similar->note);
+    }
+
+    report = ctx->settled.report;
+
+    if (report == NULL) {
+        return;
+    }
+
+    if (report->as.op.handler) {
+        report->ctx = NULL;
+
+    } else {
+        ngx_free(report);
+    }
+}
+
+
+/*
+ * Memory to tell the store by, before anything is claimed: so no claim can be
+ * left behind for want of it
+ */
+
+ngx_int_t
+ngx_http_idempotency_prepare(ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_http_idempotency_report_t  *report;
+
+    report = ngx_calloc(sizeof(ngx_http_idempotency_report_t),
+                        ctx->request->connection->log);
+    if (report == NULL) {
+        return NGX_ERROR;
+    }
+
+    report->store = ctx->conf->store;
+    report->ctx = ctx;
+
+    ctx->settled.report = report;
+
+    return NGX_OK;
+}
+
+
+/* tells the store what became of the claim, once */
+
+void
+ngx_http_idempotency_settle(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_int_t  outcome;
+
+    ngx_idempotency_die(&ctx->claim.op, NGX_IDEMPOTENCY_FAULT_DIE_RECORDING);
+
+    outcome = outcome_of(r, ctx);
+
+    if (outcome == NGX_HTTP_IDEMPOTENCY_RELEASE
+        || outcome == NGX_HTTP_IDEMPOTENCY_LEAVE)
+    {
+        ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_RELEASED;
+
+        similar_forget(ctx);
+        owner_release(ctx, outcome);
+
+        return;
+    }
+
+    ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_SETTLED;
+    ctx->settled.ends = ngx_http_idempotency_ends(ctx);
+
+    owner_complete(ctx, outcome);
+}
+
+
+/* it is refused all the same, and nothing was executed */
+
+static void
+give_up(ngx_http_idempotency_ctx_t *ctx)
+{
+    ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_DECIDED;
+
+    owner_release(ctx, NGX_HTTP_IDEMPOTENCY_RELEASE);
+}
+
+
+static void
+owner_complete(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome)
+{
+    ngx_idempotency_store_t     *store;
+    ngx_idempotency_complete_t  *complete;
+
+    complete = &ctx->settled.report->as.complete;
+
+    complete->fence = ctx->claim.fence;
+    complete->outcome = outcome;
+    complete->status = ctx->capture.status;
+    complete->pieces = owner_response(ctx, outcome, &complete->size);
+
+    store = ctx->conf->store;
+
+    owner_begin(ctx, outcome);
+    owner_end(&complete->op, store->engine->complete(store, complete));
+    owner_free(ctx);
+}
+
+
+static void
+owner_release(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome)
+{
+    ngx_idempotency_store_t    *store;
+    ngx_idempotency_release_t  *release;
+
+    release = &ctx->settled.report->as.release;
+
+    release->fence = ctx->claim.fence;
+    release->leave = (outcome == NGX_HTTP_IDEMPOTENCY_LEAVE);
+    release->status = ctx->capture.status;
+    release->pieces = owner_response(ctx, outcome, &release->size);
+
+    store = ctx->conf->store;
+
+    owner_begin(ctx, outcome);
+    owner_end(&release->op, store->engine->release(store, release));
+    owner_free(ctx);
+}
+
+
+static void
+owner_begin(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome)
+{
+    ngx_idempotency_op_t           *op;
+    ngx_http_idempotency_report_t  *report;
+
+    report = ctx->settled.report;
+
+    report->fence = ctx->claim.fence;
+    report->level = ngx_http_idempotency_log_trail(ctx->conf);
+    report->outcome = outcome;
+    report->status = ctx->capture.status;
+
+    op = &report->as.op;
+
+    ngx_memcpy(op->token, ctx->claim.op.token, NGX_IDEMPOTENCY_DIGEST_LEN);
+
+    op->now = ngx_current_msec;
+    op->handler = owner_answered;
+    op->data = report;
+
+#if (NGX_IDEMPOTENCY_FAULTS)
+    op->fault = ctx->claim.op.fault;
+#endif
+}
+
+
+static void
+owner_end(ngx_idempotency_op_t *op, ngx_int_t rc)
+{
+    ngx_http_idempotency_report_t  *report;
+
+    if (rc == NGX_AGAIN) {
+        report = op->data;
+
+        report->timer.handler = owner_silence_handler;
+        report->timer.data = report;
+        report->timer.log = ngx_cycle->log;
+        report->timer.cancelable = 1;
+
+        ngx_add_timer(&report->timer, NGX_HTTP_IDEMPOTENCY_OWNER_SILENCE);
+
+        return;
+    }
+
+    if (rc == NGX_ERROR) {
+        op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+    }
+
+    owner_answered(op);
+}
+
+
+/* the answer may come yet, and is logged then, if it is no good news */
+
+static void
+owner_silence_handler(ngx_event_t *ev)
+{
+    ngx_http_idempotency_report_t  *report;
+
+    report = ev->data;
+
+    ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
+                  "idempotency: zone \"%V\" does not answer, it is not known "
+                  "whether the outcome of an owner is recorded, token: %*xs",
+                  &report->store->name,
+                  (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, report->as.op.token);
+}
+
+
+/* of a request that may be gone by now */
+
+static void
+owner_answered(ngx_idempotency_op_t *op)
+{
+    ngx_log_t                      *log;
+    ngx_http_idempotency_ctx_t     *ctx;
+    ngx_http_idempotency_report_t  *report;
+
+    report = op->data;
+    ctx = report->ctx;
+
+    if (report->timer.timer_set) {
+        ngx_del_timer(&report->timer);
+    }
+
+    log = ctx ? ctx->request->connection->log : ngx_cycle->log;
+
+    switch (op->result) {
+
+    case NGX_IDEMPOTENCY_STALE:
+        ngx_log_error(NGX_LOG_WARN, log, 0,
+                      "idempotency: the claim was taken over, "
+                      "the outcome of its late owner is not recorded, "
+                      "token: %*xs, zone: \"%V\", fence: %uL",
+                      (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, op->token,
+                      &report->store->name, report->fence);
+        break;
+
+    case NGX_IDEMPOTENCY_TRIMMED:
+        ngx_log_error(NGX_LOG_ERR, log, 0,
+                      "idempotency: zone \"%V\" is full, a response of %uz "
+                      "bytes is not kept, token: %*xs",
+                      &report->store->name, report->as.complete.size,
+                      (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, op->token);
+
+        report->outcome = report->as.complete.outcome;
+        break;
+
+    case NGX_IDEMPOTENCY_UNAVAILABLE:
+        ngx_log_error(NGX_LOG_CRIT, log, 0,
+                      "idempotency: zone \"%V\" is unavailable, the outcome "
+                      "of an owner is not recorded, token: %*xs",
+                      &report->store->name,
+                      (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, op->token);
+        break;
+
+    default:
+        break;
+    }
+
+    if (op->result == NGX_IDEMPOTENCY_OK
+        || op->result == NGX_IDEMPOTENCY_TRIMMED)
+    {
+        ngx_http_idempotency_log_outcome(log, report->level, report->store,
+                                         op, report->fence, report->outcome,
+                                         report->outcome < 0
+                                             && report->as.release.doubt,
+                                         report->status);
+    }
+
+    if (ctx) {
+        ctx->settled.report = NULL;
+
+        if (op->result == NGX_IDEMPOTENCY_STALE
+            || op->result == NGX_IDEMPOTENCY_UNAVAILABLE)
+        {
+            ctx->settled.refused = 1;
+
+        } else if (ctx->state == NGX_HTTP_IDEMPOTENCY_STATE_SETTLED) {
+            ctx->settled.ends = ngx_current_msec + report->as.complete.left;
+        }
+    }
+
+    ngx_free(report);
+
+    if (ctx) {
+        ngx_http_idempotency_postpone_end(ctx);
+    }
+}
+
+
+/* what there is of the response that can be kept */
+
+static ngx_chain_t *
+owner_response(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome,
+    size_t *size)
+{
+    ngx_chain_t  *cl;
+
+    *size = 0;
+
+    if (outcome == NGX_IDEMPOTENCY_NOT_KEPT
+        || !ctx->capture.whole || ctx->capture.too_large)
+    {
+        return NULL;
+    }
+
+    for (cl = ctx->capture.pieces; cl; cl = cl->next) {
+        *size += cl->buf->last - cl->buf->pos;
+    }
+
+    return ctx->capture.pieces;
+}
+
+
+/* the store has what it keeps, and the client may take long */
+
+static void
+owner_free(ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_chain_t  *cl;
+
+    for (cl = ctx->capture.pieces; cl; cl = cl->next) {
+        (void) ngx_pfree(ctx->request->pool, cl->buf->start);
+    }
+
+    ctx->capture.pieces = NULL;
+    ctx->capture.last_piece = NULL;
+}
+
+
+ngx_int_t
+ngx_http_idempotency_limits(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx)
+{
+    if (limits_time(r, ctx) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    return limits_quota(r, ctx);
+}
+
+
+/*
+ * A key that tells when it was made is bound at least until it is too old: so
+ * one that is not bound, and not too old, was never executed.
+ */
+
+static ngx_int_t
+limits_time(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    uint64_t                  now, until;
+    ngx_msec_t                age;
+    ngx_idempotency_claim_t  *claim;
+
+    claim = &ctx->claim;
+
+    if (ngx_http_idempotency_by_content(ctx)) {
+        claim->window = ctx->conf->content_window;
+        return NGX_OK;
+    }
+
+    if (claim->window == 0
+        && ngx_http_idempotency_window(r, ctx->conf, &claim->window) != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    if (ctx->conf->key_format != NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_UUID7) {
+        return NGX_OK;
+    }
+
+    age = ctx->conf->key_max_age;
+
+    if (age == NGX_CONF_UNSET_MSEC) {
+        age = ctx->conf->window;
+    }
+
+    now = ngx_http_idempotency_wall_clock();
+    until = ctx->made + age;
+
+    claim->old = (until <= now + NGX_HTTP_IDEMPOTENCY_LIMITS_CLOCKS);
+    claim->least = (until <= now) ? 0 : (ngx_msec_t) (until - now);
+    claim->span = age + NGX_HTTP_IDEMPOTENCY_KEY_AHEAD;
+
+    return NGX_OK;
+}
+
+
+/* what is none is the default, as is an empty value */
+
+ngx_int_t
+ngx_http_idempotency_window(ngx_http_request_t *r,
+    ngx_http_idempotency_loc_conf_t *conf, ngx_msec_t *window)
+{
+    ngx_int_t   ms;
+    ngx_str_t   text;
+    ngx_uint_t  i;
+
+    *window = conf->window;
+
+    if (conf->window_value == NULL) {
+        return NGX_OK;
+    }
+
+    if (ngx_http_idempotency_value(r, &conf->window_value->value, &text)
+        != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    if (text.len == 0) {
+        return NGX_OK;
+    }
+
+    ms = ngx_parse_time(&text, 0);
+
+    for (i = 0; ms > 0 && i < 64; i++) {
+
+        if ((uint64_t) limits_steps[i] * 1000 >= (uint64_t) ms) {
+            *window = (ngx_msec_t) limits_steps[i] * 1000;
+            return NGX_OK;
+        }
+    }
+
+    limits_log_window(r, &text);
+
+    return NGX_OK;
+}
+
+
+static void
+limits_log_window(ngx_http_request_t *r, ngx_str_t *text)
+{
+    uint32_t    hash;
+    ngx_uint_t  i;
+
+    static uint32_t    logged[NGX_HTTP_IDEMPOTENCY_LIMITS_LOGGED];
+    static ngx_uint_t  n;
+
+    hash = ngx_crc32_long(text->data, text->len);
+
+    for (i = 0; i < n; i++) {
+        if (logged[i] == hash) {
+            return;
+        }
+    }
+
+    if (n == NGX_HTTP_IDEMPOTENCY_LIMITS_LOGGED) {
+        return;
+    }
+
+    logged[n++] = hash;
+
+    ngx_log_error(NGX_LOG_ERR, r->connection->log, 0,
+                  "idempotency: invalid window \"%*s\", the default is used",
+                  ngx_min(text->len, 64), text->data);
+}
+
+
+/* when the owner's token ends, if its outcome is known now */
+
+ngx_msec_t
+ngx_http_idempotency_ends(ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_msec_t  ends, least;
+
+    ends = ngx_current_msec + ctx->claim.window;
+    least = ctx->claim.op.now + ctx->claim.least;
+
+    return ((ngx_msec_int_t) (least - ends) > 0) ? least : ends;
+}
+
+
+/* in milliseconds since 1970; all else goes by a clock that nobody sets */
+
+uint64_t
+ngx_http_idempotency_wall_clock(void)
+{
+    ngx_time_t  *tp;
+
+    tp = ngx_timeofday();
+
+    return (uint64_t) tp->sec * 1000 + tp->msec;
+}
+
+
+static ngx_int_t
+limits_quota(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_int_t  rc;
+
+    if (ctx->conf->quota == 0 || ctx->claim.quota) {
+        return NGX_OK;
+    }
+
+    rc = limits_value(r, ctx, ctx->conf->quota_value);
+
+    if (rc == NGX_OK) {
+        ctx->claim.quota = ctx->conf->quota;
+    }
+
+    return (rc == NGX_ERROR) ? NGX_ERROR : NGX_OK;
+}
+
+
+/* the same value where there is no quota, or none for this one: the address */
+
+void
+ngx_http_idempotency_limits_whose(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx)
+{
+    if (ctx->claim.quota == 0) {
+        (void) limits_value(r, ctx, NULL);
+    }
+}
+
+
+/* NGX_DECLINED: it is empty, and so nothing is counted for it */
+
+static ngx_int_t
+limits_value(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_http_idempotency_value_t *of)
+{
+    u_char                     address[NGX_SOCKADDR_STRLEN];
+    ngx_str_t                  value;
+    ngx_idempotency_digest_t   d;
+
+    if (of) {
+
+        if (ngx_http_idempotency_value(r, of, &value) != NGX_OK) {
+            return NGX_ERROR;
+        }
+
+        if (value.len == 0) {
+            return NGX_DECLINED;
+        }
+
+    } else {
+        value.data = address;
+        limits_address(r->connection, &value);
+    }
+
+    ngx_idempotency_digest_init(&d, ctx->conf->digest_key,
+                                NGX_IDEMPOTENCY_DIGEST_OTHER_VERSION,
+                                NGX_IDEMPOTENCY_DIGEST_QUOTA);
+    ngx_idempotency_digest_field(&d, &value);
+    ngx_idempotency_digest_final(&d, ctx->claim.value);
+
+    return NGX_OK;
+}
+
+
+/* whoever has one IPv6 address has all of its network */
+
+static void
+limits_address(ngx_connection_t *c, ngx_str_t *value)
+{
+#if (NGX_HAVE_INET6)
+    u_char               *p;
+    struct sockaddr_in6  *sin6;
+
+    if (c->sockaddr->sa_family == AF_INET6) {
+
+        sin6 = (struct sockaddr_in6 *) c->sockaddr;
+        p = sin6->sin6_addr.s6_addr;
+
+        if (IN6_IS_ADDR_V4MAPPED(&sin6->sin6_addr)) {
+            value->len = ngx_sprintf(value->data, "%ud.%ud.%ud.%ud", p[12],
+                                     p[13], p[14], p[15])
+                         - value->data;
+
+        } else {
+            value->len = 8;
+            ngx_memcpy(value->data, p, value->len);
+        }
+
+        return;
+    }
+#endif
+
+    *value = c->addr_text;
+}
+
+
+/* NGX_DONE: it waits; the handler of its claim goes on with it */
+
+ngx_int_t
+ngx_http_idempotency_ask(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_claim_t *claim)
+{
+    ngx_uint_t  doubled;
+
+    doubled = ngx_min(ctx->wait.overdue, NGX_HTTP_IDEMPOTENCY_WAIT_DOUBLED);
+
+    return wait_start(r, ctx, claim,
+                      NGX_HTTP_IDEMPOTENCY_WAIT_FALLBACK << doubled);
+}
+
+
+/* the same, for what it was told by the answer */
+
+ngx_int_t
+ngx_http_idempotency_wait(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_msec_int_t  left;
+
+    ctx->wait.waited = 1;
+
+    /* the answer may have come behind it */
+
+    left = ctx->wait.deadline - ngx_current_msec;
+    left = ngx_max(left, 0);
+
+    return wait_start(r, ctx, &ctx->claim,
+                      ngx_min(left, NGX_HTTP_IDEMPOTENCY_WAIT_FALLBACK));
+}
+
+
+static ngx_int_t
+wait_start(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_idempotency_claim_t *claim, ngx_msec_t delay)
+{
+    ngx_event_t  *rev;
+
+    ngx_log_debug2(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
+                   "idempotency wait: %M, waited:%d", delay, ctx->wait.waited);
+
+    ctx->wait.claim = claim;
+
+    ctx->wait.timer.handler = wait_timer_handler;
+    ctx->wait.timer.data = ctx;
+    ctx->wait.timer.log = r->connection->log;
+
+    ngx_add_timer(&ctx->wait.timer, delay);
+
+    rev = r->connection->read;
+
+    if (rev->ready) {
+        ngx_post_event(rev, &ngx_posted_events);
+
+    } else if (ngx_handle_read_event(rev, 0) != NGX_OK) {
+        wait_cancel(ctx);
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    r->read_event_handler = wait_reading;
+    r->write_event_handler = ngx_http_request_empty_handler;
+
+    return NGX_DONE;
+}
+
+
+/*
+ * As ngx_http_test_reading(), but for a client that only has no more to say.
+ * Over TLS the end is announced by bytes, behind which nothing is seen.
+ */
+
+static void
+wait_reading(ngx_http_request_t *r)
+{
+    ngx_event_t                 *rev;
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    if (r->http_version >= NGX_HTTP_VERSION_20 || r->http_connection->ssl) {
+        ngx_http_test_reading(r);
+        return;
+    }
+
+    rev = r->connection->read;
+    ctx = ngx_http_idempotency_get_ctx(r);
+
+    if (wait_left(r, ctx)) {
+        rev->eof = 1;
+        r->connection->error = 1;
+
+        ngx_log_error(NGX_LOG_INFO, r->connection->log, 0,
+                      "idempotency: a waiting client disconnected");
+
+        ngx_http_finalize_request(r, NGX_HTTP_CLIENT_CLOSED_REQUEST);
+        return;
+    }
+
+    if ((ngx_event_flags & NGX_USE_LEVEL_EVENT) && rev->active
+        && ngx_del_event(rev, NGX_READ_EVENT, 0) != NGX_OK)
+    {
+        ngx_http_finalize_request(r, NGX_HTTP_INTERNAL_SERVER_ERROR);
+    }
+}
+
+
+/*
+ * Who has closed its side may read on, as an owner's client or one that gets
+ * a replay may.  One that has gone says so if it is sent something: what may
+ * be sent before a response, at any time.
+ */
+
+static ngx_uint_t
+wait_left(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    int                n, err;
+    char               buf[1];
+    socklen_t          len;
+    ngx_connection_t  *c;
+
+    static u_char  probe[] = "HTTP/1.1 100 Continue" CRLF CRLF;
+
+    c = r->connection;
+
+    n = recv(c->fd, buf, 1, MSG_PEEK);
+
+    if (n == -1) {
+        return ngx_socket_errno != NGX_EAGAIN;
+    }
+
+    if (n > 0) {
+        return 0;
+    }
+
+    if (ctx->wait.half_closed) {
+        err = 0;
+        len = sizeof(int);
+
+        return getsockopt(c->fd, SOL_SOCKET, SO_ERROR, (void *) &err, &len)
+               == -1 || err;
+    }
+
+    ctx->wait.half_closed = 1;
+
+    return r->http_version == NGX_HTTP_VERSION_11
+           && c->send(c, probe, sizeof(probe) - 1) == NGX_ERROR;
+}
+
+
+/* the store has called, or is asked again */
+
+void
+ngx_http_idempotency_wait_end(ngx_http_idempotency_ctx_t *ctx)
+{
+    if (ctx->wait.timer.timer_set) {
+        ngx_del_timer(&ctx->wait.timer);
+    }
+}
+
+
+/* nobody wants to know any more */
+
+static void
+wait_cancel(ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_idempotency_claim_t  *claim;
+    ngx_idempotency_store_t  *store;
+
+    ngx_http_idempotency_wait_end(ctx);
+
+    claim = ctx->wait.claim;
+
+    if (claim && claim->op.waiting) {
+        store = ctx->conf->store;
+        store->engine->cancel(store, &claim->op);
+    }
+}
+
+
+/* the claim is the engine's still: made again, it is the same one */
+
+static void
+wait_timer_handler(ngx_event_t *ev)
+{
+    ngx_idempotency_claim_t     *claim;
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    ctx = ev->data;
+    claim = ctx->wait.claim;
+
+    ctx->wait.overdue++;
+
+    claim->op.result = NGX_IDEMPOTENCY_CHANGED;
+    claim->op.handler(&claim->op);
+}
+
+
+ngx_int_t
+ngx_http_idempotency_similar_bind(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *scope)
+{
+    ctx->similar = ngx_pcalloc(r->pool,
+                               sizeof(ngx_http_idempotency_similar_t));
+    if (ctx->similar == NULL) {
+        return NGX_ERROR;
+    }
+
+    ngx_http_idempotency_content(r, ctx, scope,
+                                 NGX_IDEMPOTENCY_DIGEST_SIMILAR,
+                                 ctx->similar->claim.op.token);
+    return NGX_OK;
+}
+
+
+/*
+ * The request owns its key by now; what is bound is the key itself.  With
+ * memory for the note at hand no claim can be left behind.
+ */
+
+ngx_int_t
+ngx_http_idempotency_similar(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_idempotency_claim_t         *claim;
+    ngx_http_idempotency_similar_t  *similar;
+
+    similar = ctx->similar;
+
+    if (similar->note == NULL) {
+        similar->note = ngx_calloc(sizeof(ngx_idempotency_complete_t),
+                                   r->connection->log);
+        if (similar->note == NULL) {
+            return NGX_ERROR;
+        }
+    }
+
+    claim = &similar->claim;
+
+    ngx_memcpy(claim->fingerprint, ctx->claim.op.token,
+               NGX_IDEMPOTENCY_DIGEST_LEN);
+
+    claim->op.now = ngx_current_msec;
+    claim->window = ctx->conf->content_window;
+    claim->lease = ctx->conf->lease;
+    claim->pool = r->pool;
+    claim->local = 1;
+
+    return NGX_OK;
+}
+
+
+/* NGX_OK: the owner goes on */
+
+ngx_int_t
+ngx_http_idempotency_similar_answer(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_http_idempotency_similar_t  *similar;
+
+    similar = ctx->similar;
+
+    switch (similar->claim.op.result) {
+
+    case NGX_IDEMPOTENCY_CLAIMED:
+        similar->seen = 1;
+        similar->fence = similar->claim.fence;
+
+        similar_note(ctx);
+
+        return NGX_OK;
+
+    case NGX_IDEMPOTENCY_BOUND:
+
+        /* with this very key, which was released since */
+
+        similar->seen = 1;
+        similar->fence = similar->claim.found.fence;
+
+        return NGX_OK;
+
+    case NGX_IDEMPOTENCY_CONFLICT:
+        return similar_found(r, ctx);
+
+    default: /* NGX_IDEMPOTENCY_UNAVAILABLE */
+        return similar_refuse(r, ctx, NGX_HTTP_IDEMPOTENCY_STATUS_UNAVAILABLE);
+    }
+}
+
+
+/* seen now, which is all that there is to be known */
+
+static void
+similar_note(ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_idempotency_store_t     *store;
+    ngx_idempotency_complete_t  *note;
+
+    store = ctx->conf->store;
+    note = ctx->similar->note;
+
+    ctx->similar->note = NULL;
+
+    ngx_memcpy(note->op.token, ctx->similar->claim.op.token,
+               NGX_IDEMPOTENCY_DIGEST_LEN);
+
+    note->op.now = ngx_current_msec;
+    note->op.handler = similar_told;
+    note->fence = ctx->similar->fence;
+    note->outcome = NGX_IDEMPOTENCY_NOT_KEPT;
+
+    if (store->engine->complete(store, note) != NGX_AGAIN) {
+        similar_told(&note->op);
+    }
+}
+
+
+/* if it was in vain, there will be no warning: nothing depends on it */
+
+static void
+similar_told(ngx_idempotency_op_t *op)
+{
+    ngx_free(op);
+}
+
+
+static ngx_int_t
+similar_found(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    if (ctx->conf->similar == NGX_HTTP_IDEMPOTENCY_SIMILAR_REJECT) {
+        return similar_refuse(r, ctx, NGX_HTTP_IDEMPOTENCY_STATUS_SIMILAR);
+    }
+
+    ctx->status = NGX_HTTP_IDEMPOTENCY_STATUS_SIMILAR;
+
+    ngx_http_idempotency_log_similar(r, ctx);
+
+    return NGX_OK;
+}
+
+
+/* nothing was executed under the key: if it is refused, it is fresh again */
+
+static ngx_int_t
+similar_refuse(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_http_idempotency_status_e why)
+{
+    if (!ngx_http_idempotency_refuses(ctx, why)) {
+        return ngx_http_idempotency_refuse(r, ctx, why);
+    }
+
+    give_up(ctx);
+
+    return ngx_http_idempotency_refuse(r, ctx, why);
+}
+
+
+/* the content wasn't executed: another key may bring it */
+
+static void
+similar_forget(ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_idempotency_store_t   *store;
+    ngx_idempotency_forget_t  *forget;
+
+    if (ctx->similar == NULL || !ctx->similar->seen) {
+        return;
+    }
+
+    forget = ngx_calloc(sizeof(ngx_idempotency_forget_t), ngx_cycle->log);
+    if (forget == NULL) {
+        return;
+    }
+
+    store = ctx->conf->store;
+
+    ngx_memcpy(forget->op.token, ctx->similar->claim.op.token,
+               NGX_IDEMPOTENCY_DIGEST_LEN);
+
+    forget->op.now = ngx_current_msec;
+    forget->op.handler = similar_told;
+    forget->fence = ctx->similar->fence;
+
+    if (store->engine->forget(store, forget) != NGX_AGAIN) {
+        similar_told(&forget->op);
+    }
+}
+
+
+static ngx_int_t
+outcome_of(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_uint_t      facts;
+    outcome_row_t  *row;
+
+    facts = outcome_upstream(r);
+
+    if (!ctx->capture.answered) {
+        facts |= fact_no_answer;
+    }
+
+    if (!ctx->capture.whole) {
+        facts |= fact_broken;
+    }
+
+    if (ctx->capture.too_large) {
+        facts |= fact_too_large;
+    }
+
+    if (ctx->capture.says_release) {
+        facts |= fact_says_release;
+    }
+
+    if (!ctx->capture.says_keep && !outcome_keeps(r, ctx)) {
+        facts |= fact_unkept;
+    }
+
+    if (ctx->conf->in_doubt == NGX_HTTP_IDEMPOTENCY_IN_DOUBT_RETRY) {
+        facts |= fact_retry;
+    }
+
+    if (outcome_own(r, ctx)) {
+        facts |= fact_own;
+    }
+
+    for (row = outcome_table; /* void */ ; row++) {
+
+        if ((facts & row->all_of) == row->all_of
+            && (facts & row->none_of) == 0)
+        {
+            break;
+        }
+    }
+
+    ngx_log_debug3(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
+                   "idempotency outcome: %i, facts:%xi, status:%ui",
+                   row->outcome, facts, ctx->capture.status);
+
+    return row->outcome;
+}
+
+
+/*
+ * What the attempts at upstreams tell.  An upstream that is still at work
+ * has answered, or an old response is taken from its cache; one that is done
+ * with has left an entry for each attempt, with all that was sent.  An entry
+ * without a peer separates two upstreams of one request.  A response without
+ * any attempt came from a cache.
+ */
+
+static ngx_uint_t
+outcome_upstream(ngx_http_request_t *r)
+{
+    ngx_uint_t                  i, facts, sent;
+    ngx_http_upstream_t        *u;
+    ngx_http_upstream_state_t  *state;
+
+    u = r->upstream;
+
+    if (u == NULL
+        || (u->cleanup && u->state
+            && u->state->header_time != (ngx_msec_t) -1))
+    {
+        return fact_sent;
+    }
+
+    facts = u->headers_in.status_n ? fact_sent : fact_no_answer;
+
+    if (r->upstream_states == NULL) {
+        return facts;
+    }
+
+    sent = 0;
+    state = r->upstream_states->elts;
+
+    for (i = 0; i < r->upstream_states->nelts; i++) {
+
+        if (state[i].peer == NULL) {
+            continue;
+        }
+
+        if (state[i].header_time != (ngx_msec_t) -1) {
+            sent = fact_sent;
+            facts = 0;
+
+        } else {
+            facts = fact_no_answer;
+
+            if (state[i].bytes_sent > 0 || state[i].bytes_received > 0) {
+                sent = fact_sent;
+            }
+        }
+    }
+
+    return facts | sent;
+}
+
+
+/*
+ * What error_page makes of an error, with whatever status, is one; where they
+ * are recursive nothing but the redirect tells it.  A mirror's subrequest may
+ * be yet to come.
+ */
+
+static ngx_uint_t
+outcome_own(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_http_core_loc_conf_t   *clcf;
+    ngx_http_posted_request_t  *pr;
+
+    clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
+
+    if (ctx->client.handled
+        || (ctx->capture.status < NGX_HTTP_SPECIAL_RESPONSE
+            && !r->error_page && r->err_status == 0
+            && !(r->internal && clcf->recursive_error_pages)))
+    {
+        return 0;
+    }
+
+    for (pr = r->main->posted_requests; pr; pr = pr->next) {
+        if (pr->request != r) {
+            return 0;
+        }
+    }
+
+    return 1;
+}
+
+
+/*
+ * The upstream's status counts, whatever was sent in place of its response.
+ * One that did not answer has left no status.
+ */
+
+static ngx_uint_t
+outcome_keeps(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    u_char               *keep;
+    ngx_list_t           *headers;
+    ngx_uint_t            status;
+    ngx_http_upstream_t  *u;
+
+    u = r->upstream;
+    keep = ctx->conf->keep;
+
+    if (u && u->headers_in.status_n) {
+        status = u->headers_in.status_n;
+        headers = &u->headers_in.headers;
+
+    } else {
+        u = NULL;
+        status = ctx->capture.status;
+        headers = &r->headers_out.headers;
+    }
+
+    if (status == NGX_HTTP_SWITCHING_PROTOCOLS) {
+        return 1;
+    }
+
+    if (keep && status < NGX_HTTP_IDEMPOTENCY_STATUSES
+        && keep[status] != NGX_HTTP_IDEMPOTENCY_KEEP_DEFAULT)
+    {
+        return keep[status] == NGX_HTTP_IDEMPOTENCY_KEEP_YES;
+    }
+
+    /* a form that was refused is corrected, and sent again */
+
+    if (status / 100 == 4
+        && (ngx_http_idempotency_by_content(ctx) || ctx->body.form_key))
+    {
+        return 0;
+    }
+
+    return outcome_executed(headers, status)
+           && (u == NULL
+               || (outcome_grpc_executed(&u->headers_in.headers)
+                   && outcome_grpc_executed(&u->headers_in.trailers)));
+}
+
+
+static ngx_uint_t
+outcome_executed(ngx_list_t *headers, ngx_uint_t status)
+{
+    outcome_status_t  *row;
+
+    for (row = outcome_not_executed; row->status; row++) {
+        if (row->status == status) {
+            break;
+        }
+    }
+
+    if (row->status == 0) {
+        return 1;
+    }
+
+    if (row->retry == outcome_by_status) {
+        return 0;
+    }
+
+    if (ngx_http_idempotency_header_of(headers, "retry-after") == NULL) {
+        return 1;
+    }
+
+    /* a cache in between says 503 as well when it waited in vain */
+
+    return row->retry == outcome_by_origin
+           && (ngx_http_idempotency_header_of(headers, "via")
+               || ngx_http_idempotency_header_of(headers, "x-varnish")
+               || ngx_http_idempotency_header_of(headers, "age"));
+}
+
+
+static ngx_uint_t
+outcome_grpc_executed(ngx_list_t *headers)
+{
+    ngx_str_t        *status;
+    ngx_table_elt_t  *h;
+
+    h = ngx_http_idempotency_header_of(headers, "grpc-status");
+
+    if (h == NULL) {
+        return 1;
+    }
+
+    for (status = outcome_grpc_not_executed; status->len; status++) {
+
+        if (h->value.len == status->len
+            && ngx_strncmp(h->value.data, status->data, status->len) == 0)
+        {
+            return 0;
+        }
+    }
+
+    return 1;
+}

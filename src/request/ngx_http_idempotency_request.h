@@ -1,0 +1,229 @@
+
+/*
+ * The calls by which one file of request/ hands a request to the next, and
+ * which the module's hooks begin with.
+ */
+
+
+#ifndef _NGX_HTTP_IDEMPOTENCY_REQUEST_H_INCLUDED_
+#define _NGX_HTTP_IDEMPOTENCY_REQUEST_H_INCLUDED_
+
+
+/* access.c */
+
+ngx_int_t ngx_http_idempotency_preaccess_handler(ngx_http_request_t *r);
+ngx_int_t ngx_http_idempotency_admitted_handler(ngx_http_request_t *r);
+ngx_uint_t ngx_http_idempotency_upgrade(ngx_http_request_t *r);
+
+/* whether a request is one of those that its location protects */
+
+static ngx_inline ngx_uint_t
+ngx_http_idempotency_protects(ngx_http_request_t *r)
+{
+    ngx_http_idempotency_loc_conf_t  *conf;
+
+    conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
+
+    return conf->store
+           && !conf->api
+           && r == r->main
+           && !r->post_action
+           && (r->method & conf->methods)
+           && (r->headers_in.upgrade == NULL
+               || !ngx_http_idempotency_upgrade(r));
+}
+
+ngx_int_t ngx_http_idempotency_access_handler(ngx_http_request_t *r);
+ngx_int_t ngx_http_idempotency_precontent_handler(ngx_http_request_t *r);
+
+/* location.c */
+
+ngx_http_idempotency_location_map_t *ngx_http_idempotency_location_map(
+    ngx_conf_t *cf);
+ngx_int_t ngx_http_idempotency_location_add(ngx_conf_t *cf,
+    ngx_http_idempotency_location_map_t *location_map, ngx_uint_t parent,
+    ngx_uint_t *index);
+ngx_int_t ngx_http_idempotency_location_init(ngx_conf_t *cf,
+    ngx_http_idempotency_location_map_t *location_map);
+
+/* key.c */
+
+/* so far ahead of ours the clock may be that a key tells, in milliseconds */
+
+#define NGX_HTTP_IDEMPOTENCY_KEY_AHEAD  60000
+
+ngx_http_idempotency_status_e ngx_http_idempotency_key(ngx_http_request_t *r,
+    ngx_http_idempotency_loc_conf_t *conf, ngx_str_t *key, uint64_t *made);
+
+ngx_http_idempotency_status_e ngx_http_idempotency_key_parse(
+    ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
+    ngx_str_t *key, uint64_t *made);
+void ngx_http_idempotency_content(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *scope, u_char kind,
+    u_char *token);
+
+/* body.c */
+
+ngx_int_t ngx_http_idempotency_read_body(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+ngx_int_t ngx_http_idempotency_digest_body(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_digest_arriving(ngx_http_request_t *r,
+    ngx_chain_t *in);
+
+typedef ngx_int_t (*ngx_http_idempotency_piece_pt)(void *data, u_char *p,
+    size_t len);
+
+ngx_int_t ngx_http_idempotency_whole_body(ngx_http_request_t *r, size_t limit,
+    ngx_str_t *body);
+
+ngx_int_t ngx_http_idempotency_init_fields(ngx_conf_t *cf);
+ngx_uint_t ngx_http_idempotency_has_fields(ngx_conf_t *cf);
+ngx_uint_t ngx_http_idempotency_field_unread(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_array_t *names);
+
+ngx_int_t ngx_http_idempotency_field_variable(ngx_http_request_t *r,
+    ngx_http_variable_value_t *v, uintptr_t data);
+ngx_uint_t ngx_http_idempotency_printable(ngx_str_t *s);
+void ngx_http_idempotency_set_variable(ngx_http_variable_value_t *v,
+    ngx_int_t rc, ngx_str_t *value);
+
+/* fingerprint.c */
+
+ngx_int_t ngx_http_idempotency_bind(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+ngx_int_t ngx_http_idempotency_value(ngx_http_request_t *r,
+    ngx_http_idempotency_value_t *value, ngx_str_t *text);
+ngx_int_t ngx_http_idempotency_scope(ngx_http_request_t *r,
+    ngx_http_idempotency_loc_conf_t *conf, ngx_str_t *scope);
+void ngx_http_idempotency_token(ngx_http_idempotency_loc_conf_t *conf,
+    ngx_str_t *scope, ngx_str_t *key, u_char *token);
+void ngx_http_idempotency_bind_settings(ngx_http_idempotency_loc_conf_t *conf);
+
+#define NGX_HTTP_IDEMPOTENCY_REASON_LEN                                      \
+    (sizeof("action,identity,body,settings") - 1)
+
+ngx_str_t ngx_http_idempotency_reason(ngx_http_idempotency_ctx_t *ctx,
+    u_char *text);
+
+ngx_int_t ngx_http_idempotency_identity(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+ngx_uint_t ngx_http_idempotency_anonymous(ngx_http_idempotency_ctx_t *ctx);
+ngx_uint_t ngx_http_idempotency_stranger(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *lines);
+
+void ngx_http_idempotency_credentials_init(void);
+ngx_uint_t ngx_http_idempotency_credential(u_char *name, size_t len,
+    ngx_uint_t hash);
+
+ngx_http_idempotency_ignored_t *ngx_http_idempotency_ignored_create(
+    ngx_conf_t *cf);
+ngx_int_t ngx_http_idempotency_ignore_cookie(
+    ngx_http_idempotency_ignored_t *ignored, ngx_str_t *name);
+
+/* claim.c */
+
+ngx_int_t ngx_http_idempotency_limits(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_limits_whose(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+ngx_int_t ngx_http_idempotency_window(ngx_http_request_t *r,
+    ngx_http_idempotency_loc_conf_t *conf, ngx_msec_t *window);
+ngx_msec_t ngx_http_idempotency_ends(ngx_http_idempotency_ctx_t *ctx);
+uint64_t ngx_http_idempotency_wall_clock(void);
+
+ngx_int_t ngx_http_idempotency_similar_bind(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *scope);
+ngx_int_t ngx_http_idempotency_similar(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+ngx_int_t ngx_http_idempotency_similar_answer(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+
+ngx_int_t ngx_http_idempotency_ask(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_claim_t *claim);
+ngx_int_t ngx_http_idempotency_wait(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_wait_end(ngx_http_idempotency_ctx_t *ctx);
+
+ngx_http_idempotency_ctx_t *ngx_http_idempotency_get_ctx(
+    ngx_http_request_t *r);
+ngx_http_idempotency_ctx_t *ngx_http_idempotency_create_ctx(
+    ngx_http_request_t *r);
+ngx_int_t ngx_http_idempotency_prepare(ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_settle(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+
+/* postpone.c */
+
+/* in the connection's, behind the bits that nginx has there */
+
+#define NGX_HTTP_IDEMPOTENCY_BUFFERED  0x40
+
+ngx_uint_t ngx_http_idempotency_postpone_header(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+ngx_uint_t ngx_http_idempotency_postpone_header_over(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+ngx_int_t ngx_http_idempotency_postpone_body(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_chain_t **in);
+ngx_int_t ngx_http_idempotency_postpone_told(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_int_t rc);
+void ngx_http_idempotency_postpone_end(ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_postpone_cancel(ngx_http_idempotency_ctx_t *ctx);
+
+/* the token is fresh again; and those who wait get the response */
+
+#define NGX_HTTP_IDEMPOTENCY_RELEASE  NGX_DECLINED
+#define NGX_HTTP_IDEMPOTENCY_LEAVE    NGX_DONE
+
+/* capture.c */
+
+void ngx_http_idempotency_hear(ngx_list_t *headers,
+    ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_hear_trailers(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_chain_t *in);
+void ngx_http_idempotency_capture_header(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_capture_body(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_chain_t *in);
+
+void ngx_http_idempotency_subrequests(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_uint_t below);
+void ngx_http_idempotency_subrequest_output(ngx_http_request_t *sr,
+    ngx_http_idempotency_ctx_t *ctx, ngx_chain_t *in);
+
+/* upstream.c */
+
+void ngx_http_idempotency_warn_upstreams(ngx_conf_t *cf,
+    ngx_array_t *locations);
+void ngx_http_idempotency_carry(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_not_kept(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+ngx_uint_t ngx_http_idempotency_client_gone(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_int_t rc);
+void ngx_http_idempotency_swallow(ngx_chain_t *in);
+void ngx_http_idempotency_watch_client(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_client_end(ngx_http_idempotency_ctx_t *ctx);
+
+ngx_int_t ngx_http_idempotency_init_peers(ngx_conf_t *cf);
+ngx_uint_t ngx_http_idempotency_nested(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+
+/* response.c */
+
+ngx_int_t ngx_http_idempotency_replay(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+
+/* refuse.c */
+
+ngx_int_t ngx_http_idempotency_refuse(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_http_idempotency_status_e why);
+ngx_uint_t ngx_http_idempotency_refuses(ngx_http_idempotency_ctx_t *ctx,
+    ngx_http_idempotency_status_e why);
+ngx_uint_t ngx_http_idempotency_refused(ngx_http_idempotency_ctx_t *ctx);
+
+ngx_uint_t ngx_http_idempotency_accepts_html(ngx_http_request_t *r);
+
+
+#endif /* _NGX_HTTP_IDEMPOTENCY_REQUEST_H_INCLUDED_ */
