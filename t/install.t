@@ -159,6 +159,20 @@ END { system "$tmp/bin/nginx -s stop 2>/dev/null" if -s "$tmp/nginx.pid" }
     is((install('--uninstall', '--no-restart'))[0], 0, '--uninstall');
 }
 
+for my $how ([], ['--uninstall']) {
+    spew("$tmp/enabled-modules/90-mod-http-idempotency.conf", '');
+    spew($so, 'of the package');
+
+    my ($status, $out) = install('--no-restart', @$how);
+
+    isnt($status, 0, "@$how where the package is installed: refuses");
+    like($out, qr/package libnginx-mod-http-idempotency is installed/, '... and says so');
+    is(slurp($so), 'of the package', '... what it has stays');
+    ok(!-e $load, '... and is not loaded a second time');
+
+    unlink $so, "$tmp/enabled-modules/90-mod-http-idempotency.conf";
+}
+
 
 # --- elsewhere ------------------------------------------------------------------
 

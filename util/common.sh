@@ -417,3 +417,41 @@ free_ports() {
 
     die "no $1 successive free ports"
 }
+
+# -- releases ------------------------------------------------------------------
+
+# module_version: it stands in one place, and t/releases.t compares the others
+module_version() {
+    sed -n 's/^#define NGX_HTTP_IDEMPOTENCY_VERSION *"\(.*\)"$/\1/p' \
+        "$root"/src/*.h "$root"/src/*/*.h
+}
+
+# release_time: the day that CHANGES gives to its newest version, at noon
+release_time() {
+    date -u -d "$(sed -n '/^Changes with /{s/.* \([0-9]* [A-Z]\)/\1/p;q}' \
+                      "$root/CHANGES") 12:00 UTC" +%s
+}
+
+# source_tarball FILE [WITHOUT]: of what git knows, or of all that is there but
+# builds; without the files whose paths begin so
+source_tarball() {
+    local name
+
+    name=ngx_http_idempotency_module-$(module_version)
+
+    (cd "$root"
+     if [ -e .git ]; then
+         git ls-files -z --cached --others --exclude-standard
+     else
+         find . -path './build*' -prune -o -path './t/servroot*' -prune \
+              -o \( -type f -o -type l \) -printf '%P\0'
+     fi | while IFS= read -r -d '' file; do
+         if [ -e "$file" ] || [ -L "$file" ]; then
+             [[ $file == ${2:-/}* ]] || printf '%s\0' "$file"
+         fi
+     done | LC_ALL=C sort -z \
+          | tar --null --no-recursion -T - --format=ustar \
+                --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX \
+                --mtime="@$(release_time)" --transform="flags=r;s,^,$name/," -cf - \
+          | gzip -9n) >"$1"
+}

@@ -12,7 +12,7 @@
 #include "ngx_http_idempotency.h"
 
 
-#define NGX_HTTP_IDEMPOTENCY_VERSION  "0.1.0"
+#define NGX_HTTP_IDEMPOTENCY_VERSION  "1.0.0-rc1"
 
 
 /* what becomes of requests, by the names that metrics have for them; indexed

@@ -1,0 +1,90 @@
+#!/usr/bin/perl
+
+# What is released: a tarball that comes out the same, its digest and what is in it;
+# one version, wherever it stands; the manual page.
+
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::Bin/lib";
+use Commands qw(run);
+use Pages;
+use Test::More;
+
+use Digest::SHA;
+use File::Temp ();
+use JSON::PP;
+
+my $tmp = File::Temp->newdir('idempotency-releases-XXXXXX', TMPDIR => 1);
+my ($version) = join('', map { text(s{^\Q$Pages::root\E/}{}r) }
+                         glob "$Pages::root/src/{,*/}*.h")
+                =~ /^#define NGX_HTTP_IDEMPOTENCY_VERSION +"(.*)"$/m;
+
+
+# --- one version ------------------------------------------------------------------
+
+like($version, qr/^\d+\.\d+\.\d+(?:-rc\d+)?$/, "version $version");
+
+my ($newest) = text('CHANGES') =~ /^Changes with \w+ (\S+) /m;
+is($newest, $version, 'CHANGES begins with it');
+
+my ($debian) = text('debian/changelog') =~ /^\S+ \(([^)]*)-[^-)]+\)/;
+is($debian, $version =~ s/-rc/~rc/r, 'so does debian/changelog');
+
+
+# --- a release --------------------------------------------------------------------
+
+{
+    local $ENV{BUILD_DIR} = "$tmp/build";
+
+    my ($status, $out) = run('bash', "$Pages::root/util/release", "$tmp/release");
+
+    is($status, 0, 'util/release') or diag($out);
+    like($out, qr/made twice, and the same/, '... made it twice');
+
+    my $name = "ngx_http_idempotency_module-$version";
+    my $tarball = "$tmp/release/$name.tar.gz";
+    my $sums = slurp("$tmp/release/$name.sha256");
+
+    like($sums, qr/^\Q@{[sum($tarball)]}\E  \Q$name.tar.gz\E$/m, '... its SHA-256');
+
+    my %in = map { s{^\Q$name\E/}{}r => 1 } split /\n/, qx{tar -tzf $tarball};
+
+    is(join(' ', grep { !$in{$_} } qw(config README.md LICENSE util/build debian/control)), '',
+       '... and it is whole');
+    is(join(' ', grep { m{^(?:build|\.git/)} } sort keys %in), '', '... nothing that was built');
+
+    my $bill = decode_json(slurp("$tmp/release/$name.spdx.json"));
+    my %file = map { substr($_->{fileName}, 2) => $_ } @{$bill->{files}};
+    my ($sha256) = map { $_->{checksumValue} } grep { $_->{algorithm} eq 'SHA256' }
+                   @{$file{config}{checksums}};
+
+    is($bill->{spdxVersion}, 'SPDX-2.3', 'SPDX');
+    is($bill->{packages}[0]{versionInfo}, $version, '... of this version');
+    is(join(' ', grep { !$file{$_} } grep { !m{/$} } sort keys %in), '', '... names all files');
+    is($sha256, sum("$Pages::root/config"), '... and their digests');
+}
+
+
+# --- the manual page --------------------------------------------------------------
+
+{
+    my $page = qx{perl $Pages::root/packaging/man $Pages::root/docs/directives.md};
+    my @directives = text('docs/directives.md') =~ /^### (\w+)$/mg;
+
+    is_deeply([$page =~ /^\.SS (\w+)$/mg], \@directives, 'the manual page has each directive');
+    is(() = $page =~ /^Syntax: /mg, @directives, '... and its form');
+}
+
+done_testing();
+
+
+sub sum { return Digest::SHA->new(256)->addfile($_[0])->hexdigest }
+
+
+sub slurp {
+    open my $f, '<', $_[0] or return '';
+    local $/;
+    return scalar readline $f;
+}
