@@ -105,7 +105,7 @@ for ('location /a { idempotency_api; }', 'location = /a/metrics { idempotency_ap
 
     is($r->{status}, 200, 'the page');
     is($r->header('Content-Type'), 'text/html; charset=utf-8', '... is one');
-    is($r->{body}, slurp("$FindBin::Bin/../src/observe/page.html"), '... as it stands in the source');
+    is($r->{body}, slurp("$FindBin::Bin/../share/page.html"), '... as it stands in the source');
 
     my ($policy) = $r->{body} =~ /"Content-Security-Policy" content="([^"]*)"/;
 

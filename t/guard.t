@@ -7,14 +7,14 @@ use Test::Nginx::Idempotency 'no_plan';
 
 # the file in the tree, less comment lines and white space that doesn't count
 our $js = do {
-    open my $f, '<', 'src/guard/guard.js' or die "guard.js: $!";
+    open my $f, '<', 'share/guard.js' or die "guard.js: $!";
     my $bare = join '', map { s/^\s+|\n//gr } grep { !m{^\s*//} } <$f>;
 
     $bare =~ s{ *([][{}()<>=+?:|&!,;*-]) *}{$1}g;
     $bare =~ s/;}/}/gr . "\n";
 };
 
-our ($etag) = `sh util/embed src/guard/guard.js` =~ /ngx_string\("\\("\d+-\d+)\\""/;
+our ($etag) = `sh util/embed share/guard.js` =~ /ngx_string\("\\("\d+-\d+)\\""/;
 $etag .= '"';
 
 our $get = 'GET /idempotency-guard.js';

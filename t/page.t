@@ -20,7 +20,7 @@ use MIME::Base64 qw(decode_base64);
 use Stage;
 use Time::HiRes qw(time);
 
-my $file = "$Stage::root/src/observe/page.html";
+my $file = "$Stage::root/share/page.html";
 my $page = Stage::slurp($file);
 
 # without a browser this can be told as well

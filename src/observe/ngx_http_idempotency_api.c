@@ -1,21 +1,20 @@
 
 /*
  * idempotency_api: what stands below its location, who may ask for what there,
- * and how it is answered.
+ * and how it is answered; the zones as JSON, the page for people, and the text
+ * that all answers are written with, piece by piece, into buffers of one size.
  */
 
 
 #include "ngx_http_idempotency_observe.h"
 #include "request/ngx_http_idempotency_response.h"
 #include "request/ngx_http_idempotency_refuse.h"
-
 #include "ngx_http_idempotency_page_html.h"
 
 
 /* the longest body of one who agrees, with some space around it */
 
 #define API_AGREE_BODY  64
-
 
 /* what is asked for */
 
@@ -29,14 +28,12 @@ typedef enum {
     api_outcome
 } api_what_e;
 
-
 typedef struct {
     api_what_e                  what;
     /* of a zone */
     ngx_str_t                   name;
     ngx_idempotency_store_t    *store;
 } api_route_t;
-
 
 /* a location may stand for one of these alone, by its last name */
 
@@ -45,7 +42,6 @@ typedef struct {
     api_what_e                  what;
 } api_name_t;
 
-
 typedef struct {
     ngx_uint_t                  status;
     ngx_str_t                   name;
@@ -53,6 +49,9 @@ typedef struct {
     ngx_str_t                   detail;
     ngx_uint_t                  retryable;
 } api_refusal_t;
+
+
+#define NGX_HTTP_IDEMPOTENCY_TEXT_BUFFER  16384
 
 
 static ngx_int_t api_parameter(ngx_str_t *value, char *name,
@@ -90,6 +89,20 @@ static ngx_idempotency_store_t *api_store(ngx_http_request_t *r,
     ngx_str_t *name);
 static ngx_int_t api_respond(ngx_http_request_t *r, const char *type,
     off_t size, ngx_chain_t *out);
+static void zones_zone(ngx_http_idempotency_text_t *text,
+    ngx_http_idempotency_zone_t *zone);
+static void zones_names(ngx_http_idempotency_text_t *text, const char *name,
+    ngx_atomic_t *results);
+static void zones_store(ngx_http_idempotency_text_t *text,
+    ngx_idempotency_figures_t *figures);
+static void zones_times(ngx_http_idempotency_text_t *text, const char *name,
+    ngx_idempotency_times_t *times);
+static ngx_int_t text_room(ngx_http_idempotency_text_t *text, size_t size);
+static void text_bytes(ngx_http_idempotency_text_t *text, u_char *p,
+    size_t len);
+static ngx_int_t zones_send(ngx_http_request_t *r,
+    ngx_idempotency_store_t *store);
+static void text_json(ngx_http_idempotency_text_t *text, ngx_str_t *value);
 
 
 static api_name_t  api_names[] = {
@@ -98,7 +111,6 @@ static api_name_t  api_names[] = {
     { ngx_string("outcome"), api_outcome },
     { ngx_null_string, api_nothing }
 };
-
 
 /* in the order of ngx_http_idempotency_api_refusal_e */
 
@@ -390,12 +402,12 @@ api_handler(ngx_http_request_t *r)
         return ngx_http_idempotency_metrics(r);
 
     case api_zones:
-        return ngx_http_idempotency_zones(r, NULL);
+        return zones_send(r, NULL);
 
     case api_zone:
         return (r->method == NGX_HTTP_PUT)
                ? api_agree(r, route.store)
-               : ngx_http_idempotency_zones(r, route.store);
+               : zones_send(r, route.store);
 
     case api_records:
         return api_send_records(r, route.store);
@@ -405,7 +417,7 @@ api_handler(ngx_http_request_t *r)
         conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
 
         return conf->store
-               ? ngx_http_idempotency_own(r)
+               ? ngx_http_idempotency_own_outcome(r)
                : ngx_http_idempotency_api_refuse(r,
                                             NGX_HTTP_IDEMPOTENCY_API_NO_ZONE);
     }
@@ -952,7 +964,7 @@ api_send_records(ngx_http_request_t *r, ngx_idempotency_store_t *store)
     switch (ngx_http_idempotency_api_token(r, 0, token)) {
 
     case NGX_OK:
-        return ngx_http_idempotency_one(r, store, token);
+        return ngx_http_idempotency_record(r, store, token);
 
     case NGX_DECLINED:
         break;
@@ -1303,4 +1315,379 @@ ngx_http_idempotency_api_refuse(ngx_http_request_t *r,
     r->headers_out.status = refusal->status;
 
     return api_respond(r, "application/problem+json", body.len, &out);
+}
+
+
+/* of all stores of this configuration; NULL: no memory */
+
+ngx_http_idempotency_zone_t *
+ngx_http_idempotency_zones_read(ngx_http_request_t *r, ngx_uint_t *n)
+{
+    ngx_uint_t                         i;
+    ngx_idempotency_store_t          **stores;
+    ngx_http_idempotency_zone_t       *zones;
+    ngx_http_idempotency_main_conf_t  *imcf;
+
+    imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
+
+    stores = imcf->stores.elts;
+    *n = imcf->stores.nelts;
+
+    zones = ngx_palloc(r->pool, (*n + 1)
+                                * sizeof(ngx_http_idempotency_zone_t));
+    if (zones == NULL) {
+        return NULL;
+    }
+
+    for (i = 0; i < *n; i++) {
+        zones[i].store = stores[i];
+        zones[i].known = (stores[i]->engine->figures(stores[i],
+                                                     ngx_current_msec,
+                                                     &zones[i].figures)
+                          == NGX_OK);
+    }
+
+    return zones;
+}
+
+
+static ngx_int_t
+zones_send(ngx_http_request_t *r, ngx_idempotency_store_t *store)
+{
+    uint64_t                      now;
+    ngx_uint_t                    i, n;
+    ngx_http_idempotency_text_t   text;
+    ngx_http_idempotency_zone_t  *zones;
+
+    zones = ngx_http_idempotency_zones_read(r, &n);
+    if (zones == NULL) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    ngx_http_idempotency_text_init(&text, r->pool);
+
+    if (store) {
+
+        for (i = 0; zones[i].store != store; i++) { /* void */ }
+
+        zones_zone(&text, &zones[i]);
+
+    } else {
+        now = ngx_http_idempotency_wall_clock();
+
+        ngx_http_idempotency_text_add(&text,
+                       "{\"version\":\"%s\",\"time\":%uL.%03uL,\"zones\":[",
+                       NGX_HTTP_IDEMPOTENCY_VERSION, now / 1000, now % 1000);
+
+        for (i = 0; i < n; i++) {
+            ngx_http_idempotency_text_add(&text, i ? ",\n" : "\n");
+            zones_zone(&text, &zones[i]);
+        }
+
+        ngx_http_idempotency_text_add(&text, "]}");
+    }
+
+    ngx_http_idempotency_text_add(&text, "\n");
+
+    return ngx_http_idempotency_api_send(r, &text, "application/json");
+}
+
+
+static void
+zones_zone(ngx_http_idempotency_text_t *text,
+    ngx_http_idempotency_zone_t *zone)
+{
+    ngx_uint_t                   i;
+    ngx_idempotency_figures_t   *f;
+    ngx_idempotency_counters_t  *c;
+
+    f = &zone->figures;
+    c = &f->counters;
+
+    ngx_http_idempotency_text_add(text, "{\"name\":\"");
+    text_json(text, &zone->store->name);
+    ngx_http_idempotency_text_add(text,
+                  "\",\"available\":%s,"
+                  "\"bytes\":{\"size\":%uz,\"used\":%uz,\"free\":%uz},"
+                  "\"evict\":\"%s\",\"records\":{",
+                  zone->known ? "true" : "false",
+                  f->size, f->used, f->size - f->used,
+                  f->evict ? "responses" : "off");
+
+    for (i = 0; i < NGX_IDEMPOTENCY_STATS_RECORDS; i++) {
+        ngx_http_idempotency_text_add(text, "%s\"%s\":%uL", i ? "," : "",
+                                      ngx_http_idempotency_outcome_names[i],
+                                      f->records[i]);
+    }
+
+    zones_names(text, "},\"requests\":{", c->results);
+    zones_names(text, "},\"dry_run\":{", c->dry_run);
+
+    ngx_http_idempotency_text_add(text, "},\"conflicts\":{");
+
+    for (i = 0; i < NGX_IDEMPOTENCY_STATS_DIFFERS; i++) {
+        ngx_http_idempotency_text_add(text, "%s\"%s\":%uA", i ? "," : "",
+                                      ngx_http_idempotency_differs_names[i],
+                                      c->differs[i]);
+    }
+
+    ngx_http_idempotency_text_add(text,
+                  "},\"races\":%uA,\"unavailable\":%uA,\"abandoned\":%uA,"
+                  "\"expired\":%uL,"
+                  "\"in_doubt\":%uL,\"released\":%uL,\"replayed_bytes\":%uA",
+                  c->races, c->unavailable, c->abandoned, c->expired,
+                  c->in_doubt, c->released, c->replayed_bytes);
+
+    zones_times(text, ",\"wait\":", &c->wait);
+
+    if (f->empty || !zone->known) {
+        ngx_http_idempotency_text_add(text, ",\"oldest\":null");
+
+    } else {
+        ngx_http_idempotency_text_add(text, ",\"oldest\":%M.%03M",
+                                      f->oldest / 1000, f->oldest % 1000);
+    }
+
+    if (f->known) {
+        ngx_http_idempotency_text_add(text, ",\"growth\":%L", f->growth);
+
+    } else {
+        ngx_http_idempotency_text_add(text, ",\"growth\":null");
+    }
+
+    if (f->known && f->full_in >= 0) {
+        ngx_http_idempotency_text_add(text, ",\"full_in\":%L", f->full_in);
+
+    } else {
+        ngx_http_idempotency_text_add(text, ",\"full_in\":null");
+    }
+
+    zones_store(text, f);
+
+    ngx_http_idempotency_text_add(text, "}");
+}
+
+
+static void
+zones_names(ngx_http_idempotency_text_t *text, const char *name,
+    ngx_atomic_t *results)
+{
+    ngx_uint_t  i;
+
+    ngx_http_idempotency_text_add(text, name);
+
+    for (i = 1; i < NGX_HTTP_IDEMPOTENCY_RESULTS; i++) {
+        ngx_http_idempotency_text_add(text, "%s\"%V\":%uA", i > 1 ? "," : "",
+                                      &ngx_http_idempotency_result_names[i],
+                                      results[i]);
+    }
+}
+
+
+static void
+zones_store(ngx_http_idempotency_text_t *text,
+    ngx_idempotency_figures_t *figures)
+{
+    ngx_uint_t  i;
+
+    if (figures->kind == NULL) {
+        ngx_http_idempotency_text_add(text, ",\"store\":null");
+        return;
+    }
+
+    ngx_http_idempotency_text_add(text, ",\"store\":{\"kind\":\"%s\","
+                                        "\"up\":%s,\"sync\":",
+                                  figures->kind,
+                                  figures->up ? "true" : "false");
+
+    if (figures->sync) {
+        ngx_http_idempotency_text_add(text, "\"%s\"", figures->sync);
+
+    } else {
+        ngx_http_idempotency_text_add(text, "null");
+    }
+
+    zones_times(text, ",\"latency\":", &figures->counters.latency);
+
+    ngx_http_idempotency_text_add(text, ",\"errors\":{");
+
+    for (i = 0; i < NGX_IDEMPOTENCY_ERRORS; i++) {
+        ngx_http_idempotency_text_add(text, "%s\"%s\":%uA", i ? "," : "",
+                                      ngx_idempotency_error_names[i],
+                                      figures->counters.errors[i]);
+    }
+
+    ngx_http_idempotency_text_add(text, "},\"undelivered\":%uL}",
+                                  figures->undelivered);
+}
+
+
+/* each bucket counts those below it, too; the last has no bound */
+
+static void
+zones_times(ngx_http_idempotency_text_t *text, const char *name,
+    ngx_idempotency_times_t *times)
+{
+    uint64_t    count;
+    ngx_uint_t  i;
+    ngx_msec_t  bound;
+
+    count = 0;
+
+    for (i = 0; i <= NGX_IDEMPOTENCY_STATS_BOUNDS; i++) {
+        count += times->buckets[i];
+    }
+
+    ngx_http_idempotency_text_add(text,
+                     "%s{\"count\":%uL,\"sum\":%uA.%03uA,\"buckets\":[",
+                     name, count, times->sum / 1000, times->sum % 1000);
+
+    count = 0;
+
+    for (i = 0; i < NGX_IDEMPOTENCY_STATS_BOUNDS; i++) {
+        bound = ngx_idempotency_stats_bounds[i];
+        count += times->buckets[i];
+
+        ngx_http_idempotency_text_add(text,
+                                   "%s{\"le\":%M.%03M,\"count\":%uL}",
+                                   i ? "," : "", bound / 1000, bound % 1000,
+                                   count);
+    }
+
+    ngx_http_idempotency_text_add(text, "]}");
+}
+
+
+void
+ngx_http_idempotency_text_init(ngx_http_idempotency_text_t *text,
+    ngx_pool_t *pool)
+{
+    ngx_memzero(text, sizeof(ngx_http_idempotency_text_t));
+
+    text->pool = pool;
+    text->next = &text->out;
+}
+
+
+void
+ngx_http_idempotency_text_add(ngx_http_idempotency_text_t *text,
+    const char *fmt, ...)
+{
+    u_char   *p;
+    va_list   args;
+
+    if (text_room(text, NGX_HTTP_IDEMPOTENCY_TEXT_LINE) != NGX_OK) {
+        return;
+    }
+
+    p = text->buf->last;
+
+    va_start(args, fmt);
+    text->buf->last = ngx_vslprintf(p, text->buf->end, fmt, args);
+    va_end(args);
+
+    text->size += text->buf->last - p;
+}
+
+
+/* within a string of JSON */
+
+static void
+text_json(ngx_http_idempotency_text_t *text, ngx_str_t *value)
+{
+    u_char     *p;
+    uintptr_t   more;
+
+    more = ngx_escape_json(NULL, value->data, value->len);
+
+    p = ngx_pnalloc(text->pool, value->len + more);
+
+    if (p == NULL) {
+        text->failed = 1;
+        return;
+    }
+
+    (void) ngx_escape_json(p, value->data, value->len);
+
+    text_bytes(text, p, value->len + more);
+}
+
+
+/* within a label's value, as Prometheus has it */
+
+void
+ngx_http_idempotency_text_label(ngx_http_idempotency_text_t *text,
+    ngx_str_t *value)
+{
+    size_t  i;
+
+    for (i = 0; i < value->len; i++) {
+
+        switch (value->data[i]) {
+
+        case '\n':
+            text_bytes(text, (u_char *) "\\n", 2);
+            break;
+
+        case '\\':
+        case '"':
+            text_bytes(text, (u_char *) "\\", 1);
+            /* fall through */
+
+        default:
+            text_bytes(text, &value->data[i], 1);
+        }
+    }
+}
+
+
+static void
+text_bytes(ngx_http_idempotency_text_t *text, u_char *p, size_t len)
+{
+    size_t  n;
+
+    while (len && text_room(text, 1) == NGX_OK) {
+
+        n = ngx_min(len, (size_t) (text->buf->end - text->buf->last));
+
+        text->buf->last = ngx_cpymem(text->buf->last, p, n);
+        text->size += n;
+
+        p += n;
+        len -= n;
+    }
+}
+
+
+static ngx_int_t
+text_room(ngx_http_idempotency_text_t *text, size_t size)
+{
+    ngx_chain_t  *cl;
+
+    if (text->failed) {
+        return NGX_ERROR;
+    }
+
+    if (text->buf && (size_t) (text->buf->end - text->buf->last) >= size) {
+        return NGX_OK;
+    }
+
+    cl = ngx_alloc_chain_link(text->pool);
+
+    text->buf = cl ? ngx_create_temp_buf(text->pool,
+                                         NGX_HTTP_IDEMPOTENCY_TEXT_BUFFER)
+                   : NULL;
+
+    if (text->buf == NULL) {
+        text->failed = 1;
+        return NGX_ERROR;
+    }
+
+    cl->buf = text->buf;
+    cl->next = NULL;
+
+    *text->next = cl;
+    text->next = &cl->next;
+
+    return NGX_OK;
 }

@@ -51,8 +51,6 @@ void ngx_http_idempotency_text_init(ngx_http_idempotency_text_t *text,
     ngx_pool_t *pool);
 void ngx_http_idempotency_text_add(ngx_http_idempotency_text_t *text,
     const char *fmt, ...);
-void ngx_http_idempotency_text_json(ngx_http_idempotency_text_t *text,
-    ngx_str_t *value);
 void ngx_http_idempotency_text_label(ngx_http_idempotency_text_t *text,
     ngx_str_t *value);
 
@@ -100,72 +98,21 @@ typedef enum {
 ngx_int_t ngx_http_idempotency_api_refuse(ngx_http_request_t *r,
     ngx_http_idempotency_api_refusal_e why);
 
-/* metrics.c, zones.c; of one store, or of all: NULL */
+/* of all stores */
 
 ngx_int_t ngx_http_idempotency_metrics(ngx_http_request_t *r);
-ngx_int_t ngx_http_idempotency_zones(ngx_http_request_t *r,
-    ngx_idempotency_store_t *store);
 ngx_http_idempotency_zone_t *ngx_http_idempotency_zones_read(
     ngx_http_request_t *r, ngx_uint_t *n);
 
-/*
- * asking.c: what is asked of a store for a request, which may be answered
- * later.  It has memory of its own, as it goes on when the request is gone.
- */
-
-typedef struct ngx_http_idempotency_asking_s  ngx_http_idempotency_asking_t;
-
-/* NGX_AGAIN: there will be an answer, and another step; NGX_OK: it is over */
-
-typedef ngx_int_t (*ngx_http_idempotency_step_pt)(
-    ngx_http_idempotency_asking_t *asking);
-
-struct ngx_http_idempotency_asking_s {
-    ngx_pool_t                     *pool;
-    /* NULL: it is gone */
-    ngx_http_request_t             *request;
-    ngx_http_cleanup_t             *cleanup;
-    ngx_idempotency_store_t        *store;
-    void                           *data;
-
-    ngx_http_idempotency_step_pt    step;
-    /* once it is over, if the request is there: what is sent */
-    ngx_int_t                     (*respond)(
-                                       ngx_http_idempotency_asking_t *asking);
-
-    /* what is waited for, and asked again if no answer comes; or, NULL, it
-       goes on after others had their turn */
-    ngx_idempotency_op_t           *op;
-    ngx_event_t                     event;
-    /* there will be another step */
-    ngx_uint_t                      later;
-};
-
-ngx_http_idempotency_asking_t *ngx_http_idempotency_asking_create(
-    ngx_http_request_t *r, ngx_idempotency_store_t *store, size_t size);
-ngx_int_t ngx_http_idempotency_asking_begin(
-    ngx_http_idempotency_asking_t *asking);
-void ngx_http_idempotency_asking_run(ngx_http_idempotency_asking_t *asking);
-void ngx_http_idempotency_asking_op(ngx_http_idempotency_asking_t *asking,
-    ngx_idempotency_op_t *op);
-ngx_int_t ngx_http_idempotency_asking_asked(
-    ngx_http_idempotency_asking_t *asking, ngx_idempotency_op_t *op,
-    ngx_int_t rc, ngx_msec_t again);
-ngx_int_t ngx_http_idempotency_asking_yield(
-    ngx_http_idempotency_asking_t *asking);
-void ngx_http_idempotency_asking_end(ngx_http_idempotency_asking_t *asking);
-
-/* records.c: all, in pages; one.c: that of a key, or what is done to it;
-   own.c: for its owner */
+/* records.c: all, in pages; that of a key, or what is done to it; that of the
+   caller's own key */
 
 ngx_int_t ngx_http_idempotency_records(ngx_http_request_t *r,
     ngx_idempotency_store_t *store);
-void ngx_http_idempotency_records_row(ngx_http_idempotency_text_t *text,
-    u_char *token, u_char *fingerprint, ngx_idempotency_found_t *found);
 
-ngx_int_t ngx_http_idempotency_one(ngx_http_request_t *r,
+ngx_int_t ngx_http_idempotency_record(ngx_http_request_t *r,
     ngx_idempotency_store_t *store, u_char *token);
-ngx_int_t ngx_http_idempotency_own(ngx_http_request_t *r);
+ngx_int_t ngx_http_idempotency_own_outcome(ngx_http_request_t *r);
 
 /* the token that the request asks for; NGX_DECLINED: it names none, NGX_ABORT:
    what it names is no key */
