@@ -515,6 +515,11 @@ ngx_http_idempotency_init_module(ngx_cycle_t *cycle)
         return NGX_OK;
     }
 
+    if (!ngx_test_config) {
+        ngx_log_error(NGX_LOG_NOTICE, cycle->log, 0,
+                      "idempotency: version " NGX_HTTP_IDEMPOTENCY_VERSION);
+    }
+
     return ngx_idempotency_engine.init_module(cycle);
 }
 

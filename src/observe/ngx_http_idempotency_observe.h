@@ -12,9 +12,6 @@
 #include "ngx_http_idempotency.h"
 
 
-#define NGX_HTTP_IDEMPOTENCY_VERSION  "1.0.0-rc1"
-
-
 /* what becomes of requests, by the names that metrics have for them; indexed
    by ngx_http_idempotency_status_e */
 
