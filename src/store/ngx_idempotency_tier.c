@@ -19,6 +19,18 @@
 #define NGX_IDEMPOTENCY_TIER_LOOK       200
 #define NGX_IDEMPOTENCY_TIER_IDLE       1000
 
+/* a worker that was told to quit looks so often what is in the queue; for so
+   long it waits for others who may not have heard of it, or for those of a
+   reload to come; it stays so long at most, if nobody says for how long; and at its very end it
+   tries for so long */
+
+#define NGX_IDEMPOTENCY_TIER_STAY       50
+#define NGX_IDEMPOTENCY_TIER_ALL        1000
+#define NGX_IDEMPOTENCY_TIER_COME       5000
+#define NGX_IDEMPOTENCY_TIER_QUIT       30000
+#define NGX_IDEMPOTENCY_TIER_TERM       500
+#define NGX_IDEMPOTENCY_TIER_TURN       5
+
 /* so often it is looked which leases are to be renewed */
 
 #define NGX_IDEMPOTENCY_TIER_RENEW      200
@@ -34,6 +46,14 @@ static void tier_probe(ngx_idempotency_tier_t *tier);
 static void tier_tend(ngx_idempotency_tier_t *tier);
 static void tier_renew(ngx_idempotency_tier_t *tier);
 static ngx_msec_t tier_thirds(ngx_idempotency_record_t *rec, ngx_msec_t now);
+static void tier_stay_handler(ngx_event_t *ev);
+static ngx_msec_t tier_stays(void);
+static void tier_left(ngx_idempotency_tier_t *tier, ngx_uint_t n);
+static ngx_uint_t tier_outcomes(ngx_idempotency_tier_t *tier,
+    ngx_uint_t *claims);
+static void tier_flush_last(ngx_idempotency_tier_t *tier);
+static ngx_uint_t tier_flush_now(ngx_idempotency_tier_t *tier);
+static void tier_flushed(ngx_idempotency_tier_t *tier);
 
 
 /* whoever owes something sees to it that somebody takes it over */
@@ -45,9 +65,15 @@ ngx_idempotency_tier_kick(ngx_idempotency_shm_t *shm)
 
     tier = shm->tier;
 
-    if (tier == NULL || shm->sh->tier.first == NULL
-        || tier->busy == tier->hands)
-    {
+    if (tier == NULL || shm->sh->tier.first == NULL) {
+        return;
+    }
+
+    if (tier->quits && !tier->stay.timer_set) {
+        ngx_add_timer(&tier->stay, NGX_IDEMPOTENCY_TIER_STAY);
+    }
+
+    if (tier->busy == tier->hands) {
         return;
     }
 
@@ -409,6 +435,7 @@ ngx_idempotency_tier_init(ngx_idempotency_shm_t *shm)
     sh->base = tier->base;
     sh->other = tier->other;
     sh->failing = (tier->instance == 0);
+    sh->generation = shm->generation;
 }
 
 
@@ -473,13 +500,198 @@ ngx_idempotency_tier_init_process(ngx_idempotency_shm_t *shm,
 
     ngx_add_timer(&tier->watch, 1);
 
+    tier->stay.handler = tier_stay_handler;
+    tier->stay.data = tier;
+    tier->stay.log = cycle->log;
+
     ngx_idempotency_elsewhere_init_process(tier, cycle);
+
+    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+        return NGX_OK;
+    }
+
+    ngx_idempotency_workers_leave(&shm->sh->tier.leaving);
+
+    if (tier->hands) {
+        ngx_idempotency_workers_enter(&shm->sh->tier.serving);
+        shm->sh->tier.left = 0;
+
+    } else {
+        ngx_idempotency_workers_leave(&shm->sh->tier.serving);
+    }
+
+    ngx_idempotency_shm_unlock(shm);
 
     return NGX_OK;
 }
 
 
-/* nothing answers later from now on */
+/* the worker finishes its requests; what the backing has not is for others to
+   tell, if there are any */
+
+void
+ngx_idempotency_tier_quit(ngx_idempotency_shm_t *shm)
+{
+    ngx_idempotency_tier_t  *tier;
+
+    tier = shm->tier;
+
+    if (tier->batches == NULL || tier->hands == 0 || tier->quits
+        || ngx_idempotency_shm_lock(shm) != NGX_OK)
+    {
+        return;
+    }
+
+    ngx_idempotency_workers_leave(&shm->sh->tier.serving);
+    ngx_idempotency_workers_enter(&shm->sh->tier.leaving);
+
+    ngx_idempotency_shm_unlock(shm);
+
+    tier->quits = 1;
+    tier->quit = ngx_current_msec;
+
+    tier_stay_handler(&tier->stay);
+}
+
+
+/*
+ * One of those that were told to quit stays, if none serves.  While its own
+ * configuration is the latest, others that serve have not heard of the end yet;
+ * else those of a later one may not be there yet.
+ */
+
+static void
+tier_stay_handler(ngx_event_t *ev)
+{
+    ngx_msec_t                  age;
+    ngx_uint_t                  n, claims, serve, said, stay, latest;
+    ngx_idempotency_tier_t     *tier;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    tier = ev->data;
+    sh = &tier->shm->sh->tier;
+
+    n = tier_outcomes(tier, &claims);
+
+    if (n + claims == 0) {
+        return;
+    }
+
+    age = ngx_current_msec - tier->quit;
+    latest = (sh->generation == tier->shm->generation);
+    serve = ngx_idempotency_workers_others(&sh->serving, 0);
+
+    if (serve && (!latest || age >= NGX_IDEMPOTENCY_TIER_ALL)) {
+        return;
+    }
+
+    said = sh->failing || sh->refused || ngx_idempotency_tier_down(tier->shm)
+           || age >= NGX_IDEMPOTENCY_TIER_ALL;
+
+    if (n && !serve && said && (latest || age >= NGX_IDEMPOTENCY_TIER_COME)) {
+        tier_left(tier, n);
+    }
+
+    stay = (age < tier_stays() && !sh->other && !sh->lost
+            && !ngx_idempotency_workers_others(&sh->leaving, 1));
+
+    if (!stay) {
+        return;
+    }
+
+    ngx_add_timer(ev, NGX_IDEMPOTENCY_TIER_STAY);
+
+    ngx_idempotency_tier_inherit(tier);
+
+    if (ngx_current_msec - sh->failed >= NGX_IDEMPOTENCY_TIER_RETRY) {
+        ngx_idempotency_tier_refused(tier);
+    }
+
+    ngx_idempotency_tier_kick(tier->shm);
+}
+
+
+static ngx_msec_t
+tier_stays(void)
+{
+    ngx_core_conf_t  *ccf;
+
+    ccf = (ngx_core_conf_t *) ngx_get_conf(ngx_cycle->conf_ctx,
+                                           ngx_core_module);
+
+    return ccf->shutdown_timeout ? ccf->shutdown_timeout
+                                 : NGX_IDEMPOTENCY_TIER_QUIT;
+}
+
+
+/* said once */
+
+static void
+tier_left(ngx_idempotency_tier_t *tier, ngx_uint_t n)
+{
+    if (!ngx_atomic_cmp_set(&tier->shm->sh->tier.left, 0, n)) {
+        return;
+    }
+
+    ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
+                  "idempotency: zone \"%V\": %ui outcomes are not in the %V "
+                  "yet: a worker process stays for up to %M ms to deliver them",
+                  &tier->shm->store->name, n, &tier->name, tier_stays());
+}
+
+
+static ngx_uint_t
+tier_outcomes(ngx_idempotency_tier_t *tier, ngx_uint_t *claims)
+{
+    ngx_uint_t  n;
+
+    *claims = 0;
+
+    if (ngx_idempotency_shm_lock(tier->shm) != NGX_OK) {
+        return 0;
+    }
+
+    n = ngx_idempotency_tier_outcomes(tier->shm, claims);
+
+    ngx_idempotency_shm_unlock(tier->shm);
+
+    return n;
+}
+
+
+/* while it has its slot; what it has on its way is for who is left, if somebody
+   is */
+
+void
+ngx_idempotency_tier_leave(ngx_idempotency_shm_t *shm)
+{
+    ngx_idempotency_tier_t     *tier;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    tier = shm->tier;
+    sh = &shm->sh->tier;
+
+    if (tier->batches == NULL || tier->hands == 0
+        || ngx_idempotency_shm_lock(shm) != NGX_OK)
+    {
+        return;
+    }
+
+    ngx_idempotency_workers_leave(&sh->serving);
+    ngx_idempotency_workers_leave(&sh->leaving);
+
+    tier->last = !ngx_idempotency_workers_others(&sh->serving, 0)
+                 && !ngx_idempotency_workers_others(&sh->leaving, 0);
+
+    if (!tier->last && ngx_idempotency_tier_shared(tier)) {
+        ngx_idempotency_tier_give_up(shm);
+    }
+
+    ngx_idempotency_shm_unlock(shm);
+}
+
+
+/* nothing answers by itself from now on */
 
 void
 ngx_idempotency_tier_finish(ngx_idempotency_shm_t *shm)
@@ -490,7 +702,91 @@ ngx_idempotency_tier_finish(ngx_idempotency_shm_t *shm)
 }
 
 
-/* the last one of a zone leaves nothing untold, if it can help it */
+/* the last one of a zone leaves nothing untold, if it can help it: each outcome
+   is tried once */
+
+void
+ngx_idempotency_tier_flush(ngx_idempotency_shm_t *shm)
+{
+    ngx_idempotency_tier_t  *tier;
+
+    tier = shm->tier;
+
+    if (tier->batches == NULL) {
+        return;
+    }
+
+    ngx_idempotency_tier_refused(tier);
+
+    if (tier->last) {
+        tier_flush_last(tier);
+        tier_flushed(tier);
+
+    } else if (!ngx_idempotency_tier_shared(tier)) {
+        (void) tier_flush_now(tier);
+    }
+}
+
+
+/* all zones of the process have so long together */
+
+static void
+tier_flush_last(ngx_idempotency_tier_t *tier)
+{
+    ngx_uint_t          claims, first;
+    ngx_msec_int_t      left;
+
+    static ngx_msec_t   end;
+
+    if (end == 0) {
+        end = ngx_current_msec + NGX_IDEMPOTENCY_TIER_TERM;
+    }
+
+    for (first = 1; /* void */ ; first = 0) {
+
+        /* what others had taken who have just gone */
+
+        ngx_idempotency_tier_inherit(tier);
+
+        if (ngx_idempotency_tier_shared(tier)) {
+            ngx_idempotency_tier_hand(tier);
+
+        } else if (!tier_flush_now(tier)) {
+            return;
+        }
+
+        left = (ngx_msec_int_t) (end - ngx_current_msec);
+
+        if (left <= 0 || tier_outcomes(tier, &claims) + claims == 0) {
+            return;
+        }
+
+        if (ngx_idempotency_tier_shared(tier)) {
+            tier->backing->flush(tier, left, first);
+
+        } else {
+            ngx_msleep(NGX_IDEMPOTENCY_TIER_TURN);
+            ngx_time_update();
+        }
+    }
+}
+
+
+/* false: it fails */
+
+static ngx_uint_t
+tier_flush_now(ngx_idempotency_tier_t *tier)
+{
+    if (tier->stuck || (tier->busy && !ngx_idempotency_tier_heard(tier))) {
+        return 0;
+    }
+
+    ngx_idempotency_tier_hand(tier);
+
+    return !tier->stuck && !tier->shm->sh->tier.failing
+           && tier->shm->sh->tier.refused == NULL;
+}
+
 
 void
 ngx_idempotency_tier_exit_process(ngx_idempotency_shm_t *shm)
@@ -503,12 +799,6 @@ ngx_idempotency_tier_exit_process(ngx_idempotency_shm_t *shm)
         return;
     }
 
-    if (!ngx_idempotency_tier_shared(tier) && !tier->stuck
-        && (!tier->busy || ngx_idempotency_tier_heard(tier)))
-    {
-        ngx_idempotency_tier_hand(tier);
-    }
-
     tier->backing->exit_process(tier);
 
     if (!tier->stuck) {
@@ -516,6 +806,33 @@ ngx_idempotency_tier_exit_process(ngx_idempotency_shm_t *shm)
     }
 
     tier->batches = NULL;
+}
+
+
+/* as the log was told that there are some, or has not heard of it */
+
+static void
+tier_flushed(ngx_idempotency_tier_t *tier)
+{
+    ngx_str_t   *zone;
+    ngx_uint_t   n, left, claims;
+
+    zone = &tier->shm->store->name;
+    left = tier->shm->sh->tier.left;
+    n = tier_outcomes(tier, &claims);
+
+    if (left > n) {
+        ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0,
+                      "idempotency: zone \"%V\": %ui outcomes were delivered "
+                      "to the %V", zone, left - n, &tier->name);
+    }
+
+    if (n) {
+        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
+                      "idempotency: zone \"%V\": %ui outcomes were not "
+                      "delivered to the %V: they are lost, and repeats of these "
+                      "requests may be executed again", zone, n, &tier->name);
+    }
 }
 
 

@@ -108,6 +108,14 @@ typedef struct {
     /* the worker that has the backing tended */
     ngx_idempotency_process_t       watcher;
 
+    /* workers that can flush the queue: those that serve, and those that were
+       told to quit; the last configuration that names the zone */
+    ngx_idempotency_workers_t       serving;
+    ngx_idempotency_workers_t       leaving;
+    ngx_uint_t                      generation;
+    /* how many outcomes were in the queue when the last one was told so */
+    ngx_atomic_t                    left;
+
     /* which one it is, and the last commit that was seen; it is not that one
        any more, and refused until an operator agrees; he has */
     ngx_idempotency_mark_t          mark;
@@ -216,8 +224,13 @@ typedef struct {
                                        ngx_idempotency_tier_t *old);
     ngx_int_t                     (*init_process)(ngx_idempotency_tier_t *tier,
                                        ngx_cycle_t *cycle);
-    /* there are no threads any more: what is handed is answered at once */
+    /* the event loop has ended: what is handed is answered at once, or in
+       flush() */
     void                          (*finish)(ngx_idempotency_tier_t *tier);
+    /* ... of what many share: waits for answers, for so long at most;
+       `first`: nothing has been waited for yet */
+    void                          (*flush)(ngx_idempotency_tier_t *tier,
+                                       ngx_msec_t time, ngx_uint_t first);
     void                          (*exit_process)(
                                        ngx_idempotency_tier_t *tier);
 
@@ -271,7 +284,13 @@ struct ngx_idempotency_tier_s {
     /* it was said that some responses can't be opened */
     ngx_uint_t                      unopened;
 
-    /* on the way out: what it was given may be at work yet, and stays */
+    /* on the way out: since when; as long as the timer is set the worker
+       stays; no other one flushes the queue; and what the backing was given may
+       be at work yet, and stays */
+    ngx_msec_t                      quit;
+    ngx_uint_t                      quits;
+    ngx_event_t                     stay;
+    ngx_uint_t                      last;
     ngx_uint_t                      stuck;
 };
 
@@ -295,6 +314,16 @@ void ngx_idempotency_owed_answered(ngx_idempotency_batch_t *batch);
 /* ... something may be owed */
 
 void ngx_idempotency_tier_kick(ngx_idempotency_shm_t *shm);
+
+/* with the zone's lock held: the outcomes that the backing has not; and
+   claims there that are to be given back */
+
+ngx_uint_t ngx_idempotency_tier_outcomes(ngx_idempotency_shm_t *shm,
+    ngx_uint_t *claims);
+
+/* ... what this worker has taken is for others */
+
+void ngx_idempotency_tier_give_up(ngx_idempotency_shm_t *shm);
 
 /* now and then: what was taken over by a worker that died */
 
@@ -338,7 +367,10 @@ void ngx_idempotency_tier_lost(ngx_idempotency_tier_t *tier,
 
 ngx_int_t ngx_idempotency_tier_init_process(ngx_idempotency_shm_t *shm,
     ngx_cycle_t *cycle);
+void ngx_idempotency_tier_quit(ngx_idempotency_shm_t *shm);
+void ngx_idempotency_tier_leave(ngx_idempotency_shm_t *shm);
 void ngx_idempotency_tier_finish(ngx_idempotency_shm_t *shm);
+void ngx_idempotency_tier_flush(ngx_idempotency_shm_t *shm);
 void ngx_idempotency_tier_exit_process(ngx_idempotency_shm_t *shm);
 
 /* many may share what stands behind, each of whose claims live by its lease */

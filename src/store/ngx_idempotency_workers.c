@@ -71,6 +71,7 @@ static workers_sh_t              *workers_sh;
 static ngx_idempotency_worker_t   workers_self =
                                       { 0, 0, NGX_IDEMPOTENCY_NO_WORKER };
 static ngx_idempotency_woken_pt   workers_woken;
+static ngx_idempotency_quit_pt    workers_quit;
 static ngx_event_t                workers_sign;
 static ngx_event_t                workers_poll;
 static ngx_connection_t           workers_dumb;
@@ -179,9 +180,10 @@ ngx_idempotency_workers_init_module(ngx_cycle_t *cycle)
 
 ngx_int_t
 ngx_idempotency_workers_init_process(ngx_cycle_t *cycle,
-    ngx_idempotency_woken_pt handler)
+    ngx_idempotency_woken_pt woken, ngx_idempotency_quit_pt quit)
 {
-    workers_woken = handler;
+    workers_woken = woken;
+    workers_quit = quit;
 
     workers_sign.handler = workers_sign_handler;
     workers_sign.log = cycle->log;
@@ -220,7 +222,7 @@ workers_take_slot(ngx_cycle_t *cycle)
 {
     u_char          state;
     uint64_t        started;
-    ngx_uint_t      i;
+    ngx_uint_t      i, n;
     worker_slot_t  *slot;
 
     if (workers_stat(ngx_pid, &state, &started) != NGX_OK) {
@@ -259,12 +261,23 @@ workers_take_slot(ngx_cycle_t *cycle)
         return NGX_DECLINED;
     }
 
-    if (i < workers_fds
-        && ngx_add_channel_event(cycle, workers_fd[i], NGX_READ_EVENT,
-                                 workers_wake_handler)
-           != NGX_OK)
+    if (i >= workers_fds) {
+        return NGX_OK;
+    }
+
+    if (ngx_add_channel_event(cycle, workers_fd[i], NGX_READ_EVENT,
+                              workers_wake_handler)
+        != NGX_OK)
     {
         return NGX_ERROR;
+    }
+
+    /* a graceful end calls the handlers of connections that are idle */
+
+    for (n = 0; n < cycle->connection_n; n++) {
+        if (cycle->connections[n].fd == workers_fd[i]) {
+            cycle->connections[n].idle = 1;
+        }
     }
 
     return NGX_OK;
@@ -309,6 +322,60 @@ ngx_idempotency_workers_all(ngx_idempotency_workers_t *set)
             set->bits[i / 64] |= (uint64_t) 1 << (i % 64);
         }
     }
+}
+
+
+void
+ngx_idempotency_workers_enter(ngx_idempotency_workers_t *set)
+{
+    ngx_uint_t  slot;
+
+    slot = workers_self.slot;
+
+    if (slot != NGX_IDEMPOTENCY_NO_WORKER) {
+        set->bits[slot / 64] |= (uint64_t) 1 << (slot % 64);
+    }
+}
+
+
+void
+ngx_idempotency_workers_leave(ngx_idempotency_workers_t *set)
+{
+    ngx_uint_t  slot;
+
+    slot = workers_self.slot;
+
+    if (slot != NGX_IDEMPOTENCY_NO_WORKER) {
+        set->bits[slot / 64] &= ~((uint64_t) 1 << (slot % 64));
+    }
+}
+
+
+ngx_uint_t
+ngx_idempotency_workers_others(ngx_idempotency_workers_t *set,
+    ngx_uint_t lower)
+{
+    ngx_pid_t   pid;
+    ngx_uint_t  i, n;
+
+    n = lower ? workers_self.slot : NGX_IDEMPOTENCY_WORKERS;
+
+    for (i = 0; i < ngx_min(n, NGX_IDEMPOTENCY_WORKERS); i++) {
+
+        if (i == workers_self.slot
+            || (set->bits[i / 64] & ((uint64_t) 1 << (i % 64))) == 0)
+        {
+            continue;
+        }
+
+        pid = workers_sh->slots[i].pid;
+
+        if (pid && !workers_dead(pid)) {
+            return 1;
+        }
+    }
+
+    return 0;
 }
 
 
@@ -610,6 +677,13 @@ workers_wake_handler(ngx_event_t *ev)
 
     c = ev->data;
 
+    if (c->close) {
+        c->close = 0;
+        c->idle = 0;
+
+        workers_quit();
+    }
+
     if (read(c->fd, &count, sizeof(count)) == -1
         && ngx_errno != NGX_EAGAIN)
     {
@@ -626,6 +700,10 @@ workers_wake_handler(ngx_event_t *ev)
 static void
 workers_poll_handler(ngx_event_t *ev)
 {
+    if (ngx_exiting) {
+        workers_quit();
+    }
+
     if (workers_self.slot == NGX_IDEMPOTENCY_NO_WORKER) {
         workers_woken(NULL);
 

@@ -46,9 +46,12 @@ typedef struct {
 } ngx_idempotency_workers_t;
 
 
-/* what changed: the first bytes of its token, or NULL for "who knows" */
+/* what changed: the first bytes of its token, or NULL for "who knows"; and
+   the worker was told to end gracefully, which it may have to be told by other
+   means, too */
 
 typedef void (*ngx_idempotency_woken_pt)(uint64_t *key);
+typedef void (*ngx_idempotency_quit_pt)(void);
 
 
 /* in the master */
@@ -59,7 +62,7 @@ ngx_int_t ngx_idempotency_workers_init_module(ngx_cycle_t *cycle);
 /* in a worker: takes a slot and gives it back */
 
 ngx_int_t ngx_idempotency_workers_init_process(ngx_cycle_t *cycle,
-    ngx_idempotency_woken_pt handler);
+    ngx_idempotency_woken_pt woken, ngx_idempotency_quit_pt quit);
 void ngx_idempotency_workers_exit_process(ngx_cycle_t *cycle);
 
 ngx_idempotency_worker_t ngx_idempotency_worker_self(void);
@@ -67,6 +70,14 @@ ngx_idempotency_worker_t ngx_idempotency_worker_self(void);
 /* all that have a slot */
 
 void ngx_idempotency_workers_all(ngx_idempotency_workers_t *set);
+
+/* this worker is in the set from now on, or is not; and whether another one of
+   it lives, or one with a lower slot than this one's */
+
+void ngx_idempotency_workers_enter(ngx_idempotency_workers_t *set);
+void ngx_idempotency_workers_leave(ngx_idempotency_workers_t *set);
+ngx_uint_t ngx_idempotency_workers_others(ngx_idempotency_workers_t *set,
+    ngx_uint_t lower);
 
 ngx_idempotency_process_t *ngx_idempotency_process_self(void);
 

@@ -49,6 +49,8 @@ static void owed_untake(ngx_idempotency_shm_t *shm,
     ngx_idempotency_hander_t *hander);
 static ngx_uint_t owed_any_again(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
+static ngx_uint_t owed_outcomes(ngx_idempotency_record_t *rec,
+    ngx_uint_t *claims);
 static ngx_uint_t hand_pause(ngx_idempotency_tier_t *tier);
 static ngx_uint_t hand_free(ngx_idempotency_tier_t *tier);
 static ngx_uint_t hand_become(ngx_idempotency_tier_t *tier);
@@ -257,6 +259,23 @@ ngx_idempotency_tier_inherit(ngx_idempotency_tier_t *tier)
 }
 
 
+void
+ngx_idempotency_tier_give_up(ngx_idempotency_shm_t *shm)
+{
+    ngx_idempotency_hander_t   *hander;
+    ngx_idempotency_process_t  *self;
+
+    self = ngx_idempotency_process_self();
+
+    for (hander = &shm->sh->tier.hander; hander; hander = hander->next) {
+
+        if (ngx_idempotency_process_is(&hander->process, self)) {
+            owed_untake(shm, hander);
+        }
+    }
+}
+
+
 /*
  * What a stopped worker has taken may be written when it goes on, behind what
  * another one tells since: so only a backing that asks whether it is the
@@ -389,6 +408,61 @@ owed_any_again(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
     }
 
     return 0;
+}
+
+
+ngx_uint_t
+ngx_idempotency_tier_outcomes(ngx_idempotency_shm_t *shm, ngx_uint_t *claims)
+{
+    ngx_uint_t                  n;
+    ngx_idempotency_hander_t   *hander;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    sh = &shm->sh->tier;
+    *claims = 0;
+
+    n = owed_outcomes(sh->first, claims) + owed_outcomes(sh->refused, claims);
+
+    for (hander = &sh->hander; hander; hander = hander->next) {
+        n += owed_outcomes(hander->taken, claims);
+    }
+
+    return n;
+}
+
+
+/* a doubt is an outcome where the backing knows nothing of the claim, or nothing
+   of what the client got; a claim that was never said to be there may be */
+
+static ngx_uint_t
+owed_outcomes(ngx_idempotency_record_t *rec, ngx_uint_t *claims)
+{
+    ngx_uint_t  n;
+
+    for (n = 0; rec; rec = rec->next) {
+
+        switch (rec->state) {
+
+        case NGX_IDEMPOTENCY_DONE:
+        case NGX_IDEMPOTENCY_NOT_KEPT:
+            n++;
+            break;
+
+        case NGX_IDEMPOTENCY_IN_DOUBT:
+            n += (rec->size || !rec->heard);
+            break;
+
+        case NGX_IDEMPOTENCY_GONE:
+            n += rec->known;
+            *claims += (rec->heard && !rec->known);
+            break;
+
+        case NGX_IDEMPOTENCY_FAILED:
+            *claims += rec->heard;
+        }
+    }
+
+    return n;
 }
 
 

@@ -20,6 +20,7 @@ static ngx_int_t shm_zone_keep(ngx_conf_t *cf, ngx_shm_zone_t *zone);
 static ngx_uint_t shm_zone_used(ngx_idempotency_shm_t *shm);
 static void shm_zone_torn(ngx_idempotency_shm_t *shm, ngx_pid_t pid);
 static void shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log);
+static void shm_zone_quit(void);
 static ngx_idempotency_shm_t *shm_zone_next(ngx_cycle_t *cycle,
     ngx_list_part_t **part, ngx_uint_t *i);
 
@@ -100,6 +101,10 @@ ngx_idempotency_shm_init(ngx_shm_zone_t *shm_zone, void *data)
         shm->shpool = old->shpool;
         shm->generation = old->generation + 1;
         shm->store->counters = &shm->sh->stats.counters;
+
+        if (!shm->unnamed) {
+            shm->sh->tier.generation = shm->generation;
+        }
 
         return NGX_OK;
     }
@@ -474,7 +479,8 @@ ngx_idempotency_shm_init_process(ngx_cycle_t *cycle)
     ngx_list_part_t        *part;
     ngx_idempotency_shm_t  *shm;
 
-    if (ngx_idempotency_workers_init_process(cycle, ngx_idempotency_shm_woken)
+    if (ngx_idempotency_workers_init_process(cycle, ngx_idempotency_shm_woken,
+                                             shm_zone_quit)
         != NGX_OK)
     {
         return NGX_ERROR;
@@ -498,6 +504,26 @@ ngx_idempotency_shm_init_process(ngx_cycle_t *cycle)
 }
 
 
+/* requests are finished; what stands behind is told what it was not */
+
+static void
+shm_zone_quit(void)
+{
+    ngx_uint_t              i;
+    ngx_list_part_t        *part;
+    ngx_idempotency_shm_t  *shm;
+
+    part = NULL;
+
+    while ((shm = shm_zone_next((ngx_cycle_t *) ngx_cycle, &part, &i)) != NULL)
+    {
+        if (shm->tier) {
+            ngx_idempotency_tier_quit(shm);
+        }
+    }
+}
+
+
 /* what this worker still owns is in doubt, and whoever waits is to know */
 
 void
@@ -506,6 +532,14 @@ ngx_idempotency_shm_exit_process(ngx_cycle_t *cycle)
     ngx_uint_t              i;
     ngx_list_part_t        *part;
     ngx_idempotency_shm_t  *shm;
+
+    part = NULL;
+
+    while ((shm = shm_zone_next(cycle, &part, &i)) != NULL) {
+        if (shm->tier) {
+            ngx_idempotency_tier_leave(shm);
+        }
+    }
 
     ngx_idempotency_workers_exit_process(cycle);
 
@@ -518,6 +552,16 @@ ngx_idempotency_shm_exit_process(ngx_cycle_t *cycle)
 
         ngx_idempotency_shm_sweep(shm, ngx_current_msec);
 
+        if (shm->tier) {
+            ngx_idempotency_tier_flush(shm);
+        }
+    }
+
+    /* some may share what stands behind */
+
+    part = NULL;
+
+    while ((shm = shm_zone_next(cycle, &part, &i)) != NULL) {
         if (shm->tier) {
             ngx_idempotency_tier_exit_process(shm);
         }

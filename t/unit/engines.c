@@ -188,8 +188,6 @@ static const zone_engine_t  engines_shared = {
 };
 
 
-ngx_module_t                    ngx_core_module;
-ngx_uint_t                      ngx_exiting;
 sig_atomic_t                    ngx_terminate;
 
 static ngx_cycle_t              file_cycle;
@@ -503,12 +501,6 @@ __wrap_clock_gettime(clockid_t id, struct timespec *ts)
     ts->tv_nsec = (msec - ts->tv_sec * 1000) * 1000000;
 
     return 0;
-}
-
-
-void
-ngx_time_update(void)
-{
 }
 
 

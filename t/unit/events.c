@@ -9,6 +9,8 @@
 
 ngx_rbtree_t                    ngx_event_timer_rbtree;
 ngx_queue_t                     ngx_posted_events;
+ngx_module_t                    ngx_core_module;
+ngx_uint_t                      ngx_exiting;
 
 static ngx_rbtree_node_t        events_sentinel;
 
@@ -16,6 +18,12 @@ static ngx_shm_zone_t           events_zone;
 static ngx_connection_t         events_connection;
 static ngx_event_t              events_event;
 static ngx_event_handler_pt     events_handler;
+
+
+void
+ngx_time_update(void)
+{
+}
 
 
 void
@@ -68,7 +76,8 @@ events_become_worker(ngx_idempotency_woken_pt handler)
 {
     events_reset();
 
-    check_equal(ngx_idempotency_workers_init_process(&unit_cycle, handler),
+    check_equal(ngx_idempotency_workers_init_process(&unit_cycle, handler,
+                                                     NULL),
                 NGX_OK);
 
     return ngx_idempotency_worker_self().slot != NGX_IDEMPOTENCY_NO_WORKER;

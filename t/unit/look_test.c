@@ -23,12 +23,6 @@ static ngx_rbtree_node_t        timers;
 static ngx_uint_t               called;
 
 
-void
-ngx_time_update(void)
-{
-}
-
-
 static void
 open_zone(void)
 {

@@ -27,12 +27,6 @@ static const ngx_idempotency_backing_t  *behind = &double_backing;
 static ngx_idempotency_result_e          says;
 
 
-void
-ngx_time_update(void)
-{
-}
-
-
 static void
 answer(ngx_idempotency_batch_t *batch)
 {
@@ -110,6 +104,7 @@ end(void)
         ngx_del_timer(&tier.watch);
     }
 
+    ngx_idempotency_tier_flush(&shm);
     ngx_idempotency_tier_exit_process(&shm);
 
     check(shm.sh->tier.first == NULL);

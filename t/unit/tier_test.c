@@ -104,12 +104,6 @@ static void comes(actor_t *a, ngx_uint_t worker, ngx_uint_t token,
 static void result(actor_t *a);
 
 
-void
-ngx_time_update(void)
-{
-}
-
-
 static group_t *
 group_of(void *tier)
 {
@@ -555,6 +549,7 @@ group_quits(ngx_uint_t n)
 
         ngx_idempotency_tier_finish(&w->shm);
         ngx_idempotency_shm_sweep(&w->shm, ngx_current_msec);
+        ngx_idempotency_tier_flush(&w->shm);
         ngx_idempotency_tier_exit_process(&w->shm);
 
         del_timers(w);

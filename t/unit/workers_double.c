@@ -15,8 +15,16 @@ ngx_uint_t         double_woken_all;
 
 ngx_rbtree_t       ngx_event_timer_rbtree;
 ngx_queue_t        ngx_posted_events;
+ngx_module_t       ngx_core_module;
+ngx_uint_t         ngx_exiting;
 
 static ngx_uint_t  double_self;
+
+
+void
+ngx_time_update(void)
+{
+}
 
 
 void
@@ -110,9 +118,29 @@ ngx_idempotency_workers_init_module(ngx_cycle_t *cycle)
 
 ngx_int_t
 ngx_idempotency_workers_init_process(ngx_cycle_t *cycle,
-    ngx_idempotency_woken_pt handler)
+    ngx_idempotency_woken_pt woken, ngx_idempotency_quit_pt quit)
 {
     return NGX_OK;
+}
+
+
+void
+ngx_idempotency_workers_enter(ngx_idempotency_workers_t *set)
+{
+}
+
+
+void
+ngx_idempotency_workers_leave(ngx_idempotency_workers_t *set)
+{
+}
+
+
+ngx_uint_t
+ngx_idempotency_workers_others(ngx_idempotency_workers_t *set,
+    ngx_uint_t lower)
+{
+    return 0;
 }
 
 

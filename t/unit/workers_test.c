@@ -190,6 +190,49 @@ slots_and_epochs(void)
 }
 
 
+/* those of a set who live */
+
+static void
+sets(void)
+{
+    ngx_pid_t                  pid;
+    ngx_idempotency_workers_t  set;
+
+    start();
+
+    ngx_memzero(&set, sizeof(ngx_idempotency_workers_t));
+
+    pid = unit_fork(stay, shared);
+    await(&shared->step, 1);
+    check_equal(shared->worker.slot, 0);
+
+    check(events_become_worker(woken));
+    check_equal(ngx_idempotency_worker_self().slot, 1);
+
+    ngx_idempotency_workers_enter(&set);
+    check_equal(set.bits[0], 2);
+    check(!ngx_idempotency_workers_others(&set, 0));
+
+    /* a slot that nobody has is nobody, and one behind is not lower */
+
+    set.bits[0] |= 4;
+    check(!ngx_idempotency_workers_others(&set, 0));
+
+    set.bits[0] |= 1;
+    check(ngx_idempotency_workers_others(&set, 0));
+    check(ngx_idempotency_workers_others(&set, 1));
+
+    kill_and_reap(pid);
+    check(!ngx_idempotency_workers_others(&set, 0));
+
+    ngx_idempotency_workers_leave(&set);
+    check_equal(set.bits[0], 5);
+
+    ngx_idempotency_workers_exit_process(&unit_cycle);
+    stop();
+}
+
+
 /*
  * There, but silent: its lease runs from its last sign of life.  Then the
  * silence must go on: all may have been stopped, and who asks wakes first.
@@ -947,6 +990,7 @@ the_table_is_locked(void)
 
 static unit_case_t  cases[] = {
     { "slots and epochs", slots_and_epochs },
+    { "those of a set who live", sets },
     { "a stopped worker has its lease", a_stopped_worker_has_its_lease },
     { "a busy worker keeps its claims", a_busy_worker_keeps_its_claims },
     { "a pid that another process has", a_pid_has_another_process },

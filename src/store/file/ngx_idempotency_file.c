@@ -204,6 +204,7 @@ static const ngx_idempotency_backing_t  file_backing = {
     file_again,
     file_init_process,
     file_finish,
+    NULL,
     file_exit_process,
     NULL,
     file_up,

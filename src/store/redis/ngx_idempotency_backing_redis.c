@@ -78,6 +78,8 @@ static ngx_int_t redis_instance(uint64_t *instance, ngx_log_t *log);
 static ngx_int_t redis_init_process(ngx_idempotency_tier_t *tier,
     ngx_cycle_t *cycle);
 static void redis_finish(ngx_idempotency_tier_t *tier);
+static void redis_flush(ngx_idempotency_tier_t *tier, ngx_msec_t time,
+    ngx_uint_t first);
 static void redis_exit_process(ngx_idempotency_tier_t *tier);
 static const char *redis_kind(ngx_idempotency_tier_t *tier, const char **sync);
 static int64_t redis_now(ngx_idempotency_tier_t *tier);
@@ -125,6 +127,7 @@ static const ngx_idempotency_backing_t  redis_backing = {
     redis_again,
     redis_init_process,
     redis_finish,
+    redis_flush,
     redis_exit_process,
     ngx_idempotency_backing_redis_hands,
     redis_up,
@@ -371,6 +374,17 @@ redis_finish(ngx_idempotency_tier_t *tier)
 
 
 static void
+redis_flush(ngx_idempotency_tier_t *tier, ngx_msec_t time, ngx_uint_t first)
+{
+    ngx_idempotency_redis_zone_t  *redis;
+
+    redis = (ngx_idempotency_redis_zone_t *) tier;
+
+    ngx_idempotency_redis_wait(redis->redis, time, first);
+}
+
+
+static void
 redis_exit_process(ngx_idempotency_tier_t *tier)
 {
     ngx_idempotency_redis_zone_t  *redis;
@@ -504,13 +518,6 @@ batch_hand(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
     ngx_idempotency_redis_hand_t  *hand;
 
     redis = (ngx_idempotency_redis_zone_t *) tier;
-
-    if (redis->exiting) {
-        ngx_cpystrn((u_char *) batch->error,
-                    (u_char *) "the worker process exits",
-                    sizeof(batch->error));
-        return NGX_ERROR;
-    }
 
     hand = &redis->hands[batch - tier->batches];
 

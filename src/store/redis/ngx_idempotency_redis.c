@@ -8,6 +8,8 @@
 
 #include "ngx_idempotency_redis_conn.h"
 
+#include <poll.h>
+
 
 /* a look at servers and connections that say nothing, in msec; every so many
    of them, their settings */
@@ -15,7 +17,14 @@
 #define REDIS_TICK  5000
 #define REDIS_INFO  2
 
+/* connections that are looked at when the event loop has ended */
 
+#define REDIS_POLL  256
+
+
+static void redis_connect(ngx_idempotency_redis_t *redis);
+static void redis_wait_events(ngx_idempotency_redis_conn_t *conn,
+    struct pollfd *fd);
 static void redis_exit_node(ngx_idempotency_redis_node_t *node);
 static ngx_uint_t redis_up(ngx_idempotency_redis_node_t *node);
 static void redis_tick(ngx_event_t *ev);
@@ -125,6 +134,125 @@ ngx_idempotency_redis_exit_process(ngx_idempotency_redis_t *redis)
     }
 
     redis->topology->exit(redis);
+}
+
+
+/*
+ * The event loop has ended, and of all connections of the process only these are
+ * looked at, and no timer.
+ */
+
+void
+ngx_idempotency_redis_wait(ngx_idempotency_redis_t *redis, ngx_msec_t time,
+    ngx_uint_t first)
+{
+    ngx_uint_t                     i, n, nfds;
+    ngx_queue_t                   *q;
+    struct pollfd                  fds[REDIS_POLL];
+    ngx_idempotency_redis_conn_t  *conn, *conns[REDIS_POLL];
+    ngx_idempotency_redis_node_t  *node;
+
+    nfds = 0;
+    n = 2 * redis->conf.connections;
+
+    if (first) {
+        redis_connect(redis);
+    }
+
+    ngx_event_process_posted((ngx_cycle_t *) ngx_cycle, &ngx_posted_events);
+
+    for (q = ngx_queue_head(&redis->nodes);
+         q != ngx_queue_sentinel(&redis->nodes);
+         q = ngx_queue_next(q))
+    {
+        node = ngx_queue_data(q, ngx_idempotency_redis_node_t, queue);
+
+        for (i = 0; i < n; i++) {
+            conn = node->conns[i];
+
+            if (conn == NULL || conn->c == NULL || nfds == REDIS_POLL) {
+                continue;
+            }
+
+            fds[nfds].fd = conn->c->fd;
+            fds[nfds].events = conn->c->write->ready ? POLLIN
+                                                     : (POLLIN|POLLOUT);
+            fds[nfds].revents = 0;
+            conns[nfds++] = conn;
+        }
+    }
+
+    (void) poll(fds, nfds, ngx_min(time, 50));
+
+    ngx_time_update();
+
+    for (i = 0; i < nfds; i++) {
+        redis_wait_events(conns[i], &fds[i]);
+    }
+
+    ngx_event_process_posted((ngx_cycle_t *) ngx_cycle, &ngx_posted_events);
+}
+
+
+/* nothing is given up before it was tried once more */
+
+static void
+redis_connect(ngx_idempotency_redis_t *redis)
+{
+    ngx_uint_t                     i, n;
+    ngx_queue_t                   *q;
+    ngx_idempotency_redis_conn_t  *conn;
+    ngx_idempotency_redis_node_t  *node;
+
+    n = 2 * redis->conf.connections;
+
+    for (q = ngx_queue_head(&redis->nodes);
+         q != ngx_queue_sentinel(&redis->nodes);
+         q = ngx_queue_next(q))
+    {
+        node = ngx_queue_data(q, ngx_idempotency_redis_node_t, queue);
+
+        for (i = 0; i < n; i++) {
+            conn = node->conns[i];
+
+            if (conn == NULL || conn->state != ngx_idempotency_redis_closed) {
+                continue;
+            }
+
+            if (conn->timer.timer_set) {
+                ngx_del_timer(&conn->timer);
+            }
+
+            conn->down = 0;
+            ngx_idempotency_redis_conn_connect(conn);
+        }
+    }
+}
+
+
+/* it may be lost by what is read from it, or by what another one has read */
+
+static void
+redis_wait_events(ngx_idempotency_redis_conn_t *conn, struct pollfd *fd)
+{
+    ngx_event_t  *ev;
+
+    if (conn->c && conn->c->fd == fd->fd
+        && (fd->revents & (POLLIN|POLLERR|POLLHUP)))
+    {
+        ev = conn->c->read;
+        ev->ready = 1;
+        ev->available = -1;
+        ev->handler(ev);
+    }
+
+    if (conn->c && conn->c->fd == fd->fd
+        && (fd->revents & (POLLOUT|POLLERR|POLLHUP)))
+    {
+        ev = conn->c->write;
+        ev->ready = 1;
+        ev->handler(ev);
+    }
 }
 
 

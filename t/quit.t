@@ -1,0 +1,208 @@
+#!/usr/bin/perl
+
+# docs/operation.md, "Stop and reload": what a store out of reach was not told yet when
+# nginx is stopped. A quit says at once how many outcomes that are, and the last worker
+# goes on trying; a stop tries once. What was delivered is not executed again.
+
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::Bin/lib";
+
+use Between;
+use Disk;
+use Idempotency;
+use Redis;
+use Restart;
+
+use Time::HiRes qw(time sleep);
+
+my $server = <<'EOC';
+    idempotency zone=z;
+    add_header X-Status $idempotency_status always;
+    proxy_read_timeout 10m;
+
+    location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /local { idempotency_unavailable local; proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /free { idempotency off; proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /api/ { idempotency_api; }
+EOC
+
+my $said = qr/outcomes| is unavailable: /;
+my ($n, $names) = (undef, 0);
+
+sub uri { return ($_[0] =~ /^local/ ? '/local' : '/x') . "?id=$_[0]" }
+
+sub order {
+    my ($id, $how) = @_;
+
+    return told($n->post(uri($id), key => $id, body => 'b'));
+}
+
+sub up { return $n->get('/api/metrics')->{body} =~ /^nginx_idempotency_store_up\S* 1/m ? 1 : 0 }
+
+
+# Each store: how it begins, goes, hangs and comes.
+
+my %stores;
+
+if (Redis->programs) {
+    my $redis = Redis->new;
+    my $between = Between->new($redis->port);
+
+    $stores{'a Redis'} = {
+        start => sub {
+            my (%o) = @_;
+            my $port = $between->port;
+            $redis->command('FLUSHALL');
+            $n = outliving(workers => 2, zone => 0, server => $server, allow => $said, %o, http => <<"EOC" . ($o{http} // ''));
+    idempotency_redis r { server 127.0.0.1:$port; timeout 500ms; }
+    idempotency_zone zone=z:4m redis=r;
+EOC
+        },
+        goes => sub { $between->now('away') },
+        hangs => sub { $between->now('late') },
+        comes => sub { $between->now('flow') },
+    };
+}
+
+if (my $why = no_state()) {
+    diag("no file: $why");
+
+} else {
+    my $disk = Disk->new('/z.db');
+
+    $stores{'a file'} = {
+        start => sub {
+            my (%o) = @_;
+            $n = outliving(workers => 2, env => $disk->env, main => $disk->main . ($o{main} // ''),
+                           allow => qr/$said|state file/, zone => with_state('batched'), server => $server,
+                           map { $_ => $o{$_} } grep $_ ne 'main', keys %o);
+        },
+        goes => sub { $disk->set(write => 'full') },
+        hangs => sub { $disk->set(all => 'hang') },
+        comes => sub { $disk->well },
+    };
+}
+
+plan(skip_all => 'no store') if !%stores;
+
+
+# Executed while it is out of reach: of some the claim is there, of some nothing.
+
+sub executed {
+    my ($store, $how) = @_;
+
+    my @c = map { my $id = 'n' . ++$names;
+                  [ $id, $n->start('POST', uri($id) . '&gate=1', key => $id, body => 'b') ] } 1 .. 5;
+    held($_->[0]) for @c;
+
+    $store->{$how}->();
+
+    # what nobody but this nginx knows
+    my @local = map 'local' . ++$names, 1 .. 5;
+
+    for my $id (@local) {
+        until_true { order($id) eq '200 NEW' } or die "local: " . order($id);
+    }
+
+    for (@c) {
+        go($_->[0]);
+        told($_->[1]->response) eq '200 NEW' or die 'not executed';
+        $_->[1]->close;
+    }
+
+    return (@local, map $_->[0], @c);
+}
+
+
+sub all_known {
+    my ($name, @ids) = @_;
+
+    my @how = map { my $id = $_; told($n->post(uri($id) . ($id =~ /^n/ ? '&gate=1' : ''), key => $id, body => 'b')) } @ids;
+    is(join(' ', @how), join(' ', ('200 REPLAYED') x @ids), "$name: all are replayed");
+    is(scalar(grep { executions($_) != 1 } @ids), 0, '... and executed once');
+}
+
+
+sub alerts { return [ $n->log =~ /\[alert\] (?:\S+ ){1,3}?(idempotency: .*outcomes.*)/g ] }
+
+sub begins {
+    my ($store, %o) = @_;
+
+    $store->{comes}->();
+    $n->stop if $n;
+    $store->{start}->(%o);
+    until_true { order('well' . ++$names) eq '200 NEW' };
+}
+
+
+for my $name (sort keys %stores) {
+    my $store = $stores{$name};
+
+    for my $how (qw(goes hangs)) {
+        begins($store);
+
+        my @ids = executed($store, $how);
+
+        $n->strike('QUIT');
+        ok((until_true { @{alerts()} == 1 }), "$name $how, a quit: it is said");
+        like(alerts()->[0], qr/zone "z": 10 outcomes are not in /, '... how many it lacks');
+        is(scalar($n->alive) > 1, 1, '... a worker stays');
+
+        $store->{comes}->();
+        ok((until_true { $n->gone }), '... until it is back');
+        like($n->log, qr/\[notice\] .*zone "z": 10 outcomes were delivered/, '... they were delivered');
+        is(scalar @{alerts()}, 1, '... all of them');
+
+        $n->up;
+        all_known("$name $how, a quit", @ids);
+    }
+
+    # it stays no longer than it may
+
+    begins($store, main => "worker_shutdown_timeout 1s;\n");
+    my @ids = executed($store, 'goes');
+    my $from = time;
+
+    $n->down('QUIT');
+    cmp_ok(time - $from, '>', 0.9, "$name, worker_shutdown_timeout: it tries for so long");
+    like(alerts()->[-1], qr/zone "z": 10 outcomes were not delivered/, '... and says what is lost');
+    $store->{comes}->();
+    $n->up;
+    is(join(' ', map order($_), @ids[0 .. 4]), join(' ', ('200 NEW') x 5), '... which is executed again');
+
+    # a stop tries once
+
+    begins($store);
+    @ids = executed($store, 'goes');
+    $store->{comes}->();
+    $n->down('TERM');
+    $n->up;
+    all_known("$name, a stop", @ids);
+
+    begins($store);
+    @ids = executed($store, 'goes');
+    $n->down('TERM');
+    is(scalar(@{alerts()}), 1, "$name, a stop while it is away");
+    like(alerts()->[0], qr/zone "z": 10 outcomes were not delivered/, '... says what is lost');
+    $store->{comes}->();
+    $n->up;
+
+    # new workers go on with it
+
+    begins($store);
+    @ids = executed($store, 'goes');
+    my @old = $n->workers;
+    is($n->reload, 1, "$name, a reload while it is away");
+    ok((until_true { !grep { kill 0, $_ } @old }), '... keeps no worker');
+    is(scalar(@{alerts()}), 0, '... and is no loss');
+    $store->{comes}->();
+    ok((until_true { up() && $n->get('/api/zones/z')->{body} =~ /"undelivered":0\b/ }), '... new ones deliver it');
+    $n->restart('KILL');
+    all_known("$name, a reload", @ids);
+}
+
+$n->stop;
+done_testing();
