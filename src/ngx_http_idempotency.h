@@ -254,19 +254,43 @@ typedef struct {
      && !(ctx)->capture.whole)
 
 
+void ngx_http_idempotency_cleanup(void *data);
+
+/* the context of the main request, which its cleanup keeps */
+
+static ngx_inline ngx_http_idempotency_ctx_t *
+ngx_http_idempotency_get_ctx(ngx_http_request_t *r)
+{
+    ngx_http_cleanup_t          *cln;
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    r = r->main;
+
+    ctx = ngx_http_get_module_ctx(r, ngx_http_idempotency_module);
+
+    if (ctx == NULL && (r->internal || r->filter_finalize)) {
+
+        for (cln = r->cleanup; cln; cln = cln->next) {
+
+            if (cln->handler == ngx_http_idempotency_cleanup) {
+                ctx = cln->data;
+                ngx_http_set_ctx(r, ctx, ngx_http_idempotency_module);
+                break;
+            }
+        }
+    }
+
+    return ctx;
+}
+
+
 #include "request/ngx_http_idempotency_request.h"
 
 
-/* guard/guard.c */
+/* ngx_http_idempotency_guard.c */
 
 char *ngx_http_idempotency_guard(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
-
-/* observe/count.c */
-
-void ngx_http_idempotency_count(ngx_http_idempotency_ctx_t *ctx);
-void ngx_http_idempotency_count_end(ngx_http_idempotency_ctx_t *ctx);
-void ngx_http_idempotency_count_race(ngx_http_idempotency_ctx_t *ctx);
 
 /* observe/api.c */
 
@@ -295,6 +319,25 @@ ngx_uint_t ngx_http_idempotency_log_trail(
 ngx_uint_t ngx_http_idempotency_log_admits(ngx_log_t *log, ngx_uint_t level,
     ngx_http_idempotency_status_e kind);
 void ngx_http_idempotency_log_rest(void);
+
+void ngx_http_idempotency_count(ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_count_end(ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_count_race(ngx_http_idempotency_ctx_t *ctx);
+
+/* why a conflict is one; empty of all else */
+
+#define NGX_HTTP_IDEMPOTENCY_REASON_LEN                                      \
+    (sizeof("action,identity,body,settings") - 1)
+
+ngx_str_t ngx_http_idempotency_reason(ngx_http_idempotency_ctx_t *ctx,
+    u_char *text);
+
+/* names of outcomes of records, and of what differs in a conflict */
+
+extern const char
+    *ngx_http_idempotency_outcome_names[NGX_IDEMPOTENCY_STATS_RECORDS];
+extern const char
+    *ngx_http_idempotency_differs_names[NGX_IDEMPOTENCY_STATS_DIFFERS];
 
 /* observe/variables.c */
 

@@ -20,11 +20,6 @@
 #include "store/redis/ngx_idempotency_redis.h"
 
 
-/* of a release; what packages say follows it (t/releases.t) */
-
-#define NGX_HTTP_IDEMPOTENCY_VERSION  "1.0.0-rc1"
-
-
 /* what $idempotency_status says, and what is refused */
 
 typedef enum {
@@ -52,6 +47,9 @@ typedef enum {
 #define NGX_HTTP_IDEMPOTENCY_REFUSALS                                        \
     (NGX_HTTP_IDEMPOTENCY_STATUS_UNAVAILABLE + 1)
 
+#define NGX_HTTP_IDEMPOTENCY_STATUSES                                        \
+    (NGX_HTTP_IDEMPOTENCY_STATUS_BYPASS + 1)
+
 
 /* why a key that may stand in the body could not be read from it */
 
@@ -62,16 +60,20 @@ typedef enum {
 } ngx_http_idempotency_unreadable_e;
 
 
-/* a refusal's name in idempotency_status, and its code by default */
+/* a status: its name in metrics, and in idempotency_status if it is a refusal;
+   its name in $idempotency_status, with the suffix of a dry run; a refusal's
+   status code by default */
 
 typedef struct {
     ngx_str_t                      name;
+    ngx_str_t                      label;
     ngx_uint_t                     code;
-} ngx_http_idempotency_refusal_t;
+} ngx_http_idempotency_status_t;
 
+#define NGX_HTTP_IDEMPOTENCY_LABEL_SUFFIX  (sizeof("_DRY_RUN") - 1)
 
-extern ngx_http_idempotency_refusal_t
-    ngx_http_idempotency_refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS];
+extern ngx_http_idempotency_status_t
+    ngx_http_idempotency_statuses[NGX_HTTP_IDEMPOTENCY_STATUSES];
 
 
 #define NGX_HTTP_IDEMPOTENCY_MISSING_KEY_PASS      0
@@ -109,7 +111,7 @@ extern ngx_http_idempotency_refusal_t
 #define NGX_HTTP_IDEMPOTENCY_KEEP_YES          1
 #define NGX_HTTP_IDEMPOTENCY_KEEP_DEFAULT      2
 
-#define NGX_HTTP_IDEMPOTENCY_STATUSES          1000
+#define NGX_HTTP_IDEMPOTENCY_CODES             1000
 
 
 typedef struct ngx_http_idempotency_ignored_s  ngx_http_idempotency_ignored_t;
@@ -228,7 +230,6 @@ typedef struct {
 } ngx_http_idempotency_loc_conf_t;
 
 
-
 typedef struct ngx_http_idempotency_location_map_s
     ngx_http_idempotency_location_map_t;
 
@@ -286,41 +287,7 @@ char *ngx_http_idempotency_set_secret(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 ngx_idempotency_store_t *ngx_http_idempotency_store(ngx_conf_t *cf,
     ngx_str_t *name);
-char *ngx_http_idempotency_set(ngx_conf_t *cf, ngx_command_t *cmd,
-    void *conf);
-ngx_int_t ngx_http_idempotency_check_zones(ngx_conf_t *cf);
-ngx_module_t *ngx_http_idempotency_find_module(ngx_conf_t *cf, char *name);
-char *ngx_http_idempotency_set_methods(ngx_conf_t *cf, ngx_command_t *cmd,
-    void *conf);
-char *ngx_http_idempotency_set_window(ngx_conf_t *cf, ngx_command_t *cmd,
-    void *conf);
-ngx_int_t ngx_http_idempotency_merge_window(ngx_conf_t *cf,
-    ngx_http_idempotency_loc_conf_t *prev,
-    ngx_http_idempotency_loc_conf_t *conf);
-char *ngx_http_idempotency_set_missing_key(ngx_conf_t *cf, ngx_command_t *cmd,
-    void *conf);
-void ngx_http_idempotency_warn_content(ngx_conf_t *cf,
-    ngx_http_idempotency_loc_conf_t *conf);
-char *ngx_http_idempotency_set_identity(ngx_conf_t *cf, ngx_command_t *cmd,
-    void *conf);
-char *ngx_http_idempotency_set_ignore_cookies(ngx_conf_t *cf,
-    ngx_command_t *cmd, void *conf);
-char *ngx_http_idempotency_set_quota(ngx_conf_t *cf, ngx_command_t *cmd,
-    void *conf);
-char *ngx_http_idempotency_set_normalize(ngx_conf_t *cf, ngx_command_t *cmd,
-    void *conf);
-char *ngx_http_idempotency_set_keep(ngx_conf_t *cf, ngx_command_t *cmd,
-    void *conf);
-char *ngx_http_idempotency_add_names(ngx_conf_t *cf, ngx_command_t *cmd,
-    void *conf);
-char *ngx_http_idempotency_set_ignore_fields(ngx_conf_t *cf,
-    ngx_command_t *cmd, void *conf);
-char *ngx_http_idempotency_set_status(ngx_conf_t *cf, ngx_command_t *cmd,
-    void *conf);
 char *ngx_http_idempotency_check_time(ngx_conf_t *cf, void *post, void *data);
-char *ngx_http_idempotency_check_replay_header(ngx_conf_t *cf, void *post,
-    void *data);
-char *ngx_http_idempotency_check_docs(ngx_conf_t *cf, void *post, void *data);
 
 /* of idempotency_redis */
 
@@ -331,15 +298,6 @@ char *ngx_http_idempotency_redis_block(ngx_conf_t *cf, ngx_command_t *cmd,
 ngx_int_t ngx_http_idempotency_check_redis(ngx_conf_t *cf);
 
 /* of idempotency_key, and of other strings with variables */
-
-ngx_int_t ngx_http_idempotency_compile(ngx_conf_t *cf, ngx_str_t *text,
-    ngx_http_idempotency_value_t *value);
-char *ngx_http_idempotency_set_keys(ngx_conf_t *cf, ngx_command_t *cmd,
-    void *conf);
-ngx_int_t ngx_http_idempotency_add_key(ngx_conf_t *cf, ngx_array_t *keys,
-    ngx_str_t *value);
-ngx_uint_t ngx_http_idempotency_keys_in_body(ngx_conf_t *cf,
-    ngx_array_t *keys);
 
 
 #endif /* _NGX_HTTP_IDEMPOTENCY_CONF_H_INCLUDED_ */

@@ -1,12 +1,47 @@
 
 /*
- * The front door: the directives, their defaults, and where the module hooks
- * into nginx.  A request's way through it begins in request/gate.c.
+ * The directives of a location: their table, their defaults, what their values
+ * are parsed by where nginx has no setter for them; and where the module hooks
+ * into nginx.  A request's way through it begins in request/access.c.
  */
 
 
 #include "ngx_http_idempotency.h"
 #include "store/file/ngx_idempotency_file.h"
+
+
+/*
+ * Two moments are told apart by half of what a clock counts: a day less than
+ * that, as a window runs from the outcome on and is compared with the claim
+ */
+
+#define NGX_HTTP_IDEMPOTENCY_TIME_MAX                                        \
+    (NGX_MAX_INT_T_VALUE - 24 * 3600 * 1000)
+
+#define status(id, name, code)                                                \
+    [NGX_HTTP_IDEMPOTENCY_STATUS_##id] = { ngx_string(name),                 \
+                                           ngx_string(#id "_DRY_RUN"), code }
+
+ngx_http_idempotency_status_t
+    ngx_http_idempotency_statuses[NGX_HTTP_IDEMPOTENCY_STATUSES] = {
+    status(CONFLICT, "conflict", NGX_HTTP_CONFLICT),
+    status(IN_PROGRESS, "in_progress", NGX_HTTP_CONFLICT),
+    status(IN_DOUBT, "in_doubt", NGX_HTTP_CONFLICT),
+    status(NOT_KEPT, "not_kept", NGX_HTTP_CONFLICT),
+    status(SIMILAR, "similar", NGX_HTTP_CONFLICT),
+    status(EXPIRED, "expired", NGX_HTTP_CONFLICT),
+    status(MISSING, "missing", NGX_HTTP_BAD_REQUEST),
+    status(MALFORMED, "malformed", NGX_HTTP_BAD_REQUEST),
+    status(LIMITED, "limited", NGX_HTTP_TOO_MANY_REQUESTS),
+    status(UNAVAILABLE, "unavailable", NGX_HTTP_SERVICE_UNAVAILABLE),
+    status(NEW, "new", 0),
+    status(NESTED, "nested", 0),
+    status(REPLAYED, "replayed", 0),
+    status(WAITED, "waited", 0),
+    status(BYPASS, "bypass", 0)
+};
+
+#undef status
 
 
 static ngx_int_t ngx_http_idempotency_init(ngx_conf_t *cf);
@@ -33,6 +68,39 @@ static ngx_int_t ngx_http_idempotency_merge_identity(ngx_conf_t *cf,
 static void ngx_http_idempotency_merge_canon(
     ngx_http_idempotency_loc_conf_t *prev,
     ngx_http_idempotency_loc_conf_t *conf);
+static ngx_uint_t key_next_variable(ngx_str_t *text, ngx_str_t *name,
+    size_t *constant);
+static ngx_int_t key_variables(ngx_conf_t *cf,
+    ngx_http_idempotency_key_t *key);
+static ngx_uint_t key_begins(ngx_str_t *name, char *prefix);
+static ngx_int_t key_name(ngx_conf_t *cf, ngx_array_t *names, u_char *start,
+    u_char *last);
+static char *ngx_http_idempotency_set(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+static ngx_int_t check_zones(ngx_conf_t *cf);
+static ngx_module_t *find_module(ngx_conf_t *cf, char *name);
+static char *set_methods(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
+static char *set_normalize(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
+static char *set_keep(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
+static char *add_names(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
+static char *set_ignore_fields(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
+static char *set_window(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
+static ngx_int_t merge_window(ngx_conf_t *cf,
+    ngx_http_idempotency_loc_conf_t *prev,
+    ngx_http_idempotency_loc_conf_t *conf);
+static char *set_missing_key(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
+static void warn_content(ngx_conf_t *cf, ngx_http_idempotency_loc_conf_t *conf);
+static char *set_identity(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
+static char *set_ignore_cookies(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
+static char *set_quota(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
+static char *set_status(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
+static char *check_replay_header(ngx_conf_t *cf, void *post, void *data);
+static char *check_docs(ngx_conf_t *cf, void *post, void *data);
+static ngx_int_t ngx_http_idempotency_compile(ngx_conf_t *cf, ngx_str_t *text,
+    ngx_http_idempotency_value_t *value);
+static char *set_keys(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
+static ngx_int_t add_key(ngx_conf_t *cf, ngx_array_t *keys, ngx_str_t *value);
+static ngx_uint_t keys_in_body(ngx_conf_t *cf, ngx_array_t *keys);
 
 
 static ngx_conf_bitmask_t  ngx_http_idempotency_methods[] = {
@@ -53,7 +121,6 @@ static ngx_conf_bitmask_t  ngx_http_idempotency_methods[] = {
     { ngx_null_string, 0 }
 };
 
-
 static ngx_conf_enum_t  ngx_http_idempotency_missing_key[] = {
     { ngx_string("pass"), NGX_HTTP_IDEMPOTENCY_MISSING_KEY_PASS },
     { ngx_string("reject"), NGX_HTTP_IDEMPOTENCY_MISSING_KEY_REJECT },
@@ -62,14 +129,12 @@ static ngx_conf_enum_t  ngx_http_idempotency_missing_key[] = {
     { ngx_null_string, 0 }
 };
 
-
 static ngx_conf_enum_t  ngx_http_idempotency_similar_policies[] = {
     { ngx_string("off"), NGX_HTTP_IDEMPOTENCY_SIMILAR_OFF },
     { ngx_string("warn"), NGX_HTTP_IDEMPOTENCY_SIMILAR_WARN },
     { ngx_string("reject"), NGX_HTTP_IDEMPOTENCY_SIMILAR_REJECT },
     { ngx_null_string, 0 }
 };
-
 
 static ngx_conf_enum_t  ngx_http_idempotency_key_format[] = {
     { ngx_string("any"), NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_ANY },
@@ -79,7 +144,6 @@ static ngx_conf_enum_t  ngx_http_idempotency_key_format[] = {
     { ngx_null_string, 0 }
 };
 
-
 static ngx_conf_enum_t  ngx_http_idempotency_in_progress[] = {
     { ngx_string("wait"), NGX_HTTP_IDEMPOTENCY_IN_PROGRESS_WAIT },
     { ngx_string("reject"), NGX_HTTP_IDEMPOTENCY_IN_PROGRESS_REJECT },
@@ -87,13 +151,11 @@ static ngx_conf_enum_t  ngx_http_idempotency_in_progress[] = {
     { ngx_null_string, 0 }
 };
 
-
 static ngx_conf_enum_t  ngx_http_idempotency_in_doubt[] = {
     { ngx_string("reject"), NGX_HTTP_IDEMPOTENCY_IN_DOUBT_REJECT },
     { ngx_string("retry"), NGX_HTTP_IDEMPOTENCY_IN_DOUBT_RETRY },
     { ngx_null_string, 0 }
 };
-
 
 static ngx_conf_enum_t  ngx_http_idempotency_unavailable[] = {
     { ngx_string("reject"), NGX_HTTP_IDEMPOTENCY_UNAVAILABLE_REJECT },
@@ -102,14 +164,12 @@ static ngx_conf_enum_t  ngx_http_idempotency_unavailable[] = {
     { ngx_null_string, 0 }
 };
 
-
 static ngx_conf_enum_t  ngx_http_idempotency_replay_cookies[] = {
     { ngx_string("identified"), NGX_HTTP_IDEMPOTENCY_COOKIES_IDENTIFIED },
     { ngx_string("always"), NGX_HTTP_IDEMPOTENCY_COOKIES_ALWAYS },
     { ngx_string("never"), NGX_HTTP_IDEMPOTENCY_COOKIES_NEVER },
     { ngx_null_string, 0 }
 };
-
 
 static ngx_conf_enum_t  ngx_http_idempotency_log_levels[] = {
     { ngx_string("info"), NGX_LOG_INFO },
@@ -119,30 +179,24 @@ static ngx_conf_enum_t  ngx_http_idempotency_log_levels[] = {
     { ngx_null_string, 0 }
 };
 
-
 static ngx_conf_num_bounds_t  ngx_http_idempotency_key_bounds = {
     ngx_conf_check_num_bounds, 1, -1
 };
-
 
 static ngx_conf_post_t  ngx_http_idempotency_time_post = {
     ngx_http_idempotency_check_time
 };
 
-
 static ngx_conf_post_t  ngx_http_idempotency_replay_header_post = {
-    ngx_http_idempotency_check_replay_header
+    check_replay_header
 };
-
 
 static ngx_conf_post_t  ngx_http_idempotency_docs_post = {
-    ngx_http_idempotency_check_docs
+    check_docs
 };
-
 
 #define NGX_HTTP_IDEMPOTENCY_CONF                                            \
     NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF
-
 
 static ngx_command_t  ngx_http_idempotency_commands[] = {
 
@@ -176,21 +230,21 @@ static ngx_command_t  ngx_http_idempotency_commands[] = {
 
     { ngx_string("idempotency_methods"),
       NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
-      ngx_http_idempotency_set_methods,
+      set_methods,
       NGX_HTTP_LOC_CONF_OFFSET,
       offsetof(ngx_http_idempotency_loc_conf_t, methods),
       &ngx_http_idempotency_methods },
 
     { ngx_string("idempotency_key"),
       NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
-      ngx_http_idempotency_set_keys,
+      set_keys,
       NGX_HTTP_LOC_CONF_OFFSET,
       0,
       NULL },
 
     { ngx_string("idempotency_missing_key"),
       NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
-      ngx_http_idempotency_set_missing_key,
+      set_missing_key,
       NGX_HTTP_LOC_CONF_OFFSET,
       offsetof(ngx_http_idempotency_loc_conf_t, missing_key),
       &ngx_http_idempotency_missing_key },
@@ -225,14 +279,14 @@ static ngx_command_t  ngx_http_idempotency_commands[] = {
 
     { ngx_string("idempotency_identity"),
       NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
-      ngx_http_idempotency_set_identity,
+      set_identity,
       NGX_HTTP_LOC_CONF_OFFSET,
       0,
       NULL },
 
     { ngx_string("idempotency_ignore_cookies"),
       NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
-      ngx_http_idempotency_set_ignore_cookies,
+      set_ignore_cookies,
       NGX_HTTP_LOC_CONF_OFFSET,
       0,
       NULL },
@@ -253,7 +307,7 @@ static ngx_command_t  ngx_http_idempotency_commands[] = {
 
     { ngx_string("idempotency_normalize"),
       NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
-      ngx_http_idempotency_set_normalize,
+      set_normalize,
       NGX_HTTP_LOC_CONF_OFFSET,
       offsetof(ngx_http_idempotency_loc_conf_t, canon.flags),
       NULL },
@@ -267,7 +321,7 @@ static ngx_command_t  ngx_http_idempotency_commands[] = {
 
     { ngx_string("idempotency_ignore_fields"),
       NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
-      ngx_http_idempotency_set_ignore_fields,
+      set_ignore_fields,
       NGX_HTTP_LOC_CONF_OFFSET,
       offsetof(ngx_http_idempotency_loc_conf_t, ignore_fields),
       NULL },
@@ -288,7 +342,7 @@ static ngx_command_t  ngx_http_idempotency_commands[] = {
 
     { ngx_string("idempotency_window"),
       NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
-      ngx_http_idempotency_set_window,
+      set_window,
       NGX_HTTP_LOC_CONF_OFFSET,
       offsetof(ngx_http_idempotency_loc_conf_t, window),
       &ngx_http_idempotency_time_post },
@@ -330,14 +384,14 @@ static ngx_command_t  ngx_http_idempotency_commands[] = {
 
     { ngx_string("idempotency_quota"),
       NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE12,
-      ngx_http_idempotency_set_quota,
+      set_quota,
       NGX_HTTP_LOC_CONF_OFFSET,
       0,
       NULL },
 
     { ngx_string("idempotency_keep"),
       NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
-      ngx_http_idempotency_set_keep,
+      set_keep,
       NGX_HTTP_LOC_CONF_OFFSET,
       0,
       NULL },
@@ -351,7 +405,7 @@ static ngx_command_t  ngx_http_idempotency_commands[] = {
 
     { ngx_string("idempotency_hide_header"),
       NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
-      ngx_http_idempotency_add_names,
+      add_names,
       NGX_HTTP_LOC_CONF_OFFSET,
       offsetof(ngx_http_idempotency_loc_conf_t, hide_headers),
       NULL },
@@ -365,7 +419,7 @@ static ngx_command_t  ngx_http_idempotency_commands[] = {
 
     { ngx_string("idempotency_status"),
       NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
-      ngx_http_idempotency_set_status,
+      set_status,
       NGX_HTTP_LOC_CONF_OFFSET,
       0,
       NULL },
@@ -415,7 +469,6 @@ static ngx_command_t  ngx_http_idempotency_commands[] = {
       ngx_null_command
 };
 
-
 static ngx_http_module_t  ngx_http_idempotency_module_ctx = {
     ngx_http_idempotency_add_variables,    /* preconfiguration */
     ngx_http_idempotency_init,             /* postconfiguration */
@@ -429,7 +482,6 @@ static ngx_http_module_t  ngx_http_idempotency_module_ctx = {
     ngx_http_idempotency_create_loc_conf,  /* create location configuration */
     ngx_http_idempotency_merge_loc_conf    /* merge location configuration */
 };
-
 
 ngx_module_t  ngx_http_idempotency_module = {
     NGX_MODULE_V1,
@@ -454,7 +506,7 @@ ngx_http_idempotency_init(ngx_conf_t *cf)
     ngx_http_core_main_conf_t         *cmcf;
     ngx_http_idempotency_main_conf_t  *imcf;
 
-    if (ngx_http_idempotency_check_zones(cf) != NGX_OK
+    if (check_zones(cf) != NGX_OK
         || ngx_http_idempotency_check_redis(cf) != NGX_OK)
     {
         return NGX_ERROR;
@@ -494,9 +546,8 @@ ngx_http_idempotency_init(ngx_conf_t *cf)
         return NGX_ERROR;
     }
 
-    imcf->dav = ngx_http_idempotency_find_module(cf, "ngx_http_dav_module");
-    imcf->slice = ngx_http_idempotency_find_module(cf,
-                                              "ngx_http_slice_filter_module");
+    imcf->dav = find_module(cf, "ngx_http_dav_module");
+    imcf->slice = find_module(cf, "ngx_http_slice_filter_module");
 
     ngx_http_idempotency_warn_upstreams(cf, &imcf->locations);
 
@@ -513,11 +564,6 @@ ngx_http_idempotency_init_module(ngx_cycle_t *cycle)
 {
     if (!ngx_http_idempotency_in_use(cycle)) {
         return NGX_OK;
-    }
-
-    if (!ngx_test_config) {
-        ngx_log_error(NGX_LOG_NOTICE, cycle->log, 0,
-                      "idempotency: version " NGX_HTTP_IDEMPOTENCY_VERSION);
     }
 
     return ngx_idempotency_engine.init_module(cycle);
@@ -708,7 +754,7 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
                               NGX_HTTP_IDEMPOTENCY_MISSING_KEY_PASS);
     conf->key_in_body =
                  conf->missing_key == NGX_HTTP_IDEMPOTENCY_MISSING_KEY_CONTENT
-                 || ngx_http_idempotency_keys_in_body(cf, conf->keys);
+                 || keys_in_body(cf, conf->keys);
 
     ngx_conf_merge_uint_value(conf->key_format, prev->key_format,
                               NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_ANY);
@@ -724,7 +770,7 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
 
     ngx_conf_merge_ptr_value(conf->bypass, prev->bypass, NULL);
 
-    if (ngx_http_idempotency_merge_window(cf, prev, conf) != NGX_OK) {
+    if (merge_window(cf, prev, conf) != NGX_OK) {
         return NGX_CONF_ERROR;
     }
 
@@ -767,7 +813,7 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
     }
 
     ngx_http_idempotency_bind_settings(conf);
-    ngx_http_idempotency_warn_content(cf, conf);
+    warn_content(cf, conf);
 
     imcf->in_use = 1;
 
@@ -820,7 +866,7 @@ ngx_http_idempotency_merge_status(ngx_http_idempotency_loc_conf_t *prev,
         }
 
         if (conf->status[i] == 0) {
-            conf->status[i] = ngx_http_idempotency_refusals[i].code;
+            conf->status[i] = ngx_http_idempotency_statuses[i].code;
         }
     }
 }
@@ -844,9 +890,7 @@ ngx_http_idempotency_merge_keys(ngx_conf_t *cf,
         prev->keys = ngx_array_create(cf->pool, 1,
                                       sizeof(ngx_http_idempotency_key_t));
 
-        if (prev->keys == NULL
-            || ngx_http_idempotency_add_key(cf, prev->keys, &value) != NGX_OK)
-        {
+        if (prev->keys == NULL || add_key(cf, prev->keys, &value) != NGX_OK) {
             return NGX_ERROR;
         }
     }
@@ -906,4 +950,1010 @@ ngx_http_idempotency_merge_canon(ngx_http_idempotency_loc_conf_t *prev,
     }
 
     ngx_conf_merge_ptr_value(conf->ignore_fields, prev->ignore_fields, NULL);
+}
+
+
+/* made by whichever directive names it first */
+
+ngx_idempotency_store_t *
+ngx_http_idempotency_store(ngx_conf_t *cf, ngx_str_t *name)
+{
+    ngx_uint_t                         i;
+    ngx_idempotency_store_t           *store, **stores;
+    ngx_http_idempotency_main_conf_t  *imcf;
+
+    imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
+
+    stores = imcf->stores.elts;
+
+    for (i = 0; i < imcf->stores.nelts; i++) {
+        if (stores[i]->name.len == name->len
+            && ngx_strncmp(stores[i]->name.data, name->data, name->len) == 0)
+        {
+            return stores[i];
+        }
+    }
+
+    stores = ngx_array_push(&imcf->stores);
+    store = ngx_pcalloc(cf->pool, sizeof(ngx_idempotency_store_t));
+
+    if (stores == NULL || store == NULL) {
+        return NULL;
+    }
+
+    store->name = *name;
+    store->secret = &imcf->secret;
+    *stores = store;
+
+    return store;
+}
+
+
+static char *
+ngx_http_idempotency_set(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
+
+    ngx_str_t                         *value, name;
+    ngx_http_idempotency_use_t        *use;
+    ngx_http_idempotency_main_conf_t  *imcf;
+
+    if (ilcf->store != NGX_CONF_UNSET_PTR) {
+        return "is duplicate";
+    }
+
+    value = cf->args->elts;
+
+    if (ngx_strcmp(value[1].data, "off") == 0) {
+        ilcf->store = NULL;
+        return NGX_CONF_OK;
+    }
+
+    if (ngx_strncmp(value[1].data, "zone=", 5) != 0 || value[1].len == 5) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid parameter \"%V\"", &value[1]);
+        return NGX_CONF_ERROR;
+    }
+
+    name.len = value[1].len - 5;
+    name.data = value[1].data + 5;
+
+    ilcf->store = ngx_http_idempotency_store(cf, &name);
+    if (ilcf->store == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    /* it may be defined further down: that is asked for when all is read */
+
+    imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
+
+    use = ngx_array_push(&imcf->uses);
+    if (use == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    use->store = ilcf->store;
+    use->file = cf->conf_file->file.name;
+    use->line = cf->conf_file->line;
+
+    return NGX_CONF_OK;
+}
+
+
+static ngx_int_t
+check_zones(ngx_conf_t *cf)
+{
+    ngx_uint_t                         i;
+    ngx_http_idempotency_use_t        *use;
+    ngx_http_idempotency_main_conf_t  *imcf;
+
+    imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
+
+    use = imcf->uses.elts;
+
+    for (i = 0; i < imcf->uses.nelts; i++) {
+
+        if (use[i].store->engine == NULL) {
+            ngx_log_error(NGX_LOG_EMERG, cf->log, 0,
+                          "\"idempotency\" zone \"%V\" is unknown in %V:%ui",
+                          &use[i].store->name, &use[i].file, use[i].line);
+
+            return NGX_ERROR;
+        }
+    }
+
+    return NGX_OK;
+}
+
+
+static ngx_module_t *
+find_module(ngx_conf_t *cf, char *name)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; cf->cycle->modules[i]; i++) {
+        if (ngx_strcmp(cf->cycle->modules[i]->name, name) == 0) {
+            return cf->cycle->modules[i];
+        }
+    }
+
+    return NULL;
+}
+
+
+static char *
+set_methods(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
+
+    if (ilcf->methods) {
+        return "is duplicate";
+    }
+
+    return ngx_conf_set_bitmask_slot(cf, cmd, conf);
+}
+
+
+static char *
+set_normalize(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
+
+    char                           *rv;
+    ngx_uint_t                      n;
+    ngx_command_t                   command;
+    ngx_conf_bitmask_t             *mask;
+    const ngx_idempotency_kind_t  **kind;
+
+    if (ilcf->canon.flags) {
+        return "is duplicate";
+    }
+
+    for (n = 0; ngx_idempotency_kinds[n]; n++) { /* void */ }
+
+    mask = ngx_pcalloc(cf->temp_pool, (n + 2) * sizeof(ngx_conf_bitmask_t));
+    if (mask == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    command = *cmd;
+    command.post = mask;
+
+    ngx_str_set(&mask->name, "off");
+    mask->mask = NGX_CONF_BITMASK_SET;
+
+    for (kind = ngx_idempotency_kinds; *kind; kind++) {
+        mask++;
+        mask->name = (*kind)->name;
+        mask->mask = (*kind)->flag;
+    }
+
+    rv = ngx_conf_set_bitmask_slot(cf, &command, conf);
+
+    if (rv == NGX_CONF_OK
+        && (ilcf->canon.flags & NGX_CONF_BITMASK_SET)
+        && (ilcf->canon.flags & NGX_IDEMPOTENCY_CANON_ALL))
+    {
+        return "has both \"off\" and types";
+    }
+
+    return rv;
+}
+
+
+/*
+ * What is begun with: "default", or "any", or else nothing, but the default if
+ * it begins with "!".  Then codes and classes of codes such as "2xx" are added
+ * and, with "!", taken away, in their order.
+ */
+
+static char *
+set_keep(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
+
+    ngx_int_t    code, last;
+    ngx_str_t   *value, name;
+    ngx_uint_t   i, begin, no;
+
+    if (ilcf->keep != NGX_CONF_UNSET_PTR) {
+        return "is duplicate";
+    }
+
+    ilcf->keep = ngx_palloc(cf->pool, NGX_HTTP_IDEMPOTENCY_CODES);
+    if (ilcf->keep == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    value = cf->args->elts;
+
+    i = 2;
+
+    if (ngx_strcmp(value[1].data, "default") == 0) {
+        begin = NGX_HTTP_IDEMPOTENCY_KEEP_DEFAULT;
+
+    } else if (ngx_strcmp(value[1].data, "any") == 0) {
+        begin = NGX_HTTP_IDEMPOTENCY_KEEP_YES;
+
+    } else {
+        i = 1;
+        begin = (value[1].len && value[1].data[0] == '!')
+                    ? NGX_HTTP_IDEMPOTENCY_KEEP_DEFAULT
+                    : NGX_HTTP_IDEMPOTENCY_KEEP_NO;
+    }
+
+    ngx_memset(ilcf->keep, begin, NGX_HTTP_IDEMPOTENCY_CODES);
+
+    for ( /* void */ ; i < cf->args->nelts; i++) {
+
+        name = value[i];
+        no = (name.len && name.data[0] == '!');
+
+        name.data += no;
+        name.len -= no;
+
+        if (name.len == 3 && ngx_strcmp(name.data + 1, "xx") == 0) {
+            code = ngx_atoi(name.data, 1) * 100;
+            last = code + 99;
+
+        } else {
+            code = ngx_atoi(name.data, name.len);
+            last = code;
+        }
+
+        if (code < 200 || last > 599) {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "invalid status \"%V\"", &value[i]);
+            return NGX_CONF_ERROR;
+        }
+
+        ngx_memset(ilcf->keep + code, no ? NGX_HTTP_IDEMPOTENCY_KEEP_NO
+                                         : NGX_HTTP_IDEMPOTENCY_KEEP_YES,
+                   last - code + 1);
+    }
+
+    return NGX_CONF_OK;
+}
+
+
+/* may be given more than once, as such lists are in nginx */
+
+static char *
+add_names(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    char *p = conf;
+
+    ngx_str_t     *value, *name;
+    ngx_uint_t     i;
+    ngx_array_t  **names;
+
+    names = (ngx_array_t **) (p + cmd->offset);
+
+    if (*names == NGX_CONF_UNSET_PTR) {
+        *names = ngx_array_create(cf->pool, 4, sizeof(ngx_str_t));
+        if (*names == NULL) {
+            return NGX_CONF_ERROR;
+        }
+    }
+
+    value = cf->args->elts;
+
+    for (i = 1; i < cf->args->nelts; i++) {
+        name = ngx_array_push(*names);
+        if (name == NULL) {
+            return NGX_CONF_ERROR;
+        }
+
+        *name = value[i];
+    }
+
+    return NGX_CONF_OK;
+}
+
+
+static char *
+set_ignore_fields(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
+
+    ngx_int_t  rc;
+    ngx_str_t  bad;
+
+    if (add_names(cf, cmd, conf) != NGX_CONF_OK) {
+        return NGX_CONF_ERROR;
+    }
+
+    rc = ngx_idempotency_canon_ignore(&ilcf->canon, ilcf->ignore_fields, &bad,
+                                      cf->pool);
+
+    if (rc == NGX_DECLINED) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid JSON pointer \"%V\" in "
+                           "\"idempotency_ignore_fields\"", &bad);
+    }
+
+    return (rc == NGX_OK) ? NGX_CONF_OK : NGX_CONF_ERROR;
+}
+
+
+static char *
+set_window(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
+
+    ngx_str_t                      *value;
+    ngx_http_idempotency_window_t  *window;
+
+    value = cf->args->elts;
+
+    if (ilcf->window_value) {
+        return "is duplicate";
+    }
+
+    if (ngx_http_script_variables_count(&value[1]) == 0) {
+        return ngx_conf_set_msec_slot(cf, cmd, conf);
+    }
+
+    if (ilcf->window != NGX_CONF_UNSET_MSEC) {
+        return "is duplicate";
+    }
+
+    window = ngx_pcalloc(cf->pool, sizeof(ngx_http_idempotency_window_t));
+
+    if (window == NULL
+        || ngx_http_idempotency_compile(cf, &value[1], &window->value)
+           != NGX_OK)
+    {
+        return NGX_CONF_ERROR;
+    }
+
+    window->line.file = cf->conf_file->file.name;
+    window->line.line = cf->conf_file->line;
+
+    ilcf->window_value = window;
+
+    return NGX_CONF_OK;
+}
+
+
+/*
+ * To be called when the formats of keys are merged.  A window that is another
+ * one for each request can't tell when a key is too old for all of them.
+ */
+
+static ngx_int_t
+merge_window(ngx_conf_t *cf, ngx_http_idempotency_loc_conf_t *prev,
+    ngx_http_idempotency_loc_conf_t *conf)
+{
+    ngx_http_idempotency_line_t  *line;
+
+    if (conf->window == NGX_CONF_UNSET_MSEC && conf->window_value == NULL) {
+        conf->window_value = prev->window_value;
+        conf->window = prev->window;
+    }
+
+    if (conf->window == NGX_CONF_UNSET_MSEC) {
+        conf->window = 24 * 3600 * 1000;
+    }
+
+    if (conf->store == NULL || conf->window_value == NULL
+        || conf->key_format != NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_UUID7
+        || conf->key_max_age != NGX_CONF_UNSET_MSEC)
+    {
+        return NGX_OK;
+    }
+
+    line = &conf->window_value->line;
+
+    ngx_log_error(NGX_LOG_EMERG, cf->log, 0,
+                  "\"idempotency_window\" with variables needs an "
+                  "\"idempotency_key_max_age\" where "
+                  "\"idempotency_key_format\" is \"uuid7\" in %V:%ui",
+                  &line->file, line->line);
+
+    return NGX_ERROR;
+}
+
+
+static char *
+set_missing_key(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
+
+    ngx_http_idempotency_line_t  *line;
+
+    line = ngx_pcalloc(cf->pool, sizeof(ngx_http_idempotency_line_t));
+    if (line == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    line->file = cf->conf_file->file.name;
+    line->line = cf->conf_file->line;
+
+    ilcf->missing_key_line = line;
+
+    return ngx_conf_set_enum_slot(cf, cmd, conf);
+}
+
+
+/* to be asked when all levels are merged: either may stand on another one */
+
+static void
+warn_content(ngx_conf_t *cf, ngx_http_idempotency_loc_conf_t *conf)
+{
+    ngx_http_idempotency_line_t  *line;
+
+    line = conf->missing_key_line;
+
+    if (conf->missing_key != NGX_HTTP_IDEMPOTENCY_MISSING_KEY_CONTENT
+        || (conf->identity && conf->identity->script.value.len)
+        || line->warned)
+    {
+        return;
+    }
+
+    line->warned = 1;
+
+    ngx_log_error(NGX_LOG_WARN, cf->log, 0,
+                  "idempotency_missing_key content without an "
+                  "idempotency_identity, so who asks is a guess by the "
+                  "request's credentials in %V:%ui", &line->file, line->line);
+}
+
+
+/* with a constant everybody is the same */
+
+static char *
+set_identity(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
+
+    ngx_str_t  *value;
+
+    if (ilcf->identity) {
+        return "is duplicate";
+    }
+
+    value = cf->args->elts;
+
+    ilcf->identity = ngx_palloc(cf->pool,
+                                sizeof(ngx_http_idempotency_value_t));
+
+    if (ilcf->identity == NULL
+        || ngx_http_idempotency_compile(cf, &value[1], ilcf->identity)
+           != NGX_OK)
+    {
+        return NGX_CONF_ERROR;
+    }
+
+    if (value[1].len && ilcf->identity->script.lengths == NULL) {
+        ngx_conf_log_error(NGX_LOG_WARN, cf, 0,
+                           "\"idempotency_identity\" is the constant \"%V\": "
+                           "whoever has a key gets its response", &value[1]);
+    }
+
+    return NGX_CONF_OK;
+}
+
+
+/* "off", or names that are added to the built-in ones */
+
+static char *
+set_ignore_cookies(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
+
+    ngx_int_t    rc;
+    ngx_str_t   *value;
+    ngx_uint_t   i, off;
+
+    value = cf->args->elts;
+
+    off = 0;
+
+    for (i = 1; i < cf->args->nelts; i++) {
+        off |= (ngx_strcmp(value[i].data, "off") == 0);
+    }
+
+    if (off && cf->args->nelts == 2 && ilcf->ignore_cookies == NULL) {
+        return "is duplicate";
+    }
+
+    if (ilcf->ignore_cookies == NULL
+        || (off && (cf->args->nelts > 2
+                    || ilcf->ignore_cookies != NGX_CONF_UNSET_PTR)))
+    {
+        return "has both \"off\" and names";
+    }
+
+    if (off) {
+        ilcf->ignore_cookies = NULL;
+        return NGX_CONF_OK;
+    }
+
+    if (ilcf->ignore_cookies == NGX_CONF_UNSET_PTR) {
+        ilcf->ignore_cookies = ngx_http_idempotency_ignored_create(cf);
+        if (ilcf->ignore_cookies == NULL) {
+            return NGX_CONF_ERROR;
+        }
+    }
+
+    for (i = 1; i < cf->args->nelts; i++) {
+
+        rc = ngx_http_idempotency_ignore_cookie(ilcf->ignore_cookies,
+                                                &value[i]);
+
+        if (rc == NGX_DECLINED) {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "invalid cookie name \"%V\"", &value[i]);
+        }
+
+        if (rc != NGX_OK) {
+            return NGX_CONF_ERROR;
+        }
+    }
+
+    return NGX_CONF_OK;
+}
+
+
+/* a number, and whose it is; or "off" */
+
+static char *
+set_quota(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
+
+    ngx_int_t   n;
+    ngx_str_t  *value;
+
+    if (ilcf->quota != NGX_CONF_UNSET_UINT) {
+        return "is duplicate";
+    }
+
+    value = cf->args->elts;
+
+    if (cf->args->nelts == 2 && ngx_strcmp(value[1].data, "off") == 0) {
+        ilcf->quota = 0;
+        return NGX_CONF_OK;
+    }
+
+    n = ngx_atoi(value[1].data, value[1].len);
+
+    if (n <= 0) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid number \"%V\"", &value[1]);
+        return NGX_CONF_ERROR;
+    }
+
+    ilcf->quota = n;
+
+    if (cf->args->nelts == 2) {
+        return NGX_CONF_OK;
+    }
+
+    ilcf->quota_value = ngx_palloc(cf->pool,
+                                   sizeof(ngx_http_idempotency_value_t));
+
+    if (ilcf->quota_value == NULL
+        || ngx_http_idempotency_compile(cf, &value[2], ilcf->quota_value)
+           != NGX_OK)
+    {
+        return NGX_CONF_ERROR;
+    }
+
+    return NGX_CONF_OK;
+}
+
+
+static char *
+set_status(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
+
+    ngx_int_t    code;
+    ngx_str_t   *value, *name;
+    ngx_uint_t   i, n;
+
+    name = NULL;
+    value = cf->args->elts;
+
+    for (i = 1; i < cf->args->nelts; i++) {
+
+        for (n = 1; n < NGX_HTTP_IDEMPOTENCY_REFUSALS; n++) {
+            name = &ngx_http_idempotency_statuses[n].name;
+
+            if (value[i].len > name->len
+                && ngx_strncmp(value[i].data, name->data, name->len) == 0
+                && value[i].data[name->len] == '=')
+            {
+                break;
+            }
+        }
+
+        if (n == NGX_HTTP_IDEMPOTENCY_REFUSALS) {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "invalid parameter \"%V\"", &value[i]);
+            return NGX_CONF_ERROR;
+        }
+
+        code = ngx_atoi(value[i].data + name->len + 1,
+                        value[i].len - name->len - 1);
+
+        switch (code) {
+
+        /*
+         * With these nginx closes the connection, or says something else to
+         * the client: they never arrive
+         */
+
+        case NGX_HTTP_REQUEST_TIME_OUT:
+        case NGX_HTTP_CLOSE:
+        case NGX_HTTP_REQUEST_HEADER_TOO_LARGE:
+        case NGX_HTTPS_CERT_ERROR:
+        case NGX_HTTPS_NO_CERT:
+        case NGX_HTTP_TO_HTTPS:
+        case NGX_HTTP_CLIENT_CLOSED_REQUEST:
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "invalid status \"%V\", nginx has a meaning "
+                               "of its own for it", &value[i]);
+            return NGX_CONF_ERROR;
+        }
+
+        if (code < 400 || code > 599) {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "invalid status \"%V\", it must be "
+                               "from 400 to 599", &value[i]);
+            return NGX_CONF_ERROR;
+        }
+
+        if (ilcf->status[n]) {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "duplicate status \"%V\"", &value[i]);
+            return NGX_CONF_ERROR;
+        }
+
+        ilcf->status[n] = code;
+    }
+
+    return NGX_CONF_OK;
+}
+
+
+char *
+ngx_http_idempotency_check_time(ngx_conf_t *cf, void *post, void *data)
+{
+    ngx_msec_t  *msp = data;
+
+    if (*msp == 0) {
+        return "must not be zero";
+    }
+
+    return (*msp > NGX_HTTP_IDEMPOTENCY_TIME_MAX) ? "is too long"
+                                                  : NGX_CONF_OK;
+}
+
+
+/* "off", or a token as RFC 9110 has it */
+
+static char *
+check_replay_header(ngx_conf_t *cf, void *post, void *data)
+{
+    ngx_str_t  *name = data;
+
+    size_t  i;
+    u_char  c;
+
+    if (ngx_strcmp(name->data, "off") == 0) {
+        name->len = 0;
+        return NGX_CONF_OK;
+    }
+
+    for (i = 0; i < name->len; i++) {
+        c = name->data[i];
+
+        if ((c | 0x20) >= 'a' && (c | 0x20) <= 'z') {
+            continue;
+        }
+
+        if ((c < '0' || c > '9') && ngx_strchr("!#$%&'*+-.^_`|~", c) == NULL) {
+            break;
+        }
+    }
+
+    if (name->len == 0 || i < name->len) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid header name \"%V\"", name);
+        return NGX_CONF_ERROR;
+    }
+
+    return NGX_CONF_OK;
+}
+
+
+/* it goes into a header line and into JSON as it is */
+
+static char *
+check_docs(ngx_conf_t *cf, void *post, void *data)
+{
+    ngx_str_t  *url = data;
+
+    size_t  i;
+
+    for (i = 0; i < url->len; i++) {
+        if (url->data[i] <= ' ' || url->data[i] >= 0x7f
+            || ngx_strchr("<>\"\\", url->data[i]))
+        {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "invalid URL \"%V\"", url);
+            return NGX_CONF_ERROR;
+        }
+    }
+
+    return NGX_CONF_OK;
+}
+
+
+/*
+ * A string of variables and constant text.  How long that text is tells in one
+ * comparison whether all of the variables are empty, captures too.
+ */
+
+static ngx_int_t
+ngx_http_idempotency_compile(ngx_conf_t *cf, ngx_str_t *text,
+    ngx_http_idempotency_value_t *value)
+{
+    ngx_str_t                          rest, name;
+    ngx_http_compile_complex_value_t   ccv;
+
+    ngx_memzero(&ccv, sizeof(ngx_http_compile_complex_value_t));
+
+    ccv.cf = cf;
+    ccv.value = text;
+    ccv.complex_value = &value->script;
+
+    if (ngx_http_compile_complex_value(&ccv) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    rest = *text;
+
+    value->constant = 0;
+    value->of_cookies = 1;
+
+    while (key_next_variable(&rest, &name, &value->constant)) {
+        value->of_cookies &= key_begins(&name, "cookie_");
+    }
+
+    return NGX_OK;
+}
+
+
+/* $name, ${name} and $1; what stands before it, or behind all, is constant */
+
+static ngx_uint_t
+key_next_variable(ngx_str_t *text, ngx_str_t *name, size_t *constant)
+{
+    u_char      *p, *last;
+    ngx_uint_t   brace;
+
+    last = text->data + text->len;
+
+    p = ngx_strlchr(text->data, last, '$');
+
+    if (p == NULL) {
+        *constant += text->len;
+        return 0;
+    }
+
+    *constant += p - text->data;
+
+    p++;
+
+    brace = (p < last && *p == '{');
+    p += brace;
+
+    name->data = p;
+
+    if (p < last && *p >= '1' && *p <= '9') {
+        p++;
+
+    } else {
+        while (p < last && (*p == '_' || (*p >= '0' && *p <= '9')
+                            || ((*p | 0x20) >= 'a' && (*p | 0x20) <= 'z')))
+        {
+            p++;
+        }
+    }
+
+    name->len = p - name->data;
+
+    text->data = p + brace;
+    text->len = last - text->data;
+
+    return 1;
+}
+
+
+static char *
+set_keys(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
+
+    ngx_str_t   *value;
+    ngx_uint_t   i;
+
+    if (ilcf->keys != NGX_CONF_UNSET_PTR) {
+        return "is duplicate";
+    }
+
+    ilcf->keys = ngx_array_create(cf->pool, cf->args->nelts - 1,
+                                  sizeof(ngx_http_idempotency_key_t));
+    if (ilcf->keys == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    value = cf->args->elts;
+
+    for (i = 1; i < cf->args->nelts; i++) {
+        if (add_key(cf, ilcf->keys, &value[i]) != NGX_OK) {
+            return NGX_CONF_ERROR;
+        }
+    }
+
+    return NGX_CONF_OK;
+}
+
+
+static ngx_int_t
+add_key(ngx_conf_t *cf, ngx_array_t *keys, ngx_str_t *value)
+{
+    ngx_http_idempotency_key_t  *key;
+
+    key = ngx_array_push(keys);
+    if (key == NULL) {
+        return NGX_ERROR;
+    }
+
+    if (ngx_http_idempotency_compile(cf, value, &key->value) != NGX_OK
+        || ngx_array_init(&key->headers, cf->pool, 1, sizeof(ngx_str_t))
+           != NGX_OK
+        || ngx_array_init(&key->fields, cf->pool, 1, sizeof(ngx_str_t))
+           != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    key->indirect = 0;
+    key->header = (ngx_strcasecmp(value->data,
+                                  (u_char *) "$http_idempotency_key") == 0
+                   || ngx_strcasecmp(value->data,
+                                     (u_char *) "${http_idempotency_key}")
+                      == 0);
+
+    if (value->len && key->value.script.lengths == NULL) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid value \"%V\" in \"idempotency_key\" "
+                           "directive, it is the same key for all requests",
+                           value);
+        return NGX_ERROR;
+    }
+
+    return key_variables(cf, key);
+}
+
+
+/*
+ * Remembers what $http_name, ${idempotency_field_name} etc. it is made of.
+ * Variables of ours alone are empty until there is a key.
+ */
+
+static ngx_int_t
+key_variables(ngx_conf_t *cf, ngx_http_idempotency_key_t *key)
+{
+    size_t       constant;
+    ngx_int_t    rc;
+    ngx_str_t    text, name;
+    ngx_uint_t   never;
+
+    text = key->value.script.value;
+
+    never = 1;
+    constant = 0;
+
+    while (key_next_variable(&text, &name, &constant)) {
+
+        if (ngx_http_idempotency_is_own(&name)) {
+            continue;
+        }
+
+        rc = NGX_OK;
+        never = 0;
+
+        if (key_begins(&name, "idempotency_field_")) {
+            rc = key_name(cf, &key->fields, name.data + 18,
+                          name.data + name.len);
+
+        } else if (key_begins(&name, "http_")) {
+            rc = key_name(cf, &key->headers, name.data + 5,
+                          name.data + name.len);
+
+        } else if (!key_begins(&name, "arg_")
+                   && !key_begins(&name, "cookie_"))
+        {
+            key->indirect = 1;
+        }
+
+        if (rc != NGX_OK) {
+            return rc;
+        }
+    }
+
+    if (never) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid value \"%V\" in \"idempotency_key\" "
+                           "directive, it is never a key",
+                           &key->value.script.value);
+        return NGX_ERROR;
+    }
+
+    return NGX_OK;
+}
+
+
+/* a variable of many */
+
+static ngx_uint_t
+key_begins(ngx_str_t *name, char *prefix)
+{
+    size_t  len;
+
+    len = ngx_strlen(prefix);
+
+    return name->len > len
+           && ngx_strncasecmp(name->data, (u_char *) prefix, len) == 0;
+}
+
+
+static ngx_int_t
+key_name(ngx_conf_t *cf, ngx_array_t *names, u_char *start, u_char *last)
+{
+    ngx_str_t  *name;
+
+    name = ngx_array_push(names);
+    if (name == NULL) {
+        return NGX_ERROR;
+    }
+
+    name->len = last - start;
+    name->data = ngx_pnalloc(cf->pool, name->len);
+    if (name->data == NULL) {
+        return NGX_ERROR;
+    }
+
+    ngx_strlow(name->data, start, name->len);
+
+    return NGX_OK;
+}
+
+
+/* then it takes the body to find the key */
+
+static ngx_uint_t
+keys_in_body(ngx_conf_t *cf, ngx_array_t *keys)
+{
+    ngx_uint_t                   i;
+    ngx_http_idempotency_key_t  *key;
+
+    key = keys->elts;
+
+    for (i = 0; i < keys->nelts; i++) {
+        if (key[i].fields.nelts
+            || (key[i].indirect && ngx_http_idempotency_has_fields(cf)))
+        {
+            return 1;
+        }
+    }
+
+    return 0;
 }

@@ -1476,9 +1476,9 @@ zones_names(ngx_http_idempotency_text_t *text, const char *name,
 
     ngx_http_idempotency_text_add(text, name);
 
-    for (i = 1; i < NGX_HTTP_IDEMPOTENCY_RESULTS; i++) {
+    for (i = 1; i < NGX_HTTP_IDEMPOTENCY_STATUSES; i++) {
         ngx_http_idempotency_text_add(text, "%s\"%V\":%uA", i > 1 ? "," : "",
-                                      &ngx_http_idempotency_result_names[i],
+                                      &ngx_http_idempotency_statuses[i].name,
                                       results[i]);
     }
 }

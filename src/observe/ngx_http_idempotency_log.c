@@ -1,17 +1,20 @@
 
 /*
- * What the log and the variables tell of requests.
+ * What the log and the counters are told of requests.
  *
  * A refusal or a replay is a line, which anybody can cause: so of each kind a
  * worker writes some and no more, and then how many there were besides.  The
  * trail, a line for each claim and one for its outcome, is one step less
  * urgent, and without gaps: by it one can show what became of a token that is
  * fresh again.  No line has the key.
+ *
+ * Each protected request is counted once, by what became of it: when it owns
+ * its token, or else before its header goes out, so that whoever has the answer
+ * finds it counted.  Its end comes last, for those that were never answered.
  */
 
 
 #include "ngx_http_idempotency.h"
-#include "request/ngx_http_idempotency_refuse.h"
 
 
 /* of a kind, in a worker: so many at once, and then so many a second */
@@ -37,49 +40,19 @@ typedef struct {
 } log_limit_t;
 
 
-/* NGX_DECLINED: it has no value */
+const char  *ngx_http_idempotency_outcome_names[NGX_IDEMPOTENCY_STATS_RECORDS]
+    = { "pending", "done", "not_kept", "in_doubt" };
 
-typedef ngx_int_t (*variable_value_pt)(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *value);
+/* the bits of claim.differs */
 
-typedef struct {
-    ngx_str_t          name;
-    variable_value_pt  value;
-} variable_t;
+const char  *ngx_http_idempotency_differs_names[NGX_IDEMPOTENCY_STATS_DIFFERS]
+    = { "action", "identity", "body", "settings" };
 
 
 static void log_suppressed(ngx_event_t *ev);
 static u_char *log_found(ngx_http_idempotency_ctx_t *ctx, u_char *text);
-static ngx_int_t variable_get(ngx_http_request_t *r,
-    ngx_http_variable_value_t *v, uintptr_t data);
-static ngx_int_t variable_status(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *value);
-static ngx_int_t variable_key(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *value);
-static ngx_int_t variable_token(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *value);
-static ngx_int_t variable_digest(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *value);
-static ngx_int_t variable_reason(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *value);
-static ngx_int_t variable_age(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *value);
-static ngx_int_t variable_replays(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *value);
-static ngx_int_t variable_expires(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *value);
-static ngx_int_t variable_fence(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *value);
-static ngx_int_t variable_refusal(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *value);
-static ngx_int_t variable_detail(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *value);
-static ngx_int_t variable_hex(ngx_http_request_t *r, u_char *digest,
-    ngx_str_t *value);
-static ngx_int_t variable_number(ngx_http_request_t *r, uint64_t n,
-    ngx_str_t *value);
-
-
+static void count_wait(ngx_http_idempotency_ctx_t *ctx,
+    ngx_idempotency_counters_t *counters);
 static log_limit_t       log_limits[NGX_HTTP_IDEMPOTENCY_LOG_KINDS];
 static ngx_event_t       log_event;
 /* what the debug log of events wants to know of */
@@ -87,47 +60,6 @@ static ngx_connection_t  log_nobody;
 
 static const char  *log_outcomes[] = {
     "pending", "done", "not kept", "in doubt"
-};
-
-
-static variable_t  variables[] = {
-    { ngx_string("idempotency_status"), variable_status },
-    { ngx_string("idempotency_key"), variable_key },
-    { ngx_string("idempotency_token"), variable_token },
-    { ngx_string("idempotency_digest"), variable_digest },
-    { ngx_string("idempotency_reason"), variable_reason },
-    { ngx_string("idempotency_age"), variable_age },
-    { ngx_string("idempotency_replays"), variable_replays },
-    { ngx_string("idempotency_expires"), variable_expires },
-    { ngx_string("idempotency_fence"), variable_fence },
-    { ngx_string("idempotency_refusal"), variable_refusal },
-    { ngx_string("idempotency_detail"), variable_detail },
-    /* any name that begins so */
-    { ngx_string("idempotency_field_"), NULL },
-    { ngx_null_string, NULL }
-};
-
-/* in the order of ngx_http_idempotency_status_e; a dry run adds its suffix */
-
-#define NGX_HTTP_IDEMPOTENCY_STATUS_SUFFIX_LEN  (sizeof("_DRY_RUN") - 1)
-
-static ngx_str_t  status_names[] = {
-    ngx_null_string,
-    ngx_string("CONFLICT_DRY_RUN"),
-    ngx_string("IN_PROGRESS_DRY_RUN"),
-    ngx_string("IN_DOUBT_DRY_RUN"),
-    ngx_string("NOT_KEPT_DRY_RUN"),
-    ngx_string("SIMILAR_DRY_RUN"),
-    ngx_string("EXPIRED_DRY_RUN"),
-    ngx_string("MISSING_DRY_RUN"),
-    ngx_string("MALFORMED_DRY_RUN"),
-    ngx_string("LIMITED_DRY_RUN"),
-    ngx_string("UNAVAILABLE_DRY_RUN"),
-    ngx_string("NEW_DRY_RUN"),
-    ngx_string("NESTED_DRY_RUN"),
-    ngx_string("REPLAYED_DRY_RUN"),
-    ngx_string("WAITED_DRY_RUN"),
-    ngx_string("BYPASS_DRY_RUN")
 };
 
 
@@ -160,7 +92,7 @@ ngx_http_idempotency_log_refusal(ngx_http_request_t *r,
                   "token: %*xs, zone: \"%V\"%*s",
                   (refuses || conf->dry_run)
                       ? "refused" : "passed unprotected, not refused",
-                  status, &ngx_http_idempotency_refusals[ctx->status].name,
+                  status, &ngx_http_idempotency_statuses[ctx->status].name,
                   reason.len ? ", reason: " : "", &reason,
                   conf->dry_run ? ", dry run" : "",
                   (ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_IN_PROGRESS
@@ -367,7 +299,7 @@ ngx_http_idempotency_log_rest(void)
 
         if (limit->suppressed) {
             name = (i < NGX_HTTP_IDEMPOTENCY_REFUSALS)
-                   ? &ngx_http_idempotency_refusals[i].name : &replay;
+                   ? &ngx_http_idempotency_statuses[i].name : &replay;
 
             ngx_log_error(limit->level, ngx_cycle->log, 0,
                           "idempotency: %ui more lines were suppressed, %V",
@@ -412,284 +344,106 @@ log_found(ngx_http_idempotency_ctx_t *ctx, u_char *text)
 }
 
 
-ngx_int_t
-ngx_http_idempotency_add_variables(ngx_conf_t *cf)
+void
+ngx_http_idempotency_count(ngx_http_idempotency_ctx_t *ctx)
 {
-    variable_t           *v;
-    ngx_http_variable_t  *var;
+    ngx_uint_t                   i;
+    ngx_atomic_t                *results;
+    ngx_idempotency_counters_t  *counters;
 
-    for (v = variables; v->name.len; v++) {
-        var = ngx_http_add_variable(cf, &v->name,
-                                    v->value ? NGX_HTTP_VAR_NOCACHEABLE
-                                             : NGX_HTTP_VAR_PREFIX);
-        if (var == NULL) {
-            return NGX_ERROR;
-        }
-
-        if (v->value) {
-            var->get_handler = variable_get;
-            var->data = (uintptr_t) v;
-
-        } else {
-            var->get_handler = ngx_http_idempotency_field_variable;
-        }
+    if (ctx->counted || ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_NONE) {
+        return;
     }
 
-    return NGX_OK;
-}
+    ctx->counted = 1;
 
+    counters = ctx->conf->store->counters;
+    results = ctx->conf->dry_run ? counters->dry_run : counters->results;
 
-/* one of ours that says what became of a request, so not a field of it */
+    ngx_idempotency_stats_add(results[ctx->status], 1);
 
-ngx_uint_t
-ngx_http_idempotency_is_own(ngx_str_t *name)
-{
-    variable_t  *v;
+    if (ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_CONFLICT) {
 
-    for (v = variables; v->name.len; v++) {
-        if (v->value
-            && v->name.len == name->len
-            && ngx_strncasecmp(v->name.data, name->data, name->len) == 0)
-        {
-            return 1;
+        for (i = 0; i < NGX_IDEMPOTENCY_STATS_DIFFERS; i++) {
+            if (ctx->claim.differs & ((ngx_uint_t) 1 << i)) {
+                ngx_idempotency_stats_add(counters->differs[i], 1);
+            }
         }
     }
 
-    return 0;
+    count_wait(ctx, counters);
 }
 
 
-static ngx_int_t
-variable_get(ngx_http_request_t *r, ngx_http_variable_value_t *v,
-    uintptr_t data)
+/* the request has ended; it may have left while it waited */
+
+void
+ngx_http_idempotency_count_end(ngx_http_idempotency_ctx_t *ctx)
 {
-    variable_t *variable = (variable_t *) data;
+    ngx_http_idempotency_count(ctx);
 
-    ngx_int_t                    rc;
-    ngx_str_t                    value;
-    ngx_http_idempotency_ctx_t  *ctx;
+    if (!ctx->counted && ctx->wait.waited) {
+        count_wait(ctx, ctx->conf->store->counters);
+    }
+}
 
-    ctx = ngx_http_idempotency_get_ctx(r);
 
-    rc = ctx ? variable->value(r, ctx, &value) : NGX_DECLINED;
+/* by its patience, which began with its claim */
 
-    if (rc == NGX_ERROR) {
-        return NGX_ERROR;
+static void
+count_wait(ngx_http_idempotency_ctx_t *ctx,
+    ngx_idempotency_counters_t *counters)
+{
+    ngx_msec_int_t  ms;
+
+    if (!ctx->wait.waited) {
+        return;
     }
 
-    ngx_http_idempotency_set_variable(v, rc, &value);
+    ms = ngx_current_msec - (ctx->wait.deadline - ctx->conf->wait_timeout);
 
-    return NGX_OK;
+    ngx_idempotency_stats_time(&counters->wait, ngx_max(ms, 0));
 }
 
 
-static ngx_int_t
-variable_status(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_str_t *value)
+/* a claim that meets a pending one; it may do so again and again */
+
+void
+ngx_http_idempotency_count_race(ngx_http_idempotency_ctx_t *ctx)
 {
-    if (ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_NONE) {
-        return NGX_DECLINED;
+    if (ctx->raced) {
+        return;
     }
 
-    *value = status_names[ctx->status];
+    ctx->raced = 1;
 
-    if (!ctx->conf->dry_run) {
-        value->len -= NGX_HTTP_IDEMPOTENCY_STATUS_SUFFIX_LEN;
+    ngx_idempotency_stats_add(ctx->conf->store->counters->races, 1);
+}
+
+
+/* why a conflict is one; empty of all else */
+
+ngx_str_t
+ngx_http_idempotency_reason(ngx_http_idempotency_ctx_t *ctx, u_char *text)
+{
+    u_char     *p;
+    ngx_str_t   reason;
+    ngx_uint_t  i;
+
+    p = text;
+
+    if (ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_CONFLICT) {
+
+        for (i = 0; i < NGX_IDEMPOTENCY_STATS_DIFFERS; i++) {
+            if (ctx->claim.differs & ((ngx_uint_t) 1 << i)) {
+                p = ngx_sprintf(p, "%s%s", p == text ? "" : ",",
+                                ngx_http_idempotency_differs_names[i]);
+            }
+        }
     }
 
-    return NGX_OK;
-}
+    reason.data = text;
+    reason.len = p - text;
 
-
-static ngx_int_t
-variable_key(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_str_t *value)
-{
-    if (ctx->verdict != NGX_HTTP_IDEMPOTENCY_STATUS_NEW) {
-        return NGX_DECLINED;
-    }
-
-    *value = ctx->key;
-
-    return NGX_OK;
-}
-
-
-static ngx_int_t
-variable_token(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_str_t *value)
-{
-    return ngx_http_idempotency_bound(ctx)
-           ? variable_hex(r, ctx->claim.op.token, value) : NGX_DECLINED;
-}
-
-
-static ngx_int_t
-variable_digest(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_str_t *value)
-{
-    return ngx_http_idempotency_bound(ctx)
-           ? variable_hex(r, ctx->body.digest, value) : NGX_DECLINED;
-}
-
-
-static ngx_int_t
-variable_reason(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_str_t *value)
-{
-    u_char  *text;
-
-    if (ctx->status != NGX_HTTP_IDEMPOTENCY_STATUS_CONFLICT) {
-        return NGX_DECLINED;
-    }
-
-    text = ngx_pnalloc(r->pool, NGX_HTTP_IDEMPOTENCY_REASON_LEN);
-    if (text == NULL) {
-        return NGX_ERROR;
-    }
-
-    *value = ngx_http_idempotency_reason(ctx, text);
-
-    return NGX_OK;
-}
-
-
-/* this and the next: of the record that a repeat met */
-
-static ngx_int_t
-variable_age(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_str_t *value)
-{
-    return ctx->claim.found.response.data
-           ? variable_number(r, ctx->claim.found.age / 1000, value)
-           : NGX_DECLINED;
-}
-
-
-static ngx_int_t
-variable_replays(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_str_t *value)
-{
-    return ctx->claim.found.response.data
-           ? variable_number(r, ctx->claim.found.replays, value)
-           : NGX_DECLINED;
-}
-
-
-/*
- * Until the token is free.  The owner's own window runs from the outcome on:
- * until there is one it is told whole.  When another's will be, nobody knows.
- */
-
-static ngx_int_t
-variable_expires(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_str_t *value)
-{
-    ngx_msec_t                ends;
-    ngx_msec_int_t            left;
-    ngx_idempotency_claim_t  *claim;
-
-    claim = &ctx->claim;
-
-    if ((claim->fence == 0 && claim->found.fence == 0)
-        || ctx->settled.refused)
-    {
-        return NGX_DECLINED;
-    }
-
-    if (ctx->state == NGX_HTTP_IDEMPOTENCY_STATE_RELEASED || claim->leftover) {
-        return variable_number(r, 0, value);
-    }
-
-    if (ngx_http_idempotency_owns(ctx)) {
-        ends = ngx_http_idempotency_ends(ctx);
-
-    } else if (ctx->state == NGX_HTTP_IDEMPOTENCY_STATE_SETTLED) {
-        ends = ctx->settled.ends;
-
-    } else if (claim->found.outcome == NGX_IDEMPOTENCY_PENDING
-               || claim->op.result == NGX_IDEMPOTENCY_UNAVAILABLE)
-    {
-        return NGX_DECLINED;
-
-    } else {
-        ends = ctx->answered + claim->found.left;
-    }
-
-    /* rounded up: it is free then */
-
-    left = ngx_max((ngx_msec_int_t) (ends - ngx_current_msec), 0);
-
-    return variable_number(r, (left + 999) / 1000, value);
-}
-
-
-static ngx_int_t
-variable_fence(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_str_t *value)
-{
-    uint64_t  fence;
-
-    fence = ctx->claim.fence ? ctx->claim.fence : ctx->claim.found.fence;
-
-    return fence ? variable_number(r, fence, value) : NGX_DECLINED;
-}
-
-
-/* this and the next, for an error_page: what the document would have said */
-
-static ngx_int_t
-variable_refusal(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_str_t *value)
-{
-    if (!ngx_http_idempotency_refused(ctx)) {
-        return NGX_DECLINED;
-    }
-
-    *value = ngx_http_idempotency_refusals[ctx->status].name;
-
-    return NGX_OK;
-}
-
-
-static ngx_int_t
-variable_detail(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_str_t *value)
-{
-    if (!ngx_http_idempotency_refused(ctx)) {
-        return NGX_DECLINED;
-    }
-
-    return (ngx_http_idempotency_refusal_detail(r, ctx, value) == NGX_OK)
-           ? NGX_OK : NGX_ERROR;
-}
-
-
-static ngx_int_t
-variable_hex(ngx_http_request_t *r, u_char *digest, ngx_str_t *value)
-{
-    value->len = 2 * NGX_IDEMPOTENCY_DIGEST_LEN;
-
-    value->data = ngx_pnalloc(r->pool, value->len);
-    if (value->data == NULL) {
-        return NGX_ERROR;
-    }
-
-    (void) ngx_hex_dump(value->data, digest, NGX_IDEMPOTENCY_DIGEST_LEN);
-
-    return NGX_OK;
-}
-
-
-static ngx_int_t
-variable_number(ngx_http_request_t *r, uint64_t n, ngx_str_t *value)
-{
-    value->data = ngx_pnalloc(r->pool, NGX_INT64_LEN);
-    if (value->data == NULL) {
-        return NGX_ERROR;
-    }
-
-    value->len = ngx_sprintf(value->data, "%uL", n) - value->data;
-
-    return NGX_OK;
+    return reason;
 }

@@ -1,41 +1,12 @@
 
 /*
- * Each protected request is counted once, by what became of it: when it owns
- * its token, or else before its header goes out, so that whoever has the answer
- * finds it counted.  Its end comes last, for those that were never answered.
- * What is counted is told as Prometheus takes it: one metric after the other,
- * each of all zones.
+ * What was counted, as Prometheus takes it: one metric after the other, each of
+ * all zones.  The table has for each its name, its type, what it means, how it
+ * is written, and where its value is.
  */
 
 
 #include "ngx_http_idempotency_observe.h"
-
-
-ngx_str_t  ngx_http_idempotency_result_names[NGX_HTTP_IDEMPOTENCY_RESULTS] =
-{
-    ngx_null_string,
-    ngx_string("conflict"),
-    ngx_string("in_progress"),
-    ngx_string("in_doubt"),
-    ngx_string("not_kept"),
-    ngx_string("similar"),
-    ngx_string("expired"),
-    ngx_string("missing"),
-    ngx_string("malformed"),
-    ngx_string("limited"),
-    ngx_string("unavailable"),
-    ngx_string("new"),
-    ngx_string("nested"),
-    ngx_string("replayed"),
-    ngx_string("waited"),
-    ngx_string("bypass")
-};
-
-const char  *ngx_http_idempotency_outcome_names[NGX_IDEMPOTENCY_STATS_RECORDS]
-    = { "pending", "done", "not_kept", "in_doubt" };
-
-const char  *ngx_http_idempotency_differs_names[NGX_IDEMPOTENCY_STATS_DIFFERS]
-    = { "action", "identity", "body", "settings" };
 
 
 typedef struct {
@@ -47,12 +18,16 @@ typedef struct {
     unsigned     store:1;
     unsigned     gauge:1;
     void       (*write)(ngx_http_idempotency_text_t *text, const char *name,
-                    ngx_http_idempotency_zone_t *zone);
+                    ngx_http_idempotency_zone_t *zone, void *value);
+    /* of the value in ngx_http_idempotency_zone_t */
+    size_t       offset;
 } metric_t;
 
+#define metric_figure(name)                                                  \
+    offsetof(ngx_http_idempotency_zone_t, figures)                           \
+    + offsetof(ngx_idempotency_figures_t, name)
 
-static void count_wait(ngx_http_idempotency_ctx_t *ctx,
-    ngx_idempotency_counters_t *counters);
+
 static void metrics_one(ngx_http_idempotency_text_t *text, metric_t *metric,
     ngx_http_idempotency_zone_t *zones, ngx_uint_t n);
 static void metrics_value(ngx_http_idempotency_text_t *text,
@@ -61,220 +36,119 @@ static void metrics_label(ngx_http_idempotency_text_t *text,
     const char *name, ngx_http_idempotency_zone_t *zone, const char *label,
     const char *is, uint64_t value);
 static void metrics_results(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone,
-    ngx_atomic_t *results);
+    const char *name, ngx_http_idempotency_zone_t *zone, void *value);
 static void metrics_times(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone,
-    ngx_idempotency_times_t *times);
-static void metrics_requests(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone);
-static void metrics_dry_run(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone);
+    const char *name, ngx_http_idempotency_zone_t *zone, void *value);
 static void metrics_conflicts(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone);
-static void metrics_races(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone);
-static void metrics_unavailable(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone);
-static void metrics_abandoned(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone);
-static void metrics_expired(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone);
-static void metrics_in_doubt(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone);
-static void metrics_released(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone);
-static void metrics_replayed(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone);
-static void metrics_wait(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone);
+    const char *name, ngx_http_idempotency_zone_t *zone, void *value);
+static void metrics_counter(ngx_http_idempotency_text_t *text,
+    const char *name, ngx_http_idempotency_zone_t *zone, void *value);
+static void metrics_number(ngx_http_idempotency_text_t *text,
+    const char *name, ngx_http_idempotency_zone_t *zone, void *value);
+static void metrics_flag(ngx_http_idempotency_text_t *text,
+    const char *name, ngx_http_idempotency_zone_t *zone, void *value);
 static void metrics_records(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone);
+    const char *name, ngx_http_idempotency_zone_t *zone, void *value);
 static void metrics_bytes(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone);
+    const char *name, ngx_http_idempotency_zone_t *zone, void *value);
 static void metrics_growth(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone);
+    const char *name, ngx_http_idempotency_zone_t *zone, void *value);
 static void metrics_full(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone);
+    const char *name, ngx_http_idempotency_zone_t *zone, void *value);
 static void metrics_oldest(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone);
-static void metrics_up(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone);
-static void metrics_latency(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone);
+    const char *name, ngx_http_idempotency_zone_t *zone, void *value);
 static void metrics_errors(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone);
-static void metrics_undelivered(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone);
-static void metrics_available(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone);
+    const char *name, ngx_http_idempotency_zone_t *zone, void *value);
 
 
 static metric_t  metrics[] = {
 
     { "requests_total", "counter",
       "Protected requests, by what became of them.",
-      0, 0, metrics_requests },
+      0, 0, metrics_results, metric_figure(counters.results) },
 
     { "dry_run_requests_total", "counter",
       "Requests under idempotency_dry_run, by what would have become of them.",
-      0, 0, metrics_dry_run },
+      0, 0, metrics_results, metric_figure(counters.dry_run) },
 
     { "conflicts_total", "counter",
       "What differed in conflicts, of dry runs as well; several may at once.",
-      0, 0, metrics_conflicts },
+      0, 0, metrics_conflicts, metric_figure(counters.differs) },
 
     { "races_total", "counter",
       "Requests that came while the first with their token was executed.",
-      0, 0, metrics_races },
+      0, 0, metrics_counter, metric_figure(counters.races) },
 
     { "unavailable_total", "counter",
       "Requests for which the store was full or out of reach.",
-      0, 0, metrics_unavailable },
+      0, 0, metrics_counter, metric_figure(counters.unavailable) },
 
     { "abandoned_total", "counter",
       "Requests given up when their clients left, as too many had.",
-      0, 0, metrics_abandoned },
+      0, 0, metrics_counter, metric_figure(counters.abandoned) },
 
     { "expired_total", "counter",
       "Records whose window ended.",
-      0, 0, metrics_expired },
+      0, 0, metrics_number, metric_figure(counters.expired) },
 
     { "in_doubt_total", "counter",
       "Outcomes that nobody knows.",
-      0, 0, metrics_in_doubt },
+      0, 0, metrics_number, metric_figure(counters.in_doubt) },
 
     { "released_total", "counter",
       "Claims that were released, as nothing was executed.",
-      0, 0, metrics_released },
+      0, 0, metrics_number, metric_figure(counters.released) },
 
     { "replayed_bytes_total", "counter",
       "Bytes of response bodies that were replayed.",
-      0, 0, metrics_replayed },
+      0, 0, metrics_counter, metric_figure(counters.replayed_bytes) },
 
     { "wait_seconds", "histogram",
       "How long requests waited for the outcome of another.",
-      0, 0, metrics_wait },
+      0, 0, metrics_times, metric_figure(counters.wait) },
 
     { "zone_up", "gauge",
       "Whether the zone can be used; one that a process left torn can not.",
-      0, 0, metrics_available },
+      0, 0, metrics_flag, offsetof(ngx_http_idempotency_zone_t, known) },
 
     { "records", "gauge",
       "Tokens in the zone, by outcome.",
-      0, 1, metrics_records },
+      0, 1, metrics_records, metric_figure(records) },
 
     { "zone_bytes", "gauge",
       "Shared memory of the zone.",
-      0, 1, metrics_bytes },
+      0, 1, metrics_bytes, metric_figure(used) },
 
     { "zone_growth_bytes", "gauge",
       "How much more of the zone is used than an hour ago.",
-      0, 1, metrics_growth },
+      0, 1, metrics_growth, metric_figure(growth) },
 
     { "zone_full_seconds", "gauge",
       "When the zone is full, if it goes on growing so.",
-      0, 1, metrics_full },
+      0, 1, metrics_full, metric_figure(full_in) },
 
     { "oldest_record_seconds", "gauge",
       "The age of the oldest record.",
-      0, 1, metrics_oldest },
+      0, 1, metrics_oldest, metric_figure(oldest) },
 
     { "store_up", "gauge",
       "Whether what stands behind the zone answers.",
-      1, 1, metrics_up },
+      1, 1, metrics_flag, metric_figure(up) },
 
     { "store_latency_seconds", "histogram",
       "How long what stands behind the zone took to answer.",
-      1, 0, metrics_latency },
+      1, 0, metrics_times, metric_figure(counters.latency) },
 
     { "store_errors_total", "counter",
       "What stands behind the zone did not answer, by the reason.",
-      1, 0, metrics_errors },
+      1, 0, metrics_errors, metric_figure(counters.errors) },
 
     { "undelivered", "gauge",
       "Changes that what stands behind the zone is to hear yet.",
-      1, 1, metrics_undelivered },
+      1, 1, metrics_number, metric_figure(undelivered) },
 
-    { NULL, NULL, NULL, 0, 0, NULL }
+    { NULL, NULL, NULL, 0, 0, NULL, 0 }
 };
-
-
-void
-ngx_http_idempotency_count(ngx_http_idempotency_ctx_t *ctx)
-{
-    ngx_uint_t                   i;
-    ngx_atomic_t                *results;
-    ngx_idempotency_counters_t  *counters;
-
-    if (ctx->counted || ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_NONE) {
-        return;
-    }
-
-    ctx->counted = 1;
-
-    counters = ctx->conf->store->counters;
-    results = ctx->conf->dry_run ? counters->dry_run : counters->results;
-
-    ngx_idempotency_stats_add(results[ctx->status], 1);
-
-    if (ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_CONFLICT) {
-
-        for (i = 0; i < NGX_IDEMPOTENCY_STATS_DIFFERS; i++) {
-            if (ctx->claim.differs & ((ngx_uint_t) 1 << i)) {
-                ngx_idempotency_stats_add(counters->differs[i], 1);
-            }
-        }
-    }
-
-    count_wait(ctx, counters);
-}
-
-
-/* the request has ended; it may have left while it waited */
-
-void
-ngx_http_idempotency_count_end(ngx_http_idempotency_ctx_t *ctx)
-{
-    ngx_http_idempotency_count(ctx);
-
-    if (!ctx->counted && ctx->wait.waited) {
-        count_wait(ctx, ctx->conf->store->counters);
-    }
-}
-
-
-/* by its patience, which began with its claim */
-
-static void
-count_wait(ngx_http_idempotency_ctx_t *ctx,
-    ngx_idempotency_counters_t *counters)
-{
-    ngx_msec_int_t  ms;
-
-    if (!ctx->wait.waited) {
-        return;
-    }
-
-    ms = ngx_current_msec - (ctx->wait.deadline - ctx->conf->wait_timeout);
-
-    ngx_idempotency_stats_time(&counters->wait, ngx_max(ms, 0));
-}
-
-
-/* a claim that meets a pending one; it may do so again and again */
-
-void
-ngx_http_idempotency_count_race(ngx_http_idempotency_ctx_t *ctx)
-{
-    if (ctx->raced) {
-        return;
-    }
-
-    ctx->raced = 1;
-
-    ngx_idempotency_stats_add(ctx->conf->store->counters->races, 1);
-}
 
 
 ngx_int_t
@@ -334,7 +208,8 @@ metrics_one(ngx_http_idempotency_text_t *text, metric_t *metric,
                                           name, metric->type);
         }
 
-        metric->write(text, (char *) name, &zones[i]);
+        metric->write(text, (char *) name, &zones[i],
+                      (u_char *) &zones[i] + metric->offset);
     }
 }
 
@@ -363,13 +238,15 @@ metrics_label(ngx_http_idempotency_text_t *text, const char *name,
 
 static void
 metrics_results(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone, ngx_atomic_t *results)
+    ngx_http_idempotency_zone_t *zone, void *value)
 {
+    ngx_atomic_t  *results = value;
+
     ngx_uint_t  i;
 
-    for (i = 1; i < NGX_HTTP_IDEMPOTENCY_RESULTS; i++) {
+    for (i = 1; i < NGX_HTTP_IDEMPOTENCY_STATUSES; i++) {
         metrics_label(text, name, zone, "result",
-                      (char *) ngx_http_idempotency_result_names[i].data,
+                      (char *) ngx_http_idempotency_statuses[i].name.data,
                       results[i]);
     }
 }
@@ -377,8 +254,10 @@ metrics_results(ngx_http_idempotency_text_t *text, const char *name,
 
 static void
 metrics_times(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone, ngx_idempotency_times_t *times)
+    ngx_http_idempotency_zone_t *zone, void *value)
 {
+    ngx_idempotency_times_t  *times = value;
+
     u_char      series[64], bound[NGX_INT64_LEN + sizeof(".000")];
     uint64_t    count;
     ngx_uint_t  i;
@@ -414,200 +293,114 @@ metrics_times(ngx_http_idempotency_text_t *text, const char *name,
 
 
 static void
-metrics_requests(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone)
-{
-    metrics_results(text, name, zone, zone->figures.counters.results);
-}
-
-
-static void
-metrics_dry_run(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone)
-{
-    metrics_results(text, name, zone, zone->figures.counters.dry_run);
-}
-
-
-static void
 metrics_conflicts(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone)
+    ngx_http_idempotency_zone_t *zone, void *value)
 {
+    ngx_atomic_t  *values = value;
+
     ngx_uint_t  i;
 
     for (i = 0; i < NGX_IDEMPOTENCY_STATS_DIFFERS; i++) {
         metrics_label(text, name, zone, "differs",
-                      ngx_http_idempotency_differs_names[i],
-                      zone->figures.counters.differs[i]);
+                      ngx_http_idempotency_differs_names[i], values[i]);
     }
 }
 
 
 static void
-metrics_races(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone)
+metrics_counter(ngx_http_idempotency_text_t *text, const char *name,
+    ngx_http_idempotency_zone_t *zone, void *value)
 {
-    metrics_value(text, name, zone, zone->figures.counters.races);
+    metrics_value(text, name, zone, *(ngx_atomic_t *) value);
 }
 
 
 static void
-metrics_unavailable(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone)
+metrics_number(ngx_http_idempotency_text_t *text, const char *name,
+    ngx_http_idempotency_zone_t *zone, void *value)
 {
-    metrics_value(text, name, zone, zone->figures.counters.unavailable);
+    metrics_value(text, name, zone, *(uint64_t *) value);
 }
 
 
 static void
-metrics_abandoned(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone)
+metrics_flag(ngx_http_idempotency_text_t *text, const char *name,
+    ngx_http_idempotency_zone_t *zone, void *value)
 {
-    metrics_value(text, name, zone, zone->figures.counters.abandoned);
-}
-
-
-static void
-metrics_expired(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone)
-{
-    metrics_value(text, name, zone, zone->figures.counters.expired);
-}
-
-
-static void
-metrics_in_doubt(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone)
-{
-    metrics_value(text, name, zone, zone->figures.counters.in_doubt);
-}
-
-
-static void
-metrics_released(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone)
-{
-    metrics_value(text, name, zone, zone->figures.counters.released);
-}
-
-
-static void
-metrics_replayed(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone)
-{
-    metrics_value(text, name, zone, zone->figures.counters.replayed_bytes);
-}
-
-
-static void
-metrics_wait(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone)
-{
-    metrics_times(text, name, zone, &zone->figures.counters.wait);
-}
-
-
-static void
-metrics_available(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone)
-{
-    metrics_value(text, name, zone, zone->known);
+    metrics_value(text, name, zone, *(ngx_uint_t *) value);
 }
 
 
 static void
 metrics_records(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone)
+    ngx_http_idempotency_zone_t *zone, void *value)
 {
+    uint64_t  *values = value;
+
     ngx_uint_t  i;
 
     for (i = 0; i < NGX_IDEMPOTENCY_STATS_RECORDS; i++) {
         metrics_label(text, name, zone, "outcome",
-                      ngx_http_idempotency_outcome_names[i],
-                      zone->figures.records[i]);
+                      ngx_http_idempotency_outcome_names[i], values[i]);
     }
 }
 
 
 static void
 metrics_bytes(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone)
+    ngx_http_idempotency_zone_t *zone, void *value)
 {
-    ngx_idempotency_figures_t  *f;
+    size_t  used;
 
-    f = &zone->figures;
+    used = *(size_t *) value;
 
-    metrics_label(text, name, zone, "state", "used", f->used);
-    metrics_label(text, name, zone, "state", "free", f->size - f->used);
+    metrics_label(text, name, zone, "state", "used", used);
+    metrics_label(text, name, zone, "state", "free", zone->figures.size - used);
 }
 
 
 static void
 metrics_growth(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone)
+    ngx_http_idempotency_zone_t *zone, void *value)
 {
     if (zone->figures.known) {
         ngx_http_idempotency_text_add(text, "%s{zone=\"", name);
         ngx_http_idempotency_text_label(text, &zone->store->name);
-        ngx_http_idempotency_text_add(text, "\"} %L\n",
-                                      zone->figures.growth);
+        ngx_http_idempotency_text_add(text, "\"} %L\n", *(int64_t *) value);
     }
 }
 
 
 static void
 metrics_full(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone)
+    ngx_http_idempotency_zone_t *zone, void *value)
 {
-    if (zone->figures.known && zone->figures.full_in >= 0) {
-        metrics_value(text, name, zone, zone->figures.full_in);
+    if (zone->figures.known && *(int64_t *) value >= 0) {
+        metrics_value(text, name, zone, *(int64_t *) value);
     }
 }
 
 
 static void
 metrics_oldest(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone)
+    ngx_http_idempotency_zone_t *zone, void *value)
 {
     if (!zone->figures.empty) {
-        metrics_value(text, name, zone, zone->figures.oldest / 1000);
+        metrics_value(text, name, zone, *(ngx_msec_t *) value / 1000);
     }
-}
-
-
-static void
-metrics_up(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone)
-{
-    metrics_value(text, name, zone, zone->figures.up);
-}
-
-
-static void
-metrics_latency(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone)
-{
-    metrics_times(text, name, zone, &zone->figures.counters.latency);
 }
 
 
 static void
 metrics_errors(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone)
+    ngx_http_idempotency_zone_t *zone, void *value)
 {
+    ngx_atomic_t  *values = value;
+
     ngx_uint_t  i;
 
     for (i = 0; i < NGX_IDEMPOTENCY_ERRORS; i++) {
         metrics_label(text, name, zone, "error",
-                      ngx_idempotency_error_names[i],
-                      zone->figures.counters.errors[i]);
+                      ngx_idempotency_error_names[i], values[i]);
     }
-}
-
-
-static void
-metrics_undelivered(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone)
-{
-    metrics_value(text, name, zone, zone->figures.undelivered);
 }

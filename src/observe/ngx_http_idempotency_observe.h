@@ -12,21 +12,8 @@
 #include "ngx_http_idempotency.h"
 
 
-/* what becomes of requests, by the names that metrics have for them; indexed
-   by ngx_http_idempotency_status_e */
+#define NGX_HTTP_IDEMPOTENCY_VERSION  "1.0.0-rc1"
 
-#define NGX_HTTP_IDEMPOTENCY_RESULTS                                      \
-    (NGX_HTTP_IDEMPOTENCY_STATUS_BYPASS + 1)
-
-extern ngx_str_t
-    ngx_http_idempotency_result_names[NGX_HTTP_IDEMPOTENCY_RESULTS];
-
-/* of records, and of what differs */
-
-extern const char
-    *ngx_http_idempotency_outcome_names[NGX_IDEMPOTENCY_STATS_RECORDS];
-extern const char
-    *ngx_http_idempotency_differs_names[NGX_IDEMPOTENCY_STATS_DIFFERS];
 
 
 /* text in buffers of a bounded size each; without memory it fails for good */

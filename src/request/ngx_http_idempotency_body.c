@@ -999,3 +999,20 @@ field_feed(void *data, u_char *p, size_t len)
 
     return scan->fields->done ? NGX_DECLINED : NGX_OK;
 }
+
+
+/* it has no control characters */
+
+ngx_uint_t
+ngx_http_idempotency_printable(ngx_str_t *s)
+{
+    size_t  i;
+
+    for (i = 0; i < s->len; i++) {
+        if (s->data[i] < 0x20 || s->data[i] == 0x7f) {
+            return 0;
+        }
+    }
+
+    return 1;
+}

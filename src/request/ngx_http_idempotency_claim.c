@@ -159,7 +159,6 @@ static ngx_str_t  outcome_grpc_not_executed[] = {
 };
 
 
-static void owner_cleanup(void *data);
 static void owner_leave(ngx_http_idempotency_ctx_t *ctx);
 static void owner_complete(ngx_http_idempotency_ctx_t *ctx,
     ngx_int_t outcome);
@@ -224,7 +223,7 @@ ngx_http_idempotency_create_ctx(ngx_http_request_t *r)
         return NULL;
     }
 
-    cln->handler = owner_cleanup;
+    cln->handler = ngx_http_idempotency_cleanup;
     cln->data = ctx;
 
     ctx->request = r;
@@ -235,39 +234,13 @@ ngx_http_idempotency_create_ctx(ngx_http_request_t *r)
 }
 
 
-ngx_http_idempotency_ctx_t *
-ngx_http_idempotency_get_ctx(ngx_http_request_t *r)
-{
-    ngx_http_cleanup_t          *cln;
-    ngx_http_idempotency_ctx_t  *ctx;
-
-    r = r->main;
-
-    ctx = ngx_http_get_module_ctx(r, ngx_http_idempotency_module);
-
-    if (ctx == NULL && (r->internal || r->filter_finalize)) {
-
-        for (cln = r->cleanup; cln; cln = cln->next) {
-
-            if (cln->handler == owner_cleanup) {
-                ctx = cln->data;
-                ngx_http_set_ctx(r, ctx, ngx_http_idempotency_module);
-                break;
-            }
-        }
-    }
-
-    return ctx;
-}
-
-
 /*
  * The last way out: it runs before the log phase, and behind the cleanup of
  * the upstream, which knows by then what was sent
  */
 
-static void
-owner_cleanup(void *data)
+void
+ngx_http_idempotency_cleanup(void *data)
 {
     ngx_http_idempotency_ctx_t  *ctx = data;
 
@@ -774,19 +747,6 @@ ngx_http_idempotency_ends(ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* in milliseconds since 1970; all else goes by a clock that nobody sets */
-
-uint64_t
-ngx_http_idempotency_wall_clock(void)
-{
-    ngx_time_t  *tp;
-
-    tp = ngx_timeofday();
-
-    return (uint64_t) tp->sec * 1000 + tp->msec;
-}
-
-
 static ngx_int_t
 limits_quota(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
@@ -1080,23 +1040,6 @@ wait_timer_handler(ngx_event_t *ev)
 
     claim->op.result = NGX_IDEMPOTENCY_CHANGED;
     claim->op.handler(&claim->op);
-}
-
-
-ngx_int_t
-ngx_http_idempotency_similar_bind(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *scope)
-{
-    ctx->similar = ngx_pcalloc(r->pool,
-                               sizeof(ngx_http_idempotency_similar_t));
-    if (ctx->similar == NULL) {
-        return NGX_ERROR;
-    }
-
-    ngx_http_idempotency_content(r, ctx, scope,
-                                 NGX_IDEMPOTENCY_DIGEST_SIMILAR,
-                                 ctx->similar->claim.op.token);
-    return NGX_OK;
 }
 
 
@@ -1445,7 +1388,7 @@ outcome_keeps(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         return 1;
     }
 
-    if (keep && status < NGX_HTTP_IDEMPOTENCY_STATUSES
+    if (keep && status < NGX_HTTP_IDEMPOTENCY_CODES
         && keep[status] != NGX_HTTP_IDEMPOTENCY_KEEP_DEFAULT)
     {
         return keep[status] == NGX_HTTP_IDEMPOTENCY_KEEP_YES;

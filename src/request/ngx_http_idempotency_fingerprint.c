@@ -89,6 +89,8 @@ static ngx_int_t bind_fingerprint(ngx_http_request_t *r,
 static ngx_int_t bind_values(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_digest_t *d);
 static void bind_key_headers(ngx_array_t *keys, ngx_idempotency_digest_t *d);
+static ngx_int_t bind_similar(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *scope);
 static void bind_number(ngx_idempotency_digest_t *d, size_t n);
 static ngx_int_t identity_default(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_digest_t *d,
@@ -357,7 +359,7 @@ ngx_http_idempotency_bind(ngx_http_request_t *r,
         return NGX_OK;
     }
 
-    return ngx_http_idempotency_similar_bind(r, ctx, &scope);
+    return bind_similar(r, ctx, &scope);
 }
 
 
@@ -427,6 +429,23 @@ bind_fingerprint(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
 
 static ngx_int_t
+bind_similar(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_str_t *scope)
+{
+    ctx->similar = ngx_pcalloc(r->pool,
+                               sizeof(ngx_http_idempotency_similar_t));
+    if (ctx->similar == NULL) {
+        return NGX_ERROR;
+    }
+
+    ngx_http_idempotency_content(r, ctx, scope,
+                                 NGX_IDEMPOTENCY_DIGEST_SIMILAR,
+                                 ctx->similar->claim.op.token);
+    return NGX_OK;
+}
+
+
+static ngx_int_t
 bind_values(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_idempotency_digest_t *d)
 {
@@ -449,24 +468,6 @@ bind_values(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 }
 
 
-/* without its variables it is empty, whatever stands around them */
-
-ngx_int_t
-ngx_http_idempotency_value(ngx_http_request_t *r,
-    ngx_http_idempotency_value_t *value, ngx_str_t *text)
-{
-    if (ngx_http_complex_value(r, &value->script, text) != NGX_OK) {
-        return NGX_ERROR;
-    }
-
-    if (value->script.lengths && text->len == value->constant) {
-        text->len = 0;
-    }
-
-    return NGX_OK;
-}
-
-
 /* by default $server_name, which needs no evaluation */
 
 ngx_int_t
@@ -483,37 +484,6 @@ ngx_http_idempotency_scope(ngx_http_request_t *r,
     *scope = cscf->server_name;
 
     return NGX_OK;
-}
-
-
-/* why a conflict is one; empty of all else */
-
-ngx_str_t
-ngx_http_idempotency_reason(ngx_http_idempotency_ctx_t *ctx, u_char *text)
-{
-    u_char     *p;
-    ngx_str_t   reason;
-    ngx_uint_t  i;
-
-    /* in the order of NGX_IDEMPOTENCY_DIFFERS_... */
-
-    static char  *parts[] = { "action", "identity", "body", "settings" };
-
-    p = text;
-
-    if (ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_CONFLICT) {
-
-        for (i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
-            if (ctx->claim.differs & ((ngx_uint_t) 1 << i)) {
-                p = ngx_sprintf(p, "%s%s", p == text ? "" : ",", parts[i]);
-            }
-        }
-    }
-
-    reason.data = text;
-    reason.len = p - text;
-
-    return reason;
 }
 
 

@@ -252,23 +252,6 @@ key_unquote(ngx_http_request_t *r, ngx_str_t *key)
 }
 
 
-/* it has no control characters */
-
-ngx_uint_t
-ngx_http_idempotency_printable(ngx_str_t *s)
-{
-    size_t  i;
-
-    for (i = 0; i < s->len; i++) {
-        if (s->data[i] < 0x20 || s->data[i] == 0x7f) {
-            return 0;
-        }
-    }
-
-    return 1;
-}
-
-
 /* RFC 9562: it is written in lower case, and read in either */
 
 static ngx_int_t
@@ -528,4 +511,35 @@ content_lines(ngx_http_request_t *r, ngx_idempotency_digest_t *d,
     }
 
     ngx_idempotency_digest_bytes(d, (u_char *) ".", 1);
+}
+
+
+/* without its variables it is empty, whatever stands around them */
+
+ngx_int_t
+ngx_http_idempotency_value(ngx_http_request_t *r,
+    ngx_http_idempotency_value_t *value, ngx_str_t *text)
+{
+    if (ngx_http_complex_value(r, &value->script, text) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    if (value->script.lengths && text->len == value->constant) {
+        text->len = 0;
+    }
+
+    return NGX_OK;
+}
+
+
+/* in milliseconds since 1970; all else goes by a clock that nobody sets */
+
+uint64_t
+ngx_http_idempotency_wall_clock(void)
+{
+    ngx_time_t  *tp;
+
+    tp = ngx_timeofday();
+
+    return (uint64_t) tp->sec * 1000 + tp->msec;
 }

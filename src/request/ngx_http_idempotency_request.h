@@ -61,6 +61,9 @@ ngx_http_idempotency_status_e ngx_http_idempotency_key_parse(
 void ngx_http_idempotency_content(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_str_t *scope, u_char kind,
     u_char *token);
+ngx_int_t ngx_http_idempotency_value(ngx_http_request_t *r,
+    ngx_http_idempotency_value_t *value, ngx_str_t *text);
+uint64_t ngx_http_idempotency_wall_clock(void);
 
 /* body.c */
 
@@ -84,27 +87,20 @@ ngx_uint_t ngx_http_idempotency_field_unread(ngx_http_request_t *r,
 
 ngx_int_t ngx_http_idempotency_field_variable(ngx_http_request_t *r,
     ngx_http_variable_value_t *v, uintptr_t data);
-ngx_uint_t ngx_http_idempotency_printable(ngx_str_t *s);
 void ngx_http_idempotency_set_variable(ngx_http_variable_value_t *v,
     ngx_int_t rc, ngx_str_t *value);
+ngx_uint_t ngx_http_idempotency_printable(ngx_str_t *s);
 
 /* fingerprint.c */
 
 ngx_int_t ngx_http_idempotency_bind(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-ngx_int_t ngx_http_idempotency_value(ngx_http_request_t *r,
-    ngx_http_idempotency_value_t *value, ngx_str_t *text);
 ngx_int_t ngx_http_idempotency_scope(ngx_http_request_t *r,
     ngx_http_idempotency_loc_conf_t *conf, ngx_str_t *scope);
 void ngx_http_idempotency_token(ngx_http_idempotency_loc_conf_t *conf,
     ngx_str_t *scope, ngx_str_t *key, u_char *token);
 void ngx_http_idempotency_bind_settings(ngx_http_idempotency_loc_conf_t *conf);
 
-#define NGX_HTTP_IDEMPOTENCY_REASON_LEN                                      \
-    (sizeof("action,identity,body,settings") - 1)
-
-ngx_str_t ngx_http_idempotency_reason(ngx_http_idempotency_ctx_t *ctx,
-    u_char *text);
 
 ngx_int_t ngx_http_idempotency_identity(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
@@ -130,10 +126,7 @@ void ngx_http_idempotency_limits_whose(ngx_http_request_t *r,
 ngx_int_t ngx_http_idempotency_window(ngx_http_request_t *r,
     ngx_http_idempotency_loc_conf_t *conf, ngx_msec_t *window);
 ngx_msec_t ngx_http_idempotency_ends(ngx_http_idempotency_ctx_t *ctx);
-uint64_t ngx_http_idempotency_wall_clock(void);
 
-ngx_int_t ngx_http_idempotency_similar_bind(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *scope);
 ngx_int_t ngx_http_idempotency_similar(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 ngx_int_t ngx_http_idempotency_similar_answer(ngx_http_request_t *r,
@@ -145,8 +138,6 @@ ngx_int_t ngx_http_idempotency_wait(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 void ngx_http_idempotency_wait_end(ngx_http_idempotency_ctx_t *ctx);
 
-ngx_http_idempotency_ctx_t *ngx_http_idempotency_get_ctx(
-    ngx_http_request_t *r);
 ngx_http_idempotency_ctx_t *ngx_http_idempotency_create_ctx(
     ngx_http_request_t *r);
 ngx_int_t ngx_http_idempotency_prepare(ngx_http_idempotency_ctx_t *ctx);
@@ -212,8 +203,6 @@ ngx_uint_t ngx_http_idempotency_nested(ngx_http_request_t *r,
 
 /* response.c */
 
-ngx_int_t ngx_http_idempotency_replay(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
 
 /* refuse.c */
 
@@ -223,6 +212,7 @@ ngx_uint_t ngx_http_idempotency_refuses(ngx_http_idempotency_ctx_t *ctx,
     ngx_http_idempotency_status_e why);
 ngx_uint_t ngx_http_idempotency_refused(ngx_http_idempotency_ctx_t *ctx);
 
+ngx_uint_t ngx_http_idempotency_prefers_html(ngx_http_request_t *r);
 ngx_uint_t ngx_http_idempotency_accepts_html(ngx_http_request_t *r);
 
 

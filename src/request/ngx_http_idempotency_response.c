@@ -1,9 +1,9 @@
 
 /*
- * Responses: header lines by name, a response of ours in one piece, and one as
- * the store keeps it, there and back: the encoding of a header block and of
- * trailers, the places in headers_out that header lines had, and the replay,
- * which is sent from the top of all filters as the original was.
+ * Header lines by name, what Accept prefers (RFC 9110, 12.5.1), a response of
+ * ours in one piece, and a response as the store keeps it, there and back: the
+ * encoding of a header block and of trailers, and the places in headers_out
+ * that header lines had.
  *
  * Numbers are of variable length, the low bits first; strings stand behind
  * their length; a list of lines ends with a zero.
@@ -60,11 +60,12 @@ typedef struct {
     u_char      *last;
 } response_reader_t;
 
-/* a larger body is sent from a file, as who reads slowly holds it for long */
 
-#define NGX_HTTP_IDEMPOTENCY_REPLAY_MEMORY  65536
-
-
+static ngx_uint_t accept_quality(ngx_http_request_t *r, char *type,
+    size_t type_len, char *subtype, ngx_uint_t *best);
+static ngx_uint_t accept_range(ngx_str_t *range, char *type, size_t type_len,
+    char *subtype);
+static ngx_uint_t accept_weight(u_char *p, u_char *last);
 static size_t response_lines_len(ngx_list_t *list);
 static u_char *response_lines(u_char *p, ngx_http_request_t *r,
     ngx_list_t *list, ngx_array_t *hide);
@@ -90,13 +91,6 @@ static ngx_int_t response_get_string(response_reader_t *rd, ngx_str_t *s);
 static ngx_int_t place_fill(ngx_http_request_t *r, ngx_uint_t place,
     ngx_table_elt_t *h);
 static ngx_uint_t place_suppressed(ngx_table_elt_t *h);
-static ngx_file_t *replay_to_file(ngx_http_request_t *r, ngx_str_t *bytes,
-    ngx_http_idempotency_response_t *response);
-static ngx_int_t replay_send(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx,
-    ngx_http_idempotency_response_t *response, ngx_file_t *file);
-static ngx_int_t replay_mark(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
 static ngx_uint_t place_of(ngx_http_headers_out_t *out, ngx_table_elt_t *h);
 static ngx_uint_t place_of(ngx_http_headers_out_t *out, ngx_table_elt_t *h);
 static ngx_int_t place_restore(ngx_http_request_t *r, ngx_uint_t place,
@@ -564,7 +558,7 @@ ngx_http_idempotency_response_decode(ngx_str_t *bytes, ngx_uint_t head,
         return NGX_ERROR;
     }
 
-    if (status >= NGX_HTTP_IDEMPOTENCY_STATUSES
+    if (status >= NGX_HTTP_IDEMPOTENCY_CODES
         || !response_status_is_good((ngx_uint_t) status,
                                     &response->status_line)
         || !response_text_is_good(&response->content_type)
@@ -734,7 +728,7 @@ response_text_is_good(ngx_str_t *s)
 static ngx_uint_t
 response_status_is_good(ngx_uint_t status, ngx_str_t *line)
 {
-    if (status < 200 || status >= NGX_HTTP_IDEMPOTENCY_STATUSES) {
+    if (status < 200 || status >= NGX_HTTP_IDEMPOTENCY_CODES) {
         return 0;
     }
 
@@ -1166,191 +1160,165 @@ places_suppress(ngx_http_request_t *r, uint64_t bits)
 }
 
 
+/* only a client that really prefers it: others are programs */
+
+ngx_uint_t
+ngx_http_idempotency_prefers_html(ngx_http_request_t *r)
+{
+    ngx_uint_t  html, json, problem, best;
+
+    html = accept_quality(r, "text", 4, "html", &best);
+    json = accept_quality(r, "application", 11, "json", &best);
+    problem = accept_quality(r, "application", 11, "problem+json", &best);
+
+    return html > json && html > problem;
+}
+
+
+/* by its name: what takes anything is a program */
+
+ngx_uint_t
+ngx_http_idempotency_accepts_html(ngx_http_request_t *r)
+{
+    ngx_uint_t  best;
+
+    return accept_quality(r, "text", 4, "html", &best) && best == 3;
+}
+
+
 /*
- * NGX_DONE: the request is finalized; NGX_OK: it is a dry run; NGX_DECLINED:
- * it is not for this request, which shows who asks.  Without the location that
- * made it there is nobody who knows how to send it.
+ * In thousandths, by the most specific range that covers the type: how
+ * specific that is, accept_range() tells
  */
 
-ngx_int_t
-ngx_http_idempotency_replay(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx)
+static ngx_uint_t
+accept_quality(ngx_http_request_t *r, char *type, size_t type_len,
+    char *subtype, ngx_uint_t *best)
 {
-    void                             **loc_conf;
-    ngx_file_t                        *file;
-    ngx_idempotency_found_t           *found;
-    ngx_http_idempotency_response_t    response;
+    u_char                              *p, *end, *last, *semicolon;
+    ngx_str_t                            range;
+    ngx_uint_t                           specific, quality;
+    ngx_table_elt_t                     *h;
+    ngx_http_idempotency_header_iter_t   it;
 
-    found = &ctx->claim.found;
-    loc_conf = NULL;
+    static ngx_str_t  accept = ngx_string("accept");
 
-    if (ngx_http_idempotency_response_decode(&found->response,
-                                             r->method == NGX_HTTP_HEAD,
-                                             &response)
-        != NGX_OK
-        || response.status != found->status)
-    {
-        ngx_log_error(NGX_LOG_ALERT, r->connection->log, 0,
-                      "idempotency: a recorded response is none that this "
-                      "module has written, and is not sent");
+    *best = 0;
+    quality = 0;
 
-        return ngx_http_idempotency_refuse(r, ctx,
-                                         NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT);
-    }
+    ngx_http_idempotency_header_iter(&it, r);
 
-    if (ngx_http_idempotency_stranger(r, ctx, &response.headers)) {
-        return NGX_DECLINED;
-    }
+    while ((h = ngx_http_idempotency_header_next(&it, &accept)) != NULL) {
 
-    if (response.has_location) {
-        loc_conf = ngx_http_idempotency_location_find(r, &response.location);
+        last = h->value.data + h->value.len;
 
-        if (loc_conf == NULL) {
-            if (ngx_http_idempotency_log_admits(r->connection->log,
-                                        ctx->conf->log_level,
-                                        NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT))
-            {
-                ngx_log_error(ctx->conf->log_level, r->connection->log, 0,
-                              "idempotency: the location of a recorded "
-                              "response no longer exists: \"%V\"",
-                              &response.location.uri);
+        for (p = h->value.data; p < last; p = end + 1) {
+
+            end = ngx_strlchr(p, last, ',');
+            if (end == NULL) {
+                end = last;
             }
 
-            return ngx_http_idempotency_refuse(r, ctx,
-                                         NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT);
+            semicolon = ngx_strlchr(p, end, ';');
+
+            range.data = p;
+            range.len = (semicolon ? semicolon : end) - p;
+
+            specific = accept_range(&range, type, type_len, subtype);
+
+            if (specific > *best) {
+                *best = specific;
+                quality = semicolon ? accept_weight(semicolon, end) : 1000;
+            }
         }
     }
 
-    ctx->status = (ctx->wait.waited || ctx->claim.leftover)
-                      ? NGX_HTTP_IDEMPOTENCY_STATUS_WAITED
-                      : NGX_HTTP_IDEMPOTENCY_STATUS_REPLAYED;
-
-    ngx_http_idempotency_log_replay(r, ctx);
-
-    if (ctx->conf->dry_run) {
-        return NGX_OK;
-    }
-
-    file = (response.body.len > NGX_HTTP_IDEMPOTENCY_REPLAY_MEMORY)
-           ? replay_to_file(r, &found->response, &response) : NULL;
-
-    if (loc_conf) {
-        ngx_http_idempotency_location_enter(r, &response.location, loc_conf);
-    }
-
-    ngx_http_finalize_request(r, replay_send(r, ctx, &response, file));
-
-    return NGX_DONE;
+    return quality;
 }
 
 
-/*
- * The body, in a temporary file that has no name any more; what stood before
- * it stays in memory, and the rest is given back.  NULL: there is no file, and
- * all of it is sent from memory.
- */
+/* 3: the type itself, 2: "type/" and a star, 1: two stars, 0: another one */
 
-static ngx_file_t *
-replay_to_file(ngx_http_request_t *r, ngx_str_t *bytes,
-    ngx_http_idempotency_response_t *response)
+static ngx_uint_t
+accept_range(ngx_str_t *range, char *type, size_t type_len, char *subtype)
 {
-    size_t                     len;
-    u_char                    *p, *whole;
-    ngx_file_t                *file;
-    ngx_http_core_loc_conf_t  *clcf;
+    u_char  *p, *last;
+    size_t   len;
 
-    clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
+    p = range->data;
+    last = p + range->len;
 
-    whole = bytes->data;
-    len = response->body.data - whole;
-
-    p = ngx_pnalloc(r->pool, len);
-    file = ngx_pcalloc(r->pool, sizeof(ngx_file_t));
-
-    if (p == NULL || file == NULL) {
-        return NULL;
+    while (p < last && (*p == ' ' || *p == '\t')) {
+        p++;
     }
 
-    file->log = r->connection->log;
+    while (p < last && (last[-1] == ' ' || last[-1] == '\t')) {
+        last--;
+    }
 
-    if (ngx_create_temp_file(file, clcf->client_body_temp_path, r->pool, 0, 0,
-                             0)
-        != NGX_OK
-        || ngx_write_file(file, response->body.data, response->body.len, 0)
-           == NGX_ERROR)
+    len = last - p;
+
+    if (len == 3 && ngx_strncmp(p, "*/*", 3) == 0) {
+        return 1;
+    }
+
+    if (len < type_len + 2
+        || ngx_strncasecmp(p, (u_char *) type, type_len) != 0
+        || p[type_len] != '/')
     {
-        return NULL;
+        return 0;
     }
 
-    ngx_memcpy(p, whole, len);
-    bytes->data = p;
+    p += type_len + 1;
+    len -= type_len + 1;
 
-    /* all that it told is where the bytes are, and these are the same */
+    if (len == 1 && *p == '*') {
+        return 2;
+    }
 
-    (void) ngx_http_idempotency_response_decode(bytes,
-                                                r->method == NGX_HTTP_HEAD,
-                                                response);
-    (void) ngx_pfree(r->pool, whole);
-
-    return file;
+    return (len == ngx_strlen(subtype)
+            && ngx_strncasecmp(p, (u_char *) subtype, len) == 0) ? 3 : 0;
 }
 
 
-static ngx_int_t
-replay_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_http_idempotency_response_t *response, ngx_file_t *file)
+/* of the parameters from a semicolon on: ";q=0.8" is 800 */
+
+static ngx_uint_t
+accept_weight(u_char *p, u_char *last)
 {
-    ngx_uint_t  cookies;
+    ngx_uint_t  weight, scale;
 
-    cookies = (ctx->conf->replay_cookies == NGX_HTTP_IDEMPOTENCY_COOKIES_ALWAYS
-               || (ctx->conf->replay_cookies
-                   == NGX_HTTP_IDEMPOTENCY_COOKIES_IDENTIFIED
-                   && ctx->identified
-                   && !ctx->claim.found.anonymous));
+    while (p) {
+        p++;
 
-    ngx_log_debug2(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
-                   "idempotency replay: size:%uz, cookies:%ui",
-                   response->body.len, cookies);
+        while (p < last && (*p == ' ' || *p == '\t')) {
+            p++;
+        }
 
-    if (ngx_http_idempotency_response_restore(r, response, cookies) != NGX_OK
-        || replay_mark(r, ctx) != NGX_OK)
+        if (last - p >= 3 && (*p | 0x20) == 'q' && p[1] == '=') {
+            break;
+        }
+
+        p = ngx_strlchr(p, last, ';');
+    }
+
+    if (p == NULL) {
+        return 1000;
+    }
+
+    p += 2;
+    weight = (*p == '1') ? 1000 : 0;
+
+    if (weight || ++p == last || *p != '.') {
+        return weight;
+    }
+
+    for (p++, scale = 100;
+         p < last && scale && *p >= '0' && *p <= '9';
+         p++, scale /= 10)
     {
-        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+        weight += (*p - '0') * scale;
     }
 
-    ngx_idempotency_stats_add(ctx->conf->store->counters->replayed_bytes,
-                              response->body.len);
-
-    return ngx_http_idempotency_send(r, response->body.data,
-                                     response->body.len, 1, file);
-}
-
-
-/* instead of such a line that the original may have had */
-
-static ngx_int_t
-replay_mark(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
-{
-    ngx_str_t        *name;
-    ngx_list_t       *headers;
-    ngx_table_elt_t  *h;
-
-    static ngx_str_t  value = ngx_string("true");
-
-    name = &ctx->conf->replay_header;
-    headers = &r->headers_out.headers;
-
-    if (name->len == 0) {
-        return NGX_OK;
-    }
-
-    while ((h = ngx_http_idempotency_header_of(headers, (char *) name->data))
-           != NULL)
-    {
-        h->hash = 0;
-    }
-
-    h = ngx_http_idempotency_header_push(r, headers, name, &value);
-
-    return (h == NULL) ? NGX_ERROR : NGX_OK;
+    return weight;
 }
