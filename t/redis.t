@@ -14,6 +14,7 @@ use Redis;
 use Restart;
 
 use List::Util qw(uniq);
+use MIME::Base64 qw(encode_base64url);
 use Time::HiRes qw(time);
 
 plan(skip_all => 'no redis-server') if !Redis->programs;
@@ -27,6 +28,7 @@ my $server = <<'EOC';
     idempotency_methods POST;
     add_header X-Status $idempotency_status always;
     add_header X-Fence $idempotency_fence always;
+    add_header X-Token $idempotency_token always;
     proxy_read_timeout 10m;
 
     location / { proxy_pass http://$TEST_NGINX_BACKEND; }
@@ -123,7 +125,9 @@ my ($a, $b) = map over($redis, workers => $_), 2, 1;
 
     my @keys = grep { !/:stamp$/ } keys_of();
     is(scalar @keys, 1, 'one key');
-    like($keys[0], qr/^idem:z:[\w-]{43}$/, '... named by the digest');
+    is($keys[0], 'idem:z:' . encode_base64url(pack 'H*', $first->header('X-Token')),
+       '... named by the token, as docs/operation.md finds it by hand');
+    is($redis->command('GETRANGE', $keys[0], 2, 2), 'D', '... which tells its state');
     cmp_ok($redis->command('PTTL', $keys[0]), '>', 86_000_000, '... for the window');
 }
 

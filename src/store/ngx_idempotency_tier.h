@@ -93,6 +93,8 @@ typedef struct {
     ngx_uint_t                      failing;
     ngx_msec_t                      failed;
     ngx_msec_t                      probed;
+    /* when a worker knew last that a part of it would fail */
+    ngx_msec_t                      unwell;
     /* ... for want of room */
     ngx_uint_t                      partly;
     ngx_uint_t                      full;
@@ -243,6 +245,10 @@ typedef struct {
     /* an operator agrees to one that is another, or has forgotten;
        NGX_DECLINED: it isn't, or can't */
     ngx_int_t                     (*agree)(ngx_idempotency_tier_t *tier);
+    /* NULL, or NGX_OK: each part of it takes fresh claims; NGX_ERROR: one does
+       not; NGX_DECLINED: this worker can't tell.  Asked again and again while
+       the log says that it doesn't */
+    ngx_int_t                     (*well)(ngx_idempotency_tier_t *tier);
 } ngx_idempotency_backing_t;
 
 

@@ -68,6 +68,7 @@ static void heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
     ngx_idempotency_workers_t *wake);
 static void heard_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed);
 static ngx_uint_t heard_well(ngx_idempotency_tier_t *tier);
+static ngx_uint_t heard_calm(ngx_idempotency_tier_t *tier);
 static void heard_sum(ngx_idempotency_batch_t *batch, ngx_uint_t *stale,
     ngx_uint_t *full, ngx_uint_t *damaged, ngx_uint_t *lost);
 static void heard_seals(ngx_idempotency_tier_t *tier);
@@ -1248,6 +1249,27 @@ heard_sum(ngx_idempotency_batch_t *batch, ngx_uint_t *stale, ngx_uint_t *full,
 }
 
 
+/* nothing has failed for some time, and no worker knows of a part that would */
+
+static ngx_uint_t
+heard_calm(ngx_idempotency_tier_t *tier)
+{
+    ngx_int_t                   rc;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    sh = &tier->shm->sh->tier;
+    rc = tier->backing->well ? tier->backing->well(tier) : NGX_OK;
+
+    if (rc == NGX_ERROR) {
+        sh->unwell = ngx_current_msec;
+    }
+
+    return rc == NGX_OK
+           && ngx_current_msec - sh->failed >= NGX_IDEMPOTENCY_TIER_CALM
+           && ngx_current_msec - sh->unwell >= NGX_IDEMPOTENCY_TIER_CALM;
+}
+
+
 void
 ngx_idempotency_tier_say(ngx_idempotency_tier_t *tier, const char *why)
 {
@@ -1259,9 +1281,7 @@ ngx_idempotency_tier_say(ngx_idempotency_tier_t *tier, const char *why)
 
     if (ngx_idempotency_tier_shared(tier)) {
 
-        if (why == NULL
-            && ngx_current_msec - sh->failed < NGX_IDEMPOTENCY_TIER_CALM)
-        {
+        if (why == NULL && !heard_calm(tier)) {
             return;
         }
 

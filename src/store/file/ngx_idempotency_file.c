@@ -208,7 +208,8 @@ static const ngx_idempotency_backing_t  file_backing = {
     file_exit_process,
     NULL,
     file_up,
-    file_agree
+    file_agree,
+    NULL
 };
 
 

@@ -84,6 +84,7 @@ static void redis_exit_process(ngx_idempotency_tier_t *tier);
 static const char *redis_kind(ngx_idempotency_tier_t *tier, const char **sync);
 static int64_t redis_now(ngx_idempotency_tier_t *tier);
 static ngx_uint_t redis_up(ngx_idempotency_tier_t *tier);
+static ngx_int_t redis_well(ngx_idempotency_tier_t *tier);
 static ngx_int_t redis_list(ngx_idempotency_tier_t *tier,
     ngx_idempotency_page_t *page);
 static ngx_int_t batch_init(ngx_idempotency_redis_zone_t *redis,
@@ -131,7 +132,8 @@ static const ngx_idempotency_backing_t  redis_backing = {
     redis_exit_process,
     ngx_idempotency_backing_redis_hands,
     redis_up,
-    NULL
+    NULL,
+    redis_well
 };
 
 
@@ -456,6 +458,23 @@ redis_up(ngx_idempotency_tier_t *tier)
 }
 
 
+/* a worker that exits has closed what it does not need */
+
+static ngx_int_t
+redis_well(ngx_idempotency_tier_t *tier)
+{
+    ngx_idempotency_redis_zone_t  *redis;
+
+    redis = (ngx_idempotency_redis_zone_t *) tier;
+
+    if (redis->redis == NULL || ngx_exiting) {
+        return NGX_DECLINED;
+    }
+
+    return ngx_idempotency_redis_well(redis->redis) ? NGX_OK : NGX_ERROR;
+}
+
+
 static ngx_int_t
 redis_list(ngx_idempotency_tier_t *tier, ngx_idempotency_page_t *page)
 {
@@ -570,6 +589,8 @@ ngx_idempotency_backing_redis_send(ngx_idempotency_redis_hand_t *hand)
 
         ngx_idempotency_redis_item_call(ri, &redis->prefix, &redis->publish,
                                         batch->now);
+
+        ri->call.fresh = (ri->item->what == NGX_IDEMPOTENCY_ITEM_ASK);
 
         (void) batch_call(hand, ri);
     }

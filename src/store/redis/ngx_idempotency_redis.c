@@ -17,6 +17,15 @@
 #define REDIS_TICK  5000
 #define REDIS_INFO  2
 
+/* a server's health is looked at so often, and what it said holds for so long;
+   replicas may be silent for so long.  A claim is tried from time to time, as
+   not all servers tell of their replicas */
+
+#define REDIS_LOOK     250
+#define REDIS_WELL     5000
+#define REDIS_SILENCE  1000
+#define REDIS_TRY      5000
+
 /* connections that are looked at when the event loop has ended */
 
 #define REDIS_POLL  256
@@ -27,6 +36,10 @@ static void redis_wait_events(ngx_idempotency_redis_conn_t *conn,
     struct pollfd *fd);
 static void redis_exit_node(ngx_idempotency_redis_node_t *node);
 static ngx_uint_t redis_up(ngx_idempotency_redis_node_t *node);
+static void redis_look_handler(ngx_event_t *ev);
+static void redis_look(ngx_idempotency_redis_node_t *node);
+static void redis_looked(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply);
 static void redis_tick(ngx_event_t *ev);
 
 
@@ -103,6 +116,11 @@ ngx_idempotency_redis_init_process(ngx_idempotency_redis_t *redis,
     redis->tick.cancelable = 1;
 
     ngx_add_timer(&redis->tick, REDIS_TICK);
+
+    redis->look.data = redis;
+    redis->look.log = cycle->log;
+    redis->look.handler = redis_look_handler;
+    redis->look.cancelable = 1;
 
     redis->topology = ngx_idempotency_redis_topologies[redis->conf.mode];
 
@@ -399,6 +417,189 @@ redis_up(ngx_idempotency_redis_node_t *node)
     }
 
     return !tried;
+}
+
+
+ngx_uint_t
+ngx_idempotency_redis_well(ngx_idempotency_redis_t *redis)
+{
+    ngx_uint_t                     well;
+    ngx_queue_t                   *q;
+    ngx_idempotency_redis_node_t  *node;
+
+    well = 1;
+
+    for (q = ngx_queue_head(&redis->nodes);
+         q != ngx_queue_sentinel(&redis->nodes);
+         q = ngx_queue_next(q))
+    {
+        node = ngx_queue_data(q, ngx_idempotency_redis_node_t, queue);
+
+        if (!node->known) {
+            continue;
+        }
+
+        redis_look(node);
+
+        if (node->conns[0] == NULL || node->well == 0
+            || node->conns[0]->state != ngx_idempotency_redis_ready
+            || ngx_current_msec - node->well >= REDIS_WELL)
+        {
+            well = 0;
+        }
+    }
+
+    return well;
+}
+
+
+ngx_uint_t
+ngx_idempotency_redis_missing(ngx_idempotency_redis_node_t *node)
+{
+    return node->missing
+           && ngx_current_msec - node->missed >= REDIS_SILENCE
+           && ngx_current_msec - node->tried < REDIS_TRY;
+}
+
+
+void
+ngx_idempotency_redis_acked(ngx_idempotency_redis_node_t *node)
+{
+    node->well = ngx_current_msec;
+    node->missing = 0;
+    node->offset = 0;
+}
+
+
+void
+ngx_idempotency_redis_unacked(ngx_idempotency_redis_node_t *node,
+    ngx_msec_t sent)
+{
+    node->well = 0;
+    node->tried = ngx_current_msec;
+
+    if (node->missing) {
+        return;
+    }
+
+    node->missing = 1;
+    node->missed = sent;
+    node->offset = 0;
+
+    if (!node->redis->look.timer_set) {
+        ngx_add_timer(&node->redis->look, REDIS_LOOK);
+    }
+}
+
+
+static void
+redis_look_handler(ngx_event_t *ev)
+{
+    ngx_queue_t                   *q;
+    ngx_idempotency_redis_t       *redis;
+    ngx_idempotency_redis_node_t  *node;
+
+    redis = ev->data;
+
+    for (q = ngx_queue_head(&redis->nodes);
+         q != ngx_queue_sentinel(&redis->nodes);
+         q = ngx_queue_next(q))
+    {
+        node = ngx_queue_data(q, ngx_idempotency_redis_node_t, queue);
+
+        if (!node->missing) {
+            continue;
+        }
+
+        redis_look(node);
+
+        if (!ev->timer_set && !ngx_exiting) {
+            ngx_add_timer(ev, REDIS_LOOK);
+        }
+    }
+}
+
+
+/* over a connection that waits for no replica */
+
+static void
+redis_look(ngx_idempotency_redis_node_t *node)
+{
+    ngx_idempotency_redis_conn_t  *conn;
+
+    conn = node->conns[0];
+
+    if (node->looking || conn == NULL || conn->retire
+        || conn->state != ngx_idempotency_redis_ready
+        || ngx_current_msec - node->looked < REDIS_LOOK)
+    {
+        return;
+    }
+
+    node->looking = 1;
+    node->looked = ngx_current_msec;
+
+    ngx_idempotency_resp_say(&conn->out, "ROLE", NULL);
+    (void) ngx_idempotency_redis_conn_expect(conn, redis_looked, node);
+    ngx_idempotency_redis_conn_write(conn);
+}
+
+
+/*
+ * "master", its offset, and each replica with the offset that this one has
+ * acknowledged.  What was written before the first look has to be there.  Who
+ * tells nothing of all this is well if he answers.
+ */
+
+static void
+redis_looked(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply)
+{
+    ngx_idempotency_redis_node_t  *node = data;
+
+    int64_t                         offset;
+    ngx_int_t                       n;
+    ngx_uint_t                      i;
+    ngx_idempotency_redis_reply_t  *replica;
+
+    node->looking = 0;
+
+    ngx_idempotency_redis_conn_expected(conn);
+
+    if (reply == NULL) {
+        return;
+    }
+
+    if (reply->type != NGX_IDEMPOTENCY_REDIS_ARRAY || reply->n < 3) {
+        ngx_idempotency_redis_acked(node);
+        return;
+    }
+
+    if (reply->elts[2].type != NGX_IDEMPOTENCY_REDIS_ARRAY) {
+        /* it is no master */
+        return;
+    }
+
+    if (node->offset == 0) {
+        node->offset = reply->elts[1].integer;
+    }
+
+    n = 0;
+
+    for (i = 0; i < reply->elts[2].n; i++) {
+        replica = &reply->elts[2].elts[i];
+
+        n += (replica->n == 3
+              && ngx_idempotency_resp_decimal(replica->elts[2].str.data,
+                                              replica->elts[2].str.len,
+                                              &offset)
+                 == NGX_OK
+              && offset >= node->offset);
+    }
+
+    if (n >= conn->redis->conf.replicas) {
+        ngx_idempotency_redis_acked(node);
+    }
 }
 
 

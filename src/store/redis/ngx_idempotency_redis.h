@@ -100,6 +100,9 @@ struct ngx_idempotency_redis_call_s {
     /* answered once it is where `replicas` and `fsync` of the block want it,
        if they want anything */
     unsigned                        durable:1;
+    /* refused at once, and not sent, as long as replicas have acknowledged
+       nothing for a second */
+    unsigned                        fresh:1;
     /* the script gets one argument more, behind the others: the deadline by
        the clock of the server that it is sent to, in microseconds since 1970,
        in decimal, rather too early than too late.  It is put there when it is
@@ -311,6 +314,12 @@ uint64_t ngx_idempotency_redis_time(ngx_idempotency_redis_t *redis);
    tries found none */
 
 ngx_uint_t ngx_idempotency_redis_up(ngx_idempotency_redis_t *redis);
+
+/* each server to which calls go has answered lately, and so many replicas as
+   `replicas` wants have what it was told; they are asked, so that the next call
+   knows */
+
+ngx_uint_t ngx_idempotency_redis_well(ngx_idempotency_redis_t *redis);
 
 
 #endif /* _NGX_IDEMPOTENCY_REDIS_H_INCLUDED_ */

@@ -138,6 +138,7 @@ struct ngx_idempotency_redis_conn_s {
     unsigned                         durable:1;
     unsigned                         asked:2;
     unsigned                         unacked:1;
+    ngx_msec_t                       asked_at;
 };
 
 
@@ -169,6 +170,17 @@ struct ngx_idempotency_redis_node_s {
     /* its clock, and ours at that time, in microseconds */
     uint64_t                         clock;
     uint64_t                         clock_at;
+
+    /* its health: when it was looked at last, and when it was well */
+    ngx_msec_t                       looked;
+    ngx_msec_t                       well;
+    /* if "missing": since when nothing was acknowledged, when that was tried
+       last; and how far a replica must have come, 0: this is not known yet */
+    ngx_msec_t                       missed;
+    ngx_msec_t                       tried;
+    int64_t                          offset;
+    unsigned                         missing:1;
+    unsigned                         looking:1;
 
     /* calls go there; it is of the configuration */
     unsigned                         known:1;
@@ -220,6 +232,7 @@ struct ngx_idempotency_redis_s {
     /* where what has no other goes */
     ngx_idempotency_redis_conn_t      *first;
     ngx_event_t                        tick;
+    ngx_event_t                        look;
     ngx_uint_t                         ticks;
     unsigned                           started:1;
 
@@ -321,6 +334,13 @@ ngx_idempotency_redis_conn_t *ngx_idempotency_redis_node_conn(
 /* a call goes where it belongs now */
 void ngx_idempotency_redis_route(ngx_idempotency_redis_t *redis,
     ngx_idempotency_redis_call_t *call);
+
+/* replicas have what was sent at that time, or not */
+void ngx_idempotency_redis_acked(ngx_idempotency_redis_node_t *node);
+void ngx_idempotency_redis_unacked(ngx_idempotency_redis_node_t *node,
+    ngx_msec_t sent);
+/* so for a second */
+ngx_uint_t ngx_idempotency_redis_missing(ngx_idempotency_redis_node_t *node);
 
 
 #endif /* _NGX_IDEMPOTENCY_REDIS_CONN_H_INCLUDED_ */

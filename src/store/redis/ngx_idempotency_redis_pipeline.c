@@ -25,6 +25,7 @@
 
 
 static void pipeline_flush(ngx_event_t *ev);
+static void pipeline_refuse(ngx_idempotency_redis_conn_t *conn);
 static void pipeline_flush_ready(ngx_idempotency_redis_conn_t *conn);
 static void pipeline_say(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call);
@@ -61,6 +62,9 @@ static void pipeline_give(ngx_idempotency_redis_call_t *call,
 static void pipeline_ready(ngx_idempotency_redis_conn_t *conn);
 static void pipeline_lost(ngx_idempotency_redis_conn_t *conn);
 static ngx_uint_t pipeline_idle(ngx_idempotency_redis_conn_t *conn);
+
+
+static ngx_str_t  pipeline_few = ngx_string("too few replicas have it in time");
 
 
 ngx_idempotency_redis_kind_t  ngx_idempotency_redis_pipeline = {
@@ -122,6 +126,10 @@ pipeline_flush(ngx_event_t *ev)
 
     conn = ev->data;
 
+    if (conn->durable && ngx_idempotency_redis_missing(conn->node)) {
+        pipeline_refuse(conn);
+    }
+
     if (conn->state == ngx_idempotency_redis_ready) {
         pipeline_flush_ready(conn);
         return;
@@ -149,6 +157,41 @@ pipeline_flush(ngx_event_t *ev)
 
         pipeline_unsent(conn, call);
     }
+}
+
+
+/* of what is not sent, all that wants to be acknowledged */
+
+static void
+pipeline_refuse(ngx_idempotency_redis_conn_t *conn)
+{
+    ngx_queue_t                   *q, *next, refused;
+    ngx_idempotency_redis_call_t  *call;
+
+    ngx_queue_init(&refused);
+
+    for (q = ngx_queue_head(&conn->calls);
+         q != ngx_queue_sentinel(&conn->calls);
+         q = next)
+    {
+        next = ngx_queue_next(q);
+        call = ngx_queue_data(q, ngx_idempotency_redis_call_t, queue);
+
+        if (call->fresh) {
+            ngx_queue_remove(q);
+            ngx_queue_insert_tail(&refused, q);
+        }
+    }
+
+    while (!ngx_queue_empty(&refused)) {
+        q = ngx_queue_head(&refused);
+        call = ngx_queue_data(q, ngx_idempotency_redis_call_t, queue);
+
+        pipeline_give(call, NULL, NGX_IDEMPOTENCY_REDIS_UNACKED,
+                      &pipeline_few, 0);
+    }
+
+    pipeline_disarm(conn);
 }
 
 
@@ -515,6 +558,7 @@ pipeline_ask_acks(ngx_idempotency_redis_conn_t *conn, ngx_msec_t deadline)
     *ngx_sprintf(buf, "%M", ngx_max(msec, 1)) = '\0';
 
     conn->unacked = 0;
+    conn->asked_at = ngx_current_msec;
 
     if (conf->replicas) {
         ngx_idempotency_resp_command(&conn->out, 3);
@@ -542,7 +586,6 @@ pipeline_acks(ngx_idempotency_redis_conn_t *conn, void *data,
     int64_t    n, wanted;
     ngx_str_t  why;
 
-    static ngx_str_t  few = ngx_string("too few replicas have it in time");
     static ngx_str_t  disk = ngx_string("it was not on disk in time");
 
     if (reply == NULL) {
@@ -560,9 +603,16 @@ pipeline_acks(ngx_idempotency_redis_conn_t *conn, void *data,
     n = (reply->type == NGX_IDEMPOTENCY_REDIS_INTEGER) ? reply->integer : -1;
     wanted = data ? 1 : conn->redis->conf.replicas;
 
+    if (!data && n >= wanted) {
+        ngx_idempotency_redis_acked(conn->node);
+
+    } else if (!data && n >= 0) {
+        ngx_idempotency_redis_unacked(conn->node, conn->asked_at);
+    }
+
     if (n < wanted) {
         why = (reply->type == NGX_IDEMPOTENCY_REDIS_ERROR) ? reply->str
-              : data ? disk : few;
+              : data ? disk : pipeline_few;
 
         pipeline_acked(conn, NGX_IDEMPOTENCY_REDIS_UNACKED, &why);
 

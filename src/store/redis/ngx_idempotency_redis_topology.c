@@ -826,6 +826,9 @@ sentinel_master(ngx_idempotency_redis_t *redis, ngx_str_t *host,
                   &redis->conf.name, &redis->conf.master, &node->name);
 
     node->failing = 0;
+    node->missing = 0;
+    node->offset = 0;
+    node->well = 0;
 
     n = 2 * redis->conf.connections;
 
