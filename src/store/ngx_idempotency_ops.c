@@ -126,9 +126,6 @@ shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_claim_t *claim)
             return NGX_OK;
         }
 
-        ngx_idempotency_record_expire(shm, op->now,
-                                      NGX_IDEMPOTENCY_SHM_EXPIRE);
-
         ngx_memzero(&wake, sizeof(ngx_idempotency_workers_t));
 
         rec = shm_claim_locked(shm, claim, &wake);
@@ -176,23 +173,31 @@ shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_claim_t *claim)
             ngx_idempotency_shm_warn(shm, full);
         }
 
-        if (op->result == NGX_IDEMPOTENCY_CHANGED) {
+        switch (op->result) {
+
+        case NGX_IDEMPOTENCY_CHANGED:
 
             /* what stands behind is to answer */
 
             return NGX_AGAIN;
-        }
 
-        if (op->result == NGX_IDEMPOTENCY_CLAIMED) {
+        case NGX_IDEMPOTENCY_UNFINISHED:
+
+            /* more is to be freed than may be in one turn of the event loop */
+
+            ngx_idempotency_shm_resume(op);
+            return NGX_AGAIN;
+
+        case NGX_IDEMPOTENCY_CLAIMED:
             ngx_idempotency_worker_owns(1, op->now);
+            break;
+
+        default:
+            break;
         }
 
-        /* more had to be freed than may be while the lock is held once */
-
-        rc = (op->result == NGX_IDEMPOTENCY_UNFINISHED)
-                 ? NGX_DECLINED
-                 : shm_read(shm, op, claim->leftover ? claim->waited : 0,
-                            &claim->found, claim->pool, &cur);
+        rc = shm_read(shm, op, claim->leftover ? claim->waited : 0,
+                      &claim->found, claim->pool, &cur);
 
     } while (rc == NGX_DECLINED);
 

@@ -182,14 +182,22 @@ static const uint8_t
 #undef to
 
 
+/* so many that have expired are freed at once for want of room */
+
+#define NGX_IDEMPOTENCY_ROOM_EXPIRE  3
+
 /* how many are looked at, at most, for one that may leave */
 
 #define NGX_IDEMPOTENCY_ROOM_LOOK  64
 
 
-/* those looked at, at most, for one that has ended before its turn */
+/* those of a value that are looked at, at most, while the lock is held once */
 
-#define NGX_IDEMPOTENCY_QUOTA_LOOK  64
+#define NGX_IDEMPOTENCY_QUOTA_LOOK  512
+
+/* later than anything ends, on the clocks of all workers */
+
+#define quota_never(now)  ((now) + NGX_MAX_INT_T_VALUE / 2)
 
 
 #define ngx_idempotency_chunk_header                                         \
@@ -240,10 +248,8 @@ static ngx_uint_t room_evict(ngx_idempotency_shm_t *shm);
 static ngx_uint_t room_evict_told(ngx_idempotency_shm_t *shm);
 static ngx_idempotency_quota_t *quota_find(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim);
-static ngx_uint_t quota_full(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_claim_t *claim);
-static void quota_expire(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_claim_t *claim);
+static ngx_idempotency_quota_t *quota_look(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_quota_t *quota, ngx_msec_t now);
 static void tree_make(ngx_rbtree_t *tree, ngx_idempotency_shm_t *shm,
     ngx_rbtree_node_t *root);
 static void tree_insert_value(ngx_rbtree_node_t *temp,
@@ -1177,7 +1183,7 @@ record_make_room(ngx_idempotency_shm_t *shm,
 ngx_uint_t
 ngx_idempotency_record_free_some(ngx_idempotency_shm_t *shm, ngx_msec_t now)
 {
-    return ngx_idempotency_record_expire(shm, now, NGX_IDEMPOTENCY_SHM_EXPIRE)
+    return ngx_idempotency_record_expire(shm, now, NGX_IDEMPOTENCY_ROOM_EXPIRE)
            || room_evict(shm);
 }
 
@@ -1268,108 +1274,83 @@ room_evict_told(ngx_idempotency_shm_t *shm)
 
 /*
  * Whether one more token may be bound.  Those whose time is over don't count:
- * if it would be one too many they are freed, all that there are, as far as
- * may be while the lock is held once.
+ * they are freed as they are met, until there is a place, or until it is known
+ * that none of the value's has ended.  UNFINISHED: neither is known yet.
  */
 
 ngx_idempotency_result_e
 ngx_idempotency_quota_check(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim)
 {
-    ngx_queue_t               *q;
-    ngx_idempotency_quota_t   *quota;
-    ngx_idempotency_record_t  *rec;
-
-    if (!quota_full(shm, claim)) {
-        return NGX_IDEMPOTENCY_OK;
-    }
-
-    if (ngx_idempotency_record_expire(shm, claim->op.now,
-                                      NGX_IDEMPOTENCY_SHM_FREE)
-        == NGX_IDEMPOTENCY_SHM_FREE)
-    {
-        return NGX_IDEMPOTENCY_UNFINISHED;
-    }
-
-    quota_expire(shm, claim);
-
-    if (!quota_full(shm, claim)) {
-        return NGX_IDEMPOTENCY_OK;
-    }
-
-    quota = quota_find(shm, claim);
-
-    if (ngx_queue_empty(&quota->bound)) {
-
-        /* all of them are pending: one that ends now has its window yet */
-
-        claim->found.left = ngx_max(claim->window, claim->least);
-        return NGX_IDEMPOTENCY_LIMITED;
-    }
-
-    q = ngx_queue_head(&quota->bound);
-    rec = ngx_queue_data(q, ngx_idempotency_record_t, as.bound.quota);
-
-    claim->found.left = ngx_idempotency_record_lasts(rec, claim->op.now);
-
-    return NGX_IDEMPOTENCY_LIMITED;
-}
-
-
-static ngx_uint_t
-quota_full(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim)
-{
+    ngx_uint_t                n;
+    ngx_msec_t                now;
     ngx_idempotency_quota_t  *quota;
 
-    if (claim->quota == 0) {
-        return 0;
+    now = claim->op.now;
+    quota = claim->quota ? quota_find(shm, claim) : NULL;
+
+    for (n = 0; quota && quota->live >= claim->quota; n++) {
+
+        if (ngx_queue_empty(&quota->bound)) {
+
+            /* all of them are pending: one that ends now has its window yet */
+
+            claim->found.left = ngx_max(claim->window, claim->least);
+            return NGX_IDEMPOTENCY_LIMITED;
+        }
+
+        if ((ngx_msec_int_t) (now - quota->ends) < 0) {
+            claim->found.left = quota->ends - now;
+            return NGX_IDEMPOTENCY_LIMITED;
+        }
+
+        if (n == NGX_IDEMPOTENCY_QUOTA_LOOK) {
+            return NGX_IDEMPOTENCY_UNFINISHED;
+        }
+
+        quota = quota_look(shm, quota, now);
     }
 
-    quota = quota_find(shm, claim);
-
-    return quota && quota->live >= claim->quota;
+    return NGX_IDEMPOTENCY_OK;
 }
 
 
-/* keys that tell their own time do not end in the order of a window */
+/*
+ * The next one of a value's: it is freed, or goes behind those that were looked
+ * at in this round.  Keys that tell their own time, and windows of two lengths,
+ * end in any order; so the round ends with the earliest end of all.  NULL: the
+ * last one took the quota along.
+ */
 
-static void
-quota_expire(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim)
+static ngx_idempotency_quota_t *
+quota_look(ngx_idempotency_shm_t *shm, ngx_idempotency_quota_t *quota,
+    ngx_msec_t now)
 {
-    ngx_uint_t                 n, last;
-    ngx_queue_t               *q, *next;
-    ngx_idempotency_quota_t   *quota;
+    ngx_uint_t                 last;
     ngx_idempotency_record_t  *rec;
 
-    quota = quota_find(shm, claim);
-    if (quota == NULL) {
-        return;
+    rec = ngx_queue_data(ngx_queue_head(&quota->bound),
+                         ngx_idempotency_record_t, as.bound.quota);
+
+    if (rec->round == quota->round) {
+        quota->ends = quota->next;
+        quota->next = quota_never(now);
+        quota->round = !quota->round;
+
+        return quota;
     }
 
-    q = ngx_queue_head(&quota->bound);
-
-    for (n = 0; n < NGX_IDEMPOTENCY_QUOTA_LOOK; n++, q = next) {
-
-        if (q == ngx_queue_sentinel(&quota->bound)) {
-            return;
-        }
-
-        next = ngx_queue_next(q);
-        rec = ngx_queue_data(q, ngx_idempotency_record_t, as.bound.quota);
-
-        if (!ngx_idempotency_record_expired(rec, claim->op.now)) {
-            continue;
-        }
-
-        /* the last one takes the quota along */
-
+    if (ngx_idempotency_record_expired(rec, now)) {
         last = (quota->live == 1);
-        ngx_idempotency_record_remove(shm, rec);
+        record_end(shm, rec);
 
-        if (last) {
-            return;
-        }
+        return last ? NULL : quota;
     }
+
+    quota_unbind(rec);
+    quota_bind(rec);
+
+    return quota;
 }
 
 
@@ -1396,6 +1377,8 @@ quota_take(ngx_idempotency_shm_t *shm,
 
         ngx_memcpy(quota->value, claim->value, NGX_IDEMPOTENCY_DIGEST_LEN);
         ngx_queue_init(&quota->bound);
+        quota->ends = quota_never(claim->op.now);
+        quota->next = quota->ends;
 
         tree_insert(shm, &shm->sh->quotas, &quota->node);
     }
@@ -1407,13 +1390,28 @@ quota_take(ngx_idempotency_shm_t *shm,
 }
 
 
-/* it has an end now, and is the last one to come to it */
+/* it has an end now; what is behind it was looked at in this round, too */
 
 static void
 quota_bind(ngx_idempotency_record_t *rec)
 {
-    if (rec->quota) {
-        ngx_queue_insert_tail(&rec->quota->bound, &rec->as.bound.quota);
+    ngx_idempotency_quota_t  *quota;
+
+    quota = rec->quota;
+
+    if (quota == NULL) {
+        return;
+    }
+
+    ngx_queue_insert_tail(&quota->bound, &rec->as.bound.quota);
+    rec->round = quota->round;
+
+    if ((ngx_msec_int_t) (rec->ends - quota->next) < 0) {
+        quota->next = rec->ends;
+    }
+
+    if ((ngx_msec_int_t) (rec->ends - quota->ends) < 0) {
+        quota->ends = rec->ends;
     }
 }
 

@@ -15,11 +15,11 @@
 #include "ngx_idempotency_workers.h"
 
 
-/* what is copied, expired, or freed to make room, at most while the lock is
-   held once */
+/* what is copied, expired by a timer, or freed to make room, at most while the
+   lock is held once */
 
 #define NGX_IDEMPOTENCY_SHM_PIECE    65536
-#define NGX_IDEMPOTENCY_SHM_EXPIRE   3
+#define NGX_IDEMPOTENCY_SHM_EXPIRE   128
 #define NGX_IDEMPOTENCY_SHM_FREE     128
 
 /* for how long a response is left to those who waited for it */
@@ -117,10 +117,14 @@ typedef struct {
     /* key: the value's first bytes; these two must be the first members */
     ngx_rbtree_node_t               node;
     u_char                          value[NGX_IDEMPOTENCY_DIGEST_LEN];
-    /* those that are not pending, the oldest first */
+    /* those that are not pending.  None of them ends before `ends`, and none
+       that was looked at in this round before `next`: these are the last */
     ngx_queue_t                     bound;
+    ngx_msec_t                      ends;
+    ngx_msec_t                      next;
     /* all of them */
     ngx_uint_t                      live;
+    ngx_uint_t                      round;
 } ngx_idempotency_quota_t;
 
 
@@ -213,6 +217,8 @@ struct ngx_idempotency_record_s {
     unsigned                        heard:1;
     unsigned                        known:1;
     unsigned                        again:1;
+    /* see ngx_idempotency_quota_t */
+    unsigned                        round:1;
     /* requests of this worker wait until it is told: its slot and one, or all
        workers */
     unsigned                        holding:8;
@@ -298,6 +304,9 @@ typedef struct {
     /* the oldest response first */
     ngx_queue_t                     kept;
 
+    /* when a timer last freed what is over */
+    ngx_msec_t                      freed;
+
     ngx_idempotency_tier_sh_t       tier;
 
     /* others than who has the lock write here: not into what is above */
@@ -334,6 +343,11 @@ ngx_int_t ngx_idempotency_shm_init(ngx_shm_zone_t *shm_zone, void *data);
 ngx_int_t ngx_idempotency_shm_keep(ngx_conf_t *cf);
 ngx_int_t ngx_idempotency_shm_init_process(ngx_cycle_t *cycle);
 void ngx_idempotency_shm_exit_process(ngx_cycle_t *cycle);
+
+/* frees some of what is over; the milliseconds until it is to be called again */
+
+ngx_msec_t ngx_idempotency_shm_expire(ngx_idempotency_shm_t *shm,
+    ngx_msec_t now);
 
 /* NGX_ERROR, and nothing locked: the zone is torn */
 
@@ -376,6 +390,7 @@ void ngx_idempotency_shm_wait_told(ngx_idempotency_record_t *rec,
     ngx_idempotency_op_t *op);
 ngx_uint_t ngx_idempotency_shm_untold(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
+void ngx_idempotency_shm_resume(ngx_idempotency_op_t *op);
 void ngx_idempotency_shm_dequeue(ngx_idempotency_op_t *op);
 ngx_uint_t ngx_idempotency_shm_awaited(ngx_idempotency_record_t *rec);
 void ngx_idempotency_shm_take_waiting(ngx_idempotency_record_t *rec,

@@ -1,7 +1,8 @@
 
 /*
  * Claims that wait for a change: a record knows in which workers there are
- * some, and each worker its own, by token.  And claims whose owner is gone: met
+ * some, and each worker its own, by token.  Claims that have to free more than
+ * may be in one turn of the event loop: they are made again in the next.  And claims whose owner is gone: met
  * by another claim, or by a sweep over all that are pending.
  */
 
@@ -15,6 +16,12 @@
 /* this worker's claims that wait for a change, by token */
 
 static ngx_queue_t  shm_waiting[NGX_IDEMPOTENCY_SHM_BUCKETS];
+
+
+/* ... those that are to be made again, one in each turn of the event loop */
+
+static ngx_queue_t  shm_unfinished = { &shm_unfinished, &shm_unfinished };
+static ngx_event_t  shm_resume_event;
 
 
 /* claims of the dead that are dealt with while the lock is held once */
@@ -33,6 +40,8 @@ typedef struct {
 
 
 static void shm_enqueue(ngx_idempotency_op_t *op);
+static void shm_resume_handler(ngx_event_t *ev);
+static void shm_call(ngx_queue_t *ready);
 static ngx_queue_t *shm_bucket(uint64_t key);
 static void orphans_told(ngx_idempotency_shm_t *shm, orphan_t *orphan);
 
@@ -177,21 +186,60 @@ ngx_idempotency_shm_woken(uint64_t *key)
     }
 
     while (!ngx_queue_empty(&ready)) {
+        shm_call(&ready);
+    }
+}
 
-        q = ngx_queue_head(&ready);
-        op = ngx_queue_data(q, ngx_idempotency_op_t, queue);
 
-        ngx_queue_remove(q);
-        op->waiting = 0;
+/* the first one */
 
-        if (op->again) {
-            op->again(op);
-            continue;
-        }
+static void
+shm_call(ngx_queue_t *ready)
+{
+    ngx_idempotency_op_t  *op;
 
-        op->result = NGX_IDEMPOTENCY_CHANGED;
+    op = ngx_queue_data(ngx_queue_head(ready), ngx_idempotency_op_t, queue);
 
-        op->handler(op);
+    ngx_idempotency_shm_dequeue(op);
+
+    if (op->again) {
+        op->again(op);
+        return;
+    }
+
+    op->result = NGX_IDEMPOTENCY_CHANGED;
+
+    op->handler(op);
+}
+
+
+/* a claim that is unfinished */
+
+void
+ngx_idempotency_shm_resume(ngx_idempotency_op_t *op)
+{
+    op->waiting = 1;
+
+    ngx_queue_insert_tail(&shm_unfinished, &op->queue);
+
+    shm_resume_event.handler = shm_resume_handler;
+    shm_resume_event.log = ngx_cycle->log;
+
+    ngx_post_event(&shm_resume_event, &ngx_posted_next_events);
+}
+
+
+static void
+shm_resume_handler(ngx_event_t *ev)
+{
+    if (ngx_queue_empty(&shm_unfinished)) {
+        return;
+    }
+
+    shm_call(&shm_unfinished);
+
+    if (!ngx_queue_empty(&shm_unfinished)) {
+        ngx_post_event(ev, &ngx_posted_next_events);
     }
 }
 

@@ -8,6 +8,19 @@
 #include "ngx_idempotency_shm.h"
 
 
+/* what is over is freed by a timer, in milliseconds: while there is more, while
+   there is some, and else */
+
+#define NGX_IDEMPOTENCY_EXPIRE_MORE  1
+#define NGX_IDEMPOTENCY_EXPIRE_SOME  20
+#define NGX_IDEMPOTENCY_EXPIRE_IDLE  1000
+
+
+/* of all zones of this worker */
+
+static ngx_event_t  shm_expire_event;
+
+
 static ngx_int_t shm_zone_create(ngx_idempotency_shm_t *shm,
     ngx_slab_pool_t *shpool, uint64_t fence);
 static ngx_int_t shm_zone_same_key(ngx_idempotency_shm_t *shm,
@@ -21,6 +34,7 @@ static ngx_uint_t shm_zone_used(ngx_idempotency_shm_t *shm);
 static void shm_zone_torn(ngx_idempotency_shm_t *shm, ngx_pid_t pid);
 static void shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log);
 static void shm_zone_quit(void);
+static void shm_expire_handler(ngx_event_t *ev);
 static ngx_idempotency_shm_t *shm_zone_next(ngx_cycle_t *cycle,
     ngx_list_part_t **part, ngx_uint_t *i);
 
@@ -500,6 +514,12 @@ ngx_idempotency_shm_init_process(ngx_cycle_t *cycle)
         ngx_idempotency_shm_sweep(shm, ngx_current_msec);
     }
 
+    shm_expire_event.handler = shm_expire_handler;
+    shm_expire_event.log = cycle->log;
+    shm_expire_event.cancelable = 1;
+
+    ngx_add_timer(&shm_expire_event, NGX_IDEMPOTENCY_EXPIRE_IDLE);
+
     return NGX_OK;
 }
 
@@ -543,6 +563,10 @@ ngx_idempotency_shm_exit_process(ngx_cycle_t *cycle)
 
     ngx_idempotency_workers_exit_process(cycle);
 
+    if (shm_expire_event.timer_set) {
+        ngx_del_timer(&shm_expire_event);
+    }
+
     part = NULL;
 
     while ((shm = shm_zone_next(cycle, &part, &i)) != NULL) {
@@ -566,6 +590,59 @@ ngx_idempotency_shm_exit_process(ngx_cycle_t *cycle)
             ngx_idempotency_tier_exit_process(shm);
         }
     }
+}
+
+
+static void
+shm_expire_handler(ngx_event_t *ev)
+{
+    ngx_uint_t              i;
+    ngx_msec_t              next, soonest;
+    ngx_list_part_t        *part;
+    ngx_idempotency_shm_t  *shm;
+
+    soonest = NGX_IDEMPOTENCY_EXPIRE_IDLE;
+    part = NULL;
+
+    while ((shm = shm_zone_next((ngx_cycle_t *) ngx_cycle, &part, &i))
+           != NULL)
+    {
+        next = ngx_idempotency_shm_expire(shm, ngx_current_msec);
+        soonest = ngx_min(soonest, next);
+    }
+
+    ngx_add_timer(ev, soonest);
+}
+
+
+/*
+ * Frees what is over, in whatever worker comes first: not more often than once
+ * in a millisecond, as all workers together must not keep the lock from those
+ * who claim.  Returns when to look again.
+ */
+
+ngx_msec_t
+ngx_idempotency_shm_expire(ngx_idempotency_shm_t *shm, ngx_msec_t now)
+{
+    ngx_uint_t  n;
+
+    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+        return NGX_IDEMPOTENCY_EXPIRE_IDLE;
+    }
+
+    n = 0;
+
+    if (now != shm->sh->freed) {
+        shm->sh->freed = now;
+        n = ngx_idempotency_record_expire(shm, now, NGX_IDEMPOTENCY_SHM_EXPIRE);
+    }
+
+    ngx_idempotency_shm_unlock(shm);
+
+    ngx_idempotency_tier_kick(shm);
+
+    return n == NGX_IDEMPOTENCY_SHM_EXPIRE ? NGX_IDEMPOTENCY_EXPIRE_MORE
+           : n ? NGX_IDEMPOTENCY_EXPIRE_SOME : NGX_IDEMPOTENCY_EXPIRE_IDLE;
 }
 
 

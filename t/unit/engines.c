@@ -104,6 +104,7 @@ late_unit_close(zone_t *z, ngx_uint_t again)
 static ngx_uint_t
 late_unit_pass(zone_t *z)
 {
+    ngx_event_t        *ev;
     ngx_rbtree_node_t  *node;
 
     if (ngx_event_timer_rbtree.root == &engines_timers) {
@@ -112,9 +113,20 @@ late_unit_pass(zone_t *z)
 
     node = ngx_rbtree_min(ngx_event_timer_rbtree.root, &engines_timers);
 
-    engines_expire(ngx_rbtree_data(node, ngx_event_t, timer));
+    /* what goes on all the time is not waited for */
 
-    return 1;
+    for ( /* void */ ; node; node = ngx_rbtree_next(&ngx_event_timer_rbtree,
+                                                     node))
+    {
+        ev = ngx_rbtree_data(node, ngx_event_t, timer);
+
+        if (!ev->cancelable) {
+            engines_expire(ev);
+            return 1;
+        }
+    }
+
+    return 0;
 }
 
 
@@ -644,6 +656,13 @@ engines_case(void)
     zone_engine = engines_of[engines_n];
     engines_seed = unit_setting("UNIT_SEED", 0) * ENGINES_RUNS + engines_n;
     ngx_current_msec = 0;
+
+    /* those of a process that is gone */
+
+    while (ngx_event_timer_rbtree.root != ngx_event_timer_rbtree.sentinel) {
+        ngx_del_timer(ngx_rbtree_data(ngx_event_timer_rbtree.root, ngx_event_t,
+                                      timer));
+    }
 
     ngx_rbtree_init(&ngx_event_timer_rbtree, &engines_timers,
                     ngx_rbtree_insert_timer_value);

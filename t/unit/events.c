@@ -11,6 +11,9 @@ ngx_rbtree_t                    ngx_event_timer_rbtree;
 ngx_queue_t                     ngx_posted_events;
 ngx_module_t                    ngx_core_module;
 ngx_uint_t                      ngx_exiting;
+ngx_queue_t                     ngx_posted_next_events = {
+    &ngx_posted_next_events, &ngx_posted_next_events
+};
 
 static ngx_rbtree_node_t        events_sentinel;
 
@@ -88,6 +91,13 @@ void
 events_reset(void)
 {
     events_handler = NULL;
+
+    /* those of a process that is gone */
+
+    while (ngx_event_timer_rbtree.root != ngx_event_timer_rbtree.sentinel) {
+        ngx_del_timer(ngx_rbtree_data(ngx_event_timer_rbtree.root, ngx_event_t,
+                                      timer));
+    }
 
     ngx_rbtree_init(&ngx_event_timer_rbtree, &events_sentinel,
                     ngx_rbtree_insert_timer_value);

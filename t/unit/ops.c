@@ -15,6 +15,9 @@
 
 
 static ngx_int_t op_run(zone_t *z, ngx_idempotency_op_t *op, ngx_int_t rc);
+static void op_go_on(op_t *op);
+static void op_make(op_t *op);
+static void op_claimed(op_t *op);
 static void op_answered(op_t *op, ngx_idempotency_op_t *head);
 static void op_prepare(ngx_idempotency_op_t *head, op_t *op,
     ngx_idempotency_op_handler_pt handler);
@@ -87,7 +90,7 @@ op_run(zone_t *z, ngx_idempotency_op_t *op, ngx_int_t rc)
         o->asks++;
 
         for (n = 0; !o->answered && check(n < OP_STEPS); n++) {
-            if (!z->engine->pass(z)) {
+            if (!zone_pass(z)) {
                 break;
             }
         }
@@ -152,6 +155,36 @@ op_changed(ngx_idempotency_op_t *head)
 }
 
 
+void
+op_start(zone_t *z, op_t *op)
+{
+    op->data = z;
+    op->handler = op_go_on;
+    op_make(op);
+
+    op->claim.op.waiting = 0;
+    op_go_on(op);
+}
+
+
+/* whoever is told that something has changed asks once more */
+
+static void
+op_go_on(op_t *op)
+{
+    zone_t  *z;
+
+    z = op->data;
+
+    if (z->store.engine->claim(&z->store, &op->claim) == NGX_OK) {
+        op_answered(op, &op->claim.op);
+        op_claimed(op);
+    }
+
+    op->waiting = op->claim.op.waiting;
+}
+
+
 ngx_int_t
 op_try_claim(zone_t *z, op_t *op)
 {
@@ -159,7 +192,33 @@ op_try_claim(zone_t *z, op_t *op)
     ngx_uint_t                n;
     ngx_idempotency_claim_t  *claim;
 
+    claim = &op->claim;
+    op_make(op);
+
     rc = NGX_AGAIN;
+
+    /* an answer may get lost, or say that there is another one now */
+
+    for (n = 0; check(n < OP_LOST); n++) {
+        op->answered = 0;
+        rc = op_run(z, &claim->op, z->store.engine->claim(&z->store, claim));
+
+        if (rc != NGX_AGAIN && op->result != NGX_IDEMPOTENCY_CHANGED) {
+            break;
+        }
+    }
+
+    op_claimed(op);
+
+    return rc;
+}
+
+
+static void
+op_make(op_t *op)
+{
+    ngx_idempotency_claim_t  *claim;
+
     claim = &op->claim;
 
     /* one that waits, or did, may be made again as it is */
@@ -189,17 +248,15 @@ op_try_claim(zone_t *z, op_t *op)
     claim->retry = op->retry;
     claim->old = op->old;
     claim->wait = op->wait;
+}
 
-    /* an answer may get lost, or say that there is another one now */
 
-    for (n = 0; check(n < OP_LOST); n++) {
-        op->answered = 0;
-        rc = op_run(z, &claim->op, z->store.engine->claim(&z->store, claim));
+static void
+op_claimed(op_t *op)
+{
+    ngx_idempotency_claim_t  *claim;
 
-        if (rc != NGX_AGAIN && op->result != NGX_IDEMPOTENCY_CHANGED) {
-            break;
-        }
-    }
+    claim = &op->claim;
 
     op->waited = claim->waited;
     op->differs = claim->differs;
@@ -223,8 +280,6 @@ op_try_claim(zone_t *z, op_t *op)
     default:
         break;
     }
-
-    return rc;
 }
 
 

@@ -358,9 +358,7 @@ forget_and_bind_to_another(zone_t *z)
 static void
 expire(zone_t *z)
 {
-    op_init(&other, 2, 1, 1100);
-    check_equal(op_claim(z, &other), NGX_IDEMPOTENCY_CLAIMED);
-    check_equal(op_release(z, &other), NGX_IDEMPOTENCY_OK);
+    ngx_idempotency_record_expire(&z->shm, 1100, 10);
     check_equal(zone_bound(z), 0);
 }
 

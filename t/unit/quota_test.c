@@ -259,6 +259,108 @@ many_that_ended(void)
 }
 
 
+/* ... but only those of the value are looked at, and not many at once */
+
+static void
+few_in_one_turn(void)
+{
+    op_t        op;
+    ngx_uint_t  i, n, turns, most;
+
+    double_reset();
+    zone_open(&zone, 16 * 1024 * 1024, 0);
+
+    for (i = 0; i < 10000; i++) {
+        keep(i, i < 3 ? 1 : i < 5000 ? 2 : 3, 10000, 100, 50);
+    }
+
+    /* one of three makes room, however many of others there are */
+
+    zone_freed = 0;
+    check_equal(claim(20000, 1, 3, 150), NGX_IDEMPOTENCY_CLAIMED);
+    check(zone_freed < 10);
+
+    /* thousands of its own, which the next turns go on with */
+
+    for (n = 2; n < 4; n++) {
+        counted(&op, 20000 + n, n, 1, 150);
+        most = 0;
+        zone_freed = 0;
+
+        op_start(&zone, &op);
+
+        for (turns = 0; op.waiting && check(turns < 1000); turns++) {
+            most = ngx_max(most, zone_freed);
+            zone_freed = 0;
+            check(zone_pass(&zone));
+        }
+
+        check_equal(op.result, NGX_IDEMPOTENCY_CLAIMED);
+        check(turns > 5);
+        check(ngx_max(most, zone_freed) <= 1100);
+    }
+
+    check_equal(zone_bound(&zone), 2);
+    check_equal(claim(20001, 1, 1, 150), NGX_IDEMPOTENCY_LIMITED);
+
+    forget(20000, 150);
+    forget(20002, 150);
+    forget(20003, 150);
+
+    ngx_idempotency_record_expire(&zone.shm, 150, 10);
+    close_empty();
+}
+
+
+/* in whatever order they end, and however many last longer */
+
+static void
+in_any_order(void)
+{
+    op_t        op;
+    ngx_uint_t  i, n;
+    ngx_msec_t  now;
+
+    open_zone();
+
+    n = 600;
+
+    for (i = 0; i < n; i++) {
+        counted(&op, i, 1, 0, 100);
+        op.quota = n;
+        op.window = (i % 3) ? 10 : 20;
+        op.span = 10000;
+        op.least = 100 + (i * 37) % n;
+        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+        op.outcome = NGX_IDEMPOTENCY_NOT_KEPT;
+        check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_OK);
+    }
+
+    /* one ends in each millisecond */
+
+    for (now = 200; now < 200 + n; now++) {
+        counted(&op, 1000 + now, 1, n, now - 1);
+        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_LIMITED);
+        check_equal(op.ends, now);
+
+        op.now = now;
+        op.window = 10000;
+        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+        op.outcome = NGX_IDEMPOTENCY_NOT_KEPT;
+        check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_OK);
+    }
+
+    check_equal(zone_bound(&zone), n);
+    check_equal(claim(5000, 1, n, now), NGX_IDEMPOTENCY_LIMITED);
+
+    for (now = 200; now < 200 + n; now++) {
+        forget(1000 + now, now);
+    }
+
+    close_empty();
+}
+
+
 /* each byte of a value counts, and any number of them is found again */
 
 static void
@@ -403,6 +505,8 @@ static unit_case_t  cases[] = {
     { "so many for a value, and no more", so_many_and_no_more },
     { "a place is free again however its token goes", places_come_back },
     { "what ended does not count", many_that_ended },
+    { "... which is found out in small steps", few_in_one_turn },
+    { "... in whatever order they end", in_any_order },
     { "values are told apart", many_values },
     { "one client does not fill a zone for all", a_full_zone },
     unit_cases_end

@@ -513,42 +513,55 @@ no_window(void)
 }
 
 
-/* claims on the way free what has expired, a few at a time */
+/* a timer frees what has expired, so much in a millisecond and no more, be it
+   that of one worker or of many */
 
 static void
 expired_memory_comes_back_by_itself(void)
 {
     op_t        op;
-    ngx_uint_t  i;
+    ngx_uint_t  i, n;
+    ngx_msec_t  now;
 
     open_zone();
 
-    for (i = 0; i < 30; i++) {
-        check_equal(op_bind(&zone, i, 1, 100, 10, 5000), NGX_IDEMPOTENCY_OK);
+    n = 2 * NGX_IDEMPOTENCY_SHM_EXPIRE + 10;
+
+    for (i = 0; i < n; i++) {
+        check_equal(op_bind(&zone, i, 1, 100, 10, 100), NGX_IDEMPOTENCY_OK);
     }
 
     /* whoever is pending stays */
 
-    op_init(&op, 100, 1, 100);
+    op_init(&op, 1000, 1, 100);
     op.window = 1;
     check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
 
-    for (i = 0; zone_bound(&zone) > 0 && i < 30; i++) {
-        op_init(&op, 200, 1, 1000000);
-        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
-        check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
+    check(ngx_idempotency_shm_expire(&zone.shm, 109) > 100);
+
+    if (zone_is(ZONE_STAYS)) {
+        check_equal(zone_bound(&zone), n);
     }
 
-    /* some with each step of a claim, of which there is one at least */
+    now = 1000000;
 
-    check(i > 0 && i <= 30 / NGX_IDEMPOTENCY_SHM_EXPIRE);
-    check(i == 30 / NGX_IDEMPOTENCY_SHM_EXPIRE || !zone_is(ZONE_AT_ONCE));
+    for (i = 0; i < 2; i++, now++) {
+        check_equal(ngx_idempotency_shm_expire(&zone.shm, now), 1);
+        check(ngx_idempotency_shm_expire(&zone.shm, now) > 100);
+        check_equal(zone_bound(&zone),
+                    n - (i + 1) * NGX_IDEMPOTENCY_SHM_EXPIRE);
+    }
 
-    op_init(&op, 100, 1, 1000000);
+    check(ngx_idempotency_shm_expire(&zone.shm, now) > 1);
+    check_equal(zone_bound(&zone), 0);
+
+    check(ngx_idempotency_shm_expire(&zone.shm, now + 1) > 100);
+
+    op_init(&op, 1000, 1, 1000000);
     check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_BOUND);
     check_equal(op.outcome, NGX_IDEMPOTENCY_PENDING);
 
-    forget(100, 1000000);
+    forget(1000, 1000000);
     close_empty();
 }
 
@@ -762,6 +775,7 @@ in_doubt_is_so_again_if_released(void)
         check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
         check(!op.doubt);
 
+        ngx_idempotency_record_expire(&zone.shm, 60000, 10);
         close_empty();
     }
 }

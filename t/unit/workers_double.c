@@ -13,10 +13,21 @@ ngx_uint_t         double_woken_all;
 
 /* for the timers of a zone with a backing, which none of these has */
 
-ngx_rbtree_t       ngx_event_timer_rbtree;
+static ngx_rbtree_node_t  double_timers;
+
+ngx_rbtree_t       ngx_event_timer_rbtree = {
+    &double_timers, &double_timers, ngx_rbtree_insert_timer_value
+};
+
 ngx_queue_t        ngx_posted_events;
 ngx_module_t       ngx_core_module;
 ngx_uint_t         ngx_exiting;
+
+/* ... and for claims that go on in the next turn of the event loop */
+
+ngx_queue_t        ngx_posted_next_events = {
+    &ngx_posted_next_events, &ngx_posted_next_events
+};
 
 static ngx_uint_t  double_self;
 

@@ -41,6 +41,7 @@ const zone_engine_t *zone_engine = &zone_shm;
 
 ngx_uint_t           zone_no_memory;
 ngx_uint_t           zone_die_after;
+ngx_uint_t           zone_freed;
 
 static ngx_str_t     zone_name = ngx_string("unit");
 
@@ -198,12 +199,32 @@ zone_nothing(zone_t *z)
 }
 
 
+ngx_uint_t
+zone_pass(zone_t *z)
+{
+    ngx_queue_t  *q;
+    ngx_event_t  *ev;
+
+    if (ngx_queue_empty(&ngx_posted_next_events)) {
+        return z->engine->pass(z);
+    }
+
+    q = ngx_queue_head(&ngx_posted_next_events);
+    ev = ngx_queue_data(q, ngx_event_t, queue);
+
+    ngx_delete_posted_event(ev);
+    ev->handler(ev);
+
+    return 1;
+}
+
+
 void
 zone_settle(zone_t *z)
 {
     ngx_uint_t  n;
 
-    for (n = 0; check(n < ZONE_PASSES) && z->engine->pass(z); n++) {
+    for (n = 0; check(n < ZONE_PASSES) && zone_pass(z); n++) {
         /* void */
     }
 }
@@ -780,6 +801,7 @@ void
 __wrap_ngx_slab_free_locked(ngx_slab_pool_t *pool, void *p)
 {
     zone_live_or_die();
+    zone_freed++;
 
     __real_ngx_slab_free_locked(pool, p);
 }

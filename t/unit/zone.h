@@ -96,8 +96,9 @@ void zone_exit_process(zone_t *z);
 
 void zone_restart(zone_t *z);
 
-/* all that is under way is done */
+/* the next turn of the event loop, or what else is under way; all of that */
 
+ngx_uint_t zone_pass(zone_t *z);
 void zone_settle(zone_t *z);
 
 /* trees, queues, chunks and the allocator agree with each other */
@@ -124,6 +125,10 @@ ngx_uint_t zone_between_due(void);
 /* ngx_pnalloc() fails */
 
 extern ngx_uint_t  zone_no_memory;
+
+/* how often shared memory was given back */
+
+extern ngx_uint_t  zone_freed;
 
 /* the process dies where it takes or gives back shared memory so many times */
 
@@ -207,6 +212,10 @@ ngx_uint_t op_forget(zone_t *z, op_t *op);
 ngx_uint_t op_renew(zone_t *z, op_t *op);
 ngx_uint_t op_list(zone_t *z, ngx_idempotency_list_t *list);
 void op_cancel(zone_t *z, op_t *op);
+
+/* a claim that is under way for as long as it is `waiting`: see zone_pass() */
+
+void op_start(zone_t *z, op_t *op);
 
 /* what op_claim() and op_find() of the response got: NGX_ERROR, if there was
    no memory for it */
