@@ -20,6 +20,11 @@
 #include "store/redis/ngx_idempotency_redis.h"
 
 
+/* of a release; what packages say follows it (t/releases.t) */
+
+#define NGX_HTTP_IDEMPOTENCY_VERSION  "1.0.0-rc1"
+
+
 /* what $idempotency_status says, and what is refused */
 
 typedef enum {

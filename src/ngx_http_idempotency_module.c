@@ -18,7 +18,7 @@
 #define NGX_HTTP_IDEMPOTENCY_TIME_MAX                                        \
     (NGX_MAX_INT_T_VALUE - 24 * 3600 * 1000)
 
-#define status(id, name, code)                                                \
+#define status(id, name, code)                                               \
     [NGX_HTTP_IDEMPOTENCY_STATUS_##id] = { ngx_string(name),                 \
                                            ngx_string(#id "_DRY_RUN"), code }
 
@@ -564,6 +564,11 @@ ngx_http_idempotency_init_module(ngx_cycle_t *cycle)
 {
     if (!ngx_http_idempotency_in_use(cycle)) {
         return NGX_OK;
+    }
+
+    if (!ngx_test_config) {
+        ngx_log_error(NGX_LOG_NOTICE, cycle->log, 0,
+                      "idempotency: version " NGX_HTTP_IDEMPOTENCY_VERSION);
     }
 
     return ngx_idempotency_engine.init_module(cycle);

@@ -33,6 +33,8 @@ EOC
     location /$_ { idempotency_log_level $_; proxy_pass http://\$TEST_NGINX_BACKEND; }
 EOL
 
+like($n->log, qr/\[notice\] .*idempotency: version \d\S+$/m, 'which version has been loaded');
+
 
 # --- a request's lines --------------------------------------------------------
 

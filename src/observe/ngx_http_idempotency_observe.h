@@ -12,10 +12,6 @@
 #include "ngx_http_idempotency.h"
 
 
-#define NGX_HTTP_IDEMPOTENCY_VERSION  "1.0.0-rc1"
-
-
-
 /* text in buffers of a bounded size each; without memory it fails for good */
 
 typedef struct {
