@@ -13,6 +13,7 @@ use lib "$FindBin::Bin/lib";
 use Disk;
 use Idempotency;
 use Restart;
+use Stress;
 
 use Time::HiRes qw(time sleep);
 
@@ -26,7 +27,7 @@ my $names = 0;
 sub start_nginx {
     my ($mode, %o) = @_;
 
-    $disk = Disk->new('/z.db');
+    $disk = Disk->new(delete $o{files} // '/z.db');
     $n = outliving(workers => 2, env => $disk->env, main => $disk->main, %o,
                    allow => qr/z\.db|exited on signal|state|zone "z"/,
                    zone => with_state($mode), server => <<'EOC');
@@ -35,6 +36,7 @@ sub start_nginx {
 
     location / { proxy_pass http://$TEST_NGINX_BACKEND; }
     location /free { idempotency off; proxy_pass http://$TEST_NGINX_BACKEND; }
+    location = /pid { idempotency off; return 200 $pid; }
     location /api/ { idempotency_api; }
 EOC
 }
@@ -86,6 +88,36 @@ for my $mode (qw(batched strict)) {
     $n->restart('QUIT');
     is(order(), '200 NEW', '... a start looks');
     is(order('first'), '200 REPLAYED', '... and finds what was there');
+    $n->stop;
+}
+
+
+# --- reads that fail ---------------------------------------------------------------
+
+# SQLite calls them damage. Nothing is: they come back, and so does the store.
+
+for ([ batched => '/z.db' ], [ strict => '/z.db' ], [ batched => '/z.db-wal' ]) {
+    my ($mode, $files) = @$_;
+
+    start_nginx($mode, files => $files);
+    is(order('first'), '200 NEW', "$mode, $files: a disk that is well");
+
+    # what one worker writes, the other one reads anew
+    my @by = map { connection_to($n, $_) } $n->workers;
+    my $by = sub { told(ask($_[0], 'POST', '/x', key => 'n' . ++$names, body => 'b')->response) };
+
+    is(join(' ', map { $by->($_) } @by, @by), join(' ', ('200 NEW') x 4), '... which both workers use');
+    $disk->set(read => 'fail');
+    $by->($_) for @by, @by;
+
+    ok((until_true { order() eq '503 UNAVAILABLE' }), '... it can not be read: what is fresh is refused');
+    ok((until_true { $n->log =~ /\[crit\].* is unavailable: .*/ }), '... it is said');
+    unlike($n->log, qr/damaged|remove it/, '... as what it is');
+
+    $disk->well;
+    ok((until_true { order() eq '200 NEW' }), '... it goes on when it can be');
+    ok((until_true { up() }), '... store_up');
+    is(order('first'), '200 REPLAYED', '... with what is there');
     $n->stop;
 }
 

@@ -828,16 +828,23 @@ ngx_idempotency_db_fail(ngx_idempotency_db_t *db, int rc)
         break;
 
     default:
-        if ((rc & 0xff) == SQLITE_CORRUPT) {
-
-            /* or a disk that fails: what is to be done a start says */
-
-            (void) snprintf(db->error, sizeof(db->error),
-                            "is damaged, or can't be read: %s (%d); a start "
-                            "of nginx looks at it", sqlite3_errstr(rc), rc);
-
-            db->failed = 1;
+        if ((rc & 0xff) != SQLITE_CORRUPT) {
+            break;
         }
+
+        if (ngx_idempotency_db_unread(db->sqlite)) {
+
+            /* a new connection remembers no earlier error */
+
+            db->moved = 1;
+            break;
+        }
+
+        (void) snprintf(db->error, sizeof(db->error),
+                        "is damaged: %s (%d); a start of nginx looks at it",
+                        sqlite3_errstr(rc), rc);
+
+        db->failed = 1;
     }
 
     if (!sqlite3_get_autocommit(db->sqlite)) {

@@ -182,6 +182,10 @@ int ngx_idempotency_db_connect(const char *path, sqlite3 **sqlite);
 
 void ngx_idempotency_db_tell(char *error, size_t len, sqlite3 *sqlite, int rc);
 
+/* of what SQLite calls damage: the disk's error, or 0: it is damaged */
+
+int ngx_idempotency_db_unread(sqlite3 *sqlite);
+
 /* what differs between the file and the mark: 0, and error tells */
 
 ngx_uint_t ngx_idempotency_db_same(ngx_idempotency_mark_t *mark,

@@ -848,6 +848,13 @@ ngx_idempotency_db_tell(char *error, size_t len, sqlite3 *sqlite, int rc)
     switch (rc & 0xff) {
 
     case SQLITE_CORRUPT:
+        err = ngx_idempotency_db_unread(sqlite);
+
+        if (err) {
+            (void) snprintf(error, len, "can't be read: %s", strerror(err));
+            return;
+        }
+
         (void) snprintf(error, len, "is damaged: %s (%d); " DB_REMEDY,
                         sqlite3_errstr(rc), rc);
         return;
@@ -864,6 +871,39 @@ ngx_idempotency_db_tell(char *error, size_t len, sqlite3 *sqlite, int rc)
 
     (void) snprintf(error, len, "%s (%d)%s%s", sqlite3_errstr(rc), rc,
                     err ? ": " : "", err ? strerror(err) : "");
+}
+
+
+/*
+ * SQLite calls it damage, too, where the disk can't read.  What is told is the
+ * last error of this connection's file or log, or 0.
+ */
+
+int
+ngx_idempotency_db_unread(sqlite3 *sqlite)
+{
+    int            err;
+    sqlite3_file  *log;
+
+    err = 0;
+    log = NULL;
+
+    if (sqlite == NULL) {
+        return 0;
+    }
+
+    (void) sqlite3_file_control(sqlite, "main", SQLITE_FCNTL_LAST_ERRNO, &err);
+
+    if (err == 0
+        && sqlite3_file_control(sqlite, "main", SQLITE_FCNTL_JOURNAL_POINTER,
+                                &log)
+           == SQLITE_OK
+        && log && log->pMethods)
+    {
+        (void) log->pMethods->xFileControl(log, SQLITE_FCNTL_LAST_ERRNO, &err);
+    }
+
+    return (err == EIO || err == ENXIO || err == ERANGE) ? err : 0;
 }
 
 
