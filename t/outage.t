@@ -317,6 +317,43 @@ for my $mode (qw(strict batched)) {
 }
 
 
+# Whom nobody asks: it is noticed all the same, and said once.
+
+for my $mode (qw(strict batched)) {
+for (['its log removed', sub { unlink "$dir/z.db-wal" }, sub { $n->restart('KILL') }],
+     ['its directory moved', sub { rename $dir, "$dir-away" }, sub { rename "$dir-away", $dir }])
+{
+    my ($what, $ill, $well) = @$_;
+    my $name = "$mode, $what while nobody asks";
+
+    $dir = File::Temp->newdir('outage-XXXXXX', TMPDIR => 1);
+    chmod 0755, $dir;
+    start_nginx($mode, path => "$dir/z.db");
+
+    # all workers have it open
+    for my $pid ($n->workers) {
+        my $c = connection_to($n, $pid);
+        my $id = name('both');
+
+        ask($c, 'POST', "/x?id=$id", key => $id, body => 'b')->response;
+    }
+
+    settled();
+
+    my $from = length $n->log;
+
+    $ill->() or die $!;
+    ok(until_true { substr($n->log, $from) =~ $down }, "$name: it is said");
+    is(told(order(name('noticed'))), '503 UNAVAILABLE', '... and refused');
+    $well->() or die $!;
+    ok(until_taken(), '... until it is mended');
+    is(() = substr($n->log, $from) =~ /$down/g, 1, '... it was said once');
+    $n->stop;
+    undef $n;
+}
+}
+
+
 # Moved away, and back: the same file.
 
 $dir = File::Temp->newdir('outage-XXXXXX', TMPDIR => 1);

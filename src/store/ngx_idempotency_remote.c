@@ -222,7 +222,8 @@ ask_bound(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 }
 
 
-/* somebody else may have made the backing forget it since */
+/* another instance may have made what stands behind forget it since: over a
+   file, if one was there after the copy was made */
 
 static ngx_uint_t
 ask_old_copy(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
@@ -233,14 +234,18 @@ ask_old_copy(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 
     tier = shm->tier;
 
-    if (!ngx_idempotency_tier_shared(tier)
-        || ngx_idempotency_record_stays(rec))
-    {
+    if (ngx_idempotency_record_stays(rec)) {
         return 0;
     }
 
     since = (rec->window == &shm->sh->copies) ? rec->as.brief.copied
                                               : rec->recorded;
+
+    if (!ngx_idempotency_tier_shared(tier)
+        && (ngx_msec_int_t) (shm->sh->tier.others - since) <= 0)
+    {
+        return 0;
+    }
 
     return (ngx_msec_int_t) (now - since) >= NGX_IDEMPOTENCY_ASK_COPY
            && !shm->sh->tier.failing && tier->backing->up(tier);

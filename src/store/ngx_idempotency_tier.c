@@ -269,6 +269,15 @@ tier_probe(ngx_idempotency_tier_t *tier)
 
     sh->probed = ngx_current_msec;
 
+    ngx_idempotency_tier_check(tier);
+}
+
+
+/* what stands behind is asked, though nothing is owed */
+
+void
+ngx_idempotency_tier_check(ngx_idempotency_tier_t *tier)
+{
     tier->probes = 1;
     ngx_idempotency_tier_hand(tier);
     tier->probes = 0;

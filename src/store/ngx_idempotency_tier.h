@@ -124,10 +124,12 @@ typedef struct {
     ngx_atomic_t                    other;
     ngx_atomic_t                    agreed;
     /* of a file: what the boot's clock lacks to be its time; the log's length;
-       since when there is a commit that is not on disk, or 0 */
+       since when there is a commit that is not on disk, or 0; when another
+       instance that has it was last seen, or 0 */
     int64_t                         base;
     ngx_atomic_t                    log;
     ngx_atomic_t                    unsynced;
+    ngx_atomic_t                    others;
 } ngx_idempotency_tier_sh_t;
 
 
@@ -344,6 +346,10 @@ ngx_uint_t ngx_idempotency_tier_heard(ngx_idempotency_tier_t *tier);
 /* what it is asked would not be answered: whoever comes is told at once */
 
 ngx_uint_t ngx_idempotency_tier_down(ngx_idempotency_shm_t *shm);
+
+/* it is asked whether it answers, and the log hears it if it does not */
+
+void ngx_idempotency_tier_check(ngx_idempotency_tier_t *tier);
 
 /* why it is unavailable, or NULL: it is available again */
 

@@ -135,7 +135,8 @@ const ngx_idempotency_backing_t  double_backing = {
     .init = double_init,
     .init_process = double_process,
     .finish = double_nothing,
-    .exit_process = double_nothing
+    .exit_process = double_nothing,
+    .up = double_up
 };
 
 

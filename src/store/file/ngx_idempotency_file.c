@@ -910,6 +910,12 @@ file_hand_done(void *data)
     } else if (work->agreed) {
         work->agreed = 0;
         file_begin_anew(file);
+
+    } else if (work->tend.rc == NGX_ERROR && !file->exiting) {
+
+        /* it could not be tended, and nobody may have asked */
+
+        ngx_idempotency_tier_check(&file->tier);
     }
 }
 
@@ -1332,6 +1338,10 @@ file_tidy(file_work_t *work)
     sh = work->sh;
     hand = &work->tend;
     quiet = (sh->mark.number == work->number);
+
+    if (ngx_idempotency_owners_others(work->start.owners, sh->instance)) {
+        sh->others = file_msec();
+    }
 
     (void) ngx_idempotency_owners_commit_lock(hand->lock,
                                               NGX_IDEMPOTENCY_FILE_LOCK);
