@@ -228,7 +228,7 @@ sub made {
 
     $from = length $n->log;
     is($n->reload(http => $as{http}
-                          . "idempotency_zone zone=x:16m state=$tmp/none/none/x.db;\n"), 0,
+                          . "idempotency_zone zone=x:16m state=$tmp/none/x.db;\n"), 0,
        'a reload with one that can not be is refused');
     like(substr($n->log, $from), qr/\[emerg\].*none\/x\.db" can't be there: make/,
          '... and says what to do');
@@ -254,7 +254,7 @@ sub refused {
     my ($ok, $said) = config_test(%as, %o);
     my @said = $said =~ /\[emerg\] (?:\d+#\d+: )?(.*)/g;
 
-    ok(!$ok && @said == 1 && $said[0] =~ $why, "$name: nginx -t")
+    ok(!$ok && @said == 1 && $said[0] =~ $why && $said[0] =~ m{ in \S+/nginx\.conf:\d+$}, "$name: nginx -t")
         or diag($said);
     is(state(), $before, '... changes nothing');
 
@@ -315,7 +315,7 @@ refused('two names', qr/\Q$file\E has 2 names/);
 unlink $file, "$dir/other";
 
 refused('no directory', qr/none\/z\.db" can't be there: make its directory/,
-        http => "idempotency_zone zone=z:16m state=$dir/none/none/z.db;\n");
+        http => "idempotency_zone zone=z:16m state=$dir/none/z.db;\n");
 
 refused('a long name', qr/" has too long a name: 500 bytes are possible/,
         http => 'idempotency_zone zone=z:16m state=' . '/x' x 251 . ";\n");
@@ -365,40 +365,12 @@ SKIP: {
 
 # --- and what it mends ----------------------------------------------------------
 
-# its directory, as nginx does it for its own paths
-
-for my $case (
-    [ 'no directory', sub { system 'rm', '-rf', $dir }, '0700' ],
-    $nobody ? [ "an empty directory of root's",
-                sub { empty_dir(); chown 0, -1, $dir; chmod 0755, $dir },
-                '0755' ] : ())
-{
-    my ($name, $make, $mode) = @$case;
-
-    $make->();
-    my $before = state();
-
-    my ($ok, $said) = config_test(%as);
-    ok($ok, "$name: nginx -t") or diag($said);
-    is(state(), $before, '... leaves it');
-
-    my $n = outliving(%as);
-    is_deeply([ said($n, 0) ],
-              [ 'the state file "FILE" was made, as there was none: no token is known' ], '... a start makes it');
-    like($n->log, qr/\[notice\] .* the directory of the state file "\Q$file\E" is the workers' now$/m,
-         '... and says so');
-    is_deeply([ (stat $dir)[4], mode($dir) ], [ $nobody || $>, $mode ],
-              '... for the workers');
-    is(order($n, 'place' . ++$keys), '200 NEW', '... who use it');
-    $n->stop;
-}
-
 {
     made();
     chmod 0777, $dir;
 
     my ($ok, $said) = config_test(%as);
-    my $warning = qr/\[warn\] .*"\Q$file\E" may be replaced by anybody, as its directory has the mode 0777$/m;
+    my $warning = qr/\[warn\] .*"\Q$file\E" may be replaced by anybody, as its directory has the mode 0777(?: in \S+:\d+)?$/m;
 
     ok($ok, "anybody's directory: nginx -t") or diag($said);
     like($said, $warning, '... says so');
@@ -415,7 +387,7 @@ for my $case (
 
     my ($ok, $said) = config_test(%as);
     ok($ok, 'open to others: nginx -t') or diag($said);
-    like($said, qr/\[warn\].*"\Q$file\E" is open to others, with the mode 0644$/m,
+    like($said, qr/\[warn\].*"\Q$file\E" is open to others, with the mode 0644 in \S+\/nginx\.conf:\d+$/m,
          '... says so');
     is(mode($file), '0644', '... and leaves it');
 

@@ -232,6 +232,7 @@ file_unit_open(zone_t *z)
 {
     char                         *tmp;
     ngx_conf_t                    cf;
+    ngx_conf_file_t               conf_file;
     ngx_idempotency_secret_t     *secret;
     ngx_idempotency_file_conf_t   conf;
 
@@ -265,7 +266,9 @@ file_unit_open(zone_t *z)
     ngx_memzero(&cf, sizeof(ngx_conf_t));
     cf.pool = file_pool;
     cf.cycle = &file_cycle;
+    cf.conf_file = &conf_file;
 
+    ngx_memzero(&conf_file, sizeof(ngx_conf_file_t));
     ngx_memzero(&conf, sizeof(ngx_idempotency_file_conf_t));
     conf.path.data = (u_char *) file_path;
     conf.path.len = strlen(file_path);

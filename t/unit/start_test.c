@@ -557,7 +557,7 @@ where_it_cannot_be(void)
     strcpy(was, path);
     snprintf(other, sizeof(other), "%s/other", dir);
 
-    snprintf(path, sizeof(path), "%s/none/none/store", dir);
+    snprintf(path, sizeof(path), "%s/none/store", dir);
     refused_by_both("none/store\" can't be there: make its directory");
 
     put(other, "", 0);

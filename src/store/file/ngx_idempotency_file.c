@@ -234,6 +234,17 @@ ngx_idempotency_file_add(ngx_conf_t *cf, ngx_idempotency_store_t *store,
     file->cycle = cf->cycle;
     file->pool = cf->pool;
     file->start.path = conf->path;
+    file->start.at.data = ngx_pnalloc(cf->pool, sizeof(" in :") - 1
+                                      + cf->conf_file->file.name.len
+                                      + NGX_INT_T_LEN);
+    if (file->start.at.data == NULL) {
+        return NGX_ERROR;
+    }
+
+    file->start.at.len = ngx_sprintf(file->start.at.data, " in %V:%ui",
+                                     &cf->conf_file->file.name,
+                                     cf->conf_file->line)
+                         - file->start.at.data;
     file->start.owners = -1;
     file->start.file = -1;
 

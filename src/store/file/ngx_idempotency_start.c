@@ -9,7 +9,7 @@
 
 
 #include "ngx_idempotency_db.h"
-#include "ngx_idempotency_place.h"
+#include "ngx_idempotency_owners.h"
 #include "ngx_idempotency_start.h"
 #include "ngx_idempotency_witness.h"
 
@@ -18,6 +18,7 @@
 
 #include <poll.h>
 #include <sys/prctl.h>
+#include <sys/vfs.h>
 
 
 /* no file takes so long; nginx goes on without one that hangs */
@@ -41,12 +42,60 @@
 #define START_AHEAD    60000
 
 
+/* what SQLite's file format says: the header, and where in it */
+
+#define PLACE_HEADER       100
+#define PLACE_MAGIC        "SQLite format 3"
+#define PLACE_PAGE_SIZE    16
+#define PLACE_CHANGES      24
+#define PLACE_PAGES        28
+#define PLACE_VERSION      60
+#define PLACE_ID           68
+#define PLACE_CHANGES_OF   92
+
+/* and of the index of a log: numbers as the machine has them, of pages */
+
+#define PLACE_INDEX        100
+#define PLACE_INDEX_IS     3007000
+#define PLACE_INDEX_LOGGED 16
+#define PLACE_INDEX_FILED  96
+
+#define PLACE_NAME         (NGX_IDEMPOTENCY_FILE_PATH + 16)
+
+/* of what is said, with the zero: two paths, and some words */
+
+#define PLACE_WHY      (2 * NGX_IDEMPOTENCY_FILE_PATH + 512)
+
+
+typedef struct {
+    long         type;
+    const char  *name;
+} place_network_t;
+
+
+/* where the store is: may it be there, and may this process use it? */
+
+typedef struct {
+    const char                 *path;
+    /* whether there is a file, and something in a log beside it */
+    ngx_uint_t                  found;
+    ngx_uint_t                  left;
+    /* a mode that lets others in, its own or of a file beside it, or 0 */
+    ngx_uint_t                  open;
+    /* the directory's, if anybody may replace what is in it, or 0 */
+    ngx_uint_t                  anybodys;
+    /* why not, in words that follow the path; and the system's, or 0 */
+    char                        why[PLACE_WHY];
+    ngx_err_t                   err;
+} start_place_t;
+
+
 typedef struct {
     ngx_int_t                   rc;
     ngx_uint_t                  made;
     ngx_uint_t                  others;
     ngx_err_t                   witness;
-    ngx_idempotency_place_t     place;
+    start_place_t               place;
     ngx_idempotency_db_start_t  db;
 } start_report_t;
 
@@ -69,7 +118,7 @@ static void start_tell(ngx_idempotency_start_t *start, start_report_t *report,
 static void start_run(ngx_idempotency_start_t *start, start_report_t *report,
     int to);
 static ngx_int_t start_become(ngx_idempotency_start_t *start,
-    ngx_idempotency_place_t *place);
+    start_place_t *place);
 static ngx_int_t start_peek(start_report_t *report);
 static ngx_int_t start_open(start_report_t *report, int *fds);
 static ngx_int_t start_file(start_report_t *report, int *fds);
@@ -81,6 +130,59 @@ static ngx_int_t start_database(start_report_t *report, const char *name);
 static void start_clocks(ngx_idempotency_db_start_t *db);
 static int64_t start_clock(clockid_t id);
 static void start_send(int to, start_report_t *report, int *fds);
+
+static ngx_int_t place_check(start_place_t *place);
+static ngx_int_t place_directory(start_place_t *place);
+static ngx_int_t place_parent(const char *path, char *dir);
+static ngx_int_t place_network(start_place_t *place,
+    const char *dir);
+static ngx_int_t place_file(start_place_t *place);
+static ngx_int_t place_rights(start_place_t *place, const char *name,
+    struct stat *st);
+static ngx_int_t place_beside(start_place_t *place, off_t *log);
+static ngx_int_t place_logged(start_place_t *place);
+static ngx_int_t place_header(start_place_t *place, off_t log);
+static ngx_int_t place_stamp(start_place_t *place, u_char *header);
+static ngx_uint_t place_number(u_char *p);
+static ngx_int_t place_close(start_place_t *place);
+static ngx_int_t place_make(start_place_t *place, const char *name);
+static ngx_int_t place_take(start_place_t *place, const char *name);
+static void place_remove(const char *name);
+static void place_remove_logs(const char *name);
+static ngx_int_t place_refuse(start_place_t *place, ngx_err_t err,
+    const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+
+
+/* whose server may be asked from several machines, while locks and memory that
+   is shared are each machine's own */
+
+static place_network_t  place_networks[] = {
+    { 0x6969, "NFS" },
+    { 0x517b, "SMB" },
+    { (long) 0xff534d42, "CIFS" },
+    { (long) 0xfe534d42, "SMB" },
+    { 0x00c36400, "Ceph" },
+    { 0x5346414f, "AFS" },
+    { 0x6b414653, "AFS" },
+    { 0x7461636f, "OCFS2" },
+    { 0x01161970, "GFS2" },
+    { 0x0bd00bd0, "Lustre" },
+    { 0, NULL }
+};
+
+
+/* itself, and what may stand beside it; the first of these are logs */
+
+#define PLACE_LOGS  3
+
+static const char  *place_suffixes[] = {
+    "",
+    "-wal",
+    "-journal",
+    "-shm",
+    "-owners",
+    NULL
+};
 
 
 /* all that this process has, of all configurations */
@@ -247,7 +349,7 @@ static ngx_int_t
 start_refused(ngx_idempotency_start_t *start, start_report_t *report,
     ngx_log_t *log)
 {
-    u_char      *p, text[NGX_IDEMPOTENCY_PLACE_WHY];
+    u_char      *p, text[2 * PLACE_WHY];
     ngx_uint_t   level;
 
     level = start->must ? NGX_LOG_EMERG : NGX_LOG_ALERT;
@@ -259,8 +361,21 @@ start_refused(ngx_idempotency_start_t *start, start_report_t *report,
                          "\"accept\"} to /zones/%V of idempotency_api, or "
                          "remove %V-witness while no nginx runs",
                          &start->zone, &start->path);
+    }
 
-    } else if (!start->must) {
+    /* as nginx tells of what stands in a configuration */
+
+    if (start->must) {
+
+        if (report->place.err) {
+            p = ngx_slprintf(p, text + sizeof(text), " (%d: %s)",
+                             report->place.err, strerror(report->place.err));
+            report->place.err = 0;
+        }
+
+        p = ngx_slprintf(p, text + sizeof(text), "%V", &start->at);
+
+    } else if (!start->other) {
         p = ngx_slprintf(p, text + sizeof(text),
                          "; zone \"%V\" is without it until a reload",
                          &start->zone);
@@ -362,13 +477,13 @@ start_hear(ngx_idempotency_start_t *start, start_report_t *report, int from,
         (void) kill(pid, SIGKILL);
         start_reap(pid);
 
-        return ngx_idempotency_place_refuse(&report->place, 0,
+        return place_refuse(&report->place, 0,
                    "can't be used: nothing was heard of it for %d s; does its "
                    "disk answer, or is a process stopped that uses it?",
                    START_TIMEOUT / 1000);
 
     } else {
-        (void) ngx_idempotency_place_refuse(&report->place, 0,
+        (void) place_refuse(&report->place, 0,
                    "can't be used: the process that looks at it has told "
                    "nothing");
     }
@@ -443,7 +558,7 @@ start_end(start_report_t *report, ngx_pid_t pid)
     } while (n == -1 && ngx_errno == NGX_EINTR);
 
     if (n == pid && WIFSIGNALED(status)) {
-        report->rc = ngx_idempotency_place_refuse(&report->place, 0,
+        report->rc = place_refuse(&report->place, 0,
                          "can't be used: the process that looked at it died "
                          "on signal %d; restore it, or remove it to begin "
                          "anew", WTERMSIG(status));
@@ -461,14 +576,17 @@ start_tell(ngx_idempotency_start_t *start, start_report_t *report,
     char                         mode[8];
     ngx_idempotency_db_start_t  *db;
 
+    static ngx_str_t  now = ngx_string("; it has 0600 now");
+    static ngx_str_t  none = ngx_null_string;
+
     if (report->place.open) {
         (void) snprintf(mode, sizeof(mode), "%04o",
                         (unsigned) report->place.open);
 
         ngx_log_error(NGX_LOG_WARN, log, 0,
                       "the state file \"%V\" %s open to others, with the mode "
-                      "%s%s", &start->path, ngx_test_config ? "is" : "was",
-                      mode, ngx_test_config ? "" : "; it has 0600 now");
+                      "%s%V", &start->path, ngx_test_config ? "is" : "was",
+                      mode, ngx_test_config ? &start->at : &now);
     }
 
     if (report->place.anybodys) {
@@ -477,7 +595,8 @@ start_tell(ngx_idempotency_start_t *start, start_report_t *report,
 
         ngx_log_error(NGX_LOG_WARN, log, 0,
                       "the state file \"%V\" may be replaced by anybody, as "
-                      "its directory has the mode %s", &start->path, mode);
+                      "its directory has the mode %s%V", &start->path, mode,
+                      ngx_test_config ? &start->at : &none);
     }
 
     if (ngx_test_config) {
@@ -489,12 +608,6 @@ start_tell(ngx_idempotency_start_t *start, start_report_t *report,
                       "the witness of the state file \"%V\" can't be read or "
                       "written: nobody would know that the file was set back",
                       &start->path);
-    }
-
-    if (report->place.given) {
-        ngx_log_error(NGX_LOG_NOTICE, log, 0,
-                      "the directory of the state file \"%V\" is the workers' "
-                      "now", &start->path);
     }
 
     if (report->made) {
@@ -535,10 +648,8 @@ start_run(ngx_idempotency_start_t *start, start_report_t *report, int to)
     report->rc = NGX_ERROR;
     report->place.path = (char *) start->path.data;
 
-    ngx_idempotency_place_give(&report->place, start->user, ngx_test_config);
-
     if (start_become(start, &report->place) == NGX_OK
-        && ngx_idempotency_place_check(&report->place) == NGX_OK)
+        && place_check(&report->place) == NGX_OK)
     {
         ngx_memcpy(report->db.stamp, start->stamp, NGX_IDEMPOTENCY_STAMP_LEN);
 
@@ -553,7 +664,7 @@ start_run(ngx_idempotency_start_t *start, start_report_t *report, int to)
 /* as nginx does it for its workers */
 
 static ngx_int_t
-start_become(ngx_idempotency_start_t *start, ngx_idempotency_place_t *place)
+start_become(ngx_idempotency_start_t *start, start_place_t *place)
 {
     if (geteuid() == 0) {
 
@@ -561,7 +672,7 @@ start_become(ngx_idempotency_start_t *start, ngx_idempotency_place_t *place)
             || initgroups(start->username, start->group) == -1
             || setuid(start->user) == -1)
         {
-            return ngx_idempotency_place_refuse(place, ngx_errno,
+            return place_refuse(place, ngx_errno,
                        "can't be used: to become user %d, group %d failed",
                        (int) start->user, (int) start->group);
         }
@@ -594,7 +705,7 @@ start_peek(start_report_t *report)
                                    sizeof(error))
            != NGX_OK)
     {
-        return ngx_idempotency_place_refuse(&report->place, 0, "%s", error);
+        return place_refuse(&report->place, 0, "%s", error);
     }
 
     return NGX_OK;
@@ -605,14 +716,14 @@ static ngx_int_t
 start_open(start_report_t *report, int *fds)
 {
     ngx_int_t                 rc;
-    ngx_idempotency_place_t  *place;
+    start_place_t  *place;
 
     place = &report->place;
 
     fds[0] = ngx_idempotency_owners_open(place->path, 1);
 
     if (fds[0] == -1) {
-        return ngx_idempotency_place_refuse(place, ngx_errno,
+        return place_refuse(place, ngx_errno,
                    "can't be used: %s-owners can't be opened", place->path);
     }
 
@@ -622,19 +733,19 @@ start_open(start_report_t *report, int *fds)
         break;
 
     case NGX_BUSY:
-        return ngx_idempotency_place_refuse(place, 0,
+        return place_refuse(place, 0,
                    "is being started by another nginx, which does not answer");
 
     default:
-        return ngx_idempotency_place_refuse(place, ngx_errno,
+        return place_refuse(place, ngx_errno,
                    "is on a file system without locks; name a path on a disk "
                    "of this machine");
     }
 
-    rc = ngx_idempotency_place_check(place);
+    rc = place_check(place);
 
     if (rc == NGX_OK && place->open) {
-        rc = ngx_idempotency_place_close(place);
+        rc = place_close(place);
     }
 
     if (rc == NGX_OK) {
@@ -654,7 +765,7 @@ start_file(start_report_t *report, int *fds)
 {
     uint64_t                     instance;
     ngx_int_t                    rc;
-    ngx_idempotency_place_t     *place;
+    start_place_t     *place;
     ngx_idempotency_db_start_t  *db;
 
     db = &report->db;
@@ -662,7 +773,7 @@ start_file(start_report_t *report, int *fds)
     db->owners = fds[0];
 
     if (ngx_idempotency_owners_alone(fds[0])) {
-        return ngx_idempotency_place_refuse(place, 0,
+        return place_refuse(place, 0,
                    "is used by an nginx with an older module, which claims "
                    "without asking; end that first");
     }
@@ -685,7 +796,7 @@ start_file(start_report_t *report, int *fds)
     if (ngx_idempotency_owners_strangers(fds[0], instance)
         || ngx_idempotency_owners_hold(fds[0], instance) != NGX_OK)
     {
-        return ngx_idempotency_place_refuse(place, 0,
+        return place_refuse(place, 0,
                    "was replaced while an nginx uses the one that was there; "
                    "end that first");
     }
@@ -708,7 +819,7 @@ start_file(start_report_t *report, int *fds)
 static ngx_int_t
 start_mark(start_report_t *report)
 {
-    ngx_idempotency_place_t     *place;
+    start_place_t     *place;
     ngx_idempotency_db_start_t  *db;
 
     db = &report->db;
@@ -731,7 +842,7 @@ start_mark(start_report_t *report)
 
     db->other = 1;
 
-    return ngx_idempotency_place_refuse(place, 0,
+    return place_refuse(place, 0,
                "is gone, and has left %s-%s", place->path,
                place->left ? "wal" : "witness");
 }
@@ -745,12 +856,12 @@ start_hold(start_report_t *report, const char *name, int *fds)
     fds[1] = open(name, O_RDWR|O_CLOEXEC|O_NOFOLLOW|O_NONBLOCK);
 
     if (fds[1] == -1) {
-        return ngx_idempotency_place_refuse(&report->place, ngx_errno,
+        return place_refuse(&report->place, ngx_errno,
                                             "can't be opened");
     }
 
     if (ngx_idempotency_owners_only(fds[1], fds[0]) != NGX_OK) {
-        return ngx_idempotency_place_refuse(&report->place, 0,
+        return place_refuse(&report->place, 0,
                    "is used by an nginx that has another way to it, with "
                    "another log and other locks: a mount of the file alone, "
                    "or of one of its names; mount its directory");
@@ -764,21 +875,21 @@ static ngx_int_t
 start_make(start_report_t *report, int *fds)
 {
     char                      name[NGX_IDEMPOTENCY_FILE_PATH + 8];
-    ngx_idempotency_place_t  *place;
+    start_place_t  *place;
 
     place = &report->place;
     report->made = 1;
 
     (void) snprintf(name, sizeof(name), "%s.new", place->path);
 
-    if (ngx_idempotency_place_make(place, name) == NGX_OK
+    if (place_make(place, name) == NGX_OK
         && start_hold(report, name, fds) == NGX_OK
-        && ngx_idempotency_place_take(place, name) == NGX_OK)
+        && place_take(place, name) == NGX_OK)
     {
         return NGX_OK;
     }
 
-    ngx_idempotency_place_remove(name);
+    place_remove(name);
 
     return NGX_ERROR;
 }
@@ -805,7 +916,7 @@ start_database(start_report_t *report, const char *name)
             }
         }
 
-        return ngx_idempotency_place_refuse(&report->place, 0, "%s", error);
+        return place_refuse(&report->place, 0, "%s", error);
     }
 
     return NGX_OK;
@@ -841,7 +952,7 @@ ngx_idempotency_start_agreed(ngx_idempotency_start_t *start, char *error,
     ngx_memcpy(report->db.stamp, start->stamp, NGX_IDEMPOTENCY_STAMP_LEN);
 
     if (!report->place.found) {
-        ngx_idempotency_place_remove_logs(report->place.path);
+        place_remove_logs(report->place.path);
     }
 
     rc = ngx_idempotency_owners_start_lock(fds[0], START_WAIT);
@@ -851,7 +962,7 @@ ngx_idempotency_start_agreed(ngx_idempotency_start_t *start, char *error,
         ngx_idempotency_owners_start_unlock(fds[0]);
 
     } else {
-        (void) ngx_idempotency_place_refuse(&report->place, 0,
+        (void) place_refuse(&report->place, 0,
                                             "is being started");
     }
 
@@ -955,6 +1066,529 @@ start_send(int to, start_report_t *report, int *fds)
             return;
         }
     }
+}
+
+
+/*
+ * Where a store can't be, by names, rights and the first bytes: what stands
+ * further down is SQLite's to judge.  It looks, and changes nothing.
+ */
+
+static ngx_int_t
+place_check(start_place_t *place)
+{
+    off_t  log;
+
+    place->found = 0;
+    place->left = 0;
+    place->open = 0;
+
+    if (place_directory(place) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    if (place_file(place) != NGX_OK
+        || place_beside(place, &log) != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return place->found ? place_header(place, log) : NGX_OK;
+}
+
+
+/* SQLite makes files beside its own, and removes them */
+
+static ngx_int_t
+place_directory(start_place_t *place)
+{
+    char         dir[NGX_IDEMPOTENCY_FILE_PATH + 1];
+    struct stat  st;
+
+    if (ngx_strlen(place->path) > NGX_IDEMPOTENCY_FILE_PATH) {
+        return place_refuse(place, 0,
+                   "has too long a name: %d bytes are possible",
+                   NGX_IDEMPOTENCY_FILE_PATH);
+    }
+
+    if (place_parent(place->path, dir) != NGX_OK) {
+        return place_refuse(place, 0,
+                                            "is no path of a file");
+    }
+
+    if (stat(dir, &st) == -1) {
+
+        if (ngx_errno == NGX_ENOENT) {
+            return place_refuse(place, 0,
+                       "can't be there: make its directory, for the user that "
+                       "the workers run as: install -d -m 0700 -o USER %s",
+                       dir);
+        }
+
+        return place_refuse(place, ngx_errno,
+                   "can't be reached by the user that the workers run as, "
+                   "which is %d", (int) geteuid());
+    }
+
+    if (!S_ISDIR(st.st_mode)) {
+        return place_refuse(place, 0,
+                   "can't be there: %s is no directory", dir);
+    }
+
+    if ((st.st_mode & S_IWOTH) && !(st.st_mode & S_ISVTX)) {
+        place->anybodys = st.st_mode & 07777;
+    }
+
+    if (access(dir, W_OK|X_OK) == -1) {
+        return place_refuse(place, ngx_errno,
+                   "can't be used: the user that the workers run as, which is "
+                   "%d, must be able to write to its directory: chown %d %s",
+                   (int) geteuid(), (int) geteuid(), dir);
+    }
+
+    return place_network(place, dir);
+}
+
+
+static ngx_int_t
+place_parent(const char *path, char *dir)
+{
+    char  *slash;
+
+    strcpy(dir, path);
+
+    slash = strrchr(dir, '/');
+    if (slash == NULL || slash[1] == '\0') {
+        return NGX_ERROR;
+    }
+
+    slash[slash == dir] = '\0';
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+place_network(start_place_t *place, const char *dir)
+{
+    struct statfs     fs;
+    place_network_t  *network;
+
+    if (statfs(dir, &fs) == -1) {
+        return place_refuse(place, ngx_errno,
+                                            "can't be used: statfs() failed");
+    }
+
+    for (network = place_networks; network->name; network++) {
+
+        if ((uint32_t) fs.f_type == (uint32_t) network->type) {
+            return place_refuse(place, 0,
+                       "is on a network file system (%s); name a path on a "
+                       "disk of this machine", network->name);
+        }
+    }
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+place_file(start_place_t *place)
+{
+    struct stat  st;
+
+    if (lstat(place->path, &st) == -1) {
+
+        if (ngx_errno == NGX_ENOENT) {
+            return NGX_OK;
+        }
+
+        return place_refuse(place, ngx_errno,
+                                            "can't be looked at");
+    }
+
+    place->found = 1;
+
+    if (S_ISDIR(st.st_mode)) {
+        return place_refuse(place, 0,
+                                       "is a directory; name a file in it");
+    }
+
+    /* its other files and its locks have their names from its own */
+
+    if (S_ISLNK(st.st_mode)) {
+        return place_refuse(place, 0,
+                   "is a symbolic link; name the file itself");
+    }
+
+    if (place_rights(place, place->path, &st) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    if (st.st_size == 0) {
+        return place_refuse(place, 0,
+                   "is empty, what it knew is lost; restore it, or remove it "
+                   "to begin anew");
+    }
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+place_rights(start_place_t *place, const char *name,
+    struct stat *st)
+{
+    if (!S_ISREG(st->st_mode)) {
+        return place_refuse(place, 0,
+                   "can't be used: %s is no regular file; remove that", name);
+    }
+
+    if (st->st_nlink > 1) {
+        return place_refuse(place, 0,
+                   "can't be used: %s has %d names, and may have one; copy "
+                   "it, and remove the others", name, (int) st->st_nlink);
+    }
+
+    if (st->st_uid != geteuid()) {
+        return place_refuse(place, 0,
+                   "can't be used: %s belongs to user %d, and the workers run "
+                   "as %d; chown %d %s", name, (int) st->st_uid,
+                   (int) geteuid(), (int) geteuid(), name);
+    }
+
+    if ((st->st_mode & 0600) != 0600) {
+        return place_refuse(place, 0,
+                   "can't be used: %s has the mode %04o; chmod 0600 %s",
+                   name, (int) (st->st_mode & 07777), name);
+    }
+
+    if ((st->st_mode & 077) && place->open == 0) {
+        place->open = st->st_mode & 07777;
+    }
+
+    return NGX_OK;
+}
+
+
+/*
+ * What stands beside it, as it was left; a log may hold all that was written
+ * of late, and would be taken for one of a new file's.
+ */
+
+static ngx_int_t
+place_beside(start_place_t *place, off_t *log)
+{
+    char           name[PLACE_NAME];
+    ngx_uint_t     i;
+    struct stat    st;
+
+    *log = 0;
+
+    for (i = 1; place_suffixes[i]; i++) {
+
+        (void) snprintf(name, PLACE_NAME, "%s%s", place->path,
+                        place_suffixes[i]);
+
+        if (lstat(name, &st) == -1) {
+            continue;
+        }
+
+        if (place_rights(place, name, &st) != NGX_OK) {
+            return NGX_ERROR;
+        }
+
+        if (i >= PLACE_LOGS) {
+            continue;
+        }
+
+        *log += st.st_size;
+
+        place->left |= (st.st_size != 0);
+    }
+
+    return place->found ? place_logged(place) : NGX_OK;
+}
+
+
+/*
+ * Who closes the file orderly leaves no index.  One that was left, without its
+ * log, knows whether that had anything that is not in the file.
+ */
+
+static ngx_int_t
+place_logged(start_place_t *place)
+{
+    int           fd;
+    char          name[PLACE_NAME];
+    u_char        index[PLACE_INDEX];
+    ssize_t       n;
+    uint32_t      is, logged, filed;
+    struct stat   st;
+
+    (void) snprintf(name, PLACE_NAME, "%s-wal", place->path);
+
+    if (lstat(name, &st) == 0) {
+        return NGX_OK;
+    }
+
+    (void) snprintf(name, PLACE_NAME, "%s-shm", place->path);
+
+    fd = open(name, O_RDONLY|O_CLOEXEC|O_NOFOLLOW|O_NONBLOCK);
+
+    if (fd == -1) {
+        return NGX_OK;
+    }
+
+    n = pread(fd, index, PLACE_INDEX, 0);
+
+    (void) close(fd);
+
+    if (n != PLACE_INDEX) {
+        return NGX_OK;
+    }
+
+    ngx_memcpy(&is, index, sizeof(uint32_t));
+    ngx_memcpy(&logged, index + PLACE_INDEX_LOGGED, sizeof(uint32_t));
+    ngx_memcpy(&filed, index + PLACE_INDEX_FILED, sizeof(uint32_t));
+
+    if (is != PLACE_INDEX_IS || logged <= filed) {
+        return NGX_OK;
+    }
+
+    return place_refuse(place, 0,
+               "is without %s-wal, which had what was written last; restore "
+               "that, or remove %s* to begin anew", place->path, place->path);
+}
+
+
+/* before SQLite has it in its hands, as that repairs what it takes for its
+   own; and all that nginx -t looks at */
+
+static ngx_int_t
+place_header(start_place_t *place, off_t log)
+{
+    int           fd;
+    off_t         size;
+    u_char        header[PLACE_HEADER];
+    ssize_t       n;
+    ngx_err_t     err;
+    struct stat   st;
+
+    fd = open(place->path, O_RDONLY|O_CLOEXEC|O_NOFOLLOW|O_NONBLOCK);
+
+    if (fd == -1) {
+        return place_refuse(place, ngx_errno,
+                                            "can't be opened");
+    }
+
+    ngx_memzero(header, PLACE_HEADER);
+
+    n = pread(fd, header, PLACE_HEADER, 0);
+    err = (n == -1 || fstat(fd, &st) == -1) ? ngx_errno : 0;
+
+    (void) close(fd);
+
+    if (err) {
+        return place_refuse(place, err, "can't be read");
+    }
+
+    if (place_stamp(place, header) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    /* who wrote it before there were so many pages did not count them */
+
+    if (log || ngx_memcmp(header + PLACE_CHANGES, header + PLACE_CHANGES_OF, 4)
+               != 0)
+    {
+        return NGX_OK;
+    }
+
+    size = (header[PLACE_PAGE_SIZE] << 8) + header[PLACE_PAGE_SIZE + 1];
+    size = (size == 1) ? 65536 : size;
+    size *= place_number(header + PLACE_PAGES);
+
+    if (st.st_size < size) {
+        return place_refuse(place, 0,
+                   "is damaged, %lld of its %lld bytes are there; restore it, "
+                   "or remove it to begin anew", (long long) st.st_size,
+                   (long long) size);
+    }
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+place_stamp(start_place_t *place, u_char *header)
+{
+    ngx_uint_t     version;
+    static u_char  zeros[PLACE_HEADER];
+
+    if (ngx_memcmp(header, zeros, PLACE_HEADER) == 0) {
+        return place_refuse(place, 0,
+                   "is damaged, it begins with zeros; restore it, or remove "
+                   "it to begin anew");
+    }
+
+    if (ngx_memcmp(header, PLACE_MAGIC, sizeof(PLACE_MAGIC)) != 0
+        || place_number(header + PLACE_ID) != NGX_IDEMPOTENCY_DB_ID)
+    {
+        return place_refuse(place, 0,
+                   "is a file of another program, or damaged; name another "
+                   "path");
+    }
+
+    version = place_number(header + PLACE_VERSION);
+
+    if (version != NGX_IDEMPOTENCY_DB_VERSION) {
+        return place_refuse(place, 0,
+                   "is of version %d, and this module knows version %d; "
+                   "load the module that wrote it, or name another path",
+                   (int) version, NGX_IDEMPOTENCY_DB_VERSION);
+    }
+
+    return NGX_OK;
+}
+
+
+static ngx_uint_t
+place_number(u_char *p)
+{
+    return ((ngx_uint_t) p[0] << 24) + (p[1] << 16) + (p[2] << 8) + p[3];
+}
+
+
+static ngx_int_t
+place_close(start_place_t *place)
+{
+    int          fd;
+    char         name[PLACE_NAME];
+    ngx_err_t    err;
+    ngx_uint_t   i;
+    struct stat  st;
+
+    for (i = 0; place_suffixes[i]; i++) {
+
+        (void) snprintf(name, PLACE_NAME, "%s%s", place->path,
+                        place_suffixes[i]);
+
+        fd = open(name, O_RDONLY|O_CLOEXEC|O_NOFOLLOW|O_NONBLOCK);
+
+        if (fd == -1) {
+            continue;
+        }
+
+        err = 0;
+
+        if (fstat(fd, &st) == -1
+            || ((st.st_mode & 077) && fchmod(fd, 0600) == -1))
+        {
+            err = ngx_errno;
+        }
+
+        (void) close(fd);
+
+        if (err) {
+            return place_refuse(place, err,
+                       "can't be used: chmod 0600 %s failed", name);
+        }
+    }
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+place_make(start_place_t *place, const char *name)
+{
+    int  fd;
+
+    /* what somebody left who was killed while he made it */
+
+    place_remove(name);
+
+    fd = open(name, O_RDWR|O_CREAT|O_EXCL|O_CLOEXEC|O_NOFOLLOW, 0600);
+
+    if (fd == -1) {
+        return place_refuse(place, ngx_errno,
+                                            "can't be made");
+    }
+
+    (void) close(fd);
+
+    return NGX_OK;
+}
+
+
+/* a file that is there is whole: it comes when it is one, name and all */
+
+static ngx_int_t
+place_take(start_place_t *place, const char *name)
+{
+    int   fd, rc;
+    char  dir[NGX_IDEMPOTENCY_FILE_PATH + 1];
+
+    if (rename(name, place->path) == -1) {
+        return place_refuse(place, ngx_errno,
+                                            "can't be made");
+    }
+
+    (void) place_parent(place->path, dir);
+
+    fd = open(dir, O_RDONLY|O_DIRECTORY|O_CLOEXEC);
+
+    rc = (fd == -1) ? -1 : fsync(fd);
+
+    if (rc == -1) {
+        (void) place_refuse(place, ngx_errno,
+                                            "can't be made: fsync() failed");
+    }
+
+    if (fd != -1) {
+        (void) close(fd);
+    }
+
+    return rc == 0 ? NGX_OK : NGX_ERROR;
+}
+
+
+static void
+place_remove(const char *name)
+{
+    (void) unlink(name);
+
+    place_remove_logs(name);
+}
+
+
+static void
+place_remove_logs(const char *name)
+{
+    char        other[PLACE_NAME];
+    ngx_uint_t  i;
+
+    for (i = 1; i <= PLACE_LOGS; i++) {
+        (void) snprintf(other, PLACE_NAME, "%s%s", name, place_suffixes[i]);
+        (void) unlink(other);
+    }
+}
+
+
+static ngx_int_t
+place_refuse(start_place_t *place, ngx_err_t err,
+    const char *fmt, ...)
+{
+    va_list  args;
+
+    va_start(args, fmt);
+    (void) vsnprintf(place->why, sizeof(place->why), fmt, args);
+    va_end(args);
+
+    place->err = err;
+
+    return NGX_ERROR;
 }
 
 

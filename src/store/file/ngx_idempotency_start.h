@@ -19,6 +19,8 @@ struct ngx_idempotency_start_s {
     ngx_str_t    path;
     /* what it is called by those who may agree to another one */
     ngx_str_t    zone;
+    /* " in FILE:LINE", for what is told of a configuration */
+    ngx_str_t    at;
     /* it is an error if it can't be; or nginx goes on without it */
     ngx_uint_t   must;
 
