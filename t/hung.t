@@ -32,6 +32,7 @@ sub start_nginx {
                    allow => qr/z\.db|exited on signal|state|zone "z"/,
                    zone => with_state($mode), server => <<'EOC');
     idempotency zone=z;
+    idempotency_in_progress reject;
     add_header X-Status $idempotency_status always;
 
     location / { proxy_pass http://$TEST_NGINX_BACKEND; }
@@ -159,6 +160,55 @@ for my $signal (qw(QUIT TERM)) {
     ok($n->down($signal), '... nginx ends');
     $n->up;
     is(order(), '200 NEW', '... and starts');
+    $n->stop;
+}
+
+
+# --- a start --------------------------------------------------------------------
+
+# it waits for no disk for good, and the store comes when that answers
+
+for my $mode (qw(batched strict)) {
+    start_nginx($mode);
+    is(order('first'), '200 NEW', "$mode: a disk that is well");
+    $n->down('QUIT');
+    $disk->set(all => 'hang');
+    $n->up;
+
+    like($n->log, qr/\[alert\].* the state file .*nothing was heard of it for 5 s.*; zone "z" is without it until it answers/,
+         '... hangs at a start, which goes on without it');
+    is(order(), '503 UNAVAILABLE', '... what needs it is refused');
+    is($n->post('/free')->{status}, 200, '... and what does not is served');
+
+    $disk->well;
+
+    for my $pid ($n->workers) {
+        my $c = connection_to($n, $pid);
+
+        ok((until_true {
+            told(ask($c, 'POST', '/x', key => 'n' . ++$names, body => 'b')->response) eq '200 NEW'
+        }), '... it answers: each worker uses it');
+    }
+
+    is(order('first'), '200 REPLAYED', '... with what is there');
+    is($n->reload, 1, '... a reload');
+    ok((until_true { order() eq '200 NEW' }), '... goes on with it');
+    kill KILL => $n->workers;
+    ok((until_true { $n->workers == 2 && $n->get('/pid')->{status} == 200 && order() eq '200 NEW' }),
+       '... so do workers that come');
+    is(order('first'), '200 REPLAYED', '... with what was there');
+
+    # another nginx sees that this one lives
+    my $second = outliving(map({ $_ => $n->{$_} } qw(workers env main server)),
+                           allow => qr/the state file/, zone => with_state($mode, path => $n->root . '/z.db'));
+    my (undef, $uri, @o) = owner($n, 'held');
+
+    is(told($second->post($uri, @o)), '409 IN_PROGRESS', '... whose claims live for another nginx');
+    go('held');
+    $second->stop;
+
+    $n->restart('KILL');
+    is(order('first'), '200 REPLAYED', '... and a start finds it all');
     $n->stop;
 }
 

@@ -8,6 +8,7 @@
 #include <ngx_config.h>
 #include <ngx_core.h>
 
+#include "store/file/ngx_idempotency_db_sql.h"
 #include "unit.h"
 #include "file.h"
 
@@ -15,6 +16,28 @@
 #define PENDING   NGX_IDEMPOTENCY_PENDING
 #define DONE      NGX_IDEMPOTENCY_DONE
 #define IN_DOUBT  NGX_IDEMPOTENCY_IN_DOUBT
+
+
+/* another commits when this one has read the file's number, and not yet looked
+   at what the zone has */
+
+static ngx_idempotency_mark_t  *commits;
+
+
+int __real_sqlite3_column_bytes(sqlite3_stmt *st, int column);
+int __wrap_sqlite3_column_bytes(sqlite3_stmt *st, int column);
+
+
+int
+__wrap_sqlite3_column_bytes(sqlite3_stmt *st, int column)
+{
+    if (commits && column == 3) {
+        commits->number++;
+        commits = NULL;
+    }
+
+    return __real_sqlite3_column_bytes(st, column);
+}
 
 
 static void
@@ -414,11 +437,38 @@ interrupted(void)
 }
 
 
+/* who opens it reads it without a lock, so what he reads may be old by then */
+
+static void
+opened_beside_a_commit(void)
+{
+    ngx_idempotency_mark_t  mark;
+
+    begin();
+    file_close();
+
+    mark = file.start.mark;
+    file.conf.mark = &mark;
+    commits = &mark;
+
+    file_open(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
+
+    check(commits == NULL);
+    check(file.db && !ngx_idempotency_db_other(file.db));
+    mark.number--;
+    check_equal(claim(1, file.start.instance), NGX_IDEMPOTENCY_CLAIMED);
+
+    file.conf.mark = NULL;
+    file_remove();
+}
+
+
 static unit_case_t  cases[] = {
     { "quiet times", quiet_times },
     { "a week", a_week },
     { "instances, and the file's time", starts },
     { "two processes, one file", two_at_once },
+    { "opened beside a commit", opened_beside_a_commit },
     { "killed at any time", interrupted },
     unit_cases_end
 };

@@ -41,7 +41,7 @@
 static ngx_int_t db_prepare(ngx_idempotency_db_t *db);
 static int db_committed(void *data, sqlite3 *sqlite, const char *name,
     int pages);
-static int db_meta(ngx_idempotency_db_t *db);
+static int db_meta(ngx_idempotency_db_t *db, ngx_idempotency_mark_t *mark);
 static ngx_uint_t db_filed(ngx_idempotency_db_t *db);
 static ngx_uint_t db_filed_number(ngx_idempotency_db_t *db,
     ngx_atomic_uint_t *number);
@@ -201,16 +201,19 @@ db_prepare(ngx_idempotency_db_t *db)
 
     (void) sqlite3_wal_hook(db->sqlite, db_committed, db);
 
-    /* one read makes its log and the log's index, if they are not there;
-       another file is found out by the first transaction */
+    /*
+     * One read makes its log and the log's index, if they are not there.
+     * Others may commit meanwhile, so what it reads may be behind the mark:
+     * another file is found out by the first transaction.
+     */
 
-    rc = db_meta(db);
+    rc = db_meta(db, NULL);
 
     if (rc == SQLITE_OK) {
         rc = ngx_idempotency_db_number(db, NGX_IDEMPOTENCY_DB_ROOT, &db->root);
     }
 
-    return (rc == SQLITE_OK || db->other) ? ngx_idempotency_db_files(db, 1)
+    return (rc == SQLITE_OK) ? ngx_idempotency_db_files(db, 1)
                              : ngx_idempotency_db_fail(db, rc);
 }
 
@@ -371,7 +374,7 @@ ngx_idempotency_db_begin(ngx_idempotency_db_t *db)
     rc = ngx_idempotency_db_run(db, NGX_IDEMPOTENCY_DB_BEGIN);
 
     if (rc == SQLITE_OK) {
-        rc = db_meta(db);
+        rc = db_meta(db, db->conf.mark);
     }
 
     if (rc == SQLITE_OK && db->conf.mark && !db_filed(db)) {
@@ -397,10 +400,11 @@ ngx_idempotency_db_begin(ngx_idempotency_db_t *db)
 }
 
 
-/* what the file says of itself */
+/* what the file says of itself, which within a transaction is not behind the
+   mark */
 
 static int
-db_meta(ngx_idempotency_db_t *db)
+db_meta(ngx_idempotency_db_t *db, ngx_idempotency_mark_t *mark)
 {
     int            rc;
     const void    *identity;
@@ -428,10 +432,9 @@ db_meta(ngx_idempotency_db_t *db)
     {
         rc = SQLITE_CORRUPT;
 
-    } else if (db->conf.mark
-               && !ngx_idempotency_db_same(db->conf.mark, identity,
-                                           db->number, db->error,
-                                           sizeof(db->error)))
+    } else if (mark
+               && !ngx_idempotency_db_same(mark, identity, db->number,
+                                           db->error, sizeof(db->error)))
     {
         db->other = 1;
         rc = SQLITE_MISMATCH;
@@ -460,6 +463,7 @@ db_filed(ngx_idempotency_db_t *db)
     ngx_idempotency_mark_t  *mark;
 
     mark = db->conf.mark;
+    number = 0;
 
     if (db->conf.file == -1 || db->root < 2
         || fstat(db->conf.file, &st) == -1

@@ -62,6 +62,11 @@
 
 #define NGX_IDEMPOTENCY_FILE_TIDY      256
 
+/* a worker whose nginx found no answer at the start looks so often whether there
+   is one */
+
+#define NGX_IDEMPOTENCY_FILE_AGAIN     100
+
 /* a thread has found that it is another file, and the log has not heard it */
 
 #define NGX_IDEMPOTENCY_FILE_FOUND     2
@@ -102,6 +107,10 @@ typedef struct {
     ngx_idempotency_batch_t    *batch;
     ngx_idempotency_page_t     *page;
     ngx_uint_t                  agreed;
+    /* ... or what a start has left to the workers, and the instance, if one of
+       them has made it */
+    ngx_uint_t                  late;
+    uint64_t                    instance;
     /* of the last time that it was tended */
     ngx_atomic_uint_t           number;
     /* what the file is, if it is another one */
@@ -121,6 +130,7 @@ struct file_s {
     /* this worker's */
     file_work_t                *work;
     ngx_event_t                 stay;
+    ngx_event_t                 late;
     ngx_uint_t                  exiting;
     ngx_uint_t                  unwitnessed;
 
@@ -138,6 +148,8 @@ static ngx_int_t file_init(ngx_idempotency_tier_t *tier,
     ngx_idempotency_tier_t *old, ngx_log_t *log);
 static ngx_int_t file_start(file_t *file, ngx_uint_t must, ngx_log_t *log);
 static void file_begin(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_start_t *start);
+static ngx_uint_t file_begin_late(ngx_idempotency_shm_t *shm,
     ngx_idempotency_start_t *start);
 static ngx_idempotency_tier_t *file_again(ngx_conf_t *cf,
     ngx_idempotency_tier_t *old);
@@ -188,6 +200,9 @@ static void file_tidy(file_work_t *work);
 static void file_restart(file_work_t *work);
 static void file_tend_done(void *data);
 static void file_stay_handler(ngx_event_t *ev);
+static void file_late_handler(ngx_event_t *ev);
+static void file_late_run(file_work_t *work);
+static void file_late_done(file_t *file);
 
 
 static const ngx_idempotency_backing_t  file_backing = {
@@ -340,15 +355,22 @@ file_init(ngx_idempotency_tier_t *tier, ngx_idempotency_tier_t *old,
             return NGX_ERROR;
         }
 
-        if (was->start.owners != -1 || ngx_test_config) {
+        if (was->start.owners != -1 || ngx_test_config
+            || (was->start.late && old->shm->sh->tier.instance))
+        {
             rc = ngx_idempotency_start_keep(&file->start, &was->start,
                                             file->pool, log);
 
         } else {
             rc = file_start(file, 0, log);
 
-            if (rc != NGX_ERROR) {
-                file_begin(old->shm, &file->start);
+            /* its workers may have begun since */
+
+            if (rc != NGX_ERROR
+                && !file_begin_late(old->shm, &file->start))
+            {
+                ngx_idempotency_start_leave(&file->start);
+                file->start.late = 1;
             }
         }
     }
@@ -410,6 +432,21 @@ file_begin(ngx_idempotency_shm_t *shm, ngx_idempotency_start_t *start)
     sh->other = start->other;
 
     ngx_idempotency_shm_unlock(shm);
+}
+
+
+/* false: somebody else has begun */
+
+static ngx_uint_t
+file_begin_late(ngx_idempotency_shm_t *shm, ngx_idempotency_start_t *start)
+{
+    if (shm->sh->tier.instance) {
+        return 0;
+    }
+
+    file_begin(shm, start);
+
+    return 1;
 }
 
 
@@ -483,6 +520,15 @@ file_init_process(ngx_idempotency_tier_t *tier, ngx_cycle_t *cycle)
         && work->tend.thread)
     {
         file->work = work;
+    }
+
+    file->late.handler = file_late_handler;
+    file->late.data = file;
+    file->late.log = cycle->log;
+    file->late.cancelable = 1;
+
+    if (file->work && file->start.owners == -1 && file->start.late) {
+        ngx_add_timer(&file->late, NGX_IDEMPOTENCY_FILE_AGAIN);
     }
 
     return NGX_OK;
@@ -660,6 +706,7 @@ file_up(ngx_idempotency_tier_t *tier)
     sh = &tier->shm->sh->tier;
 
     return ((file_t *) tier)->work && sh->instance && !sh->other && !sh->lost
+           && ((file_t *) tier)->start.owners != -1
            && !file_unsynced(sh, NGX_IDEMPOTENCY_FILE_UNSYNCED);
 }
 
@@ -971,7 +1018,9 @@ file_told(file_t *file)
     shm = file->tier.shm;
     sh = &shm->sh->tier;
 
-    if (ngx_atomic_cmp_set(&sh->other, NGX_IDEMPOTENCY_FILE_FOUND, 1)) {
+    if (work->found[0]
+        && ngx_atomic_cmp_set(&sh->other, NGX_IDEMPOTENCY_FILE_FOUND, 1))
+    {
         sh->failing = 1;
 
         ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
@@ -980,6 +1029,8 @@ file_told(file_t *file)
                       "to /zones/%V of idempotency_api",
                       &file->tier.name, &shm->store->name, work->found,
                       &shm->store->name);
+
+        work->found[0] = '\0';
     }
 
     if (work->witness && !file->unwitnessed) {
@@ -1025,21 +1076,34 @@ file_open(file_work_t *work, file_hand_t *hand, char *error)
 }
 
 
-/* what is at its path may be another one, and is looked at anew */
+/* what is at its path may be another one, and is looked at anew; what it is
+   there is told by the first one who found it */
 
 static void
 file_shut(file_work_t *work, file_hand_t *hand)
 {
-    if (ngx_idempotency_db_other(hand->db)
-        && ngx_atomic_cmp_set(&work->sh->other, 0, NGX_IDEMPOTENCY_FILE_FOUND))
-    {
-        (void) snprintf(work->found, sizeof(work->found), "%s",
-                        ngx_idempotency_db_error(hand->db));
+    ngx_uint_t  other;
+
+    other = ngx_idempotency_db_other(hand->db);
+
+    if (other) {
+        ngx_idempotency_thread_enter();
+
+        if (work->sh->other == 0) {
+            (void) snprintf(work->found, sizeof(work->found), "%s",
+                            ngx_idempotency_db_error(hand->db));
+
+            if (!ngx_atomic_cmp_set(&work->sh->other, 0,
+                                    NGX_IDEMPOTENCY_FILE_FOUND))
+            {
+                work->found[0] = '\0';
+            }
+        }
+
+        ngx_idempotency_thread_leave();
     }
 
-    if (ngx_idempotency_db_other(hand->db)
-        || ngx_idempotency_db_moved(hand->db))
-    {
+    if (other || ngx_idempotency_db_moved(hand->db)) {
         ngx_idempotency_db_close(hand->db);
         hand->db = NULL;
     }
@@ -1322,6 +1386,11 @@ file_tend_run(void *data)
         return;
     }
 
+    if (work->late) {
+        file_late_run(work);
+        return;
+    }
+
     if (work->page) {
         file_list_run(work, work->page);
 
@@ -1415,6 +1484,12 @@ file_tend_done(void *data)
     page = work->page;
     work->page = NULL;
 
+    if (work->late) {
+        work->late = 0;
+        file_late_done(file);
+        return;
+    }
+
     file_told(file);
 
     /* SQLite's part is over when nobody has it open as it was */
@@ -1446,6 +1521,100 @@ file_tend_done(void *data)
 
         page->rc = NGX_ERROR;
         ngx_idempotency_look_listed(page);
+    }
+}
+
+
+/*
+ * Each worker is to hold the instance before anything is claimed for it: so
+ * each has its own part of the start to do, and one of them, who looks after
+ * the file, all of it.
+ */
+
+static void
+file_late_handler(ngx_event_t *ev)
+{
+    file_t  *file = ev->data;
+
+    file_work_t                *work;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    work = file->work;
+    sh = &file->tier.shm->sh->tier;
+
+    if (work == NULL || file->exiting || file->start.owners != -1) {
+        return;
+    }
+
+    ngx_add_timer(ev, NGX_IDEMPOTENCY_FILE_AGAIN);
+
+    if (work->tend.thread->busy
+        || (sh->instance == 0
+            && !ngx_idempotency_process_is(&sh->watcher,
+                                           ngx_idempotency_process_self())))
+    {
+        return;
+    }
+
+    work->late = 1;
+    work->instance = sh->instance;
+
+    if (ngx_idempotency_thread_post(work->tend.thread) != NGX_OK) {
+        work->late = 0;
+    }
+}
+
+
+static void
+file_late_run(file_work_t *work)
+{
+    work->tend.rc = ngx_idempotency_start_late(&work->start, work->instance,
+                                               work->tend.error,
+                                               sizeof(work->tend.error));
+}
+
+
+static void
+file_late_done(file_t *file)
+{
+    file_work_t            *work;
+    ngx_idempotency_shm_t  *shm;
+
+    work = file->work;
+    shm = file->tier.shm;
+
+    if (work->tend.rc == NGX_AGAIN) {
+        return;
+    }
+
+    if (work->tend.rc == NGX_ERROR && !work->start.other) {
+        ngx_del_timer(&file->late);
+
+        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
+                      "idempotency: the %V of zone \"%V\" %s; the zone is "
+                      "without it until a reload", &file->tier.name,
+                      &shm->store->name, work->tend.error);
+        return;
+    }
+
+    if (work->instance == 0 && !file_begin_late(shm, &work->start)) {
+        ngx_idempotency_start_leave(&work->start);
+        (void) close(work->start.file);
+        work->start.file = -1;
+        return;
+    }
+
+    ngx_del_timer(&file->late);
+
+    file->start.owners = work->start.owners;
+    file->start.file = work->start.file;
+    work->db.file = work->start.file;
+
+    if (work->start.other) {
+        (void) snprintf(work->found, sizeof(work->found), "%s",
+                        work->tend.error);
+        shm->sh->tier.other = NGX_IDEMPOTENCY_FILE_FOUND;
+        file_told(file);
     }
 }
 

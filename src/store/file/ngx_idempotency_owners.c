@@ -98,6 +98,13 @@ ngx_idempotency_owners_hold(int fd, uint64_t instance)
 }
 
 
+ngx_int_t
+ngx_idempotency_owners_share(int fd, uint64_t instance)
+{
+    return owners_set(fd, F_RDLCK, OWNERS_FIRST + instance);
+}
+
+
 ngx_uint_t
 ngx_idempotency_owners_alive(int fd, uint64_t instance)
 {

@@ -52,6 +52,10 @@ ngx_uint_t ngx_idempotency_owners_kept(int fd, const char *path);
 
 ngx_int_t ngx_idempotency_owners_hold(int fd, uint64_t instance);
 
+/* as long as any of those lives who share it, each by an open file of its own */
+
+ngx_int_t ngx_idempotency_owners_share(int fd, uint64_t instance);
+
 /* what follows is true when in doubt: a look that fails finds somebody */
 
 /* does that one live, or, whatever fd, any but one's own? */

@@ -94,6 +94,7 @@ typedef struct {
     ngx_int_t                   rc;
     ngx_uint_t                  made;
     ngx_uint_t                  others;
+    ngx_uint_t                  busy;
     ngx_err_t                   witness;
     start_place_t               place;
     ngx_idempotency_db_start_t  db;
@@ -121,6 +122,7 @@ static ngx_int_t start_become(ngx_idempotency_start_t *start,
     start_place_t *place);
 static ngx_int_t start_peek(start_report_t *report);
 static ngx_int_t start_open(start_report_t *report, int *fds);
+static ngx_int_t start_join(start_report_t *report, int *fds);
 static ngx_int_t start_file(start_report_t *report, int *fds);
 static ngx_int_t start_mark(start_report_t *report);
 static ngx_int_t start_hold(start_report_t *report, const char *name,
@@ -254,6 +256,7 @@ ngx_idempotency_start_keep(ngx_idempotency_start_t *start,
     start->version = old->version;
     start->mark = old->mark;
     start->other = old->other;
+    start->late = old->late;
 
     start->owners = -1;
     start->file = -1;
@@ -377,8 +380,8 @@ start_refused(ngx_idempotency_start_t *start, start_report_t *report,
 
     } else if (!start->other) {
         p = ngx_slprintf(p, text + sizeof(text),
-                         "; zone \"%V\" is without it until a reload",
-                         &start->zone);
+                         "; zone \"%V\" is without it until %s", &start->zone,
+                         start->late ? "it answers" : "a reload");
     }
 
     ngx_log_error(level, log, report->place.err,
@@ -476,6 +479,7 @@ start_hear(ngx_idempotency_start_t *start, start_report_t *report, int from,
     } else if (n == 0) {
         (void) kill(pid, SIGKILL);
         start_reap(pid);
+        start->late = 1;
 
         return place_refuse(&report->place, 0,
                    "can't be used: nothing was heard of it for %d s; does its "
@@ -733,6 +737,7 @@ start_open(start_report_t *report, int *fds)
         break;
 
     case NGX_BUSY:
+        report->busy = 1;
         return place_refuse(place, 0,
                    "is being started by another nginx, which does not answer");
 
@@ -981,6 +986,85 @@ ngx_idempotency_start_agreed(ngx_idempotency_start_t *start, char *error,
     free(report);
 
     return rc;
+}
+
+
+ngx_int_t
+ngx_idempotency_start_late(ngx_idempotency_start_t *start, uint64_t instance,
+    char *error, size_t len)
+{
+    int              fds[2];
+    ngx_int_t        rc;
+    start_report_t  *report;
+
+    report = calloc(1, sizeof(start_report_t));
+
+    if (report == NULL) {
+        return NGX_AGAIN;
+    }
+
+    fds[0] = -1;
+    fds[1] = -1;
+
+    report->place.path = (char *) start->path.data;
+    ngx_memcpy(report->db.stamp, start->stamp, NGX_IDEMPOTENCY_STAMP_LEN);
+
+    rc = place_check(&report->place);
+
+    if (rc == NGX_OK) {
+        rc = instance ? start_join(report, fds) : start_open(report, fds);
+    }
+
+    if (rc == NGX_OK) {
+        instance = instance ? instance : report->db.instance;
+
+        if (ngx_idempotency_owners_share(fds[0], instance) != NGX_OK) {
+            rc = place_refuse(&report->place, ngx_errno, "can't be locked");
+        }
+    }
+
+    start->other = report->db.other;
+
+    if (rc == NGX_OK || start->other) {
+        start->owners = fds[0];
+        start->file = fds[1];
+        start->instance = instance;
+        start->fence = report->db.fence;
+        start->base = report->db.base;
+        start->mark = report->db.mark;
+
+    } else {
+        start_close(&fds[0]);
+        start_close(&fds[1]);
+    }
+
+    if (rc != NGX_OK) {
+        (void) snprintf(error, len, "%s", report->place.why);
+        rc = report->busy ? NGX_AGAIN : NGX_ERROR;
+    }
+
+    free(report);
+
+    return rc;
+}
+
+
+/* another worker has done the rest */
+
+static ngx_int_t
+start_join(start_report_t *report, int *fds)
+{
+    fds[0] = ngx_idempotency_owners_open(report->place.path, 0);
+    fds[1] = open(report->place.path,
+                  O_RDWR|O_CLOEXEC|O_NOFOLLOW|O_NONBLOCK);
+
+    if (fds[0] == -1 || fds[1] == -1
+        || ngx_idempotency_owners_only(fds[1], fds[0]) != NGX_OK)
+    {
+        return place_refuse(&report->place, ngx_errno, "can't be used");
+    }
+
+    return NGX_OK;
 }
 
 

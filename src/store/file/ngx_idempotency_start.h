@@ -47,6 +47,10 @@ struct ngx_idempotency_start_s {
     ngx_idempotency_mark_t  mark;
     ngx_uint_t   other;
 
+    /* out: nothing was heard of the file, and workers begin with it when its
+       disk answers */
+    ngx_uint_t   late;
+
     /* out: the open files by whose locks the instance lives, and its way to
        the file is the only one; -1 under nginx -t */
     int          owners;
@@ -83,6 +87,17 @@ void ngx_idempotency_start_leave_all(void);
 
 ngx_int_t ngx_idempotency_start_agreed(ngx_idempotency_start_t *start,
     char *error, size_t len);
+
+/*
+ * The file did not answer when nginx was started: a thread of a worker does
+ * what that start did not, while no other thread of that worker has the file
+ * open.  Each worker holds the instance by an open file of its own: the first
+ * one makes it (0), the others have it.  NGX_AGAIN: another start is under way;
+ * NGX_ERROR: `error` says why not.
+ */
+
+ngx_int_t ngx_idempotency_start_late(ngx_idempotency_start_t *start,
+    uint64_t instance, char *error, size_t len);
 
 
 #endif /* _NGX_IDEMPOTENCY_START_H_INCLUDED_ */
