@@ -278,12 +278,12 @@ ngx_idempotency_records_init(ngx_idempotency_shm_sh_t *sh,
 {
     ngx_uint_t  i, n;
 
-    /* one for each two pages: no more than 32 records, if all is full */
+    /* four for each page: no more than four records, if all is full */
 
     n = 8;
 
     while (n < (ngx_uint_t) (shpool->end - shpool->start)
-               / (2 * ngx_pagesize))
+               / (ngx_pagesize / 4))
     {
         n *= 2;
     }
