@@ -276,7 +276,7 @@ my ($a, $b) = map over($redis, workers => $_), 2, 1;
     my $owner = asked($a, 'long', at => '/long', more => '&gate=1');
     held('long');
     my ($key) = grep { my $k = $_; !grep { $_ eq $k } @before } keys_of();
-    my $ends = sub { unpack('Q>', $redis->command('GETRANGE', $key, 20, 27)) };
+    my $ends = sub { unpack('Q>', $redis->command('GETRANGE', $key, 28, 35)) };
     my $first = $ends->();
     my $w = asked($b, 'long', at => '/long', more => '&gate=1');
 

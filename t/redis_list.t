@@ -41,8 +41,8 @@ my $records = '/idem/zones/z/records';
 is_deeply([walk($here, 'tier=backing')], [], 'nothing is there');
 
 $redis->command('SET', "$_$prefix" . 'z:' . 'A' x 43, 'x' x 200) for 'b', '';
-$redis->command('SET', 'ixd:z:' . 'B' x 43, 'I1D' . 'x' x 200);
-$redis->command('SET', $prefix . 'z:' . 'C' x 42, 'I1D' . 'x' x 200);
+$redis->command('SET', 'ixd:z:' . 'B' x 43, 'I2D' . 'x' x 200);
+$redis->command('SET', $prefix . 'z:' . 'C' x 42, 'I2D' . 'x' x 200);
 $redis->command('LPUSH', $prefix . 'z:' . 'D' x 43, 'x');
 $redis->command('SET', "noise:$_", $_) for 1 .. 200;
 $there->post('/other', key => $_) for 1 .. 20;

@@ -38,8 +38,8 @@ sub run {
 sub head {
     my ($state, $c) = @_;
 
-    return pack 'a2 a C Q> Q> Q> Q> Q> Q> N N a32 a16 a4 a4 a4 a16', 'I1', $state, 1,
-                $c->{instance}, $c->{fence}, 0, 0, 0, $c->{window} // 100_000, $c->{status} // 0,
+    return pack 'a2 a C Q> Q> Q> Q> Q> Q> Q> N N a32 a16 a4 a4 a4 a16', 'I2', $state, 1,
+                $c->{instance}, $c->{sequence}, $c->{fence} // 0, 0, 0, 0, $c->{window} // 100_000, $c->{status} // 0,
                 $c->{replays} // 0, $c->{fp} // 'f', $c->{identity} // 'me', ('h') x 3, 'mark';
 }
 
@@ -47,9 +47,9 @@ sub unhead {
     my ($value) = @_;
 
     my %r;
-    @r{qw(format state form instance fence lease recorded ends window status replays fp identity)} =
-        unpack 'a2 a C Q> Q> Q> Q> Q> Q> N N Z32 Z16', $value;
-    $r{response} = substr $value, 136;
+    @r{qw(format state form instance sequence fence lease recorded ends window status replays fp identity)} =
+        unpack 'a2 a C Q> Q> Q> Q> Q> Q> Q> N N Z32 Z16', $value;
+    $r{response} = substr $value, 144;
     return \%r;
 }
 
@@ -95,7 +95,7 @@ sub model {
     my ($server) = @_;
 
     my $redis = $server->connect;
-    my (%is, %claims, %answers, $fence);
+    my (%is, %claims, %answers, %fence, $sequence);
     my $wrong = 0;
 
     for my $step (1 .. $steps) {
@@ -109,22 +109,22 @@ sub model {
         $after = $is && { %$is };
 
         if ($op < 40) {
-            my $c = { instance => $mine, fence => ++$fence, fp => rand() < .8 ? 'f' : 'g' };
+            my $c = { instance => $mine, sequence => ++$sequence, fp => rand() < .8 ? 'f' : 'g' };
             my ($retry, $old, $late) = map rand() < $_, .5, .1, .1;
 
             # one is sent again, or comes when a later one was made
 
             $c = { %{$old[rand @old]} } if @old && rand() < .4;
 
-            my $since = rand() < .1 ? $fence + 1 : 0;
+            my $since = rand() < .1 ? $sequence + 1 : 0;
             my $free = !$is || $is->{state} eq 'F';
             my $doubt = $is && $is->{state} eq 'U';
             my ($again, $newer, $taken);
 
             if ($is && $is->{state} eq 'P') {
                 my $same = $is->{instance} == $c->{instance};
-                $again = $same && ($is->{fence} == $c->{fence} || $is->{fence} >= $since);
-                $newer = $again && $is->{fence} > $c->{fence};
+                $again = $same && ($is->{sequence} == $c->{sequence} || $is->{sequence} >= $since);
+                $newer = $again && $is->{sequence} > $c->{sequence};
                 $doubt = !$again && ($same || $is->{over});
                 $again &&= !$newer;
 
@@ -132,7 +132,7 @@ sub model {
 
                 $taken = $again && $is->{status};
 
-                if ($taken && $is->{fence} != $c->{fence}) {
+                if ($taken && $is->{sequence} != $c->{sequence}) {
                     $doubt = 1;
                     $taken = $again = 0;
                 }
@@ -143,7 +143,7 @@ sub model {
             my $may = $doubt && $retry && $is->{fp} eq $c->{fp};
 
             $want = $free && $old ? 'A'
-                  : $may && $is->{fence} >= $c->{fence} ? 'X'
+                  : $may && $is->{instance} == $c->{instance} && $is->{sequence} >= $c->{sequence} ? 'X'
                   : $free || $again || $may ? $late ? 'L' : $may || $taken ? 'D' : 'C'
                   : 'B';
 
@@ -159,12 +159,24 @@ sub model {
             $reply = claim($redis, $key, $c, since => $since, not_after => $late ? 1 : $never,
                            flags => ($retry ? 'r' : '') . ($old ? 'o' : ''));
 
+            # the fence is higher than any before, but for the same claim once more
+
+            if ($want =~ /[CD]/ && ref $reply) {
+                my $same = $is && $is->{state} eq 'P' && $is->{instance} == $c->{instance}
+                           && $is->{sequence} == $c->{sequence};
+                my $last = $fence{$key} // 0;
+
+                $wrong += !ok(0, "step $step: fence $reply->[2] behind $last")
+                    if $same ? $reply->[2] != $last : $reply->[2] <= $last;
+                $fence{$key} = $reply->[2];
+            }
+
             if ($want eq 'B' && ref $reply) {
                 my $got = unhead($reply->[2]);
-                $wrong += !is("$got->{state} $got->{instance} $got->{fence}",
-                              "$after->{state} $after->{instance} $after->{fence}", "step $step: found")
-                    if "$got->{state} $got->{instance} $got->{fence}"
-                       ne "$after->{state} $after->{instance} $after->{fence}";
+                $wrong += !is("$got->{state} $got->{instance} $got->{sequence}",
+                              "$after->{state} $after->{instance} $after->{sequence}", "step $step: found")
+                    if "$got->{state} $got->{instance} $got->{sequence}"
+                       ne "$after->{state} $after->{instance} $after->{sequence}";
             }
 
         } elsif ($op < 75) {
@@ -173,7 +185,7 @@ sub model {
             my $c = $old[rand @old];
             my $what = (qw(P P D N U))[rand 5];
             my ($known, $late, $lapse) = map rand() < $_, .8, .05, .3;
-            my $cmp = $is && $is->{fence} <=> $c->{fence};
+            my $cmp = $is && $is->{sequence} <=> $c->{sequence};
 
             # what is forgotten stays for a lease
 
@@ -203,7 +215,7 @@ sub model {
             next if !@old;
 
             my $c = $old[rand @old];
-            my $cmp = $is && $is->{fence} <=> $c->{fence};
+            my $cmp = $is && $is->{sequence} <=> $c->{sequence};
             my $freed = rand() < .3;
 
             $want = $is && $is->{instance} == $c->{instance}
@@ -218,17 +230,17 @@ sub model {
             $reply = release($redis, $key, $c, $freed);
 
         } elsif ($op < 97) {
-            my $upto = @old ? $old[rand @old]{fence} : $fence // 0;
+            my $upto = @old ? $old[rand @old]{sequence} : $sequence // 0;
             my $late = rand() < .2;
 
             $want = !$is ? 'A' : $late ? 'L'
-                  : $is->{state} eq 'F' || ($own && $is->{fence} > $upto) ? 'A' : 'O';
+                  : $is->{state} eq 'F' || ($own && $is->{sequence} > $upto) ? 'A' : 'O';
 
             if ($want eq 'O') {
                 $after = $is->{state} =~ /[PU]/ ? { %$is, state => 'F', response => '' } : undef;
             }
 
-            $reply = forget($redis, $key, { instance => $mine, fence => $upto },
+            $reply = forget($redis, $key, { instance => $mine, sequence => $upto },
                             not_after => $late ? 1 : $never);
 
         } else {
@@ -239,7 +251,15 @@ sub model {
         my $got = ref $reply ? $reply->[0] : $reply;
         my $value = $redis->command('GET', $key);
         my $left = defined $value ? unhead($value) : undef;
-        my @of = qw(state instance fence status);
+
+        $wrong += !is($left->{fence}, $fence{$key}, "step $step: the fence that is kept")
+            if $left && $left->{fence} != ($fence{$key} // 0);
+
+        # the fence of what is no more
+
+        undef $left if $left && $left->{state} eq 'R';
+
+        my @of = qw(state instance sequence status);
         my $stands = $left ? join ' ', @$left{@of}, length $left->{response} : 'nothing';
         my $should = $after ? join ' ', @$after{@of}, length($after->{response} // '') : 'nothing';
 
@@ -270,7 +290,7 @@ sub traps {
     my ($server) = @_;
 
     my $redis = $server->connect;
-    my %c = (instance => 1, fence => 5);
+    my %c = (instance => 1, sequence => 5);
 
     # how long a key stays, and what its times are
 
@@ -295,7 +315,7 @@ sub traps {
 
     claim($redis, 't:u', { %c, window => 700_000 }, lease => 1);
     sleep 0.01;
-    my $found = claim($redis, 't:u', { instance => 2, fence => 9 });
+    my $found = claim($redis, 't:u', { instance => 2, sequence => 9 });
     is($found->[0] . unhead($found->[2])->{state}, 'BU', 'one whose lease is over is in doubt');
     $ttl = $redis->command('PTTL', 't:u');
     ok($ttl > 500_000 && $ttl <= 700_000, '... for its window') or diag($ttl);
@@ -304,7 +324,7 @@ sub traps {
 
     put($redis, 't:w', 'D', \%c, left => 5, keep => 5);
     sleep 0.02;
-    is(claim($redis, 't:w', { instance => 2, fence => 9 })->[0], 'C', 'a window that is over is none');
+    is(claim($redis, 't:w', { instance => 2, sequence => 9 })->[0], 'C', 'a window that is over is none');
 
     # a key may outlive its window by a few milliseconds
 
@@ -312,42 +332,75 @@ sub traps {
         put($redis, 't:o', $state, \%c, left => 0);
         is(run($redis, 'find', 't:o')->[0], 'A', "$state: a window that is over, of a key that is there");
         is(@{run($redis, 'list', 't:o', 0, 't:o', 1000)}, 3, '... is not listed');
-        is(claim($redis, 't:o', { instance => 2, fence => 9 }, flags => 'o')->[0], 'A', '... is none');
-        is(claim($redis, 't:o', { instance => 2, fence => 9 })->[0], 'C', '... and may be claimed');
+        is(claim($redis, 't:o', { instance => 2, sequence => 9 }, flags => 'o')->[0], 'A', '... is none');
+        is(claim($redis, 't:o', { instance => 2, sequence => 9 })->[0], 'C', '... and may be claimed');
         $redis->command('DEL', 't:o');
     }
 
     # who asked for nobody in particular; numbers beyond 2^53 don't come, large ones do
 
     my $large = 2 ** 53 - 2;
-    put($redis, 't:i', 'U', { %c, identity => '', fence => $large });
-    is(claim($redis, 't:i', { instance => 2, fence => $large }, flags => 'r')->[0], 'X',
-       'a fence has to rise');
-    is(claim($redis, 't:i', { instance => 2, fence => $large + 1 }, flags => 'r')->[0], 'D',
-       '... by one, from nobody\'s');
+    put($redis, 't:i', 'U', { %c, identity => '', sequence => $large, fence => $large });
+    is(claim($redis, 't:i', { instance => 1, sequence => $large }, flags => 'r')->[0], 'X',
+       'its own that comes late does not take it');
+    my $taken = claim($redis, 't:i', { instance => 2, sequence => 1 }, flags => 'r');
+    is("$taken->[0] $taken->[2]", 'D ' . . ($large + 1), '... but another one, from nobody: with a higher fence');
     put($redis, 't:j', 'U', \%c);
-    is(claim($redis, 't:j', { instance => 2, fence => 9, identity => 'you' }, flags => 'r')->[0], 'B',
+    is(claim($redis, 't:j', { instance => 2, sequence => 9, identity => 'you' }, flags => 'r')->[0], 'B',
        'what is somebody else\'s is not taken over');
 
     # one that took over what was in doubt, and is released
 
     put($redis, 't:d', 'U', \%c, left => 1000);
-    my %d = (instance => 2, fence => 9, window => 600_000);
+    my %d = (instance => 2, sequence => 9, window => 600_000);
     is(claim($redis, 't:d', \%d, flags => 'r')->[0], 'D', 'what was in doubt is claimed');
     is(release($redis, 't:d', \%d)->[0], 'O', '... and released');
     is(unhead($redis->command('GET', 't:d'))->{state}, 'U', '... is in doubt again');
     $ttl = $redis->command('PTTL', 't:d');
     ok($ttl > 500_000 && $ttl <= 600_000, '... for its window') or diag($ttl);
     is(claim($redis, 't:d', \%d, flags => 'ro')->[0], 'X', '... and is claimed no more by that one');
-    $d{fence}++;
+    $d{sequence}++;
     is(claim($redis, 't:d', \%d, flags => 'ro')->[0], 'D', '... but by another');
     is(claim($redis, 't:d', \%d, flags => 'ro')->[0], 'D', '... which may be sent twice');
     is(release($redis, 't:d', \%d, 1)->[0], 'O', 'one that is settled');
-    is($redis->command('GET', 't:d'), undef, '... is fresh');
+    is(run($redis, 'find', 't:d')->[0], 'A', '... is fresh');
+
+    # fences: the server's clock, but never lower than what is known, for a minute
+
+    my $at = sub { my ($s, $us) = @{$redis->command('TIME')}; return $s * 1_000_000 + $us };
+    my $before = $at->();
+    my ($c, undef, $fence) = @{claim($redis, 't:n', \%c)};
+    ok($fence >= $before && $fence <= $at->(), 'a fence is the server\'s time in microseconds');
+    is(claim($redis, 't:n', \%c)->[2], $fence, '... the same for what is sent once more');
+
+    for ([release => sub { release($redis, 't:n', \%c) }],
+         [forgotten => sub { forget($redis, 't:n', \%c) }],
+         ['done and forgotten' => sub { put($redis, 't:n', 'D', { %c, fence => $fence });
+                                        forget($redis, 't:n', \%c) }])
+    {
+        my ($name, $how) = @$_;
+        my $high = $at->() + 3_600_000_000;
+
+        put($redis, 't:n', 'P', { %c, fence => $high });
+        is($how->()->[0], 'O', "$name: what has the fence of a clock that was fast");
+
+        $ttl = $redis->command('PTTL', 't:n');
+        ok($ttl > 30_000 && $ttl <= 100_000, '... leaves it for a minute') or diag($ttl);
+        is(run($redis, 'find', 't:n')->[0], 'A', '... is no record');
+        is(@{run($redis, 'list', 't:n', 0, 't:n', 1000)}, 3, '... nor listed');
+        is(forget($redis, 't:n', \%c)->[0], 'A', '... nor to be forgotten');
+        is(release($redis, 't:n', \%c)->[0], 'A', '... nor to be released');
+        is(claim($redis, 't:n', { %c, sequence => 6 }, flags => 'o')->[0], 'A', '... but absent');
+
+        my $next = claim($redis, 't:n', { instance => 2, sequence => 1 });
+        is("@$next[0, 2]", 'C ' . ($high + 1), '... and the next claim has a higher one');
+        $redis->command('DEL', 't:n');
+        claim($redis, 't:n', \%c);
+    }
 
     # what is not ours
 
-    for my $foreign ('I2' . 'x' x 200, 'short', 'x' x 200) {
+    for my $foreign ('I1' . 'x' x 200, 'short', 'x' x 200) {
         $redis->command('SET', 't:f', $foreign);
         is(join(' ', map $_->[0], claim($redis, 't:f', \%c), put($redis, 't:f', 'D', \%c),
                 release($redis, 't:f', \%c), forget($redis, 't:f', \%c),
@@ -387,9 +440,9 @@ sub traps {
     $redis->command(qw(CONFIG SET maxmemory 1));
     like(claim($redis, 't:full2', \%c), qr/^OOM/, 'no memory for a claim');
     is(put($redis, 't:full', 'D', \%c, response => 'x' x 1000)->[0], 'O', '... but for an outcome');
-    is(claim($redis, 't:full', { instance => 2, fence => 9 })->[0], 'B', '... and a look at it');
+    is(claim($redis, 't:full', { instance => 2, sequence => 9 })->[0], 'B', '... and a look at it');
     put($redis, 't:doubt', 'P', \%c, lease => 0);
-    $found = claim($redis, 't:doubt', { instance => 2, fence => 9 });
+    $found = claim($redis, 't:doubt', { instance => 2, sequence => 9 });
     is($found->[0] . unhead($found->[2])->{state}, 'BU', '... and for a doubt');
     is(release($redis, 't:doubt', \%c)->[0], 'O', '... and for a release');
     $redis->command(qw(CONFIG SET maxmemory 0));
@@ -413,11 +466,11 @@ sub race {
         if ($pid == 0) {
             srand $seed + $n;
             my ($one, $two) = map $server->connect, 1, 2;
-            my $fence = $n;
+            my $sequence = $n;
 
             while (time < $until) {
                 my $key = 'r:' . int rand 40;
-                my $c = { instance => $n, fence => $fence += 6 };
+                my $c = { instance => $n, sequence => $sequence += 6 };
                 my $twice = rand() < .3;
 
                 my $got = claim($one, $key, $c)->[0];
@@ -473,8 +526,8 @@ sub tried {
 
     is($try->(''), 'O', 'nothing is missing');
     is($try->($without->('nil')), 'N it is older than Redis 7.0', 'Redis 6');
-    is($try->($without->('function(c) if c == "DEL" then error("no such command") end return true end')),
-       'N its user may not DEL "zone:stamp"', 'a command that was renamed');
+    is($try->($without->('function(c) if c == "PEXPIRE" then error("no such command") end return true end')),
+       'N its user may not PEXPIRE "zone:stamp"', 'a command that was renamed');
     is($try->($without->('function(c) return c ~= "SET" and c ~= "PUBLISH" end')),
        'N its user may not SET "zone:stamp"', 'a right');
     is($try->($without->('function(c) return c ~= "PUBLISH" end')), 'W PUBLISH', 'one that is no need');

@@ -110,7 +110,7 @@ my $password = File::Temp->new(TMPDIR => 1);
 print $password "secret\n";
 close $password;
 
-my @all = qw(+hello +ping +role +info +time +evalsha +eval +get +getrange +set +del +pexpire
+my @all = qw(+hello +ping +role +info +time +evalsha +eval +get +getrange +set +pexpire
              +publish +subscribe +unsubscribe);
 
 sub may { return $limited->command('ACL', 'SETUSER', 'nginx', 'on', '>secret', @_) }
@@ -145,7 +145,7 @@ ok(served('all'), 'a user with all rights');
 like($limited->command('CLIENT', 'LIST'), qr/name=nginx-idempotency /, '... who is seen there');
 unlike($n->log, qr/may not/, '... of whom nothing is said');
 
-for my $right (qw(getrange set get del pexpire time evalsha)) {
+for my $right (qw(getrange set get pexpire time evalsha)) {
     my $was = () = $n->log =~ /is unavailable/g;
     may("-$right");
     anew($right);

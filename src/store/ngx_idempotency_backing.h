@@ -79,10 +79,16 @@ typedef struct {
     u_char                          mac[NGX_IDEMPOTENCY_MAC_LEN];
 
     /* whose claim it is: of an instance of the zone, that nothing else ever
-       is, and there of the fence; in, and out if it is bound */
+       is, and there of the sequence, which rises with each claim; in, and out
+       if it is bound */
     uint64_t                        instance;
+    uint64_t                        sequence;
+    /* ... and what others know it by, which rises with each claim of a token:
+       the sequence, unless what grants claims to many machines tells another
+       one with the grant: out */
     uint64_t                        fence;
-    /* ASK: what this very instance claimed below it is nobody's any more */
+    /* ASK: what this very instance claimed below it is nobody's any more: a
+       sequence */
     uint64_t                        since;
     /* for how long it is kept by an owner that gives no sign of life, where
        that is how he is told to live */

@@ -70,7 +70,7 @@ static ngx_idempotency_record_t *shm_own(ngx_idempotency_shm_t *shm,
 static void shm_read_locked(ngx_idempotency_record_t *rec,
     ngx_idempotency_cursor_t *cur);
 static ngx_int_t shm_read(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
-    uint64_t left, ngx_idempotency_found_t *found, ngx_pool_t *pool,
+    uint32_t left, ngx_idempotency_found_t *found, ngx_pool_t *pool,
     ngx_idempotency_cursor_t *cur);
 static ngx_uint_t list_some(ngx_idempotency_shm_t *shm,
     ngx_idempotency_list_t *list, ngx_uint_t bucket, u_char *behind);
@@ -438,6 +438,10 @@ static ngx_int_t
 shm_append(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     ngx_idempotency_op_t *op, shm_source_t *src)
 {
+    if (src->size > NGX_MAX_UINT32_VALUE) {
+        return NGX_ERROR;
+    }
+
     if (rec->chunks == NULL) {
 
         /* the first piece; or it was in doubt meanwhile, and lost them */
@@ -728,7 +732,7 @@ shm_forget_here(ngx_idempotency_shm_t *shm, ngx_idempotency_forget_t *forget)
     }
 
     if (rec) {
-        forget->was = ngx_idempotency_record_asked(rec) ? 0 : rec->fence;
+        forget->was = ngx_idempotency_record_unknown(rec) ? 0 : rec->fence;
 
         ngx_idempotency_shm_take_waiting(rec, &wake);
         ngx_idempotency_record_change(shm, rec, NGX_IDEMPOTENCY_ON_FORGET,
@@ -827,13 +831,13 @@ shm_read_locked(ngx_idempotency_record_t *rec, ngx_idempotency_cursor_t *cur)
 
 
 /*
- * Copies what was found into the caller's pool; `left` is the fence under which
- * it was left to those who waited, or 0.  NGX_DECLINED: the record ended while
+ * Copies what was found into the caller's pool; `left` is the sequence under
+ * which it was left to those who waited, or 0.  NGX_DECLINED: the record ended while
  * it was read, so the question is to be asked again.
  */
 
 static ngx_int_t
-shm_read(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op, uint64_t left,
+shm_read(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op, uint32_t left,
     ngx_idempotency_found_t *found, ngx_pool_t *pool,
     ngx_idempotency_cursor_t *cur)
 {

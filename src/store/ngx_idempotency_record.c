@@ -14,7 +14,7 @@
  * CLAIMED BEFORE  With a backing a record is PENDING only if that has granted
  *                 its claim (GRANTED), or is out of reach and this memory alone
  *                 is to guard; what it took over there was in doubt there.
- * ONE QUESTION    A record keeps its claim's number, the fence, from when it
+ * ONE QUESTION    A record keeps its claim's number, the sequence, from when it
  *                 asks until it is answered, whoever waits for that, or nobody:
  *                 no other one is asked for meanwhile.
  * ONE ASKER       What is GRANTED is for him whose number the record has.  One
@@ -229,9 +229,10 @@ static ngx_idempotency_record_t *record_split(ngx_idempotency_shm_t *shm,
 static void record_claim(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_window_t *window,
     ngx_idempotency_claim_t *claim);
+static uint32_t record_number(ngx_idempotency_shm_t *shm);
 static void record_own(ngx_idempotency_record_t *rec, ngx_msec_t now);
 static uint32_t record_lease(ngx_msec_t lease);
-static void record_left_token(u_char *token, uint64_t fence);
+static void record_left_token(u_char *token, uint32_t sequence);
 static ngx_idempotency_window_t *record_window(ngx_idempotency_shm_t *shm,
     ngx_msec_t length, ngx_msec_t span);
 static void record_gone(ngx_idempotency_shm_t *shm,
@@ -736,7 +737,8 @@ ngx_idempotency_record_take(ngx_idempotency_shm_t *shm,
 }
 
 
-/* what is claimed, or asked for, under a fence higher than any before */
+/* what is claimed, or asked for, under a fence and a sequence higher than any
+   before */
 
 static void
 record_claim(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
@@ -751,6 +753,7 @@ record_claim(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     rec->parts = claim->parts;
 
     rec->fence = ngx_idempotency_tier_fence(shm);
+    rec->sequence = record_number(shm);
     rec->ends = now + claim->least;
     rec->status = 0;
     rec->window = window;
@@ -761,6 +764,34 @@ record_claim(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     rec->lease = record_lease(claim->lease);
     rec->known = 0;
     rec->taken = 0;
+}
+
+
+/* 0 is nobody's */
+
+static uint32_t
+record_number(ngx_idempotency_shm_t *shm)
+{
+    do {
+        shm->sh->sequence++;
+    } while ((uint32_t) shm->sh->sequence == 0);
+
+    return (uint32_t) shm->sh->sequence;
+}
+
+
+/* the whole of it: no claim that is at work, or to be told, is so old that as
+   many others as 32 bits can number were made since */
+
+uint64_t
+ngx_idempotency_record_sequence(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec)
+{
+    uint64_t  last;
+
+    last = shm->sh->sequence;
+
+    return last - (uint32_t) ((uint32_t) last - rec->sequence);
 }
 
 
@@ -893,7 +924,7 @@ ngx_idempotency_record_found(ngx_idempotency_shm_t *shm,
 
 /*
  * The token is fresh again, and the response stays for a moment under another
- * one, that only those who waited under this fence can name.
+ * one, that only those who waited for this claim can name.
  */
 
 void
@@ -913,7 +944,7 @@ ngx_idempotency_record_leave(ngx_idempotency_shm_t *shm,
     quota_drop(shm, rec);
 
     tree_delete(shm, record_bucket(shm, rec->token), &rec->node);
-    record_left_token(rec->token, rec->fence);
+    record_left_token(rec->token, rec->sequence);
     tree_insert(shm, record_bucket(shm, rec->token), &rec->node);
 
     rec->window = &shm->sh->left;
@@ -941,6 +972,7 @@ record_split(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
                    NGX_IDEMPOTENCY_DIGEST_LEN);
         left->parts = rec->parts;
         left->fence = rec->fence;
+        left->sequence = rec->sequence;
         left->chunks = rec->chunks;
         left->size = rec->size;
         left->state = NGX_IDEMPOTENCY_GONE;
@@ -964,12 +996,12 @@ record_split(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 
 ngx_idempotency_record_t *
 ngx_idempotency_record_left(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_op_t *op, uint64_t fence)
+    ngx_idempotency_op_t *op, uint32_t sequence)
 {
     u_char  token[NGX_IDEMPOTENCY_DIGEST_LEN];
 
     ngx_memcpy(token, op->token, NGX_IDEMPOTENCY_DIGEST_LEN);
-    record_left_token(token, fence);
+    record_left_token(token, sequence);
 
     return ngx_idempotency_record_current(shm, token, op->now);
 }
@@ -978,11 +1010,11 @@ ngx_idempotency_record_left(ngx_idempotency_shm_t *shm,
 /* a token is a digest: none that anybody can have is so close to another */
 
 static void
-record_left_token(u_char *token, uint64_t fence)
+record_left_token(u_char *token, uint32_t sequence)
 {
     uint64_t  key;
 
-    key = ngx_idempotency_tree_key(token) ^ fence;
+    key = ngx_idempotency_tree_key(token) ^ sequence;
 
     ngx_memcpy(token, &key, sizeof(key));
 }

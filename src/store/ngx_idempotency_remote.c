@@ -420,7 +420,7 @@ ask_brief(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     ngx_uint_t                waited;
     ngx_idempotency_result_e  result;
 
-    waited = (claim->waited == (*rec)->fence);
+    waited = (claim->waited == (*rec)->sequence);
 
     if (waited
         || (ngx_msec_int_t) (claim->op.now - (*rec)->as.brief.copied)
@@ -476,7 +476,7 @@ ask_in_doubt(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     if ((*rec)->state == NGX_IDEMPOTENCY_DOUBTED) {
 
         if (tells
-            && (claim->waited == (*rec)->fence
+            && (claim->waited == (*rec)->sequence
                 || (ngx_msec_int_t) (claim->op.now
                                      - (*rec)->as.brief.copied)
                    < NGX_IDEMPOTENCY_ASK_BRIEF))
@@ -607,7 +607,7 @@ ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
 
     case NGX_IDEMPOTENCY_CHANGED:
 
-        /* its fence would not rise: it is asked for with a higher one */
+        /* it came late, or its fence would not rise: it is asked for anew */
 
         rec->heard = 0;
         shm->sh->fence = ngx_max(shm->sh->fence, item->fence + 1);
@@ -666,6 +666,7 @@ ask_claimed(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
         return;
     }
 
+    rec->fence = item->fence;
     rec->taken = item->taken;
     rec->recorded = ngx_current_msec;
 
@@ -705,9 +706,6 @@ ask_copy(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
 
     if (ask_append(shm, rec, &item->response) != NGX_OK) {
         event = NGX_IDEMPOTENCY_ON_FAIL;
-
-    } else if (item->outcome != NGX_IDEMPOTENCY_IN_DOUBT) {
-        rec->fence = item->fence;
     }
 
     ngx_idempotency_record_found(shm, rec, event, ngx_current_msec);
@@ -734,6 +732,7 @@ ask_describe(ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item,
                NGX_IDEMPOTENCY_DIGEST_LEN);
 
     rec->parts = item->parts;
+    rec->fence = item->fence;
     rec->replays = item->replays;
     rec->recorded = ngx_current_msec - (ngx_msec_t) (now - item->recorded);
     rec->ends = ngx_current_msec + (ngx_msec_t) (item->ends - now);
@@ -812,7 +811,7 @@ elsewhere_meet(ngx_idempotency_shm_t *shm,
         return NGX_DECLINED;
     }
 
-    heard = (claim->waited == rec->fence
+    heard = (claim->waited == rec->sequence
              && (int32_t) (rec->as.elsewhere.answers - claim->answer) >= 0);
 
     silent = shm->sh->tier.failing

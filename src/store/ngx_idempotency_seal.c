@@ -189,6 +189,7 @@ static ngx_uint_t
 seal_is_sound(ngx_idempotency_item_t *item)
 {
     if (!seal_is_small((int64_t) item->fence)
+        || !seal_is_small((int64_t) item->sequence)
         || !seal_is_small(item->window)
         || !seal_is_small(item->recorded)
         || !seal_is_small(item->ends)
@@ -282,7 +283,7 @@ seal_mark(const ngx_idempotency_secret_t *secret, u_char kind,
     p = ngx_cpymem(p, &item->parts, sizeof(ngx_idempotency_parts_t));
 
     p = seal_number(p, item->instance);
-    p = seal_number(p, item->fence);
+    p = seal_number(p, item->sequence);
     p = seal_number(p, item->window);
 
     if (kind != SEAL_CLAIM) {
@@ -543,7 +544,7 @@ seal_along(EVP_CIPHER_CTX *ctx, u_char *id, ngx_idempotency_item_t *item,
     p = ngx_cpymem(p, &item->parts, sizeof(ngx_idempotency_parts_t));
 
     p = seal_number(p, item->instance);
-    p = seal_number(p, item->fence);
+    p = seal_number(p, item->sequence);
     p = seal_number(p, item->outcome);
     p = seal_number(p, item->status);
     p = seal_number(p, item->window);

@@ -140,6 +140,8 @@ struct ngx_idempotency_record_s {
     ngx_idempotency_parts_t         parts;
     uint32_t                        replays;
 
+    /* what owners and upstreams know its claim by: made here, or by what has
+       granted it */
     uint64_t                        fence;
     /* pending: when it was claimed, and before when it will not end */
     ngx_msec_t                      recorded;
@@ -149,7 +151,10 @@ struct ngx_idempotency_record_s {
 
     /* all but the last chunk are full pages */
     ngx_idempotency_chunk_t        *chunks;
-    size_t                          size;
+    uint32_t                        size;
+    /* what it is known by here, from when it is asked for: the last bits of
+       the zone's number for that */
+    uint32_t                        sequence;
 
     union {
         struct {
@@ -255,13 +260,6 @@ struct ngx_idempotency_record_s {
      || (rec)->state == NGX_IDEMPOTENCY_NOTHING                              \
      || (rec)->state == NGX_IDEMPOTENCY_FAILED)
 
-/* its fence is that of a question, and not of the claim that it tells of */
-
-#define ngx_idempotency_record_asked(rec)                                    \
-    (ngx_idempotency_record_asks(rec)                                        \
-     || ngx_idempotency_record_brief(rec)                                    \
-     || (rec)->state == NGX_IDEMPOTENCY_ELSEWHERE)
-
 /* it can't leave for want of memory: nobody else has it */
 
 #define ngx_idempotency_record_stays(rec)                                    \
@@ -281,7 +279,9 @@ typedef struct {
     ngx_uint_t                      generation;
     ngx_uint_t                      poisoned;
 
+    /* of the last claim; it is never below its sequence */
     uint64_t                        fence;
+    uint64_t                        sequence;
 
     /* roots of red-black trees, each of few tokens: a descent through one
        large tree would miss the processor's cache at every step */
@@ -431,7 +431,9 @@ void ngx_idempotency_record_publish(ngx_idempotency_shm_t *shm,
 void ngx_idempotency_record_leave(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_uint_t status, ngx_msec_t now);
 ngx_idempotency_record_t *ngx_idempotency_record_left(
-    ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op, uint64_t fence);
+    ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op, uint32_t sequence);
+uint64_t ngx_idempotency_record_sequence(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
 void ngx_idempotency_record_release(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t now);
 void ngx_idempotency_record_remove(ngx_idempotency_shm_t *shm,

@@ -226,10 +226,10 @@ typedef struct {
     unsigned                        leftover:1;
     /* out: what it owns now was in doubt before, and another's */
     unsigned                        taken:1;
-    /* set by a claim that waits: the fence of what it waits for; the number by
-       which what stands behind answers it, if it has asked; and which answer
-       of that is new enough for it */
-    uint64_t                        waited;
+    /* set by a claim that waits: the sequence of what it waits for; the number
+       by which what stands behind answers it, if it has asked; and which
+       answer of that is new enough for it */
+    uint32_t                        waited;
     uint32_t                        asker;
     uint32_t                        answer;
     /* ... and since when it waits for one */

@@ -413,7 +413,11 @@ ngx_idempotency_tier_untouched(ngx_idempotency_shm_t *shm,
 }
 
 
-/* the number of a claim rises beyond all that any zone has given before */
+/*
+ * The number of a claim rises beyond all that any zone has given before.  Those
+ * that share a file have one clock, and a claim may go from one to the other
+ * within a millisecond of it.
+ */
 
 uint64_t
 ngx_idempotency_tier_fence(ngx_idempotency_shm_t *shm)
@@ -422,10 +426,28 @@ ngx_idempotency_tier_fence(ngx_idempotency_shm_t *shm)
 
     if (shm->tier) {
         now = (uint64_t) shm->tier->backing->now(shm->tier) * 1000;
+
+        if (!ngx_idempotency_tier_shared(shm->tier)) {
+            now = ngx_max(now, ngx_idempotency_tier_micros());
+        }
+
         shm->sh->fence = ngx_max(shm->sh->fence, now);
     }
 
     return ++shm->sh->fence;
+}
+
+
+/* of this machine's clock */
+
+uint64_t
+ngx_idempotency_tier_micros(void)
+{
+    struct timeval  tv;
+
+    ngx_gettimeofday(&tv);
+
+    return (uint64_t) tv.tv_sec * 1000000 + tv.tv_usec;
 }
 
 

@@ -392,6 +392,7 @@ void ngx_idempotency_tier_exit_process(ngx_idempotency_shm_t *shm);
 /* the number of a claim, that nobody has had and nobody will */
 
 uint64_t ngx_idempotency_tier_fence(ngx_idempotency_shm_t *shm);
+uint64_t ngx_idempotency_tier_micros(void);
 
 
 #endif /* _NGX_IDEMPOTENCY_TIER_H_INCLUDED_ */

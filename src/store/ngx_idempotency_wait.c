@@ -69,8 +69,8 @@ ngx_idempotency_shm_wait(ngx_idempotency_record_t *rec,
 
     /* a claim that is made again waits for what it did before */
 
-    if (claim->waited != rec->fence) {
-        claim->waited = rec->fence;
+    if (claim->waited != rec->sequence) {
+        claim->waited = rec->sequence;
         claim->answer = ngx_idempotency_elsewhere_next(rec);
     }
 

@@ -755,6 +755,9 @@ hand_item(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
     item->instance = tier->shm->sh->tier.instance;
     item->since = batch->since;
     item->fence = rec->fence;
+    item->sequence = ngx_idempotency_tier_shared(tier)
+                     ? ngx_idempotency_record_sequence(tier->shm, rec)
+                     : rec->fence;
     item->lease = rec->lease;
     item->known = rec->known;
     item->result = NGX_IDEMPOTENCY_UNAVAILABLE;
@@ -773,7 +776,7 @@ hand_item(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
 
         if (rec->as.gone.forgotten) {
             item->what = NGX_IDEMPOTENCY_ITEM_FORGET;
-            item->since = rec->fence;
+            item->since = item->sequence;
             item->fence = 0;
             item->recorded = hand_time(batch, rec->recorded);
         }
@@ -854,6 +857,7 @@ hand_probe(ngx_idempotency_tier_t *tier)
         item->instance = tier->shm->sh->tier.instance;
         item->since = batch->since;
         item->fence = tier->shm->sh->fence;
+        item->sequence = tier->shm->sh->sequence;
         item->recorded = batch->now;
         item->ends = batch->now + NGX_IDEMPOTENCY_TIER_HANGS;
         item->window = NGX_IDEMPOTENCY_TIER_HANGS;

@@ -144,7 +144,11 @@ ngx_idempotency_shm_init(ngx_shm_zone_t *shm_zone, void *data)
         return NGX_ERROR;
     }
 
-    return shm_zone_create(shm, shpool, shm->tier ? shm->tier->fence : 0);
+    /* memory alone forgets at a restart: its fences rise all the same */
+
+    return shm_zone_create(shm, shpool, shm->tier
+                                        ? shm->tier->fence
+                                        : ngx_idempotency_tier_micros());
 }
 
 
@@ -223,6 +227,7 @@ shm_zone_create(ngx_idempotency_shm_t *shm, ngx_slab_pool_t *shpool,
     sh->inside = ngx_pid;
 
     sh->fence = fence;
+    sh->sequence = fence;
     sh->generation = shm->generation;
     sh->stats.pages = shpool->pfree + 1;
 

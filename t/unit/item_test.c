@@ -73,10 +73,10 @@ parse(char *lua)
 
     check(*layout == '\'');
 
-    p = strstr(lua, "local format, length = 'I1', ");
+    p = strstr(lua, "local format, length = 'I2', ");
 
     if (check(p != NULL)) {
-        whole = strtoul(p + strlen("local format, length = 'I1', "), NULL, 10);
+        whole = strtoul(p + strlen("local format, length = 'I2', "), NULL, 10);
         check_equal(whole, at);
     }
 }
@@ -100,7 +100,7 @@ a_layout(void)
 
     parse((char *) text);
 
-    check_equal(nfields, 17);
+    check_equal(nfields, 18);
     check_equal(whole, NGX_IDEMPOTENCY_REDIS_HEAD);
 }
 
@@ -181,6 +181,7 @@ an_item(ngx_idempotency_item_t *item)
     ngx_memzero(item, sizeof(ngx_idempotency_item_t));
 
     item->instance = 0xa1a2a3a4a5a6a7a8;
+    item->sequence = 0xf1f2f3f4f5f6f7;
     item->fence = 0xb1b2b3b4b5b6b7;
     item->window = 0xc1c2c3c4c5c6c7;
     item->recorded = 5000;
@@ -242,10 +243,11 @@ written(void)
 
         head = ri.args[0].data;
 
-        same(head, "format", "I1", 2);
+        same(head, "format", "I2", 2);
         same(head, "state", &as[i].state, 1);
         check_equal(number(head, "form"), item.parts.version);
         check(number(head, "instance") == item.instance);
+        check(number(head, "sequence") == item.sequence);
         check(number(head, "fence") == item.fence);
         check(number(head, "window") == (uint64_t) item.window);
         check_equal(number(head, "status"),
@@ -289,10 +291,11 @@ found(void)
 
         ngx_memzero(bytes, sizeof(bytes));
         ngx_memcpy(bytes + whole, "abc", 3);
-        ngx_memcpy(p + field("format")->at, "I1", 2);
+        ngx_memcpy(p + field("format")->at, "I2", 2);
         p[field("state")->at] = as[i].state;
         set_number(p, "form", is.parts.version);
         set_number(p, "instance", is.instance);
+        set_number(p, "sequence", is.sequence);
         set_number(p, "fence", is.fence);
         set_number(p, "window", is.window);
         set_number(p, "status", is.status);
@@ -323,6 +326,7 @@ found(void)
         check_equal(item.outcome, as[i].outcome);
         check_equal(item.parts.version, is.parts.version);
         check(item.instance == is.instance);
+        check(item.sequence == is.sequence);
         check(item.fence == is.fence);
         check(item.window == is.window);
         check_equal(item.status,

@@ -50,7 +50,7 @@ owner(op_t *op, size_t size, ngx_uint_t wait)
         waiters[i].handler = handler;
         check_equal(op_claim(&zone, &waiters[i]), NGX_IDEMPOTENCY_BOUND);
         check_equal(waiters[i].waiting, 1);
-        check_equal(waiters[i].waited, op->fence);
+        check_equal(waiters[i].waited, (uint32_t) zone.shm.sh->sequence);
     }
 }
 
@@ -185,7 +185,7 @@ nothing_is_left(void)
     for (i = 1; i < WAITERS; i++) {
         check_equal(op_claim(&zone, &waiters[i]), NGX_IDEMPOTENCY_BOUND);
         check_equal(waiters[i].outcome, NGX_IDEMPOTENCY_PENDING);
-        check_equal(waiters[i].waited, waiters[0].fence);
+        check_equal(waiters[i].waited, (uint32_t) zone.shm.sh->sequence);
     }
 
     /* and what it leaves is for those who wait for it */

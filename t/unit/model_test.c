@@ -30,6 +30,7 @@ typedef struct {
     ngx_uint_t                  print;
     ngx_uint_t                  status;
     uint64_t                    fence;
+    uint32_t                    sequence;
     ngx_msec_t                  recorded;
     ngx_msec_t                  window;
     ngx_msec_t                  ends;
@@ -78,6 +79,7 @@ typedef struct {
 /* a response that was left to those who waited for it */
 
 typedef struct {
+    uint32_t                    sequence;
     uint64_t                    fence;
     ngx_uint_t                  token;
     ngx_uint_t                  status;
@@ -312,19 +314,19 @@ counted(ngx_uint_t value, ngx_msec_t *ends)
 
 
 static left_t *
-left_by(uint64_t by)
+left_by(uint32_t by)
 {
     left_t  *l;
 
     for (l = lefts; l < lefts + LEFTS; l++) {
 
-        if (by && l->fence == by && l->serial) {
+        if (by && l->sequence == by && l->serial) {
 
             if ((ngx_msec_int_t) (now - l->ends) < 0) {
                 return l;
             }
 
-            l->fence = 0;
+            l->sequence = 0;
         }
     }
 
@@ -391,7 +393,7 @@ sync_kept(ngx_uint_t allowed)
                 continue;
             }
 
-            l = left_by(rec->fence);
+            l = left_by(rec->sequence);
 
             /* to an owner, who had waited before he was one */
 
@@ -432,7 +434,7 @@ sync_kept(ngx_uint_t allowed)
 
     for (l = lefts; l < lefts + LEFTS; l++) {
 
-        if (left_by(l->fence) == NULL) {
+        if (left_by(l->sequence) == NULL) {
             continue;
         }
 
@@ -442,7 +444,7 @@ sync_kept(ngx_uint_t allowed)
         }
 
         check(allowed);
-        l->fence = 0;
+        l->sequence = 0;
         seen_evicted++;
     }
 
@@ -596,6 +598,17 @@ remember_claim(ngx_uint_t token, op_t *op, ngx_uint_t slot)
 }
 
 
+static uint32_t
+sequence_of(op_t *op)
+{
+    ngx_idempotency_record_t  *rec;
+
+    rec = ngx_idempotency_record_current(&zone.shm, op->token, now);
+
+    return check(rec != NULL) ? rec->sequence : 0;
+}
+
+
 /* those who may be others' by now are told under a number of their own */
 
 static ngx_uint_t
@@ -611,7 +624,7 @@ claim_as(ngx_uint_t slot, op_t *op, ngx_uint_t token,
 {
     left_t            *l;
     token_t           *t;
-    uint64_t           waited;
+    uint32_t           waited;
     ngx_msec_t         ends;
     ngx_uint_t         pfree, need, limit, result, retry, evict, value, taken;
 
@@ -740,6 +753,7 @@ claim_as(ngx_uint_t slot, op_t *op, ngx_uint_t token,
         t->ends = now + op->least;
         t->print = print;
         t->fence = fence;
+        t->sequence = sequence_of(op);
         t->recorded = now;
         t->window = op->window;
         t->lease = op->lease;
@@ -782,7 +796,7 @@ claim_as(ngx_uint_t slot, op_t *op, ngx_uint_t token,
             w->token = token;
             w->print = print;
             w->slot = slot;
-            check_equal(op->waited, t->fence);
+            check_equal(op->waited, t->sequence);
             w->waiting = 1;
             w->serial = ++serial;
             t->waiting.bits[slot / 64] |= (uint64_t) 1 << (slot % 64);
@@ -1002,7 +1016,7 @@ remember_left(claim_t *c, op_t *op, size_t size,
     check(ngx_memcmp(rec->token, op->token, NGX_IDEMPOTENCY_DIGEST_LEN) != 0);
 
     for (l = lefts; l < lefts + LEFTS; l++) {
-        if (left_by(l->fence) == NULL) {
+        if (left_by(l->sequence) == NULL) {
             break;
         }
     }
@@ -1011,6 +1025,7 @@ remember_left(claim_t *c, op_t *op, size_t size,
         return;
     }
 
+    l->sequence = rec->sequence;
     l->fence = c->fence;
     l->token = c->token;
     l->status = op->status;
@@ -1312,13 +1327,13 @@ run(size_t size, ngx_uint_t evict, uint64_t seed, ngx_uint_t steps)
 
     rnd = seed;
     now = 1000;
-    fence = 0;
     serial = 0;
     order = 0;
     told = 0;
 
     double_reset();
     zone_open(&zone, size, evict);
+    fence = zone.shm.sh->fence;
 
     for (step = 0; step < steps && told < 10; step++) {
 

@@ -104,7 +104,7 @@ item(ngx_idempotency_item_t *it, size_t len)
     }
 
     it->instance = 0x1122334455667788;
-    it->fence = 0x0019aabbccddeeff;
+    it->sequence = 0x0019aabbccddeeff;
     it->outcome = NGX_IDEMPOTENCY_DONE;
     it->status = 201;
     it->window = 86400000;
@@ -334,7 +334,7 @@ by_another_program(void)
         p = ngx_cpymem(p, it.parts.settings, 3);
         *p++ = it.parts.version;
         p = number(p, it.instance);
-        p = number(p, it.fence);
+        p = number(p, it.sequence);
         p = number(p, 1);
         p = number(p, 201);
         p = number(p, 86400000);
@@ -484,7 +484,7 @@ each_bit_of_the_rest(void)
         { &sealed.fingerprint, 32 },
         { &sealed.parts, sizeof(ngx_idempotency_parts_t) },
         { &sealed.instance, 8 },
-        { &sealed.fence, 8 },
+        { &sealed.sequence, 8 },
         { &sealed.status, 8 },
         { &sealed.window, 8 },
         { &sealed.recorded, 8 },
@@ -632,7 +632,7 @@ marked(ngx_idempotency_item_t *it, u_char kind, ngx_uint_t times, u_char *mac)
     p = ngx_cpymem(p, it->parts.settings, 3);
     *p++ = it->parts.version;
     p = number(p, it->instance);
-    p = number(p, it->fence);
+    p = number(p, it->sequence);
     p = number(p, it->window);
 
     if (kind != 'C') {
@@ -732,7 +732,7 @@ each_bit_of_a_marked_one(void)
         { &made.parts, sizeof(ngx_idempotency_parts_t) },
         { &made.mac, NGX_IDEMPOTENCY_MAC_LEN },
         { &made.instance, 8 },
-        { &made.fence, 8 },
+        { &made.sequence, 8 },
         { &made.status, 8 },
         { &made.window, 8 },
         { &made.recorded, 8 },
@@ -859,7 +859,7 @@ no_records(void)
     ngx_uint_t              i, k;
     ngx_idempotency_item_t  it;
 
-    for (i = 0; i < 9; i++) {
+    for (i = 0; i < 10; i++) {
         for (k = 0; k < 2; k++) {
             begin();
             item(&it, 20);
@@ -875,6 +875,7 @@ no_records(void)
             case 6: it.outcome = NGX_IDEMPOTENCY_PENDING; break;
             case 7: it.outcome = NGX_IDEMPOTENCY_NOT_KEPT; break;
             case 8: it.outcome = NGX_IDEMPOTENCY_IN_DOUBT + 1; break;
+            case 9: it.sequence = (uint64_t) 1 << 53; break;
             }
 
             ngx_idempotency_seal(k ? &keyed : &none, &it, 1, 1);

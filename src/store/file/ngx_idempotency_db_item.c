@@ -257,6 +257,7 @@ db_bound(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
     ngx_memcpy(item->mac, rec->mac, NGX_IDEMPOTENCY_MAC_LEN);
     item->instance = rec->instance;
     item->fence = rec->fence;
+    item->sequence = rec->fence;
     item->recorded = rec->recorded;
     item->ends = rec->ends;
     item->window = rec->window;

@@ -1,14 +1,15 @@
 -- ASK: check, bind and claim in one step.
 --
 --     KEYS[1]  the token's key
---     ARGV     1 the head of the claim, 2 the fence below which the claims of
+--     ARGV     1 the head of the claim, 2 the sequence below which the claims of
 --              its instance are nobody's, 3 for how long it is leased, 4 how
 --              long it was asked for before, 5 before when its outcome will
 --              not end, 6 for how long the key is kept, 7 "r" takes over what
 --              is in doubt, "o" not what is absent, 8 how to publish, 9 not
 --              after
 --
--- What is decided is written at once, and last.
+-- What is decided is written at once, and last.  A claim is answered with its
+-- fence.
 
 clock()
 
@@ -32,17 +33,17 @@ if is and is.state == 'P' then
     if is.instance ~= claim.instance then
         doubt = is.lease <= now
 
-    elseif is.fence < struct.unpack('>I8', ARGV[2])
-           and is.fence ~= claim.fence
+    elseif is.sequence < struct.unpack('>I8', ARGV[2])
+           and is.sequence ~= claim.sequence
     then
         doubt = true
 
-    elseif is.fence <= claim.fence then
+    elseif is.sequence <= claim.sequence then
 
         -- sent once more, or what is left of one that was given up; what comes
         -- late itself finds that of a newer one, which is its owner's
 
-        if taken and is.fence ~= claim.fence then
+        if taken and is.sequence ~= claim.sequence then
             doubt = true
 
         elseif string.find(ARGV[7], 'o') and not taken then
@@ -59,8 +60,10 @@ if doubt and string.find(ARGV[7], 'r')
    and (is.identity == claim.identity
         or is.identity == string.rep('\0', #is.identity))
 then
-    if is.fence >= claim.fence then
-        return { 'X', stamp, string.sub(bytes, 1, length) }
+    -- it was its own, and comes late
+
+    if is.instance == claim.instance and is.sequence >= claim.sequence then
+        return { 'X', stamp }
     end
 
     take = true
@@ -71,7 +74,17 @@ if take then
         return { 'L', stamp }
     end
 
-    -- the same claim sent twice is written twice, as WAIT counts writes
+    -- the same claim sent twice is written twice, as WAIT counts writes, and has
+    -- the same fence
+
+    if is and is.state == 'P' and is.instance == claim.instance
+       and is.sequence == claim.sequence
+    then
+        claim.fence = is.fence
+
+    else
+        claim.fence = math.max(fence + 1, micros)
+    end
 
     claim.lease, claim.recorded = now + ARGV[3], now - ARGV[4]
     claim.ends = now + ARGV[5]
@@ -79,7 +92,8 @@ if take then
 
     redis.call('SET', key, packed(claim), 'PX', ARGV[6])
 
-    return { (doubt or taken) and 'D' or 'C', stamp }
+    return { (doubt or taken) and 'D' or 'C', stamp,
+             string.format('%.0f', claim.fence) }
 end
 
 -- it is in doubt, whether or not there is room to say so

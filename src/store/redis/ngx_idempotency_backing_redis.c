@@ -408,7 +408,7 @@ redis_kind(ngx_idempotency_tier_t *tier, const char **sync)
 }
 
 
-/* the server's, as far as it is known; a fence is made of it */
+/* the server's, as far as it is known */
 
 static int64_t
 redis_now(ngx_idempotency_tier_t *tier)
@@ -888,7 +888,9 @@ left_owned(left_t *left)
     rec = ngx_idempotency_record_current(shm, left->item.token,
                                          ngx_current_msec);
 
-    owned = (rec && rec->fence == left->item.fence
+    owned = (rec
+             && ngx_idempotency_record_sequence(shm, rec)
+                == left->item.sequence
              && !ngx_idempotency_record_brief(rec)
              && rec->state != NGX_IDEMPOTENCY_ELSEWHERE)
             || shm->sh->tier.since != left->item.since;

@@ -22,19 +22,20 @@
 #define redis_state        2
 #define redis_form         3
 #define redis_instance     4
-#define redis_fence       12
-#define redis_lease       20
-#define redis_recorded    28
-#define redis_ends        36
-#define redis_window      44
-#define redis_status      52
-#define redis_replays     56
-#define redis_fingerprint 60
-#define redis_identity    92
-#define redis_action     108
-#define redis_body       112
-#define redis_settings   116
-#define redis_mac        120
+#define redis_sequence    12
+#define redis_fence       20
+#define redis_lease       28
+#define redis_recorded    36
+#define redis_ends        44
+#define redis_window      52
+#define redis_status      60
+#define redis_replays     64
+#define redis_fingerprint 68
+#define redis_identity   100
+#define redis_action     116
+#define redis_body       120
+#define redis_settings   124
+#define redis_mac        128
 
 
 static void redis_head(ngx_idempotency_redis_item_t *ri, u_char state);
@@ -225,7 +226,7 @@ static void
 redis_head(ngx_idempotency_redis_item_t *ri, u_char state)
 {
     u_char                  *head;
-    uint64_t                 fence;
+    uint64_t                 sequence;
     ngx_idempotency_item_t  *item;
 
     head = ri->head;
@@ -234,17 +235,18 @@ redis_head(ngx_idempotency_redis_item_t *ri, u_char state)
     ngx_memzero(head, NGX_IDEMPOTENCY_REDIS_HEAD);
 
     head[0] = 'I';
-    head[1] = '1';
+    head[1] = '2';
     head[redis_state] = state;
     head[redis_form] = item->parts.version;
 
     /* by hand, what was claimed here behind it is not meant */
 
-    fence = (item->what == NGX_IDEMPOTENCY_ITEM_FORGET) ? item->since
-                                                        : item->fence;
+    sequence = (item->what == NGX_IDEMPOTENCY_ITEM_FORGET) ? item->since
+                                                           : item->sequence;
 
     redis_put64(head + redis_instance, item->instance);
-    redis_put64(head + redis_fence, fence);
+    redis_put64(head + redis_sequence, sequence);
+    redis_put64(head + redis_fence, item->fence);
     redis_put64(head + redis_window, item->window);
     redis_put32(head + redis_status,
                 (item->outcome == NGX_IDEMPOTENCY_PENDING) ? item->taken
@@ -289,13 +291,13 @@ redis_item_state(ngx_idempotency_item_t *item)
 
 
 /* the answer is what became of it, the server's time, and a record or its
-   head */
+   head, or a fence */
 
 ngx_int_t
 ngx_idempotency_redis_item_answer(ngx_idempotency_redis_item_t *ri,
     ngx_idempotency_redis_reply_t *reply, int64_t now)
 {
-    int64_t                  there;
+    int64_t                  there, fence;
     ngx_str_t               *code, record;
     ngx_idempotency_item_t  *item;
 
@@ -328,6 +330,13 @@ ngx_idempotency_redis_item_answer(ngx_idempotency_redis_item_t *ri,
         /* fall through */
 
     case 'C':
+        fence = ngx_atoof(record.data, record.len);
+
+        if (fence == NGX_ERROR) {
+            return NGX_ERROR;
+        }
+
+        item->fence = fence;
         item->result = NGX_IDEMPOTENCY_CLAIMED;
         return NGX_OK;
 
@@ -339,11 +348,6 @@ ngx_idempotency_redis_item_answer(ngx_idempotency_redis_item_t *ri,
         return NGX_OK;
 
     case 'X':
-        if (record.len < NGX_IDEMPOTENCY_REDIS_HEAD) {
-            return NGX_ERROR;
-        }
-
-        item->fence = redis_get64(record.data + redis_fence);
         item->result = NGX_IDEMPOTENCY_CHANGED;
         return NGX_OK;
 
@@ -440,6 +444,7 @@ ngx_idempotency_redis_item_record(ngx_idempotency_item_t *item,
 
     item->parts.version = head[redis_form];
     item->instance = redis_get64(head + redis_instance);
+    item->sequence = redis_get64(head + redis_sequence);
     item->fence = redis_get64(head + redis_fence);
     item->window = redis_get64(head + redis_window);
     item->status = (item->outcome == NGX_IDEMPOTENCY_PENDING)

@@ -13,7 +13,7 @@
 #include "ngx_idempotency_redis.h"
 
 
-#define NGX_IDEMPOTENCY_REDIS_HEAD    136
+#define NGX_IDEMPOTENCY_REDIS_HEAD    144
 #define NGX_IDEMPOTENCY_REDIS_ARGS    8
 #define NGX_IDEMPOTENCY_REDIS_NUMBERS  128
 

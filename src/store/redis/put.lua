@@ -26,22 +26,22 @@ if is then
 
     if is.state == 'F' then
 
-        if mine and is.fence >= known.fence then
+        if mine and is.sequence >= known.sequence then
 
             -- as long as its owner lives it is not fresh for him
 
             if known.state == 'P' then
-                redis.call('PEXPIRE', key, ARGV[3])
+                redis.call('PEXPIRE', key, math.max(ARGV[3], fences))
             end
 
             return { 'S', stamp }
         end
 
-    elseif not mine or is.fence > known.fence then
+    elseif not mine or is.sequence > known.sequence then
         return { 'S', stamp }
 
-    elseif is.fence == known.fence and known.state == 'P' and is.state ~= 'P'
-           and (is.state ~= 'U' or is.status ~= 0)
+    elseif is.sequence == known.sequence and known.state == 'P'
+           and is.state ~= 'P' and (is.state ~= 'U' or is.status ~= 0)
     then
         return { 'S', stamp }
     end
@@ -49,6 +49,7 @@ end
 
 known.lease = (known.state == 'P') and now + ARGV[3] or 0
 known.recorded, known.ends = now - ARGV[4], now + ARGV[5]
+known.fence = math.max(known.fence, fence)
 
 redis.call('SET', key, packed(known) .. ARGV[2], 'PX', ARGV[6])
 

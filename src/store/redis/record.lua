@@ -8,20 +8,27 @@
 --     N  not kept
 --     U  in doubt
 --     F  forgotten    it was pending, and its owner has to be told
+--     R  released     or forgotten; it is no record any more
 --
--- A claim is its instance's, and the fence's there.  All times are milliseconds,
--- of this server; those in ARGV are from now on, but the last one: what is called
--- "not after" is this server's time, in microseconds.
+-- A claim is its instance's, and the sequence's there.  Others know it by its
+-- fence, which is made here: it is higher than that of any claim of the token
+-- before, as far as that is known here (F and R stay for a minute to tell it), and
+-- rises with this server's clock, in microseconds.
+--
+-- All times are milliseconds, of this server; those in ARGV are from now on, but
+-- the last one: what is called "not after" is this server's time, in microseconds.
 
 local names = {
-    'format', 'state', 'form', 'instance', 'fence', 'lease', 'recorded', 'ends',
-    'window', 'status', 'replays', 'fingerprint', 'identity', 'action', 'body',
-    'settings', 'mac'
+    'format', 'state', 'form', 'instance', 'sequence', 'fence', 'lease',
+    'recorded', 'ends', 'window', 'status', 'replays', 'fingerprint',
+    'identity', 'action', 'body', 'settings', 'mac'
 }
-local layout = '>c2c1I1c8I8I8I8I8I8I4I4c32c16c4c4c4c16'
-local format, length = 'I1', 136
+local layout = '>c2c1I1c8I8I8I8I8I8I8I4I4c32c16c4c4c4c16'
+local format, length = 'I2', 144
+local fences = 60000
 
-local key, now, stamp = KEYS[1]
+local key, micros, now, stamp = KEYS[1]
+local fence = 0
 
 local function unpacked(head)
     local values, record = { struct.unpack(layout, head) }, {}
@@ -46,12 +53,13 @@ end
 local function clock()
     local time = redis.call('TIME')
 
-    now = time[1] * 1000 + math.floor(time[2] / 1000)
+    micros = time[1] * 1000000 + time[2]
+    now = math.floor(micros / 1000)
     stamp = string.format('%.0f', now)
 end
 
 local function too_late(not_after)
-    return now * 1000 > tonumber(not_after)
+    return micros > tonumber(not_after)
 end
 
 -- A key may outlive its record's window by a few milliseconds.
@@ -61,7 +69,7 @@ local function over(record)
 end
 
 -- The key's record, or nil if there is none; and the bytes that it was read from.
--- What is no record is answered at once.
+-- What is no record is answered at once.  Sets the last fence.
 
 local function read(...)
     local bytes = redis.pcall(...)
@@ -82,7 +90,9 @@ local function read(...)
 
     local record = unpacked(bytes)
 
-    if over(record) then
+    fence = record.fence
+
+    if record.state == 'R' or over(record) then
         return nil
     end
 
@@ -98,4 +108,12 @@ local function in_doubt(record)
 
     return 'SET', key, packed(record), 'PX',
            string.format('%.0f', record.ends - now)
+end
+
+-- The token is fresh again, but its next claim has a higher fence.
+
+local function released(record)
+    record.state, record.lease, record.status = 'R', 0, 0
+
+    return 'SET', key, packed(record), 'PX', fences
 end

@@ -17,18 +17,19 @@ local claim = unpacked(ARGV[1])
 
 if not is or is.instance ~= claim.instance
    or (is.state ~= 'P' and is.state ~= 'U')
-   or is.fence > claim.fence or (is.fence < claim.fence and is.state ~= 'P')
+   or is.sequence > claim.sequence
+   or (is.sequence < claim.sequence and is.state ~= 'P')
 then
     return { 'A', stamp }
 end
 
 if is.state == 'P' and is.status ~= 0
-   and not (is.fence == claim.fence and ARGV[3] == 'f')
+   and not (is.sequence == claim.sequence and ARGV[3] == 'f')
 then
     redis.call(in_doubt(is))
 
 else
-    redis.call('DEL', key)
+    redis.call(released(is))
 end
 
 redis.pcall(ARGV[2], key, '')

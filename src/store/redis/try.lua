@@ -21,7 +21,7 @@ end
 
 for _, command in ipairs({
     { 'TIME' }, { 'GET', key }, { 'GETRANGE', key, '0', '1' },
-    { 'SET', key, '', 'PX', '1' }, { 'DEL', key }, { 'PEXPIRE', key, '1' },
+    { 'SET', key, '', 'PX', '1' }, { 'PEXPIRE', key, '1' },
     { 'EVALSHA', '', '1', key }
 }) do
     if not may(unpack(command)) then
