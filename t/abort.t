@@ -1,6 +1,6 @@
 #!/usr/bin/perl
 
-# README, "What a request gets": who owns a token is carried through when its
+# docs/requests.md: who owns a token is carried through when its
 # client leaves, wherever it was sent on to, and whoever owns none is not. What
 # can't be kept is told at once, and read on for some time only: for a second
 # in this build, which has the module's fault points.

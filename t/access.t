@@ -1,4 +1,4 @@
-# README, "What a request gets" 2: access control first. Who may not ask gets no
+# docs/requests.md 2: access control first. Who may not ask gets no
 # replay and claims nothing, under `satisfy all` and `satisfy any`.
 
 use lib 't/lib';

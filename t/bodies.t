@@ -1,6 +1,6 @@
 #!/usr/bin/perl
 
-# README, "What a request gets" 4: the body is read whole, however it comes, and
+# docs/requests.md 4: the body is read whole, however it comes, and
 # goes on to the upstream unchanged; what comes in pieces, or only in part, and what
 # comes by TLS and HTTP/2.  t/normalize.t has the rest.
 

@@ -1,4 +1,4 @@
-# README, "What a request gets" 1, and docs/directives.md, idempotency_bypass and
+# docs/requests.md 1, and docs/directives.md, idempotency_bypass and
 # idempotency_dry_run: what is left untouched.
 
 use lib 't/lib';

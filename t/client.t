@@ -1,6 +1,6 @@
 #!/usr/bin/perl
 
-# README, "What a request gets": the client may leave, the operation goes on. It
+# docs/requests.md: the client may leave, the operation goes on. It
 # is carried through and recorded, and a retry finds all of it.
 
 use FindBin;

@@ -28,9 +28,31 @@ configurations();
 quotas();
 sentences();
 
-cmp_ok(scalar(split /\n/, $page{'README.md'}), '<=', 250, 'README.md is short');
+the_map();
+
+cmp_ok(scalar(split /\n/, $page{'ARCHITECTURE.md'}), '<=', 200, 'ARCHITECTURE.md is short');
+cmp_ok(scalar(split /\n/, $page{'README.md'}), '<=', 150, 'README.md is short');
 
 done_testing();
+
+
+# --- the map of the source -----------------------------------------------------
+
+# Each file says what it is, and no room is missing in ARCHITECTURE.md.
+
+sub the_map {
+    my ($room, %silent, %unknown);
+
+    for (split /\n/, `perl $Pages::root/util/map`) {
+        $room = $1, next if m{^(\S+)/$};
+        $silent{$1} = 1 if /^  (\S+) +\d+  (?!\S.{15})/;
+        $unknown{$room} = 1 if $room ne 'src' && $page{'ARCHITECTURE.md'} !~ m{`$room/};
+    }
+
+    ok($room, 'util/map has rooms');
+    is(join(' ', sort keys %silent), '', '... in which each file says what lives there');
+    is(join(' ', sort keys %unknown), '', '... and ARCHITECTURE.md has them');
+}
 
 
 # --- what SECURITY.md says -------------------------------------------------------
@@ -313,7 +335,7 @@ sub quotas {
     my %text = (map({ ("examples/$_" => text("examples/$_")) }
                    map { m{([^/]+)$} } glob "$Pages::root/examples/*.conf"),
                map { my $page = $_; my $n = 0; map { ("$page, " . ++$n => $_->{text}) } blocks($page, 'nginx') }
-               grep { m{^(?:README\.md|docs/recipes/.*)$} } @pages);
+               grep { m{^(?:README\.md|docs/forms\.md|docs/recipes/.*)$} } @pages);
 
     my @protects = grep { $text{$_} =~ /^\s*idempotency zone=/m } sort keys %text;
 

@@ -1,6 +1,6 @@
 #!/usr/bin/perl
 
-# README's configuration for forms, as it stands there, in a real browser: logins
+# docs/forms.md's configuration, as it stands there, in a real browser: logins
 # without JavaScript, comments, orders, neighbours, visitors without cookies, and
 # what scripts send. What the application has done is the judge.
 
@@ -243,9 +243,9 @@ END
 # --- helpers -----------------------------------------------------------------
 
 sub set_the_stage {
-    my ($conf) = map { $_->{text} } grep { $_->{heading} eq 'Forms in browsers' }
-                 blocks('README.md', 'nginx')
-        or die 'README has no configuration for forms';
+    my ($conf) = map { $_->{text} } grep { $_->{heading} eq 'Configuration' }
+                 blocks('docs/forms.md', 'nginx')
+        or die 'docs/forms.md has no configuration';
 
     # as it is, but for its ports, and with HTTPS
     $conf =~ s/listen 127\.0\.0\.1:8000;/listen 127.0.0.1:PORT(site);

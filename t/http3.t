@@ -1,8 +1,7 @@
 #!/usr/bin/perl
 
 # HTTP/3: a QUIC connection that is closed, or idles out, would end its requests
-# on the spot. An owner's is carried through all the same, as README, "What a
-# request gets", has it.
+# on the spot. An owner's is carried through all the same, as docs/requests.md, has it.
 
 use FindBin;
 use lib "$FindBin::Bin/lib";

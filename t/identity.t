@@ -1,4 +1,4 @@
-# README, "What a request gets" 5, and docs/directives.md, idempotency_identity: a
+# docs/requests.md 5, and docs/directives.md, idempotency_identity: a
 # token is bound to who asked and to what was asked; anything else with the same
 # key is refused and learns nothing.
 

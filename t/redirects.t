@@ -1,4 +1,4 @@
-# README.md, "What a request gets": a request may walk through several locations
+# docs/requests.md: a request may walk through several locations
 # before it has its answer, and have subrequests on the way. It owns its token
 # throughout, claims it once, and the final answer is what is replayed.
 # Subrequests are left alone; those of Lua are in behind.t. The key is the URI.

@@ -1,6 +1,6 @@
 #!/usr/bin/perl
 
-# README, "What a request gets", pending: a duplicate waits for the outcome and
+# docs/requests.md, pending: a duplicate waits for the outcome and
 # gets it the moment it exists, in whatever worker it waits, or is told at once
 # that another is at work.
 

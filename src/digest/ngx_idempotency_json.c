@@ -1,8 +1,10 @@
 
 /*
- * JSON, twice.  For the digest a document is read as a whole into nodes,
- * iteratively, the members of each object put into order when it ends, and then
- * encoded; nothing is fed into the digest before it is known to be valid.
+ * JSON, read in two ways: whole for the digest, in pieces for its fields.
+ *
+ * For the digest a document is read as a whole into nodes, iteratively, the
+ * members of each object put into order when it ends, and then encoded; nothing
+ * is fed into the digest before it is known to be valid.
  * Strings must be UTF-8 and are decoded only if they have escapes; numbers are
  * told by their decimal value.
  *
