@@ -28,8 +28,8 @@ typedef enum {
     NGX_HTTP_IDEMPOTENCY_STATE_BOUND,
     /* the store is asked; or it is replayed, refused or let through */
     NGX_HTTP_IDEMPOTENCY_STATE_DECIDED,
-    /* it owns its token; then the store was told of it, by which the token
-       may be fresh again */
+    /* it owns its token; then its outcome was handed to the store: recorded,
+       or released, so that the token is fresh again */
     NGX_HTTP_IDEMPOTENCY_STATE_OWNER,
     NGX_HTTP_IDEMPOTENCY_STATE_SETTLED,
     NGX_HTTP_IDEMPOTENCY_STATE_RELEASED
@@ -158,7 +158,7 @@ typedef struct ngx_http_idempotency_report_s  ngx_http_idempotency_report_t;
 /* what becomes of an owner's claim */
 
 typedef struct {
-    /* how the store is told, until it has answered */
+    /* the outcome on its way to the store, until that has answered */
     ngx_http_idempotency_report_t     *report;
     /* when it ends */
     ngx_msec_t                         ends;
@@ -197,7 +197,7 @@ typedef struct {
     uint64_t                           made;
 
     ngx_idempotency_claim_t            claim;
-    /* it tells who asks, and not only one of many who share a credential */
+    /* the identity is one client's, and not shared by many */
     ngx_uint_t                         identified;
     /* when it was answered */
     ngx_msec_t                         answered;

@@ -219,7 +219,7 @@ typedef struct {
 
     ngx_flag_t                     dry_run;
     ngx_uint_t                     log_level;
-    /* in this worker: that it is its own upstream was logged */
+    /* this worker has logged that nginx is its own upstream here */
     ngx_uint_t                     nested;
 
     /* it is idempotency_api, and changes what is asked for */

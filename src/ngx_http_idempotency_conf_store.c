@@ -895,7 +895,7 @@ conf_redis_ssl(ngx_conf_t *cf, ngx_idempotency_redis_conf_t *conf)
 #endif
 
 
-/* all is read: are they there, and who knows their names? */
+/* all is read: is each block there, and can its host names be resolved? */
 
 ngx_int_t
 ngx_http_idempotency_check_redis(ngx_conf_t *cf)

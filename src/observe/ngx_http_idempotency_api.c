@@ -425,10 +425,10 @@ api_handler(ngx_http_request_t *r)
 
 
 /*
- * Whether nginx's own access rules stand before this location a module can't
- * see.  So it answers to this machine alone, unless it is told that they do;
- * and a page in a browser of this machine, which has its address and may have
- * its name by a trick of DNS, is another one's in any case.
+ * A module can't see whether access rules stand before this location.  So the
+ * API answers this machine alone, unless "remote=on" says that there are rules.
+ * A page of another site in a browser of this machine is refused in any case:
+ * it has this machine's address, and by a trick of DNS its name.
  */
 
 static ngx_http_idempotency_api_refusal_e
@@ -1179,7 +1179,7 @@ ngx_http_idempotency_api_send(ngx_http_request_t *r,
 }
 
 
-/* done: there is nothing to be told */
+/* done: a response without a body */
 
 ngx_int_t
 ngx_http_idempotency_api_done(ngx_http_request_t *r)

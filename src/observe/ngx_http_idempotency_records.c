@@ -1073,7 +1073,7 @@ record_respond(query_t *query)
 
     if (one->stage != record_finds) {
 
-        /* settled: by a claim of its own */
+        /* settled: this request has made the claim itself */
 
         number = (one->stage == record_forgets) ? one->forget.was
                                              : one->claim.fence;

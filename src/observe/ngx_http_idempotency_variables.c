@@ -230,8 +230,8 @@ variable_replays(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
 
 /*
- * Until the token is free.  The owner's own window runs from the outcome on:
- * until there is one it is told whole.  When another's will be, nobody knows.
+ * Seconds until the token is free.  The window runs from the outcome on: before
+ * that the owner sees the whole window, and others see nothing.
  */
 
 static ngx_int_t

@@ -22,7 +22,7 @@
 #include "ngx_http_idempotency_response.h"
 
 
-/* a larger body is sent from a file, as who reads slowly holds it for long */
+/* a larger body is sent from a file: a slow client holds it for long */
 
 #define NGX_HTTP_IDEMPOTENCY_REPLAY_MEMORY  65536
 
@@ -158,7 +158,7 @@ ngx_http_idempotency_precontent_handler(ngx_http_request_t *r)
 
 
 /*
- * The settings of the first location that decides a request are its own.  A
+ * A request keeps the settings of the first location that decides it.  A
  * request that was turned away claims nothing where its error page is made.
  */
 
@@ -238,7 +238,7 @@ access_run(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     if (rc >= NGX_HTTP_SPECIAL_RESPONSE
         && ctx->state < NGX_HTTP_IDEMPOTENCY_STATE_DECIDED)
     {
-        /* whoever comes back by an error_page begins anew */
+        /* a request that an error_page brings back begins anew */
 
         ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_UNSEEN;
     }
@@ -428,9 +428,9 @@ access_ask(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
 
 /*
- * The store answers later, or what was waited for has changed.  This runs as
- * an event of its own, so it does what nginx does around a request's events.
- * The answer may be that the store calls once more.
+ * The store has answered, or the token has changed.  This is called from the
+ * event loop, so it does what nginx does around a request's events.  The answer
+ * may be that the store calls once more.
  */
 
 static void
@@ -593,7 +593,7 @@ access_nested(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* the token is its own: was its content seen with another key? */
+/* the request owns its token: was its content seen with another key? */
 
 static ngx_int_t
 access_similar(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
@@ -619,7 +619,7 @@ access_similar_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* somebody else has it, or had it */
+/* another request has the token, or had it */
 
 static ngx_int_t
 access_bound(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
@@ -717,11 +717,11 @@ access_fault(ngx_http_request_t *r, ngx_idempotency_op_t *op)
 
 
 /*
- * In front of all access control and limits.  Who comes by a second time, by
- * an error_page, and was not let in meanwhile was turned away; and so is who
- * comes with a body that was too large to be read.  Other ways to come here,
- * by an error_page for a "return" or for what try_files did not find, or
- * without an error, are an application's.
+ * In front of all access control and limits.  A request that comes by a second
+ * time, by an error_page, and was not let in meanwhile was turned away.  So was
+ * one whose body was too large to be read.  Other ways to come here (an
+ * error_page for a "return" or for what try_files did not find, or no error at
+ * all) belong to the application, and are not refusals.
  */
 
 ngx_int_t
@@ -741,7 +741,7 @@ ngx_http_idempotency_preaccess_handler(ngx_http_request_t *r)
             return NGX_HTTP_INTERNAL_SERVER_ERROR;
         }
 
-        /* "error_page CODE =200" alone leaves this to who discards a body */
+        /* with "error_page CODE =200" only the discarded body shows it */
 
         ctx->access.turned_away = (r->internal
                                  && (r->discard_body
@@ -832,8 +832,8 @@ ngx_http_idempotency_upgrade(ngx_http_request_t *r)
 
 /*
  * NGX_DONE: the request is finalized; NGX_OK: it is a dry run; NGX_DECLINED:
- * it is not for this request, which shows who asks.  Without the location that
- * made it there is nobody who knows how to send it.
+ * the response is another client's.  A response whose location is gone can't be
+ * sent: its filters' settings are gone, too.
  */
 
 static ngx_int_t
@@ -948,7 +948,7 @@ replay_to_file(ngx_http_request_t *r, ngx_str_t *bytes,
     ngx_memcpy(p, whole, len);
     bytes->data = p;
 
-    /* all that it told is where the bytes are, and these are the same */
+    /* the decoded strings point into the copy, which has the same bytes */
 
     (void) ngx_http_idempotency_response_decode(bytes,
                                                 r->method == NGX_HTTP_HEAD,

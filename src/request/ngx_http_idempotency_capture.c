@@ -452,9 +452,9 @@ capture_add(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
 
 /*
- * With a known length the response is whole as soon as that has passed: a
- * client may come back before the end is told apart.  Otherwise, or if there
- * may be trailers, it is with the last buffer.
+ * With a known length the response is whole as soon as so much has passed: the
+ * client may repeat its request before nginx sends the last buffer.  Without
+ * one, or if there may be trailers, it is whole with the last buffer.
  */
 
 static void
@@ -677,7 +677,7 @@ ngx_http_idempotency_subrequest_output(ngx_http_request_t *sr,
         return;
     }
 
-    /* Lua takes the output of its own to itself: they have no turn */
+    /* Lua captures the output of its subrequests, which never becomes active */
 
     if (sr->connection->data != sr) {
 

@@ -45,16 +45,16 @@ struct ngx_http_idempotency_report_s {
 
 
 /*
- * A record ends by one clock, and a key is too old by another.  They are read
- * one behind the other, and the first is coarse: so a key is too old a moment
- * before its record can have ended.
+ * A record ends by the boot clock, a key is too old by the wall clock.  The two
+ * are read one after the other, and the first is coarse: so a key counts as too
+ * old this many milliseconds before its record can have ended.
  */
 
 #define NGX_HTTP_IDEMPOTENCY_LIMITS_CLOCKS  100
 
 /*
- * A window that a request tells is one of these, in seconds, rounded up: a zone
- * has a queue for each length, and a client is not to make them
+ * A window from a variable is rounded up to one of these, in seconds: a zone
+ * has a queue for each length, and clients must not make queues at will
  */
 
 static ngx_uint_t  limits_steps[64] = {
@@ -235,8 +235,8 @@ ngx_http_idempotency_create_ctx(ngx_http_request_t *r)
 
 
 /*
- * The last way out: it runs before the log phase, and behind the cleanup of
- * the upstream, which knows by then what was sent
+ * The last way out.  It runs before the log phase, and behind the cleanup of
+ * the upstream, so that it is known what was sent.
  */
 
 void
@@ -813,7 +813,7 @@ limits_value(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 }
 
 
-/* whoever has one IPv6 address has all of its network */
+/* a client with one IPv6 address has all of its /64 network */
 
 static void
 limits_address(ngx_connection_t *c, ngx_str_t *value)
@@ -860,7 +860,7 @@ ngx_http_idempotency_ask(ngx_http_request_t *r,
 }
 
 
-/* the same, for what it was told by the answer */
+/* the same, after the answer that the token is pending */
 
 ngx_int_t
 ngx_http_idempotency_wait(ngx_http_request_t *r,
@@ -953,9 +953,9 @@ wait_reading(ngx_http_request_t *r)
 
 
 /*
- * Who has closed its side may read on, as an owner's client or one that gets
- * a replay may.  One that has gone says so if it is sent something: what may
- * be sent before a response, at any time.
+ * A client that has closed its sending side may still read.  A client that is
+ * gone is noticed by sending something: a "100 Continue", which may be sent
+ * before a response at any time.
  */
 
 static ngx_uint_t

@@ -16,7 +16,7 @@
 
 #define NGX_HTTP_IDEMPOTENCY_CREDENTIALS_SORTED  32
 
-/* what a request shows of who asks */
+/* by what a request shows its client */
 
 typedef enum {
     /* of these many may have the same one */
@@ -71,7 +71,8 @@ typedef enum {
     credential_counts = 1,
     /* no name with this word is a credential */
     credential_never,
-    /* only one behind the other: ssl-client and client-id, but request-id */
+    /* these count in pairs only: ssl-client and client-id, but not
+       request-id */
     credential_ssl,
     credential_client,
     credential_request,
@@ -662,7 +663,8 @@ ngx_http_idempotency_stranger(ngx_http_request_t *r,
 
     found = &ctx->claim.found;
 
-    /* what was released is bound to nobody: those who waited are told of it */
+    /* a released token is bound to nobody: requests that waited get its
+       response */
 
     if (!found->anonymous || ctx->claim.leftover
         || found->status < NGX_HTTP_SPECIAL_RESPONSE

@@ -363,9 +363,9 @@ key_missing(ngx_http_request_t *r,
 
 
 /*
- * Whether a browser sends a form by itself, as its user told it to: no script
- * is at work, which may send the same twice and mean it.  Browsers of today say
- * so; an older one is known by the page that it wants.
+ * Whether a browser itself sends this form, for its user.  A script is
+ * excluded: it may send the same twice and mean it.  Browsers of today say so
+ * in Sec-Fetch-Mode; an older one is known by an Accept header for a page.
  */
 
 static ngx_uint_t
@@ -455,10 +455,10 @@ form_mode(ngx_http_request_t *r)
 
 
 /*
- * There is no key that only one of them knows, so who asks belongs to the
- * token.  One who is known may change his network; those who are not may share
- * an address, or a credential, and are told apart by what else they show of
- * themselves.
+ * No key tells two clients apart, so the identity is a part of the token.  A
+ * client with an identity may change its network.  Clients without one may
+ * share an address or a credential: User-Agent and Accept-Language tell them
+ * apart.
  */
 
 void

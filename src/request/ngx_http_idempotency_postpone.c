@@ -15,8 +15,9 @@
 
 
 /*
- * After so long it is sent all the same: somebody executed, and says so.  And
- * well before nginx would take the silence for that of a client
+ * After so many milliseconds the end is sent without the store's answer: the
+ * request was executed, and its client should know.  That is well before nginx
+ * would take the silence for a client that does not read.
  */
 
 #define NGX_HTTP_IDEMPOTENCY_HOLD  5000
@@ -39,8 +40,8 @@ static void postpone_release(ngx_http_idempotency_ctx_t *ctx);
 
 
 /*
- * The header of a response without a body tells the client its end.  Whoever
- * sends it goes on as if it had been sent.
+ * A response without a body ends with its header, so the header is postponed.
+ * The sender goes on as if it had been sent.
  */
 
 ngx_uint_t
@@ -170,9 +171,9 @@ ngx_http_idempotency_postpone_body(ngx_http_request_t *r,
 
 
 /*
- * Whoever sends a response takes one that is held for one that was sent.  But
- * where a filter has put it in the place of another, nginx makes an error of
- * that, and ends the request: it is told that there is more to come.
+ * The sender of a response takes a postponed one for one that was sent.  Where
+ * a filter has put it in the place of another response, nginx would make an
+ * error of that and end the request: so it is told that more is to come.
  */
 
 ngx_int_t
@@ -187,7 +188,7 @@ ngx_http_idempotency_postpone_told(ngx_http_request_t *r,
 }
 
 
-/* the store is strict, was told what the request executed, and is silent */
+/* the store is strict, has the outcome, and has not answered yet */
 
 static ngx_uint_t
 postpone_unanswered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
@@ -250,10 +251,7 @@ postpone_is_end(ngx_http_idempotency_postpone_t *postpone, ngx_chain_t *in)
 }
 
 
-/*
- * What goes on is in links of our own, as the others belong to whoever made
- * them
- */
+/* what goes on is in links of our own: the others belong to the sender */
 
 static ngx_int_t
 postpone_split(ngx_http_request_t *r, ngx_http_idempotency_postpone_t *postpone,
@@ -428,8 +426,8 @@ postpone_timer_handler(ngx_event_t *ev)
 
 
 /*
- * An event of its own, as in access.c.  What is held goes first, as whoever
- * makes the response may have nothing more to send.
+ * Called from the event loop, as access_resume() is.  What was postponed goes
+ * first, as the sender may have nothing more to send.
  */
 
 static void

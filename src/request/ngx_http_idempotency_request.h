@@ -161,7 +161,7 @@ ngx_int_t ngx_http_idempotency_postpone_told(ngx_http_request_t *r,
 void ngx_http_idempotency_postpone_end(ngx_http_idempotency_ctx_t *ctx);
 void ngx_http_idempotency_postpone_cancel(ngx_http_idempotency_ctx_t *ctx);
 
-/* the token is fresh again; and those who wait get the response */
+/* the token is fresh again; the same, and waiting requests get the response */
 
 #define NGX_HTTP_IDEMPOTENCY_RELEASE  NGX_DECLINED
 #define NGX_HTTP_IDEMPOTENCY_LEAVE    NGX_DONE

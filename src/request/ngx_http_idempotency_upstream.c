@@ -35,8 +35,8 @@
 #define NGX_HTTP_IDEMPOTENCY_CLIENT_READ_ON  300000
 #endif
 
-/* of its connections a worker carries such a part on without their clients;
-   and of these such a part for one client, be it one alone */
+/* a worker goes on without clients for this part of its connections; and for
+   this part of those for one client */
 
 #define NGX_HTTP_IDEMPOTENCY_CLIENT_SHARE    8
 
@@ -77,7 +77,7 @@ struct peer_sent_s {
     /* it was seen at the other end */
     ngx_uint_t                          seen;
 
-    /* a zone is told by where it has its counters */
+    /* a zone is known by the address of its counters */
     ngx_idempotency_counters_t         *zone;
     u_char                              token[NGX_IDEMPOTENCY_DIGEST_LEN];
     uint64_t                            fence;
@@ -377,7 +377,8 @@ client_keep_upstream(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* whoever made it may have a handler of its own */
+/* the module that made it may have set a handler, which is called behind
+   ours */
 
 static void
 client_guard(ngx_http_request_t *sr)
@@ -769,10 +770,10 @@ client_leave(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
 
 /*
- * Whoever sends and leaves takes a connection of nginx's and one of the
- * upstream's for as long as that takes to answer: so there are only so many,
- * and most of them are left to others.  Those beyond are left to nginx, which
- * ends them and their upstream's connection.
+ * A client that sends and leaves occupies a connection of nginx and one of the
+ * upstream until the answer is there.  So their number is limited, in all and
+ * for one client.  Requests beyond the limit are left to nginx, which ends them
+ * and their upstream's connection.
  */
 
 static ngx_int_t
