@@ -71,6 +71,10 @@
 #define IS_LOCAL   false
 #endif
 
+/* a tick has more microseconds than there are claims */
+
+#define MICROS     8
+
 #define NOBODY     4
 #define PATIENCE   8
 #define ON(i)      ((i) / 2)
@@ -87,10 +91,10 @@ byte  zid[2], zowner[2], zends[2];
 bool  stale[2];                /* ... and would not */
 bool  zowes[2];                /* the Redis has not heard what became of it */
 
-/* the two servers */
+/* the two servers; the fence of what is there, or of what is no more */
 
 mtype s[2] = none;
-byte  sid[2], slease[2], sends[2];
+byte  sid[2], slease[2], sends[2], sfence[2];
 byte  master, talks[2];        /* who is it; to whom a machine speaks */
 bool  attached = true;         /* the other one is its replica */
 bool  cut[2];                  /* a machine reaches nobody */
@@ -100,6 +104,7 @@ bool  cut[2];                  /* a machine reaches nobody */
 mtype op[4] = idle, answer[4];
 byte  flying[4], until[4], ends[4], at[4], whose[5], fence[5];
 byte  fences;
+byte  gfence[5];               /* what it was granted with */
 byte  instance[2];             /* of a machine's zone, its restarts */
 bool  resent[4], owed_release[4];
 byte  renewal = NOBODY, renewal_until;
@@ -117,7 +122,7 @@ byte  kills = KILLS, crashes = CRASHES, failovers = FAILOVERS,
 /* what the properties speak of, and no process knows */
 
 mtype truth = none;
-byte  truth_ends, executions, excused = 1;
+byte  truth_ends, executions, excused = 1, given;
 bool  told, lost, owned[4], returned, restarted;
 
 
@@ -151,6 +156,7 @@ bool  told, lost, owned[4], returned, restarted;
 
 #define replicated(k)  (!zombie(k) && attached && s[1 - (k)] == s[k] && \
                         sid[1 - (k)] == sid[k] && \
+                        sfence[1 - (k)] == sfence[k] && \
                         sends[1 - (k)] == sends[k])
 
 #ifdef T_ZOMBIE_ACKS
@@ -224,15 +230,39 @@ inline risk(k) {
 inline expire(k) {
     if
     :: (s[k] == done || s[k] == doubt || s[k] == forgotten) &&
-       now >= sends[k] -> s[k] = none; sid[k] = NOBODY; sends[k] = 0
+       now >= sends[k] ->
+       s[k] = none; sid[k] = NOBODY; sends[k] = 0; sfence[k] = 0
     :: s[k] == pending && !outlives(k) ->
-       s[k] = none; sid[k] = NOBODY; sends[k] = 0
+       s[k] = none; sid[k] = NOBODY; sends[k] = 0; sfence[k] = 0
     :: else
     fi
 }
 
 
+/* PROPERTY: the fence of a claim is higher than any that was given before; and
+   the same for the same claim, whatever of it is heard, by the same server */
+
+inline give(k, i) {
+    if
+#ifndef T_FENCE_ANEW
+    :: s[k] == pending && sid[k] == i -> skip
+#endif
+    :: else ->
+#ifdef T_FENCE_MADE_HERE
+        sfence[k] = fence[i] + 2 * (1 - ON(i));
+#else
+        sfence[k] = (sfence[k] >= MICROS * now -> sfence[k] + 1
+                                               : MICROS * now);
+#endif
+        assert(sid[k] == i || lost || zombie(k) || sfence[k] > given)
+    fi;
+
+    gfence[i] = sfence[k]
+}
+
+
 inline take(k, i) {
+    give(k, i);
     s[k] = pending; sid[k] = i; slease[k] = now + 1; sends[k] = 0;
     answer[i] = granted;
     op[i] = unacked;
@@ -317,6 +347,8 @@ inline script_put(k, m) {
             stale[m] = true
         :: else ->
             s[k] = z[m]; sid[k] = zid[m]; slease[k] = 0;
+            sfence[k] = (sfence[k] > gfence[zid[m]] -> sfence[k]
+                                                    : gfence[zid[m]]);
 #ifdef T_WINDOW_FROM_DELIVERY
             sends[k] = now + 2;
 #else
@@ -376,7 +408,7 @@ end_server:
                /* nobody hears the answer, but it is carried out */
                mtype was_op = op[i];
                mtype was_answer = answer[i];
-               byte was_ends = ends[i], was_at = at[i];
+               byte was_ends = ends[i], was_at = at[i], was_fence = gfence[i];
 
                if
                :: was_op == idle && answer[i] != none &&
@@ -385,7 +417,7 @@ end_server:
                fi;
 
                op[i] = was_op; answer[i] = was_answer; ends[i] = was_ends;
-               at[i] = was_at
+               at[i] = was_at; gfence[i] = was_fence
            fi;
 
            i = 0
@@ -397,9 +429,11 @@ end_server:
            attached && (s[1 - master] != s[master] ||
                         sid[1 - master] != sid[master] ||
                         slease[1 - master] != slease[master] ||
+                        sfence[1 - master] != sfence[master] ||
                         sends[1 - master] != sends[master]) ->
            s[1 - master] = s[master]; sid[1 - master] = sid[master];
            slease[1 - master] = slease[master];
+           sfence[1 - master] = sfence[master];
            sends[1 - master] = sends[master]
        }
 
@@ -417,7 +451,9 @@ end_server:
            fi;
 
            if
-           :: !IS_ACKED || has_ack(at[i]) -> op[i] = answered
+           :: !IS_ACKED || has_ack(at[i]) ->
+               op[i] = answered;
+               given = (gfence[i] > given -> gfence[i] : given)
            :: IS_ACKED && !has_ack(at[i]) && (zombie(at[i]) || !attached) ->
                answer[i] = late; op[i] = answered
            :: IS_ACKED && !has_ack(at[i]) && !zombie(at[i]) && attached ->
@@ -441,7 +477,9 @@ end_server:
               sid[i] == renewal -> slease[i] = now + 1
            :: !too_late(renewal_until) && s[i] == none ->
                s[i] = pending; sid[i] = renewal; slease[i] = now + 1;
-               sends[i] = 0
+               sends[i] = 0;
+               sfence[i] = (sfence[i] > gfence[renewal] -> sfence[i]
+                                                        : gfence[renewal])
            :: else
            fi;
 
@@ -471,6 +509,9 @@ end_machine:
            if
            :: (s[talks[m]] == pending || s[talks[m]] == doubt) &&
               sid[talks[m]] == i ->
+#ifdef T_NO_REMAINS
+               sfence[talks[m]] = 0;
+#endif
                s[talks[m]] = none; sid[talks[m]] = NOBODY;
                sends[talks[m]] = 0; slease[talks[m]] = 0
            :: else
@@ -558,6 +599,8 @@ ask:
            :: else ->
                if
                :: answer[me] == granted ->
+                   assert(sid[talks[m]] != me || returned ||
+                          sfence[talks[m]] == gfence[me]);
                    z[m] = pending; zowner[m] = me; owned[me] = true;
                    goto send
 
@@ -725,7 +768,7 @@ end_world:
     :: atomic { amnesias > 0 ->
            amnesias--; lost = true; returned = true;
            s[0] = none; s[1] = none; sid[0] = NOBODY; sid[1] = NOBODY;
-           sends[0] = 0; sends[1] = 0
+           sends[0] = 0; sends[1] = 0; sfence[0] = 0; sfence[1] = 0
        }
 
     :: atomic { cutoffs > 0 -> cutoffs--; cut[0] = true }
