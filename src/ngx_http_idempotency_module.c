@@ -8,6 +8,7 @@
 
 #include "ngx_http_idempotency.h"
 #include "store/file/ngx_idempotency_file.h"
+#include "store/redis/ngx_idempotency_backing_redis.h"
 
 
 /*
@@ -819,6 +820,11 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
 
     ngx_http_idempotency_bind_settings(conf);
     warn_content(cf, conf);
+
+    if (conf->store->most) {
+        ngx_idempotency_backing_redis_warn(cf, conf->store,
+                                           conf->max_response);
+    }
 
     imcf->in_use = 1;
 

@@ -188,4 +188,15 @@ for my $in (['server', "server { listen 127.0.0.1:\$TEST_NGINX_RAND_PORT_1; %s }
        "not in $in->[0]") or diag($said);
 }
 
+# What is too large for the way there is not kept, and that can be foreseen.
+
+for (['500ms', '4m', 0], ['500ms', '6m', 1], ['20ms', '', 1], ['1s', '', 0]) {
+    my ($timeout, $size, $warns) = @$_;
+    my $zone = "idempotency_redis r { server 127.0.0.1; timeout $timeout; }\nidempotency_zone zone=z:1m redis=r;\n"
+               . ($size ? "idempotency_max_response $size;\n" : '')
+               . 'idempotency zone=z; idempotency_quota 1;';
+
+    right("$timeout and $size", $zone, $warns && qr/\[warn\].*zone "z": .*takes longer at 10 MB\/s .*, \d+ ms/);
+}
+
 done_testing();

@@ -29,6 +29,7 @@ my ($a, $b) = map nginx(zone => 0, http => <<"EOC", server => <<'EOS'), "127.0.0
     idempotency_redis r { server $_; timeout 6s; }
     idempotency_zone zone=z:4m redis=r;
 EOC
+    location /api/ { idempotency_api; }
     location / {
         idempotency zone=z;
         idempotency_lease 1h;
@@ -107,7 +108,10 @@ done_testing();
 sub comes_yet {
     my ($happens, $gone) = @_;
 
+    # what is told behind an answer is not the claim that is to be held
+
     until_true { told($a->post('/?id=warm' . ++$n, key => "warm$n", body => 'b')) eq '200 NEW' };
+    until_true { $a->get('/api/zones/z')->{body} =~ /"undelivered":0\b/ } or die 'outcomes are not told';
 
     while (1) {
         my $id = 'left' . ++$n;
@@ -116,10 +120,10 @@ sub comes_yet {
         $happens->($id);
 
         my ($key) = slurp("$dir/held") =~ $claim;
-        until_true { !state_of($key) } if $gone;
+        until_true { !state_of($key) } or die "$key stays" if $gone;
 
         say_so('deliver');
-        until_true { -e "$dir/answer" };
+        until_true { -e "$dir/answer" } or die 'no answer';
 
         my $came = slurp("$dir/answer") =~ /^C\r$/m;
         unlink map "$dir/$_", qw(held deliver answer);

@@ -111,6 +111,10 @@ typedef struct {
        heard */
     unsigned                        again:1;
     unsigned                        unheard:1;
+    /* ... it took too long, while who was to hear it was there; and so it is
+       not kept */
+    unsigned                        slow:1;
+    unsigned                        trimmed:1;
     /* FIND: of the response its length only */
     unsigned                        brief:1;
 

@@ -1238,12 +1238,22 @@ room_evict(ngx_idempotency_shm_t *shm)
     rec = ngx_queue_data(ngx_queue_head(&shm->sh->kept),
                          ngx_idempotency_record_t, queue);
 
+    ngx_idempotency_record_evict(shm, rec);
+
+    return 1;
+}
+
+
+/* one that has a response */
+
+void
+ngx_idempotency_record_evict(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec)
+{
     ngx_queue_remove(&rec->queue);
     ngx_idempotency_chunks_free(shm, rec);
 
     ngx_idempotency_record_change(shm, rec, NGX_IDEMPOTENCY_ON_EVICT, 0);
-
-    return 1;
 }
 
 

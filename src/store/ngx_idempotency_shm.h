@@ -138,7 +138,9 @@ struct ngx_idempotency_record_s {
 
     u_char                          fingerprint[NGX_IDEMPOTENCY_DIGEST_LEN];
     ngx_idempotency_parts_t         parts;
-    uint32_t                        replays;
+    unsigned                        replays:30;
+    /* its response took too long to be told, so often */
+    unsigned                        slow:2;
 
     /* what owners and upstreams know its claim by: made here, or by what has
        granted it */
@@ -442,6 +444,8 @@ ngx_uint_t ngx_idempotency_record_expired(ngx_idempotency_record_t *rec,
     ngx_msec_t now);
 ngx_uint_t ngx_idempotency_record_expire(ngx_idempotency_shm_t *shm,
     ngx_msec_t now, ngx_uint_t n);
+void ngx_idempotency_record_evict(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
 ngx_uint_t ngx_idempotency_record_free_some(ngx_idempotency_shm_t *shm,
     ngx_msec_t now);
 ngx_uint_t ngx_idempotency_record_alive(ngx_idempotency_record_t *rec,

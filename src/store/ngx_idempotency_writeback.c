@@ -39,6 +39,11 @@
 #define NGX_IDEMPOTENCY_TIER_CALM       3000
 
 
+/* a large response is sent so often in vain */
+
+#define NGX_IDEMPOTENCY_TIER_SLOW       3
+
+
 static void owed_append(ngx_idempotency_tier_sh_t *sh,
     ngx_idempotency_record_t *rec);
 static void owed_prepend(ngx_idempotency_tier_sh_t *sh,
@@ -66,6 +71,8 @@ static void heard_all(ngx_idempotency_tier_t *tier,
     ngx_idempotency_workers_t *wake);
 static void heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
     ngx_idempotency_workers_t *wake);
+static ngx_uint_t heard_slow(ngx_idempotency_record_t *rec);
+static void heard_trimmed(ngx_idempotency_tier_t *tier);
 static void heard_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed);
 static ngx_uint_t heard_well(ngx_idempotency_tier_t *tier);
 static ngx_uint_t heard_calm(ngx_idempotency_tier_t *tier);
@@ -1018,6 +1025,7 @@ ngx_idempotency_tier_heard(ngx_idempotency_tier_t *tier)
         return rc == NGX_DECLINED;
     }
 
+    heard_trimmed(tier);
     heard_outcome(tier, failed);
     heard_seals(tier);
 
@@ -1125,6 +1133,11 @@ heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
 
     rec->holding = 0;
 
+    if (item->again && item->slow && !changed && heard_slow(rec)) {
+        item->trimmed = 1;
+        ngx_idempotency_record_evict(shm, rec);
+    }
+
     if (item->again && ngx_idempotency_tier_shared(tier)) {
         rec->again = 1;
         owed_aside(shm, rec);
@@ -1141,6 +1154,23 @@ heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
     } else if (item->full) {
         owed_aside(shm, rec);
     }
+}
+
+
+/*
+ * What is larger than all that goes in one batch, and was in vain so often while
+ * what is behind was there, is too large for the way: it would be in vain for
+ * ever, and take along what goes the same way.
+ */
+
+static ngx_uint_t
+heard_slow(ngx_idempotency_record_t *rec)
+{
+    if (rec->size <= NGX_IDEMPOTENCY_SHM_PIECE) {
+        return 0;
+    }
+
+    return ++rec->slow == NGX_IDEMPOTENCY_TIER_SLOW;
 }
 
 
@@ -1303,6 +1333,27 @@ ngx_idempotency_tier_say(ngx_idempotency_tier_t *tier, const char *why)
         ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0,
                       "idempotency: the %V of zone \"%V\" is available again",
                       &tier->name, zone);
+    }
+}
+
+
+static void
+heard_trimmed(ngx_idempotency_tier_t *tier)
+{
+    ngx_idempotency_item_t  *item;
+
+    /* it is alone, as it is large */
+
+    item = tier->batch->items;
+
+    if (tier->batch->n == 1 && item->trimmed) {
+        ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
+                      "idempotency: zone \"%V\": a response of %uz bytes "
+                      "could not be sent to the %V in time, %d times, and is "
+                      "not kept, token: %*xs",
+                      &tier->shm->store->name, item->response.len, &tier->name,
+                      NGX_IDEMPOTENCY_TIER_SLOW,
+                      (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, item->token);
     }
 }
 

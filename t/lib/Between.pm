@@ -12,6 +12,7 @@ package Between;
 #           mute    ... what comes from it
 #           away    who is there is cut off, and nobody is let in
 #           cut     who is there is cut off, and it flows
+#           slow    what goes to the server goes at 200 KB a second on each connection
 #
 # It is so when now() has returned. Connections of which something was swallowed
 # end when it flows again.
@@ -24,6 +25,7 @@ use Idempotency;
 use IO::Handle;
 use IO::Socket::INET;
 use POSIX ();
+use Time::HiRes qw(time);
 
 
 sub new {
@@ -77,12 +79,25 @@ sub serve {
 
         vec($r, fileno $_, 1) = 1 for $listen, $orders;
 
+        my $slow = 0;
+
         for my $s (values %at) {
-            vec($r, $s->{fd}, 1) = 1;
-            vec($w, $s->{fd}, 1) = 1 if length $s->{out} && how($s) ne 'late';
+            my $peer = $s->{peer};
+
+            vec($r, $s->{fd}, 1) = 1 unless $peer && slow($peer) && length $peer->{out} > 16384;
+
+            next if !length $s->{out} || how($s) eq 'late';
+
+            if (slow($s)) {
+                $slow = 1;
+                deliver($s);
+
+            } else {
+                vec($w, $s->{fd}, 1) = 1;
+            }
         }
 
-        next if select($r, $w, undef, undef) <= 0;
+        next if select($r, $w, undef, $slow ? 0.02 : undef) <= 0;
 
         if (vec $r, fileno $orders, 1) {
             sysread $orders, my $lines, 4096 or POSIX::_exit(0);
@@ -97,6 +112,9 @@ sub serve {
         }
     }
 }
+
+
+sub slow { return $_[0]{server} && how($_[0]) eq 'slow' }
 
 
 sub how { return $how{$_[0]{pair}{whose}} // $how{all} // 'flow' }
@@ -167,7 +185,7 @@ sub received {
     }
 
     $peer->{out} .= $bytes;
-    deliver($peer) if how($s) ne 'late';
+    deliver($peer) if how($s) ne 'late' && !slow($peer);
 }
 
 
@@ -193,7 +211,15 @@ sub deliver {
 
     return if !length $s->{out};
 
-    my $n = syswrite $s->{sock}, $s->{out};
+    my $most = length $s->{out};
+
+    if (slow($s)) {
+        return if time < ($s->{next} // 0);
+        $s->{next} = time + 0.02;
+        $most = 4096;
+    }
+
+    my $n = syswrite $s->{sock}, $s->{out}, $most;
 
     return ended($s) if !defined $n && $! != EAGAIN && $! != EINTR;
 

@@ -32,6 +32,10 @@
 
 #define NGX_IDEMPOTENCY_REDIS_MOST     (256 * 1024)
 
+/* bytes in a millisecond, at least, as a server in the neighbourhood has them */
+
+#define NGX_IDEMPOTENCY_REDIS_SPEED    10000
+
 /* the batches that a worker has on the way, on each connection */
 
 #define NGX_IDEMPOTENCY_REDIS_HANDS    4
@@ -163,6 +167,32 @@ ngx_idempotency_backing_redis_add(ngx_conf_t *cf,
     store->most = NGX_IDEMPOTENCY_REDIS_MOST;
 
     return NGX_OK;
+}
+
+
+void
+ngx_idempotency_backing_redis_warn(ngx_conf_t *cf,
+    ngx_idempotency_store_t *store, size_t size)
+{
+    ngx_msec_t                     timeout;
+    ngx_idempotency_redis_zone_t  *redis;
+
+    redis = (ngx_idempotency_redis_zone_t *)
+                         ((ngx_idempotency_shm_t *) store->data)->tier;
+
+    timeout = ngx_idempotency_redis_timeout(redis->redis);
+
+    if (redis->warned || size / NGX_IDEMPOTENCY_REDIS_SPEED <= timeout) {
+        return;
+    }
+
+    redis->warned = 1;
+
+    ngx_log_error(NGX_LOG_WARN, cf->log, 0,
+                  "idempotency: zone \"%V\": a response of "
+                  "\"idempotency_max_response\", %uz bytes, takes longer at 10 "
+                  "MB/s than the \"timeout\" of \"idempotency_redis\", %M ms, "
+                  "and is not kept then", &store->name, size, timeout);
 }
 
 
@@ -636,6 +666,7 @@ batch_handler(ngx_idempotency_redis_call_t *call)
 
     ri->heard |= call->maybe;
     ri->lost |= (call->maybe && call->reply == NULL);
+    ri->item->slow = call->slow;
 
     if (call->error != NGX_IDEMPOTENCY_REDIS_OK) {
         batch_count(hand, call->error);

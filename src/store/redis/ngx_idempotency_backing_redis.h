@@ -71,6 +71,7 @@ struct ngx_idempotency_redis_zone_s {
 
     ngx_uint_t                      exiting;
     ngx_uint_t                      foreign;
+    ngx_uint_t                      warned;
 };
 
 
@@ -80,6 +81,12 @@ struct ngx_idempotency_redis_zone_s {
 ngx_int_t ngx_idempotency_backing_redis_add(ngx_conf_t *cf,
     ngx_idempotency_store_t *store, ngx_idempotency_redis_t *redis,
     ngx_str_t *name);
+
+/* a zone of it may have responses of this size, which may be too large for it:
+   said once */
+
+void ngx_idempotency_backing_redis_warn(ngx_conf_t *cf,
+    ngx_idempotency_store_t *store, size_t size);
 
 /* the batches that a worker has on the way, at most */
 

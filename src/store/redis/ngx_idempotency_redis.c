@@ -299,6 +299,7 @@ ngx_idempotency_redis_call(ngx_idempotency_redis_t *redis, ngx_uint_t n,
     call->tries = 0;
     call->eval = 0;
     call->asking = 0;
+    call->slow = 0;
 
     ngx_idempotency_redis_route(redis, call);
 }

@@ -120,6 +120,9 @@ struct ngx_idempotency_redis_call_s {
        server answered: an error, or if UNACKED, what the script said */
     ngx_idempotency_redis_reply_t  *reply;
     ngx_idempotency_redis_error_e   error;
+    /* ... its connection was lost as this one took too long, of all that were
+       sent the first */
+    unsigned                        slow:1;
     /* ... for the log */
     ngx_str_t                       why;
     /* without a reply, or with an error: it may have been executed, or may

@@ -681,6 +681,13 @@ pipeline_expire(ngx_event_t *ev)
     next = pipeline_expired(&conn->waiting, NULL, next);
 
     if (next == 0) {
+
+        if (!ngx_queue_empty(&conn->sent)) {
+            call = ngx_queue_data(ngx_queue_head(&conn->sent),
+                                  ngx_idempotency_redis_call_t, queue);
+            call->slow = 1;
+        }
+
         ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_TIMEOUT,
                                         "no answer in time", NULL);
 
