@@ -157,8 +157,11 @@ tier_watch_handler(ngx_event_t *ev)
 
     ngx_idempotency_tier_kick(tier->shm);
 
-    ngx_add_timer(ev, watches ? NGX_IDEMPOTENCY_TIER_WATCH
-                              : NGX_IDEMPOTENCY_TIER_LOOK);
+    /* where nobody shares it, it may hang on a lock */
+
+    ngx_add_timer(ev, (watches && !ngx_idempotency_tier_shared(tier))
+                      ? NGX_IDEMPOTENCY_TIER_WATCH
+                      : NGX_IDEMPOTENCY_TIER_LOOK);
 }
 
 

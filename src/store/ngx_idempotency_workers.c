@@ -2,7 +2,7 @@
 /*
  * The table of workers, and the eventfds by which they wake each other.  The
  * eventfds are made once, in the master, so that workers of all generations
- * share them.
+ * share them.  A worker wakes itself by a posted event.
  */
 
 
@@ -61,6 +61,7 @@ static ngx_int_t workers_stat(ngx_pid_t pid, u_char *state,
 static void workers_sign_handler(ngx_event_t *ev);
 static void workers_notify(ngx_uint_t slot);
 static void workers_wake_handler(ngx_event_t *ev);
+static void workers_own_handler(ngx_event_t *ev);
 static void workers_poll_handler(ngx_event_t *ev);
 static void workers_read(void);
 
@@ -73,6 +74,7 @@ static ngx_idempotency_worker_t   workers_self =
 static ngx_idempotency_woken_pt   workers_woken;
 static ngx_idempotency_quit_pt    workers_quit;
 static ngx_event_t                workers_sign;
+static ngx_event_t                workers_own;
 static ngx_event_t                workers_poll;
 static ngx_connection_t           workers_dumb;
 static ngx_uint_t                 workers_owned;
@@ -190,6 +192,9 @@ ngx_idempotency_workers_init_process(ngx_cycle_t *cycle,
     workers_sign.data = &workers_sign;
     workers_sign.cancelable = 1;
 
+    workers_own.handler = workers_own_handler;
+    workers_own.log = cycle->log;
+
     workers_self.pid = ngx_pid;
     workers_self.epoch = (uint32_t) ngx_random();
 
@@ -296,6 +301,10 @@ ngx_idempotency_workers_exit_process(ngx_cycle_t *cycle)
     workers_sh->slots[workers_self.slot].pid = 0;
 
     ngx_shmtx_unlock(&workers_shpool->mutex);
+
+    if (workers_own.posted) {
+        ngx_delete_posted_event(&workers_own);
+    }
 
     /* and so nothing is this worker's any more */
 
@@ -652,6 +661,14 @@ workers_notify(ngx_uint_t slot)
 {
     uint64_t  one;
 
+    if (slot == workers_self.slot) {
+
+        /* in the next round, as whoever is woken may wake again */
+
+        ngx_post_event(&workers_own, &ngx_posted_next_events);
+        return;
+    }
+
     if (slot >= workers_fds) {
         return;
     }
@@ -692,6 +709,15 @@ workers_wake_handler(ngx_event_t *ev)
     }
 
     workers_read();
+}
+
+
+static void
+workers_own_handler(ngx_event_t *ev)
+{
+    if (workers_self.slot != NGX_IDEMPOTENCY_NO_WORKER) {
+        workers_read();
+    }
 }
 
 

@@ -99,6 +99,8 @@ events_reset(void)
                                       timer));
     }
 
+    ngx_queue_init(&ngx_posted_next_events);
+
     ngx_rbtree_init(&ngx_event_timer_rbtree, &events_sentinel,
                     ngx_rbtree_insert_timer_value);
 }
@@ -161,7 +163,18 @@ events_unlock(ngx_pid_t pid)
 ngx_uint_t
 events_read(int msec)
 {
-    struct pollfd  pfd;
+    ngx_event_t    *ev;
+    struct pollfd   pfd;
+
+    if (events_handler && !ngx_queue_empty(&ngx_posted_next_events)) {
+        ev = ngx_queue_data(ngx_queue_head(&ngx_posted_next_events),
+                            ngx_event_t, queue);
+
+        ngx_delete_posted_event(ev);
+        ev->handler(ev);
+
+        return 1;
+    }
 
     pfd.fd = events_connection.fd;
     pfd.events = POLLIN;
