@@ -123,6 +123,7 @@ shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_claim_t *claim)
     do {
         if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
             op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+            claim->leftover = 0;
             return NGX_OK;
         }
 
