@@ -23,7 +23,7 @@ sum(ngx_idempotency_redis_reply_t *reply, ngx_uint_t depth)
 
     hold(depth <= NGX_IDEMPOTENCY_RESP_DEPTH);
 
-    n = 31 * reply->type + reply->integer + reply->push;
+    n = 31 * reply->type + reply->integer;
 
     for (i = 0; i < reply->str.len; i++) {
         n = n * 31 + reply->str.data[i];

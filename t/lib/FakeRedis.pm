@@ -152,7 +152,7 @@ sub names {
 
 my %greeting = (
     AUTH => "+OK\r\n",
-    HELLO => "%1\r\n+server\r\n+fake\r\n",
+    HELLO => "*2\r\n+server\r\n+fake\r\n",
     SELECT => "+OK\r\n",
     ROLE => "*3\r\n+master\r\n:0\r\n*0\r\n",
     PING => "+PONG\r\n",

@@ -45,8 +45,6 @@ struct ngx_idempotency_redis_reply_s {
     int64_t                         integer;
     ngx_uint_t                      n;
     ngx_idempotency_redis_reply_t  *elts;
-    /* nobody asked for it */
-    unsigned                        push:1;
 };
 
 

@@ -943,7 +943,7 @@ handshake_start(ngx_idempotency_redis_conn_t *conn)
         return;
     }
 
-    ngx_idempotency_resp_say(out, "HELLO", "3", "SETNAME",
+    ngx_idempotency_resp_say(out, "HELLO", "2", "SETNAME",
                              "nginx-idempotency", NULL);
     (void) ngx_idempotency_redis_conn_due(conn, handshake_hello, NULL);
 
@@ -1003,7 +1003,7 @@ handshake_auth(ngx_idempotency_redis_conn_t *conn, void *data,
 }
 
 
-/* RESP3 is no need */
+/* without it, RESP2 is spoken all the same, and nobody has a name */
 
 static void
 handshake_hello(ngx_idempotency_redis_conn_t *conn, void *data,
@@ -1441,8 +1441,7 @@ io_replies(ngx_idempotency_redis_conn_t *conn)
             return NGX_ERROR;
         }
 
-        rc = conn->kind->push ? conn->kind->push(conn, reply)
-                              : (reply->push ? NGX_OK : NGX_DECLINED);
+        rc = conn->kind->push ? conn->kind->push(conn, reply) : NGX_DECLINED;
 
         if (rc == NGX_DECLINED) {
 

@@ -309,10 +309,7 @@ pubsub_drop(pubsub_channel_t *channel)
 }
 
 
-/*
- * NGX_DECLINED: this is an answer.  In RESP2 what was published is an array
- * like others; that something was subscribed is an answer in either.
- */
+/* NGX_DECLINED: this is an answer, as is that something was subscribed */
 
 static ngx_int_t
 pubsub_push(ngx_idempotency_redis_conn_t *conn,
@@ -325,7 +322,7 @@ pubsub_push(ngx_idempotency_redis_conn_t *conn,
         || reply->elts[0].type != NGX_IDEMPOTENCY_REDIS_STRING
         || reply->elts[1].type != NGX_IDEMPOTENCY_REDIS_STRING)
     {
-        return reply->push ? NGX_OK : NGX_DECLINED;
+        return NGX_DECLINED;
     }
 
     word = &reply->elts[0].str;
@@ -357,9 +354,7 @@ pubsub_push(ngx_idempotency_redis_conn_t *conn,
                                                            : NGX_OK;
     }
 
-    return (pubsub_is(word, "subscribe") || pubsub_is(word, "ssubscribe")
-            || !reply->push)
-           ? NGX_DECLINED : NGX_OK;
+    return NGX_DECLINED;
 }
 
 

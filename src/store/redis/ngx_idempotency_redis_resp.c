@@ -1,6 +1,6 @@
 
 /*
- * RESP, read and written, and what the words of an error mean.
+ * RESP2, read and written, and what the words of an error mean.
  *
  * The reader goes over each byte once, however the bytes are cut: as long as a
  * reply isn't whole, it notes where it is and how many values each level still
@@ -29,14 +29,14 @@ static ngx_int_t resp_scan(ngx_idempotency_resp_t *resp);
 static ngx_int_t resp_line(ngx_idempotency_resp_t *resp, ngx_str_t *line);
 static ngx_int_t resp_value(ngx_idempotency_resp_t *resp, ngx_str_t *line);
 static ngx_int_t resp_string(ngx_idempotency_resp_t *resp, ngx_str_t *line);
-static ngx_int_t resp_aggregate(ngx_idempotency_resp_t *resp, ngx_str_t *line);
+static ngx_int_t resp_array(ngx_idempotency_resp_t *resp, ngx_str_t *line);
 static ngx_int_t resp_down(ngx_idempotency_resp_t *resp);
 static u_char *resp_build(u_char *p, ngx_idempotency_redis_reply_t *reply,
     ngx_idempotency_redis_reply_t **next);
 static u_char *resp_build_string(u_char *p,
     ngx_idempotency_redis_reply_t *reply);
-static u_char *resp_build_aggregate(u_char *p,
-    ngx_idempotency_redis_reply_t *reply, ngx_idempotency_redis_reply_t **next);
+static u_char *resp_build_array(u_char *p, ngx_idempotency_redis_reply_t *reply,
+    ngx_idempotency_redis_reply_t **next);
 static u_char *resp_build_line(u_char *p, ngx_str_t *line);
 static u_char *resp_out_room(ngx_idempotency_resp_out_t *out, size_t size);
 static ngx_uint_t word_in(ngx_str_t *text, char *s);
@@ -317,7 +317,7 @@ resp_line(ngx_idempotency_resp_t *resp, ngx_str_t *line)
     /* who speaks something else is not waited for */
 
     if (last > begin
-        && (*begin == '\0' || ngx_strchr("+-:$*_#,(!=%~>|", *begin) == NULL))
+        && (*begin == '\0' || ngx_strchr("+-:$*", *begin) == NULL))
     {
         return NGX_ERROR;
     }
@@ -358,16 +358,10 @@ resp_value(ngx_idempotency_resp_t *resp, ngx_str_t *line)
     switch (line->data[0]) {
 
     case '$':
-    case '!':
-    case '=':
         return resp_string(resp, line);
 
     case '*':
-    case '%':
-    case '~':
-    case '>':
-    case '|':
-        return resp_aggregate(resp, line);
+        return resp_array(resp, line);
 
     case ':':
         if (ngx_idempotency_resp_decimal(line->data + 1, line->len - 1,
@@ -379,26 +373,8 @@ resp_value(ngx_idempotency_resp_t *resp, ngx_str_t *line)
 
         return resp_down(resp);
 
-    case '#':
-        if (line->len != 2
-            || (line->data[1] != 't' && line->data[1] != 'f'))
-        {
-            return NGX_ERROR;
-        }
-
-        return resp_down(resp);
-
-    case '_':
-        return (line->len == 1) ? resp_down(resp) : NGX_ERROR;
-
-    case '+':
-    case '-':
-    case ',':
-    case '(':
-        return resp_down(resp);
-
     default:
-        return NGX_ERROR;
+        return resp_down(resp);
     }
 }
 
@@ -416,8 +392,7 @@ resp_string(ngx_idempotency_resp_t *resp, ngx_str_t *line)
     }
 
     if (n < 0) {
-        return (n == -1 && line->data[0] == '$') ? resp_down(resp)
-                                                 : NGX_ERROR;
+        return (n == -1) ? resp_down(resp) : NGX_ERROR;
     }
 
     resp->body = n + 2;
@@ -426,11 +401,8 @@ resp_string(ngx_idempotency_resp_t *resp, ngx_str_t *line)
 }
 
 
-/* the values that an attribute describes another with stand before it, and
-   are one with it */
-
 static ngx_int_t
-resp_aggregate(ngx_idempotency_resp_t *resp, ngx_str_t *line)
+resp_array(ngx_idempotency_resp_t *resp, ngx_str_t *line)
 {
     int64_t  n;
 
@@ -442,16 +414,7 @@ resp_aggregate(ngx_idempotency_resp_t *resp, ngx_str_t *line)
     }
 
     if (n < 0) {
-        return (n == -1 && line->data[0] == '*') ? resp_down(resp)
-                                                 : NGX_ERROR;
-    }
-
-    if (line->data[0] == '%' || line->data[0] == '|') {
-        n *= 2;
-    }
-
-    if (line->data[0] == '|') {
-        n++;
+        return (n == -1) ? resp_down(resp) : NGX_ERROR;
     }
 
     if (n == 0) {
@@ -499,16 +462,10 @@ resp_build(u_char *p, ngx_idempotency_redis_reply_t *reply,
     switch (*p) {
 
     case '$':
-    case '!':
-    case '=':
         return resp_build_string(p, reply);
 
     case '*':
-    case '%':
-    case '~':
-    case '>':
-    case '|':
-        return resp_build_aggregate(p, reply, next);
+        return resp_build_array(p, reply, next);
     }
 
     p = resp_build_line(p, &line);
@@ -519,15 +476,6 @@ resp_build(u_char *p, ngx_idempotency_redis_reply_t *reply,
         reply->type = NGX_IDEMPOTENCY_REDIS_INTEGER;
         (void) ngx_idempotency_resp_decimal(line.data + 1, line.len - 1,
                                             &reply->integer);
-        break;
-
-    case '#':
-        reply->type = NGX_IDEMPOTENCY_REDIS_INTEGER;
-        reply->integer = (line.data[1] == 't');
-        break;
-
-    case '_':
-        reply->type = NGX_IDEMPOTENCY_REDIS_NIL;
         break;
 
     case '-':
@@ -559,58 +507,30 @@ resp_build_string(u_char *p, ngx_idempotency_redis_reply_t *reply)
         return p;
     }
 
-    if (line.data[0] == '!') {
-        reply->type = NGX_IDEMPOTENCY_REDIS_ERROR;
-    }
-
     reply->str.data = p;
     reply->str.len = n;
-
-    /* what kind of text it is, in three letters */
-
-    if (line.data[0] == '=' && n >= 4 && p[3] == ':') {
-        reply->str.data += 4;
-        reply->str.len -= 4;
-    }
 
     return p + n + 2;
 }
 
 
 static u_char *
-resp_build_aggregate(u_char *p, ngx_idempotency_redis_reply_t *reply,
+resp_build_array(u_char *p, ngx_idempotency_redis_reply_t *reply,
     ngx_idempotency_redis_reply_t **next)
 {
-    u_char                         ch;
-    int64_t                        n, i;
-    ngx_str_t                      line;
-    ngx_idempotency_redis_reply_t  ignored;
+    int64_t    n, i;
+    ngx_str_t  line;
 
     p = resp_build_line(p, &line);
-    ch = line.data[0];
 
     (void) ngx_idempotency_resp_decimal(line.data + 1, line.len - 1, &n);
-
-    if (ch == '|') {
-
-        for (i = 0; i < 2 * n; i++) {
-            p = resp_build(p, &ignored, next);
-        }
-
-        return resp_build(p, reply, next);
-    }
 
     if (n < 0) {
         reply->type = NGX_IDEMPOTENCY_REDIS_NIL;
         return p;
     }
 
-    if (ch == '%') {
-        n *= 2;
-    }
-
     reply->type = NGX_IDEMPOTENCY_REDIS_ARRAY;
-    reply->push = (ch == '>');
     reply->n = n;
     reply->elts = *next;
 

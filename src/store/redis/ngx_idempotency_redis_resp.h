@@ -1,6 +1,6 @@
 
 /*
- * What is said to a Redis, and what it answers, as bytes: RESP2 and RESP3.
+ * What is said to a Redis, and what it answers, as bytes: RESP2.
  * Knows no connection.
  */
 
