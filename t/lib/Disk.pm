@@ -21,7 +21,7 @@ use File::Temp ();
 use Idempotency ();
 
 my @kinds = qw(open read write sync);
-my %how = (well => '.', hang => 'h', fail => 'e', full => 'f', gone => 'n');
+my %how = (slow => 's', well => '.', hang => 'h', fail => 'e', full => 'f', gone => 'n');
 
 my $library;
 
@@ -35,7 +35,7 @@ sub new {
 
     # the workers write there how many hang
     chmod 0666, "$self->{state}";
-    syswrite $self->{state}, '.' x 16 . pack 'i', 0;
+    syswrite $self->{state}, '.' x 16 . pack 'i5', (0) x 5;
 
     return $self;
 }
@@ -76,15 +76,15 @@ sub set {
     }
 
     for my $kind (keys %o) {
-        my $how = $how{$o{$kind}};
+        my ($how, $i) = ($o{$kind}, grep { $kinds[$_] eq $kind } 0 .. $#kinds);
 
-        # the next power of two
-        if (!defined $how) {
-            $how = 0;
-            $how++ while 1 << $how < $o{$kind} && $how < 9;
+        if (!$how{$how}) {
+            sysseek $self->{state}, 20 + 4 * $i, 0;
+            syswrite $self->{state}, pack 'i', $how;
+            $how = 'slow';
         }
 
-        $self->{how}{$kind} = $how;
+        $self->{how}{$kind} = $how{$how};
     }
 
     sysseek $self->{state}, 0, 0;

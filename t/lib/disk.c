@@ -3,10 +3,11 @@
  * A disk with its troubles, for LD_PRELOAD: what is done to files whose path
  * contains DISK_FILES hangs, fails or is slow, as the file DISK says, which
  * everybody has mapped.  Its bytes: one for each kind of operation (see below),
- * and behind them, as a number, how many hang now.  See Disk.pm.
+ * and behind them, as numbers, how many hang now, and for each kind how many
+ * milliseconds longer it takes.  See Disk.pm.
  *
  * '.' is well; 'h' hangs until it is not any more; 'e' is EIO, 'f' ENOSPC, 'n'
- * ENOENT; '0' to '9' takes 2^n milliseconds longer.
+ * ENOENT; 's' is slow.
  */
 
 #define _GNU_SOURCE
@@ -28,6 +29,7 @@ enum { DISK_OPEN, DISK_READ, DISK_WRITE, DISK_SYNC, DISK_ALL };
 typedef struct {
     volatile char  how[16];
     int            hung;
+    volatile int   slow[DISK_ALL];
 } disk_t;
 
 
@@ -71,8 +73,6 @@ disk_init(void)
 static int
 disk_trouble(int op, const char *path)
 {
-    int  n;
-
     if (strstr(path, disk_files) == NULL) {
         return 0;
     }
@@ -101,15 +101,11 @@ disk_trouble(int op, const char *path)
         errno = ENOENT;
         return -1;
 
-    default:
-        n = disk->how[op] - '0';
-
-        if (n >= 0 && n <= 9) {
-            (void) usleep(1000 << n);
-        }
-
-        return 0;
+    case 's':
+        (void) usleep(1000 * disk->slow[op]);
     }
+
+    return 0;
 }
 
 
