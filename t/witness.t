@@ -66,7 +66,16 @@ sub order {
     return told($n->post("$at?id=$dirs-$id", key => "$dirs-$id", body => 'b'));
 }
 
-sub orders { return map { order($_) } @_ }
+# A machine that is busy may keep the file's disk from answering in time.
+
+sub orders {
+    return map {
+        my ($id, $told) = $_;
+        until_true { ($told = order($id)) ne '503 UNAVAILABLE' };
+        $told;
+    } @_;
+}
+
 sub all_of { my ($what, @got) = @_; return !grep { $_ ne $what } @got }
 
 

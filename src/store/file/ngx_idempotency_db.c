@@ -1,9 +1,18 @@
 
 /*
- * The file that remembers, open: its transactions, and what keeps it small
- * and on disk.  The log (SQLite's WAL) is brought into the file by us and not
- * by each commit, so that nobody's answer waits for it but when it has become
- * long.
+ * The file that remembers, open: its transactions, what an item does in one,
+ * rows, and what keeps the file small and on disk.  How a start makes or judges
+ * a file is in ngx_idempotency_db_start.c.
+ *
+ * - What is pending is a row of `claims`, which stays small; what has ended, or
+ *   may have, is a row of `records`, in the order in which it came, until its
+ *   time is over.  A token is in one of them.  Where a row moves to the other
+ *   table, it is put there before it goes here, so that no error between the
+ *   two leaves none.
+ * - SQLite knows no checksums: each row has one over its columns and one over
+ *   its response, and a row that is damaged is neither absent nor an answer.
+ * - The log (SQLite's WAL) is brought into the file by us and not by each
+ *   commit, so that nobody's answer waits for it but when it has become long.
  */
 
 
@@ -11,6 +20,102 @@
 #include "ngx_idempotency_owners.h"
 
 #if (NGX_IDEMPOTENCY_SQLITE && NGX_THREADS)
+
+
+typedef enum {
+    SQL_BEGIN = 0,
+    SQL_COMMIT,
+    SQL_ROLLBACK,
+    SQL_META,
+    SQL_SET_META,
+    SQL_FIND,
+    SQL_CLAIM,
+    SQL_RECORD,
+    SQL_CHANGE,
+    SQL_DELETE_CLAIM,
+    SQL_DELETE_RECORD,
+    SQL_EXPIRE,
+    SQL_CLAIMS,
+    SQL_TOKENS,
+    SQL_PAGES,
+    SQL_FREE,
+    SQL_ROOT,
+    SQL_STATEMENTS
+} db_sql_e;
+
+
+/* the file, its log and the log's index, as they were when it was opened */
+
+#define DB_FILES    3
+
+/* of a look at a row that is not found */
+
+#define DB_ABSENT   -1
+#define DB_DAMAGED  -2
+
+
+typedef struct {
+    dev_t                       dev;
+    ino_t                       ino;
+} db_inode_t;
+
+
+struct ngx_idempotency_db_s {
+    sqlite3                    *sqlite;
+    sqlite3_stmt               *statements[SQL_STATEMENTS];
+
+    ngx_idempotency_db_conf_t   conf;
+    char                       *path[DB_FILES];
+    db_inode_t                  inode[DB_FILES];
+
+    /* what meta had when the transaction began, and how many rows had been
+       changed until then */
+    int64_t                     latest;
+    uint64_t                    fence;
+    ngx_atomic_uint_t           number;
+    int                         changes;
+    /* the page of meta */
+    int64_t                     root;
+
+    /* with max_size, in pages: the most, and what is left of it within a
+       transaction */
+    int64_t                     most;
+    int64_t                     left;
+
+    /* how far tidying has come among what is pending */
+    u_char                      tidied[NGX_IDEMPOTENCY_DIGEST_LEN];
+    unsigned                    tidying:1;
+    unsigned                    shrunk:1;
+
+    unsigned                    failed:1;
+    unsigned                    wrote:1;
+    unsigned                    other:1;
+    unsigned                    moved:1;
+    char                        error[NGX_IDEMPOTENCY_DB_ERROR];
+};
+
+
+typedef struct {
+    /* of a record; a claim has none */
+    sqlite3_int64               id;
+
+    u_char                      fingerprint[NGX_IDEMPOTENCY_DIGEST_LEN];
+    ngx_idempotency_parts_t     parts;
+    u_char                      mac[NGX_IDEMPOTENCY_MAC_LEN];
+    uint64_t                    instance;
+    uint64_t                    fence;
+    int64_t                     recorded;
+    int64_t                     ends;
+    int64_t                     window;
+    ngx_idempotency_outcome_e   outcome;
+    ngx_uint_t                  status;
+    ngx_uint_t                  replays;
+    /* of a claim: it was in doubt before */
+    ngx_uint_t                  taken;
+
+    /* SQLite's, until the statement that found it is reset */
+    ngx_str_t                   response;
+} db_record_t;
 
 
 /* of expired records, for each item of a commit */
@@ -37,6 +142,51 @@
 #define DB_LOG_LOOKS     20
 #define DB_LOG_PAUSE     5000
 
+/* what is one time to two clocks that are not read at the same moment */
+
+#define DB_ITEM_APART  1000
+
+/* columns of what finds a row, in both tables; the token is the parameter of
+   that name */
+
+#define DB_TOKEN     1
+
+#define DB_ID        0
+
+/* parameters of what writes one, and one less the columns of what finds it */
+
+#define DB_FINGERPRINT  2
+#define DB_PARTS        3
+#define DB_INSTANCE     4
+#define DB_FENCE        5
+#define DB_RECORDED     6
+#define DB_ENDS         7
+#define DB_WINDOW       8
+#define DB_SUM          9
+#define DB_OUTCOME      10
+#define DB_STATUS       11
+#define DB_REPLAYS      12
+#define DB_RESPONSE     13
+#define DB_WHICH        14
+
+/* in pages: what a response takes, and what a row may take besides */
+
+#define DB_PAGES(size)  ((int64_t) ((size) / (NGX_IDEMPOTENCY_DB_PAGE - 4)))
+#define DB_ROW          4
+
+/* the column `parts`: what it is bound to, and the record's mark */
+
+#define DB_BOUND  (sizeof(ngx_idempotency_parts_t) + NGX_IDEMPOTENCY_MAC_LEN)
+
+/* pages that are free: what stays for those to come */
+
+#define DB_SPARE         256
+
+
+typedef struct {
+    u_char    token[NGX_IDEMPOTENCY_DIGEST_LEN];
+} db_token_t;
+
 
 static ngx_int_t db_prepare(ngx_idempotency_db_t *db);
 static int db_committed(void *data, sqlite3 *sqlite, const char *name,
@@ -51,6 +201,63 @@ static ngx_int_t db_moved(ngx_idempotency_db_t *db, ngx_uint_t i,
     const char *how);
 static void db_rescue(ngx_idempotency_db_t *db);
 static ngx_uint_t db_log_gone(ngx_idempotency_db_t *db);
+
+static int db_run(ngx_idempotency_db_t *db, db_sql_e n);
+static int db_number(ngx_idempotency_db_t *db, db_sql_e n, int64_t *value);
+static ngx_int_t db_fail(ngx_idempotency_db_t *db, int rc);
+static ngx_int_t db_files(ngx_idempotency_db_t *db, ngx_uint_t first);
+static int db_begin(ngx_idempotency_db_t *db);
+static int db_end(ngx_idempotency_db_t *db, uint64_t fence, int64_t now);
+static int db_expire(ngx_idempotency_db_t *db, int64_t now,
+    ngx_uint_t n, ngx_uint_t *done);
+static int db_item(ngx_idempotency_db_t *db,
+    ngx_idempotency_item_t *item, int64_t now);
+static int db_doubt(ngx_idempotency_db_t *db, u_char *token, int64_t now);
+static int db_look(ngx_idempotency_db_t *db, u_char *token,
+    int64_t now, db_record_t *rec);
+static int db_write(ngx_idempotency_db_t *db, db_sql_e n, u_char *token,
+    db_record_t *rec);
+static int db_delete(ngx_idempotency_db_t *db, u_char *token,
+    db_record_t *rec);
+static ngx_uint_t db_room(ngx_idempotency_db_t *db, size_t size,
+    int64_t reserve);
+
+static int db_ask(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
+    int64_t now);
+static ngx_uint_t db_may_take(db_record_t *rec, ngx_idempotency_item_t *item);
+static int db_take(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
+    db_record_t *rec, int64_t now);
+static int db_bound(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
+    db_record_t *rec);
+static int db_put(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
+    int64_t now);
+static ngx_uint_t db_may_put(db_record_t *rec, ngx_idempotency_item_t *item);
+static int db_outcome(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
+    db_record_t *old);
+static int db_release(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
+    int64_t now);
+static int db_find(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
+    int64_t now);
+static int db_forget(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
+    int64_t now);
+static ngx_uint_t db_since(ngx_idempotency_item_t *item, db_record_t *rec);
+static int db_in_doubt(ngx_idempotency_db_t *db, u_char *token, int64_t now,
+    db_record_t *rec);
+static int db_nothing(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
+    int rc);
+static void db_unavailable(ngx_idempotency_db_t *db,
+    ngx_idempotency_item_t *item, char *why);
+
+static int db_read(sqlite3_stmt *st, u_char *token, db_record_t *rec);
+static ngx_int_t db_bytes(sqlite3_stmt *st, int column, void *to, size_t len);
+static int64_t db_span(db_record_t *rec);
+static sqlite3_int64 db_sum(u_char *token, db_record_t *rec);
+static uint32_t db_hash(u_char *p, size_t len);
+
+static int db_doubt_dead(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n,
+    ngx_uint_t *done);
+static ngx_int_t db_checkpoint(ngx_idempotency_db_t *db, int mode);
+static int db_vacuum(ngx_idempotency_db_t *db, ngx_uint_t n, ngx_uint_t *more);
 
 
 #define DB_COLUMNS                                                            \
@@ -122,7 +329,7 @@ ngx_idempotency_db_open(ngx_idempotency_db_conf_t *conf, char *error,
 
     db->conf = *conf;
 
-    for (i = 0; i < NGX_IDEMPOTENCY_DB_FILES; i++) {
+    for (i = 0; i < DB_FILES; i++) {
         size = strlen(conf->path) + sizeof("-wal");
         db->path[i] = malloc(size);
 
@@ -189,14 +396,14 @@ db_prepare(ngx_idempotency_db_t *db)
         rc = sqlite3_exec(db->sqlite, sql, NULL, NULL, NULL);
     }
 
-    for (i = 0; rc == SQLITE_OK && i < NGX_IDEMPOTENCY_DB_STATEMENTS; i++) {
+    for (i = 0; rc == SQLITE_OK && i < SQL_STATEMENTS; i++) {
         rc = sqlite3_prepare_v3(db->sqlite, db_statements[i], -1,
                                 SQLITE_PREPARE_PERSISTENT,
                                 &db->statements[i], NULL);
     }
 
     if (rc != SQLITE_OK) {
-        return ngx_idempotency_db_fail(db, rc);
+        return db_fail(db, rc);
     }
 
     (void) sqlite3_wal_hook(db->sqlite, db_committed, db);
@@ -210,11 +417,11 @@ db_prepare(ngx_idempotency_db_t *db)
     rc = db_meta(db, NULL);
 
     if (rc == SQLITE_OK) {
-        rc = ngx_idempotency_db_number(db, NGX_IDEMPOTENCY_DB_ROOT, &db->root);
+        rc = db_number(db, SQL_ROOT, &db->root);
     }
 
-    return (rc == SQLITE_OK) ? ngx_idempotency_db_files(db, 1)
-                             : ngx_idempotency_db_fail(db, rc);
+    return (rc == SQLITE_OK) ? db_files(db, 1)
+                             : db_fail(db, rc);
 }
 
 
@@ -224,7 +431,7 @@ ngx_idempotency_db_close(ngx_idempotency_db_t *db)
     int         persist;
     ngx_uint_t  i;
 
-    for (i = 0; i < NGX_IDEMPOTENCY_DB_STATEMENTS; i++) {
+    for (i = 0; i < SQL_STATEMENTS; i++) {
         (void) sqlite3_finalize(db->statements[i]);
     }
 
@@ -238,7 +445,7 @@ ngx_idempotency_db_close(ngx_idempotency_db_t *db)
 
     (void) sqlite3_close(db->sqlite);
 
-    for (i = 0; i < NGX_IDEMPOTENCY_DB_FILES; i++) {
+    for (i = 0; i < DB_FILES; i++) {
         free(db->path[i]);
     }
 
@@ -318,39 +525,39 @@ ngx_idempotency_db_commit(ngx_idempotency_db_t *db,
     }
 
     if (before == NULL) {
-        return ngx_idempotency_db_fail(db, SQLITE_NOMEM);
+        return db_fail(db, SQLITE_NOMEM);
     }
 
-    if (ngx_idempotency_db_files(db, 0) != NGX_OK) {
+    if (db_files(db, 0) != NGX_OK) {
         free(before);
         return NGX_ERROR;
     }
 
-    rc = ngx_idempotency_db_begin(db);
+    rc = db_begin(db);
 
     if (rc == SQLITE_OK && db->conf.may && !db->conf.may(db->conf.data)) {
-        (void) ngx_idempotency_db_run(db, NGX_IDEMPOTENCY_DB_ROLLBACK);
+        (void) db_run(db, SQL_ROLLBACK);
         free(before);
         return NGX_DECLINED;
     }
 
     if (rc == SQLITE_OK) {
-        rc = ngx_idempotency_db_expire(db, now, DB_EXPIRE * n, &done);
+        rc = db_expire(db, now, DB_EXPIRE * n, &done);
     }
 
     fence = 0;
 
     for (i = 0; rc == SQLITE_OK && i < n; i++) {
-        rc = ngx_idempotency_db_item(db, &items[i], now);
+        rc = db_item(db, &items[i], now);
         fence = ngx_max(fence, items[i].fence);
     }
 
     if (rc == SQLITE_OK) {
-        rc = ngx_idempotency_db_end(db, fence, now);
+        rc = db_end(db, fence, now);
     }
 
     if (rc != SQLITE_OK) {
-        (void) ngx_idempotency_db_fail(db, rc);
+        (void) db_fail(db, rc);
         db_undo(items, before, n);
         free(before);
         return NGX_ERROR;
@@ -362,8 +569,10 @@ ngx_idempotency_db_commit(ngx_idempotency_db_t *db,
 }
 
 
-int
-ngx_idempotency_db_begin(ngx_idempotency_db_t *db)
+/* a transaction of the file that is meant, and of no other */
+
+static int
+db_begin(ngx_idempotency_db_t *db)
 {
     int      rc;
     int64_t  pages, unused;
@@ -371,7 +580,7 @@ ngx_idempotency_db_begin(ngx_idempotency_db_t *db)
     pages = 0;
     unused = 0;
 
-    rc = ngx_idempotency_db_run(db, NGX_IDEMPOTENCY_DB_BEGIN);
+    rc = db_run(db, SQL_BEGIN);
 
     if (rc == SQLITE_OK) {
         rc = db_meta(db, db->conf.mark);
@@ -386,10 +595,10 @@ ngx_idempotency_db_begin(ngx_idempotency_db_t *db)
         return rc;
     }
 
-    rc = ngx_idempotency_db_number(db, NGX_IDEMPOTENCY_DB_PAGES, &pages);
+    rc = db_number(db, SQL_PAGES, &pages);
 
     if (rc == SQLITE_OK) {
-        rc = ngx_idempotency_db_number(db, NGX_IDEMPOTENCY_DB_FREE, &unused);
+        rc = db_number(db, SQL_FREE, &unused);
     }
 
     if (rc == SQLITE_OK) {
@@ -412,7 +621,7 @@ db_meta(ngx_idempotency_db_t *db, ngx_idempotency_mark_t *mark)
 
     db->changes = sqlite3_total_changes(db->sqlite);
 
-    st = ngx_idempotency_db_statement(db, NGX_IDEMPOTENCY_DB_META);
+    st = db->statements[SQL_META];
     rc = sqlite3_step(st);
 
     if (rc != SQLITE_ROW) {
@@ -604,8 +813,8 @@ ngx_idempotency_db_same(ngx_idempotency_mark_t *mark, const void *identity,
  * has seen.  What has changed nothing writes nothing.
  */
 
-int
-ngx_idempotency_db_end(ngx_idempotency_db_t *db, uint64_t fence, int64_t now)
+static int
+db_end(ngx_idempotency_db_t *db, uint64_t fence, int64_t now)
 {
     int                      rc;
     sqlite3_stmt            *st;
@@ -616,19 +825,19 @@ ngx_idempotency_db_end(ngx_idempotency_db_t *db, uint64_t fence, int64_t now)
                  || now >= db->latest + DB_META_LAG);
 
     if (!db->wrote) {
-        return ngx_idempotency_db_run(db, NGX_IDEMPOTENCY_DB_COMMIT);
+        return db_run(db, SQL_COMMIT);
     }
 
-    st = ngx_idempotency_db_statement(db, NGX_IDEMPOTENCY_DB_SET_META);
+    st = db->statements[SQL_SET_META];
 
     (void) sqlite3_bind_int64(st, 1, ngx_max(db->latest, now));
     (void) sqlite3_bind_int64(st, 2, ngx_max(db->fence, fence));
     (void) sqlite3_bind_int64(st, 3, db->number + 1);
 
-    rc = ngx_idempotency_db_run(db, NGX_IDEMPOTENCY_DB_SET_META);
+    rc = db_run(db, SQL_SET_META);
 
     if (rc == SQLITE_OK) {
-        rc = ngx_idempotency_db_run(db, NGX_IDEMPOTENCY_DB_COMMIT);
+        rc = db_run(db, SQL_COMMIT);
     }
 
     mark = db->conf.mark;
@@ -673,8 +882,8 @@ db_undo(ngx_idempotency_item_t *items, ngx_idempotency_item_t *before,
  * of his own beside ours.
  */
 
-ngx_int_t
-ngx_idempotency_db_files(ngx_idempotency_db_t *db, ngx_uint_t first)
+static ngx_int_t
+db_files(ngx_idempotency_db_t *db, ngx_uint_t first)
 {
     ngx_uint_t       i;
     struct stat      st;
@@ -686,7 +895,7 @@ ngx_idempotency_db_files(ngx_idempotency_db_t *db, ngx_uint_t first)
         return NGX_ERROR;
     }
 
-    for (i = 0; i < NGX_IDEMPOTENCY_DB_FILES; i++) {
+    for (i = 0; i < DB_FILES; i++) {
 
         if (stat(db->path[i], &st) == -1) {
 
@@ -771,17 +980,10 @@ db_rescue(ngx_idempotency_db_t *db)
 }
 
 
-sqlite3_stmt *
-ngx_idempotency_db_statement(ngx_idempotency_db_t *db,
-    ngx_idempotency_db_statement_e n)
-{
-    return db->statements[n];
-}
+/* a statement that gives no rows; it is ready again */
 
-
-int
-ngx_idempotency_db_run(ngx_idempotency_db_t *db,
-    ngx_idempotency_db_statement_e n)
+static int
+db_run(ngx_idempotency_db_t *db, db_sql_e n)
 {
     int  rc;
 
@@ -793,9 +995,10 @@ ngx_idempotency_db_run(ngx_idempotency_db_t *db,
 }
 
 
-int
-ngx_idempotency_db_number(ngx_idempotency_db_t *db,
-    ngx_idempotency_db_statement_e n, int64_t *value)
+/* one number of the first row, which there must be */
+
+static int
+db_number(ngx_idempotency_db_t *db, db_sql_e n, int64_t *value)
 {
     int  rc;
 
@@ -816,8 +1019,8 @@ ngx_idempotency_db_number(ngx_idempotency_db_t *db,
 
 /* told before what undoes it has an error of its own */
 
-ngx_int_t
-ngx_idempotency_db_fail(ngx_idempotency_db_t *db, int rc)
+static ngx_int_t
+db_fail(ngx_idempotency_db_t *db, int rc)
 {
     if (!db->other) {
         ngx_idempotency_db_tell(db->error, sizeof(db->error), db->sqlite, rc);
@@ -852,11 +1055,1123 @@ ngx_idempotency_db_fail(ngx_idempotency_db_t *db, int rc)
     }
 
     if (!sqlite3_get_autocommit(db->sqlite)) {
-        (void) sqlite3_reset(db->statements[NGX_IDEMPOTENCY_DB_FIND]);
-        (void) ngx_idempotency_db_run(db, NGX_IDEMPOTENCY_DB_ROLLBACK);
+        (void) sqlite3_reset(db->statements[SQL_FIND]);
+        (void) db_run(db, SQL_ROLLBACK);
     }
 
     return NGX_ERROR;
+}
+
+
+/* what becomes of it is in it, but for an error */
+
+static int
+db_item(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
+{
+    int  rc;
+
+    switch (item->what) {
+
+    case NGX_IDEMPOTENCY_ITEM_ASK:
+        rc = db_ask(db, item, now);
+        break;
+
+    case NGX_IDEMPOTENCY_ITEM_PUT:
+        rc = db_put(db, item, now);
+        break;
+
+    case NGX_IDEMPOTENCY_ITEM_RELEASE:
+        rc = db_release(db, item, now);
+        break;
+
+    case NGX_IDEMPOTENCY_ITEM_FIND:
+        rc = db_find(db, item, now);
+        break;
+
+    default: /* NGX_IDEMPOTENCY_ITEM_FORGET */
+        rc = db_forget(db, item, now);
+        break;
+    }
+
+    /* what was found may be read no longer, and must not be open at the end
+       of the transaction */
+
+    (void) sqlite3_reset(db->statements[SQL_FIND]);
+
+    /* these end a statement, but not the transaction */
+
+    switch (rc & 0xff) {
+
+    case SQLITE_TOOBIG:
+        db_unavailable(db, item, "a record is too large");
+        return SQLITE_OK;
+
+    case SQLITE_CONSTRAINT:
+        db_unavailable(db, item, "an index is damaged");
+        return SQLITE_OK;
+    }
+
+    return rc;
+}
+
+
+static int
+db_ask(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
+{
+    int                          rc;
+    ngx_uint_t                   own, same;
+    db_record_t  rec;
+
+    rc = db_look(db, item->token, now, &rec);
+
+    if (rc == DB_ABSENT && !item->old) {
+        return db_take(db, item, NULL, now);
+    }
+
+    if (rc != SQLITE_OK) {
+        return db_nothing(db, item, rc);
+    }
+
+    if (rec.outcome == NGX_IDEMPOTENCY_PENDING) {
+        own = (rec.instance == item->instance);
+        same = (own && rec.fence == item->fence);
+
+        /*
+         * The zone knows best what its own instance has claimed, and has
+         * nothing: this is the same claim, sent once more, or what is left of
+         * one that it gave up, which is none.
+         */
+
+        if (own && rec.fence >= item->since && item->old && !rec.taken) {
+            item->result = NGX_IDEMPOTENCY_ABSENT;
+            return SQLITE_OK;
+        }
+
+        if (same || (own && rec.fence >= item->since && !rec.taken)) {
+            return db_take(db, item, &rec, now);
+        }
+
+        if (!own && db->conf.alive(db->conf.data, rec.instance)) {
+            return db_bound(db, item, &rec);
+        }
+
+        rc = db_in_doubt(db, item->token, now, &rec);
+
+        if (rc != SQLITE_OK) {
+            return rc;
+        }
+    }
+
+    if (rec.outcome == NGX_IDEMPOTENCY_IN_DOUBT && db_may_take(&rec, item)) {
+
+        if (rec.fence >= item->fence) {
+            item->fence = rec.fence;
+            item->result = NGX_IDEMPOTENCY_CHANGED;
+            return SQLITE_OK;
+        }
+
+        return db_take(db, item, &rec, now);
+    }
+
+    return db_bound(db, item, &rec);
+}
+
+
+static ngx_uint_t
+db_may_take(db_record_t *rec, ngx_idempotency_item_t *item)
+{
+    static u_char  nobody[NGX_IDEMPOTENCY_IDENTITY_LEN];
+
+    return item->retry
+           && ngx_memcmp(rec->fingerprint, item->fingerprint,
+                         NGX_IDEMPOTENCY_DIGEST_LEN) == 0
+           && (ngx_memcmp(rec->parts.identity, item->parts.identity,
+                          NGX_IDEMPOTENCY_IDENTITY_LEN) == 0
+               || ngx_memcmp(rec->parts.identity, nobody,
+                             NGX_IDEMPOTENCY_IDENTITY_LEN) == 0);
+}
+
+
+/* the item's claim is pending from now on; old: what it takes the place of */
+
+static int
+db_take(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
+    db_record_t *old, int64_t now)
+{
+    int                          rc;
+    db_record_t  rec;
+
+    if (old == NULL && !db_room(db, 0, db->most / 32)) {
+        item->full = 1;
+        db_unavailable(db, item, "max_size is reached");
+        return SQLITE_OK;
+    }
+
+    ngx_memzero(&rec, sizeof(db_record_t));
+
+    ngx_memcpy(rec.fingerprint, item->fingerprint, NGX_IDEMPOTENCY_DIGEST_LEN);
+    rec.parts = item->parts;
+    ngx_memcpy(rec.mac, item->mac, NGX_IDEMPOTENCY_MAC_LEN);
+    rec.instance = item->instance;
+    rec.fence = item->fence;
+    rec.recorded = item->recorded ? item->recorded : now;
+    rec.ends = item->ends;
+    rec.window = item->window;
+    rec.taken = item->taken;
+
+    if (old) {
+
+        /* a claim that is known yet tells itself whether it is one of those */
+
+        rec.taken |= (item->what == NGX_IDEMPOTENCY_ITEM_ASK)
+                     ? (old->taken
+                        || old->outcome == NGX_IDEMPOTENCY_IN_DOUBT)
+                     : old->taken;
+    }
+
+    item->taken = rec.taken;
+
+    rc = db_write(db, SQL_CLAIM, item->token, &rec);
+
+    if (rc == SQLITE_OK && old && old->id) {
+        rc = db_delete(db, item->token, old);
+    }
+
+    item->result = (item->what == NGX_IDEMPOTENCY_ITEM_ASK)
+                   ? NGX_IDEMPOTENCY_CLAIMED : NGX_IDEMPOTENCY_OK;
+
+    return rc;
+}
+
+
+static int
+db_bound(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
+    db_record_t *rec)
+{
+    if (rec->response.len && !item->brief) {
+        item->response.data = malloc(rec->response.len);
+
+        if (item->response.data == NULL) {
+            return SQLITE_NOMEM;
+        }
+
+        ngx_memcpy(item->response.data, rec->response.data, rec->response.len);
+    }
+
+    item->response.len = rec->response.len;
+
+    ngx_memcpy(item->fingerprint, rec->fingerprint,
+               NGX_IDEMPOTENCY_DIGEST_LEN);
+
+    item->parts = rec->parts;
+    ngx_memcpy(item->mac, rec->mac, NGX_IDEMPOTENCY_MAC_LEN);
+    item->instance = rec->instance;
+    item->fence = rec->fence;
+    item->sequence = rec->fence;
+    item->recorded = rec->recorded;
+    item->ends = rec->ends;
+    item->window = rec->window;
+    item->outcome = rec->outcome;
+    item->status = rec->status;
+    item->replays = rec->replays;
+
+    item->result = NGX_IDEMPOTENCY_BOUND;
+
+    return SQLITE_OK;
+}
+
+
+static int
+db_put(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
+{
+    int                           rc;
+    db_record_t   rec, *old;
+
+    rc = db_look(db, item->token, now, &rec);
+
+    if (rc != SQLITE_OK && rc != DB_ABSENT) {
+        return db_nothing(db, item, rc);
+    }
+
+    old = (rc == SQLITE_OK) ? &rec : NULL;
+
+    if (old && !db_may_put(old, item)) {
+        item->result = NGX_IDEMPOTENCY_STALE;
+        return SQLITE_OK;
+    }
+
+    if (item->outcome == NGX_IDEMPOTENCY_PENDING) {
+        return db_take(db, item, old, now);
+    }
+
+    return db_outcome(db, item, old);
+}
+
+
+/* whether what the zone knows is not older than what is there */
+
+static ngx_uint_t
+db_may_put(db_record_t *rec, ngx_idempotency_item_t *item)
+{
+    if (rec->instance != item->instance || item->fence < rec->fence) {
+        return 0;
+    }
+
+    return item->fence > rec->fence
+           || rec->outcome == NGX_IDEMPOTENCY_PENDING
+           || item->outcome != NGX_IDEMPOTENCY_PENDING;
+}
+
+
+static int
+db_outcome(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
+    db_record_t *old)
+{
+    int                          rc;
+    db_record_t  rec;
+
+    ngx_memcpy(rec.fingerprint, item->fingerprint, NGX_IDEMPOTENCY_DIGEST_LEN);
+    rec.parts = item->parts;
+    ngx_memcpy(rec.mac, item->mac, NGX_IDEMPOTENCY_MAC_LEN);
+    rec.instance = item->instance;
+    rec.fence = item->fence;
+    rec.recorded = item->recorded;
+    rec.ends = item->ends;
+    rec.window = item->window;
+    rec.outcome = item->outcome;
+    rec.status = item->status;
+    rec.replays = item->replays;
+    rec.taken = 0;
+    rec.response = item->response;
+
+    item->result = NGX_IDEMPOTENCY_OK;
+
+    if (rec.response.len
+        && !db_room(db, rec.response.len, db->most / 16))
+    {
+        ngx_str_null(&rec.response);
+
+        if (rec.outcome == NGX_IDEMPOTENCY_DONE) {
+            rec.outcome = NGX_IDEMPOTENCY_NOT_KEPT;
+        }
+
+        item->result = NGX_IDEMPOTENCY_TRIMMED;
+    }
+
+    if (!db_room(db, rec.response.len, 0)) {
+        item->full = 1;
+        db_unavailable(db, item, "max_size is reached");
+        return SQLITE_OK;
+    }
+
+    if (old && old->id) {
+        rec.id = old->id;
+        return db_write(db, SQL_CHANGE, item->token, &rec);
+    }
+
+    rc = db_write(db, SQL_RECORD, item->token, &rec);
+
+    if (rc == SQLITE_OK && old) {
+        rc = db_delete(db, item->token, old);
+    }
+
+    return rc;
+}
+
+
+static int
+db_release(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
+{
+    int                          rc;
+    ngx_uint_t                   pending;
+    db_record_t  rec;
+
+    rc = db_look(db, item->token, now, &rec);
+
+    if (rc != SQLITE_OK) {
+        return db_nothing(db, item, rc);
+    }
+
+    pending = (rec.outcome == NGX_IDEMPOTENCY_PENDING);
+
+    if (rec.instance != item->instance
+        || (rec.fence != item->fence
+            && !(rec.fence < item->fence
+                 && (pending || (item->retry && item->freed))))
+        || (!pending && rec.outcome != NGX_IDEMPOTENCY_IN_DOUBT))
+    {
+        item->result = NGX_IDEMPOTENCY_ABSENT;
+        return SQLITE_OK;
+    }
+
+    item->result = NGX_IDEMPOTENCY_OK;
+
+    /* it may have been executed before it was claimed */
+
+    if (rec.taken && !(item->freed && rec.fence == item->fence)) {
+        return db_in_doubt(db, item->token, now, &rec);
+    }
+
+    return db_delete(db, item->token, &rec);
+}
+
+
+static int
+db_find(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
+{
+    int                          rc;
+    db_record_t  rec;
+
+    rc = db_look(db, item->token, now, &rec);
+
+    return (rc == SQLITE_OK) ? db_bound(db, item, &rec)
+                             : db_nothing(db, item, rc);
+}
+
+
+/* what is damaged goes, too: nobody knows its fence */
+
+static int
+db_forget(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
+{
+    int                          rc;
+    db_record_t  rec;
+
+    rc = db_look(db, item->token, now, &rec);
+
+    if (rc == DB_ABSENT
+        || (rc == SQLITE_OK && item->fence && item->fence != rec.fence)
+        || (rc == SQLITE_OK && db_since(item, &rec)))
+    {
+        item->result = NGX_IDEMPOTENCY_ABSENT;
+        return SQLITE_OK;
+    }
+
+    if (rc == SQLITE_OK || rc == DB_DAMAGED) {
+        item->result = NGX_IDEMPOTENCY_OK;
+        return db_delete(db, item->token, &rec);
+    }
+
+    return rc;
+}
+
+
+/* a forget may be told twice, and the token has been taken since: by our own
+   instance, as the fence tells, or by another one */
+
+static ngx_uint_t
+db_since(ngx_idempotency_item_t *item, db_record_t *rec)
+{
+    if (rec->instance == item->instance) {
+        return item->since && item->since < rec->fence;
+    }
+
+    return item->recorded && item->recorded + DB_ITEM_APART < rec->recorded;
+}
+
+
+/* a claim whose instance is dead */
+
+static int
+db_doubt(ngx_idempotency_db_t *db, u_char *token, int64_t now)
+{
+    int                          rc;
+    db_record_t  rec;
+
+    rc = db_look(db, token, now, &rec);
+
+    if (rc == SQLITE_OK && rec.outcome == NGX_IDEMPOTENCY_PENDING) {
+        rc = db_in_doubt(db, token, now, &rec);
+    }
+
+    (void) sqlite3_reset(db->statements[SQL_FIND]);
+
+    return (rc == DB_ABSENT
+            || rc == DB_DAMAGED) ? SQLITE_OK : rc;
+}
+
+
+static int
+db_in_doubt(ngx_idempotency_db_t *db, u_char *token, int64_t now,
+    db_record_t *rec)
+{
+    int                          rc;
+    db_record_t  claim;
+
+    claim = *rec;
+
+    rec->outcome = NGX_IDEMPOTENCY_IN_DOUBT;
+    rec->taken = 0;
+    rec->recorded = now;
+    rec->ends = ngx_max(rec->ends, now + rec->window);
+    ngx_str_null(&rec->response);
+
+    rc = db_write(db, SQL_RECORD, token, rec);
+
+    if (rc != SQLITE_OK) {
+        return rc;
+    }
+
+    rec->id = sqlite3_last_insert_rowid(db->sqlite);
+
+    return db_delete(db, token, &claim);
+}
+
+
+/* a look has found none: what is damaged is neither there nor absent */
+
+static int
+db_nothing(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int rc)
+{
+    switch (rc) {
+
+    case DB_DAMAGED:
+        db_unavailable(db, item, "a record is damaged");
+        return SQLITE_OK;
+
+    case DB_ABSENT:
+        item->result = NGX_IDEMPOTENCY_ABSENT;
+        return SQLITE_OK;
+
+    default:
+        return rc;
+    }
+}
+
+
+static void
+db_unavailable(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
+    char *why)
+{
+    item->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+    item->unheard = 1;
+
+    (void) snprintf(db->error, sizeof(db->error), "%s", why);
+}
+
+
+/*
+ * SQLITE_OK: there is one, and its response may be read until the statement is
+ * reset or something is written.  What is over is deleted here, so that
+ * nobody finds it again and its token is free.
+ */
+
+static int
+db_look(ngx_idempotency_db_t *db, u_char *token, int64_t now, db_record_t *rec)
+{
+    int            rc;
+    sqlite3_stmt  *st;
+
+    st = db->statements[SQL_FIND];
+
+    rc = sqlite3_bind_blob(st, DB_TOKEN, token, NGX_IDEMPOTENCY_DIGEST_LEN,
+                           SQLITE_STATIC);
+    if (rc != SQLITE_OK) {
+        return rc;
+    }
+
+    rc = sqlite3_step(st);
+
+    if (rc == SQLITE_DONE) {
+        return DB_ABSENT;
+    }
+
+    if (rc != SQLITE_ROW) {
+        return rc;
+    }
+
+    rc = db_read(st, token, rec);
+
+    if (rc != SQLITE_OK
+        || rec->outcome == NGX_IDEMPOTENCY_PENDING
+        || rec->ends > now)
+    {
+        return rc;
+    }
+
+    rc = db_delete(db, token, rec);
+
+    return (rc == SQLITE_OK) ? DB_ABSENT : rc;
+}
+
+
+static int
+db_read(sqlite3_stmt *st, u_char *token, db_record_t *rec)
+{
+    u_char       bound[DB_BOUND];
+    int64_t      span;
+    const void  *data;
+
+    rec->id = sqlite3_column_int64(st, DB_ID);
+    rec->instance = sqlite3_column_int64(st, DB_INSTANCE - 1);
+    rec->fence = sqlite3_column_int64(st, DB_FENCE - 1);
+    rec->recorded = sqlite3_column_int64(st, DB_RECORDED - 1);
+    rec->ends = sqlite3_column_int64(st, DB_ENDS - 1);
+    span = sqlite3_column_int64(st, DB_WINDOW - 1);
+    rec->taken = (span < 0);
+    rec->window = rec->taken ? -1 - span : span;
+    rec->outcome = sqlite3_column_int(st, DB_OUTCOME - 1);
+    rec->status = sqlite3_column_int(st, DB_STATUS - 1);
+    rec->replays = sqlite3_column_int64(st, DB_REPLAYS - 1);
+
+    if (db_bytes(st, DB_FINGERPRINT - 1, rec->fingerprint,
+                 NGX_IDEMPOTENCY_DIGEST_LEN)
+        != NGX_OK
+        || db_bytes(st, DB_PARTS - 1, bound, DB_BOUND) != NGX_OK)
+    {
+        return DB_DAMAGED;
+    }
+
+    ngx_memcpy(&rec->parts, bound, sizeof(ngx_idempotency_parts_t));
+    ngx_memcpy(rec->mac, bound + sizeof(ngx_idempotency_parts_t),
+               NGX_IDEMPOTENCY_MAC_LEN);
+
+    data = sqlite3_column_blob(st, DB_RESPONSE - 1);
+
+    rec->response.data = (u_char *) data;
+    rec->response.len = data ? sqlite3_column_bytes(st, DB_RESPONSE - 1) : 0;
+
+    if (sqlite3_column_int64(st, DB_SUM - 1) != db_sum(token, rec)) {
+        return DB_DAMAGED;
+    }
+
+    return SQLITE_OK;
+}
+
+
+static ngx_int_t
+db_bytes(sqlite3_stmt *st, int column, void *to, size_t len)
+{
+    const void  *data;
+
+    data = sqlite3_column_blob(st, column);
+
+    if (data == NULL || (size_t) sqlite3_column_bytes(st, column) != len) {
+        return NGX_ERROR;
+    }
+
+    ngx_memcpy(to, data, len);
+
+    return NGX_OK;
+}
+
+
+static int
+db_write(ngx_idempotency_db_t *db, db_sql_e n, u_char *token, db_record_t *rec)
+{
+    int            rc;
+    u_char         bound[DB_BOUND], *p;
+    sqlite3_stmt  *st;
+
+    p = ngx_cpymem(bound, &rec->parts, sizeof(ngx_idempotency_parts_t));
+    ngx_memcpy(p, rec->mac, NGX_IDEMPOTENCY_MAC_LEN);
+
+    /* it may read what this changes */
+
+    (void) sqlite3_reset(db->statements[SQL_FIND]);
+
+    st = db->statements[n];
+
+    rc = sqlite3_bind_blob(st, DB_TOKEN, token, NGX_IDEMPOTENCY_DIGEST_LEN,
+                           SQLITE_STATIC);
+    rc |= sqlite3_bind_blob(st, DB_FINGERPRINT, rec->fingerprint,
+                            NGX_IDEMPOTENCY_DIGEST_LEN, SQLITE_STATIC);
+    rc |= sqlite3_bind_blob(st, DB_PARTS, bound, DB_BOUND, SQLITE_STATIC);
+    rc |= sqlite3_bind_int64(st, DB_INSTANCE, rec->instance);
+    rc |= sqlite3_bind_int64(st, DB_FENCE, rec->fence);
+    rc |= sqlite3_bind_int64(st, DB_RECORDED, rec->recorded);
+    rc |= sqlite3_bind_int64(st, DB_ENDS, rec->ends);
+    rc |= sqlite3_bind_int64(st, DB_WINDOW, db_span(rec));
+    rc |= sqlite3_bind_int64(st, DB_SUM, db_sum(token, rec));
+
+    if (n != SQL_CLAIM) {
+        rc |= sqlite3_bind_int(st, DB_OUTCOME, rec->outcome);
+        rc |= sqlite3_bind_int(st, DB_STATUS, rec->status);
+        rc |= sqlite3_bind_int64(st, DB_REPLAYS, rec->replays);
+
+        if (rec->response.len) {
+            rc |= sqlite3_bind_blob64(st, DB_RESPONSE, rec->response.data,
+                                      rec->response.len, SQLITE_STATIC);
+        } else {
+            rc |= sqlite3_bind_null(st, DB_RESPONSE);
+        }
+    }
+
+    if (n == SQL_CHANGE) {
+        rc |= sqlite3_bind_int64(st, DB_WHICH, rec->id);
+    }
+
+    if (rc != SQLITE_OK) {
+        return SQLITE_NOMEM;
+    }
+
+    db->left -= DB_PAGES(rec->response.len) + 1;
+
+    return db_run(db, n);
+}
+
+
+static int
+db_delete(ngx_idempotency_db_t *db, u_char *token, db_record_t *rec)
+{
+    int            rc;
+    sqlite3_stmt  *st;
+
+    (void) sqlite3_reset(db->statements[SQL_FIND]);
+
+    if (rec->id) {
+        st = db->statements[SQL_DELETE_RECORD];
+        rc = sqlite3_bind_int64(st, 1, rec->id);
+
+        return (rc == SQLITE_OK)
+               ? db_run(db, SQL_DELETE_RECORD)
+               : rc;
+    }
+
+    st = db->statements[SQL_DELETE_CLAIM];
+    rc = sqlite3_bind_blob(st, 1, token, NGX_IDEMPOTENCY_DIGEST_LEN,
+                           SQLITE_STATIC);
+
+    return (rc == SQLITE_OK)
+           ? db_run(db, SQL_DELETE_CLAIM)
+           : rc;
+}
+
+
+/*
+ * Is there room for a row and `size` bytes of a response, and `reserve` pages
+ * behind it?  Responses stop first, then claims: the outcomes of what has been
+ * claimed are the last.
+ */
+
+static ngx_uint_t
+db_room(ngx_idempotency_db_t *db, size_t size, int64_t reserve)
+{
+    if (size > (size_t) sqlite3_limit(db->sqlite, SQLITE_LIMIT_LENGTH, -1)
+               - NGX_IDEMPOTENCY_DB_PAGE)
+    {
+        return 0;
+    }
+
+    return db->most == 0
+           || db->left >= DB_PAGES(size) + DB_ROW + reserve;
+}
+
+
+/* the window, which tells of a claim, too, whether it was in doubt before: no
+   file needs one more column for that */
+
+static int64_t
+db_span(db_record_t *rec)
+{
+    return rec->taken ? -1 - rec->window : rec->window;
+}
+
+
+/* of the columns in the upper half, of the response in the lower */
+
+static sqlite3_int64
+db_sum(u_char *token, db_record_t *rec)
+{
+    u_char      buf[256], *p;
+    uint64_t    numbers[9], sum;
+    ngx_uint_t  i, k;
+
+    numbers[0] = rec->instance;
+    numbers[1] = rec->fence;
+    numbers[2] = rec->recorded;
+    numbers[3] = rec->ends;
+    numbers[4] = db_span(rec);
+    numbers[5] = rec->outcome;
+    numbers[6] = rec->status;
+    numbers[7] = rec->replays;
+    numbers[8] = rec->response.len;
+
+    p = ngx_cpymem(buf, token, NGX_IDEMPOTENCY_DIGEST_LEN);
+    p = ngx_cpymem(p, rec->fingerprint, NGX_IDEMPOTENCY_DIGEST_LEN);
+    p = ngx_cpymem(p, &rec->parts, sizeof(ngx_idempotency_parts_t));
+    p = ngx_cpymem(p, rec->mac, NGX_IDEMPOTENCY_MAC_LEN);
+
+    for (i = 0; i < 9; i++) {
+        for (k = 0; k < 8; k++) {
+            *p++ = (u_char) (numbers[i] >> (8 * k));
+        }
+    }
+
+    sum = (uint64_t) db_hash(buf, p - buf) << 32
+          | db_hash(rec->response.data, rec->response.len);
+
+    return (sqlite3_int64) sum;
+}
+
+
+/* against damage, not against an adversary; each step can be undone, so what
+   differs in one word differs in the end */
+
+static uint32_t
+db_hash(u_char *p, size_t len)
+{
+    uint64_t    h, word;
+    ngx_uint_t  k;
+
+    h = len;
+
+    while (len) {
+        word = 0;
+
+        if (len >= 8) {
+            word = (uint64_t) p[0] | (uint64_t) p[1] << 8
+                   | (uint64_t) p[2] << 16 | (uint64_t) p[3] << 24
+                   | (uint64_t) p[4] << 32 | (uint64_t) p[5] << 40
+                   | (uint64_t) p[6] << 48 | (uint64_t) p[7] << 56;
+            p += 8;
+            len -= 8;
+
+        } else {
+            for (k = 0; k < len; k++) {
+                word |= (uint64_t) p[k] << (8 * k);
+            }
+
+            len = 0;
+        }
+
+        h = (h ^ word) * 0x9e3779b97f4a7c15ULL;
+        h ^= h >> 32;
+    }
+
+    h *= 0xd6e8feb86659fd93ULL;
+
+    return (uint32_t) (h >> 32);
+}
+
+
+/*
+ * A descriptor of the log carries no lock, as those of the file and of the
+ * log's index do, and may be closed.  Who closes the file as the last one
+ * brings all into it, syncs it, and removes the log.
+ */
+
+ngx_int_t
+ngx_idempotency_db_sync(const char *path, char *error, size_t len)
+{
+    int        fd, rc;
+    char       name[NGX_IDEMPOTENCY_FILE_PATH + sizeof("-wal")];
+
+    (void) snprintf(name, sizeof(name), "%s-wal", path);
+
+    fd = open(name, O_RDONLY|O_CLOEXEC|O_NOFOLLOW|O_NONBLOCK);
+
+    if (fd == -1) {
+
+        (void) snprintf(error, len, "-wal can't be opened: %s",
+                        strerror(errno));
+
+        if (errno != ENOENT) {
+            return NGX_DECLINED;
+        }
+
+        (void) snprintf(name, sizeof(name), "%s-shm", path);
+
+        return (access(name, F_OK) == 0 || access(path, F_OK) == -1)
+               ? NGX_DECLINED : NGX_OK;
+    }
+
+    do {
+        rc = fdatasync(fd);
+    } while (rc == -1 && errno == EINTR);
+
+    if (rc == -1) {
+        (void) snprintf(error, len, "fdatasync() failed: %s", strerror(errno));
+    }
+
+    (void) close(fd);
+
+    return (rc == 0) ? NGX_OK : NGX_ERROR;
+}
+
+
+ngx_int_t
+ngx_idempotency_db_tokens(ngx_idempotency_db_t *db, u_char *after,
+    u_char (*tokens)[NGX_IDEMPOTENCY_DIGEST_LEN], ngx_uint_t n)
+{
+    int            rc;
+    ngx_uint_t     i;
+    sqlite3_stmt  *st;
+
+    db->error[0] = '\0';
+
+    if (db_files(db, 0) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    st = db->statements[SQL_TOKENS];
+
+    (void) sqlite3_bind_blob(st, 1, after ? (char *) after : "",
+                             after ? NGX_IDEMPOTENCY_DIGEST_LEN : 0,
+                             SQLITE_STATIC);
+    (void) sqlite3_bind_int64(st, 2, n);
+
+    i = 0;
+
+    while ((rc = sqlite3_step(st)) == SQLITE_ROW) {
+
+        if (sqlite3_column_bytes(st, 0) != NGX_IDEMPOTENCY_DIGEST_LEN) {
+            rc = SQLITE_CORRUPT;
+            break;
+        }
+
+        ngx_memcpy(tokens[i++], sqlite3_column_blob(st, 0),
+                   NGX_IDEMPOTENCY_DIGEST_LEN);
+    }
+
+    (void) sqlite3_reset(st);
+
+    return (rc == SQLITE_DONE) ? (ngx_int_t) i
+                               : db_fail(db, rc);
+}
+
+
+ngx_int_t
+ngx_idempotency_db_tidy(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n)
+{
+    int         rc;
+    ngx_uint_t  expired, doubted, vacuum;
+
+    db->error[0] = '\0';
+
+    if (db_files(db, 0) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    expired = 0;
+    doubted = 0;
+    vacuum = 0;
+
+    rc = db_begin(db);
+
+    if (rc == SQLITE_OK) {
+        rc = db_expire(db, now, n, &expired);
+    }
+
+    if (rc == SQLITE_OK) {
+        rc = db_doubt_dead(db, now, n, &doubted);
+    }
+
+    if (rc == SQLITE_OK) {
+        rc = db_end(db, 0, 0);
+    }
+
+    if (rc == SQLITE_OK) {
+        rc = db_vacuum(db, n, &vacuum);
+    }
+
+    if (rc != SQLITE_OK) {
+        return db_fail(db, rc);
+    }
+
+    /* a file is as large as the log says once that is in it */
+
+    if (db->shrunk && !vacuum && db->conf.log) {
+        *db->conf.log = ngx_max(*db->conf.log, NGX_IDEMPOTENCY_DB_QUIET);
+    }
+
+    db->shrunk = vacuum;
+
+    return (expired == n || doubted == n || vacuum) ? NGX_AGAIN : NGX_OK;
+}
+
+
+static int
+db_expire(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n,
+    ngx_uint_t *done)
+{
+    int            rc;
+    sqlite3_stmt  *st;
+
+    st = db->statements[SQL_EXPIRE];
+
+    (void) sqlite3_bind_int64(st, 1, now);
+    (void) sqlite3_bind_int64(st, 2, n);
+
+    rc = db_run(db, SQL_EXPIRE);
+
+    *done = (rc == SQLITE_OK) ? sqlite3_changes(db->sqlite) : 0;
+
+    return rc;
+}
+
+
+/* looks at up to n claims behind those of the last time: how many */
+
+static int
+db_doubt_dead(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n,
+    ngx_uint_t *done)
+{
+    int            rc;
+    uint64_t       instance, dead, living;
+    db_token_t    *tokens;
+    ngx_uint_t     i, k;
+    sqlite3_stmt  *st;
+
+    tokens = malloc(n * sizeof(db_token_t));
+
+    if (tokens == NULL) {
+        return SQLITE_NOMEM;
+    }
+
+    st = db->statements[SQL_CLAIMS];
+
+    (void) sqlite3_bind_blob(st, 1, db->tidied,
+                             db->tidying ? NGX_IDEMPOTENCY_DIGEST_LEN : 0,
+                             SQLITE_STATIC);
+    (void) sqlite3_bind_int64(st, 2, n);
+
+    i = 0;
+    k = 0;
+    dead = 0;
+    living = 0;
+
+    while ((rc = sqlite3_step(st)) == SQLITE_ROW) {
+
+        if (sqlite3_column_bytes(st, 0) != NGX_IDEMPOTENCY_DIGEST_LEN) {
+            rc = SQLITE_CORRUPT;
+            break;
+        }
+
+        ngx_memcpy(tokens[k].token, sqlite3_column_blob(st, 0),
+                   NGX_IDEMPOTENCY_DIGEST_LEN);
+
+        instance = sqlite3_column_int64(st, 1);
+        i++;
+
+        if (instance != living && instance != dead) {
+
+            if (db->conf.alive(db->conf.data, instance)) {
+                living = instance;
+            } else {
+                dead = instance;
+            }
+        }
+
+        if (i == n) {
+            ngx_memcpy(db->tidied, tokens[k].token,
+                       NGX_IDEMPOTENCY_DIGEST_LEN);
+        }
+
+        if (instance == dead) {
+            k++;
+        }
+    }
+
+    (void) sqlite3_reset(st);
+
+    if (rc == SQLITE_DONE) {
+        rc = SQLITE_OK;
+    }
+
+    db->tidying = (i == n);
+    *done = i;
+
+    for (i = 0; rc == SQLITE_OK && i < k; i++) {
+        rc = db_doubt(db, tokens[i].token, now);
+    }
+
+    free(tokens);
+
+    return rc;
+}
+
+
+/* a file that was larger once, and is a quarter free, becomes smaller */
+
+static int
+db_vacuum(ngx_idempotency_db_t *db, ngx_uint_t n, ngx_uint_t *more)
+{
+    int      rc;
+    char     sql[64];
+    int64_t  pages, unused;
+
+    pages = 0;
+    unused = 0;
+
+    rc = db_number(db, SQL_PAGES, &pages);
+
+    if (rc == SQLITE_OK) {
+        rc = db_number(db, SQL_FREE, &unused);
+    }
+
+    if (rc != SQLITE_OK || unused < pages / 4 + DB_SPARE) {
+        return rc;
+    }
+
+    *more = 1;
+
+    (void) snprintf(sql, sizeof(sql), "PRAGMA incremental_vacuum(%llu)",
+                    (unsigned long long) n);
+
+    return sqlite3_exec(db->sqlite, sql, NULL, NULL, NULL);
+}
+
+
+/*
+ * Waits for nobody, neither who reads nor who writes.  Space that there isn't
+ * for it now there may be for the next one; what was committed is in the log.
+ */
+
+ngx_int_t
+ngx_idempotency_db_checkpoint(ngx_idempotency_db_t *db)
+{
+    return db_checkpoint(db, SQLITE_CHECKPOINT_PASSIVE);
+}
+
+
+ngx_int_t
+ngx_idempotency_db_restart(ngx_idempotency_db_t *db, int64_t now)
+{
+    int  rc;
+
+    if (db_checkpoint(db, SQLITE_CHECKPOINT_RESTART) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    rc = db_begin(db);
+
+    /* one commit that changes nothing but the file's number */
+
+    db->changes--;
+
+    if (rc == SQLITE_OK) {
+        rc = db_end(db, 0, now);
+    }
+
+    return (rc == SQLITE_OK) ? NGX_OK : db_fail(db, rc);
+}
+
+
+static ngx_int_t
+db_checkpoint(ngx_idempotency_db_t *db, int mode)
+{
+    int  rc;
+
+    db->error[0] = '\0';
+
+    if (db_files(db, 0) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    rc = sqlite3_wal_checkpoint_v2(db->sqlite, NULL, mode, NULL, NULL);
+
+    switch (rc & 0xff) {
+
+    case SQLITE_OK:
+    case SQLITE_BUSY:
+    case SQLITE_LOCKED:
+    case SQLITE_FULL:
+        return NGX_OK;
+
+    default:
+        return db_fail(db, rc);
+    }
 }
 
 

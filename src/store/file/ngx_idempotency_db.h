@@ -149,10 +149,6 @@ typedef struct {
     /* in: whose lock of those who commit is taken for what is written */
     int                        owners;
 
-    /* out: of the fingerprints that are written: the newest that all know who
-       have the file, which rises when nobody else has */
-    ngx_uint_t                 version;
-
     /* out: a number that this file never gave, and no fence is higher */
     uint64_t                   instance;
     uint64_t                   fence;

@@ -37,16 +37,30 @@ typedef struct {
 } db_alarm_t;
 
 
+/* the row of the table `meta` */
+
+typedef struct {
+    uint64_t          instance;
+    uint64_t          fence;
+    int64_t           latest;
+    int64_t           base;
+    ngx_atomic_uint_t number;
+    int               version;
+    char              boot[80];
+    u_char            identity[NGX_IDEMPOTENCY_MARK_LEN];
+    u_char            stamp[NGX_IDEMPOTENCY_STAMP_LEN];
+} db_meta_t;
+
+
 static int db_make(sqlite3 *sqlite, ngx_idempotency_db_start_t *start);
 static int db_whole(sqlite3 *sqlite, char *error, size_t len);
 static int db_quick_check(sqlite3 *sqlite, const char *sql, char *error,
     size_t len);
 static void *db_alarm(void *data);
 static int db_ends(sqlite3 *sqlite, char *error, size_t len);
-static int db_instance(sqlite3 *sqlite, ngx_idempotency_db_start_t *start);
-static int db_stamp(sqlite3 *sqlite, u_char *stamp, ngx_uint_t *version);
-static int db_marked(sqlite3 *sqlite, ngx_idempotency_db_start_t *start,
+static int db_instance(sqlite3 *sqlite, ngx_idempotency_db_start_t *start,
     char *error, size_t len);
+static int db_meta(sqlite3 *sqlite, db_meta_t *meta, char *error, size_t len);
 static int db_may_have(sqlite3 *sqlite, ngx_idempotency_db_start_t *start,
     char *error, size_t len);
 static int db_text(sqlite3 *sqlite, const char *sql, char *text, size_t len);
@@ -139,10 +153,6 @@ ngx_idempotency_db_start(const char *path, ngx_idempotency_db_start_t *start,
         rc = db_may_have(sqlite, start, error, len);
     }
 
-    if (rc == SQLITE_OK) {
-        rc = db_marked(sqlite, start, error, len);
-    }
-
     if (rc != SQLITE_OK) {
         goto done;
     }
@@ -156,14 +166,10 @@ ngx_idempotency_db_start(const char *path, ngx_idempotency_db_start_t *start,
         goto done;
     }
 
-    rc = db_instance(sqlite, start);
+    rc = db_instance(sqlite, start, error, len);
 
     if (start->owners != -1) {
         ngx_idempotency_owners_commit_unlock(start->owners);
-    }
-
-    if (rc != SQLITE_OK) {
-        ngx_idempotency_db_tell(error, len, sqlite, rc);
     }
 
 done:
@@ -255,63 +261,62 @@ ngx_idempotency_db_peek(const char *path, ngx_idempotency_db_start_t *start,
         rc = db_may_have(sqlite, start, error, len);
     }
 
-    if (rc == SQLITE_OK) {
-        rc = db_marked(sqlite, start, error, len);
-    }
-
     (void) sqlite3_close(sqlite);
 
     return (rc == SQLITE_MISMATCH || rc == SQLITE_AUTH) ? NGX_ERROR : NGX_OK;
 }
 
 
-/* what the witness of a start tells of: that very file, and as far as it was
-   written */
+/* what the file says of itself: SQLITE_OK, or error tells why not */
 
 static int
-db_marked(sqlite3 *sqlite, ngx_idempotency_db_start_t *start, char *error,
-    size_t len)
+db_meta(sqlite3 *sqlite, db_meta_t *meta, char *error, size_t len)
 {
     int            rc;
-    const void    *identity;
+    const char    *boot;
+    const void    *identity, *stamp;
     sqlite3_stmt  *st;
 
-    identity = NULL;
-
-    rc = sqlite3_prepare_v2(sqlite, "SELECT identity, number FROM meta", -1,
+    rc = sqlite3_prepare_v2(sqlite,
+                            "SELECT instance, fence, latest, base, number, "
+                            "version, boot, identity, stamp FROM meta", -1,
                             &st, NULL);
 
     if (rc == SQLITE_OK) {
         rc = sqlite3_step(st);
-        identity = (rc == SQLITE_ROW) ? sqlite3_column_blob(st, 0) : NULL;
+    }
 
-        if (rc == SQLITE_DONE || (rc == SQLITE_ROW
-                                  && (identity == NULL
-                                      || sqlite3_column_bytes(st, 0)
-                                         != NGX_IDEMPOTENCY_MARK_LEN)))
+    if (rc == SQLITE_ROW) {
+        meta->instance = sqlite3_column_int64(st, 0);
+        meta->fence = sqlite3_column_int64(st, 1);
+        meta->latest = sqlite3_column_int64(st, 2);
+        meta->base = sqlite3_column_int64(st, 3);
+        meta->number = sqlite3_column_int64(st, 4);
+        meta->version = sqlite3_column_int(st, 5);
+        boot = (const char *) sqlite3_column_text(st, 6);
+        identity = sqlite3_column_blob(st, 7);
+        stamp = sqlite3_column_blob(st, 8);
+
+        rc = SQLITE_CORRUPT;
+
+        if (identity && stamp
+            && sqlite3_column_bytes(st, 7) == NGX_IDEMPOTENCY_MARK_LEN
+            && sqlite3_column_bytes(st, 8) == NGX_IDEMPOTENCY_STAMP_LEN)
         {
-            rc = SQLITE_CORRUPT;
+            (void) snprintf(meta->boot, sizeof(meta->boot), "%s",
+                            boot ? boot : "");
+            ngx_memcpy(meta->identity, identity, NGX_IDEMPOTENCY_MARK_LEN);
+            ngx_memcpy(meta->stamp, stamp, NGX_IDEMPOTENCY_STAMP_LEN);
+            rc = SQLITE_OK;
         }
+
+    } else if (rc == SQLITE_DONE) {
+        rc = SQLITE_CORRUPT;
     }
 
-    if (rc != SQLITE_ROW) {
-        (void) sqlite3_finalize(st);
+    if (rc != SQLITE_OK) {
         ngx_idempotency_db_tell(error, len, sqlite, rc);
-        return rc;
     }
-
-    rc = SQLITE_OK;
-
-    if (start->marked && !start->agreed
-        && !ngx_idempotency_db_same(&start->mark, identity,
-                                    sqlite3_column_int64(st, 1), error, len))
-    {
-        start->other = 1;
-        rc = SQLITE_MISMATCH;
-    }
-
-    ngx_memcpy(start->mark.identity, identity, NGX_IDEMPOTENCY_MARK_LEN);
-    start->mark.number = sqlite3_column_int64(st, 1);
 
     (void) sqlite3_finalize(st);
 
@@ -319,15 +324,18 @@ db_marked(sqlite3 *sqlite, ngx_idempotency_db_start_t *start, char *error,
 }
 
 
-/* a token that is made by another key is another one, and would be fresh;
-   fingerprints of an unknown version can't be compared */
+/*
+ * A token that is made by another key is another one, and would be fresh;
+ * fingerprints of another version can't be compared; and it is the very file,
+ * as far as it was written, that the witness of a start tells of.
+ */
 
 static int
 db_may_have(sqlite3 *sqlite, ngx_idempotency_db_start_t *start, char *error,
     size_t len)
 {
     int                       rc;
-    u_char                    stamp[NGX_IDEMPOTENCY_STAMP_LEN];
+    db_meta_t                 meta;
     ngx_idempotency_stamp_e   differs;
 
     static const char  *why[] = {
@@ -337,73 +345,39 @@ db_may_have(sqlite3 *sqlite, ngx_idempotency_db_start_t *start, char *error,
         "was made without a digest key, and \"idempotency_secret\" has one"
     };
 
-    rc = db_stamp(sqlite, stamp, &start->version);
+    rc = db_meta(sqlite, &meta, error, len);
 
     if (rc != SQLITE_OK) {
-        ngx_idempotency_db_tell(error, len, sqlite, rc);
         return rc;
     }
 
-    differs = ngx_idempotency_stamp_differs(start->stamp, stamp);
+    differs = ngx_idempotency_stamp_differs(start->stamp, meta.stamp);
 
-    if (differs == NGX_IDEMPOTENCY_STAMP_SAME) {
-
-        if (start->version >= NGX_IDEMPOTENCY_FINGERPRINT_OLDEST
-            && start->version <= NGX_IDEMPOTENCY_FINGERPRINT_VERSION)
-        {
-            return SQLITE_OK;
-        }
-
-        (void) snprintf(error, len,
-                        "has fingerprints of version %u, this module knows %d "
-                        "to %d; load the module that wrote it, or one of a "
-                        "version between",
-                        (unsigned) start->version,
-                        NGX_IDEMPOTENCY_FINGERPRINT_OLDEST,
-                        NGX_IDEMPOTENCY_FINGERPRINT_VERSION);
-
+    if (differs != NGX_IDEMPOTENCY_STAMP_SAME) {
+        (void) snprintf(error, len, "%s; it would not know its tokens again: "
+                        "restore what it was made with, or remove it to begin "
+                        "anew", why[differs]);
         return SQLITE_MISMATCH;
     }
 
-    (void) snprintf(error, len, "%s; it would not know its tokens again: "
-                    "restore what it was made with, or remove it to begin "
-                    "anew", why[differs]);
-
-    return SQLITE_MISMATCH;
-}
-
-
-static int
-db_stamp(sqlite3 *sqlite, u_char *stamp, ngx_uint_t *version)
-{
-    int            rc;
-    const void    *data;
-    sqlite3_stmt  *st;
-
-    rc = sqlite3_prepare_v2(sqlite, "SELECT stamp, version FROM meta", -1,
-                            &st, NULL);
-
-    if (rc != SQLITE_OK) {
-        return rc;
+    if (meta.version != NGX_IDEMPOTENCY_FINGERPRINT_VERSION) {
+        (void) snprintf(error, len,
+                        "has fingerprints of version %d, this module knows %d; "
+                        "load the module that wrote it", meta.version,
+                        NGX_IDEMPOTENCY_FINGERPRINT_VERSION);
+        return SQLITE_MISMATCH;
     }
 
-    rc = sqlite3_step(st);
-
-    if (rc == SQLITE_ROW) {
-        data = sqlite3_column_blob(st, 0);
-        rc = SQLITE_CORRUPT;
-
-        if (data && sqlite3_column_bytes(st, 0) == NGX_IDEMPOTENCY_STAMP_LEN) {
-            ngx_memcpy(stamp, data, NGX_IDEMPOTENCY_STAMP_LEN);
-            *version = sqlite3_column_int(st, 1);
-            rc = SQLITE_OK;
-        }
-
-    } else if (rc == SQLITE_DONE) {
-        rc = SQLITE_CORRUPT;
+    if (start->marked && !start->agreed
+        && !ngx_idempotency_db_same(&start->mark, meta.identity, meta.number,
+                                    error, len))
+    {
+        start->other = 1;
+        rc = SQLITE_MISMATCH;
     }
 
-    (void) sqlite3_finalize(st);
+    ngx_memcpy(start->mark.identity, meta.identity, NGX_IDEMPOTENCY_MARK_LEN);
+    start->mark.number = meta.number;
 
     return rc;
 }
@@ -554,39 +528,31 @@ db_ends(sqlite3 *sqlite, char *error, size_t len)
 /* one transaction, as two may start at once */
 
 static int
-db_instance(sqlite3 *sqlite, ngx_idempotency_db_start_t *start)
+db_instance(sqlite3 *sqlite, ngx_idempotency_db_start_t *start, char *error,
+    size_t len)
 {
     int            rc;
-    const char    *boot;
+    db_meta_t      meta;
     sqlite3_stmt  *st;
 
     rc = sqlite3_exec(sqlite, "BEGIN IMMEDIATE", NULL, NULL, NULL);
 
     if (rc != SQLITE_OK) {
+        ngx_idempotency_db_tell(error, len, sqlite, rc);
         return rc;
     }
 
-    rc = sqlite3_prepare_v2(sqlite,
-                            "SELECT instance, fence, latest, boot, base, "
-                            "version, number FROM meta", -1, &st, NULL);
+    rc = db_meta(sqlite, &meta, error, len);
+
     if (rc != SQLITE_OK) {
         return rc;
     }
 
-    rc = sqlite3_step(st);
-
-    if (rc != SQLITE_ROW) {
-        (void) sqlite3_finalize(st);
-        return (rc == SQLITE_DONE) ? SQLITE_CORRUPT : rc;
-    }
-
-    start->instance = sqlite3_column_int64(st, 0) + 1;
-    start->fence = sqlite3_column_int64(st, 1);
-    start->latest = sqlite3_column_int64(st, 2);
-    boot = (const char *) sqlite3_column_text(st, 3);
-    start->base = sqlite3_column_int64(st, 4);
-    start->version = sqlite3_column_int(st, 5);
-    start->mark.number = sqlite3_column_int64(st, 6) + 1;
+    start->instance = meta.instance + 1;
+    start->fence = meta.fence;
+    start->latest = meta.latest;
+    start->base = meta.base;
+    start->mark.number = meta.number + 1;
 
     /* who goes on with a file that was set back must see that it is another */
 
@@ -597,40 +563,27 @@ db_instance(sqlite3 *sqlite, ngx_idempotency_db_start_t *start)
     /* within a boot, setting the clock changes nothing; the file's time never
        goes back */
 
-    if (boot == NULL || *boot == '\0' || ngx_strcmp(boot, start->boot) != 0) {
+    if (meta.boot[0] == '\0' || ngx_strcmp(meta.boot, start->boot) != 0) {
         start->base = start->wall - start->boottime;
     }
 
     start->base = ngx_max(start->base, start->latest - start->boottime);
     start->latest = ngx_max(start->latest, start->base + start->boottime);
 
-    /* who lives beside it, and comes later in a change of modules, may know no
-       newer one */
-
-    if (start->owners == -1
-        || !ngx_idempotency_owners_others(start->owners, start->instance))
-    {
-        start->version = NGX_IDEMPOTENCY_FINGERPRINT_VERSION;
-    }
-
-    (void) sqlite3_finalize(st);
-
     rc = sqlite3_prepare_v2(sqlite,
                             "UPDATE meta SET instance = ?1, latest = ?2, "
-                            "boot = ?3, base = ?4, version = ?5, number = ?6, "
-                            "identity = ?7", -1, &st, NULL);
-    if (rc != SQLITE_OK) {
-        return rc;
-    }
+                            "boot = ?3, base = ?4, number = ?5, identity = ?6",
+                            -1, &st, NULL);
 
-    rc = sqlite3_bind_int64(st, 1, start->instance);
-    rc |= sqlite3_bind_int64(st, 2, start->latest);
-    rc |= sqlite3_bind_text(st, 3, start->boot, -1, SQLITE_STATIC);
-    rc |= sqlite3_bind_int64(st, 4, start->base);
-    rc |= sqlite3_bind_int(st, 5, (int) start->version);
-    rc |= sqlite3_bind_int64(st, 6, start->mark.number);
-    rc |= sqlite3_bind_blob(st, 7, start->mark.identity,
-                            NGX_IDEMPOTENCY_MARK_LEN, SQLITE_STATIC);
+    if (rc == SQLITE_OK) {
+        rc = sqlite3_bind_int64(st, 1, start->instance);
+        rc |= sqlite3_bind_int64(st, 2, start->latest);
+        rc |= sqlite3_bind_text(st, 3, start->boot, -1, SQLITE_STATIC);
+        rc |= sqlite3_bind_int64(st, 4, start->base);
+        rc |= sqlite3_bind_int64(st, 5, start->mark.number);
+        rc |= sqlite3_bind_blob(st, 6, start->mark.identity,
+                                NGX_IDEMPOTENCY_MARK_LEN, SQLITE_STATIC);
+    }
 
     if (rc == SQLITE_OK) {
         rc = sqlite3_step(st);
@@ -638,8 +591,15 @@ db_instance(sqlite3 *sqlite, ngx_idempotency_db_start_t *start)
 
     (void) sqlite3_finalize(st);
 
-    return (rc == SQLITE_DONE)
-           ? sqlite3_exec(sqlite, "COMMIT", NULL, NULL, NULL) : rc;
+    if (rc == SQLITE_DONE) {
+        rc = sqlite3_exec(sqlite, "COMMIT", NULL, NULL, NULL);
+    }
+
+    if (rc != SQLITE_OK) {
+        ngx_idempotency_db_tell(error, len, sqlite, rc);
+    }
+
+    return rc;
 }
 
 

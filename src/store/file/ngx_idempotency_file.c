@@ -62,8 +62,8 @@
 
 #define NGX_IDEMPOTENCY_FILE_TIDY      256
 
-/* a worker whose nginx found no answer at the start looks so often whether there
-   is one */
+/* a worker whose nginx found no answer at the start looks so often whether
+   there is one */
 
 #define NGX_IDEMPOTENCY_FILE_AGAIN     100
 
@@ -384,10 +384,6 @@ file_init(ngx_idempotency_tier_t *tier, ngx_idempotency_tier_t *old,
     tier->mark = file->start.mark;
     tier->base = file->start.base;
     tier->other = file->start.other;
-
-    tier->shm->store->version = file->start.version
-                                ? file->start.version
-                                : NGX_IDEMPOTENCY_FINGERPRINT_VERSION;
 
     return NGX_OK;
 }

@@ -230,7 +230,6 @@ ngx_idempotency_start(ngx_idempotency_start_t *start, ngx_pool_t *pool,
     start->instance = report->db.instance;
     start->fence = report->db.fence;
     start->base = report->db.base;
-    start->version = report->db.version;
     start->mark = report->db.mark;
 
     start_tell(start, report, log);
@@ -253,7 +252,6 @@ ngx_idempotency_start_keep(ngx_idempotency_start_t *start,
     start->instance = old->instance;
     start->fence = old->fence;
     start->base = old->base;
-    start->version = old->version;
     start->mark = old->mark;
     start->other = old->other;
     start->late = old->late;

@@ -39,9 +39,6 @@ struct ngx_idempotency_start_s {
     uint64_t     fence;
     int64_t      base;
 
-    /* out: of the fingerprints that it writes */
-    ngx_uint_t   version;
-
     /* out: which file it is; it is another one than it was, or an older one,
        and not used until an operator agrees */
     ngx_idempotency_mark_t  mark;
