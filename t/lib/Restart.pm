@@ -4,7 +4,8 @@ package Restart;
 # while a test runs. It is a daemon, as USR2 does nothing for one that is not, and
 # all its processes, of all generations, are one process group.
 #
-#    my $n = outliving(%o);       as nginx(%o) of Idempotency.pm; env => { NAME => ... }
+#    my $n = outliving(%o);       as nginx(%o) of Idempotency.pm; env => { NAME => ... },
+#                                 under => [a command that executes it]
 #    $n->down(SIGNAL)             QUIT, TERM, or KILL: everything at once; waits
 #                                 until no process is left
 #    $n->up(%o)                   starts it, with changed options; dies if it does
@@ -198,7 +199,7 @@ sub ignite {
         setpgrp;
         open STDOUT, '>>', "$self->{root}/logs/stderr.log";
         open STDERR, '>&', \*STDOUT;
-        exec @cmd or POSIX::_exit(127);
+        exec @{$self->{under} // []}, @cmd or POSIX::_exit(127);
     });
 
     # whoever of both comes first

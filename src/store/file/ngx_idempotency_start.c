@@ -33,7 +33,7 @@
 
 #define START_WAIT     4000
 
-/* the name of a boot, with the end of its line */
+/* the name of a boot, with its end */
 
 #define START_BOOT     37
 
@@ -130,6 +130,7 @@ static ngx_int_t start_hold(start_report_t *report, const char *name,
 static ngx_int_t start_make(start_report_t *report, int *fds);
 static ngx_int_t start_database(start_report_t *report, const char *name);
 static void start_clocks(ngx_idempotency_db_start_t *db);
+static ssize_t start_read(const char *name, char *text, size_t len);
 static int64_t start_clock(clockid_t id);
 static void start_send(int to, start_report_t *report, int *fds);
 
@@ -1069,29 +1070,54 @@ start_join(start_report_t *report, int *fds)
 static void
 start_clocks(ngx_idempotency_db_start_t *db)
 {
-    int      fd;
-    ssize_t  n, end;
+    char   *p, offsets[128];
 
     db->wall = start_clock(CLOCK_REALTIME);
     db->boottime = start_clock(CLOCK_BOOTTIME);
 
-    fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY|O_CLOEXEC);
-
-    if (fd == -1) {
+    if (start_read("/proc/sys/kernel/random/boot_id", db->boot, START_BOOT)
+        < START_BOOT - 1)
+    {
+        db->boot[0] = '\0';
         return;
     }
 
-    n = read(fd, db->boot, START_BOOT);
+    db->boot[START_BOOT - 1] = '\0';
+
+    /* a container may have a clock of its own, by a namespace whose name the
+       next one gets */
+
+    if (start_read("/proc/self/timens_offsets", offsets, sizeof(offsets)) > 0
+        && (p = strstr(offsets, "boottime")) != NULL)
+    {
+        (void) snprintf(db->boot + START_BOOT - 1,
+                        sizeof(db->boot) - START_BOOT + 1, " %lld",
+                        strtoll(p + sizeof("boottime") - 1, NULL, 10));
+    }
+}
+
+
+/* a small file, as text: how much there was, or -1 */
+
+static ssize_t
+start_read(const char *name, char *text, size_t len)
+{
+    int      fd;
+    ssize_t  n;
+
+    fd = open(name, O_RDONLY|O_CLOEXEC);
+
+    if (fd == -1) {
+        return -1;
+    }
+
+    n = read(fd, text, len - 1);
 
     (void) close(fd);
 
-    /* the end of its line, too; and containers may have a clock of their own */
+    text[ngx_max(n, 0)] = '\0';
 
-    n = (n > 0) ? n - 1 : 0;
-    end = n ? readlink("/proc/self/ns/time", db->boot + n,
-                       sizeof(db->boot) - 1 - n) : 0;
-
-    db->boot[n + (end > 0 ? end : 0)] = '\0';
+    return n;
 }
 
 
