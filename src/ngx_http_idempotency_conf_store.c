@@ -97,6 +97,12 @@ static ngx_conf_enum_t  conf_redis_modes[] = {
     { ngx_null_string, 0 }
 };
 
+static ngx_conf_enum_t  conf_redis_lost[] = {
+    { ngx_string("refuse"), 0 },
+    { ngx_string("accept"), 1 },
+    { ngx_null_string, 0 }
+};
+
 static ngx_conf_num_bounds_t  conf_redis_connections = {
     ngx_conf_check_num_bounds, 1, 64
 };
@@ -146,6 +152,9 @@ static ngx_command_t  conf_redis_parameters[] = {
 
     { ngx_string("fsync"), NGX_CONF_TAKE1, ngx_conf_set_flag_slot, 0,
       conf_redis_offset(fsync), NULL },
+
+    { ngx_string("lost"), NGX_CONF_TAKE1, ngx_conf_set_enum_slot, 0,
+      conf_redis_offset(lost), conf_redis_lost },
 
     { ngx_string("ssl"), NGX_CONF_TAKE1, ngx_conf_set_flag_slot, 0,
       conf_redis_offset(ssl), NULL },
@@ -738,6 +747,7 @@ conf_redis_unset(ngx_idempotency_redis_conf_t *conf)
     conf->timeout = NGX_CONF_UNSET_MSEC;
     conf->replicas = NGX_CONF_UNSET;
     conf->fsync = NGX_CONF_UNSET;
+    conf->lost = NGX_CONF_UNSET_UINT;
     conf->ssl = NGX_CONF_UNSET;
     conf->ssl_verify = NGX_CONF_UNSET;
 }
@@ -753,6 +763,7 @@ conf_redis_done(ngx_conf_t *cf, ngx_idempotency_redis_conf_t *conf)
     ngx_conf_init_msec_value(conf->timeout, 1000);
     ngx_conf_init_value(conf->replicas, 0);
     ngx_conf_init_value(conf->fsync, 0);
+    ngx_conf_init_uint_value(conf->lost, 0);
     ngx_conf_init_value(conf->ssl, 0);
 
     if (conf->prefix.data == NULL) {

@@ -100,7 +100,7 @@ idempotency_redis all {
     ssl on; ssl_name localhost; ssl_verify on;
     ssl_trusted_certificate $pki/cert.pem;
     ssl_certificate $pki/cert.pem; ssl_certificate_key $pki/key.pem;
-    replicas 2; fsync on;
+    replicas 2; fsync on; lost accept;
 }
 EOC
 right('sentinels', 'idempotency_redis r { server 127.0.0.1:1; server 127.0.0.1:2; mode sentinel; master m; }');
@@ -146,6 +146,8 @@ parameter(@$_) for
     [ 'connections 65;', 'value must be between 1 and 64' ],
     [ 'replicas -1;', '"replicas" directive invalid number' ],
     [ 'fsync always;', 'invalid value "always" in "fsync" directive' ],
+    [ 'lost perhaps;', 'invalid value "perhaps"' ],
+    [ 'lost refuse; lost accept;', '"lost" directive is duplicate' ],
     [ 'ssl yes;', 'invalid value "yes" in "ssl" directive' ],
     [ 'ssl_verify 1;', 'invalid value "1" in "ssl_verify" directive' ],
     [ "password_file $dir/none;", qq{"$dir/none" failed (2: No such file or directory)} ],

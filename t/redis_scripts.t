@@ -344,7 +344,7 @@ sub traps {
     is(claim($redis, 't:i', { instance => 1, sequence => $large }, flags => 'r')->[0], 'X',
        'its own that comes late does not take it');
     my $taken = claim($redis, 't:i', { instance => 2, sequence => 1 }, flags => 'r');
-    is("$taken->[0] $taken->[2]", 'D ' . . ($large + 1), '... but another one, from nobody: with a higher fence');
+    is("$taken->[0] $taken->[2]", 'D ' . ($large + 1), '... but another one, from nobody: with a higher fence');
     put($redis, 't:j', 'U', \%c);
     is(claim($redis, 't:j', { instance => 2, sequence => 9, identity => 'you' }, flags => 'r')->[0], 'B',
        'what is somebody else\'s is not taken over');
@@ -413,11 +413,6 @@ sub traps {
     is(join(' ', map $_->[0], claim($redis, 't:f', \%c), put($redis, 't:f', 'D', \%c),
             release($redis, 't:f', \%c), forget($redis, 't:f', \%c),
             run($redis, 'find', 't:f')), 'V V V V V', 'a list');
-
-    is(run($redis, 'stamp', 't:s', 'one')->[0], 'O', 'a stamp is made');
-    is(run($redis, 'stamp', 't:s', 'one')->[0], 'O', '... is the same');
-    is(join(' ', @{run($redis, 'stamp', 't:s', 'two')}[0, 2]), 'S one', '... or is not');
-    is(run($redis, 'stamp', 't:f', 'two')->[0], 'S', '... nor is a list');
 
     # who hears of it
 
@@ -543,6 +538,94 @@ sub tried {
 }
 
 
+# --- which server it is ------------------------------------------------------
+
+sub stamps {
+    my ($server) = @_;
+
+    my $redis = $server->connect;
+    my $id = 0;
+    my $asked = sub {
+        my ($known, $least, $flag, $head) = @_;
+        return run($redis, 'stamp', 't:s', $head // '2 k', $known, $least, ++$id, $flag // '-');
+    };
+    my $is = sub { split / /, $redis->command('GET', 't:s') };
+    my $set = sub { $redis->command('SET', 't:s', join ' ', @_) };
+
+    $redis->command('FLUSHALL');
+
+    my ($code, $time, undef, undef, $one, undef, $beat) = @{$asked->('', 0)};
+    is($code, 'O', 'a stamp is made');
+    like($one, qr/^[0-9a-f]{16}$/, '... by chance');
+    is($beat, $time, '... at its time');
+    is($asked->('', 0)->[4], $one, '... once');
+    is($asked->($one, $beat)->[0], 'O', '... is known');
+    is(join(' ', @{$asked->('f' x 16, 1)}[0, 2, 3, 4, 6]), 'S ' . 'f' x 16 . " 1 $one 0", '... or another one');
+    is($asked->('f' x 16, 0)->[4], $one, '... but who has nothing acknowledged takes it');
+    is($asked->($one, $beat, '-', '2 l')->[0], 'K', 'another digest key');
+    is($asked->($one, $beat, 'a', '2 l')->[0], 'K', '... which can\'t be agreed to');
+
+    # its beat
+
+    my @is = $is->();
+    my $at = sub { $set->(@is[0 .. 2], $is[3] + $_[0], $is[4] + $_[1]) };
+
+    $at->(-2000, -2000);
+    is(join(' ', @{$asked->($one, $is[3])}[0, 5]), "O @{[$is[3] - 2000]}", 'it is 2 s behind');
+    ok(($is->())[3] >= $is[3], '... and is not any more');
+    $at->(-2001, -2001);
+    is($asked->($one, $is[3])->[0], 'P', '... or more');
+    is(join(' ', $is->()), join(' ', @is[0 .. 2], $is[3] - 2001, $is[4] - 2001), '... and stays');
+    $at->(3600_000, 3600_000);
+    ok($asked->($one, 1)->[6] == $is[3] + 3600_000, 'its clock is set back: the beat is not');
+    $at->(3600_000, -700);
+    my $on = $asked->($one, 1)->[6] - $is[3] - 3600_000;
+    ok($on >= 700 && $on < 60_000, '... and goes on') or diag($on);
+    $at->(0, 0);
+    ok($asked->($one, 1, 'w')->[6] >= $is[3], '... or is written all the same');
+
+    # somebody agrees
+
+    $at->(-9000, -9000);
+    my $two = $asked->($one, $is[3], 'a')->[4];
+    isnt($two, $one, 'what was set back is another one then');
+    is(join(' ', @{$asked->($one, $is[3])}[0, 4]), "O $two", '... whom the others follow');
+    is($asked->($two, $is[3])->[0], 'O', '... as it is');
+    $redis->command('DEL', 't:s');
+    is($asked->($two, $is[3])->[0], 'N', 'it is gone');
+    is($redis->command('EXISTS', 't:s'), 0, '... and made by nobody who knew it');
+    my $three = $asked->($two, $is[3], 'a')->[4];
+    is(join(' ', @{$asked->($two, $is[3])}[0, 4]), "O $three", '... until somebody agrees');
+    is(join(' ', @{$asked->($one, $is[3], 'a')}[0, 4]), "A $three", 'who knew another one agrees to this one');
+    is($asked->($two, $is[3])->[4], $three, '... and the others still follow');
+    is($asked->($_, $is[3], 'a')->[4], $three, "$_ agrees") for map { $_ x 16 } 'a' .. 'f';
+    is(scalar(@{[$is->()]}), 9, '... so many at most');
+
+    # what the others compare
+
+    my @value = $is->();
+    my $meant = sub {
+        my ($script, $head, $least) = @_;
+        return $redis->command('EVAL', $script{$script}, 2, 't:m', 't:s', 'I2P' . "\1" . 'x' x 140, ('0') x 8, $head, $least)->[0];
+    };
+
+    for my $script (qw(claim put release)) {
+        is($meant->($script, "2 k $three", $value[3] + 1), 'I', "$script: it is older");
+        is($meant->($script, '2 k ' . 'f' x 16, 0), 'I', '... or another one');
+        is($meant->($script, "2 l $three", 0), 'I', '... or of another key');
+        isnt($meant->($script, "2 k $three", $value[3]), 'I', '... or not');
+    }
+
+    is($redis->command('EXISTS', 't:m'), 0, '... and nothing was written');
+    $redis->command('DEL', 't:s');
+    is($meant->('claim', "2 k $three", 0), 'I', '... or none');
+    $redis->command('LPUSH', 't:s', 'x');
+    is($meant->('claim', "2 k $three", 0), 'I', '... or a list');
+    is($asked->($three, 1)->[0], 'K', '... which is no stamp');
+    is($asked->($three, 1, 'a')->[0], 'K', '... whoever agrees');
+}
+
+
 # --- all of it ---------------------------------------------------------------
 
 for my $program (Resp::servers()) {
@@ -551,6 +634,7 @@ for my $program (Resp::servers()) {
     subtest $program => sub {
         model($server);
         traps($server);
+        stamps($server);
         race($server);
         tried($server);
     };

@@ -141,6 +141,11 @@ tier_watch_handler(ngx_event_t *ev)
     }
 
     if (watches && ngx_idempotency_tier_shared(tier)) {
+
+        if (tier->backing->tend) {
+            tier->backing->tend(tier);
+        }
+
         tier_probe(tier);
 
     } else if (watches) {

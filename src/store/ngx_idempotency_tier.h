@@ -65,6 +65,22 @@ struct ngx_idempotency_hander_s {
 };
 
 
+/* which store it is, where many share it: a stamp for each part of it.  What
+   was found there instead, since when, or 0; and whether it is refused for
+   that */
+
+#define NGX_IDEMPOTENCY_TIER_STAMPS  64
+
+typedef struct {
+    uint64_t                        identity;
+    /* acknowledged; 0: nothing was yet, and it may be lost */
+    uint64_t                        beat;
+    ngx_msec_t                      since;
+    ngx_uint_t                      found;
+    ngx_uint_t                      refused;
+} ngx_idempotency_tier_stamp_t;
+
+
 /* ... with the zone */
 
 typedef struct {
@@ -123,6 +139,9 @@ typedef struct {
     ngx_idempotency_mark_t          mark;
     ngx_atomic_t                    other;
     ngx_atomic_t                    agreed;
+    /* of a Redis; how often something has changed there */
+    ngx_idempotency_tier_stamp_t    stamps[NGX_IDEMPOTENCY_TIER_STAMPS];
+    ngx_atomic_t                    stamped;
     /* of a file: what the boot's clock lacks to be its time; the log's length;
        since when there is a commit that is not on disk, or 0; when another
        instance that has it was last seen, or 0 */
@@ -216,7 +235,7 @@ typedef struct {
     /* NULL: it can't tell.  NGX_AGAIN, or NGX_ERROR */
     ngx_int_t                     (*list)(ngx_idempotency_tier_t *tier,
                                        ngx_idempotency_page_t *page);
-    /* now and then, in one worker */
+    /* NULL, or: now and then, in one worker */
     void                          (*tend)(ngx_idempotency_tier_t *tier);
 
     /* in the master: of a zone that is made, or kept over a reload */

@@ -654,11 +654,12 @@ ngx_idempotency_shm_expire(ngx_idempotency_shm_t *shm, ngx_msec_t now)
 static void
 shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log)
 {
-    uint64_t                     fence;
-    ngx_pid_t                    pid;
-    ngx_uint_t                   anew, warned;
-    ngx_idempotency_shm_sh_t    *sh;
-    ngx_idempotency_counters_t   counters;
+    uint64_t                       fence;
+    ngx_pid_t                      pid;
+    ngx_uint_t                     anew, warned;
+    ngx_idempotency_shm_sh_t      *sh;
+    ngx_idempotency_counters_t     counters;
+    ngx_idempotency_tier_stamp_t   stamps[NGX_IDEMPOTENCY_TIER_STAMPS];
 
     sh = shm->sh;
     anew = 0;
@@ -685,6 +686,7 @@ shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log)
         fence = sh->fence + 1;
         counters = sh->stats.counters;
         warned = sh->stats.warned;
+        ngx_memcpy(stamps, sh->tier.stamps, sizeof(stamps));
 
         ngx_slab_init(shm->shpool);
 
@@ -697,6 +699,7 @@ shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log)
         } else {
             sh->stats.counters = counters;
             sh->stats.warned = warned;
+            ngx_memcpy(sh->tier.stamps, stamps, sizeof(stamps));
         }
     }
 

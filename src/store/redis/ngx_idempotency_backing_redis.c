@@ -97,6 +97,7 @@ static ngx_int_t batch_hand(ngx_idempotency_tier_t *tier,
     ngx_idempotency_batch_t *batch);
 static ngx_int_t batch_call(ngx_idempotency_redis_hand_t *hand,
     ngx_idempotency_redis_item_t *ri);
+static void batch_send(ngx_idempotency_redis_hand_t *hand);
 static void batch_handler(ngx_idempotency_redis_call_t *call);
 static void batch_answered(ngx_idempotency_redis_hand_t *hand,
     ngx_idempotency_redis_item_t *ri);
@@ -127,7 +128,7 @@ static const ngx_idempotency_backing_t  redis_backing = {
     batch_hand,
     await_add,
     redis_list,
-    NULL,
+    ngx_idempotency_redis_stamps_beat,
     redis_init,
     redis_again,
     redis_init_process,
@@ -136,7 +137,7 @@ static const ngx_idempotency_backing_t  redis_backing = {
     redis_exit_process,
     ngx_idempotency_backing_redis_hands,
     redis_up,
-    NULL,
+    ngx_idempotency_redis_stamps_agree,
     redis_well
 };
 
@@ -277,6 +278,10 @@ redis_init(ngx_idempotency_tier_t *tier, ngx_idempotency_tier_t *old,
     if (redis->redis) {
         ngx_idempotency_redis_items_init();
 
+        if (ngx_idempotency_redis_stamps_init(redis) != NGX_OK) {
+            return NGX_ERROR;
+        }
+
         tier->strict = (ngx_idempotency_redis_durable(redis->redis) != 0);
         tier->shm->store->strict = tier->strict;
     }
@@ -309,13 +314,7 @@ redis_names(ngx_idempotency_redis_zone_t *redis)
         ngx_str_set(&redis->publish, "PUBLISH");
     }
 
-    if (redis_name(redis, &redis->prefix, "") != NGX_OK
-        || redis_name(redis, &redis->stamp_key, "stamp") != NGX_OK)
-    {
-        return NGX_ERROR;
-    }
-
-    return ngx_idempotency_backing_redis_stamp(redis);
+    return redis_name(redis, &redis->prefix, "");
 }
 
 
@@ -385,14 +384,13 @@ redis_init_process(ngx_idempotency_tier_t *tier, ngx_cycle_t *cycle)
     }
 
     if (batch_init(redis, cycle->pool) != NGX_OK
-        || ngx_idempotency_redis_init_process(redis->redis, cycle) != NGX_OK)
+        || ngx_idempotency_redis_stamps_init_process(redis, cycle->pool)
+           != NGX_OK)
     {
         return NGX_ERROR;
     }
 
-    ngx_idempotency_backing_redis_ask_stamp(redis);
-
-    return NGX_OK;
+    return ngx_idempotency_redis_init_process(redis->redis, cycle);
 }
 
 
@@ -484,7 +482,8 @@ redis_up(ngx_idempotency_tier_t *tier)
 
     redis = (ngx_idempotency_redis_zone_t *) tier;
 
-    return redis->redis && ngx_idempotency_redis_up(redis->redis);
+    return redis->redis && tier->shm->sh->tier.other != 1
+           && ngx_idempotency_redis_up(redis->redis);
 }
 
 
@@ -501,7 +500,8 @@ redis_well(ngx_idempotency_tier_t *tier)
         return NGX_DECLINED;
     }
 
-    return ngx_idempotency_redis_well(redis->redis) ? NGX_OK : NGX_ERROR;
+    return ngx_idempotency_redis_well(redis->redis)
+           && !tier->shm->sh->tier.other ? NGX_OK : NGX_ERROR;
 }
 
 
@@ -563,10 +563,19 @@ batch_init(ngx_idempotency_redis_zone_t *redis, ngx_pool_t *pool)
 static ngx_int_t
 batch_hand(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
 {
+    const char                    *why;
     ngx_idempotency_redis_zone_t  *redis;
     ngx_idempotency_redis_hand_t  *hand;
 
     redis = (ngx_idempotency_redis_zone_t *) tier;
+
+    why = ngx_idempotency_redis_stamps_look(redis);
+
+    if (why) {
+        ngx_cpystrn((u_char *) batch->error, (u_char *) why,
+                    sizeof(batch->error));
+        return NGX_ERROR;
+    }
 
     hand = &redis->hands[batch - tier->batches];
 
@@ -578,23 +587,14 @@ batch_hand(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
 
     batch->error[0] = '\0';
 
-    if (redis->stamp == ngx_idempotency_redis_stamp_ours) {
-        ngx_idempotency_backing_redis_send(hand);
-        return NGX_AGAIN;
-    }
-
-    hand->waiting = 1;
-
-    if (redis->stamp == ngx_idempotency_redis_stamp_unknown) {
-        ngx_idempotency_backing_redis_ask_stamp(redis);
-    }
+    batch_send(hand);
 
     return NGX_AGAIN;
 }
 
 
-void
-ngx_idempotency_backing_redis_send(ngx_idempotency_redis_hand_t *hand)
+static void
+batch_send(ngx_idempotency_redis_hand_t *hand)
 {
     ngx_uint_t                     i;
     ngx_idempotency_batch_t       *batch;
@@ -633,7 +633,7 @@ ngx_idempotency_backing_redis_send(ngx_idempotency_redis_hand_t *hand)
 static ngx_int_t
 batch_call(ngx_idempotency_redis_hand_t *hand, ngx_idempotency_redis_item_t *ri)
 {
-    ngx_uint_t                     lanes;
+    ngx_uint_t                     lane, lanes;
     ngx_idempotency_redis_zone_t  *redis;
 
     redis = hand->redis;
@@ -645,11 +645,12 @@ batch_call(ngx_idempotency_redis_hand_t *hand, ngx_idempotency_redis_item_t *ri)
         return NGX_DECLINED;
     }
 
+    lane = (hand - redis->hands + ri->sent++) % lanes;
+
     ri->call.deadline = hand->deadline;
 
-    ngx_idempotency_redis_call(redis->redis,
-                               (hand - redis->hands + ri->sent++) % lanes,
-                               &ri->call);
+    ngx_idempotency_redis_stamps_with(redis, &ri->call, lane);
+    ngx_idempotency_redis_call(redis->redis, lane, &ri->call);
 
     return NGX_OK;
 }
@@ -717,13 +718,6 @@ batch_answered(ngx_idempotency_redis_hand_t *hand,
         || (call->error != NGX_IDEMPOTENCY_REDIS_OK
             && call->error != NGX_IDEMPOTENCY_REDIS_UNACKED))
     {
-        /* whoever is there when it is back may be another one; what is asked
-           for already will be answered by whoever that is */
-
-        if (hand->redis->stamp == ngx_idempotency_redis_stamp_ours) {
-            hand->redis->stamp = ngx_idempotency_redis_stamp_unknown;
-        }
-
         batch_vain(hand, ri, why);
         return;
     }

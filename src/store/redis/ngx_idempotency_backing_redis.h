@@ -28,18 +28,14 @@ typedef struct {
     ngx_idempotency_redis_item_t   *items;
     ngx_msec_t                      deadline;
     ngx_uint_t                      left;
-    ngx_uint_t                      waiting;
     ngx_uint_t                      counted;
 } ngx_idempotency_redis_hand_t;
 
 
-/* what all who share the zone must have in common is looked at first */
+/* a stamp on its way, once it was asked for at a time: as it is, or with what is
+   to be durable */
 
-typedef enum {
-    ngx_idempotency_redis_stamp_unknown = 0,
-    ngx_idempotency_redis_stamp_asked,
-    ngx_idempotency_redis_stamp_ours
-} ngx_idempotency_redis_stamp_e;
+typedef struct ngx_idempotency_redis_beat_s  ngx_idempotency_redis_beat_t;
 
 
 struct ngx_idempotency_redis_zone_s {
@@ -54,16 +50,15 @@ struct ngx_idempotency_redis_zone_s {
 
     ngx_idempotency_redis_hand_t   *hands;
 
-    ngx_idempotency_redis_stamp_e   stamp;
-    ngx_uint_t                      stamp_lane;
-    ngx_idempotency_redis_call_t    stamp_call;
-    ngx_str_t                       stamp_key;
-    /* format, digest key, version of fingerprints; so much of it is in front
-       of the version */
-    ngx_str_t                       stamp_value;
-    size_t                          stamp_head;
-    /* ... and as each connection looks for it */
+    /* the stamps, how each of them begins, and who asks for them; as each
+       connection looks for them */
+    ngx_str_t                       stamp_head;
+    u_char                          stamp_asker[2 * sizeof(uint64_t)];
     ngx_idempotency_redis_mark_t    mark;
+    ngx_idempotency_redis_beat_t   *beats;
+    /* when they were asked for, and what of them in shared memory is known */
+    ngx_msec_t                      beaten;
+    ngx_atomic_uint_t               stamped;
 
     ngx_queue_t                     watches[NGX_IDEMPOTENCY_REDIS_BUCKETS];
     ngx_uint_t                      watched;
@@ -92,16 +87,26 @@ void ngx_idempotency_backing_redis_warn(ngx_conf_t *cf,
 
 ngx_uint_t ngx_idempotency_backing_redis_hands(ngx_idempotency_tier_t *tier);
 
-/* a batch is sent once it is known that the stamp is ours */
+/* the stamps of a zone: in the configuration, and in a worker */
 
-void ngx_idempotency_backing_redis_send(ngx_idempotency_redis_hand_t *hand);
-
-/* the stamp: what it is to be, and whether it is that there */
-
-ngx_int_t ngx_idempotency_backing_redis_stamp(
+ngx_int_t ngx_idempotency_redis_stamps_init(
     ngx_idempotency_redis_zone_t *redis);
-void ngx_idempotency_backing_redis_ask_stamp(
+ngx_int_t ngx_idempotency_redis_stamps_init_process(
+    ngx_idempotency_redis_zone_t *redis, ngx_pool_t *pool);
+
+/* NULL, or why nothing is sent; what the other workers have seen is known then */
+
+const char *ngx_idempotency_redis_stamps_look(
     ngx_idempotency_redis_zone_t *redis);
+
+/* each second, by one worker; and with what is durable: what its key belongs to
+   is acknowledged then, too */
+
+void ngx_idempotency_redis_stamps_beat(ngx_idempotency_tier_t *tier);
+void ngx_idempotency_redis_stamps_with(ngx_idempotency_redis_zone_t *redis,
+    ngx_idempotency_redis_call_t *call, ngx_uint_t lane);
+
+ngx_int_t ngx_idempotency_redis_stamps_agree(ngx_idempotency_tier_t *tier);
 
 
 #endif /* _NGX_IDEMPOTENCY_BACKING_REDIS_H_INCLUDED_ */

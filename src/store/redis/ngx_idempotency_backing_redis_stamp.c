@@ -1,260 +1,860 @@
 
 /*
- * The backing that is a Redis: the stamp, which tells what all who share a
- * zone have in common.  Nothing else is sent before it is known to be ours, as
- * whoever is there, or is back, may be another server.
+ * The backing that is a Redis: which one it is, and how far it has come.  A
+ * zone has a stamp there (in a cluster one for each of 64 parts of its slots,
+ * which move with them), and remembers in shared memory what it has seen of
+ * it: an identity, and the last beat that was acknowledged.
+ *
+ * Invariants, by name:
+ *
+ *   KNOWN    who has had a beat acknowledged never makes a stamp.
+ *   MEANT    nothing is claimed, written or released but where the stamp is
+ *            the one that is known: the scripts compare it; in a cluster, where
+ *            they can't reach it, each connection has asked, and one worker
+ *            asks each second.
+ *   ASKED    an answer is compared, there, with what was known when it was
+ *            asked for; if something else is known by now, it says nothing.
+ *   BEHIND   a beat is behind if it is older than one that was acknowledged,
+ *            by the server's own account.  No clock of ours is compared, so
+ *            that nothing is late.
+ *   REFUSED  what is found wrong for two seconds, by one who asks each second,
+ *            is refused until somebody agrees, or it is right again: a master
+ *            that has been replaced is not asked for so long.
  */
 
 
 #include "ngx_idempotency_backing_redis.h"
 
 
-static void stamp_handler(ngx_idempotency_redis_call_t *call);
-static ngx_int_t stamp_seen(ngx_idempotency_redis_mark_t *mark,
+/* so often the stamps are asked for, and so long they are wrong, in msec; whose
+   answer is late has as long as two calls */
+
+#define STAMP_BEAT   1000
+#define STAMP_WRONG  2000
+
+/* what is found: see stamp.lua */
+
+#define STAMP_FOREIGN  'K'
+
+/* of tier.other: it is refused, or may be yet */
+
+#define STAMP_REFUSED  1
+#define STAMP_WRONGED  2
+
+#define STAMP_LEN   (2 * sizeof(uint64_t))
+#define STAMP_HEAD  (2 + 2 * NGX_IDEMPOTENCY_STAMP_LEN + 1 + NGX_INT_T_LEN)
+
+
+/* what a script is told */
+
+typedef struct {
+    u_char                          known[STAMP_LEN];
+    u_char                          beat[NGX_INT64_LEN];
+} stamp_says_t;
+
+
+struct ngx_idempotency_redis_beat_s {
+    ngx_idempotency_redis_call_t    call;
+    ngx_str_t                       args[NGX_IDEMPOTENCY_REDIS_STAMP_ARGS];
+    stamp_says_t                    says;
+    ngx_idempotency_redis_stamp_t  *stamp;
+    ngx_msec_t                      sent;
+    ngx_uint_t                      busy;
+};
+
+
+/* an answer of the script */
+
+typedef struct {
+    ngx_uint_t                      code;
+    uint64_t                        known;
+    uint64_t                        least;
+    uint64_t                        identity;
+    uint64_t                        was;
+    uint64_t                        beat;
+} stamp_answer_t;
+
+
+static ngx_int_t stamp_keys(ngx_idempotency_redis_zone_t *redis);
+static ngx_int_t stamp_parts(ngx_idempotency_redis_zone_t *redis, size_t size);
+static ngx_idempotency_redis_zone_t *stamp_zone(
+    ngx_idempotency_redis_mark_t *mark);
+static void stamp_meant(ngx_idempotency_redis_zone_t *redis);
+static void stamp_mark_says(ngx_idempotency_redis_stamp_t *stamp,
+    ngx_str_t *args);
+static void stamp_says(ngx_idempotency_redis_stamp_t *stamp,
+    stamp_says_t *says, ngx_str_t *args);
+static void stamp_beat(ngx_idempotency_redis_beat_t *beat, ngx_uint_t lane,
+    ngx_msec_t deadline);
+static void stamp_beat_handler(ngx_idempotency_redis_call_t *call);
+static ngx_int_t stamp_mark_handler(ngx_idempotency_redis_stamp_t *stamp,
     ngx_idempotency_redis_reply_t *reply);
-static ngx_int_t stamp_other(ngx_idempotency_redis_zone_t *redis,
-    ngx_idempotency_redis_reply_t *reply);
-static void stamp_why(ngx_idempotency_redis_zone_t *redis, u_char *last);
-static void stamp_version(ngx_idempotency_redis_zone_t *redis,
-    ngx_uint_t version);
+static ngx_int_t stamp_judge(ngx_idempotency_redis_stamp_t *stamp,
+    ngx_idempotency_redis_reply_t *reply, ngx_uint_t acked, ngx_msec_t *sent);
+static ngx_int_t stamp_read(ngx_idempotency_redis_reply_t *reply,
+    stamp_answer_t *answer);
+static uint64_t stamp_hex(ngx_str_t *text);
+static void stamp_right(ngx_idempotency_redis_zone_t *redis,
+    ngx_idempotency_tier_stamp_t *s, stamp_answer_t *answer,
+    ngx_uint_t acked);
+static ngx_uint_t stamp_wrong(ngx_idempotency_redis_zone_t *redis,
+    ngx_idempotency_tier_stamp_t *s, stamp_answer_t *answer,
+    ngx_msec_t *sent);
+static void stamp_changed(ngx_idempotency_tier_sh_t *sh);
+static void stamp_why(ngx_idempotency_redis_stamp_t *stamp,
+    stamp_answer_t *answer);
+static void stamp_tell_right(ngx_idempotency_redis_zone_t *redis,
+    stamp_answer_t *answer, ngx_uint_t refused);
+static void stamp_tell_wrong(ngx_idempotency_redis_zone_t *redis,
+    ngx_uint_t accepts);
 
 
 ngx_int_t
-ngx_idempotency_backing_redis_stamp(ngx_idempotency_redis_zone_t *redis)
+ngx_idempotency_redis_stamps_init(ngx_idempotency_redis_zone_t *redis)
 {
-    u_char  *p;
+    u_char                        *p;
+    ngx_idempotency_redis_mark_t  *mark;
 
-    p = ngx_pnalloc(redis->pool, 2 + 2 * NGX_IDEMPOTENCY_STAMP_LEN + 1
-                                 + NGX_INT_T_LEN);
+    mark = &redis->mark;
+
+    p = ngx_pnalloc(redis->pool, 2 * STAMP_HEAD + 1 + STAMP_LEN
+                                 + NGX_INT64_LEN);
     if (p == NULL) {
         return NGX_ERROR;
     }
 
-    redis->stamp_value.data = p;
+    redis->stamp_head.data = p;
 
-    p = ngx_cpymem(p, "1 ", 2);
+    p = ngx_cpymem(p, "2 ", 2);
     p = ngx_hex_dump(p, (u_char *) redis->tier.shm->store->secret->stamp,
                      NGX_IDEMPOTENCY_STAMP_LEN);
-    *p++ = ' ';
 
-    redis->stamp_head = p - redis->stamp_value.data;
+    p = ngx_sprintf(p, " %ud", NGX_IDEMPOTENCY_FINGERPRINT_VERSION);
 
-    /* until it is known what others write, nobody lacks the older one */
+    redis->stamp_head.len = p - redis->stamp_head.data;
 
-    stamp_version(redis, NGX_IDEMPOTENCY_FINGERPRINT_VERSION);
-    redis->tier.shm->store->version = NGX_IDEMPOTENCY_FINGERPRINT_OLDEST;
+    mark->meant[0].data = p;
+    mark->meant[1].data = p + redis->stamp_head.len + 1 + STAMP_LEN;
 
-    ngx_idempotency_redis_stamp_call(&redis->stamp_call, &redis->stamp_value);
+    (void) ngx_sprintf(redis->stamp_asker, "%016xL", redis->tier.instance);
 
-    redis->mark.tries = ngx_idempotency_redis_item_try_script();
-    redis->mark.script = redis->stamp_call.script;
-    redis->mark.key = redis->stamp_key;
-    redis->mark.value = &redis->stamp_value;
-    redis->mark.handler = stamp_seen;
-    redis->mark.data = redis;
+    mark->tries = ngx_idempotency_redis_item_try_script();
+    mark->script = ngx_idempotency_redis_item_stamp_script();
+    mark->says = stamp_mark_says;
+    mark->handler = stamp_mark_handler;
 
-    ngx_idempotency_redis_mark(redis->redis, &redis->mark);
+    if (stamp_keys(redis) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    ngx_idempotency_redis_mark(redis->redis, mark);
 
     return NGX_OK;
+}
+
+
+static ngx_int_t
+stamp_keys(ngx_idempotency_redis_zone_t *redis)
+{
+    u_char                         *p;
+    size_t                          size;
+    ngx_uint_t                      i, n;
+    ngx_idempotency_redis_stamp_t  *stamps;
+
+    n = ngx_idempotency_redis_sharded(redis->redis)
+            ? NGX_IDEMPOTENCY_TIER_STAMPS : 1;
+    size = redis->prefix.len + sizeof("stamp{}") - 1 + NGX_INT_T_LEN;
+
+    stamps = ngx_palloc(redis->pool,
+                        n * sizeof(ngx_idempotency_redis_stamp_t));
+    p = ngx_pnalloc(redis->pool, n * size);
+
+    if (stamps == NULL || p == NULL) {
+        return NGX_ERROR;
+    }
+
+    for (i = 0; i < n; i++) {
+        stamps[i].mark = &redis->mark;
+        stamps[i].key.data = p + i * size;
+        stamps[i].key.len = ngx_sprintf(stamps[i].key.data, "%Vstamp",
+                                        &redis->prefix)
+                            - stamps[i].key.data;
+    }
+
+    redis->mark.stamps = stamps;
+    redis->mark.nstamps = n;
+
+    return (n == 1) ? NGX_OK : stamp_parts(redis, size);
+}
+
+
+/* of each part of the slots one key, the same for all: by a number in braces */
+
+static ngx_int_t
+stamp_parts(ngx_idempotency_redis_zone_t *redis, size_t size)
+{
+    ngx_str_t                       key;
+    ngx_uint_t                      i, n, part;
+    ngx_idempotency_redis_stamp_t  *stamps;
+    u_char                          there[NGX_IDEMPOTENCY_TIER_STAMPS];
+
+    stamps = redis->mark.stamps;
+    ngx_memzero(there, sizeof(there));
+
+    key.data = ngx_pnalloc(redis->pool, size);
+    if (key.data == NULL) {
+        return NGX_ERROR;
+    }
+
+    for (i = 0, n = 0; n < NGX_IDEMPOTENCY_TIER_STAMPS; i++) {
+
+        if (i == NGX_IDEMPOTENCY_REDIS_SLOTS) {
+
+            /* a prefix with braces: all keys are of one slot */
+
+            redis->mark.nstamps = 1;
+            break;
+        }
+
+        key.len = ngx_sprintf(key.data, "%Vstamp{%ui}", &redis->prefix, i)
+                  - key.data;
+
+        part = ngx_idempotency_redis_slot(&key) * NGX_IDEMPOTENCY_TIER_STAMPS
+               / NGX_IDEMPOTENCY_REDIS_SLOTS;
+
+        if (!there[part]) {
+            there[part] = 1;
+            n++;
+
+            stamps[part].key.len = key.len;
+            ngx_memcpy(stamps[part].key.data, key.data, key.len);
+        }
+    }
+
+    return NGX_OK;
+}
+
+
+ngx_int_t
+ngx_idempotency_redis_stamps_init_process(ngx_idempotency_redis_zone_t *redis,
+    ngx_pool_t *pool)
+{
+    ngx_uint_t                     i, n;
+    ngx_idempotency_redis_beat_t  *beat;
+
+    n = redis->mark.nstamps;
+
+    redis->beats = ngx_pcalloc(pool,
+                               2 * n * sizeof(ngx_idempotency_redis_beat_t));
+    if (redis->beats == NULL) {
+        return NGX_ERROR;
+    }
+
+    for (i = 0; i < 2 * n; i++) {
+        beat = &redis->beats[i];
+
+        beat->stamp = &redis->mark.stamps[i % n];
+        beat->sent = ngx_current_msec - STAMP_BEAT;
+
+        beat->call.script = redis->mark.script;
+        beat->call.key = beat->stamp->key;
+        beat->call.args = beat->args;
+        beat->call.nargs = NGX_IDEMPOTENCY_REDIS_STAMP_ARGS;
+        beat->call.durable = (i >= n);
+        beat->call.handler = stamp_beat_handler;
+        beat->call.data = beat;
+    }
+
+    redis->beaten = ngx_current_msec - STAMP_BEAT;
+    redis->stamped = redis->tier.shm->sh->tier.stamped;
+    stamp_meant(redis);
+
+    return NGX_OK;
+}
+
+
+static ngx_idempotency_redis_zone_t *
+stamp_zone(ngx_idempotency_redis_mark_t *mark)
+{
+    return (ngx_idempotency_redis_zone_t *)
+               ((u_char *) mark
+                - offsetof(ngx_idempotency_redis_zone_t, mark));
+}
+
+
+/* in a cluster nothing is sent at all before it is known */
+
+const char *
+ngx_idempotency_redis_stamps_look(ngx_idempotency_redis_zone_t *redis)
+{
+    ngx_idempotency_tier_sh_t  *sh;
+
+    sh = &redis->tier.shm->sh->tier;
+
+    if (sh->other == STAMP_REFUSED
+        || (sh->other && redis->mark.nstamps > 1))
+    {
+        return "it is not the one that it was, or has forgotten";
+    }
+
+    stamp_meant(redis);
+
+    return NULL;
+}
+
+
+/* what scripts are to find, see record.lua; if it is something else by now, so
+   may be what was found */
+
+static void
+stamp_meant(ngx_idempotency_redis_zone_t *redis)
+{
+    int64_t                        least;
+    u_char                        *p;
+    ngx_uint_t                     changed;
+    ngx_idempotency_shm_t         *shm;
+    ngx_idempotency_redis_mark_t  *mark;
+    ngx_idempotency_tier_stamp_t  *s;
+
+    shm = redis->tier.shm;
+    mark = &redis->mark;
+    s = shm->sh->tier.stamps;
+
+    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+        return;
+    }
+
+    changed = (redis->stamped != shm->sh->tier.stamped);
+    redis->stamped = shm->sh->tier.stamped;
+    least = (int64_t) s->beat - STAMP_WRONG;
+
+    p = ngx_cpymem(mark->meant[0].data, redis->stamp_head.data,
+                   redis->stamp_head.len);
+    p = ngx_sprintf(p, " %016xL", s->identity);
+    mark->meant[0].len = p - mark->meant[0].data;
+
+    ngx_idempotency_shm_unlock(shm);
+
+    p = ngx_sprintf(mark->meant[1].data, "%L", ngx_max(least, 0));
+    mark->meant[1].len = p - mark->meant[1].data;
+
+    if (changed) {
+        ngx_idempotency_redis_marked(redis->redis, mark);
+    }
+}
+
+
+static void
+stamp_mark_says(ngx_idempotency_redis_stamp_t *stamp, ngx_str_t *args)
+{
+    static stamp_says_t  says;
+
+    stamp_says(stamp, &says, args);
+}
+
+
+static void
+stamp_says(ngx_idempotency_redis_stamp_t *stamp, stamp_says_t *says,
+    ngx_str_t *args)
+{
+    uint64_t                       identity, beat;
+    ngx_idempotency_shm_t         *shm;
+    ngx_idempotency_redis_zone_t  *redis;
+    ngx_idempotency_tier_stamp_t  *s;
+
+    redis = stamp_zone(stamp->mark);
+    shm = redis->tier.shm;
+    s = &shm->sh->tier.stamps[stamp - stamp->mark->stamps];
+
+    identity = 0;
+    beat = 0;
+
+    if (ngx_idempotency_shm_lock(shm) == NGX_OK) {
+        identity = s->identity;
+        beat = s->beat;
+
+        ngx_idempotency_shm_unlock(shm);
+    }
+
+    args[0] = redis->stamp_head;
+
+    args[1].data = says->known;
+    args[1].len = identity ? ngx_sprintf(says->known, "%016xL", identity)
+                             - says->known
+                           : 0;
+
+    args[2].data = says->beat;
+    args[2].len = ngx_sprintf(says->beat, "%uL", beat) - says->beat;
+
+    args[3].data = redis->stamp_asker;
+    args[3].len = sizeof(redis->stamp_asker);
+
+    ngx_str_set(&args[4], "-");
 }
 
 
 void
-ngx_idempotency_backing_redis_ask_stamp(ngx_idempotency_redis_zone_t *redis)
+ngx_idempotency_redis_stamps_beat(ngx_idempotency_tier_t *tier)
 {
-    ngx_idempotency_redis_call_t  *call;
+    ngx_uint_t                     i;
+    ngx_idempotency_redis_zone_t  *redis;
 
-    call = &redis->stamp_call;
+    redis = (ngx_idempotency_redis_zone_t *) tier;
 
-    call->key = redis->stamp_key;
-    call->deadline = ngx_current_msec
-                     + ngx_idempotency_redis_timeout(redis->redis);
-    call->handler = stamp_handler;
-    call->data = redis;
-
-    redis->stamp = ngx_idempotency_redis_stamp_asked;
-    redis->stamp_lane = 0;
-
-    ngx_idempotency_redis_call(redis->redis, 0, call);
-}
-
-
-static void
-stamp_handler(ngx_idempotency_redis_call_t *call)
-{
-    ngx_idempotency_redis_zone_t  *redis = call->data;
-
-    ngx_int_t                      rc;
-    ngx_uint_t                     i, n;
-    ngx_idempotency_batch_t       *batch;
-    ngx_idempotency_redis_hand_t  *hand;
-
-    /* another connection may be there */
-
-    if ((call->error == NGX_IDEMPOTENCY_REDIS_CLOSED
-         || call->error == NGX_IDEMPOTENCY_REDIS_CONNECT)
-        && ++redis->stamp_lane
-           < ngx_idempotency_redis_connections(redis->redis)
-        && (ngx_msec_int_t) (call->deadline - ngx_current_msec) > 0)
+    if (redis->redis == NULL || redis->exiting || ngx_exiting
+        || ngx_current_msec - redis->beaten < STAMP_BEAT
+        || !ngx_idempotency_redis_up(redis->redis))
     {
-        ngx_idempotency_redis_call(redis->redis, redis->stamp_lane, call);
         return;
     }
 
-    if (call->reply && (call->error == NGX_IDEMPOTENCY_REDIS_OK
-                        || call->error == NGX_IDEMPOTENCY_REDIS_UNACKED))
-    {
-        rc = stamp_seen(&redis->mark, call->reply);
+    redis->beaten = ngx_current_msec;
 
-    } else if (redis->mark.lacks && call->reply) {
-        rc = NGX_ERROR;
-
-    } else {
-        rc = NGX_ERROR;
-        stamp_why(redis, ngx_snprintf(redis->mark.text,
-                                      sizeof(redis->mark.text), "%V",
-                                      &call->why));
-    }
-
-    if (rc == NGX_OK) {
-        ngx_idempotency_redis_marked(redis->redis, &redis->mark);
-    }
-
-    redis->stamp = (rc == NGX_OK) ? ngx_idempotency_redis_stamp_ours
-                                  : ngx_idempotency_redis_stamp_unknown;
-
-    n = ngx_idempotency_backing_redis_hands(&redis->tier);
-
-    /* those that are told that it was in vain may come back */
-
-    for (i = 0; i < n; i++) {
-        redis->hands[i].waiting *= 2;
-    }
-
-    for (i = 0; i < n; i++) {
-        hand = &redis->hands[i];
-
-        if (hand->waiting != 2) {
-            continue;
-        }
-
-        hand->waiting = 0;
-
-        if (rc == NGX_OK) {
-            ngx_idempotency_backing_redis_send(hand);
-            continue;
-        }
-
-        batch = hand->batch;
-        batch->rc = NGX_ERROR;
-        (void) ngx_snprintf((u_char *) batch->error, sizeof(batch->error),
-                            "%V%Z", &redis->mark.why);
-
-        ngx_idempotency_tier_handed(&redis->tier, batch);
+    for (i = 0; i < redis->mark.nstamps; i++) {
+        stamp_beat(&redis->beats[i], 0,
+                   ngx_current_msec
+                   + 2 * ngx_idempotency_redis_timeout(redis->redis));
     }
 }
 
 
-/* on a new connection, or by a call */
+/* before the call, on its connection: they are acknowledged together */
 
-static ngx_int_t
-stamp_seen(ngx_idempotency_redis_mark_t *mark,
-    ngx_idempotency_redis_reply_t *reply)
+void
+ngx_idempotency_redis_stamps_with(ngx_idempotency_redis_zone_t *redis,
+    ngx_idempotency_redis_call_t *call, ngx_uint_t lane)
+{
+    ngx_uint_t                     n;
+    ngx_idempotency_redis_beat_t  *beat;
+
+    if (!call->durable || !redis->tier.strict) {
+        return;
+    }
+
+    n = redis->mark.nstamps;
+
+    beat = &redis->beats[n];
+
+    if (n > 1) {
+        beat += ngx_idempotency_redis_slot(&call->key) * n
+                / NGX_IDEMPOTENCY_REDIS_SLOTS;
+    }
+
+    if (ngx_current_msec - beat->sent >= STAMP_BEAT) {
+        stamp_beat(beat, lane, call->deadline);
+    }
+}
+
+
+static void
+stamp_beat(ngx_idempotency_redis_beat_t *beat, ngx_uint_t lane,
+    ngx_msec_t deadline)
 {
     ngx_idempotency_redis_zone_t  *redis;
+    ngx_idempotency_tier_sh_t     *sh;
 
-    redis = mark->data;
+    if (beat->busy) {
+        return;
+    }
 
-    switch (ngx_idempotency_redis_stamp_answer(reply)) {
+    redis = stamp_zone(beat->stamp->mark);
+    sh = &redis->tier.shm->sh->tier;
 
-    case NGX_OK:
-        break;
+    stamp_says(beat->stamp, &beat->says, beat->args);
 
-    case NGX_DECLINED:
+    if (beat->call.durable) {
+        ngx_str_set(&beat->args[4], "w");
 
-        if (stamp_other(redis, reply) != NGX_OK) {
+    } else if (sh->agreed) {
+        ngx_str_set(&beat->args[4], "a");
+    }
+
+    beat->busy = 1;
+    beat->sent = ngx_current_msec;
+    beat->call.deadline = deadline;
+
+    ngx_idempotency_redis_call(redis->redis, lane, &beat->call);
+}
+
+
+static void
+stamp_beat_handler(ngx_idempotency_redis_call_t *call)
+{
+    ngx_idempotency_redis_beat_t  *beat = call->data;
+
+    ngx_idempotency_redis_zone_t  *redis;
+
+    beat->busy = 0;
+    redis = stamp_zone(beat->stamp->mark);
+
+    if (call->reply == NULL
+        || (call->error != NGX_IDEMPOTENCY_REDIS_OK
+            && call->error != NGX_IDEMPOTENCY_REDIS_UNACKED))
+    {
+        return;
+    }
+
+    (void) stamp_judge(beat->stamp, call->reply,
+                       call->error == NGX_IDEMPOTENCY_REDIS_OK
+                       && (call->durable || !redis->tier.strict),
+                       &beat->sent);
+}
+
+
+static ngx_int_t
+stamp_mark_handler(ngx_idempotency_redis_stamp_t *stamp,
+    ngx_idempotency_redis_reply_t *reply)
+{
+    return stamp_judge(stamp, reply, !stamp_zone(stamp->mark)->tier.strict,
+                       NULL);
+}
+
+
+/* NGX_OK: it is the one that is known; NGX_AGAIN: what was known when it was
+   asked for is not known any more */
+
+static ngx_int_t
+stamp_judge(ngx_idempotency_redis_stamp_t *stamp,
+    ngx_idempotency_redis_reply_t *reply, ngx_uint_t acked, ngx_msec_t *sent)
+{
+    ngx_uint_t                     refused, tell;
+    stamp_answer_t                 answer;
+    ngx_idempotency_shm_t         *shm;
+    ngx_idempotency_redis_zone_t  *redis;
+    ngx_idempotency_tier_stamp_t  *s;
+
+    redis = stamp_zone(stamp->mark);
+    shm = redis->tier.shm;
+    s = &shm->sh->tier.stamps[stamp - stamp->mark->stamps];
+
+    if (stamp_read(reply, &answer) != NGX_OK) {
+        stamp->mark->why.data = stamp->mark->text;
+        stamp->mark->why.len = ngx_snprintf(stamp->mark->text,
+                                       sizeof(stamp->mark->text),
+                                       "its \"%V\" is not known: %V",
+                                       &stamp->key, &reply->str)
+                               - stamp->mark->text;
+        return NGX_ERROR;
+    }
+
+    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+        return NGX_AGAIN;
+    }
+
+    if (answer.known != s->identity
+        && (answer.identity != s->identity || !answer.beat))
+    {
+        ngx_idempotency_shm_unlock(shm);
+        return NGX_AGAIN;
+    }
+
+    refused = s->refused;
+
+    if (answer.beat) {
+        stamp_right(redis, s, &answer, acked);
+        ngx_idempotency_shm_unlock(shm);
+
+        stamp_tell_right(redis, &answer, refused);
+        stamp_meant(redis);
+
+        return NGX_OK;
+    }
+
+    stamp_why(stamp, &answer);
+    tell = stamp_wrong(redis, s, &answer, sent);
+
+    ngx_idempotency_shm_unlock(shm);
+
+    if (tell) {
+        stamp_tell_wrong(redis, tell == STAMP_WRONGED);
+    }
+
+    return NGX_ERROR;
+}
+
+
+static ngx_int_t
+stamp_read(ngx_idempotency_redis_reply_t *reply, stamp_answer_t *answer)
+{
+    ngx_uint_t                      i;
+    ngx_idempotency_redis_reply_t  *elts;
+
+    if (reply->type != NGX_IDEMPOTENCY_REDIS_ARRAY || reply->n != 7) {
+        return NGX_ERROR;
+    }
+
+    elts = reply->elts;
+
+    for (i = 0; i < 7; i++) {
+        if (elts[i].type != NGX_IDEMPOTENCY_REDIS_STRING) {
             return NGX_ERROR;
         }
+    }
 
+    if (elts[0].str.len != 1) {
+        return NGX_ERROR;
+    }
+
+    answer->code = elts[0].str.data[0];
+    answer->known = stamp_hex(&elts[2].str);
+    answer->least = ngx_atoof(elts[3].str.data, elts[3].str.len);
+    answer->identity = stamp_hex(&elts[4].str);
+    answer->was = ngx_atoof(elts[5].str.data, elts[5].str.len);
+    answer->beat = ngx_atoof(elts[6].str.data, elts[6].str.len);
+
+    return NGX_OK;
+}
+
+
+static uint64_t
+stamp_hex(ngx_str_t *text)
+{
+    u_char      c;
+    uint64_t    n;
+    ngx_uint_t  i;
+
+    for (i = 0, n = 0; i < text->len; i++) {
+        c = text->data[i];
+        n = n << 4 | (c <= '9' ? c - '0' : c - 'a' + 10);
+    }
+
+    return n;
+}
+
+
+static void
+stamp_right(ngx_idempotency_redis_zone_t *redis,
+    ngx_idempotency_tier_stamp_t *s, stamp_answer_t *answer, ngx_uint_t acked)
+{
+    ngx_uint_t                  changed;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    sh = &redis->tier.shm->sh->tier;
+    changed = (s->since != 0);
+
+    if (s->identity != answer->identity) {
+        s->identity = answer->identity;
+        s->beat = 0;
+        changed = 1;
+    }
+
+    if (acked) {
+        s->beat = ngx_max(s->beat, answer->beat);
+    }
+
+    s->since = 0;
+    s->refused = 0;
+
+    if (changed) {
+        stamp_changed(sh);
+    }
+}
+
+
+/* STAMP_REFUSED, or STAMP_WRONGED: it is gone on with, as the block says; 0:
+   there is nothing to be said, or not yet */
+
+static ngx_uint_t
+stamp_wrong(ngx_idempotency_redis_zone_t *redis,
+    ngx_idempotency_tier_stamp_t *s, stamp_answer_t *answer, ngx_msec_t *sent)
+{
+    ngx_uint_t                  other;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    sh = &redis->tier.shm->sh->tier;
+
+    s->found = answer->code;
+
+    if (s->since == 0) {
+        s->since = ngx_max(ngx_current_msec, 1);
+        stamp_changed(sh);
+        return 0;
+    }
+
+    if (s->refused || sent == NULL
+        || (ngx_msec_int_t) (*sent - s->since) < STAMP_WRONG)
+    {
+        return 0;
+    }
+
+    if (s->found != STAMP_FOREIGN
+        && ngx_idempotency_redis_accepts(redis->redis))
+    {
+        if (sh->agreed) {
+            return 0;
+        }
+
+        sh->agreed = 1;
+
+        return STAMP_WRONGED;
+    }
+
+    other = sh->other;
+
+    s->refused = 1;
+    sh->failing = 1;
+    stamp_changed(sh);
+
+    return (other == STAMP_REFUSED) ? 0 : STAMP_REFUSED;
+}
+
+
+static void
+stamp_changed(ngx_idempotency_tier_sh_t *sh)
+{
+    ngx_uint_t  i, other;
+
+    other = 0;
+
+    for (i = 0; i < NGX_IDEMPOTENCY_TIER_STAMPS; i++) {
+
+        if (sh->stamps[i].refused) {
+            other = STAMP_REFUSED;
+            break;
+        }
+
+        if (sh->stamps[i].since) {
+            other = STAMP_WRONGED;
+        }
+    }
+
+    if (other == 0) {
+        sh->agreed = 0;
+    }
+
+    sh->other = other;
+    sh->stamped++;
+}
+
+
+static void
+stamp_why(ngx_idempotency_redis_stamp_t *stamp, stamp_answer_t *answer)
+{
+    u_char                        *p, *last;
+    ngx_idempotency_redis_mark_t  *mark;
+
+    mark = stamp->mark;
+
+    p = mark->text;
+    last = p + sizeof(mark->text);
+
+    switch (answer->code) {
+
+    case 'N':
+        p = ngx_slprintf(p, last, "it has no \"%V\": it is another one, or "
+                         "was emptied", &stamp->key);
+        break;
+
+    case 'S':
+        p = ngx_slprintf(p, last, "it is another one, as its \"%V\" tells",
+                         &stamp->key);
+        break;
+
+    case 'P':
+        p = ngx_slprintf(p, last, "it has forgotten: it is %uL s older than "
+                         "what it had acknowledged, as its \"%V\" tells",
+                         (answer->least - answer->was) / 1000, &stamp->key);
         break;
 
     default:
-        stamp_why(redis, ngx_snprintf(redis->mark.text,
-                                      sizeof(redis->mark.text),
-                                      "its \"%V\" is not known: %V",
-                                      &redis->stamp_key, &reply->str));
-        return NGX_ERROR;
+        p = ngx_slprintf(p, last, "its \"%V\" tells of another digest key than "
+                         "that of \"idempotency_secret\", or of another "
+                         "version of the module", &stamp->key);
     }
 
-    redis->tier.shm->store->version =
-                ngx_atoi(redis->stamp_value.data + redis->stamp_head,
-                         redis->stamp_value.len - redis->stamp_head);
-
-    return NGX_OK;
-}
-
-
-/* NGX_OK: what others write is known here, and is what this one writes, too */
-
-static ngx_int_t
-stamp_other(ngx_idempotency_redis_zone_t *redis,
-    ngx_idempotency_redis_reply_t *reply)
-{
-    u_char     *p;
-    ngx_int_t   version;
-    ngx_str_t  *is;
-
-    p = redis->mark.text;
-    is = (reply->n > 2) ? &reply->elts[2].str : NULL;
-
-    if (is == NULL || is->len <= redis->stamp_head
-        || ngx_memcmp(is->data, redis->stamp_value.data, redis->stamp_head)
-           != 0)
-    {
-        stamp_why(redis, ngx_snprintf(p, sizeof(redis->mark.text),
-                            "its \"%V\" tells of another digest key than "
-                            "that of \"idempotency_secret\", or of "
-                            "another version of the module",
-                            &redis->stamp_key));
-        return NGX_ERROR;
-    }
-
-    version = ngx_atoi(is->data + redis->stamp_head,
-                       is->len - redis->stamp_head);
-
-    if (version < NGX_IDEMPOTENCY_FINGERPRINT_OLDEST
-        || version > NGX_IDEMPOTENCY_FINGERPRINT_VERSION)
-    {
-        stamp_why(redis, ngx_snprintf(p, sizeof(redis->mark.text),
-                            "its \"%V\" tells of fingerprints of version %i, "
-                            "and this module knows %d to %d",
-                            &redis->stamp_key, version,
-                            NGX_IDEMPOTENCY_FINGERPRINT_OLDEST,
-                            NGX_IDEMPOTENCY_FINGERPRINT_VERSION));
-        return NGX_ERROR;
-    }
-
-    stamp_version(redis, version);
-
-    return NGX_OK;
+    mark->why.data = mark->text;
+    mark->why.len = p - mark->text;
 }
 
 
 static void
-stamp_why(ngx_idempotency_redis_zone_t *redis, u_char *last)
+stamp_tell_right(ngx_idempotency_redis_zone_t *redis, stamp_answer_t *answer,
+    ngx_uint_t refused)
 {
-    redis->mark.why.data = redis->mark.text;
-    redis->mark.why.len = last - redis->mark.text;
+    ngx_str_t  *zone;
+
+    zone = &redis->tier.shm->store->name;
+
+    if (answer->identity == answer->known && answer->was < answer->least) {
+        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
+                      "idempotency: the %V of zone \"%V\" has forgotten %uL ms "
+                      "of what it had acknowledged: what was claimed then may "
+                      "be executed again", &redis->tier.name, zone,
+                      answer->least - answer->was);
+    }
+
+    if (!refused) {
+        return;
+    }
+
+    if (answer->identity == answer->known) {
+        ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0,
+                      "idempotency: the %V of zone \"%V\" is the one that it "
+                      "was", &redis->tier.name, zone);
+
+    } else {
+        ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0,
+                      "idempotency: the %V of zone \"%V\" is used as it is, as "
+                      "somebody has agreed to that", &redis->tier.name, zone);
+    }
 }
 
 
 static void
-stamp_version(ngx_idempotency_redis_zone_t *redis, ngx_uint_t version)
+stamp_tell_wrong(ngx_idempotency_redis_zone_t *redis, ngx_uint_t accepts)
 {
-    u_char  *p;
+    ngx_str_t  *zone;
 
-    p = ngx_sprintf(redis->stamp_value.data + redis->stamp_head, "%ui",
-                    version);
+    zone = &redis->tier.shm->store->name;
 
-    redis->stamp_value.len = p - redis->stamp_value.data;
+    if (accepts) {
+        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
+                      "idempotency: the %V of zone \"%V\" is gone on with: %V; "
+                      "what it does not know is executed again",
+                      &redis->tier.name, zone, &redis->mark.why);
+        return;
+    }
+
+    ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
+                  "idempotency: the %V of zone \"%V\" is refused, %V; "
+                  "to agree to it as it is, PUT {\"store\":\"accept\"} "
+                  "to /zones/%V of idempotency_api",
+                  &redis->tier.name, zone, &redis->mark.why, zone);
+}
+
+
+/* it is asked at once, and the others follow */
+
+ngx_int_t
+ngx_idempotency_redis_stamps_agree(ngx_idempotency_tier_t *tier)
+{
+    ngx_uint_t                     i, n;
+    ngx_idempotency_tier_sh_t     *sh;
+    ngx_idempotency_redis_zone_t  *redis;
+
+    redis = (ngx_idempotency_redis_zone_t *) tier;
+
+    if (redis->redis == NULL || ngx_idempotency_shm_lock(tier->shm) != NGX_OK) {
+        return NGX_DECLINED;
+    }
+
+    sh = &tier->shm->sh->tier;
+    n = 0;
+
+    for (i = 0; i < redis->mark.nstamps; i++) {
+        n += (sh->stamps[i].since && sh->stamps[i].found != STAMP_FOREIGN);
+    }
+
+    sh->agreed = (n != 0);
+
+    ngx_idempotency_shm_unlock(tier->shm);
+
+    if (n == 0) {
+        return NGX_DECLINED;
+    }
+
+    redis->beaten = ngx_current_msec - STAMP_BEAT;
+    ngx_idempotency_redis_stamps_beat(tier);
+
+    return NGX_OK;
 }

@@ -92,6 +92,13 @@ ngx_idempotency_redis_sharded(ngx_idempotency_redis_t *redis)
 }
 
 
+ngx_uint_t
+ngx_idempotency_redis_accepts(ngx_idempotency_redis_t *redis)
+{
+    return redis->conf.lost;
+}
+
+
 ngx_int_t
 ngx_idempotency_redis_init_process(ngx_idempotency_redis_t *redis,
     ngx_cycle_t *cycle)
@@ -634,7 +641,7 @@ redis_tick(ngx_event_t *ev)
             if (conn && conn->state == ngx_idempotency_redis_ready
                 && !conn->asked && !conn->expected)
             {
-                ngx_idempotency_redis_mark_ask(conn);
+                ngx_idempotency_redis_mark_ask(conn, 0);
                 ngx_idempotency_redis_conn_check(conn, info && conn->info);
                 ngx_idempotency_redis_conn_write(conn);
             }

@@ -26,6 +26,7 @@ typedef struct ngx_idempotency_redis_call_s    ngx_idempotency_redis_call_t;
 typedef struct ngx_idempotency_redis_subscription_s
     ngx_idempotency_redis_subscription_t;
 typedef struct ngx_idempotency_redis_mark_s    ngx_idempotency_redis_mark_t;
+typedef struct ngx_idempotency_redis_stamp_s   ngx_idempotency_redis_stamp_t;
 
 
 typedef enum {
@@ -109,6 +110,11 @@ struct ngx_idempotency_redis_call_s {
        milliseconds.  A clock that was set forward makes all late, once: such
        a call is sent again */
     unsigned                        until:1;
+    /* where its mark has a single stamp, the script compares it: that is its
+       second key, and the mark's `meant` are its last two arguments.  "I":
+       that is another one, and nothing was done; the stamp is asked for, and
+       such a call is sent again */
+    unsigned                        meant:1;
 
     void                          (*handler)(
                                        ngx_idempotency_redis_call_t *call);
@@ -138,25 +144,37 @@ struct ngx_idempotency_redis_call_s {
 
 /*
  * What must stand in a server before a call that names it goes there, as its
- * address may lead to another one by now.  Each new connection asks for it
- * with its greeting, before it is ready: a script with one key and one
- * argument.  A node of a cluster that has not this key is not asked.  Before
- * that it is tried there whether other scripts may do all they do: see try.lua.
- * Both are looked at again every few seconds.
+ * address may lead to another one by now: a stamp, or in a cluster many, of
+ * which each node is asked for those that it has.  Each new connection asks
+ * with its greeting, before it is ready; behind that it is tried whether other
+ * scripts may do all they do: see try.lua.  That, and a stamp that did not
+ * stand there, is looked at again every few seconds.
  */
+
+#define NGX_IDEMPOTENCY_REDIS_STAMP_ARGS  5
+
+struct ngx_idempotency_redis_stamp_s {
+    ngx_idempotency_redis_mark_t   *mark;
+    ngx_str_t                       key;
+};
+
 
 struct ngx_idempotency_redis_mark_s {
     ngx_idempotency_redis_script_t *tries;
     ngx_idempotency_redis_script_t *script;
-    ngx_str_t                       key;
-    ngx_str_t                      *value;
+    ngx_idempotency_redis_stamp_t  *stamps;
+    ngx_uint_t                      nstamps;
+    ngx_str_t                       meant[2];
 
-    /* NGX_OK: it stands there; else calls are answered REFUSED, and why is to
-       be set */
+    /* the arguments of the script, when it is called */
+    void                          (*says)(
+                                       ngx_idempotency_redis_stamp_t *stamp,
+                                       ngx_str_t *args);
+    /* NGX_OK: it stands there; NGX_AGAIN: ask again; else calls are answered
+       REFUSED, and why is to be set */
     ngx_int_t                     (*handler)(
-                                       ngx_idempotency_redis_mark_t *mark,
+                                       ngx_idempotency_redis_stamp_t *stamp,
                                        ngx_idempotency_redis_reply_t *reply);
-    void                           *data;
     ngx_str_t                       why;
     u_char                          text[NGX_IDEMPOTENCY_REDIS_WHY];
     /* ... is that scripts may not do what they do */
@@ -227,6 +245,8 @@ typedef struct {
 
     ngx_int_t                       replicas;
     ngx_flag_t                      fsync;
+    /* one that is another, or has forgotten, is gone on with */
+    ngx_uint_t                      lost;
 
     ngx_flag_t                      ssl;
     ngx_str_t                       ssl_name;
@@ -263,6 +283,11 @@ ngx_uint_t ngx_idempotency_redis_connections(ngx_idempotency_redis_t *redis);
 ngx_uint_t ngx_idempotency_redis_durable(ngx_idempotency_redis_t *redis);
 /* a cluster: scripts publish with SPUBLISH there, else with PUBLISH */
 ngx_uint_t ngx_idempotency_redis_sharded(ngx_idempotency_redis_t *redis);
+/* ... the slot of a key, of so many */
+#define NGX_IDEMPOTENCY_REDIS_SLOTS  16384
+ngx_uint_t ngx_idempotency_redis_slot(ngx_str_t *key);
+/* `lost accept` */
+ngx_uint_t ngx_idempotency_redis_accepts(ngx_idempotency_redis_t *redis);
 void ngx_idempotency_redis_mark(ngx_idempotency_redis_t *redis,
     ngx_idempotency_redis_mark_t *mark);
 

@@ -959,7 +959,7 @@ handshake_start(ngx_idempotency_redis_conn_t *conn)
     (void) ngx_idempotency_redis_conn_due(conn, handshake_role, NULL);
 
     if (conn->kind == &ngx_idempotency_redis_pipeline) {
-        ngx_idempotency_redis_mark_ask(conn);
+        ngx_idempotency_redis_mark_ask(conn, 1);
     }
 
     ngx_idempotency_redis_conn_check(conn, conn->info);

@@ -292,8 +292,9 @@ uint64_t ngx_idempotency_redis_node_time(ngx_idempotency_redis_node_t *node);
 
 /* mark */
 
-/* all of them */
-void ngx_idempotency_redis_mark_ask(ngx_idempotency_redis_conn_t *conn);
+/* all of them; "anew": whatever was known */
+void ngx_idempotency_redis_mark_ask(ngx_idempotency_redis_conn_t *conn,
+    ngx_uint_t anew);
 /* NGX_AGAIN: it has been asked for, NGX_DECLINED: it does not stand there */
 ngx_int_t ngx_idempotency_redis_mark_look(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_mark_t *mark);

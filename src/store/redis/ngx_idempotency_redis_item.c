@@ -219,6 +219,8 @@ ngx_idempotency_redis_item_call(ngx_idempotency_redis_item_t *ri,
     }
 
     call->script = &redis_scripts[script];
+    call->meant = (script == redis_claim || script == redis_put
+                   || script == redis_release);
 }
 
 
@@ -363,9 +365,10 @@ ngx_idempotency_redis_item_answer(ngx_idempotency_redis_item_t *ri,
         item->result = NGX_IDEMPOTENCY_STALE;
         return NGX_OK;
 
+    case 'I':
     case 'L':
 
-        /* it came too late to be wanted, and did nothing */
+        /* it came too late to be wanted, or to another one, and did nothing */
 
         item->result = NGX_IDEMPOTENCY_UNAVAILABLE;
         item->again = 1;
@@ -479,31 +482,10 @@ ngx_idempotency_redis_item_try_script(void)
 }
 
 
-void
-ngx_idempotency_redis_stamp_call(ngx_idempotency_redis_call_t *call,
-    ngx_str_t *args)
+ngx_idempotency_redis_script_t *
+ngx_idempotency_redis_item_stamp_script(void)
 {
-    call->script = &redis_scripts[redis_stamp];
-    call->args = args;
-    call->nargs = 1;
-    call->until = 0;
-    call->durable = 0;
-}
-
-
-/* NGX_DECLINED: it is another one */
-
-ngx_int_t
-ngx_idempotency_redis_stamp_answer(ngx_idempotency_redis_reply_t *reply)
-{
-    if (reply->type != NGX_IDEMPOTENCY_REDIS_ARRAY || reply->n == 0
-        || reply->elts[0].type != NGX_IDEMPOTENCY_REDIS_STRING
-        || reply->elts[0].str.len != 1)
-    {
-        return NGX_ERROR;
-    }
-
-    return (reply->elts[0].str.data[0] == 'O') ? NGX_OK : NGX_DECLINED;
+    return &redis_scripts[redis_stamp];
 }
 
 

@@ -66,18 +66,11 @@ ngx_int_t ngx_idempotency_redis_item_record(ngx_idempotency_item_t *item,
 
 ngx_idempotency_redis_script_t *ngx_idempotency_redis_item_list_script(void);
 ngx_idempotency_redis_script_t *ngx_idempotency_redis_item_try_script(void);
+ngx_idempotency_redis_script_t *ngx_idempotency_redis_item_stamp_script(void);
 
 /* the name of a token's key */
 
 u_char *ngx_idempotency_redis_item_key(u_char *p, ngx_str_t *prefix,
     u_char *token);
-
-/* what all who share a zone have in common */
-
-void ngx_idempotency_redis_stamp_call(ngx_idempotency_redis_call_t *call,
-    ngx_str_t *args);
-ngx_int_t ngx_idempotency_redis_stamp_answer(
-    ngx_idempotency_redis_reply_t *reply);
-
 
 #endif /* _NGX_IDEMPOTENCY_REDIS_ITEM_H_INCLUDED_ */

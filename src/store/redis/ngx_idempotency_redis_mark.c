@@ -10,24 +10,25 @@
 
 /* of a connection, for each mark */
 
-#define MARK_UNKNOWN  0
-#define MARK_ASKED    1
-#define MARK_THERE    2
-#define MARK_OTHER    3
-/* ... the first of its two answers is there: it is one of these */
-#define MARK_TRIED    4
+#define MARK_UNKNOWN        0
+#define MARK_THERE          1
+#define MARK_OTHER          2
+/* some of its answers are there: all of them are well, or these are not */
+#define MARK_ASKED          3
+#define MARK_ASKED_UNKNOWN  4
+#define MARK_ASKED_OTHER    5
 
 
 static void mark_say(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_mark_t *mark);
-static void mark_tried(ngx_idempotency_redis_conn_t *conn, void *data,
-    ngx_idempotency_redis_reply_t *reply);
+static ngx_uint_t mark_say_stamp(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_stamp_t *stamp, ngx_uint_t text);
 static void mark_said(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
-static ngx_uint_t mark_judge(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_mark_t *mark, ngx_idempotency_redis_reply_t *reply,
-    ngx_int_t (*handler)(ngx_idempotency_redis_mark_t *mark,
-    ngx_idempotency_redis_reply_t *reply));
+static void mark_tried(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply);
+static ngx_int_t mark_error(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_reply_t *reply);
 static ngx_int_t mark_may(ngx_idempotency_redis_mark_t *mark,
     ngx_idempotency_redis_reply_t *reply);
 
@@ -44,11 +45,17 @@ ngx_idempotency_redis_mark(ngx_idempotency_redis_t *redis,
 
 
 void
-ngx_idempotency_redis_mark_ask(ngx_idempotency_redis_conn_t *conn)
+ngx_idempotency_redis_mark_ask(ngx_idempotency_redis_conn_t *conn,
+    ngx_uint_t anew)
 {
     ngx_idempotency_redis_mark_t  *mark;
 
     for (mark = conn->redis->marks; mark; mark = mark->next) {
+
+        if (anew) {
+            conn->marks[mark->n] = MARK_UNKNOWN;
+        }
+
         mark_say(conn, mark);
     }
 }
@@ -117,16 +124,28 @@ ngx_idempotency_redis_marked(ngx_idempotency_redis_t *redis,
 }
 
 
-/* by its text: whoever is there need not know it, and it is short */
+/* what stands there is not asked for again, as calls may compare it; scripts
+   may lose their rights.  By their texts, as the server need not know them */
 
 static void
 mark_say(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_mark_t *mark)
 {
     ngx_str_t                    publish;
+    ngx_uint_t                   i, n;
     ngx_idempotency_resp_out_t  *out;
 
+    n = 0;
     out = &conn->out;
+
+    for (i = 0;
+         i < mark->nstamps && conn->marks[mark->n] != MARK_THERE;
+         i++)
+    {
+        n += mark_say_stamp(conn, &mark->stamps[i], n == 0);
+    }
+
+    conn->marks[mark->n] = MARK_ASKED;
 
     if (ngx_idempotency_redis_sharded(conn->redis)) {
         ngx_str_set(&publish, "SPUBLISH");
@@ -141,23 +160,94 @@ mark_say(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_resp_word(out, (u_char *) "EVAL", 4);
     ngx_idempotency_resp_str(out, &mark->tries->text);
     ngx_idempotency_resp_word(out, (u_char *) "0", 1);
-    ngx_idempotency_resp_str(out, &mark->key);
+    ngx_idempotency_resp_str(out, &mark->stamps->key);
     ngx_idempotency_resp_str(out, &publish);
 
     (void) ngx_idempotency_redis_conn_expect(conn, mark_tried, mark);
-
-    ngx_idempotency_resp_command(out, 5);
-    ngx_idempotency_resp_word(out, (u_char *) "EVAL", 4);
-    ngx_idempotency_resp_str(out, &mark->script->text);
-    ngx_idempotency_resp_word(out, (u_char *) "1", 1);
-    ngx_idempotency_resp_str(out, &mark->key);
-    ngx_idempotency_resp_str(out, mark->value);
-
-    conn->marks[mark->n] = MARK_ASKED;
-
-    (void) ngx_idempotency_redis_conn_expect(conn, mark_said, mark);
 }
 
+
+/* a node of a cluster is not asked for what it has not */
+
+static ngx_uint_t
+mark_say_stamp(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_stamp_t *stamp, ngx_uint_t text)
+{
+    ngx_str_t                        args[NGX_IDEMPOTENCY_REDIS_STAMP_ARGS];
+    ngx_uint_t                       i;
+    ngx_idempotency_redis_t         *redis;
+    ngx_idempotency_resp_out_t      *out;
+    ngx_idempotency_redis_script_t  *script;
+
+    out = &conn->out;
+    redis = conn->redis;
+    script = stamp->mark->script;
+
+    if (ngx_idempotency_redis_sharded(redis)
+        && redis->topology->route(redis, &stamp->key) != conn->node)
+    {
+        return 0;
+    }
+
+    stamp->mark->says(stamp, args);
+
+    ngx_idempotency_resp_command(out, 4 + NGX_IDEMPOTENCY_REDIS_STAMP_ARGS);
+
+    if (text) {
+        ngx_idempotency_resp_word(out, (u_char *) "EVAL", 4);
+        ngx_idempotency_resp_str(out, &script->text);
+
+    } else {
+        ngx_idempotency_resp_word(out, (u_char *) "EVALSHA", 7);
+        ngx_idempotency_resp_word(out, script->sha1, sizeof(script->sha1));
+    }
+
+    ngx_idempotency_resp_word(out, (u_char *) "1", 1);
+    ngx_idempotency_resp_str(out, &stamp->key);
+
+    for (i = 0; i < NGX_IDEMPOTENCY_REDIS_STAMP_ARGS; i++) {
+        ngx_idempotency_resp_str(out, &args[i]);
+    }
+
+    (void) ngx_idempotency_redis_conn_expect(conn, mark_said, stamp);
+
+    return 1;
+}
+
+
+static void
+mark_said(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply)
+{
+    ngx_idempotency_redis_stamp_t  *stamp = data;
+
+    u_char     *is;
+    ngx_int_t   rc;
+
+    ngx_idempotency_redis_conn_expected(conn);
+
+    is = &conn->marks[stamp->mark->n];
+
+    rc = mark_error(conn, reply);
+
+    if (rc == NGX_ERROR) {
+        rc = stamp->mark->handler(stamp, reply);
+    }
+
+    if (rc == NGX_ERROR) {
+        *is = MARK_ASKED_OTHER;
+
+        /* what has forgotten may be no master any more */
+
+        conn->redis->topology->doubt(conn->node, 0);
+
+    } else if (rc == NGX_AGAIN && *is == MARK_ASKED) {
+        *is = MARK_ASKED_UNKNOWN;
+    }
+}
+
+
+/* the last one of its answers */
 
 static void
 mark_tried(ngx_idempotency_redis_conn_t *conn, void *data,
@@ -165,10 +255,22 @@ mark_tried(ngx_idempotency_redis_conn_t *conn, void *data,
 {
     ngx_idempotency_redis_mark_t  *mark = data;
 
+    u_char     *is;
+    ngx_int_t   rc;
+
     ngx_idempotency_redis_conn_expected(conn);
 
-    conn->marks[mark->n] = MARK_TRIED
-                           + mark_judge(conn, mark, reply, mark_may);
+    is = &conn->marks[mark->n];
+
+    rc = mark_error(conn, reply);
+
+    if (rc == NGX_ERROR) {
+        rc = mark_may(mark, reply);
+    }
+
+    *is = (rc == NGX_ERROR || *is == MARK_ASKED_OTHER) ? MARK_OTHER
+          : (rc == NGX_AGAIN || *is == MARK_ASKED_UNKNOWN) ? MARK_UNKNOWN
+          : MARK_THERE;
 
     if (reply && reply->type == NGX_IDEMPOTENCY_REDIS_ARRAY && reply->n == 2
         && reply->elts[0].str.len == 1 && reply->elts[0].str.data[0] == 'W'
@@ -181,26 +283,8 @@ mark_tried(ngx_idempotency_redis_conn_t *conn, void *data,
                       "%V (%V \"%V\"): who waits for what is pending "
                       "elsewhere is told late",
                       &conn->redis->conf.name, &conn->node->name,
-                      &reply->elts[1].str, &mark->key);
+                      &reply->elts[1].str, &mark->stamps->key);
     }
-}
-
-
-static void
-mark_said(ngx_idempotency_redis_conn_t *conn, void *data,
-    ngx_idempotency_redis_reply_t *reply)
-{
-    ngx_idempotency_redis_mark_t  *mark = data;
-
-    ngx_uint_t  tried;
-
-    ngx_idempotency_redis_conn_expected(conn);
-
-    tried = conn->marks[mark->n] - MARK_TRIED;
-
-    conn->marks[mark->n] = (tried == MARK_THERE)
-                           ? mark_judge(conn, mark, reply, mark->handler)
-                           : tried;
 
     if (conn->state == ngx_idempotency_redis_ready) {
         conn->kind->ready(conn);
@@ -208,35 +292,42 @@ mark_said(ngx_idempotency_redis_conn_t *conn, void *data,
 }
 
 
-static ngx_uint_t
-mark_judge(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_mark_t *mark, ngx_idempotency_redis_reply_t *reply,
-    ngx_int_t (*handler)(ngx_idempotency_redis_mark_t *mark,
-    ngx_idempotency_redis_reply_t *reply))
+/* NGX_ERROR: what it says is to be judged.  What has moved in a cluster is not
+   asked for here; NGX_AGAIN: the server is busy, or no master */
+
+static ngx_int_t
+mark_error(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_reply_t *reply)
 {
     ngx_idempotency_redis_verdict_t  verdict;
 
     if (reply == NULL) {
-        return MARK_UNKNOWN;
+        return NGX_AGAIN;
     }
 
-    if (reply->type == NGX_IDEMPOTENCY_REDIS_ERROR) {
-        verdict = ngx_idempotency_redis_verdict(&reply->str);
-
-        if (verdict.what == NGX_IDEMPOTENCY_REDIS_MOVED
-            || verdict.what == NGX_IDEMPOTENCY_REDIS_ASK)
-        {
-            return MARK_THERE;
-        }
-
-        if (verdict.error == NGX_IDEMPOTENCY_REDIS_AWAY) {
-            ngx_idempotency_redis_pipeline_pause(conn, &reply->str);
-            conn->retire = (verdict.what == NGX_IDEMPOTENCY_REDIS_MASTER);
-            return MARK_UNKNOWN;
-        }
+    if (reply->type != NGX_IDEMPOTENCY_REDIS_ERROR) {
+        return NGX_ERROR;
     }
 
-    return (handler(mark, reply) == NGX_OK) ? MARK_THERE : MARK_OTHER;
+    verdict = ngx_idempotency_redis_verdict(&reply->str);
+
+    if (verdict.what == NGX_IDEMPOTENCY_REDIS_MOVED
+        || verdict.what == NGX_IDEMPOTENCY_REDIS_ASK)
+    {
+        return NGX_OK;
+    }
+
+    if (verdict.what == NGX_IDEMPOTENCY_REDIS_TEXT) {
+        return NGX_AGAIN;
+    }
+
+    if (verdict.error == NGX_IDEMPOTENCY_REDIS_AWAY) {
+        ngx_idempotency_redis_pipeline_pause(conn, &reply->str);
+        conn->retire = (verdict.what == NGX_IDEMPOTENCY_REDIS_MASTER);
+        return NGX_AGAIN;
+    }
+
+    return NGX_ERROR;
 }
 
 

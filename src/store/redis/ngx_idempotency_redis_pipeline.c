@@ -33,6 +33,8 @@ static void pipeline_asking(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
 static void pipeline_answer(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
+static ngx_int_t pipeline_other(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply);
 static ngx_int_t pipeline_late(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply);
 static void pipeline_refused(ngx_idempotency_redis_conn_t *conn,
@@ -278,10 +280,11 @@ pipeline_say(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call)
 {
     uint64_t                     until;
-    ngx_uint_t                   i;
+    ngx_uint_t                   i, meant;
     ngx_idempotency_resp_out_t  *out;
 
     out = &conn->out;
+    meant = (call->meant && call->mark->nstamps == 1);
 
     if (call->asking) {
         ngx_idempotency_resp_say(out, "ASKING", NULL);
@@ -289,7 +292,7 @@ pipeline_say(ngx_idempotency_redis_conn_t *conn,
     }
 
     ngx_idempotency_resp_command(out, 3 + (call->key.len != 0) + call->nargs
-                                      + call->until);
+                                      + call->until + 3 * meant);
 
     if (call->eval) {
         ngx_idempotency_resp_word(out, (u_char *) "EVAL", 4);
@@ -301,7 +304,12 @@ pipeline_say(ngx_idempotency_redis_conn_t *conn,
                                   sizeof(call->script->sha1));
     }
 
-    if (call->key.len) {
+    if (meant) {
+        ngx_idempotency_resp_word(out, (u_char *) "2", 1);
+        ngx_idempotency_resp_str(out, &call->key);
+        ngx_idempotency_resp_str(out, &call->mark->stamps->key);
+
+    } else if (call->key.len) {
         ngx_idempotency_resp_word(out, (u_char *) "1", 1);
         ngx_idempotency_resp_str(out, &call->key);
 
@@ -318,6 +326,11 @@ pipeline_say(ngx_idempotency_redis_conn_t *conn,
                 + (uint64_t) (call->deadline - ngx_current_msec) * 1000;
 
         ngx_idempotency_resp_number(out, until);
+    }
+
+    if (meant) {
+        ngx_idempotency_resp_str(out, &call->mark->meant[0]);
+        ngx_idempotency_resp_str(out, &call->mark->meant[1]);
     }
 
     /* if there is no memory, the connection is lost with what was not sent */
@@ -361,7 +374,9 @@ pipeline_answer(ngx_idempotency_redis_conn_t *conn, void *data,
 
     conn->paused = 0;
 
-    if (call->until && pipeline_late(conn, call, reply) == NGX_AGAIN) {
+    if ((call->meant && pipeline_other(conn, call, reply) == NGX_AGAIN)
+        || (call->until && pipeline_late(conn, call, reply) == NGX_AGAIN))
+    {
         return;
     }
 
@@ -380,6 +395,34 @@ pipeline_answer(ngx_idempotency_redis_conn_t *conn, void *data,
 
     ngx_queue_remove(&call->queue);
     ngx_queue_insert_tail(&conn->waiting, &call->queue);
+}
+
+
+/* NGX_AGAIN: it is not the server that was meant, and before it is sent again,
+   it is asked which one it is */
+
+static ngx_int_t
+pipeline_other(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply)
+{
+    if (reply->type != NGX_IDEMPOTENCY_REDIS_ARRAY || reply->n == 0
+        || reply->elts[0].str.len != 1 || reply->elts[0].str.data[0] != 'I')
+    {
+        return NGX_OK;
+    }
+
+    ngx_idempotency_redis_mark_doubt(conn, call->mark);
+
+    if ((ngx_msec_int_t) (call->deadline - ngx_current_msec) <= 0
+        || ++call->tries > PIPELINE_TRIES)
+    {
+        return NGX_OK;
+    }
+
+    ngx_queue_remove(&call->queue);
+    ngx_idempotency_redis_pipeline_call(conn, call);
+
+    return NGX_AGAIN;
 }
 
 

@@ -21,7 +21,6 @@
 
 #define DISCOVERY_PAUSE  200
 
-#define CLUSTER_SLOTS  16384
 /* whoever is never told that a slot has moved asks all the same, each time that
    so many looks have passed */
 #define CLUSTER_FRESH  6
@@ -39,7 +38,7 @@ typedef struct {
 
 typedef struct {
     ngx_idempotency_redis_node_t    *home;
-    ngx_idempotency_redis_node_t    *slots[CLUSTER_SLOTS];
+    ngx_idempotency_redis_node_t    *slots[NGX_IDEMPOTENCY_REDIS_SLOTS];
     /* for the map, each time another one: the nodes of the configuration, then
        those of the map */
     ngx_idempotency_redis_conn_t    *conn;
@@ -94,7 +93,6 @@ static void sentinel_master(ngx_idempotency_redis_t *redis, ngx_str_t *host,
 static ngx_int_t cluster_init(ngx_idempotency_redis_t *redis);
 static ngx_idempotency_redis_node_t *cluster_route(
     ngx_idempotency_redis_t *redis, ngx_str_t *key);
-static ngx_uint_t cluster_slot(ngx_str_t *key);
 static ngx_idempotency_redis_node_t *cluster_find(
     ngx_idempotency_redis_t *redis, uint64_t master);
 static ngx_int_t cluster_after(ngx_idempotency_redis_t *redis, uint64_t *master,
@@ -902,7 +900,7 @@ cluster_route(ngx_idempotency_redis_t *redis, ngx_str_t *key)
     ngx_idempotency_redis_node_t  *node;
 
     cluster = redis->topology_data;
-    node = cluster->slots[cluster_slot(key)];
+    node = cluster->slots[ngx_idempotency_redis_slot(key)];
 
     return node ? node : cluster->home;
 }
@@ -910,8 +908,8 @@ cluster_route(ngx_idempotency_redis_t *redis, ngx_str_t *key)
 
 /* CRC-16/XMODEM of what stands between the first braces, if anything does */
 
-static ngx_uint_t
-cluster_slot(ngx_str_t *key)
+ngx_uint_t
+ngx_idempotency_redis_slot(ngx_str_t *key)
 {
     u_char      *p, *last, *begin, *end;
     ngx_uint_t   i, crc;
@@ -937,7 +935,7 @@ cluster_slot(ngx_str_t *key)
         crc &= 0xffff;
     }
 
-    return crc % CLUSTER_SLOTS;
+    return crc % NGX_IDEMPOTENCY_REDIS_SLOTS;
 }
 
 
@@ -983,7 +981,7 @@ cluster_after(ngx_idempotency_redis_t *redis, uint64_t *master, uint64_t *all)
         cluster_doubt(cluster->home, 1);
     }
 
-    for (i = 0; i < CLUSTER_SLOTS; i++) {
+    for (i = 0; i < NGX_IDEMPOTENCY_REDIS_SLOTS; i++) {
         if (cluster->slots[i] == NULL) {
             return NGX_ERROR;
         }
@@ -1002,11 +1000,11 @@ cluster_after(ngx_idempotency_redis_t *redis, uint64_t *master, uint64_t *all)
             continue;
         }
 
-        for (i = 0; i < CLUSTER_SLOTS && cluster->slots[i] != node; i++) {
+        for (i = 0; i < NGX_IDEMPOTENCY_REDIS_SLOTS && cluster->slots[i] != node; i++) {
             /* void */
         }
 
-        if (i == CLUSTER_SLOTS) {
+        if (i == NGX_IDEMPOTENCY_REDIS_SLOTS) {
             continue;
         }
 
@@ -1086,7 +1084,7 @@ cluster_moved(ngx_idempotency_redis_t *redis, ngx_str_t *text, ngx_uint_t ask)
     host.len = colon - host.data;
     port = ngx_atoi(colon + 1, last - colon - 1);
 
-    if (slot < 0 || slot >= CLUSTER_SLOTS || port < 1 || port > 65535
+    if (slot < 0 || slot >= NGX_IDEMPOTENCY_REDIS_SLOTS || port < 1 || port > 65535
         || host.len == 0)
     {
         return NULL;
@@ -1243,7 +1241,7 @@ cluster_range(ngx_idempotency_redis_conn_t *conn,
     last = range->elts[1].integer;
     master = &range->elts[2];
 
-    if (first < 0 || first > last || last >= CLUSTER_SLOTS
+    if (first < 0 || first > last || last >= NGX_IDEMPOTENCY_REDIS_SLOTS
         || master->type != NGX_IDEMPOTENCY_REDIS_ARRAY || master->n < 2)
     {
         return;

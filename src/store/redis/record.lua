@@ -58,6 +58,22 @@ local function clock()
     stamp = string.format('%.0f', now)
 end
 
+-- Whether this is the server that is meant, and has not forgotten: its stamp is the
+-- second key, if it is looked at, and the last two arguments are how that begins
+-- and what its beat must have reached.  See stamp.lua.
+
+local function meant()
+    if not KEYS[2] then
+        return true
+    end
+
+    local bytes, head = redis.pcall('GET', KEYS[2]), ARGV[#ARGV - 1]
+
+    return type(bytes) == 'string' and string.sub(bytes, 1, #head) == head
+           and tonumber(string.match(bytes, '^ (%d+)', #head + 1) or 0)
+               >= tonumber(ARGV[#ARGV])
+end
+
 local function too_late(not_after)
     return micros > tonumber(not_after)
 end
@@ -69,9 +85,14 @@ local function over(record)
 end
 
 -- The key's record, or nil if there is none; and the bytes that it was read from.
--- What is no record is answered at once.  Sets the last fence.
+-- What is no record is answered at once, and so is a server that is not meant.
+-- Sets the last fence.
 
 local function read(...)
+    if not meant() then
+        return nil, nil, { 'I', stamp }
+    end
+
     local bytes = redis.pcall(...)
 
     if type(bytes) == 'table' and not string.find(bytes.err, '^WRONGTYPE') then

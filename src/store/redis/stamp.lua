@@ -1,29 +1,108 @@
--- What all who share a zone must have in common, as the first of them said it.
+-- STAMP: which server this is, and how far it has come.
 --
---     KEYS[1]  the zone's stamp
---     ARGV     1 what it is to be
+--     KEYS[1]  the zone's stamp, or that of a part of a cluster
+--     ARGV     1 how it begins: its format, which digest key is used, and the
+--              version of fingerprints; 2 the identity that is known, or
+--              ""; 3 the beat that was acknowledged last, or 0; 4 the instance
+--              that asks; 5 "a": somebody agrees to what is here, "w": the beat
+--              is written in any case
+--
+-- A stamp is text: how it begins, a random identity, its beat, this server's
+-- time when that was written, and the identities that it stands for since
+-- somebody agreed to that, the latest first.  The beat is this server's time,
+-- too, but it never goes back, and goes on while the clock is slower.  Who
+-- remembers an identity and a beat of it finds that identity, and no older beat,
+-- or the server has forgotten.  Only who never had an acknowledged beat makes a stamp.
+--
+-- "O": it is the one that is known, or follows it; "A": it was agreed to; "N":
+-- there is none, "S": it is another one, "P": it has forgotten, "K": it is of
+-- another digest key, format or version.  Then what is known, as it was asked;
+-- the identity and the beat that were found; and the beat here now, or 0.
 
-local time = redis.call('TIME')
-local stamp = string.format('%.0f',
-                            time[1] * 1000 + math.floor(time[2] / 1000))
+clock()
 
-local is = redis.pcall('GET', KEYS[1])
+local head, known, least = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local bytes = redis.pcall('GET', key)
 
-if type(is) == 'table' then
+if type(bytes) == 'table' and not string.find(bytes.err, '^WRONGTYPE') then
+    return bytes
+end
 
-    if string.find(is.err, '^WRONGTYPE') then
-        return { 'S', stamp, '' }
+local id, was, at, olds
+
+if bytes then
+    if type(bytes) == 'string' and string.sub(bytes, 1, #head) == head then
+        id, was, at, olds = string.match(string.sub(bytes, #head + 1),
+                                         '^ (%x+) (%d+) (%d+)([ %x]*)$')
     end
 
-    return is
+    if not id then
+        return { 'K', stamp, known, ARGV[3], '', '0', '0' }
+    end
 end
 
-if is and is ~= ARGV[1] then
-    return { 'S', stamp, is }
+was, at, olds = tonumber(was or 0), tonumber(at or now), olds or ''
+
+local follows = string.find(olds, ' ' .. known, 1, true)
+local code = 'O'
+
+if least ~= 0 then
+    if not id then
+        code = 'N'
+
+    elseif id ~= known then
+        code = follows and 'O' or 'S'
+
+    elseif was < least - 2000 then
+        code = 'P'
+    end
 end
 
-if not is then
-    redis.call('SET', KEYS[1], ARGV[1])
+if code ~= 'O' and ARGV[5] ~= 'a' then
+    return { code, stamp, known, ARGV[3], id or '', string.format('%.0f', was),
+             '0' }
 end
 
-return { 'O', stamp }
+local write = not id or ARGV[5] == 'w'
+
+if code ~= 'O' then
+    olds = string.sub(' ' .. known .. olds, 1, 4 * 17)
+    id = (code == 'S') and id or nil
+    code, write = 'A', true
+
+elseif id == known then
+    write = write or was < least
+end
+
+if not id then
+    id = string.sub(redis.sha1hex(ARGV[4] .. head .. stamp .. known), 1, 16)
+end
+
+local passed = now - at
+local beat = math.max(now, was + math.min(math.max(passed, 0), 10000))
+
+if id == known then
+    beat = math.max(beat, least)
+end
+
+if write or passed >= 500 or passed < 0 then
+    local set = redis.pcall('SET', key, head .. ' ' .. id
+                            .. string.format(' %.0f %.0f', beat, now) .. olds)
+
+    if set.err then
+        if write or not string.find(set.err, '^OOM')
+                    and not string.find(set.err, '^MISCONF')
+                    and not string.find(set.err, '^NOREPLICAS')
+        then
+            return set
+        end
+
+        beat = was
+    end
+
+else
+    beat = was
+end
+
+return { code, stamp, known, ARGV[3], id, string.format('%.0f', was),
+         string.format('%.0f', beat) }
