@@ -18,10 +18,13 @@
 static ngx_queue_t  shm_waiting[NGX_IDEMPOTENCY_SHM_BUCKETS];
 
 
-/* ... those that are to be made again, one in each turn of the event loop */
+/* ... those that are to be made again: so many in each turn of the event loop,
+   as one may have a large response to copy, or much to free */
 
-static ngx_queue_t  shm_unfinished = { &shm_unfinished, &shm_unfinished };
-static ngx_event_t  shm_resume_event;
+#define NGX_IDEMPOTENCY_SHM_TURN  8
+
+static ngx_queue_t  shm_ready = { &shm_ready, &shm_ready };
+static ngx_event_t  shm_ready_event;
 
 
 /* claims of the dead that are dealt with while the lock is held once */
@@ -40,8 +43,8 @@ typedef struct {
 
 
 static void shm_enqueue(ngx_idempotency_op_t *op);
-static void shm_resume_handler(ngx_event_t *ev);
-static void shm_call(ngx_queue_t *ready);
+static void shm_ready_handler(ngx_event_t *ev);
+static void shm_post_ready(void);
 static ngx_queue_t *shm_bucket(uint64_t key);
 static void orphans_told(ngx_idempotency_shm_t *shm, orphan_t *orphan);
 
@@ -150,18 +153,16 @@ ngx_idempotency_shm_take_waiting(ngx_idempotency_record_t *rec,
 
 
 /*
- * Calls those that wait for the token.  They are taken aside first: a handler
- * may wait again, or cancel another.
+ * Calls those that wait for the token, the first of them now.  They are taken
+ * aside before: a handler may wait again, or cancel another.
  */
 
 void
 ngx_idempotency_shm_woken(uint64_t *key)
 {
     ngx_uint_t             i;
-    ngx_queue_t           *bucket, *q, *next, ready;
+    ngx_queue_t           *bucket, *q, *next;
     ngx_idempotency_op_t  *op;
-
-    ngx_queue_init(&ready);
 
     for (i = 0; i < NGX_IDEMPOTENCY_SHM_BUCKETS; i++) {
 
@@ -176,7 +177,7 @@ ngx_idempotency_shm_woken(uint64_t *key)
 
             if (key == NULL || ngx_idempotency_tree_key(op->token) == *key) {
                 ngx_queue_remove(q);
-                ngx_queue_insert_tail(&ready, q);
+                ngx_queue_insert_tail(&shm_ready, q);
             }
         }
 
@@ -185,31 +186,51 @@ ngx_idempotency_shm_woken(uint64_t *key)
         }
     }
 
-    while (!ngx_queue_empty(&ready)) {
-        shm_call(&ready);
+    if (!shm_ready_event.posted) {
+        shm_ready_handler(&shm_ready_event);
     }
 }
 
 
-/* the first one */
-
 static void
-shm_call(ngx_queue_t *ready)
+shm_ready_handler(ngx_event_t *ev)
 {
+    ngx_uint_t             n;
+    ngx_queue_t           *q, turn;
     ngx_idempotency_op_t  *op;
 
-    op = ngx_queue_data(ngx_queue_head(ready), ngx_idempotency_op_t, queue);
+    ngx_queue_init(&turn);
 
-    ngx_idempotency_shm_dequeue(op);
+    for (n = 0; n < NGX_IDEMPOTENCY_SHM_TURN; n++) {
 
-    if (op->again) {
-        op->again(op);
-        return;
+        if (ngx_queue_empty(&shm_ready)) {
+            break;
+        }
+
+        q = ngx_queue_head(&shm_ready);
+
+        ngx_queue_remove(q);
+        ngx_queue_insert_tail(&turn, q);
     }
 
-    op->result = NGX_IDEMPOTENCY_CHANGED;
+    shm_post_ready();
 
-    op->handler(op);
+    while (!ngx_queue_empty(&turn)) {
+
+        op = ngx_queue_data(ngx_queue_head(&turn), ngx_idempotency_op_t,
+                            queue);
+
+        ngx_idempotency_shm_dequeue(op);
+
+        if (op->again) {
+            op->again(op);
+            continue;
+        }
+
+        op->result = NGX_IDEMPOTENCY_CHANGED;
+
+        op->handler(op);
+    }
 }
 
 
@@ -220,27 +241,25 @@ ngx_idempotency_shm_resume(ngx_idempotency_op_t *op)
 {
     op->waiting = 1;
 
-    ngx_queue_insert_tail(&shm_unfinished, &op->queue);
+    ngx_queue_insert_tail(&shm_ready, &op->queue);
 
-    shm_resume_event.handler = shm_resume_handler;
-    shm_resume_event.log = ngx_cycle->log;
-
-    ngx_post_event(&shm_resume_event, &ngx_posted_next_events);
+    shm_post_ready();
 }
 
 
+/* the rest is for the next turn */
+
 static void
-shm_resume_handler(ngx_event_t *ev)
+shm_post_ready(void)
 {
-    if (ngx_queue_empty(&shm_unfinished)) {
+    if (ngx_queue_empty(&shm_ready)) {
         return;
     }
 
-    shm_call(&shm_unfinished);
+    shm_ready_event.handler = shm_ready_handler;
+    shm_ready_event.log = ngx_cycle->log;
 
-    if (!ngx_queue_empty(&shm_unfinished)) {
-        ngx_post_event(ev, &ngx_posted_next_events);
-    }
+    ngx_post_event(&shm_ready_event, &ngx_posted_next_events);
 }
 
 

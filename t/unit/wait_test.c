@@ -343,6 +343,61 @@ first_come_first_served(void)
 }
 
 
+/* so many that each turn of the event loop has some of them: others are served
+   in between, may come, and may go */
+
+static void
+many_in_turns(void)
+{
+    op_t        op;
+    uint64_t    key;
+    ngx_uint_t  i, n, left, turns;
+
+    open_zone();
+    own(&op, 1);
+
+    for (i = 0; i < WAITERS; i++) {
+        wait_for(i, 1, 1);
+    }
+
+    left = WAITERS;
+
+    if (zone_is(ZONE_AT_ONCE)) {
+        waiters[0].cancel = &waiters[--left].op;
+    }
+
+    check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_OK);
+    woke(1, 1, -1);
+
+    key = key_of(1);
+    ngx_idempotency_shm_woken(&key);
+
+    if (zone_is(ZONE_AT_ONCE)) {
+        op_cancel(&zone, &waiters[--left].op);
+    }
+
+    n = 0;
+
+    for (turns = 0; n < ncalled; turns++) {
+        check(ncalled - n <= 10 || !zone_is(ZONE_AT_ONCE));
+        n = ncalled;
+        (void) zone_pass(&zone);
+    }
+
+    check(turns > 5 || !zone_is(ZONE_AT_ONCE));
+
+    zone_settle(&zone);
+    check_equal(ncalled, left);
+
+    for (i = 0; i < WAITERS; i++) {
+        check_equal(waiters[i].called, i < left);
+    }
+
+    forget(1);
+    close_empty();
+}
+
+
 static void
 nobody_knows_wakes_all(void)
 {
@@ -708,6 +763,7 @@ static engine_case_t  cases[] = {
     { "whatever ends a claim wakes who waits, once", every_end_wakes, 0 },
     { "every slot has its bit", every_slot_has_its_bit, 0 },
     { "first come, first served", first_come_first_served, 0 },
+    { "many are called in many turns", many_in_turns, 0 },
     { "\"who knows\" wakes all", nobody_knows_wakes_all, 0 },
     { "\"who knows\" wakes wherever it waits", nobody_knows_wakes_each, 0 },
     { "what is cancelled is not called", cancelled_is_not_called, 0 },
