@@ -2,17 +2,63 @@
 /*
  * The keys of idempotency_secret, out of the lines of its file.  What stands
  * there is never told, not even where it is no key.
+ *
+ * Records that leave this machine's memory, and come back from where somebody
+ * else may have written.
+ *
+ * With a digest key each record has a mark: an HMAC, by a key made of that one,
+ * over all of it that decides.  A claim's covers the token, what that is bound
+ * to, whose claim it is, and the window; whoever may be in doubt of it, a Redis
+ * by itself, says so without a key, and so "in doubt" has a claim's mark, too.
+ * An outcome's covers what it is, its status and, where these stay as they are,
+ * its times.  "Done" and "not kept" are one to it, as a response may have to go
+ * for want of room; a response has a mark of its own, over that of its record.
+ * The counter of replays and a lease are covered by none.
+ *
+ * A response is sealed by a key of its own, which HKDF makes of the secret one
+ * and of 32 random bytes: as no key seals twice, the nonce may be a constant,
+ * and however many responses there are, two of them have one key with a
+ * probability that is nothing.
+ *
+ * What the response is an answer to is sealed along with it, so that who can
+ * write to the store can't put it elsewhere: the same bytes with another token,
+ * fingerprint, identity, outcome, status, window or claim don't open.
  */
 
 
-#include "ngx_idempotency_secret.h"
+#include "ngx_idempotency_seal.h"
 #include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/rand.h>
 
 
 typedef struct {
     u_char  *pos;
     u_char  *last;
 } secret_line_t;
+
+
+/* bytes of what is sealed along: all of fixed length */
+
+#define SEAL_HEAD  (1 + NGX_IDEMPOTENCY_SEAL_ID_LEN + 1                      \
+                    + 2 * NGX_IDEMPOTENCY_DIGEST_LEN                         \
+                    + sizeof(ngx_idempotency_parts_t))
+#define SEAL_DATA  (SEAL_HEAD + 7 * 8)
+
+
+/* what a mark is of, by its first byte */
+
+#define SEAL_CLAIM     'C'
+#define SEAL_EXECUTED  'E'
+#define SEAL_DOUBT     'U'
+#define SEAL_RESPONSE  'R'
+
+/* no number in a record is as large: it can be added to others, and is exact
+   in Lua */
+
+#define SEAL_NUMBER  ((int64_t) 1 << 53)
+
+#define seal_is_small(n)  ((n) > -SEAL_NUMBER && (n) < SEAL_NUMBER)
 
 
 static char *secret_line(ngx_idempotency_secret_t *secret, ngx_str_t *first,
@@ -31,6 +77,28 @@ static void secret_expand(const ngx_idempotency_digest_key_t *key, char *info,
     u_char *out);
 static ngx_uint_t secret_known(ngx_idempotency_secret_t *secret, u_char *id);
 static void secret_stamp(ngx_idempotency_secret_t *secret);
+static void seal_forged(ngx_idempotency_item_t *item);
+static ngx_uint_t seal_is_sound(ngx_idempotency_item_t *item);
+static ngx_uint_t seal_is_marked(const ngx_idempotency_secret_t *secret,
+    ngx_idempotency_item_t *item, ngx_uint_t times);
+static u_char seal_kind(ngx_idempotency_item_t *item);
+static void seal_mark(const ngx_idempotency_secret_t *secret, u_char kind,
+    ngx_idempotency_item_t *item, ngx_uint_t times, u_char *mac);
+static void seal_mark_response(const ngx_idempotency_secret_t *secret,
+    ngx_idempotency_item_t *item, size_t len, u_char *mac);
+static ngx_int_t seal_one(const ngx_idempotency_seal_key_t *key,
+    ngx_idempotency_item_t *item, ngx_uint_t times);
+static ngx_idempotency_seal_e seal_open(
+    const ngx_idempotency_secret_t *secret, ngx_idempotency_item_t *item,
+    ngx_uint_t times);
+static const ngx_idempotency_seal_key_t *seal_key(
+    const ngx_idempotency_secret_t *secret, u_char *id);
+static EVP_CIPHER_CTX *seal_cipher(const ngx_idempotency_seal_key_t *key,
+    u_char *salt, int encrypt);
+static ngx_int_t seal_along(EVP_CIPHER_CTX *ctx, u_char *id,
+    ngx_idempotency_item_t *item, ngx_uint_t times);
+static u_char *seal_number(u_char *p, uint64_t n);
+static void seal_none(ngx_idempotency_item_t *item);
 
 
 char *
@@ -350,23 +418,9 @@ secret_expand(const ngx_idempotency_digest_key_t *key, char *info, u_char *out)
 static ngx_uint_t
 secret_known(ngx_idempotency_secret_t *secret, u_char *id)
 {
-    ngx_uint_t  i;
-
-    if (secret->digest_key
-        && ngx_memcmp(secret->id, id, NGX_IDEMPOTENCY_SEAL_ID_LEN) == 0)
-    {
-        return 1;
-    }
-
-    for (i = 0; i < secret->nseals; i++) {
-        if (ngx_memcmp(secret->seals[i].id, id, NGX_IDEMPOTENCY_SEAL_ID_LEN)
-            == 0)
-        {
-            return 1;
-        }
-    }
-
-    return 0;
+    return (secret->digest_key
+            && ngx_memcmp(secret->id, id, NGX_IDEMPOTENCY_SEAL_ID_LEN) == 0)
+           || seal_key(secret, id);
 }
 
 
@@ -419,4 +473,496 @@ ngx_idempotency_stamp_differs(const u_char *stamp, const u_char *old)
 
     return (ngx_memcmp(old, none, NGX_IDEMPOTENCY_STAMP_LEN) == 0)
            ? NGX_IDEMPOTENCY_STAMP_NEW : NGX_IDEMPOTENCY_STAMP_ANOTHER;
+}
+
+
+void
+ngx_idempotency_seal(const ngx_idempotency_secret_t *secret,
+    ngx_idempotency_item_t *items, ngx_uint_t n, ngx_uint_t times)
+{
+    u_char                  *p;
+    ngx_uint_t               i;
+    ngx_idempotency_item_t  *item;
+
+    for (i = 0; i < n; i++) {
+        item = &items[i];
+
+        if (secret->digest_key
+            && (item->what == NGX_IDEMPOTENCY_ITEM_ASK
+                || item->what == NGX_IDEMPOTENCY_ITEM_PUT))
+        {
+            seal_mark(secret, seal_kind(item), item, times, item->mac);
+        }
+
+        if (item->what != NGX_IDEMPOTENCY_ITEM_PUT
+            || item->response.len == 0)
+        {
+            continue;
+        }
+
+        p = item->response.data + item->response.len;
+
+        if (secret->nseals == 0 && secret->digest_key) {
+            seal_mark_response(secret, item, item->response.len, p);
+
+            p[NGX_IDEMPOTENCY_MAC_LEN] = NGX_IDEMPOTENCY_SEAL_MARKED;
+            item->response.len += NGX_IDEMPOTENCY_MAC_LEN + 1;
+
+        } else if (secret->nseals == 0) {
+            *p = NGX_IDEMPOTENCY_SEAL_PLAIN;
+            item->response.len++;
+
+        } else if (seal_one(&secret->seals[0], item, times) != NGX_OK) {
+            item->seal = NGX_IDEMPOTENCY_SEAL_FAILED;
+            seal_none(item);
+        }
+    }
+}
+
+
+void
+ngx_idempotency_unseal(const ngx_idempotency_secret_t *secret,
+    ngx_idempotency_item_t *items, ngx_uint_t n, ngx_uint_t times)
+{
+    ngx_uint_t               i;
+    ngx_idempotency_item_t  *item;
+
+    for (i = 0; i < n; i++) {
+        item = &items[i];
+
+        if ((item->what != NGX_IDEMPOTENCY_ITEM_ASK
+             && item->what != NGX_IDEMPOTENCY_ITEM_FIND)
+            || item->result != NGX_IDEMPOTENCY_BOUND)
+        {
+            continue;
+        }
+
+        if (!seal_is_sound(item)) {
+            seal_forged(item);
+            continue;
+        }
+
+        if (secret->digest_key && !seal_is_marked(secret, item, times)) {
+
+            if (item->outcome == NGX_IDEMPOTENCY_PENDING
+                || item->outcome == NGX_IDEMPOTENCY_IN_DOUBT)
+            {
+                seal_forged(item);
+                continue;
+            }
+
+            /* it says that it was executed, and is believed no more */
+
+            item->seal = NGX_IDEMPOTENCY_SEAL_BROKEN;
+            item->status = 0;
+            seal_none(item);
+            continue;
+        }
+
+        if (item->response.len == 0 || item->brief) {
+            continue;
+        }
+
+        item->seal = seal_open(secret, item, times);
+
+        if (item->seal != NGX_IDEMPOTENCY_SEAL_OPEN) {
+            seal_none(item);
+        }
+    }
+}
+
+
+/* nobody waits for it, and nobody takes it over */
+
+static void
+seal_forged(ngx_idempotency_item_t *item)
+{
+    item->seal = NGX_IDEMPOTENCY_SEAL_FORGED;
+    item->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+}
+
+
+/* is it a record at all? */
+
+static ngx_uint_t
+seal_is_sound(ngx_idempotency_item_t *item)
+{
+    if (!seal_is_small((int64_t) item->fence)
+        || !seal_is_small((int64_t) item->sequence)
+        || !seal_is_small(item->window)
+        || !seal_is_small(item->recorded)
+        || !seal_is_small(item->ends)
+        || !seal_is_small(item->lapses)
+        || item->window < 0
+        || item->status > NGX_MAX_INT32_VALUE)
+    {
+        return 0;
+    }
+
+    switch (item->outcome) {
+
+    case NGX_IDEMPOTENCY_PENDING:
+    case NGX_IDEMPOTENCY_NOT_KEPT:
+        return item->response.len == 0;
+
+    case NGX_IDEMPOTENCY_DONE:
+    case NGX_IDEMPOTENCY_IN_DOUBT:
+        return 1;
+    }
+
+    return 0;
+}
+
+
+static ngx_uint_t
+seal_is_marked(const ngx_idempotency_secret_t *secret,
+    ngx_idempotency_item_t *item, ngx_uint_t times)
+{
+    u_char  kind, mac[NGX_IDEMPOTENCY_MAC_LEN];
+
+    kind = seal_kind(item);
+
+    seal_mark(secret, kind, item, times, mac);
+
+    if (CRYPTO_memcmp(mac, item->mac, NGX_IDEMPOTENCY_MAC_LEN) == 0) {
+        return 1;
+    }
+
+    /* its owner has died: it has what it was claimed with */
+
+    if (kind != SEAL_DOUBT || item->status || item->response.len) {
+        return 0;
+    }
+
+    seal_mark(secret, SEAL_CLAIM, item, times, mac);
+
+    return CRYPTO_memcmp(mac, item->mac, NGX_IDEMPOTENCY_MAC_LEN) == 0;
+}
+
+
+static u_char
+seal_kind(ngx_idempotency_item_t *item)
+{
+    if (item->what == NGX_IDEMPOTENCY_ITEM_ASK
+        && item->result != NGX_IDEMPOTENCY_BOUND)
+    {
+        return SEAL_CLAIM;
+    }
+
+    switch (item->outcome) {
+
+    case NGX_IDEMPOTENCY_DONE:
+    case NGX_IDEMPOTENCY_NOT_KEPT:
+        return SEAL_EXECUTED;
+
+    case NGX_IDEMPOTENCY_IN_DOUBT:
+        return SEAL_DOUBT;
+
+    default:
+        return SEAL_CLAIM;
+    }
+}
+
+
+static void
+seal_mark(const ngx_idempotency_secret_t *secret, u_char kind,
+    ngx_idempotency_item_t *item, ngx_uint_t times, u_char *mac)
+{
+    u_char                     data[SEAL_DATA], *p;
+    u_char                     out[NGX_IDEMPOTENCY_DIGEST_LEN];
+    ngx_idempotency_digest_t   d;
+
+    p = data;
+
+    *p++ = kind;
+    *p++ = (u_char) (times ? 1 : 0);
+
+    p = ngx_cpymem(p, item->token, NGX_IDEMPOTENCY_DIGEST_LEN);
+    p = ngx_cpymem(p, item->fingerprint, NGX_IDEMPOTENCY_DIGEST_LEN);
+    p = ngx_cpymem(p, &item->parts, sizeof(ngx_idempotency_parts_t));
+
+    p = seal_number(p, item->instance);
+    p = seal_number(p, item->sequence);
+    p = seal_number(p, item->window);
+
+    if (kind != SEAL_CLAIM) {
+        p = seal_number(p, item->status);
+        p = seal_number(p, times ? item->recorded : 0);
+        p = seal_number(p, times ? item->ends : 0);
+    }
+
+    ngx_idempotency_digest_begin(&d, &secret->mac);
+    ngx_idempotency_digest_bytes(&d, data, p - data);
+    ngx_idempotency_digest_final(&d, out);
+
+    ngx_memcpy(mac, out, NGX_IDEMPOTENCY_MAC_LEN);
+}
+
+
+static void
+seal_mark_response(const ngx_idempotency_secret_t *secret,
+    ngx_idempotency_item_t *item, size_t len, u_char *mac)
+{
+    u_char                     kind, out[NGX_IDEMPOTENCY_DIGEST_LEN];
+    ngx_idempotency_digest_t   d;
+
+    kind = SEAL_RESPONSE;
+
+    ngx_idempotency_digest_begin(&d, &secret->mac);
+    ngx_idempotency_digest_bytes(&d, &kind, 1);
+    ngx_idempotency_digest_bytes(&d, item->mac, NGX_IDEMPOTENCY_MAC_LEN);
+    ngx_idempotency_digest_bytes(&d, item->response.data, len);
+    ngx_idempotency_digest_final(&d, out);
+
+    ngx_memcpy(mac, out, NGX_IDEMPOTENCY_MAC_LEN);
+}
+
+
+static void
+seal_none(ngx_idempotency_item_t *item)
+{
+    item->response.len = 0;
+
+    if (item->outcome == NGX_IDEMPOTENCY_DONE) {
+        item->outcome = NGX_IDEMPOTENCY_NOT_KEPT;
+    }
+}
+
+
+/* in its place; what is left behind after a failure may be anything */
+
+static ngx_int_t
+seal_one(const ngx_idempotency_seal_key_t *key, ngx_idempotency_item_t *item,
+    ngx_uint_t times)
+{
+    int              n;
+    u_char          *data, *tag, *salt, *id;
+    ngx_int_t        rc;
+    EVP_CIPHER_CTX  *ctx;
+
+    data = item->response.data;
+    tag = data + item->response.len;
+    salt = tag + NGX_IDEMPOTENCY_SEAL_TAG_LEN;
+    id = salt + NGX_IDEMPOTENCY_SEAL_SALT_LEN;
+
+    if (item->response.len > NGX_MAX_INT32_VALUE
+        || RAND_bytes(salt, NGX_IDEMPOTENCY_SEAL_SALT_LEN) != 1)
+    {
+        return NGX_ERROR;
+    }
+
+    ngx_memcpy(id, key->id, NGX_IDEMPOTENCY_SEAL_ID_LEN);
+    id[NGX_IDEMPOTENCY_SEAL_ID_LEN] = NGX_IDEMPOTENCY_SEAL_SEALED;
+
+    ctx = seal_cipher(key, salt, 1);
+    if (ctx == NULL) {
+        return NGX_ERROR;
+    }
+
+    rc = NGX_ERROR;
+
+    if (seal_along(ctx, id, item, times) == NGX_OK
+        && EVP_EncryptUpdate(ctx, data, &n, data, (int) item->response.len)
+           == 1
+        && EVP_EncryptFinal_ex(ctx, tag, &n) == 1
+        && EVP_CIPHER_CTX_ctrl(ctx, EVP_CTRL_GCM_GET_TAG,
+                               NGX_IDEMPOTENCY_SEAL_TAG_LEN, tag)
+           == 1)
+    {
+        item->response.len += NGX_IDEMPOTENCY_SEAL_LEN;
+        rc = NGX_OK;
+    }
+
+    EVP_CIPHER_CTX_free(ctx);
+
+    return rc;
+}
+
+
+/* with a key to seal by, what is plain may be anybody's */
+
+static ngx_idempotency_seal_e
+seal_open(const ngx_idempotency_secret_t *secret,
+    ngx_idempotency_item_t *item, ngx_uint_t times)
+{
+    int                                n;
+    size_t                             len;
+    u_char                            *data, *tag, *salt, *id;
+    u_char                             mac[NGX_IDEMPOTENCY_MAC_LEN];
+    EVP_CIPHER_CTX                    *ctx;
+    ngx_idempotency_seal_e             rc;
+    const ngx_idempotency_seal_key_t  *key;
+
+    data = item->response.data;
+    len = item->response.len - 1;
+
+    if (data[len] == NGX_IDEMPOTENCY_SEAL_PLAIN && len) {
+
+        if (secret->nseals) {
+            return NGX_IDEMPOTENCY_SEAL_GONE;
+        }
+
+        if (secret->digest_key) {
+            return NGX_IDEMPOTENCY_SEAL_BROKEN;
+        }
+
+        item->response.len = len;
+        return NGX_IDEMPOTENCY_SEAL_OPEN;
+    }
+
+    if (data[len] == NGX_IDEMPOTENCY_SEAL_MARKED
+        && len > NGX_IDEMPOTENCY_MAC_LEN)
+    {
+        if (secret->nseals || secret->digest_key == NULL) {
+            return NGX_IDEMPOTENCY_SEAL_GONE;
+        }
+
+        len -= NGX_IDEMPOTENCY_MAC_LEN;
+        seal_mark_response(secret, item, len, mac);
+
+        if (CRYPTO_memcmp(mac, data + len, NGX_IDEMPOTENCY_MAC_LEN) != 0) {
+            return NGX_IDEMPOTENCY_SEAL_BROKEN;
+        }
+
+        item->response.len = len;
+        return NGX_IDEMPOTENCY_SEAL_OPEN;
+    }
+
+    if (data[len] != NGX_IDEMPOTENCY_SEAL_SEALED
+        || len + 1 <= NGX_IDEMPOTENCY_SEAL_LEN || len > NGX_MAX_INT32_VALUE)
+    {
+        return NGX_IDEMPOTENCY_SEAL_BROKEN;
+    }
+
+    len = item->response.len - NGX_IDEMPOTENCY_SEAL_LEN;
+
+    tag = data + len;
+    salt = tag + NGX_IDEMPOTENCY_SEAL_TAG_LEN;
+    id = salt + NGX_IDEMPOTENCY_SEAL_SALT_LEN;
+
+    key = seal_key(secret, id);
+    if (key == NULL) {
+        return NGX_IDEMPOTENCY_SEAL_GONE;
+    }
+
+    ctx = seal_cipher(key, salt, 0);
+    if (ctx == NULL) {
+        return NGX_IDEMPOTENCY_SEAL_FAILED;
+    }
+
+    rc = NGX_IDEMPOTENCY_SEAL_BROKEN;
+
+    if (seal_along(ctx, id, item, times) == NGX_OK
+        && EVP_DecryptUpdate(ctx, data, &n, data, (int) len) == 1
+        && EVP_CIPHER_CTX_ctrl(ctx, EVP_CTRL_GCM_SET_TAG,
+                               NGX_IDEMPOTENCY_SEAL_TAG_LEN, tag)
+           == 1
+        && EVP_DecryptFinal_ex(ctx, tag, &n) == 1)
+    {
+        item->response.len = len;
+        rc = NGX_IDEMPOTENCY_SEAL_OPEN;
+    }
+
+    EVP_CIPHER_CTX_free(ctx);
+
+    return rc;
+}
+
+
+static const ngx_idempotency_seal_key_t *
+seal_key(const ngx_idempotency_secret_t *secret, u_char *id)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; i < secret->nseals; i++) {
+        if (ngx_memcmp(secret->seals[i].id, id, NGX_IDEMPOTENCY_SEAL_ID_LEN)
+            == 0)
+        {
+            return &secret->seals[i];
+        }
+    }
+
+    return NULL;
+}
+
+
+static EVP_CIPHER_CTX *
+seal_cipher(const ngx_idempotency_seal_key_t *key, u_char *salt, int encrypt)
+{
+    int                        rc;
+    u_char                     own[NGX_IDEMPOTENCY_DIGEST_LEN];
+    EVP_CIPHER_CTX            *ctx;
+    ngx_idempotency_digest_t   d;
+
+    static const u_char        nonce[12];
+
+    ctx = EVP_CIPHER_CTX_new();
+    if (ctx == NULL) {
+        return NULL;
+    }
+
+    /* the second step of HKDF */
+
+    ngx_idempotency_digest_begin(&d, &key->key);
+    ngx_idempotency_digest_bytes(&d, (u_char *) "seal", 4);
+    ngx_idempotency_digest_bytes(&d, salt, NGX_IDEMPOTENCY_SEAL_SALT_LEN);
+    ngx_idempotency_digest_bytes(&d, (u_char *) "\1", 1);
+    ngx_idempotency_digest_final(&d, own);
+
+    rc = EVP_CipherInit_ex(ctx, EVP_aes_256_gcm(), NULL, own, nonce, encrypt);
+
+    OPENSSL_cleanse(own, sizeof(own));
+    OPENSSL_cleanse(&d, sizeof(ngx_idempotency_digest_t));
+
+    if (rc != 1) {
+        EVP_CIPHER_CTX_free(ctx);
+        return NULL;
+    }
+
+    return ctx;
+}
+
+
+/* the counter of replays is none of it: it may be anything */
+
+static ngx_int_t
+seal_along(EVP_CIPHER_CTX *ctx, u_char *id, ngx_idempotency_item_t *item,
+    ngx_uint_t times)
+{
+    int      n;
+    u_char   data[SEAL_DATA], *p;
+
+    p = data;
+
+    *p++ = NGX_IDEMPOTENCY_SEAL_SEALED;
+    p = ngx_cpymem(p, id, NGX_IDEMPOTENCY_SEAL_ID_LEN);
+    *p++ = (u_char) (times ? 1 : 0);
+
+    p = ngx_cpymem(p, item->token, NGX_IDEMPOTENCY_DIGEST_LEN);
+    p = ngx_cpymem(p, item->fingerprint, NGX_IDEMPOTENCY_DIGEST_LEN);
+    p = ngx_cpymem(p, &item->parts, sizeof(ngx_idempotency_parts_t));
+
+    p = seal_number(p, item->instance);
+    p = seal_number(p, item->sequence);
+    p = seal_number(p, item->outcome);
+    p = seal_number(p, item->status);
+    p = seal_number(p, item->window);
+    p = seal_number(p, times ? item->recorded : 0);
+    p = seal_number(p, times ? item->ends : 0);
+
+    return (EVP_CipherUpdate(ctx, NULL, &n, data, (int) (p - data)) == 1)
+           ? NGX_OK : NGX_ERROR;
+}
+
+
+static u_char *
+seal_number(u_char *p, uint64_t n)
+{
+    ngx_int_t  shift;
+
+    for (shift = 56; shift >= 0; shift -= 8) {
+        *p++ = (u_char) (n >> shift);
+    }
+
+    return p;
 }

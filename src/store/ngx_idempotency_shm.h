@@ -360,9 +360,6 @@ void ngx_idempotency_shm_unlock(ngx_idempotency_shm_t *shm);
    the lock held */
 
 void ngx_idempotency_shm_sweep(ngx_idempotency_shm_t *shm, ngx_msec_t now);
-void ngx_idempotency_shm_orphan(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_msec_t now,
-    ngx_idempotency_workers_t *wake);
 
 /* NGX_AGAIN: what stands behind is asked for a token that this machine does
    not know for sure, and `looked` is called; or the result says whether it may
@@ -380,8 +377,6 @@ ngx_int_t ngx_idempotency_shm_figures(ngx_idempotency_store_t *store,
     ngx_msec_t now, ngx_idempotency_figures_t *figures);
 void ngx_idempotency_shm_warn(ngx_idempotency_shm_t *shm, ngx_uint_t percent);
 
-void ngx_idempotency_shm_cancel(ngx_idempotency_store_t *store,
-    ngx_idempotency_op_t *op);
 
 /* who waits for a record that is pending, with the lock held; and who is
    called once it is given back */
@@ -392,9 +387,7 @@ void ngx_idempotency_shm_wait_told(ngx_idempotency_record_t *rec,
     ngx_idempotency_op_t *op);
 ngx_uint_t ngx_idempotency_shm_untold(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
-void ngx_idempotency_shm_resume(ngx_idempotency_op_t *op);
 void ngx_idempotency_shm_dequeue(ngx_idempotency_op_t *op);
-ngx_uint_t ngx_idempotency_shm_awaited(ngx_idempotency_record_t *rec);
 void ngx_idempotency_shm_take_waiting(ngx_idempotency_record_t *rec,
     ngx_idempotency_workers_t *wake);
 void ngx_idempotency_shm_woken(uint64_t *key);

@@ -1,7 +1,11 @@
 
 /*
  * The life of a zone: made empty at start, kept across reloads, and refused
- * to everybody once a process died in the middle of a change.
+ * to everybody once a process died in the middle of a change.  What is over
+ * leaves it by a timer.
+ *
+ * And what is told of a zone as a whole: how long things took, how its space
+ * is used, and what becomes of that.
  */
 
 
@@ -21,6 +25,39 @@
 static ngx_event_t  shm_expire_event;
 
 
+/* what is over is freed first, so much while the lock is held once, and so
+   often: the rest may be told as if it were there */
+
+#define NGX_IDEMPOTENCY_FIGURES_FREE   64
+#define NGX_IDEMPOTENCY_FIGURES_TIMES  16
+
+
+/* of how much of a zone in use is warned, once; and from where on once more */
+
+typedef struct {
+    ngx_uint_t  percent;
+    ngx_uint_t  again;
+} stats_level_t;
+
+
+static const stats_level_t  stats_levels[] = {
+    { 95, 90 },
+    { 80, 75 },
+    { 0, 0 }
+};
+
+
+const ngx_msec_t
+    ngx_idempotency_stats_bounds[NGX_IDEMPOTENCY_STATS_BOUNDS] = {
+    1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000
+};
+
+
+const char  *ngx_idempotency_error_names[NGX_IDEMPOTENCY_ERRORS] = {
+    "timeout", "connect", "refused", "protocol", "full", "other"
+};
+
+
 static ngx_int_t shm_zone_create(ngx_idempotency_shm_t *shm,
     ngx_slab_pool_t *shpool, uint64_t fence);
 static ngx_int_t shm_zone_same_key(ngx_idempotency_shm_t *shm,
@@ -37,7 +74,18 @@ static void shm_zone_quit(void);
 static void shm_expire_handler(ngx_event_t *ev);
 static ngx_idempotency_shm_t *shm_zone_next(ngx_cycle_t *cycle,
     ngx_list_part_t **part, ngx_uint_t *i);
-
+static ngx_uint_t figures_locked(ngx_idempotency_shm_t *shm, ngx_msec_t now,
+    ngx_idempotency_figures_t *figures);
+static void figures_oldest(ngx_idempotency_shm_t *shm, ngx_msec_t now,
+    ngx_idempotency_figures_t *figures);
+static void figures_record(ngx_idempotency_record_t *rec, ngx_msec_t now,
+    ngx_idempotency_figures_t *figures);
+static void figures_tier(ngx_idempotency_tier_t *tier,
+    ngx_idempotency_figures_t *figures);
+static void stats_note(ngx_idempotency_stats_t *stats, ngx_uint_t used,
+    uint32_t at);
+static ngx_idempotency_moment_t *stats_moment(ngx_idempotency_stats_t *stats,
+    ngx_uint_t n);
 
 
 ngx_int_t
@@ -746,4 +794,295 @@ shm_zone_next(ngx_cycle_t *cycle, ngx_list_part_t **part, ngx_uint_t *i)
     }
 
     return NULL;
+}
+
+
+ngx_int_t
+ngx_idempotency_shm_figures(ngx_idempotency_store_t *store, ngx_msec_t now,
+    ngx_idempotency_figures_t *figures)
+{
+    ngx_uint_t              i, freed, full;
+    ngx_idempotency_shm_t  *shm;
+
+    shm = store->data;
+
+    ngx_memzero(figures, sizeof(ngx_idempotency_figures_t));
+
+    figures->evict = shm->evict;
+    figures->size = shm->shpool->end - (u_char *) shm->shpool;
+
+    if (shm->tier) {
+        figures->kind = shm->tier->backing->kind(shm->tier, &figures->sync);
+    }
+
+    for (i = 0; i < NGX_IDEMPOTENCY_FIGURES_TIMES; i++) {
+
+        if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+            figures->counters = shm->sh->stats.counters;
+            return NGX_DECLINED;
+        }
+
+        freed = ngx_idempotency_record_expire(shm, now,
+                                              NGX_IDEMPOTENCY_FIGURES_FREE);
+
+        full = figures_locked(shm, now, figures);
+
+        ngx_idempotency_shm_unlock(shm);
+
+        if (full) {
+            ngx_idempotency_shm_warn(shm, full);
+        }
+
+        if (freed < NGX_IDEMPOTENCY_FIGURES_FREE) {
+            break;
+        }
+    }
+
+    ngx_idempotency_tier_kick(shm);
+
+    return NGX_OK;
+}
+
+
+static ngx_uint_t
+figures_locked(ngx_idempotency_shm_t *shm, ngx_msec_t now,
+    ngx_idempotency_figures_t *figures)
+{
+    ngx_uint_t                full, pfree;
+    ngx_idempotency_stats_t  *stats;
+
+    stats = &shm->sh->stats;
+    pfree = shm->shpool->pfree;
+
+    full = ngx_idempotency_stats_space(stats, pfree, now);
+
+    figures->counters = stats->counters;
+    ngx_memcpy(figures->records, stats->records, sizeof(stats->records));
+    figures->used = figures->size - pfree * ngx_pagesize;
+
+    ngx_idempotency_stats_trend(stats, pfree, now, figures);
+    figures_oldest(shm, now, figures);
+
+    if (shm->tier) {
+        figures_tier(shm->tier, figures);
+    }
+
+    return full;
+}
+
+
+/* all but the copies of what stands behind are in order in their windows */
+
+static void
+figures_oldest(ngx_idempotency_shm_t *shm, ngx_msec_t now,
+    ngx_idempotency_figures_t *figures)
+{
+    ngx_idempotency_window_t  *window;
+
+    figures->empty = 1;
+    figures->oldest = 0;
+
+    for (window = &shm->sh->window; window; window = window->next) {
+
+        if (window != &shm->sh->left && !ngx_queue_empty(&window->records)) {
+            figures_record(ngx_queue_data(ngx_queue_head(&window->records),
+                                          ngx_idempotency_record_t,
+                                          as.bound.expiry),
+                           now, figures);
+        }
+    }
+
+    if (!ngx_queue_empty(&shm->sh->pending)) {
+        figures_record(ngx_queue_data(ngx_queue_head(&shm->sh->pending),
+                                      ngx_idempotency_record_t, queue),
+                       now, figures);
+    }
+}
+
+
+static void
+figures_record(ngx_idempotency_record_t *rec, ngx_msec_t now,
+    ngx_idempotency_figures_t *figures)
+{
+    ngx_msec_int_t  age;
+
+    age = (ngx_msec_int_t) (now - rec->recorded);
+    age = ngx_max(age, 0);
+
+    figures->empty = 0;
+    figures->oldest = ngx_max(figures->oldest, (ngx_msec_t) age);
+}
+
+
+static void
+figures_tier(ngx_idempotency_tier_t *tier, ngx_idempotency_figures_t *figures)
+{
+    ngx_idempotency_tier_sh_t  *sh;
+
+    sh = &tier->shm->sh->tier;
+
+    figures->up = !sh->failing && !sh->said;
+    figures->undelivered = sh->listed - sh->told;
+}
+
+
+/* one that stands before another store is full by and by, as it may be */
+
+void
+ngx_idempotency_shm_warn(ngx_idempotency_shm_t *shm, ngx_uint_t percent)
+{
+    if (shm->tier) {
+        return;
+    }
+
+    ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0,
+                  "idempotency zone \"%V\" is full to %ui percent, %uz bytes "
+                  "are free",
+                  &shm->store->name, percent,
+                  (size_t) shm->shpool->pfree * ngx_pagesize);
+}
+
+
+void
+ngx_idempotency_stats_time(ngx_idempotency_times_t *times, ngx_msec_t ms)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; i < NGX_IDEMPOTENCY_STATS_BOUNDS; i++) {
+        if (ms <= ngx_idempotency_stats_bounds[i]) {
+            break;
+        }
+    }
+
+    ngx_idempotency_stats_add(times->buckets[i], 1);
+    ngx_idempotency_stats_add(times->sum, ms);
+}
+
+
+/* called with each claim, as but for claims little changes */
+
+ngx_uint_t
+ngx_idempotency_stats_space(ngx_idempotency_stats_t *stats, ngx_uint_t pfree,
+    ngx_msec_t now)
+{
+    ngx_uint_t  used, i;
+
+    used = stats->pages - pfree;
+
+    stats_note(stats, used, (uint32_t) (now / 1000));
+
+    used *= 100;
+
+    for (i = 0; stats_levels[i].percent; i++) {
+
+        if (stats->warned < stats_levels[i].percent
+            && used >= stats_levels[i].percent * stats->pages)
+        {
+            stats->warned = stats_levels[i].percent;
+            return stats->warned;
+        }
+
+        if (stats->warned == stats_levels[i].percent
+            && used < stats_levels[i].again * stats->pages)
+        {
+            stats->warned = stats_levels[i + 1].percent;
+        }
+    }
+
+    return 0;
+}
+
+
+static void
+stats_note(ngx_idempotency_stats_t *stats, ngx_uint_t used, uint32_t at)
+{
+    int32_t                    since;
+    ngx_idempotency_moment_t  *moment;
+
+    if (stats->noted) {
+        moment = stats_moment(stats, stats->noted - 1);
+        since = (int32_t) (at - moment->at);
+
+        if (since < NGX_IDEMPOTENCY_STATS_APART) {
+            return;
+        }
+
+        if (since > 2 * NGX_IDEMPOTENCY_STATS_APART) {
+
+            /* what is new since came before the silence, not with its end */
+
+            since = moment->at + NGX_IDEMPOTENCY_STATS_APART;
+
+            moment = stats_moment(stats, stats->noted++);
+            moment->at = since;
+            moment->used = (uint32_t) used;
+        }
+    }
+
+    moment = stats_moment(stats, stats->noted++);
+    moment->at = at;
+    moment->used = (uint32_t) used;
+}
+
+
+static ngx_idempotency_moment_t *
+stats_moment(ngx_idempotency_stats_t *stats, ngx_uint_t n)
+{
+    return &stats->moments[n % NGX_IDEMPOTENCY_STATS_MOMENTS];
+}
+
+
+/* by what has changed within the last hour, if it is at least a minute */
+
+void
+ngx_idempotency_stats_trend(ngx_idempotency_stats_t *stats, ngx_uint_t pfree,
+    ngx_msec_t now, ngx_idempotency_figures_t *figures)
+{
+    int64_t                    grown;
+    uint32_t                   at, since;
+    ngx_uint_t                 n, first;
+    ngx_idempotency_moment_t  *moment, *next;
+
+    at = (uint32_t) (now / 1000);
+
+    figures->known = 0;
+    figures->full_in = -1;
+
+    if (stats->noted == 0) {
+        return;
+    }
+
+    first = (stats->noted > NGX_IDEMPOTENCY_STATS_MOMENTS)
+                ? stats->noted - NGX_IDEMPOTENCY_STATS_MOMENTS : 0;
+
+    moment = stats_moment(stats, first);
+
+    for (n = first + 1; n < stats->noted; n++) {
+        next = stats_moment(stats, n);
+
+        /* the last one that is an hour old tells how it was an hour ago */
+
+        if ((int32_t) (at - next->at) < 3600) {
+            break;
+        }
+
+        moment = next;
+    }
+
+    since = at - moment->at;
+
+    if ((int32_t) since < NGX_IDEMPOTENCY_STATS_APART) {
+        return;
+    }
+
+    since = ngx_min(since, 3600);
+
+    grown = (int64_t) (stats->pages - pfree) - (int64_t) moment->used;
+
+    figures->known = 1;
+    figures->growth = grown * (int64_t) ngx_pagesize * 3600 / since;
+
+    if (grown > 0) {
+        figures->full_in = (int64_t) pfree * since / grown;
+    }
 }
