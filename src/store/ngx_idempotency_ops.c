@@ -153,7 +153,7 @@ static ngx_int_t
 shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_claim_t *claim)
 {
     ngx_int_t                   rc;
-    ngx_uint_t                  elsewhere, full;
+    ngx_uint_t                  full, remote;
     ngx_msec_t                  due;
     ngx_idempotency_op_t       *op;
     ngx_idempotency_shm_t      *shm;
@@ -182,7 +182,7 @@ shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_claim_t *claim)
         ngx_idempotency_die(op, NGX_IDEMPOTENCY_FAULT_DIE_LOCKED);
 
         cur.offset = 0;
-        elsewhere = 0;
+        remote = 0;
         due = 0;
 
         if (op->result == NGX_IDEMPOTENCY_BOUND) {
@@ -198,10 +198,10 @@ shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_claim_t *claim)
                 ngx_idempotency_shm_wait(rec, claim);
             }
 
-            if (claim->wait && rec->state == NGX_IDEMPOTENCY_ELSEWHERE) {
+            if (claim->wait && rec->state == NGX_IDEMPOTENCY_REMOTE) {
                 ngx_idempotency_shm_wait(rec, claim);
-                elsewhere = 1;
-                due = rec->as.elsewhere.due;
+                remote = 1;
+                due = rec->as.remote.due;
             }
         }
 
@@ -214,8 +214,8 @@ shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_claim_t *claim)
                                      ngx_idempotency_tree_key(op->token));
         ngx_idempotency_tier_kick(shm);
 
-        if (elsewhere) {
-            ngx_idempotency_elsewhere_wait(shm, op->token, due);
+        if (remote) {
+            ngx_idempotency_remote_wait(shm, op->token, due);
         }
 
         if (full) {
@@ -294,7 +294,7 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 
     if (shm->tier && !claim->local) {
 
-        rc = ngx_idempotency_ask_meet(shm, claim, &rec, wake);
+        rc = ngx_idempotency_ask_lookup(shm, claim, &rec, wake);
 
         if (rc != NGX_DECLINED) {
             return (rc == NGX_AGAIN) ? NULL : rec;
@@ -336,7 +336,7 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 }
 
 
-/* what is merely asked for has the fingerprint of who asked */
+/* a record that only asks has the fingerprint of the request that asked */
 
 static ngx_uint_t
 shm_of_other_version(ngx_idempotency_record_t *rec,
@@ -430,7 +430,7 @@ shm_complete(ngx_idempotency_store_t *store,
 }
 
 
-/* it is yet to be told, and nothing is in the way of that */
+/* the backing lacks its outcome, and will have it soon */
 
 ngx_uint_t
 ngx_idempotency_shm_untold(ngx_idempotency_shm_t *shm,
@@ -442,7 +442,7 @@ ngx_idempotency_shm_untold(ngx_idempotency_shm_t *shm,
 }
 
 
-/* something was told of the token: that the outcome is? */
+/* the backing has taken something of this token: its outcome? */
 
 static void
 shm_told(ngx_idempotency_op_t *op)
@@ -641,7 +641,7 @@ shm_leave(ngx_idempotency_shm_t *shm, ngx_idempotency_release_t *release)
 }
 
 
-/* what is not known here for sure is asked for, and then looked at here */
+/* what the zone does not know is asked for, and then found here */
 
 static ngx_int_t
 shm_find(ngx_idempotency_store_t *store, ngx_idempotency_find_t *find)
@@ -880,9 +880,9 @@ shm_read_locked(ngx_idempotency_record_t *rec, ngx_idempotency_cursor_t *cur)
 
 
 /*
- * Copies what was found into the caller's pool; `left` is the sequence under
- * which it was left to those who waited, or 0.  NGX_DECLINED: the record ended while
- * it was read, so the question is to be asked again.
+ * Copies what was found into the caller's pool; `left` is the sequence of the
+ * claim that left it to those who waited, or 0.  NGX_DECLINED: the record ended
+ * while it was read, so the operation begins again.
  */
 
 static ngx_int_t
@@ -1127,7 +1127,7 @@ record_describe(ngx_idempotency_record_t *rec, ngx_msec_t now,
 
     switch (rec->state) {
 
-    case NGX_IDEMPOTENCY_ELSEWHERE:
+    case NGX_IDEMPOTENCY_REMOTE:
     case NGX_IDEMPOTENCY_GRANTED:
         found->outcome = NGX_IDEMPOTENCY_PENDING;
         break;
@@ -1162,7 +1162,7 @@ ngx_idempotency_record_lasts(ngx_idempotency_record_t *rec, ngx_msec_t now)
     ngx_msec_int_t  left;
 
     if (ngx_idempotency_record_pends(rec)
-        || rec->state == NGX_IDEMPOTENCY_ELSEWHERE)
+        || rec->state == NGX_IDEMPOTENCY_REMOTE)
     {
         return 0;
     }
@@ -1186,8 +1186,8 @@ ngx_idempotency_shm_wait(ngx_idempotency_record_t *rec,
     op = &claim->op;
     self = ngx_idempotency_worker_self();
 
-    waiting = (rec->state == NGX_IDEMPOTENCY_ELSEWHERE)
-              ? &rec->as.elsewhere.waiting : &rec->as.pending.waiting;
+    waiting = (rec->state == NGX_IDEMPOTENCY_REMOTE)
+              ? &rec->as.remote.waiting : &rec->as.pending.waiting;
 
     if (self.slot != NGX_IDEMPOTENCY_NO_WORKER) {
         waiting->bits[self.slot / 64] |= (uint64_t) 1 << (self.slot % 64);
@@ -1197,14 +1197,14 @@ ngx_idempotency_shm_wait(ngx_idempotency_record_t *rec,
 
     if (claim->waited != rec->sequence) {
         claim->waited = rec->sequence;
-        claim->answer = ngx_idempotency_elsewhere_next(rec);
+        claim->answer = ngx_idempotency_remote_next(rec);
     }
 
     shm_enqueue(op);
 }
 
 
-/* the same, for a request that holds back until an outcome is told */
+/* the same, for a request that waits until the backing has an outcome */
 
 void
 ngx_idempotency_shm_wait_told(ngx_idempotency_record_t *rec,
@@ -1234,7 +1234,7 @@ shm_enqueue(ngx_idempotency_op_t *op)
 }
 
 
-/* while it is pending */
+/* a request waits for a record that is pending */
 
 static ngx_uint_t
 shm_awaited(ngx_idempotency_record_t *rec)
@@ -1251,7 +1251,7 @@ shm_awaited(ngx_idempotency_record_t *rec)
 }
 
 
-/* before it is anything but pending, here or elsewhere */
+/* before the record is anything but pending, here or remotely */
 
 void
 ngx_idempotency_shm_take_waiting(ngx_idempotency_record_t *rec,
@@ -1262,8 +1262,8 @@ ngx_idempotency_shm_take_waiting(ngx_idempotency_record_t *rec,
     if (ngx_idempotency_record_pends(rec)) {
         waiting = &rec->as.pending.waiting;
 
-    } else if (rec->state == NGX_IDEMPOTENCY_ELSEWHERE) {
-        waiting = &rec->as.elsewhere.waiting;
+    } else if (rec->state == NGX_IDEMPOTENCY_REMOTE) {
+        waiting = &rec->as.remote.waiting;
 
     } else {
         ngx_memzero(wake, sizeof(ngx_idempotency_workers_t));
@@ -1386,7 +1386,7 @@ shm_post_ready(void)
 }
 
 
-/* it waits for a change, or, with a backing, for what that has to say */
+/* the operation waits for a change, or for the backing's answer */
 
 static void
 shm_cancel(ngx_idempotency_store_t *store,
@@ -1413,7 +1413,7 @@ shm_cancel(ngx_idempotency_store_t *store,
 }
 
 
-/* it asks once more */
+/* the operation is made again, or its answer isn't wanted any more */
 
 void
 ngx_idempotency_shm_dequeue(ngx_idempotency_op_t *op)
@@ -1492,7 +1492,7 @@ ngx_idempotency_shm_sweep(ngx_idempotency_shm_t *shm, ngx_msec_t now)
 }
 
 
-/* ... and whoever waits is to know */
+/* with the lock given back: the log has it, and those who wait are woken */
 
 static void
 orphans_told(ngx_idempotency_shm_t *shm, orphan_t *orphan)
@@ -1510,8 +1510,8 @@ orphans_told(ngx_idempotency_shm_t *shm, orphan_t *orphan)
 }
 
 
-/* it may have executed, and nobody is left who knows; nothing was sent before
-   it was told that it may */
+/* An owner that died may have executed: in doubt.  One that only asked has sent
+   nothing. */
 
 static void
 shm_orphan(ngx_idempotency_shm_t *shm,

@@ -1,31 +1,32 @@
 
 /*
  * Records in shared memory: found by token, claimed, bound to an outcome, left
- * to those who waited, removed; their responses, which are chains of pages; how
- * many there may be for one value; and room for them: what is over goes, a few
- * at a time, and where memory is short what may go early does.  All of it runs
- * with the zone's lock held.
+ * to those who waited, removed.  Their responses, which are chains of pages.
+ * Quotas: how many records there may be for one value.  Memory for them: what
+ * has ended is freed, and where memory is short what may leave early is evicted.
+ * All of it runs with the zone's lock held, and with a bound on its steps.
  *
- * A token's record is changed by what happens to it as record_states says, and
- * by nothing else.  What holds:
+ * A record's state changes by an event, as the table record_states says, and by
+ * nothing else.  What holds:
  *
- * ONE OWNER       Of a token at most one request at a time executes: the owner
- *                 of its one record, while that is PENDING.
- * CLAIMED BEFORE  With a backing a record is PENDING only if that has granted
- *                 its claim (GRANTED), or is out of reach and this memory alone
- *                 is to guard; what it took over there was in doubt there.
+ * ONE OWNER       At most one request at a time executes a token: the owner of
+ *                 its one record, while that is PENDING.
+ * CLAIMED BEFORE  With a backing a record is PENDING only if the backing has
+ *                 granted its claim (GRANTED), or is out of reach and this
+ *                 memory alone guards.  A claim takes over only what is in
+ *                 doubt.
  * ONE QUESTION    A record keeps its claim's number, the sequence, from when it
- *                 asks until it is answered, whoever waits for that, or nobody:
- *                 no other one is asked for meanwhile.
- * ONE ASKER       What is GRANTED is for him whose number the record has.  One
- *                 who has gone has none; who comes next takes his place, or it
- *                 is released.
- * NOT FORGOTTEN   What the backing has not heard, and what it may have claimed
- *                 for nobody, stays in the list of what it is told (see
- *                 writeback.c), as GONE if it is no token's any more.
- * NOT COPIED      What may be another thing in the backing by now (ELSEWHERE,
- *                 DOUBTED, NOTHING, FAILED) is an answer for those who waited
- *                 for it, and no answer for who comes later.
+ *                 asks until it is answered, whether a request waits or not:
+ *                 no second question is asked meanwhile.
+ * ONE ASKER       A GRANTED claim belongs to the request whose number the record
+ *                 has.  If that has ended, the next request takes its place, or
+ *                 the claim is released.
+ * NOT FORGOTTEN   What the backing lacks, and what it may have claimed for
+ *                 nobody, stays in the write-back queue (see writeback.c), as
+ *                 GONE if it is no token's any more.
+ * NOT COPIED      What may have changed in the backing since (REMOTE, DOUBTED,
+ *                 NOTHING, FAILED) answers the requests that waited for it, and
+ *                 none that comes later.
  * KEPT            An outcome stays until its window ends; only what the
  *                 backing has as well may leave before.
  */
@@ -45,8 +46,8 @@ typedef enum {
     record_nowhere = 0,
     record_pending,
     record_bound,
-    record_brief,
-    record_elsewhere
+    record_negative,
+    record_remote
 } record_place_e;
 
 
@@ -58,15 +59,15 @@ static const record_place_e  record_places[NGX_IDEMPOTENCY_STATES] = {
     [NGX_IDEMPOTENCY_ASKING] = record_pending,
     [NGX_IDEMPOTENCY_ABANDONED] = record_pending,
     [NGX_IDEMPOTENCY_GRANTED] = record_pending,
-    [NGX_IDEMPOTENCY_ELSEWHERE] = record_elsewhere,
-    [NGX_IDEMPOTENCY_DOUBTED] = record_brief,
-    [NGX_IDEMPOTENCY_NOTHING] = record_brief,
-    [NGX_IDEMPOTENCY_FAILED] = record_brief,
+    [NGX_IDEMPOTENCY_REMOTE] = record_remote,
+    [NGX_IDEMPOTENCY_DOUBTED] = record_negative,
+    [NGX_IDEMPOTENCY_NOTHING] = record_negative,
+    [NGX_IDEMPOTENCY_FAILED] = record_negative,
     [NGX_IDEMPOTENCY_GONE] = record_nowhere
 };
 
 
-/* it was asked for, and may be claimed there for nobody */
+/* the backing was asked, and may have claimed it for nobody */
 
 static const uint8_t  record_asked[NGX_IDEMPOTENCY_STATES] = {
     [NGX_IDEMPOTENCY_ASKING] = 1,
@@ -76,23 +77,23 @@ static const uint8_t  record_asked[NGX_IDEMPOTENCY_STATES] = {
 };
 
 
-/* what is bound to an outcome by its owner */
+/* the owner's outcomes */
 
 #define record_owner_ends                                                    \
     [NGX_IDEMPOTENCY_ON_DONE] = to(DONE),                                    \
     [NGX_IDEMPOTENCY_ON_NOT_KEPT] = to(NOT_KEPT),                            \
     [NGX_IDEMPOTENCY_ON_DOUBT] = to(IN_DOUBT)
 
-/* ... and what the backing says instead of granting a claim */
+/* ... the backing's answers but a granted claim */
 
 #define record_found                                                         \
-    [NGX_IDEMPOTENCY_ON_FOUND_PENDING] = to(ELSEWHERE),                      \
+    [NGX_IDEMPOTENCY_ON_FOUND_PENDING] = to(REMOTE),                      \
     [NGX_IDEMPOTENCY_ON_FOUND_DONE] = to(DONE),                              \
     [NGX_IDEMPOTENCY_ON_FOUND_NOT_KEPT] = to(NOT_KEPT),                      \
     [NGX_IDEMPOTENCY_ON_FOUND_DOUBT] = to(DOUBTED),                          \
     [NGX_IDEMPOTENCY_ON_FOUND_NOTHING] = to(NOTHING)
 
-/* ... and whatever it is */
+/* ... and what may happen in any state */
 
 #define record_goes                                                          \
     [NGX_IDEMPOTENCY_ON_REMOVE] = to(GONE),                                  \
@@ -101,7 +102,7 @@ static const uint8_t  record_asked[NGX_IDEMPOTENCY_STATES] = {
 #define to(state)  NGX_IDEMPOTENCY_##state + 1
 
 
-/* zero: that can't happen to it */
+/* zero: the event can't happen in this state */
 
 static const uint8_t
     record_states[NGX_IDEMPOTENCY_STATES][NGX_IDEMPOTENCY_EVENTS] =
@@ -153,9 +154,9 @@ static const uint8_t
         record_goes
     },
 
-    [NGX_IDEMPOTENCY_ELSEWHERE] = {
+    [NGX_IDEMPOTENCY_REMOTE] = {
         record_found,
-        [NGX_IDEMPOTENCY_ON_FAIL] = to(ELSEWHERE),
+        [NGX_IDEMPOTENCY_ON_FAIL] = to(REMOTE),
         record_goes
     },
 
@@ -171,7 +172,7 @@ static const uint8_t
         record_goes
     },
 
-    /* one that is made is nothing yet */
+    /* a new record begins here */
 
     [NGX_IDEMPOTENCY_GONE] = {
         [NGX_IDEMPOTENCY_ON_CLAIM] = to(PENDING),
@@ -184,11 +185,11 @@ static const uint8_t
 
 /* so many that have expired are freed at once for want of room */
 
-#define NGX_IDEMPOTENCY_ROOM_EXPIRE  3
+#define NGX_IDEMPOTENCY_EVICT_EXPIRED  3
 
-/* how many are looked at, at most, for one that may leave */
+/* so many are looked at, at most, for one that may be evicted */
 
-#define NGX_IDEMPOTENCY_ROOM_LOOK  64
+#define NGX_IDEMPOTENCY_EVICT_LOOK  64
 
 
 /* those of a value that are looked at, at most, while the lock is held once */
@@ -245,8 +246,8 @@ static void record_tally(ngx_idempotency_shm_t *shm,
 static void record_leave_place(ngx_idempotency_record_t *rec);
 static void record_enter_place(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t now);
-static ngx_uint_t room_evict(ngx_idempotency_shm_t *shm);
-static ngx_uint_t room_evict_told(ngx_idempotency_shm_t *shm);
+static ngx_uint_t evict_some(ngx_idempotency_shm_t *shm);
+static ngx_uint_t evict_copy(ngx_idempotency_shm_t *shm);
 static ngx_idempotency_quota_t *quota_find(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim);
 static ngx_idempotency_quota_t *quota_look(ngx_idempotency_shm_t *shm,
@@ -321,7 +322,7 @@ ngx_idempotency_records_init(ngx_idempotency_shm_sh_t *sh,
     sh->left.next = &sh->copies;
 
     ngx_queue_init(&sh->pending);
-    ngx_queue_init(&sh->elsewhere);
+    ngx_queue_init(&sh->remote);
     ngx_queue_init(&sh->kept);
 
     return NGX_OK;
@@ -329,9 +330,9 @@ ngx_idempotency_records_init(ngx_idempotency_shm_sh_t *sh,
 
 
 /*
- * The one place where a record's state changes, and with it where it is, and
- * what is counted.  Who waits for it was taken note of before.  What is GONE
- * is no token's any more, and nobody's to be looked at.
+ * The one place where a record's state changes, and with it its queues and the
+ * zone's counts.  The workers that wait for it were noted before.  A record that
+ * is GONE is no token's any more, and the caller must not use it.
  */
 
 void
@@ -373,7 +374,7 @@ ngx_idempotency_record_change(ngx_idempotency_shm_t *shm,
 }
 
 
-/* the backing may have it as claimed, and is to hear that it is not; or is to
+/* the backing may have it as claimed, and must learn that it is not; or must
    forget it, whoever claimed it there */
 
 static void
@@ -398,7 +399,7 @@ record_gone(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
         return;
     }
 
-    /* whether it was in doubt before its owner was told is known there alone */
+    /* only the backing knows whether a granted claim was in doubt before */
 
     rec->as.gone.freed = !record_asked[was];
     rec->as.gone.forgotten = forgotten;
@@ -414,12 +415,12 @@ record_leave_place(ngx_idempotency_record_t *rec)
     switch (record_places[rec->state]) {
 
     case record_pending:
-    case record_elsewhere:
+    case record_remote:
         ngx_queue_remove(&rec->queue);
         break;
 
     case record_bound:
-    case record_brief:
+    case record_negative:
         ngx_queue_remove(&rec->as.bound.expiry);
         quota_unbind(rec);
 
@@ -447,19 +448,19 @@ record_enter_place(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
         ngx_queue_insert_tail(&shm->sh->pending, &rec->queue);
         return;
 
-    case record_elsewhere:
+    case record_remote:
         rec->window = &shm->sh->left;
-        ngx_queue_insert_tail(&shm->sh->elsewhere, &rec->queue);
+        ngx_queue_insert_tail(&shm->sh->remote, &rec->queue);
         return;
 
-    case record_brief:
+    case record_negative:
         rec->window = &shm->sh->left;
-        rec->as.brief.copied = now;
+        rec->as.copy.copied = now;
         break;
 
     case record_bound:
         if (rec->window == &shm->sh->copies) {
-            rec->as.brief.copied = now;
+            rec->as.copy.copied = now;
         }
 
         break;
@@ -547,9 +548,9 @@ ngx_idempotency_record_create(ngx_idempotency_shm_t *shm,
 
 
 /*
- * What is not known here is asked for, by a record that nobody else may have
- * meanwhile.  Whether a fresh one may be bound is said along with that: one
- * that is bound already is answered in any case.
+ * The backing is asked for the token, by a record that keeps it for this claim
+ * meanwhile.  The question says whether a fresh token may be bound: what is
+ * bound already is answered in any case.
  */
 
 ngx_idempotency_result_e
@@ -651,7 +652,7 @@ record_new(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 }
 
 
-/* what is in doubt is claimed once more: whatever was kept of it goes */
+/* what is in doubt is claimed again: its response goes */
 
 ngx_idempotency_result_e
 ngx_idempotency_record_reclaim(ngx_idempotency_shm_t *shm,
@@ -698,8 +699,8 @@ ngx_idempotency_record_revive(ngx_idempotency_shm_t *shm,
 }
 
 
-/* what was granted is its asker's from now on, or what was asked for is who
-   guards it by this memory alone: under the number that it was asked by */
+/* a granted claim is its asker's from now on; or a question becomes a claim that
+   this memory alone guards, under the same number */
 
 void
 ngx_idempotency_record_take(ngx_idempotency_shm_t *shm,
@@ -748,7 +749,7 @@ record_claim(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 
     now = claim->op.now;
 
-    /* who takes over what nobody in particular asked for makes it his own */
+    /* a record in doubt takes the parts of the claim that takes it over */
 
     rec->parts = claim->parts;
 
@@ -873,9 +874,8 @@ record_window(ngx_idempotency_shm_t *shm, ngx_msec_t length, ngx_msec_t span)
 
 
 /*
- * From here on the token is bound to the outcome, and its window runs.  Who
- * waits for it was taken note of, and is to be woken once the lock is given
- * back.
+ * From here on the token is bound to the outcome, and its window runs.  The
+ * workers that wait were noted, and are woken once the lock is given back.
  */
 
 void
@@ -906,8 +906,8 @@ ngx_idempotency_record_publish(ngx_idempotency_shm_t *shm,
 }
 
 
-/* it was asked for, and is as the backing has it, which knows its times; or it
-   is not for long, as it may change there */
+/* the record is a copy of what the backing has; or a negative entry, as that may
+   change there */
 
 void
 ngx_idempotency_record_found(ngx_idempotency_shm_t *shm,
@@ -1020,7 +1020,7 @@ record_left_token(u_char *token, uint32_t sequence)
 }
 
 
-/* its owner has not executed it; but somebody else may have, before */
+/* its owner has not executed it, but one before may have */
 
 void
 ngx_idempotency_record_release(ngx_idempotency_shm_t *shm,
@@ -1071,7 +1071,8 @@ record_tally(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 }
 
 
-/* those that a token is bound to, and not answers for those who wait */
+/* only records that bind a token: no questions, no negative entries, and no
+   responses that are left to those who waited */
 
 static ngx_uint_t
 record_counts(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
@@ -1126,9 +1127,9 @@ ngx_idempotency_record_expire(ngx_idempotency_shm_t *shm, ngx_msec_t now,
         }
     }
 
-    while (i < n && !ngx_queue_empty(&shm->sh->elsewhere)) {
+    while (i < n && !ngx_queue_empty(&shm->sh->remote)) {
 
-        rec = ngx_queue_data(ngx_queue_head(&shm->sh->elsewhere),
+        rec = ngx_queue_data(ngx_queue_head(&shm->sh->remote),
                              ngx_idempotency_record_t, queue);
 
         if (!ngx_idempotency_record_expired(rec, now)) {
@@ -1146,19 +1147,19 @@ ngx_idempotency_record_expire(ngx_idempotency_shm_t *shm, ngx_msec_t now,
 ngx_uint_t
 ngx_idempotency_record_expired(ngx_idempotency_record_t *rec, ngx_msec_t now)
 {
-    if (rec->state == NGX_IDEMPOTENCY_ELSEWHERE) {
-        return ngx_idempotency_elsewhere_unwanted(rec, now,
+    if (rec->state == NGX_IDEMPOTENCY_REMOTE) {
+        return ngx_idempotency_remote_unwanted(rec, now,
                                                   NGX_IDEMPOTENCY_SHM_LEFT);
     }
 
-    if (ngx_idempotency_record_brief(rec)
-        && (ngx_msec_int_t) (now - rec->as.brief.copied)
+    if (ngx_idempotency_record_negative(rec)
+        && (ngx_msec_int_t) (now - rec->as.copy.copied)
            >= NGX_IDEMPOTENCY_SHM_LEFT)
     {
         return 1;
     }
 
-    /* brief ones but those in doubt tell nothing that could end */
+    /* negative entries but those in doubt have no end of their own */
 
     if (rec->state == NGX_IDEMPOTENCY_NOTHING
         || rec->state == NGX_IDEMPOTENCY_FAILED)
@@ -1210,25 +1211,26 @@ record_make_room(ngx_idempotency_shm_t *shm,
 }
 
 
-/* what may go: what has expired, then, if it may, the oldest response */
+/* frees what has expired, else evicts the oldest response, if it may */
 
 ngx_uint_t
 ngx_idempotency_record_free_some(ngx_idempotency_shm_t *shm, ngx_msec_t now)
 {
-    return ngx_idempotency_record_expire(shm, now, NGX_IDEMPOTENCY_ROOM_EXPIRE)
-           || room_evict(shm);
+    return ngx_idempotency_record_expire(shm, now,
+                                         NGX_IDEMPOTENCY_EVICT_EXPIRED)
+           || evict_some(shm);
 }
 
 
-/* the token of a response that went stays bound */
+/* the token of an evicted response stays bound */
 
 static ngx_uint_t
-room_evict(ngx_idempotency_shm_t *shm)
+evict_some(ngx_idempotency_shm_t *shm)
 {
     ngx_idempotency_record_t  *rec;
 
     if (shm->tier) {
-        return room_evict_told(shm);
+        return evict_copy(shm);
     }
 
     if (!shm->evict || ngx_queue_empty(&shm->sh->kept)) {
@@ -1258,12 +1260,12 @@ ngx_idempotency_record_evict(ngx_idempotency_shm_t *shm,
 
 
 /*
- * What the backing has may leave, the oldest first: those with responses, then
- * those of each window.  Some of the oldest may be owed yet.
+ * A record that the backing has may be evicted, the oldest first: those with
+ * responses, then those of each window.  The backing may lack some of the oldest.
  */
 
 static ngx_uint_t
-room_evict_told(ngx_idempotency_shm_t *shm)
+evict_copy(ngx_idempotency_shm_t *shm)
 {
     ngx_uint_t                 n;
     ngx_queue_t               *q;
@@ -1272,7 +1274,7 @@ room_evict_told(ngx_idempotency_shm_t *shm)
 
     q = ngx_queue_head(&shm->sh->kept);
 
-    for (n = 0; n < NGX_IDEMPOTENCY_ROOM_LOOK; n++) {
+    for (n = 0; n < NGX_IDEMPOTENCY_EVICT_LOOK; n++) {
 
         if (q == ngx_queue_sentinel(&shm->sh->kept)) {
             break;
@@ -1292,7 +1294,7 @@ room_evict_told(ngx_idempotency_shm_t *shm)
 
         q = ngx_queue_head(&window->records);
 
-        for (n = 0; n < NGX_IDEMPOTENCY_ROOM_LOOK; n++) {
+        for (n = 0; n < NGX_IDEMPOTENCY_EVICT_LOOK; n++) {
 
             if (q == ngx_queue_sentinel(&window->records)) {
                 break;
@@ -1467,7 +1469,7 @@ quota_unbind(ngx_idempotency_record_t *rec)
 }
 
 
-/* it counts no more; it is pending, or unbound */
+/* the record leaves its quota; it is pending, or in no queue */
 
 static void
 quota_drop(ngx_idempotency_shm_t *shm,

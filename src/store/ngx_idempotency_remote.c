@@ -1,50 +1,52 @@
 
 /*
- * A claim and what stands behind the zone.  What the zone does not know is
- * asked for, once for all who want the token: the first of them makes a record
- * that says so, all wait for that to change.  So whatever is claimed is in the
- * backing before anything is sent, but where that is out of reach and this
- * machine's memory alone is to guard (claim->alone).
+ * Claims over a backing, the store behind a zone.
  *
- * The answer turns the record into a claim, into a copy, or, where the answer
- * may be another one soon, into a brief record for those who have waited for
- * it.  A record that nobody waits for any more is asked for all the same, as
- * the backing may grant it yet: who comes before its answer waits for that.
+ * What the zone does not know is asked for, once for all requests of a token:
+ * the first of them makes a record in the state ASKING, and all wait until that
+ * changes.  So whatever is claimed is in the backing before anything is sent.
+ * The exception is claim->alone: the backing is out of reach, and this
+ * machine's memory alone guards the token.
  *
- * What is pending elsewhere was claimed by another zone.  All who wait for it
- * here, in any worker, share one record, and that asks the backing again and
- * again, ever more seldom, and at once when somebody has told the backing of a
- * change.  It only looks: whoever waited claims.
+ * The answer turns the record into a claim, into a copy, or, where it may be
+ * another one soon, into a negative entry for the requests that waited for it.
+ * A record that no request waits for any more is asked for all the same, as the
+ * backing may grant it yet: a request that comes before the answer waits for it.
  *
- * An operator's look asks as a claim does, by one that takes nothing that is
- * fresh, and that is bound to nothing: it leaves what it met in the zone, to be
- * looked at there.  Lists are read page by page, without the zone.
+ * A remote claim is pending in the backing, by another zone.  All requests that
+ * wait for it here, in any worker, share one record.  For that the backing is
+ * asked again, ever more seldom, and at once when it has announced a change.
+ * This only looks: the requests that waited claim.
+ *
+ * The API's find asks by a claim that takes nothing fresh and is bound to
+ * nothing.  The answer stays in the zone, and is looked up there.  Lists are
+ * read page by page, without the zone.
  */
 
 
 #include "ngx_idempotency_shm.h"
 
 
-/* for how long an answer is waited for */
+/* a claim waits for answers of the backing for so long */
 
 #define NGX_IDEMPOTENCY_ASK_TIMEOUT  5000
 
-/* for how long a brief one serves others than those who waited for it */
+/* a negative entry serves also those that did not wait for it, for so long */
 
-#define NGX_IDEMPOTENCY_ASK_BRIEF    25
+#define NGX_IDEMPOTENCY_ASK_NEGATIVE    25
 
 /* for how long a copy is good although others may make the backing forget */
 
 #define NGX_IDEMPOTENCY_ASK_COPY     60000
 
 
-/* who waits comes by more often; behind that nobody is taken to */
+/* a request that waits comes by more often: after this none does */
 
-#define NGX_IDEMPOTENCY_ELSEWHERE_WANTED  2000
+#define NGX_IDEMPOTENCY_REMOTE_WANTED  2000
 
-/* for how long an answer is waited for */
+/* an answer to a remote claim's question is late after this */
 
-#define NGX_IDEMPOTENCY_ELSEWHERE_ANSWER  5000
+#define NGX_IDEMPOTENCY_REMOTE_ANSWER  5000
 
 
 /* a wake-up may be lost */
@@ -55,15 +57,15 @@
 typedef struct {
     ngx_idempotency_claim_t         claim;
     ngx_idempotency_shm_t          *shm;
-    /* who wants to know; NULL: nobody any more */
+    /* the operation that waits for the answer; NULL: it was cancelled */
     ngx_idempotency_op_t           *op;
     ngx_event_t                     timer;
     ngx_queue_t                     queue;
 } look_t;
 
 
-/* this worker's: what is asked for, pages that are read, and who waits for
-   either */
+/* this worker's: claims that ask, pages that are read, and the operations that
+   wait for either */
 
 static ngx_queue_t  look_looks;
 static ngx_queue_t  look_pages;
@@ -90,14 +92,14 @@ static ngx_int_t ask_granted(ngx_idempotency_shm_t *shm,
     ngx_idempotency_workers_t *wake);
 static void ask_leave(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_workers_t *wake);
-static ngx_int_t ask_brief(ngx_idempotency_shm_t *shm,
+static ngx_int_t ask_negative(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec);
 static ngx_int_t ask_in_doubt(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec);
 static ngx_uint_t ask_late(ngx_idempotency_claim_t *claim);
 static ngx_int_t ask_result(ngx_idempotency_claim_t *claim,
     ngx_idempotency_result_e result);
-static void ask_elsewhere(ngx_idempotency_tier_t *tier,
+static void ask_remote(ngx_idempotency_tier_t *tier,
     ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item,
     ngx_idempotency_workers_t *wake);
 static void ask_claimed(ngx_idempotency_tier_t *tier,
@@ -109,11 +111,11 @@ static ngx_msec_t ask_describe(ngx_idempotency_record_t *rec,
     ngx_idempotency_item_t *item, int64_t now);
 static ngx_int_t ask_append(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_str_t *response);
-static ngx_msec_t elsewhere_due(ngx_idempotency_shm_t *shm,
+static ngx_msec_t remote_due(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t lapses);
-static ngx_msec_t elsewhere_delay(ngx_idempotency_shm_t *shm,
+static ngx_msec_t remote_delay(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
-static void elsewhere_handler(ngx_event_t *ev);
+static void remote_handler(ngx_event_t *ev);
 static ngx_uint_t look_unknown(ngx_idempotency_shm_t *shm,
     ngx_idempotency_op_t *op);
 static look_t *look_create(ngx_idempotency_shm_t *shm,
@@ -129,23 +131,23 @@ static void look_page(ngx_idempotency_list_t *list,
 static void look_listed(ngx_idempotency_op_t *op);
 static void look_item(ngx_idempotency_listed_t *listed,
     ngx_idempotency_item_t *item, int64_t now);
-static ngx_int_t elsewhere_meet(ngx_idempotency_shm_t *shm,
+static ngx_int_t remote_lookup(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t *rec);
-static void elsewhere_found(ngx_idempotency_shm_t *shm,
+static void remote_found(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t lapses);
-static void elsewhere_answered(ngx_idempotency_shm_t *shm,
+static void remote_answered(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t lapses,
     ngx_idempotency_workers_t *wake);
 
 
 /*
- * A claim meets a record, or none.  NGX_DECLINED: the zone answers by itself,
- * with the record as it is left here; NGX_AGAIN: the claim waits for the
+ * A claim and the record of its token, or NULL.  NGX_DECLINED: the zone answers
+ * by itself, by the record as it is then; NGX_AGAIN: the claim waits for the
  * backing; NGX_OK: it is answered.
  */
 
 ngx_int_t
-ngx_idempotency_ask_meet(ngx_idempotency_shm_t *shm,
+ngx_idempotency_ask_lookup(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec,
     ngx_idempotency_workers_t *wake)
 {
@@ -161,7 +163,7 @@ ngx_idempotency_ask_meet(ngx_idempotency_shm_t *shm,
         }
     }
 
-    /* what it asked for was answered, or is another's */
+    /* its question was answered, or is another claim's by now */
 
     claim->asker = 0;
 
@@ -178,9 +180,9 @@ ask_bound(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     case NGX_IDEMPOTENCY_PENDING:
         return NGX_DECLINED;
 
-    case NGX_IDEMPOTENCY_ELSEWHERE:
+    case NGX_IDEMPOTENCY_REMOTE:
 
-        /* what became of it nobody can tell */
+        /* nobody can tell what became of the remote claim */
 
         if (ngx_idempotency_tier_down(shm) && !claim->alone
             && !ngx_idempotency_tier_shared(shm->tier))
@@ -188,11 +190,11 @@ ask_bound(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
             return ask_result(claim, NGX_IDEMPOTENCY_UNAVAILABLE);
         }
 
-        return elsewhere_meet(shm, claim, *rec);
+        return remote_lookup(shm, claim, *rec);
 
     case NGX_IDEMPOTENCY_NOTHING:
     case NGX_IDEMPOTENCY_FAILED:
-        return ask_brief(shm, claim, rec);
+        return ask_negative(shm, claim, rec);
 
     case NGX_IDEMPOTENCY_IN_DOUBT:
     case NGX_IDEMPOTENCY_DOUBTED:
@@ -206,7 +208,7 @@ ask_bound(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
         return ask_miss(shm, claim, rec);
     }
 
-    /* with `strict`, what somebody was told is not forgotten: whoever it is */
+    /* `strict`: no client gets an outcome that the backing lacks */
 
     if (!shm->tier->strict || claim->alone
         || !ngx_idempotency_shm_untold(shm, *rec)
@@ -238,7 +240,7 @@ ask_old_copy(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
         return 0;
     }
 
-    since = (rec->window == &shm->sh->copies) ? rec->as.brief.copied
+    since = (rec->window == &shm->sh->copies) ? rec->as.copy.copied
                                               : rec->recorded;
 
     if (!ngx_idempotency_tier_shared(tier)
@@ -252,8 +254,8 @@ ask_old_copy(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 }
 
 
-/* this machine's memory is to guard the token, and nothing else can; not where
-   what stands behind is there, and another one, or has forgotten */
+/* this machine's memory alone guards the token, as the backing is out of reach;
+   never where the backing answers, but is another one, or has forgotten */
 
 static ngx_uint_t
 ask_alone(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim)
@@ -292,7 +294,8 @@ ask_miss(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 }
 
 
-/* who meets a question that nobody waits for asks it himself, if it is his */
+/* a question that no request waits for becomes this claim's, if it would ask
+   the same */
 
 static ngx_int_t
 ask_asking(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
@@ -365,8 +368,9 @@ ask_take(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 }
 
 
-/* it is for who asked; nothing was sent yet, so if he has died it is for
-   another one who asks the same, or is given back */
+/* The claim is granted to the request that asked.  Nothing was sent yet: if that
+   request's worker has died, the claim goes to another one that asks the same,
+   or is given back. */
 
 static ngx_int_t
 ask_granted(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
@@ -394,7 +398,8 @@ ask_granted(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 }
 
 
-/* who asked has gone; what the backing never saw is no question */
+/* the request that asked has ended; a question that the backing never saw goes
+   with it */
 
 static void
 ask_leave(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
@@ -414,7 +419,7 @@ ask_leave(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 
 
 static ngx_int_t
-ask_brief(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
+ask_negative(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     ngx_idempotency_record_t **rec)
 {
     ngx_uint_t                waited;
@@ -423,8 +428,8 @@ ask_brief(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     waited = (claim->waited == (*rec)->sequence);
 
     if (waited
-        || (ngx_msec_int_t) (claim->op.now - (*rec)->as.brief.copied)
-           < NGX_IDEMPOTENCY_ASK_BRIEF)
+        || (ngx_msec_int_t) (claim->op.now - (*rec)->as.copy.copied)
+           < NGX_IDEMPOTENCY_ASK_NEGATIVE)
     {
         switch ((*rec)->state) {
 
@@ -457,9 +462,9 @@ ask_brief(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 
 
 /*
- * Others may take it over, so it is not copied for long, and the backing is
- * asked what is so.  What that has not been told yet, the zone knows best; who
- * would take it over waits until it is told, and asks then.
+ * Another machine may take over what is in doubt, so it is not copied for long:
+ * the backing is asked.  A doubt that the backing does not know yet is known
+ * best here; a claim that would take it over waits for the write, and asks then.
  */
 
 static ngx_int_t
@@ -468,7 +473,7 @@ ask_in_doubt(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 {
     ngx_uint_t  tells, owes;
 
-    /* who is only told of it may be told what was so a moment ago */
+    /* a claim that takes nothing over may be answered by what was so just now */
 
     tells = (!claim->retry || ngx_idempotency_record_differs(*rec, claim));
     owes = ((*rec)->told != NGX_IDEMPOTENCY_TOLD);
@@ -478,8 +483,8 @@ ask_in_doubt(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
         if (tells
             && (claim->waited == (*rec)->sequence
                 || (ngx_msec_int_t) (claim->op.now
-                                     - (*rec)->as.brief.copied)
-                   < NGX_IDEMPOTENCY_ASK_BRIEF))
+                                     - (*rec)->as.copy.copied)
+                   < NGX_IDEMPOTENCY_ASK_NEGATIVE))
         {
             return NGX_DECLINED;
         }
@@ -506,7 +511,7 @@ ask_in_doubt(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 }
 
 
-/* it has waited for answers for long enough, be it for those of others */
+/* the claim has waited for answers for long enough, also for those of others */
 
 static ngx_uint_t
 ask_late(ngx_idempotency_claim_t *claim)
@@ -565,7 +570,7 @@ ngx_idempotency_ask_cancel(ngx_idempotency_shm_t *shm,
 }
 
 
-/* the lock is held, and who waits is woken once it is not */
+/* with the lock held; `wake` are woken without it */
 
 ngx_uint_t
 ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
@@ -576,12 +581,12 @@ ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
 
     shm = tier->shm;
 
-    if (rec->state == NGX_IDEMPOTENCY_ELSEWHERE
+    if (rec->state == NGX_IDEMPOTENCY_REMOTE
         && (item->result == NGX_IDEMPOTENCY_UNAVAILABLE
             || (item->result == NGX_IDEMPOTENCY_BOUND
                 && item->outcome == NGX_IDEMPOTENCY_PENDING)))
     {
-        ask_elsewhere(tier, rec, item, wake);
+        ask_remote(tier, rec, item, wake);
         return 1;
     }
 
@@ -620,7 +625,7 @@ ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
 
         if (rec->heard) {
 
-            /* others would wait for it */
+            /* it may be claimed there, and others would wait for it */
 
             ngx_idempotency_tier_owe(shm, rec);
         }
@@ -631,7 +636,7 @@ ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
 
 
 static void
-ask_elsewhere(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
+ask_remote(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
     ngx_idempotency_item_t *item, ngx_idempotency_workers_t *wake)
 {
     int64_t     now;
@@ -644,7 +649,7 @@ ask_elsewhere(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
         lapses = ask_describe(rec, item, now);
     }
 
-    elsewhere_answered(tier->shm, rec, lapses, wake);
+    remote_answered(tier->shm, rec, lapses, wake);
 }
 
 
@@ -654,8 +659,9 @@ ask_claimed(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
 {
     ngx_uint_t  over;
 
-    /* where the lease is all that others know, it began behind the question,
-       and may be over if this process stood still: others may have it */
+    /* a shared backing knows only the lease, which began after the question was
+       sent: if this process stood still since, it may be over, and the claim
+       another machine's */
 
     over = (ngx_idempotency_tier_shared(tier)
             && (ngx_msec_int_t) (ngx_current_msec - rec->recorded)
@@ -698,7 +704,7 @@ ask_copy(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
     lapses = ask_describe(rec, item, now);
 
     if (item->outcome == NGX_IDEMPOTENCY_PENDING) {
-        elsewhere_found(shm, rec, lapses);
+        remote_found(shm, rec, lapses);
         return;
     }
 
@@ -788,13 +794,13 @@ ask_append(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 
 
 /*
- * NGX_DECLINED: the claim is answered by what is known.  One that does not
- * wait for the outcome is to hear what is so now: NGX_AGAIN, it waits for the
- * answer to a question that is asked from here on.
+ * NGX_DECLINED: the claim is answered by the record.  A claim that does not wait
+ * for the outcome needs what is so now: NGX_AGAIN, it waits for the answer to
+ * a question that is sent from here on.
  */
 
 static ngx_int_t
-elsewhere_meet(ngx_idempotency_shm_t *shm,
+remote_lookup(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t *rec)
 {
     ngx_uint_t  heard, silent;
@@ -802,34 +808,34 @@ elsewhere_meet(ngx_idempotency_shm_t *shm,
 
     now = claim->op.now;
 
-    rec->as.elsewhere.wanted = (uint32_t) now;
+    rec->as.remote.wanted = (uint32_t) now;
 
     ngx_queue_remove(&rec->queue);
-    ngx_queue_insert_tail(&shm->sh->elsewhere, &rec->queue);
+    ngx_queue_insert_tail(&shm->sh->remote, &rec->queue);
 
     if (claim->wait && ngx_idempotency_record_differs(rec, claim) == 0) {
         return NGX_DECLINED;
     }
 
     heard = (claim->waited == rec->sequence
-             && (int32_t) (rec->as.elsewhere.answers - claim->answer) >= 0);
+             && (int32_t) (rec->as.remote.answers - claim->answer) >= 0);
 
     silent = shm->sh->tier.failing
              || (rec->told != NGX_IDEMPOTENCY_TOLD
-                 && (ngx_msec_int_t) (now - rec->as.elsewhere.due)
-                    >= NGX_IDEMPOTENCY_ELSEWHERE_ANSWER);
+                 && (ngx_msec_int_t) (now - rec->as.remote.due)
+                    >= NGX_IDEMPOTENCY_REMOTE_ANSWER);
 
     if (heard) {
         return NGX_DECLINED;
     }
 
     if (rec->told == NGX_IDEMPOTENCY_TOLD) {
-        rec->as.elsewhere.due = now;
+        rec->as.remote.due = now;
     }
 
     if (silent) {
 
-        /* it is asked all the same: the next one may hear it */
+        /* the backing is asked all the same, for the next claim */
 
         if (rec->told == NGX_IDEMPOTENCY_TOLD) {
             ngx_idempotency_tier_owe(shm, rec);
@@ -838,7 +844,7 @@ elsewhere_meet(ngx_idempotency_shm_t *shm,
         return NGX_DECLINED;
     }
 
-    rec->as.elsewhere.looked = 1;
+    rec->as.remote.looked = 1;
 
     ngx_idempotency_shm_wait(rec, claim);
     ngx_idempotency_tier_owe(shm, rec);
@@ -847,34 +853,35 @@ elsewhere_meet(ngx_idempotency_shm_t *shm,
 }
 
 
-/* it was asked for, and is somebody else's; lapses: when its owner's lease
-   does, or 0 */
+/* the answer: the token is claimed by another zone, whose lease ends at
+   `lapses`, or 0 */
 
 static void
-elsewhere_found(ngx_idempotency_shm_t *shm,
+remote_found(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t lapses)
 {
     ngx_idempotency_record_found(shm, rec, NGX_IDEMPOTENCY_ON_FOUND_PENDING,
                                  ngx_current_msec);
 
-    rec->as.elsewhere.answers = 1;
-    rec->as.elsewhere.wanted = (uint32_t) ngx_current_msec;
-    rec->as.elsewhere.due = elsewhere_due(shm, rec, lapses);
+    rec->as.remote.answers = 1;
+    rec->as.remote.wanted = (uint32_t) ngx_current_msec;
+    rec->as.remote.due = remote_due(shm, rec, lapses);
 }
 
 
-/* it is still, or nobody could tell: who waits waits on, who looks is told */
+/* a remote claim is still pending, or there was no answer: those who wait for
+   the outcome go on, those who wait for an answer have it */
 
 static void
-elsewhere_answered(ngx_idempotency_shm_t *shm,
+remote_answered(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t lapses,
     ngx_idempotency_workers_t *wake)
 {
-    rec->as.elsewhere.answers++;
-    rec->as.elsewhere.due = elsewhere_due(shm, rec, lapses);
+    rec->as.remote.answers++;
+    rec->as.remote.due = remote_due(shm, rec, lapses);
 
-    if (rec->as.elsewhere.looked) {
-        rec->as.elsewhere.looked = 0;
+    if (rec->as.remote.looked) {
+        rec->as.remote.looked = 0;
 
         ngx_idempotency_shm_take_waiting(rec, wake);
     }
@@ -882,12 +889,12 @@ elsewhere_answered(ngx_idempotency_shm_t *shm,
 
 
 static ngx_msec_t
-elsewhere_due(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
+remote_due(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     ngx_msec_t lapses)
 {
     ngx_msec_t  due;
 
-    due = ngx_current_msec + elsewhere_delay(shm, rec);
+    due = ngx_current_msec + remote_delay(shm, rec);
 
     if (lapses && (ngx_msec_int_t) (lapses - ngx_current_msec) > 0
         && (ngx_msec_int_t) (due - lapses) > 0)
@@ -900,7 +907,7 @@ elsewhere_due(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 
 
 static ngx_msec_t
-elsewhere_delay(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
+remote_delay(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
 {
     uint32_t                          n;
     ngx_msec_t                        delay;
@@ -909,7 +916,7 @@ elsewhere_delay(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
     backing = shm->tier->backing;
     delay = backing->soon;
 
-    for (n = rec->as.elsewhere.answers; n > 1 && delay < backing->seldom; n--) {
+    for (n = rec->as.remote.answers; n > 1 && delay < backing->seldom; n--) {
         delay *= 2;
     }
 
@@ -917,39 +924,40 @@ elsewhere_delay(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
 }
 
 
-/* the first answer from now on that tells what is so now */
+/* the number of the first answer to a question that is sent from now on */
 
 uint32_t
-ngx_idempotency_elsewhere_next(ngx_idempotency_record_t *rec)
+ngx_idempotency_remote_next(ngx_idempotency_record_t *rec)
 {
     uint32_t  next;
 
     next = (rec->told == NGX_IDEMPOTENCY_TELLING
             || rec->told == NGX_IDEMPOTENCY_OUTDATED) ? 2 : 1;
 
-    if (rec->state == NGX_IDEMPOTENCY_ELSEWHERE) {
-        next += rec->as.elsewhere.answers;
+    if (rec->state == NGX_IDEMPOTENCY_REMOTE) {
+        next += rec->as.remote.answers;
     }
 
     return next;
 }
 
 
-/* for so long; workers' clocks may differ by a moment */
+/* no request has wanted it for so long; workers' clocks may differ */
 
 ngx_uint_t
-ngx_idempotency_elsewhere_unwanted(ngx_idempotency_record_t *rec,
+ngx_idempotency_remote_unwanted(ngx_idempotency_record_t *rec,
     ngx_msec_t now, ngx_msec_t time)
 {
-    return (int32_t) ((uint32_t) now - rec->as.elsewhere.wanted)
+    return (int32_t) ((uint32_t) now - rec->as.remote.wanted)
            >= (int32_t) time;
 }
 
 
-/* a request of this worker does, without the lock; it comes by again */
+/* a request of this worker waits for a remote claim; called without the lock,
+   and again while it waits */
 
 void
-ngx_idempotency_elsewhere_wait(ngx_idempotency_shm_t *shm, u_char *token,
+ngx_idempotency_remote_wait(ngx_idempotency_shm_t *shm, u_char *token,
     ngx_msec_t due)
 {
     ngx_msec_int_t           left;
@@ -973,7 +981,7 @@ ngx_idempotency_elsewhere_wait(ngx_idempotency_shm_t *shm, u_char *token,
 
 
 static void
-elsewhere_handler(ngx_event_t *ev)
+remote_handler(ngx_event_t *ev)
 {
     ngx_msec_t                 due;
     ngx_queue_t               *q;
@@ -990,29 +998,29 @@ elsewhere_handler(ngx_event_t *ev)
         return;
     }
 
-    for (q = ngx_queue_last(&shm->sh->elsewhere);
-         q != ngx_queue_sentinel(&shm->sh->elsewhere);
+    for (q = ngx_queue_last(&shm->sh->remote);
+         q != ngx_queue_sentinel(&shm->sh->remote);
          q = ngx_queue_prev(q))
     {
         rec = ngx_queue_data(q, ngx_idempotency_record_t, queue);
 
-        if (ngx_idempotency_elsewhere_unwanted(rec, ngx_current_msec,
-                                            NGX_IDEMPOTENCY_ELSEWHERE_WANTED))
+        if (ngx_idempotency_remote_unwanted(rec, ngx_current_msec,
+                                            NGX_IDEMPOTENCY_REMOTE_WANTED))
         {
             break;
         }
 
-        due = rec->as.elsewhere.due;
+        due = rec->as.remote.due;
 
         if ((ngx_msec_int_t) (due - ngx_current_msec) <= 0) {
 
-            /* if it is being asked already, that is enough */
+            /* one question at a time */
 
             if (rec->told == NGX_IDEMPOTENCY_TOLD) {
                 ngx_idempotency_tier_owe(shm, rec);
             }
 
-            due = ngx_current_msec + elsewhere_delay(shm, rec);
+            due = ngx_current_msec + remote_delay(shm, rec);
         }
 
         left = (ngx_msec_int_t) (due - ngx_current_msec);
@@ -1029,7 +1037,7 @@ elsewhere_handler(ngx_event_t *ev)
 }
 
 
-/* the backing was told that the token, or NULL: some token, has changed */
+/* the backing has announced a change of the token; NULL: of some token */
 
 void
 ngx_idempotency_tier_changed(ngx_idempotency_tier_t *tier, u_char *token)
@@ -1047,13 +1055,13 @@ ngx_idempotency_tier_changed(ngx_idempotency_tier_t *tier, u_char *token)
     if (token) {
         rec = ngx_idempotency_record_current(shm, token, ngx_current_msec);
 
-        if (rec && rec->state == NGX_IDEMPOTENCY_ELSEWHERE) {
+        if (rec && rec->state == NGX_IDEMPOTENCY_REMOTE) {
             ngx_idempotency_tier_owe(shm, rec);
         }
 
     } else {
-        for (q = ngx_queue_head(&shm->sh->elsewhere);
-             q != ngx_queue_sentinel(&shm->sh->elsewhere);
+        for (q = ngx_queue_head(&shm->sh->remote);
+             q != ngx_queue_sentinel(&shm->sh->remote);
              q = ngx_queue_next(q))
         {
             rec = ngx_queue_data(q, ngx_idempotency_record_t, queue);
@@ -1068,10 +1076,10 @@ ngx_idempotency_tier_changed(ngx_idempotency_tier_t *tier, u_char *token)
 
 
 void
-ngx_idempotency_elsewhere_init_process(ngx_idempotency_tier_t *tier,
+ngx_idempotency_remote_init_process(ngx_idempotency_tier_t *tier,
     ngx_cycle_t *cycle)
 {
-    tier->again.handler = elsewhere_handler;
+    tier->again.handler = remote_handler;
     tier->again.data = tier;
     tier->again.log = cycle->log;
     tier->again.cancelable = 1;
@@ -1114,7 +1122,7 @@ ngx_idempotency_look(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
 }
 
 
-/* outcomes don't change within their window, and what is pending here is known
+/* outcomes don't change within their window, and a claim of this zone is known
    best here */
 
 static ngx_uint_t
@@ -1131,7 +1139,7 @@ look_unknown(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
 
     unknown = (rec == NULL
                || ngx_idempotency_record_unknown(rec)
-               || rec->state == NGX_IDEMPOTENCY_ELSEWHERE
+               || rec->state == NGX_IDEMPOTENCY_REMOTE
                || rec->state == NGX_IDEMPOTENCY_DOUBTED);
 
     ngx_idempotency_shm_unlock(shm);
@@ -1164,7 +1172,7 @@ look_create(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
 
     ngx_memcpy(claim->op.token, op->token, NGX_IDEMPOTENCY_DIGEST_LEN);
 
-    /* a window that there is, as it makes no difference which */
+    /* any window that exists: it makes no difference which */
 
     claim->window = window->length;
     claim->span = window->span;
@@ -1291,7 +1299,7 @@ look_queue(ngx_queue_t *queue)
 }
 
 
-/* it waits no more; what is under way ends without it */
+/* the operation waits no more; its claim, or page, ends without it */
 
 void
 ngx_idempotency_look_cancel(ngx_idempotency_op_t *op)

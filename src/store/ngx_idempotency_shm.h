@@ -1,8 +1,8 @@
 
 /*
- * The engine that keeps tokens in shared memory: its layout, and what its
- * files share.  A record is found by its token and expires by its own time;
- * its response, if one is kept, is a chain of chunks.
+ * Tokens in shared memory: the layout of a zone, and what the files of this
+ * engine share.  A record is found by its token and expires by its own time.
+ * Its response, if one is kept, is a chain of chunks.
  */
 
 
@@ -22,7 +22,7 @@
 #define NGX_IDEMPOTENCY_SHM_EXPIRE   128
 #define NGX_IDEMPOTENCY_SHM_FREE     128
 
-/* for how long a response is left to those who waited for it */
+/* a released request's response stays this long for those who waited for it */
 
 #define NGX_IDEMPOTENCY_SHM_LEFT     10000
 
@@ -53,39 +53,40 @@ struct ngx_idempotency_window_s {
 
 
 /*
- * What a record is: what the token is bound to, as others are told it (see
- * ngx_idempotency_outcome_e), or what is so of the backing.  What changes it,
- * and into what, is one table in record.c.
+ * A record's state: one of the four outcomes (ngx_idempotency_outcome_e), or
+ * what the zone knows of the backing.  One table in record.c says which event
+ * changes which state into which.
  */
 
 typedef enum {
     NGX_IDEMPOTENCY_ASKING = NGX_IDEMPOTENCY_IN_DOUBT + 1,
-                                   /* a question: somebody waits for its
-                                      answer, that may be a claim */
-    NGX_IDEMPOTENCY_ABANDONED,     /* ... that nobody waits for any more */
-    NGX_IDEMPOTENCY_GRANTED,       /* claimed there; who asked has not heard */
-    NGX_IDEMPOTENCY_ELSEWHERE,     /* pending there: another one's */
+                                   /* the backing is asked for a claim, and a
+                                      request waits for the answer */
+    NGX_IDEMPOTENCY_ABANDONED,     /* ... and no request waits any more */
+    NGX_IDEMPOTENCY_GRANTED,       /* the backing has granted the claim; the
+                                      request that asked does not know it yet */
+    NGX_IDEMPOTENCY_REMOTE,        /* pending there, claimed by another zone */
     NGX_IDEMPOTENCY_DOUBTED,       /* in doubt there */
     NGX_IDEMPOTENCY_NOTHING,       /* not there, and not to be claimed */
-    NGX_IDEMPOTENCY_FAILED,        /* it did not answer */
-    NGX_IDEMPOTENCY_GONE,          /* it has left the zone */
+    NGX_IDEMPOTENCY_FAILED,        /* the backing did not answer */
+    NGX_IDEMPOTENCY_GONE,          /* the record has left the zone */
     NGX_IDEMPOTENCY_STATES
 } ngx_idempotency_state_e;
 
 
-/* what happens to it */
+/* the events that change a record's state */
 
 typedef enum {
-    NGX_IDEMPOTENCY_ON_CLAIM = 0,  /* it is owned from now on, by what this
-                                      zone knows */
-    NGX_IDEMPOTENCY_ON_ASK,        /* somebody asks, or takes over a question */
-    NGX_IDEMPOTENCY_ON_LEAVE,      /* who asked has gone */
-    NGX_IDEMPOTENCY_ON_TAKE,       /* ... has heard that it is his */
-    NGX_IDEMPOTENCY_ON_DONE,       /* its owner's outcome */
+    NGX_IDEMPOTENCY_ON_CLAIM = 0,  /* a request owns it, without the backing */
+    NGX_IDEMPOTENCY_ON_ASK,        /* a request asks the backing, or waits for
+                                      an answer that nobody waited for */
+    NGX_IDEMPOTENCY_ON_LEAVE,      /* the request that asked has ended */
+    NGX_IDEMPOTENCY_ON_TAKE,       /* ... knows that its claim is granted */
+    NGX_IDEMPOTENCY_ON_DONE,       /* the owner's outcome */
     NGX_IDEMPOTENCY_ON_NOT_KEPT,
     NGX_IDEMPOTENCY_ON_DOUBT,
-    NGX_IDEMPOTENCY_ON_EVICT,      /* its response leaves */
-    NGX_IDEMPOTENCY_ON_ORPHAN,     /* whose it is has died */
+    NGX_IDEMPOTENCY_ON_EVICT,      /* the response leaves memory */
+    NGX_IDEMPOTENCY_ON_ORPHAN,     /* the owner's worker has died */
     NGX_IDEMPOTENCY_ON_GRANT,      /* the backing's answers */
     NGX_IDEMPOTENCY_ON_FOUND_PENDING,
     NGX_IDEMPOTENCY_ON_FOUND_DONE,
@@ -93,8 +94,8 @@ typedef enum {
     NGX_IDEMPOTENCY_ON_FOUND_DOUBT,
     NGX_IDEMPOTENCY_ON_FOUND_NOTHING,
     NGX_IDEMPOTENCY_ON_FAIL,
-    NGX_IDEMPOTENCY_ON_REMOVE,     /* it leaves the zone */
-    NGX_IDEMPOTENCY_ON_FORGET,     /* ... by hand, also in the backing */
+    NGX_IDEMPOTENCY_ON_REMOVE,     /* the record leaves the zone */
+    NGX_IDEMPOTENCY_ON_FORGET,     /* ... by hand, and the backing, too */
     NGX_IDEMPOTENCY_EVENTS
 } ngx_idempotency_event_e;
 
@@ -111,7 +112,7 @@ typedef enum {
 } ngx_idempotency_told_e;
 
 
-/* the tokens of one value, that may be so many: see idempotency_quota */
+/* the tokens of one value of idempotency_quota */
 
 typedef struct {
     /* key: the value's first bytes; these two must be the first members */
@@ -132,7 +133,7 @@ struct ngx_idempotency_record_s {
     /* key: the token's first bytes; these two must be the first members */
     ngx_rbtree_node_t               node;
     u_char                          token[NGX_IDEMPOTENCY_DIGEST_LEN];
-    /* in sh->pending, in sh->elsewhere, or in sh->kept with a response, or in
+    /* in sh->pending, in sh->remote, or in sh->kept with a response, or in
        none */
     ngx_queue_t                     queue;
 
@@ -160,16 +161,16 @@ struct ngx_idempotency_record_s {
 
     union {
         struct {
-            /* where requests wait for it, and whose it is; and how long
-               after it was claimed the owner last said that it lives */
+            /* the workers with requests that wait for it; its owner; and how
+               long after its claim the owner last gave a sign of life */
             ngx_idempotency_workers_t   waiting;
             ngx_idempotency_worker_t    owner;
             uint32_t                    renewed;
         } pending;
 
         struct {
-            /* likewise: where the one waits who asks, who is told by a
-               number; and what he says of his claim */
+            /* likewise.  The number of the request that asks, and what its
+               claim says */
             ngx_idempotency_workers_t   waiting;
             ngx_idempotency_worker_t    owner;
             unsigned                    asker:30;
@@ -178,27 +179,29 @@ struct ngx_idempotency_record_s {
         } asking;
 
         struct {
-            /* in its window, and in its quota, if it has one */
+            /* in the queues of its window, and of its quota, if it has one */
             ngx_queue_t                 expiry;
             ngx_queue_t                 quota;
         } bound;
 
         struct {
-            /* in sh->left, or as a copy in sh->copies, since when */
+            /* a negative entry in sh->left, or a copy in sh->copies; since
+               when */
             ngx_queue_t                 expiry;
             ngx_msec_t                  copied;
-        } brief;
+        } copy;
 
         struct {
-            /* where requests wait, as of one that is pending here; when the
-               backing is asked next, how often it has answered, when
-               somebody last wanted to know, and whether he waits for it */
+            /* the workers with requests that wait, as of one that is pending
+               here; when the backing is asked next; how often it has
+               answered; when a request last wanted it, and whether one waits
+               for the next answer */
             ngx_idempotency_workers_t   waiting;
             ngx_msec_t                  due;
             uint32_t                    wanted;
             unsigned                    answers:31;
             unsigned                    looked:1;
-        } elsewhere;
+        } remote;
 
         struct {
             /* by hand, whoever claimed it; or settled, whatever it was
@@ -235,38 +238,38 @@ struct ngx_idempotency_record_s {
 
 #define NGX_IDEMPOTENCY_HOLD_ALL    255
 
-/* an owner, or somebody who asks, is at work on it */
+/* a request owns it, or the backing is asked for it */
 
 #define ngx_idempotency_record_pends(rec)                                    \
     ((rec)->state == NGX_IDEMPOTENCY_PENDING                                 \
      || ngx_idempotency_record_asks(rec))
 
-/* ... the latter; or it is to be known yet that he has gone */
+/* the backing is asked for it, or a granted claim was not taken yet */
 
 #define ngx_idempotency_record_asks(rec)                                     \
     ((rec)->state == NGX_IDEMPOTENCY_ASKING                                  \
      || (rec)->state == NGX_IDEMPOTENCY_ABANDONED                            \
      || (rec)->state == NGX_IDEMPOTENCY_GRANTED)
 
-/* an answer for those who have waited for it, and no copy */
+/* a negative entry: the answer for the requests that waited, and no copy */
 
-#define ngx_idempotency_record_brief(rec)                                    \
+#define ngx_idempotency_record_negative(rec)                                 \
     ((rec)->state == NGX_IDEMPOTENCY_DOUBTED                                 \
      || (rec)->state == NGX_IDEMPOTENCY_NOTHING                              \
      || (rec)->state == NGX_IDEMPOTENCY_FAILED)
 
-/* it tells nothing of the token */
+/* nothing is known of the token */
 
 #define ngx_idempotency_record_unknown(rec)                                  \
     (ngx_idempotency_record_asks(rec)                                        \
      || (rec)->state == NGX_IDEMPOTENCY_NOTHING                              \
      || (rec)->state == NGX_IDEMPOTENCY_FAILED)
 
-/* it can't leave for want of memory: nobody else has it */
+/* it can't be evicted: the backing does not have it */
 
 #define ngx_idempotency_record_stays(rec)                                    \
     ((rec)->local || (rec)->told != NGX_IDEMPOTENCY_TOLD                     \
-     || ngx_idempotency_record_brief(rec))
+     || ngx_idempotency_record_negative(rec))
 
 /* what a token costs, as the documents tell it: it does not compile above */
 
@@ -301,8 +304,8 @@ typedef struct {
     ngx_idempotency_window_t        copies;
 
     ngx_queue_t                     pending;
-    /* what nobody has wanted for the longest time first */
-    ngx_queue_t                     elsewhere;
+    /* remote claims; the one that was not wanted for the longest time first */
+    ngx_queue_t                     remote;
     /* the oldest response first */
     ngx_queue_t                     kept;
 
@@ -346,7 +349,7 @@ ngx_int_t ngx_idempotency_shm_keep(ngx_conf_t *cf);
 ngx_int_t ngx_idempotency_shm_init_process(ngx_cycle_t *cycle);
 void ngx_idempotency_shm_exit_process(ngx_cycle_t *cycle);
 
-/* frees some of what is over; the milliseconds until it is to be called again */
+/* frees some of what is over; returns the time until it is to be called again */
 
 ngx_msec_t ngx_idempotency_shm_expire(ngx_idempotency_shm_t *shm,
     ngx_msec_t now);
@@ -454,7 +457,7 @@ ngx_msec_t ngx_idempotency_record_lasts(ngx_idempotency_record_t *rec,
 /* a claim, and who has asked the backing for it, likewise; but cancel.
    answered: true if the record may be asked for once more */
 
-ngx_int_t ngx_idempotency_ask_meet(ngx_idempotency_shm_t *shm,
+ngx_int_t ngx_idempotency_ask_lookup(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec,
     ngx_idempotency_workers_t *wake);
 ngx_uint_t ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
@@ -468,15 +471,15 @@ void ngx_idempotency_ask_cancel(ngx_idempotency_shm_t *shm,
 ngx_uint_t ngx_idempotency_tier_untouched(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
 
-/* what is pending elsewhere, likewise; but wait, which is told when the backing
-   is asked next */
+/* remote claims, likewise; but wait, without the lock: `due` is when the
+   backing is asked next */
 
-uint32_t ngx_idempotency_elsewhere_next(ngx_idempotency_record_t *rec);
-ngx_uint_t ngx_idempotency_elsewhere_unwanted(ngx_idempotency_record_t *rec,
+uint32_t ngx_idempotency_remote_next(ngx_idempotency_record_t *rec);
+ngx_uint_t ngx_idempotency_remote_unwanted(ngx_idempotency_record_t *rec,
     ngx_msec_t now, ngx_msec_t time);
-void ngx_idempotency_elsewhere_wait(ngx_idempotency_shm_t *shm,
+void ngx_idempotency_remote_wait(ngx_idempotency_shm_t *shm,
     u_char *token, ngx_msec_t due);
-void ngx_idempotency_elsewhere_init_process(ngx_idempotency_tier_t *tier,
+void ngx_idempotency_remote_init_process(ngx_idempotency_tier_t *tier,
     ngx_cycle_t *cycle);
 
 /* how many of them a value has, likewise */

@@ -543,7 +543,7 @@ ngx_idempotency_tier_init_process(ngx_idempotency_shm_t *shm,
     tier->stay.data = tier;
     tier->stay.log = cycle->log;
 
-    ngx_idempotency_elsewhere_init_process(tier, cycle);
+    ngx_idempotency_remote_init_process(tier, cycle);
 
     if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
         return NGX_OK;

@@ -795,7 +795,7 @@ hand_item(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
     item->recorded = hand_time(batch, rec->recorded);
     item->ends = batch->now + (ngx_msec_int_t) (rec->ends - batch->at);
 
-    if (rec->state == NGX_IDEMPOTENCY_ELSEWHERE) {
+    if (rec->state == NGX_IDEMPOTENCY_REMOTE) {
         item->what = NGX_IDEMPOTENCY_ITEM_ASK;
         item->old = 1;
         return;
@@ -1101,7 +1101,7 @@ heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
 
     if (rec->state == NGX_IDEMPOTENCY_ASKING
         || rec->state == NGX_IDEMPOTENCY_ABANDONED
-        || rec->state == NGX_IDEMPOTENCY_ELSEWHERE)
+        || rec->state == NGX_IDEMPOTENCY_REMOTE)
     {
         sh->told++;
 

@@ -68,7 +68,7 @@ static void zone_count_owed(zone_t *z, ngx_idempotency_record_t *rec,
     zone_census_t *c);
 static void zone_count_record(zone_t *z, ngx_idempotency_record_t *rec,
     zone_census_t *c);
-static void zone_drop_brief(zone_t *z);
+static void zone_drop_negative(zone_t *z);
 static ngx_uint_t zone_in_queue(ngx_queue_t *queue, ngx_queue_t *q);
 static void zone_live_or_die(void);
 
@@ -370,7 +370,7 @@ zone_check(zone_t *z)
         rec = ngx_queue_data(q, ngx_idempotency_record_t, queue);
 
         if (rec->window == &sh->copies
-            || ngx_idempotency_record_brief(rec))
+            || ngx_idempotency_record_negative(rec))
         {
             continue;
         }
@@ -522,7 +522,7 @@ static void
 zone_count_record(zone_t *z, ngx_idempotency_record_t *rec, zone_census_t *c)
 {
     size_t                     size, left, capacity;
-    ngx_uint_t                 pending, brief;
+    ngx_uint_t                 pending, negative;
     ngx_idempotency_chunk_t   *chunk;
     ngx_idempotency_shm_sh_t  *sh;
 
@@ -535,7 +535,7 @@ zone_count_record(zone_t *z, ngx_idempotency_record_t *rec, zone_census_t *c)
     check(rec->fence <= sh->fence);
 
     pending = ngx_idempotency_record_pends(rec);
-    brief = ngx_idempotency_record_brief(rec);
+    negative = ngx_idempotency_record_negative(rec);
 
     check_equal(zone_in_queue(&sh->pending, &rec->queue), pending);
     check_equal(zone_in_queue(&sh->kept, &rec->queue),
@@ -557,7 +557,7 @@ zone_count_record(zone_t *z, ngx_idempotency_record_t *rec, zone_census_t *c)
         check(zone_in_queue(&rec->window->records, &rec->as.bound.expiry));
     }
 
-    if (!pending && !brief && rec->window != &sh->copies) {
+    if (!pending && !negative && rec->window != &sh->copies) {
         check((ngx_msec_int_t) (rec->ends - rec->recorded
                                 - rec->window->length) >= 0);
         check((ngx_msec_int_t) (rec->ends - rec->recorded
@@ -658,7 +658,7 @@ zone_bound(zone_t *z)
 /* it would go by itself, some seconds later */
 
 static void
-zone_drop_brief(zone_t *z)
+zone_drop_negative(zone_t *z)
 {
     ngx_queue_t               *q, *next;
     ngx_idempotency_record_t  *rec;
@@ -668,9 +668,9 @@ zone_drop_brief(zone_t *z)
          q = next)
     {
         next = ngx_queue_next(q);
-        rec = ngx_queue_data(q, ngx_idempotency_record_t, as.brief.expiry);
+        rec = ngx_queue_data(q, ngx_idempotency_record_t, as.copy.expiry);
 
-        if (ngx_idempotency_record_brief(rec)) {
+        if (ngx_idempotency_record_negative(rec)) {
             ngx_idempotency_record_remove(&z->shm, rec);
         }
     }
@@ -692,7 +692,7 @@ zone_check_empty(zone_t *z)
     pool = z->shm.shpool;
 
     zone_settle(z);
-    zone_drop_brief(z);
+    zone_drop_negative(z);
     zone_check(z);
 
     for (i = 0; i <= sh->mask; i++) {

@@ -916,8 +916,8 @@ left_owned(left_t *left)
     owned = (rec
              && ngx_idempotency_record_sequence(shm, rec)
                 == left->item.sequence
-             && !ngx_idempotency_record_brief(rec)
-             && rec->state != NGX_IDEMPOTENCY_ELSEWHERE)
+             && !ngx_idempotency_record_negative(rec)
+             && rec->state != NGX_IDEMPOTENCY_REMOTE)
             || shm->sh->tier.since != left->item.since;
 
     ngx_idempotency_shm_unlock(shm);
