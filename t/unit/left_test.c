@@ -65,6 +65,7 @@ wake(ngx_uint_t n)
 
     key = ngx_idempotency_tree_key(waiters[0].token);
     ngx_idempotency_shm_woken(&key);
+    zone_settle(&zone);
     check_equal(ncalled, n);
     ncalled = 0;
 }
