@@ -890,8 +890,9 @@ leaves(actor_t *a)
 static void
 wake(void)
 {
-    uint64_t    keys[DOUBLE_WAKES];
-    ngx_uint_t  i, n;
+    uint64_t      keys[DOUBLE_WAKES];
+    ngx_uint_t    i, n;
+    ngx_event_t  *ev;
 
     if (double_woken_all) {
         double_woken_all = 0;
@@ -910,6 +911,16 @@ wake(void)
         for (i = 0; i < n; i++) {
             ngx_idempotency_shm_woken(&keys[i]);
         }
+    }
+
+    /* the next turns of the event loop */
+
+    while (!ngx_queue_empty(&ngx_posted_next_events)) {
+        ev = ngx_queue_data(ngx_queue_head(&ngx_posted_next_events),
+                            ngx_event_t, queue);
+
+        ngx_delete_posted_event(ev);
+        ev->handler(ev);
     }
 }
 
