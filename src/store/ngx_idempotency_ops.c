@@ -500,19 +500,15 @@ shm_append(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
         src->pos = src->in ? src->in->buf->pos : NULL;
     }
 
-    while (ngx_idempotency_fault(op, NGX_IDEMPOTENCY_FAULT_NO_MEMORY)
-           || ngx_idempotency_chunks_append(shm, rec, &src->cur, &src->in,
-                                            &src->pos, src->size)
-              != NGX_OK)
-    {
-        if (ngx_idempotency_record_free_some(shm, op->now)
-            && !ngx_idempotency_fault(op, NGX_IDEMPOTENCY_FAULT_NO_MEMORY))
-        {
-            continue;
-        }
-
+    if (ngx_idempotency_fault(op, NGX_IDEMPOTENCY_FAULT_NO_MEMORY)) {
         ngx_idempotency_chunks_free(shm, rec);
+        return NGX_ERROR;
+    }
 
+    if (ngx_idempotency_chunks_append(shm, rec, &src->cur, &src->in, &src->pos,
+                                      src->size, op->now)
+        != NGX_OK)
+    {
         return NGX_ERROR;
     }
 

@@ -1516,16 +1516,20 @@ ngx_idempotency_chunks_pages(size_t size)
 /*
  * Appends the next piece of a response, of size bytes in all, and moves the
  * cursor and the source on.  What is linked belongs to the record even if the
- * rest never follows.
+ * rest never follows.  NGX_ERROR: there is no memory, not even by freeing what
+ * may be freed at once, and the record is left without any of it.
  */
 
 ngx_int_t
 ngx_idempotency_chunks_append(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_cursor_t *cur,
-    ngx_chain_t **in, u_char **pos, size_t size)
+    ngx_chain_t **in, u_char **pos, size_t size, ngx_msec_t now)
 {
     size_t                    n, room, end;
+    ngx_uint_t                freed;
     ngx_idempotency_chunk_t  *chunk;
+
+    freed = 0;
 
     end = ngx_min(size, cur->offset + NGX_IDEMPOTENCY_SHM_PIECE);
 
@@ -1536,10 +1540,19 @@ ngx_idempotency_chunks_append(ngx_idempotency_shm_t *shm,
         if (n == 0) {
             room = ngx_min(size - cur->offset, ngx_idempotency_chunk_capacity);
 
-            chunk = ngx_slab_alloc_locked(shm->shpool,
-                                          ngx_idempotency_chunk_header + room);
-            if (chunk == NULL) {
-                return NGX_ERROR;
+            for ( ;; ) {
+                chunk = ngx_slab_alloc_locked(shm->shpool,
+                                           ngx_idempotency_chunk_header + room);
+                if (chunk) {
+                    break;
+                }
+
+                if (freed++ == NGX_IDEMPOTENCY_SHM_FREE
+                    || !ngx_idempotency_record_free_some(shm, now))
+                {
+                    ngx_idempotency_chunks_free(shm, rec);
+                    return NGX_ERROR;
+                }
             }
 
             chunk->next = NULL;

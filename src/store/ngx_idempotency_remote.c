@@ -67,9 +67,9 @@ typedef struct {
 /* this worker's: claims that ask, pages that are read, and the operations that
    wait for either */
 
-static ngx_queue_t  look_looks;
-static ngx_queue_t  look_pages;
-static ngx_queue_t  look_waiting;
+static ngx_queue_t  look_looks = { &look_looks, &look_looks };
+static ngx_queue_t  look_pages = { &look_pages, &look_pages };
+static ngx_queue_t  look_waiting = { &look_waiting, &look_waiting };
 
 
 static ngx_int_t ask_bound(ngx_idempotency_shm_t *shm,
@@ -124,8 +124,8 @@ static ngx_int_t look_ask(look_t *look);
 static void look_handler(ngx_idempotency_op_t *claim);
 static void look_timer_handler(ngx_event_t *ev);
 static ngx_idempotency_result_e look_result(look_t *look);
-static void look_waits(ngx_idempotency_op_t *op, ngx_queue_t *queue);
-static ngx_queue_t *look_queue(ngx_queue_t *queue);
+static void look_wait(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
+    void (*looked)(ngx_idempotency_op_t *op));
 static void look_page(ngx_idempotency_list_t *list,
     ngx_idempotency_page_t *page);
 static void look_listed(ngx_idempotency_op_t *op);
@@ -778,11 +778,9 @@ ask_append(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     while (cur.offset < response->len) {
 
         if (ngx_idempotency_chunks_append(shm, rec, &cur, &in, &pos,
-                                          response->len)
-            != NGX_OK
-            && !ngx_idempotency_record_free_some(shm, ngx_current_msec))
+                                          response->len, ngx_current_msec)
+            != NGX_OK)
         {
-            ngx_idempotency_chunks_free(shm, rec);
             return NGX_ERROR;
         }
     }
@@ -1106,10 +1104,7 @@ ngx_idempotency_look(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
     }
 
     if (look_ask(look) == NGX_AGAIN) {
-        op->store = shm->store;
-        op->again = looked;
-
-        look_waits(op, &look_waiting);
+        look_wait(shm, op, looked);
         return NGX_AGAIN;
     }
 
@@ -1182,7 +1177,7 @@ look_create(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
     claim->op.handler = look_handler;
     claim->op.data = look;
 
-    ngx_queue_insert_tail(look_queue(&look_looks), &look->queue);
+    ngx_queue_insert_tail(&look_looks, &look->queue);
 
     return look;
 }
@@ -1280,22 +1275,14 @@ look_result(look_t *look)
 
 
 static void
-look_waits(ngx_idempotency_op_t *op, ngx_queue_t *queue)
+look_wait(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
+    void (*looked)(ngx_idempotency_op_t *op))
 {
+    op->store = shm->store;
+    op->again = looked;
     op->waiting = 1;
 
-    ngx_queue_insert_tail(look_queue(queue), &op->queue);
-}
-
-
-static ngx_queue_t *
-look_queue(ngx_queue_t *queue)
-{
-    if (queue->next == NULL) {
-        ngx_queue_init(queue);
-    }
-
-    return queue;
+    ngx_queue_insert_tail(&look_waiting, &op->queue);
 }
 
 
@@ -1305,13 +1292,11 @@ void
 ngx_idempotency_look_cancel(ngx_idempotency_op_t *op)
 {
     look_t                  *look;
-    ngx_queue_t             *q, *queue;
+    ngx_queue_t             *q;
     ngx_idempotency_page_t  *page;
 
-    queue = look_queue(&look_looks);
-
-    for (q = ngx_queue_head(queue);
-         q != ngx_queue_sentinel(queue);
+    for (q = ngx_queue_head(&look_looks);
+         q != ngx_queue_sentinel(&look_looks);
          q = ngx_queue_next(q))
     {
         look = ngx_queue_data(q, look_t, queue);
@@ -1322,10 +1307,8 @@ ngx_idempotency_look_cancel(ngx_idempotency_op_t *op)
         }
     }
 
-    queue = look_queue(&look_pages);
-
-    for (q = ngx_queue_head(queue);
-         q != ngx_queue_sentinel(queue);
+    for (q = ngx_queue_head(&look_pages);
+         q != ngx_queue_sentinel(&look_pages);
          q = ngx_queue_next(q))
     {
         page = ngx_queue_data(q, ngx_idempotency_page_t, queue);
@@ -1363,13 +1346,10 @@ ngx_idempotency_look_list(ngx_idempotency_shm_t *shm,
             ngx_memcpy(page->token, op->token, NGX_IDEMPOTENCY_DIGEST_LEN);
         }
 
-        ngx_queue_insert_tail(look_queue(&look_pages), &page->queue);
+        ngx_queue_insert_tail(&look_pages, &page->queue);
 
         if (shm->tier->backing->list(shm->tier, page) == NGX_AGAIN) {
-            op->store = shm->store;
-            op->again = look_listed;
-
-            look_waits(op, &look_waiting);
+            look_wait(shm, op, look_listed);
             return NGX_AGAIN;
         }
 

@@ -503,7 +503,7 @@ typedef struct {
 ngx_uint_t ngx_idempotency_chunks_pages(size_t size);
 ngx_int_t ngx_idempotency_chunks_append(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_cursor_t *cur,
-    ngx_chain_t **in, u_char **pos, size_t size);
+    ngx_chain_t **in, u_char **pos, size_t size, ngx_msec_t now);
 void ngx_idempotency_chunks_read(ngx_idempotency_cursor_t *cur, u_char *dst,
     size_t n);
 void ngx_idempotency_chunks_free(ngx_idempotency_shm_t *shm,

@@ -65,14 +65,15 @@ static ngx_int_t shm_zone_same_key(ngx_idempotency_shm_t *shm,
 static ngx_int_t shm_zone_keep_tier(ngx_idempotency_shm_t *shm,
     ngx_idempotency_shm_t *old, ngx_log_t *log);
 static ngx_uint_t shm_zone_changed(ngx_shm_zone_t *shm_zone);
-static ngx_shm_zone_t *shm_zone_named(ngx_cycle_t *cycle, ngx_str_t *name);
+static ngx_shm_zone_t *shm_zone_named(volatile ngx_cycle_t *cycle,
+    ngx_str_t *name);
 static ngx_int_t shm_zone_keep(ngx_conf_t *cf, ngx_shm_zone_t *zone);
 static ngx_uint_t shm_zone_used(ngx_idempotency_shm_t *shm);
 static void shm_zone_torn(ngx_idempotency_shm_t *shm, ngx_pid_t pid);
 static void shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log);
 static void shm_zone_quit(void);
 static void shm_expire_handler(ngx_event_t *ev);
-static ngx_idempotency_shm_t *shm_zone_next(ngx_cycle_t *cycle,
+static ngx_shm_zone_t *shm_zone_next(volatile ngx_cycle_t *cycle,
     ngx_list_part_t **part, ngx_uint_t *i);
 static ngx_uint_t figures_locked(ngx_idempotency_shm_t *shm, ngx_msec_t now,
     ngx_idempotency_figures_t *figures);
@@ -324,7 +325,7 @@ shm_zone_changed(ngx_shm_zone_t *shm_zone)
 {
     ngx_shm_zone_t  *old;
 
-    old = shm_zone_named((ngx_cycle_t *) ngx_cycle, &shm_zone->shm.name);
+    old = shm_zone_named(ngx_cycle, &shm_zone->shm.name);
 
     if (old == NULL || !shm_zone_used(old->data)) {
         return 0;
@@ -352,20 +353,15 @@ ngx_idempotency_shm_keep(ngx_conf_t *cf)
     ngx_list_part_t  *part;
     ngx_shm_zone_t   *zone;
 
-    part = (ngx_list_part_t *) &ngx_cycle->shared_memory.part;
+    part = NULL;
 
-    for ( /* void */ ; part; part = part->next) {
-        zone = part->elts;
+    while ((zone = shm_zone_next(ngx_cycle, &part, &i)) != NULL) {
 
-        for (i = 0; i < part->nelts; i++) {
-
-            if (zone[i].init == ngx_idempotency_shm_init
-                && shm_zone_used(zone[i].data)
-                && shm_zone_named(cf->cycle, &zone[i].shm.name) == NULL
-                && shm_zone_keep(cf, &zone[i]) != NGX_OK)
-            {
-                return NGX_ERROR;
-            }
+        if (shm_zone_used(zone->data)
+            && shm_zone_named(cf->cycle, &zone->shm.name) == NULL
+            && shm_zone_keep(cf, zone) != NGX_OK)
+        {
+            return NGX_ERROR;
         }
     }
 
@@ -425,24 +421,20 @@ shm_zone_keep(ngx_conf_t *cf, ngx_shm_zone_t *zone)
 
 
 static ngx_shm_zone_t *
-shm_zone_named(ngx_cycle_t *cycle, ngx_str_t *name)
+shm_zone_named(volatile ngx_cycle_t *cycle, ngx_str_t *name)
 {
     ngx_uint_t        i;
     ngx_list_part_t  *part;
     ngx_shm_zone_t   *zone;
 
-    for (part = &cycle->shared_memory.part; part; part = part->next) {
-        zone = part->elts;
+    part = NULL;
 
-        for (i = 0; i < part->nelts; i++) {
+    while ((zone = shm_zone_next(cycle, &part, &i)) != NULL) {
 
-            if (zone[i].init == ngx_idempotency_shm_init
-                && zone[i].shm.name.len == name->len
-                && ngx_strncmp(zone[i].shm.name.data, name->data, name->len)
-                   == 0)
-            {
-                return &zone[i];
-            }
+        if (zone->shm.name.len == name->len
+            && ngx_strncmp(zone->shm.name.data, name->data, name->len) == 0)
+        {
+            return zone;
         }
     }
 
@@ -544,6 +536,7 @@ ngx_idempotency_shm_init_process(ngx_cycle_t *cycle)
 {
     ngx_uint_t              i;
     ngx_list_part_t        *part;
+    ngx_shm_zone_t         *zone;
     ngx_idempotency_shm_t  *shm;
 
     if (ngx_idempotency_workers_init_process(cycle, ngx_idempotency_shm_woken,
@@ -555,7 +548,9 @@ ngx_idempotency_shm_init_process(ngx_cycle_t *cycle)
 
     part = NULL;
 
-    while ((shm = shm_zone_next(cycle, &part, &i)) != NULL) {
+    while ((zone = shm_zone_next(cycle, &part, &i)) != NULL) {
+        shm = zone->data;
+
         shm_zone_adopt(shm, cycle->log);
 
         if (shm->tier
@@ -584,12 +579,14 @@ shm_zone_quit(void)
 {
     ngx_uint_t              i;
     ngx_list_part_t        *part;
+    ngx_shm_zone_t         *zone;
     ngx_idempotency_shm_t  *shm;
 
     part = NULL;
 
-    while ((shm = shm_zone_next((ngx_cycle_t *) ngx_cycle, &part, &i)) != NULL)
-    {
+    while ((zone = shm_zone_next(ngx_cycle, &part, &i)) != NULL) {
+        shm = zone->data;
+
         if (shm->tier) {
             ngx_idempotency_tier_quit(shm);
         }
@@ -604,11 +601,14 @@ ngx_idempotency_shm_exit_process(ngx_cycle_t *cycle)
 {
     ngx_uint_t              i;
     ngx_list_part_t        *part;
+    ngx_shm_zone_t         *zone;
     ngx_idempotency_shm_t  *shm;
 
     part = NULL;
 
-    while ((shm = shm_zone_next(cycle, &part, &i)) != NULL) {
+    while ((zone = shm_zone_next(cycle, &part, &i)) != NULL) {
+        shm = zone->data;
+
         if (shm->tier) {
             ngx_idempotency_tier_leave(shm);
         }
@@ -620,9 +620,9 @@ ngx_idempotency_shm_exit_process(ngx_cycle_t *cycle)
         ngx_del_timer(&shm_expire_event);
     }
 
-    part = NULL;
+    while ((zone = shm_zone_next(cycle, &part, &i)) != NULL) {
+        shm = zone->data;
 
-    while ((shm = shm_zone_next(cycle, &part, &i)) != NULL) {
         if (shm->tier) {
             ngx_idempotency_tier_finish(shm);
         }
@@ -636,9 +636,9 @@ ngx_idempotency_shm_exit_process(ngx_cycle_t *cycle)
 
     /* some may share what stands behind */
 
-    part = NULL;
+    while ((zone = shm_zone_next(cycle, &part, &i)) != NULL) {
+        shm = zone->data;
 
-    while ((shm = shm_zone_next(cycle, &part, &i)) != NULL) {
         if (shm->tier) {
             ngx_idempotency_tier_exit_process(shm);
         }
@@ -652,15 +652,13 @@ shm_expire_handler(ngx_event_t *ev)
     ngx_uint_t              i;
     ngx_msec_t              next, soonest;
     ngx_list_part_t        *part;
-    ngx_idempotency_shm_t  *shm;
+    ngx_shm_zone_t         *zone;
 
     soonest = NGX_IDEMPOTENCY_EXPIRE_IDLE;
     part = NULL;
 
-    while ((shm = shm_zone_next((ngx_cycle_t *) ngx_cycle, &part, &i))
-           != NULL)
-    {
-        next = ngx_idempotency_shm_expire(shm, ngx_current_msec);
+    while ((zone = shm_zone_next(ngx_cycle, &part, &i)) != NULL) {
+        next = ngx_idempotency_shm_expire(zone->data, ngx_current_msec);
         soonest = ngx_min(soonest, next);
     }
 
@@ -772,13 +770,17 @@ shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log)
 }
 
 
-static ngx_idempotency_shm_t *
-shm_zone_next(ngx_cycle_t *cycle, ngx_list_part_t **part, ngx_uint_t *i)
+/* the zones of a cycle, one after the other; `part` is NULL at first, and at the
+   end again */
+
+static ngx_shm_zone_t *
+shm_zone_next(volatile ngx_cycle_t *cycle, ngx_list_part_t **part,
+    ngx_uint_t *i)
 {
     ngx_shm_zone_t  *zone;
 
     if (*part == NULL) {
-        *part = &cycle->shared_memory.part;
+        *part = (ngx_list_part_t *) &cycle->shared_memory.part;
         *i = 0;
     }
 
@@ -788,7 +790,7 @@ shm_zone_next(ngx_cycle_t *cycle, ngx_list_part_t **part, ngx_uint_t *i)
             zone = (ngx_shm_zone_t *) (*part)->elts + (*i)++;
 
             if (zone->init == ngx_idempotency_shm_init) {
-                return zone->data;
+                return zone;
             }
         }
     }
