@@ -708,6 +708,13 @@ ask_copy(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
         return;
     }
 
+    if (rec->state == NGX_IDEMPOTENCY_REMOTE) {
+
+        /* what nobody wants is freed for the room that a response takes */
+
+        rec->as.remote.wanted = (uint32_t) ngx_current_msec;
+    }
+
     event = NGX_IDEMPOTENCY_ON_FOUND_PENDING + item->outcome;
 
     if (ask_append(shm, rec, &item->response) != NGX_OK) {

@@ -296,6 +296,51 @@ forgotten(void)
 }
 
 
+/* its response needs room, and makes it of others than the record itself, however
+   long nobody has wanted that; where there is none, it is what it was */
+
+static void
+room_for_itself(void)
+{
+    ngx_idempotency_find_t    find;
+    ngx_idempotency_item_t   *item;
+    ngx_idempotency_batch_t  *batch;
+
+    open_zone();
+
+    ngx_memzero(&find, sizeof(ngx_idempotency_find_t));
+    token(&find.op, 1);
+
+    check_equal(zone.store.engine->find(&zone.store, &find), NGX_AGAIN);
+    answer(NGX_IDEMPOTENCY_BOUND, NGX_IDEMPOTENCY_PENDING);
+    check_equal(find.found.outcome, NGX_IDEMPOTENCY_PENDING);
+
+    token(&find.op, 1);
+    check_equal(zone.store.engine->find(&zone.store, &find), NGX_AGAIN);
+
+    ngx_current_msec += NGX_IDEMPOTENCY_SHM_LEFT + 1;
+    zone_occupy(&zone, 1);
+
+    batch = double_batch(0);
+    item = &batch->items[0];
+    batch->rc = NGX_OK;
+    item->result = NGX_IDEMPOTENCY_BOUND;
+    item->outcome = NGX_IDEMPOTENCY_DONE;
+    item->recorded = double_now(&tier) - 2000;
+    item->ends = double_now(&tier) + 600000;
+    item->response.len = 3 * PAGE;
+    item->response.data = ngx_calloc(item->response.len, unit_cycle.log);
+
+    ngx_idempotency_tier_handed(&tier, batch);
+    zone_vacate(&zone);
+
+    check_equal(zone_size(&zone.shm.sh->remote), 1);
+
+    zone.store.engine->cancel(&zone.store, &find.op);
+    close_zone();
+}
+
+
 /* another nginx may have made what stands behind forget it: for a minute the copy
    that is here is as good */
 
@@ -515,6 +560,7 @@ main(void)
         { "what is not, or can't be told, or changes", not_found },
         { "nobody wants to know any more", cancelled },
         { "forgotten there, too", forgotten },
+        { "room for itself", room_for_itself },
         { "forgotten by another nginx", forgotten_elsewhere },
         { "a wake-up that was lost", overslept },
         { "a list, page by page", listed },
