@@ -6,11 +6,11 @@
  */
 
 
-#include <openssl/crypto.h>
 #include "ngx_http_idempotency.h"
 #include "store/file/ngx_idempotency_file.h"
 #include "store/redis/ngx_idempotency_backing_redis.h"
 #include "store/redis/ngx_idempotency_redis.h"
+#include <openssl/crypto.h>
 
 
 typedef struct {
@@ -923,7 +923,11 @@ ngx_http_idempotency_check_redis(ngx_conf_t *cf)
 
     resolver = clcf->resolver;
 
+#if (angie_version >= 1012000)
+    if (resolver && resolver->connections == NULL) {
+#else
     if (resolver && resolver->connections.nelts == 0) {
+#endif
         resolver = NULL;
     }
 

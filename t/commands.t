@@ -327,6 +327,94 @@ END
 }
 
 
+# --- how it is compiled -----------------------------------------------------------
+
+{
+    # which of the system's features its headers have, nginx's say
+    my @wrong = grep { slurp($_) =~ /^#include +(.*)/m && $1 !~ /"ngx|"\w|<ngx_/ }
+                glob "$root/src/{,*/,*/*/}*.c";
+
+    is("@wrong", '', "nginx's headers stand before the system's");
+}
+
+
+# --- nginx's kin ------------------------------------------------------------------
+
+{
+    my %says = (
+        openresty => "nginx version: openresty/9.9.9.1\n",
+        angie     => "Angie version: Angie/1.2.3\nnginx version: nginx/9.9.9\n",
+        freenginx => "nginx version: freenginx/9.9.9\n",
+        tengine   => "Tengine version: Tengine/1.2.3\nnginx version: nginx/9.9.9\n",
+        plus      => "nginx version: nginx/9.9.9 (nginx-plus-r99)\n",
+    );
+
+    make_path("$tmp/kin", "$tmp/kin-mirror");
+
+    for my $kin (sort keys %says) {
+        my $bin = "$tmp/kin/$kin";
+
+        spew($bin, "#!/bin/sh\ncat >&2 <<'E'\n$says{$kin}E\n"
+                   . "[ \"\$1\" != -V ] || echo 'configure arguments: --with-compat --add-module=../lua' >&2\n");
+        chmod 0755, $bin;
+
+        local $ENV{NGINX_BIN} = $bin;
+        my ($status, $out) = bash('find_nginx; echo "$kin, $nginx_is"');
+        is($out, "$kin, 9.9.9\n", "$kin is known by what it says");
+    }
+
+    # where it is alone, no second nginx is installed
+
+    my $alone = 'command() { [ "$2" != nginx ] && builtin command "$@"; }; find_nginx; echo "$nginx_bin"';
+
+    for my $kin (qw(openresty angie freenginx tengine)) {
+        make_path("$tmp/kin-$kin");
+        copy("$tmp/kin/$kin", "$tmp/kin-$kin/$kin");
+        chmod 0755, "$tmp/kin-$kin/$kin";
+
+        local $ENV{PATH} = "$tmp/kin-$kin:$ENV{PATH}";
+        is((bash($alone))[1], "$tmp/kin-$kin/$kin\n", "$kin alone is found");
+    }
+
+    local $ENV{NGINX_DOWNLOAD} = "file://$tmp/kin-mirror";
+    local $ENV{BUILD_DIR} = "$tmp/build-kin";
+    delete local @ENV{qw(NGINX_SRC STATIC NGINX_FLAGS EXTRA_CFLAGS)};
+    local $ENV{NGINX_BIN} = "$tmp/kin/openresty";
+
+    SKIP: {
+        skip 'no libraries to build with', 5
+            if system 'command -v curl && dpkg -s libpcre2-dev libssl-dev zlib1g-dev libsqlite3-dev >/dev/null 2>&1';
+
+        my ($status, $out) = run('bash', "$root/util/build");
+
+        isnt($status, 0, 'OpenResty, its source out of reach');
+        like($out, qr{^\ +curl\ -fLO\ \S+/openresty-9\.9\.9\.1\.tar\.gz\n
+                      \ +tar\ xzf\ openresty-9\.9\.9\.1\.tar\.gz\n
+                      \ +NGINX_SRC=openresty-9\.9\.9\.1/bundle/nginx-9\.9\.9\ NGINX_BIN=\Q$ENV{NGINX_BIN}\E\ util/build\n}mx,
+             '... what to do is told');
+
+        my $tree = "$tmp/openresty-9.9.9.1/bundle/nginx-9.9.9";
+        make_path("$tree/src/core");
+        spew("$tree/src/core/nginx.h", qq(#define NGINX_VERSION "9.9.9"\n));
+        spew("$tree/configure", qq(printf '<%s>' "\$\@" > $tmp/asked; exit 1\n));
+        run('tar', '-C', $tmp, '-czf', "$tmp/kin-mirror/openresty-9.9.9.1.tar.gz", 'openresty-9.9.9.1');
+        unlink "$tmp/asked";
+
+        ($status, $out) = run('bash', "$root/util/build");
+
+        like($out, qr/configuring nginx 9\.9\.9/, '... within reach, it is fetched');
+        like(slurp("$tmp/asked"), qr/<--with-compat>.*<--add-dynamic-module=/,
+             '... and configured as that one was');
+        unlike(slurp("$tmp/asked"), qr/--add-module/, '... without what that one has inside');
+    }
+
+    $ENV{NGINX_BIN} = "$tmp/kin/none";
+    my ($status, $out) = run('bash', "$root/util/build");
+    like($out, qr/NGINX_BIN=\S+ is no program/, 'an NGINX_BIN that is not there is told');
+    isnt($status, 0, '... and no other is taken for it');
+}
+
+
 # --- util/test -----------------------------------------------------------------
 
 {

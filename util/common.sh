@@ -288,9 +288,20 @@ fetch_source() {
         sh "$scratch_conf" "$1${2:+=$2}"
 }
 
+# upstream_url VERSION: where that of nginx, or of its kin, is
 upstream_url() {
-    printf '%s/nginx-%s.tar.gz\n' \
-           "${NGINX_DOWNLOAD:-https://nginx.org/download}" "$1"
+    local from=https://nginx.org/download name=nginx
+
+    case ${kin:-} in
+        angie)      from=https://download.angie.software/files ;;
+        freenginx)  from=https://freenginx.org/download ;;
+        openresty)  from=https://openresty.org/download ;;
+        tengine)    from=https://tengine.taobao.org/download ;;
+    esac
+
+    [ "${kin:-plus}" = plus ] || name=$kin
+
+    printf '%s/%s-%s.tar.gz\n' "${NGINX_DOWNLOAD:-$from}" "$name" "$1"
 }
 
 fetch_upstream_source() {
@@ -302,38 +313,85 @@ fetch_upstream_source() {
                    bash "$(upstream_url "$1")"
 }
 
+# -- the nginx that is installed -------------------------------------------------
+
+# find_nginx: sets nginx_bin to NGINX_BIN, to the nginx in PATH or else to one of
+# its kin, empty if there is none; kin to its name, empty for nginx itself; and
+# nginx_is, kin_version to the version of nginx and to its own
+find_nginx() {
+    local path said
+
+    nginx_bin=${NGINX_BIN:-$(command -v nginx || true)}
+    kin='' kin_version='' nginx_is=''
+
+    [ -z "${NGINX_BIN:-}" ] || [ -f "$NGINX_BIN" ] && [ -x "$nginx_bin" ] \
+        || [ -z "$nginx_bin" ] || die "NGINX_BIN=$nginx_bin is no program"
+
+    if [ -z "$nginx_bin" ]; then
+        for path in openresty angie freenginx tengine \
+                    /usr/local/{openresty/nginx,nginx,freenginx,tengine}/sbin/nginx \
+                    /usr/local/angie/sbin/angie
+        do
+            ! nginx_bin=$(command -v "$path") || break
+        done
+    fi
+
+    [ -n "$nginx_bin" ] || return 0
+
+    said=$("$nginx_bin" -v 2>&1) || true
+    kin_version=$(sed -n 's,^[A-Za-z]* version: [A-Za-z]*/\([^ ]*\).*,\1,p' \
+                      <<<"$said" | head -n 1)
+    nginx_is=$(sed -n 's,^nginx version: nginx/\([^ ]*\).*,\1,p' <<<"$said")
+
+    case $said in
+        *'nginx version: openresty/'*)
+            kin=openresty nginx_is=${kin_version%.*} ;;
+        *'nginx version: freenginx/'*)
+            kin=freenginx nginx_is=$kin_version ;;
+        *'Angie version: '*)    kin=angie ;;
+        *'Tengine version: '*)  kin=tengine ;;
+        *'(nginx-plus-'*)       kin=plus ;;
+    esac
+
+    [ -n "$nginx_is" ] || die "$nginx_bin is no nginx: $said"
+}
+
 # nginx_version DIR: the version of a source or header tree
 nginx_version() {
     sed -n 's/^#define NGINX_VERSION *"\(.*\)"/\1/p' "$1/src/core/nginx.h" \
         2>/dev/null || true
 }
 
-installed_nginx_version() {
-    nginx -v 2>&1 | sed -n 's,^nginx version: nginx/\([^ ]*\).*,\1,p'
-}
-
 # installed_nginx_source: the whole source of the installed nginx, fetched once;
 # sets nginx_source.  If it is the distribution's, as that patched it, else as
-# nginx.org has it.
+# nginx.org, or its kin, has it.
 installed_nginx_source() {
-    local version
+    local version sub=''
 
-    version=$(installed_nginx_version)
-    nginx_source=$BUILD_DIR/nginx-source/$version
+    version=$nginx_is
+    [ "${kin:-plus}" = plus ] || version=$kin_version
+    [ "$kin" != openresty ] || sub=/bundle/nginx-$nginx_is
 
-    if [ -d "$nginx_source" ] || fetch_packaged_source "$version" "$nginx_source" \
+    nginx_source=$BUILD_DIR/nginx-source/${kin:+$kin-}$version
+
+    if [ -d "$nginx_source" ] \
+       || { [ -z "$kin" ] && fetch_packaged_source "$version" "$nginx_source"; } \
        || fetch_upstream_source "$version" "$nginx_source"
     then
+        nginx_source+=$sub
+        [ -d "$nginx_source" ] || die "there is no $nginx_source"
         return
     fi
 
     tail -n 20 "$BUILD_DIR/log/source" >&2
-    say "the source of nginx $version could not be fetched; these three" \
+    say "the source of ${kin:-nginx} $version could not be fetched; these three" \
         "commands do it, where there is a network:"
+    sub=$(basename "$(upstream_url "$version")" .tar.gz)$sub
+    [ -z "${NGINX_BIN:-}$kin" ] || set -- "NGINX_BIN=$nginx_bin "
     printf '    %s\n' "curl -fLO $(upstream_url "$version")" \
-                      "tar xzf nginx-$version.tar.gz" \
-                      "NGINX_SRC=nginx-$version $command_name" >&2
-    die "there is no source of nginx $version"
+                      "tar xzf ${sub%%/*}.tar.gz" \
+                      "NGINX_SRC=$sub ${1:-}$command_name" >&2
+    die "there is no source of ${kin:-nginx} $version"
 }
 
 # fetch_packaged_source VERSION DIR: archives drop old versions quickly, so
@@ -377,7 +435,7 @@ build() {
     [ -z "${STATIC:-}" ] || IDEMPOTENCY_MODULE=
 
     TEST_NGINX_BINARY=$BUILD_DIR/nginx
-    [ -x "$TEST_NGINX_BINARY" ] || TEST_NGINX_BINARY=$(command -v nginx)
+    [ -x "$TEST_NGINX_BINARY" ] || { find_nginx; TEST_NGINX_BINARY=$nginx_bin; }
     export TEST_NGINX_BINARY
 }
 
@@ -390,6 +448,7 @@ need_nginx_tree() {
 
     [ ! -f "$NGINX_SOURCE_DIR/src/core/ngx_slab.c" ] || return 0
 
+    find_nginx
     installed_nginx_source
     NGINX_SOURCE_DIR=$BUILD_DIR/unit-tree
 
