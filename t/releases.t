@@ -32,6 +32,47 @@ is($newest, $version, 'CHANGES begins with it');
 my ($debian) = text('debian/changelog') =~ /^\S+ \(([^)]*)-[^-)]+\)/;
 is($debian, $version =~ s/-rc/~rc/r, 'so does debian/changelog');
 
+my %also = ('packaging/rpm/nginx-mod-http-idempotency.spec' =>
+                [qr/^%global upstream +(\S+)/m, qr/^Version: +(\S+)/m],
+            'packaging/alpine/APKBUILD' => [qr/^_version=(\S+)/m, qr/^pkgver=(\S+)/m],
+            'packaging/pkg-oss/Makefile.module-idempotency' =>
+                [qr/_module-(\S+)\.tar\.gz$/m, qr/--add-dynamic-module=\S+_module-(\S+)$/m]);
+
+for my $file (sort keys %also) {
+    is_deeply([map { (text($file) =~ $_)[0] =~ s/[~_]rc/-rc/r } @{$also{$file}}],
+              [($version) x 2], "... and $file");
+}
+
+
+# --- other packages, as far as they can be read here --------------------------------
+
+SKIP: {
+    skip('no rpmspec here', 2) if system 'command -v rpmspec >/dev/null 2>&1';
+
+    my ($status, $out) = run('rpmspec', '-q', '--qf', '%{name} %{version}',
+                             "$Pages::root/packaging/rpm/nginx-mod-http-idempotency.spec");
+
+    is($status, 0, 'rpmspec reads the spec') or diag($out);
+    like($out, qr/^nginx-mod-http-idempotency \Q@{[$version =~ s{-rc}{~rc}r]}\E$/m, '... its version');
+}
+
+{
+    my ($status, $out) = run('sh', '-n', "$Pages::root/packaging/alpine/APKBUILD");
+    is($status, 0, "a shell reads Alpine's") or diag($out);
+
+    for my $name ('MODULES', map { "MODULE_${_}_idempotency" } qw(CONFARGS SOURCES BUILD_DEPENDS)) {
+        my $what = qx{printf 'all:;\@echo "\$($name)"\n' | make -s --no-print-directory -f $Pages::root/packaging/pkg-oss/Makefile.module-idempotency -f - all 2>&1};
+
+        like($what, qr/^.*(?:idempotency|sqlite)/, "make reads that of nginx.org: $name") or diag($what);
+    }
+}
+
+{
+    my @steps = text('Dockerfile') =~ /^([A-Z]+) /mg;
+    is("@steps", 'ARG FROM COPY RUN FROM COPY RUN RUN', 'the Dockerfile has its steps');
+    ok(-e "$Pages::root/$_", "... and $_, which it runs") for map { m{/module/(\S+)}g } text('Dockerfile');
+}
+
 
 # --- a release --------------------------------------------------------------------
 
