@@ -100,6 +100,13 @@ sub links {
         is("@broken", '', "$page: its links lead somewhere");
     }
 
+    my @runbooks = text('examples/observability/rules.yml') =~ /^ +runbook_url: '(.*)'$/mg;
+    my $alerts = () = text('examples/observability/rules.yml') =~ /^ +- alert: /mg;
+
+    is(join(' ', grep { my ($page, $anchor) = split /#/; !$anchors{$page}{$anchor} } @runbooks), '',
+       'the alerts lead to their pages');
+    is(@runbooks, $alerts, '... each of them');
+
     # nothing is to be found by chance only
     my %linked;
 
@@ -234,8 +241,8 @@ sub names {
     my %known = map { $_->[0] => 1 } table('ngx_command_t', 'NGX_HTTP[\w|\s]*');
     my @variables = map { $_->[0] } table('variable_t', '');
 
-    # others' names: Stripe's errors
-    $known{$_} = 1 for qw(idempotency_error idempotency_key_in_use);
+    # others' names: Stripe's errors, and the Agentic Commerce Protocol's
+    $known{$_} = 1 for qw(idempotency_error idempotency_key_in_use idempotency_conflict);
 
     for my $page (@pages) {
         my ($text, %unknown) = ($page{$page} =~ s/\]\([^)\s]*\)//gr);

@@ -16,19 +16,23 @@ use Redis;
 use Restart;
 
 my %recipe = (
+    'agentic-commerce'         => \&agentic_commerce,
     'behind-a-cdn'             => \&behind_a_cdn,
     'cors'                     => \&cors,
     'docker'                   => \&docker,
     'early-data'               => \&early_data,
+    'expiry'                   => \&expiry,
     'graphql'                  => \&graphql,
     'jwt'                      => \&jwt,
     'kubernetes'               => \&kubernetes,
     'lost-answers'             => \&lost_answers,
     'mobile-clients'           => \&mobile_clients,
     'multi-tenant'             => \&multi_tenant,
+    'postgrest'                => \&postgrest,
     'rails-and-laravel-forms'  => \&rails_and_laravel,
     'restarts'                 => \&restarts,
     'stripe-like-api'          => \&stripe_like_api,
+    'switch-off'               => \&switch_off,
     'transient-errors'         => \&transient_errors,
     'webhooks'                 => \&webhooks,
 );
@@ -610,6 +614,69 @@ sub behind_a_cdn {
     is($new->('192.0.2.3', $_)->{status}, 200, 'as many as the quota allows') for 'q1', 'q2';
     is($new->('192.0.2.3', 'q3')->{status}, 429, 'one more is refused');
     is($new->('192.0.2.4', 'q3')->{status}, 200, "another visitor's is not");
+}
+
+
+sub expiry {
+    my $n = start(shift);
+
+    cmp_ok($n->post('/x', key => 'e', body => 'a')->header('Idempotency-Expires'), '==', 86400, 'a first answer');
+    cmp_ok($n->post('/x', key => 'e', body => 'a')->header('Idempotency-Expires'), '>', 86000, 'a replay');
+    cmp_ok($n->post('/x', key => 'e', body => 'b')->header('Idempotency-Expires'), '>', 86000, 'a conflict');
+    is($n->post('/x', body => 'a')->header('Idempotency-Expires'), undef, 'no key: no header');
+}
+
+
+sub switch_off {
+    my $n = start(shift, '/etc/nginx/idempotency.off' => '$TEST_NGINX_ROOT/off');
+    my $off = $n->root . '/off';
+    my $executed = sub { $n->post('/x?id=off', key => 's', body => 'a')->header('X-Exec') };
+
+    is($executed->(), 1, 'a request');
+    is($executed->(), 1, 'its retry is not executed');
+
+    open my $f, '>', $off or die "$off: $!\n";
+    close $f;
+    is($executed->(), 2, 'the file is there: it is');
+
+    unlink $off;
+    is($executed->(), 1, 'it is gone: what was recorded is known');
+}
+
+
+sub postgrest {
+    my $n = start(shift);
+    my @o = (key => 'r', body => '{"a":1}');
+    my $prefer = sub { $n->post('/orders?id=rest', @o, headers => ["Prefer: return=$_[0]"])->{status} };
+
+    is($prefer->('representation'), 200, 'an insert');
+    is($prefer->('representation'), 200, 'its retry');
+    is(executions('rest'), 1, '... is not executed');
+    is($prefer->('minimal'), 409, 'another answer is another request');
+
+    is($n->post('/x?id=unique&status=409', key => 'u', body => 'a')->header('X-Exec'), 1, 'a constraint');
+    is($n->post('/x?id=unique&status=409', key => 'u', body => 'a')->header('X-Exec'), 1, '... is final');
+}
+
+
+sub agentic_commerce {
+    my $n = start(shift);
+    my $ask = sub { $n->post("/checkout_sessions/1/complete?id=$_[0]&status=" . ($_[1] // 200), key => $_[0], body => $_[2] // 'a') };
+
+    is($ask->('a')->header('X-Exec'), 1, 'a checkout');
+    is($ask->('a')->header('X-Exec'), 1, 'its retry');
+
+    my $r = $ask->('a', 200, 'b');
+    is($r->{status}, 409, 'with other parameters');
+    like($r->{body}, qr/^\{"type":"invalid_request","code":"idempotency_conflict","message":"[^"]+"\}$/, '... in its own shape');
+    is($r->header('Idempotency-Key'), 'a', '... and the key');
+
+    my $first = $ask->('b', 500)->header('X-Exec');
+    is($ask->('b', 500)->header('X-Exec'), $first + 1, 'a 5xx is not kept');
+
+    $r = $n->post('/checkout_sessions', body => 'a');
+    is($r->{status}, 400, 'a key is required');
+    like($r->{body}, qr/"code":"missing"/, '... in its own shape');
 }
 
 
