@@ -119,7 +119,7 @@ static metric_t  metrics[] = {
       "Shared memory of the zone.",
       0, 1, metrics_bytes, metric_figure(used) },
 
-    { "zone_growth_bytes", "gauge",
+    { "zone_growth_bytes_per_hour", "gauge",
       "How much more of the zone is used than an hour ago.",
       0, 1, metrics_growth, metric_figure(growth) },
 
