@@ -390,7 +390,7 @@ sub has_module {
     # may also be ndk_http_module only
     my (undef, $log) = config_test(module => 0, main => "load_module $so;\n");
 
-    return $log =~ /binary compatible| instead of |undefined symbol: (?!ndk_)/
+    return $log =~ /binary compatible|built not for | instead of |undefined symbol: (?!ndk_)/
            ? undef : $so;
 }
 
