@@ -745,7 +745,7 @@ sub workers {
 
     return grep {
         Idempotency::slurp("/proc/$_/cmdline")
-            =~ /^nginx: worker process\b(?!.*shutting)/
+            =~ /^(?:nginx|angie): worker process\b(?!.*shutting)/
     } split ' ', Idempotency::slurp("/proc/$self->{pid}/task/$self->{pid}/children");
 }
 
