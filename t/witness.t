@@ -275,6 +275,10 @@ $n->stop;
 
 for my $way ("VACUUM INTO 'COPY'", '.backup COPY') {
     begin('batched');
+
+    # an outcome is written behind its answer
+    until_true { sqlite($file, 'SELECT count(*) FROM records') >= 5 };
+
     sqlite($file, $way =~ s{COPY}{$dir/kept}r);
     orders(6 .. 7);
     $n->down('QUIT');
