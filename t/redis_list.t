@@ -102,6 +102,7 @@ cmp_ok(abs($one->{expires} - $was->{expires}), '<', 2, '... and ends');
     like($row->{owner}, qr/^[0-9a-f]{16}$/, '... and with an owner');
     go('pending');
     $first->response;
+    until_true { zone($there)->{store}{undelivered} == 0 };
 }
 
 

@@ -840,7 +840,10 @@ sub ended {
 
     local $Test::Builder::Level = $Test::Builder::Level + 1;
 
-    my @lines = grep { $_ =~ $Idempotency::bad
+    # a stop tries for half a second to deliver what a store has not, which on a busy
+    # machine, or of one that a test has killed, may be too short: see quit.t
+
+    my @lines = grep { $_ =~ $Idempotency::bad && !/outcomes were not delivered/
                        && !($self->{allow} && $_ =~ $self->{allow}) }
                 split /\n/, $self->log . $self->slurp('logs/stderr.log');
 
