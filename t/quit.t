@@ -100,6 +100,9 @@ sub executed {
 
     $store->{$how}->();
 
+    # until then a claim may be on its way
+    until_true { order('away' . ++$names) eq '503 UNAVAILABLE' && !up() } or die 'it is there';
+
     # what nobody but this nginx knows
     my @local = map 'local' . ++$names, 1 .. 5;
 
@@ -175,10 +178,16 @@ for my $name (sort keys %stores) {
 
     # a stop tries once
 
-    begins($store);
-    @ids = executed($store, 'goes');
-    $store->{comes}->();
-    $n->down('TERM');
+    # half a second, which a busy machine may not give it: then it says so
+
+    for (1 .. 20) {
+        begins($store);
+        @ids = executed($store, 'goes');
+        $store->{comes}->();
+        $n->down('TERM');
+        last if !@{alerts()};
+    }
+
     $n->up;
     all_known("$name, a stop", @ids);
 
