@@ -22,7 +22,8 @@
 
 /* of all zones of this worker */
 
-static ngx_event_t  shm_expire_event;
+static ngx_event_t       shm_expire_event;
+static ngx_connection_t  shm_expire_dumb;
 
 
 /* what is over is freed first, so much while the lock is held once, and so
@@ -562,7 +563,12 @@ ngx_idempotency_shm_init_process(ngx_cycle_t *cycle)
         ngx_idempotency_shm_sweep(shm, ngx_current_msec);
     }
 
+    /* nginx's debug log names a timer by the connection that it belongs to */
+
+    shm_expire_dumb.fd = (ngx_socket_t) -1;
+
     shm_expire_event.handler = shm_expire_handler;
+    shm_expire_event.data = &shm_expire_dumb;
     shm_expire_event.log = cycle->log;
     shm_expire_event.cancelable = 1;
 
