@@ -1110,6 +1110,17 @@ static void
 file_leave(file_hand_t *hand)
 {
     if (hand->db) {
+
+        /*
+         * Two workers that close the file at the same moment would each find
+         * the other one, and leave the log, which the last one is to remove.
+         */
+
+        if (hand->lock != -1) {
+            (void) ngx_idempotency_owners_commit_lock(hand->lock,
+                                                   NGX_IDEMPOTENCY_FILE_LOCK);
+        }
+
         ngx_idempotency_db_close(hand->db);
         hand->db = NULL;
     }
