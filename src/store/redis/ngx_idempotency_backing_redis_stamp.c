@@ -79,7 +79,7 @@ static ngx_int_t stamp_keys(ngx_idempotency_redis_zone_t *redis);
 static ngx_int_t stamp_parts(ngx_idempotency_redis_zone_t *redis, size_t size);
 static ngx_idempotency_redis_zone_t *stamp_zone(
     ngx_idempotency_redis_mark_t *mark);
-static void stamp_meant(ngx_idempotency_redis_zone_t *redis);
+static ngx_uint_t stamp_meant(ngx_idempotency_redis_zone_t *redis);
 static void stamp_mark_says(ngx_idempotency_redis_stamp_t *stamp,
     ngx_str_t *args);
 static void stamp_says(ngx_idempotency_redis_stamp_t *stamp,
@@ -266,8 +266,10 @@ ngx_idempotency_redis_stamps_init_process(ngx_idempotency_redis_zone_t *redis,
     }
 
     redis->beaten = ngx_current_msec - STAMP_BEAT;
-    redis->stamped = redis->tier.shm->sh->tier.stamped;
-    stamp_meant(redis);
+
+    /* there are no connections yet, on which something else may stand */
+
+    (void) stamp_meant(redis);
 
     return NGX_OK;
 }
@@ -297,16 +299,18 @@ ngx_idempotency_redis_stamps_look(ngx_idempotency_redis_zone_t *redis)
         return "it is not the one that it was, or has forgotten";
     }
 
-    stamp_meant(redis);
+    if (stamp_meant(redis)) {
+        ngx_idempotency_redis_marked(redis->redis, &redis->mark);
+    }
 
     return NULL;
 }
 
 
-/* what scripts are to find, see record.lua; if it is something else by now, so
-   may be what was found */
+/* what scripts are to find, see record.lua; whether it is something else by now,
+   as then what was found may be right */
 
-static void
+static ngx_uint_t
 stamp_meant(ngx_idempotency_redis_zone_t *redis)
 {
     int64_t                        least;
@@ -321,7 +325,7 @@ stamp_meant(ngx_idempotency_redis_zone_t *redis)
     s = shm->sh->tier.stamps;
 
     if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
-        return;
+        return 0;
     }
 
     changed = (redis->stamped != shm->sh->tier.stamped);
@@ -338,9 +342,7 @@ stamp_meant(ngx_idempotency_redis_zone_t *redis)
     p = ngx_sprintf(mark->meant[1].data, "%L", ngx_max(least, 0));
     mark->meant[1].len = p - mark->meant[1].data;
 
-    if (changed) {
-        ngx_idempotency_redis_marked(redis->redis, mark);
-    }
+    return changed;
 }
 
 
@@ -555,7 +557,10 @@ stamp_judge(ngx_idempotency_redis_stamp_t *stamp,
         ngx_idempotency_shm_unlock(shm);
 
         stamp_tell_right(redis, &answer, refused);
-        stamp_meant(redis);
+
+        if (stamp_meant(redis)) {
+            ngx_idempotency_redis_marked(redis->redis, &redis->mark);
+        }
 
         return NGX_OK;
     }
