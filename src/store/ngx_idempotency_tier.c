@@ -424,7 +424,8 @@ ngx_idempotency_tier_untouched(ngx_idempotency_shm_t *shm,
 /*
  * The number of a claim rises beyond all that any zone has given before.  Those
  * that share a file have one clock, and a claim may go from one to the other
- * within a millisecond of it.
+ * within a millisecond of it.  The time by which a file counts its windows is no
+ * such clock: each nginx makes its own of it, a millisecond apart.
  */
 
 uint64_t
@@ -433,11 +434,9 @@ ngx_idempotency_tier_fence(ngx_idempotency_shm_t *shm)
     uint64_t  now;
 
     if (shm->tier) {
-        now = (uint64_t) shm->tier->backing->now(shm->tier) * 1000;
-
-        if (!ngx_idempotency_tier_shared(shm->tier)) {
-            now = ngx_max(now, ngx_idempotency_tier_micros());
-        }
+        now = ngx_idempotency_tier_shared(shm->tier)
+              ? (uint64_t) shm->tier->backing->now(shm->tier) * 1000
+              : ngx_idempotency_tier_micros();
 
         shm->sh->fence = ngx_max(shm->sh->fence, now);
     }
