@@ -138,7 +138,8 @@ sub comes_yet {
 }
 
 
-sub state_of { return $redis->command('GETRANGE', $_[0], 2, 2) }
+# ... but what remains for a minute, so that the next claim's fence is higher
+sub state_of { return ($redis->command('GETRANGE', $_[0], 2, 2) // '') =~ s/R//r }
 
 sub say_so {
     open my $f, '>', "$dir/$_[0]~" or die "$dir/$_[0]: $!";
