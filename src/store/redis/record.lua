@@ -1,7 +1,7 @@
 -- What the scripts share: a record, and how it is read and written.  util/embed
 -- puts it before each of them.  It runs no command by itself.
 --
--- A record is a head of 136 bytes, and its response.  The state is one of these:
+-- A record is a head of 144 bytes, and its response.  The state is one of these:
 --
 --     P  pending      the status is 1 if it was in doubt before
 --     D  done
