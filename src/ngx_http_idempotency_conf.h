@@ -296,6 +296,8 @@ char *ngx_http_idempotency_check_time(ngx_conf_t *cf, void *post, void *data);
 
 /* of idempotency_redis */
 
+ngx_idempotency_redis_t *ngx_http_idempotency_redis(ngx_conf_t *cf,
+    ngx_str_t *name);
 char *ngx_http_idempotency_redis_block(ngx_conf_t *cf, ngx_command_t *cmd,
     void *dummy);
 ngx_int_t ngx_http_idempotency_check_redis(ngx_conf_t *cf);

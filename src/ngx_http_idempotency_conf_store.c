@@ -65,7 +65,6 @@ static ngx_int_t conf_redis_read(ngx_conf_t *cf, ngx_str_t *name,
     ngx_fd_t fd, ngx_str_t *password);
 static char *conf_redis_prefix(ngx_conf_t *cf, ngx_command_t *cmd,
     void *data);
-static ngx_idempotency_redis_t *conf_redis(ngx_conf_t *cf, ngx_str_t *name);
 static void conf_redis_unset(ngx_idempotency_redis_conf_t *conf);
 static ngx_int_t conf_redis_done(ngx_conf_t *cf,
     ngx_idempotency_redis_conf_t *conf);
@@ -246,7 +245,7 @@ ngx_http_idempotency_set_zone(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
     }
 
     if (zone.redis.len) {
-        redis = conf_redis(cf, &zone.redis);
+        redis = ngx_http_idempotency_redis(cf, &zone.redis);
 
         if (redis == NULL
             || ngx_idempotency_backing_redis_add(cf, store, redis, &zone.redis)
@@ -442,8 +441,8 @@ conf_zone_max_size(ngx_conf_t *cf, conf_zone_t *zone, ngx_str_t *value)
 
 /* made by whichever directive names it first */
 
-static ngx_idempotency_redis_t *
-conf_redis(ngx_conf_t *cf, ngx_str_t *name)
+ngx_idempotency_redis_t *
+ngx_http_idempotency_redis(ngx_conf_t *cf, ngx_str_t *name)
 {
     ngx_uint_t                          i;
     ngx_idempotency_redis_t            *redis, **all;
@@ -502,7 +501,7 @@ ngx_http_idempotency_redis_block(ngx_conf_t *cf, ngx_command_t *cmd,
 
     value = cf->args->elts;
 
-    redis = conf_redis(cf, &value[1]);
+    redis = ngx_http_idempotency_redis(cf, &value[1]);
     if (redis == NULL) {
         return NGX_CONF_ERROR;
     }

@@ -123,7 +123,6 @@ static void shm_ready_handler(ngx_event_t *ev);
 static void shm_post_ready(void);
 static ngx_queue_t *shm_bucket(uint64_t key);
 static void orphans_told(ngx_idempotency_shm_t *shm, orphan_t *orphan);
-static ngx_msec_t record_lasts(ngx_idempotency_record_t *rec, ngx_msec_t now);
 static ngx_uint_t shm_awaited(ngx_idempotency_record_t *rec);
 static void shm_cancel(ngx_idempotency_store_t *store,
     ngx_idempotency_op_t *op);
@@ -405,7 +404,7 @@ shm_complete(ngx_idempotency_store_t *store,
             ngx_idempotency_shm_take_waiting(rec, &wake);
             ngx_idempotency_record_publish(shm, rec, complete->outcome,
                                            complete->status, op->now);
-            complete->left = record_lasts(rec, op->now);
+            complete->left = ngx_idempotency_record_lasts(rec, op->now);
 
             if (shm->tier && shm->tier->strict
                 && ngx_idempotency_shm_untold(shm, rec))
@@ -1140,7 +1139,7 @@ record_describe(ngx_idempotency_record_t *rec, ngx_msec_t now,
     found->status = rec->status;
     found->fence = rec->fence;
     found->age = ngx_max(age, 0);
-    found->left = record_lasts(rec, now);
+    found->left = ngx_idempotency_record_lasts(rec, now);
     found->replays = rec->replays;
     found->anonymous = found_anonymous(rec);
     found->owner = (rec->state == NGX_IDEMPOTENCY_PENDING)
@@ -1153,8 +1152,8 @@ record_describe(ngx_idempotency_record_t *rec, ngx_msec_t now,
 
 /* for how long yet, unless it is pending */
 
-static ngx_msec_t
-record_lasts(ngx_idempotency_record_t *rec, ngx_msec_t now)
+ngx_msec_t
+ngx_idempotency_record_lasts(ngx_idempotency_record_t *rec, ngx_msec_t now)
 {
     ngx_msec_int_t  left;
 

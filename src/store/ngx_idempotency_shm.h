@@ -451,6 +451,8 @@ ngx_uint_t ngx_idempotency_record_alive(ngx_idempotency_record_t *rec,
 
 ngx_uint_t ngx_idempotency_record_differs(ngx_idempotency_record_t *rec,
     ngx_idempotency_claim_t *claim);
+ngx_msec_t ngx_idempotency_record_lasts(ngx_idempotency_record_t *rec,
+    ngx_msec_t now);
 
 /* a claim, and who has asked the backing for it, likewise; but cancel.
    answered: true if the record may be asked for once more */

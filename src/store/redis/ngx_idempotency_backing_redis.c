@@ -86,7 +86,6 @@ static void redis_flush(ngx_idempotency_tier_t *tier, ngx_msec_t time,
     ngx_uint_t first);
 static void redis_exit_process(ngx_idempotency_tier_t *tier);
 static const char *redis_kind(ngx_idempotency_tier_t *tier, const char **sync);
-static ngx_uint_t redis_hands(ngx_idempotency_tier_t *tier);
 static int64_t redis_now(ngx_idempotency_tier_t *tier);
 static ngx_uint_t redis_up(ngx_idempotency_tier_t *tier);
 static ngx_int_t redis_well(ngx_idempotency_tier_t *tier);
@@ -136,7 +135,7 @@ static const ngx_idempotency_backing_t  redis_backing = {
     redis_finish,
     redis_flush,
     redis_exit_process,
-    redis_hands,
+    ngx_idempotency_backing_redis_hands,
     redis_up,
     ngx_idempotency_redis_stamps_agree,
     redis_well
@@ -460,10 +459,8 @@ redis_now(ngx_idempotency_tier_t *tier)
 }
 
 
-/* the batches that a worker has on the way, at most */
-
-static ngx_uint_t
-redis_hands(ngx_idempotency_tier_t *tier)
+ngx_uint_t
+ngx_idempotency_backing_redis_hands(ngx_idempotency_tier_t *tier)
 {
     ngx_idempotency_redis_zone_t  *redis;
 
@@ -532,7 +529,7 @@ batch_init(ngx_idempotency_redis_zone_t *redis, ngx_pool_t *pool)
     ngx_uint_t                     i, n, hands;
     ngx_idempotency_redis_item_t  *items;
 
-    hands = redis_hands(&redis->tier);
+    hands = ngx_idempotency_backing_redis_hands(&redis->tier);
 
     n = hands * NGX_IDEMPOTENCY_TIER_BATCH;
     size = redis->prefix.len + NGX_IDEMPOTENCY_REDIS_TOKEN;

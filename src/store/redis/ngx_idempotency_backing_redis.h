@@ -83,6 +83,10 @@ ngx_int_t ngx_idempotency_backing_redis_add(ngx_conf_t *cf,
 void ngx_idempotency_backing_redis_warn(ngx_conf_t *cf,
     ngx_idempotency_store_t *store, size_t size);
 
+/* the batches that a worker has on the way, at most */
+
+ngx_uint_t ngx_idempotency_backing_redis_hands(ngx_idempotency_tier_t *tier);
+
 /* the stamps of a zone: in the configuration, and in a worker */
 
 ngx_int_t ngx_idempotency_redis_stamps_init(

@@ -271,7 +271,8 @@ ngx_idempotency_redis_conf_t *ngx_idempotency_redis_conf(
 
 /*
  * What a store behind it asks of a block, once the configuration is read: the
- * block may stand below the store.
+ * block may stand below the store.  Whoever names one has it from
+ * ngx_http_idempotency_redis().
  */
 
 ngx_str_t *ngx_idempotency_redis_prefix(ngx_idempotency_redis_t *redis);
