@@ -71,7 +71,7 @@ change(ngx_idempotency_item_t *item, const uint8_t *data)
     case 2: ((u_char *) &item->parts)[data[1] % 28] ^= data[2]; break;
     case 3: item->mac[data[1] % 16] ^= data[2]; break;
     case 4: item->instance ^= n; break;
-    case 5: item->fence ^= n; break;
+    case 5: item->sequence ^= n; break;
     case 6: item->window ^= n; break;
     case 7: item->recorded ^= n; break;
     case 8: item->ends ^= n; break;
@@ -128,7 +128,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     item.fingerprint[0] = 2;
     item.parts.identity[0] = 3;
     item.instance = 4;
-    item.fence = 5;
+    item.sequence = 5;
     item.window = 86400000;
     item.recorded = 1700000000123;
     item.ends = 1700086400123;
@@ -187,7 +187,8 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
              && ngx_memcmp(item.token, was.token, 32) == 0
              && ngx_memcmp(item.fingerprint, was.fingerprint, 32) == 0
              && ngx_memcmp(&item.parts, &was.parts, sizeof(was.parts)) == 0
-             && item.instance == was.instance && item.fence == was.fence
+             && item.instance == was.instance
+             && item.sequence == was.sequence
              && item.window == was.window && item.status == was.status
              && (!times || (item.recorded == was.recorded
                             && item.ends == was.ends)));

@@ -86,6 +86,8 @@ static char *set_keep(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
 static char *add_names(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
 static char *set_ignore_fields(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
 static char *set_window(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
+static char *merge_store(ngx_conf_t *cf, ngx_http_idempotency_loc_conf_t *conf,
+    ngx_http_idempotency_main_conf_t *imcf);
 static ngx_int_t merge_window(ngx_conf_t *cf,
     ngx_http_idempotency_loc_conf_t *prev,
     ngx_http_idempotency_loc_conf_t *conf);
@@ -726,7 +728,6 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
     ngx_http_idempotency_loc_conf_t  *prev = parent;
     ngx_http_idempotency_loc_conf_t  *conf = child;
 
-    void                            ***location;
     ngx_http_idempotency_main_conf_t  *imcf;
 
     imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
@@ -814,9 +815,17 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
         return NGX_CONF_ERROR;
     }
 
-    if (conf->store == NULL) {
-        return NGX_CONF_OK;
-    }
+    return conf->store ? merge_store(cf, conf, imcf) : NGX_CONF_OK;
+}
+
+
+/* of a location that is protected */
+
+static char *
+merge_store(ngx_conf_t *cf, ngx_http_idempotency_loc_conf_t *conf,
+    ngx_http_idempotency_main_conf_t *imcf)
+{
+    void  ***location;
 
     ngx_http_idempotency_bind_settings(conf);
     warn_content(cf, conf);

@@ -3,8 +3,9 @@
  * Records in shared memory: found by token, claimed, bound to an outcome, left
  * to those who waited, removed.  Their responses, which are chains of pages.
  * Quotas: how many records there may be for one value.  Memory for them: what
- * has ended is freed, and where memory is short what may leave early is evicted.
- * All of it runs with the zone's lock held, and with a bound on its steps.
+ * has ended is freed, and where memory is short what may leave early is
+ * evicted.  All of it runs with the zone's lock held, and with a bound on its
+ * steps.
  *
  * A record's state changes by an event, as the table record_states says, and by
  * nothing else.  What holds:
@@ -18,8 +19,8 @@
  * ONE QUESTION    A record keeps its claim's number, the sequence, from when it
  *                 asks until it is answered, whether a request waits or not:
  *                 no second question is asked meanwhile.
- * ONE ASKER       A GRANTED claim belongs to the request whose number the record
- *                 has.  If that has ended, the next request takes its place, or
+ * ONE ASKER       A GRANTED claim belongs to one request, whose number the
+ *                 record has.  If that has ended, the next request takes its place, or
  *                 the claim is released.
  * NOT FORGOTTEN   What the backing lacks, and what it may have claimed for
  *                 nobody, stays in the write-back queue (see writeback.c), as
@@ -331,8 +332,8 @@ ngx_idempotency_records_init(ngx_idempotency_shm_sh_t *sh,
 
 /*
  * The one place where a record's state changes, and with it its queues and the
- * zone's counts.  The workers that wait for it were noted before.  A record that
- * is GONE is no token's any more, and the caller must not use it.
+ * zone's counts.  The workers that wait for it were noted before.  A record
+ * that is GONE is no token's any more, and the caller must not use it.
  */
 
 void
@@ -699,8 +700,8 @@ ngx_idempotency_record_revive(ngx_idempotency_shm_t *shm,
 }
 
 
-/* a granted claim is its asker's from now on; or a question becomes a claim that
-   this memory alone guards, under the same number */
+/* a granted claim is its asker's from now on; or a question becomes a claim
+   that this memory alone guards, under the same number */
 
 void
 ngx_idempotency_record_take(ngx_idempotency_shm_t *shm,
@@ -906,8 +907,8 @@ ngx_idempotency_record_publish(ngx_idempotency_shm_t *shm,
 }
 
 
-/* the record is a copy of what the backing has; or a negative entry, as that may
-   change there */
+/* the record is a copy of what the backing has; or a negative entry, as that
+   may change there */
 
 void
 ngx_idempotency_record_found(ngx_idempotency_shm_t *shm,
@@ -1261,7 +1262,8 @@ ngx_idempotency_record_evict(ngx_idempotency_shm_t *shm,
 
 /*
  * A record that the backing has may be evicted, the oldest first: those with
- * responses, then those of each window.  The backing may lack some of the oldest.
+ * responses, then those of each window.  The backing may lack some of the
+ * oldest.
  */
 
 static ngx_uint_t

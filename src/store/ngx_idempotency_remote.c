@@ -11,7 +11,8 @@
  * The answer turns the record into a claim, into a copy, or, where it may be
  * another one soon, into a negative entry for the requests that waited for it.
  * A record that no request waits for any more is asked for all the same, as the
- * backing may grant it yet: a request that comes before the answer waits for it.
+ * backing may grant it yet: a request that comes before the answer waits for
+ * it.
  *
  * A remote claim is pending in the backing, by another zone.  All requests that
  * wait for it here, in any worker, share one record.  For that the backing is
@@ -368,9 +369,9 @@ ask_take(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 }
 
 
-/* The claim is granted to the request that asked.  Nothing was sent yet: if that
-   request's worker has died, the claim goes to another one that asks the same,
-   or is given back. */
+/* The claim is granted to the request that asked.  Nothing was sent yet: if
+   that request's worker has died, the claim goes to another one that asks the
+   same, or is given back. */
 
 static ngx_int_t
 ask_granted(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
@@ -464,7 +465,8 @@ ask_negative(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 /*
  * Another machine may take over what is in doubt, so it is not copied for long:
  * the backing is asked.  A doubt that the backing does not know yet is known
- * best here; a claim that would take it over waits for the write, and asks then.
+ * best here; a claim that would take it over waits for the write, and asks
+ * then.
  */
 
 static ngx_int_t
@@ -473,7 +475,7 @@ ask_in_doubt(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 {
     ngx_uint_t  tells, owes;
 
-    /* a claim that takes nothing over may be answered by what was so just now */
+    /* a claim that takes nothing over may be answered by a recent answer */
 
     tells = (!claim->retry || ngx_idempotency_record_differs(*rec, claim));
     owes = ((*rec)->told != NGX_IDEMPOTENCY_TOLD);
@@ -799,9 +801,9 @@ ask_append(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 
 
 /*
- * NGX_DECLINED: the claim is answered by the record.  A claim that does not wait
- * for the outcome needs what is so now: NGX_AGAIN, it waits for the answer to
- * a question that is sent from here on.
+ * NGX_DECLINED: the claim is answered by the record.  A claim that does not
+ * wait for the outcome needs what is so now: NGX_AGAIN, it waits for the answer
+ * to a question that is sent from here on.
  */
 
 static ngx_int_t

@@ -349,7 +349,7 @@ ngx_int_t ngx_idempotency_shm_keep(ngx_conf_t *cf);
 ngx_int_t ngx_idempotency_shm_init_process(ngx_cycle_t *cycle);
 void ngx_idempotency_shm_exit_process(ngx_cycle_t *cycle);
 
-/* frees some of what is over; returns the time until it is to be called again */
+/* frees some expired records; returns after how long to call it again */
 
 ngx_msec_t ngx_idempotency_shm_expire(ngx_idempotency_shm_t *shm,
     ngx_msec_t now);

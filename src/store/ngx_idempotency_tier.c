@@ -19,10 +19,13 @@
 #define NGX_IDEMPOTENCY_TIER_LOOK       200
 #define NGX_IDEMPOTENCY_TIER_IDLE       1000
 
-/* a worker that was told to quit looks so often what is in the queue; for so
-   long it waits for others who may not have heard of it, or for those of a
-   reload to come; it stays so long at most, if nobody says for how long; and at its very end it
-   tries for so long */
+/*
+ * A worker that quits, in milliseconds.  STAY: it looks at the queue so often.
+ * ALL: other workers have so long to notice that they quit, too.  COME: so have
+ * the workers of a reload to start.  QUIT: it stays at most so long, without
+ * worker_shutdown_timeout.  TERM: it tries so long if it is to end at once, and
+ * looks each TURN whether that has succeeded.
+ */
 
 #define NGX_IDEMPOTENCY_TIER_STAY       50
 #define NGX_IDEMPOTENCY_TIER_ALL        1000
@@ -424,8 +427,8 @@ ngx_idempotency_tier_untouched(ngx_idempotency_shm_t *shm,
 /*
  * The number of a claim rises beyond all that any zone has given before.  Those
  * that share a file have one clock, and a claim may go from one to the other
- * within a millisecond of it.  The time by which a file counts its windows is no
- * such clock: each nginx makes its own of it, a millisecond apart.
+ * within a millisecond of it.  The time by which a file counts its windows is
+ * no such clock: each nginx makes its own of it, a millisecond apart.
  */
 
 uint64_t
@@ -868,8 +871,9 @@ tier_flushed(ngx_idempotency_tier_t *tier)
     if (n) {
         ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
                       "idempotency: zone \"%V\": %ui outcomes were not "
-                      "delivered to the %V: they are lost, and repeats of these "
-                      "requests may be executed again", zone, n, &tier->name);
+                      "delivered to the %V: they are lost, and repeats of "
+                      "these requests may be executed again",
+                      zone, n, &tier->name);
     }
 }
 

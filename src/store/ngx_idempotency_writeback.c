@@ -439,8 +439,9 @@ ngx_idempotency_tier_outcomes(ngx_idempotency_shm_t *shm, ngx_uint_t *claims)
 }
 
 
-/* a doubt is an outcome where the backing knows nothing of the claim, or nothing
-   of what the client got; a claim that was never said to be there may be */
+/* a doubt is an outcome where the backing knows nothing of the claim, or
+   nothing of what the client got; a claim that was never said to be there may
+   be */
 
 static ngx_uint_t
 owed_outcomes(ngx_idempotency_record_t *rec, ngx_uint_t *claims)
@@ -1158,9 +1159,9 @@ heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
 
 
 /*
- * What is larger than all that goes in one batch, and was in vain so often while
- * what is behind was there, is too large for the way: it would be in vain for
- * ever, and take along what goes the same way.
+ * What is larger than all that goes in one batch, and was in vain so often
+ * while what is behind was there, is too large for the way: it would be in vain
+ * for ever, and take along what goes the same way.
  */
 
 static ngx_uint_t

@@ -776,8 +776,8 @@ shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log)
 }
 
 
-/* the zones of a cycle, one after the other; `part` is NULL at first, and at the
-   end again */
+/* the zones of a cycle, one after the other; `part` is NULL at first, and at
+   the end again */
 
 static ngx_shm_zone_t *
 shm_zone_next(volatile ngx_cycle_t *cycle, ngx_list_part_t **part,

@@ -52,7 +52,8 @@ ngx_uint_t ngx_idempotency_owners_kept(int fd, const char *path);
 
 ngx_int_t ngx_idempotency_owners_hold(int fd, uint64_t instance);
 
-/* as long as any of those lives who share it, each by an open file of its own */
+/* the instance lives as long as one of its workers: each worker holds it by an
+   open file of its own */
 
 ngx_int_t ngx_idempotency_owners_share(int fd, uint64_t instance);
 

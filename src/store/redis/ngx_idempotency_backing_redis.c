@@ -32,7 +32,7 @@
 
 #define NGX_IDEMPOTENCY_REDIS_MOST     (256 * 1024)
 
-/* bytes in a millisecond, at least, as a server in the neighbourhood has them */
+/* the speed that a connection is taken to have at least: bytes a millisecond */
 
 #define NGX_IDEMPOTENCY_REDIS_SPEED    10000
 

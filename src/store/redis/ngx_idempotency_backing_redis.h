@@ -32,8 +32,8 @@ typedef struct {
 } ngx_idempotency_redis_hand_t;
 
 
-/* a stamp on its way, once it was asked for at a time: as it is, or with what is
-   to be durable */
+/* a question for a stamp; two at most are on the way: one for the stamp as the
+   server has it, one for the stamp as replicas or the disk have it */
 
 typedef struct ngx_idempotency_redis_beat_s  ngx_idempotency_redis_beat_t;
 
@@ -94,7 +94,7 @@ ngx_int_t ngx_idempotency_redis_stamps_init(
 ngx_int_t ngx_idempotency_redis_stamps_init_process(
     ngx_idempotency_redis_zone_t *redis, ngx_pool_t *pool);
 
-/* NULL, or why nothing is sent; what the other workers have seen is known then */
+/* NULL, or why nothing may be sent; takes over what other workers have seen */
 
 const char *ngx_idempotency_redis_stamps_look(
     ngx_idempotency_redis_zone_t *redis);

@@ -307,8 +307,8 @@ ngx_idempotency_redis_stamps_look(ngx_idempotency_redis_zone_t *redis)
 }
 
 
-/* what scripts are to find, see record.lua; whether it is something else by now,
-   as then what was found may be right */
+/* Takes over from the zone which stamp the scripts are to find (record.lua).
+   Returns whether it has changed: then a stamp that was wrong may be right. */
 
 static ngx_uint_t
 stamp_meant(ngx_idempotency_redis_zone_t *redis)

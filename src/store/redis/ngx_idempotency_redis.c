@@ -163,8 +163,8 @@ ngx_idempotency_redis_exit_process(ngx_idempotency_redis_t *redis)
 
 
 /*
- * The event loop has ended, and of all connections of the process only these are
- * looked at, and no timer.
+ * The event loop has ended, and of all connections of the process only these
+ * are looked at, and no timer.
  */
 
 void

@@ -299,8 +299,8 @@ ngx_int_t ngx_idempotency_redis_init_process(ngx_idempotency_redis_t *redis,
     ngx_cycle_t *cycle);
 void ngx_idempotency_redis_exit_process(ngx_idempotency_redis_t *redis);
 
-/* without an event loop: what is answered within so long is given to who called;
-   `first`: nothing has been waited for yet */
+/* without an event loop: what is answered within so long is given to who
+   called; `first`: nothing has been waited for yet */
 
 void ngx_idempotency_redis_wait(ngx_idempotency_redis_t *redis,
     ngx_msec_t time, ngx_uint_t first);

@@ -1000,8 +1000,10 @@ cluster_after(ngx_idempotency_redis_t *redis, uint64_t *master, uint64_t *all)
             continue;
         }
 
-        for (i = 0; i < NGX_IDEMPOTENCY_REDIS_SLOTS && cluster->slots[i] != node; i++) {
-            /* void */
+        for (i = 0; i < NGX_IDEMPOTENCY_REDIS_SLOTS; i++) {
+            if (cluster->slots[i] == node) {
+                break;
+            }
         }
 
         if (i == NGX_IDEMPOTENCY_REDIS_SLOTS) {
@@ -1084,8 +1086,8 @@ cluster_moved(ngx_idempotency_redis_t *redis, ngx_str_t *text, ngx_uint_t ask)
     host.len = colon - host.data;
     port = ngx_atoi(colon + 1, last - colon - 1);
 
-    if (slot < 0 || slot >= NGX_IDEMPOTENCY_REDIS_SLOTS || port < 1 || port > 65535
-        || host.len == 0)
+    if (slot < 0 || slot >= NGX_IDEMPOTENCY_REDIS_SLOTS
+        || port < 1 || port > 65535 || host.len == 0)
     {
         return NULL;
     }
