@@ -64,6 +64,7 @@ END
 subtest 'nothing yet' => \&nothing_yet;
 subtest 'figures' => \&figures_shown;
 subtest 'what needs attention' => \&attention;
+subtest 'conflicts' => \&conflicts;
 subtest 'the store behind' => \&store_behind;
 subtest 'several zones' => \&several_zones;
 subtest 'a million records' => \&a_million;
@@ -78,7 +79,7 @@ done_testing();
 # --- the file -----------------------------------------------------------------
 
 sub the_policy {
-    cmp_ok(length $page, '<=', 30 * 1024, 'page.html is small');
+    cmp_ok(length $page, '<=', 31 * 1024, 'page.html is small');
 
     my ($policy) = $page =~ /http-equiv="Content-Security-Policy" content="([^"]*)"/;
 
@@ -202,6 +203,36 @@ sub attention {
        . 'In doubt: 3 of the tokens. What they stand for may have been executed.', 'all of it');
     is(fact('store-facts', 'State'), 'DOWN: out of reach, or its breaker is open', 'the store');
     readable('attention');
+
+    $zone = busy(1);
+    $zone->{full_in} = 3599;
+    figures($zone);
+    see();
+    is(texts('#alerts li'), 'The zone is 25 % full, at this rate all of it in 60 min.', 'full within the hour');
+    $zone->{full_in} = 3600;
+    figures($zone);
+    until_seen('document.querySelectorAll("#alerts li").length', 0);
+}
+
+
+# of what came while the page is open, and of all before
+sub conflicts {
+    my $of = sub {
+        my ($new, $conflict) = @_;
+        my $zone = zone('orders');
+
+        @{ $zone->{requests} }{qw(new conflict)} = ($new, $conflict);
+        figures($zone);
+    };
+    my $told = 'document.querySelector("#alerts li")?.textContent ?? ""';
+
+    $of->(300, 101);
+    see();
+    is($browser->js($told), 'Conflicts: 25.2 % of the requests. What differed is shown below.', 'of all');
+    $of->(303, 102);
+    until_seen($told, '');
+    $of->(304, 103);
+    until_seen($told, 'Conflicts: 33.3 % of the requests. What differed is shown below.');
 }
 
 
@@ -457,6 +488,7 @@ sub readable {
     $browser->phone(1);
     cmp_ok($browser->js('document.documentElement.scrollWidth'), '<=', 360,
            "$name: nothing sticks out of a phone");
+    is($browser->js(cut_off()), '', "$name: ... nor is cut off, or has to be scrolled for");
     cmp_ok($browser->js('Math.min(...[].filter.call(document.querySelectorAll(
                 "#shown button, #shown input"), e => e.offsetParent)
                 .map(e => e.getBoundingClientRect().height))'), '>=', 24,
@@ -507,6 +539,18 @@ sub contrast {
             }
             return least;
         })()
+END
+}
+
+
+# what is wider than its place, or stands beyond the edge
+sub cut_off {
+    return <<'END';
+        [].filter.call(document.querySelectorAll('#shown *:not(input)'), e => {
+            var box = e.getBoundingClientRect();
+            return box.width && !e.closest('svg')
+                   && (box.right > innerWidth || e.clientWidth && e.scrollWidth > e.clientWidth + 1);
+        }).map(e => e.tagName + ' ' + e.textContent.slice(0, 20)).slice(0, 5).join('|')
 END
 }
 
