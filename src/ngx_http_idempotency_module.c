@@ -49,7 +49,6 @@ static ngx_int_t ngx_http_idempotency_init(ngx_conf_t *cf);
 static ngx_int_t ngx_http_idempotency_init_module(ngx_cycle_t *cycle);
 static ngx_int_t ngx_http_idempotency_init_process(ngx_cycle_t *cycle);
 static void ngx_http_idempotency_exit_process(ngx_cycle_t *cycle);
-static ngx_uint_t ngx_http_idempotency_is_worker(ngx_cycle_t *cycle);
 static void *ngx_http_idempotency_create_main_conf(ngx_conf_t *cf);
 static void *ngx_http_idempotency_create_loc_conf(ngx_conf_t *cf);
 static char *ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent,
@@ -104,6 +103,11 @@ static ngx_int_t ngx_http_idempotency_compile(ngx_conf_t *cf, ngx_str_t *text,
 static char *set_keys(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
 static ngx_int_t add_key(ngx_conf_t *cf, ngx_array_t *keys, ngx_str_t *value);
 static ngx_uint_t keys_in_body(ngx_conf_t *cf, ngx_array_t *keys);
+
+
+/* a worker's, once it is set up */
+
+static ngx_cycle_t  *ngx_http_idempotency_cycle;
 
 
 static ngx_conf_bitmask_t  ngx_http_idempotency_methods[] = {
@@ -578,6 +582,8 @@ ngx_http_idempotency_init_module(ngx_cycle_t *cycle)
 }
 
 
+/* not the cache manager, nor the loader, nor a worker without need of us */
+
 static ngx_int_t
 ngx_http_idempotency_init_process(ngx_cycle_t *cycle)
 {
@@ -585,33 +591,30 @@ ngx_http_idempotency_init_process(ngx_cycle_t *cycle)
         ngx_idempotency_file_leave();
     }
 
-    if (!ngx_http_idempotency_is_worker(cycle)) {
+    if ((ngx_process != NGX_PROCESS_WORKER
+         && ngx_process != NGX_PROCESS_SINGLE)
+        || !ngx_http_idempotency_in_use(cycle))
+    {
         return NGX_OK;
     }
+
+    ngx_http_idempotency_cycle = cycle;
 
     return ngx_idempotency_engine.init_process(cycle);
 }
 
 
+/* under "master_process off" nginx names the configuration of the last reload,
+   for which it has set nothing up */
+
 static void
 ngx_http_idempotency_exit_process(ngx_cycle_t *cycle)
 {
-    if (ngx_http_idempotency_is_worker(cycle)) {
-        ngx_idempotency_engine.exit_process(cycle);
+    if (ngx_http_idempotency_cycle) {
+        ngx_idempotency_engine.exit_process(ngx_http_idempotency_cycle);
         ngx_idempotency_file_exit_process();
         ngx_http_idempotency_log_rest();
     }
-}
-
-
-/* not the cache manager, nor the loader, nor a worker without need of us */
-
-static ngx_uint_t
-ngx_http_idempotency_is_worker(ngx_cycle_t *cycle)
-{
-    return (ngx_process == NGX_PROCESS_WORKER
-            || ngx_process == NGX_PROCESS_SINGLE)
-           && ngx_http_idempotency_in_use(cycle);
 }
 
 

@@ -211,6 +211,18 @@ for my $name (sort keys %stores) {
     ok((until_true { up() && $n->get('/api/zones/z')->{body} =~ /"undelivered":0\b/ }), '... new ones deliver it');
     $n->restart('KILL');
     all_known("$name, a reload", @ids);
+
+    # a single process reads the configuration anew, and goes on by the old one
+
+    begins($store, main => "master_process off;\n", workers => 0);
+    @ids = executed($store, 'goes');
+    $n->strike('HUP');
+    ok((until_true { 2 == (() = $n->log =~ /idempotency: version /g) }), "$name, master_process off: a reload");
+    $n->down('TERM');
+    is(scalar(@{alerts()}), 1, '... and a stop');
+    like(alerts()->[0], qr/zone "z": 10 outcomes were not delivered/, '... says what is lost');
+    $store->{comes}->();
+    $n->up;
 }
 
 $n->stop;
