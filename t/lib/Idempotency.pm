@@ -19,7 +19,8 @@ package Idempotency;
 #      another text), workers (1), connections (512, for each worker), log_level
 #      (info), modules => [names or paths loaded before ours], modules_after =>
 #      [...], module => 0 (without ours), allow => qr// (error log lines that are
-#      expected), descriptors => N (no process may have more), user (if it is
+#      expected), descriptors => N (no process may have more), slowed => [a command
+#      that executes it, and whose processes have no titles], user (if it is
 #      root who tests: the workers', default root), files =>
 #      { 'html/a' => bytes }, conf => whole file. Dies, with the log, if nginx does
 #      not start.
@@ -301,6 +302,8 @@ sub uuid7 {
 
 
 sub module_path { return $module }
+
+sub server_version { return `$binary -v 2>&1` =~ /version: (.*)/ ? $1 : '' }
 
 sub load_module { return length $module ? "load_module $module;\n" : '' }
 
@@ -661,6 +664,7 @@ sub nginx {
 
         unshift @cmd, 'sh', '-c', "ulimit -n $o{descriptors}; exec \"\$@\"", 'sh'
             if $o{descriptors};
+        unshift @cmd, @{$o{slowed} // []};
 
         my $pid = $self->{pid} = process(sub {
             open STDOUT, '>>', "$self->{root}/logs/stderr.log";
@@ -744,7 +748,7 @@ sub workers {
     my ($self) = @_;
 
     return grep {
-        Idempotency::slurp("/proc/$_/cmdline")
+        $self->{slowed} || Idempotency::slurp("/proc/$_/cmdline")
             =~ /^(?:nginx|angie): worker process\b(?!.*shutting)/
     } split ' ', Idempotency::slurp("/proc/$self->{pid}/task/$self->{pid}/children");
 }
