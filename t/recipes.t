@@ -25,6 +25,7 @@ my %recipe = (
     'graphql'                  => \&graphql,
     'jwt'                      => \&jwt,
     'kubernetes'               => \&kubernetes,
+    'languages'                => \&languages,
     'lost-answers'             => \&lost_answers,
     'mobile-clients'           => \&mobile_clients,
     'multi-tenant'             => \&multi_tenant,
@@ -337,6 +338,76 @@ sub webhooks {
                 'Shopify: an event again');
     is($shopify->('e1', 'orders/paid')->replayed, '', 'Shopify: for another topic');
     is(executions('shopify'), 2, '... is executed');
+}
+
+
+sub languages {
+    my ($text) = @_;
+    my $refusals = text('share/refusals.conf');
+    my $n = start("$refusals\n$text");
+    my @names = section('docs/refusals.md', 'Refusals') =~ /^\| `(\w+)` \|/mg;
+    my @languages = qw(de es fr ja pt zh);
+    my %words;
+
+    $words{$1}{$2} = $3 while $refusals =~ /^    "(\w\w) (\w+)" +"([^"]*)";$/mg;
+
+    is(join(' ', sort keys %words), "@languages", 'its languages');
+
+    for my $language (@languages) {
+        my %has = %{$words{$language}};
+
+        is(join(' ', sort keys %has), join(' ', sort @names), "$language: each refusal has its words");
+        is(join(' ', grep { $has{$_} !~ m{\A<h1>[^<]+</h1>\n<p>[^<]+</p>\n<p>[^<]+</p>\z} } keys %has),
+           '', '... a heading, what happened, and what to do');
+    }
+
+    my $asks = sub {
+        my ($language, $accept, $at, %o) = @_;
+
+        return $n->post($at // '/?id=lang', key => 'lang', body => 'other', type => $form, %o,
+                        headers => ["Accept: $accept", $language ? "Accept-Language: $language" : ()]);
+    };
+    my $html = 'text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8';
+    my $english = qr/<html lang="en">/;
+
+    is($n->post('/?id=lang', key => 'lang', body => 'one', type => $form,
+                headers => ["Accept: $html", 'Accept-Language: de'])->{status}, 200, 'a form, in German');
+    is($n->post('/?id=lang', key => 'lang', body => 'one', type => $form)->replayed, 1, '... and again, in none');
+
+    my $own = $asks->('', $html);
+    my ($style) = $own->{body} =~ m{(<style>.*?</style>)}s;
+
+    like($own->{body}, $english, 'no language is English');
+
+    for (map([$_, $_], @languages), ['de', 'de-AT,de;q=0.9,en;q=0.8'], ['fr', 'it, nl;q=0.9, fr;q=0.8, de;q=0.7'],
+         ['zh', 'zh-CN'], ['pt', 'PT-BR'])
+    {
+        my ($language, $said) = @$_;
+        my $r = $asks->($said, $html);
+
+        is($r->{status}, 409, "$said: 409");
+        is($r->header('Content-Type'), 'text/html; charset=utf-8', '... a page');
+        like($r->{body}, qr{<html lang="$language">.*\Q$words{$language}{conflict}\E\n</body>}si, "... $language");
+        like($r->{body}, qr/\Q$style\E/, "... in the module's style");
+    }
+
+    like($asks->($_, $html)->{body}, $english, "$_: English") for 'en', 'en-GB, de;q=0.5', 'it', '*', 'den', 'x|de', '"\\';
+
+    for ('application/json', '*/*', 'application/problem+json, text/html;q=0.1', '') {
+        like($asks->('de', $_)->{body}, qr/^\{"type":"urn:idempotency:conflict"/, "no page: $_");
+    }
+
+    my $slow = $n->start('POST', '/orders?gate=1&id=orders', key => 'orders', type => $form);
+
+    held('orders');
+    my $early = $n->post('/orders?gate=1&id=orders', key => 'orders', type => $form);
+    is($early->{status}, 202, 'pending: 202');
+    like($early->{body}, qr/^\{"state":"pending","message":"[^"]{20,}"\}$/, '... in its own shape');
+    is($early->header('Retry-After'), 1, '... with Retry-After');
+    go('orders');
+    same_replay($slow->response, $n->post('/orders?gate=1&id=orders', key => 'orders', type => $form),
+                'later it is replayed');
+    is(executions($_), 1, "$_: executed once") for 'lang', 'orders';
 }
 
 
