@@ -113,11 +113,14 @@ static ngx_uint_t list_some(ngx_idempotency_shm_t *shm,
 static ngx_uint_t list_record(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t now,
     ngx_idempotency_listed_t *listed);
+static ngx_msec_t found_lasts(ngx_idempotency_record_t *rec, ngx_msec_t now);
 static ngx_uint_t found_anonymous(ngx_idempotency_record_t *rec);
 static ngx_int_t shm_list(ngx_idempotency_store_t *store,
     ngx_idempotency_list_t *list);
 static void record_describe(ngx_idempotency_record_t *rec, ngx_msec_t now,
     ngx_idempotency_found_t *found);
+static ngx_uint_t shm_untouched(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
 static void shm_enqueue(ngx_idempotency_op_t *op);
 static void shm_ready_handler(ngx_event_t *ev);
 static void shm_post_ready(void);
@@ -401,10 +404,10 @@ shm_complete(ngx_idempotency_store_t *store,
         }
 
         if (rc != NGX_AGAIN) {
-            ngx_idempotency_shm_take_waiting(rec, &wake);
+            ngx_idempotency_record_take_waiting(rec, &wake);
             ngx_idempotency_record_publish(shm, rec, complete->outcome,
                                            complete->status, op->now);
-            complete->left = ngx_idempotency_record_lasts(rec, op->now);
+            complete->left = found_lasts(rec, op->now);
 
             if (shm->tier && shm->tier->strict
                 && ngx_idempotency_shm_untold(shm, rec))
@@ -427,18 +430,6 @@ shm_complete(ngx_idempotency_store_t *store,
     ngx_idempotency_tier_kick(shm);
 
     return op->waiting ? NGX_AGAIN : NGX_OK;
-}
-
-
-/* the backing lacks its outcome, and will have it soon */
-
-ngx_uint_t
-ngx_idempotency_shm_untold(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec)
-{
-    return rec->told != NGX_IDEMPOTENCY_TOLD
-           && rec->told != NGX_IDEMPOTENCY_REFUSED
-           && !shm->sh->tier.failing;
 }
 
 
@@ -550,7 +541,7 @@ shm_release(ngx_idempotency_store_t *store,
     rec = shm_own(shm, op, release->fence);
 
     if (rec) {
-        ngx_idempotency_shm_take_waiting(rec, &wake);
+        ngx_idempotency_record_take_waiting(rec, &wake);
 
         shm->sh->stats.counters.released++;
 
@@ -612,7 +603,7 @@ shm_leave(ngx_idempotency_shm_t *shm, ngx_idempotency_release_t *release)
              ? shm_append(shm, rec, op, &src) : NGX_ERROR;
 
         if (rc != NGX_AGAIN) {
-            ngx_idempotency_shm_take_waiting(rec, &wake);
+            ngx_idempotency_record_take_waiting(rec, &wake);
             shm->sh->stats.counters.released++;
 
             release->doubt = rec->taken;
@@ -779,7 +770,7 @@ shm_forget_here(ngx_idempotency_shm_t *shm, ngx_idempotency_forget_t *forget)
     if (rec) {
         forget->was = ngx_idempotency_record_unknown(rec) ? 0 : rec->fence;
 
-        ngx_idempotency_shm_take_waiting(rec, &wake);
+        ngx_idempotency_record_take_waiting(rec, &wake);
         ngx_idempotency_record_change(shm, rec, NGX_IDEMPOTENCY_ON_FORGET,
                                       op->now);
     }
@@ -847,7 +838,7 @@ shm_own(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
     }
 
     if (rec->state == NGX_IDEMPOTENCY_IN_DOUBT && rec->status == 0
-        && ngx_idempotency_tier_untouched(shm, rec))
+        && shm_untouched(shm, rec))
     {
         ngx_idempotency_record_revive(shm, rec, op->now);
     }
@@ -860,6 +851,26 @@ shm_own(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
     op->result = NGX_IDEMPOTENCY_OK;
 
     return rec;
+}
+
+
+/*
+ * Others have not heard of the doubt: the backing knows nothing of the claim,
+ * or knows it as one of an instance that lives.  Where it lives by its lease
+ * instead, that may have ended.
+ */
+
+static ngx_uint_t
+shm_untouched(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec)
+{
+    if (shm->tier == NULL || rec->local || !rec->heard) {
+        return 1;
+    }
+
+    return !ngx_idempotency_tier_shared(shm->tier) && !rec->again
+           && (rec->told == NGX_IDEMPOTENCY_UNTOLD
+               || rec->told == NGX_IDEMPOTENCY_REFUSED);
 }
 
 
@@ -1139,7 +1150,7 @@ record_describe(ngx_idempotency_record_t *rec, ngx_msec_t now,
     found->status = rec->status;
     found->fence = rec->fence;
     found->age = ngx_max(age, 0);
-    found->left = ngx_idempotency_record_lasts(rec, now);
+    found->left = found_lasts(rec, now);
     found->replays = rec->replays;
     found->anonymous = found_anonymous(rec);
     found->owner = (rec->state == NGX_IDEMPOTENCY_PENDING)
@@ -1152,8 +1163,8 @@ record_describe(ngx_idempotency_record_t *rec, ngx_msec_t now,
 
 /* for how long yet, unless it is pending */
 
-ngx_msec_t
-ngx_idempotency_record_lasts(ngx_idempotency_record_t *rec, ngx_msec_t now)
+static ngx_msec_t
+found_lasts(ngx_idempotency_record_t *rec, ngx_msec_t now)
 {
     ngx_msec_int_t  left;
 
@@ -1244,30 +1255,6 @@ shm_awaited(ngx_idempotency_record_t *rec)
     }
 
     return 0;
-}
-
-
-/* before the record is anything but pending, here or remotely */
-
-void
-ngx_idempotency_shm_take_waiting(ngx_idempotency_record_t *rec,
-    ngx_idempotency_workers_t *wake)
-{
-    ngx_idempotency_workers_t  *waiting;
-
-    if (ngx_idempotency_record_pends(rec)) {
-        waiting = &rec->as.pending.waiting;
-
-    } else if (rec->state == NGX_IDEMPOTENCY_REMOTE) {
-        waiting = &rec->as.remote.waiting;
-
-    } else {
-        ngx_memzero(wake, sizeof(ngx_idempotency_workers_t));
-        return;
-    }
-
-    *wake = *waiting;
-    ngx_memzero(waiting, sizeof(ngx_idempotency_workers_t));
 }
 
 
@@ -1514,7 +1501,7 @@ shm_orphan(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t now,
     ngx_idempotency_workers_t *wake)
 {
-    ngx_idempotency_shm_take_waiting(rec, wake);
+    ngx_idempotency_record_take_waiting(rec, wake);
 
     if (rec->state != NGX_IDEMPOTENCY_PENDING) {
         ngx_idempotency_record_change(shm, rec, NGX_IDEMPOTENCY_ON_ORPHAN,

@@ -52,6 +52,7 @@ typedef enum {
 } record_place_e;
 
 
+static uint64_t record_next_fence(ngx_idempotency_shm_t *shm);
 static const record_place_e  record_places[NGX_IDEMPOTENCY_STATES] = {
     [NGX_IDEMPOTENCY_PENDING] = record_pending,
     [NGX_IDEMPOTENCY_DONE] = record_bound,
@@ -754,7 +755,7 @@ record_claim(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 
     rec->parts = claim->parts;
 
-    rec->fence = ngx_idempotency_tier_fence(shm);
+    rec->fence = record_next_fence(shm);
     rec->sequence = record_number(shm);
     rec->ends = now + claim->least;
     rec->status = 0;
@@ -766,6 +767,43 @@ record_claim(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     rec->lease = record_lease(claim->lease);
     rec->known = 0;
     rec->taken = 0;
+}
+
+
+/*
+ * The number of a claim rises beyond all that any zone has given before.  Those
+ * that share a file have one clock, and a claim may go from one to the other
+ * within a millisecond of it.  The time by which a file counts its windows is
+ * no such clock: each nginx makes its own of it, a millisecond apart.
+ */
+
+static uint64_t
+record_next_fence(ngx_idempotency_shm_t *shm)
+{
+    uint64_t  now;
+
+    if (shm->tier) {
+        now = ngx_idempotency_tier_shared(shm->tier)
+              ? (uint64_t) shm->tier->backing->now(shm->tier) * 1000
+              : ngx_idempotency_record_micros();
+
+        shm->sh->fence = ngx_max(shm->sh->fence, now);
+    }
+
+    return ++shm->sh->fence;
+}
+
+
+/* of this machine's clock */
+
+uint64_t
+ngx_idempotency_record_micros(void)
+{
+    struct timeval  tv;
+
+    ngx_gettimeofday(&tv);
+
+    return (uint64_t) tv.tv_sec * 1000000 + tv.tv_usec;
 }
 
 
@@ -1659,44 +1697,6 @@ tree_find(ngx_idempotency_shm_t *shm, ngx_rbtree_node_t *root,
 }
 
 
-ngx_rbtree_node_t *
-ngx_idempotency_tree_next(ngx_idempotency_shm_t *shm, ngx_rbtree_node_t *root,
-    u_char *digest)
-{
-    ngx_uint_t          behind;
-    ngx_rbtree_key_t    key;
-    ngx_rbtree_node_t  *node, *next;
-
-    next = NULL;
-    key = digest ? (ngx_rbtree_key_t) ngx_idempotency_tree_key(digest) : 0;
-
-    for (node = root; node != &shm->sh->sentinel; /* void */ ) {
-
-        if (digest == NULL) {
-            behind = 1;
-
-        } else if (node->key != key) {
-            behind = (node->key > key);
-
-        } else {
-            behind = ngx_memcmp(((tree_node_t *) node)->digest, digest,
-                                NGX_IDEMPOTENCY_DIGEST_LEN)
-                     > 0;
-        }
-
-        if (behind) {
-            next = node;
-            node = node->left;
-
-        } else {
-            node = node->right;
-        }
-    }
-
-    return next;
-}
-
-
 static void
 tree_insert(ngx_idempotency_shm_t *shm,
     ngx_rbtree_node_t **root, ngx_rbtree_node_t *node)
@@ -1782,4 +1782,78 @@ ngx_idempotency_tree_key(u_char *token)
     ngx_memcpy(&key, token, sizeof(key));
 
     return key;
+}
+
+
+/* before the record is anything but pending, here or remotely */
+
+void
+ngx_idempotency_record_take_waiting(ngx_idempotency_record_t *rec,
+    ngx_idempotency_workers_t *wake)
+{
+    ngx_idempotency_workers_t  *waiting;
+
+    if (ngx_idempotency_record_pends(rec)) {
+        waiting = &rec->as.pending.waiting;
+
+    } else if (rec->state == NGX_IDEMPOTENCY_REMOTE) {
+        waiting = &rec->as.remote.waiting;
+
+    } else {
+        ngx_memzero(wake, sizeof(ngx_idempotency_workers_t));
+        return;
+    }
+
+    *wake = *waiting;
+    ngx_memzero(waiting, sizeof(ngx_idempotency_workers_t));
+}
+
+
+/* the backing lacks its outcome, and will have it soon */
+
+ngx_uint_t
+ngx_idempotency_shm_untold(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec)
+{
+    return rec->told != NGX_IDEMPOTENCY_TOLD
+           && rec->told != NGX_IDEMPOTENCY_REFUSED
+           && !shm->sh->tier.failing;
+}
+
+
+ngx_rbtree_node_t *
+ngx_idempotency_tree_next(ngx_idempotency_shm_t *shm, ngx_rbtree_node_t *root,
+    u_char *digest)
+{
+    ngx_uint_t          behind;
+    ngx_rbtree_key_t    key;
+    ngx_rbtree_node_t  *node, *next;
+
+    next = NULL;
+    key = digest ? (ngx_rbtree_key_t) ngx_idempotency_tree_key(digest) : 0;
+
+    for (node = root; node != &shm->sh->sentinel; /* void */ ) {
+
+        if (digest == NULL) {
+            behind = 1;
+
+        } else if (node->key != key) {
+            behind = (node->key > key);
+
+        } else {
+            behind = ngx_memcmp(((tree_node_t *) node)->digest, digest,
+                                NGX_IDEMPOTENCY_DIGEST_LEN)
+                     > 0;
+        }
+
+        if (behind) {
+            next = node;
+            node = node->left;
+
+        } else {
+            node = node->right;
+        }
+    }
+
+    return next;
 }

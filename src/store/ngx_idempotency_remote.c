@@ -308,7 +308,7 @@ ask_asking(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
             && claim->asker == rec->as.asking.asker);
 
     if (ask_alone(shm, claim)) {
-        ngx_idempotency_shm_take_waiting(rec, wake);
+        ngx_idempotency_record_take_waiting(rec, wake);
 
         return ask_take(shm, claim, rec);
     }
@@ -391,7 +391,7 @@ ask_granted(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
         return ask_take(shm, claim, *rec);
     }
 
-    ngx_idempotency_shm_take_waiting(*rec, wake);
+    ngx_idempotency_record_take_waiting(*rec, wake);
     ngx_idempotency_record_change(shm, *rec, NGX_IDEMPOTENCY_ON_ORPHAN,
                                   claim->op.now);
 
@@ -411,7 +411,7 @@ ask_leave(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     unseen = (rec->told == NGX_IDEMPOTENCY_UNTOLD && !rec->heard
               && !rec->again);
 
-    ngx_idempotency_shm_take_waiting(rec, wake);
+    ngx_idempotency_record_take_waiting(rec, wake);
     ngx_idempotency_record_change(shm, rec,
                                   unseen ? NGX_IDEMPOTENCY_ON_REMOVE
                                          : NGX_IDEMPOTENCY_ON_LEAVE,
@@ -592,7 +592,7 @@ ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
         return 1;
     }
 
-    ngx_idempotency_shm_take_waiting(rec, wake);
+    ngx_idempotency_record_take_waiting(rec, wake);
 
     switch (item->result) {
 
@@ -890,7 +890,7 @@ remote_answered(ngx_idempotency_shm_t *shm,
     if (rec->as.remote.looked) {
         rec->as.remote.looked = 0;
 
-        ngx_idempotency_shm_take_waiting(rec, wake);
+        ngx_idempotency_record_take_waiting(rec, wake);
     }
 }
 

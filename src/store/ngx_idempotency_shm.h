@@ -391,7 +391,7 @@ void ngx_idempotency_shm_wait_told(ngx_idempotency_record_t *rec,
 ngx_uint_t ngx_idempotency_shm_untold(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
 void ngx_idempotency_shm_dequeue(ngx_idempotency_op_t *op);
-void ngx_idempotency_shm_take_waiting(ngx_idempotency_record_t *rec,
+void ngx_idempotency_record_take_waiting(ngx_idempotency_record_t *rec,
     ngx_idempotency_workers_t *wake);
 void ngx_idempotency_shm_woken(uint64_t *key);
 
@@ -447,12 +447,14 @@ ngx_uint_t ngx_idempotency_record_free_some(ngx_idempotency_shm_t *shm,
 ngx_uint_t ngx_idempotency_record_alive(ngx_idempotency_record_t *rec,
     ngx_msec_t now);
 
+/* the machine's clock, in microseconds: no number of a claim is below it */
+
+uint64_t ngx_idempotency_record_micros(void);
+
 /* what is told of one, likewise */
 
 ngx_uint_t ngx_idempotency_record_differs(ngx_idempotency_record_t *rec,
     ngx_idempotency_claim_t *claim);
-ngx_msec_t ngx_idempotency_record_lasts(ngx_idempotency_record_t *rec,
-    ngx_msec_t now);
 
 /* a claim, and who has asked the backing for it, likewise; but cancel.
    answered: true if the record may be asked for once more */
@@ -465,11 +467,6 @@ ngx_uint_t ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
     ngx_idempotency_workers_t *wake);
 void ngx_idempotency_ask_cancel(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim);
-
-/* nobody else can have taken over what is in doubt, likewise */
-
-ngx_uint_t ngx_idempotency_tier_untouched(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec);
 
 /* remote claims, likewise; but wait, without the lock: `due` is when the
    backing is asked next */

@@ -342,26 +342,6 @@ void ngx_idempotency_owed_answered(ngx_idempotency_batch_t *batch);
 
 void ngx_idempotency_tier_kick(ngx_idempotency_shm_t *shm);
 
-/* with the zone's lock held: the outcomes that the backing has not; and
-   claims there that are to be given back */
-
-ngx_uint_t ngx_idempotency_tier_outcomes(ngx_idempotency_shm_t *shm,
-    ngx_uint_t *claims);
-
-/* ... what this worker has taken is for others */
-
-void ngx_idempotency_tier_give_up(ngx_idempotency_shm_t *shm);
-
-/* now and then: what was taken over by a worker that died */
-
-void ngx_idempotency_tier_inherit(ngx_idempotency_tier_t *tier);
-
-/* ... handed, and heard; zero: what there is to be told waits for a better
-   time */
-
-void ngx_idempotency_tier_hand(ngx_idempotency_tier_t *tier);
-ngx_uint_t ngx_idempotency_tier_heard(ngx_idempotency_tier_t *tier);
-
 /* what it is asked would not be answered: whoever comes is told at once */
 
 ngx_uint_t ngx_idempotency_tier_down(ngx_idempotency_shm_t *shm);
@@ -386,10 +366,6 @@ void ngx_idempotency_look_listed(ngx_idempotency_page_t *page);
 void ngx_idempotency_tier_changed(ngx_idempotency_tier_t *tier,
     u_char *token);
 
-/* what there was no room for is told once more */
-
-void ngx_idempotency_tier_refused(ngx_idempotency_tier_t *tier);
-
 /* of a zone that is made, the lock held or nobody there yet */
 
 void ngx_idempotency_tier_init(ngx_idempotency_shm_t *shm);
@@ -407,11 +383,6 @@ void ngx_idempotency_tier_exit_process(ngx_idempotency_shm_t *shm);
 /* many may share what stands behind, each of whose claims live by its lease */
 
 #define ngx_idempotency_tier_shared(tier)  ((tier)->backing->hands != NULL)
-
-/* the number of a claim, that nobody has had and nobody will */
-
-uint64_t ngx_idempotency_tier_fence(ngx_idempotency_shm_t *shm);
-uint64_t ngx_idempotency_tier_micros(void);
 
 
 #endif /* _NGX_IDEMPOTENCY_TIER_H_INCLUDED_ */

@@ -198,7 +198,7 @@ ngx_idempotency_shm_init(ngx_shm_zone_t *shm_zone, void *data)
 
     return shm_zone_create(shm, shpool, shm->tier
                                         ? shm->tier->fence
-                                        : ngx_idempotency_tier_micros());
+                                        : ngx_idempotency_record_micros());
 }
 
 
