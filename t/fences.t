@@ -150,7 +150,6 @@ for my $program (Redis->programs) {
     told_all($fast);
 
     is($slow->request('DELETE', "$records?key=f")->{status}, 204, 'what is done is forgotten by hand');
-    told_all($slow);
     cmp_ok(fence(at($slow, 'f')), '>', $bound, '... the next claim has a higher fence');
 
     # what is left of a claim that was released is seen by nobody
@@ -160,6 +159,25 @@ for my $program (Redis->programs) {
     is($slow->get("$records?key=r")->{status}, 404, 'what was released is no record');
     told_all($slow);
     is(scalar(() = $slow->get("$records?tier=backing")->{body} =~ /"token"/g), 3, '... nor in the list');
+
+    # what was done by hand is so for who comes behind the answer
+
+    my $behind = sub {
+        my ($kind, $how, @by_hand) = @_;
+
+        my @ids = map "$kind$_", 1 .. 20;
+        at($fast, $_, %$how) for @ids;
+        told_all($fast);
+
+        return join ' ', map {
+            my ($method, @body) = @by_hand;
+            $slow->request($method, "$records?key=$_", @body)->{status} . ' ' . at($slow, $_, %$how)->header('X-Status')
+        } @ids;
+    };
+
+    is($behind->('h', {}, 'DELETE'), join(' ', ('204 NEW') x 20), 'who comes behind a DELETE meets nothing of it');
+    is($behind->('s', { more => '&close=1' }, 'PUT', body => 'released'), join(' ', ('204 NEW') x 20),
+       '... and behind what was settled as released, no doubt');
 
     $_->stop for $fast, $slow;
 }

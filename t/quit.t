@@ -40,6 +40,8 @@ sub order {
     return told($n->post(uri($id), key => $id, body => 'b'));
 }
 
+sub told_all { return $n->get('/api/zones/z')->{body} =~ /"undelivered":0\b/ }
+
 sub up { return $n->get('/api/metrics')->{body} =~ /^nginx_idempotency_store_up\S* 1/m ? 1 : 0 }
 
 
@@ -120,10 +122,27 @@ sub executed {
 }
 
 
+# A new nginx remembers nothing until its store answers, so nothing is guarded by its
+# memory alone then.
+
+sub comes_up {
+    $n->up(server => $server =~ s/ idempotency_unavailable local;//r);
+}
+
+sub asked {
+    my ($id) = @_;
+
+    my $uri = uri($id) . ($id =~ /^n/ ? '&gate=1' : '');
+    my $how = until_true { my $h = told($n->post($uri, key => $id, body => 'b')); $h eq '503 UNAVAILABLE' ? '' : $h };
+
+    return $how || 'nothing';
+}
+
+
 sub all_known {
     my ($name, @ids) = @_;
 
-    my @how = map { my $id = $_; told($n->post(uri($id) . ($id =~ /^n/ ? '&gate=1' : ''), key => $id, body => 'b')) } @ids;
+    my @how = map asked($_), @ids;
     is(join(' ', @how), join(' ', ('200 REPLAYED') x @ids), "$name: all are replayed");
     is(scalar(grep { executions($_) != 1 } @ids), 0, '... and executed once');
 }
@@ -137,7 +156,7 @@ sub begins {
     $store->{comes}->();
     $n->stop if $n;
     $store->{start}->(%o);
-    until_true { order('well' . ++$names) eq '200 NEW' };
+    until_true { order('well' . ++$names) eq '200 NEW' && told_all() } or die 'it does not come';
 }
 
 
@@ -159,7 +178,7 @@ for my $name (sort keys %stores) {
         like($n->log, qr/\[notice\] .*zone "z": 10 outcomes were delivered/, '... they were delivered');
         is(scalar @{alerts()}, 1, '... all of them');
 
-        $n->up;
+        comes_up();
         all_known("$name $how, a quit", @ids);
     }
 
@@ -173,8 +192,8 @@ for my $name (sort keys %stores) {
     cmp_ok(time - $from, '>', 0.9, "$name, worker_shutdown_timeout: it tries for so long");
     like(alerts()->[-1], qr/zone "z": 10 outcomes were not delivered/, '... and says what is lost');
     $store->{comes}->();
-    $n->up;
-    is(join(' ', map order($_), @ids[0 .. 4]), join(' ', ('200 NEW') x 5), '... which is executed again');
+    comes_up();
+    is(join(' ', map asked($_), @ids[0 .. 4]), join(' ', ('200 NEW') x 5), '... which is executed again');
 
     # a stop tries once
 
@@ -188,7 +207,7 @@ for my $name (sort keys %stores) {
         last if !@{alerts()};
     }
 
-    $n->up;
+    comes_up();
     all_known("$name, a stop", @ids);
 
     begins($store);
@@ -197,7 +216,7 @@ for my $name (sort keys %stores) {
     is(scalar(@{alerts()}), 1, "$name, a stop while it is away");
     like(alerts()->[0], qr/zone "z": 10 outcomes were not delivered/, '... says what is lost');
     $store->{comes}->();
-    $n->up;
+    comes_up();
 
     # new workers go on with it
 
@@ -208,8 +227,9 @@ for my $name (sort keys %stores) {
     ok((until_true { !grep { kill 0, $_ } @old }), '... keeps no worker');
     is(scalar(@{alerts()}), 0, '... and is no loss');
     $store->{comes}->();
-    ok((until_true { up() && $n->get('/api/zones/z')->{body} =~ /"undelivered":0\b/ }), '... new ones deliver it');
-    $n->restart('KILL');
+    ok((until_true { up() && told_all() }), '... new ones deliver it');
+    $n->down('KILL');
+    comes_up();
     all_known("$name, a reload", @ids);
 
     # a single process reads the configuration anew, and goes on by the old one

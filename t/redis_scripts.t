@@ -95,7 +95,7 @@ sub model {
     my ($server) = @_;
 
     my $redis = $server->connect;
-    my (%is, %claims, %answers, %fence, $sequence);
+    my (%is, %claims, %answers, %fence, %gone, $sequence);
     my $wrong = 0;
 
     for my $step (1 .. $steps) {
@@ -193,12 +193,17 @@ sub model {
 
             my $same = $is && $is->{instance} == $c->{instance};
 
+            my $gone = !$is && $what eq 'P' && $gone{$key} && $gone{$key}{instance} == $c->{instance}
+                       && $gone{$key}{sequence} >= $c->{sequence};
+
             $want = $late ? 'L'
+                  : $gone ? 'S'
                   : !$is ? $known ? 'T' : 'O'
                   : $is->{state} eq 'F' ? $same && $cmp >= 0 ? 'S' : 'O'
                   : !$same || $cmp > 0 ? 'S'
                   : $cmp == 0 && $what eq 'P'
                     && ($is->{state} =~ /[DN]/ || $is->{state} eq 'U' && $is->{status}) ? 'S'
+                  : $cmp == 0 && $what eq 'U' && $is->{state} =~ /[DN]/ ? 'S'
                   : 'O';
 
             my $response = $what =~ /[DU]/ ? 'r' x int rand 300 : '';
@@ -275,6 +280,9 @@ sub model {
             last if ++$wrong > 3;
         }
 
+        # what is left of it says whose it was
+
+        $gone{$key} = $is if $is && !$after;
         $is{$key} = $after;
     }
 

@@ -98,6 +98,9 @@ static ngx_int_t shm_forget(ngx_idempotency_store_t *store,
     ngx_idempotency_forget_t *forget);
 static void shm_forget_here(ngx_idempotency_shm_t *shm,
     ngx_idempotency_forget_t *forget);
+static void shm_wait_gone(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_op_t *op, uint32_t sequence);
+static void shm_gone_told(ngx_idempotency_op_t *op);
 static void shm_forget_looked(ngx_idempotency_op_t *op);
 static ngx_int_t shm_renew(ngx_idempotency_store_t *store,
     ngx_idempotency_renew_t *renew);
@@ -517,6 +520,7 @@ static ngx_int_t
 shm_release(ngx_idempotency_store_t *store,
     ngx_idempotency_release_t *release)
 {
+    uint32_t                    sequence;
     ngx_idempotency_op_t       *op;
     ngx_idempotency_shm_t      *shm;
     ngx_idempotency_record_t   *rec;
@@ -546,7 +550,9 @@ shm_release(ngx_idempotency_store_t *store,
         shm->sh->stats.counters.released++;
 
         if (release->settled) {
+            sequence = rec->sequence;
             ngx_idempotency_record_remove(shm, rec);
+            shm_wait_gone(shm, op, sequence);
 
         } else {
             release->doubt = rec->taken;
@@ -559,7 +565,7 @@ shm_release(ngx_idempotency_store_t *store,
     ngx_idempotency_workers_wake(&wake, ngx_idempotency_tree_key(op->token));
     ngx_idempotency_tier_kick(shm);
 
-    return NGX_OK;
+    return op->waiting ? NGX_AGAIN : NGX_OK;
 }
 
 
@@ -730,7 +736,7 @@ shm_forget(ngx_idempotency_store_t *store, ngx_idempotency_forget_t *forget)
         shm_forget_here(shm, forget);
     }
 
-    return NGX_OK;
+    return op->waiting ? NGX_AGAIN : NGX_OK;
 }
 
 
@@ -741,13 +747,16 @@ shm_forget_looked(ngx_idempotency_op_t *op)
         shm_forget_here(op->store->data, (ngx_idempotency_forget_t *) op);
     }
 
-    op->handler(op);
+    if (!op->waiting) {
+        op->handler(op);
+    }
 }
 
 
 static void
 shm_forget_here(ngx_idempotency_shm_t *shm, ngx_idempotency_forget_t *forget)
 {
+    uint32_t                    sequence;
     ngx_idempotency_op_t       *op;
     ngx_idempotency_record_t   *rec;
     ngx_idempotency_workers_t   wake;
@@ -770,17 +779,74 @@ shm_forget_here(ngx_idempotency_shm_t *shm, ngx_idempotency_forget_t *forget)
     if (rec) {
         forget->was = ngx_idempotency_record_unknown(rec) ? 0 : rec->fence;
 
+        sequence = rec->sequence;
+
         ngx_idempotency_record_take_waiting(rec, &wake);
         ngx_idempotency_record_change(shm, rec, NGX_IDEMPOTENCY_ON_FORGET,
                                       op->now);
+
+        if (forget->fence == 0) {
+            shm_wait_gone(shm, op, sequence);
+        }
     }
 
     ngx_idempotency_shm_unlock(shm);
 
+    op->result = rec ? NGX_IDEMPOTENCY_OK : NGX_IDEMPOTENCY_ABSENT;
+
     ngx_idempotency_workers_wake(&wake, ngx_idempotency_tree_key(op->token));
     ngx_idempotency_tier_kick(shm);
+}
 
-    op->result = rec ? NGX_IDEMPOTENCY_OK : NGX_IDEMPOTENCY_ABSENT;
+
+/*
+ * Where a backing is told many things at once, the next question for the token
+ * may overtake what it is told of this one, and be answered by what was there
+ * before.  So who has forgotten a token by hand, or settled it, is answered
+ * once the backing has heard of it; or has not, in vain.
+ */
+
+static void
+shm_wait_gone(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
+    uint32_t sequence)
+{
+    ngx_idempotency_record_t  *rec;
+
+    if (shm->tier == NULL || !ngx_idempotency_tier_shared(shm->tier)
+        || ngx_idempotency_worker_self().slot == NGX_IDEMPOTENCY_NO_WORKER)
+    {
+        return;
+    }
+
+    rec = ngx_idempotency_tier_gone(shm, op->token, sequence);
+
+    if (rec) {
+        op->store = shm->store;
+        op->again = shm_gone_told;
+        op->gone = sequence;
+
+        ngx_idempotency_shm_wait_told(rec, op);
+    }
+}
+
+
+/* the backing has taken something of this token: that? */
+
+static void
+shm_gone_told(ngx_idempotency_op_t *op)
+{
+    ngx_idempotency_shm_t  *shm;
+
+    shm = op->store->data;
+
+    if (ngx_idempotency_shm_lock(shm) == NGX_OK) {
+        shm_wait_gone(shm, op, op->gone);
+        ngx_idempotency_shm_unlock(shm);
+    }
+
+    if (!op->waiting) {
+        op->handler(op);
+    }
 }
 
 

@@ -156,6 +156,7 @@ struct ngx_idempotency_op_s {
     ngx_queue_t                     queue;
     void                          (*again)(ngx_idempotency_op_t *op);
     ngx_idempotency_store_t        *store;
+    uint32_t                        gone;
 
 #if (NGX_IDEMPOTENCY_FAULTS)
     ngx_idempotency_fault_e         fault;

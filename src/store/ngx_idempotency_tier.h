@@ -342,6 +342,12 @@ void ngx_idempotency_owed_answered(ngx_idempotency_batch_t *batch);
 
 void ngx_idempotency_tier_kick(ngx_idempotency_shm_t *shm);
 
+/* with the zone's lock held: a token's claim that is none any more, if the
+   backing is about to hear so; NULL: it has, or can't */
+
+ngx_idempotency_record_t *ngx_idempotency_tier_gone(ngx_idempotency_shm_t *shm,
+    u_char *token, uint32_t sequence);
+
 /* what it is asked would not be answered: whoever comes is told at once */
 
 ngx_uint_t ngx_idempotency_tier_down(ngx_idempotency_shm_t *shm);

@@ -88,6 +88,8 @@ static ngx_uint_t owed_any_again(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
 static ngx_uint_t owed_outcomes(ngx_idempotency_record_t *rec,
     ngx_uint_t *claims);
+static ngx_idempotency_record_t *owed_gone(ngx_idempotency_record_t *rec,
+    u_char *token, uint32_t sequence);
 static ngx_uint_t hand_pause(ngx_idempotency_tier_t *tier);
 static ngx_uint_t hand_free(ngx_idempotency_tier_t *tier);
 static ngx_uint_t hand_become(ngx_idempotency_tier_t *tier);
@@ -507,6 +509,49 @@ owed_outcomes(ngx_idempotency_record_t *rec, ngx_uint_t *claims)
     }
 
     return n;
+}
+
+
+ngx_idempotency_record_t *
+ngx_idempotency_tier_gone(ngx_idempotency_shm_t *shm, u_char *token,
+    uint32_t sequence)
+{
+    ngx_idempotency_record_t   *rec;
+    ngx_idempotency_hander_t   *hander;
+    ngx_idempotency_tier_sh_t  *sh;
+
+    sh = &shm->sh->tier;
+
+    if (sh->failing) {
+        return NULL;
+    }
+
+    rec = owed_gone(sh->first, token, sequence);
+
+    for (hander = &sh->hander; hander && !rec; hander = hander->next) {
+        rec = owed_gone(hander->taken, token, sequence);
+    }
+
+    return rec;
+}
+
+
+/* one that the backing never heard of it does not hear of now */
+
+static ngx_idempotency_record_t *
+owed_gone(ngx_idempotency_record_t *rec, u_char *token, uint32_t sequence)
+{
+    for ( /* void */ ; rec; rec = rec->next) {
+
+        if (rec->state == NGX_IDEMPOTENCY_GONE && rec->heard
+            && rec->sequence == sequence
+            && ngx_memcmp(rec->token, token, NGX_IDEMPOTENCY_DIGEST_LEN) == 0)
+        {
+            return rec;
+        }
+    }
+
+    return NULL;
 }
 
 

@@ -22,6 +22,8 @@ static ngx_rbtree_node_t        timers;
 
 static ngx_uint_t               called;
 
+static const ngx_idempotency_backing_t  *behind = &double_backing;
+
 
 static void
 open_zone(void)
@@ -40,7 +42,7 @@ open_zone(void)
     ngx_memzero(&tier, sizeof(ngx_idempotency_tier_t));
     ngx_str_set(&tier.name, "script");
 
-    tier.backing = &double_backing;
+    tier.backing = behind;
     tier.shm = &zone.shm;
     tier.instance = 7;
 
@@ -293,6 +295,100 @@ forgotten(void)
     check_equal(double_handed, 1);
 
     close_zone();
+}
+
+
+/* where many things are on their way at once, the next question may overtake what
+   is forgotten: whoever says that it is forgotten says so behind it */
+
+static void
+round_ends(void)
+{
+    if (tier.kick.posted) {
+        ngx_delete_posted_event(&tier.kick);
+        tier.kick.handler(&tier.kick);
+    }
+}
+
+
+static void
+forgotten_behind(void)
+{
+    uint64_t                    key;
+    ngx_idempotency_item_t     *item;
+    ngx_idempotency_claim_t     claim;
+    ngx_idempotency_forget_t    forget;
+    ngx_idempotency_release_t   release;
+
+    behind = &double_shared;
+    open_zone();
+
+    ngx_memzero(&forget, sizeof(ngx_idempotency_forget_t));
+    token(&forget.op, 1);
+
+    check_equal(zone.store.engine->forget(&zone.store, &forget), NGX_AGAIN);
+    round_ends();
+    answer(NGX_IDEMPOTENCY_BOUND, NGX_IDEMPOTENCY_DONE);
+    check_equal(called, 0);
+
+    /* ... whatever else changes */
+
+    key = ngx_idempotency_tree_key(forget.op.token);
+    ngx_idempotency_shm_woken(&key);
+    check_equal(called, 0);
+
+    round_ends();
+    ngx_idempotency_shm_woken(&key);
+    check_equal(called, 0);
+
+    item = answer(NGX_IDEMPOTENCY_OK, 0);
+    check_equal(item->what, NGX_IDEMPOTENCY_ITEM_FORGET);
+    check_equal(called, 1);
+    check_equal(forget.op.result, NGX_IDEMPOTENCY_OK);
+
+    /* ... settled by hand */
+
+    ngx_memzero(&claim, sizeof(ngx_idempotency_claim_t));
+    token(&claim.op, 2);
+    claim.window = 600000;
+    claim.lease = 60000;
+
+    check_equal(zone.store.engine->claim(&zone.store, &claim), NGX_AGAIN);
+    round_ends();
+    answer(NGX_IDEMPOTENCY_CLAIMED, 0);
+    check_equal(called, 2);
+    check_equal(zone.store.engine->claim(&zone.store, &claim), NGX_OK);
+    check_equal(claim.op.result, NGX_IDEMPOTENCY_CLAIMED);
+
+    ngx_memzero(&release, sizeof(ngx_idempotency_release_t));
+    token(&release.op, 2);
+    release.fence = claim.fence;
+    release.settled = 1;
+
+    check_equal(zone.store.engine->release(&zone.store, &release), NGX_AGAIN);
+    round_ends();
+    item = answer(NGX_IDEMPOTENCY_OK, 0);
+    check_equal(item->what, NGX_IDEMPOTENCY_ITEM_RELEASE);
+    check(item->freed);
+    check_equal(called, 3);
+    check_equal(release.op.result, NGX_IDEMPOTENCY_OK);
+
+    /* ... and what is told in vain keeps nobody */
+
+    token(&forget.op, 3);
+    check_equal(zone.store.engine->forget(&zone.store, &forget), NGX_AGAIN);
+    round_ends();
+    answer(NGX_IDEMPOTENCY_BOUND, NGX_IDEMPOTENCY_DONE);
+    round_ends();
+
+    unit_expect("is unavailable");
+    double_batches[0]->items[0].again = 1;
+    answer(NGX_IDEMPOTENCY_UNAVAILABLE, 0);
+    check_equal(called, 4);
+    check_equal(forget.op.result, NGX_IDEMPOTENCY_OK);
+
+    close_zone();
+    behind = &double_backing;
 }
 
 
@@ -560,6 +656,7 @@ main(void)
         { "what is not, or can't be told, or changes", not_found },
         { "nobody wants to know any more", cancelled },
         { "forgotten there, too", forgotten },
+    { "forgotten there, and then said so", forgotten_behind },
         { "room for itself", room_for_itself },
         { "forgotten by another nginx", forgotten_elsewhere },
         { "a wake-up that was lost", overslept },

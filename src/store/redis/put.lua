@@ -40,11 +40,26 @@ if is then
     elseif not mine or is.sequence > known.sequence then
         return { 'S', stamp }
 
-    elseif is.sequence == known.sequence and known.state == 'P'
-           and is.state ~= 'P' and (is.state ~= 'U' or is.status ~= 0)
-    then
-        return { 'S', stamp }
+    elseif is.sequence == known.sequence then
+
+        -- it comes late: what it has become is known
+
+        local ended = is.state == 'D' or is.state == 'N'
+
+        if ended and known.state == 'U'
+           or known.state == 'P' and (ended or is.state == 'U'
+                                               and is.status ~= 0)
+        then
+            return { 'S', stamp }
+        end
     end
+
+elseif known.state == 'P' and remains and remains.instance == known.instance
+       and remains.sequence >= known.sequence
+then
+    -- ... it was released since
+
+    return { 'S', stamp }
 end
 
 known.lease = (known.state == 'P') and now + ARGV[3] or 0

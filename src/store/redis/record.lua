@@ -29,6 +29,7 @@ local fences = 60000
 
 local key, micros, now, stamp = KEYS[1]
 local fence = 0
+local remains
 
 local function unpacked(head)
     local values, record = { struct.unpack(layout, head) }, {}
@@ -86,7 +87,7 @@ end
 
 -- The key's record, or nil if there is none; and the bytes that it was read from.
 -- What is no record is answered at once, and so is a server that is not meant.
--- Sets the last fence.
+-- Sets the last fence, and what remains of a record.
 
 local function read(...)
     if not meant() then
@@ -113,7 +114,12 @@ local function read(...)
 
     fence = record.fence
 
-    if record.state == 'R' or over(record) then
+    if record.state == 'R' then
+        remains = record
+        return nil
+    end
+
+    if over(record) then
         return nil
     end
 
