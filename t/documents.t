@@ -6,6 +6,7 @@
 use strict;
 use warnings;
 
+use Digest::SHA qw(sha256_hex);
 use File::Basename qw(dirname);
 use FindBin;
 use lib "$FindBin::Bin/lib";
@@ -27,6 +28,7 @@ log_lines();
 configurations();
 quotas();
 sentences();
+pictures();
 
 the_map();
 
@@ -313,6 +315,25 @@ sub logged {
     die 'no log lines' unless @logged > 10;
 
     return @logged;
+}
+
+
+# --- pictures --------------------------------------------------------------------
+
+# Each one names what it is a picture of, by its SHA-256: util/pictures makes them.
+
+sub pictures {
+    my @shown = prose('README.md') =~ /!\[[^\]]+\]\(([^)]+\.png)\)/g;
+
+    is_deeply(\@shown, [qw(docs/images/demo.png docs/images/page.png)], 'README shows the demo and the page');
+
+    for my $picture (@shown) {
+        open my $f, '<:raw', "$Pages::root/$picture" or die "$picture: $!";
+        my ($of, $digest) = do { local $/; readline $f } =~ /tEXtSource\0(\S+) (\w{64})/;
+
+        open $f, '<:raw', "$Pages::root/$of" or die "$of: $!";
+        is($digest, sha256_hex(do { local $/; readline $f }), "$picture is what $of shows now: run util/pictures");
+    }
 }
 
 
