@@ -105,6 +105,8 @@ static void ask_remote(ngx_idempotency_tier_t *tier,
     ngx_idempotency_workers_t *wake);
 static void ask_claimed(ngx_idempotency_tier_t *tier,
     ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item);
+static ngx_uint_t ask_over(ngx_idempotency_tier_t *tier,
+    ngx_idempotency_record_t *rec, ngx_msec_t now);
 static void ask_copy(ngx_idempotency_tier_t *tier,
     ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item);
 static int64_t ask_now(ngx_idempotency_tier_t *tier);
@@ -371,23 +373,27 @@ ask_take(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 
 /* The claim is granted to the request that asked.  Nothing was sent yet: if
    that request's worker has died, the claim goes to another one that asks the
-   same, or is given back. */
+   same, or is given back.  It is given back, too, if its lease may be over. */
 
 static ngx_int_t
 ask_granted(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     ngx_idempotency_record_t **rec, ngx_idempotency_workers_t *wake)
 {
-    if (claim->asker == (*rec)->as.asking.asker) {
+    ngx_uint_t  over;
+
+    over = ask_over(shm->tier, *rec, claim->op.now);
+
+    if (claim->asker == (*rec)->as.asking.asker && !over) {
         return ask_take(shm, claim, *rec);
     }
 
     claim->asker = 0;
 
-    if (ngx_idempotency_record_alive(*rec, claim->op.now)) {
+    if (ngx_idempotency_record_alive(*rec, claim->op.now) && !over) {
         return NGX_DECLINED;
     }
 
-    if (ask_same(*rec, claim)) {
+    if (ask_same(*rec, claim) && !over) {
         return ask_take(shm, claim, *rec);
     }
 
@@ -659,17 +665,7 @@ static void
 ask_claimed(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
     ngx_idempotency_item_t *item)
 {
-    ngx_uint_t  over;
-
-    /* a shared backing knows only the lease, which began after the question was
-       sent: if this process stood still since, it may be over, and the claim
-       another machine's */
-
-    over = (ngx_idempotency_tier_shared(tier)
-            && (ngx_msec_int_t) (ngx_current_msec - rec->recorded)
-               >= (ngx_msec_int_t) rec->lease);
-
-    if (over) {
+    if (ask_over(tier, rec, ngx_current_msec)) {
         ngx_idempotency_record_remove(tier->shm, rec);
         return;
     }
@@ -680,6 +676,20 @@ ask_claimed(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
 
     ngx_idempotency_record_change(tier->shm, rec, NGX_IDEMPOTENCY_ON_GRANT,
                                   ngx_current_msec);
+}
+
+
+/* A shared backing knows only the lease, which began after the question was
+   sent.  If this process stood still since then, or since the answer, the lease
+   may be over, and the claim another machine's. */
+
+static ngx_uint_t
+ask_over(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
+    ngx_msec_t now)
+{
+    return ngx_idempotency_tier_shared(tier)
+           && (ngx_msec_int_t) (now - rec->recorded)
+              >= (ngx_msec_int_t) rec->lease;
 }
 
 

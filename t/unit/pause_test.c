@@ -471,6 +471,48 @@ over(void)
 }
 
 
+/* ... also if it was heard in time, and who asked stood still before it took
+   what it was granted */
+
+static void
+over_later(void)
+{
+    ngx_idempotency_claim_t  c;
+
+    behind = &double_shared;
+    ngx_queue_init(&ngx_posted_events);
+    begin(0);
+
+    claim(&c, 'a');
+    round_ends();
+    answers(1);
+    ngx_current_msec += 59999;
+    c.op.now = ngx_current_msec;
+    check_equal(ngx_idempotency_shm_engine.claim(&store, &c), NGX_OK);
+    check_equal(c.op.result, NGX_IDEMPOTENCY_CLAIMED);
+    complete(&c);
+    round_ends();
+    check_equal(taken(), 1);
+    answers(1);
+
+    claim(&c, 'b');
+    round_ends();
+    answers(1);
+    ngx_current_msec += 60000;
+    c.op.now = ngx_current_msec;
+    check_equal(ngx_idempotency_shm_engine.claim(&store, &c), NGX_OK);
+    check_equal(c.op.result, NGX_IDEMPOTENCY_UNAVAILABLE);
+    round_ends();
+
+    check_equal(taken(), 1);
+    check_equal(double_batches[0]->items[0].what, NGX_IDEMPOTENCY_ITEM_RELEASE);
+    answers(1);
+    end();
+
+    behind = &double_backing;
+}
+
+
 /* one batch is told again while another one is answered: what was in vain may
    be on its way yet */
 
@@ -533,6 +575,7 @@ static unit_case_t  cases[] = {
     { "strict: one by one, at once", strict_alone },
     { "strict: together, a moment later", strict_together },
     { "what is granted when its lease may be over is given back", over },
+    { "... also behind its answer", over_later },
     { "available again: when all is told that was in vain", again },
     unit_cases_end
 };
