@@ -522,7 +522,7 @@ static void
 zone_count_record(zone_t *z, ngx_idempotency_record_t *rec, zone_census_t *c)
 {
     size_t                     size, left, capacity;
-    ngx_uint_t                 pending, negative;
+    ngx_uint_t                 pending, remote, negative;
     ngx_idempotency_chunk_t   *chunk;
     ngx_idempotency_shm_sh_t  *sh;
 
@@ -535,6 +535,7 @@ zone_count_record(zone_t *z, ngx_idempotency_record_t *rec, zone_census_t *c)
     check(rec->fence <= sh->fence);
 
     pending = ngx_idempotency_record_pends(rec);
+    remote = (rec->state == NGX_IDEMPOTENCY_REMOTE);
     negative = ngx_idempotency_record_negative(rec);
 
     check_equal(zone_in_queue(&sh->pending, &rec->queue), pending);
@@ -551,13 +552,18 @@ zone_count_record(zone_t *z, ngx_idempotency_record_t *rec, zone_census_t *c)
     c->counted += (rec->quota != NULL);
     c->kept += (!pending && rec->chunks != NULL);
 
-    if (!pending) {
+    /* what is pending elsewhere is in a queue of its own */
+
+    if (remote) {
+        check(zone_in_queue(&sh->remote, &rec->queue));
+
+    } else if (!pending) {
         c->bound++;
 
         check(zone_in_queue(&rec->window->records, &rec->as.bound.expiry));
     }
 
-    if (!pending && !negative && rec->window != &sh->copies) {
+    if (!pending && !remote && !negative && rec->window != &sh->copies) {
         check((ngx_msec_int_t) (rec->ends - rec->recorded
                                 - rec->window->length) >= 0);
         check((ngx_msec_int_t) (rec->ends - rec->recorded
