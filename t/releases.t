@@ -79,9 +79,9 @@ SKIP: {
 {
     local $ENV{BUILD_DIR} = "$tmp/build";
 
-    my ($status, $out) = run('bash', "$Pages::root/util/release", "$tmp/release");
+    my ($status, $out) = run('bash', "$Pages::root/util/release", '--trial', "$tmp/release");
 
-    is($status, 0, 'util/release') or diag($out);
+    is($status, 0, 'util/release --trial') or diag($out);
     like($out, qr/made twice, and the same/, '... made it twice');
 
     my $name = "ngx_http_idempotency_module-$version";
@@ -105,6 +105,19 @@ SKIP: {
     is($bill->{packages}[0]{versionInfo}, $version, '... of this version');
     is(join(' ', grep { !$file{$_} } grep { !m{/$} } sort keys %in), '', '... names all files');
     is($sha256, sum("$Pages::root/config"), '... and their digests');
+
+    my @unnamed = qw(debian/changelog debian/control packaging/alpine/APKBUILD
+                     packaging/pkg-oss/nginx-module-idempotency.xml packaging/rpm/nginx-mod-http-idempotency.spec);
+
+    system('tar', '-C', "$tmp", '-xzf', $tarball) == 0 or die 'tar';
+    ($status, $out) = run('bash', "$tmp/$name/util/release", "$tmp/named");
+    is($status, 1, 'util/release, while the packages have no maintainer: refuses');
+    is(join(' ', sort $out =~ m{\b((?:debian|packaging)/\S+)}g),
+       "@unnamed", '... and says where to write one');
+
+    system('sed', '-i', 's/packages@idempotency.example/me@here.net/', map { "$tmp/$name/$_" } @unnamed) == 0 or die 'sed';
+    ($status, $out) = run('bash', "$tmp/$name/util/release", "$tmp/named");
+    is($status, 0, '... with one it makes a release') or diag($out);
 }
 
 
