@@ -451,6 +451,25 @@ END
         for qw(t/browser.t t/wordpress.t t/stress.t t/storm.t t/demo.t);
     ok($in_quick{$_}, "--quick has $_") for qw(t/keys.t t/unit.t t/commands.t);
 
+    # a machine that has none of the packages, and they are out of reach: it says which
+    make_path("$tmp/bare");
+
+    for (qw(dpkg-query apt-get apt-cache)) {
+        spew("$tmp/bare/$_", "#!/bin/sh\n");
+        chmod 0755, "$tmp/bare/$_";
+    }
+
+    local $ENV{PATH} = "$tmp/bare:$ENV{PATH}";
+
+    for (['--quick', ''], ["$root/t/keys.t", ''], ["$root/t/order.t", 1], ["$root/t/page.t", 1], ['', 1]) {
+        my ($what, $all) = @$_;
+        my (undef, $wants) = run('bash', "$root/util/test", $what || (), '--dry');
+
+        like($wants, qr/don't have: .*curl/s, "util/test $what: what it wants");
+        is($wants =~ /no libnginx-mod-http-lua\b/, $all, '... no module for nginx, unless a test asks for it');
+        is($wants =~ /don't have: .*chromium/s, $all, '... nor a browser');
+    }
+
     my @browser = grep { slurp("$root/$_") =~ /^use Browser;/m } sort keys %in_all;
     cmp_ok(scalar @browser, '>=', 2, 'some tests use a browser');
     is(join(' ', grep { $in_quick{$_} } @browser), '', '... none of them is quick');
