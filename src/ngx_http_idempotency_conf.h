@@ -20,7 +20,7 @@
 #include "store/redis/ngx_idempotency_redis.h"
 
 
-/* of a release; what packages say follows it (t/releases.t) */
+/* of a release; what packages say follows it (t/packaging.t) */
 
 #define NGX_HTTP_IDEMPOTENCY_VERSION  "1.0.0-rc1"
 

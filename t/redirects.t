@@ -1,7 +1,7 @@
 # docs/requests.md: a request may walk through several locations
 # before it has its answer, and have subrequests on the way. It owns its token
 # throughout, claims it once, and the final answer is what is replayed.
-# Subrequests are left alone; those of Lua are in behind.t. The key is the URI.
+# Subrequests are left alone; those of Lua are in other_modules.t. The key is the URI.
 
 use lib 't/lib';
 use Test::Nginx::Idempotency 'no_plan';

@@ -20,8 +20,8 @@ if (my $why = no_state()) {
 }
 
 my @files = map { "'$FindBin::Bin/$_.t'" }
-            qw(content crash filters keys nested quota redirects release reload replay similar
-               states uuid7 wait window);
+            qw(content crash filters keys nested quota redirects release reload replay sent_on
+               similar uuid7 wait window);
 
 # both modes at once
 

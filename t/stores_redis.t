@@ -17,9 +17,9 @@ use Test::More;
 plan(skip_all => 'no redis-server') if !Redis->programs;
 
 my @files = map { "'$FindBin::Bin/$_.t'" }
-            qw(api bodies content crash faults form keep keys metrics nested once origin outcome own quota
-               refusals release reload replay similar sources states uuid7 wait whole window
-               workers);
+            qw(api bodies content crash faults keep keys metrics navigation nested once origin outcome
+               own_key quota refusals release reload replay sent_on similar sources uuid7 wait whole
+               window workers);
 
 local $ENV{TEST_IDEMPOTENCY_STORE} = 'redis';
 

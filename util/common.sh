@@ -479,7 +479,7 @@ free_ports() {
 
 # -- releases ------------------------------------------------------------------
 
-# module_version: it stands in one place, and t/releases.t compares the others
+# module_version: it stands in one place, and t/packaging.t compares the others
 module_version() {
     sed -n 's/^#define NGX_HTTP_IDEMPOTENCY_VERSION *"\(.*\)"$/\1/p' \
         "$root"/src/*.h "$root"/src/*/*.h

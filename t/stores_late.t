@@ -12,7 +12,7 @@ use FindBin;
 use Test::More;
 
 my @files = map { "$FindBin::Bin/$_.t" }
-            qw(content crash nested quota release reload replay similar states wait window);
+            qw(content crash nested quota release reload replay sent_on similar wait window);
 
 my $root = "$FindBin::Bin/..";
 my $dir = ($ENV{BUILD_DIR} // "$root/build") . '/late';
