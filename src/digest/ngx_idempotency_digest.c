@@ -138,15 +138,21 @@ ngx_idempotency_digest_bytes(ngx_idempotency_digest_t *d, u_char *data,
 void
 ngx_idempotency_digest_field(ngx_idempotency_digest_t *d, ngx_str_t *s)
 {
-    u_char      text[8 + 56];
-    uint64_t    len;
-    ngx_uint_t  i;
+    u_char    text[8 + 56];
+    uint64_t  len;
 
     len = s->len;
 
-    for (i = 0; i < 8; i++) {
-        text[i] = (u_char) (len >> (56 - 8 * i));
-    }
+    /* compilers make one store of this, but not of a loop */
+
+    text[0] = (u_char) (len >> 56);
+    text[1] = (u_char) (len >> 48);
+    text[2] = (u_char) (len >> 40);
+    text[3] = (u_char) (len >> 32);
+    text[4] = (u_char) (len >> 24);
+    text[5] = (u_char) (len >> 16);
+    text[6] = (u_char) (len >> 8);
+    text[7] = (u_char) len;
 
     /* most are short: one call costs less than two */
 

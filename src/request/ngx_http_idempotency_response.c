@@ -182,28 +182,6 @@ ngx_http_idempotency_header_next(ngx_http_idempotency_header_iter_t *it,
 }
 
 
-ngx_uint_t
-ngx_http_idempotency_header_is(ngx_table_elt_t *h, ngx_str_t *name)
-{
-    u_char  c;
-    size_t  n;
-
-    if (h->key.len != name->len) {
-        return 0;
-    }
-
-    for (n = 0; n < name->len; n++) {
-        c = h->lowcase_key[n];
-
-        if ((c == '-' ? '_' : c) != name->data[n]) {
-            return 0;
-        }
-    }
-
-    return 1;
-}
-
-
 ngx_table_elt_t *
 ngx_http_idempotency_header_first(ngx_http_request_t *r, ngx_str_t *name)
 {

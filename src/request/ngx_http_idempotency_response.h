@@ -25,8 +25,6 @@ void ngx_http_idempotency_header_iter(ngx_http_idempotency_header_iter_t *it,
     ngx_http_request_t *r);
 ngx_table_elt_t *ngx_http_idempotency_header_next(
     ngx_http_idempotency_header_iter_t *it, ngx_str_t *name);
-ngx_uint_t ngx_http_idempotency_header_is(ngx_table_elt_t *h,
-    ngx_str_t *name);
 ngx_table_elt_t *ngx_http_idempotency_header_first(ngx_http_request_t *r,
     ngx_str_t *name);
 
@@ -36,6 +34,27 @@ ngx_table_elt_t *ngx_http_idempotency_header_of(ngx_list_t *list, char *name);
 
 ngx_table_elt_t *ngx_http_idempotency_header_push(ngx_http_request_t *r,
     ngx_list_t *list, ngx_str_t *key, ngx_str_t *value);
+
+static ngx_inline ngx_uint_t
+ngx_http_idempotency_header_is(ngx_table_elt_t *h, ngx_str_t *name)
+{
+    u_char  c;
+    size_t  n;
+
+    if (h->key.len != name->len) {
+        return 0;
+    }
+
+    for (n = 0; n < name->len; n++) {
+        c = h->lowcase_key[n];
+
+        if ((c == '-' ? '_' : c) != name->data[n]) {
+            return 0;
+        }
+    }
+
+    return 1;
+}
 
 /* a response whose body is in one piece; with a file, it is there */
 
