@@ -235,9 +235,9 @@ $n->stop;
 
 start_nginx('batched', http => 'proxy_cache_path $TEST_NGINX_ROOT/cache keys_zone=c:1m;');
 
-my ($manager) = grep { slurp("/proc/$_/cmdline") =~ /cache manager/ } $n->alive;
+my $manager;
 
-ok($manager, 'a cache manager');
+ok((until_true { ($manager) = grep { slurp("/proc/$_/cmdline") =~ /cache manager/ } $n->alive }), 'a cache manager');
 is(join(' ', grep { (readlink // '') =~ m{/z\.db} } glob "/proc/$manager/fd/*"), '', '... has nothing of the store open');
 $n->stop;
 

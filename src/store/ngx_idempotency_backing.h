@@ -47,7 +47,7 @@ typedef enum {
     NGX_IDEMPOTENCY_ITEM_FORGET         /* by hand, whoever owns it; with a
                                            fence, only the record that has
                                            it; not what its own instance has
-                                           claimed behind `since` */
+                                           claimed behind `floor` */
 } ngx_idempotency_item_e;
 
 
@@ -89,7 +89,7 @@ typedef struct {
     uint64_t                        fence;
     /* ASK: what this very instance claimed below it is nobody's any more: a
        sequence */
-    uint64_t                        since;
+    uint64_t                        floor;
     /* for how long it is kept by an owner that gives no sign of life, where
        that is how he is told to live */
     int64_t                         lease;
@@ -107,16 +107,16 @@ typedef struct {
     unsigned                        known:1;
     /* out, PUT: it did not, and does now */
     unsigned                        lost:1;
-    /* out: it could not be told, and is to be; and it was certainly not
-       heard */
-    unsigned                        again:1;
-    unsigned                        unheard:1;
-    /* ... it took too long, while who was to hear it was there; and so it is
-       not kept */
+    /* out: it failed, and is to be flushed again; and it was certainly not
+       sent */
+    unsigned                        failed:1;
+    unsigned                        unsent:1;
+    /* ... it took too long, while the backing answered others; and so its
+       response is not kept */
     unsigned                        slow:1;
     unsigned                        trimmed:1;
     /* FIND: of the response its length only */
-    unsigned                        brief:1;
+    unsigned                        length_only:1;
 
     /* of the outcome, once it is there */
     int64_t                         window;

@@ -2,13 +2,13 @@
 /*
  * The store's protocol over shared memory.  Each operation is one critical
  * section; only a response too large for one is copied piece by piece, and
- * the record is looked up anew before each piece.  Whom a change concerns is
- * noted under the lock and woken without it.
+ * the record is looked up anew before each piece.  Workers with requests that
+ * wait are noted under the lock, and woken without it.
  *
  * Claims that wait for a change: a record knows in which workers there are
- * some, and each worker its own, by token.  Those that are to be made again,
- * also because there was too much to free, have some in each turn of the event
- * loop.  Claims whose owner is gone are met by another claim, or by a sweep.
+ * some, and each worker has its own, by token.  In each turn of the event loop
+ * some of those that are woken claim again.  A claim whose owner has died is
+ * noticed by another claim, or by a sweep.
  *
  * A list has some records at a time: bucket by bucket, and in each in the order
  * of its tree.  The cursor is a place in that order and no record, so whatever
@@ -63,8 +63,8 @@ static ngx_event_t  shm_ready_event;
 #define NGX_IDEMPOTENCY_ORPHANS  64
 
 
-/* a claim without an owner: who waits for it, and what the log is told, if
-   it is in doubt by that: its fence, or 0 */
+/* a claim whose owner has died: the workers with requests that wait for it;
+   its fence, if it is in doubt now, for the log */
 
 typedef struct {
     u_char                     token[NGX_IDEMPOTENCY_DIGEST_LEN];
@@ -81,7 +81,7 @@ static ngx_uint_t shm_of_other_version(ngx_idempotency_record_t *rec,
     ngx_idempotency_claim_t *claim);
 static ngx_int_t shm_complete(ngx_idempotency_store_t *store,
     ngx_idempotency_complete_t *complete);
-static void shm_told(ngx_idempotency_op_t *op);
+static void shm_flushed(ngx_idempotency_op_t *op);
 static ngx_int_t shm_append(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op,
     shm_source_t *src);
@@ -93,15 +93,15 @@ static ngx_int_t shm_find(ngx_idempotency_store_t *store,
     ngx_idempotency_find_t *find);
 static ngx_int_t shm_find_here(ngx_idempotency_shm_t *shm,
     ngx_idempotency_find_t *find);
-static void shm_find_looked(ngx_idempotency_op_t *op);
+static void shm_find_known(ngx_idempotency_op_t *op);
 static ngx_int_t shm_forget(ngx_idempotency_store_t *store,
     ngx_idempotency_forget_t *forget);
 static void shm_forget_here(ngx_idempotency_shm_t *shm,
     ngx_idempotency_forget_t *forget);
 static void shm_wait_gone(ngx_idempotency_shm_t *shm,
     ngx_idempotency_op_t *op, uint32_t sequence);
-static void shm_gone_told(ngx_idempotency_op_t *op);
-static void shm_forget_looked(ngx_idempotency_op_t *op);
+static void shm_gone_flushed(ngx_idempotency_op_t *op);
+static void shm_forget_known(ngx_idempotency_op_t *op);
 static ngx_int_t shm_renew(ngx_idempotency_store_t *store,
     ngx_idempotency_renew_t *renew);
 static ngx_idempotency_record_t *shm_own(ngx_idempotency_shm_t *shm,
@@ -218,7 +218,7 @@ shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_claim_t *claim)
 
         ngx_idempotency_workers_wake(&wake,
                                      ngx_idempotency_tree_key(op->token));
-        ngx_idempotency_tier_kick(shm);
+        ngx_idempotency_writeback_schedule(shm);
 
         if (remote) {
             ngx_idempotency_remote_wait(shm, op->token, due);
@@ -232,7 +232,7 @@ shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_claim_t *claim)
 
         case NGX_IDEMPOTENCY_CHANGED:
 
-            /* what stands behind is to answer */
+            /* the backing is to answer */
 
             return NGX_AGAIN;
 
@@ -276,9 +276,9 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 
     if (claim->waited) {
 
-        /* what it waited for has left a response to those who did */
+        /* the claim that it waited for has left a response */
 
-        rec = ngx_idempotency_record_left(shm, op, claim->waited);
+        rec = ngx_idempotency_record_leftover(shm, op, claim->waited);
 
         if (rec && rec->size) {
             claim->leftover = 1;
@@ -356,8 +356,7 @@ shm_of_other_version(ngx_idempotency_record_t *rec,
 
 /*
  * The response goes in piece by piece, the outcome with the last one.  If
- * memory is short, what was executed is still told: the outcome is recorded
- * without the response.
+ * memory is short, the outcome is recorded without the response.
  */
 
 static ngx_int_t
@@ -413,11 +412,11 @@ shm_complete(ngx_idempotency_store_t *store,
             complete->left = found_lasts(rec, op->now);
 
             if (shm->tier && shm->tier->strict
-                && ngx_idempotency_shm_untold(shm, rec))
+                && ngx_idempotency_record_unflushed(shm, rec))
             {
                 op->store = store;
-                op->again = shm_told;
-                ngx_idempotency_shm_wait_told(rec, op);
+                op->resume = shm_flushed;
+                ngx_idempotency_shm_wait_flushed(rec, op);
             }
         }
 
@@ -430,7 +429,7 @@ shm_complete(ngx_idempotency_store_t *store,
     }
 
     ngx_idempotency_workers_wake(&wake, ngx_idempotency_tree_key(op->token));
-    ngx_idempotency_tier_kick(shm);
+    ngx_idempotency_writeback_schedule(shm);
 
     return op->waiting ? NGX_AGAIN : NGX_OK;
 }
@@ -439,7 +438,7 @@ shm_complete(ngx_idempotency_store_t *store,
 /* the backing has taken something of this token: its outcome? */
 
 static void
-shm_told(ngx_idempotency_op_t *op)
+shm_flushed(ngx_idempotency_op_t *op)
 {
     ngx_uint_t                   owes;
     ngx_idempotency_shm_t       *shm;
@@ -458,10 +457,10 @@ shm_told(ngx_idempotency_op_t *op)
     rec = ngx_idempotency_record_current(shm, op->token, op->now);
 
     owes = (rec && rec->fence == complete->fence
-            && ngx_idempotency_shm_untold(shm, rec));
+            && ngx_idempotency_record_unflushed(shm, rec));
 
     if (owes) {
-        ngx_idempotency_shm_wait_told(rec, op);
+        ngx_idempotency_shm_wait_flushed(rec, op);
     }
 
     ngx_idempotency_shm_unlock(shm);
@@ -563,16 +562,16 @@ shm_release(ngx_idempotency_store_t *store,
     ngx_idempotency_shm_unlock(shm);
 
     ngx_idempotency_workers_wake(&wake, ngx_idempotency_tree_key(op->token));
-    ngx_idempotency_tier_kick(shm);
+    ngx_idempotency_writeback_schedule(shm);
 
     return op->waiting ? NGX_AGAIN : NGX_OK;
 }
 
 
 /*
- * Released, with a response for those who wait, so that none of them executes.
- * If nobody does, or memory is short, it is released as any other: then one of
- * them may.
+ * Released, with a response for the requests that wait, so that none of them
+ * executes.  Without any, or if memory is short, it is released as any other
+ * claim: then one of them executes.
  */
 
 static ngx_int_t
@@ -628,13 +627,13 @@ shm_leave(ngx_idempotency_shm_t *shm, ngx_idempotency_release_t *release)
     } while (rc == NGX_AGAIN);
 
     ngx_idempotency_workers_wake(&wake, ngx_idempotency_tree_key(op->token));
-    ngx_idempotency_tier_kick(shm);
+    ngx_idempotency_writeback_schedule(shm);
 
     return NGX_OK;
 }
 
 
-/* what the zone does not know is asked for, and then found here */
+/* the backing is asked for an unknown token, which is found here then */
 
 static ngx_int_t
 shm_find(ngx_idempotency_store_t *store, ngx_idempotency_find_t *find)
@@ -645,7 +644,7 @@ shm_find(ngx_idempotency_store_t *store, ngx_idempotency_find_t *find)
     shm = store->data;
     op = &find->op;
 
-    if (ngx_idempotency_look(shm, op, shm_find_looked) == NGX_AGAIN) {
+    if (ngx_idempotency_remote_find(shm, op, shm_find_known) == NGX_AGAIN) {
         return NGX_AGAIN;
     }
 
@@ -655,7 +654,7 @@ shm_find(ngx_idempotency_store_t *store, ngx_idempotency_find_t *find)
 
 
 static void
-shm_find_looked(ngx_idempotency_op_t *op)
+shm_find_known(ngx_idempotency_op_t *op)
 {
     if (op->result == NGX_IDEMPOTENCY_OK
         && shm_find_here(op->store->data, (ngx_idempotency_find_t *) op)
@@ -727,7 +726,7 @@ shm_forget(ngx_idempotency_store_t *store, ngx_idempotency_forget_t *forget)
     op = &forget->op;
 
     if (forget->fence == 0
-        && ngx_idempotency_look(shm, op, shm_forget_looked) == NGX_AGAIN)
+        && ngx_idempotency_remote_find(shm, op, shm_forget_known) == NGX_AGAIN)
     {
         return NGX_AGAIN;
     }
@@ -741,7 +740,7 @@ shm_forget(ngx_idempotency_store_t *store, ngx_idempotency_forget_t *forget)
 
 
 static void
-shm_forget_looked(ngx_idempotency_op_t *op)
+shm_forget_known(ngx_idempotency_op_t *op)
 {
     if (op->result == NGX_IDEMPOTENCY_OK) {
         shm_forget_here(op->store->data, (ngx_idempotency_forget_t *) op);
@@ -795,15 +794,15 @@ shm_forget_here(ngx_idempotency_shm_t *shm, ngx_idempotency_forget_t *forget)
     op->result = rec ? NGX_IDEMPOTENCY_OK : NGX_IDEMPOTENCY_ABSENT;
 
     ngx_idempotency_workers_wake(&wake, ngx_idempotency_tree_key(op->token));
-    ngx_idempotency_tier_kick(shm);
+    ngx_idempotency_writeback_schedule(shm);
 }
 
 
 /*
- * Where a backing is told many things at once, the next question for the token
- * may overtake what it is told of this one, and be answered by what was there
- * before.  So who has forgotten a token by hand, or settled it, is answered
- * once the backing has heard of it; or has not, in vain.
+ * Where many batches are on their way at once, the next question for the token
+ * may overtake this release, and be answered by what was there before.  So a
+ * request that forgets a token by hand, or settles it, is answered once the
+ * release was flushed, or has failed.
  */
 
 static void
@@ -818,14 +817,14 @@ shm_wait_gone(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
         return;
     }
 
-    rec = ngx_idempotency_tier_gone(shm, op->token, sequence);
+    rec = ngx_idempotency_writeback_gone(shm, op->token, sequence);
 
     if (rec) {
         op->store = shm->store;
-        op->again = shm_gone_told;
+        op->resume = shm_gone_flushed;
         op->gone = sequence;
 
-        ngx_idempotency_shm_wait_told(rec, op);
+        ngx_idempotency_shm_wait_flushed(rec, op);
     }
 }
 
@@ -833,7 +832,7 @@ shm_wait_gone(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
 /* the backing has taken something of this token: that? */
 
 static void
-shm_gone_told(ngx_idempotency_op_t *op)
+shm_gone_flushed(ngx_idempotency_op_t *op)
 {
     ngx_idempotency_shm_t  *shm;
 
@@ -886,8 +885,8 @@ shm_renew(ngx_idempotency_store_t *store, ngx_idempotency_renew_t *renew)
 
 /*
  * The record under the caller's fence; no other may be changed.  An owner that
- * was taken for dead, and whose claim nobody took over, knows better: unless
- * others may have heard of that, and taken it over since.
+ * was taken for dead has its claim again, unless that was taken over, here or,
+ * as the backing may know of the doubt, by another nginx.
  */
 
 static ngx_idempotency_record_t *
@@ -921,22 +920,22 @@ shm_own(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
 
 
 /*
- * Others have not heard of the doubt: the backing knows nothing of the claim,
- * or knows it as one of an instance that lives.  Where it lives by its lease
- * instead, that may have ended.
+ * No other nginx knows of the doubt: the backing does not know the claim, or
+ * knows it as one of an instance that lives.  Where claims live by leases, the
+ * lease may have ended.
  */
 
 static ngx_uint_t
 shm_untouched(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec)
 {
-    if (shm->tier == NULL || rec->local || !rec->heard) {
+    if (shm->tier == NULL || rec->local || !rec->sent) {
         return 1;
     }
 
-    return !ngx_idempotency_tier_shared(shm->tier) && !rec->again
-           && (rec->told == NGX_IDEMPOTENCY_UNTOLD
-               || rec->told == NGX_IDEMPOTENCY_REFUSED);
+    return !ngx_idempotency_tier_shared(shm->tier) && !rec->unsure
+           && (rec->flush == NGX_IDEMPOTENCY_QUEUED
+               || rec->flush == NGX_IDEMPOTENCY_ASIDE);
 }
 
 
@@ -953,9 +952,9 @@ shm_read_locked(ngx_idempotency_record_t *rec, ngx_idempotency_cursor_t *cur)
 
 
 /*
- * Copies what was found into the caller's pool; `left` is the sequence of the
- * claim that left it to those who waited, or 0.  NGX_DECLINED: the record ended
- * while it was read, so the operation begins again.
+ * Copies the response into the caller's pool; `left` is the sequence of the
+ * claim that left it to requests that waited, or 0.  NGX_DECLINED: the record
+ * ended while it was read, so the operation begins again.
  */
 
 static ngx_int_t
@@ -989,7 +988,7 @@ shm_read(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op, uint32_t left,
             return NGX_DECLINED;
         }
 
-        rec = left ? ngx_idempotency_record_left(shm, op, left)
+        rec = left ? ngx_idempotency_record_leftover(shm, op, left)
                    : ngx_idempotency_record_current(shm, op->token, op->now);
 
         gone = (rec == NULL || rec->fence != found->fence || rec->size == 0);
@@ -1027,7 +1026,7 @@ shm_list(ngx_idempotency_store_t *store,
     token = list->op.token;
 
     if (list->behind) {
-        return ngx_idempotency_look_list(shm, list);
+        return ngx_idempotency_remote_list(shm, list);
     }
 
     if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
@@ -1105,7 +1104,7 @@ list_record(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 {
     if (ngx_idempotency_record_asks(rec)
         || (rec->state != NGX_IDEMPOTENCY_PENDING
-            && (rec->window == &shm->sh->left
+            && (rec->window == &shm->sh->leftovers
                 || ngx_idempotency_record_expired(rec, now))))
     {
         return 0;
@@ -1121,9 +1120,9 @@ list_record(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 
 
 /*
- * What keeps the request from being the one that the token is bound to, or 0.
- * Whoever asks for what was bound without an identity could have left his out
- * as well, so he is told.  Settings alone are no difference.
+ * What differs between the request and the one that the token is bound to, or
+ * 0.  A record without an identity is anybody's: a client could as well have
+ * left its own out.  Other settings alone are no difference.
  */
 
 ngx_uint_t
@@ -1280,7 +1279,7 @@ ngx_idempotency_shm_wait(ngx_idempotency_record_t *rec,
 /* the same, for a request that waits until the backing has an outcome */
 
 void
-ngx_idempotency_shm_wait_told(ngx_idempotency_record_t *rec,
+ngx_idempotency_shm_wait_flushed(ngx_idempotency_record_t *rec,
     ngx_idempotency_op_t *op)
 {
     ngx_uint_t                slot;
@@ -1394,8 +1393,8 @@ shm_ready_handler(ngx_event_t *ev)
 
         ngx_idempotency_shm_dequeue(op);
 
-        if (op->again) {
-            op->again(op);
+        if (op->resume) {
+            op->resume(op);
             continue;
         }
 
@@ -1449,8 +1448,8 @@ shm_cancel(ngx_idempotency_store_t *store,
 
     ngx_idempotency_shm_dequeue(op);
 
-    if (op->again) {
-        ngx_idempotency_look_cancel(op);
+    if (op->resume) {
+        ngx_idempotency_remote_cancel(op);
         return;
     }
 
@@ -1537,11 +1536,11 @@ ngx_idempotency_shm_sweep(ngx_idempotency_shm_t *shm, ngx_msec_t now)
 
     } while (n == NGX_IDEMPOTENCY_ORPHANS);
 
-    ngx_idempotency_tier_kick(shm);
+    ngx_idempotency_writeback_schedule(shm);
 }
 
 
-/* with the lock given back: the log has it, and those who wait are woken */
+/* without the lock: logs it, and wakes requests that wait */
 
 static void
 orphans_told(ngx_idempotency_shm_t *shm, orphan_t *orphan)

@@ -20,8 +20,8 @@
  *                 asks until it is answered, whether a request waits or not:
  *                 no second question is asked meanwhile.
  * ONE ASKER       A GRANTED claim belongs to one request, whose number the
- *                 record has.  If that has ended, the next request takes its place, or
- *                 the claim is released.
+ *                 record has.  If that has ended, the next request takes its
+ *                 place, or the claim is released.
  * NOT FORGOTTEN   What the backing lacks, and what it may have claimed for
  *                 nobody, stays in the write-back queue (see writeback.c), as
  *                 GONE if it is no token's any more.
@@ -235,7 +235,7 @@ static void record_claim(ngx_idempotency_shm_t *shm,
 static uint32_t record_number(ngx_idempotency_shm_t *shm);
 static void record_own(ngx_idempotency_record_t *rec, ngx_msec_t now);
 static uint32_t record_lease(ngx_msec_t lease);
-static void record_left_token(u_char *token, uint32_t sequence);
+static void record_leftover_token(u_char *token, uint32_t sequence);
 static ngx_idempotency_window_t *record_window(ngx_idempotency_shm_t *shm,
     ngx_msec_t length, ngx_msec_t span);
 static void record_gone(ngx_idempotency_shm_t *shm,
@@ -311,17 +311,17 @@ ngx_idempotency_records_init(ngx_idempotency_shm_sh_t *sh,
     sh->window.length = NGX_IDEMPOTENCY_NO_WINDOW;
     ngx_queue_init(&sh->window.records);
 
-    sh->left.length = NGX_IDEMPOTENCY_SHM_LEFT;
-    sh->left.span = NGX_IDEMPOTENCY_SHM_LEFT;
-    ngx_queue_init(&sh->left.records);
+    sh->leftovers.length = NGX_IDEMPOTENCY_SHM_LEFTOVER;
+    sh->leftovers.span = NGX_IDEMPOTENCY_SHM_LEFTOVER;
+    ngx_queue_init(&sh->leftovers.records);
 
     /* nothing is ever claimed with this one */
 
     sh->copies.length = NGX_IDEMPOTENCY_NO_WINDOW - 1;
     ngx_queue_init(&sh->copies.records);
 
-    sh->window.next = &sh->left;
-    sh->left.next = &sh->copies;
+    sh->window.next = &sh->leftovers;
+    sh->leftovers.next = &sh->copies;
 
     ngx_queue_init(&sh->pending);
     ngx_queue_init(&sh->remote);
@@ -394,8 +394,8 @@ record_gone(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 
     claimed = (was == NGX_IDEMPOTENCY_PENDING || record_asked[was]);
 
-    if (!forgotten && !(claimed && rec->heard)
-        && rec->told == NGX_IDEMPOTENCY_TOLD)
+    if (!forgotten && !(claimed && rec->sent)
+        && rec->flush == NGX_IDEMPOTENCY_FLUSHED)
     {
         ngx_slab_free_locked(shm->shpool, rec);
         return;
@@ -405,9 +405,9 @@ record_gone(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 
     rec->as.gone.freed = !record_asked[was];
     rec->as.gone.forgotten = forgotten;
-    rec->heard |= forgotten;
+    rec->sent |= forgotten;
 
-    ngx_idempotency_tier_owe(shm, rec);
+    ngx_idempotency_writeback_add(shm, rec);
 }
 
 
@@ -451,12 +451,12 @@ record_enter_place(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
         return;
 
     case record_remote:
-        rec->window = &shm->sh->left;
+        rec->window = &shm->sh->leftovers;
         ngx_queue_insert_tail(&shm->sh->remote, &rec->queue);
         return;
 
     case record_negative:
-        rec->window = &shm->sh->left;
+        rec->window = &shm->sh->leftovers;
         rec->as.copy.copied = now;
         break;
 
@@ -541,7 +541,7 @@ ngx_idempotency_record_create(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_change(shm, rec, NGX_IDEMPOTENCY_ON_CLAIM,
                                   claim->op.now);
     record_own(rec, claim->op.now);
-    ngx_idempotency_tier_owe(shm, rec);
+    ngx_idempotency_writeback_add(shm, rec);
 
     claim->fence = rec->fence;
 
@@ -582,7 +582,7 @@ ngx_idempotency_record_ask(ngx_idempotency_shm_t *shm,
         shm->sh->tier.asked = 1;
 
         ngx_idempotency_record_asker(shm, *rec, claim);
-        ngx_idempotency_tier_owe(shm, *rec);
+        ngx_idempotency_writeback_add(shm, *rec);
     }
 
     return result;
@@ -679,7 +679,7 @@ ngx_idempotency_record_reclaim(ngx_idempotency_shm_t *shm,
     ngx_idempotency_chunks_free(shm, rec);
     record_claim(shm, rec, window, claim);
     record_own(rec, claim->op.now);
-    ngx_idempotency_tier_owe(shm, rec);
+    ngx_idempotency_writeback_add(shm, rec);
 
     rec->taken = 1;
     claim->fence = rec->fence;
@@ -697,7 +697,7 @@ ngx_idempotency_record_revive(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_change(shm, rec, NGX_IDEMPOTENCY_ON_CLAIM, now);
     ngx_idempotency_chunks_free(shm, rec);
     record_own(rec, now);
-    ngx_idempotency_tier_owe(shm, rec);
+    ngx_idempotency_writeback_add(shm, rec);
 }
 
 
@@ -732,7 +732,7 @@ ngx_idempotency_record_take(ngx_idempotency_shm_t *shm,
         ngx_idempotency_record_change(shm, rec, NGX_IDEMPOTENCY_ON_CLAIM,
                                       claim->op.now);
         record_own(rec, claim->op.now);
-        ngx_idempotency_tier_owe(shm, rec);
+        ngx_idempotency_writeback_add(shm, rec);
     }
 
     claim->fence = rec->fence;
@@ -941,7 +941,7 @@ ngx_idempotency_record_publish(ngx_idempotency_shm_t *shm,
     }
 
     ngx_idempotency_record_change(shm, rec, event, now);
-    ngx_idempotency_tier_owe(shm, rec);
+    ngx_idempotency_writeback_add(shm, rec);
 }
 
 
@@ -983,10 +983,10 @@ ngx_idempotency_record_leave(ngx_idempotency_shm_t *shm,
     quota_drop(shm, rec);
 
     tree_delete(shm, record_bucket(shm, rec->token), &rec->node);
-    record_left_token(rec->token, rec->sequence);
+    record_leftover_token(rec->token, rec->sequence);
     tree_insert(shm, record_bucket(shm, rec->token), &rec->node);
 
-    rec->window = &shm->sh->left;
+    rec->window = &shm->sh->leftovers;
     rec->ends = now;
 
     ngx_idempotency_record_publish(shm, rec, NGX_IDEMPOTENCY_DONE, status,
@@ -1034,13 +1034,13 @@ record_split(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 
 
 ngx_idempotency_record_t *
-ngx_idempotency_record_left(ngx_idempotency_shm_t *shm,
+ngx_idempotency_record_leftover(ngx_idempotency_shm_t *shm,
     ngx_idempotency_op_t *op, uint32_t sequence)
 {
     u_char  token[NGX_IDEMPOTENCY_DIGEST_LEN];
 
     ngx_memcpy(token, op->token, NGX_IDEMPOTENCY_DIGEST_LEN);
-    record_left_token(token, sequence);
+    record_leftover_token(token, sequence);
 
     return ngx_idempotency_record_current(shm, token, op->now);
 }
@@ -1049,7 +1049,7 @@ ngx_idempotency_record_left(ngx_idempotency_shm_t *shm,
 /* a token is a digest: none that anybody can have is so close to another */
 
 static void
-record_left_token(u_char *token, uint32_t sequence)
+record_leftover_token(u_char *token, uint32_t sequence)
 {
     uint64_t  key;
 
@@ -1118,7 +1118,7 @@ record_counts(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
 {
     return rec->state == NGX_IDEMPOTENCY_PENDING
            || (rec->state < NGX_IDEMPOTENCY_STATS_RECORDS
-               && rec->window != &shm->sh->left);
+               && rec->window != &shm->sh->leftovers);
 }
 
 
@@ -1188,12 +1188,12 @@ ngx_idempotency_record_expired(ngx_idempotency_record_t *rec, ngx_msec_t now)
 {
     if (rec->state == NGX_IDEMPOTENCY_REMOTE) {
         return ngx_idempotency_remote_unwanted(rec, now,
-                                                  NGX_IDEMPOTENCY_SHM_LEFT);
+                                                  NGX_IDEMPOTENCY_SHM_LEFTOVER);
     }
 
     if (ngx_idempotency_record_negative(rec)
         && (ngx_msec_int_t) (now - rec->as.copy.copied)
-           >= NGX_IDEMPOTENCY_SHM_LEFT)
+           >= NGX_IDEMPOTENCY_SHM_LEFTOVER)
     {
         return 1;
     }
@@ -1812,11 +1812,11 @@ ngx_idempotency_record_take_waiting(ngx_idempotency_record_t *rec,
 /* the backing lacks its outcome, and will have it soon */
 
 ngx_uint_t
-ngx_idempotency_shm_untold(ngx_idempotency_shm_t *shm,
+ngx_idempotency_record_unflushed(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec)
 {
-    return rec->told != NGX_IDEMPOTENCY_TOLD
-           && rec->told != NGX_IDEMPOTENCY_REFUSED
+    return rec->flush != NGX_IDEMPOTENCY_FLUSHED
+           && rec->flush != NGX_IDEMPOTENCY_ASIDE
            && !shm->sh->tier.failing;
 }
 

@@ -52,7 +52,7 @@
 
 /* a wake-up may be lost */
 
-#define NGX_IDEMPOTENCY_LOOK_AGAIN  500
+#define NGX_IDEMPOTENCY_FIND_RETRY  500
 
 
 typedef struct {
@@ -62,15 +62,15 @@ typedef struct {
     ngx_idempotency_op_t           *op;
     ngx_event_t                     timer;
     ngx_queue_t                     queue;
-} look_t;
+} find_t;
 
 
 /* this worker's: claims that ask, pages that are read, and the operations that
    wait for either */
 
-static ngx_queue_t  look_looks = { &look_looks, &look_looks };
-static ngx_queue_t  look_pages = { &look_pages, &look_pages };
-static ngx_queue_t  look_waiting = { &look_waiting, &look_waiting };
+static ngx_queue_t  find_asking = { &find_asking, &find_asking };
+static ngx_queue_t  find_pages = { &find_pages, &find_pages };
+static ngx_queue_t  find_waiting = { &find_waiting, &find_waiting };
 
 
 static ngx_int_t ask_bound(ngx_idempotency_shm_t *shm,
@@ -119,20 +119,20 @@ static ngx_msec_t remote_due(ngx_idempotency_shm_t *shm,
 static ngx_msec_t remote_delay(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
 static void remote_handler(ngx_event_t *ev);
-static ngx_uint_t look_unknown(ngx_idempotency_shm_t *shm,
+static ngx_uint_t find_unknown(ngx_idempotency_shm_t *shm,
     ngx_idempotency_op_t *op);
-static look_t *look_create(ngx_idempotency_shm_t *shm,
+static find_t *find_create(ngx_idempotency_shm_t *shm,
     ngx_idempotency_op_t *op);
-static ngx_int_t look_ask(look_t *look);
-static void look_handler(ngx_idempotency_op_t *claim);
-static void look_timer_handler(ngx_event_t *ev);
-static ngx_idempotency_result_e look_result(look_t *look);
-static void look_wait(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
-    void (*looked)(ngx_idempotency_op_t *op));
-static void look_page(ngx_idempotency_list_t *list,
+static ngx_int_t find_ask(find_t *find);
+static void find_handler(ngx_idempotency_op_t *claim);
+static void find_timer_handler(ngx_event_t *ev);
+static ngx_idempotency_result_e find_result(find_t *find);
+static void find_wait(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
+    void (*found)(ngx_idempotency_op_t *op));
+static void find_page(ngx_idempotency_list_t *list,
     ngx_idempotency_page_t *page);
-static void look_listed(ngx_idempotency_op_t *op);
-static void look_item(ngx_idempotency_listed_t *listed,
+static void find_listed(ngx_idempotency_op_t *op);
+static void find_item(ngx_idempotency_listed_t *listed,
     ngx_idempotency_item_t *item, int64_t now);
 static ngx_int_t remote_lookup(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t *rec);
@@ -214,14 +214,14 @@ ask_bound(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     /* `strict`: no client gets an outcome that the backing lacks */
 
     if (!shm->tier->strict || claim->alone
-        || !ngx_idempotency_shm_untold(shm, *rec)
+        || !ngx_idempotency_record_unflushed(shm, *rec)
         || ngx_idempotency_record_differs(*rec, claim)
         || ask_late(claim))
     {
         return NGX_DECLINED;
     }
 
-    ngx_idempotency_shm_wait_told(*rec, &claim->op);
+    ngx_idempotency_shm_wait_flushed(*rec, &claim->op);
 
     return NGX_AGAIN;
 }
@@ -264,7 +264,7 @@ static ngx_uint_t
 ask_alone(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim)
 {
     return claim->alone && !shm->sh->tier.other
-           && (shm->sh->tier.failing || shm->sh->tier.refused
+           && (shm->sh->tier.failing || shm->sh->tier.aside
                || ngx_idempotency_tier_down(shm));
 }
 
@@ -414,8 +414,8 @@ ask_leave(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 {
     ngx_uint_t  unseen;
 
-    unseen = (rec->told == NGX_IDEMPOTENCY_UNTOLD && !rec->heard
-              && !rec->again);
+    unseen = (rec->flush == NGX_IDEMPOTENCY_QUEUED && !rec->sent
+              && !rec->unsure);
 
     ngx_idempotency_record_take_waiting(rec, wake);
     ngx_idempotency_record_change(shm, rec,
@@ -484,7 +484,7 @@ ask_in_doubt(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     /* a claim that takes nothing over may be answered by a recent answer */
 
     tells = (!claim->retry || ngx_idempotency_record_differs(*rec, claim));
-    owes = ((*rec)->told != NGX_IDEMPOTENCY_TOLD);
+    owes = ((*rec)->flush != NGX_IDEMPOTENCY_FLUSHED);
 
     if ((*rec)->state == NGX_IDEMPOTENCY_DOUBTED) {
 
@@ -504,11 +504,11 @@ ask_in_doubt(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 
     } else if (owes) {
 
-        if (!ngx_idempotency_shm_untold(shm, *rec) || ask_late(claim)) {
+        if (!ngx_idempotency_record_unflushed(shm, *rec) || ask_late(claim)) {
             return ask_result(claim, NGX_IDEMPOTENCY_UNAVAILABLE);
         }
 
-        ngx_idempotency_shm_wait_told(*rec, &claim->op);
+        ngx_idempotency_shm_wait_flushed(*rec, &claim->op);
 
         return NGX_AGAIN;
     }
@@ -574,7 +574,7 @@ ngx_idempotency_ask_cancel(ngx_idempotency_shm_t *shm,
 
     ngx_idempotency_workers_wake(&wake,
                                  ngx_idempotency_tree_key(claim->op.token));
-    ngx_idempotency_tier_kick(shm);
+    ngx_idempotency_writeback_schedule(shm);
 }
 
 
@@ -607,12 +607,12 @@ ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
         break;
 
     case NGX_IDEMPOTENCY_BOUND:
-        rec->heard = 0;
+        rec->sent = 0;
         ask_copy(tier, rec, item);
         break;
 
     case NGX_IDEMPOTENCY_ABSENT:
-        rec->heard = 0;
+        rec->sent = 0;
         ngx_idempotency_record_found(shm, rec,
                                      NGX_IDEMPOTENCY_ON_FOUND_NOTHING,
                                      ngx_current_msec);
@@ -622,7 +622,7 @@ ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
 
         /* it came late, or its fence would not rise: it is asked for anew */
 
-        rec->heard = 0;
+        rec->sent = 0;
         shm->sh->fence = ngx_max(shm->sh->fence, item->fence + 1);
         ngx_idempotency_record_remove(shm, rec);
         break;
@@ -631,11 +631,11 @@ ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
         ngx_idempotency_record_found(shm, rec, NGX_IDEMPOTENCY_ON_FAIL,
                                      ngx_current_msec);
 
-        if (rec->heard) {
+        if (rec->sent) {
 
             /* it may be claimed there, and others would wait for it */
 
-            ngx_idempotency_tier_owe(shm, rec);
+            ngx_idempotency_writeback_add(shm, rec);
         }
     }
 
@@ -838,7 +838,7 @@ remote_lookup(ngx_idempotency_shm_t *shm,
              && (int32_t) (rec->as.remote.answers - claim->answer) >= 0);
 
     silent = shm->sh->tier.failing
-             || (rec->told != NGX_IDEMPOTENCY_TOLD
+             || (rec->flush != NGX_IDEMPOTENCY_FLUSHED
                  && (ngx_msec_int_t) (now - rec->as.remote.due)
                     >= NGX_IDEMPOTENCY_REMOTE_ANSWER);
 
@@ -846,7 +846,7 @@ remote_lookup(ngx_idempotency_shm_t *shm,
         return NGX_DECLINED;
     }
 
-    if (rec->told == NGX_IDEMPOTENCY_TOLD) {
+    if (rec->flush == NGX_IDEMPOTENCY_FLUSHED) {
         rec->as.remote.due = now;
     }
 
@@ -854,17 +854,17 @@ remote_lookup(ngx_idempotency_shm_t *shm,
 
         /* the backing is asked all the same, for the next claim */
 
-        if (rec->told == NGX_IDEMPOTENCY_TOLD) {
-            ngx_idempotency_tier_owe(shm, rec);
+        if (rec->flush == NGX_IDEMPOTENCY_FLUSHED) {
+            ngx_idempotency_writeback_add(shm, rec);
         }
 
         return NGX_DECLINED;
     }
 
-    rec->as.remote.looked = 1;
+    rec->as.remote.polled = 1;
 
     ngx_idempotency_shm_wait(rec, claim);
-    ngx_idempotency_tier_owe(shm, rec);
+    ngx_idempotency_writeback_add(shm, rec);
 
     return NGX_AGAIN;
 }
@@ -897,8 +897,8 @@ remote_answered(ngx_idempotency_shm_t *shm,
     rec->as.remote.answers++;
     rec->as.remote.due = remote_due(shm, rec, lapses);
 
-    if (rec->as.remote.looked) {
-        rec->as.remote.looked = 0;
+    if (rec->as.remote.polled) {
+        rec->as.remote.polled = 0;
 
         ngx_idempotency_record_take_waiting(rec, wake);
     }
@@ -948,8 +948,8 @@ ngx_idempotency_remote_next(ngx_idempotency_record_t *rec)
 {
     uint32_t  next;
 
-    next = (rec->told == NGX_IDEMPOTENCY_TELLING
-            || rec->told == NGX_IDEMPOTENCY_OUTDATED) ? 2 : 1;
+    next = (rec->flush == NGX_IDEMPOTENCY_FLUSHING
+            || rec->flush == NGX_IDEMPOTENCY_OUTDATED) ? 2 : 1;
 
     if (rec->state == NGX_IDEMPOTENCY_REMOTE) {
         next += rec->as.remote.answers;
@@ -989,10 +989,10 @@ ngx_idempotency_remote_wait(ngx_idempotency_shm_t *shm, u_char *token,
     left = (ngx_msec_int_t) (due - ngx_current_msec);
     left = ngx_max(left, 1);
 
-    if (!tier->again.timer_set
-        || (ngx_msec_int_t) (tier->again.timer.key - ngx_current_msec) > left)
+    if (!tier->poll.timer_set
+        || (ngx_msec_int_t) (tier->poll.timer.key - ngx_current_msec) > left)
     {
-        ngx_add_timer(&tier->again, left);
+        ngx_add_timer(&tier->poll, left);
     }
 }
 
@@ -1033,8 +1033,8 @@ remote_handler(ngx_event_t *ev)
 
             /* one question at a time */
 
-            if (rec->told == NGX_IDEMPOTENCY_TOLD) {
-                ngx_idempotency_tier_owe(shm, rec);
+            if (rec->flush == NGX_IDEMPOTENCY_FLUSHED) {
+                ngx_idempotency_writeback_add(shm, rec);
             }
 
             due = ngx_current_msec + remote_delay(shm, rec);
@@ -1050,14 +1050,14 @@ remote_handler(ngx_event_t *ev)
         ngx_add_timer(ev, next);
     }
 
-    ngx_idempotency_tier_kick(shm);
+    ngx_idempotency_writeback_schedule(shm);
 }
 
 
 /* the backing has announced a change of the token; NULL: of some token */
 
 void
-ngx_idempotency_tier_changed(ngx_idempotency_tier_t *tier, u_char *token)
+ngx_idempotency_remote_changed(ngx_idempotency_tier_t *tier, u_char *token)
 {
     ngx_queue_t               *q;
     ngx_idempotency_shm_t     *shm;
@@ -1073,7 +1073,7 @@ ngx_idempotency_tier_changed(ngx_idempotency_tier_t *tier, u_char *token)
         rec = ngx_idempotency_record_current(shm, token, ngx_current_msec);
 
         if (rec && rec->state == NGX_IDEMPOTENCY_REMOTE) {
-            ngx_idempotency_tier_owe(shm, rec);
+            ngx_idempotency_writeback_add(shm, rec);
         }
 
     } else {
@@ -1082,13 +1082,13 @@ ngx_idempotency_tier_changed(ngx_idempotency_tier_t *tier, u_char *token)
              q = ngx_queue_next(q))
         {
             rec = ngx_queue_data(q, ngx_idempotency_record_t, queue);
-            ngx_idempotency_tier_owe(shm, rec);
+            ngx_idempotency_writeback_add(shm, rec);
         }
     }
 
     ngx_idempotency_shm_unlock(shm);
 
-    ngx_idempotency_tier_kick(shm);
+    ngx_idempotency_writeback_schedule(shm);
 }
 
 
@@ -1096,41 +1096,41 @@ void
 ngx_idempotency_remote_init_process(ngx_idempotency_tier_t *tier,
     ngx_cycle_t *cycle)
 {
-    tier->again.handler = remote_handler;
-    tier->again.data = tier;
-    tier->again.log = cycle->log;
-    tier->again.cancelable = 1;
+    tier->poll.handler = remote_handler;
+    tier->poll.data = tier;
+    tier->poll.log = cycle->log;
+    tier->poll.cancelable = 1;
 }
 
 
 ngx_int_t
-ngx_idempotency_look(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
-    void (*looked)(ngx_idempotency_op_t *op))
+ngx_idempotency_remote_find(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_op_t *op, void (*found)(ngx_idempotency_op_t *op))
 {
-    look_t  *look;
+    find_t  *find;
 
     op->result = NGX_IDEMPOTENCY_OK;
 
-    if (shm->tier == NULL || !look_unknown(shm, op)) {
+    if (shm->tier == NULL || !find_unknown(shm, op)) {
         return NGX_OK;
     }
 
-    look = look_create(shm, op);
+    find = find_create(shm, op);
 
-    if (look == NULL) {
+    if (find == NULL) {
         op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
         return NGX_OK;
     }
 
-    if (look_ask(look) == NGX_AGAIN) {
-        look_wait(shm, op, looked);
+    if (find_ask(find) == NGX_AGAIN) {
+        find_wait(shm, op, found);
         return NGX_AGAIN;
     }
 
-    op->result = look_result(look);
+    op->result = find_result(find);
 
-    ngx_queue_remove(&look->queue);
-    ngx_free(look);
+    ngx_queue_remove(&find->queue);
+    ngx_free(find);
 
     return NGX_OK;
 }
@@ -1140,7 +1140,7 @@ ngx_idempotency_look(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
    best here */
 
 static ngx_uint_t
-look_unknown(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
+find_unknown(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
 {
     ngx_uint_t                 unknown;
     ngx_idempotency_record_t  *rec;
@@ -1162,26 +1162,26 @@ look_unknown(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
 }
 
 
-static look_t *
-look_create(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
+static find_t *
+find_create(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
 {
-    look_t                    *look;
+    find_t                    *find;
     ngx_idempotency_claim_t   *claim;
     ngx_idempotency_window_t  *window;
 
-    look = ngx_calloc(sizeof(look_t), ngx_cycle->log);
-    if (look == NULL) {
+    find = ngx_calloc(sizeof(find_t), ngx_cycle->log);
+    if (find == NULL) {
         return NULL;
     }
 
-    look->shm = shm;
-    look->op = op;
+    find->shm = shm;
+    find->op = op;
 
-    look->timer.handler = look_timer_handler;
-    look->timer.data = look;
-    look->timer.log = ngx_cycle->log;
+    find->timer.handler = find_timer_handler;
+    find->timer.data = find;
+    find->timer.log = ngx_cycle->log;
 
-    claim = &look->claim;
+    claim = &find->claim;
     window = &shm->sh->window;
 
     ngx_memcpy(claim->op.token, op->token, NGX_IDEMPOTENCY_DIGEST_LEN);
@@ -1190,33 +1190,33 @@ look_create(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
 
     claim->window = window->length;
     claim->span = window->span;
-    claim->lease = NGX_IDEMPOTENCY_SHM_LEFT;
+    claim->lease = NGX_IDEMPOTENCY_SHM_LEFTOVER;
     claim->old = 1;
 
-    claim->op.handler = look_handler;
-    claim->op.data = look;
+    claim->op.handler = find_handler;
+    claim->op.data = find;
 
-    ngx_queue_insert_tail(&look_looks, &look->queue);
+    ngx_queue_insert_tail(&find_asking, &find->queue);
 
-    return look;
+    return find;
 }
 
 
 static ngx_int_t
-look_ask(look_t *look)
+find_ask(find_t *find)
 {
     ngx_int_t  rc;
 
-    if (look->timer.timer_set) {
-        ngx_del_timer(&look->timer);
+    if (find->timer.timer_set) {
+        ngx_del_timer(&find->timer);
     }
 
-    look->claim.op.now = ngx_current_msec;
+    find->claim.op.now = ngx_current_msec;
 
-    rc = ngx_idempotency_shm_engine.claim(look->shm->store, &look->claim);
+    rc = ngx_idempotency_shm_engine.claim(find->shm->store, &find->claim);
 
     if (rc == NGX_AGAIN) {
-        ngx_add_timer(&look->timer, NGX_IDEMPOTENCY_LOOK_AGAIN);
+        ngx_add_timer(&find->timer, NGX_IDEMPOTENCY_FIND_RETRY);
     }
 
     return rc;
@@ -1224,38 +1224,38 @@ look_ask(look_t *look)
 
 
 static void
-look_handler(ngx_idempotency_op_t *claim)
+find_handler(ngx_idempotency_op_t *claim)
 {
-    look_t                *look;
+    find_t                *find;
     ngx_idempotency_op_t  *op;
 
-    look = claim->data;
+    find = claim->data;
 
     if (claim->result == NGX_IDEMPOTENCY_CHANGED
-        && look_ask(look) == NGX_AGAIN)
+        && find_ask(find) == NGX_AGAIN)
     {
         return;
     }
 
-    if (look->timer.timer_set) {
-        ngx_del_timer(&look->timer);
+    if (find->timer.timer_set) {
+        ngx_del_timer(&find->timer);
     }
 
-    op = look->op;
+    op = find->op;
 
     if (op) {
-        op->result = look_result(look);
+        op->result = find_result(find);
     }
 
-    ngx_queue_remove(&look->queue);
-    ngx_free(look);
+    ngx_queue_remove(&find->queue);
+    ngx_free(find);
 
     if (op) {
         op->waiting = 0;
         ngx_queue_remove(&op->queue);
 
         op->now = ngx_current_msec;
-        op->again(op);
+        op->resume(op);
     }
 }
 
@@ -1263,21 +1263,21 @@ look_handler(ngx_idempotency_op_t *claim)
 /* the claim is the engine's still: made again, it is the same one */
 
 static void
-look_timer_handler(ngx_event_t *ev)
+find_timer_handler(ngx_event_t *ev)
 {
-    look_t  *look;
+    find_t  *find;
 
-    look = ev->data;
+    find = ev->data;
 
-    look->claim.op.result = NGX_IDEMPOTENCY_CHANGED;
-    look_handler(&look->claim.op);
+    find->claim.op.result = NGX_IDEMPOTENCY_CHANGED;
+    find_handler(&find->claim.op);
 }
 
 
 static ngx_idempotency_result_e
-look_result(look_t *look)
+find_result(find_t *find)
 {
-    switch (look->claim.op.result) {
+    switch (find->claim.op.result) {
 
     case NGX_IDEMPOTENCY_EXPIRED:
         return NGX_IDEMPOTENCY_ABSENT;
@@ -1294,40 +1294,40 @@ look_result(look_t *look)
 
 
 static void
-look_wait(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
-    void (*looked)(ngx_idempotency_op_t *op))
+find_wait(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
+    void (*found)(ngx_idempotency_op_t *op))
 {
     op->store = shm->store;
-    op->again = looked;
+    op->resume = found;
     op->waiting = 1;
 
-    ngx_queue_insert_tail(&look_waiting, &op->queue);
+    ngx_queue_insert_tail(&find_waiting, &op->queue);
 }
 
 
 /* the operation waits no more; its claim, or page, ends without it */
 
 void
-ngx_idempotency_look_cancel(ngx_idempotency_op_t *op)
+ngx_idempotency_remote_cancel(ngx_idempotency_op_t *op)
 {
-    look_t                  *look;
+    find_t                  *find;
     ngx_queue_t             *q;
     ngx_idempotency_page_t  *page;
 
-    for (q = ngx_queue_head(&look_looks);
-         q != ngx_queue_sentinel(&look_looks);
+    for (q = ngx_queue_head(&find_asking);
+         q != ngx_queue_sentinel(&find_asking);
          q = ngx_queue_next(q))
     {
-        look = ngx_queue_data(q, look_t, queue);
+        find = ngx_queue_data(q, find_t, queue);
 
-        if (look->op == op) {
-            look->op = NULL;
+        if (find->op == op) {
+            find->op = NULL;
             return;
         }
     }
 
-    for (q = ngx_queue_head(&look_pages);
-         q != ngx_queue_sentinel(&look_pages);
+    for (q = ngx_queue_head(&find_pages);
+         q != ngx_queue_sentinel(&find_pages);
          q = ngx_queue_next(q))
     {
         page = ngx_queue_data(q, ngx_idempotency_page_t, queue);
@@ -1343,7 +1343,7 @@ ngx_idempotency_look_cancel(ngx_idempotency_op_t *op)
 /* the cursor is the backing's, and one more */
 
 ngx_int_t
-ngx_idempotency_look_list(ngx_idempotency_shm_t *shm,
+ngx_idempotency_remote_list(ngx_idempotency_shm_t *shm,
     ngx_idempotency_list_t *list)
 {
     ngx_idempotency_op_t    *op;
@@ -1365,10 +1365,10 @@ ngx_idempotency_look_list(ngx_idempotency_shm_t *shm,
             ngx_memcpy(page->token, op->token, NGX_IDEMPOTENCY_DIGEST_LEN);
         }
 
-        ngx_queue_insert_tail(&look_pages, &page->queue);
+        ngx_queue_insert_tail(&find_pages, &page->queue);
 
         if (shm->tier->backing->list(shm->tier, page) == NGX_AGAIN) {
-            look_wait(shm, op, look_listed);
+            find_wait(shm, op, find_listed);
             return NGX_AGAIN;
         }
 
@@ -1384,7 +1384,7 @@ ngx_idempotency_look_list(ngx_idempotency_shm_t *shm,
 
 
 void
-ngx_idempotency_look_listed(ngx_idempotency_page_t *page)
+ngx_idempotency_remote_listed(ngx_idempotency_page_t *page)
 {
     ngx_idempotency_op_t    *op;
     ngx_idempotency_list_t  *list;
@@ -1397,27 +1397,27 @@ ngx_idempotency_look_listed(ngx_idempotency_page_t *page)
         op->waiting = 0;
         ngx_queue_remove(&op->queue);
 
-        look_page(list, page);
+        find_page(list, page);
     }
 
     ngx_queue_remove(&page->queue);
     ngx_free(page);
 
     if (op) {
-        op->again(op);
+        op->resume(op);
     }
 }
 
 
 static void
-look_listed(ngx_idempotency_op_t *op)
+find_listed(ngx_idempotency_op_t *op)
 {
     op->handler(op);
 }
 
 
 static void
-look_page(ngx_idempotency_list_t *list, ngx_idempotency_page_t *page)
+find_page(ngx_idempotency_list_t *list, ngx_idempotency_page_t *page)
 {
     ngx_uint_t                i, n;
     ngx_idempotency_shm_t    *shm;
@@ -1443,7 +1443,7 @@ look_page(ngx_idempotency_list_t *list, ngx_idempotency_page_t *page)
            nothing */
 
         if (page->items[i].result == NGX_IDEMPOTENCY_BOUND) {
-            look_item(&list->listed[n++], &page->items[i], page->now);
+            find_item(&list->listed[n++], &page->items[i], page->now);
         }
     }
 
@@ -1456,7 +1456,7 @@ look_page(ngx_idempotency_list_t *list, ngx_idempotency_page_t *page)
 
 
 static void
-look_item(ngx_idempotency_listed_t *listed, ngx_idempotency_item_t *item,
+find_item(ngx_idempotency_listed_t *listed, ngx_idempotency_item_t *item,
     int64_t now)
 {
     ngx_idempotency_found_t  *found;

@@ -559,7 +559,7 @@ ngx_idempotency_unseal(const ngx_idempotency_secret_t *secret,
             continue;
         }
 
-        if (item->response.len == 0 || item->brief) {
+        if (item->response.len == 0 || item->length_only) {
             continue;
         }
 

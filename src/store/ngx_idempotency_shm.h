@@ -24,7 +24,7 @@
 
 /* a released request's response stays this long for those who waited for it */
 
-#define NGX_IDEMPOTENCY_SHM_LEFT     10000
+#define NGX_IDEMPOTENCY_SHM_LEFTOVER     10000
 
 
 typedef struct ngx_idempotency_chunk_s  ngx_idempotency_chunk_t;
@@ -100,16 +100,17 @@ typedef enum {
 } ngx_idempotency_event_e;
 
 
-/* what the backing has of it */
+/* whether the backing has a record's last change */
 
 typedef enum {
-    NGX_IDEMPOTENCY_TOLD = 0,      /* its last change */
-    NGX_IDEMPOTENCY_UNTOLD,        /* ... which waits in the list */
-    NGX_IDEMPOTENCY_TELLING,       /* ... which a batch has */
-    NGX_IDEMPOTENCY_OUTDATED,      /* a batch has what it was before that */
-    NGX_IDEMPOTENCY_REFUSED        /* there is no room for it, or it was told
-                                      in vain: it waits beside the list */
-} ngx_idempotency_told_e;
+    NGX_IDEMPOTENCY_FLUSHED = 0,   /* it has */
+    NGX_IDEMPOTENCY_QUEUED,        /* the record is in the write-back queue */
+    NGX_IDEMPOTENCY_FLUSHING,      /* a batch has the change */
+    NGX_IDEMPOTENCY_OUTDATED,      /* a batch has the change before it */
+    NGX_IDEMPOTENCY_ASIDE          /* the backing has no room for the record, or
+                                      its batch failed: it waits beside the
+                                      queue */
+} ngx_idempotency_flush_e;
 
 
 /* the tokens of one value of idempotency_quota */
@@ -140,7 +141,7 @@ struct ngx_idempotency_record_s {
     u_char                          fingerprint[NGX_IDEMPOTENCY_DIGEST_LEN];
     ngx_idempotency_parts_t         parts;
     unsigned                        replays:30;
-    /* its response took too long to be told, so often */
+    /* its response took too long to be flushed, so often */
     unsigned                        slow:2;
 
     /* what owners and upstreams know its claim by: made here, or by what has
@@ -185,7 +186,7 @@ struct ngx_idempotency_record_s {
         } bound;
 
         struct {
-            /* a negative entry in sh->left, or a copy in sh->copies; since
+            /* a negative entry in sh->leftovers, or a copy in sh->copies; since
                when */
             ngx_queue_t                 expiry;
             ngx_msec_t                  copied;
@@ -200,7 +201,7 @@ struct ngx_idempotency_record_s {
             ngx_msec_t                  due;
             uint32_t                    wanted;
             unsigned                    answers:31;
-            unsigned                    looked:1;
+            unsigned                        polled:1;
         } remote;
 
         struct {
@@ -211,26 +212,26 @@ struct ngx_idempotency_record_s {
         } gone;
     } as;
 
-    /* the next one that the backing is to be told, or is being told */
+    /* the next one in the write-back queue, or in the batch */
     ngx_idempotency_record_t       *next;
 
-    /* see ngx_idempotency_state_e, ngx_idempotency_told_e */
+    /* see ngx_idempotency_state_e, ngx_idempotency_flush_e */
     unsigned                        state:4;
-    unsigned                        told:3;
+    unsigned                        flush:3;
     unsigned                        status:10;
     /* pending: it was in doubt before */
     unsigned                        taken:1;
-    /* it is none of the backing's business */
+    /* the backing is never told of it */
     unsigned                        local:1;
-    /* the backing may know of the claim; has said so; and may have been told
-       the last change, though nobody knows */
-    unsigned                        heard:1;
+    /* the claim was sent, so the backing may know it; it has said that it
+       does; the last change was sent, and the answer is not known */
+    unsigned                        sent:1;
     unsigned                        known:1;
-    unsigned                        again:1;
+    unsigned                        unsure:1;
     /* see ngx_idempotency_quota_t */
     unsigned                        round:1;
-    /* requests of this worker wait until it is told: its slot and one, or all
-       workers */
+    /* requests of this worker wait until it is flushed: its slot and one, or
+       all workers */
     unsigned                        holding:8;
     /* for how long an owner that can't be asked keeps it */
     uint32_t                        lease;
@@ -268,7 +269,7 @@ struct ngx_idempotency_record_s {
 /* it can't be evicted: the backing does not have it */
 
 #define ngx_idempotency_record_stays(rec)                                    \
-    ((rec)->local || (rec)->told != NGX_IDEMPOTENCY_TOLD                     \
+    ((rec)->local || (rec)->flush != NGX_IDEMPOTENCY_FLUSHED                 \
      || ngx_idempotency_record_negative(rec))
 
 /* what a token costs, as the documents tell it: it does not compile above */
@@ -297,9 +298,9 @@ typedef struct {
     /* the root of another one */
     ngx_rbtree_node_t              *quotas;
 
-    /* the first, of which the next is that of what is left to who waits */
+    /* the first one; the next are those of leftovers, for requests that wait */
     ngx_idempotency_window_t        window;
-    ngx_idempotency_window_t        left;
+    ngx_idempotency_window_t        leftovers;
     /* copies of what the backing has, which end when they do there */
     ngx_idempotency_window_t        copies;
 
@@ -365,14 +366,14 @@ void ngx_idempotency_shm_unlock(ngx_idempotency_shm_t *shm);
 void ngx_idempotency_shm_sweep(ngx_idempotency_shm_t *shm, ngx_msec_t now);
 
 /* NGX_AGAIN: what stands behind is asked for a token that this machine does
-   not know for sure, and `looked` is called; or the result says whether it may
+   not know for sure, and `found` is called; or the result says whether it may
    be here by now: OK, ABSENT, or UNAVAILABLE */
 
-ngx_int_t ngx_idempotency_look(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_op_t *op, void (*looked)(ngx_idempotency_op_t *op));
-ngx_int_t ngx_idempotency_look_list(ngx_idempotency_shm_t *shm,
+ngx_int_t ngx_idempotency_remote_find(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_op_t *op, void (*found)(ngx_idempotency_op_t *op));
+ngx_int_t ngx_idempotency_remote_list(ngx_idempotency_shm_t *shm,
     ngx_idempotency_list_t *list);
-void ngx_idempotency_look_cancel(ngx_idempotency_op_t *op);
+void ngx_idempotency_remote_cancel(ngx_idempotency_op_t *op);
 
 /* what is told of a zone, and who waits no more */
 
@@ -386,9 +387,9 @@ void ngx_idempotency_shm_warn(ngx_idempotency_shm_t *shm, ngx_uint_t percent);
 
 void ngx_idempotency_shm_wait(ngx_idempotency_record_t *rec,
     ngx_idempotency_claim_t *claim);
-void ngx_idempotency_shm_wait_told(ngx_idempotency_record_t *rec,
+void ngx_idempotency_shm_wait_flushed(ngx_idempotency_record_t *rec,
     ngx_idempotency_op_t *op);
-ngx_uint_t ngx_idempotency_shm_untold(ngx_idempotency_shm_t *shm,
+ngx_uint_t ngx_idempotency_record_unflushed(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
 void ngx_idempotency_shm_dequeue(ngx_idempotency_op_t *op);
 void ngx_idempotency_record_take_waiting(ngx_idempotency_record_t *rec,
@@ -428,7 +429,7 @@ void ngx_idempotency_record_publish(ngx_idempotency_shm_t *shm,
     ngx_uint_t status, ngx_msec_t now);
 void ngx_idempotency_record_leave(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_uint_t status, ngx_msec_t now);
-ngx_idempotency_record_t *ngx_idempotency_record_left(
+ngx_idempotency_record_t *ngx_idempotency_record_leftover(
     ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op, uint32_t sequence);
 uint64_t ngx_idempotency_record_sequence(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);

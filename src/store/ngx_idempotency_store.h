@@ -154,7 +154,7 @@ struct ngx_idempotency_op_s {
     unsigned                        waiting:1;
     /* the engine's own: where the operation waits, and what it does then */
     ngx_queue_t                     queue;
-    void                          (*again)(ngx_idempotency_op_t *op);
+    void                          (*resume)(ngx_idempotency_op_t *op);
     ngx_idempotency_store_t        *store;
     uint32_t                        gone;
 

@@ -1,10 +1,10 @@
 
 /*
- * The second tier of a zone: what stands behind shared memory and remembers.
- * The zone is the mailbox: what the backing is to hear or to answer are
- * records that wait in one list, and whoever waits for an answer waits for a
- * record to change.  Workers take them over to the backing: one at a time, or,
- * if that can be told many things at once, each of them.
+ * The second tier of a zone: a backing, a file or a Redis, that remembers what
+ * shared memory forgets.  Records whose last change the backing lacks, and
+ * questions to it, wait in the zone's write-back queue.  Workers flush it in
+ * batches: one worker at a time to a file, each worker to a Redis.  A request
+ * that waits for an answer waits for its record to change.
  */
 
 
@@ -18,8 +18,8 @@
 #include "ngx_idempotency_workers.h"
 
 
-/* what is taken over at once: so many, with so many bytes of responses, and of
-   their seals */
+/* a batch has so many records at most, and room for so many bytes of responses
+   with their seals */
 
 #define NGX_IDEMPOTENCY_TIER_BATCH  64
 #define NGX_IDEMPOTENCY_TIER_COPY                                            \
@@ -31,36 +31,34 @@ typedef struct ngx_idempotency_tier_s    ngx_idempotency_tier_t;
 typedef struct ngx_idempotency_record_s  ngx_idempotency_record_t;
 
 
-/* what was told in vain is told again after this time */
+/* a batch that failed is flushed again after this time */
 
 #define NGX_IDEMPOTENCY_TIER_RETRY  100
 
 
-/* an operation at the backing that takes longer hangs, if that does not tell
-   itself */
+/* an operation that takes longer hangs, unless the backing itself says so */
 
 #define NGX_IDEMPOTENCY_TIER_HANGS  1000
 
 
-/* numbers of those who ask */
+/* requests that ask the backing are numbered below this */
 
 #define NGX_IDEMPOTENCY_ASKERS  (1 << 30)
 
 
-/* in shared memory: a hand of a worker, and what it is telling; no pid: it is
-   nobody's */
+/* in shared memory: a batch that a worker flushes; pid 0: it is free */
 
-typedef struct ngx_idempotency_hander_s  ngx_idempotency_hander_t;
+typedef struct ngx_idempotency_writer_s  ngx_idempotency_writer_t;
 
-struct ngx_idempotency_hander_s {
-    ngx_idempotency_hander_t       *next;
+struct ngx_idempotency_writer_s {
+    ngx_idempotency_writer_t       *next;
     ngx_idempotency_process_t       process;
-    /* since when the backing has what was taken; it has answered */
-    ngx_msec_t                      handed;
+    /* when the backing got the batch; the batch that it has answered */
+    ngx_msec_t                      started;
     ngx_atomic_t                    answered;
-    ngx_idempotency_record_t       *taken;
-    /* of a batch; it rises with each, and when what is taken is another
-       worker's */
+    ngx_idempotency_record_t       *records;
+    /* the number of the batch; a new one also means that another worker has
+       taken the records over */
     ngx_atomic_t                    turn;
 };
 
@@ -84,28 +82,29 @@ typedef struct {
 /* ... with the zone */
 
 typedef struct {
-    /* of the claims that are made here; those below `since` were made before
+    /* of the claims that are made here; those below `floor` were made before
        the zone was torn */
     uint64_t                        instance;
-    uint64_t                        since;
+    uint64_t                        floor;
 
-    /* what is owed, the oldest first; and who tells it: a single one, or as
-       many as there were ever at a time */
+    /* the write-back queue, the oldest record first; its writers: one, or as
+       many as there ever were at a time */
     ngx_idempotency_record_t       *first;
     ngx_idempotency_record_t       *last;
-    ngx_idempotency_hander_t        hander;
-    /* ... and what it has no room for, or was told in vain while others were
-       not, which is owed, too */
-    ngx_idempotency_record_t       *refused;
-    /* how many were ever in the list, and how many of them were told */
-    uint64_t                        listed;
-    uint64_t                        told;
-    /* since the last ones were taken somebody asks, and waits; and the number
-       of the last one who did */
+    ngx_idempotency_writer_t        writer;
+    /* records aside: the backing has no room for them, or a batch with them
+       failed while others did not */
+    ngx_idempotency_record_t       *aside;
+    /* how many records were ever queued, and how many of them flushed */
+    uint64_t                        queued;
+    uint64_t                        flushed;
+    /* a request has asked, and waits, since the last batch was filled; the
+       number of the last request that asked */
     ngx_uint_t                      asked;
     ngx_uint_t                      askers;
 
-    /* whether that is in vain, and was for the last time */
+    /* the last batch failed; when one did last, and when it was last probed
+       whether it would again */
     ngx_uint_t                      failing;
     ngx_msec_t                      failed;
     ngx_msec_t                      probed;
@@ -123,7 +122,7 @@ typedef struct {
     /* when it was last looked which claims are to be renewed */
     ngx_msec_t                      renewed;
 
-    /* the worker that has the backing tended */
+    /* the worker that looks after the backing */
     ngx_idempotency_process_t       watcher;
 
     /* workers that can flush the queue: those that serve, and those that were
@@ -131,8 +130,8 @@ typedef struct {
     ngx_idempotency_workers_t       serving;
     ngx_idempotency_workers_t       leaving;
     ngx_uint_t                      generation;
-    /* how many outcomes were in the queue when the last one was told so */
-    ngx_atomic_t                    left;
+    /* how many outcomes were in the queue when the log was told so */
+    ngx_atomic_t                    undelivered;
 
     /* which one it is, and the last commit that was seen; it is not that one
        any more, and refused until an operator agrees; he has */
@@ -152,7 +151,7 @@ typedef struct {
 } ngx_idempotency_tier_sh_t;
 
 
-/* what is taken over at once; a thread may work on it */
+/* records on their way to the backing; a thread may work on it */
 
 typedef struct {
     ngx_idempotency_item_t          items[NGX_IDEMPOTENCY_TIER_BATCH];
@@ -164,9 +163,10 @@ typedef struct {
     u_char                         *large;
     size_t                          size;
 
-    /* by whom, in the zone that they are in; and it has them */
-    ngx_idempotency_hander_t       *hander;
-    uint64_t                        since;
+    /* its place in shared memory, and what that and the zone were when it was
+       filled; the backing has it */
+    ngx_idempotency_writer_t       *writer;
+    uint64_t                        floor;
     ngx_atomic_uint_t               turn;
     ngx_uint_t                      busy;
     /* the backing's time, and this worker's at the same moment */
@@ -178,13 +178,13 @@ typedef struct {
     ngx_idempotency_error_e         why;
     char                            error[256];
     ngx_uint_t                      lost;
-    /* ... and how many are to be told again */
-    ngx_uint_t                      vain;
+    /* ... and how many of its items failed */
+    ngx_uint_t                      failed;
 } ngx_idempotency_batch_t;
 
 
 /* some of all that the backing has; it is the backing's until that calls
-   ngx_idempotency_look_listed(), and a thread may work on it */
+   ngx_idempotency_remote_listed(), and a thread may work on it */
 
 typedef struct ngx_idempotency_page_s  ngx_idempotency_page_t;
 
@@ -210,57 +210,56 @@ struct ngx_idempotency_page_s {
 };
 
 
-/* what stands behind: it answers later, by ngx_idempotency_tier_handed() */
+/* a backing answers later, by ngx_idempotency_batch_flushed() */
 
 typedef struct {
-    /* what is pending elsewhere is asked for again: milliseconds at first,
-       twice as many each time, and so many at most */
+    /* it is asked about remote claims again: after so many milliseconds at
+       first, twice as many each time, and so many at most */
     ngx_msec_t                      soon;
     ngx_msec_t                      seldom;
 
-    /* what it is, and when what a client was told is sure, if that differs:
-       as the figures tell them */
+    /* its kind, and its mode of syncs if it has any, as the figures have
+       them */
     const char                   *(*kind)(ngx_idempotency_tier_t *tier,
                                        const char **sync);
     /* its time, in milliseconds */
     int64_t                       (*now)(ngx_idempotency_tier_t *tier);
     /* NGX_AGAIN, or NGX_OK: batch->rc is set */
-    ngx_int_t                     (*hand)(ngx_idempotency_tier_t *tier,
+    ngx_int_t                     (*flush)(ngx_idempotency_tier_t *tier,
                                        ngx_idempotency_batch_t *batch);
-    /* NULL, or: requests of this worker wait for what is pending elsewhere,
-       said again each second while they do; who is told that it has changed
-       calls ngx_idempotency_tier_changed() */
+    /* NULL, or: requests of this worker wait for a remote claim; called each
+       second while they do.  If the backing announces changes, it calls
+       ngx_idempotency_remote_changed() */
     void                          (*await)(ngx_idempotency_tier_t *tier,
                                        u_char *token);
     /* NULL: it can't tell.  NGX_AGAIN, or NGX_ERROR */
     ngx_int_t                     (*list)(ngx_idempotency_tier_t *tier,
                                        ngx_idempotency_page_t *page);
     /* NULL, or: now and then, in one worker */
-    void                          (*tend)(ngx_idempotency_tier_t *tier);
+    void                          (*maintain)(ngx_idempotency_tier_t *tier);
 
     /* in the master: of a zone that is made, or kept over a reload */
     ngx_int_t                     (*init)(ngx_idempotency_tier_t *tier,
                                        ngx_idempotency_tier_t *old,
                                        ngx_log_t *log);
     /* ... in a configuration that does not name it any more */
-    ngx_idempotency_tier_t       *(*again)(ngx_conf_t *cf,
+    ngx_idempotency_tier_t       *(*unnamed)(ngx_conf_t *cf,
                                        ngx_idempotency_tier_t *old);
     ngx_int_t                     (*init_process)(ngx_idempotency_tier_t *tier,
                                        ngx_cycle_t *cycle);
-    /* the event loop has ended: what is handed is answered at once, or in
-       flush() */
+    /* the event loop has ended: a batch is answered at once, or in wait() */
     void                          (*finish)(ngx_idempotency_tier_t *tier);
-    /* ... of what many share: waits for answers, for so long at most;
-       `first`: nothing has been waited for yet */
-    void                          (*flush)(ngx_idempotency_tier_t *tier,
+    /* ... where many share it: waits for answers, for so long at most;
+       `first`: it has not waited yet */
+    void                          (*wait)(ngx_idempotency_tier_t *tier,
                                        ngx_msec_t time, ngx_uint_t first);
     void                          (*exit_process)(
                                        ngx_idempotency_tier_t *tier);
 
-    /* NULL: it is told one batch at a time.  Or how many of them a worker may
-       have on the way: those who share it don't see each other, so that each
+    /* NULL: it takes one batch at a time.  Or how many batches a worker may
+       have on the way: many nginx share it and don't see each other, so each
        claim lives by its lease */
-    ngx_uint_t                    (*hands)(ngx_idempotency_tier_t *tier);
+    ngx_uint_t                    (*nbatches)(ngx_idempotency_tier_t *tier);
     /* ... whether it may answer; false: it would not, at once */
     ngx_uint_t                    (*up)(ngx_idempotency_tier_t *tier);
     /* an operator agrees to one that is another, or has forgotten;
@@ -288,21 +287,22 @@ struct ngx_idempotency_tier_s {
     int64_t                         base;
     ngx_uint_t                      other;
 
-    /* this worker's: what it takes over, of which one is at hand; how many are
-       on the way; and when it tries again */
+    /* this worker's: its batches, the current one, and how many are on the
+       way; the next flush, after a failure or a pause, and within this turn
+       of the event loop */
     ngx_idempotency_batch_t        *batches;
     ngx_idempotency_batch_t        *batch;
-    ngx_uint_t                      hands;
+    ngx_uint_t                      nbatches;
     ngx_uint_t                      busy;
     ngx_event_t                     retry;
-    ngx_event_t                     kick;
-    /* it will not be tried again, but goes on, when that timer ends; it is
-       tried whether it answers again */
+    ngx_event_t                     scheduled;
+    /* `retry` ends a pause; the batch being filled is a probe if the queue is
+       empty */
     ngx_uint_t                      pauses;
     ngx_uint_t                      probes;
 
-    /* ... when it asks again for what is pending elsewhere */
-    ngx_event_t                     again;
+    /* ... asks the backing about remote claims again */
+    ngx_event_t                     poll;
 
     /* ... looks after the backing, and after leases */
     ngx_event_t                     watch;
@@ -322,39 +322,40 @@ struct ngx_idempotency_tier_s {
 };
 
 
-/* with the zone's lock held: the record says what the backing has not */
+/* with the zone's lock held: the backing lacks the record's last change */
 
-void ngx_idempotency_tier_owe(ngx_idempotency_shm_t *shm,
+void ngx_idempotency_writeback_add(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
 
-/* without, and by a thread as well: the batch is its worker's yet.  False:
-   another one tells the same, so it must not change the backing any more.  To
-   be asked where nobody else can change that, as within a transaction */
+/* without it, and by a thread as well: the batch is its worker's yet.  False:
+   another worker has its records, so it must not change the backing any more.
+   To be asked where nobody else can change the backing, as in a transaction */
 
-ngx_uint_t ngx_idempotency_owed_current(ngx_idempotency_tier_t *tier,
+ngx_uint_t ngx_idempotency_batch_current(ngx_idempotency_tier_t *tier,
     ngx_idempotency_batch_t *batch);
 
-/* ... the backing has answered, though the worker has not heard it */
+/* ... the backing has answered; the worker may not know it yet */
 
-void ngx_idempotency_owed_answered(ngx_idempotency_batch_t *batch);
+void ngx_idempotency_batch_answered(ngx_idempotency_batch_t *batch);
 
-/* ... something may be owed */
+/* ... flushes the queue soon, if it is not empty */
 
-void ngx_idempotency_tier_kick(ngx_idempotency_shm_t *shm);
+void ngx_idempotency_writeback_schedule(ngx_idempotency_shm_t *shm);
 
 /* with the zone's lock held: a token's claim that is none any more, if the
    backing is about to hear so; NULL: it has, or can't */
 
-ngx_idempotency_record_t *ngx_idempotency_tier_gone(ngx_idempotency_shm_t *shm,
-    u_char *token, uint32_t sequence);
+ngx_idempotency_record_t *ngx_idempotency_writeback_gone(
+    ngx_idempotency_shm_t *shm, u_char *token, uint32_t sequence);
 
-/* what it is asked would not be answered: whoever comes is told at once */
+/* the backing would not answer, so a request is refused at once */
 
 ngx_uint_t ngx_idempotency_tier_down(ngx_idempotency_shm_t *shm);
 
-/* it is asked whether it answers, and the log hears it if it does not */
+/* asks the backing something, to see whether it answers; the log hears it if
+   it does not */
 
-void ngx_idempotency_tier_check(ngx_idempotency_tier_t *tier);
+void ngx_idempotency_tier_probe(ngx_idempotency_tier_t *tier);
 
 /* why it is unavailable, or NULL: it is available again */
 
@@ -362,14 +363,14 @@ void ngx_idempotency_tier_say(ngx_idempotency_tier_t *tier, const char *why);
 
 /* the backing's answers, in the worker that asked */
 
-void ngx_idempotency_tier_handed(ngx_idempotency_tier_t *tier,
+void ngx_idempotency_batch_flushed(ngx_idempotency_tier_t *tier,
     ngx_idempotency_batch_t *batch);
 
-void ngx_idempotency_look_listed(ngx_idempotency_page_t *page);
+void ngx_idempotency_remote_listed(ngx_idempotency_page_t *page);
 
-/* it was told that a token has changed, or some have: NULL */
+/* the backing says that a token has changed, or, NULL, that some have */
 
-void ngx_idempotency_tier_changed(ngx_idempotency_tier_t *tier,
+void ngx_idempotency_remote_changed(ngx_idempotency_tier_t *tier,
     u_char *token);
 
 /* of a zone that is made, the lock held or nobody there yet */
@@ -388,7 +389,7 @@ void ngx_idempotency_tier_exit_process(ngx_idempotency_shm_t *shm);
 
 /* many may share what stands behind, each of whose claims live by its lease */
 
-#define ngx_idempotency_tier_shared(tier)  ((tier)->backing->hands != NULL)
+#define ngx_idempotency_tier_shared(tier)  ((tier)->backing->nbatches != NULL)
 
 
 #endif /* _NGX_IDEMPOTENCY_TIER_H_INCLUDED_ */

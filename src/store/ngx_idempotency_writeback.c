@@ -1,56 +1,53 @@
 
 /*
- * The write-back queue of a zone: records whose last change the backing has
- * not.  They wait in a list in shared memory, the oldest first.  A worker takes
- * the first of them, in one batch, and hears what the backing answers: what
- * becomes of each record, who is woken in which worker, and what the log is
- * told.  If the worker dies or stands still, what it has taken is the first to
- * be written again.  Behind that: when a worker looks at the queue, and how it
- * begins and ends.
+ * The write-back queue of a zone: records whose last change the backing lacks,
+ * and questions to it.  They wait in a list in shared memory, the oldest first.
+ * A worker flushes it: it fills a batch with the first records, the backing
+ * answers, and the answer changes records, wakes workers and is logged.  Behind
+ * that: when a worker flushes, and how it begins and ends.
  *
- * - A record is never in two batches: what is told of a token is told in its
- *   order.
- * - What could not be told is the first to be told again; but where many
- *   batches are on their way at once, it waits aside, as the others may well
- *   be told.
- * - Where many may share the backing, a claim lives by its lease.  Whatever
- *   worker comes first renews it as long as its owner lives, as an owner may be
- *   busy.
+ * - A record is never in two batches, so the changes of a token reach the
+ *   backing in their order.
+ * - The records of a worker that dies or stands still go back to the front of
+ *   the queue, as do those of a batch that failed.  But where many batches are
+ *   on their way at once, these wait aside, as others may well succeed.
+ * - Where many nginx share the backing, a claim lives by its lease.  Any worker
+ *   renews it as long as its owner lives, as an owner may be busy.
  */
 
 
 #include "ngx_idempotency_shm.h"
 
 
-/* a worker that took something over this long ago is asked whether it lives;
-   if it stands still, what it has taken is another's after this time */
+/* a writer whose batch is older than this may have died; a batch of one that
+   stands still is another worker's after STOPPED */
 
 #define NGX_IDEMPOTENCY_TIER_SILENCE    100
 #define NGX_IDEMPOTENCY_TIER_STOPPED    1000
 
 
-/* for so long what comes next is gathered, where nobody waits for it; with
-   syncs it is this part of what the last batch took, and no more */
+/* the pause behind a batch that no request waited for; with syncs it is this
+   part of the time that the batch took, and LONGEST at most */
 
 #define NGX_IDEMPOTENCY_TIER_PAUSE      2
 #define NGX_IDEMPOTENCY_TIER_PART       3
 #define NGX_IDEMPOTENCY_TIER_LONGEST    5
 
 
-/* what had no room for all is well again after this time, and what failed in a
-   part of it, after that */
+/* a backing without room for all is well again after WELL, one of which a part
+   failed after CALM */
 
 #define NGX_IDEMPOTENCY_TIER_WELL       1000
 #define NGX_IDEMPOTENCY_TIER_CALM       3000
 
 
-/* a large response is sent so often in vain */
+/* a large response may fail so often */
 
 #define NGX_IDEMPOTENCY_TIER_SLOW       3
 
 
-/* the worker that has the backing tended looks after it so often, in
-   milliseconds; the others look whether that one lives */
+/* the worker that looks after the backing does so each WATCH milliseconds; the
+   others look each IDLE whether that one lives */
 
 #define NGX_IDEMPOTENCY_TIER_WATCH      50
 #define NGX_IDEMPOTENCY_TIER_LOOK       200
@@ -71,138 +68,138 @@
 #define NGX_IDEMPOTENCY_TIER_TERM       500
 #define NGX_IDEMPOTENCY_TIER_TURN       5
 
-/* so often it is looked which leases are to be renewed */
+/* leases are renewed in rounds, so often */
 
 #define NGX_IDEMPOTENCY_TIER_RENEW      200
 
 
-static void owed_append(ngx_idempotency_tier_sh_t *sh,
+static void queue_append(ngx_idempotency_tier_sh_t *sh,
     ngx_idempotency_record_t *rec);
-static void owed_prepend(ngx_idempotency_tier_sh_t *sh,
+static void queue_prepend(ngx_idempotency_tier_sh_t *sh,
     ngx_idempotency_record_t *rec);
-static ngx_uint_t owed_deserted(ngx_idempotency_tier_t *tier,
-    ngx_idempotency_hander_t *hander);
-static void owed_untake(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_hander_t *hander);
-static ngx_uint_t owed_any_again(ngx_idempotency_shm_t *shm,
+static ngx_uint_t writer_deserted(ngx_idempotency_tier_t *tier,
+    ngx_idempotency_writer_t *writer);
+static void writer_drop(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_writer_t *writer);
+static ngx_uint_t queue_any_unsure(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
-static ngx_uint_t owed_outcomes(ngx_idempotency_record_t *rec,
+static ngx_uint_t queue_outcomes(ngx_idempotency_record_t *rec,
     ngx_uint_t *claims);
-static ngx_idempotency_record_t *owed_gone(ngx_idempotency_record_t *rec,
+static ngx_idempotency_record_t *queue_gone(ngx_idempotency_record_t *rec,
     u_char *token, uint32_t sequence);
-static ngx_uint_t hand_pause(ngx_idempotency_tier_t *tier);
-static ngx_uint_t hand_free(ngx_idempotency_tier_t *tier);
-static ngx_uint_t hand_become(ngx_idempotency_tier_t *tier);
-static ngx_uint_t hand_gather(ngx_idempotency_tier_t *tier);
-static void hand_item(ngx_idempotency_tier_t *tier,
+static ngx_uint_t flush_pause(ngx_idempotency_tier_t *tier);
+static ngx_uint_t flush_free(ngx_idempotency_tier_t *tier);
+static ngx_uint_t flush_writer(ngx_idempotency_tier_t *tier);
+static ngx_uint_t flush_gather(ngx_idempotency_tier_t *tier);
+static void flush_item(ngx_idempotency_tier_t *tier,
     ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item);
-static int64_t hand_time(ngx_idempotency_batch_t *batch, ngx_msec_t time);
-static void hand_probe(ngx_idempotency_tier_t *tier);
-static void hand_large(ngx_idempotency_tier_t *tier);
-static void heard_measure(ngx_idempotency_counters_t *counters,
+static int64_t flush_time(ngx_idempotency_batch_t *batch, ngx_msec_t time);
+static void flush_probe(ngx_idempotency_tier_t *tier);
+static void flush_large(ngx_idempotency_tier_t *tier);
+static void flushed_measure(ngx_idempotency_counters_t *counters,
     ngx_idempotency_batch_t *batch);
-static void heard_all(ngx_idempotency_tier_t *tier,
+static void flushed_all(ngx_idempotency_tier_t *tier,
     ngx_idempotency_workers_t *wake);
-static void heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
+static void flushed_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
     ngx_idempotency_workers_t *wake);
-static ngx_uint_t heard_slow(ngx_idempotency_record_t *rec);
-static void heard_trimmed(ngx_idempotency_tier_t *tier);
-static void heard_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed);
-static ngx_uint_t heard_well(ngx_idempotency_tier_t *tier);
-static ngx_uint_t heard_calm(ngx_idempotency_tier_t *tier);
-static void heard_sum(ngx_idempotency_batch_t *batch, ngx_uint_t *stale,
+static ngx_uint_t flushed_slow(ngx_idempotency_record_t *rec);
+static void flushed_trimmed(ngx_idempotency_tier_t *tier);
+static void flushed_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed);
+static ngx_uint_t flushed_well(ngx_idempotency_tier_t *tier);
+static ngx_uint_t flushed_calm(ngx_idempotency_tier_t *tier);
+static void flushed_sum(ngx_idempotency_batch_t *batch, ngx_uint_t *stale,
     ngx_uint_t *full, ngx_uint_t *damaged, ngx_uint_t *lost);
-static void heard_seals(ngx_idempotency_tier_t *tier);
-static void owed_list(ngx_idempotency_shm_t *shm,
+static void flushed_seals(ngx_idempotency_tier_t *tier);
+static void queue_add(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
-static void owed_first(ngx_idempotency_shm_t *shm,
+static void queue_keep_place(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
-static ngx_idempotency_record_t *owed_next(ngx_idempotency_shm_t *shm);
-static ngx_idempotency_hander_t *owed_hander(ngx_idempotency_tier_t *tier);
-static void owed_back(ngx_idempotency_shm_t *shm,
+static ngx_idempotency_record_t *queue_next(ngx_idempotency_shm_t *shm);
+static ngx_idempotency_writer_t *writer_find(ngx_idempotency_tier_t *tier);
+static void queue_put_back(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
-static void owed_aside(ngx_idempotency_shm_t *shm,
+static void queue_set_aside(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
-static ngx_uint_t owed_again(ngx_idempotency_shm_t *shm);
-static void tier_kick_handler(ngx_event_t *ev);
+static ngx_uint_t queue_unsure(ngx_idempotency_shm_t *shm);
+static void tier_schedule_handler(ngx_event_t *ev);
 static void tier_retry_handler(ngx_event_t *ev);
 static void tier_watch_handler(ngx_event_t *ev);
 static ngx_uint_t tier_watches(ngx_idempotency_tier_t *tier);
 static ngx_uint_t tier_hangs(ngx_idempotency_tier_t *tier);
 static void tier_hung(ngx_idempotency_tier_t *tier);
-static void tier_probe(ngx_idempotency_tier_t *tier);
-static void tier_tend(ngx_idempotency_tier_t *tier);
+static void tier_probe_failed(ngx_idempotency_tier_t *tier);
+static void tier_maintain(ngx_idempotency_tier_t *tier);
 static void tier_renew(ngx_idempotency_tier_t *tier);
 static ngx_msec_t tier_thirds(ngx_idempotency_record_t *rec, ngx_msec_t now);
 static void tier_stay_handler(ngx_event_t *ev);
 static ngx_msec_t tier_stays(void);
-static void tier_left(ngx_idempotency_tier_t *tier, ngx_uint_t n);
+static void tier_undelivered(ngx_idempotency_tier_t *tier, ngx_uint_t n);
 static ngx_uint_t tier_outcomes(ngx_idempotency_tier_t *tier,
     ngx_uint_t *claims);
 static void tier_flush_last(ngx_idempotency_tier_t *tier);
 static ngx_uint_t tier_flush_now(ngx_idempotency_tier_t *tier);
 static void tier_flushed(ngx_idempotency_tier_t *tier);
-static void owed_inherit(ngx_idempotency_tier_t *tier);
-static void owed_give_up(ngx_idempotency_shm_t *shm);
-static void owed_refused(ngx_idempotency_tier_t *tier);
-static void hand_all(ngx_idempotency_tier_t *tier);
-static ngx_uint_t heard_batch(ngx_idempotency_tier_t *tier);
+static void writer_inherit(ngx_idempotency_tier_t *tier);
+static void writer_give_up(ngx_idempotency_shm_t *shm);
+static void queue_retry_aside(ngx_idempotency_tier_t *tier);
+static void flush_queue(ngx_idempotency_tier_t *tier);
+static ngx_uint_t flushed_batch(ngx_idempotency_tier_t *tier);
 
 
-/* who leaves shared memory while it is owed waits in the list, as a claim
-   that is none any more */
+/* a record that leaves the zone while it is queued stays in the queue, in the
+   state GONE */
 
 void
-ngx_idempotency_tier_owe(ngx_idempotency_shm_t *shm,
+ngx_idempotency_writeback_add(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec)
 {
     if (shm->tier == NULL || rec->local) {
         return;
     }
 
-    switch (rec->told) {
+    switch (rec->flush) {
 
-    case NGX_IDEMPOTENCY_TOLD:
-        owed_list(shm, rec);
+    case NGX_IDEMPOTENCY_FLUSHED:
+        queue_add(shm, rec);
         break;
 
-    case NGX_IDEMPOTENCY_TELLING:
-        rec->told = NGX_IDEMPOTENCY_OUTDATED;
+    case NGX_IDEMPOTENCY_FLUSHING:
+        rec->flush = NGX_IDEMPOTENCY_OUTDATED;
         break;
     }
 }
 
 
 static void
-owed_list(ngx_idempotency_shm_t *shm,
+queue_add(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec)
 {
     ngx_idempotency_tier_sh_t  *sh;
 
     sh = &shm->sh->tier;
 
-    rec->told = NGX_IDEMPOTENCY_UNTOLD;
-    owed_append(sh, rec);
+    rec->flush = NGX_IDEMPOTENCY_QUEUED;
+    queue_append(sh, rec);
 
-    sh->listed++;
+    sh->queued++;
 }
 
 
-/* it has changed while it was told, and keeps its place: whoever has the token
-   since, if it has left the zone, may be asking already, and must not be told
-   what it was before */
+/* a record that changed while it was flushed keeps its place: if it has left
+   the zone, the token's next claim may be queued already, and its question must
+   not overtake the change */
 
 static void
-owed_first(ngx_idempotency_shm_t *shm,
+queue_keep_place(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec)
 {
-    rec->told = NGX_IDEMPOTENCY_UNTOLD;
-    owed_prepend(&shm->sh->tier, rec);
+    rec->flush = NGX_IDEMPOTENCY_QUEUED;
+    queue_prepend(&shm->sh->tier, rec);
 }
 
 
 static void
-owed_append(ngx_idempotency_tier_sh_t *sh, ngx_idempotency_record_t *rec)
+queue_append(ngx_idempotency_tier_sh_t *sh, ngx_idempotency_record_t *rec)
 {
     rec->next = NULL;
 
@@ -218,7 +215,7 @@ owed_append(ngx_idempotency_tier_sh_t *sh, ngx_idempotency_record_t *rec)
 
 
 static void
-owed_prepend(ngx_idempotency_tier_sh_t *sh, ngx_idempotency_record_t *rec)
+queue_prepend(ngx_idempotency_tier_sh_t *sh, ngx_idempotency_record_t *rec)
 {
     rec->next = sh->first;
     sh->first = rec;
@@ -229,10 +226,10 @@ owed_prepend(ngx_idempotency_tier_sh_t *sh, ngx_idempotency_record_t *rec)
 }
 
 
-/* a claim that the backing never heard of needs no release there */
+/* a claim that was never sent needs no release */
 
 static ngx_idempotency_record_t *
-owed_next(ngx_idempotency_shm_t *shm)
+queue_next(ngx_idempotency_shm_t *shm)
 {
     ngx_idempotency_record_t   *rec;
     ngx_idempotency_tier_sh_t  *sh;
@@ -241,7 +238,7 @@ owed_next(ngx_idempotency_shm_t *shm)
 
     while ((rec = sh->first) != NULL) {
 
-        if (rec->state != NGX_IDEMPOTENCY_GONE || rec->heard) {
+        if (rec->state != NGX_IDEMPOTENCY_GONE || rec->sent) {
             return rec;
         }
 
@@ -251,7 +248,7 @@ owed_next(ngx_idempotency_shm_t *shm)
             sh->last = NULL;
         }
 
-        sh->told++;
+        sh->flushed++;
         ngx_slab_free_locked(shm->shpool, rec);
     }
 
@@ -259,53 +256,51 @@ owed_next(ngx_idempotency_shm_t *shm)
 }
 
 
-/*
- * One that is nobody's, or of who has gone or stands still.  Without memory for
- * one more the others have to do.
- */
+/* a writer that is free, or whose worker has died or stands still; NULL: there
+   is none, and no memory for one more */
 
-static ngx_idempotency_hander_t *
-owed_hander(ngx_idempotency_tier_t *tier)
+static ngx_idempotency_writer_t *
+writer_find(ngx_idempotency_tier_t *tier)
 {
     ngx_idempotency_shm_t      *shm;
-    ngx_idempotency_hander_t   *hander, *last;
+    ngx_idempotency_writer_t   *writer, *last;
 
     shm = tier->shm;
     last = NULL;
 
-    for (hander = &shm->sh->tier.hander; hander; hander = hander->next) {
+    for (writer = &shm->sh->tier.writer; writer; writer = writer->next) {
 
-        if (hander->process.pid == 0) {
-            return hander;
+        if (writer->process.pid == 0) {
+            return writer;
         }
 
-        if (owed_deserted(tier, hander)) {
-            owed_untake(shm, hander);
-            return hander;
+        if (writer_deserted(tier, writer)) {
+            writer_drop(shm, writer);
+            return writer;
         }
 
-        last = hander;
+        last = writer;
     }
 
     if (!ngx_idempotency_tier_shared(tier)) {
         return NULL;
     }
 
-    hander = ngx_slab_calloc_locked(shm->shpool,
-                                    sizeof(ngx_idempotency_hander_t));
-    last->next = hander;
+    writer = ngx_slab_calloc_locked(shm->shpool,
+                                    sizeof(ngx_idempotency_writer_t));
+    last->next = writer;
 
-    return hander;
+    return writer;
 }
 
 
-/* who took something over may be no more, and nothing else may be owed */
+/* the queue may be empty but for the records of a worker that has died */
 
 static void
-owed_inherit(ngx_idempotency_tier_t *tier)
+writer_inherit(ngx_idempotency_tier_t *tier)
 {
     ngx_idempotency_shm_t     *shm;
-    ngx_idempotency_hander_t  *hander;
+    ngx_idempotency_writer_t  *writer;
 
     shm = tier->shm;
 
@@ -313,10 +308,10 @@ owed_inherit(ngx_idempotency_tier_t *tier)
         return;
     }
 
-    for (hander = &shm->sh->tier.hander; hander; hander = hander->next) {
+    for (writer = &shm->sh->tier.writer; writer; writer = writer->next) {
 
-        if (hander->taken && owed_deserted(tier, hander)) {
-            owed_untake(shm, hander);
+        if (writer->records && writer_deserted(tier, writer)) {
+            writer_drop(shm, writer);
         }
     }
 
@@ -325,118 +320,119 @@ owed_inherit(ngx_idempotency_tier_t *tier)
 
 
 static void
-owed_give_up(ngx_idempotency_shm_t *shm)
+writer_give_up(ngx_idempotency_shm_t *shm)
 {
-    ngx_idempotency_hander_t   *hander;
+    ngx_idempotency_writer_t   *writer;
     ngx_idempotency_process_t  *self;
 
     self = ngx_idempotency_process_self();
 
-    for (hander = &shm->sh->tier.hander; hander; hander = hander->next) {
+    for (writer = &shm->sh->tier.writer; writer; writer = writer->next) {
 
-        if (ngx_idempotency_process_is(&hander->process, self)) {
-            owed_untake(shm, hander);
+        if (ngx_idempotency_process_is(&writer->process, self)) {
+            writer_drop(shm, writer);
         }
     }
 }
 
 
 /*
- * What a stopped worker has taken may be written when it goes on, behind what
- * another one tells since: so only a backing that asks whether it is the
- * worker's yet, and can change nothing behind that, lets others take it over.
+ * A stopped worker may write its batch when it goes on, behind later changes by
+ * another worker.  So its records are taken over only where the backing asks in
+ * its transaction whether the batch is current: a file does.
  */
 
 static ngx_uint_t
-owed_deserted(ngx_idempotency_tier_t *tier, ngx_idempotency_hander_t *hander)
+writer_deserted(ngx_idempotency_tier_t *tier, ngx_idempotency_writer_t *writer)
 {
     ngx_msec_int_t  age;
 
-    age = (ngx_msec_int_t) (ngx_current_msec - hander->handed);
+    age = (ngx_msec_int_t) (ngx_current_msec - writer->started);
 
     return (age > NGX_IDEMPOTENCY_TIER_SILENCE
-            && ngx_idempotency_process_gone(&hander->process))
+            && ngx_idempotency_process_gone(&writer->process))
            || (age > NGX_IDEMPOTENCY_TIER_STOPPED
                && !ngx_idempotency_tier_shared(tier)
-               && ngx_idempotency_process_stopped(&hander->process));
+               && ngx_idempotency_process_stopped(&writer->process));
 }
 
 
 ngx_uint_t
-ngx_idempotency_owed_current(ngx_idempotency_tier_t *tier,
+ngx_idempotency_batch_current(ngx_idempotency_tier_t *tier,
     ngx_idempotency_batch_t *batch)
 {
-    return tier->shm->sh->tier.since == batch->since
-           && batch->hander->turn == batch->turn;
+    return tier->shm->sh->tier.floor == batch->floor
+           && batch->writer->turn == batch->turn;
 }
 
 
 void
-ngx_idempotency_owed_answered(ngx_idempotency_batch_t *batch)
+ngx_idempotency_batch_answered(ngx_idempotency_batch_t *batch)
 {
-    batch->hander->answered = batch->turn;
+    batch->writer->answered = batch->turn;
 }
 
 
-/* what was taken, and nobody knows how far, is the first to be told again */
+/* the records of its batch, which may be in the backing or not, go back to the
+   front of the queue */
 
 static void
-owed_untake(ngx_idempotency_shm_t *shm, ngx_idempotency_hander_t *hander)
+writer_drop(ngx_idempotency_shm_t *shm, ngx_idempotency_writer_t *writer)
 {
     ngx_uint_t                  n;
     ngx_idempotency_record_t   *rec, *taken[NGX_IDEMPOTENCY_TIER_BATCH];
 
     n = 0;
 
-    for (rec = hander->taken; rec; rec = rec->next) {
+    for (rec = writer->records; rec; rec = rec->next) {
         taken[n++] = rec;
     }
 
-    hander->turn++;
-    hander->taken = NULL;
-    hander->process.pid = 0;
+    writer->turn++;
+    writer->records = NULL;
+    writer->process.pid = 0;
 
     while (n) {
-        owed_back(shm, taken[--n]);
+        queue_put_back(shm, taken[--n]);
     }
 }
 
 
 static void
-owed_back(ngx_idempotency_shm_t *shm,
+queue_put_back(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec)
 {
-    rec->told = NGX_IDEMPOTENCY_UNTOLD;
-    rec->heard = 1;
-    rec->again = 1;
+    rec->flush = NGX_IDEMPOTENCY_QUEUED;
+    rec->sent = 1;
+    rec->unsure = 1;
 
-    owed_prepend(&shm->sh->tier, rec);
+    queue_prepend(&shm->sh->tier, rec);
 }
 
 
 static void
-owed_aside(ngx_idempotency_shm_t *shm,
+queue_set_aside(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec)
 {
     ngx_idempotency_tier_sh_t  *sh;
 
     sh = &shm->sh->tier;
 
-    rec->told = NGX_IDEMPOTENCY_REFUSED;
-    rec->next = sh->refused;
-    sh->refused = rec;
+    rec->flush = NGX_IDEMPOTENCY_ASIDE;
+    rec->next = sh->aside;
+    sh->aside = rec;
 }
 
 
-/* what was told in vain, or is to be given back: does it wait, or is on its
-   way?  What waits beside the list was told in vain where many batches are on
-   their way at once; else there is no room for it. */
+/* whether there are records of which nobody knows if the backing has them, or
+   claims to be released there.  Over a Redis those aside are such; over a file
+   there is no room for them. */
 
 static ngx_uint_t
-owed_again(ngx_idempotency_shm_t *shm)
+queue_unsure(ngx_idempotency_shm_t *shm)
 {
     ngx_uint_t                  again;
-    ngx_idempotency_hander_t   *hander;
+    ngx_idempotency_writer_t   *writer;
     ngx_idempotency_tier_sh_t  *sh;
 
     if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
@@ -444,11 +440,11 @@ owed_again(ngx_idempotency_shm_t *shm)
     }
 
     sh = &shm->sh->tier;
-    again = (sh->refused && ngx_idempotency_tier_shared(shm->tier))
-            || owed_any_again(shm, sh->first);
+    again = (sh->aside && ngx_idempotency_tier_shared(shm->tier))
+            || queue_any_unsure(shm, sh->first);
 
-    for (hander = &sh->hander; hander && !again; hander = hander->next) {
-        again = owed_any_again(shm, hander->taken);
+    for (writer = &sh->writer; writer && !again; writer = writer->next) {
+        again = queue_any_unsure(shm, writer->records);
     }
 
     ngx_idempotency_shm_unlock(shm);
@@ -457,15 +453,16 @@ owed_again(ngx_idempotency_shm_t *shm)
 }
 
 
-/* where nobody is asked while it fails there are only so many of the latter */
+/* claims to be released count only over a file: there nothing is asked while
+   it fails, so their number is limited */
 
 static ngx_uint_t
-owed_any_again(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
+queue_any_unsure(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
 {
     for ( /* void */ ; rec; rec = rec->next) {
 
-        if (rec->again
-            || (rec->state == NGX_IDEMPOTENCY_GONE && rec->heard
+        if (rec->unsure
+            || (rec->state == NGX_IDEMPOTENCY_GONE && rec->sent
                 && !ngx_idempotency_tier_shared(shm->tier)))
         {
             return 1;
@@ -481,7 +478,7 @@ owed_any_again(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
    be */
 
 static ngx_uint_t
-owed_outcomes(ngx_idempotency_record_t *rec, ngx_uint_t *claims)
+queue_outcomes(ngx_idempotency_record_t *rec, ngx_uint_t *claims)
 {
     ngx_uint_t  n;
 
@@ -495,16 +492,16 @@ owed_outcomes(ngx_idempotency_record_t *rec, ngx_uint_t *claims)
             break;
 
         case NGX_IDEMPOTENCY_IN_DOUBT:
-            n += (rec->size || !rec->heard);
+            n += (rec->size || !rec->sent);
             break;
 
         case NGX_IDEMPOTENCY_GONE:
             n += rec->known;
-            *claims += (rec->heard && !rec->known);
+            *claims += (rec->sent && !rec->known);
             break;
 
         case NGX_IDEMPOTENCY_FAILED:
-            *claims += rec->heard;
+            *claims += rec->sent;
         }
     }
 
@@ -513,11 +510,11 @@ owed_outcomes(ngx_idempotency_record_t *rec, ngx_uint_t *claims)
 
 
 ngx_idempotency_record_t *
-ngx_idempotency_tier_gone(ngx_idempotency_shm_t *shm, u_char *token,
+ngx_idempotency_writeback_gone(ngx_idempotency_shm_t *shm, u_char *token,
     uint32_t sequence)
 {
     ngx_idempotency_record_t   *rec;
-    ngx_idempotency_hander_t   *hander;
+    ngx_idempotency_writer_t   *writer;
     ngx_idempotency_tier_sh_t  *sh;
 
     sh = &shm->sh->tier;
@@ -526,24 +523,24 @@ ngx_idempotency_tier_gone(ngx_idempotency_shm_t *shm, u_char *token,
         return NULL;
     }
 
-    rec = owed_gone(sh->first, token, sequence);
+    rec = queue_gone(sh->first, token, sequence);
 
-    for (hander = &sh->hander; hander && !rec; hander = hander->next) {
-        rec = owed_gone(hander->taken, token, sequence);
+    for (writer = &sh->writer; writer && !rec; writer = writer->next) {
+        rec = queue_gone(writer->records, token, sequence);
     }
 
     return rec;
 }
 
 
-/* one that the backing never heard of it does not hear of now */
+/* one that was never sent is not sent now */
 
 static ngx_idempotency_record_t *
-owed_gone(ngx_idempotency_record_t *rec, u_char *token, uint32_t sequence)
+queue_gone(ngx_idempotency_record_t *rec, u_char *token, uint32_t sequence)
 {
     for ( /* void */ ; rec; rec = rec->next) {
 
-        if (rec->state == NGX_IDEMPOTENCY_GONE && rec->heard
+        if (rec->state == NGX_IDEMPOTENCY_GONE && rec->sent
             && rec->sequence == sequence
             && ngx_memcmp(rec->token, token, NGX_IDEMPOTENCY_DIGEST_LEN) == 0)
         {
@@ -558,12 +555,12 @@ owed_gone(ngx_idempotency_record_t *rec, u_char *token, uint32_t sequence)
 /* what has ended since may have made room */
 
 static void
-owed_refused(ngx_idempotency_tier_t *tier)
+queue_retry_aside(ngx_idempotency_tier_t *tier)
 {
     ngx_idempotency_record_t   *rec, *next;
     ngx_idempotency_tier_sh_t  *sh;
 
-    if (tier->shm->sh->tier.refused == NULL
+    if (tier->shm->sh->tier.aside == NULL
         || ngx_idempotency_shm_lock(tier->shm) != NGX_OK)
     {
         return;
@@ -571,21 +568,21 @@ owed_refused(ngx_idempotency_tier_t *tier)
 
     sh = &tier->shm->sh->tier;
 
-    for (rec = sh->refused; rec; rec = next) {
+    for (rec = sh->aside; rec; rec = next) {
         next = rec->next;
 
-        rec->told = NGX_IDEMPOTENCY_UNTOLD;
-        owed_append(sh, rec);
+        rec->flush = NGX_IDEMPOTENCY_QUEUED;
+        queue_append(sh, rec);
     }
 
-    sh->refused = NULL;
+    sh->aside = NULL;
 
     ngx_idempotency_shm_unlock(tier->shm);
 }
 
 
 static void
-hand_all(ngx_idempotency_tier_t *tier)
+flush_queue(ngx_idempotency_tier_t *tier)
 {
     ngx_int_t  rc;
 
@@ -597,14 +594,14 @@ hand_all(ngx_idempotency_tier_t *tier)
             return;
         }
 
-        if (!hand_free(tier) || !hand_become(tier) || !hand_gather(tier)) {
+        if (!flush_free(tier) || !flush_writer(tier) || !flush_gather(tier)) {
             return;
         }
 
         tier->batch->busy = 1;
         tier->busy++;
 
-        rc = tier->backing->hand(tier, tier->batch);
+        rc = tier->backing->flush(tier, tier->batch);
 
         if (rc == NGX_AGAIN) {
             continue;
@@ -614,7 +611,7 @@ hand_all(ngx_idempotency_tier_t *tier)
             tier->batch->rc = NGX_ERROR;
         }
 
-        if (!heard_batch(tier)) {
+        if (!flushed_batch(tier)) {
             return;
         }
     }
@@ -624,13 +621,13 @@ hand_all(ngx_idempotency_tier_t *tier)
 /* the backing has answered later */
 
 void
-ngx_idempotency_tier_handed(ngx_idempotency_tier_t *tier,
+ngx_idempotency_batch_flushed(ngx_idempotency_tier_t *tier,
     ngx_idempotency_batch_t *batch)
 {
     tier->batch = batch;
 
-    if (heard_batch(tier) && !hand_pause(tier)) {
-        hand_all(tier);
+    if (flushed_batch(tier) && !flush_pause(tier)) {
+        flush_queue(tier);
     }
 }
 
@@ -644,7 +641,7 @@ ngx_idempotency_tier_handed(ngx_idempotency_tier_t *tier,
  */
 
 static ngx_uint_t
-hand_pause(ngx_idempotency_tier_t *tier)
+flush_pause(ngx_idempotency_tier_t *tier)
 {
     ngx_uint_t                i;
     ngx_msec_t                pause;
@@ -684,14 +681,14 @@ hand_pause(ngx_idempotency_tier_t *tier)
 }
 
 
-/* the next one is at hand */
+/* makes a batch that is free the current one */
 
 static ngx_uint_t
-hand_free(ngx_idempotency_tier_t *tier)
+flush_free(ngx_idempotency_tier_t *tier)
 {
     ngx_uint_t  i;
 
-    for (i = 0; i < tier->hands; i++) {
+    for (i = 0; i < tier->nbatches; i++) {
 
         if (!tier->batches[i].busy) {
             tier->batch = &tier->batches[i];
@@ -704,11 +701,11 @@ hand_free(ngx_idempotency_tier_t *tier)
 
 
 static ngx_uint_t
-hand_become(ngx_idempotency_tier_t *tier)
+flush_writer(ngx_idempotency_tier_t *tier)
 {
     ngx_idempotency_shm_t      *shm;
     ngx_idempotency_batch_t    *batch;
-    ngx_idempotency_hander_t   *hander;
+    ngx_idempotency_writer_t   *writer;
     ngx_idempotency_tier_sh_t  *sh;
 
     shm = tier->shm;
@@ -719,33 +716,32 @@ hand_become(ngx_idempotency_tier_t *tier)
     }
 
     sh = &shm->sh->tier;
-    hander = batch->hander;
+    writer = batch->writer;
 
-    if (hander == NULL || !ngx_idempotency_owed_current(tier, batch)) {
+    if (writer == NULL || !ngx_idempotency_batch_current(tier, batch)) {
 
-        hander = owed_hander(tier);
+        writer = writer_find(tier);
 
-        if (hander) {
-            hander->process = *ngx_idempotency_process_self();
-            hander->handed = ngx_current_msec;
-            batch->turn = ++hander->turn;
+        if (writer) {
+            writer->process = *ngx_idempotency_process_self();
+            writer->started = ngx_current_msec;
+            batch->turn = ++writer->turn;
         }
 
-        batch->hander = hander;
-        batch->since = sh->since;
+        batch->writer = writer;
+        batch->floor = sh->floor;
     }
 
     ngx_idempotency_shm_unlock(shm);
 
-    return hander != NULL;
+    return writer != NULL;
 }
 
 
-/* none: there is nothing to be told, and this worker is not the one that does
-   any more */
+/* fills the batch; 0: the queue is empty, and the writer is free again */
 
 static ngx_uint_t
-hand_gather(ngx_idempotency_tier_t *tier)
+flush_gather(ngx_idempotency_tier_t *tier)
 {
     ngx_idempotency_shm_t      *shm;
     ngx_idempotency_batch_t    *batch;
@@ -761,7 +757,7 @@ hand_gather(ngx_idempotency_tier_t *tier)
     batch->rc = NGX_OK;
     batch->why = NGX_IDEMPOTENCY_ERROR_OTHER;
     batch->lost = 0;
-    batch->vain = 0;
+    batch->failed = 0;
     batch->at = ngx_current_msec;
     batch->now = tier->backing->now(tier);
 
@@ -771,17 +767,17 @@ hand_gather(ngx_idempotency_tier_t *tier)
 
     sh = &shm->sh->tier;
 
-    if (!ngx_idempotency_owed_current(tier, batch)) {
+    if (!ngx_idempotency_batch_current(tier, batch)) {
         ngx_idempotency_shm_unlock(shm);
         return 0;
     }
 
-    batch->turn = ++batch->hander->turn;
-    batch->hander->handed = ngx_current_msec;
-    taken = &batch->hander->taken;
+    batch->turn = ++batch->writer->turn;
+    batch->writer->started = ngx_current_msec;
+    taken = &batch->writer->records;
 
     while (batch->n < NGX_IDEMPOTENCY_TIER_BATCH
-           && (rec = owed_next(shm)) != NULL)
+           && (rec = queue_next(shm)) != NULL)
     {
         if (batch->n && batch->size + rec->size > NGX_IDEMPOTENCY_SHM_PIECE) {
             break;
@@ -797,28 +793,28 @@ hand_gather(ngx_idempotency_tier_t *tier)
         taken = &rec->next;
         *taken = NULL;
 
-        rec->told = NGX_IDEMPOTENCY_TELLING;
+        rec->flush = NGX_IDEMPOTENCY_FLUSHING;
 
         batch->records[batch->n] = rec;
-        hand_item(tier, rec, &batch->items[batch->n]);
+        flush_item(tier, rec, &batch->items[batch->n]);
         batch->n++;
     }
 
     sh->asked = 0;
 
     if (batch->n == 0 && tier->probes) {
-        hand_probe(tier);
+        flush_probe(tier);
     }
 
     if (batch->n == 0 && !ngx_idempotency_tier_shared(tier)) {
-        batch->hander->process.pid = 0;
-        batch->hander = NULL;
+        batch->writer->process.pid = 0;
+        batch->writer = NULL;
     }
 
     ngx_idempotency_shm_unlock(shm);
 
     if (batch->n == 1 && batch->size > NGX_IDEMPOTENCY_SHM_PIECE) {
-        hand_large(tier);
+        flush_large(tier);
     }
 
     return batch->n;
@@ -826,7 +822,7 @@ hand_gather(ngx_idempotency_tier_t *tier)
 
 
 static void
-hand_item(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
+flush_item(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
     ngx_idempotency_item_t *item)
 {
     ngx_idempotency_batch_t   *batch;
@@ -841,7 +837,7 @@ hand_item(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
                NGX_IDEMPOTENCY_DIGEST_LEN);
     item->parts = rec->parts;
     item->instance = tier->shm->sh->tier.instance;
-    item->since = batch->since;
+    item->floor = batch->floor;
     item->fence = rec->fence;
     item->sequence = ngx_idempotency_tier_shared(tier)
                      ? ngx_idempotency_record_sequence(tier->shm, rec)
@@ -864,16 +860,16 @@ hand_item(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
 
         if (rec->as.gone.forgotten) {
             item->what = NGX_IDEMPOTENCY_ITEM_FORGET;
-            item->since = item->sequence;
+            item->floor = item->sequence;
             item->fence = 0;
-            item->recorded = hand_time(batch, rec->recorded);
+            item->recorded = flush_time(batch, rec->recorded);
         }
 
         return;
     }
 
     item->window = rec->window->length;
-    item->recorded = hand_time(batch, rec->recorded);
+    item->recorded = flush_time(batch, rec->recorded);
     item->ends = batch->now + (ngx_msec_int_t) (rec->ends - batch->at);
 
     if (rec->state == NGX_IDEMPOTENCY_REMOTE) {
@@ -920,17 +916,17 @@ hand_item(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
 /* of the backing, by ours */
 
 static int64_t
-hand_time(ngx_idempotency_batch_t *batch, ngx_msec_t time)
+flush_time(ngx_idempotency_batch_t *batch, ngx_msec_t time)
 {
     return batch->now - (ngx_msec_int_t) (batch->at - time);
 }
 
 
-/* nothing is owed to what failed: a claim and its release tell whether it does
-   still */
+/* the queue is empty, but the backing failed: a claim and its release tell
+   whether it still does */
 
 static void
-hand_probe(ngx_idempotency_tier_t *tier)
+flush_probe(ngx_idempotency_tier_t *tier)
 {
     ngx_idempotency_item_t   *item;
     ngx_idempotency_batch_t  *batch;
@@ -943,7 +939,7 @@ hand_probe(ngx_idempotency_tier_t *tier)
         ngx_memzero(item, sizeof(ngx_idempotency_item_t));
 
         item->instance = tier->shm->sh->tier.instance;
-        item->since = batch->since;
+        item->floor = batch->floor;
         item->fence = tier->shm->sh->fence;
         item->sequence = tier->shm->sh->sequence;
         item->recorded = batch->now;
@@ -970,13 +966,11 @@ hand_probe(ngx_idempotency_tier_t *tier)
 }
 
 
-/*
- * A large response is read piece by piece, as long as the record is what it
- * was; if not, its claim alone is told, and the rest with its last change
- */
+/* a large response is read piece by piece as long as the record does not
+   change; if it does, the batch has the claim only, the next one the rest */
 
 static void
-hand_large(ngx_idempotency_tier_t *tier)
+flush_large(ngx_idempotency_tier_t *tier)
 {
     size_t                     n;
     ngx_uint_t                 changed;
@@ -1003,8 +997,8 @@ hand_large(ngx_idempotency_tier_t *tier)
             break;
         }
 
-        changed = (!ngx_idempotency_owed_current(tier, batch)
-                   || rec->told == NGX_IDEMPOTENCY_OUTDATED);
+        changed = (!ngx_idempotency_batch_current(tier, batch)
+                   || rec->flush == NGX_IDEMPOTENCY_OUTDATED);
 
         if (changed) {
             ngx_idempotency_shm_unlock(shm);
@@ -1028,7 +1022,7 @@ hand_large(ngx_idempotency_tier_t *tier)
         return;
     }
 
-    /* what it has become is told next; without memory it is not kept */
+    /* the change is flushed next; without memory the response is not kept */
 
     item->outcome = changed ? NGX_IDEMPOTENCY_PENDING
                             : NGX_IDEMPOTENCY_NOT_KEPT;
@@ -1036,7 +1030,7 @@ hand_large(ngx_idempotency_tier_t *tier)
 
 
 static ngx_uint_t
-heard_batch(ngx_idempotency_tier_t *tier)
+flushed_batch(ngx_idempotency_tier_t *tier)
 {
     ngx_int_t                   rc;
     ngx_uint_t                  i, failed;
@@ -1053,27 +1047,27 @@ heard_batch(ngx_idempotency_tier_t *tier)
 
     ngx_memzero(wake, sizeof(wake));
 
-    heard_measure(shm->store->counters, batch);
+    flushed_measure(shm->store->counters, batch);
 
     rc = ngx_idempotency_shm_lock(shm);
 
     if (rc == NGX_OK) {
 
-        if (!ngx_idempotency_owed_current(tier, batch)) {
+        if (!ngx_idempotency_batch_current(tier, batch)) {
 
-            /* another worker tells the same */
+            /* another worker has taken the records over */
 
             rc = NGX_DECLINED;
 
         } else {
 
-            batch->hander->taken = NULL;
+            batch->writer->records = NULL;
 
-            heard_all(tier, wake);
+            flushed_all(tier, wake);
 
-            /* whoever is woken is to know */
+            /* before requests are woken, as they look at it */
 
-            if (batch->rc != NGX_OK || batch->vain) {
+            if (batch->rc != NGX_OK || batch->failed) {
 
                 failed = !shm->sh->tier.failing;
 
@@ -1106,16 +1100,16 @@ heard_batch(ngx_idempotency_tier_t *tier)
         return rc == NGX_DECLINED;
     }
 
-    heard_trimmed(tier);
-    heard_outcome(tier, failed);
-    heard_seals(tier);
+    flushed_trimmed(tier);
+    flushed_outcome(tier, failed);
+    flushed_seals(tier);
 
     return batch->rc == NGX_OK || ngx_idempotency_tier_shared(tier);
 }
 
 
 static void
-heard_measure(ngx_idempotency_counters_t *counters,
+flushed_measure(ngx_idempotency_counters_t *counters,
     ngx_idempotency_batch_t *batch)
 {
     if (batch->rc != NGX_OK) {
@@ -1131,18 +1125,18 @@ heard_measure(ngx_idempotency_counters_t *counters,
 /* backwards, as what was in vain goes back to the front */
 
 static void
-heard_all(ngx_idempotency_tier_t *tier, ngx_idempotency_workers_t *wake)
+flushed_all(ngx_idempotency_tier_t *tier, ngx_idempotency_workers_t *wake)
 {
     ngx_uint_t  i;
 
     for (i = tier->batch->n; i; i--) {
-        heard_one(tier, i - 1, &wake[i - 1]);
+        flushed_one(tier, i - 1, &wake[i - 1]);
     }
 }
 
 
 static void
-heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
+flushed_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
     ngx_idempotency_workers_t *wake)
 {
     ngx_uint_t                  changed;
@@ -1159,50 +1153,50 @@ heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
     if (tier->batch->rc != NGX_OK) {
         item->result = NGX_IDEMPOTENCY_UNAVAILABLE;
         item->full = 0;
-        item->again = 1;
+        item->failed = 1;
     }
 
-    tier->batch->vain += item->again;
+    tier->batch->failed += item->failed;
 
     if (rec == NULL) {
         return;
     }
 
-    changed = (rec->told == NGX_IDEMPOTENCY_OUTDATED);
+    changed = (rec->flush == NGX_IDEMPOTENCY_OUTDATED);
 
-    rec->told = NGX_IDEMPOTENCY_TOLD;
-    rec->again = 0;
-    rec->heard |= !item->unheard;
+    rec->flush = NGX_IDEMPOTENCY_FLUSHED;
+    rec->unsure = 0;
+    rec->sent |= !item->unsent;
     rec->known |= (item->result == NGX_IDEMPOTENCY_CLAIMED
                    || (item->result == NGX_IDEMPOTENCY_OK
                        && item->what == NGX_IDEMPOTENCY_ITEM_PUT));
 
-    /* a question that was in vain is answered; what is owed stays so, until
-       its last change is told */
+    /* a question that failed is answered all the same; other records stay in
+       the queue until their last change is flushed */
 
     if (rec->state == NGX_IDEMPOTENCY_ASKING
         || rec->state == NGX_IDEMPOTENCY_ABANDONED
         || rec->state == NGX_IDEMPOTENCY_REMOTE)
     {
-        sh->told++;
+        sh->flushed++;
 
         if (ngx_idempotency_ask_answered(tier, rec, item, wake) && changed) {
-            owed_list(shm, rec);
+            queue_add(shm, rec);
         }
 
         return;
     }
 
-    sh->told += (!item->again && !item->full && !changed);
+    sh->flushed += (!item->failed && !item->full && !changed);
 
     if (rec->state == NGX_IDEMPOTENCY_FAILED) {
 
-        /* it is given back, and those who waited may read on */
+        /* the claim is released, and requests that waited may go on */
 
-        rec->heard = item->again;
+        rec->sent = item->failed;
     }
 
-    /* the requests that hold back until this is told, be it in vain */
+    /* requests that wait for the flush are woken, even if it failed */
 
     if (rec->holding == NGX_IDEMPOTENCY_HOLD_ALL) {
         ngx_idempotency_workers_all(wake);
@@ -1214,26 +1208,26 @@ heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
 
     rec->holding = 0;
 
-    if (item->again && item->slow && !changed && heard_slow(rec)) {
+    if (item->failed && item->slow && !changed && flushed_slow(rec)) {
         item->trimmed = 1;
         ngx_idempotency_record_evict(shm, rec);
     }
 
-    if (item->again && ngx_idempotency_tier_shared(tier)) {
-        rec->again = 1;
-        owed_aside(shm, rec);
+    if (item->failed && ngx_idempotency_tier_shared(tier)) {
+        rec->unsure = 1;
+        queue_set_aside(shm, rec);
 
-    } else if (item->again) {
-        owed_back(shm, rec);
+    } else if (item->failed) {
+        queue_put_back(shm, rec);
 
     } else if (changed) {
-        owed_first(shm, rec);
+        queue_keep_place(shm, rec);
 
     } else if (rec->state == NGX_IDEMPOTENCY_GONE) {
         ngx_slab_free_locked(shm->shpool, rec);
 
     } else if (item->full) {
-        owed_aside(shm, rec);
+        queue_set_aside(shm, rec);
     }
 }
 
@@ -1245,7 +1239,7 @@ heard_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
  */
 
 static ngx_uint_t
-heard_slow(ngx_idempotency_record_t *rec)
+flushed_slow(ngx_idempotency_record_t *rec)
 {
     if (rec->size <= NGX_IDEMPOTENCY_SHM_PIECE) {
         return 0;
@@ -1258,7 +1252,7 @@ heard_slow(ngx_idempotency_record_t *rec)
 /* said once, and once more when it is over */
 
 static void
-heard_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed)
+flushed_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed)
 {
     ngx_uint_t                  stale, full, damaged, lost;
     ngx_idempotency_shm_t      *shm;
@@ -1273,13 +1267,13 @@ heard_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed)
         ngx_idempotency_tier_say(tier, batch->error);
     }
 
-    if (batch->rc != NGX_OK || batch->vain) {
+    if (batch->rc != NGX_OK || batch->failed) {
 
         if (!tier->retry.timer_set) {
             ngx_add_timer(&tier->retry, NGX_IDEMPOTENCY_TIER_RETRY);
         }
 
-    } else if (sh->failing && heard_well(tier)) {
+    } else if (sh->failing && flushed_well(tier)) {
         sh->failing = 0;
         ngx_idempotency_tier_say(tier, NULL);
     }
@@ -1288,7 +1282,7 @@ heard_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed)
         return;
     }
 
-    heard_sum(batch, &stale, &full, &damaged, &lost);
+    flushed_sum(batch, &stale, &full, &damaged, &lost);
 
     if (stale) {
         ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
@@ -1313,25 +1307,25 @@ heard_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed)
         sh->full = 1;
         ngx_idempotency_tier_say(tier, batch->error);
 
-    } else if (!full && sh->full && sh->refused == NULL) {
+    } else if (!full && sh->full && sh->aside == NULL) {
         sh->full = 0;
         ngx_idempotency_tier_say(tier, NULL);
     }
 }
 
 
-/* what has no room for one may answer another: it is well once it has had room
-   for some time; and all is told that was told in vain, so that it has no claim
-   any more that nobody owns */
+/* a backing without room for one record may take another: it is well once it
+   has had room for some time, and once it has all records that failed, so that
+   it holds no claim without an owner */
 
 static ngx_uint_t
-heard_well(ngx_idempotency_tier_t *tier)
+flushed_well(ngx_idempotency_tier_t *tier)
 {
     ngx_idempotency_tier_sh_t  *sh;
 
     sh = &tier->shm->sh->tier;
 
-    if (owed_again(tier->shm)) {
+    if (queue_unsure(tier->shm)) {
         return 0;
     }
 
@@ -1341,7 +1335,7 @@ heard_well(ngx_idempotency_tier_t *tier)
 
 
 static void
-heard_sum(ngx_idempotency_batch_t *batch, ngx_uint_t *stale, ngx_uint_t *full,
+flushed_sum(ngx_idempotency_batch_t *batch, ngx_uint_t *stale, ngx_uint_t *full,
     ngx_uint_t *damaged, ngx_uint_t *lost)
 {
     ngx_uint_t               i;
@@ -1359,7 +1353,7 @@ heard_sum(ngx_idempotency_batch_t *batch, ngx_uint_t *stale, ngx_uint_t *full,
         *full += item->full;
         *lost += item->lost;
         *damaged += (item->result == NGX_IDEMPOTENCY_UNAVAILABLE
-                     && !item->full && !item->again);
+                     && !item->full && !item->failed);
     }
 }
 
@@ -1367,7 +1361,7 @@ heard_sum(ngx_idempotency_batch_t *batch, ngx_uint_t *stale, ngx_uint_t *full,
 /* nothing has failed for some time, and no worker knows of a part that would */
 
 static ngx_uint_t
-heard_calm(ngx_idempotency_tier_t *tier)
+flushed_calm(ngx_idempotency_tier_t *tier)
 {
     ngx_int_t                   rc;
     ngx_idempotency_tier_sh_t  *sh;
@@ -1396,7 +1390,7 @@ ngx_idempotency_tier_say(ngx_idempotency_tier_t *tier, const char *why)
 
     if (ngx_idempotency_tier_shared(tier)) {
 
-        if (why == NULL && !heard_calm(tier)) {
+        if (why == NULL && !flushed_calm(tier)) {
             return;
         }
 
@@ -1419,11 +1413,11 @@ ngx_idempotency_tier_say(ngx_idempotency_tier_t *tier, const char *why)
 
 
 static void
-heard_trimmed(ngx_idempotency_tier_t *tier)
+flushed_trimmed(ngx_idempotency_tier_t *tier)
 {
     ngx_idempotency_item_t  *item;
 
-    /* it is alone, as it is large */
+    /* a large response is alone in its batch */
 
     item = tier->batch->items;
 
@@ -1440,7 +1434,7 @@ heard_trimmed(ngx_idempotency_tier_t *tier)
 
 
 static void
-heard_seals(ngx_idempotency_tier_t *tier)
+flushed_seals(ngx_idempotency_tier_t *tier)
 {
     ngx_str_t   *zone;
     ngx_uint_t   i, n[NGX_IDEMPOTENCY_SEAL_FAILED + 1];
@@ -1484,10 +1478,8 @@ heard_seals(ngx_idempotency_tier_t *tier)
 }
 
 
-/* whoever owes something sees to it that somebody takes it over */
-
 void
-ngx_idempotency_tier_kick(ngx_idempotency_shm_t *shm)
+ngx_idempotency_writeback_schedule(ngx_idempotency_shm_t *shm)
 {
     ngx_idempotency_tier_t  *tier;
 
@@ -1501,32 +1493,32 @@ ngx_idempotency_tier_kick(ngx_idempotency_shm_t *shm)
         ngx_add_timer(&tier->stay, NGX_IDEMPOTENCY_TIER_STAY);
     }
 
-    if (tier->busy == tier->hands) {
+    if (tier->busy == tier->nbatches) {
         return;
     }
 
     if (ngx_idempotency_tier_shared(tier)) {
 
-        /* whatever is owed in this round goes along */
+        /* one batch for all that is queued in this turn of the event loop */
 
-        ngx_post_event(&tier->kick, &ngx_posted_events);
+        ngx_post_event(&tier->scheduled, &ngx_posted_events);
 
     } else if (!tier->retry.timer_set) {
-        hand_all(tier);
+        flush_queue(tier);
 
     } else if (tier->pauses && shm->sh->tier.asked && !tier->strict) {
         tier->pauses = 0;
         ngx_del_timer(&tier->retry);
 
-        hand_all(tier);
+        flush_queue(tier);
     }
 }
 
 
 static void
-tier_kick_handler(ngx_event_t *ev)
+tier_schedule_handler(ngx_event_t *ev)
 {
-    hand_all(ev->data);
+    flush_queue(ev->data);
 }
 
 
@@ -1539,14 +1531,14 @@ tier_retry_handler(ngx_event_t *ev)
     tier->pauses = 0;
 
     if (ngx_idempotency_tier_shared(tier)) {
-        tier_tend(tier);
+        tier_maintain(tier);
 
-        if (tier->shm->sh->tier.refused) {
+        if (tier->shm->sh->tier.aside) {
             ngx_add_timer(ev, NGX_IDEMPOTENCY_TIER_RETRY);
         }
     }
 
-    hand_all(tier);
+    flush_queue(tier);
 }
 
 
@@ -1561,7 +1553,7 @@ tier_watch_handler(ngx_event_t *ev)
     watches = tier_watches(tier);
 
     if (ngx_idempotency_tier_shared(tier)) {
-        tier_tend(tier);
+        tier_maintain(tier);
         tier_renew(tier);
 
     } else {
@@ -1570,25 +1562,25 @@ tier_watch_handler(ngx_event_t *ev)
 
     if (watches && ngx_idempotency_tier_shared(tier)) {
 
-        if (tier->backing->tend) {
-            tier->backing->tend(tier);
+        if (tier->backing->maintain) {
+            tier->backing->maintain(tier);
         }
 
-        tier_probe(tier);
+        tier_probe_failed(tier);
 
     } else if (watches) {
-        tier->backing->tend(tier);
+        tier->backing->maintain(tier);
 
         if (ngx_current_msec - tier->watched >= NGX_IDEMPOTENCY_TIER_IDLE) {
             tier->watched = ngx_current_msec;
-            owed_refused(tier);
+            queue_retry_aside(tier);
         }
 
-        owed_inherit(tier);
-        tier_probe(tier);
+        writer_inherit(tier);
+        tier_probe_failed(tier);
     }
 
-    ngx_idempotency_tier_kick(tier->shm);
+    ngx_idempotency_writeback_schedule(tier->shm);
 
     /* where nobody shares it, it may hang on a lock */
 
@@ -1635,23 +1627,23 @@ tier_watches(ngx_idempotency_tier_t *tier)
 }
 
 
-/* what it was handed takes too long; a worker that is busy and has not heard
-   its answer yet is no hang */
+/* the backing takes too long; an answer that a busy worker has not read yet is
+   no hang */
 
 static ngx_uint_t
 tier_hangs(ngx_idempotency_tier_t *tier)
 {
-    ngx_idempotency_hander_t  *hander;
+    ngx_idempotency_writer_t  *writer;
 
-    hander = &tier->shm->sh->tier.hander;
+    writer = &tier->shm->sh->tier.writer;
 
-    return hander->taken && hander->answered != hander->turn
-           && (ngx_msec_int_t) (ngx_current_msec - hander->handed)
+    return writer->records && writer->answered != writer->turn
+           && (ngx_msec_int_t) (ngx_current_msec - writer->started)
               >= NGX_IDEMPOTENCY_TIER_HANGS;
 }
 
 
-/* a hang is a failure: whoever waits for an answer waits no longer */
+/* a hang is a failure: requests that wait are woken, and refused */
 
 static void
 tier_hung(ngx_idempotency_tier_t *tier)
@@ -1685,17 +1677,17 @@ tier_hung(ngx_idempotency_tier_t *tier)
 }
 
 
-/* what failed, and is owed nothing, is asked whether it does still: if it might
-   answer, or an operator has just agreed to it */
+/* probes a backing that failed, if it might answer, or an operator has just
+   agreed to it */
 
 static void
-tier_probe(ngx_idempotency_tier_t *tier)
+tier_probe_failed(ngx_idempotency_tier_t *tier)
 {
     ngx_idempotency_tier_sh_t  *sh;
 
     sh = &tier->shm->sh->tier;
 
-    if (!sh->failing || tier->busy == tier->hands
+    if (!sh->failing || tier->busy == tier->nbatches
         || (ngx_idempotency_tier_shared(tier) && sh->first)
         || (tier->backing->up && !tier->backing->up(tier) && !sh->agreed)
         || ngx_current_msec - sh->probed < NGX_IDEMPOTENCY_TIER_RETRY)
@@ -1705,23 +1697,23 @@ tier_probe(ngx_idempotency_tier_t *tier)
 
     sh->probed = ngx_current_msec;
 
-    ngx_idempotency_tier_check(tier);
+    ngx_idempotency_tier_probe(tier);
 }
 
 
-/* what stands behind is asked, though nothing is owed */
+/* asks the backing even if the queue is empty */
 
 void
-ngx_idempotency_tier_check(ngx_idempotency_tier_t *tier)
+ngx_idempotency_tier_probe(ngx_idempotency_tier_t *tier)
 {
     tier->probes = 1;
-    hand_all(tier);
+    flush_queue(tier);
     tier->probes = 0;
 }
 
 
-/* where what stands behind tells itself that it does not answer, that may be
-   so of a part of it */
+/* where the backing itself says that it is down, it may have failed in a part
+   only */
 
 ngx_uint_t
 ngx_idempotency_tier_down(ngx_idempotency_shm_t *shm)
@@ -1738,13 +1730,12 @@ ngx_idempotency_tier_down(ngx_idempotency_shm_t *shm)
 }
 
 
-/* what is owed by workers that have gone, or was told in vain, is owed to
-   all */
+/* records of workers that have died, and those aside, are queued again */
 
 static void
-tier_tend(ngx_idempotency_tier_t *tier)
+tier_maintain(ngx_idempotency_tier_t *tier)
 {
-    owed_inherit(tier);
+    writer_inherit(tier);
 
     if (tier->shm->sh->tier.said && !tier->shm->sh->tier.failing) {
         ngx_idempotency_tier_say(tier, NULL);
@@ -1754,14 +1745,14 @@ tier_tend(ngx_idempotency_tier_t *tier)
         && ngx_current_msec - tier->shm->sh->tier.failed
            >= NGX_IDEMPOTENCY_TIER_RETRY)
     {
-        owed_refused(tier);
+        queue_retry_aside(tier);
     }
 }
 
 
 /*
  * A lease is renewed whenever one third of it more has gone by since the claim
- * was made.  If its owner died, the claim is in doubt, and that is told.
+ * was made.  If its owner died, the claim is in doubt, and that is queued.
  */
 
 static void
@@ -1801,7 +1792,7 @@ tier_renew(ngx_idempotency_tier_t *tier)
         }
 
         if (ngx_idempotency_record_alive(rec, now)) {
-            ngx_idempotency_tier_owe(shm, rec);
+            ngx_idempotency_writeback_add(shm, rec);
 
         } else {
             died = 1;
@@ -1816,7 +1807,7 @@ tier_renew(ngx_idempotency_tier_t *tier)
 }
 
 
-/* how many of them have gone by; workers' clocks may differ by a moment */
+/* how many thirds have gone by; workers' clocks may differ by a moment */
 
 static ngx_msec_t
 tier_thirds(ngx_idempotency_record_t *rec, ngx_msec_t now)
@@ -1839,7 +1830,7 @@ ngx_idempotency_tier_init(ngx_idempotency_shm_t *shm)
     sh = &shm->sh->tier;
 
     sh->instance = tier->instance;
-    sh->since = shm->sh->fence;
+    sh->floor = shm->sh->fence;
     sh->mark = tier->mark;
     sh->base = tier->base;
     sh->other = tier->other;
@@ -1848,7 +1839,7 @@ ngx_idempotency_tier_init(ngx_idempotency_shm_t *shm)
 }
 
 
-/* what was found out beside */
+/* a thread found out, beside a batch, that the backing is lost */
 
 void
 ngx_idempotency_tier_lost(ngx_idempotency_tier_t *tier, const char *error)
@@ -1880,12 +1871,12 @@ ngx_idempotency_tier_init_process(ngx_idempotency_shm_t *shm,
         return NGX_ERROR;
     }
 
-    tier->hands = ngx_idempotency_tier_shared(tier)
-                      ? tier->backing->hands(tier) : 1;
+    tier->nbatches = ngx_idempotency_tier_shared(tier)
+                      ? tier->backing->nbatches(tier) : 1;
     tier->busy = 0;
     tier->pauses = 0;
 
-    tier->batches = ngx_calloc(ngx_max(tier->hands, 1)
+    tier->batches = ngx_calloc(ngx_max(tier->nbatches, 1)
                                * sizeof(ngx_idempotency_batch_t), cycle->log);
     if (tier->batches == NULL) {
         return NGX_ERROR;
@@ -1893,9 +1884,9 @@ ngx_idempotency_tier_init_process(ngx_idempotency_shm_t *shm,
 
     tier->batch = tier->batches;
 
-    tier->kick.handler = tier_kick_handler;
-    tier->kick.data = tier;
-    tier->kick.log = cycle->log;
+    tier->scheduled.handler = tier_schedule_handler;
+    tier->scheduled.data = tier;
+    tier->scheduled.log = cycle->log;
 
     tier->retry.handler = tier_retry_handler;
     tier->retry.data = tier;
@@ -1921,9 +1912,9 @@ ngx_idempotency_tier_init_process(ngx_idempotency_shm_t *shm,
 
     ngx_idempotency_workers_leave(&shm->sh->tier.leaving);
 
-    if (tier->hands) {
+    if (tier->nbatches) {
         ngx_idempotency_workers_enter(&shm->sh->tier.serving);
-        shm->sh->tier.left = 0;
+        shm->sh->tier.undelivered = 0;
 
     } else {
         ngx_idempotency_workers_leave(&shm->sh->tier.serving);
@@ -1935,8 +1926,8 @@ ngx_idempotency_tier_init_process(ngx_idempotency_shm_t *shm,
 }
 
 
-/* the worker finishes its requests; what the backing has not is for others to
-   tell, if there are any */
+/* the worker only finishes its requests; other workers flush the queue, if
+   there are any */
 
 void
 ngx_idempotency_tier_quit(ngx_idempotency_shm_t *shm)
@@ -1945,7 +1936,7 @@ ngx_idempotency_tier_quit(ngx_idempotency_shm_t *shm)
 
     tier = shm->tier;
 
-    if (tier->batches == NULL || tier->hands == 0 || tier->quits
+    if (tier->batches == NULL || tier->nbatches == 0 || tier->quits
         || ngx_idempotency_shm_lock(shm) != NGX_OK)
     {
         return;
@@ -1964,9 +1955,9 @@ ngx_idempotency_tier_quit(ngx_idempotency_shm_t *shm)
 
 
 /*
- * One of those that were told to quit stays, if none serves.  While its own
- * configuration is the latest, others that serve have not heard of the end yet;
- * else those of a later one may not be there yet.
+ * If no worker serves any more, one of those that quit stays.  If the worker's
+ * configuration is the latest, workers that still serve have yet to get the
+ * signal; if there is a later one, its workers may have yet to start.
  */
 
 static void
@@ -1994,11 +1985,11 @@ tier_stay_handler(ngx_event_t *ev)
         return;
     }
 
-    said = sh->failing || sh->refused || ngx_idempotency_tier_down(tier->shm)
+    said = sh->failing || sh->aside || ngx_idempotency_tier_down(tier->shm)
            || age >= NGX_IDEMPOTENCY_TIER_ALL;
 
     if (n && !serve && said && (latest || age >= NGX_IDEMPOTENCY_TIER_COME)) {
-        tier_left(tier, n);
+        tier_undelivered(tier, n);
     }
 
     stay = (age < tier_stays() && !sh->other && !sh->lost
@@ -2010,13 +2001,13 @@ tier_stay_handler(ngx_event_t *ev)
 
     ngx_add_timer(ev, NGX_IDEMPOTENCY_TIER_STAY);
 
-    owed_inherit(tier);
+    writer_inherit(tier);
 
     if (ngx_current_msec - sh->failed >= NGX_IDEMPOTENCY_TIER_RETRY) {
-        owed_refused(tier);
+        queue_retry_aside(tier);
     }
 
-    ngx_idempotency_tier_kick(tier->shm);
+    ngx_idempotency_writeback_schedule(tier->shm);
 }
 
 
@@ -2036,9 +2027,9 @@ tier_stays(void)
 /* said once */
 
 static void
-tier_left(ngx_idempotency_tier_t *tier, ngx_uint_t n)
+tier_undelivered(ngx_idempotency_tier_t *tier, ngx_uint_t n)
 {
-    if (!ngx_atomic_cmp_set(&tier->shm->sh->tier.left, 0, n)) {
+    if (!ngx_atomic_cmp_set(&tier->shm->sh->tier.undelivered, 0, n)) {
         return;
     }
 
@@ -2056,7 +2047,7 @@ static ngx_uint_t
 tier_outcomes(ngx_idempotency_tier_t *tier, ngx_uint_t *claims)
 {
     ngx_uint_t                  n;
-    ngx_idempotency_hander_t   *hander;
+    ngx_idempotency_writer_t   *writer;
     ngx_idempotency_tier_sh_t  *sh;
 
     sh = &tier->shm->sh->tier;
@@ -2066,10 +2057,10 @@ tier_outcomes(ngx_idempotency_tier_t *tier, ngx_uint_t *claims)
         return 0;
     }
 
-    n = owed_outcomes(sh->first, claims) + owed_outcomes(sh->refused, claims);
+    n = queue_outcomes(sh->first, claims) + queue_outcomes(sh->aside, claims);
 
-    for (hander = &sh->hander; hander; hander = hander->next) {
-        n += owed_outcomes(hander->taken, claims);
+    for (writer = &sh->writer; writer; writer = writer->next) {
+        n += queue_outcomes(writer->records, claims);
     }
 
     ngx_idempotency_shm_unlock(tier->shm);
@@ -2078,8 +2069,8 @@ tier_outcomes(ngx_idempotency_tier_t *tier, ngx_uint_t *claims)
 }
 
 
-/* while it has its slot; what it has on its way is for who is left, if somebody
-   is */
+/* while the worker has its slot; others take over the records of its batches,
+   if there are any */
 
 void
 ngx_idempotency_tier_leave(ngx_idempotency_shm_t *shm)
@@ -2090,7 +2081,7 @@ ngx_idempotency_tier_leave(ngx_idempotency_shm_t *shm)
     tier = shm->tier;
     sh = &shm->sh->tier;
 
-    if (tier->batches == NULL || tier->hands == 0
+    if (tier->batches == NULL || tier->nbatches == 0
         || ngx_idempotency_shm_lock(shm) != NGX_OK)
     {
         return;
@@ -2103,7 +2094,7 @@ ngx_idempotency_tier_leave(ngx_idempotency_shm_t *shm)
                  && !ngx_idempotency_workers_others(&sh->leaving, 0);
 
     if (!tier->last && ngx_idempotency_tier_shared(tier)) {
-        owed_give_up(shm);
+        writer_give_up(shm);
     }
 
     ngx_idempotency_shm_unlock(shm);
@@ -2121,8 +2112,7 @@ ngx_idempotency_tier_finish(ngx_idempotency_shm_t *shm)
 }
 
 
-/* the last one of a zone leaves nothing untold, if it can help it: each outcome
-   is tried once */
+/* the last worker of a zone tries to flush each outcome once */
 
 void
 ngx_idempotency_tier_flush(ngx_idempotency_shm_t *shm)
@@ -2135,7 +2125,7 @@ ngx_idempotency_tier_flush(ngx_idempotency_shm_t *shm)
         return;
     }
 
-    owed_refused(tier);
+    queue_retry_aside(tier);
 
     if (tier->last) {
         tier_flush_last(tier);
@@ -2163,12 +2153,12 @@ tier_flush_last(ngx_idempotency_tier_t *tier)
 
     for (first = 1; /* void */ ; first = 0) {
 
-        /* what others had taken who have just gone */
+        /* records of workers that have just ended */
 
-        owed_inherit(tier);
+        writer_inherit(tier);
 
         if (ngx_idempotency_tier_shared(tier)) {
-            hand_all(tier);
+            flush_queue(tier);
 
         } else if (!tier_flush_now(tier)) {
             return;
@@ -2181,7 +2171,7 @@ tier_flush_last(ngx_idempotency_tier_t *tier)
         }
 
         if (ngx_idempotency_tier_shared(tier)) {
-            tier->backing->flush(tier, left, first);
+            tier->backing->wait(tier, left, first);
 
         } else {
             ngx_msleep(NGX_IDEMPOTENCY_TIER_TURN);
@@ -2196,14 +2186,14 @@ tier_flush_last(ngx_idempotency_tier_t *tier)
 static ngx_uint_t
 tier_flush_now(ngx_idempotency_tier_t *tier)
 {
-    if (tier->stuck || (tier->busy && !heard_batch(tier))) {
+    if (tier->stuck || (tier->busy && !flushed_batch(tier))) {
         return 0;
     }
 
-    hand_all(tier);
+    flush_queue(tier);
 
     return !tier->stuck && !tier->shm->sh->tier.failing
-           && tier->shm->sh->tier.refused == NULL;
+           && tier->shm->sh->tier.aside == NULL;
 }
 
 
@@ -2228,7 +2218,7 @@ ngx_idempotency_tier_exit_process(ngx_idempotency_shm_t *shm)
 }
 
 
-/* as the log was told that there are some, or has not heard of it */
+/* logs how many outcomes were flushed, and how many are lost */
 
 static void
 tier_flushed(ngx_idempotency_tier_t *tier)
@@ -2237,7 +2227,7 @@ tier_flushed(ngx_idempotency_tier_t *tier)
     ngx_uint_t   n, left, claims;
 
     zone = &tier->shm->store->name;
-    left = tier->shm->sh->tier.left;
+    left = tier->shm->sh->tier.undelivered;
     n = tier_outcomes(tier, &claims);
 
     if (left > n) {
@@ -2255,8 +2245,6 @@ tier_flushed(ngx_idempotency_tier_t *tier)
     }
 }
 
-
-/* who asks next begins with it */
 
 ngx_int_t
 ngx_idempotency_store_agree(ngx_idempotency_store_t *store)

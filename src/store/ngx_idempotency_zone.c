@@ -1,11 +1,11 @@
 
 /*
  * The life of a zone: made empty at start, kept across reloads, and refused
- * to everybody once a process died in the middle of a change.  What is over
- * leaves it by a timer.
+ * to all once a process died in the middle of a change.  A timer frees expired
+ * records.
  *
- * And what is told of a zone as a whole: how long things took, how its space
- * is used, and what becomes of that.
+ * And the figures of a zone: how long operations took, how its space is used,
+ * and when it will be full.
  */
 
 
@@ -26,8 +26,8 @@ static ngx_event_t       shm_expire_event;
 static ngx_connection_t  shm_expire_dumb;
 
 
-/* what is over is freed first, so much while the lock is held once, and so
-   often: the rest may be told as if it were there */
+/* before the figures expired records are freed: so many while the lock is held
+   once, and so often; what is left then is counted as if it were not expired */
 
 #define NGX_IDEMPOTENCY_FIGURES_FREE   64
 #define NGX_IDEMPOTENCY_FIGURES_TIMES  16
@@ -229,7 +229,7 @@ shm_zone_same_key(ngx_idempotency_shm_t *shm, ngx_idempotency_shm_t *old,
 }
 
 
-/* what stands behind a zone can't come, go or change while it is in use */
+/* a zone in use keeps its backing */
 
 static ngx_int_t
 shm_zone_keep_tier(ngx_idempotency_shm_t *shm, ngx_idempotency_shm_t *old,
@@ -272,7 +272,7 @@ shm_zone_create(ngx_idempotency_shm_t *shm, ngx_slab_pool_t *shpool,
         return NGX_ERROR;
     }
 
-    /* who dies in the middle of this leaves a torn zone, too */
+    /* a process that dies in the middle of this leaves a torn zone, too */
 
     sh->inside = ngx_pid;
 
@@ -303,7 +303,7 @@ shm_zone_create(ngx_idempotency_shm_t *shm, ngx_slab_pool_t *shpool,
     ngx_sprintf(shpool->log_ctx, " in idempotency zone \"%V\"%Z",
                 &shm->store->name);
 
-    /* a full zone is answered and logged by whoever asked */
+    /* the operation that finds the zone full logs it */
 
     shpool->log_nomem = 0;
     shpool->data = sh;
@@ -409,7 +409,7 @@ shm_zone_keep(ngx_conf_t *cf, ngx_shm_zone_t *zone)
 
     if (old->tier) {
 
-        shm->tier = old->tier->backing->again(cf, old->tier);
+        shm->tier = old->tier->backing->unnamed(cf, old->tier);
         if (shm->tier == NULL) {
             return NGX_ERROR;
         }
@@ -578,7 +578,7 @@ ngx_idempotency_shm_init_process(ngx_cycle_t *cycle)
 }
 
 
-/* requests are finished; what stands behind is told what it was not */
+/* a graceful shutdown: requests are finished, and queues flushed */
 
 static void
 shm_zone_quit(void)
@@ -600,7 +600,7 @@ shm_zone_quit(void)
 }
 
 
-/* what this worker still owns is in doubt, and whoever waits is to know */
+/* what this worker still owns is in doubt now, and requests that wait know */
 
 void
 ngx_idempotency_shm_exit_process(ngx_cycle_t *cycle)
@@ -640,7 +640,7 @@ ngx_idempotency_shm_exit_process(ngx_cycle_t *cycle)
         }
     }
 
-    /* some may share what stands behind */
+    /* some zones may share a backing */
 
     while ((zone = shm_zone_next(cycle, &part, &i)) != NULL) {
         shm = zone->data;
@@ -673,9 +673,8 @@ shm_expire_handler(ngx_event_t *ev)
 
 
 /*
- * Frees what is over, in whatever worker comes first: not more often than once
- * in a millisecond, as all workers together must not keep the lock from those
- * who claim.  Returns when to look again.
+ * Frees expired records, in any worker, once in a millisecond: all workers
+ * together must not keep the lock from claims.  Returns when to call it again.
  */
 
 ngx_msec_t
@@ -696,7 +695,7 @@ ngx_idempotency_shm_expire(ngx_idempotency_shm_t *shm, ngx_msec_t now)
 
     ngx_idempotency_shm_unlock(shm);
 
-    ngx_idempotency_tier_kick(shm);
+    ngx_idempotency_writeback_schedule(shm);
 
     return n == NGX_IDEMPOTENCY_SHM_EXPIRE ? NGX_IDEMPOTENCY_EXPIRE_MORE
            : n ? NGX_IDEMPOTENCY_EXPIRE_SOME : NGX_IDEMPOTENCY_EXPIRE_IDLE;
@@ -721,7 +720,7 @@ shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log)
     pid = sh->inside;
 
     if (pid) {
-        /* torn, and nobody has noticed before */
+        /* torn, which no process has noticed yet */
         sh->inside = 0;
         sh->poisoned = sh->generation + 1;
     }
@@ -846,7 +845,7 @@ ngx_idempotency_shm_figures(ngx_idempotency_store_t *store, ngx_msec_t now,
         }
     }
 
-    ngx_idempotency_tier_kick(shm);
+    ngx_idempotency_writeback_schedule(shm);
 
     return NGX_OK;
 }
@@ -879,7 +878,7 @@ figures_locked(ngx_idempotency_shm_t *shm, ngx_msec_t now,
 }
 
 
-/* all but the copies of what stands behind are in order in their windows */
+/* all records but copies are in order in their windows */
 
 static void
 figures_oldest(ngx_idempotency_shm_t *shm, ngx_msec_t now,
@@ -892,7 +891,9 @@ figures_oldest(ngx_idempotency_shm_t *shm, ngx_msec_t now,
 
     for (window = &shm->sh->window; window; window = window->next) {
 
-        if (window != &shm->sh->left && !ngx_queue_empty(&window->records)) {
+        if (window != &shm->sh->leftovers
+            && !ngx_queue_empty(&window->records))
+        {
             figures_record(ngx_queue_data(ngx_queue_head(&window->records),
                                           ngx_idempotency_record_t,
                                           as.bound.expiry),
@@ -930,7 +931,7 @@ figures_tier(ngx_idempotency_tier_t *tier, ngx_idempotency_figures_t *figures)
     sh = &tier->shm->sh->tier;
 
     figures->up = !sh->failing && !sh->said;
-    figures->undelivered = sh->listed - sh->told;
+    figures->undelivered = sh->queued - sh->flushed;
 }
 
 

@@ -83,7 +83,7 @@ typedef struct {
                                        uint64_t *key);
 
     /* the file's thread has it */
-    void                          (*hand)(void *worker,
+    void                          (*flush)(void *worker,
                                        ngx_idempotency_batch_t *batch);
     ngx_uint_t                    (*commit)(void *worker,
                                        ngx_idempotency_batch_t *batch);

@@ -475,14 +475,14 @@ file_now(ngx_idempotency_tier_t *tier)
 
 
 static ngx_int_t
-file_hand(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
+file_flush(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
 {
     if (ngx_exiting > 1) {
         (void) host->commit(host->worker, batch);
         return NGX_OK;
     }
 
-    host->hand(host->worker, batch);
+    host->flush(host->worker, batch);
 
     return NGX_AGAIN;
 }
@@ -539,8 +539,8 @@ static const ngx_idempotency_backing_t  file_backing = {
     .seldom = 50,
     .kind = file_kind,
     .now = file_now,
-    .hand = file_hand,
-    .tend = file_nothing,
+    .flush = file_flush,
+    .maintain = file_nothing,
     .init = file_init,
     .init_process = file_init_process,
     .finish = file_finish,
@@ -1362,14 +1362,14 @@ sim_woken(uint64_t *key)
 static void
 sim_handed(ngx_idempotency_batch_t *batch)
 {
-    ngx_idempotency_tier_handed(&tier, batch);
+    ngx_idempotency_batch_flushed(&tier, batch);
 }
 
 
 static ngx_uint_t
 sim_current(ngx_idempotency_batch_t *batch)
 {
-    return ngx_idempotency_owed_current(&tier, batch);
+    return ngx_idempotency_batch_current(&tier, batch);
 }
 
 
@@ -1403,7 +1403,7 @@ sim_peek(u_char *token, sim_peek_t *peek)
     rec = ngx_idempotency_record_current(&zone.shm, token, ngx_current_msec);
 
     peek->state = rec ? rec->state : NGX_IDEMPOTENCY_STATES;
-    peek->told = rec ? rec->told : 0;
+    peek->told = rec ? rec->flush : 0;
     peek->local = rec ? rec->local : 0;
     peek->fence = rec ? rec->fence : 0;
 }
@@ -1444,7 +1444,7 @@ sim_empty(void)
     check(ngx_queue_empty(&sh->kept));
     check(sh->quotas == &sh->sentinel);
     check(sh->tier.first == NULL);
-    check(sh->tier.refused == NULL);
+    check(sh->tier.aside == NULL);
 }
 
 
@@ -1456,7 +1456,7 @@ sim_examine(ngx_uint_t empty)
     size_t                     size;
     ngx_uint_t                 slot, n, used[ZONE_SLOTS], pfree;
     ngx_idempotency_record_t  *rec;
-    ngx_idempotency_hander_t  *hander;
+    ngx_idempotency_writer_t  *writer;
 
     zone_between(0, NULL, NULL);
 
@@ -1464,17 +1464,17 @@ sim_examine(ngx_uint_t empty)
     pfree = zone.pfree;
     zone.skew = 50;
 
-    for (hander = zone.shm.sh->tier.hander.next; hander; hander = hander->next)
+    for (writer = zone.shm.sh->tier.writer.next; writer; writer = writer->next)
     {
         slot = 0;
 
-        for (size = 8; size < sizeof(ngx_idempotency_hander_t); size <<= 1) {
+        for (size = 8; size < sizeof(ngx_idempotency_writer_t); size <<= 1) {
             slot++;
         }
 
         zone.used[slot]++;
 
-        for (rec = hander->taken; rec; rec = rec->next) {
+        for (rec = writer->records; rec; rec = rec->next) {
             zone.used[5] += (rec->state == NGX_IDEMPOTENCY_GONE);
         }
     }

@@ -664,7 +664,7 @@ proc_up(nginx_t *g, ngx_uint_t slot, ngx_uint_t fresh)
     p->host.alive = host_alive;
     p->host.stopped = host_stopped;
     p->host.wake = host_wake;
-    p->host.hand = host_hand;
+    p->host.flush = host_hand;
     p->host.commit = host_commit;
     p->host.connect = host_connect;
     p->host.send = host_send;
@@ -1598,7 +1598,7 @@ owner_told(ngx_idempotency_op_t *op)
     q->act = IDLE;
     q->proc->w->peek(op->token, &peek);
 
-    if (peek.fence == q->exec->fence && peek.told == NGX_IDEMPOTENCY_TOLD
+    if (peek.fence == q->exec->fence && peek.told == NGX_IDEMPOTENCY_FLUSHED
         && peek.state == NGX_IDEMPOTENCY_DONE && !q->exec->alone)
     {
         q->exec->sure = 1;
@@ -1691,7 +1691,7 @@ owner_ends(req_t *q)
     q->complete.op = q->claim.op;
     q->complete.op.now = now + p->nginx->offset;
     q->complete.op.handler = owner_told;
-    q->complete.op.again = NULL;
+    q->complete.op.resume = NULL;
     q->complete.fence = q->claim.fence;
     q->complete.outcome = e->outcome;
     q->complete.status = e->status;

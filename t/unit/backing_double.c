@@ -68,9 +68,9 @@ double_hand(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
         return NGX_OK;
     }
 
-    for (i = 0; i < tier->hands && double_batches[i]; i++) { /* void */ }
+    for (i = 0; i < tier->nbatches && double_batches[i]; i++) { /* void */ }
 
-    if (check(i < tier->hands)) {
+    if (check(i < tier->nbatches)) {
         double_batches[i] = batch;
     }
 
@@ -129,9 +129,9 @@ const ngx_idempotency_backing_t  double_backing = {
     .seldom = 50,
     .kind = double_kind,
     .now = double_now,
-    .hand = double_hand,
+    .flush = double_hand,
     .list = double_list,
-    .tend = double_nothing,
+    .maintain = double_nothing,
     .init = double_init,
     .init_process = double_process,
     .finish = double_nothing,
@@ -145,12 +145,12 @@ const ngx_idempotency_backing_t  double_shared = {
     .seldom = 50,
     .kind = double_kind,
     .now = double_now,
-    .hand = double_hand,
+    .flush = double_hand,
     .list = double_list,
     .init = double_init,
     .init_process = double_process,
     .finish = double_nothing,
     .exit_process = double_nothing,
-    .hands = double_hands,
+    .nbatches = double_hands,
     .up = double_up
 };

@@ -148,11 +148,11 @@ ask_own_pending(void)
     /* a zone that was made anew does not know what became of it */
 
     file_item(&item, ASK, 1, 20);
-    item.since = 11;
+    item.floor = 11;
     check_equal(file_do(&item), NGX_IDEMPOTENCY_CLAIMED);
 
     file_item(&item, ASK, 1, 30);
-    item.since = 21;
+    item.floor = 21;
     check_equal(file_do(&item), NGX_IDEMPOTENCY_BOUND);
     check_equal(item.outcome, IN_DOUBT);
     check_equal(item.fence, 20);
@@ -452,7 +452,7 @@ release_and_forget(void)
 
     check_equal(put(3, 10, DONE), NGX_IDEMPOTENCY_OK);
     file_item(&item, FORGET, 3, 0);
-    item.since = 10;
+    item.floor = 10;
     item.recorded = file.now - 5;
     check_equal(file_do(&item), NGX_IDEMPOTENCY_OK);
     check_equal(outcome(3), -1);

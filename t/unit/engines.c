@@ -331,8 +331,8 @@ file_unit_end(zone_t *z)
         ngx_del_timer(&tier->retry);
     }
 
-    if (tier->again.timer_set) {
-        ngx_del_timer(&tier->again);
+    if (tier->poll.timer_set) {
+        ngx_del_timer(&tier->poll);
     }
 
     ngx_del_timer(&tier->watch);

@@ -96,7 +96,7 @@ forget(ngx_uint_t token, ngx_msec_t now)
 static void
 close_later(ngx_msec_t now)
 {
-    ngx_idempotency_record_expire(&zone.shm, now + NGX_IDEMPOTENCY_SHM_LEFT,
+    ngx_idempotency_record_expire(&zone.shm, now + NGX_IDEMPOTENCY_SHM_LEFTOVER,
                                   100);
     zone_check_empty(&zone);
     zone_close(&zone);
@@ -133,7 +133,7 @@ all_who_wait_get_it(void)
 
         /* the last moment, and the one behind it */
 
-        waiters[0].now = 100 + NGX_IDEMPOTENCY_SHM_LEFT - 1;
+        waiters[0].now = 100 + NGX_IDEMPOTENCY_SHM_LEFTOVER - 1;
         served(&waiters[0], sizes[n]);
 
         waiters[0].now++;
@@ -229,7 +229,8 @@ take_away(zone_t *z)
 static void
 expire_left(zone_t *z)
 {
-    ngx_idempotency_record_expire(&z->shm, 100 + NGX_IDEMPOTENCY_SHM_LEFT, 9);
+    ngx_idempotency_record_expire(&z->shm,
+                                  100 + NGX_IDEMPOTENCY_SHM_LEFTOVER, 9);
 }
 
 

@@ -106,7 +106,7 @@ answer(ngx_idempotency_result_e result, ngx_idempotency_outcome_e outcome)
     was = *item;
 
     item->result = result;
-    item->unheard = (result == NGX_IDEMPOTENCY_UNAVAILABLE);
+    item->unsent = (result == NGX_IDEMPOTENCY_UNAVAILABLE);
     batch->rc = NGX_OK;
 
     if (result == NGX_IDEMPOTENCY_BOUND) {
@@ -120,7 +120,7 @@ answer(ngx_idempotency_result_e result, ngx_idempotency_outcome_e outcome)
         item->ends = double_now(&tier) + 600000;
     }
 
-    ngx_idempotency_tier_handed(&tier, batch);
+    ngx_idempotency_batch_flushed(&tier, batch);
 
     key = ngx_idempotency_tree_key(was.token);
     ngx_idempotency_shm_woken(&key);
@@ -254,7 +254,7 @@ cancelled(void)
     zone.store.engine->cancel(&zone.store, &list.op);
 
     double_page->n = 0;
-    ngx_idempotency_look_listed(double_page);
+    ngx_idempotency_remote_listed(double_page);
     check_equal(called, 1);
 
     close_zone();
@@ -304,9 +304,9 @@ forgotten(void)
 static void
 round_ends(void)
 {
-    if (tier.kick.posted) {
-        ngx_delete_posted_event(&tier.kick);
-        tier.kick.handler(&tier.kick);
+    if (tier.scheduled.posted) {
+        ngx_delete_posted_event(&tier.scheduled);
+        tier.scheduled.handler(&tier.scheduled);
     }
 }
 
@@ -382,7 +382,7 @@ forgotten_behind(void)
     round_ends();
 
     unit_expect("is unavailable");
-    double_batches[0]->items[0].again = 1;
+    double_batches[0]->items[0].failed = 1;
     answer(NGX_IDEMPOTENCY_UNAVAILABLE, 0);
     check_equal(called, 4);
     check_equal(forget.op.result, NGX_IDEMPOTENCY_OK);
@@ -414,7 +414,7 @@ room_for_itself(void)
     token(&find.op, 1);
     check_equal(zone.store.engine->find(&zone.store, &find), NGX_AGAIN);
 
-    ngx_current_msec += NGX_IDEMPOTENCY_SHM_LEFT + 1;
+    ngx_current_msec += NGX_IDEMPOTENCY_SHM_LEFTOVER + 1;
     zone_occupy(&zone, 1);
 
     batch = double_batch(0);
@@ -427,7 +427,7 @@ room_for_itself(void)
     item->response.len = 3 * PAGE;
     item->response.data = ngx_calloc(item->response.len, unit_cycle.log);
 
-    ngx_idempotency_tier_handed(&tier, batch);
+    ngx_idempotency_batch_flushed(&tier, batch);
     zone_vacate(&zone);
 
     check_equal(zone_size(&zone.shm.sh->remote), 1);
@@ -512,7 +512,7 @@ overslept(void)
     batch = double_batch(0);
     batch->items[0].result = NGX_IDEMPOTENCY_ABSENT;
     batch->rc = NGX_OK;
-    ngx_idempotency_tier_handed(&tier, batch);
+    ngx_idempotency_batch_flushed(&tier, batch);
 
     check_equal(called, 0);
 
@@ -567,7 +567,7 @@ listed(void)
     double_page->items[0].result = NGX_IDEMPOTENCY_BOUND;
     double_page->items[0].outcome = NGX_IDEMPOTENCY_DONE;
     double_page->items[0].what = NGX_IDEMPOTENCY_ITEM_FIND;
-    double_page->items[0].brief = 1;
+    double_page->items[0].length_only = 1;
     double_page->items[0].response.len = 10;
     double_page->items[0].recorded = 990000;
     double_page->items[0].ends = 1050000;
@@ -582,7 +582,7 @@ listed(void)
     double_page->items[2].instance = 9;
     double_page->items[2].recorded = 999000;
 
-    ngx_idempotency_look_listed(double_page);
+    ngx_idempotency_remote_listed(double_page);
 
     check_equal(called, 1);
     check_equal(list.op.result, NGX_IDEMPOTENCY_OK);
@@ -605,7 +605,7 @@ listed(void)
                            NGX_IDEMPOTENCY_DIGEST_LEN), 0);
 
     double_page->rc = NGX_ERROR;
-    ngx_idempotency_look_listed(double_page);
+    ngx_idempotency_remote_listed(double_page);
 
     check_equal(called, 2);
     check_equal(list.n, 0);

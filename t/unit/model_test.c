@@ -1029,7 +1029,7 @@ remember_left(claim_t *c, op_t *op, size_t size,
     l->fence = c->fence;
     l->token = c->token;
     l->status = op->status;
-    l->ends = now + NGX_IDEMPOTENCY_SHM_LEFT;
+    l->ends = now + NGX_IDEMPOTENCY_SHM_LEFTOVER;
     l->size = size;
     l->seed = seed;
     l->replays = 0;
@@ -1391,7 +1391,7 @@ run(size_t size, ngx_uint_t evict, uint64_t seed, ngx_uint_t steps)
         forget(i);
     }
 
-    now += NGX_IDEMPOTENCY_SHM_LEFT;
+    now += NGX_IDEMPOTENCY_SHM_LEFTOVER;
     ngx_current_msec = now;
 
     while (ngx_idempotency_record_expire(&zone.shm, now, LEFTS)) {

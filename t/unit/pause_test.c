@@ -110,7 +110,7 @@ end(void)
     check(shm.sh->tier.first == NULL);
 
     if (behind == &double_backing) {
-        check_equal(shm.sh->tier.hander.process.pid, 0);
+        check_equal(shm.sh->tier.writer.process.pid, 0);
     }
 
     if (tier.retry.timer_set) {
@@ -185,7 +185,7 @@ answers(ngx_msec_t later)
 
     if (check(batch != NULL)) {
         answer(batch);
-        ngx_idempotency_tier_handed(&tier, batch);
+        ngx_idempotency_batch_flushed(&tier, batch);
     }
 }
 
@@ -273,11 +273,11 @@ gathered(void)
     /* nothing comes: whatever comes later is told at once */
 
     answers(1);
-    check(shm.sh->tier.hander.process.pid != 0);
+    check(shm.sh->tier.writer.process.pid != 0);
     check(!passes());
     check(passes());
     check_equal(taken(), 0);
-    check_equal(shm.sh->tier.hander.process.pid, 0);
+    check_equal(shm.sh->tier.writer.process.pid, 0);
 
     complete(&claims[3]);
     check_equal(taken(), 1);
@@ -421,9 +421,9 @@ strict_together(void)
 static void
 round_ends(void)
 {
-    if (tier.kick.posted) {
-        ngx_delete_posted_event(&tier.kick);
-        tier.kick.handler(&tier.kick);
+    if (tier.scheduled.posted) {
+        ngx_delete_posted_event(&tier.scheduled);
+        tier.scheduled.handler(&tier.scheduled);
     }
 }
 
@@ -534,7 +534,7 @@ again(void)
     round_ends();
 
     for (i = 0; i < taken(); i++) {
-        double_batches[0]->items[i].again = 1;
+        double_batches[0]->items[i].failed = 1;
     }
 
     unit_expect("is unavailable");
@@ -553,7 +553,7 @@ again(void)
 
     if (check(double_batches[1] != NULL)) {
         answer(double_batches[1]);
-        ngx_idempotency_tier_handed(&tier, double_batch(1));
+        ngx_idempotency_batch_flushed(&tier, double_batch(1));
     }
 
     check_equal(shm.sh->tier.failing, 1);

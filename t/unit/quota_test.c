@@ -208,7 +208,7 @@ places_come_back(void)
     check_equal(claim(8, 1, 1, 180), NGX_IDEMPOTENCY_CLAIMED);
     forget(8, 180);
 
-    ngx_idempotency_record_expire(&zone.shm, 180 + NGX_IDEMPOTENCY_SHM_LEFT,
+    ngx_idempotency_record_expire(&zone.shm, 180 + NGX_IDEMPOTENCY_SHM_LEFTOVER,
                                   10);
     close_empty();
 }

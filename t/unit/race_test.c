@@ -97,7 +97,7 @@ stop(void)
     }
 
     ngx_idempotency_record_expire(&zone.shm,
-                                  tick() + NGX_IDEMPOTENCY_SHM_LEFT, ZONE);
+                                  tick() + NGX_IDEMPOTENCY_SHM_LEFTOVER, ZONE);
 
     zone_check_empty(&zone);
     zone_close(&zone);

@@ -234,7 +234,7 @@ nothing_else(void)
     it.response.data = NULL;
     it.what = NGX_IDEMPOTENCY_ITEM_FIND;
     it.result = NGX_IDEMPOTENCY_BOUND;
-    it.brief = 1;
+    it.length_only = 1;
     ngx_idempotency_unseal(&first, &it, 1, 1);
     check_equal(it.response.len, 20);
     check_equal(it.outcome, NGX_IDEMPOTENCY_DONE);

@@ -166,7 +166,7 @@ commit(worker_t *w)
     batch->rc = NGX_ERROR;
     strcpy(batch->error, "unit");
 
-    if (!ngx_idempotency_owed_current(&w->tier, batch)
+    if (!ngx_idempotency_batch_current(&w->tier, batch)
         || down || (failing && unit_below(&seed, 3)))
     {
         return;
@@ -261,8 +261,8 @@ static const ngx_idempotency_backing_t  backing = {
     .soon = 5,
     .seldom = 50,
     .now = backing_now,
-    .hand = backing_hand,
-    .tend = backing_tend,
+    .flush = backing_hand,
+    .maintain = backing_tend,
     .init = backing_init,
     .init_process = backing_init_process,
     .finish = backing_finish,
@@ -302,7 +302,7 @@ worker_up(ngx_uint_t n)
 
     w->tier.busy = 0;
     ngx_memzero(&w->tier.retry, sizeof(ngx_event_t));
-    ngx_memzero(&w->tier.again, sizeof(ngx_event_t));
+    ngx_memzero(&w->tier.poll, sizeof(ngx_event_t));
     ngx_memzero(&w->tier.watch, sizeof(ngx_event_t));
 
     check_equal(ngx_idempotency_tier_init_process(&w->shm, &unit_cycle),
@@ -412,8 +412,8 @@ del_timers(worker_t *w)
         ngx_del_timer(&w->tier.retry);
     }
 
-    if (w->tier.again.timer_set) {
-        ngx_del_timer(&w->tier.again);
+    if (w->tier.poll.timer_set) {
+        ngx_del_timer(&w->tier.poll);
     }
 
     if (w->tier.watch.timer_set) {
@@ -488,7 +488,7 @@ group_forgets(ngx_uint_t n)
         rec = ngx_idempotency_record_current(shm, token, ngx_current_msec);
 
         if (rec && rec->state == NGX_IDEMPOTENCY_DONE
-            && rec->told != NGX_IDEMPOTENCY_TOLD
+            && rec->flush != NGX_IDEMPOTENCY_FLUSHED
             && truths[i].state == DONE)
         {
             truths[i].state = DOUBT;
@@ -706,8 +706,8 @@ file_has_it(ngx_idempotency_claim_t *claim)
 
     return rec == NULL || rec->fence != claim->found.fence
            || shm->sh->tier.failing
-           || rec->told == NGX_IDEMPOTENCY_REFUSED
-           || rec->told == NGX_IDEMPOTENCY_TOLD;
+           || rec->flush == NGX_IDEMPOTENCY_ASIDE
+           || rec->flush == NGX_IDEMPOTENCY_FLUSHED;
 }
 
 
@@ -771,8 +771,8 @@ told(ngx_idempotency_op_t *op)
 
     check(rec == NULL || shm->sh->tier.failing
           || rec->fence != a->complete.fence
-          || rec->told == NGX_IDEMPOTENCY_REFUSED
-          || rec->told == NGX_IDEMPOTENCY_TOLD);
+          || rec->flush == NGX_IDEMPOTENCY_ASIDE
+          || rec->flush == NGX_IDEMPOTENCY_FLUSHED);
 
     check_equal(a->act, TELLS);
     a->act = IDLE;
@@ -813,7 +813,7 @@ ends(actor_t *a, ngx_uint_t releases)
         a->complete.op = a->claim.op;
         a->complete.op.now = ngx_current_msec;
         a->complete.op.handler = told;
-        a->complete.op.again = NULL;
+        a->complete.op.resume = NULL;
         a->complete.fence = a->claim.fence;
         a->complete.outcome = NGX_IDEMPOTENCY_DONE;
         a->complete.status = t->executed;
@@ -951,13 +951,13 @@ worker_runs(ngx_uint_t n)
     double_become(n);
 
     expire_timer(&w->tier.retry);
-    expire_timer(&w->tier.again);
+    expire_timer(&w->tier.poll);
     expire_timer(&w->tier.watch);
 
     if (w->flying && !hangs && unit_below(&seed, 2)) {
         commit(w);
         w->flying = 0;
-        ngx_idempotency_tier_handed(&w->tier, w->tier.batches);
+        ngx_idempotency_batch_flushed(&w->tier, w->tier.batches);
     }
 
 }
@@ -1388,7 +1388,7 @@ tells(ngx_uint_t n)
 
     commit(w);
     w->flying = 0;
-    ngx_idempotency_tier_handed(&w->tier, w->tier.batches);
+    ngx_idempotency_batch_flushed(&w->tier, w->tier.batches);
     wake();
 
     return 1;

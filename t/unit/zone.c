@@ -64,7 +64,7 @@ static ngx_uint_t zone_quotas(zone_t *z, ngx_rbtree_node_t *node,
     zone_census_t *c);
 static void zone_count(zone_t *z, ngx_uint_t bucket, ngx_rbtree_node_t *node,
     zone_census_t *c);
-static void zone_count_owed(zone_t *z, ngx_idempotency_record_t *rec,
+static void zone_count_queued(zone_t *z, ngx_idempotency_record_t *rec,
     zone_census_t *c);
 static void zone_count_record(zone_t *z, ngx_idempotency_record_t *rec,
     zone_census_t *c);
@@ -351,9 +351,9 @@ zone_check(zone_t *z)
 
     check_equal(zone_quotas(z, sh->quotas, &c), c.counted);
 
-    zone_count_owed(z, sh->tier.first, &c);
-    zone_count_owed(z, sh->tier.refused, &c);
-    zone_count_owed(z, sh->tier.hander.taken, &c);
+    zone_count_queued(z, sh->tier.first, &c);
+    zone_count_queued(z, sh->tier.aside, &c);
+    zone_count_queued(z, sh->tier.writer.records, &c);
 
     for (window = sh->copies.next; window; window = window->next) {
         c.used[zone_slot(z, sizeof(ngx_idempotency_window_t))]++;
@@ -507,7 +507,7 @@ zone_count(zone_t *z, ngx_uint_t bucket, ngx_rbtree_node_t *node,
 /* what has left, and is to be told yet */
 
 static void
-zone_count_owed(zone_t *z, ngx_idempotency_record_t *rec, zone_census_t *c)
+zone_count_queued(zone_t *z, ngx_idempotency_record_t *rec, zone_census_t *c)
 {
     for ( /* void */ ; rec; rec = rec->next) {
 
@@ -543,7 +543,7 @@ zone_count_record(zone_t *z, ngx_idempotency_record_t *rec, zone_census_t *c)
                 !pending && rec->chunks != NULL);
 
     if (rec->state < NGX_IDEMPOTENCY_STATS_RECORDS
-        && (pending || rec->window != &sh->left))
+        && (pending || rec->window != &sh->leftovers))
     {
         c->outcomes[rec->state]++;
     }
@@ -669,8 +669,8 @@ zone_drop_negative(zone_t *z)
     ngx_queue_t               *q, *next;
     ngx_idempotency_record_t  *rec;
 
-    for (q = ngx_queue_head(&z->shm.sh->left.records);
-         q != ngx_queue_sentinel(&z->shm.sh->left.records);
+    for (q = ngx_queue_head(&z->shm.sh->leftovers.records);
+         q != ngx_queue_sentinel(&z->shm.sh->leftovers.records);
          q = next)
     {
         next = ngx_queue_next(q);

@@ -1142,12 +1142,12 @@ db_ask(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
          * one that it gave up, which is none.
          */
 
-        if (own && rec.fence >= item->since && item->old && !rec.taken) {
+        if (own && rec.fence >= item->floor && item->old && !rec.taken) {
             item->result = NGX_IDEMPOTENCY_ABSENT;
             return SQLITE_OK;
         }
 
-        if (same || (own && rec.fence >= item->since && !rec.taken)) {
+        if (same || (own && rec.fence >= item->floor && !rec.taken)) {
             return db_take(db, item, &rec, now);
         }
 
@@ -1248,7 +1248,7 @@ static int
 db_bound(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
     db_record_t *rec)
 {
-    if (rec->response.len && !item->brief) {
+    if (rec->response.len && !item->length_only) {
         item->response.data = malloc(rec->response.len);
 
         if (item->response.data == NULL) {
@@ -1463,7 +1463,7 @@ static ngx_uint_t
 db_since(ngx_idempotency_item_t *item, db_record_t *rec)
 {
     if (rec->instance == item->instance) {
-        return item->since && item->since < rec->fence;
+        return item->floor && item->floor < rec->fence;
     }
 
     return item->recorded && item->recorded + DB_ITEM_APART < rec->recorded;
@@ -1544,7 +1544,7 @@ db_unavailable(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
     char *why)
 {
     item->result = NGX_IDEMPOTENCY_UNAVAILABLE;
-    item->unheard = 1;
+    item->unsent = 1;
 
     (void) snprintf(db->error, sizeof(db->error), "%s", why);
 }

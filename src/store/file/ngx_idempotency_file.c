@@ -1,9 +1,9 @@
 
 /*
- * The backing that is a file on this machine.  Whatever touches the file does
- * so in a thread, of which a worker has three: one takes over what the zone has
- * to tell, one has the log synced, and one tidies and reads lists.  A thread
- * may hang as long as its disk does; what it works on is not the worker's.
+ * The backing that is a file on this machine.  Only threads touch the file.  A
+ * worker has three of them: one flushes batches, one syncs the log, one does
+ * maintenance and reads lists.  A thread may hang as long as its disk does; the
+ * memory that it works on is its own.
  *
  * - What is committed by the zone's instance has the zone's number at least.
  * - batched: nothing is committed while the oldest commit that is not on disk
@@ -29,26 +29,26 @@
 
 /* all in milliseconds */
 
-/* what is pending in another generation is asked for so often, at first and at
+/* it is asked about claims of another instance so often, at first and at
    most */
 
 #define NGX_IDEMPOTENCY_FILE_SOON      5
 #define NGX_IDEMPOTENCY_FILE_SELDOM    50
 
-/* an exiting worker stays for so long for what is being written; at its end it
-   waits so long for its threads, or so long if it was told to hurry */
+/* a thread that is busy for longer than STAY is logged; an exiting worker waits
+   so long for its threads: QUIT after a graceful shutdown, else TERM */
 
 #define NGX_IDEMPOTENCY_FILE_STAY      30000
 #define NGX_IDEMPOTENCY_FILE_QUIT      5000
 #define NGX_IDEMPOTENCY_FILE_TERM      500
 
-/* for so long those who commit wait for each other; then SQLite says which one
-   it is, as one that is stopped keeps the lock */
+/* threads that commit wait so long for each other; then SQLite's own lock
+   decides, as a process that is stopped keeps this one */
 
 #define NGX_IDEMPOTENCY_FILE_LOCK      700
 
-/* what was written is on disk after that, and the disk's own time; a worker
-   sees to it itself if that one does not who should; and nothing is committed
+/* the log is synced SYNC after a commit, by the worker that watches the file;
+   after LATE by any worker that flushes; after UNSYNCED nothing is committed
    any more */
 
 #define NGX_IDEMPOTENCY_FILE_SYNC      600
@@ -57,17 +57,16 @@
 
 /* where there is something to tidy, and where there is not */
 
-#define NGX_IDEMPOTENCY_FILE_TEND      700
+#define NGX_IDEMPOTENCY_FILE_MAINTAIN      700
 #define NGX_IDEMPOTENCY_FILE_IDLE      10000
 
 #define NGX_IDEMPOTENCY_FILE_TIDY      256
 
-/* a worker whose nginx found no answer at the start looks so often whether
-   there is one */
+/* where the start of the file got no answer, workers try again so often */
 
 #define NGX_IDEMPOTENCY_FILE_AGAIN     100
 
-/* a thread has found that it is another file, and the log has not heard it */
+/* a thread has found that it is another file; it is not logged yet */
 
 #define NGX_IDEMPOTENCY_FILE_FOUND     2
 
@@ -83,7 +82,7 @@ typedef struct {
     ngx_uint_t                  leaves;
     ngx_int_t                   rc;
     char                        error[NGX_IDEMPOTENCY_DB_ERROR];
-} file_hand_t;
+} file_conn_t;
 
 
 typedef struct file_s  file_t;
@@ -99,11 +98,12 @@ typedef struct {
     ngx_idempotency_start_t     start;
     u_char                      stamp[NGX_IDEMPOTENCY_STAMP_LEN];
 
-    file_hand_t                 hand;
-    file_hand_t                 sync;
-    file_hand_t                 tend;
+    file_conn_t                 flush;
+    file_conn_t                 sync;
+    file_conn_t                 maintain;
 
-    /* NULL: what an operator has agreed to, or to look whether it is there */
+    /* NULL: there is no batch; an operator has agreed to the file, or it is
+       looked at whether the file is there */
     ngx_idempotency_batch_t    *batch;
     ngx_idempotency_page_t     *page;
     ngx_uint_t                  agreed;
@@ -138,8 +138,8 @@ struct file_s {
     ngx_idempotency_page_t     *pages;
 
     /* when it was last tended, and why again */
-    ngx_msec_t                  tended;
-    uint64_t                    told;
+    ngx_msec_t                  maintained;
+    uint64_t                    flushed;
     ngx_uint_t                  more;
 };
 
@@ -151,13 +151,13 @@ static void file_begin(ngx_idempotency_shm_t *shm,
     ngx_idempotency_start_t *start);
 static ngx_uint_t file_begin_late(ngx_idempotency_shm_t *shm,
     ngx_idempotency_start_t *start);
-static ngx_idempotency_tier_t *file_again(ngx_conf_t *cf,
+static ngx_idempotency_tier_t *file_unnamed(ngx_conf_t *cf,
     ngx_idempotency_tier_t *old);
 static ngx_int_t file_init_process(ngx_idempotency_tier_t *tier,
     ngx_cycle_t *cycle);
 static void file_finish(ngx_idempotency_tier_t *tier);
 static void file_exit_process(ngx_idempotency_tier_t *tier);
-static void file_exit_hand(file_hand_t *hand, ngx_msec_t time);
+static void file_exit_conn(file_conn_t *conn, ngx_msec_t time);
 
 static const char *file_kind(ngx_idempotency_tier_t *tier,
     const char **sync);
@@ -169,20 +169,20 @@ static ngx_uint_t file_may(void *data);
 static ngx_uint_t file_up(ngx_idempotency_tier_t *tier);
 static ngx_int_t file_agree(ngx_idempotency_tier_t *tier);
 
-static ngx_int_t file_hand(ngx_idempotency_tier_t *tier,
+static ngx_int_t file_flush(ngx_idempotency_tier_t *tier,
     ngx_idempotency_batch_t *batch);
-static void file_hand_run(void *data);
+static void file_flush_run(void *data);
 static ngx_int_t file_commit(file_work_t *work, ngx_idempotency_batch_t *batch);
 static ngx_int_t file_commit_once(file_work_t *work,
     ngx_idempotency_batch_t *batch);
 static void file_agreed(file_work_t *work);
 static void file_witness(file_work_t *work, ngx_idempotency_mark_t *mark);
-static void file_hand_done(void *data);
+static void file_flush_done(void *data);
 static void file_begin_anew(file_t *file);
-static void file_told(file_t *file);
-static ngx_int_t file_open(file_work_t *work, file_hand_t *hand, char *error);
-static void file_shut(file_work_t *work, file_hand_t *hand);
-static void file_leave(file_hand_t *hand);
+static void file_log_found(file_t *file);
+static ngx_int_t file_open(file_work_t *work, file_conn_t *conn, char *error);
+static void file_shut(file_work_t *work, file_conn_t *conn);
+static void file_leave(file_conn_t *conn);
 static ngx_uint_t file_unsynced(ngx_idempotency_tier_sh_t *sh,
     ngx_msec_t time);
 static void file_sync(file_t *file, ngx_msec_t time);
@@ -194,11 +194,11 @@ static ngx_int_t file_list_next(file_t *file);
 static void file_list_run(file_work_t *work, ngx_idempotency_page_t *page);
 static ngx_int_t file_list_items(ngx_idempotency_page_t *page,
     ngx_idempotency_db_t *db);
-static void file_tend(ngx_idempotency_tier_t *tier);
-static void file_tend_run(void *data);
+static void file_maintain(ngx_idempotency_tier_t *tier);
+static void file_maintain_run(void *data);
 static void file_tidy(file_work_t *work);
 static void file_restart(file_work_t *work);
-static void file_tend_done(void *data);
+static void file_maintain_done(void *data);
 static void file_stay_handler(ngx_event_t *ev);
 static void file_late_handler(ngx_event_t *ev);
 static void file_late_run(file_work_t *work);
@@ -211,12 +211,12 @@ static const ngx_idempotency_backing_t  file_backing = {
 
     file_kind,
     file_now,
-    file_hand,
+    file_flush,
     NULL,
     file_list,
-    file_tend,
+    file_maintain,
     file_init,
-    file_again,
+    file_unnamed,
     file_init_process,
     file_finish,
     NULL,
@@ -277,7 +277,7 @@ ngx_idempotency_file_add(ngx_conf_t *cf, ngx_idempotency_store_t *store,
 /* for a configuration that does not name the zone any more */
 
 static ngx_idempotency_tier_t *
-file_again(ngx_conf_t *cf, ngx_idempotency_tier_t *old)
+file_unnamed(ngx_conf_t *cf, ngx_idempotency_tier_t *old)
 {
     file_t  *file, *was;
 
@@ -501,19 +501,19 @@ file_init_process(ngx_idempotency_tier_t *tier, ngx_cycle_t *cycle)
     work->db.alive = file_alive;
     work->db.data = work;
 
-    work->hand.lock = -1;
-    work->tend.lock = -1;
+    work->flush.lock = -1;
+    work->maintain.lock = -1;
     work->sync.lock = -1;
 
-    work->hand.thread = ngx_idempotency_thread_create(file_hand_run,
-                                                      file_hand_done, work);
+    work->flush.thread = ngx_idempotency_thread_create(file_flush_run,
+                                                       file_flush_done, work);
     work->sync.thread = ngx_idempotency_thread_create(file_sync_run,
                                                       file_sync_done, work);
-    work->tend.thread = ngx_idempotency_thread_create(file_tend_run,
-                                                      file_tend_done, work);
+    work->maintain.thread = ngx_idempotency_thread_create(file_maintain_run,
+                                                      file_maintain_done, work);
 
-    if (work->db.path && work->hand.thread && work->sync.thread
-        && work->tend.thread)
+    if (work->db.path && work->flush.thread && work->sync.thread
+        && work->maintain.thread)
     {
         file->work = work;
     }
@@ -556,7 +556,7 @@ file_finish(ngx_idempotency_tier_t *tier)
         ngx_close_listening_sockets((ngx_cycle_t *) ngx_cycle);
     }
 
-    if (ngx_idempotency_thread_wait(file->work->hand.thread,
+    if (ngx_idempotency_thread_wait(file->work->flush.thread,
                                     NGX_IDEMPOTENCY_FILE_TERM)
         != NGX_OK)
     {
@@ -565,7 +565,7 @@ file_finish(ngx_idempotency_tier_t *tier)
 }
 
 
-/* who closes the file as the last one brings the log into it */
+/* the last process that closes the file brings the log into it */
 
 static void
 file_exit_process(ngx_idempotency_tier_t *tier)
@@ -591,8 +591,8 @@ file_exit_process(ngx_idempotency_tier_t *tier)
         (void) ngx_idempotency_thread_wait(work->sync.thread, time);
     }
 
-    file_exit_hand(&work->tend, time);
-    file_exit_hand(&work->hand, time);
+    file_exit_conn(&work->maintain, time);
+    file_exit_conn(&work->flush, time);
 
     /* one that hangs goes with the process, and has this until then */
 
@@ -601,18 +601,18 @@ file_exit_process(ngx_idempotency_tier_t *tier)
 
 
 static void
-file_exit_hand(file_hand_t *hand, ngx_msec_t time)
+file_exit_conn(file_conn_t *conn, ngx_msec_t time)
 {
-    if (ngx_idempotency_thread_wait(hand->thread, time) != NGX_OK
-        || (hand->db == NULL && hand->lock == -1))
+    if (ngx_idempotency_thread_wait(conn->thread, time) != NGX_OK
+        || (conn->db == NULL && conn->lock == -1))
     {
         return;
     }
 
-    hand->leaves = 1;
+    conn->leaves = 1;
 
-    if (ngx_idempotency_thread_post(hand->thread) == NGX_OK) {
-        (void) ngx_idempotency_thread_wait(hand->thread, time);
+    if (ngx_idempotency_thread_post(conn->thread) == NGX_OK) {
+        (void) ngx_idempotency_thread_wait(conn->thread, time);
     }
 }
 
@@ -663,7 +663,7 @@ file_msec(void)
 }
 
 
-/* our own can't be asked: the lock that tells is ours */
+/* our own instance lives; its lock is ours, so it can't be tested */
 
 static ngx_uint_t
 file_alive(void *data, uint64_t instance)
@@ -677,7 +677,7 @@ file_alive(void *data, uint64_t instance)
 }
 
 
-/* another worker may have told the same since */
+/* another worker may have taken the batch over */
 
 static ngx_uint_t
 file_may(void *data)
@@ -687,7 +687,7 @@ file_may(void *data)
     ngx_uint_t  may;
 
     ngx_idempotency_thread_enter();
-    may = ngx_idempotency_owed_current(&work->file->tier, work->batch);
+    may = ngx_idempotency_batch_current(&work->file->tier, work->batch);
     ngx_idempotency_thread_leave();
 
     return may;
@@ -725,7 +725,7 @@ file_agree(ngx_idempotency_tier_t *tier)
 
 
 static ngx_int_t
-file_hand(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
+file_flush(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
 {
     file_t                     *file;
     const char                 *why;
@@ -740,7 +740,7 @@ file_hand(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
     } else if (sh->lost) {
         why = "only a restart can bring it back";
 
-    } else if (sh->other || file->work->hand.thread->busy) {
+    } else if (sh->other || file->work->flush.thread->busy) {
         why = "it is not the one that it was";
 
     } else if (file->start.owners == -1) {
@@ -751,11 +751,11 @@ file_hand(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
 
         file->work->batch = batch;
 
-        if (ngx_idempotency_thread_post(file->work->hand.thread) == NGX_OK) {
+        if (ngx_idempotency_thread_post(file->work->flush.thread) == NGX_OK) {
 
             if (file->exiting) {
                 tier->stuck = (ngx_idempotency_thread_wait(
-                                   file->work->hand.thread,
+                                   file->work->flush.thread,
                                    NGX_IDEMPOTENCY_FILE_TERM)
                                != NGX_OK);
 
@@ -778,14 +778,14 @@ file_hand(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
 
 
 static void
-file_hand_run(void *data)
+file_flush_run(void *data)
 {
     file_work_t  *work = data;
 
     ngx_idempotency_batch_t  *batch;
 
-    if (work->hand.leaves) {
-        file_leave(&work->hand);
+    if (work->flush.leaves) {
+        file_leave(&work->flush);
         return;
     }
 
@@ -796,9 +796,9 @@ file_hand_run(void *data)
         if (work->agreed) {
             file_agreed(work);
 
-        } else if (work->hand.db) {
-            (void) ngx_idempotency_db_tokens(work->hand.db, NULL, NULL, 0);
-            file_shut(work, &work->hand);
+        } else if (work->flush.db) {
+            (void) ngx_idempotency_db_tokens(work->flush.db, NULL, NULL, 0);
+            file_shut(work, &work->flush);
         }
 
         return;
@@ -813,7 +813,7 @@ file_hand_run(void *data)
 
     batch->rc = file_commit(work, batch);
 
-    ngx_idempotency_owed_answered(batch);
+    ngx_idempotency_batch_answered(batch);
 
     if (batch->rc != NGX_OK) {
         return;
@@ -852,7 +852,7 @@ file_commit(file_work_t *work, ngx_idempotency_batch_t *batch)
 
     rc = file_commit_once(work, batch);
 
-    /* what was moved away and came back is opened anew, by each who had it */
+    /* a file that was moved away and came back is opened anew */
 
     if (rc == NGX_DECLINED && !sh->other) {
         rc = file_commit_once(work, batch);
@@ -869,48 +869,48 @@ file_commit_once(file_work_t *work, ngx_idempotency_batch_t *batch)
 {
     ngx_int_t                   rc;
     ngx_uint_t                  moved;
-    file_hand_t                *hand;
+    file_conn_t                *conn;
     ngx_idempotency_tier_sh_t  *sh;
 
     sh = work->sh;
-    hand = &work->hand;
+    conn = &work->flush;
 
-    if (file_open(work, hand, batch->error) != NGX_OK) {
+    if (file_open(work, conn, batch->error) != NGX_OK) {
         return NGX_ERROR;
     }
 
     /* in vain: SQLite's own lock decides */
 
-    (void) ngx_idempotency_owners_commit_lock(hand->lock,
+    (void) ngx_idempotency_owners_commit_lock(conn->lock,
                                               NGX_IDEMPOTENCY_FILE_LOCK);
 
     /* it may have waited: a doubt begins now, not when it was asked for */
 
-    rc = ngx_idempotency_db_commit(hand->db, batch->items, batch->n,
+    rc = ngx_idempotency_db_commit(conn->db, batch->items, batch->n,
                                    file_time(sh));
 
     if (rc == NGX_OK && work->db.sync == NGX_IDEMPOTENCY_SYNC_STRICT) {
         file_witness(work, &sh->mark);
     }
 
-    ngx_idempotency_owners_commit_unlock(hand->lock);
+    ngx_idempotency_owners_commit_unlock(conn->lock);
 
-    /* what is not on disk is known before anybody hears of it */
+    /* before any request gets its answer */
 
     if (rc == NGX_OK && work->db.sync == NGX_IDEMPOTENCY_SYNC_BATCHED
-        && ngx_idempotency_db_wrote(hand->db))
+        && ngx_idempotency_db_wrote(conn->db))
     {
         (void) ngx_atomic_cmp_set(&sh->unsynced, 0, file_msec());
     }
 
     ngx_cpystrn((u_char *) batch->error,
-                (u_char *) ngx_idempotency_db_error(hand->db),
+                (u_char *) ngx_idempotency_db_error(conn->db),
                 sizeof(batch->error));
 
-    batch->lost = ngx_idempotency_db_failed(hand->db);
-    moved = ngx_idempotency_db_moved(hand->db);
+    batch->lost = ngx_idempotency_db_failed(conn->db);
+    moved = ngx_idempotency_db_moved(conn->db);
 
-    file_shut(work, hand);
+    file_shut(work, conn);
 
     return (rc == NGX_OK) ? NGX_OK : moved ? NGX_DECLINED : NGX_ERROR;
 }
@@ -921,16 +921,16 @@ file_commit_once(file_work_t *work, ngx_idempotency_batch_t *batch)
 static void
 file_agreed(file_work_t *work)
 {
-    file_hand_t  *hand;
+    file_conn_t  *conn;
 
-    hand = &work->hand;
+    conn = &work->flush;
 
-    file_leave(hand);
+    file_leave(conn);
 
     work->start.mark = work->sh->mark;
 
-    hand->rc = ngx_idempotency_start_agreed(&work->start, hand->error,
-                                            sizeof(hand->error));
+    conn->rc = ngx_idempotency_start_agreed(&work->start, conn->error,
+                                            sizeof(conn->error));
 }
 
 
@@ -944,7 +944,7 @@ file_witness(file_work_t *work, ngx_idempotency_mark_t *mark)
 
 
 static void
-file_hand_done(void *data)
+file_flush_done(void *data)
 {
     file_work_t  *work = data;
 
@@ -956,20 +956,20 @@ file_hand_done(void *data)
         ngx_del_timer(&file->stay);
     }
 
-    file_told(file);
+    file_log_found(file);
 
     if (work->batch) {
-        ngx_idempotency_tier_handed(&file->tier, work->batch);
+        ngx_idempotency_batch_flushed(&file->tier, work->batch);
 
     } else if (work->agreed) {
         work->agreed = 0;
         file_begin_anew(file);
 
-    } else if (work->tend.rc == NGX_ERROR && !file->exiting) {
+    } else if (work->maintain.rc == NGX_ERROR && !file->exiting) {
 
-        /* it could not be tended, and nobody may have asked */
+        /* maintenance failed, and there may be no request that notices */
 
-        ngx_idempotency_tier_check(&file->tier);
+        ngx_idempotency_tier_probe(&file->tier);
     }
 }
 
@@ -983,11 +983,11 @@ file_begin_anew(file_t *file)
 
     shm = file->tier.shm;
 
-    if (file->work->hand.rc != NGX_OK) {
+    if (file->work->flush.rc != NGX_OK) {
         ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
                       "idempotency: the %V of zone \"%V\" can't be agreed to: "
                       "it %s", &file->tier.name, &shm->store->name,
-                      file->work->hand.error);
+                      file->work->flush.error);
         return;
     }
 
@@ -1001,10 +1001,10 @@ file_begin_anew(file_t *file)
 }
 
 
-/* what threads have found, and the log has not heard yet */
+/* logs what threads have found */
 
 static void
-file_told(file_t *file)
+file_log_found(file_t *file)
 {
     file_work_t                *work;
     ngx_idempotency_shm_t      *shm;
@@ -1043,9 +1043,9 @@ file_told(file_t *file)
    directory: one that is another's would not */
 
 static ngx_int_t
-file_open(file_work_t *work, file_hand_t *hand, char *error)
+file_open(file_work_t *work, file_conn_t *conn, char *error)
 {
-    if (hand->lock == -1) {
+    if (conn->lock == -1) {
 
         if (!ngx_idempotency_owners_kept(work->start.owners, work->db.path)) {
             (void) snprintf(error, NGX_IDEMPOTENCY_DB_ERROR,
@@ -1053,41 +1053,41 @@ file_open(file_work_t *work, file_hand_t *hand, char *error)
             return NGX_ERROR;
         }
 
-        hand->lock = ngx_idempotency_owners_open(work->db.path, 0);
+        conn->lock = ngx_idempotency_owners_open(work->db.path, 0);
 
-        if (hand->lock == -1) {
+        if (conn->lock == -1) {
             (void) snprintf(error, NGX_IDEMPOTENCY_DB_ERROR,
                             "-owners can't be opened: %s", strerror(errno));
             return NGX_ERROR;
         }
     }
 
-    if (hand->db == NULL) {
-        work->db.may = (hand == &work->hand) ? file_may : NULL;
-        hand->db = ngx_idempotency_db_open(&work->db, error,
+    if (conn->db == NULL) {
+        work->db.may = (conn == &work->flush) ? file_may : NULL;
+        conn->db = ngx_idempotency_db_open(&work->db, error,
                                            NGX_IDEMPOTENCY_DB_ERROR);
     }
 
-    return hand->db ? NGX_OK : NGX_ERROR;
+    return conn->db ? NGX_OK : NGX_ERROR;
 }
 
 
-/* what is at its path may be another one, and is looked at anew; what it is
-   there is told by the first one who found it */
+/* if the file at the path may be another one, it is opened anew; the first
+   thread that finds another one leaves its description */
 
 static void
-file_shut(file_work_t *work, file_hand_t *hand)
+file_shut(file_work_t *work, file_conn_t *conn)
 {
     ngx_uint_t  other;
 
-    other = ngx_idempotency_db_other(hand->db);
+    other = ngx_idempotency_db_other(conn->db);
 
     if (other) {
         ngx_idempotency_thread_enter();
 
         if (work->sh->other == 0) {
             (void) snprintf(work->found, sizeof(work->found), "%s",
-                            ngx_idempotency_db_error(hand->db));
+                            ngx_idempotency_db_error(conn->db));
 
             if (!ngx_atomic_cmp_set(&work->sh->other, 0,
                                     NGX_IDEMPOTENCY_FILE_FOUND))
@@ -1099,35 +1099,35 @@ file_shut(file_work_t *work, file_hand_t *hand)
         ngx_idempotency_thread_leave();
     }
 
-    if (other || ngx_idempotency_db_moved(hand->db)) {
-        ngx_idempotency_db_close(hand->db);
-        hand->db = NULL;
+    if (other || ngx_idempotency_db_moved(conn->db)) {
+        ngx_idempotency_db_close(conn->db);
+        conn->db = NULL;
     }
 }
 
 
 static void
-file_leave(file_hand_t *hand)
+file_leave(file_conn_t *conn)
 {
-    if (hand->db) {
+    if (conn->db) {
 
         /*
          * Two workers that close the file at the same moment would each find
          * the other one, and leave the log, which the last one is to remove.
          */
 
-        if (hand->lock != -1) {
-            (void) ngx_idempotency_owners_commit_lock(hand->lock,
+        if (conn->lock != -1) {
+            (void) ngx_idempotency_owners_commit_lock(conn->lock,
                                                    NGX_IDEMPOTENCY_FILE_LOCK);
         }
 
-        ngx_idempotency_db_close(hand->db);
-        hand->db = NULL;
+        ngx_idempotency_db_close(conn->db);
+        conn->db = NULL;
     }
 
-    if (hand->lock != -1) {
-        (void) close(hand->lock);
-        hand->lock = -1;
+    if (conn->lock != -1) {
+        (void) close(conn->lock);
+        conn->lock = -1;
     }
 }
 
@@ -1168,22 +1168,22 @@ file_sync_run(void *data)
 {
     file_work_t  *work = data;
 
-    file_hand_t                *hand;
+    file_conn_t                *conn;
     ngx_atomic_uint_t           since, before;
     ngx_idempotency_mark_t      mark;
     ngx_idempotency_tier_sh_t  *sh;
 
     sh = work->sh;
-    hand = &work->sync;
+    conn = &work->sync;
 
     mark = sh->mark;
     before = sh->unsynced;
     since = file_msec();
 
-    hand->rc = ngx_idempotency_db_sync(work->db.path, hand->error,
-                                       sizeof(hand->error));
+    conn->rc = ngx_idempotency_db_sync(work->db.path, conn->error,
+                                       sizeof(conn->error));
 
-    if (hand->rc != NGX_OK) {
+    if (conn->rc != NGX_OK) {
         return;
     }
 
@@ -1208,7 +1208,7 @@ file_sync_done(void *data)
         ngx_idempotency_tier_lost(&work->file->tier, work->sync.error);
     }
 
-    file_told(work->file);
+    file_log_found(work->file);
 }
 
 
@@ -1223,8 +1223,8 @@ file_list(ngx_idempotency_tier_t *tier, ngx_idempotency_page_t *page)
     file = (file_t *) tier;
 
     if (!file_up(tier) || file->exiting
-        || (file->work->tend.thread->busy
-            && ngx_current_msec - file->tended > NGX_IDEMPOTENCY_FILE_LATE))
+        || (file->work->maintain.thread->busy
+            && ngx_current_msec - file->maintained > NGX_IDEMPOTENCY_FILE_LATE))
     {
         return NGX_ERROR;
     }
@@ -1234,7 +1234,7 @@ file_list(ngx_idempotency_tier_t *tier, ngx_idempotency_page_t *page)
     page->next = NULL;
     *last = page;
 
-    if (!file->work->tend.thread->busy && file_list_next(file) != NGX_OK) {
+    if (!file->work->maintain.thread->busy && file_list_next(file) != NGX_OK) {
         file->pages = NULL;
         return NGX_ERROR;
     }
@@ -1247,9 +1247,9 @@ static ngx_int_t
 file_list_next(file_t *file)
 {
     file->work->page = file->pages;
-    file->tended = ngx_current_msec;
+    file->maintained = ngx_current_msec;
 
-    return ngx_idempotency_thread_post(file->work->tend.thread);
+    return ngx_idempotency_thread_post(file->work->maintain.thread);
 }
 
 
@@ -1258,15 +1258,15 @@ file_list_next(file_t *file)
 static void
 file_list_run(file_work_t *work, ngx_idempotency_page_t *page)
 {
-    file_hand_t  *hand;
+    file_conn_t  *conn;
 
-    hand = &work->tend;
+    conn = &work->maintain;
 
     page->rc = NGX_ERROR;
     page->now = file_time(work->sh);
 
-    if (file_open(work, hand, hand->error) != NGX_OK
-        || file_list_items(page, hand->db) != NGX_OK)
+    if (file_open(work, conn, conn->error) != NGX_OK
+        || file_list_items(page, conn->db) != NGX_OK)
     {
         return;
     }
@@ -1276,13 +1276,13 @@ file_list_run(file_work_t *work, ngx_idempotency_page_t *page)
         return;
     }
 
-    (void) ngx_idempotency_owners_commit_lock(hand->lock,
+    (void) ngx_idempotency_owners_commit_lock(conn->lock,
                                               NGX_IDEMPOTENCY_FILE_LOCK);
 
-    page->rc = ngx_idempotency_db_commit(hand->db, page->items, page->n,
+    page->rc = ngx_idempotency_db_commit(conn->db, page->items, page->n,
                                          page->now);
 
-    ngx_idempotency_owners_commit_unlock(hand->lock);
+    ngx_idempotency_owners_commit_unlock(conn->lock);
 }
 
 
@@ -1307,7 +1307,7 @@ file_list_items(ngx_idempotency_page_t *page, ngx_idempotency_db_t *db)
         ngx_memcpy(item->token, tokens[i], NGX_IDEMPOTENCY_DIGEST_LEN);
 
         item->what = NGX_IDEMPOTENCY_ITEM_FIND;
-        item->brief = 1;
+        item->length_only = 1;
     }
 
     page->cursor = (n == (ngx_int_t) page->n);
@@ -1324,7 +1324,7 @@ file_list_items(ngx_idempotency_page_t *page, ngx_idempotency_db_t *db)
 /* what was committed since is synced, what is over goes */
 
 static void
-file_tend(ngx_idempotency_tier_t *tier)
+file_maintain(ngx_idempotency_tier_t *tier)
 {
     file_t                     *file;
     ngx_msec_t                  due;
@@ -1339,7 +1339,7 @@ file_tend(ngx_idempotency_tier_t *tier)
 
     file_sync(file, NGX_IDEMPOTENCY_FILE_SYNC);
 
-    /* who asks is not let in to find it out */
+    /* no request has to run into it */
 
     if (!sh->failing && file_unsynced(sh, NGX_IDEMPOTENCY_FILE_UNSYNCED)) {
         sh->failing = 1;
@@ -1347,14 +1347,14 @@ file_tend(ngx_idempotency_tier_t *tier)
                                        "2 s");
     }
 
-    if (sh->agreed && sh->other && !file->work->hand.thread->busy) {
+    if (sh->agreed && sh->other && !file->work->flush.thread->busy) {
         sh->agreed = 0;
         file->work->agreed = 1;
         file->work->batch = NULL;
-        (void) ngx_idempotency_thread_post(file->work->hand.thread);
+        (void) ngx_idempotency_thread_post(file->work->flush.thread);
     }
 
-    if (file->work->tend.thread->busy) {
+    if (file->work->maintain.thread->busy) {
         return;
     }
 
@@ -1362,34 +1362,34 @@ file_tend(ngx_idempotency_tier_t *tier)
 
         /* what failed with one may be for another to save */
 
-        due = (sh->told != file->told || sh->failing)
-                  ? NGX_IDEMPOTENCY_FILE_TEND : NGX_IDEMPOTENCY_FILE_IDLE;
+        due = (sh->flushed != file->flushed || sh->failing)
+                  ? NGX_IDEMPOTENCY_FILE_MAINTAIN : NGX_IDEMPOTENCY_FILE_IDLE;
 
-        if (ngx_current_msec - file->tended < due) {
+        if (ngx_current_msec - file->maintained < due) {
             return;
         }
     }
 
-    file->told = sh->told;
-    file->tended = ngx_current_msec;
+    file->flushed = sh->flushed;
+    file->maintained = ngx_current_msec;
     file->work->page = NULL;
 
-    (void) ngx_idempotency_thread_post(file->work->tend.thread);
+    (void) ngx_idempotency_thread_post(file->work->maintain.thread);
 }
 
 
 static void
-file_tend_run(void *data)
+file_maintain_run(void *data)
 {
     file_work_t  *work = data;
 
-    file_hand_t  *hand;
+    file_conn_t  *conn;
 
-    hand = &work->tend;
-    hand->rc = NGX_OK;
+    conn = &work->maintain;
+    conn->rc = NGX_OK;
 
-    if (hand->leaves || work->sh->other) {
-        file_leave(hand);
+    if (conn->leaves || work->sh->other) {
+        file_leave(conn);
         return;
     }
 
@@ -1402,15 +1402,15 @@ file_tend_run(void *data)
         file_list_run(work, work->page);
 
     } else {
-        hand->rc = NGX_ERROR;
+        conn->rc = NGX_ERROR;
 
-        if (file_open(work, hand, hand->error) == NGX_OK) {
+        if (file_open(work, conn, conn->error) == NGX_OK) {
             file_tidy(work);
         }
     }
 
-    if (hand->db) {
-        file_shut(work, hand);
+    if (conn->db) {
+        file_shut(work, conn);
     }
 }
 
@@ -1419,68 +1419,68 @@ static void
 file_tidy(file_work_t *work)
 {
     ngx_uint_t                  quiet;
-    file_hand_t                *hand;
+    file_conn_t                *conn;
     ngx_idempotency_tier_sh_t  *sh;
 
     sh = work->sh;
-    hand = &work->tend;
+    conn = &work->maintain;
     quiet = (sh->mark.number == work->number);
 
     if (ngx_idempotency_owners_others(work->start.owners, sh->instance)) {
         sh->others = file_msec();
     }
 
-    (void) ngx_idempotency_owners_commit_lock(hand->lock,
+    (void) ngx_idempotency_owners_commit_lock(conn->lock,
                                               NGX_IDEMPOTENCY_FILE_LOCK);
 
-    hand->rc = ngx_idempotency_db_tidy(hand->db, file_time(sh),
+    conn->rc = ngx_idempotency_db_tidy(conn->db, file_time(sh),
                                        NGX_IDEMPOTENCY_FILE_TIDY);
 
-    ngx_idempotency_owners_commit_unlock(hand->lock);
+    ngx_idempotency_owners_commit_unlock(conn->lock);
 
-    if (hand->rc != NGX_ERROR
+    if (conn->rc != NGX_ERROR
         && (sh->log >= NGX_IDEMPOTENCY_DB_LONG
             || (quiet && sh->log >= NGX_IDEMPOTENCY_DB_QUIET)))
     {
         file_restart(work);
     }
 
-    if (hand->rc == NGX_ERROR) {
-        (void) snprintf(hand->error, sizeof(hand->error), "%s",
-                        ngx_idempotency_db_error(hand->db));
+    if (conn->rc == NGX_ERROR) {
+        (void) snprintf(conn->error, sizeof(conn->error), "%s",
+                        ngx_idempotency_db_error(conn->db));
     }
 
     work->number = sh->mark.number;
 }
 
 
-/* nobody waits but for its end */
+/* others that commit wait for the end of it only */
 
 static void
 file_restart(file_work_t *work)
 {
-    file_hand_t  *hand;
+    file_conn_t  *conn;
 
-    hand = &work->tend;
+    conn = &work->maintain;
 
-    if (ngx_idempotency_db_checkpoint(hand->db) != NGX_OK) {
-        hand->rc = NGX_ERROR;
+    if (ngx_idempotency_db_checkpoint(conn->db) != NGX_OK) {
+        conn->rc = NGX_ERROR;
         return;
     }
 
-    (void) ngx_idempotency_owners_commit_lock(hand->lock,
+    (void) ngx_idempotency_owners_commit_lock(conn->lock,
                                               NGX_IDEMPOTENCY_FILE_LOCK);
 
-    if (ngx_idempotency_db_restart(hand->db, file_time(work->sh)) != NGX_OK) {
-        hand->rc = NGX_ERROR;
+    if (ngx_idempotency_db_restart(conn->db, file_time(work->sh)) != NGX_OK) {
+        conn->rc = NGX_ERROR;
     }
 
-    ngx_idempotency_owners_commit_unlock(hand->lock);
+    ngx_idempotency_owners_commit_unlock(conn->lock);
 }
 
 
 static void
-file_tend_done(void *data)
+file_maintain_done(void *data)
 {
     file_work_t  *work = data;
 
@@ -1497,45 +1497,48 @@ file_tend_done(void *data)
         return;
     }
 
-    file_told(file);
+    file_log_found(file);
 
-    /* SQLite's part is over when nobody has it open as it was */
+    /* the file was closed as it may be another one: the other thread that has
+       it open closes it, too */
 
-    if (work->tend.db == NULL && !work->hand.thread->busy && !file->exiting) {
+    if (work->maintain.db == NULL && !work->flush.thread->busy
+        && !file->exiting)
+    {
         work->batch = NULL;
-        (void) ngx_idempotency_thread_post(work->hand.thread);
+        (void) ngx_idempotency_thread_post(work->flush.thread);
     }
 
     if (page) {
         file->pages = page->next;
-        ngx_idempotency_look_listed(page);
+        ngx_idempotency_remote_listed(page);
 
     } else {
-        file->more = (work->tend.rc == NGX_AGAIN);
+        file->more = (work->maintain.rc == NGX_AGAIN);
 
-        if (work->tend.rc == NGX_ERROR && work->tend.db
-            && ngx_idempotency_db_failed(work->tend.db))
+        if (work->maintain.rc == NGX_ERROR && work->maintain.db
+            && ngx_idempotency_db_failed(work->maintain.db))
         {
-            ngx_idempotency_tier_lost(&file->tier, work->tend.error);
+            ngx_idempotency_tier_lost(&file->tier, work->maintain.error);
         }
     }
 
-    while (file->pages && !work->tend.thread->busy
+    while (file->pages && !work->maintain.thread->busy
            && file_list_next(file) != NGX_OK)
     {
         page = file->pages;
         file->pages = page->next;
 
         page->rc = NGX_ERROR;
-        ngx_idempotency_look_listed(page);
+        ngx_idempotency_remote_listed(page);
     }
 }
 
 
 /*
- * Each worker is to hold the instance before anything is claimed for it: so
- * each has its own part of the start to do, and one of them, who looks after
- * the file, all of it.
+ * Each worker holds the instance's lock before anything is claimed for it.  So
+ * the worker that watches the file does the start, and each other one shares
+ * the lock.
  */
 
 static void
@@ -1555,7 +1558,7 @@ file_late_handler(ngx_event_t *ev)
 
     ngx_add_timer(ev, NGX_IDEMPOTENCY_FILE_AGAIN);
 
-    if (work->tend.thread->busy
+    if (work->maintain.thread->busy
         || (sh->instance == 0
             && !ngx_idempotency_process_is(&sh->watcher,
                                            ngx_idempotency_process_self())))
@@ -1566,7 +1569,7 @@ file_late_handler(ngx_event_t *ev)
     work->late = 1;
     work->instance = sh->instance;
 
-    if (ngx_idempotency_thread_post(work->tend.thread) != NGX_OK) {
+    if (ngx_idempotency_thread_post(work->maintain.thread) != NGX_OK) {
         work->late = 0;
     }
 }
@@ -1575,9 +1578,9 @@ file_late_handler(ngx_event_t *ev)
 static void
 file_late_run(file_work_t *work)
 {
-    work->tend.rc = ngx_idempotency_start_late(&work->start, work->instance,
-                                               work->tend.error,
-                                               sizeof(work->tend.error));
+    work->maintain.rc = ngx_idempotency_start_late(&work->start, work->instance,
+                                                   work->maintain.error,
+                                               sizeof(work->maintain.error));
 }
 
 
@@ -1590,17 +1593,17 @@ file_late_done(file_t *file)
     work = file->work;
     shm = file->tier.shm;
 
-    if (work->tend.rc == NGX_AGAIN) {
+    if (work->maintain.rc == NGX_AGAIN) {
         return;
     }
 
-    if (work->tend.rc == NGX_ERROR && !work->start.other) {
+    if (work->maintain.rc == NGX_ERROR && !work->start.other) {
         ngx_del_timer(&file->late);
 
         ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
                       "idempotency: the %V of zone \"%V\" %s; the zone is "
                       "without it until a reload", &file->tier.name,
-                      &shm->store->name, work->tend.error);
+                      &shm->store->name, work->maintain.error);
         return;
     }
 
@@ -1619,9 +1622,9 @@ file_late_done(file_t *file)
 
     if (work->start.other) {
         (void) snprintf(work->found, sizeof(work->found), "%s",
-                        work->tend.error);
+                        work->maintain.error);
         shm->sh->tier.other = NGX_IDEMPOTENCY_FILE_FOUND;
-        file_told(file);
+        file_log_found(file);
     }
 }
 

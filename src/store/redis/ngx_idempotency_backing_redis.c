@@ -690,7 +690,7 @@ batch_handler(ngx_idempotency_redis_call_t *call)
         ngx_idempotency_unseal(hand->redis->tier.shm->store->secret,
                                hand->batch->items, hand->batch->n, 0);
 
-        ngx_idempotency_tier_handed(&hand->redis->tier, hand->batch);
+        ngx_idempotency_batch_flushed(&hand->redis->tier, hand->batch);
     }
 }
 
@@ -737,7 +737,7 @@ batch_answered(ngx_idempotency_redis_hand_t *hand,
         return;
     }
 
-    if (item->again) {
+    if (item->failed) {
         batch_vain(hand, ri, &late);
         return;
     }
@@ -763,8 +763,8 @@ batch_vain(ngx_idempotency_redis_hand_t *hand, ngx_idempotency_redis_item_t *ri,
     item = ri->item;
 
     item->result = NGX_IDEMPOTENCY_UNAVAILABLE;
-    item->again = 1;
-    item->unheard = !ri->heard;
+    item->failed = 1;
+    item->unsent = !ri->heard;
 
     (void) ngx_snprintf((u_char *) hand->batch->error,
                         sizeof(hand->batch->error), "%V%Z", why);
@@ -813,7 +813,7 @@ static void
 batch_foreign(ngx_idempotency_redis_zone_t *redis,
     ngx_idempotency_redis_item_t *ri)
 {
-    ri->item->unheard = 1;
+    ri->item->unsent = 1;
 
     if (redis->foreign) {
         return;
@@ -918,7 +918,7 @@ left_owned(left_t *left)
                 == left->item.sequence
              && !ngx_idempotency_record_negative(rec)
              && rec->state != NGX_IDEMPOTENCY_REMOTE)
-            || shm->sh->tier.since != left->item.since;
+            || shm->sh->tier.floor != left->item.floor;
 
     ngx_idempotency_shm_unlock(shm);
 
@@ -1044,7 +1044,7 @@ await_handler(ngx_idempotency_redis_subscription_t *w)
 {
     await_watch_t  *watch = w->data;
 
-    ngx_idempotency_tier_changed(&watch->redis->tier, watch->token);
+    ngx_idempotency_remote_changed(&watch->redis->tier, watch->token);
 }
 
 

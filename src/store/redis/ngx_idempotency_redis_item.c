@@ -153,7 +153,7 @@ ngx_idempotency_redis_item_call(ngx_idempotency_redis_item_t *ri,
     case NGX_IDEMPOTENCY_ITEM_ASK:
         script = redis_claim;
 
-        redis_put64(ri->since, item->since);
+        redis_put64(ri->since, item->floor);
         redis_argument(ri, ri->since, sizeof(ri->since));
 
         redis_number(ri, &p, item->lease);
@@ -243,7 +243,7 @@ redis_head(ngx_idempotency_redis_item_t *ri, u_char state)
 
     /* by hand, what was claimed here behind it is not meant */
 
-    sequence = (item->what == NGX_IDEMPOTENCY_ITEM_FORGET) ? item->since
+    sequence = (item->what == NGX_IDEMPOTENCY_ITEM_FORGET) ? item->floor
                                                            : item->sequence;
 
     redis_put64(head + redis_instance, item->instance);
@@ -371,7 +371,7 @@ ngx_idempotency_redis_item_answer(ngx_idempotency_redis_item_t *ri,
         /* it came too late to be wanted, or to another one, and did nothing */
 
         item->result = NGX_IDEMPOTENCY_UNAVAILABLE;
-        item->again = 1;
+        item->failed = 1;
         return NGX_OK;
 
     case 'V':

@@ -264,7 +264,7 @@ redis_list_handler(ngx_idempotency_redis_call_t *call)
 
     ngx_free(list);
 
-    ngx_idempotency_look_listed(page);
+    ngx_idempotency_remote_listed(page);
 }
 
 
@@ -372,7 +372,7 @@ redis_list_item(redis_list_t *list, ngx_idempotency_redis_reply_t *elts,
 
     item->response.len = len - elts[1].str.len;
     item->what = NGX_IDEMPOTENCY_ITEM_FIND;
-    item->brief = 1;
+    item->length_only = 1;
 
     list->page->n++;
 }

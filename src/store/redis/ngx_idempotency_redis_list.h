@@ -10,7 +10,7 @@
 #include "ngx_idempotency_redis.h"
 
 
-/* NGX_AGAIN: ngx_idempotency_look_listed() is called; NGX_ERROR: it can't be
+/* NGX_AGAIN: ngx_idempotency_remote_listed() is called; NGX_ERROR: it can't be
    asked.  prefix: of the zone's keys */
 
 ngx_int_t ngx_idempotency_redis_list(ngx_idempotency_redis_t *redis,
