@@ -1,7 +1,10 @@
 #!/usr/bin/perl
 
 # Files that others' programs read: Kubernetes' manifests, which belong together, their
-# configuration, and what GitHub reads. Schemas are those of docs/development.md.
+# configuration, and what GitHub reads.
+#
+# KUBERNETES_SCHEMAS is a directory with Kubernetes' OpenAPI (swagger.json) and, as
+# *.yaml, definitions of custom resources; without it no manifest is compared with them.
 
 use strict;
 use warnings;
@@ -10,6 +13,7 @@ use FindBin;
 use lib "$FindBin::Bin/lib";
 
 use Idempotency;
+use JSON::PP ();
 use Pages;
 
 eval { require YAML::XS } or plan skip_all => 'no YAML::XS here';
@@ -52,6 +56,8 @@ for my $set (@{$kind{Deployment}}, @{$kind{StatefulSet}}) {
     is(join(' ', grep { !$volume{$_} } map { $_->{name} } @{$container->{volumeMounts}}), '',
        '... what they mount is there');
 }
+
+schemas();
 
 my ($gateway) = @{$kind{Deployment}};
 my $conf = text("$dir/$customized->{configMapGenerator}[0]{files}[0]");
@@ -116,3 +122,74 @@ for my $form (map { $loaded{".github/ISSUE_TEMPLATE/$_.yml"}[0] } qw(fault wish)
 }
 
 done_testing();
+
+
+# --- schemas ----------------------------------------------------------------------
+
+# Each manifest by the schema of its kind; what the schema does not name is wrong.
+
+sub schemas {
+    my $schemas = $ENV{KUBERNETES_SCHEMAS} or return;
+    my $slurp = sub { open my $f, '<', $_[0] or die "$_[0]: $!"; local $/; readline $f };
+    my $swagger = JSON::PP->new->utf8->decode($slurp->("$schemas/swagger.json"));
+    my %schema;
+
+    for my $known (values %{$swagger->{definitions}}) {
+        $schema{join '/', grep { length } @$_{qw(group version kind)}} = $known
+            for @{$known->{'x-kubernetes-group-version-kind'} // []};
+    }
+
+    for my $custom (map { YAML::XS::Load($slurp->($_)) } glob "$schemas/*.yaml") {
+        my $spec = $custom->{spec};
+
+        $schema{"$spec->{group}/$_->{name}/$spec->{names}{kind}"} = $_->{schema}{openAPIV3Schema}
+            for @{$spec->{versions}};
+    }
+
+    for (@all, @{$loaded{"$dir/route.yaml"}}) {
+        my $name = "$_->{apiVersion}/$_->{kind}";
+
+        is(join(', ', $schema{$name} ? wrong($_, $schema{$name}, '', $swagger) : 'unknown'), '',
+           "$name $_->{metadata}{name}: as its schema says");
+    }
+}
+
+
+# wrong(VALUE, SCHEMA, PATH, SWAGGER): where, and why
+
+sub wrong {
+    my ($value, $schema, $path, $swagger) = @_;
+
+    $schema = $swagger->{definitions}{$1} while ($schema->{'$ref'} // '') =~ m{([^/]+)$};
+
+    my $type = $schema->{type} // 'object';
+    my $known = $schema->{properties} // {};
+    my $other = $schema->{additionalProperties};
+    my $any = $schema->{'x-kubernetes-preserve-unknown-fields'}
+              || !%$known && !$other && $type eq 'object' || $schema->{'x-kubernetes-int-or-string'}
+              || ($schema->{format} // '') eq 'int-or-string';
+
+    return if $any;
+
+    if ($type eq 'array') {
+        return "$path is no list" if ref $value ne 'ARRAY';
+        return map { wrong($value->[$_], $schema->{items}, "$path\[$_]", $swagger) } 0 .. $#$value;
+    }
+
+    if ($type eq 'object') {
+        return "$path is no object" if ref $value ne 'HASH';
+
+        return map({ "$path.$_ is missing" } grep { !exists $value->{$_} } @{$schema->{required} // []}),
+               map {
+                   my $of = $known->{$_} // (ref $other ? $other : undef);
+                   $of ? wrong($value->{$_}, $of, "$path.$_", $swagger) : $other ? () : "$path.$_ is unknown";
+               } sort keys %$value;
+    }
+
+    return "$path is no $type" if ref $value || !defined $value
+                                  || $type eq 'integer' && $value !~ /^-?\d+$/
+                                  || $type eq 'boolean' && $value !~ /^(?:1|)$/;
+    return "$path is none of @{$schema->{enum}}" if $schema->{enum} && !grep { $_ eq $value } @{$schema->{enum}};
+    return "$path is not /$schema->{pattern}/" if $schema->{pattern} && $value !~ /$schema->{pattern}/;
+    return;
+}
