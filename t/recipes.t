@@ -397,6 +397,10 @@ sub languages {
         like($asks->('de', $_)->{body}, qr/^\{"type":"urn:idempotency:conflict"/, "no page: $_");
     }
 
+    my @clicks = map { $n->post('/?id=click', body => 'a=1', type => $form,
+                                headers => [$browser, "Accept: $html", 'Accept-Language: fr']) } 1, 2;
+    same_replay(@clicks, 'two clicks of somebody who reads French');
+
     my $slow = $n->start('POST', '/orders?gate=1&id=orders', key => 'orders', type => $form);
 
     held('orders');
@@ -407,7 +411,7 @@ sub languages {
     go('orders');
     same_replay($slow->response, $n->post('/orders?gate=1&id=orders', key => 'orders', type => $form),
                 'later it is replayed');
-    is(executions($_), 1, "$_: executed once") for 'lang', 'orders';
+    is(executions($_), 1, "$_: executed once") for 'lang', 'click', 'orders';
 }
 
 
