@@ -84,7 +84,7 @@ void ngx_idempotency_sink_bytes(ngx_idempotency_sink_t *s, u_char *data,
     size_t len);
 u_char *ngx_idempotency_length(u_char *p, size_t len);
 
-void ngx_idempotency_names_sort(ngx_idempotency_names_t *s,
+ngx_uint_t ngx_idempotency_names_sort(ngx_idempotency_names_t *s,
     ngx_idempotency_name_t *names, ngx_idempotency_name_t *tmp, ngx_uint_t n);
 
 ngx_str_t ngx_idempotency_group(ngx_str_t *name);
@@ -162,6 +162,14 @@ ngx_idempotency_sink_field(ngx_idempotency_sink_t *s, u_char letter,
 }
 
 
+static ngx_inline uint32_t
+ngx_idempotency_be32(u_char *p)
+{
+    return (uint32_t) p[0] << 24 | (uint32_t) p[1] << 16
+           | (uint32_t) p[2] << 8 | (uint32_t) p[3];
+}
+
+
 /*
  * The first 8 bytes as a number, which mostly decides an order; "A" to "Z"
  * are the letters of which the high bit of one sum is set and not of the other
@@ -170,23 +178,22 @@ ngx_idempotency_sink_field(ngx_idempotency_sink_t *s, u_char letter,
 static ngx_inline uint64_t
 ngx_idempotency_prefix(u_char *p, uint32_t len)
 {
-    uint32_t  i;
     uint64_t  prefix, ascii, capital;
 
     if (len >= 8) {
-        prefix = (uint64_t) p[0] << 56 | (uint64_t) p[1] << 48
-                 | (uint64_t) p[2] << 40 | (uint64_t) p[3] << 32
-                 | (uint64_t) p[4] << 24 | (uint64_t) p[5] << 16
-                 | (uint64_t) p[6] << 8 | (uint64_t) p[7];
+        prefix = (uint64_t) ngx_idempotency_be32(p) << 32
+                 | ngx_idempotency_be32(p + 4);
+
+    } else if (len >= 4) {
+        /* some bytes twice */
+        prefix = (uint64_t) ngx_idempotency_be32(p) << 32
+                 | (uint64_t) ngx_idempotency_be32(p + len - 4)
+                   << (8 * (8 - len));
 
     } else if (len) {
-        prefix = 0;
-
-        for (i = 0; i < len; i++) {
-            prefix = prefix << 8 | p[i];
-        }
-
-        prefix <<= 8 * (8 - len);
+        prefix = (uint64_t) p[0] << 56
+                 | (uint64_t) p[len / 2] << (56 - 8 * (len / 2))
+                 | (uint64_t) p[len - 1] << (56 - 8 * (len - 1));
 
     } else {
         return 0;

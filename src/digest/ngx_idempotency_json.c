@@ -1,117 +1,140 @@
 
 /*
- * JSON, read in two ways: whole for the digest, in pieces for its fields.
+ * JSON: its encoding for the digest, and its fields.
  *
- * For the digest a document is read as a whole into nodes, iteratively, the
- * members of each object put into order when it ends, and then encoded; nothing
- * is fed into the digest before it is known to be valid.
- * Strings must be UTF-8 and are decoded only if they have escapes; numbers are
- * told by their decimal value.
+ * A document is read once and encoded on the way, into memory.  Nothing goes
+ * into the digest before all of it is valid.  The encoding is a list of pieces:
+ * an object whose members are not in order has its pieces linked anew, and its
+ * bytes stay where they are.
  *
- * Readers differ in which of two members counts whose names are the same or
- * the same but for letter case, so there are no two in a valid one, not even
- * where they are left out.  By order of names they are neighbours.
+ * Readers differ in which of two members counts whose names are the same, or
+ * the same but for letter case.  A valid document has no two such members, not
+ * even where they are left out.  Sorted names make them neighbours.
  *
- * Fields are members at the top, found in pieces of any size.  Of what is
- * deeper only strings and brackets are looked at, so that what is wrong there
- * hides nothing; what is wrong between the members does.
+ * Fields are the members of the object at the top.  They are found in pieces
+ * of the body, of any size.  Deeper values are passed over: only strings and
+ * brackets count there, so that an error there hides no field.  An error
+ * between the members makes what follows unreadable.
  */
 
 
 #include "ngx_idempotency_encode.h"
 
 
-/* types are the letters of the encoding, but for numbers to be rewritten */
+/* the room for folded names */
 
-#define NGX_IDEMPOTENCY_JSON_NULL     'N'
-#define NGX_IDEMPOTENCY_JSON_TRUE     'T'
-#define NGX_IDEMPOTENCY_JSON_FALSE    'F'
-#define NGX_IDEMPOTENCY_JSON_STRING   '"'
-#define NGX_IDEMPOTENCY_JSON_NUMBER   '#'
-#define NGX_IDEMPOTENCY_JSON_DECIMAL  '.'
-#define NGX_IDEMPOTENCY_JSON_ARRAY    '['
-#define NGX_IDEMPOTENCY_JSON_OBJECT   '{'
+#define NGX_IDEMPOTENCY_JSON_FOLDED    65536
 
-#define NGX_IDEMPOTENCY_JSON_NONE     0xffffff
+/* a small document needs no memory: pieces, half as many members, bytes */
 
-/* names that are told apart by letters which some readers take for others */
+#define NGX_IDEMPOTENCY_JSON_PIECES    128
+#define NGX_IDEMPOTENCY_JSON_OUT       4096
 
-#define NGX_IDEMPOTENCY_JSON_FOLDED   65536
+/* a longer string is not copied into the encoding */
 
-/* a small document needs no memory: so many values, so many members */
+#define NGX_IDEMPOTENCY_JSON_LONG      4096
 
-#define NGX_IDEMPOTENCY_JSON_VALUES   96
-#define NGX_IDEMPOTENCY_JSON_NAMES    32
+/* room for letters, lengths, a power of ten, and all brackets that close */
 
+#define NGX_IDEMPOTENCY_JSON_SLACK     512
 
-typedef struct {
-    uint32_t                     name;     /* a place; it comes first, as
-                                              names are sorted by it */
-    uint32_t                     name_len;
-    uint32_t                     value;    /* a place, or the first child */
-    uint32_t                     len;
-    uint32_t                     next:24;  /* the next sibling */
-    uint32_t                     ignored:1;
-    uint32_t                     type:7;
-} json_node_t;
+/* places from here on are not in the encoding */
+
+#define NGX_IDEMPOTENCY_JSON_BEYOND    0x80000000
+
+/* an exponent of more digits is not valid here */
+
+#define NGX_IDEMPOTENCY_JSON_EXPONENT  18
 
 
-/* a container that is open */
+/*
+ * A piece ends where the next one in this array begins.  Beyond the encoding
+ * it is a long string, which is part of the document, and its name is its
+ * length.
+ */
 
 typedef struct {
-    uint32_t                     node;
-    uint32_t                     last;     /* child */
-    uint32_t                     nchildren;
-    uint32_t                     nelements;
-    uint32_t                     ignore;   /* from this path on ... */
-    uint32_t                     nignore;  /* ... so many begin as it does */
-    ngx_uint_t                   unsorted;
+    uint32_t                 name;     /* a place; it comes first, as names are
+                                          sorted by it */
+    uint32_t                 start;    /* a place */
+    uint32_t                 next;     /* in the order of the digest */
+    uint32_t                 last:31;  /* piece of the member that begins
+                                          here */
+    uint32_t                 ignored:1;
+} json_piece_t;
+
+
+/* an array or object that has not ended */
+
+typedef struct {
+    u_char                   type;     /* its bracket */
+    u_char                   ignored;
+    u_char                   left_out; /* some member is */
+    uint32_t                 start;    /* a place */
+    uint32_t                 npieces;  /* before its first member */
+    uint32_t                 n;        /* members; of an array: elements, as
+                                          far as paths need their numbers */
+    uint32_t                 ignore;   /* the first path that leads here, */
+    uint32_t                 nignore;  /* and how many do */
 } json_frame_t;
 
 
 typedef struct {
-    u_char                      *data;
-    u_char                      *end;
-    uint32_t                     size;
+    u_char                  *data;
+    u_char                  *end;
 
-    /*
-     * strings that are not as they are written; a place beyond the document
-     * is in here
-     */
-    u_char                      *scratch;
-    u_char                      *last;
-    size_t                       room;      /* for names that are folded */
-    ngx_uint_t                   not_ascii; /* the last string */
+    /* the encoding */
+    u_char                  *out;
+    u_char                  *pos;
+    u_char                  *last;
 
-    json_node_t                 *nodes;
-    uint32_t                     nnodes;
-    uint32_t                     nalloc;
-    json_node_t                  values[NGX_IDEMPOTENCY_JSON_VALUES];
+    json_piece_t            *pieces;
+    uint32_t                 npieces;
+    uint32_t                 nalloc;
 
-    /* of the value to come */
-    uint32_t                     name;
-    uint32_t                     name_len;
-    uint32_t                     ignore;
-    uint32_t                     nignore;
-    ngx_uint_t                   ignored;
+    /* the names of all open members; an object that ends drops its own */
+    ngx_idempotency_name_t  *names;
+    uint32_t                 nnames;
+    uint32_t                 names_size;
 
-    /* of an object to be sorted, and as many again */
-    ngx_idempotency_name_t      *names;
-    uint32_t                     nnames;
-    ngx_idempotency_name_t       members[2 * NGX_IDEMPOTENCY_JSON_NAMES];
+    /* names with other letters, which are only compared */
+    u_char                  *folded;
+    u_char                  *folded_last;
+    size_t                   room;
 
-    ngx_array_t                 *paths;
-    ngx_pool_t                  *pool;
-    ngx_uint_t                   no_memory;
+    /* the last string */
+    uint32_t                 string;   /* a place */
+    uint32_t                 len;
+    ngx_uint_t               not_ascii;
 
-    ngx_uint_t                   depth;
-    json_frame_t                 frames[NGX_IDEMPOTENCY_JSON_DEPTH];
+    /* of the value that comes next */
+    uint32_t                 ignore;
+    uint32_t                 nignore;
+    ngx_uint_t               ignored;
+
+    ngx_array_t             *paths;
+    ngx_pool_t              *pool;
+    ngx_uint_t               no_memory;
+    ngx_uint_t               nvalues;
+    ngx_uint_t               depth;
+
+    json_frame_t             frames[NGX_IDEMPOTENCY_JSON_DEPTH];
+    json_piece_t             own_pieces[NGX_IDEMPOTENCY_JSON_PIECES];
+    ngx_idempotency_name_t   own_names[NGX_IDEMPOTENCY_JSON_PIECES];
+    u_char                   own_out[NGX_IDEMPOTENCY_JSON_OUT];
 } json_t;
 
 
-/* more digits than these in an exponent are beyond our arithmetic */
+/* a number that is not encoded as it is written */
 
-#define NGX_IDEMPOTENCY_JSON_EXPONENT  18
+typedef struct {
+    u_char                  *whole;
+    size_t                   nwhole;
+    u_char                  *fraction;
+    size_t                   nfraction;
+    int64_t                  power;
+    ngx_uint_t               negative;
+} json_decimal_t;
 
 
 /* escape: behind a backslash, behind "\u", and from there on its digits */
@@ -125,20 +148,21 @@ typedef enum {
 
 typedef enum {
     find_start = 0,
-    find_root,             /* a number or a literal */
     find_mark,
     find_mark_end,
     find_member,
+    find_colon,
+    find_behind,
+    find_end,
+
+    find_root,             /* a number or a literal */
+    find_value,
+    find_scalar,
     find_name,
     find_long_name,
-    find_colon,
-    find_value,
     find_string,
-    find_scalar,
-    find_nested,
     find_skipped,          /* a string */
-    find_behind,
-    find_end
+    find_nested
 } find_state_e;
 
 
@@ -147,42 +171,41 @@ static ngx_int_t json_matches(ngx_str_t *type, u_char *pos, u_char *end,
 static ngx_int_t json_whole(ngx_idempotency_digest_t *d,
     ngx_idempotency_canon_t *c, u_char *data, size_t len, ngx_pool_t *pool);
 static u_char *json_read(json_t *j, u_char *p);
-static u_char *json_next(json_t *j, u_char *p);
-static ngx_int_t json_fold_name(json_t *j);
-static u_char *json_scalar(json_t *j, u_char *p);
-static u_char *json_literal(json_t *j, u_char *p, char *literal, u_char type);
 static ngx_int_t json_open(json_t *j, u_char type);
 static ngx_int_t json_close(json_t *j);
-static ngx_int_t json_sort(json_t *j, json_frame_t *f);
-static json_node_t *json_node(json_t *j, u_char type);
-static ngx_int_t json_grow(json_t *j);
+static u_char *json_next(json_t *j, u_char *p);
+static ngx_int_t json_member(json_t *j, uint32_t i);
+static ngx_int_t json_fold_name(json_t *j, uint32_t i);
 static void json_path(json_t *j, u_char *name, size_t len, ngx_uint_t member);
-static void json_write(json_t *j, ngx_idempotency_sink_t *s);
-static u_char json_write_node(json_t *j, ngx_idempotency_sink_t *s,
-    json_node_t *n);
-static ngx_int_t json_parse(json_t *j, ngx_array_t *paths, u_char *data,
-    size_t len, ngx_pool_t *pool);
-static void json_free(json_t *j);
-static ngx_int_t json_scratch(json_t *j);
-static u_char *json_string(json_t *j, u_char *p, uint32_t *place,
-    uint32_t *len);
-static u_char *json_number(json_t *j, u_char *p, json_node_t *node);
-static u_char *json_put_utf8(u_char *dst, uint32_t n);
-static void json_decimal(ngx_idempotency_sink_t *s, u_char *data, size_t len);
-static void json_fields(ngx_idempotency_fields_t *f, u_char *p, u_char *last);
-static void json_fields_end(ngx_idempotency_fields_t *f);
-static u_char *json_unescape(json_t *j, u_char *p);
+static ngx_int_t json_sort(json_t *j, json_frame_t *f);
+static void json_drop(json_t *j, uint32_t start, uint32_t npieces);
+static void json_write(json_t *j, ngx_idempotency_digest_t *d);
+static ngx_int_t json_grow_pieces(json_t *j);
+static ngx_int_t json_grow_names(json_t *j, uint32_t n);
+static ngx_int_t json_grow(json_t *j, u_char *p);
+static void *json_enlarge(json_t *j, void *from, void *own, size_t len,
+    size_t size);
+static void json_free(json_t *j, void *p, void *own);
+static u_char *json_scalar(json_t *j, u_char *p);
+static u_char *json_literal(json_t *j, u_char *p, char *literal, u_char type);
+static u_char *json_string(json_t *j, u_char *p, u_char letter);
+static u_char *json_unescape(json_t *j, u_char *start, u_char *p,
+    u_char letter);
+static ngx_int_t json_long_string(json_t *j, u_char *p, size_t len);
 static u_char *json_escape(u_char *p, u_char *end, u_char **last);
 static u_char *json_code_unit(u_char *p, u_char *end, uint32_t *unit);
+static u_char *json_put_utf8(u_char *dst, uint32_t n);
 static u_char *json_utf8(u_char *p, u_char *end);
-static u_char *json_exponent(u_char *p, u_char *end);
+static u_char *json_number(json_t *j, u_char *p);
+static u_char *json_exponent(u_char *p, u_char *end, int64_t *power);
 static u_char *json_digits(u_char *p, u_char *end);
-static int64_t json_power(u_char *p, u_char *end);
+static void json_decimal(json_t *j, json_decimal_t *n);
 static u_char *json_put_power(u_char *dst, int64_t power);
-static ngx_uint_t find_is_scalar(u_char c);
+static void json_fields(ngx_idempotency_fields_t *f, u_char *p, u_char *last);
+static void json_fields_end(ngx_idempotency_fields_t *f);
 static void find_token(ngx_idempotency_fields_t *f, u_char c);
-static void find_begin(ngx_idempotency_fields_t *f, u_char c);
 static void find_value_begin(ngx_idempotency_fields_t *f, u_char c);
+static ngx_uint_t find_is_scalar(u_char c);
 static void find_scalar_end(ngx_idempotency_fields_t *f);
 static u_char *find_text(ngx_idempotency_fields_t *f, u_char *p, u_char *last);
 static void find_escape(ngx_idempotency_fields_t *f, u_char c);
@@ -194,43 +217,106 @@ static u_char *find_skip_string(ngx_idempotency_fields_t *f, u_char *p,
 static u_char *find_skip(ngx_idempotency_fields_t *f, u_char *p, u_char *last);
 
 
-static ngx_inline u_char *
-json_at(json_t *j, uint32_t place)
+/* what a letter behind a backslash stands for; 0: it must not stand there */
+
+static const u_char  json_escaped[256] = {
+    ['"'] = '"', ['\\'] = '\\', ['/'] = '/', ['b'] = '\b', ['f'] = '\f',
+    ['n'] = '\n', ['r'] = '\r', ['t'] = '\t'
+};
+
+
+/* the two bytes that are expected in a state, and the states behind them */
+
+static const struct {
+    u_char                   c[2];
+    u_char                   next[2];
+} find_tokens[] = {
+    [find_start]    = { { '{', 0xef }, { find_member, find_mark } },
+    [find_mark]     = { { 0xbb, 0xbb }, { find_mark_end, find_mark_end } },
+    [find_mark_end] = { { 0xbf, 0xbf }, { find_start, find_start } },
+    [find_member]   = { { '"', '}' }, { find_name, find_end } },
+    [find_colon]    = { { ':', ':' }, { find_value, find_value } },
+    [find_behind]   = { { ',', '}' }, { find_member, find_end } }
+};
+
+
+/* for so many bytes of the document, from p on */
+
+static ngx_inline ngx_int_t
+json_room(json_t *j, u_char *p, size_t len)
 {
-    return (place < j->size) ? j->data + place
-                             : j->scratch + (place - j->size);
+    return ((size_t) (j->last - j->pos) >= len + NGX_IDEMPOTENCY_JSON_SLACK)
+           ? NGX_OK : json_grow(j, p);
 }
 
 
-/* what a letter behind a backslash stands for, or 0; but for that of a unit */
+/* what stands before the bytes of a string, a name or a number */
 
-static ngx_inline u_char
-json_escaped(u_char c)
+static ngx_inline void
+json_head(json_t *j, u_char letter, size_t len)
 {
-    switch (c) {
+    *j->pos++ = letter;
 
-    case '"':
-    case '\\':
-    case '/':
-        return c;
+    if (len < 0x80) {
+        *j->pos++ = (u_char) len;
 
-    case 'b':
-        return '\b';
+    } else {
+        j->pos = ngx_idempotency_length(j->pos, len);
+    }
+}
 
-    case 'f':
-        return '\f';
 
-    case 'n':
-        return '\n';
+/* up to 16 bytes are copied as 16: there is room for them */
 
-    case 'r':
-        return '\r';
+static ngx_inline void
+json_copy(json_t *j, u_char *p, size_t len)
+{
+    if (len <= 16 && j->end - p >= 16) {
+        ngx_memcpy(j->pos, p, 16);
 
-    case 't':
-        return '\t';
+    } else {
+        ngx_memcpy(j->pos, p, len);
     }
 
-    return 0;
+    j->pos += len;
+}
+
+
+/* 0: no memory; only the first piece of a document has this number */
+
+static ngx_inline uint32_t
+json_piece(json_t *j, uint32_t start)
+{
+    json_piece_t  *piece;
+
+    if (j->npieces == j->nalloc && json_grow_pieces(j) != NGX_OK) {
+        return 0;
+    }
+
+    piece = &j->pieces[j->npieces];
+    piece->start = start;
+    piece->next = j->npieces + 1;
+
+    return j->npieces++;
+}
+
+
+/* NGX_DECLINED: more members than may be */
+
+static ngx_inline ngx_int_t
+json_name(json_t *j, u_char *name, uint32_t len, uint32_t i)
+{
+    if (j->frames[j->depth - 1].n++ == NGX_IDEMPOTENCY_JSON_MEMBERS) {
+        return NGX_DECLINED;
+    }
+
+    if (j->nnames == j->names_size && json_grow_names(j, 0) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    ngx_idempotency_name_set(&j->names[j->nnames++], name, len, i);
+
+    return NGX_OK;
 }
 
 
@@ -267,18 +353,6 @@ json_space(u_char *p, u_char *end)
 }
 
 
-/* the bytes that a plain string doesn't have */
-
-static u_char  json_special[256] = {
-    [0x00] = 1, [0x01] = 1, [0x02] = 1, [0x03] = 1, [0x04] = 1, [0x05] = 1,
-    [0x06] = 1, [0x07] = 1, [0x08] = 1, [0x09] = 1, [0x0a] = 1, [0x0b] = 1,
-    [0x0c] = 1, [0x0d] = 1, [0x0e] = 1, [0x0f] = 1, [0x10] = 1, [0x11] = 1,
-    [0x12] = 1, [0x13] = 1, [0x14] = 1, [0x15] = 1, [0x16] = 1, [0x17] = 1,
-    [0x18] = 1, [0x19] = 1, [0x1a] = 1, [0x1b] = 1, [0x1c] = 1, [0x1d] = 1,
-    [0x1e] = 1, [0x1f] = 1, ['"'] = 1, ['\\'] = 1
-};
-
-
 /* up to what is no plain ASCII */
 
 static ngx_inline u_char *
@@ -311,7 +385,7 @@ json_plain(u_char *p, u_char *end)
         p += 8;
     }
 
-    while (p < end && *p < 0x80 && !json_special[*p]) {
+    while (p < end && *p >= ' ' && *p < 0x80 && *p != '"' && *p != '\\') {
         p++;
     }
 
@@ -391,83 +465,58 @@ static ngx_int_t
 json_whole(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
     u_char *data, size_t len, ngx_pool_t *pool)
 {
-    json_t                  j;
-    ngx_int_t               rc;
-    ngx_idempotency_sink_t  sink;
+    json_t      j;
+    u_char     *p;
+    ngx_int_t   rc;
 
-    rc = json_parse(&j, c->ignore, data, len, pool);
+    j.data = data;
+    j.end = data + len;
+    j.out = j.own_out;
+    j.pos = j.out;
+    j.last = j.out + sizeof(j.own_out);
+    j.pieces = j.own_pieces;
+    j.npieces = 0;
+    j.nalloc = NGX_IDEMPOTENCY_JSON_PIECES;
+    j.names = j.own_names;
+    j.nnames = 0;
+    j.names_size = NGX_IDEMPOTENCY_JSON_PIECES;
+    j.folded = NULL;
+    j.ignore = 0;
+    j.nignore = c->ignore ? c->ignore->nelts : 0;
+    j.ignored = 0;
+    j.paths = c->ignore;
+    j.pool = pool;
+    j.no_memory = 0;
+    j.nvalues = 0;
+    j.depth = 0;
 
-    if (rc == NGX_OK) {
-        ngx_idempotency_sink_init(&sink, d, 'J');
-        json_write(&j, &sink);
-        ngx_idempotency_sink_flush(&sink);
+    *j.pos++ = 'J';
+    (void) json_piece(&j, 0);
+
+    p = json_read(&j, data);
+
+    if (p && json_space(p, j.end) == j.end) {
+        json_write(&j, d);
+        rc = NGX_OK;
+
+    } else {
+        rc = j.no_memory ? NGX_ERROR : NGX_DECLINED;
     }
 
-    json_free(&j);
+    json_free(&j, j.out, j.own_out);
+    json_free(&j, j.pieces, j.own_pieces);
+    json_free(&j, j.names, j.own_names);
+    json_free(&j, j.folded, NULL);
 
     return rc;
-}
-
-
-/* to be followed by json_free() in any case */
-
-static ngx_int_t
-json_parse(json_t *j, ngx_array_t *paths,
-    u_char *data, size_t len, ngx_pool_t *pool)
-{
-    u_char  *p;
-
-    j->data = data;
-    j->end = data + len;
-    j->size = (uint32_t) len;
-    j->scratch = NULL;
-    j->names = j->members;
-    j->nnames = NGX_IDEMPOTENCY_JSON_NAMES;
-    j->nodes = j->values;
-    j->nnodes = 0;
-    j->nalloc = NGX_IDEMPOTENCY_JSON_VALUES;
-    j->name_len = 0;
-    j->name = 0;
-    j->ignore = 0;
-    j->nignore = paths ? paths->nelts : 0;
-    j->ignored = 0;
-    j->paths = paths;
-    j->pool = pool;
-    j->no_memory = 0;
-    j->depth = 0;
-
-    p = json_read(j, data);
-
-    if (p == NULL) {
-        return j->no_memory ? NGX_ERROR : NGX_DECLINED;
-    }
-
-    return (json_space(p, j->end) == j->end) ? NGX_OK
-                                                            : NGX_DECLINED;
-}
-
-
-static void
-json_free(json_t *j)
-{
-    if (j->nodes != j->values) {
-        ngx_pfree(j->pool, j->nodes);
-    }
-
-    if (j->scratch) {
-        ngx_pfree(j->pool, j->scratch);
-    }
-
-    if (j->names != j->members) {
-        ngx_pfree(j->pool, j->names);
-    }
 }
 
 
 static u_char *
 json_read(json_t *j, u_char *p)
 {
-    u_char  c;
+    u_char    c;
+    uint32_t  start, npieces;
 
     for ( ;; ) {
 
@@ -475,7 +524,9 @@ json_read(json_t *j, u_char *p)
 
         p = json_space(p, j->end);
 
-        if (p == j->end) {
+        if (p == j->end || j->nvalues++ == NGX_IDEMPOTENCY_JSON_NODES
+            || json_room(j, p, 0) != NGX_OK)
+        {
             return NULL;
         }
 
@@ -506,10 +557,17 @@ json_read(json_t *j, u_char *p)
             }
 
         } else {
+            start = j->pos - j->out;
+            npieces = j->npieces;
+
             p = json_scalar(j, p);
 
             if (p == NULL) {
                 return NULL;
+            }
+
+            if (j->ignored) {
+                json_drop(j, start, npieces);
             }
         }
 
@@ -533,7 +591,7 @@ json_read(json_t *j, u_char *p)
                 break;
             }
 
-            if (c != j->nodes[j->frames[j->depth - 1].node].type + 2
+            if (c != j->frames[j->depth - 1].type + 2
                 || json_close(j) != NGX_OK)
             {
                 return NULL;
@@ -549,24 +607,76 @@ json_read(json_t *j, u_char *p)
 }
 
 
+static ngx_int_t
+json_open(json_t *j, u_char type)
+{
+    json_frame_t  *f;
+
+    if (j->depth == NGX_IDEMPOTENCY_JSON_DEPTH) {
+        return NGX_DECLINED;
+    }
+
+    f = &j->frames[j->depth++];
+
+    f->type = type;
+    f->ignored = j->ignored;
+    f->left_out = 0;
+    f->start = j->pos - j->out;
+    f->npieces = j->npieces;
+    f->n = 0;
+    f->ignore = j->ignore;
+    f->nignore = j->nignore;
+
+    *j->pos++ = type;
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+json_close(json_t *j)
+{
+    ngx_int_t      rc;
+    json_frame_t  *f;
+
+    f = &j->frames[--j->depth];
+
+    if (f->type == '{' && f->n) {
+        rc = json_sort(j, f);
+
+        if (rc != NGX_OK) {
+            return rc;
+        }
+    }
+
+    *j->pos++ = f->type + 2;
+
+    if (f->ignored) {
+        json_drop(j, f->start, f->npieces);
+    }
+
+    return NGX_OK;
+}
+
+
 /* what stands before the next value of an object or an array */
 
 static u_char *
 json_next(json_t *j, u_char *p)
 {
     u_char        *last, index[NGX_INT32_LEN];
-    ngx_uint_t     folds;
+    uint32_t       i;
     json_frame_t  *f;
 
     f = &j->frames[j->depth - 1];
 
-    if (j->nodes[f->node].type == NGX_IDEMPOTENCY_JSON_ARRAY) {
+    if (f->type == '[') {
 
         j->ignored = 0;
         j->nignore = 0;
 
         if (f->nignore) {
-            last = ngx_sprintf(index, "%uD", f->nelements++);
+            last = ngx_sprintf(index, "%uD", f->n++);
             json_path(j, index, last - index, 0);
         }
 
@@ -579,28 +689,21 @@ json_next(json_t *j, u_char *p)
         return NULL;
     }
 
-    p = json_string(j, p + 1, &j->name, &j->name_len);
+    i = json_piece(j, j->pos - j->out);
+
+    if (i == 0) {
+        return NULL;
+    }
+
+    p = json_string(j, p + 1, ':');
 
     if (p == NULL) {
         return NULL;
     }
 
-    folds = j->not_ascii;
-
     p = json_space(p, j->end);
 
-    if (p == j->end || *p != ':') {
-        return NULL;
-    }
-
-    j->ignored = 0;
-    j->nignore = 0;
-
-    if (f->nignore) {
-        json_path(j, json_at(j, j->name), j->name_len, 1);
-    }
-
-    if (folds && json_fold_name(j) != NGX_OK) {
+    if (p == j->end || *p != ':' || json_member(j, i) != NGX_OK) {
         return NULL;
     }
 
@@ -608,30 +711,70 @@ json_next(json_t *j, u_char *p)
 }
 
 
-/*
- * Two letters beyond ASCII are "s" and "k" where letter case doesn't count:
- * U+017F and U+212A.  A name that has them stands twice among the members, and
- * nothing is written of the second, which has the others instead.
- */
+/* the string that was read is the name of the member that begins here */
 
 static ngx_int_t
-json_fold_name(json_t *j)
+json_member(json_t *j, uint32_t i)
 {
-    u_char      *p, *end, *dst;
-    uint32_t     name, name_len;
-    ngx_uint_t   ignored;
+    json_frame_t  *f;
 
-    if (json_scratch(j) != NGX_OK) {
+    f = &j->frames[j->depth - 1];
+
+    if (f->n) {
+        j->pieces[j->names[j->nnames - 1].index].last = i - 1;
+    }
+
+    j->ignored = 0;
+    j->nignore = 0;
+
+    if (f->nignore) {
+        json_path(j, j->out + j->string, j->len, 1);
+    }
+
+    j->pieces[i].name = j->string;
+    j->pieces[i].ignored = j->ignored;
+    f->left_out |= j->ignored;
+
+    if (j->not_ascii && json_fold_name(j, i) != NGX_OK) {
         return NGX_ERROR;
     }
 
-    if (j->room < j->name_len) {
+    return json_name(j, j->out + j->string, j->len, i);
+}
+
+
+/*
+ * Two letters beyond ASCII are "s" and "k" where letter case doesn't count:
+ * U+017F and U+212A.  A name that has them stands twice among the names, and
+ * the second time with these letters.  That one has a piece only for its place:
+ * the member goes on in the piece behind.
+ */
+
+static ngx_int_t
+json_fold_name(json_t *j, uint32_t i)
+{
+    u_char    *p, *end, *dst;
+    size_t     len;
+    uint32_t   fold, rest;
+
+    if (j->folded == NULL) {
+        j->room = ngx_min(j->end - j->data, NGX_IDEMPOTENCY_JSON_FOLDED);
+        j->folded = ngx_palloc(j->pool, j->room);
+        j->folded_last = j->folded;
+
+        if (j->folded == NULL) {
+            j->no_memory = 1;
+            return NGX_ERROR;
+        }
+    }
+
+    if (j->room < j->len) {
         return NGX_DECLINED;
     }
 
-    p = json_at(j, j->name);
-    end = p + j->name_len;
-    dst = j->last;
+    p = j->out + j->string;
+    end = p + j->len;
+    dst = j->folded_last;
 
     while (p < end) {
 
@@ -650,298 +793,33 @@ json_fold_name(json_t *j)
         }
     }
 
-    if ((size_t) (dst - j->last) == j->name_len) {
+    len = dst - j->folded_last;
+
+    if (len == j->len) {
         return NGX_OK;
     }
 
-    name = j->name;
-    name_len = j->name_len;
-    ignored = j->ignored;
+    if (j->nvalues++ == NGX_IDEMPOTENCY_JSON_NODES) {
+        return NGX_DECLINED;
+    }
 
-    j->name = j->size + (j->last - j->scratch);
-    j->name_len = dst - j->last;
-    j->room -= j->name_len;
-    j->last = dst;
-    j->ignored = 1;
+    fold = json_piece(j, j->pos - j->out);
+    rest = fold ? json_piece(j, j->pos - j->out) : 0;
 
-    if (json_node(j, NGX_IDEMPOTENCY_JSON_NULL) == NULL) {
+    if (rest == 0) {
         return NGX_ERROR;
     }
 
-    j->name = name;
-    j->name_len = name_len;
-    j->ignored = ignored;
-
-    return NGX_OK;
-}
-
-
-static u_char *
-json_scalar(json_t *j, u_char *p)
-{
-    json_node_t  *n;
-
-    switch (*p) {
-
-    case '"':
-        n = json_node(j, NGX_IDEMPOTENCY_JSON_STRING);
-        if (n == NULL) {
-            return NULL;
-        }
-
-        return json_string(j, p + 1, &n->value, &n->len);
-
-    case 't':
-        return json_literal(j, p, "true", NGX_IDEMPOTENCY_JSON_TRUE);
-
-    case 'f':
-        return json_literal(j, p, "false", NGX_IDEMPOTENCY_JSON_FALSE);
-
-    case 'n':
-        return json_literal(j, p, "null", NGX_IDEMPOTENCY_JSON_NULL);
-    }
-
-    n = json_node(j, NGX_IDEMPOTENCY_JSON_NUMBER);
-    if (n == NULL) {
-        return NULL;
-    }
-
-    return json_number(j, p, n);
-}
-
-
-static u_char *
-json_literal(json_t *j, u_char *p, char *literal, u_char type)
-{
-    size_t        len;
-    json_node_t  *n;
-
-    len = ngx_strlen(literal);
-
-    if ((size_t) (j->end - p) < len || ngx_memcmp(p, literal, len) != 0) {
-        return NULL;
-    }
-
-    n = json_node(j, type);
-    if (n == NULL) {
-        return NULL;
-    }
-
-    n->value = p - j->data;
-    n->len = len;
-
-    return p + len;
-}
-
-
-static ngx_int_t
-json_open(json_t *j, u_char type)
-{
-    json_node_t   *n;
-    json_frame_t  *f;
-
-    if (j->depth == NGX_IDEMPOTENCY_JSON_DEPTH) {
-        return NGX_DECLINED;
-    }
-
-    n = json_node(j, type);
-    if (n == NULL) {
-        return NGX_ERROR;
-    }
-
-    n->value = NGX_IDEMPOTENCY_JSON_NONE;
-
-    f = &j->frames[j->depth++];
-
-    f->node = n - j->nodes;
-    f->last = NGX_IDEMPOTENCY_JSON_NONE;
-    f->nchildren = 0;
-    f->nelements = 0;
-    f->ignore = j->ignore;
-    f->nignore = j->nignore;
-    f->unsorted = 0;
-
-    return NGX_OK;
-}
-
-
-static ngx_int_t
-json_close(json_t *j)
-{
-    json_frame_t  *f;
-
-    f = &j->frames[--j->depth];
-
-    if (f->nchildren > NGX_IDEMPOTENCY_JSON_MEMBERS
-        && j->nodes[f->node].type == NGX_IDEMPOTENCY_JSON_OBJECT)
-    {
-        return NGX_DECLINED;
-    }
-
-    return f->unsorted ? json_sort(j, f) : NGX_OK;
-}
-
-
-static ngx_int_t
-json_sort(json_t *j, json_frame_t *f)
-{
-    uint32_t                  i, n;
-    json_node_t              *nodes;
-    ngx_idempotency_name_t   *names;
-    ngx_idempotency_names_t   s;
-
-    if (f->nchildren > j->nnames) {
-
-        if (j->names != j->members) {
-            ngx_pfree(j->pool, j->names);
-        }
-
-        j->nnames = ngx_min(2 * f->nchildren, NGX_IDEMPOTENCY_JSON_MEMBERS);
-        j->names = ngx_palloc(j->pool, (size_t) 2 * j->nnames
-                                       * sizeof(ngx_idempotency_name_t));
-        if (j->names == NULL) {
-            j->names = j->members;
-            j->no_memory = 1;
-            return NGX_ERROR;
-        }
-    }
-
-    names = j->names;
-    nodes = j->nodes;
-    i = nodes[f->node].value;
-
-    for (n = 0; n < f->nchildren; n++) {
-        ngx_idempotency_name_set(&names[n],
-                                 json_at(j, nodes[i].name),
-                                 nodes[i].name_len, i);
-        i = nodes[i].next;
-    }
-
-    s.data = j->data;
-    s.scratch = j->scratch;
-    s.size = j->size;
-    s.stride = sizeof(json_node_t);
-    s.items = (u_char *) nodes;
-
-    ngx_idempotency_names_sort(&s, names, &names[n], n);
-
-    if (s.alike) {
-        return NGX_DECLINED;
-    }
-
-    i = NGX_IDEMPOTENCY_JSON_NONE;
-
-    while (n--) {
-        if (!nodes[names[n].index].ignored) {
-            nodes[names[n].index].next = i;
-            i = names[n].index;
-        }
-    }
-
-    nodes[f->node].value = i;
-
-    return NGX_OK;
-}
-
-
-/*
- * Linked to what it stands in.  What is left out is not, but for members: their
- * names are compared with the others, before json_sort() drops them.
- */
-
-static json_node_t *
-json_node(json_t *j, u_char type)
-{
-    uint32_t       i;
-    json_node_t   *n, *prev, *parent;
-    json_frame_t  *f;
-
-    if (j->nnodes == j->nalloc && json_grow(j) != NGX_OK) {
-        return NULL;
-    }
-
-    i = j->nnodes++;
-
-    n = &j->nodes[i];
-    n->name = j->name;
-    n->name_len = j->name_len;
-    n->next = NGX_IDEMPOTENCY_JSON_NONE;
-    n->ignored = j->ignored;
-    n->type = type;
-
-    if (j->depth == 0) {
-        return n;
-    }
-
-    f = &j->frames[j->depth - 1];
-    parent = &j->nodes[f->node];
-
-    if (j->ignored) {
-
-        if (parent->type == NGX_IDEMPOTENCY_JSON_ARRAY) {
-            return n;
-        }
-
-        f->unsorted = 1;
-    }
-
-    f->nchildren++;
-
-    if (f->last == NGX_IDEMPOTENCY_JSON_NONE) {
-        f->last = i;
-        parent->value = i;
-        return n;
-    }
-
-    prev = &j->nodes[f->last];
-    prev->next = i;
-    f->last = i;
-
-    if (!f->unsorted && parent->type == NGX_IDEMPOTENCY_JSON_OBJECT) {
-        f->unsorted = ngx_idempotency_name_cmp(
-                                  json_at(j, prev->name),
-                                  prev->name_len,
-                                  json_at(j, n->name),
-                                  n->name_len)
-                      >= 0;
-    }
-
-    return n;
-}
-
-
-/* NGX_DECLINED: more values than a request may keep a worker busy with */
-
-static ngx_int_t
-json_grow(json_t *j)
-{
-    uint32_t      n;
-    json_node_t  *nodes;
-
-    if (j->nalloc == NGX_IDEMPOTENCY_JSON_NODES) {
-        return NGX_DECLINED;
-    }
-
-    n = ngx_max(j->nalloc * 2, j->size / 8);
-    n = ngx_min(n, NGX_IDEMPOTENCY_JSON_NODES);
-
-    nodes = ngx_palloc(j->pool, n * sizeof(json_node_t));
-    if (nodes == NULL) {
-        j->no_memory = 1;
-        return NGX_ERROR;
-    }
-
-    ngx_memcpy(nodes, j->nodes,
-               j->nnodes * sizeof(json_node_t));
-
-    if (j->nodes != j->values) {
-        ngx_pfree(j->pool, j->nodes);
-    }
-
-    j->nodes = nodes;
-    j->nalloc = n;
-
-    return NGX_OK;
+    j->pieces[i].next = rest;
+    j->pieces[fold].name = NGX_IDEMPOTENCY_JSON_BEYOND
+                           + (j->folded_last - j->folded);
+    j->pieces[fold].ignored = 1;
+
+    p = j->folded_last;
+    j->folded_last = dst;
+    j->room -= len;
+
+    return json_name(j, p, len, fold);
 }
 
 
@@ -982,90 +860,274 @@ json_path(json_t *j, u_char *name, size_t len, ngx_uint_t member)
 }
 
 
-static void
-json_write(json_t *j, ngx_idempotency_sink_t *s)
+/* NGX_DECLINED: two members of one name */
+
+static ngx_int_t
+json_sort(json_t *j, json_frame_t *f)
 {
-    u_char        close;
-    uint32_t      parents[NGX_IDEMPOTENCY_JSON_DEPTH];
-    ngx_uint_t    depth;
-    json_node_t  *n;
+    uint32_t                 i, prev, last;
+    ngx_uint_t               k, moved;
+    json_piece_t            *pieces;
+    ngx_idempotency_name_t  *names;
+    ngx_idempotency_names_t  s;
 
-    depth = 0;
-    n = &j->nodes[0];
+    if (j->nnames + f->n > j->names_size
+        && json_grow_names(j, j->nnames + f->n) != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
 
-    for ( ;; ) {
+    pieces = j->pieces;
+    last = j->npieces;
+    pieces[j->names[j->nnames - 1].index].last = last - 1;
 
-        close = json_write_node(j, s, n);
+    j->nnames -= f->n;
+    names = &j->names[j->nnames];
 
-        if (close) {
+    s.data = j->out;
+    s.scratch = j->folded;
+    s.size = NGX_IDEMPOTENCY_JSON_BEYOND;
+    s.stride = sizeof(json_piece_t);
+    s.items = (u_char *) pieces;
 
-            if (n->value != NGX_IDEMPOTENCY_JSON_NONE) {
-                parents[depth++] = n - j->nodes;
-                n = &j->nodes[n->value];
-                goto named;
+    moved = ngx_idempotency_names_sort(&s, names, &names[f->n], f->n);
+
+    if (s.alike) {
+        return NGX_DECLINED;
+    }
+
+    if (!moved && !f->left_out) {
+        return NGX_OK;
+    }
+
+    prev = f->npieces - 1;
+
+    for (k = 0; k < f->n; k++) {
+        i = names[k].index;
+
+        if (!pieces[i].ignored) {
+            pieces[prev].next = i;
+            prev = pieces[i].last;
+        }
+    }
+
+    pieces[prev].next = last;
+
+    return json_piece(j, j->pos - j->out) ? NGX_OK : NGX_ERROR;
+}
+
+
+/* what is left out is read, and then removed from the encoding */
+
+static void
+json_drop(json_t *j, uint32_t start, uint32_t npieces)
+{
+    j->pos = j->out + start;
+    j->npieces = npieces;
+    j->pieces[npieces - 1].next = npieces;
+}
+
+
+/* pieces that stand side by side are digested as one */
+
+static void
+json_write(json_t *j, ngx_idempotency_digest_t *d)
+{
+    uint32_t                 i, k, n, start, end;
+    json_piece_t            *piece;
+    ngx_idempotency_sink_t   sink;
+
+    piece = j->pieces;
+    n = j->npieces;
+
+    sink.digest = d;
+    sink.pos = sink.buf;
+
+    for (i = 0; i < n; i = piece[i].next) {
+
+        start = piece[i].start;
+
+        if (start >= NGX_IDEMPOTENCY_JSON_BEYOND) {
+            start -= NGX_IDEMPOTENCY_JSON_BEYOND;
+            ngx_idempotency_sink_bytes(&sink, j->data + start, piece[i].name);
+            continue;
+        }
+
+        for (k = i + 1; k < n; k++) {
+
+            if (piece[k].start >= NGX_IDEMPOTENCY_JSON_BEYOND) {
+                /* behind a long string there is another piece */
+                k++;
+                break;
             }
 
-            ngx_idempotency_sink_byte(s, close);
+            if (piece[i].next != k) {
+                break;
+            }
+
+            i = k;
         }
 
-        while (depth && n->next == NGX_IDEMPOTENCY_JSON_NONE) {
-            n = &j->nodes[parents[--depth]];
-            ngx_idempotency_sink_byte(s, n->type + 2);
-        }
+        end = (k < n) ? piece[k].start : (uint32_t) (j->pos - j->out);
+        ngx_idempotency_sink_bytes(&sink, j->out + start, end - start);
+    }
 
-        if (depth == 0) {
-            return;
-        }
+    ngx_idempotency_sink_flush(&sink);
+}
 
-        n = &j->nodes[n->next];
 
-    named:
+/* as many as there will be if the rest is as the beginning was */
 
-        if (j->nodes[parents[depth - 1]].type == NGX_IDEMPOTENCY_JSON_OBJECT) {
-            ngx_idempotency_sink_field(s, ':',
-                                       json_at(j, n->name),
-                                       n->name_len);
-        }
+static ngx_int_t
+json_grow_pieces(json_t *j)
+{
+    size_t         n;
+    json_piece_t  *pieces;
+
+    n = (size_t) j->nalloc * (j->end - j->data) / (j->pos - j->out);
+    n = ngx_min(n, NGX_IDEMPOTENCY_JSON_NODES);
+    n = ngx_max(n, (size_t) 2 * j->nalloc);
+
+    pieces = json_enlarge(j, j->pieces, j->own_pieces,
+                          j->npieces * sizeof(json_piece_t),
+                          n * sizeof(json_piece_t));
+    if (pieces == NULL) {
+        return NGX_ERROR;
+    }
+
+    j->pieces = pieces;
+    j->nalloc = n;
+
+    return NGX_OK;
+}
+
+
+/* for n names at least */
+
+static ngx_int_t
+json_grow_names(json_t *j, uint32_t n)
+{
+    ngx_idempotency_name_t  *names;
+
+    n = ngx_max(n, 2 * j->names_size);
+
+    names = json_enlarge(j, j->names, j->own_names,
+                         j->nnames * sizeof(ngx_idempotency_name_t),
+                         n * sizeof(ngx_idempotency_name_t));
+    if (names == NULL) {
+        return NGX_ERROR;
+    }
+
+    j->names = names;
+    j->names_size = n;
+
+    return NGX_OK;
+}
+
+
+/*
+ * For the rest of the document.  Only numbers get longer, and less than twice
+ * as long: whether there are many shows the second time.
+ */
+
+static ngx_int_t
+json_grow(json_t *j, u_char *p)
+{
+    size_t   len, rest, size;
+    u_char  *out;
+
+    len = j->pos - j->out;
+    rest = j->end - p;
+    size = len + NGX_IDEMPOTENCY_JSON_SLACK + rest
+           + ((j->out == j->own_out) ? rest / 8 : rest);
+
+    out = json_enlarge(j, j->out, j->own_out, len, size);
+    if (out == NULL) {
+        return NGX_ERROR;
+    }
+
+    j->out = out;
+    j->pos = out + len;
+    j->last = out + size;
+
+    return NGX_OK;
+}
+
+
+static void *
+json_enlarge(json_t *j, void *from, void *own, size_t len, size_t size)
+{
+    void  *to;
+
+    to = ngx_palloc(j->pool, size);
+
+    if (to == NULL) {
+        j->no_memory = 1;
+        return NULL;
+    }
+
+    ngx_memcpy(to, from, len);
+    json_free(j, from, own);
+
+    return to;
+}
+
+
+static void
+json_free(json_t *j, void *p, void *own)
+{
+    if (p != own) {
+        ngx_pfree(j->pool, p);
     }
 }
 
 
-/* a container's closing bracket is returned */
-
-static u_char
-json_write_node(json_t *j, ngx_idempotency_sink_t *s, json_node_t *n)
+static u_char *
+json_scalar(json_t *j, u_char *p)
 {
-    u_char  *value;
+    switch (*p) {
 
-    switch (n->type) {
+    case '"':
+        return json_string(j, p + 1, '"');
 
-    case NGX_IDEMPOTENCY_JSON_STRING:
-    case NGX_IDEMPOTENCY_JSON_NUMBER:
-        value = json_at(j, n->value);
-        ngx_idempotency_sink_field(s, n->type, value, n->len);
-        return 0;
+    case 't':
+        return json_literal(j, p, "true", 'T');
 
-    case NGX_IDEMPOTENCY_JSON_DECIMAL:
-        value = json_at(j, n->value);
-        json_decimal(s, value, n->len);
-        return 0;
+    case 'f':
+        return json_literal(j, p, "false", 'F');
 
-    default:
-        /* a container, true, false or null */
-        ngx_idempotency_sink_byte(s, n->type);
-
-        return (n->type == NGX_IDEMPOTENCY_JSON_ARRAY
-                || n->type == NGX_IDEMPOTENCY_JSON_OBJECT) ? n->type + 2 : 0;
+    case 'n':
+        return json_literal(j, p, "null", 'N');
     }
+
+    return json_number(j, p);
+}
+
+
+static u_char *
+json_literal(json_t *j, u_char *p, char *literal, u_char letter)
+{
+    size_t  len;
+
+    len = ngx_strlen(literal);
+
+    if ((size_t) (j->end - p) < len || ngx_memcmp(p, literal, len) != 0) {
+        return NULL;
+    }
+
+    *j->pos++ = letter;
+
+    return p + len;
 }
 
 
 /* p: behind the quote */
 
 static u_char *
-json_string(json_t *j, u_char *p, uint32_t *place, uint32_t *len)
+json_string(json_t *j, u_char *p, u_char letter)
 {
-    u_char  *start, *decoded;
+    size_t   len;
+    u_char  *start;
 
     start = p;
     j->not_ascii = 0;
@@ -1075,71 +1137,75 @@ json_string(json_t *j, u_char *p, uint32_t *place, uint32_t *len)
         return NULL;
     }
 
-    if (*p == '"') {
-        *place = start - j->data;
-        *len = p - start;
-
-        return p + 1;
+    if (*p != '"') {
+        return (*p == '\\') ? json_unescape(j, start, p, letter) : NULL;
     }
 
-    if (*p != '\\') {
+    len = p - start;
+
+    if (len > NGX_IDEMPOTENCY_JSON_LONG && letter == '"') {
+        return (json_long_string(j, start, len) == NGX_OK) ? p + 1 : NULL;
+    }
+
+    if (json_room(j, start, len) != NGX_OK) {
         return NULL;
     }
 
-    if (json_scratch(j) != NGX_OK) {
-        return NULL;
-    }
+    json_head(j, letter, len);
 
-    decoded = j->last;
-    j->last = ngx_cpymem(decoded, start, p - start);
+    j->string = j->pos - j->out;
+    j->len = len;
+    json_copy(j, start, len);
 
-    p = json_unescape(j, p);
-
-    *place = j->size + (decoded - j->scratch);
-    *len = j->last - decoded;
-
-    return p;
+    return p + 1;
 }
 
 
-/* nothing decoded is longer than it was */
-
 static ngx_int_t
-json_scratch(json_t *j)
+json_long_string(json_t *j, u_char *p, size_t len)
 {
-    if (j->scratch) {
-        return NGX_OK;
-    }
+    uint32_t  i;
 
-    j->room = ngx_min(j->size, NGX_IDEMPOTENCY_JSON_FOLDED);
+    json_head(j, '"', len);
 
-    j->scratch = ngx_palloc(j->pool, j->size + j->room);
-    if (j->scratch == NULL) {
-        j->no_memory = 1;
+    i = json_piece(j, NGX_IDEMPOTENCY_JSON_BEYOND + (p - j->data));
+
+    if (i == 0) {
         return NGX_ERROR;
     }
 
-    j->last = j->scratch;
+    j->pieces[i].name = len;
 
-    return NGX_OK;
+    return json_piece(j, j->pos - j->out) ? NGX_OK : NGX_ERROR;
 }
 
 
-/* p: the first backslash */
+/*
+ * p: the first backslash.  The length shows in the end: the string is decoded
+ * behind the room for it.  Nothing gets longer by that.
+ */
 
 static u_char *
-json_unescape(json_t *j, u_char *p)
+json_unescape(json_t *j, u_char *start, u_char *p, u_char letter)
 {
-    u_char  *start;
+    size_t   len;
+    u_char  *decoded, *last;
 
-    for ( ;; ) {
-        p = json_escape(p, j->end, &j->last);
+    if (json_room(j, start, j->end - start) != NGX_OK) {
+        return NULL;
+    }
+
+    decoded = j->pos + 1 + 10;
+    last = ngx_cpymem(decoded, start, p - start);
+
+    do {
+        p = json_escape(p, j->end, &last);
 
         if (p == NULL) {
             return NULL;
         }
 
-        if (j->last[-1] >= 0x80) {
+        if (last[-1] >= 0x80) {
             j->not_ascii = 1;
         }
 
@@ -1150,16 +1216,24 @@ json_unescape(json_t *j, u_char *p)
             return NULL;
         }
 
-        j->last = ngx_cpymem(j->last, start, p - start);
+        last = ngx_cpymem(last, start, p - start);
 
-        if (*p == '"') {
-            return p + 1;
-        }
+    } while (*p == '\\');
 
-        if (*p != '\\') {
-            return NULL;
-        }
+    if (*p != '"') {
+        return NULL;
     }
+
+    len = last - decoded;
+    json_head(j, letter, len);
+
+    j->string = j->pos - j->out;
+    j->len = len;
+
+    ngx_memmove(j->pos, decoded, len);
+    j->pos += len;
+
+    return p + 1;
 }
 
 
@@ -1174,7 +1248,7 @@ json_escape(u_char *p, u_char *end, u_char **last)
     }
 
     if (p[1] != 'u') {
-        c = json_escaped(p[1]);
+        c = json_escaped[p[1]];
 
         if (c == 0) {
             return NULL;
@@ -1329,65 +1403,80 @@ json_utf8(u_char *p, u_char *end)
 }
 
 
-/* what has no zero to drop, and is no fraction or power, is as it is */
-
 static u_char *
-json_number(json_t *j, u_char *p, json_node_t *node)
+json_number(json_t *j, u_char *p)
 {
-    u_char  *start, *end, *digits;
+    u_char          *start, *end;
+    json_decimal_t   n;
 
     start = p;
     end = j->end;
 
-    if (*p == '-') {
-        p++;
-    }
+    n.negative = (*p == '-');
+    n.whole = p + n.negative;
 
-    digits = p;
-    p = json_digits(p, end);
+    p = json_digits(n.whole, end);
+    n.nwhole = p - n.whole;
 
-    if (p == digits || (*digits == '0' && p - digits > 1)) {
+    if (n.nwhole == 0 || (*n.whole == '0' && n.nwhole > 1)) {
         return NULL;
     }
 
-    if (p[-1] == '0') {
-        node->type = NGX_IDEMPOTENCY_JSON_DECIMAL;
+    /* without zeros to drop, a fraction or a power it is as it is */
+
+    if (p[-1] != '0' && (p == end || (*p != '.' && (*p | 0x20) != 'e'))) {
+
+        if (json_room(j, start, p - start) != NGX_OK) {
+            return NULL;
+        }
+
+        json_head(j, '#', p - start);
+        json_copy(j, start, p - start);
+
+        return p;
     }
 
+    n.fraction = p;
+    n.nfraction = 0;
+    n.power = 0;
+
     if (p < end && *p == '.') {
-        node->type = NGX_IDEMPOTENCY_JSON_DECIMAL;
+        n.fraction = p + 1;
+        p = json_digits(n.fraction, end);
+        n.nfraction = p - n.fraction;
 
-        digits = p + 1;
-        p = json_digits(digits, end);
-
-        if (p == digits) {
+        if (n.nfraction == 0) {
             return NULL;
         }
     }
 
-    if (p < end && (*p == 'e' || *p == 'E')) {
-        node->type = NGX_IDEMPOTENCY_JSON_DECIMAL;
-
-        p = json_exponent(p + 1, end);
+    if (p < end && (*p | 0x20) == 'e') {
+        p = json_exponent(p + 1, end, &n.power);
 
         if (p == NULL) {
             return NULL;
         }
     }
 
-    node->value = start - j->data;
-    node->len = p - start;
+    if (json_room(j, start, p - start) != NGX_OK) {
+        return NULL;
+    }
+
+    json_decimal(j, &n);
 
     return p;
 }
 
 
 static u_char *
-json_exponent(u_char *p, u_char *end)
+json_exponent(u_char *p, u_char *end, int64_t *power)
 {
-    u_char  *start, *digits;
+    u_char   c, *start, *digits;
+    int64_t  n;
 
-    if (p < end && (*p == '+' || *p == '-')) {
+    c = (p < end) ? *p : '\0';
+
+    if (c == '+' || c == '-') {
         p++;
     }
 
@@ -1403,6 +1492,12 @@ json_exponent(u_char *p, u_char *end)
     if (p == start || p - digits > NGX_IDEMPOTENCY_JSON_EXPONENT) {
         return NULL;
     }
+
+    for (n = 0; digits < p; digits++) {
+        n = n * 10 + (*digits - '0');
+    }
+
+    *power = (c == '-') ? -n : n;
 
     return p;
 }
@@ -1425,98 +1520,53 @@ json_digits(u_char *p, u_char *end)
  */
 
 static void
-json_decimal(ngx_idempotency_sink_t *s, u_char *data, size_t len)
+json_decimal(json_t *j, json_decimal_t *n)
 {
-    size_t   nwhole, nfraction;
-    u_char  *p, *end, *whole, *fraction, *last;
-    u_char   sign, head[1 + 10 + 1], tail[1 + NGX_INT64_LEN];
-    int64_t  power;
+    size_t   len;
+    u_char  *last, tail[1 + NGX_INT64_LEN];
 
-    p = data;
-    end = data + len;
+    n->power -= n->nfraction;
 
-    sign = (*p == '-');
-    p += sign;
+    if (*n->whole == '0') {
+        n->nwhole = 0;
 
-    whole = p;
-    p = json_digits(p, end);
-    nwhole = p - whole;
-
-    fraction = p;
-
-    if (p < end && *p == '.') {
-        fraction = p + 1;
-        p = json_digits(fraction, end);
-    }
-
-    nfraction = p - fraction;
-    power = (p < end) ? json_power(p + 1, end) : 0;
-    power -= nfraction;
-
-    if (*whole == '0') {
-        nwhole = 0;
-
-        while (nfraction && *fraction == '0') {
-            fraction++;
-            nfraction--;
+        while (n->nfraction && *n->fraction == '0') {
+            n->fraction++;
+            n->nfraction--;
         }
     }
 
-    while (nfraction && fraction[nfraction - 1] == '0') {
-        nfraction--;
-        power++;
+    while (n->nfraction && n->fraction[n->nfraction - 1] == '0') {
+        n->nfraction--;
+        n->power++;
     }
 
-    if (nfraction == 0) {
+    if (n->nfraction == 0) {
 
-        while (nwhole && whole[nwhole - 1] == '0') {
-            nwhole--;
-            power++;
+        while (n->nwhole && n->whole[n->nwhole - 1] == '0') {
+            n->nwhole--;
+            n->power++;
         }
 
-        if (nwhole == 0) {
-            ngx_idempotency_sink_field(s, '#', (u_char *) "0", 1);
+        if (n->nwhole == 0) {
+            json_head(j, '#', 1);
+            *j->pos++ = '0';
             return;
         }
     }
 
-    last = json_put_power(tail, power);
+    last = json_put_power(tail, n->power);
+    len = n->nwhole + n->nfraction;
 
-    head[0] = '#';
-    p = ngx_idempotency_length(head + 1,
-                               sign + nwhole + nfraction + (last - tail));
+    json_head(j, '#', n->negative + len + (last - tail));
 
-    if (sign) {
-        *p++ = '-';
+    if (n->negative) {
+        *j->pos++ = '-';
     }
 
-    ngx_idempotency_sink_bytes(s, head, p - head);
-    ngx_idempotency_sink_bytes(s, whole, nwhole);
-    ngx_idempotency_sink_bytes(s, fraction, nfraction);
-    ngx_idempotency_sink_bytes(s, tail, last - tail);
-}
-
-
-/* an exponent that json_exponent() let pass */
-
-static int64_t
-json_power(u_char *p, u_char *end)
-{
-    u_char   sign;
-    int64_t  n;
-
-    sign = *p;
-    n = 0;
-
-    if (sign == '+' || sign == '-') {
-        p++;
-    }
-
-    while (p < end) {
-        n = n * 10 + (*p++ - '0');
-    }
-
-    return (sign == '-') ? -n : n;
+    j->pos = ngx_cpymem(j->pos, n->whole, n->nwhole);
+    j->pos = ngx_cpymem(j->pos, n->fraction, n->nfraction);
+    j->pos = ngx_cpymem(j->pos, tail, last - tail);
 }
 
 
@@ -1566,19 +1616,19 @@ json_fields(ngx_idempotency_fields_t *f, u_char *p, u_char *last)
 
         case find_scalar:
 
-            if (*p == ',' || *p == '}' || *p == ']' || *p == ' '
-                || *p == '\n' || *p == '\r' || *p == '\t')
+            if (find_is_scalar(*p)) {
+                ngx_idempotency_field_put(f, p++, 1);
+                break;
+            }
+
+            if (*p == ',' || *p == '}' || *p == ']'
+                || json_space(p, p + 1) != p)
             {
                 find_scalar_end(f);
                 break;
             }
 
-            if (!find_is_scalar(*p)) {
-                ngx_idempotency_fields_unreadable(f);
-                break;
-            }
-
-            ngx_idempotency_field_put(f, p++, 1);
+            ngx_idempotency_fields_unreadable(f);
             break;
 
         default:
@@ -1592,128 +1642,61 @@ json_fields(ngx_idempotency_fields_t *f, u_char *p, u_char *last)
 }
 
 
-/* of a number, a literal, or what some writers have for one, as NaN */
+/* nothing at all has no members, either */
 
-static ngx_uint_t
-find_is_scalar(u_char c)
+static void
+json_fields_end(ngx_idempotency_fields_t *f)
 {
-    return c == '-' || c == '+' || c == '.'
-           || ngx_idempotency_field_class(c) != '_';
+    if (f->state == find_scalar) {
+        find_scalar_end(f);
+    }
+
+    if (f->state != find_start && f->state != find_root
+        && f->state != find_end)
+    {
+        ngx_idempotency_fields_unreadable(f);
+    }
 }
 
 
 static void
 find_token(ngx_idempotency_fields_t *f, u_char c)
 {
-    switch (f->state) {
+    ngx_uint_t  i;
 
-    case find_start:
-        find_begin(f, c);
-        return;
-
-    case find_root:
-
-        if (find_is_scalar(c)) {
-            return;
-        }
-
-        break;
-
-    case find_mark:
-
-        if (c == 0xbb) {
-            f->state = find_mark_end;
-            return;
-        }
-
-        break;
-
-    case find_mark_end:
-
-        if (c == 0xbf) {
-            f->state = find_start;
-            return;
-        }
-
-        break;
-
-    case find_member:
-
-        if (c == '"') {
-            f->state = find_name;
-            return;
-        }
-
-        if (c == '}') {
-            f->state = find_end;
-            return;
-        }
-
-        break;
-
-    case find_colon:
-
-        if (c == ':') {
-            f->state = find_value;
-            return;
-        }
-
-        break;
-
-    case find_value:
+    if (f->state == find_value) {
         find_value_begin(f, c);
         return;
-
-    case find_behind:
-
-        if (c == ',') {
-            f->state = find_member;
-            return;
-        }
-
-        if (c == '}') {
-            f->state = find_end;
-            return;
-        }
-
-        break;
     }
 
-    ngx_idempotency_fields_unreadable(f);
-}
+    if (f->state < find_end) {
+        i = (c != find_tokens[f->state].c[0]);
 
+        if (c == find_tokens[f->state].c[i]) {
+            f->state = find_tokens[f->state].next[i];
+            return;
+        }
+    }
 
-/* no object has no members */
-
-static void
-find_begin(ngx_idempotency_fields_t *f, u_char c)
-{
-    switch (c) {
-
-    case '{':
-        f->state = find_member;
-        return;
-
-    case 0xef:
-        f->state = find_mark;
-        return;
-
-    case '[':
-    case '"':
-        f->done = 1;
-        return;
-
-    case '-':
-    case 't':
-    case 'f':
-    case 'n':
-        f->state = find_root;
+    if (f->state == find_root && find_is_scalar(c)) {
         return;
     }
 
-    if (c >= '0' && c <= '9') {
-        f->state = find_root;
-        return;
+    /* what is no object has no members */
+
+    if (f->state == find_start) {
+
+        if (c == '[' || c == '"') {
+            f->done = 1;
+            return;
+        }
+
+        if (c == '-' || c == 't' || c == 'f' || c == 'n'
+            || (c >= '0' && c <= '9'))
+        {
+            f->state = find_root;
+            return;
+        }
     }
 
     ngx_idempotency_fields_unreadable(f);
@@ -1748,10 +1731,19 @@ find_value_begin(ngx_idempotency_fields_t *f, u_char c)
 }
 
 
+/* of a number, a literal, or what some writers have for one, as NaN */
+
+static ngx_uint_t
+find_is_scalar(u_char c)
+{
+    return c == '-' || c == '+' || c == '.'
+           || ngx_idempotency_field_class(c) != '_';
+}
+
+
 static void
 find_scalar_end(ngx_idempotency_fields_t *f)
 {
-    u_char      c;
     size_t      i;
     ngx_str_t  *value;
     ngx_uint_t  state;
@@ -1763,24 +1755,25 @@ find_scalar_end(ngx_idempotency_fields_t *f)
     }
 
     value = &f->current->value;
-    state = NGX_IDEMPOTENCY_FIELD_FOUND;
 
     if (value->len == 4 && ngx_memcmp(value->data, "null", 4) == 0) {
         state = NGX_IDEMPOTENCY_FIELD_NONE;
 
-    } else if ((value->len != 4 || ngx_memcmp(value->data, "true", 4) != 0)
-               && (value->len != 5
-                   || ngx_memcmp(value->data, "false", 5) != 0))
+    } else if ((value->len == 4 && ngx_memcmp(value->data, "true", 4) == 0)
+               || (value->len == 5
+                   && ngx_memcmp(value->data, "false", 5) == 0))
     {
-        for (i = 0; i < value->len; i++) {
-            c = value->data[i];
+        state = NGX_IDEMPOTENCY_FIELD_FOUND;
 
-            if ((c < '0' || c > '9') && c != '-' && c != '+' && c != '.'
-                && c != 'e' && c != 'E')
-            {
-                state = NGX_IDEMPOTENCY_FIELD_SPOILT;
+    } else {
+        for (i = 0; i < value->len; i++) {
+            if (!ngx_strchr("0123456789-+.eE", value->data[i])) {
+                break;
             }
         }
+
+        state = (i == value->len) ? NGX_IDEMPOTENCY_FIELD_FOUND
+                                  : NGX_IDEMPOTENCY_FIELD_SPOILT;
     }
 
     ngx_idempotency_field_end(f, state);
@@ -1815,20 +1808,11 @@ find_text(ngx_idempotency_fields_t *f, u_char *p, u_char *last)
         return p + 1;
     }
 
-    if (f->high) {
-        find_put_unit(f, f->high);
-        f->high = 0;
-    }
+    for (start = p; p < last && *p != '"' && *p != '\\'; p++) { /* void */ }
 
-    if (*p != '"') {
-        start = p++;
+    find_put(f, start, p - start);
 
-        while (p < last && *p != '"' && *p != '\\') {
-            p++;
-        }
-
-        find_put(f, start, p - start);
-
+    if (p == last || *p == '\\') {
         return p;
     }
 
@@ -1850,71 +1834,54 @@ find_escape(ngx_idempotency_fields_t *f, u_char c)
 {
     ngx_int_t  digit;
 
-    if (f->escape > find_backslash) {
-
-        digit = ngx_idempotency_hex(c);
-
-        if (digit < 0) {
-            ngx_idempotency_fields_unreadable(f);
-            return;
-        }
-
-        f->unit = f->unit << 4 | (uint32_t) digit;
-
-        if (++f->escape == find_digits_end) {
-            f->escape = 0;
-            find_unit(f, f->unit);
-        }
-
-        return;
-    }
-
-    if (c == 'u') {
+    if (f->escape == find_backslash && c == 'u') {
         f->escape = find_digits;
         f->unit = 0;
         return;
     }
 
-    c = json_escaped(c);
+    if (f->escape == find_backslash) {
+        f->escape = 0;
+        c = json_escaped[c];
 
-    if (c == 0) {
+        if (c) {
+            find_put(f, &c, 1);
+            return;
+        }
+
         ngx_idempotency_fields_unreadable(f);
         return;
     }
 
-    f->escape = 0;
+    digit = ngx_idempotency_hex(c);
 
-    if (f->high) {
-        find_put_unit(f, f->high);
-        f->high = 0;
+    if (digit < 0) {
+        ngx_idempotency_fields_unreadable(f);
+        return;
     }
 
-    find_put(f, &c, 1);
+    f->unit = f->unit << 4 | (uint32_t) digit;
+
+    if (++f->escape == find_digits_end) {
+        f->escape = 0;
+        find_unit(f, f->unit);
+    }
 }
 
-
-/* a surrogate that stands alone stays what it is */
 
 static void
 find_unit(ngx_idempotency_fields_t *f, uint32_t unit)
 {
-    uint32_t  high, pair;
+    uint32_t  pair;
 
-    high = f->high;
-    f->high = 0;
+    pair = f->high ? json_pair(f->high, unit) : 0;
 
-    if (high) {
-        pair = json_pair(high, unit);
+    if (pair) {
+        f->high = 0;
+        unit = pair;
 
-        if (pair) {
-            find_put_unit(f, pair);
-            return;
-        }
-
-        find_put_unit(f, high);
-    }
-
-    if (json_high(unit)) {
+    } else if (json_high(unit)) {
+        find_put(f, (u_char *) "", 0);
         f->high = unit;
         return;
     }
@@ -1932,9 +1899,19 @@ find_put_unit(ngx_idempotency_fields_t *f, uint32_t unit)
 }
 
 
+/* a surrogate that stands alone stays what it is */
+
 static void
 find_put(ngx_idempotency_fields_t *f, u_char *p, size_t len)
 {
+    uint32_t  high;
+
+    if (f->high) {
+        high = f->high;
+        f->high = 0;
+        find_put_unit(f, high);
+    }
+
     if (f->state == find_string) {
         ngx_idempotency_field_put(f, p, len);
         return;
@@ -1976,13 +1953,14 @@ find_skip_string(ngx_idempotency_fields_t *f, u_char *p, u_char *last)
 static u_char *
 find_skip(ngx_idempotency_fields_t *f, u_char *p, u_char *last)
 {
-    for ( /* void */ ; p < last; p++) {
+    while (p < last) {
 
-        switch (*p) {
+        switch (*p++) {
 
         case '"':
             f->state = find_skipped;
-            return p + 1;
+            p = find_skip_string(f, p, last);
+            break;
 
         case '{':
         case '[':
@@ -1993,25 +1971,10 @@ find_skip(ngx_idempotency_fields_t *f, u_char *p, u_char *last)
         case ']':
             if (--f->depth == 0) {
                 f->state = find_behind;
-                return p + 1;
+                return p;
             }
         }
     }
 
     return p;
-}
-
-
-/* nothing at all has no members, either */
-
-static void
-json_fields_end(ngx_idempotency_fields_t *f)
-{
-    if (f->state == find_scalar) {
-        find_scalar_end(f);
-    }
-
-    if (f->state > find_root && f->state != find_end) {
-        ngx_idempotency_fields_unreadable(f);
-    }
 }

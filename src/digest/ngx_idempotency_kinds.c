@@ -720,11 +720,11 @@ ngx_idempotency_group(ngx_str_t *name)
 /*
  * Stable, and as long as the names are altogether, whatever they have in
  * common: their memory is filled by strangers.  What is sorted already takes
- * one look at each.  There must be room for as many in tmp.  That two are
- * alike shows: any sort compares what ends up side by side.
+ * one look at each, and then 0 is returned.  There must be room for as many in
+ * tmp.  That two are alike shows: any sort compares what ends up side by side.
  */
 
-void
+ngx_uint_t
 ngx_idempotency_names_sort(ngx_idempotency_names_t *s,
     ngx_idempotency_name_t *names, ngx_idempotency_name_t *tmp, ngx_uint_t n)
 {
@@ -735,9 +735,11 @@ ngx_idempotency_names_sort(ngx_idempotency_names_t *s,
     for (i = 1; i < n; i++) {
         if (sort_cmp(s, &names[i - 1], &names[i], 0) > 0) {
             sort_names(s, names, tmp, n, 0);
-            return;
+            return 1;
         }
     }
+
+    return 0;
 }
 
 
