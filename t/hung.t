@@ -213,6 +213,36 @@ for my $mode (qw(batched strict)) {
 }
 
 
+# --- a start without the file, and a reload with it ---------------------------------------
+
+# the workers of before, which lack it, may stay for hours: no one waits for them
+
+for my $mode (qw(batched strict)) {
+    start_nginx($mode);
+    is(order('first'), '200 NEW', "$mode: a disk that is well");
+    $n->down('QUIT');
+    $disk->set(open => 'gone', write => 'full');
+    $n->up;
+
+    like($n->log, qr/\[alert\].* zone "z" is without it until a reload/, '... a start without it');
+    is(order(), '503 UNAVAILABLE', '... what needs it is refused');
+
+    my @old = $n->workers;
+    my @stay = map { ask(connection_to($n, $_), 'POST', "/free?id=stays$_&gate=1", body => 'b') } @old;
+    held("stays$_") for @old;
+
+    $disk->well;
+    is($n->reload, 1, '... a reload with it');
+    ok((until_true { order() eq '200 NEW' }), '... it is used while the workers of before are there');
+    is(order('first'), '200 REPLAYED', '... with what is there');
+
+    go("stays$_") for @old;
+    is(join(' ', map { $_->response->{status} } @stay), '200 200', '... and finish what they have');
+    ok((until_true { my %alive = map { $_ => 1 } $n->alive; !grep $alive{$_}, @old }), '... and go');
+    $n->stop;
+}
+
+
 # --- -owners, and what a worker needs that comes -----------------------------------------
 
 start_nginx('batched');

@@ -287,9 +287,9 @@ struct ngx_idempotency_tier_s {
     int64_t                         base;
     ngx_uint_t                      other;
 
-    /* this worker's: its batches, the current one, and how many are on the
-       way; the next flush, after a failure or a pause, and within this turn
-       of the event loop */
+    /* this worker's: its batches, of which it has none where it lacks the
+       backing, the current one, and how many are on the way; the next flush,
+       after a failure or a pause, and within this turn of the event loop */
     ngx_idempotency_batch_t        *batches;
     ngx_idempotency_batch_t        *batch;
     ngx_uint_t                      nbatches;
@@ -350,6 +350,8 @@ ngx_idempotency_record_t *ngx_idempotency_writeback_gone(
 
 /* the backing would not answer, so a request is refused at once */
 
+void ngx_idempotency_tier_serve(ngx_idempotency_tier_t *tier,
+    ngx_uint_t nbatches);
 ngx_uint_t ngx_idempotency_tier_down(ngx_idempotency_shm_t *shm);
 
 /* asks the backing something, to see whether it answers; the log hears it if

@@ -1590,7 +1590,7 @@ tier_watch_handler(ngx_event_t *ev)
 }
 
 
-/* one worker of the zone does */
+/* One worker of the zone does: one that has the backing, as soon as any has. */
 
 static ngx_uint_t
 tier_watches(ngx_idempotency_tier_t *tier)
@@ -1607,9 +1607,18 @@ tier_watches(ngx_idempotency_tier_t *tier)
 
     mine = ngx_idempotency_process_is(watcher, self);
 
-    if (!mine
-        && (watcher->pid == 0
-            || ngx_current_msec - tier->watched >= NGX_IDEMPOTENCY_TIER_IDLE))
+    if (tier->nbatches == 0 && !ngx_idempotency_tier_shared(tier)
+        && tier->shm->sh->tier.instance)
+    {
+        if (mine) {
+            watcher->pid = 0;
+            mine = 0;
+        }
+
+    } else if (!mine
+               && (watcher->pid == 0
+                   || ngx_current_msec - tier->watched
+                      >= NGX_IDEMPOTENCY_TIER_IDLE))
     {
         tier->watched = ngx_current_msec;
 
@@ -1867,12 +1876,16 @@ ngx_idempotency_tier_init_process(ngx_idempotency_shm_t *shm,
 
     tier = shm->tier;
 
+    tier->nbatches = 1;
+
     if (tier->backing->init_process(tier, cycle) != NGX_OK) {
         return NGX_ERROR;
     }
 
-    tier->nbatches = ngx_idempotency_tier_shared(tier)
-                      ? tier->backing->nbatches(tier) : 1;
+    if (ngx_idempotency_tier_shared(tier)) {
+        tier->nbatches = tier->backing->nbatches(tier);
+    }
+
     tier->busy = 0;
     tier->pauses = 0;
 
@@ -1911,18 +1924,33 @@ ngx_idempotency_tier_init_process(ngx_idempotency_shm_t *shm,
     }
 
     ngx_idempotency_workers_leave(&shm->sh->tier.leaving);
-
-    if (tier->nbatches) {
-        ngx_idempotency_workers_enter(&shm->sh->tier.serving);
-        shm->sh->tier.undelivered = 0;
-
-    } else {
-        ngx_idempotency_workers_leave(&shm->sh->tier.serving);
-    }
+    ngx_idempotency_workers_leave(&shm->sh->tier.serving);
 
     ngx_idempotency_shm_unlock(shm);
 
+    if (tier->nbatches) {
+        ngx_idempotency_tier_serve(tier, tier->nbatches);
+    }
+
     return NGX_OK;
+}
+
+
+/* this worker can flush the queue from now on */
+
+void
+ngx_idempotency_tier_serve(ngx_idempotency_tier_t *tier, ngx_uint_t nbatches)
+{
+    tier->nbatches = nbatches;
+
+    if (ngx_idempotency_shm_lock(tier->shm) != NGX_OK) {
+        return;
+    }
+
+    ngx_idempotency_workers_enter(&tier->shm->sh->tier.serving);
+    tier->shm->sh->tier.undelivered = 0;
+
+    ngx_idempotency_shm_unlock(tier->shm);
 }
 
 

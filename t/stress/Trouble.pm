@@ -277,6 +277,7 @@ sub up_again {
             if $_[0] ne 1;
 
         $down->[1] = time + 0.1;
+        $self->{count}->('nginx serves again');
         $self->{under} = '';
     });
 }
@@ -371,6 +372,7 @@ sub disk {
         # whoever started meanwhile may be without the file until a reload
 
         $self->{disk}->well;
+        $self->{count}->('the disk is well again');
         $self->heal($time);
     };
 

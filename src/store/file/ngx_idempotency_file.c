@@ -523,8 +523,15 @@ file_init_process(ngx_idempotency_tier_t *tier, ngx_cycle_t *cycle)
     file->late.log = cycle->log;
     file->late.cancelable = 1;
 
-    if (file->work && file->start.owners == -1 && file->start.late) {
-        ngx_add_timer(&file->late, NGX_IDEMPOTENCY_FILE_AGAIN);
+    if (file->work && file->start.owners == -1) {
+
+        /* workers of a later configuration may have it */
+
+        tier->nbatches = 0;
+
+        if (file->start.late) {
+            ngx_add_timer(&file->late, NGX_IDEMPOTENCY_FILE_AGAIN);
+        }
     }
 
     return NGX_OK;
@@ -742,9 +749,6 @@ file_flush(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
 
     } else if (sh->other || file->work->flush.thread->busy) {
         why = "it is not the one that it was";
-
-    } else if (file->start.owners == -1) {
-        why = "it could not be used when nginx was started";
 
     } else {
         file_sync(file, NGX_IDEMPOTENCY_FILE_LATE);
@@ -1619,6 +1623,8 @@ file_late_done(file_t *file)
     file->start.owners = work->start.owners;
     file->start.file = work->start.file;
     work->db.file = work->start.file;
+
+    ngx_idempotency_tier_serve(&file->tier, 1);
 
     if (work->start.other) {
         (void) snprintf(work->found, sizeof(work->found), "%s",
