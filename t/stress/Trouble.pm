@@ -151,7 +151,7 @@ sub await {
         }
 
         undef $look;
-        die "$what\n" if !$r;
+        die "$what, $self->{under}\n" if !$r;
         $then->($r);
     };
 
