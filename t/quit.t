@@ -83,6 +83,7 @@ if (my $why = no_state()) {
                            map { $_ => $o{$_} } grep $_ ne 'main', keys %o);
         },
         goes => sub { $disk->set(write => 'full') },
+        fails => sub { $disk->set(sync => 'fail') },
         hangs => sub { $disk->set(all => 'hang') },
         comes => sub { $disk->well },
     };
@@ -182,18 +183,22 @@ for my $name (sort keys %stores) {
         all_known("$name $how, a quit", @ids);
     }
 
-    # it stays no longer than it may
+    # it stays no longer than it may; nor where it is the only one, and looks after all
 
-    begins($store, main => "worker_shutdown_timeout 1s;\n");
-    my @ids = executed($store, 'goes');
-    my $from = time;
+    my @ids;
 
-    $n->down('QUIT');
-    cmp_ok(time - $from, '>', 0.9, "$name, worker_shutdown_timeout: it tries for so long");
-    like(alerts()->[-1], qr/zone "z": 10 outcomes were not delivered/, '... and says what is lost');
-    $store->{comes}->();
-    comes_up();
-    is(join(' ', map asked($_), @ids[0 .. 4]), join(' ', ('200 NEW') x 5), '... which is executed again');
+    for my $workers (1, 2) {
+        begins($store, main => "worker_shutdown_timeout 1s;\n", workers => $workers);
+        @ids = executed($store, 'goes');
+        my $from = time;
+
+        $n->down('QUIT');
+        cmp_ok(time - $from, '>', 0.9, "$name, worker_shutdown_timeout, workers $workers: it tries for so long");
+        like(alerts()->[-1], qr/zone "z": 10 outcomes were not delivered/, '... and says what is lost');
+        $store->{comes}->();
+        comes_up();
+        is(join(' ', map asked($_), @ids[0 .. 4]), join(' ', ('200 NEW') x 5), '... which is executed again');
+    }
 
     # a stop tries once
 
@@ -241,6 +246,28 @@ for my $name (sort keys %stores) {
     $n->down('TERM');
     is(scalar(@{alerts()}), 1, '... and a stop');
     like(alerts()->[0], qr/zone "z": 10 outcomes were not delivered/, '... says what is lost');
+    $store->{comes}->();
+    $n->up;
+}
+
+# What failed to sync comes back by a start alone: no quit waits for it.
+
+if (my $store = $stores{'a file'}) {
+    begins($store, workers => 1);
+    executed($store, 'fails');
+
+    # a worker that looks after the file for some time yet
+
+    my $last = $n->start('POST', '/free?id=last&gate=1', body => 'b');
+    held('last');
+    $n->strike('QUIT');
+    until_true { @{alerts()} };
+    sleep 0.3;
+    go('last');
+
+    is($last->response->{status}, 200, 'a file whose syncs fail: a quit lets requests end');
+    ok((until_true { $n->gone }), '... and does not wait for it');
+    like(alerts()->[-1], qr/zone "z": \d+ outcomes were not delivered/, '... and says what is lost');
     $store->{comes}->();
     $n->up;
 }

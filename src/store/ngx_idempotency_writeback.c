@@ -121,6 +121,7 @@ static void queue_put_back(ngx_idempotency_shm_t *shm,
 static void queue_set_aside(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
 static ngx_uint_t queue_unsure(ngx_idempotency_shm_t *shm);
+static void tier_schedule(ngx_idempotency_tier_t *tier);
 static void tier_schedule_handler(ngx_event_t *ev);
 static void tier_retry_handler(ngx_event_t *ev);
 static void tier_watch_handler(ngx_event_t *ev);
@@ -1478,6 +1479,9 @@ flushed_seals(ngx_idempotency_tier_t *tier)
 }
 
 
+/* A request has put something into the queue.  A worker that was told to quit
+   looks again whether it is to stay for that. */
+
 void
 ngx_idempotency_writeback_schedule(ngx_idempotency_shm_t *shm)
 {
@@ -1493,7 +1497,18 @@ ngx_idempotency_writeback_schedule(ngx_idempotency_shm_t *shm)
         ngx_add_timer(&tier->stay, NGX_IDEMPOTENCY_TIER_STAY);
     }
 
-    if (tier->busy == tier->nbatches) {
+    tier_schedule(tier);
+}
+
+
+static void
+tier_schedule(ngx_idempotency_tier_t *tier)
+{
+    ngx_idempotency_shm_t  *shm;
+
+    shm = tier->shm;
+
+    if (shm->sh->tier.first == NULL || tier->busy == tier->nbatches) {
         return;
     }
 
@@ -1580,7 +1595,7 @@ tier_watch_handler(ngx_event_t *ev)
         tier_probe_failed(tier);
     }
 
-    ngx_idempotency_writeback_schedule(tier->shm);
+    tier_schedule(tier);
 
     /* where nobody shares it, it may hang on a lock */
 
@@ -2035,7 +2050,7 @@ tier_stay_handler(ngx_event_t *ev)
         queue_retry_aside(tier);
     }
 
-    ngx_idempotency_writeback_schedule(tier->shm);
+    tier_schedule(tier);
 }
 
 
