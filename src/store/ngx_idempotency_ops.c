@@ -293,7 +293,6 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 
     if (rec && shm_of_other_version(rec, claim)) {
         op->result = NGX_IDEMPOTENCY_VERSION;
-        claim->version = rec->parts.version;
 
         return NULL;
     }

@@ -43,8 +43,7 @@ typedef enum {
     NGX_IDEMPOTENCY_CLAIMED,       /* claim: the caller owns the token now */
     NGX_IDEMPOTENCY_BOUND,         /* claim, find: see found.outcome */
     NGX_IDEMPOTENCY_CONFLICT,      /* claim: bound to something else */
-    NGX_IDEMPOTENCY_VERSION,       /* claim: bound, by claim.version; to be
-                                      made again with a fingerprint of that */
+    NGX_IDEMPOTENCY_VERSION,       /* claim: bound, to what can't be compared */
     NGX_IDEMPOTENCY_CHANGED,       /* a claim that waited may be tried again */
     NGX_IDEMPOTENCY_UNFINISHED,    /* within an engine: there is more to free */
     NGX_IDEMPOTENCY_ABSENT,        /* find, forget, renew: no such token */
@@ -243,8 +242,6 @@ typedef struct {
     ngx_idempotency_found_t         found;
     /* out: of a conflict, what differs */
     ngx_uint_t                      differs;
-    /* out: by which version of fingerprints it is bound */
-    ngx_uint_t                      version;
 } ngx_idempotency_claim_t;
 
 
@@ -391,9 +388,6 @@ struct ngx_idempotency_store_s {
     /* the answer to `complete` is waited for before the client has the whole
        response: what it is told then is not forgotten */
     ngx_uint_t                       strict;
-    /* that fingerprints are of in what it writes, as others who have it may
-       know no newer one; 0: this module's own */
-    ngx_uint_t                       version;
     /* the largest response that it keeps if nobody says how large; 0: it does
        not mind */
     size_t                           most;

@@ -355,7 +355,8 @@ put_what_is_newer(void)
         { IN_DOUBT, 10, DONE, 10, 1 },
         { IN_DOUBT, 10, DONE, 9, 0 },
         { DONE, 10, PENDING, 10, 0 },
-        { DONE, 10, PENDING, 11, 1 },
+        { DONE, 10, PENDING, 11, 0 },
+        { DONE, 10, IN_DOUBT, 11, 0 },
         { DONE, 10, DONE, 10, 1 },
         { DONE, 10, NOT_KEPT, 10, 1 },
         { DONE, 10, NOT_KEPT, 9, 0 },
@@ -401,6 +402,19 @@ put_what_is_newer(void)
     check_equal(file_do(&item), NGX_IDEMPOTENCY_CLAIMED);
     check_equal(put(101, 10, DONE), NGX_IDEMPOTENCY_STALE);
     check_equal(outcome(101), PENDING);
+
+    /* an outcome that has left memory stays, whatever a later claim was made
+       without asking for it: else its release would make the token fresh */
+
+    check_equal(put(102, 10, DONE), NGX_IDEMPOTENCY_OK);
+    check_equal(put(102, 12, PENDING), NGX_IDEMPOTENCY_STALE);
+    check_equal(put(102, 12, IN_DOUBT), NGX_IDEMPOTENCY_STALE);
+    check_equal(do_one(RELEASE, 102, 12), NGX_IDEMPOTENCY_ABSENT);
+    check_equal(outcome(102), DONE);
+    check_equal(fence_of(102), 10);
+
+    check_equal(put(102, 12, NOT_KEPT), NGX_IDEMPOTENCY_OK);
+    check_equal(fence_of(102), 12);
 
     file_remove();
 }

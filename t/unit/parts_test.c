@@ -290,7 +290,6 @@ versions_are_told(void)
     op.parts.version = 1;
 
     check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_VERSION);
-    check_equal(op.claim.version, 0);
 
     request(&op, 2, 2, 2, 2);
     op.parts.version = 1;
@@ -310,7 +309,6 @@ versions_are_told(void)
 
     request(&op, 1, 1, 1, 1);
     check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_VERSION);
-    check_equal(op.claim.version, 7);
 
     forget();
     close_empty();

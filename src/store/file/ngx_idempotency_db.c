@@ -1308,7 +1308,11 @@ db_put(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 }
 
 
-/* whether what the zone knows is not older than what is there */
+/*
+ * Whether the record is newer than what is there.  An outcome is replaced by
+ * another one only: a claim that was made without asking, under "local", would
+ * make the token fresh with its release.
+ */
 
 static ngx_uint_t
 db_may_put(db_record_t *rec, ngx_idempotency_item_t *item)
@@ -1317,9 +1321,19 @@ db_may_put(db_record_t *rec, ngx_idempotency_item_t *item)
         return 0;
     }
 
-    return item->fence > rec->fence
-           || rec->outcome == NGX_IDEMPOTENCY_PENDING
-           || item->outcome != NGX_IDEMPOTENCY_PENDING;
+    switch (rec->outcome) {
+
+    case NGX_IDEMPOTENCY_PENDING:
+        return 1;
+
+    case NGX_IDEMPOTENCY_IN_DOUBT:
+        return item->fence > rec->fence
+               || item->outcome != NGX_IDEMPOTENCY_PENDING;
+
+    default:
+        return item->outcome == NGX_IDEMPOTENCY_DONE
+               || item->outcome == NGX_IDEMPOTENCY_NOT_KEPT;
+    }
 }
 
 
