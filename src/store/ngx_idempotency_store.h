@@ -8,8 +8,7 @@
  * operation is cancelled before).  Until then it is the engine's, with all
  * that it points to: one that may outlive its request has memory of its own.
  * NGX_ERROR: the caller's pool has no memory for the answer.
- * An operation that changes something on behalf of an owner names its fence,
- * and does nothing under an old one.
+ * An owner's operation names its fence, and does nothing under an old one.
  */
 
 
@@ -56,11 +55,8 @@ typedef enum {
 } ngx_idempotency_result_e;
 
 
-/*
- * Places where a test may have the worker die, or something fail: named by a
- * request header, and compiled only with -DNGX_IDEMPOTENCY_FAULTS.  Each is of
- * an operation: `op` is its head.
- */
+/* where a test has the worker die, or something fail: an operation's fault is
+   named by a request header, with -DNGX_IDEMPOTENCY_FAULTS only */
 
 typedef enum {
     NGX_IDEMPOTENCY_FAULT_NONE = 0,
@@ -71,8 +67,8 @@ typedef enum {
     NGX_IDEMPOTENCY_FAULT_DROP_WAKE,
     NGX_IDEMPOTENCY_FAULT_BUSY,
     NGX_IDEMPOTENCY_FAULT_NO_POOL,
-    /* of a store that answers late: a claim is not answered the first time,
-       or heard much later; the answer to what settles it never comes */
+    /* of the late engine: a claim's first answer is lost, or comes much later;
+       what settles it gets no answer */
     NGX_IDEMPOTENCY_FAULT_UNANSWERED,
     NGX_IDEMPOTENCY_FAULT_SLOW,
     NGX_IDEMPOTENCY_FAULT_UNSETTLED
@@ -87,8 +83,6 @@ typedef enum {
         kill(ngx_pid, SIGKILL);                                              \
         pause();                                                             \
     }
-
-/* for longer than the leases of the tests */
 
 #define ngx_idempotency_busy(op)                                             \
     if ((op)->fault == NGX_IDEMPOTENCY_FAULT_BUSY) {                         \
@@ -119,9 +113,8 @@ typedef struct {
     u_char                          identity[NGX_IDEMPOTENCY_IDENTITY_LEN];
     u_char                          action[NGX_IDEMPOTENCY_HINT_LEN];
     u_char                          body[NGX_IDEMPOTENCY_HINT_LEN];
-    /* that the others were made by */
     u_char                          settings[NGX_IDEMPOTENCY_SETTINGS_LEN];
-    /* of all this and of the fingerprint: what is of two can't be compared */
+    /* of this and the fingerprint: those of two versions can't be compared */
     u_char                          version;
 } ngx_idempotency_parts_t;
 
@@ -135,7 +128,6 @@ typedef struct ngx_idempotency_store_s  ngx_idempotency_store_t;
 typedef struct ngx_idempotency_op_s     ngx_idempotency_op_t;
 
 typedef void (*ngx_idempotency_op_handler_pt)(ngx_idempotency_op_t *op);
-
 
 /* what each operation begins with: the first member of the structs below */
 
@@ -163,23 +155,21 @@ struct ngx_idempotency_op_s {
 };
 
 
-/* what an answer tells of a token.  Ages, not moments: they mean the same on
-   another machine and after a restart */
+/* what a token is bound to; ages mean the same on another machine and after a
+   restart, moments do not */
 
 typedef struct {
     ngx_idempotency_outcome_e       outcome;
     ngx_uint_t                      status;
     uint64_t                        fence;
-    /* how long ago it was recorded, and for how long it will be bound yet,
-       unless it is pending */
+    /* since it was recorded; until it ends, unless it is pending */
     ngx_msec_t                      age;
     ngx_msec_t                      left;
-    /* how often it was replayed since */
     ngx_uint_t                      replays;
-    /* it was bound by nobody that is known */
+    /* it was bound without an identity */
     ngx_uint_t                      anonymous;
-    /* pending here: the process that owns it, or 0; listed of what stands
-       behind, and pending: whose it is there, or 0 */
+    /* pending: the process that owns it here, or 0; in a list of the backing:
+       the instance that owns it, or 0 */
     ngx_pid_t                       owner;
     uint64_t                        instance;
     /* its size; and its bytes, if there is a pool to copy them to */
@@ -187,8 +177,8 @@ typedef struct {
 } ngx_idempotency_found_t;
 
 
-/* check, bind and claim in one step; counts a replay.  Made again while the
-   engine has it, it is the same claim, and is answered once */
+/* check, bind and claim in one step; counts a replay.  Made again while it
+   waits, it is the same claim, and is answered once */
 
 typedef struct {
     ngx_idempotency_op_t            op;
@@ -196,16 +186,16 @@ typedef struct {
     u_char                          fingerprint[NGX_IDEMPOTENCY_DIGEST_LEN];
     ngx_idempotency_parts_t         parts;
 
-    /* for how long the outcome will bind the token; for how long from now at
-       least; and for how long at most, or 0 where the window is all */
+    /* the outcome binds the token for the window, and for so long from now on
+       at least; for the span at most, or 0: for the window alone */
     ngx_msec_t                      window;
     ngx_msec_t                      least;
     ngx_msec_t                      span;
-    /* for how long an owner that can't be asked keeps it */
+    /* a silent owner keeps it so long */
     ngx_msec_t                      lease;
     /* a response of this size must fit, or nothing is claimed */
     size_t                          reserve;
-    /* so many tokens there may be for a value, told by its digest */
+    /* so many tokens at most for one value, of this digest */
     ngx_uint_t                      quota;
     u_char                          value[NGX_IDEMPOTENCY_DIGEST_LEN];
     /* for the response that is found */
@@ -215,37 +205,32 @@ typedef struct {
     unsigned                        retry:1;
     /* not what is fresh, as it may have been bound once */
     unsigned                        old:1;
-    /* of no interest to what stands behind this machine's memory */
+    /* the backing is never asked, or not where it is out of reach */
     unsigned                        local:1;
-    /* by this machine's memory alone, where that is out of reach */
     unsigned                        alone:1;
     /* if it is pending, call the handler once that has changed */
     unsigned                        wait:1;
-    /* out: the response was left by what it waited for, which released the
-       token */
+    /* out: the claim that it waited for was released, and left a response */
     unsigned                        leftover:1;
-    /* out: what it owns now was in doubt before, and another's */
+    /* out: it was in doubt before */
     unsigned                        taken:1;
-    /* set by a claim that waits: the sequence of what it waits for; the number
-       by which what stands behind answers it, if it has asked; and which
-       answer of that is new enough for it */
+    /* the engine's, while it waits: the sequence of the claim that it waits
+       for; its number, if it has asked the backing; which answer is new enough
+       for it; since when it waits for one */
     uint32_t                        waited;
     uint32_t                        asker;
     uint32_t                        answer;
-    /* ... and since when it waits for one */
     ngx_msec_t                      since;
 
-    /* out: the caller's own, if it is claimed */
+    /* out, if it is claimed */
     uint64_t                        fence;
-    /* out: what it is bound to; of a claim over its quota, `left` tells when
-       the oldest one ends */
+    /* out: what it is bound to; over its quota: `left` is that of the oldest */
     ngx_idempotency_found_t         found;
-    /* out: of a conflict, what differs */
     ngx_uint_t                      differs;
 } ngx_idempotency_claim_t;
 
 
-/* the owner's outcome; keeps the response, or says that it could not */
+/* the owner's outcome */
 
 typedef struct {
     ngx_idempotency_op_t            op;
@@ -253,8 +238,8 @@ typedef struct {
     /* out, if it was trimmed: what was recorded instead */
     ngx_idempotency_outcome_e       outcome;
     ngx_uint_t                      status;
-    /* the response, of this size in all; the caller's, which may go once the
-       operation has returned, be it answered or not */
+    /* the response, of this size; the caller's again when the operation has
+       returned, answered or not */
     ngx_chain_t                    *pieces;
     size_t                          size;
     /* out: for how long it is bound */
@@ -262,10 +247,9 @@ typedef struct {
 } ngx_idempotency_complete_t;
 
 
-/* it did not execute: the token is fresh again, or, if it was in doubt before
-   it was claimed, that; those who wait get the response, if it is left to
-   them, or else one of them may claim it.  The pieces may go as those of
-   `complete` */
+/* it did not execute: the token is fresh again, or in doubt, as before its
+   claim; requests that wait get the response if it is left to them, else one of
+   them claims.  The pieces: as those of `complete` */
 
 typedef struct {
     ngx_idempotency_op_t            op;
@@ -274,15 +258,14 @@ typedef struct {
     ngx_chain_t                    *pieces;
     size_t                          size;
     unsigned                        leave:1;
-    /* nor did who claimed it before: it is fresh in any case */
+    /* fresh in any case */
     unsigned                        settled:1;
     /* out: it is in doubt */
     unsigned                        doubt:1;
 } ngx_idempotency_release_t;
 
 
-/* looks; of all changes it makes only the one that every operation does,
-   freeing what is over, so that nobody finds it again */
+/* changes nothing but that it frees expired records, as each operation does */
 
 typedef struct {
     ngx_idempotency_op_t            op;
@@ -295,13 +278,12 @@ typedef struct {
 } ngx_idempotency_find_t;
 
 
-/* by hand, whoever owns it: a pending owner loses its claim; with a fence,
-   only the record that has it */
+/* by hand: a pending owner loses its claim; with a fence, only that record */
 
 typedef struct {
     ngx_idempotency_op_t            op;
     uint64_t                        fence;
-    /* out: that of what is forgotten, or 0 if nobody knows */
+    /* out: the fence of the record, or 0 */
     uint64_t                        was;
 } ngx_idempotency_forget_t;
 
@@ -315,10 +297,9 @@ typedef struct {
 } ngx_idempotency_renew_t;
 
 
-/* up to n records, in no particular order.  Asked again and again until the
-   cursor is back at zero, the operation tells each one that is there all the
-   time exactly once, even while others come and go.  An answer may well be
-   empty while there is more */
+/* up to n records, in no order.  Repeated until the cursor is 0 again, it has
+   each record that is there all the time exactly once, though others come and
+   go.  An answer may be empty while there is more */
 
 typedef struct {
     u_char                          token[NGX_IDEMPOTENCY_DIGEST_LEN];
@@ -328,15 +309,14 @@ typedef struct {
 
 typedef struct {
     ngx_idempotency_op_t            op;
-    /* 0 at first and at the end.  Between it is the engine's own, as op.token
-       is, so the next question is the answered operation, with a new n */
+    /* 0 at first and at the end; else the engine's, as is op.token: to go on,
+       the answered operation is made again with a new n */
     ngx_uint_t                      cursor;
     ngx_idempotency_listed_t       *listed;
     /* in: room for so many; out: how many there are */
     ngx_uint_t                      n;
-    /* of what stands behind, and not of this machine's memory.  That may have
-       more to tell at once than n: there is to be room for as many as a batch
-       has, NGX_IDEMPOTENCY_TIER_BATCH */
+    /* of the backing, which may give more than n at once: up to
+       NGX_IDEMPOTENCY_TIER_BATCH */
     unsigned                        behind:1;
 } ngx_idempotency_list_t;
 
@@ -357,13 +337,12 @@ typedef struct {
     ngx_int_t                     (*list)(ngx_idempotency_store_t *store,
                                        ngx_idempotency_list_t *list);
 
-    /* the answer, or the change waited for, isn't wanted any more: a claim
-       that is granted all the same is released */
+    /* nobody waits for the answer, or the change, any more; a claim that is
+       granted all the same is released */
     void                          (*cancel)(ngx_idempotency_store_t *store,
                                        ngx_idempotency_op_t *op);
 
-    /* what it has counted, and how it is now, at once; frees what is over
-       first, or a part of it.  NGX_DECLINED: it can't be told */
+    /* at once; frees expired records first.  NGX_DECLINED: without them */
     ngx_int_t                     (*figures)(ngx_idempotency_store_t *store,
                                        ngx_msec_t now,
                                        ngx_idempotency_figures_t *figures);
@@ -377,41 +356,37 @@ typedef struct {
 } ngx_idempotency_engine_t;
 
 
-/* made when a directive names it first; its engine and its data are set by
-   the function below that the directive which defines it calls */
+/* made when a directive names it first; the one that defines it sets engine and
+   data by the function below */
 
 struct ngx_idempotency_store_s {
     ngx_str_t                        name;
     /* NULL: no directive has defined it */
     const ngx_idempotency_engine_t  *engine;
     void                            *data;
-    /* the answer to `complete` is waited for before the client has the whole
-       response: what it is told then is not forgotten */
+    /* the client gets the end of its response after `complete` is answered */
     ngx_uint_t                       strict;
-    /* the largest response that it keeps if nobody says how large; 0: it does
-       not mind */
+    /* the largest response that it keeps by default, or 0 */
     size_t                           most;
-    /* by which its tokens are made, and what leaves this machine's memory is
-       sealed; all of it is zero where there is none */
+    /* of its tokens, and of seals; all zero: there is none */
     const ngx_idempotency_secret_t  *secret;
-    /* what others than the engine count, too */
+    /* not the engine alone counts */
     ngx_idempotency_counters_t      *counters;
 };
 
 
-/* a store in shared memory of this size; responses may go early for want of
-   it.  An error is logged; one is that the store was defined before */
+/* a store in shared memory of this size; `evict`: responses may go early.  An
+   error is logged; one is that the store was defined before */
 
 ngx_int_t ngx_idempotency_shm_zone_add(ngx_conf_t *cf,
     ngx_idempotency_store_t *store, size_t size, ngx_uint_t evict);
 
-/* an operator agrees to what stands behind, which is another one than it was,
-   or has forgotten; NGX_DECLINED: there is nothing to agree to */
+/* an operator agrees to the backing, which is another one, or has forgotten;
+   NGX_DECLINED: there is nothing to agree to */
 
 ngx_int_t ngx_idempotency_store_agree(ngx_idempotency_store_t *store);
 
-/* the engine of all stores: shared memory, or, for tests, one before it that
-   takes its time (t/late_engine.c) */
+/* the engine of all stores; for tests, the late engine (t/late_engine.c) */
 
 #if (NGX_IDEMPOTENCY_LATE)
 #define ngx_idempotency_engine  ngx_idempotency_late_engine
