@@ -229,6 +229,7 @@ caller_call(ngx_http_request_t *r, caller_t *caller)
     ngx_uint_t                     i;
     caller_conf_t                 *ccf;
     ngx_idempotency_redis_call_t  *call;
+    ngx_idempotency_redis_conf_t  *conf;
 
     ccf = ngx_http_get_module_loc_conf(r, ngx_http_redis_caller_module);
 
@@ -244,8 +245,9 @@ caller_call(ngx_http_request_t *r, caller_t *caller)
     lane = value.len ? ngx_atoi(value.data, value.len) : 0;
 
     value = caller_arg(r, "msec");
+    conf = ngx_idempotency_redis_conf(ccf->redis);
     msec = value.len ? ngx_atoi(value.data, value.len)
-                     : (ngx_int_t) ngx_idempotency_redis_timeout(ccf->redis);
+                     : (ngx_int_t) conf->timeout;
 
     caller->calls = ngx_pcalloc(r->pool, n * sizeof(caller_call_t));
     if (caller->calls == NULL) {

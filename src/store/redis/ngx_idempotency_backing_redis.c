@@ -19,7 +19,6 @@
 
 
 #include "ngx_idempotency_backing_redis.h"
-#include "ngx_idempotency_redis_list.h"
 
 
 /* what is pending elsewhere is asked for so often, if nobody says that it has
@@ -87,6 +86,7 @@ static void redis_flush(ngx_idempotency_tier_t *tier, ngx_msec_t time,
 static void redis_exit_process(ngx_idempotency_tier_t *tier);
 static const char *redis_kind(ngx_idempotency_tier_t *tier, const char **sync);
 static int64_t redis_now(ngx_idempotency_tier_t *tier);
+static ngx_uint_t redis_hands(ngx_idempotency_tier_t *tier);
 static ngx_uint_t redis_up(ngx_idempotency_tier_t *tier);
 static ngx_int_t redis_well(ngx_idempotency_tier_t *tier);
 static ngx_int_t redis_list(ngx_idempotency_tier_t *tier,
@@ -135,7 +135,7 @@ static const ngx_idempotency_backing_t  redis_backing = {
     redis_finish,
     redis_flush,
     redis_exit_process,
-    ngx_idempotency_backing_redis_hands,
+    redis_hands,
     redis_up,
     ngx_idempotency_redis_stamps_agree,
     redis_well
@@ -162,6 +162,7 @@ ngx_idempotency_backing_redis_add(ngx_conf_t *cf,
 
     redis->pool = cf->pool;
     redis->redis = block;
+    redis->conf = ngx_idempotency_redis_conf(block);
     redis->name = *name;
 
     shm->tier = &redis->tier;
@@ -181,7 +182,7 @@ ngx_idempotency_backing_redis_warn(ngx_conf_t *cf,
     redis = (ngx_idempotency_redis_zone_t *)
                          ((ngx_idempotency_shm_t *) store->data)->tier;
 
-    timeout = ngx_idempotency_redis_timeout(redis->redis);
+    timeout = redis->conf->timeout;
 
     if (redis->warned || size / NGX_IDEMPOTENCY_REDIS_SPEED <= timeout) {
         return;
@@ -282,7 +283,7 @@ redis_init(ngx_idempotency_tier_t *tier, ngx_idempotency_tier_t *old,
             return NGX_ERROR;
         }
 
-        tier->strict = (ngx_idempotency_redis_durable(redis->redis) != 0);
+        tier->strict = (redis->conf->replicas || redis->conf->fsync);
         tier->shm->store->strict = tier->strict;
     }
 
@@ -307,7 +308,7 @@ redis_names(ngx_idempotency_redis_zone_t *redis)
         return NGX_OK;
     }
 
-    if (ngx_idempotency_redis_sharded(redis->redis)) {
+    if (redis->conf->mode == NGX_IDEMPOTENCY_REDIS_CLUSTER) {
         ngx_str_set(&redis->publish, "SPUBLISH");
 
     } else {
@@ -324,7 +325,7 @@ redis_name(ngx_idempotency_redis_zone_t *redis, ngx_str_t *dst, char *tail)
     u_char     *p;
     ngx_str_t  *prefix, *zone;
 
-    prefix = ngx_idempotency_redis_prefix(redis->redis);
+    prefix = &redis->conf->prefix;
     zone = &redis->tier.shm->store->name;
 
     p = ngx_pnalloc(redis->pool, prefix->len + zone->len + 1
@@ -459,8 +460,10 @@ redis_now(ngx_idempotency_tier_t *tier)
 }
 
 
-ngx_uint_t
-ngx_idempotency_backing_redis_hands(ngx_idempotency_tier_t *tier)
+/* the batches that a worker has on the way, at most */
+
+static ngx_uint_t
+redis_hands(ngx_idempotency_tier_t *tier)
 {
     ngx_idempotency_redis_zone_t  *redis;
 
@@ -470,8 +473,7 @@ ngx_idempotency_backing_redis_hands(ngx_idempotency_tier_t *tier)
         return 0;
     }
 
-    return ngx_idempotency_redis_connections(redis->redis)
-           * NGX_IDEMPOTENCY_REDIS_HANDS;
+    return redis->conf->connections * NGX_IDEMPOTENCY_REDIS_HANDS;
 }
 
 
@@ -529,7 +531,7 @@ batch_init(ngx_idempotency_redis_zone_t *redis, ngx_pool_t *pool)
     ngx_uint_t                     i, n, hands;
     ngx_idempotency_redis_item_t  *items;
 
-    hands = ngx_idempotency_backing_redis_hands(&redis->tier);
+    hands = redis_hands(&redis->tier);
 
     n = hands * NGX_IDEMPOTENCY_TIER_BATCH;
     size = redis->prefix.len + NGX_IDEMPOTENCY_REDIS_TOKEN;
@@ -582,8 +584,7 @@ batch_hand(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
     hand->batch = batch;
     hand->left = batch->n;
     hand->counted = 0;
-    hand->deadline = ngx_current_msec
-                     + ngx_idempotency_redis_timeout(redis->redis);
+    hand->deadline = ngx_current_msec + redis->conf->timeout;
 
     batch->error[0] = '\0';
 
@@ -637,7 +638,7 @@ batch_call(ngx_idempotency_redis_hand_t *hand, ngx_idempotency_redis_item_t *ri)
     ngx_idempotency_redis_zone_t  *redis;
 
     redis = hand->redis;
-    lanes = ngx_idempotency_redis_connections(redis->redis);
+    lanes = redis->conf->connections;
 
     if (ri->sent == ngx_max(lanes, NGX_IDEMPOTENCY_REDIS_SENT)
         || (ngx_msec_int_t) (hand->deadline - ngx_current_msec) <= 0)
@@ -887,8 +888,7 @@ left_timer_handler(ngx_event_t *ev)
     ngx_idempotency_redis_item_call(&left->ri, &left->redis->prefix,
                                     &left->redis->publish, 0);
 
-    left->ri.call.deadline = ngx_current_msec
-                   + ngx_idempotency_redis_timeout(left->redis->redis);
+    left->ri.call.deadline = ngx_current_msec + left->redis->conf->timeout;
 
     ngx_idempotency_redis_call(left->redis->redis, 0, &left->ri.call);
 }

@@ -44,6 +44,7 @@ struct ngx_idempotency_redis_zone_s {
     ngx_pool_t                     *pool;
     /* NULL: no directive names it, only old workers use it */
     ngx_idempotency_redis_t        *redis;
+    ngx_idempotency_redis_conf_t   *conf;
     ngx_str_t                       name;
     ngx_str_t                       prefix;
     ngx_str_t                       publish;
@@ -83,9 +84,11 @@ ngx_int_t ngx_idempotency_backing_redis_add(ngx_conf_t *cf,
 void ngx_idempotency_backing_redis_warn(ngx_conf_t *cf,
     ngx_idempotency_store_t *store, size_t size);
 
-/* the batches that a worker has on the way, at most */
+/* what the server has of a zone.  NGX_AGAIN: ngx_idempotency_remote_listed() is
+   called; NGX_ERROR: it can't be asked.  prefix: of the zone's keys */
 
-ngx_uint_t ngx_idempotency_backing_redis_hands(ngx_idempotency_tier_t *tier);
+ngx_int_t ngx_idempotency_redis_list(ngx_idempotency_redis_t *redis,
+    ngx_idempotency_page_t *page, ngx_str_t *prefix, int64_t now);
 
 /* the stamps of a zone: in the configuration, and in a worker */
 

@@ -161,7 +161,7 @@ stamp_keys(ngx_idempotency_redis_zone_t *redis)
     ngx_uint_t                      i, n;
     ngx_idempotency_redis_stamp_t  *stamps;
 
-    n = ngx_idempotency_redis_sharded(redis->redis)
+    n = (redis->conf->mode == NGX_IDEMPOTENCY_REDIS_CLUSTER)
             ? NGX_IDEMPOTENCY_TIER_STAMPS : 1;
     size = redis->prefix.len + sizeof("stamp{}") - 1 + NGX_INT_T_LEN;
 
@@ -414,8 +414,7 @@ ngx_idempotency_redis_stamps_beat(ngx_idempotency_tier_t *tier)
 
     for (i = 0; i < redis->mark.nstamps; i++) {
         stamp_beat(&redis->beats[i], 0,
-                   ngx_current_msec
-                   + 2 * ngx_idempotency_redis_timeout(redis->redis));
+                   ngx_current_msec + 2 * redis->conf->timeout);
     }
 }
 
@@ -571,6 +570,11 @@ stamp_judge(ngx_idempotency_redis_stamp_t *stamp,
     ngx_idempotency_shm_unlock(shm);
 
     if (tell) {
+
+        /* what is gone on with is asked at once */
+
+        redis->beaten = ngx_current_msec - STAMP_BEAT;
+
         stamp_tell_wrong(redis, tell == STAMP_WRONGED);
     }
 
@@ -682,9 +686,7 @@ stamp_wrong(ngx_idempotency_redis_zone_t *redis,
         return 0;
     }
 
-    if (s->found != STAMP_FOREIGN
-        && ngx_idempotency_redis_accepts(redis->redis))
-    {
+    if (s->found != STAMP_FOREIGN && redis->conf->lost) {
         if (sh->agreed) {
             return 0;
         }

@@ -57,48 +57,6 @@ ngx_idempotency_redis_conf(ngx_idempotency_redis_t *redis)
 }
 
 
-ngx_str_t *
-ngx_idempotency_redis_prefix(ngx_idempotency_redis_t *redis)
-{
-    return &redis->conf.prefix;
-}
-
-
-ngx_msec_t
-ngx_idempotency_redis_timeout(ngx_idempotency_redis_t *redis)
-{
-    return redis->conf.timeout;
-}
-
-
-ngx_uint_t
-ngx_idempotency_redis_connections(ngx_idempotency_redis_t *redis)
-{
-    return redis->conf.connections;
-}
-
-
-ngx_uint_t
-ngx_idempotency_redis_durable(ngx_idempotency_redis_t *redis)
-{
-    return redis->conf.replicas || redis->conf.fsync;
-}
-
-
-ngx_uint_t
-ngx_idempotency_redis_sharded(ngx_idempotency_redis_t *redis)
-{
-    return redis->conf.mode == NGX_IDEMPOTENCY_REDIS_CLUSTER;
-}
-
-
-ngx_uint_t
-ngx_idempotency_redis_accepts(ngx_idempotency_redis_t *redis)
-{
-    return redis->conf.lost;
-}
-
-
 ngx_int_t
 ngx_idempotency_redis_init_process(ngx_idempotency_redis_t *redis,
     ngx_cycle_t *cycle)
@@ -141,7 +99,6 @@ ngx_idempotency_redis_init_process(ngx_idempotency_redis_t *redis,
 void
 ngx_idempotency_redis_exit_process(ngx_idempotency_redis_t *redis)
 {
-    ngx_queue_t                   *q;
     ngx_idempotency_redis_node_t  *node;
 
     if (!redis->started) {
@@ -149,16 +106,13 @@ ngx_idempotency_redis_exit_process(ngx_idempotency_redis_t *redis)
     }
 
     redis->started = 0;
+    node = NULL;
 
-    for (q = ngx_queue_head(&redis->nodes);
-         q != ngx_queue_sentinel(&redis->nodes);
-         q = ngx_queue_next(q))
-    {
-        node = ngx_queue_data(q, ngx_idempotency_redis_node_t, queue);
+    while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
         redis_exit_node(node);
     }
 
-    redis->topology->exit(redis);
+    ngx_idempotency_redis_conn_exit(redis->discovery);
 }
 
 
@@ -172,7 +126,6 @@ ngx_idempotency_redis_wait(ngx_idempotency_redis_t *redis, ngx_msec_t time,
     ngx_uint_t first)
 {
     ngx_uint_t                     i, n, nfds;
-    ngx_queue_t                   *q;
     struct pollfd                  fds[REDIS_POLL];
     ngx_idempotency_redis_conn_t  *conn, *conns[REDIS_POLL];
     ngx_idempotency_redis_node_t  *node;
@@ -186,12 +139,9 @@ ngx_idempotency_redis_wait(ngx_idempotency_redis_t *redis, ngx_msec_t time,
 
     ngx_event_process_posted((ngx_cycle_t *) ngx_cycle, &ngx_posted_events);
 
-    for (q = ngx_queue_head(&redis->nodes);
-         q != ngx_queue_sentinel(&redis->nodes);
-         q = ngx_queue_next(q))
-    {
-        node = ngx_queue_data(q, ngx_idempotency_redis_node_t, queue);
+    node = NULL;
 
+    while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
         for (i = 0; i < n; i++) {
             conn = node->conns[i];
 
@@ -225,18 +175,13 @@ static void
 redis_connect(ngx_idempotency_redis_t *redis)
 {
     ngx_uint_t                     i, n;
-    ngx_queue_t                   *q;
     ngx_idempotency_redis_conn_t  *conn;
     ngx_idempotency_redis_node_t  *node;
 
     n = 2 * redis->conf.connections;
+    node = NULL;
 
-    for (q = ngx_queue_head(&redis->nodes);
-         q != ngx_queue_sentinel(&redis->nodes);
-         q = ngx_queue_next(q))
-    {
-        node = ngx_queue_data(q, ngx_idempotency_redis_node_t, queue);
-
+    while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
         for (i = 0; i < n; i++) {
             conn = node->conns[i];
 
@@ -354,14 +299,11 @@ uint64_t
 ngx_idempotency_redis_time(ngx_idempotency_redis_t *redis)
 {
     uint64_t                       now;
-    ngx_queue_t                   *q;
     ngx_idempotency_redis_node_t  *node;
 
-    for (q = ngx_queue_head(&redis->nodes);
-         q != ngx_queue_sentinel(&redis->nodes);
-         q = ngx_queue_next(q))
-    {
-        node = ngx_queue_data(q, ngx_idempotency_redis_node_t, queue);
+    node = NULL;
+
+    while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
         now = ngx_idempotency_redis_node_time(node);
 
         if (now) {
@@ -377,17 +319,12 @@ ngx_uint_t
 ngx_idempotency_redis_up(ngx_idempotency_redis_t *redis)
 {
     ngx_uint_t                     known;
-    ngx_queue_t                   *q;
     ngx_idempotency_redis_node_t  *node;
 
     known = 0;
+    node = NULL;
 
-    for (q = ngx_queue_head(&redis->nodes);
-         q != ngx_queue_sentinel(&redis->nodes);
-         q = ngx_queue_next(q))
-    {
-        node = ngx_queue_data(q, ngx_idempotency_redis_node_t, queue);
-
+    while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
         if (node->known) {
             known = 1;
 
@@ -432,17 +369,12 @@ ngx_uint_t
 ngx_idempotency_redis_well(ngx_idempotency_redis_t *redis)
 {
     ngx_uint_t                     well;
-    ngx_queue_t                   *q;
     ngx_idempotency_redis_node_t  *node;
 
     well = 1;
+    node = NULL;
 
-    for (q = ngx_queue_head(&redis->nodes);
-         q != ngx_queue_sentinel(&redis->nodes);
-         q = ngx_queue_next(q))
-    {
-        node = ngx_queue_data(q, ngx_idempotency_redis_node_t, queue);
-
+    while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
         if (!node->known) {
             continue;
         }
@@ -503,18 +435,13 @@ ngx_idempotency_redis_unacked(ngx_idempotency_redis_node_t *node,
 static void
 redis_look_handler(ngx_event_t *ev)
 {
-    ngx_queue_t                   *q;
     ngx_idempotency_redis_t       *redis;
     ngx_idempotency_redis_node_t  *node;
 
     redis = ev->data;
+    node = NULL;
 
-    for (q = ngx_queue_head(&redis->nodes);
-         q != ngx_queue_sentinel(&redis->nodes);
-         q = ngx_queue_next(q))
-    {
-        node = ngx_queue_data(q, ngx_idempotency_redis_node_t, queue);
-
+    while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
         if (!node->missing) {
             continue;
         }
@@ -617,7 +544,6 @@ static void
 redis_tick(ngx_event_t *ev)
 {
     ngx_uint_t                     i, n, info;
-    ngx_queue_t                   *q;
     ngx_idempotency_redis_t       *redis;
     ngx_idempotency_redis_conn_t  *conn;
     ngx_idempotency_redis_node_t  *node;
@@ -626,13 +552,9 @@ redis_tick(ngx_event_t *ev)
     n = 2 * redis->conf.connections;
 
     info = (++redis->ticks % REDIS_INFO == 0);
+    node = NULL;
 
-    for (q = ngx_queue_head(&redis->nodes);
-         q != ngx_queue_sentinel(&redis->nodes);
-         q = ngx_queue_next(q))
-    {
-        node = ngx_queue_data(q, ngx_idempotency_redis_node_t, queue);
-
+    while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
         for (i = 0; i < n; i++) {
             conn = node->conns[i];
 
@@ -652,7 +574,9 @@ redis_tick(ngx_event_t *ev)
         }
     }
 
-    redis->topology->tick(redis);
+    if (redis->topology->tick) {
+        redis->topology->tick(redis);
+    }
 
     if (!ngx_exiting) {
         ngx_add_timer(ev, REDIS_TICK);

@@ -265,29 +265,22 @@ typedef struct {
 
 
 ngx_idempotency_redis_t *ngx_idempotency_redis_create(ngx_conf_t *cf);
+
+/* a block may stand below the store that names it: they are known once the
+   configuration is read */
+
 ngx_idempotency_redis_conf_t *ngx_idempotency_redis_conf(
     ngx_idempotency_redis_t *redis);
 
 
-/*
- * What a store behind it asks of a block, once the configuration is read: the
- * block may stand below the store.  Whoever names one has it from
- * ngx_http_idempotency_redis().
- */
+/* the slot of a key in a cluster, of so many */
 
-ngx_str_t *ngx_idempotency_redis_prefix(ngx_idempotency_redis_t *redis);
-ngx_msec_t ngx_idempotency_redis_timeout(ngx_idempotency_redis_t *redis);
-/* for each worker; they are numbered from 0 */
-ngx_uint_t ngx_idempotency_redis_connections(ngx_idempotency_redis_t *redis);
-/* `replicas` or `fsync` */
-ngx_uint_t ngx_idempotency_redis_durable(ngx_idempotency_redis_t *redis);
-/* a cluster: scripts publish with SPUBLISH there, else with PUBLISH */
-ngx_uint_t ngx_idempotency_redis_sharded(ngx_idempotency_redis_t *redis);
-/* ... the slot of a key, of so many */
 #define NGX_IDEMPOTENCY_REDIS_SLOTS  16384
+
 ngx_uint_t ngx_idempotency_redis_slot(ngx_str_t *key);
-/* `lost accept` */
-ngx_uint_t ngx_idempotency_redis_accepts(ngx_idempotency_redis_t *redis);
+
+/* of a store behind it, in the configuration */
+
 void ngx_idempotency_redis_mark(ngx_idempotency_redis_t *redis,
     ngx_idempotency_redis_mark_t *mark);
 

@@ -297,7 +297,7 @@ ngx_idempotency_redis_conn_lose(ngx_idempotency_redis_conn_t *conn,
     conn->kind->lost(conn);
 
     if (conn->state == ngx_idempotency_redis_closed && !conn->kind->seeks) {
-        conn->redis->topology->doubt(conn->node, ready);
+        ngx_idempotency_redis_doubt(conn->redis, ready);
     }
 }
 

@@ -210,13 +210,8 @@ typedef struct {
        so here */
     ngx_idempotency_redis_node_t  *(*moved)(ngx_idempotency_redis_t *redis,
                                          ngx_str_t *text, ngx_uint_t ask);
-    /* the node is no master, or there is none: look again, later; "news":
-       not so when it was asked last */
-    void                           (*doubt)(
-                                         ngx_idempotency_redis_node_t *node,
-                                         ngx_uint_t news);
+    /* NULL: nothing is to be done now and then */
     void                           (*tick)(ngx_idempotency_redis_t *redis);
-    void                           (*exit)(ngx_idempotency_redis_t *redis);
 } ngx_idempotency_redis_topology_t;
 
 
@@ -231,6 +226,8 @@ struct ngx_idempotency_redis_s {
     ngx_queue_t                        nodes;
     /* where what has no other goes */
     ngx_idempotency_redis_conn_t      *first;
+    /* who is asked where others are; NULL: nobody */
+    ngx_idempotency_redis_conn_t      *discovery;
     ngx_event_t                        tick;
     ngx_event_t                        look;
     ngx_uint_t                         ticks;
@@ -325,6 +322,15 @@ void ngx_idempotency_redis_pubsub_leave(ngx_idempotency_redis_conn_t *conn);
 /* topology: by ngx_idempotency_redis_mode_e */
 
 extern ngx_idempotency_redis_topology_t  *ngx_idempotency_redis_topologies[];
+
+/* some node is no master, or there is none: look again, later; "news": not so
+   when it was asked last */
+void ngx_idempotency_redis_doubt(ngx_idempotency_redis_t *redis,
+    ngx_uint_t news);
+
+/* the one behind it, or the first one: NULL */
+ngx_idempotency_redis_node_t *ngx_idempotency_redis_node_next(
+    ngx_idempotency_redis_t *redis, ngx_idempotency_redis_node_t *node);
 
 /* the connection for a call; NULL: no memory */
 ngx_idempotency_redis_conn_t *ngx_idempotency_redis_node_conn(

@@ -8,8 +8,7 @@
  */
 
 
-#include "ngx_idempotency_redis_list.h"
-#include "ngx_idempotency_redis_item.h"
+#include "ngx_idempotency_backing_redis.h"
 
 
 /* keys that are looked at for a page, at most; some of them may be others'.  An
@@ -103,7 +102,8 @@ ngx_idempotency_redis_list(ngx_idempotency_redis_t *redis,
     call->master = list->master;
     call->args = list->args;
     call->nargs = 3;
-    call->deadline = ngx_current_msec + ngx_idempotency_redis_timeout(redis);
+    call->deadline = ngx_current_msec
+                     + ngx_idempotency_redis_conf(redis)->timeout;
     call->handler = redis_list_handler;
     call->data = list;
 

@@ -101,18 +101,13 @@ ngx_idempotency_redis_marked(ngx_idempotency_redis_t *redis,
     ngx_idempotency_redis_mark_t *mark)
 {
     ngx_uint_t                     i, n;
-    ngx_queue_t                   *q;
     ngx_idempotency_redis_conn_t  *conn;
     ngx_idempotency_redis_node_t  *node;
 
     n = 2 * redis->conf.connections;
+    node = NULL;
 
-    for (q = ngx_queue_head(&redis->nodes);
-         q != ngx_queue_sentinel(&redis->nodes);
-         q = ngx_queue_next(q))
-    {
-        node = ngx_queue_data(q, ngx_idempotency_redis_node_t, queue);
-
+    while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
         for (i = 0; i < n; i++) {
             conn = node->conns[i];
 
@@ -147,7 +142,7 @@ mark_say(ngx_idempotency_redis_conn_t *conn,
 
     conn->marks[mark->n] = MARK_ASKED;
 
-    if (ngx_idempotency_redis_sharded(conn->redis)) {
+    if (conn->redis->conf.mode == NGX_IDEMPOTENCY_REDIS_CLUSTER) {
         ngx_str_set(&publish, "SPUBLISH");
 
     } else {
@@ -183,7 +178,7 @@ mark_say_stamp(ngx_idempotency_redis_conn_t *conn,
     redis = conn->redis;
     script = stamp->mark->script;
 
-    if (ngx_idempotency_redis_sharded(redis)
+    if (redis->conf.mode == NGX_IDEMPOTENCY_REDIS_CLUSTER
         && redis->topology->route(redis, &stamp->key) != conn->node)
     {
         return 0;
@@ -239,7 +234,7 @@ mark_said(ngx_idempotency_redis_conn_t *conn, void *data,
 
         /* what has forgotten may be no master any more */
 
-        conn->redis->topology->doubt(conn->node, 0);
+        ngx_idempotency_redis_doubt(conn->redis, 0);
 
     } else if (rc == NGX_AGAIN && *is == MARK_ASKED) {
         *is = MARK_ASKED_UNKNOWN;

@@ -56,6 +56,7 @@ static ngx_msec_t pipeline_expired(ngx_queue_t *calls, ngx_queue_t *expired,
 static void pipeline_arm(ngx_idempotency_redis_conn_t *conn,
     ngx_msec_t deadline);
 static void pipeline_disarm(ngx_idempotency_redis_conn_t *conn);
+static ngx_idempotency_redis_call_t *pipeline_first(ngx_queue_t *calls);
 static void pipeline_unsent(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call);
 static void pipeline_give(ngx_idempotency_redis_call_t *call,
@@ -122,7 +123,7 @@ ngx_idempotency_redis_pipeline_call(ngx_idempotency_redis_conn_t *conn,
 static void
 pipeline_flush(ngx_event_t *ev)
 {
-    ngx_queue_t                   *q, calls;
+    ngx_queue_t                    calls;
     ngx_idempotency_redis_conn_t  *conn;
     ngx_idempotency_redis_call_t  *call;
 
@@ -153,10 +154,7 @@ pipeline_flush(ngx_event_t *ev)
     ngx_queue_add(&calls, &conn->calls);
     ngx_queue_init(&conn->calls);
 
-    while (!ngx_queue_empty(&calls)) {
-        q = ngx_queue_head(&calls);
-        call = ngx_queue_data(q, ngx_idempotency_redis_call_t, queue);
-
+    while ((call = pipeline_first(&calls)) != NULL) {
         pipeline_unsent(conn, call);
     }
 }
@@ -185,10 +183,7 @@ pipeline_refuse(ngx_idempotency_redis_conn_t *conn)
         }
     }
 
-    while (!ngx_queue_empty(&refused)) {
-        q = ngx_queue_head(&refused);
-        call = ngx_queue_data(q, ngx_idempotency_redis_call_t, queue);
-
+    while ((call = pipeline_first(&refused)) != NULL) {
         pipeline_give(call, NULL, NGX_IDEMPOTENCY_REDIS_UNACKED,
                       &pipeline_few, 0);
     }
@@ -264,10 +259,7 @@ pipeline_flush_ready(ngx_idempotency_redis_conn_t *conn)
 
     /* who is told so may call at once: that is another time */
 
-    while (!ngx_queue_empty(&refused)) {
-        q = ngx_queue_head(&refused);
-        call = ngx_queue_data(q, ngx_idempotency_redis_call_t, queue);
-
+    while ((call = pipeline_first(&refused)) != NULL) {
         pipeline_give(call, NULL, NGX_IDEMPOTENCY_REDIS_REFUSED,
                       &call->mark->why, 0);
         pipeline_disarm(conn);
@@ -488,7 +480,7 @@ pipeline_refused(ngx_idempotency_redis_conn_t *conn,
 
     case NGX_IDEMPOTENCY_REDIS_LATER:
         pipeline_later(conn, call, &reply->str);
-        conn->redis->topology->doubt(conn->node, 0);
+        ngx_idempotency_redis_doubt(conn->redis, 0);
         return;
 
     case NGX_IDEMPOTENCY_REDIS_MASTER:
@@ -674,7 +666,7 @@ static void
 pipeline_acked(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_error_e error, ngx_str_t *why)
 {
-    ngx_queue_t                    *q, calls;
+    ngx_queue_t                     calls;
     ngx_idempotency_redis_call_t   *call;
     ngx_idempotency_redis_reply_t  *reply;
 
@@ -685,10 +677,7 @@ pipeline_acked(ngx_idempotency_redis_conn_t *conn,
         ngx_queue_init(&conn->waiting);
     }
 
-    while (!ngx_queue_empty(&calls)) {
-        q = ngx_queue_head(&calls);
-        call = ngx_queue_data(q, ngx_idempotency_redis_call_t, queue);
-
+    while ((call = pipeline_first(&calls)) != NULL) {
         reply = call->reply;
 
         if (error == NGX_IDEMPOTENCY_REDIS_OK || reply == NULL) {
@@ -712,7 +701,7 @@ static void
 pipeline_expire(ngx_event_t *ev)
 {
     ngx_msec_t                     next;
-    ngx_queue_t                   *q, expired;
+    ngx_queue_t                    expired;
     ngx_idempotency_redis_conn_t  *conn;
     ngx_idempotency_redis_call_t  *call;
 
@@ -743,10 +732,7 @@ pipeline_expire(ngx_event_t *ev)
         ngx_add_timer(&conn->expire, next);
     }
 
-    while (!ngx_queue_empty(&expired)) {
-        q = ngx_queue_head(&expired);
-        call = ngx_queue_data(q, ngx_idempotency_redis_call_t, queue);
-
+    while ((call = pipeline_first(&expired)) != NULL) {
         pipeline_unsent(conn, call);
     }
 
@@ -820,6 +806,18 @@ pipeline_disarm(ngx_idempotency_redis_conn_t *conn)
     {
         ngx_del_timer(&conn->expire);
     }
+}
+
+
+static ngx_idempotency_redis_call_t *
+pipeline_first(ngx_queue_t *calls)
+{
+    if (ngx_queue_empty(calls)) {
+        return NULL;
+    }
+
+    return ngx_queue_data(ngx_queue_head(calls), ngx_idempotency_redis_call_t,
+                          queue);
 }
 
 

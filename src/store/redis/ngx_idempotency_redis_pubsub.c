@@ -220,7 +220,7 @@ pubsub_say(ngx_idempotency_redis_conn_t *conn, pubsub_channel_t *channel,
     }
 
     out = &conn->out;
-    sharded = ngx_idempotency_redis_sharded(conn->redis);
+    sharded = conn->redis->conf.mode == NGX_IDEMPOTENCY_REDIS_CLUSTER;
 
     ngx_idempotency_resp_command(out, 2);
 
@@ -347,7 +347,7 @@ pubsub_push(ngx_idempotency_redis_conn_t *conn,
 
         if (channel) {
             channel->subscribed = 0;
-            conn->redis->topology->doubt(conn->node, 1);
+            ngx_idempotency_redis_doubt(conn->redis, 1);
         }
 
         return (conn->ndue && conn->due[conn->first].data) ? NGX_DECLINED
@@ -393,7 +393,7 @@ pubsub_said(ngx_idempotency_redis_conn_t *conn, void *data,
     verdict = ngx_idempotency_redis_verdict(&reply->str);
 
     if (verdict.error == NGX_IDEMPOTENCY_REDIS_AWAY) {
-        conn->redis->topology->doubt(conn->node, 1);
+        ngx_idempotency_redis_doubt(conn->redis, 1);
         return;
     }
 

@@ -28,7 +28,6 @@
 
 typedef struct {
     ngx_idempotency_redis_node_t    *master;
-    ngx_idempotency_redis_conn_t    *conn;
     /* in the order of the configuration, and whose turn it is */
     ngx_idempotency_redis_node_t   **nodes;
     ngx_uint_t                       n;
@@ -39,9 +38,8 @@ typedef struct {
 typedef struct {
     ngx_idempotency_redis_node_t    *home;
     ngx_idempotency_redis_node_t    *slots[NGX_IDEMPOTENCY_REDIS_SLOTS];
-    /* for the map, each time another one: the nodes of the configuration, then
-       those of the map */
-    ngx_idempotency_redis_conn_t    *conn;
+    /* who is asked for the map, each time another one: the nodes of the
+       configuration, then those of the map */
     ngx_uint_t                       turn;
 } cluster_t;
 
@@ -61,24 +59,13 @@ static void node_graves(ngx_event_t *ev);
 static ngx_int_t standalone_init(ngx_idempotency_redis_t *redis);
 static ngx_idempotency_redis_node_t *standalone_route(
     ngx_idempotency_redis_t *redis, ngx_str_t *key);
-static void standalone_doubt(ngx_idempotency_redis_node_t *node,
-    ngx_uint_t news);
-static void standalone_tick(ngx_idempotency_redis_t *redis);
-static void standalone_exit(ngx_idempotency_redis_t *redis);
-static void discovery_start(ngx_idempotency_redis_conn_t *conn, ngx_uint_t news,
-    char *why);
 static ngx_int_t discovery_done(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply, ngx_uint_t n, char *why,
     ngx_str_t *what);
 static ngx_int_t sentinel_init(ngx_idempotency_redis_t *redis);
 static ngx_idempotency_redis_node_t *sentinel_route(
     ngx_idempotency_redis_t *redis, ngx_str_t *key);
-static void sentinel_doubt(ngx_idempotency_redis_node_t *node, ngx_uint_t news);
 static void sentinel_tick(ngx_idempotency_redis_t *redis);
-static void sentinel_pong(ngx_idempotency_redis_conn_t *conn, void *data,
-    ngx_idempotency_redis_reply_t *reply);
-static void sentinel_exit(ngx_idempotency_redis_t *redis);
-static void sentinel_next(sentinel_t *sentinel);
 static void sentinel_ready(ngx_idempotency_redis_conn_t *conn);
 static void sentinel_said(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
@@ -87,7 +74,6 @@ static void sentinel_listens(ngx_idempotency_redis_conn_t *conn, void *data,
 static ngx_int_t sentinel_push(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply);
 static void sentinel_lost(ngx_idempotency_redis_conn_t *conn);
-static ngx_uint_t sentinel_idle(ngx_idempotency_redis_conn_t *conn);
 static void sentinel_master(ngx_idempotency_redis_t *redis, ngx_str_t *host,
     ngx_str_t *port);
 static ngx_int_t cluster_init(ngx_idempotency_redis_t *redis);
@@ -100,8 +86,6 @@ static ngx_int_t cluster_after(ngx_idempotency_redis_t *redis, uint64_t *master,
 static uint64_t cluster_id(ngx_idempotency_redis_node_t *node);
 static ngx_idempotency_redis_node_t *cluster_moved(
     ngx_idempotency_redis_t *redis, ngx_str_t *text, ngx_uint_t ask);
-static void cluster_doubt(ngx_idempotency_redis_node_t *node, ngx_uint_t news);
-static void cluster_exit(ngx_idempotency_redis_t *redis);
 static void cluster_next(ngx_idempotency_redis_t *redis);
 static void cluster_ready(ngx_idempotency_redis_conn_t *conn);
 static void cluster_said(ngx_idempotency_redis_conn_t *conn, void *data,
@@ -118,7 +102,7 @@ static void cluster_mapped(ngx_idempotency_redis_t *redis);
 static void cluster_leave(ngx_idempotency_redis_node_t *node);
 static void cluster_tick(ngx_idempotency_redis_t *redis);
 static void cluster_lost(ngx_idempotency_redis_conn_t *conn);
-static ngx_uint_t cluster_idle(ngx_idempotency_redis_conn_t *conn);
+static ngx_uint_t discovery_idle(ngx_idempotency_redis_conn_t *conn);
 
 
 static ngx_idempotency_redis_topology_t  standalone_topology = {
@@ -127,9 +111,7 @@ static ngx_idempotency_redis_topology_t  standalone_topology = {
     NULL,
     NULL,
     NULL,
-    standalone_doubt,
-    standalone_tick,
-    standalone_exit
+    NULL
 };
 
 
@@ -139,9 +121,7 @@ static ngx_idempotency_redis_topology_t  sentinel_topology = {
     NULL,
     NULL,
     NULL,
-    sentinel_doubt,
-    sentinel_tick,
-    sentinel_exit
+    sentinel_tick
 };
 
 
@@ -150,7 +130,7 @@ static ngx_idempotency_redis_kind_t  sentinel_kind = {
     sentinel_ready,
     sentinel_lost,
     sentinel_push,
-    sentinel_idle,
+    discovery_idle,
     NULL
 };
 
@@ -161,9 +141,7 @@ static ngx_idempotency_redis_topology_t  cluster_topology = {
     cluster_find,
     cluster_after,
     cluster_moved,
-    cluster_doubt,
-    cluster_tick,
-    cluster_exit
+    cluster_tick
 };
 
 
@@ -172,7 +150,7 @@ static ngx_idempotency_redis_kind_t  cluster_kind = {
     cluster_ready,
     cluster_lost,
     NULL,
-    cluster_idle,
+    discovery_idle,
     NULL
 };
 
@@ -321,6 +299,19 @@ node_set_address(ngx_idempotency_redis_node_t *node, ngx_str_t *text)
     ngx_destroy_pool(pool);
 
     return NGX_OK;
+}
+
+
+ngx_idempotency_redis_node_t *
+ngx_idempotency_redis_node_next(ngx_idempotency_redis_t *redis,
+    ngx_idempotency_redis_node_t *node)
+{
+    ngx_queue_t  *q;
+
+    q = node ? ngx_queue_next(&node->queue) : ngx_queue_head(&redis->nodes);
+
+    return (q == ngx_queue_sentinel(&redis->nodes))
+           ? NULL : ngx_queue_data(q, ngx_idempotency_redis_node_t, queue);
 }
 
 
@@ -481,36 +472,21 @@ standalone_init(ngx_idempotency_redis_t *redis)
 static ngx_idempotency_redis_node_t *
 standalone_route(ngx_idempotency_redis_t *redis, ngx_str_t *key)
 {
-    return ngx_queue_data(ngx_queue_head(&redis->nodes),
-                          ngx_idempotency_redis_node_t, queue);
+    return ngx_idempotency_redis_node_next(redis, NULL);
 }
 
 
-static void
-standalone_doubt(ngx_idempotency_redis_node_t *node, ngx_uint_t news)
+void
+ngx_idempotency_redis_doubt(ngx_idempotency_redis_t *redis, ngx_uint_t news)
 {
-    /* there is no other */
-}
+    ngx_msec_t                     passed, pause;
+    ngx_idempotency_redis_conn_t  *conn;
 
+    conn = redis->discovery;
 
-static void
-standalone_tick(ngx_idempotency_redis_t *redis)
-{
-    /* it has been looked at */
-}
-
-
-static void
-standalone_exit(ngx_idempotency_redis_t *redis)
-{
-    /* all it had was a node */
-}
-
-
-static void
-discovery_start(ngx_idempotency_redis_conn_t *conn, ngx_uint_t news, char *why)
-{
-    ngx_msec_t  passed, pause;
+    if (conn == NULL) {
+        return;
+    }
 
     passed = ngx_current_msec - conn->begun;
     pause = (passed < DISCOVERY_PAUSE) ? DISCOVERY_PAUSE - passed : 1;
@@ -536,7 +512,14 @@ discovery_start(ngx_idempotency_redis_conn_t *conn, ngx_uint_t news, char *why)
         return;
     }
 
-    ngx_idempotency_redis_conn_restart(conn, pause, why);
+    ngx_idempotency_redis_conn_restart(conn, pause, "another one is asked");
+}
+
+
+static ngx_uint_t
+discovery_idle(ngx_idempotency_redis_conn_t *conn)
+{
+    return 1;
 }
 
 
@@ -607,14 +590,14 @@ sentinel_init(ngx_idempotency_redis_t *redis)
 
     sentinel->master->known = 1;
 
-    sentinel->conn = ngx_idempotency_redis_conn_create(
+    redis->discovery = ngx_idempotency_redis_conn_create(
                                             sentinel->nodes[sentinel->turn],
                                             &sentinel_kind);
-    if (sentinel->conn == NULL) {
+    if (redis->discovery == NULL) {
         return NGX_ERROR;
     }
 
-    ngx_idempotency_redis_conn_connect(sentinel->conn);
+    ngx_idempotency_redis_conn_connect(redis->discovery);
 
     return node_connect(sentinel->master);
 }
@@ -631,64 +614,20 @@ sentinel_route(ngx_idempotency_redis_t *redis, ngx_str_t *key)
 }
 
 
-static void
-sentinel_doubt(ngx_idempotency_redis_node_t *node, ngx_uint_t news)
-{
-    sentinel_t  *sentinel;
-
-    sentinel = node->redis->topology_data;
-
-    if (sentinel->conn) {
-        discovery_start(sentinel->conn, news, "another one is asked");
-    }
-}
-
-
 /* it may be gone without a word */
 
 static void
 sentinel_tick(ngx_idempotency_redis_t *redis)
 {
-    sentinel_t                    *sentinel;
     ngx_idempotency_redis_conn_t  *conn;
 
-    sentinel = redis->topology_data;
-    conn = sentinel->conn;
+    conn = redis->discovery;
 
     if (conn->state == ngx_idempotency_redis_ready && !conn->expected) {
         ngx_idempotency_resp_say(&conn->out, "PING", NULL);
-        (void) ngx_idempotency_redis_conn_expect(conn, sentinel_pong, NULL);
+        (void) ngx_idempotency_redis_conn_expect(conn, sentinel_listens, NULL);
         ngx_idempotency_redis_conn_write(conn);
     }
-}
-
-
-static void
-sentinel_pong(ngx_idempotency_redis_conn_t *conn, void *data,
-    ngx_idempotency_redis_reply_t *reply)
-{
-    ngx_idempotency_redis_conn_expected(conn);
-}
-
-
-static void
-sentinel_exit(ngx_idempotency_redis_t *redis)
-{
-    sentinel_t  *sentinel;
-
-    sentinel = redis->topology_data;
-
-    if (sentinel) {
-        ngx_idempotency_redis_conn_exit(sentinel->conn);
-    }
-}
-
-
-static void
-sentinel_next(sentinel_t *sentinel)
-{
-    sentinel->turn = (sentinel->turn + 1) % sentinel->n;
-    sentinel->conn->node = sentinel->nodes[sentinel->turn];
 }
 
 
@@ -782,18 +721,16 @@ sentinel_push(ngx_idempotency_redis_conn_t *conn,
 static void
 sentinel_lost(ngx_idempotency_redis_conn_t *conn)
 {
-    sentinel_next(conn->redis->topology_data);
+    sentinel_t  *sentinel;
+
+    sentinel = conn->redis->topology_data;
+
+    sentinel->turn = (sentinel->turn + 1) % sentinel->n;
+    conn->node = sentinel->nodes[sentinel->turn];
 }
 
 
 /* nobody's exit waits for it; who needs it then has it made anew */
-
-static ngx_uint_t
-sentinel_idle(ngx_idempotency_redis_conn_t *conn)
-{
-    return 1;
-}
-
 
 static void
 sentinel_master(ngx_idempotency_redis_t *redis, ngx_str_t *host,
@@ -878,16 +815,16 @@ cluster_init(ngx_idempotency_redis_t *redis)
         node->seed = 1;
     }
 
-    cluster->conn = ngx_idempotency_redis_conn_create(cluster->home,
-                                                      &cluster_kind);
-    if (cluster->conn == NULL) {
+    redis->discovery = ngx_idempotency_redis_conn_create(cluster->home,
+                                                         &cluster_kind);
+    if (redis->discovery == NULL) {
         return NGX_ERROR;
     }
 
     cluster->turn = ngx_random() % redis->conf.servers.nelts;
 
     cluster_next(redis);
-    ngx_idempotency_redis_conn_connect(cluster->conn);
+    ngx_idempotency_redis_conn_connect(redis->discovery);
 
     return node_connect(cluster->home);
 }
@@ -943,15 +880,11 @@ static ngx_idempotency_redis_node_t *
 cluster_find(ngx_idempotency_redis_t *redis, uint64_t master)
 {
     cluster_t                     *cluster;
-    ngx_queue_t                   *q;
     ngx_idempotency_redis_node_t  *node;
 
-    for (q = ngx_queue_head(&redis->nodes);
-         q != ngx_queue_sentinel(&redis->nodes);
-         q = ngx_queue_next(q))
-    {
-        node = ngx_queue_data(q, ngx_idempotency_redis_node_t, queue);
+    node = NULL;
 
+    while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
         if (node->known && cluster_id(node) == master) {
             return node;
         }
@@ -971,14 +904,13 @@ cluster_after(ngx_idempotency_redis_t *redis, uint64_t *master, uint64_t *all)
     uint64_t                       id, next;
     cluster_t                     *cluster;
     ngx_uint_t                     i;
-    ngx_queue_t                   *q;
     ngx_idempotency_redis_node_t  *node;
 
     cluster = redis->topology_data;
 
     if (*master == 0) {
         /* it may have changed, and the end sees that */
-        cluster_doubt(cluster->home, 1);
+        ngx_idempotency_redis_doubt(redis, 1);
     }
 
     for (i = 0; i < NGX_IDEMPOTENCY_REDIS_SLOTS; i++) {
@@ -989,13 +921,9 @@ cluster_after(ngx_idempotency_redis_t *redis, uint64_t *master, uint64_t *all)
 
     next = 0;
     *all = 0;
+    node = NULL;
 
-    for (q = ngx_queue_head(&redis->nodes);
-         q != ngx_queue_sentinel(&redis->nodes);
-         q = ngx_queue_next(q))
-    {
-        node = ngx_queue_data(q, ngx_idempotency_redis_node_t, queue);
-
+    while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
         if (!node->known) {
             continue;
         }
@@ -1061,7 +989,7 @@ cluster_moved(ngx_idempotency_redis_t *redis, ngx_str_t *text, ngx_uint_t ask)
     cluster = redis->topology_data;
 
     if (!ask) {
-        cluster_doubt(cluster->home, 1);
+        ngx_idempotency_redis_doubt(redis, 1);
     }
 
     last = text->data + text->len;
@@ -1103,32 +1031,6 @@ cluster_moved(ngx_idempotency_redis_t *redis, ngx_str_t *text, ngx_uint_t ask)
 }
 
 
-static void
-cluster_doubt(ngx_idempotency_redis_node_t *node, ngx_uint_t news)
-{
-    cluster_t  *cluster;
-
-    cluster = node->redis->topology_data;
-
-    if (cluster->conn) {
-        discovery_start(cluster->conn, news, "it is asked for the map");
-    }
-}
-
-
-static void
-cluster_exit(ngx_idempotency_redis_t *redis)
-{
-    cluster_t  *cluster;
-
-    cluster = redis->topology_data;
-
-    if (cluster) {
-        ngx_idempotency_redis_conn_exit(cluster->conn);
-    }
-}
-
-
 /* of all that may know it */
 
 static void
@@ -1136,7 +1038,6 @@ cluster_next(ngx_idempotency_redis_t *redis)
 {
     cluster_t                     *cluster;
     ngx_uint_t                     n, turn;
-    ngx_queue_t                   *q;
     ngx_idempotency_redis_node_t  *node;
 
     cluster = redis->topology_data;
@@ -1144,16 +1045,12 @@ cluster_next(ngx_idempotency_redis_t *redis)
 
     do {
         n = 0;
+        node = NULL;
 
-        for (q = ngx_queue_head(&redis->nodes);
-             q != ngx_queue_sentinel(&redis->nodes);
-             q = ngx_queue_next(q))
-        {
-            node = ngx_queue_data(q, ngx_idempotency_redis_node_t, queue);
-
+        while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
             if ((node->seed || node->known) && n++ == turn) {
                 cluster->turn = turn;
-                cluster->conn->node = node;
+                redis->discovery->node = node;
                 return;
             }
         }
@@ -1198,7 +1095,6 @@ cluster_map(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply)
 {
     ngx_uint_t                     i;
-    ngx_queue_t                   *q;
     cluster_t                     *cluster;
     ngx_idempotency_redis_t       *redis;
     ngx_idempotency_redis_node_t  *node;
@@ -1208,11 +1104,9 @@ cluster_map(ngx_idempotency_redis_conn_t *conn,
 
     ngx_memzero(cluster->slots, sizeof(cluster->slots));
 
-    for (q = ngx_queue_head(&redis->nodes);
-         q != ngx_queue_sentinel(&redis->nodes);
-         q = ngx_queue_next(q))
-    {
-        node = ngx_queue_data(q, ngx_idempotency_redis_node_t, queue);
+    node = NULL;
+
+    while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
         node->known = 0;
     }
 
@@ -1310,15 +1204,11 @@ cluster_address(ngx_idempotency_redis_node_t *node,
 static ngx_idempotency_redis_node_t *
 cluster_node(ngx_idempotency_redis_t *redis, ngx_str_t *host, ngx_uint_t port)
 {
-    ngx_queue_t                   *q;
     ngx_idempotency_redis_node_t  *node;
 
-    for (q = ngx_queue_head(&redis->nodes);
-         q != ngx_queue_sentinel(&redis->nodes);
-         q = ngx_queue_next(q))
-    {
-        node = ngx_queue_data(q, ngx_idempotency_redis_node_t, queue);
+    node = NULL;
 
+    while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
         if (node->port == port && node->host.len == host->len
             && ngx_strncmp(node->host.data, host->data, host->len) == 0)
         {
@@ -1335,16 +1225,12 @@ cluster_node(ngx_idempotency_redis_t *redis, ngx_str_t *host, ngx_uint_t port)
 static void
 cluster_mapped(ngx_idempotency_redis_t *redis)
 {
-    ngx_queue_t                   *q;
     ngx_idempotency_redis_conn_t  *conn;
     ngx_idempotency_redis_node_t  *node;
 
-    for (q = ngx_queue_head(&redis->nodes);
-         q != ngx_queue_sentinel(&redis->nodes);
-         q = ngx_queue_next(q))
-    {
-        node = ngx_queue_data(q, ngx_idempotency_redis_node_t, queue);
+    node = NULL;
 
+    while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
         if (!node->known) {
             cluster_leave(node);
             continue;
@@ -1398,7 +1284,7 @@ cluster_tick(ngx_idempotency_redis_t *redis)
     n = 2 * redis->conf.connections;
 
     if (redis->ticks % CLUSTER_FRESH == 0) {
-        cluster_doubt(cluster->home, 0);
+        ngx_idempotency_redis_doubt(redis, 0);
     }
 
     for (q = ngx_queue_head(&redis->nodes);
@@ -1409,7 +1295,7 @@ cluster_tick(ngx_idempotency_redis_t *redis)
         node = ngx_queue_data(q, ngx_idempotency_redis_node_t, queue);
 
         if (node->known || node->seed || node == cluster->home
-            || node == cluster->conn->node)
+            || node == redis->discovery->node)
         {
             continue;
         }
@@ -1436,8 +1322,3 @@ cluster_lost(ngx_idempotency_redis_conn_t *conn)
 }
 
 
-static ngx_uint_t
-cluster_idle(ngx_idempotency_redis_conn_t *conn)
-{
-    return 1;
-}
