@@ -34,6 +34,10 @@
 #ifndef AMNESIAS
 #define AMNESIAS  0    /* the master forgets: restart without AOF, eviction */
 #endif
+#ifndef EMPTIES
+#define EMPTIES   0    /* somebody empties the Redis; nobody agrees to that as
+                          long as anything else can happen */
+#endif
 #ifndef TICKS
 #define TICKS     0    /* of the server's clock; a lease is one, a window two */
 #endif
@@ -98,6 +102,7 @@ byte  sid[2], slease[2], sends[2], sfence[2];
 byte  master, talks[2];        /* who is it; to whom a machine speaks */
 bool  attached = true;         /* the other one is its replica */
 bool  cut[2];                  /* a machine reaches nobody */
+bool  stamp[2] = true;         /* its stamp is the one that the zones know */
 
 /* the claims, by their ids; a renewal, that comes late */
 
@@ -116,7 +121,7 @@ byte  now, left = 3;
 /* what may still happen */
 
 byte  kills = KILLS, crashes = CRASHES, failovers = FAILOVERS,
-      amnesias = AMNESIAS, ticks = TICKS, resends = RESENDS, losses = LOSSES,
+      amnesias = AMNESIAS, empties = EMPTIES, ticks = TICKS, resends = RESENDS, losses = LOSSES,
       giveups = GIVEUPS, cutoffs = CUTOFFS, forgets = FORGETS;
 
 /* what the properties speak of, and no process knows */
@@ -134,6 +139,16 @@ bool  told, lost, owned[4], returned, restarted;
 #else
 #define too_late(t)    (now > (t))
 #endif
+
+/* each script compares the stamp, in the same step */
+
+#ifdef T_NOT_MEANT
+#define meant(k)       true
+#else
+#define meant(k)       stamp[k]
+#endif
+
+#define may(k, i)      (meant(k) && !too_late(until[i]))
 
 /* a claim is given back at once; and if it may come behind that, once more, when
    nothing of it can come any more */
@@ -293,17 +308,17 @@ inline script_claim(k, i) {
     at[i] = k;
 
     if
-    :: too_late(until[i]) -> answer[i] = late; op[i] = answered
+    :: !may(k, i) -> answer[i] = late; op[i] = answered
 
-    :: !too_late(until[i]) && (s[k] == none || s[k] == forgotten) ->
+    :: may(k, i) && (s[k] == none || s[k] == forgotten) ->
         take(k, i)
 
-    :: !too_late(until[i]) && s[k] == done ->
+    :: may(k, i) && s[k] == done ->
         answer[i] = bound; ends[i] = sends[k]; op[i] = answered
 
-    :: !too_late(until[i]) && s[k] == doubt -> claim_doubtful(k, i)
+    :: may(k, i) && s[k] == doubt -> claim_doubtful(k, i)
 
-    :: !too_late(until[i]) && s[k] == pending ->
+    :: may(k, i) && s[k] == pending ->
         if
         :: sid[k] == i ->
 #ifdef T_RESENT_NOT_WRITTEN
@@ -472,10 +487,10 @@ end_server:
            expire(i);
 
            if
-           :: too_late(renewal_until)
-           :: !too_late(renewal_until) && s[i] == pending &&
+           :: !meant(i) || too_late(renewal_until)
+           :: meant(i) && !too_late(renewal_until) && s[i] == pending &&
               sid[i] == renewal -> slease[i] = now + 1
-           :: !too_late(renewal_until) && s[i] == none ->
+           :: meant(i) && !too_late(renewal_until) && s[i] == none ->
                s[i] = pending; sid[i] = renewal; slease[i] = now + 1;
                sends[i] = 0;
                sfence[i] = (sfence[i] > gfence[renewal] -> sfence[i]
@@ -496,10 +511,13 @@ proctype Machine(byte m) {
 
 end_machine:
     do
-    :: atomic { zowes[m] && !cut[m] && z[m] != none -> put(m) }
+    :: atomic {
+           zowes[m] && !cut[m] && z[m] != none && meant(talks[m]) -> put(m)
+       }
 
     :: atomic {
-           !cut[m] && (may_release(2 * m) || may_release(2 * m + 1)) ->
+           !cut[m] && meant(talks[m]) &&
+           (may_release(2 * m) || may_release(2 * m + 1)) ->
 
            if
            :: may_release(2 * m) -> i = 2 * m
@@ -771,6 +789,18 @@ end_world:
            sends[0] = 0; sends[1] = 0; sfence[0] = 0; sfence[1] = 0
        }
 
+    :: atomic { empties > 0 ->
+           empties--; stamp[0] = false; stamp[1] = false;
+           s[0] = none; s[1] = none; sid[0] = NOBODY; sid[1] = NOBODY;
+           sends[0] = 0; sends[1] = 0; sfence[0] = 0; sfence[1] = 0
+       }
+
+       /* PROPERTY: nothing is lost before somebody agrees to that */
+
+    :: atomic { timeout && !stamp[master] ->
+           stamp[0] = true; stamp[1] = true; lost = true; returned = true
+       }
+
     :: atomic { cutoffs > 0 -> cutoffs--; cut[0] = true }
     :: atomic { cut[0] -> cut[0] = false }
 
@@ -793,6 +823,7 @@ init {
         :: crashes = 1
         :: failovers = 1
         :: amnesias = 1
+        :: empties = 1
         :: ticks = 1
         :: resends = 1
         :: losses = 1
