@@ -201,9 +201,8 @@ sub model {
                   : !$is ? $known ? 'T' : 'O'
                   : $is->{state} eq 'F' ? $same && $cmp >= 0 ? 'S' : 'O'
                   : !$same || $cmp > 0 ? 'S'
-                  : $cmp == 0 && $what eq 'P'
-                    && ($is->{state} =~ /[DN]/ || $is->{state} eq 'U' && $is->{status}) ? 'S'
-                  : $cmp == 0 && $what eq 'U' && $is->{state} =~ /[DN]/ ? 'S'
+                  : $what =~ /[PU]/ && $is->{state} =~ /[DN]/ ? 'S'
+                  : $cmp == 0 && $what eq 'P' && $is->{state} eq 'U' && $is->{status} ? 'S'
                   : 'O';
 
             my $response = $what =~ /[DU]/ ? 'r' x int rand 300 : '';

@@ -40,15 +40,13 @@ if is then
     elseif not mine or is.sequence > known.sequence then
         return { 'S', stamp }
 
-    elseif is.sequence == known.sequence then
+    elseif known.state ~= 'D' and known.state ~= 'N' then
 
-        -- it comes late: what it has become is known
+        -- it comes late, or this memory alone took what was executed for fresh
 
-        local ended = is.state == 'D' or is.state == 'N'
-
-        if ended and known.state == 'U'
-           or known.state == 'P' and (ended or is.state == 'U'
-                                               and is.status ~= 0)
+        if is.state == 'D' or is.state == 'N'
+           or is.state == 'U' and is.status ~= 0 and known.state == 'P'
+              and is.sequence == known.sequence
         then
             return { 'S', stamp }
         end
