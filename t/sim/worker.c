@@ -999,52 +999,22 @@ sim_published(ngx_str_t *key)
 }
 
 
-ngx_str_t *
-ngx_idempotency_redis_prefix(ngx_idempotency_redis_t *r)
+ngx_idempotency_redis_conf_t *
+ngx_idempotency_redis_conf(ngx_idempotency_redis_t *r)
 {
-    static ngx_str_t  prefix = ngx_string("p:");
+    static ngx_idempotency_redis_conf_t  conf;
 
-    return &prefix;
-}
+    ngx_str_set(&conf.prefix, "p:");
+    conf.timeout = sim.timeout;
+    conf.connections = SIM_LANES;
+    conf.replicas = sim.strict;
 
-
-ngx_msec_t
-ngx_idempotency_redis_timeout(ngx_idempotency_redis_t *r)
-{
-    return sim.timeout;
-}
-
-
-ngx_uint_t
-ngx_idempotency_redis_connections(ngx_idempotency_redis_t *r)
-{
-    return SIM_LANES;
-}
-
-
-ngx_uint_t
-ngx_idempotency_redis_durable(ngx_idempotency_redis_t *r)
-{
-    return sim.strict;
-}
-
-
-ngx_uint_t
-ngx_idempotency_redis_sharded(ngx_idempotency_redis_t *r)
-{
-    return 0;
+    return &conf;
 }
 
 
 ngx_uint_t
 ngx_idempotency_redis_slot(ngx_str_t *key)
-{
-    return 0;
-}
-
-
-ngx_uint_t
-ngx_idempotency_redis_accepts(ngx_idempotency_redis_t *r)
 {
     return 0;
 }
