@@ -88,7 +88,7 @@ a_layout(void)
     u_char      *text;
     ngx_str_t   *lua;
 
-    lua = &ngx_idempotency_redis_item_list_script()->text;
+    lua = &ngx_idempotency_redis_scripts[NGX_IDEMPOTENCY_REDIS_LIST].text;
 
     text = ngx_pnalloc(unit_pool, lua->len + 1);
 

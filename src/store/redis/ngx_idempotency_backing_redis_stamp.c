@@ -138,8 +138,8 @@ ngx_idempotency_redis_stamps_init(ngx_idempotency_redis_zone_t *redis)
 
     (void) ngx_sprintf(redis->stamp_asker, "%016xL", redis->tier.instance);
 
-    mark->tries = ngx_idempotency_redis_item_try_script();
-    mark->script = ngx_idempotency_redis_item_stamp_script();
+    mark->tries = &ngx_idempotency_redis_scripts[NGX_IDEMPOTENCY_REDIS_TRY];
+    mark->script = &ngx_idempotency_redis_scripts[NGX_IDEMPOTENCY_REDIS_STAMP];
     mark->says = stamp_mark_says;
     mark->handler = stamp_mark_handler;
 

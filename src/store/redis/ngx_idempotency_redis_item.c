@@ -50,24 +50,15 @@ static uint64_t redis_get64(u_char *p);
 static uint32_t redis_get32(u_char *p);
 
 
-enum {
-    redis_claim = 0,
-    redis_put,
-    redis_release,
-    redis_find,
-    redis_forget,
-    redis_stamp,
-    redis_list,
-    redis_try,
-    redis_scripts_n
-};
-
-
 #define redis_script(name)                                                   \
     { { sizeof(ngx_idempotency_redis_##name##_lua),                          \
         ngx_idempotency_redis_##name##_lua }, { 0 } }
 
-static ngx_idempotency_redis_script_t  redis_scripts[redis_scripts_n] = {
+/* in the order of ngx_idempotency_redis_script_e */
+
+ngx_idempotency_redis_script_t
+    ngx_idempotency_redis_scripts[NGX_IDEMPOTENCY_REDIS_SCRIPTS] =
+{
     redis_script(claim),
     redis_script(put),
     redis_script(release),
@@ -87,8 +78,8 @@ ngx_idempotency_redis_items_init(void)
     ngx_uint_t                       i;
     ngx_idempotency_redis_script_t  *script;
 
-    for (i = 0; i < redis_scripts_n; i++) {
-        script = &redis_scripts[i];
+    for (i = 0; i < NGX_IDEMPOTENCY_REDIS_SCRIPTS; i++) {
+        script = &ngx_idempotency_redis_scripts[i];
 
         ngx_sha1_init(&sha1);
         ngx_sha1_update(&sha1, script->text.data, script->text.len);
@@ -151,7 +142,7 @@ ngx_idempotency_redis_item_call(ngx_idempotency_redis_item_t *ri,
     switch (item->what) {
 
     case NGX_IDEMPOTENCY_ITEM_ASK:
-        script = redis_claim;
+        script = NGX_IDEMPOTENCY_REDIS_CLAIM;
 
         redis_put64(ri->since, item->floor);
         redis_argument(ri, ri->since, sizeof(ri->since));
@@ -174,7 +165,7 @@ ngx_idempotency_redis_item_call(ngx_idempotency_redis_item_t *ri,
         break;
 
     case NGX_IDEMPOTENCY_ITEM_PUT:
-        script = redis_put;
+        script = NGX_IDEMPOTENCY_REDIS_PUT;
 
         redis_argument(ri, item->response.data, item->response.len);
         redis_number(ri, &p, item->lease);
@@ -194,7 +185,7 @@ ngx_idempotency_redis_item_call(ngx_idempotency_redis_item_t *ri,
         break;
 
     case NGX_IDEMPOTENCY_ITEM_RELEASE:
-        script = redis_release;
+        script = NGX_IDEMPOTENCY_REDIS_RELEASE;
 
         redis_argument(ri, publish->data, publish->len);
         redis_argument(ri, (u_char *) (item->freed ? "f" : "-"), 1);
@@ -203,7 +194,7 @@ ngx_idempotency_redis_item_call(ngx_idempotency_redis_item_t *ri,
         break;
 
     case NGX_IDEMPOTENCY_ITEM_FORGET:
-        script = redis_forget;
+        script = NGX_IDEMPOTENCY_REDIS_FORGET;
 
         redis_number(ri, &p, ngx_max(item->lease, 1000));
         redis_argument(ri, publish->data, publish->len);
@@ -212,15 +203,15 @@ ngx_idempotency_redis_item_call(ngx_idempotency_redis_item_t *ri,
         break;
 
     default: /* NGX_IDEMPOTENCY_ITEM_FIND */
-        script = redis_find;
+        script = NGX_IDEMPOTENCY_REDIS_FIND;
 
         call->until = 0;
         call->durable = 0;
     }
 
-    call->script = &redis_scripts[script];
-    call->meant = (script == redis_claim || script == redis_put
-                   || script == redis_release);
+    call->script = &ngx_idempotency_redis_scripts[script];
+    call->meant = (item->what != NGX_IDEMPOTENCY_ITEM_FORGET
+                   && item->what != NGX_IDEMPOTENCY_ITEM_FIND);
 }
 
 
@@ -465,27 +456,6 @@ ngx_idempotency_redis_item_record(ngx_idempotency_item_t *item,
     item->result = NGX_IDEMPOTENCY_BOUND;
 
     return NGX_OK;
-}
-
-
-ngx_idempotency_redis_script_t *
-ngx_idempotency_redis_item_list_script(void)
-{
-    return &redis_scripts[redis_list];
-}
-
-
-ngx_idempotency_redis_script_t *
-ngx_idempotency_redis_item_try_script(void)
-{
-    return &redis_scripts[redis_try];
-}
-
-
-ngx_idempotency_redis_script_t *
-ngx_idempotency_redis_item_stamp_script(void)
-{
-    return &redis_scripts[redis_stamp];
 }
 
 

@@ -64,9 +64,20 @@ ngx_int_t ngx_idempotency_redis_item_answer(ngx_idempotency_redis_item_t *ri,
 ngx_int_t ngx_idempotency_redis_item_record(ngx_idempotency_item_t *item,
     ngx_str_t *record, int64_t there, int64_t now);
 
-ngx_idempotency_redis_script_t *ngx_idempotency_redis_item_list_script(void);
-ngx_idempotency_redis_script_t *ngx_idempotency_redis_item_try_script(void);
-ngx_idempotency_redis_script_t *ngx_idempotency_redis_item_stamp_script(void);
+typedef enum {
+    NGX_IDEMPOTENCY_REDIS_CLAIM = 0,
+    NGX_IDEMPOTENCY_REDIS_PUT,
+    NGX_IDEMPOTENCY_REDIS_RELEASE,
+    NGX_IDEMPOTENCY_REDIS_FIND,
+    NGX_IDEMPOTENCY_REDIS_FORGET,
+    NGX_IDEMPOTENCY_REDIS_STAMP,
+    NGX_IDEMPOTENCY_REDIS_LIST,
+    NGX_IDEMPOTENCY_REDIS_TRY,
+    NGX_IDEMPOTENCY_REDIS_SCRIPTS
+} ngx_idempotency_redis_script_e;
+
+extern ngx_idempotency_redis_script_t
+    ngx_idempotency_redis_scripts[NGX_IDEMPOTENCY_REDIS_SCRIPTS];
 
 /* the name of a token's key */
 

@@ -98,7 +98,7 @@ ngx_idempotency_redis_list(ngx_idempotency_redis_t *redis,
 
     call = &list->call;
 
-    call->script = ngx_idempotency_redis_item_list_script();
+    call->script = &ngx_idempotency_redis_scripts[NGX_IDEMPOTENCY_REDIS_LIST];
     call->master = list->master;
     call->args = list->args;
     call->nargs = 3;
