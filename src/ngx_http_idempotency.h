@@ -332,10 +332,18 @@ void ngx_http_idempotency_count_race(ngx_http_idempotency_ctx_t *ctx);
 ngx_str_t ngx_http_idempotency_reason(ngx_http_idempotency_ctx_t *ctx,
     u_char *text);
 
-/* names of outcomes of records, and of what differs in a conflict */
+/* outcomes of records, as figures name them and as the log writes them */
 
-extern const char
-    *ngx_http_idempotency_outcome_names[NGX_IDEMPOTENCY_STATS_RECORDS];
+typedef struct {
+    const char  *name;
+    const char  *text;
+} ngx_http_idempotency_outcome_t;
+
+extern const ngx_http_idempotency_outcome_t
+    ngx_http_idempotency_outcomes[NGX_IDEMPOTENCY_STATS_RECORDS];
+
+/* names of the bits of claim.differs: why a conflict is one */
+
 extern const char
     *ngx_http_idempotency_differs_names[NGX_IDEMPOTENCY_STATS_DIFFERS];
 

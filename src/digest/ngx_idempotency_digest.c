@@ -1,7 +1,7 @@
 
 /*
  * The encoding that is digested: a version, a kind, then fields, each behind
- * its length.  What is streamed without a length comes last.
+ * its length.  Bytes without a length come last.
  */
 
 
@@ -32,7 +32,7 @@
 #endif
 
 
-/* what the header sets aside: it does not compile with other sizes */
+/* the header's room for a state of libcrypto must be large enough */
 
 typedef char  ngx_idempotency_digest_fits_t[
     (sizeof(SHA256_CTX) <= NGX_IDEMPOTENCY_DIGEST_SHA * sizeof(uint64_t)
@@ -110,7 +110,7 @@ ngx_idempotency_digest_begin(ngx_idempotency_digest_t *d,
 }
 
 
-/* version 0, of which tokens are, is a 1 in the encoding */
+/* tokens have version 0, which is a 1 in the encoding */
 
 void
 ngx_idempotency_digest_init(ngx_idempotency_digest_t *d,
@@ -143,7 +143,7 @@ ngx_idempotency_digest_field(ngx_idempotency_digest_t *d, ngx_str_t *s)
 
     len = s->len;
 
-    /* compilers make one store of this, but not of a loop */
+    /* a compiler makes one store of these lines, but not of a loop */
 
     text[0] = (u_char) (len >> 56);
     text[1] = (u_char) (len >> 48);
@@ -154,7 +154,7 @@ ngx_idempotency_digest_field(ngx_idempotency_digest_t *d, ngx_str_t *s)
     text[6] = (u_char) (len >> 8);
     text[7] = (u_char) len;
 
-    /* most are short: one call costs less than two */
+    /* most fields are short: one call costs less than two */
 
     if (len && len <= sizeof(text) - 8) {
         ngx_memcpy(text + 8, s->data, s->len);
@@ -182,10 +182,10 @@ ngx_idempotency_digest_final(ngx_idempotency_digest_t *d, u_char *out)
 
 
 /*
- * The media type as a part of the digest: the letter case of the type and of
- * the parameters' names doesn't count, nor does white space around them, nor
- * the request's charset, which servers ignore; that of a part is what some of
- * them decode its value by.
+ * The media type as a part of the digest.  The letter case of the type and of
+ * the parameters' names doesn't count, nor does white space around them.  The
+ * request's charset doesn't count, as servers ignore it.  A part's charset
+ * counts: some servers decode the part's value by it.
  */
 
 void
@@ -250,7 +250,7 @@ digest_lower(ngx_idempotency_digest_t *d, ngx_str_t *s)
     ngx_str_t  lower;
 
     if (s->len > sizeof(buf)) {
-        /* longer than any registered name: as it is */
+        /* no registered name is as long: it is digested as it is written */
         ngx_idempotency_digest_field(d, s);
         return;
     }
@@ -264,7 +264,7 @@ digest_lower(ngx_idempotency_digest_t *d, ngx_str_t *s)
 }
 
 
-/* cuts at the next semicolon that stands outside of a quoted string */
+/* ends at the next semicolon outside of a quoted string */
 
 static ngx_str_t
 next_part(ngx_str_t *rest)

@@ -1,7 +1,7 @@
 
 /*
- * What the encodings of bodies share: a buffer before the digest, names to be
- * sorted, white space to be folded, names that are left out.
+ * For the files of digest/ alone: the buffer before the digest, the order of
+ * names, folded white space, names that are left out, fields that are wanted.
  */
 
 
@@ -12,7 +12,7 @@
 #include "ngx_idempotency_kinds.h"
 
 
-/* a digest is fast in long pieces only, and an encoding comes in short ones */
+/* collects short pieces, as a digest is fast in long ones only */
 
 typedef struct {
     u_char                    *pos;
@@ -22,9 +22,9 @@ typedef struct {
 
 
 /*
- * A name to be sorted: its next 8 bytes, capital letters as small ones, and
- * whose it is.  The name itself is found by that, so that a large object's
- * names take little memory.
+ * A name to be sorted: its next 8 bytes, with small letters, and the index of
+ * the item that it names.  The item knows the place of all its bytes: so the
+ * names of a large object take little memory.
  */
 
 typedef struct {
@@ -35,8 +35,8 @@ typedef struct {
 
 
 /*
- * Where names are: the index counts items of this size, whose first 4 bytes
- * are a place in the data or, beyond their size, in what was decoded
+ * Where the names' bytes are: an index counts items of stride bytes.  The first
+ * 4 bytes of an item are a place in data or, from size on, in scratch.
  */
 
 typedef struct {
@@ -62,13 +62,13 @@ typedef struct {
 
 #define NGX_IDEMPOTENCY_BOUNDARY   70
 
-/* of 8 bytes that are looked at as one number */
+/* masks for 8 bytes in one number */
 
 #define NGX_IDEMPOTENCY_EACH_BYTE  0x0101010101010101ULL
 #define NGX_IDEMPOTENCY_HIGH_BITS  0x8080808080808080ULL
 
 
-/* a name left out: one token, or those of a JSON pointer */
+/* the path of a name that is left out: one token, or those of a JSON pointer */
 
 typedef struct {
     ngx_uint_t                 ntokens;
@@ -171,8 +171,9 @@ ngx_idempotency_be32(u_char *p)
 
 
 /*
- * The first 8 bytes as a number, which mostly decides an order; "A" to "Z"
- * are the letters of which the high bit of one sum is set and not of the other
+ * The first 8 bytes as a number, with small letters.  It decides most
+ * comparisons.  A byte is one of "A" to "Z" if the first sum sets its high bit
+ * and the second one doesn't.
  */
 
 static ngx_inline uint64_t
@@ -185,7 +186,7 @@ ngx_idempotency_prefix(u_char *p, uint32_t len)
                  | ngx_idempotency_be32(p + 4);
 
     } else if (len >= 4) {
-        /* some bytes twice */
+        /* the two halves may overlap, and are the same there */
         prefix = (uint64_t) ngx_idempotency_be32(p) << 32
                  | (uint64_t) ngx_idempotency_be32(p + len - 4)
                    << (8 * (8 - len));
@@ -218,7 +219,7 @@ ngx_idempotency_name_cmp(u_char *a, uint32_t alen, u_char *b, uint32_t blen)
 
     min = ngx_min(alen, blen);
 
-    /* mostly the first letter tells */
+    /* the first letter mostly decides */
 
     if (min) {
         x = ngx_tolower(*a);
@@ -260,7 +261,7 @@ void ngx_idempotency_field_put(ngx_idempotency_fields_t *f, u_char *data,
 void ngx_idempotency_field_end(ngx_idempotency_fields_t *f, ngx_uint_t state);
 
 
-/* what a variable's name has instead of a byte */
+/* the letter of a variable's name that stands for this byte of a field's */
 
 static ngx_inline u_char
 ngx_idempotency_field_class(u_char c)
@@ -283,7 +284,7 @@ ngx_idempotency_field_name(ngx_idempotency_fields_t *f, u_char c)
         return;
     }
 
-    /* longer than all that are wanted */
+    /* no wanted name is as long */
     f->name_len = f->longest + 1;
 }
 

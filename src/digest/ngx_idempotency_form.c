@@ -3,11 +3,11 @@
  * application/x-www-form-urlencoded: fields decoded and sorted by the groups
  * of their names.  A percent sign without two hexadecimal digits is malformed.
  *
- * Express, for one, takes "[a]" for "a", so with such a name all fields stay in
- * their order.
+ * Express takes "[a]" for "a": a body with such a name keeps the order of its
+ * fields.
  *
- * Fields that are looked for come in pieces of any size.  There a percent sign
- * that is malformed spoils nothing but its own field.
+ * Fields that are wanted come in pieces of any size.  There a malformed percent
+ * sign spoils its own field only.
  */
 
 
@@ -53,7 +53,7 @@ typedef struct {
     u_char                  *pos;
     u_char                  *end;
 
-    /* for what is not as it is written; never longer than that */
+    /* decoded names and values; none is longer than it was written */
     u_char                  *scratch;
     u_char                  *last;
     size_t                   size;
@@ -105,7 +105,7 @@ form_at(form_t *f, uint32_t place)
 }
 
 
-/* what is decoded may be empty at the end of its memory */
+/* an empty string at the end of the scratch memory has no place there */
 
 static ngx_inline uint32_t
 form_place(form_t *f, ngx_str_t *s)
@@ -219,7 +219,7 @@ form_parse(form_t *f, ngx_idempotency_canon_t *c)
         }
 
         if (nfields++ == NGX_IDEMPOTENCY_FORM_FIELDS) {
-            /* more than a request may keep a worker busy with */
+            /* so many fields would keep a worker busy for too long */
             return NGX_DECLINED;
         }
 
@@ -268,7 +268,7 @@ form_add(form_t *f, ngx_str_t *name, ngx_str_t *value)
 }
 
 
-/* more than a few fields: once, as many as there may be */
+/* the only time: for as many fields as the body can have */
 
 static ngx_int_t
 form_grow(form_t *f)
@@ -346,7 +346,7 @@ form_write(form_t *f, ngx_idempotency_digest_t *d)
 }
 
 
-/* a name, up to behind its equals sign, or a value, up to its ampersand */
+/* reads a name and its equals sign, or a value up to its ampersand */
 
 static ngx_int_t
 form_part(form_t *f, ngx_uint_t name, ngx_str_t *s)
@@ -394,7 +394,7 @@ decoded:
 }
 
 
-/* from start on, where f->pos is the first escape; ends at this or "&" */
+/* decodes from start on, up to this end or "&"; f->pos is the first escape */
 
 static ngx_int_t
 form_decode(form_t *f, u_char *start, u_char end, ngx_str_t *s)
@@ -462,7 +462,7 @@ form_fold(form_t *f, ngx_str_t *s)
 
     if (f->scratch == NULL || dst < f->scratch || dst >= f->last) {
 
-        /* as it is written: not ours */
+        /* the string is the document's own, which must not change */
 
         if (form_scratch(f) != NGX_OK) {
             return NGX_ERROR;
@@ -556,7 +556,7 @@ form_fields(ngx_idempotency_fields_t *f, u_char *p, u_char *last)
 }
 
 
-/* up to what may end or interrupt it; one byte at least */
+/* takes one byte at least, up to one that may end or interrupt the field */
 
 static u_char *
 form_plain(ngx_idempotency_fields_t *f, u_char *p, u_char *last)
@@ -587,7 +587,7 @@ form_plain(ngx_idempotency_fields_t *f, u_char *p, u_char *last)
 }
 
 
-/* one byte of an escape; 0: it is none and is to be looked at anew */
+/* takes a byte of an escape; 0: it is none, and the caller reads it again */
 
 static ngx_uint_t
 form_unescape(ngx_idempotency_fields_t *f, u_char c)

@@ -1,8 +1,8 @@
 
 /*
- * What the kinds of bodies share: which one a media type tells; what is left
- * out; fields that are looked for; the buffer before the digest, and the order
- * of names.
+ * What the kinds of bodies share: the kind of a media type; names that are left
+ * out; fields that are wanted; the buffer before the digest; the order of
+ * names.
  */
 
 
@@ -78,7 +78,7 @@ ngx_idempotency_fields_kind(ngx_str_t *content_type,
 }
 
 
-/* NGX_DECLINED: it is of a kind, but can't be read */
+/* NGX_DECLINED: the type is of a kind, but doesn't tell how to read the body */
 
 static ngx_int_t
 kind_match(ngx_str_t *content_type, ngx_uint_t flags, ngx_str_t *boundary,
@@ -139,8 +139,7 @@ ngx_idempotency_canon_body(ngx_idempotency_digest_t *d,
 
 /*
  * The next parameter, from its semicolon on.  NGX_DONE: there is none,
- * NGX_ERROR: it is malformed.  A backslash in a quoted string is left as
- * it is.
+ * NGX_ERROR: it is malformed.  A quoted string keeps its backslashes.
  */
 
 ngx_int_t
@@ -216,7 +215,7 @@ ngx_idempotency_canon_raw(ngx_idempotency_digest_t *d)
 }
 
 
-/* sorted, so that those that begin alike stand together */
+/* paths are sorted: those that begin alike stand together */
 
 ngx_int_t
 ngx_idempotency_canon_ignore(ngx_idempotency_canon_t *c, ngx_array_t *names,
@@ -352,7 +351,7 @@ path_cmp(const void *one, const void *two)
 }
 
 
-/* a pointer is for JSON only, a name for forms, too */
+/* for forms: a JSON pointer leaves out none of their fields */
 
 ngx_uint_t
 ngx_idempotency_ignored(ngx_idempotency_canon_t *c, u_char *name, size_t len)
@@ -438,7 +437,7 @@ ngx_idempotency_fields_end(ngx_idempotency_fields_t *f)
 }
 
 
-/* from here on: what was found is found */
+/* nothing more can be read; fields that were found stay found */
 
 void
 ngx_idempotency_fields_unreadable(ngx_idempotency_fields_t *f)
@@ -473,7 +472,7 @@ ngx_idempotency_fields_value(ngx_idempotency_fields_t *f, ngx_uint_t i,
 }
 
 
-/* a name is there: is it wanted? */
+/* a name is complete: the field it names becomes the current one, or none */
 
 void
 ngx_idempotency_field_begin(ngx_idempotency_fields_t *f)
@@ -561,7 +560,7 @@ field_grow(ngx_idempotency_fields_t *f, size_t len)
 }
 
 
-/* it has ended, or is what it is already: too long */
+/* the current field has ended; a value that was too long stays spoilt */
 
 void
 ngx_idempotency_field_end(ngx_idempotency_fields_t *f, ngx_uint_t state)
@@ -599,7 +598,7 @@ sort_name(ngx_idempotency_names_t *s, uint32_t index)
 }
 
 
-/* of names that are alike up to this depth, where their prefixes begin */
+/* for names that are alike up to this depth, where their prefixes begin */
 
 static ngx_inline int
 sort_cmp(ngx_idempotency_names_t *s, ngx_idempotency_name_t *a,
@@ -620,7 +619,7 @@ sort_cmp(ngx_idempotency_names_t *s, ngx_idempotency_name_t *a,
                                       b->len - depth);
 
     } else {
-        /* the one is the beginning of the other */
+        /* one name is the beginning of the other */
         rc = (a->len > b->len) - (a->len < b->len);
     }
 
@@ -686,10 +685,10 @@ ngx_idempotency_length(u_char *p, size_t len)
 
 
 /*
- * What counts of a field's name for its place: what servers take for one name
- * is one group.  PHP drops leading spaces, ends a name at a zero, and has one
- * letter for a dot, a space and a bracket; and many build a list of all that
- * begin alike before a bracket or a dot.
+ * The part of a field's name that decides its place.  Names that some server
+ * takes for one name are one group.  PHP drops leading spaces, ends a name at a
+ * zero, and makes one letter of a dot, a space and a bracket.  Many servers
+ * build one list of the fields whose names are alike before a bracket or a dot.
  */
 
 ngx_str_t
@@ -718,10 +717,10 @@ ngx_idempotency_group(ngx_str_t *name)
 
 
 /*
- * Stable, and as long as the names are altogether, whatever they have in
- * common: their memory is filled by strangers.  What is sorted already takes
- * one look at each, and then 0 is returned.  There must be room for as many in
- * tmp.  That two are alike shows: any sort compares what ends up side by side.
+ * The order is stable.  The time grows with the bytes of all names, whatever
+ * they have in common, as strangers choose them.  Names that are sorted already
+ * are compared once each, and then 0 is returned.  tmp has room for n names.
+ * s->alike tells whether two names are the same: any sort compares neighbours.
  */
 
 ngx_uint_t
@@ -744,9 +743,9 @@ ngx_idempotency_names_sort(ngx_idempotency_names_t *s,
 
 
 /*
- * By the next 8 bytes, and then each run of names that are alike in these.
- * The longest run is gone on with here, so that the calls nest no deeper than
- * the logarithm of n.
+ * Sorts by the next 8 bytes, and then each run of names that are alike in
+ * these.  The longest run is sorted in this loop: so the calls nest no deeper
+ * than the logarithm of n.
  */
 
 static void
@@ -799,7 +798,8 @@ sort_names(ngx_idempotency_names_t *s, ngx_idempotency_name_t *names,
 }
 
 
-/* how many of them are alike and go on; they get their next 8 bytes */
+/* the length of the run of names that are alike and longer than that; these get
+   their next 8 bytes */
 
 static ngx_uint_t
 sort_alike(ngx_idempotency_names_t *s, ngx_idempotency_name_t *names,
@@ -836,8 +836,8 @@ sort_alike(ngx_idempotency_names_t *s, ngx_idempotency_name_t *names,
 
 
 /*
- * By the prefix from its last byte on; before that by how much of it there
- * is, as a name may end in zeros.
+ * Sorts by the length of the prefix, as a name may end in zeros, and then by
+ * the prefix's bytes, the last one first.
  */
 
 static void
@@ -880,7 +880,7 @@ sort_radix(ngx_idempotency_name_t *names, ngx_idempotency_name_t *tmp,
         }
 
         if (key < 256) {
-            /* all alike */
+            /* this byte is the same in all names */
             continue;
         }
 
@@ -958,7 +958,7 @@ sort_run(ngx_idempotency_names_t *s, ngx_idempotency_name_t *names,
 }
 
 
-/* two sorted runs, the first one of this width, the second one up to n */
+/* merges two sorted runs: one of this width, and the rest of n */
 
 static void
 sort_merge(ngx_idempotency_names_t *s, ngx_idempotency_name_t *to,

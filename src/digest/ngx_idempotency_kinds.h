@@ -71,10 +71,10 @@
 
 
 typedef struct {
-    /* what is digested by meaning; TEXT folds the values of forms, too */
+    /* the kinds digested by meaning; TEXT folds the values of forms, too */
     ngx_uint_t    flags;
 
-    /* what is left out, from ngx_idempotency_canon_ignore(), or NULL */
+    /* names left out, from ngx_idempotency_canon_ignore(), or NULL */
     ngx_array_t  *ignore;
 } ngx_idempotency_canon_t;
 
@@ -103,7 +103,7 @@ typedef struct {
 
     /* the parameter of the media type that does not count */
     char         *parameter;
-    /* it has fields */
+    /* whether it has fields */
     ngx_uint_t    fields;
 
     /*
@@ -122,7 +122,7 @@ typedef struct {
     ngx_int_t   (*feed)(void *stream, u_char *data, size_t len);
     ngx_int_t   (*finish)(void *stream, ngx_idempotency_digest_t *d);
 
-    /* of what can't be started: its fields, and their end */
+    /* without start: feeds a piece to its fields, and ends them */
     void        (*field)(ngx_idempotency_fields_t *f, u_char *p,
                          u_char *last);
     void        (*field_end)(ngx_idempotency_fields_t *f);
@@ -154,7 +154,7 @@ ngx_int_t ngx_idempotency_canon_ignore(ngx_idempotency_canon_t *c,
 const ngx_idempotency_kind_t *ngx_idempotency_canon_kind(
     ngx_str_t *content_type, ngx_uint_t flags, ngx_str_t *boundary);
 
-/* the whole body of a kind that isn't started; NULL is declined */
+/* the whole body of a kind without start; NULL is declined */
 
 ngx_int_t ngx_idempotency_canon_body(ngx_idempotency_digest_t *d,
     const ngx_idempotency_kind_t *kind, ngx_idempotency_canon_t *c,
@@ -169,12 +169,12 @@ void ngx_idempotency_canon_raw(ngx_idempotency_digest_t *d);
  * Fields of a body by name, found wherever they stand and however the body is
  * cut, in one pass for all names.
  *
- * What is digested by its meaning must be understood to the last byte.  Here a
- * field that is there is found, whatever is wrong behind it; and where nobody
- * can tell whether it is there, that is said.
+ * A digest by meaning needs a body that is valid to the last byte.  Fields do
+ * not: a field is found whatever is wrong behind it.  Where an error hides
+ * whether a field is there, it is unreadable.
  */
 
-/* the field may be there, but it or the body can't be read */
+/* the field may be there, but it or the body is malformed */
 
 #define NGX_IDEMPOTENCY_UNREADABLE  NGX_ABORT
 
@@ -206,7 +206,7 @@ struct ngx_idempotency_fields_s {
     ngx_uint_t                 nwanted;
     size_t                     max;        /* for a value */
 
-    /* the name that is being read, as far as it may be one that is wanted */
+    /* the name that is being read, as far as it may be a wanted one */
     u_char                    *name;
     size_t                     name_len;
     size_t                     longest;

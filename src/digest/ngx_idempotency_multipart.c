@@ -1,21 +1,21 @@
 
 /*
- * multipart/form-data, as it arrives: each part has a digest of its own, and
- * that of the body is over those, sorted by the groups of the parts' names, or
- * in their order if some part's header reads in two ways.  No part's bytes are
- * kept.
+ * multipart/form-data, as it arrives.  Each part has a digest of its own, and
+ * the body's digest is made of these.  They are sorted by the groups of the
+ * parts' names, or stay in their order if some part's header reads in two ways.
+ * No part's bytes are kept.
  *
- * For the digest no byte goes unseen: there may be nothing before the first
- * delimiter and behind the last one but line ends and white space.  A field
- * is found where the servers behind us find it, so for that what is malformed
- * is read on as far as its meaning is plain.
+ * The digest covers every byte: before the first delimiter and behind the last
+ * one only line ends and white space are valid.  Fields are found where the
+ * servers behind us find them: there a malformed body is read on as far as its
+ * meaning is plain.
  *
- * What servers read differently in the header of a part (RFC 7578) is malformed
- * or ambiguous here, as two bodies must not be taken for one.  Malformed: lines
- * that are folded, a line end that is not CRLF, an encoding of the bytes.
- * Ambiguous: a parameter that comes twice or, but for filename, in the extended
- * form; a name with escapes or in single quotes, which PHP takes off; and that
- * of a file whose brackets don't match: PHP takes neither it nor any behind it.
+ * Two bodies that some server reads differently must not have one digest.  So
+ * a part's header (RFC 7578) is malformed here if it has folded lines, a line
+ * end that is not CRLF, or an encoding of the bytes.  It is ambiguous if it has
+ * a parameter twice or, but for filename, in the extended form; a name with
+ * escapes or in single quotes, which PHP removes; or the name of a file whose
+ * brackets don't match: PHP takes neither that file nor any behind it.
  */
 
 
@@ -24,7 +24,7 @@
 
 #define NGX_IDEMPOTENCY_MULTIPART_FIRST  16    /* at first */
 
-/* how much of what is malformed can be read: all, all but a part, no more */
+/* what a malformed body still has: all, all but this part, nothing more */
 
 typedef enum {
     multipart_plain = 0,
@@ -294,7 +294,7 @@ multipart_feed(void *stream, u_char *data, size_t len)
         switch (m->state) {
 
         case multipart_start:
-            /* the line end that belongs to a delimiter may be missing */
+            /* the line end before a delimiter may be missing here */
 
             m->matched = (*p == '-') ? 2 : 0;
             m->state = multipart_delimiter;
@@ -353,7 +353,7 @@ multipart_decline(multipart_t *m, ngx_uint_t what)
     switch (what) {
 
     case multipart_part:
-        /* it may be that of a field that is not found elsewhere */
+        /* the part may be a wanted field that no other part is */
 
         ngx_idempotency_field_end(m->fields, NGX_IDEMPOTENCY_FIELD_SPOILT);
         m->fields->unreadable = 1;
@@ -463,7 +463,7 @@ multipart_delimited(multipart_t *m, u_char *p, u_char *last)
 
         if (*p != m->delimiter[m->matched]) {
 
-            /* a preamble: what follows is read as a part that has no name */
+            /* a preamble is read as a part without a name */
 
             multipart_decline(m, multipart_plain);
 
@@ -485,7 +485,7 @@ multipart_delimited(multipart_t *m, u_char *p, u_char *last)
 }
 
 
-/* the rest of a delimiter's line, and what follows the last one */
+/* reads the rest of a delimiter's line, and all behind the last delimiter */
 
 static ngx_int_t
 multipart_line(multipart_t *m, u_char c)
@@ -564,7 +564,7 @@ multipart_headers(multipart_t *m, u_char *p, u_char *last)
         part_begin(m);
         m->state = multipart_bytes;
 
-        /* the empty line may be taken for one in front of a delimiter */
+        /* the line end of the empty line may belong to a delimiter, too */
 
         m->matched = 2;
         m->unseen = 2;
@@ -575,11 +575,11 @@ multipart_headers(multipart_t *m, u_char *p, u_char *last)
 
 
 /*
- * A carriage return stands nowhere in a delimiter but in front: what turns
- * out to be none can begin another one only at the byte that differs.
+ * A delimiter has a carriage return at its beginning only.  So behind a match
+ * that fails, the next one can begin at the byte that differs, and not before.
  *
- * A delimiter right behind the header ends an empty part for some servers
- * and is a part's content for others.
+ * A delimiter right behind the header ends an empty part for some servers and
+ * is a part's content for others.
  */
 
 static u_char *
@@ -590,7 +590,7 @@ multipart_content(multipart_t *m, u_char *p, u_char *last)
 
     if (m->matched) {
 
-        /* begun in an earlier piece */
+        /* the delimiter began in an earlier piece */
 
         while (p < last && m->matched < m->ndelimiter
                && *p == m->delimiter[m->matched])
@@ -666,7 +666,7 @@ part_begin(multipart_t *m)
 
     if (part.ambiguous) {
 
-        /* its name is not left out, and not found: it may be another one */
+        /* its name may be another one: it is neither left out nor found */
 
         m->ambiguous = 1;
 
@@ -788,7 +788,7 @@ part_digest(multipart_t *m, part_t *part)
 }
 
 
-/* room for it; what there was is given back, as it may be large */
+/* makes room for a header; the old one is freed, as it may be large */
 
 static ngx_int_t
 part_group(multipart_t *m, size_t len)
@@ -819,7 +819,7 @@ part_group(multipart_t *m, size_t len)
 }
 
 
-/* values of fields are folded as those of a form are; files never are */
+/* white space is folded in fields, as in a form, and never in files */
 
 static ngx_uint_t
 part_is_text(multipart_t *m, part_t *part)
@@ -902,7 +902,7 @@ part_end(multipart_t *m)
 }
 
 
-/* header lines up to and with the empty one; NGX_DECLINED: malformed */
+/* reads header lines and the empty one behind; NGX_DECLINED: malformed */
 
 static ngx_int_t
 part_header(part_t *part, u_char *data, size_t len)
@@ -939,7 +939,7 @@ part_header(part_t *part, u_char *data, size_t len)
 }
 
 
-/* all are closed, and nothing is behind them but others */
+/* brackets: all are closed, and behind one only others follow */
 
 static ngx_uint_t
 part_brackets(ngx_str_t *name)
@@ -1114,7 +1114,7 @@ part_other(part_t *part, u_char letter, ngx_str_t *name, ngx_str_t *value)
 
     ngx_idempotency_sink_field(&part->sink, letter, p, name->len);
 
-    /* without an equals sign it has no data */
+    /* without an equals sign the value has no data */
 
     ngx_idempotency_sink_field(&part->sink, 0, value->len ? value->data : p,
                                value->len);

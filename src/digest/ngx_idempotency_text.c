@@ -73,7 +73,7 @@ ngx_idempotency_fold(ngx_idempotency_fold_t *f, u_char *dst, u_char *src,
             }
         }
 
-        /* what is held, and one byte more */
+        /* the bytes that are held, and one more */
 
         n = f->nheld;
 
@@ -93,14 +93,14 @@ ngx_idempotency_fold(ngx_idempotency_fold_t *f, u_char *dst, u_char *src,
             break;
 
         case 1:
-            /* the beginning of one */
+            /* white space may begin with these */
             src++;
             f->held[n - 1] = c;
             f->nheld = n;
             break;
 
         default:
-            /* what was held is none, and this byte is looked at anew */
+            /* the held bytes are no white space; this byte is read again */
             f->nheld = 0;
 
             for (i = 0; i < n - 1; i++) {
@@ -159,8 +159,8 @@ text_matches(ngx_str_t *type, u_char *pos, u_char *end, ngx_str_t *boundary)
 
 
 /*
- * White space is looked for as ASCII and UTF-8 have it.  In the encodings of
- * more bytes a character the same bytes are something else.
+ * White space is that of ASCII and UTF-8.  In encodings of several bytes a
+ * character the same bytes mean something else.
  */
 
 static ngx_uint_t
@@ -218,7 +218,8 @@ text_whole(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
 
 /*
  * White space beyond ASCII: U+0085, U+00A0, U+1680, U+2000 to U+200A, U+2028,
- * U+2029, U+202F, U+205F, U+3000.  2: this is one, 1: it may become one
+ * U+2029, U+202F, U+205F, U+3000.  2: these bytes are one, 1: they may become
+ * one.
  */
 
 static ngx_uint_t

@@ -1416,7 +1416,7 @@ zones_zone(ngx_http_idempotency_text_t *text,
 
     for (i = 0; i < NGX_IDEMPOTENCY_STATS_RECORDS; i++) {
         ngx_http_idempotency_text_add(text, "%s\"%s\":%uL", i ? "," : "",
-                                      ngx_http_idempotency_outcome_names[i],
+                                      ngx_http_idempotency_outcomes[i].name,
                                       f->records[i]);
     }
 

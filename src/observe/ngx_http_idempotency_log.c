@@ -40,8 +40,14 @@ typedef struct {
 } log_limit_t;
 
 
-const char  *ngx_http_idempotency_outcome_names[NGX_IDEMPOTENCY_STATS_RECORDS]
-    = { "pending", "done", "not_kept", "in_doubt" };
+const ngx_http_idempotency_outcome_t
+    ngx_http_idempotency_outcomes[NGX_IDEMPOTENCY_STATS_RECORDS] =
+{
+    { "pending",  "pending" },
+    { "done",     "done" },
+    { "not_kept", "not kept" },
+    { "in_doubt", "in doubt" }
+};
 
 /* the bits of claim.differs */
 
@@ -57,10 +63,6 @@ static log_limit_t       log_limits[NGX_HTTP_IDEMPOTENCY_LOG_KINDS];
 static ngx_event_t       log_event;
 /* what the debug log of events wants to know of */
 static ngx_connection_t  log_nobody;
-
-static const char  *log_outcomes[] = {
-    "pending", "done", "not kept", "in doubt"
-};
 
 
 /* refuses: or lets it pass, as it can't tell */
@@ -226,7 +228,8 @@ ngx_http_idempotency_log_outcome(ngx_log_t *log, ngx_uint_t level,
     ngx_log_error(level, log, 0,
                   "idempotency outcome %s%s, status %ui, token: %*xs, "
                   "zone: \"%V\", fence: %uL",
-                  (outcome < 0) ? "released" : log_outcomes[outcome],
+                  (outcome < 0) ? "released"
+                                : ngx_http_idempotency_outcomes[outcome].text,
                   doubt ? ", in doubt again" : "", status,
                   (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, op->token,
                   &store->name, fence);
@@ -333,7 +336,8 @@ log_found(ngx_http_idempotency_ctx_t *ctx, u_char *text)
                            found->fence);
     }
 
-    p = ngx_sprintf(text, ", outcome: %s", log_outcomes[found->outcome]);
+    p = ngx_sprintf(text, ", outcome: %s",
+                    ngx_http_idempotency_outcomes[found->outcome].text);
 
     if (found->outcome != NGX_IDEMPOTENCY_PENDING) {
         p = ngx_sprintf(p, ", age: %M.%03M", found->age / 1000,

@@ -341,7 +341,7 @@ metrics_records(ngx_http_idempotency_text_t *text, const char *name,
 
     for (i = 0; i < NGX_IDEMPOTENCY_STATS_RECORDS; i++) {
         metrics_label(text, name, zone, "outcome",
-                      ngx_http_idempotency_outcome_names[i], values[i]);
+                      ngx_http_idempotency_outcomes[i].name, values[i]);
     }
 }
 

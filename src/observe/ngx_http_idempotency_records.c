@@ -632,7 +632,7 @@ records_row(ngx_http_idempotency_text_t *text, u_char *token,
                   "\"outcome\":\"%s\",",
                   (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, token,
                   (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, fingerprint,
-                  ngx_http_idempotency_outcome_names[found->outcome]);
+                  ngx_http_idempotency_outcomes[found->outcome].name);
 
     if (found->status) {
         ngx_http_idempotency_text_add(text, "\"status\":%ui,",
