@@ -4,6 +4,7 @@
 
 #include "engines.h"
 #include "workers_double.h"
+#include "store/file/ngx_idempotency_owners.h"
 
 
 #define ZONE  (512 * 1024)
@@ -1345,6 +1346,52 @@ reload_of_another_size(void)
 }
 
 
+/* two that close a file at the same moment each find the other one, and leave
+   its log: so one waits for the other's lock */
+
+static void
+a_file_is_closed_in_turn(void)
+{
+#if (NGX_IDEMPOTENCY_FILE)
+    int              fd;
+    op_t             op;
+    char             path[256];
+    zone_t           next;
+    ngx_str_t       *name;
+    struct timespec  from, to;
+
+    open_zone();
+
+    op_init(&op, 1, 1, 100);
+    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
+
+    name = &zone.shm.tier->name;
+    snprintf(path, sizeof(path), "%.*s",
+             (int) (name->len - sizeof("state file \"\"") + 1),
+             name->data + sizeof("state file \"") - 1);
+
+    fd = ngx_idempotency_owners_open(path, 0);
+    check_equal(ngx_idempotency_owners_commit_lock(fd, 0), NGX_OK);
+
+    (void) clock_gettime(CLOCK_MONOTONIC_RAW, &from);
+    zone_exit_process(&zone);
+    (void) clock_gettime(CLOCK_MONOTONIC_RAW, &to);
+
+    check((to.tv_sec - from.tv_sec) * 1000
+          + (to.tv_nsec - from.tv_nsec) / 1000000 >= 600);
+
+    (void) close(fd);
+
+    zone_reload(&next, &zone);
+    check_equal(zone_init_process(&next), NGX_OK);
+
+    zone_check_empty(&next);
+    zone_close(&next);
+#endif
+}
+
+
 static engine_case_t  cases[] = {
     { "a token's way: claim, repeat, complete, replay, forget",
       one_way_through, 0 },
@@ -1378,6 +1425,8 @@ static engine_case_t  cases[] = {
       exit_puts_claims_in_doubt, 0 },
     { "a reload keeps tokens", reload_keeps_tokens, 0 },
     { "a restart keeps tokens", restart_keeps_tokens, ZONE_OUTLIVES },
+    { "a file is closed by one after the other", a_file_is_closed_in_turn,
+      ZONE_OUTLIVES },
     { "a reload changes no size", reload_of_another_size, 0 },
     engine_cases_end
 };
