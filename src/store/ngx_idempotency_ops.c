@@ -439,7 +439,7 @@ shm_complete(ngx_idempotency_store_t *store,
 static void
 shm_flushed(ngx_idempotency_op_t *op)
 {
-    ngx_uint_t                   owes;
+    ngx_uint_t                   lacks;
     ngx_idempotency_shm_t       *shm;
     ngx_idempotency_record_t    *rec;
     ngx_idempotency_complete_t  *complete;
@@ -455,16 +455,16 @@ shm_flushed(ngx_idempotency_op_t *op)
 
     rec = ngx_idempotency_record_current(shm, op->token, op->now);
 
-    owes = (rec && rec->fence == complete->fence
-            && ngx_idempotency_record_unflushed(shm, rec));
+    lacks = (rec && rec->fence == complete->fence
+             && ngx_idempotency_record_unflushed(shm, rec));
 
-    if (owes) {
+    if (lacks) {
         ngx_idempotency_shm_wait_flushed(rec, op);
     }
 
     ngx_idempotency_shm_unlock(shm);
 
-    if (!owes) {
+    if (!lacks) {
         op->handler(op);
     }
 }

@@ -189,12 +189,12 @@ static const uint8_t
 
 #define NGX_IDEMPOTENCY_EVICT_EXPIRED  3
 
-/* so many are looked at, at most, for one that may be evicted */
+/* a search for one that may be evicted ends after so many */
 
 #define NGX_IDEMPOTENCY_EVICT_LOOK  64
 
 
-/* those of a value that are looked at, at most, while the lock is held once */
+/* so many of one value are checked, at most, while the lock is held once */
 
 #define NGX_IDEMPOTENCY_QUOTA_LOOK  512
 
@@ -807,7 +807,7 @@ ngx_idempotency_record_micros(void)
 }
 
 
-/* 0 is nobody's */
+/* 0: no request */
 
 static uint32_t
 record_number(ngx_idempotency_shm_t *shm)
@@ -962,8 +962,8 @@ ngx_idempotency_record_found(ngx_idempotency_shm_t *shm,
 
 
 /*
- * The token is fresh again, and the response stays for a moment under another
- * one, that only those who waited for this claim can name.
+ * The token is fresh again.  The response stays for a moment under another
+ * token, which only requests that waited for this claim can name.
  */
 
 void
@@ -971,7 +971,7 @@ ngx_idempotency_record_leave(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_uint_t status, ngx_msec_t now)
 {
     if (rec->taken || (shm->tier && !rec->local)) {
-        /* it is in doubt, or the backing is to hear of the token */
+        /* it is in doubt, or the backing has to release the token */
 
         rec = record_split(shm, rec, now);
 
@@ -994,7 +994,7 @@ ngx_idempotency_record_leave(ngx_idempotency_shm_t *shm,
 }
 
 
-/* without memory the response is left to nobody */
+/* without memory there is no leftover */
 
 static ngx_idempotency_record_t *
 record_split(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
@@ -1110,8 +1110,8 @@ record_tally(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 }
 
 
-/* only records that bind a token: no questions, no negative entries, and no
-   responses that are left to those who waited */
+/* only records that bind a token: no questions, no negative entries, no
+   leftovers */
 
 static ngx_uint_t
 record_counts(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
@@ -1138,7 +1138,7 @@ ngx_idempotency_record_alive(ngx_idempotency_record_t *rec, ngx_msec_t now)
 }
 
 
-/* frees up to n records whose time is over */
+/* frees up to n expired records */
 
 ngx_uint_t
 ngx_idempotency_record_expire(ngx_idempotency_shm_t *shm, ngx_msec_t now,
@@ -1357,9 +1357,9 @@ evict_copy(ngx_idempotency_shm_t *shm)
 
 
 /*
- * Whether one more token may be bound.  Those whose time is over don't count:
- * they are freed as they are met, until there is a place, or until it is known
- * that none of the value's has ended.  UNFINISHED: neither is known yet.
+ * Whether one more token may be bound.  Expired ones don't count: they are
+ * freed one by one, until there is a place, or none of the value's is left.
+ * UNFINISHED: neither is so yet.
  */
 
 ngx_idempotency_result_e
@@ -1725,7 +1725,7 @@ tree_delete(ngx_idempotency_shm_t *shm,
 }
 
 
-/* made anew each time: other processes may have our functions elsewhere */
+/* set anew each time: our functions have other addresses in other processes */
 
 static void
 tree_make(ngx_rbtree_t *tree, ngx_idempotency_shm_t *shm,

@@ -260,7 +260,7 @@ struct ngx_idempotency_record_s {
     ((rec)->local || (rec)->flush != NGX_IDEMPOTENCY_FLUSHED                 \
      || ngx_idempotency_record_negative(rec))
 
-/* what a token costs, as the documents tell it: it does not compile above */
+/* the documents say what a token costs: it does not compile above */
 
 typedef char  ngx_idempotency_record_fits_its_slot_t[
     (sizeof(ngx_idempotency_record_t) <= 256) ? 1 : -1];
@@ -320,7 +320,7 @@ ngx_uint_t ngx_idempotency_record_alive(ngx_idempotency_record_t *rec,
 
 uint64_t ngx_idempotency_record_micros(void);
 
-/* what is told of one, likewise */
+/* what an answer says of a record */
 
 ngx_uint_t ngx_idempotency_record_differs(ngx_idempotency_record_t *rec,
     ngx_idempotency_claim_t *claim);
@@ -338,7 +338,7 @@ void ngx_idempotency_record_take_waiting(ngx_idempotency_record_t *rec,
 ngx_idempotency_result_e ngx_idempotency_quota_check(
     ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim);
 
-/* what is told by a digest, likewise; next: behind this one, NULL: the first */
+/* the node behind this digest in its tree; NULL: the first */
 
 ngx_rbtree_node_t *ngx_idempotency_tree_next(ngx_idempotency_shm_t *shm,
     ngx_rbtree_node_t *root, u_char *digest);

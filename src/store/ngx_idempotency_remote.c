@@ -479,16 +479,16 @@ static ngx_int_t
 ask_in_doubt(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     ngx_idempotency_record_t **rec)
 {
-    ngx_uint_t  tells, owes;
+    ngx_uint_t  recent, queued;
 
     /* a claim that takes nothing over may be answered by a recent answer */
 
-    tells = (!claim->retry || ngx_idempotency_record_differs(*rec, claim));
-    owes = ((*rec)->flush != NGX_IDEMPOTENCY_FLUSHED);
+    recent = (!claim->retry || ngx_idempotency_record_differs(*rec, claim));
+    queued = ((*rec)->flush != NGX_IDEMPOTENCY_FLUSHED);
 
     if ((*rec)->state == NGX_IDEMPOTENCY_DOUBTED) {
 
-        if (tells
+        if (recent
             && (claim->waited == (*rec)->sequence
                 || (ngx_msec_int_t) (claim->op.now
                                      - (*rec)->as.copy.copied)
@@ -498,11 +498,11 @@ ask_in_doubt(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
         }
 
     } else if (ask_alone(shm, claim) || (*rec)->local
-               || (tells && (owes || shm->sh->tier.failing)))
+               || (recent && (queued || shm->sh->tier.failing)))
     {
         return NGX_DECLINED;
 
-    } else if (owes) {
+    } else if (queued) {
 
         if (!ngx_idempotency_record_unflushed(shm, *rec) || ask_late(claim)) {
             return ask_result(claim, NGX_IDEMPOTENCY_UNAVAILABLE);

@@ -21,13 +21,13 @@
 #define NGX_IDEMPOTENCY_SHM_EXPIRE   128
 #define NGX_IDEMPOTENCY_SHM_FREE     128
 
-/* a released request's response stays this long for those who waited for it */
+/* a released request's response stays this long, for requests that waited */
 
 #define NGX_IDEMPOTENCY_SHM_LEFTOVER     10000
 
 
 typedef struct {
-    /* who is changing it now: not zero on entry means that it is torn */
+    /* the process that changes it now; not zero on entry: it is torn */
     ngx_pid_t                       inside;
     /* the highest generation of a worker; the one that is to make it anew */
     ngx_uint_t                      generation;
@@ -63,7 +63,7 @@ typedef struct {
 
     ngx_idempotency_tier_sh_t       tier;
 
-    /* others than who has the lock write here: not into what is above */
+    /* written without the lock, so on another line of the cache */
     u_char                          apart[64];
     ngx_idempotency_stats_t         stats;
 } ngx_idempotency_shm_sh_t;
@@ -73,7 +73,7 @@ typedef struct {
 
 struct ngx_idempotency_shm_s {
     ngx_idempotency_store_t        *store;
-    /* what stands behind, or NULL */
+    /* the backing, or NULL */
     ngx_idempotency_tier_t         *tier;
 
     ngx_idempotency_shm_sh_t       *sh;
@@ -83,7 +83,7 @@ struct ngx_idempotency_shm_s {
     ngx_uint_t                      generation;
     /* responses may go early, for want of memory */
     ngx_uint_t                      evict;
-    /* no directive names it: it stays for those who had it */
+    /* no directive names it; old workers may use it */
     ngx_uint_t                      unnamed;
 };
 
@@ -110,14 +110,13 @@ ngx_msec_t ngx_idempotency_shm_expire(ngx_idempotency_shm_t *shm,
 ngx_int_t ngx_idempotency_shm_lock(ngx_idempotency_shm_t *shm);
 void ngx_idempotency_shm_unlock(ngx_idempotency_shm_t *shm);
 
-/* claims whose owner is gone: all that there are; and one that was met, with
-   the lock held */
+/* all claims whose owner has died are in doubt then */
 
 void ngx_idempotency_shm_sweep(ngx_idempotency_shm_t *shm, ngx_msec_t now);
 
-/* NGX_AGAIN: what stands behind is asked for a token that this machine does
-   not know for sure, and `found` is called; or the result says whether it may
-   be here by now: OK, ABSENT, or UNAVAILABLE */
+/* NGX_AGAIN: the backing is asked for a token that the zone does not know for
+   sure, and `found` is called; else the result says whether the zone may have
+   it: OK, ABSENT, or UNAVAILABLE */
 
 ngx_int_t ngx_idempotency_remote_find(ngx_idempotency_shm_t *shm,
     ngx_idempotency_op_t *op, void (*found)(ngx_idempotency_op_t *op));
@@ -125,15 +124,15 @@ ngx_int_t ngx_idempotency_remote_list(ngx_idempotency_shm_t *shm,
     ngx_idempotency_list_t *list);
 void ngx_idempotency_remote_cancel(ngx_idempotency_op_t *op);
 
-/* what is told of a zone, and who waits no more */
+/* the figures of a zone; the log is warned that it is full */
 
 ngx_int_t ngx_idempotency_shm_figures(ngx_idempotency_store_t *store,
     ngx_msec_t now, ngx_idempotency_figures_t *figures);
 void ngx_idempotency_shm_warn(ngx_idempotency_shm_t *shm, ngx_uint_t percent);
 
 
-/* who waits for a record that is pending, with the lock held; and who is
-   called once it is given back */
+/* requests of this worker that wait, with the lock held; without it: those
+   that wait for the key are called, or, NULL, all */
 
 void ngx_idempotency_shm_wait(ngx_idempotency_record_t *rec,
     ngx_idempotency_claim_t *claim);
@@ -142,8 +141,8 @@ void ngx_idempotency_shm_wait_flushed(ngx_idempotency_record_t *rec,
 void ngx_idempotency_shm_dequeue(ngx_idempotency_op_t *op);
 void ngx_idempotency_shm_woken(uint64_t *key);
 
-/* a claim, and who has asked the backing for it, likewise; but cancel.
-   answered: true if the record may be asked for once more */
+/* claims that ask the backing, with the lock held, but for cancel; answered:
+   true if the record may be asked for once more */
 
 ngx_int_t ngx_idempotency_ask_lookup(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec,

@@ -14,7 +14,7 @@
 #include "ngx_idempotency_workers.h"
 
 
-/* a sign of life while claims are owned; changes a worker is told of at once */
+/* a sign of life while claims are owned; tokens in a mailbox */
 
 #define NGX_IDEMPOTENCY_WORKERS_SIGN       100
 #define NGX_IDEMPOTENCY_WORKERS_MAILBOX    128
@@ -22,7 +22,7 @@
 #define NGX_IDEMPOTENCY_WORKERS_ZONE_SIZE  (256 * 1024)
 
 
-/* what the system tells of a process */
+/* what the system knows of a process */
 
 typedef enum {
     workers_running = 0,
@@ -389,11 +389,11 @@ ngx_idempotency_workers_others(ngx_idempotency_workers_t *set,
 
 
 /*
- * An owner is asked by its pid.  One that gives no sign of life may only be
- * busy, and then it keeps its claims: the system tells.  One that was stopped,
- * or of which the system tells nothing, can't be asked: it has its lease.  A
- * silence counts only if it goes on after somebody noticed it, as all of us may
- * have been stopped together.
+ * An owner whose process has ended is dead.  One without a sign of life may
+ * only be busy: if the system says so, it keeps its claims.  One that was
+ * stopped, or of which the system knows nothing, has its lease.  A silence
+ * counts only if it goes on after it was noticed, as all processes may have
+ * been stopped together.
  */
 
 ngx_uint_t
@@ -721,7 +721,7 @@ workers_own_handler(ngx_event_t *ev)
 }
 
 
-/* nobody can call this worker: what has no place for that may have changed */
+/* a worker without an eventfd polls: anything may have changed */
 
 static void
 workers_poll_handler(ngx_event_t *ev)

@@ -1,8 +1,8 @@
 
 /*
- * Worker processes as owners of claims and as places where requests wait: who
- * is alive, and how one wakes another.  A worker of any generation holds one
- * slot of a table in shared memory, under an epoch that no other holder of
+ * Worker processes as owners of claims and as places where requests wait:
+ * which ones live, and how one wakes another.  A worker of any generation holds
+ * one slot of a table in shared memory, under an epoch that no other holder of
  * the slot shares.
  */
 
@@ -46,9 +46,8 @@ typedef struct {
 } ngx_idempotency_workers_t;
 
 
-/* what changed: the first bytes of its token, or NULL for "who knows"; and
-   the worker was told to end gracefully, which it may have to be told by other
-   means, too */
+/* a token changed: its first bytes, or NULL: some did; and a graceful shutdown
+   begins */
 
 typedef void (*ngx_idempotency_woken_pt)(uint64_t *key);
 typedef void (*ngx_idempotency_quit_pt)(void);

@@ -877,9 +877,8 @@ db_undo(ngx_idempotency_item_t *items, ngx_idempotency_item_t *before,
 
 
 /*
- * SQLite goes on with a file that was removed or replaced, and nobody would
- * ever find what it writes.  It is another one's, too, who would make a log
- * of his own beside ours.
+ * SQLite goes on with a file that was removed or replaced, and what it writes
+ * is lost.  Another process that opens the new file has another log.
  */
 
 static ngx_int_t
@@ -938,9 +937,9 @@ db_moved(ngx_idempotency_db_t *db, ngx_uint_t i, const char *how)
 
 
 /*
- * SQLite would begin another log beside one that somebody has removed, and
- * nobody would find what is in that one alone.  Whoever has the file open has
- * an index of the log; the last one removes the log, and then the index.
+ * If the log was removed, SQLite would begin another one, and what only the old
+ * one has is lost.  A process that has the file open has an index of the log;
+ * the last one removes the log, and then the index.
  */
 
 static ngx_uint_t
@@ -962,8 +961,8 @@ db_log_gone(ngx_idempotency_db_t *db)
 }
 
 
-/* the log has no name any more, but we have it open yet, and nobody else has
-   begun another one: what it has goes into the file while there is time */
+/* the log has no name any more, but it is still open here, and there is no new
+   one yet: it is brought into the file while there is time */
 
 static void
 db_rescue(ngx_idempotency_db_t *db)
@@ -1017,7 +1016,7 @@ db_number(ngx_idempotency_db_t *db, db_sql_e n, int64_t *value)
 }
 
 
-/* told before what undoes it has an error of its own */
+/* before the rollback, which may have an error of its own */
 
 static ngx_int_t
 db_fail(ngx_idempotency_db_t *db, int rc)
@@ -1443,7 +1442,7 @@ db_find(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 }
 
 
-/* what is damaged goes, too: nobody knows its fence */
+/* a damaged row goes, too, as its fence is not known */
 
 static int
 db_forget(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
@@ -2128,8 +2127,8 @@ db_vacuum(ngx_idempotency_db_t *db, ngx_uint_t n, ngx_uint_t *more)
 
 
 /*
- * Waits for nobody, neither who reads nor who writes.  Space that there isn't
- * for it now there may be for the next one; what was committed is in the log.
+ * Waits for no reader or writer.  If there is no space now, the next checkpoint
+ * may have it; what was committed is in the log.
  */
 
 ngx_int_t

@@ -1,8 +1,8 @@
 
 /*
  * The file that remembers, at a start: its tables, whether it is ours and
- * whole, and the number of a new instance.  In a process of its own, whose
- * death tells of damage as well as its words do.
+ * whole, and the number of a new instance.  In a process of its own: if that
+ * dies, the file is damaged.
  */
 
 
@@ -384,8 +384,8 @@ db_may_have(sqlite3 *sqlite, ngx_idempotency_db_start_t *start, char *error,
 
 
 /*
- * What is found is told.  A file may be too large to be read as a whole before
- * nginx serves: then it is what was seen in time, of the small tables first.
+ * Damage is reported.  A file may be too large to be read as a whole before
+ * nginx serves: then it is read for a limited time, the small tables first.
  */
 
 static int
@@ -554,7 +554,7 @@ db_instance(sqlite3 *sqlite, ngx_idempotency_db_start_t *start, char *error,
     start->base = meta.base;
     start->mark.number = meta.number + 1;
 
-    /* who goes on with a file that was set back must see that it is another */
+    /* processes that go on with a file that was set back must notice */
 
     if (start->agreed) {
         sqlite3_randomness(NGX_IDEMPOTENCY_MARK_LEN, start->mark.identity);

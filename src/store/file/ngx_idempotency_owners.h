@@ -43,7 +43,7 @@
 
 int ngx_idempotency_owners_open(const char *path, ngx_uint_t create);
 
-/* whether that is the one at its place yet, removed or replaced by nobody */
+/* whether it is still the one at its place, not removed or replaced */
 
 ngx_uint_t ngx_idempotency_owners_kept(int fd, const char *path);
 
@@ -89,11 +89,11 @@ void ngx_idempotency_owners_start_unlock(int fd);
 ngx_int_t ngx_idempotency_owners_witness_lock(int fd, ngx_msec_t time);
 
 /*
- * Whether all that have this store open have found these owners beside it, and
- * so its log: who has another way to it (a mount of the file alone) has others,
- * and would execute the same.  NGX_BUSY: somebody has.  By an open file that
- * is not closed as long as the process has the store open: SQLite would lose
- * its locks.
+ * Whether all processes that have this store open have found this -owners
+ * beside it, and so the same log.  NGX_BUSY: one came by another way, such as a
+ * mount of the file alone, and would execute the same tokens.  `file` is not
+ * closed as long as the process has the store open: SQLite would lose its
+ * locks.
  */
 
 ngx_int_t ngx_idempotency_owners_only(int file, int fd);

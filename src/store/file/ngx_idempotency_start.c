@@ -1,10 +1,9 @@
 
 /*
- * The start, in the master.  SQLite is opened in no process that others are
- * forked from, nothing that is in a directory of the workers' user is touched
- * as root (who makes that directory if it has to), and what is damaged may end
- * whoever reads it: so a child does it, as that user, and tells what became of
- * it, with the open file by whose lock the instance lives.
+ * The start, in the master.  A child process does it, as the workers' user, and
+ * reports, with the open file by whose lock the instance lives: SQLite must not
+ * be opened in a process that others are forked from, root must touch nothing
+ * in a directory of another user, and a damaged file may kill its reader.
  */
 
 
@@ -29,7 +28,7 @@
 
 #define START_REAP     100
 
-/* for so long another start is waited for, and those who commit */
+/* it waits so long for another start, and for commits */
 
 #define START_WAIT     4000
 
@@ -365,7 +364,7 @@ start_refused(ngx_idempotency_start_t *start, start_report_t *report,
                          &start->zone, &start->path);
     }
 
-    /* as nginx tells of what stands in a configuration */
+    /* logged as nginx logs faults of a configuration */
 
     if (start->must) {
 
@@ -497,7 +496,7 @@ start_hear(ngx_idempotency_start_t *start, start_report_t *report, int from,
 }
 
 
-/* it ends when its disk lets it, and nobody waits for that */
+/* it ends when its disk lets it; nothing waits for that */
 
 static void
 start_reap(ngx_pid_t pid)
@@ -928,8 +927,8 @@ start_database(start_report_t *report, const char *name)
 
 
 /*
- * What is there is the store from now on, by a new identity: whoever goes on
- * with it as it was sees that.  What was left of one that is gone goes.
+ * The file is the store from now on, under a new identity: processes that used
+ * it as it was notice that.  Remains of a file that is gone are removed.
  */
 
 ngx_int_t
@@ -980,7 +979,7 @@ ngx_idempotency_start_agreed(ngx_idempotency_start_t *start, char *error,
         (void) snprintf(error, len, "%s", report->place.why);
     }
 
-    /* its file stays open: who closes it takes SQLite's locks away */
+    /* its file stays open: a close would take SQLite's locks away */
 
     free(report);
 
@@ -1505,7 +1504,7 @@ place_header(start_place_t *place, off_t log)
         return NGX_ERROR;
     }
 
-    /* who wrote it before there were so many pages did not count them */
+    /* a writer from before there were so many pages did not count them */
 
     if (log || ngx_memcmp(header + PLACE_CHANGES, header + PLACE_CHANGES_OF, 4)
                != 0)
@@ -1613,7 +1612,7 @@ place_make(start_place_t *place, const char *name)
 {
     int  fd;
 
-    /* what somebody left who was killed while he made it */
+    /* the remains of a start that was killed */
 
     place_remove(name);
 

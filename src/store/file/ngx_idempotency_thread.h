@@ -1,8 +1,8 @@
 
 /*
- * Threads of a worker, for what may block: one does one thing at a time, and
- * the event loop hears when it is done.  They are nobody's to wait for: a
- * worker whose disk hangs can go, and what hangs in the kernel goes with it.
+ * Threads of a worker, for what may block: each runs one function at a time,
+ * and then the event loop calls `done`.  A worker does not wait for them at its
+ * end: what hangs in the kernel ends with the process.
  */
 
 
