@@ -102,7 +102,7 @@ main(int argc, char **argv)
 
         if (ngx_idempotency_db_commit(db, items, count, now) != NGX_OK) {
             fprintf(stderr, "fill: \"%s\" %s\n", argv[1],
-                    ngx_idempotency_db_error(db));
+                    ngx_idempotency_db_state(db)->error);
             return 1;
         }
     }

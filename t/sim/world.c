@@ -977,7 +977,7 @@ host_commit(void *worker, ngx_idempotency_batch_t *batch)
 
     if (batch->rc != NGX_OK) {
         fault("the file fails by itself: %s",
-              ngx_idempotency_db_error(p->nginx->db));
+              ngx_idempotency_db_state(p->nginx->db)->error);
     }
 
     file_items(p, batch);

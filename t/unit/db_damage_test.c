@@ -90,11 +90,11 @@ commit(ngx_uint_t token)
 static ngx_uint_t
 told(char *text)
 {
-    if (strstr(ngx_idempotency_db_error(file.db), text)) {
+    if (strstr(ngx_idempotency_db_state(file.db)->error, text)) {
         return 1;
     }
 
-    unit_note("told: %s", ngx_idempotency_db_error(file.db));
+    unit_note("told: %s", ngx_idempotency_db_state(file.db)->error);
 
     return 0;
 }
@@ -136,7 +136,7 @@ on_disk(void)
 
         if (i == 0) {
             check_equal(commit(4), NGX_ERROR);
-            check(ngx_idempotency_db_failed(file.db));
+            check(ngx_idempotency_db_state(file.db)->failed);
             check(told("disk I/O error"));
 
             broken = 0;
@@ -271,7 +271,7 @@ no_space(void)
         check(i < 400);
         check_equal(item.result, NGX_IDEMPOTENCY_UNAVAILABLE);
         check_equal(item.response.len, 5000);
-        check(!ngx_idempotency_db_failed(file.db));
+        check(!ngx_idempotency_db_state(file.db)->failed);
         check_equal(file_has(0), 1);
 
         check_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
@@ -342,7 +342,7 @@ full_disk(void)
 
     check(i < 1000);
     check(told("full"));
-    check(!ngx_idempotency_db_failed(file.db));
+    check(!ngx_idempotency_db_state(file.db)->failed);
     check_equal(file_has(0), 1);
 
     unlink(path);
@@ -375,7 +375,7 @@ another_program(void)
     check_equal(ngx_idempotency_db_commit(file.db, items, 2, file.now),
                 NGX_ERROR);
     check(told("locked"));
-    check(!ngx_idempotency_db_failed(file.db));
+    check(!ngx_idempotency_db_state(file.db)->failed);
     check_equal(items[0].result, NGX_IDEMPOTENCY_UNAVAILABLE);
     check_equal(items[1].result, NGX_IDEMPOTENCY_UNAVAILABLE);
     check(items[0].response.data == NULL);
@@ -557,7 +557,7 @@ truncated(void)
     check_equal(truncate(file.path, 0), 0);
     check_equal(commit(1000), NGX_ERROR);
     check(told("truncated"));
-    check(ngx_idempotency_db_failed(file.db));
+    check(ngx_idempotency_db_state(file.db)->failed);
     file_close();
 
     /* and at a start, to nothing or less */
@@ -668,7 +668,7 @@ damaged(ngx_uint_t *answers)
     for (i = 0; i < RECORDS; i++) {
         has = file_has(i);
 
-        if (ngx_idempotency_db_failed(file.db)) {
+        if (ngx_idempotency_db_state(file.db)->failed) {
             break;
         }
 
@@ -790,7 +790,7 @@ one_bit(void)
         check_equal(items[0].result, NGX_IDEMPOTENCY_UNAVAILABLE);
         check_equal(items[1].result, NGX_IDEMPOTENCY_BOUND);
         check(told("a record is damaged"));
-        check(!ngx_idempotency_db_failed(file.db));
+        check(!ngx_idempotency_db_state(file.db)->failed);
         file_done(&items[1]);
 
         check_equal(put(1, 10), NGX_IDEMPOTENCY_UNAVAILABLE);

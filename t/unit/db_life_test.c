@@ -282,9 +282,9 @@ starts(void)
     file_item(&item, NGX_IDEMPOTENCY_ITEM_ASK, 5001, 1);
     check_equal(ngx_idempotency_db_commit(file.db, &item, 1, file.now),
                 NGX_ERROR);
-    check(strstr(ngx_idempotency_db_error(file.db),
+    check(strstr(ngx_idempotency_db_state(file.db)->error,
                  "is older than it was: 7 of the last commits") != NULL);
-    check(ngx_idempotency_db_other(file.db));
+    check(ngx_idempotency_db_state(file.db)->other);
     file_close();
 
     mark = file.start.mark;
@@ -292,7 +292,8 @@ starts(void)
     file_open(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
     check_equal(ngx_idempotency_db_commit(file.db, &item, 1, file.now),
                 NGX_ERROR);
-    check(strstr(ngx_idempotency_db_error(file.db), "is another file") != NULL);
+    check(strstr(ngx_idempotency_db_state(file.db)->error, "is another file")
+          != NULL);
 
     file_remove();
 }
@@ -330,7 +331,7 @@ race(void *data)
 
         do {
             rc = ngx_idempotency_db_commit(file.db, items, 4, file.now);
-        } while (rc == NGX_ERROR && !ngx_idempotency_db_failed(file.db));
+        } while (rc == NGX_ERROR && !ngx_idempotency_db_state(file.db)->failed);
 
         check_equal(rc, NGX_OK);
 
@@ -454,7 +455,7 @@ opened_beside_a_commit(void)
     file_open(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
 
     check(commits == NULL);
-    check(file.db && !ngx_idempotency_db_other(file.db));
+    check(file.db && !ngx_idempotency_db_state(file.db)->other);
     mark.number--;
     check_equal(claim(1, file.start.instance), NGX_IDEMPOTENCY_CLAIMED);
 

@@ -227,7 +227,7 @@ file_do(ngx_idempotency_item_t *item)
     rc = ngx_idempotency_db_commit(file.db, item, 1, file.now);
 
     if (rc != NGX_OK) {
-        unit_note("%s", ngx_idempotency_db_error(file.db));
+        unit_note("%s", ngx_idempotency_db_state(file.db)->error);
     }
 
     check_equal(rc, NGX_OK);

@@ -218,7 +218,7 @@ look(state_t *found)
     for (i = 0; i < TOKENS; i++) {
         if (file_find(&item, i) == NGX_IDEMPOTENCY_UNAVAILABLE) {
             die(&machine->refused,
-                (char *) ngx_idempotency_db_error(file.db));
+                (char *) ngx_idempotency_db_state(file.db)->error);
         }
 
         found[i].outcome = (item.result == NGX_IDEMPOTENCY_BOUND)
@@ -333,7 +333,7 @@ ask(void)
 
         file_item(&item, ASK, i, ++machine->fence);
         must(ngx_idempotency_db_commit(file.db, &item, 1, file.now) == NGX_OK,
-             (char *) ngx_idempotency_db_error(file.db));
+             (char *) ngx_idempotency_db_state(file.db)->error);
 
         if (item.result == NGX_IDEMPOTENCY_CLAIMED) {
             die(&machine->twice, "claimed twice");
@@ -523,7 +523,8 @@ commit(ngx_idempotency_item_t *items, ngx_idempotency_result_e *results,
     machine->tried++;
 
     if (ngx_idempotency_db_commit(file.db, items, n, file.now) != NGX_OK) {
-        die(&machine->refused, (char *) ngx_idempotency_db_error(file.db));
+        die(&machine->refused,
+            (char *) ngx_idempotency_db_state(file.db)->error);
     }
 
     machine->answered = machine->tried;
@@ -636,7 +637,8 @@ tidy(ngx_uint_t whole)
                                      1 + unit_below(&seed, 300));
 
         if (rc == NGX_ERROR) {
-            die(&machine->refused, (char *) ngx_idempotency_db_error(tend));
+            die(&machine->refused,
+                (char *) ngx_idempotency_db_state(tend)->error);
         }
 
     } while (whole && rc == NGX_AGAIN);

@@ -87,11 +87,7 @@ struct ngx_idempotency_db_s {
     unsigned                    tidying:1;
     unsigned                    shrunk:1;
 
-    unsigned                    failed:1;
-    unsigned                    wrote:1;
-    unsigned                    other:1;
-    unsigned                    moved:1;
-    char                        error[NGX_IDEMPOTENCY_DB_ERROR];
+    ngx_idempotency_db_state_t  state;
 };
 
 
@@ -360,7 +356,7 @@ ngx_idempotency_db_open(ngx_idempotency_db_conf_t *conf, char *error,
     }
 
     if (db_prepare(db) != NGX_OK) {
-        (void) snprintf(error, len, "%s", db->error);
+        (void) snprintf(error, len, "%s", db->state.error);
         goto failed;
     }
 
@@ -437,7 +433,7 @@ ngx_idempotency_db_close(ngx_idempotency_db_t *db)
 
     /* SQLite would remove by its name a log that is another file's by now */
 
-    if (db->sqlite && db->moved && access(db->path[1], F_OK) == 0) {
+    if (db->sqlite && db->state.moved && access(db->path[1], F_OK) == 0) {
         persist = 1;
         (void) sqlite3_file_control(db->sqlite, "main",
                                     SQLITE_FCNTL_PERSIST_WAL, &persist);
@@ -453,38 +449,10 @@ ngx_idempotency_db_close(ngx_idempotency_db_t *db)
 }
 
 
-const char *
-ngx_idempotency_db_error(ngx_idempotency_db_t *db)
+const ngx_idempotency_db_state_t *
+ngx_idempotency_db_state(ngx_idempotency_db_t *db)
 {
-    return db->error;
-}
-
-
-ngx_uint_t
-ngx_idempotency_db_failed(ngx_idempotency_db_t *db)
-{
-    return db->failed;
-}
-
-
-ngx_uint_t
-ngx_idempotency_db_wrote(ngx_idempotency_db_t *db)
-{
-    return db->wrote;
-}
-
-
-ngx_uint_t
-ngx_idempotency_db_other(ngx_idempotency_db_t *db)
-{
-    return db->other;
-}
-
-
-ngx_uint_t
-ngx_idempotency_db_moved(ngx_idempotency_db_t *db)
-{
-    return db->moved;
+    return &db->state;
 }
 
 
@@ -512,7 +480,7 @@ ngx_idempotency_db_commit(ngx_idempotency_db_t *db,
     ngx_uint_t               i, done;
     ngx_idempotency_item_t  *before;
 
-    db->error[0] = '\0';
+    db->state.error[0] = '\0';
 
     before = malloc(ngx_max(n, 1) * sizeof(ngx_idempotency_item_t));
 
@@ -587,7 +555,7 @@ db_begin(ngx_idempotency_db_t *db)
     }
 
     if (rc == SQLITE_OK && db->conf.mark && !db_filed(db)) {
-        db->other = 1;
+        db->state.other = 1;
         rc = SQLITE_MISMATCH;
     }
 
@@ -643,9 +611,10 @@ db_meta(ngx_idempotency_db_t *db, ngx_idempotency_mark_t *mark)
 
     } else if (mark
                && !ngx_idempotency_db_same(mark, identity, db->number,
-                                           db->error, sizeof(db->error)))
+                                           db->state.error,
+                                           NGX_IDEMPOTENCY_DB_ERROR))
     {
-        db->other = 1;
+        db->state.other = 1;
         rc = SQLITE_MISMATCH;
     }
 
@@ -697,7 +666,7 @@ db_filed(ngx_idempotency_db_t *db)
         (void) usleep(DB_FILED_PAUSE);
     }
 
-    (void) snprintf(db->error, sizeof(db->error),
+    (void) snprintf(db->state.error, sizeof(db->state.error),
                     "was overwritten by an older one: %ld commits are missing "
                     "in what is not in its log",
                     (long) (mark->filed - number));
@@ -821,10 +790,10 @@ db_end(ngx_idempotency_db_t *db, uint64_t fence, int64_t now)
     ngx_atomic_uint_t        seen;
     ngx_idempotency_mark_t  *mark;
 
-    db->wrote = (sqlite3_total_changes(db->sqlite) != db->changes
+    db->state.wrote = (sqlite3_total_changes(db->sqlite) != db->changes
                  || now >= db->latest + DB_META_LAG);
 
-    if (!db->wrote) {
+    if (!db->state.wrote) {
         return db_run(db, SQL_COMMIT);
     }
 
@@ -887,8 +856,8 @@ db_files(ngx_idempotency_db_t *db, ngx_uint_t first)
     ngx_uint_t       i;
     struct stat      st;
 
-    if (db->failed) {
-        (void) snprintf(db->error, sizeof(db->error),
+    if (db->state.failed) {
+        (void) snprintf(db->state.error, sizeof(db->state.error),
                         "had failed, and is not used until nginx is started "
                         "anew");
         return NGX_ERROR;
@@ -915,7 +884,7 @@ db_files(ngx_idempotency_db_t *db, ngx_uint_t first)
         }
 
         if (st.st_size < NGX_IDEMPOTENCY_DB_PAGE && i != 1) {
-            db->failed = 1;
+            db->state.failed = 1;
             return db_moved(db, i, "was truncated");
         }
     }
@@ -927,10 +896,10 @@ db_files(ngx_idempotency_db_t *db, ngx_uint_t first)
 static ngx_int_t
 db_moved(ngx_idempotency_db_t *db, ngx_uint_t i, const char *how)
 {
-    (void) snprintf(db->error, sizeof(db->error), "%s %s",
+    (void) snprintf(db->state.error, sizeof(db->state.error), "%s %s",
                     i ? db->path[i] + strlen(db->path[0]) : "it", how);
 
-    db->moved = 1;
+    db->state.moved = 1;
 
     return NGX_ERROR;
 }
@@ -1021,8 +990,9 @@ db_number(ngx_idempotency_db_t *db, db_sql_e n, int64_t *value)
 static ngx_int_t
 db_fail(ngx_idempotency_db_t *db, int rc)
 {
-    if (!db->other) {
-        ngx_idempotency_db_tell(db->error, sizeof(db->error), db->sqlite, rc);
+    if (!db->state.other) {
+        ngx_idempotency_db_tell(db->state.error, NGX_IDEMPOTENCY_DB_ERROR,
+                                db->sqlite, rc);
     }
 
     switch (rc) {
@@ -1030,7 +1000,7 @@ db_fail(ngx_idempotency_db_t *db, int rc)
     case SQLITE_IOERR_FSYNC:
     case SQLITE_IOERR_DIR_FSYNC:
     case SQLITE_NOTADB:
-        db->failed = 1;
+        db->state.failed = 1;
         break;
 
     default:
@@ -1042,15 +1012,15 @@ db_fail(ngx_idempotency_db_t *db, int rc)
 
             /* a new connection remembers no earlier error */
 
-            db->moved = 1;
+            db->state.moved = 1;
             break;
         }
 
-        (void) snprintf(db->error, sizeof(db->error),
+        (void) snprintf(db->state.error, sizeof(db->state.error),
                         "is damaged: %s (%d); a start of nginx looks at it",
                         sqlite3_errstr(rc), rc);
 
-        db->failed = 1;
+        db->state.failed = 1;
     }
 
     if (!sqlite3_get_autocommit(db->sqlite)) {
@@ -1559,7 +1529,7 @@ db_unavailable(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
     item->result = NGX_IDEMPOTENCY_UNAVAILABLE;
     item->unsent = 1;
 
-    (void) snprintf(db->error, sizeof(db->error), "%s", why);
+    (void) snprintf(db->state.error, sizeof(db->state.error), "%s", why);
 }
 
 
@@ -1911,7 +1881,7 @@ ngx_idempotency_db_tokens(ngx_idempotency_db_t *db, u_char *after,
     ngx_uint_t     i;
     sqlite3_stmt  *st;
 
-    db->error[0] = '\0';
+    db->state.error[0] = '\0';
 
     if (db_files(db, 0) != NGX_OK) {
         return NGX_ERROR;
@@ -1950,7 +1920,7 @@ ngx_idempotency_db_tidy(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n)
     int         rc;
     ngx_uint_t  expired, doubted, vacuum;
 
-    db->error[0] = '\0';
+    db->state.error[0] = '\0';
 
     if (db_files(db, 0) != NGX_OK) {
         return NGX_ERROR;
@@ -2166,7 +2136,7 @@ db_checkpoint(ngx_idempotency_db_t *db, int mode)
 {
     int  rc;
 
-    db->error[0] = '\0';
+    db->state.error[0] = '\0';
 
     if (db_files(db, 0) != NGX_OK) {
         return NGX_ERROR;

@@ -58,6 +58,21 @@ typedef struct {
 typedef struct ngx_idempotency_db_s  ngx_idempotency_db_t;
 
 
+typedef struct {
+    /* it will not get better, as the file is damaged, or what was written may
+       not be on disk: all that have it open should stop until a restart */
+    unsigned                   failed:1;
+    /* the last commit has changed something */
+    unsigned                   wrote:1;
+    /* it is another file than conf->mark says, or an older one */
+    unsigned                   other:1;
+    /* another file is at its path: it is to be opened anew */
+    unsigned                   moved:1;
+    /* what went wrong, or "" */
+    char                       error[NGX_IDEMPOTENCY_DB_ERROR];
+} ngx_idempotency_db_state_t;
+
+
 /* NULL: error, of NGX_IDEMPOTENCY_DB_ERROR bytes, tells why.  Makes no file */
 
 ngx_idempotency_db_t *ngx_idempotency_db_open(ngx_idempotency_db_conf_t *conf,
@@ -74,26 +89,10 @@ void ngx_idempotency_db_close(ngx_idempotency_db_t *db);
 ngx_int_t ngx_idempotency_db_commit(ngx_idempotency_db_t *db,
     ngx_idempotency_item_t *items, ngx_uint_t n, int64_t now);
 
-/* why not, "" if all is well; of NGX_OK, what is wrong with some item */
+/* how the last operation ended */
 
-const char *ngx_idempotency_db_error(ngx_idempotency_db_t *db);
-
-/* it will not get better, as the file is damaged, or what was written may not
-   be on disk: all that have it open should stop until a restart */
-
-ngx_uint_t ngx_idempotency_db_failed(ngx_idempotency_db_t *db);
-
-/* the last commit has changed something */
-
-ngx_uint_t ngx_idempotency_db_wrote(ngx_idempotency_db_t *db);
-
-/* it is another file than conf->mark tells, or an older one */
-
-ngx_uint_t ngx_idempotency_db_other(ngx_idempotency_db_t *db);
-
-/* what is at its path was not what it has open; it is to be opened anew */
-
-ngx_uint_t ngx_idempotency_db_moved(ngx_idempotency_db_t *db);
+const ngx_idempotency_db_state_t *ngx_idempotency_db_state(
+    ngx_idempotency_db_t *db);
 
 /* all that was committed, by whomever, is on disk then; by any thread.
    NGX_DECLINED: nobody knows; NGX_ERROR: some of it never may be */

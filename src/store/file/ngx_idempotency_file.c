@@ -902,17 +902,17 @@ file_commit_once(file_work_t *work, ngx_idempotency_batch_t *batch)
     /* before any request gets its answer */
 
     if (rc == NGX_OK && work->db.sync == NGX_IDEMPOTENCY_SYNC_BATCHED
-        && ngx_idempotency_db_wrote(conn->db))
+        && ngx_idempotency_db_state(conn->db)->wrote)
     {
         (void) ngx_atomic_cmp_set(&sh->unsynced, 0, file_msec());
     }
 
     ngx_cpystrn((u_char *) batch->error,
-                (u_char *) ngx_idempotency_db_error(conn->db),
+                (u_char *) ngx_idempotency_db_state(conn->db)->error,
                 sizeof(batch->error));
 
-    batch->lost = ngx_idempotency_db_failed(conn->db);
-    moved = ngx_idempotency_db_moved(conn->db);
+    batch->lost = ngx_idempotency_db_state(conn->db)->failed;
+    moved = ngx_idempotency_db_state(conn->db)->moved;
 
     file_shut(work, conn);
 
@@ -1084,14 +1084,14 @@ file_shut(file_work_t *work, file_conn_t *conn)
 {
     ngx_uint_t  other;
 
-    other = ngx_idempotency_db_other(conn->db);
+    other = ngx_idempotency_db_state(conn->db)->other;
 
     if (other) {
         ngx_idempotency_thread_enter();
 
         if (work->sh->other == 0) {
             (void) snprintf(work->found, sizeof(work->found), "%s",
-                            ngx_idempotency_db_error(conn->db));
+                            ngx_idempotency_db_state(conn->db)->error);
 
             if (!ngx_atomic_cmp_set(&work->sh->other, 0,
                                     NGX_IDEMPOTENCY_FILE_FOUND))
@@ -1103,7 +1103,7 @@ file_shut(file_work_t *work, file_conn_t *conn)
         ngx_idempotency_thread_leave();
     }
 
-    if (other || ngx_idempotency_db_moved(conn->db)) {
+    if (other || ngx_idempotency_db_state(conn->db)->moved) {
         ngx_idempotency_db_close(conn->db);
         conn->db = NULL;
     }
@@ -1451,7 +1451,7 @@ file_tidy(file_work_t *work)
 
     if (conn->rc == NGX_ERROR) {
         (void) snprintf(conn->error, sizeof(conn->error), "%s",
-                        ngx_idempotency_db_error(conn->db));
+                        ngx_idempotency_db_state(conn->db)->error);
     }
 
     work->number = sh->mark.number;
@@ -1521,7 +1521,7 @@ file_maintain_done(void *data)
         file->more = (work->maintain.rc == NGX_AGAIN);
 
         if (work->maintain.rc == NGX_ERROR && work->maintain.db
-            && ngx_idempotency_db_failed(work->maintain.db))
+            && ngx_idempotency_db_state(work->maintain.db)->failed)
         {
             ngx_idempotency_tier_lost(&file->tier, work->maintain.error);
         }
