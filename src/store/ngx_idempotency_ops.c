@@ -297,6 +297,14 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
         return NULL;
     }
 
+    if (rec && rec->state == NGX_IDEMPOTENCY_PENDING
+        && !ngx_idempotency_record_alive(rec, op->now))
+    {
+        /* what is behind hears of the doubt before anybody takes it over */
+
+        shm_orphan(shm, rec, op->now, wake);
+    }
+
     if (shm->tier && !claim->local) {
 
         rc = ngx_idempotency_ask_lookup(shm, claim, &rec, wake);
@@ -311,12 +319,6 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     if (rec == NULL) {
         op->result = ngx_idempotency_record_create(shm, claim);
         return NULL;
-    }
-
-    if (rec->state == NGX_IDEMPOTENCY_PENDING
-        && !ngx_idempotency_record_alive(rec, op->now))
-    {
-        shm_orphan(shm, rec, op->now, wake);
     }
 
     claim->differs = ngx_idempotency_record_differs(rec, claim);

@@ -513,6 +513,59 @@ over_later(void)
 }
 
 
+/* the owner has died, and others may have heard of the doubt and taken it over:
+   what is behind hears of it, and is asked then */
+
+static void
+died(void)
+{
+    ngx_idempotency_claim_t  c, again;
+
+    behind = &double_shared;
+    ngx_queue_init(&ngx_posted_events);
+    begin(0);
+
+    claim(&c, 'a');
+    round_ends();
+    answers(1);
+    check_equal(ngx_idempotency_shm_engine.claim(&store, &c), NGX_OK);
+    check_equal(c.op.result, NGX_IDEMPOTENCY_CLAIMED);
+
+    double_workers[0].state = DOUBLE_DEAD;
+    double_renew(1);
+    double_become(1);
+
+    again = c;
+    again.retry = 1;
+    again.op.now = ngx_current_msec;
+    check_equal(ngx_idempotency_shm_engine.claim(&store, &again), NGX_AGAIN);
+    round_ends();
+
+    check_equal(taken(), 1);
+    check_equal(double_batches[0]->items[0].what, NGX_IDEMPOTENCY_ITEM_PUT);
+    check_equal(double_batches[0]->items[0].outcome, NGX_IDEMPOTENCY_IN_DOUBT);
+    answers(1);
+
+    again.op.now = ngx_current_msec;
+    check_equal(ngx_idempotency_shm_engine.claim(&store, &again), NGX_AGAIN);
+    round_ends();
+    check_equal(taken(), 1);
+    check_equal(double_batches[0]->items[0].what, NGX_IDEMPOTENCY_ITEM_ASK);
+    answers(1);
+
+    again.op.now = ngx_current_msec;
+    check_equal(ngx_idempotency_shm_engine.claim(&store, &again), NGX_OK);
+    check_equal(again.op.result, NGX_IDEMPOTENCY_CLAIMED);
+
+    complete(&again);
+    round_ends();
+    answers(1);
+    end();
+
+    behind = &double_backing;
+}
+
+
 /* one batch is told again while another one is answered: what was in vain may
    be on its way yet */
 
@@ -576,6 +629,7 @@ static unit_case_t  cases[] = {
     { "strict: together, a moment later", strict_together },
     { "what is granted when its lease may be over is given back", over },
     { "... also behind its answer", over_later },
+    { "what a dead owner had is asked for before it is retried", died },
     { "available again: when all is told that was in vain", again },
     unit_cases_end
 };
