@@ -2700,6 +2700,38 @@ world_done(void)
 }
 
 
+/* a file's lines: a seed, and whatever else */
+
+static ngx_uint_t
+try_list(char *path, ngx_uint_t less, ngx_uint_t *bad)
+{
+    FILE        *f;
+    char         line[512], *end;
+    uint64_t     seed;
+    ngx_uint_t   n;
+
+    f = fopen(path, "r");
+
+    if (f == NULL) {
+        perror(path);
+        exit(2);
+    }
+
+    for (n = 0; fgets(line, sizeof(line), f); /* void */ ) {
+        seed = strtoull(line, &end, 10);
+
+        if (end != line) {
+            *bad += !try(seed, less);
+            n++;
+        }
+    }
+
+    fclose(f);
+
+    return n;
+}
+
+
 static void
 figures(ngx_uint_t seeds, ngx_uint_t bad, time_t took)
 {
@@ -2713,12 +2745,15 @@ figures(ngx_uint_t seeds, ngx_uint_t bad, time_t took)
            (unsigned long long) n_replays, (unsigned long long) n_doubts,
            (unsigned long long) n_refused);
 
-    for (i = 1; i <= P_QUIT; i++) {
+    for (i = 1; i < sizeof(plan_names) / sizeof(plan_names[0]); i++) {
         if (n_troubles[i]) {
             printf("#   %s: %llu\n", plan_names[i],
                    (unsigned long long) n_troubles[i]);
         }
     }
+
+    printf("# sim tests: %lu passed, %lu failed\n",
+           (unsigned long) (seeds - bad), (unsigned long) bad);
 }
 
 
@@ -2728,10 +2763,14 @@ main(int argc, char **argv)
     int          i;
     uint64_t     seed, given;
     time_t       began;
-    ngx_uint_t   seconds, seeds, bad, most, less;
+    ngx_uint_t   seconds, seeds, bad, most, less, count;
+
+    char  *list;
 
     seconds = 10;
     seeds = bad = given = 0;
+    count = (ngx_uint_t) -1;
+    list = NULL;
     most = 1;
     less = 20;
     seed = (uint64_t) time(NULL) * 1000003 + getpid();
@@ -2753,6 +2792,12 @@ main(int argc, char **argv)
 
         } else if (strcmp(argv[i], "--seed") == 0) {
             given = strtoull(argv[i + 1], NULL, 0);
+
+        } else if (strcmp(argv[i], "--count") == 0) {
+            count = atoi(argv[i + 1]);
+
+        } else if (strcmp(argv[i], "--list") == 0) {
+            list = argv[i + 1];
 
         } else if (strcmp(argv[i], "--most") == 0) {
             most = atoi(argv[i + 1]);
@@ -2776,9 +2821,17 @@ main(int argc, char **argv)
         return bad != 0;
     }
 
-    printf("# seeds from %llu on\n", (unsigned long long) seed);
+    if (list) {
+        seeds = try_list(list, less, &bad);
+        count = 0;
 
-    while (time(NULL) - began < (time_t) seconds && bad < most) {
+    } else {
+        printf("# seeds from %llu on\n", (unsigned long long) seed);
+    }
+
+    while (seeds < count && bad < most
+           && time(NULL) - began < (time_t) seconds)
+    {
         bad += !try(seed++, less);
         seeds++;
     }
