@@ -577,6 +577,9 @@ ngx_idempotency_record_ask(ngx_idempotency_shm_t *shm,
         ngx_idempotency_record_change(shm, *rec, NGX_IDEMPOTENCY_ON_ASK,
                                       claim->op.now);
 
+        /* a lease that is granted may be as old as this, whoever waits then */
+
+        (*rec)->recorded = claim->op.now;
         (*rec)->as.asking.retry = claim->retry;
         (*rec)->as.asking.old = old;
         shm->sh->tier.asked = 1;
@@ -601,7 +604,6 @@ ngx_idempotency_record_asker(ngx_idempotency_shm_t *shm,
 
     rec->as.asking.owner = ngx_idempotency_worker_self();
     rec->as.asking.asker = shm->sh->tier.askers;
-    rec->recorded = claim->op.now;
 
     claim->asker = rec->as.asking.asker;
 }

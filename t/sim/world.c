@@ -1424,6 +1424,11 @@ bound(req_t *q)
             open++;
             sure += e->sure;
         }
+
+        /* what was executed alone here is what this nginx tells */
+
+        open += (e->token == q->token && e->alone
+                 && e->instance == q->proc->nginx->instance);
     }
 
     switch (q->claim.found.outcome) {

@@ -513,6 +513,48 @@ over_later(void)
 }
 
 
+/* ... and whoever asks by then: the question is as old as it is */
+
+static void
+over_for_another(void)
+{
+    ngx_idempotency_claim_t  c, next;
+
+    behind = &double_shared;
+    ngx_queue_init(&ngx_posted_events);
+    begin(0);
+
+    claim(&c, 'a');
+    round_ends();
+    ngx_idempotency_shm_engine.cancel(&store, &c.op);
+
+    ngx_current_msec += 59999;
+    claim(&next, 'a');
+    round_ends();
+    check_equal(taken(), 1);
+    answers(1);
+    round_ends();
+
+    check_equal(taken(), 1);
+    check_equal(double_batches[0]->items[0].what, NGX_IDEMPOTENCY_ITEM_RELEASE);
+    answers(1);
+
+    next.op.now = ngx_current_msec;
+    check_equal(ngx_idempotency_shm_engine.claim(&store, &next), NGX_AGAIN);
+    round_ends();
+    answers(1);
+    check_equal(ngx_idempotency_shm_engine.claim(&store, &next), NGX_OK);
+    check_equal(next.op.result, NGX_IDEMPOTENCY_CLAIMED);
+
+    complete(&next);
+    round_ends();
+    answers(1);
+    end();
+
+    behind = &double_backing;
+}
+
+
 /* the owner has died, and others may have heard of the doubt and taken it over:
    what is behind hears of it, and is asked then */
 
@@ -629,6 +671,7 @@ static unit_case_t  cases[] = {
     { "strict: together, a moment later", strict_together },
     { "what is granted when its lease may be over is given back", over },
     { "... also behind its answer", over_later },
+    { "... also to who took the question over", over_for_another },
     { "what a dead owner had is asked for before it is retried", died },
     { "available again: when all is told that was in vain", again },
     unit_cases_end
