@@ -226,7 +226,7 @@ typedef struct {
 
 
 static char        *library, *directory;
-static ngx_uint_t   telling;
+static ngx_uint_t   telling, no_local;
 static char         story[STORY];
 static size_t       storied;
 
@@ -1425,10 +1425,9 @@ bound(req_t *q)
             sure += e->sure;
         }
 
-        /* what was executed alone here is what this nginx tells */
+        /* what was executed alone, too, each tells as it is there */
 
-        open += (e->token == q->token && e->alone
-                 && e->instance == q->proc->nginx->instance);
+        open += (e->token == q->token && e->alone);
     }
 
     switch (q->claim.found.outcome) {
@@ -2226,7 +2225,7 @@ settings(uint64_t seed)
     memset(&set, 0, sizeof(settings_t));
     set.store = (r % 8 == 0) ? SIM_MEMORY : (r % 8 < 4) ? SIM_FILE : SIM_REDIS;
     set.strict = (r >> 4) % 2;
-    set.local = ((r >> 8) % 3 == 0);
+    set.local = (!no_local && (r >> 8) % 3 == 0);
     set.window = windows[(r >> 12) % 3];
     set.lease = leases[(r >> 16) % 3];
     set.timeout = 100 + (r >> 20) % 3 * 100;
@@ -2801,6 +2800,9 @@ main(int argc, char **argv)
         } else if (strcmp(argv[i], "--count") == 0) {
             count = atoi(argv[i + 1]);
 
+        } else if (strcmp(argv[i], "--local") == 0) {
+            no_local = (atoi(argv[i + 1]) == 0);
+
         } else if (strcmp(argv[i], "--list") == 0) {
             list = argv[i + 1];
 
@@ -2828,11 +2830,10 @@ main(int argc, char **argv)
 
     if (list) {
         seeds = try_list(list, less, &bad);
-        count = 0;
-
-    } else {
-        printf("# seeds from %llu on\n", (unsigned long long) seed);
+        count += (count == (ngx_uint_t) -1) ? 0 : seeds;
     }
+
+    printf("# seeds from %llu on\n", (unsigned long long) seed);
 
     while (seeds < count && bad < most
            && time(NULL) - began < (time_t) seconds)
