@@ -137,8 +137,8 @@ struct exec_s {
     ngx_uint_t                      releasing;
     /* the store has another one's instead */
     ngx_uint_t                      outdone;
-    /* it is sure for good that the client was told */
-    ngx_uint_t                      sure;
+    /* since when it is sure for good, as the client was told */
+    ngx_msec_t                      sure;
     /* reasons for which it may be in doubt */
     ngx_uint_t                      died;
     ngx_uint_t                      stood;
@@ -1180,25 +1180,6 @@ doubtful(exec_t *e)
 }
 
 
-/* A fault that was found here, and is there yet: what has left memory and is
-   executed again by `local` overwrites in the store what the same nginx had
-   there, so that its release makes the token fresh for all. */
-
-static ngx_uint_t
-local_overwrites(exec_t *e)
-{
-    exec_t  *x;
-
-    for (x = e + 1; x < execs + nexecs; x++) {
-        if (x->token == e->token && x->alone && x->instance == e->instance) {
-            return 1;
-        }
-    }
-
-    return 0;
-}
-
-
 /* why it may be executed once more, or NULL */
 
 static char *
@@ -1244,10 +1225,6 @@ excuse(exec_t *e, req_t *q, exec_t *again)
 
     if (e->alone && !e->told && !same) {
         return "what another one executed alone";
-    }
-
-    if (local_overwrites(e)) {
-        return "overwritten by what was executed alone";
     }
 
     return NULL;
@@ -1422,7 +1399,7 @@ bound(req_t *q)
 
         if (e->token == q->token && !closed(e)) {
             open++;
-            sure += e->sure;
+            sure += (e->sure && now - e->sure > 1000);
         }
 
         /* what was executed alone, too, each tells as it is there */
@@ -1628,7 +1605,7 @@ owner_told(ngx_idempotency_op_t *op)
     if (peek.fence == q->exec->fence && peek.told == NGX_IDEMPOTENCY_FLUSHED
         && peek.state == NGX_IDEMPOTENCY_DONE && !q->exec->alone)
     {
-        q->exec->sure = 1;
+        q->exec->sure = now;
     }
 
     tell("the client of request %u has its end", (unsigned) q->n);
