@@ -416,6 +416,13 @@ bury(ngx_pid_t pid)
 
     ngx_shmtx_lock(mutex);
     ngx_shmtx_unlock(mutex);
+
+#if (NGX_HAVE_POSIX_SEM)
+    /* it may have died with a wake-up of nginx's mutex that was another one's,
+       who is in no count any more, and would sleep for ever */
+
+    (void) sem_post(&mutex->sem);
+#endif
 }
 
 
