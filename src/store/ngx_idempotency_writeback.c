@@ -1274,7 +1274,7 @@ flushed_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed)
             ngx_add_timer(&tier->retry, NGX_IDEMPOTENCY_TIER_RETRY);
         }
 
-    } else if (sh->failing && flushed_well(tier)) {
+    } else if (sh->failing && !sh->lost && flushed_well(tier)) {
         sh->failing = 0;
         ngx_idempotency_tier_say(tier, NULL);
     }

@@ -663,6 +663,32 @@ again(void)
 }
 
 
+/* a sync has failed while a batch was on its way: its answer brings nothing
+   back */
+
+static void
+lost(void)
+{
+    ngx_idempotency_claim_t  c[2];
+
+    begin(0);
+    claimed(c, 2);
+
+    complete(&c[0]);
+    check_equal(taken(), 1);
+
+    unit_expect("is unavailable: a sync failed");
+    ngx_idempotency_tier_lost(&tier, "a sync failed");
+    check_equal(shm.sh->tier.failing, 1);
+
+    answers(1);
+    check_equal(shm.sh->tier.failing, 1);
+
+    complete(&c[1]);
+    end();
+}
+
+
 static unit_case_t  cases[] = {
     { "what nobody waits for is gathered", gathered },
     { "who asks is not kept waiting", asked },
@@ -674,6 +700,7 @@ static unit_case_t  cases[] = {
     { "... also to who took the question over", over_for_another },
     { "what a dead owner had is asked for before it is retried", died },
     { "available again: when all is told that was in vain", again },
+    { "... never, if it is lost", lost },
     unit_cases_end
 };
 
