@@ -129,16 +129,7 @@ END
 }
 
 
-# the two ways to the upstream, by the case, the same in all versions of nginx
-
-first_conf() {
-    cat <<END
-            proxy_pass http://127.0.0.1:${port_of[upstream]};
-            proxy_http_version 1.0;
-            proxy_set_header Connection close;
-END
-}
-
+# the way to the upstream, the same in all versions of nginx
 
 reused_conf() {
     cat <<END

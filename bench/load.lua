@@ -1,4 +1,4 @@
--- The timed load of bench/run, for wrk: as many POST requests as it can send.
+-- The timed load of bench/tiers, for wrk: as many POST requests as it can send.
 --
 --     wrk ... -s load.lua URL -- PREFIX [COUNT]
 --
