@@ -40,6 +40,7 @@ my $counts = File::Temp->newdir('callgrind-XXXXXX', TMPDIR => 1);
 my $mark = 'guard_handler';
 my @by_the_clock = qw(log_suppressed ngx_idempotency_worker_owns shm_expire_handler workers_poll_handler
                       workers_sign_handler);
+my ($object) = module_path() =~ m{([^/]+)$};
 my $symbols = slurp(module_path());
 
 for my $name ($mark, @by_the_clock) {
@@ -124,7 +125,7 @@ sub count {
         } elsif (/^[-+*\d]\S* (\d+)$/) {
             my $cost = $1;
 
-            $count{$now{fn}} += $cost if !$called && $now{ob} =~ /ngx_http_idempotency_module/;
+            $count{$now{fn}} += $cost if !$called && $now{ob} =~ m{/\Q$object\E$};
             $called = 0;
         }
     }
