@@ -760,6 +760,20 @@ shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log)
 
     ngx_shmtx_unlock(&shm->shpool->mutex);
 
+#if (NGX_HAVE_POSIX_SEM)
+
+    /*
+     * A process that is killed while it waits for the mutex may take along the
+     * count of another one, which would sleep on.  A wake-up too many costs
+     * one look at the lock.
+     */
+
+    if (shm->shpool->mutex.semaphore) {
+        (void) sem_post(&shm->shpool->mutex.sem);
+    }
+
+#endif
+
     if (!anew) {
         shm_zone_torn(shm, pid);
 

@@ -418,8 +418,7 @@ bury(ngx_pid_t pid)
     ngx_shmtx_unlock(mutex);
 
 #if (NGX_HAVE_POSIX_SEM)
-    /* it may have died with a wake-up of nginx's mutex that was another one's,
-       who is in no count any more, and would sleep for ever */
+    /* as a worker that comes does: see one_sleeps_uncounted() */
 
     (void) sem_post(&mutex->sem);
 #endif
@@ -589,11 +588,85 @@ one_dies_inside(void)
 }
 
 
+#if (NGX_HAVE_POSIX_SEM)
+
+static void
+passes(void *data)
+{
+    ngx_shmtx_lock(&zone.shm.shpool->mutex);
+    ngx_shmtx_unlock(&zone.shm.shpool->mutex);
+}
+
+
+static ngx_uint_t
+sleeps(ngx_pid_t pid)
+{
+    char   path[64], state;
+    FILE  *f;
+
+    (void) sprintf(path, "/proc/%d/stat", (int) pid);
+
+    f = fopen(path, "r");
+    if (f == NULL) {
+        return 0;
+    }
+
+    if (fscanf(f, "%*d %*s %c", &state) != 1) {
+        state = '?';
+    }
+
+    (void) fclose(f);
+
+    return state == 'S';
+}
+
+
+/* the count of one that sleeps went to another one, who was killed */
+
+static void
+one_sleeps_uncounted(void)
+{
+    ngx_pid_t     pid;
+    ngx_shmtx_t  *mutex;
+
+    start();
+
+    mutex = &zone.shm.shpool->mutex;
+
+    if (mutex->semaphore) {
+        ngx_shmtx_lock(mutex);
+        pid = unit_fork(passes, NULL);
+
+        while (*mutex->wait != 1 || !sleeps(pid)) {
+            usleep(500);
+        }
+
+        *mutex->wait = 0;
+        ngx_shmtx_unlock(mutex);
+
+        /* a worker that comes wakes it */
+
+        events_reset();
+        check_equal(zone_init_process(&zone), NGX_OK);
+        ngx_idempotency_workers_exit_process(&unit_cycle);
+
+        unit_wait(pid);
+    }
+
+    stop();
+}
+
+#endif
+
+
 static unit_case_t  cases[] = {
     { "many processes, few tokens: one owner at a time", nobody_dies },
     { "an owner dies: the others take over", one_dies_owning },
     { "a process dies at any time", one_dies_at_any_time },
     { "a process dies inside of a change", one_dies_inside },
+#if (NGX_HAVE_POSIX_SEM)
+    { "one that sleeps in nobody's count is woken", one_sleeps_uncounted },
+#endif
     unit_cases_end
 };
 
