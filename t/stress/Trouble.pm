@@ -74,7 +74,7 @@ sub torn {
 sub ill {
     my ($self, $from, $to) = @_;
 
-    return grep { $_->[0] <= $to && $_->[1] + 2 >= $from } @{$self->{ill}};
+    return grep { $_->[0] <= $to && $_->[1] + 5 >= $from } @{$self->{ill}};
 }
 
 
@@ -253,6 +253,8 @@ sub start_again {
         if (rand() < 0.1 && $self->{every}{crash}) {
             $self->{at}->(time + rand 0.05, sub {
                 $n->strike('KILL');
+                push @{$self->{crashed}}, time;
+                $self->note(undef);
                 $self->{count}->('kill -9 of everything, at its start');
                 $self->await('nginx does not go', sub { $n->gone }, sub {
                     $n->ignite;
