@@ -72,6 +72,29 @@ ok((until_true { up() }), '... store_up');
 $n->stop;
 
 
+# --- writes that fail --------------------------------------------------------------
+
+# what asks and writes nothing is answered yet, and makes nothing well
+
+for my $how (qw(fail full)) {
+    start_nginx('batched');
+    is(order('first'), '200 NEW', "batched: a disk that is well");
+    $disk->set(write => $how);
+    ok((until_true { order() eq '503 UNAVAILABLE' && !up() }), "... its writes fail, $how: no more claims");
+
+    # for longer than it takes to try again, several times
+    my $told = join ' ', map { sleep 0.02; order(), up() } 1 .. 50;
+
+    is($told, join(' ', ('503 UNAVAILABLE', 0) x 50), '... and it stays so');
+    $disk->well;
+    ok((until_true { up() && order() eq '200 NEW' }), '... until it is well');
+    is(order('first'), '200 REPLAYED', '... with what is there');
+    is(join(' ', $n->log =~ /z\.db" of zone "z" is (unavailable|available again)/g),
+       'unavailable available again', '... a line when it goes, and one when it comes');
+    $n->stop;
+}
+
+
 # --- syncs that fail ---------------------------------------------------------------
 
 for my $mode (qw(batched strict)) {

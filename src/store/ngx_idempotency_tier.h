@@ -178,6 +178,8 @@ typedef struct {
     ngx_idempotency_error_e         why;
     char                            error[256];
     ngx_uint_t                      lost;
+    /* false: nothing was written, which a disk without room answers, too */
+    ngx_uint_t                      wrote;
     /* ... and how many of its items failed */
     ngx_uint_t                      failed;
 } ngx_idempotency_batch_t;

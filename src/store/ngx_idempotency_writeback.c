@@ -758,6 +758,7 @@ flush_gather(ngx_idempotency_tier_t *tier)
     batch->rc = NGX_OK;
     batch->why = NGX_IDEMPOTENCY_ERROR_OTHER;
     batch->lost = 0;
+    batch->wrote = 1;
     batch->failed = 0;
     batch->at = ngx_current_msec;
     batch->now = tier->backing->now(tier);
@@ -1274,7 +1275,9 @@ flushed_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed)
             ngx_add_timer(&tier->retry, NGX_IDEMPOTENCY_TIER_RETRY);
         }
 
-    } else if (sh->failing && !sh->lost && flushed_well(tier)) {
+    } else if (sh->failing && !sh->lost && batch->wrote
+               && flushed_well(tier))
+    {
         sh->failing = 0;
         ngx_idempotency_tier_say(tier, NULL);
     }

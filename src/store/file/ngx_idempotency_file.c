@@ -912,6 +912,7 @@ file_commit_once(file_work_t *work, ngx_idempotency_batch_t *batch)
                 sizeof(batch->error));
 
     batch->lost = ngx_idempotency_db_state(conn->db)->failed;
+    batch->wrote = ngx_idempotency_db_state(conn->db)->wrote;
     moved = ngx_idempotency_db_state(conn->db)->moved;
 
     file_shut(work, conn);
