@@ -170,7 +170,6 @@ typedef struct {
 /* the end of an owner's response, while a strict store has not answered */
 
 typedef struct {
-    ngx_event_t                        timer;
     /* what is held back, and where more of it goes */
     ngx_chain_t                       *out;
     ngx_chain_t                      **next;
@@ -211,13 +210,13 @@ typedef struct {
     /* in seconds, if the refusal's usual Retry-After is not the one */
     time_t                             retry_after;
 
-    ngx_http_idempotency_access_t        access;
+    ngx_http_idempotency_access_t      access;
     ngx_http_idempotency_body_t        body;
     ngx_http_idempotency_wait_t        wait;
     ngx_http_idempotency_capture_t     capture;
     ngx_http_idempotency_client_t      client;
     ngx_http_idempotency_settled_t     settled;
-    ngx_http_idempotency_postpone_t        postpone;
+    ngx_http_idempotency_postpone_t    postpone;
 
     /* in the metrics; and as one that met a pending claim */
     unsigned                           counted:1;

@@ -231,12 +231,8 @@ typedef struct {
     ngx_array_t                   *api_names;
 
     /* its number among all locations */
-    ngx_uint_t                     place;
+    ngx_uint_t                     location;
 } ngx_http_idempotency_loc_conf_t;
-
-
-typedef struct ngx_http_idempotency_location_map_s
-    ngx_http_idempotency_location_map_t;
 
 
 /* an idempotency directive, and where it stands */
@@ -267,9 +263,8 @@ typedef struct {
     ngx_idempotency_secret_t       secret;
     /* of ngx_idempotency_redis_t *: all that directives name */
     ngx_array_t                    redis;
-    /* all locations there are */
-    ngx_http_idempotency_location_map_t
-                                  *location_map;
+    /* all locations there are, by their numbers */
+    ngx_array_t                    location_entries;
     /* of ngx_str_t: each NAME of $idempotency_field_NAME; of ngx_uint_t: the
        variables' indices, in the same order */
     ngx_array_t                    fields;
@@ -301,8 +296,5 @@ ngx_idempotency_redis_t *ngx_http_idempotency_redis(ngx_conf_t *cf,
 char *ngx_http_idempotency_redis_block(ngx_conf_t *cf, ngx_command_t *cmd,
     void *dummy);
 ngx_int_t ngx_http_idempotency_check_redis(ngx_conf_t *cf);
-
-/* of idempotency_key, and of other strings with variables */
-
 
 #endif /* _NGX_HTTP_IDEMPOTENCY_CONF_H_INCLUDED_ */

@@ -562,7 +562,9 @@ ngx_http_idempotency_init(ngx_conf_t *cf)
         return NGX_ERROR;
     }
 
-    return ngx_http_idempotency_location_init(cf, imcf->location_map);
+    ngx_http_idempotency_location_init(cf);
+
+    return NGX_OK;
 }
 
 
@@ -659,9 +661,7 @@ ngx_http_idempotency_create_main_conf(ngx_conf_t *cf)
 
     ngx_http_idempotency_credentials_init();
 
-    imcf->location_map = ngx_http_idempotency_location_map(cf);
-
-    return imcf->location_map ? imcf : NULL;
+    return imcf;
 }
 
 
@@ -735,8 +735,7 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
 
     imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
 
-    if (ngx_http_idempotency_location_add(cf, imcf->location_map, prev->place,
-                                        &conf->place)
+    if (ngx_http_idempotency_location_add(cf, prev->location, &conf->location)
         != NGX_OK)
     {
         return NGX_CONF_ERROR;

@@ -1,8 +1,20 @@
 
 /*
- * The owner's response, taken down above all of nginx's filters but a few:
- * what they would do to it they will do to a replay as well, and a client
- * that reads slowly, or has gone, doesn't hold it up.
+ * The filters: what becomes of an owner's response on its way to the client.
+ * It is taken down above all of nginx's filters but a few: what they would do
+ * to it they will do to a replay as well, and a client that reads slowly, or
+ * has gone, doesn't hold it up.
+ *
+ * This is a module of its own, as one module has one place for both its phase
+ * handlers and its filters.  It comes behind all that have handlers, so it
+ * registers those of ours that must run first in their phases.
+ *
+ * The end of the response is postponed under a strict store: the store has
+ * told its file, and its answer is there, before the client has all of the
+ * response.  So what a client has seen whole is not forgotten.  What is held
+ * back is the last buffer with data and all behind it, or the header, if that
+ * is all there is.  nginx takes the request for one that has output left, by a
+ * bit of its connection, and goes on with it when the bit is gone.
  *
  * Output of subrequests that filters below us make (SSI, addition) is made
  * again when the response is replayed through them.  What others send (a
@@ -14,9 +26,7 @@
  */
 
 
-#include "ngx_http_idempotency.h"
 #include "ngx_http_idempotency_response.h"
-#include "ngx_http_idempotency.h"
 
 
 #define NGX_HTTP_IDEMPOTENCY_CAPTURE_PIECE   4096
@@ -27,6 +37,10 @@
 #define NGX_HTTP_IDEMPOTENCY_CAPTURE_DIRECT                                  \
     (16 * NGX_HTTP_IDEMPOTENCY_CAPTURE_ALIGN)
 
+/* in the connection's, behind the bits that nginx has there */
+
+#define NGX_HTTP_IDEMPOTENCY_BUFFERED  0x40
+
 
 typedef struct {
     ngx_http_request_t  *request;
@@ -34,33 +48,308 @@ typedef struct {
 } subrequest_t;
 
 
+static ngx_int_t ngx_http_idempotency_header_filter(ngx_http_request_t *r);
+static ngx_int_t ngx_http_idempotency_body_filter(ngx_http_request_t *r,
+    ngx_chain_t *in);
+static ngx_int_t filter_main_body(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_chain_t *in);
+static ngx_int_t filter_below(ngx_http_request_t *r, ngx_chain_t *in);
+static void filter_swallow(ngx_chain_t *in);
+static ngx_int_t ngx_http_idempotency_request_body_filter(
+    ngx_http_request_t *r, ngx_chain_t *in);
+static void capture_header(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
 static ngx_buf_t *capture_head(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static ngx_uint_t capture_stream(ngx_http_request_t *r);
-static ngx_uint_t capture_says(ngx_str_t *value, char *word);
+static void capture_partial(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, char *what);
+static ngx_uint_t capture_sliced(ngx_http_request_t *r);
+static void capture_expect(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static ngx_uint_t capture_bodyless(ngx_http_request_t *r);
+static void capture_hear(ngx_list_t *headers,
+    ngx_http_idempotency_ctx_t *ctx);
+static void capture_hear_trailers(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_chain_t *in);
+static void capture_body(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_chain_t *in);
 static ngx_int_t capture_buf(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_buf_t *b);
+    ngx_http_idempotency_capture_t *capture, ngx_buf_t *b);
 static ngx_int_t capture_read(ngx_http_request_t *r, ngx_buf_t *b, u_char *to,
     size_t n, off_t offset);
 static ngx_buf_t *capture_room(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
+    ngx_http_idempotency_capture_t *capture);
 static ngx_int_t capture_add(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_buf_t *b);
-static void capture_expect(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
-static ngx_uint_t capture_sliced(ngx_http_request_t *r);
-static void capture_check_whole(ngx_http_request_t *r,
+    ngx_http_idempotency_capture_t *capture, ngx_buf_t *b);
+static void capture_check(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_uint_t last);
-static void capture_check_size(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
-static ngx_int_t subrequest_add(ngx_http_request_t *r,
+static ngx_uint_t capture_ends(ngx_http_request_t *r,
+    ngx_http_idempotency_capture_t *capture, ngx_uint_t last);
+static void subrequests_note(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_uint_t below);
+static void subrequest_add(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_http_request_t *sr,
     ngx_uint_t below);
 static subrequest_t *subrequest_find(ngx_http_idempotency_ctx_t *ctx,
     ngx_http_request_t *sr);
+static void subrequest_output(ngx_http_request_t *sr,
+    ngx_http_idempotency_ctx_t *ctx, ngx_chain_t *in);
 static ngx_uint_t subrequest_sends(ngx_http_request_t *sr);
-static void subrequest_past_capture(ngx_http_request_t *r,
+static ngx_uint_t postpone_header(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
+static ngx_int_t postpone_body(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_chain_t **in);
+static ngx_int_t postpone_result(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_int_t rc);
+static ngx_uint_t postpone_unanswered(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static void postpone_begin(ngx_http_request_t *r,
+    ngx_http_idempotency_postpone_t *postpone);
+static ngx_uint_t postpone_is_end(ngx_http_idempotency_postpone_t *postpone,
+    ngx_chain_t *in);
+static ngx_int_t postpone_split(ngx_http_request_t *r,
+    ngx_http_idempotency_postpone_t *postpone, ngx_chain_t **in);
+static ngx_int_t postpone_add(ngx_http_request_t *r,
+    ngx_http_idempotency_postpone_t *postpone, ngx_chain_t *in);
+static ngx_buf_t *postpone_buf(ngx_http_request_t *r,
+    ngx_http_idempotency_postpone_t *postpone, ngx_buf_t *b);
+static ngx_int_t ngx_http_idempotency_filter_init(ngx_conf_t *cf);
+static ngx_int_t ngx_http_idempotency_init_module(ngx_cycle_t *cycle);
+
+
+static ngx_http_module_t  ngx_http_idempotency_filter_module_ctx = {
+    NULL,                                  /* preconfiguration */
+    ngx_http_idempotency_filter_init,      /* postconfiguration */
+
+    NULL,                                  /* create main configuration */
+    NULL,                                  /* init main configuration */
+
+    NULL,                                  /* create server configuration */
+    NULL,                                  /* merge server configuration */
+
+    NULL,                                  /* create location configuration */
+    NULL                                   /* merge location configuration */
+};
+
+
+ngx_module_t  ngx_http_idempotency_filter_module = {
+    NGX_MODULE_V1,
+    &ngx_http_idempotency_filter_module_ctx, /* module context */
+    NULL,                                  /* module directives */
+    NGX_HTTP_MODULE,                       /* module type */
+    NULL,                                  /* init master */
+    ngx_http_idempotency_init_module,      /* init module */
+    NULL,                                  /* init process */
+    NULL,                                  /* init thread */
+    NULL,                                  /* exit thread */
+    NULL,                                  /* exit process */
+    NULL,                                  /* exit master */
+    NGX_MODULE_V1_PADDING
+};
+
+
+static ngx_http_output_header_filter_pt  ngx_http_next_header_filter;
+static ngx_http_output_body_filter_pt    ngx_http_next_body_filter;
+static ngx_http_request_body_filter_pt   ngx_http_next_request_body_filter;
+
+
+static ngx_int_t
+ngx_http_idempotency_header_filter(ngx_http_request_t *r)
+{
+    ngx_int_t                         rc;
+    ngx_http_idempotency_ctx_t       *ctx;
+    ngx_http_idempotency_loc_conf_t  *conf;
+
+    if (r != r->main
+        || (r->headers_out.status < NGX_HTTP_OK
+            && r->headers_out.status != NGX_HTTP_SWITCHING_PROTOCOLS))
+    {
+        return ngx_http_next_header_filter(r);
+    }
+
+    ctx = ngx_http_idempotency_get_ctx(r);
+
+    if (ctx == NULL) {
+        conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
+
+        if (conf->store) {
+            capture_hear(&r->headers_out.headers, NULL);
+        }
+
+        return ngx_http_next_header_filter(r);
+    }
+
+    ngx_http_idempotency_count(ctx);
+
+    if (ngx_http_idempotency_owns(ctx)) {
+        capture_header(r, ctx);
+
+    } else if (!ngx_http_idempotency_nests(ctx)) {
+
+        /* what a nested response says is for the owner to hear */
+
+        capture_hear(&r->headers_out.headers, NULL);
+    }
+
+    if (ctx->client.gone) {
+        r->connection->error = 1;
+    }
+
+    if (postpone_header(r, ctx)) {
+        return postpone_result(r, ctx, NGX_OK);
+    }
+
+    rc = ngx_http_next_header_filter(r);
+
+    if (ngx_http_idempotency_client_gone(r, ctx, rc)) {
+        r->header_sent = 1;
+        return NGX_OK;
+    }
+
+    return postpone_result(r, ctx, rc);
+}
+
+
+static ngx_int_t
+ngx_http_idempotency_body_filter(ngx_http_request_t *r, ngx_chain_t *in)
+{
+    ngx_http_idempotency_ctx_t       *ctx;
+    ngx_http_idempotency_loc_conf_t  *conf;
+
+    ctx = ngx_http_idempotency_get_ctx(r);
+
+    if (ctx == NULL) {
+        conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
+
+        if (r == r->main && conf->store) {
+            capture_hear_trailers(r, NULL, in);
+        }
+
+        return ngx_http_next_body_filter(r, in);
+    }
+
+    if (ctx->client.gone) {
+        /* it was hidden while subrequests ended */
+        r->connection->error = 1;
+    }
+
+    if (r == r->main) {
+        return filter_main_body(r, ctx, in);
+    }
+
+    if (ngx_http_idempotency_owns(ctx)) {
+        subrequest_output(r, ctx, in);
+    }
+
+    return filter_below(r, in);
+}
+
+
+static ngx_int_t
+filter_main_body(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_chain_t *in)
+{
+    ngx_int_t  rc;
+
+    if (!ngx_http_idempotency_nests(ctx)) {
+        capture_hear_trailers(r, ctx, in);
+    }
+
+    if (ngx_http_idempotency_owns(ctx)) {
+        subrequests_note(r, ctx, 0);
+    }
+
+    if (ngx_http_idempotency_carried(ctx)
+        && ctx->capture.answered && !r->post_action)
+    {
+        ngx_http_idempotency_watch_client(r, ctx);
+
+        if (ngx_http_idempotency_owns(ctx)) {
+            capture_body(r, ctx, in);
+        }
+    }
+
+    if (ctx->client.gone) {
+        filter_swallow(in);
+        return NGX_OK;
+    }
+
+    if (ctx->postpone.header && !ctx->postpone.waiting) {
+
+        /* the header was postponed, and is to be sent now */
+
+        ctx->postpone.header = 0;
+        r->header_sent = 0;
+
+        rc = ngx_http_next_header_filter(r);
+
+        if (rc == NGX_ERROR || rc > NGX_OK) {
+            return rc;
+        }
+    }
+
+    rc = postpone_body(r, ctx, &in);
+
+    if (rc != NGX_OK) {
+        return rc;
+    }
+
+    rc = filter_below(r, in);
+
+    if (ngx_http_idempotency_owns(ctx)) {
+        subrequests_note(r, ctx, 1);
+    }
+
+    if (ngx_http_idempotency_client_gone(r, ctx, rc)) {
+        filter_swallow(in);
+        return NGX_OK;
+    }
+
+    return postpone_result(r, ctx, rc);
+}
+
+
+/* what is postponed here is not for the filters below us to send */
+
+static ngx_int_t
+filter_below(ngx_http_request_t *r, ngx_chain_t *in)
+{
+    ngx_int_t   rc;
+    ngx_uint_t  postponed;
+
+    postponed = r->connection->buffered & NGX_HTTP_IDEMPOTENCY_BUFFERED;
+    r->connection->buffered &= ~NGX_HTTP_IDEMPOTENCY_BUFFERED;
+
+    rc = ngx_http_next_body_filter(r, in);
+
+    r->connection->buffered |= postponed;
+
+    return rc;
+}
+
+
+/* as if it had been sent */
+
+static void
+filter_swallow(ngx_chain_t *in)
+{
+    ngx_chain_t  *cl;
+
+    for (cl = in; cl; cl = cl->next) {
+        cl->buf->pos = cl->buf->last;
+        cl->buf->file_pos = cl->buf->file_last;
+    }
+}
+
+
+static ngx_int_t
+ngx_http_idempotency_request_body_filter(ngx_http_request_t *r,
+    ngx_chain_t *in)
+{
+    ngx_http_idempotency_digest_arriving(r, in);
+
+    return ngx_http_next_request_body_filter(r, in);
+}
 
 
 /*
@@ -68,11 +357,11 @@ static void subrequest_past_capture(ngx_http_request_t *r,
  * the last one is what the client gets.
  */
 
-void
-ngx_http_idempotency_capture_header(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx)
+static void
+capture_header(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     ngx_buf_t                       *b;
+    ngx_str_t                        type;
     ngx_http_idempotency_capture_t  *capture;
 
     capture = &ctx->capture;
@@ -83,10 +372,10 @@ ngx_http_idempotency_capture_header(ngx_http_request_t *r,
     }
 
     if (r->upstream && r->upstream->headers_in.headers.part.elts) {
-        ngx_http_idempotency_hear(&r->upstream->headers_in.headers, ctx);
+        capture_hear(&r->upstream->headers_in.headers, ctx);
     }
 
-    ngx_http_idempotency_hear(&r->headers_out.headers, ctx);
+    capture_hear(&r->headers_out.headers, ctx);
 
     capture->answered = 1;
     capture->live = (r->upstream && r->upstream->cleanup);
@@ -97,29 +386,26 @@ ngx_http_idempotency_capture_header(ngx_http_request_t *r,
     capture->pieces = NULL;
     capture->last_piece = NULL;
 
-    if (capture_sliced(r) && !capture->partial) {
-        capture->partial = 1;
-
-        if (ngx_http_idempotency_log_admits(r->connection->log,
-                                        ctx->conf->log_level,
-                                        NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT))
-        {
-            ngx_log_error(ctx->conf->log_level, r->connection->log, 0,
-                          "idempotency: a response in slices cannot be "
-                          "recorded, it is not kept");
-        }
+    if (capture_sliced(r)) {
+        capture_partial(r, ctx, "a response in slices");
     }
+
+    /* server-sent events go on for as long as anybody listens */
+
+    type.data = r->headers_out.content_type.data;
+    type.len = r->headers_out.content_type_len;
 
     capture->too_large = (capture->partial
                           || capture->expected
                              > (off_t) ctx->conf->max_response
                           || capture->status == NGX_HTTP_SWITCHING_PROTOCOLS
-                          || capture_stream(r));
+                          || ngx_http_idempotency_is(&type,
+                                                     "text/event-stream"));
 
     if (!capture->too_large) {
         b = capture_head(r, ctx);
 
-        if (b == NULL || capture_add(r, ctx, b) != NGX_OK) {
+        if (b == NULL || capture_add(r, capture, b) != NGX_OK) {
             capture->too_large = 1;
 
         } else {
@@ -128,15 +414,11 @@ ngx_http_idempotency_capture_header(ngx_http_request_t *r,
         }
     }
 
-    if (r->header_only || r->method == NGX_HTTP_HEAD
-        || r->headers_out.status == NGX_HTTP_NO_CONTENT
-        || r->headers_out.status == NGX_HTTP_NOT_MODIFIED)
-    {
+    if (capture_bodyless(r)) {
         capture->expected = 0;
     }
 
-    capture_check_whole(r, ctx, 0);
-    capture_check_size(r, ctx);
+    capture_check(r, ctx, 0);
 }
 
 
@@ -145,40 +427,101 @@ ngx_http_idempotency_capture_header(ngx_http_request_t *r,
 static ngx_buf_t *
 capture_head(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
-    ngx_http_idempotency_location_t     location, *made_at;
+    ngx_http_idempotency_location_t   location;
     ngx_http_idempotency_loc_conf_t  *conf;
-
-    made_at = NULL;
 
     conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
 
-    if (conf != ctx->conf) {
-        made_at = &location;
+    if (conf == ctx->conf) {
+        return ngx_http_idempotency_response_header(r, ctx->conf->hide_headers,
+                                                    NULL);
+    }
 
-        if (ngx_http_idempotency_location_of(r, &location) != NGX_OK) {
-            return NULL;
-        }
+    if (ngx_http_idempotency_location_of(r, &location) != NGX_OK) {
+        return NULL;
     }
 
     return ngx_http_idempotency_response_header(r, ctx->conf->hide_headers,
-                                                made_at);
+                                                &location);
 }
 
 
-/* server-sent events go on for as long as anybody listens */
+/* a part of the response doesn't pass here, or is all that does */
+
+static void
+capture_partial(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    char *what)
+{
+    if (ctx->capture.partial) {
+        return;
+    }
+
+    ctx->capture.partial = 1;
+    ctx->capture.too_large = 1;
+
+    if (ngx_http_idempotency_log_admits(r->connection->log,
+                                        ctx->conf->log_level,
+                                        NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT))
+    {
+        ngx_log_error(ctx->conf->log_level, r->connection->log, 0,
+                      "idempotency: %s cannot be recorded, this response is "
+                      "not kept", what);
+    }
+}
+
+
+/*
+ * The slice module makes one response of many, below us, and is the only one
+ * to know that: what passes here is a part of it
+ */
 
 static ngx_uint_t
-capture_stream(ngx_http_request_t *r)
+capture_sliced(ngx_http_request_t *r)
 {
-    ngx_http_headers_out_t  *out;
+    ngx_http_idempotency_main_conf_t  *imcf;
 
-    static ngx_str_t  stream = ngx_string("text/event-stream");
+    imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
 
-    out = &r->headers_out;
+    return imcf->slice && r->ctx[imcf->slice->ctx_index];
+}
 
-    return out->content_type_len == stream.len
-           && ngx_strncasecmp(out->content_type.data, stream.data, stream.len)
-              == 0;
+
+/*
+ * The trailers of gRPC follow a body of any length, are announced by nobody,
+ * and are a part without which a response is none
+ */
+
+static void
+capture_expect(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_str_t                       *type;
+    ngx_uint_t                       grpc;
+    ngx_http_idempotency_capture_t  *capture;
+
+    static ngx_str_t  prefix = ngx_string("application/grpc");
+
+    capture = &ctx->capture;
+    type = &r->headers_out.content_type;
+
+    grpc = (capture->live && r->upstream->schema.len >= 4
+            && ngx_strncmp(r->upstream->schema.data, "grpc", 4) == 0);
+
+    capture->trailers = (grpc || r->expect_trailers);
+
+    capture->grpc = (grpc && type->len >= prefix.len
+                     && ngx_strncasecmp(type->data, prefix.data, prefix.len)
+                        == 0
+                     && !r->header_only);
+}
+
+
+static ngx_uint_t
+capture_bodyless(ngx_http_request_t *r)
+{
+    return r->header_only
+           || r->method == NGX_HTTP_HEAD
+           || r->headers_out.status == NGX_HTTP_NO_CONTENT
+           || r->headers_out.status == NGX_HTTP_NOT_MODIFIED;
 }
 
 
@@ -188,35 +531,21 @@ capture_stream(ngx_http_request_t *r)
  * The lines are deleted: no client sees them.
  */
 
-void
-ngx_http_idempotency_hear(ngx_list_t *headers,
-    ngx_http_idempotency_ctx_t *ctx)
+static void
+capture_hear(ngx_list_t *headers, ngx_http_idempotency_ctx_t *ctx)
 {
-    ngx_uint_t        i;
-    ngx_list_part_t  *part;
     ngx_table_elt_t  *h;
 
-    static ngx_str_t  name = ngx_string("x-accel-idempotency");
+    while ((h = ngx_http_idempotency_header_of(headers, "x-accel-idempotency"))
+           != NULL)
+    {
+        h->hash = 0;
 
-    for (part = &headers->part; part; part = part->next) {
-        h = part->elts;
-
-        for (i = 0; i < part->nelts; i++) {
-
-            if (h[i].hash == 0
-                || h[i].key.len != name.len
-                || ngx_strncasecmp(h[i].key.data, name.data, name.len) != 0)
-            {
-                continue;
-            }
-
-            h[i].hash = 0;
-
-            if (ctx) {
-                ctx->capture.says_release = capture_says(&h[i].value,
-                                                         "release");
-                ctx->capture.says_keep = capture_says(&h[i].value, "keep");
-            }
+        if (ctx) {
+            ctx->capture.says_release = ngx_http_idempotency_is(&h->value,
+                                                                "release");
+            ctx->capture.says_keep = ngx_http_idempotency_is(&h->value,
+                                                             "keep");
         }
     }
 }
@@ -224,9 +553,9 @@ ngx_http_idempotency_hear(ngx_list_t *headers,
 
 /* the same behind the body, whether nginx passes such lines on or not */
 
-void
-ngx_http_idempotency_hear_trailers(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_chain_t *in)
+static void
+capture_hear_trailers(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_chain_t *in)
 {
     ngx_chain_t  *cl;
 
@@ -241,25 +570,17 @@ ngx_http_idempotency_hear_trailers(ngx_http_request_t *r,
         }
 
         if (r->upstream && r->upstream->headers_in.trailers.part.elts) {
-            ngx_http_idempotency_hear(&r->upstream->headers_in.trailers, ctx);
+            capture_hear(&r->upstream->headers_in.trailers, ctx);
         }
 
-        ngx_http_idempotency_hear(&r->headers_out.trailers, ctx);
+        capture_hear(&r->headers_out.trailers, ctx);
     }
 }
 
 
-static ngx_uint_t
-capture_says(ngx_str_t *value, char *word)
-{
-    return value->len == ngx_strlen(word)
-           && ngx_strncasecmp(value->data, (u_char *) word, value->len) == 0;
-}
-
-
-void
-ngx_http_idempotency_capture_body(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_chain_t *in)
+static void
+capture_body(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_chain_t *in)
 {
     ngx_uint_t                       last, flush;
     ngx_chain_t                     *cl;
@@ -271,13 +592,8 @@ ngx_http_idempotency_capture_body(ngx_http_request_t *r,
 
     for (cl = in; cl; cl = cl->next) {
 
-        if (cl->buf->last_buf) {
-            last = 1;
-        }
-
-        if (cl->buf->flush) {
-            flush = 1;
-        }
+        last |= cl->buf->last_buf;
+        flush |= cl->buf->flush;
 
         if (ngx_buf_special(cl->buf)) {
             continue;
@@ -289,13 +605,14 @@ ngx_http_idempotency_capture_body(ngx_http_request_t *r,
             capture->too_large = 1;
         }
 
-        if (!capture->too_large && capture_buf(r, ctx, cl->buf) != NGX_OK) {
+        if (!capture->too_large
+            && capture_buf(r, capture, cl->buf) != NGX_OK)
+        {
             capture->too_large = 1;
         }
     }
 
-    capture_check_whole(r, ctx, last);
-    capture_check_size(r, ctx);
+    capture_check(r, ctx, last);
 
     /* its upstream is done with, and only flushes what came before the break:
        there is no need to wait for the client to take that */
@@ -309,7 +626,7 @@ ngx_http_idempotency_capture_body(ngx_http_request_t *r,
 
 
 static ngx_int_t
-capture_buf(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+capture_buf(ngx_http_request_t *r, ngx_http_idempotency_capture_t *capture,
     ngx_buf_t *b)
 {
     off_t       pos, size;
@@ -320,7 +637,7 @@ capture_buf(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
     for (pos = 0; pos < size; pos += n) {
 
-        to = capture_room(r, ctx);
+        to = capture_room(r, capture);
         if (to == NULL) {
             return NGX_ERROR;
         }
@@ -391,13 +708,11 @@ capture_read(ngx_http_request_t *r, ngx_buf_t *b, u_char *to, size_t n,
 /* a buffer with room for the next bytes, of the size that is to come */
 
 static ngx_buf_t *
-capture_room(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+capture_room(ngx_http_request_t *r, ngx_http_idempotency_capture_t *capture)
 {
-    off_t                            size;
-    ngx_buf_t                       *b;
-    ngx_http_idempotency_capture_t  *capture;
+    off_t       size;
+    ngx_buf_t  *b;
 
-    capture = &ctx->capture;
     b = capture->last_piece->buf;
 
     if (b->last < b->end) {
@@ -413,7 +728,7 @@ capture_room(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
     b = ngx_create_temp_buf(r->pool, (size_t) size);
 
-    if (b == NULL || capture_add(r, ctx, b) != NGX_OK) {
+    if (b == NULL || capture_add(r, capture, b) != NGX_OK) {
         return NULL;
     }
 
@@ -422,13 +737,10 @@ capture_room(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
 
 static ngx_int_t
-capture_add(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+capture_add(ngx_http_request_t *r, ngx_http_idempotency_capture_t *capture,
     ngx_buf_t *b)
 {
-    ngx_chain_t                     *cl;
-    ngx_http_idempotency_capture_t  *capture;
-
-    capture = &ctx->capture;
+    ngx_chain_t  *cl;
 
     cl = ngx_alloc_chain_link(r->pool);
     if (cl == NULL) {
@@ -451,14 +763,8 @@ capture_add(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 }
 
 
-/*
- * With a known length the response is whole as soon as so much has passed: the
- * client may repeat its request before nginx sends the last buffer.  Without
- * one, or if there may be trailers, it is whole with the last buffer.
- */
-
 static void
-capture_check_whole(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+capture_check(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_uint_t last)
 {
     ngx_buf_t                       *b;
@@ -467,54 +773,34 @@ capture_check_whole(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
     capture = &ctx->capture;
 
-    if (capture->expected != -1 && capture->size != capture->expected) {
-        return;
-    }
+    if (capture_ends(r, capture, last)) {
 
-    if (!last && (capture->expected == -1 || capture->trailers)) {
-        return;
-    }
+        if (!capture->too_large) {
 
-    if (capture->grpc
-        && ngx_http_idempotency_header_of(&r->upstream->headers_in.headers,
-                                          "grpc-status")
-           == NULL
-        && ngx_http_idempotency_header_of(&r->upstream->headers_in.trailers,
-                                          "grpc-status")
-           == NULL)
-    {
-        return;
-    }
+            /* the trailers stand behind the header block */
 
-    if (!capture->too_large) {
+            b = ngx_http_idempotency_response_trailers(r);
+            cl = ngx_alloc_chain_link(r->pool);
 
-        /* the trailers stand behind the header block */
+            if (b == NULL || cl == NULL) {
+                capture->too_large = 1;
 
-        b = ngx_http_idempotency_response_trailers(r);
-        cl = ngx_alloc_chain_link(r->pool);
-
-        if (b == NULL || cl == NULL) {
-            capture->too_large = 1;
-
-        } else {
-            cl->buf = b;
-            cl->next = capture->pieces->next;
-            capture->pieces->next = cl;
+            } else {
+                cl->buf = b;
+                cl->next = capture->pieces->next;
+                capture->pieces->next = cl;
+            }
         }
+
+        capture->whole = 1;
+
+        ngx_http_idempotency_settle(r, ctx);
+        return;
     }
 
-    capture->whole = 1;
+    /* nobody needs to wait for the end of what will not be kept */
 
-    ngx_http_idempotency_settle(r, ctx);
-}
-
-
-/* nobody needs to wait for the end of what will not be kept */
-
-static void
-capture_check_size(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
-{
-    if (ngx_http_idempotency_owns(ctx) && ctx->capture.too_large) {
+    if (capture->too_large) {
         ngx_http_idempotency_settle(r, ctx);
         ngx_http_idempotency_not_kept(r, ctx);
     }
@@ -522,57 +808,44 @@ capture_check_size(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
 
 /*
- * The trailers of gRPC follow a body of any length, are announced by nobody,
- * and are a part without which a response is none
+ * With a known length the response is whole as soon as so much has passed: the
+ * client may repeat its request before nginx sends the last buffer.  Without
+ * one, or if there may be trailers, it is whole with the last buffer.
  */
 
-static void
-capture_expect(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+static ngx_uint_t
+capture_ends(ngx_http_request_t *r, ngx_http_idempotency_capture_t *capture,
+    ngx_uint_t last)
 {
-    ngx_str_t                       *type;
-    ngx_uint_t                       grpc;
-    ngx_http_upstream_t             *u;
-    ngx_http_idempotency_capture_t  *capture;
+    ngx_http_upstream_headers_in_t  *in;
 
-    static ngx_str_t  prefix = ngx_string("application/grpc");
+    if (capture->expected != -1 && capture->size != capture->expected) {
+        return 0;
+    }
 
-    u = r->upstream;
-    capture = &ctx->capture;
-    type = &r->headers_out.content_type;
+    if (!last && (capture->expected == -1 || capture->trailers)) {
+        return 0;
+    }
 
-    grpc = (capture->live && u->schema.len >= 4
-            && ngx_strncmp(u->schema.data, "grpc", 4) == 0);
+    if (!capture->grpc) {
+        return 1;
+    }
 
-    capture->trailers = (grpc || r->expect_trailers);
+    in = &r->upstream->headers_in;
 
-    capture->grpc = (grpc && type->len >= prefix.len
-                     && ngx_strncasecmp(type->data, prefix.data, prefix.len)
-                        == 0
-                     && !r->header_only);
+    return ngx_http_idempotency_header_of(&in->headers, "grpc-status")
+           || ngx_http_idempotency_header_of(&in->trailers, "grpc-status");
 }
 
 
 /*
- * The slice module makes one response of many, below us, and is the only one
- * to know that: what passes here is a part of it
+ * Called before the filters below us have the main request, and behind.  What
+ * could not be noted is taken for output that the capture doesn't see.
  */
 
-static ngx_uint_t
-capture_sliced(ngx_http_request_t *r)
-{
-    ngx_http_idempotency_main_conf_t  *imcf;
-
-    imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
-
-    return imcf->slice && r->ctx[imcf->slice->ctx_index];
-}
-
-
-/* called before the filters below us have the main request, and behind */
-
-void
-ngx_http_idempotency_subrequests(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_uint_t below)
+static void
+subrequests_note(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_uint_t below)
 {
     ngx_http_request_t            *sr;
     ngx_http_postponed_request_t  *pr;
@@ -581,24 +854,19 @@ ngx_http_idempotency_subrequests(ngx_http_request_t *r,
 
     sr = r->connection->data;
 
-    if (sr != r && sr->parent == r
-        && subrequest_add(r, ctx, sr, below) != NGX_OK)
-    {
-        return;
+    if (sr != r && sr->parent == r) {
+        subrequest_add(r, ctx, sr, below);
     }
 
     for (pr = r->postponed; pr; pr = pr->next) {
-
-        if (pr->request
-            && subrequest_add(r, ctx, pr->request, below) != NGX_OK)
-        {
-            return;
+        if (pr->request) {
+            subrequest_add(r, ctx, pr->request, below);
         }
     }
 }
 
 
-static ngx_int_t
+static void
 subrequest_add(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_http_request_t *sr, ngx_uint_t below)
 {
@@ -606,11 +874,7 @@ subrequest_add(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_http_idempotency_capture_t  *capture;
 
     if (subrequest_find(ctx, sr)) {
-        return NGX_OK;
-    }
-
-    if (!below && subrequest_sends(sr)) {
-        subrequest_past_capture(r, ctx);
+        return;
     }
 
     capture = &ctx->capture;
@@ -622,15 +886,14 @@ subrequest_add(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
     s = capture->subrequests ? ngx_array_push(capture->subrequests) : NULL;
 
-    if (s == NULL) {
-        subrequest_past_capture(r, ctx);
-        return NGX_ERROR;
+    if (s) {
+        s->request = sr;
+        s->below = below;
     }
 
-    s->request = sr;
-    s->below = below;
-
-    return NGX_OK;
+    if (s == NULL || (!below && subrequest_sends(sr))) {
+        capture_partial(r, ctx, "the output of a subrequest");
+    }
 }
 
 
@@ -658,8 +921,8 @@ subrequest_find(ngx_http_idempotency_ctx_t *ctx, ngx_http_request_t *sr)
 
 /* output of a subrequest, on its way to the client */
 
-void
-ngx_http_idempotency_subrequest_output(ngx_http_request_t *sr,
+static void
+subrequest_output(ngx_http_request_t *sr,
     ngx_http_idempotency_ctx_t *ctx, ngx_chain_t *in)
 {
     ngx_chain_t                   *cl;
@@ -699,7 +962,7 @@ ngx_http_idempotency_subrequest_output(ngx_http_request_t *sr,
     s = subrequest_find(ctx, first);
 
     if (s == NULL || !s->below) {
-        subrequest_past_capture(sr->main, ctx);
+        capture_partial(sr->main, ctx, "the output of a subrequest");
     }
 }
 
@@ -711,22 +974,415 @@ subrequest_sends(ngx_http_request_t *sr)
 }
 
 
-static void
-subrequest_past_capture(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+/*
+ * A response without a body ends with its header, so the header is postponed.
+ * The sender goes on as if it had been sent.
+ */
+
+static ngx_uint_t
+postpone_header(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
-    if (ctx->capture.partial) {
+    ngx_http_idempotency_postpone_t  *postpone;
+
+    postpone = &ctx->postpone;
+
+    /* a filter may have put it in the place of another, which is none now */
+
+    postpone->out = NULL;
+    postpone->last = 0;
+
+    if (capture_bodyless(r)) {
+        postpone->left = 0;
+
+    } else {
+        postpone->left = r->expect_trailers
+                         ? -1 : r->headers_out.content_length_n;
+    }
+
+    if (postpone->left || !postpone_unanswered(r, ctx)) {
+        return 0;
+    }
+
+    postpone->header = 1;
+    postpone->bodyless = capture_bodyless(r);
+
+    r->header_sent = 1;
+
+    postpone_begin(r, postpone);
+
+    return 1;
+}
+
+
+/* NGX_OK: so much is to be sent; NGX_AGAIN: nothing is */
+
+static ngx_int_t
+postpone_body(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_chain_t **in)
+{
+    ngx_http_idempotency_postpone_t  *postpone;
+
+    postpone = &ctx->postpone;
+
+    if (postpone->last && r->filter_finalize) {
+
+        /* behind the end: of a response that had to give way */
+
+        filter_swallow(*in);
+        *in = NULL;
+    }
+
+    if (postpone->waiting) {
+
+        if (*in == NULL) {
+            return postpone->header ? NGX_AGAIN : NGX_OK;
+        }
+
+        return (postpone_add(r, postpone, *in) == NGX_OK)
+               ? NGX_AGAIN : NGX_ERROR;
+    }
+
+    if (postpone->bodyless && r->header_only) {
+
+        /* nginx knows it by now: nobody would have sent this */
+
+        filter_swallow(*in);
+        *in = NULL;
+        postpone->out = NULL;
+
+        return NGX_OK;
+    }
+
+    if (postpone->out) {
+        *postpone->next = *in;
+        *in = postpone->out;
+        postpone->out = NULL;
+
+        return NGX_OK;
+    }
+
+    if (!postpone_is_end(postpone, *in) || !postpone_unanswered(r, ctx)) {
+        return NGX_OK;
+    }
+
+    if (postpone_split(r, postpone, in) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    postpone_begin(r, postpone);
+
+    return *in ? NGX_OK : NGX_AGAIN;
+}
+
+
+/*
+ * The sender of a response takes a postponed one for one that was sent.  Where
+ * a filter has put it in the place of another response, nginx would make an
+ * error of that and end the request: so it is told that more is to come.
+ */
+
+static ngx_int_t
+postpone_result(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_int_t rc)
+{
+    if (!ctx->postpone.waiting || !r->filter_finalize || r->connection->error) {
+        return rc;
+    }
+
+    return (rc == NGX_OK || rc == NGX_ERROR) ? NGX_AGAIN : rc;
+}
+
+
+/* the store is strict, has the outcome, and has not answered yet */
+
+static ngx_uint_t
+postpone_unanswered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    return ctx->state == NGX_HTTP_IDEMPOTENCY_STATE_SETTLED
+           && ctx->settled.report
+           && ctx->conf->store->strict
+           && !ctx->conf->dry_run
+           && !ctx->postpone.over && !ctx->client.gone && !r->post_action;
+}
+
+
+static void
+postpone_begin(ngx_http_request_t *r,
+    ngx_http_idempotency_postpone_t *postpone)
+{
+    ngx_log_debug0(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
+                   "idempotency postpone");
+
+    postpone->waiting = 1;
+
+    r->connection->buffered |= NGX_HTTP_IDEMPOTENCY_BUFFERED;
+}
+
+
+static ngx_uint_t
+postpone_is_end(ngx_http_idempotency_postpone_t *postpone, ngx_chain_t *in)
+{
+    off_t         size;
+    ngx_uint_t    last;
+    ngx_chain_t  *cl;
+
+    last = 0;
+    size = 0;
+
+    for (cl = in; cl; cl = cl->next) {
+        last |= cl->buf->last_buf;
+        size += ngx_buf_size(cl->buf);
+    }
+
+    if (postpone->left > 0) {
+        postpone->left = ngx_max(postpone->left - size, 0);
+        last |= (postpone->left == 0);
+    }
+
+    return last;
+}
+
+
+/* what goes on is in links of our own: the others belong to the sender */
+
+static ngx_int_t
+postpone_split(ngx_http_request_t *r, ngx_http_idempotency_postpone_t *postpone,
+    ngx_chain_t **in)
+{
+    ngx_chain_t  *cl, *end, *ln, *out, **next;
+
+    end = NULL;
+
+    for (cl = *in; cl; cl = cl->next) {
+        if (!ngx_buf_special(cl->buf) || (end == NULL && cl->buf->last_buf)) {
+            end = cl;
+        }
+    }
+
+    out = NULL;
+    next = &out;
+
+    for (cl = *in; cl != end; cl = cl->next) {
+        ln = ngx_alloc_chain_link(r->pool);
+        if (ln == NULL) {
+            return NGX_ERROR;
+        }
+
+        ln->buf = cl->buf;
+        ln->next = NULL;
+        *next = ln;
+        next = &ln->next;
+    }
+
+    *in = out;
+
+    postpone->next = &postpone->out;
+
+    return postpone_add(r, postpone, end);
+}
+
+
+static ngx_int_t
+postpone_add(ngx_http_request_t *r, ngx_http_idempotency_postpone_t *postpone,
+    ngx_chain_t *in)
+{
+    ngx_chain_t  *cl, *ln;
+
+    if (postpone->out == NULL) {
+        postpone->next = &postpone->out;
+    }
+
+    for (cl = in; cl; cl = cl->next) {
+
+        if (postpone->bodyless && !cl->buf->last_buf) {
+            continue;
+        }
+
+        ln = ngx_alloc_chain_link(r->pool);
+        if (ln == NULL) {
+            return NGX_ERROR;
+        }
+
+        ln->buf = postpone_buf(r, postpone, cl->buf);
+        if (ln->buf == NULL) {
+            return NGX_ERROR;
+        }
+
+        ln->next = NULL;
+        *postpone->next = ln;
+        postpone->next = &ln->next;
+
+        postpone->last |= cl->buf->last_buf;
+    }
+
+    if (postpone->bodyless) {
+        filter_swallow(in);
+    }
+
+    return NGX_OK;
+}
+
+
+/*
+ * An upstream at work waits for its memory, and for its end until that was
+ * taken; and a buffer without data is free as soon as we return.  All else
+ * stays as it is until it is sent.
+ */
+
+static ngx_buf_t *
+postpone_buf(ngx_http_request_t *r, ngx_http_idempotency_postpone_t *postpone,
+    ngx_buf_t *b)
+{
+    size_t      size;
+    ngx_buf_t  *to;
+
+    if (ngx_buf_special(b) || postpone->bodyless) {
+        size = 0;
+        to = ngx_calloc_buf(r->pool);
+
+    } else if (ngx_buf_in_memory(b) && r->upstream && r->upstream->cleanup) {
+        size = b->last - b->pos;
+        to = ngx_create_temp_buf(r->pool, size);
+
+    } else {
+        return b;
+    }
+
+    if (to == NULL) {
+        return NULL;
+    }
+
+    to->flush = b->flush;
+    to->sync = b->sync;
+    to->last_buf = b->last_buf;
+    to->last_in_chain = b->last_in_chain;
+
+    if (size) {
+        to->last = ngx_cpymem(to->last, b->pos, size);
+
+        b->pos = b->last;
+        b->file_pos = b->file_last;
+    }
+
+    return to;
+}
+
+
+/*
+ * The store has answered, or took too long; called from the event loop, as
+ * access_resume() is.  What was postponed goes first, as the sender may have
+ * nothing more to send.
+ */
+
+void
+ngx_http_idempotency_postpone_end(ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_int_t            rc;
+    ngx_connection_t    *c;
+    ngx_http_request_t  *r;
+
+    ctx->postpone.over = 1;
+
+    if (!ctx->postpone.waiting) {
         return;
     }
 
-    ctx->capture.partial = 1;
-    ctx->capture.too_large = 1;
+    r = ctx->request;
+    c = r->connection;
 
-    if (ngx_http_idempotency_log_admits(r->connection->log,
-                                        ctx->conf->log_level,
-                                        NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT))
-    {
-        ngx_log_error(ctx->conf->log_level, r->connection->log, 0,
-                      "idempotency: the output of a subrequest cannot be "
-                      "recorded, this response is not kept");
+    ngx_http_set_log_request(c->log, r);
+
+    ngx_http_idempotency_postpone_cancel(ctx);
+
+    rc = ngx_http_output_filter(r, NULL);
+
+    if (rc > NGX_OK) {
+
+        /* a filter would not have the header */
+
+        if (r->upstream && r->upstream->cleanup) {
+            r->count++;
+        }
+
+        ngx_http_finalize_request(r, rc);
+
+    } else {
+        r->write_event_handler(r);
     }
+
+    ngx_http_run_posted_requests(c);
+}
+
+
+/* of a request that ends */
+
+void
+ngx_http_idempotency_postpone_cancel(ngx_http_idempotency_ctx_t *ctx)
+{
+    if (ctx->postpone.waiting) {
+        ctx->postpone.waiting = 0;
+        ctx->request->connection->buffered &= ~NGX_HTTP_IDEMPOTENCY_BUFFERED;
+    }
+}
+
+
+static ngx_int_t
+ngx_http_idempotency_filter_init(ngx_conf_t *cf)
+{
+    ngx_http_handler_pt        *h;
+    ngx_http_core_main_conf_t  *cmcf;
+
+    /* what is taken last runs first: in front of limits, and of try_files */
+
+    cmcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_core_module);
+
+    h = ngx_array_push(&cmcf->phases[NGX_HTTP_PREACCESS_PHASE].handlers);
+    if (h == NULL) {
+        return NGX_ERROR;
+    }
+
+    *h = ngx_http_idempotency_preaccess_handler;
+
+    h = ngx_array_push(&cmcf->phases[NGX_HTTP_PRECONTENT_PHASE].handlers);
+    if (h == NULL) {
+        return NGX_ERROR;
+    }
+
+    *h = ngx_http_idempotency_admitted_handler;
+
+    ngx_http_next_header_filter = ngx_http_top_header_filter;
+    ngx_http_top_header_filter = ngx_http_idempotency_header_filter;
+
+    ngx_http_next_body_filter = ngx_http_top_body_filter;
+    ngx_http_top_body_filter = ngx_http_idempotency_body_filter;
+
+    ngx_http_next_request_body_filter = ngx_http_top_request_body_filter;
+    ngx_http_top_request_body_filter =
+                                  ngx_http_idempotency_request_body_filter;
+
+    return NGX_OK;
+}
+
+
+/* all modules have taken their places by now: is ours where it must be? */
+
+static ngx_int_t
+ngx_http_idempotency_init_module(ngx_cycle_t *cycle)
+{
+    if (!ngx_http_idempotency_in_use(cycle)) {
+        return NGX_OK;
+    }
+
+    if (ngx_http_top_header_filter != ngx_http_idempotency_header_filter
+        || ngx_http_top_body_filter != ngx_http_idempotency_body_filter)
+    {
+        ngx_log_error(NGX_LOG_WARN, cycle->log, 0,
+                      "idempotency: a filter of another module, probably "
+                      "\"%s\", is loaded after this one: what it adds to a "
+                      "response is recorded, and added again to a replay; "
+                      "load ngx_http_idempotency_module after it",
+                      cycle->modules[cycle->modules_n - 1]->name);
+    }
+
+    return NGX_OK;
 }

@@ -16,7 +16,16 @@
 #include "ngx_http_idempotency_response.h"
 
 
-/* a store that has not heard of an outcome for so long is told of in the log */
+/* the token is fresh again; the same, and waiting requests get the response */
+
+#define NGX_HTTP_IDEMPOTENCY_RELEASE  NGX_DECLINED
+#define NGX_HTTP_IDEMPOTENCY_LEAVE    NGX_DONE
+
+/*
+ * After so many milliseconds without the store's answer the log says so, and
+ * the end of a response is sent all the same: the request was executed, and
+ * its client should know
+ */
 
 #define NGX_HTTP_IDEMPOTENCY_OWNER_SILENCE  5000
 
@@ -297,6 +306,7 @@ owner_leave(ngx_http_idempotency_ctx_t *ctx)
 
     if (report->as.op.handler) {
         report->ctx = NULL;
+        report->timer.cancelable = 1;
 
     } else {
         ngx_free(report);
@@ -442,17 +452,29 @@ owner_begin(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome)
 static void
 owner_end(ngx_idempotency_op_t *op, ngx_int_t rc)
 {
+    ngx_msec_t                      delay;
+    ngx_http_core_loc_conf_t       *clcf;
     ngx_http_idempotency_report_t  *report;
 
     if (rc == NGX_AGAIN) {
         report = op->data;
+        delay = NGX_HTTP_IDEMPOTENCY_OWNER_SILENCE;
+
+        if (report->store->strict) {
+
+            /* before nginx takes the silence for a client that doesn't read */
+
+            clcf = ngx_http_get_module_loc_conf(report->ctx->request,
+                                                ngx_http_core_module);
+            delay = ngx_min(delay, clcf->send_timeout / 2);
+        }
 
         report->timer.handler = owner_silence_handler;
         report->timer.data = report;
         report->timer.log = ngx_cycle->log;
-        report->timer.cancelable = 1;
+        report->timer.cancelable = !report->store->strict;
 
-        ngx_add_timer(&report->timer, NGX_HTTP_IDEMPOTENCY_OWNER_SILENCE);
+        ngx_add_timer(&report->timer, delay);
 
         return;
     }
@@ -470,15 +492,22 @@ owner_end(ngx_idempotency_op_t *op, ngx_int_t rc)
 static void
 owner_silence_handler(ngx_event_t *ev)
 {
+    ngx_http_idempotency_ctx_t     *ctx;
     ngx_http_idempotency_report_t  *report;
 
     report = ev->data;
+    ctx = report->ctx;
 
-    ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
+    ngx_log_error(NGX_LOG_ERR, ctx ? ctx->request->connection->log
+                                   : ngx_cycle->log, 0,
                   "idempotency: zone \"%V\" does not answer, it is not known "
                   "whether the outcome of an owner is recorded, token: %*xs",
                   &report->store->name,
                   (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, report->as.op.token);
+
+    if (ctx) {
+        ngx_http_idempotency_postpone_end(ctx);
+    }
 }
 
 

@@ -36,16 +36,6 @@ ngx_http_idempotency_protects(ngx_http_request_t *r)
 ngx_int_t ngx_http_idempotency_access_handler(ngx_http_request_t *r);
 ngx_int_t ngx_http_idempotency_precontent_handler(ngx_http_request_t *r);
 
-/* location.c */
-
-ngx_http_idempotency_location_map_t *ngx_http_idempotency_location_map(
-    ngx_conf_t *cf);
-ngx_int_t ngx_http_idempotency_location_add(ngx_conf_t *cf,
-    ngx_http_idempotency_location_map_t *location_map, ngx_uint_t parent,
-    ngx_uint_t *index);
-ngx_int_t ngx_http_idempotency_location_init(ngx_conf_t *cf,
-    ngx_http_idempotency_location_map_t *location_map);
-
 /* key.c */
 
 /* so far ahead of ours the clock may be that a key tells, in milliseconds */
@@ -144,43 +134,10 @@ ngx_int_t ngx_http_idempotency_prepare(ngx_http_idempotency_ctx_t *ctx);
 void ngx_http_idempotency_settle(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 
-/* postpone.c */
-
-/* in the connection's, behind the bits that nginx has there */
-
-#define NGX_HTTP_IDEMPOTENCY_BUFFERED  0x40
-
-ngx_uint_t ngx_http_idempotency_postpone_header(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
-ngx_uint_t ngx_http_idempotency_postpone_header_over(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
-ngx_int_t ngx_http_idempotency_postpone_body(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_chain_t **in);
-ngx_int_t ngx_http_idempotency_postpone_told(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_int_t rc);
-void ngx_http_idempotency_postpone_end(ngx_http_idempotency_ctx_t *ctx);
-void ngx_http_idempotency_postpone_cancel(ngx_http_idempotency_ctx_t *ctx);
-
-/* the token is fresh again; the same, and waiting requests get the response */
-
-#define NGX_HTTP_IDEMPOTENCY_RELEASE  NGX_DECLINED
-#define NGX_HTTP_IDEMPOTENCY_LEAVE    NGX_DONE
-
 /* capture.c */
 
-void ngx_http_idempotency_hear(ngx_list_t *headers,
-    ngx_http_idempotency_ctx_t *ctx);
-void ngx_http_idempotency_hear_trailers(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_chain_t *in);
-void ngx_http_idempotency_capture_header(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
-void ngx_http_idempotency_capture_body(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_chain_t *in);
-
-void ngx_http_idempotency_subrequests(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_uint_t below);
-void ngx_http_idempotency_subrequest_output(ngx_http_request_t *sr,
-    ngx_http_idempotency_ctx_t *ctx, ngx_chain_t *in);
+void ngx_http_idempotency_postpone_end(ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_postpone_cancel(ngx_http_idempotency_ctx_t *ctx);
 
 /* upstream.c */
 
@@ -192,7 +149,6 @@ void ngx_http_idempotency_not_kept(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 ngx_uint_t ngx_http_idempotency_client_gone(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_int_t rc);
-void ngx_http_idempotency_swallow(ngx_chain_t *in);
 void ngx_http_idempotency_watch_client(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 void ngx_http_idempotency_client_end(ngx_http_idempotency_ctx_t *ctx);
@@ -203,6 +159,9 @@ ngx_uint_t ngx_http_idempotency_nested(ngx_http_request_t *r,
 
 /* response.c */
 
+ngx_int_t ngx_http_idempotency_location_add(ngx_conf_t *cf, ngx_uint_t parent,
+    ngx_uint_t *index);
+void ngx_http_idempotency_location_init(ngx_conf_t *cf);
 
 /* refuse.c */
 
@@ -212,7 +171,6 @@ ngx_uint_t ngx_http_idempotency_refuses(ngx_http_idempotency_ctx_t *ctx,
     ngx_http_idempotency_status_e why);
 ngx_uint_t ngx_http_idempotency_refused(ngx_http_idempotency_ctx_t *ctx);
 
-ngx_uint_t ngx_http_idempotency_prefers_html(ngx_http_request_t *r);
 ngx_uint_t ngx_http_idempotency_accepts_html(ngx_http_request_t *r);
 
 

@@ -1,9 +1,9 @@
 
 /*
- * Header lines by name, what Accept prefers (RFC 9110, 12.5.1), a response of
- * ours in one piece, and a response as the store keeps it, there and back: the
- * encoding of a header block and of trailers, and the places in headers_out
- * that header lines had.
+ * Header lines by name, a response of ours in one piece, and a response as the
+ * store keeps it, there and back: the encoding of a header block and of
+ * trailers, the places in headers_out that header lines had, and the location
+ * that made it.
  *
  * Numbers are of variable length, the low bits first; strings stand behind
  * their length; a list of lines ends with a zero.
@@ -13,6 +13,13 @@
  * body's makes them send the memory behind it.  So all of it is checked, each
  * part against the others, before anything is restored; and what would not pass
  * is not encoded.
+ *
+ * Where internal redirects led to another location than that of the claim, the
+ * response is sent with that one's settings: the filters act on a replay as
+ * they did on the original.  A location is known by its way down from the
+ * server: each step's kind and name, and which of its equals it is.  So a
+ * reload that leaves it there leaves it known.  The server is that of the
+ * request that asks.
  */
 
 
@@ -61,11 +68,21 @@ typedef struct {
 } response_reader_t;
 
 
-static ngx_uint_t accept_quality(ngx_http_request_t *r, char *type,
-    size_t type_len, char *subtype, ngx_uint_t *best);
-static ngx_uint_t accept_range(ngx_str_t *range, char *type, size_t type_len,
-    char *subtype);
-static ngx_uint_t accept_weight(u_char *p, u_char *last);
+typedef struct {
+    void                        **srv_conf;
+    void                        **loc_conf;
+
+    /* the one around it, 0 is the http level */
+    ngx_uint_t                    parent;
+    /* how many of its kind and name stand before it there */
+    ngx_uint_t                    ordinal;
+    /* how many blocks without a name are in it */
+    ngx_uint_t                    nameless;
+
+    u_char                        id[NGX_HTTP_IDEMPOTENCY_LOCATION_LEN];
+} location_entry_t;
+
+
 static size_t response_lines_len(ngx_list_t *list);
 static u_char *response_lines(u_char *p, ngx_http_request_t *r,
     ngx_list_t *list, ngx_array_t *hide);
@@ -88,6 +105,12 @@ static u_char *response_number(u_char *p, uint64_t n);
 static u_char *response_string(u_char *p, ngx_str_t *s);
 static ngx_int_t response_get_number(response_reader_t *rd, uint64_t *n);
 static ngx_int_t response_get_string(response_reader_t *rd, ngx_str_t *s);
+static u_char location_kind(ngx_http_core_loc_conf_t *clcf);
+static ngx_uint_t location_ordinal(ngx_array_t *entries, ngx_uint_t parent,
+    ngx_http_core_loc_conf_t *clcf);
+static void location_id(location_entry_t *entry, location_entry_t *parent);
+static ngx_http_core_loc_conf_t *location_core(location_entry_t *entry);
+static void location_captures(ngx_http_request_t *r);
 static ngx_int_t place_fill(ngx_http_request_t *r, ngx_uint_t place,
     ngx_table_elt_t *h);
 static ngx_uint_t place_suppressed(ngx_table_elt_t *h);
@@ -1138,165 +1161,298 @@ places_suppress(ngx_http_request_t *r, uint64_t bits)
 }
 
 
-/* only a client that really prefers it: others are programs */
+/*
+ * When a location's settings are merged; those around it were before.  The
+ * first entry stands for the http level, and has index 0.
+ */
 
-ngx_uint_t
-ngx_http_idempotency_prefers_html(ngx_http_request_t *r)
+ngx_int_t
+ngx_http_idempotency_location_add(ngx_conf_t *cf, ngx_uint_t parent,
+    ngx_uint_t *index)
 {
-    ngx_uint_t  html, json, problem, best;
+    ngx_array_t                       *entries;
+    location_entry_t                  *entry;
+    ngx_http_conf_ctx_t               *ctx;
+    ngx_http_core_loc_conf_t          *clcf;
+    ngx_http_idempotency_main_conf_t  *imcf;
 
-    html = accept_quality(r, "text", 4, "html", &best);
-    json = accept_quality(r, "application", 11, "json", &best);
-    problem = accept_quality(r, "application", 11, "problem+json", &best);
+    imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
+    entries = &imcf->location_entries;
 
-    return html > json && html > problem;
+    if (entries->elts == NULL) {
+
+        if (ngx_array_init(entries, cf->pool, 16, sizeof(location_entry_t))
+            != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+
+        ngx_memzero(ngx_array_push(entries), sizeof(location_entry_t));
+    }
+
+    *index = entries->nelts;
+
+    entry = ngx_array_push(entries);
+    if (entry == NULL) {
+        return NGX_ERROR;
+    }
+
+    ngx_memzero(entry, sizeof(location_entry_t));
+
+    ctx = cf->ctx;
+
+    entry->srv_conf = ctx->srv_conf;
+    entry->loc_conf = ctx->loc_conf;
+    entry->parent = parent;
+
+    if (parent == 0) {
+        return NGX_OK;
+    }
+
+    clcf = location_core(entry);
+
+    entry->ordinal = location_ordinal(entries, parent, clcf);
+
+    if (clcf->noname) {
+        ((location_entry_t *) entries->elts)[parent].nameless++;
+    }
+
+    return NGX_OK;
 }
 
 
-/* by its name: what takes anything is a program */
-
-ngx_uint_t
-ngx_http_idempotency_accepts_html(ngx_http_request_t *r)
+static u_char
+location_kind(ngx_http_core_loc_conf_t *clcf)
 {
-    ngx_uint_t  best;
+    if (clcf->noname) {
+        return clcf->lmt_excpt ? 'l' : 'i';
+    }
 
-    return accept_quality(r, "text", 4, "html", &best) && best == 3;
+    if (clcf->named) {
+        return '@';
+    }
+
+#if (NGX_PCRE)
+    if (clcf->regex) {
+        return '~';
+    }
+#endif
+
+    return clcf->exact_match ? '=' : '/';
+}
+
+
+static ngx_uint_t
+location_ordinal(ngx_array_t *entries, ngx_uint_t parent,
+    ngx_http_core_loc_conf_t *clcf)
+{
+    u_char                     kind;
+    ngx_uint_t                 i;
+    location_entry_t          *entry;
+    ngx_http_core_loc_conf_t  *other;
+
+    kind = location_kind(clcf);
+
+    if (kind == '=' || kind == '/') {
+        /* nginx refuses a second one */
+        return 0;
+    }
+
+    entry = entries->elts;
+
+    for (i = entries->nelts - 2; i > parent; i--) {
+
+        if (entry[i].parent != parent) {
+            continue;
+        }
+
+        other = location_core(&entry[i]);
+
+        if (location_kind(other) == kind
+            && other->name.len == clcf->name.len
+            && ngx_strncmp(other->name.data, clcf->name.data, clcf->name.len)
+               == 0)
+        {
+            return entry[i].ordinal + 1;
+        }
+    }
+
+    return 0;
+}
+
+
+/* when all of them are there */
+
+void
+ngx_http_idempotency_location_init(ngx_conf_t *cf)
+{
+    ngx_uint_t                         i;
+    location_entry_t                  *entry;
+    ngx_http_idempotency_main_conf_t  *imcf;
+
+    imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
+    entry = imcf->location_entries.elts;
+
+    for (i = 1; i < imcf->location_entries.nelts; i++) {
+        if (entry[i].parent) {
+            location_id(&entry[i], &entry[entry[i].parent]);
+        }
+    }
 }
 
 
 /*
- * In thousandths, by the most specific range that covers the type: how
- * specific that is, accept_range() tells
+ * Blocks without a name are told apart by their order alone: if one comes or
+ * goes, none of them is known any more
  */
 
-static ngx_uint_t
-accept_quality(ngx_http_request_t *r, char *type, size_t type_len,
-    char *subtype, ngx_uint_t *best)
+static void
+location_id(location_entry_t *entry, location_entry_t *parent)
 {
-    u_char                              *p, *end, *last, *semicolon;
-    ngx_str_t                            range;
-    ngx_uint_t                           specific, quality;
-    ngx_table_elt_t                     *h;
-    ngx_http_idempotency_header_iter_t   it;
+    u_char                     id[NGX_IDEMPOTENCY_DIGEST_LEN];
+    u_char                     step[2 + 2 * NGX_INT_T_LEN];
+    ngx_str_t                  s;
+    ngx_idempotency_digest_t   d;
+    ngx_http_core_loc_conf_t  *clcf;
 
-    static ngx_str_t  accept = ngx_string("accept");
+    clcf = location_core(entry);
 
-    *best = 0;
-    quality = 0;
+    ngx_idempotency_digest_init(&d, NULL, NGX_IDEMPOTENCY_DIGEST_OTHER_VERSION,
+                                NGX_IDEMPOTENCY_DIGEST_PLACE);
 
-    ngx_http_idempotency_header_iter(&it, r);
+    s.data = parent->id;
+    s.len = NGX_HTTP_IDEMPOTENCY_LOCATION_LEN;
+    ngx_idempotency_digest_field(&d, &s);
 
-    while ((h = ngx_http_idempotency_header_next(&it, &accept)) != NULL) {
+    s.data = step;
+    s.len = ngx_sprintf(step, "%c%ui/%ui", location_kind(clcf), entry->ordinal,
+                        clcf->noname ? parent->nameless : 0)
+            - step;
+    ngx_idempotency_digest_field(&d, &s);
+    ngx_idempotency_digest_field(&d, &clcf->name);
 
-        last = h->value.data + h->value.len;
-
-        for (p = h->value.data; p < last; p = end + 1) {
-
-            end = ngx_strlchr(p, last, ',');
-            if (end == NULL) {
-                end = last;
-            }
-
-            semicolon = ngx_strlchr(p, end, ';');
-
-            range.data = p;
-            range.len = (semicolon ? semicolon : end) - p;
-
-            specific = accept_range(&range, type, type_len, subtype);
-
-            if (specific > *best) {
-                *best = specific;
-                quality = semicolon ? accept_weight(semicolon, end) : 1000;
-            }
-        }
-    }
-
-    return quality;
+    ngx_idempotency_digest_final(&d, id);
+    ngx_memcpy(entry->id, id, NGX_HTTP_IDEMPOTENCY_LOCATION_LEN);
 }
 
 
-/* 3: the type itself, 2: "type/" and a star, 1: two stars, 0: another one */
-
-static ngx_uint_t
-accept_range(ngx_str_t *range, char *type, size_t type_len, char *subtype)
+static ngx_http_core_loc_conf_t *
+location_core(location_entry_t *entry)
 {
-    u_char  *p, *last;
-    size_t   len;
-
-    p = range->data;
-    last = p + range->len;
-
-    while (p < last && (*p == ' ' || *p == '\t')) {
-        p++;
-    }
-
-    while (p < last && (last[-1] == ' ' || last[-1] == '\t')) {
-        last--;
-    }
-
-    len = last - p;
-
-    if (len == 3 && ngx_strncmp(p, "*/*", 3) == 0) {
-        return 1;
-    }
-
-    if (len < type_len + 2
-        || ngx_strncasecmp(p, (u_char *) type, type_len) != 0
-        || p[type_len] != '/')
-    {
-        return 0;
-    }
-
-    p += type_len + 1;
-    len -= type_len + 1;
-
-    if (len == 1 && *p == '*') {
-        return 2;
-    }
-
-    return (len == ngx_strlen(subtype)
-            && ngx_strncasecmp(p, (u_char *) subtype, len) == 0) ? 3 : 0;
+    return entry->loc_conf[ngx_http_core_module.ctx_index];
 }
 
 
-/* of the parameters from a semicolon on: ";q=0.8" is 800 */
+/* where a request is now; NGX_DECLINED: that can't be found again */
 
-static ngx_uint_t
-accept_weight(u_char *p, u_char *last)
+ngx_int_t
+ngx_http_idempotency_location_of(ngx_http_request_t *r,
+    ngx_http_idempotency_location_t *location)
 {
-    ngx_uint_t  weight, scale;
+    location_entry_t                  *entry;
+    ngx_http_idempotency_loc_conf_t   *conf;
+    ngx_http_idempotency_main_conf_t  *imcf;
 
-    while (p) {
-        p++;
+    conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
+    imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
 
-        while (p < last && (*p == ' ' || *p == '\t')) {
-            p++;
+    if (conf->location == 0) {
+        return NGX_DECLINED;
+    }
+
+    entry = (location_entry_t *) imcf->location_entries.elts + conf->location;
+
+    ngx_memcpy(location->id, entry->id, NGX_HTTP_IDEMPOTENCY_LOCATION_LEN);
+
+    location->internal = r->internal;
+    location->get = (r->method == NGX_HTTP_GET);
+    location->uri = r->uri;
+    location->args = r->args;
+
+    return NGX_OK;
+}
+
+
+/* the configuration of that location now; NULL: it has gone */
+
+void **
+ngx_http_idempotency_location_find(ngx_http_request_t *r,
+    ngx_http_idempotency_location_t *location)
+{
+    ngx_uint_t                         i;
+    location_entry_t                  *entry;
+    ngx_http_idempotency_main_conf_t  *imcf;
+
+    imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
+    entry = imcf->location_entries.elts;
+
+    for (i = 1; i < imcf->location_entries.nelts; i++) {
+
+        if (entry[i].srv_conf == r->srv_conf
+            && ngx_memcmp(entry[i].id, location->id,
+                          NGX_HTTP_IDEMPOTENCY_LOCATION_LEN)
+               == 0)
+        {
+            return entry[i].loc_conf;
         }
-
-        if (last - p >= 3 && (*p | 0x20) == 'q' && p[1] == '=') {
-            break;
-        }
-
-        p = ngx_strlchr(p, last, ';');
     }
 
-    if (p == NULL) {
-        return 1000;
+    return NULL;
+}
+
+
+/* as an internal redirect would have led there */
+
+void
+ngx_http_idempotency_location_enter(ngx_http_request_t *r,
+    ngx_http_idempotency_location_t *location, void **loc_conf)
+{
+    r->uri = location->uri;
+    r->args = location->args;
+    ngx_http_set_exten(r);
+
+    r->internal = location->internal;
+    r->valid_unparsed_uri = 0;
+
+    if (location->get && r->method != NGX_HTTP_GET) {
+        r->method = NGX_HTTP_GET;
+        r->method_name = ngx_http_core_get_method;
     }
 
-    p += 2;
-    weight = (*p == '1') ? 1000 : 0;
+    r->loc_conf = loc_conf;
+    ngx_http_update_location_config(r);
 
-    if (weight || ++p == last || *p != '.') {
-        return weight;
+    /* by its method this was chosen already */
+    r->loc_conf = loc_conf;
+
+    location_captures(r);
+}
+
+
+/* what an add_header may have of the location's pattern */
+
+static void
+location_captures(ngx_http_request_t *r)
+{
+#if (NGX_PCRE)
+
+    location_entry_t                  *entries, *entry;
+    ngx_http_idempotency_loc_conf_t   *conf;
+    ngx_http_idempotency_main_conf_t  *imcf;
+
+    conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
+    imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
+
+    entries = imcf->location_entries.elts;
+    entry = &entries[conf->location];
+
+    while (location_core(entry)->noname) {
+        entry = &entries[entry->parent];
     }
 
-    for (p++, scale = 100;
-         p < last && scale && *p >= '0' && *p <= '9';
-         p++, scale /= 10)
-    {
-        weight += (*p - '0') * scale;
+    if (location_core(entry)->regex) {
+        (void) ngx_http_regex_exec(r, location_core(entry)->regex, &r->uri);
     }
 
-    return weight;
+#endif
 }

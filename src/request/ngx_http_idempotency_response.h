@@ -56,6 +56,15 @@ ngx_http_idempotency_header_is(ngx_table_elt_t *h, ngx_str_t *name)
     return 1;
 }
 
+/* case does not count */
+
+static ngx_inline ngx_uint_t
+ngx_http_idempotency_is(ngx_str_t *s, char *text)
+{
+    return s->len == ngx_strlen(text)
+           && ngx_strncasecmp(s->data, (u_char *) text, s->len) == 0;
+}
+
 /* a response whose body is in one piece; with a file, it is there */
 
 ngx_int_t ngx_http_idempotency_send(ngx_http_request_t *r, u_char *body,
@@ -128,16 +137,11 @@ ngx_int_t ngx_http_idempotency_response_line(ngx_str_t *rest, ngx_uint_t *place,
 ngx_int_t ngx_http_idempotency_response_restore(ngx_http_request_t *r,
     ngx_http_idempotency_response_t *response, ngx_uint_t cookies);
 
-/* location.c */
-
 ngx_int_t ngx_http_idempotency_location_of(ngx_http_request_t *r,
     ngx_http_idempotency_location_t *location);
 void **ngx_http_idempotency_location_find(ngx_http_request_t *r,
     ngx_http_idempotency_location_t *location);
 void ngx_http_idempotency_location_enter(ngx_http_request_t *r,
     ngx_http_idempotency_location_t *location, void **loc_conf);
-
-/* request/place.c */
-
 
 #endif /* _NGX_HTTP_IDEMPOTENCY_RESPONSE_H_INCLUDED_ */

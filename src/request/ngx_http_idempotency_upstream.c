@@ -493,20 +493,6 @@ ngx_http_idempotency_client_gone(ngx_http_request_t *r,
 }
 
 
-/* as if it had been sent */
-
-void
-ngx_http_idempotency_swallow(ngx_chain_t *in)
-{
-    ngx_chain_t  *cl;
-
-    for (cl = in; cl; cl = cl->next) {
-        cl->buf->pos = cl->buf->last;
-        cl->buf->file_pos = cl->buf->file_last;
-    }
-}
-
-
 /*
  * A client that takes nothing for send_timeout would end the upstream's
  * response too.  The upstream sets its handler once its header is sent, so
