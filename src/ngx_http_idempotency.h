@@ -286,16 +286,13 @@ ngx_http_idempotency_get_ctx(ngx_http_request_t *r)
 #include "request/ngx_http_idempotency_request.h"
 
 
-/* ngx_http_idempotency_guard.c */
-
-char *ngx_http_idempotency_guard(ngx_conf_t *cf, ngx_command_t *cmd,
-    void *conf);
-
 /* observe/api.c */
 
 ngx_int_t ngx_http_idempotency_api_merge(ngx_conf_t *cf,
     ngx_http_idempotency_loc_conf_t *conf);
 char *ngx_http_idempotency_api(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+char *ngx_http_idempotency_guard(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 
 /* observe/log.c */

@@ -35,7 +35,13 @@ my $n = nginx(server => $protected, workers => 2, http => "idempotency_zone zone
 
 my $records = '/idem/zones/z/records';
 
-sub names { return "$_[0]->{status} " . ($_[0]->{body} =~ /"type":"urn:idempotency:(\w+)"/ ? $1 : '-') }
+sub names {
+    my ($r) = @_;
+
+    my $type = $r->{body} =~ /^\{"type"/ ? decode_json($r->{body})->{type} : '';
+
+    return "$r->{status} " . ($type =~ /^urn:idempotency:(\w+)$/ ? $1 : '-');
+}
 
 # All pages, from the first on: the rows, and how many pages there were.
 

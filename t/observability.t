@@ -22,7 +22,7 @@ my @asked = map { my $p = $_; map { [$p->{title}, $_->{expr}] } @{ $p->{targets}
 # --- without Prometheus -------------------------------------------------------
 
 my %metric = slurp("$FindBin::Bin/../src/observe/ngx_http_idempotency_metrics.c")
-             =~ /^    \{ "(\w+)", "(counter|gauge|histogram)",$/mg;
+             =~ /^    \{ "\w+", "(\w+)", "(counter|gauge|histogram)",$/mg;
 
 cmp_ok(scalar keys %metric, '>', 15, 'there are metrics');
 

@@ -1,26 +1,71 @@
 
 /*
  * idempotency_api: what stands below its location, who may ask for what there,
- * and how it is answered; the zones as JSON, the page for people, and the text
- * that all answers are written with, piece by piece, into buffers of one size.
+ * and how it is answered; and idempotency_guard, a script for browsers, which
+ * is served from memory as the page for people is.
+ *
+ * Records are asked for by queries.  A query is a sequence of operations of a
+ * store, each of which the store may answer later.  It has memory of its own:
+ * if its request ends before, the query goes on to its end without it, as half
+ * of a change may be worse than all of it.
+ *
+ * All records are a line of JSON each, in pages.  A page is gathered some
+ * records at a time, and the worker does other work in between; it is sent
+ * once it is known where the next page begins.
+ *
+ * One record, named by its key, is shown, forgotten, or settled if it is in
+ * doubt.  To settle it is a claim that takes it over, and then an outcome: so
+ * somebody else who takes it over at the same time makes this one fail.
+ *
+ * A client that lost its answer may ask for the outcome of its own key.
+ * A client without an identity, or with another one than who has bound the key,
+ * is told nothing.
  */
 
 
 #include "ngx_http_idempotency_observe.h"
 #include "request/ngx_http_idempotency_response.h"
 #include "request/ngx_http_idempotency_refuse.h"
+#include "store/ngx_idempotency_tier.h"
 #include "ngx_http_idempotency_page_html.h"
+#include "ngx_http_idempotency_guard_js.h"
+
+#include <openssl/crypto.h>
 
 
-/* the longest body of one who agrees, with some space around it */
+/* the longest body that says something: a word, or who agrees, and some space
+   around it */
 
-#define API_AGREE_BODY  64
+#define API_BODY           64
+
+#define TEXT_BUFFER        16384
+#define TEXT_LINE          2048
+
+/* of a page of records, by default and at most */
+
+#define RECORDS_LIMIT      1000
+#define RECORDS_MOST       10000
+
+/* asked for at once, of memory, and of what stands behind; and how often
+   before the worker does other work */
+
+#define RECORDS_STEP       16
+#define RECORDS_BEHIND     NGX_IDEMPOTENCY_TIER_BATCH
+#define RECORDS_TRIES      16
+
+/* in milliseconds: the other work; until a claim that waits is made again */
+
+#define QUERY_PAUSE        1
+#define QUERY_AGAIN        500
+
 
 /* what is asked for */
 
 typedef enum {
     api_nothing = 0,
     api_page,
+    /* the page, without the slash that it needs */
+    api_redirect,
     api_metrics,
     api_zones,
     api_zone,
@@ -29,80 +74,197 @@ typedef enum {
 } api_what_e;
 
 typedef struct {
-    api_what_e                  what;
+    api_what_e                      what;
     /* of a zone */
-    ngx_str_t                   name;
-    ngx_idempotency_store_t    *store;
+    ngx_str_t                       name;
+    ngx_idempotency_store_t        *store;
 } api_route_t;
 
 /* a location may stand for one of these alone, by its last name */
 
 typedef struct {
-    ngx_str_t                   name;
-    api_what_e                  what;
+    ngx_str_t                       name;
+    api_what_e                      what;
 } api_name_t;
 
+typedef enum {
+    api_allowed = 0,
+    api_not_found,
+    api_no_zone,
+    api_no_record,
+    api_method,
+    api_no_key,
+    api_bad_key,
+    api_bad_argument,
+    api_bad_outcome,
+    api_bad_store,
+    api_not_refused,
+    api_no_backing,
+    api_not_in_doubt,
+    api_unavailable,
+    api_remote,
+    api_host,
+    api_origin,
+    /* no refusal: there is no memory */
+    api_no_memory
+} api_refusal_e;
+
 typedef struct {
-    ngx_uint_t                  status;
-    ngx_str_t                   name;
-    ngx_str_t                   title;
-    ngx_str_t                   detail;
-    ngx_uint_t                  retryable;
+    ngx_uint_t                      status;
+    ngx_str_t                       name;
+    ngx_str_t                       title;
+    ngx_str_t                       detail;
 } api_refusal_t;
 
 
-#define NGX_HTTP_IDEMPOTENCY_TEXT_BUFFER  16384
+typedef struct query_s  query_t;
+
+struct query_s {
+    ngx_pool_t                     *pool;
+    /* NULL: it has ended */
+    ngx_http_request_t             *request;
+    ngx_http_cleanup_t             *cleanup;
+    ngx_idempotency_store_t        *store;
+
+    /* asks the store for the next operation, as the engine answers */
+    ngx_int_t                     (*ask)(query_t *query);
+    /* takes its answer.  NGX_OK: there is more to ask; NGX_BUSY: after other
+       work; NGX_DONE: it is over */
+    ngx_int_t                     (*answered)(query_t *query);
+    /* sends what came of it, if the request is there */
+    ngx_int_t                     (*respond)(query_t *query);
+
+    ngx_idempotency_op_t           *op;
+    ngx_event_t                     event;
+};
+
+
+typedef struct {
+    query_t                         query;
+    ngx_idempotency_list_t          list;
+    ngx_idempotency_listed_t        listed[RECORDS_BEHIND];
+    ngx_uint_t                      limit;
+    ngx_uint_t                      n;
+    ngx_uint_t                      tries;
+    ngx_http_idempotency_text_t     text;
+} records_t;
+
+
+typedef enum {
+    record_finds = 0,
+    record_forgets,
+    record_claims,
+    record_completes,
+    record_releases
+} record_stage_e;
+
+typedef struct {
+    query_t                         query;
+    record_stage_e                  stage;
+    u_char                          token[NGX_IDEMPOTENCY_DIGEST_LEN];
+
+    /* PUT: what is in doubt is done, with this status, or else released */
+    ngx_uint_t                      settles;
+    ngx_uint_t                      done;
+    ngx_uint_t                      status;
+    /* the location's */
+    ngx_msec_t                      window;
+    ngx_msec_t                      lease;
+
+    /* of a client that asks for its own key */
+    ngx_uint_t                      own;
+    u_char                          identity[NGX_IDEMPOTENCY_IDENTITY_LEN];
+
+    /* why it came to nothing */
+    api_refusal_e                   why;
+
+    ngx_idempotency_find_t          find;
+    ngx_idempotency_forget_t        forget;
+    ngx_idempotency_claim_t         claim;
+    ngx_idempotency_complete_t      complete;
+    ngx_idempotency_release_t       release;
+} record_t;
 
 
 static ngx_int_t api_parameter(ngx_str_t *value, char *name,
     ngx_uint_t *flag);
 static ngx_int_t api_handler(ngx_http_request_t *r);
-static ngx_http_idempotency_api_refusal_e api_may_ask(ngx_http_request_t *r);
+static void api_put(ngx_http_request_t *r);
+static void api_route(ngx_http_request_t *r, api_route_t *route);
+static ngx_str_t api_path(ngx_http_request_t *r);
+static api_what_e api_stands_for(ngx_str_t *name);
+static api_refusal_e api_may_ask(ngx_http_request_t *r);
 static ngx_uint_t api_is_from_here(ngx_http_request_t *r);
 static ngx_uint_t api_is_ours(ngx_http_request_t *r, ngx_array_t *names);
 static ngx_uint_t api_is_own_page(ngx_http_request_t *r);
-static ngx_uint_t api_header_is(ngx_table_elt_t *h, char *name);
-static ngx_uint_t api_value_is(ngx_table_elt_t *h, char *value);
-static ngx_uint_t api_is_loopback(struct sockaddr *sa);
 static ngx_uint_t api_is_loopback_text(ngx_http_request_t *r, u_char *text,
     size_t len);
-static ngx_str_t api_path(ngx_http_request_t *r);
-static ngx_uint_t api_stands_for(ngx_str_t *name);
-static void api_route(ngx_http_request_t *r, ngx_str_t *path,
-    api_route_t *route);
-static void api_route_zone(ngx_http_request_t *r, ngx_str_t *path,
-    api_route_t *route);
-static ngx_int_t api_methods(ngx_http_request_t *r, api_route_t *route);
+static ngx_uint_t api_is_loopback(struct sockaddr *sa);
+static api_refusal_e api_methods(ngx_http_request_t *r, api_route_t *route);
 static ngx_int_t api_send_page(ngx_http_request_t *r);
-static ngx_int_t api_refuse_page(ngx_http_request_t *r,
-    ngx_http_idempotency_api_refusal_e why);
-static ngx_int_t api_redirect(ngx_http_request_t *r);
-static ngx_int_t api_send_records(ngx_http_request_t *r,
-    ngx_idempotency_store_t *store);
+static ngx_int_t api_send_redirect(ngx_http_request_t *r);
 static ngx_int_t api_agree(ngx_http_request_t *r,
     ngx_idempotency_store_t *store);
-static void api_agree_body(ngx_http_request_t *r);
-static ngx_int_t api_key(ngx_http_request_t *r, ngx_uint_t header_only,
+static ngx_int_t guard_handler(ngx_http_request_t *r);
+
+static ngx_int_t api_by_key(ngx_http_request_t *r,
+    ngx_idempotency_store_t *store);
+static api_refusal_e api_token(ngx_http_request_t *r, ngx_uint_t own,
+    u_char *token);
+static api_refusal_e api_key(ngx_http_request_t *r, ngx_uint_t own,
     ngx_str_t *key);
 static ngx_int_t api_unescape(ngx_http_request_t *r, ngx_str_t *value);
-static ngx_idempotency_store_t *api_store(ngx_http_request_t *r,
-    ngx_str_t *name);
-static ngx_int_t api_respond(ngx_http_request_t *r, const char *type,
-    off_t size, ngx_chain_t *out);
-static void zones_zone(ngx_http_idempotency_text_t *text,
-    ngx_http_idempotency_zone_t *zone);
-static void zones_names(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_atomic_t *results);
-static void zones_store(ngx_http_idempotency_text_t *text,
-    ngx_idempotency_figures_t *figures);
-static void zones_times(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_idempotency_times_t *times);
-static ngx_int_t text_room(ngx_http_idempotency_text_t *text, size_t size);
-static void text_bytes(ngx_http_idempotency_text_t *text, u_char *p,
-    size_t len);
-static ngx_int_t zones_send(ngx_http_request_t *r,
+
+static ngx_int_t records_list(ngx_http_request_t *r,
     ngx_idempotency_store_t *store);
-static void text_json(ngx_http_idempotency_text_t *text, ngx_str_t *value);
+static api_refusal_e records_arguments(ngx_http_request_t *r,
+    records_t *records);
+static ngx_int_t records_cursor(ngx_str_t *value,
+    ngx_idempotency_list_t *list);
+static ngx_int_t records_ask(query_t *query);
+static ngx_int_t records_answered(query_t *query);
+static ngx_int_t records_respond(query_t *query);
+static ngx_int_t records_link(ngx_http_request_t *r, records_t *records);
+static void records_row(ngx_http_idempotency_text_t *text, u_char *token,
+    u_char *fingerprint, ngx_idempotency_found_t *found);
+
+static ngx_int_t record_query(ngx_http_request_t *r,
+    ngx_idempotency_store_t *store, u_char *token);
+static api_refusal_e record_outcome(ngx_http_request_t *r, record_t *one);
+static api_refusal_e record_identity(ngx_http_request_t *r,
+    u_char *identity);
+static ngx_int_t record_ask(query_t *query);
+static void record_op(query_t *query, ngx_idempotency_op_t *op);
+static ngx_int_t record_answered(query_t *query);
+static ngx_int_t record_found(record_t *one);
+static ngx_int_t record_refused(record_t *one, api_refusal_e why);
+static ngx_int_t record_respond(query_t *query);
+static void record_log(ngx_http_request_t *r, record_t *one);
+static void record_own(ngx_http_idempotency_text_t *text, record_t *one);
+
+static void *query_create(ngx_http_request_t *r,
+    ngx_idempotency_store_t *store, size_t size);
+static ngx_int_t query_begin(query_t *query);
+static void query_op(query_t *query, ngx_idempotency_op_t *op);
+static void query_answered(ngx_idempotency_op_t *op);
+static void query_event(ngx_event_t *ev);
+static void query_resume(query_t *query, ngx_uint_t answered);
+static void query_run(query_t *query, ngx_uint_t answered);
+static void query_gone(void *data);
+static void query_end(query_t *query);
+
+static ngx_int_t api_refuse(ngx_http_request_t *r, api_refusal_e why);
+static ngx_int_t api_send(ngx_http_request_t *r,
+    ngx_http_idempotency_text_t *text, ngx_uint_t status, const char *type);
+static ngx_int_t api_send_done(ngx_http_request_t *r);
+static ngx_int_t api_header(ngx_http_request_t *r, const char *name,
+    ngx_str_t *value);
+static void text_init(ngx_http_idempotency_text_t *text, ngx_pool_t *pool);
+static void text_memory(ngx_http_idempotency_text_t *text, u_char *p,
+    size_t len);
+static void text_link(ngx_http_idempotency_text_t *text, ngx_buf_t *b);
+static ngx_int_t text_send(ngx_http_request_t *r,
+    ngx_http_idempotency_text_t *text, ngx_uint_t status, const char *type);
 
 
 static api_name_t  api_names[] = {
@@ -112,111 +274,87 @@ static api_name_t  api_names[] = {
     { ngx_null_string, api_nothing }
 };
 
-/* in the order of ngx_http_idempotency_api_refusal_e */
-
 static api_refusal_t  api_refusals[] = {
 
-    { NGX_HTTP_NOT_FOUND, ngx_string("not_found"),
+    [api_not_found] = { NGX_HTTP_NOT_FOUND, ngx_string("not_found"),
       ngx_string("There is nothing here"),
       ngx_string("See the documentation of idempotency_api for what is "
-                 "there."),
-      0 },
+                 "there.") },
 
-    { NGX_HTTP_NOT_FOUND, ngx_string("no_zone"),
+    [api_no_zone] = { NGX_HTTP_NOT_FOUND, ngx_string("no_zone"),
       ngx_string("There is no such zone"),
-      ngx_string("No idempotency_zone of this configuration has that name."),
-      0 },
+      ngx_string("No idempotency_zone of this configuration has that "
+                 "name.") },
 
-    { NGX_HTTP_NOT_FOUND, ngx_string("no_record"),
+    [api_no_record] = { NGX_HTTP_NOT_FOUND, ngx_string("no_record"),
       ngx_string("There is no such record"),
-      ngx_string("The key is not bound, or not for who asks."),
-      0 },
+      ngx_string("The key is not bound, or not for who asks.") },
 
-    { NGX_HTTP_NOT_ALLOWED, ngx_string("method"),
+    [api_method] = { NGX_HTTP_NOT_ALLOWED, ngx_string("method"),
       ngx_string("This method is not possible here"),
-      ngx_string("The Allow header tells which ones are."),
-      0 },
+      ngx_string("The Allow header tells which ones are.") },
 
-    { NGX_HTTP_NOT_ALLOWED, ngx_string("method"),
-      ngx_string("This method is not possible here"),
-      ngx_string("The Allow header tells which ones are."),
-      0 },
-
-    { NGX_HTTP_NOT_ALLOWED, ngx_string("method"),
-      ngx_string("This method is not possible here"),
-      ngx_string("The Allow header tells which ones are."),
-      0 },
-
-    { NGX_HTTP_BAD_REQUEST, ngx_string("missing"),
+    [api_no_key] = { NGX_HTTP_BAD_REQUEST, ngx_string("missing"),
       ngx_string("Idempotency key required"),
-      ngx_string("It tells which record is meant."),
-      0 },
+      ngx_string("It tells which record is meant.") },
 
-    { NGX_HTTP_BAD_REQUEST, ngx_string("malformed"),
+    [api_bad_key] = { NGX_HTTP_BAD_REQUEST, ngx_string("malformed"),
       ngx_string("Malformed idempotency key"),
       ngx_string("The idempotency key is malformed: it is too long, has "
-                 "another format than required, or was sent more than once."),
-      0 },
+                 "another format than required, or was sent more than "
+                 "once.") },
 
-    { NGX_HTTP_BAD_REQUEST, ngx_string("bad_argument"),
+    [api_bad_argument] = { NGX_HTTP_BAD_REQUEST, ngx_string("bad_argument"),
       ngx_string("An argument is malformed"),
       ngx_string("See the documentation of idempotency_api for what may be "
-                 "asked."),
-      0 },
+                 "asked.") },
 
-    { NGX_HTTP_BAD_REQUEST, ngx_string("bad_outcome"),
+    [api_bad_outcome] = { NGX_HTTP_BAD_REQUEST, ngx_string("bad_outcome"),
       ngx_string("This is no outcome"),
-      ngx_string("What is in doubt is settled as done or released."),
-      0 },
+      ngx_string("What is in doubt is settled as done or released.") },
 
-    { NGX_HTTP_BAD_REQUEST, ngx_string("bad_store"),
+    [api_bad_store] = { NGX_HTTP_BAD_REQUEST, ngx_string("bad_store"),
       ngx_string("This says nothing of the store"),
-      ngx_string("What can be said is {\"store\":\"accept\"}."),
-      0 },
+      ngx_string("Who agrees to it sends a JSON object, whose member store "
+                 "is accept.") },
 
-    { NGX_HTTP_CONFLICT, ngx_string("not_refused"),
+    [api_not_refused] = { NGX_HTTP_CONFLICT, ngx_string("not_refused"),
       ngx_string("The store is not refused"),
-      ngx_string("It is the one that it was, or there is none: nothing has to "
-                 "be agreed to."),
-      0 },
+      ngx_string("It is the one that it was, or there is none: nothing has "
+                 "to be agreed to.") },
 
-    { NGX_HTTP_BAD_REQUEST, ngx_string("no_backing"),
+    [api_no_backing] = { NGX_HTTP_BAD_REQUEST, ngx_string("no_backing"),
       ngx_string("Nothing stands behind this zone"),
-      ngx_string("All that it knows is in this machine's memory."),
-      0 },
+      ngx_string("All that it knows is in this machine's memory.") },
 
-    { NGX_HTTP_CONFLICT, ngx_string("not_in_doubt"),
+    [api_not_in_doubt] = { NGX_HTTP_CONFLICT, ngx_string("not_in_doubt"),
       ngx_string("The outcome is not in doubt"),
       ngx_string("Only what is in doubt can be settled. Somebody else may "
-                 "have settled it, or taken it over."),
-      0 },
+                 "have settled it, or taken it over.") },
 
-    { NGX_HTTP_SERVICE_UNAVAILABLE, ngx_string("unavailable"),
+    [api_unavailable] = { NGX_HTTP_SERVICE_UNAVAILABLE,
+      ngx_string("unavailable"),
       ngx_string("The store does not answer"),
       ngx_string("It is left inconsistent by a process that died, or out of "
-                 "reach."),
-      1 },
+                 "reach.") },
 
-    { NGX_HTTP_FORBIDDEN, ngx_string("remote"),
+    [api_remote] = { NGX_HTTP_FORBIDDEN, ngx_string("remote"),
       ngx_string("Only this machine may ask"),
       ngx_string("This request comes from another one, or through a proxy. "
                  "Where access rules stand before this location, "
-                 "\"idempotency_api remote=on;\" says so."),
-      0 },
+                 "'idempotency_api remote=on;' says so.") },
 
-    { NGX_HTTP_FORBIDDEN, ngx_string("host"),
+    [api_host] = { NGX_HTTP_FORBIDDEN, ngx_string("host"),
       ngx_string("This host is none of the server's names"),
       ngx_string("The Host header must name this machine (localhost, a "
-                 "loopback address) or be one of \"server_name\", exactly; "
-                 "with \"idempotency_api remote=on;\" only of a request that "
-                 "changes something."),
-      0 },
+                 "loopback address) or be one of server_name, exactly; with "
+                 "'idempotency_api remote=on;' only of a request that changes "
+                 "something.") },
 
-    { NGX_HTTP_FORBIDDEN, ngx_string("origin"),
+    [api_origin] = { NGX_HTTP_FORBIDDEN, ngx_string("origin"),
       ngx_string("A page of another origin asks"),
       ngx_string("What changes something is asked for by a page of this "
-                 "origin, or by a program."),
-      0 }
+                 "origin, or by a program.") }
 };
 
 
@@ -241,15 +379,13 @@ ngx_http_idempotency_api(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 
     for (i = 1; i < cf->args->nelts; i++) {
 
-        if (api_parameter(&value[i], "write=", &write) == NGX_OK
-            || api_parameter(&value[i], "remote=", &remote) == NGX_OK)
+        if (api_parameter(&value[i], "write=", &write) != NGX_OK
+            && api_parameter(&value[i], "remote=", &remote) != NGX_OK)
         {
-            continue;
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "invalid parameter \"%V\"", &value[i]);
+            return NGX_CONF_ERROR;
         }
-
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "invalid parameter \"%V\"", &value[i]);
-        return NGX_CONF_ERROR;
     }
 
     ilcf->api_write = (write == 1);
@@ -297,17 +433,9 @@ api_parameter(ngx_str_t *value, char *name, ngx_uint_t *flag)
 
     p = value->data + len;
 
-    if (ngx_strcmp(p, "on") == 0) {
-        *flag = 1;
+    *flag = (ngx_strcmp(p, "on") == 0);
 
-    } else if (ngx_strcmp(p, "off") == 0) {
-        *flag = 0;
-
-    } else {
-        return NGX_DECLINED;
-    }
-
-    return NGX_OK;
+    return (*flag || ngx_strcmp(p, "off") == 0) ? NGX_OK : NGX_DECLINED;
 }
 
 
@@ -330,6 +458,9 @@ ngx_http_idempotency_api_merge(ngx_conf_t *cf,
         return NGX_ERROR;
     }
 
+    own = ngx_array_push(conf->api_names);
+    ngx_str_set(own, "localhost");
+
     names = cscf->server_names.elts;
 
     for (i = 0; i < cscf->server_names.nelts; i++) {
@@ -349,10 +480,6 @@ ngx_http_idempotency_api_merge(ngx_conf_t *cf,
         }
 
         own = ngx_array_push(conf->api_names);
-        if (own == NULL) {
-            return NGX_ERROR;
-        }
-
         *own = *name;
     }
 
@@ -360,67 +487,237 @@ ngx_http_idempotency_api_merge(ngx_conf_t *cf,
 }
 
 
+char *
+ngx_http_idempotency_guard(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_http_core_loc_conf_t  *clcf;
+
+    clcf = ngx_http_conf_get_module_loc_conf(cf, ngx_http_core_module);
+
+    if (clcf->handler == guard_handler) {
+        return "is duplicate";
+    }
+
+    clcf->handler = guard_handler;
+
+    return NGX_CONF_OK;
+}
+
+
 static ngx_int_t
 api_handler(ngx_http_request_t *r)
 {
-    ngx_int_t                            rc;
-    ngx_str_t                            path;
-    api_route_t                          route;
-    ngx_http_idempotency_loc_conf_t     *conf;
-    ngx_http_idempotency_api_refusal_e   why;
+    ngx_int_t                         rc;
+    api_route_t                       route;
+    api_refusal_e                     why;
+    ngx_http_idempotency_text_t       text;
+    ngx_http_idempotency_loc_conf_t  *conf;
 
-    path = api_path(r);
-
-    api_route(r, &path, &route);
+    api_route(r, &route);
 
     why = api_may_ask(r);
 
-    if (why != NGX_HTTP_IDEMPOTENCY_API_ALLOWED) {
-        rc = ngx_http_discard_request_body(r);
+    if (why == api_allowed) {
+        why = api_methods(r, &route);
 
-        if (rc != NGX_OK) {
-            return rc;
+        /* its body says something */
+
+        if (why == api_allowed && r->method == NGX_HTTP_PUT) {
+            r->request_body_in_single_buf = 1;
+
+            rc = ngx_http_read_client_request_body(r, api_put);
+
+            return (rc >= NGX_HTTP_SPECIAL_RESPONSE) ? rc : NGX_DONE;
         }
-
-        return (route.what == api_page) ? api_refuse_page(r, why)
-                                        : ngx_http_idempotency_api_refuse(r,
-                                                                         why);
     }
 
-    rc = api_methods(r, &route);
+    rc = ngx_http_discard_request_body(r);
 
-    if (rc != NGX_DECLINED) {
+    if (rc != NGX_OK) {
         return rc;
+    }
+
+    text_init(&text, r->pool);
+
+    if (why != api_allowed) {
+
+        if (api_refusals[why].status != NGX_HTTP_FORBIDDEN
+            || (route.what != api_page && route.what != api_redirect))
+        {
+            return api_refuse(r, why);
+        }
+
+        /* the page is for people, and so is this: a browser shows it */
+
+        ngx_http_idempotency_text_add(&text, "%V.\n%V\n",
+                                      &api_refusals[why].title,
+                                      &api_refusals[why].detail);
+
+        r->err_status = 0;
+
+        return api_send(r, &text, api_refusals[why].status, "text/plain");
     }
 
     switch (route.what) {
 
     case api_page:
-        return path.len ? api_send_page(r) : api_redirect(r);
+        return api_send_page(r);
+
+    case api_redirect:
+        return api_send_redirect(r);
 
     case api_metrics:
-        return ngx_http_idempotency_metrics(r);
+        ngx_http_idempotency_metrics(r, &text);
+        return api_send(r, &text, NGX_HTTP_OK, "text/plain; version=0.0.4");
 
     case api_zones:
-        return zones_send(r, NULL);
-
     case api_zone:
-        return (r->method == NGX_HTTP_PUT)
-               ? api_agree(r, route.store)
-               : zones_send(r, route.store);
+        ngx_http_idempotency_zones(r, &text, route.store);
+        return api_send(r, &text, NGX_HTTP_OK, "application/json");
 
     case api_records:
-        return api_send_records(r, route.store);
+        return api_by_key(r, route.store);
 
     default: /* api_outcome */
 
         conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
 
-        return conf->store
-               ? ngx_http_idempotency_own_outcome(r)
-               : ngx_http_idempotency_api_refuse(r,
-                                            NGX_HTTP_IDEMPOTENCY_API_NO_ZONE);
+        return conf->store ? api_by_key(r, NULL) : api_refuse(r, api_no_zone);
     }
+}
+
+
+static void
+api_put(ngx_http_request_t *r)
+{
+    ngx_int_t    rc;
+    api_route_t  route;
+
+    api_route(r, &route);
+
+    rc = (route.what == api_zone) ? api_agree(r, route.store)
+                                  : api_by_key(r, route.store);
+
+    ngx_http_finalize_request(r, rc);
+}
+
+
+static void
+api_route(ngx_http_request_t *r, api_route_t *route)
+{
+    ngx_str_t                          path;
+    ngx_uint_t                         i;
+    ngx_idempotency_store_t          **stores;
+    ngx_http_idempotency_main_conf_t  *imcf;
+
+    static ngx_str_t  zones = ngx_string("/zones/");
+    static ngx_str_t  records = ngx_string("/records");
+
+    ngx_memzero(route, sizeof(api_route_t));
+
+    path = api_path(r);
+
+    if (path.len == 0) {
+        route->what = api_redirect;
+        return;
+    }
+
+    if (path.data[0] != '/') {
+        return;
+    }
+
+    if (path.len <= zones.len
+        || ngx_strncmp(path.data, zones.data, zones.len) != 0)
+    {
+        path.data++;
+        path.len--;
+
+        route->what = path.len ? api_stands_for(&path) : api_page;
+        return;
+    }
+
+    route->what = api_zone;
+    route->name.data = path.data + zones.len;
+    route->name.len = path.len - zones.len;
+
+    if (route->name.len > records.len
+        && ngx_strncmp(path.data + path.len - records.len, records.data,
+                       records.len)
+           == 0)
+    {
+        route->what = api_records;
+        route->name.len -= records.len;
+    }
+
+    imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
+
+    stores = imcf->stores.elts;
+
+    for (i = 0; i < imcf->stores.nelts; i++) {
+        if (stores[i]->name.len == route->name.len
+            && ngx_strncmp(stores[i]->name.data, route->name.data,
+                           route->name.len)
+               == 0)
+        {
+            route->store = stores[i];
+        }
+    }
+}
+
+
+/*
+ * What follows the location's name, which may end with a slash or without; one
+ * that is given for a single resource has that for its last name
+ */
+
+static ngx_str_t
+api_path(ngx_http_request_t *r)
+{
+    size_t                     n;
+    ngx_str_t                  name, path;
+    ngx_http_core_loc_conf_t  *clcf;
+
+    clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
+
+    name = clcf->name;
+    n = name.len;
+
+    if (name.data[n - 1] == '/') {
+        n--;
+
+    } else {
+
+        while (name.data[n - 1] != '/') {
+            n--;
+        }
+
+        name.data += n;
+        name.len -= n;
+
+        n = api_stands_for(&name) ? n - 1 : clcf->name.len;
+    }
+
+    path.data = r->uri.data + n;
+    path.len = r->uri.len - n;
+
+    return path;
+}
+
+
+static api_what_e
+api_stands_for(ngx_str_t *name)
+{
+    api_name_t  *one;
+
+    for (one = api_names; one->name.len; one++) {
+        if (one->name.len == name->len
+            && ngx_strncmp(one->name.data, name->data, name->len) == 0)
+        {
+            break;
+        }
+    }
+
+    return one->what;
 }
 
 
@@ -431,7 +728,7 @@ api_handler(ngx_http_request_t *r)
  * it has this machine's address, and by a trick of DNS its name.
  */
 
-static ngx_http_idempotency_api_refusal_e
+static api_refusal_e
 api_may_ask(ngx_http_request_t *r)
 {
     ngx_uint_t                        changes;
@@ -442,18 +739,14 @@ api_may_ask(ngx_http_request_t *r)
     changes = (r->method & (NGX_HTTP_GET|NGX_HTTP_HEAD)) ? 0 : 1;
 
     if (!conf->api_remote && !api_is_from_here(r)) {
-        return NGX_HTTP_IDEMPOTENCY_API_REMOTE;
+        return api_remote;
     }
 
     if ((!conf->api_remote || changes) && !api_is_ours(r, conf->api_names)) {
-        return NGX_HTTP_IDEMPOTENCY_API_HOST;
+        return api_host;
     }
 
-    if (changes && !api_is_own_page(r)) {
-        return NGX_HTTP_IDEMPOTENCY_API_ORIGIN;
-    }
-
-    return NGX_HTTP_IDEMPOTENCY_API_ALLOWED;
+    return (changes && !api_is_own_page(r)) ? api_origin : api_allowed;
 }
 
 
@@ -463,6 +756,7 @@ api_may_ask(ngx_http_request_t *r)
 static ngx_uint_t
 api_is_from_here(ngx_http_request_t *r)
 {
+    size_t                      len;
     ngx_str_t                  *name;
     ngx_uint_t                  i, key;
     ngx_list_part_t            *part;
@@ -472,6 +766,16 @@ api_is_from_here(ngx_http_request_t *r)
     static ngx_str_t  addresses[] = {
         ngx_string("realip_remote_addr"),
         ngx_string("proxy_protocol_addr"),
+        ngx_null_string
+    };
+
+    /* one that ends at "-" is what many begin with */
+
+    static ngx_str_t  added[] = {
+        ngx_string("via"),
+        ngx_string("forwarded"),
+        ngx_string("x-real-ip"),
+        ngx_string("x-forwarded-"),
         ngx_null_string
     };
 
@@ -500,14 +804,15 @@ api_is_from_here(ngx_http_request_t *r)
 
         for (i = 0; i < part->nelts; i++) {
 
-            if (api_header_is(&h[i], "via")
-                || api_header_is(&h[i], "forwarded")
-                || api_header_is(&h[i], "x-real-ip")
-                || (h[i].key.len > 12
-                    && ngx_strncmp(h[i].lowcase_key, "x-forwarded-", 12)
-                       == 0))
-            {
-                return 0;
+            for (name = added; name->len; name++) {
+                len = name->len;
+
+                if ((h[i].key.len == len
+                     || (h[i].key.len > len && name->data[len - 1] == '-'))
+                    && ngx_strncmp(h[i].lowcase_key, name->data, len) == 0)
+                {
+                    return 0;
+                }
             }
         }
     }
@@ -525,11 +830,6 @@ api_is_ours(ngx_http_request_t *r, ngx_array_t *names)
     ngx_uint_t   i;
 
     host = &r->headers_in.server;
-
-    if (host->len == 9 && ngx_strncmp(host->data, "localhost", 9) == 0) {
-        return 1;
-    }
-
     name = names->elts;
 
     for (i = 0; i < names->nelts; i++) {
@@ -549,38 +849,37 @@ api_is_ours(ngx_http_request_t *r, ngx_array_t *names)
 static ngx_uint_t
 api_is_own_page(ngx_http_request_t *r)
 {
-    u_char           *p, *last;
-    ngx_str_t        *host;
-    ngx_uint_t        i, told;
-    ngx_list_part_t  *part;
-    ngx_table_elt_t  *h, *origin;
+    u_char                              *p, *last;
+    ngx_str_t                           *host;
+    ngx_uint_t                           told;
+    ngx_table_elt_t                     *h, *origin;
+    ngx_http_idempotency_header_iter_t   it;
+
+    static ngx_str_t  fetch_site = ngx_string("sec_fetch_site");
+    static ngx_str_t  origins = ngx_string("origin");
 
     told = 0;
-    origin = NULL;
 
-    for (part = &r->headers_in.headers.part; part; part = part->next) {
-        h = part->elts;
+    ngx_http_idempotency_header_iter(&it, r);
 
-        for (i = 0; i < part->nelts; i++) {
+    while ((h = ngx_http_idempotency_header_next(&it, &fetch_site)) != NULL) {
+        told = 1;
 
-            if (api_header_is(&h[i], "sec-fetch-site")) {
-                told = 1;
-
-                if (!api_value_is(&h[i], "same-origin")
-                    && !api_value_is(&h[i], "none"))
-                {
-                    return 0;
-                }
-
-            } else if (api_header_is(&h[i], "origin")) {
-
-                if (origin) {
-                    return 0;
-                }
-
-                origin = &h[i];
-            }
+        if (!(h->value.len == 11
+              && ngx_strncmp(h->value.data, "same-origin", 11) == 0)
+            && !(h->value.len == 4
+                 && ngx_strncmp(h->value.data, "none", 4) == 0))
+        {
+            return 0;
         }
+    }
+
+    ngx_http_idempotency_header_iter(&it, r);
+
+    origin = ngx_http_idempotency_header_next(&it, &origins);
+
+    if (origin && ngx_http_idempotency_header_next(&it, &origins)) {
+        return 0;
     }
 
     if (told || origin == NULL) {
@@ -597,22 +896,6 @@ api_is_own_page(ngx_http_request_t *r)
 
     return p && (size_t) (last - p - 3) == host->len
            && ngx_strncasecmp(p + 3, host->data, host->len) == 0;
-}
-
-
-static ngx_uint_t
-api_header_is(ngx_table_elt_t *h, char *name)
-{
-    return h->key.len == ngx_strlen(name)
-           && ngx_strncmp(h->lowcase_key, name, h->key.len) == 0;
-}
-
-
-static ngx_uint_t
-api_value_is(ngx_table_elt_t *h, char *value)
-{
-    return h->value.len == ngx_strlen(value)
-           && ngx_strncmp(h->value.data, value, h->value.len) == 0;
 }
 
 
@@ -673,189 +956,43 @@ api_is_loopback(struct sockaddr *sa)
 }
 
 
-/* NGX_DECLINED: what is asked for is there, and may be asked for so */
+/* whether it is there, and may be asked for by this method */
 
-static ngx_int_t
+static api_refusal_e
 api_methods(ngx_http_request_t *r, api_route_t *route)
 {
-    ngx_int_t                            rc;
-    ngx_uint_t                           writes;
-    ngx_http_idempotency_loc_conf_t     *conf;
-    ngx_http_idempotency_api_refusal_e   why;
+    ngx_str_t                         allow;
+    ngx_uint_t                        methods;
+    ngx_http_idempotency_loc_conf_t  *conf;
 
     conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
 
-    writes = (conf->api_write && (route->what == api_records
-                                  || route->what == api_zone));
-
-    if (writes && route->store && r->method == NGX_HTTP_PUT) {
-        /* its body says something */
-        return NGX_DECLINED;
-    }
-
-    rc = ngx_http_discard_request_body(r);
-
-    if (rc != NGX_OK) {
-        return rc;
-    }
-
     if (route->what == api_nothing) {
-        why = NGX_HTTP_IDEMPOTENCY_API_NOT_FOUND;
-
-    } else if (route->name.len && route->store == NULL) {
-        why = NGX_HTTP_IDEMPOTENCY_API_NO_ZONE;
-
-    } else if ((r->method & (NGX_HTTP_GET|NGX_HTTP_HEAD))
-               || (writes && route->what == api_records
-                   && r->method == NGX_HTTP_DELETE))
-    {
-        return NGX_DECLINED;
-
-    } else if (writes && route->what == api_zone) {
-        why = NGX_HTTP_IDEMPOTENCY_API_METHOD_PUT;
-
-    } else {
-        why = writes ? NGX_HTTP_IDEMPOTENCY_API_METHOD_WRITE
-                     : NGX_HTTP_IDEMPOTENCY_API_METHOD;
+        return api_not_found;
     }
 
-    return ngx_http_idempotency_api_refuse(r, why);
-}
-
-
-/*
- * What follows the location's name, which may end with a slash or without; one
- * that is given for a single resource has that for its last name
- */
-
-static ngx_str_t
-api_path(ngx_http_request_t *r)
-{
-    size_t                     n;
-    ngx_str_t                  name, path;
-    ngx_http_core_loc_conf_t  *clcf;
-
-    clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
-
-    name = clcf->name;
-    n = name.len;
-
-    if (name.data[n - 1] == '/') {
-        n--;
-
-    } else {
-
-        while (name.data[n - 1] != '/') {
-            n--;
-        }
-
-        name.data += n;
-        name.len -= n;
-
-        n = api_stands_for(&name) ? n - 1 : clcf->name.len;
+    if (route->name.len && route->store == NULL) {
+        return api_no_zone;
     }
 
-    path.data = r->uri.data + n;
-    path.len = r->uri.len - n;
+    methods = NGX_HTTP_GET|NGX_HTTP_HEAD;
+    ngx_str_set(&allow, "GET, HEAD");
 
-    return path;
-}
+    if (conf->api_write && route->what == api_zone) {
+        methods |= NGX_HTTP_PUT;
+        ngx_str_set(&allow, "GET, HEAD, PUT");
 
-
-static ngx_uint_t
-api_stands_for(ngx_str_t *name)
-{
-    ngx_uint_t  i;
-
-    for (i = 0; api_names[i].name.len; i++) {
-        if (api_names[i].name.len == name->len
-            && ngx_strncmp(api_names[i].name.data, name->data, name->len) == 0)
-        {
-            return api_names[i].what;
-        }
+    } else if (conf->api_write && route->what == api_records) {
+        methods |= NGX_HTTP_PUT|NGX_HTTP_DELETE;
+        ngx_str_set(&allow, "GET, HEAD, PUT, DELETE");
     }
 
-    return api_nothing;
-}
-
-
-static void
-api_route(ngx_http_request_t *r, ngx_str_t *path, api_route_t *route)
-{
-    ngx_str_t  rest;
-
-    static ngx_str_t  zone = ngx_string("/zones/");
-
-    ngx_memzero(route, sizeof(api_route_t));
-
-    if (path->len < 2) {
-        route->what = (path->len == 0 || path->data[0] == '/') ? api_page
-                                                               : api_nothing;
-        return;
+    if (r->method & methods) {
+        return api_allowed;
     }
 
-    if (path->data[0] != '/') {
-        return;
-    }
-
-    if (path->len > zone.len
-        && ngx_strncmp(path->data, zone.data, zone.len) == 0)
-    {
-        rest.data = path->data + zone.len;
-        rest.len = path->len - zone.len;
-
-        api_route_zone(r, &rest, route);
-        return;
-    }
-
-    rest.data = path->data + 1;
-    rest.len = path->len - 1;
-
-    route->what = api_stands_for(&rest);
-}
-
-
-static void
-api_route_zone(ngx_http_request_t *r, ngx_str_t *path, api_route_t *route)
-{
-    static ngx_str_t  records = ngx_string("/records");
-
-    route->what = api_zone;
-    route->name = *path;
-
-    if (path->len > records.len
-        && ngx_strncmp(path->data + path->len - records.len, records.data,
-                       records.len)
-           == 0)
-    {
-        route->what = api_records;
-        route->name.len -= records.len;
-    }
-
-    route->store = api_store(r, &route->name);
-}
-
-
-static ngx_idempotency_store_t *
-api_store(ngx_http_request_t *r, ngx_str_t *name)
-{
-    ngx_uint_t                         i;
-    ngx_idempotency_store_t          **stores;
-    ngx_http_idempotency_main_conf_t  *imcf;
-
-    imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
-
-    stores = imcf->stores.elts;
-
-    for (i = 0; i < imcf->stores.nelts; i++) {
-        if (stores[i]->name.len == name->len
-            && ngx_strncmp(stores[i]->name.data, name->data, name->len) == 0)
-        {
-            return stores[i];
-        }
-    }
-
-    return NULL;
+    return (api_header(r, "Allow", &allow) == NGX_OK) ? api_method
+                                                      : api_no_memory;
 }
 
 
@@ -864,65 +1001,34 @@ api_store(ngx_http_request_t *r, ngx_str_t *name)
 static ngx_int_t
 api_send_page(ngx_http_request_t *r)
 {
-    ngx_buf_t    *b;
-    ngx_chain_t   out;
+    ngx_http_idempotency_text_t  text;
 
-    b = ngx_calloc_buf(r->pool);
+    text_init(&text, r->pool);
+    text_memory(&text, ngx_http_idempotency_page_html,
+                sizeof(ngx_http_idempotency_page_html));
 
-    if (b == NULL
-        || ngx_http_idempotency_api_header(r, "Content-Security-Policy",
-                                           &ngx_http_idempotency_page_policy)
-           != NGX_OK)
+    if (api_header(r, "Content-Security-Policy",
+                   &ngx_http_idempotency_page_policy)
+        != NGX_OK)
     {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
-    b->pos = ngx_http_idempotency_page_html;
-    b->last = b->pos + sizeof(ngx_http_idempotency_page_html);
-    b->memory = 1;
-
-    out.buf = b;
-    out.next = NULL;
-
     ngx_str_set(&r->headers_out.charset, "utf-8");
-    r->headers_out.status = NGX_HTTP_OK;
 
-    return api_respond(r, "text/html", sizeof(ngx_http_idempotency_page_html),
-                       &out);
-}
-
-
-/* for people, too: a browser shows it */
-
-static ngx_int_t
-api_refuse_page(ngx_http_request_t *r, ngx_http_idempotency_api_refusal_e why)
-{
-    ngx_http_idempotency_text_t  text;
-
-    ngx_http_idempotency_text_init(&text, r->pool);
-    ngx_http_idempotency_text_add(&text, "%V.\n%V\n",
-                                  &api_refusals[why].title,
-                                  &api_refusals[why].detail);
-
-    if (text.failed) {
-        return NGX_HTTP_INTERNAL_SERVER_ERROR;
-    }
-
-    r->err_status = 0;
-    r->headers_out.status = api_refusals[why].status;
-
-    return api_respond(r, "text/plain", text.size, text.out);
+    return api_send(r, &text, NGX_HTTP_OK, "text/html");
 }
 
 
 /* the page asks for what stands beside it */
 
 static ngx_int_t
-api_redirect(ngx_http_request_t *r)
+api_send_redirect(ngx_http_request_t *r)
 {
-    u_char           *p;
-    ngx_str_t         uri;
-    ngx_table_elt_t  *location;
+    u_char     *p;
+    ngx_str_t   uri;
+
+    static ngx_str_t  name = ngx_string("Location");
 
     uri.len = r->uri.len + 2 * ngx_escape_uri(NULL, r->uri.data, r->uri.len,
                                               NGX_ESCAPE_URI)
@@ -939,97 +1045,12 @@ api_redirect(ngx_http_request_t *r)
 
     ngx_http_clear_location(r);
 
-    location = ngx_list_push(&r->headers_out.headers);
-    if (location == NULL) {
-        return NGX_HTTP_INTERNAL_SERVER_ERROR;
-    }
+    r->headers_out.location = ngx_http_idempotency_header_push(r,
+                                          &r->headers_out.headers, &name,
+                                          &uri);
 
-    ngx_memzero(location, sizeof(ngx_table_elt_t));
-
-    location->hash = 1;
-    ngx_str_set(&location->key, "Location");
-    location->value = uri;
-
-    r->headers_out.location = location;
-
-    return NGX_HTTP_MOVED_PERMANENTLY;
-}
-
-
-static ngx_int_t
-api_send_records(ngx_http_request_t *r, ngx_idempotency_store_t *store)
-{
-    u_char  token[NGX_IDEMPOTENCY_DIGEST_LEN];
-
-    switch (ngx_http_idempotency_api_token(r, 0, token)) {
-
-    case NGX_OK:
-        return ngx_http_idempotency_record(r, store, token);
-
-    case NGX_DECLINED:
-        break;
-
-    case NGX_ABORT:
-        return ngx_http_idempotency_api_refuse(r,
-                                            NGX_HTTP_IDEMPOTENCY_API_BAD_KEY);
-
-    default:
-        return NGX_HTTP_INTERNAL_SERVER_ERROR;
-    }
-
-    if (r->method & (NGX_HTTP_GET|NGX_HTTP_HEAD)) {
-        return ngx_http_idempotency_records(r, store);
-    }
-
-    /* not all of them at once */
-
-    if (ngx_http_discard_request_body(r) != NGX_OK) {
-        r->keepalive = 0;
-    }
-
-    return ngx_http_idempotency_api_refuse(r, NGX_HTTP_IDEMPOTENCY_API_NO_KEY);
-}
-
-
-ngx_int_t
-ngx_http_idempotency_api_token(ngx_http_request_t *r, ngx_uint_t header_only,
-    u_char *token)
-{
-    uint64_t                          made;
-    ngx_int_t                         rc;
-    ngx_str_t                         key, scope, value;
-    ngx_http_idempotency_loc_conf_t  *conf;
-
-    conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
-
-    rc = api_key(r, header_only, &key);
-
-    if (rc != NGX_OK) {
-        return rc;
-    }
-
-    if (ngx_http_idempotency_key_parse(r, conf, &key, &made)
-        != NGX_HTTP_IDEMPOTENCY_STATUS_NEW)
-    {
-        return NGX_ABORT;
-    }
-
-    if (!header_only
-        && ngx_http_arg(r, (u_char *) "scope", 5, &value) == NGX_OK)
-    {
-        scope = value;
-
-        if (api_unescape(r, &scope) != NGX_OK) {
-            return NGX_ERROR;
-        }
-
-    } else if (ngx_http_idempotency_scope(r, conf, &scope) != NGX_OK) {
-        return NGX_ERROR;
-    }
-
-    ngx_http_idempotency_token(conf, &scope, &key, token);
-
-    return NGX_OK;
+    return r->headers_out.location ? NGX_HTTP_MOVED_PERMANENTLY
+                                   : NGX_HTTP_INTERNAL_SERVER_ERROR;
 }
 
 
@@ -1039,35 +1060,16 @@ ngx_http_idempotency_api_token(ngx_http_request_t *r, ngx_uint_t header_only,
 static ngx_int_t
 api_agree(ngx_http_request_t *r, ngx_idempotency_store_t *store)
 {
+    size_t     i, n;
     ngx_int_t  rc;
-
-    ngx_http_set_ctx(r, store, ngx_http_idempotency_filter_module);
-
-    r->request_body_in_single_buf = 1;
-
-    rc = ngx_http_read_client_request_body(r, api_agree_body);
-
-    return (rc >= NGX_HTTP_SPECIAL_RESPONSE) ? rc : NGX_DONE;
-}
-
-
-static void
-api_agree_body(ngx_http_request_t *r)
-{
-    size_t                    i, n;
-    ngx_int_t                 rc;
-    ngx_str_t                 body;
-    ngx_idempotency_store_t  *store;
+    ngx_str_t  body;
 
     static u_char  agrees[] = "{\"store\":\"accept\"}";
 
-    store = ngx_http_get_module_ctx(r, ngx_http_idempotency_filter_module);
-
-    rc = ngx_http_idempotency_whole_body(r, API_AGREE_BODY, &body);
+    rc = ngx_http_idempotency_whole_body(r, API_BODY, &body);
 
     if (rc == NGX_ERROR) {
-        ngx_http_finalize_request(r, NGX_HTTP_INTERNAL_SERVER_ERROR);
-        return;
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
     /* with white space or without: there is none within its words */
@@ -1085,27 +1087,129 @@ api_agree_body(ngx_http_request_t *r)
     }
 
     if (rc != NGX_OK || n != sizeof(agrees) - 1) {
-        rc = ngx_http_idempotency_api_refuse(r,
-                                         NGX_HTTP_IDEMPOTENCY_API_BAD_STORE);
-
-    } else if (ngx_idempotency_store_agree(store) != NGX_OK) {
-        rc = ngx_http_idempotency_api_refuse(r,
-                                      NGX_HTTP_IDEMPOTENCY_API_NOT_REFUSED);
-
-    } else {
-        ngx_log_error(NGX_LOG_NOTICE, r->connection->log, 0,
-                      "idempotency: the store of zone \"%V\" was agreed to "
-                      "by hand", &store->name);
-
-        rc = ngx_http_idempotency_api_done(r);
+        return api_refuse(r, api_bad_store);
     }
 
-    ngx_http_finalize_request(r, rc);
+    if (ngx_idempotency_store_agree(store) != NGX_OK) {
+        return api_refuse(r, api_not_refused);
+    }
+
+    ngx_log_error(NGX_LOG_NOTICE, r->connection->log, 0,
+                  "idempotency: the store of zone \"%V\" was agreed to "
+                  "by hand", &store->name);
+
+    return api_send_done(r);
 }
 
 
 static ngx_int_t
-api_key(ngx_http_request_t *r, ngx_uint_t header_only, ngx_str_t *key)
+guard_handler(ngx_http_request_t *r)
+{
+    ngx_int_t                    rc;
+    ngx_http_idempotency_text_t  text;
+
+    static ngx_str_t  name = ngx_string("ETag");
+    static ngx_str_t  hour = ngx_string("public, max-age=3600");
+
+    if (!(r->method & (NGX_HTTP_GET|NGX_HTTP_HEAD))) {
+        return NGX_HTTP_NOT_ALLOWED;
+    }
+
+    rc = ngx_http_discard_request_body(r);
+
+    if (rc != NGX_OK) {
+        return rc;
+    }
+
+    text_init(&text, r->pool);
+    text_memory(&text, ngx_http_idempotency_guard_js,
+                sizeof(ngx_http_idempotency_guard_js));
+
+    r->headers_out.etag = ngx_http_idempotency_header_push(r,
+                                          &r->headers_out.headers, &name,
+                                          &ngx_http_idempotency_guard_etag);
+
+    if (r->headers_out.etag == NULL
+        || api_header(r, "Cache-Control", &hour) != NGX_OK)
+    {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    ngx_str_set(&r->headers_out.charset, "utf-8");
+
+    return text_send(r, &text, NGX_HTTP_OK, "text/javascript");
+}
+
+
+/* the record of a key, or all of a store's; without a store: of the client's
+   own key, in the location's */
+
+static ngx_int_t
+api_by_key(ngx_http_request_t *r, ngx_idempotency_store_t *store)
+{
+    u_char         token[NGX_IDEMPOTENCY_DIGEST_LEN];
+    api_refusal_e  why;
+
+    why = api_token(r, store == NULL, token);
+
+    if (why == api_allowed) {
+        return record_query(r, store, token);
+    }
+
+    if (why == api_no_key && store
+        && (r->method & (NGX_HTTP_GET|NGX_HTTP_HEAD)))
+    {
+        return records_list(r, store);
+    }
+
+    /* nothing is done to all of them at once */
+
+    return api_refuse(r, why);
+}
+
+
+static api_refusal_e
+api_token(ngx_http_request_t *r, ngx_uint_t own, u_char *token)
+{
+    uint64_t                          made;
+    ngx_str_t                         key, scope;
+    api_refusal_e                     why;
+    ngx_http_idempotency_loc_conf_t  *conf;
+
+    conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
+
+    why = api_key(r, own, &key);
+
+    if (why != api_allowed) {
+        return why;
+    }
+
+    if (ngx_http_idempotency_key_parse(r, conf, &key, &made)
+        != NGX_HTTP_IDEMPOTENCY_STATUS_NEW)
+    {
+        return api_bad_key;
+    }
+
+    if (!own && ngx_http_arg(r, (u_char *) "scope", 5, &scope) == NGX_OK) {
+
+        if (api_unescape(r, &scope) != NGX_OK) {
+            return api_no_memory;
+        }
+
+    } else if (ngx_http_idempotency_scope(r, conf, &scope) != NGX_OK) {
+        return api_no_memory;
+    }
+
+    ngx_http_idempotency_token(conf, &scope, &key, token);
+
+    return api_allowed;
+}
+
+
+/* clients name their own key in the header alone: access logs see arguments */
+
+static api_refusal_e
+api_key(ngx_http_request_t *r, ngx_uint_t own, ngx_str_t *key)
 {
     ngx_table_elt_t                     *h;
     ngx_http_idempotency_header_iter_t   it;
@@ -1119,22 +1223,18 @@ api_key(ngx_http_request_t *r, ngx_uint_t header_only, ngx_str_t *key)
     if (h) {
         *key = h->value;
 
-        return (key->len
-                && ngx_http_idempotency_header_next(&it, &name) == NULL)
-               ? NGX_OK : NGX_ABORT;
+        if (ngx_http_idempotency_header_next(&it, &name)) {
+            return api_bad_key;
+        }
+
+    } else if (own || ngx_http_arg(r, (u_char *) "key", 3, key) != NGX_OK) {
+        return api_no_key;
+
+    } else if (api_unescape(r, key) != NGX_OK) {
+        return api_no_memory;
     }
 
-    if (header_only
-        || ngx_http_arg(r, (u_char *) "key", 3, key) != NGX_OK)
-    {
-        return NGX_DECLINED;
-    }
-
-    if (api_unescape(r, key) != NGX_OK) {
-        return NGX_ERROR;
-    }
-
-    return key->len ? NGX_OK : NGX_ABORT;
+    return key->len ? api_allowed : api_bad_key;
 }
 
 
@@ -1163,89 +1263,922 @@ api_unescape(ngx_http_request_t *r, ngx_str_t *value)
 }
 
 
-/* nobody keeps what may be another thing a moment later */
-
-ngx_int_t
-ngx_http_idempotency_api_send(ngx_http_request_t *r,
-    ngx_http_idempotency_text_t *text, const char *type)
+static ngx_int_t
+records_list(ngx_http_request_t *r, ngx_idempotency_store_t *store)
 {
-    if (text->failed) {
+    records_t      *records;
+    api_refusal_e   why;
+
+    records = query_create(r, store, sizeof(records_t));
+    if (records == NULL) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
-    r->headers_out.status = NGX_HTTP_OK;
+    records->query.ask = records_ask;
+    records->query.answered = records_answered;
+    records->query.respond = records_respond;
 
-    return api_respond(r, type, text->size, text->out);
+    text_init(&records->text, r->pool);
+
+    why = records_arguments(r, records);
+
+    if (why != api_allowed) {
+        query_end(&records->query);
+        return api_refuse(r, why);
+    }
+
+    return query_begin(&records->query);
+}
+
+
+static api_refusal_e
+records_arguments(ngx_http_request_t *r, records_t *records)
+{
+    ngx_int_t                  n;
+    ngx_str_t                  value;
+    ngx_idempotency_store_t   *store;
+    ngx_idempotency_figures_t  figures;
+
+    records->limit = RECORDS_LIMIT;
+
+    if (ngx_http_arg(r, (u_char *) "limit", 5, &value) == NGX_OK) {
+
+        n = ngx_atoi(value.data, value.len);
+
+        if (n == NGX_ERROR || n == 0) {
+            return api_bad_argument;
+        }
+
+        records->limit = ngx_min(n, RECORDS_MOST);
+    }
+
+    if (ngx_http_arg(r, (u_char *) "cursor", 6, &value) == NGX_OK
+        && records_cursor(&value, &records->list) != NGX_OK)
+    {
+        return api_bad_argument;
+    }
+
+    /* of this machine's memory, or of what stands behind */
+
+    if (ngx_http_arg(r, (u_char *) "tier", 4, &value) != NGX_OK
+        || (value.len == 6 && ngx_strncmp(value.data, "memory", 6) == 0))
+    {
+        return api_allowed;
+    }
+
+    if (value.len != 7 || ngx_strncmp(value.data, "backing", 7) != 0) {
+        return api_bad_argument;
+    }
+
+    records->list.behind = 1;
+
+    store = records->query.store;
+
+    (void) store->engine->figures(store, ngx_current_msec, &figures);
+
+    return figures.kind ? api_allowed : api_no_backing;
+}
+
+
+/* as it stands in a link: the number, and the token in hexadecimal digits */
+
+static ngx_int_t
+records_cursor(ngx_str_t *value, ngx_idempotency_list_t *list)
+{
+    u_char     *p;
+    size_t      i;
+    ngx_int_t   n;
+
+    p = ngx_strlchr(value->data, value->data + value->len, '-');
+
+    if (p == NULL
+        || value->data + value->len - p != 1 + 2 * NGX_IDEMPOTENCY_DIGEST_LEN)
+    {
+        return NGX_ERROR;
+    }
+
+    n = ngx_atoi(value->data, p - value->data);
+
+    if (n == NGX_ERROR || n == 0) {
+        return NGX_ERROR;
+    }
+
+    list->cursor = n;
+    p++;
+
+    for (i = 0; i < NGX_IDEMPOTENCY_DIGEST_LEN; i++) {
+
+        n = ngx_hextoi(p + 2 * i, 2);
+
+        if (n == NGX_ERROR) {
+            return NGX_ERROR;
+        }
+
+        list->op.token[i] = (u_char) n;
+    }
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+records_ask(query_t *query)
+{
+    records_t *records = (records_t *) query;
+
+    ngx_idempotency_list_t  *list;
+
+    list = &records->list;
+
+    list->listed = records->listed;
+    list->n = list->behind ? RECORDS_BEHIND : RECORDS_STEP;
+    list->n = ngx_min(list->n, records->limit - records->n);
+
+    query_op(query, &list->op);
+
+    return query->store->engine->list(query->store, list);
+}
+
+
+static ngx_int_t
+records_answered(query_t *query)
+{
+    records_t *records = (records_t *) query;
+
+    ngx_uint_t                 i;
+    ngx_idempotency_list_t    *list;
+    ngx_idempotency_listed_t  *listed;
+
+    list = &records->list;
+
+    /* the text is in the request's memory */
+
+    if (query->request == NULL || list->op.result != NGX_IDEMPOTENCY_OK) {
+        return NGX_DONE;
+    }
+
+    for (i = 0; i < list->n; i++) {
+        listed = &records->listed[i];
+
+        records_row(&records->text, listed->token, listed->fingerprint,
+                    &listed->found);
+    }
+
+    records->n += list->n;
+
+    if (list->cursor == 0 || records->n >= records->limit) {
+        return NGX_DONE;
+    }
+
+    if (list->n || ++records->tries > RECORDS_TRIES) {
+        records->tries = 0;
+        return NGX_BUSY;
+    }
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+records_respond(query_t *query)
+{
+    records_t *records = (records_t *) query;
+
+    ngx_http_request_t  *r;
+
+    r = query->request;
+
+    if (records->list.op.result != NGX_IDEMPOTENCY_OK) {
+        return api_refuse(r, api_unavailable);
+    }
+
+    if (records->list.cursor && records_link(r, records) != NGX_OK) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    return api_send(r, &records->text, NGX_HTTP_OK, "application/x-ndjson");
+}
+
+
+/* the next page is where the client has found this one */
+
+static ngx_int_t
+records_link(ngx_http_request_t *r, records_t *records)
+{
+    u_char     *p;
+    ngx_str_t   uri, link;
+
+    uri = r->unparsed_uri;
+
+    p = ngx_strlchr(uri.data, uri.data + uri.len, '?');
+
+    if (p) {
+        uri.len = p - uri.data;
+    }
+
+    link.data = ngx_pnalloc(r->pool,
+                            3 * uri.len + 2 * NGX_INT_T_LEN
+                            + 2 * NGX_IDEMPOTENCY_DIGEST_LEN
+                            + sizeof("<?limit=&cursor=-&tier=backing>; "
+                                     "rel=\"next\""));
+    if (link.data == NULL) {
+        return NGX_ERROR;
+    }
+
+    p = link.data;
+
+    *p++ = '<';
+    p = ngx_http_idempotency_problem_uri(p, &uri);
+    p = ngx_sprintf(p, "?limit=%ui&cursor=%ui-%*xs%s>; rel=\"next\"",
+                    records->limit, records->list.cursor,
+                    (size_t) NGX_IDEMPOTENCY_DIGEST_LEN,
+                    records->list.op.token,
+                    records->list.behind ? "&tier=backing" : "");
+
+    link.len = p - link.data;
+
+    return api_header(r, "Link", &link);
+}
+
+
+/* moments as everybody's clock has them; what nobody knows is null */
+
+static void
+records_row(ngx_http_idempotency_text_t *text, u_char *token,
+    u_char *fingerprint, ngx_idempotency_found_t *found)
+{
+    uint64_t     now, at, ends;
+    const char  *fmt;
+
+    now = ngx_http_idempotency_wall_clock();
+    at = now - found->age;
+    ends = now + found->left;
+
+    ngx_http_idempotency_text_add(text,
+                  "{\"token\":\"%*xs\",\"fingerprint\":\"%*xs\","
+                  "\"outcome\":\"%s\",\"recorded\":%uL.%03uL,"
+                  "\"replays\":%ui,\"fence\":%uL,\"size\":%uz",
+                  (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, token,
+                  (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, fingerprint,
+                  ngx_http_idempotency_outcomes[found->outcome].name,
+                  at / 1000, at % 1000,
+                  found->replays, found->fence, found->response.len);
+
+    fmt = found->status ? ",\"status\":%ui" : ",\"status\":null";
+    ngx_http_idempotency_text_add(text, fmt, found->status);
+
+    fmt = (found->outcome == NGX_IDEMPOTENCY_PENDING)
+          ? ",\"expires\":null" : ",\"expires\":%uL.%03uL";
+    ngx_http_idempotency_text_add(text, fmt, ends / 1000, ends % 1000);
+
+    if (found->owner) {
+        ngx_http_idempotency_text_add(text, ",\"owner\":%P}\n", found->owner);
+
+    } else {
+        fmt = found->instance ? ",\"owner\":\"%016xL\"}\n"
+                              : ",\"owner\":null}\n";
+        ngx_http_idempotency_text_add(text, fmt, found->instance);
+    }
+}
+
+
+/* without a store: the outcome of a client's own key, in the location's */
+
+static ngx_int_t
+record_query(ngx_http_request_t *r, ngx_idempotency_store_t *store,
+    u_char *token)
+{
+    record_t                         *one;
+    api_refusal_e                     why;
+    ngx_http_idempotency_loc_conf_t  *conf;
+
+    conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
+
+    one = query_create(r, store ? store : conf->store, sizeof(record_t));
+    if (one == NULL) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    one->query.ask = record_ask;
+    one->query.answered = record_answered;
+    one->query.respond = record_respond;
+
+    ngx_memcpy(one->token, token, NGX_IDEMPOTENCY_DIGEST_LEN);
+
+    why = api_allowed;
+
+    if (store == NULL) {
+        one->own = 1;
+        why = record_identity(r, one->identity);
+
+    } else if (r->method == NGX_HTTP_PUT) {
+        one->settles = 1;
+        one->lease = conf->lease;
+        why = record_outcome(r, one);
+
+        if (ngx_http_idempotency_window(r, conf, &one->window) != NGX_OK) {
+            why = api_no_memory;
+        }
+
+    } else if (r->method == NGX_HTTP_DELETE) {
+        one->stage = record_forgets;
+    }
+
+    if (why != api_allowed) {
+        query_end(&one->query);
+        return api_refuse(r, why);
+    }
+
+    return query_begin(&one->query);
+}
+
+
+/* "done" or "released", as an argument or as the body */
+
+static api_refusal_e
+record_outcome(ngx_http_request_t *r, record_t *one)
+{
+    ngx_int_t  n;
+    ngx_str_t  word, value;
+
+    if (ngx_http_arg(r, (u_char *) "outcome", 7, &word) != NGX_OK) {
+
+        n = ngx_http_idempotency_whole_body(r, API_BODY, &word);
+
+        if (n != NGX_OK) {
+            return (n == NGX_ERROR) ? api_no_memory : api_bad_outcome;
+        }
+    }
+
+    while (word.len && word.data[word.len - 1] <= ' ') {
+        word.len--;
+    }
+
+    while (word.len && word.data[0] <= ' ') {
+        word.data++;
+        word.len--;
+    }
+
+    one->status = NGX_HTTP_OK;
+
+    if (ngx_http_arg(r, (u_char *) "status", 6, &value) == NGX_OK) {
+
+        n = ngx_atoi(value.data, value.len);
+
+        if (n < 200 || n > 599) {
+            return api_bad_outcome;
+        }
+
+        one->status = n;
+    }
+
+    one->done = (word.len == 4 && ngx_strncmp(word.data, "done", 4) == 0);
+
+    if (one->done
+        || (word.len == 8 && ngx_strncmp(word.data, "released", 8) == 0))
+    {
+        return api_allowed;
+    }
+
+    return api_bad_outcome;
+}
+
+
+/* as of a request that is protected */
+
+static api_refusal_e
+record_identity(ngx_http_request_t *r, u_char *identity)
+{
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    ctx = ngx_pcalloc(r->pool, sizeof(ngx_http_idempotency_ctx_t));
+    if (ctx == NULL) {
+        return api_no_memory;
+    }
+
+    ctx->request = r;
+    ctx->conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
+
+    if (ngx_http_idempotency_identity(r, ctx) != NGX_OK) {
+        return api_no_memory;
+    }
+
+    ngx_memcpy(identity, ctx->claim.parts.identity,
+               NGX_IDEMPOTENCY_IDENTITY_LEN);
+
+    return ngx_http_idempotency_anonymous(ctx) ? api_no_record : api_allowed;
+}
+
+
+static ngx_int_t
+record_ask(query_t *query)
+{
+    record_t *one = (record_t *) query;
+
+    ngx_int_t                        rc;
+    ngx_idempotency_store_t         *store;
+    const ngx_idempotency_engine_t  *engine;
+
+    store = query->store;
+    engine = store->engine;
+
+    switch (one->stage) {
+
+    case record_finds:
+        record_op(query, &one->find.op);
+        return engine->find(store, &one->find);
+
+    case record_forgets:
+        record_op(query, &one->forget.op);
+        return engine->forget(store, &one->forget);
+
+    case record_claims:
+        record_op(query, &one->claim.op);
+        one->claim.pool = query->pool;
+
+        rc = engine->claim(store, &one->claim);
+
+        if (rc == NGX_AGAIN) {
+            /* made again, it is the same claim */
+            ngx_add_timer(&query->event, QUERY_AGAIN);
+        }
+
+        return rc;
+
+    case record_completes:
+        record_op(query, &one->complete.op);
+        return engine->complete(store, &one->complete);
+
+    default: /* record_releases */
+        record_op(query, &one->release.op);
+        return engine->release(store, &one->release);
+    }
+}
+
+
+static void
+record_op(query_t *query, ngx_idempotency_op_t *op)
+{
+    record_t *one = (record_t *) query;
+
+    ngx_memcpy(op->token, one->token, NGX_IDEMPOTENCY_DIGEST_LEN);
+    query_op(query, op);
+}
+
+
+static ngx_int_t
+record_answered(query_t *query)
+{
+    record_t *one = (record_t *) query;
+
+    switch (query->op->result) {
+
+    case NGX_IDEMPOTENCY_OK:
+    case NGX_IDEMPOTENCY_TRIMMED:
+        return NGX_DONE;
+
+    case NGX_IDEMPOTENCY_CHANGED:
+        return NGX_OK;
+
+    case NGX_IDEMPOTENCY_BOUND:
+        return (one->stage == record_finds)
+               ? record_found(one) : record_refused(one, api_not_in_doubt);
+
+    case NGX_IDEMPOTENCY_CLAIMED:
+
+        one->stage = one->done ? record_completes : record_releases;
+
+        one->complete.fence = one->claim.fence;
+        one->complete.outcome = NGX_IDEMPOTENCY_NOT_KEPT;
+        one->complete.status = one->status;
+
+        one->release.fence = one->claim.fence;
+        one->release.settled = 1;
+
+        return NGX_OK;
+
+    case NGX_IDEMPOTENCY_ABSENT:
+        return record_refused(one, api_no_record);
+
+    case NGX_IDEMPOTENCY_CONFLICT:
+    case NGX_IDEMPOTENCY_VERSION:
+    case NGX_IDEMPOTENCY_EXPIRED:
+    case NGX_IDEMPOTENCY_STALE:
+        return record_refused(one, api_not_in_doubt);
+
+    default: /* NGX_IDEMPOTENCY_UNAVAILABLE */
+        return record_refused(one, api_unavailable);
+    }
+}
+
+
+/* what is to be settled is claimed as what it was; not if it has ended since,
+   and never for less than what was left of its time */
+
+static ngx_int_t
+record_found(record_t *one)
+{
+    ngx_idempotency_find_t   *find;
+    ngx_idempotency_claim_t  *claim;
+
+    find = &one->find;
+    claim = &one->claim;
+
+    /* how long this takes tells nothing of the identity */
+
+    if (one->own
+        && CRYPTO_memcmp(one->identity, find->parts.identity,
+                         NGX_IDEMPOTENCY_IDENTITY_LEN)
+           != 0)
+    {
+        return record_refused(one, api_no_record);
+    }
+
+    if (!one->settles) {
+        return NGX_DONE;
+    }
+
+    if (find->found.outcome != NGX_IDEMPOTENCY_IN_DOUBT) {
+        return record_refused(one, api_not_in_doubt);
+    }
+
+    ngx_memcpy(claim->fingerprint, find->fingerprint,
+               NGX_IDEMPOTENCY_DIGEST_LEN);
+    claim->parts = find->parts;
+    claim->window = one->window;
+    claim->least = find->found.left;
+    claim->lease = one->lease;
+    claim->retry = 1;
+    claim->old = 1;
+
+    one->stage = record_claims;
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+record_refused(record_t *one, api_refusal_e why)
+{
+    one->why = why;
+
+    return NGX_DONE;
+}
+
+
+static ngx_int_t
+record_respond(query_t *query)
+{
+    record_t *one = (record_t *) query;
+
+    ngx_http_request_t           *r;
+    ngx_http_idempotency_text_t   text;
+
+    r = query->request;
+
+    if (one->own && query->op->result != NGX_IDEMPOTENCY_UNAVAILABLE
+        && (one->why == api_allowed
+            || query->op->result == NGX_IDEMPOTENCY_ABSENT))
+    {
+        text_init(&text, r->pool);
+        record_own(&text, one);
+        return api_send(r, &text, NGX_HTTP_OK, "application/json");
+    }
+
+    if (one->why != api_allowed) {
+        return api_refuse(r, one->why);
+    }
+
+    if (one->stage != record_finds) {
+        record_log(r, one);
+        return api_send_done(r);
+    }
+
+    text_init(&text, r->pool);
+    records_row(&text, one->token, one->find.fingerprint, &one->find.found);
+
+    return api_send(r, &text, NGX_HTTP_OK, "application/json");
+}
+
+
+/* settled: this request has made the claim itself */
+
+static void
+record_log(ngx_http_request_t *r, record_t *one)
+{
+    u_char    *last, fence[sizeof(", fence: ") + NGX_INT64_LEN];
+    uint64_t   number;
+
+    number = (one->stage == record_forgets) ? one->forget.was
+                                            : one->claim.fence;
+
+    last = number ? ngx_sprintf(fence, ", fence: %uL", number) : fence;
+
+    ngx_log_error(NGX_LOG_NOTICE, r->connection->log, 0,
+                  "idempotency: a token was %s by hand, token: %*xs, "
+                  "zone: \"%V\"%*s",
+                  (one->stage == record_forgets) ? "forgotten"
+                  : (one->stage == record_completes) ? "settled as done"
+                  : "released",
+                  (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, one->token,
+                  &one->query.store->name, (size_t) (last - fence), fence);
+}
+
+
+/* whether its response can be had once more is another question than whether
+   it was executed */
+
+static void
+record_own(ngx_http_idempotency_text_t *text, record_t *one)
+{
+    const char               *fmt;
+    ngx_idempotency_found_t  *found;
+
+    found = &one->find.found;
+
+    if (one->why == api_no_record) {
+        ngx_http_idempotency_text_add(text, "{\"outcome\":\"unknown\"}\n");
+        return;
+    }
+
+    switch (found->outcome) {
+
+    case NGX_IDEMPOTENCY_PENDING:
+        fmt = "{\"outcome\":\"pending\"";
+        break;
+
+    case NGX_IDEMPOTENCY_IN_DOUBT:
+        fmt = "{\"outcome\":\"in_doubt\"";
+        break;
+
+    case NGX_IDEMPOTENCY_DONE:
+        fmt = "{\"outcome\":\"done\",\"kept\":true";
+        break;
+
+    default: /* NGX_IDEMPOTENCY_NOT_KEPT */
+        fmt = "{\"outcome\":\"done\",\"kept\":false";
+    }
+
+    ngx_http_idempotency_text_add(text, fmt);
+
+    fmt = found->status ? ",\"status\":%ui" : ",\"status\":null";
+    ngx_http_idempotency_text_add(text, fmt, found->status);
+
+    /* in seconds, rounded up: it is fresh then */
+
+    fmt = (found->outcome == NGX_IDEMPOTENCY_PENDING)
+          ? ",\"expires\":null}\n" : ",\"expires\":%M}\n";
+    ngx_http_idempotency_text_add(text, fmt, (found->left + 999) / 1000);
+}
+
+
+static void *
+query_create(ngx_http_request_t *r, ngx_idempotency_store_t *store, size_t size)
+{
+    query_t             *query;
+    ngx_pool_t          *pool;
+    ngx_http_cleanup_t  *cln;
+
+    cln = ngx_http_cleanup_add(r, 0);
+    if (cln == NULL) {
+        return NULL;
+    }
+
+    pool = ngx_create_pool(1024, ngx_cycle->log);
+    if (pool == NULL) {
+        return NULL;
+    }
+
+    query = ngx_pcalloc(pool, size);
+
+    if (query == NULL) {
+        ngx_destroy_pool(pool);
+        return NULL;
+    }
+
+    query->pool = pool;
+    query->request = r;
+    query->cleanup = cln;
+    query->store = store;
+
+    query->event.handler = query_event;
+    query->event.data = query;
+    query->event.log = ngx_cycle->log;
+
+    cln->handler = query_gone;
+    cln->data = query;
+
+    return query;
+}
+
+
+/* from within a content handler: what that returns */
+
+static ngx_int_t
+query_begin(query_t *query)
+{
+    query->request->main->count++;
+
+    query_run(query, 0);
+
+    return NGX_DONE;
+}
+
+
+/* before it is asked */
+
+static void
+query_op(query_t *query, ngx_idempotency_op_t *op)
+{
+    op->now = ngx_current_msec;
+    op->handler = query_answered;
+    op->data = query;
+    op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+
+    query->op = op;
+}
+
+
+static void
+query_answered(ngx_idempotency_op_t *op)
+{
+    query_t *query = op->data;
+
+    if (query->event.timer_set) {
+        ngx_del_timer(&query->event);
+    }
+
+    query_resume(query, 1);
+}
+
+
+/* what waits is asked again; or it goes on after other work */
+
+static void
+query_event(ngx_event_t *ev)
+{
+    query_resume(ev->data, 0);
+}
+
+
+static void
+query_resume(query_t *query, ngx_uint_t answered)
+{
+    ngx_connection_t  *c;
+
+    if (query->request == NULL) {
+        query_run(query, answered);
+        return;
+    }
+
+    c = query->request->connection;
+
+    ngx_http_set_log_request(c->log, query->request);
+
+    query_run(query, answered);
+
+    ngx_http_run_posted_requests(c);
+}
+
+
+/* until it waits for an answer, or is over: then its request is finalized */
+
+static void
+query_run(query_t *query, ngx_uint_t answered)
+{
+    ngx_int_t            rc;
+    ngx_http_request_t  *r;
+
+    for ( ;; ) {
+
+        if (!answered) {
+            rc = query->ask(query);
+
+            if (rc == NGX_AGAIN) {
+                return;
+            }
+
+            if (rc != NGX_OK) {
+                query->op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+            }
+        }
+
+        answered = 0;
+
+        rc = query->answered(query);
+
+        if (rc == NGX_BUSY) {
+            ngx_add_timer(&query->event, QUERY_PAUSE);
+            return;
+        }
+
+        if (rc == NGX_DONE) {
+            break;
+        }
+    }
+
+    r = query->request;
+    rc = r ? query->respond(query) : NGX_OK;
+
+    query_end(query);
+
+    if (r) {
+        ngx_http_finalize_request(r, rc);
+    }
+}
+
+
+static void
+query_gone(void *data)
+{
+    query_t  *query = data;
+
+    if (query) {
+        query->request = NULL;
+    }
+}
+
+
+static void
+query_end(query_t *query)
+{
+    if (query->request) {
+        query->cleanup->data = NULL;
+    }
+
+    ngx_destroy_pool(query->pool);
+}
+
+
+/* in the format that clients know, whatever they accept: it is for programs */
+
+static ngx_int_t
+api_refuse(ngx_http_request_t *r, api_refusal_e why)
+{
+    ngx_str_t                         body;
+    api_refusal_t                    *refusal;
+    ngx_http_idempotency_text_t       text;
+    ngx_http_idempotency_problem_t    problem;
+    ngx_http_idempotency_loc_conf_t  *conf;
+
+    refusal = &api_refusals[why];
+    conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
+
+    problem.docs = &conf->docs;
+    problem.name = &refusal->name;
+    problem.title = &refusal->title;
+    problem.detail = refusal->detail;
+    problem.status = refusal->status;
+    problem.retryable = (why == api_unavailable);
+
+    if (why == api_no_memory
+        || ngx_http_idempotency_problem_document(r, &problem, &body) != NGX_OK)
+    {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    text_init(&text, r->pool);
+    text_memory(&text, body.data, body.len);
+
+    /* an error_page that led here must not speak for us */
+
+    r->err_status = 0;
+
+    return api_send(r, &text, refusal->status, "application/problem+json");
 }
 
 
 /* done: a response without a body */
 
-ngx_int_t
-ngx_http_idempotency_api_done(ngx_http_request_t *r)
+static ngx_int_t
+api_send_done(ngx_http_request_t *r)
 {
-    ngx_str_t  value;
+    ngx_http_idempotency_text_t  text;
 
-    ngx_str_set(&value, "no-store");
+    text_init(&text, r->pool);
 
-    if (ngx_http_idempotency_api_header(r, "Cache-Control", &value)
-        != NGX_OK)
-    {
+    return api_send(r, &text, NGX_HTTP_NO_CONTENT, NULL);
+}
+
+
+/* nobody keeps what may be another thing a moment later */
+
+static ngx_int_t
+api_send(ngx_http_request_t *r, ngx_http_idempotency_text_t *text,
+    ngx_uint_t status, const char *type)
+{
+    static ngx_str_t  no_store = ngx_string("no-store");
+
+    if (api_header(r, "Cache-Control", &no_store) != NGX_OK) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
-    r->headers_out.status = NGX_HTTP_NO_CONTENT;
-    r->header_only = 1;
-
-    return ngx_http_send_header(r);
+    return text_send(r, text, status, type);
 }
 
 
 static ngx_int_t
-api_respond(ngx_http_request_t *r, const char *type, off_t size,
-    ngx_chain_t *out)
-{
-    ngx_int_t     rc;
-    ngx_str_t     value;
-    ngx_chain_t  *cl;
-
-    ngx_str_set(&value, "no-store");
-
-    if (ngx_http_idempotency_api_header(r, "Cache-Control", &value)
-        != NGX_OK)
-    {
-        return NGX_HTTP_INTERNAL_SERVER_ERROR;
-    }
-
-    r->headers_out.content_type.data = (u_char *) type;
-    r->headers_out.content_type.len = ngx_strlen(type);
-    r->headers_out.content_type_len = r->headers_out.content_type.len;
-    r->headers_out.content_type_lowcase = NULL;
-
-    r->headers_out.content_length_n = size;
-
-    if (size == 0) {
-        r->header_only = 1;
-    }
-
-    rc = ngx_http_send_header(r);
-
-    if (rc == NGX_ERROR || rc > NGX_OK || r->header_only) {
-        return rc;
-    }
-
-    for (cl = out; cl->next; cl = cl->next) { /* void */ }
-
-    cl->buf->last_buf = (r == r->main);
-    cl->buf->last_in_chain = 1;
-
-    return ngx_http_output_filter(r, out);
-}
-
-
-ngx_int_t
-ngx_http_idempotency_api_header(ngx_http_request_t *r, const char *name,
-    ngx_str_t *value)
+api_header(ngx_http_request_t *r, const char *name, ngx_str_t *value)
 {
     ngx_str_t  key;
 
@@ -1258,309 +2191,8 @@ ngx_http_idempotency_api_header(ngx_http_request_t *r, const char *name,
 }
 
 
-/* in the format that clients know, whatever they accept: it is for programs */
-
-ngx_int_t
-ngx_http_idempotency_api_refuse(ngx_http_request_t *r,
-    ngx_http_idempotency_api_refusal_e why)
-{
-    ngx_str_t                         body, allow;
-    ngx_chain_t                       out;
-    api_refusal_t                    *refusal;
-    ngx_http_idempotency_problem_t    problem;
-    ngx_http_idempotency_loc_conf_t  *conf;
-
-    refusal = &api_refusals[why];
-    conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
-
-    problem.docs = &conf->docs;
-    problem.name = &refusal->name;
-    problem.title = &refusal->title;
-    problem.detail = refusal->detail;
-    problem.status = refusal->status;
-    problem.retryable = refusal->retryable;
-
-    out.buf = ngx_calloc_buf(r->pool);
-    out.next = NULL;
-
-    if (out.buf == NULL
-        || ngx_http_idempotency_problem_document(r, &problem, &body) != NGX_OK)
-    {
-        return NGX_HTTP_INTERNAL_SERVER_ERROR;
-    }
-
-    if (refusal->status == NGX_HTTP_NOT_ALLOWED) {
-
-        ngx_str_set(&allow, "GET, HEAD, PUT, DELETE");
-
-        if (why == NGX_HTTP_IDEMPOTENCY_API_METHOD_PUT) {
-            allow.len = sizeof("GET, HEAD, PUT") - 1;
-
-        } else if (why != NGX_HTTP_IDEMPOTENCY_API_METHOD_WRITE) {
-            allow.len = sizeof("GET, HEAD") - 1;
-        }
-
-        if (ngx_http_idempotency_api_header(r, "Allow", &allow) != NGX_OK) {
-            return NGX_HTTP_INTERNAL_SERVER_ERROR;
-        }
-    }
-
-    out.buf->pos = body.data;
-    out.buf->last = body.data + body.len;
-    out.buf->memory = 1;
-
-    /* an error_page that led here must not speak for us */
-
-    r->err_status = 0;
-    r->headers_out.status = refusal->status;
-
-    return api_respond(r, "application/problem+json", body.len, &out);
-}
-
-
-/* of all stores of this configuration; NULL: no memory */
-
-ngx_http_idempotency_zone_t *
-ngx_http_idempotency_zones_read(ngx_http_request_t *r, ngx_uint_t *n)
-{
-    ngx_uint_t                         i;
-    ngx_idempotency_store_t          **stores;
-    ngx_http_idempotency_zone_t       *zones;
-    ngx_http_idempotency_main_conf_t  *imcf;
-
-    imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
-
-    stores = imcf->stores.elts;
-    *n = imcf->stores.nelts;
-
-    zones = ngx_palloc(r->pool, (*n + 1)
-                                * sizeof(ngx_http_idempotency_zone_t));
-    if (zones == NULL) {
-        return NULL;
-    }
-
-    for (i = 0; i < *n; i++) {
-        zones[i].store = stores[i];
-        zones[i].known = (stores[i]->engine->figures(stores[i],
-                                                     ngx_current_msec,
-                                                     &zones[i].figures)
-                          == NGX_OK);
-    }
-
-    return zones;
-}
-
-
-static ngx_int_t
-zones_send(ngx_http_request_t *r, ngx_idempotency_store_t *store)
-{
-    uint64_t                      now;
-    ngx_uint_t                    i, n;
-    ngx_http_idempotency_text_t   text;
-    ngx_http_idempotency_zone_t  *zones;
-
-    zones = ngx_http_idempotency_zones_read(r, &n);
-    if (zones == NULL) {
-        return NGX_HTTP_INTERNAL_SERVER_ERROR;
-    }
-
-    ngx_http_idempotency_text_init(&text, r->pool);
-
-    if (store) {
-
-        for (i = 0; zones[i].store != store; i++) { /* void */ }
-
-        zones_zone(&text, &zones[i]);
-
-    } else {
-        now = ngx_http_idempotency_wall_clock();
-
-        ngx_http_idempotency_text_add(&text,
-                       "{\"version\":\"%s\",\"time\":%uL.%03uL,\"zones\":[",
-                       NGX_HTTP_IDEMPOTENCY_VERSION, now / 1000, now % 1000);
-
-        for (i = 0; i < n; i++) {
-            ngx_http_idempotency_text_add(&text, i ? ",\n" : "\n");
-            zones_zone(&text, &zones[i]);
-        }
-
-        ngx_http_idempotency_text_add(&text, "]}");
-    }
-
-    ngx_http_idempotency_text_add(&text, "\n");
-
-    return ngx_http_idempotency_api_send(r, &text, "application/json");
-}
-
-
 static void
-zones_zone(ngx_http_idempotency_text_t *text,
-    ngx_http_idempotency_zone_t *zone)
-{
-    ngx_uint_t                   i;
-    ngx_idempotency_figures_t   *f;
-    ngx_idempotency_counters_t  *c;
-
-    f = &zone->figures;
-    c = &f->counters;
-
-    ngx_http_idempotency_text_add(text, "{\"name\":\"");
-    text_json(text, &zone->store->name);
-    ngx_http_idempotency_text_add(text,
-                  "\",\"available\":%s,"
-                  "\"bytes\":{\"size\":%uz,\"used\":%uz,\"free\":%uz},"
-                  "\"evict\":\"%s\",\"records\":{",
-                  zone->known ? "true" : "false",
-                  f->size, f->used, f->size - f->used,
-                  f->evict ? "responses" : "off");
-
-    for (i = 0; i < NGX_IDEMPOTENCY_STATS_RECORDS; i++) {
-        ngx_http_idempotency_text_add(text, "%s\"%s\":%uL", i ? "," : "",
-                                      ngx_http_idempotency_outcomes[i].name,
-                                      f->records[i]);
-    }
-
-    zones_names(text, "},\"requests\":{", c->results);
-    zones_names(text, "},\"dry_run\":{", c->dry_run);
-
-    ngx_http_idempotency_text_add(text, "},\"conflicts\":{");
-
-    for (i = 0; i < NGX_IDEMPOTENCY_STATS_DIFFERS; i++) {
-        ngx_http_idempotency_text_add(text, "%s\"%s\":%uA", i ? "," : "",
-                                      ngx_http_idempotency_differs_names[i],
-                                      c->differs[i]);
-    }
-
-    ngx_http_idempotency_text_add(text,
-                  "},\"races\":%uA,\"unavailable\":%uA,\"abandoned\":%uA,"
-                  "\"expired\":%uL,"
-                  "\"in_doubt\":%uL,\"released\":%uL,\"replayed_bytes\":%uA",
-                  c->races, c->unavailable, c->abandoned, c->expired,
-                  c->in_doubt, c->released, c->replayed_bytes);
-
-    zones_times(text, ",\"wait\":", &c->wait);
-
-    if (f->empty || !zone->known) {
-        ngx_http_idempotency_text_add(text, ",\"oldest\":null");
-
-    } else {
-        ngx_http_idempotency_text_add(text, ",\"oldest\":%M.%03M",
-                                      f->oldest / 1000, f->oldest % 1000);
-    }
-
-    if (f->known) {
-        ngx_http_idempotency_text_add(text, ",\"growth\":%L", f->growth);
-
-    } else {
-        ngx_http_idempotency_text_add(text, ",\"growth\":null");
-    }
-
-    if (f->known && f->full_in >= 0) {
-        ngx_http_idempotency_text_add(text, ",\"full_in\":%L", f->full_in);
-
-    } else {
-        ngx_http_idempotency_text_add(text, ",\"full_in\":null");
-    }
-
-    zones_store(text, f);
-
-    ngx_http_idempotency_text_add(text, "}");
-}
-
-
-static void
-zones_names(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_atomic_t *results)
-{
-    ngx_uint_t  i;
-
-    ngx_http_idempotency_text_add(text, name);
-
-    for (i = 1; i < NGX_HTTP_IDEMPOTENCY_STATUSES; i++) {
-        ngx_http_idempotency_text_add(text, "%s\"%V\":%uA", i > 1 ? "," : "",
-                                      &ngx_http_idempotency_statuses[i].name,
-                                      results[i]);
-    }
-}
-
-
-static void
-zones_store(ngx_http_idempotency_text_t *text,
-    ngx_idempotency_figures_t *figures)
-{
-    ngx_uint_t  i;
-
-    if (figures->kind == NULL) {
-        ngx_http_idempotency_text_add(text, ",\"store\":null");
-        return;
-    }
-
-    ngx_http_idempotency_text_add(text, ",\"store\":{\"kind\":\"%s\","
-                                        "\"up\":%s,\"sync\":",
-                                  figures->kind,
-                                  figures->up ? "true" : "false");
-
-    if (figures->sync) {
-        ngx_http_idempotency_text_add(text, "\"%s\"", figures->sync);
-
-    } else {
-        ngx_http_idempotency_text_add(text, "null");
-    }
-
-    zones_times(text, ",\"latency\":", &figures->counters.latency);
-
-    ngx_http_idempotency_text_add(text, ",\"errors\":{");
-
-    for (i = 0; i < NGX_IDEMPOTENCY_ERRORS; i++) {
-        ngx_http_idempotency_text_add(text, "%s\"%s\":%uA", i ? "," : "",
-                                      ngx_idempotency_error_names[i],
-                                      figures->counters.errors[i]);
-    }
-
-    ngx_http_idempotency_text_add(text, "},\"undelivered\":%uL}",
-                                  figures->undelivered);
-}
-
-
-/* each bucket counts those below it, too; the last has no bound */
-
-static void
-zones_times(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_idempotency_times_t *times)
-{
-    uint64_t    count;
-    ngx_uint_t  i;
-    ngx_msec_t  bound;
-
-    count = 0;
-
-    for (i = 0; i <= NGX_IDEMPOTENCY_STATS_BOUNDS; i++) {
-        count += times->buckets[i];
-    }
-
-    ngx_http_idempotency_text_add(text,
-                     "%s{\"count\":%uL,\"sum\":%uA.%03uA,\"buckets\":[",
-                     name, count, times->sum / 1000, times->sum % 1000);
-
-    count = 0;
-
-    for (i = 0; i < NGX_IDEMPOTENCY_STATS_BOUNDS; i++) {
-        bound = ngx_idempotency_stats_bounds[i];
-        count += times->buckets[i];
-
-        ngx_http_idempotency_text_add(text,
-                                   "%s{\"le\":%M.%03M,\"count\":%uL}",
-                                   i ? "," : "", bound / 1000, bound % 1000,
-                                   count);
-    }
-
-    ngx_http_idempotency_text_add(text, "]}");
-}
-
-
-void
-ngx_http_idempotency_text_init(ngx_http_idempotency_text_t *text,
-    ngx_pool_t *pool)
+text_init(ngx_http_idempotency_text_t *text, ngx_pool_t *pool)
 {
     ngx_memzero(text, sizeof(ngx_http_idempotency_text_t));
 
@@ -1576,7 +2208,12 @@ ngx_http_idempotency_text_add(ngx_http_idempotency_text_t *text,
     u_char   *p;
     va_list   args;
 
-    if (text_room(text, NGX_HTTP_IDEMPOTENCY_TEXT_LINE) != NGX_OK) {
+    if (text->buf == NULL || text->buf->end - text->buf->last < TEXT_LINE) {
+        text->buf = ngx_create_temp_buf(text->pool, TEXT_BUFFER);
+        text_link(text, text->buf);
+    }
+
+    if (text->failed) {
         return;
     }
 
@@ -1590,104 +2227,83 @@ ngx_http_idempotency_text_add(ngx_http_idempotency_text_t *text,
 }
 
 
-/* within a string of JSON */
+/* bytes that are there until the request ends */
 
 static void
-text_json(ngx_http_idempotency_text_t *text, ngx_str_t *value)
+text_memory(ngx_http_idempotency_text_t *text, u_char *p, size_t len)
 {
-    u_char     *p;
-    uintptr_t   more;
+    ngx_buf_t  *b;
 
-    more = ngx_escape_json(NULL, value->data, value->len);
+    b = ngx_calloc_buf(text->pool);
 
-    p = ngx_pnalloc(text->pool, value->len + more);
+    if (b) {
+        b->pos = p;
+        b->last = p + len;
+        b->memory = 1;
+    }
 
-    if (p == NULL) {
+    text->size += len;
+
+    text_link(text, b);
+}
+
+
+static void
+text_link(ngx_http_idempotency_text_t *text, ngx_buf_t *b)
+{
+    ngx_chain_t  *cl;
+
+    cl = ngx_alloc_chain_link(text->pool);
+
+    if (cl == NULL || b == NULL) {
         text->failed = 1;
         return;
     }
 
-    (void) ngx_escape_json(p, value->data, value->len);
-
-    text_bytes(text, p, value->len + more);
-}
-
-
-/* within a label's value, as Prometheus has it */
-
-void
-ngx_http_idempotency_text_label(ngx_http_idempotency_text_t *text,
-    ngx_str_t *value)
-{
-    size_t  i;
-
-    for (i = 0; i < value->len; i++) {
-
-        switch (value->data[i]) {
-
-        case '\n':
-            text_bytes(text, (u_char *) "\\n", 2);
-            break;
-
-        case '\\':
-        case '"':
-            text_bytes(text, (u_char *) "\\", 1);
-            /* fall through */
-
-        default:
-            text_bytes(text, &value->data[i], 1);
-        }
-    }
-}
-
-
-static void
-text_bytes(ngx_http_idempotency_text_t *text, u_char *p, size_t len)
-{
-    size_t  n;
-
-    while (len && text_room(text, 1) == NGX_OK) {
-
-        n = ngx_min(len, (size_t) (text->buf->end - text->buf->last));
-
-        text->buf->last = ngx_cpymem(text->buf->last, p, n);
-        text->size += n;
-
-        p += n;
-        len -= n;
-    }
-}
-
-
-static ngx_int_t
-text_room(ngx_http_idempotency_text_t *text, size_t size)
-{
-    ngx_chain_t  *cl;
-
-    if (text->failed) {
-        return NGX_ERROR;
-    }
-
-    if (text->buf && (size_t) (text->buf->end - text->buf->last) >= size) {
-        return NGX_OK;
-    }
-
-    cl = ngx_alloc_chain_link(text->pool);
-
-    text->buf = cl ? ngx_create_temp_buf(text->pool,
-                                         NGX_HTTP_IDEMPOTENCY_TEXT_BUFFER)
-                   : NULL;
-
-    if (text->buf == NULL) {
-        text->failed = 1;
-        return NGX_ERROR;
-    }
-
-    cl->buf = text->buf;
+    cl->buf = b;
     cl->next = NULL;
 
     *text->next = cl;
     text->next = &cl->next;
+}
 
-    return NGX_OK;
+
+static ngx_int_t
+text_send(ngx_http_request_t *r, ngx_http_idempotency_text_t *text,
+    ngx_uint_t status, const char *type)
+{
+    ngx_int_t     rc;
+    ngx_chain_t  *cl;
+
+    if (text->failed) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    r->headers_out.status = status;
+
+    if (type) {
+        r->headers_out.content_type.data = (u_char *) type;
+        r->headers_out.content_type.len = ngx_strlen(type);
+        r->headers_out.content_type_len = r->headers_out.content_type.len;
+        r->headers_out.content_type_lowcase = NULL;
+
+        r->headers_out.content_length_n = text->size;
+    }
+
+    if (text->size == 0) {
+        r->header_only = 1;
+    }
+
+    rc = ngx_http_send_header(r);
+
+    if (rc == NGX_ERROR || rc > NGX_OK || r->header_only) {
+        return rc;
+    }
+
+    for (cl = text->out; cl->next; cl = cl->next) { /* void */ }
+
+    cl->buf->last_buf = (r == r->main);
+    cl->buf->last_in_chain = 1;
+
+    return ngx_http_output_filter(r, text->out);
 }

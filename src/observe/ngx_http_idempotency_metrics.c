@@ -1,406 +1,587 @@
 
 /*
- * What was counted, as Prometheus takes it: one metric after the other, each of
- * all zones.  The table has for each its name, its type, what it means, how it
- * is written, and where its value is.
+ * The figures of all zones, as metrics for Prometheus and as JSON.  One table
+ * has for each figure its two names, its type and help, and where its value
+ * is.
  */
 
 
 #include "ngx_http_idempotency_observe.h"
 
 
+/* a store, and its figures */
+
 typedef struct {
-    const char  *name;
-    const char  *type;
-    const char  *help;
-    /* what stands behind a zone: of those that have it; and of those that can
-       be looked into */
-    unsigned     store:1;
-    unsigned     gauge:1;
-    void       (*write)(ngx_http_idempotency_text_t *text, const char *name,
-                    ngx_http_idempotency_zone_t *zone, void *value);
-    /* of the value in ngx_http_idempotency_zone_t */
-    size_t       offset;
-} metric_t;
-
-#define metric_figure(name)                                                  \
-    offsetof(ngx_http_idempotency_zone_t, figures)                           \
-    + offsetof(ngx_idempotency_figures_t, name)
+    ngx_idempotency_store_t        *store;
+    /* escaped, for JSON and for a label alike */
+    ngx_str_t                       name;
+    ngx_idempotency_figures_t       figures;
+    /* the zone can be looked into */
+    ngx_uint_t                      known;
+    /* the figures' growth, full_in and oldest, or FIGURE_UNKNOWN */
+    int64_t                         growth;
+    int64_t                         full_in;
+    int64_t                         oldest;
+    /* its bytes: size, used, free */
+    uint64_t                        bytes[3];
+} zone_t;
 
 
-static void metrics_one(ngx_http_idempotency_text_t *text, metric_t *metric,
-    ngx_http_idempotency_zone_t *zones, ngx_uint_t n);
-static void metrics_value(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone, uint64_t value);
-static void metrics_label(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone, const char *label,
-    const char *is, uint64_t value);
-static void metrics_results(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone, void *value);
+#define FIGURE_UNKNOWN  INT64_MIN
+
+typedef enum {
+    figure_counter = 0,        /* ngx_atomic_t */
+    figure_number,             /* uint64_t */
+    figure_signed,             /* int64_t; it may be unknown */
+    figure_seconds,            /* the same, in milliseconds */
+    figure_flag,               /* ngx_uint_t */
+    figure_times               /* ngx_idempotency_times_t */
+} figure_type_e;
+
+/* a figure that is an array has a label, and a name for each of its values,
+   in an array of structs of this size; metrics begin with the first */
+
+typedef struct {
+    const char                     *label;
+    ngx_uint_t                      first;
+    ngx_uint_t                      last;
+    const void                     *names;
+    size_t                          size;
+} figure_names_t;
+
+typedef struct {
+    /* in JSON, and as a metric */
+    const char                     *name;
+    const char                     *metric;
+    const char                     *type;
+    const char                     *help;
+    figure_type_e                   value;
+    /* in zone_t */
+    size_t                          offset;
+    const figure_names_t           *names;
+    /* of what stands behind a zone; of zones that can be looked into */
+    unsigned                        store:1;
+    unsigned                        gauge:1;
+} figure_t;
+
+#define figure_of(name)                                                      \
+    offsetof(zone_t, figures) + offsetof(ngx_idempotency_figures_t, name)
+
+
+static zone_t *zones_read(ngx_http_request_t *r, ngx_uint_t *n);
+static ngx_int_t zone_read(ngx_http_request_t *r, zone_t *zone);
+static void metrics_figure(ngx_http_idempotency_text_t *text,
+    const figure_t *figure, zone_t *zone);
 static void metrics_times(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone, void *value);
-static void metrics_conflicts(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone, void *value);
-static void metrics_counter(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone, void *value);
-static void metrics_number(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone, void *value);
-static void metrics_flag(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone, void *value);
-static void metrics_records(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone, void *value);
-static void metrics_bytes(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone, void *value);
-static void metrics_growth(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone, void *value);
-static void metrics_full(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone, void *value);
-static void metrics_oldest(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone, void *value);
-static void metrics_errors(ngx_http_idempotency_text_t *text,
-    const char *name, ngx_http_idempotency_zone_t *zone, void *value);
+    const figure_t *figure, zone_t *zone);
+static void json_zone(ngx_http_idempotency_text_t *text, zone_t *zone);
+static void json_figure(ngx_http_idempotency_text_t *text,
+    const figure_t *figure, zone_t *zone);
+static void json_times(ngx_http_idempotency_text_t *text,
+    ngx_idempotency_times_t *times);
+static const char *figure_name(const figure_names_t *names, ngx_uint_t i);
+static int64_t figure_value(const figure_t *figure, zone_t *zone,
+    ngx_uint_t i);
+static void figure_write(ngx_http_idempotency_text_t *text,
+    const figure_t *figure, int64_t value);
 
+static const char  *figure_bytes[] = { "size", "used", "free" };
 
-static metric_t  metrics[] = {
+static const figure_names_t  figure_results = {
+    "result", 1, NGX_HTTP_IDEMPOTENCY_STATUSES,
+    &ngx_http_idempotency_statuses[0].name.data,
+    sizeof(ngx_http_idempotency_status_t)
+};
 
-    { "requests_total", "counter",
-      "Protected requests, by what became of them.",
-      0, 0, metrics_results, metric_figure(counters.results) },
+static const figure_names_t  figure_differs = {
+    "differs", 0, NGX_IDEMPOTENCY_STATS_DIFFERS,
+    ngx_http_idempotency_differs_names, sizeof(char *)
+};
 
-    { "dry_run_requests_total", "counter",
-      "Requests under idempotency_dry_run, by what would have become of them.",
-      0, 0, metrics_results, metric_figure(counters.dry_run) },
+static const figure_names_t  figure_outcomes = {
+    "outcome", 0, NGX_IDEMPOTENCY_STATS_RECORDS,
+    &ngx_http_idempotency_outcomes[0].name,
+    sizeof(ngx_http_idempotency_outcome_t)
+};
 
-    { "conflicts_total", "counter",
-      "What differed in conflicts, of dry runs as well; several may at once.",
-      0, 0, metrics_conflicts, metric_figure(counters.differs) },
+static const figure_names_t  figure_memory = {
+    "state", 1, 3, figure_bytes, sizeof(char *)
+};
 
-    { "races_total", "counter",
-      "Requests that came while the first with their token was executed.",
-      0, 0, metrics_counter, metric_figure(counters.races) },
-
-    { "unavailable_total", "counter",
-      "Requests for which the store was full or out of reach.",
-      0, 0, metrics_counter, metric_figure(counters.unavailable) },
-
-    { "abandoned_total", "counter",
-      "Requests given up when their clients left, as too many had.",
-      0, 0, metrics_counter, metric_figure(counters.abandoned) },
-
-    { "expired_total", "counter",
-      "Records whose window ended.",
-      0, 0, metrics_number, metric_figure(counters.expired) },
-
-    { "in_doubt_total", "counter",
-      "Outcomes that nobody knows.",
-      0, 0, metrics_number, metric_figure(counters.in_doubt) },
-
-    { "released_total", "counter",
-      "Claims that were released, as nothing was executed.",
-      0, 0, metrics_number, metric_figure(counters.released) },
-
-    { "replayed_bytes_total", "counter",
-      "Bytes of response bodies that were replayed.",
-      0, 0, metrics_counter, metric_figure(counters.replayed_bytes) },
-
-    { "wait_seconds", "histogram",
-      "How long requests waited for the outcome of another.",
-      0, 0, metrics_times, metric_figure(counters.wait) },
-
-    { "zone_up", "gauge",
-      "Whether the zone can be used; one that a process left torn can not.",
-      0, 0, metrics_flag, offsetof(ngx_http_idempotency_zone_t, known) },
-
-    { "records", "gauge",
-      "Tokens in the zone, by outcome.",
-      0, 1, metrics_records, metric_figure(records) },
-
-    { "zone_bytes", "gauge",
-      "Shared memory of the zone.",
-      0, 1, metrics_bytes, metric_figure(used) },
-
-    { "zone_growth_bytes_per_hour", "gauge",
-      "How much more of the zone is used than an hour ago.",
-      0, 1, metrics_growth, metric_figure(growth) },
-
-    { "zone_full_seconds", "gauge",
-      "When the zone is full, if it goes on growing so.",
-      0, 1, metrics_full, metric_figure(full_in) },
-
-    { "oldest_record_seconds", "gauge",
-      "The age of the oldest record.",
-      0, 1, metrics_oldest, metric_figure(oldest) },
-
-    { "store_up", "gauge",
-      "Whether what stands behind the zone answers.",
-      1, 1, metrics_flag, metric_figure(up) },
-
-    { "store_latency_seconds", "histogram",
-      "How long what stands behind the zone took to answer.",
-      1, 0, metrics_times, metric_figure(counters.latency) },
-
-    { "store_errors_total", "counter",
-      "What stands behind the zone did not answer, by the reason.",
-      1, 0, metrics_errors, metric_figure(counters.errors) },
-
-    { "undelivered", "gauge",
-      "Changes that what stands behind the zone is to hear yet.",
-      1, 1, metrics_number, metric_figure(undelivered) },
-
-    { NULL, NULL, NULL, 0, 0, NULL, 0 }
+static const figure_names_t  figure_errors = {
+    "error", 0, NGX_IDEMPOTENCY_ERRORS, ngx_idempotency_error_names,
+    sizeof(char *)
 };
 
 
-ngx_int_t
-ngx_http_idempotency_metrics(ngx_http_request_t *r)
-{
-    metric_t                     *metric;
-    ngx_uint_t                    n;
-    ngx_http_idempotency_text_t   text;
-    ngx_http_idempotency_zone_t  *zones;
+static const figure_t  figures[] = {
 
-    zones = ngx_http_idempotency_zones_read(r, &n);
+    { "requests", "requests_total", "counter",
+      "Protected requests, by what became of them.",
+      figure_counter, figure_of(counters.results), &figure_results, 0, 0 },
+
+    { "dry_run", "dry_run_requests_total", "counter",
+      "Requests under idempotency_dry_run, by what would have become of them.",
+      figure_counter, figure_of(counters.dry_run), &figure_results, 0, 0 },
+
+    { "conflicts", "conflicts_total", "counter",
+      "What differed in conflicts, of dry runs as well; several may at once.",
+      figure_counter, figure_of(counters.differs), &figure_differs, 0, 0 },
+
+    { "races", "races_total", "counter",
+      "Requests that came while the first with their token was executed.",
+      figure_counter, figure_of(counters.races), NULL, 0, 0 },
+
+    { "unavailable", "unavailable_total", "counter",
+      "Requests for which the store was full or out of reach.",
+      figure_counter, figure_of(counters.unavailable), NULL, 0, 0 },
+
+    { "abandoned", "abandoned_total", "counter",
+      "Requests given up when their clients left, as too many had.",
+      figure_counter, figure_of(counters.abandoned), NULL, 0, 0 },
+
+    { "expired", "expired_total", "counter",
+      "Records whose window ended.",
+      figure_number, figure_of(counters.expired), NULL, 0, 0 },
+
+    { "in_doubt", "in_doubt_total", "counter",
+      "Outcomes that nobody knows.",
+      figure_number, figure_of(counters.in_doubt), NULL, 0, 0 },
+
+    { "released", "released_total", "counter",
+      "Claims that were released, as nothing was executed.",
+      figure_number, figure_of(counters.released), NULL, 0, 0 },
+
+    { "replayed_bytes", "replayed_bytes_total", "counter",
+      "Bytes of response bodies that were replayed.",
+      figure_counter, figure_of(counters.replayed_bytes), NULL, 0, 0 },
+
+    { "wait", "wait_seconds", "histogram",
+      "How long requests waited for the outcome of another.",
+      figure_times, figure_of(counters.wait), NULL, 0, 0 },
+
+    { "available", "zone_up", "gauge",
+      "Whether the zone can be used; one that a process left torn can not.",
+      figure_flag, offsetof(zone_t, known), NULL, 0, 0 },
+
+    { "records", "records", "gauge",
+      "Tokens in the zone, by outcome.",
+      figure_number, figure_of(records), &figure_outcomes, 0, 1 },
+
+    { "bytes", "zone_bytes", "gauge",
+      "Shared memory of the zone.",
+      figure_number, offsetof(zone_t, bytes), &figure_memory, 0, 1 },
+
+    { "growth", "zone_growth_bytes_per_hour", "gauge",
+      "How much more of the zone is used than an hour ago.",
+      figure_signed, offsetof(zone_t, growth), NULL, 0, 1 },
+
+    { "full_in", "zone_full_seconds", "gauge",
+      "When the zone is full, if it goes on growing so.",
+      figure_signed, offsetof(zone_t, full_in), NULL, 0, 1 },
+
+    { "oldest", "oldest_record_seconds", "gauge",
+      "The age of the oldest record.",
+      figure_seconds, offsetof(zone_t, oldest), NULL, 0, 1 },
+
+    { "up", "store_up", "gauge",
+      "Whether what stands behind the zone answers.",
+      figure_flag, figure_of(up), NULL, 1, 1 },
+
+    { "latency", "store_latency_seconds", "histogram",
+      "How long what stands behind the zone took to answer.",
+      figure_times, figure_of(counters.latency), NULL, 1, 0 },
+
+    { "errors", "store_errors_total", "counter",
+      "What stands behind the zone did not answer, by the reason.",
+      figure_counter, figure_of(counters.errors), &figure_errors, 1, 0 },
+
+    { "undelivered", "undelivered", "gauge",
+      "Changes that what stands behind the zone has not taken yet.",
+      figure_number, figure_of(undelivered), NULL, 1, 1 },
+
+    { NULL, NULL, NULL, NULL, 0, 0, NULL, 0, 0 }
+};
+
+
+void
+ngx_http_idempotency_metrics(ngx_http_request_t *r,
+    ngx_http_idempotency_text_t *text)
+{
+    zone_t          *zones;
+    ngx_uint_t       i, n, head;
+    const figure_t  *figure;
+
+    zones = zones_read(r, &n);
     if (zones == NULL) {
-        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+        text->failed = 1;
+        return;
     }
 
-    ngx_http_idempotency_text_init(&text, r->pool);
-
-    ngx_http_idempotency_text_add(&text,
+    ngx_http_idempotency_text_add(text,
                 "# HELP nginx_idempotency_build_info The module's version.\n"
                 "# TYPE nginx_idempotency_build_info gauge\n"
                 "nginx_idempotency_build_info{version=\"%s\"} 1\n",
                 NGX_HTTP_IDEMPOTENCY_VERSION);
 
-    for (metric = metrics; metric->name; metric++) {
-        metrics_one(&text, metric, zones, n);
-    }
+    for (figure = figures; figure->name; figure++) {
+        head = 0;
 
-    return ngx_http_idempotency_api_send(r, &text,
-                                         "text/plain; version=0.0.4");
+        for (i = 0; i < n; i++) {
+
+            if ((figure->store && zones[i].figures.kind == NULL)
+                || (figure->gauge && !zones[i].known))
+            {
+                continue;
+            }
+
+            if (!head) {
+                head = 1;
+                ngx_http_idempotency_text_add(text,
+                                              "# HELP nginx_idempotency_%s %s\n"
+                                              "# TYPE nginx_idempotency_%s %s\n",
+                                              figure->metric, figure->help,
+                                              figure->metric, figure->type);
+            }
+
+            metrics_figure(text, figure, &zones[i]);
+        }
+    }
 }
 
 
 static void
-metrics_one(ngx_http_idempotency_text_t *text, metric_t *metric,
-    ngx_http_idempotency_zone_t *zones, ngx_uint_t n)
+metrics_figure(ngx_http_idempotency_text_t *text, const figure_t *figure,
+    zone_t *zone)
 {
-    u_char      name[64];
-    ngx_uint_t  i, head;
+    int64_t                value;
+    ngx_uint_t             i;
+    const figure_names_t  *names;
 
-    ngx_sprintf(name, "nginx_idempotency_%s%Z", metric->name);
+    if (figure->value == figure_times) {
+        metrics_times(text, figure, zone);
+        return;
+    }
 
-    head = 0;
+    names = figure->names;
+
+    for (i = names ? names->first : 0; i < (names ? names->last : 1); i++) {
+
+        value = figure_value(figure, zone, i);
+
+        if (value == FIGURE_UNKNOWN) {
+            return;
+        }
+
+        ngx_http_idempotency_text_add(text, "nginx_idempotency_%s{zone=\"%V\"",
+                                      figure->metric, &zone->name);
+
+        if (names) {
+            ngx_http_idempotency_text_add(text, ",%s=\"%s\"", names->label,
+                                          figure_name(names, i));
+        }
+
+        ngx_http_idempotency_text_add(text, "} ");
+        figure_write(text, figure, value);
+        ngx_http_idempotency_text_add(text, "\n");
+    }
+}
+
+
+/* each bucket contains those below it; the last has no bound */
+
+static void
+metrics_times(ngx_http_idempotency_text_t *text, const figure_t *figure,
+    zone_t *zone)
+{
+    uint64_t                  count;
+    ngx_uint_t                i;
+    ngx_msec_t                bound;
+    ngx_idempotency_times_t  *times;
+
+    times = (ngx_idempotency_times_t *) ((u_char *) zone + figure->offset);
+    count = 0;
+
+    for (i = 0; i < NGX_IDEMPOTENCY_STATS_BOUNDS; i++) {
+        bound = ngx_idempotency_stats_bounds[i];
+        count += times->buckets[i];
+
+        ngx_http_idempotency_text_add(text,
+                               "nginx_idempotency_%s_bucket{zone=\"%V\","
+                               "le=\"%M.%03M\"} %uL\n",
+                               figure->metric, &zone->name,
+                               bound / 1000, bound % 1000, count);
+    }
+
+    count += times->buckets[i];
+
+    ngx_http_idempotency_text_add(text,
+                "nginx_idempotency_%s_bucket{zone=\"%V\",le=\"+Inf\"} %uL\n"
+                "nginx_idempotency_%s_sum{zone=\"%V\"} %uA.%03uA\n"
+                "nginx_idempotency_%s_count{zone=\"%V\"} %uL\n",
+                figure->metric, &zone->name, count,
+                figure->metric, &zone->name, times->sum / 1000,
+                times->sum % 1000, figure->metric, &zone->name, count);
+}
+
+
+void
+ngx_http_idempotency_zones(ngx_http_request_t *r,
+    ngx_http_idempotency_text_t *text, ngx_idempotency_store_t *store)
+{
+    zone_t      *zones;
+    uint64_t     now;
+    ngx_uint_t   i, n;
+
+    zones = zones_read(r, &n);
+    if (zones == NULL) {
+        text->failed = 1;
+        return;
+    }
+
+    if (store) {
+
+        for (i = 0; zones[i].store != store; i++) { /* void */ }
+
+        json_zone(text, &zones[i]);
+        ngx_http_idempotency_text_add(text, "\n");
+
+        return;
+    }
+
+    now = ngx_http_idempotency_wall_clock();
+
+    ngx_http_idempotency_text_add(text,
+                       "{\"version\":\"%s\",\"time\":%uL.%03uL,\"zones\":[",
+                       NGX_HTTP_IDEMPOTENCY_VERSION, now / 1000, now % 1000);
 
     for (i = 0; i < n; i++) {
+        ngx_http_idempotency_text_add(text, i ? ",\n" : "\n");
+        json_zone(text, &zones[i]);
+    }
 
-        if ((metric->store && zones[i].figures.kind == NULL)
-            || (metric->gauge && !zones[i].known))
-        {
-            continue;
+    ngx_http_idempotency_text_add(text, "]}\n");
+}
+
+
+static void
+json_zone(ngx_http_idempotency_text_t *text, zone_t *zone)
+{
+    const figure_t             *figure;
+    ngx_idempotency_figures_t  *f;
+
+    f = &zone->figures;
+
+    ngx_http_idempotency_text_add(text, "{\"name\":\"%V\",\"evict\":\"%s\"",
+                                  &zone->name, f->evict ? "responses" : "off");
+
+    for (figure = figures; figure->name; figure++) {
+        if (!figure->store) {
+            json_figure(text, figure, zone);
+        }
+    }
+
+    if (f->kind == NULL) {
+        ngx_http_idempotency_text_add(text, ",\"store\":null}");
+        return;
+    }
+
+    ngx_http_idempotency_text_add(text, ",\"store\":{\"kind\":\"%s\"",
+                                  f->kind);
+    ngx_http_idempotency_text_add(text, f->sync ? ",\"sync\":\"%s\""
+                                                : ",\"sync\":null", f->sync);
+
+    for (figure = figures; figure->name; figure++) {
+        if (figure->store) {
+            json_figure(text, figure, zone);
+        }
+    }
+
+    ngx_http_idempotency_text_add(text, "}}");
+}
+
+
+static void
+json_figure(ngx_http_idempotency_text_t *text, const figure_t *figure,
+    zone_t *zone)
+{
+    int64_t                value;
+    ngx_uint_t             i;
+    const char            *name, *before;
+    const figure_names_t  *names;
+
+    names = figure->names;
+
+    ngx_http_idempotency_text_add(text, ",\"%s\":", figure->name);
+
+    if (figure->value == figure_times) {
+        json_times(text, (ngx_idempotency_times_t *) ((u_char *) zone
+                                                      + figure->offset));
+
+    } else if (names == NULL) {
+        value = figure_value(figure, zone, 0);
+
+        if (figure->value == figure_flag) {
+            ngx_http_idempotency_text_add(text, value ? "true" : "false");
+
+        } else {
+            figure_write(text, figure, value);
         }
 
-        if (!head) {
-            head = 1;
-            ngx_http_idempotency_text_add(text, "# HELP %s %s\n"
-                                                "# TYPE %s %s\n",
-                                          name, metric->help,
-                                          name, metric->type);
+    } else {
+        before = "{";
+
+        for (i = 0; i < names->last; i++) {
+            name = figure_name(names, i);
+
+            if (name) {
+                ngx_http_idempotency_text_add(text, "%s\"%s\":%L", before,
+                                          name, figure_value(figure, zone, i));
+                before = ",";
+            }
         }
 
-        metric->write(text, (char *) name, &zones[i],
-                      (u_char *) &zones[i] + metric->offset);
+        ngx_http_idempotency_text_add(text, "}");
     }
 }
 
 
 static void
-metrics_value(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone, uint64_t value)
+json_times(ngx_http_idempotency_text_t *text, ngx_idempotency_times_t *times)
 {
-    ngx_http_idempotency_text_add(text, "%s{zone=\"", name);
-    ngx_http_idempotency_text_label(text, &zone->store->name);
-    ngx_http_idempotency_text_add(text, "\"} %uL\n", value);
-}
-
-
-static void
-metrics_label(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone, const char *label, const char *is,
-    uint64_t value)
-{
-    ngx_http_idempotency_text_add(text, "%s{zone=\"", name);
-    ngx_http_idempotency_text_label(text, &zone->store->name);
-    ngx_http_idempotency_text_add(text, "\",%s=\"%s\"} %uL\n", label, is,
-                                  value);
-}
-
-
-static void
-metrics_results(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone, void *value)
-{
-    ngx_atomic_t  *results = value;
-
-    ngx_uint_t  i;
-
-    for (i = 1; i < NGX_HTTP_IDEMPOTENCY_STATUSES; i++) {
-        metrics_label(text, name, zone, "result",
-                      (char *) ngx_http_idempotency_statuses[i].name.data,
-                      results[i]);
-    }
-}
-
-
-static void
-metrics_times(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone, void *value)
-{
-    ngx_idempotency_times_t  *times = value;
-
-    u_char      series[64], bound[NGX_INT64_LEN + sizeof(".000")];
     uint64_t    count;
     ngx_uint_t  i;
-    ngx_msec_t  ms;
+    ngx_msec_t  bound;
 
     count = 0;
 
-    ngx_sprintf(series, "%s_bucket%Z", name);
+    ngx_http_idempotency_text_add(text, "{\"sum\":%uA.%03uA,\"buckets\":[",
+                                  times->sum / 1000, times->sum % 1000);
 
-    for (i = 0; i <= NGX_IDEMPOTENCY_STATS_BOUNDS; i++) {
+    for (i = 0; i < NGX_IDEMPOTENCY_STATS_BOUNDS; i++) {
+        bound = ngx_idempotency_stats_bounds[i];
         count += times->buckets[i];
 
-        if (i < NGX_IDEMPOTENCY_STATS_BOUNDS) {
-            ms = ngx_idempotency_stats_bounds[i];
-            ngx_sprintf(bound, "%M.%03M%Z", ms / 1000, ms % 1000);
+        ngx_http_idempotency_text_add(text,
+                                   "%s{\"le\":%M.%03M,\"count\":%uL}",
+                                   i ? "," : "", bound / 1000, bound % 1000,
+                                   count);
+    }
 
-        } else {
-            ngx_sprintf(bound, "+Inf%Z");
+    ngx_http_idempotency_text_add(text, "],\"count\":%uL}",
+                                  count + times->buckets[i]);
+}
+
+
+/* of all stores of this configuration; NULL: no memory */
+
+static zone_t *
+zones_read(ngx_http_request_t *r, ngx_uint_t *n)
+{
+    zone_t                            *zones;
+    ngx_uint_t                         i;
+    ngx_idempotency_store_t          **stores;
+    ngx_http_idempotency_main_conf_t  *imcf;
+
+    imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
+
+    stores = imcf->stores.elts;
+    *n = imcf->stores.nelts;
+
+    zones = ngx_palloc(r->pool, (*n + 1) * sizeof(zone_t));
+    if (zones == NULL) {
+        return NULL;
+    }
+
+    for (i = 0; i < *n; i++) {
+        zones[i].store = stores[i];
+
+        if (zone_read(r, &zones[i]) != NGX_OK) {
+            return NULL;
         }
-
-        metrics_label(text, (char *) series, zone, "le", (char *) bound,
-                      count);
     }
 
-    ngx_http_idempotency_text_add(text, "%s_sum{zone=\"", name);
-    ngx_http_idempotency_text_label(text, &zone->store->name);
-    ngx_http_idempotency_text_add(text, "\"} %uA.%03uA\n", times->sum / 1000,
-                                  times->sum % 1000);
-
-    ngx_sprintf(series, "%s_count%Z", name);
-    metrics_value(text, (char *) series, zone, count);
+    return zones;
 }
 
 
-static void
-metrics_conflicts(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone, void *value)
+static ngx_int_t
+zone_read(ngx_http_request_t *r, zone_t *zone)
 {
-    ngx_atomic_t  *values = value;
+    ngx_str_t                  *name;
+    ngx_idempotency_store_t    *store;
+    ngx_idempotency_figures_t  *f;
 
-    ngx_uint_t  i;
+    store = zone->store;
+    name = &store->name;
+    f = &zone->figures;
 
-    for (i = 0; i < NGX_IDEMPOTENCY_STATS_DIFFERS; i++) {
-        metrics_label(text, name, zone, "differs",
-                      ngx_http_idempotency_differs_names[i], values[i]);
+    zone->name.len = name->len + ngx_escape_json(NULL, name->data, name->len);
+
+    zone->name.data = ngx_pnalloc(r->pool, zone->name.len);
+    if (zone->name.data == NULL) {
+        return NGX_ERROR;
     }
+
+    ngx_escape_json(zone->name.data, name->data, name->len);
+
+    zone->known = (store->engine->figures(store, ngx_current_msec, f)
+                   == NGX_OK);
+
+    zone->growth = f->known ? f->growth : FIGURE_UNKNOWN;
+    zone->full_in = (f->known && f->full_in >= 0) ? f->full_in
+                                                  : FIGURE_UNKNOWN;
+    zone->oldest = (f->empty || !zone->known) ? FIGURE_UNKNOWN
+                                              : (int64_t) f->oldest;
+
+    zone->bytes[0] = f->size;
+    zone->bytes[1] = f->used;
+    zone->bytes[2] = f->size - f->used;
+
+    return NGX_OK;
 }
 
 
-static void
-metrics_counter(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone, void *value)
+static const char *
+figure_name(const figure_names_t *names, ngx_uint_t i)
 {
-    metrics_value(text, name, zone, *(ngx_atomic_t *) value);
+    return *(const char **) ((u_char *) names->names + i * names->size);
 }
 
 
-static void
-metrics_number(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone, void *value)
+static int64_t
+figure_value(const figure_t *figure, zone_t *zone, ngx_uint_t i)
 {
-    metrics_value(text, name, zone, *(uint64_t *) value);
-}
+    u_char  *p;
 
+    p = (u_char *) zone + figure->offset;
 
-static void
-metrics_flag(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone, void *value)
-{
-    metrics_value(text, name, zone, *(ngx_uint_t *) value);
-}
+    switch (figure->value) {
 
+    case figure_counter:
+        return ((ngx_atomic_t *) p)[i];
 
-static void
-metrics_records(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone, void *value)
-{
-    uint64_t  *values = value;
+    case figure_flag:
+        return ((ngx_uint_t *) p)[i];
 
-    ngx_uint_t  i;
-
-    for (i = 0; i < NGX_IDEMPOTENCY_STATS_RECORDS; i++) {
-        metrics_label(text, name, zone, "outcome",
-                      ngx_http_idempotency_outcomes[i].name, values[i]);
-    }
-}
-
-
-static void
-metrics_bytes(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone, void *value)
-{
-    size_t  used;
-
-    used = *(size_t *) value;
-
-    metrics_label(text, name, zone, "state", "used", used);
-    metrics_label(text, name, zone, "state", "free", zone->figures.size - used);
-}
-
-
-static void
-metrics_growth(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone, void *value)
-{
-    if (zone->figures.known) {
-        ngx_http_idempotency_text_add(text, "%s{zone=\"", name);
-        ngx_http_idempotency_text_label(text, &zone->store->name);
-        ngx_http_idempotency_text_add(text, "\"} %L\n", *(int64_t *) value);
+    default:
+        return ((int64_t *) p)[i];
     }
 }
 
 
 static void
-metrics_full(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone, void *value)
+figure_write(ngx_http_idempotency_text_t *text, const figure_t *figure,
+    int64_t value)
 {
-    if (zone->figures.known && *(int64_t *) value >= 0) {
-        metrics_value(text, name, zone, *(int64_t *) value);
-    }
-}
+    if (value == FIGURE_UNKNOWN) {
+        ngx_http_idempotency_text_add(text, "null");
 
+    } else if (figure->value == figure_seconds) {
+        ngx_http_idempotency_text_add(text, "%L.%03L", value / 1000,
+                                      value % 1000);
 
-static void
-metrics_oldest(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone, void *value)
-{
-    if (!zone->figures.empty) {
-        metrics_value(text, name, zone, *(ngx_msec_t *) value / 1000);
-    }
-}
-
-
-static void
-metrics_errors(ngx_http_idempotency_text_t *text, const char *name,
-    ngx_http_idempotency_zone_t *zone, void *value)
-{
-    ngx_atomic_t  *values = value;
-
-    ngx_uint_t  i;
-
-    for (i = 0; i < NGX_IDEMPOTENCY_ERRORS; i++) {
-        metrics_label(text, name, zone, "error",
-                      ngx_idempotency_error_names[i], values[i]);
+    } else {
+        ngx_http_idempotency_text_add(text, "%L", value);
     }
 }
