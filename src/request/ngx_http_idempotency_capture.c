@@ -534,18 +534,29 @@ capture_bodyless(ngx_http_request_t *r)
 static void
 capture_hear(ngx_list_t *headers, ngx_http_idempotency_ctx_t *ctx)
 {
+    ngx_uint_t        i;
+    ngx_list_part_t  *part;
     ngx_table_elt_t  *h;
 
-    while ((h = ngx_http_idempotency_header_of(headers, "x-accel-idempotency"))
-           != NULL)
-    {
-        h->hash = 0;
+    for (part = &headers->part; part; part = part->next) {
+        h = part->elts;
 
-        if (ctx) {
-            ctx->capture.says_release = ngx_http_idempotency_is(&h->value,
-                                                                "release");
-            ctx->capture.says_keep = ngx_http_idempotency_is(&h->value,
-                                                             "keep");
+        for (i = 0; i < part->nelts; i++) {
+
+            if (h[i].hash == 0
+                || !ngx_http_idempotency_is(&h[i].key, "x-accel-idempotency"))
+            {
+                continue;
+            }
+
+            h[i].hash = 0;
+
+            if (ctx) {
+                ctx->capture.says_release =
+                             ngx_http_idempotency_is(&h[i].value, "release");
+                ctx->capture.says_keep =
+                             ngx_http_idempotency_is(&h[i].value, "keep");
+            }
         }
     }
 }

@@ -12,10 +12,6 @@
 #include "ngx_http_idempotency_response.h"
 
 
-/* more are taken in the order in which they come */
-
-#define NGX_HTTP_IDEMPOTENCY_CREDENTIALS_SORTED  32
-
 /* by what a request shows its client */
 
 typedef enum {
@@ -30,13 +26,25 @@ typedef enum {
 
 
 /*
- * More pairs than any browser keeps for a site: beyond, they are taken in the
- * order in which they come, so that the work grows with the header's length
+ * Names and values, to be digested in the order of their names; those of one
+ * name stay in their order.  There is room for more cookies than any browser
+ * keeps for a site.  What comes beyond is digested as it comes, so that the
+ * work grows with the header's length.
  */
 
-#define NGX_HTTP_IDEMPOTENCY_COOKIES_SORTED  256
+#define NGX_HTTP_IDEMPOTENCY_PAIRS_SORTED  256
 
-/* of more that a response sets none is known */
+typedef struct {
+    ngx_idempotency_digest_t            *digest;
+    /* of one byte: it stands before each of them */
+    char                                *kind;
+    ngx_uint_t                           n;
+    ngx_keyval_t                         sorted
+                                            [NGX_HTTP_IDEMPOTENCY_PAIRS_SORTED];
+} pairs_t;
+
+
+/* so many cookies that a response sets are known */
 
 #define NGX_HTTP_IDEMPOTENCY_COOKIES_SET     64
 
@@ -64,271 +72,143 @@ typedef struct {
 } cookies_iter_t;
 
 
-#define NGX_HTTP_IDEMPOTENCY_CREDENTIAL_WORD   31
-#define NGX_HTTP_IDEMPOTENCY_CREDENTIAL_SLOTS  256
+/* what a word in a header's name says of it */
 
 typedef enum {
-    credential_counts = 1,
-    /* no name with this word is a credential */
+    credential_unknown = 0,
+    /* it is a credential */
+    credential_counts,
+    /* ... wherever in a word this stands */
+    credential_stem,
+    /* it is none: with this as its first word, or with this word at all */
+    credential_first,
     credential_never,
     /* these count in pairs only: ssl-client and client-id, but not
        request-id */
     credential_ssl,
     credential_client,
     credential_request,
-    credential_id
+    credential_id,
+    credential_kinds
 } credential_kind_e;
 
-typedef struct {
+typedef struct credential_word_s  credential_word_t;
+
+struct credential_word_s {
     ngx_str_t                            name;
-    ngx_uint_t                           kind;
-} credential_word_t;
+    credential_kind_e                    kind;
+    credential_word_t                   *next;
+};
+
+#define NGX_HTTP_IDEMPOTENCY_CREDENTIAL_WORDS  128
+#define NGX_HTTP_IDEMPOTENCY_CREDENTIAL_USUAL  256
 
 
 static ngx_int_t bind_fingerprint(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t bind_values(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_digest_t *d);
+static void bind_content(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *scope, u_char kind,
+    u_char *token);
+static void bind_lines(ngx_http_request_t *r, ngx_idempotency_digest_t *d,
+    ngx_str_t *name);
 static void bind_key_headers(ngx_array_t *keys, ngx_idempotency_digest_t *d);
-static ngx_int_t bind_similar(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *scope);
 static void bind_number(ngx_idempotency_digest_t *d, size_t n);
 static ngx_int_t identity_default(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_digest_t *d,
     ngx_uint_t *shown);
-static void identity_authorization(ngx_http_request_t *r,
-    ngx_idempotency_digest_t *d, ngx_uint_t *shown);
 static void identity_headers(ngx_http_request_t *r,
     ngx_http_idempotency_loc_conf_t *conf, ngx_idempotency_digest_t *d,
     ngx_uint_t *shown);
+static ngx_uint_t identity_authorization(ngx_str_t *line,
+    ngx_idempotency_digest_t *d);
 static ngx_uint_t identity_of_key(ngx_array_t *keys, ngx_table_elt_t *h);
 static ngx_int_t identity_certificate(ngx_http_request_t *r,
     ngx_idempotency_digest_t *d, ngx_uint_t *shown);
+static void pairs_init(pairs_t *pairs, ngx_idempotency_digest_t *d,
+    char *kind);
+static void pairs_add(pairs_t *pairs, ngx_keyval_t *pair);
+static void pairs_digest(pairs_t *pairs);
+static void pair_digest(pairs_t *pairs, ngx_keyval_t *pair);
+static ngx_int_t pair_compare(ngx_str_t *one, ngx_str_t *two);
+static ngx_uint_t cookies_digest(ngx_http_request_t *r,
+    ngx_http_idempotency_ignored_t *ignored, ngx_idempotency_digest_t *d);
 static void cookies_iter(cookies_iter_t *it, ngx_http_request_t *r,
     ngx_http_idempotency_ignored_t *ignored);
 static ngx_uint_t cookies_next(cookies_iter_t *it, ngx_keyval_t *cookie);
 static void cookies_pair(ngx_keyval_t *cookie, u_char *p, u_char *last);
-static ngx_int_t cookies_compare(ngx_str_t *one, ngx_str_t *two);
+static ngx_uint_t cookies_set_by(ngx_http_request_t *r,
+    ngx_http_idempotency_ignored_t *ignored, ngx_str_t *lines);
 static ngx_uint_t cookies_ignored(ngx_http_idempotency_ignored_t *ignored,
     ngx_str_t *name);
 static ngx_uint_t credential_name(u_char *name, size_t len);
-static ngx_uint_t credential_prefix(u_char *name, size_t len);
-static ngx_uint_t credential_stem(u_char *p, u_char *last);
-static ngx_uint_t credential_word(u_char *word, size_t len);
-static ngx_uint_t cookies_digest(ngx_http_request_t *r,
-    ngx_http_idempotency_ignored_t *ignored, ngx_idempotency_digest_t *d);
-static ngx_uint_t cookies_set_by(ngx_http_request_t *r,
-    ngx_http_idempotency_ignored_t *ignored, ngx_str_t *lines);
-static void insert_pair(ngx_keyval_t *pairs, ngx_uint_t n, ngx_keyval_t *pair);
-static void digest_pair(ngx_idempotency_digest_t *d, char *kind,
-    ngx_keyval_t *pair);
-static void digest_ignored(ngx_idempotency_digest_t *d,
-    ngx_http_idempotency_ignored_t *ignored);
+static ngx_uint_t credential_has_stem(u_char *p, u_char *last);
+static credential_kind_e credential_word(u_char *p, size_t len);
+static ngx_uint_t list_next(char **list, ngx_str_t *name);
 
 
-static ngx_str_t  identity_name = ngx_string("authorization");
+/* they change by themselves (analytics that tick, load balancers and bot
+   checks, CSRF); stable ones, such as _ga, tell visitors apart */
+
+static char  cookies_builtin[] =
+    "_ga_* _gat* _clsk _hjSession* _uetsid _uetvid _dd_s __hssc __hstc "
+    "_pk_ses* sbjs_* mp_*_mixpanel AMP_* OptanonConsent "
+    "AWSALB* __cf_bm bm_sz bm_sv ak_bmsc _abck datadome incap_ses_* "
+    "XSRF-TOKEN";
 
 
-/* they change by themselves; stable ones, such as _ga, tell visitors apart */
+/* most headers that are no credentials are among these */
 
-static ngx_str_t  cookies_builtin[] = {
+static char  credential_usual_names[] =
+    "accept accept-encoding accept-language cache-control connection "
+    "content-length content-type cookie dnt host idempotency-key origin "
+    "pragma priority referer sec-ch-ua sec-ch-ua-mobile sec-ch-ua-platform "
+    "sec-fetch-dest sec-fetch-mode sec-fetch-site sec-fetch-user te "
+    "traceparent tracestate transfer-encoding upgrade-insecure-requests "
+    "user-agent via x-forwarded-for x-forwarded-host x-forwarded-port "
+    "x-forwarded-proto x-real-ip x-request-id x-requested-with";
 
-    /* analytics, which tick */
-    ngx_string("_ga_*"),
-    ngx_string("_gat*"),
-    ngx_string("_clsk"),
-    ngx_string("_hjSession*"),
-    ngx_string("_uetsid"),
-    ngx_string("_uetvid"),
-    ngx_string("_dd_s"),
-    ngx_string("__hssc"),
-    ngx_string("__hstc"),
-    ngx_string("_pk_ses*"),
-    ngx_string("sbjs_*"),
-    ngx_string("mp_*_mixpanel"),
-    ngx_string("AMP_*"),
-    ngx_string("OptanonConsent"),
+static char  *credential_names[credential_kinds] = {
 
-    /* load balancers and bot checks */
-    ngx_string("AWSALB*"),
-    ngx_string("__cf_bm"),
-    ngx_string("bm_sz"),
-    ngx_string("bm_sv"),
-    ngx_string("ak_bmsc"),
-    ngx_string("_abck"),
-    ngx_string("datadome"),
-    ngx_string("incap_ses_*"),
+    [credential_counts] =
+        "auth authorization cert company context dn email identity key oidc "
+        "org partner project shop store sub subject sudo team uid user "
+        "workspace",
 
-    /* CSRF */
-    ngx_string("XSRF-TOKEN"),
+    [credential_stem] =
+        "account apikey appkey assertion behalf clientcert consumer "
+        "credential customer impersonate jwt merchant organization orgid "
+        "passw principal secret session tenant token userid userinfo "
+        "username",
 
-    ngx_null_string
+    [credential_first] = "accept content if proxy sec",
+
+    [credential_never] =
+        "activity agent ajax attempt captcha csrf csrftoken datadog date "
+        "digest expires forgery form hash hmac idempotency ip language "
+        "locale location nonce otp push 2fa recaptcha "
+        "requestverificationtoken retry sentry sign signature span start "
+        "time timestamp timezone trace ts turnstile xsrf xsrftoken",
+
+    [credential_ssl] = "ssl",
+    [credential_client] = "client",
+    [credential_request] = "request",
+    [credential_id] = "id"
 };
 
+/* the words, by the low five bits of their first characters; and, by the same
+   of a stem's first one, a bit for each second one */
 
-static ngx_str_t  credential_usual[] = {
-    ngx_string("accept"),
-    ngx_string("accept-encoding"),
-    ngx_string("accept-language"),
-    ngx_string("cache-control"),
-    ngx_string("connection"),
-    ngx_string("content-length"),
-    ngx_string("content-type"),
-    ngx_string("cookie"),
-    ngx_string("dnt"),
-    ngx_string("host"),
-    ngx_string("idempotency-key"),
-    ngx_string("origin"),
-    ngx_string("pragma"),
-    ngx_string("priority"),
-    ngx_string("referer"),
-    ngx_string("sec-ch-ua"),
-    ngx_string("sec-ch-ua-mobile"),
-    ngx_string("sec-ch-ua-platform"),
-    ngx_string("sec-fetch-dest"),
-    ngx_string("sec-fetch-mode"),
-    ngx_string("sec-fetch-site"),
-    ngx_string("sec-fetch-user"),
-    ngx_string("te"),
-    ngx_string("traceparent"),
-    ngx_string("tracestate"),
-    ngx_string("transfer-encoding"),
-    ngx_string("upgrade-insecure-requests"),
-    ngx_string("user-agent"),
-    ngx_string("via"),
-    ngx_string("x-forwarded-for"),
-    ngx_string("x-forwarded-host"),
-    ngx_string("x-forwarded-port"),
-    ngx_string("x-forwarded-proto"),
-    ngx_string("x-real-ip"),
-    ngx_string("x-request-id"),
-    ngx_string("x-requested-with"),
-    ngx_null_string
-};
+static credential_word_t
+    credential_words[NGX_HTTP_IDEMPOTENCY_CREDENTIAL_WORDS];
+static credential_word_t  *credential_by_first[32];
+static uint32_t            credential_seconds[32];
 
-static ngx_str_t  credential_prefixes[] = {
-    ngx_string("accept"),
-    ngx_string("content"),
-    ngx_string("if"),
-    ngx_string("proxy"),
-    ngx_string("sec"),
-    ngx_null_string
-};
+/* the usual ones, by their hash; of two in one place the second one goes the
+   long way */
 
-/* both by the low five bits of their first characters: "2" is as "r" */
-
-static ngx_str_t  credential_stems[] = {
-    ngx_string("account"),
-    ngx_string("apikey"),
-    ngx_string("appkey"),
-    ngx_string("assertion"),
-    ngx_string("behalf"),
-    ngx_string("clientcert"),
-    ngx_string("consumer"),
-    ngx_string("credential"),
-    ngx_string("customer"),
-    ngx_string("impersonate"),
-    ngx_string("jwt"),
-    ngx_string("merchant"),
-    ngx_string("organization"),
-    ngx_string("orgid"),
-    ngx_string("passw"),
-    ngx_string("principal"),
-    ngx_string("secret"),
-    ngx_string("session"),
-    ngx_string("tenant"),
-    ngx_string("token"),
-    ngx_string("userid"),
-    ngx_string("userinfo"),
-    ngx_string("username"),
-    ngx_null_string
-};
-
-static credential_word_t  credential_words[] = {
-    { ngx_string("activity"), credential_never },
-    { ngx_string("agent"), credential_never },
-    { ngx_string("ajax"), credential_never },
-    { ngx_string("attempt"), credential_never },
-    { ngx_string("auth"), credential_counts },
-    { ngx_string("authorization"), credential_counts },
-    { ngx_string("captcha"), credential_never },
-    { ngx_string("cert"), credential_counts },
-    { ngx_string("client"), credential_client },
-    { ngx_string("company"), credential_counts },
-    { ngx_string("context"), credential_counts },
-    { ngx_string("csrf"), credential_never },
-    { ngx_string("csrftoken"), credential_never },
-    { ngx_string("datadog"), credential_never },
-    { ngx_string("date"), credential_never },
-    { ngx_string("digest"), credential_never },
-    { ngx_string("dn"), credential_counts },
-    { ngx_string("email"), credential_counts },
-    { ngx_string("expires"), credential_never },
-    { ngx_string("forgery"), credential_never },
-    { ngx_string("form"), credential_never },
-    { ngx_string("hash"), credential_never },
-    { ngx_string("hmac"), credential_never },
-    { ngx_string("id"), credential_id },
-    { ngx_string("idempotency"), credential_never },
-    { ngx_string("identity"), credential_counts },
-    { ngx_string("ip"), credential_never },
-    { ngx_string("key"), credential_counts },
-    { ngx_string("language"), credential_never },
-    { ngx_string("locale"), credential_never },
-    { ngx_string("location"), credential_never },
-    { ngx_string("nonce"), credential_never },
-    { ngx_string("oidc"), credential_counts },
-    { ngx_string("org"), credential_counts },
-    { ngx_string("otp"), credential_never },
-    { ngx_string("partner"), credential_counts },
-    { ngx_string("project"), credential_counts },
-    { ngx_string("push"), credential_never },
-    { ngx_string("2fa"), credential_never },
-    { ngx_string("recaptcha"), credential_never },
-    { ngx_string("request"), credential_request },
-    { ngx_string("requestverificationtoken"), credential_never },
-    { ngx_string("retry"), credential_never },
-    { ngx_string("sentry"), credential_never },
-    { ngx_string("shop"), credential_counts },
-    { ngx_string("sign"), credential_never },
-    { ngx_string("signature"), credential_never },
-    { ngx_string("span"), credential_never },
-    { ngx_string("ssl"), credential_ssl },
-    { ngx_string("start"), credential_never },
-    { ngx_string("store"), credential_counts },
-    { ngx_string("sub"), credential_counts },
-    { ngx_string("subject"), credential_counts },
-    { ngx_string("sudo"), credential_counts },
-    { ngx_string("team"), credential_counts },
-    { ngx_string("time"), credential_never },
-    { ngx_string("timestamp"), credential_never },
-    { ngx_string("timezone"), credential_never },
-    { ngx_string("trace"), credential_never },
-    { ngx_string("ts"), credential_never },
-    { ngx_string("turnstile"), credential_never },
-    { ngx_string("uid"), credential_counts },
-    { ngx_string("user"), credential_counts },
-    { ngx_string("workspace"), credential_counts },
-    { ngx_string("xsrf"), credential_never },
-    { ngx_string("xsrftoken"), credential_never },
-    { ngx_null_string, 0 }
-};
-
-/*
- * By a first character, its low five bits: the second ones of stems and the
- * lengths of words, a bit each, and where both begin; which prefixes have
- */
-
-static uint32_t             credential_seconds[32];
-static uint32_t             credential_lengths[32];
-static ngx_str_t           *credential_first_stem[32];
-static credential_word_t   *credential_first_word[32];
-static uint32_t             credential_prefixed;
-
-/* the usual ones, by their hash; of two in one slot one goes the long way */
-
-static ngx_str_t
-    *credential_slots[NGX_HTTP_IDEMPOTENCY_CREDENTIAL_SLOTS];
+static ngx_str_t  credential_usual[NGX_HTTP_IDEMPOTENCY_CREDENTIAL_USUAL];
 
 
 ngx_int_t
@@ -347,9 +227,8 @@ ngx_http_idempotency_bind(ngx_http_request_t *r,
     }
 
     if (ngx_http_idempotency_by_content(ctx)) {
-        ngx_http_idempotency_content(r, ctx, &scope,
-                                     NGX_IDEMPOTENCY_DIGEST_CONTENT,
-                                     ctx->claim.op.token);
+        bind_content(r, ctx, &scope, NGX_IDEMPOTENCY_DIGEST_CONTENT,
+                     ctx->claim.op.token);
         return NGX_OK;
     }
 
@@ -360,7 +239,16 @@ ngx_http_idempotency_bind(ngx_http_request_t *r,
         return NGX_OK;
     }
 
-    return bind_similar(r, ctx, &scope);
+    ctx->similar = ngx_pcalloc(r->pool,
+                               sizeof(ngx_http_idempotency_similar_t));
+    if (ctx->similar == NULL) {
+        return NGX_ERROR;
+    }
+
+    bind_content(r, ctx, &scope, NGX_IDEMPOTENCY_DIGEST_SIMILAR,
+                 ctx->similar->claim.op.token);
+
+    return NGX_OK;
 }
 
 
@@ -430,23 +318,6 @@ bind_fingerprint(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
 
 static ngx_int_t
-bind_similar(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_str_t *scope)
-{
-    ctx->similar = ngx_pcalloc(r->pool,
-                               sizeof(ngx_http_idempotency_similar_t));
-    if (ctx->similar == NULL) {
-        return NGX_ERROR;
-    }
-
-    ngx_http_idempotency_content(r, ctx, scope,
-                                 NGX_IDEMPOTENCY_DIGEST_SIMILAR,
-                                 ctx->similar->claim.op.token);
-    return NGX_OK;
-}
-
-
-static ngx_int_t
 bind_values(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_idempotency_digest_t *d)
 {
@@ -466,6 +337,65 @@ bind_values(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     }
 
     return NGX_OK;
+}
+
+
+/*
+ * No key tells two clients apart, so the identity is a part of the token.  A
+ * client with an identity may change its network.  Clients without one may
+ * share an address or a credential: User-Agent and Accept-Language tell them
+ * apart.
+ */
+
+static void
+bind_content(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_str_t *scope, u_char kind, u_char *token)
+{
+    ngx_str_t                  value;
+    ngx_idempotency_digest_t   d;
+
+    static ngx_str_t  user_agent = ngx_string("user_agent");
+    static ngx_str_t  accept_language = ngx_string("accept_language");
+
+    ngx_idempotency_digest_init(&d, ctx->conf->digest_key,
+                                NGX_IDEMPOTENCY_FINGERPRINT_VERSION, kind);
+    ngx_idempotency_digest_field(&d, scope);
+
+    value.len = NGX_IDEMPOTENCY_DIGEST_LEN;
+    value.data = ctx->claim.fingerprint;
+
+    ngx_idempotency_digest_field(&d, &value);
+
+    value.len = NGX_IDEMPOTENCY_IDENTITY_LEN;
+    value.data = ctx->claim.parts.identity;
+
+    ngx_idempotency_digest_field(&d, &value);
+
+    if (!ctx->identified) {
+        ngx_idempotency_digest_field(&d, &r->connection->addr_text);
+        bind_lines(r, &d, &user_agent);
+        bind_lines(r, &d, &accept_language);
+    }
+
+    ngx_idempotency_digest_final(&d, token);
+}
+
+
+static void
+bind_lines(ngx_http_request_t *r, ngx_idempotency_digest_t *d,
+    ngx_str_t *name)
+{
+    ngx_table_elt_t                     *h;
+    ngx_http_idempotency_header_iter_t   it;
+
+    ngx_http_idempotency_header_iter(&it, r);
+
+    while ((h = ngx_http_idempotency_header_next(&it, name)) != NULL) {
+        ngx_idempotency_digest_bytes(d, (u_char *) "H", 1);
+        ngx_idempotency_digest_field(d, &h->value);
+    }
+
+    ngx_idempotency_digest_bytes(d, (u_char *) ".", 1);
 }
 
 
@@ -499,6 +429,7 @@ ngx_http_idempotency_bind_settings(ngx_http_idempotency_loc_conf_t *conf)
     u_char                     out[NGX_IDEMPOTENCY_DIGEST_LEN];
     ngx_str_t                 *name;
     ngx_uint_t                 i, n;
+    cookies_pattern_t         *pattern;
     ngx_http_complex_value_t  *cv;
     ngx_idempotency_digest_t   d;
 
@@ -534,7 +465,14 @@ ngx_http_idempotency_bind_settings(ngx_http_idempotency_loc_conf_t *conf)
         ngx_idempotency_digest_field(&d, &conf->identity->script.value);
     }
 
-    digest_ignored(&d, conf->ignore_cookies);
+    if (conf->ignore_cookies) {
+        pattern = conf->ignore_cookies->patterns.elts;
+
+        for (i = 0; i < conf->ignore_cookies->patterns.nelts; i++) {
+            ngx_idempotency_digest_field(&d, &pattern[i].name);
+        }
+    }
+
     bind_key_headers(conf->keys, &d);
 
     ngx_idempotency_digest_final(&d, out);
@@ -719,12 +657,10 @@ static ngx_int_t
 identity_default(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_idempotency_digest_t *d, ngx_uint_t *shown)
 {
-    identity_authorization(r, d, shown);
     identity_headers(r, ctx->conf, d, shown);
 
     if ((*shown & shown_bearer) == 0
-        && cookies_digest(r, ctx->conf->ignore_cookies,
-                                        d))
+        && cookies_digest(r, ctx->conf->ignore_cookies, d))
     {
         *shown |= shown_cookies;
     }
@@ -733,82 +669,19 @@ identity_default(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 }
 
 
-/* the scheme's case doesn't count */
-
-static void
-identity_authorization(ngx_http_request_t *r, ngx_idempotency_digest_t *d,
-    ngx_uint_t *shown)
-{
-    u_char                               lower[32], *p, *last;
-    ngx_str_t                            scheme, secret;
-    ngx_uint_t                           basic;
-    ngx_table_elt_t                     *h;
-    ngx_http_idempotency_header_iter_t   it;
-
-    if (r->headers_in.authorization == NULL) {
-        return;
-    }
-
-    ngx_http_idempotency_header_iter(&it, r);
-
-    while ((h = ngx_http_idempotency_header_next(&it, &identity_name))
-           != NULL)
-    {
-        if (h->value.len == 0) {
-            continue;
-        }
-
-        p = h->value.data;
-        last = p + h->value.len;
-
-        while (p < last && *p != ' ' && *p != '\t') {
-            p++;
-        }
-
-        scheme.len = p - h->value.data;
-        scheme.data = h->value.data;
-
-        secret = ngx_idempotency_trim(p, last);
-
-        basic = (scheme.len == 5
-                 && ngx_strncasecmp(scheme.data, (u_char *) "basic", 5) == 0);
-
-        if (secret.len == 0
-            && (basic || (scheme.len == 6
-                          && ngx_strncasecmp(scheme.data, (u_char *) "bearer",
-                                             6) == 0)))
-        {
-            continue;
-        }
-
-        *shown |= basic ? shown_shared : shown_bearer;
-
-        /* without credentials behind it, it is no scheme but a secret */
-
-        if (secret.len && scheme.len <= sizeof(lower)) {
-            ngx_strlow(lower, scheme.data, scheme.len);
-            scheme.data = lower;
-        }
-
-        ngx_idempotency_digest_bytes(d, (u_char *) "A", 1);
-        ngx_idempotency_digest_field(d, &scheme);
-        ngx_idempotency_digest_field(d, &secret);
-    }
-}
-
-
-/* in any order, but for those of one name */
+/* those of other names than Authorization count in any order */
 
 static void
 identity_headers(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
     ngx_idempotency_digest_t *d, ngx_uint_t *shown)
 {
-    ngx_uint_t        i, n;
-    ngx_keyval_t      pair, pairs[NGX_HTTP_IDEMPOTENCY_CREDENTIALS_SORTED];
+    pairs_t           pairs;
+    ngx_uint_t        i;
+    ngx_keyval_t      pair;
     ngx_list_part_t  *part;
     ngx_table_elt_t  *h;
 
-    n = 0;
+    pairs_init(&pairs, d, "K");
 
     for (part = &r->headers_in.headers.part; part; part = part->next) {
 
@@ -818,10 +691,17 @@ identity_headers(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
 
             if (!ngx_http_idempotency_credential(h[i].lowcase_key,
                                                  h[i].key.len, h[i].hash)
-                || h[i].value.len == 0
-                || ngx_http_idempotency_header_is(&h[i], &identity_name)
-                || identity_of_key(conf->keys, &h[i]))
+                || h[i].value.len == 0)
             {
+                continue;
+            }
+
+            if (ngx_http_idempotency_is(&h[i].key, "authorization")) {
+                *shown |= identity_authorization(&h[i].value, d);
+                continue;
+            }
+
+            if (identity_of_key(conf->keys, &h[i])) {
                 continue;
             }
 
@@ -829,21 +709,57 @@ identity_headers(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
             pair.key.data = h[i].lowcase_key;
             pair.value = h[i].value;
 
-            if (n < NGX_HTTP_IDEMPOTENCY_CREDENTIALS_SORTED) {
-                insert_pair(pairs, n, &pair);
-                n++;
-
-            } else {
-                digest_pair(d, "K", &pair);
-            }
+            pairs_add(&pairs, &pair);
 
             *shown |= shown_shared;
         }
     }
 
-    for (i = 0; i < n; i++) {
-        digest_pair(d, "K", &pairs[i]);
+    pairs_digest(&pairs);
+}
+
+
+/* the scheme's case doesn't count; 0: there are no credentials in it */
+
+static ngx_uint_t
+identity_authorization(ngx_str_t *line, ngx_idempotency_digest_t *d)
+{
+    u_char      lower[32], *p, *last;
+    ngx_str_t   scheme, secret;
+    ngx_uint_t  basic;
+
+    p = line->data;
+    last = p + line->len;
+
+    while (p < last && *p != ' ' && *p != '\t') {
+        p++;
     }
+
+    scheme.len = p - line->data;
+    scheme.data = line->data;
+
+    secret = ngx_idempotency_trim(p, last);
+
+    basic = ngx_http_idempotency_is(&scheme, "basic");
+
+    if (secret.len == 0
+        && (basic || ngx_http_idempotency_is(&scheme, "bearer")))
+    {
+        return 0;
+    }
+
+    /* without credentials behind it, it is no scheme but a secret */
+
+    if (secret.len && scheme.len <= sizeof(lower)) {
+        ngx_strlow(lower, scheme.data, scheme.len);
+        scheme.data = lower;
+    }
+
+    ngx_idempotency_digest_bytes(d, (u_char *) "A", 1);
+    ngx_idempotency_digest_field(d, &scheme);
+    ngx_idempotency_digest_field(d, &secret);
+
+    return basic ? shown_shared : shown_bearer;
 }
 
 
@@ -907,45 +823,101 @@ identity_certificate(ngx_http_request_t *r, ngx_idempotency_digest_t *d,
 }
 
 
-/* how many there are that count; a kind stands before each of them */
+static void
+pairs_init(pairs_t *pairs, ngx_idempotency_digest_t *d, char *kind)
+{
+    pairs->digest = d;
+    pairs->kind = kind;
+    pairs->n = 0;
+}
+
+
+static void
+pairs_add(pairs_t *pairs, ngx_keyval_t *pair)
+{
+    ngx_uint_t  low, high, i;
+
+    if (pairs->n == NGX_HTTP_IDEMPOTENCY_PAIRS_SORTED) {
+        pair_digest(pairs, pair);
+        return;
+    }
+
+    low = 0;
+    high = pairs->n++;
+
+    while (low < high) {
+        i = (low + high) / 2;
+
+        if (pair_compare(&pair->key, &pairs->sorted[i].key) < 0) {
+            high = i;
+
+        } else {
+            low = i + 1;
+        }
+    }
+
+    ngx_memmove(&pairs->sorted[low + 1], &pairs->sorted[low],
+                (pairs->n - 1 - low) * sizeof(ngx_keyval_t));
+
+    pairs->sorted[low] = *pair;
+}
+
+
+static void
+pairs_digest(pairs_t *pairs)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; i < pairs->n; i++) {
+        pair_digest(pairs, &pairs->sorted[i]);
+    }
+}
+
+
+static void
+pair_digest(pairs_t *pairs, ngx_keyval_t *pair)
+{
+    ngx_idempotency_digest_bytes(pairs->digest, (u_char *) pairs->kind, 1);
+    ngx_idempotency_digest_field(pairs->digest, &pair->key);
+    ngx_idempotency_digest_field(pairs->digest, &pair->value);
+}
+
+
+static ngx_int_t
+pair_compare(ngx_str_t *one, ngx_str_t *two)
+{
+    ngx_int_t  rc;
+
+    rc = ngx_memcmp(one->data, two->data, ngx_min(one->len, two->len));
+
+    if (rc == 0) {
+        rc = (one->len > two->len) - (one->len < two->len);
+    }
+
+    return rc;
+}
+
+
+/* whether there are any that count */
 
 static ngx_uint_t
 cookies_digest(ngx_http_request_t *r, ngx_http_idempotency_ignored_t *ignored,
     ngx_idempotency_digest_t *d)
 {
-    ngx_uint_t      i, n;
-    ngx_keyval_t    cookie, cookies[NGX_HTTP_IDEMPOTENCY_COOKIES_SORTED];
+    pairs_t         pairs;
+    ngx_keyval_t    cookie;
     cookies_iter_t  it;
 
-    n = 0;
-
+    pairs_init(&pairs, d, "C");
     cookies_iter(&it, r, ignored);
 
     while (cookies_next(&it, &cookie)) {
-
-        if (n < NGX_HTTP_IDEMPOTENCY_COOKIES_SORTED) {
-            insert_pair(cookies, n, &cookie);
-        }
-
-        n++;
+        pairs_add(&pairs, &cookie);
     }
 
-    if (n <= NGX_HTTP_IDEMPOTENCY_COOKIES_SORTED) {
+    pairs_digest(&pairs);
 
-        for (i = 0; i < n; i++) {
-            digest_pair(d, "C", &cookies[i]);
-        }
-
-        return n;
-    }
-
-    cookies_iter(&it, r, ignored);
-
-    while (cookies_next(&it, &cookie)) {
-        digest_pair(d, "C", &cookie);
-    }
-
-    return n;
+    return pairs.n;
 }
 
 
@@ -1053,9 +1025,7 @@ cookies_set_by(ngx_http_request_t *r, ngx_http_idempotency_ignored_t *ignored,
            && ngx_http_idempotency_response_line(&rest, &slot, &name, &value)
               == NGX_OK)
     {
-        if (name.len == 10
-            && ngx_strncasecmp(name.data, (u_char *) "set-cookie", 10) == 0)
-        {
+        if (ngx_http_idempotency_is(&name, "set-cookie")) {
             end = ngx_strlchr(value.data, value.data + value.len, ';');
 
             cookies_pair(&set[n++], value.data,
@@ -1068,8 +1038,8 @@ cookies_set_by(ngx_http_request_t *r, ngx_http_idempotency_ignored_t *ignored,
     while (cookies_next(&it, &cookie)) {
 
         for (i = 0; i < n; i++) {
-            if (cookies_compare(&cookie.key, &set[i].key) == 0
-                && cookies_compare(&cookie.value, &set[i].value) == 0)
+            if (pair_compare(&cookie.key, &set[i].key) == 0
+                && pair_compare(&cookie.value, &set[i].value) == 0)
             {
                 break;
             }
@@ -1084,62 +1054,10 @@ cookies_set_by(ngx_http_request_t *r, ngx_http_idempotency_ignored_t *ignored,
 }
 
 
-/* by their names; those of one name stay in their order */
-
-static void
-insert_pair(ngx_keyval_t *pairs, ngx_uint_t n, ngx_keyval_t *pair)
-{
-    ngx_uint_t  low, high, i;
-
-    low = 0;
-    high = n;
-
-    while (low < high) {
-        i = (low + high) / 2;
-
-        if (cookies_compare(&pair->key, &pairs[i].key) < 0) {
-            high = i;
-
-        } else {
-            low = i + 1;
-        }
-    }
-
-    ngx_memmove(&pairs[low + 1], &pairs[low],
-                (n - low) * sizeof(ngx_keyval_t));
-
-    pairs[low] = *pair;
-}
-
-
-static ngx_int_t
-cookies_compare(ngx_str_t *one, ngx_str_t *two)
-{
-    ngx_int_t  rc;
-
-    rc = ngx_memcmp(one->data, two->data, ngx_min(one->len, two->len));
-
-    if (rc == 0) {
-        rc = (one->len > two->len) - (one->len < two->len);
-    }
-
-    return rc;
-}
-
-
-static void
-digest_pair(ngx_idempotency_digest_t *d, char *kind, ngx_keyval_t *pair)
-{
-    ngx_idempotency_digest_bytes(d, (u_char *) kind, 1);
-    ngx_idempotency_digest_field(d, &pair->key);
-    ngx_idempotency_digest_field(d, &pair->value);
-}
-
-
 static ngx_uint_t
 cookies_ignored(ngx_http_idempotency_ignored_t *ignored, ngx_str_t *name)
 {
-    size_t              suffix;
+    size_t              prefix, suffix;
     u_char              c;
     ngx_str_t          *like;
     ngx_uint_t          i;
@@ -1156,26 +1074,12 @@ cookies_ignored(ngx_http_idempotency_ignored_t *ignored, ngx_str_t *name)
     for (i = 0; i < ignored->patterns.nelts; i++) {
 
         like = &pattern[i].name;
+        prefix = pattern[i].prefix;
+        suffix = (prefix < like->len) ? like->len - prefix - 1 : 0;
 
-        if (name->len < pattern[i].prefix
-            || (pattern[i].prefix && c != like->data[0])
-            || ngx_memcmp(name->data, like->data, pattern[i].prefix) != 0)
-        {
-            continue;
-        }
-
-        if (pattern[i].prefix == like->len) {
-
-            if (name->len == like->len) {
-                return 1;
-            }
-
-            continue;
-        }
-
-        suffix = like->len - pattern[i].prefix - 1;
-
-        if (name->len - pattern[i].prefix >= suffix
+        if ((prefix < like->len ? name->len >= prefix + suffix
+                                : name->len == prefix)
+            && ngx_memcmp(name->data, like->data, prefix) == 0
             && ngx_memcmp(name->data + name->len - suffix,
                           like->data + like->len - suffix, suffix)
                == 0)
@@ -1193,7 +1097,8 @@ cookies_ignored(ngx_http_idempotency_ignored_t *ignored, ngx_str_t *name)
 ngx_http_idempotency_ignored_t *
 ngx_http_idempotency_ignored_create(ngx_conf_t *cf)
 {
-    ngx_str_t                       *cookie;
+    char                            *list;
+    ngx_str_t                        name;
     ngx_http_idempotency_ignored_t  *ignored;
 
     ignored = ngx_pcalloc(cf->pool, sizeof(ngx_http_idempotency_ignored_t));
@@ -1201,16 +1106,17 @@ ngx_http_idempotency_ignored_create(ngx_conf_t *cf)
         return NULL;
     }
 
-    if (ngx_array_init(&ignored->patterns, cf->pool,
-                       sizeof(cookies_builtin) / sizeof(ngx_str_t),
+    if (ngx_array_init(&ignored->patterns, cf->pool, 32,
                        sizeof(cookies_pattern_t))
         != NGX_OK)
     {
         return NULL;
     }
 
-    for (cookie = cookies_builtin; cookie->len; cookie++) {
-        if (ngx_http_idempotency_ignore_cookie(ignored, cookie) != NGX_OK) {
+    list = cookies_builtin;
+
+    while (list_next(&list, &name)) {
+        if (ngx_http_idempotency_ignore_cookie(ignored, &name) != NGX_OK) {
             return NULL;
         }
     }
@@ -1270,62 +1176,44 @@ ngx_http_idempotency_ignore_cookie(ngx_http_idempotency_ignored_t *ignored,
 }
 
 
-static void
-digest_ignored(ngx_idempotency_digest_t *d,
-    ngx_http_idempotency_ignored_t *ignored)
-{
-    ngx_uint_t          i;
-    cookies_pattern_t  *pattern;
-
-    if (ignored == NULL) {
-        return;
-    }
-
-    pattern = ignored->patterns.elts;
-
-    for (i = 0; i < ignored->patterns.nelts; i++) {
-        ngx_idempotency_digest_field(d, &pattern[i].name);
-    }
-}
-
-
 void
 ngx_http_idempotency_credentials_init(void)
 {
-    u_char              c;
-    ngx_str_t          *stem, *prefix, *name;
-    ngx_uint_t          slot;
+    char               *list;
+    ngx_str_t           name;
+    ngx_uint_t          kind, n, c;
     credential_word_t  *word;
 
-    for (prefix = credential_prefixes; prefix->len; prefix++) {
-        credential_prefixed |= (uint32_t) 1 << (prefix->data[0] & 0x1f);
-    }
+    list = credential_usual_names;
 
-    for (stem = credential_stems; stem->len; stem++) {
-        c = stem->data[0] & 0x1f;
+    while (list_next(&list, &name)) {
+        n = ngx_hash_key(name.data, name.len)
+            % NGX_HTTP_IDEMPOTENCY_CREDENTIAL_USUAL;
 
-        if (credential_seconds[c] == 0) {
-            credential_first_stem[c] = stem;
+        if (credential_usual[n].len == 0) {
+            credential_usual[n] = name;
         }
-
-        credential_seconds[c] |= (uint32_t) 1 << (stem->data[1] & 0x1f);
     }
 
-    for (word = credential_words; word->name.len; word++) {
-        c = word->name.data[0] & 0x1f;
+    ngx_memzero(credential_by_first, sizeof(credential_by_first));
+    word = credential_words;
 
-        if (credential_lengths[c] == 0) {
-            credential_first_word[c] = word;
+    for (kind = 0; kind < credential_kinds; kind++) {
+
+        list = credential_names[kind];
+
+        while (list && list_next(&list, &name)) {
+            c = name.data[0] & 0x1f;
+
+            if (kind == credential_stem) {
+                credential_seconds[c] |= (uint32_t) 1 << (name.data[1] & 0x1f);
+            }
+
+            word->name = name;
+            word->kind = kind;
+            word->next = credential_by_first[c];
+            credential_by_first[c] = word++;
         }
-
-        credential_lengths[c] |= (uint32_t) 1 << word->name.len;
-    }
-
-    for (name = credential_usual; name->len; name++) {
-        slot = ngx_hash_key(name->data, name->len)
-               % NGX_HTTP_IDEMPOTENCY_CREDENTIAL_SLOTS;
-
-        credential_slots[slot] = name;
     }
 }
 
@@ -1337,11 +1225,9 @@ ngx_http_idempotency_credential(u_char *name, size_t len, ngx_uint_t hash)
 {
     ngx_str_t  *usual;
 
-    usual = credential_slots[hash % NGX_HTTP_IDEMPOTENCY_CREDENTIAL_SLOTS];
+    usual = &credential_usual[hash % NGX_HTTP_IDEMPOTENCY_CREDENTIAL_USUAL];
 
-    if (usual && usual->len == len
-        && ngx_memcmp(usual->data, name, len) == 0)
-    {
+    if (usual->len == len && ngx_memcmp(usual->data, name, len) == 0) {
         return 0;
     }
 
@@ -1352,20 +1238,15 @@ ngx_http_idempotency_credential(u_char *name, size_t len, ngx_uint_t hash)
 static ngx_uint_t
 credential_name(u_char *name, size_t len)
 {
-    u_char      *p, *last, *word, c, before;
-    ngx_uint_t   counts, kind, previous;
-
-    if (((credential_prefixed >> (name[0] & 0x1f)) & 1)
-        && credential_prefix(name, len))
-    {
-        return 0;
-    }
+    u_char             *p, *last, *word, c, before;
+    ngx_uint_t          counts;
+    credential_kind_e   kind, previous;
 
     last = name + len;
     word = name;
 
     counts = 0;
-    previous = 0;
+    previous = credential_unknown;
     before = 0;
 
     for (p = name; /* void */ ; p++) {
@@ -1374,7 +1255,7 @@ credential_name(u_char *name, size_t len)
             c = *p & 0x1f;
 
             if ((credential_seconds[before] >> c) & 1) {
-                counts |= credential_stem(p - 1, last);
+                counts |= credential_has_stem(p - 1, last);
             }
 
             before = c;
@@ -1384,6 +1265,7 @@ credential_name(u_char *name, size_t len)
         kind = credential_word(word, p - word);
 
         if (kind == credential_never
+            || (kind == credential_first && word == name)
             || (kind == credential_id && previous == credential_request))
         {
             return 0;
@@ -1406,16 +1288,15 @@ credential_name(u_char *name, size_t len)
 
 
 static ngx_uint_t
-credential_prefix(u_char *name, size_t len)
+credential_has_stem(u_char *p, u_char *last)
 {
-    ngx_str_t  *prefix;
+    credential_word_t  *stem;
 
-    for (prefix = credential_prefixes; prefix->len; prefix++) {
+    for (stem = credential_by_first[p[0] & 0x1f]; stem; stem = stem->next) {
 
-        if (name[0] == prefix->data[0]
-            && len > prefix->len
-            && (name[prefix->len] == '-' || name[prefix->len] == '_')
-            && ngx_memcmp(name, prefix->data, prefix->len) == 0)
+        if (stem->kind == credential_stem
+            && stem->name.len <= (size_t) (last - p)
+            && ngx_memcmp(stem->name.data, p, stem->name.len) == 0)
         {
             return 1;
         }
@@ -1425,55 +1306,42 @@ credential_prefix(u_char *name, size_t len)
 }
 
 
-static ngx_uint_t
-credential_stem(u_char *p, u_char *last)
+static credential_kind_e
+credential_word(u_char *p, size_t len)
 {
-    ngx_str_t  *stem;
+    credential_word_t  *word;
 
-    for (stem = credential_first_stem[p[0] & 0x1f];
-         stem->len && ((stem->data[0] ^ p[0]) & 0x1f) == 0;
-         stem++)
-    {
-        if (stem->data[1] == p[1]
-            && stem->len <= (size_t) (last - p)
-            && ngx_memcmp(stem->data, p, stem->len) == 0)
+    if (len == 0) {
+        return credential_unknown;
+    }
+
+    for (word = credential_by_first[p[0] & 0x1f]; word; word = word->next) {
+
+        if (word->kind != credential_stem
+            && word->name.len == len
+            && ngx_memcmp(word->name.data, p, len) == 0)
         {
-            return 1;
+            return word->kind;
         }
     }
 
-    return 0;
+    return credential_unknown;
 }
 
 
-/* its kind, or 0 */
+/* the next name of a list in which spaces stand between them */
 
 static ngx_uint_t
-credential_word(u_char *word, size_t len)
+list_next(char **list, ngx_str_t *name)
 {
-    u_char              c;
-    credential_word_t  *like;
+    char  *p;
 
-    if (len == 0 || len > NGX_HTTP_IDEMPOTENCY_CREDENTIAL_WORD) {
-        return 0;
-    }
+    p = *list + strspn(*list, " ");
 
-    c = word[0] & 0x1f;
+    name->data = (u_char *) p;
+    name->len = strcspn(p, " ");
 
-    if (((credential_lengths[c] >> len) & 1) == 0) {
-        return 0;
-    }
+    *list = p + name->len;
 
-    for (like = credential_first_word[c];
-         like->name.len && (like->name.data[0] & 0x1f) == c;
-         like++)
-    {
-        if (like->name.len == len
-            && ngx_memcmp(like->name.data, word, len) == 0)
-        {
-            return like->kind;
-        }
-    }
-
-    return 0;
+    return name->len != 0;
 }

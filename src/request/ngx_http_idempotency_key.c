@@ -1,8 +1,7 @@
 
 /*
  * The key: the first non-empty value of idempotency_key, and whether it is
- * one; and the content, which stands for a key that is missing where
- * idempotency_missing_key says so, and which idempotency_similar knows again.
+ * one; and where there is none, whether the content stands for it.
  */
 
 
@@ -27,8 +26,6 @@ static ngx_uint_t form_sent(ngx_http_request_t *r);
 static ngx_uint_t form_type(ngx_http_request_t *r);
 static ngx_uint_t form_navigates(ngx_http_request_t *r);
 static ngx_table_elt_t *form_mode(ngx_http_request_t *r);
-static void content_lines(ngx_http_request_t *r, ngx_idempotency_digest_t *d,
-    ngx_str_t *name);
 
 
 /* NEW for a good key, or for content that stands for it */
@@ -451,66 +448,6 @@ form_mode(ngx_http_request_t *r)
     static ngx_str_t  mode = ngx_string("sec_fetch_mode");
 
     return ngx_http_idempotency_header_first(r, &mode);
-}
-
-
-/*
- * No key tells two clients apart, so the identity is a part of the token.  A
- * client with an identity may change its network.  Clients without one may
- * share an address or a credential: User-Agent and Accept-Language tell them
- * apart.
- */
-
-void
-ngx_http_idempotency_content(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *scope, u_char kind,
-    u_char *token)
-{
-    ngx_str_t                  value;
-    ngx_idempotency_digest_t   d;
-
-    static ngx_str_t  user_agent = ngx_string("user_agent");
-    static ngx_str_t  accept_language = ngx_string("accept_language");
-
-    ngx_idempotency_digest_init(&d, ctx->conf->digest_key,
-                                NGX_IDEMPOTENCY_FINGERPRINT_VERSION, kind);
-    ngx_idempotency_digest_field(&d, scope);
-
-    value.len = NGX_IDEMPOTENCY_DIGEST_LEN;
-    value.data = ctx->claim.fingerprint;
-
-    ngx_idempotency_digest_field(&d, &value);
-
-    value.len = NGX_IDEMPOTENCY_IDENTITY_LEN;
-    value.data = ctx->claim.parts.identity;
-
-    ngx_idempotency_digest_field(&d, &value);
-
-    if (!ctx->identified) {
-        ngx_idempotency_digest_field(&d, &r->connection->addr_text);
-        content_lines(r, &d, &user_agent);
-        content_lines(r, &d, &accept_language);
-    }
-
-    ngx_idempotency_digest_final(&d, token);
-}
-
-
-static void
-content_lines(ngx_http_request_t *r, ngx_idempotency_digest_t *d,
-    ngx_str_t *name)
-{
-    ngx_table_elt_t                     *h;
-    ngx_http_idempotency_header_iter_t   it;
-
-    ngx_http_idempotency_header_iter(&it, r);
-
-    while ((h = ngx_http_idempotency_header_next(&it, name)) != NULL) {
-        ngx_idempotency_digest_bytes(d, (u_char *) "H", 1);
-        ngx_idempotency_digest_field(d, &h->value);
-    }
-
-    ngx_idempotency_digest_bytes(d, (u_char *) ".", 1);
 }
 
 

@@ -48,9 +48,6 @@ ngx_http_idempotency_status_e ngx_http_idempotency_key(ngx_http_request_t *r,
 ngx_http_idempotency_status_e ngx_http_idempotency_key_parse(
     ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
     ngx_str_t *key, uint64_t *made);
-void ngx_http_idempotency_content(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *scope, u_char kind,
-    u_char *token);
 ngx_int_t ngx_http_idempotency_value(ngx_http_request_t *r,
     ngx_http_idempotency_value_t *value, ngx_str_t *text);
 uint64_t ngx_http_idempotency_wall_clock(void);

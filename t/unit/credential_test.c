@@ -89,9 +89,9 @@ static char  *credentials[] = {
      "X-Shopify-Shop-Domain", "X-Subscription-Key",
     "X-Restli-Principal", "AccountId", "PayPal-Client-Id",
 
-    /* they only begin like what is left out */
+    /* they only begin like what is left out, or have it elsewhere */
     "IFTTT-Service-Key", "Security-Token", "Acceptance-Token",
-    "Contentful-Token", "Proxied-User",
+    "Contentful-Token", "Proxied-User", "X-Proxy-User", "X-Content-Token",
 
     NULL
 };
