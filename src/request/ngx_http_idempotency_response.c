@@ -58,15 +58,10 @@ typedef enum {
 
 typedef enum {
     response_location_internal = 0x01,
-    response_location_get = 0x02 } response_location_flag_e;
+    response_location_get = 0x02
+} response_location_flag_e;
 
 #define NGX_HTTP_IDEMPOTENCY_LOCATION_FLAGS  0x03
-
-typedef struct {
-    u_char      *pos;
-    u_char      *last;
-} response_reader_t;
-
 
 typedef struct {
     void                        **srv_conf;
@@ -87,12 +82,12 @@ static size_t response_lines_len(ngx_list_t *list);
 static u_char *response_lines(u_char *p, ngx_http_request_t *r,
     ngx_list_t *list, ngx_array_t *hide);
 static ngx_uint_t response_hidden(ngx_str_t *name, ngx_array_t *hide);
-static ngx_int_t response_get_location(response_reader_t *rd,
+static ngx_uint_t response_names(ngx_str_t *names, ngx_uint_t n,
+    ngx_str_t *name);
+static ngx_int_t response_get_location(ngx_str_t *rest,
     ngx_http_idempotency_location_t *location);
-static ngx_int_t response_get_lines(response_reader_t *rd,
-    ngx_uint_t trailers, ngx_str_t *lines, off_t *length);
-static ngx_int_t response_get_line(response_reader_t *rd, ngx_uint_t *place,
-    ngx_str_t *name, ngx_str_t *value);
+static ngx_int_t response_get_lines(ngx_str_t *rest, ngx_uint_t trailers,
+    ngx_str_t *lines, off_t *length);
 static ngx_uint_t response_line_is_good(ngx_str_t *name, ngx_str_t *value);
 static ngx_uint_t response_text_is_good(ngx_str_t *s);
 static ngx_uint_t response_status_is_good(ngx_uint_t status,
@@ -103,8 +98,8 @@ static ngx_int_t response_restore_lines(ngx_http_request_t *r,
     ngx_str_t *lines, ngx_list_t *list, ngx_uint_t cookies);
 static u_char *response_number(u_char *p, uint64_t n);
 static u_char *response_string(u_char *p, ngx_str_t *s);
-static ngx_int_t response_get_number(response_reader_t *rd, uint64_t *n);
-static ngx_int_t response_get_string(response_reader_t *rd, ngx_str_t *s);
+static ngx_int_t response_get_number(ngx_str_t *rest, uint64_t *n);
+static ngx_int_t response_get_string(ngx_str_t *rest, ngx_str_t *s);
 static u_char location_kind(ngx_http_core_loc_conf_t *clcf);
 static ngx_uint_t location_ordinal(ngx_array_t *entries, ngx_uint_t parent,
     ngx_http_core_loc_conf_t *clcf);
@@ -113,13 +108,8 @@ static ngx_http_core_loc_conf_t *location_core(location_entry_t *entry);
 static void location_captures(ngx_http_request_t *r);
 static ngx_int_t place_fill(ngx_http_request_t *r, ngx_uint_t place,
     ngx_table_elt_t *h);
-static ngx_uint_t place_suppressed(ngx_table_elt_t *h);
 static ngx_uint_t place_of(ngx_http_headers_out_t *out, ngx_table_elt_t *h);
-static ngx_uint_t place_of(ngx_http_headers_out_t *out, ngx_table_elt_t *h);
-static ngx_int_t place_restore(ngx_http_request_t *r, ngx_uint_t place,
-    ngx_table_elt_t *h);
 static ngx_uint_t place_is(ngx_uint_t place, ngx_str_t *name);
-static ngx_uint_t places_known(uint64_t bits);
 static ngx_uint_t places_suppressed(ngx_http_headers_out_t *out);
 static ngx_int_t places_suppress(ngx_http_request_t *r, uint64_t bits);
 
@@ -138,17 +128,16 @@ static ngx_str_t  response_left_out[] = {
     ngx_string("te"),
     ngx_string("trailer"),
     ngx_string("transfer-encoding"),
-    ngx_string("upgrade"),
-    ngx_null_string
+    ngx_string("upgrade")
 };
 
 typedef struct {
-    ngx_str_t  name;
-    size_t     offset;
+    char    *name;
+    size_t   offset;
 } place_t;
 
 #define place(name, member)                                                   \
-    { ngx_string(name), offsetof(ngx_http_headers_out_t, member) }
+    { name, offsetof(ngx_http_headers_out_t, member) }
 
 /* a place is 2 plus an index here; 1 is a line that occupies none */
 
@@ -476,26 +465,20 @@ response_lines(u_char *p, ngx_http_request_t *r, ngx_list_t *list,
 static ngx_uint_t
 response_hidden(ngx_str_t *name, ngx_array_t *hide)
 {
-    ngx_str_t   *s;
-    ngx_uint_t   i;
+    return response_names(response_left_out,
+                          sizeof(response_left_out) / sizeof(ngx_str_t), name)
+           || (hide && response_names(hide->elts, hide->nelts, name));
+}
 
-    for (s = response_left_out; s->len; s++) {
-        if (s->len == name->len
-            && ngx_strncasecmp(s->data, name->data, s->len) == 0)
-        {
-            return 1;
-        }
-    }
 
-    if (hide == NULL) {
-        return 0;
-    }
+static ngx_uint_t
+response_names(ngx_str_t *names, ngx_uint_t n, ngx_str_t *name)
+{
+    ngx_uint_t  i;
 
-    s = hide->elts;
-
-    for (i = 0; i < hide->nelts; i++) {
-        if (s[i].len == name->len
-            && ngx_strncasecmp(s[i].data, name->data, s[i].len) == 0)
+    for (i = 0; i < n; i++) {
+        if (names[i].len == name->len
+            && ngx_strncasecmp(names[i].data, name->data, name->len) == 0)
         {
             return 1;
         }
@@ -509,52 +492,44 @@ ngx_int_t
 ngx_http_idempotency_response_decode(ngx_str_t *bytes, ngx_uint_t head,
     ngx_http_idempotency_response_t *response)
 {
-    off_t              line;
-    u_char             flags;
-    uint64_t           status, type_len, length, modified;
-    response_reader_t  rd;
+    off_t      line;
+    uint64_t   status, type_len, length, modified;
+    ngx_str_t  rest;
 
     ngx_memzero(response, sizeof(ngx_http_idempotency_response_t));
 
-    rd.pos = bytes->data;
-    rd.last = bytes->data + bytes->len;
-
-    if (bytes->len < 2 || *rd.pos++ != NGX_HTTP_IDEMPOTENCY_RESPONSE_VERSION) {
-        return NGX_ERROR;
-    }
-
-    flags = *rd.pos++;
-    line = -1;
-
-    if (flags & ~NGX_HTTP_IDEMPOTENCY_FLAGS) {
-        return NGX_ERROR;
-    }
-
-    response->allow_ranges = (flags & response_allow_ranges) ? 1 : 0;
-    response->single_range = (flags & response_single_range) ? 1 : 0;
-    response->disable_not_modified =
-                              (flags & response_disable_not_modified) ? 1 : 0;
-    response->expect_trailers = (flags & response_expect_trailers) ? 1 : 0;
-    response->override = (flags & response_override_charset) ? 1 : 0;
-    response->has_location = (flags & response_has_location) ? 1 : 0;
-
-    if (response->has_location
-        && response_get_location(&rd, &response->location) != NGX_OK)
+    if (bytes->len < 2
+        || bytes->data[0] != NGX_HTTP_IDEMPOTENCY_RESPONSE_VERSION
+        || bytes->data[1] & ~NGX_HTTP_IDEMPOTENCY_FLAGS)
     {
         return NGX_ERROR;
     }
 
-    if (response_get_number(&rd, &status) != NGX_OK
-        || response_get_string(&rd, &response->status_line) != NGX_OK
-        || response_get_string(&rd, &response->content_type) != NGX_OK
-        || response_get_number(&rd, &type_len) != NGX_OK
-        || response_get_string(&rd, &response->charset) != NGX_OK
-        || response_get_string(&rd, &response->override_charset) != NGX_OK
-        || response_get_number(&rd, &length) != NGX_OK
-        || response_get_number(&rd, &modified) != NGX_OK
-        || response_get_number(&rd, &response->suppressed) != NGX_OK
-        || response_get_lines(&rd, 0, &response->headers, &line) != NGX_OK
-        || response_get_lines(&rd, 1, &response->trailers, &line) != NGX_OK)
+    rest.data = bytes->data + 2;
+    rest.len = bytes->len - 2;
+
+    line = -1;
+
+    response->flags = bytes->data[1];
+    response->has_location = (response->flags & response_has_location) ? 1 : 0;
+
+    if (response->has_location
+        && response_get_location(&rest, &response->location) != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    if (response_get_number(&rest, &status) != NGX_OK
+        || response_get_string(&rest, &response->status_line) != NGX_OK
+        || response_get_string(&rest, &response->content_type) != NGX_OK
+        || response_get_number(&rest, &type_len) != NGX_OK
+        || response_get_string(&rest, &response->charset) != NGX_OK
+        || response_get_string(&rest, &response->override_charset) != NGX_OK
+        || response_get_number(&rest, &length) != NGX_OK
+        || response_get_number(&rest, &modified) != NGX_OK
+        || response_get_number(&rest, &response->suppressed) != NGX_OK
+        || response_get_lines(&rest, 0, &response->headers, &line) != NGX_OK
+        || response_get_lines(&rest, 1, &response->trailers, &line) != NGX_OK)
     {
         return NGX_ERROR;
     }
@@ -566,10 +541,11 @@ ngx_http_idempotency_response_decode(ngx_str_t *bytes, ngx_uint_t head,
         || type_len > response->content_type.len
         || !response_text_is_good(&response->charset)
         || !response_text_is_good(&response->override_charset)
-        || (response->override_charset.len && !response->override)
+        || (response->override_charset.len
+            && !(response->flags & response_override_charset))
         || length > (uint64_t) NGX_MAX_OFF_T_VALUE
         || modified > NGX_HTTP_IDEMPOTENCY_MODIFIED_MAX + 1
-        || !places_known(response->suppressed))
+        || response->suppressed >> NGX_HTTP_IDEMPOTENCY_PLACES_SINGLE)
     {
         return NGX_ERROR;
     }
@@ -578,35 +554,34 @@ ngx_http_idempotency_response_decode(ngx_str_t *bytes, ngx_uint_t head,
     response->content_type_len = (size_t) type_len;
     response->content_length = (off_t) length - 1;
     response->last_modified = (time_t) modified - 1;
-
-    response->body.data = rd.pos;
-    response->body.len = rd.last - rd.pos;
+    response->body = rest;
 
     return response_length_is_good(response, head, line) ? NGX_OK : NGX_ERROR;
 }
 
 
 static ngx_int_t
-response_get_location(response_reader_t *rd,
+response_get_location(ngx_str_t *rest,
     ngx_http_idempotency_location_t *location)
 {
     u_char  flags;
 
-    if (rd->last - rd->pos < NGX_HTTP_IDEMPOTENCY_LOCATION_LEN + 1) {
+    if (rest->len < NGX_HTTP_IDEMPOTENCY_LOCATION_LEN + 1) {
         return NGX_ERROR;
     }
 
-    ngx_memcpy(location->id, rd->pos, NGX_HTTP_IDEMPOTENCY_LOCATION_LEN);
-    rd->pos += NGX_HTTP_IDEMPOTENCY_LOCATION_LEN;
+    ngx_memcpy(location->id, rest->data, NGX_HTTP_IDEMPOTENCY_LOCATION_LEN);
+    flags = rest->data[NGX_HTTP_IDEMPOTENCY_LOCATION_LEN];
 
-    flags = *rd->pos++;
+    rest->data += NGX_HTTP_IDEMPOTENCY_LOCATION_LEN + 1;
+    rest->len -= NGX_HTTP_IDEMPOTENCY_LOCATION_LEN + 1;
 
     location->internal = (flags & response_location_internal) ? 1 : 0;
     location->get = (flags & response_location_get) ? 1 : 0;
 
     if ((flags & ~NGX_HTTP_IDEMPOTENCY_LOCATION_FLAGS)
-        || response_get_string(rd, &location->uri) != NGX_OK
-        || response_get_string(rd, &location->args) != NGX_OK)
+        || response_get_string(rest, &location->uri) != NGX_OK
+        || response_get_string(rest, &location->args) != NGX_OK)
     {
         return NGX_ERROR;
     }
@@ -619,21 +594,21 @@ response_get_location(response_reader_t *rd,
    way */
 
 static ngx_int_t
-response_get_lines(response_reader_t *rd, ngx_uint_t trailers,
-    ngx_str_t *lines, off_t *length)
+response_get_lines(ngx_str_t *rest, ngx_uint_t trailers, ngx_str_t *lines,
+    off_t *length)
 {
     off_t       n;
     ngx_int_t   rc;
     ngx_str_t   name, value;
     ngx_uint_t  place;
 
-    lines->data = rd->pos;
+    lines->data = rest->data;
 
     for ( ;; ) {
-        rc = response_get_line(rd, &place, &name, &value);
+        rc = ngx_http_idempotency_response_line(rest, &place, &name, &value);
 
         if (rc == NGX_DONE) {
-            lines->len = rd->pos - lines->data;
+            lines->len = rest->data - lines->data;
             return NGX_OK;
         }
 
@@ -646,11 +621,7 @@ response_get_lines(response_reader_t *rd, ngx_uint_t trailers,
             return NGX_ERROR;
         }
 
-        if (trailers
-            || name.len != 14
-            || ngx_strncasecmp(name.data, (u_char *) "content-length", 14)
-               != 0)
-        {
+        if (trailers || !ngx_http_idempotency_is(&name, "content-length")) {
             continue;
         }
 
@@ -665,24 +636,23 @@ response_get_lines(response_reader_t *rd, ngx_uint_t trailers,
 }
 
 
-/* NGX_DONE: there is no other */
-
-static ngx_int_t
-response_get_line(response_reader_t *rd, ngx_uint_t *place, ngx_str_t *name,
-    ngx_str_t *value)
+ngx_int_t
+ngx_http_idempotency_response_line(ngx_str_t *rest, ngx_uint_t *place,
+    ngx_str_t *name, ngx_str_t *value)
 {
-    if (rd->pos == rd->last) {
+    if (rest->len == 0) {
         return NGX_ERROR;
     }
 
-    *place = *rd->pos++;
+    *place = *rest->data++;
+    rest->len--;
 
     if (*place == 0) {
         return NGX_DONE;
     }
 
-    if (response_get_string(rd, name) != NGX_OK
-        || response_get_string(rd, value) != NGX_OK)
+    if (response_get_string(rest, name) != NGX_OK
+        || response_get_string(rest, value) != NGX_OK)
     {
         return NGX_ERROR;
     }
@@ -770,6 +740,7 @@ ngx_int_t
 ngx_http_idempotency_response_restore(ngx_http_request_t *r,
     ngx_http_idempotency_response_t *response, ngx_uint_t cookies)
 {
+    ngx_uint_t               flags;
     ngx_http_headers_out_t  *out;
 
     out = &r->headers_out;
@@ -784,7 +755,7 @@ ngx_http_idempotency_response_restore(ngx_http_request_t *r,
     out->content_length_n = response->content_length;
     out->last_modified_time = response->last_modified;
 
-    if (response->override) {
+    if (response->flags & response_override_charset) {
 
         out->override_charset = ngx_palloc(r->pool, sizeof(ngx_str_t));
         if (out->override_charset == NULL) {
@@ -805,31 +776,14 @@ ngx_http_idempotency_response_restore(ngx_http_request_t *r,
         return NGX_ERROR;
     }
 
-    r->allow_ranges = response->allow_ranges;
-    r->single_range = response->single_range;
-    r->disable_not_modified = response->disable_not_modified;
-    r->expect_trailers = response->expect_trailers;
+    flags = response->flags;
+
+    r->allow_ranges = (flags & response_allow_ranges) ? 1 : 0;
+    r->single_range = (flags & response_single_range) ? 1 : 0;
+    r->disable_not_modified = (flags & response_disable_not_modified) ? 1 : 0;
+    r->expect_trailers = (flags & response_expect_trailers) ? 1 : 0;
 
     return NGX_OK;
-}
-
-
-ngx_int_t
-ngx_http_idempotency_response_line(ngx_str_t *rest, ngx_uint_t *place,
-    ngx_str_t *name, ngx_str_t *value)
-{
-    ngx_int_t          rc;
-    response_reader_t  rd;
-
-    rd.pos = rest->data;
-    rd.last = rest->data + rest->len;
-
-    rc = response_get_line(&rd, place, name, value);
-
-    rest->data = rd.pos;
-    rest->len = rd.last - rd.pos;
-
-    return rc;
 }
 
 
@@ -846,20 +800,15 @@ response_restore_lines(ngx_http_request_t *r, ngx_str_t *lines,
     while (ngx_http_idempotency_response_line(&rest, &place, &name, &value)
            == NGX_OK)
     {
-
-        if (!cookies
-            && name.len == 10
-            && ngx_strncasecmp(name.data, (u_char *) "set-cookie", 10) == 0)
-        {
+        if (!cookies && ngx_http_idempotency_is(&name, "set-cookie")) {
             continue;
         }
 
         h = ngx_http_idempotency_header_push(r, list, &name, &value);
-        if (h == NULL) {
-            return NGX_ERROR;
-        }
 
-        if (place_restore(r, place, h) != NGX_OK) {
+        if (h == NULL
+            || (place > 1 && place_fill(r, place - 2, h) != NGX_OK))
+        {
             return NGX_ERROR;
         }
     }
@@ -892,24 +841,28 @@ response_string(u_char *p, ngx_str_t *s)
 
 
 static ngx_int_t
-response_get_number(response_reader_t *rd, uint64_t *n)
+response_get_number(ngx_str_t *rest, uint64_t *n)
 {
-    u_char      c;
-    ngx_uint_t  shift;
+    u_char  c;
+    size_t  i;
 
     *n = 0;
 
-    for (shift = 0; rd->pos < rd->last && shift < 64; shift += 7) {
-        c = *rd->pos++;
-        *n |= (uint64_t) (c & 0x7f) << shift;
+    for (i = 0; i < rest->len && i < NGX_HTTP_IDEMPOTENCY_NUMBER_LEN; i++) {
+        c = rest->data[i];
+        *n |= (uint64_t) (c & 0x7f) << (7 * i);
 
         /* more bits than there are, or fewer than were written */
 
-        if ((shift == 63 && c > 1) || (shift && c == 0)) {
+        if ((i == NGX_HTTP_IDEMPOTENCY_NUMBER_LEN - 1 && c > 1)
+            || (i && c == 0))
+        {
             return NGX_ERROR;
         }
 
         if (c < 0x80) {
+            rest->data += i + 1;
+            rest->len -= i + 1;
             return NGX_OK;
         }
     }
@@ -919,20 +872,19 @@ response_get_number(response_reader_t *rd, uint64_t *n)
 
 
 static ngx_int_t
-response_get_string(response_reader_t *rd, ngx_str_t *s)
+response_get_string(ngx_str_t *rest, ngx_str_t *s)
 {
     uint64_t  len;
 
-    if (response_get_number(rd, &len) != NGX_OK
-        || len > (uint64_t) (rd->last - rd->pos))
-    {
+    if (response_get_number(rest, &len) != NGX_OK || len > rest->len) {
         return NGX_ERROR;
     }
 
     s->len = (size_t) len;
-    s->data = rd->pos;
+    s->data = rest->data;
 
-    rd->pos += len;
+    rest->data += s->len;
+    rest->len -= s->len;
 
     return NGX_OK;
 }
@@ -1045,39 +997,17 @@ place_fill(ngx_http_request_t *r, ngx_uint_t place, ngx_table_elt_t *h)
 #endif
 
 
-static ngx_int_t
-place_restore(ngx_http_request_t *r, ngx_uint_t place, ngx_table_elt_t *h)
-{
-    return (place > 1) ? place_fill(r, place - 2, h) : NGX_OK;
-}
-
-
 /* is it one, and may a line of that name stand there? */
 
 static ngx_uint_t
 place_is(ngx_uint_t place, ngx_str_t *name)
 {
-    ngx_str_t  *is;
-
     if (place < 2) {
         return place;
     }
 
-    if (place >= NGX_HTTP_IDEMPOTENCY_PLACES + 2) {
-        return 0;
-    }
-
-    is = &places[place - 2].name;
-
-    return name->len == is->len
-           && ngx_strncasecmp(name->data, is->data, is->len) == 0;
-}
-
-
-static ngx_uint_t
-places_known(uint64_t bits)
-{
-    return bits >> NGX_HTTP_IDEMPOTENCY_PLACES_SINGLE == 0;
+    return place < NGX_HTTP_IDEMPOTENCY_PLACES + 2
+           && ngx_http_idempotency_is(name, places[place - 2].name);
 }
 
 
@@ -1094,33 +1024,20 @@ places_suppressed(ngx_http_headers_out_t *out)
     for (i = 0; i < NGX_HTTP_IDEMPOTENCY_PLACES_SINGLE; i++) {
         h = *(ngx_table_elt_t **) ((u_char *) out + places[i].offset);
 
-        if (h && place_suppressed(h)) {
+#if (nginx_version >= 1023000)
+
+        while (h && h->hash == 0 && h->next) {
+            h = h->next;
+        }
+
+#endif
+
+        if (h && h->hash == 0) {
             bits |= (ngx_uint_t) 1 << i;
         }
     }
 
     return bits;
-}
-
-
-static ngx_uint_t
-place_suppressed(ngx_table_elt_t *h)
-{
-#if (nginx_version >= 1023000)
-
-    for ( /* void */ ; h; h = h->next) {
-        if (h->hash) {
-            return 0;
-        }
-    }
-
-    return 1;
-
-#else
-
-    return h->hash == 0;
-
-#endif
 }
 
 

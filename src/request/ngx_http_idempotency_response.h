@@ -106,12 +106,8 @@ typedef struct {
 
     ngx_str_t                  body;
 
-    unsigned                   allow_ranges:1;
-    unsigned                   single_range:1;
-    unsigned                   disable_not_modified:1;
-    unsigned                   expect_trailers:1;
-    unsigned                   override:1;
-    unsigned                   has_location:1;
+    ngx_uint_t                 flags;
+    ngx_uint_t                 has_location;
 } ngx_http_idempotency_response_t;
 
 
