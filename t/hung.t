@@ -198,7 +198,7 @@ for my $mode (qw(batched strict)) {
     $disk->set(all => 'hang');
     $n->up;
 
-    like($n->log, qr/\[alert\].* the state file .*nothing was heard of it for 5 s.*; zone "z" is without it until it answers/,
+    like($n->log, qr/\[alert\].* the state file .*nothing was heard of it for 5 s.*; zone "z" is without it until it can be used/,
          '... hangs at a start, which goes on without it');
     is(order(), '503 UNAVAILABLE', '... what needs it is refused');
     is($n->post('/free')->{status}, 200, '... and what does not is served');
@@ -247,7 +247,7 @@ for my $mode (qw(batched strict)) {
     $disk->set(open => 'gone', write => 'full');
     $n->up;
 
-    like($n->log, qr/\[alert\].* zone "z" is without it until a reload/, '... a start without it');
+    like($n->log, qr/\[alert\].* zone "z" is without it until it can be used/, '... a start without it');
     is(order(), '503 UNAVAILABLE', '... what needs it is refused');
 
     my @old = $n->workers;

@@ -12,7 +12,7 @@
 #include <sys/mount.h>
 #include <sched.h>
 
-#include "store/file/ngx_idempotency_db_sql.h"
+#include "store/file/ngx_idempotency_db.h"
 #include "unit.h"
 #include "file.h"
 
@@ -428,7 +428,7 @@ read_only(void)
 
 
 /* nothing that somebody put into the file is run, and no file is shared with
-   another program: neither is opened, nor begun with */
+   another program */
 
 static void
 of_others(void)
@@ -456,16 +456,13 @@ of_others(void)
         check_equal(sqlite3_exec(other, puts[i][0], NULL, NULL, NULL),
                     SQLITE_OK);
 
-        file_open(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
+        check_equal(file_start(1), NGX_ERROR);
 
-        if (!check(file.db == NULL)
-            || !check(strstr(file.error, "not the tables of this module")))
+        if (!check(strstr(file.error, "not the tables of this module")
+                   != NULL))
         {
             unit_note("%s", puts[i][0]);
         }
-
-        check_equal(file_start(1), NGX_ERROR);
-        check(strstr(file.error, "not the tables of this module") != NULL);
 
         check_equal(sqlite3_exec(other, puts[i][1], NULL, NULL, NULL),
                     SQLITE_OK);
@@ -569,7 +566,7 @@ truncated(void)
 
         if (i == 0) {
             check_equal(file_start(1), NGX_ERROR);
-            check(strstr(file.error, "not a file of this module") != NULL);
+            check(strstr(file.error, "not the tables of this module") != NULL);
             check_equal(file_size(""), 0);
         }
 
@@ -610,18 +607,7 @@ not_ours(void)
     check_equal(sqlite3_close(other), SQLITE_OK);
 
     check_equal(file_start(1), NGX_ERROR);
-    check(strstr(file.error, "is of version 9, this module knows 2") != NULL);
-    file_open(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
-    check(file.db == NULL);
-
-    check_equal(sqlite3_open(file.path, &other), SQLITE_OK);
-    check_equal(sqlite3_exec(other, "PRAGMA user_version = 2;"
-                             "PRAGMA application_id = 5", NULL, NULL, NULL),
-                SQLITE_OK);
-    check_equal(sqlite3_close(other), SQLITE_OK);
-
-    check_equal(file_start(1), NGX_ERROR);
-    check(strstr(file.error, "not a file of this module") != NULL);
+    check(strstr(file.error, "is of version 9, with") != NULL);
 
     /* some text */
 
@@ -632,7 +618,11 @@ not_ours(void)
     close(fd);
 
     check_equal(file_start(1), NGX_ERROR);
-    check(strstr(file.error, "not a file of this module") != NULL);
+
+    if (!check(strstr(file.error, "not a file of this module") != NULL)) {
+        unit_note("%s", file.error);
+    }
+
     check_equal(file_size(""), 100000);
 
     file_remove();

@@ -8,7 +8,7 @@
 #include <ngx_config.h>
 #include <ngx_core.h>
 
-#include "store/file/ngx_idempotency_db_sql.h"
+#include "store/file/ngx_idempotency_db.h"
 #include "unit.h"
 #include "file.h"
 

@@ -285,7 +285,7 @@ file_unit_open(zone_t *z)
         file_other.user = file_core.user;
         file_other.group = file_core.group;
         file_other.username = file_core.username;
-        file_other.stamp = secret->stamp;
+        ngx_memcpy(file_other.stamp, secret->stamp, NGX_IDEMPOTENCY_STAMP_LEN);
 
         check_equal(ngx_idempotency_start(&file_other, file_pool,
                                           unit_cycle.log),

@@ -74,11 +74,19 @@ file_make(char *dir)
 ngx_int_t
 file_start(ngx_uint_t found)
 {
+    ngx_int_t  rc;
+
     file.start.found = found;
     file.error[0] = '\0';
 
-    return ngx_idempotency_db_start(file.path, &file.start, file.error,
-                                    sizeof(file.error));
+    file.start.why[0] = '\0';
+
+    rc = ngx_idempotency_start_database(file.path, &file.start);
+
+    ngx_cpystrn((u_char *) file.error, (u_char *) file.start.why,
+                sizeof(file.error));
+
+    return rc;
 }
 
 

@@ -10,6 +10,7 @@
 
 
 #include "store/file/ngx_idempotency_db.h"
+#include "store/file/ngx_idempotency_start.h"
 
 
 #define FILE_HOUR  ((int64_t) 3600 * 1000)
@@ -25,7 +26,7 @@ typedef struct {
     char                         path[160];
     char                         error[NGX_IDEMPOTENCY_DB_ERROR];
 
-    ngx_idempotency_db_start_t   start;
+    ngx_idempotency_start_t      start;
     ngx_idempotency_db_conf_t    conf;
     ngx_idempotency_db_t        *db;
 

@@ -15,9 +15,8 @@
 #include <ngx_core.h>
 #include <dirent.h>
 
-#include "store/file/ngx_idempotency_db_sql.h"
+#include "store/file/ngx_idempotency_db.h"
 #include "store/file/ngx_idempotency_start.h"
-#include "store/file/ngx_idempotency_witness.h"
 #include "unit.h"
 #include "file.h"
 #include "disk.h"
@@ -102,7 +101,6 @@ static uint64_t                 seed;
 static ngx_idempotency_sync_e   mode;
 static char                    *careless;
 
-static u_char                   stamp[NGX_IDEMPOTENCY_STAMP_LEN];
 static ngx_idempotency_start_t  start;
 static ngx_idempotency_db_t    *tend;
 
@@ -396,7 +394,6 @@ power_on(void)
     start.user = geteuid();
     start.group = getegid();
     start.username = "root";
-    start.stamp = stamp;
     start.must = 1;
 
     unit_expect("the state file");

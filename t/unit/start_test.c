@@ -57,10 +57,17 @@ static ngx_uint_t  no_locks;
 static ngx_uint_t  handled;
 
 
-ngx_int_t __real_ngx_idempotency_db_start(const char *name,
-    ngx_idempotency_db_start_t *start, char *error, size_t len);
-ngx_int_t __wrap_ngx_idempotency_db_start(const char *name,
-    ngx_idempotency_db_start_t *start, char *error, size_t len);
+int __real_sqlite3_open_v2(const char *name, sqlite3 **sqlite, int flags,
+    const char *vfs);
+int __wrap_sqlite3_open_v2(const char *name, sqlite3 **sqlite, int flags,
+    const char *vfs);
+void __real_ngx_idempotency_owners_commit_unlock(int fd);
+void __wrap_ngx_idempotency_owners_commit_unlock(int fd);
+int __real_clock_gettime(clockid_t id, struct timespec *ts);
+int __wrap_clock_gettime(clockid_t id, struct timespec *ts);
+int __real_open64(const char *name, int flags, mode_t mode);
+int __wrap_open64(const char *name, int flags, mode_t mode);
+int __wrap_open(const char *name, int flags, mode_t mode);
 int __real_fcntl64(int fd, int cmd, ...);
 int __wrap_fcntl64(int fd, int cmd, void *arg);
 int __wrap_fcntl(int fd, int cmd, void *arg);
@@ -68,27 +75,12 @@ int __real_poll(struct pollfd *fds, nfds_t n, int timeout);
 int __wrap_poll(struct pollfd *fds, nfds_t n, int timeout);
 
 
-ngx_int_t
-__wrap_ngx_idempotency_db_start(const char *name,
-    ngx_idempotency_db_start_t *start, char *error, size_t len)
+/* of the child alone, which opens the database */
+
+int
+__wrap_sqlite3_open_v2(const char *name, sqlite3 **sqlite, int flags,
+    const char *vfs)
 {
-    ngx_int_t  rc;
-
-    if (!check(start->boottime > 0)
-        || !check(start->wall > (int64_t) 1700000000 * 1000)
-        || !check(strlen(start->boot) >= 36))
-    {
-        /* in a child: this is noticed */
-
-        _exit(1);
-    }
-
-    start->wall = (wall ? wall : start->wall) + forward;
-
-    if (boot) {
-        strcpy(start->boot, boot);
-    }
-
     if (does == DIES_FIRST) {
         abort();
     }
@@ -101,13 +93,60 @@ __wrap_ngx_idempotency_db_start(const char *name,
         _exit(0);
     }
 
-    rc = __real_ngx_idempotency_db_start(name, start, error, len);
+    return __real_sqlite3_open_v2(name, sqlite, flags, vfs);
+}
+
+
+/* the last step at the database */
+
+void
+__wrap_ngx_idempotency_owners_commit_unlock(int fd)
+{
+    __real_ngx_idempotency_owners_commit_unlock(fd);
 
     if (does == DIES_LAST) {
         kill(getpid(), SIGKILL);
     }
+}
+
+
+int
+__wrap_clock_gettime(clockid_t id, struct timespec *ts)
+{
+    int  rc;
+
+    rc = __real_clock_gettime(id, ts);
+
+    if (id == CLOCK_REALTIME) {
+        ts->tv_sec = (wall ? wall / 1000 : ts->tv_sec) + forward / 1000;
+    }
 
     return rc;
+}
+
+
+int
+__wrap_open64(const char *name, int flags, mode_t mode)
+{
+    int  ends[2];
+
+    if (boot && strcmp(name, "/proc/sys/kernel/random/boot_id") == 0) {
+        check_equal(pipe(ends), 0);
+        check_equal(write(ends[1], boot, strlen(boot)), strlen(boot));
+        check_equal(write(ends[1], "\n", 1), 1);
+        close(ends[1]);
+
+        return ends[0];
+    }
+
+    return __real_open64(name, flags, mode);
+}
+
+
+int
+__wrap_open(const char *name, int flags, mode_t mode)
+{
+    return __wrap_open64(name, flags, mode);
 }
 
 
@@ -307,7 +346,7 @@ begin(ngx_idempotency_start_t *s)
     s->user = user;
     s->group = (user == NOBODY) ? NOBODY : getegid();
     s->username = (user == NOBODY) ? "nobody" : NULL;
-    s->stamp = stamp;
+    ngx_memcpy(s->stamp, stamp, NGX_IDEMPOTENCY_STAMP_LEN);
     s->must = 1;
 
     return ngx_idempotency_start(s, unit_pool, unit_cycle.log);
@@ -734,7 +773,7 @@ what_it_is_not(void)
     refused_by_both("\" is a file of another program, or damaged");
 
     put(path, zeros, sizeof(zeros));
-    refused_by_both("\" is damaged, it begins with zeros");
+    refused_by_both("\" is a file of another program, or damaged");
 
     /* another program's database; its log is not touched either */
 
@@ -759,14 +798,14 @@ what_it_is_not(void)
 
     check_equal(stat(path, &st), 0);
 
-    check_equal(truncate(path, st.st_size - 1), 0);
-    refused_by_both("\" is damaged, ");
+    check_equal(truncate(path, st.st_size - 4096), 0);
+    refused_by_both("\" is damaged: ");
 
     check_equal(truncate(path, 4096), 0);
-    refused_by_both("\" is damaged, 4096 of its ");
+    refused_by_both("\" is damaged: ");
 
     check_equal(truncate(path, 100), 0);
-    refused_by_both("\" is damaged, 100 of its ");
+    refused_by_both("\" is damaged: ");
 
     check_equal(truncate(path, 50), 0);
     refused_by_both("\" is a file of another program, or damaged");
@@ -844,7 +883,6 @@ a_long_name(void)
     s.user = user;
     s.group = user;
     s.username = "nobody";
-    s.stamp = stamp;
     s.must = 1;
 
     s.path.data = (u_char *) name;

@@ -16,10 +16,14 @@
  */
 
 
-#include "ngx_idempotency_db_sql.h"
+#include "ngx_idempotency_db.h"
 #include "ngx_idempotency_owners.h"
 
-#if (NGX_IDEMPOTENCY_SQLITE && NGX_THREADS)
+
+#if (NGX_IDEMPOTENCY_FILE)
+
+
+#define DB_PAGE  4096
 
 
 typedef enum {
@@ -122,10 +126,6 @@ typedef struct {
 
 #define DB_META_LAG      1000
 
-/* a column of it; the next one is the number */
-
-#define DB_META_IDENTITY  4
-
 /* so many times, after so many microseconds, a page is looked at that may be
    written now */
 
@@ -167,7 +167,7 @@ typedef struct {
 
 /* in pages: what a response takes, and what a row may take besides */
 
-#define DB_PAGES(size)  ((int64_t) ((size) / (NGX_IDEMPOTENCY_DB_PAGE - 4)))
+#define DB_PAGES(size)  ((int64_t) ((size) / (DB_PAGE - 4)))
 #define DB_ROW          4
 
 /* the column `parts`: what it is bound to, and the record's mark */
@@ -253,6 +253,7 @@ static uint32_t db_hash(u_char *p, size_t len);
 static int db_doubt_dead(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n,
     ngx_uint_t *done);
 static ngx_int_t db_checkpoint(ngx_idempotency_db_t *db, int mode);
+static int db_unread(sqlite3 *sqlite);
 static int db_vacuum(ngx_idempotency_db_t *db, ngx_uint_t n, ngx_uint_t *more);
 
 
@@ -351,10 +352,6 @@ ngx_idempotency_db_open(ngx_idempotency_db_conf_t *conf, char *error,
         goto failed;
     }
 
-    if (ngx_idempotency_db_stamped(db->sqlite, error, len) != SQLITE_OK) {
-        goto failed;
-    }
-
     if (db_prepare(db) != NGX_OK) {
         (void) snprintf(error, len, "%s", db->state.error);
         goto failed;
@@ -381,10 +378,17 @@ db_prepare(ngx_idempotency_db_t *db)
                     db->conf.sync == NGX_IDEMPOTENCY_SYNC_STRICT
                     ? "FULL" : "NORMAL");
 
-    rc = sqlite3_exec(db->sqlite, sql, NULL, NULL, NULL);
+    /* a copy that was made of it may have no log */
+
+    rc = sqlite3_exec(db->sqlite, "PRAGMA journal_mode = WAL", NULL, NULL,
+                      NULL);
+
+    if (rc == SQLITE_OK) {
+        rc = sqlite3_exec(db->sqlite, sql, NULL, NULL, NULL);
+    }
 
     if (rc == SQLITE_OK && db->conf.max_size) {
-        db->most = db->conf.max_size / NGX_IDEMPOTENCY_DB_PAGE;
+        db->most = db->conf.max_size / DB_PAGE;
 
         (void) snprintf(sql, sizeof(sql), "PRAGMA max_page_count = %lld",
                         (long long) db->most);
@@ -674,26 +678,19 @@ db_filed(ngx_idempotency_db_t *db)
 }
 
 
-/* the only row of its only page: see SQLite's file format.  Zero: it isn't */
+/* the only row of its only page: the identity, and then eight bytes of the
+   number.  Zero: it isn't */
 
 static ngx_uint_t
 db_filed_number(ngx_idempotency_db_t *db, ngx_atomic_uint_t *number)
 {
-    size_t      cell, value, size;
-    u_char      page[NGX_IDEMPOTENCY_DB_PAGE + 256];
-    ngx_uint_t  i, type;
+    size_t       cell;
+    u_char       page[DB_PAGE], *p;
+    uint64_t     value;
+    ngx_uint_t   i;
 
-    /* of integers, by their serial types */
-
-    static size_t  sizes[] = { 0, 1, 2, 3, 4, 6, 8, 8, 0, 0 };
-
-    /* no row ends beyond that, whatever the page says of it */
-
-    ngx_memzero(page, sizeof(page));
-
-    if (pread(db->conf.file, page, NGX_IDEMPOTENCY_DB_PAGE,
-              (off_t) (db->root - 1) * NGX_IDEMPOTENCY_DB_PAGE)
-        != NGX_IDEMPOTENCY_DB_PAGE
+    if (pread(db->conf.file, page, DB_PAGE, (off_t) (db->root - 1) * DB_PAGE)
+        != DB_PAGE
         || page[0] != 0x0d || page[3] != 0 || page[4] != 1)
     {
         return 0;
@@ -701,56 +698,26 @@ db_filed_number(ngx_idempotency_db_t *db, ngx_atomic_uint_t *number)
 
     cell = page[8] << 8 | page[9];
 
-    /* lengths of the row, and the row's id, of which there is one */
-
-    while (cell < NGX_IDEMPOTENCY_DB_PAGE && (page[cell++] & 0x80)) {
-        /* void */
-    }
-
-    cell++;
-
-    if (cell > NGX_IDEMPOTENCY_DB_PAGE || page[cell] > 20) {
+    if (cell >= DB_PAGE) {
         return 0;
     }
 
-    value = cell + page[cell];
+    p = memmem(page + cell, DB_PAGE - cell, db->conf.mark->identity,
+               NGX_IDEMPOTENCY_MARK_LEN);
 
-    for (i = 0; ; i++) {
-        type = page[++cell];
-
-        if (i == DB_META_IDENTITY) {
-
-            if (type != 12 + 2 * NGX_IDEMPOTENCY_MARK_LEN
-                || ngx_memcmp(page + value, db->conf.mark->identity,
-                              NGX_IDEMPOTENCY_MARK_LEN) != 0)
-            {
-                return 0;
-            }
-
-            value += NGX_IDEMPOTENCY_MARK_LEN;
-            continue;
-        }
-
-        if (type > 9) {
-            return 0;
-        }
-
-        size = sizes[type];
-
-        if (i == DB_META_IDENTITY + 1) {
-            break;
-        }
-
-        value += size;
+    if (p == NULL || page + DB_PAGE - p < NGX_IDEMPOTENCY_MARK_LEN + 8) {
+        return 0;
     }
 
-    *number = (type == 9);
+    value = 0;
 
-    while (size--) {
-        *number = *number << 8 | page[value++];
+    for (i = 0; i < 8; i++) {
+        value = value << 8 | p[NGX_IDEMPOTENCY_MARK_LEN + i];
     }
 
-    return 1;
+    *number = (ngx_atomic_uint_t) value;
+
+    return (value == ngx_idempotency_db_number(value));
 }
 
 
@@ -801,7 +768,8 @@ db_end(ngx_idempotency_db_t *db, uint64_t fence, int64_t now)
 
     (void) sqlite3_bind_int64(st, 1, ngx_max(db->latest, now));
     (void) sqlite3_bind_int64(st, 2, ngx_max(db->fence, fence));
-    (void) sqlite3_bind_int64(st, 3, db->number + 1);
+    (void) sqlite3_bind_int64(st, 3,
+                              ngx_idempotency_db_number(db->number + 1));
 
     rc = db_run(db, SQL_SET_META);
 
@@ -883,7 +851,7 @@ db_files(ngx_idempotency_db_t *db, ngx_uint_t first)
             return db_moved(db, i, "was replaced by another one");
         }
 
-        if (st.st_size < NGX_IDEMPOTENCY_DB_PAGE && i != 1) {
+        if (st.st_size < DB_PAGE && i != 1) {
             db->state.failed = 1;
             return db_moved(db, i, "was truncated");
         }
@@ -1008,7 +976,7 @@ db_fail(ngx_idempotency_db_t *db, int rc)
             break;
         }
 
-        if (ngx_idempotency_db_unread(db->sqlite)) {
+        if (db_unread(db->sqlite)) {
 
             /* a new connection remembers no earlier error */
 
@@ -1731,7 +1699,7 @@ static ngx_uint_t
 db_room(ngx_idempotency_db_t *db, size_t size, int64_t reserve)
 {
     if (size > (size_t) sqlite3_limit(db->sqlite, SQLITE_LIMIT_LENGTH, -1)
-               - NGX_IDEMPOTENCY_DB_PAGE)
+               - DB_PAGE)
     {
         return 0;
     }
@@ -2155,6 +2123,111 @@ db_checkpoint(ngx_idempotency_db_t *db, int mode)
     default:
         return db_fail(db, rc);
     }
+}
+
+
+/* nothing in a file that is not ours is to run, and nothing is mapped, or
+   what truncates the file would kill the worker */
+
+int
+ngx_idempotency_db_connect(const char *path, sqlite3 **sqlite)
+{
+    int  rc;
+
+    rc = sqlite3_open_v2(path, sqlite,
+                         SQLITE_OPEN_READWRITE|SQLITE_OPEN_NOMUTEX
+                         |SQLITE_OPEN_PRIVATECACHE, NULL);
+
+    if (rc != SQLITE_OK) {
+        return rc;
+    }
+
+    (void) sqlite3_extended_result_codes(*sqlite, 1);
+    (void) sqlite3_busy_timeout(*sqlite, NGX_IDEMPOTENCY_DB_BUSY);
+
+    (void) sqlite3_db_config(*sqlite, SQLITE_DBCONFIG_DEFENSIVE, 1, NULL);
+    (void) sqlite3_db_config(*sqlite, SQLITE_DBCONFIG_ENABLE_TRIGGER, 0, NULL);
+    (void) sqlite3_db_config(*sqlite, SQLITE_DBCONFIG_ENABLE_VIEW, 0, NULL);
+    (void) sqlite3_db_config(*sqlite, SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0, NULL);
+
+    return sqlite3_exec(*sqlite,
+                        "PRAGMA mmap_size = 0;"
+                        "PRAGMA temp_store = MEMORY;"
+                        "PRAGMA cell_size_check = ON;"
+                        "PRAGMA secure_delete = OFF;"
+                        "PRAGMA cache_size = -4096;"
+                        "PRAGMA wal_autocheckpoint = 0;"
+                        "PRAGMA journal_size_limit = 16777216",
+                        NULL, NULL, NULL);
+}
+
+
+void
+ngx_idempotency_db_tell(char *error, size_t len, sqlite3 *sqlite, int rc)
+{
+    int  err;
+
+    err = 0;
+
+    switch (rc & 0xff) {
+
+    case SQLITE_CORRUPT:
+        err = db_unread(sqlite);
+
+        if (err) {
+            (void) snprintf(error, len, "can't be read: %s", strerror(err));
+            return;
+        }
+
+        (void) snprintf(error, len, "is damaged: %s (%d); restore it, or "
+                        "remove it to begin anew", sqlite3_errstr(rc), rc);
+        return;
+
+    case SQLITE_NOTADB:
+        (void) snprintf(error, len, "is not a file of this module");
+        return;
+
+    case SQLITE_IOERR:
+    case SQLITE_CANTOPEN:
+        err = sqlite ? sqlite3_system_errno(sqlite) : 0;
+        break;
+    }
+
+    (void) snprintf(error, len, "%s (%d)%s%s", sqlite3_errstr(rc), rc,
+                    err ? ": " : "", err ? strerror(err) : "");
+}
+
+
+/*
+ * SQLite calls it damage, too, where the disk can't read.  What is told is the
+ * last error of this connection's file or log, or 0.
+ */
+
+static int
+db_unread(sqlite3 *sqlite)
+{
+    int            err;
+    sqlite3_file  *log;
+
+    err = 0;
+    log = NULL;
+
+    if (sqlite == NULL) {
+        return 0;
+    }
+
+    (void) sqlite3_file_control(sqlite, "main", SQLITE_FCNTL_LAST_ERRNO, &err);
+
+    if (err == 0
+        && sqlite3_file_control(sqlite, "main", SQLITE_FCNTL_JOURNAL_POINTER,
+                                &log)
+           == SQLITE_OK
+        && log && log->pMethods)
+    {
+        (void) log->pMethods->xFileControl(log, SQLITE_FCNTL_LAST_ERRNO, &err);
+    }
+
+    return (err == EIO || err == ENXIO || err == ERANGE) ? err : 0;
 }
 
 

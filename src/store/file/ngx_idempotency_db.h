@@ -14,6 +14,7 @@
 
 
 #include "store/ngx_idempotency_backing.h"
+#include <sqlite3.h>
 
 
 /* of pages: the log's length at which it begins anew in a quiet moment, and at
@@ -26,6 +27,14 @@
 
 #define NGX_IDEMPOTENCY_DB_ID       0x6964656d
 #define NGX_IDEMPOTENCY_DB_VERSION  2
+
+/* milliseconds: for how long a statement waits for another program */
+
+#define NGX_IDEMPOTENCY_DB_BUSY     250
+
+/* the number of a commit as the file has it: always of eight bytes */
+
+#define ngx_idempotency_db_number(n)  ((uint64_t) (n) | (uint64_t) 1 << 48)
 
 /* of errors, with the zero */
 
@@ -128,46 +137,15 @@ ngx_int_t ngx_idempotency_db_tidy(ngx_idempotency_db_t *db, int64_t now,
     ngx_uint_t n);
 
 
-/* of a start, in a process of its own */
+/*
+ * For a start: a connection as it is used here; what an error of SQLite's means;
+ * and what differs between the file and the mark: 0, and error tells.
+ */
 
-typedef struct {
-    /* in: the clocks, in milliseconds, and the boot's name, "": not known */
-    int64_t                    wall;
-    int64_t                    boottime;
-    char                       boot[80];
-    /* in: it must be a store; else an empty file is there to become one */
-    ngx_uint_t                 found;
-    /* in: that of the digest key by which the file's tokens are made */
-    u_char                     stamp[NGX_IDEMPOTENCY_STAMP_LEN];
-    /* in: the file must be that of the mark, unless an operator agreed; out:
-       it is not, and what it is */
-    ngx_uint_t                 marked;
-    ngx_uint_t                 agreed;
-    ngx_uint_t                 other;
-    ngx_idempotency_mark_t     mark;
-    /* in: whose lock of those who commit is taken for what is written */
-    int                        owners;
-
-    /* out: a number that this file never gave, and no fence is higher */
-    uint64_t                   instance;
-    uint64_t                   fence;
-    /* out: what the file's time is ahead of CLOCK_BOOTTIME, and the latest
-       time that it knows of */
-    int64_t                    base;
-    int64_t                    latest;
-} ngx_idempotency_db_start_t;
-
-/* looks whether the file is whole, for 0.3 seconds at most; NGX_ERROR: error
-   tells what is wrong with it */
-
-ngx_int_t ngx_idempotency_db_start(const char *path,
-    ngx_idempotency_db_start_t *start, char *error, size_t len);
-
-/* NGX_ERROR: it can't be this one's, by its key, its version, its tables or its
-   witness.  Changes nothing, and leaves all else to a start */
-
-ngx_int_t ngx_idempotency_db_peek(const char *path,
-    ngx_idempotency_db_start_t *start, char *error, size_t len);
+int ngx_idempotency_db_connect(const char *path, sqlite3 **sqlite);
+void ngx_idempotency_db_tell(char *error, size_t len, sqlite3 *sqlite, int rc);
+ngx_uint_t ngx_idempotency_db_same(ngx_idempotency_mark_t *mark,
+    const void *identity, ngx_atomic_uint_t number, char *error, size_t len);
 
 
 #endif /* _NGX_IDEMPOTENCY_DB_H_INCLUDED_ */

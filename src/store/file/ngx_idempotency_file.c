@@ -14,17 +14,15 @@
 
 
 #include "store/ngx_idempotency_shm.h"
-#include "ngx_idempotency_db.h"
 #include "ngx_idempotency_file.h"
 #include "ngx_idempotency_owners.h"
-#include "ngx_idempotency_start.h"
-#include "ngx_idempotency_thread.h"
-#include "ngx_idempotency_witness.h"
 
 
 #if (NGX_IDEMPOTENCY_FILE)
 
-#include <time.h>
+#include "ngx_idempotency_db.h"
+#include "ngx_idempotency_start.h"
+#include "ngx_idempotency_thread.h"
 
 
 /* all in milliseconds */
@@ -62,9 +60,11 @@
 
 #define NGX_IDEMPOTENCY_FILE_TIDY      256
 
-/* where the start of the file got no answer, workers try again so often */
+/* where a start of the file hangs, or was refused, workers try again so
+   often */
 
 #define NGX_IDEMPOTENCY_FILE_AGAIN     100
+#define NGX_IDEMPOTENCY_FILE_REFUSED   1000
 
 /* a thread has found that it is another file; it is not logged yet */
 
@@ -96,7 +96,6 @@ typedef struct {
     ngx_idempotency_tier_sh_t  *sh;
     ngx_idempotency_db_conf_t   db;
     ngx_idempotency_start_t     start;
-    u_char                      stamp[NGX_IDEMPOTENCY_STAMP_LEN];
 
     file_conn_t                 flush;
     file_conn_t                 sync;
@@ -147,10 +146,8 @@ struct file_s {
 static ngx_int_t file_init(ngx_idempotency_tier_t *tier,
     ngx_idempotency_tier_t *old, ngx_log_t *log);
 static ngx_int_t file_start(file_t *file, ngx_uint_t must, ngx_log_t *log);
-static void file_begin(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_start_t *start);
-static ngx_uint_t file_begin_late(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_start_t *start);
+static ngx_int_t file_begin(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_start_t *start, ngx_uint_t late);
 static ngx_idempotency_tier_t *file_unnamed(ngx_conf_t *cf,
     ngx_idempotency_tier_t *old);
 static ngx_int_t file_init_process(ngx_idempotency_tier_t *tier,
@@ -367,7 +364,7 @@ file_init(ngx_idempotency_tier_t *tier, ngx_idempotency_tier_t *old,
             /* its workers may have begun since */
 
             if (rc != NGX_ERROR
-                && !file_begin_late(old->shm, &file->start))
+                && file_begin(old->shm, &file->start, 1) != NGX_OK)
             {
                 ngx_idempotency_start_leave(&file->start);
                 file->start.late = 1;
@@ -401,24 +398,32 @@ file_start(file_t *file, ngx_uint_t must, ngx_log_t *log)
     file->start.user = ccf->user;
     file->start.group = ccf->group;
     file->start.username = ccf->username;
-    file->start.stamp = file->tier.shm->store->secret->stamp;
+    ngx_memcpy(file->start.stamp, file->tier.shm->store->secret->stamp,
+               NGX_IDEMPOTENCY_STAMP_LEN);
 
     return ngx_idempotency_start(&file->start, file->pool, log);
 }
 
 
-/* the zone goes on with what a start has found since it was made */
+/* the zone goes on with what a start has found since it was made; late:
+   NGX_DECLINED, if somebody else has begun */
 
-static void
-file_begin(ngx_idempotency_shm_t *shm, ngx_idempotency_start_t *start)
+static ngx_int_t
+file_begin(ngx_idempotency_shm_t *shm, ngx_idempotency_start_t *start,
+    ngx_uint_t late)
 {
     ngx_idempotency_tier_sh_t  *sh;
 
     if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
-        return;
+        return NGX_DECLINED;
     }
 
     sh = &shm->sh->tier;
+
+    if (late && sh->instance) {
+        ngx_idempotency_shm_unlock(shm);
+        return NGX_DECLINED;
+    }
 
     sh->instance = start->instance;
     shm->sh->fence = ngx_max(shm->sh->fence, start->fence);
@@ -428,21 +433,8 @@ file_begin(ngx_idempotency_shm_t *shm, ngx_idempotency_start_t *start)
     sh->other = start->other;
 
     ngx_idempotency_shm_unlock(shm);
-}
 
-
-/* false: somebody else has begun */
-
-static ngx_uint_t
-file_begin_late(ngx_idempotency_shm_t *shm, ngx_idempotency_start_t *start)
-{
-    if (shm->sh->tier.instance) {
-        return 0;
-    }
-
-    file_begin(shm, start);
-
-    return 1;
+    return NGX_OK;
 }
 
 
@@ -489,8 +481,7 @@ file_init_process(ngx_idempotency_tier_t *tier, ngx_cycle_t *cycle)
     work->start = file->start;
     work->start.next = NULL;
     work->start.path.data = (u_char *) strdup(file->db.path);
-    work->start.stamp = work->stamp;
-    ngx_memcpy(work->stamp, tier->shm->store->secret->stamp,
+    ngx_memcpy(work->start.stamp, tier->shm->store->secret->stamp,
                NGX_IDEMPOTENCY_STAMP_LEN);
 
     work->db = file->db;
@@ -932,10 +923,8 @@ file_agreed(file_work_t *work)
 
     file_leave(conn);
 
-    work->start.mark = work->sh->mark;
-
-    conn->rc = ngx_idempotency_start_agreed(&work->start, conn->error,
-                                            sizeof(conn->error));
+    work->start.agreed = 1;
+    conn->rc = ngx_idempotency_start_late(&work->start, 0);
 }
 
 
@@ -992,12 +981,11 @@ file_begin_anew(file_t *file)
         ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
                       "idempotency: the %V of zone \"%V\" can't be agreed to: "
                       "it %s", &file->tier.name, &shm->store->name,
-                      file->work->flush.error);
+                      file->work->start.why);
         return;
     }
 
-    file->work->start.other = 0;
-    file_begin(shm, &file->work->start);
+    (void) file_begin(shm, &file->work->start, 0);
 
     ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0,
                   "idempotency: the %V of zone \"%V\" is used as it is, as "
@@ -1583,55 +1571,65 @@ file_late_handler(ngx_event_t *ev)
 static void
 file_late_run(file_work_t *work)
 {
-    work->maintain.rc = ngx_idempotency_start_late(&work->start, work->instance,
-                                                   work->maintain.error,
-                                               sizeof(work->maintain.error));
+    work->start.owners = -1;
+    work->start.file = -1;
+
+    work->maintain.rc = ngx_idempotency_start_late(&work->start,
+                                                   work->instance);
 }
 
 
 static void
 file_late_done(file_t *file)
 {
-    file_work_t            *work;
-    ngx_idempotency_shm_t  *shm;
+    file_work_t              *work;
+    ngx_idempotency_shm_t    *shm;
+    ngx_idempotency_start_t  *start;
 
     work = file->work;
+    start = &work->start;
     shm = file->tier.shm;
 
-    if (work->maintain.rc == NGX_AGAIN) {
+    if (work->maintain.rc != NGX_OK && !start->other) {
+
+        ngx_add_timer(&file->late, NGX_IDEMPOTENCY_FILE_REFUSED);
+
+        /* the start has logged the first reason */
+
+        if (ngx_strcmp(start->why, file->start.why) != 0) {
+            ngx_memcpy(file->start.why, start->why, sizeof(start->why));
+
+            ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, start->err,
+                          "idempotency: the %V %s; zone \"%V\" is without it "
+                          "until it can be used", &file->tier.name, start->why,
+                          &shm->store->name);
+        }
+
         return;
     }
 
-    if (work->maintain.rc == NGX_ERROR && !work->start.other) {
-        ngx_del_timer(&file->late);
-
-        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
-                      "idempotency: the %V of zone \"%V\" %s; the zone is "
-                      "without it until a reload", &file->tier.name,
-                      &shm->store->name, work->maintain.error);
-        return;
-    }
-
-    if (work->instance == 0 && !file_begin_late(shm, &work->start)) {
-        ngx_idempotency_start_leave(&work->start);
-        (void) close(work->start.file);
-        work->start.file = -1;
+    if (work->instance == 0 && file_begin(shm, start, 1) != NGX_OK) {
+        ngx_idempotency_start_leave(start);
+        (void) close(start->file);
         return;
     }
 
     ngx_del_timer(&file->late);
 
-    file->start.owners = work->start.owners;
-    file->start.file = work->start.file;
-    work->db.file = work->start.file;
+    file->start.owners = start->owners;
+    file->start.file = start->file;
+    work->db.file = start->file;
 
     ngx_idempotency_tier_serve(&file->tier, 1);
 
-    if (work->start.other) {
-        (void) snprintf(work->found, sizeof(work->found), "%s",
-                        work->maintain.error);
+    if (start->other) {
+        ngx_cpystrn((u_char *) work->found, (u_char *) start->why,
+                    sizeof(work->found));
         shm->sh->tier.other = NGX_IDEMPOTENCY_FILE_FOUND;
         file_log_found(file);
+
+    } else if (work->instance == 0) {
+        ngx_idempotency_start_log(start, ngx_cycle->log);
     }
 }
 

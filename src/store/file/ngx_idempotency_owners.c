@@ -1,7 +1,15 @@
 
 /*
- * Who lives, by locks on bytes of a file that stays empty: one byte for each
+ * What stands beside the file of a store.
+ *
+ * The owners are locks on bytes of a file that stays empty: one byte for each
  * instance, and one each for whoever commits and starts.
+ *
+ * The witness is two slots of a sector each, written in turn, so that one that
+ * is torn by a power cut leaves the other.  It is written without a sync, into
+ * space that it has from its beginning: a full disk does not stop it, and what
+ * of it is on disk is some earlier truth.  One writes at a time, or a late one
+ * would take the newer slot.
  */
 
 
@@ -12,6 +20,7 @@
 
 
 #define OWNERS_SUFFIX  "-owners"
+#define OWNERS_NAME    (NGX_IDEMPOTENCY_FILE_PATH + 16)
 
 #define OWNERS_ALONE   1
 
@@ -29,20 +38,45 @@
 #define OWNERS_POLL    1
 
 
-static ngx_int_t owners_name(const char *path, char *name);
+#define WITNESS_SUFFIX  "-witness"
+#define WITNESS_MAGIC   "idem-wit"
+#define WITNESS_SECTOR  512
+
+/* milliseconds: who writes it does so at once, or is stopped */
+
+#define WITNESS_WAIT    5
+
+
+typedef struct {
+    u_char                  magic[8];
+    u_char                  identity[NGX_IDEMPOTENCY_MARK_LEN];
+    uint64_t                number;
+    /* CRC32 of what is before */
+    uint32_t                sum;
+} witness_slot_t;
+
+/* what is summed, and what is written */
+
+#define WITNESS_SUM   offsetof(witness_slot_t, sum)
+#define WITNESS_SLOT  (WITNESS_SUM + sizeof(uint32_t))
+
+
+static ngx_int_t owners_name(const char *path, const char *suffix, char *name);
 static ngx_int_t owners_wait(int fd, off_t byte, ngx_msec_t time);
 static ngx_int_t owners_set(int fd, short type, off_t byte);
 static ngx_uint_t owners_held(int fd, off_t from, off_t n);
+static int witness_open(const char *path, int flags);
+static witness_slot_t *witness_newer(int fd, witness_slot_t *slots);
 
 
 int
 ngx_idempotency_owners_open(const char *path, ngx_uint_t create)
 {
     int          fd, flags;
-    char         name[NGX_IDEMPOTENCY_FILE_PATH + sizeof(OWNERS_SUFFIX)];
+    char         name[OWNERS_NAME];
     struct stat  st;
 
-    if (owners_name(path, name) != NGX_OK) {
+    if (owners_name(path, OWNERS_SUFFIX, name) != NGX_OK) {
         return -1;
     }
 
@@ -66,10 +100,10 @@ ngx_idempotency_owners_open(const char *path, ngx_uint_t create)
 ngx_uint_t
 ngx_idempotency_owners_kept(int fd, const char *path)
 {
-    char         name[NGX_IDEMPOTENCY_FILE_PATH + sizeof(OWNERS_SUFFIX)];
+    char         name[OWNERS_NAME];
     struct stat  ours, there;
 
-    return owners_name(path, name) == NGX_OK
+    return owners_name(path, OWNERS_SUFFIX, name) == NGX_OK
            && fstat(fd, &ours) == 0
            && lstat(name, &there) == 0
            && ours.st_dev == there.st_dev
@@ -78,14 +112,14 @@ ngx_idempotency_owners_kept(int fd, const char *path)
 
 
 static ngx_int_t
-owners_name(const char *path, char *name)
+owners_name(const char *path, const char *suffix, char *name)
 {
     if (ngx_strlen(path) > NGX_IDEMPOTENCY_FILE_PATH) {
         ngx_set_errno(NGX_ENAMETOOLONG);
         return NGX_ERROR;
     }
 
-    (void) ngx_sprintf((u_char *) name, "%s" OWNERS_SUFFIX "%Z", path);
+    (void) ngx_sprintf((u_char *) name, "%s%s%Z", path, suffix);
 
     return NGX_OK;
 }
@@ -167,13 +201,6 @@ void
 ngx_idempotency_owners_start_unlock(int fd)
 {
     (void) owners_set(fd, F_UNLCK, OWNERS_START);
-}
-
-
-ngx_int_t
-ngx_idempotency_owners_witness_lock(int fd, ngx_msec_t time)
-{
-    return owners_wait(fd, 0, time);
 }
 
 
@@ -260,6 +287,140 @@ owners_held(int fd, off_t from, off_t n)
     lock.l_len = n;
 
     return fcntl(fd, F_OFD_GETLK, &lock) == -1 || lock.l_type != F_UNLCK;
+}
+
+
+ngx_int_t
+ngx_idempotency_witness_read(const char *path, ngx_idempotency_mark_t *mark)
+{
+    int              fd;
+    witness_slot_t  *newer, slots[2];
+
+    fd = witness_open(path, O_RDONLY);
+
+    if (fd == -1) {
+        return (ngx_errno == NGX_ENOENT) ? NGX_DECLINED : NGX_ERROR;
+    }
+
+    newer = witness_newer(fd, slots);
+
+    (void) close(fd);
+
+    if (newer == NULL) {
+        return NGX_DECLINED;
+    }
+
+    ngx_memcpy(mark->identity, newer->identity, NGX_IDEMPOTENCY_MARK_LEN);
+    mark->number = newer->number;
+    mark->filed = 0;
+
+    return NGX_OK;
+}
+
+
+ngx_int_t
+ngx_idempotency_witness_write(const char *path, ngx_idempotency_mark_t *mark,
+    ngx_uint_t anew)
+{
+    int              fd;
+    off_t            at;
+    ngx_int_t        rc;
+    struct stat      st;
+    witness_slot_t   slot, *newer, slots[2];
+
+    static u_char    zeros[2 * WITNESS_SECTOR];
+
+    fd = witness_open(path, O_RDWR|O_CREAT);
+
+    if (fd == -1) {
+        return NGX_ERROR;
+    }
+
+    rc = NGX_OK;
+
+    if (owners_wait(fd, 0, WITNESS_WAIT) == NGX_BUSY) {
+        goto done;
+    }
+
+    if (fstat(fd, &st) == -1
+        || (st.st_size < (off_t) sizeof(zeros)
+            && pwrite(fd, zeros, sizeof(zeros), 0) != (ssize_t) sizeof(zeros)))
+    {
+        rc = NGX_ERROR;
+        goto done;
+    }
+
+    newer = witness_newer(fd, slots);
+
+    if (newer && !anew
+        && (ngx_memcmp(newer->identity, mark->identity,
+                       NGX_IDEMPOTENCY_MARK_LEN) != 0
+            || newer->number >= mark->number))
+    {
+        goto done;
+    }
+
+    ngx_memcpy(slot.magic, WITNESS_MAGIC, sizeof(slot.magic));
+    ngx_memcpy(slot.identity, mark->identity, NGX_IDEMPOTENCY_MARK_LEN);
+    slot.number = mark->number;
+    slot.sum = ngx_crc32_long((u_char *) &slot, WITNESS_SUM);
+
+    at = (newer == &slots[0]) ? WITNESS_SECTOR : 0;
+
+    /* what was another file's must not be taken for the newer one */
+
+    if (pwrite(fd, &slot, WITNESS_SLOT, at) != (ssize_t) WITNESS_SLOT
+        || (anew && pwrite(fd, &slot, WITNESS_SLOT, WITNESS_SECTOR - at)
+                    != (ssize_t) WITNESS_SLOT))
+    {
+        rc = NGX_ERROR;
+    }
+
+done:
+
+    (void) close(fd);
+
+    return rc;
+}
+
+
+static int
+witness_open(const char *path, int flags)
+{
+    char  name[OWNERS_NAME];
+
+    if (owners_name(path, WITNESS_SUFFIX, name) != NGX_OK) {
+        return -1;
+    }
+
+    return open(name, flags|O_CLOEXEC|O_NOFOLLOW|O_NONBLOCK, 0600);
+}
+
+
+/* NULL: neither is whole */
+
+static witness_slot_t *
+witness_newer(int fd, witness_slot_t *slots)
+{
+    ngx_uint_t       i;
+    witness_slot_t  *slot, *newer;
+
+    newer = NULL;
+
+    for (i = 0; i < 2; i++) {
+        slot = &slots[i];
+
+        if (pread(fd, slot, WITNESS_SLOT, i * WITNESS_SECTOR)
+            == (ssize_t) WITNESS_SLOT
+            && ngx_memcmp(slot->magic, WITNESS_MAGIC, sizeof(slot->magic)) == 0
+            && slot->sum == ngx_crc32_long((u_char *) slot, WITNESS_SUM)
+            && (newer == NULL || slot->number > newer->number))
+        {
+            newer = slot;
+        }
+    }
+
+    return newer;
 }
 
 

@@ -1,12 +1,16 @@
 
 /*
- * Who lives: each nginx that has the store open holds a lock in a file beside
- * it, "<path>-owners".  The locks are those of open files (F_OFD_*): held by
- * all processes that inherited one, free at once when the last has gone,
- * however it died.  What the file contains is nothing.
+ * What stands beside the file of a store.
  *
- * An instance is a zone of one master, with all its workers, under a number
- * that the store gives once.
+ * "<path>-owners": each nginx that has the store open holds a lock in it.  The
+ * locks are those of open files (F_OFD_*): held by all processes that inherited
+ * one, free at once when the last has gone, however it died.  It is empty.  An
+ * instance is a zone of one master, with all its workers, under a number that
+ * the store gives once.
+ *
+ * "<path>-witness": which file it is, and the number of a commit that is on
+ * disk.  It is never ahead of the disk, whatever dies; a file that is behind it
+ * was set back.
  */
 
 
@@ -14,8 +18,7 @@
 #define _NGX_IDEMPOTENCY_OWNERS_H_INCLUDED_
 
 
-#include <ngx_config.h>
-#include <ngx_core.h>
+#include "store/ngx_idempotency_backing.h"
 
 
 /* the files need SQLite, threads, and these locks, which only Linux has */
@@ -81,12 +84,10 @@ ngx_uint_t ngx_idempotency_owners_strangers(int fd, uint64_t own);
 ngx_int_t ngx_idempotency_owners_commit_lock(int fd, ngx_msec_t time);
 void ngx_idempotency_owners_commit_unlock(int fd);
 
-/* one start at a time, likewise; and one that writes a witness, by that: until
-   it is closed */
+/* one start at a time, likewise */
 
 ngx_int_t ngx_idempotency_owners_start_lock(int fd, ngx_msec_t time);
 void ngx_idempotency_owners_start_unlock(int fd);
-ngx_int_t ngx_idempotency_owners_witness_lock(int fd, ngx_msec_t time);
 
 /*
  * Whether all processes that have this store open have found this -owners
@@ -97,6 +98,21 @@ ngx_int_t ngx_idempotency_owners_witness_lock(int fd, ngx_msec_t time);
  */
 
 ngx_int_t ngx_idempotency_owners_only(int file, int fd);
+
+/* NGX_DECLINED: there is no witness, or neither of its slots is whole;
+   NGX_ERROR: it can't be read, as ngx_errno says */
+
+ngx_int_t ngx_idempotency_witness_read(const char *path,
+    ngx_idempotency_mark_t *mark);
+
+/*
+ * The commit of this number is on disk.  A number that is lower than the one
+ * that is there, or another file's, changes nothing; anew: whatever is there.
+ * Waits for no disk.  NGX_ERROR: ngx_errno.
+ */
+
+ngx_int_t ngx_idempotency_witness_write(const char *path,
+    ngx_idempotency_mark_t *mark, ngx_uint_t anew);
 
 
 #endif /* _NGX_IDEMPOTENCY_OWNERS_H_INCLUDED_ */

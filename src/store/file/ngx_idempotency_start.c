@@ -1,16 +1,19 @@
 
 /*
- * The start, in the master.  A child process does it, as the workers' user, and
- * reports, with the open file by whose lock the instance lives: SQLite must not
- * be opened in a process that others are forked from, root must touch nothing
- * in a directory of another user, and a damaged file may kill its reader.
+ * A start: where the file may be, whether it is ours and whole, and the number
+ * of a new instance.
+ *
+ * - The master opens nothing.  A child process does, as the workers' user, and
+ *   passes the open files on by whose locks the instance lives: SQLite must not
+ *   be opened in a process that others are forked from, root must touch nothing
+ *   in a directory of another user, and a damaged file may kill its reader.
+ * - A start that is refused has changed nothing.
+ * - What was refused, and may pass by itself, is tried again by the workers.
  */
 
 
 #include "ngx_idempotency_db.h"
-#include "ngx_idempotency_owners.h"
 #include "ngx_idempotency_start.h"
-#include "ngx_idempotency_witness.h"
 
 
 #if (NGX_IDEMPOTENCY_FILE)
@@ -20,145 +23,129 @@
 #include <sys/vfs.h>
 
 
-/* no file takes so long; nginx goes on without one that hangs */
+/* all in milliseconds: no file takes so long, and nginx goes on without one
+   that hangs; a child that was killed is waited for; a start waits so long for
+   another one, and for commits; and looks so long whether the file is whole */
 
 #define START_TIMEOUT  5000
-
-/* one that is killed is waited for, so long */
-
 #define START_REAP     100
-
-/* it waits so long for another start, and for commits */
-
 #define START_WAIT     4000
-
-/* the name of a boot, with its end */
-
-#define START_BOOT     37
+#define START_BUSY     3000
+#define START_CHECK    300
 
 /* by so much the file's time may be ahead of the clock, unsaid */
 
 #define START_AHEAD    60000
 
+/* the name of a boot, with its end */
+
+#define START_BOOT     37
+
+#define START_REMEDY   "restore it, or remove it to begin anew"
+
+#define START_NAME     (NGX_IDEMPOTENCY_FILE_PATH + 16)
+
 
 /* what SQLite's file format says: the header, and where in it */
 
-#define PLACE_HEADER       100
-#define PLACE_MAGIC        "SQLite format 3"
-#define PLACE_PAGE_SIZE    16
-#define PLACE_CHANGES      24
-#define PLACE_PAGES        28
-#define PLACE_VERSION      60
-#define PLACE_ID           68
-#define PLACE_CHANGES_OF   92
+#define HEADER_SIZE    100
+#define HEADER_MAGIC   "SQLite format 3"
+#define HEADER_VERSION 60
+#define HEADER_ID      68
 
 /* and of the index of a log: numbers as the machine has them, of pages */
 
-#define PLACE_INDEX        100
-#define PLACE_INDEX_IS     3007000
-#define PLACE_INDEX_LOGGED 16
-#define PLACE_INDEX_FILED  96
-
-#define PLACE_NAME         (NGX_IDEMPOTENCY_FILE_PATH + 16)
-
-/* of what is said, with the zero: two paths, and some words */
-
-#define PLACE_WHY      (2 * NGX_IDEMPOTENCY_FILE_PATH + 512)
+#define INDEX_SIZE     100
+#define INDEX_VERSION  3007000
+#define INDEX_LOGGED   16
+#define INDEX_FILED    96
 
 
 typedef struct {
     long         type;
     const char  *name;
-} place_network_t;
+} start_network_t;
 
 
-/* where the store is: may it be there, and may this process use it? */
-
-typedef struct {
-    const char                 *path;
-    /* whether there is a file, and something in a log beside it */
-    ngx_uint_t                  found;
-    ngx_uint_t                  left;
-    /* a mode that lets others in, its own or of a file beside it, or 0 */
-    ngx_uint_t                  open;
-    /* the directory's, if anybody may replace what is in it, or 0 */
-    ngx_uint_t                  anybodys;
-    /* why not, in words that follow the path; and the system's, or 0 */
-    char                        why[PLACE_WHY];
-    ngx_err_t                   err;
-} start_place_t;
-
+/* stops what runs too long, unless it has ended */
 
 typedef struct {
-    ngx_int_t                   rc;
-    ngx_uint_t                  made;
-    ngx_uint_t                  others;
-    ngx_uint_t                  busy;
-    ngx_err_t                   witness;
-    start_place_t               place;
-    ngx_idempotency_db_start_t  db;
-} start_report_t;
+    sqlite3           *sqlite;
+    volatile int       ended;
+} start_alarm_t;
 
 
+/* the row of the table `meta` */
+
+typedef struct {
+    uint64_t           instance;
+    uint64_t           fence;
+    int64_t            latest;
+    int64_t            base;
+    ngx_atomic_uint_t  number;
+    int                fingerprints;
+    int                version;
+    char               boot[80];
+    u_char             identity[NGX_IDEMPOTENCY_MARK_LEN];
+    u_char             stamp[NGX_IDEMPOTENCY_STAMP_LEN];
+} start_meta_t;
+
+
+static ngx_int_t start_add(ngx_idempotency_start_t *start, ngx_pool_t *pool);
 static void start_cleanup(void *data);
 static void start_forget(ngx_idempotency_start_t *start);
-static ngx_int_t start_child(ngx_idempotency_start_t *start,
-    start_report_t *report, ngx_log_t *log);
-static ngx_int_t start_hear(ngx_idempotency_start_t *start,
-    start_report_t *report, int from, ngx_pid_t pid);
-static void start_reap(ngx_pid_t pid);
-static ssize_t start_receive(int from, start_report_t *report, int *fds);
-static void start_end(start_report_t *report, ngx_pid_t pid);
 static void start_close(int *fd);
-static ngx_int_t start_refused(ngx_idempotency_start_t *start,
-    start_report_t *report, ngx_log_t *log);
-static void start_tell(ngx_idempotency_start_t *start, start_report_t *report,
-    ngx_log_t *log);
+static ngx_int_t start_refused(ngx_idempotency_start_t *start, ngx_log_t *log);
 
-static void start_run(ngx_idempotency_start_t *start, start_report_t *report,
-    int to);
-static ngx_int_t start_become(ngx_idempotency_start_t *start,
-    start_place_t *place);
-static ngx_int_t start_peek(start_report_t *report);
-static ngx_int_t start_open(start_report_t *report, int *fds);
-static ngx_int_t start_join(start_report_t *report, int *fds);
-static ngx_int_t start_file(start_report_t *report, int *fds);
-static ngx_int_t start_mark(start_report_t *report);
-static ngx_int_t start_hold(start_report_t *report, const char *name,
-    int *fds);
-static ngx_int_t start_make(start_report_t *report, int *fds);
-static ngx_int_t start_database(start_report_t *report, const char *name);
-static void start_clocks(ngx_idempotency_db_start_t *db);
-static ssize_t start_read(const char *name, char *text, size_t len);
-static int64_t start_clock(clockid_t id);
-static void start_send(int to, start_report_t *report, int *fds);
+static ngx_int_t start_child(ngx_idempotency_start_t *start, ngx_log_t *log);
+static void start_hear(ngx_idempotency_start_t *start, int from, ngx_pid_t pid);
+static ssize_t start_pass(int fd, ngx_idempotency_start_t *start,
+    ngx_uint_t send);
+static void start_run(ngx_idempotency_start_t *start, int to);
+static ngx_int_t start_become(ngx_idempotency_start_t *start);
 
-static ngx_int_t place_check(start_place_t *place);
-static ngx_int_t place_directory(start_place_t *place);
-static ngx_int_t place_parent(const char *path, char *dir);
-static ngx_int_t place_network(start_place_t *place,
-    const char *dir);
-static ngx_int_t place_file(start_place_t *place);
-static ngx_int_t place_rights(start_place_t *place, const char *name,
+static ngx_int_t start_check(ngx_idempotency_start_t *start);
+static ngx_int_t start_directory(ngx_idempotency_start_t *start);
+static ngx_int_t start_itself(ngx_idempotency_start_t *start);
+static ngx_int_t start_beside(ngx_idempotency_start_t *start);
+static ngx_int_t start_rights(ngx_idempotency_start_t *start, const char *name,
     struct stat *st);
-static ngx_int_t place_beside(start_place_t *place, off_t *log);
-static ngx_int_t place_logged(start_place_t *place);
-static ngx_int_t place_header(start_place_t *place, off_t log);
-static ngx_int_t place_stamp(start_place_t *place, u_char *header);
-static ngx_uint_t place_number(u_char *p);
-static ngx_int_t place_close(start_place_t *place);
-static ngx_int_t place_make(start_place_t *place, const char *name);
-static ngx_int_t place_take(start_place_t *place, const char *name);
-static void place_remove(const char *name);
-static void place_remove_logs(const char *name);
-static ngx_int_t place_refuse(start_place_t *place, ngx_err_t err,
+static ngx_int_t start_log_is_there(ngx_idempotency_start_t *start);
+static ngx_int_t start_header(ngx_idempotency_start_t *start);
+static ssize_t start_read(const char *name, void *buf, size_t len);
+static ngx_uint_t start_number(u_char *p);
+static ngx_int_t start_parent(const char *path, char *dir);
+static ngx_int_t start_refuse(ngx_idempotency_start_t *start, ngx_err_t err,
     const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+
+static ngx_int_t start_open(ngx_idempotency_start_t *start);
+static ngx_int_t start_instance(ngx_idempotency_start_t *start);
+static ngx_int_t start_witness(ngx_idempotency_start_t *start);
+static ngx_int_t start_make(ngx_idempotency_start_t *start);
+static ngx_int_t start_hold(ngx_idempotency_start_t *start, const char *name);
+static ngx_int_t start_join(ngx_idempotency_start_t *start);
+static void start_remove_logs(const char *name);
+static void start_clocks(ngx_idempotency_start_t *start);
+static int64_t start_clock(clockid_t id);
+
+static ngx_int_t start_test(ngx_idempotency_start_t *start);
+static int start_tables_made(sqlite3 *sqlite, ngx_idempotency_start_t *start);
+static int start_tables(sqlite3 *sqlite, ngx_idempotency_start_t *start);
+static int start_bound(sqlite3 *sqlite, ngx_idempotency_start_t *start);
+static int start_log_mode(sqlite3 *sqlite, ngx_idempotency_start_t *start);
+static int start_whole(sqlite3 *sqlite, ngx_idempotency_start_t *start);
+static void *start_alarm(void *data);
+static int start_numbered(sqlite3 *sqlite, ngx_idempotency_start_t *start);
+static int start_meta(sqlite3 *sqlite, start_meta_t *meta);
+static int start_text(sqlite3 *sqlite, const char *sql, char *text,
+    size_t len);
+static int start_tell(ngx_idempotency_start_t *start, sqlite3 *sqlite, int rc);
 
 
 /* whose server may be asked from several machines, while locks and memory that
    is shared are each machine's own */
 
-static place_network_t  place_networks[] = {
+static start_network_t  start_networks[] = {
     { 0x6969, "NFS" },
     { 0x517b, "SMB" },
     { (long) 0xff534d42, "CIFS" },
@@ -173,18 +160,66 @@ static place_network_t  place_networks[] = {
 };
 
 
-/* itself, and what may stand beside it; the first of these are logs */
+/* what may stand beside the file; the first of these are SQLite's, and the
+   first two of them logs */
 
-#define PLACE_LOGS  3
+#define START_LOGS    2
+#define START_SQLITE  3
 
-static const char  *place_suffixes[] = {
-    "",
-    "-wal",
-    "-journal",
-    "-shm",
-    "-owners",
-    NULL
+static const char  *start_suffixes[] = {
+    "-wal", "-journal", "-shm", "-owners", NULL
 };
+
+
+/*
+ * `claims`: what is pending, of which there is little at a time, all in a few
+ * pages that are written again and again.  `records`: the rest, in the order
+ * in which it came and, by and large, in which it ends, so that pages fill and
+ * become free as a whole.  All numbers of 64 bits are stored as signed ones.
+ */
+
+static const char  start_schema[] =
+    "CREATE TABLE meta ("
+        "id INTEGER PRIMARY KEY CHECK (id = 1), "
+        "instance INTEGER NOT NULL, "
+        "fence INTEGER NOT NULL, "
+        "latest INTEGER NOT NULL, "
+        "identity BLOB NOT NULL, "
+        "number INTEGER NOT NULL, "
+        "boot TEXT NOT NULL, "
+        "base INTEGER NOT NULL, "
+        "stamp BLOB NOT NULL, "
+        "version INTEGER NOT NULL);"
+
+    "CREATE TABLE claims ("
+        "token BLOB PRIMARY KEY NOT NULL, "
+        "fingerprint BLOB NOT NULL, "
+        "parts BLOB NOT NULL, "
+        "instance INTEGER NOT NULL, "
+        "fence INTEGER NOT NULL, "
+        "recorded INTEGER NOT NULL, "
+        "ends INTEGER NOT NULL, "
+        "span INTEGER NOT NULL, "
+        "sum INTEGER NOT NULL) WITHOUT ROWID;"
+
+    "CREATE TABLE records ("
+        "id INTEGER PRIMARY KEY, "
+        "token BLOB NOT NULL, "
+        "fingerprint BLOB NOT NULL, "
+        "parts BLOB NOT NULL, "
+        "instance INTEGER NOT NULL, "
+        "fence INTEGER NOT NULL, "
+        "recorded INTEGER NOT NULL, "
+        "ends INTEGER NOT NULL, "
+        "span INTEGER NOT NULL, "
+        "sum INTEGER NOT NULL, "
+        "outcome INTEGER NOT NULL, "
+        "status INTEGER NOT NULL, "
+        "replays INTEGER NOT NULL, "
+        "response BLOB);"
+
+    "CREATE UNIQUE INDEX records_token ON records (token);"
+    "CREATE INDEX records_ends ON records (ends);";
 
 
 /* all that this process has, of all configurations */
@@ -196,43 +231,18 @@ ngx_int_t
 ngx_idempotency_start(ngx_idempotency_start_t *start, ngx_pool_t *pool,
     ngx_log_t *log)
 {
-    start_report_t      *report;
-    ngx_pool_cleanup_t  *cln;
-
     start->owners = -1;
     start->file = -1;
 
-    report = ngx_pcalloc(pool, sizeof(start_report_t));
-    cln = ngx_pool_cleanup_add(pool, 0);
-
-    if (report == NULL || cln == NULL) {
+    if (start_add(start, pool) != NGX_OK || start_child(start, log) != NGX_OK) {
         return NGX_ERROR;
     }
 
-    cln->handler = start_cleanup;
-    cln->data = start;
-
-    start_forget(start);
-
-    start->next = starts;
-    starts = start;
-
-    if (start_child(start, report, log) != NGX_OK) {
-        return NGX_ERROR;
+    if (start->rc != NGX_OK) {
+        return start_refused(start, log);
     }
 
-    start->other = report->db.other;
-
-    if (report->rc != NGX_OK) {
-        return start_refused(start, report, log);
-    }
-
-    start->instance = report->db.instance;
-    start->fence = report->db.fence;
-    start->base = report->db.base;
-    start->mark = report->db.mark;
-
-    start_tell(start, report, log);
+    ngx_idempotency_start_log(start, log);
 
     return NGX_OK;
 }
@@ -242,13 +252,6 @@ ngx_int_t
 ngx_idempotency_start_keep(ngx_idempotency_start_t *start,
     ngx_idempotency_start_t *old, ngx_pool_t *pool, ngx_log_t *log)
 {
-    ngx_pool_cleanup_t  *cln;
-
-    cln = ngx_pool_cleanup_add(pool, 0);
-    if (cln == NULL) {
-        return NGX_ERROR;
-    }
-
     start->instance = old->instance;
     start->fence = old->fence;
     start->base = old->base;
@@ -259,13 +262,9 @@ ngx_idempotency_start_keep(ngx_idempotency_start_t *start,
     start->owners = -1;
     start->file = -1;
 
-    cln->handler = start_cleanup;
-    cln->data = start;
-
-    start_forget(start);
-
-    start->next = starts;
-    starts = start;
+    if (start_add(start, pool) != NGX_OK) {
+        return NGX_ERROR;
+    }
 
     /* the old configuration closes its own, and the locks are of both */
 
@@ -289,7 +288,7 @@ ngx_idempotency_start_keep(ngx_idempotency_start_t *start,
 }
 
 
-/* a process that may have the file open keeps this one, too, to its end */
+/* a process that may have the file open keeps that open file to its end */
 
 void
 ngx_idempotency_start_leave(ngx_idempotency_start_t *start)
@@ -311,6 +310,28 @@ ngx_idempotency_start_leave_all(void)
     for (start = starts; start; start = start->next) {
         ngx_idempotency_start_leave(start);
     }
+}
+
+
+static ngx_int_t
+start_add(ngx_idempotency_start_t *start, ngx_pool_t *pool)
+{
+    ngx_pool_cleanup_t  *cln;
+
+    cln = ngx_pool_cleanup_add(pool, 0);
+    if (cln == NULL) {
+        return NGX_ERROR;
+    }
+
+    cln->handler = start_cleanup;
+    cln->data = start;
+
+    start_forget(start);
+
+    start->next = starts;
+    starts = start;
+
+    return NGX_OK;
 }
 
 
@@ -347,16 +368,20 @@ start_close(int *fd)
 
 
 static ngx_int_t
-start_refused(ngx_idempotency_start_t *start, start_report_t *report,
-    ngx_log_t *log)
+start_refused(ngx_idempotency_start_t *start, ngx_log_t *log)
 {
-    u_char      *p, text[2 * PLACE_WHY];
+    u_char      *p, text[NGX_IDEMPOTENCY_START_WHY];
+    ngx_err_t    err;
     ngx_uint_t   level;
 
     level = start->must ? NGX_LOG_EMERG : NGX_LOG_ALERT;
+
     p = text;
+    err = start->err;
 
     if (start->other) {
+        start->late = 0;
+
         p = ngx_slprintf(p, text + sizeof(text),
                          "; to agree to it as it is, PUT {\"store\":"
                          "\"accept\"} to /zones/%V of idempotency_api, or "
@@ -368,10 +393,10 @@ start_refused(ngx_idempotency_start_t *start, start_report_t *report,
 
     if (start->must) {
 
-        if (report->place.err) {
-            p = ngx_slprintf(p, text + sizeof(text), " (%d: %s)",
-                             report->place.err, strerror(report->place.err));
-            report->place.err = 0;
+        if (err) {
+            p = ngx_slprintf(p, text + sizeof(text), " (%d: %s)", err,
+                             strerror(err));
+            err = 0;
         }
 
         p = ngx_slprintf(p, text + sizeof(text), "%V", &start->at);
@@ -379,12 +404,11 @@ start_refused(ngx_idempotency_start_t *start, start_report_t *report,
     } else if (!start->other) {
         p = ngx_slprintf(p, text + sizeof(text),
                          "; zone \"%V\" is without it until %s", &start->zone,
-                         start->late ? "it answers" : "a reload");
+                         start->late ? "it can be used" : "a reload");
     }
 
-    ngx_log_error(level, log, report->place.err,
-                  "the state file \"%V\" %s%*s", &start->path,
-                  report->place.why, (size_t) (p - text), text);
+    ngx_log_error(level, log, err, "the state file \"%V\" %s%*s",
+                  &start->path, start->why, (size_t) (p - text), text);
 
     if (!start->must) {
         return NGX_DECLINED;
@@ -397,222 +421,37 @@ start_refused(ngx_idempotency_start_t *start, start_report_t *report,
 }
 
 
-/* nginx has a handler of SIGCHLD, which must not get this one's status */
-
-static ngx_int_t
-start_child(ngx_idempotency_start_t *start, start_report_t *report,
-    ngx_log_t *log)
+void
+ngx_idempotency_start_log(ngx_idempotency_start_t *start, ngx_log_t *log)
 {
-    int        ends[2];
-    sigset_t   set, old;
-    ngx_int_t  rc;
-    ngx_pid_t  pid;
+    char        mode[8];
+    int64_t     ahead;
+    ngx_str_t  *end;
 
-    if (socketpair(AF_UNIX, SOCK_SEQPACKET|SOCK_CLOEXEC, 0, ends) == -1) {
-        ngx_log_error(NGX_LOG_EMERG, log, ngx_errno, "socketpair() failed");
-        return NGX_ERROR;
-    }
+    static ngx_str_t  closed = ngx_string("; it has 0600 now");
 
-    sigemptyset(&set);
-    sigaddset(&set, SIGCHLD);
-
-    if (sigprocmask(SIG_BLOCK, &set, &old) == -1) {
-        ngx_log_error(NGX_LOG_EMERG, log, ngx_errno, "sigprocmask() failed");
-        (void) close(ends[0]);
-        (void) close(ends[1]);
-        return NGX_ERROR;
-    }
-
-    pid = fork();
-
-    if (pid == 0) {
-        (void) close(ends[0]);
-        start_run(start, report, ends[1]);
-        _exit(0);
-    }
-
-    (void) close(ends[1]);
-
-    report->rc = NGX_ERROR;
-
-    if (pid == -1) {
-        ngx_log_error(NGX_LOG_EMERG, log, ngx_errno, "fork() failed");
-        rc = NGX_ERROR;
-
-    } else {
-        rc = NGX_OK;
-        (void) start_hear(start, report, ends[0], pid);
-    }
-
-    (void) close(ends[0]);
-    (void) sigprocmask(SIG_SETMASK, &old, NULL);
-
-    return rc;
-}
-
-
-static ngx_int_t
-start_hear(ngx_idempotency_start_t *start, start_report_t *report, int from,
-    ngx_pid_t pid)
-{
-    int            n, fds[2];
-    struct pollfd  fd;
-
-    fd.fd = from;
-    fd.events = POLLIN;
-
-    do {
-        n = poll(&fd, 1, START_TIMEOUT);
-    } while (n == -1 && ngx_errno == NGX_EINTR);
-
-    fds[0] = -1;
-    fds[1] = -1;
-
-    if (n == 1 && start_receive(from, report, fds)
-                  == sizeof(start_report_t))
-    {
-        start->owners = fds[0];
-        start->file = fds[1];
-
-    } else if (n == 0) {
-        (void) kill(pid, SIGKILL);
-        start_reap(pid);
-        start->late = 1;
-
-        return place_refuse(&report->place, 0,
-                   "can't be used: nothing was heard of it for %d s; does its "
-                   "disk answer, or is a process stopped that uses it?",
-                   START_TIMEOUT / 1000);
-
-    } else {
-        (void) place_refuse(&report->place, 0,
-                   "can't be used: the process that looks at it has told "
-                   "nothing");
-    }
-
-    start_end(report, pid);
-
-    return NGX_OK;
-}
-
-
-/* it ends when its disk lets it; nothing waits for that */
-
-static void
-start_reap(ngx_pid_t pid)
-{
-    ngx_uint_t  i;
-
-    for (i = 0; i < START_REAP && waitpid(pid, NULL, WNOHANG) == 0; i++) {
-        ngx_msleep(1);
-    }
-}
-
-
-static ssize_t
-start_receive(int from, start_report_t *report, int *fds)
-{
-    ssize_t          n;
-    struct iovec     iov;
-    struct msghdr    msg;
-    struct cmsghdr  *cmsg;
-
-    union {
-        struct cmsghdr  head;
-        char            space[CMSG_SPACE(2 * sizeof(int))];
-    } control;
-
-    ngx_memzero(&msg, sizeof(struct msghdr));
-
-    iov.iov_base = report;
-    iov.iov_len = sizeof(start_report_t);
-
-    msg.msg_iov = &iov;
-    msg.msg_iovlen = 1;
-    msg.msg_control = &control;
-    msg.msg_controllen = sizeof(control);
-
-    do {
-        n = recvmsg(from, &msg, MSG_CMSG_CLOEXEC);
-    } while (n == -1 && ngx_errno == NGX_EINTR);
-
-    cmsg = (n > 0) ? CMSG_FIRSTHDR(&msg) : NULL;
-
-    if (cmsg && cmsg->cmsg_level == SOL_SOCKET
-        && cmsg->cmsg_type == SCM_RIGHTS
-        && cmsg->cmsg_len <= CMSG_LEN(2 * sizeof(int)))
-    {
-        ngx_memcpy(fds, CMSG_DATA(cmsg), cmsg->cmsg_len - CMSG_LEN(0));
-    }
-
-    return n;
-}
-
-
-static void
-start_end(start_report_t *report, ngx_pid_t pid)
-{
-    int        status;
-    ngx_pid_t  n;
-
-    do {
-        n = waitpid(pid, &status, 0);
-    } while (n == -1 && ngx_errno == NGX_EINTR);
-
-    if (n == pid && WIFSIGNALED(status)) {
-        report->rc = place_refuse(&report->place, 0,
-                         "can't be used: the process that looked at it died "
-                         "on signal %d; restore it, or remove it to begin "
-                         "anew", WTERMSIG(status));
-    }
-}
-
-
-/* what an operator should know of a start that goes on */
-
-static void
-start_tell(ngx_idempotency_start_t *start, start_report_t *report,
-    ngx_log_t *log)
-{
-    int64_t                      ahead;
-    char                         mode[8];
-    ngx_idempotency_db_start_t  *db;
-
-    static ngx_str_t  now = ngx_string("; it has 0600 now");
-    static ngx_str_t  none = ngx_null_string;
-
-    if (report->place.open) {
-        (void) snprintf(mode, sizeof(mode), "%04o",
-                        (unsigned) report->place.open);
+    if (start->open) {
+        (void) snprintf(mode, sizeof(mode), "%04o", (unsigned) start->open);
+        end = ngx_test_config ? &start->at : &closed;
 
         ngx_log_error(NGX_LOG_WARN, log, 0,
                       "the state file \"%V\" %s open to others, with the mode "
                       "%s%V", &start->path, ngx_test_config ? "is" : "was",
-                      mode, ngx_test_config ? &start->at : &now);
-    }
-
-    if (report->place.anybodys) {
-        (void) snprintf(mode, sizeof(mode), "%04o",
-                        (unsigned) report->place.anybodys);
-
-        ngx_log_error(NGX_LOG_WARN, log, 0,
-                      "the state file \"%V\" may be replaced by anybody, as "
-                      "its directory has the mode %s%V", &start->path, mode,
-                      ngx_test_config ? &start->at : &none);
+                      mode, end);
     }
 
     if (ngx_test_config) {
         return;
     }
 
-    if (report->witness) {
-        ngx_log_error(NGX_LOG_WARN, log, report->witness,
+    if (start->witness) {
+        ngx_log_error(NGX_LOG_WARN, log, start->witness,
                       "the witness of the state file \"%V\" can't be read or "
                       "written: nobody would know that the file was set back",
                       &start->path);
     }
 
-    if (report->made) {
+    if (start->made) {
 
         /* a disk that is not mounted looks just so */
 
@@ -624,10 +463,9 @@ start_tell(ngx_idempotency_start_t *start, start_report_t *report,
 
     ngx_log_error(NGX_LOG_NOTICE, log, 0,
                   "the state file \"%V\" was found%s", &start->path,
-                  report->others ? ", another nginx uses it" : "");
+                  start->others ? ", another nginx uses it" : "");
 
-    db = &report->db;
-    ahead = db->base + db->boottime - db->wall;
+    ahead = start->base + start->boottime - start->wall;
 
     if (ahead > START_AHEAD) {
         ngx_log_error(NGX_LOG_WARN, log, 0,
@@ -637,47 +475,205 @@ start_tell(ngx_idempotency_start_t *start, start_report_t *report,
 }
 
 
-/* the child */
+/* --- the child ------------------------------------------------------------ */
+
+
+/* nginx has a handler of SIGCHLD, which must not get this one's status */
+
+static ngx_int_t
+start_child(ngx_idempotency_start_t *start, ngx_log_t *log)
+{
+    int        ends[2];
+    sigset_t   set, old;
+    ngx_pid_t  pid;
+
+    sigemptyset(&set);
+    sigaddset(&set, SIGCHLD);
+
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET|SOCK_CLOEXEC, 0, ends) == -1) {
+        ngx_log_error(NGX_LOG_EMERG, log, ngx_errno, "socketpair() failed");
+        return NGX_ERROR;
+    }
+
+    (void) sigprocmask(SIG_BLOCK, &set, &old);
+
+    pid = fork();
+
+    if (pid == 0) {
+        (void) close(ends[0]);
+        start_run(start, ends[1]);
+        _exit(0);
+    }
+
+    (void) close(ends[1]);
+
+    if (pid == -1) {
+        ngx_log_error(NGX_LOG_EMERG, log, ngx_errno, "fork() failed");
+
+    } else {
+        start_hear(start, ends[0], pid);
+    }
+
+    (void) close(ends[0]);
+    (void) sigprocmask(SIG_SETMASK, &old, NULL);
+
+    return (pid == -1) ? NGX_ERROR : NGX_OK;
+}
+
+
+/* a child that was killed ends when its disk lets it; nothing waits for that */
 
 static void
-start_run(ngx_idempotency_start_t *start, start_report_t *report, int to)
+start_hear(ngx_idempotency_start_t *start, int from, ngx_pid_t pid)
 {
-    int  fds[2];
+    int            n, status;
+    ngx_uint_t     i, hangs;
+    struct pollfd  fd;
+
+    fd.fd = from;
+    fd.events = POLLIN;
+
+    do {
+        n = poll(&fd, 1, START_TIMEOUT);
+    } while (n == -1 && ngx_errno == NGX_EINTR);
+
+    hangs = (n == 0);
+
+    if (hangs) {
+        (void) kill(pid, SIGKILL);
+
+        start->rc = start_refuse(start, 0,
+                        "can't be used: nothing was heard of it for %d s; does "
+                        "its disk answer, or is a process stopped that uses "
+                        "it?", START_TIMEOUT / 1000);
+
+    } else if (start_pass(from, start, 0) != sizeof(ngx_idempotency_start_t)) {
+        start->rc = start_refuse(start, 0,
+                        "can't be used: the process that looks at it has told "
+                        "nothing");
+    }
+
+    start->late = (start->rc != NGX_OK);
+
+    for (i = 0; i < START_REAP; i++) {
+
+        if (waitpid(pid, &status, hangs ? WNOHANG : 0) != pid) {
+            ngx_msleep(1);
+            continue;
+        }
+
+        if (!hangs && WIFSIGNALED(status)) {
+            start->late = 0;
+            start->rc = start_refuse(start, 0,
+                            "can't be used: the process that looked at it died "
+                            "on signal %d; " START_REMEDY, WTERMSIG(status));
+        }
+
+        break;
+    }
+}
+
+
+/* all that was found out, and the open files, from the child to the master */
+
+static ssize_t
+start_pass(int fd, ngx_idempotency_start_t *start, ngx_uint_t send)
+{
+    int              fds[2];
+    size_t           len;
+    ssize_t          n;
+    struct iovec     iov;
+    struct msghdr    msg;
+    struct cmsghdr  *cmsg;
+
+    union {
+        struct cmsghdr  head;
+        char            space[CMSG_SPACE(2 * sizeof(int))];
+    } control;
+
+    ngx_memzero(&msg, sizeof(struct msghdr));
+    ngx_memzero(&control, sizeof(control));
+
+    iov.iov_base = start;
+    iov.iov_len = sizeof(ngx_idempotency_start_t);
+
+    msg.msg_iov = &iov;
+    msg.msg_iovlen = 1;
+    msg.msg_control = &control;
+    msg.msg_controllen = sizeof(control);
+
+    if (send) {
+        fds[0] = start->owners;
+        fds[1] = start->file;
+
+        len = (fds[0] == -1 || (start->rc != NGX_OK && !start->other)) ? 0
+              : (fds[1] == -1) ? sizeof(int) : 2 * sizeof(int);
+
+        cmsg = CMSG_FIRSTHDR(&msg);
+        cmsg->cmsg_level = SOL_SOCKET;
+        cmsg->cmsg_type = SCM_RIGHTS;
+        cmsg->cmsg_len = CMSG_LEN(len);
+        ngx_memcpy(CMSG_DATA(cmsg), fds, len);
+
+        msg.msg_controllen = len ? CMSG_SPACE(len) : 0;
+    }
+
+    do {
+        n = send ? sendmsg(fd, &msg, MSG_NOSIGNAL)
+                 : recvmsg(fd, &msg, MSG_CMSG_CLOEXEC);
+    } while (n == -1 && ngx_errno == NGX_EINTR);
+
+    if (send || n <= 0) {
+        return n;
+    }
 
     fds[0] = -1;
     fds[1] = -1;
 
-    report->rc = NGX_ERROR;
-    report->place.path = (char *) start->path.data;
+    cmsg = CMSG_FIRSTHDR(&msg);
 
-    if (start_become(start, &report->place) == NGX_OK
-        && place_check(&report->place) == NGX_OK)
-    {
-        ngx_memcpy(report->db.stamp, start->stamp, NGX_IDEMPOTENCY_STAMP_LEN);
-
-        report->rc = ngx_test_config ? start_peek(report)
-                                     : start_open(report, fds);
+    if (cmsg && cmsg->cmsg_type == SCM_RIGHTS) {
+        len = cmsg->cmsg_len - CMSG_LEN(0);
+        ngx_memcpy(fds, CMSG_DATA(cmsg), ngx_min(len, sizeof(fds)));
     }
 
-    start_send(to, report, fds);
+    start->owners = fds[0];
+    start->file = fds[1];
+
+    return n;
+}
+
+
+static void
+start_run(ngx_idempotency_start_t *start, int to)
+{
+    start->rc = start_become(start);
+
+    if (start->rc == NGX_OK) {
+        start->rc = start_check(start);
+    }
+
+    if (start->rc == NGX_OK) {
+        start->rc = ngx_test_config ? start_test(start) : start_open(start);
+    }
+
+    (void) start_pass(to, start, 1);
 }
 
 
 /* as nginx does it for its workers */
 
 static ngx_int_t
-start_become(ngx_idempotency_start_t *start, start_place_t *place)
+start_become(ngx_idempotency_start_t *start)
 {
-    if (geteuid() == 0) {
-
-        if (setgid(start->group) == -1
+    if (geteuid() == 0
+        && (setgid(start->group) == -1
             || initgroups(start->username, start->group) == -1
-            || setuid(start->user) == -1)
-        {
-            return place_refuse(place, ngx_errno,
-                       "can't be used: to become user %d, group %d failed",
-                       (int) start->user, (int) start->group);
-        }
+            || setuid(start->user) == -1))
+    {
+        return start_refuse(start, ngx_errno,
+                            "can't be used: to become user %d, group %d failed",
+                            (int) start->user, (int) start->group);
     }
 
     /* nobody would hear it any more; another user does not die with root */
@@ -690,24 +686,99 @@ start_become(ngx_idempotency_start_t *start, start_place_t *place)
 }
 
 
-/* nginx -t: whatever may be wrong with it, another's key is, or what is not the
-   file that it was */
+/* --- where the file is ---------------------------------------------------- */
+
+
+/*
+ * Where a store can't be, by names, rights and the first bytes: all else is
+ * SQLite's to judge, but SQLite repairs what it takes for its own.  Changes
+ * nothing.
+ */
 
 static ngx_int_t
-start_peek(start_report_t *report)
+start_check(ngx_idempotency_start_t *start)
 {
-    char  error[NGX_IDEMPOTENCY_DB_ERROR];
+    ngx_uint_t  i;
 
-    if (start_mark(report) != NGX_OK) {
-        return NGX_ERROR;
+    static ngx_int_t  (*checks[])(ngx_idempotency_start_t *start) = {
+        start_directory,
+        start_itself,
+        start_beside,
+        start_log_is_there,
+        start_header
+    };
+
+    start->found = 0;
+    start->left = 0;
+    start->open = 0;
+    start->made = 0;
+    start->other = 0;
+
+    for (i = 0; i < sizeof(checks) / sizeof(checks[0]); i++) {
+        if (checks[i](start) != NGX_OK) {
+            return NGX_ERROR;
+        }
     }
 
-    if (report->place.found
-        && ngx_idempotency_db_peek(report->place.path, &report->db, error,
-                                   sizeof(error))
-           != NGX_OK)
-    {
-        return place_refuse(&report->place, 0, "%s", error);
+    return NGX_OK;
+}
+
+
+/* SQLite makes files beside its own, and removes them */
+
+static ngx_int_t
+start_directory(ngx_idempotency_start_t *start)
+{
+    int               user;
+    char              dir[NGX_IDEMPOTENCY_FILE_PATH + 1];
+    struct stat       st;
+    struct statfs     fs;
+    start_network_t  *network;
+
+    user = geteuid();
+
+    if (start->path.len > NGX_IDEMPOTENCY_FILE_PATH) {
+        return start_refuse(start, 0,
+                            "has too long a name: %d bytes are possible",
+                            NGX_IDEMPOTENCY_FILE_PATH);
+    }
+
+    if (start_parent((char *) start->path.data, dir) != NGX_OK) {
+        return start_refuse(start, 0, "is no path of a file");
+    }
+
+    if (stat(dir, &st) == -1) {
+        return (ngx_errno == NGX_ENOENT)
+               ? start_refuse(start, 0, "can't be there: make its directory, "
+                              "for the user that the workers run as: install "
+                              "-d -m 0700 -o USER %s", dir)
+               : start_refuse(start, ngx_errno, "can't be reached by the user "
+                              "that the workers run as, which is %d", user);
+    }
+
+    if (!S_ISDIR(st.st_mode)) {
+        return start_refuse(start, 0, "can't be there: %s is no directory",
+                            dir);
+    }
+
+    if (access(dir, W_OK|X_OK) == -1) {
+        return start_refuse(start, ngx_errno,
+                            "can't be used: the user that the workers run as, "
+                            "which is %d, must be able to write to its "
+                            "directory: chown %d %s", user, user, dir);
+    }
+
+    if (statfs(dir, &fs) == -1) {
+        return start_refuse(start, ngx_errno, "can't be used: statfs() failed");
+    }
+
+    for (network = start_networks; network->name; network++) {
+
+        if ((uint32_t) fs.f_type == (uint32_t) network->type) {
+            return start_refuse(start, 0,
+                                "is on a network file system (%s); name a path "
+                                "on a disk of this machine", network->name);
+        }
     }
 
     return NGX_OK;
@@ -715,102 +786,432 @@ start_peek(start_report_t *report)
 
 
 static ngx_int_t
-start_open(start_report_t *report, int *fds)
+start_itself(ngx_idempotency_start_t *start)
 {
-    ngx_int_t                 rc;
-    start_place_t  *place;
+    const char   *path;
+    struct stat   st;
 
-    place = &report->place;
+    path = (char *) start->path.data;
 
-    fds[0] = ngx_idempotency_owners_open(place->path, 1);
-
-    if (fds[0] == -1) {
-        return place_refuse(place, ngx_errno,
-                   "can't be used: %s-owners can't be opened", place->path);
+    if (lstat(path, &st) == -1) {
+        return (ngx_errno == NGX_ENOENT)
+               ? NGX_OK : start_refuse(start, ngx_errno, "can't be looked at");
     }
 
-    switch (ngx_idempotency_owners_start_lock(fds[0], START_WAIT)) {
+    start->found = 1;
 
-    case NGX_OK:
-        break;
-
-    case NGX_BUSY:
-        report->busy = 1;
-        return place_refuse(place, 0,
-                   "is being started by another nginx, which does not answer");
-
-    default:
-        return place_refuse(place, ngx_errno,
-                   "is on a file system without locks; name a path on a disk "
-                   "of this machine");
+    if (S_ISDIR(st.st_mode)) {
+        return start_refuse(start, 0, "is a directory; name a file in it");
     }
 
-    rc = place_check(place);
+    /* its other files and its locks have their names from its own */
 
-    if (rc == NGX_OK && place->open) {
-        rc = place_close(place);
+    if (S_ISLNK(st.st_mode)) {
+        return start_refuse(start, 0,
+                            "is a symbolic link; name the file itself");
+    }
+
+    if (start_rights(start, path, &st) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    return st.st_size ? NGX_OK
+                      : start_refuse(start, 0, "is empty, what it knew is "
+                                     "lost; " START_REMEDY);
+}
+
+
+/* a log may hold all that was written of late, and would be taken for one of a
+   new file's */
+
+static ngx_int_t
+start_beside(ngx_idempotency_start_t *start)
+{
+    char         name[START_NAME];
+    ngx_uint_t   i;
+    struct stat  st;
+
+    for (i = 0; start_suffixes[i]; i++) {
+
+        (void) snprintf(name, START_NAME, "%s%s", (char *) start->path.data,
+                        start_suffixes[i]);
+
+        if (lstat(name, &st) == -1) {
+            continue;
+        }
+
+        if (start_rights(start, name, &st) != NGX_OK) {
+            return NGX_ERROR;
+        }
+
+        if (i < START_LOGS) {
+            start->left |= (st.st_size != 0);
+        }
+    }
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+start_rights(ngx_idempotency_start_t *start, const char *name,
+    struct stat *st)
+{
+    int  user;
+
+    user = geteuid();
+
+    if (!S_ISREG(st->st_mode)) {
+        return start_refuse(start, 0,
+                            "can't be used: %s is no regular file; remove that",
+                            name);
+    }
+
+    if (st->st_nlink > 1) {
+        return start_refuse(start, 0,
+                            "can't be used: %s has %d names, and may have one; "
+                            "copy it, and remove the others", name,
+                            (int) st->st_nlink);
+    }
+
+    if ((int) st->st_uid != user) {
+        return start_refuse(start, 0,
+                            "can't be used: %s belongs to user %d, and the "
+                            "workers run as %d; chown %d %s", name,
+                            (int) st->st_uid, user, user, name);
+    }
+
+    if ((st->st_mode & 0600) != 0600) {
+        return start_refuse(start, 0,
+                            "can't be used: %s has the mode %04o; chmod 0600 "
+                            "%s", name, (int) (st->st_mode & 07777), name);
+    }
+
+    if ((st->st_mode & 077) && start->open == 0) {
+        start->open = st->st_mode & 07777;
+    }
+
+    return NGX_OK;
+}
+
+
+/*
+ * Who closes the file orderly leaves no index.  One that was left, without its
+ * log, knows whether that had anything that is not in the file.
+ */
+
+static ngx_int_t
+start_log_is_there(ngx_idempotency_start_t *start)
+{
+    char         name[START_NAME], *path;
+    u_char       index[INDEX_SIZE];
+    uint32_t     version, logged, filed;
+    struct stat  st;
+
+    path = (char *) start->path.data;
+
+    (void) snprintf(name, START_NAME, "%s-wal", path);
+
+    if (!start->found || start->agreed || lstat(name, &st) == 0) {
+        return NGX_OK;
+    }
+
+    (void) snprintf(name, START_NAME, "%s-shm", path);
+
+    if (start_read(name, index, INDEX_SIZE) != INDEX_SIZE) {
+        return NGX_OK;
+    }
+
+    ngx_memcpy(&version, index, sizeof(uint32_t));
+    ngx_memcpy(&logged, index + INDEX_LOGGED, sizeof(uint32_t));
+    ngx_memcpy(&filed, index + INDEX_FILED, sizeof(uint32_t));
+
+    if (version != INDEX_VERSION || logged <= filed) {
+        return NGX_OK;
+    }
+
+    return start_refuse(start, 0,
+                        "is without %s-wal, which had what was written last; "
+                        "restore that, or remove %s* to begin anew", path,
+                        path);
+}
+
+
+static ngx_int_t
+start_header(ngx_idempotency_start_t *start)
+{
+    int      version;
+    u_char   header[HEADER_SIZE];
+
+    /* a worker that agrees may have the file open: a descriptor that is closed
+       takes SQLite's locks away */
+
+    if (!start->found || start->agreed) {
+        return NGX_OK;
+    }
+
+    ngx_memzero(header, HEADER_SIZE);
+
+    if (start_read((char *) start->path.data, header, HEADER_SIZE) == -1) {
+        return start_refuse(start, ngx_errno, "can't be read");
+    }
+
+    if (ngx_memcmp(header, HEADER_MAGIC, sizeof(HEADER_MAGIC)) != 0
+        || start_number(header + HEADER_ID) != NGX_IDEMPOTENCY_DB_ID)
+    {
+        return start_refuse(start, 0,
+                            "is a file of another program, or damaged; name "
+                            "another path, or restore it");
+    }
+
+    version = start_number(header + HEADER_VERSION);
+
+    if (version != NGX_IDEMPOTENCY_DB_VERSION) {
+        return start_refuse(start, 0,
+                            "is of version %d, and this module knows version "
+                            "%d; load the module that wrote it, or name "
+                            "another path", version,
+                            NGX_IDEMPOTENCY_DB_VERSION);
+    }
+
+    return NGX_OK;
+}
+
+
+/* the first bytes of a file */
+
+static ssize_t
+start_read(const char *name, void *buf, size_t len)
+{
+    int      fd;
+    ssize_t  n;
+
+    fd = open(name, O_RDONLY|O_CLOEXEC|O_NOFOLLOW|O_NONBLOCK);
+
+    if (fd == -1) {
+        return -1;
+    }
+
+    n = read(fd, buf, len);
+
+    (void) close(fd);
+
+    return n;
+}
+
+
+static ngx_uint_t
+start_number(u_char *p)
+{
+    return ((ngx_uint_t) p[0] << 24) + (p[1] << 16) + (p[2] << 8) + p[3];
+}
+
+
+static ngx_int_t
+start_parent(const char *path, char *dir)
+{
+    char  *slash;
+
+    strcpy(dir, path);
+
+    slash = strrchr(dir, '/');
+
+    if (slash == NULL || slash[1] == '\0') {
+        return NGX_ERROR;
+    }
+
+    slash[slash == dir] = '\0';
+
+    return NGX_OK;
+}
+
+
+/* SQLite may have more to say than a line; what is refused is no instance */
+
+static ngx_int_t
+start_refuse(ngx_idempotency_start_t *start, ngx_err_t err,
+    const char *fmt, ...)
+{
+    char     *p;
+    va_list   args;
+
+    va_start(args, fmt);
+    (void) vsnprintf(start->why, sizeof(start->why), fmt, args);
+    va_end(args);
+
+    for (p = start->why; *p; p++) {
+        if (*p == LF) {
+            *p = ' ';
+        }
+    }
+
+    start->err = err;
+    start->instance = 0;
+
+    return NGX_ERROR;
+}
+
+
+/* --- the instance --------------------------------------------------------- */
+
+
+/*
+ * Agreed: the file is the store from now on, under a new identity, and
+ * processes that used it as it was notice that.  The file that was opened for
+ * that stays open, as a close would take SQLite's locks away.
+ */
+
+ngx_int_t
+ngx_idempotency_start_late(ngx_idempotency_start_t *start, uint64_t instance)
+{
+    ngx_int_t  rc;
+
+    rc = start_check(start);
+
+    if (rc == NGX_OK) {
+        rc = instance ? start_join(start) : start_open(start);
+    }
+
+    if (start->agreed) {
+        return rc;
     }
 
     if (rc == NGX_OK) {
-        rc = start_file(report, fds);
+        start->instance = instance ? instance : start->instance;
+
+        if (ngx_idempotency_owners_share(start->owners, start->instance)
+            != NGX_OK)
+        {
+            rc = start_refuse(start, ngx_errno, "can't be locked");
+        }
     }
 
-    ngx_idempotency_owners_start_unlock(fds[0]);
+    if (rc != NGX_OK && !start->other) {
+        start_close(&start->owners);
+        start_close(&start->file);
+    }
 
     return rc;
 }
 
 
-/* one start at a time gets here: what is there now is there to stay */
+/* another worker has done the rest */
 
 static ngx_int_t
-start_file(start_report_t *report, int *fds)
+start_join(ngx_idempotency_start_t *start)
 {
-    uint64_t                     instance;
-    ngx_int_t                    rc;
-    start_place_t     *place;
-    ngx_idempotency_db_start_t  *db;
+    char  *path;
 
-    db = &report->db;
-    place = &report->place;
-    db->owners = fds[0];
+    path = (char *) start->path.data;
 
-    if (ngx_idempotency_owners_alone(fds[0])) {
-        return place_refuse(place, 0,
-                   "is used by an nginx with an older module, which claims "
-                   "without asking; end that first");
+    start->owners = ngx_idempotency_owners_open(path, 0);
+    start->file = open(path, O_RDWR|O_CLOEXEC|O_NOFOLLOW|O_NONBLOCK);
+
+    if (start->owners == -1 || start->file == -1
+        || ngx_idempotency_owners_only(start->file, start->owners) != NGX_OK)
+    {
+        return start_refuse(start, ngx_errno, "can't be used");
     }
 
-    if (start_mark(report) != NGX_OK) {
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+start_open(ngx_idempotency_start_t *start)
+{
+    char       *path;
+    ngx_int_t   rc;
+
+    path = (char *) start->path.data;
+
+    if (start->owners == -1) {
+        start->owners = ngx_idempotency_owners_open(path, 1);
+    }
+
+    if (start->owners == -1) {
+        return start_refuse(start, ngx_errno,
+                            "can't be used: %s-owners can't be opened", path);
+    }
+
+    switch (ngx_idempotency_owners_start_lock(start->owners, START_WAIT)) {
+
+    case NGX_OK:
+        break;
+
+    case NGX_BUSY:
+        return start_refuse(start, 0,
+                            "is being started by another nginx, which does not "
+                            "answer");
+
+    default:
+        return start_refuse(start, ngx_errno,
+                            "is on a file system without locks; name a path on "
+                            "a disk of this machine");
+    }
+
+    /* one start at a time gets here: what is there now is there to stay */
+
+    rc = start_check(start);
+
+    if (rc == NGX_OK) {
+        rc = start_instance(start);
+    }
+
+    ngx_idempotency_owners_start_unlock(start->owners);
+
+    return rc;
+}
+
+
+static ngx_int_t
+start_instance(ngx_idempotency_start_t *start)
+{
+    char        name[START_NAME];
+    ngx_uint_t  i;
+
+    if (ngx_idempotency_owners_alone(start->owners)) {
+        return start_refuse(start, 0,
+                            "is used by an nginx with an older module, which "
+                            "claims without asking; end that first");
+    }
+
+    if (start_witness(start) != NGX_OK) {
         return NGX_ERROR;
     }
 
-    rc = place->found ? start_hold(report, place->path, fds)
-                      : start_make(report, fds);
-
-    if (rc != NGX_OK) {
-        return NGX_ERROR;
+    for (i = 0; start->open && i <= 4; i++) {
+        (void) snprintf(name, START_NAME, "%s%s", (char *) start->path.data,
+                        i ? start_suffixes[i - 1] : "");
+        (void) chmod(name, 0600);
     }
 
-    instance = db->instance;
+    if ((start->found ? start_hold(start, (char *) start->path.data)
+                      : start_make(start))
+        != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
 
     /* it would not know what they claim, nor they what it claims */
 
-    if (ngx_idempotency_owners_strangers(fds[0], instance)
-        || ngx_idempotency_owners_hold(fds[0], instance) != NGX_OK)
+    if (ngx_idempotency_owners_strangers(start->owners, start->instance)
+        || ngx_idempotency_owners_hold(start->owners, start->instance)
+           != NGX_OK)
     {
-        return place_refuse(place, 0,
-                   "was replaced while an nginx uses the one that was there; "
-                   "end that first");
+        return start_refuse(start, 0,
+                            "was replaced while an nginx uses the one that was "
+                            "there; end that first");
     }
 
-    report->others = ngx_idempotency_owners_others(fds[0], instance);
+    start->others = ngx_idempotency_owners_others(start->owners,
+                                                  start->instance);
 
-    if (ngx_idempotency_witness_write(place->path, &db->mark,
-                                      db->agreed || !db->marked)
+    if (ngx_idempotency_witness_write((char *) start->path.data, &start->mark,
+                                      start->agreed || !start->marked)
         != NGX_OK)
     {
-        report->witness = ngx_errno;
+        start->witness = ngx_errno;
     }
 
     return NGX_OK;
@@ -820,303 +1221,153 @@ start_file(start_report_t *report, int *fds)
 /* the witness is read before the file, as whoever uses it goes on with both */
 
 static ngx_int_t
-start_mark(start_report_t *report)
+start_witness(ngx_idempotency_start_t *start)
 {
-    start_place_t     *place;
-    ngx_idempotency_db_start_t  *db;
+    ngx_int_t  rc;
 
-    db = &report->db;
-    place = &report->place;
+    rc = ngx_idempotency_witness_read((char *) start->path.data, &start->mark);
 
-    switch (ngx_idempotency_witness_read(place->path, &db->mark)) {
+    start->marked = (rc == NGX_OK);
+    start->witness = (rc == NGX_ERROR) ? ngx_errno : 0;
 
-    case NGX_OK:
-        db->marked = 1;
-        break;
-
-    case NGX_ERROR:
-        report->witness = ngx_errno;
-        break;
-    }
-
-    if (place->found || db->agreed || !(db->marked || place->left)) {
+    if (start->found || start->agreed || !(start->marked || start->left)) {
         return NGX_OK;
     }
 
-    db->other = 1;
+    start->other = 1;
 
-    return place_refuse(place, 0,
-               "is gone, and has left %s-%s", place->path,
-               place->left ? "wal" : "witness");
+    return start_refuse(start, 0, "is gone, and has left %s-%s",
+                        (char *) start->path.data,
+                        start->left ? "wal" : "witness");
+}
+
+
+/* a file that is there is whole: it comes when it is one, name and all */
+
+static ngx_int_t
+start_make(ngx_idempotency_start_t *start)
+{
+    int    fd;
+    char  *path, dir[NGX_IDEMPOTENCY_FILE_PATH + 1], name[START_NAME];
+
+    path = (char *) start->path.data;
+    start->made = 1;
+
+    (void) snprintf(name, START_NAME, "%s.new", path);
+
+    /* the remains of a file that is gone, and of a start that was killed */
+
+    if (start->agreed) {
+        start_remove_logs(path);
+    }
+
+    start_remove_logs(name);
+    (void) unlink(name);
+
+    fd = open(name, O_RDWR|O_CREAT|O_EXCL|O_CLOEXEC|O_NOFOLLOW, 0600);
+
+    if (fd == -1) {
+        return start_refuse(start, ngx_errno, "can't be made");
+    }
+
+    (void) close(fd);
+
+    if (start_hold(start, name) != NGX_OK) {
+        goto failed;
+    }
+
+    (void) start_parent(path, dir);
+
+    fd = open(dir, O_RDONLY|O_DIRECTORY|O_CLOEXEC);
+
+    if (fd == -1 || rename(name, path) == -1 || fsync(fd) == -1) {
+        (void) start_refuse(start, ngx_errno, "can't be made");
+        start_close(&fd);
+        goto failed;
+    }
+
+    (void) close(fd);
+
+    return NGX_OK;
+
+failed:
+
+    start_remove_logs(name);
+    (void) unlink(name);
+
+    return NGX_ERROR;
+}
+
+
+static void
+start_remove_logs(const char *name)
+{
+    char        other[START_NAME];
+    ngx_uint_t  i;
+
+    for (i = 0; i < START_SQLITE; i++) {
+        (void) snprintf(other, START_NAME, "%s%s", name, start_suffixes[i]);
+        (void) unlink(other);
+    }
 }
 
 
 /* open before SQLite opens it, and closed by no process that has it open */
 
 static ngx_int_t
-start_hold(start_report_t *report, const char *name, int *fds)
+start_hold(ngx_idempotency_start_t *start, const char *name)
 {
-    fds[1] = open(name, O_RDWR|O_CLOEXEC|O_NOFOLLOW|O_NONBLOCK);
+    start->file = open(name, O_RDWR|O_CLOEXEC|O_NOFOLLOW|O_NONBLOCK);
 
-    if (fds[1] == -1) {
-        return place_refuse(&report->place, ngx_errno,
-                                            "can't be opened");
+    if (start->file == -1) {
+        return start_refuse(start, ngx_errno, "can't be opened");
     }
 
-    if (ngx_idempotency_owners_only(fds[1], fds[0]) != NGX_OK) {
-        return place_refuse(&report->place, 0,
-                   "is used by an nginx that has another way to it, with "
-                   "another log and other locks: a mount of the file alone, "
-                   "or of one of its names; mount its directory");
+    if (ngx_idempotency_owners_only(start->file, start->owners) != NGX_OK) {
+        return start_refuse(start, 0,
+                            "is used by an nginx that has another way to it, "
+                            "with another log and other locks: a mount of the "
+                            "file alone, or of one of its names; mount its "
+                            "directory");
     }
 
-    return start_database(report, name);
-}
+    start_clocks(start);
 
-
-static ngx_int_t
-start_make(start_report_t *report, int *fds)
-{
-    char                      name[NGX_IDEMPOTENCY_FILE_PATH + 8];
-    start_place_t  *place;
-
-    place = &report->place;
-    report->made = 1;
-
-    (void) snprintf(name, sizeof(name), "%s.new", place->path);
-
-    if (place_make(place, name) == NGX_OK
-        && start_hold(report, name, fds) == NGX_OK
-        && place_take(place, name) == NGX_OK)
-    {
-        return NGX_OK;
-    }
-
-    place_remove(name);
-
-    return NGX_ERROR;
-}
-
-
-static ngx_int_t
-start_database(start_report_t *report, const char *name)
-{
-    char                        *p, error[NGX_IDEMPOTENCY_DB_ERROR];
-    ngx_idempotency_db_start_t  *db;
-
-    db = &report->db;
-    db->found = report->place.found;
-
-    start_clocks(db);
-
-    if (ngx_idempotency_db_start(name, db, error, sizeof(error)) != NGX_OK) {
-
-        /* SQLite may have more to say than a line */
-
-        for (p = error; *p; p++) {
-            if (*p == LF) {
-                *p = ' ';
-            }
-        }
-
-        return place_refuse(&report->place, 0, "%s", error);
-    }
-
-    return NGX_OK;
-}
-
-
-/*
- * The file is the store from now on, under a new identity: processes that used
- * it as it was notice that.  Remains of a file that is gone are removed.
- */
-
-ngx_int_t
-ngx_idempotency_start_agreed(ngx_idempotency_start_t *start, char *error,
-    size_t len)
-{
-    int              fds[2];
-    ngx_int_t        rc;
-    start_report_t  *report;
-
-    report = calloc(1, sizeof(start_report_t));
-
-    if (report == NULL) {
-        return NGX_ERROR;
-    }
-
-    fds[0] = start->owners;
-    fds[1] = -1;
-
-    report->place.path = (char *) start->path.data;
-    report->place.found = (access(report->place.path, F_OK) == 0);
-    report->db.agreed = 1;
-
-    ngx_memcpy(report->db.stamp, start->stamp, NGX_IDEMPOTENCY_STAMP_LEN);
-
-    if (!report->place.found) {
-        place_remove_logs(report->place.path);
-    }
-
-    rc = ngx_idempotency_owners_start_lock(fds[0], START_WAIT);
-
-    if (rc == NGX_OK) {
-        rc = start_file(report, fds);
-        ngx_idempotency_owners_start_unlock(fds[0]);
-
-    } else {
-        (void) place_refuse(&report->place, 0,
-                                            "is being started");
-    }
-
-    if (rc == NGX_OK) {
-        start->instance = report->db.instance;
-        start->fence = report->db.fence;
-        start->base = report->db.base;
-        start->mark = report->db.mark;
-
-    } else {
-        (void) snprintf(error, len, "%s", report->place.why);
-    }
-
-    /* its file stays open: a close would take SQLite's locks away */
-
-    free(report);
-
-    return rc;
-}
-
-
-ngx_int_t
-ngx_idempotency_start_late(ngx_idempotency_start_t *start, uint64_t instance,
-    char *error, size_t len)
-{
-    int              fds[2];
-    ngx_int_t        rc;
-    start_report_t  *report;
-
-    report = calloc(1, sizeof(start_report_t));
-
-    if (report == NULL) {
-        return NGX_AGAIN;
-    }
-
-    fds[0] = -1;
-    fds[1] = -1;
-
-    report->place.path = (char *) start->path.data;
-    ngx_memcpy(report->db.stamp, start->stamp, NGX_IDEMPOTENCY_STAMP_LEN);
-
-    rc = place_check(&report->place);
-
-    if (rc == NGX_OK) {
-        rc = instance ? start_join(report, fds) : start_open(report, fds);
-    }
-
-    if (rc == NGX_OK) {
-        instance = instance ? instance : report->db.instance;
-
-        if (ngx_idempotency_owners_share(fds[0], instance) != NGX_OK) {
-            rc = place_refuse(&report->place, ngx_errno, "can't be locked");
-        }
-    }
-
-    start->other = report->db.other;
-
-    if (rc == NGX_OK || start->other) {
-        start->owners = fds[0];
-        start->file = fds[1];
-        start->instance = instance;
-        start->fence = report->db.fence;
-        start->base = report->db.base;
-        start->mark = report->db.mark;
-
-    } else {
-        start_close(&fds[0]);
-        start_close(&fds[1]);
-    }
-
-    if (rc != NGX_OK) {
-        (void) snprintf(error, len, "%s", report->place.why);
-        rc = report->busy ? NGX_AGAIN : NGX_ERROR;
-    }
-
-    free(report);
-
-    return rc;
-}
-
-
-/* another worker has done the rest */
-
-static ngx_int_t
-start_join(start_report_t *report, int *fds)
-{
-    fds[0] = ngx_idempotency_owners_open(report->place.path, 0);
-    fds[1] = open(report->place.path,
-                  O_RDWR|O_CLOEXEC|O_NOFOLLOW|O_NONBLOCK);
-
-    if (fds[0] == -1 || fds[1] == -1
-        || ngx_idempotency_owners_only(fds[1], fds[0]) != NGX_OK)
-    {
-        return place_refuse(&report->place, ngx_errno, "can't be used");
-    }
-
-    return NGX_OK;
+    return ngx_idempotency_start_database(name, start);
 }
 
 
 static void
-start_clocks(ngx_idempotency_db_start_t *db)
+start_clocks(ngx_idempotency_start_t *start)
 {
-    char   *p, offsets[128];
+    char     *p, offsets[128];
+    ssize_t   n;
 
-    db->wall = start_clock(CLOCK_REALTIME);
-    db->boottime = start_clock(CLOCK_BOOTTIME);
+    start->wall = start_clock(CLOCK_REALTIME);
+    start->boottime = start_clock(CLOCK_BOOTTIME);
 
-    if (start_read("/proc/sys/kernel/random/boot_id", db->boot, START_BOOT)
+    if (start_read("/proc/sys/kernel/random/boot_id", start->boot, START_BOOT)
         < START_BOOT - 1)
     {
-        db->boot[0] = '\0';
+        start->boot[0] = '\0';
         return;
     }
 
-    db->boot[START_BOOT - 1] = '\0';
+    start->boot[START_BOOT - 1] = '\0';
 
     /* a container may have a clock of its own, by a namespace whose name the
        next one gets */
 
-    if (start_read("/proc/self/timens_offsets", offsets, sizeof(offsets)) > 0
-        && (p = strstr(offsets, "boottime")) != NULL)
-    {
-        (void) snprintf(db->boot + START_BOOT - 1,
-                        sizeof(db->boot) - START_BOOT + 1, " %lld",
+    n = start_read("/proc/self/timens_offsets", offsets, sizeof(offsets) - 1);
+    offsets[ngx_max(n, 0)] = '\0';
+
+    p = strstr(offsets, "boottime");
+
+    if (p) {
+        (void) snprintf(start->boot + START_BOOT - 1,
+                        sizeof(start->boot) - START_BOOT + 1, " %lld",
                         strtoll(p + sizeof("boottime") - 1, NULL, 10));
     }
-}
-
-
-/* a small file, as text: how much there was, or -1 */
-
-static ssize_t
-start_read(const char *name, char *text, size_t len)
-{
-    int      fd;
-    ssize_t  n;
-
-    fd = open(name, O_RDONLY|O_CLOEXEC);
-
-    if (fd == -1) {
-        return -1;
-    }
-
-    n = read(fd, text, len - 1);
-
-    (void) close(fd);
-
-    text[ngx_max(n, 0)] = '\0';
-
-    return n;
 }
 
 
@@ -1131,571 +1382,559 @@ start_clock(clockid_t id)
 }
 
 
-static void
-start_send(int to, start_report_t *report, int *fds)
+/* --- the database: what is wrong is an error of SQLite's, and is told ------ */
+
+
+ngx_int_t
+ngx_idempotency_start_database(const char *path, ngx_idempotency_start_t *start)
 {
-    size_t           n;
-    struct iovec     iov;
-    struct msghdr    msg;
-    struct cmsghdr  *cmsg;
-
-    union {
-        struct cmsghdr  head;
-        char            space[CMSG_SPACE(2 * sizeof(int))];
-    } control;
-
-    ngx_memzero(&msg, sizeof(struct msghdr));
-    ngx_memzero(&control, sizeof(control));
-
-    iov.iov_base = report;
-    iov.iov_len = sizeof(start_report_t);
-
-    msg.msg_iov = &iov;
-    msg.msg_iovlen = 1;
-
-    if (fds[0] != -1 && (report->rc == NGX_OK || report->db.other)) {
-        n = (fds[1] == -1) ? 1 : 2;
-
-        msg.msg_control = &control;
-        msg.msg_controllen = CMSG_SPACE(n * sizeof(int));
-
-        cmsg = CMSG_FIRSTHDR(&msg);
-
-        cmsg->cmsg_level = SOL_SOCKET;
-        cmsg->cmsg_type = SCM_RIGHTS;
-        cmsg->cmsg_len = CMSG_LEN(n * sizeof(int));
-
-        ngx_memcpy(CMSG_DATA(cmsg), fds, n * sizeof(int));
-    }
-
-    while (sendmsg(to, &msg, MSG_NOSIGNAL) == -1) {
-        if (ngx_errno != NGX_EINTR) {
-            return;
-        }
-    }
-}
-
-
-/*
- * Where a store can't be, by names, rights and the first bytes: what stands
- * further down is SQLite's to judge.  It looks, and changes nothing.
- */
-
-static ngx_int_t
-place_check(start_place_t *place)
-{
-    off_t  log;
-
-    place->found = 0;
-    place->left = 0;
-    place->open = 0;
-
-    if (place_directory(place) != NGX_OK) {
-        return NGX_ERROR;
-    }
-
-    if (place_file(place) != NGX_OK
-        || place_beside(place, &log) != NGX_OK)
-    {
-        return NGX_ERROR;
-    }
-
-    return place->found ? place_header(place, log) : NGX_OK;
-}
-
-
-/* SQLite makes files beside its own, and removes them */
-
-static ngx_int_t
-place_directory(start_place_t *place)
-{
-    char         dir[NGX_IDEMPOTENCY_FILE_PATH + 1];
-    struct stat  st;
-
-    if (ngx_strlen(place->path) > NGX_IDEMPOTENCY_FILE_PATH) {
-        return place_refuse(place, 0,
-                   "has too long a name: %d bytes are possible",
-                   NGX_IDEMPOTENCY_FILE_PATH);
-    }
-
-    if (place_parent(place->path, dir) != NGX_OK) {
-        return place_refuse(place, 0,
-                                            "is no path of a file");
-    }
-
-    if (stat(dir, &st) == -1) {
-
-        if (ngx_errno == NGX_ENOENT) {
-            return place_refuse(place, 0,
-                       "can't be there: make its directory, for the user that "
-                       "the workers run as: install -d -m 0700 -o USER %s",
-                       dir);
-        }
-
-        return place_refuse(place, ngx_errno,
-                   "can't be reached by the user that the workers run as, "
-                   "which is %d", (int) geteuid());
-    }
-
-    if (!S_ISDIR(st.st_mode)) {
-        return place_refuse(place, 0,
-                   "can't be there: %s is no directory", dir);
-    }
-
-    if ((st.st_mode & S_IWOTH) && !(st.st_mode & S_ISVTX)) {
-        place->anybodys = st.st_mode & 07777;
-    }
-
-    if (access(dir, W_OK|X_OK) == -1) {
-        return place_refuse(place, ngx_errno,
-                   "can't be used: the user that the workers run as, which is "
-                   "%d, must be able to write to its directory: chown %d %s",
-                   (int) geteuid(), (int) geteuid(), dir);
-    }
-
-    return place_network(place, dir);
-}
-
-
-static ngx_int_t
-place_parent(const char *path, char *dir)
-{
-    char  *slash;
-
-    strcpy(dir, path);
-
-    slash = strrchr(dir, '/');
-    if (slash == NULL || slash[1] == '\0') {
-        return NGX_ERROR;
-    }
-
-    slash[slash == dir] = '\0';
-
-    return NGX_OK;
-}
-
-
-static ngx_int_t
-place_network(start_place_t *place, const char *dir)
-{
-    struct statfs     fs;
-    place_network_t  *network;
-
-    if (statfs(dir, &fs) == -1) {
-        return place_refuse(place, ngx_errno,
-                                            "can't be used: statfs() failed");
-    }
-
-    for (network = place_networks; network->name; network++) {
-
-        if ((uint32_t) fs.f_type == (uint32_t) network->type) {
-            return place_refuse(place, 0,
-                       "is on a network file system (%s); name a path on a "
-                       "disk of this machine", network->name);
-        }
-    }
-
-    return NGX_OK;
-}
-
-
-static ngx_int_t
-place_file(start_place_t *place)
-{
-    struct stat  st;
-
-    if (lstat(place->path, &st) == -1) {
-
-        if (ngx_errno == NGX_ENOENT) {
-            return NGX_OK;
-        }
-
-        return place_refuse(place, ngx_errno,
-                                            "can't be looked at");
-    }
-
-    place->found = 1;
-
-    if (S_ISDIR(st.st_mode)) {
-        return place_refuse(place, 0,
-                                       "is a directory; name a file in it");
-    }
-
-    /* its other files and its locks have their names from its own */
-
-    if (S_ISLNK(st.st_mode)) {
-        return place_refuse(place, 0,
-                   "is a symbolic link; name the file itself");
-    }
-
-    if (place_rights(place, place->path, &st) != NGX_OK) {
-        return NGX_ERROR;
-    }
-
-    if (st.st_size == 0) {
-        return place_refuse(place, 0,
-                   "is empty, what it knew is lost; restore it, or remove it "
-                   "to begin anew");
-    }
-
-    return NGX_OK;
-}
-
-
-static ngx_int_t
-place_rights(start_place_t *place, const char *name,
-    struct stat *st)
-{
-    if (!S_ISREG(st->st_mode)) {
-        return place_refuse(place, 0,
-                   "can't be used: %s is no regular file; remove that", name);
-    }
-
-    if (st->st_nlink > 1) {
-        return place_refuse(place, 0,
-                   "can't be used: %s has %d names, and may have one; copy "
-                   "it, and remove the others", name, (int) st->st_nlink);
-    }
-
-    if (st->st_uid != geteuid()) {
-        return place_refuse(place, 0,
-                   "can't be used: %s belongs to user %d, and the workers run "
-                   "as %d; chown %d %s", name, (int) st->st_uid,
-                   (int) geteuid(), (int) geteuid(), name);
-    }
-
-    if ((st->st_mode & 0600) != 0600) {
-        return place_refuse(place, 0,
-                   "can't be used: %s has the mode %04o; chmod 0600 %s",
-                   name, (int) (st->st_mode & 07777), name);
-    }
-
-    if ((st->st_mode & 077) && place->open == 0) {
-        place->open = st->st_mode & 07777;
-    }
-
-    return NGX_OK;
-}
-
-
-/*
- * What stands beside it, as it was left; a log may hold all that was written
- * of late, and would be taken for one of a new file's.
- */
-
-static ngx_int_t
-place_beside(start_place_t *place, off_t *log)
-{
-    char           name[PLACE_NAME];
-    ngx_uint_t     i;
-    struct stat    st;
-
-    *log = 0;
-
-    for (i = 1; place_suffixes[i]; i++) {
-
-        (void) snprintf(name, PLACE_NAME, "%s%s", place->path,
-                        place_suffixes[i]);
-
-        if (lstat(name, &st) == -1) {
-            continue;
-        }
-
-        if (place_rights(place, name, &st) != NGX_OK) {
-            return NGX_ERROR;
-        }
-
-        if (i >= PLACE_LOGS) {
-            continue;
-        }
-
-        *log += st.st_size;
-
-        place->left |= (st.st_size != 0);
-    }
-
-    return place->found ? place_logged(place) : NGX_OK;
-}
-
-
-/*
- * Who closes the file orderly leaves no index.  One that was left, without its
- * log, knows whether that had anything that is not in the file.
- */
-
-static ngx_int_t
-place_logged(start_place_t *place)
-{
-    int           fd;
-    char          name[PLACE_NAME];
-    u_char        index[PLACE_INDEX];
-    ssize_t       n;
-    uint32_t      is, logged, filed;
-    struct stat   st;
-
-    (void) snprintf(name, PLACE_NAME, "%s-wal", place->path);
-
-    if (lstat(name, &st) == 0) {
-        return NGX_OK;
-    }
-
-    (void) snprintf(name, PLACE_NAME, "%s-shm", place->path);
-
-    fd = open(name, O_RDONLY|O_CLOEXEC|O_NOFOLLOW|O_NONBLOCK);
-
-    if (fd == -1) {
-        return NGX_OK;
-    }
-
-    n = pread(fd, index, PLACE_INDEX, 0);
-
-    (void) close(fd);
-
-    if (n != PLACE_INDEX) {
-        return NGX_OK;
-    }
-
-    ngx_memcpy(&is, index, sizeof(uint32_t));
-    ngx_memcpy(&logged, index + PLACE_INDEX_LOGGED, sizeof(uint32_t));
-    ngx_memcpy(&filed, index + PLACE_INDEX_FILED, sizeof(uint32_t));
-
-    if (is != PLACE_INDEX_IS || logged <= filed) {
-        return NGX_OK;
-    }
-
-    return place_refuse(place, 0,
-               "is without %s-wal, which had what was written last; restore "
-               "that, or remove %s* to begin anew", place->path, place->path);
-}
-
-
-/* before SQLite has it in its hands, as that repairs what it takes for its
-   own; and all that nginx -t looks at */
-
-static ngx_int_t
-place_header(start_place_t *place, off_t log)
-{
-    int           fd;
-    off_t         size;
-    u_char        header[PLACE_HEADER];
-    ssize_t       n;
-    ngx_err_t     err;
-    struct stat   st;
-
-    fd = open(place->path, O_RDONLY|O_CLOEXEC|O_NOFOLLOW|O_NONBLOCK);
-
-    if (fd == -1) {
-        return place_refuse(place, ngx_errno,
-                                            "can't be opened");
-    }
-
-    ngx_memzero(header, PLACE_HEADER);
-
-    n = pread(fd, header, PLACE_HEADER, 0);
-    err = (n == -1 || fstat(fd, &st) == -1) ? ngx_errno : 0;
-
-    (void) close(fd);
-
-    if (err) {
-        return place_refuse(place, err, "can't be read");
-    }
-
-    if (place_stamp(place, header) != NGX_OK) {
-        return NGX_ERROR;
-    }
-
-    /* a writer from before there were so many pages did not count them */
-
-    if (log || ngx_memcmp(header + PLACE_CHANGES, header + PLACE_CHANGES_OF, 4)
-               != 0)
-    {
-        return NGX_OK;
-    }
-
-    size = (header[PLACE_PAGE_SIZE] << 8) + header[PLACE_PAGE_SIZE + 1];
-    size = (size == 1) ? 65536 : size;
-    size *= place_number(header + PLACE_PAGES);
-
-    if (st.st_size < size) {
-        return place_refuse(place, 0,
-                   "is damaged, %lld of its %lld bytes are there; restore it, "
-                   "or remove it to begin anew", (long long) st.st_size,
-                   (long long) size);
-    }
-
-    return NGX_OK;
-}
-
-
-static ngx_int_t
-place_stamp(start_place_t *place, u_char *header)
-{
-    ngx_uint_t     version;
-    static u_char  zeros[PLACE_HEADER];
-
-    if (ngx_memcmp(header, zeros, PLACE_HEADER) == 0) {
-        return place_refuse(place, 0,
-                   "is damaged, it begins with zeros; restore it, or remove "
-                   "it to begin anew");
-    }
-
-    if (ngx_memcmp(header, PLACE_MAGIC, sizeof(PLACE_MAGIC)) != 0
-        || place_number(header + PLACE_ID) != NGX_IDEMPOTENCY_DB_ID)
-    {
-        return place_refuse(place, 0,
-                   "is a file of another program, or damaged; name another "
-                   "path");
-    }
-
-    version = place_number(header + PLACE_VERSION);
-
-    if (version != NGX_IDEMPOTENCY_DB_VERSION) {
-        return place_refuse(place, 0,
-                   "is of version %d, and this module knows version %d; "
-                   "load the module that wrote it, or name another path",
-                   (int) version, NGX_IDEMPOTENCY_DB_VERSION);
-    }
-
-    return NGX_OK;
-}
-
-
-static ngx_uint_t
-place_number(u_char *p)
-{
-    return ((ngx_uint_t) p[0] << 24) + (p[1] << 16) + (p[2] << 8) + p[3];
-}
-
-
-static ngx_int_t
-place_close(start_place_t *place)
-{
-    int          fd;
-    char         name[PLACE_NAME];
-    ngx_err_t    err;
+    int          rc;
+    sqlite3     *sqlite;
     ngx_uint_t   i;
-    struct stat  st;
 
-    for (i = 0; place_suffixes[i]; i++) {
+    static int  (*checks[])(sqlite3 *sqlite, ngx_idempotency_start_t *start) = {
+        start_tables,
+        start_whole,
+        start_bound,
+        start_log_mode
+    };
 
-        (void) snprintf(name, PLACE_NAME, "%s%s", place->path,
-                        place_suffixes[i]);
+    rc = ngx_idempotency_db_connect(path, &sqlite);
 
-        fd = open(name, O_RDONLY|O_CLOEXEC|O_NOFOLLOW|O_NONBLOCK);
+    if (rc == SQLITE_OK) {
+        (void) sqlite3_busy_timeout(sqlite, START_BUSY);
 
-        if (fd == -1) {
+        rc = sqlite3_exec(sqlite, "PRAGMA synchronous = FULL", NULL, NULL,
+                          NULL);
+    }
+
+    if (rc != SQLITE_OK) {
+        (void) start_tell(start, sqlite, rc);
+
+    } else if (!start->found) {
+        rc = start_tables_made(sqlite, start);
+    }
+
+    for (i = 0; rc == SQLITE_OK && i < sizeof(checks) / sizeof(checks[0]); i++)
+    {
+        rc = checks[i](sqlite, start);
+    }
+
+    if (rc == SQLITE_OK && start->owners != -1
+        && ngx_idempotency_owners_commit_lock(start->owners, START_BUSY)
+           != NGX_OK)
+    {
+        (void) start_refuse(start, ngx_errno, "can't be locked");
+        rc = SQLITE_ERROR;
+    }
+
+    if (rc == SQLITE_OK) {
+        rc = start_numbered(sqlite, start);
+
+        if (start->owners != -1) {
+            ngx_idempotency_owners_commit_unlock(start->owners);
+        }
+    }
+
+    if (sqlite3_close(sqlite) != SQLITE_OK && rc == SQLITE_OK) {
+        return start_refuse(start, 0, "can't be closed");
+    }
+
+    return (rc == SQLITE_OK) ? NGX_OK : NGX_ERROR;
+}
+
+
+/*
+ * nginx -t: whatever may be wrong with it, another's key is, or damage, or what
+ * is not the file that it was.  A log is read with its index, which it has
+ * where anybody uses it.
+ */
+
+static ngx_int_t
+start_test(ngx_idempotency_start_t *start)
+{
+    int           rc;
+    char          uri[3 * NGX_IDEMPOTENCY_FILE_PATH + 64], *p;
+    u_char       *path;
+    sqlite3      *sqlite;
+
+    if (start_witness(start) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    if (!start->found) {
+        return NGX_OK;
+    }
+
+    p = uri + snprintf(uri, sizeof(uri), "file:");
+
+    for (path = start->path.data; *path; path++) {
+        p += snprintf(p, 4, strchr("%?#", *path) ? "%%%02X" : "%c", *path);
+    }
+
+    (void) snprintf(p, uri + sizeof(uri) - p, "?mode=ro%s",
+                    start->left ? "" : "&immutable=1");
+
+    rc = sqlite3_open_v2(uri, &sqlite,
+                         SQLITE_OPEN_READONLY|SQLITE_OPEN_URI
+                         |SQLITE_OPEN_NOMUTEX|SQLITE_OPEN_PRIVATECACHE, NULL);
+
+    if (rc == SQLITE_OK) {
+        (void) sqlite3_busy_timeout(sqlite, NGX_IDEMPOTENCY_DB_BUSY);
+
+        rc = start_tables(sqlite, start);
+    }
+
+    if (rc == SQLITE_OK) {
+        rc = start_bound(sqlite, start);
+    }
+
+    (void) sqlite3_close(sqlite);
+
+    return (rc == SQLITE_MISMATCH || rc == SQLITE_AUTH
+            || (rc & 0xff) == SQLITE_CORRUPT) ? NGX_ERROR : NGX_OK;
+}
+
+
+static int
+start_tables_made(sqlite3 *sqlite, ngx_idempotency_start_t *start)
+{
+    int   rc;
+    char  stamp[2 * NGX_IDEMPOTENCY_STAMP_LEN + 1], sql[256];
+
+    *ngx_hex_dump((u_char *) stamp, start->stamp, NGX_IDEMPOTENCY_STAMP_LEN)
+        = '\0';
+
+    (void) snprintf(sql, sizeof(sql),
+                    "PRAGMA application_id = %d; PRAGMA user_version = %d;"
+                    "INSERT INTO meta VALUES "
+                    "(1, %lld, 0, 0, randomblob(%d), 0, '', 0, x'%s', %d);"
+                    "COMMIT",
+                    NGX_IDEMPOTENCY_DB_ID, NGX_IDEMPOTENCY_DB_VERSION,
+                    (long long) (start->wall
+                                 << NGX_IDEMPOTENCY_OWNERS_STORE_SHIFT),
+                    NGX_IDEMPOTENCY_MARK_LEN, stamp,
+                    NGX_IDEMPOTENCY_FINGERPRINT_VERSION);
+
+    rc = sqlite3_exec(sqlite, "PRAGMA page_size = 4096;"
+                              "PRAGMA auto_vacuum = INCREMENTAL;"
+                              "PRAGMA journal_mode = WAL;"
+                              "BEGIN IMMEDIATE", NULL, NULL, NULL);
+
+    if (rc == SQLITE_OK) {
+        rc = sqlite3_exec(sqlite, start_schema, NULL, NULL, NULL);
+    }
+
+    if (rc == SQLITE_OK) {
+        rc = sqlite3_exec(sqlite, sql, NULL, NULL, NULL);
+    }
+
+    return (rc == SQLITE_OK) ? rc : start_tell(start, sqlite, rc);
+}
+
+
+/* a copy that was made of it may have no log (WAL) */
+
+static int
+start_log_mode(sqlite3 *sqlite, ngx_idempotency_start_t *start)
+{
+    int   rc;
+    char  mode[16];
+
+    rc = start_text(sqlite, "PRAGMA journal_mode = WAL", mode, sizeof(mode));
+
+    if (rc != SQLITE_OK) {
+        return start_tell(start, sqlite, rc);
+    }
+
+    if (ngx_strcmp(mode, "wal") != 0) {
+        (void) start_refuse(start, 0, "can't have a log (WAL) where it is");
+        return SQLITE_ERROR;
+    }
+
+    return SQLITE_OK;
+}
+
+
+/*
+ * A view, a trigger, a default or a check runs what somebody else has written,
+ * and tables of another program are a reason to remove or to exchange a file
+ * that is not theirs alone: so it has what we make, to the letter.
+ */
+
+static int
+start_tables(sqlite3 *sqlite, ngx_idempotency_start_t *start)
+{
+    int            rc, row;
+    sqlite3       *ours;
+    const char    *is, *be, *type, *name;
+    sqlite3_stmt  *found, *meant;
+
+    static const char  sql[] = "SELECT sql, type, name FROM sqlite_master "
+                               "ORDER BY name";
+
+    found = NULL;
+    meant = NULL;
+
+    rc = sqlite3_open(":memory:", &ours);
+
+    if (rc == SQLITE_OK) {
+        rc = sqlite3_exec(ours, start_schema, NULL, NULL, NULL);
+    }
+
+    if (rc == SQLITE_OK) {
+        rc = sqlite3_prepare_v2(ours, sql, -1, &meant, NULL);
+    }
+
+    if (rc == SQLITE_OK) {
+        rc = sqlite3_prepare_v2(sqlite, sql, -1, &found, NULL);
+    }
+
+    while (rc == SQLITE_OK) {
+        row = sqlite3_step(meant);
+        rc = sqlite3_step(found);
+
+        if (rc != SQLITE_ROW && rc != SQLITE_DONE) {
+            break;
+        }
+
+        be = (const char *) sqlite3_column_text(meant, 0);
+        is = (const char *) sqlite3_column_text(found, 0);
+
+        if (rc == SQLITE_DONE && row == SQLITE_DONE) {
+            goto done;
+        }
+
+        if (rc == row && is && be && ngx_strcmp(is, be) == 0) {
+            rc = SQLITE_OK;
             continue;
         }
 
-        err = 0;
+        type = (const char *) sqlite3_column_text(found, 1);
+        name = (const char *) sqlite3_column_text(found, 2);
 
-        if (fstat(fd, &st) == -1
-            || ((st.st_mode & 077) && fchmod(fd, 0600) == -1))
-        {
-            err = ngx_errno;
-        }
-
-        (void) close(fd);
-
-        if (err) {
-            return place_refuse(place, err,
-                       "can't be used: chmod 0600 %s failed", name);
-        }
+        (void) start_refuse(start, 0,
+                            "has not the tables of this module alone (%.20s "
+                            "\"%.60s\"); remove what is not its own, or name "
+                            "another path",
+                            type ? type : "no", name ? name : "more");
+        rc = SQLITE_AUTH;
+        goto done;
     }
 
-    return NGX_OK;
+    (void) start_tell(start, sqlite, rc);
+
+done:
+
+    (void) sqlite3_finalize(found);
+    (void) sqlite3_finalize(meant);
+    (void) sqlite3_close(ours);
+
+    return (rc == SQLITE_DONE) ? SQLITE_OK : rc;
 }
 
 
-static ngx_int_t
-place_make(start_place_t *place, const char *name)
+/*
+ * A token that is made by another key is another one, and would be fresh;
+ * fingerprints of another version can't be compared; and it is the very file,
+ * as far as it was written, that the witness of a start tells of.
+ */
+
+static int
+start_bound(sqlite3 *sqlite, ngx_idempotency_start_t *start)
 {
-    int  fd;
+    int                       rc;
+    start_meta_t              meta;
+    ngx_idempotency_stamp_e   differs;
 
-    /* the remains of a start that was killed */
+    static const char  *why[] = {
+        NULL,
+        "was made with another digest key than that of \"idempotency_secret\"",
+        "was made with a digest key, and no \"idempotency_secret\" has one",
+        "was made without a digest key, and \"idempotency_secret\" has one"
+    };
 
-    place_remove(name);
+    rc = start_meta(sqlite, &meta);
 
-    fd = open(name, O_RDWR|O_CREAT|O_EXCL|O_CLOEXEC|O_NOFOLLOW, 0600);
-
-    if (fd == -1) {
-        return place_refuse(place, ngx_errno,
-                                            "can't be made");
+    if (rc != SQLITE_OK) {
+        return start_tell(start, sqlite, rc);
     }
 
-    (void) close(fd);
+    differs = ngx_idempotency_stamp_differs(start->stamp, meta.stamp);
 
-    return NGX_OK;
+    if (differs != NGX_IDEMPOTENCY_STAMP_SAME) {
+        (void) start_refuse(start, 0,
+                            "%s; it would not know its tokens again: restore "
+                            "what it was made with, or remove it to begin anew",
+                            why[differs]);
+        return SQLITE_MISMATCH;
+    }
+
+    if (meta.version != NGX_IDEMPOTENCY_DB_VERSION
+        || meta.fingerprints != NGX_IDEMPOTENCY_FINGERPRINT_VERSION)
+    {
+        (void) start_refuse(start, 0,
+                            "is of version %d, with fingerprints of version "
+                            "%d, and this module knows %d and %d; load the "
+                            "module that wrote it", meta.version,
+                            meta.fingerprints, NGX_IDEMPOTENCY_DB_VERSION,
+                            NGX_IDEMPOTENCY_FINGERPRINT_VERSION);
+        return SQLITE_MISMATCH;
+    }
+
+    if (start->marked && !start->agreed
+        && !ngx_idempotency_db_same(&start->mark, meta.identity, meta.number,
+                                    start->why, sizeof(start->why)))
+    {
+        start->other = 1;
+        rc = SQLITE_MISMATCH;
+    }
+
+    ngx_memcpy(start->mark.identity, meta.identity, NGX_IDEMPOTENCY_MARK_LEN);
+    start->mark.number = meta.number;
+
+    return rc;
 }
 
 
-/* a file that is there is whole: it comes when it is one, name and all */
+/*
+ * Damage is told.  A file may be too large to be read as a whole before nginx
+ * serves: then it is read for a limited time, the small tables first, and then
+ * the first rows and the last by each tree.
+ */
 
-static ngx_int_t
-place_take(start_place_t *place, const char *name)
+static int
+start_whole(sqlite3 *sqlite, ngx_idempotency_start_t *start)
 {
-    int   fd, rc;
-    char  dir[NGX_IDEMPOTENCY_FILE_PATH + 1];
+    int             rc;
+    char            text[128];
+    pthread_t       tid;
+    ngx_uint_t      i;
+    start_alarm_t   alarm;
 
-    if (rename(name, place->path) == -1) {
-        return place_refuse(place, ngx_errno,
-                                            "can't be made");
+    static const char  *checks[] = {
+        "PRAGMA quick_check('meta')",
+        "PRAGMA quick_check('claims')",
+        "PRAGMA quick_check"
+    };
+
+    static const char  ends[] =
+        "SELECT sum FROM records ORDER BY id LIMIT 9;"
+        "SELECT sum FROM records ORDER BY id DESC LIMIT 9;"
+        "SELECT sum FROM records ORDER BY token LIMIT 9;"
+        "SELECT sum FROM records ORDER BY token DESC LIMIT 9;"
+        "SELECT sum FROM records ORDER BY ends LIMIT 9;"
+        "SELECT sum FROM records ORDER BY ends DESC LIMIT 9";
+
+    alarm.sqlite = sqlite;
+    alarm.ended = 0;
+
+    if (pthread_create(&tid, NULL, start_alarm, &alarm) != 0) {
+        (void) start_refuse(start, 0, "can't be checked: no thread");
+        return SQLITE_ERROR;
     }
 
-    (void) place_parent(place->path, dir);
+    rc = SQLITE_OK;
+    ngx_memcpy(text, "ok", sizeof("ok"));
 
-    fd = open(dir, O_RDONLY|O_DIRECTORY|O_CLOEXEC);
-
-    rc = (fd == -1) ? -1 : fsync(fd);
-
-    if (rc == -1) {
-        (void) place_refuse(place, ngx_errno,
-                                            "can't be made: fsync() failed");
+    for (i = 0; rc == SQLITE_OK && ngx_strcmp(text, "ok") == 0 && i < 3; i++) {
+        rc = start_text(sqlite, checks[i], text, sizeof(text));
     }
 
-    if (fd != -1) {
-        (void) close(fd);
+    alarm.ended = 1;
+    (void) pthread_join(tid, NULL);
+
+    if (rc == SQLITE_OK && ngx_strcmp(text, "ok") != 0) {
+        (void) start_refuse(start, 0, "is damaged: %s; " START_REMEDY, text);
+        return SQLITE_CORRUPT;
     }
 
-    return rc == 0 ? NGX_OK : NGX_ERROR;
+    if (rc == SQLITE_OK || rc == SQLITE_INTERRUPT) {
+        rc = sqlite3_exec(sqlite, ends, NULL, NULL, NULL);
+    }
+
+    return (rc == SQLITE_OK) ? rc : start_tell(start, sqlite, rc);
 }
 
 
-static void
-place_remove(const char *name)
+static void *
+start_alarm(void *data)
 {
-    (void) unlink(name);
+    start_alarm_t *alarm = data;
 
-    place_remove_logs(name);
-}
-
-
-static void
-place_remove_logs(const char *name)
-{
-    char        other[PLACE_NAME];
     ngx_uint_t  i;
 
-    for (i = 1; i <= PLACE_LOGS; i++) {
-        (void) snprintf(other, PLACE_NAME, "%s%s", name, place_suffixes[i]);
-        (void) unlink(other);
+    for (i = 0; i < START_CHECK && !alarm->ended; i++) {
+        ngx_msleep(1);
     }
+
+    if (!alarm->ended) {
+        sqlite3_interrupt(alarm->sqlite);
+    }
+
+    return NULL;
 }
 
 
-static ngx_int_t
-place_refuse(start_place_t *place, ngx_err_t err,
-    const char *fmt, ...)
+/* one transaction, as two may start at once */
+
+static int
+start_numbered(sqlite3 *sqlite, ngx_idempotency_start_t *start)
 {
-    va_list  args;
+    int            rc;
+    start_meta_t   meta;
+    sqlite3_stmt  *st;
 
-    va_start(args, fmt);
-    (void) vsnprintf(place->why, sizeof(place->why), fmt, args);
-    va_end(args);
+    st = NULL;
 
-    place->err = err;
+    rc = sqlite3_exec(sqlite, "BEGIN IMMEDIATE", NULL, NULL, NULL);
 
-    return NGX_ERROR;
+    if (rc == SQLITE_OK) {
+        rc = start_meta(sqlite, &meta);
+    }
+
+    if (rc == SQLITE_OK) {
+        rc = sqlite3_prepare_v2(sqlite,
+                                "UPDATE meta SET instance = ?1, latest = ?2, "
+                                "boot = ?3, base = ?4, number = ?5, "
+                                "identity = ?6", -1, &st, NULL);
+    }
+
+    if (rc != SQLITE_OK) {
+        return start_tell(start, sqlite, rc);
+    }
+
+    start->instance = meta.instance + 1;
+    start->fence = meta.fence;
+    start->latest = meta.latest;
+    start->base = meta.base;
+    start->mark.number = (ngx_atomic_uint_t)
+                             ngx_idempotency_db_number(meta.number + 1);
+
+    /* processes that go on with a file that was set back must notice */
+
+    if (start->agreed) {
+        sqlite3_randomness(NGX_IDEMPOTENCY_MARK_LEN, start->mark.identity);
+    }
+
+    /* within a boot, setting the clock changes nothing; the file's time never
+       goes back */
+
+    if (meta.boot[0] == '\0' || ngx_strcmp(meta.boot, start->boot) != 0) {
+        start->base = start->wall - start->boottime;
+    }
+
+    start->base = ngx_max(start->base, start->latest - start->boottime);
+    start->latest = ngx_max(start->latest, start->base + start->boottime);
+
+    (void) sqlite3_bind_int64(st, 1, start->instance);
+    (void) sqlite3_bind_int64(st, 2, start->latest);
+    (void) sqlite3_bind_text(st, 3, start->boot, -1, SQLITE_STATIC);
+    (void) sqlite3_bind_int64(st, 4, start->base);
+    (void) sqlite3_bind_int64(st, 5,
+                              ngx_idempotency_db_number(meta.number + 1));
+    (void) sqlite3_bind_blob(st, 6, start->mark.identity,
+                             NGX_IDEMPOTENCY_MARK_LEN, SQLITE_STATIC);
+
+    rc = sqlite3_step(st);
+
+    (void) sqlite3_finalize(st);
+
+    if (rc == SQLITE_DONE) {
+        rc = sqlite3_exec(sqlite, "COMMIT", NULL, NULL, NULL);
+    }
+
+    return (rc == SQLITE_OK) ? rc : start_tell(start, sqlite, rc);
+}
+
+
+static int
+start_meta(sqlite3 *sqlite, start_meta_t *meta)
+{
+    int            rc;
+    const char    *boot;
+    const void    *identity, *stamp;
+    sqlite3_stmt  *st;
+
+    rc = sqlite3_prepare_v2(sqlite,
+                            "SELECT instance, fence, latest, base, number, "
+                            "version, user_version, boot, identity, stamp "
+                            "FROM meta, pragma_user_version", -1, &st, NULL);
+
+    if (rc == SQLITE_OK) {
+        rc = sqlite3_step(st);
+    }
+
+    if (rc == SQLITE_ROW) {
+        meta->instance = sqlite3_column_int64(st, 0);
+        meta->fence = sqlite3_column_int64(st, 1);
+        meta->latest = sqlite3_column_int64(st, 2);
+        meta->base = sqlite3_column_int64(st, 3);
+        meta->number = sqlite3_column_int64(st, 4);
+        meta->fingerprints = sqlite3_column_int(st, 5);
+        meta->version = sqlite3_column_int(st, 6);
+        boot = (const char *) sqlite3_column_text(st, 7);
+        identity = sqlite3_column_blob(st, 8);
+        stamp = sqlite3_column_blob(st, 9);
+
+        rc = SQLITE_CORRUPT;
+
+        if (boot && identity && stamp
+            && sqlite3_column_bytes(st, 8) == NGX_IDEMPOTENCY_MARK_LEN
+            && sqlite3_column_bytes(st, 9) == NGX_IDEMPOTENCY_STAMP_LEN)
+        {
+            (void) snprintf(meta->boot, sizeof(meta->boot), "%s", boot);
+            ngx_memcpy(meta->identity, identity, NGX_IDEMPOTENCY_MARK_LEN);
+            ngx_memcpy(meta->stamp, stamp, NGX_IDEMPOTENCY_STAMP_LEN);
+            rc = SQLITE_OK;
+        }
+
+    } else if (rc == SQLITE_DONE) {
+        rc = SQLITE_CORRUPT;
+    }
+
+    (void) sqlite3_finalize(st);
+
+    return rc;
+}
+
+
+/* the first column of the first row */
+
+static int
+start_text(sqlite3 *sqlite, const char *sql, char *text, size_t len)
+{
+    int            rc;
+    const char    *value;
+    sqlite3_stmt  *st;
+
+    rc = sqlite3_prepare_v2(sqlite, sql, -1, &st, NULL);
+
+    if (rc == SQLITE_OK) {
+        rc = sqlite3_step(st);
+    }
+
+    if (rc == SQLITE_ROW) {
+        value = (const char *) sqlite3_column_text(st, 0);
+        (void) snprintf(text, len, "%s", value ? value : "");
+        rc = SQLITE_OK;
+    }
+
+    (void) sqlite3_finalize(st);
+
+    return rc;
+}
+
+
+static int
+start_tell(ngx_idempotency_start_t *start, sqlite3 *sqlite, int rc)
+{
+    char  error[NGX_IDEMPOTENCY_DB_ERROR];
+
+    ngx_idempotency_db_tell(error, sizeof(error), sqlite, rc);
+    (void) start_refuse(start, 0, "%s", error);
+
+    return rc;
 }
 
 
