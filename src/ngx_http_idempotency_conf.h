@@ -139,15 +139,8 @@ typedef struct {
     size_t                         constant;
     /* all of its variables are cookies */
     ngx_uint_t                     of_cookies;
-} ngx_http_idempotency_value_t;
-
-
-/* idempotency_window with variables, and where it stands */
-
-typedef struct {
-    ngx_http_idempotency_value_t   value;
     ngx_http_idempotency_line_t    line;
-} ngx_http_idempotency_window_t;
+} ngx_http_idempotency_value_t;
 
 
 typedef struct {
@@ -193,7 +186,7 @@ typedef struct {
 
     /* if the other one, which may be NULL, doesn't tell it */
     ngx_msec_t                     window;
-    ngx_http_idempotency_window_t  *window_value;
+    ngx_http_idempotency_value_t  *window_value;
     ngx_msec_t                     content_window;
     ngx_uint_t                     similar;
     ngx_uint_t                     in_progress;
@@ -235,13 +228,17 @@ typedef struct {
 } ngx_http_idempotency_loc_conf_t;
 
 
-/* an idempotency directive, and where it stands */
+/* a zone's name is part of each line of its metrics */
+
+#define NGX_HTTP_IDEMPOTENCY_ZONE_NAME  255
+
+/* a store, the directive that names it first, and the file behind it */
 
 typedef struct {
-    ngx_idempotency_store_t       *store;
-    ngx_str_t                      file;
-    ngx_uint_t                     line;
-} ngx_http_idempotency_use_t;
+    ngx_idempotency_store_t        store;
+    ngx_http_idempotency_line_t    line;
+    ngx_str_t                      state;
+} ngx_http_idempotency_store_t;
 
 
 typedef struct {
@@ -253,12 +250,8 @@ typedef struct {
     ngx_array_t                    locations;
     /* of all upstreams: what their balancers begin with */
     ngx_array_t                    upstreams;
-    /* of ngx_idempotency_store_t *: all that directives name */
+    /* of ngx_http_idempotency_store_t *: all that directives name */
     ngx_array_t                    stores;
-    /* of ngx_http_idempotency_use_t */
-    ngx_array_t                    uses;
-    /* of ngx_str_t: the files behind them */
-    ngx_array_t                    states;
     /* all of them have this one */
     ngx_idempotency_secret_t       secret;
     /* of ngx_idempotency_redis_t *: all that directives name */
@@ -269,6 +262,9 @@ typedef struct {
        variables' indices, in the same order */
     ngx_array_t                    fields;
     ngx_array_t                    field_indices;
+    /* of idempotency_key and idempotency_ignore_cookies, by default */
+    ngx_array_t                   *keys;
+    ngx_http_idempotency_ignored_t  *ignore_cookies;
     /* nginx may be built without them */
     ngx_module_t                  *dav;
     ngx_module_t                  *slice;

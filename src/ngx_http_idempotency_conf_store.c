@@ -13,24 +13,20 @@
 #include <openssl/crypto.h>
 
 
+/* parameters of idempotency_zone, as they are given; without data: not */
+
 typedef struct {
-    ngx_str_t                      name;
-    size_t                         size;
-    ngx_uint_t                     evict;
-    ngx_idempotency_file_conf_t    file;
+    ngx_str_t                      zone;
+    ngx_str_t                      evict;
+    ngx_str_t                      state;
     ngx_str_t                      redis;
-    /* what takes a file, if it was given without one */
-    ngx_str_t                     *needs_file;
+    ngx_str_t                      sync;
+    ngx_str_t                      max_size;
 } conf_zone_t;
 
-/* NGX_DECLINED: it is none of its values; NGX_ERROR is logged */
-
 typedef struct {
     ngx_str_t                      name;
-    ngx_int_t                    (*set)(ngx_conf_t *cf, conf_zone_t *zone,
-                                       ngx_str_t *value);
-    /* it takes a file */
-    ngx_uint_t                     of_file;
+    size_t                         offset;
 } conf_zone_parameter_t;
 
 
@@ -38,21 +34,16 @@ typedef struct {
 
 #define CONF_SECRET_SIZE  65536
 
+#define CONF_PASSWORD_SIZE  4096
 
-static ngx_int_t conf_zone_parameter(ngx_conf_t *cf, conf_zone_t *zone,
-    ngx_uint_t *given, ngx_str_t *value);
-static ngx_int_t conf_zone_zone(ngx_conf_t *cf, conf_zone_t *zone,
-    ngx_str_t *value);
-static ngx_int_t conf_zone_evict(ngx_conf_t *cf, conf_zone_t *zone,
-    ngx_str_t *value);
-static ngx_int_t conf_zone_state(ngx_conf_t *cf, conf_zone_t *zone,
-    ngx_str_t *value);
-static ngx_int_t conf_zone_redis(ngx_conf_t *cf, conf_zone_t *zone,
-    ngx_str_t *value);
-static ngx_int_t conf_zone_sync(ngx_conf_t *cf, conf_zone_t *zone,
-    ngx_str_t *value);
-static ngx_int_t conf_zone_max_size(ngx_conf_t *cf, conf_zone_t *zone,
-    ngx_str_t *value);
+
+static ngx_int_t conf_zone_parameter(conf_zone_t *zone, ngx_str_t *value);
+static ngx_int_t conf_zone_size(ngx_conf_t *cf, ngx_str_t *zone,
+    size_t *size);
+static ngx_int_t conf_zone_choice(ngx_conf_t *cf, const char *name,
+    ngx_str_t *value, const char *zero, const char *one);
+static ngx_int_t conf_zone_file(ngx_conf_t *cf, conf_zone_t *zone,
+    ngx_idempotency_store_t *store, ngx_uint_t sync);
 #define conf_redis_offset(name)                                               \
     offsetof(ngx_idempotency_redis_conf_t, name)
 static char *conf_redis_line(ngx_conf_t *cf, ngx_command_t *dummy,
@@ -60,10 +51,6 @@ static char *conf_redis_line(ngx_conf_t *cf, ngx_command_t *dummy,
 static char *conf_redis_server(ngx_conf_t *cf, ngx_command_t *cmd,
     void *data);
 static char *conf_redis_password(ngx_conf_t *cf, ngx_command_t *cmd,
-    void *data);
-static ngx_int_t conf_redis_read(ngx_conf_t *cf, ngx_str_t *name,
-    ngx_fd_t fd, ngx_str_t *password);
-static char *conf_redis_prefix(ngx_conf_t *cf, ngx_command_t *cmd,
     void *data);
 static void conf_redis_unset(ngx_idempotency_redis_conf_t *conf);
 static ngx_int_t conf_redis_done(ngx_conf_t *cf,
@@ -74,19 +61,23 @@ static ngx_int_t conf_redis_ssl(ngx_conf_t *cf,
     ngx_idempotency_redis_conf_t *conf);
 static ngx_int_t conf_redis_resolve(ngx_conf_t *cf,
     ngx_idempotency_redis_conf_t *conf);
-static ngx_int_t conf_secret_open(ngx_conf_t *cf, ngx_file_t *file);
-static ngx_int_t conf_secret_read(ngx_conf_t *cf, ngx_file_t *file,
-    ngx_idempotency_secret_t *secret);
+static ngx_int_t conf_secret_parse(ngx_conf_t *cf, ngx_str_t *name,
+    ngx_str_t *text);
+static ngx_int_t conf_file_read(ngx_conf_t *cf, ngx_str_t *name, off_t max,
+    ngx_str_t *text);
+static ngx_int_t conf_file_text(ngx_conf_t *cf, ngx_file_t *file, off_t max,
+    ngx_str_t *text);
+static void conf_file_wipe(ngx_str_t *text);
 
 
 static conf_zone_parameter_t  conf_zone_parameters[] = {
-    { ngx_string("zone="), conf_zone_zone, 0 },
-    { ngx_string("evict="), conf_zone_evict, 0 },
-    { ngx_string("state="), conf_zone_state, 0 },
-    { ngx_string("redis="), conf_zone_redis, 0 },
-    { ngx_string("sync="), conf_zone_sync, 1 },
-    { ngx_string("max_size="), conf_zone_max_size, 1 },
-    { ngx_null_string, NULL, 0 }
+    { ngx_string("zone="), offsetof(conf_zone_t, zone) },
+    { ngx_string("evict="), offsetof(conf_zone_t, evict) },
+    { ngx_string("state="), offsetof(conf_zone_t, state) },
+    { ngx_string("redis="), offsetof(conf_zone_t, redis) },
+    { ngx_string("sync="), offsetof(conf_zone_t, sync) },
+    { ngx_string("max_size="), offsetof(conf_zone_t, max_size) },
+    { ngx_null_string, 0 }
 };
 
 
@@ -135,7 +126,7 @@ static ngx_command_t  conf_redis_parameters[] = {
     { ngx_string("database"), NGX_CONF_TAKE1, ngx_conf_set_num_slot, 0,
       conf_redis_offset(database), NULL },
 
-    { ngx_string("prefix"), NGX_CONF_TAKE1, conf_redis_prefix, 0,
+    { ngx_string("prefix"), NGX_CONF_TAKE1, ngx_conf_set_str_slot, 0,
       conf_redis_offset(prefix), NULL },
 
     { ngx_string("connections"), NGX_CONF_TAKE1, ngx_conf_set_num_slot, 0,
@@ -183,68 +174,61 @@ static ngx_command_t  conf_redis_parameters[] = {
 char *
 ngx_http_idempotency_set_zone(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
+    size_t                    size;
+    ngx_int_t                 evict, sync;
     ngx_str_t                *value;
-    ngx_uint_t                i, given;
+    ngx_uint_t                i;
     conf_zone_t               zone;
     ngx_idempotency_redis_t  *redis;
     ngx_idempotency_store_t  *store;
 
     value = cf->args->elts;
-    given = 0;
 
     ngx_memzero(&zone, sizeof(conf_zone_t));
 
     for (i = 1; i < cf->args->nelts; i++) {
-
-        switch (conf_zone_parameter(cf, &zone, &given, &value[i])) {
-
-        case NGX_OK:
-            continue;
-
-        case NGX_DECLINED:
+        if (conf_zone_parameter(&zone, &value[i]) != NGX_OK) {
             ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
                                "invalid parameter \"%V\"", &value[i]);
+            return NGX_CONF_ERROR;
         }
+    }
 
+    if (zone.zone.data == NULL) {
+        return "must have \"zone\" parameter";
+    }
+
+    if (zone.state.data == NULL && (zone.sync.data || zone.max_size.data)) {
+        return "takes \"sync\" and \"max_size\" with a \"state\" parameter "
+               "only";
+    }
+
+    if (zone.state.data && zone.redis.data) {
+        return "takes either a \"state\" parameter or a \"redis\" parameter";
+    }
+
+    evict = conf_zone_choice(cf, "evict", &zone.evict, "off", "responses");
+    sync = conf_zone_choice(cf, "sync", &zone.sync, "batched", "strict");
+
+    if (evict == NGX_ERROR || sync == NGX_ERROR
+        || conf_zone_size(cf, &zone.zone, &size) != NGX_OK)
+    {
         return NGX_CONF_ERROR;
     }
 
-    if (zone.name.len == 0) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "\"%V\" must have \"zone\" parameter", &cmd->name);
-        return NGX_CONF_ERROR;
-    }
-
-    if (zone.needs_file && zone.file.path.len == 0) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "\"%V\" takes a \"state\" parameter",
-                           zone.needs_file);
-        return NGX_CONF_ERROR;
-    }
-
-    if (zone.redis.len && zone.file.path.len) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "\"%V\" takes either a \"state\" parameter or a "
-                           "\"redis\" parameter", &cmd->name);
-        return NGX_CONF_ERROR;
-    }
-
-    store = ngx_http_idempotency_store(cf, &zone.name);
+    store = ngx_http_idempotency_store(cf, &zone.zone);
 
     if (store == NULL
-        || ngx_idempotency_shm_zone_add(cf, store, zone.size, zone.evict)
-           != NGX_OK)
+        || ngx_idempotency_shm_zone_add(cf, store, size, evict) != NGX_OK)
     {
         return NGX_CONF_ERROR;
     }
 
-    if (zone.file.path.len
-        && ngx_idempotency_file_add(cf, store, &zone.file) != NGX_OK)
-    {
+    if (zone.state.data && conf_zone_file(cf, &zone, store, sync) != NGX_OK) {
         return NGX_CONF_ERROR;
     }
 
-    if (zone.redis.len) {
+    if (zone.redis.data) {
         redis = ngx_http_idempotency_redis(cf, &zone.redis);
 
         if (redis == NULL
@@ -259,183 +243,151 @@ ngx_http_idempotency_set_zone(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 }
 
 
-/* each at most once */
+/* each at most once, and none without a value */
 
 static ngx_int_t
-conf_zone_parameter(ngx_conf_t *cf, conf_zone_t *zone, ngx_uint_t *given,
-    ngx_str_t *value)
+conf_zone_parameter(conf_zone_t *zone, ngx_str_t *value)
 {
-    ngx_str_t               s;
-    ngx_uint_t              i;
+    ngx_str_t              *field;
     conf_zone_parameter_t  *p;
 
-    for (i = 0; conf_zone_parameters[i].set; i++) {
-        p = &conf_zone_parameters[i];
+    for (p = conf_zone_parameters; p->name.len; p++) {
+        field = (ngx_str_t *) ((u_char *) zone + p->offset);
 
-        if (ngx_strncmp(value->data, p->name.data, p->name.len) != 0
-            || (*given & (1 << i)))
+        if (value->len > p->name.len && field->data == NULL
+            && ngx_strncmp(value->data, p->name.data, p->name.len) == 0)
         {
-            continue;
+            field->len = value->len - p->name.len;
+            field->data = value->data + p->name.len;
+
+            return NGX_OK;
         }
-
-        *given |= 1 << i;
-
-        if (p->of_file) {
-            zone->needs_file = value;
-        }
-
-        s.len = value->len - p->name.len;
-        s.data = value->data + p->name.len;
-
-        return p->set(cf, zone, &s);
     }
 
     return NGX_DECLINED;
 }
 
 
+/* the name alone is left in the zone; it stands in JSON and in metrics, which
+   have no way in common to write a control character */
+
 static ngx_int_t
-conf_zone_zone(ngx_conf_t *cf, conf_zone_t *zone, ngx_str_t *value)
+conf_zone_size(ngx_conf_t *cf, ngx_str_t *zone, size_t *size)
 {
     u_char     *p;
-    ssize_t     size;
+    size_t      i;
+    ssize_t     n;
     ngx_str_t   s;
 
-    p = (u_char *) ngx_strchr(value->data, ':');
+    p = ngx_strlchr(zone->data, zone->data + zone->len, ':');
 
-    if (p == NULL || p == value->data) {
+    s.len = p ? (size_t) (p - zone->data) : 0;
+
+    for (i = 0; i < s.len && zone->data[i] >= ' '; i++) { /* void */ }
+
+    if (s.len == 0 || i < s.len || s.len > NGX_HTTP_IDEMPOTENCY_ZONE_NAME) {
         ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "invalid zone \"zone=%V\"", value);
+                           "invalid zone \"zone=%V\"", zone);
         return NGX_ERROR;
     }
-
-    zone->name.data = value->data;
-    zone->name.len = p - value->data;
 
     s.data = p + 1;
-    s.len = value->data + value->len - s.data;
+    s.len = zone->len - s.len - 1;
 
-    size = ngx_parse_size(&s);
+    n = ngx_parse_size(&s);
 
-    if (size == NGX_ERROR) {
+    if (n == NGX_ERROR) {
         ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "invalid zone size \"zone=%V\"", value);
+                           "invalid zone size \"zone=%V\"", zone);
         return NGX_ERROR;
     }
 
-    if (size < (ssize_t) (8 * ngx_pagesize)) {
+    zone->len = p - zone->data;
+
+    if (n < (ssize_t) (8 * ngx_pagesize)) {
         ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "zone \"%V\" is too small", &zone->name);
+                           "zone \"%V\" is too small", zone);
         return NGX_ERROR;
     }
 
-    zone->size = size;
+    *size = n;
 
     return NGX_OK;
 }
 
 
+/* 0, if it is not given, or 1 */
+
 static ngx_int_t
-conf_zone_evict(ngx_conf_t *cf, conf_zone_t *zone, ngx_str_t *value)
+conf_zone_choice(ngx_conf_t *cf, const char *name, ngx_str_t *value,
+    const char *zero, const char *one)
 {
-    if (ngx_strcmp(value->data, "off") == 0) {
-        return NGX_OK;
+    if (value->data == NULL || ngx_strcmp(value->data, zero) == 0) {
+        return 0;
     }
 
-    if (ngx_strcmp(value->data, "responses") == 0) {
-        zone->evict = 1;
-        return NGX_OK;
+    if (ngx_strcmp(value->data, one) == 0) {
+        return 1;
     }
 
-    return NGX_DECLINED;
+    ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                       "invalid parameter \"%s=%V\"", name, value);
+
+    return NGX_ERROR;
 }
 
 
 static ngx_int_t
-conf_zone_state(ngx_conf_t *cf, conf_zone_t *zone, ngx_str_t *value)
+conf_zone_file(ngx_conf_t *cf, conf_zone_t *zone,
+    ngx_idempotency_store_t *store, ngx_uint_t sync)
 {
-    ngx_uint_t                         i;
-    ngx_str_t                         *path;
-    ngx_http_idempotency_main_conf_t  *imcf;
+    ngx_str_t                          *path;
+    ngx_uint_t                          i;
+    ngx_idempotency_file_conf_t         conf;
+    ngx_http_idempotency_store_t      **all;
+    ngx_http_idempotency_main_conf_t   *imcf;
 
-    if (value->len == 0) {
-        return NGX_DECLINED;
+    ngx_memzero(&conf, sizeof(ngx_idempotency_file_conf_t));
+
+    conf.path = zone->state;
+    conf.sync = sync ? NGX_IDEMPOTENCY_SYNC_STRICT
+                     : NGX_IDEMPOTENCY_SYNC_BATCHED;
+
+    if (zone->max_size.data) {
+        conf.max_size = ngx_parse_offset(&zone->max_size);
+
+        if (conf.max_size == NGX_ERROR || conf.max_size == 0) {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "invalid parameter \"max_size=%V\"",
+                               &zone->max_size);
+            return NGX_ERROR;
+        }
     }
 
-    zone->file.path = *value;
-
-    if (ngx_conf_full_name(cf->cycle, &zone->file.path, 0) != NGX_OK) {
+    if (ngx_conf_full_name(cf->cycle, &conf.path, 0) != NGX_OK) {
         return NGX_ERROR;
     }
 
     imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
 
-    path = imcf->states.elts;
+    all = imcf->stores.elts;
 
-    for (i = 0; i < imcf->states.nelts; i++) {
+    for (i = 0; i < imcf->stores.nelts; i++) {
+        path = &all[i]->state;
 
-        if (path[i].len == zone->file.path.len
-            && ngx_strncmp(path[i].data, zone->file.path.data, path[i].len)
-               == 0)
+        if (path->len == conf.path.len
+            && ngx_strncmp(path->data, conf.path.data, path->len) == 0)
         {
             ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
                                "the state \"%V\" already belongs to another "
-                               "zone", &path[i]);
+                               "zone", path);
             return NGX_ERROR;
         }
     }
 
-    path = ngx_array_push(&imcf->states);
-    if (path == NULL) {
-        return NGX_ERROR;
-    }
+    ((ngx_http_idempotency_store_t *) store)->state = conf.path;
 
-    *path = zone->file.path;
-
-    return NGX_OK;
-}
-
-
-static ngx_int_t
-conf_zone_redis(ngx_conf_t *cf, conf_zone_t *zone, ngx_str_t *value)
-{
-    zone->redis = *value;
-
-    return value->len ? NGX_OK : NGX_DECLINED;
-}
-
-
-static ngx_int_t
-conf_zone_sync(ngx_conf_t *cf, conf_zone_t *zone, ngx_str_t *value)
-{
-    if (ngx_strcmp(value->data, "batched") == 0) {
-        zone->file.sync = NGX_IDEMPOTENCY_SYNC_BATCHED;
-        return NGX_OK;
-    }
-
-    if (ngx_strcmp(value->data, "strict") == 0) {
-        zone->file.sync = NGX_IDEMPOTENCY_SYNC_STRICT;
-        return NGX_OK;
-    }
-
-    return NGX_DECLINED;
-}
-
-
-static ngx_int_t
-conf_zone_max_size(ngx_conf_t *cf, conf_zone_t *zone, ngx_str_t *value)
-{
-    off_t  size;
-
-    size = ngx_parse_offset(value);
-
-    if (size == NGX_ERROR || size == 0) {
-        return NGX_DECLINED;
-    }
-
-    zone->file.max_size = size;
-
-    return NGX_OK;
+    return ngx_idempotency_file_add(cf, store, &conf);
 }
 
 
@@ -624,116 +576,51 @@ conf_redis_server(ngx_conf_t *cf, ngx_command_t *cmd, void *data)
 }
 
 
-/* its first line; never said anywhere */
+/* the first line of a file; never said anywhere */
 
 static char *
 conf_redis_password(ngx_conf_t *cf, ngx_command_t *cmd, void *data)
 {
     ngx_idempotency_redis_conf_t  *conf = data;
 
-    ngx_fd_t         fd;
-    ngx_int_t        rc;
-    ngx_str_t       *value, name;
-    ngx_file_info_t  fi;
+    u_char     *p;
+    size_t      len;
+    ngx_str_t  *value, text;
 
     if (conf->password.data) {
         return "is duplicate";
     }
 
     value = cf->args->elts;
-    name = value[1];
 
-    if (ngx_conf_full_name(cf->cycle, &name, 1) != NGX_OK) {
+    if (conf_file_read(cf, &value[1], CONF_PASSWORD_SIZE, &text) != NGX_OK) {
         return NGX_CONF_ERROR;
     }
 
-    fd = ngx_open_file(name.data, NGX_FILE_RDONLY, NGX_FILE_OPEN, 0);
-
-    if (fd == NGX_INVALID_FILE) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, ngx_errno,
-                           ngx_open_file_n " \"%V\" failed", &name);
-        return NGX_CONF_ERROR;
-    }
-
-    if (ngx_fd_info(fd, &fi) != NGX_FILE_ERROR
-        && (ngx_file_access(&fi) & (S_IRWXO|S_IWGRP)))
-    {
-        ngx_conf_log_error(NGX_LOG_WARN, cf, 0,
-                           "others may read or change the password in \"%V\"",
-                           &name);
-    }
-
-    rc = conf_redis_read(cf, &name, fd, &conf->password);
-
-    if (ngx_close_file(fd) == NGX_FILE_ERROR) {
-        ngx_conf_log_error(NGX_LOG_ALERT, cf, ngx_errno,
-                           ngx_close_file_n " \"%V\" failed", &name);
-    }
-
-    return rc == NGX_OK ? NGX_CONF_OK : NGX_CONF_ERROR;
-}
-
-
-static ngx_int_t
-conf_redis_read(ngx_conf_t *cf, ngx_str_t *name, ngx_fd_t fd,
-    ngx_str_t *password)
-{
-    u_char   *p, buf[4096];
-    size_t    len;
-    ssize_t   n;
-
-    n = ngx_read_fd(fd, buf, sizeof(buf));
-
-    if (n == -1) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, ngx_errno,
-                           ngx_read_fd_n " \"%V\" failed", name);
-        return NGX_ERROR;
-    }
-
-    for (len = 0; len < (size_t) n; len++) {
-        if (buf[len] == LF || buf[len] == CR) {
+    for (len = 0; len < text.len; len++) {
+        if (text.data[len] == LF || text.data[len] == CR) {
             break;
         }
     }
 
-    if (len == 0 || len == sizeof(buf)) {
+    p = len ? ngx_pnalloc(cf->pool, len) : NULL;
+
+    if (p) {
+        ngx_memcpy(p, text.data, len);
+
+        conf->password.data = p;
+        conf->password.len = len;
+    }
+
+    conf_file_wipe(&text);
+
+    if (len == 0) {
         ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "no password in the first line of \"%V\"", name);
-        return NGX_ERROR;
+                           "no password in the first line of \"%V\"",
+                           &value[1]);
     }
 
-    p = ngx_pnalloc(cf->pool, len);
-    if (p == NULL) {
-        return NGX_ERROR;
-    }
-
-    ngx_memcpy(p, buf, len);
-    ngx_explicit_memzero(buf, sizeof(buf));
-
-    password->data = p;
-    password->len = len;
-
-    return NGX_OK;
-}
-
-
-/* may be empty */
-
-static char *
-conf_redis_prefix(ngx_conf_t *cf, ngx_command_t *cmd, void *data)
-{
-    ngx_idempotency_redis_conf_t  *conf = data;
-
-    ngx_str_t  *value;
-
-    if (conf->prefix.data) {
-        return "is duplicate";
-    }
-
-    value = cf->args->elts;
-    conf->prefix = value[1];
-
-    return NGX_CONF_OK;
+    return p ? NGX_CONF_OK : NGX_CONF_ERROR;
 }
 
 
@@ -1000,8 +887,7 @@ char *
 ngx_http_idempotency_set_secret(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
     ngx_int_t                          rc;
-    ngx_str_t                         *value;
-    ngx_file_t                         file;
+    ngx_str_t                         *value, text;
     ngx_pool_cleanup_t                *cln;
     ngx_http_idempotency_main_conf_t  *imcf;
 
@@ -1013,16 +899,10 @@ ngx_http_idempotency_set_secret(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 
     value = cf->args->elts;
 
-    ngx_memzero(&file, sizeof(ngx_file_t));
-
-    file.name = value[1];
-    file.log = cf->log;
-
     cln = ngx_pool_cleanup_add(cf->pool, 0);
 
     if (cln == NULL
-        || ngx_conf_full_name(cf->cycle, &file.name, 1) != NGX_OK
-        || conf_secret_open(cf, &file) != NGX_OK)
+        || conf_file_read(cf, &value[1], CONF_SECRET_SIZE, &text) != NGX_OK)
     {
         return NGX_CONF_ERROR;
     }
@@ -1030,102 +910,133 @@ ngx_http_idempotency_set_secret(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
     cln->handler = ngx_idempotency_secret_wipe;
     cln->data = &imcf->secret;
 
-    rc = conf_secret_read(cf, &file, &imcf->secret);
+    rc = conf_secret_parse(cf, &value[1], &text);
 
-    (void) ngx_close_file(file.fd);
+    conf_file_wipe(&text);
 
     return (rc == NGX_OK) ? NGX_CONF_OK : NGX_CONF_ERROR;
 }
 
 
-/* a pipe without a writer would be waited for */
-
 static ngx_int_t
-conf_secret_open(ngx_conf_t *cf, ngx_file_t *file)
+conf_secret_parse(ngx_conf_t *cf, ngx_str_t *name, ngx_str_t *text)
 {
-    file->fd = ngx_open_file(file->name.data,
-                             NGX_FILE_RDONLY|NGX_FILE_NONBLOCK,
-                             NGX_FILE_OPEN, 0);
+    char                              *why;
+    ngx_uint_t                         line;
+    ngx_http_idempotency_main_conf_t  *imcf;
 
-    if (file->fd == NGX_INVALID_FILE) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, ngx_errno,
-                           ngx_open_file_n " \"%V\" failed", &file->name);
+    imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
+
+    why = ngx_idempotency_secret_parse(&imcf->secret, text->data, text->len,
+                                       &line);
+    if (why) {
+        ngx_log_error(NGX_LOG_EMERG, cf->log, 0, "%s in %V:%ui", why, name,
+                      line);
         return NGX_ERROR;
     }
 
-    if (ngx_fd_info(file->fd, &file->info) == NGX_FILE_ERROR) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, ngx_errno,
-                           ngx_fd_info_n " \"%V\" failed", &file->name);
-
-    } else if (!ngx_is_file(&file->info)) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "\"%V\" is not a regular file", &file->name);
-
-    } else if (ngx_file_size(&file->info) > CONF_SECRET_SIZE) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "\"%V\" is too large for a file of keys",
-                           &file->name);
-
-    } else {
-        return NGX_OK;
+    if (imcf->secret.digest_key == NULL && imcf->secret.nseals == 0) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0, "no keys in \"%V\"", name);
+        return NGX_ERROR;
     }
 
-    (void) ngx_close_file(file->fd);
+    return NGX_OK;
+}
 
-    return NGX_ERROR;
+
+/* the name becomes a whole one; the text is to be wiped by the caller */
+
+static ngx_int_t
+conf_file_read(ngx_conf_t *cf, ngx_str_t *name, off_t max, ngx_str_t *text)
+{
+    ngx_int_t   rc;
+    ngx_file_t  file;
+
+    if (ngx_conf_full_name(cf->cycle, name, 1) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    ngx_memzero(&file, sizeof(ngx_file_t));
+
+    file.name = *name;
+    file.log = cf->log;
+
+    /* a pipe without a writer would be waited for */
+
+    file.fd = ngx_open_file(name->data, NGX_FILE_RDONLY|NGX_FILE_NONBLOCK,
+                            NGX_FILE_OPEN, 0);
+
+    if (file.fd == NGX_INVALID_FILE) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, ngx_errno,
+                           ngx_open_file_n " \"%V\" failed", name);
+        return NGX_ERROR;
+    }
+
+    rc = conf_file_text(cf, &file, max, text);
+
+    (void) ngx_close_file(file.fd);
+
+    return rc;
 }
 
 
 static ngx_int_t
-conf_secret_read(ngx_conf_t *cf, ngx_file_t *file,
-    ngx_idempotency_secret_t *secret)
+conf_file_text(ngx_conf_t *cf, ngx_file_t *file, off_t max, ngx_str_t *text)
 {
-    char        *why;
-    char         mode[8];
-    u_char      *data;
-    size_t       size;
-    ssize_t      n;
-    ngx_uint_t   line;
+    char     mode[8];
+    ssize_t  n;
 
-    size = ngx_file_size(&file->info);
-
-    data = ngx_alloc(size + 1, cf->log);
-    if (data == NULL) {
+    if (ngx_fd_info(file->fd, &file->info) == NGX_FILE_ERROR) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, ngx_errno,
+                           ngx_fd_info_n " \"%V\" failed", &file->name);
         return NGX_ERROR;
     }
 
-    n = ngx_read_file(file, data, size, 0);
-
-    if (n == NGX_ERROR) {
-        ngx_free(data);
+    if (!ngx_is_file(&file->info)) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "\"%V\" is not a regular file", &file->name);
         return NGX_ERROR;
     }
 
-    why = ngx_idempotency_secret_parse(secret, data, n, &line);
-
-    OPENSSL_cleanse(data, size);
-    ngx_free(data);
-
-    if (why) {
-        ngx_log_error(NGX_LOG_EMERG, cf->log, 0, "%s in %V:%ui", why,
-                      &file->name, line);
+    if (ngx_file_size(&file->info) > max) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "\"%V\" is too large, it may have %O bytes",
+                           &file->name, max);
         return NGX_ERROR;
     }
 
-    if (secret->digest_key == NULL && secret->nseals == 0) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0, "no keys in \"%V\"",
-                           &file->name);
-        return NGX_ERROR;
-    }
-
-    if (file->info.st_mode & S_IRWXO) {
+    if (ngx_file_access(&file->info) & (S_IRWXO|S_IWGRP)) {
         (void) snprintf(mode, sizeof(mode), "%04o",
                         (unsigned) (file->info.st_mode & 07777));
 
         ngx_conf_log_error(NGX_LOG_WARN, cf, 0,
-                           "the keys in \"%V\" are open to others, with the "
-                           "mode %s", &file->name, mode);
+                           "\"%V\" is open to others, with the mode %s",
+                           &file->name, mode);
     }
 
+    text->len = ngx_file_size(&file->info);
+
+    text->data = ngx_alloc(text->len + 1, cf->log);
+    if (text->data == NULL) {
+        return NGX_ERROR;
+    }
+
+    n = ngx_read_file(file, text->data, text->len, 0);
+
+    if (n == NGX_ERROR) {
+        ngx_free(text->data);
+        return NGX_ERROR;
+    }
+
+    text->len = n;
+
     return NGX_OK;
+}
+
+
+static void
+conf_file_wipe(ngx_str_t *text)
+{
+    OPENSSL_cleanse(text->data, text->len);
+    ngx_free(text->data);
 }

@@ -50,6 +50,7 @@ static ngx_int_t ngx_http_idempotency_init_module(ngx_cycle_t *cycle);
 static ngx_int_t ngx_http_idempotency_init_process(ngx_cycle_t *cycle);
 static void ngx_http_idempotency_exit_process(ngx_cycle_t *cycle);
 static void *ngx_http_idempotency_create_main_conf(ngx_conf_t *cf);
+static char *ngx_http_idempotency_init_main_conf(ngx_conf_t *cf, void *conf);
 static void *ngx_http_idempotency_create_loc_conf(ngx_conf_t *cf);
 static char *ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent,
     void *child);
@@ -57,15 +58,6 @@ static void ngx_http_idempotency_merge_response(
     ngx_http_idempotency_loc_conf_t *prev,
     ngx_http_idempotency_loc_conf_t *conf);
 static void ngx_http_idempotency_merge_status(
-    ngx_http_idempotency_loc_conf_t *prev,
-    ngx_http_idempotency_loc_conf_t *conf);
-static ngx_int_t ngx_http_idempotency_merge_keys(ngx_conf_t *cf,
-    ngx_http_idempotency_loc_conf_t *prev,
-    ngx_http_idempotency_loc_conf_t *conf);
-static ngx_int_t ngx_http_idempotency_merge_identity(ngx_conf_t *cf,
-    ngx_http_idempotency_loc_conf_t *prev,
-    ngx_http_idempotency_loc_conf_t *conf);
-static void ngx_http_idempotency_merge_canon(
     ngx_http_idempotency_loc_conf_t *prev,
     ngx_http_idempotency_loc_conf_t *conf);
 static ngx_uint_t key_next_variable(ngx_str_t *text, ngx_str_t *name,
@@ -79,8 +71,7 @@ static char *ngx_http_idempotency_set(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 static ngx_int_t check_zones(ngx_conf_t *cf);
 static ngx_module_t *find_module(ngx_conf_t *cf, char *name);
-static char *set_methods(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
-static char *set_normalize(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
+static char *set_bitmask(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
 static char *set_keep(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
 static char *add_names(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
 static char *set_ignore_fields(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
@@ -100,6 +91,9 @@ static char *check_replay_header(ngx_conf_t *cf, void *post, void *data);
 static char *check_docs(ngx_conf_t *cf, void *post, void *data);
 static ngx_int_t ngx_http_idempotency_compile(ngx_conf_t *cf, ngx_str_t *text,
     ngx_http_idempotency_value_t *value);
+static ngx_http_idempotency_value_t *compile_value(ngx_conf_t *cf,
+    ngx_str_t *text);
+static void set_line(ngx_conf_t *cf, ngx_http_idempotency_line_t *line);
 static char *set_keys(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
 static ngx_int_t add_key(ngx_conf_t *cf, ngx_array_t *keys, ngx_str_t *value);
 static ngx_uint_t keys_in_body(ngx_conf_t *cf, ngx_array_t *keys);
@@ -125,6 +119,15 @@ static ngx_conf_bitmask_t  ngx_http_idempotency_methods[] = {
     { ngx_string("LOCK"), NGX_HTTP_LOCK },
     { ngx_string("UNLOCK"), NGX_HTTP_UNLOCK },
     { ngx_string("PATCH"), NGX_HTTP_PATCH },
+    { ngx_null_string, 0 }
+};
+
+static ngx_conf_bitmask_t  ngx_http_idempotency_normalize[] = {
+    { ngx_string("off"), NGX_CONF_BITMASK_SET },
+    { ngx_string("form"), NGX_IDEMPOTENCY_CANON_FORM },
+    { ngx_string("json"), NGX_IDEMPOTENCY_CANON_JSON },
+    { ngx_string("multipart"), NGX_IDEMPOTENCY_CANON_MULTIPART },
+    { ngx_string("text"), NGX_IDEMPOTENCY_CANON_TEXT },
     { ngx_null_string, 0 }
 };
 
@@ -237,7 +240,7 @@ static ngx_command_t  ngx_http_idempotency_commands[] = {
 
     { ngx_string("idempotency_methods"),
       NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
-      set_methods,
+      set_bitmask,
       NGX_HTTP_LOC_CONF_OFFSET,
       offsetof(ngx_http_idempotency_loc_conf_t, methods),
       &ngx_http_idempotency_methods },
@@ -314,10 +317,10 @@ static ngx_command_t  ngx_http_idempotency_commands[] = {
 
     { ngx_string("idempotency_normalize"),
       NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
-      set_normalize,
+      set_bitmask,
       NGX_HTTP_LOC_CONF_OFFSET,
       offsetof(ngx_http_idempotency_loc_conf_t, canon.flags),
-      NULL },
+      &ngx_http_idempotency_normalize },
 
     { ngx_string("idempotency_normalize_buffer"),
       NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
@@ -481,7 +484,7 @@ static ngx_http_module_t  ngx_http_idempotency_module_ctx = {
     ngx_http_idempotency_init,             /* postconfiguration */
 
     ngx_http_idempotency_create_main_conf, /* create main configuration */
-    NULL,                                  /* init main configuration */
+    ngx_http_idempotency_init_main_conf,   /* init main configuration */
 
     NULL,                                  /* create server configuration */
     NULL,                                  /* merge server configuration */
@@ -645,12 +648,7 @@ ngx_http_idempotency_create_main_conf(ngx_conf_t *cf)
     if (ngx_array_init(&imcf->locations, cf->pool, 8, sizeof(void **))
         != NGX_OK
         || ngx_array_init(&imcf->stores, cf->pool, 4,
-                          sizeof(ngx_idempotency_store_t *))
-           != NGX_OK
-        || ngx_array_init(&imcf->uses, cf->pool, 8,
-                          sizeof(ngx_http_idempotency_use_t))
-           != NGX_OK
-        || ngx_array_init(&imcf->states, cf->pool, 1, sizeof(ngx_str_t))
+                          sizeof(ngx_http_idempotency_store_t *))
            != NGX_OK
         || ngx_array_init(&imcf->redis, cf->pool, 1,
                           sizeof(ngx_idempotency_redis_t *))
@@ -662,6 +660,29 @@ ngx_http_idempotency_create_main_conf(ngx_conf_t *cf)
     ngx_http_idempotency_credentials_init();
 
     return imcf;
+}
+
+
+/* what locations have by default, all the same one */
+
+static char *
+ngx_http_idempotency_init_main_conf(ngx_conf_t *cf, void *conf)
+{
+    ngx_http_idempotency_main_conf_t *imcf = conf;
+
+    static ngx_str_t  key = ngx_string("$http_idempotency_key");
+
+    imcf->keys = ngx_array_create(cf->pool, 1,
+                                  sizeof(ngx_http_idempotency_key_t));
+    imcf->ignore_cookies = ngx_http_idempotency_ignored_create(cf);
+
+    if (imcf->keys == NULL || imcf->ignore_cookies == NULL
+        || add_key(cf, imcf->keys, &key) != NGX_OK)
+    {
+        return NGX_CONF_ERROR;
+    }
+
+    return NGX_CONF_OK;
 }
 
 
@@ -747,13 +768,29 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
                                  (NGX_CONF_BITMASK_SET|NGX_HTTP_POST
                                   |NGX_HTTP_PATCH));
 
-    if (ngx_http_idempotency_merge_keys(cf, prev, conf) != NGX_OK
-        || ngx_http_idempotency_merge_identity(cf, prev, conf) != NGX_OK)
-    {
-        return NGX_CONF_ERROR;
+    ngx_conf_merge_ptr_value(conf->keys, prev->keys, imcf->keys);
+    ngx_conf_merge_ptr_value(conf->bind, prev->bind, NULL);
+    ngx_conf_merge_ptr_value(conf->ignore_cookies, prev->ignore_cookies,
+                             imcf->ignore_cookies);
+
+    if (conf->identity == NULL) {
+        conf->identity = prev->identity;
     }
 
-    ngx_http_idempotency_merge_canon(prev, conf);
+    ngx_conf_merge_bitmask_value(conf->canon.flags, prev->canon.flags,
+                                 (NGX_CONF_BITMASK_SET
+                                  |NGX_IDEMPOTENCY_CANON_FORM
+                                  |NGX_IDEMPOTENCY_CANON_JSON
+                                  |NGX_IDEMPOTENCY_CANON_MULTIPART));
+
+    ngx_conf_merge_size_value(conf->normalize_buffer, prev->normalize_buffer,
+                              1024 * 1024);
+
+    if (conf->ignore_fields == NGX_CONF_UNSET_PTR) {
+        conf->canon.ignore = prev->canon.ignore;
+    }
+
+    ngx_conf_merge_ptr_value(conf->ignore_fields, prev->ignore_fields, NULL);
 
     if (conf->missing_key == NGX_CONF_UNSET_UINT) {
         conf->missing_key_line = prev->missing_key_line;
@@ -894,94 +931,13 @@ ngx_http_idempotency_merge_status(ngx_http_idempotency_loc_conf_t *prev,
 }
 
 
-static ngx_int_t
-ngx_http_idempotency_merge_keys(ngx_conf_t *cf,
-    ngx_http_idempotency_loc_conf_t *prev,
-    ngx_http_idempotency_loc_conf_t *conf)
-{
-    static ngx_str_t  value = ngx_string("$http_idempotency_key");
-
-    if (conf->keys != NGX_CONF_UNSET_PTR) {
-        return NGX_OK;
-    }
-
-    if (prev->keys == NGX_CONF_UNSET_PTR) {
-
-        /* only the http level has none to inherit: all levels share it */
-
-        prev->keys = ngx_array_create(cf->pool, 1,
-                                      sizeof(ngx_http_idempotency_key_t));
-
-        if (prev->keys == NULL || add_key(cf, prev->keys, &value) != NGX_OK) {
-            return NGX_ERROR;
-        }
-    }
-
-    conf->keys = prev->keys;
-
-    return NGX_OK;
-}
-
-
-static ngx_int_t
-ngx_http_idempotency_merge_identity(ngx_conf_t *cf,
-    ngx_http_idempotency_loc_conf_t *prev,
-    ngx_http_idempotency_loc_conf_t *conf)
-{
-    if (conf->identity == NULL) {
-        conf->identity = prev->identity;
-    }
-
-    ngx_conf_merge_ptr_value(conf->bind, prev->bind, NULL);
-
-    if (conf->ignore_cookies != NGX_CONF_UNSET_PTR) {
-        return NGX_OK;
-    }
-
-    if (prev->ignore_cookies == NGX_CONF_UNSET_PTR) {
-
-        /* only the http level has none to inherit: all levels share it */
-
-        prev->ignore_cookies = ngx_http_idempotency_ignored_create(cf);
-        if (prev->ignore_cookies == NULL) {
-            return NGX_ERROR;
-        }
-    }
-
-    conf->ignore_cookies = prev->ignore_cookies;
-
-    return NGX_OK;
-}
-
-
-static void
-ngx_http_idempotency_merge_canon(ngx_http_idempotency_loc_conf_t *prev,
-    ngx_http_idempotency_loc_conf_t *conf)
-{
-    ngx_conf_merge_bitmask_value(conf->canon.flags, prev->canon.flags,
-                                 (NGX_CONF_BITMASK_SET
-                                  |NGX_IDEMPOTENCY_CANON_FORM
-                                  |NGX_IDEMPOTENCY_CANON_JSON
-                                  |NGX_IDEMPOTENCY_CANON_MULTIPART));
-
-    ngx_conf_merge_size_value(conf->normalize_buffer, prev->normalize_buffer,
-                              1024 * 1024);
-
-    if (conf->ignore_fields == NGX_CONF_UNSET_PTR) {
-        conf->canon.ignore = prev->canon.ignore;
-    }
-
-    ngx_conf_merge_ptr_value(conf->ignore_fields, prev->ignore_fields, NULL);
-}
-
-
 /* made by whichever directive names it first */
 
 ngx_idempotency_store_t *
 ngx_http_idempotency_store(ngx_conf_t *cf, ngx_str_t *name)
 {
     ngx_uint_t                         i;
-    ngx_idempotency_store_t           *store, **stores;
+    ngx_http_idempotency_store_t      *store, **stores;
     ngx_http_idempotency_main_conf_t  *imcf;
 
     imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
@@ -989,25 +945,29 @@ ngx_http_idempotency_store(ngx_conf_t *cf, ngx_str_t *name)
     stores = imcf->stores.elts;
 
     for (i = 0; i < imcf->stores.nelts; i++) {
-        if (stores[i]->name.len == name->len
-            && ngx_strncmp(stores[i]->name.data, name->data, name->len) == 0)
+        store = stores[i];
+
+        if (store->store.name.len == name->len
+            && ngx_strncmp(store->store.name.data, name->data, name->len) == 0)
         {
-            return stores[i];
+            return &store->store;
         }
     }
 
     stores = ngx_array_push(&imcf->stores);
-    store = ngx_pcalloc(cf->pool, sizeof(ngx_idempotency_store_t));
+    store = ngx_pcalloc(cf->pool, sizeof(ngx_http_idempotency_store_t));
 
     if (stores == NULL || store == NULL) {
         return NULL;
     }
 
-    store->name = *name;
-    store->secret = &imcf->secret;
+    store->store.name = *name;
+    store->store.secret = &imcf->secret;
+    set_line(cf, &store->line);
+
     *stores = store;
 
-    return store;
+    return &store->store;
 }
 
 
@@ -1016,9 +976,7 @@ ngx_http_idempotency_set(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
     ngx_http_idempotency_loc_conf_t  *ilcf = conf;
 
-    ngx_str_t                         *value, name;
-    ngx_http_idempotency_use_t        *use;
-    ngx_http_idempotency_main_conf_t  *imcf;
+    ngx_str_t  *value, name;
 
     if (ilcf->store != NGX_CONF_UNSET_PTR) {
         return "is duplicate";
@@ -1040,45 +998,32 @@ ngx_http_idempotency_set(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
     name.len = value[1].len - 5;
     name.data = value[1].data + 5;
 
-    ilcf->store = ngx_http_idempotency_store(cf, &name);
-    if (ilcf->store == NULL) {
-        return NGX_CONF_ERROR;
-    }
-
     /* it may be defined further down: that is asked for when all is read */
 
-    imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
+    ilcf->store = ngx_http_idempotency_store(cf, &name);
 
-    use = ngx_array_push(&imcf->uses);
-    if (use == NULL) {
-        return NGX_CONF_ERROR;
-    }
-
-    use->store = ilcf->store;
-    use->file = cf->conf_file->file.name;
-    use->line = cf->conf_file->line;
-
-    return NGX_CONF_OK;
+    return ilcf->store ? NGX_CONF_OK : NGX_CONF_ERROR;
 }
 
 
 static ngx_int_t
 check_zones(ngx_conf_t *cf)
 {
-    ngx_uint_t                         i;
-    ngx_http_idempotency_use_t        *use;
-    ngx_http_idempotency_main_conf_t  *imcf;
+    ngx_uint_t                          i;
+    ngx_http_idempotency_store_t      **stores;
+    ngx_http_idempotency_main_conf_t   *imcf;
 
     imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
 
-    use = imcf->uses.elts;
+    stores = imcf->stores.elts;
 
-    for (i = 0; i < imcf->uses.nelts; i++) {
+    for (i = 0; i < imcf->stores.nelts; i++) {
 
-        if (use[i].store->engine == NULL) {
+        if (stores[i]->store.engine == NULL) {
             ngx_log_error(NGX_LOG_EMERG, cf->log, 0,
                           "\"idempotency\" zone \"%V\" is unknown in %V:%ui",
-                          &use[i].store->name, &use[i].file, use[i].line);
+                          &stores[i]->store.name, &stores[i]->line.file,
+                          stores[i]->line.line);
 
             return NGX_ERROR;
         }
@@ -1103,58 +1048,26 @@ find_module(ngx_conf_t *cf, char *name)
 }
 
 
-static char *
-set_methods(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
-{
-    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
+/* once; and "off" alone */
 
-    if (ilcf->methods) {
+static char *
+set_bitmask(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    char  *p = conf;
+
+    char        *rv;
+    ngx_uint_t  *flags;
+
+    flags = (ngx_uint_t *) (p + cmd->offset);
+
+    if (*flags) {
         return "is duplicate";
     }
 
-    return ngx_conf_set_bitmask_slot(cf, cmd, conf);
-}
+    rv = ngx_conf_set_bitmask_slot(cf, cmd, conf);
 
-
-static char *
-set_normalize(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
-{
-    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
-
-    char                           *rv;
-    ngx_uint_t                      n;
-    ngx_command_t                   command;
-    ngx_conf_bitmask_t             *mask;
-    const ngx_idempotency_kind_t  **kind;
-
-    if (ilcf->canon.flags) {
-        return "is duplicate";
-    }
-
-    for (n = 0; ngx_idempotency_kinds[n]; n++) { /* void */ }
-
-    mask = ngx_pcalloc(cf->temp_pool, (n + 2) * sizeof(ngx_conf_bitmask_t));
-    if (mask == NULL) {
-        return NGX_CONF_ERROR;
-    }
-
-    command = *cmd;
-    command.post = mask;
-
-    ngx_str_set(&mask->name, "off");
-    mask->mask = NGX_CONF_BITMASK_SET;
-
-    for (kind = ngx_idempotency_kinds; *kind; kind++) {
-        mask++;
-        mask->name = (*kind)->name;
-        mask->mask = (*kind)->flag;
-    }
-
-    rv = ngx_conf_set_bitmask_slot(cf, &command, conf);
-
-    if (rv == NGX_CONF_OK
-        && (ilcf->canon.flags & NGX_CONF_BITMASK_SET)
-        && (ilcf->canon.flags & NGX_IDEMPOTENCY_CANON_ALL))
+    if (rv == NGX_CONF_OK && (*flags & NGX_CONF_BITMASK_SET)
+        && *flags != NGX_CONF_BITMASK_SET)
     {
         return "has both \"off\" and types";
     }
@@ -1303,8 +1216,7 @@ set_window(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
     ngx_http_idempotency_loc_conf_t  *ilcf = conf;
 
-    ngx_str_t                      *value;
-    ngx_http_idempotency_window_t  *window;
+    ngx_str_t  *value;
 
     value = cf->args->elts;
 
@@ -1320,21 +1232,9 @@ set_window(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
         return "is duplicate";
     }
 
-    window = ngx_pcalloc(cf->pool, sizeof(ngx_http_idempotency_window_t));
+    ilcf->window_value = compile_value(cf, &value[1]);
 
-    if (window == NULL
-        || ngx_http_idempotency_compile(cf, &value[1], &window->value)
-           != NGX_OK)
-    {
-        return NGX_CONF_ERROR;
-    }
-
-    window->line.file = cf->conf_file->file.name;
-    window->line.line = cf->conf_file->line;
-
-    ilcf->window_value = window;
-
-    return NGX_CONF_OK;
+    return ilcf->window_value ? NGX_CONF_OK : NGX_CONF_ERROR;
 }
 
 
@@ -1382,17 +1282,13 @@ set_missing_key(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
     ngx_http_idempotency_loc_conf_t  *ilcf = conf;
 
-    ngx_http_idempotency_line_t  *line;
-
-    line = ngx_pcalloc(cf->pool, sizeof(ngx_http_idempotency_line_t));
-    if (line == NULL) {
+    ilcf->missing_key_line = ngx_pcalloc(cf->pool,
+                                         sizeof(ngx_http_idempotency_line_t));
+    if (ilcf->missing_key_line == NULL) {
         return NGX_CONF_ERROR;
     }
 
-    line->file = cf->conf_file->file.name;
-    line->line = cf->conf_file->line;
-
-    ilcf->missing_key_line = line;
+    set_line(cf, ilcf->missing_key_line);
 
     return ngx_conf_set_enum_slot(cf, cmd, conf);
 }
@@ -1438,13 +1334,8 @@ set_identity(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 
     value = cf->args->elts;
 
-    ilcf->identity = ngx_palloc(cf->pool,
-                                sizeof(ngx_http_idempotency_value_t));
-
-    if (ilcf->identity == NULL
-        || ngx_http_idempotency_compile(cf, &value[1], ilcf->identity)
-           != NGX_OK)
-    {
+    ilcf->identity = compile_value(cf, &value[1]);
+    if (ilcf->identity == NULL) {
         return NGX_CONF_ERROR;
     }
 
@@ -1554,17 +1445,9 @@ set_quota(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
         return NGX_CONF_OK;
     }
 
-    ilcf->quota_value = ngx_palloc(cf->pool,
-                                   sizeof(ngx_http_idempotency_value_t));
+    ilcf->quota_value = compile_value(cf, &value[2]);
 
-    if (ilcf->quota_value == NULL
-        || ngx_http_idempotency_compile(cf, &value[2], ilcf->quota_value)
-           != NGX_OK)
-    {
-        return NGX_CONF_ERROR;
-    }
-
-    return NGX_CONF_OK;
+    return ilcf->quota_value ? NGX_CONF_OK : NGX_CONF_ERROR;
 }
 
 
@@ -1748,6 +1631,35 @@ ngx_http_idempotency_compile(ngx_conf_t *cf, ngx_str_t *text,
     }
 
     return NGX_OK;
+}
+
+
+static ngx_http_idempotency_value_t *
+compile_value(ngx_conf_t *cf, ngx_str_t *text)
+{
+    ngx_http_idempotency_value_t  *value;
+
+    value = ngx_pcalloc(cf->pool, sizeof(ngx_http_idempotency_value_t));
+
+    if (value == NULL
+        || ngx_http_idempotency_compile(cf, text, value) != NGX_OK)
+    {
+        return NULL;
+    }
+
+    set_line(cf, &value->line);
+
+    return value;
+}
+
+
+/* where a directive stands */
+
+static void
+set_line(ngx_conf_t *cf, ngx_http_idempotency_line_t *line)
+{
+    line->file = cf->conf_file->file.name;
+    line->line = cf->conf_file->line;
 }
 
 

@@ -294,7 +294,8 @@ idempotency_zone zone=a:1x;  # invalid zone size
 idempotency_zone zone=a:-1m;  # invalid zone size
 idempotency_zone zone=a:99999999999999999999;  # invalid zone size
 idempotency_zone zone=:1m;  # invalid zone "zone=:1m"
-idempotency_zone zone=;  # invalid zone "zone="
+idempotency_zone "zone=a	b:1m";  # invalid zone "zone=a	b:1m"
+idempotency_zone zone=;  # invalid parameter "zone="
 idempotency_zone a:1m;  # invalid parameter "a:1m"
 idempotency_zone zone=a:1m x;  # invalid parameter "x"
 idempotency_zone zone=a:1m rate=1r/s;  # invalid parameter "rate=1r/s"

@@ -74,7 +74,7 @@ wrong(@$_) for
     [ 'state=a.db max_size=1g max_size=1g', 'invalid parameter "max_size=1g"' ],
     [ 'state=a.db threads=default', 'invalid parameter "threads=default"' ],
     [ 'state=a.db other=1', 'invalid parameter "other=1"' ],
-    map([ $_, "\"$_\" takes a \"state\" parameter" ],
+    map([ $_, '"idempotency_zone" directive takes "sync" and "max_size" with a "state" parameter only' ],
         'sync=strict', 'max_size=1g');
 
 # one file, however it is written

@@ -114,7 +114,7 @@ right('a password without an end of line',
       'idempotency_redis r { server 127.0.0.1; password_file ' . file(open => 'secret') . '; }');
 right('a password that everybody may read',
       'idempotency_redis r { server 127.0.0.1; password_file ' . file(open => 'secret', 0644) . '; }',
-      qr{others may read or change the password in "\Q$dir\E/open"});
+      qr{"\Q$dir\E/open" is open to others, with the mode 0644});
 
 my (undef, $said) = tested('idempotency_redis r { server 127.0.0.1; password_file '
                            . file(open => "secret\n", 0644) . '; }');

@@ -607,7 +607,8 @@ api_route(ngx_http_request_t *r, api_route_t *route)
 {
     ngx_str_t                          path;
     ngx_uint_t                         i;
-    ngx_idempotency_store_t          **stores;
+    ngx_idempotency_store_t           *store;
+    ngx_http_idempotency_store_t     **stores;
     ngx_http_idempotency_main_conf_t  *imcf;
 
     static ngx_str_t  zones = ngx_string("/zones/");
@@ -654,12 +655,13 @@ api_route(ngx_http_request_t *r, api_route_t *route)
     stores = imcf->stores.elts;
 
     for (i = 0; i < imcf->stores.nelts; i++) {
-        if (stores[i]->name.len == route->name.len
-            && ngx_strncmp(stores[i]->name.data, route->name.data,
-                           route->name.len)
+        store = &stores[i]->store;
+
+        if (store->name.len == route->name.len
+            && ngx_strncmp(store->name.data, route->name.data, store->name.len)
                == 0)
         {
-            route->store = stores[i];
+            route->store = store;
         }
     }
 }

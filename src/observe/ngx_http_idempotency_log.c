@@ -25,9 +25,15 @@
 #define NGX_HTTP_IDEMPOTENCY_LOG_KINDS                                       \
     (NGX_HTTP_IDEMPOTENCY_STATUS_WAITED + 1)
 
-/* what follows the zone: outcome, age and fence */
+/* in place of a kind: each line is written */
 
-#define NGX_HTTP_IDEMPOTENCY_LOG_FOUND                                       \
+#define LOG_ALL   NGX_HTTP_IDEMPOTENCY_LOG_KINDS
+
+/* what stands before the token; what follows the zone: outcome, age, fence */
+
+#define LOG_TEXT  512
+
+#define LOG_FOUND                                                            \
     (sizeof(", outcome: in doubt, age: .000, fence: ")                       \
      + 3 * NGX_INT64_LEN)
 
@@ -55,10 +61,14 @@ const char  *ngx_http_idempotency_differs_names[NGX_IDEMPOTENCY_STATS_DIFFERS]
     = { "action", "identity", "body", "settings" };
 
 
+static void log_line(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_uint_t kind, ngx_uint_t level, const char *fmt, ...);
 static void log_suppressed(ngx_event_t *ev);
 static u_char *log_found(ngx_http_idempotency_ctx_t *ctx, u_char *text);
 static void count_wait(ngx_http_idempotency_ctx_t *ctx,
     ngx_idempotency_counters_t *counters);
+
+
 static log_limit_t       log_limits[NGX_HTTP_IDEMPOTENCY_LOG_KINDS];
 static ngx_event_t       log_event;
 /* what the debug log of events wants to know of */
@@ -72,40 +82,24 @@ ngx_http_idempotency_log_refusal(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_uint_t status, ngx_uint_t refuses)
 {
     u_char                            text[NGX_HTTP_IDEMPOTENCY_REASON_LEN];
-    u_char                            found[NGX_HTTP_IDEMPOTENCY_LOG_FOUND];
     ngx_str_t                         reason;
-    ngx_uint_t                        level;
     ngx_http_idempotency_loc_conf_t  *conf;
 
     conf = ctx->conf;
-    level = (ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_UNAVAILABLE)
-            ? NGX_LOG_ERR : conf->log_level;
-
-    if (!ngx_http_idempotency_log_admits(r->connection->log, level,
-                                         ctx->status))
-    {
-        return;
-    }
-
     reason = ngx_http_idempotency_reason(ctx, text);
 
-    ngx_log_error(level, r->connection->log, 0,
-                  "idempotency: %s with status %ui, %V%s%V%s%s, "
-                  "token: %*xs, zone: \"%V\"%*s",
-                  (refuses || conf->dry_run)
-                      ? "refused" : "passed unprotected, not refused",
-                  status, &ngx_http_idempotency_statuses[ctx->status].name,
-                  reason.len ? ", reason: " : "", &reason,
-                  conf->dry_run ? ", dry run" : "",
-                  (ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_IN_PROGRESS
-                   && conf->in_progress == NGX_HTTP_IDEMPOTENCY_IN_PROGRESS_WAIT
-                   && !conf->dry_run)
-                      ? ", waited in vain (is this nginx its own upstream?)"
-                      : "",
-                  ngx_http_idempotency_bound(ctx)
-                      ? (size_t) NGX_IDEMPOTENCY_DIGEST_LEN : 0,
-                  ctx->claim.op.token, &conf->store->name,
-                  (size_t) (log_found(ctx, found) - found), found);
+    log_line(r, ctx, ctx->status,
+             (ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_UNAVAILABLE)
+                 ? NGX_LOG_ERR : conf->log_level,
+             ": %s with status %ui, %V%s%V%s",
+             (refuses || conf->dry_run)
+                 ? "refused" : "passed unprotected, not refused",
+             status, &ngx_http_idempotency_statuses[ctx->status].name,
+             reason.len ? ", reason: " : "", &reason,
+             (ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_IN_PROGRESS
+              && conf->in_progress == NGX_HTTP_IDEMPOTENCY_IN_PROGRESS_WAIT
+              && !conf->dry_run)
+                 ? ", waited in vain (is this nginx its own upstream?)" : "");
 }
 
 
@@ -113,24 +107,8 @@ void
 ngx_http_idempotency_log_replay(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
-    u_char                            found[NGX_HTTP_IDEMPOTENCY_LOG_FOUND];
-    ngx_http_idempotency_loc_conf_t  *conf;
-
-    conf = ctx->conf;
-
-    if (!ngx_http_idempotency_log_admits(r->connection->log, conf->log_level,
-                                         ctx->status))
-    {
-        return;
-    }
-
-    ngx_log_error(conf->log_level, r->connection->log, 0,
-                  "idempotency: replayed a response of status %ui%s, "
-                  "token: %*xs, zone: \"%V\"%*s",
-                  ctx->claim.found.status, conf->dry_run ? ", dry run" : "",
-                  (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, ctx->claim.op.token,
-                  &conf->store->name,
-                  (size_t) (log_found(ctx, found) - found), found);
+    log_line(r, ctx, ctx->status, ctx->conf->log_level,
+             ": replayed a response of status %ui", ctx->claim.found.status);
 }
 
 
@@ -140,21 +118,8 @@ void
 ngx_http_idempotency_log_similar(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
-    ngx_http_idempotency_loc_conf_t  *conf;
-
-    conf = ctx->conf;
-
-    if (!ngx_http_idempotency_log_admits(r->connection->log, conf->log_level,
-                                         ctx->status))
-    {
-        return;
-    }
-
-    ngx_log_error(conf->log_level, r->connection->log, 0,
-                  "idempotency: passed a new key with content just seen, "
-                  "token: %*xs, zone: \"%V\"",
-                  (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, ctx->claim.op.token,
-                  &conf->store->name);
+    log_line(r, ctx, ctx->status, ctx->conf->log_level,
+             ": passed a new key with content just seen");
 }
 
 
@@ -164,22 +129,15 @@ void
 ngx_http_idempotency_log_nested(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
-    ngx_http_idempotency_loc_conf_t  *conf;
-
-    conf = ctx->conf;
-
-    if (conf->nested) {
+    if (ctx->conf->nested) {
         return;
     }
 
-    conf->nested = 1;
+    ctx->conf->nested = 1;
 
-    ngx_log_error(conf->log_level, r->connection->log, 0,
-                  "idempotency: this nginx is its own upstream, passed what "
-                  "it has sent itself, from now on in silence, "
-                  "token: %*xs, zone: \"%V\", fence: %uL",
-                  (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, ctx->claim.op.token,
-                  &conf->store->name, ctx->claim.found.fence);
+    log_line(r, ctx, LOG_ALL, ctx->conf->log_level,
+             ": this nginx is its own upstream, passed what it has sent "
+             "itself, from now on in silence");
 }
 
 
@@ -196,24 +154,51 @@ void
 ngx_http_idempotency_log_claim(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
-    ngx_http_idempotency_loc_conf_t  *conf;
-
-    conf = ctx->conf;
-
     if (ctx->claim.taken) {
-        ngx_log_error(conf->log_level, r->connection->log, 0,
-                      "idempotency: took over a token in doubt, "
-                      "token: %*xs, zone: \"%V\", fence: %uL",
-                      (size_t) NGX_IDEMPOTENCY_DIGEST_LEN,
-                      ctx->claim.op.token, &conf->store->name,
-                      ctx->claim.fence);
+        log_line(r, ctx, LOG_ALL, ctx->conf->log_level,
+                 ": took over a token in doubt");
     }
 
-    ngx_log_error(ngx_http_idempotency_log_trail(conf), r->connection->log, 0,
-                  "idempotency claim, token: %*xs, zone: \"%V\", fence: %uL%s",
-                  (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, ctx->claim.op.token,
-                  &conf->store->name, ctx->claim.fence,
-                  conf->dry_run ? ", dry run" : "");
+    log_line(r, ctx, LOG_ALL, ngx_http_idempotency_log_trail(ctx->conf),
+             " claim");
+}
+
+
+/* of a kind that is limited, or of LOG_ALL; behind the text stand the token,
+   its zone and what it was found to be bound to */
+
+static void
+log_line(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_uint_t kind, ngx_uint_t level, const char *fmt, ...)
+{
+    u_char      *last, *p;
+    u_char       text[LOG_TEXT], found[LOG_FOUND];
+    va_list      args;
+    ngx_log_t   *log;
+
+    log = r->connection->log;
+
+    if (log->log_level < level
+        || (kind != LOG_ALL
+            && !ngx_http_idempotency_log_admits(log, level, kind)))
+    {
+        return;
+    }
+
+    va_start(args, fmt);
+    last = ngx_vslprintf(text, text + LOG_TEXT, fmt, args);
+    va_end(args);
+
+    p = log_found(ctx, found);
+
+    ngx_log_error(level, log, 0,
+                  "idempotency%*s%s, token: %*xs, zone: \"%V\"%*s",
+                  (size_t) (last - text), text,
+                  ctx->conf->dry_run ? ", dry run" : "",
+                  ngx_http_idempotency_bound(ctx)
+                      ? (size_t) NGX_IDEMPOTENCY_DIGEST_LEN : 0,
+                  ctx->claim.op.token, &ctx->conf->store->name,
+                  (size_t) (p - found), found);
 }
 
 
@@ -314,7 +299,8 @@ ngx_http_idempotency_log_rest(void)
 }
 
 
-/* what the token was found to be bound to, if the store said so */
+/* what the token was found to be bound to, if the store said so; of an owner,
+   under which fence */
 
 static u_char *
 log_found(ngx_http_idempotency_ctx_t *ctx, u_char *text)
@@ -322,24 +308,31 @@ log_found(ngx_http_idempotency_ctx_t *ctx, u_char *text)
     u_char                   *p;
     ngx_idempotency_found_t  *found;
 
-    if (!ngx_http_idempotency_bound(ctx)
-        || (ctx->claim.op.result != NGX_IDEMPOTENCY_BOUND
-            && ctx->claim.op.result != NGX_IDEMPOTENCY_CONFLICT))
-    {
+    if (!ngx_http_idempotency_bound(ctx)) {
         return text;
     }
 
     found = &ctx->claim.found;
 
-    if (ctx->claim.leftover) {
-        return ngx_sprintf(text, ", outcome: released, fence: %uL",
-                           found->fence);
+    switch (ctx->claim.op.result) {
+
+    case NGX_IDEMPOTENCY_CLAIMED:
+        return ngx_sprintf(text, ", fence: %uL", ctx->claim.fence);
+
+    case NGX_IDEMPOTENCY_BOUND:
+    case NGX_IDEMPOTENCY_CONFLICT:
+        break;
+
+    default:
+        return text;
     }
 
     p = ngx_sprintf(text, ", outcome: %s",
-                    ngx_http_idempotency_outcomes[found->outcome].text);
+                    ctx->claim.leftover
+                        ? "released"
+                        : ngx_http_idempotency_outcomes[found->outcome].text);
 
-    if (found->outcome != NGX_IDEMPOTENCY_PENDING) {
+    if (!ctx->claim.leftover && found->outcome != NGX_IDEMPOTENCY_PENDING) {
         p = ngx_sprintf(p, ", age: %M.%03M", found->age / 1000,
                         found->age % 1000);
     }

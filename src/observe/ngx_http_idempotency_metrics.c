@@ -480,7 +480,7 @@ zones_read(ngx_http_request_t *r, ngx_uint_t *n)
 {
     zone_t                            *zones;
     ngx_uint_t                         i;
-    ngx_idempotency_store_t          **stores;
+    ngx_http_idempotency_store_t     **stores;
     ngx_http_idempotency_main_conf_t  *imcf;
 
     imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
@@ -494,7 +494,7 @@ zones_read(ngx_http_request_t *r, ngx_uint_t *n)
     }
 
     for (i = 0; i < *n; i++) {
-        zones[i].store = stores[i];
+        zones[i].store = &stores[i]->store;
 
         if (zone_read(r, &zones[i]) != NGX_OK) {
             return NULL;

@@ -707,7 +707,7 @@ ngx_http_idempotency_window(ngx_http_request_t *r,
         return NGX_OK;
     }
 
-    if (ngx_http_idempotency_value(r, &conf->window_value->value, &text)
+    if (ngx_http_idempotency_value(r, conf->window_value, &text)
         != NGX_OK)
     {
         return NGX_ERROR;
