@@ -298,14 +298,15 @@ sub logged {
     for my $file (glob "$Pages::root/src/{,*/,*/*/}*.c") {
         my $source = text($file =~ s{^\Q$Pages::root\E/}{}r);
 
-        while ($source =~ /ngx_log_error\((\S+),[^"]*"((?:[^"\\]|\\.|"\s*")*)"/g) {
+        while ($source =~ /(?:ngx_log_error|^ +log_line)\((\S+),[^"]*"((?:[^"\\]|\\.|"\s*")*)"/mg) {
             my ($level, $format) = ($1, $2);
 
             next if $level eq 'NGX_LOG_EMERG';
 
             $level = $level =~ /^NGX_LOG_(\w+)/ ? $level{$1} // lc $1 : '';
             $format =~ s/"\s*"//g;
-            $format =~ s/^idempotency:? //;
+            $format =~ s/^(?:idempotency)?:? //;
+            next if $format =~ /^idempotency%\*s/;      # of log_line
             $format =~ s/[,:;].*//s;
             $format = join '.*', map { quotemeta } split /(?:\\")?%[0-9*]*\w+(?:\\")?/, $format, -1;
             push @logged, [$level, qr/^$format/];

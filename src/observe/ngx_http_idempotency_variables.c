@@ -18,7 +18,9 @@ typedef enum {
     variable_age,
     variable_replays,
     variable_expires,
-    variable_fence
+    variable_fence,
+    /* any name that begins so: a field of the request's body */
+    variable_field
 } variable_e;
 
 typedef struct {
@@ -50,6 +52,7 @@ static variable_t  variables[] = {
     { ngx_string("idempotency_replays"), variable_replays },
     { ngx_string("idempotency_expires"), variable_expires },
     { ngx_string("idempotency_fence"), variable_fence },
+    { ngx_string("idempotency_field_"), variable_field },
     { ngx_null_string, 0 }
 };
 
@@ -60,24 +63,23 @@ ngx_http_idempotency_add_variables(ngx_conf_t *cf)
     variable_t           *v;
     ngx_http_variable_t  *var;
 
-    static ngx_str_t  fields = ngx_string("idempotency_field_");
-
     for (v = variables; v->name.len; v++) {
-        var = ngx_http_add_variable(cf, &v->name, NGX_HTTP_VAR_NOCACHEABLE);
+        var = ngx_http_add_variable(cf, &v->name,
+                                    (v->what == variable_field)
+                                        ? NGX_HTTP_VAR_PREFIX
+                                        : NGX_HTTP_VAR_NOCACHEABLE);
         if (var == NULL) {
             return NGX_ERROR;
         }
 
-        var->get_handler = variable_get;
-        var->data = v->what;
-    }
+        if (v->what == variable_field) {
+            var->get_handler = ngx_http_idempotency_field_variable;
 
-    var = ngx_http_add_variable(cf, &fields, NGX_HTTP_VAR_PREFIX);
-    if (var == NULL) {
-        return NGX_ERROR;
+        } else {
+            var->get_handler = variable_get;
+            var->data = v->what;
+        }
     }
-
-    var->get_handler = ngx_http_idempotency_field_variable;
 
     return NGX_OK;
 }
@@ -91,7 +93,8 @@ ngx_http_idempotency_is_own(ngx_str_t *name)
     variable_t  *v;
 
     for (v = variables; v->name.len; v++) {
-        if (v->name.len == name->len
+        if (v->what != variable_field
+            && v->name.len == name->len
             && ngx_strncasecmp(v->name.data, name->data, name->len) == 0)
         {
             return 1;
