@@ -318,7 +318,7 @@ late_create(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op,
 
     ngx_queue_insert_tail(&late_ops, &late->queue);
 
-    late->unheard = (kind == &late_kind_claim && late->as.claim.waited == 0);
+    late->unheard = (kind == &late_kind_claim && late->as.op.waited == 0);
 
     late->op = op;
     ngx_queue_init(&late->caller);
@@ -369,22 +369,15 @@ late_pieces(late_t *late, ngx_chain_t *in, size_t size)
 static void
 late_take(late_t *late, ngx_idempotency_op_t *op)
 {
-    uint64_t                  waited;
-    uint32_t                  asker;
     ngx_idempotency_claim_t  *claim;
 
     claim = &late->as.claim;
-
-    waited = claim->waited;
-    asker = claim->asker;
 
     ngx_memcpy((u_char *) claim + sizeof(ngx_idempotency_op_t),
                (u_char *) op + sizeof(ngx_idempotency_op_t),
                sizeof(ngx_idempotency_claim_t) - sizeof(ngx_idempotency_op_t));
 
     claim->op.now = op->now;
-    claim->waited = waited;
-    claim->asker = asker;
     claim->pool = late->pool;
 }
 
@@ -632,6 +625,10 @@ late_give(late_t *late, ngx_idempotency_op_t *op)
     ngx_memcpy(&old, op, late->kind->size);
 
     op->result = late->as.op.result;
+    op->waited = late->as.op.waited;
+    op->asker = late->as.op.asker;
+    op->answer = late->as.op.answer;
+    op->since = late->as.op.since;
 
     ngx_memcpy(op->token, late->as.op.token, NGX_IDEMPOTENCY_DIGEST_LEN);
     ngx_memcpy((u_char *) op + head, (u_char *) &late->as + head,

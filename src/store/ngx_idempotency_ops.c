@@ -10,6 +10,9 @@
  * some of those that are woken claim again.  A claim whose owner has died is
  * noticed by another claim, or by a sweep.
  *
+ * Find and forget ask the backing for what the zone does not know for sure.  The
+ * answer stays in the zone, and is looked up there.
+ *
  * A list has some records at a time: bucket by bucket, and in each in the order
  * of its tree.  The cursor is a place in that order and no record, so whatever
  * comes or goes meanwhile moves none of the others across it.
@@ -58,84 +61,92 @@ static ngx_queue_t  shm_ready = { &shm_ready, &shm_ready };
 static ngx_event_t  shm_ready_event;
 
 
-/* claims of the dead that are dealt with while the lock is held once */
+/* while the lock is held once, so many claims of workers that died end */
 
 #define NGX_IDEMPOTENCY_ORPHANS  64
 
-
-/* a claim whose owner has died: the workers with requests that wait for it;
-   its fence, if it is in doubt now, for the log */
-
 typedef struct {
     u_char                     token[NGX_IDEMPOTENCY_DIGEST_LEN];
+    /* 0: it only asked, which the log needs not say */
     uint64_t                   fence;
-    ngx_idempotency_workers_t  wake;
 } orphan_t;
+
+
+/* a find or forget that waits for the backing looks again after this, as a
+   wake-up may be lost */
+
+#define NGX_IDEMPOTENCY_LOOK_RETRY  500
+
+static ngx_event_t       shm_look_event;
+static ngx_connection_t  shm_look_dumb;
 
 
 static ngx_int_t shm_claim(ngx_idempotency_store_t *store,
     ngx_idempotency_claim_t *claim);
 static ngx_idempotency_record_t *shm_claim_locked(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_claim_t *claim, ngx_idempotency_workers_t *wake);
-static ngx_uint_t shm_of_other_version(ngx_idempotency_record_t *rec,
     ngx_idempotency_claim_t *claim);
 static ngx_int_t shm_complete(ngx_idempotency_store_t *store,
     ngx_idempotency_complete_t *complete);
-static void shm_flushed(ngx_idempotency_op_t *op);
+static ngx_int_t shm_complete_flushed(ngx_idempotency_op_t *op);
 static ngx_int_t shm_append(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op,
     shm_source_t *src);
 static ngx_int_t shm_release(ngx_idempotency_store_t *store,
     ngx_idempotency_release_t *release);
-static ngx_int_t shm_leave(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_release_t *release);
 static ngx_int_t shm_find(ngx_idempotency_store_t *store,
     ngx_idempotency_find_t *find);
-static ngx_int_t shm_find_here(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_find_t *find);
-static void shm_find_known(ngx_idempotency_op_t *op);
+static ngx_int_t shm_find_known(ngx_idempotency_op_t *op);
 static ngx_int_t shm_forget(ngx_idempotency_store_t *store,
     ngx_idempotency_forget_t *forget);
-static void shm_forget_here(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_forget_t *forget);
+static ngx_int_t shm_forget_known(ngx_idempotency_op_t *op);
+static ngx_idempotency_record_t *shm_look(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_op_t *op, ngx_idempotency_resume_pt resume);
+static void shm_look_handler(ngx_event_t *ev);
 static void shm_wait_gone(ngx_idempotency_shm_t *shm,
     ngx_idempotency_op_t *op, uint32_t sequence);
-static void shm_gone_flushed(ngx_idempotency_op_t *op);
-static void shm_forget_known(ngx_idempotency_op_t *op);
+static ngx_int_t shm_gone_flushed(ngx_idempotency_op_t *op);
 static ngx_int_t shm_renew(ngx_idempotency_store_t *store,
     ngx_idempotency_renew_t *renew);
+static void shm_start(ngx_idempotency_store_t *store,
+    ngx_idempotency_op_t *op);
+static ngx_int_t shm_begin(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_op_t *op);
+static void shm_end(ngx_idempotency_shm_t *shm);
 static ngx_idempotency_record_t *shm_own(ngx_idempotency_shm_t *shm,
     ngx_idempotency_op_t *op, uint64_t fence);
+static ngx_uint_t shm_untouched(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
 static void shm_read_locked(ngx_idempotency_record_t *rec,
     ngx_idempotency_cursor_t *cur);
 static ngx_int_t shm_read(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
     uint32_t left, ngx_idempotency_found_t *found, ngx_pool_t *pool,
     ngx_idempotency_cursor_t *cur);
+static ngx_int_t shm_list(ngx_idempotency_store_t *store,
+    ngx_idempotency_list_t *list);
 static ngx_uint_t list_some(ngx_idempotency_shm_t *shm,
     ngx_idempotency_list_t *list, ngx_uint_t bucket, u_char *behind);
 static ngx_uint_t list_record(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t now,
     ngx_idempotency_listed_t *listed);
-static ngx_msec_t found_lasts(ngx_idempotency_record_t *rec, ngx_msec_t now);
-static ngx_uint_t found_anonymous(ngx_idempotency_record_t *rec);
-static ngx_int_t shm_list(ngx_idempotency_store_t *store,
+static ngx_int_t list_backing(ngx_idempotency_store_t *store,
     ngx_idempotency_list_t *list);
+static ngx_int_t list_page(ngx_idempotency_op_t *op);
+static void list_item(ngx_idempotency_listed_t *listed,
+    ngx_idempotency_item_t *item, int64_t now);
 static void record_describe(ngx_idempotency_record_t *rec, ngx_msec_t now,
     ngx_idempotency_found_t *found);
-static ngx_uint_t shm_untouched(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec);
-static void shm_enqueue(ngx_idempotency_op_t *op);
+static ngx_msec_t record_lasts(ngx_idempotency_record_t *rec, ngx_msec_t now);
+static ngx_uint_t record_anonymous(ngx_idempotency_record_t *rec);
+static void shm_wait(ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op,
+    ngx_idempotency_resume_pt resume);
 static void shm_ready_handler(ngx_event_t *ev);
+static void shm_resume(ngx_idempotency_op_t *op);
 static void shm_post_ready(void);
 static ngx_queue_t *shm_bucket(uint64_t key);
-static void orphans_told(ngx_idempotency_shm_t *shm, orphan_t *orphan);
-static ngx_uint_t shm_awaited(ngx_idempotency_record_t *rec);
 static void shm_cancel(ngx_idempotency_store_t *store,
     ngx_idempotency_op_t *op);
 static void shm_orphan(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_msec_t now,
-    ngx_idempotency_workers_t *wake);
-static void shm_resume(ngx_idempotency_op_t *op);
+    ngx_idempotency_record_t *rec, ngx_msec_t now);
 
 
 const ngx_idempotency_engine_t  ngx_idempotency_shm_engine = {
@@ -158,14 +169,13 @@ const ngx_idempotency_engine_t  ngx_idempotency_shm_engine = {
 static ngx_int_t
 shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_claim_t *claim)
 {
-    ngx_int_t                   rc;
-    ngx_uint_t                  full, remote;
-    ngx_msec_t                  due;
-    ngx_idempotency_op_t       *op;
-    ngx_idempotency_shm_t      *shm;
-    ngx_idempotency_cursor_t    cur;
-    ngx_idempotency_record_t   *rec;
-    ngx_idempotency_workers_t   wake;
+    ngx_int_t                  rc;
+    ngx_uint_t                 full;
+    ngx_msec_t                 due;
+    ngx_idempotency_op_t      *op;
+    ngx_idempotency_shm_t     *shm;
+    ngx_idempotency_cursor_t   cur;
+    ngx_idempotency_record_t  *rec;
 
     shm = store->data;
     op = &claim->op;
@@ -175,20 +185,17 @@ shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_claim_t *claim)
     ngx_idempotency_shm_dequeue(op);
 
     do {
-        if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
-            op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
-            claim->leftover = 0;
+        claim->leftover = 0;
+
+        if (shm_begin(shm, op) != NGX_OK) {
             return NGX_OK;
         }
 
-        ngx_memzero(&wake, sizeof(ngx_idempotency_workers_t));
-
-        rec = shm_claim_locked(shm, claim, &wake);
+        rec = shm_claim_locked(shm, claim);
 
         ngx_idempotency_die(op, NGX_IDEMPOTENCY_FAULT_DIE_LOCKED);
 
         cur.offset = 0;
-        remote = 0;
         due = 0;
 
         if (op->result == NGX_IDEMPOTENCY_BOUND) {
@@ -200,33 +207,25 @@ shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_claim_t *claim)
                 shm_read_locked(rec, &cur);
             }
 
-            if (claim->wait && ngx_idempotency_record_pends(rec)) {
-                ngx_idempotency_shm_wait(rec, claim);
-            }
+            if (claim->wait && ngx_idempotency_record_waiting(rec)) {
+                shm_wait(rec, op, NULL);
 
-            if (claim->wait && rec->state == NGX_IDEMPOTENCY_REMOTE) {
-                ngx_idempotency_shm_wait(rec, claim);
-                remote = 1;
-                due = rec->as.remote.due;
+                if (rec->state == NGX_IDEMPOTENCY_REMOTE) {
+                    due = rec->as.remote.due;
+                }
             }
         }
 
         full = ngx_idempotency_stats_space(&shm->sh->stats,
                                            shm->shpool->pfree, op->now);
 
-        ngx_idempotency_shm_unlock(shm);
+        shm_end(shm);
 
-        ngx_idempotency_workers_wake(&wake,
-                                     ngx_idempotency_tree_key(op->token));
-        ngx_idempotency_writeback_schedule(shm);
-
-        if (remote) {
+        if (due) {
             ngx_idempotency_remote_wait(shm, op->token, due);
         }
 
-        if (full) {
-            ngx_idempotency_shm_warn(shm, full);
-        }
+        ngx_idempotency_shm_warn(shm, full);
 
         switch (op->result) {
 
@@ -251,7 +250,7 @@ shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_claim_t *claim)
             break;
         }
 
-        rc = shm_read(shm, op, claim->leftover ? claim->waited : 0,
+        rc = shm_read(shm, op, claim->leftover ? op->waited : 0,
                       &claim->found, claim->pool, &cur);
 
     } while (rc == NGX_DECLINED);
@@ -261,8 +260,7 @@ shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_claim_t *claim)
 
 
 static ngx_idempotency_record_t *
-shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
-    ngx_idempotency_workers_t *wake)
+shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim)
 {
     ngx_int_t                  rc;
     ngx_idempotency_op_t      *op;
@@ -270,15 +268,15 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 
     op = &claim->op;
 
+    op->resume = NULL;
     op->result = NGX_IDEMPOTENCY_CHANGED;
-    claim->leftover = 0;
     claim->taken = 0;
 
-    if (claim->waited) {
+    if (op->waited) {
 
         /* the claim that it waited for has left a response */
 
-        rec = ngx_idempotency_record_leftover(shm, op, claim->waited);
+        rec = ngx_idempotency_record_leftover(shm, op, op->waited);
 
         if (rec && rec->size) {
             claim->leftover = 1;
@@ -291,30 +289,38 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 
     rec = ngx_idempotency_record_current(shm, op->token, op->now);
 
-    if (rec && shm_of_other_version(rec, claim)) {
-        op->result = NGX_IDEMPOTENCY_VERSION;
+    /* a record that only asks has the fingerprint of the request that asked */
 
+    if (rec && rec->parts.version != claim->parts.version
+        && (!ngx_idempotency_record_unknown(rec)
+            || rec->state == NGX_IDEMPOTENCY_GRANTED))
+    {
+        op->result = NGX_IDEMPOTENCY_VERSION;
         return NULL;
     }
 
     if (rec && rec->state == NGX_IDEMPOTENCY_PENDING
         && !ngx_idempotency_record_alive(rec, op->now))
     {
-        /* what is behind hears of the doubt before anybody takes it over */
+        /* the backing hears of the doubt before any claim takes it over */
 
-        shm_orphan(shm, rec, op->now, wake);
+        shm_orphan(shm, rec, op->now);
     }
 
     if (shm->tier && !claim->local) {
 
-        rc = ngx_idempotency_ask_lookup(shm, claim, &rec, wake);
+        rc = ngx_idempotency_ask_lookup(shm, claim, &rec);
+
+        if (rc == NGX_AGAIN) {
+            shm_wait(rec, op, NULL);
+        }
 
         if (rc != NGX_DECLINED) {
-            return (rc == NGX_AGAIN) ? NULL : rec;
+            return rec;
         }
     }
 
-    claim->since = 0;
+    op->since = 0;
 
     if (rec == NULL) {
         op->result = ngx_idempotency_record_create(shm, claim);
@@ -343,18 +349,6 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 }
 
 
-/* a record that only asks has the fingerprint of the request that asked */
-
-static ngx_uint_t
-shm_of_other_version(ngx_idempotency_record_t *rec,
-    ngx_idempotency_claim_t *claim)
-{
-    return rec->parts.version != claim->parts.version
-           && (!ngx_idempotency_record_unknown(rec)
-               || rec->state == NGX_IDEMPOTENCY_GRANTED);
-}
-
-
 /*
  * The response goes in piece by piece, the outcome with the last one.  If
  * memory is short, the outcome is recorded without the response.
@@ -364,12 +358,11 @@ static ngx_int_t
 shm_complete(ngx_idempotency_store_t *store,
     ngx_idempotency_complete_t *complete)
 {
-    ngx_int_t                   rc;
-    shm_source_t                src;
-    ngx_idempotency_op_t       *op;
-    ngx_idempotency_shm_t      *shm;
-    ngx_idempotency_record_t   *rec;
-    ngx_idempotency_workers_t   wake;
+    ngx_int_t                  rc;
+    shm_source_t               src;
+    ngx_idempotency_op_t      *op;
+    ngx_idempotency_shm_t     *shm;
+    ngx_idempotency_record_t  *rec;
 
     shm = store->data;
     op = &complete->op;
@@ -378,24 +371,20 @@ shm_complete(ngx_idempotency_store_t *store,
     src.pieces = complete->pieces;
     src.size = complete->size;
 
-    ngx_memzero(&wake, sizeof(ngx_idempotency_workers_t));
-
+    shm_start(store, op);
     ngx_idempotency_worker_owns(-1, op->now);
 
     do {
-        if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
-            op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+        if (shm_begin(shm, op) != NGX_OK) {
             return NGX_OK;
         }
 
+        rc = NGX_OK;
         rec = shm_own(shm, op, complete->fence);
 
-        if (rec == NULL) {
-            ngx_idempotency_shm_unlock(shm);
-            return NGX_OK;
+        if (rec) {
+            rc = shm_append(shm, rec, op, &src);
         }
-
-        rc = shm_append(shm, rec, op, &src);
 
         if (rc == NGX_ERROR) {
 
@@ -406,31 +395,25 @@ shm_complete(ngx_idempotency_store_t *store,
             op->result = NGX_IDEMPOTENCY_TRIMMED;
         }
 
-        if (rc != NGX_AGAIN) {
-            ngx_idempotency_record_take_waiting(rec, &wake);
+        if (rec && rc != NGX_AGAIN) {
             ngx_idempotency_record_publish(shm, rec, complete->outcome,
                                            complete->status, op->now);
-            complete->left = found_lasts(rec, op->now);
+            complete->left = record_lasts(rec, op->now);
 
             if (shm->tier && shm->tier->strict
                 && ngx_idempotency_record_unflushed(shm, rec))
             {
-                op->store = store;
-                op->resume = shm_flushed;
-                ngx_idempotency_shm_wait_flushed(rec, op);
+                shm_wait(rec, op, shm_complete_flushed);
             }
         }
 
-        ngx_idempotency_shm_unlock(shm);
+        if (ngx_idempotency_fault(op, NGX_IDEMPOTENCY_FAULT_DROP_WAKE)) {
+            shm->nwoken = 0;
+        }
+
+        shm_end(shm);
 
     } while (rc == NGX_AGAIN);
-
-    if (ngx_idempotency_fault(op, NGX_IDEMPOTENCY_FAULT_DROP_WAKE)) {
-        return NGX_OK;
-    }
-
-    ngx_idempotency_workers_wake(&wake, ngx_idempotency_tree_key(op->token));
-    ngx_idempotency_writeback_schedule(shm);
 
     return op->waiting ? NGX_AGAIN : NGX_OK;
 }
@@ -438,10 +421,9 @@ shm_complete(ngx_idempotency_store_t *store,
 
 /* the backing has taken something of this token: its outcome? */
 
-static void
-shm_flushed(ngx_idempotency_op_t *op)
+static ngx_int_t
+shm_complete_flushed(ngx_idempotency_op_t *op)
 {
-    ngx_uint_t                   lacks;
     ngx_idempotency_shm_t       *shm;
     ngx_idempotency_record_t    *rec;
     ngx_idempotency_complete_t  *complete;
@@ -449,26 +431,21 @@ shm_flushed(ngx_idempotency_op_t *op)
     shm = op->store->data;
     complete = (ngx_idempotency_complete_t *) op;
 
-    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
-        op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
-        op->handler(op);
-        return;
+    if (shm_begin(shm, op) != NGX_OK) {
+        return NGX_OK;
     }
 
     rec = ngx_idempotency_record_current(shm, op->token, op->now);
 
-    lacks = (rec && rec->fence == complete->fence
-             && ngx_idempotency_record_unflushed(shm, rec));
-
-    if (lacks) {
-        ngx_idempotency_shm_wait_flushed(rec, op);
+    if (rec && rec->fence == complete->fence
+        && ngx_idempotency_record_unflushed(shm, rec))
+    {
+        shm_wait(rec, op, shm_complete_flushed);
     }
 
     ngx_idempotency_shm_unlock(shm);
 
-    if (!lacks) {
-        op->handler(op);
-    }
+    return op->waiting ? NGX_AGAIN : NGX_OK;
 }
 
 
@@ -516,196 +493,125 @@ shm_append(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 }
 
 
+/*
+ * A response that is left goes to the requests that wait, so that none of them
+ * executes.  If none waits, or memory is short, nothing is left: then one of
+ * those that come executes.
+ */
+
 static ngx_int_t
 shm_release(ngx_idempotency_store_t *store,
     ngx_idempotency_release_t *release)
 {
-    uint32_t                    sequence;
-    ngx_idempotency_op_t       *op;
-    ngx_idempotency_shm_t      *shm;
-    ngx_idempotency_record_t   *rec;
-    ngx_idempotency_workers_t   wake;
+    uint32_t                   sequence;
+    ngx_int_t                  rc;
+    shm_source_t               src;
+    ngx_idempotency_op_t      *op;
+    ngx_idempotency_shm_t     *shm;
+    ngx_idempotency_record_t  *rec;
 
     shm = store->data;
-    op = &release->op;
-
-    ngx_idempotency_worker_owns(-1, op->now);
-
-    if (release->leave && release->size && !release->settled) {
-        return shm_leave(shm, release);
-    }
-
-    ngx_memzero(&wake, sizeof(ngx_idempotency_workers_t));
-
-    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
-        op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
-        return NGX_OK;
-    }
-
-    rec = shm_own(shm, op, release->fence);
-
-    if (rec) {
-        ngx_idempotency_record_take_waiting(rec, &wake);
-
-        shm->sh->stats.counters.released++;
-
-        if (release->settled) {
-            sequence = rec->sequence;
-            ngx_idempotency_record_remove(shm, rec);
-            shm_wait_gone(shm, op, sequence);
-
-        } else {
-            release->doubt = rec->taken;
-            ngx_idempotency_record_release(shm, rec, op->now);
-        }
-    }
-
-    ngx_idempotency_shm_unlock(shm);
-
-    ngx_idempotency_workers_wake(&wake, ngx_idempotency_tree_key(op->token));
-    ngx_idempotency_writeback_schedule(shm);
-
-    return op->waiting ? NGX_AGAIN : NGX_OK;
-}
-
-
-/*
- * Released, with a response for the requests that wait, so that none of them
- * executes.  Without any, or if memory is short, it is released as any other
- * claim: then one of them executes.
- */
-
-static ngx_int_t
-shm_leave(ngx_idempotency_shm_t *shm, ngx_idempotency_release_t *release)
-{
-    ngx_int_t                   rc;
-    shm_source_t                src;
-    ngx_idempotency_op_t       *op;
-    ngx_idempotency_record_t   *rec;
-    ngx_idempotency_workers_t   wake;
-
     op = &release->op;
 
     ngx_memzero(&src, sizeof(shm_source_t));
     src.pieces = release->pieces;
     src.size = release->size;
 
-    ngx_memzero(&wake, sizeof(ngx_idempotency_workers_t));
+    shm_start(store, op);
+    ngx_idempotency_worker_owns(-1, op->now);
 
     do {
-        if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
-            op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+        if (shm_begin(shm, op) != NGX_OK) {
             return NGX_OK;
         }
 
+        rc = NGX_DECLINED;
         rec = shm_own(shm, op, release->fence);
 
-        if (rec == NULL) {
-            ngx_idempotency_shm_unlock(shm);
-            return NGX_OK;
+        if (rec && release->leave && release->size && !release->settled
+            && ngx_idempotency_record_awaited(rec))
+        {
+            rc = shm_append(shm, rec, op, &src);
         }
 
-        rc = shm_awaited(rec)
-             ? shm_append(shm, rec, op, &src) : NGX_ERROR;
-
-        if (rc != NGX_AGAIN) {
-            ngx_idempotency_record_take_waiting(rec, &wake);
+        if (rec && rc != NGX_AGAIN) {
             shm->sh->stats.counters.released++;
 
-            release->doubt = rec->taken;
+            release->doubt = (rec->taken && !release->settled);
 
             if (rc == NGX_OK) {
                 ngx_idempotency_record_leave(shm, rec, release->status,
                                              op->now);
+
+            } else if (release->settled) {
+                sequence = rec->sequence;
+                ngx_idempotency_record_remove(shm, rec);
+                shm_wait_gone(shm, op, sequence);
 
             } else {
                 ngx_idempotency_record_release(shm, rec, op->now);
             }
         }
 
-        ngx_idempotency_shm_unlock(shm);
+        shm_end(shm);
 
     } while (rc == NGX_AGAIN);
 
-    ngx_idempotency_workers_wake(&wake, ngx_idempotency_tree_key(op->token));
-    ngx_idempotency_writeback_schedule(shm);
-
-    return NGX_OK;
+    return op->waiting ? NGX_AGAIN : NGX_OK;
 }
 
-
-/* the backing is asked for an unknown token, which is found here then */
 
 static ngx_int_t
 shm_find(ngx_idempotency_store_t *store, ngx_idempotency_find_t *find)
 {
-    ngx_idempotency_op_t   *op;
-    ngx_idempotency_shm_t  *shm;
+    shm_start(store, &find->op);
 
-    shm = store->data;
-    op = &find->op;
-
-    if (ngx_idempotency_remote_find(shm, op, shm_find_known) == NGX_AGAIN) {
-        return NGX_AGAIN;
-    }
-
-    return (op->result == NGX_IDEMPOTENCY_OK) ? shm_find_here(shm, find)
-                                              : NGX_OK;
-}
-
-
-static void
-shm_find_known(ngx_idempotency_op_t *op)
-{
-    if (op->result == NGX_IDEMPOTENCY_OK
-        && shm_find_here(op->store->data, (ngx_idempotency_find_t *) op)
-           != NGX_OK)
-    {
-        op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
-    }
-
-    op->handler(op);
+    return shm_find_known(&find->op);
 }
 
 
 static ngx_int_t
-shm_find_here(ngx_idempotency_shm_t *shm, ngx_idempotency_find_t *find)
+shm_find_known(ngx_idempotency_op_t *op)
 {
     ngx_int_t                  rc;
-    ngx_idempotency_op_t      *op;
+    ngx_idempotency_shm_t     *shm;
+    ngx_idempotency_find_t    *find;
     ngx_idempotency_cursor_t   cur;
     ngx_idempotency_record_t  *rec;
 
-    op = &find->op;
+    shm = op->store->data;
+    find = (ngx_idempotency_find_t *) op;
 
     do {
-        if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
-            op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+        if (shm_begin(shm, op) != NGX_OK) {
             return NGX_OK;
         }
 
         cur.offset = 0;
 
-        rec = ngx_idempotency_record_current(shm, op->token, op->now);
-
-        if (rec && ngx_idempotency_record_unknown(rec)) {
-            rec = NULL;
-        }
+        rec = shm_look(shm, op, shm_find_known);
 
         if (rec) {
+            op->result = NGX_IDEMPOTENCY_BOUND;
+
             record_describe(rec, op->now, &find->found);
             find->parts = rec->parts;
             ngx_memcpy(find->fingerprint, rec->fingerprint,
                        NGX_IDEMPOTENCY_DIGEST_LEN);
 
-            if (find->pool && rec->size) {
+            if (ngx_idempotency_record_unknown(rec)) {
+                op->result = NGX_IDEMPOTENCY_ABSENT;
+
+            } else if (find->pool && rec->size) {
                 shm_read_locked(rec, &cur);
             }
         }
 
-        ngx_idempotency_shm_unlock(shm);
+        shm_end(shm);
 
-        op->result = rec ? NGX_IDEMPOTENCY_BOUND : NGX_IDEMPOTENCY_ABSENT;
+        if (op->waiting) {
+            return NGX_AGAIN;
+        }
 
         rc = shm_read(shm, op, 0, &find->found, find->pool, &cur);
 
@@ -715,65 +621,43 @@ shm_find_here(ngx_idempotency_shm_t *shm, ngx_idempotency_find_t *find)
 }
 
 
-/* a fence is of a record that is here */
-
 static ngx_int_t
 shm_forget(ngx_idempotency_store_t *store, ngx_idempotency_forget_t *forget)
 {
-    ngx_idempotency_op_t   *op;
-    ngx_idempotency_shm_t  *shm;
+    shm_start(store, &forget->op);
 
-    shm = store->data;
-    op = &forget->op;
-
-    if (forget->fence == 0
-        && ngx_idempotency_remote_find(shm, op, shm_forget_known) == NGX_AGAIN)
-    {
-        return NGX_AGAIN;
-    }
-
-    if (forget->fence || op->result == NGX_IDEMPOTENCY_OK) {
-        shm_forget_here(shm, forget);
-    }
-
-    return op->waiting ? NGX_AGAIN : NGX_OK;
+    return shm_forget_known(&forget->op);
 }
 
 
-static void
+/* a fence is of a record that is here */
+
+static ngx_int_t
 shm_forget_known(ngx_idempotency_op_t *op)
 {
-    if (op->result == NGX_IDEMPOTENCY_OK) {
-        shm_forget_here(op->store->data, (ngx_idempotency_forget_t *) op);
+    uint32_t                   sequence;
+    ngx_idempotency_shm_t     *shm;
+    ngx_idempotency_forget_t  *forget;
+    ngx_idempotency_record_t  *rec;
+
+    shm = op->store->data;
+    forget = (ngx_idempotency_forget_t *) op;
+
+    if (shm_begin(shm, op) != NGX_OK) {
+        return NGX_OK;
     }
 
-    if (!op->waiting) {
-        op->handler(op);
-    }
-}
+    if (forget->fence == 0) {
+        rec = shm_look(shm, op, shm_forget_known);
 
+    } else {
+        rec = ngx_idempotency_record_current(shm, op->token, op->now);
 
-static void
-shm_forget_here(ngx_idempotency_shm_t *shm, ngx_idempotency_forget_t *forget)
-{
-    uint32_t                    sequence;
-    ngx_idempotency_op_t       *op;
-    ngx_idempotency_record_t   *rec;
-    ngx_idempotency_workers_t   wake;
+        if (rec && forget->fence != rec->fence) {
+            rec = NULL;
+        }
 
-    op = &forget->op;
-
-    ngx_memzero(&wake, sizeof(ngx_idempotency_workers_t));
-
-    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
-        op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
-        return;
-    }
-
-    rec = ngx_idempotency_record_current(shm, op->token, op->now);
-
-    if (rec && forget->fence && forget->fence != rec->fence) {
-        rec = NULL;
+        op->result = rec ? NGX_IDEMPOTENCY_OK : NGX_IDEMPOTENCY_ABSENT;
     }
 
     if (rec) {
@@ -781,7 +665,6 @@ shm_forget_here(ngx_idempotency_shm_t *shm, ngx_idempotency_forget_t *forget)
 
         sequence = rec->sequence;
 
-        ngx_idempotency_record_take_waiting(rec, &wake);
         ngx_idempotency_record_change(shm, rec, NGX_IDEMPOTENCY_ON_FORGET,
                                       op->now);
 
@@ -790,12 +673,89 @@ shm_forget_here(ngx_idempotency_shm_t *shm, ngx_idempotency_forget_t *forget)
         }
     }
 
-    ngx_idempotency_shm_unlock(shm);
+    shm_end(shm);
+
+    return op->waiting ? NGX_AGAIN : NGX_OK;
+}
+
+
+/*
+ * The record that a find or forget is about; NULL: op->result says why.  For
+ * what the zone does not know for sure the backing is asked, by a claim that
+ * takes nothing fresh and is bound to nothing: the operation waits, and is
+ * resumed with the answer.
+ */
+
+static ngx_idempotency_record_t *
+shm_look(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
+    ngx_idempotency_resume_pt resume)
+{
+    ngx_int_t                  rc;
+    ngx_idempotency_claim_t    claim;
+    ngx_idempotency_record_t  *rec;
+
+    rec = ngx_idempotency_record_current(shm, op->token, op->now);
 
     op->result = rec ? NGX_IDEMPOTENCY_OK : NGX_IDEMPOTENCY_ABSENT;
 
-    ngx_idempotency_workers_wake(&wake, ngx_idempotency_tree_key(op->token));
-    ngx_idempotency_writeback_schedule(shm);
+    if (shm->tier == NULL
+        || (rec && !ngx_idempotency_record_unknown(rec)
+            && rec->state != NGX_IDEMPOTENCY_REMOTE
+            && rec->state != NGX_IDEMPOTENCY_DOUBTED))
+    {
+        return rec;
+    }
+
+    ngx_memzero(&claim, sizeof(ngx_idempotency_claim_t));
+
+    /* any window that exists: it makes no difference which */
+
+    claim.op = *op;
+    claim.window = shm->sh->window.length;
+    claim.span = shm->sh->window.span;
+    claim.lease = NGX_IDEMPOTENCY_SHM_LEFTOVER;
+    claim.old = 1;
+
+    rc = ngx_idempotency_ask_lookup(shm, &claim, &rec);
+
+    *op = claim.op;
+
+    if (rc == NGX_DECLINED) {
+        op->result = NGX_IDEMPOTENCY_OK;
+        return rec;
+    }
+
+    if (rc == NGX_AGAIN) {
+        shm_wait(rec, op, resume);
+
+        if (!shm_look_event.timer_set) {
+            shm_look_dumb.fd = (ngx_socket_t) -1;
+
+            shm_look_event.handler = shm_look_handler;
+            shm_look_event.data = &shm_look_dumb;
+            shm_look_event.log = ngx_cycle->log;
+            shm_look_event.cancelable = 1;
+
+            ngx_add_timer(&shm_look_event, NGX_IDEMPOTENCY_LOOK_RETRY);
+        }
+
+    } else if (op->result == NGX_IDEMPOTENCY_UNFINISHED) {
+        op->resume = resume;
+        shm_resume(op);
+
+    } else {
+        op->result = (op->result == NGX_IDEMPOTENCY_EXPIRED)
+                     ? NGX_IDEMPOTENCY_ABSENT : NGX_IDEMPOTENCY_UNAVAILABLE;
+    }
+
+    return NULL;
+}
+
+
+static void
+shm_look_handler(ngx_event_t *ev)
+{
+    ngx_idempotency_shm_woken(NULL);
 }
 
 
@@ -821,18 +781,15 @@ shm_wait_gone(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
     rec = ngx_idempotency_writeback_gone(shm, op->token, sequence);
 
     if (rec) {
-        op->store = shm->store;
-        op->resume = shm_gone_flushed;
-        op->gone = sequence;
-
-        ngx_idempotency_shm_wait_flushed(rec, op);
+        op->waited = sequence;
+        shm_wait(rec, op, shm_gone_flushed);
     }
 }
 
 
-/* the backing has taken something of this token: that? */
+/* the backing has taken something of this token: the release? */
 
-static void
+static ngx_int_t
 shm_gone_flushed(ngx_idempotency_op_t *op)
 {
     ngx_idempotency_shm_t  *shm;
@@ -840,13 +797,11 @@ shm_gone_flushed(ngx_idempotency_op_t *op)
     shm = op->store->data;
 
     if (ngx_idempotency_shm_lock(shm) == NGX_OK) {
-        shm_wait_gone(shm, op, op->gone);
+        shm_wait_gone(shm, op, op->waited);
         ngx_idempotency_shm_unlock(shm);
     }
 
-    if (!op->waiting) {
-        op->handler(op);
-    }
+    return op->waiting ? NGX_AGAIN : NGX_OK;
 }
 
 
@@ -860,14 +815,11 @@ shm_renew(ngx_idempotency_store_t *store, ngx_idempotency_renew_t *renew)
     shm = store->data;
     op = &renew->op;
 
-    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
-        op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+    if (shm_begin(shm, op) != NGX_OK) {
         return NGX_OK;
     }
 
-    rec = ngx_idempotency_record_current(shm, op->token, op->now);
-
-    if (rec == NULL) {
+    if (ngx_idempotency_record_current(shm, op->token, op->now) == NULL) {
         op->result = NGX_IDEMPOTENCY_ABSENT;
 
     } else {
@@ -881,6 +833,38 @@ shm_renew(ngx_idempotency_store_t *store, ngx_idempotency_renew_t *renew)
     ngx_idempotency_shm_unlock(shm);
 
     return NGX_OK;
+}
+
+
+/* an operation that may wait, but has not yet */
+
+static void
+shm_start(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
+{
+    op->store = store;
+    op->asker = 0;
+    op->waited = 0;
+    op->since = 0;
+}
+
+
+static ngx_int_t
+shm_begin(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
+{
+    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+        op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+        return NGX_ERROR;
+    }
+
+    return NGX_OK;
+}
+
+
+static void
+shm_end(ngx_idempotency_shm_t *shm)
+{
+    ngx_idempotency_shm_unlock(shm);
+    ngx_idempotency_writeback_schedule(shm);
 }
 
 
@@ -1027,12 +1011,11 @@ shm_list(ngx_idempotency_store_t *store,
     token = list->op.token;
 
     if (list->behind) {
-        return ngx_idempotency_remote_list(shm, list);
+        return list_backing(store, list);
     }
 
-    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+    if (shm_begin(shm, &list->op) != NGX_OK) {
         list->n = 0;
-        list->op.result = NGX_IDEMPOTENCY_UNAVAILABLE;
         return NGX_OK;
     }
 
@@ -1096,8 +1079,7 @@ list_some(ngx_idempotency_shm_t *shm, ngx_idempotency_list_t *list,
 
 
 /* A list has no record whose window is over, none that only waits for the
-   backing's answer, and no response that is left for requests which waited:
-   that is under another token. */
+   backing's answer, and no leftover, as its token is made up */
 
 static ngx_uint_t
 list_record(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
@@ -1117,6 +1099,143 @@ list_record(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     record_describe(rec, now, &listed->found);
 
     return 1;
+}
+
+
+/* the cursor is the backing's */
+
+static ngx_int_t
+list_backing(ngx_idempotency_store_t *store, ngx_idempotency_list_t *list)
+{
+    ngx_idempotency_op_t    *op;
+    ngx_idempotency_shm_t   *shm;
+    ngx_idempotency_page_t  *page;
+
+    shm = store->data;
+    op = &list->op;
+    page = NULL;
+
+    if (shm->tier && shm->tier->backing->list) {
+        page = ngx_calloc(sizeof(ngx_idempotency_page_t), ngx_cycle->log);
+    }
+
+    if (page) {
+        page->data = op;
+        page->n = ngx_min(list->n, NGX_IDEMPOTENCY_TIER_BATCH);
+        page->cursor = list->cursor;
+
+        if (list->cursor) {
+            ngx_memcpy(page->token, op->token, NGX_IDEMPOTENCY_DIGEST_LEN);
+        }
+
+        if (shm->tier->backing->list(shm->tier, page) == NGX_AGAIN) {
+            list->page = page;
+
+            op->store = store;
+            op->resume = list_page;
+            op->waiting = 1;
+            ngx_queue_init(&op->queue);
+
+            return NGX_AGAIN;
+        }
+
+        ngx_free(page);
+    }
+
+    list->n = 0;
+    op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+
+    return NGX_OK;
+}
+
+
+void
+ngx_idempotency_page_listed(ngx_idempotency_page_t *page)
+{
+    ngx_idempotency_op_t  *op;
+
+    op = page->data;
+
+    if (op) {
+        ngx_idempotency_shm_dequeue(op);
+        (void) list_page(op);
+    }
+
+    ngx_free(page);
+
+    if (op) {
+        op->handler(op);
+    }
+}
+
+
+static ngx_int_t
+list_page(ngx_idempotency_op_t *op)
+{
+    ngx_uint_t               i, n;
+    ngx_idempotency_shm_t   *shm;
+    ngx_idempotency_list_t  *list;
+    ngx_idempotency_page_t  *page;
+
+    list = (ngx_idempotency_list_t *) op;
+    shm = op->store->data;
+    page = list->page;
+    n = 0;
+
+    op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+
+    if (page->rc == NGX_OK) {
+        op->result = NGX_IDEMPOTENCY_OK;
+
+        ngx_idempotency_unseal(op->store->secret, page->items, page->n,
+                               !ngx_idempotency_tier_shared(shm->tier));
+
+        /* some records may have ended since, and what is damaged or forged
+           tells nothing */
+
+        for (i = 0; i < page->n; i++) {
+            if (page->items[i].result == NGX_IDEMPOTENCY_BOUND) {
+                list_item(&list->listed[n++], &page->items[i], page->now);
+            }
+        }
+
+        list->cursor = page->cursor;
+        ngx_memcpy(op->token, page->token, NGX_IDEMPOTENCY_DIGEST_LEN);
+    }
+
+    list->n = n;
+
+    return NGX_OK;
+}
+
+
+static void
+list_item(ngx_idempotency_listed_t *listed, ngx_idempotency_item_t *item,
+    int64_t now)
+{
+    ngx_idempotency_found_t  *found;
+
+    found = &listed->found;
+
+    ngx_memcpy(listed->token, item->token, NGX_IDEMPOTENCY_DIGEST_LEN);
+    ngx_memcpy(listed->fingerprint, item->fingerprint,
+               NGX_IDEMPOTENCY_DIGEST_LEN);
+
+    ngx_memzero(found, sizeof(ngx_idempotency_found_t));
+
+    found->outcome = item->outcome;
+    found->status = item->status;
+    found->fence = item->fence;
+    found->replays = item->replays;
+    found->age = (item->recorded < now) ? now - item->recorded : 0;
+    found->response.len = item->response.len;
+
+    if (item->outcome == NGX_IDEMPOTENCY_PENDING) {
+        found->instance = item->instance;
+
+    } else if (item->ends > now) {
+        found->left = item->ends - now;
+    }
 }
 
 
@@ -1157,7 +1276,7 @@ ngx_idempotency_record_differs(ngx_idempotency_record_t *rec,
         }
     }
 
-    if (!found_anonymous(rec)
+    if (!record_anonymous(rec)
         && ngx_memcmp(was->identity, is->identity,
                       NGX_IDEMPOTENCY_IDENTITY_LEN)
            != 0)
@@ -1178,7 +1297,7 @@ ngx_idempotency_record_differs(ngx_idempotency_record_t *rec,
 
 
 static ngx_uint_t
-found_anonymous(ngx_idempotency_record_t *rec)
+record_anonymous(ngx_idempotency_record_t *rec)
 {
     static u_char  nobody[NGX_IDEMPOTENCY_IDENTITY_LEN];
 
@@ -1216,9 +1335,9 @@ record_describe(ngx_idempotency_record_t *rec, ngx_msec_t now,
     found->status = rec->status;
     found->fence = rec->fence;
     found->age = ngx_max(age, 0);
-    found->left = found_lasts(rec, now);
+    found->left = record_lasts(rec, now);
     found->replays = rec->replays;
-    found->anonymous = found_anonymous(rec);
+    found->anonymous = record_anonymous(rec);
     found->owner = (rec->state == NGX_IDEMPOTENCY_PENDING)
                        ? rec->as.pending.owner.pid : 0;
     found->instance = 0;
@@ -1230,13 +1349,11 @@ record_describe(ngx_idempotency_record_t *rec, ngx_msec_t now,
 /* for how long yet, unless it is pending */
 
 static ngx_msec_t
-found_lasts(ngx_idempotency_record_t *rec, ngx_msec_t now)
+record_lasts(ngx_idempotency_record_t *rec, ngx_msec_t now)
 {
     ngx_msec_int_t  left;
 
-    if (ngx_idempotency_record_pends(rec)
-        || rec->state == NGX_IDEMPOTENCY_REMOTE)
-    {
+    if (ngx_idempotency_record_waiting(rec)) {
         return 0;
     }
 
@@ -1246,81 +1363,50 @@ found_lasts(ngx_idempotency_record_t *rec, ngx_msec_t now)
 }
 
 
-/* noted with the lock held, so that no change can pass by unseen */
-
-void
-ngx_idempotency_shm_wait(ngx_idempotency_record_t *rec,
-    ngx_idempotency_claim_t *claim)
-{
-    ngx_idempotency_op_t       *op;
-    ngx_idempotency_worker_t    self;
-    ngx_idempotency_workers_t  *waiting;
-
-    op = &claim->op;
-    self = ngx_idempotency_worker_self();
-
-    waiting = (rec->state == NGX_IDEMPOTENCY_REMOTE)
-              ? &rec->as.remote.waiting : &rec->as.pending.waiting;
-
-    if (self.slot != NGX_IDEMPOTENCY_NO_WORKER) {
-        waiting->bits[self.slot / 64] |= (uint64_t) 1 << (self.slot % 64);
-    }
-
-    /* a claim that is made again waits for what it did before */
-
-    if (claim->waited != rec->sequence) {
-        claim->waited = rec->sequence;
-        claim->answer = ngx_idempotency_remote_next(rec);
-    }
-
-    shm_enqueue(op);
-}
-
-
-/* the same, for a request that waits until the backing has an outcome */
-
-void
-ngx_idempotency_shm_wait_flushed(ngx_idempotency_record_t *rec,
-    ngx_idempotency_op_t *op)
-{
-    ngx_uint_t                slot;
-    ngx_idempotency_worker_t  self;
-
-    self = ngx_idempotency_worker_self();
-    slot = self.slot + 1;
-
-    if (self.slot != NGX_IDEMPOTENCY_NO_WORKER && rec->holding != slot) {
-        rec->holding = rec->holding ? NGX_IDEMPOTENCY_HOLD_ALL : slot;
-    }
-
-    shm_enqueue(op);
-}
-
+/* Noted with the lock held, so that no change passes by unseen.  A record that
+   is bound has room for the number of one worker. */
 
 static void
-shm_enqueue(ngx_idempotency_op_t *op)
+shm_wait(ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op,
+    ngx_idempotency_resume_pt resume)
 {
+    ngx_uint_t                  slot;
+    ngx_idempotency_workers_t  *waiting;
+
+    slot = ngx_idempotency_worker_self().slot;
+    waiting = ngx_idempotency_record_waiting(rec);
+
+    if (slot == NGX_IDEMPOTENCY_NO_WORKER) {
+
+        /* no other worker can wake this one, which polls */
+
+    } else if (waiting) {
+        waiting->bits[slot / 64] |= (uint64_t) 1 << (slot % 64);
+
+    } else if (rec->holding != slot + 1) {
+        rec->holding = rec->holding ? NGX_IDEMPOTENCY_HOLD_ALL : slot + 1;
+    }
+
+    /* an operation that is made again waits for what it did before */
+
+    if (waiting && op->waited != rec->sequence) {
+        op->waited = rec->sequence;
+
+        /* the answer to a question that is on its way comes too early */
+
+        op->answer = (rec->flush == NGX_IDEMPOTENCY_FLUSHING
+                      || rec->flush == NGX_IDEMPOTENCY_OUTDATED) ? 2 : 1;
+
+        if (rec->state == NGX_IDEMPOTENCY_REMOTE) {
+            op->answer += rec->as.remote.answers;
+        }
+    }
+
+    op->resume = resume;
     op->waiting = 1;
 
     ngx_queue_insert_tail(shm_bucket(ngx_idempotency_tree_key(op->token)),
                           &op->queue);
-}
-
-
-/* a request waits for a record that is pending */
-
-static ngx_uint_t
-shm_awaited(ngx_idempotency_record_t *rec)
-{
-    ngx_uint_t  i;
-
-    for (i = 0; i < NGX_IDEMPOTENCY_WORKERS / 64; i++) {
-        if (rec->as.pending.waiting.bits[i]) {
-            return 1;
-        }
-    }
-
-    return 0;
 }
 
 
@@ -1367,6 +1453,7 @@ ngx_idempotency_shm_woken(uint64_t *key)
 static void
 shm_ready_handler(ngx_event_t *ev)
 {
+    ngx_int_t              rc;
     ngx_uint_t             n;
     ngx_queue_t           *q, turn;
     ngx_idempotency_op_t  *op;
@@ -1394,12 +1481,22 @@ shm_ready_handler(ngx_event_t *ev)
 
         ngx_idempotency_shm_dequeue(op);
 
-        if (op->resume) {
-            op->resume(op);
-            continue;
-        }
+        if (op->resume == NULL) {
+            op->result = NGX_IDEMPOTENCY_CHANGED;
 
-        op->result = NGX_IDEMPOTENCY_CHANGED;
+        } else {
+            op->now = ngx_current_msec;
+
+            rc = op->resume(op);
+
+            if (rc == NGX_AGAIN) {
+                continue;
+            }
+
+            if (rc != NGX_OK) {
+                op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+            }
+        }
 
         op->handler(op);
     }
@@ -1441,23 +1538,17 @@ static void
 shm_cancel(ngx_idempotency_store_t *store,
     ngx_idempotency_op_t *op)
 {
-    ngx_idempotency_claim_t  *claim;
-
     if (!op->waiting) {
         return;
     }
 
     ngx_idempotency_shm_dequeue(op);
 
-    if (op->resume) {
-        ngx_idempotency_remote_cancel(op);
-        return;
-    }
+    if (op->resume == list_page) {
+        ((ngx_idempotency_list_t *) op)->page->data = NULL;
 
-    claim = (ngx_idempotency_claim_t *) op;
-
-    if (claim->asker) {
-        ngx_idempotency_ask_cancel(store->data, claim);
+    } else if (op->asker) {
+        ngx_idempotency_ask_cancel(store->data, op);
     }
 }
 
@@ -1494,11 +1585,10 @@ shm_bucket(uint64_t key)
 void
 ngx_idempotency_shm_sweep(ngx_idempotency_shm_t *shm, ngx_msec_t now)
 {
-    ngx_uint_t                  i, n;
-    ngx_queue_t                *q, *next;
-    orphan_t                   *orphan;
-    orphan_t                    orphans[NGX_IDEMPOTENCY_ORPHANS];
-    ngx_idempotency_record_t   *rec;
+    ngx_uint_t                 i, n;
+    ngx_queue_t               *q, *next;
+    orphan_t                   orphans[NGX_IDEMPOTENCY_ORPHANS];
+    ngx_idempotency_record_t  *rec;
 
     do {
         if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
@@ -1515,24 +1605,32 @@ ngx_idempotency_shm_sweep(ngx_idempotency_shm_t *shm, ngx_msec_t now)
             next = ngx_queue_next(q);
             rec = ngx_queue_data(q, ngx_idempotency_record_t, queue);
 
-            if (rec->state != NGX_IDEMPOTENCY_ABANDONED
-                && !ngx_idempotency_record_alive(rec, now))
+            if (rec->state == NGX_IDEMPOTENCY_ABANDONED
+                || ngx_idempotency_record_alive(rec, now))
             {
-                orphan = &orphans[n++];
-
-                ngx_memcpy(orphan->token, rec->token,
-                           NGX_IDEMPOTENCY_DIGEST_LEN);
-                orphan->fence = (rec->state == NGX_IDEMPOTENCY_PENDING)
-                                ? rec->fence : 0;
-
-                shm_orphan(shm, rec, now, &orphan->wake);
+                continue;
             }
+
+            ngx_memcpy(orphans[n].token, rec->token,
+                       NGX_IDEMPOTENCY_DIGEST_LEN);
+            orphans[n++].fence = (rec->state == NGX_IDEMPOTENCY_PENDING)
+                                 ? rec->fence : 0;
+
+            shm_orphan(shm, rec, now);
         }
 
         ngx_idempotency_shm_unlock(shm);
 
         for (i = 0; i < n; i++) {
-            orphans_told(shm, &orphans[i]);
+            if (orphans[i].fence) {
+                ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0,
+                              "idempotency: the owner of a claim has gone, it "
+                              "is in doubt, token: %*xs, zone: \"%V\", "
+                              "fence: %uL",
+                              (size_t) NGX_IDEMPOTENCY_DIGEST_LEN,
+                              orphans[i].token, &shm->store->name,
+                              orphans[i].fence);
+            }
         }
 
     } while (n == NGX_IDEMPOTENCY_ORPHANS);
@@ -1541,34 +1639,13 @@ ngx_idempotency_shm_sweep(ngx_idempotency_shm_t *shm, ngx_msec_t now)
 }
 
 
-/* without the lock: logs it, and wakes requests that wait */
-
-static void
-orphans_told(ngx_idempotency_shm_t *shm, orphan_t *orphan)
-{
-    if (orphan->fence) {
-        ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0,
-                      "idempotency: the owner of a claim has gone, it is in "
-                      "doubt, token: %*xs, zone: \"%V\", fence: %uL",
-                      (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, orphan->token,
-                      &shm->store->name, orphan->fence);
-    }
-
-    ngx_idempotency_workers_wake(&orphan->wake,
-                                 ngx_idempotency_tree_key(orphan->token));
-}
-
-
 /* An owner that died may have executed: in doubt.  One that only asked has sent
    nothing. */
 
 static void
 shm_orphan(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_msec_t now,
-    ngx_idempotency_workers_t *wake)
+    ngx_idempotency_record_t *rec, ngx_msec_t now)
 {
-    ngx_idempotency_record_take_waiting(rec, wake);
-
     if (rec->state != NGX_IDEMPOTENCY_PENDING) {
         ngx_idempotency_record_change(shm, rec, NGX_IDEMPOTENCY_ON_ORPHAN,
                                       now);

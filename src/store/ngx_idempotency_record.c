@@ -333,8 +333,9 @@ ngx_idempotency_records_init(ngx_idempotency_shm_sh_t *sh,
 
 /*
  * The one place where a record's state changes, and with it its queues and the
- * zone's counts.  The workers that wait for it were noted before.  A record
- * that is GONE is no token's any more, and the caller must not use it.
+ * zone's counts.  Requests that wait for a change are woken by it, but not if
+ * the record goes on to be asked for, or pending.  A record that is GONE is no
+ * token's any more, and the caller must not use it.
  */
 
 void
@@ -355,6 +356,12 @@ ngx_idempotency_record_change(ngx_idempotency_shm_t *shm,
 
     to--;
     place = record_places[was];
+
+    if (ngx_idempotency_record_waiting(rec)
+        && event != NGX_IDEMPOTENCY_ON_ASK && event != NGX_IDEMPOTENCY_ON_TAKE)
+    {
+        ngx_idempotency_record_wake(shm, rec);
+    }
 
     record_tally(shm, rec, -1);
 
@@ -605,7 +612,7 @@ ngx_idempotency_record_asker(ngx_idempotency_shm_t *shm,
     rec->as.asking.owner = ngx_idempotency_worker_self();
     rec->as.asking.asker = shm->sh->tier.askers;
 
-    claim->asker = rec->as.asking.asker;
+    claim->op.asker = rec->as.asking.asker;
 }
 
 
@@ -914,10 +921,7 @@ record_window(ngx_idempotency_shm_t *shm, ngx_msec_t length, ngx_msec_t span)
 }
 
 
-/*
- * From here on the token is bound to the outcome, and its window runs.  The
- * workers that wait were noted, and are woken once the lock is given back.
- */
+/* from here on the token is bound to the outcome, and its window runs */
 
 void
 ngx_idempotency_record_publish(ngx_idempotency_shm_t *shm,
@@ -983,6 +987,10 @@ ngx_idempotency_record_leave(ngx_idempotency_shm_t *shm,
     }
 
     quota_drop(shm, rec);
+
+    /* before the token is another one */
+
+    ngx_idempotency_record_wake(shm, rec);
 
     tree_delete(shm, record_bucket(shm, rec->token), &rec->node);
     record_leftover_token(rec->token, rec->sequence);
@@ -1787,27 +1795,69 @@ ngx_idempotency_tree_key(u_char *token)
 }
 
 
-/* before the record is anything but pending, here or remotely */
+ngx_idempotency_workers_t *
+ngx_idempotency_record_waiting(ngx_idempotency_record_t *rec)
+{
+    return ngx_idempotency_record_pends(rec) ? &rec->as.pending.waiting
+           : (rec->state == NGX_IDEMPOTENCY_REMOTE) ? &rec->as.remote.waiting
+           : NULL;
+}
+
+
+/* a request waits for a record that is pending */
+
+ngx_uint_t
+ngx_idempotency_record_awaited(ngx_idempotency_record_t *rec)
+{
+    static const ngx_idempotency_workers_t  none;
+
+    return ngx_memcmp(&rec->as.pending.waiting, &none, sizeof(none)) != 0;
+}
+
+
+/* the workers with requests that wait for a record: those that it has noted; or
+   for its flush: the one that it has room for, else all of them */
 
 void
-ngx_idempotency_record_take_waiting(ngx_idempotency_record_t *rec,
-    ngx_idempotency_workers_t *wake)
+ngx_idempotency_record_wake(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec)
 {
+    ngx_idempotency_woken_t    *woken;
     ngx_idempotency_workers_t  *waiting;
 
-    if (ngx_idempotency_record_pends(rec)) {
-        waiting = &rec->as.pending.waiting;
+    waiting = ngx_idempotency_record_waiting(rec);
 
-    } else if (rec->state == NGX_IDEMPOTENCY_REMOTE) {
-        waiting = &rec->as.remote.waiting;
-
-    } else {
-        ngx_memzero(wake, sizeof(ngx_idempotency_workers_t));
+    if (waiting ? !ngx_idempotency_record_awaited(rec) : !rec->holding) {
         return;
     }
 
-    *wake = *waiting;
-    ngx_memzero(waiting, sizeof(ngx_idempotency_workers_t));
+    if (shm->nwoken == NGX_IDEMPOTENCY_SHM_WOKEN) {
+        shm->nwoken++;
+    }
+
+    if (shm->nwoken < NGX_IDEMPOTENCY_SHM_WOKEN) {
+        woken = &shm->woken[shm->nwoken++];
+        woken->key = ngx_idempotency_tree_key(rec->token);
+        ngx_memzero(&woken->workers, sizeof(ngx_idempotency_workers_t));
+
+        if (waiting) {
+            woken->workers = *waiting;
+
+        } else if (rec->holding == NGX_IDEMPOTENCY_HOLD_ALL) {
+            ngx_idempotency_workers_all(&woken->workers);
+
+        } else {
+            woken->workers.bits[(rec->holding - 1) / 64] =
+                                    (uint64_t) 1 << ((rec->holding - 1) % 64);
+        }
+    }
+
+    if (waiting) {
+        ngx_memzero(waiting, sizeof(ngx_idempotency_workers_t));
+
+    } else {
+        rec->holding = 0;
+    }
 }
 
 

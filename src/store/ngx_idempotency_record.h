@@ -325,13 +325,19 @@ uint64_t ngx_idempotency_record_micros(void);
 ngx_uint_t ngx_idempotency_record_differs(ngx_idempotency_record_t *rec,
     ngx_idempotency_claim_t *claim);
 
-/* the backing lacks its outcome, and will have it soon; the workers with
-   requests that wait for it, before it is anything but pending */
+/* the backing lacks its outcome, and will have it soon */
 
 ngx_uint_t ngx_idempotency_record_unflushed(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
-void ngx_idempotency_record_take_waiting(ngx_idempotency_record_t *rec,
-    ngx_idempotency_workers_t *wake);
+
+/* the workers with requests that wait for it, or NULL: it is neither pending nor
+   remote; whether there are any; they are woken when the lock is given back */
+
+ngx_idempotency_workers_t *ngx_idempotency_record_waiting(
+    ngx_idempotency_record_t *rec);
+ngx_uint_t ngx_idempotency_record_awaited(ngx_idempotency_record_t *rec);
+void ngx_idempotency_record_wake(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
 
 /* how many of them a value of idempotency_quota has */
 

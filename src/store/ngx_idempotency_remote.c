@@ -18,10 +18,6 @@
  * wait for it here, in any worker, share one record.  For that the backing is
  * asked again, ever more seldom, and at once when it has announced a change.
  * This only looks: the requests that waited claim.
- *
- * The API's find asks by a claim that takes nothing fresh and is bound to
- * nothing.  The answer stays in the zone, and is looked up there.  Lists are
- * read page by page, without the zone.
  */
 
 
@@ -50,30 +46,7 @@
 #define NGX_IDEMPOTENCY_REMOTE_ANSWER  5000
 
 
-/* a wake-up may be lost */
-
-#define NGX_IDEMPOTENCY_FIND_RETRY  500
-
-
-typedef struct {
-    ngx_idempotency_claim_t         claim;
-    ngx_idempotency_shm_t          *shm;
-    /* the operation that waits for the answer; NULL: it was cancelled */
-    ngx_idempotency_op_t           *op;
-    ngx_event_t                     timer;
-    ngx_queue_t                     queue;
-} find_t;
-
-
-/* this worker's: claims that ask, pages that are read, and the operations that
-   wait for either */
-
-static ngx_queue_t  find_asking = { &find_asking, &find_asking };
-static ngx_queue_t  find_pages = { &find_pages, &find_pages };
-static ngx_queue_t  find_waiting = { &find_waiting, &find_waiting };
-
-
-static ngx_int_t ask_bound(ngx_idempotency_shm_t *shm,
+static ngx_int_t ask_outcome(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec);
 static ngx_uint_t ask_old_copy(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t now);
@@ -82,110 +55,80 @@ static ngx_uint_t ask_alone(ngx_idempotency_shm_t *shm,
 static ngx_int_t ask_miss(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec);
 static ngx_int_t ask_asking(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_claim_t *claim, ngx_idempotency_record_t *rec,
-    ngx_idempotency_workers_t *wake);
+    ngx_idempotency_claim_t *claim, ngx_idempotency_record_t *rec);
 static ngx_uint_t ask_same(ngx_idempotency_record_t *rec,
     ngx_idempotency_claim_t *claim);
 static ngx_int_t ask_take(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t *rec);
 static ngx_int_t ask_granted(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec,
-    ngx_idempotency_workers_t *wake);
+    ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec);
 static void ask_leave(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_idempotency_workers_t *wake);
+    ngx_idempotency_record_t *rec);
 static ngx_int_t ask_negative(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec);
 static ngx_int_t ask_in_doubt(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec);
-static ngx_uint_t ask_late(ngx_idempotency_claim_t *claim);
+static ngx_uint_t ask_recent(ngx_idempotency_record_t *rec,
+    ngx_idempotency_op_t *op);
+static ngx_uint_t ask_late(ngx_idempotency_op_t *op);
 static ngx_int_t ask_result(ngx_idempotency_claim_t *claim,
     ngx_idempotency_result_e result);
-static void ask_remote(ngx_idempotency_tier_t *tier,
-    ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item,
-    ngx_idempotency_workers_t *wake);
-static void ask_claimed(ngx_idempotency_tier_t *tier,
-    ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item);
 static ngx_uint_t ask_over(ngx_idempotency_tier_t *tier,
     ngx_idempotency_record_t *rec, ngx_msec_t now);
 static void ask_copy(ngx_idempotency_tier_t *tier,
     ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item);
-static int64_t ask_now(ngx_idempotency_tier_t *tier);
-static ngx_msec_t ask_describe(ngx_idempotency_record_t *rec,
-    ngx_idempotency_item_t *item, int64_t now);
+static ngx_msec_t ask_describe(ngx_idempotency_tier_t *tier,
+    ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item);
 static ngx_int_t ask_append(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_str_t *response);
+static ngx_int_t remote_lookup(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_claim_t *claim, ngx_idempotency_record_t *rec);
 static ngx_msec_t remote_due(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t lapses);
 static ngx_msec_t remote_delay(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
 static void remote_handler(ngx_event_t *ev);
-static ngx_uint_t find_unknown(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_op_t *op);
-static find_t *find_create(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_op_t *op);
-static ngx_int_t find_ask(find_t *find);
-static void find_handler(ngx_idempotency_op_t *claim);
-static void find_timer_handler(ngx_event_t *ev);
-static ngx_idempotency_result_e find_result(find_t *find);
-static void find_wait(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
-    void (*found)(ngx_idempotency_op_t *op));
-static void find_page(ngx_idempotency_list_t *list,
-    ngx_idempotency_page_t *page);
-static void find_listed(ngx_idempotency_op_t *op);
-static void find_item(ngx_idempotency_listed_t *listed,
-    ngx_idempotency_item_t *item, int64_t now);
-static ngx_int_t remote_lookup(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_claim_t *claim, ngx_idempotency_record_t *rec);
-static void remote_found(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_msec_t lapses);
-static void remote_answered(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_msec_t lapses,
-    ngx_idempotency_workers_t *wake);
 
 
 /*
  * A claim and the record of its token, or NULL.  NGX_DECLINED: the zone answers
- * by itself, by the record as it is then; NGX_AGAIN: the claim waits for the
- * backing; NGX_OK: it is answered.
+ * by itself, by the record as it is then; NGX_AGAIN: the claim is to wait for
+ * the record; NGX_OK: it is answered.
  */
 
 ngx_int_t
 ngx_idempotency_ask_lookup(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec,
-    ngx_idempotency_workers_t *wake)
+    ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec)
 {
-    if (*rec) {
-        switch ((*rec)->state) {
+    ngx_uint_t  state;
 
-        case NGX_IDEMPOTENCY_ASKING:
-        case NGX_IDEMPOTENCY_ABANDONED:
-            return ask_asking(shm, claim, *rec, wake);
+    state = *rec ? (*rec)->state : NGX_IDEMPOTENCY_GONE;
 
-        case NGX_IDEMPOTENCY_GRANTED:
-            return ask_granted(shm, claim, rec, wake);
-        }
+    if (state == NGX_IDEMPOTENCY_ASKING
+        || state == NGX_IDEMPOTENCY_ABANDONED)
+    {
+        return ask_asking(shm, claim, *rec);
+    }
+
+    if (state == NGX_IDEMPOTENCY_GRANTED) {
+        return ask_granted(shm, claim, rec);
     }
 
     /* its question was answered, or is another claim's by now */
 
-    claim->asker = 0;
+    claim->op.asker = 0;
 
-    return *rec ? ask_bound(shm, claim, rec) : ask_miss(shm, claim, rec);
-}
+    switch (state) {
 
-
-static ngx_int_t
-ask_bound(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
-    ngx_idempotency_record_t **rec)
-{
-    switch ((*rec)->state) {
+    case NGX_IDEMPOTENCY_GONE:
+        return ask_miss(shm, claim, rec);
 
     case NGX_IDEMPOTENCY_PENDING:
         return NGX_DECLINED;
 
     case NGX_IDEMPOTENCY_REMOTE:
 
-        /* nobody can tell what became of the remote claim */
+        /* no worker can know what became of the remote claim */
 
         if (ngx_idempotency_tier_down(shm) && !claim->alone
             && !ngx_idempotency_tier_shared(shm->tier))
@@ -202,10 +145,19 @@ ask_bound(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     case NGX_IDEMPOTENCY_IN_DOUBT:
     case NGX_IDEMPOTENCY_DOUBTED:
         return ask_in_doubt(shm, claim, rec);
+
+    default: /* NGX_IDEMPOTENCY_DONE, NGX_IDEMPOTENCY_NOT_KEPT */
+        return ask_outcome(shm, claim, rec);
     }
+}
 
-    /* an outcome, which nothing changes within its window */
 
+/* nothing changes it within its window */
+
+static ngx_int_t
+ask_outcome(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
+    ngx_idempotency_record_t **rec)
+{
     if (ask_old_copy(shm, *rec, claim->op.now)) {
         ngx_idempotency_record_remove(shm, *rec);
         return ask_miss(shm, claim, rec);
@@ -216,18 +168,16 @@ ask_bound(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     if (!shm->tier->strict || claim->alone
         || !ngx_idempotency_record_unflushed(shm, *rec)
         || ngx_idempotency_record_differs(*rec, claim)
-        || ask_late(claim))
+        || ask_late(&claim->op))
     {
         return NGX_DECLINED;
     }
-
-    ngx_idempotency_shm_wait_flushed(*rec, &claim->op);
 
     return NGX_AGAIN;
 }
 
 
-/* another instance may have made what stands behind forget it since: over a
+/* another instance may have made the backing forget the token since: over a
    file, if one was there after the copy was made */
 
 static ngx_uint_t
@@ -281,7 +231,7 @@ ask_miss(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
         return NGX_DECLINED;
     }
 
-    if (ngx_idempotency_tier_down(shm) || ask_late(claim)) {
+    if (ngx_idempotency_tier_down(shm) || ask_late(&claim->op)) {
         return ask_result(claim, NGX_IDEMPOTENCY_UNAVAILABLE);
     }
 
@@ -290,8 +240,6 @@ ask_miss(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     if (result != NGX_IDEMPOTENCY_OK) {
         return ask_result(claim, result);
     }
-
-    ngx_idempotency_shm_wait(*rec, claim);
 
     return NGX_AGAIN;
 }
@@ -302,23 +250,21 @@ ask_miss(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 
 static ngx_int_t
 ask_asking(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
-    ngx_idempotency_record_t *rec, ngx_idempotency_workers_t *wake)
+    ngx_idempotency_record_t *rec)
 {
     ngx_uint_t  mine;
 
     mine = (rec->state == NGX_IDEMPOTENCY_ASKING
-            && claim->asker == rec->as.asking.asker);
+            && claim->op.asker == rec->as.asking.asker);
 
     if (ask_alone(shm, claim)) {
-        ngx_idempotency_record_take_waiting(rec, wake);
-
         return ask_take(shm, claim, rec);
     }
 
-    if (ask_late(claim) || ngx_idempotency_tier_down(shm)) {
+    if (ask_late(&claim->op) || ngx_idempotency_tier_down(shm)) {
 
         if (mine) {
-            ask_leave(shm, rec, wake);
+            ask_leave(shm, rec);
         }
 
         return ask_result(claim, NGX_IDEMPOTENCY_UNAVAILABLE);
@@ -336,8 +282,6 @@ ask_asking(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
                                       claim->op.now);
         ngx_idempotency_record_asker(shm, rec, claim);
     }
-
-    ngx_idempotency_shm_wait(rec, claim);
 
     return NGX_AGAIN;
 }
@@ -365,7 +309,7 @@ ask_take(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 {
     ngx_idempotency_record_take(shm, rec, claim);
 
-    claim->asker = 0;
+    claim->op.asker = 0;
 
     return ask_result(claim, NGX_IDEMPOTENCY_CLAIMED);
 }
@@ -377,27 +321,26 @@ ask_take(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 
 static ngx_int_t
 ask_granted(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
-    ngx_idempotency_record_t **rec, ngx_idempotency_workers_t *wake)
+    ngx_idempotency_record_t **rec)
 {
-    ngx_uint_t  over;
+    ngx_uint_t  mine, alive;
 
-    over = ask_over(shm->tier, *rec, claim->op.now);
+    mine = (claim->op.asker == (*rec)->as.asking.asker);
+    claim->op.asker = 0;
 
-    if (claim->asker == (*rec)->as.asking.asker && !over) {
-        return ask_take(shm, claim, *rec);
+    if (!ask_over(shm->tier, *rec, claim->op.now)) {
+
+        alive = ngx_idempotency_record_alive(*rec, claim->op.now);
+
+        if (mine || (!alive && ask_same(*rec, claim))) {
+            return ask_take(shm, claim, *rec);
+        }
+
+        if (alive) {
+            return NGX_DECLINED;
+        }
     }
 
-    claim->asker = 0;
-
-    if (ngx_idempotency_record_alive(*rec, claim->op.now) && !over) {
-        return NGX_DECLINED;
-    }
-
-    if (ask_same(*rec, claim) && !over) {
-        return ask_take(shm, claim, *rec);
-    }
-
-    ngx_idempotency_record_take_waiting(*rec, wake);
     ngx_idempotency_record_change(shm, *rec, NGX_IDEMPOTENCY_ON_ORPHAN,
                                   claim->op.now);
 
@@ -409,15 +352,13 @@ ask_granted(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
    with it */
 
 static void
-ask_leave(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
-    ngx_idempotency_workers_t *wake)
+ask_leave(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
 {
     ngx_uint_t  unseen;
 
     unseen = (rec->flush == NGX_IDEMPOTENCY_QUEUED && !rec->sent
               && !rec->unsure);
 
-    ngx_idempotency_record_take_waiting(rec, wake);
     ngx_idempotency_record_change(shm, rec,
                                   unseen ? NGX_IDEMPOTENCY_ON_REMOVE
                                          : NGX_IDEMPOTENCY_ON_LEAVE,
@@ -425,41 +366,30 @@ ask_leave(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 }
 
 
+/* the backing did not answer, or has no such token: so it is for claims that
+   waited for this, and, of a failure, for a moment more; others ask anew */
+
 static ngx_int_t
 ask_negative(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     ngx_idempotency_record_t **rec)
 {
-    ngx_uint_t                waited;
     ngx_idempotency_result_e  result;
 
-    waited = (claim->waited == (*rec)->sequence);
+    result = NGX_IDEMPOTENCY_OK;
 
-    if (waited
-        || (ngx_msec_int_t) (claim->op.now - (*rec)->as.copy.copied)
-           < NGX_IDEMPOTENCY_ASK_NEGATIVE)
-    {
-        switch ((*rec)->state) {
+    if ((*rec)->state == NGX_IDEMPOTENCY_FAILED) {
 
-        case NGX_IDEMPOTENCY_FAILED:
-            if (claim->alone) {
-                break;
-            }
-
-            return ask_result(claim, NGX_IDEMPOTENCY_UNAVAILABLE);
-
-        default: /* NGX_IDEMPOTENCY_NOTHING */
-
-            if (!waited) {
-                break;
-            }
-
-            result = claim->old ? NGX_IDEMPOTENCY_EXPIRED
-                                : ngx_idempotency_quota_check(shm, claim);
-
-            if (result != NGX_IDEMPOTENCY_OK) {
-                return ask_result(claim, result);
-            }
+        if (ask_recent(*rec, &claim->op) && !claim->alone) {
+            result = NGX_IDEMPOTENCY_UNAVAILABLE;
         }
+
+    } else if (claim->op.waited == (*rec)->sequence) {
+        result = claim->old ? NGX_IDEMPOTENCY_EXPIRED
+                            : ngx_idempotency_quota_check(shm, claim);
+    }
+
+    if (result != NGX_IDEMPOTENCY_OK) {
+        return ask_result(claim, result);
     }
 
     ngx_idempotency_record_remove(shm, *rec);
@@ -471,44 +401,37 @@ ask_negative(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 /*
  * Another machine may take over what is in doubt, so it is not copied for long:
  * the backing is asked.  A doubt that the backing does not know yet is known
- * best here; a claim that would take it over waits for the write, and asks
- * then.
+ * best here; a claim that would take it over waits until it was written, and
+ * asks then.
  */
 
 static ngx_int_t
 ask_in_doubt(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     ngx_idempotency_record_t **rec)
 {
-    ngx_uint_t  recent, queued;
+    ngx_uint_t  takes, queued;
 
-    /* a claim that takes nothing over may be answered by a recent answer */
-
-    recent = (!claim->retry || ngx_idempotency_record_differs(*rec, claim));
+    takes = (claim->retry && !ngx_idempotency_record_differs(*rec, claim));
     queued = ((*rec)->flush != NGX_IDEMPOTENCY_FLUSHED);
 
     if ((*rec)->state == NGX_IDEMPOTENCY_DOUBTED) {
 
-        if (recent
-            && (claim->waited == (*rec)->sequence
-                || (ngx_msec_int_t) (claim->op.now
-                                     - (*rec)->as.copy.copied)
-                   < NGX_IDEMPOTENCY_ASK_NEGATIVE))
-        {
+        if (!takes && ask_recent(*rec, &claim->op)) {
             return NGX_DECLINED;
         }
 
     } else if (ask_alone(shm, claim) || (*rec)->local
-               || (recent && (queued || shm->sh->tier.failing)))
+               || (!takes && (queued || shm->sh->tier.failing)))
     {
         return NGX_DECLINED;
 
     } else if (queued) {
 
-        if (!ngx_idempotency_record_unflushed(shm, *rec) || ask_late(claim)) {
+        if (!ngx_idempotency_record_unflushed(shm, *rec)
+            || ask_late(&claim->op))
+        {
             return ask_result(claim, NGX_IDEMPOTENCY_UNAVAILABLE);
         }
-
-        ngx_idempotency_shm_wait_flushed(*rec, &claim->op);
 
         return NGX_AGAIN;
     }
@@ -519,16 +442,27 @@ ask_in_doubt(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 }
 
 
-/* the claim has waited for answers for long enough, also for those of others */
+/* the operation waited for this answer, or comes right behind it */
 
 static ngx_uint_t
-ask_late(ngx_idempotency_claim_t *claim)
+ask_recent(ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op)
 {
-    if (claim->since == 0) {
-        claim->since = claim->op.now;
+    return op->waited == rec->sequence
+           || (ngx_msec_int_t) (op->now - rec->as.copy.copied)
+              < NGX_IDEMPOTENCY_ASK_NEGATIVE;
+}
+
+
+/* it has waited for answers for long enough, also for those to others */
+
+static ngx_uint_t
+ask_late(ngx_idempotency_op_t *op)
+{
+    if (op->since == 0) {
+        op->since = op->now;
     }
 
-    return (ngx_msec_int_t) (claim->op.now - claim->since)
+    return (ngx_msec_int_t) (op->now - op->since)
            >= NGX_IDEMPOTENCY_ASK_TIMEOUT;
 }
 
@@ -536,7 +470,7 @@ ask_late(ngx_idempotency_claim_t *claim)
 static ngx_int_t
 ask_result(ngx_idempotency_claim_t *claim, ngx_idempotency_result_e result)
 {
-    claim->since = 0;
+    claim->op.since = 0;
     claim->op.result = result;
 
     return NGX_OK;
@@ -546,64 +480,77 @@ ask_result(ngx_idempotency_claim_t *claim, ngx_idempotency_result_e result)
 /* the request has gone */
 
 void
-ngx_idempotency_ask_cancel(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_claim_t *claim)
+ngx_idempotency_ask_cancel(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
 {
-    ngx_idempotency_record_t   *rec;
-    ngx_idempotency_workers_t   wake;
-
-    ngx_memzero(&wake, sizeof(ngx_idempotency_workers_t));
+    ngx_idempotency_record_t  *rec;
 
     if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
         return;
     }
 
-    rec = ngx_idempotency_record_current(shm, claim->op.token, claim->op.now);
+    rec = ngx_idempotency_record_current(shm, op->token, op->now);
 
     if (rec
         && (rec->state == NGX_IDEMPOTENCY_ASKING
             || rec->state == NGX_IDEMPOTENCY_GRANTED)
-        && rec->as.asking.asker == claim->asker)
+        && rec->as.asking.asker == op->asker)
     {
-        ask_leave(shm, rec, &wake);
+        ask_leave(shm, rec);
     }
 
     ngx_idempotency_shm_unlock(shm);
 
-    claim->asker = 0;
+    op->asker = 0;
 
-    ngx_idempotency_workers_wake(&wake,
-                                 ngx_idempotency_tree_key(claim->op.token));
     ngx_idempotency_writeback_schedule(shm);
 }
 
 
-/* with the lock held; `wake` are woken without it */
-
 ngx_uint_t
 ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
-    ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item,
-    ngx_idempotency_workers_t *wake)
+    ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item)
 {
+    ngx_uint_t              bound;
+    ngx_msec_t              lapses;
     ngx_idempotency_shm_t  *shm;
 
     shm = tier->shm;
+    bound = (item->result == NGX_IDEMPOTENCY_BOUND);
 
     if (rec->state == NGX_IDEMPOTENCY_REMOTE
         && (item->result == NGX_IDEMPOTENCY_UNAVAILABLE
-            || (item->result == NGX_IDEMPOTENCY_BOUND
-                && item->outcome == NGX_IDEMPOTENCY_PENDING)))
+            || (bound && item->outcome == NGX_IDEMPOTENCY_PENDING)))
     {
-        ask_remote(tier, rec, item, wake);
+        /* requests that wait for the outcome go on waiting, those that wait for
+           an answer have it */
+
+        lapses = bound ? ask_describe(tier, rec, item) : 0;
+
+        rec->as.remote.answers++;
+        rec->as.remote.due = remote_due(shm, rec, lapses);
+
+        if (rec->as.remote.polled) {
+            rec->as.remote.polled = 0;
+            ngx_idempotency_record_wake(shm, rec);
+        }
+
         return 1;
     }
-
-    ngx_idempotency_record_take_waiting(rec, wake);
 
     switch (item->result) {
 
     case NGX_IDEMPOTENCY_CLAIMED:
-        ask_claimed(tier, rec, item);
+        if (ask_over(tier, rec, ngx_current_msec)) {
+            ngx_idempotency_record_remove(shm, rec);
+            break;
+        }
+
+        rec->fence = item->fence;
+        rec->taken = item->taken;
+        rec->recorded = ngx_current_msec;
+
+        ngx_idempotency_record_change(shm, rec, NGX_IDEMPOTENCY_ON_GRANT,
+                                      ngx_current_msec);
         break;
 
     case NGX_IDEMPOTENCY_BOUND:
@@ -627,7 +574,7 @@ ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
         ngx_idempotency_record_remove(shm, rec);
         break;
 
-    default: /* NGX_IDEMPOTENCY_UNAVAILABLE: it may be claimed there */
+    default: /* NGX_IDEMPOTENCY_UNAVAILABLE */
         ngx_idempotency_record_found(shm, rec, NGX_IDEMPOTENCY_ON_FAIL,
                                      ngx_current_msec);
 
@@ -640,42 +587,6 @@ ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
     }
 
     return 0;
-}
-
-
-static void
-ask_remote(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
-    ngx_idempotency_item_t *item, ngx_idempotency_workers_t *wake)
-{
-    int64_t     now;
-    ngx_msec_t  lapses;
-
-    now = ask_now(tier);
-    lapses = 0;
-
-    if (item->result == NGX_IDEMPOTENCY_BOUND) {
-        lapses = ask_describe(rec, item, now);
-    }
-
-    remote_answered(tier->shm, rec, lapses, wake);
-}
-
-
-static void
-ask_claimed(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
-    ngx_idempotency_item_t *item)
-{
-    if (ask_over(tier, rec, ngx_current_msec)) {
-        ngx_idempotency_record_remove(tier->shm, rec);
-        return;
-    }
-
-    rec->fence = item->fence;
-    rec->taken = item->taken;
-    rec->recorded = ngx_current_msec;
-
-    ngx_idempotency_record_change(tier->shm, rec, NGX_IDEMPOTENCY_ON_GRANT,
-                                  ngx_current_msec);
 }
 
 
@@ -697,26 +608,30 @@ static void
 ask_copy(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
     ngx_idempotency_item_t *item)
 {
-    int64_t                   now;
     ngx_msec_t                lapses;
     ngx_idempotency_shm_t    *shm;
     ngx_idempotency_event_e   event;
 
     shm = tier->shm;
-    now = ask_now(tier);
+    lapses = ask_describe(tier, rec, item);
 
-    if (item->outcome != NGX_IDEMPOTENCY_PENDING && item->ends <= now) {
+    if (item->outcome == NGX_IDEMPOTENCY_PENDING) {
+        ngx_idempotency_record_found(shm, rec,
+                                     NGX_IDEMPOTENCY_ON_FOUND_PENDING,
+                                     ngx_current_msec);
+
+        rec->as.remote.answers = 1;
+        rec->as.remote.wanted = (uint32_t) ngx_current_msec;
+        rec->as.remote.due = remote_due(shm, rec, lapses);
+
+        return;
+    }
+
+    if ((ngx_msec_int_t) (rec->ends - ngx_current_msec) <= 0) {
 
         /* it has ended since */
 
         ngx_idempotency_record_remove(shm, rec);
-        return;
-    }
-
-    lapses = ask_describe(rec, item, now);
-
-    if (item->outcome == NGX_IDEMPOTENCY_PENDING) {
-        remote_found(shm, rec, lapses);
         return;
     }
 
@@ -737,22 +652,19 @@ ask_copy(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
 }
 
 
-/* the backing's time */
-
-static int64_t
-ask_now(ngx_idempotency_tier_t *tier)
-{
-    return tier->batch->now
-           + (ngx_msec_int_t) (ngx_current_msec - tier->batch->at);
-}
-
-
 /* when the lease of what is pending ends is returned, or 0 */
 
 static ngx_msec_t
-ask_describe(ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item,
-    int64_t now)
+ask_describe(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
+    ngx_idempotency_item_t *item)
 {
+    int64_t  now;
+
+    /* the backing's time */
+
+    now = tier->batch->now
+          + (ngx_msec_int_t) (ngx_current_msec - tier->batch->at);
+
     ngx_memcpy(rec->fingerprint, item->fingerprint,
                NGX_IDEMPOTENCY_DIGEST_LEN);
 
@@ -820,8 +732,8 @@ static ngx_int_t
 remote_lookup(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t *rec)
 {
-    ngx_uint_t  heard, silent;
     ngx_msec_t  now;
+    ngx_uint_t  silent;
 
     now = claim->op.now;
 
@@ -834,74 +746,34 @@ remote_lookup(ngx_idempotency_shm_t *shm,
         return NGX_DECLINED;
     }
 
-    heard = (claim->waited == rec->sequence
-             && (int32_t) (rec->as.remote.answers - claim->answer) >= 0);
+    if (claim->op.waited == rec->sequence
+        && (int32_t) (rec->as.remote.answers - claim->op.answer) >= 0)
+    {
+        return NGX_DECLINED;
+    }
 
     silent = shm->sh->tier.failing
              || (rec->flush != NGX_IDEMPOTENCY_FLUSHED
                  && (ngx_msec_int_t) (now - rec->as.remote.due)
                     >= NGX_IDEMPOTENCY_REMOTE_ANSWER);
 
-    if (heard) {
-        return NGX_DECLINED;
-    }
+    /* a silent backing is asked all the same, for the next claim */
 
     if (rec->flush == NGX_IDEMPOTENCY_FLUSHED) {
         rec->as.remote.due = now;
+        ngx_idempotency_writeback_add(shm, rec);
+
+    } else if (!silent) {
+        ngx_idempotency_writeback_add(shm, rec);
     }
 
     if (silent) {
-
-        /* the backing is asked all the same, for the next claim */
-
-        if (rec->flush == NGX_IDEMPOTENCY_FLUSHED) {
-            ngx_idempotency_writeback_add(shm, rec);
-        }
-
         return NGX_DECLINED;
     }
 
     rec->as.remote.polled = 1;
 
-    ngx_idempotency_shm_wait(rec, claim);
-    ngx_idempotency_writeback_add(shm, rec);
-
     return NGX_AGAIN;
-}
-
-
-/* the answer: the token is claimed by another zone, whose lease ends at
-   `lapses`, or 0 */
-
-static void
-remote_found(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_msec_t lapses)
-{
-    ngx_idempotency_record_found(shm, rec, NGX_IDEMPOTENCY_ON_FOUND_PENDING,
-                                 ngx_current_msec);
-
-    rec->as.remote.answers = 1;
-    rec->as.remote.wanted = (uint32_t) ngx_current_msec;
-    rec->as.remote.due = remote_due(shm, rec, lapses);
-}
-
-
-/* a remote claim is still pending, or there was no answer: those who wait for
-   the outcome go on, those who wait for an answer have it */
-
-static void
-remote_answered(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_msec_t lapses,
-    ngx_idempotency_workers_t *wake)
-{
-    rec->as.remote.answers++;
-    rec->as.remote.due = remote_due(shm, rec, lapses);
-
-    if (rec->as.remote.polled) {
-        rec->as.remote.polled = 0;
-
-        ngx_idempotency_record_take_waiting(rec, wake);
-    }
 }
 
 
@@ -938,24 +810,6 @@ remote_delay(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
     }
 
     return ngx_min(delay, backing->seldom);
-}
-
-
-/* the number of the first answer to a question that is sent from now on */
-
-uint32_t
-ngx_idempotency_remote_next(ngx_idempotency_record_t *rec)
-{
-    uint32_t  next;
-
-    next = (rec->flush == NGX_IDEMPOTENCY_FLUSHING
-            || rec->flush == NGX_IDEMPOTENCY_OUTDATED) ? 2 : 1;
-
-    if (rec->state == NGX_IDEMPOTENCY_REMOTE) {
-        next += rec->as.remote.answers;
-    }
-
-    return next;
 }
 
 
@@ -1100,386 +954,4 @@ ngx_idempotency_remote_init_process(ngx_idempotency_tier_t *tier,
     tier->poll.data = tier;
     tier->poll.log = cycle->log;
     tier->poll.cancelable = 1;
-}
-
-
-ngx_int_t
-ngx_idempotency_remote_find(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_op_t *op, void (*found)(ngx_idempotency_op_t *op))
-{
-    find_t  *find;
-
-    op->result = NGX_IDEMPOTENCY_OK;
-
-    if (shm->tier == NULL || !find_unknown(shm, op)) {
-        return NGX_OK;
-    }
-
-    find = find_create(shm, op);
-
-    if (find == NULL) {
-        op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
-        return NGX_OK;
-    }
-
-    if (find_ask(find) == NGX_AGAIN) {
-        find_wait(shm, op, found);
-        return NGX_AGAIN;
-    }
-
-    op->result = find_result(find);
-
-    ngx_queue_remove(&find->queue);
-    ngx_free(find);
-
-    return NGX_OK;
-}
-
-
-/* outcomes don't change within their window, and a claim of this zone is known
-   best here */
-
-static ngx_uint_t
-find_unknown(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
-{
-    ngx_uint_t                 unknown;
-    ngx_idempotency_record_t  *rec;
-
-    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
-        return 0;
-    }
-
-    rec = ngx_idempotency_record_current(shm, op->token, op->now);
-
-    unknown = (rec == NULL
-               || ngx_idempotency_record_unknown(rec)
-               || rec->state == NGX_IDEMPOTENCY_REMOTE
-               || rec->state == NGX_IDEMPOTENCY_DOUBTED);
-
-    ngx_idempotency_shm_unlock(shm);
-
-    return unknown;
-}
-
-
-static find_t *
-find_create(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
-{
-    find_t                    *find;
-    ngx_idempotency_claim_t   *claim;
-    ngx_idempotency_window_t  *window;
-
-    find = ngx_calloc(sizeof(find_t), ngx_cycle->log);
-    if (find == NULL) {
-        return NULL;
-    }
-
-    find->shm = shm;
-    find->op = op;
-
-    find->timer.handler = find_timer_handler;
-    find->timer.data = find;
-    find->timer.log = ngx_cycle->log;
-
-    claim = &find->claim;
-    window = &shm->sh->window;
-
-    ngx_memcpy(claim->op.token, op->token, NGX_IDEMPOTENCY_DIGEST_LEN);
-
-    /* any window that exists: it makes no difference which */
-
-    claim->window = window->length;
-    claim->span = window->span;
-    claim->lease = NGX_IDEMPOTENCY_SHM_LEFTOVER;
-    claim->old = 1;
-
-    claim->op.handler = find_handler;
-    claim->op.data = find;
-
-    ngx_queue_insert_tail(&find_asking, &find->queue);
-
-    return find;
-}
-
-
-static ngx_int_t
-find_ask(find_t *find)
-{
-    ngx_int_t  rc;
-
-    if (find->timer.timer_set) {
-        ngx_del_timer(&find->timer);
-    }
-
-    find->claim.op.now = ngx_current_msec;
-
-    rc = ngx_idempotency_shm_engine.claim(find->shm->store, &find->claim);
-
-    if (rc == NGX_AGAIN) {
-        ngx_add_timer(&find->timer, NGX_IDEMPOTENCY_FIND_RETRY);
-    }
-
-    return rc;
-}
-
-
-static void
-find_handler(ngx_idempotency_op_t *claim)
-{
-    find_t                *find;
-    ngx_idempotency_op_t  *op;
-
-    find = claim->data;
-
-    if (claim->result == NGX_IDEMPOTENCY_CHANGED
-        && find_ask(find) == NGX_AGAIN)
-    {
-        return;
-    }
-
-    if (find->timer.timer_set) {
-        ngx_del_timer(&find->timer);
-    }
-
-    op = find->op;
-
-    if (op) {
-        op->result = find_result(find);
-    }
-
-    ngx_queue_remove(&find->queue);
-    ngx_free(find);
-
-    if (op) {
-        op->waiting = 0;
-        ngx_queue_remove(&op->queue);
-
-        op->now = ngx_current_msec;
-        op->resume(op);
-    }
-}
-
-
-/* the claim is the engine's still: made again, it is the same one */
-
-static void
-find_timer_handler(ngx_event_t *ev)
-{
-    find_t  *find;
-
-    find = ev->data;
-
-    find->claim.op.result = NGX_IDEMPOTENCY_CHANGED;
-    find_handler(&find->claim.op);
-}
-
-
-static ngx_idempotency_result_e
-find_result(find_t *find)
-{
-    switch (find->claim.op.result) {
-
-    case NGX_IDEMPOTENCY_EXPIRED:
-        return NGX_IDEMPOTENCY_ABSENT;
-
-    case NGX_IDEMPOTENCY_BOUND:
-    case NGX_IDEMPOTENCY_CONFLICT:
-    case NGX_IDEMPOTENCY_VERSION:
-        return NGX_IDEMPOTENCY_OK;
-
-    default:
-        return NGX_IDEMPOTENCY_UNAVAILABLE;
-    }
-}
-
-
-static void
-find_wait(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
-    void (*found)(ngx_idempotency_op_t *op))
-{
-    op->store = shm->store;
-    op->resume = found;
-    op->waiting = 1;
-
-    ngx_queue_insert_tail(&find_waiting, &op->queue);
-}
-
-
-/* the operation waits no more; its claim, or page, ends without it */
-
-void
-ngx_idempotency_remote_cancel(ngx_idempotency_op_t *op)
-{
-    find_t                  *find;
-    ngx_queue_t             *q;
-    ngx_idempotency_page_t  *page;
-
-    for (q = ngx_queue_head(&find_asking);
-         q != ngx_queue_sentinel(&find_asking);
-         q = ngx_queue_next(q))
-    {
-        find = ngx_queue_data(q, find_t, queue);
-
-        if (find->op == op) {
-            find->op = NULL;
-            return;
-        }
-    }
-
-    for (q = ngx_queue_head(&find_pages);
-         q != ngx_queue_sentinel(&find_pages);
-         q = ngx_queue_next(q))
-    {
-        page = ngx_queue_data(q, ngx_idempotency_page_t, queue);
-
-        if (page->data == op) {
-            page->data = NULL;
-            return;
-        }
-    }
-}
-
-
-/* the cursor is the backing's, and one more */
-
-ngx_int_t
-ngx_idempotency_remote_list(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_list_t *list)
-{
-    ngx_idempotency_op_t    *op;
-    ngx_idempotency_page_t  *page;
-
-    op = &list->op;
-    page = NULL;
-
-    if (shm->tier && shm->tier->backing->list) {
-        page = ngx_calloc(sizeof(ngx_idempotency_page_t), ngx_cycle->log);
-    }
-
-    if (page) {
-        page->data = op;
-        page->n = ngx_min(list->n, NGX_IDEMPOTENCY_TIER_BATCH);
-        page->cursor = list->cursor;
-
-        if (list->cursor) {
-            ngx_memcpy(page->token, op->token, NGX_IDEMPOTENCY_DIGEST_LEN);
-        }
-
-        ngx_queue_insert_tail(&find_pages, &page->queue);
-
-        if (shm->tier->backing->list(shm->tier, page) == NGX_AGAIN) {
-            find_wait(shm, op, find_listed);
-            return NGX_AGAIN;
-        }
-
-        ngx_queue_remove(&page->queue);
-        ngx_free(page);
-    }
-
-    list->n = 0;
-    op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
-
-    return NGX_OK;
-}
-
-
-void
-ngx_idempotency_remote_listed(ngx_idempotency_page_t *page)
-{
-    ngx_idempotency_op_t    *op;
-    ngx_idempotency_list_t  *list;
-
-    op = page->data;
-
-    if (op) {
-        list = (ngx_idempotency_list_t *) op;
-
-        op->waiting = 0;
-        ngx_queue_remove(&op->queue);
-
-        find_page(list, page);
-    }
-
-    ngx_queue_remove(&page->queue);
-    ngx_free(page);
-
-    if (op) {
-        op->resume(op);
-    }
-}
-
-
-static void
-find_listed(ngx_idempotency_op_t *op)
-{
-    op->handler(op);
-}
-
-
-static void
-find_page(ngx_idempotency_list_t *list, ngx_idempotency_page_t *page)
-{
-    ngx_uint_t                i, n;
-    ngx_idempotency_shm_t    *shm;
-    ngx_idempotency_store_t  *store;
-
-    n = 0;
-
-    if (page->rc != NGX_OK) {
-        list->n = 0;
-        list->op.result = NGX_IDEMPOTENCY_UNAVAILABLE;
-        return;
-    }
-
-    store = list->op.store;
-    shm = store->data;
-
-    ngx_idempotency_unseal(store->secret, page->items, page->n,
-                           !ngx_idempotency_tier_shared(shm->tier));
-
-    for (i = 0; i < page->n; i++) {
-
-        /* some may have ended since, and what is damaged or forged tells
-           nothing */
-
-        if (page->items[i].result == NGX_IDEMPOTENCY_BOUND) {
-            find_item(&list->listed[n++], &page->items[i], page->now);
-        }
-    }
-
-    list->n = n;
-    list->cursor = page->cursor;
-    list->op.result = NGX_IDEMPOTENCY_OK;
-
-    ngx_memcpy(list->op.token, page->token, NGX_IDEMPOTENCY_DIGEST_LEN);
-}
-
-
-static void
-find_item(ngx_idempotency_listed_t *listed, ngx_idempotency_item_t *item,
-    int64_t now)
-{
-    ngx_idempotency_found_t  *found;
-
-    found = &listed->found;
-
-    ngx_memcpy(listed->token, item->token, NGX_IDEMPOTENCY_DIGEST_LEN);
-    ngx_memcpy(listed->fingerprint, item->fingerprint,
-               NGX_IDEMPOTENCY_DIGEST_LEN);
-
-    ngx_memzero(found, sizeof(ngx_idempotency_found_t));
-
-    found->outcome = item->outcome;
-    found->status = item->status;
-    found->fence = item->fence;
-    found->replays = item->replays;
-    found->age = (item->recorded < now) ? now - item->recorded : 0;
-    found->response.len = item->response.len;
-
-    if (item->outcome == NGX_IDEMPOTENCY_PENDING) {
-        found->instance = item->instance;
-
-    } else if (item->ends > now) {
-        found->left = item->ends - now;
-    }
 }

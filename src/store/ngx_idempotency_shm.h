@@ -69,6 +69,16 @@ typedef struct {
 } ngx_idempotency_shm_sh_t;
 
 
+/* workers with requests that wait for a token's record, which has changed */
+
+typedef struct {
+    uint64_t                        key;
+    ngx_idempotency_workers_t       workers;
+} ngx_idempotency_woken_t;
+
+#define NGX_IDEMPOTENCY_SHM_WOKEN  64
+
+
 /* the data of a store, and of its zone */
 
 struct ngx_idempotency_shm_s {
@@ -85,6 +95,11 @@ struct ngx_idempotency_shm_s {
     ngx_uint_t                      evict;
     /* no directive names it; old workers may use it */
     ngx_uint_t                      unnamed;
+
+    /* noted while the lock is held, and woken once it is given back; if there
+       are more than that, all workers are */
+    ngx_uint_t                      nwoken;
+    ngx_idempotency_woken_t         woken[NGX_IDEMPOTENCY_SHM_WOKEN];
 };
 
 
@@ -105,7 +120,8 @@ void ngx_idempotency_shm_exit_process(ngx_cycle_t *cycle);
 ngx_msec_t ngx_idempotency_shm_expire(ngx_idempotency_shm_t *shm,
     ngx_msec_t now);
 
-/* NGX_ERROR, and nothing locked: the zone is torn */
+/* NGX_ERROR, and nothing locked: the zone is torn.  What was changed wakes the
+   requests that wait for it once the lock is given back */
 
 ngx_int_t ngx_idempotency_shm_lock(ngx_idempotency_shm_t *shm);
 void ngx_idempotency_shm_unlock(ngx_idempotency_shm_t *shm);
@@ -114,16 +130,6 @@ void ngx_idempotency_shm_unlock(ngx_idempotency_shm_t *shm);
 
 void ngx_idempotency_shm_sweep(ngx_idempotency_shm_t *shm, ngx_msec_t now);
 
-/* NGX_AGAIN: the backing is asked for a token that the zone does not know for
-   sure, and `found` is called; else the result says whether the zone may have
-   it: OK, ABSENT, or UNAVAILABLE */
-
-ngx_int_t ngx_idempotency_remote_find(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_op_t *op, void (*found)(ngx_idempotency_op_t *op));
-ngx_int_t ngx_idempotency_remote_list(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_list_t *list);
-void ngx_idempotency_remote_cancel(ngx_idempotency_op_t *op);
-
 /* the figures of a zone; the log is warned that it is full */
 
 ngx_int_t ngx_idempotency_shm_figures(ngx_idempotency_store_t *store,
@@ -131,32 +137,24 @@ ngx_int_t ngx_idempotency_shm_figures(ngx_idempotency_store_t *store,
 void ngx_idempotency_shm_warn(ngx_idempotency_shm_t *shm, ngx_uint_t percent);
 
 
-/* requests of this worker that wait, with the lock held; without it: those
-   that wait for the key are called, or, NULL, all */
+/* requests of this worker that wait for the key are called, or, NULL, all */
 
-void ngx_idempotency_shm_wait(ngx_idempotency_record_t *rec,
-    ngx_idempotency_claim_t *claim);
-void ngx_idempotency_shm_wait_flushed(ngx_idempotency_record_t *rec,
-    ngx_idempotency_op_t *op);
-void ngx_idempotency_shm_dequeue(ngx_idempotency_op_t *op);
 void ngx_idempotency_shm_woken(uint64_t *key);
+void ngx_idempotency_shm_dequeue(ngx_idempotency_op_t *op);
 
 /* claims that ask the backing, with the lock held, but for cancel; answered:
    true if the record may be asked for once more */
 
 ngx_int_t ngx_idempotency_ask_lookup(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec,
-    ngx_idempotency_workers_t *wake);
+    ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec);
 ngx_uint_t ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
-    ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item,
-    ngx_idempotency_workers_t *wake);
+    ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item);
 void ngx_idempotency_ask_cancel(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_claim_t *claim);
+    ngx_idempotency_op_t *op);
 
 /* remote claims, likewise; but wait, without the lock: `due` is when the
    backing is asked next */
 
-uint32_t ngx_idempotency_remote_next(ngx_idempotency_record_t *rec);
 ngx_uint_t ngx_idempotency_remote_unwanted(ngx_idempotency_record_t *rec,
     ngx_msec_t now, ngx_msec_t time);
 void ngx_idempotency_remote_wait(ngx_idempotency_shm_t *shm,

@@ -128,6 +128,7 @@ typedef struct ngx_idempotency_store_s  ngx_idempotency_store_t;
 typedef struct ngx_idempotency_op_s     ngx_idempotency_op_t;
 
 typedef void (*ngx_idempotency_op_handler_pt)(ngx_idempotency_op_t *op);
+typedef ngx_int_t (*ngx_idempotency_resume_pt)(ngx_idempotency_op_t *op);
 
 /* what each operation begins with: the first member of the structs below */
 
@@ -143,11 +144,18 @@ struct ngx_idempotency_op_s {
 
     /* the engine has it: the handler is yet to be called */
     unsigned                        waiting:1;
-    /* the engine's own: where the operation waits, and what it does then */
+    /* the engine's own: where the operation waits, and how it goes on; NULL: a
+       claim, which its maker makes again */
     ngx_queue_t                     queue;
-    void                          (*resume)(ngx_idempotency_op_t *op);
+    ngx_idempotency_resume_pt       resume;
     ngx_idempotency_store_t        *store;
-    uint32_t                        gone;
+    /* the sequence of the record that it waits for; its number, if it has asked
+       the backing; which answer is new enough for it; since when it waits for
+       answers */
+    uint32_t                        waited;
+    uint32_t                        asker;
+    uint32_t                        answer;
+    ngx_msec_t                      since;
 
 #if (NGX_IDEMPOTENCY_FAULTS)
     ngx_idempotency_fault_e         fault;
@@ -214,13 +222,6 @@ typedef struct {
     unsigned                        leftover:1;
     /* out: it was in doubt before */
     unsigned                        taken:1;
-    /* the engine's, while it waits: the sequence of the claim that it waits
-       for; its number, if it has asked the backing; which answer is new enough
-       for it; since when it waits for one */
-    uint32_t                        waited;
-    uint32_t                        asker;
-    uint32_t                        answer;
-    ngx_msec_t                      since;
 
     /* out, if it is claimed */
     uint64_t                        fence;
@@ -318,6 +319,8 @@ typedef struct {
     /* of the backing, which may give more than n at once: up to
        NGX_IDEMPOTENCY_TIER_BATCH */
     unsigned                        behind:1;
+    /* the engine's: what the backing reads */
+    struct ngx_idempotency_page_s  *page;
 } ngx_idempotency_list_t;
 
 

@@ -186,7 +186,7 @@ typedef struct {
 
 
 /* some of all that the backing has; it is the backing's until that calls
-   ngx_idempotency_remote_listed(), and a thread may work on it */
+   ngx_idempotency_page_listed(), and a thread may work on it */
 
 typedef struct ngx_idempotency_page_s  ngx_idempotency_page_t;
 
@@ -207,7 +207,7 @@ struct ngx_idempotency_page_s {
     /* NGX_OK, or NGX_ERROR */
     ngx_int_t                       rc;
 
-    ngx_queue_t                     queue;
+    /* the operation that waits for it, or NULL */
     void                           *data;
 };
 
@@ -370,7 +370,7 @@ void ngx_idempotency_tier_say(ngx_idempotency_tier_t *tier, const char *why);
 void ngx_idempotency_batch_flushed(ngx_idempotency_tier_t *tier,
     ngx_idempotency_batch_t *batch);
 
-void ngx_idempotency_remote_listed(ngx_idempotency_page_t *page);
+void ngx_idempotency_page_listed(ngx_idempotency_page_t *page);
 
 /* the backing says that a token has changed, or, NULL, that some have */
 

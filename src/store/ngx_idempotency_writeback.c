@@ -98,10 +98,7 @@ static void flush_probe(ngx_idempotency_tier_t *tier);
 static void flush_large(ngx_idempotency_tier_t *tier);
 static void flushed_measure(ngx_idempotency_counters_t *counters,
     ngx_idempotency_batch_t *batch);
-static void flushed_all(ngx_idempotency_tier_t *tier,
-    ngx_idempotency_workers_t *wake);
-static void flushed_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
-    ngx_idempotency_workers_t *wake);
+static void flushed_one(ngx_idempotency_tier_t *tier, ngx_uint_t i);
 static ngx_uint_t flushed_slow(ngx_idempotency_record_t *rec);
 static void flushed_trimmed(ngx_idempotency_tier_t *tier);
 static void flushed_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed);
@@ -1038,7 +1035,6 @@ flushed_batch(ngx_idempotency_tier_t *tier)
     ngx_uint_t                  i, failed;
     ngx_idempotency_shm_t      *shm;
     ngx_idempotency_batch_t    *batch;
-    ngx_idempotency_workers_t   wake[NGX_IDEMPOTENCY_TIER_BATCH];
 
     shm = tier->shm;
     batch = tier->batch;
@@ -1046,8 +1042,6 @@ flushed_batch(ngx_idempotency_tier_t *tier)
     batch->busy = 0;
     tier->busy--;
     failed = 0;
-
-    ngx_memzero(wake, sizeof(wake));
 
     flushed_measure(shm->store->counters, batch);
 
@@ -1065,9 +1059,11 @@ flushed_batch(ngx_idempotency_tier_t *tier)
 
             batch->writer->records = NULL;
 
-            flushed_all(tier, wake);
+            /* backwards, as what failed goes back to the front */
 
-            /* before requests are woken, as they look at it */
+            for (i = batch->n; i; i--) {
+                flushed_one(tier, i - 1);
+            }
 
             if (batch->rc != NGX_OK || batch->failed) {
 
@@ -1086,10 +1082,6 @@ flushed_batch(ngx_idempotency_tier_t *tier)
     }
 
     for (i = 0; i < batch->n; i++) {
-
-        ngx_idempotency_workers_wake(&wake[i],
-                            ngx_idempotency_tree_key(batch->items[i].token));
-
         if (batch->items[i].what == NGX_IDEMPOTENCY_ITEM_ASK) {
             free(batch->items[i].response.data);
         }
@@ -1124,22 +1116,8 @@ flushed_measure(ngx_idempotency_counters_t *counters,
 }
 
 
-/* backwards, as what was in vain goes back to the front */
-
 static void
-flushed_all(ngx_idempotency_tier_t *tier, ngx_idempotency_workers_t *wake)
-{
-    ngx_uint_t  i;
-
-    for (i = tier->batch->n; i; i--) {
-        flushed_one(tier, i - 1, &wake[i - 1]);
-    }
-}
-
-
-static void
-flushed_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
-    ngx_idempotency_workers_t *wake)
+flushed_one(ngx_idempotency_tier_t *tier, ngx_uint_t i)
 {
     ngx_uint_t                  changed;
     ngx_idempotency_shm_t      *shm;
@@ -1182,7 +1160,7 @@ flushed_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
     {
         sh->flushed++;
 
-        if (ngx_idempotency_ask_answered(tier, rec, item, wake) && changed) {
+        if (ngx_idempotency_ask_answered(tier, rec, item) && changed) {
             queue_add(shm, rec);
         }
 
@@ -1200,15 +1178,9 @@ flushed_one(ngx_idempotency_tier_t *tier, ngx_uint_t i,
 
     /* requests that wait for the flush are woken, even if it failed */
 
-    if (rec->holding == NGX_IDEMPOTENCY_HOLD_ALL) {
-        ngx_idempotency_workers_all(wake);
-
-    } else if (rec->holding) {
-        wake->bits[(rec->holding - 1) / 64] |=
-                                    (uint64_t) 1 << ((rec->holding - 1) % 64);
+    if (!ngx_idempotency_record_waiting(rec)) {
+        ngx_idempotency_record_wake(shm, rec);
     }
-
-    rec->holding = 0;
 
     if (item->failed && item->slow && !changed && flushed_slow(rec)) {
         item->trimmed = 1;

@@ -523,10 +523,25 @@ shm_zone_torn(ngx_idempotency_shm_t *shm, ngx_pid_t pid)
 void
 ngx_idempotency_shm_unlock(ngx_idempotency_shm_t *shm)
 {
+    ngx_uint_t  i, n;
+
     ngx_memory_barrier();
     shm->sh->inside = 0;
 
     ngx_shmtx_unlock(&shm->shpool->mutex);
+
+    n = shm->nwoken;
+    shm->nwoken = 0;
+
+    if (n > NGX_IDEMPOTENCY_SHM_WOKEN) {
+        ngx_idempotency_workers_wake_all();
+        return;
+    }
+
+    for (i = 0; i < n; i++) {
+        ngx_idempotency_workers_wake(&shm->woken[i].workers,
+                                     shm->woken[i].key);
+    }
 }
 
 
@@ -850,9 +865,7 @@ ngx_idempotency_shm_figures(ngx_idempotency_store_t *store, ngx_msec_t now,
 
         ngx_idempotency_shm_unlock(shm);
 
-        if (full) {
-            ngx_idempotency_shm_warn(shm, full);
-        }
+        ngx_idempotency_shm_warn(shm, full);
 
         if (freed < NGX_IDEMPOTENCY_FIGURES_FREE) {
             break;
@@ -949,12 +962,12 @@ figures_tier(ngx_idempotency_tier_t *tier, ngx_idempotency_figures_t *figures)
 }
 
 
-/* one that stands before another store is full by and by, as it may be */
+/* a zone in front of a backing may be full: what it has are copies */
 
 void
 ngx_idempotency_shm_warn(ngx_idempotency_shm_t *shm, ngx_uint_t percent)
 {
-    if (shm->tier) {
+    if (percent == 0 || shm->tier) {
         return;
     }
 

@@ -60,7 +60,14 @@ open_zone(void)
 static void
 close_zone(void)
 {
+    ngx_event_t  *ev;
+
     check(double_batches[0] == NULL);
+
+    while (ngx_event_timer_rbtree.root != &timers) {
+        ev = ngx_rbtree_data(ngx_event_timer_rbtree.root, ngx_event_t, timer);
+        ngx_del_timer(ev);
+    }
 
     ngx_free(tier.batches);
     unit_unshared(zone.zone.shm.addr, zone.zone.shm.size);
@@ -254,7 +261,7 @@ cancelled(void)
     zone.store.engine->cancel(&zone.store, &list.op);
 
     double_page->n = 0;
-    ngx_idempotency_remote_listed(double_page);
+    ngx_idempotency_page_listed(double_page);
     check_equal(called, 1);
 
     close_zone();
@@ -582,7 +589,7 @@ listed(void)
     double_page->items[2].instance = 9;
     double_page->items[2].recorded = 999000;
 
-    ngx_idempotency_remote_listed(double_page);
+    ngx_idempotency_page_listed(double_page);
 
     check_equal(called, 1);
     check_equal(list.op.result, NGX_IDEMPOTENCY_OK);
@@ -605,7 +612,7 @@ listed(void)
                            NGX_IDEMPOTENCY_DIGEST_LEN), 0);
 
     double_page->rc = NGX_ERROR;
-    ngx_idempotency_remote_listed(double_page);
+    ngx_idempotency_page_listed(double_page);
 
     check_equal(called, 2);
     check_equal(list.n, 0);

@@ -226,7 +226,7 @@ op_make(op_t *op)
     if (!claim->op.waiting && !op->called) {
         ngx_memzero(claim, sizeof(ngx_idempotency_claim_t));
         op_prepare(&claim->op, op, op_changed);
-        claim->waited = op->waited;
+        claim->op.waited = op->waited;
     }
 
     op->called = 0;
@@ -258,7 +258,7 @@ op_claimed(op_t *op)
 
     claim = &op->claim;
 
-    op->waited = claim->waited;
+    op->waited = claim->op.waited;
     op->differs = claim->differs;
     op->left = claim->leftover;
 

@@ -1504,7 +1504,7 @@ file_maintain_done(void *data)
 
     if (page) {
         file->pages = page->next;
-        ngx_idempotency_remote_listed(page);
+        ngx_idempotency_page_listed(page);
 
     } else {
         file->more = (work->maintain.rc == NGX_AGAIN);
@@ -1523,7 +1523,7 @@ file_maintain_done(void *data)
         file->pages = page->next;
 
         page->rc = NGX_ERROR;
-        ngx_idempotency_remote_listed(page);
+        ngx_idempotency_page_listed(page);
     }
 }
 

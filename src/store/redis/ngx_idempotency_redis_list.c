@@ -264,7 +264,7 @@ redis_list_handler(ngx_idempotency_redis_call_t *call)
 
     ngx_free(list);
 
-    ngx_idempotency_remote_listed(page);
+    ngx_idempotency_page_listed(page);
 }
 
 
