@@ -22,41 +22,19 @@ typedef enum {
 } form_class_e;
 
 
-/* escape: behind a percent sign, behind its first digit */
-
-typedef enum {
-    form_percent = 1,
-    form_digit
-} form_escape_e;
-
-
 typedef enum {
     form_name = 0,
-    form_spoilt_name,
-    form_value,
-    form_unwanted
+    form_value
 } form_state_e;
 
 
 typedef struct {
-    uint32_t                 group;      /* a place; it comes first, as names
-                                            are sorted by it */
-    uint32_t                 name;
-    uint32_t                 name_len;
-    uint32_t                 value;
-    uint32_t                 len;
-} form_field_t;
-
-
-typedef struct {
-    u_char                  *data;
     u_char                  *pos;
     u_char                  *end;
 
-    /* decoded names and values; none is longer than it was written */
-    u_char                  *scratch;
+    /* the encoding, in the order of the body */
+    u_char                  *out;
     u_char                  *last;
-    size_t                   size;
 
     ngx_pool_t              *pool;
     ngx_uint_t               fold;
@@ -64,8 +42,8 @@ typedef struct {
 
     ngx_uint_t               nfields;
     ngx_uint_t               nalloc;
-    form_field_t            *fields;
-    ngx_idempotency_name_t  *names;      /* twice as many */
+    ngx_idempotency_name_t  *names;      /* and half as many to sort them */
+    uint32_t                *starts;     /* of the fields, and one more */
 } form_t;
 
 
@@ -74,52 +52,21 @@ static ngx_int_t form_matches(ngx_str_t *type, u_char *pos, u_char *end,
 static ngx_int_t form_whole(ngx_idempotency_digest_t *d,
     ngx_idempotency_canon_t *c, u_char *data, size_t len, ngx_pool_t *pool);
 static ngx_int_t form_parse(form_t *f, ngx_idempotency_canon_t *c);
-static ngx_int_t form_add(form_t *f, ngx_str_t *name, ngx_str_t *value);
+static ngx_int_t form_part(form_t *f, u_char end, ngx_str_t *s);
+static ngx_int_t form_add(form_t *f, ngx_str_t *name);
 static ngx_int_t form_grow(form_t *f);
 static void form_write(form_t *f, ngx_idempotency_digest_t *d);
-static ngx_int_t form_part(form_t *f, ngx_uint_t name, ngx_str_t *s);
-static ngx_int_t form_decode(form_t *f, u_char *start, u_char end,
-    ngx_str_t *s);
-static ngx_int_t form_fold(form_t *f, ngx_str_t *s);
-static ngx_int_t form_scratch(form_t *f);
+static u_char *form_unescape(u_char *p, u_char *last, u_char end,
+    u_char **to);
 static void form_fields(ngx_idempotency_fields_t *f, u_char *p, u_char *last);
-static u_char *form_plain(ngx_idempotency_fields_t *f, u_char *p, u_char *last);
-static ngx_uint_t form_unescape(ngx_idempotency_fields_t *f, u_char c);
-static void form_put(ngx_idempotency_fields_t *f, u_char c);
-static void form_spoil(ngx_idempotency_fields_t *f);
 static void form_next(ngx_idempotency_fields_t *f);
-static void form_fields_end(ngx_idempotency_fields_t *f);
+static ngx_int_t form_decode(ngx_str_t *s);
 
 
 static u_char  form_class[256] = {
     ['%'] = form_escape, ['+'] = form_escape, ['&'] = form_end,
     ['='] = form_end
 };
-
-
-static ngx_inline u_char *
-form_at(form_t *f, uint32_t place)
-{
-    return (place < f->size) ? f->data + place
-                             : f->scratch + (place - f->size);
-}
-
-
-/* an empty string at the end of the scratch memory has no place there */
-
-static ngx_inline uint32_t
-form_place(form_t *f, ngx_str_t *s)
-{
-    size_t  place;
-
-    place = (uintptr_t) s->data - (uintptr_t) f->data;
-
-    if (place < f->size) {
-        return (uint32_t) place;
-    }
-
-    return s->len ? f->size + (s->data - f->scratch) : 0;
-}
 
 
 const ngx_idempotency_kind_t  ngx_idempotency_form_kind = {
@@ -135,8 +82,10 @@ const ngx_idempotency_kind_t  ngx_idempotency_form_kind = {
     NULL,                                   /* feed */
     NULL,                                   /* finish */
 
-    form_fields,            /* field */
-    form_fields_end         /* field_end */
+    form_fields,                            /* field */
+    form_next,                              /* field_end */
+    form_decode,                            /* decode */
+    3                                       /* escape: "%41" */
 };
 
 
@@ -153,22 +102,31 @@ form_whole(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
     u_char *data, size_t len, ngx_pool_t *pool)
 {
     form_t                   f;
+    uint32_t                 starts[NGX_IDEMPOTENCY_FORM_INLINE + 1];
     ngx_int_t                rc;
-    form_field_t             fields[NGX_IDEMPOTENCY_FORM_INLINE];
-    ngx_idempotency_name_t   names[2 * NGX_IDEMPOTENCY_FORM_INLINE];
+    ngx_idempotency_name_t   names[NGX_IDEMPOTENCY_FORM_INLINE * 3 / 2];
 
-    f.data = data;
+    /*
+     * A field without an equals sign gets longer by one byte, and a long name
+     * or value by the bytes of its length.
+     */
+
+    f.out = ngx_palloc(pool, len + ngx_min(len, NGX_IDEMPOTENCY_FORM_FIELDS)
+                             + len / 64 + 16);
+    if (f.out == NULL) {
+        return NGX_ERROR;
+    }
+
     f.pos = data;
     f.end = data + len;
-    f.scratch = NULL;
-    f.size = len;
+    f.last = f.out;
     f.pool = pool;
     f.fold = c->flags & NGX_IDEMPOTENCY_CANON_TEXT;
     f.ordered = 0;
     f.nfields = 0;
     f.nalloc = NGX_IDEMPOTENCY_FORM_INLINE;
-    f.fields = fields;
     f.names = names;
+    f.starts = starts;
 
     rc = form_parse(&f, c);
 
@@ -176,9 +134,7 @@ form_whole(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
         form_write(&f, d);
     }
 
-    if (f.scratch) {
-        ngx_pfree(pool, f.scratch);
-    }
+    ngx_pfree(pool, f.out);
 
     if (f.names != names) {
         ngx_pfree(pool, f.names);
@@ -191,9 +147,9 @@ form_whole(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
 static ngx_int_t
 form_parse(form_t *f, ngx_idempotency_canon_t *c)
 {
-    ngx_int_t   rc;
-    ngx_str_t   name, value;
-    ngx_uint_t  nfields;
+    u_char      *start;
+    ngx_str_t    name, value;
+    ngx_uint_t   nfields;
 
     nfields = 0;
 
@@ -204,17 +160,22 @@ form_parse(form_t *f, ngx_idempotency_canon_t *c)
             continue;
         }
 
-        rc = form_part(f, 1, &name);
+        start = f->last;
 
-        if (rc == NGX_OK) {
-            rc = form_part(f, 0, &value);
+        if (form_part(f, '=', &name) != NGX_OK) {
+            return NGX_DECLINED;
         }
 
-        if (rc != NGX_OK) {
-            return rc;
+        if (f->pos < f->end && *f->pos == '=') {
+            f->pos++;
+        }
+
+        if (form_part(f, '&', &value) != NGX_OK) {
+            return NGX_DECLINED;
         }
 
         if (name.len + value.len == 0) {
+            f->last = start;
             continue;
         }
 
@@ -224,10 +185,13 @@ form_parse(form_t *f, ngx_idempotency_canon_t *c)
         }
 
         if (c->ignore && ngx_idempotency_ignored(c, name.data, name.len)) {
+            f->last = start;
             continue;
         }
 
-        if (form_add(f, &name, &value) != NGX_OK) {
+        f->starts[f->nfields] = start - f->out;
+
+        if (form_add(f, &name) != NGX_OK) {
             return NGX_ERROR;
         }
     }
@@ -236,16 +200,47 @@ form_parse(form_t *f, ngx_idempotency_canon_t *c)
 }
 
 
-static ngx_int_t
-form_add(form_t *f, ngx_str_t *name, ngx_str_t *value)
-{
-    ngx_str_t      group;
-    ngx_uint_t     n;
-    form_field_t  *field;
+/* encodes a name or a value; NGX_DECLINED: it is malformed */
 
-    if (f->nfields == f->nalloc && form_grow(f) != NGX_OK) {
-        return NGX_ERROR;
+static ngx_int_t
+form_part(form_t *f, u_char end, ngx_str_t *s)
+{
+    u_char                  *p, *last;
+    ngx_idempotency_fold_t   fold;
+
+    s->data = f->last + 1;
+    last = s->data;
+
+    p = form_unescape(f->pos, f->end, end, &last);
+
+    if (p == NULL) {
+        return NGX_DECLINED;
     }
+
+    if (end == '&' && last > s->data && f->fold) {
+        ngx_idempotency_fold_init(&fold);
+
+        last = ngx_idempotency_fold(&fold, s->data, s->data, last - s->data);
+        last = ngx_idempotency_fold_end(&fold, last);
+    }
+
+    s->len = last - s->data;
+    s->data = ngx_idempotency_put_length(f->last, s->data, s->len);
+
+    f->last = s->data + s->len;
+    f->pos = p;
+
+    return NGX_OK;
+}
+
+
+/* the field that begins at the last one of the starts */
+
+static ngx_int_t
+form_add(form_t *f, ngx_str_t *name)
+{
+    ngx_str_t   group;
+    ngx_uint_t  n;
 
     if (name->len && name->data[0] == '['
         && memchr(name->data, ']', name->len))
@@ -255,16 +250,10 @@ form_add(form_t *f, ngx_str_t *name, ngx_str_t *value)
 
     n = f->nfields++;
     group = ngx_idempotency_group(name);
-    ngx_idempotency_name_set(&f->names[n], group.data, group.len, n);
+    ngx_idempotency_name_set(&f->names[n], f->out, group.data - f->out,
+                             group.len, n);
 
-    field = &f->fields[n];
-    field->name = form_place(f, name);
-    field->group = field->name + (group.data - name->data);
-    field->name_len = name->len;
-    field->value = form_place(f, value);
-    field->len = value->len;
-
-    return NGX_OK;
+    return (f->nfields < f->nalloc) ? NGX_OK : form_grow(f);
 }
 
 
@@ -273,15 +262,14 @@ form_add(form_t *f, ngx_str_t *name, ngx_str_t *value)
 static ngx_int_t
 form_grow(form_t *f)
 {
-    size_t                   size;
     u_char                  *p;
+    uint32_t                *starts;
     ngx_uint_t               n;
-    form_field_t            *fields;
     ngx_idempotency_name_t  *names;
 
     n = f->nfields + 1;
 
-    for (p = f->pos; p < f->end && n < NGX_IDEMPOTENCY_FORM_FIELDS; p++) {
+    for (p = f->pos; p < f->end && n <= NGX_IDEMPOTENCY_FORM_FIELDS; p++) {
 
         p = memchr(p, '&', f->end - p);
         if (p == NULL) {
@@ -291,20 +279,20 @@ form_grow(form_t *f)
         n++;
     }
 
-    size = 2 * sizeof(ngx_idempotency_name_t) + sizeof(form_field_t);
-
-    names = ngx_palloc(f->pool, n * size);
+    names = ngx_palloc(f->pool,
+                       (n + n / 2) * sizeof(ngx_idempotency_name_t)
+                       + (n + 1) * sizeof(uint32_t));
     if (names == NULL) {
         return NGX_ERROR;
     }
 
-    fields = (form_field_t *) &names[2 * n];
+    starts = (uint32_t *) &names[n + n / 2];
 
     ngx_memcpy(names, f->names, f->nfields * sizeof(ngx_idempotency_name_t));
-    ngx_memcpy(fields, f->fields, f->nfields * sizeof(form_field_t));
+    ngx_memcpy(starts, f->starts, f->nfields * sizeof(uint32_t));
 
     f->names = names;
-    f->fields = fields;
+    f->starts = starts;
     f->nalloc = n;
 
     return NGX_OK;
@@ -314,103 +302,40 @@ form_grow(form_t *f)
 static void
 form_write(form_t *f, ngx_idempotency_digest_t *d)
 {
-    ngx_uint_t                i;
-    form_field_t             *field;
-    ngx_idempotency_sink_t    sink;
-    ngx_idempotency_names_t   s;
+    uint32_t                *start;
+    ngx_uint_t               i;
+    ngx_idempotency_sink_t   sink;
 
-    s.data = f->data;
-    s.scratch = f->scratch;
-    s.size = f->size;
-    s.stride = sizeof(form_field_t);
-    s.items = (u_char *) f->fields;
+    f->starts[f->nfields] = f->last - f->out;
 
     if (!f->ordered) {
-        ngx_idempotency_names_sort(&s, f->names, &f->names[f->nalloc],
+        ngx_idempotency_names_sort(f->out, f->names, &f->names[f->nalloc],
                                    f->nfields);
     }
 
     ngx_idempotency_sink_init(&sink, d, 'F');
 
     for (i = 0; i < f->nfields; i++) {
-
-        field = &f->fields[f->names[i].index];
-
-        ngx_idempotency_sink_field(&sink, 0, form_at(f, field->name),
-                                   field->name_len);
-        ngx_idempotency_sink_field(&sink, 0, form_at(f, field->value),
-                                   field->len);
+        start = &f->starts[f->names[i].index];
+        ngx_idempotency_sink_bytes(&sink, f->out + start[0],
+                                   start[1] - start[0]);
     }
 
     ngx_idempotency_sink_flush(&sink);
 }
 
 
-/* reads a name and its equals sign, or a value up to its ampersand */
+/* up to this end, or to an ampersand; NULL: malformed */
 
-static ngx_int_t
-form_part(form_t *f, ngx_uint_t name, ngx_str_t *s)
+static u_char *
+form_unescape(u_char *p, u_char *last, u_char end, u_char **to)
 {
-    u_char     *p, *start;
-    ngx_int_t   rc;
-
-    start = f->pos;
-
-    for (p = start; p < f->end; p++) {
-
-        if (form_class[*p] == 0 || (*p == '=' && !name)) {
-            continue;
-        }
-
-        if (form_class[*p] == form_end) {
-            break;
-        }
-
-        f->pos = p;
-
-        rc = form_decode(f, start, name ? '=' : '&', s);
-
-        if (rc != NGX_OK) {
-            return rc;
-        }
-
-        p = f->pos;
-        goto decoded;
-    }
-
-    s->data = start;
-    s->len = p - start;
-
-decoded:
-
-    if (name) {
-        f->pos = (p < f->end && *p == '=') ? p + 1 : p;
-        return NGX_OK;
-    }
-
-    f->pos = p;
-
-    return f->fold ? form_fold(f, s) : NGX_OK;
-}
-
-
-/* decodes from start on, up to this end or "&"; f->pos is the first escape */
-
-static ngx_int_t
-form_decode(form_t *f, u_char *start, u_char end, ngx_str_t *s)
-{
-    u_char     c, *p, *dst;
+    u_char     c, *dst;
     ngx_int_t  high, low;
 
-    if (form_scratch(f) != NGX_OK) {
-        return NGX_ERROR;
-    }
+    dst = *to;
 
-    p = f->pos;
-    s->data = f->last;
-    dst = ngx_cpymem(s->data, start, p - start);
-
-    for ( /* void */ ; p < f->end; p++) {
+    for ( /* void */ ; p < last; p++) {
 
         c = *p;
 
@@ -425,15 +350,15 @@ form_decode(form_t *f, u_char *start, u_char end, ngx_str_t *s)
 
             } else if (c == '%') {
 
-                if (f->end - p < 3) {
-                    return NGX_DECLINED;
+                if (last - p < 3) {
+                    return NULL;
                 }
 
                 high = ngx_idempotency_hex(p[1]);
                 low = ngx_idempotency_hex(p[2]);
 
                 if (high < 0 || low < 0) {
-                    return NGX_DECLINED;
+                    return NULL;
                 }
 
                 c = (u_char) (high << 4 | low);
@@ -444,225 +369,88 @@ form_decode(form_t *f, u_char *start, u_char end, ngx_str_t *s)
         *dst++ = c;
     }
 
-    f->pos = p;
-    f->last = dst;
-    s->len = dst - s->data;
+    *to = dst;
 
-    return NGX_OK;
-}
-
-
-static ngx_int_t
-form_fold(form_t *f, ngx_str_t *s)
-{
-    u_char                  *dst, *last;
-    ngx_idempotency_fold_t   fold;
-
-    dst = s->data;
-
-    if (f->scratch == NULL || dst < f->scratch || dst >= f->last) {
-
-        /* the string is the document's own, which must not change */
-
-        if (form_scratch(f) != NGX_OK) {
-            return NGX_ERROR;
-        }
-
-        dst = f->last;
-        f->last += s->len;
-    }
-
-    ngx_idempotency_fold_init(&fold);
-
-    last = ngx_idempotency_fold(&fold, dst, s->data, s->len);
-    last = ngx_idempotency_fold_end(&fold, last);
-
-    s->data = dst;
-    s->len = last - dst;
-
-    return NGX_OK;
-}
-
-
-static ngx_int_t
-form_scratch(form_t *f)
-{
-    if (f->scratch == NULL) {
-        f->scratch = ngx_palloc(f->pool, f->size);
-        if (f->scratch == NULL) {
-            return NGX_ERROR;
-        }
-
-        f->last = f->scratch;
-    }
-
-    return NGX_OK;
+    return p;
 }
 
 
 static void
 form_fields(ngx_idempotency_fields_t *f, u_char *p, u_char *last)
 {
+    u_char  *start;
+
     while (p < last && !f->done) {
 
-        if (f->state == form_unwanted) {
+        start = p;
 
+        if (f->state == form_value) {
             p = memchr(p, '&', last - p);
 
             if (p == NULL) {
-                return;
+                p = last;
             }
+
+            if (f->current) {
+                ngx_idempotency_field_put(f, start, p - start);
+            }
+
+        } else {
+            while (p < last && form_class[*p] != form_end) {
+                p++;
+            }
+
+            ngx_idempotency_field_name(f, start, p - start);
         }
 
-        if (f->escape) {
-            p += form_unescape(f, *p);
-            continue;
+        if (p == last) {
+            return;
         }
 
-        switch (*p) {
-
-        case '&':
-            p++;
+        if (*p++ == '&') {
             form_next(f);
             continue;
-
-        case '%':
-            p++;
-            f->escape = form_percent;
-            continue;
-
-        case '+':
-            p++;
-            form_put(f, ' ');
-            continue;
-
-        case '=':
-            if (f->state == form_name || f->state == form_spoilt_name) {
-                p++;
-
-                if (f->state == form_name) {
-                    ngx_idempotency_field_begin(f);
-                }
-
-                f->state = f->current ? form_value : form_unwanted;
-                f->name_len = 0;
-                f->named = 0;
-                continue;
-            }
         }
 
-        p = form_plain(f, p, last);
+        /* a malformed name is none that is wanted */
+
+        (void) ngx_idempotency_field_begin(f);
+        f->state = form_value;
     }
 }
 
 
-/* takes one byte at least, up to one that may end or interrupt the field */
-
-static u_char *
-form_plain(ngx_idempotency_fields_t *f, u_char *p, u_char *last)
-{
-    u_char  *start;
-
-    if (f->state != form_value) {
-
-        f->named = 1;
-
-        do {
-            ngx_idempotency_field_name(f, *p++);
-        } while (p < last && *p != '&' && *p != '=' && *p != '%'
-                 && *p != '+');
-
-        return p;
-    }
-
-    start = p++;
-
-    while (p < last && *p != '&' && *p != '%' && *p != '+') {
-        p++;
-    }
-
-    ngx_idempotency_field_put(f, start, p - start);
-
-    return p;
-}
-
-
-/* takes a byte of an escape; 0: it is none, and the caller reads it again */
-
-static ngx_uint_t
-form_unescape(ngx_idempotency_fields_t *f, u_char c)
-{
-    ngx_int_t  digit;
-
-    digit = ngx_idempotency_hex(c);
-
-    if (digit < 0) {
-        f->escape = 0;
-        form_spoil(f);
-        return 0;
-    }
-
-    if (f->escape == form_percent) {
-        f->escape = form_digit;
-        f->unit = digit;
-
-    } else {
-        f->escape = 0;
-        form_put(f, (u_char) (f->unit << 4 | digit));
-    }
-
-    return 1;
-}
-
-
-static void
-form_put(ngx_idempotency_fields_t *f, u_char c)
-{
-    if (f->state == form_value) {
-        ngx_idempotency_field_put(f, &c, 1);
-        return;
-    }
-
-    f->named = 1;
-    ngx_idempotency_field_name(f, c);
-}
-
-
-static void
-form_spoil(ngx_idempotency_fields_t *f)
-{
-    if (f->state == form_value) {
-        ngx_idempotency_field_end(f, NGX_IDEMPOTENCY_FIELD_SPOILT);
-        f->state = form_unwanted;
-
-    } else {
-        f->state = form_spoilt_name;
-    }
-}
-
+/* the field has ended, and the next one begins */
 
 static void
 form_next(ngx_idempotency_fields_t *f)
 {
-    if (f->state == form_name && f->named) {
-        ngx_idempotency_field_begin(f);
+    if (f->name_len) {
+        (void) ngx_idempotency_field_begin(f);
     }
 
-    ngx_idempotency_field_end(f, NGX_IDEMPOTENCY_FIELD_FOUND);
+    if (f->current && ngx_idempotency_field_decode(f) != NGX_OK) {
+        ngx_idempotency_field_end(f, NGX_IDEMPOTENCY_FIELD_SPOILT);
+    }
 
     f->state = form_name;
-    f->name_len = 0;
-    f->named = 0;
 }
 
 
-static void
-form_fields_end(ngx_idempotency_fields_t *f)
+static ngx_int_t
+form_decode(ngx_str_t *s)
 {
-    if (f->escape) {
-        f->escape = 0;
-        form_spoil(f);
+    u_char  *last;
+
+    last = s->data;
+
+    /* there is no ampersand in it */
+
+    if (form_unescape(s->data, s->data + s->len, '&', &last) == NULL) {
+        return NGX_DECLINED;
     }
 
-    form_next(f);
+    s->len = last - s->data;
+
+    return NGX_OK;
 }

@@ -21,58 +21,49 @@
 #include "ngx_idempotency_encode.h"
 
 
-/* the room for folded names */
+/* so many bytes of folded names may be compared */
 
 #define NGX_IDEMPOTENCY_JSON_FOLDED    65536
 
-/* a small document needs no memory: pieces, half as many members, bytes */
+/* a small document needs no memory: pieces, names, bytes */
 
 #define NGX_IDEMPOTENCY_JSON_PIECES    128
+#define NGX_IDEMPOTENCY_JSON_NAMES     64
 #define NGX_IDEMPOTENCY_JSON_OUT       4096
 
-/* a longer string is not copied into the encoding */
+/* a name with this bit in its index is only compared */
 
-#define NGX_IDEMPOTENCY_JSON_LONG      4096
+#define NGX_IDEMPOTENCY_JSON_IGNORED   0x80000000
 
-/* room for letters, lengths, a power of ten, and all brackets that close */
+/* what is copied in one step may be longer than what counts of it */
 
-#define NGX_IDEMPOTENCY_JSON_SLACK     512
-
-/* places from here on are not in the encoding */
-
-#define NGX_IDEMPOTENCY_JSON_BEYOND    0x80000000
+#define NGX_IDEMPOTENCY_JSON_SLACK     64
 
 /* an exponent of more digits is not valid here */
 
 #define NGX_IDEMPOTENCY_JSON_EXPONENT  18
 
 
-/*
- * A piece ends where the next one in this array begins.  Beyond the encoding
- * it is a long string, which is part of the document, and its name is its
- * length.
- */
+/* ends where the next one in the array begins */
 
 typedef struct {
-    uint32_t                 name;     /* a place; it comes first, as names are
-                                          sorted by it */
-    uint32_t                 start;    /* a place */
+    uint32_t                 start;    /* its place in the encoding */
     uint32_t                 next;     /* in the order of the digest */
-    uint32_t                 last:31;  /* piece of the member that begins
+    uint32_t                 last;     /* piece of the member that begins
                                           here */
-    uint32_t                 ignored:1;
 } json_piece_t;
 
 
 /* an array or object that has not ended */
 
 typedef struct {
-    u_char                   type;     /* its bracket */
+    u_char                   type;     /* its bracket; 0: the document */
     u_char                   ignored;
     u_char                   left_out; /* some member is */
     uint32_t                 start;    /* a place */
     uint32_t                 npieces;  /* before its first member */
-    uint32_t                 n;        /* members; of an array: elements, as
+    uint32_t                 member;   /* the first piece of the last one */
+    uint32_t                 n;        /* names; of an array: elements, as
                                           far as paths need their numbers */
     uint32_t                 ignore;   /* the first path that leads here, */
     uint32_t                 nignore;  /* and how many do */
@@ -83,24 +74,18 @@ typedef struct {
     u_char                  *data;
     u_char                  *end;
 
-    /* the encoding */
+    /* the encoding; there is room for that of any document of this size */
     u_char                  *out;
     u_char                  *pos;
-    u_char                  *last;
 
     json_piece_t            *pieces;
     uint32_t                 npieces;
-    uint32_t                 nalloc;
+    uint32_t                 pieces_size;
 
     /* the names of all open members; an object that ends drops its own */
     ngx_idempotency_name_t  *names;
     uint32_t                 nnames;
     uint32_t                 names_size;
-
-    /* names with other letters, which are only compared */
-    u_char                  *folded;
-    u_char                  *folded_last;
-    size_t                   room;
 
     /* the last string */
     uint32_t                 string;   /* a place */
@@ -116,11 +101,12 @@ typedef struct {
     ngx_pool_t              *pool;
     ngx_uint_t               no_memory;
     ngx_uint_t               nvalues;
-    ngx_uint_t               depth;
+    size_t                   room;     /* for folded names */
 
-    json_frame_t             frames[NGX_IDEMPOTENCY_JSON_DEPTH];
+    json_frame_t            *frame;    /* the innermost one */
+    json_frame_t             frames[1 + NGX_IDEMPOTENCY_JSON_DEPTH];
     json_piece_t             own_pieces[NGX_IDEMPOTENCY_JSON_PIECES];
-    ngx_idempotency_name_t   own_names[NGX_IDEMPOTENCY_JSON_PIECES];
+    ngx_idempotency_name_t   own_names[NGX_IDEMPOTENCY_JSON_NAMES];
     u_char                   own_out[NGX_IDEMPOTENCY_JSON_OUT];
 } json_t;
 
@@ -137,15 +123,6 @@ typedef struct {
 } json_decimal_t;
 
 
-/* escape: behind a backslash, behind "\u", and from there on its digits */
-
-typedef enum {
-    find_backslash = 1,
-    find_digits = 2,
-    find_digits_end = 6
-} find_escape_e;
-
-
 typedef enum {
     find_start = 0,
     find_mark,
@@ -159,9 +136,7 @@ typedef enum {
     find_value,
     find_scalar,
     find_name,
-    find_long_name,
     find_string,
-    find_skipped,          /* a string */
     find_nested
 } find_state_e;
 
@@ -173,29 +148,25 @@ static ngx_int_t json_whole(ngx_idempotency_digest_t *d,
 static u_char *json_read(json_t *j, u_char *p);
 static ngx_int_t json_open(json_t *j, u_char type);
 static ngx_int_t json_close(json_t *j);
-static u_char *json_next(json_t *j, u_char *p);
-static ngx_int_t json_member(json_t *j, uint32_t i);
+static u_char *json_member(json_t *j, u_char *p);
 static ngx_int_t json_fold_name(json_t *j, uint32_t i);
+static void json_element(json_t *j);
 static void json_path(json_t *j, u_char *name, size_t len, ngx_uint_t member);
 static ngx_int_t json_sort(json_t *j, json_frame_t *f);
 static void json_drop(json_t *j, uint32_t start, uint32_t npieces);
 static void json_write(json_t *j, ngx_idempotency_digest_t *d);
 static ngx_int_t json_grow_pieces(json_t *j);
 static ngx_int_t json_grow_names(json_t *j, uint32_t n);
-static ngx_int_t json_grow(json_t *j, u_char *p);
 static void *json_enlarge(json_t *j, void *from, void *own, size_t len,
     size_t size);
 static void json_free(json_t *j, void *p, void *own);
 static u_char *json_scalar(json_t *j, u_char *p);
 static u_char *json_literal(json_t *j, u_char *p, char *literal, u_char type);
-static u_char *json_string(json_t *j, u_char *p, u_char letter);
-static u_char *json_unescape(json_t *j, u_char *start, u_char *p,
-    u_char letter);
-static ngx_int_t json_long_string(json_t *j, u_char *p, size_t len);
+static u_char *json_string(json_t *j, u_char *p, u_char letter, u_char *dst);
 static u_char *json_escape(u_char *p, u_char *end, u_char **last);
 static u_char *json_code_unit(u_char *p, u_char *end, uint32_t *unit);
 static u_char *json_put_utf8(u_char *dst, uint32_t n);
-static u_char *json_utf8(u_char *p, u_char *end);
+static u_char *json_utf8(u_char *p, u_char *end, u_char **to);
 static u_char *json_number(json_t *j, u_char *p);
 static u_char *json_exponent(u_char *p, u_char *end, int64_t *power);
 static u_char *json_digits(u_char *p, u_char *end);
@@ -203,17 +174,13 @@ static void json_decimal(json_t *j, json_decimal_t *n);
 static u_char *json_put_power(u_char *dst, int64_t power);
 static void json_fields(ngx_idempotency_fields_t *f, u_char *p, u_char *last);
 static void json_fields_end(ngx_idempotency_fields_t *f);
+static ngx_int_t json_decode(ngx_str_t *s);
 static void find_token(ngx_idempotency_fields_t *f, u_char c);
 static void find_value_begin(ngx_idempotency_fields_t *f, u_char c);
 static ngx_uint_t find_is_scalar(u_char c);
 static void find_scalar_end(ngx_idempotency_fields_t *f);
 static u_char *find_text(ngx_idempotency_fields_t *f, u_char *p, u_char *last);
-static void find_escape(ngx_idempotency_fields_t *f, u_char c);
-static void find_unit(ngx_idempotency_fields_t *f, uint32_t unit);
-static void find_put_unit(ngx_idempotency_fields_t *f, uint32_t unit);
-static void find_put(ngx_idempotency_fields_t *f, u_char *p, size_t len);
-static u_char *find_skip_string(ngx_idempotency_fields_t *f, u_char *p,
-    u_char *last);
+static void find_text_end(ngx_idempotency_fields_t *f);
 static u_char *find_skip(ngx_idempotency_fields_t *f, u_char *p, u_char *last);
 
 
@@ -240,61 +207,19 @@ static const struct {
 };
 
 
-/* for so many bytes of the document, from p on */
-
-static ngx_inline ngx_int_t
-json_room(json_t *j, u_char *p, size_t len)
-{
-    return ((size_t) (j->last - j->pos) >= len + NGX_IDEMPOTENCY_JSON_SLACK)
-           ? NGX_OK : json_grow(j, p);
-}
-
-
-/* what stands before the bytes of a string, a name or a number */
-
-static ngx_inline void
-json_head(json_t *j, u_char letter, size_t len)
-{
-    *j->pos++ = letter;
-
-    if (len < 0x80) {
-        *j->pos++ = (u_char) len;
-
-    } else {
-        j->pos = ngx_idempotency_length(j->pos, len);
-    }
-}
-
-
-/* up to 16 bytes are copied as 16: there is room for them */
-
-static ngx_inline void
-json_copy(json_t *j, u_char *p, size_t len)
-{
-    if (len <= 16 && j->end - p >= 16) {
-        ngx_memcpy(j->pos, p, 16);
-
-    } else {
-        ngx_memcpy(j->pos, p, len);
-    }
-
-    j->pos += len;
-}
-
-
 /* 0: no memory; only the first piece of a document has this number */
 
 static ngx_inline uint32_t
-json_piece(json_t *j, uint32_t start)
+json_piece(json_t *j)
 {
     json_piece_t  *piece;
 
-    if (j->npieces == j->nalloc && json_grow_pieces(j) != NGX_OK) {
+    if (j->npieces == j->pieces_size && json_grow_pieces(j) != NGX_OK) {
         return 0;
     }
 
     piece = &j->pieces[j->npieces];
-    piece->start = start;
+    piece->start = j->pos - j->out;
     piece->next = j->npieces + 1;
 
     return j->npieces++;
@@ -304,9 +229,9 @@ json_piece(json_t *j, uint32_t start)
 /* NGX_DECLINED: more members than may be */
 
 static ngx_inline ngx_int_t
-json_name(json_t *j, u_char *name, uint32_t len, uint32_t i)
+json_name(json_t *j, uint32_t place, uint32_t len, uint32_t index)
 {
-    if (j->frames[j->depth - 1].n++ == NGX_IDEMPOTENCY_JSON_MEMBERS) {
+    if (j->frame->n++ == NGX_IDEMPOTENCY_JSON_MEMBERS) {
         return NGX_DECLINED;
     }
 
@@ -314,29 +239,10 @@ json_name(json_t *j, u_char *name, uint32_t len, uint32_t i)
         return NGX_ERROR;
     }
 
-    ngx_idempotency_name_set(&j->names[j->nnames++], name, len, i);
+    ngx_idempotency_name_set(&j->names[j->nnames++], j->out, place, len,
+                             index);
 
     return NGX_OK;
-}
-
-
-static ngx_inline ngx_uint_t
-json_high(uint32_t unit)
-{
-    return unit >= 0xd800 && unit < 0xdc00;
-}
-
-
-/* a character of two surrogates, or 0: the second one is none */
-
-static ngx_inline uint32_t
-json_pair(uint32_t high, uint32_t low)
-{
-    if (low < 0xdc00 || low >= 0xe000) {
-        return 0;
-    }
-
-    return 0x10000 + ((high - 0xd800) << 10) + (low - 0xdc00);
 }
 
 
@@ -353,15 +259,22 @@ json_space(u_char *p, u_char *end)
 }
 
 
-/* up to what is no plain ASCII */
+/*
+ * Copies plain ASCII, up to the first byte that is none.  Up to 7 bytes more
+ * are written.
+ */
 
 static ngx_inline u_char *
-json_plain(u_char *p, u_char *end)
+json_plain(u_char *p, u_char *end, u_char **to)
 {
-    uint64_t  w, x, y;
+    u_char    *dst;
+    uint64_t   w, x, y;
+
+    dst = *to;
 
     while (end - p >= 8) {
         ngx_memcpy(&w, p, 8);
+        ngx_memcpy(dst, &w, 8);
 
         x = w ^ (NGX_IDEMPOTENCY_EACH_BYTE * '"');
         y = w ^ (NGX_IDEMPOTENCY_EACH_BYTE * '\\');
@@ -376,6 +289,7 @@ json_plain(u_char *p, u_char *end)
         if (w) {
 #if (NGX_HAVE_LITTLE_ENDIAN && __GNUC__)
             /* borrows go upwards only: the lowest one is none */
+            *to = dst + (__builtin_ctzll(w) >> 3);
             return p + (__builtin_ctzll(w) >> 3);
 #else
             break;
@@ -383,39 +297,44 @@ json_plain(u_char *p, u_char *end)
         }
 
         p += 8;
+        dst += 8;
     }
 
     while (p < end && *p >= ' ' && *p < 0x80 && *p != '"' && *p != '\\') {
-        p++;
+        *dst++ = *p++;
     }
+
+    *to = dst;
 
     return p;
 }
 
 
-/* up to what ends or interrupts a string */
+/* a string, p is behind its quote: most are short and plain */
 
 static ngx_inline u_char *
-json_run(json_t *j, u_char *p)
+json_text(json_t *j, u_char *p, u_char letter)
 {
-    for ( ;; ) {
-        p = json_plain(p, j->end);
+    u_char  *start, *dst;
 
-        if (p == j->end) {
-            return NULL;
-        }
+    start = j->pos + 2;
+    dst = start;
 
-        if (*p < 0x80) {
-            return p;
-        }
+    p = json_plain(p, j->end, &dst);
 
-        j->not_ascii = 1;
-        p = json_utf8(p, j->end);
-
-        if (p == NULL) {
-            return NULL;
-        }
+    if (p == j->end || *p != '"' || dst - start >= 0x80) {
+        return json_string(j, p, letter, dst);
     }
+
+    j->pos[0] = letter;
+    j->pos[1] = (u_char) (dst - start);
+    j->pos = dst;
+
+    j->string = start - j->out;
+    j->len = dst - start;
+    j->not_ascii = 0;
+
+    return p + 1;
 }
 
 
@@ -432,8 +351,10 @@ const ngx_idempotency_kind_t  ngx_idempotency_json_kind = {
     NULL,                                   /* feed */
     NULL,                                   /* finish */
 
-    json_fields,            /* field */
-    json_fields_end         /* field_end */
+    json_fields,                            /* field */
+    json_fields_end,                        /* field_end */
+    json_decode,                            /* decode */
+    6                                       /* escape: "\u0041" */
 };
 
 
@@ -466,21 +387,38 @@ json_whole(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
     u_char *data, size_t len, ngx_pool_t *pool)
 {
     json_t      j;
+    size_t      size;
     u_char     *p;
     ngx_int_t   rc;
 
+    /*
+     * At most one value of three bytes becomes five, as 10 and 1.5 do; a long
+     * token gets longer by the bytes of its length alone.  A folded name
+     * stands beside the other one.
+     */
+
+    size = len + ngx_min(len, 8 * NGX_IDEMPOTENCY_JSON_NODES
+                              + NGX_IDEMPOTENCY_JSON_FOLDED + len / 1024)
+           + NGX_IDEMPOTENCY_JSON_SLACK;
+
+    j.out = j.own_out;
+
+    if (size > sizeof(j.own_out)) {
+        j.out = ngx_palloc(pool, size);
+        if (j.out == NULL) {
+            return NGX_ERROR;
+        }
+    }
+
     j.data = data;
     j.end = data + len;
-    j.out = j.own_out;
     j.pos = j.out;
-    j.last = j.out + sizeof(j.own_out);
     j.pieces = j.own_pieces;
     j.npieces = 0;
-    j.nalloc = NGX_IDEMPOTENCY_JSON_PIECES;
+    j.pieces_size = NGX_IDEMPOTENCY_JSON_PIECES;
     j.names = j.own_names;
     j.nnames = 0;
-    j.names_size = NGX_IDEMPOTENCY_JSON_PIECES;
-    j.folded = NULL;
+    j.names_size = NGX_IDEMPOTENCY_JSON_NAMES;
     j.ignore = 0;
     j.nignore = c->ignore ? c->ignore->nelts : 0;
     j.ignored = 0;
@@ -488,10 +426,11 @@ json_whole(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
     j.pool = pool;
     j.no_memory = 0;
     j.nvalues = 0;
-    j.depth = 0;
+    j.frame = j.frames;
+    j.frame->type = 0;
+    j.room = ngx_min(len, NGX_IDEMPOTENCY_JSON_FOLDED);
 
-    *j.pos++ = 'J';
-    (void) json_piece(&j, 0);
+    (void) json_piece(&j);
 
     p = json_read(&j, data);
 
@@ -506,7 +445,6 @@ json_whole(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
     json_free(&j, j.out, j.own_out);
     json_free(&j, j.pieces, j.own_pieces);
     json_free(&j, j.names, j.own_names);
-    json_free(&j, j.folded, NULL);
 
     return rc;
 }
@@ -515,21 +453,19 @@ json_whole(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
 static u_char *
 json_read(json_t *j, u_char *p)
 {
-    u_char    c;
-    uint32_t  start, npieces;
+    u_char      c;
+    uint32_t    start, npieces;
+    ngx_uint_t  more;
 
     for ( ;; ) {
 
-        /* a value */
-
         p = json_space(p, j->end);
 
-        if (p == j->end || j->nvalues++ == NGX_IDEMPOTENCY_JSON_NODES
-            || json_room(j, p, 0) != NGX_OK)
-        {
+        if (p == j->end || j->nvalues++ == NGX_IDEMPOTENCY_JSON_NODES) {
             return NULL;
         }
 
+        more = 0;
         c = *p;
 
         if (c == '{' || c == '[') {
@@ -540,27 +476,15 @@ json_read(json_t *j, u_char *p)
 
             p = json_space(p + 1, j->end);
 
-            if (p == j->end) {
-                return NULL;
-            }
-
             /* the closing brackets are two above the opening ones */
 
-            if (*p != c + 2) {
-                p = json_next(j, p);
-
-                if (p == NULL) {
-                    return NULL;
-                }
-
-                continue;
-            }
+            more = (p < j->end && *p != c + 2);
 
         } else {
             start = j->pos - j->out;
             npieces = j->npieces;
 
-            p = json_scalar(j, p);
+            p = (c == '"') ? json_text(j, p + 1, '"') : json_scalar(j, p);
 
             if (p == NULL) {
                 return NULL;
@@ -573,9 +497,9 @@ json_read(json_t *j, u_char *p)
 
         /* what ends with it, and whether there is another one */
 
-        for ( ;; ) {
+        while (!more) {
 
-            if (j->depth == 0) {
+            if (j->frame->type == 0) {
                 return p;
             }
 
@@ -588,20 +512,25 @@ json_read(json_t *j, u_char *p)
             c = *p++;
 
             if (c == ',') {
-                break;
-            }
+                more = 1;
 
-            if (c != j->frames[j->depth - 1].type + 2
-                || json_close(j) != NGX_OK)
-            {
+            } else if (c != j->frame->type + 2 || json_close(j) != NGX_OK) {
                 return NULL;
             }
         }
 
-        p = json_next(j, p);
+        j->ignored = 0;
+        j->nignore = 0;
 
-        if (p == NULL) {
-            return NULL;
+        if (j->frame->type == '{') {
+            p = json_member(j, p);
+
+            if (p == NULL) {
+                return NULL;
+            }
+
+        } else if (j->frame->nignore) {
+            json_element(j);
         }
     }
 }
@@ -612,17 +541,18 @@ json_open(json_t *j, u_char type)
 {
     json_frame_t  *f;
 
-    if (j->depth == NGX_IDEMPOTENCY_JSON_DEPTH) {
+    if (j->frame == &j->frames[NGX_IDEMPOTENCY_JSON_DEPTH]) {
         return NGX_DECLINED;
     }
 
-    f = &j->frames[j->depth++];
+    f = ++j->frame;
 
     f->type = type;
     f->ignored = j->ignored;
     f->left_out = 0;
     f->start = j->pos - j->out;
     f->npieces = j->npieces;
+    f->member = 0;
     f->n = 0;
     f->ignore = j->ignore;
     f->nignore = j->nignore;
@@ -639,7 +569,7 @@ json_close(json_t *j)
     ngx_int_t      rc;
     json_frame_t  *f;
 
-    f = &j->frames[--j->depth];
+    f = j->frame--;
 
     if (f->type == '{' && f->n) {
         rc = json_sort(j, f);
@@ -659,29 +589,13 @@ json_close(json_t *j)
 }
 
 
-/* what stands before the next value of an object or an array */
+/* the name of a member */
 
 static u_char *
-json_next(json_t *j, u_char *p)
+json_member(json_t *j, u_char *p)
 {
-    u_char        *last, index[NGX_INT32_LEN];
     uint32_t       i;
     json_frame_t  *f;
-
-    f = &j->frames[j->depth - 1];
-
-    if (f->type == '[') {
-
-        j->ignored = 0;
-        j->nignore = 0;
-
-        if (f->nignore) {
-            last = ngx_sprintf(index, "%uD", f->n++);
-            json_path(j, index, last - index, 0);
-        }
-
-        return p;
-    }
 
     p = json_space(p, j->end);
 
@@ -689,13 +603,13 @@ json_next(json_t *j, u_char *p)
         return NULL;
     }
 
-    i = json_piece(j, j->pos - j->out);
+    i = json_piece(j);
 
     if (i == 0) {
         return NULL;
     }
 
-    p = json_string(j, p + 1, ':');
+    p = json_text(j, p + 1, ':');
 
     if (p == NULL) {
         return NULL;
@@ -703,7 +617,29 @@ json_next(json_t *j, u_char *p)
 
     p = json_space(p, j->end);
 
-    if (p == j->end || *p != ':' || json_member(j, i) != NGX_OK) {
+    if (p == j->end || *p != ':') {
+        return NULL;
+    }
+
+    f = j->frame;
+
+    /* the first member has none before it, and the first piece no last one */
+
+    j->pieces[f->member].last = i - 1;
+    f->member = i;
+
+    if (f->nignore) {
+        json_path(j, j->out + j->string, j->len, 1);
+
+        if (j->ignored) {
+            f->left_out = 1;
+            i |= NGX_IDEMPOTENCY_JSON_IGNORED;
+        }
+    }
+
+    if (json_name(j, j->string, j->len, i) != NGX_OK
+        || (j->not_ascii && json_fold_name(j, f->member) != NGX_OK))
+    {
         return NULL;
     }
 
@@ -711,43 +647,11 @@ json_next(json_t *j, u_char *p)
 }
 
 
-/* the string that was read is the name of the member that begins here */
-
-static ngx_int_t
-json_member(json_t *j, uint32_t i)
-{
-    json_frame_t  *f;
-
-    f = &j->frames[j->depth - 1];
-
-    if (f->n) {
-        j->pieces[j->names[j->nnames - 1].index].last = i - 1;
-    }
-
-    j->ignored = 0;
-    j->nignore = 0;
-
-    if (f->nignore) {
-        json_path(j, j->out + j->string, j->len, 1);
-    }
-
-    j->pieces[i].name = j->string;
-    j->pieces[i].ignored = j->ignored;
-    f->left_out |= j->ignored;
-
-    if (j->not_ascii && json_fold_name(j, i) != NGX_OK) {
-        return NGX_ERROR;
-    }
-
-    return json_name(j, j->out + j->string, j->len, i);
-}
-
-
 /*
  * Two letters beyond ASCII are "s" and "k" where letter case doesn't count:
  * U+017F and U+212A.  A name that has them stands twice among the names, and
- * the second time with these letters.  That one has a piece only for its place:
- * the member goes on in the piece behind.
+ * the second time with these letters.  That one has a piece of its own, which
+ * is left out: the member goes on in the piece behind.
  */
 
 static ngx_int_t
@@ -755,28 +659,16 @@ json_fold_name(json_t *j, uint32_t i)
 {
     u_char    *p, *end, *dst;
     size_t     len;
-    uint32_t   fold, rest;
-
-    if (j->folded == NULL) {
-        j->room = ngx_min(j->end - j->data, NGX_IDEMPOTENCY_JSON_FOLDED);
-        j->folded = ngx_palloc(j->pool, j->room);
-        j->folded_last = j->folded;
-
-        if (j->folded == NULL) {
-            j->no_memory = 1;
-            return NGX_ERROR;
-        }
-    }
+    uint32_t   fold, rest, place;
 
     if (j->room < j->len) {
         return NGX_DECLINED;
     }
 
-    p = j->out + j->string;
-    end = p + j->len;
-    dst = j->folded_last;
+    dst = j->pos;
+    end = dst;
 
-    while (p < end) {
+    for (p = end - j->len; p < end; /* void */ ) {
 
         if (end - p > 1 && p[0] == 0xc5 && p[1] == 0xbf) {
             *dst++ = 's';
@@ -793,7 +685,7 @@ json_fold_name(json_t *j, uint32_t i)
         }
     }
 
-    len = dst - j->folded_last;
+    len = dst - end;
 
     if (len == j->len) {
         return NGX_OK;
@@ -803,23 +695,33 @@ json_fold_name(json_t *j, uint32_t i)
         return NGX_DECLINED;
     }
 
-    fold = json_piece(j, j->pos - j->out);
-    rest = fold ? json_piece(j, j->pos - j->out) : 0;
+    place = j->pos - j->out;
+    fold = json_piece(j);
+
+    j->pos = dst;
+    rest = fold ? json_piece(j) : 0;
 
     if (rest == 0) {
         return NGX_ERROR;
     }
 
     j->pieces[i].next = rest;
-    j->pieces[fold].name = NGX_IDEMPOTENCY_JSON_BEYOND
-                           + (j->folded_last - j->folded);
-    j->pieces[fold].ignored = 1;
-
-    p = j->folded_last;
-    j->folded_last = dst;
     j->room -= len;
 
-    return json_name(j, p, len, fold);
+    return json_name(j, place, len, NGX_IDEMPOTENCY_JSON_IGNORED);
+}
+
+
+/* the number of an array's element, which paths may have */
+
+static void
+json_element(json_t *j)
+{
+    u_char  *last, index[NGX_INT32_LEN];
+
+    last = ngx_sprintf(index, "%uD", j->frame->n++);
+
+    json_path(j, index, last - index, 0);
 }
 
 
@@ -828,18 +730,19 @@ json_fold_name(json_t *j, uint32_t i)
 static void
 json_path(json_t *j, u_char *name, size_t len, ngx_uint_t member)
 {
-    uint32_t                 i, last;
+    uint32_t                 i, last, depth;
     ngx_str_t               *token;
     json_frame_t            *f;
     ngx_idempotency_path_t  *path;
 
-    f = &j->frames[j->depth - 1];
+    f = j->frame;
+    depth = f - j->frames;
     path = j->paths->elts;
     last = f->ignore + f->nignore;
 
     for (i = f->ignore; i < last; i++) {
 
-        token = &path[i].tokens[j->depth - 1];
+        token = &path[i].tokens[depth - 1];
 
         if (token->len != len || ngx_memcmp(token->data, name, len) != 0
             || (!member && !path[i].pointer))
@@ -847,7 +750,7 @@ json_path(json_t *j, u_char *name, size_t len, ngx_uint_t member)
             continue;
         }
 
-        if (path[i].ntokens == j->depth) {
+        if (path[i].ntokens == depth) {
             j->ignored = 1;
             j->nignore = 0;
             return;
@@ -865,55 +768,49 @@ json_path(json_t *j, u_char *name, size_t len, ngx_uint_t member)
 static ngx_int_t
 json_sort(json_t *j, json_frame_t *f)
 {
-    uint32_t                 i, prev, last;
-    ngx_uint_t               k, moved;
+    uint32_t                 i, prev;
+    ngx_uint_t               k;
     json_piece_t            *pieces;
     ngx_idempotency_name_t  *names;
-    ngx_idempotency_names_t  s;
 
-    if (j->nnames + f->n > j->names_size
-        && json_grow_names(j, j->nnames + f->n) != NGX_OK)
+    if (j->nnames + f->n / 2 > j->names_size
+        && json_grow_names(j, j->nnames + f->n / 2) != NGX_OK)
     {
         return NGX_ERROR;
     }
 
-    pieces = j->pieces;
-    last = j->npieces;
-    pieces[j->names[j->nnames - 1].index].last = last - 1;
-
     j->nnames -= f->n;
     names = &j->names[j->nnames];
 
-    s.data = j->out;
-    s.scratch = j->folded;
-    s.size = NGX_IDEMPOTENCY_JSON_BEYOND;
-    s.stride = sizeof(json_piece_t);
-    s.items = (u_char *) pieces;
-
-    moved = ngx_idempotency_names_sort(&s, names, &names[f->n], f->n);
-
-    if (s.alike) {
-        return NGX_DECLINED;
-    }
-
-    if (!moved && !f->left_out) {
+    if (ngx_idempotency_names_sort(j->out, names, &names[f->n], f->n) == 0
+        && !f->left_out)
+    {
         return NGX_OK;
     }
 
+    pieces = j->pieces;
+    pieces[f->member].last = j->npieces - 1;
     prev = f->npieces - 1;
 
     for (k = 0; k < f->n; k++) {
+
+        if (k && ngx_idempotency_names_alike(j->out, &names[k - 1],
+                                             &names[k]))
+        {
+            return NGX_DECLINED;
+        }
+
         i = names[k].index;
 
-        if (!pieces[i].ignored) {
+        if (!(i & NGX_IDEMPOTENCY_JSON_IGNORED)) {
             pieces[prev].next = i;
             prev = pieces[i].last;
         }
     }
 
-    pieces[prev].next = last;
+    pieces[prev].next = j->npieces;
 
-    return json_piece(j, j->pos - j->out) ? NGX_OK : NGX_ERROR;
+    return json_piece(j) ? NGX_OK : NGX_ERROR;
 }
 
 
@@ -933,43 +830,26 @@ json_drop(json_t *j, uint32_t start, uint32_t npieces)
 static void
 json_write(json_t *j, ngx_idempotency_digest_t *d)
 {
-    uint32_t                 i, k, n, start, end;
-    json_piece_t            *piece;
+    size_t                   len;
+    u_char                  *start;
+    uint32_t                 i, k, n;
+    json_piece_t            *pieces;
     ngx_idempotency_sink_t   sink;
 
-    piece = j->pieces;
+    pieces = j->pieces;
     n = j->npieces;
 
-    sink.digest = d;
-    sink.pos = sink.buf;
+    ngx_idempotency_sink_init(&sink, d, 'J');
 
-    for (i = 0; i < n; i = piece[i].next) {
+    for (i = 0; i < n; i = pieces[k - 1].next) {
 
-        start = piece[i].start;
+        start = j->out + pieces[i].start;
 
-        if (start >= NGX_IDEMPOTENCY_JSON_BEYOND) {
-            start -= NGX_IDEMPOTENCY_JSON_BEYOND;
-            ngx_idempotency_sink_bytes(&sink, j->data + start, piece[i].name);
-            continue;
-        }
+        for (k = i + 1; k < n && pieces[k - 1].next == k; k++) { /* void */ }
 
-        for (k = i + 1; k < n; k++) {
+        len = (k < n) ? j->out + pieces[k].start - start : j->pos - start;
 
-            if (piece[k].start >= NGX_IDEMPOTENCY_JSON_BEYOND) {
-                /* behind a long string there is another piece */
-                k++;
-                break;
-            }
-
-            if (piece[i].next != k) {
-                break;
-            }
-
-            i = k;
-        }
-
-        end = (k < n) ? piece[k].start : (uint32_t) (j->pos - j->out);
-        ngx_idempotency_sink_bytes(&sink, j->out + start, end - start);
+        ngx_idempotency_sink_bytes(&sink, start, len);
     }
 
     ngx_idempotency_sink_flush(&sink);
@@ -984,9 +864,9 @@ json_grow_pieces(json_t *j)
     size_t         n;
     json_piece_t  *pieces;
 
-    n = (size_t) j->nalloc * (j->end - j->data) / (j->pos - j->out);
+    n = (size_t) j->pieces_size * (j->end - j->data) / (j->pos - j->out);
     n = ngx_min(n, NGX_IDEMPOTENCY_JSON_NODES);
-    n = ngx_max(n, (size_t) 2 * j->nalloc);
+    n = ngx_max(n, (size_t) 2 * j->pieces_size);
 
     pieces = json_enlarge(j, j->pieces, j->own_pieces,
                           j->npieces * sizeof(json_piece_t),
@@ -996,7 +876,7 @@ json_grow_pieces(json_t *j)
     }
 
     j->pieces = pieces;
-    j->nalloc = n;
+    j->pieces_size = n;
 
     return NGX_OK;
 }
@@ -1020,35 +900,6 @@ json_grow_names(json_t *j, uint32_t n)
 
     j->names = names;
     j->names_size = n;
-
-    return NGX_OK;
-}
-
-
-/*
- * For the rest of the document.  Only numbers get longer, and less than twice
- * as long: whether there are many shows the second time.
- */
-
-static ngx_int_t
-json_grow(json_t *j, u_char *p)
-{
-    size_t   len, rest, size;
-    u_char  *out;
-
-    len = j->pos - j->out;
-    rest = j->end - p;
-    size = len + NGX_IDEMPOTENCY_JSON_SLACK + rest
-           + ((j->out == j->own_out) ? rest / 8 : rest);
-
-    out = json_enlarge(j, j->out, j->own_out, len, size);
-    if (out == NULL) {
-        return NGX_ERROR;
-    }
-
-    j->out = out;
-    j->pos = out + len;
-    j->last = out + size;
 
     return NGX_OK;
 }
@@ -1087,9 +938,6 @@ json_scalar(json_t *j, u_char *p)
 {
     switch (*p) {
 
-    case '"':
-        return json_string(j, p + 1, '"');
-
     case 't':
         return json_literal(j, p, "true", 'T');
 
@@ -1121,117 +969,53 @@ json_literal(json_t *j, u_char *p, char *literal, u_char letter)
 }
 
 
-/* p: behind the quote */
-
-static u_char *
-json_string(json_t *j, u_char *p, u_char letter)
-{
-    size_t   len;
-    u_char  *start;
-
-    start = p;
-    j->not_ascii = 0;
-    p = json_run(j, p);
-
-    if (p == NULL) {
-        return NULL;
-    }
-
-    if (*p != '"') {
-        return (*p == '\\') ? json_unescape(j, start, p, letter) : NULL;
-    }
-
-    len = p - start;
-
-    if (len > NGX_IDEMPOTENCY_JSON_LONG && letter == '"') {
-        return (json_long_string(j, start, len) == NGX_OK) ? p + 1 : NULL;
-    }
-
-    if (json_room(j, start, len) != NGX_OK) {
-        return NULL;
-    }
-
-    json_head(j, letter, len);
-
-    j->string = j->pos - j->out;
-    j->len = len;
-    json_copy(j, start, len);
-
-    return p + 1;
-}
-
-
-static ngx_int_t
-json_long_string(json_t *j, u_char *p, size_t len)
-{
-    uint32_t  i;
-
-    json_head(j, '"', len);
-
-    i = json_piece(j, NGX_IDEMPOTENCY_JSON_BEYOND + (p - j->data));
-
-    if (i == 0) {
-        return NGX_ERROR;
-    }
-
-    j->pieces[i].name = len;
-
-    return json_piece(j, j->pos - j->out) ? NGX_OK : NGX_ERROR;
-}
-
-
 /*
- * p: the first backslash.  The length shows in the end: the string is decoded
- * behind the room for it.  Nothing gets longer by that.
+ * Goes on with a string.  The length shows in the end: there is one byte for it
+ * at first, as most strings are short.
  */
 
 static u_char *
-json_unescape(json_t *j, u_char *start, u_char *p, u_char letter)
+json_string(json_t *j, u_char *p, u_char letter, u_char *dst)
 {
-    size_t   len;
-    u_char  *decoded, *last;
+    u_char  *start;
 
-    if (json_room(j, start, j->end - start) != NGX_OK) {
-        return NULL;
-    }
+    start = j->pos + 2;
+    j->not_ascii = 0;
 
-    decoded = j->pos + 1 + 10;
-    last = ngx_cpymem(decoded, start, p - start);
+    while (p < j->end && *p != '"') {
 
-    do {
-        p = json_escape(p, j->end, &last);
+        if (*p == '\\') {
+            p = json_escape(p, j->end, &dst);
 
-        if (p == NULL) {
-            return NULL;
-        }
+            if (p == NULL) {
+                return NULL;
+            }
 
-        if (last[-1] >= 0x80) {
+            j->not_ascii |= (dst[-1] >= 0x80);
+
+        } else {
             j->not_ascii = 1;
+            p = json_utf8(p, j->end, &dst);
+
+            if (p == NULL) {
+                return NULL;
+            }
         }
 
-        start = p;
-        p = json_run(j, p);
+        p = json_plain(p, j->end, &dst);
+    }
 
-        if (p == NULL) {
-            return NULL;
-        }
-
-        last = ngx_cpymem(last, start, p - start);
-
-    } while (*p == '\\');
-
-    if (*p != '"') {
+    if (p == j->end) {
         return NULL;
     }
 
-    len = last - decoded;
-    json_head(j, letter, len);
+    j->len = dst - start;
+    j->pos[0] = letter;
 
-    j->string = j->pos - j->out;
-    j->len = len;
+    start = ngx_idempotency_put_length(j->pos + 1, start, j->len);
 
-    ngx_memmove(j->pos, decoded, len);
-    j->pos += len;
+    j->string = start - j->out;
+    j->pos = start + j->len;
 
     return p + 1;
 }
@@ -1241,7 +1025,7 @@ static u_char *
 json_escape(u_char *p, u_char *end, u_char **last)
 {
     u_char    c, *next;
-    uint32_t  unit, low, pair;
+    uint32_t  unit, low;
 
     if (end - p < 2) {
         return NULL;
@@ -1270,13 +1054,12 @@ json_escape(u_char *p, u_char *end, u_char **last)
      * string that was cut: it stays what it is, and is no other
      */
 
-    if (json_high(unit)) {
+    if (unit >= 0xd800 && unit < 0xdc00) {
 
         next = json_code_unit(p, end, &low);
-        pair = next ? json_pair(unit, low) : 0;
 
-        if (pair) {
-            unit = pair;
+        if (next && low >= 0xdc00 && low < 0xe000) {
+            unit = 0x10000 + ((unit - 0xd800) << 10) + (low - 0xdc00);
             p = next;
         }
     }
@@ -1347,13 +1130,15 @@ json_put_utf8(u_char *dst, uint32_t n)
 }
 
 
-/* characters beyond ASCII; RFC 3629, 4 */
+/* characters beyond ASCII, and NULL if there is none; RFC 3629, 4 */
 
 static u_char *
-json_utf8(u_char *p, u_char *end)
+json_utf8(u_char *p, u_char *end, u_char **to)
 {
-    u_char      c, low, high;
+    u_char      c, low, high, *start;
     ngx_uint_t  n;
+
+    start = p;
 
     while (p < end && *p >= 0x80) {
 
@@ -1399,23 +1184,32 @@ json_utf8(u_char *p, u_char *end)
         }
     }
 
-    return p;
+    *to = ngx_cpymem(*to, start, p - start);
+
+    return (p > start) ? p : NULL;
 }
 
 
 static u_char *
 json_number(json_t *j, u_char *p)
 {
-    u_char          *start, *end;
+    u_char          *start, *dst, *end;
     json_decimal_t   n;
 
     start = p;
     end = j->end;
+    dst = j->pos + 2;
 
     n.negative = (*p == '-');
-    n.whole = p + n.negative;
 
-    p = json_digits(n.whole, end);
+    if (n.negative) {
+        *dst++ = *p++;
+    }
+
+    for (n.whole = p; p < end && *p >= '0' && *p <= '9'; p++) {
+        *dst++ = *p;
+    }
+
     n.nwhole = p - n.whole;
 
     if (n.nwhole == 0 || (*n.whole == '0' && n.nwhole > 1)) {
@@ -1424,14 +1218,12 @@ json_number(json_t *j, u_char *p)
 
     /* without zeros to drop, a fraction or a power it is as it is */
 
-    if (p[-1] != '0' && (p == end || (*p != '.' && (*p | 0x20) != 'e'))) {
-
-        if (json_room(j, start, p - start) != NGX_OK) {
-            return NULL;
-        }
-
-        json_head(j, '#', p - start);
-        json_copy(j, start, p - start);
+    if (p[-1] != '0' && (p == end || (*p != '.' && (*p | 0x20) != 'e'))
+        && p - start < 0x80)
+    {
+        j->pos[0] = '#';
+        j->pos[1] = (u_char) (p - start);
+        j->pos = dst;
 
         return p;
     }
@@ -1456,10 +1248,6 @@ json_number(json_t *j, u_char *p)
         if (p == NULL) {
             return NULL;
         }
-    }
-
-    if (json_room(j, start, p - start) != NGX_OK) {
-        return NULL;
     }
 
     json_decimal(j, &n);
@@ -1549,8 +1337,7 @@ json_decimal(json_t *j, json_decimal_t *n)
         }
 
         if (n->nwhole == 0) {
-            json_head(j, '#', 1);
-            *j->pos++ = '0';
+            j->pos = ngx_cpymem(j->pos, "#\0010", 3);
             return;
         }
     }
@@ -1558,7 +1345,8 @@ json_decimal(json_t *j, json_decimal_t *n)
     last = json_put_power(tail, n->power);
     len = n->nwhole + n->nfraction;
 
-    json_head(j, '#', n->negative + len + (last - tail));
+    *j->pos++ = '#';
+    j->pos = ngx_idempotency_length(j->pos, n->negative + len + (last - tail));
 
     if (n->negative) {
         *j->pos++ = '-';
@@ -1603,11 +1391,6 @@ json_fields(ngx_idempotency_fields_t *f, u_char *p, u_char *last)
         case find_name:
         case find_string:
             p = find_text(f, p, last);
-            break;
-
-        case find_long_name:
-        case find_skipped:
-            p = find_skip_string(f, p, last);
             break;
 
         case find_nested:
@@ -1703,13 +1486,42 @@ find_token(ngx_idempotency_fields_t *f, u_char c)
 }
 
 
+static ngx_int_t
+json_decode(ngx_str_t *s)
+{
+    u_char  *p, *end, *dst;
+
+    p = s->data;
+    end = p + s->len;
+    dst = p;
+
+    while (p < end) {
+
+        if (*p != '\\') {
+            *dst++ = *p++;
+            continue;
+        }
+
+        p = json_escape(p, end, &dst);
+
+        if (p == NULL) {
+            return NGX_DECLINED;
+        }
+    }
+
+    s->len = dst - s->data;
+
+    return NGX_OK;
+}
+
+
 static void
 find_value_begin(ngx_idempotency_fields_t *f, u_char c)
 {
     f->depth = 0;
 
     if (c == '"') {
-        f->state = f->current ? find_string : find_skipped;
+        f->state = find_string;
         return;
     }
 
@@ -1780,175 +1592,74 @@ find_scalar_end(ngx_idempotency_fields_t *f)
 }
 
 
-/* a name, or a value that is wanted */
+/* a string: a name, a value, or some that is nested */
 
 static u_char *
 find_text(ngx_idempotency_fields_t *f, u_char *p, u_char *last)
 {
     u_char  *start;
 
-    if (f->escape) {
-        find_escape(f, *p);
-        return p + 1;
-    }
+    start = p;
 
-    if (f->state == find_name && f->name_len > f->longest) {
+    for ( /* void */ ; p < last; p++) {
 
-        /* it is none of those that are wanted */
+        if (f->escape) {
+            f->escape = 0;
+            continue;
+        }
 
-        f->state = find_long_name;
-        f->name_len = 0;
-        f->high = 0;
+        if (*p == '"') {
+            break;
+        }
 
-        return p;
-    }
-
-    if (*p == '\\') {
-        f->escape = find_backslash;
-        return p + 1;
-    }
-
-    for (start = p; p < last && *p != '"' && *p != '\\'; p++) { /* void */ }
-
-    find_put(f, start, p - start);
-
-    if (p == last || *p == '\\') {
-        return p;
+        f->escape = (*p == '\\');
     }
 
     if (f->state == find_name) {
-        ngx_idempotency_field_begin(f);
-        f->state = find_colon;
+        ngx_idempotency_field_name(f, start, p - start);
 
     } else {
-        ngx_idempotency_field_end(f, NGX_IDEMPOTENCY_FIELD_FOUND);
-        f->state = find_behind;
+        ngx_idempotency_field_put(f, start, p - start);
     }
+
+    if (p == last) {
+        return p;
+    }
+
+    find_text_end(f);
 
     return p + 1;
 }
 
 
 static void
-find_escape(ngx_idempotency_fields_t *f, u_char c)
+find_text_end(ngx_idempotency_fields_t *f)
 {
-    ngx_int_t  digit;
-
-    if (f->escape == find_backslash && c == 'u') {
-        f->escape = find_digits;
-        f->unit = 0;
+    if (f->depth) {
+        f->state = find_nested;
         return;
     }
 
-    if (f->escape == find_backslash) {
-        f->escape = 0;
-        c = json_escaped[c];
+    if (f->state == find_name) {
+        f->state = find_colon;
 
-        if (c) {
-            find_put(f, &c, 1);
+        if (ngx_idempotency_field_begin(f) == NGX_OK) {
             return;
         }
 
-        ngx_idempotency_fields_unreadable(f);
-        return;
-    }
+    } else {
+        f->state = find_behind;
 
-    digit = ngx_idempotency_hex(c);
-
-    if (digit < 0) {
-        ngx_idempotency_fields_unreadable(f);
-        return;
-    }
-
-    f->unit = f->unit << 4 | (uint32_t) digit;
-
-    if (++f->escape == find_digits_end) {
-        f->escape = 0;
-        find_unit(f, f->unit);
-    }
-}
-
-
-static void
-find_unit(ngx_idempotency_fields_t *f, uint32_t unit)
-{
-    uint32_t  pair;
-
-    pair = f->high ? json_pair(f->high, unit) : 0;
-
-    if (pair) {
-        f->high = 0;
-        unit = pair;
-
-    } else if (json_high(unit)) {
-        find_put(f, (u_char *) "", 0);
-        f->high = unit;
-        return;
-    }
-
-    find_put_unit(f, unit);
-}
-
-
-static void
-find_put_unit(ngx_idempotency_fields_t *f, uint32_t unit)
-{
-    u_char  utf8[4];
-
-    find_put(f, utf8, json_put_utf8(utf8, unit) - utf8);
-}
-
-
-/* a surrogate that stands alone stays what it is */
-
-static void
-find_put(ngx_idempotency_fields_t *f, u_char *p, size_t len)
-{
-    uint32_t  high;
-
-    if (f->high) {
-        high = f->high;
-        f->high = 0;
-        find_put_unit(f, high);
-    }
-
-    if (f->state == find_string) {
-        ngx_idempotency_field_put(f, p, len);
-        return;
-    }
-
-    while (len--) {
-        ngx_idempotency_field_name(f, *p++);
-    }
-}
-
-
-static u_char *
-find_skip_string(ngx_idempotency_fields_t *f, u_char *p, u_char *last)
-{
-    if (f->escape) {
-        f->escape = 0;
-        p++;
-    }
-
-    for ( /* void */ ; p < last; p++) {
-
-        if (*p == '"') {
-            f->state = (f->state == find_long_name) ? find_colon
-                       : f->depth ? find_nested : find_behind;
-            return p + 1;
-        }
-
-        if (*p == '\\' && ++p == last) {
-            f->escape = find_backslash;
+        if (f->current == NULL || ngx_idempotency_field_decode(f) == NGX_OK) {
+            return;
         }
     }
 
-    return last;
+    ngx_idempotency_fields_unreadable(f);
 }
 
 
-/* to the end of what is nested */
+/* up to a string, or the end of what is nested */
 
 static u_char *
 find_skip(ngx_idempotency_fields_t *f, u_char *p, u_char *last)
@@ -1958,9 +1669,8 @@ find_skip(ngx_idempotency_fields_t *f, u_char *p, u_char *last)
         switch (*p++) {
 
         case '"':
-            f->state = find_skipped;
-            p = find_skip_string(f, p, last);
-            break;
+            f->state = find_string;
+            return p;
 
         case '{':
         case '[':

@@ -11,8 +11,7 @@
 
 #define NGX_IDEMPOTENCY_FIELD_FIRST  64    /* bytes of a value, at first */
 
-#define NGX_IDEMPOTENCY_SORT_RUN     8
-#define NGX_IDEMPOTENCY_SORT_MERGE   256   /* more are sorted by their bytes */
+#define NGX_IDEMPOTENCY_SORT_FEW     8     /* are sorted by insertion */
 
 
 static ngx_int_t kind_match(ngx_str_t *content_type, ngx_uint_t flags,
@@ -21,21 +20,12 @@ static ngx_int_t pointer_tokens(ngx_idempotency_path_t *path,
     ngx_str_t *pointer, ngx_pool_t *pool);
 static int ngx_libc_cdecl path_cmp(const void *one, const void *two);
 static ngx_int_t field_grow(ngx_idempotency_fields_t *f, size_t len);
-static void sort_names(ngx_idempotency_names_t *s,
-    ngx_idempotency_name_t *names, ngx_idempotency_name_t *tmp, ngx_uint_t n,
-    uint32_t depth);
-static ngx_uint_t sort_alike(ngx_idempotency_names_t *s,
-    ngx_idempotency_name_t *names, ngx_uint_t n, uint32_t depth);
-static void sort_radix(ngx_idempotency_name_t *names,
-    ngx_idempotency_name_t *tmp, ngx_uint_t n, uint32_t depth);
-static void sort_short(ngx_idempotency_names_t *s,
-    ngx_idempotency_name_t *names, ngx_idempotency_name_t *tmp, ngx_uint_t n,
-    uint32_t depth);
-static void sort_run(ngx_idempotency_names_t *s,
-    ngx_idempotency_name_t *names, ngx_uint_t n, uint32_t depth);
-static void sort_merge(ngx_idempotency_names_t *s,
-    ngx_idempotency_name_t *to, ngx_idempotency_name_t *from, ngx_uint_t n,
-    ngx_uint_t width, uint32_t depth);
+static int name_cmp_rest(u_char *base, ngx_idempotency_name_t *a,
+    ngx_idempotency_name_t *b);
+static void sort_names(u_char *base, ngx_idempotency_name_t *names,
+    ngx_idempotency_name_t *tmp, ngx_uint_t n);
+static void sort_few(u_char *base, ngx_idempotency_name_t *names,
+    ngx_uint_t n);
 
 
 const ngx_idempotency_kind_t  *ngx_idempotency_kinds[] = {
@@ -379,6 +369,7 @@ ngx_idempotency_fields_create(ngx_pool_t *pool,
     const ngx_idempotency_kind_t *kind, ngx_str_t *names, ngx_uint_t nnames,
     size_t max)
 {
+    size_t                     longest, escape;
     ngx_uint_t                 i;
     ngx_idempotency_fields_t  *f;
 
@@ -397,11 +388,18 @@ ngx_idempotency_fields_create(ngx_pool_t *pool,
     f->max = max;
     f->done = (nnames == 0);
 
+    longest = 1;
+
     for (i = 0; i < nnames; i++) {
-        f->longest = ngx_max(f->longest, names[i].len);
+        longest = ngx_max(longest, names[i].len);
     }
 
-    f->name = ngx_pnalloc(pool, ngx_max(f->longest, 1));
+    escape = kind ? kind->escape : 1;
+
+    f->limit = max * escape;
+    f->name_size = longest * escape;
+
+    f->name = ngx_pnalloc(pool, f->name_size);
     if (f->name == NULL) {
         return NULL;
     }
@@ -472,30 +470,64 @@ ngx_idempotency_fields_value(ngx_idempotency_fields_t *f, ngx_uint_t i,
 }
 
 
-/* a name is complete: the field it names becomes the current one, or none */
+/* the next bytes of a name */
 
 void
+ngx_idempotency_field_name(ngx_idempotency_fields_t *f, u_char *data,
+    size_t len)
+{
+    if (f->name_len + len > f->name_size) {
+        f->name_len = f->name_size + 1;
+        return;
+    }
+
+    ngx_memcpy(f->name + f->name_len, data, len);
+    f->name_len += len;
+}
+
+
+/*
+ * A name is complete: the field that it names becomes the current one, if it
+ * is wanted.  NGX_DECLINED: the name is malformed.
+ */
+
+ngx_int_t
 ngx_idempotency_field_begin(ngx_idempotency_fields_t *f)
 {
-    size_t      len;
+    ngx_str_t   name;
     ngx_uint_t  i;
 
-    len = f->name_len;
+    name.len = f->name_len;
+    name.data = f->name;
     f->name_len = 0;
+
+    if (name.len > f->name_size) {
+        return NGX_OK;
+    }
+
+    if (f->kind->decode && f->kind->decode(&name) != NGX_OK) {
+        return NGX_DECLINED;
+    }
+
+    for (i = 0; i < name.len; i++) {
+        name.data[i] = ngx_idempotency_field_class(name.data[i]);
+    }
 
     for (i = 0; i < f->nnames; i++) {
 
-        if (f->names[i].len == len
+        if (f->names[i].len == name.len
             && f->fields[i].state == NGX_IDEMPOTENCY_FIELD_WANTED
-            && ngx_memcmp(f->names[i].data, f->name, len) == 0)
+            && ngx_memcmp(f->names[i].data, name.data, name.len) == 0)
         {
             f->current = &f->fields[i];
             f->current->value.data = (u_char *) "";
             f->nwanted--;
 
-            return;
+            break;
         }
     }
+
+    return NGX_OK;
 }
 
 
@@ -511,7 +543,7 @@ ngx_idempotency_field_put(ngx_idempotency_fields_t *f, u_char *data,
         return;
     }
 
-    if (len > f->max - field->value.len) {
+    if (len > f->limit - field->value.len) {
         field->state = NGX_IDEMPOTENCY_FIELD_SPOILT;
         f->too_long = 1;
         return;
@@ -540,7 +572,7 @@ field_grow(ngx_idempotency_fields_t *f, size_t len)
 
     size = ngx_max(field->value.len + len, 2 * field->size);
     size = ngx_max(size, NGX_IDEMPOTENCY_FIELD_FIRST);
-    size = ngx_min(size, ngx_max(f->max, NGX_IDEMPOTENCY_FIELD_FIRST));
+    size = ngx_min(size, ngx_max(f->limit, NGX_IDEMPOTENCY_FIELD_FIRST));
 
     p = ngx_pnalloc(f->pool, size);
     if (p == NULL) {
@@ -560,6 +592,27 @@ field_grow(ngx_idempotency_fields_t *f, size_t len)
 }
 
 
+/* the current field's value is complete; NGX_DECLINED: it is malformed */
+
+ngx_int_t
+ngx_idempotency_field_decode(ngx_idempotency_fields_t *f)
+{
+    ngx_idempotency_field_t  *field;
+
+    field = f->current;
+
+    if (field->state == NGX_IDEMPOTENCY_FIELD_WANTED
+        && f->kind->decode(&field->value) != NGX_OK)
+    {
+        return NGX_DECLINED;
+    }
+
+    ngx_idempotency_field_end(f, NGX_IDEMPOTENCY_FIELD_FOUND);
+
+    return NGX_OK;
+}
+
+
 /* the current field has ended; a value that was too long stays spoilt */
 
 void
@@ -567,6 +620,11 @@ ngx_idempotency_field_end(ngx_idempotency_fields_t *f, ngx_uint_t state)
 {
     if (f->current == NULL) {
         return;
+    }
+
+    if (f->current->value.len > f->max) {
+        f->current->state = NGX_IDEMPOTENCY_FIELD_SPOILT;
+        f->too_long = 1;
     }
 
     if (f->current->state == NGX_IDEMPOTENCY_FIELD_WANTED) {
@@ -581,52 +639,22 @@ ngx_idempotency_field_end(ngx_idempotency_fields_t *f, ngx_uint_t state)
 }
 
 
-static u_char  group_end[256] = {
-    ['\0'] = 1, [' '] = 1, ['.'] = 1, ['['] = 1, ['_'] = 1
-};
-
-
-static ngx_inline u_char *
-sort_name(ngx_idempotency_names_t *s, uint32_t index)
-{
-    uint32_t  place;
-
-    place = *(uint32_t *) (s->items + index * s->stride);
-
-    return (place < s->size) ? s->data + place
-                             : s->scratch + (place - s->size);
-}
-
-
-/* for names that are alike up to this depth, where their prefixes begin */
+/* the order of names: by their bytes, but "A" to "Z" are "a" to "z" */
 
 static ngx_inline int
-sort_cmp(ngx_idempotency_names_t *s, ngx_idempotency_name_t *a,
-    ngx_idempotency_name_t *b, uint32_t depth)
+name_cmp(u_char *base, ngx_idempotency_name_t *a, ngx_idempotency_name_t *b)
 {
-    int  rc;
-
     if (a->prefix != b->prefix) {
         return (a->prefix < b->prefix) ? -1 : 1;
     }
 
-    depth += 8;
-
-    if (a->len > depth && b->len > depth) {
-        rc = ngx_idempotency_name_cmp(sort_name(s, a->index) + depth,
-                                      a->len - depth,
-                                      sort_name(s, b->index) + depth,
-                                      b->len - depth);
-
-    } else {
-        /* one name is the beginning of the other */
-        rc = (a->len > b->len) - (a->len < b->len);
-    }
-
-    s->alike |= (rc == 0);
-
-    return rc;
+    return name_cmp_rest(base, a, b);
 }
+
+
+static u_char  group_end[256] = {
+    ['\0'] = 1, [' '] = 1, ['.'] = 1, ['['] = 1, ['_'] = 1
+};
 
 
 void
@@ -685,6 +713,29 @@ ngx_idempotency_length(u_char *p, size_t len)
 
 
 /*
+ * Puts the length of data in front of it.  There is one byte for it, at p: if
+ * that is not enough, the data move on.
+ */
+
+u_char *
+ngx_idempotency_put_length(u_char *p, u_char *data, size_t len)
+{
+    u_char  *last, head[10];
+
+    if (len < 0x80) {
+        *p = (u_char) len;
+        return data;
+    }
+
+    last = ngx_idempotency_length(head, len);
+
+    ngx_memmove(p + (last - head), data, len);
+
+    return ngx_cpymem(p, head, last - head);
+}
+
+
+/*
  * The part of a field's name that decides its place.  Names that some server
  * takes for one name are one group.  PHP drops leading spaces, ends a name at a
  * zero, and makes one letter of a dot, a space and a bracket.  Many servers
@@ -716,24 +767,70 @@ ngx_idempotency_group(ngx_str_t *name)
 }
 
 
+ngx_uint_t
+ngx_idempotency_names_alike(u_char *base, ngx_idempotency_name_t *a,
+    ngx_idempotency_name_t *b)
+{
+    return name_cmp(base, a, b) == 0;
+}
+
+
+static int
+name_cmp_rest(u_char *base, ngx_idempotency_name_t *a,
+    ngx_idempotency_name_t *b)
+{
+    u_char    *p, *q, c, d;
+    uint32_t   i, min;
+    uint64_t   x, y;
+
+    p = base + a->place;
+    q = base + b->place;
+    min = ngx_min(a->len, b->len);
+
+    for (i = 0; i < min; i++) {
+
+        /* names that are alike for long are so in most of their letters */
+
+        for ( /* void */ ; min - i >= 8; i += 8) {
+            ngx_memcpy(&x, p + i, 8);
+            ngx_memcpy(&y, q + i, 8);
+
+            if (x != y) {
+                break;
+            }
+        }
+
+        if (i == min) {
+            break;
+        }
+
+        c = ngx_tolower(p[i]);
+        d = ngx_tolower(q[i]);
+
+        if (c != d) {
+            return (c < d) ? -1 : 1;
+        }
+    }
+
+    return (a->len > b->len) - (a->len < b->len);
+}
+
+
 /*
  * The order is stable.  The time grows with the bytes of all names, whatever
- * they have in common, as strangers choose them.  Names that are sorted already
- * are compared once each, and then 0 is returned.  tmp has room for n names.
- * s->alike tells whether two names are the same: any sort compares neighbours.
+ * they have in common, as strangers choose them.  0: all names differ, and were
+ * sorted already.  tmp has room for n / 2 names.
  */
 
 ngx_uint_t
-ngx_idempotency_names_sort(ngx_idempotency_names_t *s,
-    ngx_idempotency_name_t *names, ngx_idempotency_name_t *tmp, ngx_uint_t n)
+ngx_idempotency_names_sort(u_char *base, ngx_idempotency_name_t *names,
+    ngx_idempotency_name_t *tmp, ngx_uint_t n)
 {
     ngx_uint_t  i;
 
-    s->alike = 0;
-
     for (i = 1; i < n; i++) {
-        if (sort_cmp(s, &names[i - 1], &names[i], 0) > 0) {
-            sort_names(s, names, tmp, n, 0);
+        if (name_cmp(base, &names[i - 1], &names[i]) >= 0) {
+            sort_names(base, names, tmp, n);
             return 1;
         }
     }
@@ -742,201 +839,45 @@ ngx_idempotency_names_sort(ngx_idempotency_names_t *s,
 }
 
 
-/*
- * Sorts by the next 8 bytes, and then each run of names that are alike in
- * these.  The longest run is sorted in this loop: so the calls nest no deeper
- * than the logarithm of n.
- */
+/* sorts both halves, and merges them */
 
 static void
-sort_names(ngx_idempotency_names_t *s, ngx_idempotency_name_t *names,
-    ngx_idempotency_name_t *tmp, ngx_uint_t n, uint32_t depth)
+sort_names(u_char *base, ngx_idempotency_name_t *names,
+    ngx_idempotency_name_t *tmp, ngx_uint_t n)
 {
-    ngx_uint_t               i, run, nlongest;
-    ngx_idempotency_name_t  *longest;
+    ngx_uint_t               half;
+    ngx_idempotency_name_t  *a, *b, *a_end, *b_end;
 
-    for ( ;; ) {
-
-        if (n <= NGX_IDEMPOTENCY_SORT_MERGE) {
-            sort_short(s, names, tmp, n, depth);
-            return;
-        }
-
-        sort_radix(names, tmp, n, depth);
-
-        longest = NULL;
-        nlongest = 0;
-
-        for (i = 0; i < n; i += run) {
-            run = sort_alike(s, &names[i], n - i, depth);
-
-            if (run == 1) {
-                continue;
-            }
-
-            if (run <= nlongest) {
-                sort_names(s, &names[i], tmp, run, depth + 8);
-                continue;
-            }
-
-            if (longest) {
-                sort_names(s, longest, tmp, nlongest, depth + 8);
-            }
-
-            longest = &names[i];
-            nlongest = run;
-        }
-
-        if (longest == NULL) {
-            return;
-        }
-
-        names = longest;
-        n = nlongest;
-        depth += 8;
-    }
-}
-
-
-/* the length of the run of names that are alike and longer than that; these get
-   their next 8 bytes */
-
-static ngx_uint_t
-sort_alike(ngx_idempotency_names_t *s, ngx_idempotency_name_t *names,
-    ngx_uint_t n, uint32_t depth)
-{
-    ngx_uint_t  i, run;
-
-    if (names->len - depth <= 8) {
-        s->alike |= (n > 1 && names[1].prefix == names->prefix
-                     && names[1].len == names->len);
-        return 1;
+    if (n <= NGX_IDEMPOTENCY_SORT_FEW) {
+        sort_few(base, names, n);
+        return;
     }
 
-    for (run = 1; run < n; run++) {
-        if (names[run].prefix != names->prefix) {
-            break;
+    half = n / 2;
+
+    sort_names(base, names, tmp, half);
+    sort_names(base, &names[half], tmp, n - half);
+
+    ngx_memcpy(tmp, names, half * sizeof(ngx_idempotency_name_t));
+
+    a = tmp;
+    a_end = &tmp[half];
+    b = &names[half];
+    b_end = &names[n];
+
+    while (a < a_end) {
+        if (b < b_end && name_cmp(base, a, b) > 0) {
+            *names++ = *b++;
+
+        } else {
+            *names++ = *a++;
         }
-    }
-
-    if (run == 1) {
-        return 1;
-    }
-
-    depth += 8;
-
-    for (i = 0; i < run; i++) {
-        names[i].prefix =
-            ngx_idempotency_prefix(sort_name(s, names[i].index) + depth,
-                                   names[i].len - depth);
-    }
-
-    return run;
-}
-
-
-/*
- * Sorts by the length of the prefix, as a name may end in zeros, and then by
- * the prefix's bytes, the last one first.
- */
-
-static void
-sort_radix(ngx_idempotency_name_t *names, ngx_idempotency_name_t *tmp,
-    ngx_uint_t n, uint32_t depth)
-{
-    uint32_t                 rest, sum, count, counts[9][256];
-    uint64_t                 prefix;
-    ngx_uint_t               i, k, key;
-    ngx_idempotency_name_t  *from, *to, *swap;
-
-    ngx_memzero(counts, sizeof(counts));
-
-    for (i = 0; i < n; i++) {
-        rest = names[i].len - depth;
-        prefix = names[i].prefix;
-
-        counts[0][ngx_min(rest, 9)]++;
-
-        for (k = 1; k < 9; k++) {
-            counts[k][prefix & 0xff]++;
-            prefix >>= 8;
-        }
-    }
-
-    from = names;
-    to = tmp;
-
-    for (k = 0; k < 9; k++) {
-
-        for (sum = 0, key = 0; key < 256; key++) {
-            count = counts[k][key];
-
-            if (count == n) {
-                break;
-            }
-
-            counts[k][key] = sum;
-            sum += count;
-        }
-
-        if (key < 256) {
-            /* this byte is the same in all names */
-            continue;
-        }
-
-        for (i = 0; i < n; i++) {
-            rest = from[i].len - depth;
-            key = (k == 0) ? ngx_min(rest, 9)
-                           : (from[i].prefix >> (8 * (k - 1))) & 0xff;
-
-            to[counts[k][key]++] = from[i];
-        }
-
-        swap = from;
-        from = to;
-        to = swap;
-    }
-
-    if (from == tmp) {
-        ngx_memcpy(names, tmp, n * sizeof(ngx_idempotency_name_t));
     }
 }
 
 
 static void
-sort_short(ngx_idempotency_names_t *s, ngx_idempotency_name_t *names,
-    ngx_idempotency_name_t *tmp, ngx_uint_t n, uint32_t depth)
-{
-    ngx_uint_t               i, width;
-    ngx_idempotency_name_t  *from, *to;
-
-    for (i = 0; i < n; i += NGX_IDEMPOTENCY_SORT_RUN) {
-        sort_run(s, &names[i], ngx_min(n - i, NGX_IDEMPOTENCY_SORT_RUN), depth);
-    }
-
-    from = names;
-    to = tmp;
-
-    for (width = NGX_IDEMPOTENCY_SORT_RUN; width < n; width *= 2) {
-
-        for (i = 0; i < n; i += 2 * width) {
-            sort_merge(s, &to[i], &from[i], ngx_min(n - i, 2 * width), width,
-                       depth);
-        }
-
-        to = from;
-        from = (from == names) ? tmp : names;
-    }
-
-    if (from == tmp) {
-        ngx_memcpy(names, tmp, n * sizeof(ngx_idempotency_name_t));
-    }
-}
-
-
-static void
-sort_run(ngx_idempotency_names_t *s, ngx_idempotency_name_t *names,
-    ngx_uint_t n, uint32_t depth)
+sort_few(u_char *base, ngx_idempotency_name_t *names, ngx_uint_t n)
 {
     ngx_uint_t              i, k;
     ngx_idempotency_name_t  name;
@@ -946,7 +887,7 @@ sort_run(ngx_idempotency_names_t *s, ngx_idempotency_name_t *names,
         name = names[i];
 
         for (k = i; k > 0; k--) {
-            if (sort_cmp(s, &names[k - 1], &name, depth) <= 0) {
+            if (name_cmp(base, &names[k - 1], &name) <= 0) {
                 break;
             }
 
@@ -954,33 +895,5 @@ sort_run(ngx_idempotency_names_t *s, ngx_idempotency_name_t *names,
         }
 
         names[k] = name;
-    }
-}
-
-
-/* merges two sorted runs: one of this width, and the rest of n */
-
-static void
-sort_merge(ngx_idempotency_names_t *s, ngx_idempotency_name_t *to,
-    ngx_idempotency_name_t *from, ngx_uint_t n, ngx_uint_t width,
-    uint32_t depth)
-{
-    ngx_idempotency_name_t  *a, *b, *a_end, *b_end;
-
-    a = from;
-    a_end = from + ngx_min(width, n);
-    b = a_end;
-    b_end = from + n;
-
-    while (a < a_end && b < b_end) {
-        *to++ = (sort_cmp(s, a, b, depth) <= 0) ? *a++ : *b++;
-    }
-
-    while (a < a_end) {
-        *to++ = *a++;
-    }
-
-    while (b < b_end) {
-        *to++ = *b++;
     }
 }

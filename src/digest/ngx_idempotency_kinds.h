@@ -126,6 +126,14 @@ typedef struct {
     void        (*field)(ngx_idempotency_fields_t *f, u_char *p,
                          u_char *last);
     void        (*field_end)(ngx_idempotency_fields_t *f);
+
+    /*
+     * Removes the escapes from a name or a value, in its place.  NGX_DECLINED:
+     * some escape is malformed.  NULL: there are none.
+     */
+    ngx_int_t   (*decode)(ngx_str_t *s);
+    /* so many bytes at most stand for one */
+    size_t        escape;
 } ngx_idempotency_kind_t;
 
 
@@ -206,19 +214,18 @@ struct ngx_idempotency_fields_s {
     ngx_uint_t                 nwanted;
     size_t                     max;        /* for a value */
 
-    /* the name that is being read, as far as it may be a wanted one */
+    size_t                     limit;      /* for one with escapes */
+
+    /* the name that is being read, with escapes; a longer one is not wanted */
     u_char                    *name;
     size_t                     name_len;
-    size_t                     longest;
+    size_t                     name_size;
 
     /* between two pieces */
     ngx_uint_t                 state;
-    ngx_uint_t                 escape;
-    uint32_t                   unit;
-    uint32_t                   high;
+    ngx_uint_t                 escape;     /* behind a backslash */
     ngx_uint_t                 depth;
 
-    unsigned                   named:1;
     unsigned                   done:1;
     unsigned                   unreadable:1;
     unsigned                   too_long:1; /* some value */

@@ -57,13 +57,11 @@ typedef struct {
 
     /* of other parameters and lines */
     ngx_idempotency_digest_t   others;
-    ngx_idempotency_sink_t     sink;
 } part_t;
 
 
 typedef struct {
-    uint32_t                   group;     /* a place; it comes first, as names
-                                             are sorted by it */
+    uint32_t                   group;     /* its place */
     uint32_t                   len;
     u_char                     digest[NGX_IDEMPOTENCY_DIGEST_LEN];
 } counted_t;
@@ -151,7 +149,9 @@ const ngx_idempotency_kind_t  ngx_idempotency_multipart_kind = {
     multipart_final,                        /* finish */
 
     NULL,                                   /* field */
-    NULL                                    /* field_end */
+    NULL,                                   /* field_end */
+    NULL,                                   /* decode */
+    1
 };
 
 
@@ -375,7 +375,6 @@ multipart_final(void *stream, ngx_idempotency_digest_t *d)
     counted_t               *part;
     ngx_uint_t               i;
     ngx_idempotency_name_t  *name;
-    ngx_idempotency_sink_t   sink;
 
     if (m->state != multipart_end) {
         multipart_decline(m, multipart_lost);
@@ -402,16 +401,14 @@ multipart_final(void *stream, ngx_idempotency_digest_t *d)
         return NGX_ERROR;
     }
 
-    ngx_idempotency_sink_init(&sink, d, 'M');
+    ngx_idempotency_digest_bytes(d, (u_char *) "M", 1);
 
     part = m->parts.elts;
 
     for (i = 0; i < m->parts.nelts; i++) {
-        ngx_idempotency_sink_bytes(&sink, part[name[i].index].digest,
-                                   NGX_IDEMPOTENCY_DIGEST_LEN);
+        ngx_idempotency_digest_bytes(d, part[name[i].index].digest,
+                                     NGX_IDEMPOTENCY_DIGEST_LEN);
     }
-
-    ngx_idempotency_sink_flush(&sink);
 
     ngx_pfree(m->pool, name);
 
@@ -424,33 +421,27 @@ multipart_final(void *stream, ngx_idempotency_digest_t *d)
 static ngx_idempotency_name_t *
 multipart_names(multipart_t *m)
 {
-    counted_t                *part;
-    ngx_uint_t                i, n;
-    ngx_idempotency_name_t   *name;
-    ngx_idempotency_names_t   s;
+    counted_t               *part;
+    ngx_uint_t               i, n;
+    ngx_idempotency_name_t  *names;
 
     n = m->parts.nelts;
     part = m->parts.elts;
 
-    name = ngx_palloc(m->pool, 2 * n * sizeof(ngx_idempotency_name_t) + 1);
-    if (name == NULL) {
+    names = ngx_palloc(m->pool,
+                       (n + n / 2) * sizeof(ngx_idempotency_name_t) + 1);
+    if (names == NULL) {
         return NULL;
     }
 
-    s.data = m->groups;
-    s.scratch = NULL;
-    s.size = m->ngroups + 1;
-    s.stride = sizeof(counted_t);
-    s.items = (u_char *) part;
-
     for (i = 0; i < n; i++) {
-        ngx_idempotency_name_set(&name[i], s.data + part[i].group, part[i].len,
-                                 i);
+        ngx_idempotency_name_set(&names[i], m->groups, part[i].group,
+                                 part[i].len, i);
     }
 
-    ngx_idempotency_names_sort(&s, name, &name[n], n);
+    ngx_idempotency_names_sort(m->groups, names, &names[n], n);
 
-    return name;
+    return names;
 }
 
 
@@ -700,15 +691,8 @@ part_begin(multipart_t *m)
 static void
 part_field(ngx_idempotency_fields_t *f, part_t *part)
 {
-    size_t  i;
-
-    f->name_len = 0;
-
-    for (i = 0; i < part->name.len; i++) {
-        ngx_idempotency_field_name(f, part->name.data[i]);
-    }
-
-    ngx_idempotency_field_begin(f);
+    ngx_idempotency_field_name(f, part->name.data, part->name.len);
+    (void) ngx_idempotency_field_begin(f);
 
     if (part->filename.data || part->extended.data) {
         ngx_idempotency_field_end(f, NGX_IDEMPOTENCY_FIELD_NONE);
@@ -761,7 +745,6 @@ part_digest(multipart_t *m, part_t *part)
 
     if (part->other) {
         ngx_idempotency_digest_bytes(&m->digest, (u_char *) "o", 1);
-        ngx_idempotency_sink_flush(&part->sink);
         ngx_idempotency_digest_final(&part->others, text);
         ngx_idempotency_digest_bytes(&m->digest, text, sizeof(text));
     }
@@ -1097,12 +1080,12 @@ part_disposition(part_t *part, ngx_str_t *value)
 static void
 part_other(part_t *part, u_char letter, ngx_str_t *name, ngx_str_t *value)
 {
-    u_char  *p, lower[64];
+    u_char  *p, head[1 + 10], lower[64];
 
     if (!part->other) {
         part->other = 1;
         ngx_idempotency_digest_begin(&part->others, NULL);
-        ngx_idempotency_sink_init(&part->sink, &part->others, 'O');
+        ngx_idempotency_digest_bytes(&part->others, (u_char *) "O", 1);
     }
 
     p = name->data;
@@ -1112,10 +1095,19 @@ part_other(part_t *part, u_char letter, ngx_str_t *name, ngx_str_t *value)
         p = lower;
     }
 
-    ngx_idempotency_sink_field(&part->sink, letter, p, name->len);
+    head[0] = letter;
+
+    ngx_idempotency_digest_bytes(&part->others, head,
+                                 ngx_idempotency_length(head + 1, name->len)
+                                 - head);
+    ngx_idempotency_digest_bytes(&part->others, p, name->len);
+
+    ngx_idempotency_digest_bytes(&part->others, head,
+                                 ngx_idempotency_length(head, value->len)
+                                 - head);
 
     /* without an equals sign the value has no data */
 
-    ngx_idempotency_sink_field(&part->sink, 0, value->len ? value->data : p,
-                               value->len);
+    ngx_idempotency_digest_bytes(&part->others, value->len ? value->data : p,
+                                 value->len);
 }

@@ -143,7 +143,9 @@ const ngx_idempotency_kind_t  ngx_idempotency_text_kind = {
     NULL,                                   /* finish */
 
     NULL,                                   /* field */
-    NULL                                    /* field_end */
+    NULL,                                   /* field_end */
+    NULL,                                   /* decode */
+    1
 };
 
 

@@ -675,21 +675,14 @@ memory_is_for_the_body_as_a_whole(void)
 static void
 sorting_is_stable(void)
 {
-    u_char                   letters[1200];
+    u_char                   letters[1204];
     uint64_t                 seed;
-    uint32_t                 places[900];
+    uint32_t                 place;
     ngx_uint_t               i, k, n, round, longest;
-    ngx_idempotency_name_t   names[900], tmp[900];
+    ngx_idempotency_name_t   names[900], tmp[450];
     struct { u_char *data; size_t len; ngx_uint_t index; }  simple[900], name;
-    ngx_idempotency_names_t  s;
 
     seed = unit_setting("UNIT_SEED", 1);
-
-    s.data = letters;
-    s.size = 600;
-    s.scratch = letters + 600;
-    s.stride = sizeof(uint32_t);
-    s.items = (u_char *) places;
 
     for (round = 0; round < 400; round++) {
 
@@ -704,12 +697,12 @@ sorting_is_stable(void)
         n = unit_below(&seed, round % 4 ? 40 : 900);
 
         for (i = 0; i < n; i++) {
-            places[i] = unit_below(&seed, 500) + 600 * unit_below(&seed, 2);
-            name.data = letters + places[i];
+            place = unit_below(&seed, 1100);
+            name.data = letters + place;
             name.len = unit_below(&seed, longest);
             name.index = i;
 
-            ngx_idempotency_name_set(&names[i], name.data, name.len, i);
+            ngx_idempotency_name_set(&names[i], letters, place, name.len, i);
 
             for (k = i; k > 0; k--) {
                 if (ngx_memn2cmp(simple[k - 1].data, name.data,
@@ -725,7 +718,7 @@ sorting_is_stable(void)
             simple[k] = name;
         }
 
-        ngx_idempotency_names_sort(&s, names, tmp, n);
+        ngx_idempotency_names_sort(letters, names, tmp, n);
 
         for (i = 0; i < n; i++) {
             if (!check_equal(names[i].index, simple[i].index)) {
