@@ -1,8 +1,8 @@
 
 /*
  * The file that remembers, open: its transactions, what an item does in one,
- * rows, and what keeps the file small and on disk.  How a start makes or judges
- * a file is in ngx_idempotency_db_start.c.
+ * rows, and what keeps the file small and on disk.  How a start makes or checks
+ * a file is in ngx_idempotency_start.c.
  *
  * - What is pending is a row of `claims`, which stays small; what has ended, or
  *   may have, is a row of `records`, in the order in which it came, until its

@@ -138,7 +138,7 @@ ngx_int_t ngx_idempotency_db_tidy(ngx_idempotency_db_t *db, int64_t now,
 
 
 /*
- * For a start: a connection as it is used here; what an error of SQLite's means;
+ * For a start: a connection as it is used here; what an error of SQLite's is;
  * and what differs between the file and the mark: 0, and error tells.
  */
 

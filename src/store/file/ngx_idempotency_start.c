@@ -1382,7 +1382,7 @@ start_clock(clockid_t id)
 }
 
 
-/* --- the database: what is wrong is an error of SQLite's, and is told ------ */
+/* --- the database --------------------------------------------------------- */
 
 
 ngx_int_t
