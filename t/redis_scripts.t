@@ -193,20 +193,21 @@ sub model {
 
             my $same = $is && $is->{instance} == $c->{instance};
 
-            my $gone = !$is && $what eq 'P' && $gone{$key} && $gone{$key}{instance} == $c->{instance}
+            my $status = $what eq 'P' ? int rand 2 : 504;
+            my $gone = !$is && $gone{$key} && $gone{$key}{instance} == $c->{instance}
                        && $gone{$key}{sequence} >= $c->{sequence};
 
             $want = $late ? 'L'
-                  : $gone ? 'S'
+                  : $gone && $gone{$key}{forgotten} ? 'A'
+                  : $gone && $what eq 'P' ? 'S'
                   : !$is ? $known ? 'T' : 'O'
                   : $is->{state} eq 'F' ? $same && $cmp >= 0 ? 'S' : 'O'
                   : !$same || $cmp > 0 ? 'S'
                   : $what =~ /[PU]/ && $is->{state} =~ /[DN]/ ? 'S'
-                  : $cmp == 0 && $what eq 'P' && $is->{state} eq 'U' && $is->{status} ? 'S'
+                  : $what eq 'P' && $is->{state} eq 'U' && ($cmp ? !$status : $is->{status}) ? 'S'
                   : 'O';
 
             my $response = $what =~ /[DU]/ ? 'r' x int rand 300 : '';
-            my $status = $what eq 'P' ? int rand 2 : 504;
 
             $after = { %$c, state => $what, over => $lapse, response => $response, status => $status }
                 if $want =~ /[OT]/;
@@ -281,7 +282,7 @@ sub model {
 
         # what is left of it says whose it was
 
-        $gone{$key} = $is if $is && !$after;
+        $gone{$key} = { %$is, forgotten => $op >= 90 } if $is && !$after;
         $is{$key} = $after;
     }
 
@@ -371,6 +372,22 @@ sub traps {
     is(claim($redis, 't:d', \%d, flags => 'ro')->[0], 'D', '... which may be sent twice');
     is(release($redis, 't:d', \%d, 1)->[0], 'O', 'one that is settled');
     is(run($redis, 'find', 't:d')->[0], 'A', '... is fresh');
+
+    # a claim that was made without asking does not hide a doubt
+
+    put($redis, 't:h', 'U', \%c);
+    my %h = (instance => 1, sequence => 6);
+    is(put($redis, 't:h', 'P', \%h)->[0], 'S', 'what was in doubt is not claimed by who does not know of that');
+    is(release($redis, 't:h', \%h, 1)->[0], 'A', '... nor released');
+    is(put($redis, 't:h', 'P', { %h, status => 1 })->[0], 'O', '... but claimed by who does');
+    is(put($redis, 't:h', 'D', \%h)->[0], 'O', '... and has an outcome');
+
+    # ... which is sent once more, and comes behind a hand that forgets it
+
+    is(forget($redis, 't:h', \%h)->[0], 'O', '... that is forgotten by hand');
+    is(put($redis, 't:h', 'D', \%h)->[0], 'A', '... and comes late: it stays forgotten');
+    is(run($redis, 'find', 't:h')->[0], 'A', '... so the token is fresh');
+    is(put($redis, 't:h', 'D', { %h, sequence => 7 })->[0], 'T', '... for a newer one');
 
     # fences: the server's clock, but never lower than what is known, for a minute
 

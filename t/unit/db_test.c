@@ -351,7 +351,7 @@ put_what_is_newer(void)
         { PENDING, 10, NOT_KEPT, 10, 1 },
         { PENDING, 10, IN_DOUBT, 10, 1 },
         { IN_DOUBT, 10, PENDING, 10, 0 },
-        { IN_DOUBT, 10, PENDING, 11, 1 },
+        { IN_DOUBT, 10, PENDING, 11, 0 },
         { IN_DOUBT, 10, DONE, 10, 1 },
         { IN_DOUBT, 10, DONE, 9, 0 },
         { DONE, 10, PENDING, 10, 0 },
@@ -384,6 +384,15 @@ put_what_is_newer(void)
             unit_note("case %u", (unsigned) i);
         }
     }
+
+    /* a claim takes the place of a doubt only if it knows of that */
+
+    check_equal(put(99, 10, IN_DOUBT), NGX_IDEMPOTENCY_OK);
+    file_outcome(&item, 99, 11, PENDING, 0);
+    item.taken = 1;
+    check_equal(file_do(&item), NGX_IDEMPOTENCY_OK);
+    check_equal(do_one(RELEASE, 99, 11), NGX_IDEMPOTENCY_OK);
+    check_equal(outcome(99), IN_DOUBT);
 
     /* another's is left alone, whatever its fence */
 

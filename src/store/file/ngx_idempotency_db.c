@@ -1248,7 +1248,8 @@ db_put(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 /*
  * Whether the record is newer than what is there.  An outcome is replaced by
  * another one only: a claim that was made without asking, under "local", would
- * make the token fresh with its release.
+ * make the token fresh with its release.  So would one in the place of a doubt
+ * that it does not know of.
  */
 
 static ngx_uint_t
@@ -1264,8 +1265,8 @@ db_may_put(db_record_t *rec, ngx_idempotency_item_t *item)
         return 1;
 
     case NGX_IDEMPOTENCY_IN_DOUBT:
-        return item->fence > rec->fence
-               || item->outcome != NGX_IDEMPOTENCY_PENDING;
+        return item->outcome != NGX_IDEMPOTENCY_PENDING
+               || (item->fence > rec->fence && item->taken);
 
     default:
         return item->outcome == NGX_IDEMPOTENCY_DONE

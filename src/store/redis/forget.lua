@@ -35,7 +35,7 @@ if is.state == 'P' or is.state == 'U' then
     redis.call('SET', key, packed(is), 'PX', math.max(ARGV[2], fences))
 
 else
-    redis.call(released(is))
+    redis.call(released(is, true))
 end
 
 redis.pcall(ARGV[3], key, '')

@@ -42,22 +42,36 @@ if is then
 
     elseif known.state ~= 'D' and known.state ~= 'N' then
 
-        -- it comes late, or this memory alone took what was executed for fresh
+        -- It comes late, or a memory that was alone did not know of this.  A
+        -- claim that does not know of a doubt would make the token fresh with
+        -- its release.
 
-        if is.state == 'D' or is.state == 'N'
-           or is.state == 'U' and is.status ~= 0 and known.state == 'P'
-              and is.sequence == known.sequence
+        if is.state == 'D' or is.state == 'N' then
+            return { 'S', stamp }
+        end
+
+        if is.state == 'U' and known.state == 'P'
+           and (is.sequence == known.sequence and is.status ~= 0
+                or is.sequence < known.sequence and known.status == 0)
         then
             return { 'S', stamp }
         end
     end
 
-elseif known.state == 'P' and remains and remains.instance == known.instance
+elseif remains and remains.instance == known.instance
        and remains.sequence >= known.sequence
 then
-    -- ... it was released since
+    -- an outcome that stood here, and was forgotten by hand, stays forgotten
 
-    return { 'S', stamp }
+    if remains.status ~= 0 then
+        return { 'A', stamp }
+    end
+
+    -- a claim that was released since
+
+    if known.state == 'P' then
+        return { 'S', stamp }
+    end
 end
 
 known.lease = (known.state == 'P') and now + ARGV[3] or 0

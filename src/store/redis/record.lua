@@ -8,7 +8,8 @@
 --     N  not kept
 --     U  in doubt
 --     F  forgotten    it was pending, and its owner has to be told
---     R  released     or forgotten; it is no record any more
+--     R  released     it is no record any more; the status is 1 if an outcome
+--                     was forgotten by hand
 --
 -- A claim is its instance's, and the sequence's there.  Others know it by its
 -- fence, which is made here: it is higher than that of any claim of the token
@@ -139,8 +140,8 @@ end
 
 -- The token is fresh again, but its next claim has a higher fence.
 
-local function released(record)
-    record.state, record.lease, record.status = 'R', 0, 0
+local function released(record, forgotten)
+    record.state, record.lease, record.status = 'R', 0, forgotten and 1 or 0
 
     return 'SET', key, packed(record), 'PX', fences
 end
