@@ -450,7 +450,7 @@ sub told_of {
     # two of one channel
     my @two = map watching('two', n => 3, msec => 90000), 1, 2;
     ok($heard->('two', 1), 'two who watch one channel');
-    until_true { (() = caller_nginx()->log =~ /told of two/g) >= 2 };
+    until_true { caller_nginx()->log =~ /told of two/ };
     my $round = 0;
     until_true { $r->command('PUBLISH', 'two', 1); ++$round > 3 };
     like($_->response->{body}, qr/^told 3$/, '... are told') for @two;
@@ -629,7 +629,7 @@ sub cluster {
     is(scalar(grep { $other->get(uri($_, script => $get))->{body} =~ /^error=0/ } @keys), 60, 'a user');
     my $told = $other->start('GET', '/?watch=k1&n=2&msec=60000');
     $heard->('k1');
-    like($other->get(uri('k1', script => 'return redis.call("spublish", KEYS[1], 1)'))->{body}, qr/^error=0.*:1$/m,
+    like($other->get(uri('k1', script => 'return redis.call("spublish", KEYS[1], 1)'))->{body}, qr/^error=0.*:[12]$/m,
          '... that may publish');
     is($told->response->{body}, "told 2\n", '... and be told');
     unlike($other->log, qr/NOPERM|\[error\]/, '... without a complaint');
@@ -638,7 +638,7 @@ sub cluster {
     # a slot moves, with its keys: ASK, then MOVED
     my ($from, $to) = owner($keys[0], @n);
     my $slot = $n[0]->command('CLUSTER', 'KEYSLOT', $keys[0]);
-    my $watch = watching($keys[0], n => 3, msec => 90000);
+    my $watch = watching($keys[0], n => 2, msec => 90000);
     $heard->($keys[0]);
 
     $to->command('CLUSTER', 'SETSLOT', $slot, 'IMPORTING', $from->{id});
@@ -653,7 +653,7 @@ sub cluster {
     ok(until_true { (() = $to->command('PUBSUB', 'SHARDNUMSUB', $keys[0])->[1]) && $to->command('PUBSUB', 'SHARDNUMSUB', $keys[0])->[1] },
        '... at the other node');
     until_true { call($keys[0], script => 'return redis.call("spublish", KEYS[1], 1)', msec => 20000) =~ /reply=:1/ };
-    like($watch->response->{body}, qr/^told 3/, '... and told');
+    like($watch->response->{body}, qr/^told 2/, '... and told');
 
     # a master dies, and its replica follows
     my ($dead) = owner($keys[1], @n[0 .. 2]);

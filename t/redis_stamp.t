@@ -164,7 +164,7 @@ ok(served('againlate'), '... until it is granted');
 may('resetchannels');
 $limited->command('CLIENT', 'KILL', 'TYPE', 'normal', 'SKIPME', 'yes');
 ok(served('mute'), 'who may not publish is served');
-ok(until_true { $n->log =~ /\[warn\].* the user may not publish at \S+ \(PUBLISH "idem:z:stamp"\)/ }, '... and it is warned of');
+ok(until_true { $n->log =~ /\[warn\].* lets its user not publish, .*: PUBLISH/ }, '... and it is warned of');
 
 $n->stop;
 done_testing();

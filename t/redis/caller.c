@@ -36,8 +36,12 @@ typedef struct {
     caller_call_t                   *calls;
     ngx_uint_t                       left;
     ngx_buf_t                       *out;
-    ngx_idempotency_redis_subscription_t    watch;
+    /* of those that watch */
+    ngx_queue_t                      queue;
+    ngx_idempotency_redis_t         *redis;
+    ngx_str_t                        key;
     ngx_event_t                      timer;
+    ngx_msec_t                       ends;
     ngx_uint_t                       told;
 } caller_t;
 
@@ -53,7 +57,7 @@ static void caller_answered(ngx_idempotency_redis_call_t *call);
 static u_char *caller_write(u_char *p, u_char *last,
     ngx_idempotency_redis_reply_t *reply);
 static ngx_int_t caller_watch(ngx_http_request_t *r, caller_t *caller);
-static void caller_told(ngx_idempotency_redis_subscription_t *watch);
+static void caller_told(void *data, ngx_str_t *key);
 static void caller_timeout(ngx_event_t *ev);
 static void caller_watched(caller_t *caller);
 static void caller_finish(ngx_http_request_t *r, caller_t *caller);
@@ -69,6 +73,7 @@ typedef struct {
 
 static ngx_idempotency_redis_t  *caller_redis[16];
 static ngx_uint_t                caller_n;
+static ngx_queue_t               caller_watching;
 
 
 static ngx_command_t  caller_commands[] = {
@@ -160,6 +165,8 @@ static ngx_int_t
 caller_init_process(ngx_cycle_t *cycle)
 {
     ngx_uint_t  i;
+
+    ngx_queue_init(&caller_watching);
 
     for (i = 0; i < caller_n; i++) {
         if (ngx_idempotency_redis_init_process(caller_redis[i], cycle)
@@ -384,54 +391,81 @@ caller_watch(ngx_http_request_t *r, caller_t *caller)
     caller->timer.data = caller;
     caller->timer.log = r->connection->log;
     caller->timer.handler = caller_timeout;
+    caller->ends = ngx_current_msec
+                   + (value.len ? ngx_atoi(value.data, value.len) : 5000);
 
-    ngx_add_timer(&caller->timer,
-                  value.len ? ngx_atoi(value.data, value.len) : 5000);
+    caller->redis = ccf->redis;
+    caller->key = caller_arg(r, "watch");
 
-    caller->watch.key = caller_arg(r, "watch");
-    caller->watch.handler = caller_told;
-    caller->watch.data = caller;
+    ngx_queue_insert_tail(&caller_watching, &caller->queue);
 
     r->main->count++;
-    ngx_idempotency_redis_subscribe(ccf->redis, &caller->watch);
+    caller_timeout(&caller->timer);
 
     return NGX_DONE;
 }
 
 
 static void
-caller_told(ngx_idempotency_redis_subscription_t *watch)
+caller_told(void *data, ngx_str_t *key)
 {
-    caller_t  *caller;
+    caller_t     *caller;
+    ngx_queue_t  *q, *next;
 
-    caller = watch->data;
+    for (q = ngx_queue_head(&caller_watching);
+         q != ngx_queue_sentinel(&caller_watching);
+         q = next)
+    {
+        next = ngx_queue_next(q);
+        caller = ngx_queue_data(q, caller_t, queue);
 
-    ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0, "told of %V: %ui",
-                  &watch->key, ++caller->told);
+        if (caller->redis != data || caller->key.len != key->len
+            || ngx_strncmp(caller->key.data, key->data, key->len) != 0)
+        {
+            continue;
+        }
 
-    if (caller->told == caller->left) {
-        caller_watched(caller);
+        ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0, "told of %V: %ui",
+                      key, ++caller->told);
+
+        if (caller->told == caller->left) {
+            caller_watched(caller);
+        }
     }
 }
 
 
+/* it is wanted yet, or no more */
+
 static void
 caller_timeout(ngx_event_t *ev)
 {
-    caller_watched(ev->data);
+    caller_t        *caller;
+    ngx_msec_int_t   left;
+
+    caller = ev->data;
+    left = (ngx_msec_int_t) (caller->ends - ngx_current_msec);
+
+    if (left <= 0) {
+        caller_watched(caller);
+        return;
+    }
+
+    ngx_idempotency_redis_watch(caller->redis, &caller->key, caller_told,
+                                caller->redis);
+
+    ngx_add_timer(ev, ngx_min(left, 500));
 }
 
 
 static void
 caller_watched(caller_t *caller)
 {
-    caller_conf_t       *ccf;
     ngx_http_request_t  *r;
 
     r = caller->request;
-    ccf = ngx_http_get_module_loc_conf(r, ngx_http_redis_caller_module);
 
-    ngx_idempotency_redis_unsubscribe(ccf->redis, &caller->watch);
+    ngx_queue_remove(&caller->queue);
 
     if (caller->timer.timer_set) {
         ngx_del_timer(&caller->timer);

@@ -43,10 +43,22 @@ typedef struct {
 } lane_t;
 
 
+#define SIM_CHANNELS  64
+#define SIM_WANTED    2500
+
+typedef struct {
+    ngx_str_t                       key;
+    u_char                          name[128];
+    ngx_idempotency_redis_changed_pt  handler;
+    void                           *data;
+    ngx_msec_t                      wanted;
+} channel_t;
+
+
 struct ngx_idempotency_redis_s {
     lane_t                          lanes[SIM_LANES];
     ngx_idempotency_redis_mark_t   *mark;
-    ngx_queue_t                     subscriptions;
+    channel_t                       channels[SIM_CHANNELS];
     uint64_t                        time;
     ngx_msec_t                      at;
     uint64_t                        calls;
@@ -986,24 +998,32 @@ sim_cut(ngx_uint_t n, uint64_t number)
 }
 
 
+static channel_t *
+channel(ngx_str_t *key)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; i < SIM_CHANNELS; i++) {
+        if (redis.channels[i].key.len == key->len
+            && ngx_memcmp(redis.channels[i].name, key->data, key->len) == 0)
+        {
+            return &redis.channels[i];
+        }
+    }
+
+    return NULL;
+}
+
+
 static void
 sim_published(ngx_str_t *key)
 {
-    ngx_queue_t                           *q;
-    ngx_idempotency_redis_subscription_t  *sub;
+    channel_t  *c;
 
-    for (q = ngx_queue_head(&redis.subscriptions);
-         q != ngx_queue_sentinel(&redis.subscriptions);
-         q = ngx_queue_next(q))
-    {
-        sub = ngx_queue_data(q, ngx_idempotency_redis_subscription_t, queue);
+    c = channel(key);
 
-        if (sub->key.len == key->len
-            && ngx_memcmp(sub->key.data, key->data, key->len) == 0)
-        {
-            sub->handler(sub);
-            return;
-        }
+    if (c && ngx_current_msec - c->wanted < SIM_WANTED) {
+        c->handler(c->data, &c->key);
     }
 }
 
@@ -1050,8 +1070,6 @@ ngx_idempotency_redis_init_process(ngx_idempotency_redis_t *r,
 {
     lane_t      *lane;
     ngx_uint_t   i;
-
-    ngx_queue_init(&r->subscriptions);
 
     for (i = 0; i < SIM_LANES; i++) {
         lane = &r->lanes[i];
@@ -1101,21 +1119,48 @@ ngx_idempotency_redis_call(ngx_idempotency_redis_t *r, ngx_uint_t n,
 }
 
 
-void
-ngx_idempotency_redis_subscribe(ngx_idempotency_redis_t *r,
-    ngx_idempotency_redis_subscription_t *sub)
-{
-    ngx_queue_insert_tail(&r->subscriptions, &sub->queue);
-    host->subscribe(host->worker, &sub->key, 1);
-}
-
+/* what is wanted no more is subscribed to until its place is needed */
 
 void
-ngx_idempotency_redis_unsubscribe(ngx_idempotency_redis_t *r,
-    ngx_idempotency_redis_subscription_t *sub)
+ngx_idempotency_redis_watch(ngx_idempotency_redis_t *r, ngx_str_t *key,
+    ngx_idempotency_redis_changed_pt handler, void *data)
 {
-    ngx_queue_remove(&sub->queue);
-    host->subscribe(host->worker, &sub->key, 0);
+    channel_t   *c, *old;
+    ngx_uint_t   i;
+
+    c = channel(key);
+
+    if (c == NULL) {
+        old = &r->channels[0];
+
+        for (i = 1; i < SIM_CHANNELS && old->key.len; i++) {
+            if (r->channels[i].key.len == 0
+                || (ngx_msec_int_t) (r->channels[i].wanted - old->wanted) < 0)
+            {
+                old = &r->channels[i];
+            }
+        }
+
+        c = old;
+
+        if (c->key.len) {
+            host->subscribe(host->worker, &c->key, 0);
+        }
+
+        c->key.data = c->name;
+        c->key.len = key->len;
+        ngx_memcpy(c->name, key->data, key->len);
+        c->handler = handler;
+        c->data = data;
+
+        host->subscribe(host->worker, &c->key, 1);
+
+    } else if (ngx_current_msec - c->wanted >= SIM_WANTED) {
+        host->subscribe(host->worker, &c->key, 0);
+        host->subscribe(host->worker, &c->key, 1);
+    }
+
+    c->wanted = ngx_current_msec;
 }
 
 

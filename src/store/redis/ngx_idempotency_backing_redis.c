@@ -12,9 +12,6 @@
  * whatever was answered to the second.  Then nobody owns it, and others would
  * find it in doubt.  So it is released when nothing of it can come any more,
  * unless the zone has it.
- *
- * Awaited tokens: what is pending remotely is subscribed to for as long as
- * somebody says that he waits for it.
  */
 
 
@@ -47,11 +44,6 @@
 
 #define NGX_IDEMPOTENCY_REDIS_LEFT  1000
 
-/* tokens whose change a worker wants to be told, and for how long each time */
-
-#define NGX_IDEMPOTENCY_REDIS_WATCHES  4096
-#define NGX_IDEMPOTENCY_REDIS_WATCHED  2500
-
 
 typedef struct {
     ngx_idempotency_redis_item_t    ri;
@@ -59,15 +51,6 @@ typedef struct {
     ngx_event_t                     timer;
     ngx_idempotency_redis_zone_t   *redis;
 } left_t;
-
-
-typedef struct {
-    ngx_idempotency_redis_subscription_t   watch;
-    ngx_queue_t                     queue;
-    ngx_idempotency_redis_zone_t   *redis;
-    ngx_msec_t                      wanted;
-    u_char                          token[NGX_IDEMPOTENCY_DIGEST_LEN];
-} await_watch_t;
 
 
 static ngx_idempotency_tier_t *redis_again(ngx_conf_t *cf,
@@ -111,12 +94,8 @@ static void left_add(ngx_idempotency_redis_zone_t *redis,
 static void left_timer_handler(ngx_event_t *ev);
 static ngx_uint_t left_owned(left_t *left);
 static void left_handler(ngx_idempotency_redis_call_t *call);
-static void await_init(ngx_idempotency_redis_zone_t *redis, ngx_log_t *log);
-static void await_add(ngx_idempotency_tier_t *tier, u_char *token);
-static await_watch_t *await_watch(ngx_idempotency_redis_zone_t *redis,
-    u_char *token);
-static void await_handler(ngx_idempotency_redis_subscription_t *w);
-static void await_unwatch_handler(ngx_event_t *ev);
+static void redis_await(ngx_idempotency_tier_t *tier, u_char *token);
+static void redis_changed(void *data, ngx_str_t *key);
 
 
 static const ngx_idempotency_backing_t  redis_backing = {
@@ -126,7 +105,7 @@ static const ngx_idempotency_backing_t  redis_backing = {
     redis_kind,
     redis_now,
     batch_hand,
-    await_add,
+    redis_await,
     redis_list,
     ngx_idempotency_redis_stamps_beat,
     redis_init,
@@ -378,13 +357,14 @@ redis_init_process(ngx_idempotency_tier_t *tier, ngx_cycle_t *cycle)
 
     redis = (ngx_idempotency_redis_zone_t *) tier;
 
-    await_init(redis, cycle->log);
-
     if (redis->redis == NULL) {
         return NGX_OK;
     }
 
-    if (batch_init(redis, cycle->pool) != NGX_OK
+    redis->channel = ngx_pnalloc(cycle->pool, redis->prefix.len
+                                              + NGX_IDEMPOTENCY_REDIS_TOKEN);
+
+    if (redis->channel == NULL || batch_init(redis, cycle->pool) != NGX_OK
         || ngx_idempotency_redis_stamps_init_process(redis, cycle->pool)
            != NGX_OK)
     {
@@ -943,28 +923,12 @@ left_handler(ngx_idempotency_redis_call_t *call)
 }
 
 
-static void
-await_init(ngx_idempotency_redis_zone_t *redis, ngx_log_t *log)
-{
-    ngx_uint_t  i;
-
-    for (i = 0; i < NGX_IDEMPOTENCY_REDIS_BUCKETS; i++) {
-        ngx_queue_init(&redis->watches[i]);
-    }
-
-    redis->unwatch.handler = await_unwatch_handler;
-    redis->unwatch.data = redis;
-    redis->unwatch.log = log;
-    redis->unwatch.cancelable = 1;
-}
-
-
 /* the channel is the key's name */
 
 static void
-await_add(ngx_idempotency_tier_t *tier, u_char *token)
+redis_await(ngx_idempotency_tier_t *tier, u_char *token)
 {
-    await_watch_t                 *watch;
+    ngx_str_t                      key;
     ngx_idempotency_redis_zone_t  *redis;
 
     redis = (ngx_idempotency_redis_zone_t *) tier;
@@ -973,116 +937,29 @@ await_add(ngx_idempotency_tier_t *tier, u_char *token)
         return;
     }
 
-    watch = await_watch(redis, token);
+    key.data = redis->channel;
+    key.len = ngx_idempotency_redis_item_key(key.data, &redis->prefix, token)
+              - key.data;
 
-    if (watch == NULL) {
-
-        if (redis->watched == NGX_IDEMPOTENCY_REDIS_WATCHES) {
-            return;
-        }
-
-        watch = ngx_calloc(sizeof(await_watch_t) + redis->prefix.len
-                           + NGX_IDEMPOTENCY_REDIS_TOKEN, ngx_cycle->log);
-        if (watch == NULL) {
-            return;
-        }
-
-        ngx_memcpy(watch->token, token, NGX_IDEMPOTENCY_DIGEST_LEN);
-
-        watch->redis = redis;
-        watch->watch.handler = await_handler;
-        watch->watch.data = watch;
-        watch->watch.key.data = (u_char *) watch + sizeof(await_watch_t);
-        watch->watch.key.len =
-            ngx_idempotency_redis_item_key(watch->watch.key.data,
-                                           &redis->prefix, token)
-            - watch->watch.key.data;
-
-        ngx_queue_insert_head(
-                 &redis->watches[token[0] % NGX_IDEMPOTENCY_REDIS_BUCKETS],
-                 &watch->queue);
-        redis->watched++;
-
-        ngx_idempotency_redis_subscribe(redis->redis, &watch->watch);
-    }
-
-    watch->wanted = ngx_current_msec;
-
-    if (!redis->unwatch.timer_set) {
-        ngx_add_timer(&redis->unwatch, NGX_IDEMPOTENCY_REDIS_WATCHED);
-    }
-}
-
-
-static await_watch_t *
-await_watch(ngx_idempotency_redis_zone_t *redis, u_char *token)
-{
-    ngx_queue_t    *q, *bucket;
-    await_watch_t  *watch;
-
-    bucket = &redis->watches[token[0] % NGX_IDEMPOTENCY_REDIS_BUCKETS];
-
-    for (q = ngx_queue_head(bucket);
-         q != ngx_queue_sentinel(bucket);
-         q = ngx_queue_next(q))
-    {
-        watch = ngx_queue_data(q, await_watch_t, queue);
-
-        if (ngx_memcmp(watch->token, token, NGX_IDEMPOTENCY_DIGEST_LEN) == 0) {
-            return watch;
-        }
-    }
-
-    return NULL;
+    ngx_idempotency_redis_watch(redis->redis, &key, redis_changed, redis);
 }
 
 
 /* it has changed, or may have: from now on nothing passes by unheard */
 
 static void
-await_handler(ngx_idempotency_redis_subscription_t *w)
+redis_changed(void *data, ngx_str_t *key)
 {
-    await_watch_t  *watch = w->data;
+    ngx_idempotency_redis_zone_t  *redis = data;
 
-    ngx_idempotency_remote_changed(&watch->redis->tier, watch->token);
-}
+    u_char     token[NGX_IDEMPOTENCY_DIGEST_LEN];
+    ngx_str_t  src, dst;
 
+    src.data = key->data + redis->prefix.len;
+    src.len = NGX_IDEMPOTENCY_REDIS_TOKEN;
+    dst.data = token;
 
-/* nobody has said again that he waits */
-
-static void
-await_unwatch_handler(ngx_event_t *ev)
-{
-    ngx_idempotency_redis_zone_t  *redis = ev->data;
-
-    ngx_uint_t      i;
-    ngx_queue_t    *q, *next;
-    await_watch_t  *watch;
-
-    for (i = 0; i < NGX_IDEMPOTENCY_REDIS_BUCKETS; i++) {
-
-        for (q = ngx_queue_head(&redis->watches[i]);
-             q != ngx_queue_sentinel(&redis->watches[i]);
-             q = next)
-        {
-            next = ngx_queue_next(q);
-            watch = ngx_queue_data(q, await_watch_t, queue);
-
-            if (ngx_current_msec - watch->wanted
-                < NGX_IDEMPOTENCY_REDIS_WATCHED)
-            {
-                continue;
-            }
-
-            ngx_idempotency_redis_unsubscribe(redis->redis, &watch->watch);
-
-            ngx_queue_remove(q);
-            ngx_free(watch);
-            redis->watched--;
-        }
-    }
-
-    if (redis->watched) {
-        ngx_add_timer(ev, NGX_IDEMPOTENCY_REDIS_WATCHED);
+    if (ngx_decode_base64url(&dst, &src) == NGX_OK) {
+        ngx_idempotency_remote_changed(&redis->tier, token);
     }
 }

@@ -14,9 +14,6 @@
 #include "ngx_idempotency_redis_item.h"
 
 
-#define NGX_IDEMPOTENCY_REDIS_BUCKETS  256
-
-
 typedef struct ngx_idempotency_redis_zone_s  ngx_idempotency_redis_zone_t;
 
 
@@ -61,9 +58,8 @@ struct ngx_idempotency_redis_zone_s {
     ngx_msec_t                      beaten;
     ngx_atomic_uint_t               stamped;
 
-    ngx_queue_t                     watches[NGX_IDEMPOTENCY_REDIS_BUCKETS];
-    ngx_uint_t                      watched;
-    ngx_event_t                     unwatch;
+    /* room for the name of a channel */
+    u_char                         *channel;
 
     ngx_uint_t                      exiting;
     ngx_uint_t                      foreign;

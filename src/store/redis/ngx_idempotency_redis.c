@@ -1,8 +1,22 @@
 
 /*
- * The client: a worker's view of an idempotency_redis block.  Calls go to the
- * node that the topology names, and every few seconds each connection that says
- * nothing is checked.
+ * The client: a worker's view of an idempotency_redis block.  Which servers
+ * there are, which of them a call goes to, and how they are.
+ *
+ * A node is a server: its name, its addresses, and the connections to it.
+ * Calls go to "home": the one server of the block, or the master that sentinels
+ * name.  In a cluster they go to the node of the key's slot; home has no address
+ * there, and calls wait at it until the map of slots is known, and where that
+ * has a hole.
+ *
+ * Discovery is the connection to a sentinel, or to any node of a cluster, that
+ * is asked where the others are.  One that does not know is left, and the next
+ * one is asked.  Sentinels are listened to, as they tell when the master
+ * changes.  A cluster is asked for its map at the start, and whenever a server
+ * says that the map is out of date, or says nothing.
+ *
+ * A node that has no slots any more stays, and is used for the next server
+ * that is found.
  */
 
 
@@ -11,15 +25,17 @@
 #include <poll.h>
 
 
-/* a look at servers and connections that say nothing, in msec; every so many
-   of them, their settings */
+/* every so often servers and connections that say nothing are asked whether
+   they are there, in msec; every so many times, for their settings, or for the
+   map of slots */
 
-#define REDIS_TICK  5000
-#define REDIS_INFO  2
+#define REDIS_TICK     5000
+#define REDIS_INFO     2
+#define REDIS_MAP      6
 
-/* a server's health is looked at so often, and what it said holds for so long;
-   replicas may be silent for so long.  A claim is tried from time to time, as
-   not all servers tell of their replicas */
+/* a server's health is asked for so often at most, and what it said holds for
+   so long; replicas may be silent for so long.  A claim is tried from time to
+   time, as not all servers tell of their replicas */
 
 #define REDIS_LOOK     250
 #define REDIS_WELL     5000
@@ -28,19 +44,82 @@
 
 /* connections that are looked at when the event loop has ended */
 
-#define REDIS_POLL  256
+#define REDIS_POLL     256
+
+/* where others are is not asked more often, in msec */
+
+#define REDIS_PAUSE    200
 
 
 static void redis_connect(ngx_idempotency_redis_t *redis);
 static void redis_wait_events(ngx_idempotency_redis_conn_t *conn,
     struct pollfd *fd);
-static void redis_exit_node(ngx_idempotency_redis_node_t *node);
 static ngx_uint_t redis_up(ngx_idempotency_redis_node_t *node);
 static void redis_look_handler(ngx_event_t *ev);
 static void redis_look(ngx_idempotency_redis_node_t *node);
 static void redis_looked(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
 static void redis_tick(ngx_event_t *ev);
+static void redis_tick_node(ngx_idempotency_redis_node_t *node,
+    ngx_uint_t info);
+static ngx_idempotency_redis_node_t *node_create(
+    ngx_idempotency_redis_t *redis);
+static ngx_idempotency_redis_node_t *node_configured(
+    ngx_idempotency_redis_t *redis, ngx_idempotency_redis_server_t *server);
+static ngx_idempotency_redis_node_t *node_found(ngx_idempotency_redis_t *redis,
+    ngx_str_t *host, ngx_uint_t port);
+static ngx_uint_t node_is(ngx_idempotency_redis_node_t *node, ngx_str_t *host,
+    ngx_uint_t port);
+static uint64_t node_id(ngx_idempotency_redis_node_t *node);
+static ngx_uint_t node_unused(ngx_idempotency_redis_node_t *node);
+static ngx_int_t node_move(ngx_idempotency_redis_node_t *node, ngx_str_t *host,
+    in_port_t port);
+static void node_stop(ngx_idempotency_redis_node_t *node);
+static ngx_int_t node_set_address(ngx_idempotency_redis_node_t *node,
+    ngx_str_t *text);
+static ngx_int_t node_connect(ngx_idempotency_redis_node_t *node);
+static void discovery_next(ngx_idempotency_redis_t *redis);
+static void discovery_lost(ngx_idempotency_redis_conn_t *conn);
+static ngx_uint_t discovery_idle(ngx_idempotency_redis_conn_t *conn);
+static ngx_int_t discovery_answer(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_reply_t *reply, ngx_uint_t n, char *why,
+    ngx_str_t *what);
+static void sentinel_ready(ngx_idempotency_redis_conn_t *conn);
+static void sentinel_answer(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply);
+static void sentinel_listens(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply);
+static ngx_int_t sentinel_push(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_reply_t *reply);
+static void sentinel_master(ngx_idempotency_redis_t *redis, ngx_str_t *host,
+    ngx_str_t *port);
+static void cluster_ready(ngx_idempotency_redis_conn_t *conn);
+static void cluster_answer(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply);
+static void cluster_range(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_reply_t *range);
+static void cluster_address(ngx_idempotency_redis_node_t *node,
+    ngx_idempotency_redis_reply_t *more);
+static void cluster_mapped(ngx_idempotency_redis_t *redis);
+static void cluster_leave(ngx_idempotency_redis_node_t *node);
+
+
+static ngx_idempotency_redis_kind_t  sentinel_kind = {
+    1,
+    sentinel_ready,
+    discovery_lost,
+    sentinel_push,
+    discovery_idle
+};
+
+
+static ngx_idempotency_redis_kind_t  cluster_kind = {
+    1,
+    cluster_ready,
+    discovery_lost,
+    NULL,
+    discovery_idle
+};
 
 
 ngx_idempotency_redis_t *
@@ -61,6 +140,11 @@ ngx_int_t
 ngx_idempotency_redis_init_process(ngx_idempotency_redis_t *redis,
     ngx_cycle_t *cycle)
 {
+    ngx_uint_t                       i;
+    ngx_idempotency_redis_conf_t    *conf;
+    ngx_idempotency_redis_node_t    *node;
+    ngx_idempotency_redis_server_t  *servers;
+
     if (redis->started) {
         return NGX_OK;
     }
@@ -69,11 +153,6 @@ ngx_idempotency_redis_init_process(ngx_idempotency_redis_t *redis,
     redis->log = cycle->log;
 
     ngx_queue_init(&redis->nodes);
-    ngx_queue_init(&redis->graves);
-
-    redis->bury.data = redis;
-    redis->bury.log = cycle->log;
-    redis->bury.cancelable = 1;
 
     redis->tick.data = redis;
     redis->tick.log = cycle->log;
@@ -87,18 +166,69 @@ ngx_idempotency_redis_init_process(ngx_idempotency_redis_t *redis,
     redis->look.handler = redis_look_handler;
     redis->look.cancelable = 1;
 
-    redis->topology = ngx_idempotency_redis_topologies[redis->conf.mode];
+    ngx_idempotency_redis_pubsub_init(redis);
 
-    ngx_rbtree_init(&redis->channels, &redis->channels_sentinel,
-                    ngx_str_rbtree_insert_value);
+    conf = &redis->conf;
+    servers = conf->servers.elts;
 
-    return redis->topology->init(redis);
+    if (conf->mode == NGX_IDEMPOTENCY_REDIS_STANDALONE) {
+        redis->home = node_configured(redis, servers);
+        return redis->home ? node_connect(redis->home) : NGX_ERROR;
+    }
+
+    for (i = 0; i < conf->servers.nelts; i++) {
+        node = node_configured(redis, &servers[i]);
+        if (node == NULL) {
+            return NGX_ERROR;
+        }
+
+        node->known = 0;
+        node->seed = 1;
+    }
+
+    redis->home = node_create(redis);
+    if (redis->home == NULL) {
+        return NGX_ERROR;
+    }
+
+    if (conf->mode == NGX_IDEMPOTENCY_REDIS_CLUSTER) {
+        ngx_str_set(&redis->home->name, "the cluster");
+
+        redis->slots = ngx_calloc(NGX_IDEMPOTENCY_REDIS_SLOTS
+                                  * sizeof(ngx_idempotency_redis_node_t *),
+                                  cycle->log);
+        if (redis->slots == NULL) {
+            return NGX_ERROR;
+        }
+
+    } else {
+        ngx_str_set(&redis->home->name, "the master");
+        redis->home->known = 1;
+    }
+
+    redis->discovery = ngx_idempotency_redis_conn_create(redis->home,
+                                                         redis->slots
+                                                         ? &cluster_kind
+                                                         : &sentinel_kind);
+    if (redis->discovery == NULL) {
+        return NGX_ERROR;
+    }
+
+    redis->turn = ngx_random() % conf->servers.nelts;
+
+    discovery_next(redis);
+    ngx_idempotency_redis_conn_connect(redis->discovery);
+
+    return node_connect(redis->home);
 }
 
+
+/* nobody is told any more: this is the end */
 
 void
 ngx_idempotency_redis_exit_process(ngx_idempotency_redis_t *redis)
 {
+    ngx_uint_t                     i;
     ngx_idempotency_redis_node_t  *node;
 
     if (!redis->started) {
@@ -109,7 +239,11 @@ ngx_idempotency_redis_exit_process(ngx_idempotency_redis_t *redis)
     node = NULL;
 
     while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
-        redis_exit_node(node);
+        for (i = 0; i < redis_conns(redis); i++) {
+            ngx_idempotency_redis_conn_exit(node->conns[i]);
+        }
+
+        ngx_idempotency_redis_conn_exit(node->pubsub);
     }
 
     ngx_idempotency_redis_conn_exit(redis->discovery);
@@ -125,13 +259,12 @@ void
 ngx_idempotency_redis_wait(ngx_idempotency_redis_t *redis, ngx_msec_t time,
     ngx_uint_t first)
 {
-    ngx_uint_t                     i, n, nfds;
+    ngx_uint_t                     i, nfds;
     struct pollfd                  fds[REDIS_POLL];
     ngx_idempotency_redis_conn_t  *conn, *conns[REDIS_POLL];
     ngx_idempotency_redis_node_t  *node;
 
     nfds = 0;
-    n = 2 * redis->conf.connections;
 
     if (first) {
         redis_connect(redis);
@@ -142,7 +275,7 @@ ngx_idempotency_redis_wait(ngx_idempotency_redis_t *redis, ngx_msec_t time,
     node = NULL;
 
     while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
-        for (i = 0; i < n; i++) {
+        for (i = 0; i < redis_conns(redis); i++) {
             conn = node->conns[i];
 
             if (conn == NULL || conn->c == NULL || nfds == REDIS_POLL) {
@@ -174,15 +307,14 @@ ngx_idempotency_redis_wait(ngx_idempotency_redis_t *redis, ngx_msec_t time,
 static void
 redis_connect(ngx_idempotency_redis_t *redis)
 {
-    ngx_uint_t                     i, n;
+    ngx_uint_t                     i;
     ngx_idempotency_redis_conn_t  *conn;
     ngx_idempotency_redis_node_t  *node;
 
-    n = 2 * redis->conf.connections;
     node = NULL;
 
     while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
-        for (i = 0; i < n; i++) {
+        for (i = 0; i < redis_conns(redis); i++) {
             conn = node->conns[i];
 
             if (conn == NULL || conn->state != ngx_idempotency_redis_closed) {
@@ -226,23 +358,6 @@ redis_wait_events(ngx_idempotency_redis_conn_t *conn, struct pollfd *fd)
 }
 
 
-/* nobody is told any more: this is the end */
-
-static void
-redis_exit_node(ngx_idempotency_redis_node_t *node)
-{
-    ngx_uint_t  i, n;
-
-    n = 2 * node->redis->conf.connections;
-
-    for (i = 0; i < n; i++) {
-        ngx_idempotency_redis_conn_exit(node->conns[i]);
-    }
-
-    ngx_idempotency_redis_conn_exit(node->pubsub);
-}
-
-
 void
 ngx_idempotency_redis_call(ngx_idempotency_redis_t *redis, ngx_uint_t n,
     ngx_idempotency_redis_call_t *call)
@@ -264,15 +379,26 @@ ngx_idempotency_redis_route(ngx_idempotency_redis_t *redis,
     ngx_idempotency_redis_conn_t  *conn;
     ngx_idempotency_redis_node_t  *node;
 
-    node = (call->key.len || redis->topology->find == NULL)
-           ? redis->topology->route(redis, &call->key)
-           : redis->topology->find(redis, call->master);
+    if (call->key.len) {
+        node = ngx_idempotency_redis_node_of(redis, &call->key);
+
+    } else {
+        node = NULL;
+
+        do {
+            node = ngx_idempotency_redis_node_next(redis, node);
+        } while (node && !(node->known && node_id(node) == call->master));
+    }
+
+    if (node == NULL) {
+        node = redis->home;
+    }
 
     conn = ngx_idempotency_redis_node_conn(node, call->n, call->durable);
 
     if (conn == NULL) {
 
-        /* the first one is made at the start */
+        /* there is no memory; the first one was made at the start */
 
         conn = redis->first;
     }
@@ -281,17 +407,93 @@ ngx_idempotency_redis_route(ngx_idempotency_redis_t *redis,
 }
 
 
+ngx_idempotency_redis_node_t *
+ngx_idempotency_redis_node_of(ngx_idempotency_redis_t *redis, ngx_str_t *key)
+{
+    ngx_idempotency_redis_node_t  *node;
+
+    node = redis->slots ? redis->slots[ngx_idempotency_redis_slot(key)] : NULL;
+
+    return node ? node : redis->home;
+}
+
+
+/* CRC-16/XMODEM of what stands between the first braces, if anything does */
+
+ngx_uint_t
+ngx_idempotency_redis_slot(ngx_str_t *key)
+{
+    u_char      *p, *last, *begin, *end;
+    ngx_uint_t   i, crc;
+
+    p = key->data;
+    last = key->data + key->len;
+
+    begin = ngx_strlchr(p, last, '{');
+    end = begin ? ngx_strlchr(begin + 1, last, '}') : NULL;
+
+    if (end && end > begin + 1) {
+        p = begin + 1;
+        last = end;
+    }
+
+    for (crc = 0; p < last; p++) {
+        crc ^= (ngx_uint_t) *p << 8;
+
+        for (i = 0; i < 8; i++) {
+            crc = (crc & 0x8000) ? (crc << 1) ^ 0x1021 : crc << 1;
+        }
+
+        crc &= 0xffff;
+    }
+
+    return crc % NGX_IDEMPOTENCY_REDIS_SLOTS;
+}
+
+
 ngx_int_t
 ngx_idempotency_redis_master(ngx_idempotency_redis_t *redis, uint64_t *master,
     uint64_t *all)
 {
-    if (redis->topology->next) {
-        return redis->topology->next(redis, master, all);
+    uint64_t                       id, next;
+    ngx_uint_t                     i;
+    ngx_idempotency_redis_node_t  *node;
+
+    if (*master == 0) {
+        /* the map may have changed, and the end sees that */
+        ngx_idempotency_redis_doubt(redis, 1);
     }
 
-    *all = 1;
+    for (i = 0; redis->slots && i < NGX_IDEMPOTENCY_REDIS_SLOTS; i++) {
+        if (redis->slots[i] == NULL) {
+            return NGX_ERROR;
+        }
+    }
 
-    return (*master)++ ? NGX_DONE : NGX_OK;
+    next = 0;
+    *all = 0;
+    node = NULL;
+
+    while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
+        if (!node->known) {
+            continue;
+        }
+
+        id = node_id(node);
+        *all += id;
+
+        if (id > *master && (next == 0 || id < next)) {
+            next = id;
+        }
+    }
+
+    if (next == 0) {
+        return NGX_DONE;
+    }
+
+    *master = next;
+
+    return NGX_OK;
 }
 
 
@@ -343,13 +545,13 @@ ngx_idempotency_redis_up(ngx_idempotency_redis_t *redis)
 static ngx_uint_t
 redis_up(ngx_idempotency_redis_node_t *node)
 {
-    ngx_uint_t                     i, n, tried;
+    ngx_int_t                      i;
+    ngx_uint_t                     tried;
     ngx_idempotency_redis_conn_t  *conn;
 
-    n = node->redis->conf.connections;
     tried = 0;
 
-    for (i = 0; i < n; i++) {
+    for (i = 0; i < node->redis->conf.connections; i++) {
         conn = node->conns[i];
 
         if (conn) {
@@ -475,15 +677,15 @@ redis_look(ngx_idempotency_redis_node_t *node)
     node->looked = ngx_current_msec;
 
     ngx_idempotency_resp_say(&conn->out, "ROLE", NULL);
-    (void) ngx_idempotency_redis_conn_expect(conn, redis_looked, node);
+    ngx_idempotency_redis_conn_expect(conn, redis_looked, node);
     ngx_idempotency_redis_conn_write(conn);
 }
 
 
 /*
  * "master", its offset, and each replica with the offset that this one has
- * acknowledged.  What was written before the first look has to be there.  Who
- * tells nothing of all this is well if he answers.
+ * acknowledged.  What was written before the first look has to be there.  A
+ * server that tells nothing of all this is well if it answers.
  */
 
 static void
@@ -498,8 +700,6 @@ redis_looked(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t  *replica;
 
     node->looking = 0;
-
-    ngx_idempotency_redis_conn_expected(conn);
 
     if (reply == NULL) {
         return;
@@ -538,47 +738,819 @@ redis_looked(ngx_idempotency_redis_conn_t *conn, void *data,
 }
 
 
-/* what says nothing may be dead, and a clock that was told long ago wrong */
+/* a connection that says nothing may be dead, and a clock that was told long
+   ago wrong */
 
 static void
 redis_tick(ngx_event_t *ev)
 {
-    ngx_uint_t                     i, n, info;
+    ngx_uint_t                     info;
     ngx_idempotency_redis_t       *redis;
     ngx_idempotency_redis_conn_t  *conn;
     ngx_idempotency_redis_node_t  *node;
 
     redis = ev->data;
-    n = 2 * redis->conf.connections;
 
     info = (++redis->ticks % REDIS_INFO == 0);
     node = NULL;
 
     while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
-        for (i = 0; i < n; i++) {
-            conn = node->conns[i];
-
-            /* behind what is durable, it would have to wait */
-
-            if (conn && conn->state == ngx_idempotency_redis_ready
-                && !conn->asked && !conn->expected)
-            {
-                ngx_idempotency_redis_mark_ask(conn, 0);
-                ngx_idempotency_redis_conn_check(conn, info && conn->info);
-                ngx_idempotency_redis_conn_write(conn);
-            }
-        }
-
-        if (node->pubsub) {
-            ngx_idempotency_redis_pubsub_tick(node->pubsub);
-        }
+        redis_tick_node(node, info);
     }
 
-    if (redis->topology->tick) {
-        redis->topology->tick(redis);
+    conn = redis->discovery;
+
+    /* a slot may have moved, and nobody was told; a sentinel may be gone */
+
+    if (redis->slots) {
+        if (redis->ticks % REDIS_MAP == 0) {
+            ngx_idempotency_redis_doubt(redis, 0);
+        }
+
+    } else if (conn && conn->state == ngx_idempotency_redis_ready
+               && !conn->expected)
+    {
+        ngx_idempotency_resp_say(&conn->out, "PING", NULL);
+        ngx_idempotency_redis_conn_expect(conn, sentinel_listens, NULL);
+        ngx_idempotency_redis_conn_write(conn);
     }
 
     if (!ngx_exiting) {
         ngx_add_timer(ev, REDIS_TICK);
+    }
+}
+
+
+static void
+redis_tick_node(ngx_idempotency_redis_node_t *node, ngx_uint_t info)
+{
+    ngx_uint_t                     i;
+    ngx_idempotency_redis_t       *redis;
+    ngx_idempotency_redis_conn_t  *conn;
+
+    redis = node->redis;
+
+    if (redis->slots && node_unused(node)) {
+        node_stop(node);
+        return;
+    }
+
+    for (i = 0; i < redis_conns(redis); i++) {
+        conn = node->conns[i];
+
+        /* behind what is durable, it would have to wait */
+
+        if (conn && conn->state == ngx_idempotency_redis_ready
+            && !conn->asked && !conn->expected)
+        {
+            ngx_idempotency_redis_mark_ask(conn, 0);
+            ngx_idempotency_redis_conn_check(conn, info && conn->info);
+            ngx_idempotency_redis_conn_write(conn);
+        }
+    }
+
+    if (node->pubsub) {
+        ngx_idempotency_redis_pubsub_tick(node->pubsub);
+    }
+}
+
+
+static ngx_idempotency_redis_node_t *
+node_create(ngx_idempotency_redis_t *redis)
+{
+    ngx_idempotency_redis_node_t  *node;
+
+    node = ngx_calloc(sizeof(ngx_idempotency_redis_node_t)
+                      + redis_conns(redis)
+                        * sizeof(ngx_idempotency_redis_conn_t *),
+                      ngx_cycle->log);
+    if (node == NULL) {
+        return NULL;
+    }
+
+    node->redis = redis;
+    node->conns = (ngx_idempotency_redis_conn_t **) (node + 1);
+
+    ngx_queue_insert_tail(&redis->nodes, &node->queue);
+
+    return node;
+}
+
+
+static ngx_idempotency_redis_node_t *
+node_configured(ngx_idempotency_redis_t *redis,
+    ngx_idempotency_redis_server_t *server)
+{
+    ngx_idempotency_redis_node_t  *node;
+
+    node = node_create(redis);
+    if (node == NULL) {
+        return NULL;
+    }
+
+    node->known = 1;
+    node->name = server->url.url;
+    node->addrs = server->url.addrs;
+    node->naddrs = server->url.naddrs;
+
+    if (server->url.family != AF_UNIX) {
+        node->host = server->url.host;
+        node->port = server->url.port;
+    }
+
+    return node;
+}
+
+
+/* one of a cluster */
+
+static ngx_idempotency_redis_node_t *
+node_found(ngx_idempotency_redis_t *redis, ngx_str_t *host, ngx_uint_t port)
+{
+    ngx_idempotency_redis_node_t  *node, *unused;
+
+    node = NULL;
+    unused = NULL;
+
+    while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
+        if (node_is(node, host, port)) {
+            return node;
+        }
+
+        if (node_unused(node)) {
+            unused = node;
+        }
+    }
+
+    node = unused ? unused : node_create(redis);
+
+    return (node && node_move(node, host, port) == NGX_OK) ? node : NULL;
+}
+
+
+static ngx_uint_t
+node_is(ngx_idempotency_redis_node_t *node, ngx_str_t *host, ngx_uint_t port)
+{
+    return node->port == port && node->host.len == host->len
+           && ngx_strncmp(node->host.data, host->data, host->len) == 0;
+}
+
+
+/* the same in each worker, and not 0 */
+
+static uint64_t
+node_id(ngx_idempotency_redis_node_t *node)
+{
+    return (uint64_t) ngx_crc32_long(node->name.data, node->name.len) + 1;
+}
+
+
+/* it has no slots any more, and nothing waits there for an answer */
+
+static ngx_uint_t
+node_unused(ngx_idempotency_redis_node_t *node)
+{
+    ngx_uint_t                     i;
+    ngx_idempotency_redis_t       *redis;
+    ngx_idempotency_redis_conn_t  *conn;
+
+    redis = node->redis;
+
+    if (node->known || node->seed || node == redis->home
+        || node == redis->discovery->node)
+    {
+        return 0;
+    }
+
+    for (i = 0; i < redis_conns(redis); i++) {
+        conn = node->conns[i];
+
+        if (conn && !conn->kind->idle(conn)) {
+            return 0;
+        }
+    }
+
+    return node->pubsub == NULL || node->pubsub->kind->idle(node->pubsub);
+}
+
+
+/* the node is this server from now on */
+
+static ngx_int_t
+node_move(ngx_idempotency_redis_node_t *node, ngx_str_t *host, in_port_t port)
+{
+    u_char      *p;
+    ngx_uint_t   i;
+
+    p = ngx_alloc(2 * host->len + sizeof("[]:65535"), ngx_cycle->log);
+    if (p == NULL) {
+        return NGX_ERROR;
+    }
+
+    if (node->told) {
+        ngx_free(node->told);
+    }
+
+    node->told = p;
+
+    node->host.data = p;
+    node->host.len = host->len;
+    node->port = port;
+
+    p = ngx_cpymem(p, host->data, host->len);
+
+    node->name.data = p;
+    node->name.len = ngx_sprintf(p, ngx_strlchr(p - host->len, p, ':')
+                                    ? "[%V]:%ui" : "%V:%ui",
+                                 &node->host, (ngx_uint_t) port)
+                     - p;
+
+    node->addrs = NULL;
+    node->naddrs = 0;
+
+    node->clock = 0;
+    node->well = 0;
+    node->offset = 0;
+    node->missing = 0;
+    node->warned = 0;
+
+    if (node_set_address(node, host) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    for (i = 0; i < redis_conns(node->redis); i++) {
+        if (node->conns[i]) {
+            ngx_idempotency_redis_conn_restart(node->conns[i], 1,
+                                               "the master is another one");
+        }
+    }
+
+    if (node->pubsub) {
+        ngx_idempotency_redis_conn_restart(node->pubsub, 1,
+                                           "the master is another one");
+    }
+
+    return NGX_OK;
+}
+
+
+static void
+node_stop(ngx_idempotency_redis_node_t *node)
+{
+    ngx_uint_t                     i;
+    ngx_idempotency_redis_conn_t  *conn;
+
+    for (i = 0; i < redis_conns(node->redis); i++) {
+        conn = node->conns[i];
+
+        if (conn) {
+            ngx_idempotency_redis_conn_stop(conn, NGX_IDEMPOTENCY_REDIS_AWAY,
+                                            "it has no slots");
+        }
+    }
+
+    if (node->pubsub) {
+        ngx_idempotency_redis_conn_stop(node->pubsub,
+                                        NGX_IDEMPOTENCY_REDIS_AWAY,
+                                        "it has no slots");
+    }
+}
+
+
+/* if the text is one: it takes a pool to tell */
+
+static ngx_int_t
+node_set_address(ngx_idempotency_redis_node_t *node, ngx_str_t *text)
+{
+    ngx_addr_t   addr;
+    ngx_pool_t  *pool;
+
+    pool = ngx_create_pool(512, ngx_cycle->log);
+    if (pool == NULL) {
+        return NGX_ERROR;
+    }
+
+    if (ngx_parse_addr(pool, &addr, text->data, text->len) == NGX_OK) {
+        ngx_memcpy(&node->sockaddr, addr.sockaddr, addr.socklen);
+        ngx_inet_set_port(&node->sockaddr.sockaddr, node->port);
+
+        node->addr.sockaddr = &node->sockaddr.sockaddr;
+        node->addr.socklen = addr.socklen;
+        node->addrs = &node->addr;
+        node->naddrs = 1;
+    }
+
+    ngx_destroy_pool(pool);
+
+    return NGX_OK;
+}
+
+
+ngx_idempotency_redis_node_t *
+ngx_idempotency_redis_node_next(ngx_idempotency_redis_t *redis,
+    ngx_idempotency_redis_node_t *node)
+{
+    ngx_queue_t  *q;
+
+    q = node ? ngx_queue_next(&node->queue) : ngx_queue_head(&redis->nodes);
+
+    return (q == ngx_queue_sentinel(&redis->nodes))
+           ? NULL : ngx_queue_data(q, ngx_idempotency_redis_node_t, queue);
+}
+
+
+ngx_idempotency_redis_conn_t *
+ngx_idempotency_redis_node_conn(ngx_idempotency_redis_node_t *node,
+    ngx_uint_t n, ngx_uint_t durable)
+{
+    ngx_uint_t                     i;
+    ngx_idempotency_redis_conn_t  *conn;
+    ngx_idempotency_redis_conf_t  *conf;
+
+    conf = &node->redis->conf;
+
+    durable = durable && (conf->replicas || conf->fsync);
+
+    i = n % conf->connections + (durable ? conf->connections : 0);
+
+    conn = node->conns[i];
+
+    if (conn) {
+        return conn;
+    }
+
+    conn = ngx_idempotency_redis_conn_create(node,
+                                             &ngx_idempotency_redis_pipeline);
+    if (conn == NULL) {
+        return NULL;
+    }
+
+    conn->info = (i == 0 && ngx_worker == 0);
+    conn->durable = durable;
+
+    ngx_idempotency_redis_pipeline_init(conn);
+
+    node->conns[i] = conn;
+
+    return conn;
+}
+
+
+static ngx_int_t
+node_connect(ngx_idempotency_redis_node_t *node)
+{
+    ngx_uint_t                     i, n;
+    ngx_idempotency_redis_conn_t  *conn;
+
+    n = node->redis->conf.connections;
+
+    for (i = 0; i < 2 * n; i++) {
+        conn = ngx_idempotency_redis_node_conn(node, i % n, i / n);
+
+        if (conn == NULL) {
+            return NGX_ERROR;
+        }
+
+        ngx_idempotency_redis_conn_connect(conn);
+    }
+
+    node->redis->first = node->conns[0];
+
+    return NGX_OK;
+}
+
+
+void
+ngx_idempotency_redis_doubt(ngx_idempotency_redis_t *redis, ngx_uint_t news)
+{
+    ngx_msec_t                     passed, pause;
+    ngx_idempotency_redis_conn_t  *conn;
+
+    conn = redis->discovery;
+
+    if (conn == NULL) {
+        return;
+    }
+
+    passed = ngx_current_msec - conn->begun;
+    pause = (passed < REDIS_PAUSE) ? REDIS_PAUSE - passed : 1;
+
+    if (conn->timer.timer_set
+        && conn->state == ngx_idempotency_redis_closed)
+    {
+        if (news && (ngx_msec_int_t) (conn->timer.timer.key - ngx_current_msec)
+                    > (ngx_msec_int_t) pause)
+        {
+            ngx_del_timer(&conn->timer);
+            ngx_add_timer(&conn->timer, pause);
+        }
+
+        return;
+    }
+
+    /* it is on its way, or has been asked: it will answer soon, or be lost */
+
+    if (conn->state != ngx_idempotency_redis_closed
+        && (conn->state != ngx_idempotency_redis_ready || conn->expected))
+    {
+        return;
+    }
+
+    ngx_idempotency_redis_conn_restart(conn, pause, "another one is asked");
+}
+
+
+/* each time another one: those of the configuration, then those of the map */
+
+static void
+discovery_next(ngx_idempotency_redis_t *redis)
+{
+    ngx_uint_t                     n, turn;
+    ngx_idempotency_redis_node_t  *node;
+
+    turn = ++redis->turn;
+
+    do {
+        n = 0;
+        node = NULL;
+
+        while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
+            if ((node->seed || (redis->slots && node->known)) && n++ == turn) {
+                redis->turn = turn;
+                redis->discovery->node = node;
+                return;
+            }
+        }
+
+        turn %= n;
+
+    } while (n);
+}
+
+
+static void
+discovery_lost(ngx_idempotency_redis_conn_t *conn)
+{
+    discovery_next(conn->redis);
+}
+
+
+static ngx_uint_t
+discovery_idle(ngx_idempotency_redis_conn_t *conn)
+{
+    return 1;
+}
+
+
+/* NGX_OK: an array of so many at least */
+
+static ngx_int_t
+discovery_answer(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_reply_t *reply, ngx_uint_t n, char *why,
+    ngx_str_t *what)
+{
+    if (reply == NULL) {
+        return NGX_DECLINED;
+    }
+
+    if (reply->type == NGX_IDEMPOTENCY_REDIS_ERROR) {
+        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_DENIED,
+                                        "it says:", &reply->str);
+        return NGX_DECLINED;
+    }
+
+    if (reply->type != NGX_IDEMPOTENCY_REDIS_ARRAY || reply->n < n) {
+        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
+                                        why, what);
+        return NGX_DECLINED;
+    }
+
+    ngx_idempotency_redis_conn_back(conn);
+
+    return NGX_OK;
+}
+
+
+static void
+sentinel_ready(ngx_idempotency_redis_conn_t *conn)
+{
+    ngx_idempotency_resp_out_t  *out;
+
+    out = &conn->out;
+
+    ngx_idempotency_resp_command(out, 3);
+    ngx_idempotency_resp_word(out, (u_char *) "SENTINEL", 8);
+    ngx_idempotency_resp_word(out, (u_char *) "GET-MASTER-ADDR-BY-NAME", 23);
+    ngx_idempotency_resp_str(out, &conn->redis->conf.master);
+    ngx_idempotency_redis_conn_expect(conn, sentinel_answer, NULL);
+
+    ngx_idempotency_resp_say(out, "SUBSCRIBE", "+switch-master", NULL);
+    ngx_idempotency_redis_conn_expect(conn, sentinel_listens, NULL);
+
+    ngx_idempotency_redis_conn_write(conn);
+}
+
+
+static void
+sentinel_answer(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply)
+{
+    if (discovery_answer(conn, reply, 2, "it does not know the master",
+                         &conn->redis->conf.master)
+        == NGX_OK)
+    {
+        sentinel_master(conn->redis, &reply->elts[0].str, &reply->elts[1].str);
+    }
+}
+
+
+static void
+sentinel_listens(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply)
+{
+    /* it answers in time: that is all that is asked for */
+}
+
+
+/* "NAME OLD-HOST OLD-PORT NEW-HOST NEW-PORT" */
+
+static ngx_int_t
+sentinel_push(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_reply_t *reply)
+{
+    u_char      *p, *last;
+    ngx_str_t    words[5], *name;
+    ngx_uint_t   n;
+
+    if (reply->type != NGX_IDEMPOTENCY_REDIS_ARRAY || reply->n != 3
+        || !ngx_idempotency_resp_is(&reply->elts[0].str, "message"))
+    {
+        return NGX_DECLINED;
+    }
+
+    p = reply->elts[2].str.data;
+    last = p + reply->elts[2].str.len;
+
+    for (n = 0; n < 5 && p <= last; n++) {
+        words[n].data = p;
+
+        while (p < last && *p != ' ') {
+            p++;
+        }
+
+        words[n].len = p++ - words[n].data;
+    }
+
+    name = &conn->redis->conf.master;
+
+    if (n == 5 && words[0].len == name->len
+        && ngx_strncmp(words[0].data, name->data, name->len) == 0)
+    {
+        sentinel_master(conn->redis, &words[3], &words[4]);
+    }
+
+    return NGX_OK;
+}
+
+
+static void
+sentinel_master(ngx_idempotency_redis_t *redis, ngx_str_t *host,
+    ngx_str_t *port)
+{
+    ngx_int_t                      n;
+    ngx_idempotency_redis_node_t  *node;
+
+    node = redis->home;
+    n = ngx_atoi(port->data, port->len);
+
+    if (n < 1 || n > 65535 || host->len == 0 || node_is(node, host, n)
+        || node_move(node, host, n) != NGX_OK)
+    {
+        return;
+    }
+
+    ngx_log_error(NGX_LOG_NOTICE, redis->log, 0,
+                  "idempotency_redis \"%V\": the master \"%V\" is %V",
+                  &redis->conf.name, &redis->conf.master, &node->name);
+}
+
+
+/* "MOVED 3999 127.0.0.1:6381"; without an address, it is that of whom we asked:
+   the map will tell */
+
+ngx_idempotency_redis_node_t *
+ngx_idempotency_redis_moved(ngx_idempotency_redis_t *redis, ngx_str_t *text,
+    ngx_uint_t ask)
+{
+    u_char                        *p, *last, *colon;
+    ngx_int_t                      slot, port;
+    ngx_str_t                      host;
+    ngx_idempotency_redis_node_t  *node;
+
+    if (!ask) {
+        ngx_idempotency_redis_doubt(redis, 1);
+    }
+
+    last = text->data + text->len;
+    p = ngx_strlchr(text->data, last, ' ');
+    host.data = p ? ngx_strlchr(++p, last, ' ') : NULL;
+
+    if (host.data == NULL) {
+        return NULL;
+    }
+
+    slot = ngx_atoi(p, host.data++ - p);
+
+    for (colon = last - 1; colon > host.data && *colon != ':'; colon--) {
+        /* void */
+    }
+
+    host.len = colon - host.data;
+    port = ngx_atoi(colon + 1, last - colon - 1);
+
+    if (slot < 0 || slot >= NGX_IDEMPOTENCY_REDIS_SLOTS
+        || port < 1 || port > 65535 || host.len == 0)
+    {
+        return NULL;
+    }
+
+    node = node_found(redis, &host, port);
+
+    if (node && !ask) {
+        node->known = 1;
+        redis->slots[slot] = node;
+    }
+
+    return node;
+}
+
+
+static void
+cluster_ready(ngx_idempotency_redis_conn_t *conn)
+{
+    ngx_idempotency_resp_say(&conn->out, "CLUSTER", "SLOTS", NULL);
+    ngx_idempotency_redis_conn_expect(conn, cluster_answer, NULL);
+
+    ngx_idempotency_redis_conn_write(conn);
+}
+
+
+static void
+cluster_answer(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply)
+{
+    ngx_uint_t                i;
+    ngx_idempotency_redis_t  *redis;
+
+    if (discovery_answer(conn, reply, 1, "it does not know the slots", NULL)
+        != NGX_OK)
+    {
+        return;
+    }
+
+    redis = conn->redis;
+
+    ngx_memzero(redis->slots, NGX_IDEMPOTENCY_REDIS_SLOTS
+                              * sizeof(ngx_idempotency_redis_node_t *));
+
+    redis->maps++;
+
+    for (i = 0; i < reply->n; i++) {
+        cluster_range(conn, &reply->elts[i]);
+    }
+
+    ngx_idempotency_redis_conn_stop(conn, NGX_IDEMPOTENCY_REDIS_CLOSED,
+                                    "it is asked no more");
+
+    cluster_mapped(redis);
+}
+
+
+/* first, last, its master, and others */
+
+static void
+cluster_range(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_reply_t *range)
+{
+    int64_t                         i, first, last, port;
+    u_char                          text[NGX_SOCKADDR_STRLEN];
+    ngx_str_t                       host;
+    ngx_idempotency_redis_node_t   *node;
+    ngx_idempotency_redis_reply_t  *master;
+
+    if (range->type != NGX_IDEMPOTENCY_REDIS_ARRAY || range->n < 3) {
+        return;
+    }
+
+    first = range->elts[0].integer;
+    last = range->elts[1].integer;
+    master = &range->elts[2];
+
+    if (first < 0 || first > last || last >= NGX_IDEMPOTENCY_REDIS_SLOTS
+        || master->type != NGX_IDEMPOTENCY_REDIS_ARRAY || master->n < 2)
+    {
+        return;
+    }
+
+    host = master->elts[0].str;
+    port = master->elts[1].integer;
+
+    if (port < 1 || port > 65535) {
+        return;
+    }
+
+    /* where it was asked */
+
+    if (host.len == 0) {
+        host.data = text;
+        host.len = ngx_sock_ntop(&conn->sockaddr.sockaddr, conn->socklen,
+                                 text, NGX_SOCKADDR_STRLEN, 0);
+    }
+
+    node = node_found(conn->redis, &host, port);
+
+    if (node == NULL) {
+        return;
+    }
+
+    if (node->told && master->n > 3) {
+        cluster_address(node, &master->elts[3]);
+    }
+
+    node->known = 1;
+    node->map = conn->redis->maps;
+
+    for (i = first; i <= last; i++) {
+        conn->redis->slots[i] = node;
+    }
+}
+
+
+/* a server that announces a name tells its address beside it */
+
+static void
+cluster_address(ngx_idempotency_redis_node_t *node,
+    ngx_idempotency_redis_reply_t *more)
+{
+    ngx_uint_t  i;
+
+    if (more->type != NGX_IDEMPOTENCY_REDIS_ARRAY) {
+        return;
+    }
+
+    for (i = 0; i + 1 < more->n; i += 2) {
+        if (ngx_idempotency_resp_is(&more->elts[i].str, "ip")) {
+            (void) node_set_address(node, &more->elts[i + 1].str);
+            return;
+        }
+    }
+}
+
+
+/* what waited where nothing is goes on; there is a connection to each server */
+
+static void
+cluster_mapped(ngx_idempotency_redis_t *redis)
+{
+    ngx_idempotency_redis_conn_t  *conn;
+    ngx_idempotency_redis_node_t  *node;
+
+    node = NULL;
+
+    while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
+        node->known = (node->map == redis->maps);
+
+        if (!node->known) {
+            cluster_leave(node);
+            continue;
+        }
+
+        conn = ngx_idempotency_redis_node_conn(node, 0, 0);
+
+        if (conn) {
+            ngx_idempotency_redis_conn_connect(conn);
+        }
+    }
+
+    ngx_idempotency_redis_pubsub_route(redis);
+}
+
+
+/* calls that were sent may still be answered */
+
+static void
+cluster_leave(ngx_idempotency_redis_node_t *node)
+{
+    ngx_uint_t                     i;
+    ngx_idempotency_redis_conn_t  *conn;
+
+    for (i = 0; i < redis_conns(node->redis); i++) {
+        conn = node->conns[i];
+
+        if (conn && conn->state != ngx_idempotency_redis_ready) {
+            ngx_idempotency_redis_conn_stop(conn, NGX_IDEMPOTENCY_REDIS_AWAY,
+                                            "it has no slots");
+            ngx_idempotency_redis_pipeline_leave(conn);
+        }
     }
 }

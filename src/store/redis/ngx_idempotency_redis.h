@@ -23,8 +23,6 @@
 typedef struct ngx_idempotency_redis_s         ngx_idempotency_redis_t;
 typedef struct ngx_idempotency_redis_reply_s   ngx_idempotency_redis_reply_t;
 typedef struct ngx_idempotency_redis_call_s    ngx_idempotency_redis_call_t;
-typedef struct ngx_idempotency_redis_subscription_s
-    ngx_idempotency_redis_subscription_t;
 typedef struct ngx_idempotency_redis_mark_s    ngx_idempotency_redis_mark_t;
 typedef struct ngx_idempotency_redis_stamp_s   ngx_idempotency_redis_stamp_t;
 
@@ -186,23 +184,6 @@ struct ngx_idempotency_redis_mark_s {
 };
 
 
-/* who wants to know when something is published in a key's channel, which is
-   named as the key: once it is subscribed (call its server then, as it may
-   have been published before), and each time; also when the connection that
-   tells was lost and is back */
-
-struct ngx_idempotency_redis_subscription_s {
-    ngx_str_t                       key;
-    void                          (*handler)(
-                                   ngx_idempotency_redis_subscription_t *sub);
-    void                           *data;
-
-    /* the connection's own */
-    ngx_queue_t                     queue;
-    void                           *channel;
-};
-
-
 /* the settings of a block: the HTTP side reads them */
 
 typedef enum {
@@ -318,10 +299,15 @@ void ngx_idempotency_redis_marked(ngx_idempotency_redis_t *redis,
 ngx_int_t ngx_idempotency_redis_master(ngx_idempotency_redis_t *redis,
     uint64_t *master, uint64_t *all);
 
-void ngx_idempotency_redis_subscribe(ngx_idempotency_redis_t *redis,
-    ngx_idempotency_redis_subscription_t *sub);
-void ngx_idempotency_redis_unsubscribe(ngx_idempotency_redis_t *redis,
-    ngx_idempotency_redis_subscription_t *sub);
+/* The handler is called when something is published in the channel that is
+   named as the key; also once that is subscribed, and when the connection was
+   lost and is back, as something may have been published before.  It is wanted
+   for 2.5 seconds, and may be so again and again, by the same handler */
+
+typedef void (*ngx_idempotency_redis_changed_pt)(void *data, ngx_str_t *key);
+
+void ngx_idempotency_redis_watch(ngx_idempotency_redis_t *redis,
+    ngx_str_t *key, ngx_idempotency_redis_changed_pt handler, void *data);
 
 /* the server's clock, in microseconds since 1970, as it was told last, and
    aged since: never ahead of what the server will say; 0: it was never

@@ -46,40 +46,70 @@ static void conn_handshake(ngx_idempotency_redis_conn_t *conn);
 #if (NGX_SSL)
 static void tls_start(ngx_idempotency_redis_conn_t *conn);
 static void tls_done(ngx_connection_t *c);
-static ngx_int_t tls_name(ngx_idempotency_redis_conn_t *conn, ngx_str_t *name,
-    ngx_uint_t *address);
-static char *tls_verify(ngx_idempotency_redis_conn_t *conn, ngx_str_t *what);
-static ngx_uint_t tls_check_address(ngx_connection_t *c, ngx_str_t *name);
+static ngx_int_t tls_name(ngx_idempotency_redis_conn_t *conn, char **name);
 #endif
 static void handshake_start(ngx_idempotency_redis_conn_t *conn);
-static void handshake_auth(ngx_idempotency_redis_conn_t *conn, void *data,
+static void handshake_answer(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
-static void handshake_hello(ngx_idempotency_redis_conn_t *conn, void *data,
+static void handshake_role(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply);
-static void handshake_select(ngx_idempotency_redis_conn_t *conn, void *data,
+static void handshake_info(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply);
-static void handshake_role(ngx_idempotency_redis_conn_t *conn, void *data,
+static void handshake_time(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply);
-static void handshake_info(ngx_idempotency_redis_conn_t *conn, void *data,
-    ngx_idempotency_redis_reply_t *reply);
-static void handshake_time(ngx_idempotency_redis_conn_t *conn, void *data,
-    ngx_idempotency_redis_reply_t *reply);
-static void handshake_ping(ngx_idempotency_redis_conn_t *conn, void *data,
-    ngx_idempotency_redis_reply_t *reply);
-static void handshake_refused(ngx_idempotency_redis_conn_t *conn,
+static void handshake_ping(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply);
 static void handshake_settings(ngx_idempotency_redis_conn_t *conn,
     ngx_str_t *info);
 static void handshake_evicted(ngx_idempotency_redis_conn_t *conn,
     ngx_str_t *info);
 static ngx_str_t handshake_field(ngx_str_t *info, char *name);
-static ngx_uint_t handshake_in(ngx_str_t *text, char *s);
 static uint64_t handshake_clock(void);
 static void io_read_handler(ngx_event_t *rev);
 static ngx_int_t io_replies(ngx_idempotency_redis_conn_t *conn);
 static void io_write_handler(ngx_event_t *wev);
-static ngx_idempotency_redis_due_t *io_due(ngx_idempotency_redis_conn_t *conn);
+static void io_answer(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_reply_t *reply);
 static void conn_drain(ngx_idempotency_redis_conn_t *conn);
+
+
+typedef struct {
+    /* what is answered, but for errors */
+    void                           (*answer)(
+                                       ngx_idempotency_redis_conn_t *conn,
+                                       ngx_idempotency_redis_reply_t *reply);
+    /* no error is forgiven; of others those are warned of, once, that don't
+       say that this server is not to be used */
+    ngx_uint_t                       needed;
+    ngx_uint_t                       warn;
+    char                            *text;
+} handshake_step_t;
+
+
+static handshake_step_t  handshake_steps[] = {
+
+#define HANDSHAKE_NEEDED  (&handshake_steps[0])
+    { NULL, 1, 0, NULL },
+
+    /* without HELLO nobody sees a name there */
+
+#define HANDSHAKE_HELLO   (&handshake_steps[1])
+    { NULL, 0, 0, NULL },
+
+#define HANDSHAKE_ROLE    (&handshake_steps[2])
+    { handshake_role, 0, NGX_IDEMPOTENCY_REDIS_WARN_ROLE,
+      "does not tell whether it is a master" },
+
+#define HANDSHAKE_INFO    (&handshake_steps[3])
+    { handshake_info, 0, NGX_IDEMPOTENCY_REDIS_WARN_INFO,
+      "does not tell whether it would forget" },
+
+#define HANDSHAKE_TIME    (&handshake_steps[4])
+    { handshake_time, 1, 0, NULL },
+
+#define HANDSHAKE_PING    (&handshake_steps[5])
+    { handshake_ping, 1, 0, NULL }
+};
 
 
 static char  open_no_resolver[] = "\"http\" has no \"resolver\" for";
@@ -121,37 +151,11 @@ ngx_idempotency_redis_conn_create(ngx_idempotency_redis_node_t *node,
 
 
 void
-ngx_idempotency_redis_conn_destroy(ngx_idempotency_redis_conn_t *conn)
-{
-    conn->error = NGX_IDEMPOTENCY_REDIS_CLOSED;
-    ngx_str_set(&conn->why, "it is not asked any more");
-
-    conn_close(conn, 1);
-    conn_drain(conn);
-}
-
-
-void
 ngx_idempotency_redis_conn_exit(ngx_idempotency_redis_conn_t *conn)
 {
     if (conn) {
         conn_close(conn, 1);
     }
-}
-
-
-void
-ngx_idempotency_redis_conn_free(ngx_idempotency_redis_conn_t *conn)
-{
-    if (conn == NULL) {
-        return;
-    }
-
-    if (conn->due) {
-        ngx_free(conn->due);
-    }
-
-    ngx_free(conn);
 }
 
 
@@ -230,8 +234,8 @@ conn_ready(ngx_idempotency_redis_conn_t *conn)
 void
 ngx_idempotency_redis_conn_back(ngx_idempotency_redis_conn_t *conn)
 {
-    if (conn->node->failing) {
-        conn->node->failing = 0;
+    if (conn->node->warned & NGX_IDEMPOTENCY_REDIS_WARN_AWAY) {
+        conn->node->warned &= ~NGX_IDEMPOTENCY_REDIS_WARN_AWAY;
 
         ngx_log_error(NGX_LOG_NOTICE, conn->redis->log, 0,
                       "idempotency_redis \"%V\": %V is back",
@@ -311,7 +315,8 @@ conn_tell(ngx_idempotency_redis_conn_t *conn)
 
     node = conn->node;
 
-    if (node->failing || (ngx_exiting && conn->kind->idle(conn))) {
+    if ((node->warned & NGX_IDEMPOTENCY_REDIS_WARN_AWAY)
+        || (ngx_exiting && conn->kind->idle(conn))) {
         return;
     }
 
@@ -321,11 +326,27 @@ conn_tell(ngx_idempotency_redis_conn_t *conn)
         return;
     }
 
-    node->failing = 1;
+    node->warned |= NGX_IDEMPOTENCY_REDIS_WARN_AWAY;
 
     ngx_log_error(NGX_LOG_ERR, conn->redis->log, 0,
                   "idempotency_redis \"%V\": no connection to %V: %V",
                   &conn->redis->conf.name, &node->name, &conn->why);
+}
+
+
+void
+ngx_idempotency_redis_warn(ngx_idempotency_redis_conn_t *conn,
+    ngx_uint_t what, char *text, ngx_str_t *says)
+{
+    if (conn->node->warned & what) {
+        return;
+    }
+
+    conn->node->warned |= what;
+
+    ngx_log_error(NGX_LOG_WARN, conn->redis->log, 0,
+                  "idempotency_redis \"%V\": %V %s: %V",
+                  &conn->redis->conf.name, &conn->node->name, text, says);
 }
 
 
@@ -732,34 +753,40 @@ conn_handshake(ngx_idempotency_redis_conn_t *conn)
 static void
 tls_start(ngx_idempotency_redis_conn_t *conn)
 {
-    char              *host;
+    char              *name;
     ngx_int_t          rc;
-    ngx_str_t          name;
-    ngx_uint_t         address;
     ngx_connection_t  *c;
+    X509_VERIFY_PARAM *param;
 
     c = conn->c;
-    host = NULL;
 
     if (ngx_ssl_create_connection(&conn->redis->conf.ssl_ctx, c,
                                   NGX_SSL_BUFFER|NGX_SSL_CLIENT)
-        != NGX_OK)
+        != NGX_OK
+        || tls_name(conn, &name) != NGX_OK)
     {
         goto failed;
     }
 
-    /* as SNI knows no addresses */
+    if (name == NULL) {
 
-    if (tls_name(conn, &name, &address) == NGX_OK && !address) {
-        host = ngx_pnalloc(conn->pool, name.len + 1);
-
-        if (host == NULL) {
-            goto failed;
+        if (conn->redis->conf.ssl_verify) {
+            ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_DENIED,
+                                            "\"ssl_name\" is not set, and a "
+                                            "unix socket has no name", NULL);
+            return;
         }
 
-        (void) ngx_cpystrn((u_char *) host, name.data, name.len + 1);
+    } else {
 
-        if (SSL_set_tlsext_host_name(c->ssl->connection, host) == 0) {
+        /* SNI knows no addresses */
+
+        param = SSL_get0_param(c->ssl->connection);
+
+        if (X509_VERIFY_PARAM_set1_ip_asc(param, name) == 0
+            && (X509_VERIFY_PARAM_set1_host(param, name, 0) == 0
+                || SSL_set_tlsext_host_name(c->ssl->connection, name) == 0))
+        {
             goto failed;
         }
     }
@@ -781,10 +808,43 @@ failed:
 }
 
 
+/* what the server has to be by its certificate; NULL: a unix socket has no
+   name */
+
+static ngx_int_t
+tls_name(ngx_idempotency_redis_conn_t *conn, char **name)
+{
+    ngx_str_t  host;
+
+    host = conn->redis->conf.ssl_name.len ? conn->redis->conf.ssl_name
+                                          : conn->node->host;
+    *name = NULL;
+
+    if (host.len == 0) {
+        return NGX_OK;
+    }
+
+    if (host.data[0] == '[' && host.data[host.len - 1] == ']') {
+        host.data++;
+        host.len -= 2;
+    }
+
+    *name = ngx_pnalloc(conn->pool, host.len + 1);
+
+    if (*name == NULL) {
+        return NGX_ERROR;
+    }
+
+    (void) ngx_cpystrn((u_char *) *name, host.data, host.len + 1);
+
+    return NGX_OK;
+}
+
+
 static void
 tls_done(ngx_connection_t *c)
 {
-    char                          *why;
+    long                           rc;
     ngx_str_t                      what;
     ngx_idempotency_redis_conn_t  *conn;
 
@@ -796,119 +856,32 @@ tls_done(ngx_connection_t *c)
         return;
     }
 
-    if (conn->redis->conf.ssl_verify) {
-        ngx_str_null(&what);
-        why = tls_verify(conn, &what);
+    rc = conn->redis->conf.ssl_verify
+         ? SSL_get_verify_result(c->ssl->connection) : X509_V_OK;
 
-        if (why) {
-            ngx_idempotency_redis_conn_lose(conn,
-                                            NGX_IDEMPOTENCY_REDIS_DENIED, why,
-                                            what.len ? &what : NULL);
-            return;
-        }
+    if (rc == X509_V_ERR_HOSTNAME_MISMATCH
+        || rc == X509_V_ERR_IP_ADDRESS_MISMATCH)
+    {
+        what = conn->redis->conf.ssl_name.len ? conn->redis->conf.ssl_name
+                                              : conn->node->host;
+
+        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_DENIED,
+                                        "its certificate is not one of",
+                                        &what);
+        return;
+    }
+
+    if (rc != X509_V_OK) {
+        what.data = (u_char *) X509_verify_cert_error_string(rc);
+        what.len = ngx_strlen(what.data);
+
+        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_DENIED,
+                                        "its certificate was not accepted:",
+                                        &what);
+        return;
     }
 
     conn_handshake(conn);
-}
-
-
-/* as whom it has to identify itself; NGX_DECLINED: a unix socket has no name */
-
-static ngx_int_t
-tls_name(ngx_idempotency_redis_conn_t *conn, ngx_str_t *name,
-    ngx_uint_t *address)
-{
-    u_char  buf[16];
-
-    *name = conn->redis->conf.ssl_name.len ? conn->redis->conf.ssl_name
-                                           : conn->node->host;
-
-    if (name->len == 0) {
-        return NGX_DECLINED;
-    }
-
-    if (name->data[0] == '[' && name->data[name->len - 1] == ']') {
-        name->data++;
-        name->len -= 2;
-    }
-
-    *address = (ngx_inet_addr(name->data, name->len) != INADDR_NONE)
-#if (NGX_HAVE_INET6)
-               || ngx_inet6_addr(name->data, name->len, buf) == NGX_OK
-#endif
-               ;
-
-    return NGX_OK;
-}
-
-
-/* NULL: it is the one */
-
-static char *
-tls_verify(ngx_idempotency_redis_conn_t *conn, ngx_str_t *what)
-{
-    long               rc;
-    X509              *cert;
-    ngx_str_t          name;
-    ngx_uint_t         address, ok;
-    ngx_connection_t  *c;
-
-    c = conn->c;
-
-    rc = SSL_get_verify_result(c->ssl->connection);
-
-    if (rc != X509_V_OK) {
-        what->data = (u_char *) X509_verify_cert_error_string(rc);
-        what->len = ngx_strlen(what->data);
-
-        return "its certificate was not accepted:";
-    }
-
-    cert = SSL_get_peer_certificate(c->ssl->connection);
-
-    if (cert == NULL) {
-        return "it has no certificate";
-    }
-
-    X509_free(cert);
-
-    if (tls_name(conn, &name, &address) != NGX_OK) {
-        return "\"ssl_name\" is not set, and a unix socket has no name";
-    }
-
-    ok = address ? tls_check_address(c, &name)
-                 : (ngx_ssl_check_host(c, &name) == NGX_OK);
-
-    if (!ok) {
-        *what = name;
-        return "its certificate is not one of";
-    }
-
-    return NULL;
-}
-
-
-static ngx_uint_t
-tls_check_address(ngx_connection_t *c, ngx_str_t *name)
-{
-    int      rc;
-    X509    *cert;
-    u_char   text[NGX_SOCKADDR_STRLEN + 1];
-
-    cert = SSL_get_peer_certificate(c->ssl->connection);
-
-    if (cert == NULL) {
-        return 0;
-    }
-
-    (void) ngx_cpystrn(text, name->data,
-                       ngx_min(name->len, NGX_SOCKADDR_STRLEN) + 1);
-
-    rc = X509_check_ip_asc(cert, (char *) text, 0);
-
-    X509_free(cert);
-
-    return rc == 1;
 }
 
 
@@ -934,29 +907,37 @@ handshake_start(ngx_idempotency_redis_conn_t *conn)
 
         ngx_idempotency_resp_str(out, &conf->password);
 
-        (void) ngx_idempotency_redis_conn_due(conn, handshake_auth, NULL);
+        /* sentinels have passwords of their own, or none */
+
+        (void) ngx_idempotency_redis_conn_due(conn, handshake_answer,
+                                              conn->kind->seeks
+                                              ? NULL : HANDSHAKE_NEEDED);
     }
 
     if (conn->kind->seeks) {
         ngx_idempotency_resp_say(out, "PING", NULL);
-        (void) ngx_idempotency_redis_conn_due(conn, handshake_ping, NULL);
+        (void) ngx_idempotency_redis_conn_due(conn, handshake_answer,
+                                              HANDSHAKE_PING);
         return;
     }
 
     ngx_idempotency_resp_say(out, "HELLO", "2", "SETNAME",
                              "nginx-idempotency", NULL);
-    (void) ngx_idempotency_redis_conn_due(conn, handshake_hello, NULL);
+    (void) ngx_idempotency_redis_conn_due(conn, handshake_answer,
+                                          HANDSHAKE_HELLO);
 
     if (conf->database) {
         ngx_idempotency_resp_command(out, 2);
         ngx_idempotency_resp_word(out, (u_char *) "SELECT", 6);
         ngx_idempotency_resp_number(out, conf->database);
 
-        (void) ngx_idempotency_redis_conn_due(conn, handshake_select, NULL);
+        (void) ngx_idempotency_redis_conn_due(conn, handshake_answer,
+                                              HANDSHAKE_NEEDED);
     }
 
     ngx_idempotency_resp_say(out, "ROLE", NULL);
-    (void) ngx_idempotency_redis_conn_due(conn, handshake_role, NULL);
+    (void) ngx_idempotency_redis_conn_due(conn, handshake_answer,
+                                          HANDSHAKE_ROLE);
 
     if (conn->kind == &ngx_idempotency_redis_pipeline) {
         ngx_idempotency_redis_mark_ask(conn, 1);
@@ -966,7 +947,7 @@ handshake_start(ngx_idempotency_redis_conn_t *conn)
 }
 
 
-/* the greeting ends with it; later on it tells that the other side is there */
+/* the handshake ends with it; later on it tells that the other side is there */
 
 void
 ngx_idempotency_redis_conn_check(ngx_idempotency_redis_conn_t *conn,
@@ -974,158 +955,95 @@ ngx_idempotency_redis_conn_check(ngx_idempotency_redis_conn_t *conn,
 {
     if (info) {
         ngx_idempotency_resp_say(&conn->out, "INFO", NULL);
-        (void) ngx_idempotency_redis_conn_expect(conn, handshake_info, NULL);
+        ngx_idempotency_redis_conn_expect(conn, handshake_answer,
+                                          HANDSHAKE_INFO);
     }
 
     ngx_idempotency_resp_say(&conn->out, "TIME", NULL);
-    (void) ngx_idempotency_redis_conn_expect(conn, handshake_time, NULL);
+    ngx_idempotency_redis_conn_expect(conn, handshake_answer, HANDSHAKE_TIME);
 }
 
 
 static void
-handshake_auth(ngx_idempotency_redis_conn_t *conn, void *data,
+handshake_answer(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply)
 {
-    if (reply == NULL || reply->type != NGX_IDEMPOTENCY_REDIS_ERROR) {
-        return;
-    }
+    handshake_step_t  *step = data;
 
-    /* sentinels have passwords of their own, or none */
+    ngx_idempotency_redis_error_e  error;
 
-    if (conn->kind->seeks
-        || handshake_in(&reply->str, "no password is set")
-        || handshake_in(&reply->str, "without any password configured"))
-    {
-        return;
-    }
-
-    handshake_refused(conn, reply);
-}
-
-
-/* without it, RESP2 is spoken all the same, and nobody has a name */
-
-static void
-handshake_hello(ngx_idempotency_redis_conn_t *conn, void *data,
-    ngx_idempotency_redis_reply_t *reply)
-{
-    ngx_idempotency_redis_verdict_t  verdict;
-
-    if (reply == NULL) {
+    if (reply == NULL || step == NULL) {
         return;
     }
 
     if (reply->type != NGX_IDEMPOTENCY_REDIS_ERROR) {
-        return;
-    }
 
-    verdict = ngx_idempotency_redis_verdict(&reply->str);
-
-    if ((verdict.error == NGX_IDEMPOTENCY_REDIS_DENIED
-         && !handshake_in(&reply->str, "NOPERM"))
-        || handshake_in(&reply->str, "max number of clients"))
-    {
-        handshake_refused(conn, reply);
-    }
-}
-
-
-static void
-handshake_select(ngx_idempotency_redis_conn_t *conn, void *data,
-    ngx_idempotency_redis_reply_t *reply)
-{
-    if (reply && reply->type == NGX_IDEMPOTENCY_REDIS_ERROR) {
-        handshake_refused(conn, reply);
-    }
-}
-
-
-static void
-handshake_role(ngx_idempotency_redis_conn_t *conn, void *data,
-    ngx_idempotency_redis_reply_t *reply)
-{
-    ngx_str_t                        *role;
-    ngx_idempotency_redis_verdict_t   verdict;
-
-    if (reply == NULL) {
-        return;
-    }
-
-    if (reply->type == NGX_IDEMPOTENCY_REDIS_ARRAY && reply->n) {
-        role = &reply->elts[0].str;
-
-        if (role->len != 6 || ngx_strncmp(role->data, "master", 6) != 0) {
-            ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_AWAY,
-                                            "it is no master, but", role);
+        if (step->answer) {
+            step->answer(conn, reply);
         }
 
         return;
     }
 
-    verdict = ngx_idempotency_redis_verdict(&reply->str);
-
-    if (verdict.error == NGX_IDEMPOTENCY_REDIS_AWAY
-        || (verdict.error == NGX_IDEMPOTENCY_REDIS_DENIED
-            && !handshake_in(&reply->str, "NOPERM")))
+    if (ngx_idempotency_resp_in(&reply->str, "no password is set")
+        || ngx_idempotency_resp_in(&reply->str,
+                                   "without any password configured"))
     {
-        handshake_refused(conn, reply);
         return;
     }
 
-    if (!conn->node->unranked) {
-        conn->node->unranked = 1;
+    error = ngx_idempotency_redis_verdict(&reply->str).error;
 
-        ngx_log_error(NGX_LOG_WARN, conn->redis->log, 0,
-                      "idempotency_redis \"%V\": %V does not tell whether it "
-                      "is a master: %V", &conn->redis->conf.name,
-                      &conn->node->name, &reply->str);
+    if (step->needed || error == NGX_IDEMPOTENCY_REDIS_AWAY
+        || (error == NGX_IDEMPOTENCY_REDIS_DENIED
+            && !ngx_idempotency_resp_in(&reply->str, "NOPERM"))
+        || ngx_idempotency_resp_in(&reply->str, "max number of clients"))
+    {
+        ngx_idempotency_redis_conn_lose(conn,
+                                        error == NGX_IDEMPOTENCY_REDIS_FAULT
+                                        ? NGX_IDEMPOTENCY_REDIS_CONNECT
+                                        : error,
+                                        "it says:", &reply->str);
+        return;
+    }
+
+    if (step->text) {
+        ngx_idempotency_redis_warn(conn, step->warn, step->text, &reply->str);
     }
 }
 
 
 static void
-handshake_info(ngx_idempotency_redis_conn_t *conn, void *data,
+handshake_role(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply)
 {
-    ngx_idempotency_redis_conn_expected(conn);
-
-    if (reply == NULL) {
-        return;
-    }
-
-    if (reply->type == NGX_IDEMPOTENCY_REDIS_STRING) {
-        handshake_settings(conn, &reply->str);
-        handshake_evicted(conn, &reply->str);
-        return;
-    }
-
-    if (!conn->node->unchecked) {
-        conn->node->unchecked = 1;
-
-        ngx_log_error(NGX_LOG_WARN, conn->redis->log, 0,
-                      "idempotency_redis \"%V\": %V does not tell whether it "
-                      "would forget: %V", &conn->redis->conf.name,
-                      &conn->node->name, &reply->str);
+    if (reply->n && !ngx_idempotency_resp_is(&reply->elts[0].str, "master")) {
+        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_AWAY,
+                                        "it is no master, but",
+                                        &reply->elts[0].str);
     }
 }
 
 
 static void
-handshake_time(ngx_idempotency_redis_conn_t *conn, void *data,
+handshake_info(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_reply_t *reply)
+{
+    handshake_settings(conn, &reply->str);
+    handshake_evicted(conn, &reply->str);
+}
+
+
+static void
+handshake_time(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply)
 {
     int64_t                         sec, usec;
     ngx_idempotency_redis_reply_t  *elts;
 
-    ngx_idempotency_redis_conn_expected(conn);
-
-    if (reply == NULL) {
-        return;
-    }
-
     elts = reply->elts;
 
-    if (reply->type != NGX_IDEMPOTENCY_REDIS_ARRAY || reply->n != 2
+    if (reply->n != 2
         || ngx_idempotency_resp_decimal(elts[0].str.data, elts[0].str.len,
                                         &sec)
            != NGX_OK
@@ -1133,7 +1051,8 @@ handshake_time(ngx_idempotency_redis_conn_t *conn, void *data,
                                         &usec)
            != NGX_OK)
     {
-        handshake_refused(conn, reply);
+        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
+                                        "it does not tell the time", NULL);
         return;
     }
 
@@ -1147,36 +1066,10 @@ handshake_time(ngx_idempotency_redis_conn_t *conn, void *data,
 
 
 static void
-handshake_ping(ngx_idempotency_redis_conn_t *conn, void *data,
+handshake_ping(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply)
 {
-    if (reply == NULL) {
-        return;
-    }
-
-    if (reply->type == NGX_IDEMPOTENCY_REDIS_ERROR) {
-        handshake_refused(conn, reply);
-        return;
-    }
-
     conn_ready(conn);
-}
-
-
-static void
-handshake_refused(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_reply_t *reply)
-{
-    ngx_idempotency_redis_verdict_t  verdict;
-
-    verdict = ngx_idempotency_redis_verdict(&reply->str);
-
-    if (verdict.error == NGX_IDEMPOTENCY_REDIS_FAULT) {
-        verdict.error = NGX_IDEMPOTENCY_REDIS_CONNECT;
-    }
-
-    ngx_idempotency_redis_conn_lose(conn, verdict.error, "it says:",
-                                    &reply->str);
 }
 
 
@@ -1213,7 +1106,7 @@ handshake_settings(ngx_idempotency_redis_conn_t *conn, ngx_str_t *info)
     ngx_memcpy(node->run_id, run_id.data, run_id.len);
     node->evicted = 0;
 
-    if (policy.len && !handshake_in(&policy, "noeviction")) {
+    if (policy.len && !ngx_idempotency_resp_in(&policy, "noeviction")) {
         ngx_log_error(NGX_LOG_WARN, conn->redis->log, 0,
                       "idempotency_redis \"%V\": %V forgets when its memory is "
                       "full (maxmemory-policy %V), and what it forgot is "
@@ -1290,20 +1183,6 @@ handshake_field(ngx_str_t *info, char *name)
     }
 
     return value;
-}
-
-
-static ngx_uint_t
-handshake_in(ngx_str_t *text, char *s)
-{
-    size_t  n;
-
-    n = ngx_strlen(s);
-
-    return text->len >= n
-           && ngx_strlcasestrn(text->data, text->data + text->len,
-                               (u_char *) s, n - 1)
-              != NULL;
 }
 
 
@@ -1420,7 +1299,6 @@ io_replies(ngx_idempotency_redis_conn_t *conn)
 {
     ngx_int_t                       rc;
     ngx_uint_t                      generation;
-    ngx_idempotency_redis_due_t    *due;
     ngx_idempotency_redis_reply_t  *reply;
 
     generation = conn->generation;
@@ -1453,8 +1331,7 @@ io_replies(ngx_idempotency_redis_conn_t *conn)
                 return NGX_ERROR;
             }
 
-            due = io_due(conn);
-            due->handler(conn, due->data, reply);
+            io_answer(conn, reply);
         }
 
         if (conn->generation != generation) {
@@ -1528,9 +1405,9 @@ io_write_handler(ngx_event_t *wev)
 
     if (generation == conn->generation && conn->out.pos == conn->out.len
         && conn->state == ngx_idempotency_redis_ready
-        && conn->kind->room)
+        && !ngx_queue_empty(&conn->calls))
     {
-        conn->kind->room(conn);
+        ngx_post_event(&conn->flush, &ngx_posted_events);
     }
 }
 
@@ -1569,51 +1446,48 @@ ngx_idempotency_redis_conn_due(ngx_idempotency_redis_conn_t *conn,
 
     due->handler = handler;
     due->data = data;
-
-    return NGX_OK;
-}
-
-
-/* the oldest, which is due no more */
-
-static ngx_idempotency_redis_due_t *
-io_due(ngx_idempotency_redis_conn_t *conn)
-{
-    ngx_idempotency_redis_due_t  *due;
-
-    due = &conn->due[conn->first];
-
-    conn->first = (conn->first + 1) % conn->size;
-    conn->ndue--;
-
-    return due;
-}
-
-
-ngx_int_t
-ngx_idempotency_redis_conn_expect(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_answer_pt handler, void *data)
-{
-    if (ngx_idempotency_redis_conn_due(conn, handler, data) != NGX_OK) {
-        return NGX_ERROR;
-    }
-
-    if (conn->expected++ == 0 && !conn->timer.timer_set) {
-        ngx_add_timer(&conn->timer, conn->redis->conf.timeout);
-    }
+    due->expected = 0;
 
     return NGX_OK;
 }
 
 
 void
-ngx_idempotency_redis_conn_expected(ngx_idempotency_redis_conn_t *conn)
+ngx_idempotency_redis_conn_expect(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_answer_pt handler, void *data)
 {
-    if (conn->expected && --conn->expected == 0
+    if (ngx_idempotency_redis_conn_due(conn, handler, data) != NGX_OK) {
+        return;
+    }
+
+    conn->due[(conn->first + conn->ndue - 1) % conn->size].expected = 1;
+
+    if (conn->expected++ == 0 && !conn->timer.timer_set) {
+        ngx_add_timer(&conn->timer, conn->redis->conf.timeout);
+    }
+}
+
+
+/* to the oldest question; NULL: the connection is lost */
+
+static void
+io_answer(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_reply_t *reply)
+{
+    ngx_idempotency_redis_due_t  due;
+
+    due = conn->due[conn->first];
+
+    conn->first = (conn->first + 1) % conn->size;
+    conn->ndue--;
+
+    if (due.expected && conn->expected && --conn->expected == 0
         && conn->state == ngx_idempotency_redis_ready)
     {
         ngx_del_timer(&conn->timer);
     }
+
+    due.handler(conn, due.data, reply);
 }
 
 
@@ -1622,11 +1496,9 @@ ngx_idempotency_redis_conn_expected(ngx_idempotency_redis_conn_t *conn)
 static void
 conn_drain(ngx_idempotency_redis_conn_t *conn)
 {
-    ngx_uint_t                    n;
-    ngx_idempotency_redis_due_t  *due;
+    ngx_uint_t  n;
 
     for (n = conn->ndue; n; n--) {
-        due = io_due(conn);
-        due->handler(conn, due->data, NULL);
+        io_answer(conn, NULL);
     }
 }

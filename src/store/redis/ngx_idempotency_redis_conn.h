@@ -30,6 +30,8 @@ typedef void (*ngx_idempotency_redis_answer_pt)(
 typedef struct {
     ngx_idempotency_redis_answer_pt  handler;
     void                            *data;
+    /* it is no call's: it comes in time, or all is lost */
+    ngx_uint_t                       expected;
 } ngx_idempotency_redis_due_t;
 
 
@@ -51,9 +53,6 @@ typedef struct {
     /* it may go, once the worker exits */
     ngx_uint_t                     (*idle)(
                                          ngx_idempotency_redis_conn_t *conn);
-    /* all that was to be written is on its way */
-    void                           (*room)(
-                                         ngx_idempotency_redis_conn_t *conn);
 } ngx_idempotency_redis_kind_t;
 
 
@@ -70,7 +69,6 @@ struct ngx_idempotency_redis_conn_s {
     ngx_idempotency_redis_t         *redis;
     ngx_idempotency_redis_node_t    *node;
     ngx_idempotency_redis_kind_t    *kind;
-    ngx_uint_t                       n;
     /* it asks for the settings of the server, too */
     ngx_uint_t                       info;
 
@@ -137,7 +135,6 @@ struct ngx_idempotency_redis_conn_s {
     /* replicas and disks are asked about those that are "waiting" */
     unsigned                         durable:1;
     unsigned                         asked:2;
-    unsigned                         unacked:1;
     ngx_msec_t                       asked_at;
 };
 
@@ -182,37 +179,14 @@ struct ngx_idempotency_redis_node_s {
     unsigned                         missing:1;
     unsigned                         looking:1;
 
-    /* calls go there; it is of the configuration */
+    /* calls go there; it is only asked where others are */
     unsigned                         known:1;
     unsigned                         seed:1;
-    /* said in the log */
-    unsigned                         failing:1;
-    unsigned                         unranked:1;
-    unsigned                         unchecked:1;
-    unsigned                         deaf:1;
-    unsigned                         mute:1;
+    /* the last map of slots that has it */
+    ngx_uint_t                       map;
+    /* what was said in the log, see ngx_idempotency_redis_warn() */
+    ngx_uint_t                       warned;
 };
-
-
-/* what differs between one server, sentinels' and a cluster */
-
-typedef struct {
-    ngx_int_t                      (*init)(ngx_idempotency_redis_t *redis);
-    ngx_idempotency_redis_node_t  *(*route)(ngx_idempotency_redis_t *redis,
-                                         ngx_str_t *key);
-    /* who that is, or NULL; and ngx_idempotency_redis_master().  NULL: there
-       is one */
-    ngx_idempotency_redis_node_t  *(*find)(ngx_idempotency_redis_t *redis,
-                                         uint64_t master);
-    ngx_int_t                      (*next)(ngx_idempotency_redis_t *redis,
-                                         uint64_t *master, uint64_t *all);
-    /* "MOVED slot host:port", "ASK ...": to whom it goes; NULL: nobody says
-       so here */
-    ngx_idempotency_redis_node_t  *(*moved)(ngx_idempotency_redis_t *redis,
-                                         ngx_str_t *text, ngx_uint_t ask);
-    /* NULL: nothing is to be done now and then */
-    void                           (*tick)(ngx_idempotency_redis_t *redis);
-} ngx_idempotency_redis_topology_t;
 
 
 struct ngx_idempotency_redis_s {
@@ -222,39 +196,42 @@ struct ngx_idempotency_redis_s {
 
     /* a worker's own */
     ngx_log_t                         *log;
-    ngx_idempotency_redis_topology_t  *topology;
     ngx_queue_t                        nodes;
+    /* the only server, or the master; in a cluster where calls wait for the
+       map of slots */
+    ngx_idempotency_redis_node_t      *home;
+    /* of a cluster, by slot; NULL: it is none */
+    ngx_idempotency_redis_node_t     **slots;
+    ngx_uint_t                         maps;
     /* where what has no other goes */
     ngx_idempotency_redis_conn_t      *first;
     /* who is asked where others are; NULL: nobody */
     ngx_idempotency_redis_conn_t      *discovery;
+    ngx_uint_t                         turn;
     ngx_event_t                        tick;
     ngx_event_t                        look;
     ngx_uint_t                         ticks;
     unsigned                           started:1;
 
-    /* nodes that are no more, until nobody can be at work with them */
-    ngx_queue_t                        graves;
-    ngx_event_t                        bury;
-
-    void                              *topology_data;
-
     /* subscriptions, see pubsub */
     ngx_rbtree_t                       channels;
     ngx_rbtree_node_t                  channels_sentinel;
+    ngx_uint_t                         nchannels;
+    ngx_event_t                        unwatch;
 };
+
+
+/* the connections of a node */
+
+#define redis_conns(redis)  ((ngx_uint_t) (2 * (redis)->conf.connections))
 
 
 /* conn */
 
 ngx_idempotency_redis_conn_t *ngx_idempotency_redis_conn_create(
     ngx_idempotency_redis_node_t *node, ngx_idempotency_redis_kind_t *kind);
-/* what is due is answered, and nothing comes any more; then, later, its
-   memory */
-void ngx_idempotency_redis_conn_destroy(ngx_idempotency_redis_conn_t *conn);
 /* the process ends: nobody is told */
 void ngx_idempotency_redis_conn_exit(ngx_idempotency_redis_conn_t *conn);
-void ngx_idempotency_redis_conn_free(ngx_idempotency_redis_conn_t *conn);
 /* if there is none, and none on its way */
 void ngx_idempotency_redis_conn_connect(ngx_idempotency_redis_conn_t *conn);
 void ngx_idempotency_redis_conn_lose(ngx_idempotency_redis_conn_t *conn,
@@ -274,10 +251,19 @@ ngx_int_t ngx_idempotency_redis_conn_due(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_answer_pt handler, void *data);
 void ngx_idempotency_redis_conn_write(ngx_idempotency_redis_conn_t *conn);
 /* as above, but the answer is no call's: it comes in time, or all is lost */
-ngx_int_t ngx_idempotency_redis_conn_expect(
-    ngx_idempotency_redis_conn_t *conn,
+void ngx_idempotency_redis_conn_expect(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_answer_pt handler, void *data);
-void ngx_idempotency_redis_conn_expected(ngx_idempotency_redis_conn_t *conn);
+
+/* once for each of these and each server */
+
+#define NGX_IDEMPOTENCY_REDIS_WARN_AWAY       0x01
+#define NGX_IDEMPOTENCY_REDIS_WARN_ROLE       0x02
+#define NGX_IDEMPOTENCY_REDIS_WARN_INFO       0x04
+#define NGX_IDEMPOTENCY_REDIS_WARN_SUBSCRIBE  0x08
+#define NGX_IDEMPOTENCY_REDIS_WARN_PUBLISH    0x10
+
+void ngx_idempotency_redis_warn(ngx_idempotency_redis_conn_t *conn,
+    ngx_uint_t what, char *text, ngx_str_t *says);
 
 /* is it there, what time is it there; "info": and its settings */
 void ngx_idempotency_redis_conn_check(ngx_idempotency_redis_conn_t *conn,
@@ -314,14 +300,11 @@ void ngx_idempotency_redis_pipeline_leave(ngx_idempotency_redis_conn_t *conn);
 
 /* pubsub */
 
+void ngx_idempotency_redis_pubsub_init(ngx_idempotency_redis_t *redis);
 void ngx_idempotency_redis_pubsub_tick(ngx_idempotency_redis_conn_t *conn);
-/* channels are to be found elsewhere: all, or its */
 void ngx_idempotency_redis_pubsub_route(ngx_idempotency_redis_t *redis);
-void ngx_idempotency_redis_pubsub_leave(ngx_idempotency_redis_conn_t *conn);
 
-/* topology: by ngx_idempotency_redis_mode_e */
-
-extern ngx_idempotency_redis_topology_t  *ngx_idempotency_redis_topologies[];
+/* client */
 
 /* some node is no master, or there is none: look again, later; "news": not so
    when it was asked last */
@@ -332,11 +315,17 @@ void ngx_idempotency_redis_doubt(ngx_idempotency_redis_t *redis,
 ngx_idempotency_redis_node_t *ngx_idempotency_redis_node_next(
     ngx_idempotency_redis_t *redis, ngx_idempotency_redis_node_t *node);
 
+/* where a key is */
+ngx_idempotency_redis_node_t *ngx_idempotency_redis_node_of(
+    ngx_idempotency_redis_t *redis, ngx_str_t *key);
+
+/* "MOVED slot host:port", "ASK ...": where that is; NULL: nobody knows */
+ngx_idempotency_redis_node_t *ngx_idempotency_redis_moved(
+    ngx_idempotency_redis_t *redis, ngx_str_t *text, ngx_uint_t ask);
+
 /* the connection for a call; NULL: no memory */
 ngx_idempotency_redis_conn_t *ngx_idempotency_redis_node_conn(
     ngx_idempotency_redis_node_t *node, ngx_uint_t n, ngx_uint_t durable);
-
-/* client */
 
 /* a call goes where it belongs now */
 void ngx_idempotency_redis_route(ngx_idempotency_redis_t *redis,

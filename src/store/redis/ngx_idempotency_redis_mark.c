@@ -158,7 +158,7 @@ mark_say(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_resp_str(out, &mark->stamps->key);
     ngx_idempotency_resp_str(out, &publish);
 
-    (void) ngx_idempotency_redis_conn_expect(conn, mark_tried, mark);
+    ngx_idempotency_redis_conn_expect(conn, mark_tried, mark);
 }
 
 
@@ -179,7 +179,7 @@ mark_say_stamp(ngx_idempotency_redis_conn_t *conn,
     script = stamp->mark->script;
 
     if (redis->conf.mode == NGX_IDEMPOTENCY_REDIS_CLUSTER
-        && redis->topology->route(redis, &stamp->key) != conn->node)
+        && ngx_idempotency_redis_node_of(redis, &stamp->key) != conn->node)
     {
         return 0;
     }
@@ -204,7 +204,7 @@ mark_say_stamp(ngx_idempotency_redis_conn_t *conn,
         ngx_idempotency_resp_str(out, &args[i]);
     }
 
-    (void) ngx_idempotency_redis_conn_expect(conn, mark_said, stamp);
+    ngx_idempotency_redis_conn_expect(conn, mark_said, stamp);
 
     return 1;
 }
@@ -218,8 +218,6 @@ mark_said(ngx_idempotency_redis_conn_t *conn, void *data,
 
     u_char     *is;
     ngx_int_t   rc;
-
-    ngx_idempotency_redis_conn_expected(conn);
 
     is = &conn->marks[stamp->mark->n];
 
@@ -253,8 +251,6 @@ mark_tried(ngx_idempotency_redis_conn_t *conn, void *data,
     u_char     *is;
     ngx_int_t   rc;
 
-    ngx_idempotency_redis_conn_expected(conn);
-
     is = &conn->marks[mark->n];
 
     rc = mark_error(conn, reply);
@@ -269,16 +265,12 @@ mark_tried(ngx_idempotency_redis_conn_t *conn, void *data,
 
     if (reply && reply->type == NGX_IDEMPOTENCY_REDIS_ARRAY && reply->n == 2
         && reply->elts[0].str.len == 1 && reply->elts[0].str.data[0] == 'W'
-        && conn->info && !conn->node->mute)
+        && conn->info)
     {
-        conn->node->mute = 1;
-
-        ngx_log_error(NGX_LOG_WARN, conn->redis->log, 0,
-                      "idempotency_redis \"%V\": the user may not publish at "
-                      "%V (%V \"%V\"): who waits for what is pending "
-                      "elsewhere is told late",
-                      &conn->redis->conf.name, &conn->node->name,
-                      &reply->elts[1].str, &mark->stamps->key);
+        ngx_idempotency_redis_warn(conn, NGX_IDEMPOTENCY_REDIS_WARN_PUBLISH,
+                                   "lets its user not publish, who waits for "
+                                   "what is pending elsewhere is told late",
+                                   &reply->elts[1].str);
     }
 
     if (conn->state == ngx_idempotency_redis_ready) {

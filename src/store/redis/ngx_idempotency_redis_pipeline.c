@@ -75,8 +75,7 @@ ngx_idempotency_redis_kind_t  ngx_idempotency_redis_pipeline = {
     pipeline_ready,
     pipeline_lost,
     NULL,
-    pipeline_idle,
-    pipeline_ready
+    pipeline_idle
 };
 
 
@@ -491,7 +490,7 @@ pipeline_refused(ngx_idempotency_redis_conn_t *conn,
     case NGX_IDEMPOTENCY_REDIS_MOVED:
     case NGX_IDEMPOTENCY_REDIS_ASK:
 
-        if (conn->redis->topology->moved == NULL
+        if (conn->redis->slots == NULL
             || ++call->tries > PIPELINE_TRIES)
         {
             break;
@@ -558,7 +557,7 @@ pipeline_moved(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_conn_t  *to;
     ngx_idempotency_redis_node_t  *node;
 
-    node = conn->redis->topology->moved(conn->redis, &reply->str, ask);
+    node = ngx_idempotency_redis_moved(conn->redis, &reply->str, ask);
     to = node ? ngx_idempotency_redis_node_conn(node, call->n,
                                                 call->durable)
               : NULL;
@@ -592,7 +591,6 @@ pipeline_ask_acks(ngx_idempotency_redis_conn_t *conn, ngx_msec_t deadline)
     msec = (deadline - ngx_current_msec) * 3 / 4;
     *ngx_sprintf(buf, "%M", ngx_max(msec, 1)) = '\0';
 
-    conn->unacked = 0;
     conn->asked_at = ngx_current_msec;
 
     if (conf->replicas) {

@@ -1,52 +1,55 @@
 
 /*
- * Subscriptions, and what is published: on a connection of their own, as one
- * that is subscribed can be used for nothing else.  A cluster publishes by
- * slots, so there each node that has one has such a connection.
+ * Who waits for a key to change is told by a message in a channel that has the
+ * key's name.  Channels have a connection of their own, as one that subscribes
+ * can be used for nothing else.  A cluster publishes by slots, so there each
+ * node that has a channel has such a connection.
  *
- * A message may be lost with its connection.  So each subscriber is called when
- * the subscription is there, whether for the first time or again.
+ * A message may be lost with its connection.  So the handler is also called
+ * when the subscription is there, whether for the first time or again.
  */
 
 
 #include "ngx_idempotency_redis_conn.h"
 
 
+/* so many channels at most, and for so long each time that one is wanted */
+
+#define PUBSUB_CHANNELS  4096
+#define PUBSUB_WANTED    2500
+
+
 typedef struct {
     /* the name, in the tree */
     ngx_str_node_t                   name;
-    ngx_idempotency_redis_t         *redis;
-    /* of those of a connection */
+    ngx_idempotency_redis_changed_pt handler;
+    void                            *data;
+    ngx_msec_t                       wanted;
+
     ngx_queue_t                      queue;
     ngx_idempotency_redis_conn_t    *conn;
-    /* who is called */
-    ngx_queue_t                      subscriptions;
-    /* it is being gone through, and stays until then */
-    ngx_uint_t                       busy;
     ngx_uint_t                       subscribed;
 } pubsub_channel_t;
 
 
 static pubsub_channel_t *pubsub_channel(ngx_idempotency_redis_t *redis,
     ngx_str_t *name);
-static pubsub_channel_t *pubsub_create(ngx_idempotency_redis_t *redis,
-    ngx_str_t *name);
-static void pubsub_place(pubsub_channel_t *channel);
+static void pubsub_place(ngx_idempotency_redis_t *redis,
+    pubsub_channel_t *channel);
 static ngx_idempotency_redis_conn_t *pubsub_conn(
     ngx_idempotency_redis_node_t *node);
 static void pubsub_say(ngx_idempotency_redis_conn_t *conn,
     pubsub_channel_t *channel, ngx_uint_t subscribe);
 static void pubsub_flush(ngx_event_t *ev);
-static void pubsub_tell(pubsub_channel_t *channel);
-static void pubsub_drop(pubsub_channel_t *channel);
+static void pubsub_unwatch(ngx_event_t *ev);
+static void pubsub_drop(ngx_idempotency_redis_t *redis,
+    pubsub_channel_t *channel);
 static ngx_int_t pubsub_push(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply);
-static ngx_uint_t pubsub_is(ngx_str_t *word, char *s);
-static void pubsub_said(ngx_idempotency_redis_conn_t *conn, void *data,
+static void pubsub_answer(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
 static void pubsub_pong(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
-static void pubsub_missing(ngx_idempotency_redis_conn_t *conn);
 static void pubsub_ready(ngx_idempotency_redis_conn_t *conn);
 static void pubsub_lost(ngx_idempotency_redis_conn_t *conn);
 static ngx_uint_t pubsub_idle(ngx_idempotency_redis_conn_t *conn);
@@ -57,66 +60,65 @@ static ngx_idempotency_redis_kind_t  pubsub_kind = {
     pubsub_ready,
     pubsub_lost,
     pubsub_push,
-    pubsub_idle,
-    NULL
+    pubsub_idle
 };
 
 
-/* without memory there is none who tells, as if it were never said */
-
 void
-ngx_idempotency_redis_subscribe(ngx_idempotency_redis_t *redis,
-    ngx_idempotency_redis_subscription_t *sub)
+ngx_idempotency_redis_pubsub_init(ngx_idempotency_redis_t *redis)
 {
-    pubsub_channel_t  *channel;
+    ngx_rbtree_init(&redis->channels, &redis->channels_sentinel,
+                    ngx_str_rbtree_insert_value);
 
-    sub->channel = NULL;
-
-    channel = pubsub_channel(redis, &sub->key);
-
-    if (channel == NULL) {
-        channel = pubsub_create(redis, &sub->key);
-
-        if (channel == NULL) {
-            return;
-        }
-
-        ngx_queue_insert_tail(&channel->subscriptions, &sub->queue);
-        sub->channel = channel;
-
-        pubsub_place(channel);
-        return;
-    }
-
-    ngx_queue_insert_tail(&channel->subscriptions, &sub->queue);
-    sub->channel = channel;
-
-    /* it may have been subscribed before: another confirmation tells */
-
-    if (channel->conn) {
-        pubsub_say(channel->conn, channel, 1);
-    }
+    redis->unwatch.data = redis;
+    redis->unwatch.log = redis->log;
+    redis->unwatch.handler = pubsub_unwatch;
+    redis->unwatch.cancelable = 1;
 }
 
 
+/* without memory the handler is not called, as if nothing was ever published */
+
 void
-ngx_idempotency_redis_unsubscribe(ngx_idempotency_redis_t *redis,
-    ngx_idempotency_redis_subscription_t *sub)
+ngx_idempotency_redis_watch(ngx_idempotency_redis_t *redis, ngx_str_t *key,
+    ngx_idempotency_redis_changed_pt handler, void *data)
 {
     pubsub_channel_t  *channel;
 
-    channel = sub->channel;
+    channel = pubsub_channel(redis, key);
 
+    if (channel) {
+        channel->wanted = ngx_current_msec;
+        return;
+    }
+
+    if (redis->nchannels == PUBSUB_CHANNELS) {
+        return;
+    }
+
+    channel = ngx_calloc(sizeof(pubsub_channel_t) + key->len, ngx_cycle->log);
     if (channel == NULL) {
         return;
     }
 
-    sub->channel = NULL;
-    ngx_queue_remove(&sub->queue);
+    channel->handler = handler;
+    channel->data = data;
+    channel->wanted = ngx_current_msec;
 
-    if (ngx_queue_empty(&channel->subscriptions) && !channel->busy) {
-        pubsub_drop(channel);
+    channel->name.str.data = (u_char *) (channel + 1);
+    channel->name.str.len = key->len;
+    ngx_memcpy(channel->name.str.data, key->data, key->len);
+
+    channel->name.node.key = ngx_crc32_short(key->data, key->len);
+
+    ngx_rbtree_insert(&redis->channels, &channel->name.node);
+    redis->nchannels++;
+
+    if (!redis->unwatch.timer_set) {
+        ngx_add_timer(&redis->unwatch, PUBSUB_WANTED);
     }
+
+    pubsub_place(redis, channel);
 }
 
 
@@ -129,42 +131,15 @@ pubsub_channel(ngx_idempotency_redis_t *redis, ngx_str_t *name)
 }
 
 
-static pubsub_channel_t *
-pubsub_create(ngx_idempotency_redis_t *redis, ngx_str_t *name)
-{
-    pubsub_channel_t  *channel;
-
-    channel = ngx_calloc(sizeof(pubsub_channel_t) + name->len, ngx_cycle->log);
-    if (channel == NULL) {
-        return NULL;
-    }
-
-    channel->redis = redis;
-
-    channel->name.str.data = (u_char *) (channel + 1);
-    channel->name.str.len = name->len;
-    ngx_memcpy(channel->name.str.data, name->data, name->len);
-
-    channel->name.node.key = ngx_crc32_short(name->data, name->len);
-
-    ngx_queue_init(&channel->subscriptions);
-    ngx_rbtree_insert(&redis->channels, &channel->name.node);
-
-    return channel;
-}
-
-
 /* at the server where it is published */
 
 static void
-pubsub_place(pubsub_channel_t *channel)
+pubsub_place(ngx_idempotency_redis_t *redis, pubsub_channel_t *channel)
 {
-    ngx_idempotency_redis_t       *redis;
     ngx_idempotency_redis_conn_t  *conn;
 
-    redis = channel->redis;
-
-    conn = pubsub_conn(redis->topology->route(redis, &channel->name.str));
+    conn = pubsub_conn(ngx_idempotency_redis_node_of(redis,
+                                                     &channel->name.str));
     channel->conn = conn;
 
     if (conn == NULL) {
@@ -212,30 +187,23 @@ static void
 pubsub_say(ngx_idempotency_redis_conn_t *conn, pubsub_channel_t *channel,
     ngx_uint_t subscribe)
 {
-    ngx_uint_t                   sharded;
-    ngx_idempotency_resp_out_t  *out;
+    char       *command;
+    ngx_uint_t  sharded;
 
     if (conn->state != ngx_idempotency_redis_ready) {
         return;
     }
 
-    out = &conn->out;
-    sharded = conn->redis->conf.mode == NGX_IDEMPOTENCY_REDIS_CLUSTER;
+    sharded = (conn->redis->slots != NULL);
+    command = subscribe ? "SSUBSCRIBE" : "SUNSUBSCRIBE";
 
-    ngx_idempotency_resp_command(out, 2);
+    ngx_idempotency_resp_command(&conn->out, 2);
+    ngx_idempotency_resp_word(&conn->out, (u_char *) command + !sharded,
+                              ngx_strlen(command) - !sharded);
+    ngx_idempotency_resp_str(&conn->out, &channel->name.str);
 
-    if (subscribe) {
-        ngx_idempotency_resp_word(out, (u_char *) "SSUBSCRIBE" + !sharded,
-                                  9 + sharded);
-    } else {
-        ngx_idempotency_resp_word(out, (u_char *) "SUNSUBSCRIBE" + !sharded,
-                                  11 + sharded);
-    }
-
-    ngx_idempotency_resp_str(out, &channel->name.str);
-
-    (void) ngx_idempotency_redis_conn_expect(conn, pubsub_said,
-                                             subscribe ? NULL : conn);
+    ngx_idempotency_redis_conn_expect(conn, pubsub_answer,
+                                      subscribe ? NULL : conn);
 
     ngx_post_event(&conn->flush, &ngx_posted_events);
 }
@@ -254,42 +222,38 @@ pubsub_flush(ngx_event_t *ev)
 }
 
 
-/* handlers may take subscriptions away, their own or others */
+/* channels that nobody has said to be wanted again */
 
 static void
-pubsub_tell(pubsub_channel_t *channel)
+pubsub_unwatch(ngx_event_t *ev)
 {
-    ngx_queue_t                           *q, subscriptions;
-    ngx_idempotency_redis_subscription_t  *sub;
+    ngx_rbtree_node_t        *node, *next;
+    pubsub_channel_t         *channel;
+    ngx_idempotency_redis_t  *redis;
 
-    if (ngx_queue_empty(&channel->subscriptions)) {
-        return;
+    redis = ev->data;
+
+    for (node = ngx_rbtree_min(redis->channels.root,
+                               redis->channels.sentinel);
+         node;
+         node = next)
+    {
+        next = ngx_rbtree_next(&redis->channels, node);
+        channel = (pubsub_channel_t *) node;
+
+        if (ngx_current_msec - channel->wanted >= PUBSUB_WANTED) {
+            pubsub_drop(redis, channel);
+        }
     }
 
-    channel->busy++;
-
-    ngx_queue_init(&subscriptions);
-    ngx_queue_add(&subscriptions, &channel->subscriptions);
-    ngx_queue_init(&channel->subscriptions);
-
-    while (!ngx_queue_empty(&subscriptions)) {
-        q = ngx_queue_head(&subscriptions);
-        sub = ngx_queue_data(q, ngx_idempotency_redis_subscription_t, queue);
-
-        ngx_queue_remove(q);
-        ngx_queue_insert_tail(&channel->subscriptions, q);
-
-        sub->handler(sub);
-    }
-
-    if (--channel->busy == 0 && ngx_queue_empty(&channel->subscriptions)) {
-        pubsub_drop(channel);
+    if (redis->nchannels) {
+        ngx_add_timer(ev, PUBSUB_WANTED);
     }
 }
 
 
 static void
-pubsub_drop(pubsub_channel_t *channel)
+pubsub_drop(ngx_idempotency_redis_t *redis, pubsub_channel_t *channel)
 {
     ngx_idempotency_redis_conn_t  *conn;
 
@@ -304,7 +268,9 @@ pubsub_drop(pubsub_channel_t *channel)
         }
     }
 
-    ngx_rbtree_delete(&channel->redis->channels, &channel->name.node);
+    ngx_rbtree_delete(&redis->channels, &channel->name.node);
+    redis->nchannels--;
+
     ngx_free(channel);
 }
 
@@ -332,17 +298,19 @@ pubsub_push(ngx_idempotency_redis_conn_t *conn,
         channel = NULL;
     }
 
-    if (pubsub_is(word, "message") || pubsub_is(word, "smessage")) {
-
+    if (ngx_idempotency_resp_is(word, "message")
+        || ngx_idempotency_resp_is(word, "smessage"))
+    {
         if (channel) {
-            pubsub_tell(channel);
+            channel->handler(channel->data, &channel->name.str);
         }
 
         return NGX_OK;
     }
 
-    if (pubsub_is(word, "unsubscribe") || pubsub_is(word, "sunsubscribe")) {
-
+    if (ngx_idempotency_resp_is(word, "unsubscribe")
+        || ngx_idempotency_resp_is(word, "sunsubscribe"))
+    {
         /* a slot that moves drops its subscriptions, unasked */
 
         if (channel) {
@@ -358,22 +326,12 @@ pubsub_push(ngx_idempotency_redis_conn_t *conn,
 }
 
 
-static ngx_uint_t
-pubsub_is(ngx_str_t *word, char *s)
-{
-    return word->len == ngx_strlen(s)
-           && ngx_strncmp(word->data, s, word->len) == 0;
-}
-
-
 static void
-pubsub_said(ngx_idempotency_redis_conn_t *conn, void *data,
+pubsub_answer(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply)
 {
     pubsub_channel_t                 *channel;
     ngx_idempotency_redis_verdict_t   verdict;
-
-    ngx_idempotency_redis_conn_expected(conn);
 
     if (reply == NULL) {
         return;
@@ -384,7 +342,7 @@ pubsub_said(ngx_idempotency_redis_conn_t *conn, void *data,
 
         if (data == NULL && channel && channel->conn == conn) {
             channel->subscribed = 1;
-            pubsub_tell(channel);
+            channel->handler(channel->data, &channel->name.str);
         }
 
         return;
@@ -397,19 +355,13 @@ pubsub_said(ngx_idempotency_redis_conn_t *conn, void *data,
         return;
     }
 
-    if (!conn->node->deaf) {
-        conn->node->deaf = 1;
-
-        ngx_log_error(NGX_LOG_WARN, conn->redis->log, 0,
-                      "idempotency_redis \"%V\": %V lets nobody subscribe, "
-                      "who waits has to ask again and again: %V",
-                      &conn->redis->conf.name, &conn->node->name,
-                      &reply->str);
-    }
+    ngx_idempotency_redis_warn(conn, NGX_IDEMPOTENCY_REDIS_WARN_SUBSCRIBE,
+                               "lets nobody subscribe, who waits has to ask "
+                               "again and again", &reply->str);
 }
 
 
-/* is it there, and has it heard of all channels? */
+/* is the server there, and has it heard of all channels? */
 
 void
 ngx_idempotency_redis_pubsub_tick(ngx_idempotency_redis_conn_t *conn)
@@ -418,10 +370,10 @@ ngx_idempotency_redis_pubsub_tick(ngx_idempotency_redis_conn_t *conn)
         return;
     }
 
-    pubsub_missing(conn);
+    pubsub_ready(conn);
 
     ngx_idempotency_resp_say(&conn->out, "PING", NULL);
-    (void) ngx_idempotency_redis_conn_expect(conn, pubsub_pong, NULL);
+    ngx_idempotency_redis_conn_expect(conn, pubsub_pong, NULL);
 
     ngx_post_event(&conn->flush, &ngx_posted_events);
 }
@@ -431,12 +383,54 @@ static void
 pubsub_pong(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply)
 {
-    ngx_idempotency_redis_conn_expected(conn);
+    /* it answers in time: that is all that is asked for */
+}
+
+
+/* the map of slots is another one: each channel goes to its server */
+
+void
+ngx_idempotency_redis_pubsub_route(ngx_idempotency_redis_t *redis)
+{
+    ngx_rbtree_node_t             *node;
+    pubsub_channel_t              *channel;
+    ngx_idempotency_redis_conn_t  *conn;
+
+    if (redis->nchannels == 0) {
+        return;
+    }
+
+    for (node = ngx_rbtree_min(redis->channels.root,
+                               redis->channels.sentinel);
+         node;
+         node = ngx_rbtree_next(&redis->channels, node))
+    {
+        channel = (pubsub_channel_t *) node;
+        conn = channel->conn;
+
+        if (conn
+            && ngx_idempotency_redis_node_of(redis, &channel->name.str)
+               == conn->node)
+        {
+            if (!channel->subscribed) {
+                pubsub_say(conn, channel, 1);
+            }
+
+            continue;
+        }
+
+        if (conn) {
+            pubsub_say(conn, channel, 0);
+            ngx_queue_remove(&channel->queue);
+        }
+
+        pubsub_place(redis, channel);
+    }
 }
 
 
 static void
-pubsub_missing(ngx_idempotency_redis_conn_t *conn)
+pubsub_ready(ngx_idempotency_redis_conn_t *conn)
 {
     ngx_queue_t       *q;
     pubsub_channel_t  *channel;
@@ -451,74 +445,6 @@ pubsub_missing(ngx_idempotency_redis_conn_t *conn)
             pubsub_say(conn, channel, 1);
         }
     }
-}
-
-
-/* the servers were found anew: each channel to its own */
-
-void
-ngx_idempotency_redis_pubsub_route(ngx_idempotency_redis_t *redis)
-{
-    ngx_rbtree_node_t             *node;
-    pubsub_channel_t              *channel;
-    ngx_idempotency_redis_conn_t  *conn;
-
-    if (redis->channels.root == redis->channels.sentinel) {
-        return;
-    }
-
-    for (node = ngx_rbtree_min(redis->channels.root,
-                               redis->channels.sentinel);
-         node;
-         node = ngx_rbtree_next(&redis->channels, node))
-    {
-        channel = (pubsub_channel_t *) node;
-        conn = channel->conn;
-
-        if (conn
-            && redis->topology->route(redis, &channel->name.str) == conn->node)
-        {
-            if (!channel->subscribed) {
-                pubsub_say(conn, channel, 1);
-            }
-
-            continue;
-        }
-
-        if (conn) {
-            pubsub_say(conn, channel, 0);
-            ngx_queue_remove(&channel->queue);
-        }
-
-        pubsub_place(channel);
-    }
-}
-
-
-void
-ngx_idempotency_redis_pubsub_leave(ngx_idempotency_redis_conn_t *conn)
-{
-    ngx_queue_t       *q;
-    pubsub_channel_t  *channel;
-
-    if (conn->flush.posted) {
-        ngx_delete_posted_event(&conn->flush);
-    }
-
-    while (!ngx_queue_empty(&conn->channels)) {
-        q = ngx_queue_head(&conn->channels);
-        channel = ngx_queue_data(q, pubsub_channel_t, queue);
-
-        ngx_queue_remove(q);
-        pubsub_place(channel);
-    }
-}
-
-
-static void
-pubsub_ready(ngx_idempotency_redis_conn_t *conn)
-{
-    pubsub_missing(conn);
 }
 
 

@@ -39,7 +39,6 @@ static u_char *resp_build_array(u_char *p, ngx_idempotency_redis_reply_t *reply,
     ngx_idempotency_redis_reply_t **next);
 static u_char *resp_build_line(u_char *p, ngx_str_t *line);
 static u_char *resp_out_room(ngx_idempotency_resp_out_t *out, size_t size);
-static ngx_uint_t word_in(ngx_str_t *text, char *s);
 
 
 static word_t  words[] = {
@@ -745,7 +744,7 @@ ngx_idempotency_redis_verdict(ngx_str_t *text)
 
     /* it was not let do its first write, or it can't be killed any more */
 
-    if (word_in(text, "Script killed by user")) {
+    if (ngx_idempotency_resp_in(text, "Script killed by user")) {
         verdict.maybe = 0;
         return verdict;
     }
@@ -758,7 +757,7 @@ ngx_idempotency_redis_verdict(ngx_str_t *text)
 
     if (verdict.error != NGX_IDEMPOTENCY_REDIS_FULL
         && verdict.what != NGX_IDEMPOTENCY_REDIS_MASTER
-        && word_in(text, "script: "))
+        && ngx_idempotency_resp_in(text, "script: "))
     {
         verdict.what = NGX_IDEMPOTENCY_REDIS_GIVE;
         verdict.maybe = 1;
@@ -768,8 +767,16 @@ ngx_idempotency_redis_verdict(ngx_str_t *text)
 }
 
 
-static ngx_uint_t
-word_in(ngx_str_t *text, char *s)
+ngx_uint_t
+ngx_idempotency_resp_is(ngx_str_t *text, char *s)
+{
+    return text->len == ngx_strlen(s)
+           && ngx_strncmp(text->data, s, text->len) == 0;
+}
+
+
+ngx_uint_t
+ngx_idempotency_resp_in(ngx_str_t *text, char *s)
 {
     size_t  n;
 

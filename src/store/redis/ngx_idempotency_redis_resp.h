@@ -111,6 +111,12 @@ void ngx_idempotency_resp_out_free(ngx_idempotency_resp_out_t *out);
     ngx_idempotency_resp_word(out, (str)->data, (str)->len)
 
 
+/* it is, or has in it, whatever the case, these words */
+
+ngx_uint_t ngx_idempotency_resp_is(ngx_str_t *text, char *s);
+ngx_uint_t ngx_idempotency_resp_in(ngx_str_t *text, char *s);
+
+
 /* a decimal, and nothing else */
 
 ngx_int_t ngx_idempotency_resp_decimal(u_char *data, size_t len,
