@@ -17,37 +17,62 @@
 
 #define NGX_IDEMPOTENCY_REDIS_KEEP  (24 * 3600 * (int64_t) 1000)
 
-/* where what is in a head: see claim.lua */
+/* what a head has of an item, both ways, and where: see record.lua.  A number
+   of 8 bytes is a uint64_t or an int64_t, one of 4 an ngx_uint_t */
 
-#define redis_state        2
-#define redis_form         3
-#define redis_instance     4
-#define redis_sequence    12
-#define redis_fence       20
-#define redis_lease       28
-#define redis_recorded    36
-#define redis_ends        44
-#define redis_window      52
-#define redis_status      60
-#define redis_replays     64
-#define redis_fingerprint 68
-#define redis_identity   100
-#define redis_action     116
-#define redis_body       120
-#define redis_settings   124
-#define redis_mac        128
+typedef struct {
+    size_t                          at;
+    size_t                          len;
+    size_t                          offset;
+    ngx_uint_t                      number;
+} head_field_t;
+
+#define head_bytes(at, len, name)                                            \
+    { at, len, offsetof(ngx_idempotency_item_t, name), 0 }
+#define head_number(at, len, name)                                           \
+    { at, len, offsetof(ngx_idempotency_item_t, name), 1 }
+
+#define HEAD_STATE     2
+#define HEAD_SEQUENCE  12
+#define HEAD_LEASE     28
+#define HEAD_STATUS    60
+
+static const head_field_t  head_fields[] = {
+    head_bytes(3, 1, parts.version),
+    head_number(4, 8, instance),
+    head_number(HEAD_SEQUENCE, 8, sequence),
+    head_number(20, 8, fence),
+    head_number(36, 8, recorded),
+    head_number(44, 8, ends),
+    head_number(52, 8, window),
+    head_number(HEAD_STATUS, 4, status),
+    head_number(64, 4, replays),
+    head_bytes(68, NGX_IDEMPOTENCY_DIGEST_LEN, fingerprint),
+    head_bytes(100, NGX_IDEMPOTENCY_IDENTITY_LEN, parts.identity),
+    head_bytes(116, NGX_IDEMPOTENCY_HINT_LEN, parts.action),
+    head_bytes(120, NGX_IDEMPOTENCY_HINT_LEN, parts.body),
+    head_bytes(124, NGX_IDEMPOTENCY_SETTINGS_LEN, parts.settings),
+    head_bytes(128, NGX_IDEMPOTENCY_MAC_LEN, mac)
+};
+
+#define HEAD_FIELDS  (sizeof(head_fields) / sizeof(head_field_t))
 
 
-static void redis_head(ngx_idempotency_redis_item_t *ri, u_char state);
-static u_char redis_item_state(ngx_idempotency_item_t *item);
+static const u_char  head_states[] = {
+    [NGX_IDEMPOTENCY_PENDING] = 'P',
+    [NGX_IDEMPOTENCY_DONE] = 'D',
+    [NGX_IDEMPOTENCY_NOT_KEPT] = 'N',
+    [NGX_IDEMPOTENCY_IN_DOUBT] = 'U'
+};
+
+
+static void head_write(u_char *head, ngx_idempotency_item_t *item);
+static void head_put(u_char *p, size_t len, uint64_t n);
+static uint64_t head_get(u_char *p, size_t len);
 static void redis_argument(ngx_idempotency_redis_item_t *ri, u_char *data,
     size_t len);
 static void redis_number(ngx_idempotency_redis_item_t *ri, u_char **p,
     int64_t n);
-static void redis_put64(u_char *p, uint64_t n);
-static void redis_put32(u_char *p, uint32_t n);
-static uint64_t redis_get64(u_char *p);
-static uint32_t redis_get32(u_char *p);
 
 
 #define redis_script(name)                                                   \
@@ -135,7 +160,7 @@ ngx_idempotency_redis_item_call(ngx_idempotency_redis_item_t *ri,
     p = ri->numbers;
 
     if (item->what != NGX_IDEMPOTENCY_ITEM_FIND) {
-        redis_head(ri, redis_item_state(item));
+        head_write(ri->head, item);
         redis_argument(ri, ri->head, NGX_IDEMPOTENCY_REDIS_HEAD);
     }
 
@@ -144,7 +169,7 @@ ngx_idempotency_redis_item_call(ngx_idempotency_redis_item_t *ri,
     case NGX_IDEMPOTENCY_ITEM_ASK:
         script = NGX_IDEMPOTENCY_REDIS_CLAIM;
 
-        redis_put64(ri->since, item->floor);
+        head_put(ri->since, sizeof(ri->since), item->floor);
         redis_argument(ri, ri->since, sizeof(ri->since));
 
         redis_number(ri, &p, item->lease);
@@ -215,70 +240,44 @@ ngx_idempotency_redis_item_call(ngx_idempotency_redis_item_t *ri,
 }
 
 
-static void
-redis_head(ngx_idempotency_redis_item_t *ri, u_char state)
-{
-    u_char                  *head;
-    uint64_t                 sequence;
-    ngx_idempotency_item_t  *item;
+/* the scripts make the times of what they write */
 
-    head = ri->head;
-    item = ri->item;
+static void
+head_write(u_char *head, ngx_idempotency_item_t *item)
+{
+    u_char              *p;
+    ngx_uint_t           i, pending;
+    const head_field_t  *f;
 
     ngx_memzero(head, NGX_IDEMPOTENCY_REDIS_HEAD);
 
+    for (i = 0; i < HEAD_FIELDS; i++) {
+        f = &head_fields[i];
+        p = (u_char *) item + f->offset;
+
+        if (f->number) {
+            head_put(head + f->at, f->len, (f->len == 8) ? *(uint64_t *) p
+                                                         : *(ngx_uint_t *) p);
+        } else {
+            ngx_memcpy(head + f->at, p, f->len);
+        }
+    }
+
+    pending = (item->what != NGX_IDEMPOTENCY_ITEM_PUT
+               || item->outcome == NGX_IDEMPOTENCY_PENDING);
+
     head[0] = 'I';
     head[1] = '2';
-    head[redis_state] = state;
-    head[redis_form] = item->parts.version;
+    head[HEAD_STATE] = pending ? 'P' : head_states[item->outcome];
+
+    if (item->outcome == NGX_IDEMPOTENCY_PENDING) {
+        head_put(head + HEAD_STATUS, 4, item->taken);
+    }
 
     /* by hand, what was claimed here behind it is not meant */
 
-    sequence = (item->what == NGX_IDEMPOTENCY_ITEM_FORGET) ? item->floor
-                                                           : item->sequence;
-
-    redis_put64(head + redis_instance, item->instance);
-    redis_put64(head + redis_sequence, sequence);
-    redis_put64(head + redis_fence, item->fence);
-    redis_put64(head + redis_window, item->window);
-    redis_put32(head + redis_status,
-                (item->outcome == NGX_IDEMPOTENCY_PENDING) ? item->taken
-                                                           : item->status);
-    redis_put32(head + redis_replays, item->replays);
-
-    ngx_memcpy(head + redis_fingerprint, item->fingerprint,
-               NGX_IDEMPOTENCY_DIGEST_LEN);
-    ngx_memcpy(head + redis_identity, item->parts.identity,
-               NGX_IDEMPOTENCY_IDENTITY_LEN);
-    ngx_memcpy(head + redis_action, item->parts.action,
-               NGX_IDEMPOTENCY_HINT_LEN);
-    ngx_memcpy(head + redis_body, item->parts.body, NGX_IDEMPOTENCY_HINT_LEN);
-    ngx_memcpy(head + redis_settings, item->parts.settings,
-               NGX_IDEMPOTENCY_SETTINGS_LEN);
-    ngx_memcpy(head + redis_mac, item->mac, NGX_IDEMPOTENCY_MAC_LEN);
-}
-
-
-static u_char
-redis_item_state(ngx_idempotency_item_t *item)
-{
-    if (item->what != NGX_IDEMPOTENCY_ITEM_PUT) {
-        return 'P';
-    }
-
-    switch (item->outcome) {
-
-    case NGX_IDEMPOTENCY_DONE:
-        return 'D';
-
-    case NGX_IDEMPOTENCY_NOT_KEPT:
-        return 'N';
-
-    case NGX_IDEMPOTENCY_IN_DOUBT:
-        return 'U';
-
-    default:
-        return 'P';
+    if (item->what == NGX_IDEMPOTENCY_ITEM_FORGET) {
+        head_put(head + HEAD_SEQUENCE, 8, item->floor);
     }
 }
 
@@ -378,9 +377,10 @@ ngx_int_t
 ngx_idempotency_redis_item_record(ngx_idempotency_item_t *item,
     ngx_str_t *record, int64_t there, int64_t now)
 {
-    size_t     len;
-    u_char    *p, *head;
-    int64_t    lease;
+    u_char              *p, *head;
+    size_t               len;
+    ngx_uint_t           i;
+    const head_field_t  *f;
 
     if (record->len < NGX_IDEMPOTENCY_REDIS_HEAD) {
         return NGX_ERROR;
@@ -388,27 +388,13 @@ ngx_idempotency_redis_item_record(ngx_idempotency_item_t *item,
 
     head = record->data;
 
-    switch (head[redis_state]) {
-
-    case 'P':
-        item->outcome = NGX_IDEMPOTENCY_PENDING;
-        break;
-
-    case 'D':
-        item->outcome = NGX_IDEMPOTENCY_DONE;
-        break;
-
-    case 'N':
-        item->outcome = NGX_IDEMPOTENCY_NOT_KEPT;
-        break;
-
-    case 'U':
-        item->outcome = NGX_IDEMPOTENCY_IN_DOUBT;
-        break;
-
-    default:
-        return NGX_DECLINED;
+    for (i = 0; head_states[i] != head[HEAD_STATE]; i++) {
+        if (i + 1 == sizeof(head_states)) {
+            return NGX_DECLINED;
+        }
     }
+
+    item->outcome = i;
 
     len = record->len - NGX_IDEMPOTENCY_REDIS_HEAD;
 
@@ -425,33 +411,31 @@ ngx_idempotency_redis_item_record(ngx_idempotency_item_t *item,
 
     item->response.len = len;
 
-    ngx_memcpy(item->fingerprint, head + redis_fingerprint,
-               NGX_IDEMPOTENCY_DIGEST_LEN);
-    ngx_memcpy(item->parts.identity, head + redis_identity,
-               NGX_IDEMPOTENCY_IDENTITY_LEN);
-    ngx_memcpy(item->parts.action, head + redis_action,
-               NGX_IDEMPOTENCY_HINT_LEN);
-    ngx_memcpy(item->parts.body, head + redis_body, NGX_IDEMPOTENCY_HINT_LEN);
-    ngx_memcpy(item->parts.settings, head + redis_settings,
-               NGX_IDEMPOTENCY_SETTINGS_LEN);
-    ngx_memcpy(item->mac, head + redis_mac, NGX_IDEMPOTENCY_MAC_LEN);
+    for (i = 0; i < HEAD_FIELDS; i++) {
+        f = &head_fields[i];
+        p = (u_char *) item + f->offset;
 
-    item->parts.version = head[redis_form];
-    item->instance = redis_get64(head + redis_instance);
-    item->sequence = redis_get64(head + redis_sequence);
-    item->fence = redis_get64(head + redis_fence);
-    item->window = redis_get64(head + redis_window);
-    item->status = (item->outcome == NGX_IDEMPOTENCY_PENDING)
-                   ? 0 : redis_get32(head + redis_status);
-    item->replays = redis_get32(head + redis_replays);
+        if (!f->number) {
+            ngx_memcpy(p, head + f->at, f->len);
+
+        } else if (f->len == 8) {
+            *(uint64_t *) p = head_get(head + f->at, 8);
+
+        } else {
+            *(ngx_uint_t *) p = head_get(head + f->at, 4);
+        }
+    }
 
     now -= there;
 
-    item->recorded = redis_get64(head + redis_recorded) + now;
-    item->ends = redis_get64(head + redis_ends) + now;
+    item->recorded += now;
+    item->ends += now;
+    item->lapses = 0;
 
-    lease = redis_get64(head + redis_lease);
-    item->lapses = (item->outcome == NGX_IDEMPOTENCY_PENDING) ? lease + now : 0;
+    if (item->outcome == NGX_IDEMPOTENCY_PENDING) {
+        item->lapses = head_get(head + HEAD_LEASE, 8) + now;
+        item->status = 0;
+    }
 
     item->result = NGX_IDEMPOTENCY_BOUND;
 
@@ -485,32 +469,23 @@ redis_number(ngx_idempotency_redis_item_t *ri, u_char **p, int64_t n)
 
 
 static void
-redis_put64(u_char *p, uint64_t n)
+head_put(u_char *p, size_t len, uint64_t n)
 {
-    redis_put32(p, (uint32_t) (n >> 32));
-    redis_put32(p + 4, (uint32_t) n);
-}
-
-
-static void
-redis_put32(u_char *p, uint32_t n)
-{
-    p[0] = (u_char) (n >> 24);
-    p[1] = (u_char) (n >> 16);
-    p[2] = (u_char) (n >> 8);
-    p[3] = (u_char) n;
+    while (len) {
+        p[--len] = (u_char) n;
+        n >>= 8;
+    }
 }
 
 
 static uint64_t
-redis_get64(u_char *p)
+head_get(u_char *p, size_t len)
 {
-    return (uint64_t) redis_get32(p) << 32 | redis_get32(p + 4);
-}
+    uint64_t  n;
 
+    for (n = 0; len; len--) {
+        n = n << 8 | *p++;
+    }
 
-static uint32_t
-redis_get32(u_char *p)
-{
-    return (uint32_t) p[0] << 24 | p[1] << 16 | p[2] << 8 | p[3];
+    return n;
 }

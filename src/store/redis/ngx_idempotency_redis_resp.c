@@ -2,7 +2,7 @@
 /*
  * RESP2, read and written, and what the words of an error mean.
  *
- * The reader goes over each byte once, however the bytes are cut: as long as a
+ * The reader goes over each value once, however the bytes are cut: as long as a
  * reply isn't whole, it notes where it is and how many values each level still
  * wants.  Only a whole reply, which is well-formed then, is made into values;
  * these point into what was read.
@@ -26,67 +26,45 @@ typedef struct {
 
 static void resp_consume(ngx_idempotency_resp_t *resp);
 static ngx_int_t resp_scan(ngx_idempotency_resp_t *resp);
-static ngx_int_t resp_line(ngx_idempotency_resp_t *resp, ngx_str_t *line);
-static ngx_int_t resp_value(ngx_idempotency_resp_t *resp, ngx_str_t *line);
-static ngx_int_t resp_string(ngx_idempotency_resp_t *resp, ngx_str_t *line);
-static ngx_int_t resp_array(ngx_idempotency_resp_t *resp, ngx_str_t *line);
-static ngx_int_t resp_down(ngx_idempotency_resp_t *resp);
-static u_char *resp_build(u_char *p, ngx_idempotency_redis_reply_t *reply,
+static ngx_int_t resp_value(u_char *p, u_char *last,
+    ngx_idempotency_redis_reply_t *value, size_t *size);
+static u_char *resp_build(u_char *p, u_char *last,
+    ngx_idempotency_redis_reply_t *reply,
     ngx_idempotency_redis_reply_t **next);
-static u_char *resp_build_string(u_char *p,
-    ngx_idempotency_redis_reply_t *reply);
-static u_char *resp_build_array(u_char *p, ngx_idempotency_redis_reply_t *reply,
-    ngx_idempotency_redis_reply_t **next);
-static u_char *resp_build_line(u_char *p, ngx_str_t *line);
 static u_char *resp_out_room(ngx_idempotency_resp_out_t *out, size_t size);
 
 
+#define word(text, error, what, maybe)                                       \
+    { ngx_string(text),                                                      \
+      { NGX_IDEMPOTENCY_REDIS_##error, NGX_IDEMPOTENCY_REDIS_##what, maybe } }
+
 static word_t  words[] = {
-    { ngx_string("NOSCRIPT"),
-      { NGX_IDEMPOTENCY_REDIS_FAULT, NGX_IDEMPOTENCY_REDIS_TEXT, 0 } },
+    word("NOSCRIPT", FAULT, TEXT, 0),
 
-    { ngx_string("MOVED"),
-      { NGX_IDEMPOTENCY_REDIS_AWAY, NGX_IDEMPOTENCY_REDIS_MOVED, 0 } },
-    { ngx_string("ASK"),
-      { NGX_IDEMPOTENCY_REDIS_AWAY, NGX_IDEMPOTENCY_REDIS_ASK, 0 } },
-    { ngx_string("READONLY"),
-      { NGX_IDEMPOTENCY_REDIS_AWAY, NGX_IDEMPOTENCY_REDIS_MASTER, 0 } },
+    word("MOVED", AWAY, MOVED, 0),
+    word("ASK", AWAY, ASK, 0),
+    word("READONLY", AWAY, MASTER, 0),
 
-    { ngx_string("LOADING"),
-      { NGX_IDEMPOTENCY_REDIS_AWAY, NGX_IDEMPOTENCY_REDIS_LATER, 0 } },
-    { ngx_string("MASTERDOWN"),
-      { NGX_IDEMPOTENCY_REDIS_AWAY, NGX_IDEMPOTENCY_REDIS_LATER, 0 } },
-    { ngx_string("CLUSTERDOWN"),
-      { NGX_IDEMPOTENCY_REDIS_AWAY, NGX_IDEMPOTENCY_REDIS_LATER, 0 } },
-    { ngx_string("TRYAGAIN"),
-      { NGX_IDEMPOTENCY_REDIS_AWAY, NGX_IDEMPOTENCY_REDIS_LATER, 0 } },
-    { ngx_string("BUSY"),
-      { NGX_IDEMPOTENCY_REDIS_AWAY, NGX_IDEMPOTENCY_REDIS_LATER, 0 } },
+    word("LOADING", AWAY, LATER, 0),
+    word("MASTERDOWN", AWAY, LATER, 0),
+    word("CLUSTERDOWN", AWAY, LATER, 0),
+    word("TRYAGAIN", AWAY, LATER, 0),
+    word("BUSY", AWAY, LATER, 0),
 
-    { ngx_string("OOM"),
-      { NGX_IDEMPOTENCY_REDIS_FULL, NGX_IDEMPOTENCY_REDIS_GIVE, 0 } },
-    { ngx_string("MISCONF"),
-      { NGX_IDEMPOTENCY_REDIS_FULL, NGX_IDEMPOTENCY_REDIS_GIVE, 0 } },
-    { ngx_string("NOREPLICAS"),
-      { NGX_IDEMPOTENCY_REDIS_FULL, NGX_IDEMPOTENCY_REDIS_GIVE, 0 } },
+    word("OOM", FULL, GIVE, 0),
+    word("MISCONF", FULL, GIVE, 0),
+    word("NOREPLICAS", FULL, GIVE, 0),
 
-    { ngx_string("NOAUTH"),
-      { NGX_IDEMPOTENCY_REDIS_DENIED, NGX_IDEMPOTENCY_REDIS_GIVE, 0 } },
-    { ngx_string("WRONGPASS"),
-      { NGX_IDEMPOTENCY_REDIS_DENIED, NGX_IDEMPOTENCY_REDIS_GIVE, 0 } },
-    { ngx_string("DENIED"),
-      { NGX_IDEMPOTENCY_REDIS_DENIED, NGX_IDEMPOTENCY_REDIS_GIVE, 0 } },
-    { ngx_string("NOPERM"),
-      { NGX_IDEMPOTENCY_REDIS_DENIED, NGX_IDEMPOTENCY_REDIS_GIVE, 0 } },
+    word("NOAUTH", DENIED, GIVE, 0),
+    word("WRONGPASS", DENIED, GIVE, 0),
+    word("DENIED", DENIED, GIVE, 0),
+    word("NOPERM", DENIED, GIVE, 0),
 
-    { ngx_string("CROSSSLOT"),
-      { NGX_IDEMPOTENCY_REDIS_FAULT, NGX_IDEMPOTENCY_REDIS_GIVE, 0 } },
-    { ngx_string("WRONGTYPE"),
-      { NGX_IDEMPOTENCY_REDIS_FAULT, NGX_IDEMPOTENCY_REDIS_GIVE, 0 } },
+    word("CROSSSLOT", FAULT, GIVE, 0),
+    word("WRONGTYPE", FAULT, GIVE, 0),
 
     /* behind a script that was executed, by one that is no master any more */
-    { ngx_string("UNBLOCKED"),
-      { NGX_IDEMPOTENCY_REDIS_UNACKED, NGX_IDEMPOTENCY_REDIS_GIVE, 1 } },
+    word("UNBLOCKED", UNACKED, GIVE, 1),
 
     { ngx_null_string,
       { NGX_IDEMPOTENCY_REDIS_FAULT, NGX_IDEMPOTENCY_REDIS_GIVE, 1 } }
@@ -107,14 +85,13 @@ ngx_idempotency_resp_room(ngx_idempotency_resp_t *resp, size_t *size)
 
         resp->pos -= resp->start;
         resp->len -= resp->start;
-        resp->line = 0;
         resp->start = 0;
     }
 
     /* a string's length is known before it comes, and only believed as far
        as it came */
 
-    want = ngx_min(resp->pos + resp->body, 2 * resp->len + RESP_KEEP);
+    want = ngx_min(resp->pos + resp->value, 2 * resp->len + RESP_KEEP);
     want = ngx_max(want, resp->len) + RESP_ROOM;
 
     if (resp->size < want) {
@@ -189,7 +166,8 @@ ngx_idempotency_resp_next(ngx_idempotency_resp_t *resp,
     resp->whole = 1;
 
     next = resp->replies + 1;
-    (void) resp_build(resp->buf + resp->start, resp->replies, &next);
+    (void) resp_build(resp->buf + resp->start, resp->buf + resp->pos,
+                      resp->replies, &next);
 
     *reply = resp->replies;
 
@@ -215,7 +193,7 @@ ngx_idempotency_resp_copy(ngx_idempotency_resp_t *resp)
     ngx_memcpy(p, resp->buf + resp->start, resp->pos - resp->start);
 
     next = reply + 1;
-    (void) resp_build(p, reply, &next);
+    (void) resp_build(p, p + resp->pos - resp->start, reply, &next);
 
     return reply;
 }
@@ -251,310 +229,171 @@ resp_consume(ngx_idempotency_resp_t *resp)
 }
 
 
+/* goes on where the last value ended that was whole */
+
 static ngx_int_t
 resp_scan(ngx_idempotency_resp_t *resp)
 {
-    u_char     *p;
-    ngx_int_t   rc;
-    ngx_str_t   line;
+    size_t                         size;
+    ngx_int_t                      rc;
+    ngx_idempotency_redis_reply_t  value;
 
     if (resp->buf == NULL) {
         return NGX_AGAIN;
     }
 
     for ( ;; ) {
+        rc = resp_value(resp->buf + resp->pos, resp->buf + resp->len, &value,
+                        &size);
 
-        if (resp->body) {
+        resp->value = (rc == NGX_AGAIN) ? size : 0;
 
-            if (resp->len - resp->pos < resp->body) {
-                return NGX_AGAIN;
-            }
+        if (resp->pos - resp->start + size > NGX_IDEMPOTENCY_RESP_SIZE) {
+            return NGX_ERROR;
+        }
 
-            p = resp->buf + resp->pos + resp->body;
+        if (rc != NGX_OK) {
+            return rc;
+        }
 
-            if (p[-2] != CR || p[-1] != LF) {
+        resp->pos += size;
+
+        if (++resp->values > NGX_IDEMPOTENCY_RESP_VALUES) {
+            return NGX_ERROR;
+        }
+
+        if (value.n) {
+
+            if (resp->depth == NGX_IDEMPOTENCY_RESP_DEPTH) {
                 return NGX_ERROR;
             }
 
-            resp->pos += resp->body;
-            resp->body = 0;
-            rc = resp_down(resp);
-
-        } else {
-
-            rc = resp_line(resp, &line);
-
-            if (rc == NGX_OK) {
-                rc = resp_value(resp, &line);
-            }
+            resp->left[resp->depth++] = value.n;
+            continue;
         }
 
-        if (resp->pos - resp->start + resp->body > NGX_IDEMPOTENCY_RESP_SIZE) {
-            return NGX_ERROR;
+        /* with it those end in which it was the last one */
+
+        while (resp->depth && --resp->left[resp->depth - 1] == 0) {
+            resp->depth--;
         }
 
-        if (rc != NGX_DECLINED) {
-            return rc;
+        if (resp->depth == 0) {
+            return NGX_OK;
         }
     }
 }
 
 
-/* with its type, without its end */
+/*
+ * One value, of an array without its elements, and its size.  NGX_AGAIN: it is
+ * not whole; of a string whose length is there, the size is known.
+ */
 
 static ngx_int_t
-resp_line(ngx_idempotency_resp_t *resp, ngx_str_t *line)
+resp_value(u_char *p, u_char *last, ngx_idempotency_redis_reply_t *value,
+    size_t *size)
 {
-    u_char  *p, *last, *begin;
+    u_char   *end;
+    int64_t   n;
 
-    begin = resp->buf + resp->pos;
-    last = resp->buf + resp->len;
-    p = ngx_max(resp->buf + resp->line, begin);
+    *size = 0;
+    ngx_memzero(value, sizeof(ngx_idempotency_redis_reply_t));
 
-    p = (last > p) ? memchr(p, LF, last - p) : NULL;
+    if (p == last) {
+        return NGX_AGAIN;
+    }
 
-    /* who speaks something else is not waited for */
+    /* a server that speaks something else is not waited for */
 
-    if (last > begin
-        && (*begin == '\0' || ngx_strchr("+-:$*", *begin) == NULL))
+    if (*p == '\0' || ngx_strchr("+-:$*", *p) == NULL) {
+        return NGX_ERROR;
+    }
+
+    end = memchr(p, LF, last - p);
+
+    if (end == NULL) {
+        return (last - p > NGX_IDEMPOTENCY_RESP_LINE) ? NGX_ERROR : NGX_AGAIN;
+    }
+
+    if (end - p < 2 || end[-1] != CR || end - p > NGX_IDEMPOTENCY_RESP_LINE) {
+        return NGX_ERROR;
+    }
+
+    value->str.data = p + 1;
+    value->str.len = end - p - 2;
+    *size = end + 1 - p;
+
+    if (*p == '-') {
+        value->type = NGX_IDEMPOTENCY_REDIS_ERROR;
+    }
+
+    if (*p == '-' || *p == '+') {
+        return NGX_OK;
+    }
+
+    if (ngx_idempotency_resp_decimal(value->str.data, value->str.len, &n)
+        != NGX_OK)
     {
         return NGX_ERROR;
     }
 
-    if (p == NULL) {
-        resp->line = resp->len;
+    ngx_str_null(&value->str);
 
-        return (last - begin > NGX_IDEMPOTENCY_RESP_LINE) ? NGX_ERROR
-                                                          : NGX_AGAIN;
-    }
-
-    if (p - begin < 2 || p[-1] != CR
-        || p - begin > NGX_IDEMPOTENCY_RESP_LINE)
-    {
-        return NGX_ERROR;
-    }
-
-    line->data = begin;
-    line->len = p - 1 - begin;
-
-    resp->pos = p + 1 - resp->buf;
-
-    return NGX_OK;
-}
-
-
-/* NGX_OK: with it the reply is whole; NGX_DECLINED: there is more of it */
-
-static ngx_int_t
-resp_value(ngx_idempotency_resp_t *resp, ngx_str_t *line)
-{
-    int64_t  number;
-
-    if (++resp->values > NGX_IDEMPOTENCY_RESP_VALUES) {
-        return NGX_ERROR;
-    }
-
-    switch (line->data[0]) {
-
-    case '$':
-        return resp_string(resp, line);
-
-    case '*':
-        return resp_array(resp, line);
-
-    case ':':
-        if (ngx_idempotency_resp_decimal(line->data + 1, line->len - 1,
-                                         &number)
-            != NGX_OK)
-        {
-            return NGX_ERROR;
-        }
-
-        return resp_down(resp);
-
-    default:
-        return resp_down(resp);
-    }
-}
-
-
-static ngx_int_t
-resp_string(ngx_idempotency_resp_t *resp, ngx_str_t *line)
-{
-    int64_t  n;
-
-    if (ngx_idempotency_resp_decimal(line->data + 1, line->len - 1, &n)
-        != NGX_OK
-        || n > NGX_IDEMPOTENCY_RESP_SIZE)
-    {
-        return NGX_ERROR;
+    if (*p == ':') {
+        value->type = NGX_IDEMPOTENCY_REDIS_INTEGER;
+        value->integer = n;
+        return NGX_OK;
     }
 
     if (n < 0) {
-        return (n == -1) ? resp_down(resp) : NGX_ERROR;
+        value->type = NGX_IDEMPOTENCY_REDIS_NIL;
+        return (n == -1) ? NGX_OK : NGX_ERROR;
     }
 
-    resp->body = n + 2;
+    if (*p == '*') {
+        value->type = NGX_IDEMPOTENCY_REDIS_ARRAY;
+        value->n = n;
+        return (n <= NGX_IDEMPOTENCY_RESP_VALUES) ? NGX_OK : NGX_ERROR;
+    }
 
-    return NGX_DECLINED;
-}
-
-
-static ngx_int_t
-resp_array(ngx_idempotency_resp_t *resp, ngx_str_t *line)
-{
-    int64_t  n;
-
-    if (ngx_idempotency_resp_decimal(line->data + 1, line->len - 1, &n)
-        != NGX_OK
-        || n > NGX_IDEMPOTENCY_RESP_VALUES)
-    {
+    if (n > NGX_IDEMPOTENCY_RESP_SIZE) {
         return NGX_ERROR;
     }
 
-    if (n < 0) {
-        return (n == -1) ? resp_down(resp) : NGX_ERROR;
+    value->str.data = end + 1;
+    value->str.len = n;
+    *size += n + 2;
+
+    if (*size > (size_t) (last - p)) {
+        return NGX_AGAIN;
     }
 
-    if (n == 0) {
-        return resp_down(resp);
-    }
-
-    if (resp->depth == NGX_IDEMPOTENCY_RESP_DEPTH) {
-        return NGX_ERROR;
-    }
-
-    resp->left[resp->depth++] = n;
-
-    return NGX_DECLINED;
+    return (end[n + 1] == CR && end[n + 2] == LF) ? NGX_OK : NGX_ERROR;
 }
 
 
-/* a value has ended, and with it those in which it was the last one */
-
-static ngx_int_t
-resp_down(ngx_idempotency_resp_t *resp)
-{
-    while (resp->depth) {
-
-        if (--resp->left[resp->depth - 1]) {
-            return NGX_DECLINED;
-        }
-
-        resp->depth--;
-    }
-
-    return NGX_OK;
-}
-
-
-/* as above, but nothing is wrong any more; as deep as was allowed there */
+/* the bytes were looked at: they are well-formed, and not too deep */
 
 static u_char *
-resp_build(u_char *p, ngx_idempotency_redis_reply_t *reply,
+resp_build(u_char *p, u_char *last, ngx_idempotency_redis_reply_t *reply,
     ngx_idempotency_redis_reply_t **next)
 {
-    ngx_str_t  line;
+    size_t      size;
+    ngx_uint_t  i;
 
-    ngx_memzero(reply, sizeof(ngx_idempotency_redis_reply_t));
+    (void) resp_value(p, last, reply, &size);
 
-    switch (*p) {
+    p += size;
 
-    case '$':
-        return resp_build_string(p, reply);
-
-    case '*':
-        return resp_build_array(p, reply, next);
-    }
-
-    p = resp_build_line(p, &line);
-
-    switch (line.data[0]) {
-
-    case ':':
-        reply->type = NGX_IDEMPOTENCY_REDIS_INTEGER;
-        (void) ngx_idempotency_resp_decimal(line.data + 1, line.len - 1,
-                                            &reply->integer);
-        break;
-
-    case '-':
-        reply->type = NGX_IDEMPOTENCY_REDIS_ERROR;
-
-        /* fall through */
-
-    default:
-        reply->str.data = line.data + 1;
-        reply->str.len = line.len - 1;
-    }
-
-    return p;
-}
-
-
-static u_char *
-resp_build_string(u_char *p, ngx_idempotency_redis_reply_t *reply)
-{
-    int64_t    n;
-    ngx_str_t  line;
-
-    p = resp_build_line(p, &line);
-
-    (void) ngx_idempotency_resp_decimal(line.data + 1, line.len - 1, &n);
-
-    if (n < 0) {
-        reply->type = NGX_IDEMPOTENCY_REDIS_NIL;
-        return p;
-    }
-
-    reply->str.data = p;
-    reply->str.len = n;
-
-    return p + n + 2;
-}
-
-
-static u_char *
-resp_build_array(u_char *p, ngx_idempotency_redis_reply_t *reply,
-    ngx_idempotency_redis_reply_t **next)
-{
-    int64_t    n, i;
-    ngx_str_t  line;
-
-    p = resp_build_line(p, &line);
-
-    (void) ngx_idempotency_resp_decimal(line.data + 1, line.len - 1, &n);
-
-    if (n < 0) {
-        reply->type = NGX_IDEMPOTENCY_REDIS_NIL;
-        return p;
-    }
-
-    reply->type = NGX_IDEMPOTENCY_REDIS_ARRAY;
-    reply->n = n;
     reply->elts = *next;
+    *next += reply->n;
 
-    *next += n;
-
-    for (i = 0; i < n; i++) {
-        p = resp_build(p, &reply->elts[i], next);
+    for (i = 0; i < reply->n; i++) {
+        p = resp_build(p, last, &reply->elts[i], next);
     }
 
     return p;
-}
-
-
-static u_char *
-resp_build_line(u_char *p, ngx_str_t *line)
-{
-    line->data = p;
-
-    while (*p != LF) {
-        p++;
-    }
-
-    line->len = p - 1 - line->data;
-
-    return p + 1;
 }
 
 

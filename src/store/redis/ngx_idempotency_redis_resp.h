@@ -34,10 +34,8 @@ typedef struct {
        well-formed */
     size_t                          start;
     size_t                          pos;
-    /* in an unfinished line */
-    size_t                          line;
-    /* of a string whose length was read, with its end */
-    size_t                          body;
+    /* the size of the string there, which is not whole */
+    size_t                          value;
 
     /* values that are still to come at each level */
     ngx_uint_t                      depth;
