@@ -310,6 +310,8 @@ access_bind(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         return NGX_OK;
     }
 
+    ngx_http_idempotency_bind_early(r, ctx);
+
     if (ngx_http_idempotency_digest_body(r, ctx) != NGX_OK) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }

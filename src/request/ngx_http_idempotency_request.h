@@ -80,6 +80,8 @@ ngx_uint_t ngx_http_idempotency_printable(ngx_str_t *s);
 
 /* fingerprint.c */
 
+void ngx_http_idempotency_bind_early(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
 ngx_int_t ngx_http_idempotency_bind(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 ngx_int_t ngx_http_idempotency_scope(ngx_http_request_t *r,

@@ -497,6 +497,43 @@ record_bucket(ngx_idempotency_shm_t *shm, u_char *token)
 }
 
 
+/* without the lock, so that nobody waits for a hint */
+
+void
+ngx_idempotency_shm_prefetch_bucket(ngx_idempotency_store_t *store,
+    u_char *token)
+{
+    __builtin_prefetch(record_bucket(store->data, token));
+}
+
+
+/* whatever stands there by now is not read */
+
+void
+ngx_idempotency_shm_prefetch_record(ngx_idempotency_store_t *store,
+    u_char *token)
+{
+    u_char                  *p;
+    ngx_uint_t               i;
+    ngx_rbtree_node_t      **bucket;
+    ngx_idempotency_shm_t   *shm;
+
+    shm = store->data;
+    bucket = record_bucket(shm, token);
+
+    if ((u_char *) bucket < (u_char *) shm->sh) {
+        /* a torn zone is made anew now, and has no buckets yet */
+        return;
+    }
+
+    p = (u_char *) *bucket;
+
+    for (i = 0; i < sizeof(ngx_idempotency_record_t); i += 64) {
+        __builtin_prefetch(p + i);
+    }
+}
+
+
 /* the record bound to the token now; one whose time is over is freed here */
 
 ngx_idempotency_record_t *

@@ -384,6 +384,14 @@ struct ngx_idempotency_store_s {
 ngx_int_t ngx_idempotency_shm_zone_add(ngx_conf_t *cf,
     ngx_idempotency_store_t *store, size_t size, ngx_uint_t evict);
 
+/* hints to the processor: a claim of this token is going to read its bucket,
+   and then the record that stands there */
+
+void ngx_idempotency_shm_prefetch_bucket(ngx_idempotency_store_t *store,
+    u_char *token);
+void ngx_idempotency_shm_prefetch_record(ngx_idempotency_store_t *store,
+    u_char *token);
+
 /* an operator agrees to the backing, which is another one, or has forgotten;
    NGX_DECLINED: there is nothing to agree to */
 
