@@ -295,26 +295,20 @@ char *ngx_http_idempotency_api(ngx_conf_t *cf, ngx_command_t *cmd,
 char *ngx_http_idempotency_guard(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 
-/* observe/log.c */
+/* observe/log.c: a line has the text, the token, its zone and what it was found
+   to be bound to; but for NEW the lines of a kind are limited */
 
 void ngx_http_idempotency_log_refusal(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_uint_t status, ngx_uint_t refuses);
-void ngx_http_idempotency_log_replay(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
-void ngx_http_idempotency_log_similar(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
-void ngx_http_idempotency_log_nested(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
-void ngx_http_idempotency_log_claim(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
-void ngx_http_idempotency_log_outcome(ngx_log_t *log, ngx_uint_t level,
-    ngx_idempotency_store_t *store, ngx_idempotency_op_t *op, uint64_t fence,
-    ngx_int_t outcome, ngx_uint_t doubt, ngx_uint_t status);
-ngx_uint_t ngx_http_idempotency_log_trail(
-    ngx_http_idempotency_loc_conf_t *conf);
-ngx_uint_t ngx_http_idempotency_log_admits(ngx_log_t *log, ngx_uint_t level,
-    ngx_http_idempotency_status_e kind);
+void ngx_http_idempotency_log(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_http_idempotency_status_e kind,
+    ngx_uint_t level, const char *fmt, ...);
 void ngx_http_idempotency_log_rest(void);
+
+/* claims and outcomes are one step less urgent than refusals and replays */
+
+#define ngx_http_idempotency_trail_level(conf)                               \
+    ngx_min((conf)->log_level + 1, NGX_LOG_INFO)
 
 void ngx_http_idempotency_count(ngx_http_idempotency_ctx_t *ctx);
 void ngx_http_idempotency_count_end(ngx_http_idempotency_ctx_t *ctx);

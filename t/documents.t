@@ -298,7 +298,7 @@ sub logged {
     for my $file (glob "$Pages::root/src/{,*/,*/*/}*.c") {
         my $source = text($file =~ s{^\Q$Pages::root\E/}{}r);
 
-        while ($source =~ /(?:ngx_log_error|^ +log_line)\((\S+),[^"]*"((?:[^"\\]|\\.|"\s*")*)"/mg) {
+        while ($source =~ /(?:ngx_log_error|ngx_http_idempotency_log)\((\S+),[^"]*"((?:[^"\\]|\\.|"\s*")*)"/mg) {
             my ($level, $format) = ($1, $2);
 
             next if $level eq 'NGX_LOG_EMERG';

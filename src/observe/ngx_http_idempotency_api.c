@@ -93,8 +93,8 @@ typedef enum {
     api_no_zone,
     api_no_record,
     api_method,
-    api_no_key,
-    api_bad_key,
+    api_missing,
+    api_malformed,
     api_bad_argument,
     api_bad_outcome,
     api_bad_store,
@@ -274,88 +274,72 @@ static api_name_t  api_names[] = {
     { ngx_null_string, api_nothing }
 };
 
+#define refusal(what, code, is, why)                                         \
+    [api_##what] = { code, ngx_string(#what), ngx_string(is), ngx_string(why) }
+
 static api_refusal_t  api_refusals[] = {
 
-    [api_not_found] = { NGX_HTTP_NOT_FOUND, ngx_string("not_found"),
-      ngx_string("There is nothing here"),
-      ngx_string("See the documentation of idempotency_api for what is "
-                 "there.") },
+    refusal(not_found, NGX_HTTP_NOT_FOUND, "There is nothing here",
+            "See the documentation of idempotency_api for what is there."),
 
-    [api_no_zone] = { NGX_HTTP_NOT_FOUND, ngx_string("no_zone"),
-      ngx_string("There is no such zone"),
-      ngx_string("No idempotency_zone of this configuration has that "
-                 "name.") },
+    refusal(no_zone, NGX_HTTP_NOT_FOUND, "There is no such zone",
+            "No idempotency_zone of this configuration has that name."),
 
-    [api_no_record] = { NGX_HTTP_NOT_FOUND, ngx_string("no_record"),
-      ngx_string("There is no such record"),
-      ngx_string("The key is not bound, or not for who asks.") },
+    refusal(no_record, NGX_HTTP_NOT_FOUND, "There is no such record",
+            "The key is not bound, or not for who asks."),
 
-    [api_method] = { NGX_HTTP_NOT_ALLOWED, ngx_string("method"),
-      ngx_string("This method is not possible here"),
-      ngx_string("The Allow header tells which ones are.") },
+    refusal(method, NGX_HTTP_NOT_ALLOWED, "This method is not possible here",
+            "The Allow header tells which ones are."),
 
-    [api_no_key] = { NGX_HTTP_BAD_REQUEST, ngx_string("missing"),
-      ngx_string("Idempotency key required"),
-      ngx_string("It tells which record is meant.") },
+    refusal(missing, NGX_HTTP_BAD_REQUEST, "Idempotency key required",
+            "It tells which record is meant."),
 
-    [api_bad_key] = { NGX_HTTP_BAD_REQUEST, ngx_string("malformed"),
-      ngx_string("Malformed idempotency key"),
-      ngx_string("The idempotency key is malformed: it is too long, has "
-                 "another format than required, or was sent more than "
-                 "once.") },
+    refusal(malformed, NGX_HTTP_BAD_REQUEST, "Malformed idempotency key",
+            "The idempotency key is malformed: it is too long, has another "
+            "format than required, or was sent more than once."),
 
-    [api_bad_argument] = { NGX_HTTP_BAD_REQUEST, ngx_string("bad_argument"),
-      ngx_string("An argument is malformed"),
-      ngx_string("See the documentation of idempotency_api for what may be "
-                 "asked.") },
+    refusal(bad_argument, NGX_HTTP_BAD_REQUEST, "An argument is malformed",
+            "See the documentation of idempotency_api for what may be asked."),
 
-    [api_bad_outcome] = { NGX_HTTP_BAD_REQUEST, ngx_string("bad_outcome"),
-      ngx_string("This is no outcome"),
-      ngx_string("What is in doubt is settled as done or released.") },
+    refusal(bad_outcome, NGX_HTTP_BAD_REQUEST, "This is no outcome",
+            "What is in doubt is settled as done or released."),
 
-    [api_bad_store] = { NGX_HTTP_BAD_REQUEST, ngx_string("bad_store"),
-      ngx_string("This says nothing of the store"),
-      ngx_string("Who agrees to it sends a JSON object, whose member store "
-                 "is accept.") },
+    refusal(bad_store, NGX_HTTP_BAD_REQUEST, "This says nothing of the store",
+            "Who agrees to it sends a JSON object, whose member store is "
+            "accept."),
 
-    [api_not_refused] = { NGX_HTTP_CONFLICT, ngx_string("not_refused"),
-      ngx_string("The store is not refused"),
-      ngx_string("It is the one that it was, or there is none: nothing has "
-                 "to be agreed to.") },
+    refusal(not_refused, NGX_HTTP_CONFLICT, "The store is not refused",
+            "It is the one that it was, or there is none: nothing has to be "
+            "agreed to."),
 
-    [api_no_backing] = { NGX_HTTP_BAD_REQUEST, ngx_string("no_backing"),
-      ngx_string("Nothing stands behind this zone"),
-      ngx_string("All that it knows is in this machine's memory.") },
+    refusal(no_backing, NGX_HTTP_BAD_REQUEST, "Nothing stands behind this zone",
+            "All that it knows is in this machine's memory."),
 
-    [api_not_in_doubt] = { NGX_HTTP_CONFLICT, ngx_string("not_in_doubt"),
-      ngx_string("The outcome is not in doubt"),
-      ngx_string("Only what is in doubt can be settled. Somebody else may "
-                 "have settled it, or taken it over.") },
+    refusal(not_in_doubt, NGX_HTTP_CONFLICT, "The outcome is not in doubt",
+            "Only what is in doubt can be settled. Somebody else may have "
+            "settled it, or taken it over."),
 
-    [api_unavailable] = { NGX_HTTP_SERVICE_UNAVAILABLE,
-      ngx_string("unavailable"),
-      ngx_string("The store does not answer"),
-      ngx_string("It is left inconsistent by a process that died, or out of "
-                 "reach.") },
+    refusal(unavailable, NGX_HTTP_SERVICE_UNAVAILABLE,
+            "The store does not answer",
+            "It is left inconsistent by a process that died, or out of reach."),
 
-    [api_remote] = { NGX_HTTP_FORBIDDEN, ngx_string("remote"),
-      ngx_string("Only this machine may ask"),
-      ngx_string("This request comes from another one, or through a proxy. "
-                 "Where access rules stand before this location, "
-                 "'idempotency_api remote=on;' says so.") },
+    refusal(remote, NGX_HTTP_FORBIDDEN, "Only this machine may ask",
+            "This request comes from another one, or through a proxy. Where "
+            "access rules stand before this location, "
+            "'idempotency_api remote=on;' says so."),
 
-    [api_host] = { NGX_HTTP_FORBIDDEN, ngx_string("host"),
-      ngx_string("This host is none of the server's names"),
-      ngx_string("The Host header must name this machine (localhost, a "
-                 "loopback address) or be one of server_name, exactly; with "
-                 "'idempotency_api remote=on;' only of a request that changes "
-                 "something.") },
+    refusal(host, NGX_HTTP_FORBIDDEN, "This host is none of the server's names",
+            "The Host header must name this machine (localhost, a loopback "
+            "address) or be one of server_name, exactly; with "
+            "'idempotency_api remote=on;' only of a request that changes "
+            "something."),
 
-    [api_origin] = { NGX_HTTP_FORBIDDEN, ngx_string("origin"),
-      ngx_string("A page of another origin asks"),
-      ngx_string("What changes something is asked for by a page of this "
-                 "origin, or by a program.") }
+    refusal(origin, NGX_HTTP_FORBIDDEN, "A page of another origin asks",
+            "What changes something is asked for by a page of this origin, or "
+            "by a program.")
 };
+
+#undef refusal
 
 
 char *
@@ -1158,7 +1142,7 @@ api_by_key(ngx_http_request_t *r, ngx_idempotency_store_t *store)
         return record_query(r, store, token);
     }
 
-    if (why == api_no_key && store
+    if (why == api_missing && store
         && (r->method & (NGX_HTTP_GET|NGX_HTTP_HEAD)))
     {
         return records_list(r, store);
@@ -1189,7 +1173,7 @@ api_token(ngx_http_request_t *r, ngx_uint_t own, u_char *token)
     if (ngx_http_idempotency_key_parse(r, conf, &key, &made)
         != NGX_HTTP_IDEMPOTENCY_STATUS_NEW)
     {
-        return api_bad_key;
+        return api_malformed;
     }
 
     if (!own && ngx_http_arg(r, (u_char *) "scope", 5, &scope) == NGX_OK) {
@@ -1226,17 +1210,17 @@ api_key(ngx_http_request_t *r, ngx_uint_t own, ngx_str_t *key)
         *key = h->value;
 
         if (ngx_http_idempotency_header_next(&it, &name)) {
-            return api_bad_key;
+            return api_malformed;
         }
 
     } else if (own || ngx_http_arg(r, (u_char *) "key", 3, key) != NGX_OK) {
-        return api_no_key;
+        return api_missing;
 
     } else if (api_unescape(r, key) != NGX_OK) {
         return api_no_memory;
     }
 
-    return key->len ? api_allowed : api_bad_key;
+    return key->len ? api_allowed : api_malformed;
 }
 
 

@@ -25,10 +25,6 @@
 #define NGX_HTTP_IDEMPOTENCY_LOG_KINDS                                       \
     (NGX_HTTP_IDEMPOTENCY_STATUS_WAITED + 1)
 
-/* in place of a kind: each line is written */
-
-#define LOG_ALL   NGX_HTTP_IDEMPOTENCY_LOG_KINDS
-
 /* what stands before the token; what follows the zone: outcome, age, fence */
 
 #define LOG_TEXT  512
@@ -61,8 +57,8 @@ const char  *ngx_http_idempotency_differs_names[NGX_IDEMPOTENCY_STATS_DIFFERS]
     = { "action", "identity", "body", "settings" };
 
 
-static void log_line(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_uint_t kind, ngx_uint_t level, const char *fmt, ...);
+static ngx_uint_t log_admits(ngx_uint_t level,
+    ngx_http_idempotency_status_e kind);
 static void log_suppressed(ngx_event_t *ev);
 static u_char *log_found(ngx_http_idempotency_ctx_t *ctx, u_char *text);
 static void count_wait(ngx_http_idempotency_ctx_t *ctx,
@@ -88,88 +84,28 @@ ngx_http_idempotency_log_refusal(ngx_http_request_t *r,
     conf = ctx->conf;
     reason = ngx_http_idempotency_reason(ctx, text);
 
-    log_line(r, ctx, ctx->status,
-             (ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_UNAVAILABLE)
-                 ? NGX_LOG_ERR : conf->log_level,
-             ": %s with status %ui, %V%s%V%s",
-             (refuses || conf->dry_run)
-                 ? "refused" : "passed unprotected, not refused",
-             status, &ngx_http_idempotency_statuses[ctx->status].name,
-             reason.len ? ", reason: " : "", &reason,
-             (ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_IN_PROGRESS
-              && conf->in_progress == NGX_HTTP_IDEMPOTENCY_IN_PROGRESS_WAIT
-              && !conf->dry_run)
-                 ? ", waited in vain (is this nginx its own upstream?)" : "");
+    ngx_http_idempotency_log(r, ctx, ctx->status,
+              (ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_UNAVAILABLE)
+                  ? NGX_LOG_ERR : conf->log_level,
+              ": %s with status %ui, %V%s%V%s",
+              (refuses || conf->dry_run)
+                  ? "refused" : "passed unprotected, not refused",
+              status, &ngx_http_idempotency_statuses[ctx->status].name,
+              reason.len ? ", reason: " : "", &reason,
+              (ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_IN_PROGRESS
+               && conf->in_progress == NGX_HTTP_IDEMPOTENCY_IN_PROGRESS_WAIT
+               && !conf->dry_run)
+                  ? ", waited in vain (is this nginx its own upstream?)" : "");
 }
 
+
+/* a line of a request: behind the text stand the token, its zone and what it
+   was found to be bound to */
 
 void
-ngx_http_idempotency_log_replay(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx)
-{
-    log_line(r, ctx, ctx->status, ctx->conf->log_level,
-             ": replayed a response of status %ui", ctx->claim.found.status);
-}
-
-
-/* it was let through */
-
-void
-ngx_http_idempotency_log_similar(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx)
-{
-    log_line(r, ctx, ctx->status, ctx->conf->log_level,
-             ": passed a new key with content just seen");
-}
-
-
-/* once: it is how this nginx is set up */
-
-void
-ngx_http_idempotency_log_nested(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx)
-{
-    if (ctx->conf->nested) {
-        return;
-    }
-
-    ctx->conf->nested = 1;
-
-    log_line(r, ctx, LOG_ALL, ctx->conf->log_level,
-             ": this nginx is its own upstream, passed what it has sent "
-             "itself, from now on in silence");
-}
-
-
-/* the level of the trail: one step below that of refusals and replays */
-
-ngx_uint_t
-ngx_http_idempotency_log_trail(ngx_http_idempotency_loc_conf_t *conf)
-{
-    return ngx_min(conf->log_level + 1, NGX_LOG_INFO);
-}
-
-
-void
-ngx_http_idempotency_log_claim(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx)
-{
-    if (ctx->claim.taken) {
-        log_line(r, ctx, LOG_ALL, ctx->conf->log_level,
-                 ": took over a token in doubt");
-    }
-
-    log_line(r, ctx, LOG_ALL, ngx_http_idempotency_log_trail(ctx->conf),
-             " claim");
-}
-
-
-/* of a kind that is limited, or of LOG_ALL; behind the text stand the token,
-   its zone and what it was found to be bound to */
-
-static void
-log_line(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_uint_t kind, ngx_uint_t level, const char *fmt, ...)
+ngx_http_idempotency_log(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_http_idempotency_status_e kind,
+    ngx_uint_t level, const char *fmt, ...)
 {
     u_char      *last, *p;
     u_char       text[LOG_TEXT], found[LOG_FOUND];
@@ -179,8 +115,8 @@ log_line(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     log = r->connection->log;
 
     if (log->log_level < level
-        || (kind != LOG_ALL
-            && !ngx_http_idempotency_log_admits(log, level, kind)))
+        || (kind != NGX_HTTP_IDEMPOTENCY_STATUS_NEW
+            && !log_admits(level, kind)))
     {
         return;
     }
@@ -202,37 +138,13 @@ log_line(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 }
 
 
-/* outcome: one of the store's, or that it was released; doubt: what was in
-   doubt before it was claimed is so again */
+/* one more line of that kind */
 
-void
-ngx_http_idempotency_log_outcome(ngx_log_t *log, ngx_uint_t level,
-    ngx_idempotency_store_t *store, ngx_idempotency_op_t *op, uint64_t fence,
-    ngx_int_t outcome, ngx_uint_t doubt, ngx_uint_t status)
-{
-    ngx_log_error(level, log, 0,
-                  "idempotency outcome %s%s, status %ui, token: %*xs, "
-                  "zone: \"%V\", fence: %uL",
-                  (outcome < 0) ? "released"
-                                : ngx_http_idempotency_outcomes[outcome].text,
-                  doubt ? ", in doubt again" : "", status,
-                  (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, op->token,
-                  &store->name, fence);
-}
-
-
-/* one more line of that kind; one that would not be written is no flood */
-
-ngx_uint_t
-ngx_http_idempotency_log_admits(ngx_log_t *log, ngx_uint_t level,
-    ngx_http_idempotency_status_e kind)
+static ngx_uint_t
+log_admits(ngx_uint_t level, ngx_http_idempotency_status_e kind)
 {
     ngx_uint_t    due;
     log_limit_t  *limit;
-
-    if (log->log_level < level) {
-        return 0;
-    }
 
     limit = &log_limits[kind];
 

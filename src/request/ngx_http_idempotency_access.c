@@ -491,7 +491,16 @@ access_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     case NGX_IDEMPOTENCY_CLAIMED:
         ngx_idempotency_die(&ctx->claim.op, NGX_IDEMPOTENCY_FAULT_DIE_CLAIMED);
         ngx_idempotency_busy(&ctx->claim.op);
-        ngx_http_idempotency_log_claim(r, ctx);
+
+        if (ctx->claim.taken) {
+            ngx_http_idempotency_log(r, ctx, NGX_HTTP_IDEMPOTENCY_STATUS_NEW,
+                                     ctx->conf->log_level,
+                                     ": took over a token in doubt");
+        }
+
+        ngx_http_idempotency_log(r, ctx, NGX_HTTP_IDEMPOTENCY_STATUS_NEW,
+                                 ngx_http_idempotency_trail_level(ctx->conf),
+                                 " claim");
 
         ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_OWNER;
         ctx->status = NGX_HTTP_IDEMPOTENCY_STATUS_NEW;
@@ -588,7 +597,16 @@ access_nested(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
     ctx->status = NGX_HTTP_IDEMPOTENCY_STATUS_NESTED;
 
-    ngx_http_idempotency_log_nested(r, ctx);
+    /* once: it is how this nginx is set up */
+
+    if (!ctx->conf->nested) {
+        ctx->conf->nested = 1;
+
+        ngx_http_idempotency_log(r, ctx, ctx->status, ctx->conf->log_level,
+                  ": this nginx is its own upstream, passed what it has sent "
+                  "itself, from now on in silence");
+    }
+
     ngx_http_idempotency_count(ctx);
 
     return NGX_OK;
@@ -871,15 +889,11 @@ access_replay(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         loc_conf = ngx_http_idempotency_location_find(r, &response.location);
 
         if (loc_conf == NULL) {
-            if (ngx_http_idempotency_log_admits(r->connection->log,
-                                        ctx->conf->log_level,
-                                        NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT))
-            {
-                ngx_log_error(ctx->conf->log_level, r->connection->log, 0,
-                              "idempotency: the location of a recorded "
-                              "response no longer exists: \"%V\"",
-                              &response.location.uri);
-            }
+            ngx_http_idempotency_log(r, ctx,
+                      NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT,
+                      ctx->conf->log_level,
+                      ": the location of a recorded response no longer "
+                      "exists: \"%V\"", &response.location.uri);
 
             return ngx_http_idempotency_refuse(r, ctx,
                                          NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT);
@@ -890,7 +904,9 @@ access_replay(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
                       ? NGX_HTTP_IDEMPOTENCY_STATUS_WAITED
                       : NGX_HTTP_IDEMPOTENCY_STATUS_REPLAYED;
 
-    ngx_http_idempotency_log_replay(r, ctx);
+    ngx_http_idempotency_log(r, ctx, ctx->status, ctx->conf->log_level,
+                             ": replayed a response of status %ui",
+                             found->status);
 
     if (ctx->conf->dry_run) {
         return NGX_OK;

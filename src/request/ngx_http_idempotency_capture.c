@@ -459,14 +459,10 @@ capture_partial(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ctx->capture.partial = 1;
     ctx->capture.too_large = 1;
 
-    if (ngx_http_idempotency_log_admits(r->connection->log,
-                                        ctx->conf->log_level,
-                                        NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT))
-    {
-        ngx_log_error(ctx->conf->log_level, r->connection->log, 0,
-                      "idempotency: %s cannot be recorded, this response is "
-                      "not kept", what);
-    }
+    ngx_http_idempotency_log(r, ctx, NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT,
+                             ctx->conf->log_level,
+                             ": %s cannot be recorded, this response is not "
+                             "kept", what);
 }
 
 

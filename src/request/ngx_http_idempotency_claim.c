@@ -431,7 +431,7 @@ owner_begin(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome)
     report = ctx->settled.report;
 
     report->fence = ctx->claim.fence;
-    report->level = ngx_http_idempotency_log_trail(ctx->conf);
+    report->level = ngx_http_idempotency_trail_level(ctx->conf);
     report->outcome = outcome;
     report->status = ctx->capture.status;
 
@@ -565,11 +565,15 @@ owner_answered(ngx_idempotency_op_t *op)
     if (op->result == NGX_IDEMPOTENCY_OK
         || op->result == NGX_IDEMPOTENCY_TRIMMED)
     {
-        ngx_http_idempotency_log_outcome(log, report->level, report->store,
-                                         op, report->fence, report->outcome,
-                                         report->outcome < 0
-                                             && report->as.release.doubt,
-                                         report->status);
+        ngx_log_error(report->level, log, 0,
+                      "idempotency outcome %s%s, status %ui, token: %*xs, "
+                      "zone: \"%V\", fence: %uL",
+                      (report->outcome < 0) ? "released"
+                          : ngx_http_idempotency_outcomes[report->outcome].text,
+                      (report->outcome < 0 && report->as.release.doubt)
+                          ? ", in doubt again" : "",
+                      report->status, (size_t) NGX_IDEMPOTENCY_DIGEST_LEN,
+                      op->token, &report->store->name, report->fence);
     }
 
     if (ctx) {
@@ -1192,7 +1196,8 @@ similar_found(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
     ctx->status = NGX_HTTP_IDEMPOTENCY_STATUS_SIMILAR;
 
-    ngx_http_idempotency_log_similar(r, ctx);
+    ngx_http_idempotency_log(r, ctx, ctx->status, ctx->conf->log_level,
+                             ": passed a new key with content just seen");
 
     return NGX_OK;
 }
