@@ -275,22 +275,44 @@ extern ngx_module_t  ngx_http_idempotency_module;
 extern ngx_module_t  ngx_http_idempotency_filter_module;
 
 
-ngx_uint_t ngx_http_idempotency_in_use(ngx_cycle_t *cycle);
+static ngx_inline ngx_uint_t
+ngx_http_idempotency_in_use(ngx_cycle_t *cycle)
+{
+    ngx_http_idempotency_main_conf_t  *imcf;
 
+    imcf = ngx_http_cycle_get_module_main_conf(cycle,
+                                               ngx_http_idempotency_module);
+
+    return imcf && imcf->in_use;
+}
+
+
+/* where the directive stands that is being read */
+
+static ngx_inline void
+ngx_http_idempotency_set_line(ngx_conf_t *cf,
+    ngx_http_idempotency_line_t *line)
+{
+    line->file = cf->conf_file->file.name;
+    line->line = cf->conf_file->line;
+}
+
+
+/* conf_store.c */
+
+char *ngx_http_idempotency_set(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
 char *ngx_http_idempotency_set_zone(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 char *ngx_http_idempotency_set_secret(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
-ngx_idempotency_store_t *ngx_http_idempotency_store(ngx_conf_t *cf,
-    ngx_str_t *name);
-char *ngx_http_idempotency_check_time(ngx_conf_t *cf, void *post, void *data);
-
-/* of idempotency_redis */
-
-ngx_idempotency_redis_t *ngx_http_idempotency_redis(ngx_conf_t *cf,
-    ngx_str_t *name);
 char *ngx_http_idempotency_redis_block(ngx_conf_t *cf, ngx_command_t *cmd,
     void *dummy);
-ngx_int_t ngx_http_idempotency_check_redis(ngx_conf_t *cf);
+ngx_int_t ngx_http_idempotency_check_stores(ngx_conf_t *cf);
+
+/* module.c */
+
+char *ngx_http_idempotency_check_time(ngx_conf_t *cf, void *post, void *data);
+
 
 #endif /* _NGX_HTTP_IDEMPOTENCY_CONF_H_INCLUDED_ */

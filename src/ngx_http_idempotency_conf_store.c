@@ -1,7 +1,7 @@
 
 /*
- * The directives that stores are made of: idempotency_zone (a store, and what
- * stands behind it), idempotency_redis (the block, and what it means when all
+ * The directives that stores are made of: idempotency, which uses one,
+ * idempotency_zone (a store, and what stands behind it), idempotency_redis (the block, and what it means when all
  * is read) and idempotency_secret (a file of keys, read once, by the master).
  */
 
@@ -38,6 +38,8 @@ typedef struct {
 
 
 static ngx_int_t conf_zone_parameter(conf_zone_t *zone, ngx_str_t *value);
+static ngx_idempotency_store_t *conf_store(ngx_conf_t *cf, ngx_str_t *name);
+static ngx_idempotency_redis_t *conf_redis(ngx_conf_t *cf, ngx_str_t *name);
 static ngx_int_t conf_zone_size(ngx_conf_t *cf, ngx_str_t *zone,
     size_t *size);
 static ngx_int_t conf_zone_choice(ngx_conf_t *cf, const char *name,
@@ -172,6 +174,41 @@ static ngx_command_t  conf_redis_parameters[] = {
 
 
 char *
+ngx_http_idempotency_set(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
+
+    ngx_str_t  *value, name;
+
+    if (ilcf->store != NGX_CONF_UNSET_PTR) {
+        return "is duplicate";
+    }
+
+    value = cf->args->elts;
+
+    if (ngx_strcmp(value[1].data, "off") == 0) {
+        ilcf->store = NULL;
+        return NGX_CONF_OK;
+    }
+
+    if (ngx_strncmp(value[1].data, "zone=", 5) != 0 || value[1].len == 5) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid parameter \"%V\"", &value[1]);
+        return NGX_CONF_ERROR;
+    }
+
+    name.len = value[1].len - 5;
+    name.data = value[1].data + 5;
+
+    /* it may be defined further down: that is asked for when all is read */
+
+    ilcf->store = conf_store(cf, &name);
+
+    return ilcf->store ? NGX_CONF_OK : NGX_CONF_ERROR;
+}
+
+
+char *
 ngx_http_idempotency_set_zone(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
     size_t                    size;
@@ -216,7 +253,7 @@ ngx_http_idempotency_set_zone(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
         return NGX_CONF_ERROR;
     }
 
-    store = ngx_http_idempotency_store(cf, &zone.zone);
+    store = conf_store(cf, &zone.zone);
 
     if (store == NULL
         || ngx_idempotency_shm_zone_add(cf, store, size, evict) != NGX_OK)
@@ -229,7 +266,7 @@ ngx_http_idempotency_set_zone(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
     }
 
     if (zone.redis.data) {
-        redis = ngx_http_idempotency_redis(cf, &zone.redis);
+        redis = conf_redis(cf, &zone.redis);
 
         if (redis == NULL
             || ngx_idempotency_backing_redis_add(cf, store, redis, &zone.redis)
@@ -393,8 +430,48 @@ conf_zone_file(ngx_conf_t *cf, conf_zone_t *zone,
 
 /* made by whichever directive names it first */
 
-ngx_idempotency_redis_t *
-ngx_http_idempotency_redis(ngx_conf_t *cf, ngx_str_t *name)
+static ngx_idempotency_store_t *
+conf_store(ngx_conf_t *cf, ngx_str_t *name)
+{
+    ngx_uint_t                         i;
+    ngx_http_idempotency_store_t      *store, **stores;
+    ngx_http_idempotency_main_conf_t  *imcf;
+
+    imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
+
+    stores = imcf->stores.elts;
+
+    for (i = 0; i < imcf->stores.nelts; i++) {
+        store = stores[i];
+
+        if (store->store.name.len == name->len
+            && ngx_strncmp(store->store.name.data, name->data, name->len) == 0)
+        {
+            return &store->store;
+        }
+    }
+
+    stores = ngx_array_push(&imcf->stores);
+    store = ngx_pcalloc(cf->pool, sizeof(ngx_http_idempotency_store_t));
+
+    if (stores == NULL || store == NULL) {
+        return NULL;
+    }
+
+    store->store.name = *name;
+    store->store.secret = &imcf->secret;
+    ngx_http_idempotency_set_line(cf, &store->line);
+
+    *stores = store;
+
+    return &store->store;
+}
+
+
+/* the same of a Redis */
+
+static ngx_idempotency_redis_t *
+conf_redis(ngx_conf_t *cf, ngx_str_t *name)
 {
     ngx_uint_t                          i;
     ngx_idempotency_redis_t            *redis, **all;
@@ -453,7 +530,7 @@ ngx_http_idempotency_redis_block(ngx_conf_t *cf, ngx_command_t *cmd,
 
     value = cf->args->elts;
 
-    redis = ngx_http_idempotency_redis(cf, &value[1]);
+    redis = conf_redis(cf, &value[1]);
     if (redis == NULL) {
         return NGX_CONF_ERROR;
     }
@@ -793,20 +870,36 @@ conf_redis_ssl(ngx_conf_t *cf, ngx_idempotency_redis_conf_t *conf)
 #endif
 
 
-/* all is read: is each block there, and can its host names be resolved? */
+/* all is read: is each zone and each block there that is named, and can the
+   host names be resolved? */
 
 ngx_int_t
-ngx_http_idempotency_check_redis(ngx_conf_t *cf)
+ngx_http_idempotency_check_stores(ngx_conf_t *cf)
 {
     ngx_uint_t                          i;
     ngx_resolver_t                     *resolver;
     ngx_idempotency_redis_t           **all;
     ngx_http_core_loc_conf_t           *clcf;
+    ngx_http_idempotency_store_t      **stores;
     ngx_idempotency_redis_conf_t       *conf;
     ngx_http_idempotency_main_conf_t   *imcf;
 
     imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
     clcf = ngx_http_conf_get_module_loc_conf(cf, ngx_http_core_module);
+
+    stores = imcf->stores.elts;
+
+    for (i = 0; i < imcf->stores.nelts; i++) {
+
+        if (stores[i]->store.engine == NULL) {
+            ngx_log_error(NGX_LOG_EMERG, cf->log, 0,
+                          "\"idempotency\" zone \"%V\" is unknown in %V:%ui",
+                          &stores[i]->store.name, &stores[i]->line.file,
+                          stores[i]->line.line);
+
+            return NGX_ERROR;
+        }
+    }
 
     resolver = clcf->resolver;
 

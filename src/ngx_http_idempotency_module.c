@@ -67,9 +67,6 @@ static ngx_int_t key_variables(ngx_conf_t *cf,
 static ngx_uint_t key_begins(ngx_str_t *name, char *prefix);
 static ngx_int_t key_name(ngx_conf_t *cf, ngx_array_t *names, u_char *start,
     u_char *last);
-static char *ngx_http_idempotency_set(ngx_conf_t *cf, ngx_command_t *cmd,
-    void *conf);
-static ngx_int_t check_zones(ngx_conf_t *cf);
 static ngx_module_t *find_module(ngx_conf_t *cf, char *name);
 static char *set_bitmask(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
 static char *set_keep(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
@@ -93,7 +90,6 @@ static ngx_int_t ngx_http_idempotency_compile(ngx_conf_t *cf, ngx_str_t *text,
     ngx_http_idempotency_value_t *value);
 static ngx_http_idempotency_value_t *compile_value(ngx_conf_t *cf,
     ngx_str_t *text);
-static void set_line(ngx_conf_t *cf, ngx_http_idempotency_line_t *line);
 static char *set_keys(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
 static ngx_int_t add_key(ngx_conf_t *cf, ngx_array_t *keys, ngx_str_t *value);
 static ngx_uint_t keys_in_body(ngx_conf_t *cf, ngx_array_t *keys);
@@ -516,9 +512,7 @@ ngx_http_idempotency_init(ngx_conf_t *cf)
     ngx_http_core_main_conf_t         *cmcf;
     ngx_http_idempotency_main_conf_t  *imcf;
 
-    if (check_zones(cf) != NGX_OK
-        || ngx_http_idempotency_check_redis(cf) != NGX_OK)
-    {
+    if (ngx_http_idempotency_check_stores(cf) != NGX_OK) {
         return NGX_ERROR;
     }
 
@@ -620,18 +614,6 @@ ngx_http_idempotency_exit_process(ngx_cycle_t *cycle)
         ngx_idempotency_file_exit_process();
         ngx_http_idempotency_log_rest();
     }
-}
-
-
-ngx_uint_t
-ngx_http_idempotency_in_use(ngx_cycle_t *cycle)
-{
-    ngx_http_idempotency_main_conf_t  *imcf;
-
-    imcf = ngx_http_cycle_get_module_main_conf(cycle,
-                                               ngx_http_idempotency_module);
-
-    return imcf && imcf->in_use;
 }
 
 
@@ -931,108 +913,6 @@ ngx_http_idempotency_merge_status(ngx_http_idempotency_loc_conf_t *prev,
 }
 
 
-/* made by whichever directive names it first */
-
-ngx_idempotency_store_t *
-ngx_http_idempotency_store(ngx_conf_t *cf, ngx_str_t *name)
-{
-    ngx_uint_t                         i;
-    ngx_http_idempotency_store_t      *store, **stores;
-    ngx_http_idempotency_main_conf_t  *imcf;
-
-    imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
-
-    stores = imcf->stores.elts;
-
-    for (i = 0; i < imcf->stores.nelts; i++) {
-        store = stores[i];
-
-        if (store->store.name.len == name->len
-            && ngx_strncmp(store->store.name.data, name->data, name->len) == 0)
-        {
-            return &store->store;
-        }
-    }
-
-    stores = ngx_array_push(&imcf->stores);
-    store = ngx_pcalloc(cf->pool, sizeof(ngx_http_idempotency_store_t));
-
-    if (stores == NULL || store == NULL) {
-        return NULL;
-    }
-
-    store->store.name = *name;
-    store->store.secret = &imcf->secret;
-    set_line(cf, &store->line);
-
-    *stores = store;
-
-    return &store->store;
-}
-
-
-static char *
-ngx_http_idempotency_set(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
-{
-    ngx_http_idempotency_loc_conf_t  *ilcf = conf;
-
-    ngx_str_t  *value, name;
-
-    if (ilcf->store != NGX_CONF_UNSET_PTR) {
-        return "is duplicate";
-    }
-
-    value = cf->args->elts;
-
-    if (ngx_strcmp(value[1].data, "off") == 0) {
-        ilcf->store = NULL;
-        return NGX_CONF_OK;
-    }
-
-    if (ngx_strncmp(value[1].data, "zone=", 5) != 0 || value[1].len == 5) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "invalid parameter \"%V\"", &value[1]);
-        return NGX_CONF_ERROR;
-    }
-
-    name.len = value[1].len - 5;
-    name.data = value[1].data + 5;
-
-    /* it may be defined further down: that is asked for when all is read */
-
-    ilcf->store = ngx_http_idempotency_store(cf, &name);
-
-    return ilcf->store ? NGX_CONF_OK : NGX_CONF_ERROR;
-}
-
-
-static ngx_int_t
-check_zones(ngx_conf_t *cf)
-{
-    ngx_uint_t                          i;
-    ngx_http_idempotency_store_t      **stores;
-    ngx_http_idempotency_main_conf_t   *imcf;
-
-    imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
-
-    stores = imcf->stores.elts;
-
-    for (i = 0; i < imcf->stores.nelts; i++) {
-
-        if (stores[i]->store.engine == NULL) {
-            ngx_log_error(NGX_LOG_EMERG, cf->log, 0,
-                          "\"idempotency\" zone \"%V\" is unknown in %V:%ui",
-                          &stores[i]->store.name, &stores[i]->line.file,
-                          stores[i]->line.line);
-
-            return NGX_ERROR;
-        }
-    }
-
-    return NGX_OK;
-}
-
-
 static ngx_module_t *
 find_module(ngx_conf_t *cf, char *name)
 {
@@ -1288,7 +1168,7 @@ set_missing_key(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
         return NGX_CONF_ERROR;
     }
 
-    set_line(cf, ilcf->missing_key_line);
+    ngx_http_idempotency_set_line(cf, ilcf->missing_key_line);
 
     return ngx_conf_set_enum_slot(cf, cmd, conf);
 }
@@ -1647,19 +1527,9 @@ compile_value(ngx_conf_t *cf, ngx_str_t *text)
         return NULL;
     }
 
-    set_line(cf, &value->line);
+    ngx_http_idempotency_set_line(cf, &value->line);
 
     return value;
-}
-
-
-/* where a directive stands */
-
-static void
-set_line(ngx_conf_t *cf, ngx_http_idempotency_line_t *line)
-{
-    line->file = cf->conf_file->file.name;
-    line->line = cf->conf_file->line;
 }
 
 
