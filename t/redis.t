@@ -546,7 +546,7 @@ SKIP: {
 for (['redis=', 'invalid parameter "redis="'],
      ['redis=r redis=r', 'invalid parameter "redis=r"'],
      ['redis=r state=x.db', '"idempotency_zone" directive takes either a "state" parameter or a "redis" parameter'],
-     ['redis=r sync=strict', '"sync=strict" takes a "state" parameter'])
+     ["redis=r sync=strict", q{"idempotency_zone" directive takes "sync" and "max_size" with a "state" parameter only}])
 {
     my ($ok, $said) = config_test(zone => "idempotency_zone zone=z:8m $_->[0];\n" . block($redis),
                                   server => $server);
