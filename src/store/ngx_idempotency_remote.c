@@ -87,7 +87,6 @@ static ngx_msec_t remote_due(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t lapses);
 static ngx_msec_t remote_delay(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
-static void remote_handler(ngx_event_t *ev);
 
 
 /*
@@ -851,8 +850,8 @@ ngx_idempotency_remote_wait(ngx_idempotency_shm_t *shm, u_char *token,
 }
 
 
-static void
-remote_handler(ngx_event_t *ev)
+void
+ngx_idempotency_remote_handler(ngx_event_t *ev)
 {
     ngx_msec_t                 due;
     ngx_queue_t               *q;
@@ -943,15 +942,4 @@ ngx_idempotency_remote_changed(ngx_idempotency_tier_t *tier, u_char *token)
     ngx_idempotency_shm_unlock(shm);
 
     ngx_idempotency_writeback_schedule(shm);
-}
-
-
-void
-ngx_idempotency_remote_init_process(ngx_idempotency_tier_t *tier,
-    ngx_cycle_t *cycle)
-{
-    tier->poll.handler = remote_handler;
-    tier->poll.data = tier;
-    tier->poll.log = cycle->log;
-    tier->poll.cancelable = 1;
 }

@@ -159,8 +159,7 @@ ngx_uint_t ngx_idempotency_remote_unwanted(ngx_idempotency_record_t *rec,
     ngx_msec_t now, ngx_msec_t time);
 void ngx_idempotency_remote_wait(ngx_idempotency_shm_t *shm,
     u_char *token, ngx_msec_t due);
-void ngx_idempotency_remote_init_process(ngx_idempotency_tier_t *tier,
-    ngx_cycle_t *cycle);
+void ngx_idempotency_remote_handler(ngx_event_t *ev);
 
 
 #endif /* _NGX_IDEMPOTENCY_SHM_H_INCLUDED_ */

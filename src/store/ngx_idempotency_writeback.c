@@ -73,75 +73,70 @@
 #define NGX_IDEMPOTENCY_TIER_RENEW      200
 
 
-static void queue_append(ngx_idempotency_tier_sh_t *sh,
+/* what is to reach the backing yet */
+
+typedef struct {
+    ngx_uint_t                  outcomes;
+    /* claims there that are to be given back */
+    ngx_uint_t                  claims;
+    /* of some records it is not known whether the backing has them */
+    ngx_uint_t                  unsure;
+} queue_sum_t;
+
+
+static void queue_append(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
-static void queue_prepend(ngx_idempotency_tier_sh_t *sh,
+static void queue_prepend(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
+static void queue_remove_first(ngx_idempotency_tier_sh_t *sh);
+static ngx_idempotency_record_t *queue_next(ngx_idempotency_shm_t *shm);
+static ngx_idempotency_writer_t *writer_find(ngx_idempotency_tier_t *tier);
+static void writer_inherit(ngx_idempotency_tier_t *tier);
 static ngx_uint_t writer_deserted(ngx_idempotency_tier_t *tier,
     ngx_idempotency_writer_t *writer);
 static void writer_drop(ngx_idempotency_shm_t *shm,
     ngx_idempotency_writer_t *writer);
-static ngx_uint_t queue_any_unsure(ngx_idempotency_shm_t *shm,
+static void queue_put_back(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
-static ngx_uint_t queue_outcomes(ngx_idempotency_record_t *rec,
-    ngx_uint_t *claims);
+static void queue_set_aside(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
+static void queue_sum(ngx_idempotency_tier_t *tier, queue_sum_t *sum);
+static void queue_sum_records(ngx_idempotency_record_t *rec,
+    ngx_uint_t shared, queue_sum_t *sum);
 static ngx_idempotency_record_t *queue_gone(ngx_idempotency_record_t *rec,
     u_char *token, uint32_t sequence);
+static void queue_retry_aside(ngx_idempotency_tier_t *tier);
+static void flush_queue(ngx_idempotency_tier_t *tier);
 static ngx_uint_t flush_pause(ngx_idempotency_tier_t *tier);
-static ngx_uint_t flush_free(ngx_idempotency_tier_t *tier);
-static ngx_uint_t flush_writer(ngx_idempotency_tier_t *tier);
 static ngx_uint_t flush_gather(ngx_idempotency_tier_t *tier);
 static void flush_item(ngx_idempotency_tier_t *tier,
     ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item);
 static int64_t flush_time(ngx_idempotency_batch_t *batch, ngx_msec_t time);
 static void flush_probe(ngx_idempotency_tier_t *tier);
 static void flush_large(ngx_idempotency_tier_t *tier);
-static void flushed_measure(ngx_idempotency_counters_t *counters,
-    ngx_idempotency_batch_t *batch);
+static ngx_uint_t flushed_batch(ngx_idempotency_tier_t *tier);
 static void flushed_one(ngx_idempotency_tier_t *tier, ngx_uint_t i);
-static ngx_uint_t flushed_slow(ngx_idempotency_record_t *rec);
-static void flushed_trimmed(ngx_idempotency_tier_t *tier);
 static void flushed_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed);
 static ngx_uint_t flushed_well(ngx_idempotency_tier_t *tier);
 static ngx_uint_t flushed_calm(ngx_idempotency_tier_t *tier);
-static void flushed_sum(ngx_idempotency_batch_t *batch, ngx_uint_t *stale,
-    ngx_uint_t *full, ngx_uint_t *damaged, ngx_uint_t *lost);
-static void flushed_seals(ngx_idempotency_tier_t *tier);
-static void queue_add(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec);
-static void queue_keep_place(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec);
-static ngx_idempotency_record_t *queue_next(ngx_idempotency_shm_t *shm);
-static ngx_idempotency_writer_t *writer_find(ngx_idempotency_tier_t *tier);
-static void queue_put_back(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec);
-static void queue_set_aside(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec);
-static ngx_uint_t queue_unsure(ngx_idempotency_shm_t *shm);
+static void flushed_items(ngx_idempotency_tier_t *tier);
 static void tier_schedule(ngx_idempotency_tier_t *tier);
 static void tier_schedule_handler(ngx_event_t *ev);
 static void tier_retry_handler(ngx_event_t *ev);
 static void tier_watch_handler(ngx_event_t *ev);
 static ngx_uint_t tier_watches(ngx_idempotency_tier_t *tier);
-static ngx_uint_t tier_hangs(ngx_idempotency_tier_t *tier);
 static void tier_hung(ngx_idempotency_tier_t *tier);
 static void tier_probe_failed(ngx_idempotency_tier_t *tier);
 static void tier_maintain(ngx_idempotency_tier_t *tier);
 static void tier_renew(ngx_idempotency_tier_t *tier);
 static ngx_msec_t tier_thirds(ngx_idempotency_record_t *rec, ngx_msec_t now);
+static void tier_event(ngx_idempotency_tier_t *tier, ngx_event_t *ev,
+    ngx_event_handler_pt handler);
 static void tier_stay_handler(ngx_event_t *ev);
 static ngx_msec_t tier_stays(void);
-static void tier_undelivered(ngx_idempotency_tier_t *tier, ngx_uint_t n);
-static ngx_uint_t tier_outcomes(ngx_idempotency_tier_t *tier,
-    ngx_uint_t *claims);
 static void tier_flush_last(ngx_idempotency_tier_t *tier);
 static ngx_uint_t tier_flush_now(ngx_idempotency_tier_t *tier);
 static void tier_flushed(ngx_idempotency_tier_t *tier);
-static void writer_inherit(ngx_idempotency_tier_t *tier);
-static void writer_give_up(ngx_idempotency_shm_t *shm);
-static void queue_retry_aside(ngx_idempotency_tier_t *tier);
-static void flush_queue(ngx_idempotency_tier_t *tier);
-static ngx_uint_t flushed_batch(ngx_idempotency_tier_t *tier);
 
 
 /* a record that leaves the zone while it is queued stays in the queue, in the
@@ -158,7 +153,8 @@ ngx_idempotency_writeback_add(ngx_idempotency_shm_t *shm,
     switch (rec->flush) {
 
     case NGX_IDEMPOTENCY_FLUSHED:
-        queue_add(shm, rec);
+        queue_append(shm, rec);
+        shm->sh->tier.queued++;
         break;
 
     case NGX_IDEMPOTENCY_FLUSHING:
@@ -169,36 +165,13 @@ ngx_idempotency_writeback_add(ngx_idempotency_shm_t *shm,
 
 
 static void
-queue_add(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec)
+queue_append(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
 {
     ngx_idempotency_tier_sh_t  *sh;
 
     sh = &shm->sh->tier;
 
     rec->flush = NGX_IDEMPOTENCY_QUEUED;
-    queue_append(sh, rec);
-
-    sh->queued++;
-}
-
-
-/* a record that changed while it was flushed keeps its place: if it has left
-   the zone, the token's next claim may be queued already, and its question must
-   not overtake the change */
-
-static void
-queue_keep_place(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec)
-{
-    rec->flush = NGX_IDEMPOTENCY_QUEUED;
-    queue_prepend(&shm->sh->tier, rec);
-}
-
-
-static void
-queue_append(ngx_idempotency_tier_sh_t *sh, ngx_idempotency_record_t *rec)
-{
     rec->next = NULL;
 
     if (sh->last) {
@@ -213,13 +186,29 @@ queue_append(ngx_idempotency_tier_sh_t *sh, ngx_idempotency_record_t *rec)
 
 
 static void
-queue_prepend(ngx_idempotency_tier_sh_t *sh, ngx_idempotency_record_t *rec)
+queue_prepend(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
 {
+    ngx_idempotency_tier_sh_t  *sh;
+
+    sh = &shm->sh->tier;
+
+    rec->flush = NGX_IDEMPOTENCY_QUEUED;
     rec->next = sh->first;
     sh->first = rec;
 
     if (sh->last == NULL) {
         sh->last = rec;
+    }
+}
+
+
+static void
+queue_remove_first(ngx_idempotency_tier_sh_t *sh)
+{
+    sh->first = sh->first->next;
+
+    if (sh->first == NULL) {
+        sh->last = NULL;
     }
 }
 
@@ -240,11 +229,7 @@ queue_next(ngx_idempotency_shm_t *shm)
             return rec;
         }
 
-        sh->first = rec->next;
-
-        if (sh->first == NULL) {
-            sh->last = NULL;
-        }
+        queue_remove_first(sh);
 
         sh->flushed++;
         ngx_slab_free_locked(shm->shpool, rec);
@@ -317,23 +302,6 @@ writer_inherit(ngx_idempotency_tier_t *tier)
 }
 
 
-static void
-writer_give_up(ngx_idempotency_shm_t *shm)
-{
-    ngx_idempotency_writer_t   *writer;
-    ngx_idempotency_process_t  *self;
-
-    self = ngx_idempotency_process_self();
-
-    for (writer = &shm->sh->tier.writer; writer; writer = writer->next) {
-
-        if (ngx_idempotency_process_is(&writer->process, self)) {
-            writer_drop(shm, writer);
-        }
-    }
-}
-
-
 /*
  * A stopped worker may write its batch when it goes on, behind later changes by
  * another worker.  So its records are taken over only where the backing asks in
@@ -397,14 +365,12 @@ writer_drop(ngx_idempotency_shm_t *shm, ngx_idempotency_writer_t *writer)
 
 
 static void
-queue_put_back(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec)
+queue_put_back(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
 {
-    rec->flush = NGX_IDEMPOTENCY_QUEUED;
     rec->sent = 1;
     rec->unsure = 1;
 
-    queue_prepend(&shm->sh->tier, rec);
+    queue_prepend(shm, rec);
 }
 
 
@@ -422,88 +388,77 @@ queue_set_aside(ngx_idempotency_shm_t *shm,
 }
 
 
-/* whether there are records of which nobody knows if the backing has them, or
-   claims to be released there.  Over a Redis those aside are such; over a file
-   there is no room for them. */
+/* what the backing lacks, in the queue, aside and on its way there */
 
-static ngx_uint_t
-queue_unsure(ngx_idempotency_shm_t *shm)
+static void
+queue_sum(ngx_idempotency_tier_t *tier, queue_sum_t *sum)
 {
-    ngx_uint_t                  again;
+    ngx_uint_t                  shared;
     ngx_idempotency_writer_t   *writer;
     ngx_idempotency_tier_sh_t  *sh;
 
-    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
-        return 1;
+    sh = &tier->shm->sh->tier;
+    shared = ngx_idempotency_tier_shared(tier);
+
+    ngx_memzero(sum, sizeof(queue_sum_t));
+
+    if (ngx_idempotency_shm_lock(tier->shm) != NGX_OK) {
+        sum->unsure = 1;
+        return;
     }
 
-    sh = &shm->sh->tier;
-    again = (sh->aside && ngx_idempotency_tier_shared(shm->tier))
-            || queue_any_unsure(shm, sh->first);
+    queue_sum_records(sh->aside, shared, sum);
 
-    for (writer = &sh->writer; writer && !again; writer = writer->next) {
-        again = queue_any_unsure(shm, writer->records);
+    /* over a Redis their batch failed, over a file there is no room for them */
+
+    sum->unsure = (sh->aside && shared);
+
+    queue_sum_records(sh->first, shared, sum);
+
+    for (writer = &sh->writer; writer; writer = writer->next) {
+        queue_sum_records(writer->records, shared, sum);
     }
 
-    ngx_idempotency_shm_unlock(shm);
-
-    return again;
+    ngx_idempotency_shm_unlock(tier->shm);
 }
 
 
-/* claims to be released count only over a file: there nothing is asked while
-   it fails, so their number is limited */
+/*
+ * A doubt is an outcome if the backing knows nothing of the claim, or nothing of
+ * what the client got; a claim that the backing has never acknowledged may be
+ * there.  Claims to be released are unsure only over a file: nothing is asked
+ * there while it fails, so their number is limited.
+ */
 
-static ngx_uint_t
-queue_any_unsure(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
+static void
+queue_sum_records(ngx_idempotency_record_t *rec, ngx_uint_t shared,
+    queue_sum_t *sum)
 {
     for ( /* void */ ; rec; rec = rec->next) {
 
-        if (rec->unsure
-            || (rec->state == NGX_IDEMPOTENCY_GONE && rec->sent
-                && !ngx_idempotency_tier_shared(shm->tier)))
-        {
-            return 1;
-        }
-    }
-
-    return 0;
-}
-
-
-/* a doubt is an outcome where the backing knows nothing of the claim, or
-   nothing of what the client got; a claim that was never said to be there may
-   be */
-
-static ngx_uint_t
-queue_outcomes(ngx_idempotency_record_t *rec, ngx_uint_t *claims)
-{
-    ngx_uint_t  n;
-
-    for (n = 0; rec; rec = rec->next) {
+        sum->unsure |= rec->unsure;
 
         switch (rec->state) {
 
         case NGX_IDEMPOTENCY_DONE:
         case NGX_IDEMPOTENCY_NOT_KEPT:
-            n++;
+            sum->outcomes++;
             break;
 
         case NGX_IDEMPOTENCY_IN_DOUBT:
-            n += (rec->size || !rec->sent);
+            sum->outcomes += (rec->size || !rec->sent);
             break;
 
         case NGX_IDEMPOTENCY_GONE:
-            n += rec->known;
-            *claims += (rec->sent && !rec->known);
+            sum->outcomes += rec->known;
+            sum->claims += (rec->sent && !rec->known);
+            sum->unsure |= (rec->sent && !shared);
             break;
 
         case NGX_IDEMPOTENCY_FAILED:
-            *claims += rec->sent;
+            sum->claims += rec->sent;
         }
     }
-
-    return n;
 }
 
 
@@ -568,9 +523,7 @@ queue_retry_aside(ngx_idempotency_tier_t *tier)
 
     for (rec = sh->aside; rec; rec = next) {
         next = rec->next;
-
-        rec->flush = NGX_IDEMPOTENCY_QUEUED;
-        queue_append(sh, rec);
+        queue_append(tier->shm, rec);
     }
 
     sh->aside = NULL;
@@ -592,7 +545,7 @@ flush_queue(ngx_idempotency_tier_t *tier)
             return;
         }
 
-        if (!flush_free(tier) || !flush_writer(tier) || !flush_gather(tier)) {
+        if (!flush_gather(tier)) {
             return;
         }
 
@@ -679,75 +632,41 @@ flush_pause(ngx_idempotency_tier_t *tier)
 }
 
 
-/* makes a batch that is free the current one */
-
-static ngx_uint_t
-flush_free(ngx_idempotency_tier_t *tier)
-{
-    ngx_uint_t  i;
-
-    for (i = 0; i < tier->nbatches; i++) {
-
-        if (!tier->batches[i].busy) {
-            tier->batch = &tier->batches[i];
-            return 1;
-        }
-    }
-
-    return 0;
-}
-
-
-static ngx_uint_t
-flush_writer(ngx_idempotency_tier_t *tier)
-{
-    ngx_idempotency_shm_t      *shm;
-    ngx_idempotency_batch_t    *batch;
-    ngx_idempotency_writer_t   *writer;
-    ngx_idempotency_tier_sh_t  *sh;
-
-    shm = tier->shm;
-    batch = tier->batch;
-
-    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
-        return 0;
-    }
-
-    sh = &shm->sh->tier;
-    writer = batch->writer;
-
-    if (writer == NULL || !ngx_idempotency_batch_current(tier, batch)) {
-
-        writer = writer_find(tier);
-
-        if (writer) {
-            writer->process = *ngx_idempotency_process_self();
-            writer->started = ngx_current_msec;
-            batch->turn = ++writer->turn;
-        }
-
-        batch->writer = writer;
-        batch->floor = sh->floor;
-    }
-
-    ngx_idempotency_shm_unlock(shm);
-
-    return writer != NULL;
-}
-
-
-/* fills the batch; 0: the queue is empty, and the writer is free again */
+/* fills a batch that is free; false: there is none, or no writer, or the queue
+   is empty, and the writer is free again */
 
 static ngx_uint_t
 flush_gather(ngx_idempotency_tier_t *tier)
 {
+    ngx_uint_t                  i;
     ngx_idempotency_shm_t      *shm;
     ngx_idempotency_batch_t    *batch;
     ngx_idempotency_record_t   *rec, **taken;
     ngx_idempotency_tier_sh_t  *sh;
 
+    for (i = 0; i < tier->nbatches && tier->batches[i].busy; i++) {
+        /* void */
+    }
+
     shm = tier->shm;
-    batch = tier->batch;
+
+    if (i == tier->nbatches || ngx_idempotency_shm_lock(shm) != NGX_OK) {
+        return 0;
+    }
+
+    sh = &shm->sh->tier;
+    batch = &tier->batches[i];
+    tier->batch = batch;
+
+    if (batch->writer == NULL || !ngx_idempotency_batch_current(tier, batch)) {
+        batch->writer = writer_find(tier);
+        batch->floor = sh->floor;
+    }
+
+    if (batch->writer == NULL) {
+        ngx_idempotency_shm_unlock(shm);
+        return 0;
+    }
 
     batch->n = 0;
     batch->size = 0;
@@ -760,19 +679,9 @@ flush_gather(ngx_idempotency_tier_t *tier)
     batch->at = ngx_current_msec;
     batch->now = tier->backing->now(tier);
 
-    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
-        return 0;
-    }
-
-    sh = &shm->sh->tier;
-
-    if (!ngx_idempotency_batch_current(tier, batch)) {
-        ngx_idempotency_shm_unlock(shm);
-        return 0;
-    }
-
-    batch->turn = ++batch->writer->turn;
+    batch->writer->process = *ngx_idempotency_process_self();
     batch->writer->started = ngx_current_msec;
+    batch->turn = ++batch->writer->turn;
     taken = &batch->writer->records;
 
     while (batch->n < NGX_IDEMPOTENCY_TIER_BATCH
@@ -782,11 +691,7 @@ flush_gather(ngx_idempotency_tier_t *tier)
             break;
         }
 
-        sh->first = rec->next;
-
-        if (sh->first == NULL) {
-            sh->last = NULL;
-        }
+        queue_remove_first(sh);
 
         *taken = rec;
         taken = &rec->next;
@@ -1043,7 +948,13 @@ flushed_batch(ngx_idempotency_tier_t *tier)
     tier->busy--;
     failed = 0;
 
-    flushed_measure(shm->store->counters, batch);
+    if (batch->rc != NGX_OK) {
+        ngx_idempotency_stats_add(shm->store->counters->errors[batch->why], 1);
+
+    } else {
+        ngx_idempotency_stats_time(&shm->store->counters->latency,
+                                   ngx_current_msec - batch->at);
+    }
 
     rc = ngx_idempotency_shm_lock(shm);
 
@@ -1094,25 +1005,10 @@ flushed_batch(ngx_idempotency_tier_t *tier)
         return rc == NGX_DECLINED;
     }
 
-    flushed_trimmed(tier);
     flushed_outcome(tier, failed);
-    flushed_seals(tier);
+    flushed_items(tier);
 
     return batch->rc == NGX_OK || ngx_idempotency_tier_shared(tier);
-}
-
-
-static void
-flushed_measure(ngx_idempotency_counters_t *counters,
-    ngx_idempotency_batch_t *batch)
-{
-    if (batch->rc != NGX_OK) {
-        ngx_idempotency_stats_add(counters->errors[batch->why], 1);
-        return;
-    }
-
-    ngx_idempotency_stats_time(&counters->latency,
-                               ngx_current_msec - batch->at);
 }
 
 
@@ -1161,7 +1057,7 @@ flushed_one(ngx_idempotency_tier_t *tier, ngx_uint_t i)
         sh->flushed++;
 
         if (ngx_idempotency_ask_answered(tier, rec, item) && changed) {
-            queue_add(shm, rec);
+            ngx_idempotency_writeback_add(shm, rec);
         }
 
         return;
@@ -1182,7 +1078,14 @@ flushed_one(ngx_idempotency_tier_t *tier, ngx_uint_t i)
         ngx_idempotency_record_wake(shm, rec);
     }
 
-    if (item->failed && item->slow && !changed && flushed_slow(rec)) {
+    /* A response that is larger than all others of a batch together, and failed
+       so often while the backing answered others, would fail for ever, and keep
+       back what goes the same way */
+
+    if (item->failed && item->slow && !changed
+        && rec->size > NGX_IDEMPOTENCY_SHM_PIECE
+        && ++rec->slow == NGX_IDEMPOTENCY_TIER_SLOW)
+    {
         item->trimmed = 1;
         ngx_idempotency_record_evict(shm, rec);
     }
@@ -1195,7 +1098,11 @@ flushed_one(ngx_idempotency_tier_t *tier, ngx_uint_t i)
         queue_put_back(shm, rec);
 
     } else if (changed) {
-        queue_keep_place(shm, rec);
+
+        /* it keeps its place: if it has left the zone, the token's next claim
+           may be queued already, and its question must not overtake this */
+
+        queue_prepend(shm, rec);
 
     } else if (rec->state == NGX_IDEMPOTENCY_GONE) {
         ngx_slab_free_locked(shm->shpool, rec);
@@ -1206,35 +1113,15 @@ flushed_one(ngx_idempotency_tier_t *tier, ngx_uint_t i)
 }
 
 
-/*
- * What is larger than all that goes in one batch, and was in vain so often
- * while what is behind was there, is too large for the way: it would be in vain
- * for ever, and take along what goes the same way.
- */
-
-static ngx_uint_t
-flushed_slow(ngx_idempotency_record_t *rec)
-{
-    if (rec->size <= NGX_IDEMPOTENCY_SHM_PIECE) {
-        return 0;
-    }
-
-    return ++rec->slow == NGX_IDEMPOTENCY_TIER_SLOW;
-}
-
-
-/* said once, and once more when it is over */
+/* the log hears once that the backing fails, and once that it is over */
 
 static void
 flushed_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed)
 {
-    ngx_uint_t                  stale, full, damaged, lost;
-    ngx_idempotency_shm_t      *shm;
     ngx_idempotency_batch_t    *batch;
     ngx_idempotency_tier_sh_t  *sh;
 
-    shm = tier->shm;
-    sh = &shm->sh->tier;
+    sh = &tier->shm->sh->tier;
     batch = tier->batch;
 
     if (failed) {
@@ -1253,40 +1140,6 @@ flushed_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed)
         sh->failing = 0;
         ngx_idempotency_tier_say(tier, NULL);
     }
-
-    if (batch->rc != NGX_OK) {
-        return;
-    }
-
-    flushed_sum(batch, &stale, &full, &damaged, &lost);
-
-    if (stale) {
-        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
-                      "idempotency: zone \"%V\": %ui claims of this nginx were "
-                      "bound by another one as well", &shm->store->name, stale);
-    }
-
-    if (lost) {
-        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
-                      "idempotency: the %V of zone \"%V\" has lost %ui claims "
-                      "of this nginx: others may have executed the same",
-                      &tier->name, &shm->store->name, lost);
-    }
-
-    if (damaged && batch->error[0]) {
-        ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
-                      "idempotency: the %V of zone \"%V\": %s",
-                      &tier->name, &shm->store->name, batch->error);
-    }
-
-    if (full && !sh->full) {
-        sh->full = 1;
-        ngx_idempotency_tier_say(tier, batch->error);
-
-    } else if (!full && sh->full && sh->aside == NULL) {
-        sh->full = 0;
-        ngx_idempotency_tier_say(tier, NULL);
-    }
 }
 
 
@@ -1297,40 +1150,19 @@ flushed_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed)
 static ngx_uint_t
 flushed_well(ngx_idempotency_tier_t *tier)
 {
+    queue_sum_t                 sum;
     ngx_idempotency_tier_sh_t  *sh;
 
     sh = &tier->shm->sh->tier;
 
-    if (queue_unsure(tier->shm)) {
+    queue_sum(tier, &sum);
+
+    if (sum.unsure) {
         return 0;
     }
 
     return !sh->partly
            || ngx_current_msec - sh->failed >= NGX_IDEMPOTENCY_TIER_WELL;
-}
-
-
-static void
-flushed_sum(ngx_idempotency_batch_t *batch, ngx_uint_t *stale, ngx_uint_t *full,
-    ngx_uint_t *damaged, ngx_uint_t *lost)
-{
-    ngx_uint_t               i;
-    ngx_idempotency_item_t  *item;
-
-    *stale = 0;
-    *full = 0;
-    *damaged = 0;
-    *lost = 0;
-
-    for (i = 0; i < batch->n; i++) {
-        item = &batch->items[i];
-
-        *stale += (item->result == NGX_IDEMPOTENCY_STALE);
-        *full += item->full;
-        *lost += item->lost;
-        *damaged += (item->result == NGX_IDEMPOTENCY_UNAVAILABLE
-                     && !item->full && !item->failed);
-    }
 }
 
 
@@ -1388,62 +1220,100 @@ ngx_idempotency_tier_say(ngx_idempotency_tier_t *tier, const char *why)
 }
 
 
-static void
-flushed_trimmed(ngx_idempotency_tier_t *tier)
-{
-    ngx_idempotency_item_t  *item;
-
-    /* a large response is alone in its batch */
-
-    item = tier->batch->items;
-
-    if (tier->batch->n == 1 && item->trimmed) {
-        ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
-                      "idempotency: zone \"%V\": a response of %uz bytes "
-                      "could not be sent to the %V in time, %d times, and is "
-                      "not kept, token: %*xs",
-                      &tier->shm->store->name, item->response.len, &tier->name,
-                      NGX_IDEMPOTENCY_TIER_SLOW,
-                      (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, item->token);
-    }
-}
-
+/* the log hears what is wrong with some records */
 
 static void
-flushed_seals(ngx_idempotency_tier_t *tier)
+flushed_items(ngx_idempotency_tier_t *tier)
 {
-    ngx_str_t   *zone;
-    ngx_uint_t   i, n[NGX_IDEMPOTENCY_SEAL_FAILED + 1];
+    ngx_str_t                  *zone;
+    ngx_uint_t                  i, stale, full, damaged, lost;
+    ngx_uint_t                  seals[NGX_IDEMPOTENCY_SEAL_FAILED + 1];
+    ngx_idempotency_item_t     *item;
+    ngx_idempotency_batch_t    *batch;
+    ngx_idempotency_tier_sh_t  *sh;
 
-    ngx_memzero(n, sizeof(n));
-
-    for (i = 0; i < tier->batch->n; i++) {
-        n[tier->batch->items[i].seal]++;
-    }
-
+    sh = &tier->shm->sh->tier;
     zone = &tier->shm->store->name;
+    batch = tier->batch;
 
-    if (n[NGX_IDEMPOTENCY_SEAL_BROKEN]) {
+    stale = 0;
+    full = 0;
+    damaged = 0;
+    lost = 0;
+    ngx_memzero(seals, sizeof(seals));
+
+    for (i = 0; i < batch->n; i++) {
+        item = &batch->items[i];
+
+        stale += (item->result == NGX_IDEMPOTENCY_STALE);
+        full += item->full;
+        lost += item->lost;
+        damaged += (item->result == NGX_IDEMPOTENCY_UNAVAILABLE
+                    && !item->full && !item->failed);
+        seals[item->seal]++;
+
+        if (item->trimmed) {
+            ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
+                          "idempotency: zone \"%V\": a response of %uz bytes "
+                          "could not be sent to the %V in time, %d times, and "
+                          "is not kept, token: %*xs",
+                          zone, item->response.len, &tier->name,
+                          NGX_IDEMPOTENCY_TIER_SLOW,
+                          (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, item->token);
+        }
+    }
+
+    if (stale) {
+        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
+                      "idempotency: zone \"%V\": %ui claims of this nginx were "
+                      "bound by another one as well", zone, stale);
+    }
+
+    if (lost && batch->rc == NGX_OK) {
+        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
+                      "idempotency: the %V of zone \"%V\" has lost %ui claims "
+                      "of this nginx: others may have executed the same",
+                      &tier->name, zone, lost);
+    }
+
+    if (damaged && batch->rc == NGX_OK && batch->error[0]) {
+        ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
+                      "idempotency: the %V of zone \"%V\": %s",
+                      &tier->name, zone, batch->error);
+    }
+
+    if (full && !sh->full) {
+        sh->full = 1;
+        ngx_idempotency_tier_say(tier, batch->error);
+
+    } else if (!full && sh->full && sh->aside == NULL
+               && batch->rc == NGX_OK)
+    {
+        sh->full = 0;
+        ngx_idempotency_tier_say(tier, NULL);
+    }
+
+    if (seals[NGX_IDEMPOTENCY_SEAL_BROKEN]) {
         ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
                       "idempotency: zone \"%V\": the seal of a response was "
                       "broken in the %V, which somebody may have changed",
                       zone, &tier->name);
     }
 
-    if (n[NGX_IDEMPOTENCY_SEAL_FORGED]) {
+    if (seals[NGX_IDEMPOTENCY_SEAL_FORGED]) {
         ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
                       "idempotency: zone \"%V\": a record in the %V is not as "
                       "it was written, somebody may have changed it; its "
                       "token is refused", zone, &tier->name);
     }
 
-    if (n[NGX_IDEMPOTENCY_SEAL_FAILED]) {
+    if (seals[NGX_IDEMPOTENCY_SEAL_FAILED]) {
         ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
                       "idempotency: zone \"%V\": a response can't be sealed "
                       "or opened, and is not kept", zone);
     }
 
-    if (n[NGX_IDEMPOTENCY_SEAL_GONE] && !tier->unopened) {
+    if (seals[NGX_IDEMPOTENCY_SEAL_GONE] && !tier->unopened) {
         tier->unopened = 1;
 
         ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0,
@@ -1550,16 +1420,11 @@ tier_watch_handler(ngx_event_t *ev)
         tier_hung(tier);
     }
 
-    if (watches && ngx_idempotency_tier_shared(tier)) {
-
-        if (tier->backing->maintain) {
-            tier->backing->maintain(tier);
-        }
-
-        tier_probe_failed(tier);
-
-    } else if (watches) {
+    if (watches && tier->backing->maintain) {
         tier->backing->maintain(tier);
+    }
+
+    if (watches && !ngx_idempotency_tier_shared(tier)) {
 
         if (ngx_current_msec - tier->watched >= NGX_IDEMPOTENCY_TIER_IDLE) {
             tier->watched = ngx_current_msec;
@@ -1567,6 +1432,9 @@ tier_watch_handler(ngx_event_t *ev)
         }
 
         writer_inherit(tier);
+    }
+
+    if (watches) {
         tier_probe_failed(tier);
     }
 
@@ -1626,39 +1494,29 @@ tier_watches(ngx_idempotency_tier_t *tier)
 }
 
 
-/* the backing takes too long; an answer that a busy worker has not read yet is
-   no hang */
-
-static ngx_uint_t
-tier_hangs(ngx_idempotency_tier_t *tier)
-{
-    ngx_idempotency_writer_t  *writer;
-
-    writer = &tier->shm->sh->tier.writer;
-
-    return writer->records && writer->answered != writer->turn
-           && (ngx_msec_int_t) (ngx_current_msec - writer->started)
-              >= NGX_IDEMPOTENCY_TIER_HANGS;
-}
-
-
-/* a hang is a failure: requests that wait are woken, and refused */
+/* The backing takes too long, which is a failure: requests that wait are woken,
+   and refused.  An answer that a busy worker has not read yet is no hang. */
 
 static void
 tier_hung(ngx_idempotency_tier_t *tier)
 {
     ngx_uint_t                  hung;
+    ngx_idempotency_writer_t   *writer;
     ngx_idempotency_tier_sh_t  *sh;
 
     sh = &tier->shm->sh->tier;
+    writer = &sh->writer;
 
-    if (sh->failing || !tier_hangs(tier)
+    if (sh->failing || writer->records == NULL
         || ngx_idempotency_shm_lock(tier->shm) != NGX_OK)
     {
         return;
     }
 
-    hung = (!sh->failing && tier_hangs(tier));
+    hung = (!sh->failing && writer->records
+            && writer->answered != writer->turn
+            && (ngx_msec_int_t) (ngx_current_msec - writer->started)
+               >= NGX_IDEMPOTENCY_TIER_HANGS);
 
     if (hung) {
         sh->failing = 1;
@@ -1866,6 +1724,10 @@ ngx_idempotency_tier_init_process(ngx_idempotency_shm_t *shm,
 
     tier = shm->tier;
 
+    if (tier == NULL) {
+        return NGX_OK;
+    }
+
     tier->nbatches = 1;
 
     if (tier->backing->init_process(tier, cycle) != NGX_OK) {
@@ -1887,27 +1749,17 @@ ngx_idempotency_tier_init_process(ngx_idempotency_shm_t *shm,
 
     tier->batch = tier->batches;
 
-    tier->scheduled.handler = tier_schedule_handler;
-    tier->scheduled.data = tier;
-    tier->scheduled.log = cycle->log;
+    tier_event(tier, &tier->scheduled, tier_schedule_handler);
+    tier_event(tier, &tier->retry, tier_retry_handler);
+    tier_event(tier, &tier->watch, tier_watch_handler);
+    tier_event(tier, &tier->poll, ngx_idempotency_remote_handler);
+    tier_event(tier, &tier->stay, tier_stay_handler);
 
-    tier->retry.handler = tier_retry_handler;
-    tier->retry.data = tier;
-    tier->retry.log = cycle->log;
-    tier->retry.cancelable = 1;
+    /* as long as its timer is set, the worker stays */
 
-    tier->watch.handler = tier_watch_handler;
-    tier->watch.data = tier;
-    tier->watch.log = cycle->log;
-    tier->watch.cancelable = 1;
+    tier->stay.cancelable = 0;
 
     ngx_add_timer(&tier->watch, 1);
-
-    tier->stay.handler = tier_stay_handler;
-    tier->stay.data = tier;
-    tier->stay.log = cycle->log;
-
-    ngx_idempotency_remote_init_process(tier, cycle);
 
     if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
         return NGX_OK;
@@ -1923,6 +1775,17 @@ ngx_idempotency_tier_init_process(ngx_idempotency_shm_t *shm,
     }
 
     return NGX_OK;
+}
+
+
+static void
+tier_event(ngx_idempotency_tier_t *tier, ngx_event_t *ev,
+    ngx_event_handler_pt handler)
+{
+    ev->handler = handler;
+    ev->data = tier;
+    ev->log = ngx_cycle->log;
+    ev->cancelable = 1;
 }
 
 
@@ -1954,7 +1817,7 @@ ngx_idempotency_tier_quit(ngx_idempotency_shm_t *shm)
 
     tier = shm->tier;
 
-    if (tier->batches == NULL || tier->nbatches == 0 || tier->quits
+    if (tier == NULL || tier->nbatches == 0 || tier->quits
         || ngx_idempotency_shm_lock(shm) != NGX_OK)
     {
         return;
@@ -1982,16 +1845,17 @@ static void
 tier_stay_handler(ngx_event_t *ev)
 {
     ngx_msec_t                  age;
-    ngx_uint_t                  n, claims, serve, said, stay, latest;
+    ngx_uint_t                  serve, said, latest;
+    queue_sum_t                 sum;
     ngx_idempotency_tier_t     *tier;
     ngx_idempotency_tier_sh_t  *sh;
 
     tier = ev->data;
     sh = &tier->shm->sh->tier;
 
-    n = tier_outcomes(tier, &claims);
+    queue_sum(tier, &sum);
 
-    if (n + claims == 0) {
+    if (sum.outcomes + sum.claims == 0) {
         return;
     }
 
@@ -2006,14 +1870,21 @@ tier_stay_handler(ngx_event_t *ev)
     said = sh->failing || sh->aside || ngx_idempotency_tier_down(tier->shm)
            || age >= NGX_IDEMPOTENCY_TIER_ALL;
 
-    if (n && !serve && said && (latest || age >= NGX_IDEMPOTENCY_TIER_COME)) {
-        tier_undelivered(tier, n);
+    if (sum.outcomes && !serve && said
+        && (latest || age >= NGX_IDEMPOTENCY_TIER_COME)
+        && ngx_atomic_cmp_set(&sh->undelivered, 0, sum.outcomes))
+    {
+        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
+                      "idempotency: zone \"%V\": %ui outcomes are not in the "
+                      "%V yet: a worker process stays for up to %M ms to "
+                      "deliver them",
+                      &tier->shm->store->name, sum.outcomes, &tier->name,
+                      tier_stays());
     }
 
-    stay = (age < tier_stays() && !sh->other && !sh->lost
-            && !ngx_idempotency_workers_others(&sh->leaving, 1));
-
-    if (!stay) {
+    if (age >= tier_stays() || sh->other || sh->lost
+        || ngx_idempotency_workers_others(&sh->leaving, 1))
+    {
         return;
     }
 
@@ -2042,51 +1913,6 @@ tier_stays(void)
 }
 
 
-/* said once */
-
-static void
-tier_undelivered(ngx_idempotency_tier_t *tier, ngx_uint_t n)
-{
-    if (!ngx_atomic_cmp_set(&tier->shm->sh->tier.undelivered, 0, n)) {
-        return;
-    }
-
-    ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
-                  "idempotency: zone \"%V\": %ui outcomes are not in the %V "
-                  "yet: a worker process stays for up to %M ms to deliver them",
-                  &tier->shm->store->name, n, &tier->name, tier_stays());
-}
-
-
-/* outcomes that the backing has not; and claims there that are to be given
-   back */
-
-static ngx_uint_t
-tier_outcomes(ngx_idempotency_tier_t *tier, ngx_uint_t *claims)
-{
-    ngx_uint_t                  n;
-    ngx_idempotency_writer_t   *writer;
-    ngx_idempotency_tier_sh_t  *sh;
-
-    sh = &tier->shm->sh->tier;
-    *claims = 0;
-
-    if (ngx_idempotency_shm_lock(tier->shm) != NGX_OK) {
-        return 0;
-    }
-
-    n = queue_outcomes(sh->first, claims) + queue_outcomes(sh->aside, claims);
-
-    for (writer = &sh->writer; writer; writer = writer->next) {
-        n += queue_outcomes(writer->records, claims);
-    }
-
-    ngx_idempotency_shm_unlock(tier->shm);
-
-    return n;
-}
-
-
 /* while the worker has its slot; others take over the records of its batches,
    if there are any */
 
@@ -2094,12 +1920,14 @@ void
 ngx_idempotency_tier_leave(ngx_idempotency_shm_t *shm)
 {
     ngx_idempotency_tier_t     *tier;
+    ngx_idempotency_writer_t   *writer;
+    ngx_idempotency_process_t  *self;
     ngx_idempotency_tier_sh_t  *sh;
 
     tier = shm->tier;
     sh = &shm->sh->tier;
 
-    if (tier->batches == NULL || tier->nbatches == 0
+    if (tier == NULL || tier->nbatches == 0
         || ngx_idempotency_shm_lock(shm) != NGX_OK)
     {
         return;
@@ -2111,8 +1939,15 @@ ngx_idempotency_tier_leave(ngx_idempotency_shm_t *shm)
     tier->last = !ngx_idempotency_workers_others(&sh->serving, 0)
                  && !ngx_idempotency_workers_others(&sh->leaving, 0);
 
-    if (!tier->last && ngx_idempotency_tier_shared(tier)) {
-        writer_give_up(shm);
+    self = ngx_idempotency_process_self();
+
+    for (writer = &sh->writer;
+         writer && !tier->last && ngx_idempotency_tier_shared(tier);
+         writer = writer->next)
+    {
+        if (ngx_idempotency_process_is(&writer->process, self)) {
+            writer_drop(shm, writer);
+        }
     }
 
     ngx_idempotency_shm_unlock(shm);
@@ -2124,7 +1959,7 @@ ngx_idempotency_tier_leave(ngx_idempotency_shm_t *shm)
 void
 ngx_idempotency_tier_finish(ngx_idempotency_shm_t *shm)
 {
-    if (shm->tier->batches) {
+    if (shm->tier && shm->tier->batches) {
         shm->tier->backing->finish(shm->tier);
     }
 }
@@ -2139,7 +1974,7 @@ ngx_idempotency_tier_flush(ngx_idempotency_shm_t *shm)
 
     tier = shm->tier;
 
-    if (tier->batches == NULL) {
+    if (tier == NULL || tier->batches == NULL) {
         return;
     }
 
@@ -2160,7 +1995,8 @@ ngx_idempotency_tier_flush(ngx_idempotency_shm_t *shm)
 static void
 tier_flush_last(ngx_idempotency_tier_t *tier)
 {
-    ngx_uint_t          claims, first;
+    ngx_uint_t          first;
+    queue_sum_t         sum;
     ngx_msec_int_t      left;
 
     static ngx_msec_t   end;
@@ -2184,7 +2020,9 @@ tier_flush_last(ngx_idempotency_tier_t *tier)
 
         left = (ngx_msec_int_t) (end - ngx_current_msec);
 
-        if (left <= 0 || tier_outcomes(tier, &claims) + claims == 0) {
+        queue_sum(tier, &sum);
+
+        if (left <= 0 || sum.outcomes + sum.claims == 0) {
             return;
         }
 
@@ -2222,7 +2060,7 @@ ngx_idempotency_tier_exit_process(ngx_idempotency_shm_t *shm)
 
     tier = shm->tier;
 
-    if (tier->batches == NULL) {
+    if (tier == NULL || tier->batches == NULL) {
         return;
     }
 
@@ -2241,25 +2079,27 @@ ngx_idempotency_tier_exit_process(ngx_idempotency_shm_t *shm)
 static void
 tier_flushed(ngx_idempotency_tier_t *tier)
 {
-    ngx_str_t   *zone;
-    ngx_uint_t   n, left, claims;
+    ngx_str_t    *zone;
+    ngx_uint_t    left;
+    queue_sum_t   sum;
 
     zone = &tier->shm->store->name;
     left = tier->shm->sh->tier.undelivered;
-    n = tier_outcomes(tier, &claims);
 
-    if (left > n) {
+    queue_sum(tier, &sum);
+
+    if (left > sum.outcomes) {
         ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0,
                       "idempotency: zone \"%V\": %ui outcomes were delivered "
-                      "to the %V", zone, left - n, &tier->name);
+                      "to the %V", zone, left - sum.outcomes, &tier->name);
     }
 
-    if (n) {
+    if (sum.outcomes) {
         ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
                       "idempotency: zone \"%V\": %ui outcomes were not "
                       "delivered to the %V: they are lost, and repeats of "
                       "these requests may be executed again",
-                      zone, n, &tier->name);
+                      zone, sum.outcomes, &tier->name);
     }
 }
 

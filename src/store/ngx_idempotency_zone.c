@@ -61,11 +61,8 @@ const char  *ngx_idempotency_error_names[NGX_IDEMPOTENCY_ERRORS] = {
 
 static ngx_int_t shm_zone_create(ngx_idempotency_shm_t *shm,
     ngx_slab_pool_t *shpool, uint64_t fence);
-static ngx_int_t shm_zone_same_key(ngx_idempotency_shm_t *shm,
+static ngx_uint_t shm_zone_differs(ngx_idempotency_shm_t *shm,
     ngx_idempotency_shm_t *old, ngx_log_t *log);
-static ngx_int_t shm_zone_keep_tier(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_shm_t *old, ngx_log_t *log);
-static ngx_uint_t shm_zone_changed(ngx_shm_zone_t *shm_zone);
 static ngx_shm_zone_t *shm_zone_named(volatile ngx_cycle_t *cycle,
     ngx_str_t *name);
 static ngx_int_t shm_zone_keep(ngx_conf_t *cf, ngx_shm_zone_t *zone);
@@ -78,11 +75,7 @@ static ngx_shm_zone_t *shm_zone_next(volatile ngx_cycle_t *cycle,
     ngx_list_part_t **part, ngx_uint_t *i);
 static ngx_uint_t figures_locked(ngx_idempotency_shm_t *shm, ngx_msec_t now,
     ngx_idempotency_figures_t *figures);
-static void figures_oldest(ngx_idempotency_shm_t *shm, ngx_msec_t now,
-    ngx_idempotency_figures_t *figures);
 static void figures_record(ngx_idempotency_record_t *rec, ngx_msec_t now,
-    ngx_idempotency_figures_t *figures);
-static void figures_tier(ngx_idempotency_tier_t *tier,
     ngx_idempotency_figures_t *figures);
 static void stats_note(ngx_idempotency_stats_t *stats, ngx_uint_t used,
     uint32_t at);
@@ -138,6 +131,7 @@ ngx_idempotency_shm_init(ngx_shm_zone_t *shm_zone, void *data)
 {
     ngx_idempotency_shm_t  *old = data;
 
+    ngx_shm_zone_t         *running;
     ngx_slab_pool_t        *shpool;
     ngx_idempotency_shm_t  *shm;
 
@@ -145,19 +139,12 @@ ngx_idempotency_shm_init(ngx_shm_zone_t *shm_zone, void *data)
 
     if (old) {
 
-        if (shm_zone_same_key(shm, old, shm_zone->shm.log) != NGX_OK
-            || shm_zone_keep_tier(shm, old, shm_zone->shm.log) != NGX_OK)
+        if (shm_zone_differs(shm, old, shm_zone->shm.log)
+            || (shm->tier
+                && shm->tier->backing->init(shm->tier, old->tier,
+                                            shm_zone->shm.log)
+                   != NGX_OK))
         {
-            return NGX_ERROR;
-        }
-
-        if (shm->evict != old->evict && shm_zone_used(old)) {
-            ngx_log_error(NGX_LOG_EMERG, shm_zone->shm.log, 0,
-                          "idempotency_zone \"%V\" uses evict=%s "
-                          "while previously it used evict=%s",
-                          &shm_zone->shm.name,
-                          shm->evict ? "responses" : "off",
-                          old->evict ? "responses" : "off");
             return NGX_ERROR;
         }
 
@@ -173,7 +160,20 @@ ngx_idempotency_shm_init(ngx_shm_zone_t *shm_zone, void *data)
         return NGX_OK;
     }
 
-    if (shm_zone_changed(shm_zone)) {
+    /*
+     * A zone that changes its size on reload would start empty while old
+     * workers still execute: the same token could then be executed in both.
+     * ngx_cycle is the running one until the new one is complete.
+     */
+
+    running = shm_zone_named(ngx_cycle, &shm_zone->shm.name);
+
+    if (running && shm_zone_used(running->data)) {
+        ngx_log_error(NGX_LOG_EMERG, shm_zone->shm.log, 0,
+                      "idempotency_zone \"%V\" uses the size %uz "
+                      "while previously it used the size %uz; "
+                      "only a restart can change it", &shm_zone->shm.name,
+                      shm_zone->shm.size, running->shm.size);
         return NGX_ERROR;
     }
 
@@ -202,61 +202,58 @@ ngx_idempotency_shm_init(ngx_shm_zone_t *shm_zone, void *data)
 }
 
 
-/* by another key no request would find the token that it is bound to */
+/*
+ * What a reload can't change.  By another key no request would find the token
+ * that it is bound to; and a zone in use keeps its backing.
+ */
 
-static ngx_int_t
-shm_zone_same_key(ngx_idempotency_shm_t *shm, ngx_idempotency_shm_t *old,
+static ngx_uint_t
+shm_zone_differs(ngx_idempotency_shm_t *shm, ngx_idempotency_shm_t *old,
     ngx_log_t *log)
 {
-    ngx_idempotency_stamp_e  differs;
+    ngx_idempotency_stamp_e  stamp;
 
     static char  *has[] = { NULL, "another", "no", "a" };
     static char  *had[] = { NULL, "one", "one", "none" };
 
-    differs = ngx_idempotency_stamp_differs(shm->store->secret->stamp,
-                                            old->store->secret->stamp);
+    stamp = ngx_idempotency_stamp_differs(shm->store->secret->stamp,
+                                          old->store->secret->stamp);
 
-    if (differs == NGX_IDEMPOTENCY_STAMP_SAME) {
-        return NGX_OK;
+    if (stamp != NGX_IDEMPOTENCY_STAMP_SAME) {
+        ngx_log_error(NGX_LOG_EMERG, log, 0,
+                      "idempotency_zone \"%V\" has %s digest key while "
+                      "previously it had %s; only a restart can change it",
+                      &shm->store->name, has[stamp], had[stamp]);
+        return 1;
     }
 
-    ngx_log_error(NGX_LOG_EMERG, log, 0,
-                  "idempotency_zone \"%V\" has %s digest key while previously "
-                  "it had %s; only a restart can change it",
-                  &shm->store->name, has[differs], had[differs]);
+    if (!shm->tier != !old->tier) {
+        ngx_log_error(NGX_LOG_EMERG, log, 0,
+                      "idempotency_zone \"%V\" has %s state while previously "
+                      "it had %s; only a restart can change it",
+                      &shm->store->name, shm->tier ? "a" : "no",
+                      shm->tier ? "none" : "one");
+        return 1;
+    }
 
-    return NGX_ERROR;
-}
-
-
-/* a zone in use keeps its backing */
-
-static ngx_int_t
-shm_zone_keep_tier(ngx_idempotency_shm_t *shm, ngx_idempotency_shm_t *old,
-    ngx_log_t *log)
-{
-    if (shm->tier && old->tier && shm->tier->backing != old->tier->backing) {
+    if (shm->tier && shm->tier->backing != old->tier->backing) {
         ngx_log_error(NGX_LOG_EMERG, log, 0,
                       "idempotency_zone \"%V\" has another kind of state than "
                       "previously; only a restart can change it",
                       &shm->store->name);
-        return NGX_ERROR;
+        return 1;
     }
 
-    if (shm->tier && old->tier) {
-        return shm->tier->backing->init(shm->tier, old->tier, log);
+    if (shm->evict != old->evict && shm_zone_used(old)) {
+        ngx_log_error(NGX_LOG_EMERG, log, 0,
+                      "idempotency_zone \"%V\" uses evict=%s "
+                      "while previously it used evict=%s", &shm->store->name,
+                      shm->evict ? "responses" : "off",
+                      old->evict ? "responses" : "off");
+        return 1;
     }
 
-    if (shm->tier == old->tier) {
-        return NGX_OK;
-    }
-
-    ngx_log_error(NGX_LOG_EMERG, log, 0,
-                  "idempotency_zone \"%V\" has %s state while previously it "
-                  "had %s; only a restart can change it", &shm->store->name,
-                  shm->tier ? "a" : "no", shm->tier ? "none" : "one");
-
-    return NGX_ERROR;
+    return 0;
 }
 
 
@@ -312,33 +309,6 @@ shm_zone_create(ngx_idempotency_shm_t *shm, ngx_slab_pool_t *shpool,
     sh->inside = 0;
 
     return NGX_OK;
-}
-
-
-/*
- * A zone that changes its size on reload would start empty while old workers
- * still execute: the same token could then be executed in both.  So it is
- * refused; ngx_cycle is the running one until the new one is complete.
- */
-
-static ngx_uint_t
-shm_zone_changed(ngx_shm_zone_t *shm_zone)
-{
-    ngx_shm_zone_t  *old;
-
-    old = shm_zone_named(ngx_cycle, &shm_zone->shm.name);
-
-    if (old == NULL || !shm_zone_used(old->data)) {
-        return 0;
-    }
-
-    ngx_log_error(NGX_LOG_EMERG, shm_zone->shm.log, 0,
-                  "idempotency_zone \"%V\" uses the size %uz "
-                  "while previously it used the size %uz; "
-                  "only a restart can change it",
-                  &shm_zone->shm.name, shm_zone->shm.size, old->shm.size);
-
-    return 1;
 }
 
 
@@ -569,9 +539,7 @@ ngx_idempotency_shm_init_process(ngx_cycle_t *cycle)
 
         shm_zone_adopt(shm, cycle->log);
 
-        if (shm->tier
-            && ngx_idempotency_tier_init_process(shm, cycle) != NGX_OK)
-        {
+        if (ngx_idempotency_tier_init_process(shm, cycle) != NGX_OK) {
             return NGX_ERROR;
         }
 
@@ -598,19 +566,14 @@ ngx_idempotency_shm_init_process(ngx_cycle_t *cycle)
 static void
 shm_zone_quit(void)
 {
-    ngx_uint_t              i;
-    ngx_list_part_t        *part;
-    ngx_shm_zone_t         *zone;
-    ngx_idempotency_shm_t  *shm;
+    ngx_uint_t        i;
+    ngx_list_part_t  *part;
+    ngx_shm_zone_t   *zone;
 
     part = NULL;
 
     while ((zone = shm_zone_next(ngx_cycle, &part, &i)) != NULL) {
-        shm = zone->data;
-
-        if (shm->tier) {
-            ngx_idempotency_tier_quit(shm);
-        }
+        ngx_idempotency_tier_quit(zone->data);
     }
 }
 
@@ -628,11 +591,7 @@ ngx_idempotency_shm_exit_process(ngx_cycle_t *cycle)
     part = NULL;
 
     while ((zone = shm_zone_next(cycle, &part, &i)) != NULL) {
-        shm = zone->data;
-
-        if (shm->tier) {
-            ngx_idempotency_tier_leave(shm);
-        }
+        ngx_idempotency_tier_leave(zone->data);
     }
 
     ngx_idempotency_workers_exit_process(cycle);
@@ -644,25 +603,15 @@ ngx_idempotency_shm_exit_process(ngx_cycle_t *cycle)
     while ((zone = shm_zone_next(cycle, &part, &i)) != NULL) {
         shm = zone->data;
 
-        if (shm->tier) {
-            ngx_idempotency_tier_finish(shm);
-        }
-
+        ngx_idempotency_tier_finish(shm);
         ngx_idempotency_shm_sweep(shm, ngx_current_msec);
-
-        if (shm->tier) {
-            ngx_idempotency_tier_flush(shm);
-        }
+        ngx_idempotency_tier_flush(shm);
     }
 
     /* some zones may share a backing */
 
     while ((zone = shm_zone_next(cycle, &part, &i)) != NULL) {
-        shm = zone->data;
-
-        if (shm->tier) {
-            ngx_idempotency_tier_exit_process(shm);
-        }
+        ngx_idempotency_tier_exit_process(zone->data);
     }
 }
 
@@ -882,8 +831,9 @@ static ngx_uint_t
 figures_locked(ngx_idempotency_shm_t *shm, ngx_msec_t now,
     ngx_idempotency_figures_t *figures)
 {
-    ngx_uint_t                full, pfree;
-    ngx_idempotency_stats_t  *stats;
+    ngx_uint_t                 full, pfree;
+    ngx_idempotency_stats_t   *stats;
+    ngx_idempotency_window_t  *window;
 
     stats = &shm->sh->stats;
     pfree = shm->shpool->pfree;
@@ -895,26 +845,10 @@ figures_locked(ngx_idempotency_shm_t *shm, ngx_msec_t now,
     figures->used = figures->size - pfree * ngx_pagesize;
 
     ngx_idempotency_stats_trend(stats, pfree, now, figures);
-    figures_oldest(shm, now, figures);
 
-    if (shm->tier) {
-        figures_tier(shm->tier, figures);
-    }
-
-    return full;
-}
-
-
-/* all records but copies are in order in their windows */
-
-static void
-figures_oldest(ngx_idempotency_shm_t *shm, ngx_msec_t now,
-    ngx_idempotency_figures_t *figures)
-{
-    ngx_idempotency_window_t  *window;
+    /* all records but copies are in order in their windows */
 
     figures->empty = 1;
-    figures->oldest = 0;
 
     for (window = &shm->sh->window; window; window = window->next) {
 
@@ -933,6 +867,13 @@ figures_oldest(ngx_idempotency_shm_t *shm, ngx_msec_t now,
                                       ngx_idempotency_record_t, queue),
                        now, figures);
     }
+
+    if (shm->tier) {
+        figures->up = !shm->sh->tier.failing && !shm->sh->tier.said;
+        figures->undelivered = shm->sh->tier.queued - shm->sh->tier.flushed;
+    }
+
+    return full;
 }
 
 
@@ -947,18 +888,6 @@ figures_record(ngx_idempotency_record_t *rec, ngx_msec_t now,
 
     figures->empty = 0;
     figures->oldest = ngx_max(figures->oldest, (ngx_msec_t) age);
-}
-
-
-static void
-figures_tier(ngx_idempotency_tier_t *tier, ngx_idempotency_figures_t *figures)
-{
-    ngx_idempotency_tier_sh_t  *sh;
-
-    sh = &tier->shm->sh->tier;
-
-    figures->up = !sh->failing && !sh->said;
-    figures->undelivered = sh->queued - sh->flushed;
 }
 
 
