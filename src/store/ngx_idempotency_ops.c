@@ -890,7 +890,7 @@ shm_own(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
     if (rec->state == NGX_IDEMPOTENCY_IN_DOUBT && rec->status == 0
         && shm_untouched(shm, rec))
     {
-        ngx_idempotency_record_revive(shm, rec, op->now);
+        ngx_idempotency_record_own(shm, rec, op->now);
     }
 
     if (rec->state != NGX_IDEMPOTENCY_PENDING) {

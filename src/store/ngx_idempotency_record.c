@@ -52,7 +52,6 @@ typedef enum {
 } record_place_e;
 
 
-static uint64_t record_next_fence(ngx_idempotency_shm_t *shm);
 static const record_place_e  record_places[NGX_IDEMPOTENCY_STATES] = {
     [NGX_IDEMPOTENCY_PENDING] = record_pending,
     [NGX_IDEMPOTENCY_DONE] = record_bound,
@@ -232,8 +231,8 @@ static ngx_idempotency_record_t *record_split(ngx_idempotency_shm_t *shm,
 static void record_claim(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_window_t *window,
     ngx_idempotency_claim_t *claim);
+static uint64_t record_next_fence(ngx_idempotency_shm_t *shm);
 static uint32_t record_number(ngx_idempotency_shm_t *shm);
-static void record_own(ngx_idempotency_record_t *rec, ngx_msec_t now);
 static uint32_t record_lease(ngx_msec_t lease);
 static void record_leftover_token(u_char *token, uint32_t sequence);
 static ngx_idempotency_window_t *record_window(ngx_idempotency_shm_t *shm,
@@ -249,11 +248,14 @@ static void record_leave_place(ngx_idempotency_record_t *rec);
 static void record_enter_place(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t now);
 static ngx_uint_t evict_some(ngx_idempotency_shm_t *shm);
-static ngx_uint_t evict_copy(ngx_idempotency_shm_t *shm);
+static ngx_uint_t evict_first(ngx_idempotency_shm_t *shm,
+    ngx_queue_t *queue, size_t offset);
 static ngx_idempotency_quota_t *quota_find(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim);
 static ngx_idempotency_quota_t *quota_look(ngx_idempotency_shm_t *shm,
     ngx_idempotency_quota_t *quota, ngx_msec_t now);
+static ngx_inline ngx_int_t tree_compare(ngx_rbtree_key_t key, u_char *digest,
+    ngx_rbtree_node_t *node);
 static void tree_make(ngx_rbtree_t *tree, ngx_idempotency_shm_t *shm,
     ngx_rbtree_node_t *root);
 static void tree_insert_value(ngx_rbtree_node_t *temp,
@@ -582,10 +584,7 @@ ngx_idempotency_record_create(ngx_idempotency_shm_t *shm,
         return result;
     }
 
-    ngx_idempotency_record_change(shm, rec, NGX_IDEMPOTENCY_ON_CLAIM,
-                                  claim->op.now);
-    record_own(rec, claim->op.now);
-    ngx_idempotency_writeback_add(shm, rec);
+    ngx_idempotency_record_own(shm, rec, claim->op.now);
 
     claim->fence = rec->fence;
 
@@ -700,7 +699,7 @@ record_new(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 }
 
 
-/* what is in doubt is claimed again: its response goes */
+/* what is in doubt is claimed again, under another fence */
 
 ngx_idempotency_result_e
 ngx_idempotency_record_reclaim(ngx_idempotency_shm_t *shm,
@@ -720,12 +719,8 @@ ngx_idempotency_record_reclaim(ngx_idempotency_shm_t *shm,
         return NGX_IDEMPOTENCY_UNAVAILABLE;
     }
 
-    ngx_idempotency_record_change(shm, rec, NGX_IDEMPOTENCY_ON_CLAIM,
-                                  claim->op.now);
-    ngx_idempotency_chunks_free(shm, rec);
+    ngx_idempotency_record_own(shm, rec, claim->op.now);
     record_claim(shm, rec, window, claim);
-    record_own(rec, claim->op.now);
-    ngx_idempotency_writeback_add(shm, rec);
 
     rec->taken = 1;
     claim->fence = rec->fence;
@@ -734,15 +729,20 @@ ngx_idempotency_record_reclaim(ngx_idempotency_shm_t *shm,
 }
 
 
-/* what is in doubt is its owner's again, under the same fence */
+/* this worker owns what it asked for, or what was in doubt, whose response
+   goes */
 
 void
-ngx_idempotency_record_revive(ngx_idempotency_shm_t *shm,
+ngx_idempotency_record_own(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t now)
 {
     ngx_idempotency_record_change(shm, rec, NGX_IDEMPOTENCY_ON_CLAIM, now);
     ngx_idempotency_chunks_free(shm, rec);
-    record_own(rec, now);
+
+    rec->recorded = now;
+    rec->as.pending.owner = ngx_idempotency_worker_self();
+    rec->as.pending.renewed = 0;
+
     ngx_idempotency_writeback_add(shm, rec);
 }
 
@@ -759,7 +759,9 @@ ngx_idempotency_record_take(ngx_idempotency_shm_t *shm,
     if (rec->state == NGX_IDEMPOTENCY_GRANTED) {
         ngx_idempotency_record_change(shm, rec, NGX_IDEMPOTENCY_ON_TAKE,
                                       claim->op.now);
-        record_own(rec, rec->recorded);
+
+        rec->as.pending.owner = ngx_idempotency_worker_self();
+        rec->as.pending.renewed = 0;
 
     } else {
         window = record_window(shm, claim->window, claim->span);
@@ -775,10 +777,7 @@ ngx_idempotency_record_take(ngx_idempotency_shm_t *shm,
         rec->ends = claim->op.now + claim->least;
         rec->lease = record_lease(claim->lease);
 
-        ngx_idempotency_record_change(shm, rec, NGX_IDEMPOTENCY_ON_CLAIM,
-                                      claim->op.now);
-        record_own(rec, claim->op.now);
-        ngx_idempotency_writeback_add(shm, rec);
+        ngx_idempotency_record_own(shm, rec, claim->op.now);
     }
 
     claim->fence = rec->fence;
@@ -878,15 +877,6 @@ ngx_idempotency_record_sequence(ngx_idempotency_shm_t *shm,
     last = shm->sh->sequence;
 
     return last - (uint32_t) ((uint32_t) last - rec->sequence);
-}
-
-
-static void
-record_own(ngx_idempotency_record_t *rec, ngx_msec_t now)
-{
-    rec->recorded = now;
-    rec->as.pending.owner = ngx_idempotency_worker_self();
-    rec->as.pending.renewed = 0;
 }
 
 
@@ -1308,27 +1298,77 @@ ngx_idempotency_record_free_some(ngx_idempotency_shm_t *shm, ngx_msec_t now)
 }
 
 
-/* the token of an evicted response stays bound */
+/*
+ * The token of an evicted response stays bound.  But what the backing has as
+ * well may leave as a whole: the oldest response first, then the oldest record
+ * of each window.
+ */
 
 static ngx_uint_t
 evict_some(ngx_idempotency_shm_t *shm)
 {
+    ngx_idempotency_window_t  *window;
+
+    if (shm->tier == NULL) {
+
+        if (!shm->evict || ngx_queue_empty(&shm->sh->kept)) {
+            return 0;
+        }
+
+        ngx_idempotency_record_evict(shm,
+                                     ngx_queue_data(
+                                         ngx_queue_head(&shm->sh->kept),
+                                         ngx_idempotency_record_t, queue));
+        return 1;
+    }
+
+    if (evict_first(shm, &shm->sh->kept,
+                    offsetof(ngx_idempotency_record_t, queue)))
+    {
+        return 1;
+    }
+
+    for (window = &shm->sh->window; window; window = window->next) {
+
+        if (evict_first(shm, &window->records,
+                        offsetof(ngx_idempotency_record_t, as.bound.expiry)))
+        {
+            return 1;
+        }
+    }
+
+    return 0;
+}
+
+
+/* the backing may lack some of the oldest */
+
+static ngx_uint_t
+evict_first(ngx_idempotency_shm_t *shm, ngx_queue_t *queue, size_t offset)
+{
+    ngx_uint_t                 n;
+    ngx_queue_t               *q;
     ngx_idempotency_record_t  *rec;
 
-    if (shm->tier) {
-        return evict_copy(shm);
+    q = ngx_queue_head(queue);
+
+    for (n = 0; n < NGX_IDEMPOTENCY_EVICT_LOOK; n++) {
+
+        if (q == ngx_queue_sentinel(queue)) {
+            break;
+        }
+
+        rec = (ngx_idempotency_record_t *) ((u_char *) q - offset);
+
+        if (!ngx_idempotency_record_stays(rec)) {
+            ngx_idempotency_record_remove(shm, rec);
+            return 1;
+        }
+
+        q = ngx_queue_next(q);
     }
 
-    if (!shm->evict || ngx_queue_empty(&shm->sh->kept)) {
-        return 0;
-    }
-
-    rec = ngx_queue_data(ngx_queue_head(&shm->sh->kept),
-                         ngx_idempotency_record_t, queue);
-
-    ngx_idempotency_record_evict(shm, rec);
-
-    return 1;
+    return 0;
 }
 
 
@@ -1342,64 +1382,6 @@ ngx_idempotency_record_evict(ngx_idempotency_shm_t *shm,
     ngx_idempotency_chunks_free(shm, rec);
 
     ngx_idempotency_record_change(shm, rec, NGX_IDEMPOTENCY_ON_EVICT, 0);
-}
-
-
-/*
- * A record that the backing has may be evicted, the oldest first: those with
- * responses, then those of each window.  The backing may lack some of the
- * oldest.
- */
-
-static ngx_uint_t
-evict_copy(ngx_idempotency_shm_t *shm)
-{
-    ngx_uint_t                 n;
-    ngx_queue_t               *q;
-    ngx_idempotency_record_t  *rec;
-    ngx_idempotency_window_t  *window;
-
-    q = ngx_queue_head(&shm->sh->kept);
-
-    for (n = 0; n < NGX_IDEMPOTENCY_EVICT_LOOK; n++) {
-
-        if (q == ngx_queue_sentinel(&shm->sh->kept)) {
-            break;
-        }
-
-        rec = ngx_queue_data(q, ngx_idempotency_record_t, queue);
-
-        if (!ngx_idempotency_record_stays(rec)) {
-            ngx_idempotency_record_remove(shm, rec);
-            return 1;
-        }
-
-        q = ngx_queue_next(q);
-    }
-
-    for (window = &shm->sh->window; window; window = window->next) {
-
-        q = ngx_queue_head(&window->records);
-
-        for (n = 0; n < NGX_IDEMPOTENCY_EVICT_LOOK; n++) {
-
-            if (q == ngx_queue_sentinel(&window->records)) {
-                break;
-            }
-
-            rec = ngx_queue_data(q, ngx_idempotency_record_t,
-                                 as.bound.expiry);
-
-            if (!ngx_idempotency_record_stays(rec)) {
-                ngx_idempotency_record_remove(shm, rec);
-                return 1;
-            }
-
-            q = ngx_queue_next(q);
-        }
-    }
-
-    return 0;
 }
 
 
@@ -1725,13 +1707,7 @@ tree_find(ngx_idempotency_shm_t *shm, ngx_rbtree_node_t *root,
 
     for (node = root; node != &shm->sh->sentinel; /* void */ ) {
 
-        if (key != node->key) {
-            node = (key < node->key) ? node->left : node->right;
-            continue;
-        }
-
-        rc = ngx_memcmp(digest, ((tree_node_t *) node)->digest,
-                        NGX_IDEMPOTENCY_DIGEST_LEN);
+        rc = tree_compare(key, digest, node);
 
         if (rc == 0) {
             return node;
@@ -1741,6 +1717,20 @@ tree_find(ngx_idempotency_shm_t *shm, ngx_rbtree_node_t *root,
     }
 
     return NULL;
+}
+
+
+/* the key is the digest's */
+
+static ngx_inline ngx_int_t
+tree_compare(ngx_rbtree_key_t key, u_char *digest, ngx_rbtree_node_t *node)
+{
+    if (key != node->key) {
+        return (key < node->key) ? -1 : 1;
+    }
+
+    return ngx_memcmp(digest, ((tree_node_t *) node)->digest,
+                      NGX_IDEMPOTENCY_DIGEST_LEN);
 }
 
 
@@ -1788,21 +1778,11 @@ static void
 tree_insert_value(ngx_rbtree_node_t *temp, ngx_rbtree_node_t *node,
     ngx_rbtree_node_t *sentinel)
 {
-    ngx_int_t            rc;
     ngx_rbtree_node_t  **p;
 
     for ( ;; ) {
-
-        if (node->key != temp->key) {
-            p = (node->key < temp->key) ? &temp->left : &temp->right;
-
-        } else {
-            rc = ngx_memcmp(((tree_node_t *) node)->digest,
-                            ((tree_node_t *) temp)->digest,
-                            NGX_IDEMPOTENCY_DIGEST_LEN);
-
-            p = (rc < 0) ? &temp->left : &temp->right;
-        }
+        p = (tree_compare(node->key, ((tree_node_t *) node)->digest, temp) < 0)
+            ? &temp->left : &temp->right;
 
         if (*p == sentinel) {
             break;
@@ -1914,7 +1894,6 @@ ngx_rbtree_node_t *
 ngx_idempotency_tree_next(ngx_idempotency_shm_t *shm, ngx_rbtree_node_t *root,
     u_char *digest)
 {
-    ngx_uint_t          behind;
     ngx_rbtree_key_t    key;
     ngx_rbtree_node_t  *node, *next;
 
@@ -1923,19 +1902,7 @@ ngx_idempotency_tree_next(ngx_idempotency_shm_t *shm, ngx_rbtree_node_t *root,
 
     for (node = root; node != &shm->sh->sentinel; /* void */ ) {
 
-        if (digest == NULL) {
-            behind = 1;
-
-        } else if (node->key != key) {
-            behind = (node->key > key);
-
-        } else {
-            behind = ngx_memcmp(((tree_node_t *) node)->digest, digest,
-                                NGX_IDEMPOTENCY_DIGEST_LEN)
-                     > 0;
-        }
-
-        if (behind) {
+        if (digest == NULL || tree_compare(key, digest, node) < 0) {
             next = node;
             node = node->left;
 

@@ -288,7 +288,7 @@ void ngx_idempotency_record_found(ngx_idempotency_shm_t *shm,
 void ngx_idempotency_record_change(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_event_e event,
     ngx_msec_t now);
-void ngx_idempotency_record_revive(ngx_idempotency_shm_t *shm,
+void ngx_idempotency_record_own(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t now);
 void ngx_idempotency_record_renew(ngx_idempotency_record_t *rec,
     ngx_msec_t lease, ngx_msec_t now);
