@@ -599,4 +599,47 @@ EOC
     is(executions('many'), $tokens, '... each executed once');
 }
 
+$n->stop;
+
+
+# --- a crowd and a large response -------------------------------------------
+
+{
+    my $count = 40;
+
+    $n = nginx(connections => 1024, http => crowd(<<'EOC'));
+        idempotency zone=z;
+        idempotency_max_response 1m;
+        client_body_temp_path large_bodies;
+        location / { limit_rate 1; proxy_pass http://$TEST_NGINX_BACKEND; }
+EOC
+
+    my ($worker) = $n->workers;
+    my $p = parking($n);
+    my ($owner, $uri, @o) = owner($n, 'large', more => '&size=300000');
+    my @w = map { $n->start('POST', $uri, @o) } 1 .. $count;
+    my $files = sub {
+        my @fd = grep readlink =~ /large_bodies/, glob "/proc/$worker/fd/*";
+        return scalar keys %{{ map { (stat)[1] => 1 } @fd }};
+    };
+
+    ok(parked($p, 1 + $count), "$count wait for a response of 300000 bytes");
+    is($files->(), 0, '... and no file has one');
+    go('large');
+
+    Idempotency::Connection::serve(sub { (grep !length $_->{buf}, @w) ? undef : 1 },
+                                   time + Idempotency::patience(), @w);
+    is(scalar(grep length $_->{buf}, @w), $count, '... all are being answered');
+    is($files->(), 1, '... from one file');
+
+    my $sockets = sub { scalar grep readlink =~ /^socket/, glob "/proc/$worker/fd/*" };
+    my $open = $sockets->();
+
+    $_->close for @w[1 .. $#w];
+    ok(Idempotency::until_true(sub { $sockets->() <= $open - $#w }), '... all but one leave');
+    is($files->(), 1, '... which still has it');
+    $_->close for $w[0], $owner;
+    ok(Idempotency::until_true(sub { $files->() == 0 }), '... and the last one takes it along');
+}
+
 done_testing();

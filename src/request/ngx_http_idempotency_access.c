@@ -27,6 +27,31 @@
 #define NGX_HTTP_IDEMPOTENCY_REPLAY_MEMORY  65536
 
 
+/* ... and to all who waited for one token from the same one, which is written
+   once: a crowd would fill the disk.  It is there as long as a request sends it,
+   the last one for so many milliseconds.  A list of them for some fences each */
+
+#define NGX_HTTP_IDEMPOTENCY_REPLAY_KEPT    1000
+#define NGX_HTTP_IDEMPOTENCY_REPLAY_BODIES  64
+
+typedef struct {
+    ngx_queue_t                  queue;
+    ngx_uint_t                   users;
+    ngx_pool_t                  *pool;
+    ngx_file_t                   file;
+
+    ngx_idempotency_counters_t  *zone;
+    uint64_t                     fence;
+    size_t                       size;
+    u_char                       token[NGX_IDEMPOTENCY_DIGEST_LEN];
+} replay_body_t;
+
+static ngx_queue_t       replay_bodies[NGX_HTTP_IDEMPOTENCY_REPLAY_BODIES];
+static replay_body_t    *replay_kept;
+static ngx_event_t       replay_event;
+static ngx_connection_t  replay_dumb;
+
+
 /* where a request goes on from */
 
 typedef enum {
@@ -84,8 +109,14 @@ static ngx_int_t access_pass(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t access_replay(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static ngx_file_t *replay_to_file(ngx_http_request_t *r, ngx_str_t *bytes,
+static ngx_file_t *replay_to_file(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx,
     ngx_http_idempotency_response_t *response);
+static replay_body_t *replay_body(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *bytes);
+static void replay_keep(replay_body_t *body);
+static void replay_kept_handler(ngx_event_t *ev);
+static void replay_body_release(void *data);
 static ngx_int_t replay_send(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx,
     ngx_http_idempotency_response_t *response, ngx_file_t *file);
@@ -913,7 +944,7 @@ access_replay(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     }
 
     file = (response.body.len > NGX_HTTP_IDEMPOTENCY_REPLAY_MEMORY)
-           ? replay_to_file(r, &found->response, &response) : NULL;
+           ? replay_to_file(r, ctx, &response) : NULL;
 
     if (loc_conf) {
         ngx_http_idempotency_location_enter(r, &response.location, loc_conf);
@@ -932,36 +963,39 @@ access_replay(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
  */
 
 static ngx_file_t *
-replay_to_file(ngx_http_request_t *r, ngx_str_t *bytes,
+replay_to_file(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_http_idempotency_response_t *response)
 {
-    size_t                     len;
-    u_char                    *p, *whole;
-    ngx_file_t                *file;
-    ngx_http_core_loc_conf_t  *clcf;
+    size_t               len;
+    u_char              *p, *whole;
+    ngx_str_t           *bytes;
+    ngx_file_t          *file;
+    replay_body_t       *body;
+    ngx_pool_cleanup_t  *cln;
 
-    clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
-
+    bytes = &ctx->claim.found.response;
     whole = bytes->data;
     len = response->body.data - whole;
 
     p = ngx_pnalloc(r->pool, len);
-    file = ngx_pcalloc(r->pool, sizeof(ngx_file_t));
+    file = ngx_palloc(r->pool, sizeof(ngx_file_t));
+    cln = ngx_pool_cleanup_add(r->pool, 0);
 
-    if (p == NULL || file == NULL) {
+    if (p == NULL || file == NULL || cln == NULL) {
         return NULL;
     }
 
+    body = replay_body(r, ctx, &response->body);
+    if (body == NULL) {
+        return NULL;
+    }
+
+    body->users++;
+    cln->handler = replay_body_release;
+    cln->data = body;
+
+    *file = body->file;
     file->log = r->connection->log;
-
-    if (ngx_create_temp_file(file, clcf->client_body_temp_path, r->pool, 0, 0,
-                             0)
-        != NGX_OK
-        || ngx_write_file(file, response->body.data, response->body.len, 0)
-           == NGX_ERROR)
-    {
-        return NULL;
-    }
 
     ngx_memcpy(p, whole, len);
     bytes->data = p;
@@ -974,6 +1008,124 @@ replay_to_file(ngx_http_request_t *r, ngx_str_t *bytes,
     (void) ngx_pfree(r->pool, whole);
 
     return file;
+}
+
+
+/* the one file of all requests of this worker that send it now */
+
+static replay_body_t *
+replay_body(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_str_t *bytes)
+{
+    uint64_t                   fence;
+    ngx_pool_t                *pool;
+    ngx_queue_t               *bodies, *q;
+    replay_body_t             *body;
+    ngx_http_core_loc_conf_t  *clcf;
+
+    fence = ctx->claim.found.fence;
+    bodies = &replay_bodies[fence % NGX_HTTP_IDEMPOTENCY_REPLAY_BODIES];
+
+    if (bodies->next == NULL) {
+        ngx_queue_init(bodies);
+    }
+
+    for (q = ngx_queue_head(bodies);
+         q != ngx_queue_sentinel(bodies);
+         q = ngx_queue_next(q))
+    {
+        body = ngx_queue_data(q, replay_body_t, queue);
+
+        if (body->fence == fence
+            && body->zone == ctx->conf->store->counters
+            && body->size == bytes->len
+            && ngx_memcmp(body->token, ctx->claim.op.token,
+                          NGX_IDEMPOTENCY_DIGEST_LEN)
+               == 0)
+        {
+            return body;
+        }
+    }
+
+    pool = ngx_create_pool(1024, ngx_cycle->log);
+    if (pool == NULL) {
+        return NULL;
+    }
+
+    clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
+    body = ngx_pcalloc(pool, sizeof(replay_body_t));
+
+    if (body) {
+        body->file.log = r->connection->log;
+    }
+
+    if (body == NULL
+        || ngx_create_temp_file(&body->file, clcf->client_body_temp_path, pool,
+                                0, 0, 0)
+           != NGX_OK
+        || ngx_write_file(&body->file, bytes->data, bytes->len, 0)
+           == NGX_ERROR)
+    {
+        ngx_destroy_pool(pool);
+        return NULL;
+    }
+
+    body->pool = pool;
+    body->zone = ctx->conf->store->counters;
+    body->fence = fence;
+    body->size = bytes->len;
+    ngx_memcpy(body->token, ctx->claim.op.token, NGX_IDEMPOTENCY_DIGEST_LEN);
+
+    ngx_queue_insert_head(bodies, &body->queue);
+
+    replay_keep(body);
+
+    return body;
+}
+
+
+/* a quick client has all of it before the next one in the crowd is answered */
+
+static void
+replay_keep(replay_body_t *body)
+{
+    if (replay_kept) {
+        replay_body_release(replay_kept);
+    }
+
+    body->users++;
+    replay_kept = body;
+
+    /* nginx's debug log names a timer by the connection that it belongs to */
+
+    replay_dumb.fd = (ngx_socket_t) -1;
+
+    replay_event.handler = replay_kept_handler;
+    replay_event.data = &replay_dumb;
+    replay_event.log = ngx_cycle->log;
+    replay_event.cancelable = 1;
+
+    ngx_add_timer(&replay_event, NGX_HTTP_IDEMPOTENCY_REPLAY_KEPT);
+}
+
+
+static void
+replay_kept_handler(ngx_event_t *ev)
+{
+    replay_body_release(replay_kept);
+    replay_kept = NULL;
+}
+
+
+static void
+replay_body_release(void *data)
+{
+    replay_body_t  *body = data;
+
+    if (--body->users == 0) {
+        ngx_queue_remove(&body->queue);
+        ngx_destroy_pool(body->pool);
+    }
 }
 
 
