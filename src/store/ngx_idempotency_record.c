@@ -195,7 +195,7 @@ static const uint8_t
 
 /* so many of one value are checked, at most, while the lock is held once */
 
-#define NGX_IDEMPOTENCY_QUOTA_LOOK  512
+#define NGX_IDEMPOTENCY_QUOTA_LOOK  128
 
 /* later than anything ends, on the clocks of all workers */
 
