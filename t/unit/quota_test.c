@@ -297,7 +297,7 @@ few_in_one_turn(void)
 
         check_equal(op.result, NGX_IDEMPOTENCY_CLAIMED);
         check(turns > 5);
-        check(ngx_max(most, zone_freed) <= 1100);
+        check(ngx_max(most, zone_freed) <= 300);
     }
 
     check_equal(zone_bound(&zone), 2);
