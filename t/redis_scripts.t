@@ -334,6 +334,9 @@ sub traps {
     sleep 0.02;
     is(claim($redis, 't:w', { instance => 2, sequence => 9 })->[0], 'C', 'a window that is over is none');
 
+    is(put($redis, 't:v', 'D', \%c, left => 1, keep => 1)->[0], 'O',
+       '... and what it kept is not lost, when it is told once more');
+
     # a key may outlive its window by a few milliseconds
 
     for my $state (qw(D N U)) {

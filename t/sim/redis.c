@@ -1,11 +1,11 @@
 
 /*
- * The simulated Redis: the real scripts, run by Lua 5.1 as in a real one, and
- * the few commands that they call.
+ * The simulated Redis: the real scripts, run by Lua 5.1 as in a real one, the
+ * few commands that they call, and a replica that has some of its writes.
  */
 
 
-#include "sim.h"
+#include "world.h"
 
 #include <lua.h>
 #include <lauxlib.h>
@@ -15,6 +15,7 @@
 
 #define REDIS_KEYS     64
 #define REDIS_SCRIPTS  16
+#define REDIS_WRITES   8192
 
 
 typedef struct {
@@ -25,6 +26,14 @@ typedef struct {
 } redis_key_t;
 
 
+/* a key as it was behind a write, and when that was */
+
+typedef struct {
+    redis_key_t                     key;
+    ngx_msec_t                      at;
+} redis_write_t;
+
+
 typedef struct {
     u_char                         *text;
     size_t                          len;
@@ -33,7 +42,10 @@ typedef struct {
 
 
 static lua_State      *redis_lua;
-static redis_key_t     redis_keys[REDIS_KEYS], redis_kept[REDIS_KEYS];
+static redis_key_t     redis_keys[REDIS_KEYS], redis_replica[REDIS_KEYS];
+static redis_write_t   redis_writes[REDIS_WRITES];
+/* all of them, and those that the replica has: numbers, from one on */
+static uint64_t        redis_written, redis_followed;
 static redis_script_t  redis_scripts[REDIS_SCRIPTS];
 static uint64_t        redis_micros;
 static void          (*redis_publish)(u_char *key, size_t len);
@@ -49,13 +61,13 @@ redis_key_free(redis_key_t *k)
 
 
 static redis_key_t *
-redis_key(const char *key, ngx_uint_t create)
+redis_key(redis_key_t *keys, const char *key, ngx_uint_t create)
 {
     redis_key_t  *k, *room;
 
     room = NULL;
 
-    for (k = redis_keys; k < redis_keys + REDIS_KEYS; k++) {
+    for (k = keys; k < keys + REDIS_KEYS; k++) {
 
         if (k->key && k->ends
             && k->ends <= (int64_t) (redis_micros / 1000))
@@ -86,46 +98,90 @@ redis_key(const char *key, ngx_uint_t create)
 }
 
 
+static void
+redis_key_copy(redis_key_t *to, redis_key_t *from)
+{
+    redis_key_free(to);
+
+    *to = *from;
+    to->key = strdup(from->key);
+    to->value = malloc(from->len + 1);
+    memcpy(to->value, from->value, from->len);
+}
+
+
+/* --- a replica ------------------------------------------------------------- */
+
+
+uint64_t
+sim_redis_writes(void)
+{
+    return redis_written;
+}
+
+
+static void
+redis_wrote(redis_key_t *k)
+{
+    redis_write_t  *w;
+
+    w = &redis_writes[redis_written++ % REDIS_WRITES];
+
+    if (redis_written - redis_followed > REDIS_WRITES) {
+        fprintf(stderr, "too many writes\n");
+        exit(2);
+    }
+
+    redis_key_copy(&w->key, k);
+    w->at = now;
+}
+
+
+void
+sim_redis_follow(uint64_t n)
+{
+    redis_key_t  *k;
+
+    while (redis_followed < n) {
+        k = &redis_writes[redis_followed++ % REDIS_WRITES].key;
+        redis_key_copy(redis_key(redis_replica, k->key, 1), k);
+    }
+}
+
+
+ngx_msec_t
+sim_redis_fail_over(void)
+{
+    ngx_uint_t  i;
+    ngx_msec_t  since;
+
+    since = (redis_followed < redis_written)
+            ? redis_writes[redis_followed % REDIS_WRITES].at : 0;
+    redis_followed = redis_written;
+
+    for (i = 0; i < REDIS_KEYS; i++) {
+        redis_key_free(&redis_keys[i]);
+
+        if (redis_replica[i].key) {
+            redis_key_copy(&redis_keys[i], &redis_replica[i]);
+        }
+    }
+
+    return since;
+}
+
+
 void
 sim_redis_flush(void)
 {
     ngx_uint_t  i;
 
+    redis_followed = redis_written;
+
     for (i = 0; i < REDIS_KEYS; i++) {
         redis_key_free(&redis_keys[i]);
+        redis_key_free(&redis_replica[i]);
     }
-}
-
-
-static void
-redis_copy(redis_key_t *to, redis_key_t *from)
-{
-    ngx_uint_t  i;
-
-    for (i = 0; i < REDIS_KEYS; i++) {
-        redis_key_free(&to[i]);
-
-        if (from[i].key) {
-            to[i] = from[i];
-            to[i].key = strdup(from[i].key);
-            to[i].value = malloc(from[i].len + 1);
-            memcpy(to[i].value, from[i].value, from[i].len);
-        }
-    }
-}
-
-
-void
-sim_redis_keep(void)
-{
-    redis_copy(redis_kept, redis_keys);
-}
-
-
-void
-sim_redis_take_back(void)
-{
-    redis_copy(redis_keys, redis_kept);
 }
 
 
@@ -263,7 +319,7 @@ redis_set(lua_State *l)
     const char   *value;
 
     value = luaL_checklstring(l, 3, &len);
-    k = redis_key(luaL_checkstring(l, 2), 1);
+    k = redis_key(redis_keys, luaL_checkstring(l, 2), 1);
 
     free(k->value);
     k->value = malloc(len + 1);
@@ -274,6 +330,8 @@ redis_set(lua_State *l)
     if (lua_gettop(l) > 3) {
         k->ends = redis_micros / 1000 + (int64_t) luaL_checknumber(l, 5);
     }
+
+    redis_wrote(k);
 
     return redis_status(l, "ok", "OK");
 }
@@ -315,7 +373,7 @@ redis_command(lua_State *l)
         return 1;
     }
 
-    k = redis_key(key, 0);
+    k = redis_key(redis_keys, key, 0);
 
     if (strcmp(command, "GET") == 0) {
         if (k) {
@@ -338,6 +396,7 @@ redis_command(lua_State *l)
     if (strcmp(command, "PEXPIRE") == 0) {
         if (k) {
             k->ends = redis_micros / 1000 + (int64_t) luaL_checknumber(l, 3);
+            redis_wrote(k);
         }
 
         lua_pushinteger(l, k != NULL);
@@ -370,7 +429,7 @@ redis_sha1hex(lua_State *l)
 }
 
 
-void
+uint64_t
 sim_redis_reset(void)
 {
     static const luaL_Reg  redis[] = {
@@ -389,7 +448,7 @@ sim_redis_reset(void)
     sim_redis_flush();
 
     if (redis_lua) {
-        return;
+        return redis_written;
     }
 
     redis_lua = luaL_newstate();
@@ -397,6 +456,8 @@ sim_redis_reset(void)
     luaL_register(redis_lua, "redis", redis);
     luaL_register(redis_lua, "struct", structs);
     lua_settop(redis_lua, 0);
+
+    return redis_written;
 }
 
 

@@ -19,6 +19,12 @@
 #define SIM_LANES   2
 #define SIM_ZONE    (512 * 1024)
 
+/* how a worker is told to end */
+
+#define SIM_QUIT  0
+#define SIM_TERM  1
+#define SIM_KILL  2
+
 /* the wall clock at the world's first millisecond */
 
 #define SIM_EPOCH   ((int64_t) 1700000000 * 1000)
@@ -36,7 +42,6 @@ typedef enum {
 typedef struct {
     sim_store_e                     store;
     ngx_uint_t                      strict;
-    ngx_uint_t                      evict;
     ngx_msec_t                      timeout;
 
     ngx_uint_t                      slot;
@@ -94,8 +99,9 @@ typedef struct {
                                        uint64_t number);
     void                          (*send)(void *worker, ngx_uint_t lane,
                                        uint64_t number, uint64_t n,
-                                       ngx_str_t *text, ngx_str_t *words,
-                                       ngx_uint_t nkeys, ngx_uint_t nwords);
+                                       ngx_uint_t durable, ngx_str_t *text,
+                                       ngx_str_t *words, ngx_uint_t nkeys,
+                                       ngx_uint_t nwords);
     void                          (*subscribe)(void *worker, ngx_str_t *key,
                                        ngx_uint_t on);
     void                          (*slept)(void *worker, ngx_msec_t time);
@@ -125,13 +131,15 @@ typedef struct {
     void                          (*answered)(ngx_uint_t lane,
                                        uint64_t number, uint64_t n,
                                        ngx_idempotency_redis_reply_t *reply,
-                                       uint64_t time);
+                                       uint64_t time, ngx_uint_t unacked);
     void                          (*cut)(ngx_uint_t lane, uint64_t number);
     void                          (*published)(ngx_str_t *key);
 
     void                          (*quit)(void);
     ngx_uint_t                    (*stays)(void);
     void                          (*exit)(void);
+    /* an operator agrees to the store as it is */
+    void                          (*agree)(void);
     /* it is gone, with all that it had */
     void                          (*gone)(void);
 
@@ -144,17 +152,20 @@ typedef struct {
 typedef sim_worker_t *(*sim_worker_pt)(sim_host_t *host);
 
 
-/* a Redis: its memory is one, and its clock the world's */
+/* a Redis, empty at first.  The reply is malloc()ed in one piece */
 
-void sim_redis_reset(void);
+uint64_t sim_redis_reset(void);
 void sim_redis_flush(void);
-/* the reply is malloc()ed in one piece */
 ngx_idempotency_redis_reply_t *sim_redis_call(ngx_str_t *text,
     ngx_str_t *words, ngx_uint_t nkeys, ngx_uint_t nwords, uint64_t micros,
     void (*publish)(u_char *key, size_t len));
-/* what one that was told less would have: kept, and taken back */
-void sim_redis_keep(void);
-void sim_redis_take_back(void);
+
+/* its writes, by number: so many there are; the replica has so many; and it
+   takes the master's place: since when what was written is lost, or 0 */
+
+uint64_t sim_redis_writes(void);
+void sim_redis_follow(uint64_t n);
+ngx_msec_t sim_redis_fail_over(void);
 
 
 #endif /* _SIM_H_INCLUDED_ */

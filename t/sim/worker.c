@@ -13,10 +13,13 @@
 #include "store/redis/ngx_idempotency_backing_redis.h"
 
 
-/* milliseconds: to wait for a connection, and until the next try */
+/* milliseconds: to wait for a connection, until the next try, and until a stamp
+   that was wrong is looked at again; and how often a call is sent again */
 
 #define CLIENT_CONNECT  200
 #define CLIENT_AGAIN    50
+#define CLIENT_LOOK     1000
+#define CLIENT_TRIES    3
 
 
 typedef enum {
@@ -36,7 +39,8 @@ typedef struct {
     ngx_queue_t                     waiting;
     ngx_event_t                     timer;
     ngx_msec_t                      since;
-    /* what stands there is asked for */
+    /* what stands there is asked for; it was not what it should be, and calls
+       that name a mark are refused */
     uint64_t                        mark;
     ngx_uint_t                      refused;
     ngx_uint_t                      failed;
@@ -586,15 +590,13 @@ client_time(void)
 }
 
 
-/* it is never ahead of the server's */
+/* the server's clock, which may be set back, too */
 
 static void
 client_told(uint64_t time)
 {
-    if (time > client_time()) {
-        redis.time = time;
-        redis.at = ngx_current_msec;
-    }
+    redis.time = time;
+    redis.at = ngx_current_msec;
 }
 
 
@@ -630,10 +632,17 @@ lane_timer(lane_t *lane)
                                  - ngx_current_msec);
         least = ngx_min(least, left);
 
-        if (lane->refused || (lane->failed && !ngx_queue_empty(&lane->waiting)))
-        {
-            least = 0;
-        }
+    }
+
+    if (!ngx_queue_empty(&lane->waiting)
+        && (lane->refused || (lane->failed && lane->state != LANE_READY)))
+    {
+        least = ngx_min(least, 1);
+    }
+
+    if (lane->refused && lane->state == LANE_READY) {
+        left = (ngx_msec_int_t) (lane->since + CLIENT_LOOK - ngx_current_msec);
+        least = ngx_min(least, left);
     }
 
     if (lane->timer.timer_set) {
@@ -657,7 +666,9 @@ call_answer(ngx_idempotency_redis_call_t *call,
     call->slow = (error == NGX_IDEMPOTENCY_REDIS_TIMEOUT);
     call->why = why;
 
-    if (error != NGX_IDEMPOTENCY_REDIS_OK) {
+    if (error != NGX_IDEMPOTENCY_REDIS_OK
+        && error != NGX_IDEMPOTENCY_REDIS_UNACKED)
+    {
         call->reply = NULL;
     }
 
@@ -706,19 +717,28 @@ call_send(lane_t *lane, ngx_idempotency_redis_call_t *call)
     ngx_queue_insert_tail(&lane->sent, &call->queue);
 
     host->send(host->worker, lane - redis.lanes, lane->number, call->n,
-               &call->script->text, words, nkeys, n);
+               call->durable, &call->script->text, words, nkeys, n);
 }
 
+
+/* those that name no mark go to whatever stands there */
 
 static void
 lane_send(lane_t *lane)
 {
+    ngx_queue_t                   *q, *next;
     ngx_idempotency_redis_call_t  *call;
 
-    while (lane->state == LANE_READY && !ngx_queue_empty(&lane->waiting)) {
-        call = ngx_queue_data(ngx_queue_head(&lane->waiting),
-                              ngx_idempotency_redis_call_t, queue);
-        call_send(lane, call);
+    for (q = ngx_queue_head(&lane->waiting);
+         lane->state == LANE_READY && q != ngx_queue_sentinel(&lane->waiting);
+         q = next)
+    {
+        next = ngx_queue_next(q);
+        call = ngx_queue_data(q, ngx_idempotency_redis_call_t, queue);
+
+        if (!lane->refused || call->mark == NULL) {
+            call_send(lane, call);
+        }
     }
 }
 
@@ -766,7 +786,7 @@ lane_ask(lane_t *lane)
     mark->says(&mark->stamps[0], words + 1);
 
     host->send(host->worker, lane - redis.lanes, lane->number, lane->mark,
-               &mark->script->text, words, 1,
+               0, &mark->script->text, words, 1,
                1 + NGX_IDEMPOTENCY_REDIS_STAMP_ARGS);
 }
 
@@ -800,7 +820,14 @@ lane_refuse(lane_t *lane, ngx_idempotency_redis_error_e error)
     while (!ngx_queue_empty(&those)) {
         call = ngx_queue_data(ngx_queue_head(&those),
                               ngx_idempotency_redis_call_t, queue);
-        call_answer(call, error, 0);
+
+        if (call->mark || error != NGX_IDEMPOTENCY_REDIS_REFUSED) {
+            call_answer(call, error, 0);
+
+        } else {
+            ngx_queue_remove(&call->queue);
+            ngx_queue_insert_tail(&lane->waiting, &call->queue);
+        }
     }
 }
 
@@ -872,8 +899,13 @@ lane_timer_handler(ngx_event_t *ev)
     if (lane->state == LANE_DOWN
         && ngx_current_msec - lane->since >= CLIENT_AGAIN)
     {
-        lane->refused = 0;
         lane_connect(lane);
+    }
+
+    if (lane->refused && lane->state == LANE_READY
+        && ngx_current_msec - lane->since >= CLIENT_LOOK)
+    {
+        lane_ask(lane);
     }
 
     lane_timer(lane);
@@ -908,30 +940,22 @@ lane_marked(lane_t *lane, ngx_idempotency_redis_reply_t *reply)
 
     rc = redis.mark->handler(&redis.mark->stamps[0], reply);
 
-    switch (rc) {
-
-    case NGX_OK:
-        lane->state = LANE_READY;
-        lane->failed = 0;
-        lane->refused = 0;
-        lane_send(lane);
-        break;
-
-    case NGX_AGAIN:
+    if (rc == NGX_AGAIN) {
         lane_ask(lane);
-        break;
-
-    default:
-        lane->refused = 1;
-        lane_lost(lane);
-        break;
+        return;
     }
+
+    lane->state = LANE_READY;
+    lane->since = ngx_current_msec;
+    lane->failed = 0;
+    lane->refused = (rc != NGX_OK);
+    lane_send(lane);
 }
 
 
 static void
 sim_answered(ngx_uint_t n, uint64_t number, uint64_t id,
-    ngx_idempotency_redis_reply_t *reply, uint64_t time)
+    ngx_idempotency_redis_reply_t *reply, uint64_t time, ngx_uint_t unacked)
 {
     u_char                         code;
     lane_t                        *lane = &redis.lanes[n];
@@ -963,22 +987,27 @@ sim_answered(ngx_uint_t n, uint64_t number, uint64_t id,
         code = (reply->n && reply->elts[0].str.len)
                ? reply->elts[0].str.data[0] : 0;
 
-        if (call->meant && code == 'I') {
+        /* another stamp stands there: it is asked for; or the server's clock
+           was set forward, which is known now */
 
-            /* another stamp stands there: it is asked for */
-
+        if (((call->meant && code == 'I') || (call->until && code == 'L'))
+            && (ngx_msec_int_t) (call->deadline - ngx_current_msec) > 0
+            && ++call->tries <= CLIENT_TRIES)
+        {
             ngx_queue_remove(q);
             ngx_queue_insert_head(&lane->waiting, q);
 
-            if (lane->state == LANE_READY) {
+            if (lane->state == LANE_READY && code == 'I') {
                 lane_ask(lane);
             }
 
+            lane_send(lane);
             break;
         }
 
         call->reply = reply;
-        call_answer(call, NGX_IDEMPOTENCY_REDIS_OK, 0);
+        call_answer(call, unacked ? NGX_IDEMPOTENCY_REDIS_UNACKED
+                                  : NGX_IDEMPOTENCY_REDIS_OK, unacked);
         break;
     }
 
@@ -1061,6 +1090,14 @@ void
 ngx_idempotency_redis_marked(ngx_idempotency_redis_t *r,
     ngx_idempotency_redis_mark_t *mark)
 {
+    lane_t  *lane;
+
+    for (lane = r->lanes; lane < r->lanes + SIM_LANES; lane++) {
+        if (lane->refused && lane->state == LANE_READY) {
+            lane_ask(lane);
+            lane_timer(lane);
+        }
+    }
 }
 
 
@@ -1111,6 +1148,7 @@ ngx_idempotency_redis_call(ngx_idempotency_redis_t *r, ngx_uint_t n,
 
     call->reply = NULL;
     call->maybe = 0;
+    call->tries = 0;
 
     ngx_queue_insert_tail(&lane->waiting, &call->queue);
 
@@ -1234,7 +1272,6 @@ sim_zone(void)
     zone.store.data = &zone.shm;
     zone.store.strict = (sim.store == SIM_FILE && sim.strict);
     zone.shm.store = &zone.store;
-    zone.shm.evict = sim.evict;
     zone.shm.generation = sim.generation;
 
     pool = (ngx_slab_pool_t *) sim.zone;
@@ -1271,6 +1308,11 @@ sim_zone(void)
 
         if (zone.shm.tier) {
             (void) zone.shm.tier->backing->init(zone.shm.tier, NULL, &sim_log);
+
+            /* as the master does, of a configuration that is read anew */
+
+            zone.shm.sh->tier.generation = ngx_max(sim.generation,
+                                              zone.shm.sh->tier.generation);
         }
     }
 }
@@ -1405,10 +1447,12 @@ sim_quit(void)
 }
 
 
+/* as nginx asks before a worker ends */
+
 static ngx_uint_t
 sim_stays(void)
 {
-    return zone.shm.tier && zone.shm.tier->stay.timer_set;
+    return ngx_event_no_timers_left() != NGX_OK;
 }
 
 
@@ -1416,6 +1460,13 @@ static void
 sim_exit(void)
 {
     ngx_idempotency_shm_exit_process(&unit_cycle);
+}
+
+
+static void
+sim_agree(void)
+{
+    (void) ngx_idempotency_store_agree(&zone.store);
 }
 
 
@@ -1542,6 +1593,7 @@ static sim_worker_t  worker = {
     .quit = sim_quit,
     .stays = sim_stays,
     .exit = sim_exit,
+    .agree = sim_agree,
     .gone = sim_gone,
     .peek = sim_peek,
     .short_of_memory = sim_short_of_memory,

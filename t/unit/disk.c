@@ -162,9 +162,24 @@ disk_is_cut(void)
 
 
 void
+disk_end(void)
+{
+    disk->dir[0] = '\0';
+
+    if (disk_data) {
+        (void) munmap(disk_data, DISK_FILES * DISK_SIZE);
+        (void) munmap(disk_bytes, DISK_BYTES);
+        disk_data = NULL;
+    }
+}
+
+
+void
 disk_begin(char *dir, char *image, ngx_uint_t events, uint64_t seed)
 {
     ngx_uint_t  i;
+
+    disk_end();
 
     /* zeros, as files are where nothing was written */
 

@@ -28,6 +28,10 @@ void disk_init(void);
 
 void disk_begin(char *dir, char *image, ngx_uint_t events, uint64_t seed);
 
+/* nothing is recorded any more */
+
+void disk_end(void);
+
 /* the power is cut now; has it been? */
 
 void disk_cut(void);

@@ -84,4 +84,7 @@ if known.state ~= 'P' then
     redis.pcall(ARGV[8], key, '')
 end
 
-return { (not is and ARGV[7] == 'k') and 'T' or 'O', stamp }
+-- what it has had is lost, unless its time was over
+
+return { (not is and ARGV[7] == 'k' and (known.state == 'P' or known.ends > now + 1))
+         and 'T' or 'O', stamp }
