@@ -394,7 +394,8 @@ quota_kept(req_t *q, exec_t *e)
     memset(bound, 0, sizeof(bound));
 
     for (x = execs; x < execs + nexecs; x++) {
-        bound[x->token] |= (x->instance == e->instance && !closed(x));
+        bound[x->token] |= (x->instance == e->instance && !closed(x)
+                            && !x->releasing);
     }
 
     for (n = 0, i = 0; i < TOKENS; i++) {
@@ -697,7 +698,8 @@ owner_gone(nginx_t *g, char *text)
 }
 
 
-/* it has forgotten, or somebody took over what was silent, and that is over */
+/* it has forgotten, or somebody took over what was silent, and that is over; or
+   a window ended while its outcome was told again, and held up */
 
 static void
 claims_lost(nginx_t *g)
@@ -705,13 +707,30 @@ claims_lost(nginx_t *g)
     exec_t  *e;
 
     for (e = execs; e < execs + nexecs; e++) {
-        if (doubtful(e)) {
+        if (doubtful(e)
+            || (e->state == RECORDED && e->until < now + 10
+                && now < e->until + set.timeout))
+        {
             return;
         }
     }
 
     if (!forgot) {
         fault("nginx %c says that the store has lost claims", g->name);
+    }
+}
+
+
+static void
+store_said(nginx_t *g, char *text)
+{
+    g->says_down += (strstr(text, " is unavailable: ") != NULL);
+    g->says_down -= (strstr(text, " is available again") != NULL);
+
+    /* a file may be full, and fail as well */
+
+    if (g->says_down < 0 || g->says_down > 1 + (set.store == SIM_FILE)) {
+        fault("nginx %c says again what it has said: %s", g->name, text);
     }
 }
 
@@ -723,25 +742,10 @@ judge_log(nginx_t *g, ngx_uint_t level, char *text)
         owner_gone(g, text);
     }
 
-    /* a file may be full, and fail as well */
+    /* two workers may say so of a file in another order than it was */
 
-    if (strstr(text, " is unavailable: ")) {
-        g->says_down++;
-
-        if (g->says_down > (set.store == SIM_REDIS ? 1 : 2)) {
-            fault("nginx %c says again that the store is unavailable",
-                  g->name);
-        }
-    }
-
-    if (strstr(text, " is available again")) {
-        if (g->says_down == 0) {
-            fault("nginx %c says that the store is available again, and was "
-                  "not away", g->name);
-
-        } else {
-            g->says_down--;
-        }
+    if (set.store == SIM_REDIS || !set.nested) {
+        store_said(g, text);
     }
 
     if (strstr(text, "others may have executed the same")) {
@@ -790,7 +794,9 @@ asked_again(void)
             return;
         }
 
-        if (nginxes[i].says_down) {
+        /* one that was full has room again once something was written */
+
+        if (nginxes[i].says_down && !plan_has(P_FULL)) {
             fault("nginx %c says that the store is unavailable, which it is "
                   "not", nginxes[i].name);
         }

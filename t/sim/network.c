@@ -25,6 +25,8 @@ int64_t            server_ahead;
 
 static uint64_t    server;
 static uint64_t    replicated;
+/* ... of the one before */
+static uint64_t    acked;
 static ngx_msec_t  lagging, follows;
 static ngx_uint_t  micros;
 
@@ -345,7 +347,14 @@ redis_call(message_t *m)
 ngx_uint_t
 redis_acked(message_t *m)
 {
-    return m->durable <= replicated;
+    return m->durable <= (m->n == server ? replicated : acked);
+}
+
+
+ngx_uint_t
+redis_never_acked(message_t *m)
+{
+    return m->n != server && m->durable > acked;
 }
 
 
@@ -396,6 +405,7 @@ redis_fails_over(ngx_msec_t away)
 
     since = sim_redis_fail_over();
     server++;
+    acked = replicated;
     replicated = sim_redis_writes();
     follows = lagging = 0;
     hung = ngx_max(hung, now + away);
@@ -418,6 +428,7 @@ redis_emptied(ngx_uint_t wholly)
     judge_forgets(0, 1);
 
     if (wholly) {
+        acked = replicated;
         server++;
         connections_cut();
     }

@@ -39,8 +39,6 @@ power_on(void)
 void
 storage_reset(void)
 {
-    ngx_uint_t  i;
-
     failing = crammed = 0;
     powered = exchanged = 0;
     synced = now;
@@ -48,9 +46,7 @@ storage_reset(void)
     file_make(directory);
     file_copied("", ".older");
 
-    for (i = 0; i < planned; i++) {
-        powered |= (plan[i].what == P_POWER);
-    }
+    powered = plan_has(P_POWER);
 
     if (powered) {
         power_on();

@@ -120,6 +120,21 @@ plan_make(uint64_t seed)
 }
 
 
+ngx_uint_t
+plan_has(plan_e what)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; i < planned; i++) {
+        if (plan[i].what == what) {
+            return 1;
+        }
+    }
+
+    return 0;
+}
+
+
 static void
 plan_client(uint64_t r)
 {

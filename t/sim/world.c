@@ -173,8 +173,11 @@ deliver(proc_t *p, message_t *m)
         break;
 
     case M_REPLY:
-        p->w->answered(m->lane, m->number, m->id, m->memory, m->time,
-                       !redis_acked(m));
+        if (!redis_never_acked(m)) {
+            p->w->answered(m->lane, m->number, m->id, m->memory, m->time,
+                           !redis_acked(m));
+        }
+
         break;
 
     case M_CUT:
@@ -369,7 +372,8 @@ may_happen(message_t *m)
         return now >= hung && proc_runs(p);
 
     case M_REPLY:
-        return proc_runs(p) && (now >= m->unacked || redis_acked(m));
+        return proc_runs(p) && (now >= m->unacked || redis_acked(m)
+                                || redis_never_acked(m));
 
     case M_QUIT:
         return depth == 0 && !p->busy && (m->n == SIM_KILL || !p->stopped);

@@ -102,7 +102,7 @@ struct nginx_s {
     ngx_uint_t                      link;
     ngx_msec_t                      healed;
     /* the log says that the store is unavailable */
-    ngx_uint_t                      says_down;
+    ngx_int_t                       says_down;
     proc_t                          procs[SIM_SLOTS];
 };
 
@@ -370,6 +370,8 @@ void redis_call(message_t *m);
 void redis_follow(message_t *m);
 /* may the reply of a durable call be given? */
 ngx_uint_t redis_acked(message_t *m);
+/* its server is gone, and with it what replicas did not have */
+ngx_uint_t redis_never_acked(message_t *m);
 void redis_lags(ngx_msec_t time);
 void redis_fails_over(ngx_msec_t away);
 void redis_emptied(ngx_uint_t wholly);
@@ -395,6 +397,7 @@ extern ngx_msec_t  hung, failing, crammed;
 
 void settings(uint64_t seed, ngx_uint_t local);
 void plan_make(uint64_t seed);
+ngx_uint_t plan_has(plan_e what);
 void plan_event(plan_t *e);
 void calm(void);
 void agree(void);
