@@ -286,25 +286,6 @@ doubtful(exec_t *e)
 }
 
 
-/* A fault that was found here, and is there yet: what is in doubt in the store,
-   and is executed by `local` of the same nginx, is overwritten there by that
-   claim, so that its release makes the token fresh for all. */
-
-static ngx_uint_t
-local_overwrites(exec_t *e)
-{
-    exec_t  *x;
-
-    for (x = e + 1; doubtful(e) && x < execs + nexecs; x++) {
-        if (x->token == e->token && x->alone && x->instance == e->instance) {
-            return 1;
-        }
-    }
-
-    return 0;
-}
-
-
 /* why it may be executed once more, or NULL */
 
 static char *
@@ -369,10 +350,6 @@ excuse(exec_t *e, req_t *q, exec_t *again)
 
     if (e->alone && !e->told && !same) {
         return "what another one executed alone";
-    }
-
-    if (local_overwrites(e)) {
-        return "in doubt, and overwritten by what was executed alone";
     }
 
     return NULL;
