@@ -1,8 +1,9 @@
 
 /*
  * The directives that stores are made of: idempotency, which uses one,
- * idempotency_zone (a store, and what stands behind it), idempotency_redis (the block, and what it means when all
- * is read) and idempotency_secret (a file of keys, read once, by the master).
+ * idempotency_zone (a store, and what stands behind it), idempotency_redis
+ * (the block, and what it means when all is read) and idempotency_secret (a
+ * file of keys, read once, by the master).
  */
 
 

@@ -1502,27 +1502,29 @@ records_row(ngx_http_idempotency_text_t *text, u_char *token,
 
     ngx_http_idempotency_text_add(text,
                   "{\"token\":\"%*xs\",\"fingerprint\":\"%*xs\","
-                  "\"outcome\":\"%s\",\"recorded\":%uL.%03uL,"
-                  "\"replays\":%ui,\"fence\":%uL,\"size\":%uz",
+                  "\"outcome\":\"%s\",\"status\":",
                   (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, token,
                   (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, fingerprint,
-                  ngx_http_idempotency_outcomes[found->outcome].name,
-                  at / 1000, at % 1000,
-                  found->replays, found->fence, found->response.len);
+                  ngx_http_idempotency_outcomes[found->outcome].name);
 
-    fmt = found->status ? ",\"status\":%ui" : ",\"status\":null";
+    fmt = found->status ? "%ui" : "null";
     ngx_http_idempotency_text_add(text, fmt, found->status);
 
-    fmt = (found->outcome == NGX_IDEMPOTENCY_PENDING)
-          ? ",\"expires\":null" : ",\"expires\":%uL.%03uL";
+    ngx_http_idempotency_text_add(text, ",\"recorded\":%uL.%03uL,\"expires\":",
+                                  at / 1000, at % 1000);
+
+    fmt = (found->outcome == NGX_IDEMPOTENCY_PENDING) ? "null" : "%uL.%03uL";
     ngx_http_idempotency_text_add(text, fmt, ends / 1000, ends % 1000);
 
+    ngx_http_idempotency_text_add(text,
+                  ",\"replays\":%ui,\"fence\":%uL,\"size\":%uz,\"owner\":",
+                  found->replays, found->fence, found->response.len);
+
     if (found->owner) {
-        ngx_http_idempotency_text_add(text, ",\"owner\":%P}\n", found->owner);
+        ngx_http_idempotency_text_add(text, "%P}\n", found->owner);
 
     } else {
-        fmt = found->instance ? ",\"owner\":\"%016xL\"}\n"
-                              : ",\"owner\":null}\n";
+        fmt = found->instance ? "\"%016xL\"}\n" : "null}\n";
         ngx_http_idempotency_text_add(text, fmt, found->instance);
     }
 }

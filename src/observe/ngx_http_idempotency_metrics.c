@@ -238,10 +238,10 @@ ngx_http_idempotency_metrics(ngx_http_request_t *r,
             if (!head) {
                 head = 1;
                 ngx_http_idempotency_text_add(text,
-                                              "# HELP nginx_idempotency_%s %s\n"
-                                              "# TYPE nginx_idempotency_%s %s\n",
-                                              figure->metric, figure->help,
-                                              figure->metric, figure->type);
+                          "# HELP nginx_idempotency_%s %s\n"
+                          "# TYPE nginx_idempotency_%s %s\n",
+                          figure->metric, figure->help,
+                          figure->metric, figure->type);
             }
 
             metrics_figure(text, figure, &zones[i]);
