@@ -88,7 +88,9 @@ typedef struct {
 } api_name_t;
 
 typedef enum {
+    /* no refusals: it may be asked; there is no memory */
     api_allowed = 0,
+    api_no_memory,
     api_not_found,
     api_no_zone,
     api_no_record,
@@ -104,9 +106,7 @@ typedef enum {
     api_unavailable,
     api_remote,
     api_host,
-    api_origin,
-    /* no refusal: there is no memory */
-    api_no_memory
+    api_origin
 } api_refusal_e;
 
 typedef struct {
