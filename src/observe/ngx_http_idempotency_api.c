@@ -305,8 +305,7 @@ static api_refusal_t  api_refusals[] = {
             "What is in doubt is settled as done or released."),
 
     refusal(bad_store, NGX_HTTP_BAD_REQUEST, "This says nothing of the store",
-            "Who agrees to it sends a JSON object, whose member store is "
-            "accept."),
+            "What can be said is {\"store\":\"accept\"}."),
 
     refusal(not_refused, NGX_HTTP_CONFLICT, "The store is not refused",
             "It is the one that it was, or there is none: nothing has to be "
@@ -326,12 +325,12 @@ static api_refusal_t  api_refusals[] = {
     refusal(remote, NGX_HTTP_FORBIDDEN, "Only this machine may ask",
             "This request comes from another one, or through a proxy. Where "
             "access rules stand before this location, "
-            "'idempotency_api remote=on;' says so."),
+            "\"idempotency_api remote=on;\" says so."),
 
     refusal(host, NGX_HTTP_FORBIDDEN, "This host is none of the server's names",
             "The Host header must name this machine (localhost, a loopback "
-            "address) or be one of server_name, exactly; with "
-            "'idempotency_api remote=on;' only of a request that changes "
+            "address) or be one of \"server_name\", exactly; with "
+            "\"idempotency_api remote=on;\" only of a request that changes "
             "something."),
 
     refusal(origin, NGX_HTTP_FORBIDDEN, "A page of another origin asks",
@@ -2103,7 +2102,7 @@ query_end(query_t *query)
 static ngx_int_t
 api_refuse(ngx_http_request_t *r, api_refusal_e why)
 {
-    ngx_str_t                         body;
+    ngx_str_t                         body, *detail;
     api_refusal_t                    *refusal;
     ngx_http_idempotency_text_t       text;
     ngx_http_idempotency_problem_t    problem;
@@ -2115,13 +2114,24 @@ api_refuse(ngx_http_request_t *r, api_refusal_e why)
     problem.docs = &conf->docs;
     problem.name = &refusal->name;
     problem.title = &refusal->title;
-    problem.detail = refusal->detail;
     problem.status = refusal->status;
     problem.retryable = (why == api_unavailable);
 
-    if (why == api_no_memory
-        || ngx_http_idempotency_problem_document(r, &problem, &body) != NGX_OK)
-    {
+    /* it may have quotes, which double at most */
+
+    detail = &problem.detail;
+    detail->data = ngx_pnalloc(r->pool, 2 * refusal->detail.len);
+
+    if (why == api_no_memory || detail->data == NULL) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    detail->len = (u_char *) ngx_escape_json(detail->data,
+                                             refusal->detail.data,
+                                             refusal->detail.len)
+                  - detail->data;
+
+    if (ngx_http_idempotency_problem_document(r, &problem, &body) != NGX_OK) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 

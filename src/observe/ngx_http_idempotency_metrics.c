@@ -75,6 +75,8 @@ static void metrics_figure(ngx_http_idempotency_text_t *text,
 static void metrics_times(ngx_http_idempotency_text_t *text,
     const figure_t *figure, zone_t *zone);
 static void json_zone(ngx_http_idempotency_text_t *text, zone_t *zone);
+static void json_figures(ngx_http_idempotency_text_t *text, zone_t *zone,
+    const char **name);
 static void json_figure(ngx_http_idempotency_text_t *text,
     const figure_t *figure, zone_t *zone);
 static void json_times(ngx_http_idempotency_text_t *text,
@@ -82,8 +84,6 @@ static void json_times(ngx_http_idempotency_text_t *text,
 static const char *figure_name(const figure_names_t *names, ngx_uint_t i);
 static int64_t figure_value(const figure_t *figure, zone_t *zone,
     ngx_uint_t i);
-static void figure_write(ngx_http_idempotency_text_t *text,
-    const figure_t *figure, int64_t value);
 
 static const char  *figure_bytes[] = { "size", "used", "free" };
 
@@ -197,10 +197,26 @@ static const figure_t  figures[] = {
       figure_counter, figure_of(counters.errors), &figure_errors, 1, 0 },
 
     { "undelivered", "undelivered", "gauge",
-      "Changes that what stands behind the zone has not taken yet.",
+      "Changes that what stands behind the zone is to hear yet.",
       figure_number, figure_of(undelivered), NULL, 1, 1 },
 
     { NULL, NULL, NULL, NULL, 0, 0, NULL, 0, 0 }
+};
+
+
+/* JSON has another order */
+
+static const char  *json_space[] = { "available", "bytes", NULL };
+
+static const char  *json_counts[] = {
+    "records", "requests", "dry_run", "conflicts", "races", "unavailable",
+    "abandoned", "expired", "in_doubt", "released", "replayed_bytes", "wait",
+    "oldest", "growth", "full_in", NULL
+};
+
+static const char  *json_up[] = { "up", NULL };
+static const char  *json_behind[] = {
+    "latency", "errors", "undelivered", NULL
 };
 
 
@@ -281,9 +297,9 @@ metrics_figure(ngx_http_idempotency_text_t *text, const figure_t *figure,
                                           figure_name(names, i));
         }
 
-        ngx_http_idempotency_text_add(text, "} ");
-        figure_write(text, figure, value);
-        ngx_http_idempotency_text_add(text, "\n");
+        ngx_http_idempotency_text_add(text, "} %L\n",
+                                      (figure->value == figure_seconds)
+                                          ? value / 1000 : value);
     }
 }
 
@@ -367,19 +383,16 @@ ngx_http_idempotency_zones(ngx_http_request_t *r,
 static void
 json_zone(ngx_http_idempotency_text_t *text, zone_t *zone)
 {
-    const figure_t             *figure;
     ngx_idempotency_figures_t  *f;
 
     f = &zone->figures;
 
-    ngx_http_idempotency_text_add(text, "{\"name\":\"%V\",\"evict\":\"%s\"",
-                                  &zone->name, f->evict ? "responses" : "off");
+    ngx_http_idempotency_text_add(text, "{\"name\":\"%V\"", &zone->name);
+    json_figures(text, zone, json_space);
 
-    for (figure = figures; figure->name; figure++) {
-        if (!figure->store) {
-            json_figure(text, figure, zone);
-        }
-    }
+    ngx_http_idempotency_text_add(text, ",\"evict\":\"%s\"",
+                                  f->evict ? "responses" : "off");
+    json_figures(text, zone, json_counts);
 
     if (f->kind == NULL) {
         ngx_http_idempotency_text_add(text, ",\"store\":null}");
@@ -388,16 +401,30 @@ json_zone(ngx_http_idempotency_text_t *text, zone_t *zone)
 
     ngx_http_idempotency_text_add(text, ",\"store\":{\"kind\":\"%s\"",
                                   f->kind);
+    json_figures(text, zone, json_up);
+
     ngx_http_idempotency_text_add(text, f->sync ? ",\"sync\":\"%s\""
                                                 : ",\"sync\":null", f->sync);
-
-    for (figure = figures; figure->name; figure++) {
-        if (figure->store) {
-            json_figure(text, figure, zone);
-        }
-    }
+    json_figures(text, zone, json_behind);
 
     ngx_http_idempotency_text_add(text, "}}");
+}
+
+
+static void
+json_figures(ngx_http_idempotency_text_t *text, zone_t *zone,
+    const char **name)
+{
+    const figure_t  *figure;
+
+    for ( /* void */ ; *name; name++) {
+
+        for (figure = figures; ngx_strcmp(figure->name, *name) != 0; figure++) {
+            /* void */
+        }
+
+        json_figure(text, figure, zone);
+    }
 }
 
 
@@ -421,11 +448,18 @@ json_figure(ngx_http_idempotency_text_t *text, const figure_t *figure,
     } else if (names == NULL) {
         value = figure_value(figure, zone, 0);
 
-        if (figure->value == figure_flag) {
+        if (value == FIGURE_UNKNOWN) {
+            ngx_http_idempotency_text_add(text, "null");
+
+        } else if (figure->value == figure_flag) {
             ngx_http_idempotency_text_add(text, value ? "true" : "false");
 
+        } else if (figure->value == figure_seconds) {
+            ngx_http_idempotency_text_add(text, "%L.%03L", value / 1000,
+                                          value % 1000);
+
         } else {
-            figure_write(text, figure, value);
+            ngx_http_idempotency_text_add(text, "%L", value);
         }
 
     } else {
@@ -455,8 +489,15 @@ json_times(ngx_http_idempotency_text_t *text, ngx_idempotency_times_t *times)
 
     count = 0;
 
-    ngx_http_idempotency_text_add(text, "{\"sum\":%uA.%03uA,\"buckets\":[",
-                                  times->sum / 1000, times->sum % 1000);
+    for (i = 0; i <= NGX_IDEMPOTENCY_STATS_BOUNDS; i++) {
+        count += times->buckets[i];
+    }
+
+    ngx_http_idempotency_text_add(text,
+                     "{\"count\":%uL,\"sum\":%uA.%03uA,\"buckets\":[",
+                     count, times->sum / 1000, times->sum % 1000);
+
+    count = 0;
 
     for (i = 0; i < NGX_IDEMPOTENCY_STATS_BOUNDS; i++) {
         bound = ngx_idempotency_stats_bounds[i];
@@ -468,8 +509,7 @@ json_times(ngx_http_idempotency_text_t *text, ngx_idempotency_times_t *times)
                                    count);
     }
 
-    ngx_http_idempotency_text_add(text, "],\"count\":%uL}",
-                                  count + times->buckets[i]);
+    ngx_http_idempotency_text_add(text, "]}");
 }
 
 
@@ -566,22 +606,5 @@ figure_value(const figure_t *figure, zone_t *zone, ngx_uint_t i)
 
     default:
         return ((int64_t *) p)[i];
-    }
-}
-
-
-static void
-figure_write(ngx_http_idempotency_text_t *text, const figure_t *figure,
-    int64_t value)
-{
-    if (value == FIGURE_UNKNOWN) {
-        ngx_http_idempotency_text_add(text, "null");
-
-    } else if (figure->value == figure_seconds) {
-        ngx_http_idempotency_text_add(text, "%L.%03L", value / 1000,
-                                      value % 1000);
-
-    } else {
-        ngx_http_idempotency_text_add(text, "%L", value);
     }
 }
