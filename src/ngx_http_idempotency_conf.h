@@ -258,10 +258,8 @@ typedef struct {
     ngx_array_t                    redis;
     /* all locations there are, by their numbers */
     ngx_array_t                    location_entries;
-    /* of ngx_str_t: each NAME of $idempotency_field_NAME; of ngx_uint_t: the
-       variables' indices, in the same order */
+    /* of ngx_str_t: each NAME of $idempotency_field_NAME */
     ngx_array_t                    fields;
-    ngx_array_t                    field_indices;
     /* of idempotency_key and idempotency_ignore_cookies, by default */
     ngx_array_t                   *keys;
     ngx_http_idempotency_ignored_t  *ignore_cookies;

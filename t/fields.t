@@ -445,4 +445,4 @@ location /log { access_log off; alias $TEST_NGINX_SERVER_ROOT/logs/field.log; }
 --- response_body eval
 [(qr/exec=\d/) x 18, CORE::join '', map "$_\n",
  ('/ [abc]', '/file [abc]', '/header [abc]', '/header/file [abc]', '/off/file [-]',
-  '/off/file/other [abc]') x 3]
+  '/off/file/other [-]') x 3]

@@ -15,7 +15,6 @@
  */
 
 
-#include "ngx_http_idempotency.h"
 #include "ngx_http_idempotency_response.h"
 
 
@@ -25,6 +24,10 @@
 
 #define NGX_HTTP_IDEMPOTENCY_FIELD_PREFIX_LEN                                \
     (sizeof("idempotency_field_") - 1)
+
+/* NGX_OK: go on with the next piece */
+
+typedef ngx_int_t (*body_piece_pt)(void *data, u_char *p, size_t len);
 
 typedef struct {
     ngx_idempotency_fields_t  *fields;
@@ -46,30 +49,22 @@ static ngx_int_t body_fields(ngx_http_request_t *r,
     ngx_http_idempotency_body_t *body);
 static void body_digest_init(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, const ngx_idempotency_kind_t *kind);
-static ngx_uint_t body_coded(ngx_http_request_t *r);
+static ngx_int_t body_each(ngx_http_request_t *r, off_t limit,
+    body_piece_pt handler, void *data);
 static ngx_int_t body_copy(void *data, u_char *p, size_t len);
-static ngx_int_t body_read(ngx_buf_t *b, u_char *p, size_t n, off_t offset);
 static off_t body_size(ngx_http_request_t *r);
+static ngx_uint_t field_prefixed(ngx_str_t *variable);
 static ngx_int_t field_create(ngx_http_request_t *r,
     ngx_http_idempotency_loc_conf_t *conf, ngx_str_t *names,
     ngx_uint_t nnames, ngx_idempotency_fields_t **fields,
     ngx_str_t *boundary);
 static ngx_uint_t field_coded(ngx_http_request_t *r);
 static ngx_uint_t field_same(ngx_str_t *a, ngx_str_t *b);
-static void field_set_variable(ngx_http_variable_value_t *v, ngx_int_t rc,
-    ngx_str_t *value);
 static ngx_int_t field_value(ngx_http_request_t *r, ngx_str_t *name,
     ngx_str_t *value);
-static void field_set(ngx_http_request_t *r,
-    ngx_http_idempotency_main_conf_t *imcf, ngx_idempotency_fields_t *fields);
-static ngx_int_t field_scan(ngx_http_request_t *r, ngx_str_t *names,
-    ngx_uint_t nnames, ngx_idempotency_fields_t **fields);
+static ngx_int_t field_scan(ngx_http_request_t *r, ngx_str_t *name,
+    ngx_str_t *value);
 static ngx_int_t field_feed(void *data, u_char *p, size_t len);
-static ngx_int_t each_piece(ngx_http_request_t *r, off_t limit,
-    ngx_http_idempotency_piece_pt handler, void *data);
-static ngx_int_t look_for_fields(ngx_http_request_t *r,
-    ngx_http_idempotency_loc_conf_t *conf, ngx_idempotency_fields_t **fields,
-    ngx_str_t *boundary);
 
 
 static ngx_str_t  body_coding = ngx_string("content_encoding");
@@ -95,8 +90,7 @@ ngx_http_idempotency_read_body(ngx_http_request_t *r,
         || (r->headers_in.content_length_n <= 0 && !r->headers_in.chunked))
     {
         if ((ctx->body.kind == NULL || ctx->body.stream || ctx->body.fields)
-            && each_piece(r, -1, body_feed, &ctx->body)
-               != NGX_OK)
+            && body_each(r, -1, body_feed, &ctx->body) != NGX_OK)
         {
             return NGX_HTTP_INTERNAL_SERVER_ERROR;
         }
@@ -158,10 +152,13 @@ body_put(ngx_http_request_t *r)
 static ngx_int_t
 body_begin(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
-    ngx_str_t                         type, boundary;
-    ngx_idempotency_canon_t          *canon;
-    ngx_http_idempotency_body_t      *body;
-    ngx_http_idempotency_loc_conf_t  *conf;
+    ngx_str_t                          type, boundary;
+    ngx_idempotency_canon_t           *canon;
+    ngx_http_idempotency_body_t       *body;
+    ngx_http_idempotency_loc_conf_t   *conf;
+    ngx_http_idempotency_main_conf_t  *imcf;
+
+    imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
 
     conf = ctx->conf;
     body = &ctx->body;
@@ -172,7 +169,9 @@ body_begin(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         type = r->headers_in.content_type->value;
     }
 
-    body->kind = body_coded(r) ? NULL
+    /* what is compressed is digested by its bytes */
+
+    body->kind = ngx_http_idempotency_header_first(r, &body_coding) ? NULL
                  : ngx_idempotency_canon_kind(&type, conf->canon.flags,
                                               &boundary);
     if (body->kind && body->kind->whole
@@ -189,7 +188,10 @@ body_begin(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     body->stream = NULL;
     body->unreadable = NGX_HTTP_IDEMPOTENCY_BODY_READABLE;
 
-    if (look_for_fields(r, conf, &body->fields, &boundary) != NGX_OK) {
+    if (field_create(r, conf, imcf->fields.elts, imcf->fields.nelts,
+                     &body->fields, &boundary)
+        != NGX_OK)
+    {
         return NGX_ERROR;
     }
 
@@ -295,7 +297,7 @@ ngx_http_idempotency_digest_body(ngx_http_request_t *r,
 
         body_digest_init(r, ctx, NULL);
 
-        rc = each_piece(r, -1, body_raw, &ctx->body);
+        rc = body_each(r, -1, body_raw, &ctx->body);
     }
 
     if (rc != NGX_OK || body_fields(r, &ctx->body) != NGX_OK) {
@@ -307,6 +309,7 @@ ngx_http_idempotency_digest_body(ngx_http_request_t *r,
 
     return NGX_OK;
 }
+
 
 static ngx_int_t
 body_canonical(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
@@ -403,24 +406,18 @@ body_digest_init(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 }
 
 
-/* what is compressed is digested by its bytes */
-
-static ngx_uint_t
-body_coded(ngx_http_request_t *r)
-{
-    return ngx_http_idempotency_header_first(r, &body_coding) != NULL;
-}
-
-
-/* calls back for each piece of the body, up to a limit, as nginx keeps it */
+/*
+ * Calls back for each piece of the body, up to a limit, as nginx keeps it.
+ * NGX_DECLINED: nginx has closed its file, as the upstream has the body.
+ */
 
 static ngx_int_t
-each_piece(ngx_http_request_t *r, off_t limit,
-    ngx_http_idempotency_piece_pt handler, void *data)
+body_each(ngx_http_request_t *r, off_t limit, body_piece_pt handler,
+    void *data)
 {
     off_t         offset, end;
     size_t        n;
-    u_char        piece[16384];
+    u_char        piece[16384], *p;
     ngx_int_t     rc;
     ngx_buf_t    *b;
     ngx_chain_t  *cl;
@@ -429,8 +426,6 @@ each_piece(ngx_http_request_t *r, off_t limit,
 
     for ( /* void */ ; cl && limit != 0; cl = cl->next) {
         b = cl->buf;
-
-        offset = 0;
         end = ngx_buf_size(b);
 
         if (limit != -1) {
@@ -438,48 +433,33 @@ each_piece(ngx_http_request_t *r, off_t limit,
             limit -= end;
         }
 
-        if (ngx_buf_in_memory(b)) {
-            rc = handler(data, b->pos, (size_t) end);
+        for (offset = 0; offset < end; offset += n) {
+
+            if (ngx_buf_in_memory(b)) {
+                p = b->pos;
+                n = (size_t) end;
+
+            } else {
+                p = piece;
+                n = (size_t) ngx_min(end - offset, (off_t) sizeof(piece));
+
+                if (b->file->fd == NGX_INVALID_FILE) {
+                    return NGX_DECLINED;
+                }
+
+                if (ngx_read_file(b->file, p, n, b->file_pos + offset)
+                    != (ssize_t) n)
+                {
+                    return NGX_ERROR;
+                }
+            }
+
+            rc = handler(data, p, n);
 
             if (rc != NGX_OK) {
                 return rc;
             }
-
-            continue;
         }
-
-        for ( /* void */ ; offset < end; offset += n) {
-            n = (size_t) ngx_min(end - offset, (off_t) sizeof(piece));
-
-            rc = body_read(b, piece, n, offset);
-
-            if (rc != NGX_OK) {
-                return rc;
-            }
-
-            rc = handler(data, piece, n);
-
-            if (rc != NGX_OK) {
-                return rc;
-            }
-        }
-    }
-
-    return NGX_OK;
-}
-
-
-/* NGX_DECLINED: nginx has closed the file, as the upstream has the body */
-
-static ngx_int_t
-body_read(ngx_buf_t *b, u_char *p, size_t n, off_t offset)
-{
-    if (b->file->fd == NGX_INVALID_FILE) {
-        return NGX_DECLINED;
-    }
-
-    if (ngx_read_file(b->file, p, n, b->file_pos + offset) != (ssize_t) n) {
-        return NGX_ERROR;
     }
 
     return NGX_OK;
@@ -529,7 +509,7 @@ ngx_http_idempotency_whole_body(ngx_http_request_t *r, size_t limit,
 
     p = body->data;
 
-    return each_piece(r, -1, body_copy, &p);
+    return body_each(r, -1, body_copy, &p);
 }
 
 
@@ -572,17 +552,15 @@ ngx_int_t
 ngx_http_idempotency_init_fields(ngx_conf_t *cf)
 {
     ngx_str_t                         *name;
-    ngx_uint_t                         i, *index;
+    ngx_uint_t                         i;
     ngx_http_variable_t               *v;
     ngx_http_core_main_conf_t         *cmcf;
     ngx_http_idempotency_main_conf_t  *imcf;
 
     imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
 
-    if (ngx_array_init(&imcf->fields, cf->pool, 4, sizeof(ngx_str_t)) != NGX_OK
-        || ngx_array_init(&imcf->field_indices, cf->pool, 4,
-                          sizeof(ngx_uint_t))
-           != NGX_OK)
+    if (ngx_array_init(&imcf->fields, cf->pool, 4, sizeof(ngx_str_t))
+        != NGX_OK)
     {
         return NGX_ERROR;
     }
@@ -592,29 +570,24 @@ ngx_http_idempotency_init_fields(ngx_conf_t *cf)
 
     for (i = 0; i < cmcf->variables.nelts; i++) {
 
-        if (v[i].name.len <= NGX_HTTP_IDEMPOTENCY_FIELD_PREFIX_LEN
-            || ngx_strncmp(v[i].name.data, "idempotency_field_",
-                           NGX_HTTP_IDEMPOTENCY_FIELD_PREFIX_LEN)
-               != 0)
-        {
+        if (!field_prefixed(&v[i].name)) {
             continue;
         }
 
         name = ngx_array_push(&imcf->fields);
-        index = ngx_array_push(&imcf->field_indices);
-
-        if (name == NULL || index == NULL) {
+        if (name == NULL) {
             return NGX_ERROR;
         }
 
         name->len = v[i].name.len - NGX_HTTP_IDEMPOTENCY_FIELD_PREFIX_LEN;
         name->data = v[i].name.data + NGX_HTTP_IDEMPOTENCY_FIELD_PREFIX_LEN;
-        *index = i;
     }
 
     return NGX_OK;
 }
 
+
+/* ... so far */
 
 ngx_uint_t
 ngx_http_idempotency_has_fields(ngx_conf_t *cf)
@@ -627,11 +600,7 @@ ngx_http_idempotency_has_fields(ngx_conf_t *cf)
     v = cmcf->variables.elts;
 
     for (i = 0; i < cmcf->variables.nelts; i++) {
-        if (v[i].name.len > NGX_HTTP_IDEMPOTENCY_FIELD_PREFIX_LEN
-            && ngx_strncmp(v[i].name.data, "idempotency_field_",
-                           NGX_HTTP_IDEMPOTENCY_FIELD_PREFIX_LEN)
-               == 0)
-        {
+        if (field_prefixed(&v[i].name)) {
             return 1;
         }
     }
@@ -640,23 +609,20 @@ ngx_http_idempotency_has_fields(ngx_conf_t *cf)
 }
 
 
+static ngx_uint_t
+field_prefixed(ngx_str_t *variable)
+{
+    return variable->len > NGX_HTTP_IDEMPOTENCY_FIELD_PREFIX_LEN
+           && ngx_strncmp(variable->data, "idempotency_field_",
+                          NGX_HTTP_IDEMPOTENCY_FIELD_PREFIX_LEN)
+              == 0;
+}
+
+
 /*
  * For a body that is to be read: *fields is NULL if it can have none.  They
  * are unreadable if it can, but nobody can say where.
  */
-
-static ngx_int_t
-look_for_fields(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
-    ngx_idempotency_fields_t **fields, ngx_str_t *boundary)
-{
-    ngx_http_idempotency_main_conf_t  *imcf;
-
-    imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
-
-    return field_create(r, conf, imcf->fields.elts, imcf->fields.nelts, fields,
-                        boundary);
-}
-
 
 static ngx_int_t
 field_create(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
@@ -702,16 +668,10 @@ field_coded(ngx_http_request_t *r)
     ngx_table_elt_t                     *h;
     ngx_http_idempotency_header_iter_t   it;
 
-    static ngx_str_t  coding = ngx_string("content_encoding");
-
     ngx_http_idempotency_header_iter(&it, r);
 
-    while ((h = ngx_http_idempotency_header_next(&it, &coding)) != NULL) {
-        if (h->value.len
-            && (h->value.len != 8
-                || ngx_strncasecmp(h->value.data, (u_char *) "identity", 8)
-                   != 0))
-        {
+    while ((h = ngx_http_idempotency_header_next(&it, &body_coding)) != NULL) {
+        if (h->value.len && !ngx_http_idempotency_is(&h->value, "identity")) {
             return 1;
         }
     }
@@ -814,23 +774,15 @@ ngx_http_idempotency_field_variable(ngx_http_request_t *r,
         return NGX_ERROR;
     }
 
-    field_set_variable(v, rc, &value);
+    /* it may stand in a header: none of its bytes may end a line there */
 
-    return NGX_OK;
-}
-
-
-/* it may stand in a header: none of its bytes may end a line there */
-
-static void
-field_set_variable(ngx_http_variable_value_t *v, ngx_int_t rc,
-    ngx_str_t *value)
-{
-    if (rc == NGX_OK && !ngx_http_idempotency_printable(value)) {
+    if (rc == NGX_OK && !ngx_http_idempotency_printable(&value)) {
         rc = NGX_DECLINED;
     }
 
-    ngx_http_idempotency_set_variable(v, rc, value);
+    ngx_http_idempotency_set_variable(v, rc, &value);
+
+    return NGX_OK;
 }
 
 
@@ -856,74 +808,32 @@ ngx_http_idempotency_set_variable(ngx_http_variable_value_t *v, ngx_int_t rc,
 static ngx_int_t
 field_value(ngx_http_request_t *r, ngx_str_t *name, ngx_str_t *value)
 {
-    ngx_int_t                          rc;
     ngx_str_t                         *names;
     ngx_uint_t                         i;
-    ngx_idempotency_fields_t          *fields;
     ngx_http_idempotency_ctx_t        *ctx;
     ngx_http_idempotency_main_conf_t  *imcf;
+
+    ctx = ngx_http_idempotency_get_ctx(r);
+
+    if (ctx == NULL || !ctx->body.digested) {
+        return field_scan(r, name, value);
+    }
 
     imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
     names = imcf->fields.elts;
 
     for (i = 0; i < imcf->fields.nelts; i++) {
+
         if (field_same(name, &names[i])) {
-            break;
+            return ctx->body.fields
+                   ? ngx_idempotency_fields_value(ctx->body.fields, i, value)
+                   : NGX_DECLINED;
         }
     }
 
-    if (i == imcf->fields.nelts) {
+    /* no configuration names it: a script's, or that of an SSI command */
 
-        /* no configuration names it: a script's, or that of an SSI command */
-
-        rc = field_scan(r, name, 1, &fields);
-
-        return (rc == NGX_OK) ? ngx_idempotency_fields_value(fields, 0, value)
-                              : rc;
-    }
-
-    ctx = ngx_http_idempotency_get_ctx(r);
-
-    if (ctx && ctx->body.digested) {
-        fields = ctx->body.fields;
-
-        return fields ? ngx_idempotency_fields_value(fields, i, value)
-                      : NGX_DECLINED;
-    }
-
-    rc = field_scan(r, names, imcf->fields.nelts, &fields);
-
-    if (rc != NGX_OK) {
-        return rc;
-    }
-
-    field_set(r, imcf, fields);
-
-    return ngx_idempotency_fields_value(fields, i, value);
-}
-
-
-/* the others, so that the body is not read for each anew */
-
-static void
-field_set(ngx_http_request_t *r, ngx_http_idempotency_main_conf_t *imcf,
-    ngx_idempotency_fields_t *fields)
-{
-    ngx_int_t                   rc;
-    ngx_str_t                   value;
-    ngx_uint_t                  i, *index;
-    ngx_http_variable_value_t  *v;
-
-    index = imcf->field_indices.elts;
-
-    for (i = 0; i < imcf->fields.nelts; i++) {
-        v = &r->variables[index[i]];
-
-        if (!v->valid && !v->not_found) {
-            rc = ngx_idempotency_fields_value(fields, i, &value);
-            field_set_variable(v, rc, &value);
-        }
-    }
+    return field_scan(r, name, value);
 }
 
 
@@ -934,8 +844,7 @@ field_set(ngx_http_request_t *r, ngx_http_idempotency_main_conf_t *imcf,
  */
 
 static ngx_int_t
-field_scan(ngx_http_request_t *r, ngx_str_t *names, ngx_uint_t nnames,
-    ngx_idempotency_fields_t **fields)
+field_scan(ngx_http_request_t *r, ngx_str_t *name, ngx_str_t *value)
 {
     size_t                            limit;
     ngx_str_t                         boundary;
@@ -946,19 +855,18 @@ field_scan(ngx_http_request_t *r, ngx_str_t *names, ngx_uint_t nnames,
     conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
     limit = conf->normalize_buffer;
 
-    if (field_create(r, conf, names, nnames, fields, &boundary) != NGX_OK) {
-        return NGX_ERROR;
-    }
-
-    if (*fields == NULL) {
-        return NGX_DECLINED;
-    }
-
-    scan.fields = *fields;
     scan.stream = NULL;
     scan.fed = 0;
 
-    kind = (*fields)->kind;
+    if (field_create(r, conf, name, 1, &scan.fields, &boundary) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    if (scan.fields == NULL) {
+        return NGX_DECLINED;
+    }
+
+    kind = scan.fields->kind;
 
     if (kind && kind->start) {
         scan.stream = kind->start(r->pool, NULL, &boundary, scan.fields);
@@ -967,7 +875,7 @@ field_scan(ngx_http_request_t *r, ngx_str_t *names, ngx_uint_t nnames,
         }
     }
 
-    if (each_piece(r, limit, field_feed, &scan) == NGX_ERROR) {
+    if (body_each(r, limit, field_feed, &scan) == NGX_ERROR) {
         return NGX_ERROR;
     }
 
@@ -975,7 +883,7 @@ field_scan(ngx_http_request_t *r, ngx_str_t *names, ngx_uint_t nnames,
         ngx_idempotency_fields_end(scan.fields);
     }
 
-    return NGX_OK;
+    return ngx_idempotency_fields_value(scan.fields, 0, value);
 }
 
 

@@ -169,21 +169,14 @@ static ngx_str_t  outcome_grpc_not_executed[] = {
 
 
 static void owner_leave(ngx_http_idempotency_ctx_t *ctx);
-static void owner_complete(ngx_http_idempotency_ctx_t *ctx,
-    ngx_int_t outcome);
-static void owner_release(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome);
-static void owner_begin(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome);
-static void owner_end(ngx_idempotency_op_t *op, ngx_int_t rc);
+static void owner_tell(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome);
+static void owner_wait(ngx_http_idempotency_report_t *report);
 static void owner_silence_handler(ngx_event_t *ev);
 static void owner_answered(ngx_idempotency_op_t *op);
-static ngx_chain_t *owner_response(ngx_http_idempotency_ctx_t *ctx,
-    ngx_int_t outcome, size_t *size);
-static void owner_free(ngx_http_idempotency_ctx_t *ctx);
+static void owner_give_up(ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t limits_time(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static void limits_log_window(ngx_http_request_t *r, ngx_str_t *text);
-static ngx_int_t limits_quota(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t limits_value(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_http_idempotency_value_t *of);
 static void limits_address(ngx_connection_t *c, ngx_str_t *value);
@@ -193,13 +186,15 @@ static ngx_int_t wait_start(ngx_http_request_t *r,
 static void wait_reading(ngx_http_request_t *r);
 static ngx_uint_t wait_left(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
+static void wait_cancel(ngx_http_idempotency_ctx_t *ctx);
 static void wait_timer_handler(ngx_event_t *ev);
 static void similar_note(ngx_http_idempotency_ctx_t *ctx);
-static void similar_told(ngx_idempotency_op_t *op);
-static ngx_int_t similar_found(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
+static void similar_forget(ngx_http_idempotency_ctx_t *ctx);
+static void similar_answered(ngx_idempotency_op_t *op);
 static ngx_int_t similar_refuse(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_http_idempotency_status_e why);
+static ngx_int_t outcome_of(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
 static ngx_uint_t outcome_upstream(ngx_http_request_t *r);
 static ngx_uint_t outcome_own(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
@@ -207,11 +202,6 @@ static ngx_uint_t outcome_keeps(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_uint_t outcome_executed(ngx_list_t *headers, ngx_uint_t status);
 static ngx_uint_t outcome_grpc_executed(ngx_list_t *headers);
-static void give_up(ngx_http_idempotency_ctx_t *ctx);
-static void wait_cancel(ngx_http_idempotency_ctx_t *ctx);
-static void similar_forget(ngx_http_idempotency_ctx_t *ctx);
-static ngx_int_t outcome_of(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
 
 
 ngx_http_idempotency_ctx_t *
@@ -270,7 +260,7 @@ ngx_http_idempotency_cleanup(void *data)
         if (asks) {
             /* whether its content was seen: nothing was executed */
 
-            give_up(ctx);
+            owner_give_up(ctx);
 
         } else {
             ngx_http_idempotency_settle(r, ctx);
@@ -357,78 +347,59 @@ ngx_http_idempotency_settle(ngx_http_request_t *r,
         ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_RELEASED;
 
         similar_forget(ctx);
-        owner_release(ctx, outcome);
 
-        return;
+    } else {
+        ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_SETTLED;
+        ctx->settled.ends = ngx_http_idempotency_ends(ctx);
     }
 
-    ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_SETTLED;
-    ctx->settled.ends = ngx_http_idempotency_ends(ctx);
-
-    owner_complete(ctx, outcome);
+    owner_tell(ctx, outcome);
 }
 
 
 /* it is refused all the same, and nothing was executed */
 
 static void
-give_up(ngx_http_idempotency_ctx_t *ctx)
+owner_give_up(ngx_http_idempotency_ctx_t *ctx)
 {
     ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_DECIDED;
 
-    owner_release(ctx, NGX_HTTP_IDEMPOTENCY_RELEASE);
+    owner_tell(ctx, NGX_HTTP_IDEMPOTENCY_RELEASE);
 }
 
 
-static void
-owner_complete(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome)
-{
-    ngx_idempotency_store_t     *store;
-    ngx_idempotency_complete_t  *complete;
-
-    complete = &ctx->settled.report->as.complete;
-
-    complete->fence = ctx->claim.fence;
-    complete->outcome = outcome;
-    complete->status = ctx->capture.status;
-    complete->pieces = owner_response(ctx, outcome, &complete->size);
-
-    store = ctx->conf->store;
-
-    owner_begin(ctx, outcome);
-    owner_end(&complete->op, store->engine->complete(store, complete));
-    owner_free(ctx);
-}
-
+/*
+ * With what there is of the response that can be kept.  The store has taken
+ * that when it returns, and the client may take long: so it is freed here.
+ */
 
 static void
-owner_release(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome)
+owner_tell(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome)
 {
-    ngx_idempotency_store_t    *store;
-    ngx_idempotency_release_t  *release;
-
-    release = &ctx->settled.report->as.release;
-
-    release->fence = ctx->claim.fence;
-    release->leave = (outcome == NGX_HTTP_IDEMPOTENCY_LEAVE);
-    release->status = ctx->capture.status;
-    release->pieces = owner_response(ctx, outcome, &release->size);
-
-    store = ctx->conf->store;
-
-    owner_begin(ctx, outcome);
-    owner_end(&release->op, store->engine->release(store, release));
-    owner_free(ctx);
-}
-
-
-static void
-owner_begin(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome)
-{
+    size_t                          size;
+    ngx_int_t                       rc;
+    ngx_chain_t                    *cl, *pieces;
     ngx_idempotency_op_t           *op;
+    ngx_idempotency_store_t        *store;
+    ngx_idempotency_release_t      *release;
+    ngx_idempotency_complete_t     *complete;
     ngx_http_idempotency_report_t  *report;
 
+    size = 0;
+    pieces = NULL;
+
+    if (outcome != NGX_IDEMPOTENCY_NOT_KEPT
+        && ctx->capture.whole && !ctx->capture.too_large)
+    {
+        pieces = ctx->capture.pieces;
+
+        for (cl = pieces; cl; cl = cl->next) {
+            size += cl->buf->last - cl->buf->pos;
+        }
+    }
+
     report = ctx->settled.report;
+    store = report->store;
 
     report->fence = ctx->claim.fence;
     report->level = ngx_http_idempotency_trail_level(ctx->conf);
@@ -446,44 +417,74 @@ owner_begin(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome)
 #if (NGX_IDEMPOTENCY_FAULTS)
     op->fault = ctx->claim.op.fault;
 #endif
+
+    if (outcome < 0) {
+        release = &report->as.release;
+
+        release->fence = ctx->claim.fence;
+        release->leave = (outcome == NGX_HTTP_IDEMPOTENCY_LEAVE);
+        release->status = ctx->capture.status;
+        release->pieces = pieces;
+        release->size = size;
+
+        rc = store->engine->release(store, release);
+
+    } else {
+        complete = &report->as.complete;
+
+        complete->fence = ctx->claim.fence;
+        complete->outcome = outcome;
+        complete->status = ctx->capture.status;
+        complete->pieces = pieces;
+        complete->size = size;
+
+        rc = store->engine->complete(store, complete);
+    }
+
+    if (rc == NGX_AGAIN) {
+        owner_wait(report);
+
+    } else {
+
+        if (rc == NGX_ERROR) {
+            op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+        }
+
+        owner_answered(op);
+    }
+
+    for (cl = ctx->capture.pieces; cl; cl = cl->next) {
+        (void) ngx_pfree(ctx->request->pool, cl->buf->start);
+    }
+
+    ctx->capture.pieces = NULL;
+    ctx->capture.last_piece = NULL;
 }
 
 
 static void
-owner_end(ngx_idempotency_op_t *op, ngx_int_t rc)
+owner_wait(ngx_http_idempotency_report_t *report)
 {
-    ngx_msec_t                      delay;
-    ngx_http_core_loc_conf_t       *clcf;
-    ngx_http_idempotency_report_t  *report;
+    ngx_msec_t                 delay;
+    ngx_http_core_loc_conf_t  *clcf;
 
-    if (rc == NGX_AGAIN) {
-        report = op->data;
-        delay = NGX_HTTP_IDEMPOTENCY_OWNER_SILENCE;
+    delay = NGX_HTTP_IDEMPOTENCY_OWNER_SILENCE;
 
-        if (report->store->strict) {
+    if (report->store->strict) {
 
-            /* before nginx takes the silence for a client that doesn't read */
+        /* before nginx takes the silence for a client that doesn't read */
 
-            clcf = ngx_http_get_module_loc_conf(report->ctx->request,
-                                                ngx_http_core_module);
-            delay = ngx_min(delay, clcf->send_timeout / 2);
-        }
-
-        report->timer.handler = owner_silence_handler;
-        report->timer.data = report;
-        report->timer.log = ngx_cycle->log;
-        report->timer.cancelable = !report->store->strict;
-
-        ngx_add_timer(&report->timer, delay);
-
-        return;
+        clcf = ngx_http_get_module_loc_conf(report->ctx->request,
+                                            ngx_http_core_module);
+        delay = ngx_min(delay, clcf->send_timeout / 2);
     }
 
-    if (rc == NGX_ERROR) {
-        op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
-    }
+    report->timer.handler = owner_silence_handler;
+    report->timer.data = report;
+    report->timer.log = ngx_cycle->log;
+    report->timer.cancelable = !report->store->strict;
 
-    owner_answered(op);
+    ngx_add_timer(&report->timer, delay);
 }
 
 
@@ -597,55 +598,27 @@ owner_answered(ngx_idempotency_op_t *op)
 }
 
 
-/* what there is of the response that can be kept */
-
-static ngx_chain_t *
-owner_response(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome,
-    size_t *size)
-{
-    ngx_chain_t  *cl;
-
-    *size = 0;
-
-    if (outcome == NGX_IDEMPOTENCY_NOT_KEPT
-        || !ctx->capture.whole || ctx->capture.too_large)
-    {
-        return NULL;
-    }
-
-    for (cl = ctx->capture.pieces; cl; cl = cl->next) {
-        *size += cl->buf->last - cl->buf->pos;
-    }
-
-    return ctx->capture.pieces;
-}
-
-
-/* the store has what it keeps, and the client may take long */
-
-static void
-owner_free(ngx_http_idempotency_ctx_t *ctx)
-{
-    ngx_chain_t  *cl;
-
-    for (cl = ctx->capture.pieces; cl; cl = cl->next) {
-        (void) ngx_pfree(ctx->request->pool, cl->buf->start);
-    }
-
-    ctx->capture.pieces = NULL;
-    ctx->capture.last_piece = NULL;
-}
-
-
 ngx_int_t
 ngx_http_idempotency_limits(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
+    ngx_int_t  rc;
+
     if (limits_time(r, ctx) != NGX_OK) {
         return NGX_ERROR;
     }
 
-    return limits_quota(r, ctx);
+    if (ctx->conf->quota == 0 || ctx->claim.quota) {
+        return NGX_OK;
+    }
+
+    rc = limits_value(r, ctx, ctx->conf->quota_value);
+
+    if (rc == NGX_OK) {
+        ctx->claim.quota = ctx->conf->quota;
+    }
+
+    return (rc == NGX_ERROR) ? NGX_ERROR : NGX_OK;
 }
 
 
@@ -777,25 +750,6 @@ ngx_http_idempotency_ends(ngx_http_idempotency_ctx_t *ctx)
     least = ctx->claim.op.now + ctx->claim.least;
 
     return ((ngx_msec_int_t) (least - ends) > 0) ? least : ends;
-}
-
-
-static ngx_int_t
-limits_quota(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
-{
-    ngx_int_t  rc;
-
-    if (ctx->conf->quota == 0 || ctx->claim.quota) {
-        return NGX_OK;
-    }
-
-    rc = limits_value(r, ctx, ctx->conf->quota_value);
-
-    if (rc == NGX_OK) {
-        ctx->claim.quota = ctx->conf->quota;
-    }
-
-    return (rc == NGX_ERROR) ? NGX_ERROR : NGX_OK;
 }
 
 
@@ -1143,7 +1097,17 @@ ngx_http_idempotency_similar_answer(ngx_http_request_t *r,
         return NGX_OK;
 
     case NGX_IDEMPOTENCY_CONFLICT:
-        return similar_found(r, ctx);
+
+        if (ctx->conf->similar == NGX_HTTP_IDEMPOTENCY_SIMILAR_REJECT) {
+            return similar_refuse(r, ctx, NGX_HTTP_IDEMPOTENCY_STATUS_SIMILAR);
+        }
+
+        ctx->status = NGX_HTTP_IDEMPOTENCY_STATUS_SIMILAR;
+
+        ngx_http_idempotency_log(r, ctx, ctx->status, ctx->conf->log_level,
+                                 ": passed a new key with content just seen");
+
+        return NGX_OK;
 
     default: /* NGX_IDEMPOTENCY_UNAVAILABLE */
         return similar_refuse(r, ctx, NGX_HTTP_IDEMPOTENCY_STATUS_UNAVAILABLE);
@@ -1168,12 +1132,12 @@ similar_note(ngx_http_idempotency_ctx_t *ctx)
                NGX_IDEMPOTENCY_DIGEST_LEN);
 
     note->op.now = ngx_current_msec;
-    note->op.handler = similar_told;
+    note->op.handler = similar_answered;
     note->fence = ctx->similar->fence;
     note->outcome = NGX_IDEMPOTENCY_NOT_KEPT;
 
     if (store->engine->complete(store, note) != NGX_AGAIN) {
-        similar_told(&note->op);
+        similar_answered(&note->op);
     }
 }
 
@@ -1181,25 +1145,9 @@ similar_note(ngx_http_idempotency_ctx_t *ctx)
 /* if it was in vain, there will be no warning: nothing depends on it */
 
 static void
-similar_told(ngx_idempotency_op_t *op)
+similar_answered(ngx_idempotency_op_t *op)
 {
     ngx_free(op);
-}
-
-
-static ngx_int_t
-similar_found(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
-{
-    if (ctx->conf->similar == NGX_HTTP_IDEMPOTENCY_SIMILAR_REJECT) {
-        return similar_refuse(r, ctx, NGX_HTTP_IDEMPOTENCY_STATUS_SIMILAR);
-    }
-
-    ctx->status = NGX_HTTP_IDEMPOTENCY_STATUS_SIMILAR;
-
-    ngx_http_idempotency_log(r, ctx, ctx->status, ctx->conf->log_level,
-                             ": passed a new key with content just seen");
-
-    return NGX_OK;
 }
 
 
@@ -1209,11 +1157,9 @@ static ngx_int_t
 similar_refuse(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_http_idempotency_status_e why)
 {
-    if (!ngx_http_idempotency_refuses(ctx, why)) {
-        return ngx_http_idempotency_refuse(r, ctx, why);
+    if (ngx_http_idempotency_refuses(ctx, why)) {
+        owner_give_up(ctx);
     }
-
-    give_up(ctx);
 
     return ngx_http_idempotency_refuse(r, ctx, why);
 }
@@ -1242,11 +1188,11 @@ similar_forget(ngx_http_idempotency_ctx_t *ctx)
                NGX_IDEMPOTENCY_DIGEST_LEN);
 
     forget->op.now = ngx_current_msec;
-    forget->op.handler = similar_told;
+    forget->op.handler = similar_answered;
     forget->fence = ctx->similar->fence;
 
     if (store->engine->forget(store, forget) != NGX_AGAIN) {
-        similar_told(&forget->op);
+        similar_answered(&forget->op);
     }
 }
 

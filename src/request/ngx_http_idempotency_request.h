@@ -61,9 +61,6 @@ ngx_int_t ngx_http_idempotency_digest_body(ngx_http_request_t *r,
 void ngx_http_idempotency_digest_arriving(ngx_http_request_t *r,
     ngx_chain_t *in);
 
-typedef ngx_int_t (*ngx_http_idempotency_piece_pt)(void *data, u_char *p,
-    size_t len);
-
 ngx_int_t ngx_http_idempotency_whole_body(ngx_http_request_t *r, size_t limit,
     ngx_str_t *body);
 

@@ -45,10 +45,15 @@
 #define NGX_HTTP_IDEMPOTENCY_CLIENT_LOG      60000
 
 
-/* a place takes 128 bytes, pages are used as they are needed */
+/* a connection stands in one of so many places behind that of its hash; pages
+   of the table are used as they are needed */
 
-#define NGX_HTTP_IDEMPOTENCY_PEERS_ZONE_SIZE  (4 * 1024 * 1024)
-#define NGX_HTTP_IDEMPOTENCY_PEERS_BUCKETS    1024
+#define NGX_HTTP_IDEMPOTENCY_PEERS         32768
+#define NGX_HTTP_IDEMPOTENCY_PEERS_NEAR    16
+#define NGX_HTTP_IDEMPOTENCY_PEERS_ZONE_SIZE                                 \
+    (sizeof(peer_sent_t) * (NGX_HTTP_IDEMPOTENCY_PEERS                       \
+                            + NGX_HTTP_IDEMPOTENCY_PEERS_NEAR)               \
+     + 16 * ngx_pagesize)
 
 typedef struct {
     ngx_http_upstream_srv_conf_t       *upstream;
@@ -68,11 +73,9 @@ typedef struct {
 
 /* a connection on which a request with this claim is outstanding */
 
-typedef struct peer_sent_s  peer_sent_t;
-
-struct peer_sent_s {
-    peer_sent_t                        *next;
+typedef struct {
     peer_ends_t                         ends;
+    /* 0: the place is free */
     ngx_pid_t                           pid;
     /* it was seen at the other end */
     ngx_uint_t                          seen;
@@ -81,16 +84,7 @@ struct peer_sent_s {
     ngx_idempotency_counters_t         *zone;
     u_char                              token[NGX_IDEMPOTENCY_DIGEST_LEN];
     uint64_t                            fence;
-};
-
-typedef struct {
-    peer_sent_t                        *buckets
-                                          [NGX_HTTP_IDEMPOTENCY_PEERS_BUCKETS];
-    /* when there was no place, and it was looked for one last */
-    time_t                              swept;
-} peers_sh_t;
-
-/* what the balancer has set, and how many peers it has left */
+} peer_sent_t;
 
 typedef struct {
     ngx_http_upstream_t                *upstream;
@@ -104,16 +98,10 @@ typedef struct {
     ngx_uint_t                          listed;
     peer_ends_t                         ends;
 
+    /* what the balancer has set */
+    ngx_peer_connection_t               peer;
+    /* how many peers it has left */
     ngx_uint_t                          tries;
-    void                               *data;
-    ngx_event_get_peer_pt               get;
-    ngx_event_free_peer_pt              free;
-    ngx_event_notify_peer_pt            notify;
-
-#if (NGX_SSL || NGX_COMPAT)
-    ngx_event_set_peer_session_pt       set_session;
-    ngx_event_save_peer_session_pt      save_session;
-#endif
 } peer_t;
 
 
@@ -161,8 +149,7 @@ static void peer_save_session(ngx_peer_connection_t *pc, void *data);
 static ngx_int_t peers_init_zone(ngx_shm_zone_t *shm_zone, void *data);
 static ngx_uint_t peers_add(peer_t *p);
 static void peers_remove(peer_ends_t *ends);
-static void peers_sweep(void);
-static peer_sent_t **peers_find(peer_ends_t *ends);
+static peer_sent_t *peers_find(peer_ends_t *ends, ngx_uint_t take);
 static ngx_uint_t peers_here(struct sockaddr *sockaddr);
 static ngx_int_t peers_end(ngx_socket_t s, ngx_uint_t other, u_char *end);
 static ngx_int_t send_once(ngx_http_request_t *r,
@@ -188,7 +175,7 @@ static ngx_msec_t   client_logged;
 
 
 static ngx_slab_pool_t  *peers_shpool;
-static peers_sh_t       *peers_sh;
+static peer_sent_t      *peers;
 
 
 /* somebody might rely on it */
@@ -919,7 +906,7 @@ ngx_http_idempotency_init_peers(ngx_conf_t *cf)
 
     shm_zone = ngx_shared_memory_add(cf, &name,
                                      NGX_HTTP_IDEMPOTENCY_PEERS_ZONE_SIZE,
-                                     &peers_sh);
+                                     &peers);
     if (shm_zone == NULL) {
         return NGX_ERROR;
     }
@@ -1048,31 +1035,24 @@ peer_wrap(peer_t *p)
 
     u = p->upstream;
 
+    p->peer = u->peer;
     p->tries = u->peer.tries;
-
-    p->data = u->peer.data;
-    p->get = u->peer.get;
-    p->free = u->peer.free;
-    p->notify = u->peer.notify;
 
     u->peer.data = p;
     u->peer.get = peer_get;
     u->peer.free = peer_free;
 
-    if (p->notify) {
+    if (p->peer.notify) {
         u->peer.notify = peer_notify;
     }
 
 #if (NGX_SSL || NGX_COMPAT)
 
-    p->set_session = u->peer.set_session;
-    p->save_session = u->peer.save_session;
-
-    if (p->set_session) {
+    if (p->peer.set_session) {
         u->peer.set_session = peer_set_session;
     }
 
-    if (p->save_session) {
+    if (p->peer.save_session) {
         u->peer.save_session = peer_save_session;
     }
 
@@ -1111,7 +1091,7 @@ peer_get(ngx_peer_connection_t *pc, void *data)
 
     ngx_int_t  rc;
 
-    rc = p->get(pc, p->data);
+    rc = p->peer.get(pc, p->peer.data);
 
     if (rc == NGX_BUSY || rc == NGX_ERROR) {
         return rc;
@@ -1145,7 +1125,7 @@ peer_free(ngx_peer_connection_t *pc, void *data, ngx_uint_t state)
 
     pc->tries = p->tries;
 
-    p->free(pc, p->data, state);
+    p->peer.free(pc, p->peer.data, state);
 
     if (sent) {
         pc->tries = 0;
@@ -1159,7 +1139,7 @@ peer_notify(ngx_peer_connection_t *pc, void *data, ngx_uint_t type)
 {
     peer_t  *p = data;
 
-    p->notify(pc, p->data, type);
+    p->peer.notify(pc, p->peer.data, type);
 }
 
 
@@ -1170,7 +1150,7 @@ peer_set_session(ngx_peer_connection_t *pc, void *data)
 {
     peer_t  *p = data;
 
-    return p->set_session(pc, p->data);
+    return p->peer.set_session(pc, p->peer.data);
 }
 
 
@@ -1179,7 +1159,7 @@ peer_save_session(ngx_peer_connection_t *pc, void *data)
 {
     peer_t  *p = data;
 
-    p->save_session(pc, p->data);
+    p->peer.save_session(pc, p->peer.data);
 }
 
 #endif
@@ -1242,7 +1222,7 @@ ngx_http_idempotency_nested(ngx_http_request_t *r,
 
     ngx_shmtx_lock(&peers_shpool->mutex);
 
-    sent = *peers_find(&ends);
+    sent = peers_find(&ends, 0);
 
     nested = (sent && !sent->seen
               && sent->zone == ctx->conf->store->counters
@@ -1270,20 +1250,22 @@ peers_init_zone(ngx_shm_zone_t *shm_zone, void *data)
 
     if (data == NULL && !shm_zone->shm.exists) {
 
-        shpool->data = ngx_slab_calloc(shpool, sizeof(peers_sh_t));
+        /* fresh pages are zero, and are not to be touched before their time */
+
+        shpool->data = ngx_slab_alloc(shpool, sizeof(peer_sent_t)
+                                        * (NGX_HTTP_IDEMPOTENCY_PEERS
+                                           + NGX_HTTP_IDEMPOTENCY_PEERS_NEAR));
         if (shpool->data == NULL) {
             return NGX_ERROR;
         }
-
-        shpool->log_nomem = 0;
     }
 
     peers_shpool = shpool;
-    peers_sh = shpool->data;
+    peers = shpool->data;
 
     /* a mark that this zone is inherited */
 
-    shm_zone->data = peers_sh;
+    shm_zone->data = peers;
 
     return NGX_OK;
 }
@@ -1294,7 +1276,7 @@ peers_init_zone(ngx_shm_zone_t *shm_zone, void *data)
 static ngx_uint_t
 peers_add(peer_t *p)
 {
-    peer_sent_t              *sent, **place;
+    peer_sent_t              *sent;
     ngx_socket_t              fd;
     ngx_peer_connection_t    *pc;
     ngx_idempotency_claim_t  *claim;
@@ -1312,22 +1294,7 @@ peers_add(peer_t *p)
 
     ngx_shmtx_lock(&peers_shpool->mutex);
 
-    /* a worker that died may have left it there */
-
-    place = peers_find(&p->ends);
-    sent = *place;
-
-    if (sent == NULL) {
-        sent = ngx_slab_calloc_locked(peers_shpool, sizeof(peer_sent_t));
-
-        if (sent == NULL && peers_sh->swept != ngx_time()) {
-            peers_sh->swept = ngx_time();
-            peers_sweep();
-
-            place = peers_find(&p->ends);
-            sent = ngx_slab_calloc_locked(peers_shpool, sizeof(peer_sent_t));
-        }
-    }
+    sent = peers_find(&p->ends, 1);
 
     if (sent) {
         sent->ends = p->ends;
@@ -1336,8 +1303,6 @@ peers_add(peer_t *p)
         sent->zone = p->ctx->conf->store->counters;
         sent->fence = claim->fence ? claim->fence : claim->found.fence;
         ngx_memcpy(sent->token, claim->op.token, NGX_IDEMPOTENCY_DIGEST_LEN);
-
-        *place = sent;
     }
 
     ngx_shmtx_unlock(&peers_shpool->mutex);
@@ -1349,66 +1314,52 @@ peers_add(peer_t *p)
 static void
 peers_remove(peer_ends_t *ends)
 {
-    peer_sent_t  *sent, **place;
+    peer_sent_t  *sent;
 
     ngx_shmtx_lock(&peers_shpool->mutex);
 
-    place = peers_find(ends);
-    sent = *place;
+    sent = peers_find(ends, 0);
 
     if (sent) {
-        *place = sent->next;
-        ngx_slab_free_locked(peers_shpool, sent);
+        sent->pid = 0;
     }
 
     ngx_shmtx_unlock(&peers_shpool->mutex);
 }
 
 
-/* what workers have left that died */
+/*
+ * The place of these ends; or, if it is to be taken and there is none, one that
+ * is free, or one that a worker has left that died
+ */
 
-static void
-peers_sweep(void)
+static peer_sent_t *
+peers_find(peer_ends_t *ends, ngx_uint_t take)
 {
     ngx_uint_t    i;
-    peer_sent_t  *sent, **place;
+    peer_sent_t  *sent, *other;
 
-    for (i = 0; i < NGX_HTTP_IDEMPOTENCY_PEERS_BUCKETS; i++) {
+    sent = &peers[ngx_crc32_short((u_char *) ends, sizeof(peer_ends_t))
+                  % NGX_HTTP_IDEMPOTENCY_PEERS];
+    other = NULL;
 
-        place = &peers_sh->buckets[i];
+    for (i = 0; i < NGX_HTTP_IDEMPOTENCY_PEERS_NEAR; i++) {
 
-        while ((sent = *place) != NULL) {
+        if (sent[i].pid == 0) {
+            other = &sent[i];
 
-            if (kill(sent->pid, 0) == -1 && ngx_errno == NGX_ESRCH) {
-                *place = sent->next;
-                ngx_slab_free_locked(peers_shpool, sent);
-
-            } else {
-                place = &sent->next;
-            }
+        } else if (ngx_memcmp(&sent[i].ends, ends, sizeof(peer_ends_t)) == 0) {
+            return &sent[i];
         }
     }
-}
 
-
-/* where it is, or would be */
-
-static peer_sent_t **
-peers_find(peer_ends_t *ends)
-{
-    ngx_uint_t     hash;
-    peer_sent_t  **place;
-
-    hash = ngx_crc32_short((u_char *) ends, sizeof(peer_ends_t));
-    place = &peers_sh->buckets[hash % NGX_HTTP_IDEMPOTENCY_PEERS_BUCKETS];
-
-    while (*place
-           && ngx_memcmp(&(*place)->ends, ends, sizeof(peer_ends_t)) != 0)
-    {
-        place = &(*place)->next;
+    for (i = 0; take && !other && i < NGX_HTTP_IDEMPOTENCY_PEERS_NEAR; i++) {
+        if (kill(sent[i].pid, 0) == -1 && ngx_errno == NGX_ESRCH) {
+            other = &sent[i];
+        }
     }
 
-    return place;
+    return take ? other : NULL;
 }
 
 
