@@ -316,24 +316,3 @@ ngx_idempotency_trim(u_char *start, u_char *end)
 
     return s;
 }
-
-
-/* of a media type: capital and small letters are the same */
-
-ngx_uint_t
-ngx_idempotency_begins(ngx_str_t *s, char *text)
-{
-    size_t  len;
-
-    len = ngx_strlen(text);
-
-    return s->len >= len
-           && ngx_strncasecmp(s->data, (u_char *) text, len) == 0;
-}
-
-
-ngx_uint_t
-ngx_idempotency_equal(ngx_str_t *s, char *text)
-{
-    return s->len == ngx_strlen(text) && ngx_idempotency_begins(s, text);
-}

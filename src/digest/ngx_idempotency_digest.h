@@ -87,10 +87,25 @@ void ngx_idempotency_digest_type(ngx_idempotency_digest_t *d,
 
 ngx_str_t ngx_idempotency_trim(u_char *start, u_char *end);
 
-/* of a media type: capital and small letters are the same */
+/* capital and small letters are the same */
 
-ngx_uint_t ngx_idempotency_begins(ngx_str_t *s, char *text);
-ngx_uint_t ngx_idempotency_equal(ngx_str_t *s, char *text);
+static ngx_inline ngx_uint_t
+ngx_idempotency_begins(ngx_str_t *s, char *text)
+{
+    size_t  len;
+
+    len = ngx_strlen(text);
+
+    return s->len >= len
+           && ngx_strncasecmp(s->data, (u_char *) text, len) == 0;
+}
+
+
+static ngx_inline ngx_uint_t
+ngx_idempotency_equal(ngx_str_t *s, char *text)
+{
+    return s->len == ngx_strlen(text) && ngx_idempotency_begins(s, text);
+}
 
 
 #endif /* _NGX_IDEMPOTENCY_DIGEST_H_INCLUDED_ */

@@ -305,8 +305,7 @@ access_look(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 static void
 access_judge(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
-    ctx->verdict = ngx_http_idempotency_key(r, ctx->conf, &ctx->key,
-                                            &ctx->made);
+    ctx->verdict = ngx_http_idempotency_key(r, ctx);
 
     ngx_log_debug2(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
                    "idempotency key: \"%V\", verdict:%ui",

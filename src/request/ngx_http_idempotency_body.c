@@ -671,7 +671,7 @@ field_coded(ngx_http_request_t *r)
     ngx_http_idempotency_header_iter(&it, r);
 
     while ((h = ngx_http_idempotency_header_next(&it, &body_coding)) != NULL) {
-        if (h->value.len && !ngx_http_idempotency_is(&h->value, "identity")) {
+        if (h->value.len && !ngx_idempotency_equal(&h->value, "identity")) {
             return 1;
         }
     }

@@ -399,7 +399,7 @@ capture_header(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
                           || capture->expected
                              > (off_t) ctx->conf->max_response
                           || capture->status == NGX_HTTP_SWITCHING_PROTOCOLS
-                          || ngx_http_idempotency_is(&type,
+                          || ngx_idempotency_equal(&type,
                                                      "text/event-stream"));
 
     if (!capture->too_large) {
@@ -490,24 +490,19 @@ capture_sliced(ngx_http_request_t *r)
 static void
 capture_expect(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
-    ngx_str_t                       *type;
     ngx_uint_t                       grpc;
     ngx_http_idempotency_capture_t  *capture;
 
-    static ngx_str_t  prefix = ngx_string("application/grpc");
-
     capture = &ctx->capture;
-    type = &r->headers_out.content_type;
 
     grpc = (capture->live && r->upstream->schema.len >= 4
             && ngx_strncmp(r->upstream->schema.data, "grpc", 4) == 0);
 
     capture->trailers = (grpc || r->expect_trailers);
 
-    capture->grpc = (grpc && type->len >= prefix.len
-                     && ngx_strncasecmp(type->data, prefix.data, prefix.len)
-                        == 0
-                     && !r->header_only);
+    capture->grpc = (grpc && !r->header_only
+                     && ngx_idempotency_begins(&r->headers_out.content_type,
+                                               "application/grpc"));
 }
 
 
@@ -540,7 +535,7 @@ capture_hear(ngx_list_t *headers, ngx_http_idempotency_ctx_t *ctx)
         for (i = 0; i < part->nelts; i++) {
 
             if (h[i].hash == 0
-                || !ngx_http_idempotency_is(&h[i].key, "x-accel-idempotency"))
+                || !ngx_idempotency_equal(&h[i].key, "x-accel-idempotency"))
             {
                 continue;
             }
@@ -549,9 +544,9 @@ capture_hear(ngx_list_t *headers, ngx_http_idempotency_ctx_t *ctx)
 
             if (ctx) {
                 ctx->capture.says_release =
-                             ngx_http_idempotency_is(&h[i].value, "release");
+                             ngx_idempotency_equal(&h[i].value, "release");
                 ctx->capture.says_keep =
-                             ngx_http_idempotency_is(&h[i].value, "keep");
+                             ngx_idempotency_equal(&h[i].value, "keep");
             }
         }
     }

@@ -738,7 +738,7 @@ identity_headers(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
                 continue;
             }
 
-            if (ngx_http_idempotency_is(&h[i].key, "authorization")) {
+            if (ngx_idempotency_equal(&h[i].key, "authorization")) {
                 *shown |= identity_authorization(&h[i].value, d);
                 continue;
             }
@@ -782,10 +782,10 @@ identity_authorization(ngx_str_t *line, ngx_idempotency_digest_t *d)
 
     secret = ngx_idempotency_trim(p, last);
 
-    basic = ngx_http_idempotency_is(&scheme, "basic");
+    basic = ngx_idempotency_equal(&scheme, "basic");
 
     if (secret.len == 0
-        && (basic || ngx_http_idempotency_is(&scheme, "bearer")))
+        && (basic || ngx_idempotency_equal(&scheme, "bearer")))
     {
         return 0;
     }
@@ -1067,7 +1067,7 @@ cookies_set_by(ngx_http_request_t *r, ngx_http_idempotency_ignored_t *ignored,
            && ngx_http_idempotency_response_line(&rest, &slot, &name, &value)
               == NGX_OK)
     {
-        if (ngx_http_idempotency_is(&name, "set-cookie")) {
+        if (ngx_idempotency_equal(&name, "set-cookie")) {
             end = ngx_strlchr(value.data, value.data + value.len, ';');
 
             cookies_pair(&set[n++], value.data,

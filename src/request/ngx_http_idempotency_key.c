@@ -9,13 +9,11 @@
 
 
 static ngx_uint_t key_unread(ngx_http_request_t *r,
-    ngx_http_idempotency_key_t *source, ngx_str_t *key);
+    ngx_http_idempotency_ctx_t *ctx, ngx_http_idempotency_key_t *source);
 static ngx_uint_t key_repeated(ngx_http_request_t *r,
     ngx_http_idempotency_key_t *source);
 static ngx_uint_t key_browsers(ngx_http_request_t *r,
     ngx_http_idempotency_loc_conf_t *conf);
-static void key_in_form(ngx_http_request_t *r,
-    ngx_http_idempotency_key_t *source);
 static ngx_int_t key_unquote(ngx_http_request_t *r, ngx_str_t *key);
 static ngx_int_t key_lower(ngx_http_request_t *r, ngx_str_t *key);
 static ngx_uint_t key_uuid(ngx_str_t *key);
@@ -32,37 +30,44 @@ static ngx_table_elt_t *form_mode(ngx_http_request_t *r);
 
 ngx_http_idempotency_status_e
 ngx_http_idempotency_key(ngx_http_request_t *r,
-    ngx_http_idempotency_loc_conf_t *conf, ngx_str_t *key, uint64_t *made)
+    ngx_http_idempotency_ctx_t *ctx)
 {
+    ngx_str_t                   *key;
     ngx_uint_t                   i;
     ngx_http_idempotency_key_t  *source;
 
-    source = conf->keys->elts;
+    key = &ctx->key;
+    source = ctx->conf->keys->elts;
 
-    *made = 0;
+    ctx->made = 0;
     ngx_str_null(key);
 
-    for (i = 0; i < conf->keys->nelts && key->len == 0; i++) {
+    for (i = 0; i < ctx->conf->keys->nelts && key->len == 0; i++) {
 
-        if (source[i].header && key_browsers(r, conf)) {
+        if (source[i].header && key_browsers(r, ctx->conf)) {
             continue;
         }
 
         if (key_repeated(r, &source[i])
             || ngx_http_idempotency_value(r, &source[i].value, key) != NGX_OK
-            || key_unread(r, &source[i], key))
+            || key_unread(r, ctx, &source[i]))
         {
             return NGX_HTTP_IDEMPOTENCY_STATUS_MALFORMED;
         }
     }
 
     if (key->len == 0) {
-        return key_missing(r, conf);
+        return key_missing(r, ctx->conf);
     }
 
-    key_in_form(r, &source[i - 1]);
+    /* a map's value may be one of the form's fields, too */
 
-    return ngx_http_idempotency_key_parse(r, conf, key, made);
+    ctx->body.form_key = ((source[i - 1].fields.nelts
+                           || source[i - 1].indirect)
+                          && ctx->body.fields
+                          && form_type(r));
+
+    return ngx_http_idempotency_key_parse(r, ctx->conf, key, &ctx->made);
 }
 
 
@@ -73,40 +78,34 @@ ngx_http_idempotency_status_e
 ngx_http_idempotency_key_parse(ngx_http_request_t *r,
     ngx_http_idempotency_loc_conf_t *conf, ngx_str_t *key, uint64_t *made)
 {
-    ngx_uint_t  quoted;
+    ngx_uint_t  quoted, good;
 
     quoted = (key->data[0] == '"');
 
-    if (quoted ? key_unquote(r, key) != NGX_OK
-               : !ngx_http_idempotency_printable(key))
-    {
-        return NGX_HTTP_IDEMPOTENCY_STATUS_MALFORMED;
+    good = (quoted ? key_unquote(r, key) == NGX_OK
+                   : ngx_http_idempotency_printable(key))
+           && key->len > 0
+           && key->len <= (size_t) conf->key_max_length;
+
+    switch (conf->key_format) {
+
+    case NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_SF_STRING:
+        good = good && quoted;
+        break;
+
+    case NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_UUID:
+        good = good && key_uuid(key) && key_lower(r, key) == NGX_OK;
+        break;
+
+    case NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_UUID7:
+        good = good
+               && key_uuid7(key, ngx_http_idempotency_wall_clock(), made)
+               && key_lower(r, key) == NGX_OK;
+        break;
     }
 
-    if (key->len == 0 || key->len > (size_t) conf->key_max_length) {
-        return NGX_HTTP_IDEMPOTENCY_STATUS_MALFORMED;
-    }
-
-    if (conf->key_format == NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_SF_STRING
-        && !quoted)
-    {
-        return NGX_HTTP_IDEMPOTENCY_STATUS_MALFORMED;
-    }
-
-    if (conf->key_format == NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_UUID
-        && (!key_uuid(key) || key_lower(r, key) != NGX_OK))
-    {
-        return NGX_HTTP_IDEMPOTENCY_STATUS_MALFORMED;
-    }
-
-    if (conf->key_format == NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_UUID7
-        && (!key_uuid7(key, ngx_http_idempotency_wall_clock(), made)
-            || key_lower(r, key) != NGX_OK))
-    {
-        return NGX_HTTP_IDEMPOTENCY_STATUS_MALFORMED;
-    }
-
-    return NGX_HTTP_IDEMPOTENCY_STATUS_NEW;
+    return good ? NGX_HTTP_IDEMPOTENCY_STATUS_NEW
+                : NGX_HTTP_IDEMPOTENCY_STATUS_MALFORMED;
 }
 
 
@@ -117,20 +116,15 @@ ngx_http_idempotency_key_parse(ngx_http_request_t *r,
  */
 
 static ngx_uint_t
-key_unread(ngx_http_request_t *r, ngx_http_idempotency_key_t *source,
-    ngx_str_t *key)
+key_unread(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_http_idempotency_key_t *source)
 {
-    ngx_http_idempotency_ctx_t  *ctx;
-
-    if (source->fields.nelts == 0 && (!source->indirect || key->len)) {
-        return 0;
+    if (source->fields.nelts) {
+        return ngx_http_idempotency_field_unread(r, ctx, &source->fields);
     }
 
-    ctx = ngx_http_idempotency_get_ctx(r);
-
-    return ngx_http_idempotency_field_unread(r, ctx, source->fields.nelts
-                                                     ? &source->fields
-                                                     : NULL);
+    return source->indirect && ctx->key.len == 0
+           && ngx_http_idempotency_field_unread(r, ctx, NULL);
 }
 
 
@@ -186,21 +180,6 @@ key_browsers(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf)
                   "as the browser makes a new one each time");
 
     return 1;
-}
-
-
-/* a map's value may be one of its fields, too */
-
-static void
-key_in_form(ngx_http_request_t *r, ngx_http_idempotency_key_t *source)
-{
-    ngx_http_idempotency_ctx_t  *ctx;
-
-    ctx = ngx_http_idempotency_get_ctx(r);
-
-    ctx->body.form_key = ((source->fields.nelts || source->indirect)
-                          && ctx->body.fields
-                          && form_type(r));
 }
 
 
@@ -388,43 +367,22 @@ form_sent(ngx_http_request_t *r)
 static ngx_uint_t
 form_type(ngx_http_request_t *r)
 {
-    u_char      *p, *last;
-    ngx_str_t   *type;
-    ngx_uint_t   i;
-
-    static ngx_str_t  types[] = {
-        ngx_string("application/x-www-form-urlencoded"),
-        ngx_string("multipart/form-data"),
-        ngx_string("text/plain")
-    };
+    u_char     *last, *semicolon;
+    ngx_str_t   type;
 
     if (r->headers_in.content_type == NULL) {
         return 0;
     }
 
-    type = &r->headers_in.content_type->value;
-    last = type->data + type->len;
+    type = r->headers_in.content_type->value;
+    last = type.data + type.len;
+    semicolon = ngx_strlchr(type.data, last, ';');
 
-    for (i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
+    type = ngx_idempotency_trim(type.data, semicolon ? semicolon : last);
 
-        if (type->len < types[i].len
-            || ngx_strncasecmp(type->data, types[i].data, types[i].len) != 0)
-        {
-            continue;
-        }
-
-        p = type->data + types[i].len;
-
-        while (p < last && (*p == ' ' || *p == '\t')) {
-            p++;
-        }
-
-        if (p == last || *p == ';') {
-            return 1;
-        }
-    }
-
-    return 0;
+    return ngx_idempotency_equal(&type, "application/x-www-form-urlencoded")
+           || ngx_idempotency_equal(&type, "multipart/form-data")
+           || ngx_idempotency_equal(&type, "text/plain");
 }
 
 

@@ -49,167 +49,173 @@ static ngx_int_t refuse_send(ngx_http_request_t *r,
 static ngx_int_t page_back(ngx_http_request_t *r, ngx_str_t *back);
 static ngx_uint_t page_is_path(u_char *p, u_char *last);
 static ngx_int_t refuse_problem(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx,
-    refusal_t *refusal, ngx_uint_t status,
+    ngx_http_idempotency_ctx_t *ctx, refusal_t *refusal, ngx_uint_t status,
     ngx_str_t *body);
 static ngx_int_t refuse_page(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx,
-    refusal_t *refusal, ngx_str_t *body);
+    ngx_http_idempotency_ctx_t *ctx, refusal_t *refusal, ngx_str_t *body);
 static ngx_uint_t accept_prefers_html(ngx_http_request_t *r);
 static ngx_uint_t accept_quality(ngx_http_request_t *r, char *type,
-    size_t type_len, char *subtype, ngx_uint_t *best);
-static ngx_uint_t accept_range(ngx_str_t *range, char *type, size_t type_len,
-    char *subtype);
+    ngx_uint_t *best);
+static ngx_uint_t accept_range(ngx_str_t *range, char *type);
 static ngx_uint_t accept_weight(u_char *p, u_char *last);
 
+
+#define refuse_form_again  ngx_string(                                        \
+    "Please open the page with the form again and send it from there. If "   \
+    "that does not help, please tell us.")
 
 static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
 
     [NGX_HTTP_IDEMPOTENCY_STATUS_CONFLICT] = {
         .title = ngx_string("Idempotency key already used for another request"),
-        .detail = ngx_string("This idempotency key was used for a request "
-                             "with another method, address, content or "
-                             "sender. Use a new key for a new request."),
+        .detail = ngx_string(
+            "This idempotency key was used for a request with another "
+            "method, address, content or sender. Use a new key for a new "
+            "request."),
         .heading = ngx_string("You have already sent something else"),
-        .page = ngx_string("What you sent first counts. What you sent now is "
-                           "different, so it was not accepted, and nothing "
-                           "was changed."),
-        .next = ngx_string("If you meant the same thing, you do not need to "
-                           "send it again. To send something else, open the "
-                           "page with the form again and send it from there.")
+        .page = ngx_string(
+            "What you sent first counts. What you sent now is different, so "
+            "it was not accepted, and nothing was changed."),
+        .next = ngx_string(
+            "If you meant the same thing, you do not need to send it again. "
+            "To send something else, open the page with the form again and "
+            "send it from there.")
     },
 
     [NGX_HTTP_IDEMPOTENCY_STATUS_IN_PROGRESS] = {
-        .title = ngx_string("A request with this idempotency key is being "
-                            "processed"),
-        .detail = ngx_string("The first request with this idempotency key "
-                             "has not finished yet. Repeat the same request "
-                             "later to get its result."),
+        .title = ngx_string(
+            "A request with this idempotency key is being processed"),
+        .detail = ngx_string(
+            "The first request with this idempotency key has not finished "
+            "yet. Repeat the same request later to get its result."),
         .heading = ngx_string("Still being processed"),
-        .page = ngx_string("What you sent has arrived and is still being "
-                           "processed. It was not accepted a second time."),
-        .next = ngx_string("To see the result, wait a moment and reload this "
-                           "page. If your browser asks whether to send it "
-                           "again, say yes: it counts only once. Please do "
-                           "not fill in the form again."),
-        .next_content = ngx_string("To see the result, wait a moment and "
-                                   "reload this page, or go back and send "
-                                   "the same form again. Either way it "
-                                   "counts only once."),
+        .page = ngx_string(
+            "What you sent has arrived and is still being processed. It was "
+            "not accepted a second time."),
+        .next = ngx_string(
+            "To see the result, wait a moment and reload this page. If your "
+            "browser asks whether to send it again, say yes: it counts only "
+            "once. Please do not fill in the form again."),
+        .next_content = ngx_string(
+            "To see the result, wait a moment and reload this page, or go "
+            "back and send the same form again. Either way it counts only "
+            "once."),
         .retry_after = 1, .retryable = 1, .returns = 1
     },
 
     [NGX_HTTP_IDEMPOTENCY_STATUS_IN_DOUBT] = {
         .title = ngx_string("The outcome of the first request is unknown"),
-        .detail = ngx_string("The first request with this idempotency key "
-                             "may have been executed, but its outcome is not "
-                             "known, so it is not executed again. Find out "
-                             "what happened before you use a new key."),
+        .detail = ngx_string(
+            "The first request with this idempotency key may have been "
+            "executed, but its outcome is not known, so it is not executed "
+            "again. Find out what happened before you use a new key."),
         .heading = ngx_string("We are not sure whether this was done"),
-        .page = ngx_string("What you sent has arrived, but the answer to it "
-                           "was lost. To be safe, it was not done a second "
-                           "time."),
-        .next = ngx_string("Please check whether it was done, for example in "
-                           "your account or your mail, or ask us, before you "
-                           "send it again.")
+        .page = ngx_string(
+            "What you sent has arrived, but the answer to it was lost. To be "
+            "safe, it was not done a second time."),
+        .next = ngx_string(
+            "Please check whether it was done, for example in your account "
+            "or your mail, or ask us, before you send it again.")
     },
 
     [NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT] = {
-        .title = ngx_string("The request was executed but its response was "
-                            "not kept"),
-        .detail = ngx_string("The first request with this idempotency key "
-                             "was executed and answered with status %ui. "
-                             "That response was not kept, and the request is "
-                             "not executed again."),
+        .title = ngx_string(
+            "The request was executed but its response was not kept"),
+        .detail = ngx_string(
+            "The first request with this idempotency key was executed and "
+            "answered with status %ui. That response was not kept, and the "
+            "request is not executed again."),
         .heading = ngx_string("This has already been processed"),
-        .page = ngx_string("What you sent has already been processed, so it "
-                           "was not processed a second time. The page you "
-                           "got then can't be shown again."),
-        .next = ngx_string("You do not need to send it again. Look for the "
-                           "result where you usually find it, for example in "
-                           "your account or your mail.")
+        .page = ngx_string(
+            "What you sent has already been processed, so it was not "
+            "processed a second time. The page you got then can't be shown "
+            "again."),
+        .next = ngx_string(
+            "You do not need to send it again. Look for the result where you "
+            "usually find it, for example in your account or your mail.")
     },
 
     [NGX_HTTP_IDEMPOTENCY_STATUS_SIMILAR] = {
         .title = ngx_string("The same content was just sent with another key"),
-        .detail = ngx_string("A request with the same content and another "
-                             "idempotency key was received a moment ago. If "
-                             "both are intended, repeat this one later."),
+        .detail = ngx_string(
+            "A request with the same content and another idempotency key was "
+            "received a moment ago. If both are intended, repeat this one "
+            "later."),
         .heading = ngx_string("The same was sent a moment ago"),
-        .page = ngx_string("What you sent a moment ago was accepted. What "
-                           "you sent now has the same content, so it was not "
-                           "accepted a second time."),
-        .next = ngx_string("You do not need to do anything. If you do want "
-                           "to send it twice, wait a minute and send it "
-                           "again.")
+        .page = ngx_string(
+            "What you sent a moment ago was accepted. What you sent now has "
+            "the same content, so it was not accepted a second time."),
+        .next = ngx_string(
+            "You do not need to do anything. If you do want to send it "
+            "twice, wait a minute and send it again.")
     },
 
     [NGX_HTTP_IDEMPOTENCY_STATUS_EXPIRED] = {
         .title = ngx_string("Idempotency key too old"),
-        .detail = ngx_string("This idempotency key is too old: whether the "
-                             "request was executed before is no longer "
-                             "known, so it is not executed now. Find out "
-                             "what happened before you use a new key."),
+        .detail = ngx_string(
+            "This idempotency key is too old: whether the request was "
+            "executed before is no longer known, so it is not executed now. "
+            "Find out what happened before you use a new key."),
         .heading = ngx_string("This is too old"),
-        .page = ngx_string("You opened this form so long ago that we no "
-                           "longer know whether it was already sent. To be "
-                           "safe, nothing was done now."),
-        .next = ngx_string("Please check whether it was done, for example in "
-                           "your account or your mail. If it was not, open "
-                           "the page with the form again and send it from "
-                           "there.")
+        .page = ngx_string(
+            "You opened this form so long ago that we no longer know whether "
+            "it was already sent. To be safe, nothing was done now."),
+        .next = ngx_string(
+            "Please check whether it was done, for example in your account "
+            "or your mail. If it was not, open the page with the form again "
+            "and send it from there.")
     },
 
     [NGX_HTTP_IDEMPOTENCY_STATUS_MISSING] = {
         .title = ngx_string("Idempotency key required"),
-        .detail = ngx_string("This operation must be sent with an "
-                             "idempotency key, so that it can be repeated "
-                             "safely."),
+        .detail = ngx_string(
+            "This operation must be sent with an idempotency key, so that it "
+            "can be repeated safely."),
         .heading = ngx_string("This could not be accepted"),
-        .page = ngx_string("Nothing was done. A part of the form was missing "
-                           "that prevents it from being processed twice."),
-        .next = ngx_string("Please open the page with the form again and "
-                           "send it from there. If that does not help, "
-                           "please tell us."),
+        .page = ngx_string(
+            "Nothing was done. A part of the form was missing that prevents "
+            "it from being processed twice."),
+        .next = refuse_form_again,
         .back = 1
     },
 
     [NGX_HTTP_IDEMPOTENCY_STATUS_MALFORMED] = {
         .title = ngx_string("Malformed idempotency key"),
-        .detail = ngx_string("The idempotency key is malformed: it is too "
-                             "long, has another format than required, or was "
-                             "sent more than once."),
+        .detail = ngx_string(
+            "The idempotency key is malformed: it is too long, has another "
+            "format than required, or was sent more than once."),
         .heading = ngx_string("This could not be accepted"),
-        .page = ngx_string("Nothing was done. A part of the form was damaged "
-                           "that prevents it from being processed twice."),
-        .next = ngx_string("Please open the page with the form again and "
-                           "send it from there. If that does not help, "
-                           "please tell us."),
+        .page = ngx_string(
+            "Nothing was done. A part of the form was damaged that prevents "
+            "it from being processed twice."),
+        .next = refuse_form_again,
         .back = 1
     },
 
     [NGX_HTTP_IDEMPOTENCY_STATUS_LIMITED] = {
         .title = ngx_string("Too many operations"),
-        .detail = ngx_string("This client has reached its limit of recorded "
-                             "operations. The request was not executed; "
-                             "repeat it later."),
+        .detail = ngx_string(
+            "This client has reached its limit of recorded operations. The "
+            "request was not executed; repeat it later."),
         .heading = ngx_string("Sent too often"),
-        .page = ngx_string("Your network has sent too much in a short time, "
-                           "so this was not accepted, and nothing was done."),
-        .next = ngx_string("Please wait a few minutes, go back and send it "
-                           "again."),
+        .page = ngx_string(
+            "Your network has sent too much in a short time, so this was not "
+            "accepted, and nothing was done."),
+        .next = ngx_string(
+            "Please wait a few minutes, go back and send it again."),
         .retry_after = 5, .spread = 10, .retryable = 1, .back = 1
     },
 
     [NGX_HTTP_IDEMPOTENCY_STATUS_UNAVAILABLE] = {
-        .title = ngx_string("Duplicate requests cannot be recognised at the "
-                            "moment"),
-        .detail = ngx_string("The store of idempotency keys is full or out "
-                             "of reach. The request was not executed; repeat "
-                             "it later."),
+        .title = ngx_string(
+            "Duplicate requests cannot be recognised at the moment"),
+        .detail = ngx_string(
+            "The store of idempotency keys is full or out of reach. The "
+            "request was not executed; repeat it later."),
         .heading = ngx_string("Not possible at the moment"),
-        .page = ngx_string("What you sent could not be accepted just now, "
-                           "and nothing was done."),
+        .page = ngx_string(
+            "What you sent could not be accepted just now, and nothing was "
+            "done."),
         .next = ngx_string("Please wait a minute, go back and send it again."),
         .retry_after = 5, .spread = 10, .retryable = 1, .back = 1
     }
@@ -221,29 +227,28 @@ static refusal_t  refuse_unreadable[] = {
 
     [NGX_HTTP_IDEMPOTENCY_BODY_TOO_LARGE] = {
         .title = ngx_string("Malformed idempotency key"),
-        .detail = ngx_string("The content is too large to look for the "
-                             "idempotency key in it. Send less, or send the "
-                             "key in a header."),
+        .detail = ngx_string(
+            "The content is too large to look for the idempotency key in it. "
+            "Send less, or send the key in a header."),
         .heading = ngx_string("This is too large"),
-        .page = ngx_string("Nothing was done: what you sent is larger than "
-                           "allowed here."),
-        .next = ngx_string("Please go back, make it smaller, for example "
-                           "with a shorter text, and send it again."),
+        .page = ngx_string(
+            "Nothing was done: what you sent is larger than allowed here."),
+        .next = ngx_string(
+            "Please go back, make it smaller, for example with a shorter "
+            "text, and send it again."),
         .back = 1
     },
 
     [NGX_HTTP_IDEMPOTENCY_BODY_UNREADABLE] = {
         .title = ngx_string("Malformed idempotency key"),
-        .detail = ngx_string("The idempotency key may be in the content, "
-                             "which cannot be read: it is encoded or "
-                             "malformed. Send it unencoded and well-formed, "
-                             "or send the key in a header."),
+        .detail = ngx_string(
+            "The idempotency key may be in the content, which cannot be "
+            "read: it is encoded or malformed. Send it unencoded and "
+            "well-formed, or send the key in a header."),
         .heading = ngx_string("This could not be accepted"),
-        .page = ngx_string("Nothing was done: what you sent could not be "
-                           "read."),
-        .next = ngx_string("Please open the page with the form again and "
-                           "send it from there. If that does not help, "
-                           "please tell us."),
+        .page = ngx_string(
+            "Nothing was done: what you sent could not be read."),
+        .next = refuse_form_again,
         .back = 1
     }
 };
@@ -252,14 +257,14 @@ static refusal_t  refuse_unreadable[] = {
 
 static refusal_t  refuse_unquoted = {
     .title = ngx_string("Malformed idempotency key"),
-    .detail = ngx_string("The idempotency key is malformed: it must be "
-                         "quoted, as a string of RFC 8941 is, or it is "
-                         "empty, too long, or was sent more than once."),
+    .detail = ngx_string(
+        "The idempotency key is malformed: it must be quoted, as a string of "
+        "RFC 8941 is, or it is empty, too long, or was sent more than once."),
     .heading = ngx_string("This could not be accepted"),
-    .page = ngx_string("Nothing was done. A part of the form was damaged "
-                       "that prevents it from being processed twice."),
-    .next = ngx_string("Please open the page with the form again and send it "
-                       "from there. If that does not help, please tell us."),
+    .page = ngx_string(
+        "Nothing was done. A part of the form was damaged that prevents it "
+        "from being processed twice."),
+    .next = refuse_form_again,
     .back = 1
 };
 
@@ -567,8 +572,7 @@ refuse_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
 static ngx_int_t
 refuse_problem(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    refusal_t *refusal, ngx_uint_t status,
-    ngx_str_t *body)
+    refusal_t *refusal, ngx_uint_t status, ngx_str_t *body)
 {
     ngx_http_idempotency_problem_t  problem;
 
@@ -852,9 +856,9 @@ accept_prefers_html(ngx_http_request_t *r)
 {
     ngx_uint_t  html, json, problem, best;
 
-    html = accept_quality(r, "text", 4, "html", &best);
-    json = accept_quality(r, "application", 11, "json", &best);
-    problem = accept_quality(r, "application", 11, "problem+json", &best);
+    html = accept_quality(r, "text/html", &best);
+    json = accept_quality(r, "application/json", &best);
+    problem = accept_quality(r, "application/problem+json", &best);
 
     return html > json && html > problem;
 }
@@ -867,7 +871,7 @@ ngx_http_idempotency_accepts_html(ngx_http_request_t *r)
 {
     ngx_uint_t  best;
 
-    return accept_quality(r, "text", 4, "html", &best) && best == 3;
+    return accept_quality(r, "text/html", &best) && best == 3;
 }
 
 
@@ -877,8 +881,7 @@ ngx_http_idempotency_accepts_html(ngx_http_request_t *r)
  */
 
 static ngx_uint_t
-accept_quality(ngx_http_request_t *r, char *type, size_t type_len,
-    char *subtype, ngx_uint_t *best)
+accept_quality(ngx_http_request_t *r, char *type, ngx_uint_t *best)
 {
     u_char                              *p, *end, *last, *semicolon;
     ngx_str_t                            range;
@@ -906,10 +909,9 @@ accept_quality(ngx_http_request_t *r, char *type, size_t type_len,
 
             semicolon = ngx_strlchr(p, end, ';');
 
-            range.data = p;
-            range.len = (semicolon ? semicolon : end) - p;
+            range = ngx_idempotency_trim(p, semicolon ? semicolon : end);
 
-            specific = accept_range(&range, type, type_len, subtype);
+            specific = accept_range(&range, type);
 
             if (specific > *best) {
                 *best = specific;
@@ -925,44 +927,23 @@ accept_quality(ngx_http_request_t *r, char *type, size_t type_len,
 /* 3: the type itself, 2: "type/" and a star, 1: two stars, 0: another one */
 
 static ngx_uint_t
-accept_range(ngx_str_t *range, char *type, size_t type_len, char *subtype)
+accept_range(ngx_str_t *range, char *type)
 {
-    u_char  *p, *last;
-    size_t   len;
+    size_t  len;
 
-    p = range->data;
-    last = p + range->len;
-
-    while (p < last && (*p == ' ' || *p == '\t')) {
-        p++;
+    if (ngx_idempotency_equal(range, type)) {
+        return 3;
     }
 
-    while (p < last && (last[-1] == ' ' || last[-1] == '\t')) {
-        last--;
-    }
+    len = ngx_strchr(type, '/') - type + 1;
 
-    len = last - p;
-
-    if (len == 3 && ngx_strncmp(p, "*/*", 3) == 0) {
-        return 1;
-    }
-
-    if (len < type_len + 2
-        || ngx_strncasecmp(p, (u_char *) type, type_len) != 0
-        || p[type_len] != '/')
+    if (range->len == len + 1 && range->data[len] == '*'
+        && ngx_strncasecmp(range->data, (u_char *) type, len) == 0)
     {
-        return 0;
-    }
-
-    p += type_len + 1;
-    len -= type_len + 1;
-
-    if (len == 1 && *p == '*') {
         return 2;
     }
 
-    return (len == ngx_strlen(subtype)
-            && ngx_strncasecmp(p, (u_char *) subtype, len) == 0) ? 3 : 0;
+    return ngx_idempotency_equal(range, "*/*");
 }
 
 

@@ -43,8 +43,7 @@ ngx_int_t ngx_http_idempotency_precontent_handler(ngx_http_request_t *r);
 #define NGX_HTTP_IDEMPOTENCY_KEY_AHEAD  60000
 
 ngx_http_idempotency_status_e ngx_http_idempotency_key(ngx_http_request_t *r,
-    ngx_http_idempotency_loc_conf_t *conf, ngx_str_t *key, uint64_t *made);
-
+    ngx_http_idempotency_ctx_t *ctx);
 ngx_http_idempotency_status_e ngx_http_idempotency_key_parse(
     ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
     ngx_str_t *key, uint64_t *made);

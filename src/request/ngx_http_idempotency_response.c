@@ -621,7 +621,7 @@ response_get_lines(ngx_str_t *rest, ngx_uint_t trailers, ngx_str_t *lines,
             return NGX_ERROR;
         }
 
-        if (trailers || !ngx_http_idempotency_is(&name, "content-length")) {
+        if (trailers || !ngx_idempotency_equal(&name, "content-length")) {
             continue;
         }
 
@@ -800,7 +800,7 @@ response_restore_lines(ngx_http_request_t *r, ngx_str_t *lines,
     while (ngx_http_idempotency_response_line(&rest, &place, &name, &value)
            == NGX_OK)
     {
-        if (!cookies && ngx_http_idempotency_is(&name, "set-cookie")) {
+        if (!cookies && ngx_idempotency_equal(&name, "set-cookie")) {
             continue;
         }
 
@@ -1007,7 +1007,7 @@ place_is(ngx_uint_t place, ngx_str_t *name)
     }
 
     return place < NGX_HTTP_IDEMPOTENCY_PLACES + 2
-           && ngx_http_idempotency_is(name, places[place - 2].name);
+           && ngx_idempotency_equal(name, places[place - 2].name);
 }
 
 

@@ -56,15 +56,6 @@ ngx_http_idempotency_header_is(ngx_table_elt_t *h, ngx_str_t *name)
     return 1;
 }
 
-/* case does not count */
-
-static ngx_inline ngx_uint_t
-ngx_http_idempotency_is(ngx_str_t *s, char *text)
-{
-    return s->len == ngx_strlen(text)
-           && ngx_strncasecmp(s->data, (u_char *) text, s->len) == 0;
-}
-
 /* a response whose body is in one piece; with a file, it is there */
 
 ngx_int_t ngx_http_idempotency_send(ngx_http_request_t *r, u_char *body,
