@@ -26,6 +26,12 @@
 
 #define NGX_HTTP_IDEMPOTENCY_REPLAY_MEMORY  65536
 
+/* a claim is made again if nothing is heard for so many milliseconds; a store
+   that is slow gets twice as long each time, up to so many times */
+
+#define NGX_HTTP_IDEMPOTENCY_WAIT          500
+#define NGX_HTTP_IDEMPOTENCY_WAIT_DOUBLED  4
+
 
 /* ... and to all who waited for one token from the same one, which is written
    once: a crowd would fill the disk.  It is there as long as a request sends it,
@@ -69,6 +75,8 @@ typedef ngx_int_t (*access_step_pt)(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 
 
+static ngx_uint_t access_protects(ngx_http_request_t *r);
+static ngx_uint_t access_upgrade(ngx_http_request_t *r);
 static ngx_uint_t access_undecided(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_uint_t access_last(ngx_http_request_t *r);
@@ -155,7 +163,7 @@ ngx_http_idempotency_access_handler(ngx_http_request_t *r)
 {
     ngx_http_idempotency_ctx_t  *ctx;
 
-    if (!ngx_http_idempotency_protects(r)) {
+    if (!access_protects(r)) {
         return NGX_DECLINED;
     }
 
@@ -179,12 +187,77 @@ ngx_http_idempotency_precontent_handler(ngx_http_request_t *r)
     ctx = ngx_http_idempotency_get_ctx(r);
 
     if ((ctx && ctx->state >= NGX_HTTP_IDEMPOTENCY_STATE_DECIDED)
-        || (ngx_http_idempotency_protects(r) && access_undecided(r, ctx)))
+        || (access_protects(r) && access_undecided(r, ctx)))
     {
         return access_run(r, ctx, access_at_content);
     }
 
     return NGX_DECLINED;
+}
+
+
+/* whether a request is one of those that its location protects */
+
+static ngx_uint_t
+access_protects(ngx_http_request_t *r)
+{
+    ngx_http_idempotency_loc_conf_t  *conf;
+
+    conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
+
+    return conf->store
+           && !conf->api
+           && r == r->main
+           && !r->post_action
+           && (r->method & conf->methods)
+           && (r->headers_in.upgrade == NULL || !access_upgrade(r));
+}
+
+
+/*
+ * An upgraded connection has no response to keep, and begins with a GET: on
+ * any other request the offer would only switch off what protects it.  One of
+ * h2c or TLS, which clients make along with requests as ordinary as any, nginx
+ * doesn't take up.
+ */
+
+static ngx_uint_t
+access_upgrade(ngx_http_request_t *r)
+{
+    ngx_str_t                           *value;
+    ngx_table_elt_t                     *h;
+    ngx_http_idempotency_header_iter_t   it;
+
+    static ngx_str_t  connection = ngx_string("connection");
+
+    if (r->method != NGX_HTTP_GET) {
+        return 0;
+    }
+
+    value = &r->headers_in.upgrade->value;
+
+    if (value->len >= 3
+        && (ngx_strncasecmp(value->data, (u_char *) "h2c", 3) == 0
+            || ngx_strncasecmp(value->data, (u_char *) "TLS", 3) == 0))
+    {
+        return 0;
+    }
+
+    ngx_http_idempotency_header_iter(&it, r);
+
+    while ((h = ngx_http_idempotency_header_next(&it, &connection)) != NULL) {
+
+        value = &h->value;
+
+        if (ngx_strlcasestrn(value->data, value->data + value->len,
+                             (u_char *) "upgrade", 7 - 1)
+            != NULL)
+        {
+            return 1;
+        }
+    }
+
+    return 0;
 }
 
 
@@ -441,6 +514,7 @@ access_ask(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_idempotency_claim_t *claim)
 {
     ngx_int_t                 rc;
+    ngx_uint_t                doubled;
     ngx_idempotency_store_t  *store;
 
     claim->op.handler = access_resume;
@@ -454,8 +528,14 @@ access_ask(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
         return access_table[ctx->state][access_at_answer](r, ctx);
     }
 
-    return (rc == NGX_AGAIN) ? ngx_http_idempotency_ask(r, ctx, claim)
-                             : NGX_HTTP_INTERNAL_SERVER_ERROR;
+    if (rc != NGX_AGAIN) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    doubled = ngx_min(ctx->wait.overdue, NGX_HTTP_IDEMPOTENCY_WAIT_DOUBLED);
+
+    return ngx_http_idempotency_wait(r, ctx, claim,
+                                     NGX_HTTP_IDEMPOTENCY_WAIT << doubled);
 }
 
 
@@ -544,23 +624,18 @@ access_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         return NGX_OK;
 
     case NGX_IDEMPOTENCY_BOUND:
-        if (ngx_http_idempotency_nested(r, ctx)) {
-            return access_nested(r, ctx);
-        }
-
-        if (ctx->claim.found.outcome == NGX_IDEMPOTENCY_PENDING) {
-            ngx_http_idempotency_count_race(ctx);
-        }
-
-        return access_bound(r, ctx);
-
     case NGX_IDEMPOTENCY_CONFLICT:
+
         if (ngx_http_idempotency_nested(r, ctx)) {
             return access_nested(r, ctx);
         }
 
         if (ctx->claim.found.outcome == NGX_IDEMPOTENCY_PENDING) {
             ngx_http_idempotency_count_race(ctx);
+        }
+
+        if (ctx->claim.op.result == NGX_IDEMPOTENCY_BOUND) {
+            return access_bound(r, ctx);
         }
 
         why = NGX_HTTP_IDEMPOTENCY_STATUS_CONFLICT;
@@ -674,10 +749,20 @@ access_similar_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 static ngx_int_t
 access_bound(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
-    ngx_int_t  rc;
+    ngx_int_t                      rc;
+    ngx_msec_int_t                 left;
+    ngx_http_idempotency_status_e  why;
 
     if (ctx->claim.op.waiting) {
-        return ngx_http_idempotency_wait(r, ctx);
+        ctx->wait.waited = 1;
+
+        /* the answer may have come behind the deadline */
+
+        left = ctx->wait.deadline - ngx_current_msec;
+        left = ngx_max(left, 0);
+
+        return ngx_http_idempotency_wait(r, ctx, &ctx->claim,
+                                    ngx_min(left, NGX_HTTP_IDEMPOTENCY_WAIT));
     }
 
     if (ctx->claim.found.response.data) {
@@ -693,17 +778,18 @@ access_bound(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     switch (ctx->claim.found.outcome) {
 
     case NGX_IDEMPOTENCY_PENDING:
-        return ngx_http_idempotency_refuse(r, ctx,
-                                   NGX_HTTP_IDEMPOTENCY_STATUS_IN_PROGRESS);
+        why = NGX_HTTP_IDEMPOTENCY_STATUS_IN_PROGRESS;
+        break;
 
     case NGX_IDEMPOTENCY_IN_DOUBT:
-        return ngx_http_idempotency_refuse(r, ctx,
-                                   NGX_HTTP_IDEMPOTENCY_STATUS_IN_DOUBT);
+        why = NGX_HTTP_IDEMPOTENCY_STATUS_IN_DOUBT;
+        break;
 
     default:
-        return ngx_http_idempotency_refuse(r, ctx,
-                                   NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT);
+        why = NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT;
     }
+
+    return ngx_http_idempotency_refuse(r, ctx, why);
 }
 
 
@@ -779,7 +865,7 @@ ngx_http_idempotency_preaccess_handler(ngx_http_request_t *r)
 {
     ngx_http_idempotency_ctx_t  *ctx;
 
-    if (!ngx_http_idempotency_protects(r)) {
+    if (!access_protects(r)) {
         return NGX_DECLINED;
     }
 
@@ -830,53 +916,6 @@ ngx_http_idempotency_admitted_handler(ngx_http_request_t *r)
     }
 
     return NGX_DECLINED;
-}
-
-
-/*
- * An upgraded connection has no response to keep, and begins with a GET: on
- * any other request the offer would only switch off what protects it.  One of
- * h2c or TLS, which clients make along with requests as ordinary as any, nginx
- * doesn't take up.
- */
-
-ngx_uint_t
-ngx_http_idempotency_upgrade(ngx_http_request_t *r)
-{
-    ngx_str_t                           *value;
-    ngx_table_elt_t                     *h;
-    ngx_http_idempotency_header_iter_t   it;
-
-    static ngx_str_t  connection = ngx_string("connection");
-
-    if (r->method != NGX_HTTP_GET) {
-        return 0;
-    }
-
-    value = &r->headers_in.upgrade->value;
-
-    if (value->len >= 3
-        && (ngx_strncasecmp(value->data, (u_char *) "h2c", 3) == 0
-            || ngx_strncasecmp(value->data, (u_char *) "TLS", 3) == 0))
-    {
-        return 0;
-    }
-
-    ngx_http_idempotency_header_iter(&it, r);
-
-    while ((h = ngx_http_idempotency_header_next(&it, &connection)) != NULL) {
-
-        value = &h->value;
-
-        if (ngx_strlcasestrn(value->data, value->data + value->len,
-                             (u_char *) "upgrade", 7 - 1)
-            != NULL)
-        {
-            return 1;
-        }
-    }
-
-    return 0;
 }
 
 

@@ -83,13 +83,6 @@ static ngx_uint_t  limits_steps[64] = {
 #define NGX_HTTP_IDEMPOTENCY_LIMITS_LOGGED  64
 
 
-#define NGX_HTTP_IDEMPOTENCY_WAIT_FALLBACK  500
-
-/* a store that is slow gets twice as long each time, up to so many times */
-
-#define NGX_HTTP_IDEMPOTENCY_WAIT_DOUBLED   4
-
-
 typedef enum {
     /* X-Accel-Idempotency: release */
     fact_says_release = 0x01,
@@ -180,9 +173,6 @@ static void limits_log_window(ngx_http_request_t *r, ngx_str_t *text);
 static ngx_int_t limits_value(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_http_idempotency_value_t *of);
 static void limits_address(ngx_connection_t *c, ngx_str_t *value);
-static ngx_int_t wait_start(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_claim_t *claim,
-    ngx_msec_t delay);
 static void wait_reading(ngx_http_request_t *r);
 static ngx_uint_t wait_left(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
@@ -835,41 +825,9 @@ limits_address(ngx_connection_t *c, ngx_str_t *value)
 /* NGX_DONE: it waits; the handler of its claim goes on with it */
 
 ngx_int_t
-ngx_http_idempotency_ask(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_claim_t *claim)
-{
-    ngx_uint_t  doubled;
-
-    doubled = ngx_min(ctx->wait.overdue, NGX_HTTP_IDEMPOTENCY_WAIT_DOUBLED);
-
-    return wait_start(r, ctx, claim,
-                      NGX_HTTP_IDEMPOTENCY_WAIT_FALLBACK << doubled);
-}
-
-
-/* the same, after the answer that the token is pending */
-
-ngx_int_t
 ngx_http_idempotency_wait(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx)
-{
-    ngx_msec_int_t  left;
-
-    ctx->wait.waited = 1;
-
-    /* the answer may have come behind it */
-
-    left = ctx->wait.deadline - ngx_current_msec;
-    left = ngx_max(left, 0);
-
-    return wait_start(r, ctx, &ctx->claim,
-                      ngx_min(left, NGX_HTTP_IDEMPOTENCY_WAIT_FALLBACK));
-}
-
-
-static ngx_int_t
-wait_start(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_idempotency_claim_t *claim, ngx_msec_t delay)
+    ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_claim_t *claim,
+    ngx_msec_t delay)
 {
     ngx_event_t  *rev;
 

@@ -13,26 +13,6 @@
 
 ngx_int_t ngx_http_idempotency_preaccess_handler(ngx_http_request_t *r);
 ngx_int_t ngx_http_idempotency_admitted_handler(ngx_http_request_t *r);
-ngx_uint_t ngx_http_idempotency_upgrade(ngx_http_request_t *r);
-
-/* whether a request is one of those that its location protects */
-
-static ngx_inline ngx_uint_t
-ngx_http_idempotency_protects(ngx_http_request_t *r)
-{
-    ngx_http_idempotency_loc_conf_t  *conf;
-
-    conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
-
-    return conf->store
-           && !conf->api
-           && r == r->main
-           && !r->post_action
-           && (r->method & conf->methods)
-           && (r->headers_in.upgrade == NULL
-               || !ngx_http_idempotency_upgrade(r));
-}
-
 ngx_int_t ngx_http_idempotency_access_handler(ngx_http_request_t *r);
 ngx_int_t ngx_http_idempotency_precontent_handler(ngx_http_request_t *r);
 
@@ -117,10 +97,9 @@ ngx_int_t ngx_http_idempotency_similar(ngx_http_request_t *r,
 ngx_int_t ngx_http_idempotency_similar_answer(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 
-ngx_int_t ngx_http_idempotency_ask(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_claim_t *claim);
 ngx_int_t ngx_http_idempotency_wait(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
+    ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_claim_t *claim,
+    ngx_msec_t delay);
 void ngx_http_idempotency_wait_end(ngx_http_idempotency_ctx_t *ctx);
 
 ngx_http_idempotency_ctx_t *ngx_http_idempotency_create_ctx(
