@@ -145,6 +145,9 @@ for my $at (qw(plain tls kept variable grpc), $six ? qw(six mapped) : ()) {
     my @o = (key => "way-$at", body => 'b');
 
     my $first = $n->post($uri, @o);
+
+    logged($at, 'NEW NESTED');      # gRPC's trailers come behind what the client waits for
+
     my $second = $n->post($uri, @o);
 
     is(told($first, $second), '200 NEW, 200 REPLAYED', "by $at: not its own duplicate");
