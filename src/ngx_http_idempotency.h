@@ -16,7 +16,7 @@
    request/access.c */
 
 typedef enum {
-    /* by no location, or by another one before its decision */
+    /* no location has looked at it, or one that it left before its decision */
     NGX_HTTP_IDEMPOTENCY_STATE_UNSEEN = 0,
     /* it has a key, or may have one in its body */
     NGX_HTTP_IDEMPOTENCY_STATE_KEYED,
@@ -36,12 +36,12 @@ typedef enum {
 } ngx_http_idempotency_state_e;
 
 
-/* in front of access control, be it by an error_page or not */
+/* where a request was when it came to the preaccess phase */
 
 typedef struct {
     ngx_uint_t                         err_status;
     unsigned                           error_page:1;
-    /* it was not let in yet; it was turned away */
+    /* access control has not let it in yet; or has refused it */
     unsigned                           outside:1;
     unsigned                           turned_away:1;
 } ngx_http_idempotency_access_t;
@@ -50,21 +50,22 @@ typedef struct {
 /* the request's body */
 
 typedef struct {
-    /* by which of its meanings it is digested, or NULL; so far; whole */
+    /* the kind of content by which it is digested, or NULL: by its bytes;
+       the digest so far, and of all of it */
     const ngx_idempotency_kind_t      *kind;
     ngx_idempotency_digest_t           running;
     u_char                             digest[NGX_IDEMPOTENCY_DIGEST_LEN];
 
-    /* what is looked for in it; NULL: it has no fields */
+    /* the fields that are looked for in it; NULL: it has none */
     ngx_idempotency_fields_t          *fields;
-    /* what it is fed to as it arrives, if its kind can be, and that kind */
+    /* the reader that gets it as it arrives, if there is one, and its kind */
     void                              *stream;
     const ngx_idempotency_kind_t      *streamed;
     /* why a key could not be read from it */
     ngx_http_idempotency_unreadable_e  unreadable;
 
-    /* it was asked for, and is not there yet; its digest is known; it is a
-       form's, and the key is a field of it */
+    /* it is being read; its digest is known; it is a form, and the key is
+       one of its fields */
     unsigned                           reading:1;
     unsigned                           digested:1;
     unsigned                           form_key:1;
@@ -79,11 +80,12 @@ typedef struct {
     ngx_msec_t                         deadline;
     /* how often in a row the store has not answered in time */
     ngx_uint_t                         overdue;
-    /* what the store will answer later, or tell the change of, or did */
+    /* the claim that the store has yet to answer, or whose change it
+       announces */
     ngx_idempotency_claim_t           *claim;
 
     unsigned                           waited:1;
-    /* its client has no more to say */
+    /* the client has closed its sending side */
     unsigned                           half_closed:1;
 } ngx_http_idempotency_wait_t;
 
@@ -102,9 +104,10 @@ typedef struct {
     /* the main request's subrequests that were seen */
     ngx_array_t                       *subrequests;
 
-    /* its header was seen, from an upstream at work; trailers may follow,
-       those of gRPC must; its last byte was seen; it is larger than may be
-       kept; a part of it comes past us; what the upstream says itself */
+    /* its header was seen; it comes from an upstream at work; trailers may
+       follow; those of gRPC must; its last byte was seen; it is too large to
+       be kept; a part of it does not pass our filters; what
+       X-Accel-Idempotency says */
     unsigned                           answered:1;
     unsigned                           live:1;
     unsigned                           trailers:1;
@@ -120,32 +123,36 @@ typedef struct {
 /* the client of an owner, which may leave */
 
 typedef struct {
-    /* those of the location, the upstream and the connection, behind ours */
+    /* the handlers of the location, the upstream and the connection, which
+       ours call */
     ngx_http_handler_pt                content_handler;
     ngx_http_event_handler_pt          write_event_handler;
     ngx_event_handler_pt               read_handler;
 
-    /* while what is not kept is read on without it */
+    /* limits the reading of a response that is not kept, once the client has
+       left */
     ngx_event_t                        timer;
 
-    /* among those whose clients have left; or it was one too many of them */
+    /* it is in the list of requests whose clients have left; it had no place
+       there */
     ngx_queue_t                        queue;
     unsigned                           left:1;
     unsigned                           abandoned:1;
 
-    /* nothing is sent to it any more */
+    /* the client has left: nothing is sent to it any more */
     unsigned                           gone:1;
-    /* since the claim a content handler was run, and not only what nginx does
-       where a location has none: an upstream may have been asked */
+    /* a content handler has run since the claim, other than those of nginx
+       for static files: an upstream may have been asked */
     unsigned                           handled:1;
 } ngx_http_idempotency_client_t;
 
 
-/* the content, as it may have been seen with another key */
+/* a claim on the content, which may have come with another key before */
 
 typedef struct {
     ngx_idempotency_claim_t            claim;
-    /* how it is noted as seen with this one, or NULL; then by which fence */
+    /* the operation that records it as seen, or NULL; the fence of that
+       record */
     ngx_idempotency_complete_t        *note;
     uint64_t                           fence;
     unsigned                           seen:1;
@@ -155,14 +162,14 @@ typedef struct {
 typedef struct ngx_http_idempotency_report_s  ngx_http_idempotency_report_t;
 
 
-/* what becomes of an owner's claim */
+/* the outcome of an owner */
 
 typedef struct {
-    /* the outcome on its way to the store, until that has answered */
+    /* the operation that records it, until the store has answered */
     ngx_http_idempotency_report_t     *report;
-    /* when it ends */
+    /* when the record ends */
     ngx_msec_t                         ends;
-    /* the store would not have it */
+    /* the store has refused it */
     unsigned                           refused:1;
 } ngx_http_idempotency_settled_t;
 
@@ -173,7 +180,7 @@ typedef struct {
     /* what is held back, and where more of it goes */
     ngx_chain_t                       *out;
     ngx_chain_t                      **next;
-    /* so much of the body is still to come, or -1 if nobody knows */
+    /* bytes of the body that are still to come, or -1: not known */
     off_t                              left;
 
     unsigned                           waiting:1;
@@ -188,26 +195,27 @@ typedef struct {
 
 typedef struct {
     ngx_http_request_t                *request;
-    /* that of the location whose settings the request was prepared under */
+    /* the settings under which the request was prepared */
     ngx_http_idempotency_loc_conf_t   *conf;
 
     ngx_str_t                          key;
-    /* if the key tells: when it was made, in milliseconds since 1970 */
+    /* when the key was made, in milliseconds since 1970, if that is a part
+       of it */
     uint64_t                           made;
 
     ngx_idempotency_claim_t            claim;
     /* the identity is one client's, and not shared by many */
     ngx_uint_t                         identified;
-    /* when it was answered */
+    /* when the store answered */
     ngx_msec_t                         answered;
     /* with idempotency_similar */
     ngx_http_idempotency_similar_t    *similar;
 
     ngx_http_idempotency_state_e       state;
-    /* what the key says; what became of the request */
+    /* what the key decides; what became of the request */
     ngx_http_idempotency_status_e      verdict;
     ngx_http_idempotency_status_e      status;
-    /* in seconds, if the refusal's usual Retry-After is not the one */
+    /* in seconds; 0: the usual Retry-After of the refusal */
     time_t                             retry_after;
 
     ngx_http_idempotency_access_t      access;
@@ -218,7 +226,7 @@ typedef struct {
     ngx_http_idempotency_settled_t     settled;
     ngx_http_idempotency_postpone_t    postpone;
 
-    /* in the metrics; and as one that met a pending claim */
+    /* the metrics have counted it; and that it met a pending claim */
     unsigned                           counted:1;
     unsigned                           raced:1;
 } ngx_http_idempotency_ctx_t;
@@ -241,7 +249,7 @@ typedef struct {
 #define ngx_http_idempotency_owns(ctx)                                       \
     ((ctx) && (ctx)->state == NGX_HTTP_IDEMPOTENCY_STATE_OWNER)
 
-/* it is a part of the operation of an owner, to which this nginx is upstream */
+/* an owner sent it to this nginx: it is a part of its operation */
 
 #define ngx_http_idempotency_nests(ctx)                                      \
     ((ctx) && (ctx)->status == NGX_HTTP_IDEMPOTENCY_STATUS_NESTED)

@@ -26,8 +26,8 @@
 
 #define NGX_HTTP_IDEMPOTENCY_REPLAY_MEMORY  65536
 
-/* a claim is made again if nothing is heard for so many milliseconds; a store
-   that is slow gets twice as long each time, up to so many times */
+/* without an answer for so many milliseconds a claim is made again; the time
+   doubles with each attempt, up to so many times */
 
 #define NGX_HTTP_IDEMPOTENCY_WAIT          500
 #define NGX_HTTP_IDEMPOTENCY_WAIT_DOUBLED  4
@@ -487,7 +487,7 @@ access_claim(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* ... whenever what it waits for has changed, or an answer is overdue */
+/* ... when the pending record has changed, or the answer is overdue */
 
 static ngx_int_t
 access_claim_again(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
@@ -675,7 +675,7 @@ access_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
             return access_claim_again(r, ctx);
         }
 
-        /* not even where the store can't tell is an old key let in */
+        /* an old key is refused even if the store is out of reach */
 
         why = (ctx->claim.old && ctx->conf->unavailable
                                  == NGX_HTTP_IDEMPOTENCY_UNAVAILABLE_PASS)
@@ -688,7 +688,7 @@ access_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* the operation is its owner's: this is how that is carried out */
+/* the request carries out the operation of the owner, and owns nothing */
 
 static ngx_int_t
 access_nested(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
@@ -744,7 +744,7 @@ access_similar_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* another request has the token, or had it */
+/* the token is bound: wait, replay or refuse */
 
 static ngx_int_t
 access_bound(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
@@ -804,8 +804,8 @@ access_stranger(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
 
 /*
- * An owner, wherever it is sent on to, until its response is whole; and what is
- * a part of its operation
+ * An owner is carried through wherever it is sent on to, until its response is
+ * whole; and so is a nested request
  */
 
 static ngx_int_t
@@ -1197,7 +1197,7 @@ replay_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 }
 
 
-/* instead of such a line that the original may have had */
+/* replaces lines of that name in the original */
 
 static ngx_int_t
 replay_mark(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)

@@ -18,7 +18,7 @@
 #include "ngx_http_idempotency_response.h"
 
 
-/* so long may a value be, however small the buffer is */
+/* a value may have this length, however small the buffer is */
 
 #define NGX_HTTP_IDEMPOTENCY_FIELD_VALUE_MAX  65536
 
@@ -147,7 +147,7 @@ body_put(ngx_http_request_t *r)
 }
 
 
-/* how it will be digested, as far as its header tells */
+/* chooses how the body is digested, by its header */
 
 static ngx_int_t
 body_begin(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
@@ -257,7 +257,7 @@ body_feed(void *data, u_char *p, size_t len)
         ngx_idempotency_digest_bytes(&body->running, p, len);
     }
 
-    /* what turns out to be malformed, or no memory, is heard of at the end */
+    /* errors (malformed content, no memory) are returned at the end */
 
     if (body->stream) {
         (void) body->streamed->feed(body->stream, p, len);
@@ -340,7 +340,7 @@ body_canonical(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* what is to be found was found by now, or is not there */
+/* the last of the fields was found by now, or is missing */
 
 static ngx_int_t
 body_fields(ngx_http_request_t *r, ngx_http_idempotency_body_t *body)

@@ -186,7 +186,7 @@ ngx_http_idempotency_header_filter(ngx_http_request_t *r)
 
     } else if (!ngx_http_idempotency_nests(ctx)) {
 
-        /* what a nested response says is for the owner to hear */
+        /* a nested response keeps the line: the owner reads it */
 
         capture_hear(&r->headers_out.headers, NULL);
     }
@@ -309,7 +309,7 @@ filter_main_body(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 }
 
 
-/* what is postponed here is not for the filters below us to send */
+/* the filters below us must not see that we hold output back */
 
 static ngx_int_t
 filter_below(ngx_http_request_t *r, ngx_chain_t *in)
@@ -328,7 +328,7 @@ filter_below(ngx_http_request_t *r, ngx_chain_t *in)
 }
 
 
-/* as if it had been sent */
+/* marks buffers as sent */
 
 static void
 filter_swallow(ngx_chain_t *in)
@@ -483,8 +483,8 @@ capture_sliced(ngx_http_request_t *r)
 
 
 /*
- * The trailers of gRPC follow a body of any length, are announced by nobody,
- * and are a part without which a response is none
+ * gRPC sends trailers behind a body of any length and does not announce them;
+ * without them a response is broken off
  */
 
 static void
@@ -517,9 +517,9 @@ capture_bodyless(ngx_http_request_t *r)
 
 
 /*
- * What an application says of the outcome itself, in the header of the
- * response or in that of an upstream's which nginx answered with another.
- * The lines are deleted: no client sees them.
+ * X-Accel-Idempotency: what the application says of the outcome, in the header
+ * of the response or in that of an upstream whose response nginx replaced.  The
+ * lines are deleted: no client sees them.
  */
 
 static void
@@ -800,7 +800,7 @@ capture_check(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
         return;
     }
 
-    /* nobody needs to wait for the end of what will not be kept */
+    /* a response that is not kept is recorded as such at once */
 
     if (capture->too_large) {
         ngx_http_idempotency_settle(r, ctx);
@@ -852,7 +852,7 @@ subrequests_note(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_http_request_t            *sr;
     ngx_http_postponed_request_t  *pr;
 
-    /* one that was just woken is not among the postponed any more */
+    /* an active subrequest is not in the list of postponed ones */
 
     sr = r->connection->data;
 
@@ -988,7 +988,7 @@ postpone_header(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
     postpone = &ctx->postpone;
 
-    /* a filter may have put it in the place of another, which is none now */
+    /* a filter may have replaced the response */
 
     postpone->out = NULL;
     postpone->last = 0;
@@ -1046,7 +1046,7 @@ postpone_body(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
     if (postpone->bodyless && r->header_only) {
 
-        /* nginx knows it by now: nobody would have sent this */
+        /* nginx knows by now that there is no body */
 
         filter_swallow(*in);
         *in = NULL;
@@ -1145,7 +1145,8 @@ postpone_is_end(ngx_http_idempotency_postpone_t *postpone, ngx_chain_t *in)
 }
 
 
-/* what goes on is in links of our own: the others belong to the sender */
+/* the part that is sent gets links of our own, as the others belong to the
+   sender */
 
 static ngx_int_t
 postpone_split(ngx_http_request_t *r, ngx_http_idempotency_postpone_t *postpone,

@@ -16,7 +16,8 @@
 #include "ngx_http_idempotency_response.h"
 
 
-/* the token is fresh again; the same, and waiting requests get the response */
+/* outcomes: the token is fresh again; or that, and waiting requests get the
+   response */
 
 #define NGX_HTTP_IDEMPOTENCY_RELEASE  NGX_DECLINED
 #define NGX_HTTP_IDEMPOTENCY_LEAVE    NGX_DONE
@@ -29,8 +30,8 @@
 
 #define NGX_HTTP_IDEMPOTENCY_OWNER_SILENCE  5000
 
-/* how the store is told; as that may take longer than the request, this has
-   memory of its own, until there is an answer */
+/* reports an outcome to the store; it has memory of its own, as the answer
+   may come after the end of the request */
 
 struct ngx_http_idempotency_report_s {
     /* must be the first member */
@@ -78,7 +79,7 @@ static ngx_uint_t  limits_steps[64] = {
     365 * 86400, 400 * 86400
 };
 
-/* so many values that are none are logged in a worker, each of them once */
+/* each worker logs so many invalid values, each of them once */
 
 #define NGX_HTTP_IDEMPOTENCY_LIMITS_LOGGED  64
 
@@ -121,7 +122,8 @@ static outcome_row_t  outcome_table[] = {
     { 0,                         0,          NGX_IDEMPOTENCY_DONE }
 };
 
-/* what it takes: the status, Retry-After with it, or that from the origin */
+/* which condition a status has: none; a Retry-After; a Retry-After that
+   comes from the application itself */
 
 typedef enum {
     outcome_by_status = 0,
@@ -267,7 +269,7 @@ ngx_http_idempotency_cleanup(void *data)
 }
 
 
-/* nothing outlives the request but what the store has not answered yet */
+/* after the request only a report that the store has not answered stays */
 
 static void
 owner_leave(ngx_http_idempotency_ctx_t *ctx)
@@ -295,8 +297,8 @@ owner_leave(ngx_http_idempotency_ctx_t *ctx)
 
 
 /*
- * Memory to tell the store by, before anything is claimed: so no claim can be
- * left behind for want of it
+ * The report is allocated before anything is claimed, so that no claim can be
+ * left behind for want of memory
  */
 
 ngx_int_t
@@ -319,7 +321,7 @@ ngx_http_idempotency_prepare(ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* tells the store what became of the claim, once */
+/* reports the outcome to the store, once */
 
 void
 ngx_http_idempotency_settle(ngx_http_request_t *r,
@@ -347,7 +349,7 @@ ngx_http_idempotency_settle(ngx_http_request_t *r,
 }
 
 
-/* it is refused all the same, and nothing was executed */
+/* nothing was executed: the claim is released */
 
 static void
 owner_give_up(ngx_http_idempotency_ctx_t *ctx)
@@ -502,7 +504,7 @@ owner_silence_handler(ngx_event_t *ev)
 }
 
 
-/* of a request that may be gone by now */
+/* the request may be gone by now */
 
 static void
 owner_answered(ngx_idempotency_op_t *op)
@@ -658,7 +660,7 @@ limits_time(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* what is none is the default, as is an empty value */
+/* an invalid or empty value stands for the default */
 
 ngx_int_t
 ngx_http_idempotency_window(ngx_http_request_t *r,
@@ -743,7 +745,7 @@ ngx_http_idempotency_ends(ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* the same value where there is no quota, or none for this one: the address */
+/* the value that a quota counts by, also where there is none: the address */
 
 void
 ngx_http_idempotency_limits_whose(ngx_http_request_t *r,
@@ -940,7 +942,7 @@ wait_left(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* the store has called, or is asked again */
+/* the store has answered, or is asked again */
 
 void
 ngx_http_idempotency_wait_end(ngx_http_idempotency_ctx_t *ctx)
@@ -951,7 +953,7 @@ ngx_http_idempotency_wait_end(ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* nobody wants to know any more */
+/* the request ends: the store need not answer */
 
 static void
 wait_cancel(ngx_http_idempotency_ctx_t *ctx)
@@ -970,7 +972,7 @@ wait_cancel(ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* the claim is the engine's still: made again, it is the same one */
+/* the engine still has the claim: making it again is safe */
 
 static void
 wait_timer_handler(ngx_event_t *ev)
@@ -1073,7 +1075,7 @@ ngx_http_idempotency_similar_answer(ngx_http_request_t *r,
 }
 
 
-/* seen now, which is all that there is to be known */
+/* records the content as seen */
 
 static void
 similar_note(ngx_http_idempotency_ctx_t *ctx)
@@ -1100,7 +1102,7 @@ similar_note(ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* if it was in vain, there will be no warning: nothing depends on it */
+/* a failure costs only a warning: nothing depends on it */
 
 static void
 similar_answered(ngx_idempotency_op_t *op)
@@ -1209,11 +1211,11 @@ outcome_of(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
 
 /*
- * What the attempts at upstreams tell.  An upstream that is still at work
- * has answered, or an old response is taken from its cache; one that is done
- * with has left an entry for each attempt, with all that was sent.  An entry
- * without a peer separates two upstreams of one request.  A response without
- * any attempt came from a cache.
+ * Facts from the attempts at upstreams.  An upstream that is still at work has
+ * answered, or nginx serves a stale response from its cache.  A finished
+ * upstream has left an entry for each attempt, with the bytes that were sent.
+ * An entry without a peer separates two upstreams of one request.  A response
+ * without any attempt came from a cache.
  */
 
 static ngx_uint_t
@@ -1265,9 +1267,9 @@ outcome_upstream(ngx_http_request_t *r)
 
 
 /*
- * What error_page makes of an error, with whatever status, is one; where they
- * are recursive nothing but the redirect tells it.  A mirror's subrequest may
- * be yet to come.
+ * An error page counts as an error, with whatever status; under
+ * recursive_error_pages only the internal redirect shows it.  A subrequest of a
+ * mirror may be yet to run.
  */
 
 static ngx_uint_t

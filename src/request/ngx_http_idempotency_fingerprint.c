@@ -15,7 +15,7 @@
 /* by what a request shows its client */
 
 typedef enum {
-    /* of these many may have the same one */
+    /* many clients may have the same one */
     shown_shared = 0x01,
     shown_bearer = 0x02,
     shown_cookies = 0x04,
@@ -562,7 +562,7 @@ bind_number(ngx_idempotency_digest_t *d, size_t n)
 }
 
 
-/* a kind stands before each value, so that none can pass for another's */
+/* each value is preceded by its kind, so that none can pass for another one */
 
 ngx_int_t
 ngx_http_idempotency_identity(ngx_http_request_t *r,
@@ -610,7 +610,7 @@ ngx_http_idempotency_identity(ngx_http_request_t *r,
 }
 
 
-/* it has shown nothing: all of it is zero */
+/* the request has no identity: all of it is zero */
 
 ngx_uint_t
 ngx_http_idempotency_anonymous(ngx_http_idempotency_ctx_t *ctx)
@@ -624,10 +624,11 @@ ngx_http_idempotency_anonymous(ngx_http_idempotency_ctx_t *ctx)
 
 
 /*
- * Who asks for what was bound without any identity could have left his out as
- * well, and is told of a success.  All else may be about the credentials that
- * were missing ("please log in"): it is for those who have none, or no others
- * than the cookies that came with it.  What can't be compared is no such one.
+ * The token was bound by a request without an identity, and this one has an
+ * identity.  A success is replayed to it: it could have left its credentials
+ * out.  Any other response may be about missing credentials ("please log in"):
+ * it is replayed only to a request whose credentials are cookies that this very
+ * response has set.  What cannot be compared counts as other credentials.
  * `lines` are those of the recorded response, if it is at hand.
  */
 
@@ -643,7 +644,7 @@ ngx_http_idempotency_stranger(ngx_http_request_t *r,
 
     found = &ctx->claim.found;
 
-    /* a released token is bound to nobody: requests that waited get its
+    /* a released token has no identity: requests that waited get its
        response */
 
     if (!found->anonymous || ctx->claim.leftover
@@ -805,7 +806,8 @@ identity_authorization(ngx_str_t *line, ngx_idempotency_digest_t *d)
 }
 
 
-/* that is the operation's name, and another one's with each operation */
+/* a header that is a part of the key is no credential: it differs with each
+   operation */
 
 static ngx_uint_t
 identity_of_key(ngx_array_t *keys, ngx_table_elt_t *h)
@@ -1134,7 +1136,7 @@ cookies_ignored(ngx_http_idempotency_ignored_t *ignored, ngx_str_t *name)
 }
 
 
-/* the list that is there if nobody says otherwise */
+/* the built-in list */
 
 ngx_http_idempotency_ignored_t *
 ngx_http_idempotency_ignored_create(ngx_conf_t *cf)

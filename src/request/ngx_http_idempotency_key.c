@@ -427,7 +427,8 @@ ngx_http_idempotency_value(ngx_http_request_t *r,
 }
 
 
-/* in milliseconds since 1970; all else goes by a clock that nobody sets */
+/* in milliseconds since 1970; everything but the time in a key goes by the
+   monotonic clock */
 
 uint64_t
 ngx_http_idempotency_wall_clock(void)

@@ -358,7 +358,7 @@ ngx_http_idempotency_refuse(ngx_http_request_t *r,
 }
 
 
-/* or lets it pass all the same */
+/* 0: the request passes all the same */
 
 ngx_uint_t
 ngx_http_idempotency_refuses(ngx_http_idempotency_ctx_t *ctx,
@@ -374,7 +374,7 @@ ngx_http_idempotency_refuses(ngx_http_idempotency_ctx_t *ctx,
 }
 
 
-/* whether it was, for what became of it */
+/* whether the request was refused */
 
 ngx_uint_t
 ngx_http_idempotency_refused(ngx_http_idempotency_ctx_t *ctx)

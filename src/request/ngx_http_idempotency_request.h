@@ -18,7 +18,7 @@ ngx_int_t ngx_http_idempotency_precontent_handler(ngx_http_request_t *r);
 
 /* key.c */
 
-/* so far ahead of ours the clock may be that a key tells, in milliseconds */
+/* the clock of a client may be so many milliseconds ahead */
 
 #define NGX_HTTP_IDEMPOTENCY_KEY_AHEAD  60000
 

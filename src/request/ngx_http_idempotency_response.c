@@ -590,7 +590,7 @@ response_get_location(ngx_str_t *rest,
 }
 
 
-/* a line that tells the length, of which there may be several, is found on the
+/* Content-Length lines, of which there may be several, are checked on the
    way */
 
 static ngx_int_t

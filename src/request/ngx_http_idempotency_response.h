@@ -56,7 +56,7 @@ ngx_http_idempotency_header_is(ngx_table_elt_t *h, ngx_str_t *name)
     return 1;
 }
 
-/* a response whose body is in one piece; with a file, it is there */
+/* a response whose body is in one piece, in memory or in the file */
 
 ngx_int_t ngx_http_idempotency_send(ngx_http_request_t *r, u_char *body,
     size_t len, ngx_uint_t temporary, ngx_file_t *file);
@@ -75,7 +75,7 @@ typedef struct {
 } ngx_http_idempotency_location_t;
 
 
-/* one that is decoded: strings are where the bytes are */
+/* a decoded response: its strings point into the encoded bytes */
 
 typedef struct {
     /* if that is another one than where the claim was */

@@ -165,8 +165,9 @@ static ngx_str_t  client_upstreams[] = {
     ngx_null_string
 };
 
-/* requests of this worker whose clients have left, by whose they are; how many
-   there are; and those that were too many since the log was told of some */
+/* the requests of this worker whose clients have left, hashed by the value
+   that a quota counts by; their number; and how many were too many since the
+   last line of the log */
 
 static ngx_queue_t  client_left_queues[64];
 static ngx_uint_t   client_left_n;
@@ -178,7 +179,7 @@ static ngx_slab_pool_t  *peers_shpool;
 static peer_sent_t      *peers;
 
 
-/* somebody might rely on it */
+/* an operator might rely on it */
 
 void
 ngx_http_idempotency_warn_upstreams(ngx_conf_t *cf, ngx_array_t *locations)
@@ -219,9 +220,9 @@ ngx_http_idempotency_warn_upstreams(ngx_conf_t *cf, ngx_array_t *locations)
 
 
 /*
- * To be called wherever an owner, or a subrequest of one, comes by on its way
- * to a content handler, be it the one of another location.  Once that handler
- * has run, its upstream is there: no client can have left in between.
+ * Called for an owner, and for each subrequest of one, on its way to the
+ * content handler of any location.  That handler creates the upstream, and no
+ * client can leave in between.
  */
 
 void
@@ -890,7 +891,7 @@ client_limit_handler(ngx_event_t *ev)
 }
 
 
-/* in front of the balancers of all upstreams */
+/* puts our peer.init in front of that of each upstream */
 
 ngx_int_t
 ngx_http_idempotency_init_peers(ngx_conf_t *cf)
@@ -1097,7 +1098,7 @@ peer_get(ngx_peer_connection_t *pc, void *data)
         return rc;
     }
 
-    /* so that whatever it answers is the answer */
+    /* nginx must not ask the next peer, whatever this one answers */
 
     p->tries = pc->tries;
     pc->tries = 1;
@@ -1271,7 +1272,8 @@ peers_init_zone(ngx_shm_zone_t *shm_zone, void *data)
 }
 
 
-/* without a place in the table its other end waits, as anybody would */
+/* without a place in the table the request at the other end waits as a
+   duplicate */
 
 static ngx_uint_t
 peers_add(peer_t *p)
@@ -1329,8 +1331,8 @@ peers_remove(peer_ends_t *ends)
 
 
 /*
- * The place of these ends; or, if it is to be taken and there is none, one that
- * is free, or one that a worker has left that died
+ * The place of these ends; or, with `take` and if they have none, a free one,
+ * or one of a worker that has died
  */
 
 static peer_sent_t *
