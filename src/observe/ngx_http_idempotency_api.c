@@ -25,7 +25,6 @@
 
 #include "ngx_http_idempotency_observe.h"
 #include "request/ngx_http_idempotency_response.h"
-#include "request/ngx_http_idempotency_refuse.h"
 #include "store/ngx_idempotency_tier.h"
 #include "ngx_http_idempotency_page_html.h"
 #include "ngx_http_idempotency_guard_js.h"

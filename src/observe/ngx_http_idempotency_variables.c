@@ -3,7 +3,6 @@
 
 
 #include "ngx_http_idempotency.h"
-#include "request/ngx_http_idempotency_refuse.h"
 
 
 typedef enum {

@@ -67,9 +67,9 @@ static ngx_uint_t capture_sliced(ngx_http_request_t *r);
 static void capture_expect(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_uint_t capture_bodyless(ngx_http_request_t *r);
-static void capture_hear(ngx_list_t *headers,
+static void capture_accel(ngx_list_t *headers,
     ngx_http_idempotency_ctx_t *ctx);
-static void capture_hear_trailers(ngx_http_request_t *r,
+static void capture_accel_trailers(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_chain_t *in);
 static void capture_body(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_chain_t *in);
@@ -173,7 +173,7 @@ ngx_http_idempotency_header_filter(ngx_http_request_t *r)
         conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
 
         if (conf->store) {
-            capture_hear(&r->headers_out.headers, NULL);
+            capture_accel(&r->headers_out.headers, NULL);
         }
 
         return ngx_http_next_header_filter(r);
@@ -188,7 +188,7 @@ ngx_http_idempotency_header_filter(ngx_http_request_t *r)
 
         /* a nested response keeps the line: the owner reads it */
 
-        capture_hear(&r->headers_out.headers, NULL);
+        capture_accel(&r->headers_out.headers, NULL);
     }
 
     if (ctx->client.gone) {
@@ -222,7 +222,7 @@ ngx_http_idempotency_body_filter(ngx_http_request_t *r, ngx_chain_t *in)
         conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
 
         if (r == r->main && conf->store) {
-            capture_hear_trailers(r, NULL, in);
+            capture_accel_trailers(r, NULL, in);
         }
 
         return ngx_http_next_body_filter(r, in);
@@ -252,7 +252,7 @@ filter_main_body(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_int_t  rc;
 
     if (!ngx_http_idempotency_nests(ctx)) {
-        capture_hear_trailers(r, ctx, in);
+        capture_accel_trailers(r, ctx, in);
     }
 
     if (ngx_http_idempotency_owns(ctx)) {
@@ -372,10 +372,10 @@ capture_header(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     }
 
     if (r->upstream && r->upstream->headers_in.headers.part.elts) {
-        capture_hear(&r->upstream->headers_in.headers, ctx);
+        capture_accel(&r->upstream->headers_in.headers, ctx);
     }
 
-    capture_hear(&r->headers_out.headers, ctx);
+    capture_accel(&r->headers_out.headers, ctx);
 
     capture->answered = 1;
     capture->live = (r->upstream && r->upstream->cleanup);
@@ -523,7 +523,7 @@ capture_bodyless(ngx_http_request_t *r)
  */
 
 static void
-capture_hear(ngx_list_t *headers, ngx_http_idempotency_ctx_t *ctx)
+capture_accel(ngx_list_t *headers, ngx_http_idempotency_ctx_t *ctx)
 {
     ngx_uint_t        i;
     ngx_list_part_t  *part;
@@ -556,7 +556,7 @@ capture_hear(ngx_list_t *headers, ngx_http_idempotency_ctx_t *ctx)
 /* the same behind the body, whether nginx passes such lines on or not */
 
 static void
-capture_hear_trailers(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+capture_accel_trailers(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_chain_t *in)
 {
     ngx_chain_t  *cl;
@@ -572,10 +572,10 @@ capture_hear_trailers(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
         }
 
         if (r->upstream && r->upstream->headers_in.trailers.part.elts) {
-            capture_hear(&r->upstream->headers_in.trailers, ctx);
+            capture_accel(&r->upstream->headers_in.trailers, ctx);
         }
 
-        capture_hear(&r->headers_out.trailers, ctx);
+        capture_accel(&r->headers_out.trailers, ctx);
     }
 }
 

@@ -164,7 +164,7 @@ static ngx_str_t  outcome_grpc_not_executed[] = {
 
 
 static void owner_leave(ngx_http_idempotency_ctx_t *ctx);
-static void owner_tell(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome);
+static void owner_report(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome);
 static void owner_wait(ngx_http_idempotency_report_t *report);
 static void owner_silence_handler(ngx_event_t *ev);
 static void owner_answered(ngx_idempotency_op_t *op);
@@ -345,7 +345,7 @@ ngx_http_idempotency_settle(ngx_http_request_t *r,
         ctx->settled.ends = ngx_http_idempotency_ends(ctx);
     }
 
-    owner_tell(ctx, outcome);
+    owner_report(ctx, outcome);
 }
 
 
@@ -356,7 +356,7 @@ owner_give_up(ngx_http_idempotency_ctx_t *ctx)
 {
     ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_DECIDED;
 
-    owner_tell(ctx, NGX_HTTP_IDEMPOTENCY_RELEASE);
+    owner_report(ctx, NGX_HTTP_IDEMPOTENCY_RELEASE);
 }
 
 
@@ -366,7 +366,7 @@ owner_give_up(ngx_http_idempotency_ctx_t *ctx)
  */
 
 static void
-owner_tell(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome)
+owner_report(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome)
 {
     size_t                          size;
     ngx_int_t                       rc;
@@ -748,7 +748,7 @@ ngx_http_idempotency_ends(ngx_http_idempotency_ctx_t *ctx)
 /* the value that a quota counts by, also where there is none: the address */
 
 void
-ngx_http_idempotency_limits_whose(ngx_http_request_t *r,
+ngx_http_idempotency_quota_value(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
     if (ctx->claim.quota == 0) {

@@ -11,7 +11,6 @@
 
 
 #include "ngx_http_idempotency_response.h"
-#include "ngx_http_idempotency_refuse.h"
 
 
 typedef struct {

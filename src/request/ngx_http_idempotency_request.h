@@ -86,7 +86,7 @@ ngx_int_t ngx_http_idempotency_ignore_cookie(
 
 ngx_int_t ngx_http_idempotency_limits(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-void ngx_http_idempotency_limits_whose(ngx_http_request_t *r,
+void ngx_http_idempotency_quota_value(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 ngx_int_t ngx_http_idempotency_window(ngx_http_request_t *r,
     ngx_http_idempotency_loc_conf_t *conf, ngx_msec_t *window);
@@ -146,6 +146,25 @@ ngx_uint_t ngx_http_idempotency_refuses(ngx_http_idempotency_ctx_t *ctx,
 ngx_uint_t ngx_http_idempotency_refused(ngx_http_idempotency_ctx_t *ctx);
 
 ngx_uint_t ngx_http_idempotency_accepts_html(ngx_http_request_t *r);
+
+/* what a problem document says */
+
+typedef struct {
+    ngx_str_t                     *docs;
+    ngx_str_t                     *name;
+    ngx_str_t                     *title;
+    ngx_str_t                      detail;
+    ngx_uint_t                     status;
+    ngx_uint_t                     retryable;
+} ngx_http_idempotency_problem_t;
+
+ngx_int_t ngx_http_idempotency_refusal_detail(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *detail);
+
+ngx_int_t ngx_http_idempotency_problem_document(ngx_http_request_t *r,
+    ngx_http_idempotency_problem_t *problem, ngx_str_t *body);
+
+u_char *ngx_http_idempotency_problem_uri(u_char *p, ngx_str_t *uri);
 
 
 #endif /* _NGX_HTTP_IDEMPOTENCY_REQUEST_H_INCLUDED_ */

@@ -769,7 +769,7 @@ client_count(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
                    / NGX_HTTP_IDEMPOTENCY_CLIENT_SHARE, 1);
     most_of_one = ngx_max(most / NGX_HTTP_IDEMPOTENCY_CLIENT_SHARE, 1);
 
-    ngx_http_idempotency_limits_whose(r, ctx);
+    ngx_http_idempotency_quota_value(r, ctx);
 
     of_one = &client_left_queues[ctx->claim.value[0]
                                  % (sizeof(client_left_queues)
