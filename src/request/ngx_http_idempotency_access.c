@@ -75,7 +75,7 @@ typedef ngx_int_t (*access_step_pt)(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 
 
-static ngx_uint_t access_protects(ngx_http_request_t *r);
+static ngx_inline ngx_uint_t access_protects(ngx_http_request_t *r);
 static ngx_uint_t access_upgrade(ngx_http_request_t *r);
 static ngx_uint_t access_undecided(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
@@ -198,7 +198,7 @@ ngx_http_idempotency_precontent_handler(ngx_http_request_t *r)
 
 /* whether a request is one of those that its location protects */
 
-static ngx_uint_t
+static ngx_inline ngx_uint_t
 access_protects(ngx_http_request_t *r)
 {
     ngx_http_idempotency_loc_conf_t  *conf;
