@@ -152,10 +152,9 @@ typedef struct {
 typedef struct {
     ngx_idempotency_claim_t            claim;
     /* the operation that records it as seen, or NULL; the fence of that
-       record */
+       record, or 0 */
     ngx_idempotency_complete_t        *note;
     uint64_t                           fence;
-    unsigned                           seen:1;
 } ngx_http_idempotency_similar_t;
 
 

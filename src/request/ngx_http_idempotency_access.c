@@ -1192,8 +1192,7 @@ replay_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_idempotency_stats_add(ctx->conf->store->counters->replayed_bytes,
                               response->body.len);
 
-    return ngx_http_idempotency_send(r, response->body.data,
-                                     response->body.len, 1, file);
+    return ngx_http_idempotency_send(r, &response->body, file);
 }
 
 

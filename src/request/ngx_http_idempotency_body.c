@@ -391,6 +391,12 @@ body_digest_init(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
                                 NGX_IDEMPOTENCY_DIGEST_BODY);
     ngx_idempotency_digest_type(d, &type, kind ? kind->parameter : "charset");
 
+    if (kind) {
+        /* it has no coding */
+        ngx_idempotency_digest_bytes(d, (u_char *) ".", 1);
+        return;
+    }
+
     ngx_http_idempotency_header_iter(&it, r);
 
     while ((h = ngx_http_idempotency_header_next(&it, &body_coding)) != NULL) {
@@ -399,10 +405,7 @@ body_digest_init(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     }
 
     ngx_idempotency_digest_bytes(d, (u_char *) ".", 1);
-
-    if (kind == NULL) {
-        ngx_idempotency_canon_raw(d);
-    }
+    ngx_idempotency_canon_raw(d);
 }
 
 

@@ -31,12 +31,6 @@
 
 #define NGX_HTTP_IDEMPOTENCY_CAPTURE_PIECE   4096
 
-/* what files are read by that were opened for direct I/O */
-
-#define NGX_HTTP_IDEMPOTENCY_CAPTURE_ALIGN   4096
-#define NGX_HTTP_IDEMPOTENCY_CAPTURE_DIRECT                                  \
-    (16 * NGX_HTTP_IDEMPOTENCY_CAPTURE_ALIGN)
-
 /* in the connection's, behind the bits that nginx has there */
 
 #define NGX_HTTP_IDEMPOTENCY_BUFFERED  0x40
@@ -63,7 +57,6 @@ static ngx_buf_t *capture_head(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static void capture_partial(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, char *what);
-static ngx_uint_t capture_sliced(ngx_http_request_t *r);
 static void capture_expect(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_uint_t capture_bodyless(ngx_http_request_t *r);
@@ -75,8 +68,8 @@ static void capture_body(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_chain_t *in);
 static ngx_int_t capture_buf(ngx_http_request_t *r,
     ngx_http_idempotency_capture_t *capture, ngx_buf_t *b);
-static ngx_int_t capture_read(ngx_http_request_t *r, ngx_buf_t *b, u_char *to,
-    size_t n, off_t offset);
+static ngx_int_t capture_read(ngx_buf_t *b, u_char *to, size_t n,
+    off_t offset);
 static ngx_buf_t *capture_room(ngx_http_request_t *r,
     ngx_http_idempotency_capture_t *capture);
 static ngx_int_t capture_add(ngx_http_request_t *r,
@@ -360,9 +353,10 @@ ngx_http_idempotency_request_body_filter(ngx_http_request_t *r,
 static void
 capture_header(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
-    ngx_buf_t                       *b;
-    ngx_str_t                        type;
-    ngx_http_idempotency_capture_t  *capture;
+    ngx_buf_t                         *b;
+    ngx_str_t                          type;
+    ngx_http_idempotency_capture_t    *capture;
+    ngx_http_idempotency_main_conf_t  *imcf;
 
     capture = &ctx->capture;
 
@@ -386,7 +380,12 @@ capture_header(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     capture->pieces = NULL;
     capture->last_piece = NULL;
 
-    if (capture_sliced(r)) {
+    /* the slice module makes one response of many, below us, and is the only
+       one to know that: what passes here is a part of it */
+
+    imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
+
+    if (imcf->slice && r->ctx[imcf->slice->ctx_index]) {
         capture_partial(r, ctx, "a response in slices");
     }
 
@@ -463,22 +462,6 @@ capture_partial(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
                              ctx->conf->log_level,
                              ": %s cannot be recorded, this response is not "
                              "kept", what);
-}
-
-
-/*
- * The slice module makes one response of many, below us, and is the only one
- * to know that: what passes here is a part of it
- */
-
-static ngx_uint_t
-capture_sliced(ngx_http_request_t *r)
-{
-    ngx_http_idempotency_main_conf_t  *imcf;
-
-    imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
-
-    return imcf->slice && r->ctx[imcf->slice->ctx_index];
 }
 
 
@@ -649,7 +632,7 @@ capture_buf(ngx_http_request_t *r, ngx_http_idempotency_capture_t *capture,
         if (ngx_buf_in_memory(b)) {
             ngx_memcpy(to->last, b->pos + pos, n);
 
-        } else if (capture_read(r, b, to->last, n, b->file_pos + pos)
+        } else if (capture_read(b, to->last, n, b->file_pos + pos)
                    != NGX_OK)
         {
             return NGX_ERROR;
@@ -662,48 +645,32 @@ capture_buf(ngx_http_request_t *r, ngx_http_idempotency_capture_t *capture,
 }
 
 
-/* direct I/O takes whole blocks alone, and the memory for them aligned */
+/* direct I/O would take whole blocks and aligned memory only */
 
 static ngx_int_t
-capture_read(ngx_http_request_t *r, ngx_buf_t *b, u_char *to, size_t n,
-    off_t offset)
+capture_read(ngx_buf_t *b, u_char *to, size_t n, off_t offset)
 {
-    u_char   *p;
-    size_t    skip, size;
-    ssize_t   got;
+    ssize_t  size;
 
-    if (!b->file->directio) {
-        return (ngx_read_file(b->file, to, n, offset) == (ssize_t) n)
-               ? NGX_OK : NGX_ERROR;
+#if (NGX_HAVE_ALIGNED_DIRECTIO)
+
+    if (b->file->directio) {
+        (void) ngx_directio_off(b->file->fd);
     }
 
-    p = ngx_pmemalign(r->pool, NGX_HTTP_IDEMPOTENCY_CAPTURE_DIRECT,
-                      NGX_HTTP_IDEMPOTENCY_CAPTURE_ALIGN);
-    if (p == NULL) {
-        return NGX_ERROR;
+#endif
+
+    size = ngx_read_file(b->file, to, n, offset);
+
+#if (NGX_HAVE_ALIGNED_DIRECTIO)
+
+    if (b->file->directio) {
+        (void) ngx_directio_on(b->file->fd);
     }
 
-    while (n) {
-        skip = (size_t) (offset % NGX_HTTP_IDEMPOTENCY_CAPTURE_ALIGN);
-        size = ngx_align(skip + n, NGX_HTTP_IDEMPOTENCY_CAPTURE_ALIGN);
-        size = ngx_min(size, NGX_HTTP_IDEMPOTENCY_CAPTURE_DIRECT);
+#endif
 
-        got = ngx_read_file(b->file, p, size, offset - skip);
-
-        if (got == NGX_ERROR || (size_t) got <= skip) {
-            break;
-        }
-
-        size = ngx_min((size_t) got - skip, n);
-
-        to = ngx_cpymem(to, p + skip, size);
-        offset += size;
-        n -= size;
-    }
-
-    ngx_pfree(r->pool, p);
-
-    return n ? NGX_ERROR : NGX_OK;
+    return (size == (ssize_t) n) ? NGX_OK : NGX_ERROR;
 }
 
 

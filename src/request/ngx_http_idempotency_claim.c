@@ -1040,7 +1040,6 @@ ngx_http_idempotency_similar_answer(ngx_http_request_t *r,
     switch (similar->claim.op.result) {
 
     case NGX_IDEMPOTENCY_CLAIMED:
-        similar->seen = 1;
         similar->fence = similar->claim.fence;
 
         similar_note(ctx);
@@ -1051,7 +1050,6 @@ ngx_http_idempotency_similar_answer(ngx_http_request_t *r,
 
         /* with this very key, which was released since */
 
-        similar->seen = 1;
         similar->fence = similar->claim.found.fence;
 
         return NGX_OK;
@@ -1133,7 +1131,7 @@ similar_forget(ngx_http_idempotency_ctx_t *ctx)
     ngx_idempotency_store_t   *store;
     ngx_idempotency_forget_t  *forget;
 
-    if (ctx->similar == NULL || !ctx->similar->seen) {
+    if (ctx->similar == NULL || ctx->similar->fence == 0) {
         return;
     }
 

@@ -702,10 +702,11 @@ identity_default(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 {
     identity_headers(r, ctx->conf, d, shown);
 
-    if ((*shown & shown_bearer) == 0
-        && cookies_digest(r, ctx->conf->ignore_cookies, d))
+    if ((*shown & shown_cookies)
+        && ((*shown & shown_bearer)
+            || !cookies_digest(r, ctx->conf->ignore_cookies, d)))
     {
-        *shown |= shown_cookies;
+        *shown &= ~shown_cookies;
     }
 
     return identity_certificate(r, d, shown);
@@ -731,6 +732,11 @@ identity_headers(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
         h = part->elts;
 
         for (i = 0; i < part->nelts; i++) {
+
+            if (ngx_idempotency_equal(&h[i].key, "cookie")) {
+                *shown |= shown_cookies;
+                continue;
+            }
 
             if (!ngx_http_idempotency_credential(h[i].lowcase_key,
                                                  h[i].key.len, h[i].hash)

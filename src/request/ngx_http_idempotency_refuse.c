@@ -565,7 +565,7 @@ refuse_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     r->headers_out.status = status;
     r->headers_out.content_length_n = body.len;
 
-    return ngx_http_idempotency_send(r, body.data, body.len, 1, NULL);
+    return ngx_http_idempotency_send(r, &body, NULL);
 }
 
 

@@ -262,8 +262,8 @@ ngx_http_idempotency_header_push(ngx_http_request_t *r, ngx_list_t *list,
 /* a response whose body is in one piece, from the top of all filters */
 
 ngx_int_t
-ngx_http_idempotency_send(ngx_http_request_t *r, u_char *body, size_t len,
-    ngx_uint_t temporary, ngx_file_t *file)
+ngx_http_idempotency_send(ngx_http_request_t *r, ngx_str_t *body,
+    ngx_file_t *file)
 {
     ngx_int_t     rc;
     ngx_buf_t    *b;
@@ -275,7 +275,7 @@ ngx_http_idempotency_send(ngx_http_request_t *r, u_char *body, size_t len,
         return rc;
     }
 
-    if (len == 0) {
+    if (body->len == 0) {
         return ngx_http_send_special(r, NGX_HTTP_LAST);
     }
 
@@ -286,17 +286,16 @@ ngx_http_idempotency_send(ngx_http_request_t *r, u_char *body, size_t len,
 
     if (file) {
         b->file = file;
-        b->file_last = len;
+        b->file_last = body->len;
         b->in_file = 1;
         b->temp_file = 1;
 
     } else {
-        b->start = body;
-        b->pos = body;
-        b->last = body + len;
+        b->start = body->data;
+        b->pos = body->data;
+        b->last = body->data + body->len;
         b->end = b->last;
-        b->temporary = temporary ? 1 : 0;
-        b->memory = !b->temporary;
+        b->temporary = 1;
     }
 
     b->last_buf = 1;
@@ -845,6 +844,14 @@ response_get_number(ngx_str_t *rest, uint64_t *n)
 {
     u_char  c;
     size_t  i;
+
+    /* most of them have one byte */
+
+    if (rest->len && rest->data[0] < 0x80) {
+        *n = *rest->data++;
+        rest->len--;
+        return NGX_OK;
+    }
 
     *n = 0;
 

@@ -58,8 +58,8 @@ ngx_http_idempotency_header_is(ngx_table_elt_t *h, ngx_str_t *name)
 
 /* a response whose body is in one piece, in memory or in the file */
 
-ngx_int_t ngx_http_idempotency_send(ngx_http_request_t *r, u_char *body,
-    size_t len, ngx_uint_t temporary, ngx_file_t *file);
+ngx_int_t ngx_http_idempotency_send(ngx_http_request_t *r, ngx_str_t *body,
+    ngx_file_t *file);
 
 
 /* the location that made it, and what variables may tell of it there */
