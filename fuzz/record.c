@@ -7,7 +7,7 @@
 
 #include "fuzz.h"
 
-#include "store/ngx_idempotency_seal.h"
+#include "store/ngx_idempotency_backing.h"
 
 
 #define LEN  40

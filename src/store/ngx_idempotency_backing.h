@@ -13,11 +13,11 @@
 #include "ngx_idempotency_store.h"
 
 
-/* when what a client was told is on disk */
+/* when the outcome that a client has got is on disk */
 
 typedef enum {
     NGX_IDEMPOTENCY_SYNC_BATCHED = 0,   /* within a second */
-    NGX_IDEMPOTENCY_SYNC_STRICT         /* before it is told */
+    NGX_IDEMPOTENCY_SYNC_STRICT         /* before the client gets it */
 } ngx_idempotency_sync_e;
 
 
@@ -44,14 +44,14 @@ typedef enum {
                                            more; what it took over is in
                                            doubt again */
     NGX_IDEMPOTENCY_ITEM_FIND,          /* looks */
-    NGX_IDEMPOTENCY_ITEM_FORGET         /* by hand, whoever owns it; with a
+    NGX_IDEMPOTENCY_ITEM_FORGET         /* an operator's: of any owner; with a
                                            fence, only the record that has
                                            it; not what its own instance has
                                            claimed behind `floor` */
 } ngx_idempotency_item_e;
 
 
-/* what became of a record and its response: see ngx_idempotency_seal.h */
+/* what became of a record and its response: see below */
 
 #define NGX_IDEMPOTENCY_MAC_LEN  16
 
@@ -78,20 +78,20 @@ typedef struct {
     /* by the digest key, over the record: zero if there is none */
     u_char                          mac[NGX_IDEMPOTENCY_MAC_LEN];
 
-    /* whose claim it is: of an instance of the zone, that nothing else ever
-       is, and there of the sequence, which rises with each claim; in, and out
-       if it is bound */
+    /* the claim's name, which no other claim ever has: the instance of the zone
+       that made it, and the sequence, which rises there with each claim; in,
+       and out if it is bound */
     uint64_t                        instance;
     uint64_t                        sequence;
-    /* ... and what others know it by, which rises with each claim of a token:
-       the sequence, unless what grants claims to many machines tells another
-       one with the grant: out */
+    /* what upstreams know the claim by, which rises with each claim of a token:
+       the sequence; or, of a backing that many machines share, the number that
+       it has granted the claim with: out */
     uint64_t                        fence;
-    /* ASK: what this very instance claimed below it is nobody's any more: a
-       sequence */
+    /* ASK: claims of this very instance with a lower sequence have no owner any
+       more, as the zone has forgotten them */
     uint64_t                        floor;
-    /* for how long it is kept by an owner that gives no sign of life, where
-       that is how he is told to live */
+    /* for how long a silent owner keeps the claim, if the backing knows no
+       other sign that it lives */
     int64_t                         lease;
 
     /* ASK: take over what is in doubt; RELEASE: it had been taken over here,
@@ -101,11 +101,12 @@ typedef struct {
     unsigned                        old:1;
     /* what is pending was in doubt before: PUT: in, ASK: out */
     unsigned                        taken:1;
-    /* RELEASE: it was not, or is settled by hand */
+    /* RELEASE: it had not been in doubt, or an operator has settled it: the
+       token is fresh */
     unsigned                        freed:1;
-    /* PUT: it has said that it knows of the claim */
+    /* PUT: the backing has acknowledged the claim */
     unsigned                        known:1;
-    /* out, PUT: it did not, and does now */
+    /* out, PUT: but it had lost the claim, which was written anew */
     unsigned                        lost:1;
     /* out: it failed, and is to be flushed again; and it was certainly not
        sent */
@@ -125,16 +126,16 @@ typedef struct {
        since stays */
     int64_t                         recorded;
     int64_t                         ends;
-    /* ASK, of what is pending: out, when its owner's lease ends, if that is
-       how it is told that nobody has it any more, or 0 */
+    /* ASK, of what is pending: out, when its owner's lease ends; 0: the backing
+       has another sign that the owner lives */
     int64_t                         lapses;
 
     /* PUT: in; ASK, FIND: out */
     ngx_idempotency_outcome_e       outcome;
     ngx_uint_t                      status;
     ngx_uint_t                      replays;
-    /* PUT: with room for its seal behind it; ASK, FIND: malloc()ed, whoever
-       has the item free()s it */
+    /* PUT: with room for its seal behind it; ASK, FIND: malloc()ed, to be
+       free()d along with the item */
     ngx_str_t                       response;
     ngx_idempotency_seal_e          seal;
 
@@ -144,6 +145,47 @@ typedef struct {
 
     void                           *data;
 } ngx_idempotency_item_t;
+
+
+/*
+ * Records that leave this machine's memory are marked by a digest key of
+ * idempotency_secret, their responses sealed with AES-256-GCM by another one;
+ * both are checked when they come back.  May be called in threads.
+ */
+
+/* behind a response: the seal, what its own key is made by, the key's name, and
+   the form, of which this is the last byte; or its mark and the form; or that
+   alone */
+
+#define NGX_IDEMPOTENCY_SEAL_TAG_LEN   16
+#define NGX_IDEMPOTENCY_SEAL_SALT_LEN  32
+
+#define NGX_IDEMPOTENCY_SEAL_LEN                                             \
+    (NGX_IDEMPOTENCY_SEAL_TAG_LEN + NGX_IDEMPOTENCY_SEAL_SALT_LEN            \
+     + NGX_IDEMPOTENCY_SEAL_ID_LEN + 1)
+
+#define NGX_IDEMPOTENCY_SEAL_PLAIN     0
+#define NGX_IDEMPOTENCY_SEAL_SEALED    1
+#define NGX_IDEMPOTENCY_SEAL_MARKED    2
+
+
+/*
+ * What is put has room for a seal behind its response.  To be called once for
+ * items on their way to a backing, and once on their way back, where that is
+ * off the event loop.  `times`: the backing keeps `recorded` and `ends` as they
+ * are in an item, so that they are sealed along with the response.
+ *
+ * A response that can't be sealed does not leave memory, and one that can't be
+ * opened is lost: its item's outcome is "not kept" instead of "done".  So it is
+ * for a record that is done, but whose mark is wrong.  A record that is pending
+ * or in doubt and has a wrong mark, or one that contradicts itself, makes the
+ * token unavailable: it is neither an answer nor absent.
+ */
+
+void ngx_idempotency_seal(const ngx_idempotency_secret_t *secret,
+    ngx_idempotency_item_t *items, ngx_uint_t n, ngx_uint_t times);
+void ngx_idempotency_unseal(const ngx_idempotency_secret_t *secret,
+    ngx_idempotency_item_t *items, ngx_uint_t n, ngx_uint_t times);
 
 
 #endif /* _NGX_IDEMPOTENCY_BACKING_H_INCLUDED_ */

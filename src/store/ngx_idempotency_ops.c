@@ -10,8 +10,8 @@
  * some of those that are woken claim again.  A claim whose owner has died is
  * noticed by another claim, or by a sweep.
  *
- * Find and forget ask the backing for what the zone does not know for sure.  The
- * answer stays in the zone, and is looked up there.
+ * Find and forget ask the backing for what the zone does not know for sure.
+ * The answer stays in the zone, and is looked up there.
  *
  * A list has some records at a time: bucket by bucket, and in each in the order
  * of its tree.  The cursor is a place in that order and no record, so whatever
@@ -114,8 +114,6 @@ static ngx_int_t shm_begin(ngx_idempotency_shm_t *shm,
 static void shm_end(ngx_idempotency_shm_t *shm);
 static ngx_idempotency_record_t *shm_own(ngx_idempotency_shm_t *shm,
     ngx_idempotency_op_t *op, uint64_t fence);
-static ngx_uint_t shm_untouched(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec);
 static void shm_read_locked(ngx_idempotency_record_t *rec,
     ngx_idempotency_cursor_t *cur);
 static ngx_int_t shm_read(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
@@ -870,57 +868,45 @@ shm_end(ngx_idempotency_shm_t *shm)
 
 /*
  * The record under the caller's fence; no other may be changed.  An owner that
- * was taken for dead has its claim again, unless that was taken over, here or,
- * as the backing may know of the doubt, by another nginx.
+ * was taken for dead has its claim again, unless another request may have taken
+ * that over: here; or at another nginx, if the backing knows of the doubt, or
+ * has the claim by a lease that may have ended.
  */
 
 static ngx_idempotency_record_t *
 shm_own(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
     uint64_t fence)
 {
+    ngx_uint_t                 unknown;
     ngx_idempotency_record_t  *rec;
+
+    op->result = NGX_IDEMPOTENCY_STALE;
 
     rec = ngx_idempotency_record_current(shm, op->token, op->now);
 
     if (rec == NULL || rec->fence != fence) {
-        op->result = NGX_IDEMPOTENCY_STALE;
         return NULL;
     }
 
-    if (rec->state == NGX_IDEMPOTENCY_IN_DOUBT && rec->status == 0
-        && shm_untouched(shm, rec))
-    {
-        ngx_idempotency_record_own(shm, rec, op->now);
+    if (rec->state == NGX_IDEMPOTENCY_IN_DOUBT && rec->status == 0) {
+
+        unknown = (shm->tier == NULL || rec->local || !rec->sent
+                   || (!ngx_idempotency_tier_shared(shm->tier) && !rec->unsure
+                       && (rec->flush == NGX_IDEMPOTENCY_QUEUED
+                           || rec->flush == NGX_IDEMPOTENCY_ASIDE)));
+
+        if (unknown) {
+            ngx_idempotency_record_own(shm, rec, op->now);
+        }
     }
 
     if (rec->state != NGX_IDEMPOTENCY_PENDING) {
-        op->result = NGX_IDEMPOTENCY_STALE;
         return NULL;
     }
 
     op->result = NGX_IDEMPOTENCY_OK;
 
     return rec;
-}
-
-
-/*
- * No other nginx knows of the doubt: the backing does not know the claim, or
- * knows it as one of an instance that lives.  Where claims live by leases, the
- * lease may have ended.
- */
-
-static ngx_uint_t
-shm_untouched(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec)
-{
-    if (shm->tier == NULL || rec->local || !rec->sent) {
-        return 1;
-    }
-
-    return !ngx_idempotency_tier_shared(shm->tier) && !rec->unsure
-           && (rec->flush == NGX_IDEMPOTENCY_QUEUED
-               || rec->flush == NGX_IDEMPOTENCY_ASIDE);
 }
 
 

@@ -1,11 +1,10 @@
 
 /*
  * Records in shared memory: found by token, claimed, bound to an outcome, left
- * to those who waited, removed.  Their responses, which are chains of pages.
- * Quotas: how many records there may be for one value.  Memory for them: what
- * has ended is freed, and where memory is short what may leave early is
- * evicted.  All of it runs with the zone's lock held, and with a bound on its
- * steps.
+ * to requests that waited, removed.  Their responses, chains of pages.  Quotas:
+ * how many records there may be for one value.  Memory for them: what has ended
+ * is freed, and where memory is short what may leave early is evicted.  All of
+ * it runs with the zone's lock held, and with a bound on its steps.
  *
  * A record's state changes by an event, as the table record_states says, and by
  * nothing else.  What holds:
@@ -22,9 +21,9 @@
  * ONE ASKER       A GRANTED claim belongs to one request, whose number the
  *                 record has.  If that has ended, the next request takes its
  *                 place, or the claim is released.
- * NOT FORGOTTEN   What the backing lacks, and what it may have claimed for
- *                 nobody, stays in the write-back queue (see writeback.c), as
- *                 GONE if it is no token's any more.
+ * NOT FORGOTTEN   What the backing lacks, and a claim that it may have although
+ *                 no request owns it, stays in the write-back queue (see
+ *                 writeback.c), as GONE if the token has no record any more.
  * NOT COPIED      What may have changed in the backing since (REMOTE, DOUBTED,
  *                 NOTHING, FAILED) answers the requests that waited for it, and
  *                 none that comes later.
@@ -68,7 +67,7 @@ static const record_place_e  record_places[NGX_IDEMPOTENCY_STATES] = {
 };
 
 
-/* the backing was asked, and may have claimed it for nobody */
+/* the backing was asked, and may have a claim that no request owns */
 
 static const uint8_t  record_asked[NGX_IDEMPOTENCY_STATES] = {
     [NGX_IDEMPOTENCY_ASKING] = 1,
@@ -232,7 +231,6 @@ static void record_claim(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_window_t *window,
     ngx_idempotency_claim_t *claim);
 static uint64_t record_next_fence(ngx_idempotency_shm_t *shm);
-static uint32_t record_number(ngx_idempotency_shm_t *shm);
 static uint32_t record_lease(ngx_msec_t lease);
 static void record_leftover_token(u_char *token, uint32_t sequence);
 static ngx_idempotency_window_t *record_window(ngx_idempotency_shm_t *shm,
@@ -263,7 +261,7 @@ static void tree_insert_value(ngx_rbtree_node_t *temp,
 static void record_end(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
 static ngx_idempotency_result_e record_make_room(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_claim_t *claim);
+    ngx_idempotency_claim_t *claim, ngx_idempotency_window_t **window);
 static ngx_int_t quota_take(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_claim_t *claim);
 static void quota_bind(ngx_idempotency_record_t *rec);
@@ -386,7 +384,7 @@ ngx_idempotency_record_change(ngx_idempotency_shm_t *shm,
 
 
 /* the backing may have it as claimed, and must learn that it is not; or must
-   forget it, whoever claimed it there */
+   forget it, also a claim of another instance */
 
 static void
 record_gone(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
@@ -620,7 +618,8 @@ ngx_idempotency_record_ask(ngx_idempotency_shm_t *shm,
         ngx_idempotency_record_change(shm, *rec, NGX_IDEMPOTENCY_ON_ASK,
                                       claim->op.now);
 
-        /* a lease that is granted may be as old as this, whoever waits then */
+        /* the lease may begin as early as this, also for a request that takes
+           over the question */
 
         (*rec)->recorded = claim->op.now;
         (*rec)->as.asking.retry = claim->retry;
@@ -660,15 +659,10 @@ record_new(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     ngx_idempotency_window_t  *window;
     ngx_idempotency_result_e   result;
 
-    result = record_make_room(shm, claim);
+    result = record_make_room(shm, claim, &window);
 
     if (result != NGX_IDEMPOTENCY_OK) {
         return result;
-    }
-
-    window = record_window(shm, claim->window, claim->span);
-    if (window == NULL) {
-        return NGX_IDEMPOTENCY_UNAVAILABLE;
     }
 
     rec = ngx_slab_calloc_locked(shm->shpool,
@@ -708,15 +702,10 @@ ngx_idempotency_record_reclaim(ngx_idempotency_shm_t *shm,
     ngx_idempotency_window_t  *window;
     ngx_idempotency_result_e   result;
 
-    result = record_make_room(shm, claim);
+    result = record_make_room(shm, claim, &window);
 
     if (result != NGX_IDEMPOTENCY_OK) {
         return result;
-    }
-
-    window = record_window(shm, claim->window, claim->span);
-    if (window == NULL) {
-        return NGX_IDEMPOTENCY_UNAVAILABLE;
     }
 
     ngx_idempotency_record_own(shm, rec, claim->op.now);
@@ -801,7 +790,13 @@ record_claim(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     rec->parts = claim->parts;
 
     rec->fence = record_next_fence(shm);
-    rec->sequence = record_number(shm);
+
+    /* 0: no request */
+
+    do {
+        rec->sequence = (uint32_t) ++shm->sh->sequence;
+    } while (rec->sequence == 0);
+
     rec->ends = now + claim->least;
     rec->status = 0;
     rec->window = window;
@@ -852,21 +847,8 @@ ngx_idempotency_record_micros(void)
 }
 
 
-/* 0: no request */
-
-static uint32_t
-record_number(ngx_idempotency_shm_t *shm)
-{
-    do {
-        shm->sh->sequence++;
-    } while ((uint32_t) shm->sh->sequence == 0);
-
-    return (uint32_t) shm->sh->sequence;
-}
-
-
-/* the whole of it: no claim that is at work, or to be told, is so old that as
-   many others as 32 bits can number were made since */
+/* all of its 64 bits: no claim that is at work, or in the queue, is so old that
+   2^32 others were made since */
 
 uint64_t
 ngx_idempotency_record_sequence(ngx_idempotency_shm_t *shm,
@@ -1256,8 +1238,8 @@ ngx_idempotency_record_expired(ngx_idempotency_record_t *rec, ngx_msec_t now)
  */
 
 static ngx_idempotency_result_e
-record_make_room(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_claim_t *claim)
+record_make_room(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
+    ngx_idempotency_window_t **window)
 {
     ngx_uint_t        n, pages, limit;
     ngx_slab_pool_t  *shpool;
@@ -1283,7 +1265,9 @@ record_make_room(ngx_idempotency_shm_t *shm,
         }
     }
 
-    return NGX_IDEMPOTENCY_OK;
+    *window = record_window(shm, claim->window, claim->span);
+
+    return *window ? NGX_IDEMPOTENCY_OK : NGX_IDEMPOTENCY_UNAVAILABLE;
 }
 
 

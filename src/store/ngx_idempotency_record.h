@@ -67,7 +67,7 @@ typedef enum {
 typedef enum {
     NGX_IDEMPOTENCY_ON_CLAIM = 0,  /* a request owns it, without the backing */
     NGX_IDEMPOTENCY_ON_ASK,        /* a request asks the backing, or waits for
-                                      an answer that nobody waited for */
+                                      an answer that no request waited for */
     NGX_IDEMPOTENCY_ON_LEAVE,      /* the request that asked has ended */
     NGX_IDEMPOTENCY_ON_TAKE,       /* ... knows that its claim is granted */
     NGX_IDEMPOTENCY_ON_DONE,       /* the owner's outcome */
@@ -193,8 +193,8 @@ struct ngx_idempotency_record_s {
         } remote;
 
         struct {
-            /* by hand, whoever claimed it; or settled, whatever it was
-               before */
+            /* by hand, also a claim of another instance; or fresh, even if it
+               was in doubt before */
             ngx_uint_t                  forgotten;
             ngx_uint_t                  freed;
         } gone;
@@ -209,7 +209,7 @@ struct ngx_idempotency_record_s {
     unsigned                        status:10;
     /* pending: it was in doubt before */
     unsigned                        taken:1;
-    /* the backing is never told of it */
+    /* the backing never gets it */
     unsigned                        local:1;
     /* the claim was sent, so the backing may know it; it has said that it
        does; the last change was sent, and the answer is not known */
@@ -330,8 +330,8 @@ ngx_uint_t ngx_idempotency_record_differs(ngx_idempotency_record_t *rec,
 ngx_uint_t ngx_idempotency_record_unflushed(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
 
-/* the workers with requests that wait for it, or NULL: it is neither pending nor
-   remote; whether there are any; they are woken when the lock is given back */
+/* the workers with requests that wait for it, or NULL: it is neither pending
+   nor remote; whether there are any; they are woken by the unlock */
 
 ngx_idempotency_workers_t *ngx_idempotency_record_waiting(
     ngx_idempotency_record_t *rec);

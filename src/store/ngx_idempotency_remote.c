@@ -636,7 +636,7 @@ ask_copy(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
 
     if (rec->state == NGX_IDEMPOTENCY_REMOTE) {
 
-        /* what nobody wants is freed for the room that a response takes */
+        /* else this record might be freed itself, for its response's room */
 
         rec->as.remote.wanted = (uint32_t) ngx_current_msec;
     }

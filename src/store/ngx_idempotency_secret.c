@@ -1,15 +1,15 @@
 
 /*
  * The keys of idempotency_secret, out of the lines of its file.  What stands
- * there is never told, not even where it is no key.
+ * there is never shown, not even where it is no key.
  *
  * Records that leave this machine's memory, and come back from where somebody
  * else may have written.
  *
  * With a digest key each record has a mark: an HMAC, by a key made of that one,
  * over all of it that decides.  A claim's covers the token, what that is bound
- * to, whose claim it is, and the window; whoever may be in doubt of it, a Redis
- * by itself, says so without a key, and so "in doubt" has a claim's mark, too.
+ * to, the claim's instance and sequence, and the window.  A Redis that finds an
+ * owner dead has no key: so "in doubt" may have the claim's mark, too.
  * An outcome's covers what it is, its status and, where these stay as they are,
  * its times.  "Done" and "not kept" are one to it, as a response may have to go
  * for want of room; a response has a mark of its own, over that of its record.
@@ -20,13 +20,13 @@
  * and however many responses there are, two of them have one key with a
  * probability that is nothing.
  *
- * What the response is an answer to is sealed along with it, so that who can
- * write to the store can't put it elsewhere: the same bytes with another token,
- * fingerprint, identity, outcome, status, window or claim don't open.
+ * What the response is an answer to is sealed along with it, so that it can't
+ * be moved inside the store: the same bytes with another token, fingerprint,
+ * identity, outcome, status, window or claim don't open.
  */
 
 
-#include "ngx_idempotency_seal.h"
+#include "ngx_idempotency_backing.h"
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/rand.h>
@@ -61,12 +61,8 @@ typedef struct {
 #define seal_is_small(n)  ((n) > -SEAL_NUMBER && (n) < SEAL_NUMBER)
 
 
-static char *secret_line(ngx_idempotency_secret_t *secret, ngx_str_t *first,
-    secret_line_t *line);
 static ngx_uint_t secret_word(secret_line_t *line, ngx_str_t *word);
 static char *secret_digest(ngx_idempotency_secret_t *secret,
-    secret_line_t *line);
-static char *secret_seals(ngx_idempotency_secret_t *secret,
     secret_line_t *line);
 static char *secret_seal(ngx_idempotency_secret_t *secret, ngx_str_t *word);
 static char *secret_key(ngx_str_t *word, ngx_str_t *key);
@@ -76,7 +72,6 @@ static void secret_derive(ngx_idempotency_seal_key_t *seal, ngx_str_t *key);
 static void secret_expand(const ngx_idempotency_digest_key_t *key, char *info,
     u_char *out);
 static ngx_uint_t secret_known(ngx_idempotency_secret_t *secret, u_char *id);
-static void secret_stamp(ngx_idempotency_secret_t *secret);
 static void seal_forged(ngx_idempotency_item_t *item);
 static ngx_uint_t seal_is_sound(ngx_idempotency_item_t *item);
 static ngx_uint_t seal_is_marked(const ngx_idempotency_secret_t *secret,
@@ -97,6 +92,7 @@ static EVP_CIPHER_CTX *seal_cipher(const ngx_idempotency_seal_key_t *key,
     u_char *salt, int encrypt);
 static ngx_int_t seal_along(EVP_CIPHER_CTX *ctx, u_char *id,
     ngx_idempotency_item_t *item, ngx_uint_t times);
+static u_char *seal_claim(u_char *p, ngx_idempotency_item_t *item);
 static u_char *seal_number(u_char *p, uint64_t n);
 static void seal_none(ngx_idempotency_item_t *item);
 
@@ -107,7 +103,7 @@ ngx_idempotency_secret_parse(ngx_idempotency_secret_t *secret, u_char *data,
 {
     char           *why;
     u_char         *last, *end;
-    ngx_str_t       first;
+    ngx_str_t       word;
     secret_line_t   rest;
 
     ngx_memzero(secret, sizeof(ngx_idempotency_secret_t));
@@ -127,8 +123,24 @@ ngx_idempotency_secret_parse(ngx_idempotency_secret_t *secret, u_char *data,
         rest.last = end;
         (*line)++;
 
-        if (secret_word(&rest, &first)) {
-            why = secret_line(secret, &first, &rest);
+        if (!secret_word(&rest, &word)) {
+            continue;
+        }
+
+        if (word.len == 6 && ngx_strncmp(word.data, "digest", 6) == 0) {
+            why = secret_digest(secret, &rest);
+
+        } else if (word.len == 4 && ngx_strncmp(word.data, "seal", 4) == 0) {
+
+            why = secret_word(&rest, &word) ? secret_seal(secret, &word)
+                                            : "no key of \"seal\"";
+
+            while (why == NULL && secret_word(&rest, &word)) {
+                why = secret_seal(secret, &word);
+            }
+
+        } else {
+            why = "neither \"digest\" nor \"seal\"";
         }
     }
 
@@ -139,27 +151,7 @@ ngx_idempotency_secret_parse(ngx_idempotency_secret_t *secret, u_char *data,
         return why;
     }
 
-    if (secret->digest_key) {
-        secret_stamp(secret);
-    }
-
     return NULL;
-}
-
-
-static char *
-secret_line(ngx_idempotency_secret_t *secret, ngx_str_t *first,
-    secret_line_t *line)
-{
-    if (first->len == 6 && ngx_strncmp(first->data, "digest", 6) == 0) {
-        return secret_digest(secret, line);
-    }
-
-    if (first->len == 4 && ngx_strncmp(first->data, "seal", 4) == 0) {
-        return secret_seals(secret, line);
-    }
-
-    return "neither \"digest\" nor \"seal\"";
 }
 
 
@@ -200,6 +192,7 @@ secret_digest(ngx_idempotency_secret_t *secret, secret_line_t *line)
     u_char                       bytes[NGX_IDEMPOTENCY_SECRET_MAX + 3];
     u_char                       mac[NGX_IDEMPOTENCY_DIGEST_LEN];
     ngx_str_t                    word, more, key;
+    ngx_idempotency_digest_t     d;
     ngx_idempotency_seal_key_t   seal;
 
     if (secret->digest_key) {
@@ -228,29 +221,17 @@ secret_digest(ngx_idempotency_secret_t *secret, secret_line_t *line)
         secret_expand(&seal.key, "record", mac);
         ngx_idempotency_digest_key(&secret->mac, mac, sizeof(mac));
 
+        ngx_idempotency_digest_init(&d, secret->digest_key,
+                                    NGX_IDEMPOTENCY_DIGEST_OTHER_VERSION,
+                                    NGX_IDEMPOTENCY_DIGEST_STAMP);
+        ngx_idempotency_digest_final(&d, mac);
+        ngx_memcpy(secret->stamp, mac, NGX_IDEMPOTENCY_STAMP_LEN);
+
         OPENSSL_cleanse(mac, sizeof(mac));
         OPENSSL_cleanse(&seal, sizeof(ngx_idempotency_seal_key_t));
     }
 
     OPENSSL_cleanse(bytes, sizeof(bytes));
-
-    return why;
-}
-
-
-static char *
-secret_seals(ngx_idempotency_secret_t *secret, secret_line_t *line)
-{
-    char       *why;
-    ngx_str_t   word;
-
-    if (!secret_word(line, &word)) {
-        return "no key of \"seal\"";
-    }
-
-    do {
-        why = secret_seal(secret, &word);
-    } while (why == NULL && secret_word(line, &word));
 
     return why;
 }
@@ -323,7 +304,7 @@ secret_key(ngx_str_t *word, ngx_str_t *key)
 }
 
 
-/* the length is told even of what has no place */
+/* key->len is the key's true length, even if it has no place */
 
 static ngx_int_t
 secret_hex(ngx_str_t *word, ngx_str_t *key)
@@ -421,21 +402,6 @@ secret_known(ngx_idempotency_secret_t *secret, u_char *id)
     return (secret->digest_key
             && ngx_memcmp(secret->id, id, NGX_IDEMPOTENCY_SEAL_ID_LEN) == 0)
            || seal_key(secret, id);
-}
-
-
-static void
-secret_stamp(ngx_idempotency_secret_t *secret)
-{
-    u_char                     out[NGX_IDEMPOTENCY_DIGEST_LEN];
-    ngx_idempotency_digest_t   d;
-
-    ngx_idempotency_digest_init(&d, secret->digest_key,
-                                NGX_IDEMPOTENCY_DIGEST_OTHER_VERSION,
-                                NGX_IDEMPOTENCY_DIGEST_STAMP);
-    ngx_idempotency_digest_final(&d, out);
-
-    ngx_memcpy(secret->stamp, out, NGX_IDEMPOTENCY_STAMP_LEN);
 }
 
 
@@ -572,7 +538,7 @@ ngx_idempotency_unseal(const ngx_idempotency_secret_t *secret,
 }
 
 
-/* nobody waits for it, and nobody takes it over */
+/* no request waits for it, and none takes it over */
 
 static void
 seal_forged(ngx_idempotency_item_t *item)
@@ -677,12 +643,7 @@ seal_mark(const ngx_idempotency_secret_t *secret, u_char kind,
     *p++ = kind;
     *p++ = (u_char) (times ? 1 : 0);
 
-    p = ngx_cpymem(p, item->token, NGX_IDEMPOTENCY_DIGEST_LEN);
-    p = ngx_cpymem(p, item->fingerprint, NGX_IDEMPOTENCY_DIGEST_LEN);
-    p = ngx_cpymem(p, &item->parts, sizeof(ngx_idempotency_parts_t));
-
-    p = seal_number(p, item->instance);
-    p = seal_number(p, item->sequence);
+    p = seal_claim(p, item);
     p = seal_number(p, item->window);
 
     if (kind != SEAL_CLAIM) {
@@ -938,12 +899,7 @@ seal_along(EVP_CIPHER_CTX *ctx, u_char *id, ngx_idempotency_item_t *item,
     p = ngx_cpymem(p, id, NGX_IDEMPOTENCY_SEAL_ID_LEN);
     *p++ = (u_char) (times ? 1 : 0);
 
-    p = ngx_cpymem(p, item->token, NGX_IDEMPOTENCY_DIGEST_LEN);
-    p = ngx_cpymem(p, item->fingerprint, NGX_IDEMPOTENCY_DIGEST_LEN);
-    p = ngx_cpymem(p, &item->parts, sizeof(ngx_idempotency_parts_t));
-
-    p = seal_number(p, item->instance);
-    p = seal_number(p, item->sequence);
+    p = seal_claim(p, item);
     p = seal_number(p, item->outcome);
     p = seal_number(p, item->status);
     p = seal_number(p, item->window);
@@ -952,6 +908,20 @@ seal_along(EVP_CIPHER_CTX *ctx, u_char *id, ngx_idempotency_item_t *item,
 
     return (EVP_CipherUpdate(ctx, NULL, &n, data, (int) (p - data)) == 1)
            ? NGX_OK : NGX_ERROR;
+}
+
+
+static u_char *
+seal_claim(u_char *p, ngx_idempotency_item_t *item)
+{
+    p = ngx_cpymem(p, item->token, NGX_IDEMPOTENCY_DIGEST_LEN);
+    p = ngx_cpymem(p, item->fingerprint, NGX_IDEMPOTENCY_DIGEST_LEN);
+    p = ngx_cpymem(p, &item->parts, sizeof(ngx_idempotency_parts_t));
+
+    p = seal_number(p, item->instance);
+    p = seal_number(p, item->sequence);
+
+    return p;
 }
 
 

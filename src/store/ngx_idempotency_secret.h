@@ -1,7 +1,7 @@
 
 /*
- * The keys of idempotency_secret: one by which digests are made, so that who
- * has them can't try what they are of, and those by which responses are sealed
+ * The keys of idempotency_secret: one by which digests are made, so that their
+ * thief can't try what they are of, and those by which responses are sealed
  * that leave this machine's memory.
  */
 
@@ -38,7 +38,7 @@ typedef struct {
     ngx_idempotency_digest_key_t   digest;
     u_char                         id[NGX_IDEMPOTENCY_SEAL_ID_LEN];
     /* tells one digest key from another; all zero: there is none.  A store is
-       made with one, and answers nobody who has another */
+       made with one, and refused by an nginx that has another */
     u_char                         stamp[NGX_IDEMPOTENCY_STAMP_LEN];
     /* made of the digest key, too: by this a store's records are marked */
     ngx_idempotency_digest_key_t   mac;

@@ -14,7 +14,7 @@
 #include <ngx_core.h>
 
 
-/* what a request may come to, as whoever counts it has it: at most so many */
+/* what a request may come to, as observe/log.c counts: at most so many */
 
 #define NGX_IDEMPOTENCY_STATS_RESULTS  16
 
@@ -39,7 +39,7 @@ typedef enum {
     NGX_IDEMPOTENCY_ERROR_TIMEOUT = 0,
     NGX_IDEMPOTENCY_ERROR_CONNECT,
     NGX_IDEMPOTENCY_ERROR_REFUSED,     /* it says so itself */
-    NGX_IDEMPOTENCY_ERROR_PROTOCOL,    /* it says what nobody understands */
+    NGX_IDEMPOTENCY_ERROR_PROTOCOL,    /* its answer is not understood */
     NGX_IDEMPOTENCY_ERROR_FULL,
     NGX_IDEMPOTENCY_ERROR_OTHER,
     NGX_IDEMPOTENCY_ERRORS
@@ -106,7 +106,7 @@ typedef struct {
 } ngx_idempotency_stats_t;
 
 
-/* what is told of a store; sizes in bytes, times in milliseconds */
+/* the figures of a store; sizes in bytes, times in milliseconds */
 
 typedef struct {
     ngx_idempotency_counters_t      counters;

@@ -100,9 +100,9 @@ typedef enum {
 
 
 /*
- * What a token is bound to is the fingerprint, of action and body, and the
- * identity, of who asks; all zero: nobody that is known.  The rest only tells
- * why two requests differ: digests too short to compare anything else by.
+ * A token is bound to the fingerprint, of action and body, and to the identity,
+ * of the client's credentials; all zero: it has none.  The rest only tells why
+ * two requests differ: digests too short to compare anything else by.
  */
 
 #define NGX_IDEMPOTENCY_IDENTITY_LEN      16
@@ -340,7 +340,7 @@ typedef struct {
     ngx_int_t                     (*list)(ngx_idempotency_store_t *store,
                                        ngx_idempotency_list_t *list);
 
-    /* nobody waits for the answer, or the change, any more; a claim that is
+    /* no request waits for the answer, or the change, any more; a claim that is
        granted all the same is released */
     void                          (*cancel)(ngx_idempotency_store_t *store,
                                        ngx_idempotency_op_t *op);

@@ -14,7 +14,6 @@
 
 #include <ngx_event.h>
 #include "ngx_idempotency_backing.h"
-#include "ngx_idempotency_seal.h"
 #include "ngx_idempotency_workers.h"
 
 
@@ -115,8 +114,8 @@ typedef struct {
     ngx_uint_t                      full;
     /* it will be until a restart */
     ngx_uint_t                      lost;
-    /* the log was told so: where many share it, a part of it may fail, each
-       time that it is asked, and that is one outage */
+    /* the log has it as unavailable: where many share it, a part of it may fail
+       each time that it is asked, and that is one outage */
     ngx_atomic_t                    said;
 
     /* when it was last looked which claims are to be renewed */
@@ -125,16 +124,16 @@ typedef struct {
     /* the worker that looks after the backing */
     ngx_idempotency_process_t       watcher;
 
-    /* workers that can flush the queue: those that serve, and those that were
-       told to quit; the last configuration that names the zone */
+    /* workers that can flush the queue: those that serve, and those that quit;
+       the last configuration that names the zone */
     ngx_idempotency_workers_t       serving;
     ngx_idempotency_workers_t       leaving;
     ngx_uint_t                      generation;
-    /* how many outcomes were in the queue when the log was told so */
+    /* how many outcomes were in the queue when the log said so, or 0 */
     ngx_atomic_t                    undelivered;
 
-    /* which one it is, and the last commit that was seen; it is not that one
-       any more, and refused until an operator agrees; he has */
+    /* which file it is, and the last commit that was seen; it is another one
+       now, and refused until an operator agrees; an operator has agreed */
     ngx_idempotency_mark_t          mark;
     ngx_atomic_t                    other;
     ngx_atomic_t                    agreed;
@@ -202,7 +201,7 @@ struct ngx_idempotency_page_s {
        but without its bytes */
     ngx_uint_t                      n;
     ngx_idempotency_item_t          items[NGX_IDEMPOTENCY_TIER_BATCH];
-    /* the backing's time, by which they are told */
+    /* the backing's time, when it was read */
     int64_t                         now;
     /* NGX_OK, or NGX_ERROR */
     ngx_int_t                       rc;
@@ -279,7 +278,7 @@ struct ngx_idempotency_tier_s {
     /* what it is called in the log */
     ngx_str_t                       name;
     ngx_idempotency_shm_t          *shm;
-    /* an outcome is there before anybody is told of it */
+    /* an outcome is there before any client gets it */
     ngx_uint_t                      strict;
     /* whose claims they are there; its fences lie above this one */
     uint64_t                        instance;
@@ -298,9 +297,7 @@ struct ngx_idempotency_tier_s {
     ngx_uint_t                      busy;
     ngx_event_t                     retry;
     ngx_event_t                     scheduled;
-    /* `retry` ends a pause; the batch being filled is a probe if the queue is
-       empty */
-    ngx_uint_t                      pauses;
+    /* the batch being filled is a probe if the queue is empty */
     ngx_uint_t                      probes;
 
     /* ... asks the backing about remote claims again */
@@ -331,7 +328,8 @@ void ngx_idempotency_writeback_add(ngx_idempotency_shm_t *shm,
 
 /* without it, and by a thread as well: the batch is its worker's yet.  False:
    another worker has its records, so it must not change the backing any more.
-   To be asked where nobody else can change the backing, as in a transaction */
+   To be asked where no other process can change the backing, as in a
+   transaction */
 
 ngx_uint_t ngx_idempotency_batch_current(ngx_idempotency_tier_t *tier,
     ngx_idempotency_batch_t *batch);
@@ -377,7 +375,7 @@ void ngx_idempotency_page_listed(ngx_idempotency_page_t *page);
 void ngx_idempotency_remote_changed(ngx_idempotency_tier_t *tier,
     u_char *token);
 
-/* of a zone that is made, the lock held or nobody there yet */
+/* of a zone that is made, with the lock held, or before any worker has it */
 
 void ngx_idempotency_tier_init(ngx_idempotency_shm_t *shm);
 void ngx_idempotency_tier_lost(ngx_idempotency_tier_t *tier,

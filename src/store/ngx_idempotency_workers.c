@@ -59,6 +59,7 @@ static ngx_uint_t workers_look(ngx_pid_t pid, uint64_t started);
 static ngx_int_t workers_stat(ngx_pid_t pid, u_char *state,
     uint64_t *started);
 static void workers_sign_handler(ngx_event_t *ev);
+static void workers_tell(ngx_uint_t i, uint64_t *key);
 static void workers_notify(ngx_uint_t slot);
 static void workers_wake_handler(ngx_event_t *ev);
 static void workers_own_handler(ngx_event_t *ev);
@@ -225,14 +226,8 @@ ngx_idempotency_workers_init_process(ngx_cycle_t *cycle,
 static ngx_int_t
 workers_take_slot(ngx_cycle_t *cycle)
 {
-    u_char          state;
-    uint64_t        started;
     ngx_uint_t      i, n;
     worker_slot_t  *slot;
-
-    if (workers_stat(ngx_pid, &state, &started) != NGX_OK) {
-        started = 0;
-    }
 
     ngx_shmtx_lock(&workers_shpool->mutex);
 
@@ -241,10 +236,10 @@ workers_take_slot(ngx_cycle_t *cycle)
 
         if (slot->pid == 0 || workers_dead(slot->pid)) {
 
-            /* whoever reads without the lock finds the new pid last */
+            /* a process that reads without the lock sees the new pid last */
 
             slot->epoch++;
-            slot->started = started;
+            slot->started = ngx_idempotency_process_self()->started;
             slot->seen = ngx_current_msec;
             slot->suspected = slot->seen;
             slot->overflow = 0;
@@ -606,8 +601,7 @@ workers_sign_handler(ngx_event_t *ev)
 void
 ngx_idempotency_workers_wake(ngx_idempotency_workers_t *set, uint64_t key)
 {
-    ngx_uint_t      i;
-    worker_slot_t  *slot;
+    ngx_uint_t  i;
 
     for (i = 0; i < NGX_IDEMPOTENCY_WORKERS; i++) {
 
@@ -620,20 +614,7 @@ ngx_idempotency_workers_wake(ngx_idempotency_workers_t *set, uint64_t key)
             continue;
         }
 
-        slot = &workers_sh->slots[i];
-
-        ngx_shmtx_lock(&workers_shpool->mutex);
-
-        if (slot->n < NGX_IDEMPOTENCY_WORKERS_MAILBOX) {
-            slot->keys[slot->n++] = key;
-
-        } else {
-            slot->overflow = 1;
-        }
-
-        ngx_shmtx_unlock(&workers_shpool->mutex);
-
-        workers_notify(i);
+        workers_tell(i, &key);
     }
 }
 
@@ -646,13 +627,33 @@ ngx_idempotency_workers_wake_all(void)
     for (i = 0; i < NGX_IDEMPOTENCY_WORKERS; i++) {
 
         if (workers_sh->slots[i].pid) {
-            ngx_shmtx_lock(&workers_shpool->mutex);
-            workers_sh->slots[i].overflow = 1;
-            ngx_shmtx_unlock(&workers_shpool->mutex);
-
-            workers_notify(i);
+            workers_tell(i, NULL);
         }
     }
+}
+
+
+/* a token has changed, or, NULL, some have */
+
+static void
+workers_tell(ngx_uint_t i, uint64_t *key)
+{
+    worker_slot_t  *slot;
+
+    slot = &workers_sh->slots[i];
+
+    ngx_shmtx_lock(&workers_shpool->mutex);
+
+    if (key && slot->n < NGX_IDEMPOTENCY_WORKERS_MAILBOX) {
+        slot->keys[slot->n++] = *key;
+
+    } else {
+        slot->overflow = 1;
+    }
+
+    ngx_shmtx_unlock(&workers_shpool->mutex);
+
+    workers_notify(i);
 }
 
 
@@ -663,7 +664,7 @@ workers_notify(ngx_uint_t slot)
 
     if (slot == workers_self.slot) {
 
-        /* in the next round, as whoever is woken may wake again */
+        /* in the next round, as a handler that is woken may wake again */
 
         ngx_post_event(&workers_own, &ngx_posted_next_events);
         return;

@@ -97,7 +97,7 @@ void ngx_idempotency_worker_owns(ngx_int_t more, ngx_msec_t now);
 void ngx_idempotency_workers_wake(ngx_idempotency_workers_t *set,
     uint64_t key);
 
-/* ... everybody, whatever he waits for */
+/* ... all requests that wait, in all workers */
 
 void ngx_idempotency_workers_wake_all(void);
 

@@ -117,7 +117,6 @@ static void flush_large(ngx_idempotency_tier_t *tier);
 static ngx_uint_t flushed_batch(ngx_idempotency_tier_t *tier);
 static void flushed_one(ngx_idempotency_tier_t *tier, ngx_uint_t i);
 static void flushed_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed);
-static ngx_uint_t flushed_well(ngx_idempotency_tier_t *tier);
 static ngx_uint_t flushed_calm(ngx_idempotency_tier_t *tier);
 static void flushed_items(ngx_idempotency_tier_t *tier);
 static void tier_schedule(ngx_idempotency_tier_t *tier);
@@ -424,10 +423,10 @@ queue_sum(ngx_idempotency_tier_t *tier, queue_sum_t *sum)
 
 
 /*
- * A doubt is an outcome if the backing knows nothing of the claim, or nothing of
- * what the client got; a claim that the backing has never acknowledged may be
- * there.  Claims to be released are unsure only over a file: nothing is asked
- * there while it fails, so their number is limited.
+ * A doubt is an outcome if the backing knows nothing of the claim, or nothing
+ * of what the client got; a claim that the backing has never acknowledged may
+ * be there.  Claims to be released are unsure only over a file: nothing is
+ * asked there while it fails, so their number is limited.
  */
 
 static void
@@ -585,10 +584,10 @@ ngx_idempotency_batch_flushed(ngx_idempotency_tier_t *tier,
 
 /*
  * A transaction costs more than an item in it.  So there is a short pause
- * behind one that nobody waited for; a claim ends it.  Where each transaction
- * is synced all wait, and the pause lets requests that came together stay
- * together: else they would wait for each other's syncs in turn.  What comes
- * when there was nothing for a while is told at once.
+ * behind one in which no request has waited for an answer; a question ends it.
+ * Where each transaction is synced every request waits, and the pause lets
+ * requests that came together stay together: else they would wait for each
+ * other's syncs in turn.  The first item behind a quiet time is not delayed.
  */
 
 static ngx_uint_t
@@ -625,7 +624,6 @@ flush_pause(ngx_idempotency_tier_t *tier)
         return 0;
     }
 
-    tier->pauses = 1;
     ngx_add_timer(&tier->retry, pause);
 
     return 1;
@@ -1118,6 +1116,7 @@ flushed_one(ngx_idempotency_tier_t *tier, ngx_uint_t i)
 static void
 flushed_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed)
 {
+    queue_sum_t                 sum;
     ngx_idempotency_batch_t    *batch;
     ngx_idempotency_tier_sh_t  *sh;
 
@@ -1134,35 +1133,22 @@ flushed_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed)
             ngx_add_timer(&tier->retry, NGX_IDEMPOTENCY_TIER_RETRY);
         }
 
-    } else if (sh->failing && !sh->lost && batch->wrote
-               && flushed_well(tier))
-    {
-        sh->failing = 0;
-        ngx_idempotency_tier_say(tier, NULL);
+    } else if (sh->failing && !sh->lost && batch->wrote) {
+
+        /* A backing without room for one record may take another: it is well
+           once it has had room for some time, and once it has all records that
+           failed, so that it holds no claim without an owner */
+
+        queue_sum(tier, &sum);
+
+        if (!sum.unsure
+            && (!sh->partly || ngx_current_msec - sh->failed
+                               >= NGX_IDEMPOTENCY_TIER_WELL))
+        {
+            sh->failing = 0;
+            ngx_idempotency_tier_say(tier, NULL);
+        }
     }
-}
-
-
-/* a backing without room for one record may take another: it is well once it
-   has had room for some time, and once it has all records that failed, so that
-   it holds no claim without an owner */
-
-static ngx_uint_t
-flushed_well(ngx_idempotency_tier_t *tier)
-{
-    queue_sum_t                 sum;
-    ngx_idempotency_tier_sh_t  *sh;
-
-    sh = &tier->shm->sh->tier;
-
-    queue_sum(tier, &sum);
-
-    if (sum.unsure) {
-        return 0;
-    }
-
-    return !sh->partly
-           || ngx_current_msec - sh->failed >= NGX_IDEMPOTENCY_TIER_WELL;
 }
 
 
@@ -1324,8 +1310,8 @@ flushed_items(ngx_idempotency_tier_t *tier)
 }
 
 
-/* A request has put something into the queue.  A worker that was told to quit
-   looks again whether it is to stay for that. */
+/* A request has put something into the queue.  A worker that quits looks again
+   whether it has to stay for that. */
 
 void
 ngx_idempotency_writeback_schedule(ngx_idempotency_shm_t *shm)
@@ -1366,8 +1352,11 @@ tier_schedule(ngx_idempotency_tier_t *tier)
     } else if (!tier->retry.timer_set) {
         flush_queue(tier);
 
-    } else if (tier->pauses && shm->sh->tier.asked && !tier->strict) {
-        tier->pauses = 0;
+    } else if (!tier->strict && shm->sh->tier.asked
+               && !shm->sh->tier.failing)
+    {
+        /* a question ends a pause */
+
         ngx_del_timer(&tier->retry);
 
         flush_queue(tier);
@@ -1388,7 +1377,6 @@ tier_retry_handler(ngx_event_t *ev)
     ngx_idempotency_tier_t  *tier;
 
     tier = ev->data;
-    tier->pauses = 0;
 
     if (ngx_idempotency_tier_shared(tier)) {
         tier_maintain(tier);
@@ -1440,7 +1428,7 @@ tier_watch_handler(ngx_event_t *ev)
 
     tier_schedule(tier);
 
-    /* where nobody shares it, it may hang on a lock */
+    /* a file's operation may hang */
 
     ngx_add_timer(ev, (watches && !ngx_idempotency_tier_shared(tier))
                       ? NGX_IDEMPOTENCY_TIER_WATCH
@@ -1739,7 +1727,6 @@ ngx_idempotency_tier_init_process(ngx_idempotency_shm_t *shm,
     }
 
     tier->busy = 0;
-    tier->pauses = 0;
 
     tier->batches = ngx_calloc(ngx_max(tier->nbatches, 1)
                                * sizeof(ngx_idempotency_batch_t), cycle->log);

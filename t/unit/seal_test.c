@@ -6,7 +6,7 @@
 
 
 #include "unit.h"
-#include "store/ngx_idempotency_seal.h"
+#include "store/ngx_idempotency_backing.h"
 
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
