@@ -168,7 +168,6 @@ static ngx_int_t
 shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_claim_t *claim)
 {
     ngx_int_t                  rc;
-    ngx_uint_t                 full;
     ngx_msec_t                 due;
     ngx_idempotency_op_t      *op;
     ngx_idempotency_shm_t     *shm;
@@ -214,16 +213,14 @@ shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_claim_t *claim)
             }
         }
 
-        full = ngx_idempotency_stats_space(&shm->sh->stats,
-                                           shm->shpool->pfree, op->now);
+        shm->full = ngx_idempotency_stats_space(&shm->sh->stats,
+                                                shm->shpool->pfree, op->now);
 
         shm_end(shm);
 
         if (due) {
             ngx_idempotency_remote_wait(shm, op->token, due);
         }
-
-        ngx_idempotency_shm_warn(shm, full);
 
         switch (op->result) {
 

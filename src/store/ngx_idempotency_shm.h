@@ -96,8 +96,10 @@ struct ngx_idempotency_shm_s {
     /* no directive names it; old workers may use it */
     ngx_uint_t                      unnamed;
 
-    /* noted while the lock is held, and woken once it is given back; if there
-       are more than that, all workers are */
+    /* noted while the lock is held, for when it is given back: the percentage
+       in use, of which the log is to be warned, or 0; and the workers that are
+       to be woken: all, if there are more than that */
+    ngx_uint_t                      full;
     ngx_uint_t                      nwoken;
     ngx_idempotency_woken_t         woken[NGX_IDEMPOTENCY_SHM_WOKEN];
 };
@@ -120,8 +122,8 @@ void ngx_idempotency_shm_exit_process(ngx_cycle_t *cycle);
 ngx_msec_t ngx_idempotency_shm_expire(ngx_idempotency_shm_t *shm,
     ngx_msec_t now);
 
-/* NGX_ERROR, and nothing locked: the zone is torn.  What was changed wakes the
-   requests that wait for it once the lock is given back */
+/* NGX_ERROR, and nothing locked: the zone is torn.  Without the lock again, the
+   requests that wait for what was changed are woken */
 
 ngx_int_t ngx_idempotency_shm_lock(ngx_idempotency_shm_t *shm);
 void ngx_idempotency_shm_unlock(ngx_idempotency_shm_t *shm);
@@ -130,11 +132,10 @@ void ngx_idempotency_shm_unlock(ngx_idempotency_shm_t *shm);
 
 void ngx_idempotency_shm_sweep(ngx_idempotency_shm_t *shm, ngx_msec_t now);
 
-/* the figures of a zone; the log is warned that it is full */
+/* the figures of a zone */
 
 ngx_int_t ngx_idempotency_shm_figures(ngx_idempotency_store_t *store,
     ngx_msec_t now, ngx_idempotency_figures_t *figures);
-void ngx_idempotency_shm_warn(ngx_idempotency_shm_t *shm, ngx_uint_t percent);
 
 
 /* requests of this worker that wait for the key are called, or, NULL, all */

@@ -1324,7 +1324,7 @@ ngx_idempotency_writeback_schedule(ngx_idempotency_shm_t *shm)
         return;
     }
 
-    if (tier->quits && !tier->stay.timer_set) {
+    if (tier->quit && !tier->stay.timer_set) {
         ngx_add_timer(&tier->stay, NGX_IDEMPOTENCY_TIER_STAY);
     }
 
@@ -1804,7 +1804,7 @@ ngx_idempotency_tier_quit(ngx_idempotency_shm_t *shm)
 
     tier = shm->tier;
 
-    if (tier == NULL || tier->nbatches == 0 || tier->quits
+    if (tier == NULL || tier->nbatches == 0 || tier->quit
         || ngx_idempotency_shm_lock(shm) != NGX_OK)
     {
         return;
@@ -1815,7 +1815,6 @@ ngx_idempotency_tier_quit(ngx_idempotency_shm_t *shm)
 
     ngx_idempotency_shm_unlock(shm);
 
-    tier->quits = 1;
     tier->quit = ngx_current_msec;
 
     tier_stay_handler(&tier->stay);

@@ -73,7 +73,7 @@ static void shm_zone_quit(void);
 static void shm_expire_handler(ngx_event_t *ev);
 static ngx_shm_zone_t *shm_zone_next(volatile ngx_cycle_t *cycle,
     ngx_list_part_t **part, ngx_uint_t *i);
-static ngx_uint_t figures_locked(ngx_idempotency_shm_t *shm, ngx_msec_t now,
+static void figures_locked(ngx_idempotency_shm_t *shm, ngx_msec_t now,
     ngx_idempotency_figures_t *figures);
 static void figures_record(ngx_idempotency_record_t *rec, ngx_msec_t now,
     ngx_idempotency_figures_t *figures);
@@ -500,6 +500,17 @@ ngx_idempotency_shm_unlock(ngx_idempotency_shm_t *shm)
 
     ngx_shmtx_unlock(&shm->shpool->mutex);
 
+    /* a zone in front of a backing may be full: it has copies, which may go */
+
+    if (shm->full && shm->tier == NULL) {
+        ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0,
+                      "idempotency zone \"%V\" is full to %ui percent, %uz "
+                      "bytes are free", &shm->store->name, shm->full,
+                      (size_t) shm->shpool->pfree * ngx_pagesize);
+    }
+
+    shm->full = 0;
+
     n = shm->nwoken;
     shm->nwoken = 0;
 
@@ -786,7 +797,7 @@ ngx_int_t
 ngx_idempotency_shm_figures(ngx_idempotency_store_t *store, ngx_msec_t now,
     ngx_idempotency_figures_t *figures)
 {
-    ngx_uint_t              i, freed, full;
+    ngx_uint_t              i, freed;
     ngx_idempotency_shm_t  *shm;
 
     shm = store->data;
@@ -810,11 +821,9 @@ ngx_idempotency_shm_figures(ngx_idempotency_store_t *store, ngx_msec_t now,
         freed = ngx_idempotency_record_expire(shm, now,
                                               NGX_IDEMPOTENCY_FIGURES_FREE);
 
-        full = figures_locked(shm, now, figures);
+        figures_locked(shm, now, figures);
 
         ngx_idempotency_shm_unlock(shm);
-
-        ngx_idempotency_shm_warn(shm, full);
 
         if (freed < NGX_IDEMPOTENCY_FIGURES_FREE) {
             break;
@@ -827,18 +836,18 @@ ngx_idempotency_shm_figures(ngx_idempotency_store_t *store, ngx_msec_t now,
 }
 
 
-static ngx_uint_t
+static void
 figures_locked(ngx_idempotency_shm_t *shm, ngx_msec_t now,
     ngx_idempotency_figures_t *figures)
 {
-    ngx_uint_t                 full, pfree;
+    ngx_uint_t                 pfree;
     ngx_idempotency_stats_t   *stats;
     ngx_idempotency_window_t  *window;
 
     stats = &shm->sh->stats;
     pfree = shm->shpool->pfree;
 
-    full = ngx_idempotency_stats_space(stats, pfree, now);
+    shm->full = ngx_idempotency_stats_space(stats, pfree, now);
 
     figures->counters = stats->counters;
     ngx_memcpy(figures->records, stats->records, sizeof(stats->records));
@@ -872,8 +881,6 @@ figures_locked(ngx_idempotency_shm_t *shm, ngx_msec_t now,
         figures->up = !shm->sh->tier.failing && !shm->sh->tier.said;
         figures->undelivered = shm->sh->tier.queued - shm->sh->tier.flushed;
     }
-
-    return full;
 }
 
 
@@ -888,23 +895,6 @@ figures_record(ngx_idempotency_record_t *rec, ngx_msec_t now,
 
     figures->empty = 0;
     figures->oldest = ngx_max(figures->oldest, (ngx_msec_t) age);
-}
-
-
-/* a zone in front of a backing may be full: what it has are copies */
-
-void
-ngx_idempotency_shm_warn(ngx_idempotency_shm_t *shm, ngx_uint_t percent)
-{
-    if (percent == 0 || shm->tier) {
-        return;
-    }
-
-    ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0,
-                  "idempotency zone \"%V\" is full to %ui percent, %uz bytes "
-                  "are free",
-                  &shm->store->name, percent,
-                  (size_t) shm->shpool->pfree * ngx_pagesize);
 }
 
 
