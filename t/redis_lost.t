@@ -11,6 +11,7 @@ use warnings;
 use FindBin;
 use lib "$FindBin::Bin/lib";
 
+use FakeRedis;
 use Idempotency;
 use Redis;
 
@@ -39,20 +40,20 @@ my $log = qr/redis "r" of zone "z"|idempotency_redis "r"|outcomes are not in the
 # Two nginx of a block; a token that only one of them has in its memory.
 
 sub conf {
-    my ($block, $secret) = @_;
+    my ($block, $secret, $more) = @_;
 
     return (workers => 2, zone => 0, server => $server, allow => $log,
-            http => "idempotency_redis r { $block timeout 5s; connect_timeout 5s; }\n"
+            http => ($more // '') . "idempotency_redis r { $block timeout 5s; connect_timeout 5s; }\n"
                     . ($secret ? "idempotency_secret $secret;\n" : '')
                     . "idempotency_zone zone=z:8m redis=r;\n");
 }
 
 sub begin {
-    my ($block, $other) = @_;
+    my ($block, $other, $more) = @_;
 
     $cases++;
-    $a = nginx(conf($block));
-    $b = nginx(conf($other // $block));
+    $a = nginx(conf($block, undef, $more));
+    $b = nginx(conf($other // $block, undef, $more));
 
     is(sure($_, 'warm' . ++$keys), '200 NEW', "case $cases: executed") for $a, $b;
     is(sure($b, 'theirs'), '200 NEW', '... and what only the other one has in memory');
@@ -172,6 +173,31 @@ sub end { $_->stop for $a, $b }
     refused('another server under its address', $a, 'it is another one');
     agrees('another server', $a);
     follows('another server', $b);
+    end();
+}
+
+
+# a name leads to another server, and connections are made anew
+
+{
+    my $ours = Redis->new(@keeps);
+    my $theirs = Redis->new(program => $programs[0], port => $ours->port,
+                            args => [qw(--appendonly yes --appendfsync always --bind 127.0.0.2)]);
+    my $dns = free_port();
+    my $others = sub {
+        FakeRedis::names($dns, 'redis.test' => $_[0]);
+        $ours->command('CLIENT', 'KILL', 'TYPE', 'normal', 'SKIPME', 'yes');
+    };
+
+    FakeRedis::names($dns, 'redis.test' => '127.0.0.1');
+    begin('server redis.test:' . $ours->port . ';', undef, "resolver 127.0.0.1:$dns valid=1s ipv6=off;\n");
+    until_true { $others->('127.0.0.2'); $a->log =~ /is refused/ };
+    refused('another server under its name', $a, 'it has no');
+    is(scalar @{$theirs->command('KEYS', '*')}, 0, '... where nothing was left');
+    FakeRedis::names($dns, 'redis.test' => '127.0.0.1');
+    $theirs->kill;
+    ok(all_say($a, '200 NEW'), '... which leads back: it is the one that it was');
+    is(sure($a, 'theirs'), '200 REPLAYED', '... and knows what it knew');
     end();
 }
 

@@ -26,6 +26,7 @@ diag("seed $seed");
 my @runs = (
     ['each trouble in turn', '--seconds', $seconds + 5, '--apart', 3600],
     ['a Redis that forgets', '--seconds', 12, '--control'],
+    ['a Redis that is emptied, and agreed to', '--seconds', $seconds, '--accept', '--only', '"accept|worker|reload|stop"'],
     ['sentinels', '--topology', 'sentinel', '--program', $programs[0], '--seconds', $seconds,
      '--only', '"master|late|worker"'],
     ['a cluster', '--topology', 'cluster', '--program', $programs[-1], '--seconds', $seconds,

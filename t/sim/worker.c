@@ -1232,8 +1232,8 @@ ngx_idempotency_redis_well(ngx_idempotency_redis_t *r)
 
 
 ngx_int_t
-ngx_idempotency_redis_list(ngx_idempotency_redis_t *r,
-    ngx_idempotency_page_t *page, ngx_str_t *prefix, int64_t now)
+ngx_idempotency_redis_master(ngx_idempotency_redis_t *r, uint64_t *master,
+    uint64_t *all)
 {
     return NGX_ERROR;
 }

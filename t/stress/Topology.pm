@@ -138,6 +138,7 @@ sub block {
 
 sub replicas { return 0 }
 sub all { return $_[0]{redis} }
+sub empty { return $_[0]{redis}->command('FLUSHALL') }
 
 
 sub troubles {

@@ -266,6 +266,33 @@ written(void)
 }
 
 
+/* as an answer has it, at this time of the server */
+
+static ngx_int_t
+answered(ngx_idempotency_item_t *item, ngx_str_t *record, char *there,
+    int64_t now)
+{
+    ngx_idempotency_redis_item_t   ri;
+    ngx_idempotency_redis_reply_t  reply, elts[3];
+
+    ngx_memzero(&ri, sizeof(ri));
+    ngx_memzero(&reply, sizeof(reply));
+    ngx_memzero(elts, sizeof(elts));
+
+    ri.item = item;
+    reply.type = NGX_IDEMPOTENCY_REDIS_ARRAY;
+    reply.n = 3;
+    reply.elts = elts;
+
+    ngx_str_set(&elts[0].str, "B");
+    elts[1].str.data = (u_char *) there;
+    elts[1].str.len = strlen(there);
+    elts[2].str = *record;
+
+    return ngx_idempotency_redis_item_answer(&ri, &reply, now);
+}
+
+
 static void
 found(void)
 {
@@ -319,9 +346,7 @@ found(void)
 
         ngx_memzero(&item, sizeof(item));
 
-        check_equal(ngx_idempotency_redis_item_record(&item, &record, 1000300,
-                                                      7000),
-                    NGX_OK);
+        check_equal(answered(&item, &record, "1000300", 7000), NGX_OK);
 
         check_equal(item.outcome, as[i].outcome);
         check_equal(item.parts.version, is.parts.version);
@@ -354,8 +379,7 @@ found(void)
     }
 
     bytes[field("state")->at] = 'F';
-    check_equal(ngx_idempotency_redis_item_record(&item, &record, 0, 0),
-                NGX_DECLINED);
+    check_equal(answered(&item, &record, "0", 0), NGX_DECLINED);
 }
 
 

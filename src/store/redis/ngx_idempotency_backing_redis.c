@@ -18,8 +18,8 @@
 #include "ngx_idempotency_backing_redis.h"
 
 
-/* what is pending elsewhere is asked for so often, if nobody says that it has
-   changed: at first and at most */
+/* what is pending elsewhere is asked for so often, as a message may be lost: at
+   first and at most */
 
 #define NGX_IDEMPOTENCY_REDIS_SOON     20
 #define NGX_IDEMPOTENCY_REDIS_SELDOM   1000
@@ -34,7 +34,7 @@
 
 /* the batches that a worker has on the way, on each connection */
 
-#define NGX_IDEMPOTENCY_REDIS_HANDS    4
+#define NGX_IDEMPOTENCY_REDIS_BATCHES    4
 
 /* what is lost is sent so often at least */
 
@@ -58,8 +58,6 @@ static ngx_idempotency_tier_t *redis_again(ngx_conf_t *cf,
 static ngx_int_t redis_init(ngx_idempotency_tier_t *tier,
     ngx_idempotency_tier_t *old, ngx_log_t *log);
 static ngx_int_t redis_names(ngx_idempotency_redis_zone_t *redis);
-static ngx_int_t redis_name(ngx_idempotency_redis_zone_t *redis, ngx_str_t *dst,
-    char *tail);
 static ngx_int_t redis_instance(uint64_t *instance, ngx_log_t *log);
 static ngx_int_t redis_init_process(ngx_idempotency_tier_t *tier,
     ngx_cycle_t *cycle);
@@ -69,24 +67,24 @@ static void redis_flush(ngx_idempotency_tier_t *tier, ngx_msec_t time,
 static void redis_exit_process(ngx_idempotency_tier_t *tier);
 static const char *redis_kind(ngx_idempotency_tier_t *tier, const char **sync);
 static int64_t redis_now(ngx_idempotency_tier_t *tier);
-static ngx_uint_t redis_hands(ngx_idempotency_tier_t *tier);
+static ngx_uint_t redis_nbatches(ngx_idempotency_tier_t *tier);
 static ngx_uint_t redis_up(ngx_idempotency_tier_t *tier);
 static ngx_int_t redis_well(ngx_idempotency_tier_t *tier);
 static ngx_int_t redis_list(ngx_idempotency_tier_t *tier,
     ngx_idempotency_page_t *page);
 static ngx_int_t batch_init(ngx_idempotency_redis_zone_t *redis,
     ngx_pool_t *pool);
-static ngx_int_t batch_hand(ngx_idempotency_tier_t *tier,
+static ngx_int_t batch_flush(ngx_idempotency_tier_t *tier,
     ngx_idempotency_batch_t *batch);
-static ngx_int_t batch_call(ngx_idempotency_redis_hand_t *hand,
+static ngx_int_t batch_call(ngx_idempotency_redis_batch_t *rb,
     ngx_idempotency_redis_item_t *ri);
-static void batch_send(ngx_idempotency_redis_hand_t *hand);
+static void batch_send(ngx_idempotency_redis_batch_t *rb);
 static void batch_handler(ngx_idempotency_redis_call_t *call);
-static void batch_answered(ngx_idempotency_redis_hand_t *hand,
+static void batch_answered(ngx_idempotency_redis_batch_t *rb,
     ngx_idempotency_redis_item_t *ri);
-static void batch_vain(ngx_idempotency_redis_hand_t *hand,
+static void batch_failed(ngx_idempotency_redis_batch_t *rb,
     ngx_idempotency_redis_item_t *ri, ngx_str_t *why);
-static void batch_count(ngx_idempotency_redis_hand_t *hand, ngx_uint_t error);
+static void batch_count(ngx_idempotency_redis_batch_t *rb, ngx_uint_t error);
 static void batch_foreign(ngx_idempotency_redis_zone_t *redis,
     ngx_idempotency_redis_item_t *ri);
 static void left_add(ngx_idempotency_redis_zone_t *redis,
@@ -104,7 +102,7 @@ static const ngx_idempotency_backing_t  redis_backing = {
 
     redis_kind,
     redis_now,
-    batch_hand,
+    batch_flush,
     redis_await,
     redis_list,
     ngx_idempotency_redis_stamps_beat,
@@ -114,7 +112,7 @@ static const ngx_idempotency_backing_t  redis_backing = {
     redis_finish,
     redis_flush,
     redis_exit_process,
-    redis_hands,
+    redis_nbatches,
     redis_up,
     ngx_idempotency_redis_stamps_agree,
     redis_well
@@ -273,7 +271,8 @@ redis_init(ngx_idempotency_tier_t *tier, ngx_idempotency_tier_t *old,
 static ngx_int_t
 redis_names(ngx_idempotency_redis_zone_t *redis)
 {
-    u_char  *p;
+    u_char     *p;
+    ngx_str_t  *zone, *prefix;
 
     p = ngx_pnalloc(redis->pool, sizeof("redis \"\"") - 1 + redis->name.len);
     if (p == NULL) {
@@ -294,27 +293,16 @@ redis_names(ngx_idempotency_redis_zone_t *redis)
         ngx_str_set(&redis->publish, "PUBLISH");
     }
 
-    return redis_name(redis, &redis->prefix, "");
-}
-
-
-static ngx_int_t
-redis_name(ngx_idempotency_redis_zone_t *redis, ngx_str_t *dst, char *tail)
-{
-    u_char     *p;
-    ngx_str_t  *prefix, *zone;
-
     prefix = &redis->conf->prefix;
     zone = &redis->tier.shm->store->name;
 
-    p = ngx_pnalloc(redis->pool, prefix->len + zone->len + 1
-                                 + ngx_strlen(tail));
+    p = ngx_pnalloc(redis->pool, prefix->len + zone->len + 1);
     if (p == NULL) {
         return NGX_ERROR;
     }
 
-    dst->data = p;
-    dst->len = ngx_sprintf(p, "%V%V:%s", prefix, zone, tail) - p;
+    redis->prefix.data = p;
+    redis->prefix.len = ngx_sprintf(p, "%V%V:", prefix, zone) - p;
 
     return NGX_OK;
 }
@@ -443,7 +431,7 @@ redis_now(ngx_idempotency_tier_t *tier)
 /* the batches that a worker has on the way, at most */
 
 static ngx_uint_t
-redis_hands(ngx_idempotency_tier_t *tier)
+redis_nbatches(ngx_idempotency_tier_t *tier)
 {
     ngx_idempotency_redis_zone_t  *redis;
 
@@ -453,7 +441,7 @@ redis_hands(ngx_idempotency_tier_t *tier)
         return 0;
     }
 
-    return redis->conf->connections * NGX_IDEMPOTENCY_REDIS_HANDS;
+    return redis->conf->connections * NGX_IDEMPOTENCY_REDIS_BATCHES;
 }
 
 
@@ -508,34 +496,34 @@ batch_init(ngx_idempotency_redis_zone_t *redis, ngx_pool_t *pool)
 {
     size_t                         size;
     u_char                        *keys;
-    ngx_uint_t                     i, n, hands;
+    ngx_uint_t                     i, n, nbatches;
     ngx_idempotency_redis_item_t  *items;
 
-    hands = redis_hands(&redis->tier);
+    nbatches = redis_nbatches(&redis->tier);
 
-    n = hands * NGX_IDEMPOTENCY_TIER_BATCH;
+    n = nbatches * NGX_IDEMPOTENCY_TIER_BATCH;
     size = redis->prefix.len + NGX_IDEMPOTENCY_REDIS_TOKEN;
 
-    redis->hands = ngx_pcalloc(pool,
-                               hands * sizeof(ngx_idempotency_redis_hand_t));
+    redis->batches = ngx_pcalloc(pool, nbatches
+                                     * sizeof(ngx_idempotency_redis_batch_t));
     items = ngx_pcalloc(pool, n * sizeof(ngx_idempotency_redis_item_t));
     keys = ngx_pnalloc(pool, n * size);
 
-    if (redis->hands == NULL || items == NULL || keys == NULL) {
+    if (redis->batches == NULL || items == NULL || keys == NULL) {
         return NGX_ERROR;
     }
 
     for (i = 0; i < n; i++) {
         items[i].key = keys + i * size;
-        items[i].hand = &redis->hands[i / NGX_IDEMPOTENCY_TIER_BATCH];
+        items[i].rb = &redis->batches[i / NGX_IDEMPOTENCY_TIER_BATCH];
         items[i].call.handler = batch_handler;
         items[i].call.data = &items[i];
         items[i].call.mark = &redis->mark;
     }
 
-    for (i = 0; i < hands; i++) {
-        redis->hands[i].redis = redis;
-        redis->hands[i].items = &items[i * NGX_IDEMPOTENCY_TIER_BATCH];
+    for (i = 0; i < nbatches; i++) {
+        redis->batches[i].redis = redis;
+        redis->batches[i].items = &items[i * NGX_IDEMPOTENCY_TIER_BATCH];
     }
 
     return NGX_OK;
@@ -543,11 +531,11 @@ batch_init(ngx_idempotency_redis_zone_t *redis, ngx_pool_t *pool)
 
 
 static ngx_int_t
-batch_hand(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
+batch_flush(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
 {
     const char                    *why;
     ngx_idempotency_redis_zone_t  *redis;
-    ngx_idempotency_redis_hand_t  *hand;
+    ngx_idempotency_redis_batch_t  *rb;
 
     redis = (ngx_idempotency_redis_zone_t *) tier;
 
@@ -559,31 +547,31 @@ batch_hand(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
         return NGX_ERROR;
     }
 
-    hand = &redis->hands[batch - tier->batches];
+    rb = &redis->batches[batch - tier->batches];
 
-    hand->batch = batch;
-    hand->left = batch->n;
-    hand->counted = 0;
-    hand->deadline = ngx_current_msec + redis->conf->timeout;
+    rb->batch = batch;
+    rb->left = batch->n;
+    rb->counted = 0;
+    rb->deadline = ngx_current_msec + redis->conf->timeout;
 
     batch->error[0] = '\0';
 
-    batch_send(hand);
+    batch_send(rb);
 
     return NGX_AGAIN;
 }
 
 
 static void
-batch_send(ngx_idempotency_redis_hand_t *hand)
+batch_send(ngx_idempotency_redis_batch_t *rb)
 {
     ngx_uint_t                     i;
     ngx_idempotency_batch_t       *batch;
     ngx_idempotency_redis_zone_t  *redis;
     ngx_idempotency_redis_item_t  *ri;
 
-    batch = hand->batch;
-    redis = hand->redis;
+    batch = rb->batch;
+    redis = rb->redis;
 
     /* the script makes a record's times */
 
@@ -591,11 +579,11 @@ batch_send(ngx_idempotency_redis_hand_t *hand)
                          batch->n, 0);
 
     for (i = 0; i < batch->n; i++) {
-        ri = &hand->items[i];
+        ri = &rb->items[i];
 
         ri->item = &batch->items[i];
         ri->sent = 0;
-        ri->heard = 0;
+        ri->maybe = 0;
         ri->lost = 0;
 
         ngx_idempotency_redis_item_call(ri, &redis->prefix, &redis->publish,
@@ -603,7 +591,7 @@ batch_send(ngx_idempotency_redis_hand_t *hand)
 
         ri->call.fresh = (ri->item->what == NGX_IDEMPOTENCY_ITEM_ASK);
 
-        (void) batch_call(hand, ri);
+        (void) batch_call(rb, ri);
     }
 }
 
@@ -612,26 +600,26 @@ batch_send(ngx_idempotency_redis_hand_t *hand)
    connection, as one may be there while one is not yet */
 
 static ngx_int_t
-batch_call(ngx_idempotency_redis_hand_t *hand, ngx_idempotency_redis_item_t *ri)
+batch_call(ngx_idempotency_redis_batch_t *rb, ngx_idempotency_redis_item_t *ri)
 {
-    ngx_uint_t                     lane, lanes;
+    ngx_uint_t                     n, connections;
     ngx_idempotency_redis_zone_t  *redis;
 
-    redis = hand->redis;
-    lanes = redis->conf->connections;
+    redis = rb->redis;
+    connections = redis->conf->connections;
 
-    if (ri->sent == ngx_max(lanes, NGX_IDEMPOTENCY_REDIS_SENT)
-        || (ngx_msec_int_t) (hand->deadline - ngx_current_msec) <= 0)
+    if (ri->sent == ngx_max(connections, NGX_IDEMPOTENCY_REDIS_SENT)
+        || (ngx_msec_int_t) (rb->deadline - ngx_current_msec) <= 0)
     {
         return NGX_DECLINED;
     }
 
-    lane = (hand - redis->hands + ri->sent++) % lanes;
+    n = (rb - redis->batches + ri->sent++) % connections;
 
-    ri->call.deadline = hand->deadline;
+    ri->call.deadline = rb->deadline;
 
-    ngx_idempotency_redis_stamps_with(redis, &ri->call, lane);
-    ngx_idempotency_redis_call(redis->redis, lane, &ri->call);
+    ngx_idempotency_redis_stamps_with(redis, &ri->call, n);
+    ngx_idempotency_redis_call(redis->redis, n, &ri->call);
 
     return NGX_OK;
 }
@@ -640,44 +628,44 @@ batch_call(ngx_idempotency_redis_hand_t *hand, ngx_idempotency_redis_item_t *ri)
 static void
 batch_handler(ngx_idempotency_redis_call_t *call)
 {
-    ngx_idempotency_redis_hand_t  *hand;
+    ngx_idempotency_redis_batch_t  *rb;
     ngx_idempotency_redis_item_t  *ri;
 
     ri = call->data;
-    hand = ri->hand;
+    rb = ri->rb;
 
-    ri->heard |= call->maybe;
+    ri->maybe |= call->maybe;
     ri->lost |= (call->maybe && call->reply == NULL);
     ri->item->slow = call->slow;
 
     if (call->error != NGX_IDEMPOTENCY_REDIS_OK) {
-        batch_count(hand, call->error);
+        batch_count(rb, call->error);
     }
 
     if ((call->error == NGX_IDEMPOTENCY_REDIS_CLOSED
          || call->error == NGX_IDEMPOTENCY_REDIS_CONNECT)
-        && batch_call(hand, ri) == NGX_OK)
+        && batch_call(rb, ri) == NGX_OK)
     {
         return;
     }
 
     if (ri->lost && ri->item->what == NGX_IDEMPOTENCY_ITEM_ASK) {
-        left_add(hand->redis, ri->item, hand->deadline);
+        left_add(rb->redis, ri->item, rb->deadline);
     }
 
-    batch_answered(hand, ri);
+    batch_answered(rb, ri);
 
-    if (--hand->left == 0) {
-        ngx_idempotency_unseal(hand->redis->tier.shm->store->secret,
-                               hand->batch->items, hand->batch->n, 0);
+    if (--rb->left == 0) {
+        ngx_idempotency_unseal(rb->redis->tier.shm->store->secret,
+                               rb->batch->items, rb->batch->n, 0);
 
-        ngx_idempotency_batch_flushed(&hand->redis->tier, hand->batch);
+        ngx_idempotency_batch_flushed(&rb->redis->tier, rb->batch);
     }
 }
 
 
 static void
-batch_answered(ngx_idempotency_redis_hand_t *hand,
+batch_answered(ngx_idempotency_redis_batch_t *rb,
     ngx_idempotency_redis_item_t *ri)
 {
     int64_t                        now;
@@ -692,14 +680,14 @@ batch_answered(ngx_idempotency_redis_hand_t *hand,
     item = ri->item;
     why = &call->why;
 
-    now = hand->batch->now
-          + (ngx_msec_int_t) (ngx_current_msec - hand->batch->at);
+    now = rb->batch->now
+          + (ngx_msec_int_t) (ngx_current_msec - rb->batch->at);
 
     if (call->reply == NULL
         || (call->error != NGX_IDEMPOTENCY_REDIS_OK
             && call->error != NGX_IDEMPOTENCY_REDIS_UNACKED))
     {
-        batch_vain(hand, ri, why);
+        batch_failed(rb, ri, why);
         return;
     }
 
@@ -709,17 +697,17 @@ batch_answered(ngx_idempotency_redis_hand_t *hand,
         break;
 
     case NGX_DECLINED:
-        batch_foreign(hand->redis, ri);
+        batch_foreign(rb->redis, ri);
         return;
 
     default:
-        ri->heard = 1;
-        batch_vain(hand, ri, &strange);
+        ri->maybe = 1;
+        batch_failed(rb, ri, &strange);
         return;
     }
 
     if (item->failed) {
-        batch_vain(hand, ri, &late);
+        batch_failed(rb, ri, &late);
         return;
     }
 
@@ -729,15 +717,15 @@ batch_answered(ngx_idempotency_redis_hand_t *hand,
                 && item->outcome != NGX_IDEMPOTENCY_PENDING
                 && item->result == NGX_IDEMPOTENCY_OK)))
     {
-        ri->heard = 1;
-        batch_vain(hand, ri, why);
+        ri->maybe = 1;
+        batch_failed(rb, ri, why);
     }
 }
 
 
 static void
-batch_vain(ngx_idempotency_redis_hand_t *hand, ngx_idempotency_redis_item_t *ri,
-    ngx_str_t *why)
+batch_failed(ngx_idempotency_redis_batch_t *rb,
+    ngx_idempotency_redis_item_t *ri, ngx_str_t *why)
 {
     ngx_idempotency_item_t  *item;
 
@@ -745,17 +733,17 @@ batch_vain(ngx_idempotency_redis_hand_t *hand, ngx_idempotency_redis_item_t *ri,
 
     item->result = NGX_IDEMPOTENCY_UNAVAILABLE;
     item->failed = 1;
-    item->unsent = !ri->heard;
+    item->unsent = !ri->maybe;
 
-    (void) ngx_snprintf((u_char *) hand->batch->error,
-                        sizeof(hand->batch->error), "%V%Z", why);
+    (void) ngx_snprintf((u_char *) rb->batch->error,
+                        sizeof(rb->batch->error), "%V%Z", why);
 }
 
 
 /* once for each batch */
 
 static void
-batch_count(ngx_idempotency_redis_hand_t *hand, ngx_uint_t error)
+batch_count(ngx_idempotency_redis_batch_t *rb, ngx_uint_t error)
 {
     ngx_idempotency_store_t  *store;
 
@@ -775,20 +763,20 @@ batch_count(ngx_idempotency_redis_hand_t *hand, ngx_uint_t error)
         NGX_IDEMPOTENCY_ERROR_OTHER
     };
 
-    hand->batch->why = errors[error];
+    rb->batch->why = errors[error];
 
-    if (hand->counted) {
+    if (rb->counted) {
         return;
     }
 
-    hand->counted = 1;
-    store = hand->redis->tier.shm->store;
+    rb->counted = 1;
+    store = rb->redis->tier.shm->store;
 
     ngx_idempotency_stats_add(store->counters->errors[errors[error]], 1);
 }
 
 
-/* it stays as it is: who has written it knows what it is */
+/* it stays as it is, as another version of the module may need it */
 
 static void
 batch_foreign(ngx_idempotency_redis_zone_t *redis,
@@ -813,7 +801,8 @@ batch_foreign(ngx_idempotency_redis_zone_t *redis,
 }
 
 
-/* the item is as it was asked; behind the deadline nothing of it comes */
+/* the item is as it was asked; behind the deadline the server executes nothing
+   of it */
 
 static void
 left_add(ngx_idempotency_redis_zone_t *redis, ngx_idempotency_item_t *item,
@@ -874,8 +863,8 @@ left_timer_handler(ngx_event_t *ev)
 }
 
 
-/* ... or may have it, if the zone is torn; what it gives up later it gives back
-   itself */
+/* the zone has the claim, or may have it if it is torn; what it gives up later
+   it releases itself */
 
 static ngx_uint_t
 left_owned(left_t *left)
@@ -906,7 +895,7 @@ left_owned(left_t *left)
 }
 
 
-/* who exits leaves it: its lease ends, too */
+/* a worker that exits gives up: the lease ends, too */
 
 static void
 left_handler(ngx_idempotency_redis_call_t *call)
@@ -945,7 +934,7 @@ redis_await(ngx_idempotency_tier_t *tier, u_char *token)
 }
 
 
-/* it has changed, or may have: from now on nothing passes by unheard */
+/* it has changed, or may have: changes behind this are all reported */
 
 static void
 redis_changed(void *data, ngx_str_t *key)

@@ -26,7 +26,7 @@ typedef struct {
     ngx_msec_t                      deadline;
     ngx_uint_t                      left;
     ngx_uint_t                      counted;
-} ngx_idempotency_redis_hand_t;
+} ngx_idempotency_redis_batch_t;
 
 
 /* a question for a stamp; two at most are on the way: one for the stamp as the
@@ -46,7 +46,7 @@ struct ngx_idempotency_redis_zone_s {
     ngx_str_t                       prefix;
     ngx_str_t                       publish;
 
-    ngx_idempotency_redis_hand_t   *hands;
+    ngx_idempotency_redis_batch_t   *batches;
 
     /* the stamps, how each of them begins, and who asks for them; as each
        connection looks for them */
@@ -103,7 +103,7 @@ const char *ngx_idempotency_redis_stamps_look(
 
 void ngx_idempotency_redis_stamps_beat(ngx_idempotency_tier_t *tier);
 void ngx_idempotency_redis_stamps_with(ngx_idempotency_redis_zone_t *redis,
-    ngx_idempotency_redis_call_t *call, ngx_uint_t lane);
+    ngx_idempotency_redis_call_t *call, ngx_uint_t n);
 
 ngx_int_t ngx_idempotency_redis_stamps_agree(ngx_idempotency_tier_t *tier);
 

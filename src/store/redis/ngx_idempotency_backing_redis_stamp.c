@@ -7,7 +7,7 @@
  *
  * Invariants, by name:
  *
- *   KNOWN    who has had a beat acknowledged never makes a stamp.
+ *   KNOWN    a zone that has had a beat acknowledged never makes a stamp.
  *   MEANT    nothing is claimed, written or released but where the stamp is
  *            the one that is known: the scripts compare it; in a cluster, where
  *            they can't reach it, each connection has asked, and one worker
@@ -17,9 +17,9 @@
  *   BEHIND   a beat is behind if it is older than one that was acknowledged,
  *            by the server's own account.  No clock of ours is compared, so
  *            that nothing is late.
- *   REFUSED  what is found wrong for two seconds, by one who asks each second,
- *            is refused until somebody agrees, or it is right again: a master
- *            that has been replaced is not asked for so long.
+ *   REFUSED  a stamp that the worker which asks each second finds wrong for two
+ *            seconds is refused until an operator agrees, or it is right again:
+ *            a master that has been replaced is not asked for so long.
  */
 
 
@@ -84,7 +84,7 @@ static void stamp_mark_says(ngx_idempotency_redis_stamp_t *stamp,
     ngx_str_t *args);
 static void stamp_says(ngx_idempotency_redis_stamp_t *stamp,
     stamp_says_t *says, ngx_str_t *args);
-static void stamp_beat(ngx_idempotency_redis_beat_t *beat, ngx_uint_t lane,
+static void stamp_beat(ngx_idempotency_redis_beat_t *beat, ngx_uint_t n,
     ngx_msec_t deadline);
 static void stamp_beat_handler(ngx_idempotency_redis_call_t *call);
 static ngx_int_t stamp_mark_handler(ngx_idempotency_redis_stamp_t *stamp,
@@ -423,32 +423,29 @@ ngx_idempotency_redis_stamps_beat(ngx_idempotency_tier_t *tier)
 
 void
 ngx_idempotency_redis_stamps_with(ngx_idempotency_redis_zone_t *redis,
-    ngx_idempotency_redis_call_t *call, ngx_uint_t lane)
+    ngx_idempotency_redis_call_t *call, ngx_uint_t n)
 {
-    ngx_uint_t                     n;
     ngx_idempotency_redis_beat_t  *beat;
 
     if (!call->durable || !redis->tier.strict) {
         return;
     }
 
-    n = redis->mark.nstamps;
+    beat = &redis->beats[redis->mark.nstamps];
 
-    beat = &redis->beats[n];
-
-    if (n > 1) {
-        beat += ngx_idempotency_redis_slot(&call->key) * n
+    if (redis->mark.nstamps > 1) {
+        beat += ngx_idempotency_redis_slot(&call->key) * redis->mark.nstamps
                 / NGX_IDEMPOTENCY_REDIS_SLOTS;
     }
 
     if (ngx_current_msec - beat->sent >= STAMP_BEAT) {
-        stamp_beat(beat, lane, call->deadline);
+        stamp_beat(beat, n, call->deadline);
     }
 }
 
 
 static void
-stamp_beat(ngx_idempotency_redis_beat_t *beat, ngx_uint_t lane,
+stamp_beat(ngx_idempotency_redis_beat_t *beat, ngx_uint_t n,
     ngx_msec_t deadline)
 {
     ngx_idempotency_redis_zone_t  *redis;
@@ -474,7 +471,7 @@ stamp_beat(ngx_idempotency_redis_beat_t *beat, ngx_uint_t lane,
     beat->sent = ngx_current_msec;
     beat->call.deadline = deadline;
 
-    ngx_idempotency_redis_call(redis->redis, lane, &beat->call);
+    ngx_idempotency_redis_call(redis->redis, n, &beat->call);
 }
 
 

@@ -4,10 +4,10 @@
  * there are, which of them a call goes to, and how they are.
  *
  * A node is a server: its name, its addresses, and the connections to it.
- * Calls go to "home": the one server of the block, or the master that sentinels
- * name.  In a cluster they go to the node of the key's slot; home has no address
- * there, and calls wait at it until the map of slots is known, and where that
- * has a hole.
+ * Calls go to "home": the one server of the block, or the master that the
+ * sentinels name.  In a cluster they go to the node of the key's slot; home has
+ * no address there, and calls wait at it until the map of slots is known, and
+ * where that has a hole.
  *
  * Discovery is the connection to a sentinel, or to any node of a cluster, that
  * is asked where the others are.  One that does not know is left, and the next
@@ -223,7 +223,7 @@ ngx_idempotency_redis_init_process(ngx_idempotency_redis_t *redis,
 }
 
 
-/* nobody is told any more: this is the end */
+/* the process ends: no handler is called any more */
 
 void
 ngx_idempotency_redis_exit_process(ngx_idempotency_redis_t *redis)
@@ -540,7 +540,7 @@ ngx_idempotency_redis_up(ngx_idempotency_redis_t *redis)
 }
 
 
-/* it may be: nobody has tried, or one of its connections is not given up */
+/* it may be up: no connection was tried, or one of them is not given up */
 
 static ngx_uint_t
 redis_up(ngx_idempotency_redis_node_t *node)
@@ -760,7 +760,7 @@ redis_tick(ngx_event_t *ev)
 
     conn = redis->discovery;
 
-    /* a slot may have moved, and nobody was told; a sentinel may be gone */
+    /* a slot may have moved silently; a sentinel may be gone silently */
 
     if (redis->slots) {
         if (redis->ticks % REDIS_MAP == 0) {

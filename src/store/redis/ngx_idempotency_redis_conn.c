@@ -4,13 +4,13 @@
  * or a unix socket), shakes hands, is ready, is lost, and is opened again with
  * longer and longer pauses.
  *
- * The handshake is one write: who we are and which database; is it a master,
+ * The handshake is one write: user and database; is it a master,
  * does it hold the right store, would its settings forget, what is its clock.
  *
  * Answers come in the order of what was sent; "due" is the queue of those who
  * wait for them.  A connection that is lost answers each of them with NULL.
- * "generation" rises whenever the connection is closed: whoever calls a handler
- * compares it before he touches the connection again.
+ * "generation" rises whenever the connection is closed: what calls a handler
+ * compares it before it touches the connection again.
  */
 
 
@@ -91,7 +91,7 @@ static handshake_step_t  handshake_steps[] = {
 #define HANDSHAKE_NEEDED  (&handshake_steps[0])
     { NULL, 1, 0, NULL },
 
-    /* without HELLO nobody sees a name there */
+    /* without HELLO the connection has no name there */
 
 #define HANDSHAKE_HELLO   (&handshake_steps[1])
     { NULL, 0, 0, NULL },
@@ -165,7 +165,7 @@ ngx_idempotency_redis_conn_connect(ngx_idempotency_redis_conn_t *conn)
     if (conn->state == ngx_idempotency_redis_closed
         && !conn->timer.timer_set)
     {
-        /* nobody wanted one until now */
+        /* none was needed until now */
 
         conn->since = ngx_current_msec;
         conn_open(conn);
@@ -220,7 +220,7 @@ conn_ready(ngx_idempotency_redis_conn_t *conn)
     conn->state = ngx_idempotency_redis_ready;
     conn->down = 0;
 
-    /* who is asked where others are has yet to say so */
+    /* a sentinel, or a node that is asked for the map, has yet to answer */
 
     if (!conn->kind->seeks) {
         conn->backoff = 0;
@@ -622,7 +622,7 @@ open_connect(ngx_idempotency_redis_conn_t *conn)
     c->read->handler = io_read_handler;
     c->write->handler = io_write_handler;
 
-    /* nobody's exit waits for a connection that has nothing to do yet */
+    /* no worker's exit waits for a connection that has nothing to do yet */
 
     c->idle = conn->kind->idle(conn);
 
@@ -1292,7 +1292,7 @@ io_read_handler(ngx_event_t *rev)
 }
 
 
-/* NGX_ERROR: this is not the connection any more that it was */
+/* NGX_ERROR: the connection was closed, and may be open again */
 
 static ngx_int_t
 io_replies(ngx_idempotency_redis_conn_t *conn)

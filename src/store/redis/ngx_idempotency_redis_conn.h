@@ -38,7 +38,7 @@ typedef struct {
 /* what a connection is for */
 
 typedef struct {
-    /* who is asked where others are: roles and clocks don't matter */
+    /* it asks where other servers are: roles and clocks don't matter */
     ngx_uint_t                       seeks;
     /* it is the master's, has greeted, and is ready */
     void                           (*ready)(
@@ -46,7 +46,7 @@ typedef struct {
     /* it is lost, or there is none: all that was due has been answered */
     void                           (*lost)(
                                          ngx_idempotency_redis_conn_t *conn);
-    /* what nobody asked for */
+    /* a message, which answers no question; NGX_DECLINED: it is none */
     ngx_int_t                      (*push)(
                                          ngx_idempotency_redis_conn_t *conn,
                                          ngx_idempotency_redis_reply_t *reply);
@@ -73,7 +73,7 @@ struct ngx_idempotency_redis_conn_s {
     ngx_uint_t                       info;
 
     ngx_idempotency_redis_state_e    state;
-    /* rises with each that is made, so that those who had one see it */
+    /* rises whenever the connection is closed */
     ngx_uint_t                       generation;
 
     ngx_peer_connection_t            peer;
@@ -94,7 +94,7 @@ struct ngx_idempotency_redis_conn_s {
     ngx_uint_t                       size;
 
     /* connecting, pausing before the next, waiting for an answer that is no
-       call's: nobody's exit waits for it */
+       call's: no worker's exit waits for it */
     ngx_event_t                      timer;
     ngx_msec_t                       backoff;
     /* when the last one was begun */
@@ -205,7 +205,7 @@ struct ngx_idempotency_redis_s {
     ngx_uint_t                         maps;
     /* where what has no other goes */
     ngx_idempotency_redis_conn_t      *first;
-    /* who is asked where others are; NULL: nobody */
+    /* to the server that is asked where others are, or NULL */
     ngx_idempotency_redis_conn_t      *discovery;
     ngx_uint_t                         turn;
     ngx_event_t                        tick;
@@ -230,7 +230,7 @@ struct ngx_idempotency_redis_s {
 
 ngx_idempotency_redis_conn_t *ngx_idempotency_redis_conn_create(
     ngx_idempotency_redis_node_t *node, ngx_idempotency_redis_kind_t *kind);
-/* the process ends: nobody is told */
+/* the process ends: no handler is called */
 void ngx_idempotency_redis_conn_exit(ngx_idempotency_redis_conn_t *conn);
 /* if there is none, and none on its way */
 void ngx_idempotency_redis_conn_connect(ngx_idempotency_redis_conn_t *conn);
@@ -273,18 +273,6 @@ void ngx_idempotency_redis_node_told_time(ngx_idempotency_redis_node_t *node,
     uint64_t time);
 uint64_t ngx_idempotency_redis_node_time(ngx_idempotency_redis_node_t *node);
 
-/* mark */
-
-/* all of them; "anew": whatever was known */
-void ngx_idempotency_redis_mark_ask(ngx_idempotency_redis_conn_t *conn,
-    ngx_uint_t anew);
-/* NGX_AGAIN: it has been asked for, NGX_DECLINED: it does not stand there */
-ngx_int_t ngx_idempotency_redis_mark_look(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_mark_t *mark);
-/* a call that names it was refused */
-void ngx_idempotency_redis_mark_doubt(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_mark_t *mark);
-
 /* pipeline */
 
 extern ngx_idempotency_redis_kind_t  ngx_idempotency_redis_pipeline;
@@ -292,9 +280,9 @@ extern ngx_idempotency_redis_kind_t  ngx_idempotency_redis_pipeline;
 void ngx_idempotency_redis_pipeline_init(ngx_idempotency_redis_conn_t *conn);
 void ngx_idempotency_redis_pipeline_call(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call);
-/* the server says "later" */
-void ngx_idempotency_redis_pipeline_pause(ngx_idempotency_redis_conn_t *conn,
-    ngx_str_t *why);
+/* all marks are asked for; "anew": whatever was known */
+void ngx_idempotency_redis_mark_ask(ngx_idempotency_redis_conn_t *conn,
+    ngx_uint_t anew);
 /* all that waits here goes where it belongs now */
 void ngx_idempotency_redis_pipeline_leave(ngx_idempotency_redis_conn_t *conn);
 

@@ -2,10 +2,16 @@
 /*
  * Items as a Redis has them.  Times go there as spans from now on, and come
  * back as spans before its now: no clock but the server's counts.
+ *
+ * And what a Redis has of a zone, page by page, by its SCAN: what is there all
+ * the time is listed, and may be listed twice while the server makes room for
+ * more keys, or for fewer.  Of a cluster one master after the other is asked.
+ * What moves to another meanwhile may be missed, or listed twice; where the
+ * masters are not those any more that they were, the list begins anew.
  */
 
 
-#include "ngx_idempotency_redis_item.h"
+#include "ngx_idempotency_backing_redis.h"
 
 #include <ngx_sha1.h>
 
@@ -66,6 +72,42 @@ static const u_char  head_states[] = {
 };
 
 
+/* keys that are looked at for a page, at most; some of them may be others'.  An
+   answer has more while the server makes room, but seldom more than a page */
+
+#define NGX_IDEMPOTENCY_REDIS_LIST_COUNT  16
+
+/* of the answer: what comes before the records, and what each of them is */
+
+#define NGX_IDEMPOTENCY_REDIS_LIST_HEAD   3
+#define NGX_IDEMPOTENCY_REDIS_LIST_EACH   3
+
+
+/* in a page's token: whose scan it is, of which masters, and how many of an
+   answer had no room in the page before */
+
+typedef struct {
+    uint64_t                        master;
+    uint64_t                        all;
+    uint64_t                        told;
+} redis_list_place_t;
+
+
+typedef struct {
+    ngx_idempotency_redis_call_t    call;
+    ngx_idempotency_page_t         *page;
+    ngx_idempotency_redis_t        *redis;
+    redis_list_place_t              place;
+    ngx_uint_t                      cursor;
+    size_t                          prefix;
+    int64_t                         now;
+    ngx_str_t                       args[3];
+    u_char                          text[2 * NGX_INT64_LEN];
+    /* for as long as each byte of the prefix is escaped */
+    u_char                          pattern[1];
+} redis_list_t;
+
+
 static void head_write(u_char *head, ngx_idempotency_item_t *item);
 static void head_put(u_char *p, size_t len, uint64_t n);
 static uint64_t head_get(u_char *p, size_t len);
@@ -73,6 +115,19 @@ static void redis_argument(ngx_idempotency_redis_item_t *ri, u_char *data,
     size_t len);
 static void redis_number(ngx_idempotency_redis_item_t *ri, u_char **p,
     int64_t n);
+static ngx_int_t item_record(ngx_idempotency_item_t *item, ngx_str_t *record,
+    int64_t there, int64_t now);
+static ngx_int_t redis_list_begin(redis_list_t *list);
+static ngx_int_t redis_list_end(redis_list_t *list);
+static ngx_uint_t redis_list_changed(redis_list_t *list);
+static void redis_list_next(redis_list_t *list, ngx_uint_t cursor,
+    uint64_t told);
+static void redis_list_pattern(ngx_str_t *pattern, ngx_str_t *prefix);
+static void redis_list_handler(ngx_idempotency_redis_call_t *call);
+static ngx_int_t redis_list_answer(redis_list_t *list,
+    ngx_idempotency_redis_reply_t *reply);
+static void redis_list_item(redis_list_t *list,
+    ngx_idempotency_redis_reply_t *elts, int64_t there);
 
 
 #define redis_script(name)                                                   \
@@ -274,7 +329,7 @@ head_write(u_char *head, ngx_idempotency_item_t *item)
         head_put(head + HEAD_STATUS, 4, item->taken);
     }
 
-    /* by hand, what was claimed here behind it is not meant */
+    /* by rb, what was claimed here behind it is not meant */
 
     if (item->what == NGX_IDEMPOTENCY_ITEM_FORGET) {
         head_put(head + HEAD_SEQUENCE, 8, item->floor);
@@ -333,7 +388,7 @@ ngx_idempotency_redis_item_answer(ngx_idempotency_redis_item_t *ri,
         return NGX_OK;
 
     case 'B':
-        return ngx_idempotency_redis_item_record(item, &record, there, now);
+        return item_record(item, &record, there, now);
 
     case 'A':
         item->result = NGX_IDEMPOTENCY_ABSENT;
@@ -373,9 +428,12 @@ ngx_idempotency_redis_item_answer(ngx_idempotency_redis_item_t *ri,
 }
 
 
-ngx_int_t
-ngx_idempotency_redis_item_record(ngx_idempotency_item_t *item,
-    ngx_str_t *record, int64_t there, int64_t now)
+/* the response may have been left out; times are the server's, which are by
+   `there`, and then by `now` */
+
+static ngx_int_t
+item_record(ngx_idempotency_item_t *item, ngx_str_t *record, int64_t there,
+    int64_t now)
 {
     u_char              *p, *head;
     size_t               len;
@@ -488,4 +546,327 @@ head_get(u_char *p, size_t len)
     }
 
     return n;
+}
+
+
+/*
+ * The page's cursor is the server's and one more, as that begins and ends with
+ * 0; its token is the place.
+ */
+
+ngx_int_t
+ngx_idempotency_redis_list(ngx_idempotency_redis_t *redis,
+    ngx_idempotency_page_t *page, ngx_str_t *prefix, int64_t now)
+{
+    u_char                        *p;
+    redis_list_t                  *list;
+    ngx_idempotency_redis_call_t  *call;
+
+    list = ngx_calloc(sizeof(redis_list_t) + 2 * prefix->len, ngx_cycle->log);
+    if (list == NULL) {
+        return NGX_ERROR;
+    }
+
+    list->redis = redis;
+    list->page = page;
+    list->prefix = prefix->len;
+    list->now = now;
+
+    if (redis_list_begin(list) != NGX_OK) {
+        ngx_free(list);
+        return NGX_ERROR;
+    }
+
+    list->args[0].data = list->text;
+    p = ngx_sprintf(list->text, "%ui", list->cursor);
+    list->args[0].len = p - list->text;
+
+    list->args[1].data = list->pattern;
+    redis_list_pattern(&list->args[1], prefix);
+
+    list->args[2].data = p;
+    list->args[2].len = ngx_sprintf(p, "%ui",
+                                    ngx_min(page->n,
+                                         NGX_IDEMPOTENCY_REDIS_LIST_COUNT))
+                        - p;
+
+    call = &list->call;
+
+    call->script = &ngx_idempotency_redis_scripts[NGX_IDEMPOTENCY_REDIS_LIST];
+    call->master = list->place.master;
+    call->args = list->args;
+    call->nargs = 3;
+    call->deadline = ngx_current_msec
+                     + ngx_idempotency_redis_conf(redis)->timeout;
+    call->handler = redis_list_handler;
+    call->data = list;
+
+    ngx_idempotency_redis_call(redis, 0, call);
+
+    return NGX_AGAIN;
+}
+
+
+static ngx_int_t
+redis_list_begin(redis_list_t *list)
+{
+    uint64_t                 master, all;
+    redis_list_place_t      *place;
+    ngx_idempotency_page_t  *page;
+
+    page = list->page;
+    place = &list->place;
+    master = 0;
+
+    if (page->cursor) {
+        ngx_memcpy(place, page->token, sizeof(redis_list_place_t));
+
+        list->cursor = page->cursor - 1;
+        master = place->master - 1;
+    }
+
+    if (ngx_idempotency_redis_master(list->redis, &master, &all) == NGX_OK
+        && master == place->master && all == place->all)
+    {
+        return NGX_OK;
+    }
+
+    /* at first, or others are masters now */
+
+    list->cursor = 0;
+    ngx_memzero(place, sizeof(redis_list_place_t));
+
+    return ngx_idempotency_redis_master(list->redis, &place->master,
+                                        &place->all);
+}
+
+
+/* of this master: the next one, if there is one */
+
+static ngx_int_t
+redis_list_end(redis_list_t *list)
+{
+    uint64_t   master, all;
+    ngx_int_t  rc;
+
+    master = list->place.master;
+
+    rc = ngx_idempotency_redis_master(list->redis, &master, &all);
+
+    if (rc == NGX_ERROR) {
+        return NGX_ERROR;
+    }
+
+    if (rc == NGX_OK || all != list->place.all) {
+        list->place.master = master;
+        redis_list_next(list, 1, 0);
+
+    } else {
+        list->page->cursor = 0;
+    }
+
+    return NGX_OK;
+}
+
+
+/* others are masters now: the next page begins anew */
+
+static ngx_uint_t
+redis_list_changed(redis_list_t *list)
+{
+    uint64_t  master, all;
+
+    master = list->place.master;
+
+    return ngx_idempotency_redis_master(list->redis, &master, &all)
+           != NGX_ERROR
+           && all != list->place.all;
+}
+
+
+/* where the next page goes on */
+
+static void
+redis_list_next(redis_list_t *list, ngx_uint_t cursor, uint64_t told)
+{
+    ngx_idempotency_page_t  *page;
+
+    page = list->page;
+
+    list->place.told = told;
+
+    page->cursor = cursor;
+    ngx_memzero(page->token, NGX_IDEMPOTENCY_DIGEST_LEN);
+    ngx_memcpy(page->token, &list->place, sizeof(redis_list_place_t));
+}
+
+
+/* a prefix may have anything in it */
+
+static void
+redis_list_pattern(ngx_str_t *pattern, ngx_str_t *prefix)
+{
+    u_char  *p;
+    size_t   i;
+
+    p = pattern->data;
+
+    for (i = 0; i < prefix->len; i++) {
+
+        if (prefix->data[i] && ngx_strchr("*?[]^\\", prefix->data[i])) {
+            *p++ = '\\';
+        }
+
+        *p++ = prefix->data[i];
+    }
+
+    *p++ = '*';
+
+    pattern->len = p - pattern->data;
+}
+
+
+static void
+redis_list_handler(ngx_idempotency_redis_call_t *call)
+{
+    redis_list_t            *list;
+    ngx_idempotency_page_t  *page;
+
+    list = call->data;
+    page = list->page;
+
+    page->rc = NGX_ERROR;
+
+    if (call->error == NGX_IDEMPOTENCY_REDIS_OK && call->reply) {
+        page->rc = redis_list_answer(list, call->reply);
+
+    } else if (redis_list_changed(list)) {
+
+        /* it is no master any more */
+
+        page->n = 0;
+        page->now = list->now;
+        redis_list_next(list, 1, 0);
+
+        page->rc = NGX_OK;
+
+    } else {
+        ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
+                      "idempotency: a Redis did not list its records: %V",
+                      &call->why);
+    }
+
+    ngx_free(list);
+
+    ngx_idempotency_page_listed(page);
+}
+
+
+static ngx_int_t
+redis_list_answer(redis_list_t *list, ngx_idempotency_redis_reply_t *reply)
+{
+    int64_t                         there, next;
+    ngx_uint_t                      i, n;
+    ngx_idempotency_page_t         *page;
+    ngx_idempotency_redis_reply_t  *elts;
+
+    page = list->page;
+    elts = reply->elts;
+
+    if (reply->type != NGX_IDEMPOTENCY_REDIS_ARRAY
+        || reply->n < NGX_IDEMPOTENCY_REDIS_LIST_HEAD
+        || (reply->n - NGX_IDEMPOTENCY_REDIS_LIST_HEAD)
+           % NGX_IDEMPOTENCY_REDIS_LIST_EACH
+           != 0)
+    {
+        return NGX_ERROR;
+    }
+
+    for (i = 0; i < reply->n; i++) {
+        if (elts[i].type != NGX_IDEMPOTENCY_REDIS_STRING) {
+            return NGX_ERROR;
+        }
+    }
+
+    there = ngx_atoof(elts[1].str.data, elts[1].str.len);
+    next = ngx_atoof(elts[2].str.data, elts[2].str.len);
+
+    if (there == NGX_ERROR || next == NGX_ERROR) {
+        return NGX_ERROR;
+    }
+
+    n = (reply->n - NGX_IDEMPOTENCY_REDIS_LIST_HEAD)
+        / NGX_IDEMPOTENCY_REDIS_LIST_EACH;
+
+    page->n = 0;
+    page->now = list->now;
+
+    /* all of an answer goes into one page if it can, as SCAN has no cursor
+       for its middle */
+
+    for (i = list->place.told;
+         i < n && page->n < NGX_IDEMPOTENCY_TIER_BATCH;
+         i++)
+    {
+        redis_list_item(list, &elts[NGX_IDEMPOTENCY_REDIS_LIST_HEAD
+                                    + i * NGX_IDEMPOTENCY_REDIS_LIST_EACH],
+                        there);
+    }
+
+    if (i < n) {
+
+        /* some of the rest may be listed twice or not at all if others come
+           and go just then */
+
+        redis_list_next(list, list->cursor + 1, i);
+        return NGX_OK;
+    }
+
+    if (next) {
+        redis_list_next(list, next + 1, 0);
+        return NGX_OK;
+    }
+
+    return redis_list_end(list);
+}
+
+
+/* its key, its head, and its length; keys of others are passed over */
+
+static void
+redis_list_item(redis_list_t *list, ngx_idempotency_redis_reply_t *elts,
+    int64_t there)
+{
+    ngx_str_t                key, token;
+    ngx_int_t                len;
+    ngx_idempotency_item_t  *item;
+
+    item = &list->page->items[list->page->n];
+
+    ngx_memzero(item, sizeof(ngx_idempotency_item_t));
+
+    key = elts[0].str;
+    len = ngx_atoi(elts[2].str.data, elts[2].str.len);
+
+    if (key.len != list->prefix + NGX_IDEMPOTENCY_REDIS_TOKEN
+        || len < (ngx_int_t) elts[1].str.len)
+    {
+        return;
+    }
+
+    key.data += list->prefix;
+    key.len = NGX_IDEMPOTENCY_REDIS_TOKEN;
+    token.data = item->token;
+
+    if (ngx_decode_base64url(&token, &key) != NGX_OK
+        || item_record(item, &elts[1].str, there, list->now) != NGX_OK)
+    {
+        return;
+    }
+
+    item->response.len = len - elts[1].str.len;
+    item->what = NGX_IDEMPOTENCY_ITEM_FIND;
+    item->length_only = 1;
+
+    list->page->n++;
 }

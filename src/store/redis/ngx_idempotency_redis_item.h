@@ -29,10 +29,12 @@ typedef struct {
 
     ngx_idempotency_item_t         *item;
     ngx_uint_t                      sent;
-    ngx_uint_t                      heard;
-    /* lost on its way, once or more: that may come yet */
+    /* it may have been executed */
+    ngx_uint_t                      maybe;
+    /* its connection was lost, once or more: it may be executed yet */
     ngx_uint_t                      lost;
-    void                           *hand;
+    /* its batch */
+    void                           *rb;
 
     ngx_str_t                       args[NGX_IDEMPOTENCY_REDIS_ARGS];
     u_char                          head[NGX_IDEMPOTENCY_REDIS_HEAD];
@@ -57,12 +59,6 @@ void ngx_idempotency_redis_item_call(ngx_idempotency_redis_item_t *ri,
 
 ngx_int_t ngx_idempotency_redis_item_answer(ngx_idempotency_redis_item_t *ri,
     ngx_idempotency_redis_reply_t *reply, int64_t now);
-
-/* a record as the item's, of which the response may have been left out; times
-   are the server's, which are by `there`, and then by `now` */
-
-ngx_int_t ngx_idempotency_redis_item_record(ngx_idempotency_item_t *item,
-    ngx_str_t *record, int64_t there, int64_t now);
 
 typedef enum {
     NGX_IDEMPOTENCY_REDIS_CLAIM = 0,

@@ -8,6 +8,10 @@
  * of them the server is asked how many replicas, or whether its disk, has it,
  * and it answers nothing else until it knows.  Meanwhile the next batch
  * gathers.
+ *
+ * Marks: what must stand in a server before certain calls go there, and what
+ * their scripts may do there, is asked for in the handshake, and from time to
+ * time.
  */
 
 
@@ -24,6 +28,17 @@
 #define PIPELINE_TRIES      16
 
 
+/* of a connection, for each mark */
+
+#define MARK_UNKNOWN        0
+#define MARK_THERE          1
+#define MARK_OTHER          2
+/* some of its answers are there: all of them are well, or these are not */
+#define MARK_ASKED          3
+#define MARK_ASKED_UNKNOWN  4
+#define MARK_ASKED_OTHER    5
+
+
 static void pipeline_flush(ngx_event_t *ev);
 static void pipeline_refuse(ngx_idempotency_redis_conn_t *conn);
 static void pipeline_flush_ready(ngx_idempotency_redis_conn_t *conn);
@@ -33,14 +48,13 @@ static void pipeline_asking(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
 static void pipeline_answer(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
-static ngx_int_t pipeline_other(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply);
-static ngx_int_t pipeline_late(ngx_idempotency_redis_conn_t *conn,
+static ngx_int_t pipeline_code(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply);
 static void pipeline_refused(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply);
 static void pipeline_later(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call, ngx_str_t *why);
+static void pipeline_pause(ngx_idempotency_redis_conn_t *conn, ngx_str_t *why);
 static void pipeline_moved(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply,
     ngx_uint_t ask);
@@ -56,6 +70,7 @@ static ngx_msec_t pipeline_expired(ngx_queue_t *calls, ngx_queue_t *expired,
 static void pipeline_arm(ngx_idempotency_redis_conn_t *conn,
     ngx_msec_t deadline);
 static void pipeline_disarm(ngx_idempotency_redis_conn_t *conn);
+static void pipeline_move(ngx_queue_t *to, ngx_queue_t *from);
 static ngx_idempotency_redis_call_t *pipeline_first(ngx_queue_t *calls);
 static void pipeline_unsent(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call);
@@ -65,6 +80,22 @@ static void pipeline_give(ngx_idempotency_redis_call_t *call,
 static void pipeline_ready(ngx_idempotency_redis_conn_t *conn);
 static void pipeline_lost(ngx_idempotency_redis_conn_t *conn);
 static ngx_uint_t pipeline_idle(ngx_idempotency_redis_conn_t *conn);
+static ngx_int_t mark_look(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_mark_t *mark);
+static void mark_doubt(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_mark_t *mark);
+static void mark_say(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_mark_t *mark);
+static ngx_uint_t mark_say_stamp(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_stamp_t *stamp, ngx_uint_t text);
+static void mark_said(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply);
+static void mark_tried(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply);
+static ngx_int_t mark_error(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_reply_t *reply);
+static ngx_int_t mark_may(ngx_idempotency_redis_mark_t *mark,
+    ngx_idempotency_redis_reply_t *reply);
 
 
 static ngx_str_t  pipeline_few = ngx_string("too few replicas have it in time");
@@ -143,15 +174,13 @@ pipeline_flush(ngx_event_t *ev)
         conn->down = 1;
     }
 
-    if (!conn->down || ngx_queue_empty(&conn->calls)) {
+    if (!conn->down) {
         return;
     }
 
-    /* who is told so may call at once: that is another time */
+    /* a handler may call at once: that is another time */
 
-    ngx_queue_init(&calls);
-    ngx_queue_add(&calls, &conn->calls);
-    ngx_queue_init(&conn->calls);
+    pipeline_move(&calls, &conn->calls);
 
     while ((call = pipeline_first(&calls)) != NULL) {
         pipeline_unsent(conn, call);
@@ -226,7 +255,7 @@ pipeline_flush_ready(ngx_idempotency_redis_conn_t *conn)
             break;
         }
 
-        rc = call->mark ? ngx_idempotency_redis_mark_look(conn, call->mark)
+        rc = call->mark ? mark_look(conn, call->mark)
                         : NGX_OK;
 
         if (rc == NGX_AGAIN) {
@@ -256,7 +285,7 @@ pipeline_flush_ready(ngx_idempotency_redis_conn_t *conn)
         ngx_idempotency_redis_conn_write(conn);
     }
 
-    /* who is told so may call at once: that is another time */
+    /* a handler may call at once: that is another time */
 
     while ((call = pipeline_first(&refused)) != NULL) {
         pipeline_give(call, NULL, NGX_IDEMPOTENCY_REDIS_REFUSED,
@@ -365,9 +394,7 @@ pipeline_answer(ngx_idempotency_redis_conn_t *conn, void *data,
 
     conn->paused = 0;
 
-    if ((call->meant && pipeline_other(conn, call, reply) == NGX_AGAIN)
-        || (call->until && pipeline_late(conn, call, reply) == NGX_AGAIN))
-    {
+    if (pipeline_code(conn, call, reply) == NGX_AGAIN) {
         return;
     }
 
@@ -389,42 +416,18 @@ pipeline_answer(ngx_idempotency_redis_conn_t *conn, void *data,
 }
 
 
-/* NGX_AGAIN: it is not the server that was meant, and before it is sent again,
-   it is asked which one it is */
+/* What every script of calls answers, a code and the clock there.  NGX_AGAIN:
+   it did nothing, and is sent again: the call was not late by that clock, or
+   the server is not the one that was meant, and is asked first which one it
+   is */
 
 static ngx_int_t
-pipeline_other(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply)
-{
-    if (reply->type != NGX_IDEMPOTENCY_REDIS_ARRAY || reply->n == 0
-        || reply->elts[0].str.len != 1 || reply->elts[0].str.data[0] != 'I')
-    {
-        return NGX_OK;
-    }
-
-    ngx_idempotency_redis_mark_doubt(conn, call->mark);
-
-    if ((ngx_msec_int_t) (call->deadline - ngx_current_msec) <= 0
-        || ++call->tries > PIPELINE_TRIES)
-    {
-        return NGX_OK;
-    }
-
-    ngx_queue_remove(&call->queue);
-    ngx_idempotency_redis_pipeline_call(conn, call);
-
-    return NGX_AGAIN;
-}
-
-
-/* its clock; NGX_AGAIN: it was not late by that, and has been sent again */
-
-static ngx_int_t
-pipeline_late(ngx_idempotency_redis_conn_t *conn,
+pipeline_code(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply)
 {
     int64_t     msec;
     ngx_str_t  *code, *time;
+    ngx_uint_t  other, late;
 
     if (reply->type != NGX_IDEMPOTENCY_REDIS_ARRAY || reply->n < 2) {
         return NGX_OK;
@@ -433,15 +436,22 @@ pipeline_late(ngx_idempotency_redis_conn_t *conn,
     code = &reply->elts[0].str;
     time = &reply->elts[1].str;
 
-    if (ngx_idempotency_resp_decimal(time->data, time->len, &msec) != NGX_OK
-        || msec <= 0)
-    {
-        return NGX_OK;
+    other = (call->meant && ngx_idempotency_resp_is(code, "I"));
+    late = (call->until && ngx_idempotency_resp_is(code, "L"));
+
+    if (other) {
+        mark_doubt(conn, call->mark);
     }
 
-    ngx_idempotency_redis_node_told_time(conn->node, (uint64_t) msec * 1000);
+    if (call->until
+        && ngx_idempotency_resp_decimal(time->data, time->len, &msec) == NGX_OK
+        && msec > 0)
+    {
+        ngx_idempotency_redis_node_told_time(conn->node,
+                                             (uint64_t) msec * 1000);
+    }
 
-    if (code->len != 1 || code->data[0] != 'L'
+    if ((!other && !late)
         || (ngx_msec_int_t) (call->deadline - ngx_current_msec) <= 0
         || ++call->tries > PIPELINE_TRIES)
     {
@@ -505,7 +515,7 @@ pipeline_refused(ngx_idempotency_redis_conn_t *conn,
     }
 
     if (call->mark) {
-        ngx_idempotency_redis_mark_doubt(conn, call->mark);
+        mark_doubt(conn, call->mark);
     }
 
     pipeline_give(call, reply, verdict.error, &reply->str, verdict.maybe);
@@ -522,12 +532,12 @@ pipeline_later(ngx_idempotency_redis_conn_t *conn,
     ngx_queue_remove(&call->queue);
     ngx_queue_insert_tail(&conn->calls, &call->queue);
 
-    ngx_idempotency_redis_pipeline_pause(conn, why);
+    pipeline_pause(conn, why);
 }
 
 
-void
-ngx_idempotency_redis_pipeline_pause(ngx_idempotency_redis_conn_t *conn,
+static void
+pipeline_pause(ngx_idempotency_redis_conn_t *conn,
     ngx_str_t *why)
 {
     u_char  *p;
@@ -668,32 +678,23 @@ pipeline_acked(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t   *call;
     ngx_idempotency_redis_reply_t  *reply;
 
-    ngx_queue_init(&calls);
-
-    if (!ngx_queue_empty(&conn->waiting)) {
-        ngx_queue_add(&calls, &conn->waiting);
-        ngx_queue_init(&conn->waiting);
-    }
+    pipeline_move(&calls, &conn->waiting);
 
     while ((call = pipeline_first(&calls)) != NULL) {
         reply = call->reply;
 
-        if (error == NGX_IDEMPOTENCY_REDIS_OK || reply == NULL) {
-            pipeline_give(call, reply, error, why, 0);
-
-        } else {
-            pipeline_give(call, error == NGX_IDEMPOTENCY_REDIS_UNACKED ? reply
-                                                                   : NULL,
-                      error, why, 1);
-        }
+        pipeline_give(call, (error == NGX_IDEMPOTENCY_REDIS_OK
+                             || error == NGX_IDEMPOTENCY_REDIS_UNACKED)
+                            ? reply : NULL,
+                      error, why, error != NGX_IDEMPOTENCY_REDIS_OK);
 
         ngx_free(reply);
     }
 }
 
 
-/* a deadline has passed: of what was sent nobody knows any more, and answers
-   are in order, so that the connection is of no use */
+/* a deadline has passed: whether a call that was sent was executed is not
+   known, and as answers come in order, the connection is of no use */
 
 static void
 pipeline_expire(ngx_event_t *ev)
@@ -807,6 +808,18 @@ pipeline_disarm(ngx_idempotency_redis_conn_t *conn)
 }
 
 
+static void
+pipeline_move(ngx_queue_t *to, ngx_queue_t *from)
+{
+    ngx_queue_init(to);
+
+    if (!ngx_queue_empty(from)) {
+        ngx_queue_add(to, from);
+        ngx_queue_init(from);
+    }
+}
+
+
 static ngx_idempotency_redis_call_t *
 pipeline_first(ngx_queue_t *calls)
 {
@@ -889,7 +902,7 @@ pipeline_idle(ngx_idempotency_redis_conn_t *conn)
 void
 ngx_idempotency_redis_pipeline_leave(ngx_idempotency_redis_conn_t *conn)
 {
-    ngx_queue_t                   *q, calls;
+    ngx_queue_t                    calls;
     ngx_idempotency_redis_call_t  *call;
 
     if (conn->flush.posted) {
@@ -900,22 +913,327 @@ ngx_idempotency_redis_pipeline_leave(ngx_idempotency_redis_conn_t *conn)
         ngx_del_timer(&conn->pause);
     }
 
-    if (!ngx_queue_empty(&conn->calls)) {
+    /* some may come back */
 
-        /* some may come back */
+    pipeline_move(&calls, &conn->calls);
 
-        ngx_queue_init(&calls);
-        ngx_queue_add(&calls, &conn->calls);
-        ngx_queue_init(&conn->calls);
-
-        while (!ngx_queue_empty(&calls)) {
-            q = ngx_queue_head(&calls);
-            call = ngx_queue_data(q, ngx_idempotency_redis_call_t, queue);
-
-            ngx_queue_remove(q);
-            ngx_idempotency_redis_route(conn->redis, call);
-        }
+    while ((call = pipeline_first(&calls)) != NULL) {
+        ngx_queue_remove(&call->queue);
+        ngx_idempotency_redis_route(conn->redis, call);
     }
 
     pipeline_disarm(conn);
+}
+
+
+void
+ngx_idempotency_redis_mark(ngx_idempotency_redis_t *redis,
+    ngx_idempotency_redis_mark_t *mark)
+{
+    mark->n = redis->nmarks++;
+    mark->next = redis->marks;
+
+    redis->marks = mark;
+}
+
+
+void
+ngx_idempotency_redis_mark_ask(ngx_idempotency_redis_conn_t *conn,
+    ngx_uint_t anew)
+{
+    ngx_idempotency_redis_mark_t  *mark;
+
+    for (mark = conn->redis->marks; mark; mark = mark->next) {
+
+        if (anew) {
+            conn->marks[mark->n] = MARK_UNKNOWN;
+        }
+
+        mark_say(conn, mark);
+    }
+}
+
+
+static ngx_int_t
+mark_look(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_mark_t *mark)
+{
+    switch (conn->marks[mark->n]) {
+
+    case MARK_THERE:
+        return NGX_OK;
+
+    case MARK_OTHER:
+        return NGX_DECLINED;
+
+    case MARK_UNKNOWN:
+        mark_say(conn, mark);
+
+        /* fall through */
+
+    default:
+        return NGX_AGAIN;
+    }
+}
+
+
+/* something was refused there: it is asked for before the next call */
+
+static void
+mark_doubt(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_mark_t *mark)
+{
+    if (conn->marks[mark->n] == MARK_THERE) {
+        conn->marks[mark->n] = MARK_UNKNOWN;
+    }
+}
+
+
+void
+ngx_idempotency_redis_marked(ngx_idempotency_redis_t *redis,
+    ngx_idempotency_redis_mark_t *mark)
+{
+    ngx_uint_t                     i, n;
+    ngx_idempotency_redis_conn_t  *conn;
+    ngx_idempotency_redis_node_t  *node;
+
+    n = 2 * redis->conf.connections;
+    node = NULL;
+
+    while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
+        for (i = 0; i < n; i++) {
+            conn = node->conns[i];
+
+            if (conn && conn->marks[mark->n] == MARK_OTHER) {
+                conn->marks[mark->n] = MARK_UNKNOWN;
+            }
+        }
+    }
+}
+
+
+/* what stands there is not asked for again, as calls may compare it; scripts
+   may lose their rights.  By their texts, as the server need not know them */
+
+static void
+mark_say(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_mark_t *mark)
+{
+    ngx_str_t                    publish;
+    ngx_uint_t                   i, n;
+    ngx_idempotency_resp_out_t  *out;
+
+    n = 0;
+    out = &conn->out;
+
+    for (i = 0;
+         i < mark->nstamps && conn->marks[mark->n] != MARK_THERE;
+         i++)
+    {
+        n += mark_say_stamp(conn, &mark->stamps[i], n == 0);
+    }
+
+    conn->marks[mark->n] = MARK_ASKED;
+
+    if (conn->redis->conf.mode == NGX_IDEMPOTENCY_REDIS_CLUSTER) {
+        ngx_str_set(&publish, "SPUBLISH");
+
+    } else {
+        ngx_str_set(&publish, "PUBLISH");
+    }
+
+    /* without a key, so that each node of a cluster answers */
+
+    ngx_idempotency_resp_command(out, 5);
+    ngx_idempotency_resp_word(out, (u_char *) "EVAL", 4);
+    ngx_idempotency_resp_str(out, &mark->tries->text);
+    ngx_idempotency_resp_word(out, (u_char *) "0", 1);
+    ngx_idempotency_resp_str(out, &mark->stamps->key);
+    ngx_idempotency_resp_str(out, &publish);
+
+    ngx_idempotency_redis_conn_expect(conn, mark_tried, mark);
+}
+
+
+/* a node of a cluster is not asked for what it has not */
+
+static ngx_uint_t
+mark_say_stamp(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_stamp_t *stamp, ngx_uint_t text)
+{
+    ngx_str_t                        args[NGX_IDEMPOTENCY_REDIS_STAMP_ARGS];
+    ngx_uint_t                       i;
+    ngx_idempotency_redis_t         *redis;
+    ngx_idempotency_resp_out_t      *out;
+    ngx_idempotency_redis_script_t  *script;
+
+    out = &conn->out;
+    redis = conn->redis;
+    script = stamp->mark->script;
+
+    if (redis->conf.mode == NGX_IDEMPOTENCY_REDIS_CLUSTER
+        && ngx_idempotency_redis_node_of(redis, &stamp->key) != conn->node)
+    {
+        return 0;
+    }
+
+    stamp->mark->says(stamp, args);
+
+    ngx_idempotency_resp_command(out, 4 + NGX_IDEMPOTENCY_REDIS_STAMP_ARGS);
+
+    if (text) {
+        ngx_idempotency_resp_word(out, (u_char *) "EVAL", 4);
+        ngx_idempotency_resp_str(out, &script->text);
+
+    } else {
+        ngx_idempotency_resp_word(out, (u_char *) "EVALSHA", 7);
+        ngx_idempotency_resp_word(out, script->sha1, sizeof(script->sha1));
+    }
+
+    ngx_idempotency_resp_word(out, (u_char *) "1", 1);
+    ngx_idempotency_resp_str(out, &stamp->key);
+
+    for (i = 0; i < NGX_IDEMPOTENCY_REDIS_STAMP_ARGS; i++) {
+        ngx_idempotency_resp_str(out, &args[i]);
+    }
+
+    ngx_idempotency_redis_conn_expect(conn, mark_said, stamp);
+
+    return 1;
+}
+
+
+static void
+mark_said(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply)
+{
+    ngx_idempotency_redis_stamp_t  *stamp = data;
+
+    u_char     *is;
+    ngx_int_t   rc;
+
+    is = &conn->marks[stamp->mark->n];
+
+    rc = mark_error(conn, reply);
+
+    if (rc == NGX_ERROR) {
+        rc = stamp->mark->handler(stamp, reply);
+    }
+
+    if (rc == NGX_ERROR) {
+        *is = MARK_ASKED_OTHER;
+
+        /* what has forgotten may be no master any more */
+
+        ngx_idempotency_redis_doubt(conn->redis, 0);
+
+    } else if (rc == NGX_AGAIN && *is == MARK_ASKED) {
+        *is = MARK_ASKED_UNKNOWN;
+    }
+}
+
+
+/* the last one of its answers */
+
+static void
+mark_tried(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply)
+{
+    ngx_idempotency_redis_mark_t  *mark = data;
+
+    u_char     *is;
+    ngx_int_t   rc;
+
+    is = &conn->marks[mark->n];
+
+    rc = mark_error(conn, reply);
+
+    if (rc == NGX_ERROR) {
+        rc = mark_may(mark, reply);
+    }
+
+    *is = (rc == NGX_ERROR || *is == MARK_ASKED_OTHER) ? MARK_OTHER
+          : (rc == NGX_AGAIN || *is == MARK_ASKED_UNKNOWN) ? MARK_UNKNOWN
+          : MARK_THERE;
+
+    if (reply && reply->type == NGX_IDEMPOTENCY_REDIS_ARRAY && reply->n == 2
+        && reply->elts[0].str.len == 1 && reply->elts[0].str.data[0] == 'W'
+        && conn->info)
+    {
+        ngx_idempotency_redis_warn(conn, NGX_IDEMPOTENCY_REDIS_WARN_PUBLISH,
+                                   "lets its user not publish, who waits for "
+                                   "what is pending elsewhere is told late",
+                                   &reply->elts[1].str);
+    }
+
+    if (conn->state == ngx_idempotency_redis_ready) {
+        conn->kind->ready(conn);
+    }
+}
+
+
+/* NGX_ERROR: what it says is to be judged.  What has moved in a cluster is not
+   asked for here; NGX_AGAIN: the server is busy, or no master */
+
+static ngx_int_t
+mark_error(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_reply_t *reply)
+{
+    ngx_idempotency_redis_verdict_t  verdict;
+
+    if (reply == NULL) {
+        return NGX_AGAIN;
+    }
+
+    if (reply->type != NGX_IDEMPOTENCY_REDIS_ERROR) {
+        return NGX_ERROR;
+    }
+
+    verdict = ngx_idempotency_redis_verdict(&reply->str);
+
+    if (verdict.what == NGX_IDEMPOTENCY_REDIS_MOVED
+        || verdict.what == NGX_IDEMPOTENCY_REDIS_ASK)
+    {
+        return NGX_OK;
+    }
+
+    if (verdict.what == NGX_IDEMPOTENCY_REDIS_TEXT) {
+        return NGX_AGAIN;
+    }
+
+    if (verdict.error == NGX_IDEMPOTENCY_REDIS_AWAY) {
+        pipeline_pause(conn, &reply->str);
+        conn->retire = (verdict.what == NGX_IDEMPOTENCY_REDIS_MASTER);
+        return NGX_AGAIN;
+    }
+
+    return NGX_ERROR;
+}
+
+
+static ngx_int_t
+mark_may(ngx_idempotency_redis_mark_t *mark,
+    ngx_idempotency_redis_reply_t *reply)
+{
+    ngx_str_t  *what;
+
+    what = &reply->str;
+
+    if (reply->type == NGX_IDEMPOTENCY_REDIS_ARRAY && reply->n
+        && reply->elts[0].str.len == 1)
+    {
+        if (reply->elts[0].str.data[0] != 'N') {
+            mark->lacks = 0;
+            return NGX_OK;
+        }
+
+        what = &reply->elts[reply->n - 1].str;
+    }
+
+    mark->lacks = 1;
+    mark->why.data = mark->text;
+    mark->why.len = ngx_snprintf(mark->text, sizeof(mark->text), "%V", what)
+                    - mark->text;
+
+    return NGX_ERROR;
 }

@@ -1,9 +1,9 @@
 
 /*
- * Who waits for a key to change is told by a message in a channel that has the
- * key's name.  Channels have a connection of their own, as one that subscribes
- * can be used for nothing else.  A cluster publishes by slots, so there each
- * node that has a channel has such a connection.
+ * That a key has changed is published in a channel that has the key's name.
+ * Channels have a connection of their own, as one that subscribes can be used
+ * for nothing else.  A cluster publishes by slots, so there each node that has
+ * a channel has such a connection.
  *
  * A message may be lost with its connection.  So the handler is also called
  * when the subscription is there, whether for the first time or again.
@@ -222,7 +222,7 @@ pubsub_flush(ngx_event_t *ev)
 }
 
 
-/* channels that nobody has said to be wanted again */
+/* channels that were not wanted again in time */
 
 static void
 pubsub_unwatch(ngx_event_t *ev)

@@ -590,8 +590,8 @@ ngx_idempotency_redis_verdict(ngx_str_t *text)
 
     /*
      * A command inside of the script was refused, which need not be its first
-     * one: an outcome is published behind its write.  Who is full, or no
-     * master, refuses writes alone, and so all of them.
+     * one: an outcome is published behind its write.  A server that is full,
+     * or no master, refuses writes alone, and so all of them.
      */
 
     if (verdict.error != NGX_IDEMPOTENCY_REDIS_FULL

@@ -28,8 +28,6 @@ if is then
 
         if mine and is.sequence >= known.sequence then
 
-            -- as long as its owner lives it is not fresh for him
-
             if known.state == 'P' then
                 redis.call('PEXPIRE', key, math.max(ARGV[3], fences))
             end
