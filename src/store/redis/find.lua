@@ -8,8 +8,4 @@ if answer then
     return answer
 end
 
-if not is or is.state == 'F' then
-    return { 'A', stamp }
-end
-
-return { 'B', stamp, bytes }
+return (is and is.state ~= 'F') and { 'B', stamp, bytes } or { 'A', stamp }

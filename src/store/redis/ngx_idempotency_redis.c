@@ -54,7 +54,6 @@
 static void redis_connect(ngx_idempotency_redis_t *redis);
 static void redis_wait_events(ngx_idempotency_redis_conn_t *conn,
     struct pollfd *fd);
-static ngx_uint_t redis_up(ngx_idempotency_redis_node_t *node);
 static void redis_look_handler(ngx_event_t *ev);
 static void redis_look(ngx_idempotency_redis_node_t *node);
 static void redis_looked(ngx_idempotency_redis_conn_t *conn, void *data,
@@ -86,8 +85,6 @@ static ngx_int_t discovery_answer(ngx_idempotency_redis_conn_t *conn,
     ngx_str_t *what);
 static void sentinel_ready(ngx_idempotency_redis_conn_t *conn);
 static void sentinel_answer(ngx_idempotency_redis_conn_t *conn, void *data,
-    ngx_idempotency_redis_reply_t *reply);
-static void sentinel_listens(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
 static ngx_int_t sentinel_push(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply);
@@ -398,9 +395,9 @@ ngx_idempotency_redis_route(ngx_idempotency_redis_t *redis,
 
     if (conn == NULL) {
 
-        /* there is no memory; the first one was made at the start */
+        /* there is no memory; this one was made at the start */
 
-        conn = redis->first;
+        conn = redis->home->conns[0];
     }
 
     ngx_idempotency_redis_pipeline_call(conn, call);
@@ -520,50 +517,38 @@ ngx_idempotency_redis_time(ngx_idempotency_redis_t *redis)
 ngx_uint_t
 ngx_idempotency_redis_up(ngx_idempotency_redis_t *redis)
 {
-    ngx_uint_t                     known;
+    ngx_int_t                      i;
+    ngx_uint_t                     known, tried;
+    ngx_idempotency_redis_conn_t  *conn;
     ngx_idempotency_redis_node_t  *node;
 
     known = 0;
     node = NULL;
 
     while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
-        if (node->known) {
-            known = 1;
+        if (!node->known) {
+            continue;
+        }
 
-            if (redis_up(node)) {
+        known = 1;
+        tried = 0;
+
+        for (i = 0; i < redis->conf.connections; i++) {
+            conn = node->conns[i];
+
+            if (conn && !conn->down) {
                 return 1;
             }
+
+            tried |= (conn != NULL);
+        }
+
+        if (!tried) {
+            return 1;
         }
     }
 
-    return known ? 0 : !redis->first->down;
-}
-
-
-/* it may be up: no connection was tried, or one of them is not given up */
-
-static ngx_uint_t
-redis_up(ngx_idempotency_redis_node_t *node)
-{
-    ngx_int_t                      i;
-    ngx_uint_t                     tried;
-    ngx_idempotency_redis_conn_t  *conn;
-
-    tried = 0;
-
-    for (i = 0; i < node->redis->conf.connections; i++) {
-        conn = node->conns[i];
-
-        if (conn) {
-            tried = 1;
-
-            if (!conn->down) {
-                return 1;
-            }
-        }
-    }
-
-    return !tried;
+    return known ? 0 : !redis->home->conns[0]->down;
 }
 
 
@@ -771,7 +756,7 @@ redis_tick(ngx_event_t *ev)
                && !conn->expected)
     {
         ngx_idempotency_resp_say(&conn->out, "PING", NULL);
-        ngx_idempotency_redis_conn_expect(conn, sentinel_listens, NULL);
+        ngx_idempotency_redis_conn_expect(conn, NULL, NULL);
         ngx_idempotency_redis_conn_write(conn);
     }
 
@@ -1114,8 +1099,6 @@ node_connect(ngx_idempotency_redis_node_t *node)
         ngx_idempotency_redis_conn_connect(conn);
     }
 
-    node->redis->first = node->conns[0];
-
     return NGX_OK;
 }
 
@@ -1245,7 +1228,7 @@ sentinel_ready(ngx_idempotency_redis_conn_t *conn)
     ngx_idempotency_redis_conn_expect(conn, sentinel_answer, NULL);
 
     ngx_idempotency_resp_say(out, "SUBSCRIBE", "+switch-master", NULL);
-    ngx_idempotency_redis_conn_expect(conn, sentinel_listens, NULL);
+    ngx_idempotency_redis_conn_expect(conn, NULL, NULL);
 
     ngx_idempotency_redis_conn_write(conn);
 }
@@ -1261,14 +1244,6 @@ sentinel_answer(ngx_idempotency_redis_conn_t *conn, void *data,
     {
         sentinel_master(conn->redis, &reply->elts[0].str, &reply->elts[1].str);
     }
-}
-
-
-static void
-sentinel_listens(ngx_idempotency_redis_conn_t *conn, void *data,
-    ngx_idempotency_redis_reply_t *reply)
-{
-    /* it answers in time: that is all that is asked for */
 }
 
 

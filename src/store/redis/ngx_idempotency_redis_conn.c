@@ -32,7 +32,7 @@
 static void conn_ready(ngx_idempotency_redis_conn_t *conn);
 static void conn_tell(ngx_idempotency_redis_conn_t *conn);
 static void conn_again(ngx_idempotency_redis_conn_t *conn);
-static void conn_close(ngx_idempotency_redis_conn_t *conn, ngx_uint_t reset);
+static void conn_close(ngx_idempotency_redis_conn_t *conn);
 static void conn_timer(ngx_event_t *ev);
 static void conn_open(ngx_idempotency_redis_conn_t *conn);
 static void open_resolve(ngx_idempotency_redis_conn_t *conn);
@@ -154,7 +154,7 @@ void
 ngx_idempotency_redis_conn_exit(ngx_idempotency_redis_conn_t *conn)
 {
     if (conn) {
-        conn_close(conn, 1);
+        conn_close(conn);
     }
 }
 
@@ -187,7 +187,7 @@ ngx_idempotency_redis_conn_stop(ngx_idempotency_redis_conn_t *conn,
         conn->since = ngx_current_msec;
     }
 
-    conn_close(conn, 1);
+    conn_close(conn);
     conn_drain(conn);
 
     conn->kind->lost(conn);
@@ -276,7 +276,7 @@ ngx_idempotency_redis_conn_lose(ngx_idempotency_redis_conn_t *conn,
     conn->why.data = conn->text;
     conn->why.len = p - conn->text;
 
-    conn_close(conn, error != NGX_IDEMPOTENCY_REDIS_AWAY);
+    conn_close(conn);
 
     if (ready) {
         conn->since = ngx_current_msec;
@@ -375,7 +375,7 @@ conn_again(ngx_idempotency_redis_conn_t *conn)
 
 
 static void
-conn_close(ngx_idempotency_redis_conn_t *conn, ngx_uint_t reset)
+conn_close(ngx_idempotency_redis_conn_t *conn)
 {
     ngx_connection_t  *c;
     struct linger      linger;
@@ -402,18 +402,16 @@ conn_close(ngx_idempotency_redis_conn_t *conn, ngx_uint_t reset)
 
     if (c) {
 
-        if (reset) {
-            /*
-             * What is given up is of no use there any more; but it may have it
-             * already, and execute it: only the script can see that it is late.
-             */
+        /*
+         * What is given up is of no use there any more; but it may have it
+         * already, and execute it: only the script can see that it is late.
+         */
 
-            linger.l_onoff = 1;
-            linger.l_linger = 0;
+        linger.l_onoff = 1;
+        linger.l_linger = 0;
 
-            (void) setsockopt(c->fd, SOL_SOCKET, SO_LINGER,
-                              (const void *) &linger, sizeof(struct linger));
-        }
+        (void) setsockopt(c->fd, SOL_SOCKET, SO_LINGER, (const void *) &linger,
+                          sizeof(struct linger));
 
 #if (NGX_SSL)
         if (c->ssl) {
@@ -474,7 +472,7 @@ ngx_idempotency_redis_conn_settle(ngx_idempotency_redis_conn_t *conn)
     conn->c->idle = conn->kind->idle(conn);
 
     if (conn->c->idle && ngx_exiting) {
-        conn_close(conn, 1);
+        conn_close(conn);
         conn_drain(conn);
     }
 }
@@ -1487,7 +1485,9 @@ io_answer(ngx_idempotency_redis_conn_t *conn,
         ngx_del_timer(&conn->timer);
     }
 
-    due.handler(conn, due.data, reply);
+    if (due.handler) {
+        due.handler(conn, due.data, reply);
+    }
 }
 
 

@@ -203,8 +203,6 @@ struct ngx_idempotency_redis_s {
     /* of a cluster, by slot; NULL: it is none */
     ngx_idempotency_redis_node_t     **slots;
     ngx_uint_t                         maps;
-    /* where what has no other goes */
-    ngx_idempotency_redis_conn_t      *first;
     /* to the server that is asked where others are, or NULL */
     ngx_idempotency_redis_conn_t      *discovery;
     ngx_uint_t                         turn;
@@ -246,7 +244,8 @@ void ngx_idempotency_redis_conn_stop(ngx_idempotency_redis_conn_t *conn,
 void ngx_idempotency_redis_conn_restart(ngx_idempotency_redis_conn_t *conn,
     ngx_msec_t pause, char *why);
 
-/* what was put into "out" will be answered there */
+/* what was put into "out" will be answered there; NULL: the answer is of no
+   interest */
 ngx_int_t ngx_idempotency_redis_conn_due(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_answer_pt handler, void *data);
 void ngx_idempotency_redis_conn_write(ngx_idempotency_redis_conn_t *conn);

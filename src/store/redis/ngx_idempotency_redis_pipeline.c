@@ -44,8 +44,6 @@ static void pipeline_refuse(ngx_idempotency_redis_conn_t *conn);
 static void pipeline_flush_ready(ngx_idempotency_redis_conn_t *conn);
 static void pipeline_say(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call);
-static void pipeline_asking(ngx_idempotency_redis_conn_t *conn, void *data,
-    ngx_idempotency_redis_reply_t *reply);
 static void pipeline_answer(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
 static ngx_int_t pipeline_code(ngx_idempotency_redis_conn_t *conn,
@@ -306,9 +304,11 @@ pipeline_say(ngx_idempotency_redis_conn_t *conn,
     out = &conn->out;
     meant = (call->meant && call->mark->nstamps == 1);
 
+    /* the call behind it says whether that went well */
+
     if (call->asking) {
         ngx_idempotency_resp_say(out, "ASKING", NULL);
-        (void) ngx_idempotency_redis_conn_due(conn, pipeline_asking, NULL);
+        (void) ngx_idempotency_redis_conn_due(conn, NULL, NULL);
     }
 
     ngx_idempotency_resp_command(out, 3 + (call->key.len != 0) + call->nargs
@@ -361,14 +361,6 @@ pipeline_say(ngx_idempotency_redis_conn_t *conn,
 
     ngx_queue_remove(&call->queue);
     ngx_queue_insert_tail(&conn->sent, &call->queue);
-}
-
-
-static void
-pipeline_asking(ngx_idempotency_redis_conn_t *conn, void *data,
-    ngx_idempotency_redis_reply_t *reply)
-{
-    /* the call behind it says whether that went well */
 }
 
 

@@ -48,8 +48,6 @@ static ngx_int_t pubsub_push(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply);
 static void pubsub_answer(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
-static void pubsub_pong(ngx_idempotency_redis_conn_t *conn, void *data,
-    ngx_idempotency_redis_reply_t *reply);
 static void pubsub_ready(ngx_idempotency_redis_conn_t *conn);
 static void pubsub_lost(ngx_idempotency_redis_conn_t *conn);
 static ngx_uint_t pubsub_idle(ngx_idempotency_redis_conn_t *conn);
@@ -373,17 +371,9 @@ ngx_idempotency_redis_pubsub_tick(ngx_idempotency_redis_conn_t *conn)
     pubsub_ready(conn);
 
     ngx_idempotency_resp_say(&conn->out, "PING", NULL);
-    ngx_idempotency_redis_conn_expect(conn, pubsub_pong, NULL);
+    ngx_idempotency_redis_conn_expect(conn, NULL, NULL);
 
     ngx_post_event(&conn->flush, &ngx_posted_events);
-}
-
-
-static void
-pubsub_pong(ngx_idempotency_redis_conn_t *conn, void *data,
-    ngx_idempotency_redis_reply_t *reply)
-{
-    /* it answers in time: that is all that is asked for */
 }
 
 

@@ -44,13 +44,10 @@ if is then
         -- claim that does not know of a doubt would make the token fresh with
         -- its release.
 
-        if is.state == 'D' or is.state == 'N' then
-            return { 'S', stamp }
-        end
-
-        if is.state == 'U' and known.state == 'P'
-           and (is.sequence == known.sequence and is.status ~= 0
-                or is.sequence < known.sequence and known.status == 0)
+        if is.state == 'D' or is.state == 'N'
+           or is.state == 'U' and known.state == 'P'
+              and (is.sequence == known.sequence and is.status ~= 0
+                   or is.sequence < known.sequence and known.status == 0)
         then
             return { 'S', stamp }
         end
@@ -58,18 +55,11 @@ if is then
 
 elseif remains and remains.instance == known.instance
        and remains.sequence >= known.sequence
+       and (remains.status ~= 0 or known.state == 'P')
 then
-    -- an outcome that stood here, and was forgotten by hand, stays forgotten
+    -- an outcome was forgotten by hand, or the claim was released since
 
-    if remains.status ~= 0 then
-        return { 'A', stamp }
-    end
-
-    -- a claim that was released since
-
-    if known.state == 'P' then
-        return { 'S', stamp }
-    end
+    return { remains.status ~= 0 and 'A' or 'S', stamp }
 end
 
 known.lease = (known.state == 'P') and now + ARGV[3] or 0

@@ -80,12 +80,6 @@ local function too_late(not_after)
     return micros > tonumber(not_after)
 end
 
--- A key may outlive its record's window by a few milliseconds.
-
-local function over(record)
-    return string.find(record.state, '[DNU]') and record.ends <= now
-end
-
 -- The key's record, or nil if there is none; and the bytes that it was read from.
 -- What is no record is answered at once, and so is a server that is not meant.
 -- Sets the last fence, and what remains of a record.
@@ -120,7 +114,9 @@ local function read(...)
         return nil
     end
 
-    if over(record) then
+    -- a key may outlive its record's window by a few milliseconds
+
+    if string.find(record.state, '[DNU]') and record.ends <= now then
         return nil
     end
 
