@@ -20,7 +20,7 @@
 #include "store/redis/ngx_idempotency_redis.h"
 
 
-/* of a release; what packages say follows it (t/packaging.t) */
+/* the release; t/packaging.t compares the packages with it */
 
 #define NGX_HTTP_IDEMPOTENCY_VERSION  "1.0.0-rc1"
 
@@ -110,7 +110,7 @@ extern ngx_http_idempotency_status_t
 #define NGX_HTTP_IDEMPOTENCY_COOKIES_ALWAYS      1
 #define NGX_HTTP_IDEMPOTENCY_COOKIES_NEVER       2
 
-/* whether a status binds a token: it does not, it does, or by what it says */
+/* a status binds no token, binds it, or does so by the default's conditions */
 
 #define NGX_HTTP_IDEMPOTENCY_KEEP_NO           0
 #define NGX_HTTP_IDEMPOTENCY_KEEP_YES          1
@@ -122,7 +122,7 @@ extern ngx_http_idempotency_status_t
 typedef struct ngx_http_idempotency_ignored_s  ngx_http_idempotency_ignored_t;
 
 
-/* where a directive stands, if it is to be warned of; then it was */
+/* where a directive stands, and whether a warning about it was logged */
 
 typedef struct {
     ngx_str_t                      file;
@@ -135,7 +135,7 @@ typedef struct {
 
 typedef struct {
     ngx_http_complex_value_t       script;
-    /* so long is all but its variables: a value of that length has none */
+    /* the length of its constant text: a value as long as that is empty */
     size_t                         constant;
     /* all of its variables are cookies */
     ngx_uint_t                     of_cookies;
@@ -167,7 +167,7 @@ typedef struct {
     ngx_http_idempotency_line_t   *missing_key_line;
     ngx_uint_t                     key_format;
     ngx_int_t                      key_max_length;
-    /* of keys that tell when they were made; not set: the window */
+    /* the age at which a uuid7 key is too old; not set: the window */
     ngx_msec_t                     key_max_age;
     ngx_http_complex_value_t      *scope;
     ngx_http_idempotency_value_t  *identity;
@@ -176,7 +176,7 @@ typedef struct {
     ngx_array_t                   *bind;
     /* of idempotency_secret, or NULL */
     ngx_idempotency_digest_key_t  *digest_key;
-    /* of what fingerprints are made by */
+    /* a digest of the settings that make fingerprints */
     u_char                         settings[NGX_IDEMPOTENCY_SETTINGS_LEN];
     ngx_array_t                   *bypass;
 
@@ -184,7 +184,7 @@ typedef struct {
     ngx_array_t                   *ignore_fields;
     size_t                         normalize_buffer;
 
-    /* if the other one, which may be NULL, doesn't tell it */
+    /* the window, unless window_value is set and has a time */
     ngx_msec_t                     window;
     ngx_http_idempotency_value_t  *window_value;
     ngx_msec_t                     content_window;
@@ -194,10 +194,10 @@ typedef struct {
     ngx_msec_t                     lease;
     ngx_uint_t                     in_doubt;
     ngx_uint_t                     unavailable;
-    /* so many tokens for a value, by default the client's address; or 0 */
+    /* the most tokens for a value, by default the client's address; or 0 */
     ngx_uint_t                     quota;
     ngx_http_idempotency_value_t  *quota_value;
-    /* of each status one of the above; NULL: the default of all of them */
+    /* for each status one of KEEP_...; NULL: KEEP_DEFAULT for all of them */
     u_char                        *keep;
     /* as given, or the store's */
     size_t                         max_response_given;
@@ -215,7 +215,7 @@ typedef struct {
     /* this worker has logged that nginx is its own upstream here */
     ngx_uint_t                     nested;
 
-    /* it is idempotency_api, and changes what is asked for */
+    /* the location is an idempotency_api, and may change records */
     ngx_uint_t                     api;
     ngx_uint_t                     api_write;
     /* ... or answers others than this machine; and the names of its server,
@@ -242,17 +242,17 @@ typedef struct {
 
 
 typedef struct {
-    /* some location is protected, or tells of what is there */
+    /* some location is protected, or is an API that has zones to show */
     ngx_uint_t                     in_use;
     /* there is an idempotency_api */
     ngx_uint_t                     api;
-    /* of void **: the configurations of all modules in each of them */
+    /* of void **: all protected locations, by their loc_conf */
     ngx_array_t                    locations;
-    /* of all upstreams: what their balancers begin with */
+    /* of all upstreams: their balancers' own functions */
     ngx_array_t                    upstreams;
     /* of ngx_http_idempotency_store_t *: all that directives name */
     ngx_array_t                    stores;
-    /* all of them have this one */
+    /* the keys of idempotency_secret, for all stores */
     ngx_idempotency_secret_t       secret;
     /* of ngx_idempotency_redis_t *: all that directives name */
     ngx_array_t                    redis;
@@ -260,10 +260,10 @@ typedef struct {
     ngx_array_t                    location_entries;
     /* of ngx_str_t: each NAME of $idempotency_field_NAME */
     ngx_array_t                    fields;
-    /* of idempotency_key and idempotency_ignore_cookies, by default */
+    /* the defaults of idempotency_key and idempotency_ignore_cookies */
     ngx_array_t                   *keys;
     ngx_http_idempotency_ignored_t  *ignore_cookies;
-    /* nginx may be built without them */
+    /* NULL, if nginx was built without the module */
     ngx_module_t                  *dav;
     ngx_module_t                  *slice;
 } ngx_http_idempotency_main_conf_t;
@@ -285,7 +285,7 @@ ngx_http_idempotency_in_use(ngx_cycle_t *cycle)
 }
 
 
-/* where the directive stands that is being read */
+/* notes the place of the directive that is being read */
 
 static ngx_inline void
 ngx_http_idempotency_set_line(ngx_conf_t *cf,

@@ -14,7 +14,7 @@
 #include <openssl/crypto.h>
 
 
-/* parameters of idempotency_zone, as they are given; without data: not */
+/* the parameters of idempotency_zone; a string without data was not given */
 
 typedef struct {
     ngx_str_t                      zone;
@@ -31,7 +31,7 @@ typedef struct {
 } conf_zone_parameter_t;
 
 
-/* more than all keys that there may be, with comments */
+/* the largest file of keys, and of a password */
 
 #define CONF_SECRET_SIZE  65536
 
@@ -201,7 +201,7 @@ ngx_http_idempotency_set(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
     name.len = value[1].len - 5;
     name.data = value[1].data + 5;
 
-    /* it may be defined further down: that is asked for when all is read */
+    /* the zone may be defined further down: this is checked when all is read */
 
     ilcf->store = conf_store(cf, &name);
 
@@ -281,7 +281,7 @@ ngx_http_idempotency_set_zone(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 }
 
 
-/* each at most once, and none without a value */
+/* a parameter may be given once, and not without a value */
 
 static ngx_int_t
 conf_zone_parameter(conf_zone_t *zone, ngx_str_t *value)
@@ -354,7 +354,7 @@ conf_zone_size(ngx_conf_t *cf, ngx_str_t *zone, size_t *size)
 }
 
 
-/* 0, if it is not given, or 1 */
+/* 0 or 1: which of the two words; 0 if the parameter is not given */
 
 static ngx_int_t
 conf_zone_choice(ngx_conf_t *cf, const char *name, ngx_str_t *value,
@@ -429,7 +429,7 @@ conf_zone_file(ngx_conf_t *cf, conf_zone_t *zone,
 }
 
 
-/* made by whichever directive names it first */
+/* the store of that name; the directive that names it first makes it */
 
 static ngx_idempotency_store_t *
 conf_store(ngx_conf_t *cf, ngx_str_t *name)
@@ -469,7 +469,7 @@ conf_store(ngx_conf_t *cf, ngx_str_t *name)
 }
 
 
-/* the same of a Redis */
+/* the Redis of that name, likewise */
 
 static ngx_idempotency_redis_t *
 conf_redis(ngx_conf_t *cf, ngx_str_t *name)
@@ -563,7 +563,7 @@ ngx_http_idempotency_redis_block(ngx_conf_t *cf, ngx_command_t *cmd,
 }
 
 
-/* as nginx does it with directives */
+/* a line of the block is handled as nginx handles a directive */
 
 static char *
 conf_redis_line(ngx_conf_t *cf, ngx_command_t *dummy, void *data)
@@ -654,7 +654,7 @@ conf_redis_server(ngx_conf_t *cf, ngx_command_t *cmd, void *data)
 }
 
 
-/* the first line of a file; never said anywhere */
+/* the first line of the file; no message ever shows it */
 
 static char *
 conf_redis_password(ngx_conf_t *cf, ngx_command_t *cmd, void *data)
@@ -844,7 +844,7 @@ conf_redis_ssl(ngx_conf_t *cf, ngx_idempotency_redis_conf_t *conf)
                                            &conf->ssl_trusted_certificate, 9);
     }
 
-    /* those that the system trusts */
+    /* the authorities that the system trusts */
 
     if (SSL_CTX_set_default_verify_paths(ssl->ctx) == 0) {
         ngx_ssl_error(NGX_LOG_EMERG, cf->log, 0,
@@ -1038,7 +1038,7 @@ conf_secret_parse(ngx_conf_t *cf, ngx_str_t *name, ngx_str_t *text)
 }
 
 
-/* the name becomes a whole one; the text is to be wiped by the caller */
+/* the name becomes a full one; the caller wipes the text */
 
 static ngx_int_t
 conf_file_read(ngx_conf_t *cf, ngx_str_t *name, off_t max, ngx_str_t *text)
@@ -1055,7 +1055,7 @@ conf_file_read(ngx_conf_t *cf, ngx_str_t *name, off_t max, ngx_str_t *text)
     file.name = *name;
     file.log = cf->log;
 
-    /* a pipe without a writer would be waited for */
+    /* without NONBLOCK a pipe without a writer would stop the start */
 
     file.fd = ngx_open_file(name->data, NGX_FILE_RDONLY|NGX_FILE_NONBLOCK,
                             NGX_FILE_OPEN, 0);

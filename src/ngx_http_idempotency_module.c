@@ -95,7 +95,7 @@ static ngx_int_t add_key(ngx_conf_t *cf, ngx_array_t *keys, ngx_str_t *value);
 static ngx_uint_t keys_in_body(ngx_conf_t *cf, ngx_array_t *keys);
 
 
-/* a worker's, once it is set up */
+/* the configuration that a worker was set up for */
 
 static ngx_cycle_t  *ngx_http_idempotency_cycle;
 
@@ -581,7 +581,8 @@ ngx_http_idempotency_init_module(ngx_cycle_t *cycle)
 }
 
 
-/* not the cache manager, nor the loader, nor a worker without need of us */
+/* the cache manager and loader need nothing, nor do workers if no location is
+   protected */
 
 static ngx_int_t
 ngx_http_idempotency_init_process(ngx_cycle_t *cycle)
@@ -645,7 +646,7 @@ ngx_http_idempotency_create_main_conf(ngx_conf_t *cf)
 }
 
 
-/* what locations have by default, all the same one */
+/* defaults that take memory are made once, for all locations */
 
 static char *
 ngx_http_idempotency_init_main_conf(ngx_conf_t *cf, void *conf)
@@ -928,7 +929,7 @@ find_module(ngx_conf_t *cf, char *name)
 }
 
 
-/* once; and "off" alone */
+/* the directive may stand once on a level, and "off" only alone */
 
 static char *
 set_bitmask(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
@@ -1174,7 +1175,8 @@ set_missing_key(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 }
 
 
-/* to be asked when all levels are merged: either may stand on another one */
+/* called when all levels are merged, as each of the two directives may stand on
+   another level */
 
 static void
 warn_content(ngx_conf_t *cf, ngx_http_idempotency_loc_conf_t *conf)
@@ -1199,7 +1201,7 @@ warn_content(ngx_conf_t *cf, ngx_http_idempotency_loc_conf_t *conf)
 }
 
 
-/* with a constant everybody is the same */
+/* with a constant all clients are one, which brings a warning */
 
 static char *
 set_identity(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
@@ -1290,7 +1292,7 @@ set_ignore_cookies(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 }
 
 
-/* a number, and whose it is; or "off" */
+/* a number, and the string by which tokens are counted; or "off" */
 
 static char *
 set_quota(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
@@ -1456,7 +1458,7 @@ check_replay_header(ngx_conf_t *cf, void *post, void *data)
 }
 
 
-/* it goes into a header line and into JSON as it is */
+/* the URL is written into a header line and into JSON as it is */
 
 static char *
 check_docs(ngx_conf_t *cf, void *post, void *data)
@@ -1533,7 +1535,8 @@ compile_value(ngx_conf_t *cf, ngx_str_t *text)
 }
 
 
-/* $name, ${name} and $1; what stands before it, or behind all, is constant */
+/* finds $name, ${name} or $1; the text before it, or behind the last one, is
+   constant */
 
 static ngx_uint_t
 key_next_variable(ngx_str_t *text, ngx_str_t *name, size_t *constant)
@@ -1705,7 +1708,7 @@ key_variables(ngx_conf_t *cf, ngx_http_idempotency_key_t *key)
 }
 
 
-/* a variable of many */
+/* whether it is one of the variables of a prefix, as $http_name is */
 
 static ngx_uint_t
 key_begins(ngx_str_t *name, char *prefix)
@@ -1741,7 +1744,7 @@ key_name(ngx_conf_t *cf, ngx_array_t *names, u_char *start, u_char *last)
 }
 
 
-/* then it takes the body to find the key */
+/* whether some key may stand in the request's body */
 
 static ngx_uint_t
 keys_in_body(ngx_conf_t *cf, ngx_array_t *keys)

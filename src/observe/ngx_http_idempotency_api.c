@@ -40,19 +40,20 @@
 #define TEXT_BUFFER        16384
 #define TEXT_LINE          2048
 
-/* of a page of records, by default and at most */
+/* how many records a page has by default, and at most */
 
 #define RECORDS_LIMIT      1000
 #define RECORDS_MOST       10000
 
-/* asked for at once, of memory, and of what stands behind; and how often
-   before the worker does other work */
+/* how many records are asked for at once, of memory and of the store behind;
+   how many empty answers are taken before the worker does other work */
 
 #define RECORDS_STEP       16
 #define RECORDS_BEHIND     NGX_IDEMPOTENCY_TIER_BATCH
 #define RECORDS_TRIES      16
 
-/* in milliseconds: the other work; until a claim that waits is made again */
+/* in milliseconds: the time for other work; the time until a claim that waits
+   is made again */
 
 #define QUERY_PAUSE        1
 #define QUERY_AGAIN        500
@@ -130,7 +131,7 @@ struct query_s {
     /* takes its answer.  NGX_OK: there is more to ask; NGX_BUSY: after other
        work; NGX_DONE: it is over */
     ngx_int_t                     (*answered)(query_t *query);
-    /* sends what came of it, if the request is there */
+    /* sends the result, if the request is there */
     ngx_int_t                     (*respond)(query_t *query);
 
     ngx_idempotency_op_t           *op;
@@ -162,7 +163,7 @@ typedef struct {
     record_stage_e                  stage;
     u_char                          token[NGX_IDEMPOTENCY_DIGEST_LEN];
 
-    /* PUT: what is in doubt is done, with this status, or else released */
+    /* PUT: a record in doubt becomes done, with this status, or released */
     ngx_uint_t                      settles;
     ngx_uint_t                      done;
     ngx_uint_t                      status;
@@ -170,11 +171,11 @@ typedef struct {
     ngx_msec_t                      window;
     ngx_msec_t                      lease;
 
-    /* of a client that asks for its own key */
+    /* a client asks for its own key: its identity */
     ngx_uint_t                      own;
     u_char                          identity[NGX_IDEMPOTENCY_IDENTITY_LEN];
 
-    /* why it came to nothing */
+    /* why the query failed */
     api_refusal_e                   why;
 
     ngx_idempotency_find_t          find;
@@ -375,7 +376,7 @@ ngx_http_idempotency_api(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 
     clcf = ngx_http_conf_get_module_loc_conf(cf, ngx_http_core_module);
 
-    /* what is asked for is what follows its name */
+    /* the path behind the location's name says what is asked for */
 
     if (clcf->named || clcf->name.len == 0 || clcf->name.data[0] != '/'
 #if (NGX_PCRE)
@@ -397,7 +398,7 @@ ngx_http_idempotency_api(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 }
 
 
-/* on or off, once */
+/* a parameter is on or off, and is given once */
 
 static ngx_int_t
 api_parameter(ngx_str_t *value, char *name, ngx_uint_t *flag)
@@ -421,7 +422,8 @@ api_parameter(ngx_str_t *value, char *name, ngx_uint_t *flag)
 }
 
 
-/* the server's names are gone once the configuration is read */
+/* copies the server's names, as nginx frees them when the configuration is
+   read */
 
 ngx_int_t
 ngx_http_idempotency_api_merge(ngx_conf_t *cf,
@@ -448,7 +450,7 @@ ngx_http_idempotency_api_merge(ngx_conf_t *cf,
     for (i = 0; i < cscf->server_names.nelts; i++) {
         name = &names[i].name;
 
-        /* those that many hosts match, and "_", stand for any */
+        /* a name that many hosts match, and "_", may stand for any host */
 
         if (name->len == 0
 #if (NGX_PCRE)
@@ -502,7 +504,7 @@ api_handler(ngx_http_request_t *r)
     if (why == api_allowed) {
         why = api_methods(r, &route);
 
-        /* its body says something */
+        /* the body of a PUT says what to do */
 
         if (why == api_allowed && r->method == NGX_HTTP_PUT) {
             r->request_body_in_single_buf = 1;
@@ -529,7 +531,7 @@ api_handler(ngx_http_request_t *r)
             return api_refuse(r, why);
         }
 
-        /* the page is for people, and so is this: a browser shows it */
+        /* in place of the page, a refusal in plain text for people */
 
         ngx_http_idempotency_text_add(&text, "%V.\n%V\n",
                                       &api_refusals[why].title,
@@ -753,7 +755,7 @@ api_is_from_here(ngx_http_request_t *r)
         ngx_null_string
     };
 
-    /* one that ends at "-" is what many begin with */
+    /* a name that ends with "-" is a prefix */
 
     static ngx_str_t  added[] = {
         ngx_string("via"),
@@ -805,7 +807,8 @@ api_is_from_here(ngx_http_request_t *r)
 }
 
 
-/* a name that was made to lead here is another one */
+/* whether Host is a name of this server: a name that was rebound to this
+   machine is none */
 
 static ngx_uint_t
 api_is_ours(ngx_http_request_t *r, ngx_array_t *names)
@@ -828,7 +831,8 @@ api_is_ours(ngx_http_request_t *r, ngx_array_t *names)
 }
 
 
-/* a browser says whose page asks; a program says nothing */
+/* a browser sends Sec-Fetch-Site or Origin with the request of a page; a
+   program sends neither */
 
 static ngx_uint_t
 api_is_own_page(ngx_http_request_t *r)
@@ -870,7 +874,7 @@ api_is_own_page(ngx_http_request_t *r)
         return 1;
     }
 
-    /* of HTTP/3 the name alone is known */
+    /* HTTP/3 requests may have no Host header: then the name has no port */
 
     host = r->headers_in.host ? &r->headers_in.host->value
                               : &r->headers_in.server;
@@ -940,7 +944,7 @@ api_is_loopback(struct sockaddr *sa)
 }
 
 
-/* whether it is there, and may be asked for by this method */
+/* whether the resource is there, and takes this method */
 
 static api_refusal_e
 api_methods(ngx_http_request_t *r, api_route_t *route)
@@ -980,7 +984,7 @@ api_methods(ngx_http_request_t *r, api_route_t *route)
 }
 
 
-/* what its style and its script may do stands in the page, too */
+/* the policy in the header is the one in the page */
 
 static ngx_int_t
 api_send_page(ngx_http_request_t *r)
@@ -1004,7 +1008,7 @@ api_send_page(ngx_http_request_t *r)
 }
 
 
-/* the page asks for what stands beside it */
+/* the page needs the slash, as it fetches its figures by relative URLs */
 
 static ngx_int_t
 api_send_redirect(ngx_http_request_t *r)
@@ -1056,7 +1060,7 @@ api_agree(ngx_http_request_t *r, ngx_idempotency_store_t *store)
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
-    /* with white space or without: there is none within its words */
+    /* white space does not count, as the words have none */
 
     n = 0;
 
@@ -1146,7 +1150,7 @@ api_by_key(ngx_http_request_t *r, ngx_idempotency_store_t *store)
         return records_list(r, store);
     }
 
-    /* nothing is done to all of them at once */
+    /* a PUT or DELETE without a key would change all records */
 
     return api_refuse(r, why);
 }
@@ -1222,7 +1226,7 @@ api_key(ngx_http_request_t *r, ngx_uint_t own, ngx_str_t *key)
 }
 
 
-/* a plus is one: it may well stand in a key */
+/* a plus stays one, as a key may have it */
 
 static ngx_int_t
 api_unescape(ngx_http_request_t *r, ngx_str_t *value)
@@ -1302,7 +1306,7 @@ records_arguments(ngx_http_request_t *r, records_t *records)
         return api_bad_argument;
     }
 
-    /* of this machine's memory, or of what stands behind */
+    /* the records of this machine's memory, or of the store behind */
 
     if (ngx_http_arg(r, (u_char *) "tier", 4, &value) != NGX_OK
         || (value.len == 6 && ngx_strncmp(value.data, "memory", 6) == 0))
@@ -1324,7 +1328,7 @@ records_arguments(ngx_http_request_t *r, records_t *records)
 }
 
 
-/* as it stands in a link: the number, and the token in hexadecimal digits */
+/* the cursor of a link: a number, and a token in hexadecimal digits */
 
 static ngx_int_t
 records_cursor(ngx_str_t *value, ngx_idempotency_list_t *list)
@@ -1395,7 +1399,7 @@ records_answered(query_t *query)
 
     list = &records->list;
 
-    /* the text is in the request's memory */
+    /* without the request its text is gone, too */
 
     if (query->request == NULL || list->op.result != NGX_IDEMPOTENCY_OK) {
         return NGX_DONE;
@@ -1444,7 +1448,7 @@ records_respond(query_t *query)
 }
 
 
-/* the next page is where the client has found this one */
+/* the next page has the URI of this one, with another cursor */
 
 static ngx_int_t
 records_link(ngx_http_request_t *r, records_t *records)
@@ -1485,7 +1489,7 @@ records_link(ngx_http_request_t *r, records_t *records)
 }
 
 
-/* moments as everybody's clock has them; what nobody knows is null */
+/* times are by the wall clock; an unknown value is null */
 
 static void
 records_row(ngx_http_idempotency_text_t *text, u_char *token,
@@ -1528,7 +1532,7 @@ records_row(ngx_http_idempotency_text_t *text, u_char *token,
 }
 
 
-/* without a store: the outcome of a client's own key, in the location's */
+/* without a store: a client asks for its own key in the location's store */
 
 static ngx_int_t
 record_query(ngx_http_request_t *r, ngx_idempotency_store_t *store,
@@ -1579,7 +1583,7 @@ record_query(ngx_http_request_t *r, ngx_idempotency_store_t *store,
 }
 
 
-/* "done" or "released", as an argument or as the body */
+/* "done" or "released" is an argument or the body */
 
 static api_refusal_e
 record_outcome(ngx_http_request_t *r, record_t *one)
@@ -1630,7 +1634,7 @@ record_outcome(ngx_http_request_t *r, record_t *one)
 }
 
 
-/* as of a request that is protected */
+/* the same identity as that of a protected request */
 
 static api_refusal_e
 record_identity(ngx_http_request_t *r, u_char *identity)
@@ -1685,7 +1689,7 @@ record_ask(query_t *query)
         rc = engine->claim(store, &one->claim);
 
         if (rc == NGX_AGAIN) {
-            /* made again, it is the same claim */
+            /* a claim that is made again is the same claim */
             ngx_add_timer(&query->event, QUERY_AGAIN);
         }
 
@@ -1770,7 +1774,7 @@ record_found(record_t *one)
     find = &one->find;
     claim = &one->claim;
 
-    /* how long this takes tells nothing of the identity */
+    /* in constant time: a client can't find out an identity bit by bit */
 
     if (one->own
         && CRYPTO_memcmp(one->identity, find->parts.identity,
@@ -1847,7 +1851,7 @@ record_respond(query_t *query)
 }
 
 
-/* settled: this request has made the claim itself */
+/* the fence is that of the forgotten record, or of this request's own claim */
 
 static void
 record_log(ngx_http_request_t *r, record_t *one)
@@ -1910,7 +1914,7 @@ record_own(ngx_http_idempotency_text_t *text, record_t *one)
     fmt = found->status ? ",\"status\":%ui" : ",\"status\":null";
     ngx_http_idempotency_text_add(text, fmt, found->status);
 
-    /* in seconds, rounded up: it is fresh then */
+    /* in seconds, rounded up, so that the token is fresh then */
 
     fmt = (found->outcome == NGX_IDEMPOTENCY_PENDING)
           ? ",\"expires\":null}\n" : ",\"expires\":%M}\n";
@@ -1958,7 +1962,7 @@ query_create(ngx_http_request_t *r, ngx_idempotency_store_t *store, size_t size)
 }
 
 
-/* from within a content handler: what that returns */
+/* called by a content handler, which returns the result */
 
 static ngx_int_t
 query_begin(query_t *query)
@@ -1971,7 +1975,7 @@ query_begin(query_t *query)
 }
 
 
-/* before it is asked */
+/* prepares the query's next operation */
 
 static void
 query_op(query_t *query, ngx_idempotency_op_t *op)
@@ -1998,7 +2002,7 @@ query_answered(ngx_idempotency_op_t *op)
 }
 
 
-/* what waits is asked again; or it goes on after other work */
+/* the operation is asked again, or the next one after other work */
 
 static void
 query_event(ngx_event_t *ev)
@@ -2027,7 +2031,8 @@ query_resume(query_t *query, ngx_uint_t answered)
 }
 
 
-/* until it waits for an answer, or is over: then its request is finalized */
+/* runs until the query waits for an answer, or is over and finalizes its
+   request */
 
 static void
 query_run(query_t *query, ngx_uint_t answered)
@@ -2096,7 +2101,7 @@ query_end(query_t *query)
 }
 
 
-/* in the format that clients know, whatever they accept: it is for programs */
+/* a problem document, whatever the client accepts: programs read it */
 
 static ngx_int_t
 api_refuse(ngx_http_request_t *r, api_refusal_e why)
@@ -2116,7 +2121,7 @@ api_refuse(ngx_http_request_t *r, api_refusal_e why)
     problem.status = refusal->status;
     problem.retryable = (why == api_unavailable);
 
-    /* it may have quotes, which double at most */
+    /* escaped: a quote takes two bytes */
 
     detail = &problem.detail;
     detail->data = ngx_pnalloc(r->pool, 2 * refusal->detail.len);
@@ -2137,7 +2142,7 @@ api_refuse(ngx_http_request_t *r, api_refusal_e why)
     text_init(&text, r->pool);
     text_memory(&text, body.data, body.len);
 
-    /* an error_page that led here must not speak for us */
+    /* the status of an error_page that led here must not replace this one */
 
     r->err_status = 0;
 
@@ -2145,7 +2150,7 @@ api_refuse(ngx_http_request_t *r, api_refusal_e why)
 }
 
 
-/* done: a response without a body */
+/* 204 */
 
 static ngx_int_t
 api_send_done(ngx_http_request_t *r)
@@ -2158,7 +2163,7 @@ api_send_done(ngx_http_request_t *r)
 }
 
 
-/* nobody keeps what may be another thing a moment later */
+/* no cache may keep an answer that changes from one moment to the next */
 
 static ngx_int_t
 api_send(ngx_http_request_t *r, ngx_http_idempotency_text_t *text,
@@ -2224,7 +2229,7 @@ ngx_http_idempotency_text_add(ngx_http_idempotency_text_t *text,
 }
 
 
-/* bytes that are there until the request ends */
+/* the bytes stay where they are until the request ends */
 
 static void
 text_memory(ngx_http_idempotency_text_t *text, u_char *p, size_t len)

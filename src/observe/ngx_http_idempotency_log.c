@@ -1,23 +1,22 @@
 
 /*
- * What the log and the counters are told of requests.
+ * Log lines and counters of requests.
  *
- * A refusal or a replay is a line, which anybody can cause: so of each kind a
- * worker writes some and no more, and then how many there were besides.  The
- * trail, a line for each claim and one for its outcome, is one step less
- * urgent, and without gaps: by it one can show what became of a token that is
- * fresh again.  No line has the key.
+ * Anybody can cause a refusal or a replay.  So each worker limits the lines of
+ * a kind, and then logs how many it has suppressed.  The trail, a line for each
+ * claim and one for its outcome, is one level lower and never suppressed: it
+ * shows what became of a token that is fresh again.  No line has the key.
  *
- * Each protected request is counted once, by what became of it: when it owns
- * its token, or else before its header goes out, so that whoever has the answer
- * finds it counted.  Its end comes last, for those that were never answered.
+ * Each protected request is counted once: an owner with its claim, any other
+ * one before its header goes out, so that a client that has the answer finds it
+ * counted, and one that was never answered at its end.
  */
 
 
 #include "ngx_http_idempotency.h"
 
 
-/* of a kind, in a worker: so many at once, and then so many a second */
+/* lines of a kind in each worker: at once, and then a second */
 
 #define NGX_HTTP_IDEMPOTENCY_LOG_BURST   1000
 #define NGX_HTTP_IDEMPOTENCY_LOG_RATE    100
@@ -25,7 +24,7 @@
 #define NGX_HTTP_IDEMPOTENCY_LOG_KINDS                                       \
     (NGX_HTTP_IDEMPOTENCY_STATUS_WAITED + 1)
 
-/* what stands before the token; what follows the zone: outcome, age, fence */
+/* the longest text of a line, and the longest outcome, age and fence behind it */
 
 #define LOG_TEXT  512
 
@@ -67,11 +66,11 @@ static void count_wait(ngx_http_idempotency_ctx_t *ctx,
 
 static log_limit_t       log_limits[NGX_HTTP_IDEMPOTENCY_LOG_KINDS];
 static ngx_event_t       log_event;
-/* what the debug log of events wants to know of */
+/* nginx's debug log of timers takes the data of an event for a connection */
 static ngx_connection_t  log_nobody;
 
 
-/* refuses: or lets it pass, as it can't tell */
+/* refuses: 0, if the request passes unprotected */
 
 void
 ngx_http_idempotency_log_refusal(ngx_http_request_t *r,
@@ -138,7 +137,7 @@ ngx_http_idempotency_log(ngx_http_request_t *r,
 }
 
 
-/* one more line of that kind */
+/* whether one more line of that kind may be written */
 
 static ngx_uint_t
 log_admits(ngx_uint_t level, ngx_http_idempotency_status_e kind)
@@ -182,7 +181,7 @@ log_suppressed(ngx_event_t *ev)
 }
 
 
-/* how many there were besides; at the worker's end, too */
+/* logs how many lines were suppressed, each second and at the worker's end */
 
 void
 ngx_http_idempotency_log_rest(void)
@@ -284,7 +283,7 @@ ngx_http_idempotency_count(ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* the request has ended; it may have left while it waited */
+/* called at the request's end: its client may have left while it waited */
 
 void
 ngx_http_idempotency_count_end(ngx_http_idempotency_ctx_t *ctx)
@@ -297,7 +296,7 @@ ngx_http_idempotency_count_end(ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* by its patience, which began with its claim */
+/* the deadline of the wait tells when it began */
 
 static void
 count_wait(ngx_http_idempotency_ctx_t *ctx,
@@ -315,7 +314,7 @@ count_wait(ngx_http_idempotency_ctx_t *ctx,
 }
 
 
-/* a claim that meets a pending one; it may do so again and again */
+/* a request may meet a pending claim several times, and counts once */
 
 void
 ngx_http_idempotency_count_race(ngx_http_idempotency_ctx_t *ctx)
@@ -330,7 +329,7 @@ ngx_http_idempotency_count_race(ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* why a conflict is one; empty of all else */
+/* what differs in a conflict; empty for any other status */
 
 ngx_str_t
 ngx_http_idempotency_reason(ngx_http_idempotency_ctx_t *ctx, u_char *text)

@@ -59,7 +59,7 @@ typedef struct {
     /* in zone_t */
     size_t                          offset;
     const figure_names_t           *names;
-    /* of what stands behind a zone; of zones that can be looked into */
+    /* a figure of the store behind a zone; one that only a known zone has */
     unsigned                        store:1;
     unsigned                        gauge:1;
 } figure_t;
@@ -204,7 +204,7 @@ static const figure_t  figures[] = {
 };
 
 
-/* JSON has another order */
+/* the order of JSON, which is another one than that of the metrics */
 
 static const char  *json_space[] = { "available", "bytes", NULL };
 
@@ -513,7 +513,7 @@ json_times(ngx_http_idempotency_text_t *text, ngx_idempotency_times_t *times)
 }
 
 
-/* of all stores of this configuration; NULL: no memory */
+/* the figures of all stores of this configuration; NULL: no memory */
 
 static zone_t *
 zones_read(ngx_http_request_t *r, ngx_uint_t *n)

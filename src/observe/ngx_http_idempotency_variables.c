@@ -84,7 +84,7 @@ ngx_http_idempotency_add_variables(ngx_conf_t *cf)
 }
 
 
-/* one of ours that says what became of a request, so not a field of it */
+/* whether it is a variable of this table, but not a field of the body */
 
 ngx_uint_t
 ngx_http_idempotency_is_own(ngx_str_t *name)
@@ -196,7 +196,7 @@ variable_text(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
         return NGX_OK;
 
-    /* these two, for an error_page: what the document would have said */
+    /* for an error_page, these two say what the document would have said */
 
     case variable_refusal:
         *value = ngx_http_idempotency_statuses[ctx->status].name;
