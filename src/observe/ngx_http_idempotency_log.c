@@ -24,7 +24,7 @@
 #define NGX_HTTP_IDEMPOTENCY_LOG_KINDS                                       \
     (NGX_HTTP_IDEMPOTENCY_STATUS_WAITED + 1)
 
-/* the longest text of a line, and the longest outcome, age and fence behind it */
+/* the longest text of a line; the longest outcome, age and fence behind it */
 
 #define LOG_TEXT  512
 
