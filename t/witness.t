@@ -16,6 +16,7 @@ use File::Temp ();
 use Idempotency;
 use Restart;
 use Rows;
+use Stress;
 
 if (my $why = no_state()) {
     plan(skip_all => "no file: $why");
@@ -28,6 +29,7 @@ my $server = <<'EOC';
     location / { proxy_pass http://$TEST_NGINX_BACKEND; }
     location /local { idempotency_unavailable local; proxy_pass http://$TEST_NGINX_BACKEND; }
     location /pass { idempotency_unavailable pass; proxy_pass http://$TEST_NGINX_BACKEND; }
+    location = /pid { idempotency off; return 200 $pid; }
     location /api/ { idempotency_api write=on; }
 EOC
 
@@ -151,6 +153,37 @@ for my $sync (qw(batched strict)) {
 
     $n->restart('QUIT');
     ok(all_of('200 REPLAYED', orders(1 .. 10)), '... the next start knows both');
+    $n->stop;
+}
+
+
+# ... and its disk comes when nginx runs: who agrees does so for all workers
+
+{
+    begin('batched', workers => 2);
+    $n->down('QUIT');
+    keep();
+    $n->up;
+    orders(6 .. 10);
+    $n->down('QUIT');
+    put_back("$dir/kept");
+    rename $dir, "$dir-away" or die "$dir: $!";
+    $n->up;
+    rename "$dir-away", $dir or die "$dir: $!";
+
+    ok((until_true { $n->log =~ /is refused, it is older than it was/ }), 'a backup that comes late');
+    refused('... late', 'is refused, it is older than it was');
+    ok((until_true { api('PUT', '/zones/z', '{"store":"accept"}')->{status} == 204 }), '... somebody agrees');
+
+    for my $pid ($n->workers) {
+        my $c = connection_to($n, $pid);
+
+        ok((until_true {
+            told(ask($c, 'POST', '/', key => 'late' . ++$keys, body => 'b')->response) eq '200 NEW'
+        }), '... each worker uses it');
+    }
+
+    ok(all_of('200 REPLAYED', orders(1 .. 5)), '... what it knows is replayed');
     $n->stop;
 }
 

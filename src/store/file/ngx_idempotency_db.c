@@ -51,6 +51,7 @@ typedef enum {
 /* the file, its log and the log's index, as they were when it was opened */
 
 #define DB_FILES    3
+#define DB_NAME     (NGX_IDEMPOTENCY_FILE_PATH + sizeof("-wal"))
 
 /* of a look at a row that is not found */
 
@@ -69,7 +70,7 @@ struct ngx_idempotency_db_s {
     sqlite3_stmt               *statements[SQL_STATEMENTS];
 
     ngx_idempotency_db_conf_t   conf;
-    char                       *path[DB_FILES];
+    char                        path[DB_FILES][DB_NAME];
     db_inode_t                  inode[DB_FILES];
 
     /* what meta had when the transaction began, and how many rows had been
@@ -95,26 +96,13 @@ struct ngx_idempotency_db_s {
 };
 
 
+/* a row, as the item that wrote it; its response is SQLite's, until the
+   statement that found it is reset */
+
 typedef struct {
     /* of a record; a claim has none */
     sqlite3_int64               id;
-
-    u_char                      fingerprint[NGX_IDEMPOTENCY_DIGEST_LEN];
-    ngx_idempotency_parts_t     parts;
-    u_char                      mac[NGX_IDEMPOTENCY_MAC_LEN];
-    uint64_t                    instance;
-    uint64_t                    fence;
-    int64_t                     recorded;
-    int64_t                     ends;
-    int64_t                     window;
-    ngx_idempotency_outcome_e   outcome;
-    ngx_uint_t                  status;
-    ngx_uint_t                  replays;
-    /* of a claim: it was in doubt before */
-    ngx_uint_t                  taken;
-
-    /* SQLite's, until the statement that found it is reset */
-    ngx_str_t                   response;
+    ngx_idempotency_item_t      item;
 } db_record_t;
 
 
@@ -142,28 +130,23 @@ typedef struct {
 
 #define DB_ITEM_APART  1000
 
-/* columns of what finds a row, in both tables; the token is the parameter of
-   that name */
+/* parameters of what writes a row; what finds it has the same as columns, and
+   the id in the place of the token: one less */
 
-#define DB_TOKEN     1
-
-#define DB_ID        0
-
-/* parameters of what writes one, and one less the columns of what finds it */
-
+#define DB_TOKEN        1
 #define DB_FINGERPRINT  2
 #define DB_PARTS        3
-#define DB_INSTANCE     4
-#define DB_FENCE        5
-#define DB_RECORDED     6
-#define DB_ENDS         7
-#define DB_WINDOW       8
+#define DB_NUMBERS      4
 #define DB_SUM          9
 #define DB_OUTCOME      10
-#define DB_STATUS       11
-#define DB_REPLAYS      12
 #define DB_RESPONSE     13
-#define DB_WHICH        14
+#define DB_ID           14
+
+/* the numbers of a row, in the order of their columns: of a claim, and those
+   that only a record has */
+
+#define DB_OF_CLAIM     5
+#define DB_OF_RECORD    8
 
 /* in pages: what a response takes, and what a row may take besides */
 
@@ -172,16 +155,16 @@ typedef struct {
 
 /* the column `parts`: what it is bound to, and the record's mark */
 
-#define DB_BOUND  (sizeof(ngx_idempotency_parts_t) + NGX_IDEMPOTENCY_MAC_LEN)
+#define DB_BOUND  (offsetof(ngx_idempotency_item_t, mac)                      \
+                   + NGX_IDEMPOTENCY_MAC_LEN                                  \
+                   - offsetof(ngx_idempotency_item_t, parts))
 
 /* pages that are free: what stays for those to come */
 
 #define DB_SPARE         256
 
 
-typedef struct {
-    u_char    token[NGX_IDEMPOTENCY_DIGEST_LEN];
-} db_token_t;
+typedef u_char  db_token_t[NGX_IDEMPOTENCY_DIGEST_LEN];
 
 
 static ngx_int_t db_prepare(ngx_idempotency_db_t *db);
@@ -209,6 +192,9 @@ static int db_expire(ngx_idempotency_db_t *db, int64_t now,
 static int db_item(ngx_idempotency_db_t *db,
     ngx_idempotency_item_t *item, int64_t now);
 static int db_doubt(ngx_idempotency_db_t *db, u_char *token, int64_t now);
+static int db_space(ngx_idempotency_db_t *db, int64_t *pages, int64_t *unused);
+static int db_tokens(ngx_idempotency_db_t *db, db_sql_e n, u_char *after,
+    db_token_t *tokens, ngx_uint_t *count);
 static int db_look(ngx_idempotency_db_t *db, u_char *token,
     int64_t now, db_record_t *rec);
 static int db_write(ngx_idempotency_db_t *db, db_sql_e n, u_char *token,
@@ -220,14 +206,16 @@ static ngx_uint_t db_room(ngx_idempotency_db_t *db, size_t size,
 
 static int db_ask(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
     int64_t now);
-static ngx_uint_t db_may_take(db_record_t *rec, ngx_idempotency_item_t *item);
+static ngx_uint_t db_may_take(ngx_idempotency_item_t *found,
+    ngx_idempotency_item_t *item);
 static int db_take(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
     db_record_t *rec, int64_t now);
-static int db_bound(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
-    db_record_t *rec);
+static int db_bound(ngx_idempotency_item_t *item,
+    ngx_idempotency_item_t *found);
 static int db_put(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
     int64_t now);
-static ngx_uint_t db_may_put(db_record_t *rec, ngx_idempotency_item_t *item);
+static ngx_uint_t db_may_put(ngx_idempotency_item_t *found,
+    ngx_idempotency_item_t *item);
 static int db_outcome(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
     db_record_t *old);
 static int db_release(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
@@ -236,7 +224,8 @@ static int db_find(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
     int64_t now);
 static int db_forget(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
     int64_t now);
-static ngx_uint_t db_since(ngx_idempotency_item_t *item, db_record_t *rec);
+static ngx_uint_t db_since(ngx_idempotency_item_t *item,
+    ngx_idempotency_item_t *found);
 static int db_in_doubt(ngx_idempotency_db_t *db, u_char *token, int64_t now,
     db_record_t *rec);
 static int db_nothing(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
@@ -245,9 +234,10 @@ static void db_unavailable(ngx_idempotency_db_t *db,
     ngx_idempotency_item_t *item, char *why);
 
 static int db_read(sqlite3_stmt *st, u_char *token, db_record_t *rec);
-static ngx_int_t db_bytes(sqlite3_stmt *st, int column, void *to, size_t len);
-static int64_t db_span(db_record_t *rec);
-static sqlite3_int64 db_sum(u_char *token, db_record_t *rec);
+static ngx_int_t db_blob(sqlite3_stmt *st, int column, void *to, size_t len);
+static void db_numbers(ngx_idempotency_item_t *item, int64_t *numbers);
+static sqlite3_int64 db_sum(u_char *token, ngx_idempotency_item_t *item,
+    int64_t *numbers);
 static uint32_t db_hash(u_char *p, size_t len);
 
 static int db_doubt_dead(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n,
@@ -262,47 +252,52 @@ static int db_vacuum(ngx_idempotency_db_t *db, ngx_uint_t n, ngx_uint_t *more);
 
 static const char  *db_statements[] = {
 
-    "BEGIN IMMEDIATE",
-    "COMMIT",
-    "ROLLBACK",
+    [SQL_BEGIN] = "BEGIN IMMEDIATE",
+    [SQL_COMMIT] = "COMMIT",
+    [SQL_ROLLBACK] = "ROLLBACK",
 
-    "SELECT latest, fence, number, identity FROM meta",
-    "UPDATE meta SET latest = ?1, fence = ?2, number = ?3",
+    [SQL_META] = "SELECT latest, fence, number, identity FROM meta",
+    [SQL_SET_META] = "UPDATE meta SET latest = ?1, fence = ?2, number = ?3",
 
+    [SQL_FIND] =
     "SELECT 0, " DB_COLUMNS "0, 0, 0, NULL FROM claims WHERE token = ?1 "
     "UNION ALL "
     "SELECT id, " DB_COLUMNS "outcome, status, replays, response "
     "FROM records WHERE token = ?1 LIMIT 1",
 
+    [SQL_CLAIM] =
     "INSERT OR REPLACE INTO claims (token, fingerprint, parts, instance, "
     "fence, recorded, ends, span, sum) "
     "VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
 
+    [SQL_RECORD] =
     "INSERT INTO records (token, fingerprint, parts, instance, fence, "
     "recorded, ends, span, sum, outcome, status, replays, response) "
     "VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
 
+    [SQL_CHANGE] =
     "UPDATE records SET fingerprint = ?2, parts = ?3, instance = ?4, "
     "fence = ?5, recorded = ?6, ends = ?7, span = ?8, sum = ?9, "
     "outcome = ?10, status = ?11, replays = ?12, response = ?13 "
     "WHERE id = ?14 AND token = ?1",
 
-    "DELETE FROM claims WHERE token = ?1",
-    "DELETE FROM records WHERE id = ?1",
+    [SQL_DELETE_CLAIM] = "DELETE FROM claims WHERE token = ?1",
+    [SQL_DELETE_RECORD] = "DELETE FROM records WHERE id = ?1",
 
+    [SQL_EXPIRE] =
     "DELETE FROM records WHERE id IN (SELECT id FROM records "
     "WHERE ends <= ?1 ORDER BY ends LIMIT ?2)",
 
-    "SELECT token, instance FROM claims WHERE token > ?1 "
-    "ORDER BY token LIMIT ?2",
+    [SQL_CLAIMS] =
+    "SELECT token FROM claims WHERE token > ?1 ORDER BY token LIMIT ?2",
 
+    [SQL_TOKENS] =
     "SELECT token FROM claims WHERE token > ?1 UNION ALL "
     "SELECT token FROM records WHERE token > ?1 ORDER BY 1 LIMIT ?2",
 
-    "PRAGMA page_count",
-    "PRAGMA freelist_count",
-
-    "SELECT rootpage FROM sqlite_master WHERE name = 'meta'"
+    [SQL_PAGES] = "PRAGMA page_count",
+    [SQL_FREE] = "PRAGMA freelist_count",
+    [SQL_ROOT] = "SELECT rootpage FROM sqlite_master WHERE name = 'meta'"
 };
 
 
@@ -311,7 +306,6 @@ ngx_idempotency_db_open(ngx_idempotency_db_conf_t *conf, char *error,
     size_t len)
 {
     int                    rc;
-    size_t                 size;
     ngx_uint_t             i;
     ngx_idempotency_db_t  *db;
 
@@ -325,20 +319,11 @@ ngx_idempotency_db_open(ngx_idempotency_db_conf_t *conf, char *error,
     }
 
     db->conf = *conf;
+    db->conf.path = db->path[0];
 
     for (i = 0; i < DB_FILES; i++) {
-        size = strlen(conf->path) + sizeof("-wal");
-        db->path[i] = malloc(size);
-
-        if (db->path[i] == NULL) {
-            (void) snprintf(error, len, "no memory");
-            goto failed;
-        }
-
-        (void) snprintf(db->path[i], size, "%s%s", conf->path, suffix[i]);
+        (void) snprintf(db->path[i], DB_NAME, "%s%s", conf->path, suffix[i]);
     }
-
-    db->conf.path = db->path[0];
 
     if (db_log_gone(db)) {
         (void) snprintf(error, len, "-wal is not there any more");
@@ -445,10 +430,6 @@ ngx_idempotency_db_close(ngx_idempotency_db_t *db)
 
     (void) sqlite3_close(db->sqlite);
 
-    for (i = 0; i < DB_FILES; i++) {
-        free(db->path[i]);
-    }
-
     free(db);
 }
 
@@ -549,9 +530,6 @@ db_begin(ngx_idempotency_db_t *db)
     int      rc;
     int64_t  pages, unused;
 
-    pages = 0;
-    unused = 0;
-
     rc = db_run(db, SQL_BEGIN);
 
     if (rc == SQLITE_OK) {
@@ -567,17 +545,25 @@ db_begin(ngx_idempotency_db_t *db)
         return rc;
     }
 
-    rc = db_number(db, SQL_PAGES, &pages);
-
-    if (rc == SQLITE_OK) {
-        rc = db_number(db, SQL_FREE, &unused);
-    }
-
-    if (rc == SQLITE_OK) {
-        db->left = db->most - pages + unused;
-    }
+    rc = db_space(db, &pages, &unused);
+    db->left = db->most - pages + unused;
 
     return rc;
+}
+
+
+/* in pages: all, and those of them that are free */
+
+static int
+db_space(ngx_idempotency_db_t *db, int64_t *pages, int64_t *unused)
+{
+    int  rc;
+
+    *unused = 0;
+
+    rc = db_number(db, SQL_PAGES, pages);
+
+    return (rc == SQLITE_OK) ? db_number(db, SQL_FREE, unused) : rc;
 }
 
 
@@ -1055,9 +1041,10 @@ db_item(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 static int
 db_ask(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 {
-    int                          rc;
-    ngx_uint_t                   own, same;
-    db_record_t  rec;
+    int                      rc;
+    ngx_uint_t               own, given_up;
+    db_record_t              rec;
+    ngx_idempotency_item_t  *found;
 
     rc = db_look(db, item->token, now, &rec);
 
@@ -1069,9 +1056,11 @@ db_ask(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
         return db_nothing(db, item, rc);
     }
 
-    if (rec.outcome == NGX_IDEMPOTENCY_PENDING) {
-        own = (rec.instance == item->instance);
-        same = (own && rec.fence == item->fence);
+    found = &rec.item;
+
+    if (found->outcome == NGX_IDEMPOTENCY_PENDING) {
+        own = (found->instance == item->instance);
+        given_up = (own && found->fence >= item->floor && !found->taken);
 
         /*
          * The zone knows best what its own instance has claimed, and has
@@ -1079,17 +1068,17 @@ db_ask(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
          * one that it gave up, which is none.
          */
 
-        if (own && rec.fence >= item->floor && item->old && !rec.taken) {
+        if (given_up && item->old) {
             item->result = NGX_IDEMPOTENCY_ABSENT;
             return SQLITE_OK;
         }
 
-        if (same || (own && rec.fence >= item->floor && !rec.taken)) {
+        if (given_up || (own && found->fence == item->fence)) {
             return db_take(db, item, &rec, now);
         }
 
-        if (!own && db->conf.alive(db->conf.data, rec.instance)) {
-            return db_bound(db, item, &rec);
+        if (!own && db->conf.alive(db->conf.data, found->instance)) {
+            return db_bound(item, &rec.item);
         }
 
         rc = db_in_doubt(db, item->token, now, &rec);
@@ -1099,10 +1088,11 @@ db_ask(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
         }
     }
 
-    if (rec.outcome == NGX_IDEMPOTENCY_IN_DOUBT && db_may_take(&rec, item)) {
-
-        if (rec.fence >= item->fence) {
-            item->fence = rec.fence;
+    if (found->outcome == NGX_IDEMPOTENCY_IN_DOUBT
+        && db_may_take(found, item))
+    {
+        if (found->fence >= item->fence) {
+            item->fence = found->fence;
             item->result = NGX_IDEMPOTENCY_CHANGED;
             return SQLITE_OK;
         }
@@ -1110,21 +1100,21 @@ db_ask(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
         return db_take(db, item, &rec, now);
     }
 
-    return db_bound(db, item, &rec);
+    return db_bound(item, &rec.item);
 }
 
 
 static ngx_uint_t
-db_may_take(db_record_t *rec, ngx_idempotency_item_t *item)
+db_may_take(ngx_idempotency_item_t *found, ngx_idempotency_item_t *item)
 {
     static u_char  nobody[NGX_IDEMPOTENCY_IDENTITY_LEN];
 
     return item->retry
-           && ngx_memcmp(rec->fingerprint, item->fingerprint,
+           && ngx_memcmp(found->fingerprint, item->fingerprint,
                          NGX_IDEMPOTENCY_DIGEST_LEN) == 0
-           && (ngx_memcmp(rec->parts.identity, item->parts.identity,
+           && (ngx_memcmp(found->parts.identity, item->parts.identity,
                           NGX_IDEMPOTENCY_IDENTITY_LEN) == 0
-               || ngx_memcmp(rec->parts.identity, nobody,
+               || ngx_memcmp(found->parts.identity, nobody,
                              NGX_IDEMPOTENCY_IDENTITY_LEN) == 0);
 }
 
@@ -1135,7 +1125,7 @@ static int
 db_take(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
     db_record_t *old, int64_t now)
 {
-    int                          rc;
+    int          rc;
     db_record_t  rec;
 
     if (old == NULL && !db_room(db, 0, db->most / 32)) {
@@ -1144,29 +1134,23 @@ db_take(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
         return SQLITE_OK;
     }
 
-    ngx_memzero(&rec, sizeof(db_record_t));
+    rec.id = 0;
+    rec.item = *item;
+    rec.item.outcome = NGX_IDEMPOTENCY_PENDING;
+    rec.item.status = 0;
+    rec.item.replays = 0;
+    rec.item.recorded = item->recorded ? item->recorded : now;
+    ngx_str_null(&rec.item.response);
 
-    ngx_memcpy(rec.fingerprint, item->fingerprint, NGX_IDEMPOTENCY_DIGEST_LEN);
-    rec.parts = item->parts;
-    ngx_memcpy(rec.mac, item->mac, NGX_IDEMPOTENCY_MAC_LEN);
-    rec.instance = item->instance;
-    rec.fence = item->fence;
-    rec.recorded = item->recorded ? item->recorded : now;
-    rec.ends = item->ends;
-    rec.window = item->window;
-    rec.taken = item->taken;
+    /* a claim that is known yet tells itself whether it is one of those */
 
     if (old) {
-
-        /* a claim that is known yet tells itself whether it is one of those */
-
-        rec.taken |= (item->what == NGX_IDEMPOTENCY_ITEM_ASK)
-                     ? (old->taken
-                        || old->outcome == NGX_IDEMPOTENCY_IN_DOUBT)
-                     : old->taken;
+        item->taken |= old->item.taken
+                       || (item->what == NGX_IDEMPOTENCY_ITEM_ASK
+                           && old->item.outcome == NGX_IDEMPOTENCY_IN_DOUBT);
     }
 
-    item->taken = rec.taken;
+    rec.item.taken = item->taken;
 
     rc = db_write(db, SQL_CLAIM, item->token, &rec);
 
@@ -1182,35 +1166,35 @@ db_take(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
 
 
 static int
-db_bound(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
-    db_record_t *rec)
+db_bound(ngx_idempotency_item_t *item, ngx_idempotency_item_t *found)
 {
-    if (rec->response.len && !item->length_only) {
-        item->response.data = malloc(rec->response.len);
+    if (found->response.len && !item->length_only) {
+        item->response.data = malloc(found->response.len);
 
         if (item->response.data == NULL) {
             return SQLITE_NOMEM;
         }
 
-        ngx_memcpy(item->response.data, rec->response.data, rec->response.len);
+        ngx_memcpy(item->response.data, found->response.data,
+                   found->response.len);
     }
 
-    item->response.len = rec->response.len;
+    item->response.len = found->response.len;
 
-    ngx_memcpy(item->fingerprint, rec->fingerprint,
+    ngx_memcpy(item->fingerprint, found->fingerprint,
                NGX_IDEMPOTENCY_DIGEST_LEN);
 
-    item->parts = rec->parts;
-    ngx_memcpy(item->mac, rec->mac, NGX_IDEMPOTENCY_MAC_LEN);
-    item->instance = rec->instance;
-    item->fence = rec->fence;
-    item->sequence = rec->fence;
-    item->recorded = rec->recorded;
-    item->ends = rec->ends;
-    item->window = rec->window;
-    item->outcome = rec->outcome;
-    item->status = rec->status;
-    item->replays = rec->replays;
+    item->parts = found->parts;
+    ngx_memcpy(item->mac, found->mac, NGX_IDEMPOTENCY_MAC_LEN);
+    item->instance = found->instance;
+    item->fence = found->fence;
+    item->sequence = found->fence;
+    item->recorded = found->recorded;
+    item->ends = found->ends;
+    item->window = found->window;
+    item->outcome = found->outcome;
+    item->status = found->status;
+    item->replays = found->replays;
 
     item->result = NGX_IDEMPOTENCY_BOUND;
 
@@ -1221,7 +1205,7 @@ db_bound(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
 static int
 db_put(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 {
-    int                           rc;
+    int           rc;
     db_record_t   rec, *old;
 
     rc = db_look(db, item->token, now, &rec);
@@ -1232,7 +1216,7 @@ db_put(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 
     old = (rc == SQLITE_OK) ? &rec : NULL;
 
-    if (old && !db_may_put(old, item)) {
+    if (old && !db_may_put(&old->item, item)) {
         item->result = NGX_IDEMPOTENCY_STALE;
         return SQLITE_OK;
     }
@@ -1253,20 +1237,20 @@ db_put(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
  */
 
 static ngx_uint_t
-db_may_put(db_record_t *rec, ngx_idempotency_item_t *item)
+db_may_put(ngx_idempotency_item_t *found, ngx_idempotency_item_t *item)
 {
-    if (rec->instance != item->instance || item->fence < rec->fence) {
+    if (found->instance != item->instance || item->fence < found->fence) {
         return 0;
     }
 
-    switch (rec->outcome) {
+    switch (found->outcome) {
 
     case NGX_IDEMPOTENCY_PENDING:
         return 1;
 
     case NGX_IDEMPOTENCY_IN_DOUBT:
         return item->outcome != NGX_IDEMPOTENCY_PENDING
-               || (item->fence > rec->fence && item->taken);
+               || (item->fence > found->fence && item->taken);
 
     default:
         return item->outcome == NGX_IDEMPOTENCY_DONE
@@ -1279,38 +1263,28 @@ static int
 db_outcome(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
     db_record_t *old)
 {
-    int                          rc;
+    int          rc;
     db_record_t  rec;
 
-    ngx_memcpy(rec.fingerprint, item->fingerprint, NGX_IDEMPOTENCY_DIGEST_LEN);
-    rec.parts = item->parts;
-    ngx_memcpy(rec.mac, item->mac, NGX_IDEMPOTENCY_MAC_LEN);
-    rec.instance = item->instance;
-    rec.fence = item->fence;
-    rec.recorded = item->recorded;
-    rec.ends = item->ends;
-    rec.window = item->window;
-    rec.outcome = item->outcome;
-    rec.status = item->status;
-    rec.replays = item->replays;
-    rec.taken = 0;
-    rec.response = item->response;
+    rec.id = 0;
+    rec.item = *item;
+    rec.item.taken = 0;
 
     item->result = NGX_IDEMPOTENCY_OK;
 
-    if (rec.response.len
-        && !db_room(db, rec.response.len, db->most / 16))
+    if (rec.item.response.len
+        && !db_room(db, rec.item.response.len, db->most / 16))
     {
-        ngx_str_null(&rec.response);
+        ngx_str_null(&rec.item.response);
 
-        if (rec.outcome == NGX_IDEMPOTENCY_DONE) {
-            rec.outcome = NGX_IDEMPOTENCY_NOT_KEPT;
+        if (rec.item.outcome == NGX_IDEMPOTENCY_DONE) {
+            rec.item.outcome = NGX_IDEMPOTENCY_NOT_KEPT;
         }
 
         item->result = NGX_IDEMPOTENCY_TRIMMED;
     }
 
-    if (!db_room(db, rec.response.len, 0)) {
+    if (!db_room(db, rec.item.response.len, 0)) {
         item->full = 1;
         db_unavailable(db, item, "max_size is reached");
         return SQLITE_OK;
@@ -1334,8 +1308,8 @@ db_outcome(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
 static int
 db_release(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 {
-    int                          rc;
-    ngx_uint_t                   pending;
+    int          rc;
+    ngx_uint_t   pending;
     db_record_t  rec;
 
     rc = db_look(db, item->token, now, &rec);
@@ -1344,13 +1318,13 @@ db_release(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
         return db_nothing(db, item, rc);
     }
 
-    pending = (rec.outcome == NGX_IDEMPOTENCY_PENDING);
+    pending = (rec.item.outcome == NGX_IDEMPOTENCY_PENDING);
 
-    if (rec.instance != item->instance
-        || (rec.fence != item->fence
-            && !(rec.fence < item->fence
+    if (rec.item.instance != item->instance
+        || (rec.item.fence != item->fence
+            && !(rec.item.fence < item->fence
                  && (pending || (item->retry && item->freed))))
-        || (!pending && rec.outcome != NGX_IDEMPOTENCY_IN_DOUBT))
+        || (!pending && rec.item.outcome != NGX_IDEMPOTENCY_IN_DOUBT))
     {
         item->result = NGX_IDEMPOTENCY_ABSENT;
         return SQLITE_OK;
@@ -1360,7 +1334,7 @@ db_release(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 
     /* it may have been executed before it was claimed */
 
-    if (rec.taken && !(item->freed && rec.fence == item->fence)) {
+    if (rec.item.taken && !(item->freed && rec.item.fence == item->fence)) {
         return db_in_doubt(db, item->token, now, &rec);
     }
 
@@ -1371,12 +1345,12 @@ db_release(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 static int
 db_find(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 {
-    int                          rc;
+    int          rc;
     db_record_t  rec;
 
     rc = db_look(db, item->token, now, &rec);
 
-    return (rc == SQLITE_OK) ? db_bound(db, item, &rec)
+    return (rc == SQLITE_OK) ? db_bound(item, &rec.item)
                              : db_nothing(db, item, rc);
 }
 
@@ -1386,14 +1360,14 @@ db_find(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 static int
 db_forget(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 {
-    int                          rc;
+    int          rc;
     db_record_t  rec;
 
     rc = db_look(db, item->token, now, &rec);
 
     if (rc == DB_ABSENT
-        || (rc == SQLITE_OK && item->fence && item->fence != rec.fence)
-        || (rc == SQLITE_OK && db_since(item, &rec)))
+        || (rc == SQLITE_OK && item->fence && item->fence != rec.item.fence)
+        || (rc == SQLITE_OK && db_since(item, &rec.item)))
     {
         item->result = NGX_IDEMPOTENCY_ABSENT;
         return SQLITE_OK;
@@ -1412,27 +1386,29 @@ db_forget(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
    instance, as the fence tells, or by another one */
 
 static ngx_uint_t
-db_since(ngx_idempotency_item_t *item, db_record_t *rec)
+db_since(ngx_idempotency_item_t *item, ngx_idempotency_item_t *found)
 {
-    if (rec->instance == item->instance) {
-        return item->floor && item->floor < rec->fence;
+    if (found->instance == item->instance) {
+        return item->floor && item->floor < found->fence;
     }
 
-    return item->recorded && item->recorded + DB_ITEM_APART < rec->recorded;
+    return item->recorded && item->recorded + DB_ITEM_APART < found->recorded;
 }
 
 
-/* a claim whose instance is dead */
+/* a claim, if its instance is dead */
 
 static int
 db_doubt(ngx_idempotency_db_t *db, u_char *token, int64_t now)
 {
-    int                          rc;
+    int          rc;
     db_record_t  rec;
 
     rc = db_look(db, token, now, &rec);
 
-    if (rc == SQLITE_OK && rec.outcome == NGX_IDEMPOTENCY_PENDING) {
+    if (rc == SQLITE_OK && rec.item.outcome == NGX_IDEMPOTENCY_PENDING
+        && !db->conf.alive(db->conf.data, rec.item.instance))
+    {
         rc = db_in_doubt(db, token, now, &rec);
     }
 
@@ -1447,16 +1423,16 @@ static int
 db_in_doubt(ngx_idempotency_db_t *db, u_char *token, int64_t now,
     db_record_t *rec)
 {
-    int                          rc;
+    int          rc;
     db_record_t  claim;
 
     claim = *rec;
 
-    rec->outcome = NGX_IDEMPOTENCY_IN_DOUBT;
-    rec->taken = 0;
-    rec->recorded = now;
-    rec->ends = ngx_max(rec->ends, now + rec->window);
-    ngx_str_null(&rec->response);
+    rec->item.outcome = NGX_IDEMPOTENCY_IN_DOUBT;
+    rec->item.taken = 0;
+    rec->item.recorded = now;
+    rec->item.ends = ngx_max(rec->item.ends, now + rec->item.window);
+    ngx_str_null(&rec->item.response);
 
     rc = db_write(db, SQL_RECORD, token, rec);
 
@@ -1535,8 +1511,8 @@ db_look(ngx_idempotency_db_t *db, u_char *token, int64_t now, db_record_t *rec)
     rc = db_read(st, token, rec);
 
     if (rc != SQLITE_OK
-        || rec->outcome == NGX_IDEMPOTENCY_PENDING
-        || rec->ends > now)
+        || rec->item.outcome == NGX_IDEMPOTENCY_PENDING
+        || rec->item.ends > now)
     {
         return rc;
     }
@@ -1550,49 +1526,50 @@ db_look(ngx_idempotency_db_t *db, u_char *token, int64_t now, db_record_t *rec)
 static int
 db_read(sqlite3_stmt *st, u_char *token, db_record_t *rec)
 {
-    u_char       bound[DB_BOUND];
-    int64_t      span;
-    const void  *data;
+    int64_t                  numbers[DB_OF_RECORD];
+    ngx_uint_t               i;
+    ngx_idempotency_item_t  *item;
 
-    rec->id = sqlite3_column_int64(st, DB_ID);
-    rec->instance = sqlite3_column_int64(st, DB_INSTANCE - 1);
-    rec->fence = sqlite3_column_int64(st, DB_FENCE - 1);
-    rec->recorded = sqlite3_column_int64(st, DB_RECORDED - 1);
-    rec->ends = sqlite3_column_int64(st, DB_ENDS - 1);
-    span = sqlite3_column_int64(st, DB_WINDOW - 1);
-    rec->taken = (span < 0);
-    rec->window = rec->taken ? -1 - span : span;
-    rec->outcome = sqlite3_column_int(st, DB_OUTCOME - 1);
-    rec->status = sqlite3_column_int(st, DB_STATUS - 1);
-    rec->replays = sqlite3_column_int64(st, DB_REPLAYS - 1);
+    item = &rec->item;
 
-    if (db_bytes(st, DB_FINGERPRINT - 1, rec->fingerprint,
-                 NGX_IDEMPOTENCY_DIGEST_LEN)
+    rec->id = sqlite3_column_int64(st, 0);
+
+    if (db_blob(st, DB_FINGERPRINT - 1, item->fingerprint,
+                NGX_IDEMPOTENCY_DIGEST_LEN)
         != NGX_OK
-        || db_bytes(st, DB_PARTS - 1, bound, DB_BOUND) != NGX_OK)
+        || db_blob(st, DB_PARTS - 1, &item->parts, DB_BOUND) != NGX_OK)
     {
         return DB_DAMAGED;
     }
 
-    ngx_memcpy(&rec->parts, bound, sizeof(ngx_idempotency_parts_t));
-    ngx_memcpy(rec->mac, bound + sizeof(ngx_idempotency_parts_t),
-               NGX_IDEMPOTENCY_MAC_LEN);
-
-    data = sqlite3_column_blob(st, DB_RESPONSE - 1);
-
-    rec->response.data = (u_char *) data;
-    rec->response.len = data ? sqlite3_column_bytes(st, DB_RESPONSE - 1) : 0;
-
-    if (sqlite3_column_int64(st, DB_SUM - 1) != db_sum(token, rec)) {
-        return DB_DAMAGED;
+    for (i = 0; i < DB_OF_RECORD; i++) {
+        numbers[i] = sqlite3_column_int64(st, (i < DB_OF_CLAIM)
+                                              ? DB_NUMBERS - 1 + i
+                                              : DB_OUTCOME - 1 + i
+                                                - DB_OF_CLAIM);
     }
 
-    return SQLITE_OK;
+    item->instance = numbers[0];
+    item->fence = numbers[1];
+    item->recorded = numbers[2];
+    item->ends = numbers[3];
+    item->taken = (numbers[4] < 0);
+    item->window = item->taken ? -1 - numbers[4] : numbers[4];
+    item->outcome = numbers[5];
+    item->status = numbers[6];
+    item->replays = numbers[7];
+
+    item->response.data = (u_char *) sqlite3_column_blob(st, DB_RESPONSE - 1);
+    item->response.len = item->response.data
+                         ? sqlite3_column_bytes(st, DB_RESPONSE - 1) : 0;
+
+    return (sqlite3_column_int64(st, DB_SUM - 1)
+            == db_sum(token, item, numbers)) ? SQLITE_OK : DB_DAMAGED;
 }
 
 
 static ngx_int_t
-db_bytes(sqlite3_stmt *st, int column, void *to, size_t len)
+db_blob(sqlite3_stmt *st, int column, void *to, size_t len)
 {
     const void  *data;
 
@@ -1611,53 +1588,55 @@ db_bytes(sqlite3_stmt *st, int column, void *to, size_t len)
 static int
 db_write(ngx_idempotency_db_t *db, db_sql_e n, u_char *token, db_record_t *rec)
 {
-    int            rc;
-    u_char         bound[DB_BOUND], *p;
-    sqlite3_stmt  *st;
+    int                      rc;
+    int64_t                  numbers[DB_OF_RECORD];
+    ngx_uint_t               i;
+    sqlite3_stmt            *st;
+    ngx_idempotency_item_t  *item;
 
-    p = ngx_cpymem(bound, &rec->parts, sizeof(ngx_idempotency_parts_t));
-    ngx_memcpy(p, rec->mac, NGX_IDEMPOTENCY_MAC_LEN);
+    item = &rec->item;
+    st = db->statements[n];
 
     /* it may read what this changes */
 
     (void) sqlite3_reset(db->statements[SQL_FIND]);
 
-    st = db->statements[n];
+    db_numbers(item, numbers);
 
     rc = sqlite3_bind_blob(st, DB_TOKEN, token, NGX_IDEMPOTENCY_DIGEST_LEN,
                            SQLITE_STATIC);
-    rc |= sqlite3_bind_blob(st, DB_FINGERPRINT, rec->fingerprint,
+    rc |= sqlite3_bind_blob(st, DB_FINGERPRINT, item->fingerprint,
                             NGX_IDEMPOTENCY_DIGEST_LEN, SQLITE_STATIC);
-    rc |= sqlite3_bind_blob(st, DB_PARTS, bound, DB_BOUND, SQLITE_STATIC);
-    rc |= sqlite3_bind_int64(st, DB_INSTANCE, rec->instance);
-    rc |= sqlite3_bind_int64(st, DB_FENCE, rec->fence);
-    rc |= sqlite3_bind_int64(st, DB_RECORDED, rec->recorded);
-    rc |= sqlite3_bind_int64(st, DB_ENDS, rec->ends);
-    rc |= sqlite3_bind_int64(st, DB_WINDOW, db_span(rec));
-    rc |= sqlite3_bind_int64(st, DB_SUM, db_sum(token, rec));
+    rc |= sqlite3_bind_blob(st, DB_PARTS, &item->parts, DB_BOUND,
+                            SQLITE_STATIC);
+    rc |= sqlite3_bind_int64(st, DB_SUM, db_sum(token, item, numbers));
+
+    for (i = 0; i < DB_OF_CLAIM; i++) {
+        rc |= sqlite3_bind_int64(st, DB_NUMBERS + i, numbers[i]);
+    }
+
+    for ( /* void */ ; n != SQL_CLAIM && i < DB_OF_RECORD; i++) {
+        rc |= sqlite3_bind_int64(st, DB_OUTCOME + i - DB_OF_CLAIM, numbers[i]);
+    }
+
+    /* without bytes it is NULL */
 
     if (n != SQL_CLAIM) {
-        rc |= sqlite3_bind_int(st, DB_OUTCOME, rec->outcome);
-        rc |= sqlite3_bind_int(st, DB_STATUS, rec->status);
-        rc |= sqlite3_bind_int64(st, DB_REPLAYS, rec->replays);
-
-        if (rec->response.len) {
-            rc |= sqlite3_bind_blob64(st, DB_RESPONSE, rec->response.data,
-                                      rec->response.len, SQLITE_STATIC);
-        } else {
-            rc |= sqlite3_bind_null(st, DB_RESPONSE);
-        }
+        rc |= sqlite3_bind_blob64(st, DB_RESPONSE,
+                                  item->response.len ? item->response.data
+                                                     : NULL,
+                                  item->response.len, SQLITE_STATIC);
     }
 
     if (n == SQL_CHANGE) {
-        rc |= sqlite3_bind_int64(st, DB_WHICH, rec->id);
+        rc |= sqlite3_bind_int64(st, DB_ID, rec->id);
     }
 
     if (rc != SQLITE_OK) {
         return SQLITE_NOMEM;
     }
 
-    db->left -= DB_PAGES(rec->response.len) + 1;
+    db->left -= DB_PAGES(item->response.len) + 1;
 
     return db_run(db, n);
 }
@@ -1710,48 +1689,46 @@ db_room(ngx_idempotency_db_t *db, size_t size, int64_t reserve)
 }
 
 
-/* the window, which tells of a claim, too, whether it was in doubt before: no
-   file needs one more column for that */
+/* the window tells of a claim, too, whether it was in doubt before: no file
+   needs one more column for that */
 
-static int64_t
-db_span(db_record_t *rec)
+static void
+db_numbers(ngx_idempotency_item_t *item, int64_t *numbers)
 {
-    return rec->taken ? -1 - rec->window : rec->window;
+    numbers[0] = item->instance;
+    numbers[1] = item->fence;
+    numbers[2] = item->recorded;
+    numbers[3] = item->ends;
+    numbers[4] = item->taken ? -1 - item->window : item->window;
+    numbers[5] = item->outcome;
+    numbers[6] = item->status;
+    numbers[7] = item->replays;
 }
 
 
 /* of the columns in the upper half, of the response in the lower */
 
 static sqlite3_int64
-db_sum(u_char *token, db_record_t *rec)
+db_sum(u_char *token, ngx_idempotency_item_t *item, int64_t *numbers)
 {
     u_char      buf[256], *p;
-    uint64_t    numbers[9], sum;
+    uint64_t    n, sum;
     ngx_uint_t  i, k;
 
-    numbers[0] = rec->instance;
-    numbers[1] = rec->fence;
-    numbers[2] = rec->recorded;
-    numbers[3] = rec->ends;
-    numbers[4] = db_span(rec);
-    numbers[5] = rec->outcome;
-    numbers[6] = rec->status;
-    numbers[7] = rec->replays;
-    numbers[8] = rec->response.len;
-
     p = ngx_cpymem(buf, token, NGX_IDEMPOTENCY_DIGEST_LEN);
-    p = ngx_cpymem(p, rec->fingerprint, NGX_IDEMPOTENCY_DIGEST_LEN);
-    p = ngx_cpymem(p, &rec->parts, sizeof(ngx_idempotency_parts_t));
-    p = ngx_cpymem(p, rec->mac, NGX_IDEMPOTENCY_MAC_LEN);
+    p = ngx_cpymem(p, item->fingerprint, NGX_IDEMPOTENCY_DIGEST_LEN);
+    p = ngx_cpymem(p, &item->parts, DB_BOUND);
 
-    for (i = 0; i < 9; i++) {
+    for (i = 0; i <= DB_OF_RECORD; i++) {
+        n = (i < DB_OF_RECORD) ? (uint64_t) numbers[i] : item->response.len;
+
         for (k = 0; k < 8; k++) {
-            *p++ = (u_char) (numbers[i] >> (8 * k));
+            *p++ = (u_char) (n >> (8 * k));
         }
     }
 
     sum = (uint64_t) db_hash(buf, p - buf) << 32
-          | db_hash(rec->response.data, rec->response.len);
+          | db_hash(item->response.data, item->response.len);
 
     return (sqlite3_int64) sum;
 }
@@ -1846,9 +1823,7 @@ ngx_int_t
 ngx_idempotency_db_tokens(ngx_idempotency_db_t *db, u_char *after,
     u_char (*tokens)[NGX_IDEMPOTENCY_DIGEST_LEN], ngx_uint_t n)
 {
-    int            rc;
-    ngx_uint_t     i;
-    sqlite3_stmt  *st;
+    int  rc;
 
     db->state.error[0] = '\0';
 
@@ -1856,30 +1831,44 @@ ngx_idempotency_db_tokens(ngx_idempotency_db_t *db, u_char *after,
         return NGX_ERROR;
     }
 
-    st = db->statements[SQL_TOKENS];
+    rc = db_tokens(db, SQL_TOKENS, after, tokens, &n);
+
+    return (rc == SQLITE_OK) ? (ngx_int_t) n : db_fail(db, rc);
+}
+
+
+/* as many as there are, up to `count` */
+
+static int
+db_tokens(ngx_idempotency_db_t *db, db_sql_e n, u_char *after,
+    db_token_t *tokens, ngx_uint_t *count)
+{
+    int            rc;
+    ngx_uint_t     i;
+    sqlite3_stmt  *st;
+
+    st = db->statements[n];
 
     (void) sqlite3_bind_blob(st, 1, after ? (char *) after : "",
                              after ? NGX_IDEMPOTENCY_DIGEST_LEN : 0,
                              SQLITE_STATIC);
-    (void) sqlite3_bind_int64(st, 2, n);
+    (void) sqlite3_bind_int64(st, 2, *count);
 
     i = 0;
 
     while ((rc = sqlite3_step(st)) == SQLITE_ROW) {
 
-        if (sqlite3_column_bytes(st, 0) != NGX_IDEMPOTENCY_DIGEST_LEN) {
+        if (db_blob(st, 0, tokens[i++], NGX_IDEMPOTENCY_DIGEST_LEN) != NGX_OK) {
             rc = SQLITE_CORRUPT;
             break;
         }
-
-        ngx_memcpy(tokens[i++], sqlite3_column_blob(st, 0),
-                   NGX_IDEMPOTENCY_DIGEST_LEN);
     }
 
     (void) sqlite3_reset(st);
 
-    return (rc == SQLITE_DONE) ? (ngx_int_t) i
-                               : db_fail(db, rc);
+    *count = i;
+
+    return (rc == SQLITE_DONE) ? SQLITE_OK : rc;
 }
 
 
@@ -1959,11 +1948,9 @@ static int
 db_doubt_dead(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n,
     ngx_uint_t *done)
 {
-    int            rc;
-    uint64_t       instance, dead, living;
-    db_token_t    *tokens;
-    ngx_uint_t     i, k;
-    sqlite3_stmt  *st;
+    int          rc;
+    db_token_t  *tokens;
+    ngx_uint_t   i;
 
     tokens = malloc(n * sizeof(db_token_t));
 
@@ -1971,61 +1958,19 @@ db_doubt_dead(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n,
         return SQLITE_NOMEM;
     }
 
-    st = db->statements[SQL_CLAIMS];
+    *done = n;
 
-    (void) sqlite3_bind_blob(st, 1, db->tidied,
-                             db->tidying ? NGX_IDEMPOTENCY_DIGEST_LEN : 0,
-                             SQLITE_STATIC);
-    (void) sqlite3_bind_int64(st, 2, n);
+    rc = db_tokens(db, SQL_CLAIMS, db->tidying ? db->tidied : NULL, tokens,
+                   done);
 
-    i = 0;
-    k = 0;
-    dead = 0;
-    living = 0;
+    db->tidying = (*done == n);
 
-    while ((rc = sqlite3_step(st)) == SQLITE_ROW) {
-
-        if (sqlite3_column_bytes(st, 0) != NGX_IDEMPOTENCY_DIGEST_LEN) {
-            rc = SQLITE_CORRUPT;
-            break;
-        }
-
-        ngx_memcpy(tokens[k].token, sqlite3_column_blob(st, 0),
-                   NGX_IDEMPOTENCY_DIGEST_LEN);
-
-        instance = sqlite3_column_int64(st, 1);
-        i++;
-
-        if (instance != living && instance != dead) {
-
-            if (db->conf.alive(db->conf.data, instance)) {
-                living = instance;
-            } else {
-                dead = instance;
-            }
-        }
-
-        if (i == n) {
-            ngx_memcpy(db->tidied, tokens[k].token,
-                       NGX_IDEMPOTENCY_DIGEST_LEN);
-        }
-
-        if (instance == dead) {
-            k++;
-        }
+    for (i = 0; rc == SQLITE_OK && i < *done; i++) {
+        rc = db_doubt(db, tokens[i], now);
     }
 
-    (void) sqlite3_reset(st);
-
-    if (rc == SQLITE_DONE) {
-        rc = SQLITE_OK;
-    }
-
-    db->tidying = (i == n);
-    *done = i;
-
-    for (i = 0; rc == SQLITE_OK && i < k; i++) {
-        rc = db_doubt(db, tokens[i].token, now);
+    if (rc == SQLITE_OK && db->tidying) {
+        ngx_memcpy(db->tidied, tokens[n - 1], NGX_IDEMPOTENCY_DIGEST_LEN);
     }
 
     free(tokens);
@@ -2043,14 +1988,7 @@ db_vacuum(ngx_idempotency_db_t *db, ngx_uint_t n, ngx_uint_t *more)
     char     sql[64];
     int64_t  pages, unused;
 
-    pages = 0;
-    unused = 0;
-
-    rc = db_number(db, SQL_PAGES, &pages);
-
-    if (rc == SQLITE_OK) {
-        rc = db_number(db, SQL_FREE, &unused);
-    }
+    rc = db_space(db, &pages, &unused);
 
     if (rc != SQLITE_OK || unused < pages / 4 + DB_SPARE) {
         return rc;

@@ -33,10 +33,9 @@
 #define NGX_IDEMPOTENCY_FILE_SOON      5
 #define NGX_IDEMPOTENCY_FILE_SELDOM    50
 
-/* a thread that is busy for longer than STAY is logged; an exiting worker waits
-   so long for its threads: QUIT after a graceful shutdown, else TERM */
+/* an exiting worker waits so long for its threads: QUIT after a graceful
+   shutdown, else TERM */
 
-#define NGX_IDEMPOTENCY_FILE_STAY      30000
 #define NGX_IDEMPOTENCY_FILE_QUIT      5000
 #define NGX_IDEMPOTENCY_FILE_TERM      500
 
@@ -128,7 +127,6 @@ struct file_s {
 
     /* this worker's */
     file_work_t                *work;
-    ngx_event_t                 stay;
     ngx_event_t                 late;
     ngx_uint_t                  exiting;
     ngx_uint_t                  unwitnessed;
@@ -148,6 +146,8 @@ static ngx_int_t file_init(ngx_idempotency_tier_t *tier,
 static ngx_int_t file_start(file_t *file, ngx_uint_t must, ngx_log_t *log);
 static ngx_int_t file_begin(ngx_idempotency_shm_t *shm,
     ngx_idempotency_start_t *start, ngx_uint_t late);
+static void file_create(file_t *file, ngx_conf_t *cf,
+    ngx_idempotency_db_conf_t *db);
 static ngx_idempotency_tier_t *file_unnamed(ngx_conf_t *cf,
     ngx_idempotency_tier_t *old);
 static ngx_int_t file_init_process(ngx_idempotency_tier_t *tier,
@@ -196,32 +196,25 @@ static void file_maintain_run(void *data);
 static void file_tidy(file_work_t *work);
 static void file_restart(file_work_t *work);
 static void file_maintain_done(void *data);
-static void file_stay_handler(ngx_event_t *ev);
 static void file_late_handler(ngx_event_t *ev);
-static void file_late_run(file_work_t *work);
 static void file_late_done(file_t *file);
 
 
 static const ngx_idempotency_backing_t  file_backing = {
-    NGX_IDEMPOTENCY_FILE_SOON,
-    NGX_IDEMPOTENCY_FILE_SELDOM,
-
-    file_kind,
-    file_now,
-    file_flush,
-    NULL,
-    file_list,
-    file_maintain,
-    file_init,
-    file_unnamed,
-    file_init_process,
-    file_finish,
-    NULL,
-    file_exit_process,
-    NULL,
-    file_up,
-    file_agree,
-    NULL
+    .soon = NGX_IDEMPOTENCY_FILE_SOON,
+    .seldom = NGX_IDEMPOTENCY_FILE_SELDOM,
+    .kind = file_kind,
+    .now = file_now,
+    .flush = file_flush,
+    .list = file_list,
+    .maintain = file_maintain,
+    .init = file_init,
+    .unnamed = file_unnamed,
+    .init_process = file_init_process,
+    .finish = file_finish,
+    .exit_process = file_exit_process,
+    .up = file_up,
+    .agree = file_agree
 };
 
 
@@ -229,8 +222,9 @@ ngx_int_t
 ngx_idempotency_file_add(ngx_conf_t *cf, ngx_idempotency_store_t *store,
     ngx_idempotency_file_conf_t *conf)
 {
-    file_t                 *file;
-    ngx_idempotency_shm_t  *shm;
+    file_t                     *file;
+    ngx_idempotency_shm_t      *shm;
+    ngx_idempotency_db_conf_t   db;
 
     shm = store->data;
 
@@ -239,12 +233,8 @@ ngx_idempotency_file_add(ngx_conf_t *cf, ngx_idempotency_store_t *store,
         return NGX_ERROR;
     }
 
-    file->tier.backing = &file_backing;
-    file->tier.shm = shm;
-    file->tier.strict = (conf->sync == NGX_IDEMPOTENCY_SYNC_STRICT);
+    ngx_memzero(&db, sizeof(ngx_idempotency_db_conf_t));
 
-    file->cycle = cf->cycle;
-    file->pool = cf->pool;
     file->start.path = conf->path;
     file->start.at.data = ngx_pnalloc(cf->pool, sizeof(" in :") - 1
                                       + cf->conf_file->file.name.len
@@ -257,17 +247,33 @@ ngx_idempotency_file_add(ngx_conf_t *cf, ngx_idempotency_store_t *store,
                                      &cf->conf_file->file.name,
                                      cf->conf_file->line)
                          - file->start.at.data;
-    file->start.owners = -1;
-    file->start.file = -1;
 
-    file->db.path = (char *) conf->path.data;
-    file->db.sync = conf->sync;
-    file->db.max_size = conf->max_size;
+    db.sync = conf->sync;
+    db.max_size = conf->max_size;
 
+    file_create(file, cf, &db);
+
+    file->tier.shm = shm;
     shm->tier = &file->tier;
     store->strict = file->tier.strict;
 
     return NGX_OK;
+}
+
+
+static void
+file_create(file_t *file, ngx_conf_t *cf, ngx_idempotency_db_conf_t *db)
+{
+    file->tier.backing = &file_backing;
+    file->tier.strict = (db->sync == NGX_IDEMPOTENCY_SYNC_STRICT);
+
+    file->cycle = cf->cycle;
+    file->pool = cf->pool;
+    file->start.owners = -1;
+    file->start.file = -1;
+
+    file->db = *db;
+    file->db.path = (char *) file->start.path.data;
 }
 
 
@@ -285,15 +291,6 @@ file_unnamed(ngx_conf_t *cf, ngx_idempotency_tier_t *old)
         return NULL;
     }
 
-    file->tier.backing = &file_backing;
-    file->tier.strict = old->strict;
-
-    file->cycle = cf->cycle;
-    file->pool = cf->pool;
-    file->start.owners = -1;
-    file->start.file = -1;
-    file->db = was->db;
-
     file->start.path.len = was->start.path.len;
     file->start.path.data = ngx_pnalloc(cf->pool, was->start.path.len + 1);
 
@@ -303,7 +300,8 @@ file_unnamed(ngx_conf_t *cf, ngx_idempotency_tier_t *old)
 
     ngx_memcpy(file->start.path.data, was->start.path.data,
                was->start.path.len + 1);
-    file->db.path = (char *) file->start.path.data;
+
+    file_create(file, cf, &was->db);
 
     return &file->tier;
 }
@@ -462,10 +460,6 @@ file_init_process(ngx_idempotency_tier_t *tier, ngx_cycle_t *cycle)
     file_work_t  *work;
 
     file = (file_t *) tier;
-
-    file->stay.handler = file_stay_handler;
-    file->stay.data = file;
-    file->stay.log = cycle->log;
 
     work = calloc(1, sizeof(file_work_t));
 
@@ -757,8 +751,6 @@ file_flush(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
                 return tier->stuck ? NGX_AGAIN : NGX_OK;
             }
 
-            ngx_add_timer(&file->stay, NGX_IDEMPOTENCY_FILE_STAY);
-
             return NGX_AGAIN;
         }
 
@@ -862,10 +854,11 @@ file_commit(file_work_t *work, ngx_idempotency_batch_t *batch)
 static ngx_int_t
 file_commit_once(file_work_t *work, ngx_idempotency_batch_t *batch)
 {
-    ngx_int_t                   rc;
-    ngx_uint_t                  moved;
-    file_conn_t                *conn;
-    ngx_idempotency_tier_sh_t  *sh;
+    ngx_int_t                          rc;
+    ngx_uint_t                         moved;
+    file_conn_t                       *conn;
+    ngx_idempotency_tier_sh_t         *sh;
+    const ngx_idempotency_db_state_t  *state;
 
     sh = work->sh;
     conn = &work->flush;
@@ -878,6 +871,8 @@ file_commit_once(file_work_t *work, ngx_idempotency_batch_t *batch)
 
     (void) ngx_idempotency_owners_commit_lock(conn->lock,
                                               NGX_IDEMPOTENCY_FILE_LOCK);
+
+    state = ngx_idempotency_db_state(conn->db);
 
     /* it may have waited: a doubt begins now, not when it was asked for */
 
@@ -893,18 +888,17 @@ file_commit_once(file_work_t *work, ngx_idempotency_batch_t *batch)
     /* before any request gets its answer */
 
     if (rc == NGX_OK && work->db.sync == NGX_IDEMPOTENCY_SYNC_BATCHED
-        && ngx_idempotency_db_state(conn->db)->wrote)
+        && state->wrote)
     {
         (void) ngx_atomic_cmp_set(&sh->unsynced, 0, file_msec());
     }
 
-    ngx_cpystrn((u_char *) batch->error,
-                (u_char *) ngx_idempotency_db_state(conn->db)->error,
+    ngx_cpystrn((u_char *) batch->error, (u_char *) state->error,
                 sizeof(batch->error));
 
-    batch->lost = ngx_idempotency_db_state(conn->db)->failed;
-    batch->wrote = ngx_idempotency_db_state(conn->db)->wrote;
-    moved = ngx_idempotency_db_state(conn->db)->moved;
+    batch->lost = state->failed;
+    batch->wrote = state->wrote;
+    moved = state->moved;
 
     file_shut(work, conn);
 
@@ -945,10 +939,6 @@ file_flush_done(void *data)
     file_t  *file;
 
     file = work->file;
-
-    if (file->stay.timer_set) {
-        ngx_del_timer(&file->stay);
-    }
 
     file_log_found(file);
 
@@ -1387,7 +1377,9 @@ file_maintain_run(void *data)
     }
 
     if (work->late) {
-        file_late_run(work);
+        work->start.owners = -1;
+        work->start.file = -1;
+        conn->rc = ngx_idempotency_start_late(&work->start, work->instance);
         return;
     }
 
@@ -1569,17 +1561,6 @@ file_late_handler(ngx_event_t *ev)
 
 
 static void
-file_late_run(file_work_t *work)
-{
-    work->start.owners = -1;
-    work->start.file = -1;
-
-    work->maintain.rc = ngx_idempotency_start_late(&work->start,
-                                                   work->instance);
-}
-
-
-static void
 file_late_done(file_t *file)
 {
     file_work_t              *work;
@@ -1631,20 +1612,6 @@ file_late_done(file_t *file)
     } else if (work->instance == 0) {
         ngx_idempotency_start_log(start, ngx_cycle->log);
     }
-}
-
-
-/* it was long enough */
-
-static void
-file_stay_handler(ngx_event_t *ev)
-{
-    file_t  *file = ev->data;
-
-    ngx_log_error(NGX_LOG_ERR, ev->log, 0,
-                  "idempotency: a thread has been busy with a state for more "
-                  "than %d seconds, \"%V\"",
-                  NGX_IDEMPOTENCY_FILE_STAY / 1000, &file->start.path);
 }
 
 

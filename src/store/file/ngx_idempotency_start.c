@@ -1072,9 +1072,7 @@ ngx_idempotency_start_late(ngx_idempotency_start_t *start, uint64_t instance)
         rc = instance ? start_join(start) : start_open(start);
     }
 
-    if (start->agreed) {
-        return rc;
-    }
+    /* other workers may have to hold the instance by open files of their own */
 
     if (rc == NGX_OK) {
         start->instance = instance ? instance : start->instance;
@@ -1086,7 +1084,7 @@ ngx_idempotency_start_late(ngx_idempotency_start_t *start, uint64_t instance)
         }
     }
 
-    if (rc != NGX_OK && !start->other) {
+    if (rc != NGX_OK && !start->other && !start->agreed) {
         start_close(&start->owners);
         start_close(&start->file);
     }
