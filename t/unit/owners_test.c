@@ -12,6 +12,9 @@
 
 
 #define INSTANCES  4
+#define commit_lock(fd, time)                                                 \
+    ngx_idempotency_owners_lock(fd, NGX_IDEMPOTENCY_OWNERS_COMMIT, time)
+
 #define STORE      ((uint64_t) 1700000000 << NGX_IDEMPOTENCY_OWNERS_STORE_SHIFT)
 
 
@@ -250,7 +253,7 @@ numbers(void)
     check(ngx_idempotency_owners_others(c, STORE));
     check(ngx_idempotency_owners_strangers(c, STORE));
     check_equal(ngx_idempotency_owners_hold(c, STORE), NGX_ERROR);
-    check_equal(ngx_idempotency_owners_commit_lock(c, 0), NGX_ERROR);
+    check_equal(commit_lock(c, 0), NGX_ERROR);
 
     stop();
 }
@@ -417,7 +420,7 @@ commits(void *data)
     fd = ngx_idempotency_owners_open(path, 0);
 
     while (!shared->stop) {
-        if (!check_equal(ngx_idempotency_owners_commit_lock(fd, 1000), NGX_OK)) {
+        if (!check_equal(commit_lock(fd, 1000), NGX_OK)) {
             return;
         }
 
@@ -426,7 +429,7 @@ commits(void *data)
         shared->step[p->id]++;
         shared->does[0]++;
 
-        ngx_idempotency_owners_commit_unlock(fd);
+        ngx_idempotency_owners_unlock(fd, NGX_IDEMPOTENCY_OWNERS_COMMIT);
     }
 }
 
@@ -497,7 +500,7 @@ one_commits(void)
 
     check(sum == shared->does[0] || sum == shared->does[0] + 1);
 
-    check_equal(ngx_idempotency_owners_commit_lock(fd, 1000), NGX_OK);
+    check_equal(commit_lock(fd, 1000), NGX_OK);
     close(fd);
 
     stop();

@@ -1372,7 +1372,8 @@ a_file_is_closed_in_turn(void)
              name->data + sizeof("state file \"") - 1);
 
     fd = ngx_idempotency_owners_open(path, 0);
-    check_equal(ngx_idempotency_owners_commit_lock(fd, 0), NGX_OK);
+    check_equal(ngx_idempotency_owners_lock(fd, NGX_IDEMPOTENCY_OWNERS_COMMIT,
+                                            0), NGX_OK);
 
     (void) clock_gettime(CLOCK_MONOTONIC_RAW, &from);
     zone_exit_process(&zone);

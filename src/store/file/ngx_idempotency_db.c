@@ -993,28 +993,17 @@ db_item(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 {
     int  rc;
 
-    switch (item->what) {
+    static int  (*handlers[])(ngx_idempotency_db_t *db,
+        ngx_idempotency_item_t *item, int64_t now) =
+    {
+        [NGX_IDEMPOTENCY_ITEM_ASK] = db_ask,
+        [NGX_IDEMPOTENCY_ITEM_PUT] = db_put,
+        [NGX_IDEMPOTENCY_ITEM_RELEASE] = db_release,
+        [NGX_IDEMPOTENCY_ITEM_FIND] = db_find,
+        [NGX_IDEMPOTENCY_ITEM_FORGET] = db_forget
+    };
 
-    case NGX_IDEMPOTENCY_ITEM_ASK:
-        rc = db_ask(db, item, now);
-        break;
-
-    case NGX_IDEMPOTENCY_ITEM_PUT:
-        rc = db_put(db, item, now);
-        break;
-
-    case NGX_IDEMPOTENCY_ITEM_RELEASE:
-        rc = db_release(db, item, now);
-        break;
-
-    case NGX_IDEMPOTENCY_ITEM_FIND:
-        rc = db_find(db, item, now);
-        break;
-
-    default: /* NGX_IDEMPOTENCY_ITEM_FORGET */
-        rc = db_forget(db, item, now);
-        break;
-    }
+    rc = handlers[item->what](db, item, now);
 
     /* what was found may be read no longer, and must not be open at the end
        of the transaction */
@@ -1645,27 +1634,18 @@ db_write(ngx_idempotency_db_t *db, db_sql_e n, u_char *token, db_record_t *rec)
 static int
 db_delete(ngx_idempotency_db_t *db, u_char *token, db_record_t *rec)
 {
-    int            rc;
-    sqlite3_stmt  *st;
+    int       rc;
+    db_sql_e  n;
+
+    n = rec->id ? SQL_DELETE_RECORD : SQL_DELETE_CLAIM;
 
     (void) sqlite3_reset(db->statements[SQL_FIND]);
 
-    if (rec->id) {
-        st = db->statements[SQL_DELETE_RECORD];
-        rc = sqlite3_bind_int64(st, 1, rec->id);
+    rc = rec->id ? sqlite3_bind_int64(db->statements[n], 1, rec->id)
+                 : sqlite3_bind_blob(db->statements[n], 1, token,
+                                     NGX_IDEMPOTENCY_DIGEST_LEN, SQLITE_STATIC);
 
-        return (rc == SQLITE_OK)
-               ? db_run(db, SQL_DELETE_RECORD)
-               : rc;
-    }
-
-    st = db->statements[SQL_DELETE_CLAIM];
-    rc = sqlite3_bind_blob(st, 1, token, NGX_IDEMPOTENCY_DIGEST_LEN,
-                           SQLITE_STATIC);
-
-    return (rc == SQLITE_OK)
-           ? db_run(db, SQL_DELETE_CLAIM)
-           : rc;
+    return (rc == SQLITE_OK) ? db_run(db, n) : rc;
 }
 
 

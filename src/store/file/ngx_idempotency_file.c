@@ -179,6 +179,8 @@ static void file_begin_anew(file_t *file);
 static void file_log_found(file_t *file);
 static ngx_int_t file_open(file_work_t *work, file_conn_t *conn, char *error);
 static void file_shut(file_work_t *work, file_conn_t *conn);
+static void file_lock(file_conn_t *conn);
+static void file_unlock(file_conn_t *conn);
 static void file_leave(file_conn_t *conn);
 static ngx_uint_t file_unsynced(ngx_idempotency_tier_sh_t *sh,
     ngx_msec_t time);
@@ -867,10 +869,7 @@ file_commit_once(file_work_t *work, ngx_idempotency_batch_t *batch)
         return NGX_ERROR;
     }
 
-    /* in vain: SQLite's own lock decides */
-
-    (void) ngx_idempotency_owners_commit_lock(conn->lock,
-                                              NGX_IDEMPOTENCY_FILE_LOCK);
+    file_lock(conn);
 
     state = ngx_idempotency_db_state(conn->db);
 
@@ -883,7 +882,7 @@ file_commit_once(file_work_t *work, ngx_idempotency_batch_t *batch)
         file_witness(work, &sh->mark);
     }
 
-    ngx_idempotency_owners_commit_unlock(conn->lock);
+    file_unlock(conn);
 
     /* before any request gets its answer */
 
@@ -1089,6 +1088,24 @@ file_shut(file_work_t *work, file_conn_t *conn)
 }
 
 
+/* in vain: SQLite's own lock decides */
+
+static void
+file_lock(file_conn_t *conn)
+{
+    (void) ngx_idempotency_owners_lock(conn->lock,
+                                       NGX_IDEMPOTENCY_OWNERS_COMMIT,
+                                       NGX_IDEMPOTENCY_FILE_LOCK);
+}
+
+
+static void
+file_unlock(file_conn_t *conn)
+{
+    ngx_idempotency_owners_unlock(conn->lock, NGX_IDEMPOTENCY_OWNERS_COMMIT);
+}
+
+
 static void
 file_leave(file_conn_t *conn)
 {
@@ -1100,8 +1117,7 @@ file_leave(file_conn_t *conn)
          */
 
         if (conn->lock != -1) {
-            (void) ngx_idempotency_owners_commit_lock(conn->lock,
-                                                   NGX_IDEMPOTENCY_FILE_LOCK);
+            file_lock(conn);
         }
 
         ngx_idempotency_db_close(conn->db);
@@ -1259,13 +1275,12 @@ file_list_run(file_work_t *work, ngx_idempotency_page_t *page)
         return;
     }
 
-    (void) ngx_idempotency_owners_commit_lock(conn->lock,
-                                              NGX_IDEMPOTENCY_FILE_LOCK);
+    file_lock(conn);
 
     page->rc = ngx_idempotency_db_commit(conn->db, page->items, page->n,
                                          page->now);
 
-    ngx_idempotency_owners_commit_unlock(conn->lock);
+    file_unlock(conn);
 }
 
 
@@ -1415,13 +1430,12 @@ file_tidy(file_work_t *work)
         sh->others = file_msec();
     }
 
-    (void) ngx_idempotency_owners_commit_lock(conn->lock,
-                                              NGX_IDEMPOTENCY_FILE_LOCK);
+    file_lock(conn);
 
     conn->rc = ngx_idempotency_db_tidy(conn->db, file_time(sh),
                                        NGX_IDEMPOTENCY_FILE_TIDY);
 
-    ngx_idempotency_owners_commit_unlock(conn->lock);
+    file_unlock(conn);
 
     if (conn->rc != NGX_ERROR
         && (sh->log >= NGX_IDEMPOTENCY_DB_LONG
@@ -1453,14 +1467,13 @@ file_restart(file_work_t *work)
         return;
     }
 
-    (void) ngx_idempotency_owners_commit_lock(conn->lock,
-                                              NGX_IDEMPOTENCY_FILE_LOCK);
+    file_lock(conn);
 
     if (ngx_idempotency_db_restart(conn->db, file_time(work->sh)) != NGX_OK) {
         conn->rc = NGX_ERROR;
     }
 
-    ngx_idempotency_owners_commit_unlock(conn->lock);
+    file_unlock(conn);
 }
 
 

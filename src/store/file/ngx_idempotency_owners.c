@@ -22,10 +22,6 @@
 #define OWNERS_SUFFIX  "-owners"
 #define OWNERS_NAME    (NGX_IDEMPOTENCY_FILE_PATH + 16)
 
-#define OWNERS_ALONE   1
-
-#define OWNERS_COMMIT  0
-#define OWNERS_START   2
 #define OWNERS_FIRST   16
 
 /* bytes of the store itself, beyond those of SQLite and of any file */
@@ -62,7 +58,6 @@ typedef struct {
 
 
 static ngx_int_t owners_name(const char *path, const char *suffix, char *name);
-static ngx_int_t owners_wait(int fd, off_t byte, ngx_msec_t time);
 static ngx_int_t owners_set(int fd, short type, off_t byte);
 static ngx_uint_t owners_held(int fd, off_t from, off_t n);
 static int witness_open(const char *path, int flags);
@@ -157,13 +152,6 @@ ngx_idempotency_owners_others(int fd, uint64_t own)
 
 
 ngx_uint_t
-ngx_idempotency_owners_alone(int fd)
-{
-    return owners_held(fd, OWNERS_ALONE, 1);
-}
-
-
-ngx_uint_t
 ngx_idempotency_owners_strangers(int fd, uint64_t own)
 {
     off_t  first, n;
@@ -177,30 +165,27 @@ ngx_idempotency_owners_strangers(int fd, uint64_t own)
 
 
 ngx_int_t
-ngx_idempotency_owners_commit_lock(int fd, ngx_msec_t time)
+ngx_idempotency_owners_lock(int fd, off_t byte, ngx_msec_t time)
 {
-    return owners_wait(fd, OWNERS_COMMIT, time);
+    ngx_int_t  rc;
+
+    for ( ;; ) {
+        rc = owners_set(fd, F_WRLCK, byte);
+
+        if (rc != NGX_BUSY || time < OWNERS_POLL) {
+            return rc;
+        }
+
+        ngx_msleep(OWNERS_POLL);
+        time -= OWNERS_POLL;
+    }
 }
 
 
 void
-ngx_idempotency_owners_commit_unlock(int fd)
+ngx_idempotency_owners_unlock(int fd, off_t byte)
 {
-    (void) owners_set(fd, F_UNLCK, OWNERS_COMMIT);
-}
-
-
-ngx_int_t
-ngx_idempotency_owners_start_lock(int fd, ngx_msec_t time)
-{
-    return owners_wait(fd, OWNERS_START, time);
-}
-
-
-void
-ngx_idempotency_owners_start_unlock(int fd)
-{
-    (void) owners_set(fd, F_UNLCK, OWNERS_START);
+    (void) owners_set(fd, F_UNLCK, byte);
 }
 
 
@@ -225,24 +210,6 @@ ngx_idempotency_owners_only(int file, int fd)
     return owners_held(file, OWNERS_WAYS, byte - OWNERS_WAYS)
            || owners_held(file, byte + 1, 0)
            ? NGX_BUSY : NGX_OK;
-}
-
-
-static ngx_int_t
-owners_wait(int fd, off_t byte, ngx_msec_t time)
-{
-    ngx_int_t  rc;
-
-    for ( ;; ) {
-        rc = owners_set(fd, F_WRLCK, byte);
-
-        if (rc != NGX_BUSY || time < OWNERS_POLL) {
-            return rc;
-        }
-
-        ngx_msleep(OWNERS_POLL);
-        time -= OWNERS_POLL;
-    }
 }
 
 
@@ -338,7 +305,7 @@ ngx_idempotency_witness_write(const char *path, ngx_idempotency_mark_t *mark,
 
     rc = NGX_OK;
 
-    if (owners_wait(fd, 0, WITNESS_WAIT) == NGX_BUSY) {
+    if (ngx_idempotency_owners_lock(fd, 0, WITNESS_WAIT) == NGX_BUSY) {
         goto done;
     }
 

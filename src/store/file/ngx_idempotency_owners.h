@@ -67,27 +67,21 @@ ngx_int_t ngx_idempotency_owners_share(int fd, uint64_t instance);
 ngx_uint_t ngx_idempotency_owners_alive(int fd, uint64_t instance);
 ngx_uint_t ngx_idempotency_owners_others(int fd, uint64_t own);
 
-/* does one live that claims without asking, as modules of version 1 did? */
-
-ngx_uint_t ngx_idempotency_owners_alone(int fd);
-
 /* does one live whose number is another store's? */
 
 ngx_uint_t ngx_idempotency_owners_strangers(int fd, uint64_t own);
 
 /*
- * One commit at a time: by an open file of the worker's own, of which one
- * thread makes use at a time.  Waits for so many milliseconds; NGX_BUSY: in
- * vain; NGX_ERROR: ngx_errno.
+ * One commit at a time, and one start: by an open file of which one thread
+ * makes use at a time.  Waits for so many milliseconds; NGX_BUSY: in vain;
+ * NGX_ERROR: ngx_errno.
  */
 
-ngx_int_t ngx_idempotency_owners_commit_lock(int fd, ngx_msec_t time);
-void ngx_idempotency_owners_commit_unlock(int fd);
+#define NGX_IDEMPOTENCY_OWNERS_COMMIT  0
+#define NGX_IDEMPOTENCY_OWNERS_START   2
 
-/* one start at a time, likewise */
-
-ngx_int_t ngx_idempotency_owners_start_lock(int fd, ngx_msec_t time);
-void ngx_idempotency_owners_start_unlock(int fd);
+ngx_int_t ngx_idempotency_owners_lock(int fd, off_t byte, ngx_msec_t time);
+void ngx_idempotency_owners_unlock(int fd, off_t byte);
 
 /*
  * Whether all processes that have this store open have found this -owners

@@ -1132,7 +1132,10 @@ start_open(ngx_idempotency_start_t *start)
                             "can't be used: %s-owners can't be opened", path);
     }
 
-    switch (ngx_idempotency_owners_start_lock(start->owners, START_WAIT)) {
+    rc = ngx_idempotency_owners_lock(start->owners,
+                                     NGX_IDEMPOTENCY_OWNERS_START, START_WAIT);
+
+    switch (rc) {
 
     case NGX_OK:
         break;
@@ -1156,7 +1159,7 @@ start_open(ngx_idempotency_start_t *start)
         rc = start_instance(start);
     }
 
-    ngx_idempotency_owners_start_unlock(start->owners);
+    ngx_idempotency_owners_unlock(start->owners, NGX_IDEMPOTENCY_OWNERS_START);
 
     return rc;
 }
@@ -1167,12 +1170,6 @@ start_instance(ngx_idempotency_start_t *start)
 {
     char        name[START_NAME];
     ngx_uint_t  i;
-
-    if (ngx_idempotency_owners_alone(start->owners)) {
-        return start_refuse(start, 0,
-                            "is used by an nginx with an older module, which "
-                            "claims without asking; end that first");
-    }
 
     if (start_witness(start) != NGX_OK) {
         return NGX_ERROR;
@@ -1419,7 +1416,9 @@ ngx_idempotency_start_database(const char *path, ngx_idempotency_start_t *start)
     }
 
     if (rc == SQLITE_OK && start->owners != -1
-        && ngx_idempotency_owners_commit_lock(start->owners, START_BUSY)
+        && ngx_idempotency_owners_lock(start->owners,
+                                       NGX_IDEMPOTENCY_OWNERS_COMMIT,
+                                       START_BUSY)
            != NGX_OK)
     {
         (void) start_refuse(start, ngx_errno, "can't be locked");
@@ -1430,7 +1429,8 @@ ngx_idempotency_start_database(const char *path, ngx_idempotency_start_t *start)
         rc = start_numbered(sqlite, start);
 
         if (start->owners != -1) {
-            ngx_idempotency_owners_commit_unlock(start->owners);
+            ngx_idempotency_owners_unlock(start->owners,
+                                          NGX_IDEMPOTENCY_OWNERS_COMMIT);
         }
     }
 
@@ -1563,16 +1563,13 @@ start_log_mode(sqlite3 *sqlite, ngx_idempotency_start_t *start)
 static int
 start_tables(sqlite3 *sqlite, ngx_idempotency_start_t *start)
 {
-    int            rc, row;
-    sqlite3       *ours;
-    const char    *is, *be, *type, *name;
-    sqlite3_stmt  *found, *meant;
+    int       rc;
+    char      meant[4096], found[4096];
+    sqlite3  *ours;
 
-    static const char  sql[] = "SELECT sql, type, name FROM sqlite_master "
-                               "ORDER BY name";
-
-    found = NULL;
-    meant = NULL;
+    static const char  sql[] =
+        "SELECT group_concat(coalesce(sql, name)) "
+        "FROM (SELECT sql, name FROM sqlite_master ORDER BY name)";
 
     rc = sqlite3_open(":memory:", &ours);
 
@@ -1581,54 +1578,27 @@ start_tables(sqlite3 *sqlite, ngx_idempotency_start_t *start)
     }
 
     if (rc == SQLITE_OK) {
-        rc = sqlite3_prepare_v2(ours, sql, -1, &meant, NULL);
+        rc = start_text(ours, sql, meant, sizeof(meant));
     }
 
-    if (rc == SQLITE_OK) {
-        rc = sqlite3_prepare_v2(sqlite, sql, -1, &found, NULL);
-    }
-
-    while (rc == SQLITE_OK) {
-        row = sqlite3_step(meant);
-        rc = sqlite3_step(found);
-
-        if (rc != SQLITE_ROW && rc != SQLITE_DONE) {
-            break;
-        }
-
-        be = (const char *) sqlite3_column_text(meant, 0);
-        is = (const char *) sqlite3_column_text(found, 0);
-
-        if (rc == SQLITE_DONE && row == SQLITE_DONE) {
-            goto done;
-        }
-
-        if (rc == row && is && be && ngx_strcmp(is, be) == 0) {
-            rc = SQLITE_OK;
-            continue;
-        }
-
-        type = (const char *) sqlite3_column_text(found, 1);
-        name = (const char *) sqlite3_column_text(found, 2);
-
-        (void) start_refuse(start, 0,
-                            "has not the tables of this module alone (%.20s "
-                            "\"%.60s\"); remove what is not its own, or name "
-                            "another path",
-                            type ? type : "no", name ? name : "more");
-        rc = SQLITE_AUTH;
-        goto done;
-    }
-
-    (void) start_tell(start, sqlite, rc);
-
-done:
-
-    (void) sqlite3_finalize(found);
-    (void) sqlite3_finalize(meant);
     (void) sqlite3_close(ours);
 
-    return (rc == SQLITE_DONE) ? SQLITE_OK : rc;
+    if (rc == SQLITE_OK) {
+        rc = start_text(sqlite, sql, found, sizeof(found));
+    }
+
+    if (rc != SQLITE_OK) {
+        return start_tell(start, sqlite, rc);
+    }
+
+    if (ngx_strcmp(meant, found) != 0) {
+        (void) start_refuse(start, 0,
+                            "has not the tables of this module alone; remove "
+                            "what is not its own, or name another path");
+        return SQLITE_AUTH;
+    }
+
+    return SQLITE_OK;
 }
 
 
