@@ -12,7 +12,7 @@
  * - SQLite knows no checksums: each row has one over its columns and one over
  *   its response, and a row that is damaged is neither absent nor an answer.
  * - The log (SQLite's WAL) is brought into the file by us and not by each
- *   commit, so that nobody's answer waits for it but when it has become long.
+ *   commit, so that requests wait for it only when it has become long.
  */
 
 
@@ -48,7 +48,8 @@ typedef enum {
 } db_sql_e;
 
 
-/* the file, its log and the log's index, as they were when it was opened */
+/* the file, its log and the log's index, as they were when it was opened; the
+   longest of their names */
 
 #define DB_FILES    3
 #define DB_NAME     (NGX_IDEMPOTENCY_FILE_PATH + sizeof("-wal"))
@@ -615,7 +616,7 @@ db_meta(ngx_idempotency_db_t *db, ngx_idempotency_mark_t *mark)
 
 
 /*
- * Who copies a backup over the file itself leaves its log, which has the
+ * A backup that is copied over the file itself leaves the log, which has the
  * number of before: the pages are of another time, and SQLite does not notice.
  * So the file's own number, as the last checkpoint has left it, does not fall.
  * A checkpoint may write that page at this moment; what can't be read says
@@ -1371,8 +1372,8 @@ db_forget(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 }
 
 
-/* a forget may be told twice, and the token has been taken since: by our own
-   instance, as the fence tells, or by another one */
+/* a FORGET may be sent twice.  Has the token been claimed since the first one:
+   by our own instance, as the fence shows, or by another one? */
 
 static ngx_uint_t
 db_since(ngx_idempotency_item_t *item, ngx_idempotency_item_t *found)
@@ -1756,8 +1757,8 @@ db_hash(u_char *p, size_t len)
 
 /*
  * A descriptor of the log carries no lock, as those of the file and of the
- * log's index do, and may be closed.  Who closes the file as the last one
- * brings all into it, syncs it, and removes the log.
+ * log's index do, and may be closed.  The last process that closes the file
+ * brings the log into it, syncs it, and removes the log.
  */
 
 ngx_int_t
@@ -2118,8 +2119,8 @@ ngx_idempotency_db_tell(char *error, size_t len, sqlite3 *sqlite, int rc)
 
 
 /*
- * SQLite calls it damage, too, where the disk can't read.  What is told is the
- * last error of this connection's file or log, or 0.
+ * SQLite calls it damage, too, where the disk can't read: the last error of
+ * this connection's file or log, or 0.
  */
 
 static int

@@ -52,7 +52,7 @@ typedef struct {
     /* -1, or an open file of the same, by which it is looked at as it is
        without its log */
     int                        file;
-    /* NULL, or where it is told how long the log is, in pages */
+    /* NULL, or the length of the log, in pages: out, with each commit */
     ngx_atomic_t              *log;
 
     /* does an instance live, which may be our own?  asked within the
@@ -104,15 +104,15 @@ const ngx_idempotency_db_state_t *ngx_idempotency_db_state(
     ngx_idempotency_db_t *db);
 
 /* all that was committed, by whomever, is on disk then; by any thread.
-   NGX_DECLINED: nobody knows; NGX_ERROR: some of it never may be */
+   NGX_DECLINED: it is not known; NGX_ERROR: some of it may never be */
 
 ngx_int_t ngx_idempotency_db_sync(const char *path, char *error, size_t len);
 
 /*
  * The log (SQLite's WAL) begins anew.  A commit does not do that: the first one
  * of a log that begins waits for a sync, whatever the mode is.  At first, what
- * it has is brought into the file, for which nobody waits; and then, under the
- * lock of those who commit, the rest, and a first commit.
+ * it has is brought into the file, while commits go on; and then, under the
+ * lock of commits, the rest, and a first commit.
  */
 
 ngx_int_t ngx_idempotency_db_checkpoint(ngx_idempotency_db_t *db);
@@ -130,7 +130,7 @@ ngx_int_t ngx_idempotency_db_tokens(ngx_idempotency_db_t *db, u_char *after,
  * For quiet times, in steps of about n records: what ended goes, what is
  * pending of an instance that is dead becomes in doubt, and free pages go
  * back.  NGX_AGAIN: there is more to do, NGX_OK: there is not, NGX_ERROR.  To
- * be called under the lock of those who commit, as a commit is.
+ * be called under the lock of commits, as a commit is.
  */
 
 ngx_int_t ngx_idempotency_db_tidy(ngx_idempotency_db_t *db, int64_t now,

@@ -406,7 +406,7 @@ file_start(file_t *file, ngx_uint_t must, ngx_log_t *log)
 
 
 /* the zone goes on with what a start has found since it was made; late:
-   NGX_DECLINED, if somebody else has begun */
+   NGX_DECLINED, if another worker or a reload has begun before */
 
 static ngx_int_t
 file_begin(ngx_idempotency_shm_t *shm, ngx_idempotency_start_t *start,

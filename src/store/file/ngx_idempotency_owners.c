@@ -38,7 +38,7 @@
 #define WITNESS_MAGIC   "idem-wit"
 #define WITNESS_SECTOR  512
 
-/* milliseconds: who writes it does so at once, or is stopped */
+/* milliseconds: a process that writes it does so at once, or is stopped */
 
 #define WITNESS_WAIT    5
 
@@ -75,7 +75,7 @@ ngx_idempotency_owners_open(const char *path, ngx_uint_t create)
         return -1;
     }
 
-    /* a pipe in its place would wait for somebody */
+    /* an open of a pipe in its place would wait for a reader */
 
     flags = O_RDWR|O_CLOEXEC|O_NOFOLLOW|O_NONBLOCK;
 

@@ -60,7 +60,7 @@ ngx_int_t ngx_idempotency_owners_hold(int fd, uint64_t instance);
 
 ngx_int_t ngx_idempotency_owners_share(int fd, uint64_t instance);
 
-/* what follows is true when in doubt: a look that fails finds somebody */
+/* each is true when in doubt: a look that fails finds an owner */
 
 /* does that one live, or, whatever fd, any but one's own? */
 

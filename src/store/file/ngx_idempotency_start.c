@@ -33,7 +33,7 @@
 #define START_BUSY     3000
 #define START_CHECK    300
 
-/* by so much the file's time may be ahead of the clock, unsaid */
+/* the file's time may be ahead of the clock by so much, without a warning */
 
 #define START_AHEAD    60000
 
@@ -67,7 +67,7 @@ typedef struct {
 } start_network_t;
 
 
-/* stops what runs too long, unless it has ended */
+/* interrupts a check that runs for too long */
 
 typedef struct {
     sqlite3           *sqlite;
@@ -676,7 +676,8 @@ start_become(ngx_idempotency_start_t *start)
                             (int) start->user, (int) start->group);
     }
 
-    /* nobody would hear it any more; another user does not die with root */
+    /* without its master the child has no use; it is another user's process,
+       which a stop of root's processes would leave */
 
     (void) prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
 
@@ -896,8 +897,9 @@ start_rights(ngx_idempotency_start_t *start, const char *name,
 
 
 /*
- * Who closes the file orderly leaves no index.  One that was left, without its
- * log, knows whether that had anything that is not in the file.
+ * A process that closes the file orderly removes the index of the log.  An
+ * index that was left, without its log, tells whether the log had anything that
+ * is not in the file.
  */
 
 static ngx_int_t
@@ -1188,7 +1190,8 @@ start_instance(ngx_idempotency_start_t *start)
         return NGX_ERROR;
     }
 
-    /* it would not know what they claim, nor they what it claims */
+    /* the two would have different files, and each execute what the other one
+       has claimed */
 
     if (ngx_idempotency_owners_strangers(start->owners, start->instance)
         || ngx_idempotency_owners_hold(start->owners, start->instance)
@@ -1555,9 +1558,9 @@ start_log_mode(sqlite3 *sqlite, ngx_idempotency_start_t *start)
 
 
 /*
- * A view, a trigger, a default or a check runs what somebody else has written,
- * and tables of another program are a reason to remove or to exchange a file
- * that is not theirs alone: so it has what we make, to the letter.
+ * A view, a trigger, a default or a check would run what another program has
+ * written, and a file that is shared with another program may be removed or
+ * exchanged by that: so the file has the tables above, to the letter.
  */
 
 static int
@@ -1666,9 +1669,9 @@ start_bound(sqlite3 *sqlite, ngx_idempotency_start_t *start)
 
 
 /*
- * Damage is told.  A file may be too large to be read as a whole before nginx
- * serves: then it is read for a limited time, the small tables first, and then
- * the first rows and the last by each tree.
+ * Is the file damaged?  It may be too large to be read as a whole before nginx
+ * serves: it is read for a limited time, the small tables first, and then the
+ * first rows and the last by each tree.
  */
 
 static int
@@ -1779,7 +1782,8 @@ start_numbered(sqlite3 *sqlite, ngx_idempotency_start_t *start)
     start->mark.number = (ngx_atomic_uint_t)
                              ngx_idempotency_db_number(meta.number + 1);
 
-    /* processes that go on with a file that was set back must notice */
+    /* by another identity, processes that go on with a file that was set back
+       notice it */
 
     if (start->agreed) {
         sqlite3_randomness(NGX_IDEMPOTENCY_MARK_LEN, start->mark.identity);

@@ -22,7 +22,7 @@ typedef struct ngx_idempotency_start_s  ngx_idempotency_start_t;
 struct ngx_idempotency_start_s {
     /* terminated by a zero */
     ngx_str_t                path;
-    /* what it is called by those who may agree to another one */
+    /* the zone's name, by which an operator agrees to another file */
     ngx_str_t                zone;
     /* " in FILE:LINE", for what is logged of a configuration */
     ngx_str_t                at;
