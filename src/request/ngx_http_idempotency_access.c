@@ -559,7 +559,9 @@ access_resume(ngx_idempotency_op_t *op)
 
     ngx_http_set_log_request(c->log, r);
 
-    ngx_http_idempotency_wait_end(ctx);
+    if (ctx->wait.timer.timer_set) {
+        ngx_del_timer(&ctx->wait.timer);
+    }
 
     r->read_event_handler = ngx_http_block_reading;
     r->write_event_handler = ngx_http_core_run_phases;

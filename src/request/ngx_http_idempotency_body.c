@@ -37,7 +37,6 @@ typedef struct {
 } field_scan_t;
 
 
-static void body_put(ngx_http_request_t *r);
 static ngx_int_t body_begin(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static void body_handler(ngx_http_request_t *r);
@@ -100,8 +99,17 @@ ngx_http_idempotency_read_body(ngx_http_request_t *r,
 
     ctx->body.reading = 1;
 
-    if (r->method == NGX_HTTP_PUT) {
-        body_put(r);
+    if (r->method == NGX_HTTP_PUT
+        && (ngx_http_idempotency_dav_methods(r) & NGX_HTTP_PUT))
+    {
+        /* WebDAV moves the body's file to its place, and wants what it would
+           itself have asked for before reading */
+
+        r->request_body_in_file_only = 1;
+        r->request_body_in_persistent_file = 1;
+        r->request_body_in_clean_file = 1;
+        r->request_body_file_group_access = 1;
+        r->request_body_file_log_level = 0;
     }
 
     rc = ngx_http_read_client_request_body(r, body_handler);
@@ -113,37 +121,6 @@ ngx_http_idempotency_read_body(ngx_http_request_t *r,
     ngx_http_finalize_request(r, NGX_DONE);
 
     return NGX_DONE;
-}
-
-
-/*
- * ngx_http_dav_module moves the body's file to its place, so where it handles
- * PUT it wants what it would itself have asked for before reading.  It is
- * looked up by name, as nginx may be built without it; its configuration
- * begins with its methods.
- */
-
-static void
-body_put(ngx_http_request_t *r)
-{
-    ngx_uint_t                        *methods;
-    ngx_http_idempotency_main_conf_t  *imcf;
-
-    imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
-
-    if (imcf->dav == NULL) {
-        return;
-    }
-
-    methods = ngx_http_get_module_loc_conf(r, (*imcf->dav));
-
-    if (*methods & NGX_HTTP_PUT) {
-        r->request_body_in_file_only = 1;
-        r->request_body_in_persistent_file = 1;
-        r->request_body_in_clean_file = 1;
-        r->request_body_file_group_access = 1;
-        r->request_body_file_log_level = 0;
-    }
 }
 
 

@@ -163,7 +163,6 @@ static ngx_str_t  outcome_grpc_not_executed[] = {
 };
 
 
-static void owner_leave(ngx_http_idempotency_ctx_t *ctx);
 static void owner_report(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome);
 static void owner_wait(ngx_http_idempotency_report_t *report);
 static void owner_silence_handler(ngx_event_t *ev);
@@ -235,8 +234,9 @@ ngx_http_idempotency_cleanup(void *data)
 {
     ngx_http_idempotency_ctx_t  *ctx = data;
 
-    ngx_uint_t           asks;
-    ngx_http_request_t  *r;
+    ngx_uint_t                      asks;
+    ngx_http_request_t             *r;
+    ngx_http_idempotency_report_t  *report;
 
     r = ctx->request;
 
@@ -259,40 +259,28 @@ ngx_http_idempotency_cleanup(void *data)
         }
     }
 
-    owner_leave(ctx);
-
-    ngx_http_idempotency_count_end(ctx);
-
-    /* for the variables in the log */
-
-    ngx_http_set_ctx(r, ctx, ngx_http_idempotency_module);
-}
-
-
-/* after the request only a report that the store has not answered stays */
-
-static void
-owner_leave(ngx_http_idempotency_ctx_t *ctx)
-{
-    ngx_http_idempotency_report_t  *report;
-
     if (ctx->similar && ctx->similar->note) {
         ngx_free(ctx->similar->note);
     }
 
     report = ctx->settled.report;
 
-    if (report == NULL) {
-        return;
-    }
+    if (report && report->as.op.handler) {
 
-    if (report->as.op.handler) {
+        /* the store has not answered: the report stays until then */
+
         report->ctx = NULL;
         report->timer.cancelable = 1;
 
-    } else {
+    } else if (report) {
         ngx_free(report);
     }
+
+    ngx_http_idempotency_count_end(ctx);
+
+    /* for the variables in the log */
+
+    ngx_http_set_ctx(r, ctx, ngx_http_idempotency_module);
 }
 
 
@@ -942,17 +930,6 @@ wait_left(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* the store has answered, or is asked again */
-
-void
-ngx_http_idempotency_wait_end(ngx_http_idempotency_ctx_t *ctx)
-{
-    if (ctx->wait.timer.timer_set) {
-        ngx_del_timer(&ctx->wait.timer);
-    }
-}
-
-
 /* the request ends: the store need not answer */
 
 static void
@@ -961,7 +938,9 @@ wait_cancel(ngx_http_idempotency_ctx_t *ctx)
     ngx_idempotency_claim_t  *claim;
     ngx_idempotency_store_t  *store;
 
-    ngx_http_idempotency_wait_end(ctx);
+    if (ctx->wait.timer.timer_set) {
+        ngx_del_timer(&ctx->wait.timer);
+    }
 
     claim = ctx->wait.claim;
 

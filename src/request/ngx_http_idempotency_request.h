@@ -100,7 +100,6 @@ ngx_int_t ngx_http_idempotency_similar_answer(ngx_http_request_t *r,
 ngx_int_t ngx_http_idempotency_wait(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_claim_t *claim,
     ngx_msec_t delay);
-void ngx_http_idempotency_wait_end(ngx_http_idempotency_ctx_t *ctx);
 
 ngx_http_idempotency_ctx_t *ngx_http_idempotency_create_ctx(
     ngx_http_request_t *r);
@@ -117,6 +116,7 @@ void ngx_http_idempotency_postpone_cancel(ngx_http_idempotency_ctx_t *ctx);
 
 void ngx_http_idempotency_warn_upstreams(ngx_conf_t *cf,
     ngx_array_t *locations);
+ngx_uint_t ngx_http_idempotency_dav_methods(ngx_http_request_t *r);
 void ngx_http_idempotency_carry(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 void ngx_http_idempotency_not_kept(ngx_http_request_t *r,

@@ -105,7 +105,6 @@ typedef struct {
 } peer_t;
 
 
-static ngx_uint_t client_handles(ngx_http_request_t *r);
 static ngx_int_t client_content_handler(ngx_http_request_t *r);
 static void client_keep_upstream(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
@@ -229,7 +228,12 @@ void
 ngx_http_idempotency_carry(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
-    if (client_handles(r)) {
+    /* static files and directories are nginx's own, and change nothing; WebDAV,
+       which is found in the same phase, does */
+
+    if (r->content_handler
+        || (r->method & ngx_http_idempotency_dav_methods(r)))
+    {
         ctx->client.handled = 1;
     }
 
@@ -246,20 +250,16 @@ ngx_http_idempotency_carry(ngx_http_request_t *r,
 
 
 /*
- * Static files, directories and their indices are nginx's own, and change
- * nothing.  WebDAV, which is found in the same phase, does: its configuration
- * begins with its methods, of which "off" is a bit that stands for GET.
+ * The methods that WebDAV has in a location.  nginx may be built without it;
+ * its configuration begins with its methods, of which "off" is a bit that
+ * stands for GET.
  */
 
-static ngx_uint_t
-client_handles(ngx_http_request_t *r)
+ngx_uint_t
+ngx_http_idempotency_dav_methods(ngx_http_request_t *r)
 {
     ngx_uint_t                        *methods;
     ngx_http_idempotency_main_conf_t  *imcf;
-
-    if (r->content_handler) {
-        return 1;
-    }
 
     imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
 
@@ -269,7 +269,7 @@ client_handles(ngx_http_request_t *r)
 
     methods = ngx_http_get_module_loc_conf(r, (*imcf->dav));
 
-    return (*methods & r->method & ~NGX_HTTP_GET) ? 1 : 0;
+    return *methods & ~NGX_HTTP_GET;
 }
 
 
