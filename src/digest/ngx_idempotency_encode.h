@@ -21,6 +21,11 @@ typedef struct {
 } ngx_idempotency_sink_t;
 
 
+/* so many bytes can be read at the place of a name, however short it is */
+
+#define NGX_IDEMPOTENCY_NAME_PREFIX  4
+
+
 /*
  * A name to be sorted: its first 4 bytes, with small letters, its place in an
  * encoding, and the index of what it names.
@@ -37,7 +42,7 @@ typedef struct {
 /* white space that began in one piece may end in another */
 
 typedef struct {
-    u_char                     held[2];
+    u_char                     held[3];
     unsigned                   nheld:2;
     unsigned                   space:1;
     unsigned                   started:1;
@@ -82,6 +87,11 @@ u_char *ngx_idempotency_fold(ngx_idempotency_fold_t *f, u_char *dst,
     u_char *src, size_t len);
 u_char *ngx_idempotency_fold_end(ngx_idempotency_fold_t *f, u_char *dst);
 
+void ngx_idempotency_fold_digest(ngx_idempotency_fold_t *f,
+    ngx_idempotency_digest_t *d, u_char *data, size_t len);
+void ngx_idempotency_fold_digest_end(ngx_idempotency_fold_t *f,
+    ngx_idempotency_digest_t *d);
+
 ngx_uint_t ngx_idempotency_ignored(ngx_idempotency_canon_t *c,
     u_char *name, size_t len);
 
@@ -102,8 +112,6 @@ ngx_idempotency_hex(u_char c)
 }
 
 
-/* 4 bytes can be read at its place, however short it is */
-
 static ngx_inline void
 ngx_idempotency_name_set(ngx_idempotency_name_t *name, u_char *base,
     uint32_t place, uint32_t len, uint32_t index)
@@ -116,7 +124,7 @@ ngx_idempotency_name_set(ngx_idempotency_name_t *name, u_char *base,
     prefix = (uint32_t) p[0] << 24 | (uint32_t) p[1] << 16
              | (uint32_t) p[2] << 8 | (uint32_t) p[3];
 
-    if (len < 4) {
+    if (len < NGX_IDEMPOTENCY_NAME_PREFIX) {
         prefix &= ~(0xffffffff >> (8 * len));
     }
 

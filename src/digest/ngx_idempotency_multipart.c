@@ -35,7 +35,6 @@ typedef enum {
 
 typedef enum {
     multipart_start = 0,
-    multipart_delimiter,
     multipart_behind,
     multipart_padding,
     multipart_lf,
@@ -61,13 +60,6 @@ typedef struct {
 
 
 typedef struct {
-    uint32_t                   group;     /* its place */
-    uint32_t                   len;
-    u_char                     digest[NGX_IDEMPOTENCY_DIGEST_LEN];
-} counted_t;
-
-
-typedef struct {
     ngx_pool_t                *pool;
     ngx_idempotency_canon_t   *canon;
 
@@ -89,6 +81,7 @@ typedef struct {
     ngx_uint_t                 nparts;
     ngx_uint_t                 nlimits;   /* MAX_FILE_SIZE, so far */
 
+    unsigned                   preamble:1;
     unsigned                   hashing:1;
     unsigned                   folding:1;
     unsigned                   ambiguous:1;
@@ -96,11 +89,10 @@ typedef struct {
     /* of all parts in their order, with their headers as they are */
     ngx_idempotency_digest_t   ordered;
 
-    /* those that count, and the bytes of their groups */
-    ngx_array_t                parts;     /* of counted_t */
-    u_char                    *groups;
-    uint32_t                   ngroups;
-    uint32_t                   size;
+    /* of those that count: digests, names, and the bytes of their groups */
+    ngx_array_t                digests;
+    ngx_array_t                names;
+    ngx_array_t                groups;
 
     /* what is looked for */
     ngx_idempotency_fields_t  *fields;
@@ -114,15 +106,12 @@ static void *multipart_create(ngx_pool_t *pool, ngx_idempotency_canon_t *c,
     ngx_str_t *boundary, ngx_idempotency_fields_t *f);
 static ngx_int_t multipart_feed(void *stream, u_char *data, size_t len);
 static ngx_int_t multipart_final(void *stream, ngx_idempotency_digest_t *d);
-static u_char *multipart_delimited(multipart_t *m, u_char *p, u_char *last);
 static ngx_int_t multipart_line(multipart_t *m, u_char c);
 static u_char *multipart_headers(multipart_t *m, u_char *p, u_char *last);
 static u_char *multipart_content(multipart_t *m, u_char *p, u_char *last);
 static void multipart_decline(multipart_t *m, ngx_uint_t what);
-static ngx_idempotency_name_t *multipart_names(multipart_t *m);
 static void part_begin(multipart_t *m);
 static ngx_int_t part_digest(multipart_t *m, part_t *part);
-static ngx_int_t part_group(multipart_t *m, size_t len);
 static void part_field(ngx_idempotency_fields_t *f, part_t *part);
 static void part_bytes(multipart_t *m, u_char *data, size_t len);
 static void part_end(multipart_t *m);
@@ -236,6 +225,7 @@ multipart_create(ngx_pool_t *pool, ngx_idempotency_canon_t *c,
     m->nheader = 0;
     m->nparts = 0;
     m->nlimits = 0;
+    m->preamble = 1;
     m->hashing = 0;
     m->folding = 0;
     m->ambiguous = 0;
@@ -261,13 +251,15 @@ multipart_create(ngx_pool_t *pool, ngx_idempotency_canon_t *c,
 
     ngx_idempotency_digest_begin(&m->ordered, NULL);
 
-    m->groups = NULL;
-    m->ngroups = 0;
-    m->size = 0;
-
-    if (ngx_array_init(&m->parts, pool, NGX_IDEMPOTENCY_MULTIPART_FIRST,
-                       sizeof(counted_t))
-        != NGX_OK)
+    if (ngx_array_init(&m->digests, pool, NGX_IDEMPOTENCY_MULTIPART_FIRST,
+                       NGX_IDEMPOTENCY_DIGEST_LEN)
+        != NGX_OK
+        || ngx_array_init(&m->names, pool, NGX_IDEMPOTENCY_MULTIPART_FIRST,
+                          sizeof(ngx_idempotency_name_t))
+           != NGX_OK
+        || ngx_array_init(&m->groups, pool,
+                          16 * NGX_IDEMPOTENCY_MULTIPART_FIRST, 1)
+           != NGX_OK)
     {
         return NULL;
     }
@@ -297,20 +289,16 @@ multipart_feed(void *stream, u_char *data, size_t len)
             /* the line end before a delimiter may be missing here */
 
             m->matched = (*p == '-') ? 2 : 0;
-            m->state = multipart_delimiter;
+            m->state = multipart_bytes;
 
             /* fall through */
 
-        case multipart_delimiter:
-            p = multipart_delimited(m, p, last);
+        case multipart_bytes:
+            p = multipart_content(m, p, last);
             break;
 
         case multipart_header:
             p = multipart_headers(m, p, last);
-            break;
-
-        case multipart_bytes:
-            p = multipart_content(m, p, last);
             break;
 
         default:
@@ -371,10 +359,9 @@ multipart_final(void *stream, ngx_idempotency_digest_t *d)
 {
     multipart_t  *m = stream;
 
-    u_char                   ordered[NGX_IDEMPOTENCY_DIGEST_LEN];
-    counted_t               *part;
-    ngx_uint_t               i;
-    ngx_idempotency_name_t  *name;
+    u_char                  *digest, ordered[NGX_IDEMPOTENCY_DIGEST_LEN];
+    ngx_uint_t               i, n;
+    ngx_idempotency_name_t  *names, *tmp;
 
     if (m->state != multipart_end) {
         multipart_decline(m, multipart_lost);
@@ -395,84 +382,29 @@ multipart_final(void *stream, ngx_idempotency_digest_t *d)
         return NGX_OK;
     }
 
-    name = multipart_names(m);
-    if (name == NULL) {
+    digest = m->digests.elts;
+    names = m->names.elts;
+    n = m->names.nelts;
+
+    tmp = ngx_palloc(m->pool, n / 2 * sizeof(ngx_idempotency_name_t) + 1);
+    if (tmp == NULL) {
         m->rc = NGX_ERROR;
         return NGX_ERROR;
     }
 
+    ngx_idempotency_names_sort(m->groups.elts, names, tmp, n);
+
+    ngx_pfree(m->pool, tmp);
+
     ngx_idempotency_digest_bytes(d, (u_char *) "M", 1);
 
-    part = m->parts.elts;
-
-    for (i = 0; i < m->parts.nelts; i++) {
-        ngx_idempotency_digest_bytes(d, part[name[i].index].digest,
-                                     NGX_IDEMPOTENCY_DIGEST_LEN);
+    for (i = 0; i < n; i++) {
+        ngx_idempotency_digest_bytes(d,
+                         digest + names[i].index * NGX_IDEMPOTENCY_DIGEST_LEN,
+                         NGX_IDEMPOTENCY_DIGEST_LEN);
     }
-
-    ngx_pfree(m->pool, name);
 
     return NGX_OK;
-}
-
-
-/* in their order */
-
-static ngx_idempotency_name_t *
-multipart_names(multipart_t *m)
-{
-    counted_t               *part;
-    ngx_uint_t               i, n;
-    ngx_idempotency_name_t  *names;
-
-    n = m->parts.nelts;
-    part = m->parts.elts;
-
-    names = ngx_palloc(m->pool,
-                       (n + n / 2) * sizeof(ngx_idempotency_name_t) + 1);
-    if (names == NULL) {
-        return NULL;
-    }
-
-    for (i = 0; i < n; i++) {
-        ngx_idempotency_name_set(&names[i], m->groups, part[i].group,
-                                 part[i].len, i);
-    }
-
-    ngx_idempotency_names_sort(m->groups, names, &names[n], n);
-
-    return names;
-}
-
-
-/* the first delimiter */
-
-static u_char *
-multipart_delimited(multipart_t *m, u_char *p, u_char *last)
-{
-    while (p < last && m->matched < m->ndelimiter) {
-
-        if (*p != m->delimiter[m->matched]) {
-
-            /* a preamble is read as a part without a name */
-
-            multipart_decline(m, multipart_plain);
-
-            m->state = multipart_bytes;
-            m->matched = 0;
-
-            return p;
-        }
-
-        p++;
-        m->matched++;
-    }
-
-    if (m->matched == m->ndelimiter) {
-        m->state = multipart_behind;
-    }
-
-    return p;
 }
 
 
@@ -703,22 +635,33 @@ part_field(ngx_idempotency_fields_t *f, part_t *part)
 static ngx_int_t
 part_digest(multipart_t *m, part_t *part)
 {
-    u_char      text[NGX_IDEMPOTENCY_DIGEST_LEN], *last;
-    counted_t  *counted;
-    ngx_str_t   group, header;
+    void                    *old;
+    u_char                  *p, *last, text[NGX_IDEMPOTENCY_DIGEST_LEN];
+    ngx_str_t                group, header;
+    ngx_idempotency_name_t  *name;
 
     group = ngx_idempotency_group(&part->name);
 
-    counted = ngx_array_push(&m->parts);
+    old = m->groups.elts;
 
-    if (counted == NULL || part_group(m, group.len) != NGX_OK) {
+    name = ngx_array_push(&m->names);
+    p = ngx_array_push_n(&m->groups,
+                         group.len + NGX_IDEMPOTENCY_NAME_PREFIX);
+
+    if (name == NULL || p == NULL || ngx_array_push(&m->digests) == NULL) {
         return NGX_ERROR;
     }
 
-    counted->group = m->ngroups;
-    counted->len = group.len;
-    ngx_memcpy(m->groups + m->ngroups, group.data, group.len);
-    m->ngroups += group.len;
+    if (m->groups.elts != old) {
+        /* it may have been large */
+        (void) ngx_pfree(m->pool, old);
+    }
+
+    ngx_memcpy(p, group.data, group.len);
+
+    ngx_idempotency_name_set(name, m->groups.elts,
+                             p - (u_char *) m->groups.elts, group.len,
+                             m->names.nelts - 1);
 
     header.data = m->header;
     header.len = m->nheader;
@@ -771,37 +714,6 @@ part_digest(multipart_t *m, part_t *part)
 }
 
 
-/* makes room for a header; the old one is freed, as it may be large */
-
-static ngx_int_t
-part_group(multipart_t *m, size_t len)
-{
-    u_char  *p;
-    size_t   size;
-
-    if (m->groups && m->size - m->ngroups >= len) {
-        return NGX_OK;
-    }
-
-    size = 2 * (m->size + len) + NGX_IDEMPOTENCY_MULTIPART_FIRST;
-
-    p = ngx_pnalloc(m->pool, size);
-    if (p == NULL) {
-        return NGX_ERROR;
-    }
-
-    if (m->groups) {
-        ngx_memcpy(p, m->groups, m->ngroups);
-        (void) ngx_pfree(m->pool, m->groups);
-    }
-
-    m->groups = p;
-    m->size = size;
-
-    return NGX_OK;
-}
-
-
 /* white space is folded in fields, as in a form, and never in files */
 
 static ngx_uint_t
@@ -820,11 +732,14 @@ part_is_text(multipart_t *m, part_t *part)
 }
 
 
+/* bytes before the first delimiter are of no part */
+
 static void
 part_bytes(multipart_t *m, u_char *data, size_t len)
 {
-    size_t  n;
-    u_char  buf[4096], *last;
+    if (m->preamble && len) {
+        multipart_decline(m, multipart_plain);
+    }
 
     if (m->fields) {
         ngx_idempotency_field_put(m->fields, data, len);
@@ -834,19 +749,11 @@ part_bytes(multipart_t *m, u_char *data, size_t len)
         return;
     }
 
-    if (!m->folding) {
+    if (m->folding) {
+        ngx_idempotency_fold_digest(&m->fold, &m->digest, data, len);
+
+    } else {
         ngx_idempotency_digest_bytes(&m->digest, data, len);
-        return;
-    }
-
-    while (len) {
-        n = ngx_min(len, sizeof(buf) - NGX_IDEMPOTENCY_FOLD_MORE);
-
-        last = ngx_idempotency_fold(&m->fold, buf, data, n);
-        ngx_idempotency_digest_bytes(&m->digest, buf, last - buf);
-
-        data += n;
-        len -= n;
     }
 }
 
@@ -854,10 +761,10 @@ part_bytes(multipart_t *m, u_char *data, size_t len)
 static void
 part_end(multipart_t *m)
 {
-    u_char      rest[NGX_IDEMPOTENCY_FOLD_MORE], *last;
-    counted_t  *part;
+    u_char  *digest;
 
     m->state = multipart_behind;
+    m->preamble = 0;
 
     if (m->fields) {
         ngx_idempotency_field_end(m->fields, NGX_IDEMPOTENCY_FIELD_FOUND);
@@ -872,15 +779,14 @@ part_end(multipart_t *m)
     if (m->folding) {
         m->folding = 0;
 
-        last = ngx_idempotency_fold_end(&m->fold, rest);
-        ngx_idempotency_digest_bytes(&m->digest, rest, last - rest);
+        ngx_idempotency_fold_digest_end(&m->fold, &m->digest);
     }
 
-    part = m->parts.elts;
-    part += m->parts.nelts - 1;
+    digest = m->digests.elts;
+    digest += (m->digests.nelts - 1) * NGX_IDEMPOTENCY_DIGEST_LEN;
 
-    ngx_idempotency_digest_final(&m->digest, part->digest);
-    ngx_idempotency_digest_bytes(&m->ordered, part->digest,
+    ngx_idempotency_digest_final(&m->digest, digest);
+    ngx_idempotency_digest_bytes(&m->ordered, digest,
                                  NGX_IDEMPOTENCY_DIGEST_LEN);
 }
 

@@ -49,62 +49,50 @@ u_char *
 ngx_idempotency_fold(ngx_idempotency_fold_t *f, u_char *dst, u_char *src,
     size_t len)
 {
-    u_char      c, seq[3], *end;
+    u_char      c, *end;
     ngx_uint_t  i, n;
 
     end = src + len;
 
     while (src < end) {
 
-        c = *src;
+        c = *src++;
 
-        if (f->nheld == 0) {
-
-            if (fold_class[c] == 0) {
-                src++;
-                dst = fold_out(f, dst, c);
-                continue;
-            }
+        if (f->nheld == 0 && fold_class[c] != fold_lead) {
 
             if (fold_class[c] == fold_space) {
-                src++;
                 f->space = 1;
-                continue;
+
+            } else {
+                dst = fold_out(f, dst, c);
             }
+
+            continue;
         }
 
-        /* the bytes that are held, and one more */
+        f->held[f->nheld++] = c;
 
-        n = f->nheld;
-
-        for (i = 0; i < n; i++) {
-            seq[i] = f->held[i];
-        }
-
-        seq[n++] = c;
-
-        switch (fold_seen(seq, n)) {
+        switch (fold_seen(f->held, f->nheld)) {
 
         case 2:
             /* white space */
-            src++;
             f->nheld = 0;
             f->space = 1;
             break;
 
         case 1:
             /* white space may begin with these */
-            src++;
-            f->held[n - 1] = c;
-            f->nheld = n;
             break;
 
         default:
-            /* the held bytes are no white space; this byte is read again */
-            f->nheld = 0;
+            /* those before this byte are no white space; it is read again */
 
-            for (i = 0; i < n - 1; i++) {
-                dst = fold_out(f, dst, seq[i]);
+            n = f->nheld - 1;
+            f->nheld = 0;
+            src--;
+
+            for (i = 0; i < n; i++) {
+                dst = fold_out(f, dst, f->held[i]);
             }
         }
     }
@@ -126,6 +114,36 @@ ngx_idempotency_fold_end(ngx_idempotency_fold_t *f, u_char *dst)
     }
 
     return dst;
+}
+
+
+void
+ngx_idempotency_fold_digest(ngx_idempotency_fold_t *f,
+    ngx_idempotency_digest_t *d, u_char *data, size_t len)
+{
+    size_t  n;
+    u_char  buf[4096], *last;
+
+    while (len) {
+        n = ngx_min(len, sizeof(buf) - NGX_IDEMPOTENCY_FOLD_MORE);
+
+        last = ngx_idempotency_fold(f, buf, data, n);
+        ngx_idempotency_digest_bytes(d, buf, last - buf);
+
+        data += n;
+        len -= n;
+    }
+}
+
+
+void
+ngx_idempotency_fold_digest_end(ngx_idempotency_fold_t *f,
+    ngx_idempotency_digest_t *d)
+{
+    u_char  rest[NGX_IDEMPOTENCY_FOLD_MORE];
+
+    ngx_idempotency_digest_bytes(d, rest,
+                                 ngx_idempotency_fold_end(f, rest) - rest);
 }
 
 
@@ -194,25 +212,13 @@ static ngx_int_t
 text_whole(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
     u_char *data, size_t len, ngx_pool_t *pool)
 {
-    size_t                  n;
-    u_char                  buf[4096], *last;
     ngx_idempotency_fold_t  f;
 
     ngx_idempotency_digest_bytes(d, (u_char *) "T", 1);
+
     ngx_idempotency_fold_init(&f);
-
-    while (len) {
-        n = ngx_min(len, sizeof(buf) - NGX_IDEMPOTENCY_FOLD_MORE);
-
-        last = ngx_idempotency_fold(&f, buf, data, n);
-        ngx_idempotency_digest_bytes(d, buf, last - buf);
-
-        data += n;
-        len -= n;
-    }
-
-    last = ngx_idempotency_fold_end(&f, buf);
-    ngx_idempotency_digest_bytes(d, buf, last - buf);
+    ngx_idempotency_fold_digest(&f, d, data, len);
+    ngx_idempotency_fold_digest_end(&f, d);
 
     return NGX_OK;
 }
