@@ -150,31 +150,3 @@ ngx_log_error_core(ngx_uint_t level, ngx_log_t *log, ngx_err_t err,
 {
     hold(level > NGX_LOG_WARN);
 }
-
-
-/* what sends a response is of a whole nginx, and is not reached */
-
-void ngx_http_send_header(void);
-void ngx_http_send_special(void);
-void ngx_http_output_filter(void);
-
-
-void
-ngx_http_send_header(void)
-{
-    abort();
-}
-
-
-void
-ngx_http_send_special(void)
-{
-    abort();
-}
-
-
-void
-ngx_http_output_filter(void)
-{
-    abort();
-}

@@ -20,7 +20,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     ngx_idempotency_canon_t   c;
     ngx_idempotency_digest_t  d;
 
-    const ngx_idempotency_kind_t  *kind;
+    const ngx_idempotency_kind_t  *kind, *same;
 
     pool = fuzz_pool();
 
@@ -37,11 +37,14 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     ngx_str_null(&boundary);
     ngx_str_null(&other);
 
-    kind = ngx_idempotency_canon_kind(&type, NGX_IDEMPOTENCY_CANON_ALL,
-                                      &boundary);
-    hold(kind == ngx_idempotency_canon_kind(&upper, NGX_IDEMPOTENCY_CANON_ALL,
-                                            &other));
-    hold(ngx_idempotency_canon_kind(&type, 0, &other) == NULL);
+    (void) ngx_idempotency_kind(&type, NGX_IDEMPOTENCY_CANON_ALL, &boundary,
+                                &kind);
+    (void) ngx_idempotency_kind(&upper, NGX_IDEMPOTENCY_CANON_ALL, &other,
+                                &same);
+    hold(kind == same);
+
+    (void) ngx_idempotency_kind(&type, 0, &other, &same);
+    hold(same == NULL);
 
     if (kind == &ngx_idempotency_multipart_kind) {
         hold(boundary.len > 0 && boundary.len <= 70);

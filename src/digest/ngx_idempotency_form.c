@@ -70,22 +70,15 @@ static u_char  form_class[256] = {
 
 
 const ngx_idempotency_kind_t  ngx_idempotency_form_kind = {
-    ngx_string("form"),
-    NGX_IDEMPOTENCY_CANON_FORM,
-    "charset",                              /* parameter */
-    1,                                      /* has fields */
-
-    form_matches,
-    form_whole,                             /* whole */
-
-    NULL,                                   /* start */
-    NULL,                                   /* feed */
-    NULL,                                   /* finish */
-
-    form_fields,                            /* field */
-    form_next,                              /* field_end */
-    form_decode,                            /* decode */
-    3                                       /* escape: "%41" */
+    .name = ngx_string("form"),
+    .flag = NGX_IDEMPOTENCY_CANON_FORM,
+    .parameter = "charset",
+    .escape = sizeof("%41") - 1,
+    .matches = form_matches,
+    .whole = form_whole,
+    .field = form_fields,
+    .field_end = form_next,
+    .decode = form_decode
 };
 
 

@@ -111,18 +111,6 @@ typedef struct {
 } json_t;
 
 
-/* a number that is not encoded as it is written */
-
-typedef struct {
-    u_char                  *whole;
-    size_t                   nwhole;
-    u_char                  *fraction;
-    size_t                   nfraction;
-    int64_t                  power;
-    ngx_uint_t               negative;
-} json_decimal_t;
-
-
 typedef enum {
     find_start = 0,
     find_mark,
@@ -157,11 +145,8 @@ static void json_drop(json_t *j, uint32_t start, uint32_t npieces);
 static void json_write(json_t *j, ngx_idempotency_digest_t *d);
 static ngx_int_t json_grow_pieces(json_t *j);
 static ngx_int_t json_grow_names(json_t *j, uint32_t n);
-static void *json_enlarge(json_t *j, void *from, void *own, size_t len,
-    size_t size);
-static void json_free(json_t *j, void *p, void *own);
-static u_char *json_scalar(json_t *j, u_char *p);
-static u_char *json_literal(json_t *j, u_char *p, char *literal, u_char type);
+static void *json_enlarge(json_t *j, void *from, size_t len, size_t size);
+static u_char *json_literal(json_t *j, u_char *p);
 static u_char *json_string(json_t *j, u_char *p, u_char letter, u_char *dst);
 static u_char *json_escape(u_char *p, u_char *end, u_char **last);
 static u_char *json_code_unit(u_char *p, u_char *end, uint32_t *unit);
@@ -169,8 +154,8 @@ static u_char *json_put_utf8(u_char *dst, uint32_t n);
 static u_char *json_utf8(u_char *p, u_char *end, u_char **to);
 static u_char *json_number(json_t *j, u_char *p);
 static u_char *json_exponent(u_char *p, u_char *end, int64_t *power);
-static u_char *json_digits(u_char *p, u_char *end);
-static void json_decimal(json_t *j, json_decimal_t *n);
+static u_char *json_digits(u_char *p, u_char *end, u_char *first,
+    u_char **to);
 static u_char *json_put_power(u_char *dst, int64_t power);
 static void json_fields(ngx_idempotency_fields_t *f, u_char *p, u_char *last);
 static void json_fields_end(ngx_idempotency_fields_t *f);
@@ -339,22 +324,15 @@ json_text(json_t *j, u_char *p, u_char letter)
 
 
 const ngx_idempotency_kind_t  ngx_idempotency_json_kind = {
-    ngx_string("json"),
-    NGX_IDEMPOTENCY_CANON_JSON,
-    "charset",                              /* parameter */
-    1,                                      /* has fields */
-
-    json_matches,
-    json_whole,                             /* whole */
-
-    NULL,                                   /* start */
-    NULL,                                   /* feed */
-    NULL,                                   /* finish */
-
-    json_fields,                            /* field */
-    json_fields_end,                        /* field_end */
-    json_decode,                            /* decode */
-    6                                       /* escape: "\u0041" */
+    .name = ngx_string("json"),
+    .flag = NGX_IDEMPOTENCY_CANON_JSON,
+    .parameter = "charset",
+    .escape = sizeof("\\u0041") - 1,
+    .matches = json_matches,
+    .whole = json_whole,
+    .field = json_fields,
+    .field_end = json_fields_end,
+    .decode = json_decode
 };
 
 
@@ -442,9 +420,11 @@ json_whole(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
         rc = j.no_memory ? NGX_ERROR : NGX_DECLINED;
     }
 
-    json_free(&j, j.out, j.own_out);
-    json_free(&j, j.pieces, j.own_pieces);
-    json_free(&j, j.names, j.own_names);
+    /* what is not of the pool is not freed */
+
+    ngx_pfree(pool, j.out);
+    ngx_pfree(pool, j.pieces);
+    ngx_pfree(pool, j.names);
 
     return rc;
 }
@@ -484,7 +464,12 @@ json_read(json_t *j, u_char *p)
             start = j->pos - j->out;
             npieces = j->npieces;
 
-            p = (c == '"') ? json_text(j, p + 1, '"') : json_scalar(j, p);
+            if (c == '"') {
+                p = json_text(j, p + 1, '"');
+
+            } else {
+                p = (c > '9') ? json_literal(j, p) : json_number(j, p);
+            }
 
             if (p == NULL) {
                 return NULL;
@@ -868,8 +853,7 @@ json_grow_pieces(json_t *j)
     n = ngx_min(n, NGX_IDEMPOTENCY_JSON_NODES);
     n = ngx_max(n, (size_t) 2 * j->pieces_size);
 
-    pieces = json_enlarge(j, j->pieces, j->own_pieces,
-                          j->npieces * sizeof(json_piece_t),
+    pieces = json_enlarge(j, j->pieces, j->npieces * sizeof(json_piece_t),
                           n * sizeof(json_piece_t));
     if (pieces == NULL) {
         return NGX_ERROR;
@@ -891,7 +875,7 @@ json_grow_names(json_t *j, uint32_t n)
 
     n = ngx_max(n, 2 * j->names_size);
 
-    names = json_enlarge(j, j->names, j->own_names,
+    names = json_enlarge(j, j->names,
                          j->nnames * sizeof(ngx_idempotency_name_t),
                          n * sizeof(ngx_idempotency_name_t));
     if (names == NULL) {
@@ -906,7 +890,7 @@ json_grow_names(json_t *j, uint32_t n)
 
 
 static void *
-json_enlarge(json_t *j, void *from, void *own, size_t len, size_t size)
+json_enlarge(json_t *j, void *from, size_t len, size_t size)
 {
     void  *to;
 
@@ -918,54 +902,33 @@ json_enlarge(json_t *j, void *from, void *own, size_t len, size_t size)
     }
 
     ngx_memcpy(to, from, len);
-    json_free(j, from, own);
+    ngx_pfree(j->pool, from);
 
     return to;
 }
 
 
-static void
-json_free(json_t *j, void *p, void *own)
-{
-    if (p != own) {
-        ngx_pfree(j->pool, p);
-    }
-}
-
-
 static u_char *
-json_scalar(json_t *j, u_char *p)
+json_literal(json_t *j, u_char *p)
 {
-    switch (*p) {
+    ngx_str_t   *s;
+    ngx_uint_t   i;
 
-    case 't':
-        return json_literal(j, p, "true", 'T');
+    static ngx_str_t  literals[] = { ngx_string("true"), ngx_string("false"),
+                                     ngx_string("null") };
 
-    case 'f':
-        return json_literal(j, p, "false", 'F');
+    for (i = 0; i < 3; i++) {
+        s = &literals[i];
 
-    case 'n':
-        return json_literal(j, p, "null", 'N');
+        if ((size_t) (j->end - p) >= s->len
+            && ngx_memcmp(p, s->data, s->len) == 0)
+        {
+            *j->pos++ = ngx_toupper(*p);
+            return p + s->len;
+        }
     }
 
-    return json_number(j, p);
-}
-
-
-static u_char *
-json_literal(json_t *j, u_char *p, char *literal, u_char letter)
-{
-    size_t  len;
-
-    len = ngx_strlen(literal);
-
-    if ((size_t) (j->end - p) < len || ngx_memcmp(p, literal, len) != 0) {
-        return NULL;
-    }
-
-    *j->pos++ = letter;
-
-    return p + len;
+    return NULL;
 }
 
 
@@ -1190,67 +1153,94 @@ json_utf8(u_char *p, u_char *end, u_char **to)
 }
 
 
+/*
+ * The digits without zeros in front and behind, and the power of ten of the
+ * last one.  No digit is moved or lost, whatever the power.
+ */
+
 static u_char *
 json_number(json_t *j, u_char *p)
 {
-    u_char          *start, *dst, *end;
-    json_decimal_t   n;
+    u_char   *start, *end, *digits, *number, *dst;
+    int64_t   power, exponent;
 
-    start = p;
     end = j->end;
-    dst = j->pos + 2;
+    number = j->pos + 2;
+    dst = number;
 
-    n.negative = (*p == '-');
-
-    if (n.negative) {
+    if (*p == '-') {
         *dst++ = *p++;
     }
 
-    for (n.whole = p; p < end && *p >= '0' && *p <= '9'; p++) {
-        *dst++ = *p;
-    }
+    digits = dst;
+    start = p;
 
-    n.nwhole = p - n.whole;
+    p = json_digits(p, end, digits, &dst);
 
-    if (n.nwhole == 0 || (*n.whole == '0' && n.nwhole > 1)) {
+    if (p == start || (*start == '0' && p - start > 1)) {
         return NULL;
     }
 
-    /* without zeros to drop, a fraction or a power it is as it is */
-
-    if (p[-1] != '0' && (p == end || (*p != '.' && (*p | 0x20) != 'e'))
-        && p - start < 0x80)
-    {
-        j->pos[0] = '#';
-        j->pos[1] = (u_char) (p - start);
-        j->pos = dst;
-
-        return p;
-    }
-
-    n.fraction = p;
-    n.nfraction = 0;
-    n.power = 0;
+    power = 0;
 
     if (p < end && *p == '.') {
-        n.fraction = p + 1;
-        p = json_digits(n.fraction, end);
-        n.nfraction = p - n.fraction;
+        start = ++p;
+        p = json_digits(p, end, digits, &dst);
 
-        if (n.nfraction == 0) {
+        if (p == start) {
             return NULL;
         }
+
+        power = start - p;
     }
 
     if (p < end && (*p | 0x20) == 'e') {
-        p = json_exponent(p + 1, end, &n.power);
+        p = json_exponent(p + 1, end, &exponent);
 
         if (p == NULL) {
             return NULL;
         }
+
+        power += exponent;
     }
 
-    json_decimal(j, &n);
+    for ( /* void */ ; dst > digits && dst[-1] == '0'; dst--) {
+        power++;
+    }
+
+    if (dst == digits) {
+        j->pos = ngx_cpymem(j->pos, "#\0010", 3);
+        return p;
+    }
+
+    if (power) {
+        dst = json_put_power(dst, power);
+    }
+
+    *j->pos = '#';
+    j->pos = ngx_idempotency_put_length(j->pos + 1, number, dst - number)
+             + (dst - number);
+
+    return p;
+}
+
+
+/* copies digits, without the zeros before the first one that is none */
+
+static u_char *
+json_digits(u_char *p, u_char *end, u_char *first, u_char **to)
+{
+    u_char  *dst;
+
+    dst = *to;
+
+    for ( /* void */ ; p < end && *p >= '0' && *p <= '9'; p++) {
+        if (*p != '0' || dst > first) {
+            *dst++ = *p;
+        }
+    }
+
+    *to = dst;
 
     return p;
 }
@@ -1259,8 +1249,9 @@ json_number(json_t *j, u_char *p)
 static u_char *
 json_exponent(u_char *p, u_char *end, int64_t *power)
 {
-    u_char   c, *start, *digits;
-    int64_t  n;
+    u_char      c;
+    int64_t     n;
+    ngx_uint_t  i;
 
     c = (p < end) ? *p : '\0';
 
@@ -1268,21 +1259,23 @@ json_exponent(u_char *p, u_char *end, int64_t *power)
         p++;
     }
 
-    start = p;
+    if (p == end || *p < '0' || *p > '9') {
+        return NULL;
+    }
 
     while (p < end && *p == '0') {
         p++;
     }
 
-    digits = p;
-    p = json_digits(p, end);
+    n = 0;
 
-    if (p == start || p - digits > NGX_IDEMPOTENCY_JSON_EXPONENT) {
-        return NULL;
-    }
+    for (i = 0; p < end && *p >= '0' && *p <= '9'; i++) {
 
-    for (n = 0; digits < p; digits++) {
-        n = n * 10 + (*digits - '0');
+        if (i == NGX_IDEMPOTENCY_JSON_EXPONENT) {
+            return NULL;
+        }
+
+        n = n * 10 + (*p++ - '0');
     }
 
     *power = (c == '-') ? -n : n;
@@ -1292,79 +1285,8 @@ json_exponent(u_char *p, u_char *end, int64_t *power)
 
 
 static u_char *
-json_digits(u_char *p, u_char *end)
-{
-    while (p < end && *p >= '0' && *p <= '9') {
-        p++;
-    }
-
-    return p;
-}
-
-
-/*
- * The digits without zeros in front and behind, and the power of ten of the
- * last one.  No digit is moved or lost, whatever the power.
- */
-
-static void
-json_decimal(json_t *j, json_decimal_t *n)
-{
-    size_t   len;
-    u_char  *last, tail[1 + NGX_INT64_LEN];
-
-    n->power -= n->nfraction;
-
-    if (*n->whole == '0') {
-        n->nwhole = 0;
-
-        while (n->nfraction && *n->fraction == '0') {
-            n->fraction++;
-            n->nfraction--;
-        }
-    }
-
-    while (n->nfraction && n->fraction[n->nfraction - 1] == '0') {
-        n->nfraction--;
-        n->power++;
-    }
-
-    if (n->nfraction == 0) {
-
-        while (n->nwhole && n->whole[n->nwhole - 1] == '0') {
-            n->nwhole--;
-            n->power++;
-        }
-
-        if (n->nwhole == 0) {
-            j->pos = ngx_cpymem(j->pos, "#\0010", 3);
-            return;
-        }
-    }
-
-    last = json_put_power(tail, n->power);
-    len = n->nwhole + n->nfraction;
-
-    *j->pos++ = '#';
-    j->pos = ngx_idempotency_length(j->pos, n->negative + len + (last - tail));
-
-    if (n->negative) {
-        *j->pos++ = '-';
-    }
-
-    j->pos = ngx_cpymem(j->pos, n->whole, n->nwhole);
-    j->pos = ngx_cpymem(j->pos, n->fraction, n->nfraction);
-    j->pos = ngx_cpymem(j->pos, tail, last - tail);
-}
-
-
-static u_char *
 json_put_power(u_char *dst, int64_t power)
 {
-    if (power == 0) {
-        return dst;
-    }
-
     *dst++ = 'e';
 
     if (power < 0) {

@@ -14,8 +14,6 @@
 #define NGX_IDEMPOTENCY_SORT_FEW     8     /* are sorted by insertion */
 
 
-static ngx_int_t kind_match(ngx_str_t *content_type, ngx_uint_t flags,
-    ngx_str_t *boundary, const ngx_idempotency_kind_t **kind);
 static ngx_int_t pointer_tokens(ngx_idempotency_path_t *path,
     ngx_str_t *pointer, ngx_pool_t *pool);
 static int ngx_libc_cdecl path_cmp(const void *one, const void *two);
@@ -37,42 +35,9 @@ const ngx_idempotency_kind_t  *ngx_idempotency_kinds[] = {
 };
 
 
-const ngx_idempotency_kind_t *
-ngx_idempotency_canon_kind(ngx_str_t *content_type, ngx_uint_t flags,
-    ngx_str_t *boundary)
-{
-    const ngx_idempotency_kind_t  *kind;
-
-    (void) kind_match(content_type, flags, boundary, &kind);
-
-    return kind;
-}
-
-
 ngx_int_t
-ngx_idempotency_fields_kind(ngx_str_t *content_type,
-    const ngx_idempotency_kind_t **kind, ngx_str_t *boundary)
-{
-    ngx_uint_t                      flags;
-    const ngx_idempotency_kind_t  **k;
-
-    flags = 0;
-
-    for (k = ngx_idempotency_kinds; *k; k++) {
-        flags |= (*k)->fields ? (*k)->flag : 0;
-    }
-
-    ngx_str_null(boundary);
-
-    return kind_match(content_type, flags, boundary, kind);
-}
-
-
-/* NGX_DECLINED: the type is of a kind, but doesn't tell how to read the body */
-
-static ngx_int_t
-kind_match(ngx_str_t *content_type, ngx_uint_t flags, ngx_str_t *boundary,
-    const ngx_idempotency_kind_t **kind)
+ngx_idempotency_kind(ngx_str_t *content_type, ngx_uint_t flags,
+    ngx_str_t *boundary, const ngx_idempotency_kind_t **kind)
 {
     u_char                         *p, *end;
     ngx_int_t                       rc;
@@ -311,8 +276,7 @@ pointer_tokens(ngx_idempotency_path_t *path, ngx_str_t *pointer,
 static int ngx_libc_cdecl
 path_cmp(const void *one, const void *two)
 {
-    int                            rc;
-    size_t                         len;
+    ngx_int_t                      rc;
     ngx_str_t                     *x, *y;
     ngx_uint_t                     i;
     const ngx_idempotency_path_t  *a, *b;
@@ -324,16 +288,11 @@ path_cmp(const void *one, const void *two)
 
         x = &a->tokens[i];
         y = &b->tokens[i];
-        len = ngx_min(x->len, y->len);
 
-        rc = ngx_memcmp(x->data, y->data, len);
+        rc = ngx_memn2cmp(x->data, y->data, x->len, y->len);
 
         if (rc != 0) {
             return rc;
-        }
-
-        if (x->len != y->len) {
-            return (x->len < y->len) ? -1 : 1;
         }
     }
 

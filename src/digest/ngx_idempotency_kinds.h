@@ -54,6 +54,7 @@
 #define NGX_IDEMPOTENCY_CANON_TEXT       0x10
 
 #define NGX_IDEMPOTENCY_CANON_ALL        0x1e
+#define NGX_IDEMPOTENCY_CANON_FIELDS     0x0e    /* those that have fields */
 
 
 /* deeper or larger than this is digested by its bytes */
@@ -103,8 +104,9 @@ typedef struct {
 
     /* the parameter of the media type that does not count */
     char         *parameter;
-    /* whether it has fields */
-    ngx_uint_t    fields;
+
+    /* so many bytes at most are the escape of one */
+    size_t        escape;
 
     /*
      * Is the media type, whose parameters are at pos, one of its own?
@@ -132,8 +134,6 @@ typedef struct {
      * some escape is malformed.  NULL: there are none.
      */
     ngx_int_t   (*decode)(ngx_str_t *s);
-    /* so many bytes at most stand for one */
-    size_t        escape;
 } ngx_idempotency_kind_t;
 
 
@@ -154,13 +154,13 @@ ngx_int_t ngx_idempotency_canon_ignore(ngx_idempotency_canon_t *c,
     ngx_array_t *names, ngx_str_t *bad, ngx_pool_t *pool);
 
 /*
- * The kind, if it is among the flags, or NULL: by its bytes.  The boundary is
- * set for MULTIPART, lies in the content type and may be NULL without that
- * flag.
+ * The kind of a body, if it is among the flags, or NULL; the boundary, which
+ * lies in the content type, is set for MULTIPART, and may be NULL without that
+ * flag.  NGX_DECLINED: the body is of such a kind, but can't be read.
  */
 
-const ngx_idempotency_kind_t *ngx_idempotency_canon_kind(
-    ngx_str_t *content_type, ngx_uint_t flags, ngx_str_t *boundary);
+ngx_int_t ngx_idempotency_kind(ngx_str_t *content_type, ngx_uint_t flags,
+    ngx_str_t *boundary, const ngx_idempotency_kind_t **kind);
 
 /* the whole body of a kind without start; NULL is declined */
 
@@ -232,14 +232,6 @@ struct ngx_idempotency_fields_s {
     unsigned                   no_memory:1;
 };
 
-
-/*
- * The kind of a body that has fields, and the boundary of MULTIPART; NULL: it
- * has none.  NGX_DECLINED: it has, but they can't be found.
- */
-
-ngx_int_t ngx_idempotency_fields_kind(ngx_str_t *content_type,
-    const ngx_idempotency_kind_t **kind, ngx_str_t *boundary);
 
 /*
  * Names are of small letters, digits and underscores, which stand for any

@@ -125,22 +125,14 @@ static void part_other(part_t *part, u_char letter, ngx_str_t *name,
 
 
 const ngx_idempotency_kind_t  ngx_idempotency_multipart_kind = {
-    ngx_string("multipart"),
-    NGX_IDEMPOTENCY_CANON_MULTIPART,
-    "boundary",                             /* parameter */
-    1,                                      /* has fields */
-
-    multipart_matches,
-    NULL,                                   /* whole */
-
-    multipart_create,                       /* start */
-    multipart_feed,                         /* feed */
-    multipart_final,                        /* finish */
-
-    NULL,                                   /* field */
-    NULL,                                   /* field_end */
-    NULL,                                   /* decode */
-    1
+    .name = ngx_string("multipart"),
+    .flag = NGX_IDEMPOTENCY_CANON_MULTIPART,
+    .parameter = "boundary",
+    .escape = 1,
+    .matches = multipart_matches,
+    .start = multipart_create,
+    .feed = multipart_feed,
+    .finish = multipart_final
 };
 
 
@@ -211,24 +203,21 @@ multipart_create(ngx_pool_t *pool, ngx_idempotency_canon_t *c,
 {
     multipart_t  *m;
 
-    m = ngx_palloc(pool, sizeof(multipart_t));
+    m = ngx_pcalloc(pool, sizeof(multipart_t));
     if (m == NULL) {
         return NULL;
     }
 
+    /*
+     * set by ngx_pcalloc():
+     *
+     *     m->rc = NGX_OK;
+     *     m->state = multipart_start;
+     */
+
     m->pool = pool;
     m->canon = c;
-    m->rc = NGX_OK;
-    m->state = multipart_start;
-    m->matched = 0;
-    m->unseen = 0;
-    m->nheader = 0;
-    m->nparts = 0;
-    m->nlimits = 0;
     m->preamble = 1;
-    m->hashing = 0;
-    m->folding = 0;
-    m->ambiguous = 0;
     m->fields = f;
 
     if (boundary->len == 0 || boundary->len > NGX_IDEMPOTENCY_BOUNDARY) {
@@ -719,7 +708,8 @@ part_digest(multipart_t *m, part_t *part)
 static ngx_uint_t
 part_is_text(multipart_t *m, part_t *part)
 {
-    ngx_uint_t  flags;
+    ngx_uint_t                     flags;
+    const ngx_idempotency_kind_t  *kind;
 
     flags = m->canon->flags & NGX_IDEMPOTENCY_CANON_TEXT;
 
@@ -727,8 +717,13 @@ part_is_text(multipart_t *m, part_t *part)
         return 0;
     }
 
-    return part->type.data == NULL
-           || ngx_idempotency_canon_kind(&part->type, flags, NULL) != NULL;
+    if (part->type.data == NULL) {
+        return 1;
+    }
+
+    (void) ngx_idempotency_kind(&part->type, flags, NULL, &kind);
+
+    return kind != NULL;
 }
 
 

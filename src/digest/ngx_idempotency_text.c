@@ -31,6 +31,21 @@ static u_char  fold_class[256] = {
 };
 
 
+/* U+0085 and U+00A0 are of two bytes, the white space here of three */
+
+static const struct {
+    u_char  bytes[3];
+    u_char  last;
+} fold_spaces[] = {
+    { { 0xe2, 0x80, 0x80 }, 0x8a },     /* U+2000 to U+200A */
+    { { 0xe2, 0x80, 0xa8 }, 0xa9 },     /* U+2028, U+2029 */
+    { { 0xe2, 0x80, 0xaf }, 0xaf },     /* U+202F */
+    { { 0xe2, 0x81, 0x9f }, 0x9f },     /* U+205F */
+    { { 0xe3, 0x80, 0x80 }, 0x80 },     /* U+3000 */
+    { { 0xe1, 0x9a, 0x80 }, 0x80 }      /* U+1680 */
+};
+
+
 void
 ngx_idempotency_fold_init(ngx_idempotency_fold_t *f)
 {
@@ -148,22 +163,11 @@ ngx_idempotency_fold_digest_end(ngx_idempotency_fold_t *f,
 
 
 const ngx_idempotency_kind_t  ngx_idempotency_text_kind = {
-    ngx_string("text"),
-    NGX_IDEMPOTENCY_CANON_TEXT,
-    "charset",                              /* parameter */
-    0,                                      /* has fields */
-
-    text_matches,
-    text_whole,                             /* whole */
-
-    NULL,                                   /* start */
-    NULL,                                   /* feed */
-    NULL,                                   /* finish */
-
-    NULL,                                   /* field */
-    NULL,                                   /* field_end */
-    NULL,                                   /* decode */
-    1
+    .name = ngx_string("text"),
+    .flag = NGX_IDEMPOTENCY_CANON_TEXT,
+    .parameter = "charset",
+    .matches = text_matches,
+    .whole = text_whole
 };
 
 
@@ -224,54 +228,32 @@ text_whole(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
 }
 
 
-/*
- * White space beyond ASCII: U+0085, U+00A0, U+1680, U+2000 to U+200A, U+2028,
- * U+2029, U+202F, U+205F, U+3000.  2: these bytes are one, 1: they may become
- * one.
- */
+/* 2: these bytes are white space, 1: they may become some */
 
 static ngx_uint_t
 fold_seen(u_char *p, size_t len)
 {
-    u_char  c;
+    ngx_uint_t  i;
 
-    switch (p[0]) {
+    if (p[0] == 0xc2) {
+        return (len == 1) ? 1 : (p[1] == 0x85 || p[1] == 0xa0) ? 2 : 0;
+    }
 
-    case 0xc2:
-        return (len == 1) ? 1
-                          : (p[1] == 0x85 || p[1] == 0xa0) ? 2 : 0;
+    for (i = 0; i < sizeof(fold_spaces) / sizeof(fold_spaces[0]); i++) {
 
-    case 0xe1:
-        if (len > 1 && p[1] != 0x9a) {
-            return 0;
-        }
-
-        return (len < 3) ? 1 : (p[2] == 0x80) ? 2 : 0;
-
-    case 0xe2:
-        if (len > 1 && p[1] != 0x80 && p[1] != 0x81) {
-            return 0;
+        if (p[0] != fold_spaces[i].bytes[0]
+            || (len > 1 && p[1] != fold_spaces[i].bytes[1]))
+        {
+            continue;
         }
 
         if (len < 3) {
             return 1;
         }
 
-        c = p[2];
-
-        if (p[1] == 0x81) {
-            return (c == 0x9f) ? 2 : 0;
+        if (p[2] >= fold_spaces[i].bytes[2] && p[2] <= fold_spaces[i].last) {
+            return 2;
         }
-
-        return ((c >= 0x80 && c <= 0x8a) || c == 0xa8 || c == 0xa9
-                || c == 0xaf) ? 2 : 0;
-
-    case 0xe3:
-        if (len > 1 && p[1] != 0x80) {
-            return 0;
-        }
-
-        return (len < 3) ? 1 : (p[2] == 0x80) ? 2 : 0;
     }
 
     return 0;

@@ -130,6 +130,7 @@ static ngx_int_t
 body_begin(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     ngx_str_t                          type, boundary;
+    ngx_uint_t                         coded;
     ngx_idempotency_canon_t           *canon;
     ngx_http_idempotency_body_t       *body;
     ngx_http_idempotency_loc_conf_t   *conf;
@@ -148,9 +149,11 @@ body_begin(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
     /* what is compressed is digested by its bytes */
 
-    body->kind = ngx_http_idempotency_header_first(r, &body_coding) ? NULL
-                 : ngx_idempotency_canon_kind(&type, conf->canon.flags,
-                                              &boundary);
+    coded = ngx_http_idempotency_header_first(r, &body_coding) != NULL;
+
+    (void) ngx_idempotency_kind(&type, coded ? 0 : conf->canon.flags,
+                                &boundary, &body->kind);
+
     if (body->kind && body->kind->whole
         && body_size(r) > (off_t) conf->normalize_buffer)
     {
@@ -619,8 +622,8 @@ field_create(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
         return NGX_OK;
     }
 
-    rc = ngx_idempotency_fields_kind(&r->headers_in.content_type->value, &kind,
-                                     boundary);
+    rc = ngx_idempotency_kind(&r->headers_in.content_type->value,
+                              NGX_IDEMPOTENCY_CANON_FIELDS, boundary, &kind);
 
     if (rc == NGX_OK && kind == NULL) {
         return NGX_OK;

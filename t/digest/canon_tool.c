@@ -297,7 +297,7 @@ kind_of(ngx_str_t *type, ngx_uint_t flags)
     const ngx_idempotency_kind_t  *kind;
 
     ngx_str_null(&boundary);
-    kind = ngx_idempotency_canon_kind(type, flags, &boundary);
+    (void) ngx_idempotency_kind(type, flags, &boundary, &kind);
 
     printf("=%d%s%.*s\n", kind ? (int) kind->flag : 0,
            boundary.len && kind ? " " : "",
