@@ -68,7 +68,7 @@ typedef struct {
 
 
 void ngx_idempotency_sink_init(ngx_idempotency_sink_t *s,
-    ngx_idempotency_digest_t *d, u_char kind);
+    ngx_idempotency_digest_t *d);
 void ngx_idempotency_sink_flush(ngx_idempotency_sink_t *s);
 void ngx_idempotency_sink_bytes(ngx_idempotency_sink_t *s, u_char *data,
     size_t len);

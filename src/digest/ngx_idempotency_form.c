@@ -306,7 +306,8 @@ form_write(form_t *f, ngx_idempotency_digest_t *d)
                                    f->nfields);
     }
 
-    ngx_idempotency_sink_init(&sink, d, 'F');
+    ngx_idempotency_digest_bytes(d, (u_char *) "F", 1);
+    ngx_idempotency_sink_init(&sink, d);
 
     for (i = 0; i < f->nfields; i++) {
         start = &f->starts[f->names[i].index];

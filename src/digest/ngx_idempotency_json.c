@@ -2,10 +2,11 @@
 /*
  * JSON: its encoding for the digest, and its fields.
  *
- * A document is read once and encoded on the way, into memory.  Nothing goes
- * into the digest before all of it is valid.  The encoding is a list of pieces:
- * an object whose members are not in order has its pieces linked anew, and its
- * bytes stay where they are.
+ * A document is read once, and encoded on the way, into memory.  The encoding
+ * is a list of pieces: an object whose members are not in order has its pieces
+ * linked anew, and its bytes stay where they are.  Only between the elements of
+ * an array at the top nothing can move any more: there it is digested.  Where
+ * the rest turns out not to be valid, the digest is what it was before.
  *
  * Readers differ in which of two members counts whose names are the same, or
  * the same but for letter case.  A valid document has no two such members, not
@@ -30,6 +31,13 @@
 #define NGX_IDEMPOTENCY_JSON_PIECES    128
 #define NGX_IDEMPOTENCY_JSON_NAMES     64
 #define NGX_IDEMPOTENCY_JSON_OUT       4096
+
+/*
+ * An array at the top is digested in parts of this size: memory that is still
+ * in the processor's caches is used again
+ */
+
+#define NGX_IDEMPOTENCY_JSON_FLUSH     16384
 
 /* a name with this bit in its index is only compared */
 
@@ -71,6 +79,9 @@ typedef struct {
 
 
 typedef struct {
+    ngx_idempotency_digest_t
+                            *digest;
+
     u_char                  *data;
     u_char                  *end;
 
@@ -142,7 +153,8 @@ static void json_element(json_t *j);
 static void json_path(json_t *j, u_char *name, size_t len, ngx_uint_t member);
 static ngx_int_t json_sort(json_t *j, json_frame_t *f);
 static void json_drop(json_t *j, uint32_t start, uint32_t npieces);
-static void json_write(json_t *j, ngx_idempotency_digest_t *d);
+static void json_flush(json_t *j);
+static void json_write(json_t *j);
 static ngx_int_t json_grow_pieces(json_t *j);
 static ngx_int_t json_grow_names(json_t *j, uint32_t n);
 static void *json_enlarge(json_t *j, void *from, size_t len, size_t size);
@@ -364,10 +376,11 @@ static ngx_int_t
 json_whole(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
     u_char *data, size_t len, ngx_pool_t *pool)
 {
-    json_t      j;
-    size_t      size;
-    u_char     *p;
-    ngx_int_t   rc;
+    json_t                     j;
+    size_t                     size;
+    u_char                    *p;
+    ngx_int_t                  rc;
+    ngx_idempotency_digest_t   before;
 
     /*
      * At most one value of three bytes becomes five, as 10 and 1.5 do; a long
@@ -379,6 +392,7 @@ json_whole(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
                               + NGX_IDEMPOTENCY_JSON_FOLDED + len / 1024)
            + NGX_IDEMPOTENCY_JSON_SLACK;
 
+    j.digest = d;
     j.out = j.own_out;
 
     if (size > sizeof(j.own_out)) {
@@ -410,13 +424,17 @@ json_whole(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
 
     (void) json_piece(&j);
 
+    before = *d;
+    ngx_idempotency_digest_bytes(d, (u_char *) "J", 1);
+
     p = json_read(&j, data);
 
     if (p && json_space(p, j.end) == j.end) {
-        json_write(&j, d);
+        json_write(&j);
         rc = NGX_OK;
 
     } else {
+        *d = before;
         rc = j.no_memory ? NGX_ERROR : NGX_DECLINED;
     }
 
@@ -498,6 +516,10 @@ json_read(json_t *j, u_char *p)
 
             if (c == ',') {
                 more = 1;
+
+                if (j->pos - j->out >= NGX_IDEMPOTENCY_JSON_FLUSH) {
+                    json_flush(j);
+                }
 
             } else if (c != j->frame->type + 2 || json_close(j) != NGX_OK) {
                 return NULL;
@@ -810,10 +832,26 @@ json_drop(json_t *j, uint32_t start, uint32_t npieces)
 }
 
 
+/* at a comma in an array at the top, all that is encoded has its place */
+
+static void
+json_flush(json_t *j)
+{
+    if (j->frame == &j->frames[1] && j->frame->type == '[') {
+
+        json_write(j);
+
+        j->pos = j->out;
+        j->npieces = 0;
+        (void) json_piece(j);
+    }
+}
+
+
 /* pieces that stand side by side are digested as one */
 
 static void
-json_write(json_t *j, ngx_idempotency_digest_t *d)
+json_write(json_t *j)
 {
     size_t                   len;
     u_char                  *start;
@@ -824,7 +862,7 @@ json_write(json_t *j, ngx_idempotency_digest_t *d)
     pieces = j->pieces;
     n = j->npieces;
 
-    ngx_idempotency_sink_init(&sink, d, 'J');
+    ngx_idempotency_sink_init(&sink, j->digest);
 
     for (i = 0; i < n; i = pieces[k - 1].next) {
 

@@ -618,11 +618,10 @@ static u_char  group_end[256] = {
 
 void
 ngx_idempotency_sink_init(ngx_idempotency_sink_t *s,
-    ngx_idempotency_digest_t *d, u_char kind)
+    ngx_idempotency_digest_t *d)
 {
     s->digest = d;
     s->pos = s->buf;
-    *s->pos++ = kind;
 }
 
 
