@@ -305,8 +305,6 @@ char *ngx_http_idempotency_guard(ngx_conf_t *cf, ngx_command_t *cmd,
 /* observe/log.c: a line has the text, the token, its zone and what it was found
    to be bound to; but for NEW the lines of a kind are limited */
 
-void ngx_http_idempotency_log_refusal(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_uint_t status, ngx_uint_t refuses);
 void ngx_http_idempotency_log(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_http_idempotency_status_e kind,
     ngx_uint_t level, const char *fmt, ...);
@@ -319,7 +317,6 @@ void ngx_http_idempotency_log_rest(void);
 
 void ngx_http_idempotency_count(ngx_http_idempotency_ctx_t *ctx);
 void ngx_http_idempotency_count_end(ngx_http_idempotency_ctx_t *ctx);
-void ngx_http_idempotency_count_race(ngx_http_idempotency_ctx_t *ctx);
 
 /* why a conflict is one; empty of all else */
 

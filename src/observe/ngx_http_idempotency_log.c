@@ -70,34 +70,6 @@ static ngx_event_t       log_event;
 static ngx_connection_t  log_nobody;
 
 
-/* refuses: 0, if the request passes unprotected */
-
-void
-ngx_http_idempotency_log_refusal(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_uint_t status, ngx_uint_t refuses)
-{
-    u_char                            text[NGX_HTTP_IDEMPOTENCY_REASON_LEN];
-    ngx_str_t                         reason;
-    ngx_http_idempotency_loc_conf_t  *conf;
-
-    conf = ctx->conf;
-    reason = ngx_http_idempotency_reason(ctx, text);
-
-    ngx_http_idempotency_log(r, ctx, ctx->status,
-              (ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_UNAVAILABLE)
-                  ? NGX_LOG_ERR : conf->log_level,
-              ": %s with status %ui, %V%s%V%s",
-              (refuses || conf->dry_run)
-                  ? "refused" : "passed unprotected, not refused",
-              status, &ngx_http_idempotency_statuses[ctx->status].name,
-              reason.len ? ", reason: " : "", &reason,
-              (ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_IN_PROGRESS
-               && conf->in_progress == NGX_HTTP_IDEMPOTENCY_IN_PROGRESS_WAIT
-               && !conf->dry_run)
-                  ? ", waited in vain (is this nginx its own upstream?)" : "");
-}
-
-
 /* a line of a request: behind the text stand the token, its zone and what it
    was found to be bound to */
 
@@ -311,21 +283,6 @@ count_wait(ngx_http_idempotency_ctx_t *ctx,
     ms = ngx_current_msec - (ctx->wait.deadline - ctx->conf->wait_timeout);
 
     ngx_idempotency_stats_time(&counters->wait, ngx_max(ms, 0));
-}
-
-
-/* a request may meet a pending claim several times, and counts once */
-
-void
-ngx_http_idempotency_count_race(ngx_http_idempotency_ctx_t *ctx)
-{
-    if (ctx->raced) {
-        return;
-    }
-
-    ctx->raced = 1;
-
-    ngx_idempotency_stats_add(ctx->conf->store->counters->races, 1);
 }
 
 

@@ -632,8 +632,13 @@ access_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
             return access_nested(r, ctx);
         }
 
-        if (ctx->claim.found.outcome == NGX_IDEMPOTENCY_PENDING) {
-            ngx_http_idempotency_count_race(ctx);
+        /* a request may meet a pending claim several times, and counts once */
+
+        if (ctx->claim.found.outcome == NGX_IDEMPOTENCY_PENDING
+            && !ctx->raced)
+        {
+            ctx->raced = 1;
+            ngx_idempotency_stats_add(ctx->conf->store->counters->races, 1);
         }
 
         if (ctx->claim.op.result == NGX_IDEMPOTENCY_BOUND) {

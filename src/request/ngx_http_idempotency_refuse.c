@@ -39,6 +39,8 @@ typedef struct {
 } refusal_t;
 
 
+static void refuse_log(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_uint_t status, ngx_uint_t refuses);
 static refusal_t *refuse_text(ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t refuse_headers(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, refusal_t *refusal);
@@ -337,7 +339,7 @@ ngx_http_idempotency_refuse(ngx_http_request_t *r,
     }
 
     refuses = ngx_http_idempotency_refuses(ctx, why);
-    ngx_http_idempotency_log_refusal(r, ctx, status, refuses);
+    refuse_log(r, ctx, status, refuses);
 
     if (!refuses) {
         return NGX_OK;
@@ -354,6 +356,34 @@ ngx_http_idempotency_refuse(ngx_http_request_t *r,
     ngx_http_finalize_request(r, refuse_send(r, ctx, refusal, status));
 
     return NGX_DONE;
+}
+
+
+/* refuses: 0, if the request passes unprotected */
+
+static void
+refuse_log(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_uint_t status, ngx_uint_t refuses)
+{
+    u_char                            text[NGX_HTTP_IDEMPOTENCY_REASON_LEN];
+    ngx_str_t                         reason;
+    ngx_http_idempotency_loc_conf_t  *conf;
+
+    conf = ctx->conf;
+    reason = ngx_http_idempotency_reason(ctx, text);
+
+    ngx_http_idempotency_log(r, ctx, ctx->status,
+              (ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_UNAVAILABLE)
+                  ? NGX_LOG_ERR : conf->log_level,
+              ": %s with status %ui, %V%s%V%s",
+              (refuses || conf->dry_run)
+                  ? "refused" : "passed unprotected, not refused",
+              status, &ngx_http_idempotency_statuses[ctx->status].name,
+              reason.len ? ", reason: " : "", &reason,
+              (ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_IN_PROGRESS
+               && conf->in_progress == NGX_HTTP_IDEMPOTENCY_IN_PROGRESS_WAIT
+               && !conf->dry_run)
+                  ? ", waited in vain (is this nginx its own upstream?)" : "");
 }
 
 
