@@ -310,9 +310,9 @@ struct ngx_idempotency_tier_s {
     /* it was said that some responses can't be opened */
     ngx_uint_t                      unopened;
 
-    /* the worker quits: since when, or 0; it stays as long as this timer is set;
-       no other worker flushes the queue; what the backing was given may be at
-       work yet, and its memory stays */
+    /* the worker quits: since when, or 0; it stays as long as this timer is
+       set; no other worker flushes the queue; what the backing was given may be
+       at work yet, and its memory stays */
     ngx_msec_t                      quit;
     ngx_event_t                     stay;
     ngx_uint_t                      last;

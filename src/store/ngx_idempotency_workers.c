@@ -330,27 +330,25 @@ ngx_idempotency_workers_all(ngx_idempotency_workers_t *set)
 
 
 void
-ngx_idempotency_workers_enter(ngx_idempotency_workers_t *set)
+ngx_idempotency_workers_member(ngx_idempotency_workers_t *set,
+    ngx_uint_t member)
 {
+    uint64_t    bit;
     ngx_uint_t  slot;
 
     slot = workers_self.slot;
 
-    if (slot != NGX_IDEMPOTENCY_NO_WORKER) {
-        set->bits[slot / 64] |= (uint64_t) 1 << (slot % 64);
+    if (slot == NGX_IDEMPOTENCY_NO_WORKER) {
+        return;
     }
-}
 
+    bit = (uint64_t) 1 << (slot % 64);
 
-void
-ngx_idempotency_workers_leave(ngx_idempotency_workers_t *set)
-{
-    ngx_uint_t  slot;
+    if (member) {
+        set->bits[slot / 64] |= bit;
 
-    slot = workers_self.slot;
-
-    if (slot != NGX_IDEMPOTENCY_NO_WORKER) {
-        set->bits[slot / 64] &= ~((uint64_t) 1 << (slot % 64));
+    } else {
+        set->bits[slot / 64] &= ~bit;
     }
 }
 

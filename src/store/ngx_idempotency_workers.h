@@ -70,11 +70,11 @@ ngx_idempotency_worker_t ngx_idempotency_worker_self(void);
 
 void ngx_idempotency_workers_all(ngx_idempotency_workers_t *set);
 
-/* this worker is in the set from now on, or is not; and whether another one of
-   it lives, or one with a lower slot than this one's */
+/* this worker is a member of the set from now on, or is none; and whether
+   another member lives, or one with a lower slot than this one's */
 
-void ngx_idempotency_workers_enter(ngx_idempotency_workers_t *set);
-void ngx_idempotency_workers_leave(ngx_idempotency_workers_t *set);
+void ngx_idempotency_workers_member(ngx_idempotency_workers_t *set,
+    ngx_uint_t member);
 ngx_uint_t ngx_idempotency_workers_others(ngx_idempotency_workers_t *set,
     ngx_uint_t lower);
 

@@ -1752,8 +1752,8 @@ ngx_idempotency_tier_init_process(ngx_idempotency_shm_t *shm,
         return NGX_OK;
     }
 
-    ngx_idempotency_workers_leave(&shm->sh->tier.leaving);
-    ngx_idempotency_workers_leave(&shm->sh->tier.serving);
+    ngx_idempotency_workers_member(&shm->sh->tier.leaving, 0);
+    ngx_idempotency_workers_member(&shm->sh->tier.serving, 0);
 
     ngx_idempotency_shm_unlock(shm);
 
@@ -1787,7 +1787,7 @@ ngx_idempotency_tier_serve(ngx_idempotency_tier_t *tier, ngx_uint_t nbatches)
         return;
     }
 
-    ngx_idempotency_workers_enter(&tier->shm->sh->tier.serving);
+    ngx_idempotency_workers_member(&tier->shm->sh->tier.serving, 1);
     tier->shm->sh->tier.undelivered = 0;
 
     ngx_idempotency_shm_unlock(tier->shm);
@@ -1810,8 +1810,8 @@ ngx_idempotency_tier_quit(ngx_idempotency_shm_t *shm)
         return;
     }
 
-    ngx_idempotency_workers_leave(&shm->sh->tier.serving);
-    ngx_idempotency_workers_enter(&shm->sh->tier.leaving);
+    ngx_idempotency_workers_member(&shm->sh->tier.serving, 0);
+    ngx_idempotency_workers_member(&shm->sh->tier.leaving, 1);
 
     ngx_idempotency_shm_unlock(shm);
 
@@ -1919,8 +1919,8 @@ ngx_idempotency_tier_leave(ngx_idempotency_shm_t *shm)
         return;
     }
 
-    ngx_idempotency_workers_leave(&sh->serving);
-    ngx_idempotency_workers_leave(&sh->leaving);
+    ngx_idempotency_workers_member(&sh->serving, 0);
+    ngx_idempotency_workers_member(&sh->leaving, 0);
 
     tier->last = !ngx_idempotency_workers_others(&sh->serving, 0)
                  && !ngx_idempotency_workers_others(&sh->leaving, 0);

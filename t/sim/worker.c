@@ -391,16 +391,15 @@ ngx_idempotency_worker_owns(ngx_int_t more, ngx_msec_t now)
 
 
 void
-ngx_idempotency_workers_enter(ngx_idempotency_workers_t *set)
+ngx_idempotency_workers_member(ngx_idempotency_workers_t *set,
+    ngx_uint_t member)
 {
-    set->bits[0] |= (uint64_t) 1 << sim.slot;
-}
+    if (member) {
+        set->bits[0] |= (uint64_t) 1 << sim.slot;
 
-
-void
-ngx_idempotency_workers_leave(ngx_idempotency_workers_t *set)
-{
-    set->bits[0] &= ~((uint64_t) 1 << sim.slot);
+    } else {
+        set->bits[0] &= ~((uint64_t) 1 << sim.slot);
+    }
 }
 
 

@@ -136,13 +136,8 @@ ngx_idempotency_workers_init_process(ngx_cycle_t *cycle,
 
 
 void
-ngx_idempotency_workers_enter(ngx_idempotency_workers_t *set)
-{
-}
-
-
-void
-ngx_idempotency_workers_leave(ngx_idempotency_workers_t *set)
+ngx_idempotency_workers_member(ngx_idempotency_workers_t *set,
+    ngx_uint_t member)
 {
 }
 

@@ -209,7 +209,7 @@ sets(void)
     check(events_become_worker(woken));
     check_equal(ngx_idempotency_worker_self().slot, 1);
 
-    ngx_idempotency_workers_enter(&set);
+    ngx_idempotency_workers_member(&set, 1);
     check_equal(set.bits[0], 2);
     check(!ngx_idempotency_workers_others(&set, 0));
 
@@ -225,7 +225,7 @@ sets(void)
     kill_and_reap(pid);
     check(!ngx_idempotency_workers_others(&set, 0));
 
-    ngx_idempotency_workers_leave(&set);
+    ngx_idempotency_workers_member(&set, 0);
     check_equal(set.bits[0], 5);
 
     ngx_idempotency_workers_exit_process(&unit_cycle);
