@@ -47,6 +47,8 @@ typedef struct {
 
 
 static char *caller_set(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
+static ngx_idempotency_redis_t *caller_block(ngx_conf_t *cf,
+    ngx_str_t *name);
 static void *caller_create(ngx_conf_t *cf);
 static ngx_int_t caller_init_process(ngx_cycle_t *cycle);
 static void caller_exit_process(ngx_cycle_t *cycle);
@@ -141,7 +143,7 @@ caller_set(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 
     value = cf->args->elts;
 
-    ccf->redis = ngx_http_idempotency_redis(cf, &value[1]);
+    ccf->redis = caller_block(cf, &value[1]);
 
     if (cycle != cf->cycle) {
         cycle = cf->cycle;
@@ -158,6 +160,33 @@ caller_set(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
     clcf->handler = caller_handler;
 
     return NGX_CONF_OK;
+}
+
+
+/* the block of that name, which stands above */
+
+static ngx_idempotency_redis_t *
+caller_block(ngx_conf_t *cf, ngx_str_t *name)
+{
+    ngx_uint_t                        i;
+    ngx_idempotency_redis_t         **all;
+    ngx_idempotency_redis_conf_t     *conf;
+    ngx_http_idempotency_main_conf_t  *imcf;
+
+    imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
+    all = imcf->redis.elts;
+
+    for (i = 0; i < imcf->redis.nelts; i++) {
+        conf = ngx_idempotency_redis_conf(all[i]);
+
+        if (conf->name.len == name->len
+            && ngx_strncmp(conf->name.data, name->data, name->len) == 0)
+        {
+            return all[i];
+        }
+    }
+
+    return NULL;
 }
 
 
