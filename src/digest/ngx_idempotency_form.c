@@ -227,7 +227,7 @@ form_part(form_t *f, u_char end, ngx_str_t *s)
 }
 
 
-/* the field that begins at the last one of the starts */
+/* adds the field that begins at the last start */
 
 static ngx_int_t
 form_add(form_t *f, ngx_str_t *name)
@@ -250,7 +250,7 @@ form_add(form_t *f, ngx_str_t *name)
 }
 
 
-/* the only time: for as many fields as the body can have */
+/* is called once: makes room for as many fields as the body can have */
 
 static ngx_int_t
 form_grow(form_t *f)
@@ -319,7 +319,7 @@ form_write(form_t *f, ngx_idempotency_digest_t *d)
 }
 
 
-/* up to this end, or to an ampersand; NULL: malformed */
+/* decodes up to this end, or to an ampersand; NULL: malformed */
 
 static u_char *
 form_unescape(u_char *p, u_char *last, u_char end, u_char **to)
@@ -406,7 +406,7 @@ form_fields(ngx_idempotency_fields_t *f, u_char *p, u_char *last)
             continue;
         }
 
-        /* a malformed name is none that is wanted */
+        /* a field with a malformed name is not wanted */
 
         (void) ngx_idempotency_field_begin(f);
         f->state = form_value;
@@ -438,7 +438,7 @@ form_decode(ngx_str_t *s)
 
     last = s->data;
 
-    /* there is no ampersand in it */
+    /* neither a name nor a value has an ampersand */
 
     if (form_unescape(s->data, s->data + s->len, '&', &last) == NULL) {
         return NGX_DECLINED;

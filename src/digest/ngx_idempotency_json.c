@@ -26,7 +26,7 @@
 
 #define NGX_IDEMPOTENCY_JSON_FOLDED    65536
 
-/* a small document needs no memory: pieces, names, bytes */
+/* a document within these limits is encoded on the stack */
 
 #define NGX_IDEMPOTENCY_JSON_PIECES    128
 #define NGX_IDEMPOTENCY_JSON_NAMES     64
@@ -39,20 +39,20 @@
 
 #define NGX_IDEMPOTENCY_JSON_FLUSH     16384
 
-/* a name with this bit in its index is only compared */
+/* a name with this bit in its index is compared, but not written */
 
 #define NGX_IDEMPOTENCY_JSON_IGNORED   0x80000000
 
-/* what is copied in one step may be longer than what counts of it */
+/* copies of 8 bytes may write so far beyond the end of the encoding */
 
 #define NGX_IDEMPOTENCY_JSON_SLACK     64
 
-/* an exponent of more digits is not valid here */
+/* a document with an exponent of more digits is declined */
 
 #define NGX_IDEMPOTENCY_JSON_EXPONENT  18
 
 
-/* ends where the next one in the array begins */
+/* a piece of the encoding ends where the next one in the array begins */
 
 typedef struct {
     uint32_t                 start;    /* its place in the encoding */
@@ -62,7 +62,7 @@ typedef struct {
 } json_piece_t;
 
 
-/* an array or object that has not ended */
+/* an array or object whose closing bracket has not been read */
 
 typedef struct {
     u_char                   type;     /* its bracket; 0: the document */
@@ -98,12 +98,12 @@ typedef struct {
     uint32_t                 nnames;
     uint32_t                 names_size;
 
-    /* the last string */
+    /* the string that was read last */
     uint32_t                 string;   /* a place */
     uint32_t                 len;
     ngx_uint_t               not_ascii;
 
-    /* of the value that comes next */
+    /* the next value: is it left out, and which paths lead to it? */
     uint32_t                 ignore;
     uint32_t                 nignore;
     ngx_uint_t               ignored;
@@ -204,7 +204,10 @@ static const struct {
 };
 
 
-/* 0: no memory; only the first piece of a document has this number */
+/*
+ * The number of a new piece, or 0: no memory.  Only the first piece of a
+ * document has the number 0, and that is made while there is room for it.
+ */
 
 static ngx_inline uint32_t
 json_piece(json_t *j)
@@ -307,7 +310,7 @@ json_plain(u_char *p, u_char *end, u_char **to)
 }
 
 
-/* a string, p is behind its quote: most are short and plain */
+/* p: behind the quote.  Most strings are short and plain ASCII */
 
 static ngx_inline u_char *
 json_text(json_t *j, u_char *p, u_char letter)
@@ -348,7 +351,7 @@ const ngx_idempotency_kind_t  ngx_idempotency_json_kind = {
 };
 
 
-/* or a structured syntax suffix, on any type that has a subtype */
+/* application/json, and any type whose subtype ends in "+json" */
 
 static ngx_int_t
 json_matches(ngx_str_t *type, u_char *pos, u_char *end, ngx_str_t *boundary)
@@ -438,7 +441,7 @@ json_whole(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
         rc = j.no_memory ? NGX_ERROR : NGX_DECLINED;
     }
 
-    /* what is not of the pool is not freed */
+    /* ngx_pfree() ignores those that are on the stack */
 
     ngx_pfree(pool, j.out);
     ngx_pfree(pool, j.pieces);
@@ -498,7 +501,7 @@ json_read(json_t *j, u_char *p)
             }
         }
 
-        /* what ends with it, and whether there is another one */
+        /* closes what ends behind the value, up to a comma */
 
         while (!more) {
 
@@ -596,7 +599,7 @@ json_close(json_t *j)
 }
 
 
-/* the name of a member */
+/* reads a name and its colon: a member begins */
 
 static u_char *
 json_member(json_t *j, u_char *p)
@@ -630,7 +633,7 @@ json_member(json_t *j, u_char *p)
 
     f = j->frame;
 
-    /* the first member has none before it, and the first piece no last one */
+    /* the member before this one ends here; without one this is piece 0 */
 
     j->pieces[f->member].last = i - 1;
     f->member = i;
@@ -719,7 +722,7 @@ json_fold_name(json_t *j, uint32_t i)
 }
 
 
-/* the number of an array's element, which paths may have */
+/* a path may name the element of an array by its number */
 
 static void
 json_element(json_t *j)
@@ -732,7 +735,7 @@ json_element(json_t *j)
 }
 
 
-/* of the paths that lead here, those that lead on to this name */
+/* keeps those of the frame's paths that go on with this name */
 
 static void
 json_path(json_t *j, u_char *name, size_t len, ngx_uint_t member)
@@ -770,7 +773,7 @@ json_path(json_t *j, u_char *name, size_t len, ngx_uint_t member)
 }
 
 
-/* NGX_DECLINED: two members of one name */
+/* the members of an object; NGX_DECLINED: two have the same name */
 
 static ngx_int_t
 json_sort(json_t *j, json_frame_t *f)
@@ -821,7 +824,7 @@ json_sort(json_t *j, json_frame_t *f)
 }
 
 
-/* what is left out is read, and then removed from the encoding */
+/* a value that is left out was read as others are, and is removed again */
 
 static void
 json_drop(json_t *j, uint32_t start, uint32_t npieces)
@@ -848,7 +851,7 @@ json_flush(json_t *j)
 }
 
 
-/* pieces that stand side by side are digested as one */
+/* digests the pieces in their order; neighbours are one run of bytes */
 
 static void
 json_write(json_t *j)
@@ -879,7 +882,7 @@ json_write(json_t *j)
 }
 
 
-/* as many as there will be if the rest is as the beginning was */
+/* room for the whole document, if its rest is like its beginning */
 
 static ngx_int_t
 json_grow_pieces(json_t *j)
@@ -904,7 +907,7 @@ json_grow_pieces(json_t *j)
 }
 
 
-/* for n names at least */
+/* room for n names at least */
 
 static ngx_int_t
 json_grow_names(json_t *j, uint32_t n)
@@ -971,8 +974,8 @@ json_literal(json_t *j, u_char *p)
 
 
 /*
- * Goes on with a string.  The length shows in the end: there is one byte for it
- * at first, as most strings are short.
+ * Goes on with a string that is long, or has escapes or other letters than
+ * ASCII.  The length is known at the end: one byte is kept for it.
  */
 
 static u_char *
@@ -1100,7 +1103,7 @@ json_code_unit(u_char *p, u_char *end, uint32_t *unit)
 }
 
 
-/* a surrogate, too */
+/* n may be a surrogate */
 
 static u_char *
 json_put_utf8(u_char *dst, uint32_t n)
@@ -1385,7 +1388,7 @@ json_fields(ngx_idempotency_fields_t *f, u_char *p, u_char *last)
 }
 
 
-/* nothing at all has no members, either */
+/* an empty body has no members */
 
 static void
 json_fields_end(ngx_idempotency_fields_t *f)
@@ -1425,7 +1428,7 @@ find_token(ngx_idempotency_fields_t *f, u_char c)
         return;
     }
 
-    /* what is no object has no members */
+    /* other values than objects have no members */
 
     if (f->state == find_start) {
 
@@ -1503,7 +1506,7 @@ find_value_begin(ngx_idempotency_fields_t *f, u_char c)
 }
 
 
-/* of a number, a literal, or what some writers have for one, as NaN */
+/* of a number, a literal, or what some writers write for one, as NaN */
 
 static ngx_uint_t
 find_is_scalar(u_char c)
@@ -1552,7 +1555,7 @@ find_scalar_end(ngx_idempotency_fields_t *f)
 }
 
 
-/* a string: a name, a value, or some that is nested */
+/* reads on in a string: a name, a value, or one that is nested */
 
 static u_char *
 find_text(ngx_idempotency_fields_t *f, u_char *p, u_char *last)
@@ -1619,7 +1622,7 @@ find_text_end(ngx_idempotency_fields_t *f)
 }
 
 
-/* up to a string, or the end of what is nested */
+/* reads on in nested values, up to a string or their end */
 
 static u_char *
 find_skip(ngx_idempotency_fields_t *f, u_char *p, u_char *last)

@@ -2,7 +2,7 @@
 /*
  * What the kinds of bodies share: the kind of a media type; names that are left
  * out; fields that are wanted; the buffer before the digest; the order of
- * names.
+ * names.  How a kind is read stands in its own file.
  */
 
 
@@ -170,7 +170,7 @@ ngx_idempotency_canon_raw(ngx_idempotency_digest_t *d)
 }
 
 
-/* paths are sorted: those that begin alike stand together */
+/* the paths are sorted, so that those with one beginning are neighbours */
 
 ngx_int_t
 ngx_idempotency_canon_ignore(ngx_idempotency_canon_t *c, ngx_array_t *names,
@@ -300,7 +300,7 @@ path_cmp(const void *one, const void *two)
 }
 
 
-/* for forms: a JSON pointer leaves out none of their fields */
+/* a field of a form is left out by its name, and never by a JSON pointer */
 
 ngx_uint_t
 ngx_idempotency_ignored(ngx_idempotency_canon_t *c, u_char *name, size_t len)
@@ -747,7 +747,7 @@ name_cmp_rest(u_char *base, ngx_idempotency_name_t *a,
 
     for (i = 0; i < min; i++) {
 
-        /* names that are alike for long are so in most of their letters */
+        /* names with a long common beginning mostly have the same case */
 
         for ( /* void */ ; min - i >= 8; i += 8) {
             ngx_memcpy(&x, p + i, 8);

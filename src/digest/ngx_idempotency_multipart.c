@@ -24,7 +24,7 @@
 
 #define NGX_IDEMPOTENCY_MULTIPART_FIRST  16    /* at first */
 
-/* what a malformed body still has: all, all but this part, nothing more */
+/* what is readable in a malformed body: all, all but this part, nothing */
 
 typedef enum {
     multipart_plain = 0,
@@ -89,12 +89,12 @@ typedef struct {
     /* of all parts in their order, with their headers as they are */
     ngx_idempotency_digest_t   ordered;
 
-    /* of those that count: digests, names, and the bytes of their groups */
+    /* of the parts that count: digests, names, and the bytes of their groups */
     ngx_array_t                digests;
     ngx_array_t                names;
     ngx_array_t                groups;
 
-    /* what is looked for */
+    /* the fields that are looked for, or NULL */
     ngx_idempotency_fields_t  *fields;
 } multipart_t;
 
@@ -642,7 +642,7 @@ part_digest(multipart_t *m, part_t *part)
     }
 
     if (m->groups.elts != old) {
-        /* it may have been large */
+        /* the old array may be large */
         (void) ngx_pfree(m->pool, old);
     }
 
@@ -823,7 +823,7 @@ part_header(part_t *part, u_char *data, size_t len)
 }
 
 
-/* brackets: all are closed, and behind one only others follow */
+/* is each bracket closed, and nothing behind the first pair but others? */
 
 static ngx_uint_t
 part_brackets(ngx_str_t *name)

@@ -31,7 +31,7 @@ static u_char  fold_class[256] = {
 };
 
 
-/* U+0085 and U+00A0 are of two bytes, the white space here of three */
+/* the white space of three bytes; U+0085 and U+00A0 have two */
 
 static const struct {
     u_char  bytes[3];
@@ -228,7 +228,7 @@ text_whole(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
 }
 
 
-/* 2: these bytes are white space, 1: they may become some */
+/* 2: these bytes are white space; 1: they may be the beginning of some */
 
 static ngx_uint_t
 fold_seen(u_char *p, size_t len)
