@@ -619,7 +619,7 @@ EOC
     my ($owner, $uri, @o) = owner($n, 'large', more => '&size=300000');
     my @w = map { $n->start('POST', $uri, @o) } 1 .. $count;
     my $files = sub {
-        my @fd = grep readlink =~ /large_bodies/, glob "/proc/$worker/fd/*";
+        my @fd = grep +(readlink // "") =~ /large_bodies/, glob "/proc/$worker/fd/*";
         return scalar keys %{{ map { (stat)[1] => 1 } @fd }};
     };
 
@@ -632,7 +632,7 @@ EOC
     is(scalar(grep length $_->{buf}, @w), $count, '... all are being answered');
     is($files->(), 1, '... from one file');
 
-    my $sockets = sub { scalar grep readlink =~ /^socket/, glob "/proc/$worker/fd/*" };
+    my $sockets = sub { scalar grep +(readlink // "") =~ /^socket/, glob "/proc/$worker/fd/*" };
     my $open = $sockets->();
 
     $_->close for @w[1 .. $#w];
