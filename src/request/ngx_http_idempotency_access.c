@@ -33,15 +33,12 @@
 #define NGX_HTTP_IDEMPOTENCY_WAIT_DOUBLED  4
 
 
-/* ... and to all who waited for one token from the same one, which is written
-   once: a crowd would fill the disk.  It is there as long as a request sends it,
-   the last one for so many milliseconds.  A list of them for some fences each */
+/* what was sent last stays in its file for so many milliseconds: a crowd that
+   waited for it is sent that one file, not one for each */
 
-#define NGX_HTTP_IDEMPOTENCY_REPLAY_KEPT    1000
-#define NGX_HTTP_IDEMPOTENCY_REPLAY_BODIES  64
+#define NGX_HTTP_IDEMPOTENCY_REPLAY_KEPT  1000
 
 typedef struct {
-    ngx_queue_t                  queue;
     ngx_uint_t                   users;
     ngx_pool_t                  *pool;
     ngx_file_t                   file;
@@ -52,7 +49,6 @@ typedef struct {
     u_char                       token[NGX_IDEMPOTENCY_DIGEST_LEN];
 } replay_body_t;
 
-static ngx_queue_t       replay_bodies[NGX_HTTP_IDEMPOTENCY_REPLAY_BODIES];
 static replay_body_t    *replay_kept;
 static ngx_event_t       replay_event;
 static ngx_connection_t  replay_dumb;
@@ -1056,40 +1052,28 @@ replay_to_file(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 }
 
 
-/* the one file of all requests of this worker that send it now */
+/* the one that is kept, or a new one */
 
 static replay_body_t *
 replay_body(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_str_t *bytes)
 {
-    uint64_t                   fence;
     ngx_pool_t                *pool;
-    ngx_queue_t               *bodies, *q;
     replay_body_t             *body;
     ngx_http_core_loc_conf_t  *clcf;
 
-    fence = ctx->claim.found.fence;
-    bodies = &replay_bodies[fence % NGX_HTTP_IDEMPOTENCY_REPLAY_BODIES];
+    body = replay_kept;
 
-    if (bodies->next == NULL) {
-        ngx_queue_init(bodies);
-    }
-
-    for (q = ngx_queue_head(bodies);
-         q != ngx_queue_sentinel(bodies);
-         q = ngx_queue_next(q))
+    if (body
+        && body->zone == ctx->conf->store->counters
+        && body->fence == ctx->claim.found.fence
+        && body->size == bytes->len
+        && ngx_memcmp(body->token, ctx->claim.op.token,
+                      NGX_IDEMPOTENCY_DIGEST_LEN)
+           == 0)
     {
-        body = ngx_queue_data(q, replay_body_t, queue);
-
-        if (body->fence == fence
-            && body->zone == ctx->conf->store->counters
-            && body->size == bytes->len
-            && ngx_memcmp(body->token, ctx->claim.op.token,
-                          NGX_IDEMPOTENCY_DIGEST_LEN)
-               == 0)
-        {
-            return body;
-        }
+        replay_keep(body);
+        return body;
     }
 
     pool = ngx_create_pool(1024, ngx_cycle->log);
@@ -1117,11 +1101,9 @@ replay_body(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
     body->pool = pool;
     body->zone = ctx->conf->store->counters;
-    body->fence = fence;
+    body->fence = ctx->claim.found.fence;
     body->size = bytes->len;
     ngx_memcpy(body->token, ctx->claim.op.token, NGX_IDEMPOTENCY_DIGEST_LEN);
-
-    ngx_queue_insert_head(bodies, &body->queue);
 
     replay_keep(body);
 
@@ -1134,11 +1116,12 @@ replay_body(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 static void
 replay_keep(replay_body_t *body)
 {
+    body->users++;
+
     if (replay_kept) {
         replay_body_release(replay_kept);
     }
 
-    body->users++;
     replay_kept = body;
 
     /* nginx's debug log names a timer by the connection that it belongs to */
@@ -1168,7 +1151,6 @@ replay_body_release(void *data)
     replay_body_t  *body = data;
 
     if (--body->users == 0) {
-        ngx_queue_remove(&body->queue);
         ngx_destroy_pool(body->pool);
     }
 }
