@@ -286,6 +286,30 @@ doubtful(exec_t *e)
 }
 
 
+/* who does refuses another one: over replicas since a beat, one in a second, was
+   told with a claim, and they had it; else since it had time to ask */
+
+static ngx_uint_t
+knows_the_store(nginx_t *g)
+{
+    exec_t  *e;
+
+    if (g->started + 1000 > emptied) {
+        return 0;
+    }
+
+    for (e = execs; e < execs + nexecs; e++) {
+        if (e->instance == g->instance && e->granted && e->claimed
+            && e->began + 2000 < emptied)
+        {
+            return 1;
+        }
+    }
+
+    return !set.strict;
+}
+
+
 /* why it may be executed once more, or NULL */
 
 static char *
@@ -328,9 +352,7 @@ excuse(exec_t *e, req_t *q, exec_t *again)
         return "the store has forgotten it";
     }
 
-    /* who was there long enough to know the store refuses another one */
-
-    if (e->refused && g->started + 1000 > emptied) {
+    if (e->refused && !knows_the_store(g)) {
         return "the store is another one, and nothing else is known";
     }
 
