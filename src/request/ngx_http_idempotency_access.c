@@ -598,7 +598,14 @@ access_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
     case NGX_IDEMPOTENCY_CLAIMED:
         ngx_idempotency_die(&ctx->claim.op, NGX_IDEMPOTENCY_FAULT_DIE_CLAIMED);
-        ngx_idempotency_busy(&ctx->claim.op);
+
+#if (NGX_IDEMPOTENCY_FAULTS)
+        if (ctx->claim.op.fault == NGX_IDEMPOTENCY_FAULT_BUSY) {
+            ngx_log_error_core(NGX_LOG_INFO, ngx_cycle->log, 0,
+                               "busy for a while");
+            ngx_msleep(4000);
+        }
+#endif
 
         if (ctx->claim.taken) {
             ngx_http_idempotency_log(r, ctx, NGX_HTTP_IDEMPOTENCY_STATUS_NEW,

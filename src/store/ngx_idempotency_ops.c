@@ -34,6 +34,11 @@ typedef struct {
 } shm_source_t;
 
 
+/* how an operation that waits goes on; NGX_AGAIN: it waits again */
+
+typedef ngx_int_t (*shm_resume_pt)(ngx_idempotency_op_t *op);
+
+
 /* the start of a response, copied in the critical section that found it */
 
 static u_char  shm_scratch[4096];
@@ -100,7 +105,7 @@ static ngx_int_t shm_forget(ngx_idempotency_store_t *store,
     ngx_idempotency_forget_t *forget);
 static ngx_int_t shm_forget_known(ngx_idempotency_op_t *op);
 static ngx_idempotency_record_t *shm_look(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_op_t *op, ngx_idempotency_resume_pt resume);
+    ngx_idempotency_op_t *op, shm_resume_pt resume);
 static void shm_look_handler(ngx_event_t *ev);
 static void shm_wait_gone(ngx_idempotency_shm_t *shm,
     ngx_idempotency_op_t *op, uint32_t sequence);
@@ -136,7 +141,7 @@ static void record_describe(ngx_idempotency_record_t *rec, ngx_msec_t now,
 static ngx_msec_t record_lasts(ngx_idempotency_record_t *rec, ngx_msec_t now);
 static ngx_uint_t record_anonymous(ngx_idempotency_record_t *rec);
 static void shm_wait(ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op,
-    ngx_idempotency_resume_pt resume);
+    shm_resume_pt resume);
 static void shm_ready_handler(ngx_event_t *ev);
 static void shm_resume(ngx_idempotency_op_t *op);
 static void shm_post_ready(void);
@@ -683,7 +688,7 @@ shm_forget_known(ngx_idempotency_op_t *op)
 
 static ngx_idempotency_record_t *
 shm_look(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
-    ngx_idempotency_resume_pt resume)
+    shm_resume_pt resume)
 {
     ngx_int_t                  rc;
     ngx_idempotency_claim_t    claim;
@@ -1351,7 +1356,7 @@ record_lasts(ngx_idempotency_record_t *rec, ngx_msec_t now)
 
 static void
 shm_wait(ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op,
-    ngx_idempotency_resume_pt resume)
+    shm_resume_pt resume)
 {
     ngx_uint_t                  slot;
     ngx_idempotency_workers_t  *waiting;

@@ -84,15 +84,8 @@ typedef enum {
         pause();                                                             \
     }
 
-#define ngx_idempotency_busy(op)                                             \
-    if ((op)->fault == NGX_IDEMPOTENCY_FAULT_BUSY) {                         \
-        ngx_log_error(NGX_LOG_INFO, ngx_cycle->log, 0, "busy for a while");  \
-        ngx_msleep(4000);                                                    \
-    }
-
 #else
 
-#define ngx_idempotency_busy(op)
 #define ngx_idempotency_fault(op, at)  0
 #define ngx_idempotency_die(op, at)
 
@@ -128,7 +121,6 @@ typedef struct ngx_idempotency_store_s  ngx_idempotency_store_t;
 typedef struct ngx_idempotency_op_s     ngx_idempotency_op_t;
 
 typedef void (*ngx_idempotency_op_handler_pt)(ngx_idempotency_op_t *op);
-typedef ngx_int_t (*ngx_idempotency_resume_pt)(ngx_idempotency_op_t *op);
 
 /* what each operation begins with: the first member of the structs below */
 
@@ -147,11 +139,10 @@ struct ngx_idempotency_op_s {
     /* the engine's own: where the operation waits, and how it goes on; NULL: a
        claim, which its maker makes again */
     ngx_queue_t                     queue;
-    ngx_idempotency_resume_pt       resume;
+    ngx_int_t                     (*resume)(ngx_idempotency_op_t *op);
     ngx_idempotency_store_t        *store;
     /* the sequence of the record that it waits for; its number, if it has asked
-       the backing; which answer is new enough for it; since when it waits for
-       answers */
+       the backing; which answer is new enough for it; since when it waits */
     uint32_t                        waited;
     uint32_t                        asker;
     uint32_t                        answer;
@@ -378,8 +369,7 @@ struct ngx_idempotency_store_s {
 };
 
 
-/* a store in shared memory of this size; `evict`: responses may go early.  An
-   error is logged; one is that the store was defined before */
+/* in shared memory; `evict`: responses may go early.  Errors are logged */
 
 ngx_int_t ngx_idempotency_shm_zone_add(ngx_conf_t *cf,
     ngx_idempotency_store_t *store, size_t size, ngx_uint_t evict);
@@ -392,8 +382,7 @@ void ngx_idempotency_shm_prefetch_bucket(ngx_idempotency_store_t *store,
 void ngx_idempotency_shm_prefetch_record(ngx_idempotency_store_t *store,
     u_char *token);
 
-/* an operator agrees to the backing, which is another one, or has forgotten;
-   NGX_DECLINED: there is nothing to agree to */
+/* an operator agrees to a backing that is another; NGX_DECLINED: it is not */
 
 ngx_int_t ngx_idempotency_store_agree(ngx_idempotency_store_t *store);
 
