@@ -54,7 +54,7 @@ judge_reset(void)
 }
 
 
-/* --- what the store has heard, and forgotten -------------------------------- */
+/* --- what the store has heard, and forgotten ------------------------------ */
 
 
 void
@@ -191,7 +191,7 @@ judge_clock(int64_t step)
 }
 
 
-/* --- deaths ----------------------------------------------------------------- */
+/* --- deaths --------------------------------------------------------------- */
 
 
 /* with all that it had under way */
@@ -257,7 +257,7 @@ judge_delivered(nginx_t *g)
 }
 
 
-/* --- executions ------------------------------------------------------------- */
+/* --- executions ----------------------------------------------------------- */
 
 
 /* the window of what it has recorded is over, or it was nothing */
@@ -286,8 +286,8 @@ doubtful(exec_t *e)
 }
 
 
-/* who does refuses another one: over replicas since a beat, one in a second, was
-   told with a claim, and they had it; else since it had time to ask */
+/* who does refuses another one: over replicas since a beat, one in a second,
+   was told with a claim, and they had it; else since it had time to ask */
 
 static ngx_uint_t
 knows_the_store(nginx_t *g)
@@ -513,11 +513,11 @@ judge_ended(req_t *q, ngx_idempotency_result_e result, ngx_uint_t releases)
 }
 
 
-/* --- answers ---------------------------------------------------------------- */
+/* --- answers -------------------------------------------------------------- */
 
 
-/* A copy's ages are those of when they were sent: it ends that much later as the
-   ways there and back took, or who was to read them stood still meanwhile. */
+/* A copy's ages are those of when they were sent: it ends that much later as
+   the ways there and back took, or who was to read them stood still meanwhile. */
 
 static ngx_msec_int_t
 late(void)
@@ -663,7 +663,7 @@ judge_limited(req_t *q)
 }
 
 
-/* --- the log ---------------------------------------------------------------- */
+/* --- the log -------------------------------------------------------------- */
 
 
 static void
@@ -757,7 +757,7 @@ judge_log(nginx_t *g, ngx_uint_t level, char *text)
 }
 
 
-/* --- the end ---------------------------------------------------------------- */
+/* --- the end -------------------------------------------------------------- */
 
 
 void

@@ -1,7 +1,8 @@
 
 /*
- * The way to a Redis, and the Redis at its end: what is sent is held up or lost,
- * connections are cut, and a replica follows the master, whose place it takes.
+ * The way to a Redis, and the Redis at its end: what is sent is held up or
+ * lost, connections are cut, and a replica follows the master, whose place it
+ * takes.
  * What the server answers, its scripts say: see redis.c.
  */
 
@@ -42,7 +43,7 @@ network_reset(void)
 }
 
 
-/* --- the way --------------------------------------------------------------- */
+/* --- the way -------------------------------------------------------------- */
 
 
 void
@@ -196,7 +197,7 @@ redis_publish(u_char *key, size_t len)
 }
 
 
-/* --- the server ------------------------------------------------------------ */
+/* --- the server ----------------------------------------------------------- */
 
 
 static uint64_t
@@ -213,8 +214,8 @@ read64(u_char *p)
 }
 
 
-/* which script it is, of those that are about a token: 'c'laim, 'p'ut, 'r'elease,
-   by their arguments */
+/* which script it is, of those that are about a token, by their arguments:
+   'c'laim, 'p'ut, 'r'elease */
 
 static char
 call_of(message_t *m)

@@ -125,7 +125,7 @@ message_free(message_t *m)
 }
 
 
-/* --- what happens ----------------------------------------------------------- */
+/* --- what happens --------------------------------------------------------- */
 
 
 static void
@@ -863,7 +863,8 @@ figures(ngx_uint_t seeds, ngx_uint_t bad, time_t took)
 
     printf("# %lu seeds in %ld s, %lu failed: %llu events, %.1f simulated "
            "hours, %llu executions, %llu replays, %llu in doubt, %llu "
-           "unavailable, %llu over a quota\n", (unsigned long) seeds, (long) took,
+           "unavailable, %llu over a quota\n",
+           (unsigned long) seeds, (long) took,
            (unsigned long) bad, (unsigned long long) n_events,
            n_msec / 3600e3, (unsigned long long) n_execs,
            (unsigned long long) n_replays, (unsigned long long) n_doubts,
