@@ -227,7 +227,11 @@ sub stop {
 
     my $signal = rand() < 0.5 ? 'QUIT' : 'TERM';
 
-    $self->{terminated}{$_} = 1 for $signal eq 'TERM' ? $self->{nginx}->alive : ();
+    if ($signal eq 'TERM') {
+        my $n = $self->{nginx};
+        $self->{terminated}{$_} = 1 for $n->groups, grep defined, @$n{qw(pid older)};
+    }
+
     $self->{nginx}->strike($signal);
     $self->{count}->("restarts, SIG$signal");
     $self->note(undef) if $signal eq 'TERM';
