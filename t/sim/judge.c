@@ -16,6 +16,7 @@
 
 
 typedef struct {
+    uint64_t                        instance;
     ngx_uint_t                      token;
     uint64_t                        fence;
     ngx_msec_t                      at;
@@ -58,7 +59,7 @@ judge_reset(void)
 
 
 void
-judge_granted(ngx_uint_t token, uint64_t fence)
+judge_granted(uint64_t instance, ngx_uint_t token, uint64_t fence)
 {
     grant_t  *g;
 
@@ -70,6 +71,7 @@ judge_granted(ngx_uint_t token, uint64_t fence)
     g = &grants[ngrants++];
     memset(g, 0, sizeof(grant_t));
 
+    g->instance = instance;
     g->token = token;
     g->fence = fence;
     g->at = now;
@@ -77,14 +79,16 @@ judge_granted(ngx_uint_t token, uint64_t fence)
 
 
 void
-judge_heard(ngx_uint_t token, uint64_t fence, ngx_uint_t outcome,
-    ngx_uint_t stale)
+judge_heard(uint64_t instance, ngx_uint_t token, uint64_t fence,
+    ngx_uint_t outcome, ngx_uint_t stale)
 {
     exec_t  *e;
 
     for (e = execs; e < execs + nexecs; e++) {
 
-        if (e->token != token || e->fence != fence) {
+        if (e->token != token || e->fence != fence
+            || (set.store == SIM_FILE && e->instance != instance))
+        {
             continue;
         }
 
@@ -433,7 +437,9 @@ judge_execution(req_t *q)
     e->alone = (q->claim.alone && set.store != SIM_MEMORY);
 
     for (g = grants; g < grants + ngrants; g++) {
-        if (g->token == e->token && g->fence == e->fence) {
+        if (g->token == e->token && g->fence == e->fence
+            && g->instance == e->instance)
+        {
             e->claimed = e->heard = g->at;
             e->granted = 1;
             e->alone = 0;
@@ -741,9 +747,10 @@ judge_log(nginx_t *g, ngx_uint_t level, char *text)
         owner_gone(g, text);
     }
 
-    /* two workers may say so of a file in another order than it was */
+    /* two workers may say so of a file in another order than it was, and one
+       that dies says nothing */
 
-    if (set.store == SIM_REDIS || !set.nested) {
+    if (set.store == SIM_REDIS || (!set.nested && !plan_has(P_DIE))) {
         store_said(g, text);
     }
 
@@ -795,7 +802,7 @@ asked_again(void)
 
         /* one that was full has room again once something was written */
 
-        if (nginxes[i].says_down && !plan_has(P_FULL)) {
+        if (nginxes[i].says_down && !plan_has(P_FULL) && !plan_has(P_DIE)) {
             fault("nginx %c says that the store is unavailable, which it is "
                   "not", nginxes[i].name);
         }

@@ -247,13 +247,14 @@ call_heard(message_t *m, char what, ngx_uint_t token,
 
     if (what == 'c' && (code == 'C' || code == 'D')) {
         fence = &reply->elts[2].str;
-        judge_granted(token, ngx_atoof(fence->data, fence->len));
+        judge_granted(m->proc->nginx->instance, token,
+                      ngx_atoof(fence->data, fence->len));
     }
 
     /* what another nginx has bound as well may leave memory all the same */
 
     if (what == 'p' && (code == 'O' || code == 'T' || code == 'S')) {
-        judge_heard(token, read64(head + 20), head[2] != 'P', code == 'S');
+        judge_heard(0, token, read64(head + 20), head[2] != 'P', code == 'S');
     }
 }
 

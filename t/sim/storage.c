@@ -219,7 +219,7 @@ file_items(proc_t *p, ngx_idempotency_batch_t *batch)
             && (item->result == NGX_IDEMPOTENCY_OK
                 || item->result == NGX_IDEMPOTENCY_STALE))
         {
-            judge_heard(item->token[0] - 'a', item->fence,
+            judge_heard(item->instance, item->token[0] - 'a', item->fence,
                         item->outcome != NGX_IDEMPOTENCY_PENDING,
                         item->result == NGX_IDEMPOTENCY_STALE);
         }
@@ -227,7 +227,8 @@ file_items(proc_t *p, ngx_idempotency_batch_t *batch)
         if (item->what == NGX_IDEMPOTENCY_ITEM_ASK
             && item->result == NGX_IDEMPOTENCY_CLAIMED)
         {
-            judge_granted(item->token[0] - 'a', item->fence);
+            judge_granted(p->nginx->instance, item->token[0] - 'a',
+                          item->fence);
         }
 
         /* the worker free()s it */

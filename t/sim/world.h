@@ -419,9 +419,9 @@ void judge_limited(req_t *q);
 void judge_log(nginx_t *g, ngx_uint_t level, char *text);
 /* the store has granted a claim; has heard of an execution; was asked for a
    token, and may take over what is silent; has forgotten what it heard since */
-void judge_granted(ngx_uint_t token, uint64_t fence);
-void judge_heard(ngx_uint_t token, uint64_t fence, ngx_uint_t outcome,
-    ngx_uint_t stale);
+void judge_granted(uint64_t instance, ngx_uint_t token, uint64_t fence);
+void judge_heard(uint64_t instance, ngx_uint_t token, uint64_t fence,
+    ngx_uint_t outcome, ngx_uint_t stale);
 void judge_lapses(ngx_uint_t token);
 void judge_forgets(ngx_msec_t since, ngx_uint_t refused);
 void judge_agreed(void);
