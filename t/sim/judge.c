@@ -523,7 +523,7 @@ judge_ended(req_t *q, ngx_idempotency_result_e result, ngx_uint_t releases)
 
 
 /* A copy's ages are those of when they were sent: it ends that much later as
-   the ways there and back took, or who was to read them stood still meanwhile. */
+   the ways there and back took, or its reader stood still meanwhile */
 
 static ngx_msec_int_t
 late(void)
@@ -720,7 +720,7 @@ claims_lost(nginx_t *g)
         }
     }
 
-    if (!forgot) {
+    if (!forgot && !ahead) {
         fault("nginx %c says that the store has lost claims", g->name);
     }
 }
