@@ -352,7 +352,9 @@ excuse(exec_t *e, req_t *q, exec_t *again)
         return "another memory";
     }
 
-    if (e->forgotten) {
+    /* ... or the claim that was granted before the other one */
+
+    if (e->forgotten || again->forgotten) {
         return "the store has forgotten it";
     }
 
