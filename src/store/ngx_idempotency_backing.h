@@ -1,8 +1,8 @@
 
 /*
- * What a zone hears from, and tells, the backing that remembers for it: items,
- * many of which make one transaction.  An item is its own in all it points
- * to, as a thread works on it.
+ * Items: what a zone tells and asks its backing, and what the backing answers.
+ * Many items make one transaction.  An item points to no memory but its own, as
+ * a thread works on it.
  */
 
 
@@ -13,7 +13,7 @@
 #include "ngx_idempotency_store.h"
 
 
-/* when the outcome that a client has got is on disk */
+/* when an outcome is on disk */
 
 typedef enum {
     NGX_IDEMPOTENCY_SYNC_BATCHED = 0,   /* within a second */
@@ -22,8 +22,8 @@ typedef enum {
 
 
 /*
- * Which file it is, by random bytes of when it was made, and how far it was
- * written, by a number that rises with each commit.
+ * Which file it is: random bytes of its making.  How far it was written: a
+ * number that rises with each commit.
  */
 
 #define NGX_IDEMPOTENCY_MARK_LEN  16
@@ -31,102 +31,103 @@ typedef enum {
 typedef struct {
     u_char                          identity[NGX_IDEMPOTENCY_MARK_LEN];
     ngx_atomic_t                    number;
-    /* ... and what of that is in the file itself, without its log */
+    /* the part of that number that is in the file itself, not only in its
+       log */
     ngx_atomic_t                    filed;
 } ngx_idempotency_mark_t;
 
 
 typedef enum {
     NGX_IDEMPOTENCY_ITEM_ASK = 0,       /* check, bind and claim in one step */
-    NGX_IDEMPOTENCY_ITEM_PUT,           /* what the zone knows of a claim of
-                                           its own */
-    NGX_IDEMPOTENCY_ITEM_RELEASE,       /* a claim of its own is none any
-                                           more; what it took over is in
-                                           doubt again */
-    NGX_IDEMPOTENCY_ITEM_FIND,          /* looks */
-    NGX_IDEMPOTENCY_ITEM_FORGET         /* an operator's: of any owner; with a
-                                           fence, only the record that has
-                                           it; not what its own instance has
-                                           claimed behind `floor` */
+    NGX_IDEMPOTENCY_ITEM_PUT,           /* writes the zone's own record */
+    NGX_IDEMPOTENCY_ITEM_RELEASE,       /* ends the zone's own claim; a token
+                                           that it took over is in doubt
+                                           again */
+    NGX_IDEMPOTENCY_ITEM_FIND,          /* looks, changes nothing */
+    NGX_IDEMPOTENCY_ITEM_FORGET         /* an operator's, of any owner's record;
+                                           with a fence, only the record that
+                                           has it; no claim of the zone itself
+                                           above `floor` */
 } ngx_idempotency_item_e;
 
 
-/* what became of a record and its response: see below */
+/* what was found out about a record and its response: see below */
 
 #define NGX_IDEMPOTENCY_MAC_LEN  16
 
 typedef enum {
     NGX_IDEMPOTENCY_SEAL_OPEN = 0,
-    NGX_IDEMPOTENCY_SEAL_GONE,          /* by no key that is there, or none */
-    NGX_IDEMPOTENCY_SEAL_BROKEN,        /* it, or what goes with it, was
-                                           changed */
-    NGX_IDEMPOTENCY_SEAL_FORGED,        /* the record of a claim was, or it is
-                                           none at all */
+    NGX_IDEMPOTENCY_SEAL_GONE,          /* sealed by an unknown key, or the
+                                           response is missing */
+    NGX_IDEMPOTENCY_SEAL_BROKEN,        /* the response, or what it is sealed
+                                           with, was changed */
+    NGX_IDEMPOTENCY_SEAL_FORGED,        /* the claim's part of the record was
+                                           changed, or the record is none at
+                                           all */
     NGX_IDEMPOTENCY_SEAL_FAILED         /* no memory, or no random bytes */
 } ngx_idempotency_seal_e;
 
 
-/* all times are the file's, in milliseconds */
+/* all times are the backing's, in milliseconds */
 
 typedef struct {
     ngx_idempotency_item_e          what;
 
     u_char                          token[NGX_IDEMPOTENCY_DIGEST_LEN];
-    /* ASK, PUT: in; ASK, FIND: out, the record's, if it is bound */
+    /* ASK, PUT: in; ASK, FIND: out: the record's, if the token is bound */
     u_char                          fingerprint[NGX_IDEMPOTENCY_DIGEST_LEN];
     ngx_idempotency_parts_t         parts;
-    /* by the digest key, over the record: zero if there is none */
+    /* the record's mark, made with the digest key; zero without one */
     u_char                          mac[NGX_IDEMPOTENCY_MAC_LEN];
 
-    /* the claim's name, which no other claim ever has: the instance of the zone
-       that made it, and the sequence, which rises there with each claim; in,
-       and out if it is bound */
+    /* the name of the claim, which no other claim ever has: the instance of the
+       zone that made it, and the sequence, which rises there with each claim;
+       in, and out if the token is bound */
     uint64_t                        instance;
     uint64_t                        sequence;
-    /* what upstreams know the claim by, which rises with each claim of a token:
-       the sequence; or, of a backing that many machines share, the number that
-       it has granted the claim with: out */
+    /* upstreams know the claim by this number, which rises with each claim of a
+       token: the sequence, or, over a backing that many machines share, the
+       number by which the backing granted the claim: out */
     uint64_t                        fence;
-    /* ASK: claims of this very instance with a lower sequence have no owner any
-       more, as the zone has forgotten them */
+    /* ASK: the zone has forgotten its own claims with a lower sequence: they
+       have no owner any more */
     uint64_t                        floor;
-    /* for how long a silent owner keeps the claim, if the backing knows no
-       other sign that it lives */
+    /* how long a silent owner keeps the claim, if the backing has no other sign
+       of its life */
     int64_t                         lease;
 
-    /* ASK: take over what is in doubt; RELEASE: it had been taken over here,
-       and is freed */
+    /* ASK: take over a token in doubt; RELEASE: this claim had taken it over,
+       and it is fresh now */
     unsigned                        retry:1;
-    /* ASK: not what is absent, as it may have been bound once */
+    /* ASK: don't claim an absent token: it may have been bound before */
     unsigned                        old:1;
-    /* what is pending was in doubt before: PUT: in, ASK: out */
+    /* the pending token was in doubt before; PUT: in, ASK: out */
     unsigned                        taken:1;
-    /* RELEASE: it had not been in doubt, or an operator has settled it: the
-       token is fresh */
+    /* RELEASE: the token was not in doubt before, or an operator has settled
+       it: it is fresh */
     unsigned                        freed:1;
     /* PUT: the backing has acknowledged the claim */
     unsigned                        known:1;
-    /* out, PUT: but it had lost the claim, which was written anew */
+    /* out, PUT: the backing had lost the claim, which was written anew */
     unsigned                        lost:1;
-    /* out: it failed, and is to be flushed again; and it was certainly not
-       sent */
+    /* out: the item failed, and has to be flushed again; certainly not sent */
     unsigned                        failed:1;
     unsigned                        unsent:1;
-    /* ... it took too long, while the backing answered others; and so its
-       response is not kept */
+    /* it failed as it took too long while the backing answered others; for that
+       its response is not kept */
     unsigned                        slow:1;
     unsigned                        trimmed:1;
-    /* FIND: of the response its length only */
+    /* FIND: of the response only its length */
     unsigned                        length_only:1;
 
-    /* of the outcome, once it is there */
+    /* the window of the outcome */
     int64_t                         window;
-    /* PUT: in; ASK, FIND: out.  ASK, and PUT of what is pending: before when
-       its outcome will not end.  FORGET: what another one has recorded
-       since stays */
+    /* PUT: in; ASK, FIND: out.  ASK, and PUT of a pending record: the outcome
+       will not end before.  FORGET: what another instance has recorded since
+       stays */
     int64_t                         recorded;
     int64_t                         ends;
-    /* ASK, of what is pending: out, when its owner's lease ends; 0: the backing
+    /* ASK of a pending token: out, when its owner's lease ends; 0: the backing
        has another sign that the owner lives */
     int64_t                         lapses;
 
@@ -134,13 +135,13 @@ typedef struct {
     ngx_idempotency_outcome_e       outcome;
     ngx_uint_t                      status;
     ngx_uint_t                      replays;
-    /* PUT: with room for its seal behind it; ASK, FIND: malloc()ed, to be
-       free()d along with the item */
+    /* PUT: with room for its seal behind it; ASK, FIND: from malloc(), to be
+       freed with the item */
     ngx_str_t                       response;
     ngx_idempotency_seal_e          seal;
 
     ngx_idempotency_result_e        result;
-    /* UNAVAILABLE: there is no room for it */
+    /* UNAVAILABLE: the backing has no room for the item */
     unsigned                        full:1;
 
     void                           *data;
@@ -148,14 +149,15 @@ typedef struct {
 
 
 /*
- * Records that leave this machine's memory are marked by a digest key of
- * idempotency_secret, their responses sealed with AES-256-GCM by another one;
- * both are checked when they come back.  May be called in threads.
+ * Records that leave this machine's memory are marked with a digest key of
+ * idempotency_secret, and their responses sealed with AES-256-GCM by another
+ * key.  Both are checked when a record comes back.  These functions may run in
+ * threads.
  */
 
-/* behind a response: the seal, what its own key is made by, the key's name, and
-   the form, of which this is the last byte; or its mark and the form; or that
-   alone */
+/* what follows a response.  Sealed: the tag, the salt of the response's key,
+   the name of the secret key, and a byte, the form.  Marked: the mark and the
+   form.  Plain: the form */
 
 #define NGX_IDEMPOTENCY_SEAL_TAG_LEN   16
 #define NGX_IDEMPOTENCY_SEAL_SALT_LEN  32
@@ -170,16 +172,17 @@ typedef struct {
 
 
 /*
- * What is put has room for a seal behind its response.  To be called once for
- * items on their way to a backing, and once on their way back, where that is
- * off the event loop.  `times`: the backing keeps `recorded` and `ends` as they
- * are in an item, so that they are sealed along with the response.
+ * An item to be put has room for a seal behind its response.  The first
+ * function is called once for items on their way to a backing, the second one
+ * once on their way back, off the event loop where the backing is.  `times`:
+ * the backing keeps `recorded` and `ends` as they are in the item, so they are
+ * covered by mark and seal.
  *
- * A response that can't be sealed does not leave memory, and one that can't be
- * opened is lost: its item's outcome is "not kept" instead of "done".  So it is
- * for a record that is done, but whose mark is wrong.  A record that is pending
- * or in doubt and has a wrong mark, or one that contradicts itself, makes the
- * token unavailable: it is neither an answer nor absent.
+ * A response that can't be sealed does not leave memory.  One that can't be
+ * opened is lost: the outcome of its item becomes "not kept".  The same goes
+ * for a done record with a wrong mark.  A record that is pending or in doubt
+ * and has a wrong mark, or that contradicts itself, makes the token
+ * unavailable: it counts neither as an answer nor as absent.
  */
 
 void ngx_idempotency_seal(const ngx_idempotency_secret_t *secret,

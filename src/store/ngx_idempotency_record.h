@@ -1,8 +1,9 @@
 
 /*
- * Records in shared memory: their states, layout, and what may be done with
+ * Records in shared memory: their states and layout, and what may be done with
  * one, always under the zone's lock.  A record is found by its token and
  * expires by its own time.  Its response, if one is kept, is a chain of chunks.
+ * What must hold is at the head of record.c.
  */
 
 
@@ -24,10 +25,10 @@ struct ngx_idempotency_chunk_s {
 
 
 /*
- * Records of one window, in the order in which they were recorded, and so in
- * that in which they end.  The clocks of two workers may differ by a moment,
- * and the end of some keys lies anywhere up to the span, so one may be freed
- * that much later; but none is found past its time, or freed before it.
+ * Records of one window, in the order in which they were recorded, so in the
+ * order in which they end.  The clocks of two workers may differ by a moment,
+ * and some keys end at any time up to the span: a record may be freed that much
+ * later.  But no record is found after its end, or freed before it.
  */
 
 typedef struct ngx_idempotency_window_s  ngx_idempotency_window_t;
@@ -42,8 +43,8 @@ struct ngx_idempotency_window_s {
 
 /*
  * A record's state: one of the four outcomes (ngx_idempotency_outcome_e), or
- * what the zone knows of the backing.  One table in record.c says which event
- * changes which state into which.
+ * what the zone knows of the backing.  The table record_states in record.c says
+ * which event leads from which state to which.
  */
 
 typedef enum {
@@ -53,9 +54,11 @@ typedef enum {
     NGX_IDEMPOTENCY_ABANDONED,     /* ... and no request waits any more */
     NGX_IDEMPOTENCY_GRANTED,       /* the backing has granted the claim; the
                                       request that asked does not know it yet */
-    NGX_IDEMPOTENCY_REMOTE,        /* pending there, claimed by another zone */
-    NGX_IDEMPOTENCY_DOUBTED,       /* in doubt there */
-    NGX_IDEMPOTENCY_NOTHING,       /* not there, and not to be claimed */
+    NGX_IDEMPOTENCY_REMOTE,        /* pending in the backing, claimed by another
+                                      zone */
+    NGX_IDEMPOTENCY_DOUBTED,       /* in doubt in the backing */
+    NGX_IDEMPOTENCY_NOTHING,       /* absent from the backing, and must not be
+                                      claimed */
     NGX_IDEMPOTENCY_FAILED,        /* the backing did not answer */
     NGX_IDEMPOTENCY_GONE,          /* the record has left the zone */
     NGX_IDEMPOTENCY_STATES
@@ -66,10 +69,11 @@ typedef enum {
 
 typedef enum {
     NGX_IDEMPOTENCY_ON_CLAIM = 0,  /* a request owns it, without the backing */
-    NGX_IDEMPOTENCY_ON_ASK,        /* a request asks the backing, or waits for
-                                      an answer that no request waited for */
+    NGX_IDEMPOTENCY_ON_ASK,        /* a request asks the backing, or adopts the
+                                      question of one that has ended */
     NGX_IDEMPOTENCY_ON_LEAVE,      /* the request that asked has ended */
-    NGX_IDEMPOTENCY_ON_TAKE,       /* ... knows that its claim is granted */
+    NGX_IDEMPOTENCY_ON_TAKE,       /* the request that asked takes its granted
+                                      claim */
     NGX_IDEMPOTENCY_ON_DONE,       /* the owner's outcome */
     NGX_IDEMPOTENCY_ON_NOT_KEPT,
     NGX_IDEMPOTENCY_ON_DOUBT,
@@ -83,7 +87,8 @@ typedef enum {
     NGX_IDEMPOTENCY_ON_FOUND_NOTHING,
     NGX_IDEMPOTENCY_ON_FAIL,
     NGX_IDEMPOTENCY_ON_REMOVE,     /* the record leaves the zone */
-    NGX_IDEMPOTENCY_ON_FORGET,     /* ... by hand, and the backing, too */
+    NGX_IDEMPOTENCY_ON_FORGET,     /* an operator forgets the token, in the
+                                      backing, too */
     NGX_IDEMPOTENCY_EVENTS
 } ngx_idempotency_event_e;
 
@@ -92,9 +97,9 @@ typedef enum {
 
 typedef enum {
     NGX_IDEMPOTENCY_FLUSHED = 0,   /* it has */
-    NGX_IDEMPOTENCY_QUEUED,        /* the record is in the write-back queue */
-    NGX_IDEMPOTENCY_FLUSHING,      /* a batch has the change */
-    NGX_IDEMPOTENCY_OUTDATED,      /* a batch has the change before it */
+    NGX_IDEMPOTENCY_QUEUED,        /* in the write-back queue */
+    NGX_IDEMPOTENCY_FLUSHING,      /* in a batch on its way */
+    NGX_IDEMPOTENCY_OUTDATED,      /* a batch has an older change */
     NGX_IDEMPOTENCY_ASIDE          /* the backing has no room for the record, or
                                       its batch failed: it waits beside the
                                       queue */
@@ -107,12 +112,12 @@ typedef struct {
     /* key: the value's first bytes; these two must be the first members */
     ngx_rbtree_node_t               node;
     u_char                          value[NGX_IDEMPOTENCY_DIGEST_LEN];
-    /* those that are not pending.  None of them ends before `ends`, and none
-       that was looked at in this round before `next`: these are the last */
+    /* records that are not pending.  None of them ends before `ends`; none that
+       this round has checked, which are the last ones, ends before `next` */
     ngx_queue_t                     bound;
     ngx_msec_t                      ends;
     ngx_msec_t                      next;
-    /* all of them */
+    /* the number of all, pending ones included */
     ngx_uint_t                      live;
     ngx_uint_t                      round;
 } ngx_idempotency_quota_t;
@@ -122,20 +127,20 @@ struct ngx_idempotency_record_s {
     /* key: the token's first bytes; these two must be the first members */
     ngx_rbtree_node_t               node;
     u_char                          token[NGX_IDEMPOTENCY_DIGEST_LEN];
-    /* in sh->pending, in sh->remote, or in sh->kept with a response, or in
+    /* in sh->pending, in sh->remote, in sh->kept if it has a response, or in
        none */
     ngx_queue_t                     queue;
 
     u_char                          fingerprint[NGX_IDEMPOTENCY_DIGEST_LEN];
     ngx_idempotency_parts_t         parts;
     unsigned                        replays:30;
-    /* its response took too long to be flushed, so often */
+    /* how often its response took too long to be flushed */
     unsigned                        slow:2;
 
-    /* what owners and upstreams know its claim by: made here, or by what has
-       granted it */
+    /* owners and upstreams know the claim by this number, made here or by the
+       backing that granted the claim */
     uint64_t                        fence;
-    /* pending: when it was claimed, and before when it will not end */
+    /* pending: when it was claimed; its outcome will not end before `ends` */
     ngx_msec_t                      recorded;
     ngx_msec_t                      ends;
     ngx_idempotency_window_t       *window;
@@ -144,22 +149,22 @@ struct ngx_idempotency_record_s {
     /* all but the last chunk are full pages */
     ngx_idempotency_chunk_t        *chunks;
     uint32_t                        size;
-    /* what it is known by here, from when it is asked for: the last bits of
-       the zone's number for that */
+    /* the claim's number in this zone, from its first question on: the low bits
+       of sh->sequence */
     uint32_t                        sequence;
 
     union {
         struct {
-            /* the workers with requests that wait for it; its owner; and how
-               long after its claim the owner last gave a sign of life */
+            /* the workers with requests that wait for it; its owner; how long
+               after the claim the owner last gave a sign of life */
             ngx_idempotency_workers_t   waiting;
             ngx_idempotency_worker_t    owner;
             uint32_t                    renewed;
         } pending;
 
         struct {
-            /* likewise.  The number of the request that asks, and what its
-               claim says */
+            /* likewise; the number of the request that asks; what its claim
+               says */
             ngx_idempotency_workers_t   waiting;
             ngx_idempotency_worker_t    owner;
             unsigned                    asker:30;
@@ -181,10 +186,10 @@ struct ngx_idempotency_record_s {
         } copy;
 
         struct {
-            /* the workers with requests that wait, as of one that is pending
-               here; when the backing is asked next; how often it has
-               answered; when a request last wanted it, and whether one waits
-               for the next answer */
+            /* the workers with requests that wait, at the same offset as above;
+               when the backing is asked next; how often it has answered; when a
+               request last wanted the record, and whether one waits for the
+               next answer */
             ngx_idempotency_workers_t   waiting;
             ngx_msec_t                  due;
             uint32_t                    wanted;
@@ -193,35 +198,35 @@ struct ngx_idempotency_record_s {
         } remote;
 
         struct {
-            /* by hand, also a claim of another instance; or fresh, even if it
-               was in doubt before */
+            /* the backing must forget the token, whoever claimed it; the token
+               is fresh, even if it was in doubt before */
             ngx_uint_t                  forgotten;
             ngx_uint_t                  freed;
         } gone;
     } as;
 
-    /* the next one in the write-back queue, or in the batch */
+    /* the next record in the write-back queue, or in the batch */
     ngx_idempotency_record_t       *next;
 
     /* see ngx_idempotency_state_e, ngx_idempotency_flush_e */
     unsigned                        state:4;
     unsigned                        flush:3;
     unsigned                        status:10;
-    /* pending: it was in doubt before */
+    /* pending: the token was in doubt before */
     unsigned                        taken:1;
-    /* the backing never gets it */
+    /* the backing never gets this record */
     unsigned                        local:1;
-    /* the claim was sent, so the backing may know it; it has said that it
-       does; the last change was sent, and the answer is not known */
+    /* the claim was sent, so the backing may have it; the backing has
+       acknowledged it; the last change was sent, and its answer is missing */
     unsigned                        sent:1;
     unsigned                        known:1;
     unsigned                        unsure:1;
     /* see ngx_idempotency_quota_t */
     unsigned                        round:1;
-    /* requests of this worker wait until it is flushed: its slot and one, or
-       all workers */
+    /* requests wait until the record is flushed: the slot of their worker plus
+       one, or NGX_IDEMPOTENCY_HOLD_ALL */
     unsigned                        holding:8;
-    /* for how long an owner that can't be asked keeps it */
+    /* how long an owner that can't be asked keeps the claim */
     uint32_t                        lease;
 };
 
@@ -233,7 +238,8 @@ struct ngx_idempotency_record_s {
     ((rec)->state == NGX_IDEMPOTENCY_PENDING                                 \
      || ngx_idempotency_record_asks(rec))
 
-/* the backing is asked for it, or a granted claim was not taken yet */
+/* the backing is asked for it, or has granted a claim that no request took
+   yet */
 
 #define ngx_idempotency_record_asks(rec)                                     \
     ((rec)->state == NGX_IDEMPOTENCY_ASKING                                  \
@@ -247,26 +253,26 @@ struct ngx_idempotency_record_s {
      || (rec)->state == NGX_IDEMPOTENCY_NOTHING                              \
      || (rec)->state == NGX_IDEMPOTENCY_FAILED)
 
-/* nothing is known of the token */
+/* the zone does not know what the token is bound to */
 
 #define ngx_idempotency_record_unknown(rec)                                  \
     (ngx_idempotency_record_asks(rec)                                        \
      || (rec)->state == NGX_IDEMPOTENCY_NOTHING                              \
      || (rec)->state == NGX_IDEMPOTENCY_FAILED)
 
-/* it can't be evicted: the backing does not have it */
+/* can't be evicted: the backing lacks it */
 
 #define ngx_idempotency_record_stays(rec)                                    \
     ((rec)->local || (rec)->flush != NGX_IDEMPOTENCY_FLUSHED                 \
      || ngx_idempotency_record_negative(rec))
 
-/* the documents say what a token costs: it does not compile above */
+/* a token costs one slot of this size, as the documents say */
 
 typedef char  ngx_idempotency_record_fits_its_slot_t[
     (sizeof(ngx_idempotency_record_t) <= 256) ? 1 : -1];
 
 
-/* records, always with the lock held */
+/* all of this with the lock held */
 
 ngx_idempotency_record_t *ngx_idempotency_record_current(
     ngx_idempotency_shm_t *shm, u_char *token, ngx_msec_t now);
@@ -316,22 +322,22 @@ ngx_uint_t ngx_idempotency_record_free_some(ngx_idempotency_shm_t *shm,
 ngx_uint_t ngx_idempotency_record_alive(ngx_idempotency_record_t *rec,
     ngx_msec_t now);
 
-/* the machine's clock, in microseconds: no number of a claim is below it */
+/* this machine's clock, in microseconds: no claim's number is below it */
 
 uint64_t ngx_idempotency_record_micros(void);
 
-/* what an answer says of a record */
+/* what an answer says of the record */
 
 ngx_uint_t ngx_idempotency_record_differs(ngx_idempotency_record_t *rec,
     ngx_idempotency_claim_t *claim);
 
-/* the backing lacks its outcome, and will have it soon */
+/* the backing lacks the outcome, and will have it soon */
 
 ngx_uint_t ngx_idempotency_record_unflushed(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
 
-/* the workers with requests that wait for it, or NULL: it is neither pending
-   nor remote; whether there are any; they are woken by the unlock */
+/* the workers with requests that wait for the record, or NULL if it is neither
+   pending nor remote; whether there are any; wakes them with the unlock */
 
 ngx_idempotency_workers_t *ngx_idempotency_record_waiting(
     ngx_idempotency_record_t *rec);
@@ -339,18 +345,18 @@ ngx_uint_t ngx_idempotency_record_awaited(ngx_idempotency_record_t *rec);
 void ngx_idempotency_record_wake(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
 
-/* how many of them a value of idempotency_quota has */
+/* quotas */
 
 ngx_idempotency_result_e ngx_idempotency_quota_check(
     ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim);
 
-/* the node behind this digest in its tree; NULL: the first */
+/* the node that follows this digest in the tree; NULL: the first one */
 
 ngx_rbtree_node_t *ngx_idempotency_tree_next(ngx_idempotency_shm_t *shm,
     ngx_rbtree_node_t *root, u_char *digest);
 uint64_t ngx_idempotency_tree_key(u_char *token);
 
-/* the chunks of one response, likewise */
+/* the chunks of a response, with the lock held */
 
 typedef struct {
     ngx_idempotency_chunk_t        *chunk;

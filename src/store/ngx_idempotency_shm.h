@@ -1,7 +1,7 @@
 
 /*
- * Tokens in shared memory: the layout of a zone, and what the files of this
- * engine share.  Its records: see record.h.
+ * The layout of a zone in shared memory, and the functions that the files of
+ * this engine share.  Records are in record.h, the backing is in tier.h.
  */
 
 
@@ -14,26 +14,29 @@
 #include "ngx_idempotency_tier.h"
 
 
-/* what is copied, expired by a timer, or freed to make room, at most while the
-   lock is held once */
+/* while the lock is held once, at most so many bytes are copied, and so many
+   records freed: by a timer, and to make room */
 
 #define NGX_IDEMPOTENCY_SHM_PIECE    65536
 #define NGX_IDEMPOTENCY_SHM_EXPIRE   128
 #define NGX_IDEMPOTENCY_SHM_FREE     128
 
-/* a released request's response stays this long, for requests that waited */
+/* a response that a released request leaves to waiting requests stays this
+   long */
 
 #define NGX_IDEMPOTENCY_SHM_LEFTOVER     10000
 
 
 typedef struct {
-    /* the process that changes it now; not zero on entry: it is torn */
+    /* the process that changes the zone now; not zero when the lock was just
+       taken: that process died inside, and the zone is torn */
     ngx_pid_t                       inside;
-    /* the highest generation of a worker; the one that is to make it anew */
+    /* the highest generation of a worker.  A torn zone is refused until a
+       worker of the generation `poisoned` makes it anew */
     ngx_uint_t                      generation;
     ngx_uint_t                      poisoned;
 
-    /* of the last claim; it is never below its sequence */
+    /* of the last claim; the fence is never below the sequence */
     uint64_t                        fence;
     uint64_t                        sequence;
 
@@ -43,33 +46,34 @@ typedef struct {
     ngx_uint_t                      mask;
     ngx_rbtree_node_t               sentinel;
 
-    /* the root of another one */
+    /* the root of the tree of quotas */
     ngx_rbtree_node_t              *quotas;
 
-    /* the first one; the next are those of leftovers, for requests that wait */
+    /* the first of the list; leftovers: responses for requests that waited */
     ngx_idempotency_window_t        window;
     ngx_idempotency_window_t        leftovers;
-    /* copies of what the backing has, which end when they do there */
+    /* copies of the backing's records; a copy ends when the original does */
     ngx_idempotency_window_t        copies;
 
     ngx_queue_t                     pending;
-    /* remote claims; the one that was not wanted for the longest time first */
+    /* remote claims; the one that no request wanted for the longest time
+       first */
     ngx_queue_t                     remote;
     /* the oldest response first */
     ngx_queue_t                     kept;
 
-    /* when a timer last freed what is over */
+    /* when a timer last freed expired records */
     ngx_msec_t                      freed;
 
     ngx_idempotency_tier_sh_t       tier;
 
-    /* written without the lock, so on another line of the cache */
+    /* the figures are written without the lock: not on its cache line */
     u_char                          apart[64];
     ngx_idempotency_stats_t         stats;
 } ngx_idempotency_shm_sh_t;
 
 
-/* workers with requests that wait for a token's record, which has changed */
+/* a token that has changed, and the workers whose requests wait for it */
 
 typedef struct {
     uint64_t                        key;
@@ -79,7 +83,7 @@ typedef struct {
 #define NGX_IDEMPOTENCY_SHM_WOKEN  64
 
 
-/* the data of a store, and of its zone */
+/* a zone as one process has it: the data of its store */
 
 struct ngx_idempotency_shm_s {
     ngx_idempotency_store_t        *store;
@@ -89,16 +93,16 @@ struct ngx_idempotency_shm_s {
     ngx_idempotency_shm_sh_t       *sh;
     ngx_slab_pool_t                *shpool;
 
-    /* configurations that had this zone since the start */
+    /* the number of configurations with this zone since the start */
     ngx_uint_t                      generation;
     /* responses may go early, for want of memory */
     ngx_uint_t                      evict;
-    /* no directive names it; old workers may use it */
+    /* no directive names the zone; old workers may use it */
     ngx_uint_t                      unnamed;
 
-    /* noted while the lock is held, for when it is given back: the percentage
-       in use, of which the log is to be warned, or 0; and the workers that are
-       to be woken: all, if there are more than that */
+    /* noted under the lock, acted on after it: the percentage in use that the
+       log is to warn of, or 0; the workers to wake, or all if `nwoken` is too
+       large for the array */
     ngx_uint_t                      full;
     ngx_uint_t                      nwoken;
     ngx_idempotency_woken_t         woken[NGX_IDEMPOTENCY_SHM_WOKEN];
@@ -122,13 +126,13 @@ void ngx_idempotency_shm_exit_process(ngx_cycle_t *cycle);
 ngx_msec_t ngx_idempotency_shm_expire(ngx_idempotency_shm_t *shm,
     ngx_msec_t now);
 
-/* NGX_ERROR, and nothing locked: the zone is torn.  Without the lock again, the
-   requests that wait for what was changed are woken */
+/* NGX_ERROR: the zone is torn, and not locked.  The unlock wakes the requests
+   that wait for what was changed */
 
 ngx_int_t ngx_idempotency_shm_lock(ngx_idempotency_shm_t *shm);
 void ngx_idempotency_shm_unlock(ngx_idempotency_shm_t *shm);
 
-/* all claims whose owner has died are in doubt then */
+/* puts all claims of dead owners in doubt */
 
 void ngx_idempotency_shm_sweep(ngx_idempotency_shm_t *shm, ngx_msec_t now);
 
@@ -138,13 +142,13 @@ ngx_int_t ngx_idempotency_shm_figures(ngx_idempotency_store_t *store,
     ngx_msec_t now, ngx_idempotency_figures_t *figures);
 
 
-/* requests of this worker that wait for the key are called, or, NULL, all */
+/* calls the requests of this worker that wait for the key; NULL: for any */
 
 void ngx_idempotency_shm_woken(uint64_t *key);
 void ngx_idempotency_shm_dequeue(ngx_idempotency_op_t *op);
 
-/* claims that ask the backing, with the lock held, but for cancel; answered:
-   true if the record may be asked for once more */
+/* claims that ask the backing; called with the lock held, but for cancel.
+   ask_answered: true if the record may be asked for once more */
 
 ngx_int_t ngx_idempotency_ask_lookup(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec);
@@ -153,7 +157,7 @@ ngx_uint_t ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
 void ngx_idempotency_ask_cancel(ngx_idempotency_shm_t *shm,
     ngx_idempotency_op_t *op);
 
-/* remote claims, likewise; but wait, without the lock: `due` is when the
+/* remote claims, with the lock held; remote_wait without it: `due` is when the
    backing is asked next */
 
 ngx_uint_t ngx_idempotency_remote_unwanted(ngx_idempotency_record_t *rec,

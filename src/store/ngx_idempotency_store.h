@@ -1,14 +1,14 @@
 
 /*
  * The store's protocol: what a request may ask of a store of tokens, whatever
- * engine keeps it.  Knows no requests; the time is an argument.
+ * engine keeps it.  Nothing here knows requests; the time is an argument.
  *
- * Each operation may be answered now (NGX_OK: op.result is set) or later
- * (NGX_AGAIN: op.handler is called once with op.result set, unless the
- * operation is cancelled before).  Until then it is the engine's, with all
- * that it points to: one that may outlive its request has memory of its own.
- * NGX_ERROR: the caller's pool has no memory for the answer.
- * An owner's operation names its fence, and does nothing under an old one.
+ * An operation is answered now (NGX_OK: op.result is set) or later (NGX_AGAIN:
+ * op.handler is called once with op.result set, unless the operation is
+ * cancelled before).  Until then the operation and all that it points to belong
+ * to the engine: an operation that may outlive its request needs memory of its
+ * own.  NGX_ERROR: the caller's pool has no memory for the answer.  An owner's
+ * operation names its fence, and does nothing under an old one.
  */
 
 
@@ -55,8 +55,8 @@ typedef enum {
 } ngx_idempotency_result_e;
 
 
-/* where a test has the worker die, or something fail: an operation's fault is
-   named by a request header, with -DNGX_IDEMPOTENCY_FAULTS only */
+/* where a test has the worker die, or something fail.  A request header names
+   the fault of an operation; with -DNGX_IDEMPOTENCY_FAULTS only */
 
 typedef enum {
     NGX_IDEMPOTENCY_FAULT_NONE = 0,
@@ -68,7 +68,7 @@ typedef enum {
     NGX_IDEMPOTENCY_FAULT_BUSY,
     NGX_IDEMPOTENCY_FAULT_NO_POOL,
     /* of the late engine: a claim's first answer is lost, or comes much later;
-       what settles it gets no answer */
+       a claim's complete or release gets no answer */
     NGX_IDEMPOTENCY_FAULT_UNANSWERED,
     NGX_IDEMPOTENCY_FAULT_SLOW,
     NGX_IDEMPOTENCY_FAULT_UNSETTLED
@@ -93,9 +93,10 @@ typedef enum {
 
 
 /*
- * A token is bound to the fingerprint, of action and body, and to the identity,
- * of the client's credentials; all zero: it has none.  The rest only tells why
- * two requests differ: digests too short to compare anything else by.
+ * A token is bound to the fingerprint (of action and body) and to the identity
+ * (of the client's credentials; all zero: the request has none).  The other
+ * digests only tell why two requests differ: they are too short to compare
+ * anything else by.
  */
 
 #define NGX_IDEMPOTENCY_IDENTITY_LEN      16
@@ -107,7 +108,7 @@ typedef struct {
     u_char                          action[NGX_IDEMPOTENCY_HINT_LEN];
     u_char                          body[NGX_IDEMPOTENCY_HINT_LEN];
     u_char                          settings[NGX_IDEMPOTENCY_SETTINGS_LEN];
-    /* of this and the fingerprint: those of two versions can't be compared */
+    /* of the parts and the fingerprint: two versions can't be compared */
     u_char                          version;
 } ngx_idempotency_parts_t;
 
@@ -122,7 +123,7 @@ typedef struct ngx_idempotency_op_s     ngx_idempotency_op_t;
 
 typedef void (*ngx_idempotency_op_handler_pt)(ngx_idempotency_op_t *op);
 
-/* what each operation begins with: the first member of the structs below */
+/* the head of each operation: the first member of the structs below */
 
 struct ngx_idempotency_op_s {
     u_char                          token[NGX_IDEMPOTENCY_DIGEST_LEN];
@@ -134,15 +135,16 @@ struct ngx_idempotency_op_s {
     ngx_idempotency_op_handler_pt   handler;
     void                           *data;
 
-    /* the engine has it: the handler is yet to be called */
+    /* the engine has the operation: the handler is yet to be called */
     unsigned                        waiting:1;
-    /* the engine's own: where the operation waits, and how it goes on; NULL: a
-       claim, which its maker makes again */
+    /* the engine's own: the queue where the operation waits, and how it goes
+       on.  NULL: it is a claim, which its caller makes again */
     ngx_queue_t                     queue;
     ngx_int_t                     (*resume)(ngx_idempotency_op_t *op);
     ngx_idempotency_store_t        *store;
-    /* the sequence of the record that it waits for; its number, if it has asked
-       the backing; which answer is new enough for it; since when it waits */
+    /* the sequence of the record that the operation waits for; its own number,
+       if it has asked the backing; which answer is new enough for it; since
+       when it waits */
     uint32_t                        waited;
     uint32_t                        asker;
     uint32_t                        answer;
@@ -154,30 +156,30 @@ struct ngx_idempotency_op_s {
 };
 
 
-/* what a token is bound to; ages mean the same on another machine and after a
-   restart, moments do not */
+/* what a token is bound to.  Ages, as they mean the same on another machine and
+   after a restart; points in time do not */
 
 typedef struct {
     ngx_idempotency_outcome_e       outcome;
     ngx_uint_t                      status;
     uint64_t                        fence;
-    /* since it was recorded; until it ends, unless it is pending */
+    /* since the outcome was recorded; until it ends, unless it is pending */
     ngx_msec_t                      age;
     ngx_msec_t                      left;
     ngx_uint_t                      replays;
-    /* it was bound without an identity */
+    /* the token was bound without an identity */
     ngx_uint_t                      anonymous;
     /* pending: the process that owns it here, or 0; in a list of the backing:
        the instance that owns it, or 0 */
     ngx_pid_t                       owner;
     uint64_t                        instance;
-    /* its size; and its bytes, if there is a pool to copy them to */
+    /* the length, and the bytes if there is a pool to copy them to */
     ngx_str_t                       response;
 } ngx_idempotency_found_t;
 
 
-/* check, bind and claim in one step; counts a replay.  Made again while it
-   waits, it is the same claim, and is answered once */
+/* check, bind and claim in one step; counts a replay.  If the caller makes the
+   claim again while it waits, it is the same claim, and is answered once */
 
 typedef struct {
     ngx_idempotency_op_t            op;
@@ -185,44 +187,46 @@ typedef struct {
     u_char                          fingerprint[NGX_IDEMPOTENCY_DIGEST_LEN];
     ngx_idempotency_parts_t         parts;
 
-    /* the outcome binds the token for the window, and for so long from now on
-       at least; for the span at most, or 0: for the window alone */
+    /* the token is bound for the window from its outcome on, and until at least
+       `least` from now on; `span`: at most so long, 0: as long as the window */
     ngx_msec_t                      window;
     ngx_msec_t                      least;
     ngx_msec_t                      span;
-    /* a silent owner keeps it so long */
+    /* how long a silent owner keeps the claim */
     ngx_msec_t                      lease;
-    /* a response of this size must fit, or nothing is claimed */
+    /* if a response of this size would not fit, nothing is claimed */
     size_t                          reserve;
-    /* so many tokens at most for one value, of this digest */
+    /* at most so many tokens for one value, of this digest */
     ngx_uint_t                      quota;
     u_char                          value[NGX_IDEMPOTENCY_DIGEST_LEN];
-    /* for the response that is found */
+    /* for the response, if there is one */
     ngx_pool_t                     *pool;
 
-    /* take over what is in doubt */
+    /* take over a token that is in doubt */
     unsigned                        retry:1;
-    /* not what is fresh, as it may have been bound once */
+    /* don't claim an absent token: it may have been bound before */
     unsigned                        old:1;
-    /* the backing is never asked, or not where it is out of reach */
+    /* never ask the backing; don't ask it while it is out of reach */
     unsigned                        local:1;
     unsigned                        alone:1;
-    /* if it is pending, call the handler once that has changed */
+    /* if the token is pending, wait, and call the handler at its change */
     unsigned                        wait:1;
-    /* out: the claim that it waited for was released, and left a response */
+    /* out: the claim that this one waited for was released, and left a
+       response */
     unsigned                        leftover:1;
-    /* out: it was in doubt before */
+    /* out: the token was in doubt before */
     unsigned                        taken:1;
 
     /* out, if it is claimed */
     uint64_t                        fence;
-    /* out: what it is bound to; over its quota: `left` is that of the oldest */
+    /* out: what the token is bound to; over its quota: `left` is the oldest
+       one's */
     ngx_idempotency_found_t         found;
     ngx_uint_t                      differs;
 } ngx_idempotency_claim_t;
 
 
-/* the owner's outcome */
+/* the owner records its outcome */
 
 typedef struct {
     ngx_idempotency_op_t            op;
@@ -230,17 +234,17 @@ typedef struct {
     /* out, if it was trimmed: what was recorded instead */
     ngx_idempotency_outcome_e       outcome;
     ngx_uint_t                      status;
-    /* the response, of this size; the caller's again when the operation has
-       returned, answered or not */
+    /* the response, of this size.  The caller may use it again when the
+       operation has returned, answered or not */
     ngx_chain_t                    *pieces;
     size_t                          size;
-    /* out: for how long it is bound */
+    /* out: for how long the token is bound */
     ngx_msec_t                      left;
 } ngx_idempotency_complete_t;
 
 
-/* it did not execute: the token is fresh again, or in doubt, as before its
-   claim; requests that wait get the response if it is left to them, else one of
+/* the owner did not execute: the token is as it was before its claim, fresh or
+   in doubt.  Requests that wait get the response if there is one, else one of
    them claims.  The pieces: as those of `complete` */
 
 typedef struct {
@@ -250,18 +254,19 @@ typedef struct {
     ngx_chain_t                    *pieces;
     size_t                          size;
     unsigned                        leave:1;
-    /* fresh in any case */
+    /* fresh even if it was in doubt before */
     unsigned                        settled:1;
-    /* out: it is in doubt */
+    /* out: the token is in doubt */
     unsigned                        doubt:1;
 } ngx_idempotency_release_t;
 
 
-/* changes nothing but that it frees expired records, as each operation does */
+/* looks; changes nothing but that it frees expired records, as each operation
+   does */
 
 typedef struct {
     ngx_idempotency_op_t            op;
-    /* for the response; NULL: without it */
+    /* for the response; NULL: its length only */
     ngx_pool_t                     *pool;
     /* out */
     ngx_idempotency_found_t         found;
@@ -270,17 +275,18 @@ typedef struct {
 } ngx_idempotency_find_t;
 
 
-/* by hand: a pending owner loses its claim; with a fence, only that record */
+/* an operator forgets a token, pending or not; with a fence, only the record
+   that has it */
 
 typedef struct {
     ngx_idempotency_op_t            op;
     uint64_t                        fence;
-    /* out: the fence of the record, or 0 */
+    /* out: the fence of the forgotten record, or 0 */
     uint64_t                        was;
 } ngx_idempotency_forget_t;
 
 
-/* the owner lives, and keeps its claim for this long from now on */
+/* the owner lives, and keeps its claim for another lease from now on */
 
 typedef struct {
     ngx_idempotency_op_t            op;
@@ -289,9 +295,9 @@ typedef struct {
 } ngx_idempotency_renew_t;
 
 
-/* up to n records, in no order.  Repeated until the cursor is 0 again, it has
-   each record that is there all the time exactly once, though others come and
-   go.  An answer may be empty while there is more */
+/* Up to n records, in no order.  Repeated until the cursor is 0 again, a list
+   has each record that exists all the time exactly once, whatever else comes
+   and goes.  An answer may be empty although there are more records. */
 
 typedef struct {
     u_char                          token[NGX_IDEMPOTENCY_DIGEST_LEN];
@@ -301,16 +307,16 @@ typedef struct {
 
 typedef struct {
     ngx_idempotency_op_t            op;
-    /* 0 at first and at the end; else the engine's, as is op.token: to go on,
-       the answered operation is made again with a new n */
+    /* 0 at first and at the end, else the engine's, as is op.token.  For the
+       next part the caller makes the answered operation again with a new n */
     ngx_uint_t                      cursor;
     ngx_idempotency_listed_t       *listed;
-    /* in: room for so many; out: how many there are */
+    /* in: the array's size; out: the number of records */
     ngx_uint_t                      n;
-    /* of the backing, which may give more than n at once: up to
+    /* list the backing, which may give more than n at once, up to
        NGX_IDEMPOTENCY_TIER_BATCH */
     unsigned                        behind:1;
-    /* the engine's: what the backing reads */
+    /* the engine's: what it reads of the backing */
     struct ngx_idempotency_page_s  *page;
 } ngx_idempotency_list_t;
 
@@ -331,18 +337,19 @@ typedef struct {
     ngx_int_t                     (*list)(ngx_idempotency_store_t *store,
                                        ngx_idempotency_list_t *list);
 
-    /* no request waits for the answer, or the change, any more; a claim that is
-       granted all the same is released */
+    /* the caller does not want the answer any more; a claim that is granted
+       later is released */
     void                          (*cancel)(ngx_idempotency_store_t *store,
                                        ngx_idempotency_op_t *op);
 
-    /* at once; frees expired records first.  NGX_DECLINED: without them */
+    /* answered at once; expired records are freed first.  NGX_DECLINED: the
+       zone is torn, and only its counters are known */
     ngx_int_t                     (*figures)(ngx_idempotency_store_t *store,
                                        ngx_msec_t now,
                                        ngx_idempotency_figures_t *figures);
 
-    /* of all its stores: once the directives are read, what stays although
-       none names it; and what a module does in the master and in a worker */
+    /* for all stores of the engine; `keep`: once the directives are read, adds
+       zones that none of them names but old workers use */
     ngx_int_t                     (*keep)(ngx_conf_t *cf);
     ngx_int_t                     (*init_module)(ngx_cycle_t *cycle);
     ngx_int_t                     (*init_process)(ngx_cycle_t *cycle);
@@ -350,39 +357,41 @@ typedef struct {
 } ngx_idempotency_engine_t;
 
 
-/* made when a directive names it first; the one that defines it sets engine and
-   data by the function below */
+/* made when a directive first names it; the directive that defines it calls the
+   function below, which sets engine and data */
 
 struct ngx_idempotency_store_s {
     ngx_str_t                        name;
-    /* NULL: no directive has defined it */
+    /* NULL: no directive has defined the store */
     const ngx_idempotency_engine_t  *engine;
     void                            *data;
     /* the client gets the end of its response after `complete` is answered */
     ngx_uint_t                       strict;
-    /* the largest response that it keeps by default, or 0 */
+    /* the largest response that the store keeps by default, or 0 */
     size_t                           most;
-    /* of its tokens, and of seals; all zero: there is none */
+    /* for tokens and seals; all zero: there is none */
     const ngx_idempotency_secret_t  *secret;
-    /* not the engine alone counts */
+    /* counted by the engine and by requests */
     ngx_idempotency_counters_t      *counters;
 };
 
 
-/* in shared memory; `evict`: responses may go early.  Errors are logged */
+/* a store in shared memory; `evict`: responses may go early.  It logs its
+   errors */
 
 ngx_int_t ngx_idempotency_shm_zone_add(ngx_conf_t *cf,
     ngx_idempotency_store_t *store, size_t size, ngx_uint_t evict);
 
-/* hints to the processor: a claim of this token is going to read its bucket,
-   and then the record that stands there */
+/* hints to the processor: a claim of this token will read its bucket, and then
+   the record there */
 
 void ngx_idempotency_shm_prefetch_bucket(ngx_idempotency_store_t *store,
     u_char *token);
 void ngx_idempotency_shm_prefetch_record(ngx_idempotency_store_t *store,
     u_char *token);
 
-/* an operator agrees to a backing that is another; NGX_DECLINED: it is not */
+/* an operator agrees that the backing is another one; NGX_DECLINED: it is
+   not */
 
 ngx_int_t ngx_idempotency_store_agree(ngx_idempotency_store_t *store);
 
