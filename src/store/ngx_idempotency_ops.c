@@ -1,28 +1,29 @@
 
 /*
  * The store's protocol over shared memory.  Each operation is one critical
- * section; only a response too large for one is copied piece by piece, and
- * the record is looked up anew before each piece.  Workers with requests that
- * wait are noted under the lock, and woken without it.
+ * section.  Only a response too large for that is copied piece by piece; the
+ * record is looked up anew before each piece.  Workers to wake are noted under
+ * the lock, and woken without it.
  *
- * Claims that wait for a change: a record knows in which workers there are
- * some, and each worker has its own, by token.  In each turn of the event loop
- * some of those that are woken claim again.  A claim whose owner has died is
- * noticed by another claim, or by a sweep.
+ * Claims that wait for a change: a record notes the workers that have such
+ * claims, and each worker keeps its own, by token.  In each turn of the event
+ * loop some of the woken ones are made again.  If an owner has died, the next
+ * claim of its token finds out, or a sweep.
  *
- * Find and forget ask the backing for what the zone does not know for sure.
- * The answer stays in the zone, and is looked up there.
+ * Find and forget ask the backing for tokens that the zone does not know for
+ * sure.  The answer becomes a record in the zone, and the operation looks there
+ * again.
  *
- * A list has some records at a time: bucket by bucket, and in each in the order
- * of its tree.  The cursor is a place in that order and no record, so whatever
- * comes or goes meanwhile moves none of the others across it.
+ * A list returns some records at a time: bucket by bucket, and in each bucket
+ * in its tree's order.  The cursor is a position in that order, not a record,
+ * so records that come or go meanwhile move none of the others across it.
  */
 
 
 #include "ngx_idempotency_shm.h"
 
 
-/* a response that goes in piece by piece, and how far it is */
+/* a response that is appended piece by piece, and how far that is */
 
 typedef struct {
     ngx_chain_t               *pieces;
@@ -34,7 +35,7 @@ typedef struct {
 } shm_source_t;
 
 
-/* how an operation that waits goes on; NGX_AGAIN: it waits again */
+/* goes on with an operation that waited; NGX_AGAIN: it waits again */
 
 typedef ngx_int_t (*shm_resume_pt)(ngx_idempotency_op_t *op);
 
@@ -44,7 +45,7 @@ typedef ngx_int_t (*shm_resume_pt)(ngx_idempotency_op_t *op);
 static u_char  shm_scratch[4096];
 
 
-/* what a list looks at, at most, while the lock is held once */
+/* while the lock is held once, a list looks at so many at most */
 
 #define NGX_IDEMPOTENCY_LIST_RECORDS  64
 #define NGX_IDEMPOTENCY_LIST_BUCKETS  4096
@@ -57,8 +58,8 @@ static u_char  shm_scratch[4096];
 static ngx_queue_t  shm_waiting[NGX_IDEMPOTENCY_SHM_BUCKETS];
 
 
-/* ... those that are to be made again: so many in each turn of the event loop,
-   as one may have a large response to copy, or much to free */
+/* those of them that are to be made again, so many in each turn of the event
+   loop: one may have a large response to copy, or much to free */
 
 #define NGX_IDEMPOTENCY_SHM_TURN  8
 
@@ -66,18 +67,18 @@ static ngx_queue_t  shm_ready = { &shm_ready, &shm_ready };
 static ngx_event_t  shm_ready_event;
 
 
-/* while the lock is held once, so many claims of workers that died end */
+/* while the lock is held once, at most so many claims of dead workers end */
 
 #define NGX_IDEMPOTENCY_ORPHANS  64
 
 typedef struct {
     u_char                     token[NGX_IDEMPOTENCY_DIGEST_LEN];
-    /* 0: it only asked, which the log needs not say */
+    /* 0: it was a question only, which is not logged */
     uint64_t                   fence;
 } orphan_t;
 
 
-/* a find or forget that waits for the backing looks again after this, as a
+/* a find or forget that waits for the backing looks again after so long, as a
    wake-up may be lost */
 
 #define NGX_IDEMPOTENCY_LOOK_RETRY  500
@@ -182,7 +183,7 @@ shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_claim_t *claim)
     shm = store->data;
     op = &claim->op;
 
-    /* it may still wait for the change that it is made again in place of */
+    /* a claim that is made again may still wait */
 
     ngx_idempotency_shm_dequeue(op);
 
@@ -202,7 +203,7 @@ shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_claim_t *claim)
 
         if (op->result == NGX_IDEMPOTENCY_BOUND) {
 
-            /* a size is set with the outcome, chunks may come before */
+            /* chunks come before the outcome, the size comes with it */
 
             if (rec->size) {
                 claim->found.replays = ++rec->replays;
@@ -231,13 +232,11 @@ shm_claim(ngx_idempotency_store_t *store, ngx_idempotency_claim_t *claim)
 
         case NGX_IDEMPOTENCY_CHANGED:
 
-            /* the backing is to answer */
-
             return NGX_AGAIN;
 
         case NGX_IDEMPOTENCY_UNFINISHED:
 
-            /* more is to be freed than may be in one turn of the event loop */
+            /* more has to be freed than one turn of the event loop should */
 
             shm_resume(op);
             return NGX_AGAIN;
@@ -274,7 +273,7 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim)
 
     if (op->waited) {
 
-        /* the claim that it waited for has left a response */
+        /* the claim that this one waited for has left a response */
 
         rec = ngx_idempotency_record_leftover(shm, op, op->waited);
 
@@ -289,7 +288,8 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim)
 
     rec = ngx_idempotency_record_current(shm, op->token, op->now);
 
-    /* a record that only asks has the fingerprint of the request that asked */
+    /* until the backing has answered, the fingerprint is that of the request
+       that asked */
 
     if (rec && rec->parts.version != claim->parts.version
         && (!ngx_idempotency_record_unknown(rec)
@@ -302,7 +302,8 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim)
     if (rec && rec->state == NGX_IDEMPOTENCY_PENDING
         && !ngx_idempotency_record_alive(rec, op->now))
     {
-        /* the backing hears of the doubt before any claim takes it over */
+        /* the backing learns of the doubt before any claim takes the token
+           over */
 
         shm_orphan(shm, rec, op->now);
     }
@@ -419,7 +420,7 @@ shm_complete(ngx_idempotency_store_t *store,
 }
 
 
-/* the backing has taken something of this token: its outcome? */
+/* the backing has taken a change of this token: perhaps not yet the outcome */
 
 static ngx_int_t
 shm_complete_flushed(ngx_idempotency_op_t *op)
@@ -464,7 +465,8 @@ shm_append(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 
     if (rec->chunks == NULL) {
 
-        /* the first piece; or it was in doubt meanwhile, and lost them */
+        /* the first piece; or the record was in doubt meanwhile, and lost its
+           chunks */
 
         ngx_memzero(&src->cur, sizeof(ngx_idempotency_cursor_t));
         src->in = src->pieces;
@@ -494,9 +496,9 @@ shm_append(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 
 
 /*
- * A response that is left goes to the requests that wait, so that none of them
- * executes.  If none waits, or memory is short, nothing is left: then one of
- * those that come executes.
+ * A response that the owner leaves goes to the requests that wait, so that none
+ * of them executes.  If none waits, or memory is short, no response is left:
+ * then the next request that comes executes.
  */
 
 static ngx_int_t
@@ -630,7 +632,7 @@ shm_forget(ngx_idempotency_store_t *store, ngx_idempotency_forget_t *forget)
 }
 
 
-/* a fence is of a record that is here */
+/* a fence names a record of this zone: no need to ask the backing */
 
 static ngx_int_t
 shm_forget_known(ngx_idempotency_op_t *op)
@@ -680,10 +682,10 @@ shm_forget_known(ngx_idempotency_op_t *op)
 
 
 /*
- * The record that a find or forget is about; NULL: op->result says why.  For
- * what the zone does not know for sure the backing is asked, by a claim that
- * takes nothing fresh and is bound to nothing: the operation waits, and is
- * resumed with the answer.
+ * The record that a find or forget is about; NULL: op->result says why.  If the
+ * zone is not sure about the token, it asks the backing, by a claim that never
+ * takes a fresh token.  The operation waits for the answer and then looks
+ * again.
  */
 
 static ngx_idempotency_record_t *
@@ -708,7 +710,7 @@ shm_look(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
 
     ngx_memzero(&claim, sizeof(ngx_idempotency_claim_t));
 
-    /* any window that exists: it makes no difference which */
+    /* any window will do */
 
     claim.op = *op;
     claim.window = shm->sh->window.length;
@@ -760,10 +762,10 @@ shm_look_handler(ngx_event_t *ev)
 
 
 /*
- * Where many batches are on their way at once, the next question for the token
- * may overtake this release, and be answered by what was there before.  So a
- * request that forgets a token by hand, or settles it, is answered once the
- * release was flushed, or has failed.
+ * Over a backing that takes many batches at once, the next question for the
+ * token may overtake this release, and be answered by the old record.  So a
+ * request that forgets or settles a token is answered after the release was
+ * flushed, or has failed.
  */
 
 static void
@@ -787,7 +789,7 @@ shm_wait_gone(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
 }
 
 
-/* the backing has taken something of this token: the release? */
+/* the backing has taken a change of this token: perhaps not yet the release */
 
 static ngx_int_t
 shm_gone_flushed(ngx_idempotency_op_t *op)
@@ -836,7 +838,7 @@ shm_renew(ngx_idempotency_store_t *store, ngx_idempotency_renew_t *renew)
 }
 
 
-/* an operation that may wait, but has not yet */
+/* a new operation does not wait yet */
 
 static void
 shm_start(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
@@ -870,9 +872,9 @@ shm_end(ngx_idempotency_shm_t *shm)
 
 /*
  * The record under the caller's fence; no other may be changed.  An owner that
- * was taken for dead has its claim again, unless another request may have taken
- * that over: here; or at another nginx, if the backing knows of the doubt, or
- * has the claim by a lease that may have ended.
+ * was taken for dead gets its claim back, unless another request may have taken
+ * it over: here, or in another nginx, if the backing knows of the doubt, or has
+ * the claim under a lease that may be over.
  */
 
 static ngx_idempotency_record_t *
@@ -912,7 +914,7 @@ shm_own(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
 }
 
 
-/* the start of the response; the cursor tells how much of it was copied */
+/* copies the start of the response; the cursor has the position */
 
 static void
 shm_read_locked(ngx_idempotency_record_t *rec, ngx_idempotency_cursor_t *cur)
@@ -925,9 +927,9 @@ shm_read_locked(ngx_idempotency_record_t *rec, ngx_idempotency_cursor_t *cur)
 
 
 /*
- * Copies the response into the caller's pool; `left` is the sequence of the
- * claim that left it to requests that waited, or 0.  NGX_DECLINED: the record
- * ended while it was read, so the operation begins again.
+ * Copies the response into the caller's pool.  `left`: the sequence of the
+ * claim that left the response to requests that waited, or 0. NGX_DECLINED: the
+ * record ended meanwhile, so the operation has to begin again.
  */
 
 static ngx_int_t
@@ -982,8 +984,8 @@ shm_read(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op, uint32_t left,
 
 
 /*
- * The cursor is the bucket to go on in, and one more; the token is the last one
- * that was looked at, in that bucket or in one before.
+ * The cursor is one more than the bucket to go on in; the token is the last one
+ * that was listed, in that bucket or in an earlier one.
  */
 
 static ngx_int_t
@@ -1028,7 +1030,7 @@ shm_list(ngx_idempotency_store_t *store,
 }
 
 
-/* the bucket to go on in */
+/* returns the bucket to go on in */
 
 static ngx_uint_t
 list_some(ngx_idempotency_shm_t *shm, ngx_idempotency_list_t *list,
@@ -1066,8 +1068,8 @@ list_some(ngx_idempotency_shm_t *shm, ngx_idempotency_list_t *list,
 }
 
 
-/* A list has no record whose window is over, none that only waits for the
-   backing's answer, and no leftover, as its token is made up */
+/* A list has no expired record, no question, and no leftover, whose token is
+   made up. */
 
 static ngx_uint_t
 list_record(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
@@ -1090,7 +1092,7 @@ list_record(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 }
 
 
-/* the cursor is the backing's */
+/* here the cursor is the backing's */
 
 static ngx_int_t
 list_backing(ngx_idempotency_store_t *store, ngx_idempotency_list_t *list)
@@ -1178,8 +1180,8 @@ list_page(ngx_idempotency_op_t *op)
         ngx_idempotency_unseal(op->store->secret, page->items, page->n,
                                !ngx_idempotency_tier_shared(shm->tier));
 
-        /* some records may have ended since, and what is damaged or forged
-           tells nothing */
+        /* records that have ended since, or are damaged or forged, are left
+           out */
 
         for (i = 0; i < page->n; i++) {
             if (page->items[i].result == NGX_IDEMPOTENCY_BOUND) {
@@ -1229,8 +1231,8 @@ list_item(ngx_idempotency_listed_t *listed, ngx_idempotency_item_t *item,
 
 /*
  * What differs between the request and the one that the token is bound to, or
- * 0.  A record without an identity is anybody's: a client could as well have
- * left its own out.  Other settings alone are no difference.
+ * 0. A record without an identity is open to any: a client could as well have
+ * left out its own.  Other settings alone are no difference.
  */
 
 ngx_uint_t
@@ -1255,7 +1257,7 @@ ngx_idempotency_record_differs(ngx_idempotency_record_t *rec,
             differs |= NGX_IDEMPOTENCY_DIFFERS_ACTION;
         }
 
-        /* two bodies may have one hint */
+        /* different bodies may have the same hint */
 
         if (differs == 0
             || ngx_memcmp(was->body, is->body, NGX_IDEMPOTENCY_HINT_LEN) != 0)
@@ -1334,7 +1336,7 @@ record_describe(ngx_idempotency_record_t *rec, ngx_msec_t now,
 }
 
 
-/* for how long yet, unless it is pending */
+/* for how long the record still binds, unless it is pending */
 
 static ngx_msec_t
 record_lasts(ngx_idempotency_record_t *rec, ngx_msec_t now)
@@ -1351,8 +1353,8 @@ record_lasts(ngx_idempotency_record_t *rec, ngx_msec_t now)
 }
 
 
-/* Noted with the lock held, so that no change passes by unseen.  A record that
-   is bound has room for the number of one worker. */
+/* Called with the lock held, so that no change is missed.  A bound record has
+   room for one worker only. */
 
 static void
 shm_wait(ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op,
@@ -1366,7 +1368,7 @@ shm_wait(ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op,
 
     if (slot == NGX_IDEMPOTENCY_NO_WORKER) {
 
-        /* no other worker can wake this one, which polls */
+        /* no other worker can wake this one: it polls */
 
     } else if (waiting) {
         waiting->bits[slot / 64] |= (uint64_t) 1 << (slot % 64);
@@ -1375,12 +1377,13 @@ shm_wait(ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op,
         rec->holding = rec->holding ? NGX_IDEMPOTENCY_HOLD_ALL : slot + 1;
     }
 
-    /* an operation that is made again waits for what it did before */
+    /* an operation that is made again keeps waiting for the same answer */
 
     if (waiting && op->waited != rec->sequence) {
         op->waited = rec->sequence;
 
-        /* the answer to a question that is on its way comes too early */
+        /* a question that is on its way was sent too early: wait for the next
+           one */
 
         op->answer = (rec->flush == NGX_IDEMPOTENCY_FLUSHING
                       || rec->flush == NGX_IDEMPOTENCY_OUTDATED) ? 2 : 1;
@@ -1399,8 +1402,8 @@ shm_wait(ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op,
 
 
 /*
- * Calls those that wait for the token, the first of them now.  They are taken
- * aside before: a handler may wait again, or cancel another.
+ * Calls the operations that wait for the token, the first of them now.  They
+ * are moved aside before: a handler may wait again, or cancel another one.
  */
 
 void
@@ -1491,8 +1494,6 @@ shm_ready_handler(ngx_event_t *ev)
 }
 
 
-/* a claim that is unfinished */
-
 static void
 shm_resume(ngx_idempotency_op_t *op)
 {
@@ -1504,7 +1505,7 @@ shm_resume(ngx_idempotency_op_t *op)
 }
 
 
-/* the rest is for the next turn */
+/* the next turn of the event loop goes on */
 
 static void
 shm_post_ready(void)
@@ -1541,7 +1542,7 @@ shm_cancel(ngx_idempotency_store_t *store,
 }
 
 
-/* the operation is made again, or its answer isn't wanted any more */
+/* the operation is made again, or cancelled */
 
 void
 ngx_idempotency_shm_dequeue(ngx_idempotency_op_t *op)
@@ -1568,7 +1569,7 @@ shm_bucket(uint64_t key)
 }
 
 
-/* the claims of workers that died, or can't be asked any more */
+/* puts claims in doubt whose workers died, or can't be asked any more */
 
 void
 ngx_idempotency_shm_sweep(ngx_idempotency_shm_t *shm, ngx_msec_t now)
@@ -1627,8 +1628,8 @@ ngx_idempotency_shm_sweep(ngx_idempotency_shm_t *shm, ngx_msec_t now)
 }
 
 
-/* An owner that died may have executed: in doubt.  One that only asked has sent
-   nothing. */
+/* A dead owner may have executed: its token is in doubt.  A request that only
+   asked has sent nothing. */
 
 static void
 shm_orphan(ngx_idempotency_shm_t *shm,

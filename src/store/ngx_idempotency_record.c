@@ -2,45 +2,48 @@
 /*
  * Records in shared memory: found by token, claimed, bound to an outcome, left
  * to requests that waited, removed.  Their responses, chains of pages.  Quotas:
- * how many records there may be for one value.  Memory for them: what has ended
- * is freed, and where memory is short what may leave early is evicted.  All of
- * it runs with the zone's lock held, and with a bound on its steps.
+ * how many records there may be for one value.  Their memory: expired records
+ * are freed, and where memory is short, records and responses that may leave
+ * early are evicted.  All of it runs with the zone's lock held, in a bounded
+ * number of steps.  Operations of requests are in ops.c.
  *
- * A record's state changes by an event, as the table record_states says, and by
- * nothing else.  What holds:
+ * Only an event changes a record's state, as the table record_states says.
+ * These invariants hold:
  *
  * ONE OWNER       At most one request at a time executes a token: the owner of
  *                 its one record, while that is PENDING.
  * CLAIMED BEFORE  With a backing a record is PENDING only if the backing has
  *                 granted its claim (GRANTED), or is out of reach and this
- *                 memory alone guards.  A claim takes over only what is in
+ *                 memory alone guards.  A claim takes over only a token in
  *                 doubt.
- * ONE QUESTION    A record keeps its claim's number, the sequence, from when it
- *                 asks until it is answered, whether a request waits or not:
- *                 no second question is asked meanwhile.
- * ONE ASKER       A GRANTED claim belongs to one request, whose number the
- *                 record has.  If that has ended, the next request takes its
- *                 place, or the claim is released.
- * NOT FORGOTTEN   What the backing lacks, and a claim that it may have although
- *                 no request owns it, stays in the write-back queue (see
- *                 writeback.c), as GONE if the token has no record any more.
- * NOT COPIED      What may have changed in the backing since (REMOTE, DOUBTED,
- *                 NOTHING, FAILED) answers the requests that waited for it, and
- *                 none that comes later.
- * KEPT            An outcome stays until its window ends; only what the
- *                 backing has as well may leave before.
+ * ONE QUESTION    A record keeps its claim's number, the sequence, from its
+ *                 question to the answer, whether a request waits or not: no
+ *                 second question for the token is asked meanwhile.
+ * ONE ASKER       A GRANTED claim belongs to one request, whose number is in
+ *                 the record.  If that request has ended, the next one takes
+ *                 its place, or the claim is released.
+ * NOT FORGOTTEN   A change that the backing lacks stays in the write-back queue
+ *                 (see writeback.c), and so does a claim that the backing may
+ *                 have although no request owns it: as GONE, if the token has
+ *                 no record any more.
+ * NOT COPIED      A state that may have changed in the backing since (REMOTE,
+ *                 DOUBTED, NOTHING, FAILED) answers the requests that waited
+ *                 for it, and no later ones.
+ * KEPT            An outcome stays until its window ends; only an outcome that
+ *                 the backing has as well may leave before.
  */
 
 
 #include "ngx_idempotency_shm.h"
 
 
-/* the first window, which needs no memory, as long as none was named */
+/* the length of a zone's first window, which needs no memory, until a claim
+   names one */
 
 #define NGX_IDEMPOTENCY_NO_WINDOW  ((ngx_msec_t) -1)
 
 
-/* where a record is, besides its token's tree */
+/* the queues that a record is in, besides its token's tree */
 
 typedef enum {
     record_nowhere = 0,
@@ -77,14 +80,14 @@ static const uint8_t  record_asked[NGX_IDEMPOTENCY_STATES] = {
 };
 
 
-/* the owner's outcomes */
+/* events: the owner's outcomes */
 
 #define record_owner_ends                                                    \
     [NGX_IDEMPOTENCY_ON_DONE] = to(DONE),                                    \
     [NGX_IDEMPOTENCY_ON_NOT_KEPT] = to(NOT_KEPT),                            \
     [NGX_IDEMPOTENCY_ON_DOUBT] = to(IN_DOUBT)
 
-/* ... the backing's answers but a granted claim */
+/* events: the backing's answers, without a granted claim */
 
 #define record_found                                                         \
     [NGX_IDEMPOTENCY_ON_FOUND_PENDING] = to(REMOTE),                      \
@@ -93,7 +96,7 @@ static const uint8_t  record_asked[NGX_IDEMPOTENCY_STATES] = {
     [NGX_IDEMPOTENCY_ON_FOUND_DOUBT] = to(DOUBTED),                          \
     [NGX_IDEMPOTENCY_ON_FOUND_NOTHING] = to(NOTHING)
 
-/* ... and what may happen in any state */
+/* events that may happen in any state */
 
 #define record_goes                                                          \
     [NGX_IDEMPOTENCY_ON_REMOVE] = to(GONE),                                  \
@@ -183,20 +186,21 @@ static const uint8_t
 #undef to
 
 
-/* so many that have expired are freed at once for want of room */
+/* to make room, so many expired records are freed at once */
 
 #define NGX_IDEMPOTENCY_EVICT_EXPIRED  3
 
-/* a search for one that may be evicted ends after so many */
+/* the search for a record to evict ends after so many */
 
 #define NGX_IDEMPOTENCY_EVICT_LOOK  64
 
 
-/* so many of one value are checked, at most, while the lock is held once */
+/* while the lock is held once, at most so many records of one value are
+   checked */
 
 #define NGX_IDEMPOTENCY_QUOTA_LOOK  128
 
-/* later than anything ends, on the clocks of all workers */
+/* later than any record's end, on the clocks of all workers */
 
 #define quota_never(now)  ((now) + NGX_MAX_INT_T_VALUE / 2)
 
@@ -207,7 +211,7 @@ static const uint8_t
     (ngx_pagesize - ngx_idempotency_chunk_header)
 
 
-/* what records and quotas begin with: neither compiles otherwise */
+/* the first members of records and of quotas: neither compiles otherwise */
 
 typedef struct {
     ngx_rbtree_node_t  node;
@@ -282,7 +286,8 @@ ngx_idempotency_records_init(ngx_idempotency_shm_sh_t *sh,
 {
     ngx_uint_t  i, n;
 
-    /* four for each page: no more than four records, if all is full */
+    /* four buckets for each page: at most four records in each if the zone is
+       full */
 
     n = 8;
 
@@ -315,7 +320,7 @@ ngx_idempotency_records_init(ngx_idempotency_shm_sh_t *sh,
     sh->leftovers.span = NGX_IDEMPOTENCY_SHM_LEFTOVER;
     ngx_queue_init(&sh->leftovers.records);
 
-    /* nothing is ever claimed with this one */
+    /* no claim has a window of this length */
 
     sh->copies.length = NGX_IDEMPOTENCY_NO_WINDOW - 1;
     ngx_queue_init(&sh->copies.records);
@@ -333,9 +338,9 @@ ngx_idempotency_records_init(ngx_idempotency_shm_sh_t *sh,
 
 /*
  * The one place where a record's state changes, and with it its queues and the
- * zone's counts.  Requests that wait for a change are woken by it, but not if
- * the record goes on to be asked for, or pending.  A record that is GONE is no
- * token's any more, and the caller must not use it.
+ * zone's counts.  The change wakes the requests that wait for it, unless the
+ * record is asked for now or becomes pending.  A GONE record belongs to no
+ * token, and the caller must not use it any more.
  */
 
 void
@@ -383,8 +388,9 @@ ngx_idempotency_record_change(ngx_idempotency_shm_t *shm,
 }
 
 
-/* the backing may have it as claimed, and must learn that it is not; or must
-   forget it, also a claim of another instance */
+/* If the backing may have the claim, it must learn that the claim has ended.
+   If an operator forgets the token, the backing must forget it too, whoever
+   claimed it there. */
 
 static void
 record_gone(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
@@ -487,7 +493,7 @@ record_enter_place(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 }
 
 
-/* the tree that a token belongs to */
+/* the tree with the token */
 
 static ngx_rbtree_node_t **
 record_bucket(ngx_idempotency_shm_t *shm, u_char *token)
@@ -497,7 +503,7 @@ record_bucket(ngx_idempotency_shm_t *shm, u_char *token)
 }
 
 
-/* without the lock, so that nobody waits for a hint */
+/* without the lock: no process should wait for a hint */
 
 void
 ngx_idempotency_shm_prefetch_bucket(ngx_idempotency_store_t *store,
@@ -507,7 +513,7 @@ ngx_idempotency_shm_prefetch_bucket(ngx_idempotency_store_t *store,
 }
 
 
-/* whatever stands there by now is not read */
+/* the record may be any other by now: none of it is read */
 
 void
 ngx_idempotency_shm_prefetch_record(ngx_idempotency_store_t *store,
@@ -522,7 +528,7 @@ ngx_idempotency_shm_prefetch_record(ngx_idempotency_store_t *store,
     bucket = record_bucket(shm, token);
 
     if ((u_char *) bucket < (u_char *) shm->sh) {
-        /* a torn zone is made anew now, and has no buckets yet */
+        /* a torn zone has no buckets while it is made anew */
         return;
     }
 
@@ -534,7 +540,7 @@ ngx_idempotency_shm_prefetch_record(ngx_idempotency_store_t *store,
 }
 
 
-/* the record bound to the token now; one whose time is over is freed here */
+/* the record of the token; an expired one is freed here */
 
 ngx_idempotency_record_t *
 ngx_idempotency_record_current(ngx_idempotency_shm_t *shm, u_char *token,
@@ -557,7 +563,7 @@ ngx_idempotency_record_current(ngx_idempotency_shm_t *shm, u_char *token,
 }
 
 
-/* binds a fresh token; what keeps it from being bound is asked first */
+/* binds a fresh token, after all checks that could forbid it */
 
 ngx_idempotency_result_e
 ngx_idempotency_record_create(ngx_idempotency_shm_t *shm,
@@ -591,9 +597,9 @@ ngx_idempotency_record_create(ngx_idempotency_shm_t *shm,
 
 
 /*
- * The backing is asked for the token, by a record that keeps it for this claim
- * meanwhile.  The question says whether a fresh token may be bound: what is
- * bound already is answered in any case.
+ * Asks the backing for the token: the record keeps it for this claim meanwhile.
+ * The question says whether a fresh token may be claimed; for a bound one the
+ * answer is the same in any case.
  */
 
 ngx_idempotency_result_e
@@ -618,8 +624,8 @@ ngx_idempotency_record_ask(ngx_idempotency_shm_t *shm,
         ngx_idempotency_record_change(shm, *rec, NGX_IDEMPOTENCY_ON_ASK,
                                       claim->op.now);
 
-        /* the lease may begin as early as this, also for a request that takes
-           over the question */
+        /* the lease may begin as early as this, even if another request adopts
+           the question */
 
         (*rec)->recorded = claim->op.now;
         (*rec)->as.asking.retry = claim->retry;
@@ -634,7 +640,7 @@ ngx_idempotency_record_ask(ngx_idempotency_shm_t *shm,
 }
 
 
-/* the answer is for this claim */
+/* the answer will be for this claim */
 
 void
 ngx_idempotency_record_asker(ngx_idempotency_shm_t *shm,
@@ -693,7 +699,7 @@ record_new(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 }
 
 
-/* what is in doubt is claimed again, under another fence */
+/* claims a token in doubt again, under a new fence */
 
 ngx_idempotency_result_e
 ngx_idempotency_record_reclaim(ngx_idempotency_shm_t *shm,
@@ -718,8 +724,7 @@ ngx_idempotency_record_reclaim(ngx_idempotency_shm_t *shm,
 }
 
 
-/* this worker owns what it asked for, or what was in doubt, whose response
-   goes */
+/* this worker owns the record now; the response of a record in doubt goes */
 
 void
 ngx_idempotency_record_own(ngx_idempotency_shm_t *shm,
@@ -736,8 +741,9 @@ ngx_idempotency_record_own(ngx_idempotency_shm_t *shm,
 }
 
 
-/* a granted claim is its asker's from now on; or a question becomes a claim
-   that this memory alone guards, under the same number */
+/* the request that asked takes its granted claim; or, with the backing out of
+   reach, a question becomes a claim under the same number, guarded by this
+   memory alone */
 
 void
 ngx_idempotency_record_take(ngx_idempotency_shm_t *shm,
@@ -774,8 +780,7 @@ ngx_idempotency_record_take(ngx_idempotency_shm_t *shm,
 }
 
 
-/* what is claimed, or asked for, under a fence and a sequence higher than any
-   before */
+/* a claim, or a question, gets a fence and a sequence above all before */
 
 static void
 record_claim(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
@@ -785,13 +790,13 @@ record_claim(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 
     now = claim->op.now;
 
-    /* a record in doubt takes the parts of the claim that takes it over */
+    /* a record in doubt gets the parts of the claim that takes it over */
 
     rec->parts = claim->parts;
 
     rec->fence = record_next_fence(shm);
 
-    /* 0: no request */
+    /* 0 means "no request" */
 
     do {
         rec->sequence = (uint32_t) ++shm->sh->sequence;
@@ -811,10 +816,10 @@ record_claim(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 
 
 /*
- * The number of a claim rises beyond all that any zone has given before.  Those
- * that share a file have one clock, and a claim may go from one to the other
- * within a millisecond of it.  The time by which a file counts its windows is
- * no such clock: each nginx makes its own of it, a millisecond apart.
+ * The number of a claim rises beyond all that any zone has given before.  Zones
+ * that share a file share this clock, and a claim may go from one to another
+ * within a millisecond.  The time by which a file counts windows would not do:
+ * each nginx computes it for itself, and they differ by a millisecond.
  */
 
 static uint64_t
@@ -834,7 +839,7 @@ record_next_fence(ngx_idempotency_shm_t *shm)
 }
 
 
-/* of this machine's clock */
+/* this machine's wall clock */
 
 uint64_t
 ngx_idempotency_record_micros(void)
@@ -847,8 +852,7 @@ ngx_idempotency_record_micros(void)
 }
 
 
-/* all of its 64 bits: no claim that is at work, or in the queue, is so old that
-   2^32 others were made since */
+/* all 64 bits of the sequence: no claim in memory is 2^32 claims old */
 
 uint64_t
 ngx_idempotency_record_sequence(ngx_idempotency_shm_t *shm,
@@ -862,7 +866,7 @@ ngx_idempotency_record_sequence(ngx_idempotency_shm_t *shm,
 }
 
 
-/* the owner has said that it lives: its lease counts from here on */
+/* the owner has shown that it lives: its lease counts from here on */
 
 void
 ngx_idempotency_record_renew(ngx_idempotency_record_t *rec, ngx_msec_t lease,
@@ -878,7 +882,7 @@ ngx_idempotency_record_renew(ngx_idempotency_record_t *rec, ngx_msec_t lease,
 }
 
 
-/* milliseconds as a record has them: as many as 24 days */
+/* a record has 32 bits for a lease: up to 24 days */
 
 static uint32_t
 record_lease(ngx_msec_t lease)
@@ -887,7 +891,7 @@ record_lease(ngx_msec_t lease)
 }
 
 
-/* there are as many windows as configurations ever named */
+/* there are as many windows as lengths that configurations ever named */
 
 static ngx_idempotency_window_t *
 record_window(ngx_idempotency_shm_t *shm, ngx_msec_t length, ngx_msec_t span)
@@ -930,7 +934,7 @@ record_window(ngx_idempotency_shm_t *shm, ngx_msec_t length, ngx_msec_t span)
 }
 
 
-/* from here on the token is bound to the outcome, and its window runs */
+/* binds the token to the outcome; its window begins */
 
 void
 ngx_idempotency_record_publish(ngx_idempotency_shm_t *shm,
@@ -960,8 +964,8 @@ ngx_idempotency_record_publish(ngx_idempotency_shm_t *shm,
 }
 
 
-/* the record is a copy of what the backing has; or a negative entry, as that
-   may change there */
+/* makes the record a copy of the backing's; or a negative entry, if the
+   backing's may change */
 
 void
 ngx_idempotency_record_found(ngx_idempotency_shm_t *shm,
@@ -986,7 +990,7 @@ ngx_idempotency_record_leave(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_uint_t status, ngx_msec_t now)
 {
     if (rec->taken || (shm->tier && !rec->local)) {
-        /* it is in doubt, or the backing has to release the token */
+        /* the token stays in doubt, or the backing has to release it */
 
         rec = record_split(shm, rec, now);
 
@@ -997,7 +1001,7 @@ ngx_idempotency_record_leave(ngx_idempotency_shm_t *shm,
 
     quota_drop(shm, rec);
 
-    /* before the token is another one */
+    /* as long as the key is that of the token */
 
     ngx_idempotency_record_wake(shm, rec);
 
@@ -1013,7 +1017,7 @@ ngx_idempotency_record_leave(ngx_idempotency_shm_t *shm,
 }
 
 
-/* without memory there is no leftover */
+/* without memory there is no leftover: NULL */
 
 static ngx_idempotency_record_t *
 record_split(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
@@ -1065,7 +1069,7 @@ ngx_idempotency_record_leftover(ngx_idempotency_shm_t *shm,
 }
 
 
-/* a token is a digest: none that anybody can have is so close to another */
+/* a token is a digest: no other token is so close to this one */
 
 static void
 record_leftover_token(u_char *token, uint32_t sequence)
@@ -1078,7 +1082,7 @@ record_leftover_token(u_char *token, uint32_t sequence)
 }
 
 
-/* its owner has not executed it, but one before may have */
+/* its owner has not executed the token, but an earlier one may have */
 
 void
 ngx_idempotency_record_release(ngx_idempotency_shm_t *shm,
@@ -1093,7 +1097,7 @@ ngx_idempotency_record_release(ngx_idempotency_shm_t *shm,
 
     ngx_idempotency_record_publish(shm, rec, NGX_IDEMPOTENCY_IN_DOUBT, 0, now);
 
-    /* it is no other doubt than before */
+    /* an old doubt is not counted again */
 
     shm->sh->stats.counters.in_doubt--;
 }
@@ -1107,7 +1111,7 @@ ngx_idempotency_record_remove(ngx_idempotency_shm_t *shm,
 }
 
 
-/* its time is over */
+/* the record's time is over */
 
 static void
 record_end(ngx_idempotency_shm_t *shm,
@@ -1129,7 +1133,7 @@ record_tally(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 }
 
 
-/* only records that bind a token: no questions, no negative entries, no
+/* only records that bind a token count: no questions, no negative entries, no
    leftovers */
 
 static ngx_uint_t
@@ -1217,7 +1221,7 @@ ngx_idempotency_record_expired(ngx_idempotency_record_t *rec, ngx_msec_t now)
         return 1;
     }
 
-    /* negative entries but those in doubt have no end of their own */
+    /* these negative entries have no end of their own */
 
     if (rec->state == NGX_IDEMPOTENCY_NOTHING
         || rec->state == NGX_IDEMPOTENCY_FAILED)
@@ -1230,11 +1234,11 @@ ngx_idempotency_record_expired(ngx_idempotency_record_t *rec, ngx_msec_t now)
 
 
 /*
- * A zone is full when it could not take one more response of the size asked
- * for; but a single response may claim no more than an eighth of the zone
- * for itself.  So nothing is claimed whose response could not be kept, unless
- * those under way at the same time are larger than what is left together.
- * UNFINISHED: some room was made, and more is to be.
+ * A zone is full if it could not take one more response of the size asked for;
+ * but a single response may claim at most an eighth of the zone.  So no claim
+ * is granted whose response could not be kept, unless the responses under way
+ * together exceed the free space.  UNFINISHED: some room was made, and more is
+ * needed.
  */
 
 static ngx_idempotency_result_e
@@ -1248,7 +1252,7 @@ record_make_room(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 
     limit = (shpool->end - shpool->start) / ngx_pagesize / 8;
 
-    /* more for the record, for the header block, and for the quota */
+    /* and one page each for the record, the header block and the quota */
 
     pages = ngx_idempotency_chunks_pages(claim->reserve) + 2
             + (claim->quota != 0);
@@ -1283,9 +1287,9 @@ ngx_idempotency_record_free_some(ngx_idempotency_shm_t *shm, ngx_msec_t now)
 
 
 /*
- * The token of an evicted response stays bound.  But what the backing has as
- * well may leave as a whole: the oldest response first, then the oldest record
- * of each window.
+ * An evicted response leaves its token bound.  A record that the backing has
+ * may leave as a whole: first the oldest with a response, then the oldest of
+ * each window.
  */
 
 static ngx_uint_t
@@ -1325,7 +1329,7 @@ evict_some(ngx_idempotency_shm_t *shm)
 }
 
 
-/* the backing may lack some of the oldest */
+/* the oldest record that the backing has leaves, if a short search finds one */
 
 static ngx_uint_t
 evict_first(ngx_idempotency_shm_t *shm, ngx_queue_t *queue, size_t offset)
@@ -1356,7 +1360,7 @@ evict_first(ngx_idempotency_shm_t *shm, ngx_queue_t *queue, size_t offset)
 }
 
 
-/* one that has a response */
+/* the record has a response */
 
 void
 ngx_idempotency_record_evict(ngx_idempotency_shm_t *shm,
@@ -1370,9 +1374,9 @@ ngx_idempotency_record_evict(ngx_idempotency_shm_t *shm,
 
 
 /*
- * Whether one more token may be bound.  Expired ones don't count: they are
- * freed one by one, until there is a place, or none of the value's is left.
- * UNFINISHED: neither is so yet.
+ * Whether one more token of this value may be bound.  Expired records don't
+ * count: they are freed one by one, until one more fits or none is left.
+ * UNFINISHED: there is more to check.
  */
 
 ngx_idempotency_result_e
@@ -1390,7 +1394,8 @@ ngx_idempotency_quota_check(ngx_idempotency_shm_t *shm,
 
         if (ngx_queue_empty(&quota->bound)) {
 
-            /* all of them are pending: one that ends now has its window yet */
+            /* all are pending: even one that ends now would stay for its
+               window */
 
             claim->found.left = ngx_max(claim->window, claim->least);
             return NGX_IDEMPOTENCY_LIMITED;
@@ -1413,10 +1418,10 @@ ngx_idempotency_quota_check(ngx_idempotency_shm_t *shm,
 
 
 /*
- * The next one of a value's: it is freed, or goes behind those that were looked
- * at in this round.  Keys that tell their own time, and windows of two lengths,
- * end in any order; so the round ends with the earliest end of all.  NULL: the
- * last one took the quota along.
+ * Takes the value's next record: frees it if it has expired, else moves it
+ * behind those that this round has checked.  Records end in any order, as some
+ * keys have times of their own, and windows two lengths; so the round ends with
+ * the earliest end of all.  NULL: the last record took the quota along.
  */
 
 static ngx_idempotency_quota_t *
@@ -1487,7 +1492,8 @@ quota_take(ngx_idempotency_shm_t *shm,
 }
 
 
-/* it has an end now; what is behind it was looked at in this round, too */
+/* The record has an end now.  All records behind it were checked in this round,
+   too. */
 
 static void
 quota_bind(ngx_idempotency_record_t *rec)
@@ -1522,7 +1528,7 @@ quota_unbind(ngx_idempotency_record_t *rec)
 }
 
 
-/* the record leaves its quota; it is pending, or in no queue */
+/* the record leaves its quota; it is pending, or already out of the queue */
 
 static void
 quota_drop(ngx_idempotency_shm_t *shm,
@@ -1556,7 +1562,7 @@ quota_find(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim)
 }
 
 
-/* the pages that a response of this size may take at most */
+/* the most pages that a response of this size may take */
 
 ngx_uint_t
 ngx_idempotency_chunks_pages(size_t size)
@@ -1568,9 +1574,9 @@ ngx_idempotency_chunks_pages(size_t size)
 
 /*
  * Appends the next piece of a response, of size bytes in all, and moves the
- * cursor and the source on.  What is linked belongs to the record even if the
- * rest never follows.  NGX_ERROR: there is no memory, not even by freeing what
- * may be freed at once, and the record is left without any of it.
+ * cursor and the source on.  Linked chunks belong to the record even if the
+ * rest never follows.  NGX_ERROR: memory is short even after freeing and
+ * evicting; the record has lost all chunks.
  */
 
 ngx_int_t
@@ -1704,7 +1710,7 @@ tree_find(ngx_idempotency_shm_t *shm, ngx_rbtree_node_t *root,
 }
 
 
-/* the key is the digest's */
+/* compares the digest, whose first bytes are the key, with a node's */
 
 static ngx_inline ngx_int_t
 tree_compare(ngx_rbtree_key_t key, u_char *digest, ngx_rbtree_node_t *node)
@@ -1746,7 +1752,7 @@ tree_delete(ngx_idempotency_shm_t *shm,
 }
 
 
-/* set anew each time: our functions have other addresses in other processes */
+/* set anew each time: our functions' addresses differ between processes */
 
 static void
 tree_make(ngx_rbtree_t *tree, ngx_idempotency_shm_t *shm,
@@ -1783,7 +1789,7 @@ tree_insert_value(ngx_rbtree_node_t *temp, ngx_rbtree_node_t *node,
 }
 
 
-/* the token is a digest: any of its bytes make as good a key */
+/* a token is a digest: any of its bytes make as good a key */
 
 uint64_t
 ngx_idempotency_tree_key(u_char *token)
@@ -1805,7 +1811,7 @@ ngx_idempotency_record_waiting(ngx_idempotency_record_t *rec)
 }
 
 
-/* a request waits for a record that is pending */
+/* requests wait for the pending or remote record */
 
 ngx_uint_t
 ngx_idempotency_record_awaited(ngx_idempotency_record_t *rec)
@@ -1816,8 +1822,9 @@ ngx_idempotency_record_awaited(ngx_idempotency_record_t *rec)
 }
 
 
-/* the workers with requests that wait for a record: those that it has noted; or
-   for its flush: the one that it has room for, else all of them */
+/* wakes the workers whose requests wait for the record: those noted in it.  For
+   a flush the record has room for one worker; if it was more than one, wakes
+   all. */
 
 void
 ngx_idempotency_record_wake(ngx_idempotency_shm_t *shm,
@@ -1862,7 +1869,7 @@ ngx_idempotency_record_wake(ngx_idempotency_shm_t *shm,
 }
 
 
-/* the backing lacks its outcome, and will have it soon */
+/* the backing lacks the outcome, and will have it soon */
 
 ngx_uint_t
 ngx_idempotency_record_unflushed(ngx_idempotency_shm_t *shm,
