@@ -1,7 +1,7 @@
 
 /*
- * What the rooms of the HTTP side share: a request's context, and the calls by
- * which one room hands a request to the next.
+ * What the files of the HTTP side share: a request's context, and the
+ * functions by which one directory calls another.
  */
 
 
@@ -12,36 +12,37 @@
 #include "ngx_http_idempotency_conf.h"
 
 
-/* how far a request has come; the steps between stand in
-   request/access.c */
+/* how far a request has come; request/access.c has the table of steps */
 
 typedef enum {
-    /* no location has looked at it, or one that it left before its decision */
+    /* no location has prepared the request, or it left that location
+       undecided */
     NGX_HTTP_IDEMPOTENCY_STATE_UNSEEN = 0,
-    /* it has a key, or may have one in its body */
+    /* the request has a key, or may have one in its body */
     NGX_HTTP_IDEMPOTENCY_STATE_KEYED,
-    /* its body is being read, or has just been */
+    /* the body is being read, or was read just now */
     NGX_HTTP_IDEMPOTENCY_STATE_READING,
-    /* there is a verdict without the store: no key, a bad one, a bypass */
+    /* the verdict needs no store: there is no key, a bad one, or a bypass */
     NGX_HTTP_IDEMPOTENCY_STATE_JUDGED,
     /* token and fingerprint are known */
     NGX_HTTP_IDEMPOTENCY_STATE_BOUND,
-    /* the store is asked; or it is replayed, refused or let through */
+    /* the store was asked; or the request is replayed, refused or let
+       through */
     NGX_HTTP_IDEMPOTENCY_STATE_DECIDED,
-    /* it owns its token; then its outcome was handed to the store: recorded,
-       or released, so that the token is fresh again */
+    /* the request owns its token; then its outcome was given to the store:
+       recorded, or released, which makes the token fresh again */
     NGX_HTTP_IDEMPOTENCY_STATE_OWNER,
     NGX_HTTP_IDEMPOTENCY_STATE_SETTLED,
     NGX_HTTP_IDEMPOTENCY_STATE_RELEASED
 } ngx_http_idempotency_state_e;
 
 
-/* where a request was when it came to the preaccess phase */
+/* what the preaccess handler noted of a request */
 
 typedef struct {
     ngx_uint_t                         err_status;
     unsigned                           error_page:1;
-    /* access control has not let it in yet; or has refused it */
+    /* access control has not let the request in yet; or has refused it */
     unsigned                           outside:1;
     unsigned                           turned_away:1;
 } ngx_http_idempotency_access_t;
@@ -50,38 +51,39 @@ typedef struct {
 /* the request's body */
 
 typedef struct {
-    /* the kind of content by which it is digested, or NULL: by its bytes;
-       the digest so far, and of all of it */
+    /* the kind that digests the body by its meaning, NULL: by its bytes; the
+       digest so far, and the final one */
     const ngx_idempotency_kind_t      *kind;
     ngx_idempotency_digest_t           running;
     u_char                             digest[NGX_IDEMPOTENCY_DIGEST_LEN];
 
-    /* the fields that are looked for in it; NULL: it has none */
+    /* the fields to be found in the body; NULL: it can have none */
     ngx_idempotency_fields_t          *fields;
-    /* the reader that gets it as it arrives, if there is one, and its kind */
+    /* the running reader and its kind, for kinds that are read as they
+       arrive */
     void                              *stream;
     const ngx_idempotency_kind_t      *streamed;
-    /* why a key could not be read from it */
+    /* why a key could not be read from the body */
     ngx_http_idempotency_unreadable_e  unreadable;
 
-    /* it is being read; its digest is known; it is a form, and the key is
-       one of its fields */
+    /* the body is being read; the digest is complete; the body is a form, and
+       the key is one of its fields */
     unsigned                           reading:1;
     unsigned                           digested:1;
     unsigned                           form_key:1;
 } ngx_http_idempotency_body_t;
 
 
-/* while the store, or another's outcome, is waited for */
+/* the wait for the store's answer, or for another request's outcome */
 
 typedef struct {
     ngx_event_t                        timer;
-    /* of another's outcome */
+    /* the end of the wait for another request's outcome */
     ngx_msec_t                         deadline;
     /* how often in a row the store has not answered in time */
     ngx_uint_t                         overdue;
-    /* the claim that the store has yet to answer, or whose change it
-       announces */
+    /* the claim that waits for the store's answer, or for a change of its
+       record */
     ngx_idempotency_claim_t           *claim;
 
     unsigned                           waited:1;
@@ -90,24 +92,28 @@ typedef struct {
 } ngx_http_idempotency_wait_t;
 
 
-/* the owner's response so far */
+/* the owner's response as captured so far */
 
 typedef struct {
-    /* its header block, its trailers, then its body */
+    /* the header block, the trailers, then the body */
     ngx_chain_t                       *pieces;
     ngx_chain_t                       *last_piece;
     ngx_uint_t                         status;
-    /* of the body */
+    /* bytes of the body: captured, and announced */
     off_t                              size;
     off_t                              expected;
 
-    /* the main request's subrequests that were seen */
+    /* the main request's subrequests so far, and whether a filter below us
+       made each */
     ngx_array_t                       *subrequests;
 
-    /* its header was seen; it comes from an upstream at work; trailers may
-       follow; those of gRPC must; its last byte was seen; it is too large to
-       be kept; a part of it does not pass our filters; what
-       X-Accel-Idempotency says */
+    /*
+     * In this order: the header was captured; the upstream is at work;
+     * trailers may follow; gRPC trailers must follow; the last byte was
+     * captured; the response is too large to be kept; a part of it does not
+     * pass our filters; two words of X-Accel-Idempotency.
+     */
+
     unsigned                           answered:1;
     unsigned                           live:1;
     unsigned                           trailers:1;
@@ -123,36 +129,37 @@ typedef struct {
 /* the client of an owner, which may leave */
 
 typedef struct {
-    /* the handlers of the location, the upstream and the connection, which
-       ours call */
+    /* handlers of the location, the upstream and the connection; our handlers
+       call them */
     ngx_http_handler_pt                content_handler;
     ngx_http_event_handler_pt          write_event_handler;
     ngx_event_handler_pt               read_handler;
 
-    /* limits the reading of a response that is not kept, once the client has
+    /* ends the reading of a response that is not kept, after the client
        left */
     ngx_event_t                        timer;
 
-    /* it is in the list of requests whose clients have left; it had no place
-       there */
+    /* the request is in the list of clients that have left; the list was
+       full */
     ngx_queue_t                        queue;
     unsigned                           left:1;
     unsigned                           abandoned:1;
 
-    /* the client has left: nothing is sent to it any more */
+    /* nothing is sent to the client any more */
     unsigned                           gone:1;
-    /* a content handler has run since the claim, other than those of nginx
-       for static files: an upstream may have been asked */
+    /* a content handler other than nginx's for static files has run since the
+       claim: an upstream may have been asked */
     unsigned                           handled:1;
 } ngx_http_idempotency_client_t;
 
 
-/* a claim on the content, which may have come with another key before */
+/* idempotency_similar: a claim on the content, which may have come with
+   another key before */
 
 typedef struct {
     ngx_idempotency_claim_t            claim;
-    /* the operation that records it as seen, or NULL; the fence of that
-       record, or 0 */
+    /* the operation that records the content as seen, or NULL; the fence of
+       that record, or 0 */
     ngx_idempotency_complete_t        *note;
     uint64_t                           fence;
 } ngx_http_idempotency_similar_t;
@@ -161,32 +168,33 @@ typedef struct {
 typedef struct ngx_http_idempotency_report_s  ngx_http_idempotency_report_t;
 
 
-/* the outcome of an owner */
+/* an owner's outcome */
 
 typedef struct {
-    /* the operation that records it, until the store has answered */
+    /* the operation that records the outcome, until the store has answered */
     ngx_http_idempotency_report_t     *report;
     /* when the record ends */
     ngx_msec_t                         ends;
-    /* the store has refused it */
+    /* the store refused the outcome */
     unsigned                           refused:1;
 } ngx_http_idempotency_settled_t;
 
 
-/* the end of an owner's response, while a strict store has not answered */
+/* the end of an owner's response, held back until a strict store has
+   answered */
 
 typedef struct {
-    /* what is held back, and where more of it goes */
+    /* the buffers held back, and where the next ones are linked */
     ngx_chain_t                       *out;
     ngx_chain_t                      **next;
-    /* bytes of the body that are still to come, or -1: not known */
+    /* bytes of the body still to come, or -1: unknown */
     off_t                              left;
 
     unsigned                           waiting:1;
     unsigned                           over:1;
-    /* the last buffer is held back, or was */
+    /* the last buffer was among those held back */
     unsigned                           last:1;
-    /* the header is held back, too; and nothing may follow it */
+    /* the header is held back, too; the response has no body */
     unsigned                           header:1;
     unsigned                           bodyless:1;
 } ngx_http_idempotency_postpone_t;
@@ -198,23 +206,23 @@ typedef struct {
     ngx_http_idempotency_loc_conf_t   *conf;
 
     ngx_str_t                          key;
-    /* when the key was made, in milliseconds since 1970, if that is a part
-       of it */
+    /* when the key was made, in milliseconds since 1970, for keys that tell
+       it */
     uint64_t                           made;
 
     ngx_idempotency_claim_t            claim;
     /* the identity is one client's, and not shared by many */
     ngx_uint_t                         identified;
-    /* when the store answered */
+    /* when the store answered the claim */
     ngx_msec_t                         answered;
-    /* with idempotency_similar */
+    /* NULL without idempotency_similar */
     ngx_http_idempotency_similar_t    *similar;
 
     ngx_http_idempotency_state_e       state;
-    /* what the key decides; what became of the request */
+    /* what key and body decide; what became of the request */
     ngx_http_idempotency_status_e      verdict;
     ngx_http_idempotency_status_e      status;
-    /* in seconds; 0: the usual Retry-After of the refusal */
+    /* in seconds; 0: the refusal's usual Retry-After */
     time_t                             retry_after;
 
     ngx_http_idempotency_access_t      access;
@@ -225,7 +233,8 @@ typedef struct {
     ngx_http_idempotency_settled_t     settled;
     ngx_http_idempotency_postpone_t    postpone;
 
-    /* the metrics have counted it; and that it met a pending claim */
+    /* the metrics have counted the request; and its meeting with a pending
+       claim */
     unsigned                           counted:1;
     unsigned                           raced:1;
 } ngx_http_idempotency_ctx_t;
@@ -237,23 +246,24 @@ typedef struct {
     ((ctx)->state >= NGX_HTTP_IDEMPOTENCY_STATE_BOUND                        \
      && (ctx)->verdict == NGX_HTTP_IDEMPOTENCY_STATUS_NEW)
 
-/* there is no key, and the content stands for it */
+/* the request has no key, and its content stands for one */
 
 #define ngx_http_idempotency_by_content(ctx)                                 \
     ((ctx)->verdict == NGX_HTTP_IDEMPOTENCY_STATUS_NEW                       \
      && (ctx)->key.len == 0)
 
-/* the context may be NULL here */
+/* the context may be NULL in the next three macros */
 
 #define ngx_http_idempotency_owns(ctx)                                       \
     ((ctx) && (ctx)->state == NGX_HTTP_IDEMPOTENCY_STATE_OWNER)
 
-/* an owner sent it to this nginx: it is a part of its operation */
+/* an owner sent this request to its own nginx: it is a part of that
+   operation */
 
 #define ngx_http_idempotency_nests(ctx)                                      \
     ((ctx) && (ctx)->status == NGX_HTTP_IDEMPOTENCY_STATUS_NESTED)
 
-/* an owner's operation goes on until its response is whole */
+/* the owner's operation goes on until its response is whole */
 
 #define ngx_http_idempotency_carried(ctx)                                    \
     ((ctx) && (ctx)->state >= NGX_HTTP_IDEMPOTENCY_STATE_OWNER               \
@@ -262,7 +272,8 @@ typedef struct {
 
 void ngx_http_idempotency_cleanup(void *data);
 
-/* the context of the main request, which its cleanup keeps */
+/* the main request's context; after a redirect has cleared the module
+   contexts, the cleanup still has it */
 
 static ngx_inline ngx_http_idempotency_ctx_t *
 ngx_http_idempotency_get_ctx(ngx_http_request_t *r)
@@ -302,15 +313,15 @@ char *ngx_http_idempotency_api(ngx_conf_t *cf, ngx_command_t *cmd,
 char *ngx_http_idempotency_guard(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 
-/* observe/log.c: a line has the text, the token, its zone and what it was found
-   to be bound to; but for NEW the lines of a kind are limited */
+/* observe/log.c.  A line has the text, the token, its zone and the token's
+   record.  All kinds of lines but NEW are limited. */
 
 void ngx_http_idempotency_log(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_http_idempotency_status_e kind,
     ngx_uint_t level, const char *fmt, ...);
 void ngx_http_idempotency_log_rest(void);
 
-/* claims and outcomes are one step less urgent than refusals and replays */
+/* claims and outcomes are logged one step below refusals and replays */
 
 #define ngx_http_idempotency_trail_level(conf)                               \
     ngx_min((conf)->log_level + 1, NGX_LOG_INFO)
@@ -318,7 +329,7 @@ void ngx_http_idempotency_log_rest(void);
 void ngx_http_idempotency_count(ngx_http_idempotency_ctx_t *ctx);
 void ngx_http_idempotency_count_end(ngx_http_idempotency_ctx_t *ctx);
 
-/* why a conflict is one; empty of all else */
+/* room for the names of all that differs in a conflict */
 
 #define NGX_HTTP_IDEMPOTENCY_REASON_LEN                                      \
     (sizeof("action,identity,body,settings") - 1)
@@ -326,7 +337,7 @@ void ngx_http_idempotency_count_end(ngx_http_idempotency_ctx_t *ctx);
 ngx_str_t ngx_http_idempotency_reason(ngx_http_idempotency_ctx_t *ctx,
     u_char *text);
 
-/* outcomes of records, as figures name them and as the log writes them */
+/* outcomes of records: their names in figures and in log lines */
 
 typedef struct {
     const char  *name;
@@ -336,7 +347,7 @@ typedef struct {
 extern const ngx_http_idempotency_outcome_t
     ngx_http_idempotency_outcomes[NGX_IDEMPOTENCY_STATS_RECORDS];
 
-/* names of the bits of claim.differs: why a conflict is one */
+/* names of the bits of claim.differs: the reasons of a conflict */
 
 extern const char
     *ngx_http_idempotency_differs_names[NGX_IDEMPOTENCY_STATS_DIFFERS];

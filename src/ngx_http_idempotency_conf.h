@@ -1,8 +1,8 @@
 
 /*
- * The configuration: a location's settings, what is known of the configuration
- * as a whole, and the directives' own setters, which
- * ngx_http_idempotency_module.c names in its table.
+ * The configuration: a location's settings, the facts about all locations, and
+ * the directives' setters, which ngx_http_idempotency_module.c lists in its
+ * table.
  */
 
 
@@ -20,17 +20,17 @@
 #include "store/redis/ngx_idempotency_redis.h"
 
 
-/* the release; t/packaging.t compares the packages with it */
+/* the release; t/packaging.t compares it with the packages */
 
 #define NGX_HTTP_IDEMPOTENCY_VERSION  "1.0.0-rc1"
 
 
-/* what $idempotency_status says, and what is refused */
+/* values of $idempotency_status, and refusals */
 
 typedef enum {
     NGX_HTTP_IDEMPOTENCY_STATUS_NONE = 0,
 
-    /* refusals: the first ones, as each has a status code of its own */
+    /* refusals come first: an array has a status code for each */
     NGX_HTTP_IDEMPOTENCY_STATUS_CONFLICT,
     NGX_HTTP_IDEMPOTENCY_STATUS_IN_PROGRESS,
     NGX_HTTP_IDEMPOTENCY_STATUS_IN_DOUBT,
@@ -56,7 +56,7 @@ typedef enum {
     (NGX_HTTP_IDEMPOTENCY_STATUS_BYPASS + 1)
 
 
-/* why a key that may stand in the body could not be read from it */
+/* why a key could not be read from the body */
 
 typedef enum {
     NGX_HTTP_IDEMPOTENCY_BODY_READABLE = 0,
@@ -65,9 +65,11 @@ typedef enum {
 } ngx_http_idempotency_unreadable_e;
 
 
-/* a status: its name in metrics, and in idempotency_status if it is a refusal;
-   its name in $idempotency_status, with the suffix of a dry run; a refusal's
-   status code by default */
+/*
+ * A status: its name in metrics (and in idempotency_status, if it is a
+ * refusal), its name in $idempotency_status with the suffix of a dry run, and
+ * the default status code of a refusal.
+ */
 
 typedef struct {
     ngx_str_t                      name;
@@ -110,7 +112,8 @@ extern ngx_http_idempotency_status_t
 #define NGX_HTTP_IDEMPOTENCY_COOKIES_ALWAYS      1
 #define NGX_HTTP_IDEMPOTENCY_COOKIES_NEVER       2
 
-/* a status binds no token, binds it, or does so by the default's conditions */
+/* A response's status binds no token, binds the token, or binds it by the
+   default's conditions. */
 
 #define NGX_HTTP_IDEMPOTENCY_KEEP_NO           0
 #define NGX_HTTP_IDEMPOTENCY_KEEP_YES          1
@@ -122,7 +125,7 @@ extern ngx_http_idempotency_status_t
 typedef struct ngx_http_idempotency_ignored_s  ngx_http_idempotency_ignored_t;
 
 
-/* where a directive stands, and whether a warning about it was logged */
+/* where a directive stands, and whether its warning was logged */
 
 typedef struct {
     ngx_str_t                      file;
@@ -135,7 +138,7 @@ typedef struct {
 
 typedef struct {
     ngx_http_complex_value_t       script;
-    /* the length of its constant text: a value as long as that is empty */
+    /* the length of the constant text; a value of just that length is empty */
     size_t                         constant;
     /* all of its variables are cookies */
     ngx_uint_t                     of_cookies;
@@ -145,13 +148,13 @@ typedef struct {
 
 typedef struct {
     ngx_http_idempotency_value_t   value;
-    /* of ngx_str_t: names of the request headers that it is made of */
+    /* ngx_str_t: names of the request headers in the key */
     ngx_array_t                    headers;
-    /* of ngx_str_t: names of fields of the body that are in it */
+    /* ngx_str_t: names of the body's fields in the key */
     ngx_array_t                    fields;
-    /* variables that may be made of such fields, as a map's */
+    /* the key has variables that may be made of such fields, as a map's */
     ngx_uint_t                     indirect;
-    /* it is $http_idempotency_key, which a browser may have made */
+    /* the key is $http_idempotency_key, which a browser may have made */
     ngx_uint_t                     header;
 } ngx_http_idempotency_key_t;
 
@@ -167,16 +170,16 @@ typedef struct {
     ngx_http_idempotency_line_t   *missing_key_line;
     ngx_uint_t                     key_format;
     ngx_int_t                      key_max_length;
-    /* the age at which a uuid7 key is too old; not set: the window */
+    /* a uuid7 key of this age is too old; unset: the window */
     ngx_msec_t                     key_max_age;
     ngx_http_complex_value_t      *scope;
     ngx_http_idempotency_value_t  *identity;
     ngx_http_idempotency_ignored_t  *ignore_cookies;
-    /* of ngx_http_complex_value_t */
+    /* ngx_http_complex_value_t */
     ngx_array_t                   *bind;
-    /* of idempotency_secret, or NULL */
+    /* the key of idempotency_secret, or NULL */
     ngx_idempotency_digest_key_t  *digest_key;
-    /* a digest of the settings that make fingerprints */
+    /* a digest of all settings that fingerprints depend on */
     u_char                         settings[NGX_IDEMPOTENCY_SETTINGS_LEN];
     ngx_array_t                   *bypass;
 
@@ -184,7 +187,7 @@ typedef struct {
     ngx_array_t                   *ignore_fields;
     size_t                         normalize_buffer;
 
-    /* the window, unless window_value is set and has a time */
+    /* the window, where window_value is not set or has no time */
     ngx_msec_t                     window;
     ngx_http_idempotency_value_t  *window_value;
     ngx_msec_t                     content_window;
@@ -194,15 +197,15 @@ typedef struct {
     ngx_msec_t                     lease;
     ngx_uint_t                     in_doubt;
     ngx_uint_t                     unavailable;
-    /* the most tokens for a value, by default the client's address; or 0 */
+    /* the most tokens for one value, by default the client's address; or 0 */
     ngx_uint_t                     quota;
     ngx_http_idempotency_value_t  *quota_value;
-    /* for each status one of KEEP_...; NULL: KEEP_DEFAULT for all of them */
+    /* one of KEEP_... for each status code; NULL: all are KEEP_DEFAULT */
     u_char                        *keep;
-    /* as given, or the store's */
+    /* the directive's value; the value in use, which may be the store's */
     size_t                         max_response_given;
     size_t                         max_response;
-    /* the line that marks a replay; empty: none does */
+    /* the header line that marks a replay; empty: none */
     ngx_str_t                      replay_header;
     ngx_array_t                   *hide_headers;
     ngx_uint_t                     replay_cookies;
@@ -218,12 +221,12 @@ typedef struct {
     /* the location is an idempotency_api, and may change records */
     ngx_uint_t                     api;
     ngx_uint_t                     api_write;
-    /* ... or answers others than this machine; and the names of its server,
-       without wildcards */
+    /* the API answers other machines, too; the server's names without
+       wildcards */
     ngx_uint_t                     api_remote;
     ngx_array_t                   *api_names;
 
-    /* its number among all locations */
+    /* the location's index in location_entries */
     ngx_uint_t                     location;
 } ngx_http_idempotency_loc_conf_t;
 
@@ -232,7 +235,7 @@ typedef struct {
 
 #define NGX_HTTP_IDEMPOTENCY_ZONE_NAME  255
 
-/* a store, the directive that names it first, and the file behind it */
+/* a store, the directive that names it first, and its SQLite file */
 
 typedef struct {
     ngx_idempotency_store_t        store;
@@ -242,28 +245,28 @@ typedef struct {
 
 
 typedef struct {
-    /* some location is protected, or is an API that has zones to show */
+    /* some location is protected, or is an API with zones to show */
     ngx_uint_t                     in_use;
-    /* there is an idempotency_api */
+    /* some location is an idempotency_api */
     ngx_uint_t                     api;
-    /* of void **: all protected locations, by their loc_conf */
+    /* void **: the loc_conf of each protected location */
     ngx_array_t                    locations;
-    /* of all upstreams: their balancers' own functions */
+    /* all upstreams, with the balancer's own init function */
     ngx_array_t                    upstreams;
-    /* of ngx_http_idempotency_store_t *: all that directives name */
+    /* ngx_http_idempotency_store_t *: all stores that directives name */
     ngx_array_t                    stores;
     /* the keys of idempotency_secret, for all stores */
     ngx_idempotency_secret_t       secret;
-    /* of ngx_idempotency_redis_t *: all that directives name */
+    /* ngx_idempotency_redis_t *: all blocks that directives name */
     ngx_array_t                    redis;
-    /* all locations there are, by their numbers */
+    /* all locations, by their index */
     ngx_array_t                    location_entries;
-    /* of ngx_str_t: each NAME of $idempotency_field_NAME */
+    /* ngx_str_t: each NAME of $idempotency_field_NAME */
     ngx_array_t                    fields;
-    /* the defaults of idempotency_key and idempotency_ignore_cookies */
+    /* defaults of idempotency_key and idempotency_ignore_cookies */
     ngx_array_t                   *keys;
     ngx_http_idempotency_ignored_t  *ignore_cookies;
-    /* NULL, if nginx was built without the module */
+    /* nginx modules, or NULL where nginx was built without them */
     ngx_module_t                  *dav;
     ngx_module_t                  *slice;
 } ngx_http_idempotency_main_conf_t;
@@ -285,7 +288,7 @@ ngx_http_idempotency_in_use(ngx_cycle_t *cycle)
 }
 
 
-/* notes the place of the directive that is being read */
+/* notes where the directive stands that is being read */
 
 static ngx_inline void
 ngx_http_idempotency_set_line(ngx_conf_t *cf,

@@ -1,9 +1,9 @@
 
 /*
- * The directives that stores are made of: idempotency, which uses one,
- * idempotency_zone (a store, and what stands behind it), idempotency_redis
- * (the block, and what it means when all is read) and idempotency_secret (a
- * file of keys, read once, by the master).
+ * The directives for stores: idempotency, which uses a store;
+ * idempotency_zone, which defines a zone and its backing; the block
+ * idempotency_redis, and its checks at the end of the configuration;
+ * idempotency_secret, a file of keys that the master reads once.
  */
 
 
@@ -31,7 +31,7 @@ typedef struct {
 } conf_zone_parameter_t;
 
 
-/* the largest file of keys, and of a password */
+/* the largest file of keys or of a password */
 
 #define CONF_SECRET_SIZE  65536
 
@@ -201,7 +201,8 @@ ngx_http_idempotency_set(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
     name.len = value[1].len - 5;
     name.data = value[1].data + 5;
 
-    /* the zone may be defined further down: this is checked when all is read */
+    /* the zone may be defined further down:
+       ngx_http_idempotency_check_stores() notices if not */
 
     ilcf->store = conf_store(cf, &name);
 
@@ -281,7 +282,7 @@ ngx_http_idempotency_set_zone(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 }
 
 
-/* a parameter may be given once, and not without a value */
+/* a parameter may be given once, and needs a value */
 
 static ngx_int_t
 conf_zone_parameter(conf_zone_t *zone, ngx_str_t *value)
@@ -306,8 +307,8 @@ conf_zone_parameter(conf_zone_t *zone, ngx_str_t *value)
 }
 
 
-/* the name alone is left in the zone; it stands in JSON and in metrics, which
-   have no way in common to write a control character */
+/* Cuts the size off, which leaves the zone's name.  JSON and metrics, where
+   the name stands, have no common way to write a control character. */
 
 static ngx_int_t
 conf_zone_size(ngx_conf_t *cf, ngx_str_t *zone, size_t *size)
@@ -354,7 +355,7 @@ conf_zone_size(ngx_conf_t *cf, ngx_str_t *zone, size_t *size)
 }
 
 
-/* 0 or 1: which of the two words; 0 if the parameter is not given */
+/* the index of one of two words; 0 if the parameter is not given */
 
 static ngx_int_t
 conf_zone_choice(ngx_conf_t *cf, const char *name, ngx_str_t *value,
@@ -429,7 +430,7 @@ conf_zone_file(ngx_conf_t *cf, conf_zone_t *zone,
 }
 
 
-/* the store of that name; the directive that names it first makes it */
+/* the store of a name; the directive that names it first creates it */
 
 static ngx_idempotency_store_t *
 conf_store(ngx_conf_t *cf, ngx_str_t *name)
@@ -469,7 +470,7 @@ conf_store(ngx_conf_t *cf, ngx_str_t *name)
 }
 
 
-/* the Redis of that name, likewise */
+/* the Redis of a name; the directive that names it first creates it */
 
 static ngx_idempotency_redis_t *
 conf_redis(ngx_conf_t *cf, ngx_str_t *name)
@@ -563,7 +564,7 @@ ngx_http_idempotency_redis_block(ngx_conf_t *cf, ngx_command_t *cmd,
 }
 
 
-/* a line of the block is handled as nginx handles a directive */
+/* handles a line of the block as nginx handles a directive */
 
 static char *
 conf_redis_line(ngx_conf_t *cf, ngx_command_t *dummy, void *data)
@@ -654,7 +655,7 @@ conf_redis_server(ngx_conf_t *cf, ngx_command_t *cmd, void *data)
 }
 
 
-/* the first line of the file; no message ever shows it */
+/* a password is the first line of its file; no message ever shows it */
 
 static char *
 conf_redis_password(ngx_conf_t *cf, ngx_command_t *cmd, void *data)
@@ -844,7 +845,7 @@ conf_redis_ssl(ngx_conf_t *cf, ngx_idempotency_redis_conf_t *conf)
                                            &conf->ssl_trusted_certificate, 9);
     }
 
-    /* the authorities that the system trusts */
+    /* use the certificate authorities that the system trusts */
 
     if (SSL_CTX_set_default_verify_paths(ssl->ctx) == 0) {
         ngx_ssl_error(NGX_LOG_EMERG, cf->log, 0,
@@ -871,8 +872,8 @@ conf_redis_ssl(ngx_conf_t *cf, ngx_idempotency_redis_conf_t *conf)
 #endif
 
 
-/* all is read: is each zone and each block there that is named, and can the
-   host names be resolved? */
+/* At the end of the configuration: each zone and block that is named must be
+   defined, and host names must be resolvable. */
 
 ngx_int_t
 ngx_http_idempotency_check_stores(ngx_conf_t *cf)
@@ -938,8 +939,8 @@ ngx_http_idempotency_check_stores(ngx_conf_t *cf)
 }
 
 
-/* addresses; and without a resolver, names as well, as nginx does it with
-   those of upstreams */
+/* Without a resolver, host names are resolved now, as nginx resolves those of
+   upstreams. */
 
 static ngx_int_t
 conf_redis_resolve(ngx_conf_t *cf, ngx_idempotency_redis_conf_t *conf)
@@ -1038,7 +1039,7 @@ conf_secret_parse(ngx_conf_t *cf, ngx_str_t *name, ngx_str_t *text)
 }
 
 
-/* the name becomes a full one; the caller wipes the text */
+/* reads a file and makes its name a full one; the caller wipes the text */
 
 static ngx_int_t
 conf_file_read(ngx_conf_t *cf, ngx_str_t *name, off_t max, ngx_str_t *text)
@@ -1055,7 +1056,7 @@ conf_file_read(ngx_conf_t *cf, ngx_str_t *name, off_t max, ngx_str_t *text)
     file.name = *name;
     file.log = cf->log;
 
-    /* without NONBLOCK a pipe without a writer would stop the start */
+    /* without NONBLOCK a pipe without a writer would block the start */
 
     file.fd = ngx_open_file(name->data, NGX_FILE_RDONLY|NGX_FILE_NONBLOCK,
                             NGX_FILE_OPEN, 0);

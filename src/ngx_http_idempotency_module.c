@@ -1,8 +1,8 @@
 
 /*
- * The directives of a location: their table, their defaults, what their values
- * are parsed by where nginx has no setter for them; and where the module hooks
- * into nginx.  A request's way through it begins in request/access.c.
+ * The directives of a location: their table, their defaults, and the setters
+ * that nginx lacks; and the module's hooks into nginx.  A request's way
+ * through the module begins in request/access.c.
  */
 
 
@@ -12,8 +12,8 @@
 
 
 /*
- * Two moments are told apart by half of what a clock counts: a day less than
- * that, as a window runs from the outcome on and is compared with the claim
+ * ngx_msec_t values are compared by half of their range.  A window runs from
+ * the outcome, and is compared with the time of the claim, hence the day less.
  */
 
 #define NGX_HTTP_IDEMPOTENCY_TIME_MAX                                        \
@@ -95,7 +95,7 @@ static ngx_int_t add_key(ngx_conf_t *cf, ngx_array_t *keys, ngx_str_t *value);
 static ngx_uint_t keys_in_body(ngx_conf_t *cf, ngx_array_t *keys);
 
 
-/* the configuration that a worker was set up for */
+/* the configuration that this worker was set up for */
 
 static ngx_cycle_t  *ngx_http_idempotency_cycle;
 
@@ -581,8 +581,8 @@ ngx_http_idempotency_init_module(ngx_cycle_t *cycle)
 }
 
 
-/* the cache manager and loader need nothing, nor do workers if no location is
-   protected */
+/* The cache manager and loader need no set-up, nor do workers without a
+   protected location. */
 
 static ngx_int_t
 ngx_http_idempotency_init_process(ngx_cycle_t *cycle)
@@ -604,8 +604,8 @@ ngx_http_idempotency_init_process(ngx_cycle_t *cycle)
 }
 
 
-/* under "master_process off" nginx names the configuration of the last reload,
-   for which it has set nothing up */
+/* Under "master_process off" nginx passes the configuration of the last
+   reload, for which no worker was set up. */
 
 static void
 ngx_http_idempotency_exit_process(ngx_cycle_t *cycle)
@@ -841,7 +841,7 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
 }
 
 
-/* of a location that is protected */
+/* merges the settings of a protected location */
 
 static char *
 merge_store(ngx_conf_t *cf, ngx_http_idempotency_loc_conf_t *conf,
@@ -870,7 +870,7 @@ merge_store(ngx_conf_t *cf, ngx_http_idempotency_loc_conf_t *conf,
 }
 
 
-/* which responses are recorded, and what of them is replayed */
+/* merges the settings that decide which responses are recorded and replayed */
 
 static void
 ngx_http_idempotency_merge_response(ngx_http_idempotency_loc_conf_t *prev,
@@ -958,9 +958,10 @@ set_bitmask(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 
 
 /*
- * What is begun with: "default", or "any", or else nothing, but the default if
- * it begins with "!".  Then codes and classes of codes such as "2xx" are added
- * and, with "!", taken away, in their order.
+ * The first value is "default" or "any"; without either the list begins empty,
+ * or with the default if the first value begins with "!".  Then codes and
+ * classes of codes such as "2xx" are added and, with "!", taken away, in their
+ * order.
  */
 
 static char *
@@ -1032,7 +1033,7 @@ set_keep(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 }
 
 
-/* may be given more than once, as such lists are in nginx */
+/* the directive may be given more than once, as lists in nginx may */
 
 static char *
 add_names(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
@@ -1120,8 +1121,9 @@ set_window(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 
 
 /*
- * To be called when the formats of keys are merged.  A window that is another
- * one for each request can't tell when a key is too old for all of them.
+ * Runs after the formats of keys are merged.  By default a uuid7 key is too
+ * old after the window: a window that differs from request to request is no
+ * such limit.
  */
 
 static ngx_int_t
@@ -1175,8 +1177,8 @@ set_missing_key(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 }
 
 
-/* called when all levels are merged, as each of the two directives may stand on
-   another level */
+/* runs when all levels are merged: the two directives may stand on different
+   levels */
 
 static void
 warn_content(ngx_conf_t *cf, ngx_http_idempotency_loc_conf_t *conf)
@@ -1201,7 +1203,7 @@ warn_content(ngx_conf_t *cf, ngx_http_idempotency_loc_conf_t *conf)
 }
 
 
-/* with a constant all clients are one, which brings a warning */
+/* a constant gives all clients one identity, which brings a warning */
 
 static char *
 set_identity(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
@@ -1292,7 +1294,7 @@ set_ignore_cookies(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 }
 
 
-/* a number, and the string by which tokens are counted; or "off" */
+/* "off"; or a number, and the string by which tokens are counted */
 
 static char *
 set_quota(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
@@ -1369,10 +1371,8 @@ set_status(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 
         switch (code) {
 
-        /*
-         * With these nginx closes the connection, or says something else to
-         * the client: they never arrive
-         */
+        /* nginx closes the connection at these codes, or sends another
+           response: the client never gets them */
 
         case NGX_HTTP_REQUEST_TIME_OUT:
         case NGX_HTTP_CLOSE:
@@ -1421,7 +1421,7 @@ ngx_http_idempotency_check_time(ngx_conf_t *cf, void *post, void *data)
 }
 
 
-/* "off", or a token as RFC 9110 has it */
+/* "off", or a token as RFC 9110 defines it */
 
 static char *
 check_replay_header(ngx_conf_t *cf, void *post, void *data)
@@ -1458,7 +1458,7 @@ check_replay_header(ngx_conf_t *cf, void *post, void *data)
 }
 
 
-/* the URL is written into a header line and into JSON as it is */
+/* the URL is written into a header line and into JSON without escaping */
 
 static char *
 check_docs(ngx_conf_t *cf, void *post, void *data)
@@ -1481,10 +1481,8 @@ check_docs(ngx_conf_t *cf, void *post, void *data)
 }
 
 
-/*
- * A string of variables and constant text.  How long that text is tells in one
- * comparison whether all of the variables are empty, captures too.
- */
+/* A string of variables and constant text.  With the length of the constant
+   text, one comparison tells whether all variables are empty, captures too. */
 
 static ngx_int_t
 ngx_http_idempotency_compile(ngx_conf_t *cf, ngx_str_t *text,
@@ -1535,8 +1533,7 @@ compile_value(ngx_conf_t *cf, ngx_str_t *text)
 }
 
 
-/* finds $name, ${name} or $1; the text before it, or behind the last one, is
-   constant */
+/* finds $name, ${name} or $1; all other text is constant */
 
 static ngx_uint_t
 key_next_variable(ngx_str_t *text, ngx_str_t *name, size_t *constant)
@@ -1650,10 +1647,8 @@ add_key(ngx_conf_t *cf, ngx_array_t *keys, ngx_str_t *value)
 }
 
 
-/*
- * Remembers what $http_name, ${idempotency_field_name} etc. it is made of.
- * Variables of ours alone are empty until there is a key.
- */
+/* Notes which $http_name, ${idempotency_field_name} etc. the string has.  A
+   string of our own variables alone is empty until there is a key. */
 
 static ngx_int_t
 key_variables(ngx_conf_t *cf, ngx_http_idempotency_key_t *key)
@@ -1708,7 +1703,7 @@ key_variables(ngx_conf_t *cf, ngx_http_idempotency_key_t *key)
 }
 
 
-/* whether it is one of the variables of a prefix, as $http_name is */
+/* whether a variable has this prefix and a name behind it, as $http_name */
 
 static ngx_uint_t
 key_begins(ngx_str_t *name, char *prefix)
