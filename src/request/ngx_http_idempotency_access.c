@@ -1,40 +1,42 @@
 
 /*
- * The way in: the module's phase handlers, and the table of states by which a
- * request gets through them.
+ * A request's way in: the phase handlers, and the table of states by which a
+ * request passes them.  Replays are sent from here, too, from the top of all
+ * filters as the original was.
  *
- * In front of all access control (preaccess) it is noted who comes by; behind
- * it, in the access phase, a request is prepared (key, body, digest); at the
- * first point behind that phase it is decided.  Under "satisfy any" the access
- * phase may skip us, or call us for a request that it is about to refuse, and
- * another module's handler may have moved behind ours: then both is done at the
- * second point.  The table below is all of that.  A replay is sent from here,
- * from the top of all filters as the original was.
+ * The preaccess handler, in front of all access control, notes that a request
+ * came by.  The access handler, behind all access control, prepares the
+ * request: key, body, digest.  The precontent handler, at the first point
+ * behind the access phase, decides it.  Under "satisfy any" the access phase
+ * may skip our handler, or call it for a request that is about to be refused;
+ * and another module's handler may have moved behind ours.  Then the
+ * precontent handler prepares the request, too.
  *
  * A handler returns NGX_DECLINED to let the request go on, and NGX_DONE where
- * something else drives it from then on: the reader of the body, which runs
- * the phases again, the end of waiting (access_resume), or an answer of ours,
- * which is finalized.  It never returns NGX_OK, which would skip what stands
- * behind us in the phase, or, under "satisfy any", grant access.
+ * something else drives the request from then on: the reader of the body,
+ * which runs the phases again, the end of a wait (access_resume), or an answer
+ * of ours, which is finalized.  A handler never returns NGX_OK: that would
+ * skip the handlers behind ours in the phase, or, under "satisfy any", grant
+ * access.
  */
 
 
 #include "ngx_http_idempotency_response.h"
 
 
-/* a larger body is sent from a file: a slow client holds it for long */
+/* a larger body is sent from a file, as a slow client holds it for long */
 
 #define NGX_HTTP_IDEMPOTENCY_REPLAY_MEMORY  65536
 
-/* without an answer for so many milliseconds a claim is made again; the time
-   doubles with each attempt, up to so many times */
+/* A claim without an answer is made again after so many milliseconds.  The
+   time doubles with each attempt, up to so many times. */
 
 #define NGX_HTTP_IDEMPOTENCY_WAIT          500
 #define NGX_HTTP_IDEMPOTENCY_WAIT_DOUBLED  4
 
 
-/* what was sent last stays in its file for so many milliseconds: a crowd that
-   waited for it is sent that one file, not one for each */
+/* For so many milliseconds the last body that was sent stays in its file, and
+   all requests that waited for it are sent that one file. */
 
 #define NGX_HTTP_IDEMPOTENCY_REPLAY_KEPT  1000
 
@@ -54,7 +56,7 @@ static ngx_event_t       replay_event;
 static ngx_connection_t  replay_dumb;
 
 
-/* where a request goes on from */
+/* where a request enters the table */
 
 typedef enum {
     access_at_access = 0,    /* behind all access control */
@@ -63,8 +65,9 @@ typedef enum {
 } access_event_e;
 
 /*
- * NGX_OK: go on by the table, the state may have changed; NGX_DECLINED: leave
- * the request to others; NGX_DONE: something else drives it; or an error
+ * NGX_OK: go on by the table, as the state may have changed; NGX_DECLINED:
+ * leave the request to other handlers; NGX_DONE: something else drives it; or
+ * an error
  */
 
 typedef ngx_int_t (*access_step_pt)(ngx_http_request_t *r,
@@ -132,9 +135,9 @@ static void access_fault(ngx_http_request_t *r, ngx_idempotency_op_t *op);
 
 
 /*
- * What is done for a request in a state when it comes by.  A step leads to
- * the next state, in most cases to that of the next line.  What is prepared
- * in the access phase waits for its decision.
+ * The step for a request in a state at an event.  A step sets the next state,
+ * in most cases that of the next line.  A request that was prepared in the
+ * access phase passes there, and is decided in the precontent phase.
  */
 
 static access_step_pt  access_table[][3] = {
@@ -173,7 +176,8 @@ ngx_http_idempotency_access_handler(ngx_http_request_t *r)
 }
 
 
-/* what was decided comes by wherever it is sent on to */
+/* a request that was decided comes by again in each location that it is sent
+   to */
 
 ngx_int_t
 ngx_http_idempotency_precontent_handler(ngx_http_request_t *r)
@@ -192,7 +196,7 @@ ngx_http_idempotency_precontent_handler(ngx_http_request_t *r)
 }
 
 
-/* whether a request is one of those that its location protects */
+/* whether the location protects the request */
 
 static ngx_inline ngx_uint_t
 access_protects(ngx_http_request_t *r)
@@ -211,10 +215,10 @@ access_protects(ngx_http_request_t *r)
 
 
 /*
- * An upgraded connection has no response to keep, and begins with a GET: on
- * any other request the offer would only switch off what protects it.  One of
- * h2c or TLS, which clients make along with requests as ordinary as any, nginx
- * doesn't take up.
+ * A request with an upgraded connection has no response to keep, and begins
+ * with a GET.  On any other request an offer to upgrade would only switch its
+ * protection off.  Offers of h2c or TLS come with ordinary requests, and nginx
+ * doesn't take them up.
  */
 
 static ngx_uint_t
@@ -257,10 +261,8 @@ access_upgrade(ngx_http_request_t *r)
 }
 
 
-/*
- * A request keeps the settings of the first location that decides it.  A
- * request that was turned away claims nothing where its error page is made.
- */
+/* A request keeps the settings of the first location that decides it.  The
+   error page of a request that was turned away claims nothing. */
 
 static ngx_uint_t
 access_undecided(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
@@ -276,9 +278,9 @@ access_undecided(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
 
 /*
- * Whether all access control is over when our handler runs.  The phases that
- * run now are asked, not the configuration: Lua moves its handler to the end
- * of the access phase at its first request.
+ * Whether all access control is over when our handler runs.  The running
+ * phases tell that, the configuration doesn't: Lua moves its handler to the
+ * end of the access phase at its first request.
  */
 
 static ngx_uint_t
@@ -318,8 +320,8 @@ access_run(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
         && ctx->state < NGX_HTTP_IDEMPOTENCY_STATE_DECIDED)
     {
         /*
-         * First sight, or sent on to another location before the decision:
-         * by its settings there may be other fields in the body
+         * The request is new, or came to another location before its decision:
+         * that location's settings may name other fields of the body.
          */
 
         ctx->conf = conf;
@@ -338,7 +340,7 @@ access_run(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     if (rc >= NGX_HTTP_SPECIAL_RESPONSE
         && ctx->state < NGX_HTTP_IDEMPOTENCY_STATE_DECIDED)
     {
-        /* a request that an error_page brings back begins anew */
+        /* a request that comes back by an error_page begins anew */
 
         ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_UNSEEN;
     }
@@ -369,7 +371,7 @@ access_look(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* the key, or its absence, may decide already */
+/* the key, or its absence, may decide the request without the store */
 
 static void
 access_judge(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
@@ -391,7 +393,8 @@ access_read(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_READING;
 
-    /* what was asked for elsewhere, and never came, was refused */
+    /* another location began to read the body, which never came: it was
+       refused */
 
     return ctx->body.reading ? NGX_OK : ngx_http_idempotency_read_body(r, ctx);
 }
@@ -402,7 +405,7 @@ access_bind(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     if (ctx->body.reading) {
 
-        /* the body was refused: this is about an error page */
+        /* the body was refused, and an error page is being made */
 
         ctx->verdict = NGX_HTTP_IDEMPOTENCY_STATUS_NONE;
         ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_JUDGED;
@@ -439,7 +442,7 @@ access_bind(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* a request that passes may be protected where it is sent on to */
+/* a request that passes here may be protected in the next location */
 
 static ngx_int_t
 access_obey(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
@@ -483,7 +486,8 @@ access_claim(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* ... when the pending record has changed, or the answer is overdue */
+/* makes the claim again: the pending record changed, or the answer is
+   overdue */
 
 static ngx_int_t
 access_claim_again(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
@@ -536,9 +540,9 @@ access_ask(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
 
 /*
- * The store has answered, or the token has changed.  This is called from the
- * event loop, so it does what nginx does around a request's events.  The answer
- * may be that the store calls once more.
+ * The store has answered, or the token's record has changed.  The event loop
+ * calls this handler, so it does what nginx does around a request's events.
+ * The next step may wait for the store once more.
  */
 
 static void
@@ -565,7 +569,7 @@ access_resume(ngx_idempotency_op_t *op)
     rc = access_table[ctx->state][access_at_answer](r, ctx);
 
     if (rc == NGX_OK) {
-        /* our handler is run again */
+        /* our handler runs again */
         ngx_http_core_run_phases(r);
 
     } else if (rc != NGX_DONE) {
@@ -635,7 +639,7 @@ access_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
             return access_nested(r, ctx);
         }
 
-        /* a request may meet a pending claim several times, and counts once */
+        /* a request may find several pending claims, and counts once */
 
         if (ctx->claim.found.outcome == NGX_IDEMPOTENCY_PENDING
             && !ctx->raced)
@@ -653,7 +657,8 @@ access_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
     case NGX_IDEMPOTENCY_VERSION:
 
-        /* its fingerprint was made in another way: nothing can be compared */
+        /* the record's fingerprint was made by other settings: they can't be
+           compared */
 
         ctx->claim.differs = NGX_IDEMPOTENCY_DIFFERS_SETTINGS;
         why = NGX_HTTP_IDEMPOTENCY_STATUS_CONFLICT;
@@ -666,7 +671,7 @@ access_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     case NGX_IDEMPOTENCY_LIMITED:
         why = NGX_HTTP_IDEMPOTENCY_STATUS_LIMITED;
 
-        /* rounded up: there is room then */
+        /* rounded up: by then there is room */
 
         ctx->retry_after = (ctx->claim.found.left + 999) / 1000;
         break;
@@ -685,7 +690,7 @@ access_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
             return access_claim_again(r, ctx);
         }
 
-        /* an old key is refused even if the store is out of reach */
+        /* a key that is too old is refused even without a store */
 
         why = (ctx->claim.old && ctx->conf->unavailable
                                  == NGX_HTTP_IDEMPOTENCY_UNAVAILABLE_PASS)
@@ -698,7 +703,7 @@ access_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* the request carries out the operation of the owner, and owns nothing */
+/* the request is a part of the owner's operation, and owns nothing */
 
 static ngx_int_t
 access_nested(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
@@ -712,7 +717,7 @@ access_nested(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
     ctx->status = NGX_HTTP_IDEMPOTENCY_STATUS_NESTED;
 
-    /* once: it is how this nginx is set up */
+    /* logged once, as the configuration makes all such requests nested */
 
     if (!ctx->conf->nested) {
         ctx->conf->nested = 1;
@@ -728,7 +733,8 @@ access_nested(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* the request owns its token: was its content seen with another key? */
+/* the request owns its token; with idempotency_similar its content is claimed,
+   too */
 
 static ngx_int_t
 access_similar(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
@@ -754,7 +760,7 @@ access_similar_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* the token is bound: wait, replay or refuse */
+/* the token is bound: the request waits, is replayed or refused */
 
 static ngx_int_t
 access_bound(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
@@ -766,7 +772,7 @@ access_bound(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     if (ctx->claim.op.waiting) {
         ctx->wait.waited = 1;
 
-        /* the answer may have come behind the deadline */
+        /* the answer may have come after the deadline */
 
         left = ctx->wait.deadline - ngx_current_msec;
         left = ngx_max(left, 0);
@@ -813,10 +819,8 @@ access_stranger(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/*
- * An owner is carried through wherever it is sent on to, until its response is
- * whole; and so is a nested request
- */
+/* An owner passes in each location that it is sent to until its response is
+   whole, and so does a nested request. */
 
 static ngx_int_t
 access_carry(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
@@ -863,11 +867,11 @@ access_fault(ngx_http_request_t *r, ngx_idempotency_op_t *op)
 
 
 /*
- * In front of all access control and limits.  A request that comes by a second
- * time, by an error_page, and was not let in meanwhile was turned away.  So was
- * one whose body was too large to be read.  Other ways to come here (an
- * error_page for a "return" or for what try_files did not find, or no error at
- * all) belong to the application, and are not refusals.
+ * In front of all access control and limits.  A request that comes here again
+ * by an error_page, and was not let in meanwhile, was turned away; and so was
+ * a request whose body was too large to be read.  An error_page for a "return"
+ * or for a file that try_files did not find, and other internal redirects,
+ * belong to the application: they turn nothing away.
  */
 
 ngx_int_t
@@ -887,7 +891,7 @@ ngx_http_idempotency_preaccess_handler(ngx_http_request_t *r)
             return NGX_HTTP_INTERNAL_SERVER_ERROR;
         }
 
-        /* with "error_page CODE =200" only the discarded body shows it */
+        /* with "error_page CODE =200" only the discarded body tells */
 
         ctx->access.turned_away = (r->internal
                                  && (r->discard_body
@@ -912,7 +916,7 @@ ngx_http_idempotency_preaccess_handler(ngx_http_request_t *r)
 }
 
 
-/* behind all access control, in front of try_files */
+/* behind all access control, in front of try_files: the request was let in */
 
 ngx_int_t
 ngx_http_idempotency_admitted_handler(ngx_http_request_t *r)
@@ -930,9 +934,9 @@ ngx_http_idempotency_admitted_handler(ngx_http_request_t *r)
 
 
 /*
- * NGX_DONE: the request is finalized; NGX_OK: it is a dry run; NGX_DECLINED:
- * the response is another client's.  A response whose location is gone can't be
- * sent: its filters' settings are gone, too.
+ * NGX_DONE: the request is finalized; NGX_OK: this is a dry run; NGX_DECLINED:
+ * the response belongs to another client.  A response is not sent if its
+ * location has gone, as the settings of its filters have gone with it.
  */
 
 static ngx_int_t
@@ -1005,9 +1009,9 @@ access_replay(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
 
 /*
- * The body, in a temporary file that has no name any more; what stood before
- * it stays in memory, and the rest is given back.  NULL: there is no file, and
- * all of it is sent from memory.
+ * Writes the body to a temporary file without a name.  The header block stays
+ * in memory, and the body's memory is freed.  NULL: there is no file, and the
+ * body is sent from memory.
  */
 
 static ngx_file_t *
@@ -1048,7 +1052,7 @@ replay_to_file(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_memcpy(p, whole, len);
     bytes->data = p;
 
-    /* the decoded strings point into the copy, which has the same bytes */
+    /* the decoded strings now point into the copy, which has the same bytes */
 
     (void) ngx_http_idempotency_response_decode(bytes,
                                                 r->method == NGX_HTTP_HEAD,
@@ -1059,7 +1063,7 @@ replay_to_file(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 }
 
 
-/* the one that is kept, or a new one */
+/* the file of the last body, if this is the same body, or a new one */
 
 static replay_body_t *
 replay_body(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
@@ -1118,7 +1122,8 @@ replay_body(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 }
 
 
-/* a quick client has all of it before the next one in the crowd is answered */
+/* A quick client may have the whole body before the next request in the crowd
+   is answered: so the file is kept for a moment. */
 
 static void
 replay_keep(replay_body_t *body)
@@ -1131,7 +1136,7 @@ replay_keep(replay_body_t *body)
 
     replay_kept = body;
 
-    /* nginx's debug log names a timer by the connection that it belongs to */
+    /* nginx's debug log takes the data of a timer for a connection */
 
     replay_dumb.fd = (ngx_socket_t) -1;
 
@@ -1192,7 +1197,7 @@ replay_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 }
 
 
-/* replaces lines of that name in the original */
+/* replaces header lines of that name in the original */
 
 static ngx_int_t
 replay_mark(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)

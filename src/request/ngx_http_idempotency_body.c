@@ -1,37 +1,38 @@
 
 /*
- * The request's body, read whole as nginx reads it, and digested: by its
- * meaning where that is wanted, else by its bytes.  On the way its fields are
- * looked for that some variable names ($idempotency_field_NAME).
+ * The request's body: read whole, as nginx reads it, and digested by its
+ * meaning where that is configured, else by its bytes; and the body's fields
+ * for $idempotency_field_NAME.
  *
- * Bytes, and the parts of a multipart form, go in as they arrive.  What is
- * sorted first, and what somebody else had read before us, is taken from
- * where nginx keeps it; and so is what turned out to be malformed, which is
- * digested by its bytes after all.
+ * Bytes, and the parts of a multipart form, are digested as they arrive.
+ * Kinds that must be sorted first, and a body that another module has read
+ * before us, are taken from nginx's buffers.  So is a malformed body, which is
+ * digested by its bytes in the end.
  *
- * The names of fields are known from the configuration, and all are looked for
- * at once: of a body that is read for us while it arrives, wherever they stand;
- * of others when the first of them is asked for, in what they begin with.
+ * The names of fields are known from the configuration, and one pass finds all
+ * of them.  In a body that is read for us they are found while it arrives,
+ * wherever they stand; in another body they are found when the first one is
+ * evaluated, and only in its beginning.
  */
 
 
 #include "ngx_http_idempotency_response.h"
 
 
-/* a value may have this length, however small the buffer is */
+/* a field's value may be as long, however small the buffer is */
 
 #define NGX_HTTP_IDEMPOTENCY_FIELD_VALUE_MAX  65536
 
 #define NGX_HTTP_IDEMPOTENCY_FIELD_PREFIX_LEN                                \
     (sizeof("idempotency_field_") - 1)
 
-/* NGX_OK: go on with the next piece */
+/* called for each piece of the body; NGX_OK: go on with the next one */
 
 typedef ngx_int_t (*body_piece_pt)(void *data, u_char *p, size_t len);
 
 typedef struct {
     ngx_idempotency_fields_t  *fields;
-    /* if their kind is started */
+    /* the reader, for kinds that are read as they arrive */
     void                      *stream;
     size_t                     fed;
 } field_scan_t;
@@ -70,9 +71,9 @@ static ngx_str_t  body_coding = ngx_string("content_encoding");
 
 
 /*
- * NGX_OK: it was there already, or there is none; NGX_DONE: the phases are run
- * again, perhaps were already, when it has been read, but for error pages
- * while it is not
+ * NGX_OK: there is no body, or nginx has read it already.  NGX_DONE: the body
+ * is being read; its end runs the phases again, or has run them already, but
+ * not for an error page that is made meanwhile.
  */
 
 ngx_int_t
@@ -102,8 +103,8 @@ ngx_http_idempotency_read_body(ngx_http_request_t *r,
     if (r->method == NGX_HTTP_PUT
         && (ngx_http_idempotency_dav_methods(r) & NGX_HTTP_PUT))
     {
-        /* WebDAV moves the body's file to its place, and wants what it would
-           itself have asked for before reading */
+        /* WebDAV moves the body's file to its place: it needs the flags that
+           it would itself have set before reading */
 
         r->request_body_in_file_only = 1;
         r->request_body_in_persistent_file = 1;
@@ -124,7 +125,7 @@ ngx_http_idempotency_read_body(ngx_http_request_t *r,
 }
 
 
-/* chooses how the body is digested, by its header */
+/* chooses by the request's header how the body is digested */
 
 static ngx_int_t
 body_begin(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
@@ -147,7 +148,7 @@ body_begin(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         type = r->headers_in.content_type->value;
     }
 
-    /* what is compressed is digested by its bytes */
+    /* a compressed body is digested by its bytes */
 
     coded = ngx_http_idempotency_header_first(r, &body_coding) != NULL;
 
@@ -207,7 +208,7 @@ body_handler(ngx_http_request_t *r)
 }
 
 
-/* called above all request body filters: the bytes are the client's own */
+/* called above all request body filters: these are the client's own bytes */
 
 void
 ngx_http_idempotency_digest_arriving(ngx_http_request_t *r, ngx_chain_t *in)
@@ -237,7 +238,7 @@ body_feed(void *data, u_char *p, size_t len)
         ngx_idempotency_digest_bytes(&body->running, p, len);
     }
 
-    /* errors (malformed content, no memory) are returned at the end */
+    /* errors (malformed content, no memory) are seen at the body's end */
 
     if (body->stream) {
         (void) body->streamed->feed(body->stream, p, len);
@@ -261,7 +262,7 @@ body_raw(void *data, u_char *p, size_t len)
 }
 
 
-/* when all of it is there */
+/* completes the digest when the whole body is there */
 
 ngx_int_t
 ngx_http_idempotency_digest_body(ngx_http_request_t *r,
@@ -273,7 +274,7 @@ ngx_http_idempotency_digest_body(ngx_http_request_t *r,
 
     if (rc == NGX_DECLINED) {
 
-        /* by its bytes after all */
+        /* the body is digested by its bytes after all */
 
         body_digest_init(r, ctx, NULL);
 
@@ -320,7 +321,7 @@ body_canonical(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* the last of the fields was found by now, or is missing */
+/* the body has ended: fields that were not found by now are missing */
 
 static ngx_int_t
 body_fields(ngx_http_request_t *r, ngx_http_idempotency_body_t *body)
@@ -330,7 +331,7 @@ body_fields(ngx_http_request_t *r, ngx_http_idempotency_body_t *body)
     }
 
     if (body_size(r) == 0) {
-        /* whatever its type says */
+        /* an empty body has no fields, whatever its type */
         body->fields = NULL;
         return NGX_OK;
     }
@@ -339,7 +340,7 @@ body_fields(ngx_http_request_t *r, ngx_http_idempotency_body_t *body)
         ngx_idempotency_fields_end(body->fields);
 
     } else if (body->kind == NULL) {
-        /* it has no digest; where it has one, that came to its end */
+        /* a digest by this kind would have called finish() already */
         (void) body->streamed->finish(body->stream, NULL);
     }
 
@@ -347,7 +348,7 @@ body_fields(ngx_http_request_t *r, ngx_http_idempotency_body_t *body)
 }
 
 
-/* the same bytes in another type or coding are another body */
+/* the type and the coding count: they give the same bytes another meaning */
 
 static void
 body_digest_init(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
@@ -372,7 +373,7 @@ body_digest_init(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_idempotency_digest_type(d, &type, kind ? kind->parameter : "charset");
 
     if (kind) {
-        /* it has no coding */
+        /* a body that is digested by its meaning has no coding */
         ngx_idempotency_digest_bytes(d, (u_char *) ".", 1);
         return;
     }
@@ -390,8 +391,9 @@ body_digest_init(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
 
 /*
- * Calls back for each piece of the body, up to a limit, as nginx keeps it.
- * NGX_DECLINED: nginx has closed its file, as the upstream has the body.
+ * Calls back for each piece of the body in nginx's buffers, up to a limit.
+ * NGX_DECLINED: nginx has closed the body's file, as the upstream has the
+ * body.
  */
 
 static ngx_int_t
@@ -449,7 +451,7 @@ body_each(ngx_http_request_t *r, off_t limit, body_piece_pt handler,
 }
 
 
-/* in one piece; NGX_DECLINED: it is larger than the limit, or gone */
+/* the body in one piece; NGX_DECLINED: it is larger than the limit, or gone */
 
 ngx_int_t
 ngx_http_idempotency_whole_body(ngx_http_request_t *r, size_t limit,
@@ -462,7 +464,7 @@ ngx_http_idempotency_whole_body(ngx_http_request_t *r, size_t limit,
     ngx_str_null(body);
 
     if (r->request_body == NULL) {
-        /* there is none, or somebody discarded it */
+        /* there is no body, or another module discarded it */
         return NGX_OK;
     }
 
@@ -507,7 +509,8 @@ body_copy(void *data, u_char *p, size_t len)
 }
 
 
-/* as announced, or as read; a chunked one is of any size until then */
+/* the announced length, or the length read; a chunked body may get any size
+   until it is read */
 
 static off_t
 body_size(ngx_http_request_t *r)
@@ -529,7 +532,8 @@ body_size(ngx_http_request_t *r)
 }
 
 
-/* for the configuration: all variables that it names are known by now */
+/* for the configuration, when all variables are known: collects the names of
+   all $idempotency_field_NAME */
 
 ngx_int_t
 ngx_http_idempotency_init_fields(ngx_conf_t *cf)
@@ -570,7 +574,7 @@ ngx_http_idempotency_init_fields(ngx_conf_t *cf)
 }
 
 
-/* ... so far */
+/* whether the configuration names fields so far */
 
 ngx_uint_t
 ngx_http_idempotency_has_fields(ngx_conf_t *cf)
@@ -603,8 +607,9 @@ field_prefixed(ngx_str_t *variable)
 
 
 /*
- * For a body that is to be read: *fields is NULL if it can have none.  They
- * are unreadable if it can, but nobody can say where.
+ * For a body that is to be read. *fields is NULL if its type has no fields.
+ * In a compressed body, and in one without a valid boundary, all fields are
+ * unreadable.
  */
 
 static ngx_int_t
@@ -664,9 +669,10 @@ field_coded(ngx_http_request_t *r)
 
 
 /*
- * names: of ngx_str_t, or NULL for all; why is noted for the refusal.  A value
- * with control characters, of which the variable says nothing, is no key; but
- * not of any field, as that of a text has line ends.
+ * names: of ngx_str_t, NULL for all.  The reason is noted for the refusal.  A
+ * value with control characters, for which the variable is empty, can't be a
+ * key.  With NULL such values are no error, as the text of a textarea has line
+ * ends.
  */
 
 ngx_uint_t
@@ -741,7 +747,7 @@ ngx_http_idempotency_field_variable(ngx_http_request_t *r,
 
     if (r->request_body == NULL) {
 
-        /* not read yet: ask again */
+        /* the body is not read yet: the variable is evaluated again later */
 
         v->not_found = 1;
         v->no_cacheable = 1;
@@ -757,7 +763,7 @@ ngx_http_idempotency_field_variable(ngx_http_request_t *r,
         return NGX_ERROR;
     }
 
-    /* it may stand in a header: none of its bytes may end a line there */
+    /* the value may be put into a header, so it must not contain a line end */
 
     if (rc == NGX_OK && !ngx_http_idempotency_printable(&value)) {
         rc = NGX_DECLINED;
@@ -769,7 +775,7 @@ ngx_http_idempotency_field_variable(ngx_http_request_t *r,
 }
 
 
-/* rc: that of looking for the value */
+/* rc: the result of the search for the value */
 
 void
 ngx_http_idempotency_set_variable(ngx_http_variable_value_t *v, ngx_int_t rc,
@@ -814,16 +820,17 @@ field_value(ngx_http_request_t *r, ngx_str_t *name, ngx_str_t *value)
         }
     }
 
-    /* no configuration names it: a script's, or that of an SSI command */
+    /* the name is not in the configuration: it is a script's or an SSI
+       command's */
 
     return field_scan(r, name, value);
 }
 
 
 /*
- * NGX_DECLINED: there is nothing.  A body that isn't read for us may be of any
- * size and in a file, and nothing depends on its fields: its beginning is all
- * that is looked at.
+ * NGX_DECLINED: there is no such field.  This body isn't read for us: it may
+ * be large and in a file, and no key depends on its fields.  So only its
+ * beginning is read.
  */
 
 static ngx_int_t
@@ -892,7 +899,7 @@ field_feed(void *data, u_char *p, size_t len)
 }
 
 
-/* it has no control characters */
+/* whether the text has no control characters */
 
 ngx_uint_t
 ngx_http_idempotency_printable(ngx_str_t *s)

@@ -1,28 +1,28 @@
 
 /*
- * The filters: what becomes of an owner's response on its way to the client.
- * It is taken down above all of nginx's filters but a few: what they would do
- * to it they will do to a replay as well, and a client that reads slowly, or
- * has gone, doesn't hold it up.
+ * The filters: an owner's response on its way to the client.  It is captured
+ * above all of nginx's filters but a few.  The filters below us treat a replay
+ * as they treated the original, and a client that reads slowly, or has gone,
+ * doesn't hold the capture up.
  *
- * This is a module of its own, as one module has one place for both its phase
- * handlers and its filters.  It comes behind all that have handlers, so it
- * registers those of ours that must run first in their phases.
+ * This is a module of its own, as a module has one place for its phase
+ * handlers and its filters.  It comes behind all modules with handlers, so it
+ * registers those of our handlers that must run first in their phases.
  *
- * The end of the response is postponed under a strict store: the store has
- * told its file, and its answer is there, before the client has all of the
- * response.  So what a client has seen whole is not forgotten.  What is held
- * back is the last buffer with data and all behind it, or the header, if that
- * is all there is.  nginx takes the request for one that has output left, by a
- * bit of its connection, and goes on with it when the bit is gone.
+ * Under a strict store the end of the response is postponed until the store
+ * has answered, and its file has the outcome.  So a response that a client has
+ * seen whole is not forgotten.  The last buffer with data and all buffers
+ * behind it are held back, or the header, if there is no body.  Meanwhile a
+ * bit in the connection's "buffered" tells nginx that the request has output
+ * left.
  *
- * Output of subrequests that filters below us make (SSI, addition) is made
- * again when the response is replayed through them.  What others send (a
- * content handler's own) reaches the client past the capture: such a response
- * is not kept, rather than short.  Who made a subrequest is told by when it
- * appears among the main request's: while the request is in the filters below
- * us, or before.  A subrequest has no output before the call that made it
- * returns, so each is known in time.
+ * Subrequests that filters below us make (SSI, addition) are made again when
+ * the response is replayed through these filters.  Output of other subrequests
+ * (a content handler's) reaches the client past the capture: such a response
+ * is not kept, rather than cut short.  A subrequest was made below us if it
+ * appeared among the main request's while the filters below us ran.  A
+ * subrequest has no output before the call that makes it returns, so each is
+ * noted in time.
  */
 
 
@@ -31,7 +31,7 @@
 
 #define NGX_HTTP_IDEMPOTENCY_CAPTURE_PIECE   4096
 
-/* in the connection's, behind the bits that nginx has there */
+/* in the connection's "buffered", above nginx's own bits */
 
 #define NGX_HTTP_IDEMPOTENCY_BUFFERED  0x40
 
@@ -179,7 +179,7 @@ ngx_http_idempotency_header_filter(ngx_http_request_t *r)
 
     } else if (!ngx_http_idempotency_nests(ctx)) {
 
-        /* a nested response keeps the line: the owner reads it */
+        /* a nested response keeps X-Accel-Idempotency for the outer request */
 
         capture_accel(&r->headers_out.headers, NULL);
     }
@@ -222,7 +222,7 @@ ngx_http_idempotency_body_filter(ngx_http_request_t *r, ngx_chain_t *in)
     }
 
     if (ctx->client.gone) {
-        /* it was hidden while subrequests ended */
+        /* ngx_http_idempotency_client_gone() hid the error from subrequests */
         r->connection->error = 1;
     }
 
@@ -269,7 +269,7 @@ filter_main_body(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
     if (ctx->postpone.header && !ctx->postpone.waiting) {
 
-        /* the header was postponed, and is to be sent now */
+        /* the header was postponed, and is sent now */
 
         ctx->postpone.header = 0;
         r->header_sent = 0;
@@ -302,7 +302,7 @@ filter_main_body(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 }
 
 
-/* the filters below us must not see that we hold output back */
+/* hides from the filters below us that we hold output back */
 
 static ngx_int_t
 filter_below(ngx_http_request_t *r, ngx_chain_t *in)
@@ -345,10 +345,8 @@ ngx_http_idempotency_request_body_filter(ngx_http_request_t *r,
 }
 
 
-/*
- * It may be called again for one request, if a filter replaced the response:
- * the last one is what the client gets.
- */
+/* A filter that replaces the response calls this again.  The client gets the
+   last response. */
 
 static void
 capture_header(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
@@ -380,8 +378,8 @@ capture_header(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     capture->pieces = NULL;
     capture->last_piece = NULL;
 
-    /* the slice module makes one response of many, below us, and is the only
-       one to know that: what passes here is a part of it */
+    /* the slice module, below us, makes one response of several: only a part
+       passes here */
 
     imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
 
@@ -389,7 +387,7 @@ capture_header(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         capture_partial(r, ctx, "a response in slices");
     }
 
-    /* server-sent events go on for as long as anybody listens */
+    /* server-sent events go on for as long as a client listens */
 
     type.data = r->headers_out.content_type.data;
     type.len = r->headers_out.content_type_len;
@@ -421,7 +419,8 @@ capture_header(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* with the location that made it, if that isn't the one of the claim */
+/* The header block, and the location that made the response, if it is another
+   one than that of the claim. */
 
 static ngx_buf_t *
 capture_head(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
@@ -445,7 +444,8 @@ capture_head(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* a part of the response doesn't pass here, or is all that does */
+/* the response is not kept, as only a part of it passes here, or is a part of
+   it */
 
 static void
 capture_partial(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
@@ -465,10 +465,8 @@ capture_partial(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 }
 
 
-/*
- * gRPC sends trailers behind a body of any length and does not announce them;
- * without them a response is broken off
- */
+/* gRPC sends trailers behind a body of any length and does not announce them.
+   A response without them is broken off. */
 
 static void
 capture_expect(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
@@ -500,9 +498,9 @@ capture_bodyless(ngx_http_request_t *r)
 
 
 /*
- * X-Accel-Idempotency: what the application says of the outcome, in the header
- * of the response or in that of an upstream whose response nginx replaced.  The
- * lines are deleted: no client sees them.
+ * X-Accel-Idempotency: the application's word on the outcome, in the header of
+ * the response, or in that of an upstream whose response nginx replaced.  The
+ * lines are deleted before any client sees them.
  */
 
 static void
@@ -536,7 +534,7 @@ capture_accel(ngx_list_t *headers, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* the same behind the body, whether nginx passes such lines on or not */
+/* X-Accel-Idempotency in trailers, whether nginx passes trailers on or not */
 
 static void
 capture_accel_trailers(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
@@ -599,8 +597,8 @@ capture_body(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
     capture_check(r, ctx, last);
 
-    /* its upstream is done with, and only flushes what came before the break:
-       there is no need to wait for the client to take that */
+    /* the upstream has broken off, and the rest is only flushed: the outcome
+       need not wait until the client has taken it */
 
     if (ngx_http_idempotency_owns(ctx)
         && flush && capture->live && r->upstream->cleanup == NULL)
@@ -645,7 +643,7 @@ capture_buf(ngx_http_request_t *r, ngx_http_idempotency_capture_t *capture,
 }
 
 
-/* direct I/O would take whole blocks and aligned memory only */
+/* direct I/O would need whole blocks and aligned memory */
 
 static ngx_int_t
 capture_read(ngx_buf_t *b, u_char *to, size_t n, off_t offset)
@@ -674,7 +672,7 @@ capture_read(ngx_buf_t *b, u_char *to, size_t n, off_t offset)
 }
 
 
-/* a buffer with room for the next bytes, of the size that is to come */
+/* a buffer with room for the next bytes, of the expected size */
 
 static ngx_buf_t *
 capture_room(ngx_http_request_t *r, ngx_http_idempotency_capture_t *capture)
@@ -767,7 +765,7 @@ capture_check(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
         return;
     }
 
-    /* a response that is not kept is recorded as such at once */
+    /* the outcome of a response that is not kept is recorded at once */
 
     if (capture->too_large) {
         ngx_http_idempotency_settle(r, ctx);
@@ -777,9 +775,9 @@ capture_check(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
 
 /*
- * With a known length the response is whole as soon as so much has passed: the
- * client may repeat its request before nginx sends the last buffer.  Without
- * one, or if there may be trailers, it is whole with the last buffer.
+ * A response of known length is whole as soon as its last byte has passed: the
+ * client may repeat its request before nginx sends the last buffer.  A
+ * response of unknown length, or with trailers, is whole with the last buffer.
  */
 
 static ngx_uint_t
@@ -808,8 +806,9 @@ capture_ends(ngx_http_request_t *r, ngx_http_idempotency_capture_t *capture,
 
 
 /*
- * Called before the filters below us have the main request, and behind.  What
- * could not be noted is taken for output that the capture doesn't see.
+ * Called before and after the filters below us get the main request's output.
+ * A subrequest that could not be noted, for want of memory, counts as one that
+ * the capture doesn't see.
  */
 
 static void
@@ -819,7 +818,7 @@ subrequests_note(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_http_request_t            *sr;
     ngx_http_postponed_request_t  *pr;
 
-    /* an active subrequest is not in the list of postponed ones */
+    /* an active subrequest is not among the postponed ones */
 
     sr = r->connection->data;
 
@@ -888,7 +887,7 @@ subrequest_find(ngx_http_idempotency_ctx_t *ctx, ngx_http_request_t *sr)
 }
 
 
-/* output of a subrequest, on its way to the client */
+/* output of a subrequest on its way to the client */
 
 static void
 subrequest_output(ngx_http_request_t *sr,
@@ -909,7 +908,7 @@ subrequest_output(ngx_http_request_t *sr,
         return;
     }
 
-    /* Lua captures the output of its subrequests, which never becomes active */
+    /* Lua captures the output of its subrequests, which never become active */
 
     if (sr->connection->data != sr) {
 
@@ -943,10 +942,8 @@ subrequest_sends(ngx_http_request_t *sr)
 }
 
 
-/*
- * A response without a body ends with its header, so the header is postponed.
- * The sender goes on as if it had been sent.
- */
+/* A response without a body ends with its header, so the header is postponed.
+   The sender goes on as if the header had been sent. */
 
 static ngx_uint_t
 postpone_header(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
@@ -983,7 +980,7 @@ postpone_header(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* NGX_OK: so much is to be sent; NGX_AGAIN: nothing is */
+/* NGX_OK: *in is to be sent now; NGX_AGAIN: nothing is */
 
 static ngx_int_t
 postpone_body(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
@@ -995,7 +992,7 @@ postpone_body(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
     if (postpone->last && r->filter_finalize) {
 
-        /* behind the end: of a response that had to give way */
+        /* these buffers end the response that a filter has replaced */
 
         filter_swallow(*in);
         *in = NULL;
@@ -1013,7 +1010,7 @@ postpone_body(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
     if (postpone->bodyless && r->header_only) {
 
-        /* nginx knows by now that there is no body */
+        /* nginx knows by now that the response has no body */
 
         filter_swallow(*in);
         *in = NULL;
@@ -1045,9 +1042,9 @@ postpone_body(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
 
 /*
- * The sender of a response takes a postponed one for one that was sent.  Where
- * a filter has put it in the place of another response, nginx would make an
- * error of that and end the request: so it is told that more is to come.
+ * For its sender a postponed response counts as sent.  If a filter has put
+ * that response in the place of another one, nginx would take success for an
+ * error and end the request: so the result is that more is to come.
  */
 
 static ngx_int_t
@@ -1062,7 +1059,7 @@ postpone_result(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 }
 
 
-/* the store is strict, has the outcome, and has not answered yet */
+/* whether the store is strict, was given the outcome, and has not answered */
 
 static ngx_uint_t
 postpone_unanswered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
@@ -1112,8 +1109,7 @@ postpone_is_end(ngx_http_idempotency_postpone_t *postpone, ngx_chain_t *in)
 }
 
 
-/* the part that is sent gets links of our own, as the others belong to the
-   sender */
+/* the part that is sent needs links of our own: the others are the sender's */
 
 static ngx_int_t
 postpone_split(ngx_http_request_t *r, ngx_http_idempotency_postpone_t *postpone,
@@ -1194,9 +1190,10 @@ postpone_add(ngx_http_request_t *r, ngx_http_idempotency_postpone_t *postpone,
 
 
 /*
- * An upstream at work waits for its memory, and for its end until that was
- * taken; and a buffer without data is free as soon as we return.  All else
- * stays as it is until it is sent.
+ * What an upstream at work sends is copied: the upstream waits for its memory
+ * to be free, and can't end before.  A buffer without data is copied, too: its
+ * sender may use it again as soon as we return.  All other buffers stay as
+ * they are until they are sent.
  */
 
 static ngx_buf_t *
@@ -1239,9 +1236,9 @@ postpone_buf(ngx_http_request_t *r, ngx_http_idempotency_postpone_t *postpone,
 
 
 /*
- * The store has answered, or took too long; called from the event loop, as
- * access_resume() is.  What was postponed goes first, as the sender may have
- * nothing more to send.
+ * The store has answered, or took too long.  The event loop calls this, as it
+ * calls access_resume().  The postponed output is sent first, as the sender
+ * may have nothing more to send.
  */
 
 void
@@ -1268,7 +1265,7 @@ ngx_http_idempotency_postpone_end(ngx_http_idempotency_ctx_t *ctx)
 
     if (rc > NGX_OK) {
 
-        /* a filter would not have the header */
+        /* a filter refused the header */
 
         if (r->upstream && r->upstream->cleanup) {
             r->count++;
@@ -1284,7 +1281,7 @@ ngx_http_idempotency_postpone_end(ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* of a request that ends */
+/* the request ends */
 
 void
 ngx_http_idempotency_postpone_cancel(ngx_http_idempotency_ctx_t *ctx)
@@ -1302,7 +1299,8 @@ ngx_http_idempotency_filter_init(ngx_conf_t *cf)
     ngx_http_handler_pt        *h;
     ngx_http_core_main_conf_t  *cmcf;
 
-    /* what is taken last runs first: in front of limits, and of try_files */
+    /* the last handler of a phase runs first: in front of limits, and of
+       try_files */
 
     cmcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_core_module);
 
@@ -1334,7 +1332,8 @@ ngx_http_idempotency_filter_init(ngx_conf_t *cf)
 }
 
 
-/* all modules have taken their places by now: is ours where it must be? */
+/* All modules have registered their handlers and filters by now.  Checks that
+   our filters are where they must be. */
 
 static ngx_int_t
 ngx_http_idempotency_init_module(ngx_cycle_t *cycle)

@@ -1,14 +1,15 @@
 
 /*
- * A request's claim, from its beginning to its end: the context that holds it,
- * its limits (window, age of the key, quota), the wait for the store's answer
- * or another's outcome, the claim on the content (idempotency_similar), and
- * what the facts at the end of the request mean for its token.
+ * A request's claim from its beginning to its end: the context that holds it;
+ * its limits (window, age of the key, quota); the wait for the store's answer
+ * or for another request's outcome; the claim on the content
+ * (idempotency_similar); and the outcome that follows from the facts at the
+ * end of the request.
  *
- * Invariants: a claim that was granted is settled on every way out, and once.
- * The context outlives internal redirects, named locations and error pages,
- * which clear the contexts of all modules.  The table of outcomes is the whole
- * rule, and docs/guarantees.md shows the same one: the first row that fits
+ * Invariants: a granted claim is settled on every way out, and once.  The
+ * context outlives internal redirects, named locations and error pages, which
+ * clear the contexts of all modules.  The table of outcomes is the whole rule,
+ * and docs/guarantees.md shows the same table: the first row that fits
  * decides.
  */
 
@@ -16,22 +17,22 @@
 #include "ngx_http_idempotency_response.h"
 
 
-/* outcomes: the token is fresh again; or that, and waiting requests get the
-   response */
+/* outcomes beside those of records: RELEASE makes the token fresh again; LEAVE
+   does so, too, and requests that wait get the response */
 
 #define NGX_HTTP_IDEMPOTENCY_RELEASE  NGX_DECLINED
 #define NGX_HTTP_IDEMPOTENCY_LEAVE    NGX_DONE
 
 /*
- * After so many milliseconds without the store's answer the log says so, and
- * the end of a response is sent all the same: the request was executed, and
- * its client should know
+ * After so many milliseconds without the store's answer a log line says so,
+ * and a postponed end of the response is sent: the request was executed, and
+ * its client should know.
  */
 
 #define NGX_HTTP_IDEMPOTENCY_OWNER_SILENCE  5000
 
-/* reports an outcome to the store; it has memory of its own, as the answer
-   may come after the end of the request */
+/* the operation that reports an outcome to the store; it has memory of its
+   own, as the store may answer after the end of the request */
 
 struct ngx_http_idempotency_report_s {
     /* must be the first member */
@@ -42,7 +43,7 @@ struct ngx_http_idempotency_report_s {
     } as;
 
     ngx_idempotency_store_t         *store;
-    /* NULL: the request is gone */
+    /* NULL: the request has ended */
     ngx_http_idempotency_ctx_t      *ctx;
     ngx_event_t                      timer;
 
@@ -55,16 +56,17 @@ struct ngx_http_idempotency_report_s {
 
 
 /*
- * A record ends by the boot clock, a key is too old by the wall clock.  The two
- * are read one after the other, and the first is coarse: so a key counts as too
- * old this many milliseconds before its record can have ended.
+ * A record ends by the boot clock, a key is too old by the wall clock.  The
+ * clocks are read one after the other, and the boot clock is coarse.  So a key
+ * counts as too old this many milliseconds before its record can have ended.
  */
 
 #define NGX_HTTP_IDEMPOTENCY_LIMITS_CLOCKS  100
 
 /*
- * A window from a variable is rounded up to one of these, in seconds: a zone
- * has a queue for each length, and clients must not make queues at will
+ * A window from a variable is rounded up to one of these, in seconds.  A zone
+ * has a queue for each length of window, and clients must not create queues at
+ * will.
  */
 
 static ngx_uint_t  limits_steps[64] = {
@@ -87,19 +89,19 @@ static ngx_uint_t  limits_steps[64] = {
 typedef enum {
     /* X-Accel-Idempotency: release */
     fact_says_release = 0x01,
-    /* the last peer tried gave no response header */
+    /* the last peer gave no response header */
     fact_no_answer = 0x02,
     /* some peer was sent a byte, or may have been */
     fact_sent = 0x04,
-    /* the response has no end */
+    /* the response broke off */
     fact_broken = 0x08,
-    /* by idempotency_keep its status binds nothing */
+    /* by idempotency_keep its status binds no token */
     fact_unkept = 0x10,
-    /* it exceeds idempotency_max_response */
+    /* the response exceeds idempotency_max_response */
     fact_too_large = 0x20,
     /* idempotency_in_doubt retry */
     fact_retry = 0x40,
-    /* a redirect or an error, and only nginx itself had a part in it */
+    /* a redirect or an error, made by nginx alone */
     fact_own = 0x80
 } outcome_fact_e;
 
@@ -122,8 +124,8 @@ static outcome_row_t  outcome_table[] = {
     { 0,                         0,          NGX_IDEMPOTENCY_DONE }
 };
 
-/* which condition a status has: none; a Retry-After; a Retry-After that
-   comes from the application itself */
+/* a status is in the list always; with a Retry-After; or with a Retry-After
+   that the application itself has sent */
 
 typedef enum {
     outcome_by_status = 0,
@@ -131,7 +133,7 @@ typedef enum {
     outcome_by_origin
 } outcome_by_e;
 
-/* the statuses that say that the request was not carried out */
+/* the statuses that mean that the request was not carried out */
 
 typedef struct {
     ngx_uint_t  status;
@@ -206,7 +208,7 @@ ngx_http_idempotency_create_ctx(ngx_http_request_t *r)
         return NULL;
     }
 
-    /* before anything is claimed, so that no claim can be left behind */
+    /* made before anything is claimed, so that no claim can be left behind */
 
     cln = ngx_http_cleanup_add(r, 0);
     if (cln == NULL) {
@@ -224,10 +226,8 @@ ngx_http_idempotency_create_ctx(ngx_http_request_t *r)
 }
 
 
-/*
- * The last way out.  It runs before the log phase, and behind the cleanup of
- * the upstream, so that it is known what was sent.
- */
+/* The last way out.  It runs before the log phase, and after the cleanup of
+   the upstream: by then nginx knows what was sent. */
 
 void
 ngx_http_idempotency_cleanup(void *data)
@@ -250,7 +250,8 @@ ngx_http_idempotency_cleanup(void *data)
     if (ngx_http_idempotency_owns(ctx)) {
 
         if (asks) {
-            /* whether its content was seen: nothing was executed */
+            /* the claim on the content is unanswered, so nothing was
+               executed */
 
             owner_give_up(ctx);
 
@@ -267,7 +268,7 @@ ngx_http_idempotency_cleanup(void *data)
 
     if (report && report->as.op.handler) {
 
-        /* the store has not answered: the report stays until then */
+        /* the store has not answered: the report stays until it does */
 
         report->ctx = NULL;
         report->timer.cancelable = 1;
@@ -278,16 +279,14 @@ ngx_http_idempotency_cleanup(void *data)
 
     ngx_http_idempotency_count_end(ctx);
 
-    /* for the variables in the log */
+    /* variables in the log need the context */
 
     ngx_http_set_ctx(r, ctx, ngx_http_idempotency_module);
 }
 
 
-/*
- * The report is allocated before anything is claimed, so that no claim can be
- * left behind for want of memory
- */
+/* The report is allocated before anything is claimed, so that no claim can be
+   left behind for want of memory. */
 
 ngx_int_t
 ngx_http_idempotency_prepare(ngx_http_idempotency_ctx_t *ctx)
@@ -309,7 +308,7 @@ ngx_http_idempotency_prepare(ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* reports the outcome to the store, once */
+/* gives the outcome to the store, once */
 
 void
 ngx_http_idempotency_settle(ngx_http_request_t *r,
@@ -349,8 +348,9 @@ owner_give_up(ngx_http_idempotency_ctx_t *ctx)
 
 
 /*
- * With what there is of the response that can be kept.  The store has taken
- * that when it returns, and the client may take long: so it is freed here.
+ * Reports the outcome, with the captured response if it can be kept.  The
+ * store has copied the response when it returns.  The client may take long to
+ * read, so the captured memory is freed here.
  */
 
 static void
@@ -468,7 +468,7 @@ owner_wait(ngx_http_idempotency_report_t *report)
 }
 
 
-/* the answer may come yet, and is logged then, if it is no good news */
+/* The store may answer later: then a failure is logged. */
 
 static void
 owner_silence_handler(ngx_event_t *ev)
@@ -492,7 +492,7 @@ owner_silence_handler(ngx_event_t *ev)
 }
 
 
-/* the request may be gone by now */
+/* the request may have ended by now */
 
 static void
 owner_answered(ngx_idempotency_op_t *op)
@@ -602,10 +602,8 @@ ngx_http_idempotency_limits(ngx_http_request_t *r,
 }
 
 
-/*
- * A key that tells when it was made is bound at least until it is too old: so
- * one that is not bound, and not too old, was never executed.
- */
+/* A key that tells when it was made is bound until it is too old, at least.
+   So a key that is neither bound nor too old was never executed. */
 
 static ngx_int_t
 limits_time(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
@@ -648,7 +646,7 @@ limits_time(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* an invalid or empty value stands for the default */
+/* an invalid or empty value means the default window */
 
 ngx_int_t
 ngx_http_idempotency_window(ngx_http_request_t *r,
@@ -719,7 +717,7 @@ limits_log_window(ngx_http_request_t *r, ngx_str_t *text)
 }
 
 
-/* when the owner's token ends, if its outcome is known now */
+/* when the record of the owner ends, if its outcome is recorded now */
 
 ngx_msec_t
 ngx_http_idempotency_ends(ngx_http_idempotency_ctx_t *ctx)
@@ -733,7 +731,8 @@ ngx_http_idempotency_ends(ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* the value that a quota counts by, also where there is none: the address */
+/* for the limit of clients that have left: the quota's value; without a quota,
+   of the client's address */
 
 void
 ngx_http_idempotency_quota_value(ngx_http_request_t *r,
@@ -745,7 +744,7 @@ ngx_http_idempotency_quota_value(ngx_http_request_t *r,
 }
 
 
-/* NGX_DECLINED: it is empty, and so nothing is counted for it */
+/* NGX_DECLINED: the value is empty, and nothing is counted */
 
 static ngx_int_t
 limits_value(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
@@ -780,7 +779,7 @@ limits_value(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 }
 
 
-/* a client with one IPv6 address has all of its /64 network */
+/* an IPv6 client may use any address of its /64 network: it counts as one */
 
 static void
 limits_address(ngx_connection_t *c, ngx_str_t *value)
@@ -812,7 +811,7 @@ limits_address(ngx_connection_t *c, ngx_str_t *value)
 }
 
 
-/* NGX_DONE: it waits; the handler of its claim goes on with it */
+/* NGX_DONE: the request waits; the handler of its claim resumes it */
 
 ngx_int_t
 ngx_http_idempotency_wait(ngx_http_request_t *r,
@@ -850,8 +849,9 @@ ngx_http_idempotency_wait(ngx_http_request_t *r,
 
 
 /*
- * As ngx_http_test_reading(), but for a client that only has no more to say.
- * Over TLS the end is announced by bytes, behind which nothing is seen.
+ * Like ngx_http_test_reading(), but the client may only have closed its
+ * sending side.  Over TLS bytes announce that end, and nothing can be seen
+ * behind them.
  */
 
 static void
@@ -888,9 +888,9 @@ wait_reading(ngx_http_request_t *r)
 
 
 /*
- * A client that has closed its sending side may still read.  A client that is
- * gone is noticed by sending something: a "100 Continue", which may be sent
- * before a response at any time.
+ * A client that has closed its sending side may still read.  To notice a
+ * client that is gone, something must be sent: a "100 Continue", which may be
+ * sent before a response at any time.
  */
 
 static ngx_uint_t
@@ -930,7 +930,7 @@ wait_left(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* the request ends: the store need not answer */
+/* the request ends: the store's answer is not needed any more */
 
 static void
 wait_cancel(ngx_http_idempotency_ctx_t *ctx)
@@ -951,7 +951,7 @@ wait_cancel(ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* the engine still has the claim: making it again is safe */
+/* the engine still has the claim: the same claim again is safe */
 
 static void
 wait_timer_handler(ngx_event_t *ev)
@@ -970,8 +970,9 @@ wait_timer_handler(ngx_event_t *ev)
 
 
 /*
- * The request owns its key by now; what is bound is the key itself.  With
- * memory for the note at hand no claim can be left behind.
+ * Prepares a claim on the content.  The request owns its key by now, and the
+ * content is bound to that key.  The note is allocated first, so that no claim
+ * can be left behind for want of memory.
  */
 
 ngx_int_t
@@ -1027,7 +1028,8 @@ ngx_http_idempotency_similar_answer(ngx_http_request_t *r,
 
     case NGX_IDEMPOTENCY_BOUND:
 
-        /* with this very key, which was released since */
+        /* the content was seen with this very key, which was released since
+           then */
 
         similar->fence = similar->claim.found.fence;
 
@@ -1079,7 +1081,7 @@ similar_note(ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* a failure costs only a warning: nothing depends on it */
+/* a failure costs a warning only */
 
 static void
 similar_answered(ngx_idempotency_op_t *op)
@@ -1088,7 +1090,7 @@ similar_answered(ngx_idempotency_op_t *op)
 }
 
 
-/* nothing was executed under the key: if it is refused, it is fresh again */
+/* nothing was executed under the key: a refusal makes it fresh again */
 
 static ngx_int_t
 similar_refuse(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
@@ -1102,7 +1104,7 @@ similar_refuse(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 }
 
 
-/* the content wasn't executed: another key may bring it */
+/* the content was not executed: it may come with another key */
 
 static void
 similar_forget(ngx_http_idempotency_ctx_t *ctx)
@@ -1188,11 +1190,11 @@ outcome_of(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
 
 /*
- * Facts from the attempts at upstreams.  An upstream that is still at work has
- * answered, or nginx serves a stale response from its cache.  A finished
- * upstream has left an entry for each attempt, with the bytes that were sent.
- * An entry without a peer separates two upstreams of one request.  A response
- * without any attempt came from a cache.
+ * Facts from the attempts at upstreams.  An upstream at work has answered, or
+ * nginx serves a stale response from its cache.  A finished upstream has left
+ * an entry for each attempt, with the number of bytes sent.  An entry without
+ * a peer separates two upstreams of one request.  A response without any
+ * attempt came from a cache.
  */
 
 static ngx_uint_t
@@ -1244,9 +1246,9 @@ outcome_upstream(ngx_http_request_t *r)
 
 
 /*
- * An error page counts as an error, with whatever status; under
- * recursive_error_pages only the internal redirect shows it.  A subrequest of a
- * mirror may be yet to run.
+ * An error page counts as an error, whatever its status.  Under
+ * recursive_error_pages only the internal redirect tells.  If a subrequest has
+ * yet to run, as a mirror's may, nginx is not alone.
  */
 
 static ngx_uint_t
@@ -1275,10 +1277,8 @@ outcome_own(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/*
- * The upstream's status counts, whatever was sent in place of its response.
- * One that did not answer has left no status.
- */
+/* The upstream's status counts, even if nginx sent another response in its
+   place.  An upstream that did not answer has left no status. */
 
 static ngx_uint_t
 outcome_keeps(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
@@ -1311,7 +1311,7 @@ outcome_keeps(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         return keep[status] == NGX_HTTP_IDEMPOTENCY_KEEP_YES;
     }
 
-    /* a form that was refused is corrected, and sent again */
+    /* a user corrects a refused form, and sends it again */
 
     if (status / 100 == 4
         && (ngx_http_idempotency_by_content(ctx) || ctx->body.form_key))
@@ -1349,7 +1349,8 @@ outcome_executed(ngx_list_t *headers, ngx_uint_t status)
         return 1;
     }
 
-    /* a cache in between says 503 as well when it waited in vain */
+    /* a cache in between that waited in vain for a response makes a 503,
+       too */
 
     return row->retry == outcome_by_origin
            && (ngx_http_idempotency_header_of(headers, "via")

@@ -1,18 +1,18 @@
 
 /*
- * What a request is bound to: its token (which operation), its fingerprint
- * (what exactly) and the identity (asked by whom).
+ * The three digests of a request: its token (which operation), its fingerprint
+ * (what exactly) and its identity (asked by whom).
  *
- * The identity is what idempotency_identity says, or else the request's own
- * credentials: header lines whose names say so, and cookies.  A stranger who
- * comes with another's key is refused by it.
+ * The identity is the value of idempotency_identity, or else the request's own
+ * credentials: cookies, and header lines whose names are those of credentials.
+ * A stranger who has got another's key has another identity, and is refused.
  */
 
 
 #include "ngx_http_idempotency_response.h"
 
 
-/* by what a request shows its client */
+/* the kinds of credentials in a request */
 
 typedef enum {
     /* many clients may have the same one */
@@ -20,23 +20,23 @@ typedef enum {
     shown_bearer = 0x02,
     shown_cookies = 0x04,
     shown_certificate = 0x08,
-    /* by idempotency_identity */
+    /* the value of idempotency_identity */
     shown_named = 0x10
 } identity_shown_e;
 
 
 /*
- * Names and values, to be digested in the order of their names; those of one
- * name stay in their order.  There is room for more cookies than any browser
- * keeps for a site.  What comes beyond is digested as it comes, so that the
- * work grows with the header's length.
+ * Names and values, sorted by name for the digest; the values of one name keep
+ * their order.  There is room for more cookies than any browser keeps for a
+ * site.  Pairs beyond that are digested unsorted, so the work grows with the
+ * header's length only.
  */
 
 #define NGX_HTTP_IDEMPOTENCY_PAIRS_SORTED  256
 
 typedef struct {
     ngx_idempotency_digest_t            *digest;
-    /* of one byte: it stands before each of them */
+    /* one byte, digested before each pair */
     char                                *kind;
     ngx_uint_t                           n;
     ngx_keyval_t                         sorted
@@ -44,21 +44,21 @@ typedef struct {
 } pairs_t;
 
 
-/* so many cookies that a response sets are known */
+/* of the cookies that a response sets, so many are compared */
 
 #define NGX_HTTP_IDEMPOTENCY_COOKIES_SET     64
 
 typedef struct {
-    /* with a "*" in it, or without */
+    /* may contain one "*" */
     ngx_str_t                            name;
-    /* bytes in front of the star; all of them if there is none */
+    /* bytes in front of the star, or of the whole name */
     size_t                               prefix;
 } cookies_pattern_t;
 
 struct ngx_http_idempotency_ignored_s {
-    /* of cookies_pattern_t */
+    /* cookies_pattern_t */
     ngx_array_t                          patterns;
-    /* a bit for each byte that a pattern's match may begin with */
+    /* a bit for each byte with which a matching name may begin */
     uint32_t                             first[256 / 32];
 };
 
@@ -66,25 +66,25 @@ typedef struct {
     ngx_http_idempotency_header_iter_t   lines;
     ngx_http_idempotency_ignored_t      *ignored;
 
-    /* what is left of the line */
+    /* the rest of the current line */
     u_char                              *pos;
     u_char                              *last;
 } cookies_iter_t;
 
 
-/* what a word in a header's name says of it */
+/* what a word in a header's name says about the header */
 
 typedef enum {
     credential_unknown = 0,
-    /* it is a credential */
+    /* the header is a credential */
     credential_counts,
-    /* ... wherever in a word this stands */
+    /* the header is a credential, wherever in a word this text stands */
     credential_stem,
-    /* it is none: with this as its first word, or with this word at all */
+    /* the header is none: if this is its first word, or any of its words */
     credential_first,
     credential_never,
-    /* these count in pairs only: ssl-client and client-id, but not
-       request-id */
+    /* these words count in pairs only: ssl-client and client-id are
+       credentials, request-id is none */
     credential_ssl,
     credential_client,
     credential_request,
@@ -149,8 +149,11 @@ static credential_kind_e credential_word(u_char *p, size_t len);
 static ngx_uint_t list_next(char **list, ngx_str_t *name);
 
 
-/* they change by themselves (analytics that tick, load balancers and bot
-   checks, CSRF); stable ones, such as _ga, tell visitors apart */
+/*
+ * Cookies that change by themselves: analytics, load balancers, bot checks,
+ * CSRF.  Stable ones, such as _ga, tell visitors apart, and are not in the
+ * list.
+ */
 
 static char  cookies_builtin[] =
     "_ga_* _gat* _clsk _hjSession* _uetsid _uetvid _dd_s __hssc __hstc "
@@ -159,7 +162,7 @@ static char  cookies_builtin[] =
     "XSRF-TOKEN";
 
 
-/* most headers that are no credentials are among these */
+/* most headers that are no credentials have one of these names */
 
 static char  credential_usual_names[] =
     "accept accept-encoding accept-language cache-control connection "
@@ -198,24 +201,24 @@ static char  *credential_names[credential_kinds] = {
     [credential_id] = "id"
 };
 
-/* the words, by the low five bits of their first characters; and, by the same
-   of a stem's first one, a bit for each second one */
+/* The words, by the low five bits of their first character.  For stems, by the
+   same bits, a bit for each second character. */
 
 static credential_word_t
     credential_words[NGX_HTTP_IDEMPOTENCY_CREDENTIAL_WORDS];
 static credential_word_t  *credential_by_first[32];
 static uint32_t            credential_seconds[32];
 
-/* the usual ones, by their hash; of two in one place the second one goes the
-   long way */
+/* The usual names, by their hash.  Of two names with one place the second has
+   no place: it is compared word by word. */
 
 static ngx_str_t  credential_usual[NGX_HTTP_IDEMPOTENCY_CREDENTIAL_USUAL];
 
 
 /*
- * A token that nothing in the body decides is known before that is digested:
- * what its claim will read in the zone comes into the processor's cache
- * meanwhile.  In a zone of a million records that spares 0.3 us.
+ * A token that doesn't depend on the body is known before the body is
+ * digested.  Meanwhile the processor loads the record's bucket into its cache.
+ * In a zone of a million records that saves 0.3 us.
  */
 
 void
@@ -235,7 +238,8 @@ ngx_http_idempotency_bind_early(ngx_http_request_t *r,
 }
 
 
-/* $server_name is the scope: that of idempotency_scope may be in the body */
+/* the scope is $server_name here; that of idempotency_scope may depend on the
+   body */
 
 static ngx_uint_t
 bind_is_early(ngx_http_idempotency_ctx_t *ctx)
@@ -310,8 +314,9 @@ ngx_http_idempotency_token(ngx_http_idempotency_loc_conf_t *conf,
 
 
 /*
- * Action and body.  The action is what the client asked for: a rewrite changes
- * nothing.  Its own digest is short, and only explains.
+ * The fingerprint covers the action and the body.  The action is what the
+ * client sent: rewrites don't change it.  The action's own short digest only
+ * explains conflicts.
  */
 
 static ngx_int_t
@@ -383,10 +388,10 @@ bind_values(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
 
 /*
- * No key tells two clients apart, so the identity is a part of the token.  A
- * client with an identity may change its network.  Clients without one may
- * share an address or a credential: User-Agent and Accept-Language tell them
- * apart.
+ * A token made of the content must tell clients apart, which no key does.  So
+ * the identity is a part of it.  A client with an identity may change its
+ * network.  Clients without one may share an address or a credential:
+ * User-Agent and Accept-Language tell them apart.
  */
 
 static void
@@ -460,10 +465,8 @@ ngx_http_idempotency_scope(ngx_http_request_t *r,
 }
 
 
-/*
- * What fingerprints and identities are made by, as the configuration has it:
- * equal on every machine that has it so.
- */
+/* A digest of the settings that fingerprints and identities depend on.  It is
+   equal on all machines with the same settings. */
 
 void
 ngx_http_idempotency_bind_settings(ngx_http_idempotency_loc_conf_t *conf)
@@ -499,7 +502,8 @@ ngx_http_idempotency_bind_settings(ngx_http_idempotency_loc_conf_t *conf)
         ngx_idempotency_digest_field(&d, &cv[i].value);
     }
 
-    /* where it is empty, the default follows, and cookies count */
+    /* where idempotency_identity is empty, the default follows, and cookies
+       count */
 
     bind_number(&d, conf->identity ? 1 : 0);
 
@@ -523,7 +527,7 @@ ngx_http_idempotency_bind_settings(ngx_http_idempotency_loc_conf_t *conf)
 }
 
 
-/* those that would be credentials if they were no part of a key */
+/* headers that would be credentials if they were no part of a key */
 
 static void
 bind_key_headers(ngx_array_t *keys, ngx_idempotency_digest_t *d)
@@ -562,7 +566,8 @@ bind_number(ngx_idempotency_digest_t *d, size_t n)
 }
 
 
-/* each value is preceded by its kind, so that none can pass for another one */
+/* The kind precedes each value, so values of two kinds never give one
+   identity. */
 
 ngx_int_t
 ngx_http_idempotency_identity(ngx_http_request_t *r,
@@ -610,7 +615,7 @@ ngx_http_idempotency_identity(ngx_http_request_t *r,
 }
 
 
-/* the request has no identity: all of it is zero */
+/* whether the request has no identity: all bytes are zero */
 
 ngx_uint_t
 ngx_http_idempotency_anonymous(ngx_http_idempotency_ctx_t *ctx)
@@ -624,12 +629,12 @@ ngx_http_idempotency_anonymous(ngx_http_idempotency_ctx_t *ctx)
 
 
 /*
- * The token was bound by a request without an identity, and this one has an
- * identity.  A success is replayed to it: it could have left its credentials
- * out.  Any other response may be about missing credentials ("please log in"):
- * it is replayed only to a request whose credentials are cookies that this very
- * response has set.  What cannot be compared counts as other credentials.
- * `lines` are those of the recorded response, if it is at hand.
+ * The token was bound by a request without an identity, and this request has
+ * an identity.  A success is replayed: the client could have left its
+ * credentials out.  Any other response may be about missing credentials
+ * ("please log in").  It is replayed only to a request whose credentials are
+ * cookies that this very response has set.  Cookies that can't be compared
+ * count as others.  `lines` are those of the recorded response, or NULL.
  */
 
 ngx_uint_t
@@ -644,8 +649,8 @@ ngx_http_idempotency_stranger(ngx_http_request_t *r,
 
     found = &ctx->claim.found;
 
-    /* a released token has no identity: requests that waited get its
-       response */
+    /* a released token has no identity; its response is for requests that
+       waited */
 
     if (!found->anonymous || ctx->claim.leftover
         || found->status < NGX_HTTP_SPECIAL_RESPONSE
@@ -691,9 +696,9 @@ ngx_http_idempotency_stranger(ngx_http_request_t *r,
 
 
 /*
- * A bearer's token is one user's, whatever cookies tick beside it.  A password
- * or another header is often one for many, and tells them apart only together
- * with their cookies.
+ * A bearer token is one user's, and cookies beside it don't count.  Many users
+ * may share a password or another header: only together with cookies these
+ * tell users apart.
  */
 
 static ngx_int_t
@@ -713,7 +718,7 @@ identity_default(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 }
 
 
-/* those of other names than Authorization count in any order */
+/* the order of the lines doesn't count, but for Authorization */
 
 static void
 identity_headers(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
@@ -768,7 +773,7 @@ identity_headers(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
 }
 
 
-/* the scheme's case doesn't count; 0: there are no credentials in it */
+/* the letter case of the scheme doesn't count; 0: there are no credentials */
 
 static ngx_uint_t
 identity_authorization(ngx_str_t *line, ngx_idempotency_digest_t *d)
@@ -797,7 +802,7 @@ identity_authorization(ngx_str_t *line, ngx_idempotency_digest_t *d)
         return 0;
     }
 
-    /* without credentials behind it, it is no scheme but a secret */
+    /* a single word is no scheme but a secret, whose letter case counts */
 
     if (secret.len && scheme.len <= sizeof(lower)) {
         ngx_strlow(lower, scheme.data, scheme.len);
@@ -812,8 +817,7 @@ identity_authorization(ngx_str_t *line, ngx_idempotency_digest_t *d)
 }
 
 
-/* a header that is a part of the key is no credential: it differs with each
-   operation */
+/* a header in the key is no credential, as each operation has another one */
 
 static ngx_uint_t
 identity_of_key(ngx_array_t *keys, ngx_table_elt_t *h)
@@ -838,7 +842,7 @@ identity_of_key(ngx_array_t *keys, ngx_table_elt_t *h)
 }
 
 
-/* by its variable: nginx may be built without SSL */
+/* by nginx's variable, as nginx may be built without SSL */
 
 static ngx_int_t
 identity_certificate(ngx_http_request_t *r, ngx_idempotency_digest_t *d,
@@ -948,7 +952,7 @@ pair_compare(ngx_str_t *one, ngx_str_t *two)
 }
 
 
-/* whether there are any that count */
+/* digests the cookies; 0: none of them counts */
 
 static ngx_uint_t
 cookies_digest(ngx_http_request_t *r, ngx_http_idempotency_ignored_t *ignored,
@@ -983,7 +987,8 @@ cookies_iter(cookies_iter_t *it, ngx_http_request_t *r,
 }
 
 
-/* white space around names and values doesn't count, nor do empty pairs */
+/* the next cookie; white space around names and values, and empty pairs, are
+   skipped */
 
 static ngx_uint_t
 cookies_next(cookies_iter_t *it, ngx_keyval_t *cookie)
@@ -1009,7 +1014,7 @@ cookies_next(cookies_iter_t *it, ngx_keyval_t *cookie)
 
         p = it->pos;
 
-        /* not ngx_strlchr(), which goes byte by byte: values may be long */
+        /* memchr() is faster than ngx_strlchr(), and values may be long */
 
         end = memchr(p, ';', it->last - p);
 
@@ -1036,7 +1041,7 @@ cookies_next(cookies_iter_t *it, ngx_keyval_t *cookie)
 }
 
 
-/* without "=" there is no value, not even an empty one */
+/* without "=" there is no value, which differs from an empty one */
 
 static void
 cookies_pair(ngx_keyval_t *cookie, u_char *p, u_char *last)
@@ -1056,7 +1061,7 @@ cookies_pair(ngx_keyval_t *cookie, u_char *p, u_char *last)
 }
 
 
-/* whether all of the request's were set by that response, name and value */
+/* whether the response has set all cookies of the request, name and value */
 
 static ngx_uint_t
 cookies_set_by(ngx_http_request_t *r, ngx_http_idempotency_ignored_t *ignored,
@@ -1142,7 +1147,7 @@ cookies_ignored(ngx_http_idempotency_ignored_t *ignored, ngx_str_t *name)
 }
 
 
-/* the built-in list */
+/* the built-in list of cookies */
 
 ngx_http_idempotency_ignored_t *
 ngx_http_idempotency_ignored_create(ngx_conf_t *cf)
@@ -1175,7 +1180,7 @@ ngx_http_idempotency_ignored_create(ngx_conf_t *cf)
 }
 
 
-/* NGX_DECLINED: no cookie has such a name, or it has more than one star */
+/* NGX_DECLINED: no cookie can have such a name, or it has several stars */
 
 ngx_int_t
 ngx_http_idempotency_ignore_cookie(ngx_http_idempotency_ignored_t *ignored,
@@ -1268,7 +1273,7 @@ ngx_http_idempotency_credentials_init(void)
 }
 
 
-/* the name is in lower case, its hash is nginx's */
+/* name: in lower case; hash: nginx's */
 
 ngx_uint_t
 ngx_http_idempotency_credential(u_char *name, size_t len, ngx_uint_t hash)
@@ -1379,7 +1384,7 @@ credential_word(u_char *p, size_t len)
 }
 
 
-/* the next name of a list in which spaces stand between them */
+/* the next name of a list that is separated by spaces */
 
 static ngx_uint_t
 list_next(char **list, ngx_str_t *name)

@@ -1,7 +1,7 @@
 
 /*
- * The key: the first non-empty value of idempotency_key, and whether it is
- * one; and where there is none, whether the content stands for it.
+ * The key: the first non-empty value of idempotency_key, its format, and
+ * whether the content stands for a missing key.
  */
 
 
@@ -26,7 +26,7 @@ static ngx_uint_t form_navigates(ngx_http_request_t *r);
 static ngx_table_elt_t *form_mode(ngx_http_request_t *r);
 
 
-/* NEW for a good key, or for content that stands for it */
+/* NEW: the key is good, or the content stands for it */
 
 ngx_http_idempotency_status_e
 ngx_http_idempotency_key(ngx_http_request_t *r,
@@ -60,7 +60,7 @@ ngx_http_idempotency_key(ngx_http_request_t *r,
         return key_missing(r, ctx->conf);
     }
 
-    /* a map's value may be one of the form's fields, too */
+    /* a map's value may be made of the form's fields, too */
 
     ctx->body.form_key = ((source[i - 1].fields.nelts
                            || source[i - 1].indirect)
@@ -71,8 +71,8 @@ ngx_http_idempotency_key(ngx_http_request_t *r,
 }
 
 
-/* what is the key of a value, and whether it is one; of a request's, it is
-   NEW then */
+/* The key in a value, unquoted and in lower case, and whether it is valid: NEW
+   or MALFORMED. */
 
 ngx_http_idempotency_status_e
 ngx_http_idempotency_key_parse(ngx_http_request_t *r,
@@ -110,9 +110,9 @@ ngx_http_idempotency_key_parse(ngx_http_request_t *r,
 
 
 /*
- * What may be in the body, which can't be read for it, is as good as
- * malformed: passed on as no key, or taken for another one, it would execute
- * once more
+ * If the field may be in the body and the body can't be read, the request
+ * counts as malformed.  Without its key, or with the key of the next value, it
+ * could be executed once more.
  */
 
 static ngx_uint_t
@@ -128,10 +128,8 @@ key_unread(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 }
 
 
-/*
- * Several lines of a header are several keys, of which a variable shows the
- * first one or all joined, as nginx's version has it
- */
+/* Several lines of a header are several keys.  Depending on its version nginx
+   gives a variable the first line, or all of them joined. */
 
 static ngx_uint_t
 key_repeated(ngx_http_request_t *r, ngx_http_idempotency_key_t *source)
@@ -157,9 +155,9 @@ key_repeated(ngx_http_request_t *r, ngx_http_idempotency_key_t *source)
 
 
 /*
- * A browser may make a key for a form that it sends by itself: a new one each
- * time, so that two clicks are two.  The content, or a field of the form, is
- * what stands for it.
+ * For a form that a browser sends by itself the browser may make the key: a
+ * new one each time, so that two clicks are two operations.  Such a key is
+ * ignored: the content, or a field of the form, stands for it.
  */
 
 static ngx_uint_t
@@ -183,7 +181,7 @@ key_browsers(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf)
 }
 
 
-/* an RFC 8941 string: the key is its content; parameters are ignored */
+/* an RFC 8941 string: its content is the key; parameters are ignored */
 
 static ngx_int_t
 key_unquote(ngx_http_request_t *r, ngx_str_t *key)
@@ -228,7 +226,7 @@ key_unquote(ngx_http_request_t *r, ngx_str_t *key)
 }
 
 
-/* RFC 9562: it is written in lower case, and read in either */
+/* RFC 9562: UUIDs are written in lower case, and read in either */
 
 static ngx_int_t
 key_lower(ngx_http_request_t *r, ngx_str_t *key)
@@ -279,9 +277,9 @@ key_uuid(ngx_str_t *key)
 
 
 /*
- * RFC 9562, version 7: it begins with the time at which it was made.  A clock
- * may be wrong by a minute; what comes from farther in the future would be
- * taken for new for too long.
+ * RFC 9562: a UUID of version 7 begins with the time at which it was made.  A
+ * client's clock may be wrong by a minute.  A key from farther in the future
+ * would be new for too long.
  */
 
 static ngx_uint_t
@@ -313,7 +311,7 @@ key_uuid7(ngx_str_t *key, uint64_t now, uint64_t *made)
 }
 
 
-/* there is no key; NEW: the content stands for it */
+/* NEW: the content stands for the missing key */
 
 static ngx_http_idempotency_status_e
 key_missing(ngx_http_request_t *r,
@@ -339,9 +337,9 @@ key_missing(ngx_http_request_t *r,
 
 
 /*
- * Whether a browser itself sends this form, for its user.  A script is
- * excluded: it may send the same twice and mean it.  Browsers of today say so
- * in Sec-Fetch-Mode; an older one is known by an Accept header for a page.
+ * Whether a browser sends this form for its user.  Scripts are excluded: a
+ * script may send the same content twice on purpose.  Browsers of today send
+ * Sec-Fetch-Mode; older ones accept HTML before anything else.
  */
 
 static ngx_uint_t
@@ -362,7 +360,7 @@ form_sent(ngx_http_request_t *r)
 }
 
 
-/* the request has a type that forms have */
+/* whether the request's content type is a form's */
 
 static ngx_uint_t
 form_type(ngx_http_request_t *r)
@@ -386,7 +384,7 @@ form_type(ngx_http_request_t *r)
 }
 
 
-/* the browser says that it goes to a page */
+/* whether the browser loads the response as a page */
 
 static ngx_uint_t
 form_navigates(ngx_http_request_t *r)
@@ -409,7 +407,8 @@ form_mode(ngx_http_request_t *r)
 }
 
 
-/* without its variables it is empty, whatever stands around them */
+/* a value whose variables are all empty is empty, whatever its constant
+   text */
 
 ngx_int_t
 ngx_http_idempotency_value(ngx_http_request_t *r,
@@ -427,8 +426,8 @@ ngx_http_idempotency_value(ngx_http_request_t *r,
 }
 
 
-/* in milliseconds since 1970; everything but the time in a key goes by the
-   monotonic clock */
+/* In milliseconds since 1970.  Only the time in a key is compared with this
+   clock, all other times with the monotonic clock. */
 
 uint64_t
 ngx_http_idempotency_wall_clock(void)

@@ -1,12 +1,11 @@
 
 /*
  * Refusals: a problem document (RFC 9457) for programs, a small page for
- * people, as the Accept header prefers it, or whatever error_page makes of the
- * status.
+ * people, as the Accept header prefers, or the error_page of the status.
  *
  * The page says what happened and what to do.  Where something may have been
- * executed it leads nowhere: the page with the form, opened anew and sent
- * again, could execute it once more.
+ * executed the page has no link back: a form that is opened anew and sent
+ * again could execute the operation once more.
  */
 
 
@@ -18,23 +17,23 @@ typedef struct {
     ngx_str_t                      title;
     ngx_str_t                      detail;
 
-    /* for people: what happened, and what to do; the latter may differ where
-       the content stands for the key */
+    /* for people: what happened, and what to do; next_content replaces next
+       where the content stands for the key */
     ngx_str_t                      heading;
     ngx_str_t                      page;
     ngx_str_t                      next;
     ngx_str_t                      next_content;
 
-    /* in seconds, or 0; and so many more at random, so that a crowd doesn't
-       come back at once */
+    /* Retry-After in seconds, or 0; and a random addition up to the spread, so
+       that a crowd doesn't come back at once */
     ngx_uint_t                     retry_after;
     ngx_uint_t                     spread;
 
-    /* the same request again can help */
+    /* the same request again may succeed */
     unsigned                       retryable:1;
-    /* nothing was executed, so that a way back to the form does no harm */
+    /* nothing was executed, so a link back to the form does no harm */
     unsigned                       back:1;
-    /* ... where the content stands for the key, and the page takes it */
+    /* a link back does no harm if the content stands for the key */
     unsigned                       returns:1;
 } refusal_t;
 
@@ -222,7 +221,7 @@ static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
     }
 };
 
-/* a key that could not be read: the body's fault, and not the key's */
+/* a key that could not be read: the body is to blame, not the key */
 
 static refusal_t  refuse_unreadable[] = {
 
@@ -254,7 +253,7 @@ static refusal_t  refuse_unreadable[] = {
     }
 };
 
-/* most often a client that sends its key bare */
+/* most often a client sends its key without quotes */
 
 static refusal_t  refuse_unquoted = {
     .title = ngx_string("Malformed idempotency key"),
@@ -271,9 +270,9 @@ static refusal_t  refuse_unquoted = {
 
 
 /*
- * Its style is the same on all pages, so that a Content-Security-Policy can
- * allow it by its hash, see docs/refusals.md.  What matters on a phone
- * and in the dark needs no style.
+ * The style is the same on all pages, so that a Content-Security-Policy can
+ * allow it by its hash, see docs/refusals.md.  Phones and dark mode work
+ * without the style.
  */
 
 static u_char  page_head[] =
@@ -315,7 +314,7 @@ static u_char  page_tail[] =
     "</html>" CRLF;
 
 
-/* NGX_DONE: the request is finalized; NGX_OK: it goes on all the same */
+/* NGX_DONE: the request is finalized; NGX_OK: it passes all the same */
 
 ngx_int_t
 ngx_http_idempotency_refuse(ngx_http_request_t *r,
@@ -359,7 +358,7 @@ ngx_http_idempotency_refuse(ngx_http_request_t *r,
 }
 
 
-/* refuses: 0, if the request passes unprotected */
+/* refuses: 0 if the request passes unprotected */
 
 static void
 refuse_log(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
@@ -434,7 +433,7 @@ refuse_text(ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* for a document and for $idempotency_detail; it needs no escaping in JSON */
+/* for the document and for $idempotency_detail; needs no escaping in JSON */
 
 ngx_int_t
 ngx_http_idempotency_refusal_detail(ngx_http_request_t *r,
@@ -457,7 +456,7 @@ ngx_http_idempotency_refusal_detail(ngx_http_request_t *r,
 
     reason = ngx_http_idempotency_reason(ctx, text);
 
-    /* a stranger learns nothing of what he has met */
+    /* a stranger learns nothing about another client's request */
 
     if (reason.len
         && (ctx->claim.differs & NGX_IDEMPOTENCY_DIFFERS_IDENTITY) == 0)
@@ -471,7 +470,7 @@ ngx_http_idempotency_refusal_detail(ngx_http_request_t *r,
 }
 
 
-/* they stay with an error_page, too */
+/* these header lines are sent with an error_page, too */
 
 static ngx_int_t
 refuse_headers(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
@@ -564,7 +563,7 @@ refuse_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
     r->expect_tested = 1;
 
-    /* an error_page that led here must not speak for us */
+    /* the status of an error_page that led here must not replace ours */
 
     r->err_status = 0;
 
@@ -621,7 +620,7 @@ refuse_problem(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 }
 
 
-/* all but the address is our own text, and needs no escaping */
+/* only the URI is the client's; all other text needs no escaping */
 
 ngx_int_t
 ngx_http_idempotency_problem_document(ngx_http_request_t *r,
@@ -669,8 +668,8 @@ ngx_http_idempotency_problem_document(ngx_http_request_t *r,
 }
 
 
-/* what no URI may hold, so that the client's is one, and safe to show: three
-   times as long at most */
+/* Escapes the bytes that no URI may have, so that the result is safe to show.
+   It is three times as long at most. */
 
 u_char *
 ngx_http_idempotency_problem_uri(u_char *p, ngx_str_t *uri)
@@ -707,7 +706,7 @@ refuse_page(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     next = (content && refusal->next_content.len)
                ? &refusal->next_content : &refusal->next;
 
-    /* with a key of its own, a form that is opened anew has a new one */
+    /* with keys of their own, a form that is opened anew has a new key */
 
     returns = (refusal->returns && content);
 
@@ -756,10 +755,8 @@ refuse_page(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 }
 
 
-/*
- * The page the form was on, for a link, and to return to: a GET of what the
- * user has just seen.  Only a page of the same host, and fit for HTML.
- */
+/* The page with the form, for a link back: a GET of a page that the user has
+   just seen.  Only a page of the same host, whose URL is safe in HTML. */
 
 static ngx_int_t
 page_back(ngx_http_request_t *r, ngx_str_t *back)
@@ -773,7 +770,7 @@ page_back(ngx_http_request_t *r, ngx_str_t *back)
 
     referer = &r->headers_in.referer->value;
 
-    /* HTTP/3 knows it by its pseudo-header only, and then without a port */
+    /* HTTP/3 has the host in a pseudo-header only, and then without a port */
 
     host = r->headers_in.host ? r->headers_in.host->value
                               : r->headers_in.server;
@@ -802,7 +799,7 @@ page_back(ngx_http_request_t *r, ngx_str_t *back)
         return NGX_OK;
     }
 
-    /* its path alone: the host and the scheme are those of this page */
+    /* only the path: host and scheme are those of this page */
 
     p += host.len;
 
@@ -824,9 +821,9 @@ page_back(ngx_http_request_t *r, ngx_str_t *back)
 
 
 /*
- * A path, as browsers write it, and its arguments.  What begins with two
- * slashes would be another host, and browsers take a backslash for a slash;
- * something behind us may decode what is encoded, and redirect there.
+ * A path and arguments as browsers write them.  Two slashes at the beginning
+ * would lead to another host, and browsers take a backslash for a slash.  What
+ * is encoded may be decoded, and redirected to, by a server behind us.
  */
 
 static ngx_uint_t
@@ -878,7 +875,7 @@ page_is_path(u_char *p, u_char *last)
 }
 
 
-/* only a client that really prefers it: others are programs */
+/* whether the client prefers HTML to JSON; other clients are programs */
 
 static ngx_uint_t
 accept_prefers_html(ngx_http_request_t *r)
@@ -893,7 +890,8 @@ accept_prefers_html(ngx_http_request_t *r)
 }
 
 
-/* by its name: what takes anything is a program */
+/* whether the client accepts HTML by name: a client that accepts anything is a
+   program */
 
 ngx_uint_t
 ngx_http_idempotency_accepts_html(ngx_http_request_t *r)
@@ -904,10 +902,7 @@ ngx_http_idempotency_accepts_html(ngx_http_request_t *r)
 }
 
 
-/*
- * In thousandths, by the most specific range that covers the type: how
- * specific that is, accept_range() tells
- */
+/* In thousandths, by the most specific range that covers the type. */
 
 static ngx_uint_t
 accept_quality(ngx_http_request_t *r, char *type, ngx_uint_t *best)
@@ -953,7 +948,8 @@ accept_quality(ngx_http_request_t *r, char *type, ngx_uint_t *best)
 }
 
 
-/* 3: the type itself, 2: "type/" and a star, 1: two stars, 0: another one */
+/* how specific the range is. 3: the type itself, 2: "type/" and a star, 1: two
+   stars, 0: another type */
 
 static ngx_uint_t
 accept_range(ngx_str_t *range, char *type)
@@ -976,7 +972,7 @@ accept_range(ngx_str_t *range, char *type)
 }
 
 
-/* of the parameters from a semicolon on: ";q=0.8" is 800 */
+/* p: at the semicolon of the parameters; ";q=0.8" is 800 */
 
 static ngx_uint_t
 accept_weight(u_char *p, u_char *last)
