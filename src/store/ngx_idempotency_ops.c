@@ -78,7 +78,7 @@ typedef struct {
 } orphan_t;
 
 
-/* a find or forget that waits for the backing looks again after so long, as a
+/* a request by hand that waits for the backing looks again after so long, as a
    wake-up may be lost */
 
 #define NGX_IDEMPOTENCY_LOOK_RETRY  500
@@ -106,6 +106,8 @@ static ngx_int_t shm_forget(ngx_idempotency_store_t *store,
     ngx_idempotency_forget_t *forget);
 static ngx_int_t shm_forget_known(ngx_idempotency_op_t *op);
 static ngx_idempotency_record_t *shm_look(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_op_t *op, shm_resume_pt resume);
+static void shm_wait_look(ngx_idempotency_record_t *rec,
     ngx_idempotency_op_t *op, shm_resume_pt resume);
 static void shm_look_handler(ngx_event_t *ev);
 static void shm_wait_gone(ngx_idempotency_shm_t *shm,
@@ -728,18 +730,7 @@ shm_look(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
     }
 
     if (rc == NGX_AGAIN) {
-        shm_wait(rec, op, resume);
-
-        if (!shm_look_event.timer_set) {
-            shm_look_dumb.fd = (ngx_socket_t) -1;
-
-            shm_look_event.handler = shm_look_handler;
-            shm_look_event.data = &shm_look_dumb;
-            shm_look_event.log = ngx_cycle->log;
-            shm_look_event.cancelable = 1;
-
-            ngx_add_timer(&shm_look_event, NGX_IDEMPOTENCY_LOOK_RETRY);
-        }
+        shm_wait_look(rec, op, resume);
 
     } else if (op->result == NGX_IDEMPOTENCY_UNFINISHED) {
         op->resume = resume;
@@ -751,6 +742,27 @@ shm_look(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
     }
 
     return NULL;
+}
+
+
+static void
+shm_wait_look(ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op,
+    shm_resume_pt resume)
+{
+    shm_wait(rec, op, resume);
+
+    if (shm_look_event.timer_set) {
+        return;
+    }
+
+    shm_look_dumb.fd = (ngx_socket_t) -1;
+
+    shm_look_event.handler = shm_look_handler;
+    shm_look_event.data = &shm_look_dumb;
+    shm_look_event.log = ngx_cycle->log;
+    shm_look_event.cancelable = 1;
+
+    ngx_add_timer(&shm_look_event, NGX_IDEMPOTENCY_LOOK_RETRY);
 }
 
 
@@ -784,7 +796,7 @@ shm_wait_gone(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
 
     if (rec) {
         op->waited = sequence;
-        shm_wait(rec, op, shm_gone_flushed);
+        shm_wait_look(rec, op, shm_gone_flushed);
     }
 }
 

@@ -499,13 +499,38 @@ forgotten_elsewhere(void)
 }
 
 
+/* the look's is the last of the timers */
+
+static void
+look_again(void)
+{
+    ngx_event_t        *ev;
+    ngx_rbtree_node_t  *node;
+
+    if (!check(ngx_event_timer_rbtree.root != &timers)) {
+        return;
+    }
+
+    for (node = ngx_event_timer_rbtree.root; node->right != &timers;
+         node = node->right)
+    {
+        /* void */
+    }
+
+    ev = ngx_rbtree_data(node, ngx_event_t, timer);
+
+    ngx_current_msec = node->key;
+    ngx_rbtree_delete(&ngx_event_timer_rbtree, node);
+    ev->timer_set = 0;
+    ev->handler(ev);
+}
+
+
 /* an answer that nobody was woken for is looked for all the same */
 
 static void
 overslept(void)
 {
-    ngx_event_t              *ev;
-    ngx_rbtree_node_t        *node;
     ngx_idempotency_find_t    find;
     ngx_idempotency_batch_t  *batch;
 
@@ -522,26 +547,55 @@ overslept(void)
     ngx_idempotency_batch_flushed(&tier, batch);
 
     check_equal(called, 0);
-
-    /* the look's is the last of the timers */
-
-    for (node = ngx_event_timer_rbtree.root; node->right != &timers;
-         node = node->right)
-    {
-        /* void */
-    }
-
-    ev = ngx_rbtree_data(node, ngx_event_t, timer);
-
-    ngx_current_msec = node->key;
-    ngx_rbtree_delete(&ngx_event_timer_rbtree, node);
-    ev->timer_set = 0;
-    ev->handler(ev);
-
+    look_again();
     check_equal(called, 1);
     check_equal(find.op.result, NGX_IDEMPOTENCY_ABSENT);
 
     close_zone();
+}
+
+
+/* ... and so is the end of a release, whether or not it was looked for before */
+
+static void
+overslept_behind(void)
+{
+    ngx_idempotency_find_t    find;
+    ngx_idempotency_batch_t  *batch;
+    ngx_idempotency_forget_t  forget;
+
+    behind = &double_shared;
+    open_zone();
+
+    ngx_memzero(&find, sizeof(ngx_idempotency_find_t));
+    token(&find.op, 1);
+
+    check_equal(zone.store.engine->find(&zone.store, &find), NGX_AGAIN);
+    round_ends();
+    answer(NGX_IDEMPOTENCY_BOUND, NGX_IDEMPOTENCY_DONE);
+    check_equal(called, 1);
+
+    ngx_memzero(&forget, sizeof(ngx_idempotency_forget_t));
+    token(&forget.op, 1);
+
+    check_equal(zone.store.engine->forget(&zone.store, &forget), NGX_AGAIN);
+    round_ends();
+
+    look_again();
+    check_equal(called, 1);
+
+    batch = double_batch(0);
+    batch->items[0].result = NGX_IDEMPOTENCY_OK;
+    batch->rc = NGX_OK;
+    ngx_idempotency_batch_flushed(&tier, batch);
+
+    check_equal(called, 1);
+    look_again();
+    check_equal(called, 2);
+    check_equal(forget.op.result, NGX_IDEMPOTENCY_OK);
+
+    close_zone();
+    behind = &double_backing;
 }
 
 
@@ -663,10 +717,11 @@ main(void)
         { "what is not, or can't be told, or changes", not_found },
         { "nobody wants to know any more", cancelled },
         { "forgotten there, too", forgotten },
-    { "forgotten there, and then said so", forgotten_behind },
+        { "forgotten there, and then said so", forgotten_behind },
         { "room for itself", room_for_itself },
         { "forgotten by another nginx", forgotten_elsewhere },
         { "a wake-up that was lost", overslept },
+        { "a wake-up that was lost, behind a release", overslept_behind },
         { "a list, page by page", listed },
         { "a look counts as nothing", counts_nothing },
         unit_cases_end
