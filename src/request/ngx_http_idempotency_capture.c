@@ -222,7 +222,7 @@ ngx_http_idempotency_body_filter(ngx_http_request_t *r, ngx_chain_t *in)
     }
 
     if (ctx->client.gone) {
-        /* ngx_http_idempotency_client_gone() hid the error from subrequests */
+        /* upstream.c has hidden the error until now */
         r->connection->error = 1;
     }
 

@@ -1,7 +1,7 @@
 
 /*
- * The calls by which one file of request/ hands a request to the next, and
- * which the module's hooks begin with.
+ * Functions of one file of request/ that other files call, and the handlers
+ * that the module registers.
  */
 
 
@@ -18,7 +18,7 @@ ngx_int_t ngx_http_idempotency_precontent_handler(ngx_http_request_t *r);
 
 /* key.c */
 
-/* the clock of a client may be so many milliseconds ahead */
+/* a client's clock may be ahead by so many milliseconds */
 
 #define NGX_HTTP_IDEMPOTENCY_KEY_AHEAD  60000
 
@@ -147,7 +147,7 @@ ngx_uint_t ngx_http_idempotency_refused(ngx_http_idempotency_ctx_t *ctx);
 
 ngx_uint_t ngx_http_idempotency_accepts_html(ngx_http_request_t *r);
 
-/* what a problem document says */
+/* the parts of a problem document */
 
 typedef struct {
     ngx_str_t                     *docs;

@@ -1,25 +1,25 @@
 
 /*
- * Header lines by name, a response of ours in one piece, and a response as the
- * store keeps it, there and back: the encoding of a header block and of
- * trailers, the places in headers_out that header lines had, and the location
- * that made it.
+ * Header lines by name; a response of ours in one piece; and a response as the
+ * store keeps it, encoded and decoded: the header block, the trailers, the
+ * places of header lines in headers_out, and the location that made the
+ * response.
  *
- * Numbers are of variable length, the low bits first; strings stand behind
- * their length; a list of lines ends with a zero.
+ * Numbers have a variable length, the low bits first; a string follows its
+ * length; a list of lines ends with a zero.
  *
- * What is decoded may have been in a store that somebody else can write to, and
- * nginx's filters trust what they find in headers_out: a length that is not the
- * body's makes them send the memory behind it.  So all of it is checked, each
- * part against the others, before anything is restored; and what would not pass
- * is not encoded.
+ * Other programs may write to a store, and nginx's filters trust headers_out:
+ * a length that is not the body's makes them send the memory behind the body.
+ * So each part of a decoded response is checked, also against the others,
+ * before anything is restored.  A response that would not pass these checks is
+ * not encoded.
  *
- * Where internal redirects led to another location than that of the claim, the
- * response is sent with that one's settings: the filters act on a replay as
- * they did on the original.  A location is known by its way down from the
- * server: each step's kind and name, and which of its equals it is.  So a
- * reload that leaves it there leaves it known.  The server is that of the
- * request that asks.
+ * Where internal redirects led to another location than the claim's, a replay
+ * is sent with that location's settings: so the filters treat it as they
+ * treated the original.  A location is known by its way down from the server:
+ * the kind and name of each step, and its number among equal ones.  So a
+ * reload that keeps the location keeps it known.  The server is that of the
+ * replay's request.
  */
 
 
@@ -28,7 +28,7 @@
 
 #define NGX_HTTP_IDEMPOTENCY_RESPONSE_VERSION  1
 
-/* a number of 64 bits takes 10 bytes at most; a line has two lengths */
+/* a number of 64 bits has 10 bytes at most; a line has two lengths */
 
 #define NGX_HTTP_IDEMPOTENCY_NUMBER_LEN    10
 #define NGX_HTTP_IDEMPOTENCY_LINE_LEN                                        \
@@ -50,11 +50,11 @@ typedef enum {
 
 #define NGX_HTTP_IDEMPOTENCY_FLAGS  0x3f
 
-/* the end of the year 9999: a later one has no place in a header line */
+/* the end of the year 9999: header lines have no later time */
 
 #define NGX_HTTP_IDEMPOTENCY_MODIFIED_MAX  253402300799ULL
 
-/* of another location's URI */
+/* how the request came to the other location */
 
 typedef enum {
     response_location_internal = 0x01,
@@ -67,11 +67,11 @@ typedef struct {
     void                        **srv_conf;
     void                        **loc_conf;
 
-    /* the one around it, 0 is the http level */
+    /* the index of the location around this one; 0: the http level */
     ngx_uint_t                    parent;
-    /* how many of its kind and name stand before it there */
+    /* how many locations of the same kind and name stand before this one */
     ngx_uint_t                    ordinal;
-    /* how many blocks without a name are in it */
+    /* how many blocks without a name this location contains */
     ngx_uint_t                    nameless;
 
     u_char                        id[NGX_HTTP_IDEMPOTENCY_LOCATION_LEN];
@@ -114,10 +114,8 @@ static ngx_uint_t places_suppressed(ngx_http_headers_out_t *out);
 static ngx_int_t places_suppress(ngx_http_request_t *r, uint64_t bits);
 
 
-/*
- * Never kept: hop-by-hop lines, which speak of a connection that a replay does
- * not have
- */
+/* Hop-by-hop lines are never kept: they are about a connection that a replay
+   does not have. */
 
 static ngx_str_t  response_left_out[] = {
     ngx_string("connection"),
@@ -139,7 +137,8 @@ typedef struct {
 #define place(name, member)                                                   \
     { name, offsetof(ngx_http_headers_out_t, member) }
 
-/* a place is 2 plus an index here; 1 is a line that occupies none */
+/* Places in headers_out.  A line's place is encoded as 2 plus the index here,
+   or as 1 if the line has none. */
 
 static place_t  places[] = {
     place("Server", server),
@@ -155,7 +154,7 @@ static place_t  places[] = {
     place("Expires", expires),
     place("ETag", etag),
 
-    /* before 1.23.0 these are arrays, and stand last */
+    /* before 1.23.0 these places are arrays, and stand last */
     place("Cache-Control", cache_control),
     place("Link", link)
 };
@@ -246,7 +245,8 @@ ngx_http_idempotency_header_push(ngx_http_request_t *r, ngx_list_t *list,
     h->key = *key;
     h->value = *value;
 
-    /* as add_header has it: not deleted, and nobody asks for the rest */
+    /* as add_header sets it: the line is not deleted, and nginx needs no
+       more */
 
     h->hash = 1;
     h->lowcase_key = NULL;
@@ -259,7 +259,7 @@ ngx_http_idempotency_header_push(ngx_http_request_t *r, ngx_list_t *list,
 }
 
 
-/* a response whose body is in one piece, from the top of all filters */
+/* sends a response with a body in one piece, from the top of all filters */
 
 ngx_int_t
 ngx_http_idempotency_send(ngx_http_request_t *r, ngx_str_t *body,
@@ -373,7 +373,7 @@ ngx_http_idempotency_response_header(ngx_http_request_t *r, ngx_array_t *hide,
     p = response_string(p, &out->charset);
     p = response_string(p, &charset);
 
-    /* both are -1 where there is none */
+    /* -1 means that there is none */
 
     p = response_number(p, (uint64_t) (out->content_length_n + 1));
     p = response_number(p, (uint64_t) (out->last_modified_time + 1));
@@ -426,7 +426,7 @@ response_lines_len(ngx_list_t *list)
 }
 
 
-/* NULL: one of them could not be sent twice */
+/* NULL: one of the lines could not be sent twice */
 
 static u_char *
 response_lines(u_char *p, ngx_http_request_t *r, ngx_list_t *list,
@@ -589,8 +589,7 @@ response_get_location(ngx_str_t *rest,
 }
 
 
-/* Content-Length lines, of which there may be several, are checked on the
-   way */
+/* checks Content-Length lines on the way; there may be several */
 
 static ngx_int_t
 response_get_lines(ngx_str_t *rest, ngx_uint_t trailers, ngx_str_t *lines,
@@ -693,7 +692,7 @@ response_text_is_good(ngx_str_t *s)
 }
 
 
-/* the line is what a client reads, the number what all else goes by */
+/* clients read the status line, all others the number: they must agree */
 
 static ngx_uint_t
 response_status_is_good(ngx_uint_t status, ngx_str_t *line)
@@ -713,7 +712,7 @@ response_status_is_good(ngx_uint_t status, ngx_str_t *line)
 }
 
 
-/* `line`: what a line of the header block says, or -1 */
+/* line: the Content-Length of the header block, or -1 */
 
 static ngx_uint_t
 response_length_is_good(ngx_http_idempotency_response_t *response,
@@ -845,7 +844,7 @@ response_get_number(ngx_str_t *rest, uint64_t *n)
     u_char  c;
     size_t  i;
 
-    /* most of them have one byte */
+    /* most numbers have one byte */
 
     if (rest->len && rest->data[0] < 0x80) {
         *n = *rest->data++;
@@ -859,7 +858,7 @@ response_get_number(ngx_str_t *rest, uint64_t *n)
         c = rest->data[i];
         *n |= (uint64_t) (c & 0x7f) << (7 * i);
 
-        /* more bits than there are, or fewer than were written */
+        /* more than 64 bits, or an encoding that is longer than needed */
 
         if ((i == NGX_HTTP_IDEMPOTENCY_NUMBER_LEN - 1 && c > 1)
             || (i && c == 0))
@@ -899,7 +898,7 @@ response_get_string(ngx_str_t *rest, ngx_str_t *s)
 
 #if (nginx_version >= 1023000)
 
-/* every place is the head of a list of lines */
+/* each place is the head of a list of lines */
 
 static ngx_uint_t
 place_of(ngx_http_headers_out_t *out, ngx_table_elt_t *h)
@@ -1004,7 +1003,7 @@ place_fill(ngx_http_request_t *r, ngx_uint_t place, ngx_table_elt_t *h)
 #endif
 
 
-/* is it one, and may a line of that name stand there? */
+/* whether the place is valid, and may have a line of that name */
 
 static ngx_uint_t
 place_is(ngx_uint_t place, ngx_str_t *name)
@@ -1048,7 +1047,8 @@ places_suppressed(ngx_http_headers_out_t *out)
 }
 
 
-/* what fills these places stands in no list of lines */
+/* puts a deleted line, which no list of lines has, into each of these
+   places */
 
 static ngx_int_t
 places_suppress(ngx_http_request_t *r, uint64_t bits)
@@ -1086,8 +1086,8 @@ places_suppress(ngx_http_request_t *r, uint64_t bits)
 
 
 /*
- * When a location's settings are merged; those around it were before.  The
- * first entry stands for the http level, and has index 0.
+ * Called when a location's settings are merged; the locations around it were
+ * added before.  The first entry stands for the http level, and has index 0.
  */
 
 ngx_int_t
@@ -1178,7 +1178,7 @@ location_ordinal(ngx_array_t *entries, ngx_uint_t parent,
     kind = location_kind(clcf);
 
     if (kind == '=' || kind == '/') {
-        /* nginx refuses a second one */
+        /* nginx refuses two of them */
         return 0;
     }
 
@@ -1205,7 +1205,7 @@ location_ordinal(ngx_array_t *entries, ngx_uint_t parent,
 }
 
 
-/* when all of them are there */
+/* called when all locations are known */
 
 void
 ngx_http_idempotency_location_init(ngx_conf_t *cf)
@@ -1225,10 +1225,8 @@ ngx_http_idempotency_location_init(ngx_conf_t *cf)
 }
 
 
-/*
- * Blocks without a name are told apart by their order alone: if one comes or
- * goes, none of them is known any more
- */
+/* Only their order tells blocks without a name apart.  If one comes or goes,
+   all of them get other ids. */
 
 static void
 location_id(location_entry_t *entry, location_entry_t *parent)
@@ -1267,7 +1265,7 @@ location_core(location_entry_t *entry)
 }
 
 
-/* where a request is now; NGX_DECLINED: that can't be found again */
+/* the location of the request; NGX_DECLINED: it could not be found again */
 
 ngx_int_t
 ngx_http_idempotency_location_of(ngx_http_request_t *r,
@@ -1297,7 +1295,7 @@ ngx_http_idempotency_location_of(ngx_http_request_t *r,
 }
 
 
-/* the configuration of that location now; NULL: it has gone */
+/* the location's configuration; NULL: the location has gone */
 
 void **
 ngx_http_idempotency_location_find(ngx_http_request_t *r,
@@ -1325,7 +1323,7 @@ ngx_http_idempotency_location_find(ngx_http_request_t *r,
 }
 
 
-/* as an internal redirect would have led there */
+/* moves the request there, as an internal redirect would */
 
 void
 ngx_http_idempotency_location_enter(ngx_http_request_t *r,
@@ -1346,14 +1344,14 @@ ngx_http_idempotency_location_enter(ngx_http_request_t *r,
     r->loc_conf = loc_conf;
     ngx_http_update_location_config(r);
 
-    /* by its method this was chosen already */
+    /* a block in it was chosen by the original method, and is set again */
     r->loc_conf = loc_conf;
 
     location_captures(r);
 }
 
 
-/* what an add_header may have of the location's pattern */
+/* sets the captures of the location's pattern, which an add_header may use */
 
 static void
 location_captures(ngx_http_request_t *r)

@@ -1,9 +1,9 @@
 
 /*
- * Header lines by name, a response of ours in one piece, and a response as the
- * store keeps it: a header block, the trailers, the body.  Header lines keep
- * their order, and each the place in headers_out that it had, so that a replay
- * passes nginx's filters as the original did.
+ * Header lines by name; a response of ours in one piece; and a response as the
+ * store keeps it: header block, trailers, body.  Header lines keep their
+ * order, and each line keeps its place in headers_out, so a replay passes
+ * nginx's filters as the original did.
  */
 
 
@@ -14,7 +14,8 @@
 #include "ngx_http_idempotency.h"
 
 
-/* all request header lines of a name, written as in $http_name; the first */
+/* all request header lines of a name, which is written as in $http_name; or
+   the first of them */
 
 typedef struct {
     ngx_list_part_t  *part;
@@ -28,7 +29,7 @@ ngx_table_elt_t *ngx_http_idempotency_header_next(
 ngx_table_elt_t *ngx_http_idempotency_header_first(ngx_http_request_t *r,
     ngx_str_t *name);
 
-/* of a response, the first line of a name that is not deleted */
+/* the first line of a name in a response's list that is not deleted */
 
 ngx_table_elt_t *ngx_http_idempotency_header_of(ngx_list_t *list, char *name);
 
@@ -56,13 +57,14 @@ ngx_http_idempotency_header_is(ngx_table_elt_t *h, ngx_str_t *name)
     return 1;
 }
 
-/* a response whose body is in one piece, in memory or in the file */
+/* sends a response whose body is in one piece, in memory or in the file */
 
 ngx_int_t ngx_http_idempotency_send(ngx_http_request_t *r, ngx_str_t *body,
     ngx_file_t *file);
 
 
-/* the location that made it, and what variables may tell of it there */
+/* the location that made a response, and the variables that depend on how the
+   request came there */
 
 #define NGX_HTTP_IDEMPOTENCY_LOCATION_LEN  16
 
@@ -78,7 +80,7 @@ typedef struct {
 /* a decoded response: its strings point into the encoded bytes */
 
 typedef struct {
-    /* if that is another one than where the claim was */
+    /* set if that location is another one than the claim's */
     ngx_http_idempotency_location_t  location;
 
     ngx_uint_t                 status;
@@ -91,7 +93,7 @@ typedef struct {
     time_t                     last_modified;
     uint64_t                   suppressed;
 
-    /* lines, encoded: see ngx_http_idempotency_response_line() */
+    /* encoded lines, to be read by ngx_http_idempotency_response_line() */
     ngx_str_t                  headers;
     ngx_str_t                  trailers;
 
@@ -102,24 +104,24 @@ typedef struct {
 } ngx_http_idempotency_response_t;
 
 
-/* NULL: it can't be kept */
+/* NULL: the response can't be kept */
 
 ngx_buf_t *ngx_http_idempotency_response_header(ngx_http_request_t *r,
     ngx_array_t *hide, ngx_http_idempotency_location_t *location);
 ngx_buf_t *ngx_http_idempotency_response_trailers(ngx_http_request_t *r);
 
-/* NGX_ERROR: no response that we have recorded is like that.  head: it is of a
-   HEAD request */
+/* NGX_ERROR: we have not recorded such a response. head: the request is a
+   HEAD */
 
 ngx_int_t ngx_http_idempotency_response_decode(ngx_str_t *bytes,
     ngx_uint_t head, ngx_http_idempotency_response_t *response);
 
-/* the next of what is left of the lines; NGX_DONE: there is none */
+/* the next one of the lines; NGX_DONE: there is none */
 
 ngx_int_t ngx_http_idempotency_response_line(ngx_str_t *rest, ngx_uint_t *place,
     ngx_str_t *name, ngx_str_t *value);
 
-/* into headers_out; what was decoded fails for want of memory alone */
+/* fills headers_out; after decoding it fails for want of memory only */
 
 ngx_int_t ngx_http_idempotency_response_restore(ngx_http_request_t *r,
     ngx_http_idempotency_response_t *response, ngx_uint_t cookies);

@@ -1,33 +1,33 @@
 
 /*
- * An owner's request and its two ends: the client, which may leave, and the
+ * An owner's request at both ends: its client, which may leave, and its
  * upstream, to which it is sent once.
  *
- * When the client leaves, the operation goes on.  Its upstream is neither
- * closed nor told, its response is taken down to the end, and a retry finds it
- * recorded.  Requests that own nothing keep nginx's own rules.
+ * When the client leaves, the operation goes on.  The upstream's connection
+ * stays, the response is captured to the end, and a retry gets a replay.  For
+ * requests that own nothing nginx's own rules hold.
  *
- * nginx asks the next peer when one fails, and takes PUT and DELETE for what
- * may be repeated; a peer's connection that was kept alive it tries again in
- * any case.  An owner goes on to the next peer only if not a byte was sent.  We
- * stand between nginx and the balancer, as nginx's keepalive module does: while
- * a peer is asked, there is no other one; whether there is one afterwards is
- * decided by what was sent.
+ * When a peer fails, nginx asks the next one.  It takes PUT and DELETE for
+ * repeatable, and tries a peer again whose kept connection was closed.  An
+ * owner goes to the next peer only if not a byte was sent.  As nginx's
+ * keepalive module does, we stand between nginx and the balancer: while a peer
+ * is asked, nginx sees no further one; afterwards, what was sent decides
+ * whether there is one.
  *
- * That upstream may be this nginx: a TLS front before an inner server.  The
- * inner request has the token that the outer one owns, and would wait for it
- * in vain.  It is known by its connection, which is the one that the owner's
- * request was sent through: so all workers share a table of the ends of such
- * connections, each for as long as the request is outstanding.  Only those to
- * a port at which this nginx listens are in it.  What passes so is sent once,
- * too, and has its own connection in the table.
+ * The upstream may be this nginx: a TLS front before an inner server.  The
+ * inner request has the token that the outer request owns, and would wait for
+ * it in vain.  The inner request is known by its connection, through which the
+ * owner's request was sent.  So all workers share a table of the ends of such
+ * connections, for as long as the owner's request is outstanding.  The table
+ * has only connections to ports at which this nginx listens.  A request that
+ * passes so is sent once, too, and its own connection is in the table.
  */
 
 
 #include "ngx_http_idempotency.h"
 
 
-/* a response that is not kept is read on for so long without its client */
+/* so long a response that is not kept is read without its client */
 
 #if (NGX_IDEMPOTENCY_FAULTS)
 #define NGX_HTTP_IDEMPOTENCY_CLIENT_READ_ON  1000
@@ -35,18 +35,18 @@
 #define NGX_HTTP_IDEMPOTENCY_CLIENT_READ_ON  300000
 #endif
 
-/* a worker goes on without clients for this part of its connections; and for
-   this part of those for one client */
+/* For requests without a client a worker uses this part of its connections at
+   most, and for those of one client this part of that. */
 
 #define NGX_HTTP_IDEMPOTENCY_CLIENT_SHARE    8
 
-/* how often the log says that there were more, in milliseconds */
+/* a full list is logged once in so many milliseconds */
 
 #define NGX_HTTP_IDEMPOTENCY_CLIENT_LOG      60000
 
 
-/* a connection stands in one of so many places behind that of its hash; pages
-   of the table are used as they are needed */
+/* A connection has one of the places behind that of its hash.  Pages of the
+   table are touched when they are needed. */
 
 #define NGX_HTTP_IDEMPOTENCY_PEERS         32768
 #define NGX_HTTP_IDEMPOTENCY_PEERS_NEAR    16
@@ -60,7 +60,7 @@ typedef struct {
     ngx_http_upstream_init_peer_pt      init;
 } peer_upstream_t;
 
-/* address and port of both, IPv4 as IPv6 has it */
+/* address and port of both ends, IPv4 as a mapped IPv6 address */
 
 #define NGX_HTTP_IDEMPOTENCY_PEER_END  18
 
@@ -71,16 +71,16 @@ typedef struct {
                                             [NGX_HTTP_IDEMPOTENCY_PEER_END];
 } peer_ends_t;
 
-/* a connection on which a request with this claim is outstanding */
+/* a connection on which an owner's request is outstanding */
 
 typedef struct {
     peer_ends_t                         ends;
     /* 0: the place is free */
     ngx_pid_t                           pid;
-    /* it was seen at the other end */
+    /* the request was seen at the other end */
     ngx_uint_t                          seen;
 
-    /* a zone is known by the address of its counters */
+    /* the address of its counters tells which zone it is */
     ngx_idempotency_counters_t         *zone;
     u_char                              token[NGX_IDEMPOTENCY_DIGEST_LEN];
     uint64_t                            fence;
@@ -93,14 +93,15 @@ typedef struct {
     ngx_output_chain_filter_pt          output_filter;
     void                               *filter_ctx;
 
-    /* something was sent, or is about to be; by which ends it is listed */
+    /* bytes were sent, or are about to be; the connection is in the table, by
+       these ends */
     ngx_uint_t                          outstanding;
     ngx_uint_t                          listed;
     peer_ends_t                         ends;
 
-    /* what the balancer has set */
+    /* the balancer's own functions and data */
     ngx_peer_connection_t               peer;
-    /* how many peers it has left */
+    /* how many peers the balancer has left */
     ngx_uint_t                          tries;
 } peer_t;
 
@@ -164,9 +165,11 @@ static ngx_str_t  client_upstreams[] = {
     ngx_null_string
 };
 
-/* the requests of this worker whose clients have left, hashed by the value
-   that a quota counts by; their number; and how many were too many since the
-   last line of the log */
+/*
+ * The requests of this worker whose clients have left, hashed by the value of
+ * the quota; their number; and how many the limit has refused since the last
+ * log line.
+ */
 
 static ngx_queue_t  client_left_queues[64];
 static ngx_uint_t   client_left_n;
@@ -178,7 +181,7 @@ static ngx_slab_pool_t  *peers_shpool;
 static peer_sent_t      *peers;
 
 
-/* an operator might rely on it */
+/* a directive that has no effect for owners: an operator might rely on it */
 
 void
 ngx_http_idempotency_warn_upstreams(ngx_conf_t *cf, ngx_array_t *locations)
@@ -219,17 +222,17 @@ ngx_http_idempotency_warn_upstreams(ngx_conf_t *cf, ngx_array_t *locations)
 
 
 /*
- * Called for an owner, and for each subrequest of one, on its way to the
- * content handler of any location.  That handler creates the upstream, and no
- * client can leave in between.
+ * Called for an owner and its subrequests before the content handler of any
+ * location.  That handler creates the upstream, and no client can leave in
+ * between.
  */
 
 void
 ngx_http_idempotency_carry(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
-    /* static files and directories are nginx's own, and change nothing; WebDAV,
-       which is found in the same phase, does */
+    /* nginx's static files have no content handler, and change nothing;
+       WebDAV, whose handler runs in the same phase, does */
 
     if (r->content_handler
         || (r->method & ngx_http_idempotency_dav_methods(r)))
@@ -250,9 +253,9 @@ ngx_http_idempotency_carry(ngx_http_request_t *r,
 
 
 /*
- * The methods that WebDAV has in a location.  nginx may be built without it;
- * its configuration begins with its methods, of which "off" is a bit that
- * stands for GET.
+ * The methods that WebDAV handles in a location.  nginx may be built without
+ * WebDAV.  The methods are the first member of its configuration; "off" is a
+ * bit that stands for GET there.
  */
 
 ngx_uint_t
@@ -288,7 +291,8 @@ client_content_handler(ngx_http_request_t *r)
     if ((ngx_http_idempotency_owns(ctx) || ngx_http_idempotency_nests(ctx))
         && send_once(r, ctx) != NGX_OK)
     {
-        /* it could be sent twice; the upstream's cleanup takes its count */
+        /* the request could be sent twice, so it ends here; the upstream's
+           cleanup takes one of its counts */
 
         (*r->upstream->cleanup)(r);
 
@@ -316,10 +320,10 @@ client_content_handler(ngx_http_request_t *r)
 
 
 /*
- * As if its *_ignore_client_abort were on, for this request alone.  What the
- * upstream's settings are asked for later is in the copy; the handlers that
- * it has set already are those that it sets otherwise.  Without memory for it
- * the request goes on under nginx's own rules, by which its client may end it.
+ * As if *_ignore_client_abort were on, for this request alone.  The copy has
+ * the setting for the upstream's later checks.  The handlers that the upstream
+ * has set already are set here as it would set them.  Without memory nginx's
+ * own rules hold: the client may end the request.
  */
 
 static void
@@ -358,15 +362,14 @@ client_keep_upstream(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
     if (r->http_version < NGX_HTTP_VERSION_20 && rev->ready) {
 
-        /* its end may have come with the request */
+        /* the client may have closed its side right after the request */
 
         ngx_post_event(rev, &ngx_posted_events);
     }
 }
 
 
-/* the module that made it may have set a handler, which is called behind
-   ours */
+/* the subrequest's maker may have set a handler: ours calls it */
 
 static void
 client_guard(ngx_http_request_t *sr)
@@ -392,8 +395,8 @@ client_guard(ngx_http_request_t *sr)
 
 
 /*
- * A subrequest that ends when the client has left, such as a mirror's, would
- * end the main request, too.  So nginx doesn't see the error here, but with
+ * A subrequest that ends after the client has left, as a mirror's, would end
+ * the main request, too.  So the connection's error is hidden from nginx until
  * the next output.
  */
 
@@ -462,10 +465,8 @@ client_quic_handler(ngx_event_t *rev)
 #endif
 
 
-/*
- * Whether a filter failed for want of a client, while an owner's response is
- * still to be read.  Any other failure is one.
- */
+/* Whether a filter failed because the client has gone, while the owner's
+   response is still being read.  Any other failure ends the request. */
 
 ngx_uint_t
 ngx_http_idempotency_client_gone(ngx_http_request_t *r,
@@ -482,9 +483,9 @@ ngx_http_idempotency_client_gone(ngx_http_request_t *r,
 
 
 /*
- * A client that takes nothing for send_timeout would end the upstream's
- * response too.  The upstream sets its handler once its header is sent, so
- * ours is put before it with the first bytes of the body.
+ * A client that reads nothing for send_timeout would end the upstream's
+ * response, too.  The upstream sets its handler after the header is sent, so
+ * ours is set before it with the first bytes of the body.
  */
 
 void
@@ -530,8 +531,9 @@ client_write_handler(ngx_http_request_t *r)
 
 
 /*
- * The outcome of a response is recorded before its end, as it can't be kept:
- * the rest is of use to its client alone, and not for long without it
+ * The outcome of a response that can't be kept is recorded before its end.
+ * The rest matters to the client alone, and is read for a limited time without
+ * it.
  */
 
 void
@@ -563,11 +565,11 @@ ngx_http_idempotency_not_kept(ngx_http_request_t *r,
 
 
 /*
- * The client of an owner has closed its side, or is gone.  With HTTP/1 it may
- * still read what it has asked for: so it is only counted among those who have
- * left, and nginx sees its end with the next output.  A stream that was reset
- * would end the request where its upstream's answer leads elsewhere, to an
- * error_page, so it is hidden until then.  What can't be kept goes on without
+ * The client of an owner has closed its side, or is gone.  An HTTP/1 client
+ * may still read: so it is only counted among the clients that have left, and
+ * nginx notices its end with the next output.  A stream that was reset would
+ * end the request if the upstream's answer leads to an error_page, so the
+ * reset is hidden until then.  A response that can't be kept goes on without
  * its client at once.
  */
 
@@ -615,7 +617,7 @@ client_read_handler(ngx_http_request_t *r)
 }
 
 
-/* as ngx_http_test_reading() finds it */
+/* as ngx_http_test_reading() does */
 
 static ngx_uint_t
 client_closed(ngx_http_request_t *r)
@@ -656,7 +658,8 @@ client_closed(ngx_http_request_t *r)
 }
 
 
-/* by an event of its connection: the upstream may have been held up by it */
+/* an event told that the client has left: the upstream may have waited for
+   it */
 
 static void
 client_left(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
@@ -674,7 +677,8 @@ client_left(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* the upstream's cleanup takes one, as when nginx closes a connection */
+/* one count is for the upstream's cleanup, as when nginx closes a
+   connection */
 
 static void
 client_abort(ngx_http_request_t *r)
@@ -688,9 +692,9 @@ client_abort(ngx_http_request_t *r)
 
 
 /*
- * From now on the upstream is read at its own pace.  What was handed on to
- * the client will never be taken, and may still be referred to below us: so
- * it is left there, and the upstream goes on with other memory.
+ * From now on the upstream is read at its own pace.  Output that was passed on
+ * will never be taken, and filters below us may still refer to it: so it stays
+ * where it is, and the upstream gets other memory.
  */
 
 static ngx_int_t
@@ -744,10 +748,10 @@ client_leave(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
 
 /*
- * A client that sends and leaves occupies a connection of nginx and one of the
- * upstream until the answer is there.  So their number is limited, in all and
- * for one client.  Requests beyond the limit are left to nginx, which ends them
- * and their upstream's connection.
+ * A client that sends a request and leaves occupies a connection of nginx and
+ * one of the upstream until the response is there.  So the number of such
+ * requests is limited, in all and for one client.  nginx ends those beyond the
+ * limit, and their upstreams' connections.
  */
 
 static ngx_int_t
@@ -836,7 +840,7 @@ client_abandon(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 }
 
 
-/* of a request that ends */
+/* the request ends */
 
 void
 ngx_http_idempotency_client_end(ngx_http_idempotency_ctx_t *ctx)
@@ -891,7 +895,7 @@ client_limit_handler(ngx_event_t *ev)
 }
 
 
-/* puts our peer.init in front of that of each upstream */
+/* puts our peer.init in front of each upstream's own */
 
 ngx_int_t
 ngx_http_idempotency_init_peers(ngx_conf_t *cf)
@@ -1062,8 +1066,9 @@ peer_wrap(peer_t *p)
 
 
 /*
- * What goes to a peer, which is connected to by now.  Addresses that a resolver
- * gave have a balancer since then: one of them is being asked.
+ * Output to a peer, whose connection is there by now.  If a resolver gave the
+ * addresses, the upstream has a balancer only since then, which is wrapped
+ * here.
  */
 
 static ngx_int_t
@@ -1167,9 +1172,9 @@ peer_save_session(ngx_peer_connection_t *pc, void *data)
 
 
 /*
- * To be called once the upstream of what is sent once is there.  Addresses that
- * a resolver gives have no balancer that could be stood before, and may be
- * still to come: we have our place before the first byte.
+ * Called when the upstream of an owner's or nested request was created.
+ * Addresses that a resolver gives have no balancer yet that could be wrapped,
+ * and may still be unknown: peer_output() wraps it before the first byte.
  */
 
 static ngx_int_t
@@ -1197,9 +1202,9 @@ send_once(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
 /*
  * Whether a request that met a pending token came through the connection on
- * which its owner's is outstanding.  The ends are the socket's: what a client
- * claims of its address, by a header or the PROXY protocol, is nothing to go
- * by.  A request passes once: what else comes through there is another one.
+ * which its owner's request is outstanding.  The ends are the socket's, as
+ * clients may write any address into a header or the PROXY protocol.  One
+ * request passes: the next one through that connection is a duplicate.
  */
 
 ngx_uint_t
@@ -1251,7 +1256,7 @@ peers_init_zone(ngx_shm_zone_t *shm_zone, void *data)
 
     if (data == NULL && !shm_zone->shm.exists) {
 
-        /* fresh pages are zero, and are not to be touched before their time */
+        /* fresh pages are zero: they are not touched before they are needed */
 
         shpool->data = ngx_slab_alloc(shpool, sizeof(peer_sent_t)
                                         * (NGX_HTTP_IDEMPOTENCY_PEERS
@@ -1264,7 +1269,7 @@ peers_init_zone(ngx_shm_zone_t *shm_zone, void *data)
     peers_shpool = shpool;
     peers = shpool->data;
 
-    /* a mark that this zone is inherited */
+    /* tells the next cycle that it inherits this zone */
 
     shm_zone->data = peers;
 
@@ -1272,8 +1277,7 @@ peers_init_zone(ngx_shm_zone_t *shm_zone, void *data)
 }
 
 
-/* without a place in the table the request at the other end waits as a
-   duplicate */
+/* without a place the request at the other end waits as a duplicate does */
 
 static ngx_uint_t
 peers_add(peer_t *p)
@@ -1330,10 +1334,8 @@ peers_remove(peer_ends_t *ends)
 }
 
 
-/*
- * The place of these ends; or, with `take` and if they have none, a free one,
- * or one of a worker that has died
- */
+/* The place of a connection.  If it has none, and with `take`: a free place,
+   or that of a worker that has died. */
 
 static peer_sent_t *
 peers_find(peer_ends_t *ends, ngx_uint_t take)
@@ -1365,7 +1367,7 @@ peers_find(peer_ends_t *ends, ngx_uint_t take)
 }
 
 
-/* this nginx listens at such a port */
+/* whether this nginx listens at that port */
 
 static ngx_uint_t
 peers_here(struct sockaddr *sockaddr)
@@ -1389,7 +1391,7 @@ peers_here(struct sockaddr *sockaddr)
 }
 
 
-/* of a socket, or the other one; those of unix sockets have no names */
+/* the socket's own end, or the other one; unix sockets have no names */
 
 static ngx_int_t
 peers_end(ngx_socket_t s, ngx_uint_t other, u_char *end)
