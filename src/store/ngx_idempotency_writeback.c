@@ -3,30 +3,32 @@
  * The write-back queue of a zone: records whose last change the backing lacks,
  * and questions to it.  They wait in a list in shared memory, the oldest first.
  * A worker flushes it: it fills a batch with the first records, the backing
- * answers, and the answer changes records, wakes workers and is logged.  Behind
- * that: when a worker flushes, and how it begins and ends.
+ * answers, and the answer changes records, wakes workers and is logged.  The
+ * second half of this file: when a worker flushes, and how it begins and ends.
+ * What an answer means to a claim is in remote.c.
  *
- * - A record is never in two batches, so the changes of a token reach the
- *   backing in their order.
- * - The records of a worker that dies or stands still go back to the front of
- *   the queue, as do those of a batch that failed.  But where many batches are
- *   on their way at once, these wait aside, as others may well succeed.
- * - Where many nginx share the backing, a claim lives by its lease.  Any worker
- *   renews it as long as its owner lives, as an owner may be busy.
+ * ONE BATCH  A record is never in two batches, so the changes of a token reach
+ *            the backing in their order.
+ * NOT LOST   The records of a worker that dies or stands still go back to the
+ *            front of the queue, as do those of a batch that failed.  Over a
+ *            shared backing, where other batches may well succeed, they wait
+ *            aside.
+ * LEASES     In a shared backing a claim lives by its lease.  Any worker renews
+ *            it as long as the claim's owner lives, as the owner may be busy.
  */
 
 
 #include "ngx_idempotency_shm.h"
 
 
-/* a writer whose batch is older than this may have died; a batch of one that
-   stands still is another worker's after STOPPED */
+/* after SILENCE another worker looks whether the worker of a batch has died;
+   after STOPPED a batch of a worker that stands still is another worker's */
 
 #define NGX_IDEMPOTENCY_TIER_SILENCE    100
 #define NGX_IDEMPOTENCY_TIER_STOPPED    1000
 
 
-/* the pause behind a batch that no request waited for; with syncs it is this
+/* the pause after a batch that no request waited for; with syncs it is this
    part of the time that the batch took, and LONGEST at most */
 
 #define NGX_IDEMPOTENCY_TIER_PAUSE      2
@@ -34,31 +36,31 @@
 #define NGX_IDEMPOTENCY_TIER_LONGEST    5
 
 
-/* a backing without room for all is well again after WELL, one of which a part
-   failed after CALM */
+/* how long nothing may have failed before a backing counts as well again: after
+   it had no room, and after a part of it failed */
 
 #define NGX_IDEMPOTENCY_TIER_WELL       1000
 #define NGX_IDEMPOTENCY_TIER_CALM       3000
 
 
-/* a large response may fail so often */
+/* how often a large response may fail, before it is given up */
 
 #define NGX_IDEMPOTENCY_TIER_SLOW       3
 
 
-/* the worker that looks after the backing does so each WATCH milliseconds; the
-   others look each IDLE whether that one lives */
+/* WATCH, LOOK: how often the worker that watches a file, or a Redis, does so;
+   IDLE: how often the others look whether that worker lives */
 
 #define NGX_IDEMPOTENCY_TIER_WATCH      50
 #define NGX_IDEMPOTENCY_TIER_LOOK       200
 #define NGX_IDEMPOTENCY_TIER_IDLE       1000
 
 /*
- * A worker that quits, in milliseconds.  STAY: it looks at the queue so often.
- * ALL: other workers have so long to notice that they quit, too.  COME: so have
- * the workers of a reload to start.  QUIT: it stays at most so long, without
- * worker_shutdown_timeout.  TERM: it tries so long if it is to end at once, and
- * looks each TURN whether that has succeeded.
+ * A worker that quits, in milliseconds.  STAY: how often it looks at the queue.
+ * ALL: how long other workers take to notice that they quit, too.  COME: how
+ * long the workers of a reload take to start.  QUIT: how long it stays at most,
+ * without worker_shutdown_timeout.  TERM: how long it tries if it has to end at
+ * once; TURN: how often it looks then.
  */
 
 #define NGX_IDEMPOTENCY_TIER_STAY       50
@@ -68,18 +70,18 @@
 #define NGX_IDEMPOTENCY_TIER_TERM       500
 #define NGX_IDEMPOTENCY_TIER_TURN       5
 
-/* leases are renewed in rounds, so often */
+/* how often a worker looks which leases to renew */
 
 #define NGX_IDEMPOTENCY_TIER_RENEW      200
 
 
-/* what is to reach the backing yet */
+/* the changes that the backing lacks */
 
 typedef struct {
     ngx_uint_t                  outcomes;
-    /* claims there that are to be given back */
+    /* claims in the backing that have to be released */
     ngx_uint_t                  claims;
-    /* of some records it is not known whether the backing has them */
+    /* the backing may have some records or not */
     ngx_uint_t                  unsure;
 } queue_sum_t;
 
@@ -138,8 +140,7 @@ static ngx_uint_t tier_flush_now(ngx_idempotency_tier_t *tier);
 static void tier_flushed(ngx_idempotency_tier_t *tier);
 
 
-/* a record that leaves the zone while it is queued stays in the queue, in the
-   state GONE */
+/* a queued record that leaves the zone stays in the queue, in the state GONE */
 
 void
 ngx_idempotency_writeback_add(ngx_idempotency_shm_t *shm,
@@ -212,7 +213,7 @@ queue_remove_first(ngx_idempotency_tier_sh_t *sh)
 }
 
 
-/* a claim that was never sent needs no release */
+/* the next record; a claim that was never sent needs no release */
 
 static ngx_idempotency_record_t *
 queue_next(ngx_idempotency_shm_t *shm)
@@ -238,8 +239,8 @@ queue_next(ngx_idempotency_shm_t *shm)
 }
 
 
-/* a writer that is free, or whose worker has died or stands still; NULL: there
-   is none, and no memory for one more */
+/* a free writer, perhaps that of a worker that died or stands still; NULL: none
+   is free, and there is no memory for one more */
 
 static ngx_idempotency_writer_t *
 writer_find(ngx_idempotency_tier_t *tier)
@@ -276,7 +277,7 @@ writer_find(ngx_idempotency_tier_t *tier)
 }
 
 
-/* the queue may be empty but for the records of a worker that has died */
+/* for an empty queue: the records of a worker that died may still be missing */
 
 static void
 writer_inherit(ngx_idempotency_tier_t *tier)
@@ -302,9 +303,9 @@ writer_inherit(ngx_idempotency_tier_t *tier)
 
 
 /*
- * A stopped worker may write its batch when it goes on, behind later changes by
- * another worker.  So its records are taken over only where the backing asks in
- * its transaction whether the batch is current: a file does.
+ * When a stopped worker goes on, it may write its batch after later changes by
+ * another worker.  So its records are taken over only if the backing checks in
+ * its transaction that the batch is current, as a file does.
  */
 
 static ngx_uint_t
@@ -338,8 +339,8 @@ ngx_idempotency_batch_answered(ngx_idempotency_batch_t *batch)
 }
 
 
-/* the records of its batch, which may be in the backing or not, go back to the
-   front of the queue */
+/* the records of the writer's batch go back to the front of the queue; the
+   backing may have them or not */
 
 static void
 writer_drop(ngx_idempotency_shm_t *shm, ngx_idempotency_writer_t *writer)
@@ -387,7 +388,7 @@ queue_set_aside(ngx_idempotency_shm_t *shm,
 }
 
 
-/* what the backing lacks, in the queue, aside and on its way there */
+/* counts the changes that the backing lacks: queued, aside and on their way */
 
 static void
 queue_sum(ngx_idempotency_tier_t *tier, queue_sum_t *sum)
@@ -408,7 +409,7 @@ queue_sum(ngx_idempotency_tier_t *tier, queue_sum_t *sum)
 
     queue_sum_records(sh->aside, shared, sum);
 
-    /* over a Redis their batch failed, over a file there is no room for them */
+    /* over a Redis their batch failed; over a file they lacked room */
 
     sum->unsure = (sh->aside && shared);
 
@@ -423,10 +424,9 @@ queue_sum(ngx_idempotency_tier_t *tier, queue_sum_t *sum)
 
 
 /*
- * A doubt is an outcome if the backing knows nothing of the claim, or nothing
- * of what the client got; a claim that the backing has never acknowledged may
- * be there.  Claims to be released are unsure only over a file: nothing is
- * asked there while it fails, so their number is limited.
+ * A doubt counts as an outcome if the backing does not know the claim, or not
+ * the response.  Claims to be released are unsure over a file only: no new
+ * questions are sent to it while it fails, so there are few.
  */
 
 static void
@@ -485,7 +485,7 @@ ngx_idempotency_writeback_gone(ngx_idempotency_shm_t *shm, u_char *token,
 }
 
 
-/* one that was never sent is not sent now */
+/* a claim that was never sent needs no release */
 
 static ngx_idempotency_record_t *
 queue_gone(ngx_idempotency_record_t *rec, u_char *token, uint32_t sequence)
@@ -504,7 +504,7 @@ queue_gone(ngx_idempotency_record_t *rec, u_char *token, uint32_t sequence)
 }
 
 
-/* what has ended since may have made room */
+/* there may be room now, as other records have ended */
 
 static void
 queue_retry_aside(ngx_idempotency_tier_t *tier)
@@ -568,8 +568,6 @@ flush_queue(ngx_idempotency_tier_t *tier)
 }
 
 
-/* the backing has answered later */
-
 void
 ngx_idempotency_batch_flushed(ngx_idempotency_tier_t *tier,
     ngx_idempotency_batch_t *batch)
@@ -583,11 +581,11 @@ ngx_idempotency_batch_flushed(ngx_idempotency_tier_t *tier,
 
 
 /*
- * A transaction costs more than an item in it.  So there is a short pause
- * behind one in which no request has waited for an answer; a question ends it.
- * Where each transaction is synced every request waits, and the pause lets
- * requests that came together stay together: else they would wait for each
- * other's syncs in turn.  The first item behind a quiet time is not delayed.
+ * A transaction costs more than an item in it.  So there is a short pause after
+ * a batch that no request waited for; a question ends the pause.  If each
+ * transaction is synced, every request waits, and the pause keeps requests
+ * together that came together: else they would wait for each other's syncs in
+ * turn.  The first item after a quiet time is not delayed.
  */
 
 static ngx_uint_t
@@ -630,8 +628,8 @@ flush_pause(ngx_idempotency_tier_t *tier)
 }
 
 
-/* fills a batch that is free; false: there is none, or no writer, or the queue
-   is empty, and the writer is free again */
+/* Fills a free batch.  False: no batch or writer is free, or the queue is
+   empty, and the writer is given up. */
 
 static ngx_uint_t
 flush_gather(ngx_idempotency_tier_t *tier)
@@ -815,7 +813,7 @@ flush_item(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
 }
 
 
-/* of the backing, by ours */
+/* a time of this worker's, as the backing's */
 
 static int64_t
 flush_time(ngx_idempotency_batch_t *batch, ngx_msec_t time)
@@ -824,7 +822,7 @@ flush_time(ngx_idempotency_batch_t *batch, ngx_msec_t time)
 }
 
 
-/* the queue is empty, but the backing failed: a claim and its release tell
+/* the queue is empty, and the backing failed: a claim and its release show
    whether it still does */
 
 static void
@@ -855,7 +853,7 @@ flush_probe(ngx_idempotency_tier_t *tier)
     tier->probes = 0;
     batch->items[0].what = NGX_IDEMPOTENCY_ITEM_ASK;
 
-    /* where a release may overtake its claim, nothing is claimed */
+    /* over a shared backing the release may overtake the claim: only ask */
 
     if (ngx_idempotency_tier_shared(tier)) {
         batch->items[0].old = 1;
@@ -868,8 +866,9 @@ flush_probe(ngx_idempotency_tier_t *tier)
 }
 
 
-/* a large response is read piece by piece as long as the record does not
-   change; if it does, the batch has the claim only, the next one the rest */
+/* A large response is read piece by piece as long as the record does not
+   change.  If it changes, this batch has only the claim, and the next one the
+   change. */
 
 static void
 flush_large(ngx_idempotency_tier_t *tier)
@@ -924,7 +923,7 @@ flush_large(ngx_idempotency_tier_t *tier)
         return;
     }
 
-    /* the change is flushed next; without memory the response is not kept */
+    /* the next batch has the change; without memory the response is not kept */
 
     item->outcome = changed ? NGX_IDEMPOTENCY_PENDING
                             : NGX_IDEMPOTENCY_NOT_KEPT;
@@ -968,7 +967,8 @@ flushed_batch(ngx_idempotency_tier_t *tier)
 
             batch->writer->records = NULL;
 
-            /* backwards, as what failed goes back to the front */
+            /* from the last to the first, as failed records go back to the
+               front */
 
             for (i = batch->n; i; i--) {
                 flushed_one(tier, i - 1);
@@ -1045,8 +1045,8 @@ flushed_one(ngx_idempotency_tier_t *tier, ngx_uint_t i)
                    || (item->result == NGX_IDEMPOTENCY_OK
                        && item->what == NGX_IDEMPOTENCY_ITEM_PUT));
 
-    /* a question that failed is answered all the same; other records stay in
-       the queue until their last change is flushed */
+    /* a question is answered even if it failed; other records stay in the queue
+       until their last change is flushed */
 
     if (rec->state == NGX_IDEMPOTENCY_ASKING
         || rec->state == NGX_IDEMPOTENCY_ABANDONED
@@ -1065,7 +1065,7 @@ flushed_one(ngx_idempotency_tier_t *tier, ngx_uint_t i)
 
     if (rec->state == NGX_IDEMPOTENCY_FAILED) {
 
-        /* the claim is released, and requests that waited may go on */
+        /* requests that waited may go on once the claim is released */
 
         rec->sent = item->failed;
     }
@@ -1076,9 +1076,9 @@ flushed_one(ngx_idempotency_tier_t *tier, ngx_uint_t i)
         ngx_idempotency_record_wake(shm, rec);
     }
 
-    /* A response that is larger than all others of a batch together, and failed
-       so often while the backing answered others, would fail for ever, and keep
-       back what goes the same way */
+    /* A response larger than a usual batch, which failed so often while the
+       backing answered others, would fail for ever, and delay all changes that
+       go the same way. */
 
     if (item->failed && item->slow && !changed
         && rec->size > NGX_IDEMPOTENCY_SHM_PIECE
@@ -1097,8 +1097,9 @@ flushed_one(ngx_idempotency_tier_t *tier, ngx_uint_t i)
 
     } else if (changed) {
 
-        /* it keeps its place: if it has left the zone, the token's next claim
-           may be queued already, and its question must not overtake this */
+        /* The record keeps its place: if it has left the zone, the token's next
+           claim may be queued already, and that question must not overtake this
+           change. */
 
         queue_prepend(shm, rec);
 
@@ -1111,7 +1112,7 @@ flushed_one(ngx_idempotency_tier_t *tier, ngx_uint_t i)
 }
 
 
-/* the log hears once that the backing fails, and once that it is over */
+/* the log says once that the backing fails, and once that it is well again */
 
 static void
 flushed_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed)
@@ -1135,9 +1136,9 @@ flushed_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed)
 
     } else if (sh->failing && !sh->lost && batch->wrote) {
 
-        /* A backing without room for one record may take another: it is well
-           once it has had room for some time, and once it has all records that
-           failed, so that it holds no claim without an owner */
+        /* A backing without room for one record may take another.  It is well
+           when it has had room for some time, and has all records that failed:
+           then it holds no claim without an owner. */
 
         queue_sum(tier, &sum);
 
@@ -1206,7 +1207,7 @@ ngx_idempotency_tier_say(ngx_idempotency_tier_t *tier, const char *why)
 }
 
 
-/* the log hears what is wrong with some records */
+/* logs what is wrong with single records */
 
 static void
 flushed_items(ngx_idempotency_tier_t *tier)
@@ -1310,8 +1311,8 @@ flushed_items(ngx_idempotency_tier_t *tier)
 }
 
 
-/* A request has put something into the queue.  A worker that quits looks again
-   whether it has to stay for that. */
+/* A request has queued a record.  A worker that quits looks again whether it
+   has to stay for it. */
 
 void
 ngx_idempotency_writeback_schedule(ngx_idempotency_shm_t *shm)
@@ -1428,7 +1429,7 @@ tier_watch_handler(ngx_event_t *ev)
 
     tier_schedule(tier);
 
-    /* a file's operation may hang */
+    /* an operation on a file may hang, so look often */
 
     ngx_add_timer(ev, (watches && !ngx_idempotency_tier_shared(tier))
                       ? NGX_IDEMPOTENCY_TIER_WATCH
@@ -1436,7 +1437,8 @@ tier_watch_handler(ngx_event_t *ev)
 }
 
 
-/* One worker of the zone does: one that has the backing, as soon as any has. */
+/* True if this worker is the one of the zone that watches the backing: a worker
+   that has the backing, as soon as there is one. */
 
 static ngx_uint_t
 tier_watches(ngx_idempotency_tier_t *tier)
@@ -1482,8 +1484,8 @@ tier_watches(ngx_idempotency_tier_t *tier)
 }
 
 
-/* The backing takes too long, which is a failure: requests that wait are woken,
-   and refused.  An answer that a busy worker has not read yet is no hang. */
+/* A backing that takes too long has failed: waiting requests are woken, and
+   refused.  An answer that a busy worker has not read yet is no hang. */
 
 static void
 tier_hung(ngx_idempotency_tier_t *tier)
@@ -1557,8 +1559,8 @@ ngx_idempotency_tier_probe(ngx_idempotency_tier_t *tier)
 }
 
 
-/* where the backing itself says that it is down, it may have failed in a part
-   only */
+/* a shared backing may have failed in a part only: it says itself if all of it
+   is down */
 
 ngx_uint_t
 ngx_idempotency_tier_down(ngx_idempotency_shm_t *shm)
@@ -1575,7 +1577,7 @@ ngx_idempotency_tier_down(ngx_idempotency_shm_t *shm)
 }
 
 
-/* records of workers that have died, and those aside, are queued again */
+/* queues the records of dead workers again, and those aside */
 
 static void
 tier_maintain(ngx_idempotency_tier_t *tier)
@@ -1596,8 +1598,9 @@ tier_maintain(ngx_idempotency_tier_t *tier)
 
 
 /*
- * A lease is renewed whenever one third of it more has gone by since the claim
- * was made.  If its owner died, the claim is in doubt, and that is queued.
+ * A lease is renewed whenever another third of it has gone by since the claim.
+ * If the owner has died instead, its claim is put in doubt, and that change is
+ * queued.
  */
 
 static void
@@ -1652,7 +1655,7 @@ tier_renew(ngx_idempotency_tier_t *tier)
 }
 
 
-/* how many thirds have gone by; workers' clocks may differ by a moment */
+/* how many thirds have gone by; the clocks of workers may differ by a moment */
 
 static ngx_msec_t
 tier_thirds(ngx_idempotency_record_t *rec, ngx_msec_t now)
@@ -1684,7 +1687,7 @@ ngx_idempotency_tier_init(ngx_idempotency_shm_t *shm)
 }
 
 
-/* a thread found out, beside a batch, that the backing is lost */
+/* a thread found out, apart from a batch, that the backing is lost */
 
 void
 ngx_idempotency_tier_lost(ngx_idempotency_tier_t *tier, const char *error)
@@ -1742,7 +1745,8 @@ ngx_idempotency_tier_init_process(ngx_idempotency_shm_t *shm,
     tier_event(tier, &tier->poll, ngx_idempotency_remote_handler);
     tier_event(tier, &tier->stay, tier_stay_handler);
 
-    /* as long as its timer is set, the worker stays */
+    /* nginx's worker does not exit while a timer is set that is not
+       cancelable */
 
     tier->stay.cancelable = 0;
 
@@ -1794,7 +1798,7 @@ ngx_idempotency_tier_serve(ngx_idempotency_tier_t *tier, ngx_uint_t nbatches)
 }
 
 
-/* the worker only finishes its requests; other workers flush the queue, if
+/* from now on the worker only finishes its requests; others flush the queue, if
    there are any */
 
 void
@@ -1822,9 +1826,9 @@ ngx_idempotency_tier_quit(ngx_idempotency_shm_t *shm)
 
 
 /*
- * If no worker serves any more, one of those that quit stays.  If the worker's
- * configuration is the latest, workers that still serve have yet to get the
- * signal; if there is a later one, its workers may have yet to start.
+ * If no other worker serves, one of those that quit stays.  Of the latest
+ * configuration all workers have yet to get the signal; of an older one, the
+ * new workers may have yet to start.
  */
 
 static void
@@ -1899,8 +1903,8 @@ tier_stays(void)
 }
 
 
-/* while the worker has its slot; others take over the records of its batches,
-   if there are any */
+/* The worker still has its slot here.  Others take over the records of its
+   batches, if there are any workers left. */
 
 void
 ngx_idempotency_tier_leave(ngx_idempotency_shm_t *shm)
@@ -1940,7 +1944,7 @@ ngx_idempotency_tier_leave(ngx_idempotency_shm_t *shm)
 }
 
 
-/* nothing answers by itself from now on */
+/* from here on answers come only if they are waited for */
 
 void
 ngx_idempotency_tier_finish(ngx_idempotency_shm_t *shm)
@@ -1976,7 +1980,7 @@ ngx_idempotency_tier_flush(ngx_idempotency_shm_t *shm)
 }
 
 
-/* all zones of the process have so long together */
+/* all zones of a process together have TERM milliseconds */
 
 static void
 tier_flush_last(ngx_idempotency_tier_t *tier)
@@ -1993,7 +1997,7 @@ tier_flush_last(ngx_idempotency_tier_t *tier)
 
     for (first = 1; /* void */ ; first = 0) {
 
-        /* records of workers that have just ended */
+        /* workers may just have ended */
 
         writer_inherit(tier);
 
@@ -2023,7 +2027,7 @@ tier_flush_last(ngx_idempotency_tier_t *tier)
 }
 
 
-/* false: it fails */
+/* false: the backing fails */
 
 static ngx_uint_t
 tier_flush_now(ngx_idempotency_tier_t *tier)
