@@ -1,47 +1,46 @@
 
 /*
- * Claims over a backing, the store behind a zone.
+ * Claims of a zone with a backing.
  *
- * What the zone does not know is asked for, once for all requests of a token:
- * the first of them makes a record in the state ASKING, and all wait until that
- * changes.  So whatever is claimed is in the backing before anything is sent.
- * The exception is claim->alone: the backing is out of reach, and this
- * machine's memory alone guards the token.
+ * If the zone does not know a token, the backing is asked, once for all
+ * requests of the token: the first request makes a record in the state ASKING,
+ * and all wait until that changes.  So every claim is in the backing before
+ * anything is sent.  The exception is claim->alone: the backing is out of
+ * reach, and this machine's memory alone guards the token.
  *
- * The answer turns the record into a claim, into a copy, or, where it may be
- * another one soon, into a negative entry for the requests that waited for it.
- * A record that no request waits for any more is asked for all the same, as the
- * backing may grant it yet: a request that comes before the answer waits for
- * it.
+ * The answer turns the record into a claim, into a copy, or, if the answer may
+ * soon be another one, into a negative entry for the requests that waited.  If
+ * all of these have ended, the question goes on, as the backing may yet grant
+ * it: a request that comes before the answer waits for it.
  *
- * A remote claim is pending in the backing, by another zone.  All requests that
- * wait for it here, in any worker, share one record.  For that the backing is
- * asked again, ever more seldom, and at once when it has announced a change.
- * This only looks: the requests that waited claim.
+ * A remote claim is pending in the backing, made by another zone.  All requests
+ * here that wait for it, in any worker, share one record.  For that record the
+ * backing is asked again, ever more seldom, and at once when it announces a
+ * change.  These questions only look: the waiting requests claim.
  */
 
 
 #include "ngx_idempotency_shm.h"
 
 
-/* a claim waits for answers of the backing for so long */
+/* how long a claim waits for answers of the backing */
 
 #define NGX_IDEMPOTENCY_ASK_TIMEOUT  5000
 
-/* a negative entry serves also those that did not wait for it, for so long */
+/* how long a negative entry serves claims that did not wait for it */
 
 #define NGX_IDEMPOTENCY_ASK_NEGATIVE    25
 
-/* for how long a copy is good although others may make the backing forget */
+/* how long a copy is good although others may make the backing forget */
 
 #define NGX_IDEMPOTENCY_ASK_COPY     60000
 
 
-/* a request that waits comes by more often: after this none does */
+/* a request that waits touches its record more often than this */
 
 #define NGX_IDEMPOTENCY_REMOTE_WANTED  2000
 
-/* an answer to a remote claim's question is late after this */
+/* the answer about a remote claim is late after this */
 
 #define NGX_IDEMPOTENCY_REMOTE_ANSWER  5000
 
@@ -91,8 +90,8 @@ static ngx_msec_t remote_delay(ngx_idempotency_shm_t *shm,
 
 /*
  * A claim and the record of its token, or NULL.  NGX_DECLINED: the zone answers
- * by itself, by the record as it is then; NGX_AGAIN: the claim is to wait for
- * the record; NGX_OK: it is answered.
+ * by itself, from the record in *rec; NGX_AGAIN: the claim has to wait for the
+ * record; NGX_OK: it is answered.
  */
 
 ngx_int_t
@@ -113,7 +112,7 @@ ngx_idempotency_ask_lookup(ngx_idempotency_shm_t *shm,
         return ask_granted(shm, claim, rec);
     }
 
-    /* its question was answered, or is another claim's by now */
+    /* this claim's question was answered, or belongs to another claim now */
 
     claim->op.asker = 0;
 
@@ -127,7 +126,7 @@ ngx_idempotency_ask_lookup(ngx_idempotency_shm_t *shm,
 
     case NGX_IDEMPOTENCY_REMOTE:
 
-        /* no worker can know what became of the remote claim */
+        /* the file fails: no worker can find out how the remote claim ended */
 
         if (ngx_idempotency_tier_down(shm) && !claim->alone
             && !ngx_idempotency_tier_shared(shm->tier))
@@ -151,7 +150,7 @@ ngx_idempotency_ask_lookup(ngx_idempotency_shm_t *shm,
 }
 
 
-/* nothing changes it within its window */
+/* an outcome does not change within its window */
 
 static ngx_int_t
 ask_outcome(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
@@ -176,8 +175,8 @@ ask_outcome(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 }
 
 
-/* another instance may have made the backing forget the token since: over a
-   file, if one was there after the copy was made */
+/* another instance may have made the backing forget the token since; over a
+   file, only an instance that used it after the copy was made */
 
 static ngx_uint_t
 ask_old_copy(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
@@ -207,7 +206,7 @@ ask_old_copy(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 
 
 /* this machine's memory alone guards the token, as the backing is out of reach;
-   never where the backing answers, but is another one, or has forgotten */
+   never if the backing answers, but is another store, or has forgotten */
 
 static ngx_uint_t
 ask_alone(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim)
@@ -244,7 +243,7 @@ ask_miss(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 }
 
 
-/* a question that no request waits for becomes this claim's, if it would ask
+/* a question of a request that has ended becomes this claim's, if it would ask
    the same */
 
 static ngx_int_t
@@ -286,8 +285,6 @@ ask_asking(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 }
 
 
-/* the question would be the same, and so the answer */
-
 static ngx_uint_t
 ask_same(ngx_idempotency_record_t *rec, ngx_idempotency_claim_t *claim)
 {
@@ -315,8 +312,9 @@ ask_take(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 
 
 /* The claim is granted to the request that asked.  Nothing was sent yet: if
-   that request's worker has died, the claim goes to another one that asks the
-   same, or is given back.  It is given back, too, if its lease may be over. */
+   that request's worker has died, another request that asks the same gets the
+   claim, or the claim is released.  It is also released if its lease may be
+   over. */
 
 static ngx_int_t
 ask_granted(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
@@ -347,8 +345,8 @@ ask_granted(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 }
 
 
-/* the request that asked has ended; a question that the backing never saw goes
-   with it */
+/* the request that asked has ended; if the backing never saw the question, the
+   record goes, too */
 
 static void
 ask_leave(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
@@ -365,8 +363,9 @@ ask_leave(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
 }
 
 
-/* the backing did not answer, or has no such token: so it is for claims that
-   waited for this, and, of a failure, for a moment more; others ask anew */
+/* The backing failed, or has no such token.  That answers claims that waited
+   for this record, and, after a failure, claims of the next moment; others ask
+   anew. */
 
 static ngx_int_t
 ask_negative(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
@@ -398,10 +397,9 @@ ask_negative(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 
 
 /*
- * Another machine may take over what is in doubt, so it is not copied for long:
- * the backing is asked.  A doubt that the backing does not know yet is known
- * best here; a claim that would take it over waits until it was written, and
- * asks then.
+ * Another machine may take over a token in doubt, so a doubt of the backing is
+ * not copied for long.  A doubt that the backing lacks yet is this zone's; a
+ * claim that would take it over waits until it was written, and asks then.
  */
 
 static ngx_int_t
@@ -441,7 +439,7 @@ ask_in_doubt(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 }
 
 
-/* the operation waited for this answer, or comes right behind it */
+/* the operation waited for this answer, or comes right after it */
 
 static ngx_uint_t
 ask_recent(ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op)
@@ -452,7 +450,7 @@ ask_recent(ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op)
 }
 
 
-/* it has waited for answers for long enough, also for those to others */
+/* the operation has waited long enough, be it for several answers */
 
 static ngx_uint_t
 ask_late(ngx_idempotency_op_t *op)
@@ -476,7 +474,7 @@ ask_result(ngx_idempotency_claim_t *claim, ngx_idempotency_result_e result)
 }
 
 
-/* the request has gone */
+/* the request that asked has ended */
 
 void
 ngx_idempotency_ask_cancel(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
@@ -520,8 +518,8 @@ ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
         && (item->result == NGX_IDEMPOTENCY_UNAVAILABLE
             || (bound && item->outcome == NGX_IDEMPOTENCY_PENDING)))
     {
-        /* requests that wait for the outcome go on waiting, those that wait for
-           an answer have it */
+        /* requests that wait for the outcome go on waiting; for those that wait
+           for an answer this is one */
 
         lapses = bound ? ask_describe(tier, rec, item) : 0;
 
@@ -566,7 +564,7 @@ ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
 
     case NGX_IDEMPOTENCY_CHANGED:
 
-        /* it came late, or its fence would not rise: it is asked for anew */
+        /* the answer came late, or the fence would not rise: ask anew */
 
         rec->sent = 0;
         shm->sh->fence = ngx_max(shm->sh->fence, item->fence + 1);
@@ -579,7 +577,8 @@ ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
 
         if (rec->sent) {
 
-            /* it may be claimed there, and others would wait for it */
+            /* the backing may have the claim, which would keep others waiting:
+               release it */
 
             ngx_idempotency_writeback_add(shm, rec);
         }
@@ -628,15 +627,14 @@ ask_copy(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
 
     if ((ngx_msec_int_t) (rec->ends - ngx_current_msec) <= 0) {
 
-        /* it has ended since */
-
         ngx_idempotency_record_remove(shm, rec);
         return;
     }
 
     if (rec->state == NGX_IDEMPOTENCY_REMOTE) {
 
-        /* else this record might be freed itself, for its response's room */
+        /* else this record itself might be freed to make room for its
+           response */
 
         rec->as.remote.wanted = (uint32_t) ngx_current_msec;
     }
@@ -651,7 +649,7 @@ ask_copy(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
 }
 
 
-/* when the lease of what is pending ends is returned, or 0 */
+/* fills the record; returns when the lease of a pending one ends, or 0 */
 
 static ngx_msec_t
 ask_describe(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
@@ -659,7 +657,7 @@ ask_describe(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
 {
     int64_t  now;
 
-    /* the backing's time */
+    /* the backing's time now */
 
     now = tier->batch->now
           + (ngx_msec_int_t) (ngx_current_msec - tier->batch->at);
@@ -722,9 +720,9 @@ ask_append(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 
 
 /*
- * NGX_DECLINED: the claim is answered by the record.  A claim that does not
- * wait for the outcome needs what is so now: NGX_AGAIN, it waits for the answer
- * to a question that is sent from here on.
+ * NGX_DECLINED: the record answers the claim.  A claim that does not wait for
+ * the outcome needs the current state: NGX_AGAIN, it waits for the answer to a
+ * question that is sent from here on.
  */
 
 static ngx_int_t
@@ -756,7 +754,7 @@ remote_lookup(ngx_idempotency_shm_t *shm,
                  && (ngx_msec_int_t) (now - rec->as.remote.due)
                     >= NGX_IDEMPOTENCY_REMOTE_ANSWER);
 
-    /* a silent backing is asked all the same, for the next claim */
+    /* ask even a silent backing, for the next claim */
 
     if (rec->flush == NGX_IDEMPOTENCY_FLUSHED) {
         rec->as.remote.due = now;
@@ -812,7 +810,8 @@ remote_delay(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
 }
 
 
-/* no request has wanted it for so long; workers' clocks may differ */
+/* no request has wanted the record for so long; the clocks of workers may
+   differ */
 
 ngx_uint_t
 ngx_idempotency_remote_unwanted(ngx_idempotency_record_t *rec,

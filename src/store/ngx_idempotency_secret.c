@@ -1,28 +1,28 @@
 
 /*
- * The keys of idempotency_secret, out of the lines of its file.  What stands
- * there is never shown, not even where it is no key.
+ * The keys of idempotency_secret, from the lines of its file.  No message ever
+ * shows what is in that file, not even if it is no key.
  *
- * Records that leave this machine's memory, and come back from where somebody
- * else may have written.
+ * And marks and seals of records: they leave this machine's memory, and
+ * somebody else may have changed them before they come back.
  *
- * With a digest key each record has a mark: an HMAC, by a key made of that one,
- * over all of it that decides.  A claim's covers the token, what that is bound
- * to, the claim's instance and sequence, and the window.  A Redis that finds an
- * owner dead has no key: so "in doubt" may have the claim's mark, too.
- * An outcome's covers what it is, its status and, where these stay as they are,
- * its times.  "Done" and "not kept" are one to it, as a response may have to go
- * for want of room; a response has a mark of its own, over that of its record.
- * The counter of replays and a lease are covered by none.
+ * MARK: with a digest key each record has one, an HMAC over all of the record
+ * that decides, with a key made of the digest key.  A claim's mark covers the
+ * token and what that is bound to, the claim's instance and sequence, and the
+ * window.  A Redis that finds an owner dead has no key, so a record in doubt
+ * may have its claim's mark.  An outcome's mark covers the outcome, its status
+ * and, if the backing keeps them as they are, its times.  "Done" and "not kept"
+ * have the same mark, as a response may have to go for want of room; a response
+ * has its own mark, which also covers that of its record.  No mark covers the
+ * counter of replays and the lease.
  *
- * A response is sealed by a key of its own, which HKDF makes of the secret one
- * and of 32 random bytes: as no key seals twice, the nonce may be a constant,
- * and however many responses there are, two of them have one key with a
- * probability that is nothing.
+ * SEAL: each response is sealed with a key of its own, which HKDF makes of the
+ * secret key and 32 random bytes.  No key seals twice, so the nonce may be a
+ * constant; that two responses have one key is as good as impossible.
  *
- * What the response is an answer to is sealed along with it, so that it can't
- * be moved inside the store: the same bytes with another token, fingerprint,
- * identity, outcome, status, window or claim don't open.
+ * The seal also covers what the response answers, so that nobody can move it
+ * inside the store: with another token, fingerprint, identity, outcome, status,
+ * window or claim the same bytes don't open.
  */
 
 
@@ -38,7 +38,7 @@ typedef struct {
 } secret_line_t;
 
 
-/* bytes of what is sealed along: all of fixed length */
+/* the length of the data that the seal covers besides the response */
 
 #define SEAL_HEAD  (1 + NGX_IDEMPOTENCY_SEAL_ID_LEN + 1                      \
                     + 2 * NGX_IDEMPOTENCY_DIGEST_LEN                         \
@@ -46,15 +46,15 @@ typedef struct {
 #define SEAL_DATA  (SEAL_HEAD + 7 * 8)
 
 
-/* what a mark is of, by its first byte */
+/* the first byte that is marked: what the mark is for */
 
 #define SEAL_CLAIM     'C'
 #define SEAL_EXECUTED  'E'
 #define SEAL_DOUBT     'U'
 #define SEAL_RESPONSE  'R'
 
-/* no number in a record is as large: it can be added to others, and is exact
-   in Lua */
+/* each number in a record is smaller: sums don't overflow, and Lua has it
+   exactly */
 
 #define SEAL_NUMBER  ((int64_t) 1 << 53)
 
@@ -270,8 +270,8 @@ secret_seal(ngx_idempotency_secret_t *secret, ngx_str_t *word)
 }
 
 
-/* what is of hexadecimal digits alone is that: a digit that got lost must not
-   make it another key in base64 */
+/* a word of hexadecimal digits only is hexadecimal: if a digit got lost, it
+   must not become another key, in base64 */
 
 static char *
 secret_key(ngx_str_t *word, ngx_str_t *key)
@@ -304,7 +304,7 @@ secret_key(ngx_str_t *word, ngx_str_t *key)
 }
 
 
-/* key->len is the key's true length, even if it has no place */
+/* key->len is the key's true length, even if it is too long */
 
 static ngx_int_t
 secret_hex(ngx_str_t *word, ngx_str_t *key)
@@ -325,7 +325,8 @@ secret_hex(ngx_str_t *word, ngx_str_t *key)
 }
 
 
-/* with its padding or without; nginx reads up to that, whatever follows */
+/* base64 with padding or without; nginx's decoder stops at padding, whatever
+   follows */
 
 static ngx_int_t
 secret_base64(ngx_str_t *word, ngx_str_t *key)
@@ -352,8 +353,8 @@ secret_base64(ngx_str_t *word, ngx_str_t *key)
 
 
 /*
- * HKDF (RFC 5869) with SHA-256: the key of the first step makes a name, and for
- * each response a key of its own
+ * HKDF (RFC 5869) with SHA-256.  The key of its first step makes the key's
+ * name, and each response's key.
  */
 
 static void
@@ -517,7 +518,8 @@ ngx_idempotency_unseal(const ngx_idempotency_secret_t *secret,
                 continue;
             }
 
-            /* it says that it was executed, and is believed no more */
+            /* the token counts as executed; its status and response are not
+               believed */
 
             item->seal = NGX_IDEMPOTENCY_SEAL_BROKEN;
             item->status = 0;
@@ -538,7 +540,7 @@ ngx_idempotency_unseal(const ngx_idempotency_secret_t *secret,
 }
 
 
-/* no request waits for it, and none takes it over */
+/* an unavailable token: no request waits for it, and none takes it over */
 
 static void
 seal_forged(ngx_idempotency_item_t *item)
@@ -548,7 +550,7 @@ seal_forged(ngx_idempotency_item_t *item)
 }
 
 
-/* is it a record at all? */
+/* whether it can be a record at all */
 
 static ngx_uint_t
 seal_is_sound(ngx_idempotency_item_t *item)
@@ -594,7 +596,7 @@ seal_is_marked(const ngx_idempotency_secret_t *secret,
         return 1;
     }
 
-    /* its owner has died: it has what it was claimed with */
+    /* the backing found the owner dead: the record has its claim's mark */
 
     if (kind != SEAL_DOUBT || item->status || item->response.len) {
         return 0;
@@ -690,7 +692,8 @@ seal_none(ngx_idempotency_item_t *item)
 }
 
 
-/* in its place; what is left behind after a failure may be anything */
+/* seals in place; after a failure the bytes behind the response are
+   undefined */
 
 static ngx_int_t
 seal_one(const ngx_idempotency_seal_key_t *key, ngx_idempotency_item_t *item,
@@ -740,7 +743,7 @@ seal_one(const ngx_idempotency_seal_key_t *key, ngx_idempotency_item_t *item,
 }
 
 
-/* with a key to seal by, what is plain may be anybody's */
+/* a plain response may be anybody's if there is a key to seal with */
 
 static ngx_idempotency_seal_e
 seal_open(const ngx_idempotency_secret_t *secret,
@@ -884,7 +887,7 @@ seal_cipher(const ngx_idempotency_seal_key_t *key, u_char *salt, int encrypt)
 }
 
 
-/* the counter of replays is none of it: it may be anything */
+/* the seal does not cover the counter of replays */
 
 static ngx_int_t
 seal_along(EVP_CIPHER_CTX *ctx, u_char *id, ngx_idempotency_item_t *item,

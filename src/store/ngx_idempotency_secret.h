@@ -1,8 +1,8 @@
 
 /*
- * The keys of idempotency_secret: one by which digests are made, so that their
- * thief can't try what they are of, and those by which responses are sealed
- * that leave this machine's memory.
+ * The keys of idempotency_secret: one to make digests with, so that whoever
+ * steals digests can't try out what they are of; and those that seal responses
+ * which leave this machine's memory.
  */
 
 
@@ -13,7 +13,7 @@
 #include "digest/ngx_idempotency_digest.h"
 
 
-/* of a key, in bytes; and how many there may be to seal by */
+/* the length of a key, in bytes; the most keys to seal with */
 
 #define NGX_IDEMPOTENCY_SECRET_MIN    32
 #define NGX_IDEMPOTENCY_SECRET_MAX    256
@@ -23,8 +23,8 @@
 #define NGX_IDEMPOTENCY_SEAL_ID_LEN   8
 
 
-/* what a key for each response is made by; it names the key, and tells nothing
-   of it */
+/* makes a key for each response; `id` names the key, and tells nothing about
+   it */
 
 typedef struct {
     u_char                        id[NGX_IDEMPOTENCY_SEAL_ID_LEN];
@@ -33,14 +33,14 @@ typedef struct {
 
 
 typedef struct {
-    /* NULL, or what is next to it; and a name as those of the others */
+    /* NULL, or &digest; and the name of the digest key */
     ngx_idempotency_digest_key_t  *digest_key;
     ngx_idempotency_digest_key_t   digest;
     u_char                         id[NGX_IDEMPOTENCY_SEAL_ID_LEN];
-    /* tells one digest key from another; all zero: there is none.  A store is
-       made with one, and refused by an nginx that has another */
+    /* tells digest keys apart; all zero: there is none.  A store is made with
+       one key, and refused by an nginx with another */
     u_char                         stamp[NGX_IDEMPOTENCY_STAMP_LEN];
-    /* made of the digest key, too: by this a store's records are marked */
+    /* marks a store's records; made of the digest key */
     ngx_idempotency_digest_key_t   mac;
 
     /* the first one seals, all open */
@@ -49,22 +49,20 @@ typedef struct {
 } ngx_idempotency_secret_t;
 
 
-/* the lines of a file, which are wiped.  NULL, or what is wrong with one of
-   them, and which: in words that say nothing of what stands in it */
+/* reads the lines of a file, and wipes them.  NULL, or what is wrong, and in
+   which line, in words that say nothing about its contents */
 
 char *ngx_idempotency_secret_parse(ngx_idempotency_secret_t *secret,
     u_char *data, size_t len, ngx_uint_t *line);
 
-/* one for a configuration that is to go on with what another one has */
+/* for a configuration that outlives the other one's memory */
 
 void ngx_idempotency_secret_copy(ngx_idempotency_secret_t *secret,
     const ngx_idempotency_secret_t *from);
 
-/* once it is needed no more */
-
 void ngx_idempotency_secret_wipe(void *secret);
 
-/* what a stamp is to that of before */
+/* how a stamp compares with an earlier one */
 
 typedef enum {
     NGX_IDEMPOTENCY_STAMP_SAME = 0,

@@ -1,8 +1,8 @@
 
 /*
- * What a zone counts, in shared memory with it: what became of requests, what
- * its records are, how long was waited, how its space is used.  Counters only
- * rise, over reloads, deaths of workers and zones that are made anew.
+ * What a zone counts, in shared memory with it: results of requests, records,
+ * times of waiting, use of space.  Counters only rise, over reloads, deaths of
+ * workers and zones that are made anew.
  */
 
 
@@ -14,16 +14,16 @@
 #include <ngx_core.h>
 
 
-/* what a request may come to, as observe/log.c counts: at most so many */
+/* the most results of a request that observe/log.c may count */
 
 #define NGX_IDEMPOTENCY_STATS_RESULTS  16
 
-/* the outcomes of records, and the ways in which two requests may differ */
+/* the outcomes of records, and the differences between two requests */
 
 #define NGX_IDEMPOTENCY_STATS_RECORDS  4
 #define NGX_IDEMPOTENCY_STATS_DIFFERS  4
 
-/* the bounds of a histogram, without the last, which is none */
+/* the bounds of a histogram, without the last one, infinity */
 
 #define NGX_IDEMPOTENCY_STATS_BOUNDS   13
 
@@ -33,13 +33,13 @@
 #define NGX_IDEMPOTENCY_STATS_APART    60
 
 
-/* why what stands behind a zone did not answer */
+/* why a backing did not answer */
 
 typedef enum {
     NGX_IDEMPOTENCY_ERROR_TIMEOUT = 0,
     NGX_IDEMPOTENCY_ERROR_CONNECT,
-    NGX_IDEMPOTENCY_ERROR_REFUSED,     /* it says so itself */
-    NGX_IDEMPOTENCY_ERROR_PROTOCOL,    /* its answer is not understood */
+    NGX_IDEMPOTENCY_ERROR_REFUSED,     /* the backing itself says so */
+    NGX_IDEMPOTENCY_ERROR_PROTOCOL,    /* the answer is not understood */
     NGX_IDEMPOTENCY_ERROR_FULL,
     NGX_IDEMPOTENCY_ERROR_OTHER,
     NGX_IDEMPOTENCY_ERRORS
@@ -48,7 +48,8 @@ typedef enum {
 extern const char  *ngx_idempotency_error_names[NGX_IDEMPOTENCY_ERRORS];
 
 
-/* how often it took at most so long, and in all, in milliseconds */
+/* a histogram: how often it took at most so long; and the sum, in
+   milliseconds */
 
 typedef struct {
     ngx_atomic_t                    buckets[NGX_IDEMPOTENCY_STATS_BOUNDS + 1];
@@ -59,7 +60,7 @@ extern const ngx_msec_t
     ngx_idempotency_stats_bounds[NGX_IDEMPOTENCY_STATS_BOUNDS];
 
 
-/* the pages that were in use at a moment, in seconds */
+/* the pages in use at a moment, in seconds */
 
 typedef struct {
     uint32_t                        at;
@@ -69,7 +70,7 @@ typedef struct {
 
 typedef struct {
     ngx_atomic_t                    results[NGX_IDEMPOTENCY_STATS_RESULTS];
-    /* ... of what was only looked at */
+    /* results of a dry run */
     ngx_atomic_t                    dry_run[NGX_IDEMPOTENCY_STATS_RESULTS];
     ngx_atomic_t                    differs[NGX_IDEMPOTENCY_STATS_DIFFERS];
 
@@ -79,11 +80,11 @@ typedef struct {
     ngx_atomic_t                    replayed_bytes;
     ngx_idempotency_times_t         wait;
 
-    /* of what stands behind */
+    /* of the backing */
     ngx_idempotency_times_t         latency;
     ngx_atomic_t                    errors[NGX_IDEMPOTENCY_ERRORS];
 
-    /* all below is changed with the zone's lock held */
+    /* changed with the zone's lock held only */
     uint64_t                        expired;
     uint64_t                        in_doubt;
     uint64_t                        released;
@@ -93,14 +94,14 @@ typedef struct {
 typedef struct {
     ngx_idempotency_counters_t      counters;
 
-    /* those that are there now */
+    /* the records now */
     uint64_t                        records[NGX_IDEMPOTENCY_STATS_RECORDS];
 
-    /* the zone's pages; the last warning that was given of them */
+    /* the zone's pages; the last percentage that the log was warned of */
     ngx_uint_t                      pages;
     ngx_uint_t                      warned;
 
-    /* how many moments were noted; each has its place in turn */
+    /* how many moments were ever noted, in a ring */
     ngx_uint_t                      noted;
     ngx_idempotency_moment_t        moments[NGX_IDEMPOTENCY_STATS_MOMENTS];
 } ngx_idempotency_stats_t;
@@ -115,16 +116,16 @@ typedef struct {
     size_t                          size;
     size_t                          used;
     ngx_uint_t                      evict;
-    /* the oldest record's age, if there is one */
+    /* the age of the oldest record, if there is one */
     ngx_uint_t                      empty;
     ngx_msec_t                      oldest;
-    /* by so many bytes an hour, over the last one, if that is known; it is
-       full in so many seconds, or -1 if it will not be */
+    /* growth in bytes per hour, over the last hour, if it is known; in how many
+       seconds the zone will be full, or -1 for never */
     ngx_uint_t                      known;
     int64_t                         growth;
     int64_t                         full_in;
 
-    /* NULL: nothing stands behind */
+    /* NULL: there is no backing */
     const char                     *kind;
     const char                     *sync;
     ngx_uint_t                      up;
@@ -139,13 +140,13 @@ typedef struct {
 void ngx_idempotency_stats_time(ngx_idempotency_times_t *times,
     ngx_msec_t ms);
 
-/* with the zone's lock held: notes how many pages are free, of a zone that has
-   so many; the percentage of which to warn now, or 0 */
+/* with the zone's lock held: notes how many pages are free; returns the
+   percentage to warn of now, or 0 */
 
 ngx_uint_t ngx_idempotency_stats_space(ngx_idempotency_stats_t *stats,
     ngx_uint_t pfree, ngx_msec_t now);
 
-/* ... and tells what becomes of that */
+/* with the zone's lock held: fills in growth and full_in */
 
 void ngx_idempotency_stats_trend(ngx_idempotency_stats_t *stats,
     ngx_uint_t pfree, ngx_msec_t now, ngx_idempotency_figures_t *figures);

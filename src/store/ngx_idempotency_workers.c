@@ -1,8 +1,8 @@
 
 /*
  * The table of workers, and the eventfds by which they wake each other.  The
- * eventfds are made once, in the master, so that workers of all generations
- * share them.  A worker wakes itself by a posted event.
+ * master makes the eventfds once, so that workers of all generations share
+ * them.  A worker wakes itself by a posted event.
  */
 
 
@@ -14,7 +14,8 @@
 #include "ngx_idempotency_workers.h"
 
 
-/* a sign of life while claims are owned; tokens in a mailbox */
+/* SIGN: how often an owner gives a sign of life, POLL: how often a worker
+   without an eventfd looks, in milliseconds; MAILBOX: its tokens */
 
 #define NGX_IDEMPOTENCY_WORKERS_SIGN       100
 #define NGX_IDEMPOTENCY_WORKERS_MAILBOX    128
@@ -22,7 +23,7 @@
 #define NGX_IDEMPOTENCY_WORKERS_ZONE_SIZE  (256 * 1024)
 
 
-/* what the system knows of a process */
+/* what the system says of a process */
 
 typedef enum {
     workers_running = 0,
@@ -34,13 +35,13 @@ typedef enum {
 
 typedef struct {
     ngx_pid_t                       pid;
-    /* when the process was started, as the system counts, or 0 */
+    /* the start of the process, as the system counts, or 0 */
     uint64_t                        started;
     ngx_uint_t                      epoch;
     ngx_msec_t                      seen;
     ngx_msec_t                      suspected;
 
-    /* tokens that changed, or, if they were too many, that some did */
+    /* tokens that changed; overflow: more did */
     ngx_uint_t                      overflow;
     ngx_uint_t                      n;
     uint64_t                        keys[NGX_IDEMPOTENCY_WORKERS_MAILBOX];
@@ -91,7 +92,7 @@ ngx_idempotency_workers_add_zone(ngx_conf_t *cf)
 
     static ngx_str_t  name = ngx_string("ngx_http_idempotency_workers");
 
-    /* a tag of its own: a store can't have its name */
+    /* a tag of its own, so that no store can take this name */
 
     shm_zone = ngx_shared_memory_add(cf, &name,
                                      NGX_IDEMPOTENCY_WORKERS_ZONE_SIZE,
@@ -122,7 +123,7 @@ workers_init_zone(ngx_shm_zone_t *shm_zone, void *data)
             return NGX_ERROR;
         }
 
-        /* no table's epochs are those of one before */
+        /* epochs differ from those of earlier tables */
 
         for (i = 0; i < NGX_IDEMPOTENCY_WORKERS; i++) {
             sh->slots[i].epoch = (ngx_uint_t) ngx_time() + ngx_random() % 4096;
@@ -134,7 +135,7 @@ workers_init_zone(ngx_shm_zone_t *shm_zone, void *data)
     workers_shpool = shpool;
     workers_sh = shpool->data;
 
-    /* a mark that this zone is inherited */
+    /* tells the next configuration that the zone exists */
 
     shm_zone->data = workers_sh;
 
@@ -164,7 +165,7 @@ ngx_idempotency_workers_init_module(ngx_cycle_t *cycle)
                           "idempotency: eventfd() failed, requests that wait "
                           "in some workers are not woken but poll");
 
-            /* nginx itself has more need of the last descriptors */
+            /* nginx itself needs the last descriptors more */
 
             while (workers_fds > inherited) {
                 (void) close(workers_fd[--workers_fds]);
@@ -221,7 +222,7 @@ ngx_idempotency_workers_init_process(ngx_cycle_t *cycle,
 }
 
 
-/* NGX_DECLINED: there is none at the moment */
+/* NGX_DECLINED: no slot is free now */
 
 static ngx_int_t
 workers_take_slot(ngx_cycle_t *cycle)
@@ -236,7 +237,8 @@ workers_take_slot(ngx_cycle_t *cycle)
 
         if (slot->pid == 0 || workers_dead(slot->pid)) {
 
-            /* a process that reads without the lock sees the new pid last */
+            /* processes read without the lock: they must see the new pid
+               last */
 
             slot->epoch++;
             slot->started = ngx_idempotency_process_self()->started;
@@ -272,7 +274,7 @@ workers_take_slot(ngx_cycle_t *cycle)
         return NGX_ERROR;
     }
 
-    /* a graceful end calls the handlers of connections that are idle */
+    /* at a graceful end nginx calls the handlers of idle connections */
 
     for (n = 0; n < cycle->connection_n; n++) {
         if (cycle->connections[n].fd == workers_fd[i]) {
@@ -301,7 +303,7 @@ ngx_idempotency_workers_exit_process(ngx_cycle_t *cycle)
         ngx_delete_posted_event(&workers_own);
     }
 
-    /* and so nothing is this worker's any more */
+    /* from now on nothing belongs to this worker */
 
     workers_self.pid = 0;
     workers_self.slot = NGX_IDEMPOTENCY_NO_WORKER;
@@ -382,11 +384,10 @@ ngx_idempotency_workers_others(ngx_idempotency_workers_t *set,
 
 
 /*
- * An owner whose process has ended is dead.  One without a sign of life may
- * only be busy: if the system says so, it keeps its claims.  One that was
- * stopped, or of which the system knows nothing, has its lease.  A silence
- * counts only if it goes on after it was noticed, as all processes may have
- * been stopped together.
+ * An owner whose process has ended is dead.  One without a sign of life may be
+ * busy: if the system says so, it keeps its claims.  If it is stopped, or the
+ * system knows nothing, it has its lease.  A silence counts only from when it
+ * was noticed, as all processes may have been stopped together.
  */
 
 ngx_uint_t
@@ -413,7 +414,7 @@ ngx_idempotency_worker_alive(ngx_idempotency_worker_t *worker,
         return 0;
     }
 
-    /* the first sign follows the claim by a moment */
+    /* the first sign comes a moment after the claim */
 
     seen = slot->seen;
 
@@ -429,7 +430,7 @@ ngx_idempotency_worker_alive(ngx_idempotency_worker_t *worker,
 
     case workers_running:
 
-        /* that others have seen it is as good as a sign of its own */
+        /* a running process is as good as a sign of life */
 
         slot->seen = now;
         return 1;
@@ -447,7 +448,7 @@ ngx_idempotency_worker_alive(ngx_idempotency_worker_t *worker,
 }
 
 
-/* it has the pid; but another process may have it by now */
+/* looks at the process with that pid, which may be a later one */
 
 static ngx_uint_t
 workers_look(ngx_pid_t pid, uint64_t started)
@@ -468,8 +469,8 @@ workers_look(ngx_pid_t pid, uint64_t started)
 
 
 /*
- * Linux: "pid (name) state ...", and the 22nd field is when it was started.
- * The name may have spaces and parentheses in it.
+ * Linux: "pid (name) state ...", and the 22nd field is the start.  The name may
+ * contain spaces and parentheses.
  */
 
 static ngx_int_t
@@ -519,7 +520,7 @@ workers_stat(ngx_pid_t pid, u_char *state, uint64_t *started)
 }
 
 
-/* looked up once in each process */
+/* found out once in each process */
 
 ngx_idempotency_process_t *
 ngx_idempotency_process_self(void)
@@ -569,7 +570,7 @@ ngx_idempotency_worker_owns(ngx_int_t more, ngx_msec_t now)
 
     if (workers_self.slot == NGX_IDEMPOTENCY_NO_WORKER) {
 
-        /* perhaps another one has gone since: for the claims to come */
+        /* perhaps a slot is free by now: for the claims to come */
 
         if (workers_owned == 0) {
             (void) workers_take_slot((ngx_cycle_t *) ngx_cycle);
@@ -631,7 +632,7 @@ ngx_idempotency_workers_wake_all(void)
 }
 
 
-/* a token has changed, or, NULL, some have */
+/* a token has changed; NULL: some have */
 
 static void
 workers_tell(ngx_uint_t i, uint64_t *key)
@@ -662,7 +663,7 @@ workers_notify(ngx_uint_t slot)
 
     if (slot == workers_self.slot) {
 
-        /* in the next round, as a handler that is woken may wake again */
+        /* in the next turn, as a woken handler may wake others again */
 
         ngx_post_event(&workers_own, &ngx_posted_next_events);
         return;
@@ -674,7 +675,7 @@ workers_notify(ngx_uint_t slot)
 
     one = 1;
 
-    /* fails only if it is full of notifications already */
+    /* EAGAIN: the eventfd is full of notifications already */
 
     if (write(workers_fd[slot], &one, sizeof(one)) == -1
         && ngx_errno != NGX_EAGAIN)
@@ -720,7 +721,7 @@ workers_own_handler(ngx_event_t *ev)
 }
 
 
-/* a worker without an eventfd polls: anything may have changed */
+/* a worker without an eventfd polls: any token may have changed */
 
 static void
 workers_poll_handler(ngx_event_t *ev)

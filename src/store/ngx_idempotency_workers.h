@@ -19,7 +19,8 @@
 #define NGX_IDEMPOTENCY_NO_WORKER  255
 
 
-/* a process; the epoch tells it from others that had its pid or its slot */
+/* a worker with a slot; the epoch tells it from earlier holders of its pid or
+   slot */
 
 typedef struct {
     int32_t                         pid;
@@ -28,7 +29,7 @@ typedef struct {
 } ngx_idempotency_worker_t;
 
 
-/* ... whether it has a slot or not: its start tells it from others */
+/* any process; its start tells it from others with its pid */
 
 typedef struct {
     ngx_pid_t                       pid;
@@ -39,15 +40,15 @@ typedef struct {
     ((one)->pid == (two)->pid && (one)->started == (two)->started)
 
 
-/* a bit for each slot */
+/* a set of workers: a bit for each slot */
 
 typedef struct {
     uint64_t                        bits[NGX_IDEMPOTENCY_WORKERS / 64];
 } ngx_idempotency_workers_t;
 
 
-/* a token changed: its first bytes, or NULL: some did; and a graceful shutdown
-   begins */
+/* a token changed: its first bytes, NULL: some tokens did; and a graceful
+   shutdown begins */
 
 typedef void (*ngx_idempotency_woken_pt)(uint64_t *key);
 typedef void (*ngx_idempotency_quit_pt)(void);
@@ -66,12 +67,12 @@ void ngx_idempotency_workers_exit_process(ngx_cycle_t *cycle);
 
 ngx_idempotency_worker_t ngx_idempotency_worker_self(void);
 
-/* all that have a slot */
+/* sets the bits of all that have a slot */
 
 void ngx_idempotency_workers_all(ngx_idempotency_workers_t *set);
 
-/* this worker is a member of the set from now on, or is none; and whether
-   another member lives, or one with a lower slot than this one's */
+/* adds this worker to the set, or removes it; and whether another member lives,
+   of all, or of those in lower slots */
 
 void ngx_idempotency_workers_member(ngx_idempotency_workers_t *set,
     ngx_uint_t member);
@@ -80,12 +81,12 @@ ngx_uint_t ngx_idempotency_workers_others(ngx_idempotency_workers_t *set,
 
 ngx_idempotency_process_t *ngx_idempotency_process_self(void);
 
-/* it has ended; one that is stopped has not */
+/* whether a process has ended (a stopped one has not), or is stopped */
 
 ngx_uint_t ngx_idempotency_process_gone(ngx_idempotency_process_t *process);
 ngx_uint_t ngx_idempotency_process_stopped(ngx_idempotency_process_t *process);
 
-/* whether an owner still works on what it claimed */
+/* whether an owner still works on its claim */
 
 ngx_uint_t ngx_idempotency_worker_alive(ngx_idempotency_worker_t *worker,
     ngx_msec_t claimed, ngx_msec_t lease, ngx_msec_t now);
@@ -97,7 +98,7 @@ void ngx_idempotency_worker_owns(ngx_int_t more, ngx_msec_t now);
 void ngx_idempotency_workers_wake(ngx_idempotency_workers_t *set,
     uint64_t key);
 
-/* ... all requests that wait, in all workers */
+/* wakes all waiting requests in all workers */
 
 void ngx_idempotency_workers_wake_all(void);
 

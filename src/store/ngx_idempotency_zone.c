@@ -1,7 +1,7 @@
 
 /*
- * The life of a zone: made empty at start, kept across reloads, and refused
- * to all once a process died in the middle of a change.  A timer frees expired
+ * The life of a zone: made empty at start, kept over reloads, and refused to
+ * all after a process died in the middle of a change.  A timer frees expired
  * records.
  *
  * And the figures of a zone: how long operations took, how its space is used,
@@ -12,28 +12,29 @@
 #include "ngx_idempotency_shm.h"
 
 
-/* what is over is freed by a timer, in milliseconds: while there is more, while
-   there is some, and else */
+/* the timer that frees expired records comes again after so many milliseconds:
+   while there are more, while there were some, and else */
 
 #define NGX_IDEMPOTENCY_EXPIRE_MORE  1
 #define NGX_IDEMPOTENCY_EXPIRE_SOME  20
 #define NGX_IDEMPOTENCY_EXPIRE_IDLE  1000
 
 
-/* of all zones of this worker */
+/* one timer for all zones of this worker */
 
 static ngx_event_t       shm_expire_event;
 static ngx_connection_t  shm_expire_dumb;
 
 
-/* before the figures expired records are freed: so many while the lock is held
-   once, and so often; what is left then is counted as if it were not expired */
+/* before the figures are taken, expired records are freed, so many while the
+   lock is held once, and so many times; those left then still count */
 
 #define NGX_IDEMPOTENCY_FIGURES_FREE   64
 #define NGX_IDEMPOTENCY_FIGURES_TIMES  16
 
 
-/* of how much of a zone in use is warned, once; and from where on once more */
+/* the log is warned once when so much of a zone is in use, and again only after
+   its use fell below the second value */
 
 typedef struct {
     ngx_uint_t  percent;
@@ -107,7 +108,7 @@ ngx_idempotency_shm_zone_add(ngx_conf_t *cf, ngx_idempotency_store_t *store,
         return NGX_ERROR;
     }
 
-    /* workers are known for as long as there is a zone that names them */
+    /* a zone names workers: their table lives as long */
 
     if (ngx_idempotency_workers_add_zone(cf) != NGX_OK) {
         return NGX_ERROR;
@@ -194,7 +195,7 @@ ngx_idempotency_shm_init(ngx_shm_zone_t *shm_zone, void *data)
         return NGX_ERROR;
     }
 
-    /* memory alone forgets at a restart: its fences rise all the same */
+    /* the memory forgets at a restart, but fences still rise */
 
     return shm_zone_create(shm, shpool, shm->tier
                                         ? shm->tier->fence
@@ -203,7 +204,7 @@ ngx_idempotency_shm_init(ngx_shm_zone_t *shm_zone, void *data)
 
 
 /*
- * What a reload can't change.  By another key no request would find the token
+ * What a reload can't change: with another key no request would find the token
  * that it is bound to; and a zone in use keeps its backing.
  */
 
@@ -269,7 +270,7 @@ shm_zone_create(ngx_idempotency_shm_t *shm, ngx_slab_pool_t *shpool,
         return NGX_ERROR;
     }
 
-    /* a process that dies in the middle of this leaves a torn zone, too */
+    /* a process that dies in here leaves a torn zone, too */
 
     sh->inside = ngx_pid;
 
@@ -300,7 +301,7 @@ shm_zone_create(ngx_idempotency_shm_t *shm, ngx_slab_pool_t *shpool,
     ngx_sprintf(shpool->log_ctx, " in idempotency zone \"%V\"%Z",
                 &shm->store->name);
 
-    /* the operation that finds the zone full logs it */
+    /* the operation that finds the zone full logs that */
 
     shpool->log_nomem = 0;
     shpool->data = sh;
@@ -313,8 +314,8 @@ shm_zone_create(ngx_idempotency_shm_t *shm, ngx_slab_pool_t *shpool,
 
 
 /*
- * A zone that a reload leaves out stays all the same, while old workers may
- * execute what they claimed in it: the next reload may bring it back.
+ * Keeps a zone that the new configuration does not name: old workers may
+ * execute claims in it, and the next reload may name it again.
  */
 
 ngx_int_t
@@ -359,7 +360,8 @@ shm_zone_keep(ngx_conf_t *cf, ngx_shm_zone_t *zone)
     *store = *old->store;
     store->engine = NULL;
 
-    /* name and keys are in the memory of a configuration that is to go */
+    /* the name and the keys are in the old configuration's memory, which
+       goes */
 
     ngx_idempotency_secret_copy(cln->data, old->store->secret);
     cln->handler = ngx_idempotency_secret_wipe;
@@ -414,8 +416,8 @@ shm_zone_named(volatile ngx_cycle_t *cycle, ngx_str_t *name)
 
 
 /*
- * The workers of the running configuration use what that names; those of
- * others, which are on their way out, perhaps what it does not.
+ * Workers of the running configuration use the zones that it names.  Old
+ * workers, which are on their way out, may use others.
  */
 
 static ngx_uint_t
@@ -440,9 +442,10 @@ shm_zone_used(ngx_idempotency_shm_t *shm)
 
 
 /*
- * nginx unlocks what a dead process held locked, but not what it left half
- * changed.  Such a zone is refused to all until a reload, which is somebody's
- * decision: its workers make it anew, and what it knew is forgotten.
+ * nginx unlocks a lock of a dead process, but can't repair what the process
+ * left half changed.  Such a zone is torn, and refused until a reload, which is
+ * an operator's decision: the new workers make it anew, and its records are
+ * forgotten.
  */
 
 ngx_int_t
@@ -500,7 +503,7 @@ ngx_idempotency_shm_unlock(ngx_idempotency_shm_t *shm)
 
     ngx_shmtx_unlock(&shm->shpool->mutex);
 
-    /* a zone in front of a backing may be full: it has copies, which may go */
+    /* a zone with a backing may be full: of copies, which may be evicted */
 
     if (shm->full && shm->tier == NULL) {
         ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0,
@@ -526,7 +529,7 @@ ngx_idempotency_shm_unlock(ngx_idempotency_shm_t *shm)
 }
 
 
-/* a new worker: it may be the successor of one that died */
+/* a new worker may be the successor of one that died */
 
 ngx_int_t
 ngx_idempotency_shm_init_process(ngx_cycle_t *cycle)
@@ -557,7 +560,7 @@ ngx_idempotency_shm_init_process(ngx_cycle_t *cycle)
         ngx_idempotency_shm_sweep(shm, ngx_current_msec);
     }
 
-    /* nginx's debug log names a timer by the connection that it belongs to */
+    /* nginx's debug log names a timer by its connection's descriptor */
 
     shm_expire_dumb.fd = (ngx_socket_t) -1;
 
@@ -589,7 +592,8 @@ shm_zone_quit(void)
 }
 
 
-/* what this worker still owns is in doubt now, and requests that wait know */
+/* claims that this worker still owns are put in doubt, and waiting requests
+   woken */
 
 void
 ngx_idempotency_shm_exit_process(ngx_cycle_t *cycle)
@@ -619,8 +623,6 @@ ngx_idempotency_shm_exit_process(ngx_cycle_t *cycle)
         ngx_idempotency_tier_flush(shm);
     }
 
-    /* some zones may share a backing */
-
     while ((zone = shm_zone_next(cycle, &part, &i)) != NULL) {
         ngx_idempotency_tier_exit_process(zone->data);
     }
@@ -648,8 +650,9 @@ shm_expire_handler(ngx_event_t *ev)
 
 
 /*
- * Frees expired records, in any worker, once in a millisecond: all workers
- * together must not keep the lock from claims.  Returns when to call it again.
+ * Frees expired records, in any worker, at most once in a millisecond: all
+ * workers together must not keep claims from the lock.  Returns when to call it
+ * again.
  */
 
 ngx_msec_t
@@ -695,7 +698,7 @@ shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log)
     pid = sh->inside;
 
     if (pid) {
-        /* torn, which no process has noticed yet */
+        /* torn, and no process has noticed yet */
         sh->inside = 0;
         sh->poisoned = sh->generation + 1;
     }
@@ -703,9 +706,9 @@ shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log)
     if (sh->poisoned && shm->generation >= sh->poisoned) {
 
         /*
-         * The first allocation of an empty pool is always at the same place,
-         * so processes of all generations go on finding the zone there; their
-         * claims are gone from it, and their fences lie below the new ones.
+         * The first allocation of an empty pool is always at the same place: so
+         * processes of all generations still find the zone there.  Their claims
+         * are gone from it, and their fences lie below the new ones.
          */
 
         anew = 1;
@@ -739,8 +742,8 @@ shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log)
 
     /*
      * A process that is killed while it waits for the mutex may take along the
-     * count of another one, which would sleep on.  A wake-up too many costs
-     * one look at the lock.
+     * wake-up of another one, which would sleep on.  One wake-up too many costs
+     * only a look at the lock.
      */
 
     if (shm->shpool->mutex.semaphore) {
@@ -764,8 +767,7 @@ shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log)
 }
 
 
-/* the zones of a cycle, one after the other; `part` is NULL at first, and at
-   the end again */
+/* the next zone of a cycle; `part` is NULL at first, and again at the end */
 
 static ngx_shm_zone_t *
 shm_zone_next(volatile ngx_cycle_t *cycle, ngx_list_part_t **part,
@@ -855,7 +857,7 @@ figures_locked(ngx_idempotency_shm_t *shm, ngx_msec_t now,
 
     ngx_idempotency_stats_trend(stats, pfree, now, figures);
 
-    /* all records but copies are in order in their windows */
+    /* in all windows but the copies' the oldest record is the first */
 
     figures->empty = 1;
 
@@ -914,7 +916,7 @@ ngx_idempotency_stats_time(ngx_idempotency_times_t *times, ngx_msec_t ms)
 }
 
 
-/* called with each claim, as but for claims little changes */
+/* called with each claim, as little changes without claims */
 
 ngx_uint_t
 ngx_idempotency_stats_space(ngx_idempotency_stats_t *stats, ngx_uint_t pfree,
@@ -964,7 +966,7 @@ stats_note(ngx_idempotency_stats_t *stats, ngx_uint_t used, uint32_t at)
 
         if (since > 2 * NGX_IDEMPOTENCY_STATS_APART) {
 
-            /* what is new since came before the silence, not with its end */
+            /* a growth since then came before the silence, not at its end */
 
             since = moment->at + NGX_IDEMPOTENCY_STATS_APART;
 
@@ -987,7 +989,7 @@ stats_moment(ngx_idempotency_stats_t *stats, ngx_uint_t n)
 }
 
 
-/* by what has changed within the last hour, if it is at least a minute */
+/* the trend of the last hour, if at least a minute is known */
 
 void
 ngx_idempotency_stats_trend(ngx_idempotency_stats_t *stats, ngx_uint_t pfree,
@@ -1015,7 +1017,7 @@ ngx_idempotency_stats_trend(ngx_idempotency_stats_t *stats, ngx_uint_t pfree,
     for (n = first + 1; n < stats->noted; n++) {
         next = stats_moment(stats, n);
 
-        /* the last one that is an hour old tells how it was an hour ago */
+        /* the last moment that is an hour old */
 
         if ((int32_t) (at - next->at) < 3600) {
             break;
