@@ -9,9 +9,9 @@
 
 
 /*
- * The low-level calls of libcrypto: they need no allocation, so the running
- * state lives in the request's own memory, and a short digest costs a sixth
- * of what it costs through EVP.
+ * The low-level functions of libcrypto need no allocation: the running state
+ * is in the caller's memory, and a short digest costs a sixth of what it costs
+ * through EVP.
  */
 
 #ifndef OPENSSL_SUPPRESS_DEPRECATED
@@ -22,17 +22,15 @@
 #include <openssl/sha.h>
 
 
-/*
- * nginx before 1.21.2 has read OpenSSL's headers by now without asking them not
- * to call SHA256_Init() and the like deprecated, as those of OpenSSL 3 do.
- */
+/* Before 1.21.2 nginx includes the headers of OpenSSL 3 without the macro that
+   keeps them from calling SHA256_Init() and the like deprecated. */
 
 #if (nginx_version < 1021002 && defined __GNUC__)
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 #endif
 
 
-/* the header's room for a state of libcrypto must be large enough */
+/* the opaque state in the header must have room for libcrypto's */
 
 typedef char  ngx_idempotency_digest_fits_t[
     (sizeof(SHA256_CTX) <= NGX_IDEMPOTENCY_DIGEST_SHA * sizeof(uint64_t)
@@ -110,7 +108,7 @@ ngx_idempotency_digest_begin(ngx_idempotency_digest_t *d,
 }
 
 
-/* tokens have version 0, which is a 1 in the encoding */
+/* the version is encoded plus one: that of tokens, 0, as 1 */
 
 void
 ngx_idempotency_digest_init(ngx_idempotency_digest_t *d,
@@ -182,10 +180,10 @@ ngx_idempotency_digest_final(ngx_idempotency_digest_t *d, u_char *out)
 
 
 /*
- * The media type as a part of the digest.  The letter case of the type and of
- * the parameters' names doesn't count, nor does white space around them.  The
+ * The media type as a part of the digest.  Letter case of the type and of
+ * parameters' names doesn't count, nor does white space around them.  The
  * request's charset doesn't count, as servers ignore it.  A part's charset
- * counts: some servers decode the part's value by it.
+ * counts, as some servers decode the part's value by it.
  */
 
 void
@@ -250,7 +248,7 @@ digest_lower(ngx_idempotency_digest_t *d, ngx_str_t *s)
     ngx_str_t  lower;
 
     if (s->len > sizeof(buf)) {
-        /* no registered name is as long: it is digested as it is written */
+        /* no registered name is so long: it is digested as it is written */
         ngx_idempotency_digest_field(d, s);
         return;
     }
@@ -264,7 +262,7 @@ digest_lower(ngx_idempotency_digest_t *d, ngx_str_t *s)
 }
 
 
-/* ends at the next semicolon outside of a quoted string */
+/* a parameter ends at the next semicolon outside of a quoted string */
 
 static ngx_str_t
 next_part(ngx_str_t *rest)
@@ -296,7 +294,7 @@ next_part(ngx_str_t *rest)
 }
 
 
-/* without white space around */
+/* the text without white space around it */
 
 ngx_str_t
 ngx_idempotency_trim(u_char *start, u_char *end)

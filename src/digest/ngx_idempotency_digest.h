@@ -1,8 +1,8 @@
 
 /*
- * Digests: bytes in, SHA-256 out, or HMAC-SHA-256 where there is a key, over a
- * versioned and length-prefixed encoding that is equal on every machine.  Pure:
- * knows no requests, reads no clock, allocates nothing.
+ * Digests: SHA-256 of bytes, or HMAC-SHA-256 where there is a key, over a
+ * versioned and length-prefixed encoding that is equal on every machine.  No
+ * HTTP requests, no clock, no allocation.
  */
 
 
@@ -16,21 +16,19 @@
 
 #define NGX_IDEMPOTENCY_DIGEST_LEN  32
 
-/*
- * The encoding of what requests are compared by has a version, the built-in
- * list of cookies included.  There is one as long as nothing is released.
- */
+/* The version of all encodings that requests are compared by, and of the
+   built-in list of cookies.  It stays 1 until the first release. */
 
 #define NGX_IDEMPOTENCY_FINGERPRINT_VERSION  1
 #define NGX_IDEMPOTENCY_FINGERPRINT_OLDEST   NGX_IDEMPOTENCY_FINGERPRINT_VERSION
 
-/* the rest never changes, a key's token above all */
+/* versions of all other encodings, tokens above all: they never change */
 
 #define NGX_IDEMPOTENCY_DIGEST_TOKEN_VERSION  0
 #define NGX_IDEMPOTENCY_DIGEST_OTHER_VERSION  1
 
 
-/* what is digested; two kinds never give the same digest */
+/* kinds of digested content; two kinds never give the same digest */
 
 #define NGX_IDEMPOTENCY_DIGEST_TOKEN        'T'
 #define NGX_IDEMPOTENCY_DIGEST_FINGERPRINT  'F'
@@ -44,12 +42,15 @@
 #define NGX_IDEMPOTENCY_DIGEST_STAMP        'K'
 
 
-/* room for libcrypto's running states, which digest.c alone knows */
+/* room for libcrypto's running state, which only digest.c knows */
 
 #define NGX_IDEMPOTENCY_DIGEST_SHA          14
 
-/* what HMAC begins with inside and outside, so that a digest with a key costs
-   one block more than one without; it is as secret as the key */
+/*
+ * The HMAC states behind the inner and the outer key block: with these a
+ * digest with a key costs one block more than one without.  They are as secret
+ * as the key.
+ */
 
 typedef struct {
     uint64_t                             inner[NGX_IDEMPOTENCY_DIGEST_SHA];
@@ -65,8 +66,8 @@ typedef struct {
 void ngx_idempotency_digest_key(ngx_idempotency_digest_key_t *key,
     u_char *data, size_t len);
 
-/* SHA-256 or, with a key, HMAC-SHA-256: of nothing yet, or of the encoding of
-   a kind */
+/* init: SHA-256 or, with a key, HMAC-SHA-256, behind the header of a kind;
+   begin: the same without the header */
 
 void ngx_idempotency_digest_begin(ngx_idempotency_digest_t *d,
     const ngx_idempotency_digest_key_t *key);
@@ -77,17 +78,15 @@ void ngx_idempotency_digest_bytes(ngx_idempotency_digest_t *d, u_char *data,
 void ngx_idempotency_digest_field(ngx_idempotency_digest_t *d, ngx_str_t *s);
 void ngx_idempotency_digest_final(ngx_idempotency_digest_t *d, u_char *out);
 
-/*
- * Without this parameter, which has told how to read the body.  NULL is for the
- * type of a part: its charset counts, unless it is UTF-8.
- */
+/* parameter: the one that has told how to read the body, and doesn't count.
+   NULL: the type is a part's, whose charset counts unless it is UTF-8. */
 
 void ngx_idempotency_digest_type(ngx_idempotency_digest_t *d,
     ngx_str_t *content_type, char *parameter);
 
 ngx_str_t ngx_idempotency_trim(u_char *start, u_char *end);
 
-/* capital and small letters are the same */
+/* without regard to letter case */
 
 static ngx_inline ngx_uint_t
 ngx_idempotency_begins(ngx_str_t *s, char *text)

@@ -1,7 +1,7 @@
 
 /*
- * For the files of digest/ alone: the buffer before the digest, the order of
- * names, folded white space, names that are left out, fields that are wanted.
+ * For the files of digest/ alone: the buffer in front of a digest, the order
+ * of names, folded white space, ignored names, wanted fields.
  */
 
 
@@ -12,7 +12,7 @@
 #include "ngx_idempotency_kinds.h"
 
 
-/* collects short pieces, as a digest is fast in long ones only */
+/* collects short pieces: a digest is fast with long ones only */
 
 typedef struct {
     u_char                    *pos;
@@ -21,15 +21,13 @@ typedef struct {
 } ngx_idempotency_sink_t;
 
 
-/* so many bytes can be read at the place of a name, however short it is */
+/* so many bytes at the place of a name can be read, even if it is shorter */
 
 #define NGX_IDEMPOTENCY_NAME_PREFIX  4
 
 
-/*
- * A name to be sorted: its first 4 bytes, with small letters, its place in an
- * encoding, and the index of what it names.
- */
+/* A name to be sorted: its first 4 bytes in small letters, its place in an
+   encoding, and the index of the field, part or member that it names. */
 
 typedef struct {
     uint32_t                   prefix;
@@ -39,7 +37,7 @@ typedef struct {
 } ngx_idempotency_name_t;
 
 
-/* white space that began in one piece may end in another */
+/* white space may begin in one piece of the body and end in another */
 
 typedef struct {
     u_char                     held[3];
@@ -58,7 +56,7 @@ typedef struct {
 #define NGX_IDEMPOTENCY_HIGH_BITS  0x8080808080808080ULL
 
 
-/* the path of a name that is left out: one token, or those of a JSON pointer */
+/* the path of an ignored name: one token, or the tokens of a JSON pointer */
 
 typedef struct {
     ngx_uint_t                 ntokens;
@@ -128,10 +126,8 @@ ngx_idempotency_name_set(ngx_idempotency_name_t *name, u_char *base,
         prefix &= ~(0xffffffff >> (8 * len));
     }
 
-    /*
-     * A byte is one of "A" to "Z" if the first sum sets its high bit and the
-     * second one doesn't.
-     */
+    /* A byte is one of "A" to "Z" if the first sum sets its high bit and the
+       second one doesn't. */
 
     ascii = prefix & ~(uint32_t) NGX_IDEMPOTENCY_HIGH_BITS;
     capital = (ascii + (uint32_t) NGX_IDEMPOTENCY_EACH_BYTE * (0x80 - 'A'))
@@ -145,7 +141,7 @@ ngx_idempotency_name_set(ngx_idempotency_name_t *name, u_char *base,
 }
 
 
-/* fields that are looked for */
+/* wanted fields */
 
 void ngx_idempotency_field_name(ngx_idempotency_fields_t *f, u_char *data,
     size_t len);
@@ -156,7 +152,7 @@ ngx_int_t ngx_idempotency_field_decode(ngx_idempotency_fields_t *f);
 void ngx_idempotency_field_end(ngx_idempotency_fields_t *f, ngx_uint_t state);
 
 
-/* the letter of a variable's name that stands for this byte of a field's */
+/* a byte of a field's name, as variables' names have it */
 
 static ngx_inline u_char
 ngx_idempotency_field_class(u_char c)

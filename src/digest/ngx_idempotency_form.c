@@ -1,12 +1,13 @@
 
 /*
- * application/x-www-form-urlencoded: fields decoded and sorted by the groups
- * of their names.  A percent sign without two hexadecimal digits is malformed.
+ * application/x-www-form-urlencoded: fields are decoded, and sorted by the
+ * groups of their names.  A percent sign without two hexadecimal digits is
+ * malformed.
  *
  * Express takes "[a]" for "a": a body with such a name keeps the order of its
  * fields.
  *
- * Fields that are wanted come in pieces of any size.  There a malformed percent
+ * Wanted fields are read in pieces of any size.  There a malformed percent
  * sign spoils its own field only.
  */
 
@@ -14,7 +15,7 @@
 #include "ngx_idempotency_encode.h"
 
 
-#define NGX_IDEMPOTENCY_FORM_INLINE  32    /* that need no memory */
+#define NGX_IDEMPOTENCY_FORM_INLINE  32    /* fields without allocation */
 
 typedef enum {
     form_escape = 1,
@@ -99,10 +100,8 @@ form_whole(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
     ngx_int_t                rc;
     ngx_idempotency_name_t   names[NGX_IDEMPOTENCY_FORM_INLINE * 3 / 2];
 
-    /*
-     * A field without an equals sign gets longer by one byte, and a long name
-     * or value by the bytes of its length.
-     */
+    /* A field without an equals sign gets longer by one byte, and a long name
+       or value by the bytes of its length. */
 
     f.out = ngx_palloc(pool, len + ngx_min(len, NGX_IDEMPOTENCY_FORM_FIELDS)
                              + len / 64 + 16);
@@ -250,7 +249,7 @@ form_add(form_t *f, ngx_str_t *name)
 }
 
 
-/* is called once: makes room for as many fields as the body can have */
+/* called once: makes room for as many fields as the body can have */
 
 static ngx_int_t
 form_grow(form_t *f)
@@ -319,7 +318,7 @@ form_write(form_t *f, ngx_idempotency_digest_t *d)
 }
 
 
-/* decodes up to this end, or to an ampersand; NULL: malformed */
+/* decodes up to `last`, or to an ampersand; NULL: malformed */
 
 static u_char *
 form_unescape(u_char *p, u_char *last, u_char end, u_char **to)

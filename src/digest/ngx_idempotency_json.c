@@ -2,27 +2,27 @@
 /*
  * JSON: its encoding for the digest, and its fields.
  *
- * A document is read once, and encoded on the way, into memory.  The encoding
- * is a list of pieces: an object whose members are not in order has its pieces
- * linked anew, and its bytes stay where they are.  Only between the elements of
- * an array at the top nothing can move any more: there it is digested.  Where
- * the rest turns out not to be valid, the digest is what it was before.
+ * A document is read once, and encoded meanwhile into memory.  The encoding is
+ * a list of pieces: sorting an object's members relinks their pieces, and
+ * moves no bytes.  Only the elements of an array at the top keep their places:
+ * between them the encoding is digested.  If the rest of such a document turns
+ * out to be invalid, the digest returns to its state before.
  *
- * Readers differ in which of two members counts whose names are the same, or
- * the same but for letter case.  A valid document has no two such members, not
- * even where they are left out.  Sorted names make them neighbours.
+ * Of two members whose names are the same, or differ in letter case only, some
+ * readers take the first and some the last.  So such a document is not valid
+ * here, even where they are ignored.  Sorting makes them neighbours.
  *
  * Fields are the members of the object at the top.  They are found in pieces
- * of the body, of any size.  Deeper values are passed over: only strings and
+ * of the body, of any size.  Deeper values are skipped: only strings and
  * brackets count there, so that an error there hides no field.  An error
- * between the members makes what follows unreadable.
+ * between the members makes the rest unreadable.
  */
 
 
 #include "ngx_idempotency_encode.h"
 
 
-/* so many bytes of folded names may be compared */
+/* so many bytes of folded names are compared */
 
 #define NGX_IDEMPOTENCY_JSON_FOLDED    65536
 
@@ -32,10 +32,8 @@
 #define NGX_IDEMPOTENCY_JSON_NAMES     64
 #define NGX_IDEMPOTENCY_JSON_OUT       4096
 
-/*
- * An array at the top is digested in parts of this size: memory that is still
- * in the processor's caches is used again
- */
+/* An array at the top is digested in parts of this size, so that memory in the
+   processor's caches is used again. */
 
 #define NGX_IDEMPOTENCY_JSON_FLUSH     16384
 
@@ -43,7 +41,7 @@
 
 #define NGX_IDEMPOTENCY_JSON_IGNORED   0x80000000
 
-/* copies of 8 bytes may write so far beyond the end of the encoding */
+/* copies of 8 bytes may write so far behind the end of the encoding */
 
 #define NGX_IDEMPOTENCY_JSON_SLACK     64
 
@@ -52,25 +50,25 @@
 #define NGX_IDEMPOTENCY_JSON_EXPONENT  18
 
 
-/* a piece of the encoding ends where the next one in the array begins */
+/* a piece of the encoding; it ends where the next one in the array begins */
 
 typedef struct {
-    uint32_t                 start;    /* its place in the encoding */
-    uint32_t                 next;     /* in the order of the digest */
+    uint32_t                 start;    /* place in the encoding */
+    uint32_t                 next;     /* next one in the digest */
     uint32_t                 last;     /* piece of the member that begins
                                           here */
 } json_piece_t;
 
 
-/* an array or object whose closing bracket has not been read */
+/* an array or object that is still open */
 
 typedef struct {
     u_char                   type;     /* its bracket; 0: the document */
     u_char                   ignored;
-    u_char                   left_out; /* some member is */
-    uint32_t                 start;    /* a place */
-    uint32_t                 npieces;  /* before its first member */
-    uint32_t                 member;   /* the first piece of the last one */
+    u_char                   left_out; /* some member is ignored */
+    uint32_t                 start;    /* place in the encoding */
+    uint32_t                 npieces;  /* pieces before its members */
+    uint32_t                 member;   /* first piece of its last member */
     uint32_t                 n;        /* names; of an array: elements, as
                                           far as paths need their numbers */
     uint32_t                 ignore;   /* the first path that leads here, */
@@ -85,7 +83,7 @@ typedef struct {
     u_char                  *data;
     u_char                  *end;
 
-    /* the encoding; there is room for that of any document of this size */
+    /* the encoding; it has room for the longest one of this body */
     u_char                  *out;
     u_char                  *pos;
 
@@ -93,17 +91,17 @@ typedef struct {
     uint32_t                 npieces;
     uint32_t                 pieces_size;
 
-    /* the names of all open members; an object that ends drops its own */
+    /* the names of all open objects' members; a closed object drops its own */
     ngx_idempotency_name_t  *names;
     uint32_t                 nnames;
     uint32_t                 names_size;
 
-    /* the string that was read last */
-    uint32_t                 string;   /* a place */
+    /* the last string that was read */
+    uint32_t                 string;   /* place in the encoding */
     uint32_t                 len;
     ngx_uint_t               not_ascii;
 
-    /* the next value: is it left out, and which paths lead to it? */
+    /* is the next value ignored, and which paths lead to it? */
     uint32_t                 ignore;
     uint32_t                 nignore;
     ngx_uint_t               ignored;
@@ -114,7 +112,7 @@ typedef struct {
     ngx_uint_t               nvalues;
     size_t                   room;     /* for folded names */
 
-    json_frame_t            *frame;    /* the innermost one */
+    json_frame_t            *frame;    /* innermost open one */
     json_frame_t             frames[1 + NGX_IDEMPOTENCY_JSON_DEPTH];
     json_piece_t             own_pieces[NGX_IDEMPOTENCY_JSON_PIECES];
     ngx_idempotency_name_t   own_names[NGX_IDEMPOTENCY_JSON_NAMES];
@@ -131,7 +129,7 @@ typedef enum {
     find_behind,
     find_end,
 
-    find_root,             /* a number or a literal */
+    find_root,             /* number or literal */
     find_value,
     find_scalar,
     find_name,
@@ -181,7 +179,7 @@ static void find_text_end(ngx_idempotency_fields_t *f);
 static u_char *find_skip(ngx_idempotency_fields_t *f, u_char *p, u_char *last);
 
 
-/* what a letter behind a backslash stands for; 0: it must not stand there */
+/* the meaning of a letter behind a backslash; 0: not allowed */
 
 static const u_char  json_escaped[256] = {
     ['"'] = '"', ['\\'] = '\\', ['/'] = '/', ['b'] = '\b', ['f'] = '\f',
@@ -189,7 +187,7 @@ static const u_char  json_escaped[256] = {
 };
 
 
-/* the two bytes that are expected in a state, and the states behind them */
+/* the two bytes that a state expects, and the states behind them */
 
 static const struct {
     u_char                   c[2];
@@ -204,10 +202,8 @@ static const struct {
 };
 
 
-/*
- * The number of a new piece, or 0: no memory.  Only the first piece of a
- * document has the number 0, and that is made while there is room for it.
- */
+/* The index of a new piece; 0: no memory.  The document's first piece has
+   index 0, too, and is made while there surely is room. */
 
 static ngx_inline uint32_t
 json_piece(json_t *j)
@@ -226,7 +222,7 @@ json_piece(json_t *j)
 }
 
 
-/* NGX_DECLINED: more members than may be */
+/* NGX_DECLINED: the object has too many members */
 
 static ngx_inline ngx_int_t
 json_name(json_t *j, uint32_t place, uint32_t len, uint32_t index)
@@ -259,10 +255,7 @@ json_space(u_char *p, u_char *end)
 }
 
 
-/*
- * Copies plain ASCII, up to the first byte that is none.  Up to 7 bytes more
- * are written.
- */
+/* Copies plain ASCII up to the first other byte.  May write 7 bytes more. */
 
 static ngx_inline u_char *
 json_plain(u_char *p, u_char *end, u_char **to)
@@ -279,7 +272,8 @@ json_plain(u_char *p, u_char *end, u_char **to)
         x = w ^ (NGX_IDEMPOTENCY_EACH_BYTE * '"');
         y = w ^ (NGX_IDEMPOTENCY_EACH_BYTE * '\\');
 
-        /* a byte that is zero here, below a space or not ASCII */
+        /* marks a quote, a backslash, a control character, a byte beyond
+           ASCII */
 
         w |= (w - NGX_IDEMPOTENCY_EACH_BYTE * ' ')
              | (x - NGX_IDEMPOTENCY_EACH_BYTE)
@@ -288,7 +282,7 @@ json_plain(u_char *p, u_char *end, u_char **to)
 
         if (w) {
 #if (NGX_HAVE_LITTLE_ENDIAN && __GNUC__)
-            /* borrows go upwards only: the lowest one is none */
+            /* borrows go upwards only, so the lowest mark is right */
             *to = dst + (__builtin_ctzll(w) >> 3);
             return p + (__builtin_ctzll(w) >> 3);
 #else
@@ -310,7 +304,7 @@ json_plain(u_char *p, u_char *end, u_char **to)
 }
 
 
-/* p: behind the quote.  Most strings are short and plain ASCII */
+/* p: behind the quote; most strings are short and plain ASCII */
 
 static ngx_inline u_char *
 json_text(json_t *j, u_char *p, u_char letter)
@@ -351,7 +345,7 @@ const ngx_idempotency_kind_t  ngx_idempotency_json_kind = {
 };
 
 
-/* application/json, and any type whose subtype ends in "+json" */
+/* application/json, and types whose subtype ends with "+json" */
 
 static ngx_int_t
 json_matches(ngx_str_t *type, u_char *pos, u_char *end, ngx_str_t *boundary)
@@ -386,9 +380,9 @@ json_whole(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
     ngx_idempotency_digest_t   before;
 
     /*
-     * At most one value of three bytes becomes five, as 10 and 1.5 do; a long
-     * token gets longer by the bytes of its length alone.  A folded name
-     * stands beside the other one.
+     * The encoding grows most where one value of three bytes becomes five, as
+     * in 10 and 1.5; a long token gets longer only by the bytes of its length.
+     * A folded name is beside the original.
      */
 
     size = len + ngx_min(len, 8 * NGX_IDEMPOTENCY_JSON_NODES
@@ -477,7 +471,7 @@ json_read(json_t *j, u_char *p)
 
             p = json_space(p + 1, j->end);
 
-            /* the closing brackets are two above the opening ones */
+            /* the codes of closing brackets are the opening ones' plus two */
 
             more = (p < j->end && *p != c + 2);
 
@@ -501,7 +495,7 @@ json_read(json_t *j, u_char *p)
             }
         }
 
-        /* closes what ends behind the value, up to a comma */
+        /* closes arrays and objects behind the value, up to a comma */
 
         while (!more) {
 
@@ -633,7 +627,8 @@ json_member(json_t *j, u_char *p)
 
     f = j->frame;
 
-    /* the member before this one ends here; without one this is piece 0 */
+    /* the previous member ends here; in front of the first one it is piece
+       0 */
 
     j->pieces[f->member].last = i - 1;
     f->member = i;
@@ -658,10 +653,10 @@ json_member(json_t *j, u_char *p)
 
 
 /*
- * Two letters beyond ASCII are "s" and "k" where letter case doesn't count:
- * U+017F and U+212A.  A name that has them stands twice among the names, and
- * the second time with these letters.  That one has a piece of its own, which
- * is left out: the member goes on in the piece behind.
+ * Two letters beyond ASCII fold to "s" and "k": U+017F and U+212A.  A name
+ * that has them is in the list of names twice, the second time folded.  The
+ * folded name has a piece of its own, which is not digested: the member's next
+ * piece is the one behind.
  */
 
 static ngx_int_t
@@ -722,7 +717,7 @@ json_fold_name(json_t *j, uint32_t i)
 }
 
 
-/* a path may name the element of an array by its number */
+/* a path may name an array's element by its number */
 
 static void
 json_element(json_t *j)
@@ -735,7 +730,7 @@ json_element(json_t *j)
 }
 
 
-/* keeps those of the frame's paths that go on with this name */
+/* keeps those of the frame's paths whose next token is this name */
 
 static void
 json_path(json_t *j, u_char *name, size_t len, ngx_uint_t member)
@@ -773,7 +768,7 @@ json_path(json_t *j, u_char *name, size_t len, ngx_uint_t member)
 }
 
 
-/* the members of an object; NGX_DECLINED: two have the same name */
+/* sorts the members of an object; NGX_DECLINED: two have the same name */
 
 static ngx_int_t
 json_sort(json_t *j, json_frame_t *f)
@@ -824,7 +819,7 @@ json_sort(json_t *j, json_frame_t *f)
 }
 
 
-/* a value that is left out was read as others are, and is removed again */
+/* an ignored value is read as others are, and its encoding is removed again */
 
 static void
 json_drop(json_t *j, uint32_t start, uint32_t npieces)
@@ -835,7 +830,7 @@ json_drop(json_t *j, uint32_t start, uint32_t npieces)
 }
 
 
-/* at a comma in an array at the top, all that is encoded has its place */
+/* at a comma in an array at the top: all pieces so far keep their places */
 
 static void
 json_flush(json_t *j)
@@ -851,7 +846,7 @@ json_flush(json_t *j)
 }
 
 
-/* digests the pieces in their order; neighbours are one run of bytes */
+/* digests the pieces in their order, neighbours as one run of bytes */
 
 static void
 json_write(json_t *j)
@@ -882,7 +877,7 @@ json_write(json_t *j)
 }
 
 
-/* room for the whole document, if its rest is like its beginning */
+/* makes room for the whole document, if its rest is like its beginning */
 
 static ngx_int_t
 json_grow_pieces(json_t *j)
@@ -907,7 +902,7 @@ json_grow_pieces(json_t *j)
 }
 
 
-/* room for n names at least */
+/* makes room for at least n names */
 
 static ngx_int_t
 json_grow_names(json_t *j, uint32_t n)
@@ -973,10 +968,8 @@ json_literal(json_t *j, u_char *p)
 }
 
 
-/*
- * Goes on with a string that is long, or has escapes or other letters than
- * ASCII.  The length is known at the end: one byte is kept for it.
- */
+/* Goes on with a string that is long, or has escapes or bytes beyond ASCII.
+   Its length is known at the end: one byte is reserved for it. */
 
 static u_char *
 json_string(json_t *j, u_char *p, u_char letter, u_char *dst)
@@ -1054,8 +1047,8 @@ json_escape(u_char *p, u_char *end, u_char **last)
     }
 
     /*
-     * A surrogate alone is no character, but JSON.stringify() makes them of a
-     * string that was cut: it stays what it is, and is no other
+     * A single surrogate is no character, but JSON.stringify() makes them of a
+     * string that was cut.  It is encoded as it is, unlike any character.
      */
 
     if (unit >= 0xd800 && unit < 0xdc00) {
@@ -1103,7 +1096,7 @@ json_code_unit(u_char *p, u_char *end, uint32_t *unit)
 }
 
 
-/* n may be a surrogate */
+/* encodes a character in UTF-8; n may be a surrogate */
 
 static u_char *
 json_put_utf8(u_char *dst, uint32_t n)
@@ -1134,7 +1127,7 @@ json_put_utf8(u_char *dst, uint32_t n)
 }
 
 
-/* characters beyond ASCII, and NULL if there is none; RFC 3629, 4 */
+/* copies characters beyond ASCII; NULL: invalid by RFC 3629, 4 */
 
 static u_char *
 json_utf8(u_char *p, u_char *end, u_char **to)
@@ -1194,10 +1187,8 @@ json_utf8(u_char *p, u_char *end, u_char **to)
 }
 
 
-/*
- * The digits without zeros in front and behind, and the power of ten of the
- * last one.  No digit is moved or lost, whatever the power.
- */
+/* A number is its digits without zeros at both ends, and the power of ten of
+   the last digit.  No digit is moved or lost, whatever the power. */
 
 static u_char *
 json_number(json_t *j, u_char *p)
@@ -1266,7 +1257,7 @@ json_number(json_t *j, u_char *p)
 }
 
 
-/* copies digits, without the zeros before the first one that is none */
+/* copies digits, without leading zeros */
 
 static u_char *
 json_digits(u_char *p, u_char *end, u_char *first, u_char **to)
@@ -1388,7 +1379,7 @@ json_fields(ngx_idempotency_fields_t *f, u_char *p, u_char *last)
 }
 
 
-/* an empty body has no members */
+/* the body has ended; an empty body has no members */
 
 static void
 json_fields_end(ngx_idempotency_fields_t *f)
@@ -1428,7 +1419,7 @@ find_token(ngx_idempotency_fields_t *f, u_char c)
         return;
     }
 
-    /* other values than objects have no members */
+    /* values other than objects have no members */
 
     if (f->state == find_start) {
 
@@ -1506,7 +1497,7 @@ find_value_begin(ngx_idempotency_fields_t *f, u_char c)
 }
 
 
-/* of a number, a literal, or what some writers write for one, as NaN */
+/* a byte of a number or a literal; of NaN, too, which some writers write */
 
 static ngx_uint_t
 find_is_scalar(u_char c)
@@ -1555,7 +1546,7 @@ find_scalar_end(ngx_idempotency_fields_t *f)
 }
 
 
-/* reads on in a string: a name, a value, or one that is nested */
+/* reads on in a string: a name, a value, or one in a skipped value */
 
 static u_char *
 find_text(ngx_idempotency_fields_t *f, u_char *p, u_char *last)
@@ -1622,7 +1613,7 @@ find_text_end(ngx_idempotency_fields_t *f)
 }
 
 
-/* reads on in nested values, up to a string or their end */
+/* reads on in a skipped array or object, up to a string or its end */
 
 static u_char *
 find_skip(ngx_idempotency_fields_t *f, u_char *p, u_char *last)

@@ -1,8 +1,8 @@
 
 /*
- * What the kinds of bodies share: the kind of a media type; names that are left
- * out; fields that are wanted; the buffer before the digest; the order of
- * names.  How a kind is read stands in its own file.
+ * What the kinds of bodies share: the kind of a media type; ignored names;
+ * wanted fields; the buffer in front of the digest; the order of names.  Each
+ * kind has a file of its own.
  */
 
 
@@ -11,7 +11,7 @@
 
 #define NGX_IDEMPOTENCY_FIELD_FIRST  64    /* bytes of a value, at first */
 
-#define NGX_IDEMPOTENCY_SORT_FEW     8     /* are sorted by insertion */
+#define NGX_IDEMPOTENCY_SORT_FEW     8     /* so many are sorted by insertion */
 
 
 static ngx_int_t pointer_tokens(ngx_idempotency_path_t *path,
@@ -92,10 +92,8 @@ ngx_idempotency_canon_body(ngx_idempotency_digest_t *d,
 }
 
 
-/*
- * The next parameter, from its semicolon on.  NGX_DONE: there is none,
- * NGX_ERROR: it is malformed.  A quoted string keeps its backslashes.
- */
+/* The next parameter, from its semicolon on.  NGX_DONE: there is none,
+   NGX_ERROR: it is malformed.  A quoted string keeps its backslashes. */
 
 ngx_int_t
 ngx_idempotency_parameter(u_char **pos, u_char *end, ngx_str_t *name,
@@ -170,7 +168,7 @@ ngx_idempotency_canon_raw(ngx_idempotency_digest_t *d)
 }
 
 
-/* the paths are sorted, so that those with one beginning are neighbours */
+/* the paths are sorted: those with a common beginning are neighbours */
 
 ngx_int_t
 ngx_idempotency_canon_ignore(ngx_idempotency_canon_t *c, ngx_array_t *names,
@@ -220,7 +218,7 @@ ngx_idempotency_canon_ignore(ngx_idempotency_canon_t *c, ngx_array_t *names,
 }
 
 
-/* RFC 6901: "~1" is a slash and "~0" a tilde in a token */
+/* RFC 6901: in a token "~1" is a slash and "~0" a tilde */
 
 static ngx_int_t
 pointer_tokens(ngx_idempotency_path_t *path, ngx_str_t *pointer,
@@ -300,7 +298,7 @@ path_cmp(const void *one, const void *two)
 }
 
 
-/* a field of a form is left out by its name, and never by a JSON pointer */
+/* names ignore a form's fields, JSON pointers never do */
 
 ngx_uint_t
 ngx_idempotency_ignored(ngx_idempotency_canon_t *c, u_char *name, size_t len)
@@ -394,7 +392,7 @@ ngx_idempotency_fields_end(ngx_idempotency_fields_t *f)
 }
 
 
-/* nothing more can be read; fields that were found stay found */
+/* the rest is unreadable; fields that were found stay found */
 
 void
 ngx_idempotency_fields_unreadable(ngx_idempotency_fields_t *f)
@@ -429,7 +427,7 @@ ngx_idempotency_fields_value(ngx_idempotency_fields_t *f, ngx_uint_t i,
 }
 
 
-/* the next bytes of a name */
+/* adds the next bytes of a field's name */
 
 void
 ngx_idempotency_field_name(ngx_idempotency_fields_t *f, u_char *data,
@@ -445,10 +443,8 @@ ngx_idempotency_field_name(ngx_idempotency_fields_t *f, u_char *data,
 }
 
 
-/*
- * A name is complete: the field that it names becomes the current one, if it
- * is wanted.  NGX_DECLINED: the name is malformed.
- */
+/* The field's name is complete: if it is wanted, it becomes the current one.
+   NGX_DECLINED: the name is malformed. */
 
 ngx_int_t
 ngx_idempotency_field_begin(ngx_idempotency_fields_t *f)
@@ -572,7 +568,7 @@ ngx_idempotency_field_decode(ngx_idempotency_fields_t *f)
 }
 
 
-/* the current field has ended; a value that was too long stays spoilt */
+/* the current field has ended; a value that was too long is spoilt */
 
 void
 ngx_idempotency_field_end(ngx_idempotency_fields_t *f, ngx_uint_t state)
@@ -598,7 +594,7 @@ ngx_idempotency_field_end(ngx_idempotency_fields_t *f, ngx_uint_t state)
 }
 
 
-/* the order of names: by their bytes, but "A" to "Z" are "a" to "z" */
+/* names are compared by their bytes, but "A" to "Z" count as "a" to "z" */
 
 static ngx_inline int
 name_cmp(u_char *base, ngx_idempotency_name_t *a, ngx_idempotency_name_t *b)
@@ -650,7 +646,7 @@ ngx_idempotency_sink_bytes(ngx_idempotency_sink_t *s, u_char *data,
 }
 
 
-/* 7 bits a byte, the highest first */
+/* 7 bits in a byte, the highest first */
 
 u_char *
 ngx_idempotency_length(u_char *p, size_t len)
@@ -670,10 +666,8 @@ ngx_idempotency_length(u_char *p, size_t len)
 }
 
 
-/*
- * Puts the length of data in front of it.  There is one byte for it, at p: if
- * that is not enough, the data move on.
- */
+/* Puts the length of data in front of it.  One byte at p is reserved for the
+   length: a longer one moves the data. */
 
 u_char *
 ngx_idempotency_put_length(u_char *p, u_char *data, size_t len)
@@ -694,10 +688,11 @@ ngx_idempotency_put_length(u_char *p, u_char *data, size_t len)
 
 
 /*
- * The part of a field's name that decides its place.  Names that some server
- * takes for one name are one group.  PHP drops leading spaces, ends a name at a
- * zero, and makes one letter of a dot, a space and a bracket.  Many servers
- * build one list of the fields whose names are alike before a bracket or a dot.
+ * The part of a field's name that decides its place.  All names that some
+ * server takes for one are one group.  PHP drops leading spaces, ends a name
+ * at a zero, and makes one letter of a dot, a space and a bracket.  Many
+ * servers build one list of the fields whose names are alike before a bracket
+ * or a dot.
  */
 
 ngx_str_t
@@ -747,7 +742,8 @@ name_cmp_rest(u_char *base, ngx_idempotency_name_t *a,
 
     for (i = 0; i < min; i++) {
 
-        /* names with a long common beginning mostly have the same case */
+        /* names with a long common beginning mostly have the same letter
+           case */
 
         for ( /* void */ ; min - i >= 8; i += 8) {
             ngx_memcpy(&x, p + i, 8);
@@ -775,9 +771,9 @@ name_cmp_rest(u_char *base, ngx_idempotency_name_t *a,
 
 
 /*
- * The order is stable.  The time grows with the bytes of all names, whatever
- * they have in common, as strangers choose them.  0: all names differ, and were
- * sorted already.  tmp has room for n / 2 names.
+ * The sort is stable.  Its time grows with the bytes of all names, whatever
+ * they have in common, as strangers choose them. 0: all names differ, and were
+ * in order already. tmp has room for n / 2 names.
  */
 
 ngx_uint_t

@@ -46,7 +46,7 @@
 #include "ngx_idempotency_digest.h"
 
 
-/* kinds, and flags for those wanted: none of them is NGX_CONF_BITMASK_SET */
+/* kinds; as flags none of them is NGX_CONF_BITMASK_SET */
 
 #define NGX_IDEMPOTENCY_CANON_FORM       0x02
 #define NGX_IDEMPOTENCY_CANON_JSON       0x04
@@ -54,28 +54,28 @@
 #define NGX_IDEMPOTENCY_CANON_TEXT       0x10
 
 #define NGX_IDEMPOTENCY_CANON_ALL        0x1e
-#define NGX_IDEMPOTENCY_CANON_FIELDS     0x0e    /* those that have fields */
+#define NGX_IDEMPOTENCY_CANON_FIELDS     0x0e    /* kinds with fields */
 
 
-/* deeper or larger than this is digested by its bytes */
+/* deeper or larger content is digested by its bytes */
 
 #define NGX_IDEMPOTENCY_CANON_SIZE         0x3fffffff
 
 #define NGX_IDEMPOTENCY_FORM_FIELDS        32768
 
 #define NGX_IDEMPOTENCY_JSON_DEPTH         256
-#define NGX_IDEMPOTENCY_JSON_NODES         65536    /* values, all told */
-#define NGX_IDEMPOTENCY_JSON_MEMBERS       16384    /* of one object */
+#define NGX_IDEMPOTENCY_JSON_NODES         65536    /* values in all */
+#define NGX_IDEMPOTENCY_JSON_MEMBERS       16384    /* in one object */
 
 #define NGX_IDEMPOTENCY_MULTIPART_PARTS    4096
 #define NGX_IDEMPOTENCY_MULTIPART_HEADER   4096
 
 
 typedef struct {
-    /* the kinds digested by meaning; TEXT folds the values of forms, too */
+    /* kinds to be digested by meaning; TEXT folds white space in forms, too */
     ngx_uint_t    flags;
 
-    /* names left out, from ngx_idempotency_canon_ignore(), or NULL */
+    /* ignored names, from ngx_idempotency_canon_ignore(), or NULL */
     ngx_array_t  *ignore;
 } ngx_idempotency_canon_t;
 
@@ -84,33 +84,34 @@ typedef struct ngx_idempotency_fields_s  ngx_idempotency_fields_t;
 
 
 /*
- * A kind of body: each has a file of its own, and a line in the table.  It is
- * digested when it is there as a whole, or, if it can be started, as it
- * arrives in pieces of any size.
+ * A kind of body: each has a file of its own, and a line in the table.  A kind
+ * with `start` is read as it arrives, in pieces of any size.  Another kind is
+ * digested when the body is there as a whole.
  *
- * start: c is NULL if nothing is to be digested, f if no fields are looked
- * for.  feed goes on whatever is returned, and finish comes in any case, if
- * but without a digest.
+ * start: c is NULL if nothing is to be digested, f if there are no wanted
+ * fields. feed is called on after errors, too. finish is always called, with
+ * NULL if there is no digest.
  *
- * whole, feed and finish: NGX_DECLINED, which is final: malformed, or beyond a
- * limit; then nothing was put into the digest.  NGX_ERROR: no memory.  The
- * pool of a whole one is for scratch, which is freed.
+ * whole, feed and finish: NGX_DECLINED: the body is malformed, or beyond a
+ * limit.  That is final, and nothing was put into the digest.  NGX_ERROR: no
+ * memory. whole frees all that it takes from the pool.
  */
 
 typedef struct {
-    /* as idempotency_normalize names it, and its flag there */
+    /* its name in idempotency_normalize, and its flag there */
     ngx_str_t     name;
     ngx_uint_t    flag;
 
-    /* the parameter of the media type that does not count */
+    /* the parameter of the media type that doesn't count */
     char         *parameter;
 
-    /* so many bytes at most are the escape of one */
+    /* the longest escape of one byte */
     size_t        escape;
 
     /*
-     * Is the media type, whose parameters are at pos, one of its own?
-     * NGX_DECLINED: no; NGX_ERROR: it is, but no body can be read by it.
+     * Whether the media type is of this kind; its parameters are at pos.
+     * NGX_DECLINED: no; NGX_ERROR: yes, but the body can't be read, as the
+     * boundary is missing or malformed.
      */
     ngx_int_t   (*matches)(ngx_str_t *type, u_char *pos, u_char *end,
                            ngx_str_t *boundary);
@@ -124,15 +125,13 @@ typedef struct {
     ngx_int_t   (*feed)(void *stream, u_char *data, size_t len);
     ngx_int_t   (*finish)(void *stream, ngx_idempotency_digest_t *d);
 
-    /* without start: feeds a piece to its fields, and ends them */
+    /* without start: reads the fields in a piece, and at the body's end */
     void        (*field)(ngx_idempotency_fields_t *f, u_char *p,
                          u_char *last);
     void        (*field_end)(ngx_idempotency_fields_t *f);
 
-    /*
-     * Removes the escapes from a name or a value, in its place.  NGX_DECLINED:
-     * some escape is malformed.  NULL: there are none.
-     */
+    /* Removes the escapes from a name or a value in place.  NGX_DECLINED: an
+       escape is malformed.  NULL: the kind has no escapes. */
     ngx_int_t   (*decode)(ngx_str_t *s);
 } ngx_idempotency_kind_t;
 
@@ -145,41 +144,39 @@ extern const ngx_idempotency_kind_t   ngx_idempotency_multipart_kind;
 extern const ngx_idempotency_kind_t   ngx_idempotency_text_kind;
 
 
-/*
- * For the configuration: compiles names (ngx_str_t) and JSON pointers, which
- * begin with a slash.  NGX_DECLINED: *bad is no JSON pointer.
- */
+/* For the configuration: compiles names (ngx_str_t) and JSON pointers, which
+   begin with a slash.  NGX_DECLINED: *bad is no JSON pointer. */
 
 ngx_int_t ngx_idempotency_canon_ignore(ngx_idempotency_canon_t *c,
     ngx_array_t *names, ngx_str_t *bad, ngx_pool_t *pool);
 
 /*
- * The kind of a body, if it is among the flags, or NULL; the boundary, which
- * lies in the content type, is set for MULTIPART, and may be NULL without that
+ * The kind of a body, if it is among the flags, or NULL.  The boundary is set
+ * for MULTIPART and points into the content type; it may be NULL without that
  * flag.  NGX_DECLINED: the body is of such a kind, but can't be read.
  */
 
 ngx_int_t ngx_idempotency_kind(ngx_str_t *content_type, ngx_uint_t flags,
     ngx_str_t *boundary, const ngx_idempotency_kind_t **kind);
 
-/* the whole body of a kind without start; NULL is declined */
+/* digests the body of a kind without start; if it is NULL: NGX_DECLINED */
 
 ngx_int_t ngx_idempotency_canon_body(ngx_idempotency_digest_t *d,
     const ngx_idempotency_kind_t *kind, ngx_idempotency_canon_t *c,
     u_char *data, size_t len, ngx_pool_t *pool);
 
-/* to be called before bytes that are digested as they are */
+/* called before bytes that are digested as they are */
 
 void ngx_idempotency_canon_raw(ngx_idempotency_digest_t *d);
 
 
 /*
- * Fields of a body by name, found wherever they stand and however the body is
- * cut, in one pass for all names.
+ * Fields of a body by name, found in one pass for all names, however the body
+ * is cut into pieces.
  *
- * A digest by meaning needs a body that is valid to the last byte.  Fields do
- * not: a field is found whatever is wrong behind it.  Where an error hides
- * whether a field is there, it is unreadable.
+ * A digest by meaning needs a body that is valid to the last byte.  Fields
+ * don't: a field is found whatever is wrong behind it.  If an error hides
+ * whether a field is there, the field is unreadable.
  */
 
 /* the field may be there, but it or the body is malformed */
@@ -212,37 +209,38 @@ struct ngx_idempotency_fields_s {
     ngx_idempotency_field_t   *fields;     /* as many */
     ngx_idempotency_field_t   *current;
     ngx_uint_t                 nwanted;
-    size_t                     max;        /* for a value */
+    size_t                     max;        /* of a value */
 
-    size_t                     limit;      /* for one with escapes */
+    size_t                     limit;      /* of one with escapes */
 
-    /* the name that is being read, with escapes; a longer one is not wanted */
+    /* the name that is being read, with escapes; longer names are not
+       wanted */
     u_char                    *name;
     size_t                     name_len;
     size_t                     name_size;
 
-    /* between two pieces */
+    /* the reader's state between two pieces */
     ngx_uint_t                 state;
     ngx_uint_t                 escape;     /* behind a backslash */
     ngx_uint_t                 depth;
 
     unsigned                   done:1;
     unsigned                   unreadable:1;
-    unsigned                   too_long:1; /* some value */
+    unsigned                   too_long:1; /* of some value */
     unsigned                   no_memory:1;
 };
 
 
 /*
- * Names are of small letters, digits and underscores, which stand for any
- * other byte.  The first field of a name counts.  A value longer than max is
+ * Names have small letters, digits and underscores, which stand for any other
+ * byte.  Of fields with one name the first counts.  A value longer than max is
  * not read.
  *
- * A kind that is started is not fed here: its fields are found on its way
- * through, and its finish is their end.
+ * A kind with start is not fed here: its own feed finds the fields, and its
+ * finish ends them.
  *
- * feed: NGX_DONE: there is nothing more to be found; NGX_ERROR: no memory.
- * value: NGX_DECLINED: there is none; NGX_IDEMPOTENCY_UNREADABLE.
+ * feed: NGX_DONE: nothing more can be found; NGX_ERROR: no memory. value:
+ * NGX_DECLINED: there is no such field; NGX_IDEMPOTENCY_UNREADABLE.
  */
 
 ngx_idempotency_fields_t *ngx_idempotency_fields_create(ngx_pool_t *pool,

@@ -1,30 +1,30 @@
 
 /*
- * multipart/form-data, as it arrives.  Each part has a digest of its own, and
- * the body's digest is made of these.  They are sorted by the groups of the
- * parts' names, or stay in their order if some part's header reads in two ways.
+ * multipart/form-data, read as it arrives.  Each part has a digest of its own,
+ * and the body's digest is made of these.  They are sorted by the groups of
+ * the parts' names; if some part's header is ambiguous, they stay in order.
  * No part's bytes are kept.
  *
- * The digest covers every byte: before the first delimiter and behind the last
- * one only line ends and white space are valid.  Fields are found where the
- * servers behind us find them: there a malformed body is read on as far as its
- * meaning is plain.
+ * The digest covers every byte: in front of the first delimiter and behind the
+ * last one only line ends and white space are valid.  Fields are found where
+ * servers behind us find them: for fields a malformed body is read as far as
+ * its meaning is plain.
  *
  * Two bodies that some server reads differently must not have one digest.  So
  * a part's header (RFC 7578) is malformed here if it has folded lines, a line
- * end that is not CRLF, or an encoding of the bytes.  It is ambiguous if it has
- * a parameter twice or, but for filename, in the extended form; a name with
- * escapes or in single quotes, which PHP removes; or the name of a file whose
- * brackets don't match: PHP takes neither that file nor any behind it.
+ * end that is not CRLF, or an encoding of the bytes.  It is ambiguous if it
+ * has a parameter twice or, but for filename, in the extended form; a name
+ * with escapes or in single quotes, which PHP removes; or the name of a file
+ * whose brackets don't match: PHP takes neither that file nor any behind it.
  */
 
 
 #include "ngx_idempotency_encode.h"
 
 
-#define NGX_IDEMPOTENCY_MULTIPART_FIRST  16    /* at first */
+#define NGX_IDEMPOTENCY_MULTIPART_FIRST  16    /* allocated at first */
 
-/* what is readable in a malformed body: all, all but this part, nothing */
+/* the readable fields of a malformed body: all, all but this part's, none */
 
 typedef enum {
     multipart_plain = 0,
@@ -52,9 +52,9 @@ typedef struct {
     ngx_str_t                  type;
 
     unsigned                   ambiguous:1;
-    unsigned                   other:1;         /* the rest is in use */
+    unsigned                   other:1;         /* others is in use */
 
-    /* of other parameters and lines */
+    /* a digest of other parameters and header lines */
     ngx_idempotency_digest_t   others;
 } part_t;
 
@@ -70,31 +70,31 @@ typedef struct {
     u_char                     delimiter[4 + NGX_IDEMPOTENCY_BOUNDARY];
     size_t                     ndelimiter;
     size_t                     matched;
-    size_t                     unseen;    /* of what matched: a header's end */
+    size_t                     unseen;    /* matched in the header */
 
     u_char                     header[NGX_IDEMPOTENCY_MULTIPART_HEADER];
     size_t                     nheader;
 
-    /* of this part */
+    /* the current part */
     ngx_idempotency_digest_t   digest;
     ngx_idempotency_fold_t     fold;
     ngx_uint_t                 nparts;
-    ngx_uint_t                 nlimits;   /* MAX_FILE_SIZE, so far */
+    ngx_uint_t                 nlimits;   /* MAX_FILE_SIZE fields so far */
 
     unsigned                   preamble:1;
     unsigned                   hashing:1;
     unsigned                   folding:1;
     unsigned                   ambiguous:1;
 
-    /* of all parts in their order, with their headers as they are */
+    /* a digest of all parts in their order, with their headers as they are */
     ngx_idempotency_digest_t   ordered;
 
-    /* of the parts that count: digests, names, and the bytes of their groups */
+    /* of parts that are not ignored: digests, names, and the groups' bytes */
     ngx_array_t                digests;
     ngx_array_t                names;
     ngx_array_t                groups;
 
-    /* the fields that are looked for, or NULL */
+    /* the wanted fields, or NULL */
     ngx_idempotency_fields_t  *fields;
 } multipart_t;
 
@@ -171,7 +171,7 @@ multipart_matches(ngx_str_t *type, u_char *pos, u_char *end,
 }
 
 
-/* RFC 2046, 5.1.1, but for its choice of characters */
+/* RFC 2046, 5.1.1, but with more characters */
 
 static ngx_uint_t
 boundary_is_valid(ngx_str_t *boundary)
@@ -275,7 +275,7 @@ multipart_feed(void *stream, u_char *data, size_t len)
         switch (m->state) {
 
         case multipart_start:
-            /* the line end before a delimiter may be missing here */
+            /* here the line end in front of a delimiter may be missing */
 
             m->matched = (*p == '-') ? 2 : 0;
             m->state = multipart_bytes;
@@ -330,7 +330,7 @@ multipart_decline(multipart_t *m, ngx_uint_t what)
     switch (what) {
 
     case multipart_part:
-        /* the part may be a wanted field that no other part is */
+        /* this part may be a field that no other part is */
 
         ngx_idempotency_field_end(m->fields, NGX_IDEMPOTENCY_FIELD_SPOILT);
         m->fields->unreadable = 1;
@@ -487,11 +487,11 @@ multipart_headers(multipart_t *m, u_char *p, u_char *last)
 
 
 /*
- * A delimiter has a carriage return at its beginning only.  So behind a match
- * that fails, the next one can begin at the byte that differs, and not before.
+ * A delimiter has a carriage return only at its beginning.  So after a failed
+ * match the next one can't begin before the byte that differs.
  *
- * A delimiter right behind the header ends an empty part for some servers and
- * is a part's content for others.
+ * For some servers a delimiter right behind the header ends an empty part, for
+ * others it is the part's content.
  */
 
 static u_char *
@@ -578,7 +578,8 @@ part_begin(multipart_t *m)
 
     if (part.ambiguous) {
 
-        /* its name may be another one: it is neither left out nor found */
+        /* servers may read another name: the part is neither ignored nor a
+           field */
 
         m->ambiguous = 1;
 
@@ -727,7 +728,7 @@ part_is_text(multipart_t *m, part_t *part)
 }
 
 
-/* bytes before the first delimiter are of no part */
+/* bytes in front of the first delimiter belong to no part */
 
 static void
 part_bytes(multipart_t *m, u_char *data, size_t len)
@@ -823,7 +824,8 @@ part_header(part_t *part, u_char *data, size_t len)
 }
 
 
-/* is each bracket closed, and nothing behind the first pair but others? */
+/* whether all brackets are closed, with nothing but brackets behind the first
+   pair */
 
 static ngx_uint_t
 part_brackets(ngx_str_t *name)
@@ -976,7 +978,7 @@ part_disposition(part_t *part, ngx_str_t *value)
 }
 
 
-/* names that are longer than any registered one are digested as they are */
+/* names that are longer than any registered one keep their letter case */
 
 static void
 part_other(part_t *part, u_char letter, ngx_str_t *name, ngx_str_t *value)
@@ -1007,7 +1009,7 @@ part_other(part_t *part, u_char letter, ngx_str_t *name, ngx_str_t *value)
                                  ngx_idempotency_length(head, value->len)
                                  - head);
 
-    /* without an equals sign the value has no data */
+    /* without an equals sign the value has no data pointer */
 
     ngx_idempotency_digest_bytes(&part->others, value->len ? value->data : p,
                                  value->len);

@@ -1,7 +1,7 @@
 
 /*
- * Text: each run of Unicode white space is one space, and none at the ends.
- * Bytes that are no UTF-8 are no white space.
+ * Text: each run of Unicode white space becomes one space, and none at the
+ * ends.  Bytes that are not UTF-8 are not white space.
  */
 
 
@@ -10,7 +10,7 @@
 
 typedef enum {
     fold_space = 1,        /* white space */
-    fold_lead              /* the first byte of a longer white space */
+    fold_lead              /* the first byte of longer white space */
 } fold_class_e;
 
 
@@ -31,7 +31,7 @@ static u_char  fold_class[256] = {
 };
 
 
-/* the white space of three bytes; U+0085 and U+00A0 have two */
+/* white space of three bytes; U+0085 and U+00A0 have two */
 
 static const struct {
     u_char  bytes[3];
@@ -55,10 +55,8 @@ ngx_idempotency_fold_init(ngx_idempotency_fold_t *f)
 }
 
 
-/*
- * Puts at most len + NGX_IDEMPOTENCY_FOLD_MORE bytes to dst.  If nothing is
- * held from a previous piece, dst may be src.
- */
+/* Writes at most len + NGX_IDEMPOTENCY_FOLD_MORE bytes to dst.  If nothing is
+   held from a previous piece, dst may be src. */
 
 u_char *
 ngx_idempotency_fold(ngx_idempotency_fold_t *f, u_char *dst, u_char *src,
@@ -100,7 +98,7 @@ ngx_idempotency_fold(ngx_idempotency_fold_t *f, u_char *dst, u_char *src,
             break;
 
         default:
-            /* those before this byte are no white space; it is read again */
+            /* the held bytes are no white space; this byte is read again */
 
             n = f->nheld - 1;
             f->nheld = 0;
@@ -182,10 +180,8 @@ text_matches(ngx_str_t *type, u_char *pos, u_char *end, ngx_str_t *boundary)
 }
 
 
-/*
- * White space is that of ASCII and UTF-8.  In encodings of several bytes a
- * character the same bytes mean something else.
- */
+/* White space is that of ASCII and UTF-8.  In other encodings of several bytes
+   a character the same bytes mean something else. */
 
 static ngx_uint_t
 text_encoding(u_char *pos, u_char *end)
@@ -228,7 +224,7 @@ text_whole(ngx_idempotency_digest_t *d, ngx_idempotency_canon_t *c,
 }
 
 
-/* 2: these bytes are white space; 1: they may be the beginning of some */
+/* 2: these bytes are white space; 1: they may begin with white space */
 
 static ngx_uint_t
 fold_seen(u_char *p, size_t len)
