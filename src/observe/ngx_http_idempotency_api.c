@@ -1,25 +1,25 @@
 
 /*
- * idempotency_api: what stands below its location, who may ask for what there,
- * and how it is answered; and idempotency_guard, a script for browsers, which
- * is served from memory as the page for people is.
+ * idempotency_api: its resources, who may ask for them, and the answers; and
+ * idempotency_guard, a script for browsers.  The script and the operator's
+ * page are served from memory.
  *
- * Records are asked for by queries.  A query is a sequence of operations of a
- * store, each of which the store may answer later.  It has memory of its own:
- * if its request ends before, the query goes on to its end without it, as half
- * of a change may be worse than all of it.
+ * A query for records is a sequence of operations of a store, each of which
+ * the store may answer later.  A query has memory of its own, and runs to its
+ * end even if its request ends before: half of a change may be worse than all
+ * of it.
  *
- * All records are a line of JSON each, in pages.  A page is gathered some
- * records at a time, and the worker does other work in between; it is sent
- * once it is known where the next page begins.
+ * A list of records has a line of JSON for each.  A page of the list is
+ * gathered some records at a time, and the worker does other work in between.
+ * The page is sent when the beginning of the next page is known.
  *
- * One record, named by its key, is shown, forgotten, or settled if it is in
- * doubt.  To settle it is a claim that takes it over, and then an outcome: so
- * somebody else who takes it over at the same time makes this one fail.
+ * A single record, named by its key, is shown, forgotten, or settled if it is
+ * in doubt.  To settle a record, the query claims it and then records its
+ * outcome: so of two who settle it at the same time one fails.
  *
- * A client that lost its answer may ask for the outcome of its own key.
- * A client without an identity, or with another one than who has bound the key,
- * is told nothing.
+ * A client that lost its response may ask for the outcome of its own key.  It
+ * learns nothing if it has no identity, or another one than the client that
+ * bound the key.
  */
 
 
@@ -32,39 +32,39 @@
 #include <openssl/crypto.h>
 
 
-/* the longest body that says something: a word, or who agrees, and some space
-   around it */
+/* the longest sensible body: an outcome, or {"store":"accept"}, and white
+   space */
 
 #define API_BODY           64
 
 #define TEXT_BUFFER        16384
 #define TEXT_LINE          2048
 
-/* how many records a page has by default, and at most */
+/* records in a page: by default, and at most */
 
 #define RECORDS_LIMIT      1000
 #define RECORDS_MOST       10000
 
-/* how many records are asked for at once, of memory and of the store behind;
-   how many empty answers are taken before the worker does other work */
+/* records asked for at once, of memory and of the backing; empty answers in a
+   row before the worker does other work */
 
 #define RECORDS_STEP       16
 #define RECORDS_BEHIND     NGX_IDEMPOTENCY_TIER_BATCH
 #define RECORDS_TRIES      16
 
-/* in milliseconds: the time for other work; the time until a claim that waits
+/* in milliseconds: the pause for other work; the time until a claim that waits
    is made again */
 
 #define QUERY_PAUSE        1
 #define QUERY_AGAIN        500
 
 
-/* what is asked for */
+/* the resources */
 
 typedef enum {
     api_nothing = 0,
     api_page,
-    /* the page, without the slash that it needs */
+    /* the page, without the slash behind its name */
     api_redirect,
     api_metrics,
     api_zones,
@@ -80,7 +80,7 @@ typedef struct {
     ngx_idempotency_store_t        *store;
 } api_route_t;
 
-/* a location may stand for one of these alone, by its last name */
+/* a location with one of these last names has only this resource */
 
 typedef struct {
     ngx_str_t                       name;
@@ -88,7 +88,7 @@ typedef struct {
 } api_name_t;
 
 typedef enum {
-    /* no refusals: it may be asked; there is no memory */
+    /* no refusals: the request is allowed; there is no memory */
     api_allowed = 0,
     api_no_memory,
     api_not_found,
@@ -121,17 +121,17 @@ typedef struct query_s  query_t;
 
 struct query_s {
     ngx_pool_t                     *pool;
-    /* NULL: it has ended */
+    /* NULL: the request has ended */
     ngx_http_request_t             *request;
     ngx_http_cleanup_t             *cleanup;
     ngx_idempotency_store_t        *store;
 
-    /* asks the store for the next operation, as the engine answers */
+    /* starts the query's next operation, and returns the engine's result */
     ngx_int_t                     (*ask)(query_t *query);
-    /* takes its answer.  NGX_OK: there is more to ask; NGX_BUSY: after other
-       work; NGX_DONE: it is over */
+    /* Reads the operation's result.  NGX_OK: there is a next operation;
+       NGX_BUSY: there is one after other work; NGX_DONE: the query is over. */
     ngx_int_t                     (*answered)(query_t *query);
-    /* sends the result, if the request is there */
+    /* sends the result, unless the request has ended */
     ngx_int_t                     (*respond)(query_t *query);
 
     ngx_idempotency_op_t           *op;
@@ -167,11 +167,11 @@ typedef struct {
     ngx_uint_t                      settles;
     ngx_uint_t                      done;
     ngx_uint_t                      status;
-    /* the location's */
+    /* of the location */
     ngx_msec_t                      window;
     ngx_msec_t                      lease;
 
-    /* a client asks for its own key: its identity */
+    /* a client asks for its own key, with this identity */
     ngx_uint_t                      own;
     u_char                          identity[NGX_IDEMPOTENCY_IDENTITY_LEN];
 
@@ -376,7 +376,8 @@ ngx_http_idempotency_api(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 
     clcf = ngx_http_conf_get_module_loc_conf(cf, ngx_http_core_module);
 
-    /* the path behind the location's name says what is asked for */
+    /* the URI behind the location's name tells the resource: a prefix is
+       needed */
 
     if (clcf->named || clcf->name.len == 0 || clcf->name.data[0] != '/'
 #if (NGX_PCRE)
@@ -398,7 +399,7 @@ ngx_http_idempotency_api(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 }
 
 
-/* a parameter is on or off, and is given once */
+/* a parameter is "on" or "off", and is given once */
 
 static ngx_int_t
 api_parameter(ngx_str_t *value, char *name, ngx_uint_t *flag)
@@ -422,8 +423,7 @@ api_parameter(ngx_str_t *value, char *name, ngx_uint_t *flag)
 }
 
 
-/* copies the server's names, as nginx frees them when the configuration is
-   read */
+/* copies the server's names, as nginx frees them after the configuration */
 
 ngx_int_t
 ngx_http_idempotency_api_merge(ngx_conf_t *cf,
@@ -450,7 +450,7 @@ ngx_http_idempotency_api_merge(ngx_conf_t *cf,
     for (i = 0; i < cscf->server_names.nelts; i++) {
         name = &names[i].name;
 
-        /* a name that many hosts match, and "_", may stand for any host */
+        /* wildcards and "_" may stand for any host */
 
         if (name->len == 0
 #if (NGX_PCRE)
@@ -504,7 +504,7 @@ api_handler(ngx_http_request_t *r)
     if (why == api_allowed) {
         why = api_methods(r, &route);
 
-        /* the body of a PUT says what to do */
+        /* the body of a PUT has its argument */
 
         if (why == api_allowed && r->method == NGX_HTTP_PUT) {
             r->request_body_in_single_buf = 1;
@@ -531,7 +531,7 @@ api_handler(ngx_http_request_t *r)
             return api_refuse(r, why);
         }
 
-        /* in place of the page, a refusal in plain text for people */
+        /* the page is for people: its refusal is plain text */
 
         ngx_http_idempotency_text_add(&text, "%V.\n%V\n",
                                       &api_refusals[why].title,
@@ -652,8 +652,8 @@ api_route(ngx_http_request_t *r, api_route_t *route)
 
 
 /*
- * What follows the location's name, which may end with a slash or without; one
- * that is given for a single resource has that for its last name
+ * The URI behind the location's name, with or without a slash at the end.  If
+ * the name ends with a single resource, that resource is a part of the path.
  */
 
 static ngx_str_t
@@ -708,10 +708,10 @@ api_stands_for(ngx_str_t *name)
 
 
 /*
- * A module can't see whether access rules stand before this location.  So the
- * API answers this machine alone, unless "remote=on" says that there are rules.
- * A page of another site in a browser of this machine is refused in any case:
- * it has this machine's address, and by a trick of DNS its name.
+ * A module can't see whether a location has access rules.  So the API answers
+ * this machine alone, unless "remote=on" says that there are rules.  A page of
+ * another site in this machine's browser is refused, too: it has this
+ * machine's address, and by DNS rebinding its name.
  */
 
 static api_refusal_e
@@ -736,8 +736,8 @@ api_may_ask(ngx_http_request_t *r)
 }
 
 
-/* by all that is known: the socket, what realip and the PROXY protocol say, and
-   what a proxy adds */
+/* whether the request comes from this machine by all signs: the socket,
+   realip, the PROXY protocol, and the header lines of proxies */
 
 static ngx_uint_t
 api_is_from_here(ngx_http_request_t *r)
@@ -831,8 +831,8 @@ api_is_ours(ngx_http_request_t *r, ngx_array_t *names)
 }
 
 
-/* a browser sends Sec-Fetch-Site or Origin with the request of a page; a
-   program sends neither */
+/* browsers send Sec-Fetch-Site or Origin with a page's request, programs send
+   neither */
 
 static ngx_uint_t
 api_is_own_page(ngx_http_request_t *r)
@@ -874,7 +874,7 @@ api_is_own_page(ngx_http_request_t *r)
         return 1;
     }
 
-    /* HTTP/3 requests may have no Host header: then the name has no port */
+    /* an HTTP/3 request may have no Host line: then the name has no port */
 
     host = r->headers_in.host ? &r->headers_in.host->value
                               : &r->headers_in.server;
@@ -887,8 +887,8 @@ api_is_own_page(ngx_http_request_t *r)
 }
 
 
-/* an address, of IPv6 in brackets or without, or that of a socket in the file
-   system */
+/* an address of this machine, IPv6 with or without brackets, or a unix
+   socket */
 
 static ngx_uint_t
 api_is_loopback_text(ngx_http_request_t *r, u_char *text, size_t len)
@@ -944,7 +944,7 @@ api_is_loopback(struct sockaddr *sa)
 }
 
 
-/* whether the resource is there, and takes this method */
+/* whether the resource exists and takes this method */
 
 static api_refusal_e
 api_methods(ngx_http_request_t *r, api_route_t *route)
@@ -1042,8 +1042,8 @@ api_send_redirect(ngx_http_request_t *r)
 }
 
 
-/* a store that is another one than it was, or has forgotten, is taken as it
-   is: what it does not know is executed again */
+/* Agrees to a store that is another one than before, or has forgotten records:
+   what the store doesn't know is executed again. */
 
 static ngx_int_t
 api_agree(ngx_http_request_t *r, ngx_idempotency_store_t *store)
@@ -1060,7 +1060,7 @@ api_agree(ngx_http_request_t *r, ngx_idempotency_store_t *store)
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
-    /* white space does not count, as the words have none */
+    /* white space is ignored, as no word has any */
 
     n = 0;
 
@@ -1129,8 +1129,8 @@ guard_handler(ngx_http_request_t *r)
 }
 
 
-/* the record of a key, or all of a store's; without a store: of the client's
-   own key, in the location's */
+/* The record of a key, or a list of the store's records.  Without a store: the
+   record of the client's own key in the location's store. */
 
 static ngx_int_t
 api_by_key(ngx_http_request_t *r, ngx_idempotency_store_t *store)
@@ -1194,7 +1194,7 @@ api_token(ngx_http_request_t *r, ngx_uint_t own, u_char *token)
 }
 
 
-/* clients name their own key in the header alone: access logs see arguments */
+/* a client's own key is in the header only, as access logs have arguments */
 
 static api_refusal_e
 api_key(ngx_http_request_t *r, ngx_uint_t own, ngx_str_t *key)
@@ -1226,7 +1226,7 @@ api_key(ngx_http_request_t *r, ngx_uint_t own, ngx_str_t *key)
 }
 
 
-/* a plus stays one, as a key may have it */
+/* "+" is not decoded, as a key may contain it */
 
 static ngx_int_t
 api_unescape(ngx_http_request_t *r, ngx_str_t *value)
@@ -1306,7 +1306,7 @@ records_arguments(ngx_http_request_t *r, records_t *records)
         return api_bad_argument;
     }
 
-    /* the records of this machine's memory, or of the store behind */
+    /* records in this machine's memory, or in the backing */
 
     if (ngx_http_arg(r, (u_char *) "tier", 4, &value) != NGX_OK
         || (value.len == 6 && ngx_strncmp(value.data, "memory", 6) == 0))
@@ -1399,7 +1399,7 @@ records_answered(query_t *query)
 
     list = &records->list;
 
-    /* without the request its text is gone, too */
+    /* the text was the request's, and has gone with it */
 
     if (query->request == NULL || list->op.result != NGX_IDEMPOTENCY_OK) {
         return NGX_DONE;
@@ -1448,7 +1448,7 @@ records_respond(query_t *query)
 }
 
 
-/* the next page has the URI of this one, with another cursor */
+/* the link to the next page: this URI with another cursor */
 
 static ngx_int_t
 records_link(ngx_http_request_t *r, records_t *records)
@@ -1489,7 +1489,7 @@ records_link(ngx_http_request_t *r, records_t *records)
 }
 
 
-/* times are by the wall clock; an unknown value is null */
+/* times are of the wall clock; an unknown value is null */
 
 static void
 records_row(ngx_http_idempotency_text_t *text, u_char *token,
@@ -1532,7 +1532,7 @@ records_row(ngx_http_idempotency_text_t *text, u_char *token,
 }
 
 
-/* without a store: a client asks for its own key in the location's store */
+/* without a store: the client's own key in the location's store */
 
 static ngx_int_t
 record_query(ngx_http_request_t *r, ngx_idempotency_store_t *store,
@@ -1583,7 +1583,7 @@ record_query(ngx_http_request_t *r, ngx_idempotency_store_t *store,
 }
 
 
-/* "done" or "released" is an argument or the body */
+/* the outcome is "done" or "released", in an argument or in the body */
 
 static api_refusal_e
 record_outcome(ngx_http_request_t *r, record_t *one)
@@ -1634,7 +1634,7 @@ record_outcome(ngx_http_request_t *r, record_t *one)
 }
 
 
-/* the same identity as that of a protected request */
+/* the identity that a protected request of this client would have */
 
 static api_refusal_e
 record_identity(ngx_http_request_t *r, u_char *identity)
@@ -1689,7 +1689,7 @@ record_ask(query_t *query)
         rc = engine->claim(store, &one->claim);
 
         if (rc == NGX_AGAIN) {
-            /* a claim that is made again is the same claim */
+            /* the same claim again is safe */
             ngx_add_timer(&query->event, QUERY_AGAIN);
         }
 
@@ -1762,8 +1762,10 @@ record_answered(query_t *query)
 }
 
 
-/* what is to be settled is claimed as what it was; not if it has ended since,
-   and never for less than what was left of its time */
+/*
+ * The record to settle is claimed as it was found.  The claim fails if the
+ * record has ended since, and the record keeps at least the rest of its time.
+ */
 
 static ngx_int_t
 record_found(record_t *one)
@@ -1851,7 +1853,7 @@ record_respond(query_t *query)
 }
 
 
-/* the fence is that of the forgotten record, or of this request's own claim */
+/* the fence of the forgotten record, or of this query's own claim */
 
 static void
 record_log(ngx_http_request_t *r, record_t *one)
@@ -1875,8 +1877,8 @@ record_log(ngx_http_request_t *r, record_t *one)
 }
 
 
-/* whether its response can be had once more is another question than whether
-   it was executed */
+/* "outcome" says whether the operation was executed, "kept" whether its
+   response can be replayed */
 
 static void
 record_own(ngx_http_idempotency_text_t *text, record_t *one)
@@ -1914,7 +1916,7 @@ record_own(ngx_http_idempotency_text_t *text, record_t *one)
     fmt = found->status ? ",\"status\":%ui" : ",\"status\":null";
     ngx_http_idempotency_text_add(text, fmt, found->status);
 
-    /* in seconds, rounded up, so that the token is fresh then */
+    /* in seconds, rounded up: by then the token is fresh */
 
     fmt = (found->outcome == NGX_IDEMPOTENCY_PENDING)
           ? ",\"expires\":null}\n" : ",\"expires\":%M}\n";
@@ -2002,7 +2004,7 @@ query_answered(ngx_idempotency_op_t *op)
 }
 
 
-/* the operation is asked again, or the next one after other work */
+/* the pause is over: starts the next operation, or the same claim again */
 
 static void
 query_event(ngx_event_t *ev)
@@ -2031,8 +2033,8 @@ query_resume(query_t *query, ngx_uint_t answered)
 }
 
 
-/* runs until the query waits for an answer, or is over and finalizes its
-   request */
+/* Runs until the query waits for an answer, or is over and finalizes its
+   request. */
 
 static void
 query_run(query_t *query, ngx_uint_t answered)
@@ -2101,7 +2103,7 @@ query_end(query_t *query)
 }
 
 
-/* a problem document, whatever the client accepts: programs read it */
+/* a problem document, whatever the client accepts, as clients are programs */
 
 static ngx_int_t
 api_refuse(ngx_http_request_t *r, api_refusal_e why)
@@ -2150,7 +2152,7 @@ api_refuse(ngx_http_request_t *r, api_refusal_e why)
 }
 
 
-/* 204 */
+/* sends 204 */
 
 static ngx_int_t
 api_send_done(ngx_http_request_t *r)
@@ -2163,7 +2165,7 @@ api_send_done(ngx_http_request_t *r)
 }
 
 
-/* no cache may keep an answer that changes from one moment to the next */
+/* no cache may keep an answer that changes all the time */
 
 static ngx_int_t
 api_send(ngx_http_request_t *r, ngx_http_idempotency_text_t *text,
@@ -2229,7 +2231,7 @@ ngx_http_idempotency_text_add(ngx_http_idempotency_text_t *text,
 }
 
 
-/* the bytes stay where they are until the request ends */
+/* sends bytes that stay in place until the request ends */
 
 static void
 text_memory(ngx_http_idempotency_text_t *text, u_char *p, size_t len)

@@ -2,21 +2,22 @@
 /*
  * Log lines and counters of requests.
  *
- * Anybody can cause a refusal or a replay.  So each worker limits the lines of
- * a kind, and then logs how many it has suppressed.  The trail, a line for each
- * claim and one for its outcome, is one level lower and never suppressed: it
- * shows what became of a token that is fresh again.  No line has the key.
+ * Any client can cause refusals and replays.  So each worker limits the lines
+ * of a kind, and then logs how many lines it has suppressed.  The trail has a
+ * line for each claim and one for its outcome.  It is logged one level below,
+ * and never suppressed: it shows what became of a token that is fresh again.
+ * No line has a key.
  *
- * Each protected request is counted once: an owner with its claim, any other
- * one before its header goes out, so that a client that has the answer finds it
- * counted, and one that was never answered at its end.
+ * Each protected request is counted once: an owner when its claim is granted,
+ * any other request before its header is sent, so that a client that has the
+ * answer finds it counted; a request that was never answered, at its end.
  */
 
 
 #include "ngx_http_idempotency.h"
 
 
-/* lines of a kind in each worker: at once, and then a second */
+/* in each worker and for each kind: lines at once, and lines in a second */
 
 #define NGX_HTTP_IDEMPOTENCY_LOG_BURST   1000
 #define NGX_HTTP_IDEMPOTENCY_LOG_RATE    100
@@ -34,7 +35,7 @@
 
 typedef struct {
     ngx_msec_t   last;
-    /* lines that are ahead of the rate, in thousandths */
+    /* lines ahead of the rate, in thousandths */
     ngx_uint_t   ahead;
     ngx_uint_t   suppressed;
     ngx_uint_t   level;
@@ -50,7 +51,7 @@ const ngx_http_idempotency_outcome_t
     { "in_doubt", "in doubt" }
 };
 
-/* the bits of claim.differs */
+/* names of the bits of claim.differs */
 
 const char  *ngx_http_idempotency_differs_names[NGX_IDEMPOTENCY_STATS_DIFFERS]
     = { "action", "identity", "body", "settings" };
@@ -66,12 +67,12 @@ static void count_wait(ngx_http_idempotency_ctx_t *ctx,
 
 static log_limit_t       log_limits[NGX_HTTP_IDEMPOTENCY_LOG_KINDS];
 static ngx_event_t       log_event;
-/* nginx's debug log of timers takes the data of an event for a connection */
+/* nginx's debug log takes the data of a timer for a connection */
 static ngx_connection_t  log_nobody;
 
 
-/* a line of a request: behind the text stand the token, its zone and what it
-   was found to be bound to */
+/* A line about a request: behind the text stand the token, its zone and the
+   token's record. */
 
 void
 ngx_http_idempotency_log(ngx_http_request_t *r,
@@ -109,7 +110,7 @@ ngx_http_idempotency_log(ngx_http_request_t *r,
 }
 
 
-/* whether one more line of that kind may be written */
+/* whether one more line of that kind may be logged */
 
 static ngx_uint_t
 log_admits(ngx_uint_t level, ngx_http_idempotency_status_e kind)
@@ -153,7 +154,8 @@ log_suppressed(ngx_event_t *ev)
 }
 
 
-/* logs how many lines were suppressed, each second and at the worker's end */
+/* logs how many lines were suppressed: each second, and when the worker
+   ends */
 
 void
 ngx_http_idempotency_log_rest(void)
@@ -182,8 +184,7 @@ ngx_http_idempotency_log_rest(void)
 }
 
 
-/* what the token was found to be bound to, if the store said so; of an owner,
-   under which fence */
+/* the token's record as the store answered; an owner's own fence */
 
 static u_char *
 log_found(ngx_http_idempotency_ctx_t *ctx, u_char *text)
@@ -255,7 +256,7 @@ ngx_http_idempotency_count(ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* called at the request's end: its client may have left while it waited */
+/* the request ends, perhaps as its client left during the wait */
 
 void
 ngx_http_idempotency_count_end(ngx_http_idempotency_ctx_t *ctx)
@@ -268,7 +269,7 @@ ngx_http_idempotency_count_end(ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* the deadline of the wait tells when it began */
+/* the wait began its timeout before the deadline */
 
 static void
 count_wait(ngx_http_idempotency_ctx_t *ctx,

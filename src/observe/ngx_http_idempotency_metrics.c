@@ -1,8 +1,8 @@
 
 /*
  * The figures of all zones, as metrics for Prometheus and as JSON.  One table
- * has for each figure its two names, its type and help, and where its value
- * is.
+ * has both names of each figure, its type and help, and the place of its
+ * value.
  */
 
 
@@ -13,16 +13,16 @@
 
 typedef struct {
     ngx_idempotency_store_t        *store;
-    /* escaped, for JSON and for a label alike */
+    /* escaped: JSON and labels have the same escapes */
     ngx_str_t                       name;
     ngx_idempotency_figures_t       figures;
-    /* the zone can be looked into */
+    /* the zone's memory can be read */
     ngx_uint_t                      known;
-    /* the figures' growth, full_in and oldest, or FIGURE_UNKNOWN */
+    /* growth, full_in and oldest of the figures, or FIGURE_UNKNOWN */
     int64_t                         growth;
     int64_t                         full_in;
     int64_t                         oldest;
-    /* its bytes: size, used, free */
+    /* the zone's size, used and free bytes */
     uint64_t                        bytes[3];
 } zone_t;
 
@@ -38,8 +38,8 @@ typedef enum {
     figure_times               /* ngx_idempotency_times_t */
 } figure_type_e;
 
-/* a figure that is an array has a label, and a name for each of its values,
-   in an array of structs of this size; metrics begin with the first */
+/* The names of an array's values, for a label: they are in an array of structs
+   of this size.  Metrics have the values from `first` on. */
 
 typedef struct {
     const char                     *label;
@@ -50,7 +50,7 @@ typedef struct {
 } figure_names_t;
 
 typedef struct {
-    /* in JSON, and as a metric */
+    /* the names in JSON and in metrics */
     const char                     *name;
     const char                     *metric;
     const char                     *type;
@@ -59,7 +59,7 @@ typedef struct {
     /* in zone_t */
     size_t                          offset;
     const figure_names_t           *names;
-    /* a figure of the store behind a zone; one that only a known zone has */
+    /* a figure of the backing; a figure that only a readable zone has */
     unsigned                        store:1;
     unsigned                        gauge:1;
 } figure_t;
@@ -204,7 +204,7 @@ static const figure_t  figures[] = {
 };
 
 
-/* the order of JSON, which is another one than that of the metrics */
+/* JSON has another order than metrics */
 
 static const char  *json_space[] = { "available", "bytes", NULL };
 
@@ -304,7 +304,7 @@ metrics_figure(ngx_http_idempotency_text_t *text, const figure_t *figure,
 }
 
 
-/* each bucket contains those below it; the last has no bound */
+/* each bucket includes those below it; the last has no bound */
 
 static void
 metrics_times(ngx_http_idempotency_text_t *text, const figure_t *figure,
@@ -513,7 +513,7 @@ json_times(ngx_http_idempotency_text_t *text, ngx_idempotency_times_t *times)
 }
 
 
-/* the figures of all stores of this configuration; NULL: no memory */
+/* the figures of all stores; NULL: no memory */
 
 static zone_t *
 zones_read(ngx_http_request_t *r, ngx_uint_t *n)

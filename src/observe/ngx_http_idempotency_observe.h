@@ -1,7 +1,7 @@
 
 /*
- * What the pages below idempotency_api share: text that is written piece by
- * piece, and the figures of all stores, which are written into it.
+ * For the resources of idempotency_api: text that is written piece by piece,
+ * and the figures of all stores as such text.
  */
 
 
@@ -12,7 +12,7 @@
 #include "ngx_http_idempotency.h"
 
 
-/* text in buffers of a bounded size each; without memory it fails for good */
+/* text in buffers; after a failed allocation it stays failed */
 
 typedef struct {
     ngx_pool_t                     *pool;
@@ -24,13 +24,13 @@ typedef struct {
 } ngx_http_idempotency_text_t;
 
 
-/* api.c: what is added at once takes at most 2048 bytes */
+/* api.c: adds at most 2048 bytes at once */
 
 void ngx_http_idempotency_text_add(ngx_http_idempotency_text_t *text,
     const char *fmt, ...);
 
-/* metrics.c: the figures of all stores, for Prometheus; the same as JSON, of
-   one store or, with NULL, of all */
+/* metrics.c: the figures of all stores for Prometheus; the same as JSON, of
+   all stores or of one */
 
 void ngx_http_idempotency_metrics(ngx_http_request_t *r,
     ngx_http_idempotency_text_t *text);

@@ -1,5 +1,7 @@
 
-/* What is known of a request, for logs, headers and maps. */
+/*
+ * The module's variables, for logs, headers and maps.
+ */
 
 
 #include "ngx_http_idempotency.h"
@@ -13,12 +15,12 @@ typedef enum {
     variable_reason,
     variable_refusal,
     variable_detail,
-    /* those that follow are numbers */
+    /* numbers from here on */
     variable_age,
     variable_replays,
     variable_expires,
     variable_fence,
-    /* any name that begins so: a field of the request's body */
+    /* any name with this prefix: a field of the request's body */
     variable_field
 } variable_e;
 
@@ -84,7 +86,7 @@ ngx_http_idempotency_add_variables(ngx_conf_t *cf)
 }
 
 
-/* whether it is a variable of this table, but not a field of the body */
+/* whether the name is in this table, which has no fields of the body */
 
 ngx_uint_t
 ngx_http_idempotency_is_own(ngx_str_t *name)
@@ -145,7 +147,7 @@ variable_get(ngx_http_request_t *r, ngx_http_variable_value_t *v,
 }
 
 
-/* NGX_DECLINED: it has no value */
+/* NGX_DECLINED: the variable has no value */
 
 static ngx_int_t
 variable_text(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
@@ -196,7 +198,7 @@ variable_text(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
         return NGX_OK;
 
-    /* for an error_page, these two say what the document would have said */
+    /* for an error_page: what the problem document would have said */
 
     case variable_refusal:
         *value = ngx_http_idempotency_statuses[ctx->status].name;
@@ -227,8 +229,7 @@ variable_hex(ngx_http_request_t *r, u_char *digest, ngx_str_t *value)
 }
 
 
-/* -1: it has no value.  Age and replays are those of a record that a repeat
-   met */
+/* -1: no value.  Age and replays are those of the replayed record. */
 
 static int64_t
 variable_number(ngx_http_idempotency_ctx_t *ctx, variable_e what)
@@ -262,8 +263,8 @@ variable_number(ngx_http_idempotency_ctx_t *ctx, variable_e what)
 
 
 /*
- * Seconds until the token is free.  The window runs from the outcome on: before
- * that the owner sees the whole window, and others see nothing.
+ * Seconds until the token is free.  The window begins with the outcome: before
+ * it the owner has the whole window, and other requests have no value.
  */
 
 static int64_t
@@ -300,7 +301,7 @@ variable_left(ngx_http_idempotency_ctx_t *ctx)
         ends = ctx->answered + claim->found.left;
     }
 
-    /* rounded up: it is free then */
+    /* rounded up: by then the token is free */
 
     left = ngx_max((ngx_msec_int_t) (ends - ngx_current_msec), 0);
 
