@@ -1,8 +1,8 @@
 
 /*
- * Digests: SHA-256 of bytes, or HMAC-SHA-256 where there is a key, over a
- * versioned and length-prefixed encoding that is equal on every machine.  No
- * HTTP requests, no clock, no allocation.
+ * Digests by SHA-256, or by HMAC-SHA-256 where there is a key, over a
+ * versioned and length-prefixed encoding that is equal on every machine.
+ * Nothing here knows requests, reads a clock or allocates.
  */
 
 
