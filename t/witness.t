@@ -282,6 +282,22 @@ for my $sync (qw(batched strict)) {
 }
 
 
+# a file of another program is left as it is, to the byte
+
+begin('batched');
+sqlite("$dir/others", 'CREATE TABLE t (a); INSERT INTO t VALUES (1)');
+
+my $others = slurp("$dir/others");
+
+put_back("$dir/others");
+
+ok((until_true { order('z' . ++$keys) eq '503 UNAVAILABLE' && $n->log =~ /is not a file of this module/ }),
+   "another program's file, while nginx runs: the log says so");
+is(order(1), '200 REPLAYED', '... memory answers');
+ok($others eq slurp($file), '... and nothing is written to it');
+$n->stop;
+
+
 # --- the witness --------------------------------------------------------------------
 
 begin('batched');

@@ -39,7 +39,8 @@ enum {
     DIES_FIRST,
     DIES_LAST,
     HANGS,
-    LEAVES
+    LEAVES,
+    FORGES
 };
 
 
@@ -49,6 +50,7 @@ static uid_t       user;
 static shared_t   *shared;
 
 static ngx_uint_t  does;
+static ngx_str_t  *forged;
 static int64_t     forward;
 static int64_t     wall;
 static char       *boot;
@@ -91,6 +93,10 @@ __wrap_sqlite3_open_v2(const char *name, sqlite3 **sqlite, int flags,
 
     if (does == LEAVES) {
         _exit(0);
+    }
+
+    if (does == FORGES) {
+        ngx_str_set(forged, "forged");
     }
 
     return __real_sqlite3_open_v2(name, sqlite, flags, vfs);
@@ -1043,6 +1049,16 @@ the_child_dies(void)
     does = HANGS;
     check_equal(begin(&s), NGX_ERROR);
     check(unit_logged("\" can't be used: nothing was heard of it for 5 s"));
+
+    /* whoever has the child in his power by a file has no address of the
+       master's */
+
+    does = FORGES;
+    forged = &s.zone;
+    check_equal(begin(&s), NGX_OK);
+    check_equal(s.zone.len, 0);
+    ngx_idempotency_start_leave(&s);
+    remove_it();
 
     /* whole, and without its name yet */
 

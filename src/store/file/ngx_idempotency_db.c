@@ -364,14 +364,7 @@ db_prepare(ngx_idempotency_db_t *db)
                     db->conf.sync == NGX_IDEMPOTENCY_SYNC_STRICT
                     ? "FULL" : "NORMAL");
 
-    /* a copy that was made of it may have no log */
-
-    rc = sqlite3_exec(db->sqlite, "PRAGMA journal_mode = WAL", NULL, NULL,
-                      NULL);
-
-    if (rc == SQLITE_OK) {
-        rc = sqlite3_exec(db->sqlite, sql, NULL, NULL, NULL);
-    }
+    rc = sqlite3_exec(db->sqlite, sql, NULL, NULL, NULL);
 
     if (rc == SQLITE_OK && db->conf.max_size) {
         db->most = db->conf.max_size / DB_PAGE;
@@ -386,6 +379,17 @@ db_prepare(ngx_idempotency_db_t *db)
         rc = sqlite3_prepare_v3(db->sqlite, db_statements[i], -1,
                                 SQLITE_PREPARE_PERSISTENT,
                                 &db->statements[i], NULL);
+
+        /* another program's tables, and its file is not written to */
+
+        rc = (rc == SQLITE_ERROR) ? SQLITE_NOTADB : rc;
+    }
+
+    /* a copy that was made of it may have no log */
+
+    if (rc == SQLITE_OK) {
+        rc = sqlite3_exec(db->sqlite, "PRAGMA journal_mode = WAL", NULL, NULL,
+                          NULL);
     }
 
     if (rc != SQLITE_OK) {

@@ -45,6 +45,13 @@
 
 #define START_NAME     (NGX_IDEMPOTENCY_FILE_PATH + 16)
 
+/* what a child finds out, in bytes.  It has no addresses: the child reads a
+   file that others may have written, and the master may be root */
+
+#define START_FOUND    (ssize_t)                                              \
+                       (offsetof(ngx_idempotency_start_t, next)               \
+                        - offsetof(ngx_idempotency_start_t, wall))
+
 
 /* what SQLite's file format says: the header, and where in it */
 
@@ -547,12 +554,13 @@ start_hear(ngx_idempotency_start_t *start, int from, ngx_pid_t pid)
                         "its disk answer, or is a process stopped that uses "
                         "it?", START_TIMEOUT / 1000);
 
-    } else if (start_pass(from, start, 0) != sizeof(ngx_idempotency_start_t)) {
+    } else if (start_pass(from, start, 0) != START_FOUND) {
         start->rc = start_refuse(start, 0,
                         "can't be used: the process that looks at it has told "
                         "nothing");
     }
 
+    start->why[sizeof(start->why) - 1] = '\0';
     start->late = (start->rc != NGX_OK);
 
     for (i = 0; i < START_REAP; i++) {
@@ -594,8 +602,8 @@ start_pass(int fd, ngx_idempotency_start_t *start, ngx_uint_t send)
     ngx_memzero(&msg, sizeof(struct msghdr));
     ngx_memzero(&control, sizeof(control));
 
-    iov.iov_base = start;
-    iov.iov_len = sizeof(ngx_idempotency_start_t);
+    iov.iov_base = &start->wall;
+    iov.iov_len = START_FOUND;
 
     msg.msg_iov = &iov;
     msg.msg_iovlen = 1;
