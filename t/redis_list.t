@@ -9,6 +9,7 @@ use warnings;
 use FindBin;
 use lib "$FindBin::Bin/lib";
 
+use FakeRedis;
 use Idempotency;
 use Redis;
 
@@ -113,6 +114,42 @@ is($here->get("$records?tier=backing")->{status}, 503, 'it is gone');
 is($here->get($records)->{status}, 200, '... memory is not');
 
 $_->stop for @nginx;
+
+
+# --- sentinels ----------------------------------------------------------------
+
+# There is no map of slots to be asked for anew: who listens to a sentinel goes on.
+
+{
+    my $master = Redis->new;
+    my $sentinel = FakeRedis->new(
+        SENTINEL => "*2\r\n" . FakeRedis::bulk('127.0.0.1') . FakeRedis::bulk($master->port),
+        SUBSCRIBE => "*3\r\n+subscribe\r\n+x\r\n:1\r\n");
+
+    my $n = nginx(workers => 1, allow => qr/idempotency_redis/,
+                  zone => 'idempotency_redis r { mode sentinel; master m; server 127.0.0.1:' . $sentinel->port . "; }\n"
+                          . "idempotency_zone zone=z:8m redis=r;\n",
+                  server => <<'EOC');
+    idempotency zone=z;
+    location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /idem/ { idempotency_api; }
+EOC
+
+    until_true { $n->get("$records?tier=backing")->{status} == 200 };
+
+    my $pings = sub { return scalar grep { $_->[0] eq 'PING' } $sentinel->commands };
+    my ($connections, $before) = ($sentinel->connections, $pings->());
+
+    # it is asked every few seconds whether it is there: by then it would have
+    # been left for another one
+
+    walk($n, 'tier=backing');
+    until_true { $pings->() > $before };
+
+    is($sentinel->connections, $connections, 'a list leaves the connection to the sentinel as it is');
+
+    $_->stop for $n, $sentinel;
+}
 
 
 # --- a cluster ----------------------------------------------------------------

@@ -456,7 +456,7 @@ ngx_idempotency_redis_master(ngx_idempotency_redis_t *redis, uint64_t *master,
     ngx_uint_t                     i;
     ngx_idempotency_redis_node_t  *node;
 
-    if (*master == 0) {
+    if (*master == 0 && redis->slots) {
         /* the map may have changed, and the end sees that */
         ngx_idempotency_redis_doubt(redis, 1);
     }

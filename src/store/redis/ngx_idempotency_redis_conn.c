@@ -316,7 +316,8 @@ conn_tell(ngx_idempotency_redis_conn_t *conn)
     node = conn->node;
 
     if ((node->warned & NGX_IDEMPOTENCY_REDIS_WARN_AWAY)
-        || (ngx_exiting && conn->kind->idle(conn))) {
+        || (ngx_exiting && conn->kind->idle(conn)))
+    {
         return;
     }
 

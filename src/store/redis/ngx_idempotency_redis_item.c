@@ -329,7 +329,7 @@ head_write(u_char *head, ngx_idempotency_item_t *item)
         head_put(head + HEAD_STATUS, 4, item->taken);
     }
 
-    /* by rb, what was claimed here behind it is not meant */
+    /* by hand, what was claimed here behind it is not meant */
 
     if (item->what == NGX_IDEMPOTENCY_ITEM_FORGET) {
         head_put(head + HEAD_SEQUENCE, 8, item->floor);
