@@ -334,6 +334,31 @@ is(scalar(() = caller_nginx()->log =~ /no connection to 127.*:@{[$who->port]}: i
 is(scalar(() = caller_nginx()->log =~ /127.*:@{[$who->port]} is back/g), 1, '... as is that it is back');
 $_->stop for $who, $closed;
 
+# A master that died, and lost its slots, gets them back: it is not taken for dead.
+
+{
+    my ($one, $two) = map FakeRedis->new, 1, 2;
+    my $map = sub { return "*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n\$9\r\n127.0.0.1\r\n:@{[$_[0]->port]}\r\n" };
+    my $seed = FakeRedis->new(CLUSTER => $map->($one));
+    my $served = sub { return until_true { call('say::1%0D%0A', msec => 2000) =~ /^error=0 .*:1$/ } };
+
+    fake($seed, 'mode cluster; timeout 300ms; connections 1;', allow => qr/idempotency_redis/);
+
+    ok($served->(), 'a master of a cluster');
+    $one->stop;
+    ok(until_true { state() =~ /^up 0/ }, '... is gone');
+
+    $seed->stop;
+    $seed->start(CLUSTER => $map->($two));
+    ok($served->(), '... another one has its slots');
+
+    $one->start;
+    is_call(call("say:-MOVED%201%20127.0.0.1:@{[$one->port]}%0D%0A|:1%0D%0A", msec => 20000), 'OK', 0, ':1',
+            '... and gives them back');
+
+    $_->stop for $seed, $one, $two;
+}
+
 ($who, $closed) = strangers('a cluster without slots', 'mode cluster;', { CLUSTER => "*0\r\n" },
                             qr/it does not know the slots/);
 $_->stop for $who, $closed;

@@ -1525,6 +1525,13 @@ cluster_leave(ngx_idempotency_redis_node_t *node)
         if (conn && conn->state != ngx_idempotency_redis_ready) {
             ngx_idempotency_redis_conn_stop(conn, NGX_IDEMPOTENCY_REDIS_AWAY,
                                             "it has no slots");
+
+            /* it is tried anew if it gets some again; home has no server */
+
+            if (node != node->redis->home) {
+                conn->down = 0;
+            }
+
             ngx_idempotency_redis_pipeline_leave(conn);
         }
     }
