@@ -1,7 +1,7 @@
 
 /*
- * The backing that is a Redis or a Valkey, see ngx_idempotency_tier.h; and what
- * its files share, which is a worker's own but for the names.
+ * The backing that is a Redis or a Valkey, see ngx_idempotency_tier.h: what its
+ * files share.  All of it is a worker's own but for the names.
  */
 
 
@@ -29,8 +29,8 @@ typedef struct {
 } ngx_idempotency_redis_batch_t;
 
 
-/* a question for a stamp; two at most are on the way: one for the stamp as the
-   server has it, one for the stamp as replicas or the disk have it */
+/* A question for a stamp.  At most two are on the way: one for the stamp as the
+   server has it, one for the stamp as replicas or the disk have it. */
 
 typedef struct ngx_idempotency_redis_beat_s  ngx_idempotency_redis_beat_t;
 
@@ -39,7 +39,7 @@ struct ngx_idempotency_redis_zone_s {
     ngx_idempotency_tier_t          tier;
 
     ngx_pool_t                     *pool;
-    /* NULL: no directive names it, only old workers use it */
+    /* NULL: no directive names the zone, only old workers use it */
     ngx_idempotency_redis_t        *redis;
     ngx_idempotency_redis_conf_t   *conf;
     ngx_str_t                       name;
@@ -48,13 +48,14 @@ struct ngx_idempotency_redis_zone_s {
 
     ngx_idempotency_redis_batch_t   *batches;
 
-    /* the stamps, how each of them begins, and who asks for them; as each
-       connection looks for them */
+    /* what each stamp begins with, and the instance that asks, as the
+       connections send them */
     ngx_str_t                       stamp_head;
     u_char                          stamp_asker[2 * sizeof(uint64_t)];
     ngx_idempotency_redis_mark_t    mark;
     ngx_idempotency_redis_beat_t   *beats;
-    /* when they were asked for, and what of them in shared memory is known */
+    /* when the stamps were last asked for; the version of their state in shared
+       memory that this worker has seen */
     ngx_msec_t                      beaten;
     ngx_atomic_uint_t               stamped;
 
@@ -67,21 +68,22 @@ struct ngx_idempotency_redis_zone_s {
 };
 
 
-/* in the configuration.  `name` is what the block is called, for a zone that
-   is already made */
+/* in the configuration.  `name`: the block's name, for a zone that is already
+   made */
 
 ngx_int_t ngx_idempotency_backing_redis_add(ngx_conf_t *cf,
     ngx_idempotency_store_t *store, ngx_idempotency_redis_t *redis,
     ngx_str_t *name);
 
-/* a zone of it may have responses of this size, which may be too large for it:
-   said once */
+/* warns once if the zone may have responses of this size, and they may be too
+   large for a Redis */
 
 void ngx_idempotency_backing_redis_warn(ngx_conf_t *cf,
     ngx_idempotency_store_t *store, size_t size);
 
-/* what the server has of a zone.  NGX_AGAIN: ngx_idempotency_remote_listed() is
-   called; NGX_ERROR: it can't be asked.  prefix: of the zone's keys */
+/* Lists a zone's records in the server.  NGX_AGAIN: calls
+   ngx_idempotency_page_listed() later; NGX_ERROR: it can't ask. prefix: of the
+   zone's keys. */
 
 ngx_int_t ngx_idempotency_redis_list(ngx_idempotency_redis_t *redis,
     ngx_idempotency_page_t *page, ngx_str_t *prefix, int64_t now);
@@ -93,13 +95,14 @@ ngx_int_t ngx_idempotency_redis_stamps_init(
 ngx_int_t ngx_idempotency_redis_stamps_init_process(
     ngx_idempotency_redis_zone_t *redis, ngx_pool_t *pool);
 
-/* NULL, or why nothing may be sent; takes over what other workers have seen */
+/* NULL, or why nothing may be sent; takes over what other workers have found
+   out */
 
 const char *ngx_idempotency_redis_stamps_look(
     ngx_idempotency_redis_zone_t *redis);
 
-/* each second, by one worker; and with what is durable: what its key belongs to
-   is acknowledged then, too */
+/* asks for the stamps each second, in one worker; or along with a durable call,
+   which also acknowledges the stamp of its key's part */
 
 void ngx_idempotency_redis_stamps_beat(ngx_idempotency_tier_t *tier);
 void ngx_idempotency_redis_stamps_with(ngx_idempotency_redis_zone_t *redis,

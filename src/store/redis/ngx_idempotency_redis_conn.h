@@ -1,6 +1,6 @@
 
 /*
- * What the files here share: a server as a node, connections to it, and the
+ * What the client's files share: servers as nodes, connections to them, and the
  * worker's view of all of them.
  */
 
@@ -19,8 +19,8 @@ typedef struct ngx_idempotency_redis_node_s   ngx_idempotency_redis_node_t;
 typedef struct ngx_idempotency_redis_conn_s   ngx_idempotency_redis_conn_t;
 
 
-/* an answer, in the order of what was sent.  NULL: the connection is lost,
-   "error" and "why" of it say how */
+/* gets an answer; answers come in the order of the commands.  NULL: the
+   connection is lost, see its "error" and "why" */
 
 typedef void (*ngx_idempotency_redis_answer_pt)(
     ngx_idempotency_redis_conn_t *conn, void *data,
@@ -30,27 +30,29 @@ typedef void (*ngx_idempotency_redis_answer_pt)(
 typedef struct {
     ngx_idempotency_redis_answer_pt  handler;
     void                            *data;
-    /* it is no call's: it comes in time, or all is lost */
+    /* not a call's, which has its own deadline: an answer in time, or the
+       connection is lost */
     ngx_uint_t                       expected;
 } ngx_idempotency_redis_due_t;
 
 
-/* what a connection is for */
+/* the kinds of connections */
 
 typedef struct {
-    /* it asks where other servers are: roles and clocks don't matter */
+    /* asks where other servers are: roles and clocks don't matter */
     ngx_uint_t                       seeks;
-    /* it is the master's, has greeted, and is ready */
+    /* the connection leads to a master, has done its handshake, and is ready */
     void                           (*ready)(
                                          ngx_idempotency_redis_conn_t *conn);
-    /* it is lost, or there is none: all that was due has been answered */
+    /* the connection is lost, or could not be made; all answers that were due
+       have been given, as NULL */
     void                           (*lost)(
                                          ngx_idempotency_redis_conn_t *conn);
-    /* a message, which answers no question; NGX_DECLINED: it is none */
+    /* a message that answers no command; NGX_DECLINED: it is none */
     ngx_int_t                      (*push)(
                                          ngx_idempotency_redis_conn_t *conn,
                                          ngx_idempotency_redis_reply_t *reply);
-    /* it may go, once the worker exits */
+    /* true: an exiting worker may close the connection */
     ngx_uint_t                     (*idle)(
                                          ngx_idempotency_redis_conn_t *conn);
 } ngx_idempotency_redis_kind_t;
@@ -69,7 +71,7 @@ struct ngx_idempotency_redis_conn_s {
     ngx_idempotency_redis_t         *redis;
     ngx_idempotency_redis_node_t    *node;
     ngx_idempotency_redis_kind_t    *kind;
-    /* it asks for the settings of the server, too */
+    /* the handshake asks for the server's settings, too */
     ngx_uint_t                       info;
 
     ngx_idempotency_redis_state_e    state;
@@ -87,44 +89,44 @@ struct ngx_idempotency_redis_conn_s {
     ngx_idempotency_resp_t           in;
     ngx_idempotency_resp_out_t       out;
 
-    /* what is to be answered, as a ring */
+    /* the answers that are due, a ring */
     ngx_idempotency_redis_due_t     *due;
     ngx_uint_t                       ndue;
     ngx_uint_t                       first;
     ngx_uint_t                       size;
 
-    /* connecting, pausing before the next, waiting for an answer that is no
-       call's: no worker's exit waits for it */
+    /* while connecting, pausing before the next try, or waiting for expected
+       answers; an exiting worker does not wait for it */
     ngx_event_t                      timer;
     ngx_msec_t                       backoff;
-    /* when the last one was begun */
+    /* when the last try began */
     ngx_msec_t                       begun;
-    /* since when there is none that is ready */
+    /* since when the connection is not ready */
     ngx_msec_t                       since;
-    /* ... for so long that nothing waits for it any more */
+    /* for so long that no call waits for it any more */
     ngx_uint_t                       down;
 
-    /* why the last one was lost */
+    /* why the connection was last lost */
     ngx_idempotency_redis_error_e    error;
     ngx_str_t                        why;
     u_char                           text[256];
-    /* what nginx says of it, for our own line of the log */
+    /* catches nginx's messages, for our own log line */
     ngx_log_t                        log;
     u_char                           heard[192];
     size_t                           nheard;
 
-    /* end it when nothing is due any more: it is no master's */
+    /* close when no answer is due any more: the node is no master */
     unsigned                         retire:1;
-    /* answers that "timer" waits for */
+    /* the number of answers that "timer" waits for */
     ngx_uint_t                       expected;
 
-    /* for each mark of the block, see mark */
+    /* the state of each mark of the block, see the pipeline */
     u_char                          *marks;
 
     /* channels, see pubsub */
     ngx_queue_t                      channels;
 
-    /* calls, see pipeline */
+    /* calls, see the pipeline */
     ngx_queue_t                      calls;
     ngx_queue_t                      sent;
     ngx_queue_t                      waiting;
@@ -132,59 +134,61 @@ struct ngx_idempotency_redis_conn_s {
     ngx_event_t                      expire;
     ngx_event_t                      pause;
     ngx_msec_t                       paused;
-    /* replicas and disks are asked about those that are "waiting" */
+    /* calls of "waiting" need replicas or the disk; the server has been asked
+       about them */
     unsigned                         durable:1;
     unsigned                         asked:2;
     ngx_msec_t                       asked_at;
 };
 
 
-/* a server, by its place in the configuration or as others told it */
+/* a server, as the configuration or another server names it */
 
 struct ngx_idempotency_redis_node_s {
     ngx_queue_t                      queue;
     ngx_idempotency_redis_t         *redis;
-    /* for the log, and what it is found by */
+    /* the name is for the log and to find the node */
     ngx_str_t                        name;
     ngx_str_t                        host;
     in_port_t                        port;
 
-    /* none: it is a name, or nothing yet */
+    /* none: the address of the name is not known yet */
     ngx_addr_t                      *addrs;
     ngx_uint_t                       naddrs;
-    /* ... if others told it */
+    /* the address, if another server told it */
     ngx_addr_t                       addr;
     ngx_sockaddr_t                   sockaddr;
     u_char                          *told;
 
-    /* those that are not durable, then those that are; made when needed */
+    /* first those for calls that are not durable, then those for durable ones;
+       made when needed */
     ngx_idempotency_redis_conn_t   **conns;
     ngx_idempotency_redis_conn_t    *pubsub;
 
-    /* what it said of itself */
+    /* as the server says */
     u_char                           run_id[40];
     uint64_t                         evicted;
-    /* its clock, and ours at that time, in microseconds */
+    /* its clock, and ours at that moment, in microseconds */
     uint64_t                         clock;
     uint64_t                         clock_at;
 
-    /* its health: when it was looked at last, and when it was well */
+    /* its health: when it was last checked, and when it was last well */
     ngx_msec_t                       looked;
     ngx_msec_t                       well;
-    /* if "missing": since when nothing was acknowledged, when that was tried
-       last; and how far a replica must have come, 0: this is not known yet */
+    /* if "missing": since when nothing was acknowledged, and when it was last
+       tried; how far a replica must have come, 0: not known yet */
     ngx_msec_t                       missed;
     ngx_msec_t                       tried;
     int64_t                          offset;
     unsigned                         missing:1;
     unsigned                         looking:1;
 
-    /* calls go there; it is only asked where others are */
+    /* calls go to this node; it is only asked where others are */
     unsigned                         known:1;
     unsigned                         seed:1;
-    /* the last map of slots that has it */
+    /* the last map of slots with this node */
     ngx_uint_t                       map;
-    /* what was said in the log, see ngx_idempotency_redis_warn() */
+    /* warnings that were logged, see ngx_idempotency_redis_warn() */
     ngx_uint_t                       warned;
 };
 
@@ -194,16 +198,16 @@ struct ngx_idempotency_redis_s {
     ngx_idempotency_redis_mark_t      *marks;
     ngx_uint_t                         nmarks;
 
-    /* a worker's own */
+    /* all below is a worker's own */
     ngx_log_t                         *log;
     ngx_queue_t                        nodes;
-    /* the only server, or the master; in a cluster where calls wait for the
-       map of slots */
+    /* the only server, or the master; in a cluster calls wait here for the map
+       of slots */
     ngx_idempotency_redis_node_t      *home;
-    /* of a cluster, by slot; NULL: it is none */
+    /* the nodes of a cluster, by slot; NULL: this is no cluster */
     ngx_idempotency_redis_node_t     **slots;
     ngx_uint_t                         maps;
-    /* to the server that is asked where others are, or NULL */
+    /* the connection to the server that is asked where others are, or NULL */
     ngx_idempotency_redis_conn_t      *discovery;
     ngx_uint_t                         turn;
     ngx_event_t                        tick;
@@ -219,7 +223,7 @@ struct ngx_idempotency_redis_s {
 };
 
 
-/* the connections of a node */
+/* the number of a node's connections */
 
 #define redis_conns(redis)  ((ngx_uint_t) (2 * (redis)->conf.connections))
 
@@ -228,32 +232,34 @@ struct ngx_idempotency_redis_s {
 
 ngx_idempotency_redis_conn_t *ngx_idempotency_redis_conn_create(
     ngx_idempotency_redis_node_t *node, ngx_idempotency_redis_kind_t *kind);
-/* the process ends: no handler is called */
+/* the process ends: calls no handler */
 void ngx_idempotency_redis_conn_exit(ngx_idempotency_redis_conn_t *conn);
-/* if there is none, and none on its way */
+/* connects, unless it is connected or connecting */
 void ngx_idempotency_redis_conn_connect(ngx_idempotency_redis_conn_t *conn);
 void ngx_idempotency_redis_conn_lose(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_error_e error, char *why, ngx_str_t *what);
-/* the node is there again: a line of the log, if one said that it was not */
+/* the node can be used again: logs that, if the log has said that it could
+   not */
 void ngx_idempotency_redis_conn_back(ngx_idempotency_redis_conn_t *conn);
-/* something has ended: does anything keep it? */
+/* an answer has arrived: closes the connection if nothing needs it any more */
 void ngx_idempotency_redis_conn_settle(ngx_idempotency_redis_conn_t *conn);
-/* quietly: it is not needed any more, or has to be another one */
+/* closes the connection quietly: it is not needed any more, or a new one is */
 void ngx_idempotency_redis_conn_stop(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_error_e error, char *why);
 void ngx_idempotency_redis_conn_restart(ngx_idempotency_redis_conn_t *conn,
     ngx_msec_t pause, char *why);
 
-/* what was put into "out" will be answered there; NULL: the answer is of no
-   interest */
+/* the answer to the command just written into "out" goes to the handler; NULL:
+   no one needs it */
 ngx_int_t ngx_idempotency_redis_conn_due(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_answer_pt handler, void *data);
 void ngx_idempotency_redis_conn_write(ngx_idempotency_redis_conn_t *conn);
-/* as above, but the answer is no call's: it comes in time, or all is lost */
+/* likewise, but not for a call: the answer comes in time, or the connection is
+   lost */
 void ngx_idempotency_redis_conn_expect(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_answer_pt handler, void *data);
 
-/* once for each of these and each server */
+/* each warning is logged once for each server */
 
 #define NGX_IDEMPOTENCY_REDIS_WARN_AWAY       0x01
 #define NGX_IDEMPOTENCY_REDIS_WARN_ROLE       0x02
@@ -264,10 +270,11 @@ void ngx_idempotency_redis_conn_expect(ngx_idempotency_redis_conn_t *conn,
 void ngx_idempotency_redis_warn(ngx_idempotency_redis_conn_t *conn,
     ngx_uint_t what, char *text, ngx_str_t *says);
 
-/* is it there, what time is it there; "info": and its settings */
+/* asks whether the server is there, and for its time; "info": for its settings,
+   too */
 void ngx_idempotency_redis_conn_check(ngx_idempotency_redis_conn_t *conn,
     ngx_uint_t info);
-/* its clock, in microseconds, was just told; 0: it was never told */
+/* the server has just told its time, in microseconds; 0: it has not */
 void ngx_idempotency_redis_node_told_time(ngx_idempotency_redis_node_t *node,
     uint64_t time);
 uint64_t ngx_idempotency_redis_node_time(ngx_idempotency_redis_node_t *node);
@@ -279,10 +286,10 @@ extern ngx_idempotency_redis_kind_t  ngx_idempotency_redis_pipeline;
 void ngx_idempotency_redis_pipeline_init(ngx_idempotency_redis_conn_t *conn);
 void ngx_idempotency_redis_pipeline_call(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call);
-/* all marks are asked for; "anew": whatever was known */
+/* asks for all marks; "anew": even for those already known */
 void ngx_idempotency_redis_mark_ask(ngx_idempotency_redis_conn_t *conn,
     ngx_uint_t anew);
-/* all that waits here goes where it belongs now */
+/* all calls of this connection go where they belong now */
 void ngx_idempotency_redis_pipeline_leave(ngx_idempotency_redis_conn_t *conn);
 
 /* pubsub */
@@ -293,20 +300,20 @@ void ngx_idempotency_redis_pubsub_route(ngx_idempotency_redis_t *redis);
 
 /* client */
 
-/* some node is no master, or there is none: look again, later; "news": not so
-   when it was asked last */
+/* a node is no master, or has no address: look again where servers are, later;
+   "news": the last look did not show it */
 void ngx_idempotency_redis_doubt(ngx_idempotency_redis_t *redis,
     ngx_uint_t news);
 
-/* the one behind it, or the first one: NULL */
+/* the next node; NULL: the first one */
 ngx_idempotency_redis_node_t *ngx_idempotency_redis_node_next(
     ngx_idempotency_redis_t *redis, ngx_idempotency_redis_node_t *node);
 
-/* where a key is */
+/* the node of a key */
 ngx_idempotency_redis_node_t *ngx_idempotency_redis_node_of(
     ngx_idempotency_redis_t *redis, ngx_str_t *key);
 
-/* "MOVED slot host:port", "ASK ...": where that is; NULL: nobody knows */
+/* the node of "MOVED slot host:port" or "ASK ..."; NULL: unknown */
 ngx_idempotency_redis_node_t *ngx_idempotency_redis_moved(
     ngx_idempotency_redis_t *redis, ngx_str_t *text, ngx_uint_t ask);
 
@@ -314,15 +321,15 @@ ngx_idempotency_redis_node_t *ngx_idempotency_redis_moved(
 ngx_idempotency_redis_conn_t *ngx_idempotency_redis_node_conn(
     ngx_idempotency_redis_node_t *node, ngx_uint_t n, ngx_uint_t durable);
 
-/* a call goes where it belongs now */
+/* sends a call to the node where it belongs now */
 void ngx_idempotency_redis_route(ngx_idempotency_redis_t *redis,
     ngx_idempotency_redis_call_t *call);
 
-/* replicas have what was sent at that time, or not */
+/* replicas have acknowledged what was sent at that time, or have not */
 void ngx_idempotency_redis_acked(ngx_idempotency_redis_node_t *node);
 void ngx_idempotency_redis_unacked(ngx_idempotency_redis_node_t *node,
     ngx_msec_t sent);
-/* so for a second */
+/* replicas have acknowledged nothing for a second */
 ngx_uint_t ngx_idempotency_redis_missing(ngx_idempotency_redis_node_t *node);
 
 

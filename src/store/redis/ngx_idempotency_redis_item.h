@@ -1,7 +1,7 @@
 
 /*
- * Items as a Redis has them: what a script is called with, and what its answer
- * says.  A record is the head below and its response: see record.lua.
+ * Items as calls of scripts: the arguments of a call, and the meaning of its
+ * reply.  A record is the head below and its response: see record.lua.
  */
 
 
@@ -17,7 +17,7 @@
 #define NGX_IDEMPOTENCY_REDIS_ARGS    8
 #define NGX_IDEMPOTENCY_REDIS_NUMBERS  128
 
-/* a token, in base64url */
+/* the length of a token in base64url */
 
 #define NGX_IDEMPOTENCY_REDIS_TOKEN   43
 
@@ -29,9 +29,10 @@ typedef struct {
 
     ngx_idempotency_item_t         *item;
     ngx_uint_t                      sent;
-    /* it may have been executed */
+    /* some call for this item may have been executed */
     ngx_uint_t                      maybe;
-    /* its connection was lost, once or more: it may be executed yet */
+    /* a connection with a call for this item was lost, once or more: that call
+       may yet be executed */
     ngx_uint_t                      lost;
     /* its batch */
     void                           *rb;
@@ -44,18 +45,18 @@ typedef struct {
 } ngx_idempotency_redis_item_t;
 
 
-/* in the master: the scripts' digests */
+/* in the master: computes the scripts' digests */
 
 void ngx_idempotency_redis_items_init(void);
 
-/* of a call: its script, its key and its arguments.  now: as the item's times
-   are; publish: the command that does */
+/* fills in the call: script, key, arguments. now: the time base of the item;
+   publish: the command to publish with */
 
 void ngx_idempotency_redis_item_call(ngx_idempotency_redis_item_t *ri,
     ngx_str_t *prefix, ngx_str_t *publish, int64_t now);
 
-/* the script's answer as the item's; NGX_DECLINED: it is of a kind that no
-   module of this version has written, NGX_ERROR: it is none */
+/* puts the reply into the item; NGX_DECLINED: a record that no module of this
+   version has written, NGX_ERROR: no valid reply */
 
 ngx_int_t ngx_idempotency_redis_item_answer(ngx_idempotency_redis_item_t *ri,
     ngx_idempotency_redis_reply_t *reply, int64_t now);
@@ -75,7 +76,7 @@ typedef enum {
 extern ngx_idempotency_redis_script_t
     ngx_idempotency_redis_scripts[NGX_IDEMPOTENCY_REDIS_SCRIPTS];
 
-/* the name of a token's key */
+/* writes the name of a token's key */
 
 u_char *ngx_idempotency_redis_item_key(u_char *p, ngx_str_t *prefix,
     u_char *token);

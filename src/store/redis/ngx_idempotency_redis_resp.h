@@ -1,7 +1,7 @@
 
 /*
- * What is said to a Redis, and what it answers, as bytes: RESP2.
- * Knows no connection.
+ * RESP2: commands to a Redis and its replies, as bytes.  Connections are
+ * elsewhere.
  */
 
 
@@ -19,29 +19,28 @@
 
 
 /*
- * A reader: bytes go in as they come, replies come out when they are whole.
- * All of it is zero at first; what it allocates is given back by
- * ngx_idempotency_resp_free().
+ * A reader: bytes go in as they arrive, whole replies come out.  It begins as
+ * zeroes; ngx_idempotency_resp_free() frees its memory.
  */
 
 typedef struct {
-    /* what was read, and room for more */
+    /* bytes read, and room for more */
     u_char                         *buf;
     size_t                          size;
     size_t                          len;
 
-    /* where this reply begins, and how far it was looked at: so far it is
-       well-formed */
+    /* the start of the current reply, and the end of its part that was scanned
+       and is well-formed */
     size_t                          start;
     size_t                          pos;
-    /* the size of the string there, which is not whole */
+    /* the size of the string at pos, if it is not whole */
     size_t                          value;
 
-    /* values that are still to come at each level */
+    /* how many values each level still lacks */
     ngx_uint_t                      depth;
     ngx_uint_t                      left[NGX_IDEMPOTENCY_RESP_DEPTH];
 
-    /* of this reply */
+    /* the number of values in this reply, and whether it is whole */
     ngx_uint_t                      values;
     ngx_uint_t                      whole;
 
@@ -50,24 +49,24 @@ typedef struct {
 } ngx_idempotency_resp_t;
 
 
-/* where to put at least one byte more, and how many fit; NULL: no memory */
+/* room for at least one byte, and its size; NULL: no memory */
 
 u_char *ngx_idempotency_resp_room(ngx_idempotency_resp_t *resp, size_t *size);
 
-/* so many were put there */
+/* so many bytes were put there */
 
 void ngx_idempotency_resp_read(ngx_idempotency_resp_t *resp, size_t n);
 
 /*
- * NGX_OK: a reply, which stays until the next call of one of these functions;
- * NGX_AGAIN: none that is whole; NGX_ERROR: this is no RESP, or it is larger
- * than anything that was asked for; NGX_ABORT: no memory
+ * NGX_OK: a reply, valid until the next call of one of these functions;
+ * NGX_AGAIN: none is whole; NGX_ERROR: not RESP, or larger than any expected
+ * reply; NGX_ABORT: no memory
  */
 
 ngx_int_t ngx_idempotency_resp_next(ngx_idempotency_resp_t *resp,
     ngx_idempotency_redis_reply_t **reply);
 
-/* of the reply that came last, with all that it points to; for ngx_free() */
+/* copies the last reply and all that it points to; for ngx_free() */
 
 ngx_idempotency_redis_reply_t *ngx_idempotency_resp_copy(
     ngx_idempotency_resp_t *resp);
@@ -75,20 +74,20 @@ ngx_idempotency_redis_reply_t *ngx_idempotency_resp_copy(
 void ngx_idempotency_resp_free(ngx_idempotency_resp_t *resp);
 
 
-/* a writer: zero at first, too */
+/* a writer: begins as zeroes, too */
 
 typedef struct {
     u_char                         *buf;
     size_t                          size;
-    /* from here on it is still to be written */
+    /* the bytes from pos to len have yet to be sent */
     size_t                          pos;
     size_t                          len;
-    /* there was no memory, and so something is missing */
+    /* there was no memory: some bytes are missing */
     ngx_uint_t                      failed;
 } ngx_idempotency_resp_out_t;
 
 
-/* a command of so many words, each of which has to follow */
+/* begins a command of so many words, which must follow */
 
 void ngx_idempotency_resp_command(ngx_idempotency_resp_out_t *out,
     ngx_uint_t n);
@@ -97,7 +96,7 @@ void ngx_idempotency_resp_word(ngx_idempotency_resp_out_t *out, u_char *data,
 void ngx_idempotency_resp_number(ngx_idempotency_resp_out_t *out,
     uint64_t number);
 
-/* of words in C, with a NULL behind the last */
+/* a whole command, of C strings up to NULL */
 
 void ngx_idempotency_resp_say(ngx_idempotency_resp_out_t *out, ...);
 
@@ -109,26 +108,26 @@ void ngx_idempotency_resp_out_free(ngx_idempotency_resp_out_t *out);
     ngx_idempotency_resp_word(out, (str)->data, (str)->len)
 
 
-/* it is, or has in it, whatever the case, these words */
+/* whether the text is this word, or contains these words, in any case */
 
 ngx_uint_t ngx_idempotency_resp_is(ngx_str_t *text, char *s);
 ngx_uint_t ngx_idempotency_resp_in(ngx_str_t *text, char *s);
 
 
-/* a decimal, and nothing else */
+/* a decimal number and nothing else */
 
 ngx_int_t ngx_idempotency_resp_decimal(u_char *data, size_t len,
     int64_t *number);
 
 
-/* what an error says: what class of error it is, what is to be done, and
-   whether the script may have been executed */
+/* what an error means: its class, what to do, and whether the script may have
+   been executed */
 
 typedef enum {
-    NGX_IDEMPOTENCY_REDIS_GIVE = 0,      /* to the caller */
-    NGX_IDEMPOTENCY_REDIS_TEXT,          /* send the script */
+    NGX_IDEMPOTENCY_REDIS_GIVE = 0,      /* give the error to the caller */
+    NGX_IDEMPOTENCY_REDIS_TEXT,          /* send the script's text */
     NGX_IDEMPOTENCY_REDIS_LATER,
-    NGX_IDEMPOTENCY_REDIS_MASTER,        /* this is none */
+    NGX_IDEMPOTENCY_REDIS_MASTER,        /* this is no master */
     NGX_IDEMPOTENCY_REDIS_MOVED,
     NGX_IDEMPOTENCY_REDIS_ASK
 } ngx_idempotency_redis_do_e;
