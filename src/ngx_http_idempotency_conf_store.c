@@ -1,9 +1,9 @@
 
 /*
- * The directives for stores: idempotency, which uses a store;
- * idempotency_zone, which defines a zone and its backing; the block
- * idempotency_redis, and its checks at the end of the configuration;
- * idempotency_secret, a file of keys that the master reads once.
+ * The directives of stores: idempotency, idempotency_zone, idempotency_redis
+ * and idempotency_secret.  A zone may be used before it is defined, so zones
+ * and blocks are checked at the end of the configuration.  The file of secret
+ * keys is read once, by the master.
  */
 
 

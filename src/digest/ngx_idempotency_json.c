@@ -3,19 +3,19 @@
  * JSON: its encoding for the digest, and its fields.
  *
  * A document is read once, and encoded meanwhile into memory.  The encoding is
- * a list of pieces: sorting an object's members relinks their pieces, and
- * moves no bytes.  Only the elements of an array at the top keep their places:
+ * a list of pieces: sorting an object's members relinks their pieces, and moves
+ * no bytes.  Only the elements of an array at the top keep their places:
  * between them the encoding is digested.  If the rest of such a document turns
  * out to be invalid, the digest returns to its state before.
  *
- * Of two members whose names are the same, or differ in letter case only, some
- * readers take the first and some the last.  So such a document is not valid
- * here, even where they are ignored.  Sorting makes them neighbours.
- *
- * Fields are the members of the object at the top.  They are found in pieces
- * of the body, of any size.  Deeper values are skipped: only strings and
- * brackets count there, so that an error there hides no field.  An error
- * between the members makes the rest unreadable.
+ * NO TWO  Of two members whose names are the same, or differ in letter case
+ *         only, some readers take the first and some the last.  So such a
+ *         document is not valid here, even where they are ignored.  Sorting
+ *         makes them neighbours.
+ * FIELDS  Fields are the members of the object at the top.  They are found in
+ *         pieces of the body, of any size.  Deeper values are skipped: only
+ *         strings and brackets count there, so that an error there hides no
+ *         field.  An error between the members makes the rest unreadable.
  */
 
 
@@ -1048,7 +1048,7 @@ json_escape(u_char *p, u_char *end, u_char **last)
 
     /*
      * A single surrogate is no character, but JSON.stringify() makes them of a
-     * string that was cut.  It is encoded as it is, unlike any character.
+     * string that was cut.  It is encoded as it is, and equals no character.
      */
 
     if (unit >= 0xd800 && unit < 0xdc00) {

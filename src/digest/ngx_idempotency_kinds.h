@@ -3,16 +3,16 @@
  * Bodies by their meaning: one encoding for all spellings of the same form,
  * JSON document, multipart form or text, fed into a digest.
  *
- * Before the encoding goes a letter that tells what it is.  Bytes that are
- * digested as they are stand behind ngx_idempotency_canon_raw(), and so never
- * give the digest of an encoding.
+ * An encoding begins with the letter of its kind.  Bytes that are digested as
+ * they are follow ngx_idempotency_canon_raw(), which puts another letter: so
+ * they never give the digest of an encoding.
  *
  * Lengths are numbers of 7 bits a byte, the highest first, the top bit set in
  * all bytes but the last.  Names are sorted by their bytes, "A" to "Z" as "a"
- * to "z", a shorter one before its continuation.  Those of fields and parts are
- * sorted by their groups (ngx_idempotency_group), and within one they stay in
- * the order of the body: of "a.b" and "a_b", which are one variable of PHP, the
- * last one counts, and "a[][x]" belongs to the last "a[]" that had no x yet.
+ * to "z", a shorter one before its continuation.  Fields and parts are sorted
+ * by the groups of their names (ngx_idempotency_group), and those of one group
+ * keep the order of the body: of "a.b" and "a_b", which are one variable of
+ * PHP, the last one counts, and "a[][x]" belongs to the last "a[]" that had no x yet.
  *
  *   form       "F", then for each field: its name and its value, each behind
  *              its length; in the order of the body if some name begins with

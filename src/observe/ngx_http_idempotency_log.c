@@ -269,7 +269,7 @@ ngx_http_idempotency_count_end(ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* the wait began its timeout before the deadline */
+/* the wait began wait_timeout before its deadline */
 
 static void
 count_wait(ngx_http_idempotency_ctx_t *ctx,

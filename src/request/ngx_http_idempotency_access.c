@@ -2,22 +2,23 @@
 /*
  * A request's way in: the phase handlers, and the table of states by which a
  * request passes them.  Replays are sent from here, too, from the top of all
- * filters as the original was.
+ * filters as the original was.  The claim itself is in claim.c.
  *
  * The preaccess handler, in front of all access control, notes that a request
  * came by.  The access handler, behind all access control, prepares the
  * request: key, body, digest.  The precontent handler, at the first point
  * behind the access phase, decides it.  Under "satisfy any" the access phase
  * may skip our handler, or call it for a request that is about to be refused;
- * and another module's handler may have moved behind ours.  Then the
- * precontent handler prepares the request, too.
+ * and another module's handler may have moved behind ours.  Then the precontent
+ * handler prepares the request, too.
  *
- * A handler returns NGX_DECLINED to let the request go on, and NGX_DONE where
- * something else drives the request from then on: the reader of the body,
- * which runs the phases again, the end of a wait (access_resume), or an answer
- * of ours, which is finalized.  A handler never returns NGX_OK: that would
- * skip the handlers behind ours in the phase, or, under "satisfy any", grant
- * access.
+ * LATE      Nothing is claimed before access control has let the request in.
+ * NEVER OK  A handler returns NGX_DECLINED to let the request go on, and
+ *           NGX_DONE where something else drives it: the reader of the body,
+ *           which runs the phases again, the end of a wait (access_resume), or
+ *           an answer of ours, which is finalized.  NGX_OK would skip the
+ *           handlers behind ours in the phase, or, under "satisfy any", grant
+ *           access.
  */
 
 

@@ -5,24 +5,23 @@
  * as they treated the original, and a client that reads slowly, or has gone,
  * doesn't hold the capture up.
  *
- * This is a module of its own, as a module has one place for its phase
- * handlers and its filters.  It comes behind all modules with handlers, so it
- * registers those of our handlers that must run first in their phases.
+ * This is a module of its own, as a module has one place for its phase handlers
+ * and its filters.  It comes behind all modules with handlers, so it registers
+ * those of our handlers that must run first in their phases.
  *
- * Under a strict store the end of the response is postponed until the store
- * has answered, and its file has the outcome.  So a response that a client has
- * seen whole is not forgotten.  The last buffer with data and all buffers
- * behind it are held back, or the header, if there is no body.  Meanwhile a
- * bit in the connection's "buffered" tells nginx that the request has output
- * left.
- *
- * Subrequests that filters below us make (SSI, addition) are made again when
- * the response is replayed through these filters.  Output of other subrequests
- * (a content handler's) reaches the client past the capture: such a response
- * is not kept, rather than cut short.  A subrequest was made below us if it
- * appeared among the main request's while the filters below us ran.  A
- * subrequest has no output before the call that makes it returns, so each is
- * noted in time.
+ * POSTPONED  Under a strict store a response ends after the store's answer,
+ *            when the file has the outcome.  So a response that a client has
+ *            seen whole is not forgotten.  The last buffer with data and all
+ *            buffers behind it are held back, or the header, if there is no
+ *            body.  A bit in the connection's "buffered" tells nginx that
+ *            output is left.
+ * WHOLE      A response of which a part doesn't pass here is not kept, rather
+ *            than cut short.  Subrequests that filters below us make (SSI,
+ *            addition) are made again when a replay passes these filters, and
+ *            don't count.  The output of others (a content handler's) counts.
+ *            A subrequest was made below us if it appeared among the main
+ *            request's while the filters below us ran.  It has no output before
+ *            the call that makes it returns, so each is noted in time.
  */
 
 
@@ -1190,7 +1189,7 @@ postpone_add(ngx_http_request_t *r, ngx_http_idempotency_postpone_t *postpone,
 
 
 /*
- * What an upstream at work sends is copied: the upstream waits for its memory
+ * Output of an upstream at work is copied: the upstream waits for its memory
  * to be free, and can't end before.  A buffer without data is copied, too: its
  * sender may use it again as soon as we return.  All other buffers stay as
  * they are until they are sent.

@@ -3,14 +3,14 @@
  * A request's claim from its beginning to its end: the context that holds it;
  * its limits (window, age of the key, quota); the wait for the store's answer
  * or for another request's outcome; the claim on the content
- * (idempotency_similar); and the outcome that follows from the facts at the
- * end of the request.
+ * (idempotency_similar); and the outcome that follows from the facts at the end
+ * of the request.  How a claim is kept is the store's.
  *
- * Invariants: a granted claim is settled on every way out, and once.  The
- * context outlives internal redirects, named locations and error pages, which
- * clear the contexts of all modules.  The table of outcomes is the whole rule,
- * and docs/guarantees.md shows the same table: the first row that fits
- * decides.
+ * SETTLED   A granted claim is settled on every way out, and once.
+ * OUTLIVES  The context outlives internal redirects, named locations and error
+ *           pages, which clear the contexts of all modules.
+ * ONE RULE  The table of outcomes is the whole rule: the first row that fits
+ *           decides.  docs/guarantees.md shows the same table.
  */
 
 

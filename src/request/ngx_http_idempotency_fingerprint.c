@@ -80,7 +80,7 @@ typedef enum {
     credential_counts,
     /* the header is a credential, wherever in a word this text stands */
     credential_stem,
-    /* the header is none: if this is its first word, or any of its words */
+    /* it is no credential: if this is its first word, or any of its words */
     credential_first,
     credential_never,
     /* these words count in pairs only: ssl-client and client-id are

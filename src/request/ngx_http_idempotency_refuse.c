@@ -822,8 +822,8 @@ page_back(ngx_http_request_t *r, ngx_str_t *back)
 
 /*
  * A path and arguments as browsers write them.  Two slashes at the beginning
- * would lead to another host, and browsers take a backslash for a slash.  What
- * is encoded may be decoded, and redirected to, by a server behind us.
+ * would lead to another host, and browsers take a backslash for a slash.  A
+ * server behind us may decode an encoded byte, and redirect there.
  */
 
 static ngx_uint_t

@@ -1,6 +1,6 @@
 
 /*
- * Header lines by name; a response of ours in one piece; and a response as the
+ * Header lines by name, a response of ours in one piece, and a response as the
  * store keeps it, encoded and decoded: the header block, the trailers, the
  * places of header lines in headers_out, and the location that made the
  * response.
@@ -8,18 +8,17 @@
  * Numbers have a variable length, the low bits first; a string follows its
  * length; a list of lines ends with a zero.
  *
- * Other programs may write to a store, and nginx's filters trust headers_out:
- * a length that is not the body's makes them send the memory behind the body.
- * So each part of a decoded response is checked, also against the others,
- * before anything is restored.  A response that would not pass these checks is
- * not encoded.
- *
- * Where internal redirects led to another location than the claim's, a replay
- * is sent with that location's settings: so the filters treat it as they
- * treated the original.  A location is known by its way down from the server:
- * the kind and name of each step, and its number among equal ones.  So a
- * reload that keeps the location keeps it known.  The server is that of the
- * replay's request.
+ * CHECKED   Other programs may write to a store, and nginx's filters trust
+ *           headers_out: a length that is not the body's makes them send the
+ *           memory behind the body.  So each part of a decoded response is
+ *           checked, also against the others, before anything is restored.  A
+ *           response that would not pass these checks is not encoded.
+ * LOCATION  If internal redirects led to another location than the claim's, a
+ *           replay is sent with that location's settings: so the filters treat
+ *           it as the original.  A location is known by its way down from the
+ *           server: the kind and name of each step, and its number among equal
+ *           ones.  So a reload that keeps the location keeps it known.  The
+ *           server is that of the replay's request.
  */
 
 

@@ -1,6 +1,6 @@
 
 /*
- * Header lines by name; a response of ours in one piece; and a response as the
+ * Header lines by name, a response of ours in one piece, and a response as the
  * store keeps it: header block, trailers, body.  Header lines keep their
  * order, and each line keeps its place in headers_out, so a replay passes
  * nginx's filters as the original did.

@@ -1,26 +1,26 @@
 
 /*
  * An owner's request at both ends: its client, which may leave, and its
- * upstream, to which it is sent once.
+ * upstream, to which it is sent once.  For requests that own nothing nginx's
+ * own rules hold.
  *
- * When the client leaves, the operation goes on.  The upstream's connection
- * stays, the response is captured to the end, and a retry gets a replay.  For
- * requests that own nothing nginx's own rules hold.
- *
- * When a peer fails, nginx asks the next one.  It takes PUT and DELETE for
- * repeatable, and tries a peer again whose kept connection was closed.  An
- * owner goes to the next peer only if not a byte was sent.  As nginx's
- * keepalive module does, we stand between nginx and the balancer: while a peer
- * is asked, nginx sees no further one; afterwards, what was sent decides
- * whether there is one.
- *
- * The upstream may be this nginx: a TLS front before an inner server.  The
- * inner request has the token that the outer request owns, and would wait for
- * it in vain.  The inner request is known by its connection, through which the
- * owner's request was sent.  So all workers share a table of the ends of such
- * connections, for as long as the owner's request is outstanding.  The table
- * has only connections to ports at which this nginx listens.  A request that
- * passes so is sent once, too, and its own connection is in the table.
+ * GOES ON    When the client leaves, the upstream's connection stays, the
+ *            response is captured to the end, and a retry gets a replay.
+ * SENT ONCE  When a peer fails, nginx asks the next one.  It takes PUT and
+ *            DELETE for repeatable, and tries a peer again whose kept
+ *            connection was closed.  An owner goes to the next peer only if not
+ *            a byte was sent.  As nginx's keepalive module does, we stand
+ *            between nginx and the balancer: while a peer is asked, nginx sees
+ *            no further one; afterwards, what was sent decides whether there is
+ *            one.
+ * NESTED     The upstream may be this nginx: a TLS front before an inner
+ *            server.  The inner request has the token that the outer request
+ *            owns, and would wait for it in vain.  It is known by its
+ *            connection, through which the owner's request was sent.  So all
+ *            workers share a table of the ends of such connections, for as long
+ *            as the owner's request is outstanding, and only of those to ports
+ *            at which this nginx listens.  A request that passes so is sent
+ *            once, too, and its own connection is in the table.
  */
 
 
@@ -35,8 +35,8 @@
 #define NGX_HTTP_IDEMPOTENCY_CLIENT_READ_ON  300000
 #endif
 
-/* For requests without a client a worker uses this part of its connections at
-   most, and for those of one client this part of that. */
+/* At most one in so many of a worker's connections is for requests whose
+   clients have left, and one in so many of these for one client. */
 
 #define NGX_HTTP_IDEMPOTENCY_CLIENT_SHARE    8
 
