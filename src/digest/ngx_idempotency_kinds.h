@@ -12,7 +12,8 @@
  * to "z", a shorter one before its continuation.  Fields and parts are sorted
  * by the groups of their names (ngx_idempotency_group), and those of one group
  * keep the order of the body: of "a.b" and "a_b", which are one variable of
- * PHP, the last one counts, and "a[][x]" belongs to the last "a[]" that had no x yet.
+ * PHP, the last one counts, and "a[][x]" belongs to the last "a[]" that had no
+ * x yet.
  *
  *   form       "F", then for each field: its name and its value, each behind
  *              its length; in the order of the body if some name begins with
