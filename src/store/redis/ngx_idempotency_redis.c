@@ -1,22 +1,23 @@
 
 /*
  * The client: a worker's view of an idempotency_redis block.  Which servers
- * there are, which of them a call goes to, and how they are.
+ * there are, which one gets a call, and how they are.  Connections are in
+ * conn.c, calls on a connection in pipeline.c.
  *
  * A node is a server: its name, its addresses, and the connections to it.
- * Calls go to "home": the one server of the block, or the master that the
- * sentinels name.  In a cluster they go to the node of the key's slot; home has
- * no address there, and calls wait at it until the map of slots is known, and
- * where that has a hole.
+ * Calls go to "home": the only server of the block, or the master that the
+ * sentinels name.  In a cluster they go to the node of the key's slot.  There
+ * home has no address: calls wait at it until the map of slots is known, and if
+ * the map has a hole.
  *
  * Discovery is the connection to a sentinel, or to any node of a cluster, that
- * is asked where the others are.  One that does not know is left, and the next
- * one is asked.  Sentinels are listened to, as they tell when the master
- * changes.  A cluster is asked for its map at the start, and whenever a server
- * says that the map is out of date, or says nothing.
+ * is asked where the others are.  If one does not know, the next one is asked.
+ * Sentinels also announce a new master.  A cluster is asked for its map at the
+ * start, when a server says that the map is out of date, and when a server is
+ * silent.
  *
- * A node that has no slots any more stays, and is used for the next server
- * that is found.
+ * A node that has no slots any more stays, and is used for the next server that
+ * is found.
  */
 
 
@@ -25,28 +26,27 @@
 #include <poll.h>
 
 
-/* every so often servers and connections that say nothing are asked whether
-   they are there, in msec; every so many times, for their settings, or for the
-   map of slots */
+/* how often silent connections are checked, in msec; every so many times
+   servers are asked for their settings, or for the map of slots */
 
 #define REDIS_TICK     5000
 #define REDIS_INFO     2
 #define REDIS_MAP      6
 
-/* a server's health is asked for so often at most, and what it said holds for
-   so long; replicas may be silent for so long.  A claim is tried from time to
-   time, as not all servers tell of their replicas */
+/* how often a server's health is checked at most, and how long the answer
+   holds; how long replicas may be silent; and how often one claim is tried
+   then, as not all servers report on their replicas */
 
 #define REDIS_LOOK     250
 #define REDIS_WELL     5000
 #define REDIS_SILENCE  1000
 #define REDIS_TRY      5000
 
-/* connections that are looked at when the event loop has ended */
+/* how many connections are served after the event loop has ended */
 
 #define REDIS_POLL     256
 
-/* where others are is not asked more often, in msec */
+/* how often servers are asked where the others are, at most, in msec */
 
 #define REDIS_PAUSE    200
 
@@ -220,7 +220,7 @@ ngx_idempotency_redis_init_process(ngx_idempotency_redis_t *redis,
 }
 
 
-/* the process ends: no handler is called any more */
+/* the process ends: calls no handler */
 
 void
 ngx_idempotency_redis_exit_process(ngx_idempotency_redis_t *redis)
@@ -248,8 +248,8 @@ ngx_idempotency_redis_exit_process(ngx_idempotency_redis_t *redis)
 
 
 /*
- * The event loop has ended, and of all connections of the process only these
- * are looked at, and no timer.
+ * The event loop has ended: of the process's connections only these are served,
+ * and no timer runs.
  */
 
 void
@@ -299,7 +299,7 @@ ngx_idempotency_redis_wait(ngx_idempotency_redis_t *redis, ngx_msec_t time,
 }
 
 
-/* nothing is given up before it was tried once more */
+/* each connection is tried once more before its calls are given up */
 
 static void
 redis_connect(ngx_idempotency_redis_t *redis)
@@ -329,7 +329,7 @@ redis_connect(ngx_idempotency_redis_t *redis)
 }
 
 
-/* it may be lost by what is read from it, or by what another one has read */
+/* the connection may have been lost meanwhile, also by what another one read */
 
 static void
 redis_wait_events(ngx_idempotency_redis_conn_t *conn, struct pollfd *fd)
@@ -395,7 +395,7 @@ ngx_idempotency_redis_route(ngx_idempotency_redis_t *redis,
 
     if (conn == NULL) {
 
-        /* there is no memory; this one was made at the start */
+        /* there is no memory; the first connection was made at the start */
 
         conn = redis->home->conns[0];
     }
@@ -415,7 +415,7 @@ ngx_idempotency_redis_node_of(ngx_idempotency_redis_t *redis, ngx_str_t *key)
 }
 
 
-/* CRC-16/XMODEM of what stands between the first braces, if anything does */
+/* CRC-16/XMODEM of the part between the first braces, or of the whole key */
 
 ngx_uint_t
 ngx_idempotency_redis_slot(ngx_str_t *key)
@@ -457,7 +457,8 @@ ngx_idempotency_redis_master(ngx_idempotency_redis_t *redis, uint64_t *master,
     ngx_idempotency_redis_node_t  *node;
 
     if (*master == 0 && redis->slots) {
-        /* the map may have changed, and the end sees that */
+        /* the map may have changed: asks for it; the end of the list sees the
+           change */
         ngx_idempotency_redis_doubt(redis, 1);
     }
 
@@ -642,7 +643,7 @@ redis_look_handler(ngx_event_t *ev)
 }
 
 
-/* over a connection that waits for no replica */
+/* over the first connection, which does not wait for replicas */
 
 static void
 redis_look(ngx_idempotency_redis_node_t *node)
@@ -668,9 +669,9 @@ redis_look(ngx_idempotency_redis_node_t *node)
 
 
 /*
- * "master", its offset, and each replica with the offset that this one has
- * acknowledged.  What was written before the first look has to be there.  A
- * server that tells nothing of all this is well if it answers.
+ * The reply: "master", its offset, and each replica with the offset that it has
+ * acknowledged.  A replica must have all that was written before the first
+ * look.  A server that reports nothing of this is well if it answers.
  */
 
 static void
@@ -696,7 +697,7 @@ redis_looked(ngx_idempotency_redis_conn_t *conn, void *data,
     }
 
     if (reply->elts[2].type != NGX_IDEMPOTENCY_REDIS_ARRAY) {
-        /* it is no master */
+        /* a replica */
         return;
     }
 
@@ -723,8 +724,7 @@ redis_looked(ngx_idempotency_redis_conn_t *conn, void *data,
 }
 
 
-/* a connection that says nothing may be dead, and a clock that was told long
-   ago wrong */
+/* a silent connection may be dead, and a clock told long ago may be wrong */
 
 static void
 redis_tick(ngx_event_t *ev)
@@ -745,7 +745,7 @@ redis_tick(ngx_event_t *ev)
 
     conn = redis->discovery;
 
-    /* a slot may have moved silently; a sentinel may be gone silently */
+    /* a slot may have moved, and a sentinel may have gone, silently */
 
     if (redis->slots) {
         if (redis->ticks % REDIS_MAP == 0) {
@@ -783,7 +783,7 @@ redis_tick_node(ngx_idempotency_redis_node_t *node, ngx_uint_t info)
     for (i = 0; i < redis_conns(redis); i++) {
         conn = node->conns[i];
 
-        /* behind what is durable, it would have to wait */
+        /* after durable calls the question would have to wait */
 
         if (conn && conn->state == ngx_idempotency_redis_ready
             && !conn->asked && !conn->expected)
@@ -847,7 +847,7 @@ node_configured(ngx_idempotency_redis_t *redis,
 }
 
 
-/* one of a cluster */
+/* finds or makes a node of a cluster */
 
 static ngx_idempotency_redis_node_t *
 node_found(ngx_idempotency_redis_t *redis, ngx_str_t *host, ngx_uint_t port)
@@ -890,7 +890,7 @@ node_id(ngx_idempotency_redis_node_t *node)
 }
 
 
-/* it has no slots any more, and nothing waits there for an answer */
+/* the node has no slots any more, and no call waits there for an answer */
 
 static ngx_uint_t
 node_unused(ngx_idempotency_redis_node_t *node)
@@ -919,7 +919,7 @@ node_unused(ngx_idempotency_redis_node_t *node)
 }
 
 
-/* the node is this server from now on */
+/* from now on the node is this server */
 
 static ngx_int_t
 node_move(ngx_idempotency_redis_node_t *node, ngx_str_t *host, in_port_t port)
@@ -1002,7 +1002,7 @@ node_stop(ngx_idempotency_redis_node_t *node)
 }
 
 
-/* if the text is one: it takes a pool to tell */
+/* if the text is an address; parsing one takes a pool */
 
 static ngx_int_t
 node_set_address(ngx_idempotency_redis_node_t *node, ngx_str_t *text)
@@ -1131,7 +1131,8 @@ ngx_idempotency_redis_doubt(ngx_idempotency_redis_t *redis, ngx_uint_t news)
         return;
     }
 
-    /* it is on its way, or has been asked: it will answer soon, or be lost */
+    /* the connection is being made, or was asked: it will answer soon, or be
+       lost */
 
     if (conn->state != ngx_idempotency_redis_closed
         && (conn->state != ngx_idempotency_redis_ready || conn->expected))
@@ -1143,7 +1144,7 @@ ngx_idempotency_redis_doubt(ngx_idempotency_redis_t *redis, ngx_uint_t news)
 }
 
 
-/* each time another one: those of the configuration, then those of the map */
+/* the next node: of the configuration, then of the map */
 
 static void
 discovery_next(ngx_idempotency_redis_t *redis)
@@ -1185,7 +1186,7 @@ discovery_idle(ngx_idempotency_redis_conn_t *conn)
 }
 
 
-/* NGX_OK: an array of so many at least */
+/* NGX_OK: the reply is an array of so many elements at least */
 
 static ngx_int_t
 discovery_answer(ngx_idempotency_redis_conn_t *conn,
@@ -1310,8 +1311,8 @@ sentinel_master(ngx_idempotency_redis_t *redis, ngx_str_t *host,
 }
 
 
-/* "MOVED 3999 127.0.0.1:6381"; without an address, it is that of whom we asked:
-   the map will tell */
+/* "MOVED 3999 127.0.0.1:6381"; without an address it is the server that we
+   asked, and the map will tell */
 
 ngx_idempotency_redis_node_t *
 ngx_idempotency_redis_moved(ngx_idempotency_redis_t *redis, ngx_str_t *text,
@@ -1401,7 +1402,7 @@ cluster_answer(ngx_idempotency_redis_conn_t *conn, void *data,
 }
 
 
-/* first, last, its master, and others */
+/* a range of slots: first, last, its master, and replicas */
 
 static void
 cluster_range(ngx_idempotency_redis_conn_t *conn,
@@ -1434,7 +1435,7 @@ cluster_range(ngx_idempotency_redis_conn_t *conn,
         return;
     }
 
-    /* where it was asked */
+    /* no host: the server that we asked */
 
     if (host.len == 0) {
         host.data = text;
@@ -1461,7 +1462,7 @@ cluster_range(ngx_idempotency_redis_conn_t *conn,
 }
 
 
-/* a server that announces a name tells its address beside it */
+/* a server that announces a name reports its address, too */
 
 static void
 cluster_address(ngx_idempotency_redis_node_t *node,
@@ -1482,7 +1483,7 @@ cluster_address(ngx_idempotency_redis_node_t *node,
 }
 
 
-/* what waited where nothing is goes on; there is a connection to each server */
+/* after a new map: waiting calls go on, and each server gets a connection */
 
 static void
 cluster_mapped(ngx_idempotency_redis_t *redis)

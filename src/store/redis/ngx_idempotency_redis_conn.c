@@ -1,16 +1,17 @@
 
 /*
- * One connection to a Redis: it is opened (by name or address, over TCP, TLS
- * or a unix socket), shakes hands, is ready, is lost, and is opened again with
- * longer and longer pauses.
+ * One connection to a Redis: it is opened (by name or address, over TCP, TLS or
+ * a unix socket), does its handshake, is ready, is lost, and is opened again
+ * after longer and longer pauses.
  *
- * The handshake is one write: user and database; is it a master,
- * does it hold the right store, would its settings forget, what is its clock.
+ * The handshake is one write: user and database; is the server a master, does
+ * it have the right stamps, would its settings forget, what is its clock.
  *
- * Answers come in the order of what was sent; "due" is the queue of those who
- * wait for them.  A connection that is lost answers each of them with NULL.
- * "generation" rises whenever the connection is closed: what calls a handler
- * compares it before it touches the connection again.
+ * IN ORDER: answers come in the order of the commands; "due" is the queue of
+ * their handlers.  If the connection is lost, each of them gets NULL.
+ *
+ * GENERATION: it rises whenever the connection is closed.  Code that calls a
+ * handler compares it before it touches the connection again.
  */
 
 
@@ -23,7 +24,7 @@
 #endif
 
 
-/* between two tries */
+/* the pause between two tries */
 
 #define CONN_PAUSE_MIN  50
 #define CONN_PAUSE_MAX  2000
@@ -74,12 +75,12 @@ static void conn_drain(ngx_idempotency_redis_conn_t *conn);
 
 
 typedef struct {
-    /* what is answered, but for errors */
+    /* takes the reply, unless it is an error */
     void                           (*answer)(
                                        ngx_idempotency_redis_conn_t *conn,
                                        ngx_idempotency_redis_reply_t *reply);
-    /* no error is forgiven; of others those are warned of, once, that don't
-       say that this server is not to be used */
+    /* needed: any error ends the connection; warn: another error is logged
+       once, unless it says that the server can't be used now */
     ngx_uint_t                       needed;
     ngx_uint_t                       warn;
     char                            *text;
@@ -91,7 +92,7 @@ static handshake_step_t  handshake_steps[] = {
 #define HANDSHAKE_NEEDED  (&handshake_steps[0])
     { NULL, 1, 0, NULL },
 
-    /* without HELLO the connection has no name there */
+    /* without HELLO the connection has no name at the server */
 
 #define HANDSHAKE_HELLO   (&handshake_steps[1])
     { NULL, 0, 0, NULL },
@@ -165,7 +166,7 @@ ngx_idempotency_redis_conn_connect(ngx_idempotency_redis_conn_t *conn)
     if (conn->state == ngx_idempotency_redis_closed
         && !conn->timer.timer_set)
     {
-        /* none was needed until now */
+        /* no connection was needed before */
 
         conn->since = ngx_current_msec;
         conn_open(conn);
@@ -173,7 +174,7 @@ ngx_idempotency_redis_conn_connect(ngx_idempotency_redis_conn_t *conn)
 }
 
 
-/* nothing is wrong: it is needed no longer, or has to be another one */
+/* nothing is wrong: the connection is not needed any more, or a new one is */
 
 void
 ngx_idempotency_redis_conn_stop(ngx_idempotency_redis_conn_t *conn,
@@ -220,7 +221,7 @@ conn_ready(ngx_idempotency_redis_conn_t *conn)
     conn->state = ngx_idempotency_redis_ready;
     conn->down = 0;
 
-    /* a sentinel, or a node that is asked for the map, has yet to answer */
+    /* a discovery connection counts only when its question is answered */
 
     if (!conn->kind->seeks) {
         conn->backoff = 0;
@@ -281,7 +282,8 @@ ngx_idempotency_redis_conn_lose(ngx_idempotency_redis_conn_t *conn,
     if (ready) {
         conn->since = ngx_current_msec;
 
-        /* ... may say so, and go at once, each time */
+        /* a server might accept each connection and close it at once: no quick
+           retry */
 
         if (conn->since - conn->begun >= CONN_PAUSE_MAX) {
             conn->backoff = 0;
@@ -321,7 +323,8 @@ conn_tell(ngx_idempotency_redis_conn_t *conn)
         return;
     }
 
-    /* at the start it takes a moment until others have said where it is */
+    /* at the start it takes a moment until other servers have told the
+       address */
 
     if (node->host.len == 0 && node->naddrs == 0 && !conn->down) {
         return;
@@ -351,8 +354,8 @@ ngx_idempotency_redis_warn(ngx_idempotency_redis_conn_t *conn,
 }
 
 
-/* at once if it was a good one, with longer and longer pauses if it was not;
-   not all workers of all machines at the same time */
+/* at once after a long life, else after longer and longer pauses; with a random
+   part, so that not all workers of all machines come at once */
 
 static void
 conn_again(ngx_idempotency_redis_conn_t *conn)
@@ -404,7 +407,7 @@ conn_close(ngx_idempotency_redis_conn_t *conn)
     if (c) {
 
         /*
-         * What is given up is of no use there any more; but it may have it
+         * A reset drops what was not sent.  But the server may have got a call
          * already, and execute it: only the script can see that it is late.
          */
 
@@ -621,7 +624,7 @@ open_connect(ngx_idempotency_redis_conn_t *conn)
     c->read->handler = io_read_handler;
     c->write->handler = io_write_handler;
 
-    /* no worker's exit waits for a connection that has nothing to do yet */
+    /* an exiting worker does not wait for a connection without calls */
 
     c->idle = conn->kind->idle(conn);
 
@@ -631,7 +634,8 @@ open_connect(ngx_idempotency_redis_conn_t *conn)
 }
 
 
-/* one line for an outage is enough, and nginx has some for each try */
+/* One line for an outage is enough, but nginx logs several for each try: they
+   are caught, to be part of our line. */
 
 static ngx_log_t *
 open_log(ngx_idempotency_redis_conn_t *conn)
@@ -655,8 +659,7 @@ open_log(ngx_idempotency_redis_conn_t *conn)
 }
 
 
-/* without time and process, which end with a colon, as does nothing in them
-   that a blank follows */
+/* skips time and process: they end at the first colon with a blank after it */
 
 static void
 open_hear(ngx_log_t *log, ngx_uint_t level, u_char *buf, size_t len)
@@ -778,7 +781,7 @@ tls_start(ngx_idempotency_redis_conn_t *conn)
 
     } else {
 
-        /* SNI knows no addresses */
+        /* addresses are checked without SNI, which knows names only */
 
         param = SSL_get0_param(c->ssl->connection);
 
@@ -807,8 +810,8 @@ failed:
 }
 
 
-/* what the server has to be by its certificate; NULL: a unix socket has no
-   name */
+/* the name that the server's certificate must have; NULL: none, as a unix
+   socket has no name */
 
 static ngx_int_t
 tls_name(ngx_idempotency_redis_conn_t *conn, char **name)
@@ -906,7 +909,7 @@ handshake_start(ngx_idempotency_redis_conn_t *conn)
 
         ngx_idempotency_resp_str(out, &conf->password);
 
-        /* sentinels have passwords of their own, or none */
+        /* sentinels have passwords of their own, or none: errors don't count */
 
         (void) ngx_idempotency_redis_conn_due(conn, handshake_answer,
                                               conn->kind->seeks
@@ -946,7 +949,8 @@ handshake_start(ngx_idempotency_redis_conn_t *conn)
 }
 
 
-/* the handshake ends with it; later on it tells that the other side is there */
+/* the last command of the handshake; later it checks that the server is
+   there */
 
 void
 ngx_idempotency_redis_conn_check(ngx_idempotency_redis_conn_t *conn,
@@ -1072,8 +1076,8 @@ handshake_ping(ngx_idempotency_redis_conn_t *conn,
 }
 
 
-/* would it forget?  said once for each time that it was started, and by one
-   worker */
+/* whether the server's settings would make it forget: logged once for each
+   start of the server, by one worker */
 
 static void
 handshake_settings(ngx_idempotency_redis_conn_t *conn, ngx_str_t *info)
@@ -1149,7 +1153,7 @@ handshake_evicted(ngx_idempotency_redis_conn_t *conn, ngx_str_t *info)
 }
 
 
-/* a line begins with the name, and its colon */
+/* a line begins with the field's name and its colon */
 
 static ngx_str_t
 handshake_field(ngx_str_t *info, char *name)
@@ -1195,9 +1199,9 @@ ngx_idempotency_redis_node_told_time(ngx_idempotency_redis_node_t *node,
 
 
 /*
- * It said so after it had read the question, and before we read the answer:
- * so it is later there than what it said and what has passed here since.  A
- * clock may run fast by a thousandth.
+ * The server told its time after it had read the question, and before we read
+ * the answer: its time now is at least what it told plus the time since then.
+ * Its clock may be slower by a thousandth.
  */
 
 uint64_t
@@ -1291,7 +1295,7 @@ io_read_handler(ngx_event_t *rev)
 }
 
 
-/* NGX_ERROR: the connection was closed, and may be open again */
+/* NGX_ERROR: the connection was closed; it may be open again */
 
 static ngx_int_t
 io_replies(ngx_idempotency_redis_conn_t *conn)
@@ -1467,7 +1471,7 @@ ngx_idempotency_redis_conn_expect(ngx_idempotency_redis_conn_t *conn,
 }
 
 
-/* to the oldest question; NULL: the connection is lost */
+/* calls the oldest handler; NULL: the connection is lost */
 
 static void
 io_answer(ngx_idempotency_redis_conn_t *conn,
@@ -1492,7 +1496,7 @@ io_answer(ngx_idempotency_redis_conn_t *conn,
 }
 
 
-/* what is due will never be answered */
+/* all due answers are lost */
 
 static void
 conn_drain(ngx_idempotency_redis_conn_t *conn)

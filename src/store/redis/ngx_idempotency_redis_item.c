@@ -1,13 +1,13 @@
 
 /*
- * Items as a Redis has them.  Times go there as spans from now on, and come
- * back as spans before its now: no clock but the server's counts.
+ * Items as calls of scripts.  Times go there as spans from now on, and come
+ * back as spans before the server's now: no clock but the server's counts.
  *
- * And what a Redis has of a zone, page by page, by its SCAN: what is there all
- * the time is listed, and may be listed twice while the server makes room for
- * more keys, or for fewer.  Of a cluster one master after the other is asked.
- * What moves to another meanwhile may be missed, or listed twice; where the
- * masters are not those any more that they were, the list begins anew.
+ * And the list of a zone's records, page by page, by SCAN: a record that exists
+ * all the time is listed, perhaps twice while the server resizes its table of
+ * keys.  The masters of a cluster are asked one by one.  A record that moves to
+ * another master meanwhile may be missed, or listed twice; if the set of
+ * masters changes, the list begins anew.
  */
 
 
@@ -18,12 +18,12 @@
 #include "ngx_idempotency_redis_lua.h"
 
 
-/* what is pending stays for a day at least, whatever its lease: it would be
-   fresh again without it */
+/* a pending record stays for a day at least, whatever its lease: without it the
+   token would be fresh again */
 
 #define NGX_IDEMPOTENCY_REDIS_KEEP  (24 * 3600 * (int64_t) 1000)
 
-/* what a head has of an item, both ways, and where: see record.lua.  A number
+/* the item's part of a head, both ways, and its place: see record.lua.  A field
    of 8 bytes is a uint64_t or an int64_t, one of 4 an ngx_uint_t */
 
 typedef struct {
@@ -72,19 +72,19 @@ static const u_char  head_states[] = {
 };
 
 
-/* keys that are looked at for a page, at most; some of them may be others'.  An
-   answer has more while the server makes room, but seldom more than a page */
+/* the COUNT of SCAN for a page; some of the keys may be others'.  An answer has
+   more keys while the server resizes, but seldom more than a page */
 
 #define NGX_IDEMPOTENCY_REDIS_LIST_COUNT  16
 
-/* of the answer: what comes before the records, and what each of them is */
+/* elements of the answer: before the records, and for each record */
 
 #define NGX_IDEMPOTENCY_REDIS_LIST_HEAD   3
 #define NGX_IDEMPOTENCY_REDIS_LIST_EACH   3
 
 
-/* in a page's token: whose scan it is, of which masters, and how many of an
-   answer had no room in the page before */
+/* in a page's token: the master, the set of masters, and how many records of an
+   answer were in earlier pages */
 
 typedef struct {
     uint64_t                        master;
@@ -103,7 +103,7 @@ typedef struct {
     int64_t                         now;
     ngx_str_t                       args[3];
     u_char                          text[2 * NGX_INT64_LEN];
-    /* for as long as each byte of the prefix is escaped */
+    /* escaping makes the prefix longer */
     u_char                          pattern[1];
 } redis_list_t;
 
@@ -295,7 +295,7 @@ ngx_idempotency_redis_item_call(ngx_idempotency_redis_item_t *ri,
 }
 
 
-/* the scripts make the times of what they write */
+/* the scripts write the times */
 
 static void
 head_write(u_char *head, ngx_idempotency_item_t *item)
@@ -329,7 +329,7 @@ head_write(u_char *head, ngx_idempotency_item_t *item)
         head_put(head + HEAD_STATUS, 4, item->taken);
     }
 
-    /* by hand, what was claimed here behind it is not meant */
+    /* FORGET: this zone's later claims are not meant */
 
     if (item->what == NGX_IDEMPOTENCY_ITEM_FORGET) {
         head_put(head + HEAD_SEQUENCE, 8, item->floor);
@@ -337,8 +337,8 @@ head_write(u_char *head, ngx_idempotency_item_t *item)
 }
 
 
-/* the answer is what became of it, the server's time, and a record or its
-   head, or a fence */
+/* The reply: a code, the server's time, and a record or its head, or a
+   fence. */
 
 ngx_int_t
 ngx_idempotency_redis_item_answer(ngx_idempotency_redis_item_t *ri,
@@ -413,7 +413,7 @@ ngx_idempotency_redis_item_answer(ngx_idempotency_redis_item_t *ri,
     case 'I':
     case 'L':
 
-        /* it came too late to be wanted, or to another one, and did nothing */
+        /* the call came too late, or to another server: it did nothing */
 
         item->result = NGX_IDEMPOTENCY_UNAVAILABLE;
         item->failed = 1;
@@ -428,8 +428,8 @@ ngx_idempotency_redis_item_answer(ngx_idempotency_redis_item_t *ri,
 }
 
 
-/* the response may have been left out; times are the server's, which are by
-   `there`, and then by `now` */
+/* The response may be missing.  The record's times are the server's, as is
+   `there`; the item's are by `now`. */
 
 static ngx_int_t
 item_record(ngx_idempotency_item_t *item, ngx_str_t *record, int64_t there,
@@ -550,8 +550,8 @@ head_get(u_char *p, size_t len)
 
 
 /*
- * The page's cursor is the server's and one more, as that begins and ends with
- * 0; its token is the place.
+ * The page's cursor is the server's plus one, as that begins and ends with 0;
+ * its token is the place.
  */
 
 ngx_int_t
@@ -631,7 +631,7 @@ redis_list_begin(redis_list_t *list)
         return NGX_OK;
     }
 
-    /* at first, or others are masters now */
+    /* the first page, or the set of masters has changed */
 
     list->cursor = 0;
     ngx_memzero(place, sizeof(redis_list_place_t));
@@ -641,7 +641,7 @@ redis_list_begin(redis_list_t *list)
 }
 
 
-/* of this master: the next one, if there is one */
+/* this master has no more: the next one, if there is one */
 
 static ngx_int_t
 redis_list_end(redis_list_t *list)
@@ -669,7 +669,7 @@ redis_list_end(redis_list_t *list)
 }
 
 
-/* others are masters now: the next page begins anew */
+/* the set of masters has changed: the next page begins anew */
 
 static ngx_uint_t
 redis_list_changed(redis_list_t *list)
@@ -701,7 +701,7 @@ redis_list_next(redis_list_t *list, ngx_uint_t cursor, uint64_t told)
 }
 
 
-/* a prefix may have anything in it */
+/* a prefix may contain any bytes */
 
 static void
 redis_list_pattern(ngx_str_t *pattern, ngx_str_t *prefix)
@@ -742,7 +742,7 @@ redis_list_handler(ngx_idempotency_redis_call_t *call)
 
     } else if (redis_list_changed(list)) {
 
-        /* it is no master any more */
+        /* the server is no master any more */
 
         page->n = 0;
         page->now = list->now;
@@ -801,8 +801,8 @@ redis_list_answer(redis_list_t *list, ngx_idempotency_redis_reply_t *reply)
     page->n = 0;
     page->now = list->now;
 
-    /* all of an answer goes into one page if it can, as SCAN has no cursor
-       for its middle */
+    /* all of an answer goes into one page if possible, as SCAN has no cursor
+       for the middle of an answer */
 
     for (i = list->place.told;
          i < n && page->n < NGX_IDEMPOTENCY_TIER_BATCH;
@@ -815,8 +815,8 @@ redis_list_answer(redis_list_t *list, ngx_idempotency_redis_reply_t *reply)
 
     if (i < n) {
 
-        /* some of the rest may be listed twice or not at all if others come
-           and go just then */
+        /* if keys come and go just now, some of the rest may be listed twice or
+           missed */
 
         redis_list_next(list, list->cursor + 1, i);
         return NGX_OK;
@@ -831,7 +831,7 @@ redis_list_answer(redis_list_t *list, ngx_idempotency_redis_reply_t *reply)
 }
 
 
-/* its key, its head, and its length; keys of others are passed over */
+/* a key, its head and its length; keys of others are skipped */
 
 static void
 redis_list_item(redis_list_t *list, ngx_idempotency_redis_reply_t *elts,

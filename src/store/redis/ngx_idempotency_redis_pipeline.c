@@ -1,39 +1,39 @@
 
 /*
- * Calls over a connection: they gather until the end of a round of the event
+ * Calls over a connection: they gather until the end of a turn of the event
  * loop, go out in one write, and are answered in that order.  Each is answered
  * by its deadline, whatever becomes of the connection.
  *
- * Those that are to be durable have connections of their own: behind a batch
- * of them the server is asked how many replicas, or whether its disk, has it,
- * and it answers nothing else until it knows.  Meanwhile the next batch
- * gathers.
+ * Durable calls have connections of their own: after a batch of them the server
+ * is asked how many replicas, or whether its disk, has it, and it answers
+ * nothing else until it knows.  Meanwhile the next batch gathers.
  *
- * Marks: what must stand in a server before certain calls go there, and what
- * their scripts may do there, is asked for in the handshake, and from time to
- * time.
+ * Marks: the stamps that must be on a server before certain calls go there, and
+ * the rights of their scripts.  They are asked for in the handshake, and from
+ * time to time.
  */
 
 
 #include "ngx_idempotency_redis_conn.h"
 
 
-/* what is written, and not yet sent, may be lost with the connection */
+/* the most bytes and calls on the way: all of them may be lost with the
+   connection */
 
 #define PIPELINE_BYTES      (256 * 1024)
 #define PIPELINE_CALLS      4096
-/* a server that says "later" is asked again after so long, in msec */
+/* the pauses before a server that says "later" is asked again, in msec */
 #define PIPELINE_PAUSE_MIN  5
 #define PIPELINE_PAUSE_MAX  250
 #define PIPELINE_TRIES      16
 
 
-/* of a connection, for each mark */
+/* the states of a mark, for each connection */
 
 #define MARK_UNKNOWN        0
 #define MARK_THERE          1
 #define MARK_OTHER          2
-/* some of its answers are there: all of them are well, or these are not */
+/* some of the answers are there: all good, some unknown, some wrong */
 #define MARK_ASKED          3
 #define MARK_ASKED_UNKNOWN  4
 #define MARK_ASKED_OTHER    5
@@ -119,7 +119,8 @@ ngx_idempotency_redis_pipeline_init(ngx_idempotency_redis_conn_t *conn)
     conn->flush.log = log;
     conn->flush.handler = pipeline_flush;
 
-    /* whose exit waits for a call, waits for its deadline */
+    /* a worker whose exit waits for a call has to wait for its deadline: the
+       timer is not cancelable */
 
     conn->expire.data = conn;
     conn->expire.log = log;
@@ -176,7 +177,7 @@ pipeline_flush(ngx_event_t *ev)
         return;
     }
 
-    /* a handler may call at once: that is another time */
+    /* a handler may make new calls: they are not of this round */
 
     pipeline_move(&calls, &conn->calls);
 
@@ -186,7 +187,7 @@ pipeline_flush(ngx_event_t *ev)
 }
 
 
-/* of what is not sent, all that wants to be acknowledged */
+/* refuses the calls with `fresh` that were not sent yet */
 
 static void
 pipeline_refuse(ngx_idempotency_redis_conn_t *conn)
@@ -249,7 +250,7 @@ pipeline_flush_ready(ngx_idempotency_redis_conn_t *conn)
         call = ngx_queue_data(q, ngx_idempotency_redis_call_t, queue);
 
         if ((ngx_msec_int_t) (call->deadline - ngx_current_msec) <= 0) {
-            /* that is told by the timer */
+            /* the timer gives it up */
             break;
         }
 
@@ -283,7 +284,7 @@ pipeline_flush_ready(ngx_idempotency_redis_conn_t *conn)
         ngx_idempotency_redis_conn_write(conn);
     }
 
-    /* a handler may call at once: that is another time */
+    /* a handler may make new calls */
 
     while ((call = pipeline_first(&refused)) != NULL) {
         pipeline_give(call, NULL, NGX_IDEMPOTENCY_REDIS_REFUSED,
@@ -304,7 +305,7 @@ pipeline_say(ngx_idempotency_redis_conn_t *conn,
     out = &conn->out;
     meant = (call->meant && call->mark->nstamps == 1);
 
-    /* the call behind it says whether that went well */
+    /* if ASKING fails, the call fails, too */
 
     if (call->asking) {
         ngx_idempotency_resp_say(out, "ASKING", NULL);
@@ -353,7 +354,7 @@ pipeline_say(ngx_idempotency_redis_conn_t *conn,
         ngx_idempotency_resp_str(out, &call->mark->meant[1]);
     }
 
-    /* if there is no memory, the connection is lost with what was not sent */
+    /* without memory the connection is lost, and the call with it */
 
     if (ngx_idempotency_redis_conn_due(conn, pipeline_answer, call) != NGX_OK) {
         return;
@@ -408,10 +409,9 @@ pipeline_answer(ngx_idempotency_redis_conn_t *conn, void *data,
 }
 
 
-/* What every script of calls answers, a code and the clock there.  NGX_AGAIN:
-   it did nothing, and is sent again: the call was not late by that clock, or
-   the server is not the one that was meant, and is asked first which one it
-   is */
+/* The reply of each script is a code and the server's time.  NGX_AGAIN: the
+   script did nothing, and the call is sent again: it was not late by our clock,
+   or the server has another stamp, for which it is asked first. */
 
 static ngx_int_t
 pipeline_code(ngx_idempotency_redis_conn_t *conn,
@@ -515,7 +515,7 @@ pipeline_refused(ngx_idempotency_redis_conn_t *conn,
 }
 
 
-/* all of the pipeline waits a little, as this concerns the server */
+/* all calls of the connection wait a little, as this concerns the server */
 
 static void
 pipeline_later(ngx_idempotency_redis_conn_t *conn,
@@ -578,8 +578,8 @@ pipeline_moved(ngx_idempotency_redis_conn_t *conn,
 }
 
 
-/* before the first of them is given up: what was not acknowledged is told as
-   that, and the connection stays */
+/* WAIT ends before the first deadline: then missing acknowledgements are
+   answered as such, and the connection stays */
 
 static void
 pipeline_ask_acks(ngx_idempotency_redis_conn_t *conn, ngx_msec_t deadline)
@@ -685,8 +685,8 @@ pipeline_acked(ngx_idempotency_redis_conn_t *conn,
 }
 
 
-/* a deadline has passed: whether a call that was sent was executed is not
-   known, and as answers come in order, the connection is of no use */
+/* A deadline has passed: nobody knows whether a call that was sent was
+   executed, and as answers come in order, the connection is of no use. */
 
 static void
 pipeline_expire(ngx_event_t *ev)
@@ -731,7 +731,7 @@ pipeline_expire(ngx_event_t *ev)
 }
 
 
-/* when the next one does; 0: one has, and there is nowhere to put it */
+/* returns when the next call expires; 0: one has, and `expired` is NULL */
 
 static ngx_msec_t
 pipeline_expired(ngx_queue_t *calls, ngx_queue_t *expired, ngx_msec_t next)
@@ -765,7 +765,7 @@ pipeline_expired(ngx_queue_t *calls, ngx_queue_t *expired, ngx_msec_t next)
 }
 
 
-/* as nginx leaves a timer that is off by less than 300 ms where it is */
+/* the timer is set exactly: nginx leaves it where it is for less than 300 ms */
 
 static void
 pipeline_arm(ngx_idempotency_redis_conn_t *conn, ngx_msec_t deadline)
@@ -787,7 +787,7 @@ pipeline_arm(ngx_idempotency_redis_conn_t *conn, ngx_msec_t deadline)
 }
 
 
-/* nothing is to be waited for any more */
+/* no call waits any more */
 
 static void
 pipeline_disarm(ngx_idempotency_redis_conn_t *conn)
@@ -905,7 +905,7 @@ ngx_idempotency_redis_pipeline_leave(ngx_idempotency_redis_conn_t *conn)
         ngx_del_timer(&conn->pause);
     }
 
-    /* some may come back */
+    /* some may come back to this connection */
 
     pipeline_move(&calls, &conn->calls);
 
@@ -969,7 +969,7 @@ mark_look(ngx_idempotency_redis_conn_t *conn,
 }
 
 
-/* something was refused there: it is asked for before the next call */
+/* a call was refused: ask for the mark before the next one */
 
 static void
 mark_doubt(ngx_idempotency_redis_conn_t *conn,
@@ -1004,8 +1004,9 @@ ngx_idempotency_redis_marked(ngx_idempotency_redis_t *redis,
 }
 
 
-/* what stands there is not asked for again, as calls may compare it; scripts
-   may lose their rights.  By their texts, as the server need not know them */
+/* A stamp that was right is not asked for again, as calls may compare it; but
+   scripts may lose their rights.  The scripts are sent as text, as the server
+   may not know them yet. */
 
 static void
 mark_say(ngx_idempotency_redis_conn_t *conn,
@@ -1047,7 +1048,7 @@ mark_say(ngx_idempotency_redis_conn_t *conn,
 }
 
 
-/* a node of a cluster is not asked for what it has not */
+/* a node of a cluster is asked for the stamps of its own slots only */
 
 static ngx_uint_t
 mark_say_stamp(ngx_idempotency_redis_conn_t *conn,
@@ -1115,7 +1116,7 @@ mark_said(ngx_idempotency_redis_conn_t *conn, void *data,
     if (rc == NGX_ERROR) {
         *is = MARK_ASKED_OTHER;
 
-        /* what has forgotten may be no master any more */
+        /* a server that has forgotten may be no master any more */
 
         ngx_idempotency_redis_doubt(conn->redis, 0);
 
@@ -1125,7 +1126,7 @@ mark_said(ngx_idempotency_redis_conn_t *conn, void *data,
 }
 
 
-/* the last one of its answers */
+/* the last answer about a mark */
 
 static void
 mark_tried(ngx_idempotency_redis_conn_t *conn, void *data,
@@ -1164,8 +1165,8 @@ mark_tried(ngx_idempotency_redis_conn_t *conn, void *data,
 }
 
 
-/* NGX_ERROR: what it says is to be judged.  What has moved in a cluster is not
-   asked for here; NGX_AGAIN: the server is busy, or no master */
+/* NGX_ERROR: the reply is to be judged; NGX_OK: the stamp has moved to another
+   node of the cluster; NGX_AGAIN: the server is busy, or no master */
 
 static ngx_int_t
 mark_error(ngx_idempotency_redis_conn_t *conn,

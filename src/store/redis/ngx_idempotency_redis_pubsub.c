@@ -1,19 +1,19 @@
 
 /*
- * That a key has changed is published in a channel that has the key's name.
- * Channels have a connection of their own, as one that subscribes can be used
- * for nothing else.  A cluster publishes by slots, so there each node that has
- * a channel has such a connection.
+ * A change of a key is published in a channel with the key's name.  Channels
+ * have a connection of their own, as a connection that subscribes can do
+ * nothing else.  A cluster publishes by slots, so there each node with a
+ * channel has such a connection.
  *
  * A message may be lost with its connection.  So the handler is also called
- * when the subscription is there, whether for the first time or again.
+ * when the channel was subscribed, for the first time or again.
  */
 
 
 #include "ngx_idempotency_redis_conn.h"
 
 
-/* so many channels at most, and for so long each time that one is wanted */
+/* the most channels, and how long each one is kept after it was last wanted */
 
 #define PUBSUB_CHANNELS  4096
 #define PUBSUB_WANTED    2500
@@ -129,7 +129,7 @@ pubsub_channel(ngx_idempotency_redis_t *redis, ngx_str_t *name)
 }
 
 
-/* at the server where it is published */
+/* at the server of the key */
 
 static void
 pubsub_place(ngx_idempotency_redis_t *redis, pubsub_channel_t *channel)
@@ -179,7 +179,7 @@ pubsub_conn(ngx_idempotency_redis_node_t *node)
 }
 
 
-/* goes out with all others of this round */
+/* goes out at the end of this turn of the event loop */
 
 static void
 pubsub_say(ngx_idempotency_redis_conn_t *conn, pubsub_channel_t *channel,
@@ -220,7 +220,7 @@ pubsub_flush(ngx_event_t *ev)
 }
 
 
-/* channels that were not wanted again in time */
+/* drops channels that were not wanted again in time */
 
 static void
 pubsub_unwatch(ngx_event_t *ev)
@@ -273,7 +273,8 @@ pubsub_drop(ngx_idempotency_redis_t *redis, pubsub_channel_t *channel)
 }
 
 
-/* NGX_DECLINED: this is an answer, as is that something was subscribed */
+/* NGX_DECLINED: this is an answer; the confirmation of a subscription is one,
+   too */
 
 static ngx_int_t
 pubsub_push(ngx_idempotency_redis_conn_t *conn,
@@ -309,7 +310,7 @@ pubsub_push(ngx_idempotency_redis_conn_t *conn,
     if (ngx_idempotency_resp_is(word, "unsubscribe")
         || ngx_idempotency_resp_is(word, "sunsubscribe"))
     {
-        /* a slot that moves drops its subscriptions, unasked */
+        /* when a slot moves, the server drops its subscriptions by itself */
 
         if (channel) {
             channel->subscribed = 0;
@@ -359,7 +360,7 @@ pubsub_answer(ngx_idempotency_redis_conn_t *conn, void *data,
 }
 
 
-/* is the server there, and has it heard of all channels? */
+/* checks the connection, and subscribes what is not yet */
 
 void
 ngx_idempotency_redis_pubsub_tick(ngx_idempotency_redis_conn_t *conn)
@@ -377,7 +378,7 @@ ngx_idempotency_redis_pubsub_tick(ngx_idempotency_redis_conn_t *conn)
 }
 
 
-/* the map of slots is another one: each channel goes to its server */
+/* the map of slots is new: each channel goes to its server */
 
 void
 ngx_idempotency_redis_pubsub_route(ngx_idempotency_redis_t *redis)

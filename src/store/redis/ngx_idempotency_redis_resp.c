@@ -1,18 +1,18 @@
 
 /*
- * RESP2, read and written, and what the words of an error mean.
+ * RESP2, read and written, and the meaning of errors.
  *
- * The reader goes over each value once, however the bytes are cut: as long as a
- * reply isn't whole, it notes where it is and how many values each level still
- * wants.  Only a whole reply, which is well-formed then, is made into values;
- * these point into what was read.
+ * The reader scans each value once, however the bytes are cut: as long as a
+ * reply isn't whole, the reader notes where it is and how many values each
+ * level lacks.  Only a whole reply, which is well-formed then, is made into
+ * values; they point into the bytes that were read.
  */
 
 
 #include "ngx_idempotency_redis_resp.h"
 
 
-/* what is kept for the next reply */
+/* the memory that is kept for the next reply */
 
 #define RESP_KEEP  65536
 #define RESP_ROOM  4096
@@ -63,7 +63,7 @@ static word_t  words[] = {
     word("CROSSSLOT", FAULT, GIVE, 0),
     word("WRONGTYPE", FAULT, GIVE, 0),
 
-    /* behind a script that was executed, by one that is no master any more */
+    /* from a server that ceased to be master after the script was executed */
     word("UNBLOCKED", UNACKED, GIVE, 1),
 
     { ngx_null_string,
@@ -88,8 +88,8 @@ ngx_idempotency_resp_room(ngx_idempotency_resp_t *resp, size_t *size)
         resp->start = 0;
     }
 
-    /* a string's length is known before it comes, and only believed as far
-       as it came */
+    /* a string's length is known before its bytes; it is trusted only as far as
+       bytes came */
 
     want = ngx_min(resp->pos + resp->value, 2 * resp->len + RESP_KEEP);
     want = ngx_max(want, resp->len) + RESP_ROOM;
@@ -214,7 +214,7 @@ ngx_idempotency_resp_free(ngx_idempotency_resp_t *resp)
 }
 
 
-/* the reply that was given out is needed no longer */
+/* the last reply is not needed any more */
 
 static void
 resp_consume(ngx_idempotency_resp_t *resp)
@@ -229,7 +229,7 @@ resp_consume(ngx_idempotency_resp_t *resp)
 }
 
 
-/* goes on where the last value ended that was whole */
+/* goes on after the last whole value */
 
 static ngx_int_t
 resp_scan(ngx_idempotency_resp_t *resp)
@@ -272,7 +272,7 @@ resp_scan(ngx_idempotency_resp_t *resp)
             continue;
         }
 
-        /* with it those end in which it was the last one */
+        /* the last value of an array also completes the array */
 
         while (resp->depth && --resp->left[resp->depth - 1] == 0) {
             resp->depth--;
@@ -286,8 +286,8 @@ resp_scan(ngx_idempotency_resp_t *resp)
 
 
 /*
- * One value, of an array without its elements, and its size.  NGX_AGAIN: it is
- * not whole; of a string whose length is there, the size is known.
+ * One value (an array without its elements) and its size.  NGX_AGAIN: it is not
+ * whole; of a string whose length is there, the size is known.
  */
 
 static ngx_int_t
@@ -304,7 +304,7 @@ resp_value(u_char *p, u_char *last, ngx_idempotency_redis_reply_t *value,
         return NGX_AGAIN;
     }
 
-    /* a server that speaks something else is not waited for */
+    /* don't wait for more from a server that does not speak RESP2 */
 
     if (*p == '\0' || ngx_strchr("+-:$*", *p) == NULL) {
         return NGX_ERROR;
@@ -373,7 +373,7 @@ resp_value(u_char *p, u_char *last, ngx_idempotency_redis_reply_t *value,
 }
 
 
-/* the bytes were looked at: they are well-formed, and not too deep */
+/* the bytes were scanned: well-formed, and not too deep */
 
 static u_char *
 resp_build(u_char *p, u_char *last, ngx_idempotency_redis_reply_t *reply,
@@ -581,7 +581,7 @@ ngx_idempotency_redis_verdict(ngx_str_t *text)
 
     verdict = word->verdict;
 
-    /* it was not let do its first write, or it can't be killed any more */
+    /* the script had not written yet, or can't be killed */
 
     if (ngx_idempotency_resp_in(text, "Script killed by user")) {
         verdict.maybe = 0;
@@ -589,9 +589,9 @@ ngx_idempotency_redis_verdict(ngx_str_t *text)
     }
 
     /*
-     * A command inside of the script was refused, which need not be its first
-     * one: an outcome is published behind its write.  A server that is full,
-     * or no master, refuses writes alone, and so all of them.
+     * A command inside the script was refused, perhaps not its first one: an
+     * outcome is published after its write.  A server that is full, or no
+     * master, refuses only writes, and so all of them.
      */
 
     if (verdict.error != NGX_IDEMPOTENCY_REDIS_FULL
