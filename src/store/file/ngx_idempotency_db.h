@@ -1,11 +1,12 @@
 
 /*
- * The file that remembers tokens: an SQLite database.  Everything here may
- * block, so it is called in threads, or in a process of its own, and never in
- * an event loop; it takes memory with malloc(), logs nothing, and tells what
- * went wrong in words that follow the file's path.
+ * The file that remembers tokens: an SQLite database.  All functions may block,
+ * so they are called in threads, or in a process of their own, never in an
+ * event loop.  They take memory with malloc(), and log nothing: errors are
+ * words that follow the file's path.
  *
- * A database is one thread's at a time, and does not go through a fork().
+ * One thread at a time uses a database, and a database does not survive a
+ * fork().
  */
 
 
@@ -17,26 +18,26 @@
 #include <sqlite3.h>
 
 
-/* of pages: the log's length at which it begins anew in a quiet moment, and at
-   which it does in any */
+/* the length of the log, in pages, at which it begins anew: in a quiet moment,
+   and in any */
 
 #define NGX_IDEMPOTENCY_DB_QUIET    2000
 #define NGX_IDEMPOTENCY_DB_LONG     16000
 
-/* the file's stamp: application_id ("idem"), and user_version */
+/* the file's application_id ("idem") and user_version */
 
 #define NGX_IDEMPOTENCY_DB_ID       0x6964656d
 #define NGX_IDEMPOTENCY_DB_VERSION  2
 
-/* milliseconds: for how long a statement waits for another program */
+/* how long a statement waits for another program, in milliseconds */
 
 #define NGX_IDEMPOTENCY_DB_BUSY     250
 
-/* the number of a commit as the file has it: always of eight bytes */
+/* a commit's number in the file always has eight bytes */
 
 #define ngx_idempotency_db_number(n)  ((uint64_t) (n) | (uint64_t) 1 << 48)
 
-/* of errors, with the zero */
+/* the size of an error with its final zero */
 
 #define NGX_IDEMPOTENCY_DB_ERROR    256
 
@@ -44,21 +45,20 @@
 typedef struct {
     const char                *path;
     ngx_idempotency_sync_e     sync;
-    /* the file grows no larger; 0: as large as it likes */
+    /* the file grows no larger; 0: no limit */
     off_t                      max_size;
-    /* NULL, or what the file must be, and have at least; rises with each
-       commit, whatever thread or worker makes it */
+    /* NULL, or the identity that the file must have, and its least number; the
+       number rises with each commit, by whatever thread or worker */
     ngx_idempotency_mark_t    *mark;
-    /* -1, or an open file of the same, by which it is looked at as it is
-       without its log */
+    /* -1, or the same file, open to read it without its log */
     int                        file;
-    /* NULL, or the length of the log, in pages: out, with each commit */
+    /* out, with each commit: the length of the log in pages; or NULL */
     ngx_atomic_t              *log;
 
-    /* does an instance live, which may be our own?  asked within the
+    /* whether an instance lives, perhaps our own; asked within the
        transaction */
     ngx_uint_t               (*alive)(void *data, uint64_t instance);
-    /* NULL, or asked when the transaction has begun: may it go on? */
+    /* NULL, or asked when the transaction has begun: whether it may go on */
     ngx_uint_t               (*may)(void *data);
     void                      *data;
 } ngx_idempotency_db_conf_t;
@@ -68,31 +68,31 @@ typedef struct ngx_idempotency_db_s  ngx_idempotency_db_t;
 
 
 typedef struct {
-    /* it will not get better, as the file is damaged, or what was written may
-       not be on disk: all that have it open should stop until a restart */
+    /* it will not get better: the file is damaged, or changes may be missing on
+       disk.  All who have the file open should stop until a restart */
     unsigned                   failed:1;
     /* the last commit has changed something */
     unsigned                   wrote:1;
-    /* it is another file than conf->mark says, or an older one */
+    /* the file is not the one of conf->mark, or is older */
     unsigned                   other:1;
-    /* another file is at its path: it is to be opened anew */
+    /* another file is at this path: it has to be opened */
     unsigned                   moved:1;
     /* what went wrong, or "" */
     char                       error[NGX_IDEMPOTENCY_DB_ERROR];
 } ngx_idempotency_db_state_t;
 
 
-/* NULL: error, of NGX_IDEMPOTENCY_DB_ERROR bytes, tells why.  Makes no file */
+/* NULL: error says why.  It creates no file */
 
 ngx_idempotency_db_t *ngx_idempotency_db_open(ngx_idempotency_db_conf_t *conf,
     char *error, size_t len);
 void ngx_idempotency_db_close(ngx_idempotency_db_t *db);
 
 /*
- * One transaction.  NGX_OK: each item has its result, of which UNAVAILABLE
- * tells of one that could neither be read nor written (its record is damaged,
- * or there is no room for it), while the others were.  NGX_ERROR: nothing was
- * written, all are UNAVAILABLE.  NGX_DECLINED: so too, as conf->may denied it.
+ * One transaction.  NGX_OK: each item has its result; UNAVAILABLE is one that
+ * could be neither read nor written (its record is damaged, or there is no
+ * room), while the others were.  NGX_ERROR: nothing was written, all items are
+ * UNAVAILABLE.  NGX_DECLINED: the same, as conf->may refused.
  */
 
 ngx_int_t ngx_idempotency_db_commit(ngx_idempotency_db_t *db,
@@ -103,34 +103,35 @@ ngx_int_t ngx_idempotency_db_commit(ngx_idempotency_db_t *db,
 const ngx_idempotency_db_state_t *ngx_idempotency_db_state(
     ngx_idempotency_db_t *db);
 
-/* all that was committed, by whomever, is on disk then; by any thread.
-   NGX_DECLINED: it is not known; NGX_ERROR: some of it may never be */
+/* brings all commits, whoever made them, to the disk; in any thread.
+   NGX_DECLINED: it is not known whether they are there; NGX_ERROR: some may
+   never be */
 
 ngx_int_t ngx_idempotency_db_sync(const char *path, char *error, size_t len);
 
 /*
- * The log (SQLite's WAL) begins anew.  A commit does not do that: the first one
- * of a log that begins waits for a sync, whatever the mode is.  At first, what
- * it has is brought into the file, while commits go on; and then, under the
- * lock of commits, the rest, and a first commit.
+ * Begins SQLite's log (WAL) anew.  A commit does not do that, as the first
+ * commit of a new log waits for a sync in every mode.  The checkpoint copies
+ * the log into the file, while commits go on; the restart copies the rest under
+ * the lock of commits, and makes a first commit.
  */
 
 ngx_int_t ngx_idempotency_db_checkpoint(ngx_idempotency_db_t *db);
 ngx_int_t ngx_idempotency_db_restart(ngx_idempotency_db_t *db, int64_t now);
 
 /*
- * Up to n tokens behind `after` (NULL: from the start), in their order: how
- * many, or NGX_ERROR.  Some may have ended.
+ * Up to n tokens after `after` (NULL: from the start), in their order.  Returns
+ * how many, or NGX_ERROR.  Some may have ended.
  */
 
 ngx_int_t ngx_idempotency_db_tokens(ngx_idempotency_db_t *db, u_char *after,
     u_char (*tokens)[NGX_IDEMPOTENCY_DIGEST_LEN], ngx_uint_t n);
 
 /*
- * For quiet times, in steps of about n records: what ended goes, what is
- * pending of an instance that is dead becomes in doubt, and free pages go
- * back.  NGX_AGAIN: there is more to do, NGX_OK: there is not, NGX_ERROR.  To
- * be called under the lock of commits, as a commit is.
+ * Maintenance for quiet times, in steps of about n records: ended records go,
+ * pending ones of dead instances become in doubt, and free pages are given
+ * back.  NGX_AGAIN: there is more to do, NGX_OK: there is not, or NGX_ERROR.
+ * Called under the lock of commits.
  */
 
 ngx_int_t ngx_idempotency_db_tidy(ngx_idempotency_db_t *db, int64_t now,
@@ -138,8 +139,8 @@ ngx_int_t ngx_idempotency_db_tidy(ngx_idempotency_db_t *db, int64_t now,
 
 
 /*
- * For a start: a connection as it is used here; what an error of SQLite's is;
- * and what differs between the file and the mark: 0, and error tells.
+ * For a start: connects as the functions above do; describes an error of
+ * SQLite's; describes how the file differs from the mark, or returns 0.
  */
 
 int ngx_idempotency_db_connect(const char *path, sqlite3 **sqlite);

@@ -1,5 +1,6 @@
 
-/* A store with a file on this machine behind it, for those who configure it. */
+/* A store with a file on this machine as its backing: the functions for the
+   configuration and for processes. */
 
 
 #ifndef _NGX_IDEMPOTENCY_FILE_H_INCLUDED_
@@ -17,12 +18,12 @@ typedef struct {
 } ngx_idempotency_file_conf_t;
 
 
-/* for a store that was added; what is wrong is logged */
+/* adds the file to a store; logs its errors */
 
 ngx_int_t ngx_idempotency_file_add(ngx_conf_t *cf,
     ngx_idempotency_store_t *store, ngx_idempotency_file_conf_t *conf);
 
-/* a process that is no worker keeps no store alive */
+/* a process that is no worker must keep no store in use */
 
 void ngx_idempotency_file_leave(void);
 

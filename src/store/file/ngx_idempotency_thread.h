@@ -1,8 +1,9 @@
 
 /*
- * Threads of a worker, for what may block: each runs one function at a time,
- * and then the event loop calls `done`.  A worker does not wait for them at its
- * end: what hangs in the kernel ends with the process.
+ * Threads of a worker, for functions that may block: each thread runs one
+ * function at a time, then the event loop calls `done`.  A worker does not wait
+ * for threads when it ends: a thread that hangs in the kernel ends with the
+ * process.
  */
 
 
@@ -17,12 +18,12 @@
 typedef struct ngx_idempotency_thread_s  ngx_idempotency_thread_t;
 
 struct ngx_idempotency_thread_s {
-    /* in the thread, and then in the event loop */
+    /* called in the thread, then in the event loop */
     void                          (*run)(void *data);
     void                          (*done)(void *data);
     void                           *data;
 
-    /* of the event loop: it was given something, and is not done with that */
+    /* for the event loop: the thread has work, and is not done yet */
     ngx_uint_t                      busy;
 
     /* the threads' own */
@@ -34,35 +35,35 @@ struct ngx_idempotency_thread_s {
 };
 
 
-/* in a worker; NGX_ERROR: there can be none, which is logged */
+/* in a worker; NGX_ERROR: no thread can be made, which is logged */
 
 ngx_int_t ngx_idempotency_thread_init_process(ngx_cycle_t *cycle);
 
-/* it is never freed; NULL: no memory */
+/* never freed; NULL: no memory */
 
 ngx_idempotency_thread_t *ngx_idempotency_thread_create(
     void (*run)(void *data), void (*done)(void *data), void *data);
 
-/* NGX_ERROR: ngx_errno; it is not busy */
+/* the thread must not be busy; NGX_ERROR: see ngx_errno */
 
 ngx_int_t ngx_idempotency_thread_post(ngx_idempotency_thread_t *thread);
 
-/* on the way out: waits for it, so many milliseconds, instead of its being told
-   that it is done.  NGX_AGAIN: it is busy yet */
+/* for a worker on its way out: waits so many milliseconds, and `done` is not
+   called.  NGX_AGAIN: the thread is still busy */
 
 ngx_int_t ngx_idempotency_thread_wait(ngx_idempotency_thread_t *thread,
     ngx_msec_t time);
 
 /*
- * A thread enters before it touches what is the worker's, and leaves behind it:
- * meanwhile the worker frees nothing.  A worker that is about to end lets no
- * thread in any more: the call does not return then.
+ * A thread calls enter before it touches the worker's memory, and leave after
+ * it: meanwhile the worker frees nothing.  When a worker is about to end, enter
+ * does not return.
  */
 
 void ngx_idempotency_thread_enter(void);
 void ngx_idempotency_thread_leave(void);
 
-/* from now on no thread touches what is the worker's */
+/* from now on no thread touches the worker's memory */
 
 void ngx_idempotency_thread_exit_process(void);
 

@@ -1,46 +1,48 @@
 
 /*
  * The backing that is a Redis or a Valkey: its life in the master and in a
- * worker, and what it tells of itself.
+ * worker, its batches, and what the figures say of it.  Stamps are in
+ * backing_redis_stamp.c, connections and servers in the client.
  *
- * A batch is one call of a script for each item, and is answered when all of
- * them are: within the block's timeout, and the server does nothing that comes
- * later.
+ * A batch is one call of a script for each item.  It is answered when all calls
+ * are: within the block's timeout, and the server does nothing of a call that
+ * comes later.
  *
  * Left-over claims: a claim whose connection was lost is sent again over
- * another one; the first may still be executed, until its time is over,
- * whatever was answered to the second.  Then nobody owns it, and others would
- * find it in doubt.  So it is released when nothing of it can come any more,
- * unless the zone has it.
+ * another connection.  The first call may still be executed until its deadline,
+ * whatever the second one was answered.  Then nobody would own the claim, and
+ * other machines would find it in doubt.  So it is released when the first call
+ * can't come any more, unless the zone has the claim.
  */
 
 
 #include "ngx_idempotency_backing_redis.h"
 
 
-/* what is pending elsewhere is asked for so often, as a message may be lost: at
-   first and at most */
+/* how often the backing is asked about remote claims, as a message may be lost:
+   at first, and at most */
 
 #define NGX_IDEMPOTENCY_REDIS_SOON     20
 #define NGX_IDEMPOTENCY_REDIS_SELDOM   1000
 
-/* a response: reading and writing a large one keeps the server from all else */
+/* the largest response: while the server reads or writes a large one, it does
+   nothing else */
 
 #define NGX_IDEMPOTENCY_REDIS_MOST     (256 * 1024)
 
-/* the speed that a connection is taken to have at least: bytes a millisecond */
+/* the speed that a connection has at least, we assume: bytes per millisecond */
 
 #define NGX_IDEMPOTENCY_REDIS_SPEED    10000
 
-/* the batches that a worker has on the way, on each connection */
+/* the batches that a worker has on the way, for each connection */
 
 #define NGX_IDEMPOTENCY_REDIS_BATCHES    4
 
-/* what is lost is sent so often at least */
+/* a call whose connection was lost is sent so often at least */
 
 #define NGX_IDEMPOTENCY_REDIS_SENT   3
 
-/* what could not be given back is tried again after so long */
+/* a release of a left-over claim that failed is tried again after so long */
 
 #define NGX_IDEMPOTENCY_REDIS_LEFT  1000
 
@@ -175,8 +177,8 @@ ngx_idempotency_backing_redis_warn(ngx_conf_t *cf,
 }
 
 
-/* for a configuration that does not name the zone any more, and so perhaps has
-   no such block: what old workers leave waits for one that does */
+/* A zone that the configuration does not name any more, perhaps without its
+   block: write-backs of old workers wait for a configuration that names it. */
 
 static ngx_idempotency_tier_t *
 redis_again(ngx_conf_t *cf, ngx_idempotency_tier_t *old)
@@ -308,7 +310,7 @@ redis_names(ngx_idempotency_redis_zone_t *redis)
 }
 
 
-/* nothing else in the world has it */
+/* no other zone in the world has this number */
 
 static ngx_int_t
 redis_instance(uint64_t *instance, ngx_log_t *log)
@@ -363,7 +365,7 @@ redis_init_process(ngx_idempotency_tier_t *tier, ngx_cycle_t *cycle)
 }
 
 
-/* what is on its way has kept the worker until it was answered */
+/* calls on their way have kept the worker until they were answered */
 
 static void
 redis_finish(ngx_idempotency_tier_t *tier)
@@ -405,7 +407,7 @@ redis_kind(ngx_idempotency_tier_t *tier, const char **sync)
 }
 
 
-/* the server's, as far as it is known */
+/* the server's time, as far as it is known */
 
 static int64_t
 redis_now(ngx_idempotency_tier_t *tier)
@@ -457,7 +459,7 @@ redis_up(ngx_idempotency_tier_t *tier)
 }
 
 
-/* a worker that exits has closed what it does not need */
+/* an exiting worker has closed connections that it does not need */
 
 static ngx_int_t
 redis_well(ngx_idempotency_tier_t *tier)
@@ -573,7 +575,7 @@ batch_send(ngx_idempotency_redis_batch_t *rb)
     batch = rb->batch;
     redis = rb->redis;
 
-    /* the script makes a record's times */
+    /* a record's times are written by the script */
 
     ngx_idempotency_seal(redis->tier.shm->store->secret, batch->items,
                          batch->n, 0);
@@ -596,8 +598,8 @@ batch_send(ngx_idempotency_redis_batch_t *rb)
 }
 
 
-/* the same claim sent twice is one claim, and so is whatever else; by another
-   connection, as one may be there while one is not yet */
+/* The same item sent twice has effect once.  It goes over another connection:
+   that one may work where this one fails. */
 
 static ngx_int_t
 batch_call(ngx_idempotency_redis_batch_t *rb, ngx_idempotency_redis_item_t *ri)
@@ -740,7 +742,7 @@ batch_failed(ngx_idempotency_redis_batch_t *rb,
 }
 
 
-/* once for each batch */
+/* counts an error once for each batch */
 
 static void
 batch_count(ngx_idempotency_redis_batch_t *rb, ngx_uint_t error)
@@ -776,7 +778,7 @@ batch_count(ngx_idempotency_redis_batch_t *rb, ngx_uint_t error)
 }
 
 
-/* it stays as it is, as another version of the module may need it */
+/* the value stays as it is: another version of the module may need it */
 
 static void
 batch_foreign(ngx_idempotency_redis_zone_t *redis,
@@ -801,8 +803,8 @@ batch_foreign(ngx_idempotency_redis_zone_t *redis,
 }
 
 
-/* the item is as it was asked; behind the deadline the server executes nothing
-   of it */
+/* The item as it was sent.  After the deadline the server executes no call of
+   it. */
 
 static void
 left_add(ngx_idempotency_redis_zone_t *redis, ngx_idempotency_item_t *item,
@@ -863,8 +865,8 @@ left_timer_handler(ngx_event_t *ev)
 }
 
 
-/* the zone has the claim, or may have it if it is torn; what it gives up later
-   it releases itself */
+/* the zone has the claim, or may have it, as it is torn; it releases the claim
+   itself when it gives it up */
 
 static ngx_uint_t
 left_owned(left_t *left)
@@ -895,7 +897,7 @@ left_owned(left_t *left)
 }
 
 
-/* a worker that exits gives up: the lease ends, too */
+/* a worker that exits gives up: the claim's lease ends */
 
 static void
 left_handler(ngx_idempotency_redis_call_t *call)
@@ -912,7 +914,7 @@ left_handler(ngx_idempotency_redis_call_t *call)
 }
 
 
-/* the channel is the key's name */
+/* the channel has the key's name */
 
 static void
 redis_await(ngx_idempotency_tier_t *tier, u_char *token)
@@ -934,7 +936,7 @@ redis_await(ngx_idempotency_tier_t *tier, u_char *token)
 }
 
 
-/* it has changed, or may have: changes behind this are all reported */
+/* the key has changed, or may have; each later change is reported, too */
 
 static void
 redis_changed(void *data, ngx_str_t *key)

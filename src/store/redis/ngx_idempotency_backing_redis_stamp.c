@@ -1,42 +1,43 @@
 
 /*
- * The backing that is a Redis: which one it is, and how far it has come.  A
+ * The backing that is a Redis: which store it is, and how far it has come.  A
  * zone has a stamp there (in a cluster one for each of 64 parts of its slots,
- * which move with them), and remembers in shared memory what it has seen of
- * it: an identity, and the last beat that was acknowledged.
+ * which move with them), and remembers in shared memory what it has seen of the
+ * stamp: its identity, and the last beat that was acknowledged.
  *
  * Invariants, by name:
  *
- *   KNOWN    a zone that has had a beat acknowledged never makes a stamp.
- *   MEANT    nothing is claimed, written or released but where the stamp is
- *            the one that is known: the scripts compare it; in a cluster, where
- *            they can't reach it, each connection has asked, and one worker
- *            asks each second.
- *   ASKED    an answer is compared, there, with what was known when it was
- *            asked for; if something else is known by now, it says nothing.
- *   BEHIND   a beat is behind if it is older than one that was acknowledged,
- *            by the server's own account.  No clock of ours is compared, so
- *            that nothing is late.
- *   REFUSED  a stamp that the worker which asks each second finds wrong for two
- *            seconds is refused until an operator agrees, or it is right again:
- *            a master that has been replaced is not asked for so long.
+ *   KNOWN    A zone that has had a beat acknowledged never makes a stamp.
+ *   MEANT    Nothing is claimed, written or released unless the stamp is the
+ *            known one: the scripts compare it.  In a cluster they can't reach
+ *            it, so each connection asks, and one worker asks each second.
+ *   ASKED    An answer is compared, at the server, with what was known when the
+ *            question was sent; if something else is known now, the answer
+ *            counts for nothing.
+ *   BEHIND   A beat is behind if it is older than an acknowledged one, by the
+ *            server's own clock.  None of our clocks is compared, so no beat is
+ *            late.
+ *   REFUSED  If the worker that asks each second finds a stamp wrong for two
+ *            seconds, it is refused until an operator agrees, or until it is
+ *            right again: a master that was replaced is asked no longer than
+ *            that.
  */
 
 
 #include "ngx_idempotency_backing_redis.h"
 
 
-/* so often the stamps are asked for, and so long they are wrong, in msec; whose
-   answer is late has as long as two calls */
+/* how often the stamps are asked for, and how long they have to be wrong, in
+   msec; a late answer may take as long as two calls */
 
 #define STAMP_BEAT   1000
 #define STAMP_WRONG  2000
 
-/* what is found: see stamp.lua */
+/* a code of stamp.lua that no operator can agree to */
 
 #define STAMP_FOREIGN  'K'
 
-/* of tier.other: it is refused, or may be yet */
+/* values of tier.other: refused, or wrong and perhaps refused soon */
 
 #define STAMP_REFUSED  1
 #define STAMP_WRONGED  2
@@ -45,7 +46,7 @@
 #define STAMP_HEAD  (2 + 2 * NGX_IDEMPOTENCY_STAMP_LEN + 1 + NGX_INT_T_LEN)
 
 
-/* what a script is told */
+/* arguments of the script */
 
 typedef struct {
     u_char                          known[STAMP_LEN];
@@ -63,7 +64,7 @@ struct ngx_idempotency_redis_beat_s {
 };
 
 
-/* an answer of the script */
+/* a reply of the script */
 
 typedef struct {
     ngx_uint_t                      code;
@@ -188,7 +189,8 @@ stamp_keys(ngx_idempotency_redis_zone_t *redis)
 }
 
 
-/* of each part of the slots one key, the same for all: by a number in braces */
+/* one key for each part of the slots, the same for all zones: a number in
+   braces */
 
 static ngx_int_t
 stamp_parts(ngx_idempotency_redis_zone_t *redis, size_t size)
@@ -210,7 +212,7 @@ stamp_parts(ngx_idempotency_redis_zone_t *redis, size_t size)
 
         if (i == NGX_IDEMPOTENCY_REDIS_SLOTS) {
 
-            /* a prefix with braces: all keys are of one slot */
+            /* a prefix with braces: all keys are in one slot */
 
             redis->mark.nstamps = 1;
             break;
@@ -267,7 +269,7 @@ ngx_idempotency_redis_stamps_init_process(ngx_idempotency_redis_zone_t *redis,
 
     redis->beaten = ngx_current_msec - STAMP_BEAT;
 
-    /* there are no connections yet, on which something else may stand */
+    /* no connection can have another stamp: there is none yet */
 
     (void) stamp_meant(redis);
 
@@ -284,7 +286,7 @@ stamp_zone(ngx_idempotency_redis_mark_t *mark)
 }
 
 
-/* in a cluster nothing is sent at all before it is known */
+/* in a cluster nothing is sent while a stamp is wrong */
 
 const char *
 ngx_idempotency_redis_stamps_look(ngx_idempotency_redis_zone_t *redis)
@@ -307,8 +309,9 @@ ngx_idempotency_redis_stamps_look(ngx_idempotency_redis_zone_t *redis)
 }
 
 
-/* Takes over from the zone which stamp the scripts are to find (record.lua).
-   Returns whether it has changed: then a stamp that was wrong may be right. */
+/* Takes over from shared memory the stamp that the scripts must find
+   (record.lua).  True if it has changed: then a wrong stamp may be right
+   now. */
 
 static ngx_uint_t
 stamp_meant(ngx_idempotency_redis_zone_t *redis)
@@ -419,7 +422,7 @@ ngx_idempotency_redis_stamps_beat(ngx_idempotency_tier_t *tier)
 }
 
 
-/* before the call, on its connection: they are acknowledged together */
+/* before the call, on its connection: one acknowledgement covers both */
 
 void
 ngx_idempotency_redis_stamps_with(ngx_idempotency_redis_zone_t *redis,
@@ -508,8 +511,8 @@ stamp_mark_handler(ngx_idempotency_redis_stamp_t *stamp,
 }
 
 
-/* NGX_OK: it is the one that is known; NGX_AGAIN: what was known when it was
-   asked for is not known any more */
+/* NGX_OK: the stamp is the known one; NGX_AGAIN: another one is known since the
+   question was sent */
 
 static ngx_int_t
 stamp_judge(ngx_idempotency_redis_stamp_t *stamp,
@@ -568,7 +571,7 @@ stamp_judge(ngx_idempotency_redis_stamp_t *stamp,
 
     if (tell) {
 
-        /* what is gone on with is asked at once */
+        /* if we go on with this stamp, ask at once */
 
         redis->beaten = ngx_current_msec - STAMP_BEAT;
 
@@ -657,8 +660,8 @@ stamp_right(ngx_idempotency_redis_zone_t *redis,
 }
 
 
-/* STAMP_REFUSED, or STAMP_WRONGED: it is gone on with, as the block says; 0:
-   there is nothing to be said, or not yet */
+/* STAMP_REFUSED, or STAMP_WRONGED: we go on with it, as the block says; 0:
+   there is nothing to log, or not yet */
 
 static ngx_uint_t
 stamp_wrong(ngx_idempotency_redis_zone_t *redis,
@@ -827,7 +830,7 @@ stamp_tell_wrong(ngx_idempotency_redis_zone_t *redis, ngx_uint_t accepts)
 }
 
 
-/* it is asked at once, and the others follow */
+/* this worker asks at once, and the others follow */
 
 ngx_int_t
 ngx_idempotency_redis_stamps_agree(ngx_idempotency_tier_t *tier)
