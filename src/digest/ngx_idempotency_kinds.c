@@ -772,7 +772,7 @@ name_cmp_rest(u_char *base, ngx_idempotency_name_t *a,
 
 /*
  * The sort is stable.  Its time grows with the bytes of all names, whatever
- * they have in common, as strangers choose them. 0: all names differ, and were
+ * they have in common, as strangers choose them.  0: all names differ, and were
  * in order already. tmp has room for n / 2 names.
  */
 

@@ -450,7 +450,7 @@ ngx_http_idempotency_api_merge(ngx_conf_t *cf,
     for (i = 0; i < cscf->server_names.nelts; i++) {
         name = &names[i].name;
 
-        /* wildcards and "_" may stand for any host */
+        /* wildcards, patterns and "_" may stand for any host */
 
         if (name->len == 0
 #if (NGX_PCRE)

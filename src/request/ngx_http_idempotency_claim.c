@@ -1081,7 +1081,8 @@ similar_note(ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* a failure costs a warning only */
+/* Without the note idempotency_similar misses the content's repeat.  Nothing
+   else depends on the note. */
 
 static void
 similar_answered(ngx_idempotency_op_t *op)

@@ -339,7 +339,7 @@ key_missing(ngx_http_request_t *r,
 /*
  * Whether a browser sends this form for its user.  Scripts are excluded: a
  * script may send the same content twice on purpose.  Browsers of today send
- * Sec-Fetch-Mode; older ones accept HTML before anything else.
+ * Sec-Fetch-Mode; older ones are known by the text/html in their Accept.
  */
 
 static ngx_uint_t
