@@ -1,18 +1,18 @@
 
 /*
- * The file that remembers, open: its transactions, what an item does in one,
- * rows, and what keeps the file small and on disk.  How a start makes or checks
- * a file is in ngx_idempotency_start.c.
+ * The file that remembers tokens, open: its transactions, what an item does in
+ * one, rows, and the maintenance that keeps the file small and on disk.  How a
+ * start makes or checks a file is in start.c; threads are in file.c.
  *
- * - What is pending is a row of `claims`, which stays small; what has ended, or
- *   may have, is a row of `records`, in the order in which it came, until its
- *   time is over.  A token is in one of them.  Where a row moves to the other
- *   table, it is put there before it goes here, so that no error between the
- *   two leaves none.
- * - SQLite knows no checksums: each row has one over its columns and one over
- *   its response, and a row that is damaged is neither absent nor an answer.
- * - The log (SQLite's WAL) is brought into the file by us and not by each
- *   commit, so that requests wait for it only when it has become long.
+ * ONE TABLE  A pending token is a row of `claims`, which stays small; an ended
+ *            one, or one in doubt, is a row of `records`, in the order of
+ *            arrival, until its time is over.  A token is in one of them.  A
+ *            row that moves is inserted there before it is deleted here, so no
+ *            error in between loses it.
+ * SUMS       SQLite has no checksums: each row has one over its columns and one
+ *            over its response.  A damaged row is neither absent nor an answer.
+ * LOG        We copy the log (SQLite's WAL) into the file, not each commit, so
+ *            requests wait for that only when the log has become long.
  */
 
 
@@ -48,13 +48,13 @@ typedef enum {
 } db_sql_e;
 
 
-/* the file, its log and the log's index, as they were when it was opened; the
-   longest of their names */
+/* the file, its log and the log's index, as they were when opened; the length
+   of the longest name */
 
 #define DB_FILES    3
 #define DB_NAME     (NGX_IDEMPOTENCY_FILE_PATH + sizeof("-wal"))
 
-/* of a look at a row that is not found */
+/* results of a look-up without a row */
 
 #define DB_ABSENT   -1
 #define DB_DAMAGED  -2
@@ -74,21 +74,21 @@ struct ngx_idempotency_db_s {
     char                        path[DB_FILES][DB_NAME];
     db_inode_t                  inode[DB_FILES];
 
-    /* what meta had when the transaction began, and how many rows had been
-       changed until then */
+    /* meta at the start of the transaction, and the number of changed rows
+       until then */
     int64_t                     latest;
     uint64_t                    fence;
     ngx_atomic_uint_t           number;
     int                         changes;
-    /* the page of meta */
+    /* the page of meta in the file */
     int64_t                     root;
 
-    /* with max_size, in pages: the most, and what is left of it within a
+    /* with max_size, in pages: the limit, and what is left of it in this
        transaction */
     int64_t                     most;
     int64_t                     left;
 
-    /* how far tidying has come among what is pending */
+    /* the last claim that maintenance has looked at */
     u_char                      tidied[NGX_IDEMPOTENCY_DIGEST_LEN];
     unsigned                    tidying:1;
     unsigned                    shrunk:1;
@@ -97,42 +97,43 @@ struct ngx_idempotency_db_s {
 };
 
 
-/* a row, as the item that wrote it; its response is SQLite's, until the
-   statement that found it is reset */
+/* A row, as the item that wrote it.  The response belongs to SQLite until the
+   statement that found it is reset. */
 
 typedef struct {
-    /* of a record; a claim has none */
+    /* of a record; claims have none */
     sqlite3_int64               id;
     ngx_idempotency_item_t      item;
 } db_record_t;
 
 
-/* of expired records, for each item of a commit */
+/* how many expired records each item of a commit deletes */
 
 #define DB_EXPIRE        3
 
-/* milliseconds: by how much the file's latest time may lag behind */
+/* how far the file's latest time may lag behind, in milliseconds */
 
 #define DB_META_LAG      1000
 
-/* so many times, after so many microseconds, a page is looked at that may be
-   written now */
+/* the looks at a page that may be written just now, and the pause between them
+   in microseconds */
 
 #define DB_FILED_LOOKS   5
 #define DB_FILED_PAUSE   1000
 
-/* whoever closes the file as the last one is given so many times, of so many
-   microseconds, between a log and its index */
+/* the last process that closes the file removes the log and then its index: so
+   many looks, with this pause in microseconds, for the moment in between */
 
 #define DB_LOG_LOOKS     20
 #define DB_LOG_PAUSE     5000
 
-/* what is one time to two clocks that are not read at the same moment */
+/* how far the readings of two clocks may be apart and still mean the same
+   time */
 
 #define DB_ITEM_APART  1000
 
-/* parameters of what writes a row; what finds it has the same as columns, and
-   the id in the place of the token: one less */
+/* the parameters of a statement that writes a row.  One that finds a row has
+   the same columns, one less, with the id in the place of the token */
 
 #define DB_TOKEN        1
 #define DB_FINGERPRINT  2
@@ -143,24 +144,24 @@ typedef struct {
 #define DB_RESPONSE     13
 #define DB_ID           14
 
-/* the numbers of a row, in the order of their columns: of a claim, and those
-   that only a record has */
+/* the numbers of a row, in the order of their columns: of a claim, and with
+   those that only a record has */
 
 #define DB_OF_CLAIM     5
 #define DB_OF_RECORD    8
 
-/* in pages: what a response takes, and what a row may take besides */
+/* in pages: a response, and the most that a row takes besides */
 
 #define DB_PAGES(size)  ((int64_t) ((size) / (DB_PAGE - 4)))
 #define DB_ROW          4
 
-/* the column `parts`: what it is bound to, and the record's mark */
+/* the column `parts`: what the token is bound to, and the record's mark */
 
 #define DB_BOUND  (offsetof(ngx_idempotency_item_t, mac)                      \
                    + NGX_IDEMPOTENCY_MAC_LEN                                  \
                    - offsetof(ngx_idempotency_item_t, parts))
 
-/* pages that are free: what stays for those to come */
+/* the free pages that maintenance leaves for later rows */
 
 #define DB_SPARE         256
 
@@ -380,12 +381,12 @@ db_prepare(ngx_idempotency_db_t *db)
                                 SQLITE_PREPARE_PERSISTENT,
                                 &db->statements[i], NULL);
 
-        /* another program's tables, and its file is not written to */
+        /* another program has such tables: its file is not written to */
 
         rc = (rc == SQLITE_ERROR) ? SQLITE_NOTADB : rc;
     }
 
-    /* a copy that was made of it may have no log */
+    /* a copy of the file may be without a log */
 
     if (rc == SQLITE_OK) {
         rc = sqlite3_exec(db->sqlite, "PRAGMA journal_mode = WAL", NULL, NULL,
@@ -399,9 +400,9 @@ db_prepare(ngx_idempotency_db_t *db)
     (void) sqlite3_wal_hook(db->sqlite, db_committed, db);
 
     /*
-     * One read makes its log and the log's index, if they are not there.
-     * Others may commit meanwhile, so what it reads may be behind the mark:
-     * another file is found out by the first transaction.
+     * One read makes the log and its index, if they are missing.  Others may
+     * commit meanwhile, so the read may be behind the mark: the first
+     * transaction finds out if the file is another one.
      */
 
     rc = db_meta(db, NULL);
@@ -425,7 +426,8 @@ ngx_idempotency_db_close(ngx_idempotency_db_t *db)
         (void) sqlite3_finalize(db->statements[i]);
     }
 
-    /* SQLite would remove by its name a log that is another file's by now */
+    /* SQLite would remove the log by its name, which is another file's by
+       now */
 
     if (db->sqlite && db->state.moved && access(db->path[1], F_OK) == 0) {
         persist = 1;
@@ -446,7 +448,7 @@ ngx_idempotency_db_state(ngx_idempotency_db_t *db)
 }
 
 
-/* takes the place of SQLite's own, which checkpoints within each commit */
+/* instead of SQLite's own function, which checkpoints within commits */
 
 static int
 db_committed(void *data, sqlite3 *sqlite, const char *name, int pages)
@@ -527,7 +529,7 @@ ngx_idempotency_db_commit(ngx_idempotency_db_t *db,
 }
 
 
-/* a transaction of the file that is meant, and of no other */
+/* a transaction, but only of the file that is meant */
 
 static int
 db_begin(ngx_idempotency_db_t *db)
@@ -557,7 +559,7 @@ db_begin(ngx_idempotency_db_t *db)
 }
 
 
-/* in pages: all, and those of them that are free */
+/* all pages, and the free ones */
 
 static int
 db_space(ngx_idempotency_db_t *db, int64_t *pages, int64_t *unused)
@@ -572,8 +574,7 @@ db_space(ngx_idempotency_db_t *db, int64_t *pages, int64_t *unused)
 }
 
 
-/* what the file says of itself, which within a transaction is not behind the
-   mark */
+/* the file's own figures; within a transaction they are not behind the mark */
 
 static int
 db_meta(ngx_idempotency_db_t *db, ngx_idempotency_mark_t *mark)
@@ -620,11 +621,11 @@ db_meta(ngx_idempotency_db_t *db, ngx_idempotency_mark_t *mark)
 
 
 /*
- * A backup that is copied over the file itself leaves the log, which has the
- * number of before: the pages are of another time, and SQLite does not notice.
- * So the file's own number, as the last checkpoint has left it, does not fall.
- * A checkpoint may write that page at this moment; what can't be read says
- * nothing.
+ * A backup that is copied over the file itself leaves the log in place, with
+ * the numbers from before: the file's pages are of another time, and SQLite
+ * does not notice.  But then the file's own number, as the last checkpoint left
+ * it, is lower.  A checkpoint may write that page just now: if it can't be
+ * read, it proves nothing.
  */
 
 static ngx_uint_t
@@ -669,8 +670,8 @@ db_filed(ngx_idempotency_db_t *db)
 }
 
 
-/* the only row of its only page: the identity, and then eight bytes of the
-   number.  Zero: it isn't */
+/* The only row of its only page: the identity, and eight bytes of the number.
+   False: the page is something else. */
 
 static ngx_uint_t
 db_filed_number(ngx_idempotency_db_t *db, ngx_atomic_uint_t *number)
@@ -736,8 +737,8 @@ ngx_idempotency_db_same(ngx_idempotency_mark_t *mark, const void *identity,
 
 
 /*
- * The latest time, the highest fence and the number of commits that this file
- * has seen.  What has changed nothing writes nothing.
+ * Stores the latest time, the highest fence and the number of commits.  A
+ * transaction that has changed nothing writes nothing.
  */
 
 static int
@@ -784,8 +785,8 @@ db_end(ngx_idempotency_db_t *db, uint64_t fence, int64_t now)
 }
 
 
-/* what was found is given back, and each item is what it was, so that it may
-   be tried once more */
+/* frees the responses found, and restores each item, so that it can be tried
+   again */
 
 static void
 db_undo(ngx_idempotency_item_t *items, ngx_idempotency_item_t *before,
@@ -865,9 +866,9 @@ db_moved(ngx_idempotency_db_t *db, ngx_uint_t i, const char *how)
 
 
 /*
- * If the log was removed, SQLite would begin another one, and what only the old
- * one has is lost.  A process that has the file open has an index of the log;
- * the last one removes the log, and then the index.
+ * If the log was removed, SQLite would begin another one, and commits that only
+ * the old one has would be lost.  A process that has the file open has an index
+ * of the log; the last process removes the log, then the index.
  */
 
 static ngx_uint_t
@@ -889,8 +890,8 @@ db_log_gone(ngx_idempotency_db_t *db)
 }
 
 
-/* the log has no name any more, but it is still open here, and there is no new
-   one yet: it is brought into the file while there is time */
+/* The log has no name any more, but is still open here, and there is no new one
+   yet: copy it into the file while there is time. */
 
 static void
 db_rescue(ngx_idempotency_db_t *db)
@@ -907,7 +908,7 @@ db_rescue(ngx_idempotency_db_t *db)
 }
 
 
-/* a statement that gives no rows; it is ready again */
+/* runs a statement that gives no rows, and resets it */
 
 static int
 db_run(ngx_idempotency_db_t *db, db_sql_e n)
@@ -922,7 +923,7 @@ db_run(ngx_idempotency_db_t *db, db_sql_e n)
 }
 
 
-/* one number of the first row, which there must be */
+/* one number of the first row, which must exist */
 
 static int
 db_number(ngx_idempotency_db_t *db, db_sql_e n, int64_t *value)
@@ -944,7 +945,7 @@ db_number(ngx_idempotency_db_t *db, db_sql_e n, int64_t *value)
 }
 
 
-/* before the rollback, which may have an error of its own */
+/* called before the rollback, which may have an error of its own */
 
 static ngx_int_t
 db_fail(ngx_idempotency_db_t *db, int rc)
@@ -969,7 +970,7 @@ db_fail(ngx_idempotency_db_t *db, int rc)
 
         if (db_unread(db->sqlite)) {
 
-            /* a new connection remembers no earlier error */
+            /* a new connection has no memory of the error */
 
             db->state.moved = 1;
             break;
@@ -991,7 +992,7 @@ db_fail(ngx_idempotency_db_t *db, int rc)
 }
 
 
-/* what becomes of it is in it, but for an error */
+/* sets the item's result, unless there is an error */
 
 static int
 db_item(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
@@ -1010,12 +1011,12 @@ db_item(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 
     rc = handlers[item->what](db, item, now);
 
-    /* what was found may be read no longer, and must not be open at the end
-       of the transaction */
+    /* the response may not be read any more, and no statement may be open at
+       the end of the transaction */
 
     (void) sqlite3_reset(db->statements[SQL_FIND]);
 
-    /* these end a statement, but not the transaction */
+    /* these errors end a statement, but not the transaction */
 
     switch (rc & 0xff) {
 
@@ -1057,9 +1058,9 @@ db_ask(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
         given_up = (own && found->fence >= item->floor && !found->taken);
 
         /*
-         * The zone knows best what its own instance has claimed, and has
-         * nothing: this is the same claim, sent once more, or what is left of
-         * one that it gave up, which is none.
+         * The zone knows its own instance's claims best, and has none: this is
+         * the same claim sent again, or the remains of a claim that it gave up,
+         * which counts as absent.
          */
 
         if (given_up && item->old) {
@@ -1113,7 +1114,7 @@ db_may_take(ngx_idempotency_item_t *found, ngx_idempotency_item_t *item)
 }
 
 
-/* the item's claim is pending from now on; old: what it takes the place of */
+/* the item's claim is pending now; old: the row that it replaces */
 
 static int
 db_take(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
@@ -1136,7 +1137,8 @@ db_take(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
     rec.item.recorded = item->recorded ? item->recorded : now;
     ngx_str_null(&rec.item.response);
 
-    /* a claim that is known yet tells itself whether it is one of those */
+    /* a claim of this zone tells by itself whether the token was in doubt
+       before */
 
     if (old) {
         item->taken |= old->item.taken
@@ -1224,10 +1226,10 @@ db_put(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 
 
 /*
- * Whether the record is newer than what is there.  An outcome is replaced by
- * another one only: a claim that was made without asking, under "local", would
- * make the token fresh with its release.  So would one in the place of a doubt
- * that it does not know of.
+ * Whether the record may replace the row.  Only an outcome replaces an outcome:
+ * a claim that was made without asking, under "local", would make the token
+ * fresh with its release.  So would a claim in place of a doubt that it does
+ * not know of.
  */
 
 static ngx_uint_t
@@ -1326,7 +1328,7 @@ db_release(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 
     item->result = NGX_IDEMPOTENCY_OK;
 
-    /* it may have been executed before it was claimed */
+    /* the token may have been executed before this claim */
 
     if (rec.item.taken && !(item->freed && rec.item.fence == item->fence)) {
         return db_in_doubt(db, item->token, now, &rec);
@@ -1349,7 +1351,7 @@ db_find(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 }
 
 
-/* a damaged row goes, too, as its fence is not known */
+/* deletes even a damaged row, as its fence is unknown */
 
 static int
 db_forget(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
@@ -1376,8 +1378,8 @@ db_forget(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 }
 
 
-/* a FORGET may be sent twice.  Has the token been claimed since the first one:
-   by our own instance, as the fence shows, or by another one? */
+/* A FORGET may be sent twice.  True if the token was claimed since the first
+   one: by our own instance, as the fence shows, or by another one. */
 
 static ngx_uint_t
 db_since(ngx_idempotency_item_t *item, ngx_idempotency_item_t *found)
@@ -1390,7 +1392,7 @@ db_since(ngx_idempotency_item_t *item, ngx_idempotency_item_t *found)
 }
 
 
-/* a claim, if its instance is dead */
+/* puts a claim in doubt, if its instance is dead */
 
 static int
 db_doubt(ngx_idempotency_db_t *db, u_char *token, int64_t now)
@@ -1440,7 +1442,7 @@ db_in_doubt(ngx_idempotency_db_t *db, u_char *token, int64_t now,
 }
 
 
-/* a look has found none: what is damaged is neither there nor absent */
+/* no row was found: a damaged one is neither there nor absent */
 
 static int
 db_nothing(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int rc)
@@ -1473,9 +1475,9 @@ db_unavailable(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
 
 
 /*
- * SQLITE_OK: there is one, and its response may be read until the statement is
- * reset or something is written.  What is over is deleted here, so that
- * nobody finds it again and its token is free.
+ * SQLITE_OK: there is a row; its response may be read until the statement is
+ * reset or a row is written.  An expired row is deleted here: nobody may find
+ * it again, and the token is free.
  */
 
 static int
@@ -1591,7 +1593,7 @@ db_write(ngx_idempotency_db_t *db, db_sql_e n, u_char *token, db_record_t *rec)
     item = &rec->item;
     st = db->statements[n];
 
-    /* it may read what this changes */
+    /* the statement may still read the row that changes now */
 
     (void) sqlite3_reset(db->statements[SQL_FIND]);
 
@@ -1613,7 +1615,7 @@ db_write(ngx_idempotency_db_t *db, db_sql_e n, u_char *token, db_record_t *rec)
         rc |= sqlite3_bind_int64(st, DB_OUTCOME + i - DB_OF_CLAIM, numbers[i]);
     }
 
-    /* without bytes it is NULL */
+    /* an empty response is NULL */
 
     if (n != SQL_CLAIM) {
         rc |= sqlite3_bind_blob64(st, DB_RESPONSE,
@@ -1655,9 +1657,9 @@ db_delete(ngx_idempotency_db_t *db, u_char *token, db_record_t *rec)
 
 
 /*
- * Is there room for a row and `size` bytes of a response, and `reserve` pages
- * behind it?  Responses stop first, then claims: the outcomes of what has been
- * claimed are the last.
+ * Whether there is room for a row and `size` bytes of a response, with
+ * `reserve` pages left.  Responses stop first, then claims: outcomes of
+ * existing claims stop last.
  */
 
 static ngx_uint_t
@@ -1674,8 +1676,8 @@ db_room(ngx_idempotency_db_t *db, size_t size, int64_t reserve)
 }
 
 
-/* the window tells of a claim, too, whether it was in doubt before: no file
-   needs one more column for that */
+/* the window's sign says whether a claim was in doubt before: so files need no
+   new column for that */
 
 static void
 db_numbers(ngx_idempotency_item_t *item, int64_t *numbers)
@@ -1691,7 +1693,7 @@ db_numbers(ngx_idempotency_item_t *item, int64_t *numbers)
 }
 
 
-/* of the columns in the upper half, of the response in the lower */
+/* the upper half sums the columns, the lower one the response */
 
 static sqlite3_int64
 db_sum(u_char *token, ngx_idempotency_item_t *item, int64_t *numbers)
@@ -1719,8 +1721,8 @@ db_sum(u_char *token, ngx_idempotency_item_t *item, int64_t *numbers)
 }
 
 
-/* against damage, not against an adversary; each step can be undone, so what
-   differs in one word differs in the end */
+/* Against damage, not against an adversary.  Each step can be undone, so a
+   difference in one word always shows in the sum. */
 
 static uint32_t
 db_hash(u_char *p, size_t len)
@@ -1760,9 +1762,9 @@ db_hash(u_char *p, size_t len)
 
 
 /*
- * A descriptor of the log carries no lock, as those of the file and of the
- * log's index do, and may be closed.  The last process that closes the file
- * brings the log into it, syncs it, and removes the log.
+ * A descriptor of the log has no locks, other than those of the file and of the
+ * log's index, so it may be closed.  The last process that closes the file
+ * copies the log into it, syncs it, and removes the log.
  */
 
 ngx_int_t
@@ -1822,7 +1824,7 @@ ngx_idempotency_db_tokens(ngx_idempotency_db_t *db, u_char *after,
 }
 
 
-/* as many as there are, up to `count` */
+/* as many tokens as there are, up to `count` */
 
 static int
 db_tokens(ngx_idempotency_db_t *db, db_sql_e n, u_char *after,
@@ -1895,7 +1897,8 @@ ngx_idempotency_db_tidy(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n)
         return db_fail(db, rc);
     }
 
-    /* a file is as large as the log says once that is in it */
+    /* after a vacuum the file gets its new size with the next checkpoint: ask
+       for one */
 
     if (db->shrunk && !vacuum && db->conf.log) {
         *db->conf.log = ngx_max(*db->conf.log, NGX_IDEMPOTENCY_DB_QUIET);
@@ -1927,7 +1930,7 @@ db_expire(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n,
 }
 
 
-/* looks at up to n claims behind those of the last time: how many */
+/* looks at up to n further claims, and returns how many */
 
 static int
 db_doubt_dead(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n,
@@ -1964,7 +1967,7 @@ db_doubt_dead(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n,
 }
 
 
-/* a file that was larger once, and is a quarter free, becomes smaller */
+/* a file that is a quarter free shrinks */
 
 static int
 db_vacuum(ngx_idempotency_db_t *db, ngx_uint_t n, ngx_uint_t *more)
@@ -1989,8 +1992,8 @@ db_vacuum(ngx_idempotency_db_t *db, ngx_uint_t n, ngx_uint_t *more)
 
 
 /*
- * Waits for no reader or writer.  If there is no space now, the next checkpoint
- * may have it; what was committed is in the log.
+ * Does not wait for readers or writers.  If the disk has no room now, the next
+ * checkpoint may find it; the commits are in the log.
  */
 
 ngx_int_t
@@ -2011,7 +2014,7 @@ ngx_idempotency_db_restart(ngx_idempotency_db_t *db, int64_t now)
 
     rc = db_begin(db);
 
-    /* one commit that changes nothing but the file's number */
+    /* a commit that changes nothing but the file's number */
 
     db->changes--;
 
@@ -2050,8 +2053,8 @@ db_checkpoint(ngx_idempotency_db_t *db, int mode)
 }
 
 
-/* nothing in a file that is not ours is to run, and nothing is mapped, or
-   what truncates the file would kill the worker */
+/* nothing of a foreign file may run; and nothing is mapped, as a truncated file
+   would kill the worker */
 
 int
 ngx_idempotency_db_connect(const char *path, sqlite3 **sqlite)
@@ -2123,8 +2126,8 @@ ngx_idempotency_db_tell(char *error, size_t len, sqlite3 *sqlite, int rc)
 
 
 /*
- * SQLite calls it damage, too, where the disk can't read: the last error of
- * this connection's file or log, or 0.
+ * SQLite also says "damage" if the disk can't be read: returns the last system
+ * error of the connection's file or log, or 0
  */
 
 static int

@@ -3,13 +3,13 @@
  * The backing that is a file on this machine.  Only threads touch the file.  A
  * worker has three of them: one flushes batches, one syncs the log, one does
  * maintenance and reads lists.  A thread may hang as long as its disk does; the
- * memory that it works on is its own.
+ * memory that it works on is its own.  SQLite itself is in db.c.
  *
- * - What is committed by the zone's instance has the zone's number at least.
- * - batched: nothing is committed while the oldest commit that is not on disk
- *   is older than NGX_IDEMPOTENCY_FILE_UNSYNCED.
- * - Nothing is written to a file that is another one, or older, than the zone
- *   has seen, until an operator has agreed to it.
+ * NUMBER    A commit of the zone's instance has the zone's number at least.
+ * UNSYNCED  batched: nothing is committed while the oldest commit that is not
+ *           on disk is older than NGX_IDEMPOTENCY_FILE_UNSYNCED.
+ * AGREED    A file that is another one, or older, than the zone has seen, is
+ *           not written to until an operator has agreed to it.
  */
 
 
@@ -27,20 +27,20 @@
 
 /* all in milliseconds */
 
-/* it is asked about claims of another instance so often, at first and at
-   most */
+/* how often the file is asked about claims of another instance: at first, and
+   at most */
 
 #define NGX_IDEMPOTENCY_FILE_SOON      5
 #define NGX_IDEMPOTENCY_FILE_SELDOM    50
 
-/* an exiting worker waits so long for its threads: QUIT after a graceful
+/* how long an exiting worker waits for its threads: QUIT after a graceful
    shutdown, else TERM */
 
 #define NGX_IDEMPOTENCY_FILE_QUIT      5000
 #define NGX_IDEMPOTENCY_FILE_TERM      500
 
-/* threads that commit wait so long for each other; then SQLite's own lock
-   decides, as a process that is stopped keeps this one */
+/* how long threads that commit wait for each other; then SQLite's own lock
+   decides, as a stopped process keeps ours */
 
 #define NGX_IDEMPOTENCY_FILE_LOCK      700
 
@@ -52,32 +52,31 @@
 #define NGX_IDEMPOTENCY_FILE_LATE      1000
 #define NGX_IDEMPOTENCY_FILE_UNSYNCED  2000
 
-/* where there is something to tidy, and where there is not */
+/* the pauses between maintenance: after flushes, and else */
 
 #define NGX_IDEMPOTENCY_FILE_MAINTAIN      700
 #define NGX_IDEMPOTENCY_FILE_IDLE      10000
 
 #define NGX_IDEMPOTENCY_FILE_TIDY      256
 
-/* where a start of the file hangs, or was refused, workers try again so
-   often */
+/* how often workers try a start of the file again that hangs, or was refused */
 
 #define NGX_IDEMPOTENCY_FILE_AGAIN     100
 #define NGX_IDEMPOTENCY_FILE_REFUSED   1000
 
-/* a thread has found that it is another file; it is not logged yet */
+/* of tier.other: a thread has found another file, which is not logged yet */
 
 #define NGX_IDEMPOTENCY_FILE_FOUND     2
 
 
-/* a thread's way to the file */
+/* a thread, and its connection to the file */
 
 typedef struct {
     ngx_idempotency_thread_t   *thread;
     ngx_idempotency_db_t       *db;
-    /* to commit one at a time; -1: not open */
+    /* the lock of commits; -1: not open */
     int                         lock;
-    /* it has nothing to do but to close what it has open */
+    /* the thread only closes its connection */
     ngx_uint_t                  leaves;
     ngx_int_t                   rc;
     char                        error[NGX_IDEMPOTENCY_DB_ERROR];
@@ -86,10 +85,10 @@ typedef struct {
 
 typedef struct file_s  file_t;
 
-/* what threads work on: it stays when the worker's pools go */
+/* the memory that threads work on; it stays when the worker's pools go */
 
 typedef struct {
-    /* within ngx_idempotency_thread_enter() */
+    /* used only within ngx_idempotency_thread_enter() */
     file_t                     *file;
 
     ngx_idempotency_tier_sh_t  *sh;
@@ -100,18 +99,18 @@ typedef struct {
     file_conn_t                 sync;
     file_conn_t                 maintain;
 
-    /* NULL: there is no batch; an operator has agreed to the file, or it is
-       looked at whether the file is there */
+    /* NULL: without a batch the thread takes over a file that an operator has
+       agreed to, or checks whether there is a file */
     ngx_idempotency_batch_t    *batch;
     ngx_idempotency_page_t     *page;
     ngx_uint_t                  agreed;
-    /* ... or what a start has left to the workers, and the instance, if one of
-       them has made it */
+    /* ... or does the start that was left to the workers; the instance, if a
+       worker has made it already */
     ngx_uint_t                  late;
     uint64_t                    instance;
-    /* of the last time that it was tended */
+    /* the file's number at the last maintenance */
     ngx_atomic_uint_t           number;
-    /* what the file is, if it is another one */
+    /* the description of another file that was found */
     char                        found[NGX_IDEMPOTENCY_DB_ERROR];
     ngx_err_t                   witness;
 } file_work_t;
@@ -125,16 +124,16 @@ struct file_s {
     ngx_idempotency_start_t     start;
     ngx_idempotency_db_conf_t   db;
 
-    /* this worker's */
+    /* in this worker */
     file_work_t                *work;
     ngx_event_t                 late;
     ngx_uint_t                  exiting;
     ngx_uint_t                  unwitnessed;
 
-    /* the pages that are to be read */
+    /* lists to be read */
     ngx_idempotency_page_t     *pages;
 
-    /* when it was last tended, and why again */
+    /* the last maintenance, and the signs that a new one is needed */
     ngx_msec_t                  maintained;
     uint64_t                    flushed;
     ngx_uint_t                  more;
@@ -279,7 +278,7 @@ file_create(file_t *file, ngx_conf_t *cf, ngx_idempotency_db_conf_t *db)
 }
 
 
-/* for a configuration that does not name the zone any more */
+/* the new configuration does not name the zone any more */
 
 static ngx_idempotency_tier_t *
 file_unnamed(ngx_conf_t *cf, ngx_idempotency_tier_t *old)
@@ -331,8 +330,8 @@ file_init(ngx_idempotency_tier_t *tier, ngx_idempotency_tier_t *old,
 
     if (old == NULL) {
 
-        /* a fault of a store keeps no nginx from starting; a configuration
-           with one that can't be is not for one that runs */
+        /* an unusable file keeps no nginx from starting; but a running nginx
+           does not take a configuration with one */
 
         rc = file_start(file, ngx_test_config || !ngx_is_init_cycle(ngx_cycle),
                         log);
@@ -361,7 +360,7 @@ file_init(ngx_idempotency_tier_t *tier, ngx_idempotency_tier_t *old,
         } else {
             rc = file_start(file, 0, log);
 
-            /* its workers may have begun since */
+            /* the workers may have completed the start since */
 
             if (rc != NGX_ERROR
                 && file_begin(old->shm, &file->start, 1) != NGX_OK)
@@ -405,8 +404,8 @@ file_start(file_t *file, ngx_uint_t must, ngx_log_t *log)
 }
 
 
-/* the zone goes on with what a start has found since it was made; late:
-   NGX_DECLINED, if another worker or a reload has begun before */
+/* the zone takes over the results of a start; late: NGX_DECLINED, if another
+   worker or a reload has done so before */
 
 static ngx_int_t
 file_begin(ngx_idempotency_shm_t *shm, ngx_idempotency_start_t *start,
@@ -452,8 +451,8 @@ ngx_idempotency_file_exit_process(void)
 }
 
 
-/* opens nothing that may fail or hang; where there are no threads, the file is
-   out of reach of this worker */
+/* opens nothing that may fail or hang; without threads this worker can't reach
+   the file */
 
 static ngx_int_t
 file_init_process(ngx_idempotency_tier_t *tier, ngx_cycle_t *cycle)
@@ -525,7 +524,7 @@ file_init_process(ngx_idempotency_tier_t *tier, ngx_cycle_t *cycle)
 }
 
 
-/* what a thread is at is waited for: nothing answers later from now on */
+/* waits for the threads' work: no answer comes later from now on */
 
 static void
 file_finish(ngx_idempotency_tier_t *tier)
@@ -541,7 +540,7 @@ file_finish(ngx_idempotency_tier_t *tier)
         return;
     }
 
-    /* it may take until a disk answers, and others are to have the ports */
+    /* a disk may take long to answer, and other processes need the ports */
 
     if (ngx_terminate && !ngx_exiting && !closed
         && ngx_process == NGX_PROCESS_WORKER)
@@ -559,7 +558,7 @@ file_finish(ngx_idempotency_tier_t *tier)
 }
 
 
-/* the last process that closes the file brings the log into it */
+/* the last process that closes the file copies the log into it */
 
 static void
 file_exit_process(ngx_idempotency_tier_t *tier)
@@ -588,7 +587,8 @@ file_exit_process(ngx_idempotency_tier_t *tier)
     file_exit_conn(&work->maintain, time);
     file_exit_conn(&work->flush, time);
 
-    /* one that hangs goes with the process, and has this until then */
+    /* a thread that hangs ends with the process, and needs this memory until
+       then */
 
     file->work = NULL;
 }
@@ -631,7 +631,8 @@ file_now(ngx_idempotency_tier_t *tier)
 }
 
 
-/* it follows the clock of the boot, whatever is made of that on the wall */
+/* the file's time follows the boot's clock, whatever happens to the wall
+   clock */
 
 static int64_t
 file_time(ngx_idempotency_tier_sh_t *sh)
@@ -644,7 +645,7 @@ file_time(ngx_idempotency_tier_sh_t *sh)
 }
 
 
-/* all workers' and threads', as ngx_current_msec is nearly; never zero */
+/* the same in all workers and threads, nearly ngx_current_msec; never zero */
 
 static ngx_msec_t
 file_msec(void)
@@ -671,7 +672,7 @@ file_alive(void *data, uint64_t instance)
 }
 
 
-/* another worker may have taken the batch over */
+/* false: another worker has taken over the batch */
 
 static ngx_uint_t
 file_may(void *data)
@@ -841,7 +842,7 @@ file_commit(file_work_t *work, ngx_idempotency_batch_t *batch)
 
     rc = file_commit_once(work, batch);
 
-    /* a file that was moved away and came back is opened anew */
+    /* a file that was moved away and came back is opened again */
 
     if (rc == NGX_DECLINED && !sh->other) {
         rc = file_commit_once(work, batch);
@@ -851,7 +852,7 @@ file_commit(file_work_t *work, ngx_idempotency_batch_t *batch)
 }
 
 
-/* NGX_DECLINED: it is to be opened anew */
+/* NGX_DECLINED: the file has to be opened again */
 
 static ngx_int_t
 file_commit_once(file_work_t *work, ngx_idempotency_batch_t *batch)
@@ -873,7 +874,7 @@ file_commit_once(file_work_t *work, ngx_idempotency_batch_t *batch)
 
     state = ngx_idempotency_db_state(conn->db);
 
-    /* it may have waited: a doubt begins now, not when it was asked for */
+    /* time may have passed while it waited: a doubt begins now */
 
     rc = ngx_idempotency_db_commit(conn->db, batch->items, batch->n,
                                    file_time(sh));
@@ -905,7 +906,7 @@ file_commit_once(file_work_t *work, ngx_idempotency_batch_t *batch)
 }
 
 
-/* no thread of this worker has it open: they have left what is another one */
+/* no thread of this worker has the file open: they have closed another one's */
 
 static void
 file_agreed(file_work_t *work)
@@ -950,14 +951,14 @@ file_flush_done(void *data)
 
     } else if (work->maintain.rc == NGX_ERROR && !file->exiting) {
 
-        /* maintenance failed, and there may be no request that notices */
+        /* maintenance has failed, and perhaps no request would notice */
 
         ngx_idempotency_tier_probe(&file->tier);
     }
 }
 
 
-/* another file, as an operator has agreed: other workers follow */
+/* an operator has agreed to this file: other workers follow */
 
 static void
 file_begin_anew(file_t *file)
@@ -983,7 +984,7 @@ file_begin_anew(file_t *file)
 }
 
 
-/* logs what threads have found */
+/* logs what threads have found out */
 
 static void
 file_log_found(file_t *file)
@@ -1021,8 +1022,8 @@ file_log_found(file_t *file)
 }
 
 
-/* -owners has the locks of those that are there, by its own place in the
-   directory: one that is another's would not */
+/* The locks in -owners, found beside this path, are those of the processes that
+   use this file. */
 
 static ngx_int_t
 file_open(file_work_t *work, file_conn_t *conn, char *error)
@@ -1054,8 +1055,8 @@ file_open(file_work_t *work, file_conn_t *conn, char *error)
 }
 
 
-/* if the file at the path may be another one, it is opened anew; the first
-   thread that finds another one leaves its description */
+/* If the file at the path may be another one, it is opened again.  The first
+   thread that finds another one leaves its description. */
 
 static void
 file_shut(file_work_t *work, file_conn_t *conn)
@@ -1088,7 +1089,7 @@ file_shut(file_work_t *work, file_conn_t *conn)
 }
 
 
-/* in vain: SQLite's own lock decides */
+/* without success SQLite's own lock decides */
 
 static void
 file_lock(file_conn_t *conn)
@@ -1112,8 +1113,8 @@ file_leave(file_conn_t *conn)
     if (conn->db) {
 
         /*
-         * Two workers that close the file at the same moment would each find
-         * the other one, and leave the log, which the last one is to remove.
+         * Two workers that close the file at the same moment would each see the
+         * other one, and leave the log, which the last one has to remove.
          */
 
         if (conn->lock != -1) {
@@ -1157,9 +1158,9 @@ file_sync(file_t *file, ngx_msec_t time)
 
 
 /*
- * What is committed while the log is synced may be on disk then, or not.  So
- * the witness has the number of before, and what is not on disk is not older
- * than that.
+ * Commits made while the log is synced may be on disk afterwards or not.  So
+ * the witness gets the number from before the sync, and the oldest commit that
+ * is not on disk counts from that moment.
  */
 
 static void
@@ -1211,7 +1212,7 @@ file_sync_done(void *data)
 }
 
 
-/* one page after the other */
+/* pages are read one by one */
 
 static ngx_int_t
 file_list(ngx_idempotency_tier_t *tier, ngx_idempotency_page_t *page)
@@ -1252,7 +1253,8 @@ file_list_next(file_t *file)
 }
 
 
-/* in the order of tokens; the cursor says only whether there was one */
+/* in the order of tokens; the cursor only says whether there was a page
+   before */
 
 static void
 file_list_run(file_work_t *work, ngx_idempotency_page_t *page)
@@ -1319,7 +1321,7 @@ file_list_items(ngx_idempotency_page_t *page, ngx_idempotency_db_t *db)
 }
 
 
-/* what was committed since is synced, what is over goes */
+/* syncs recent commits, and deletes expired records */
 
 static void
 file_maintain(ngx_idempotency_tier_t *tier)
@@ -1337,7 +1339,7 @@ file_maintain(ngx_idempotency_tier_t *tier)
 
     file_sync(file, NGX_IDEMPOTENCY_FILE_SYNC);
 
-    /* no request has to run into it */
+    /* no request has to find out */
 
     if (!sh->failing && file_unsynced(sh, NGX_IDEMPOTENCY_FILE_UNSYNCED)) {
         sh->failing = 1;
@@ -1358,7 +1360,7 @@ file_maintain(ngx_idempotency_tier_t *tier)
 
     if (!file->more) {
 
-        /* what failed with one may be for another to save */
+        /* after failures, too: another connection may succeed */
 
         due = (sh->flushed != file->flushed || sh->failing)
                   ? NGX_IDEMPOTENCY_FILE_MAINTAIN : NGX_IDEMPOTENCY_FILE_IDLE;
@@ -1453,7 +1455,7 @@ file_tidy(file_work_t *work)
 }
 
 
-/* others that commit wait for the end of it only */
+/* others that commit wait for the end of this only */
 
 static void
 file_restart(file_work_t *work)
@@ -1497,8 +1499,8 @@ file_maintain_done(void *data)
 
     file_log_found(file);
 
-    /* the file was closed as it may be another one: the other thread that has
-       it open closes it, too */
+    /* this thread has closed the file, as it may be another one: the flush
+       thread closes it, too */
 
     if (work->maintain.db == NULL && !work->flush.thread->busy
         && !file->exiting)
@@ -1534,9 +1536,9 @@ file_maintain_done(void *data)
 
 
 /*
- * Each worker holds the instance's lock before anything is claimed for it.  So
- * the worker that watches the file does the start, and each other one shares
- * the lock.
+ * Each worker holds the instance's lock before anything is claimed for the
+ * instance.  So the worker that watches the file does the start, and each other
+ * one shares the lock.
  */
 
 static void
@@ -1588,7 +1590,7 @@ file_late_done(file_t *file)
 
         ngx_add_timer(&file->late, NGX_IDEMPOTENCY_FILE_REFUSED);
 
-        /* the start has logged the first reason */
+        /* the start has logged its first reason */
 
         if (ngx_strcmp(start->why, file->start.why) != 0) {
             ngx_memcpy(file->start.why, start->why, sizeof(start->why));

@@ -1,15 +1,15 @@
 
 /*
- * What stands beside the file of a store.
+ * The files beside the file of a store.
  *
  * The owners are locks on bytes of a file that stays empty: one byte for each
- * instance, and one each for whoever commits and starts.
+ * instance, one for commits, and one for starts.
  *
- * The witness is two slots of a sector each, written in turn, so that one that
- * is torn by a power cut leaves the other.  It is written without a sync, into
- * space that it has from its beginning: a full disk does not stop it, and what
- * of it is on disk is some earlier truth.  One writes at a time, or a late one
- * would take the newer slot.
+ * The witness is two slots of a sector each, written in turn: if a power cut
+ * tears one, the other one is whole.  It is written without a sync, into space
+ * that it has from its beginning: a full disk does not stop it, and any version
+ * of it on disk was once true.  One process writes at a time, else a late one
+ * would overwrite the newer slot.
  */
 
 
@@ -24,12 +24,12 @@
 
 #define OWNERS_FIRST   16
 
-/* bytes of the store itself, beyond those of SQLite and of any file */
+/* locks in the store's file itself, far from SQLite's and from any content */
 
 #define OWNERS_WAYS    ((off_t) 1 << 60)
 
-/* nothing waits for a lock with a deadline, so it is asked for so often, in
-   milliseconds */
+/* no system call waits for a lock with a deadline: it is tried again after so
+   many milliseconds */
 
 #define OWNERS_POLL    1
 
@@ -38,7 +38,8 @@
 #define WITNESS_MAGIC   "idem-wit"
 #define WITNESS_SECTOR  512
 
-/* milliseconds: a process that writes it does so at once, or is stopped */
+/* in milliseconds: a process that writes the witness does so at once, or is
+   stopped */
 
 #define WITNESS_WAIT    5
 
@@ -47,11 +48,11 @@ typedef struct {
     u_char                  magic[8];
     u_char                  identity[NGX_IDEMPOTENCY_MARK_LEN];
     uint64_t                number;
-    /* CRC32 of what is before */
+    /* CRC32 of all members before */
     uint32_t                sum;
 } witness_slot_t;
 
-/* what is summed, and what is written */
+/* the bytes summed, and the bytes written */
 
 #define WITNESS_SUM   offsetof(witness_slot_t, sum)
 #define WITNESS_SLOT  (WITNESS_SUM + sizeof(uint32_t))
@@ -75,7 +76,7 @@ ngx_idempotency_owners_open(const char *path, ngx_uint_t create)
         return -1;
     }
 
-    /* an open of a pipe in its place would wait for a reader */
+    /* without O_NONBLOCK the open of a pipe would wait for a reader */
 
     flags = O_RDWR|O_CLOEXEC|O_NOFOLLOW|O_NONBLOCK;
 
@@ -144,7 +145,7 @@ ngx_idempotency_owners_alive(int fd, uint64_t instance)
 ngx_uint_t
 ngx_idempotency_owners_others(int fd, uint64_t own)
 {
-    /* to the end of all offsets: 0 bytes, as fcntl() has it */
+    /* length 0 means "to the end" for fcntl() */
 
     return (own && owners_held(fd, OWNERS_FIRST, own))
            || owners_held(fd, OWNERS_FIRST + own + 1, 0);
@@ -239,7 +240,7 @@ owners_set(int fd, short type, off_t byte)
 }
 
 
-/* by another open file than this */
+/* whether another open file has the lock */
 
 static ngx_uint_t
 owners_held(int fd, off_t from, off_t n)
@@ -334,7 +335,8 @@ ngx_idempotency_witness_write(const char *path, ngx_idempotency_mark_t *mark,
 
     at = (newer == &slots[0]) ? WITNESS_SECTOR : 0;
 
-    /* what was another file's must not be taken for the newer one */
+    /* also the other slot: that of another file must not count as the newer
+       one */
 
     if (pwrite(fd, &slot, WITNESS_SLOT, at) != (ssize_t) WITNESS_SLOT
         || (anew && pwrite(fd, &slot, WITNESS_SLOT, WITNESS_SECTOR - at)
@@ -364,7 +366,7 @@ witness_open(const char *path, int flags)
 }
 
 
-/* NULL: neither is whole */
+/* NULL: neither slot is whole */
 
 static witness_slot_t *
 witness_newer(int fd, witness_slot_t *slots)

@@ -1,14 +1,15 @@
 
 /*
- * A start: where the file may be, whether it is ours and whole, and the number
- * of a new instance.
+ * A start with a store in a file: where the file may be, whether it is ours and
+ * whole, and the number of a new instance.
  *
- * - The master opens nothing.  A child process does, as the workers' user, and
- *   passes the open files on by whose locks the instance lives: SQLite must not
- *   be opened in a process that others are forked from, root must touch nothing
- *   in a directory of another user, and a damaged file may kill its reader.
- * - A start that is refused has changed nothing.
- * - What was refused, and may pass by itself, is tried again by the workers.
+ * CHILD     The master opens nothing.  A child process does, as the workers'
+ *           user, and passes on the open files whose locks keep the instance
+ *           alive.  SQLite must not be open in a process that forks, root must
+ *           touch nothing in another user's directory, and a damaged file may
+ *           kill its reader.
+ * REFUSED   A start that is refused has changed nothing.
+ * AGAIN     A refusal that may pass by itself is tried again by the workers.
  */
 
 
@@ -23,9 +24,9 @@
 #include <sys/vfs.h>
 
 
-/* all in milliseconds: no file takes so long, and nginx goes on without one
-   that hangs; a child that was killed is waited for; a start waits so long for
-   another one, and for commits; and looks so long whether the file is whole */
+/* in milliseconds: the longest start, after which nginx goes on without the
+   file; the wait for a child that was killed; the waits for another start and
+   for commits; the time to look whether the file is whole */
 
 #define START_TIMEOUT  5000
 #define START_REAP     100
@@ -33,11 +34,11 @@
 #define START_BUSY     3000
 #define START_CHECK    300
 
-/* the file's time may be ahead of the clock by so much, without a warning */
+/* how far the file's time may be ahead of the clock without a warning */
 
 #define START_AHEAD    60000
 
-/* the name of a boot, with its end */
+/* the size of a boot's name with its end */
 
 #define START_BOOT     37
 
@@ -45,22 +46,22 @@
 
 #define START_NAME     (NGX_IDEMPOTENCY_FILE_PATH + 16)
 
-/* what a child finds out, in bytes.  It has no addresses: the child reads a
-   file that others may have written, and the master may be root */
+/* The size of a child's results.  They contain no addresses: the child reads a
+   file that others may have written, and the master may be root. */
 
 #define START_FOUND    (ssize_t)                                              \
                        (offsetof(ngx_idempotency_start_t, next)               \
                         - offsetof(ngx_idempotency_start_t, wall))
 
 
-/* what SQLite's file format says: the header, and where in it */
+/* the header of SQLite's file format */
 
 #define HEADER_SIZE    100
 #define HEADER_MAGIC   "SQLite format 3"
 #define HEADER_VERSION 60
 #define HEADER_ID      68
 
-/* and of the index of a log: numbers as the machine has them, of pages */
+/* the header of the log's index; numbers in the machine's order */
 
 #define INDEX_SIZE     100
 #define INDEX_VERSION  3007000
@@ -74,7 +75,7 @@ typedef struct {
 } start_network_t;
 
 
-/* interrupts a check that runs for too long */
+/* interrupts a check that takes too long */
 
 typedef struct {
     sqlite3           *sqlite;
@@ -149,8 +150,8 @@ static int start_text(sqlite3 *sqlite, const char *sql, char *text,
 static int start_tell(ngx_idempotency_start_t *start, sqlite3 *sqlite, int rc);
 
 
-/* whose server may be asked from several machines, while locks and memory that
-   is shared are each machine's own */
+/* File systems whose server several machines may use, while locks and shared
+   memory are each machine's own. */
 
 static start_network_t  start_networks[] = {
     { 0x6969, "NFS" },
@@ -167,8 +168,8 @@ static start_network_t  start_networks[] = {
 };
 
 
-/* what may stand beside the file; the first of these are SQLite's, and the
-   first two of them logs */
+/* the files that may be beside the file; the first ones are SQLite's, of which
+   the first two are logs */
 
 #define START_LOGS    2
 #define START_SQLITE  3
@@ -179,10 +180,10 @@ static const char  *start_suffixes[] = {
 
 
 /*
- * `claims`: what is pending, of which there is little at a time, all in a few
- * pages that are written again and again.  `records`: the rest, in the order
- * in which it came and, by and large, in which it ends, so that pages fill and
- * become free as a whole.  All numbers of 64 bits are stored as signed ones.
+ * `claims`: pending tokens, few at a time, in a few pages that are written
+ * again and again.  `records`: all others, in the order of arrival, which is
+ * roughly that of their ends, so that pages fill and become free as a whole.
+ * Numbers of 64 bits are stored as signed ones.
  */
 
 static const char  start_schema[] =
@@ -229,7 +230,7 @@ static const char  start_schema[] =
     "CREATE INDEX records_ends ON records (ends);";
 
 
-/* all that this process has, of all configurations */
+/* all of this process, of all configurations */
 
 static ngx_idempotency_start_t  *starts;
 
@@ -273,7 +274,8 @@ ngx_idempotency_start_keep(ngx_idempotency_start_t *start,
         return NGX_ERROR;
     }
 
-    /* the old configuration closes its own, and the locks are of both */
+    /* the old configuration closes its own descriptors; the locks belong to
+       both */
 
     if (old->owners != -1) {
         start->owners = fcntl(old->owners, F_DUPFD_CLOEXEC, 0);
@@ -295,7 +297,7 @@ ngx_idempotency_start_keep(ngx_idempotency_start_t *start,
 }
 
 
-/* a process that may have the file open keeps that open file to its end */
+/* a process that may have the file open keeps that descriptor to its end */
 
 void
 ngx_idempotency_start_leave(ngx_idempotency_start_t *start)
@@ -396,7 +398,7 @@ start_refused(ngx_idempotency_start_t *start, ngx_log_t *log)
                          &start->zone, &start->path);
     }
 
-    /* logged as nginx logs faults of a configuration */
+    /* in the form of nginx's own errors of a configuration */
 
     if (start->must) {
 
@@ -460,7 +462,7 @@ ngx_idempotency_start_log(ngx_idempotency_start_t *start, ngx_log_t *log)
 
     if (start->made) {
 
-        /* a disk that is not mounted looks just so */
+        /* a disk that is not mounted would look like this */
 
         ngx_log_error(NGX_LOG_WARN, log, 0,
                       "the state file \"%V\" was made, as there was none: "
@@ -485,7 +487,8 @@ ngx_idempotency_start_log(ngx_idempotency_start_t *start, ngx_log_t *log)
 /* --- the child ------------------------------------------------------------ */
 
 
-/* nginx has a handler of SIGCHLD, which must not get this one's status */
+/* forks without nginx's handler of SIGCHLD, which must not get this child's
+   status */
 
 static ngx_int_t
 start_child(ngx_idempotency_start_t *start, ngx_log_t *log)
@@ -528,7 +531,7 @@ start_child(ngx_idempotency_start_t *start, ngx_log_t *log)
 }
 
 
-/* a child that was killed ends when its disk lets it; nothing waits for that */
+/* a killed child ends when its disk lets it; nobody waits for that */
 
 static void
 start_hear(ngx_idempotency_start_t *start, int from, ngx_pid_t pid)
@@ -582,7 +585,7 @@ start_hear(ngx_idempotency_start_t *start, int from, ngx_pid_t pid)
 }
 
 
-/* all that was found out, and the open files, from the child to the master */
+/* passes all results, and the open files, from the child to the master */
 
 static ssize_t
 start_pass(int fd, ngx_idempotency_start_t *start, ngx_uint_t send)
@@ -669,7 +672,7 @@ start_run(ngx_idempotency_start_t *start, int to)
 }
 
 
-/* as nginx does it for its workers */
+/* as nginx does for its workers */
 
 static ngx_int_t
 start_become(ngx_idempotency_start_t *start)
@@ -684,8 +687,8 @@ start_become(ngx_idempotency_start_t *start)
                             (int) start->user, (int) start->group);
     }
 
-    /* without its master the child has no use; it is another user's process,
-       which a stop of root's processes would leave */
+    /* without its master the child is useless; and as another user's process it
+       would outlive a stop of root's processes */
 
     (void) prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
 
@@ -699,9 +702,8 @@ start_become(ngx_idempotency_start_t *start)
 
 
 /*
- * Where a store can't be, by names, rights and the first bytes: all else is
- * SQLite's to judge, but SQLite repairs what it takes for its own.  Changes
- * nothing.
+ * Refuses by names, rights and the first bytes: SQLite judges the rest, but it
+ * repairs files that it takes for its own.  Changes nothing.
  */
 
 static ngx_int_t
@@ -733,7 +735,7 @@ start_check(ngx_idempotency_start_t *start)
 }
 
 
-/* SQLite makes files beside its own, and removes them */
+/* SQLite makes and removes files beside its own */
 
 static ngx_int_t
 start_directory(ngx_idempotency_start_t *start)
@@ -813,7 +815,7 @@ start_itself(ngx_idempotency_start_t *start)
         return start_refuse(start, 0, "is a directory; name a file in it");
     }
 
-    /* its other files and its locks have their names from its own */
+    /* the names of its other files and locks derive from its own */
 
     if (S_ISLNK(st.st_mode)) {
         return start_refuse(start, 0,
@@ -830,8 +832,7 @@ start_itself(ngx_idempotency_start_t *start)
 }
 
 
-/* a log may hold all that was written of late, and would be taken for one of a
-   new file's */
+/* a log may hold all recent commits, and would be taken for a new file's */
 
 static ngx_int_t
 start_beside(ngx_idempotency_start_t *start)
@@ -905,9 +906,8 @@ start_rights(ngx_idempotency_start_t *start, const char *name,
 
 
 /*
- * A process that closes the file orderly removes the index of the log.  An
- * index that was left, without its log, tells whether the log had anything that
- * is not in the file.
+ * A process that closes the file properly removes the log's index.  An index
+ * without its log tells whether the log had commits that the file lacks.
  */
 
 static ngx_int_t
@@ -953,8 +953,8 @@ start_header(ngx_idempotency_start_t *start)
     int      version;
     u_char   header[HEADER_SIZE];
 
-    /* a worker that agrees may have the file open: a descriptor that is closed
-       takes SQLite's locks away */
+    /* a worker that agrees may have the file open: closing a descriptor would
+       drop SQLite's locks */
 
     if (!start->found || start->agreed) {
         return NGX_OK;
@@ -988,7 +988,7 @@ start_header(ngx_idempotency_start_t *start)
 }
 
 
-/* the first bytes of a file */
+/* reads the first bytes of a file */
 
 static ssize_t
 start_read(const char *name, void *buf, size_t len)
@@ -1036,7 +1036,7 @@ start_parent(const char *path, char *dir)
 }
 
 
-/* SQLite may have more to say than a line; what is refused is no instance */
+/* SQLite's message may be longer than a line; a refused start is no instance */
 
 static ngx_int_t
 start_refuse(ngx_idempotency_start_t *start, ngx_err_t err,
@@ -1066,9 +1066,9 @@ start_refuse(ngx_idempotency_start_t *start, ngx_err_t err,
 
 
 /*
- * Agreed: the file is the store from now on, under a new identity, and
- * processes that used it as it was notice that.  The file that was opened for
- * that stays open, as a close would take SQLite's locks away.
+ * Agreed: the file is the store from now on, under a new identity, which tells
+ * processes that still used it as it was.  The file that was opened here stays
+ * open, as closing it would drop SQLite's locks.
  */
 
 ngx_int_t
@@ -1082,7 +1082,7 @@ ngx_idempotency_start_late(ngx_idempotency_start_t *start, uint64_t instance)
         rc = instance ? start_join(start) : start_open(start);
     }
 
-    /* other workers may have to hold the instance by open files of their own */
+    /* other workers hold the instance by open files of their own */
 
     if (rc == NGX_OK) {
         start->instance = instance ? instance : start->instance;
@@ -1161,7 +1161,7 @@ start_open(ngx_idempotency_start_t *start)
                             "a disk of this machine");
     }
 
-    /* one start at a time gets here: what is there now is there to stay */
+    /* only one start at a time gets here: nothing appears or goes meanwhile */
 
     rc = start_check(start);
 
@@ -1198,8 +1198,8 @@ start_instance(ngx_idempotency_start_t *start)
         return NGX_ERROR;
     }
 
-    /* the two would have different files, and each execute what the other one
-       has claimed */
+    /* the two zones would have different files, and each execute claims of the
+       other */
 
     if (ngx_idempotency_owners_strangers(start->owners, start->instance)
         || ngx_idempotency_owners_hold(start->owners, start->instance)
@@ -1224,7 +1224,8 @@ start_instance(ngx_idempotency_start_t *start)
 }
 
 
-/* the witness is read before the file, as whoever uses it goes on with both */
+/* the witness is read before the file: processes that use the file advance
+   both, and the witness last */
 
 static ngx_int_t
 start_witness(ngx_idempotency_start_t *start)
@@ -1248,7 +1249,7 @@ start_witness(ngx_idempotency_start_t *start)
 }
 
 
-/* a file that is there is whole: it comes when it is one, name and all */
+/* the file appears under its name only when it is whole */
 
 static ngx_int_t
 start_make(ngx_idempotency_start_t *start)
@@ -1261,7 +1262,7 @@ start_make(ngx_idempotency_start_t *start)
 
     (void) snprintf(name, START_NAME, "%s.new", path);
 
-    /* the remains of a file that is gone, and of a start that was killed */
+    /* the remains of a removed file, and of a start that was killed */
 
     if (start->agreed) {
         start_remove_logs(path);
@@ -1318,7 +1319,7 @@ start_remove_logs(const char *name)
 }
 
 
-/* open before SQLite opens it, and closed by no process that has it open */
+/* opened before SQLite opens the file, and not closed while it has it open */
 
 static ngx_int_t
 start_hold(ngx_idempotency_start_t *start, const char *name)
@@ -1361,8 +1362,8 @@ start_clocks(ngx_idempotency_start_t *start)
 
     start->boot[START_BOOT - 1] = '\0';
 
-    /* a container may have a clock of its own, by a namespace whose name the
-       next one gets */
+    /* a container may have a clock of its own, in a namespace whose name may be
+       used again */
 
     n = start_read("/proc/self/timens_offsets", offsets, sizeof(offsets) - 1);
     offsets[ngx_max(n, 0)] = '\0';
@@ -1454,9 +1455,9 @@ ngx_idempotency_start_database(const char *path, ngx_idempotency_start_t *start)
 
 
 /*
- * nginx -t: whatever may be wrong with it, another's key is, or damage, or what
- * is not the file that it was.  A log is read with its index, which it has
- * where anybody uses it.
+ * nginx -t: refuses a file of another key, a damaged one, or another one than
+ * before.  A log is read with its index, which exists while anybody uses the
+ * file.
  */
 
 static ngx_int_t
@@ -1542,7 +1543,7 @@ start_tables_made(sqlite3 *sqlite, ngx_idempotency_start_t *start)
 }
 
 
-/* a copy that was made of it may have no log (WAL) */
+/* a copy of the file may be without a log (WAL) */
 
 static int
 start_log_mode(sqlite3 *sqlite, ngx_idempotency_start_t *start)
@@ -1566,9 +1567,9 @@ start_log_mode(sqlite3 *sqlite, ngx_idempotency_start_t *start)
 
 
 /*
- * A view, a trigger, a default or a check would run what another program has
- * written, and a file that is shared with another program may be removed or
- * exchanged by that: so the file has the tables above, to the letter.
+ * A view, trigger, default or check would run another program's code, and a
+ * file shared with another program may be removed or replaced by it: so the
+ * file must have the tables above, to the letter.
  */
 
 static int
@@ -1614,9 +1615,9 @@ start_tables(sqlite3 *sqlite, ngx_idempotency_start_t *start)
 
 
 /*
- * A token that is made by another key is another one, and would be fresh;
- * fingerprints of another version can't be compared; and it is the very file,
- * as far as it was written, that the witness of a start tells of.
+ * A token made with another key would be a fresh one; fingerprints of another
+ * version can't be compared; and the file must be the one, as far written, that
+ * the witness tells of.
  */
 
 static int
@@ -1677,9 +1678,9 @@ start_bound(sqlite3 *sqlite, ngx_idempotency_start_t *start)
 
 
 /*
- * Is the file damaged?  It may be too large to be read as a whole before nginx
- * serves: it is read for a limited time, the small tables first, and then the
- * first rows and the last by each tree.
+ * Whether the file is damaged.  It may be too large to be read as a whole
+ * before nginx serves: it is read for a limited time, first the small tables,
+ * then the first and the last rows by each tree.
  */
 
 static int
@@ -1755,7 +1756,7 @@ start_alarm(void *data)
 }
 
 
-/* one transaction, as two may start at once */
+/* one transaction, as two starts may come at once */
 
 static int
 start_numbered(sqlite3 *sqlite, ngx_idempotency_start_t *start)
@@ -1790,14 +1791,14 @@ start_numbered(sqlite3 *sqlite, ngx_idempotency_start_t *start)
     start->mark.number = (ngx_atomic_uint_t)
                              ngx_idempotency_db_number(meta.number + 1);
 
-    /* by another identity, processes that go on with a file that was set back
-       notice it */
+    /* processes that go on with a file that was set back notice its new
+       identity */
 
     if (start->agreed) {
         sqlite3_randomness(NGX_IDEMPOTENCY_MARK_LEN, start->mark.identity);
     }
 
-    /* within a boot, setting the clock changes nothing; the file's time never
+    /* within one boot a new wall clock changes nothing; the file's time never
        goes back */
 
     if (meta.boot[0] == '\0' || ngx_strcmp(meta.boot, start->boot) != 0) {

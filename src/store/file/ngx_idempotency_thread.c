@@ -1,7 +1,7 @@
 
 /*
- * Threads of a worker.  nginx's own pool is not for what may hang: a worker
- * that ends spins until each of its threads has come back.
+ * Threads of a worker. nginx's own thread pool is not for functions that may
+ * hang: a worker that ends waits until each of its threads has come back.
  */
 
 
@@ -23,7 +23,7 @@ static void *thread_cycle(void *data);
 static void thread_handler(ngx_event_t *ev);
 
 
-/* this process's; a mutex for all of them, which nobody holds for long */
+/* of this process; one mutex for all threads, never held for long */
 
 static ngx_idempotency_thread_t  *threads;
 static ngx_uint_t                 threads_gone;
@@ -62,8 +62,8 @@ ngx_idempotency_thread_init_process(ngx_cycle_t *cycle)
 }
 
 
-/* a worker unloads its modules before it ends, and a thread may be on its way
-   back to this one, or to SQLite */
+/* A worker unloads its modules before it ends, and a thread may yet return into
+   this one, or into SQLite: so they stay in memory. */
 
 static void
 thread_pin(void)
@@ -118,7 +118,7 @@ ngx_idempotency_thread_post(ngx_idempotency_thread_t *thread)
 
     if (!thread->started) {
 
-        /* signals are nginx's main thread's, but for those of a fault */
+        /* signals go to nginx's main thread, but for those of faults */
 
         sigfillset(&set);
         sigdelset(&set, SIGILL);
@@ -183,7 +183,7 @@ thread_cycle(void *data)
 
         ngx_idempotency_thread_leave();
 
-        /* it has a counter, and is full at no time */
+        /* an eventfd is a counter, and never full */
 
         if (write(threads_fd, &one, sizeof(uint64_t)) == -1) {
             continue;
