@@ -1,15 +1,18 @@
 -- ASK: check, bind and claim in one step.
 --
 --     KEYS[1]  the token's key
---     ARGV     1 the head of the claim, 2 the sequence below which the claims of
---              its instance are nobody's, 3 for how long it is leased, 4 how
---              long it was asked for before, 5 before when its outcome will
---              not end, 6 for how long the key is kept, 7 "r" takes over what
---              is in doubt, "o" not what is absent, 8 how to publish, 9 not
---              after
+--     ARGV     1 the head of the claim
+--              2 claims of its instance with a lower sequence have no owner
+--              3 the lease
+--              4 how long ago the zone began to ask
+--              5 the outcome will not end before
+--              6 how long the key is kept
+--              7 "r": take over a token in doubt, "o": claim no absent one
+--              8 the command to publish with
+--              9 not after
 --
--- What is decided is written at once, and last.  A claim is answered with its
--- fence.
+-- The script decides first, and writes at once and last.  The answer to a claim
+-- is its fence.
 
 clock()
 
@@ -40,8 +43,9 @@ if is and is.state == 'P' then
 
     elseif is.sequence <= claim.sequence then
 
-        -- sent once more, or what is left of one that was given up; what comes
-        -- late itself finds that of a newer one, which is its owner's
+        -- This claim, sent again, or the remains of an earlier one that its
+        -- zone gave up.  A late claim does not get here: it finds the newer
+        -- one, which has an owner.
 
         if taken and is.sequence ~= claim.sequence then
             doubt = true
@@ -60,7 +64,7 @@ if doubt and string.find(ARGV[7], 'r')
    and (is.identity == claim.identity
         or is.identity == string.rep('\0', #is.identity))
 then
-    -- it was its own, and comes late
+    -- it is this claim's own doubt, or a later one's: the call comes late
 
     if is.instance == claim.instance and is.sequence >= claim.sequence then
         return { 'X', stamp }
@@ -74,8 +78,8 @@ if take then
         return { 'L', stamp }
     end
 
-    -- the same claim sent twice is written twice, as WAIT counts writes, and has
-    -- the same fence
+    -- The same claim sent twice is written twice, as WAIT counts writes, but
+    -- keeps its fence.
 
     if is and is.state == 'P' and is.instance == claim.instance
        and is.sequence == claim.sequence
@@ -96,7 +100,7 @@ if take then
              string.format('%.0f', claim.fence) }
 end
 
--- it is in doubt, whether or not there is room to say so
+-- the token is in doubt, even if there is no room to write that
 
 if doubt and is.state == 'P' then
     if not redis.pcall(in_doubt(is)).err then

@@ -1,10 +1,12 @@
 #!lua flags=allow-oom
--- FORGET: by hand, whoever owns it; but not what was claimed since by who asks
--- for that.
+-- FORGET: an operator's, whoever owns the claim; but claims that the sending
+-- instance has made since stay.
 --
---     ARGV     1 the head: its sequence is the last one that is meant of its own
---              instance, 2 for how long a pending one is kept, so that its
---              owner is told, 3 how to publish, 4 not after
+--     ARGV     1 the head: its sequence is the last one meant of its own
+--                instance
+--              2 how long a forgotten claim is kept, for its owner to find out
+--              3 the command to publish with
+--              4 not after
 
 clock()
 

@@ -1,9 +1,9 @@
--- Some of a zone's records, in no order, as heads; of one server.
+-- Some of the zone's records on this server, in no order.
 --
---     ARGV     1 where to go on, 2 what keys are to match, 3 about how many
+--     ARGV     1 where to go on, 2 a pattern for the keys, 3 about how many
 --
--- What is told: where to go on then, or 0, and for each its key, its head, and
--- the length of all of it.
+-- The answer: where to go on next, or 0; and for each record its key, its head,
+-- and the length of head and response.
 
 clock()
 
@@ -15,7 +15,7 @@ for i = 1, #found[2] do
 
     local is, bytes, answer = read('GETRANGE', key, 0, length - 1)
 
-    -- a key on its way here or from here; or this is no master any more
+    -- the key is moving to or from another node; or this is no master any more
 
     if answer and answer.err and string.find(answer.err, 'non local')
        and string.find(redis.call('INFO', 'replication'), 'role:slave')

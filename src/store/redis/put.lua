@@ -1,11 +1,16 @@
 #!lua flags=allow-oom
--- PUT: what a zone knows of a claim of its own: that it is pending yet, or what
--- became of it.  What happened is written whatever the memory.
+-- PUT: what a zone knows of its own claim: that it is still pending, or its
+-- outcome.  It is written even if the memory is full.
 --
---     ARGV     1 the head, 2 the response, 3 for how long it is leased, 4 how
---              long ago it was claimed, or recorded, 5 for how long it is bound
---              yet, 6 for how long the key is kept, 7 "k": this server has had
---              it, 8 how to publish, 9 not after
+--     ARGV     1 the head
+--              2 the response
+--              3 the lease
+--              4 how long ago it was claimed, or the outcome recorded
+--              5 how long the token is still bound
+--              6 how long the key is kept
+--              7 "k": this server has acknowledged the claim
+--              8 the command to publish with
+--              9 not after
 
 clock()
 
@@ -40,9 +45,9 @@ if is then
 
     elseif known.state ~= 'D' and known.state ~= 'N' then
 
-        -- It comes late, or a memory that was alone did not know of this.  A
-        -- claim that does not know of a doubt would make the token fresh with
-        -- its release.
+        -- The call comes late, or a memory that was alone did not know of this
+        -- record.  A claim that does not know of a doubt would make the token
+        -- fresh with its release.
 
         if is.state == 'D' or is.state == 'N'
            or is.state == 'U' and known.state == 'P'
@@ -57,7 +62,7 @@ elseif remains and remains.instance == known.instance
        and remains.sequence >= known.sequence
        and (remains.status ~= 0 or known.state == 'P')
 then
-    -- an outcome was forgotten by hand, or the claim was released since
+    -- an operator forgot the outcome, or the claim was released since
 
     return { remains.status ~= 0 and 'A' or 'S', stamp }
 end
@@ -72,7 +77,7 @@ if known.state ~= 'P' then
     redis.pcall(ARGV[8], key, '')
 end
 
--- what it has had is lost, unless its time was over
+-- "T": the server has lost what it had acknowledged, unless that just ended
 
 return { (not is and ARGV[7] == 'k' and (known.state == 'P' or known.ends > now + 1))
          and 'T' or 'O', stamp }

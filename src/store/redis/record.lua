@@ -1,23 +1,23 @@
--- What the scripts share: a record, and how it is read and written.  util/embed
--- puts it before each of them.  It runs no command by itself.
+-- What the scripts share: a record, how it is read and written.  util/embed puts
+-- this file before each of them.  It runs no command by itself.
 --
--- A record is a head of 144 bytes, and its response.  The state is one of these:
+-- A record is a head of 144 bytes, and its response.  Its states:
 --
 --     P  pending      the status is 1 if it was in doubt before
 --     D  done
 --     N  not kept
 --     U  in doubt
---     F  forgotten    it was pending, and its owner has to be told
---     R  released     it is no record any more; the status is 1 if an outcome
---                     was forgotten by hand
+--     F  forgotten    it was pending, and its owner does not know yet
+--     R  released     no record any more; the status is 1 if an operator forgot
+--                     an outcome
 --
--- A claim is its instance's, and the sequence's there.  Others know it by its
--- fence, which is made here: it is higher than that of any claim of the token
--- before, as far as that is known here (F and R stay for a minute to tell it), and
--- rises with this server's clock, in microseconds.
+-- A claim is named by its instance and its sequence.  Upstreams know it by its
+-- fence, which is made here: higher than that of any earlier claim of the
+-- token, as far as this server knows (for that F and R stay for a minute), and
+-- rising with this server's clock, in microseconds.
 --
--- All times are milliseconds, of this server; those in ARGV are from now on, but
--- the last one: what is called "not after" is this server's time, in microseconds.
+-- All times are this server's, in milliseconds.  Times in ARGV are spans from
+-- now on, but for "not after": that is this server's time, in microseconds.
 
 local names = {
     'format', 'state', 'form', 'instance', 'sequence', 'fence', 'lease',
@@ -60,9 +60,9 @@ local function clock()
     stamp = string.format('%.0f', now)
 end
 
--- Whether this is the server that is meant, and has not forgotten: its stamp is the
--- second key, if it is looked at, and the last two arguments are how that begins
--- and what its beat must have reached.  See stamp.lua.
+-- Whether this is the right server, and has not forgotten.  If the call is to
+-- check that, its second key is the stamp, and its last two arguments are the
+-- stamp's beginning and the least beat that it must have.  See stamp.lua.
 
 local function meant()
     if not KEYS[2] then
@@ -80,9 +80,9 @@ local function too_late(not_after)
     return micros > tonumber(not_after)
 end
 
--- The key's record, or nil if there is none; and the bytes that it was read from.
--- What is no record is answered at once, and so is a server that is not meant.
--- Sets the last fence, and what remains of a record.
+-- The key's record, or nil, and the bytes that it was read from.  The third
+-- value is a final answer: the server is the wrong one, or the value is no
+-- record.  Sets `fence`, and `remains` to a released record.
 
 local function read(...)
     if not meant() then
@@ -123,7 +123,7 @@ local function read(...)
     return record, bytes
 end
 
--- What was pending is in doubt, for a window from now on.
+-- the command that puts a pending record in doubt, for a window from now on
 
 local function in_doubt(record)
     record.state, record.status = 'U', 0
@@ -134,7 +134,7 @@ local function in_doubt(record)
            string.format('%.0f', record.ends - now)
 end
 
--- The token is fresh again, but its next claim has a higher fence.
+-- the command that makes the token fresh; its next claim has a higher fence
 
 local function released(record, forgotten)
     record.state, record.lease, record.status = 'R', 0, forgotten and 1 or 0

@@ -1,9 +1,10 @@
 #!lua flags=allow-oom
--- RELEASE: a claim is none any more; nor is one that the same instance gave up
--- before.  What was in doubt before is so again.
+-- RELEASE: ends a claim, or an earlier one that the same instance gave up.  A
+-- token that was in doubt before is in doubt again.
 --
---     ARGV     1 the head, 2 how to publish, 3 "f": it was not, or is settled
---              by hand
+--     ARGV     1 the head
+--              2 the command to publish with
+--              3 "f": it was not in doubt, or an operator has settled it
 
 clock()
 

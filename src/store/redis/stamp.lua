@@ -1,23 +1,27 @@
--- STAMP: which server this is, and how far it has come.
+-- STAMP: which store this server has, and how far it has come.
 --
---     KEYS[1]  the zone's stamp, or that of a part of a cluster
---     ARGV     1 how it begins: its format, which digest key is used, and the
---              version of fingerprints; 2 the identity that is known, or
---              ""; 3 the beat that was acknowledged last, or 0; 4 the instance
---              that asks; 5 "a": somebody agrees to what is here, "w": the beat
---              is written in any case
+--     KEYS[1]  the stamp of the zone, or of a part of a cluster
+--     ARGV     1 the stamp's beginning: its format, the name of the digest key,
+--                and the version of fingerprints
+--              2 the known identity, or ""
+--              3 the last acknowledged beat, or 0
+--              4 the instance that asks
+--              5 "a": an operator agrees to this store, "w": write a beat
+--                anyway
 --
--- A stamp is text: how it begins, a random identity, its beat, this server's
--- time when that was written, and the identities that it stands for since
--- somebody agreed to that, the latest first.  The beat is this server's time,
--- too, but it never goes back, and goes on while the clock is slower.  Who
--- remembers an identity and a beat of it finds that identity, and no older beat,
--- or the server has forgotten.  Only who never had an acknowledged beat makes a stamp.
+-- A stamp is text: its beginning, a random identity, its beat, this server's
+-- time when that was written, and the earlier identities that it replaced as an
+-- operator agreed, the latest first.  The beat is this server's time, too, but
+-- it never goes back, and goes on if the clock is set back.  Whoever remembers
+-- an identity and an acknowledged beat must find that identity, and no older
+-- beat: else the server has forgotten.  Only an instance without an
+-- acknowledged beat makes a stamp.
 --
--- "O": it is the one that is known, or follows it; "A": it was agreed to; "N":
--- there is none, "S": it is another one, "P": it has forgotten, "K": it is of
--- another digest key, format or version.  Then what is known, as it was asked;
--- the identity and the beat that were found; and the beat here now, or 0.
+-- The answer: "O": it is the known stamp, or one that replaced it; "A": an
+-- operator has agreed to it; "N": there is none, "S": it is another one, "P":
+-- the server has forgotten, "K": another digest key, format or version.  Then
+-- the known identity and beat, as asked; the identity and the beat found; and
+-- the beat now, or 0.
 
 clock()
 

@@ -1,10 +1,11 @@
--- TRY: whether the other scripts may do all that they do there.  A claim that can
--- be made, and an outcome that can't be written, would be executed again.
+-- TRY: whether the other scripts have all the rights that they need.  If a
+-- claim could be made, but its outcome not be written, it would be executed
+-- again.
 --
---     ARGV     1 a key of the zone, 2 how to publish
+--     ARGV     1 a key of the zone, 2 the command to publish with
 --
--- "O": they may; "W": it takes longer to wait without what is named; "N": what is
--- named is missing.
+-- "O": they have; "W": they can do without the named right, but then waiting
+-- takes longer; "N": the named right is missing.
 
 local key, lacks = ARGV[1], {}
 
@@ -12,7 +13,7 @@ if not redis.acl_check_cmd then
     return { 'N', 'it is older than Redis 7.0' }
 end
 
--- a command that was renamed is an error
+-- a renamed command is an error here
 
 local function may(...)
     local known, allowed = pcall(redis.acl_check_cmd, ...)
