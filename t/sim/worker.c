@@ -506,6 +506,9 @@ file_flush(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
         return NGX_OK;
     }
 
+    /* the thread has not committed it */
+
+    batch->rc = NGX_AGAIN;
     host->flush(host->worker, batch);
 
     return NGX_AGAIN;
@@ -537,16 +540,24 @@ file_init_process(ngx_idempotency_tier_t *tier, ngx_cycle_t *cycle)
 }
 
 
-/* what it is doing is done, and heard */
+/*
+ * The thread's batch ends before the worker does.  A batch is committed once:
+ * its answers stand where its questions stood.
+ */
 
 static void
 file_finish(ngx_idempotency_tier_t *tier)
 {
     ngx_exiting = 2;
 
-    if (tier->busy) {
-        (void) host->commit(host->worker, tier->batches);
-        tier->batch = tier->batches;
+    if (tier->busy == 0) {
+        return;
+    }
+
+    tier->batch = tier->batches;
+
+    if (tier->batch->rc == NGX_AGAIN) {
+        (void) host->commit(host->worker, tier->batch);
     }
 }
 
