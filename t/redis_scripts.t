@@ -376,6 +376,16 @@ sub traps {
     is(release($redis, 't:d', \%d, 1)->[0], 'O', 'one that is settled');
     is(run($redis, 'find', 't:d')->[0], 'A', '... is fresh');
 
+    # the answer to a claim was lost: it was sent again, and executed, or not
+
+    claim($redis, 't:l', \%c);
+    is(run($redis, 'release', 't:l', head('P', \%c), 'PUBLISH', 'l')->[0], 'O',
+       'a claim whose answer was lost is released');
+    put($redis, 't:m', 'U', \%c);
+    is(run($redis, 'release', 't:m', head('P', \%c), 'PUBLISH', 'l')->[0], 'A',
+       '... but no doubt that it left behind when it was sent again');
+    is(release($redis, 't:m', \%c)->[0], 'O', '... which its owner may release');
+
     # a claim that was made without asking does not hide a doubt
 
     put($redis, 't:h', 'U', \%c);

@@ -106,6 +106,8 @@ typedef struct {
     /* RELEASE: the token was not in doubt before, or an operator has settled
        it: it is fresh */
     unsigned                        freed:1;
+    /* RELEASE: of a claim whose answer was lost, and that no request has */
+    unsigned                        unheard:1;
     /* PUT: the backing has acknowledged the claim */
     unsigned                        known:1;
     /* out, PUT: the backing had lost the claim, which was written anew */

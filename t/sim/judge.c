@@ -760,7 +760,11 @@ judge_log(nginx_t *g, ngx_uint_t level, char *text)
         claims_lost(g);
     }
 
-    if (strstr(text, "were not delivered") && g->ends && !g->disturbed) {
+    /* a store that was emptied takes none */
+
+    if (strstr(text, "were not delivered") && g->ends && !g->disturbed
+        && !emptied)
+    {
         fault("nginx %c ended in peace, and outcomes are lost", g->name);
     }
 }

@@ -829,6 +829,7 @@ left_add(ngx_idempotency_redis_zone_t *redis, ngx_idempotency_item_t *item,
 
     left->item = *item;
     left->item.what = NGX_IDEMPOTENCY_ITEM_RELEASE;
+    left->item.unheard = 1;
 
     left->ri.item = &left->item;
     left->ri.key = (u_char *) left + sizeof(left_t);

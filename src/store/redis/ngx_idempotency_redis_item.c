@@ -268,7 +268,8 @@ ngx_idempotency_redis_item_call(ngx_idempotency_redis_item_t *ri,
         script = NGX_IDEMPOTENCY_REDIS_RELEASE;
 
         redis_argument(ri, publish->data, publish->len);
-        redis_argument(ri, (u_char *) (item->freed ? "f" : "-"), 1);
+        redis_argument(ri, (u_char *) (item->unheard ? "l"
+                                       : item->freed ? "f" : "-"), 1);
         call->until = 0;
         call->durable = 0;
         break;

@@ -5,6 +5,9 @@
 --     ARGV     1 the head
 --              2 the command to publish with
 --              3 "f": it was not in doubt, or an operator has settled it
+--                "l": the answer to the claim was lost and no request has it.  The
+--                claim may have been sent again and executed, so only what is
+--                pending is released
 
 clock()
 
@@ -17,7 +20,7 @@ end
 local claim = unpacked(ARGV[1])
 
 if not is or is.instance ~= claim.instance
-   or (is.state ~= 'P' and is.state ~= 'U')
+   or (is.state ~= 'P' and (is.state ~= 'U' or ARGV[3] == 'l'))
    or is.sequence > claim.sequence
    or (is.sequence < claim.sequence and is.state ~= 'P')
 then
