@@ -940,8 +940,8 @@ shm_read_locked(ngx_idempotency_record_t *rec, ngx_idempotency_cursor_t *cur)
 
 /*
  * Copies the response into the caller's pool.  `left`: the sequence of the
- * claim that left the response to requests that waited, or 0. NGX_DECLINED: the
- * record ended meanwhile, so the operation has to begin again.
+ * claim that left the response to requests that waited, or 0.  NGX_DECLINED:
+ * the record ended meanwhile, so the operation has to begin again.
  */
 
 static ngx_int_t
@@ -997,7 +997,7 @@ shm_read(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op, uint32_t left,
 
 /*
  * The cursor is one more than the bucket to go on in; the token is the last one
- * that was listed, in that bucket or in an earlier one.
+ * that was looked at, in that bucket or in an earlier one.
  */
 
 static ngx_int_t

@@ -1869,8 +1869,6 @@ ngx_idempotency_record_wake(ngx_idempotency_shm_t *shm,
 }
 
 
-/* the backing lacks the outcome, and will have it soon */
-
 ngx_uint_t
 ngx_idempotency_record_unflushed(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec)

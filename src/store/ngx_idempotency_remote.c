@@ -906,8 +906,6 @@ ngx_idempotency_remote_handler(ngx_event_t *ev)
 }
 
 
-/* the backing has announced a change of the token; NULL: of some token */
-
 void
 ngx_idempotency_remote_changed(ngx_idempotency_tier_t *tier, u_char *token)
 {

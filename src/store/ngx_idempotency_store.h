@@ -42,14 +42,14 @@ typedef enum {
     NGX_IDEMPOTENCY_CLAIMED,       /* claim: the caller owns the token now */
     NGX_IDEMPOTENCY_BOUND,         /* claim, find: see found.outcome */
     NGX_IDEMPOTENCY_CONFLICT,      /* claim: bound to something else */
-    NGX_IDEMPOTENCY_VERSION,       /* claim: bound, to what can't be compared */
+    NGX_IDEMPOTENCY_VERSION,       /* claim: bound by another version */
     NGX_IDEMPOTENCY_CHANGED,       /* a claim that waited may be tried again */
     NGX_IDEMPOTENCY_UNFINISHED,    /* within an engine: there is more to free */
     NGX_IDEMPOTENCY_ABSENT,        /* find, forget, renew: no such token */
     NGX_IDEMPOTENCY_STALE,         /* complete, release, renew: an old fence */
     NGX_IDEMPOTENCY_TRIMMED,       /* complete: without its response, for
                                       want of memory */
-    NGX_IDEMPOTENCY_EXPIRED,       /* claim: fresh, or so old that it ended */
+    NGX_IDEMPOTENCY_EXPIRED,       /* claim: absent, perhaps as it ended */
     NGX_IDEMPOTENCY_LIMITED,       /* claim: fresh, and over its quota */
     NGX_IDEMPOTENCY_UNAVAILABLE    /* no memory, or no store */
 } ngx_idempotency_result_e;

@@ -47,7 +47,7 @@ typedef struct ngx_idempotency_record_s  ngx_idempotency_record_t;
 #define NGX_IDEMPOTENCY_ASKERS  (1 << 30)
 
 
-/* in shared memory: a batch on its way, and its worker; pid 0: none is */
+/* in shared memory: a batch on its way, and its worker; pid 0: free */
 
 typedef struct ngx_idempotency_writer_s  ngx_idempotency_writer_t;
 

@@ -1780,8 +1780,6 @@ tier_event(ngx_idempotency_tier_t *tier, ngx_event_t *ev,
 }
 
 
-/* this worker can flush the queue from now on */
-
 void
 ngx_idempotency_tier_serve(ngx_idempotency_tier_t *tier, ngx_uint_t nbatches)
 {
@@ -1826,9 +1824,9 @@ ngx_idempotency_tier_quit(ngx_idempotency_shm_t *shm)
 
 
 /*
- * If no other worker serves, one of those that quit stays.  Of the latest
- * configuration all workers have yet to get the signal; of an older one, the
- * new workers may have yet to start.
+ * If no worker serves any more, one of those that quit stays.  Workers that
+ * seem to serve may yet get the signal, if this configuration is the latest; if
+ * there is a later one, its workers may have yet to start.
  */
 
 static void

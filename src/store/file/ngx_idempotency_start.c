@@ -1224,8 +1224,7 @@ start_instance(ngx_idempotency_start_t *start)
 }
 
 
-/* the witness is read before the file: processes that use the file advance
-   both, and the witness last */
+/* the witness is read before the file: others may advance both meanwhile */
 
 static ngx_int_t
 start_witness(ngx_idempotency_start_t *start)

@@ -79,8 +79,8 @@ typedef struct {
     void                           (*answer)(
                                        ngx_idempotency_redis_conn_t *conn,
                                        ngx_idempotency_redis_reply_t *reply);
-    /* needed: any error ends the connection; warn: another error is logged
-       once, unless it says that the server can't be used now */
+    /* needed: any error ends the connection.  warn: the warning that other
+       errors are logged with, once, unless the server can't be used now */
     ngx_uint_t                       needed;
     ngx_uint_t                       warn;
     char                            *text;

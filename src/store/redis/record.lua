@@ -1,5 +1,5 @@
--- What the scripts share: a record, how it is read and written.  util/embed puts
--- this file before each of them.  It runs no command by itself.
+-- What the scripts share: a record, how it is read and written.  util/embed
+-- puts this file before each of them.  It runs no command by itself.
 --
 -- A record is a head of 144 bytes, and its response.  Its states:
 --
