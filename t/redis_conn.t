@@ -359,6 +359,20 @@ $_->stop for $who, $closed;
     $_->stop for $seed, $one, $two;
 }
 
+# One that announces a name, and no address beside it, where nobody can be asked for it.
+
+{
+    my $seed = FakeRedis->new(CLUSTER => "*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n" . FakeRedis::bulk('redis.test') . ":6379\r\n");
+
+    fake($seed, 'mode cluster; timeout 300ms; connections 1;', allow => qr/idempotency_redis/);
+
+    is_call(call('x', msec => 20000), 'CONNECT', 0, '"http" has no "resolver" for "redis.test"',
+            'a cluster of names, and no resolver');
+    is(scalar(() = $n->log =~ /has no "resolver" for "redis.test"/g), 1, '... told once');
+
+    $seed->stop;
+}
+
 ($who, $closed) = strangers('a cluster without slots', 'mode cluster;', { CLUSTER => "*0\r\n" },
                             qr/it does not know the slots/);
 $_->stop for $who, $closed;
