@@ -31,8 +31,7 @@ typedef enum {
 typedef struct {
     u_char                          identity[NGX_IDEMPOTENCY_MARK_LEN];
     ngx_atomic_t                    number;
-    /* the part of that number that is in the file itself, not only in its
-       log */
+    /* the part of that number that is in the file, not only in its log */
     ngx_atomic_t                    filed;
 } ngx_idempotency_mark_t;
 

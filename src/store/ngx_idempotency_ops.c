@@ -290,8 +290,7 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim)
 
     rec = ngx_idempotency_record_current(shm, op->token, op->now);
 
-    /* until the backing has answered, the fingerprint is that of the request
-       that asked */
+    /* until the answer, the fingerprint is that of the request that asked */
 
     if (rec && rec->parts.version != claim->parts.version
         && (!ngx_idempotency_record_unknown(rec)
@@ -304,8 +303,7 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim)
     if (rec && rec->state == NGX_IDEMPOTENCY_PENDING
         && !ngx_idempotency_record_alive(rec, op->now))
     {
-        /* the backing learns of the doubt before any claim takes the token
-           over */
+        /* the backing learns of the doubt before any claim takes it over */
 
         shm_orphan(shm, rec, op->now);
     }
@@ -467,8 +465,7 @@ shm_append(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 
     if (rec->chunks == NULL) {
 
-        /* the first piece; or the record was in doubt meanwhile, and lost its
-           chunks */
+        /* the first piece; or a doubt meanwhile has dropped the chunks */
 
         ngx_memzero(&src->cur, sizeof(ngx_idempotency_cursor_t));
         src->in = src->pieces;
@@ -1080,8 +1077,7 @@ list_some(ngx_idempotency_shm_t *shm, ngx_idempotency_list_t *list,
 }
 
 
-/* A list has no expired record, no question, and no leftover, whose token is
-   made up. */
+/* A list has no expired records, no questions, and no leftovers. */
 
 static ngx_uint_t
 list_record(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
@@ -1192,8 +1188,7 @@ list_page(ngx_idempotency_op_t *op)
         ngx_idempotency_unseal(op->store->secret, page->items, page->n,
                                !ngx_idempotency_tier_shared(shm->tier));
 
-        /* records that have ended since, or are damaged or forged, are left
-           out */
+        /* records that ended since, or are damaged or forged, are left out */
 
         for (i = 0; i < page->n; i++) {
             if (page->items[i].result == NGX_IDEMPOTENCY_BOUND) {
@@ -1394,8 +1389,7 @@ shm_wait(ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op,
     if (waiting && op->waited != rec->sequence) {
         op->waited = rec->sequence;
 
-        /* a question that is on its way was sent too early: wait for the next
-           one */
+        /* a question on its way was sent too early: wait for the next */
 
         op->answer = (rec->flush == NGX_IDEMPOTENCY_FLUSHING
                       || rec->flush == NGX_IDEMPOTENCY_OUTDATED) ? 2 : 1;

@@ -37,8 +37,7 @@
 #include "ngx_idempotency_shm.h"
 
 
-/* the length of a zone's first window, which needs no memory, until a claim
-   names one */
+/* the length of a zone's first window until a claim names one */
 
 #define NGX_IDEMPOTENCY_NO_WINDOW  ((ngx_msec_t) -1)
 
@@ -195,8 +194,7 @@ static const uint8_t
 #define NGX_IDEMPOTENCY_EVICT_LOOK  64
 
 
-/* while the lock is held once, at most so many records of one value are
-   checked */
+/* while the lock is held once, so many records of a value are checked */
 
 #define NGX_IDEMPOTENCY_QUOTA_LOOK  128
 
@@ -286,8 +284,7 @@ ngx_idempotency_records_init(ngx_idempotency_shm_sh_t *sh,
 {
     ngx_uint_t  i, n;
 
-    /* four buckets for each page: at most four records in each if the zone is
-       full */
+    /* four buckets for each page: at most four records each when full */
 
     n = 8;
 
@@ -624,8 +621,8 @@ ngx_idempotency_record_ask(ngx_idempotency_shm_t *shm,
         ngx_idempotency_record_change(shm, *rec, NGX_IDEMPOTENCY_ON_ASK,
                                       claim->op.now);
 
-        /* the lease may begin as early as this, even if another request adopts
-           the question */
+        /* the lease may begin now, even if another request adopts the
+           question */
 
         (*rec)->recorded = claim->op.now;
         (*rec)->as.asking.retry = claim->retry;
@@ -1394,8 +1391,7 @@ ngx_idempotency_quota_check(ngx_idempotency_shm_t *shm,
 
         if (ngx_queue_empty(&quota->bound)) {
 
-            /* all are pending: even one that ends now would stay for its
-               window */
+            /* all are pending: one that ended now would stay for its window */
 
             claim->found.left = ngx_max(claim->window, claim->least);
             return NGX_IDEMPOTENCY_LIMITED;
@@ -1492,8 +1488,7 @@ quota_take(ngx_idempotency_shm_t *shm,
 }
 
 
-/* The record has an end now.  All records behind it were checked in this round,
-   too. */
+/* The record has an end; all behind it were checked in this round. */
 
 static void
 quota_bind(ngx_idempotency_record_t *rec)

@@ -54,11 +54,9 @@ typedef enum {
     NGX_IDEMPOTENCY_ABANDONED,     /* ... and no request waits any more */
     NGX_IDEMPOTENCY_GRANTED,       /* the backing has granted the claim; the
                                       request that asked does not know it yet */
-    NGX_IDEMPOTENCY_REMOTE,        /* pending in the backing, claimed by another
-                                      zone */
+    NGX_IDEMPOTENCY_REMOTE,        /* pending in the backing, by another zone */
     NGX_IDEMPOTENCY_DOUBTED,       /* in doubt in the backing */
-    NGX_IDEMPOTENCY_NOTHING,       /* absent from the backing, and must not be
-                                      claimed */
+    NGX_IDEMPOTENCY_NOTHING,       /* absent there, and not to be claimed */
     NGX_IDEMPOTENCY_FAILED,        /* the backing did not answer */
     NGX_IDEMPOTENCY_GONE,          /* the record has left the zone */
     NGX_IDEMPOTENCY_STATES
@@ -72,8 +70,7 @@ typedef enum {
     NGX_IDEMPOTENCY_ON_ASK,        /* a request asks the backing, or adopts the
                                       question of one that has ended */
     NGX_IDEMPOTENCY_ON_LEAVE,      /* the request that asked has ended */
-    NGX_IDEMPOTENCY_ON_TAKE,       /* the request that asked takes its granted
-                                      claim */
+    NGX_IDEMPOTENCY_ON_TAKE,       /* that request takes its granted claim */
     NGX_IDEMPOTENCY_ON_DONE,       /* the owner's outcome */
     NGX_IDEMPOTENCY_ON_NOT_KEPT,
     NGX_IDEMPOTENCY_ON_DOUBT,
@@ -87,8 +84,7 @@ typedef enum {
     NGX_IDEMPOTENCY_ON_FOUND_NOTHING,
     NGX_IDEMPOTENCY_ON_FAIL,
     NGX_IDEMPOTENCY_ON_REMOVE,     /* the record leaves the zone */
-    NGX_IDEMPOTENCY_ON_FORGET,     /* an operator forgets the token, in the
-                                      backing, too */
+    NGX_IDEMPOTENCY_ON_FORGET,     /* ... by an operator, in the backing, too */
     NGX_IDEMPOTENCY_EVENTS
 } ngx_idempotency_event_e;
 
@@ -127,8 +123,7 @@ struct ngx_idempotency_record_s {
     /* key: the token's first bytes; these two must be the first members */
     ngx_rbtree_node_t               node;
     u_char                          token[NGX_IDEMPOTENCY_DIGEST_LEN];
-    /* in sh->pending, in sh->remote, in sh->kept if it has a response, or in
-       none */
+    /* in sh->pending, sh->remote, sh->kept if it has a response, or none */
     ngx_queue_t                     queue;
 
     u_char                          fingerprint[NGX_IDEMPOTENCY_DIGEST_LEN];
@@ -163,8 +158,7 @@ struct ngx_idempotency_record_s {
         } pending;
 
         struct {
-            /* likewise; the number of the request that asks; what its claim
-               says */
+            /* likewise; the number of the request that asks; its claim */
             ngx_idempotency_workers_t   waiting;
             ngx_idempotency_worker_t    owner;
             unsigned                    asker:30;
@@ -179,8 +173,8 @@ struct ngx_idempotency_record_s {
         } bound;
 
         struct {
-            /* a negative entry in sh->leftovers, or a copy in sh->copies; since
-               when */
+            /* since when: a negative entry in sh->leftovers, a copy in
+               sh->copies */
             ngx_queue_t                 expiry;
             ngx_msec_t                  copied;
         } copy;
@@ -238,8 +232,7 @@ struct ngx_idempotency_record_s {
     ((rec)->state == NGX_IDEMPOTENCY_PENDING                                 \
      || ngx_idempotency_record_asks(rec))
 
-/* the backing is asked for it, or has granted a claim that no request took
-   yet */
+/* the backing is asked for it, or has granted a claim, not taken yet */
 
 #define ngx_idempotency_record_asks(rec)                                     \
     ((rec)->state == NGX_IDEMPOTENCY_ASKING                                  \

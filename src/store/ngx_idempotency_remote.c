@@ -243,8 +243,7 @@ ask_miss(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 }
 
 
-/* a question of a request that has ended becomes this claim's, if it would ask
-   the same */
+/* an abandoned question becomes this claim's, if it would ask the same */
 
 static ngx_int_t
 ask_asking(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
@@ -577,8 +576,7 @@ ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
 
         if (rec->sent) {
 
-            /* the backing may have the claim, which would keep others waiting:
-               release it */
+            /* the backing may have the claim, and others wait: release it */
 
             ngx_idempotency_writeback_add(shm, rec);
         }
@@ -633,8 +631,7 @@ ask_copy(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
 
     if (rec->state == NGX_IDEMPOTENCY_REMOTE) {
 
-        /* else this record itself might be freed to make room for its
-           response */
+        /* else this record might be freed to make room for its response */
 
         rec->as.remote.wanted = (uint32_t) ngx_current_msec;
     }
@@ -810,8 +807,7 @@ remote_delay(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
 }
 
 
-/* no request has wanted the record for so long; the clocks of workers may
-   differ */
+/* no request wanted it for so long; the clocks of workers may differ */
 
 ngx_uint_t
 ngx_idempotency_remote_unwanted(ngx_idempotency_record_t *rec,

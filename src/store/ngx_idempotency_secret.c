@@ -53,8 +53,7 @@ typedef struct {
 #define SEAL_DOUBT     'U'
 #define SEAL_RESPONSE  'R'
 
-/* each number in a record is smaller: sums don't overflow, and Lua has it
-   exactly */
+/* each number is smaller: sums don't overflow, and Lua has it exactly */
 
 #define SEAL_NUMBER  ((int64_t) 1 << 53)
 
@@ -518,8 +517,7 @@ ngx_idempotency_unseal(const ngx_idempotency_secret_t *secret,
                 continue;
             }
 
-            /* the token counts as executed; its status and response are not
-               believed */
+            /* executed, but neither status nor response can be trusted */
 
             item->seal = NGX_IDEMPOTENCY_SEAL_BROKEN;
             item->status = 0;
@@ -692,8 +690,7 @@ seal_none(ngx_idempotency_item_t *item)
 }
 
 
-/* seals in place; after a failure the bytes behind the response are
-   undefined */
+/* seals in place; after a failure the response is undefined */
 
 static ngx_int_t
 seal_one(const ngx_idempotency_seal_key_t *key, ngx_idempotency_item_t *item,

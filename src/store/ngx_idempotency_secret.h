@@ -23,8 +23,7 @@
 #define NGX_IDEMPOTENCY_SEAL_ID_LEN   8
 
 
-/* makes a key for each response; `id` names the key, and tells nothing about
-   it */
+/* makes a key for each response; `id` names it, and tells nothing */
 
 typedef struct {
     u_char                        id[NGX_IDEMPOTENCY_SEAL_ID_LEN];

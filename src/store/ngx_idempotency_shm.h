@@ -21,8 +21,7 @@
 #define NGX_IDEMPOTENCY_SHM_EXPIRE   128
 #define NGX_IDEMPOTENCY_SHM_FREE     128
 
-/* a response that a released request leaves to waiting requests stays this
-   long */
+/* how long a response stays that was left to waiting requests */
 
 #define NGX_IDEMPOTENCY_SHM_LEFTOVER     10000
 
@@ -56,8 +55,7 @@ typedef struct {
     ngx_idempotency_window_t        copies;
 
     ngx_queue_t                     pending;
-    /* remote claims; the one that no request wanted for the longest time
-       first */
+    /* remote claims, the longest unwanted one first */
     ngx_queue_t                     remote;
     /* the oldest response first */
     ngx_queue_t                     kept;

@@ -48,8 +48,7 @@ typedef enum {
 extern const char  *ngx_idempotency_error_names[NGX_IDEMPOTENCY_ERRORS];
 
 
-/* a histogram: how often it took at most so long; and the sum, in
-   milliseconds */
+/* a histogram: how often it took so long; and the sum, in milliseconds */
 
 typedef struct {
     ngx_atomic_t                    buckets[NGX_IDEMPOTENCY_STATS_BOUNDS + 1];

@@ -211,16 +211,14 @@ typedef struct {
     unsigned                        alone:1;
     /* if the token is pending, wait, and call the handler at its change */
     unsigned                        wait:1;
-    /* out: the claim that this one waited for was released, and left a
-       response */
+    /* out: the claim waited for was released, and left a response */
     unsigned                        leftover:1;
     /* out: the token was in doubt before */
     unsigned                        taken:1;
 
     /* out, if it is claimed */
     uint64_t                        fence;
-    /* out: what the token is bound to; over its quota: `left` is the oldest
-       one's */
+    /* out: what it is bound to; over its quota: `left` is the oldest's */
     ngx_idempotency_found_t         found;
     ngx_uint_t                      differs;
 } ngx_idempotency_claim_t;
@@ -261,8 +259,7 @@ typedef struct {
 } ngx_idempotency_release_t;
 
 
-/* looks; changes nothing but that it frees expired records, as each operation
-   does */
+/* looks; changes nothing but that it frees expired records */
 
 typedef struct {
     ngx_idempotency_op_t            op;
@@ -376,8 +373,7 @@ struct ngx_idempotency_store_s {
 };
 
 
-/* a store in shared memory; `evict`: responses may go early.  It logs its
-   errors */
+/* a store in shared memory; `evict`: responses may go early */
 
 ngx_int_t ngx_idempotency_shm_zone_add(ngx_conf_t *cf,
     ngx_idempotency_store_t *store, size_t size, ngx_uint_t evict);
@@ -390,8 +386,7 @@ void ngx_idempotency_shm_prefetch_bucket(ngx_idempotency_store_t *store,
 void ngx_idempotency_shm_prefetch_record(ngx_idempotency_store_t *store,
     u_char *token);
 
-/* an operator agrees that the backing is another one; NGX_DECLINED: it is
-   not */
+/* an operator agrees to another backing; NGX_DECLINED: it is none */
 
 ngx_int_t ngx_idempotency_store_agree(ngx_idempotency_store_t *store);
 

@@ -18,8 +18,7 @@
 #include "ngx_idempotency_workers.h"
 
 
-/* a batch has at most so many records, and so many bytes of responses with
-   their seals */
+/* the records of a batch, and bytes of their responses with seals, at most */
 
 #define NGX_IDEMPOTENCY_TIER_BATCH  64
 #define NGX_IDEMPOTENCY_TIER_COPY                                            \
@@ -54,20 +53,17 @@ typedef struct ngx_idempotency_writer_s  ngx_idempotency_writer_t;
 struct ngx_idempotency_writer_s {
     ngx_idempotency_writer_t       *next;
     ngx_idempotency_process_t       process;
-    /* when the backing got the batch; the number of the last batch that it has
-       answered */
+    /* when the backing got the batch; the last batch that it answered */
     ngx_msec_t                      started;
     ngx_atomic_t                    answered;
     ngx_idempotency_record_t       *records;
-    /* the batch's number; it also changes when another worker takes over the
-       records */
+    /* the batch's number; changes when another worker takes it over, too */
     ngx_atomic_t                    turn;
 };
 
 
-/* the stamp of a shared store, or of a part of it: which store it is.  If
-   another one was found there: which one, since when, and whether it is refused
-   for that */
+/* the stamp of a shared store, or of a part of it.  If it is wrong: since when,
+   what was found there, and whether it is refused */
 
 #define NGX_IDEMPOTENCY_TIER_STAMPS  64
 
@@ -105,8 +101,7 @@ typedef struct {
     ngx_uint_t                      asked;
     ngx_uint_t                      askers;
 
-    /* the last batch failed; when one failed last; when the backing was last
-       probed */
+    /* the last batch failed; when one last did; when it was last probed */
     ngx_uint_t                      failing;
     ngx_msec_t                      failed;
     ngx_msec_t                      probed;
@@ -180,8 +175,7 @@ typedef struct {
     ngx_idempotency_error_e         why;
     char                            error[256];
     ngx_uint_t                      lost;
-    /* false: nothing was written, which succeeds without room on the disk,
-       too */
+    /* false: nothing was written, which needs no room on the disk */
     ngx_uint_t                      wrote;
     /* how many of its items failed */
     ngx_uint_t                      failed;
@@ -250,11 +244,9 @@ typedef struct {
                                        ngx_idempotency_tier_t *old);
     ngx_int_t                     (*init_process)(ngx_idempotency_tier_t *tier,
                                        ngx_cycle_t *cycle);
-    /* the event loop has ended: from now on batches are answered at once, or in
-       wait() */
+    /* the event loop has ended: answers come at once, or in wait() */
     void                          (*finish)(ngx_idempotency_tier_t *tier);
-    /* of a shared backing: waits for answers, at most so long; `first`: the
-       first call */
+    /* of a shared one: waits so long for answers; `first`: the first call */
     void                          (*wait)(ngx_idempotency_tier_t *tier,
                                        ngx_msec_t time, ngx_uint_t first);
     void                          (*exit_process)(
@@ -283,8 +275,7 @@ struct ngx_idempotency_tier_s {
     ngx_idempotency_shm_t          *shm;
     /* an outcome is in the backing before any client gets it */
     ngx_uint_t                      strict;
-    /* the instance of the zone's claims there; the zone's fences lie above
-       `fence` */
+    /* the zone's instance there; the zone's fences lie above `fence` */
     uint64_t                        instance;
     uint64_t                        fence;
     /* for a zone that is made: the mark, and the base of the backing's time */

@@ -237,8 +237,7 @@ workers_take_slot(ngx_cycle_t *cycle)
 
         if (slot->pid == 0 || workers_dead(slot->pid)) {
 
-            /* processes read without the lock: they must see the new pid
-               last */
+            /* processes read without the lock: the new pid must come last */
 
             slot->epoch++;
             slot->started = ngx_idempotency_process_self()->started;

@@ -19,8 +19,7 @@
 #define NGX_IDEMPOTENCY_NO_WORKER  255
 
 
-/* a worker with a slot; the epoch tells it from earlier holders of its pid or
-   slot */
+/* a worker with a slot; its epoch is new for each holder of the slot */
 
 typedef struct {
     int32_t                         pid;

@@ -967,8 +967,7 @@ flushed_batch(ngx_idempotency_tier_t *tier)
 
             batch->writer->records = NULL;
 
-            /* from the last to the first, as failed records go back to the
-               front */
+            /* from the last on, as failed records go back to the front */
 
             for (i = batch->n; i; i--) {
                 flushed_one(tier, i - 1);
@@ -1559,8 +1558,7 @@ ngx_idempotency_tier_probe(ngx_idempotency_tier_t *tier)
 }
 
 
-/* a shared backing may have failed in a part only: it says itself if all of it
-   is down */
+/* a shared backing may fail in part: it says itself if all is down */
 
 ngx_uint_t
 ngx_idempotency_tier_down(ngx_idempotency_shm_t *shm)
@@ -1745,8 +1743,7 @@ ngx_idempotency_tier_init_process(ngx_idempotency_shm_t *shm,
     tier_event(tier, &tier->poll, ngx_idempotency_remote_handler);
     tier_event(tier, &tier->stay, tier_stay_handler);
 
-    /* nginx's worker does not exit while a timer is set that is not
-       cancelable */
+    /* a worker does not exit while a timer is set that can't be cancelled */
 
     tier->stay.cancelable = 0;
 

@@ -360,8 +360,7 @@ shm_zone_keep(ngx_conf_t *cf, ngx_shm_zone_t *zone)
     *store = *old->store;
     store->engine = NULL;
 
-    /* the name and the keys are in the old configuration's memory, which
-       goes */
+    /* the name and the keys are the old configuration's, which goes */
 
     ngx_idempotency_secret_copy(cln->data, old->store->secret);
     cln->handler = ngx_idempotency_secret_wipe;
@@ -592,8 +591,7 @@ shm_zone_quit(void)
 }
 
 
-/* claims that this worker still owns are put in doubt, and waiting requests
-   woken */
+/* puts this worker's claims in doubt, and wakes waiting requests */
 
 void
 ngx_idempotency_shm_exit_process(ngx_cycle_t *cycle)

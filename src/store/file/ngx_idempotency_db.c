@@ -74,8 +74,7 @@ struct ngx_idempotency_db_s {
     char                        path[DB_FILES][DB_NAME];
     db_inode_t                  inode[DB_FILES];
 
-    /* meta at the start of the transaction, and the number of changed rows
-       until then */
+    /* meta at the start of the transaction; the rows changed until then */
     int64_t                     latest;
     uint64_t                    fence;
     ngx_atomic_uint_t           number;
@@ -83,8 +82,7 @@ struct ngx_idempotency_db_s {
     /* the page of meta in the file */
     int64_t                     root;
 
-    /* with max_size, in pages: the limit, and what is left of it in this
-       transaction */
+    /* in pages: the limit, max_size, and what is left in this transaction */
     int64_t                     most;
     int64_t                     left;
 
@@ -127,8 +125,7 @@ typedef struct {
 #define DB_LOG_LOOKS     20
 #define DB_LOG_PAUSE     5000
 
-/* how far the readings of two clocks may be apart and still mean the same
-   time */
+/* two clocks whose readings are this close show the same time */
 
 #define DB_ITEM_APART  1000
 
@@ -426,8 +423,7 @@ ngx_idempotency_db_close(ngx_idempotency_db_t *db)
         (void) sqlite3_finalize(db->statements[i]);
     }
 
-    /* SQLite would remove the log by its name, which is another file's by
-       now */
+    /* SQLite would remove the log by its name: by now another file's */
 
     if (db->sqlite && db->state.moved && access(db->path[1], F_OK) == 0) {
         persist = 1;
@@ -785,8 +781,7 @@ db_end(ngx_idempotency_db_t *db, uint64_t fence, int64_t now)
 }
 
 
-/* frees the responses found, and restores each item, so that it can be tried
-   again */
+/* frees the responses found; each item is as before, to be tried again */
 
 static void
 db_undo(ngx_idempotency_item_t *items, ngx_idempotency_item_t *before,
@@ -1137,8 +1132,7 @@ db_take(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
     rec.item.recorded = item->recorded ? item->recorded : now;
     ngx_str_null(&rec.item.response);
 
-    /* a claim of this zone tells by itself whether the token was in doubt
-       before */
+    /* a claim of this zone says itself if the token was in doubt before */
 
     if (old) {
         item->taken |= old->item.taken
@@ -1897,8 +1891,7 @@ ngx_idempotency_db_tidy(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n)
         return db_fail(db, rc);
     }
 
-    /* after a vacuum the file gets its new size with the next checkpoint: ask
-       for one */
+    /* a vacuum needs a checkpoint to shrink the file: ask for one */
 
     if (db->shrunk && !vacuum && db->conf.log) {
         *db->conf.log = ngx_max(*db->conf.log, NGX_IDEMPOTENCY_DB_QUIET);

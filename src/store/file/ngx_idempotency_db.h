@@ -55,8 +55,7 @@ typedef struct {
     /* out, with each commit: the length of the log in pages; or NULL */
     ngx_atomic_t              *log;
 
-    /* whether an instance lives, perhaps our own; asked within the
-       transaction */
+    /* whether an instance lives, perhaps ours; asked in the transaction */
     ngx_uint_t               (*alive)(void *data, uint64_t instance);
     /* NULL, or asked when the transaction has begun: whether it may go on */
     ngx_uint_t               (*may)(void *data);

@@ -27,8 +27,7 @@
 
 /* all in milliseconds */
 
-/* how often the file is asked about claims of another instance: at first, and
-   at most */
+/* how often it asks about claims of another instance: at first, at most */
 
 #define NGX_IDEMPOTENCY_FILE_SOON      5
 #define NGX_IDEMPOTENCY_FILE_SELDOM    50
@@ -451,8 +450,7 @@ ngx_idempotency_file_exit_process(void)
 }
 
 
-/* opens nothing that may fail or hang; without threads this worker can't reach
-   the file */
+/* opens nothing that may fail or hang; without threads there is no file */
 
 static ngx_int_t
 file_init_process(ngx_idempotency_tier_t *tier, ngx_cycle_t *cycle)
@@ -587,8 +585,7 @@ file_exit_process(ngx_idempotency_tier_t *tier)
     file_exit_conn(&work->maintain, time);
     file_exit_conn(&work->flush, time);
 
-    /* a thread that hangs ends with the process, and needs this memory until
-       then */
+    /* a thread that hangs needs this memory until the process ends */
 
     file->work = NULL;
 }
@@ -631,8 +628,7 @@ file_now(ngx_idempotency_tier_t *tier)
 }
 
 
-/* the file's time follows the boot's clock, whatever happens to the wall
-   clock */
+/* follows the boot's clock, whatever happens to the wall clock */
 
 static int64_t
 file_time(ngx_idempotency_tier_sh_t *sh)
@@ -1253,8 +1249,7 @@ file_list_next(file_t *file)
 }
 
 
-/* in the order of tokens; the cursor only says whether there was a page
-   before */
+/* in the order of tokens; the cursor says if there was a page before */
 
 static void
 file_list_run(file_work_t *work, ngx_idempotency_page_t *page)

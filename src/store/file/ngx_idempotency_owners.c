@@ -38,8 +38,7 @@
 #define WITNESS_MAGIC   "idem-wit"
 #define WITNESS_SECTOR  512
 
-/* in milliseconds: a process that writes the witness does so at once, or is
-   stopped */
+/* in milliseconds: a process writes the witness at once, or is stopped */
 
 #define WITNESS_WAIT    5
 
@@ -335,8 +334,7 @@ ngx_idempotency_witness_write(const char *path, ngx_idempotency_mark_t *mark,
 
     at = (newer == &slots[0]) ? WITNESS_SECTOR : 0;
 
-    /* also the other slot: that of another file must not count as the newer
-       one */
+    /* the other slot, too: another file's must not count as newer */
 
     if (pwrite(fd, &slot, WITNESS_SLOT, at) != (ssize_t) WITNESS_SLOT
         || (anew && pwrite(fd, &slot, WITNESS_SLOT, WITNESS_SECTOR - at)

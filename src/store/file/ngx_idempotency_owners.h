@@ -46,8 +46,7 @@
 
 int ngx_idempotency_owners_open(const char *path, ngx_uint_t create);
 
-/* whether the open file is still the one at the path, not removed or
-   replaced */
+/* whether the open file is still at the path, not removed or replaced */
 
 ngx_uint_t ngx_idempotency_owners_kept(int fd, const char *path);
 
@@ -61,8 +60,7 @@ ngx_int_t ngx_idempotency_owners_hold(int fd, uint64_t instance);
 
 ngx_int_t ngx_idempotency_owners_share(int fd, uint64_t instance);
 
-/* the next three are true when in doubt: if the look fails, there is an
-   owner */
+/* the next three are true when in doubt: a look that fails finds an owner */
 
 /* whether this instance lives, or any other one but our own */
 

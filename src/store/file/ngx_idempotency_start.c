@@ -274,8 +274,7 @@ ngx_idempotency_start_keep(ngx_idempotency_start_t *start,
         return NGX_ERROR;
     }
 
-    /* the old configuration closes its own descriptors; the locks belong to
-       both */
+    /* the old configuration closes its descriptors; the locks are of both */
 
     if (old->owners != -1) {
         start->owners = fcntl(old->owners, F_DUPFD_CLOEXEC, 0);
@@ -487,8 +486,7 @@ ngx_idempotency_start_log(ngx_idempotency_start_t *start, ngx_log_t *log)
 /* --- the child ------------------------------------------------------------ */
 
 
-/* forks without nginx's handler of SIGCHLD, which must not get this child's
-   status */
+/* nginx's handler of SIGCHLD must not get this child's status */
 
 static ngx_int_t
 start_child(ngx_idempotency_start_t *start, ngx_log_t *log)
@@ -1198,8 +1196,7 @@ start_instance(ngx_idempotency_start_t *start)
         return NGX_ERROR;
     }
 
-    /* the two zones would have different files, and each execute claims of the
-       other */
+    /* the two would have different files, and execute each other's claims */
 
     if (ngx_idempotency_owners_strangers(start->owners, start->instance)
         || ngx_idempotency_owners_hold(start->owners, start->instance)
@@ -1790,15 +1787,13 @@ start_numbered(sqlite3 *sqlite, ngx_idempotency_start_t *start)
     start->mark.number = (ngx_atomic_uint_t)
                              ngx_idempotency_db_number(meta.number + 1);
 
-    /* processes that go on with a file that was set back notice its new
-       identity */
+    /* a new identity, so that processes notice a file that was set back */
 
     if (start->agreed) {
         sqlite3_randomness(NGX_IDEMPOTENCY_MARK_LEN, start->mark.identity);
     }
 
-    /* within one boot a new wall clock changes nothing; the file's time never
-       goes back */
+    /* the wall clock counts only after a boot; time never goes back */
 
     if (meta.boot[0] == '\0' || ngx_strcmp(meta.boot, start->boot) != 0) {
         start->base = start->wall - start->boottime;

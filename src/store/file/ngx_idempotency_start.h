@@ -29,8 +29,7 @@ struct ngx_idempotency_start_s {
     /* an unusable file is an error; else nginx goes on without the file */
     ngx_uint_t               must;
 
-    /* the workers' user, who is to own the file; if nginx doesn't run as root,
-       its own */
+    /* the user who is to own the file: the workers', or nginx's own */
     ngx_uid_t                user;
     ngx_gid_t                group;
     char                    *username;
@@ -77,8 +76,7 @@ struct ngx_idempotency_start_s {
     ngx_int_t                rc;
     ngx_err_t                err;
     char                     why[NGX_IDEMPOTENCY_START_WHY];
-    /* ... as the file is another one, or older: not used until an operator
-       agrees */
+    /* ... it is another file, or older: unused until an operator agrees */
     ngx_uint_t               other;
     /* ... as the file can't be used yet: workers begin to use it later */
     ngx_uint_t               late;
@@ -102,8 +100,7 @@ ngx_int_t ngx_idempotency_start(ngx_idempotency_start_t *start,
 ngx_int_t ngx_idempotency_start_keep(ngx_idempotency_start_t *start,
     ngx_idempotency_start_t *old, ngx_pool_t *pool, ngx_log_t *log);
 
-/* a helper process, which claims nothing, must not keep an instance alive, or
-   any */
+/* a helper process must not keep this instance alive, or any */
 
 void ngx_idempotency_start_leave(ngx_idempotency_start_t *start);
 void ngx_idempotency_start_leave_all(void);

@@ -25,8 +25,7 @@
 #define NGX_IDEMPOTENCY_REDIS_SOON     20
 #define NGX_IDEMPOTENCY_REDIS_SELDOM   1000
 
-/* the largest response: while the server reads or writes a large one, it does
-   nothing else */
+/* the largest response: the server does nothing else meanwhile */
 
 #define NGX_IDEMPOTENCY_REDIS_MOST     (256 * 1024)
 
@@ -803,8 +802,7 @@ batch_foreign(ngx_idempotency_redis_zone_t *redis,
 }
 
 
-/* The item as it was sent.  After the deadline the server executes no call of
-   it. */
+/* The item as sent.  After the deadline the server executes none of it. */
 
 static void
 left_add(ngx_idempotency_redis_zone_t *redis, ngx_idempotency_item_t *item,

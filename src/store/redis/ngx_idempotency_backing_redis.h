@@ -68,8 +68,7 @@ struct ngx_idempotency_redis_zone_s {
 };
 
 
-/* in the configuration.  `name`: the block's name, for a zone that is already
-   made */
+/* in the configuration; `name`: the block's, for a zone already made */
 
 ngx_int_t ngx_idempotency_backing_redis_add(ngx_conf_t *cf,
     ngx_idempotency_store_t *store, ngx_idempotency_redis_t *redis,
@@ -95,8 +94,7 @@ ngx_int_t ngx_idempotency_redis_stamps_init(
 ngx_int_t ngx_idempotency_redis_stamps_init_process(
     ngx_idempotency_redis_zone_t *redis, ngx_pool_t *pool);
 
-/* NULL, or why nothing may be sent; takes over what other workers have found
-   out */
+/* NULL, or why nothing may be sent, as any worker has found out */
 
 const char *ngx_idempotency_redis_stamps_look(
     ngx_idempotency_redis_zone_t *redis);

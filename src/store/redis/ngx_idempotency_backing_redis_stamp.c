@@ -189,8 +189,7 @@ stamp_keys(ngx_idempotency_redis_zone_t *redis)
 }
 
 
-/* one key for each part of the slots, the same for all zones: a number in
-   braces */
+/* a key for each part of the slots, the same for all zones: {number} */
 
 static ngx_int_t
 stamp_parts(ngx_idempotency_redis_zone_t *redis, size_t size)

@@ -1131,8 +1131,7 @@ ngx_idempotency_redis_doubt(ngx_idempotency_redis_t *redis, ngx_uint_t news)
         return;
     }
 
-    /* the connection is being made, or was asked: it will answer soon, or be
-       lost */
+    /* it is connecting, or was asked: it will answer soon, or be lost */
 
     if (conn->state != ngx_idempotency_redis_closed
         && (conn->state != ngx_idempotency_redis_ready || conn->expected))

@@ -99,8 +99,7 @@ struct ngx_idempotency_redis_call_s {
     /* answered when the write is where the block's `replicas` and `fsync` want
        it, if they want anything */
     unsigned                        durable:1;
-    /* refused at once, and not sent, if replicas have acknowledged nothing for
-       a second */
+    /* refused unsent, if replicas have acknowledged nothing for a second */
     unsigned                        fresh:1;
     /* The script gets one more argument, the last one but `meant`: the deadline
        by the clock of the server, in microseconds since 1970, in decimal,

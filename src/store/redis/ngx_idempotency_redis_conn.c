@@ -282,8 +282,7 @@ ngx_idempotency_redis_conn_lose(ngx_idempotency_redis_conn_t *conn,
     if (ready) {
         conn->since = ngx_current_msec;
 
-        /* a server might accept each connection and close it at once: no quick
-           retry */
+        /* a server may accept and close at once, each time: no quick retry */
 
         if (conn->since - conn->begun >= CONN_PAUSE_MAX) {
             conn->backoff = 0;
@@ -323,8 +322,7 @@ conn_tell(ngx_idempotency_redis_conn_t *conn)
         return;
     }
 
-    /* at the start it takes a moment until other servers have told the
-       address */
+    /* at the start it takes a moment until others have told the address */
 
     if (node->host.len == 0 && node->naddrs == 0 && !conn->down) {
         return;
@@ -949,8 +947,7 @@ handshake_start(ngx_idempotency_redis_conn_t *conn)
 }
 
 
-/* the last command of the handshake; later it checks that the server is
-   there */
+/* the handshake's last command; later it checks that the server is there */
 
 void
 ngx_idempotency_redis_conn_check(ngx_idempotency_redis_conn_t *conn,

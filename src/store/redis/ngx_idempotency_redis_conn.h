@@ -134,8 +134,7 @@ struct ngx_idempotency_redis_conn_s {
     ngx_event_t                      expire;
     ngx_event_t                      pause;
     ngx_msec_t                       paused;
-    /* calls of "waiting" need replicas or the disk; the server has been asked
-       about them */
+    /* calls in "waiting" need replicas or the disk; the server was asked */
     unsigned                         durable:1;
     unsigned                         asked:2;
     ngx_msec_t                       asked_at;
@@ -201,8 +200,7 @@ struct ngx_idempotency_redis_s {
     /* all below is a worker's own */
     ngx_log_t                         *log;
     ngx_queue_t                        nodes;
-    /* the only server, or the master; in a cluster calls wait here for the map
-       of slots */
+    /* the only server, or the master; where calls wait for a cluster's map */
     ngx_idempotency_redis_node_t      *home;
     /* the nodes of a cluster, by slot; NULL: this is no cluster */
     ngx_idempotency_redis_node_t     **slots;
@@ -238,8 +236,7 @@ void ngx_idempotency_redis_conn_exit(ngx_idempotency_redis_conn_t *conn);
 void ngx_idempotency_redis_conn_connect(ngx_idempotency_redis_conn_t *conn);
 void ngx_idempotency_redis_conn_lose(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_error_e error, char *why, ngx_str_t *what);
-/* the node can be used again: logs that, if the log has said that it could
-   not */
+/* the node is back: logged, if the log has it as away */
 void ngx_idempotency_redis_conn_back(ngx_idempotency_redis_conn_t *conn);
 /* an answer has arrived: closes the connection if nothing needs it any more */
 void ngx_idempotency_redis_conn_settle(ngx_idempotency_redis_conn_t *conn);
@@ -254,8 +251,7 @@ void ngx_idempotency_redis_conn_restart(ngx_idempotency_redis_conn_t *conn,
 ngx_int_t ngx_idempotency_redis_conn_due(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_answer_pt handler, void *data);
 void ngx_idempotency_redis_conn_write(ngx_idempotency_redis_conn_t *conn);
-/* likewise, but not for a call: the answer comes in time, or the connection is
-   lost */
+/* not for a call: the answer comes in time, or the connection is lost */
 void ngx_idempotency_redis_conn_expect(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_answer_pt handler, void *data);
 
@@ -270,8 +266,7 @@ void ngx_idempotency_redis_conn_expect(ngx_idempotency_redis_conn_t *conn,
 void ngx_idempotency_redis_warn(ngx_idempotency_redis_conn_t *conn,
     ngx_uint_t what, char *text, ngx_str_t *says);
 
-/* asks whether the server is there, and for its time; "info": for its settings,
-   too */
+/* asks if the server is there, and its time; "info": its settings, too */
 void ngx_idempotency_redis_conn_check(ngx_idempotency_redis_conn_t *conn,
     ngx_uint_t info);
 /* the server has just told its time, in microseconds; 0: it has not */

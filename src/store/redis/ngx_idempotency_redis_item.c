@@ -338,8 +338,7 @@ head_write(u_char *head, ngx_idempotency_item_t *item)
 }
 
 
-/* The reply: a code, the server's time, and a record or its head, or a
-   fence. */
+/* The reply: a code, the server's time; a record, its head, or a fence. */
 
 ngx_int_t
 ngx_idempotency_redis_item_answer(ngx_idempotency_redis_item_t *ri,
@@ -816,8 +815,7 @@ redis_list_answer(redis_list_t *list, ngx_idempotency_redis_reply_t *reply)
 
     if (i < n) {
 
-        /* if keys come and go just now, some of the rest may be listed twice or
-           missed */
+        /* if keys come and go just now, some may be listed twice or missed */
 
         redis_list_next(list, list->cursor + 1, i);
         return NGX_OK;

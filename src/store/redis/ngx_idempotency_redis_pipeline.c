@@ -17,8 +17,7 @@
 #include "ngx_idempotency_redis_conn.h"
 
 
-/* the most bytes and calls on the way: all of them may be lost with the
-   connection */
+/* the most on the way: all of it may be lost with the connection */
 
 #define PIPELINE_BYTES      (256 * 1024)
 #define PIPELINE_CALLS      4096

@@ -273,8 +273,7 @@ pubsub_drop(ngx_idempotency_redis_t *redis, pubsub_channel_t *channel)
 }
 
 
-/* NGX_DECLINED: this is an answer; the confirmation of a subscription is one,
-   too */
+/* NGX_DECLINED: this is an answer, perhaps to a subscription */
 
 static ngx_int_t
 pubsub_push(ngx_idempotency_redis_conn_t *conn,
