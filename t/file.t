@@ -226,6 +226,15 @@ sub made {
     is(mode("$dir/y.db"), '0600', '... makes it');
     is(order($n, 'second'), '200 REPLAYED', '... beside the first');
 
+    # by another name it is the same store
+
+    is($n->reload(http => $as{http} =~ s/zone=z/zone=renamed/r, server => $server =~ s/zone=z/zone=renamed/gr), 1,
+       'a reload by which the zone has another name');
+    is(order($n, 'second'), '200 REPLAYED', '... goes on with what it knows');
+    is(order($n, 'third'), '200 NEW', '... and with what is new');
+    is($n->reload(http => $as{http}, server => $server), 1, 'a reload back');
+    is(order($n, 'third'), '200 REPLAYED', '... which knows that');
+
     # what can't be had does not stop nginx
 
     $from = length $n->log;
