@@ -350,6 +350,8 @@ start_nginx(allow => qr{exited on signal 9|zone "z" was locked by|$torn|$anew});
 
     ok($n->reload, 'a reload');
     is(alerts($anew), 1, '... makes it anew, which one alert says');
+    my $what = in_memory() ? 'its tokens are lost' : 'its store has its tokens';
+    like($n->log, qr/$anew: $what/, "... $what");
     is(alerts($torn), 1, '... and no other');
 
     for my $pid (workers()) {

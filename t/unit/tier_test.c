@@ -1586,6 +1586,31 @@ hung(void)
 }
 
 
+/* a busy worker hears late what the file has answered in time: no hang */
+
+static void
+heard_late(void)
+{
+    life_begins(1, 0, 1);
+    comes(&actors[0], 0, 0, 1);
+    check(workers[0].flying);
+
+    ngx_idempotency_batch_answered(workers[0].tier.batches);
+    ngx_current_msec += 5000;
+    looks(1);
+    check(!workers[0].shm.sh->tier.failing);
+
+    comes(&actors[1], 1, 1, 1);
+    check_equal(actors[1].act, WAITS);
+
+    tells_all(0);
+    check_equal(actors[0].act, OWNS);
+    check_equal(refusals, 0);
+
+    life_ends();
+}
+
+
 /* ... and meanwhile this memory alone guards: the question is the claim of who
    does, whatever comes of it */
 
@@ -1723,6 +1748,7 @@ static unit_case_t  cases[] = {
     { "... that nobody asks again", granted_to_nobody },
     { "a file that hangs, and answers late", hung },
     { "... and this memory alone guards meanwhile", guarded_alone },
+    { "a file that answers, and is heard late, does not hang", heard_late },
     { "a file that fails is asked whether it does still", probed },
     { "a worker that stands still while it asks", stood_still },
     { "what another one took over is its own, even if it has gone",
