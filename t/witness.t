@@ -173,6 +173,15 @@ for my $sync (qw(batched strict)) {
 
     ok((until_true { $n->log =~ /is refused, it is older than it was/ }), 'a backup that comes late');
     refused('... late', 'is refused, it is older than it was');
+
+    # workers that come refuse it as well
+    my @old = $n->workers;
+
+    $n->{allow} = qr/$n->{allow}|exited on signal 9/;
+
+    kill KILL => @old;
+    until_true { my %old = map { $_ => 1 } @old; my @new = $n->workers; @new == 2 && !grep $old{$_}, @new };
+    like(order('others'), qr/^503 /, '... nor by workers that come');
     ok((until_true { api('PUT', '/zones/z', '{"store":"accept"}')->{status} == 204 }), '... somebody agrees');
 
     for my $pid ($n->workers) {

@@ -1383,15 +1383,15 @@ file_maintain_run(void *data)
     conn = &work->maintain;
     conn->rc = NGX_OK;
 
-    if (conn->leaves || work->sh->other) {
-        file_leave(conn);
-        return;
-    }
-
     if (work->late) {
         work->start.owners = -1;
         work->start.file = -1;
         conn->rc = ngx_idempotency_start_late(&work->start, work->instance);
+        return;
+    }
+
+    if (conn->leaves || work->sh->other) {
+        file_leave(conn);
         return;
     }
 
