@@ -1310,22 +1310,29 @@ flushed_items(ngx_idempotency_tier_t *tier)
 }
 
 
-/* A request has queued a record.  A worker that quits looks again whether it
-   has to stay for it. */
+/*
+ * A request has queued a record, or changed one that is in a batch under way.
+ * A worker that quits looks again whether it has to stay for it.
+ */
 
 void
 ngx_idempotency_writeback_schedule(ngx_idempotency_shm_t *shm)
 {
+    queue_sum_t              sum;
     ngx_idempotency_tier_t  *tier;
 
     tier = shm->tier;
 
-    if (tier == NULL || shm->sh->tier.first == NULL) {
+    if (tier == NULL) {
         return;
     }
 
     if (tier->quit && !tier->stay.timer_set) {
-        ngx_add_timer(&tier->stay, NGX_IDEMPOTENCY_TIER_STAY);
+        queue_sum(tier, &sum);
+
+        if (sum.outcomes + sum.claims) {
+            ngx_add_timer(&tier->stay, NGX_IDEMPOTENCY_TIER_STAY);
+        }
     }
 
     tier_schedule(tier);
