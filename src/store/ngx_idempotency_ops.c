@@ -404,7 +404,7 @@ shm_complete(ngx_idempotency_store_t *store,
             if (shm->tier && shm->tier->strict
                 && ngx_idempotency_record_unflushed(shm, rec))
             {
-                shm_wait(rec, op, shm_complete_flushed);
+                shm_wait_look(rec, op, shm_complete_flushed);
             }
         }
 
@@ -441,7 +441,7 @@ shm_complete_flushed(ngx_idempotency_op_t *op)
     if (rec && rec->fence == complete->fence
         && ngx_idempotency_record_unflushed(shm, rec))
     {
-        shm_wait(rec, op, shm_complete_flushed);
+        shm_wait_look(rec, op, shm_complete_flushed);
     }
 
     ngx_idempotency_shm_unlock(shm);
