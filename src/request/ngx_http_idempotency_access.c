@@ -101,6 +101,8 @@ static ngx_int_t access_ask(ngx_http_request_t *r,
 static void access_resume(ngx_idempotency_op_t *op);
 static ngx_int_t access_answered(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
+static ngx_int_t access_claimed(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t access_nested(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t access_similar(ngx_http_request_t *r,
@@ -602,36 +604,7 @@ access_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     switch (ctx->claim.op.result) {
 
     case NGX_IDEMPOTENCY_CLAIMED:
-        ngx_idempotency_die(&ctx->claim.op, NGX_IDEMPOTENCY_FAULT_DIE_CLAIMED);
-
-#if (NGX_IDEMPOTENCY_FAULTS)
-        if (ctx->claim.op.fault == NGX_IDEMPOTENCY_FAULT_BUSY) {
-            ngx_log_error_core(NGX_LOG_INFO, ngx_cycle->log, 0,
-                               "busy for a while");
-            ngx_msleep(4000);
-        }
-#endif
-
-        if (ctx->claim.taken) {
-            ngx_http_idempotency_log(r, ctx, NGX_HTTP_IDEMPOTENCY_STATUS_NEW,
-                                     ctx->conf->log_level,
-                                     ": took over a token in doubt");
-        }
-
-        ngx_http_idempotency_log(r, ctx, NGX_HTTP_IDEMPOTENCY_STATUS_NEW,
-                                 ngx_http_idempotency_trail_level(ctx->conf),
-                                 " claim");
-
-        ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_OWNER;
-        ctx->status = NGX_HTTP_IDEMPOTENCY_STATUS_NEW;
-
-        if (ctx->similar) {
-            return access_similar(r, ctx);
-        }
-
-        ngx_http_idempotency_count(ctx);
-
-        return NGX_OK;
+        return access_claimed(r, ctx);
 
     case NGX_IDEMPOTENCY_BOUND:
     case NGX_IDEMPOTENCY_CONFLICT:
@@ -701,6 +674,42 @@ access_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     }
 
     return ngx_http_idempotency_refuse(r, ctx, why);
+}
+
+
+static ngx_int_t
+access_claimed(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_idempotency_die(&ctx->claim.op, NGX_IDEMPOTENCY_FAULT_DIE_CLAIMED);
+
+#if (NGX_IDEMPOTENCY_FAULTS)
+    if (ctx->claim.op.fault == NGX_IDEMPOTENCY_FAULT_BUSY) {
+        ngx_log_error_core(NGX_LOG_INFO, ngx_cycle->log, 0,
+                           "busy for a while");
+        ngx_msleep(4000);
+    }
+#endif
+
+    if (ctx->claim.taken) {
+        ngx_http_idempotency_log(r, ctx, NGX_HTTP_IDEMPOTENCY_STATUS_NEW,
+                                 ctx->conf->log_level,
+                                 ": took over a token in doubt");
+    }
+
+    ngx_http_idempotency_log(r, ctx, NGX_HTTP_IDEMPOTENCY_STATUS_NEW,
+                             ngx_http_idempotency_trail_level(ctx->conf),
+                             " claim");
+
+    ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_OWNER;
+    ctx->status = NGX_HTTP_IDEMPOTENCY_STATUS_NEW;
+
+    if (ctx->similar) {
+        return access_similar(r, ctx);
+    }
+
+    ngx_http_idempotency_count(ctx);
+
+    return NGX_OK;
 }
 
 

@@ -4,11 +4,10 @@
  * engine keeps it.  Nothing here knows requests; the time is an argument.
  *
  * An operation is answered now (NGX_OK: op.result is set) or later (NGX_AGAIN:
- * op.handler is called once with op.result set, unless the operation is
- * cancelled before).  Until then the operation and all that it points to belong
- * to the engine: an operation that may outlive its request needs memory of its
- * own.  NGX_ERROR: the caller's pool has no memory for the answer.  An owner's
- * operation names its fence, and does nothing under an old one.
+ * op.handler is called once, unless the operation is cancelled before).  Until
+ * then it belongs to the engine: one that may outlive its request has memory of
+ * its own.  NGX_ERROR: the caller's pool has no memory for the answer.  An
+ * owner's operation names its fence, and does nothing under an old one.
  */
 
 
@@ -30,8 +29,7 @@ typedef enum {
     NGX_IDEMPOTENCY_DONE,          /* a response is kept */
     NGX_IDEMPOTENCY_NOT_KEPT,      /* executed, the response is not kept */
     NGX_IDEMPOTENCY_IN_DOUBT       /* may have executed; with the gateway
-                                      error that the first client got, if
-                                      there was one */
+                                      error that was sent, if there was one */
 } ngx_idempotency_outcome_e;
 
 
@@ -47,8 +45,7 @@ typedef enum {
     NGX_IDEMPOTENCY_UNFINISHED,    /* within an engine: there is more to free */
     NGX_IDEMPOTENCY_ABSENT,        /* find, forget, renew: no such token */
     NGX_IDEMPOTENCY_STALE,         /* complete, release, renew: an old fence */
-    NGX_IDEMPOTENCY_TRIMMED,       /* complete: without its response, for
-                                      want of memory */
+    NGX_IDEMPOTENCY_TRIMMED,       /* complete: no memory for its response */
     NGX_IDEMPOTENCY_EXPIRED,       /* claim: absent, perhaps as it ended */
     NGX_IDEMPOTENCY_LIMITED,       /* claim: fresh, and over its quota */
     NGX_IDEMPOTENCY_UNAVAILABLE    /* no memory, or no store */
@@ -95,8 +92,7 @@ typedef enum {
 /*
  * A token is bound to the fingerprint (of action and body) and to the identity
  * (of the client's credentials; all zero: the request has none).  The other
- * digests only tell why two requests differ: they are too short to compare
- * anything else by.
+ * digests are too short to compare by, and tell only why two requests differ.
  */
 
 #define NGX_IDEMPOTENCY_IDENTITY_LEN      16
