@@ -11,8 +11,8 @@
  *   MEANT    Nothing is claimed, written or released unless the stamp is the
  *            known one: the scripts compare it.  In a cluster they can't reach
  *            it, so each connection asks, and one worker asks each second.
- *   ASKED    An answer is compared, at the server, with what was known when the
- *            question was sent; if something else is known now, the answer
+ *   ASKED    The server compares its stamp with the one that the question
+ *            names.  If the zone has learnt another stamp since, the answer
  *            counts for nothing.
  *   BEHIND   A beat is behind if it is older than an acknowledged one, by the
  *            server's own clock.  None of our clocks is compared, so no beat is
