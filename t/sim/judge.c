@@ -121,16 +121,30 @@ judge_lapses(ngx_uint_t token)
         if (e->token == token && !e->told && e->granted
             && now - e->heard + 2 + ahead >= set.lease)
         {
+            if (e->heard >= e->doubted) {
+                e->doubted = now;
+            }
+
             e->lapsed = 1;
         }
     }
 }
 
 
+/* all of the nginx that had it is no more */
+
+static ngx_uint_t
+gone(exec_t *e)
+{
+    return !e->nginx->up || e->nginx->instance != e->instance;
+}
+
+
 /*
  * What was written since then is lost.  Over replicas, and to a strict file,
  * that is only what nobody was told.  `refused`: the store is another one, and
- * refused by those who know that.
+ * refused by those who know that.  What an nginx that has gone had told nobody
+ * knows any more, if its client does not.
  */
 
 void
@@ -161,6 +175,10 @@ judge_forgets(ngx_msec_t since, ngx_uint_t refused)
 
         if (refused || !set.strict) {
             e->sure = 0;
+        }
+
+        if (e->state != RELEASED && !e->sure && gone(e)) {
+            e->died = 1;
         }
     }
 }
@@ -343,6 +361,12 @@ excuse(exec_t *e, req_t *q, exec_t *again)
     }
 
     same = (e->instance == g->instance && e->nginx->up);
+
+    if (!same && e->doubted > e->heard && !e->told
+        && now + ahead >= e->doubted + set.window)
+    {
+        return "its owner was silent for as long as its doubt lasted";
+    }
 
     if (e->alone && e->outdone) {
         return "alone, and another one was bound there";

@@ -181,6 +181,8 @@ struct exec_s {
     ngx_uint_t                      died;
     ngx_uint_t                      stood;
     ngx_uint_t                      lapsed;
+    /* ... and the store says so since then */
+    ngx_msec_t                      doubted;
     /* the store has forgotten it, as guarantees.md says that it may; or has,
        but is refused until an operator agrees */
     ngx_uint_t                      forgotten;
