@@ -439,7 +439,8 @@ sub failover {
 
 
 # So many slots with keys, and the keys, from one master to another, as redis-cli
-# does it.
+# does it. A node refuses for a while if its replicas are not connected (Valkey 8.1),
+# or the others don't see it.
 
 sub carry {
     my ($self, $from, $to, $n) = @_;
@@ -447,8 +448,12 @@ sub carry {
     my @others = grep { $_ != $from && $_ != $to } map $self->{nodes}[$_], $self->masters;
     my $ok = sub {
         my ($node, @words) = @_;
-        my $said = $node->command(@words);
+        my $said;
 
+        until_true {
+            $said = $node->command(@words);
+            $said !~ /^(?:NOREPLICAS|CLUSTERDOWN|TRYAGAIN|LOADING|MASTERDOWN|IOERR)/;
+        };
         $said =~ /^(?:OK|NOKEY)$/ or die "@words: $said\n" . $node->log;
     };
     my %slots = map { $from->command(qw(CLUSTER KEYSLOT), $_) => 1 } @{$from->command(qw(KEYS *))};
