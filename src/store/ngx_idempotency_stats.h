@@ -27,10 +27,9 @@
 
 #define NGX_IDEMPOTENCY_STATS_BOUNDS   13
 
-/* an hour's trend: so many moments, so far apart, in seconds */
+/* an hour's trend: from one minute to the sixtieth behind it */
 
-#define NGX_IDEMPOTENCY_STATS_MOMENTS  60
-#define NGX_IDEMPOTENCY_STATS_APART    60
+#define NGX_IDEMPOTENCY_STATS_MINUTES  61
 
 
 /* why a backing did not answer */
@@ -57,14 +56,6 @@ typedef struct {
 
 extern const ngx_msec_t
     ngx_idempotency_stats_bounds[NGX_IDEMPOTENCY_STATS_BOUNDS];
-
-
-/* the pages in use at a moment, in seconds */
-
-typedef struct {
-    uint32_t                        at;
-    uint32_t                        used;
-} ngx_idempotency_moment_t;
 
 
 typedef struct {
@@ -100,9 +91,11 @@ typedef struct {
     ngx_uint_t                      pages;
     ngx_uint_t                      warned;
 
-    /* how many moments were ever noted, in a ring */
+    /* the pages in use in each minute, in a ring; when the first minute began,
+       in seconds, and how many were noted */
+    uint32_t                        used[NGX_IDEMPOTENCY_STATS_MINUTES];
+    uint32_t                        began;
     ngx_uint_t                      noted;
-    ngx_idempotency_moment_t        moments[NGX_IDEMPOTENCY_STATS_MOMENTS];
 } ngx_idempotency_stats_t;
 
 

@@ -22,8 +22,7 @@
 
 /* one timer for all zones of this worker */
 
-static ngx_event_t       shm_expire_event;
-static ngx_connection_t  shm_expire_dumb;
+static ngx_event_t  shm_expire_event;
 
 
 /* before the figures are taken, expired records are freed, so many while the
@@ -73,15 +72,13 @@ static void shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log);
 static void shm_zone_quit(void);
 static void shm_expire_handler(ngx_event_t *ev);
 static ngx_shm_zone_t *shm_zone_next(volatile ngx_cycle_t *cycle,
-    ngx_list_part_t **part, ngx_uint_t *i);
+    ngx_shm_zone_t *zone);
 static void figures_locked(ngx_idempotency_shm_t *shm, ngx_msec_t now,
     ngx_idempotency_figures_t *figures);
 static void figures_record(ngx_idempotency_record_t *rec, ngx_msec_t now,
     ngx_idempotency_figures_t *figures);
 static void stats_note(ngx_idempotency_stats_t *stats, ngx_uint_t used,
     uint32_t at);
-static ngx_idempotency_moment_t *stats_moment(ngx_idempotency_stats_t *stats,
-    ngx_uint_t n);
 
 
 ngx_int_t
@@ -212,36 +209,33 @@ static ngx_uint_t
 shm_zone_differs(ngx_idempotency_shm_t *shm, ngx_idempotency_shm_t *old,
     ngx_log_t *log)
 {
-    ngx_idempotency_stamp_e  stamp;
+    const char               *what;
+    ngx_idempotency_stamp_e   differs;
 
     static char  *has[] = { NULL, "another", "no", "a" };
     static char  *had[] = { NULL, "one", "one", "none" };
 
-    stamp = ngx_idempotency_stamp_differs(shm->store->secret->stamp,
-                                          old->store->secret->stamp);
+    what = "digest key";
+    differs = ngx_idempotency_stamp_differs(shm->store->secret->stamp,
+                                            old->store->secret->stamp);
 
-    if (stamp != NGX_IDEMPOTENCY_STAMP_SAME) {
-        ngx_log_error(NGX_LOG_EMERG, log, 0,
-                      "idempotency_zone \"%V\" has %s digest key while "
-                      "previously it had %s; only a restart can change it",
-                      &shm->store->name, has[stamp], had[stamp]);
-        return 1;
+    if (differs == NGX_IDEMPOTENCY_STAMP_SAME && !shm->tier != !old->tier) {
+        what = "state";
+        differs = shm->tier ? NGX_IDEMPOTENCY_STAMP_NEW
+                            : NGX_IDEMPOTENCY_STAMP_GONE;
+
+    } else if (differs == NGX_IDEMPOTENCY_STAMP_SAME && shm->tier
+               && shm->tier->backing != old->tier->backing)
+    {
+        what = "kind of state";
+        differs = NGX_IDEMPOTENCY_STAMP_ANOTHER;
     }
 
-    if (!shm->tier != !old->tier) {
+    if (differs != NGX_IDEMPOTENCY_STAMP_SAME) {
         ngx_log_error(NGX_LOG_EMERG, log, 0,
-                      "idempotency_zone \"%V\" has %s state while previously "
-                      "it had %s; only a restart can change it",
-                      &shm->store->name, shm->tier ? "a" : "no",
-                      shm->tier ? "none" : "one");
-        return 1;
-    }
-
-    if (shm->tier && shm->tier->backing != old->tier->backing) {
-        ngx_log_error(NGX_LOG_EMERG, log, 0,
-                      "idempotency_zone \"%V\" has another kind of state than "
-                      "previously; only a restart can change it",
-                      &shm->store->name);
+                      "idempotency_zone \"%V\" has %s %s while previously it "
+                      "had %s; only a restart can change it",
+                      &shm->store->name, has[differs], what, had[differs]);
         return 1;
     }
 
@@ -321,13 +315,11 @@ shm_zone_create(ngx_idempotency_shm_t *shm, ngx_slab_pool_t *shpool,
 ngx_int_t
 ngx_idempotency_shm_keep(ngx_conf_t *cf)
 {
-    ngx_uint_t        i;
-    ngx_list_part_t  *part;
-    ngx_shm_zone_t   *zone;
+    ngx_shm_zone_t  *zone;
 
-    part = NULL;
+    zone = NULL;
 
-    while ((zone = shm_zone_next(ngx_cycle, &part, &i)) != NULL) {
+    while ((zone = shm_zone_next(ngx_cycle, zone)) != NULL) {
 
         if (shm_zone_used(zone->data)
             && shm_zone_named(cf->cycle, &zone->shm.name) == NULL
@@ -395,13 +387,11 @@ shm_zone_keep(ngx_conf_t *cf, ngx_shm_zone_t *zone)
 static ngx_shm_zone_t *
 shm_zone_named(volatile ngx_cycle_t *cycle, ngx_str_t *name)
 {
-    ngx_uint_t        i;
-    ngx_list_part_t  *part;
-    ngx_shm_zone_t   *zone;
+    ngx_shm_zone_t  *zone;
 
-    part = NULL;
+    zone = NULL;
 
-    while ((zone = shm_zone_next(cycle, &part, &i)) != NULL) {
+    while ((zone = shm_zone_next(cycle, zone)) != NULL) {
 
         if (zone->shm.name.len == name->len
             && ngx_strncmp(zone->shm.name.data, name->data, name->len) == 0)
@@ -533,8 +523,6 @@ ngx_idempotency_shm_unlock(ngx_idempotency_shm_t *shm)
 ngx_int_t
 ngx_idempotency_shm_init_process(ngx_cycle_t *cycle)
 {
-    ngx_uint_t              i;
-    ngx_list_part_t        *part;
     ngx_shm_zone_t         *zone;
     ngx_idempotency_shm_t  *shm;
 
@@ -545,9 +533,9 @@ ngx_idempotency_shm_init_process(ngx_cycle_t *cycle)
         return NGX_ERROR;
     }
 
-    part = NULL;
+    zone = NULL;
 
-    while ((zone = shm_zone_next(cycle, &part, &i)) != NULL) {
+    while ((zone = shm_zone_next(cycle, zone)) != NULL) {
         shm = zone->data;
 
         shm_zone_adopt(shm, cycle->log);
@@ -559,12 +547,8 @@ ngx_idempotency_shm_init_process(ngx_cycle_t *cycle)
         ngx_idempotency_shm_sweep(shm, ngx_current_msec);
     }
 
-    /* nginx's debug log names a timer by its connection's descriptor */
-
-    shm_expire_dumb.fd = (ngx_socket_t) -1;
-
     shm_expire_event.handler = shm_expire_handler;
-    shm_expire_event.data = &shm_expire_dumb;
+    shm_expire_event.data = &shm_expire_event;
     shm_expire_event.log = cycle->log;
     shm_expire_event.cancelable = 1;
 
@@ -579,13 +563,11 @@ ngx_idempotency_shm_init_process(ngx_cycle_t *cycle)
 static void
 shm_zone_quit(void)
 {
-    ngx_uint_t        i;
-    ngx_list_part_t  *part;
-    ngx_shm_zone_t   *zone;
+    ngx_shm_zone_t  *zone;
 
-    part = NULL;
+    zone = NULL;
 
-    while ((zone = shm_zone_next(ngx_cycle, &part, &i)) != NULL) {
+    while ((zone = shm_zone_next(ngx_cycle, zone)) != NULL) {
         ngx_idempotency_tier_quit(zone->data);
     }
 }
@@ -596,14 +578,12 @@ shm_zone_quit(void)
 void
 ngx_idempotency_shm_exit_process(ngx_cycle_t *cycle)
 {
-    ngx_uint_t              i;
-    ngx_list_part_t        *part;
     ngx_shm_zone_t         *zone;
     ngx_idempotency_shm_t  *shm;
 
-    part = NULL;
+    zone = NULL;
 
-    while ((zone = shm_zone_next(cycle, &part, &i)) != NULL) {
+    while ((zone = shm_zone_next(cycle, zone)) != NULL) {
         ngx_idempotency_tier_leave(zone->data);
     }
 
@@ -613,7 +593,7 @@ ngx_idempotency_shm_exit_process(ngx_cycle_t *cycle)
         ngx_del_timer(&shm_expire_event);
     }
 
-    while ((zone = shm_zone_next(cycle, &part, &i)) != NULL) {
+    while ((zone = shm_zone_next(cycle, zone)) != NULL) {
         shm = zone->data;
 
         ngx_idempotency_tier_finish(shm);
@@ -621,7 +601,7 @@ ngx_idempotency_shm_exit_process(ngx_cycle_t *cycle)
         ngx_idempotency_tier_flush(shm);
     }
 
-    while ((zone = shm_zone_next(cycle, &part, &i)) != NULL) {
+    while ((zone = shm_zone_next(cycle, zone)) != NULL) {
         ngx_idempotency_tier_exit_process(zone->data);
     }
 }
@@ -630,15 +610,13 @@ ngx_idempotency_shm_exit_process(ngx_cycle_t *cycle)
 static void
 shm_expire_handler(ngx_event_t *ev)
 {
-    ngx_uint_t              i;
-    ngx_msec_t              next, soonest;
-    ngx_list_part_t        *part;
-    ngx_shm_zone_t         *zone;
+    ngx_msec_t       next, soonest;
+    ngx_shm_zone_t  *zone;
 
+    zone = NULL;
     soonest = NGX_IDEMPOTENCY_EXPIRE_IDLE;
-    part = NULL;
 
-    while ((zone = shm_zone_next(ngx_cycle, &part, &i)) != NULL) {
+    while ((zone = shm_zone_next(ngx_cycle, zone)) != NULL) {
         next = ngx_idempotency_shm_expire(zone->data, ngx_current_msec);
         soonest = ngx_min(soonest, next);
     }
@@ -765,26 +743,28 @@ shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log)
 }
 
 
-/* the next zone of a cycle; `part` is NULL at first, and again at the end */
+/* the zone of a cycle that follows this one; NULL: the first one */
 
 static ngx_shm_zone_t *
-shm_zone_next(volatile ngx_cycle_t *cycle, ngx_list_part_t **part,
-    ngx_uint_t *i)
+shm_zone_next(volatile ngx_cycle_t *cycle, ngx_shm_zone_t *zone)
 {
-    ngx_shm_zone_t  *zone;
+    ngx_uint_t        i;
+    ngx_shm_zone_t   *zones;
+    ngx_list_part_t  *part;
 
-    if (*part == NULL) {
-        *part = (ngx_list_part_t *) &cycle->shared_memory.part;
-        *i = 0;
-    }
+    part = (ngx_list_part_t *) &cycle->shared_memory.part;
 
-    for ( /* void */ ; *part; *part = (*part)->next, *i = 0) {
+    for ( /* void */ ; part; part = part->next) {
+        zones = part->elts;
 
-        while (*i < (*part)->nelts) {
-            zone = (ngx_shm_zone_t *) (*part)->elts + (*i)++;
+        for (i = 0; i < part->nelts; i++) {
 
-            if (zone->init == ngx_idempotency_shm_init) {
-                return zone;
+            if (zone == NULL && zones[i].init == ngx_idempotency_shm_init) {
+                return &zones[i];
+            }
+
+            if (zone == &zones[i]) {
+                zone = NULL;
             }
         }
     }
@@ -948,42 +928,28 @@ ngx_idempotency_stats_space(ngx_idempotency_stats_t *stats, ngx_uint_t pfree,
 }
 
 
+/* what grew since the last minute noted grew then: nothing does in silence */
+
 static void
 stats_note(ngx_idempotency_stats_t *stats, ngx_uint_t used, uint32_t at)
 {
-    int32_t                    since;
-    ngx_idempotency_moment_t  *moment;
+    int32_t     since;
+    ngx_uint_t  n;
 
-    if (stats->noted) {
-        moment = stats_moment(stats, stats->noted - 1);
-        since = (int32_t) (at - moment->at);
-
-        if (since < NGX_IDEMPOTENCY_STATS_APART) {
-            return;
-        }
-
-        if (since > 2 * NGX_IDEMPOTENCY_STATS_APART) {
-
-            /* a growth since then came before the silence, not at its end */
-
-            since = moment->at + NGX_IDEMPOTENCY_STATS_APART;
-
-            moment = stats_moment(stats, stats->noted++);
-            moment->at = since;
-            moment->used = (uint32_t) used;
-        }
+    if (stats->noted == 0) {
+        stats->began = at;
     }
 
-    moment = stats_moment(stats, stats->noted++);
-    moment->at = at;
-    moment->used = (uint32_t) used;
-}
+    since = (int32_t) (at - stats->began);
+    n = ngx_max(since, 0) / 60;
 
+    if (n >= stats->noted + NGX_IDEMPOTENCY_STATS_MINUTES) {
+        stats->noted = n - NGX_IDEMPOTENCY_STATS_MINUTES + 1;
+    }
 
-static ngx_idempotency_moment_t *
-stats_moment(ngx_idempotency_stats_t *stats, ngx_uint_t n)
-{
-    return &stats->moments[n % NGX_IDEMPOTENCY_STATS_MOMENTS];
+    while (stats->noted <= n) {
+        stats->used[stats->noted++ % NGX_IDEMPOTENCY_STATS_MINUTES] = used;
+    }
 }
 
 
@@ -993,46 +959,25 @@ void
 ngx_idempotency_stats_trend(ngx_idempotency_stats_t *stats, ngx_uint_t pfree,
     ngx_msec_t now, ngx_idempotency_figures_t *figures)
 {
-    int64_t                    grown;
-    uint32_t                   at, since;
-    ngx_uint_t                 n, first;
-    ngx_idempotency_moment_t  *moment, *next;
-
-    at = (uint32_t) (now / 1000);
+    int32_t     since;
+    int64_t     grown;
+    ngx_uint_t  n;
 
     figures->known = 0;
     figures->full_in = -1;
 
-    if (stats->noted == 0) {
+    since = (int32_t) ((uint32_t) (now / 1000) - stats->began);
+
+    if (stats->noted == 0 || since < 60) {
         return;
     }
 
-    first = (stats->noted > NGX_IDEMPOTENCY_STATS_MOMENTS)
-                ? stats->noted - NGX_IDEMPOTENCY_STATS_MOMENTS : 0;
+    n = (since > 3600) ? since / 60 - 60 : 0;
+    n = ngx_min(n, stats->noted - 1);
+    since = ngx_min(since - 60 * (int32_t) n, 3600);
 
-    moment = stats_moment(stats, first);
-
-    for (n = first + 1; n < stats->noted; n++) {
-        next = stats_moment(stats, n);
-
-        /* the last moment that is an hour old */
-
-        if ((int32_t) (at - next->at) < 3600) {
-            break;
-        }
-
-        moment = next;
-    }
-
-    since = at - moment->at;
-
-    if ((int32_t) since < NGX_IDEMPOTENCY_STATS_APART) {
-        return;
-    }
-
-    since = ngx_min(since, 3600);
-
-    grown = (int64_t) (stats->pages - pfree) - (int64_t) moment->used;
+    grown = (int64_t) (stats->pages - pfree)
+            - stats->used[n % NGX_IDEMPOTENCY_STATS_MINUTES];
 
     figures->known = 1;
     figures->growth = grown * (int64_t) ngx_pagesize * 3600 / since;
