@@ -39,7 +39,6 @@ typedef union {
     ngx_idempotency_op_t         op;
     ngx_idempotency_claim_t      claim;
     ngx_idempotency_complete_t   complete;
-    ngx_idempotency_release_t    release;
     ngx_idempotency_find_t       find;
     ngx_idempotency_forget_t     forget;
     ngx_idempotency_renew_t      renew;
@@ -105,8 +104,6 @@ static ngx_int_t late_claim(ngx_idempotency_store_t *store,
     ngx_idempotency_claim_t *claim);
 static ngx_int_t late_complete(ngx_idempotency_store_t *store,
     ngx_idempotency_complete_t *complete);
-static ngx_int_t late_release(ngx_idempotency_store_t *store,
-    ngx_idempotency_release_t *release);
 static ngx_int_t late_find(ngx_idempotency_store_t *store,
     ngx_idempotency_find_t *find);
 static ngx_int_t late_forget(ngx_idempotency_store_t *store,
@@ -120,7 +117,6 @@ static void late_cancel(ngx_idempotency_store_t *store,
 
 static ngx_int_t late_run_claim(late_t *late);
 static ngx_int_t late_run_complete(late_t *late);
-static ngx_int_t late_run_release(late_t *late);
 static ngx_int_t late_run_find(late_t *late);
 static ngx_int_t late_run_forget(late_t *late);
 static ngx_int_t late_run_renew(late_t *late);
@@ -140,10 +136,6 @@ static const late_kind_t  late_kind_claim = {
 
 static const late_kind_t  late_kind_complete = {
     sizeof(ngx_idempotency_complete_t), late_run_complete, 1, 1
-};
-
-static const late_kind_t  late_kind_release = {
-    sizeof(ngx_idempotency_release_t), late_run_release, 1, 1
 };
 
 static const late_kind_t  late_kind_find = {
@@ -166,7 +158,6 @@ static const late_kind_t  late_kind_list = {
 const ngx_idempotency_engine_t  ngx_idempotency_late_engine = {
     late_claim,
     late_complete,
-    late_release,
     late_find,
     late_forget,
     late_renew,
@@ -197,14 +188,6 @@ late_complete(ngx_idempotency_store_t *store,
     ngx_idempotency_complete_t *complete)
 {
     return late_ask(store, &complete->op, &late_kind_complete);
-}
-
-
-static ngx_int_t
-late_release(ngx_idempotency_store_t *store,
-    ngx_idempotency_release_t *release)
-{
-    return late_ask(store, &release->op, &late_kind_release);
 }
 
 
@@ -301,13 +284,6 @@ late_create(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op,
         late->as.complete.pieces = late_pieces(late, late->as.complete.pieces,
                                                late->as.complete.size);
         if (late->as.complete.pieces == NULL) {
-            goto failed;
-        }
-
-    } else if (kind == &late_kind_release && late->as.release.size) {
-        late->as.release.pieces = late_pieces(late, late->as.release.pieces,
-                                              late->as.release.size);
-        if (late->as.release.pieces == NULL) {
             goto failed;
         }
     }
@@ -644,9 +620,6 @@ late_give(late_t *late, ngx_idempotency_op_t *op)
 
     } else if (late->kind == &late_kind_complete) {
         to->complete.pieces = old.complete.pieces;
-
-    } else if (late->kind == &late_kind_release) {
-        to->release.pieces = old.release.pieces;
     }
 }
 
@@ -721,8 +694,8 @@ late_cancel(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op)
 static void
 late_drop(late_t *late)
 {
-    ngx_idempotency_op_t       *op;
-    ngx_idempotency_release_t   release;
+    ngx_idempotency_op_t        *op;
+    ngx_idempotency_complete_t   release;
 
     op = &late->as.op;
 
@@ -732,13 +705,14 @@ late_drop(late_t *late)
         && late->state == late_done
         && op->result == NGX_IDEMPOTENCY_CLAIMED)
     {
-        ngx_memzero(&release, sizeof(ngx_idempotency_release_t));
+        ngx_memzero(&release, sizeof(ngx_idempotency_complete_t));
 
         ngx_memcpy(release.op.token, op->token, NGX_IDEMPOTENCY_DIGEST_LEN);
         release.op.now = op->now;
         release.fence = late->as.claim.fence;
+        release.release = 1;
 
-        (void) ngx_idempotency_shm_engine.release(late->store, &release);
+        (void) ngx_idempotency_shm_engine.complete(late->store, &release);
     }
 
     late_free(late);
@@ -769,13 +743,6 @@ late_run_complete(late_t *late)
 {
     return ngx_idempotency_shm_engine.complete(late->store,
                                                &late->as.complete);
-}
-
-
-static ngx_int_t
-late_run_release(late_t *late)
-{
-    return ngx_idempotency_shm_engine.release(late->store, &late->as.release);
 }
 
 

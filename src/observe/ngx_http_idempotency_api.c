@@ -154,8 +154,7 @@ typedef enum {
     record_finds = 0,
     record_forgets,
     record_claims,
-    record_completes,
-    record_releases
+    record_settles
 } record_stage_e;
 
 typedef struct {
@@ -182,7 +181,6 @@ typedef struct {
     ngx_idempotency_forget_t        forget;
     ngx_idempotency_claim_t         claim;
     ngx_idempotency_complete_t      complete;
-    ngx_idempotency_release_t       release;
 } record_t;
 
 
@@ -1695,13 +1693,9 @@ record_ask(query_t *query)
 
         return rc;
 
-    case record_completes:
+    default: /* record_settles */
         record_op(query, &one->complete.op);
         return engine->complete(store, &one->complete);
-
-    default: /* record_releases */
-        record_op(query, &one->release.op);
-        return engine->release(store, &one->release);
     }
 }
 
@@ -1736,14 +1730,13 @@ record_answered(query_t *query)
 
     case NGX_IDEMPOTENCY_CLAIMED:
 
-        one->stage = one->done ? record_completes : record_releases;
+        one->stage = record_settles;
 
         one->complete.fence = one->claim.fence;
         one->complete.outcome = NGX_IDEMPOTENCY_NOT_KEPT;
         one->complete.status = one->status;
-
-        one->release.fence = one->claim.fence;
-        one->release.settled = 1;
+        one->complete.release = !one->done;
+        one->complete.settled = !one->done;
 
         return NGX_OK;
 
@@ -1870,7 +1863,7 @@ record_log(ngx_http_request_t *r, record_t *one)
                   "idempotency: a token was %s by hand, token: %*xs, "
                   "zone: \"%V\"%*s",
                   (one->stage == record_forgets) ? "forgotten"
-                  : (one->stage == record_completes) ? "settled as done"
+                  : one->done ? "settled as done"
                   : "released",
                   (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, one->token,
                   &one->query.store->name, (size_t) (last - fence), fence);

@@ -36,11 +36,7 @@
 
 struct ngx_http_idempotency_report_s {
     /* must be the first member */
-    union {
-        ngx_idempotency_op_t         op;
-        ngx_idempotency_complete_t   complete;
-        ngx_idempotency_release_t    release;
-    } as;
+    ngx_idempotency_complete_t       complete;
 
     ngx_idempotency_store_t         *store;
     /* NULL: the request has ended */
@@ -48,10 +44,7 @@ struct ngx_http_idempotency_report_s {
     ngx_event_t                      timer;
 
     /* for the log */
-    uint64_t                         fence;
     ngx_uint_t                       level;
-    ngx_int_t                        outcome;
-    ngx_uint_t                       status;
 };
 
 
@@ -266,7 +259,7 @@ ngx_http_idempotency_cleanup(void *data)
 
     report = ctx->settled.report;
 
-    if (report && report->as.op.handler) {
+    if (report && report->complete.op.handler) {
 
         /* the store has not answered: the report stays until it does */
 
@@ -361,7 +354,6 @@ owner_report(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome)
     ngx_chain_t                    *cl, *pieces;
     ngx_idempotency_op_t           *op;
     ngx_idempotency_store_t        *store;
-    ngx_idempotency_release_t      *release;
     ngx_idempotency_complete_t     *complete;
     ngx_http_idempotency_report_t  *report;
 
@@ -369,6 +361,7 @@ owner_report(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome)
     pieces = NULL;
 
     if (outcome != NGX_IDEMPOTENCY_NOT_KEPT
+        && outcome != NGX_HTTP_IDEMPOTENCY_RELEASE
         && ctx->capture.whole && !ctx->capture.too_large)
     {
         pieces = ctx->capture.pieces;
@@ -381,12 +374,9 @@ owner_report(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome)
     report = ctx->settled.report;
     store = report->store;
 
-    report->fence = ctx->claim.fence;
     report->level = ngx_http_idempotency_trail_level(ctx->conf);
-    report->outcome = outcome;
-    report->status = ctx->capture.status;
 
-    op = &report->as.op;
+    op = &report->complete.op;
 
     ngx_memcpy(op->token, ctx->claim.op.token, NGX_IDEMPOTENCY_DIGEST_LEN);
 
@@ -398,28 +388,16 @@ owner_report(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome)
     op->fault = ctx->claim.op.fault;
 #endif
 
-    if (outcome < 0) {
-        release = &report->as.release;
+    complete = &report->complete;
 
-        release->fence = ctx->claim.fence;
-        release->leave = (outcome == NGX_HTTP_IDEMPOTENCY_LEAVE);
-        release->status = ctx->capture.status;
-        release->pieces = pieces;
-        release->size = size;
+    complete->fence = ctx->claim.fence;
+    complete->release = (outcome < 0);
+    complete->outcome = ngx_max(outcome, 0);
+    complete->status = ctx->capture.status;
+    complete->pieces = pieces;
+    complete->size = size;
 
-        rc = store->engine->release(store, release);
-
-    } else {
-        complete = &report->as.complete;
-
-        complete->fence = ctx->claim.fence;
-        complete->outcome = outcome;
-        complete->status = ctx->capture.status;
-        complete->pieces = pieces;
-        complete->size = size;
-
-        rc = store->engine->complete(store, complete);
-    }
+    rc = store->engine->complete(store, complete);
 
     if (rc == NGX_AGAIN) {
         owner_wait(report);
@@ -484,7 +462,8 @@ owner_silence_handler(ngx_event_t *ev)
                   "idempotency: zone \"%V\" does not answer, it is not known "
                   "whether the outcome of an owner is recorded, token: %*xs",
                   &report->store->name,
-                  (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, report->as.op.token);
+                  (size_t) NGX_IDEMPOTENCY_DIGEST_LEN,
+                  report->complete.op.token);
 
     if (ctx) {
         ngx_http_idempotency_postpone_end(ctx);
@@ -499,10 +478,12 @@ owner_answered(ngx_idempotency_op_t *op)
 {
     ngx_log_t                      *log;
     ngx_http_idempotency_ctx_t     *ctx;
+    ngx_idempotency_complete_t     *complete;
     ngx_http_idempotency_report_t  *report;
 
     report = op->data;
     ctx = report->ctx;
+    complete = &report->complete;
 
     if (report->timer.timer_set) {
         ngx_del_timer(&report->timer);
@@ -518,17 +499,15 @@ owner_answered(ngx_idempotency_op_t *op)
                       "the outcome of its late owner is not recorded, "
                       "token: %*xs, zone: \"%V\", fence: %uL",
                       (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, op->token,
-                      &report->store->name, report->fence);
+                      &report->store->name, complete->fence);
         break;
 
     case NGX_IDEMPOTENCY_TRIMMED:
         ngx_log_error(NGX_LOG_ERR, log, 0,
                       "idempotency: zone \"%V\" is full, a response of %uz "
                       "bytes is not kept, token: %*xs",
-                      &report->store->name, report->as.complete.size,
+                      &report->store->name, complete->size,
                       (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, op->token);
-
-        report->outcome = report->as.complete.outcome;
         break;
 
     case NGX_IDEMPOTENCY_UNAVAILABLE:
@@ -549,12 +528,12 @@ owner_answered(ngx_idempotency_op_t *op)
         ngx_log_error(report->level, log, 0,
                       "idempotency outcome %s%s, status %ui, token: %*xs, "
                       "zone: \"%V\", fence: %uL",
-                      (report->outcome < 0) ? "released"
-                          : ngx_http_idempotency_outcomes[report->outcome].text,
-                      (report->outcome < 0 && report->as.release.doubt)
-                          ? ", in doubt again" : "",
-                      report->status, (size_t) NGX_IDEMPOTENCY_DIGEST_LEN,
-                      op->token, &report->store->name, report->fence);
+                      complete->release ? "released"
+                          : ngx_http_idempotency_outcomes[complete->outcome]
+                                .text,
+                      complete->doubt ? ", in doubt again" : "",
+                      complete->status, (size_t) NGX_IDEMPOTENCY_DIGEST_LEN,
+                      op->token, &report->store->name, complete->fence);
     }
 
     if (ctx) {
@@ -566,7 +545,7 @@ owner_answered(ngx_idempotency_op_t *op)
             ctx->settled.refused = 1;
 
         } else if (ctx->state == NGX_HTTP_IDEMPOTENCY_STATE_SETTLED) {
-            ctx->settled.ends = ngx_current_msec + report->as.complete.left;
+            ctx->settled.ends = ngx_current_msec + complete->left;
         }
     }
 

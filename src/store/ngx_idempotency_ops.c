@@ -78,8 +78,8 @@ typedef struct {
 } orphan_t;
 
 
-/* a request by hand that waits for the backing looks again after so long, as a
-   wake-up may be lost */
+/* an operation that goes on by itself looks again after so long, as a wake-up
+   may be lost */
 
 #define NGX_IDEMPOTENCY_LOOK_RETRY  500
 
@@ -93,12 +93,15 @@ static ngx_idempotency_record_t *shm_claim_locked(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim);
 static ngx_int_t shm_complete(ngx_idempotency_store_t *store,
     ngx_idempotency_complete_t *complete);
-static ngx_int_t shm_complete_flushed(ngx_idempotency_op_t *op);
+static void shm_publish(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_idempotency_complete_t *complete,
+    ngx_int_t rc);
+static void shm_release(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_idempotency_complete_t *complete,
+    ngx_int_t rc);
 static ngx_int_t shm_append(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op,
     shm_source_t *src);
-static ngx_int_t shm_release(ngx_idempotency_store_t *store,
-    ngx_idempotency_release_t *release);
 static ngx_int_t shm_find(ngx_idempotency_store_t *store,
     ngx_idempotency_find_t *find);
 static ngx_int_t shm_find_known(ngx_idempotency_op_t *op);
@@ -107,12 +110,10 @@ static ngx_int_t shm_forget(ngx_idempotency_store_t *store,
 static ngx_int_t shm_forget_known(ngx_idempotency_op_t *op);
 static ngx_idempotency_record_t *shm_look(ngx_idempotency_shm_t *shm,
     ngx_idempotency_op_t *op, shm_resume_pt resume);
-static void shm_wait_look(ngx_idempotency_record_t *rec,
-    ngx_idempotency_op_t *op, shm_resume_pt resume);
 static void shm_look_handler(ngx_event_t *ev);
-static void shm_wait_gone(ngx_idempotency_shm_t *shm,
+static void shm_wait_flushed(ngx_idempotency_shm_t *shm,
     ngx_idempotency_op_t *op, uint32_t sequence);
-static ngx_int_t shm_gone_flushed(ngx_idempotency_op_t *op);
+static ngx_int_t shm_flushed(ngx_idempotency_op_t *op);
 static ngx_int_t shm_renew(ngx_idempotency_store_t *store,
     ngx_idempotency_renew_t *renew);
 static void shm_start(ngx_idempotency_store_t *store,
@@ -158,7 +159,6 @@ static void shm_orphan(ngx_idempotency_shm_t *shm,
 const ngx_idempotency_engine_t  ngx_idempotency_shm_engine = {
     shm_claim,
     shm_complete,
-    shm_release,
     shm_find,
     shm_forget,
     shm_renew,
@@ -353,6 +353,10 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim)
 /*
  * The response goes in piece by piece, the outcome with the last one.  If
  * memory is short, the outcome is recorded without the response.
+ *
+ * A response that is left with a release goes to the requests that wait, so
+ * that none of them executes.  If none waits, or memory is short, no response
+ * is left: then the next request that comes executes.
  */
 
 static ngx_int_t
@@ -380,31 +384,24 @@ shm_complete(ngx_idempotency_store_t *store,
             return NGX_OK;
         }
 
-        rc = NGX_OK;
+        rc = NGX_DECLINED;
         rec = shm_own(shm, op, complete->fence);
 
-        if (rec) {
+        if (rec
+            && (!complete->release
+                || (complete->size && !complete->settled
+                    && ngx_idempotency_record_awaited(rec))))
+        {
             rc = shm_append(shm, rec, op, &src);
         }
 
-        if (rc == NGX_ERROR) {
-
-            if (complete->outcome == NGX_IDEMPOTENCY_DONE) {
-                complete->outcome = NGX_IDEMPOTENCY_NOT_KEPT;
-            }
-
-            op->result = NGX_IDEMPOTENCY_TRIMMED;
-        }
-
         if (rec && rc != NGX_AGAIN) {
-            ngx_idempotency_record_publish(shm, rec, complete->outcome,
-                                           complete->status, op->now);
-            complete->left = record_lasts(rec, op->now);
 
-            if (shm->tier && shm->tier->strict
-                && ngx_idempotency_record_unflushed(shm, rec))
-            {
-                shm_wait_look(rec, op, shm_complete_flushed);
+            if (complete->release) {
+                shm_release(shm, rec, complete, rc);
+
+            } else {
+                shm_publish(shm, rec, complete, rc);
             }
         }
 
@@ -420,33 +417,57 @@ shm_complete(ngx_idempotency_store_t *store,
 }
 
 
-/* the backing has taken a change of this token: perhaps not yet the outcome */
-
-static ngx_int_t
-shm_complete_flushed(ngx_idempotency_op_t *op)
+static void
+shm_publish(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
+    ngx_idempotency_complete_t *complete, ngx_int_t rc)
 {
-    ngx_idempotency_shm_t       *shm;
-    ngx_idempotency_record_t    *rec;
-    ngx_idempotency_complete_t  *complete;
+    ngx_idempotency_op_t  *op;
 
-    shm = op->store->data;
-    complete = (ngx_idempotency_complete_t *) op;
+    op = &complete->op;
 
-    if (shm_begin(shm, op) != NGX_OK) {
-        return NGX_OK;
+    if (rc == NGX_ERROR) {
+
+        if (complete->outcome == NGX_IDEMPOTENCY_DONE) {
+            complete->outcome = NGX_IDEMPOTENCY_NOT_KEPT;
+        }
+
+        op->result = NGX_IDEMPOTENCY_TRIMMED;
     }
 
-    rec = ngx_idempotency_record_current(shm, op->token, op->now);
+    ngx_idempotency_record_publish(shm, rec, complete->outcome,
+                                   complete->status, op->now);
+    complete->left = record_lasts(rec, op->now);
 
-    if (rec && rec->fence == complete->fence
-        && ngx_idempotency_record_unflushed(shm, rec))
-    {
-        shm_wait_look(rec, op, shm_complete_flushed);
+    if (shm->tier && shm->tier->strict) {
+        shm_wait_flushed(shm, op, rec->sequence);
     }
+}
 
-    ngx_idempotency_shm_unlock(shm);
 
-    return op->waiting ? NGX_AGAIN : NGX_OK;
+static void
+shm_release(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
+    ngx_idempotency_complete_t *complete, ngx_int_t rc)
+{
+    uint32_t               sequence;
+    ngx_idempotency_op_t  *op;
+
+    op = &complete->op;
+
+    shm->sh->stats.counters.released++;
+
+    complete->doubt = (rec->taken && !complete->settled);
+
+    if (rc == NGX_OK) {
+        ngx_idempotency_record_leave(shm, rec, complete->status, op->now);
+
+    } else if (complete->settled) {
+        sequence = rec->sequence;
+        ngx_idempotency_record_remove(shm, rec);
+        shm_wait_flushed(shm, op, sequence);
+
+    } else {
+        ngx_idempotency_record_release(shm, rec, op->now);
+    }
 }
 
 
@@ -491,74 +512,6 @@ shm_append(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     rec->size = src->size;
 
     return NGX_OK;
-}
-
-
-/*
- * A response that the owner leaves goes to the requests that wait, so that none
- * of them executes.  If none waits, or memory is short, no response is left:
- * then the next request that comes executes.
- */
-
-static ngx_int_t
-shm_release(ngx_idempotency_store_t *store,
-    ngx_idempotency_release_t *release)
-{
-    uint32_t                   sequence;
-    ngx_int_t                  rc;
-    shm_source_t               src;
-    ngx_idempotency_op_t      *op;
-    ngx_idempotency_shm_t     *shm;
-    ngx_idempotency_record_t  *rec;
-
-    shm = store->data;
-    op = &release->op;
-
-    ngx_memzero(&src, sizeof(shm_source_t));
-    src.pieces = release->pieces;
-    src.size = release->size;
-
-    shm_start(store, op);
-    ngx_idempotency_worker_owns(-1, op->now);
-
-    do {
-        if (shm_begin(shm, op) != NGX_OK) {
-            return NGX_OK;
-        }
-
-        rc = NGX_DECLINED;
-        rec = shm_own(shm, op, release->fence);
-
-        if (rec && release->leave && release->size && !release->settled
-            && ngx_idempotency_record_awaited(rec))
-        {
-            rc = shm_append(shm, rec, op, &src);
-        }
-
-        if (rec && rc != NGX_AGAIN) {
-            shm->sh->stats.counters.released++;
-
-            release->doubt = (rec->taken && !release->settled);
-
-            if (rc == NGX_OK) {
-                ngx_idempotency_record_leave(shm, rec, release->status,
-                                             op->now);
-
-            } else if (release->settled) {
-                sequence = rec->sequence;
-                ngx_idempotency_record_remove(shm, rec);
-                shm_wait_gone(shm, op, sequence);
-
-            } else {
-                ngx_idempotency_record_release(shm, rec, op->now);
-            }
-        }
-
-        shm_end(shm);
-
-    } while (rc == NGX_AGAIN);
-
-    return op->waiting ? NGX_AGAIN : NGX_OK;
 }
 
 
@@ -670,7 +623,7 @@ shm_forget_known(ngx_idempotency_op_t *op)
                                       op->now);
 
         if (forget->fence == 0) {
-            shm_wait_gone(shm, op, sequence);
+            shm_wait_flushed(shm, op, sequence);
         }
     }
 
@@ -727,7 +680,7 @@ shm_look(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
     }
 
     if (rc == NGX_AGAIN) {
-        shm_wait_look(rec, op, resume);
+        shm_wait(rec, op, resume);
 
     } else if (op->result == NGX_IDEMPOTENCY_UNFINISHED) {
         op->resume = resume;
@@ -743,27 +696,6 @@ shm_look(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
 
 
 static void
-shm_wait_look(ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op,
-    shm_resume_pt resume)
-{
-    shm_wait(rec, op, resume);
-
-    if (shm_look_event.timer_set) {
-        return;
-    }
-
-    shm_look_dumb.fd = (ngx_socket_t) -1;
-
-    shm_look_event.handler = shm_look_handler;
-    shm_look_event.data = &shm_look_dumb;
-    shm_look_event.log = ngx_cycle->log;
-    shm_look_event.cancelable = 1;
-
-    ngx_add_timer(&shm_look_event, NGX_IDEMPOTENCY_LOOK_RETRY);
-}
-
-
-static void
 shm_look_handler(ngx_event_t *ev)
 {
     ngx_idempotency_shm_woken(NULL);
@@ -771,44 +703,49 @@ shm_look_handler(ngx_event_t *ev)
 
 
 /*
- * Over a backing that takes many batches at once, the next question for the
- * token may overtake this release, and be answered by the old record.  So a
- * request that forgets or settles a token is answered after the release was
- * flushed, or has failed.
+ * The operation waits as long as the backing lacks the outcome of this claim,
+ * and will have it soon.  A request that forgets or settles a token waits, too,
+ * over a backing that takes many batches at once: the next question for the
+ * token might overtake the release, and be answered by the old record.
  */
 
 static void
-shm_wait_gone(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
+shm_wait_flushed(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
     uint32_t sequence)
 {
     ngx_idempotency_record_t  *rec;
 
-    if (shm->tier == NULL || !ngx_idempotency_tier_shared(shm->tier)
-        || ngx_idempotency_worker_self().slot == NGX_IDEMPOTENCY_NO_WORKER)
-    {
+    if (shm->tier == NULL) {
         return;
     }
 
-    rec = ngx_idempotency_writeback_gone(shm, op->token, sequence);
+    rec = ngx_idempotency_record_current(shm, op->token, op->now);
+
+    if (rec == NULL || rec->sequence != sequence) {
+        rec = ngx_idempotency_writeback_gone(shm, op->token, sequence);
+
+    } else if (!ngx_idempotency_record_unflushed(shm, rec)) {
+        rec = NULL;
+    }
 
     if (rec) {
         op->waited = sequence;
-        shm_wait_look(rec, op, shm_gone_flushed);
+        shm_wait(rec, op, shm_flushed);
     }
 }
 
 
-/* the backing has taken a change of this token: perhaps not yet the release */
+/* the backing has taken a change of this token: perhaps not yet this one */
 
 static ngx_int_t
-shm_gone_flushed(ngx_idempotency_op_t *op)
+shm_flushed(ngx_idempotency_op_t *op)
 {
     ngx_idempotency_shm_t  *shm;
 
     shm = op->store->data;
 
-    if (ngx_idempotency_shm_lock(shm) == NGX_OK) {
-        shm_wait_gone(shm, op, op->waited);
+    if (shm_begin(shm, op) == NGX_OK) {
+        shm_wait_flushed(shm, op, op->waited);
         ngx_idempotency_shm_unlock(shm);
     }
 
@@ -1404,6 +1341,17 @@ shm_wait(ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op,
 
     ngx_queue_insert_tail(shm_bucket(ngx_idempotency_tree_key(op->token)),
                           &op->queue);
+
+    if (resume && !shm_look_event.timer_set) {
+        shm_look_dumb.fd = (ngx_socket_t) -1;
+
+        shm_look_event.handler = shm_look_handler;
+        shm_look_event.data = &shm_look_dumb;
+        shm_look_event.log = ngx_cycle->log;
+        shm_look_event.cancelable = 1;
+
+        ngx_add_timer(&shm_look_event, NGX_IDEMPOTENCY_LOOK_RETRY);
+    }
 }
 
 

@@ -44,7 +44,7 @@ typedef enum {
     NGX_IDEMPOTENCY_CHANGED,       /* a claim that waited may be tried again */
     NGX_IDEMPOTENCY_UNFINISHED,    /* within an engine: there is more to free */
     NGX_IDEMPOTENCY_ABSENT,        /* find, forget, renew: no such token */
-    NGX_IDEMPOTENCY_STALE,         /* complete, release, renew: an old fence */
+    NGX_IDEMPOTENCY_STALE,         /* complete, renew: an old fence */
     NGX_IDEMPOTENCY_TRIMMED,       /* complete: no memory for its response */
     NGX_IDEMPOTENCY_EXPIRED,       /* claim: absent, perhaps as it ended */
     NGX_IDEMPOTENCY_LIMITED,       /* claim: fresh, and over its quota */
@@ -220,7 +220,9 @@ typedef struct {
 } ngx_idempotency_claim_t;
 
 
-/* the owner records its outcome */
+/* the owner records its outcome; or releases the token, as it did not execute:
+   then the token is as it was before the claim, fresh or in doubt, and requests
+   that wait get the response if there is one, else one of them claims */
 
 typedef struct {
     ngx_idempotency_op_t            op;
@@ -232,27 +234,14 @@ typedef struct {
        operation has returned, answered or not */
     ngx_chain_t                    *pieces;
     size_t                          size;
+    /* released; fresh even if it was in doubt before */
+    unsigned                        release:1;
+    unsigned                        settled:1;
+    /* out: the released token is in doubt */
+    unsigned                        doubt:1;
     /* out: for how long the token is bound */
     ngx_msec_t                      left;
 } ngx_idempotency_complete_t;
-
-
-/* the owner did not execute: the token is as it was before its claim, fresh or
-   in doubt.  Requests that wait get the response if there is one, else one of
-   them claims.  The pieces: as those of `complete` */
-
-typedef struct {
-    ngx_idempotency_op_t            op;
-    uint64_t                        fence;
-    ngx_uint_t                      status;
-    ngx_chain_t                    *pieces;
-    size_t                          size;
-    unsigned                        leave:1;
-    /* fresh even if it was in doubt before */
-    unsigned                        settled:1;
-    /* out: the token is in doubt */
-    unsigned                        doubt:1;
-} ngx_idempotency_release_t;
 
 
 /* looks; changes nothing but that it frees expired records */
@@ -319,8 +308,6 @@ typedef struct {
                                        ngx_idempotency_claim_t *claim);
     ngx_int_t                     (*complete)(ngx_idempotency_store_t *store,
                                        ngx_idempotency_complete_t *complete);
-    ngx_int_t                     (*release)(ngx_idempotency_store_t *store,
-                                       ngx_idempotency_release_t *release);
     ngx_int_t                     (*find)(ngx_idempotency_store_t *store,
                                        ngx_idempotency_find_t *find);
     ngx_int_t                     (*forget)(ngx_idempotency_store_t *store,

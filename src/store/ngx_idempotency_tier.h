@@ -336,8 +336,8 @@ void ngx_idempotency_batch_answered(ngx_idempotency_batch_t *batch);
 
 void ngx_idempotency_writeback_schedule(ngx_idempotency_shm_t *shm);
 
-/* with the zone's lock held: the ended claim, if the backing has yet to learn
-   that it ended; else NULL */
+/* with the zone's lock held: the ended claim, if a shared backing has yet to
+   learn that it ended; else NULL */
 
 ngx_idempotency_record_t *ngx_idempotency_writeback_gone(
     ngx_idempotency_shm_t *shm, u_char *token, uint32_t sequence);

@@ -471,7 +471,7 @@ ngx_idempotency_writeback_gone(ngx_idempotency_shm_t *shm, u_char *token,
 
     sh = &shm->sh->tier;
 
-    if (sh->failing) {
+    if (sh->failing || !ngx_idempotency_tier_shared(shm->tier)) {
         return NULL;
     }
 

@@ -22,7 +22,8 @@
 
 /* one timer for all zones of this worker */
 
-static ngx_event_t  shm_expire_event;
+static ngx_event_t       shm_expire_event;
+static ngx_connection_t  shm_expire_dumb;
 
 
 /* before the figures are taken, expired records are freed, so many while the
@@ -547,8 +548,10 @@ ngx_idempotency_shm_init_process(ngx_cycle_t *cycle)
         ngx_idempotency_shm_sweep(shm, ngx_current_msec);
     }
 
+    shm_expire_dumb.fd = (ngx_socket_t) -1;
+
     shm_expire_event.handler = shm_expire_handler;
-    shm_expire_event.data = &shm_expire_event;
+    shm_expire_event.data = &shm_expire_dumb;
     shm_expire_event.log = cycle->log;
     shm_expire_event.cancelable = 1;
 

@@ -226,14 +226,16 @@ owner_told(ngx_idempotency_op_t *op)
 static void
 owner_releases(req_t *q)
 {
-    q->release.op = q->claim.op;
-    q->release.op.now = now + q->proc->nginx->offset;
-    q->release.fence = q->claim.fence;
+    memset(&q->complete, 0, sizeof(q->complete));
+    q->complete.op = q->claim.op;
+    q->complete.op.now = now + q->proc->nginx->offset;
+    q->complete.fence = q->claim.fence;
+    q->complete.release = 1;
     q->act = IDLE;
     q->exec->releasing = 1;
 
-    (void) q->proc->w->engine->release(q->proc->w->store, &q->release);
-    judge_ended(q, q->release.op.result, 1);
+    (void) q->proc->w->engine->complete(q->proc->w->store, &q->complete);
+    judge_ended(q, q->complete.op.result, 1);
 }
 
 
@@ -275,6 +277,7 @@ owner_ends(req_t *q, ngx_uint_t given_up)
     q->complete.op.now = now + q->proc->nginx->offset;
     q->complete.op.handler = owner_told;
     q->complete.op.resume = NULL;
+    q->complete.release = 0;
     q->complete.fence = q->claim.fence;
     q->complete.outcome = e->outcome;
     q->complete.status = e->status;

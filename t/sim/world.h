@@ -118,7 +118,6 @@ typedef enum {
 struct req_s {
     ngx_idempotency_claim_t         claim;
     ngx_idempotency_complete_t      complete;
-    ngx_idempotency_release_t       release;
     ngx_uint_t                      n;
     act_e                           act;
     proc_t                         *proc;

@@ -321,11 +321,11 @@ round_ends(void)
 static void
 forgotten_behind(void)
 {
-    uint64_t                    key;
-    ngx_idempotency_item_t     *item;
-    ngx_idempotency_claim_t     claim;
-    ngx_idempotency_forget_t    forget;
-    ngx_idempotency_release_t   release;
+    uint64_t                     key;
+    ngx_idempotency_item_t      *item;
+    ngx_idempotency_claim_t      claim;
+    ngx_idempotency_forget_t     forget;
+    ngx_idempotency_complete_t   release;
 
     behind = &double_shared;
     open_zone();
@@ -367,12 +367,13 @@ forgotten_behind(void)
     check_equal(zone.store.engine->claim(&zone.store, &claim), NGX_OK);
     check_equal(claim.op.result, NGX_IDEMPOTENCY_CLAIMED);
 
-    ngx_memzero(&release, sizeof(ngx_idempotency_release_t));
+    ngx_memzero(&release, sizeof(ngx_idempotency_complete_t));
     token(&release.op, 2);
     release.fence = claim.fence;
+    release.release = 1;
     release.settled = 1;
 
-    check_equal(zone.store.engine->release(&zone.store, &release), NGX_AGAIN);
+    check_equal(zone.store.engine->complete(&zone.store, &release), NGX_AGAIN);
     round_ends();
     item = answer(NGX_IDEMPOTENCY_OK, 0);
     check_equal(item->what, NGX_IDEMPOTENCY_ITEM_RELEASE);

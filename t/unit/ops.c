@@ -334,20 +334,23 @@ op_complete(zone_t *z, op_t *op)
 ngx_uint_t
 op_release(zone_t *z, op_t *op)
 {
-    ngx_int_t                  rc;
-    ngx_idempotency_release_t  release;
+    ngx_int_t                   rc;
+    ngx_idempotency_complete_t  release;
 
-    ngx_memzero(&release, sizeof(ngx_idempotency_release_t));
+    ngx_memzero(&release, sizeof(ngx_idempotency_complete_t));
     op_prepare(&release.op, op, op_handler);
 
     release.fence = op->fence;
+    release.release = 1;
     release.status = op->status;
-    release.pieces = op->pieces;
-    release.size = op->size;
-    release.leave = op->leave;
     release.settled = op->settled;
 
-    rc = z->store.engine->release(&z->store, &release);
+    if (op->leave) {
+        release.pieces = op->pieces;
+        release.size = op->size;
+    }
+
+    rc = z->store.engine->complete(&z->store, &release);
     check_equal(op_run(z, &release.op, rc), NGX_OK);
 
     op->doubt = release.doubt;

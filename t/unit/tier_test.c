@@ -789,7 +789,7 @@ ends(actor_t *a, ngx_uint_t releases)
     worker_t                   *w;
     ngx_uint_t                  mine;
     ngx_chain_t                 cl;
-    ngx_idempotency_release_t   release;
+    ngx_idempotency_complete_t  release;
     ngx_idempotency_result_e    how;
 
     w = &workers[a->worker];
@@ -799,12 +799,13 @@ ends(actor_t *a, ngx_uint_t releases)
     double_become(a->worker);
 
     if (releases) {
-        ngx_memzero(&release, sizeof(ngx_idempotency_release_t));
+        ngx_memzero(&release, sizeof(ngx_idempotency_complete_t));
         release.op = a->claim.op;
         release.op.now = ngx_current_msec;
         release.fence = a->claim.fence;
+        release.release = 1;
 
-        (void) ngx_idempotency_shm_engine.release(&w->store, &release);
+        (void) ngx_idempotency_shm_engine.complete(&w->store, &release);
         how = release.op.result;
         rc = NGX_OK;
 
