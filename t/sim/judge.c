@@ -171,6 +171,7 @@ judge_forgets(ngx_msec_t since, ngx_uint_t refused)
 
         e->refused |= refused;
         e->forgotten |= !refused && !set.strict;
+        e->untold |= e->told;
         e->told = 0;
 
         if (refused || !set.strict) {
@@ -304,7 +305,8 @@ closed(exec_t *e)
 static ngx_uint_t
 doubtful(exec_t *e)
 {
-    return e->died || e->stood || e->lapsed;
+    return e->died || e->stood || e->lapsed
+           || (e->state == RECORDING && e->outcome == NGX_IDEMPOTENCY_IN_DOUBT);
 }
 
 
@@ -382,7 +384,9 @@ excuse(exec_t *e, req_t *q, exec_t *again)
         return "the store has forgotten it";
     }
 
-    if (e->refused && !knows_the_store(g)) {
+    if ((e->refused && !knows_the_store(g))
+        || (again->refused && !knows_the_store(e->nginx)))
+    {
         return "the store is another one, and nothing else is known";
     }
 
@@ -395,7 +399,7 @@ excuse(exec_t *e, req_t *q, exec_t *again)
             return "alone, and what another one knows";
         }
 
-        if (e->told && q->peek.fence != e->fence) {
+        if ((e->told || e->untold) && q->peek.fence != e->fence) {
             return "alone, and what only the store knows";
         }
     }
@@ -603,6 +607,12 @@ replayed(req_t *q)
     }
 
     left = (ngx_msec_int_t) (e->until - now);
+
+    /* what is told again behind its window is bound for a millisecond more */
+
+    if (left < 0 && e->heard > e->until) {
+        left = (ngx_msec_int_t) (e->heard + 1 - now);
+    }
 
     if (-left > late()) {
         fault("request %u has a replay of execution %u, whose window is over",

@@ -1,7 +1,8 @@
 
 /*
- * The simulated Redis: the real scripts, run by Lua 5.1 as in a real one, the
- * few commands that they call, and a replica that has some of its writes.
+ * The simulated Redis: the real scripts, run by Lua 5.1 as in a real one, or by
+ * a real one (server.c), the few commands that they call, and a replica that has
+ * some of its writes.
  */
 
 
@@ -16,14 +17,6 @@
 #define REDIS_KEYS     64
 #define REDIS_SCRIPTS  16
 #define REDIS_WRITES   8192
-
-
-typedef struct {
-    char                           *key;
-    char                           *value;
-    size_t                          len;
-    int64_t                         ends;
-} redis_key_t;
 
 
 /* a key as it was behind a write, and when that was */
@@ -167,6 +160,10 @@ sim_redis_fail_over(void)
         }
     }
 
+    if (server_there()) {
+        server_restore(redis_keys, REDIS_KEYS);
+    }
+
     return since;
 }
 
@@ -181,6 +178,10 @@ sim_redis_flush(void)
     for (i = 0; i < REDIS_KEYS; i++) {
         redis_key_free(&redis_keys[i]);
         redis_key_free(&redis_replica[i]);
+    }
+
+    if (server_there()) {
+        server_restore(redis_keys, 0);
     }
 }
 
@@ -569,6 +570,11 @@ sim_redis_call(ngx_str_t *text, ngx_str_t *words, ngx_uint_t nkeys,
 
     redis_micros = micros;
     redis_publish = publish;
+
+    if (server_there()) {
+        return server_call(text, words, nkeys, nwords, micros, publish,
+                           redis_wrote);
+    }
 
     lua_rawgeti(redis_lua, LUA_REGISTRYINDEX, redis_script(text));
     redis_words("KEYS", words, nkeys);

@@ -747,6 +747,17 @@ tell_story(uint64_t seed, ngx_uint_t seconds)
 }
 
 
+/* only with a real server those that have one */
+
+static ngx_uint_t
+wanted(uint64_t seed)
+{
+    settings(seed, local);
+
+    return set.store == SIM_REDIS || !server_there();
+}
+
+
 static ngx_uint_t
 try(uint64_t seed, ngx_uint_t seconds)
 {
@@ -844,7 +855,7 @@ try_list(char *path, ngx_uint_t less, ngx_uint_t *bad)
     for (n = 0; fgets(line, sizeof(line), f); /* void */ ) {
         seed = strtoull(line, &end, 10);
 
-        if (end != line) {
+        if (end != line && wanted(seed)) {
             *bad += !try(seed, less);
             n++;
         }
@@ -886,7 +897,7 @@ int
 main(int argc, char **argv)
 {
     int          i;
-    char        *list, *library;
+    char        *list, *library, *server, *clock;
     time_t       began;
     uint64_t     seed, given;
     ngx_uint_t   seconds, seeds, bad, most, less, count;
@@ -894,7 +905,7 @@ main(int argc, char **argv)
     seconds = 10;
     seeds = bad = given = 0;
     count = (ngx_uint_t) -1;
-    list = NULL;
+    list = server = clock = NULL;
     local = 1;
     most = 1;
     less = 20;
@@ -924,6 +935,12 @@ main(int argc, char **argv)
         } else if (strcmp(argv[i], "--local") == 0) {
             local = (atoi(argv[i + 1]) != 0);
 
+        } else if (strcmp(argv[i], "--server") == 0) {
+            server = argv[i + 1];
+
+        } else if (strcmp(argv[i], "--clock") == 0) {
+            clock = argv[i + 1];
+
         } else if (strcmp(argv[i], "--list") == 0) {
             list = argv[i + 1];
 
@@ -942,6 +959,11 @@ main(int argc, char **argv)
     setvbuf(stdout, NULL, _IOLBF, 0);
     disk_init();
     world_init(library);
+
+    if (server && clock) {
+        server_open(server, clock);
+    }
+
     began = time(NULL);
 
     if (given) {
@@ -960,6 +982,11 @@ main(int argc, char **argv)
     while (seeds < count && bad < most
            && time(NULL) - began < (time_t) seconds)
     {
+        if (!wanted(seed)) {
+            seed++;
+            continue;
+        }
+
         bad += !try(seed++, less);
         seeds++;
     }

@@ -11,7 +11,8 @@
  *   world.c    time, messages, what happens next, a run, seeds, stories
  *   nginx.c    workers and their nginx: start, reload, end, death
  *   clients.c  requests, the upstream's executions and their outcomes
- *   network.c  the way to a Redis and what it does; its scripts: redis.c
+ *   network.c  the way to a Redis and what it does; its scripts: redis.c, or
+ *              server.c, in a real server
  *   storage.c  the file, and a disk that loses what was not synced
  *   trouble.c  the settings of a seed, its plan, and what goes wrong
  *   judge.c    what must be so
@@ -168,6 +169,7 @@ struct exec_s {
     ngx_msec_t                      claimed;
     ngx_msec_t                      heard;
     ngx_uint_t                      told;
+    ngx_uint_t                      untold;
     ngx_uint_t                      outdone;
     /* executed by `local` */
     ngx_uint_t                      alone;
@@ -290,6 +292,16 @@ typedef struct {
 } settings_t;
 
 
+/* a key of the Redis; ends: milliseconds, or 0 */
+
+typedef struct {
+    char                           *key;
+    char                           *value;
+    size_t                          len;
+    int64_t                         ends;
+} redis_key_t;
+
+
 /* world.c */
 
 extern settings_t  set;
@@ -377,6 +389,17 @@ void redis_lags(ngx_msec_t time);
 void redis_fails_over(ngx_msec_t away);
 void redis_emptied(ngx_uint_t wholly);
 void redis_clock(int64_t step);
+
+
+/* server.c: a real server, if one was opened */
+
+void server_open(char *path, char *clock);
+ngx_uint_t server_there(void);
+/* it has those keys, and no other */
+void server_restore(redis_key_t *keys, ngx_uint_t n);
+ngx_idempotency_redis_reply_t *server_call(ngx_str_t *text, ngx_str_t *words,
+    ngx_uint_t nkeys, ngx_uint_t nwords, uint64_t micros,
+    void (*publish)(u_char *key, size_t len), void (*wrote)(redis_key_t *k));
 
 
 /* storage.c */
