@@ -86,8 +86,7 @@ judge_heard(uint64_t instance, ngx_uint_t token, uint64_t fence,
 
     for (e = execs; e < execs + nexecs; e++) {
 
-        if (e->token != token || e->fence != fence
-            || (set.store == SIM_FILE && e->instance != instance))
+        if (e->token != token || e->fence != fence || e->instance != instance)
         {
             continue;
         }

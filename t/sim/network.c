@@ -254,7 +254,8 @@ call_heard(message_t *m, char what, ngx_uint_t token,
     /* what another nginx has bound as well may leave memory all the same */
 
     if (what == 'p' && (code == 'O' || code == 'T' || code == 'S')) {
-        judge_heard(0, token, read64(head + 20), head[2] != 'P', code == 'S');
+        judge_heard(read64(head + 4), token, read64(head + 20), head[2] != 'P',
+                    code == 'S');
     }
 }
 

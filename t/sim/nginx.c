@@ -547,15 +547,19 @@ nginx_reload(nginx_t *g)
 static ngx_uint_t
 nginx_ill(nginx_t *g)
 {
-    ngx_uint_t  i;
+    ngx_uint_t  i, up;
 
-    for (i = 0; i < SIM_SLOTS; i++) {
+    for (i = 0, up = 0; i < SIM_SLOTS; i++) {
         if (g->procs[i].up && (g->procs[i].stopped || g->procs[i].dies)) {
             return 1;
         }
+
+        up |= g->procs[i].up;
     }
 
-    return now < hung || now < failing || now < crammed || now < g->healed
+    /* the last one was killed before it had a successor */
+
+    return !up || now < hung || now < failing || now < crammed || now < g->healed
            || g->says_down;
 }
 
