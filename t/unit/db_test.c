@@ -394,6 +394,18 @@ put_what_is_newer(void)
     check_equal(do_one(RELEASE, 99, 11), NGX_IDEMPOTENCY_OK);
     check_equal(outcome(99), IN_DOUBT);
 
+    /* ... and its release, sent twice, does not make the token fresh */
+
+    check_equal(do_one(RELEASE, 99, 11), NGX_IDEMPOTENCY_ABSENT);
+    check_equal(outcome(99), IN_DOUBT);
+
+    /* ... but an operator does */
+
+    file_item(&item, RELEASE, 99, 11);
+    item.freed = 1;
+    check_equal(file_do(&item), NGX_IDEMPOTENCY_OK);
+    check_equal(outcome(99), -1);
+
     /* another's is left alone, whatever its fence */
 
     check_equal(do_of(PUT, 100, FILE_LIVING, 10), NGX_IDEMPOTENCY_OK);

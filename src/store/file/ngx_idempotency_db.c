@@ -1314,7 +1314,8 @@ db_release(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
         || (rec.item.fence != item->fence
             && !(rec.item.fence < item->fence
                  && (pending || (item->retry && item->freed))))
-        || (!pending && rec.item.outcome != NGX_IDEMPOTENCY_IN_DOUBT))
+        || (!pending && (rec.item.outcome != NGX_IDEMPOTENCY_IN_DOUBT
+                         || (rec.item.taken && !item->freed))))
     {
         item->result = NGX_IDEMPOTENCY_ABSENT;
         return SQLITE_OK;
@@ -1324,7 +1325,9 @@ db_release(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 
     /* the token may have been executed before this claim */
 
-    if (rec.item.taken && !(item->freed && rec.item.fence == item->fence)) {
+    if (pending && rec.item.taken
+        && !(item->freed && rec.item.fence == item->fence))
+    {
         return db_in_doubt(db, item->token, now, &rec);
     }
 
@@ -1419,7 +1422,6 @@ db_in_doubt(ngx_idempotency_db_t *db, u_char *token, int64_t now,
     claim = *rec;
 
     rec->item.outcome = NGX_IDEMPOTENCY_IN_DOUBT;
-    rec->item.taken = 0;
     rec->item.recorded = now;
     rec->item.ends = ngx_max(rec->item.ends, now + rec->item.window);
     ngx_str_null(&rec->item.response);

@@ -6,7 +6,7 @@
 --     P  pending      the status is 1 if it was in doubt before
 --     D  done
 --     N  not kept
---     U  in doubt
+--     U  in doubt     the lease is 1 if it was so before its claim
 --     F  forgotten    it was pending, and its owner does not know yet
 --     R  released     no record any more; the status is 1 if an operator forgot
 --                     an outcome
@@ -126,8 +126,8 @@ end
 -- the command that puts a pending record in doubt, for a window from now on
 
 local function in_doubt(record)
-    record.state, record.status = 'U', 0
-    record.lease, record.recorded = 0, now
+    record.state, record.lease, record.status = 'U', record.status, 0
+    record.recorded = now
     record.ends = math.max(record.ends, now + record.window, now + 1)
 
     return 'SET', key, packed(record), 'PX',

@@ -1,6 +1,7 @@
 #!lua flags=allow-oom
 -- RELEASE: ends a claim, or an earlier one that the same instance gave up.  A
--- token that was in doubt before is in doubt again.
+-- token that was in doubt before is in doubt again, and stays so if the release
+-- is sent twice.
 --
 --     ARGV     1 the head
 --              2 the command to publish with
@@ -20,7 +21,8 @@ end
 local claim = unpacked(ARGV[1])
 
 if not is or is.instance ~= claim.instance
-   or (is.state ~= 'P' and (is.state ~= 'U' or ARGV[3] == 'l'))
+   or (is.state ~= 'P' and (is.state ~= 'U' or ARGV[3] == 'l'
+                            or is.lease ~= 0 and ARGV[3] ~= 'f'))
    or is.sequence > claim.sequence
    or (is.sequence < claim.sequence and is.state ~= 'P')
 then
