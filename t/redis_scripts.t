@@ -153,6 +153,7 @@ sub model {
 
             } elsif ($want eq 'B' && $doubt && $is->{state} eq 'P') {
                 $after->{state} = 'U';
+                $after->{before} = $is->{status};
                 $after->{status} = 0;
             }
 
@@ -204,7 +205,7 @@ sub model {
                   : $is->{state} eq 'F' ? $same && $cmp >= 0 ? 'S' : 'O'
                   : !$same || $cmp > 0 ? 'S'
                   : $what =~ /[PU]/ && $is->{state} =~ /[DN]/ ? 'S'
-                  : $what eq 'P' && $is->{state} eq 'U' && ($cmp ? !$status : $is->{status}) ? 'S'
+                  : $what eq 'P' && $is->{state} eq 'U' && !($cmp && $status) ? $cmp ? 'S' : 'A'
                   : 'O';
 
             my $response = $what =~ /[DU]/ ? 'r' x int rand 300 : '';
@@ -224,12 +225,13 @@ sub model {
             my $freed = rand() < .3;
 
             $want = $is && $is->{instance} == $c->{instance}
-                    && ($is->{state} eq 'P' && $cmp <= 0 || $is->{state} eq 'U' && $cmp == 0)
+                    && ($is->{state} eq 'P' && $cmp <= 0
+                        || $is->{state} eq 'U' && $cmp == 0 && ($freed || !$is->{before}))
                     ? 'O' : 'A';
 
             if ($want eq 'O') {
                 $after = $is->{state} eq 'P' && $is->{status} && !($freed && $cmp == 0)
-                         ? { %$is, state => 'U', status => 0, response => '' } : undef;
+                         ? { %$is, state => 'U', status => 0, before => 1, response => '' } : undef;
             }
 
             $reply = release($redis, $key, $c, $freed);
@@ -327,6 +329,8 @@ sub traps {
     is($found->[0] . unhead($found->[2])->{state}, 'BU', 'one whose lease is over is in doubt');
     $ttl = $redis->command('PTTL', 't:u');
     ok($ttl > 500_000 && $ttl <= 700_000, '... for its window') or diag($ttl);
+    is(put($redis, 't:u', 'P', \%c)->[0], 'A', '... whatever was sent before its owner died, and comes late');
+    is(claim($redis, 't:u', { %c, sequence => 6 })->[0], 'B', '... and is not executed again');
 
     # the window of one that never ended is over
 
@@ -369,6 +373,9 @@ sub traps {
     is(unhead($redis->command('GET', 't:d'))->{state}, 'U', '... is in doubt again');
     $ttl = $redis->command('PTTL', 't:d');
     ok($ttl > 500_000 && $ttl <= 600_000, '... for its window') or diag($ttl);
+    my $value = $redis->command('GET', 't:d');
+    is(release($redis, 't:d', \%d)->[0], 'A', '... and released once more');
+    is($redis->command('GET', 't:d'), $value, '... is as it was');
     is(claim($redis, 't:d', \%d, flags => 'ro')->[0], 'X', '... and is claimed no more by that one');
     $d{sequence}++;
     is(claim($redis, 't:d', \%d, flags => 'ro')->[0], 'D', '... but by another');

@@ -47,14 +47,15 @@ if is then
 
         -- The call comes late, or a memory that was alone did not know of this
         -- record.  A claim that does not know of a doubt would make the token
-        -- fresh with its release.
+        -- fresh with its release.  Its own doubt stays, too: its owner may have
+        -- died, and its instance takes what it finds pending.
 
         if is.state == 'D' or is.state == 'N'
            or is.state == 'U' and known.state == 'P'
-              and (is.sequence == known.sequence and is.status ~= 0
-                   or is.sequence < known.sequence and known.status == 0)
+              and (is.sequence == known.sequence or known.status == 0)
         then
-            return { 'S', stamp }
+            return { is.sequence == known.sequence and is.state == 'U' and 'A'
+                     or 'S', stamp }
         end
     end
 
