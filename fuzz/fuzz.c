@@ -138,6 +138,72 @@ fuzz_below(uint64_t *seed, ngx_uint_t n)
 }
 
 
+static uint64_t
+number(const uint8_t *data)
+{
+    uint64_t  n;
+
+    ngx_memcpy(&n, data, sizeof(uint64_t));
+
+    return n;
+}
+
+
+void
+fuzz_change(ngx_idempotency_item_t *item, const uint8_t *data)
+{
+    u_char    *place;
+    uint64_t   n;
+
+    n = number(data + 2);
+
+    switch (data[0] % 15) {
+
+    case 0: item->token[data[1] % 32] ^= data[2]; break;
+    case 1: item->fingerprint[data[1] % 32] ^= data[2]; break;
+    case 2: ((u_char *) &item->parts)[data[1] % 28] ^= data[2]; break;
+    case 3: item->mac[data[1] % 16] ^= data[2]; break;
+    case 4: item->instance ^= n; break;
+    case 5: item->sequence ^= n; break;
+    case 6: item->window ^= n; break;
+    case 7: item->recorded ^= n; break;
+    case 8: item->ends ^= n; break;
+    case 9: item->outcome = data[2]; break;
+    case 10: item->status ^= n; break;
+    case 11: item->lapses ^= n; break;
+    case 12: item->replays = n; break;
+    case 14: item->fence ^= n; break;
+
+    case 13:
+
+        if (item->response.len == 0) {
+            break;
+        }
+
+        if (data[1] & 1) {
+            item->response.len -= n % (item->response.len + 1);
+            break;
+        }
+
+        place = item->response.data + data[2] % item->response.len;
+        *place ^= data[3];
+        break;
+    }
+}
+
+
+void
+fuzz_sound(ngx_idempotency_item_t *item)
+{
+    hold(item->outcome <= NGX_IDEMPOTENCY_IN_DOUBT);
+    hold(item->fence < (uint64_t) 1 << 53
+         && item->sequence < (uint64_t) 1 << 53
+         && item->window >= 0 && item->window < (int64_t) 1 << 53
+         && item->recorded < (int64_t) 1 << 53
+         && item->ends < (int64_t) 1 << 53);
+}
+
+
 /* nginx's own, of which its memory and strings need a little */
 
 volatile ngx_cycle_t  *ngx_cycle;

@@ -10,6 +10,7 @@
 
 
 #include "digest/ngx_idempotency_encode.h"
+#include "store/ngx_idempotency_backing.h"
 
 
 #define hold(property)                                                        \
@@ -50,6 +51,12 @@ ngx_uint_t fuzz_below(uint64_t *seed, ngx_uint_t n);
 
 ngx_int_t fuzz_field(const ngx_idempotency_kind_t *kind, const void *data,
     size_t len, uint64_t *random, ngx_str_t *value);
+
+/* changes one part of a record, by 10 bytes: what, where, how; and what each
+   record holds that is taken */
+
+void fuzz_change(ngx_idempotency_item_t *item, const uint8_t *data);
+void fuzz_sound(ngx_idempotency_item_t *item);
 
 ngx_uint_t fuzz_equal(fuzz_digest_t *a, fuzz_digest_t *b);
 

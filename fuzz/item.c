@@ -2,16 +2,32 @@
 /*
  * A record as a Redis gives it, which somebody else may have written: an answer
  * of a script, of any type in any place.  What is taken is what was there, and
- * points to bytes of its own.
+ * points to bytes of its own.  Then the same record in a page of records, which
+ * has the lengths of responses and not their bytes.
  */
 
 
 #include "fuzz.h"
 
-#include "store/redis/ngx_idempotency_redis_item.h"
+#include "store/redis/ngx_idempotency_redis_item.c"
+
+
+#define PREFIX  "p:"
 
 
 static ngx_idempotency_redis_reply_t  elts[4];
+
+
+/* the page's masters: there is one */
+
+ngx_int_t
+ngx_idempotency_redis_master(ngx_idempotency_redis_t *redis, uint64_t *master,
+    uint64_t *all)
+{
+    *all = 1;
+
+    return NGX_DONE;
+}
 
 
 /* up to four parts: what it is, how long, and its bytes */
@@ -42,6 +58,64 @@ parts(const uint8_t *data, size_t size)
     }
 
     return n;
+}
+
+
+/* the key and what the record is said to weigh are right, or one is what the
+   fourth part says */
+
+static void
+page(void)
+{
+    u_char                         length[NGX_INT64_LEN];
+    redis_list_t                   list;
+    ngx_uint_t                     i;
+    ngx_idempotency_redis_reply_t  reply, all[2 * 3 + 3];
+
+    static ngx_idempotency_page_t  listed;
+
+    ngx_memzero(&list, sizeof(redis_list_t));
+    ngx_memzero(&listed, sizeof(ngx_idempotency_page_t));
+
+    list.page = &listed;
+    list.prefix = sizeof(PREFIX) - 1;
+    list.now = 1000000;
+
+    all[0] = elts[0];
+    all[1] = elts[1];
+    all[2] = (elts[3].str.len & 1) ? elts[3] : elts[1];
+
+    for (i = 3; i < 9; i += 3) {
+        all[i].type = NGX_IDEMPOTENCY_REDIS_STRING;
+        ngx_str_set(&all[i].str,
+                    PREFIX "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA");
+        all[i + 1] = elts[2];
+        all[i + 2].type = NGX_IDEMPOTENCY_REDIS_STRING;
+        all[i + 2].str.data = length;
+        all[i + 2].str.len = ngx_sprintf(length, "%uz", elts[2].str.len)
+                             - length;
+    }
+
+    if (elts[3].str.len) {
+        all[3 + elts[3].str.data[0] % 6] = elts[3];
+    }
+
+    ngx_memzero(&reply, sizeof(ngx_idempotency_redis_reply_t));
+    reply.type = NGX_IDEMPOTENCY_REDIS_ARRAY;
+    reply.n = (elts[3].str.len % 7 == 6) ? 8 : 9;
+    reply.elts = all;
+
+    if (redis_list_answer(&list, &reply) != NGX_OK) {
+        return;
+    }
+
+    hold(listed.n <= 2);
+
+    for (i = 0; i < listed.n; i++) {
+        hold(listed.items[i].length_only
+             && listed.items[i].response.data == NULL
+             && listed.items[i].outcome <= NGX_IDEMPOTENCY_IN_DOUBT);
+    }
 }
 
 
@@ -83,6 +157,10 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
 
     free(item.response.data);
+
+    if (reply.n > 2) {
+        page();
+    }
 
     return 0;
 }

@@ -7,8 +7,6 @@
 
 #include "fuzz.h"
 
-#include "store/ngx_idempotency_backing.h"
-
 
 #define LEN  40
 
@@ -40,61 +38,6 @@ begin(void)
     }
 
     ready = 1;
-}
-
-
-static uint64_t
-number(const uint8_t *data)
-{
-    uint64_t  n;
-
-    ngx_memcpy(&n, data, sizeof(uint64_t));
-
-    return n;
-}
-
-
-/* a change of one part for each 10 bytes: what, where, how */
-
-static void
-change(ngx_idempotency_item_t *item, const uint8_t *data)
-{
-    u_char    *place;
-    uint64_t   n;
-
-    n = number(data + 2);
-
-    switch (data[0] % 14) {
-
-    case 0: item->token[data[1] % 32] ^= data[2]; break;
-    case 1: item->fingerprint[data[1] % 32] ^= data[2]; break;
-    case 2: ((u_char *) &item->parts)[data[1] % 28] ^= data[2]; break;
-    case 3: item->mac[data[1] % 16] ^= data[2]; break;
-    case 4: item->instance ^= n; break;
-    case 5: item->sequence ^= n; break;
-    case 6: item->window ^= n; break;
-    case 7: item->recorded ^= n; break;
-    case 8: item->ends ^= n; break;
-    case 9: item->outcome = data[2]; break;
-    case 10: item->status ^= n; break;
-    case 11: item->lapses ^= n; break;
-    case 12: item->replays = n; break;
-
-    case 13:
-
-        if (item->response.len == 0) {
-            break;
-        }
-
-        if (data[1] & 1) {
-            item->response.len -= n % (item->response.len + 1);
-            break;
-        }
-
-        place = item->response.data + data[2] % item->response.len;
-        *place ^= data[3];
-        break;
-    }
 }
 
 
@@ -146,7 +89,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     was = item;
 
     for (i = 1; i + 10 <= size; i += 10) {
-        change(&item, data + i);
+        fuzz_change(&item, data + i);
     }
 
     /* in memory of its own size, so that a read beyond it is seen */
@@ -164,11 +107,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     hold(item.response.len <= len);
 
     if (item.result == NGX_IDEMPOTENCY_BOUND) {
-        hold(item.outcome <= NGX_IDEMPOTENCY_IN_DOUBT);
-        hold((int64_t) item.fence < (int64_t) 1 << 53
-             && item.window >= 0 && item.window < (int64_t) 1 << 53
-             && item.recorded < (int64_t) 1 << 53
-             && item.ends < (int64_t) 1 << 53);
+        fuzz_sound(&item);
 
     } else {
         hold(item.result == NGX_IDEMPOTENCY_UNAVAILABLE

@@ -553,8 +553,7 @@ seal_forged(ngx_idempotency_item_t *item)
 static ngx_uint_t
 seal_is_sound(ngx_idempotency_item_t *item)
 {
-    if (!seal_is_small((int64_t) item->fence)
-        || !seal_is_small((int64_t) item->sequence)
+    if (item->fence >= SEAL_NUMBER || item->sequence >= SEAL_NUMBER
         || !seal_is_small(item->window)
         || !seal_is_small(item->recorded)
         || !seal_is_small(item->ends)

@@ -1,7 +1,7 @@
 package Programs;
 
 # The tests in C and their like, as test files: run_programs('unit') builds and
-# runs t/unit/run, each of whose programs is one check. util/test names the
+# runs t/unit/run, or else unit/run, each of whose programs is one check. util/test names the
 # source tree of nginx that they are linked with.
 
 use strict;
@@ -18,12 +18,13 @@ my $root = dirname(dirname(dirname(abs_path(__FILE__))));
 
 
 sub run_programs {
-    my ($room) = @_;
+    my ($room, @arguments) = @_;
 
     plan skip_all => 'no NGINX_SOURCE_DIR: util/test sets it'
         unless $ENV{NGINX_SOURCE_DIR};
 
-    my @command = ('bash', "$root/t/$room/run");
+    my ($program) = grep { -f } map { "$root/$_$room/run" } 't/', '';
+    my @command = ('bash', $program, @arguments);
     my (@lines, @names, $failed);
 
     # no white space in it: util/build takes none

@@ -1551,6 +1551,10 @@ db_read(sqlite3_stmt *st, u_char *token, db_record_t *rec)
     item->status = numbers[6];
     item->replays = numbers[7];
 
+    if (item->window < 0 || item->window >= (int64_t) 1 << 53) {
+        return DB_DAMAGED;
+    }
+
     item->response.data = (u_char *) sqlite3_column_blob(st, DB_RESPONSE - 1);
     item->response.len = item->response.data
                          ? sqlite3_column_bytes(st, DB_RESPONSE - 1) : 0;

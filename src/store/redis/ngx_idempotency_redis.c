@@ -1258,7 +1258,8 @@ sentinel_push(ngx_idempotency_redis_conn_t *conn,
     ngx_uint_t   n;
 
     if (reply->type != NGX_IDEMPOTENCY_REDIS_ARRAY || reply->n != 3
-        || !ngx_idempotency_resp_is(&reply->elts[0].str, "message"))
+        || !ngx_idempotency_resp_is(&reply->elts[0].str, "message")
+        || reply->elts[2].type != NGX_IDEMPOTENCY_REDIS_STRING)
     {
         return NGX_DECLINED;
     }
@@ -1430,7 +1431,10 @@ cluster_range(ngx_idempotency_redis_conn_t *conn,
     host = master->elts[0].str;
     port = master->elts[1].integer;
 
-    if (port < 1 || port > 65535) {
+    if (port < 1 || port > 65535
+        || (master->elts[0].type != NGX_IDEMPOTENCY_REDIS_STRING
+            && master->elts[0].type != NGX_IDEMPOTENCY_REDIS_NIL))
+    {
         return;
     }
 
@@ -1474,7 +1478,9 @@ cluster_address(ngx_idempotency_redis_node_t *node,
     }
 
     for (i = 0; i + 1 < more->n; i += 2) {
-        if (ngx_idempotency_resp_is(&more->elts[i].str, "ip")) {
+        if (ngx_idempotency_resp_is(&more->elts[i].str, "ip")
+            && more->elts[i + 1].type == NGX_IDEMPOTENCY_REDIS_STRING)
+        {
             (void) node_set_address(node, &more->elts[i + 1].str);
             return;
         }

@@ -486,12 +486,12 @@ item_record(ngx_idempotency_item_t *item, ngx_str_t *record, int64_t there,
 
     now -= there;
 
-    item->recorded += now;
-    item->ends += now;
+    item->recorded = (uint64_t) item->recorded + now;
+    item->ends = (uint64_t) item->ends + now;
     item->lapses = 0;
 
     if (item->outcome == NGX_IDEMPOTENCY_PENDING) {
-        item->lapses = head_get(head + HEAD_LEASE, 8) + now;
+        item->lapses = head_get(head + HEAD_LEASE, 8) + (uint64_t) now;
         item->status = 0;
     }
 
@@ -848,7 +848,8 @@ redis_list_item(redis_list_t *list, ngx_idempotency_redis_reply_t *elts,
     len = ngx_atoi(elts[2].str.data, elts[2].str.len);
 
     if (key.len != list->prefix + NGX_IDEMPOTENCY_REDIS_TOKEN
-        || len < (ngx_int_t) elts[1].str.len)
+        || len < (ngx_int_t) elts[1].str.len
+        || elts[1].str.len != NGX_IDEMPOTENCY_REDIS_HEAD)
     {
         return;
     }
