@@ -255,3 +255,11 @@ location /default { idempotency_replay_header Idempotent-Replayed; proxy_pass ht
 --- raw_response_headers_unlike eval
 ['Replayed', 'Idempotent-Replayed', 'true', '(?i)x-replayed: [ab]', 'true', 'true', 'true', 'Replayed: c']
 --- executions: 4
+
+=== TEST 16: a time before 1970 is a time
+--- config
+location / { idempotency zone=z; proxy_pass http://backend; }
+--- request: POST /?h=Last-Modified:%20Wed,%2031%20Dec%201969%2023:00:00%20GMT
+--- more_headers eval: [('Idempotency-Key: 1969') x 2]
+--- response_headers: Last-Modified: Wed, 31 Dec 1969 23:00:00 GMT
+--- idempotency_status: NEW REPLAYED

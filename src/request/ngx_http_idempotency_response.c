@@ -49,7 +49,8 @@ typedef enum {
 
 #define NGX_HTTP_IDEMPOTENCY_FLAGS  0x3f
 
-/* the end of the year 9999: header lines have no later time */
+/* the end of the year 9999: header lines have no later time; and as long
+   before 1970 */
 
 #define NGX_HTTP_IDEMPOTENCY_MODIFIED_MAX  253402300799ULL
 
@@ -91,6 +92,7 @@ static ngx_uint_t response_line_is_good(ngx_str_t *name, ngx_str_t *value);
 static ngx_uint_t response_text_is_good(ngx_str_t *s);
 static ngx_uint_t response_status_is_good(ngx_uint_t status,
     ngx_str_t *line);
+static ngx_uint_t response_time_is_good(uint64_t time);
 static ngx_uint_t response_length_is_good(
     ngx_http_idempotency_response_t *response, ngx_uint_t head, off_t line);
 static ngx_int_t response_restore_lines(ngx_http_request_t *r,
@@ -324,6 +326,7 @@ ngx_http_idempotency_response_header(ngx_http_request_t *r, ngx_array_t *hide,
     charset = out->override_charset ? *out->override_charset : none;
 
     if (!response_status_is_good(out->status, &out->status_line)
+        || !response_time_is_good((uint64_t) out->last_modified_time)
         || !response_text_is_good(&out->content_type)
         || !response_text_is_good(&out->charset)
         || !response_text_is_good(&charset))
@@ -542,7 +545,7 @@ ngx_http_idempotency_response_decode(ngx_str_t *bytes, ngx_uint_t head,
         || (response->override_charset.len
             && !(response->flags & response_override_charset))
         || length > (uint64_t) NGX_MAX_OFF_T_VALUE
-        || modified > NGX_HTTP_IDEMPOTENCY_MODIFIED_MAX + 1
+        || !response_time_is_good(modified - 1)
         || response->suppressed >> NGX_HTTP_IDEMPOTENCY_PLACES_SINGLE)
     {
         return NGX_ERROR;
@@ -708,6 +711,16 @@ response_status_is_good(ngx_uint_t status, ngx_str_t *line)
            && ngx_atoi(line->data, 3) == (ngx_int_t) status
            && (line->len == 3 || line->data[3] == ' ')
            && response_text_is_good(line);
+}
+
+
+/* a time before 1970 is negative */
+
+static ngx_uint_t
+response_time_is_good(uint64_t time)
+{
+    return time + NGX_HTTP_IDEMPOTENCY_MODIFIED_MAX
+           <= 2 * NGX_HTTP_IDEMPOTENCY_MODIFIED_MAX;
 }
 
 
