@@ -103,6 +103,14 @@ typedef struct {
     off_t                              size;
     off_t                              expected;
 
+    /* where the last content handler began: the upstream that was there, and
+       how many attempts at upstreams */
+    ngx_http_upstream_t               *upstream;
+    ngx_uint_t                         attempts;
+    /* what the handlers before it left: the status of a response that binds
+       the token, or 0 */
+    ngx_uint_t                         executed;
+
     /* the main request's subrequests so far, and whether a filter below us
        made each */
     ngx_array_t                       *subrequests;
@@ -111,7 +119,8 @@ typedef struct {
      * In this order: the header was captured; the upstream is at work;
      * trailers may follow; gRPC trailers must follow; the last byte was
      * captured; the response is too large to be kept; a part of it does not
-     * pass our filters; two words of X-Accel-Idempotency.
+     * pass our filters; two words of X-Accel-Idempotency; a content handler
+     * was there; one before the last may have executed the request.
      */
 
     unsigned                           answered:1;
@@ -123,6 +132,8 @@ typedef struct {
     unsigned                           partial:1;
     unsigned                           says_release:1;
     unsigned                           says_keep:1;
+    unsigned                           handled:1;
+    unsigned                           doubt:1;
 } ngx_http_idempotency_capture_t;
 
 

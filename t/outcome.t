@@ -8,8 +8,17 @@ use Test::Nginx::Idempotency 'no_plan';
 use Idempotency ();
 use Stress ();
 
+our $lua = Idempotency::has_module('ngx_http_lua_module');
+our $ndk = Idempotency::has_module('ndk_http_module');
+
 # connecting hangs there
 BEGIN { $ENV{TEST_NGINX_STUCK} = '127.0.0.1:' . Stress::stuck_port() }
+
+# the upstream's response, in the place of which nginx sends what is there
+sub accel {
+    my ($at, @to) = @_;
+    return map "POST ${at}h=X-Accel-Redirect:%20" . s{([?=&%])}{sprintf "%%%02X", ord $1}ger, @to;
+}
 
 # each twice, with a body
 sub twice { return [ map { my $request = "$_\nb"; ($request, $request) } @_ ] }
@@ -257,3 +266,89 @@ twice(map "POST /?raw=$_%0D%0A%0D%0Ab", 'HTTP/1.1%202x0%20OK', 'HTTP/1.1%201000%
 --- ignore_response
 --- idempotency_status: NEW IN_DOUBT NEW IN_DOUBT NEW IN_DOUBT
 --- executions: 3
+
+=== TEST 19: what bound the token binds it, whatever is sent instead of it
+--- config
+idempotency zone=z;
+idempotency_key $request_uri;
+
+location / { proxy_pass http://backend; }
+location /retry { idempotency_in_doubt retry; proxy_pass http://backend; }
+location /storage { internal; proxy_pass http://backend; }
+location /dead { internal; proxy_pass http://$TEST_NGINX_DEAD; }
+location /error { proxy_intercept_errors on; error_page 500 429 = @busy; proxy_pass http://backend; }
+location @busy { rewrite ^ /busy?status=429? break; proxy_pass http://backend; }
+--- request eval
+twice(accel('/?', map("/storage?status=$_", 403, 429, 200), '/dead', '/storage?close=1', '/storage?size=9&cut=1'),
+      accel('/retry?', '/storage?status=401', '/dead', '/storage?h=X-Accel-Idempotency:%20release'), 'POST /error?status=500')
+--- error_code: 403 403 429 429 200 200 502 502 502 502 200 409 401 401 502 502 200 200 429 429
+--- idempotency_status eval: 'NEW REPLAYED ' x 5 . 'NEW NOT_KEPT ' . 'NEW REPLAYED ' x 4
+--- executions: 18
+
+=== TEST 20: what binds none leaves it to the next one
+--- request eval
+twice('POST /error?status=429', accel('/?status=401&', '/storage?status=403', '/dead'),
+      accel('/?h=X-Accel-Idempotency:%20release&', '/dead', '/storage'))
+--- error_code: 429 429 403 403 502 502 502 502 200 200
+--- idempotency_status eval: 'NEW ' x 8 . 'NEW REPLAYED'
+--- executions: 14
+
+=== TEST 21: one that was sent it and did not answer leaves it in doubt, whatever another one says
+--- config
+idempotency zone=z;
+idempotency_key $request_uri;
+error_page 502 = @busy;
+
+location / { proxy_pass http://$http_x_to; }
+location /retry { idempotency_in_doubt retry; proxy_pass http://$http_x_to; }
+location @busy { rewrite ^ /busy?status=429? break; proxy_pass http://backend; }
+--- request eval: twice('POST /?close=1', 'POST /retry?close=1', 'POST /?refused=1')
+--- more_headers eval: [('X-To: backend') x 4, ("X-To: $ENV{TEST_NGINX_DEAD}") x 2]
+--- error_code: 429
+--- idempotency_status: NEW REPLAYED NEW NEW NEW NEW
+--- executions: 8
+
+=== TEST 22: a content handler of another kind is asked, too, first or last; a page is not
+--- skip_eval: 1: !$::lua || !$::ndk
+--- main_config eval: join '', map "load_module $_;\n", $::ndk, $::lua
+--- user_files
+>>> sorry
+sorry
+--- config
+idempotency zone=z;
+idempotency_key $request_uri;
+proxy_intercept_errors on;
+error_page 502 429 = @lua;
+
+location / { proxy_pass http://$http_x_to; }
+location @lua { content_by_lua_block { ngx.status = ngx.var.arg_lua; ngx.say("Lua") } }
+location /page { error_page 502 429 = @return; proxy_pass http://$http_x_to; }
+location @return { return 200; }
+location /file { error_page 502 429 = /sorry; proxy_pass http://$http_x_to; }
+location = /sorry { root html; }
+location /first { content_by_lua_block { ngx.exec("/then", ngx.var.args) } }
+location /then { error_page 418 /; proxy_pass http://backend; }
+--- request eval
+twice('POST /dead?lua=200', 'POST /dead?lua=429', 'POST /?lua=202&status=429', 'POST /?lua=429&close=1',
+      'POST /page?dead', 'POST /file?dead', 'POST /page?status=429', 'POST /first?status=403')
+--- more_headers eval
+my ($dead, $alive) = map "X-To: $_", $ENV{TEST_NGINX_DEAD}, 'backend';
+[($dead) x 4, ($alive) x 4, ($dead) x 4, ($alive) x 4]
+--- error_code: 200 200 429 429 202 202 429 429 200 200 200 200 200 200 403 403
+--- idempotency_status: NEW REPLAYED NEW NEW NEW REPLAYED NEW REPLAYED NEW NEW NEW NEW NEW NEW NEW REPLAYED
+--- executions: 5
+
+=== TEST 23: idempotency_max_response 0 keeps tokens only, and no header of a response without a body
+--- config
+location / {
+    idempotency zone=z;
+    idempotency_key $request_uri;
+    idempotency_max_response 0;
+    idempotency_replay_cookies always;
+    proxy_pass http://backend;
+}
+--- request eval: twice(map "POST /?h=Set-Cookie:%20a=1&$_", 'body=', 'status=204', 'te=chunked&body=', 'body=b')
+--- error_code: 200 409 204 409 200 409 200 409
+--- response_headers eval: [('Set-Cookie: a=1', '! Set-Cookie') x 4]
+--- idempotency_status eval: 'NEW NOT_KEPT ' x 4
+--- executions: 4

@@ -59,8 +59,6 @@ static void capture_partial(ngx_http_request_t *r,
 static void capture_expect(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_uint_t capture_bodyless(ngx_http_request_t *r);
-static void capture_accel(ngx_list_t *headers,
-    ngx_http_idempotency_ctx_t *ctx);
 static void capture_accel_trailers(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_chain_t *in);
 static void capture_body(ngx_http_request_t *r,
@@ -165,7 +163,7 @@ ngx_http_idempotency_header_filter(ngx_http_request_t *r)
         conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
 
         if (conf->store) {
-            capture_accel(&r->headers_out.headers, NULL);
+            ngx_http_idempotency_accel(&r->headers_out.headers, NULL);
         }
 
         return ngx_http_next_header_filter(r);
@@ -180,7 +178,7 @@ ngx_http_idempotency_header_filter(ngx_http_request_t *r)
 
         /* a nested response keeps X-Accel-Idempotency for the outer request */
 
-        capture_accel(&r->headers_out.headers, NULL);
+        ngx_http_idempotency_accel(&r->headers_out.headers, NULL);
     }
 
     if (ctx->client.gone) {
@@ -352,6 +350,7 @@ capture_header(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     ngx_buf_t                         *b;
     ngx_str_t                          type;
+    ngx_http_upstream_t               *u;
     ngx_http_idempotency_capture_t    *capture;
     ngx_http_idempotency_main_conf_t  *imcf;
 
@@ -362,11 +361,13 @@ capture_header(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         capture->says_keep = 0;
     }
 
-    if (r->upstream && r->upstream->headers_in.headers.part.elts) {
-        capture_accel(&r->upstream->headers_in.headers, ctx);
+    u = ngx_http_idempotency_upstream(r, ctx);
+
+    if (u && u->headers_in.headers.part.elts) {
+        ngx_http_idempotency_accel(&u->headers_in.headers, ctx);
     }
 
-    capture_accel(&r->headers_out.headers, ctx);
+    ngx_http_idempotency_accel(&r->headers_out.headers, ctx);
 
     capture->answered = 1;
     capture->live = (r->upstream && r->upstream->cleanup);
@@ -392,6 +393,7 @@ capture_header(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     type.len = r->headers_out.content_type_len;
 
     capture->too_large = (capture->partial
+                          || ctx->conf->max_response == 0
                           || capture->expected
                              > (off_t) ctx->conf->max_response
                           || capture->status == NGX_HTTP_SWITCHING_PROTOCOLS
@@ -502,8 +504,8 @@ capture_bodyless(ngx_http_request_t *r)
  * lines are deleted before any client sees them.
  */
 
-static void
-capture_accel(ngx_list_t *headers, ngx_http_idempotency_ctx_t *ctx)
+void
+ngx_http_idempotency_accel(ngx_list_t *headers, ngx_http_idempotency_ctx_t *ctx)
 {
     ngx_uint_t        i;
     ngx_list_part_t  *part;
@@ -552,10 +554,10 @@ capture_accel_trailers(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
         }
 
         if (r->upstream && r->upstream->headers_in.trailers.part.elts) {
-            capture_accel(&r->upstream->headers_in.trailers, ctx);
+            ngx_http_idempotency_accel(&r->upstream->headers_in.trailers, ctx);
         }
 
-        capture_accel(&r->headers_out.trailers, ctx);
+        ngx_http_idempotency_accel(&r->headers_out.trailers, ctx);
     }
 }
 

@@ -181,7 +181,8 @@ static ngx_int_t similar_refuse(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_http_idempotency_status_e why);
 static ngx_int_t outcome_of(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static ngx_uint_t outcome_upstream(ngx_http_request_t *r);
+static ngx_uint_t outcome_upstream(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
 static ngx_uint_t outcome_own(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_uint_t outcome_keeps(ngx_http_request_t *r,
@@ -1122,7 +1123,7 @@ outcome_of(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     ngx_uint_t      facts;
     outcome_row_t  *row;
 
-    facts = outcome_upstream(r);
+    facts = outcome_upstream(r, ctx);
 
     if (!ctx->capture.answered) {
         facts |= fact_no_answer;
@@ -1152,6 +1153,19 @@ outcome_of(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         facts |= fact_own;
     }
 
+    /* what came before decides */
+
+    if (ctx->capture.executed) {
+        facts &= ~(fact_says_release|fact_no_answer|fact_unkept);
+
+        if (!ctx->capture.answered) {
+            ctx->capture.status = ctx->capture.executed;
+        }
+
+    } else if (ctx->capture.doubt && (facts & (fact_no_answer|fact_unkept))) {
+        facts |= fact_no_answer|fact_sent;
+    }
+
     for (row = outcome_table; /* void */ ; row++) {
 
         if ((facts & row->all_of) == row->all_of
@@ -1170,6 +1184,60 @@ outcome_of(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
 
 /*
+ * Called before each content handler of an owner's main request.  The last one
+ * has sent the request on to another location: by an error_page,
+ * X-Accel-Redirect, or as Lua does.
+ */
+
+void
+ngx_http_idempotency_sent_on(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_uint_t                       facts;
+    ngx_http_upstream_t             *u;
+    ngx_http_idempotency_capture_t  *capture;
+
+    capture = &ctx->capture;
+
+    if (capture->handled) {
+        u = ngx_http_idempotency_upstream(r, ctx);
+        facts = u ? outcome_upstream(r, ctx) : fact_no_answer|fact_sent;
+
+        capture->says_release = 0;
+        capture->says_keep = 0;
+
+        if (u && u->headers_in.headers.part.elts) {
+            ngx_http_idempotency_accel(&u->headers_in.headers, ctx);
+        }
+
+        if (capture->says_release) {
+            /* void */
+
+        } else if (facts & fact_no_answer) {
+            capture->doubt |= (facts & fact_sent) ? 1 : 0;
+
+        } else if (capture->says_keep || outcome_keeps(r, ctx)) {
+            capture->executed = u->headers_in.status_n;
+        }
+    }
+
+    capture->handled = 1;
+    capture->upstream = r->upstream;
+    capture->attempts = r->upstream_states ? r->upstream_states->nelts : 0;
+}
+
+
+/* the last content handler's upstream, or NULL */
+
+ngx_http_upstream_t *
+ngx_http_idempotency_upstream(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx)
+{
+    return (r->upstream == ctx->capture.upstream) ? NULL : r->upstream;
+}
+
+
+/*
  * Facts from the attempts at upstreams.  An upstream at work has answered, or
  * nginx serves a stale response from its cache.  A finished upstream has left
  * an entry for each attempt, with the number of bytes sent.  An entry without
@@ -1178,13 +1246,13 @@ outcome_of(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
  */
 
 static ngx_uint_t
-outcome_upstream(ngx_http_request_t *r)
+outcome_upstream(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     ngx_uint_t                  i, facts, sent;
     ngx_http_upstream_t        *u;
     ngx_http_upstream_state_t  *state;
 
-    u = r->upstream;
+    u = ngx_http_idempotency_upstream(r, ctx);
 
     if (u == NULL
         || (u->cleanup && u->state
@@ -1202,7 +1270,7 @@ outcome_upstream(ngx_http_request_t *r)
     sent = 0;
     state = r->upstream_states->elts;
 
-    for (i = 0; i < r->upstream_states->nelts; i++) {
+    for (i = ctx->capture.attempts; i < r->upstream_states->nelts; i++) {
 
         if (state[i].peer == NULL) {
             continue;
@@ -1268,7 +1336,7 @@ outcome_keeps(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     ngx_uint_t            status;
     ngx_http_upstream_t  *u;
 
-    u = r->upstream;
+    u = ngx_http_idempotency_upstream(r, ctx);
     keep = ctx->conf->keep;
 
     if (u && u->headers_in.status_n) {

@@ -106,9 +106,15 @@ ngx_http_idempotency_ctx_t *ngx_http_idempotency_create_ctx(
 ngx_int_t ngx_http_idempotency_prepare(ngx_http_idempotency_ctx_t *ctx);
 void ngx_http_idempotency_settle(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_sent_on(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+ngx_http_upstream_t *ngx_http_idempotency_upstream(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
 
 /* capture.c */
 
+void ngx_http_idempotency_accel(ngx_list_t *headers,
+    ngx_http_idempotency_ctx_t *ctx);
 void ngx_http_idempotency_postpone_end(ngx_http_idempotency_ctx_t *ctx);
 void ngx_http_idempotency_postpone_cancel(ngx_http_idempotency_ctx_t *ctx);
 

@@ -238,6 +238,10 @@ ngx_http_idempotency_carry(ngx_http_request_t *r,
         || (r->method & ngx_http_idempotency_dav_methods(r)))
     {
         ctx->client.handled = 1;
+
+        if (r == r->main && r->content_handler != client_content_handler) {
+            ngx_http_idempotency_sent_on(r, ctx);
+        }
     }
 
     if (r != r->main) {
