@@ -23,18 +23,6 @@
 #include "ngx_idempotency_shm.h"
 
 
-/* a response that is appended piece by piece, and how far that is */
-
-typedef struct {
-    ngx_chain_t               *pieces;
-    size_t                     size;
-
-    ngx_chain_t               *in;
-    u_char                    *pos;
-    ngx_idempotency_cursor_t   cur;
-} shm_source_t;
-
-
 /* goes on with an operation that waited; NGX_AGAIN: it waits again */
 
 typedef ngx_int_t (*shm_resume_pt)(ngx_idempotency_op_t *op);
@@ -99,9 +87,6 @@ static void shm_publish(ngx_idempotency_shm_t *shm,
 static void shm_release(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_complete_t *complete,
     ngx_int_t rc);
-static ngx_int_t shm_append(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op,
-    shm_source_t *src);
 static ngx_int_t shm_find(ngx_idempotency_store_t *store,
     ngx_idempotency_find_t *find);
 static ngx_int_t shm_find_known(ngx_idempotency_op_t *op);
@@ -364,7 +349,7 @@ shm_complete(ngx_idempotency_store_t *store,
     ngx_idempotency_complete_t *complete)
 {
     ngx_int_t                  rc;
-    shm_source_t               src;
+    ngx_idempotency_source_t   src;
     ngx_idempotency_op_t      *op;
     ngx_idempotency_shm_t     *shm;
     ngx_idempotency_record_t  *rec;
@@ -372,7 +357,7 @@ shm_complete(ngx_idempotency_store_t *store,
     shm = store->data;
     op = &complete->op;
 
-    ngx_memzero(&src, sizeof(shm_source_t));
+    ngx_memzero(&src, sizeof(ngx_idempotency_source_t));
     src.pieces = complete->pieces;
     src.size = complete->size;
 
@@ -392,7 +377,12 @@ shm_complete(ngx_idempotency_store_t *store,
                 || (complete->size && !complete->settled
                     && ngx_idempotency_record_awaited(rec))))
         {
-            rc = shm_append(shm, rec, op, &src);
+            rc = ngx_idempotency_chunks_append(shm, rec, &src, op->now);
+
+            if (ngx_idempotency_fault(op, NGX_IDEMPOTENCY_FAULT_NO_MEMORY)) {
+                ngx_idempotency_chunks_free(shm, rec);
+                rc = NGX_ERROR;
+            }
         }
 
         if (rec && rc != NGX_AGAIN) {
@@ -468,50 +458,6 @@ shm_release(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     } else {
         ngx_idempotency_record_release(shm, rec, op->now);
     }
-}
-
-
-/*
- * The next piece of a response.  NGX_AGAIN: there is more; NGX_ERROR: there is
- * no memory, and the record is left without any of it.
- */
-
-static ngx_int_t
-shm_append(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
-    ngx_idempotency_op_t *op, shm_source_t *src)
-{
-    if (src->size > NGX_MAX_UINT32_VALUE) {
-        return NGX_ERROR;
-    }
-
-    if (rec->chunks == NULL) {
-
-        /* the first piece; or a doubt meanwhile has dropped the chunks */
-
-        ngx_memzero(&src->cur, sizeof(ngx_idempotency_cursor_t));
-        src->in = src->pieces;
-        src->pos = src->in ? src->in->buf->pos : NULL;
-    }
-
-    if (ngx_idempotency_fault(op, NGX_IDEMPOTENCY_FAULT_NO_MEMORY)) {
-        ngx_idempotency_chunks_free(shm, rec);
-        return NGX_ERROR;
-    }
-
-    if (ngx_idempotency_chunks_append(shm, rec, &src->cur, &src->in, &src->pos,
-                                      src->size, op->now)
-        != NGX_OK)
-    {
-        return NGX_ERROR;
-    }
-
-    if (src->cur.offset < src->size) {
-        return NGX_AGAIN;
-    }
-
-    rec->size = src->size;
-
-    return NGX_OK;
 }
 
 

@@ -69,16 +69,6 @@ static const record_place_e  record_places[NGX_IDEMPOTENCY_STATES] = {
 };
 
 
-/* the backing was asked, and may have a claim that no request owns */
-
-static const uint8_t  record_asked[NGX_IDEMPOTENCY_STATES] = {
-    [NGX_IDEMPOTENCY_ASKING] = 1,
-    [NGX_IDEMPOTENCY_ABANDONED] = 1,
-    [NGX_IDEMPOTENCY_GRANTED] = 1,
-    [NGX_IDEMPOTENCY_FAILED] = 1
-};
-
-
 /* events: the owner's outcomes */
 
 #define record_owner_ends                                                    \
@@ -227,8 +217,6 @@ static ngx_rbtree_node_t **record_bucket(ngx_idempotency_shm_t *shm,
     u_char *token);
 static ngx_idempotency_result_e record_new(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **new);
-static ngx_idempotency_record_t *record_split(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_msec_t now);
 static void record_claim(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_window_t *window,
     ngx_idempotency_claim_t *claim);
@@ -402,7 +390,8 @@ record_gone(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     forgotten = (event == NGX_IDEMPOTENCY_ON_FORGET && shm->tier
                  && !rec->local);
 
-    claimed = (was == NGX_IDEMPOTENCY_PENDING || record_asked[was]);
+    claimed = (was == NGX_IDEMPOTENCY_FAILED
+               || record_places[was] == record_pending);
 
     if (!forgotten && !(claimed && rec->sent)
         && rec->flush == NGX_IDEMPOTENCY_FLUSHED)
@@ -413,7 +402,7 @@ record_gone(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 
     /* only the backing knows whether a granted claim was in doubt before */
 
-    rec->as.gone.freed = !record_asked[was];
+    rec->as.gone.freed = (!claimed || was == NGX_IDEMPOTENCY_PENDING);
     rec->as.gone.forgotten = forgotten;
     rec->sent |= forgotten;
 
@@ -978,47 +967,14 @@ ngx_idempotency_record_found(ngx_idempotency_shm_t *shm,
 
 
 /*
- * The token is fresh again.  The response stays for a moment under another
- * token, which only requests that waited for this claim can name.
+ * The claim is released.  Its response stays for a moment in a record of its
+ * own, under another token, which only requests that waited for this claim can
+ * name; without memory it does not.
  */
 
 void
 ngx_idempotency_record_leave(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_uint_t status, ngx_msec_t now)
-{
-    if (rec->taken || (shm->tier && !rec->local)) {
-        /* the token stays in doubt, or the backing has to release it */
-
-        rec = record_split(shm, rec, now);
-
-        if (rec == NULL) {
-            return;
-        }
-    }
-
-    quota_drop(shm, rec);
-
-    /* as long as the key is that of the token */
-
-    ngx_idempotency_record_wake(shm, rec);
-
-    tree_delete(shm, record_bucket(shm, rec->token), &rec->node);
-    record_leftover_token(rec->token, rec->sequence);
-    tree_insert(shm, record_bucket(shm, rec->token), &rec->node);
-
-    rec->window = &shm->sh->leftovers;
-    rec->ends = now;
-
-    ngx_idempotency_record_publish(shm, rec, NGX_IDEMPOTENCY_DONE, status,
-                                   now);
-}
-
-
-/* without memory there is no leftover: NULL */
-
-static ngx_idempotency_record_t *
-record_split(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
-    ngx_msec_t now)
 {
     ngx_idempotency_record_t  *left;
 
@@ -1036,6 +992,8 @@ record_split(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
         left->size = rec->size;
         left->state = NGX_IDEMPOTENCY_GONE;
         left->local = 1;
+        left->window = &shm->sh->leftovers;
+        left->ends = now;
 
         rec->chunks = NULL;
         rec->size = 0;
@@ -1044,12 +1002,14 @@ record_split(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     ngx_idempotency_record_release(shm, rec, now);
 
     if (left) {
+        record_leftover_token(left->token, left->sequence);
+        tree_insert(shm, record_bucket(shm, left->token), &left->node);
+
         ngx_idempotency_record_change(shm, left, NGX_IDEMPOTENCY_ON_CLAIM,
                                       now);
-        tree_insert(shm, record_bucket(shm, left->token), &left->node);
+        ngx_idempotency_record_publish(shm, left, NGX_IDEMPOTENCY_DONE, status,
+                                       now);
     }
-
-    return left;
 }
 
 
@@ -1568,31 +1528,46 @@ ngx_idempotency_chunks_pages(size_t size)
 
 
 /*
- * Appends the next piece of a response, of size bytes in all, and moves the
- * cursor and the source on.  Linked chunks belong to the record even if the
- * rest never follows.  NGX_ERROR: memory is short even after freeing and
- * evicting; the record has lost all chunks.
+ * Appends the next piece of a response.  Linked chunks belong to the record
+ * even if the rest never follows.  NGX_AGAIN: there is more; NGX_ERROR: memory
+ * is short even after freeing and evicting, and the record has lost all chunks.
  */
 
 ngx_int_t
 ngx_idempotency_chunks_append(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_idempotency_cursor_t *cur,
-    ngx_chain_t **in, u_char **pos, size_t size, ngx_msec_t now)
+    ngx_idempotency_record_t *rec, ngx_idempotency_source_t *src,
+    ngx_msec_t now)
 {
-    size_t                    n, room, end;
-    ngx_uint_t                freed;
-    ngx_idempotency_chunk_t  *chunk;
+    size_t                     n, room, end;
+    ngx_uint_t                 freed;
+    ngx_idempotency_chunk_t   *chunk;
+    ngx_idempotency_cursor_t  *cur;
+
+    if (src->size > NGX_MAX_UINT32_VALUE) {
+        return NGX_ERROR;
+    }
 
     freed = 0;
+    cur = &src->cur;
 
-    end = ngx_min(size, cur->offset + NGX_IDEMPOTENCY_SHM_PIECE);
+    if (rec->chunks == NULL) {
+
+        /* the first piece; or a doubt meanwhile has dropped the chunks */
+
+        ngx_memzero(cur, sizeof(ngx_idempotency_cursor_t));
+        src->in = src->pieces;
+        src->pos = src->in ? src->in->buf->pos : NULL;
+    }
+
+    end = ngx_min(src->size, cur->offset + NGX_IDEMPOTENCY_SHM_PIECE);
 
     while (cur->offset < end) {
 
         n = cur->offset % ngx_idempotency_chunk_capacity;
 
         if (n == 0) {
-            room = ngx_min(size - cur->offset, ngx_idempotency_chunk_capacity);
+            room = ngx_min(src->size - cur->offset,
+                           ngx_idempotency_chunk_capacity);
 
             for ( ;; ) {
                 chunk = ngx_slab_alloc_locked(shm->shpool,
@@ -1621,19 +1596,25 @@ ngx_idempotency_chunks_append(ngx_idempotency_shm_t *shm,
             cur->chunk = chunk;
         }
 
-        while (*pos == (*in)->buf->last) {
-            *in = (*in)->next;
-            *pos = (*in)->buf->pos;
+        while (src->pos == src->in->buf->last) {
+            src->in = src->in->next;
+            src->pos = src->in->buf->pos;
         }
 
         room = ngx_min(ngx_idempotency_chunk_capacity - n, end - cur->offset);
-        room = ngx_min(room, (size_t) ((*in)->buf->last - *pos));
+        room = ngx_min(room, (size_t) (src->in->buf->last - src->pos));
 
-        ngx_memcpy(&cur->chunk->data[n], *pos, room);
+        ngx_memcpy(&cur->chunk->data[n], src->pos, room);
 
-        *pos += room;
+        src->pos += room;
         cur->offset += room;
     }
+
+    if (cur->offset < src->size) {
+        return NGX_AGAIN;
+    }
+
+    rec->size = src->size;
 
     return NGX_OK;
 }

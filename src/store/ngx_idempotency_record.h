@@ -356,10 +356,21 @@ typedef struct {
     size_t                          offset;      /* in the response */
 } ngx_idempotency_cursor_t;
 
+/* a response that is appended piece by piece, and how far that is */
+
+typedef struct {
+    ngx_chain_t                    *pieces;
+    size_t                          size;
+
+    ngx_chain_t                    *in;
+    u_char                         *pos;
+    ngx_idempotency_cursor_t        cur;
+} ngx_idempotency_source_t;
+
 ngx_uint_t ngx_idempotency_chunks_pages(size_t size);
 ngx_int_t ngx_idempotency_chunks_append(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_idempotency_cursor_t *cur,
-    ngx_chain_t **in, u_char **pos, size_t size, ngx_msec_t now);
+    ngx_idempotency_record_t *rec, ngx_idempotency_source_t *src,
+    ngx_msec_t now);
 void ngx_idempotency_chunks_read(ngx_idempotency_cursor_t *cur, u_char *dst,
     size_t n);
 void ngx_idempotency_chunks_free(ngx_idempotency_shm_t *shm,

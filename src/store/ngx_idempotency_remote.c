@@ -683,13 +683,13 @@ static ngx_int_t
 ask_append(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     ngx_str_t *response)
 {
-    u_char                    *pos;
+    ngx_int_t                  rc;
     ngx_buf_t                  b;
-    ngx_chain_t                cl, *in;
-    ngx_idempotency_cursor_t   cur;
+    ngx_chain_t                cl;
+    ngx_idempotency_source_t   src;
 
     ngx_memzero(&b, sizeof(ngx_buf_t));
-    ngx_memzero(&cur, sizeof(ngx_idempotency_cursor_t));
+    ngx_memzero(&src, sizeof(ngx_idempotency_source_t));
 
     b.pos = response->data;
     b.last = response->data + response->len;
@@ -697,22 +697,14 @@ ask_append(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     cl.buf = &b;
     cl.next = NULL;
 
-    in = &cl;
-    pos = b.pos;
+    src.pieces = &cl;
+    src.size = response->len;
 
-    while (cur.offset < response->len) {
+    do {
+        rc = ngx_idempotency_chunks_append(shm, rec, &src, ngx_current_msec);
+    } while (rc == NGX_AGAIN);
 
-        if (ngx_idempotency_chunks_append(shm, rec, &cur, &in, &pos,
-                                          response->len, ngx_current_msec)
-            != NGX_OK)
-        {
-            return NGX_ERROR;
-        }
-    }
-
-    rec->size = response->len;
-
-    return NGX_OK;
+    return rc;
 }
 
 
