@@ -588,7 +588,7 @@ static ngx_int_t
 ngx_http_idempotency_init_process(ngx_cycle_t *cycle)
 {
     if (ngx_process == NGX_PROCESS_HELPER) {
-        ngx_idempotency_file_leave();
+        return ngx_idempotency_engine.init_process(cycle);
     }
 
     if ((ngx_process != NGX_PROCESS_WORKER

@@ -519,7 +519,8 @@ ngx_idempotency_shm_unlock(ngx_idempotency_shm_t *shm)
 }
 
 
-/* a new worker may be the successor of one that died */
+/* a new worker may be the successor of one that died; a helper process, such as
+   the cache manager, has no part in the zones */
 
 ngx_int_t
 ngx_idempotency_shm_init_process(ngx_cycle_t *cycle)
@@ -527,14 +528,27 @@ ngx_idempotency_shm_init_process(ngx_cycle_t *cycle)
     ngx_shm_zone_t         *zone;
     ngx_idempotency_shm_t  *shm;
 
+    zone = NULL;
+
+    if (ngx_process == NGX_PROCESS_HELPER) {
+
+        while ((zone = shm_zone_next(cycle, zone)) != NULL) {
+            shm = zone->data;
+
+            if (shm->tier && shm->tier->backing->disown) {
+                shm->tier->backing->disown(shm->tier);
+            }
+        }
+
+        return NGX_OK;
+    }
+
     if (ngx_idempotency_workers_init_process(cycle, ngx_idempotency_shm_woken,
                                              shm_zone_quit)
         != NGX_OK)
     {
         return NGX_ERROR;
     }
-
-    zone = NULL;
 
     while ((zone = shm_zone_next(cycle, zone)) != NULL) {
         shm = zone->data;

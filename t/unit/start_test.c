@@ -478,7 +478,6 @@ over_reloads(void)
     int                      fd;
     ngx_uint_t               i;
     ngx_pool_t              *pools[2];
-    ngx_idempotency_start_t         *next;
     static ngx_idempotency_start_t  s[2];
 
     start();
@@ -493,9 +492,7 @@ over_reloads(void)
     for (i = 1; i < 10; i++) {
 
         pools[i % 2] = ngx_create_pool(1024, unit_cycle.log);
-        next = s[i % 2].next;
         s[i % 2] = s[!(i % 2)];
-        s[i % 2].next = next;
         s[i % 2].owners = -1;
         s[i % 2].instance = 0;
 

@@ -98,15 +98,13 @@ typedef struct {
     file_conn_t                 sync;
     file_conn_t                 maintain;
 
-    /* NULL: without a batch the thread takes over a file that an operator has
-       agreed to, or checks whether there is a file */
+    /* NULL: without a batch the thread checks whether there is a file, or does
+       a start: that was left to the workers, or of a file that an operator has
+       agreed to; the instance, if a worker has made it already */
     ngx_idempotency_batch_t    *batch;
-    ngx_idempotency_page_t     *page;
-    ngx_uint_t                  agreed;
-    /* ... or does the start that was left to the workers; the instance, if a
-       worker has made it already */
-    ngx_uint_t                  late;
+    ngx_uint_t                  starts;
     uint64_t                    instance;
+    ngx_idempotency_page_t     *page;
     /* the file's number at the last maintenance */
     ngx_atomic_uint_t           number;
     /* the description of another file that was found */
@@ -148,6 +146,7 @@ static void file_create(file_t *file, ngx_conf_t *cf,
     ngx_idempotency_db_conf_t *db);
 static ngx_idempotency_tier_t *file_unnamed(ngx_conf_t *cf,
     ngx_idempotency_tier_t *old);
+static void file_disown(ngx_idempotency_tier_t *tier);
 static ngx_int_t file_init_process(ngx_idempotency_tier_t *tier,
     ngx_cycle_t *cycle);
 static void file_finish(ngx_idempotency_tier_t *tier);
@@ -170,10 +169,10 @@ static void file_flush_run(void *data);
 static ngx_int_t file_commit(file_work_t *work, ngx_idempotency_batch_t *batch);
 static ngx_int_t file_commit_once(file_work_t *work,
     ngx_idempotency_batch_t *batch);
-static void file_agreed(file_work_t *work);
 static void file_witness(file_work_t *work, ngx_idempotency_mark_t *mark);
 static void file_flush_done(void *data);
-static void file_begin_anew(file_t *file);
+static void file_start_again(file_t *file, ngx_uint_t agreed);
+static void file_started(file_t *file);
 static void file_log_found(file_t *file);
 static ngx_int_t file_open(file_work_t *work, file_conn_t *conn, char *error);
 static void file_shut(file_work_t *work, file_conn_t *conn);
@@ -197,7 +196,6 @@ static void file_tidy(file_work_t *work);
 static void file_restart(file_work_t *work);
 static void file_maintain_done(void *data);
 static void file_late_handler(ngx_event_t *ev);
-static void file_late_done(file_t *file);
 
 
 static const ngx_idempotency_backing_t  file_backing = {
@@ -210,6 +208,7 @@ static const ngx_idempotency_backing_t  file_backing = {
     .maintain = file_maintain,
     .init = file_init,
     .unnamed = file_unnamed,
+    .disown = file_disown,
     .init_process = file_init_process,
     .finish = file_finish,
     .exit_process = file_exit_process,
@@ -436,10 +435,10 @@ file_begin(ngx_idempotency_shm_t *shm, ngx_idempotency_start_t *start,
 }
 
 
-void
-ngx_idempotency_file_leave(void)
+static void
+file_disown(ngx_idempotency_tier_t *tier)
 {
-    ngx_idempotency_start_leave_all();
+    ngx_idempotency_start_leave(&((file_t *) tier)->start);
 }
 
 
@@ -472,7 +471,6 @@ file_init_process(ngx_idempotency_tier_t *tier, ngx_cycle_t *cycle)
     work->file = file;
     work->sh = &tier->shm->sh->tier;
     work->start = file->start;
-    work->start.next = NULL;
     work->start.path.data = (u_char *) strdup(file->db.path);
     ngx_memcpy(work->start.stamp, tier->shm->store->secret->stamp,
                NGX_IDEMPOTENCY_STAMP_LEN);
@@ -779,8 +777,14 @@ file_flush_run(void *data)
 
     if (batch == NULL) {
 
-        if (work->agreed) {
-            file_agreed(work);
+        if (work->starts) {
+
+            /* now no thread of this worker has the file open */
+
+            file_leave(&work->flush);
+
+            work->flush.rc = ngx_idempotency_start_late(&work->start,
+                                                        work->instance);
 
         } else if (work->flush.db) {
             (void) ngx_idempotency_db_tokens(work->flush.db, NULL, NULL, 0);
@@ -902,22 +906,6 @@ file_commit_once(file_work_t *work, ngx_idempotency_batch_t *batch)
 }
 
 
-/* no thread of this worker has the file open: they have closed another one's */
-
-static void
-file_agreed(file_work_t *work)
-{
-    file_conn_t  *conn;
-
-    conn = &work->flush;
-
-    file_leave(conn);
-
-    work->start.agreed = 1;
-    conn->rc = ngx_idempotency_start_late(&work->start, 0);
-}
-
-
 static void
 file_witness(file_work_t *work, ngx_idempotency_mark_t *mark)
 {
@@ -941,9 +929,9 @@ file_flush_done(void *data)
     if (work->batch) {
         ngx_idempotency_batch_flushed(&file->tier, work->batch);
 
-    } else if (work->agreed) {
-        work->agreed = 0;
-        file_begin_anew(file);
+    } else if (work->starts) {
+        work->starts = 0;
+        file_started(file);
 
     } else if (work->maintain.rc == NGX_ERROR && !file->exiting) {
 
@@ -951,32 +939,6 @@ file_flush_done(void *data)
 
         ngx_idempotency_tier_probe(&file->tier);
     }
-}
-
-
-/* an operator has agreed to this file: other workers follow */
-
-static void
-file_begin_anew(file_t *file)
-{
-    ngx_idempotency_shm_t  *shm;
-
-    shm = file->tier.shm;
-
-    if (file->work->flush.rc != NGX_OK) {
-        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
-                      "idempotency: the %V of zone \"%V\" can't be agreed to: "
-                      "it %s", &file->tier.name, &shm->store->name,
-                      file->work->start.why);
-        return;
-    }
-
-    (void) file_begin(shm, &file->work->start, 0);
-
-    ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0,
-                  "idempotency: the %V of zone \"%V\" is used as it is, as "
-                  "somebody has agreed to that", &file->tier.name,
-                  &shm->store->name);
 }
 
 
@@ -1344,9 +1306,7 @@ file_maintain(ngx_idempotency_tier_t *tier)
 
     if (sh->agreed && sh->other && !file->work->flush.thread->busy) {
         sh->agreed = 0;
-        file->work->agreed = 1;
-        file->work->batch = NULL;
-        (void) ngx_idempotency_thread_post(file->work->flush.thread);
+        file_start_again(file, 1);
     }
 
     if (file->work->maintain.thread->busy) {
@@ -1382,13 +1342,6 @@ file_maintain_run(void *data)
 
     conn = &work->maintain;
     conn->rc = NGX_OK;
-
-    if (work->late) {
-        work->start.owners = -1;
-        work->start.file = -1;
-        conn->rc = ngx_idempotency_start_late(&work->start, work->instance);
-        return;
-    }
 
     if (conn->leaves || work->sh->other) {
         file_leave(conn);
@@ -1486,12 +1439,6 @@ file_maintain_done(void *data)
     page = work->page;
     work->page = NULL;
 
-    if (work->late) {
-        work->late = 0;
-        file_late_done(file);
-        return;
-    }
-
     file_log_found(file);
 
     /* this thread has closed the file, as it may be another one: the flush
@@ -1553,35 +1500,67 @@ file_late_handler(ngx_event_t *ev)
 
     ngx_add_timer(ev, NGX_IDEMPOTENCY_FILE_AGAIN);
 
-    if (work->maintain.thread->busy
-        || (sh->instance == 0
-            && !ngx_idempotency_process_is(&sh->watcher,
-                                           ngx_idempotency_process_self())))
+    if (!work->flush.thread->busy
+        && (sh->instance
+            || ngx_idempotency_process_is(&sh->watcher,
+                                          ngx_idempotency_process_self())))
     {
-        return;
-    }
+        work->start.owners = -1;
+        work->start.file = -1;
 
-    work->late = 1;
-    work->instance = sh->instance;
-
-    if (ngx_idempotency_thread_post(work->maintain.thread) != NGX_OK) {
-        work->late = 0;
+        file_start_again(file, 0);
     }
 }
 
 
 static void
-file_late_done(file_t *file)
+file_start_again(file_t *file, ngx_uint_t agreed)
 {
+    file_work_t  *work;
+
+    work = file->work;
+
+    work->batch = NULL;
+    work->start.agreed = agreed;
+    work->instance = agreed ? 0 : file->tier.shm->sh->tier.instance;
+    work->starts = (ngx_idempotency_thread_post(work->flush.thread) == NGX_OK);
+}
+
+
+/* agreed: other workers follow */
+
+static void
+file_started(file_t *file)
+{
+    ngx_int_t                 rc;
     file_work_t              *work;
     ngx_idempotency_shm_t    *shm;
     ngx_idempotency_start_t  *start;
 
     work = file->work;
+    rc = work->flush.rc;
     start = &work->start;
     shm = file->tier.shm;
 
-    if (work->maintain.rc != NGX_OK && !start->other) {
+    if (start->agreed && rc != NGX_OK) {
+        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
+                      "idempotency: the %V of zone \"%V\" can't be agreed to: "
+                      "it %s", &file->tier.name, &shm->store->name,
+                      start->why);
+        return;
+    }
+
+    if (start->agreed) {
+        (void) file_begin(shm, start, 0);
+
+        ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0,
+                      "idempotency: the %V of zone \"%V\" is used as it is, as "
+                      "somebody has agreed to that", &file->tier.name,
+                      &shm->store->name);
+        return;
+    }
+
+    if (rc != NGX_OK && !start->other) {
 
         ngx_add_timer(&file->late, NGX_IDEMPOTENCY_FILE_REFUSED);
 
@@ -1637,12 +1616,6 @@ ngx_idempotency_file_add(ngx_conf_t *cf, ngx_idempotency_store_t *store,
                        "module: it takes SQLite, an nginx with threads, "
                        "and Linux");
     return NGX_ERROR;
-}
-
-
-void
-ngx_idempotency_file_leave(void)
-{
 }
 
 

@@ -23,10 +23,6 @@ typedef struct {
 ngx_int_t ngx_idempotency_file_add(ngx_conf_t *cf,
     ngx_idempotency_store_t *store, ngx_idempotency_file_conf_t *conf);
 
-/* a process that is no worker must keep no store in use */
-
-void ngx_idempotency_file_leave(void);
-
 /* a worker is about to end: threads that hang are not waited for */
 
 void ngx_idempotency_file_exit_process(void);

@@ -50,7 +50,7 @@
    file that others may have written, and the master may be root. */
 
 #define START_FOUND    (ssize_t)                                              \
-                       (offsetof(ngx_idempotency_start_t, next)               \
+                       (sizeof(ngx_idempotency_start_t)                       \
                         - offsetof(ngx_idempotency_start_t, wall))
 
 
@@ -101,7 +101,6 @@ typedef struct {
 
 static ngx_int_t start_add(ngx_idempotency_start_t *start, ngx_pool_t *pool);
 static void start_cleanup(void *data);
-static void start_forget(ngx_idempotency_start_t *start);
 static void start_close(int *fd);
 static ngx_int_t start_refused(ngx_idempotency_start_t *start, ngx_log_t *log);
 
@@ -230,11 +229,6 @@ static const char  start_schema[] =
     "CREATE INDEX records_ends ON records (ends);";
 
 
-/* all of this process, of all configurations */
-
-static ngx_idempotency_start_t  *starts;
-
-
 ngx_int_t
 ngx_idempotency_start(ngx_idempotency_start_t *start, ngx_pool_t *pool,
     ngx_log_t *log)
@@ -310,17 +304,6 @@ ngx_idempotency_start_leave(ngx_idempotency_start_t *start)
 }
 
 
-void
-ngx_idempotency_start_leave_all(void)
-{
-    ngx_idempotency_start_t  *start;
-
-    for (start = starts; start; start = start->next) {
-        ngx_idempotency_start_leave(start);
-    }
-}
-
-
 static ngx_int_t
 start_add(ngx_idempotency_start_t *start, ngx_pool_t *pool)
 {
@@ -334,11 +317,6 @@ start_add(ngx_idempotency_start_t *start, ngx_pool_t *pool)
     cln->handler = start_cleanup;
     cln->data = start;
 
-    start_forget(start);
-
-    start->next = starts;
-    starts = start;
-
     return NGX_OK;
 }
 
@@ -347,21 +325,6 @@ static void
 start_cleanup(void *data)
 {
     ngx_idempotency_start_leave(data);
-    start_forget(data);
-}
-
-
-static void
-start_forget(ngx_idempotency_start_t *start)
-{
-    ngx_idempotency_start_t  **p;
-
-    for (p = &starts; *p; p = &(*p)->next) {
-        if (*p == start) {
-            *p = start->next;
-            break;
-        }
-    }
 }
 
 

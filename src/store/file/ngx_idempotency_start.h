@@ -17,9 +17,7 @@
 #define NGX_IDEMPOTENCY_START_WHY  (2 * NGX_IDEMPOTENCY_FILE_PATH + 512)
 
 
-typedef struct ngx_idempotency_start_s  ngx_idempotency_start_t;
-
-struct ngx_idempotency_start_s {
+typedef struct {
     /* terminated by a zero */
     ngx_str_t                path;
     /* the zone's name: with it an operator agrees to another file */
@@ -80,9 +78,7 @@ struct ngx_idempotency_start_s {
     ngx_uint_t               other;
     /* ... as the file can't be used yet: workers begin to use it later */
     ngx_uint_t               late;
-
-    ngx_idempotency_start_t  *next;
-};
+} ngx_idempotency_start_t;
 
 
 /*
@@ -103,7 +99,6 @@ ngx_int_t ngx_idempotency_start_keep(ngx_idempotency_start_t *start,
 /* a helper process must not keep this instance alive, or any */
 
 void ngx_idempotency_start_leave(ngx_idempotency_start_t *start);
-void ngx_idempotency_start_leave_all(void);
 
 /*
  * In a thread of a worker, while no other thread of that worker has the file

@@ -109,6 +109,7 @@ static const ngx_idempotency_backing_t  redis_backing = {
     ngx_idempotency_redis_stamps_beat,
     redis_init,
     redis_again,
+    NULL,
     redis_init_process,
     redis_finish,
     redis_flush,
