@@ -61,9 +61,10 @@ typedef struct {
 
 
 static ngx_uint_t secret_word(secret_line_t *line, ngx_str_t *word);
-static char *secret_digest(ngx_idempotency_secret_t *secret,
-    secret_line_t *line);
-static char *secret_seal(ngx_idempotency_secret_t *secret, ngx_str_t *word);
+static char *secret_add(ngx_idempotency_secret_t *secret, ngx_str_t *word,
+    ngx_uint_t digest);
+static void secret_digest(ngx_idempotency_secret_t *secret,
+    ngx_idempotency_seal_key_t *seal, ngx_str_t *key);
 static char *secret_key(ngx_str_t *word, ngx_str_t *key);
 static ngx_int_t secret_hex(ngx_str_t *word, ngx_str_t *key);
 static ngx_int_t secret_base64(ngx_str_t *word, ngx_str_t *key);
@@ -102,7 +103,7 @@ ngx_idempotency_secret_parse(ngx_idempotency_secret_t *secret, u_char *data,
 {
     char           *why;
     u_char         *last, *end;
-    ngx_str_t       word;
+    ngx_str_t       word, more;
     secret_line_t   rest;
 
     ngx_memzero(secret, sizeof(ngx_idempotency_secret_t));
@@ -127,15 +128,17 @@ ngx_idempotency_secret_parse(ngx_idempotency_secret_t *secret, u_char *data,
         }
 
         if (word.len == 6 && ngx_strncmp(word.data, "digest", 6) == 0) {
-            why = secret_digest(secret, &rest);
+            why = (!secret_word(&rest, &word) || secret_word(&rest, &more))
+                  ? "not exactly one key of \"digest\""
+                  : secret_add(secret, &word, 1);
 
         } else if (word.len == 4 && ngx_strncmp(word.data, "seal", 4) == 0) {
 
-            why = secret_word(&rest, &word) ? secret_seal(secret, &word)
+            why = secret_word(&rest, &word) ? secret_add(secret, &word, 0)
                                             : "no key of \"seal\"";
 
             while (why == NULL && secret_word(&rest, &word)) {
-                why = secret_seal(secret, &word);
+                why = secret_add(secret, &word, 0);
             }
 
         } else {
@@ -185,48 +188,38 @@ secret_word(secret_line_t *line, ngx_str_t *word)
 
 
 static char *
-secret_digest(ngx_idempotency_secret_t *secret, secret_line_t *line)
+secret_add(ngx_idempotency_secret_t *secret, ngx_str_t *word,
+    ngx_uint_t digest)
 {
     char                        *why;
     u_char                       bytes[NGX_IDEMPOTENCY_SECRET_MAX + 3];
-    u_char                       mac[NGX_IDEMPOTENCY_DIGEST_LEN];
-    ngx_str_t                    word, more, key;
-    ngx_idempotency_digest_t     d;
+    ngx_str_t                    key;
     ngx_idempotency_seal_key_t   seal;
 
-    if (secret->digest_key) {
+    if (digest && secret->digest_key) {
         return "duplicate \"digest\"";
     }
 
-    if (!secret_word(line, &word) || secret_word(line, &more)) {
-        return "not exactly one key of \"digest\"";
+    if (!digest && secret->nseals == NGX_IDEMPOTENCY_SECRET_SEALS) {
+        return "too many keys of \"seal\"";
     }
 
     key.data = bytes;
-    why = secret_key(&word, &key);
+    why = secret_key(word, &key);
 
     if (why == NULL) {
         secret_derive(&seal, &key);
 
         if (secret_known(secret, seal.id)) {
             why = "duplicate key";
+
+        } else if (digest) {
+            secret_digest(secret, &seal, &key);
+
+        } else {
+            secret->seals[secret->nseals++] = seal;
         }
 
-        ngx_memcpy(secret->id, seal.id, NGX_IDEMPOTENCY_SEAL_ID_LEN);
-
-        ngx_idempotency_digest_key(&secret->digest, key.data, key.len);
-        secret->digest_key = &secret->digest;
-
-        secret_expand(&seal.key, "record", mac);
-        ngx_idempotency_digest_key(&secret->mac, mac, sizeof(mac));
-
-        ngx_idempotency_digest_init(&d, secret->digest_key,
-                                    NGX_IDEMPOTENCY_DIGEST_OTHER_VERSION,
-                                    NGX_IDEMPOTENCY_DIGEST_STAMP);
-        ngx_idempotency_digest_final(&d, mac);
-        ngx_memcpy(secret->stamp, mac, NGX_IDEMPOTENCY_STAMP_LEN);
-
-        OPENSSL_cleanse(mac, sizeof(mac));
         OPENSSL_cleanse(&seal, sizeof(ngx_idempotency_seal_key_t));
     }
 
@@ -236,36 +229,28 @@ secret_digest(ngx_idempotency_secret_t *secret, secret_line_t *line)
 }
 
 
-static char *
-secret_seal(ngx_idempotency_secret_t *secret, ngx_str_t *word)
+static void
+secret_digest(ngx_idempotency_secret_t *secret,
+    ngx_idempotency_seal_key_t *seal, ngx_str_t *key)
 {
-    char                        *why;
-    u_char                       bytes[NGX_IDEMPOTENCY_SECRET_MAX + 3];
-    ngx_str_t                    key;
-    ngx_idempotency_seal_key_t  *seal;
+    u_char                    mac[NGX_IDEMPOTENCY_DIGEST_LEN];
+    ngx_idempotency_digest_t  d;
 
-    if (secret->nseals == NGX_IDEMPOTENCY_SECRET_SEALS) {
-        return "too many keys of \"seal\"";
-    }
+    ngx_memcpy(secret->id, seal->id, NGX_IDEMPOTENCY_SEAL_ID_LEN);
 
-    seal = &secret->seals[secret->nseals];
+    ngx_idempotency_digest_key(&secret->digest, key->data, key->len);
+    secret->digest_key = &secret->digest;
 
-    key.data = bytes;
-    why = secret_key(word, &key);
+    secret_expand(&seal->key, "record", mac);
+    ngx_idempotency_digest_key(&secret->mac, mac, sizeof(mac));
 
-    if (why == NULL) {
-        secret_derive(seal, &key);
+    ngx_idempotency_digest_init(&d, secret->digest_key,
+                                NGX_IDEMPOTENCY_DIGEST_OTHER_VERSION,
+                                NGX_IDEMPOTENCY_DIGEST_STAMP);
+    ngx_idempotency_digest_final(&d, mac);
+    ngx_memcpy(secret->stamp, mac, NGX_IDEMPOTENCY_STAMP_LEN);
 
-        if (secret_known(secret, seal->id)) {
-            why = "duplicate key";
-        }
-
-        secret->nseals++;
-    }
-
-    OPENSSL_cleanse(bytes, sizeof(bytes));
-
-    return why;
+    OPENSSL_cleanse(mac, sizeof(mac));
 }
 
 

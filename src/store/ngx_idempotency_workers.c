@@ -60,8 +60,7 @@ static ngx_uint_t workers_look(ngx_pid_t pid, uint64_t started);
 static ngx_int_t workers_stat(ngx_pid_t pid, u_char *state,
     uint64_t *started);
 static void workers_sign_handler(ngx_event_t *ev);
-static void workers_tell(ngx_uint_t i, uint64_t *key);
-static void workers_notify(ngx_uint_t slot);
+static void workers_notify(ngx_uint_t i, uint64_t *key);
 static void workers_wake_handler(ngx_event_t *ev);
 static void workers_own_handler(ngx_event_t *ev);
 static void workers_poll_handler(ngx_event_t *ev);
@@ -612,7 +611,7 @@ ngx_idempotency_workers_wake(ngx_idempotency_workers_t *set, uint64_t key)
             continue;
         }
 
-        workers_tell(i, &key);
+        workers_notify(i, &key);
     }
 }
 
@@ -625,7 +624,7 @@ ngx_idempotency_workers_wake_all(void)
     for (i = 0; i < NGX_IDEMPOTENCY_WORKERS; i++) {
 
         if (workers_sh->slots[i].pid) {
-            workers_tell(i, NULL);
+            workers_notify(i, NULL);
         }
     }
 }
@@ -634,8 +633,9 @@ ngx_idempotency_workers_wake_all(void)
 /* a token has changed; NULL: some have */
 
 static void
-workers_tell(ngx_uint_t i, uint64_t *key)
+workers_notify(ngx_uint_t i, uint64_t *key)
 {
+    uint64_t        one;
     worker_slot_t  *slot;
 
     slot = &workers_sh->slots[i];
@@ -651,16 +651,7 @@ workers_tell(ngx_uint_t i, uint64_t *key)
 
     ngx_shmtx_unlock(&workers_shpool->mutex);
 
-    workers_notify(i);
-}
-
-
-static void
-workers_notify(ngx_uint_t slot)
-{
-    uint64_t  one;
-
-    if (slot == workers_self.slot) {
+    if (i == workers_self.slot) {
 
         /* in the next turn, as a woken handler may wake others again */
 
@@ -668,7 +659,7 @@ workers_notify(ngx_uint_t slot)
         return;
     }
 
-    if (slot >= workers_fds) {
+    if (i >= workers_fds) {
         return;
     }
 
@@ -676,7 +667,7 @@ workers_notify(ngx_uint_t slot)
 
     /* EAGAIN: the eventfd is full of notifications already */
 
-    if (write(workers_fd[slot], &one, sizeof(one)) == -1
+    if (write(workers_fd[i], &one, sizeof(one)) == -1
         && ngx_errno != NGX_EAGAIN)
     {
         ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, ngx_errno,

@@ -575,7 +575,7 @@ truncated(void)
 
         for (k = 0; file_size("") < size; k++) {
             check_equal(put(k, 60000), NGX_IDEMPOTENCY_OK);
-            check(ngx_idempotency_db_checkpoint(file.db) == NGX_OK);
+            check(ngx_idempotency_db_checkpoint(file.db, 0) == NGX_OK);
         }
 
         file_close();

@@ -54,7 +54,7 @@ typedef struct {
     uint64_t      instance;
     uint64_t      fence;
     size_t        size;
-    /* pending: it was in doubt before, and is so again if it is released */
+    /* it was in doubt before its claim, and is so again by the release */
     ngx_uint_t    taken;
 } state_t;
 
@@ -479,8 +479,12 @@ some_item(ngx_idempotency_item_t *item, ngx_uint_t token)
     case 0:
         file_item(item, RELEASE, token, state->fence);
 
+        if (state->taken && state->outcome == IN_DOUBT) {
+            return NGX_IDEMPOTENCY_ABSENT;
+        }
+
         if (state->taken) {
-            (void) becomes(token, IN_DOUBT, state->fence, 0);
+            becomes(token, IN_DOUBT, state->fence, 0)->taken = 1;
 
         } else {
             (void) becomes(token, ABSENT, 0, 0);
@@ -661,9 +665,9 @@ step(void)
 
     } else if (what < 94) {
         db = unit_below(&seed, 2) ? tend : file.db;
-        must(ngx_idempotency_db_checkpoint(db) == NGX_OK, "no checkpoint");
+        must(ngx_idempotency_db_checkpoint(db, 0) == NGX_OK, "no checkpoint");
         must(unit_below(&seed, 2)
-             || ngx_idempotency_db_restart(db, file.now) == NGX_OK,
+             || ngx_idempotency_db_checkpoint(db, file.now) == NGX_OK,
              "the log does not begin anew");
 
     } else if (what < 97) {

@@ -241,7 +241,6 @@ static uint32_t db_hash(u_char *p, size_t len);
 
 static int db_doubt_dead(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n,
     ngx_uint_t *done);
-static ngx_int_t db_checkpoint(ngx_idempotency_db_t *db, int mode);
 static int db_unread(sqlite3 *sqlite);
 static int db_vacuum(ngx_idempotency_db_t *db, ngx_uint_t n, ngx_uint_t *more);
 
@@ -1991,42 +1990,12 @@ db_vacuum(ngx_idempotency_db_t *db, ngx_uint_t n, ngx_uint_t *more)
 
 
 /*
- * Does not wait for readers or writers.  If the disk has no room now, the next
- * checkpoint may find it; the commits are in the log.
+ * Without a restart it does not wait for readers or writers.  If the disk has
+ * no room now, the next checkpoint may find it; the commits are in the log.
  */
 
 ngx_int_t
-ngx_idempotency_db_checkpoint(ngx_idempotency_db_t *db)
-{
-    return db_checkpoint(db, SQLITE_CHECKPOINT_PASSIVE);
-}
-
-
-ngx_int_t
-ngx_idempotency_db_restart(ngx_idempotency_db_t *db, int64_t now)
-{
-    int  rc;
-
-    if (db_checkpoint(db, SQLITE_CHECKPOINT_RESTART) != NGX_OK) {
-        return NGX_ERROR;
-    }
-
-    rc = db_begin(db);
-
-    /* a commit that changes nothing but the file's number */
-
-    db->changes--;
-
-    if (rc == SQLITE_OK) {
-        rc = db_end(db, 0, now);
-    }
-
-    return (rc == SQLITE_OK) ? NGX_OK : db_fail(db, rc);
-}
-
-
-static ngx_int_t
-db_checkpoint(ngx_idempotency_db_t *db, int mode)
+ngx_idempotency_db_checkpoint(ngx_idempotency_db_t *db, int64_t now)
 {
     int  rc;
 
@@ -2036,19 +2005,32 @@ db_checkpoint(ngx_idempotency_db_t *db, int mode)
         return NGX_ERROR;
     }
 
-    rc = sqlite3_wal_checkpoint_v2(db->sqlite, NULL, mode, NULL, NULL);
+    rc = sqlite3_wal_checkpoint_v2(db->sqlite, NULL,
+                                   now ? SQLITE_CHECKPOINT_RESTART
+                                       : SQLITE_CHECKPOINT_PASSIVE,
+                                   NULL, NULL);
 
     switch (rc & 0xff) {
 
-    case SQLITE_OK:
     case SQLITE_BUSY:
     case SQLITE_LOCKED:
     case SQLITE_FULL:
-        return NGX_OK;
-
-    default:
-        return db_fail(db, rc);
+        rc = SQLITE_OK;
     }
+
+    if (rc == SQLITE_OK && now) {
+        rc = db_begin(db);
+
+        /* a commit that changes nothing but the file's number */
+
+        db->changes--;
+
+        if (rc == SQLITE_OK) {
+            rc = db_end(db, 0, now);
+        }
+    }
+
+    return (rc == SQLITE_OK) ? NGX_OK : db_fail(db, rc);
 }
 
 

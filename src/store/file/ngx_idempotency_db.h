@@ -109,14 +109,13 @@ const ngx_idempotency_db_state_t *ngx_idempotency_db_state(
 ngx_int_t ngx_idempotency_db_sync(const char *path, char *error, size_t len);
 
 /*
- * Begins SQLite's log (WAL) anew.  A commit does not do that, as the first
- * commit of a new log waits for a sync in every mode.  The checkpoint copies
- * the log into the file, while commits go on; the restart copies the rest under
- * the lock of commits, and makes a first commit.
+ * Copies SQLite's log (WAL) into the file, while commits go on.  With the time,
+ * and under the lock of commits: also begins the log anew, with a first commit.
+ * An ordinary commit does not do that, as the first one of a new log waits for
+ * a sync in every mode.
  */
 
-ngx_int_t ngx_idempotency_db_checkpoint(ngx_idempotency_db_t *db);
-ngx_int_t ngx_idempotency_db_restart(ngx_idempotency_db_t *db, int64_t now);
+ngx_int_t ngx_idempotency_db_checkpoint(ngx_idempotency_db_t *db, int64_t now);
 
 /*
  * Up to n tokens after `after` (NULL: from the start), in their order.  Returns

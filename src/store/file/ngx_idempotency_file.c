@@ -188,12 +188,9 @@ static ngx_int_t file_list(ngx_idempotency_tier_t *tier,
     ngx_idempotency_page_t *page);
 static ngx_int_t file_list_next(file_t *file);
 static void file_list_run(file_work_t *work, ngx_idempotency_page_t *page);
-static ngx_int_t file_list_items(ngx_idempotency_page_t *page,
-    ngx_idempotency_db_t *db);
 static void file_maintain(ngx_idempotency_tier_t *tier);
 static void file_maintain_run(void *data);
 static void file_tidy(file_work_t *work);
-static void file_restart(file_work_t *work);
 static void file_maintain_done(void *data);
 static void file_late_handler(ngx_event_t *ev);
 
@@ -1216,45 +1213,25 @@ file_list_next(file_t *file)
 static void
 file_list_run(file_work_t *work, ngx_idempotency_page_t *page)
 {
-    file_conn_t  *conn;
+    u_char                   tokens[NGX_IDEMPOTENCY_TIER_BATCH]
+                                   [NGX_IDEMPOTENCY_DIGEST_LEN];
+    ngx_int_t                i, n;
+    file_conn_t             *conn;
+    ngx_idempotency_item_t  *item;
 
     conn = &work->maintain;
 
     page->rc = NGX_ERROR;
     page->now = file_time(work->sh);
 
-    if (file_open(work, conn, conn->error) != NGX_OK
-        || file_list_items(page, conn->db) != NGX_OK)
-    {
+    if (file_open(work, conn, conn->error) != NGX_OK) {
         return;
     }
 
-    if (page->n == 0) {
-        page->rc = NGX_OK;
-        return;
-    }
-
-    file_lock(conn);
-
-    page->rc = ngx_idempotency_db_commit(conn->db, page->items, page->n,
-                                         page->now);
-
-    file_unlock(conn);
-}
-
-
-static ngx_int_t
-file_list_items(ngx_idempotency_page_t *page, ngx_idempotency_db_t *db)
-{
-    u_char                   tokens[NGX_IDEMPOTENCY_TIER_BATCH]
-                                   [NGX_IDEMPOTENCY_DIGEST_LEN];
-    ngx_int_t                i, n;
-    ngx_idempotency_item_t  *item;
-
-    n = ngx_idempotency_db_tokens(db, page->cursor ? page->token : NULL,
+    n = ngx_idempotency_db_tokens(conn->db, page->cursor ? page->token : NULL,
                                   tokens, page->n);
     if (n == NGX_ERROR) {
-        return NGX_ERROR;
+        return;
     }
 
     for (i = 0; i < n; i++) {
@@ -1270,11 +1247,19 @@ file_list_items(ngx_idempotency_page_t *page, ngx_idempotency_db_t *db)
     page->cursor = (n == (ngx_int_t) page->n);
     page->n = n;
 
-    if (n) {
-        ngx_memcpy(page->token, tokens[n - 1], NGX_IDEMPOTENCY_DIGEST_LEN);
+    if (n == 0) {
+        page->rc = NGX_OK;
+        return;
     }
 
-    return NGX_OK;
+    ngx_memcpy(page->token, tokens[n - 1], NGX_IDEMPOTENCY_DIGEST_LEN);
+
+    file_lock(conn);
+
+    page->rc = ngx_idempotency_db_commit(conn->db, page->items, page->n,
+                                         page->now);
+
+    file_unlock(conn);
 }
 
 
@@ -1368,6 +1353,7 @@ file_maintain_run(void *data)
 static void
 file_tidy(file_work_t *work)
 {
+    ngx_int_t                   rc;
     ngx_uint_t                  quiet;
     file_conn_t                *conn;
     ngx_idempotency_tier_sh_t  *sh;
@@ -1391,7 +1377,18 @@ file_tidy(file_work_t *work)
         && (sh->log >= NGX_IDEMPOTENCY_DB_LONG
             || (quiet && sh->log >= NGX_IDEMPOTENCY_DB_QUIET)))
     {
-        file_restart(work);
+        rc = ngx_idempotency_db_checkpoint(conn->db, 0);
+
+        if (rc == NGX_OK) {
+
+            /* others that commit wait for the end of this only */
+
+            file_lock(conn);
+            rc = ngx_idempotency_db_checkpoint(conn->db, file_time(sh));
+            file_unlock(conn);
+        }
+
+        conn->rc = (rc == NGX_OK) ? conn->rc : NGX_ERROR;
     }
 
     if (conn->rc == NGX_ERROR) {
@@ -1400,30 +1397,6 @@ file_tidy(file_work_t *work)
     }
 
     work->number = sh->mark.number;
-}
-
-
-/* others that commit wait for the end of this only */
-
-static void
-file_restart(file_work_t *work)
-{
-    file_conn_t  *conn;
-
-    conn = &work->maintain;
-
-    if (ngx_idempotency_db_checkpoint(conn->db) != NGX_OK) {
-        conn->rc = NGX_ERROR;
-        return;
-    }
-
-    file_lock(conn);
-
-    if (ngx_idempotency_db_restart(conn->db, file_time(work->sh)) != NGX_OK) {
-        conn->rc = NGX_ERROR;
-    }
-
-    file_unlock(conn);
 }
 
 
