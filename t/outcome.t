@@ -352,3 +352,21 @@ location / {
 --- response_headers eval: [('Set-Cookie: a=1', '! Set-Cookie') x 4]
 --- idempotency_status eval: 'NEW NOT_KEPT ' x 4
 --- executions: 4
+
+=== TEST 24: an answer in the place of which nothing is sent is an outcome, too
+--- config
+idempotency zone=z;
+idempotency_key $request_uri;
+proxy_intercept_errors on;
+error_page 429 500 502 = @nothing;
+
+location / { proxy_pass http://$http_x_to; }
+location /retry { idempotency_in_doubt retry; proxy_pass http://$http_x_to; }
+location @nothing { return 444; }
+--- request eval
+twice(map("POST $_", map({ ("$_?status=500", "$_?status=429", "$_?close=1",
+                            "$_?status=500&h=X-Accel-Idempotency:%20release") } '/', '/retry'), '/?refused=1'))
+--- more_headers eval: [('X-To: backend') x 16, ("X-To: $ENV{TEST_NGINX_DEAD}") x 2]
+--- ignore_response
+--- idempotency_status eval: 'NEW NOT_KEPT NEW NEW NEW IN_DOUBT NEW NEW NEW NOT_KEPT ' . 'NEW ' x 8
+--- executions: 13

@@ -181,6 +181,8 @@ static ngx_int_t similar_refuse(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_http_idempotency_status_e why);
 static ngx_int_t outcome_of(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
+static void outcome_attempt(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
 static ngx_uint_t outcome_upstream(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_uint_t outcome_own(ngx_http_request_t *r,
@@ -1126,7 +1128,11 @@ outcome_of(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     facts = outcome_upstream(r, ctx);
 
     if (!ctx->capture.answered) {
-        facts |= fact_no_answer;
+
+        /* nothing was sent to the client, whatever the upstream answered */
+
+        outcome_attempt(r, ctx);
+        facts = fact_no_answer;
     }
 
     if (!ctx->capture.whole) {
@@ -1193,37 +1199,51 @@ void
 ngx_http_idempotency_sent_on(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
-    ngx_uint_t                       facts;
+    if (ctx->capture.handled) {
+        outcome_attempt(r, ctx);
+    }
+
+    ctx->capture.handled = 1;
+    ctx->capture.upstream = r->upstream;
+    ctx->capture.attempts = r->upstream_states ? r->upstream_states->nelts : 0;
+}
+
+
+/* what the last content handler has left, if the client gets nothing of it */
+
+static void
+outcome_attempt(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_uint_t                       facts, status;
     ngx_http_upstream_t             *u;
     ngx_http_idempotency_capture_t  *capture;
 
     capture = &ctx->capture;
 
-    if (capture->handled) {
-        u = ngx_http_idempotency_upstream(r, ctx);
-        facts = u ? outcome_upstream(r, ctx) : fact_no_answer|fact_sent;
+    u = ngx_http_idempotency_upstream(r, ctx);
+    facts = outcome_upstream(r, ctx);
 
-        capture->says_release = 0;
-        capture->says_keep = 0;
+    /* what is no upstream has left none, nor has HTTP/0.9 */
 
-        if (u && u->headers_in.headers.part.elts) {
-            ngx_http_idempotency_accel(&u->headers_in.headers, ctx);
-        }
+    status = u ? u->headers_in.status_n : 0;
 
-        if (capture->says_release) {
-            /* void */
+    capture->says_release = 0;
+    capture->says_keep = 0;
 
-        } else if (facts & fact_no_answer) {
-            capture->doubt |= (facts & fact_sent) ? 1 : 0;
-
-        } else if (capture->says_keep || outcome_keeps(r, ctx)) {
-            capture->executed = u->headers_in.status_n;
-        }
+    if (u && u->headers_in.headers.part.elts) {
+        ngx_http_idempotency_accel(&u->headers_in.headers, ctx);
     }
 
-    capture->handled = 1;
-    capture->upstream = r->upstream;
-    capture->attempts = r->upstream_states ? r->upstream_states->nelts : 0;
+    if (capture->says_release) {
+        return;
+    }
+
+    if ((facts & fact_no_answer) || status == 0) {
+        capture->doubt |= (facts & fact_sent) ? 1 : 0;
+
+    } else if (capture->says_keep || outcome_keeps(r, ctx)) {
+        capture->executed = status;
+    }
 }
 
 
