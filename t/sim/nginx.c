@@ -235,7 +235,7 @@ proc_up(nginx_t *g, ngx_uint_t slot, ngx_uint_t fresh)
     p->epoch++;
     p->serial = ++serials;
     p->up = 1;
-    p->quits = p->stopped = p->busy = p->dies = 0;
+    p->quits = p->stopped = p->busy = p->halts = p->dies = 0;
     p->batch = NULL;
     p->host = host;
     p->host.worker = p;
@@ -308,15 +308,39 @@ proc_kill(proc_t *p)
 
 
 void
-proc_stop(proc_t *p)
+proc_stop(proc_t *p, ngx_msec_t time)
 {
     ngx_uint_t  i;
 
+    tell("nginx %c, worker %u is stopped", p->nginx->name,
+         (unsigned) p->slot);
+
     p->stopped = 1;
+    still += time;
+    message(M_RESUME, time, p);
 
     for (i = 0; i < nreqs; i++) {
         if (reqs[i].proc == p && reqs[i].act == OWNS) {
             reqs[i].exec->stood = 1;
+        }
+    }
+}
+
+
+void
+nginx_granted(nginx_t *g, ngx_uint_t token)
+{
+    proc_t      *p;
+    ngx_uint_t   i;
+
+    for (i = 0; i < nreqs; i++) {
+        p = reqs[i].proc;
+
+        if (p->nginx == g && p->halts && reqs[i].token == token
+            && reqs[i].act == WAITS)
+        {
+            message(M_STOP, 0, p)->n = p->halts;
+            p->halts = 0;
         }
     }
 }

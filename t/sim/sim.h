@@ -62,7 +62,6 @@ typedef struct {
 typedef struct {
     ngx_uint_t                      state;
     ngx_uint_t                      told;
-    ngx_uint_t                      local;
     uint64_t                        fence;
 } sim_peek_t;
 

@@ -168,11 +168,13 @@ plan_worker(plan_e what, proc_t *p, uint64_t r)
         break;
 
     case P_STOP:
-        tell("nginx %c, worker %u is stopped", p->nginx->name,
-             (unsigned) p->slot);
-        proc_stop(p);
-        message(M_RESUME, r % 3000, p);
-        still += r % 3000;
+        if ((r >> 12) % 3) {
+            proc_stop(p, r % 3000);
+
+        } else {
+            p->halts = set.lease + r % 1000;
+        }
+
         break;
 
     case P_CUT:
@@ -383,7 +385,7 @@ calm(void)
         for (k = 0; k < SIM_SLOTS; k++) {
             p = &nginxes[i].procs[k];
             p->stopped = 0;
-            p->dies = 0;
+            p->halts = p->dies = 0;
         }
 
         nginx_up(&nginxes[i]);

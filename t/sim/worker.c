@@ -245,7 +245,7 @@ ngx_time_update(void)
 void
 ngx_debug_point(void)
 {
-    abort();
+    host->fault(host->worker, "ngx_debug_point()");
 }
 
 
@@ -1489,7 +1489,6 @@ sim_peek(u_char *token, sim_peek_t *peek)
 
     peek->state = rec ? rec->state : NGX_IDEMPOTENCY_STATES;
     peek->told = rec ? rec->flush : 0;
-    peek->local = rec ? rec->local : 0;
     peek->fence = rec ? rec->fence : 0;
 }
 

@@ -235,6 +235,10 @@ happens_to(proc_t *p, message_t *m)
 
     switch (m->what) {
 
+    case M_STOP:
+        proc_stop(p, m->n);
+        return;
+
     case M_RESUME:
         tell("nginx %c, worker %u goes on", p->nginx->name,
              (unsigned) p->slot);

@@ -68,6 +68,8 @@ struct proc_s {
     ngx_uint_t                      busy;
     /* its next timer */
     ngx_msec_t                      next;
+    /* it stands still for so long, once a claim of it was granted */
+    ngx_msec_t                      halts;
     /* it dies between two critical sections, after so many */
     ngx_uint_t                      dies;
     jmp_buf                         death;
@@ -207,6 +209,7 @@ typedef enum {
     M_LEAVES,
     M_SPAWN,
     M_RESTART,
+    M_STOP,
     M_RESUME,
     M_BACK,
     M_QUIT,
@@ -345,7 +348,9 @@ ngx_uint_t proc_runs(proc_t *p);
 proc_t *proc_serving(nginx_t *g, ngx_uint_t n);
 void proc_up(nginx_t *g, ngx_uint_t slot, ngx_uint_t fresh);
 void proc_kill(proc_t *p);
-void proc_stop(proc_t *p);
+void proc_stop(proc_t *p, ngx_msec_t time);
+/* the store has granted a claim to one of its requests */
+void nginx_granted(nginx_t *g, ngx_uint_t token);
 void proc_end(proc_t *p, ngx_uint_t killed);
 /* it ends if it was told to, and nothing is left to do */
 void proc_settle(proc_t *p);
