@@ -357,6 +357,7 @@ static void
 written(void)
 {
     ngx_str_t                   word = ngx_string("a\0b");
+    ngx_str_t                   empty = ngx_null_string;
     ngx_uint_t                  i;
     ngx_idempotency_resp_out_t  out;
 
@@ -370,7 +371,7 @@ written(void)
     ngx_idempotency_resp_word(&out, (u_char *) "SET", 3);
     ngx_idempotency_resp_str(&out, &word);
     ngx_idempotency_resp_number(&out, (uint64_t) -1);
-    ngx_idempotency_resp_say(&out, "PING", "", NULL);
+    ngx_idempotency_resp_say(&out, "PING %V", &empty);
 
     if (check_equal(out.len, sizeof(wanted) - 1)) {
         check(ngx_memcmp(out.buf, wanted, out.len) == 0);
@@ -382,7 +383,7 @@ written(void)
     check(out.pos == 0 && out.len == 0);
 
     for (i = 0; i < 100000; i++) {
-        ngx_idempotency_resp_say(&out, "PING", NULL);
+        ngx_idempotency_resp_say(&out, "PING");
     }
 
     check_equal(out.len, 1400000);

@@ -59,8 +59,9 @@ static void redis_look(ngx_idempotency_redis_node_t *node);
 static void redis_looked(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
 static void redis_tick(ngx_event_t *ev);
-static void redis_tick_node(ngx_idempotency_redis_node_t *node,
-    ngx_uint_t info);
+static void redis_check(ngx_idempotency_redis_conn_t *conn, ngx_uint_t info);
+static ngx_idempotency_redis_node_t *node_next(ngx_idempotency_redis_t *redis,
+    ngx_idempotency_redis_node_t *node);
 static ngx_idempotency_redis_node_t *node_create(
     ngx_idempotency_redis_t *redis);
 static ngx_idempotency_redis_node_t *node_configured(
@@ -73,25 +74,20 @@ static uint64_t node_id(ngx_idempotency_redis_node_t *node);
 static ngx_uint_t node_unused(ngx_idempotency_redis_node_t *node);
 static ngx_int_t node_move(ngx_idempotency_redis_node_t *node, ngx_str_t *host,
     in_port_t port);
-static void node_stop(ngx_idempotency_redis_node_t *node);
 static ngx_int_t node_set_address(ngx_idempotency_redis_node_t *node,
     ngx_str_t *text);
 static ngx_int_t node_connect(ngx_idempotency_redis_node_t *node);
 static void discovery_next(ngx_idempotency_redis_t *redis);
 static void discovery_lost(ngx_idempotency_redis_conn_t *conn);
 static ngx_uint_t discovery_idle(ngx_idempotency_redis_conn_t *conn);
-static ngx_int_t discovery_answer(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_reply_t *reply, ngx_uint_t n, char *why,
-    ngx_str_t *what);
-static void sentinel_ready(ngx_idempotency_redis_conn_t *conn);
-static void sentinel_answer(ngx_idempotency_redis_conn_t *conn, void *data,
+static void discovery_ready(ngx_idempotency_redis_conn_t *conn);
+static void discovery_answer(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
 static ngx_int_t sentinel_push(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply);
 static void sentinel_master(ngx_idempotency_redis_t *redis, ngx_str_t *host,
     ngx_str_t *port);
-static void cluster_ready(ngx_idempotency_redis_conn_t *conn);
-static void cluster_answer(ngx_idempotency_redis_conn_t *conn, void *data,
+static void cluster_map(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply);
 static void cluster_range(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *range);
@@ -101,21 +97,13 @@ static void cluster_mapped(ngx_idempotency_redis_t *redis);
 static void cluster_leave(ngx_idempotency_redis_node_t *node);
 
 
-static ngx_idempotency_redis_kind_t  sentinel_kind = {
+static ngx_idempotency_redis_kind_t  discovery_kind = {
     1,
-    sentinel_ready,
+    discovery_ready,
     discovery_lost,
     sentinel_push,
-    discovery_idle
-};
-
-
-static ngx_idempotency_redis_kind_t  cluster_kind = {
-    1,
-    cluster_ready,
-    discovery_lost,
-    NULL,
-    discovery_idle
+    discovery_idle,
+    NULL
 };
 
 
@@ -150,6 +138,7 @@ ngx_idempotency_redis_init_process(ngx_idempotency_redis_t *redis,
     redis->log = cycle->log;
 
     ngx_queue_init(&redis->nodes);
+    ngx_queue_init(&redis->conns);
 
     redis->tick.data = redis;
     redis->tick.log = cycle->log;
@@ -204,9 +193,7 @@ ngx_idempotency_redis_init_process(ngx_idempotency_redis_t *redis,
     }
 
     redis->discovery = ngx_idempotency_redis_conn_create(redis->home,
-                                                         redis->slots
-                                                         ? &cluster_kind
-                                                         : &sentinel_kind);
+                                                         &discovery_kind);
     if (redis->discovery == NULL) {
         return NGX_ERROR;
     }
@@ -225,25 +212,18 @@ ngx_idempotency_redis_init_process(ngx_idempotency_redis_t *redis,
 void
 ngx_idempotency_redis_exit_process(ngx_idempotency_redis_t *redis)
 {
-    ngx_uint_t                     i;
-    ngx_idempotency_redis_node_t  *node;
+    ngx_idempotency_redis_conn_t  *conn;
 
     if (!redis->started) {
         return;
     }
 
     redis->started = 0;
-    node = NULL;
+    conn = NULL;
 
-    while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
-        for (i = 0; i < redis_conns(redis); i++) {
-            ngx_idempotency_redis_conn_exit(node->conns[i]);
-        }
-
-        ngx_idempotency_redis_conn_exit(node->pubsub);
+    while ((conn = ngx_idempotency_redis_conn_next(redis, conn)) != NULL) {
+        ngx_idempotency_redis_conn_close(conn);
     }
-
-    ngx_idempotency_redis_conn_exit(redis->discovery);
 }
 
 
@@ -259,9 +239,6 @@ ngx_idempotency_redis_wait(ngx_idempotency_redis_t *redis, ngx_msec_t time,
     ngx_uint_t                     i, nfds;
     struct pollfd                  fds[REDIS_POLL];
     ngx_idempotency_redis_conn_t  *conn, *conns[REDIS_POLL];
-    ngx_idempotency_redis_node_t  *node;
-
-    nfds = 0;
 
     if (first) {
         redis_connect(redis);
@@ -269,22 +246,20 @@ ngx_idempotency_redis_wait(ngx_idempotency_redis_t *redis, ngx_msec_t time,
 
     ngx_event_process_posted((ngx_cycle_t *) ngx_cycle, &ngx_posted_events);
 
-    node = NULL;
+    nfds = 0;
+    conn = NULL;
 
-    while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
-        for (i = 0; i < redis_conns(redis); i++) {
-            conn = node->conns[i];
-
-            if (conn == NULL || conn->c == NULL || nfds == REDIS_POLL) {
-                continue;
-            }
-
-            fds[nfds].fd = conn->c->fd;
-            fds[nfds].events = conn->c->write->ready ? POLLIN
-                                                     : (POLLIN|POLLOUT);
-            fds[nfds].revents = 0;
-            conns[nfds++] = conn;
+    while (nfds < REDIS_POLL
+           && (conn = ngx_idempotency_redis_conn_next(redis, conn)) != NULL)
+    {
+        if (conn->kind != &ngx_idempotency_redis_pipeline || conn->c == NULL) {
+            continue;
         }
+
+        fds[nfds].fd = conn->c->fd;
+        fds[nfds].events = conn->c->write->ready ? POLLIN : (POLLIN|POLLOUT);
+        fds[nfds].revents = 0;
+        conns[nfds++] = conn;
     }
 
     (void) poll(fds, nfds, ngx_min(time, 50));
@@ -304,27 +279,24 @@ ngx_idempotency_redis_wait(ngx_idempotency_redis_t *redis, ngx_msec_t time,
 static void
 redis_connect(ngx_idempotency_redis_t *redis)
 {
-    ngx_uint_t                     i;
     ngx_idempotency_redis_conn_t  *conn;
-    ngx_idempotency_redis_node_t  *node;
 
-    node = NULL;
+    conn = NULL;
 
-    while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
-        for (i = 0; i < redis_conns(redis); i++) {
-            conn = node->conns[i];
+    while ((conn = ngx_idempotency_redis_conn_next(redis, conn)) != NULL) {
 
-            if (conn == NULL || conn->state != ngx_idempotency_redis_closed) {
-                continue;
-            }
-
-            if (conn->timer.timer_set) {
-                ngx_del_timer(&conn->timer);
-            }
-
-            conn->down = 0;
-            ngx_idempotency_redis_conn_connect(conn);
+        if (conn->kind != &ngx_idempotency_redis_pipeline
+            || conn->state != ngx_idempotency_redis_closed)
+        {
+            continue;
         }
+
+        if (conn->timer.timer_set) {
+            ngx_del_timer(&conn->timer);
+        }
+
+        conn->down = 0;
+        ngx_idempotency_redis_conn_connect(conn);
     }
 }
 
@@ -383,7 +355,7 @@ ngx_idempotency_redis_route(ngx_idempotency_redis_t *redis,
         node = NULL;
 
         do {
-            node = ngx_idempotency_redis_node_next(redis, node);
+            node = node_next(redis, node);
         } while (node && !(node->known && node_id(node) == call->master));
     }
 
@@ -472,7 +444,7 @@ ngx_idempotency_redis_master(ngx_idempotency_redis_t *redis, uint64_t *master,
     *all = 0;
     node = NULL;
 
-    while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
+    while ((node = node_next(redis, node)) != NULL) {
         if (!node->known) {
             continue;
         }
@@ -503,7 +475,7 @@ ngx_idempotency_redis_time(ngx_idempotency_redis_t *redis)
 
     node = NULL;
 
-    while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
+    while ((node = node_next(redis, node)) != NULL) {
         now = ngx_idempotency_redis_node_time(node);
 
         if (now) {
@@ -518,36 +490,28 @@ ngx_idempotency_redis_time(ngx_idempotency_redis_t *redis)
 ngx_uint_t
 ngx_idempotency_redis_up(ngx_idempotency_redis_t *redis)
 {
-    ngx_int_t                      i;
-    ngx_uint_t                     known, tried;
+    ngx_uint_t                     known;
     ngx_idempotency_redis_conn_t  *conn;
-    ngx_idempotency_redis_node_t  *node;
 
     known = 0;
-    node = NULL;
+    conn = NULL;
 
-    while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
-        if (!node->known) {
+    while ((conn = ngx_idempotency_redis_conn_next(redis, conn)) != NULL) {
+
+        if (!conn->node->known || conn->durable
+            || conn->kind != &ngx_idempotency_redis_pipeline)
+        {
             continue;
         }
 
-        known = 1;
-        tried = 0;
-
-        for (i = 0; i < redis->conf.connections; i++) {
-            conn = node->conns[i];
-
-            if (conn && !conn->down) {
-                return 1;
-            }
-
-            tried |= (conn != NULL);
-        }
-
-        if (!tried) {
+        if (!conn->down) {
             return 1;
         }
+
+        known = 1;
     }
+
+    /* the masters are not known yet: where calls wait for them */
 
     return known ? 0 : !redis->home->conns[0]->down;
 }
@@ -562,7 +526,7 @@ ngx_idempotency_redis_well(ngx_idempotency_redis_t *redis)
     well = 1;
     node = NULL;
 
-    while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
+    while ((node = node_next(redis, node)) != NULL) {
         if (!node->known) {
             continue;
         }
@@ -629,7 +593,7 @@ redis_look_handler(ngx_event_t *ev)
     redis = ev->data;
     node = NULL;
 
-    while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
+    while ((node = node_next(redis, node)) != NULL) {
         if (!node->missing) {
             continue;
         }
@@ -662,9 +626,7 @@ redis_look(ngx_idempotency_redis_node_t *node)
     node->looking = 1;
     node->looked = ngx_current_msec;
 
-    ngx_idempotency_resp_say(&conn->out, "ROLE", NULL);
-    ngx_idempotency_redis_conn_expect(conn, redis_looked, node);
-    ngx_idempotency_redis_conn_write(conn);
+    ngx_idempotency_redis_conn_ask(conn, redis_looked, node, "ROLE");
 }
 
 
@@ -724,7 +686,8 @@ redis_looked(ngx_idempotency_redis_conn_t *conn, void *data,
 }
 
 
-/* a silent connection may be dead, and a clock told long ago may be wrong */
+/* A silent connection may be dead, a clock told long ago may be wrong, and a slot
+   may have moved silently. */
 
 static void
 redis_tick(ngx_event_t *ev)
@@ -732,32 +695,31 @@ redis_tick(ngx_event_t *ev)
     ngx_uint_t                     info;
     ngx_idempotency_redis_t       *redis;
     ngx_idempotency_redis_conn_t  *conn;
-    ngx_idempotency_redis_node_t  *node;
 
     redis = ev->data;
 
     info = (++redis->ticks % REDIS_INFO == 0);
-    node = NULL;
+    conn = NULL;
 
-    while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
-        redis_tick_node(node, info);
-    }
+    while ((conn = ngx_idempotency_redis_conn_next(redis, conn)) != NULL) {
 
-    conn = redis->discovery;
-
-    /* a slot may have moved, and a sentinel may have gone, silently */
-
-    if (redis->slots) {
-        if (redis->ticks % REDIS_MAP == 0) {
-            ngx_idempotency_redis_doubt(redis, 0);
+        if (redis->slots && node_unused(conn->node)) {
+            ngx_idempotency_redis_conn_stop(conn, NGX_IDEMPOTENCY_REDIS_AWAY,
+                                            "it has no slots");
+            continue;
         }
 
-    } else if (conn && conn->state == ngx_idempotency_redis_ready
-               && !conn->expected)
-    {
-        ngx_idempotency_resp_say(&conn->out, "PING", NULL);
-        ngx_idempotency_redis_conn_expect(conn, NULL, NULL);
-        ngx_idempotency_redis_conn_write(conn);
+        /* after durable calls the question would have to wait */
+
+        if (conn->state == ngx_idempotency_redis_ready && !conn->asked
+            && !conn->expected)
+        {
+            redis_check(conn, info);
+        }
+    }
+
+    if (redis->slots && redis->ticks % REDIS_MAP == 0) {
+        ngx_idempotency_redis_doubt(redis, 0);
     }
 
     if (!ngx_exiting) {
@@ -767,36 +729,20 @@ redis_tick(ngx_event_t *ev)
 
 
 static void
-redis_tick_node(ngx_idempotency_redis_node_t *node, ngx_uint_t info)
+redis_check(ngx_idempotency_redis_conn_t *conn, ngx_uint_t info)
 {
-    ngx_uint_t                     i;
-    ngx_idempotency_redis_t       *redis;
-    ngx_idempotency_redis_conn_t  *conn;
-
-    redis = node->redis;
-
-    if (redis->slots && node_unused(node)) {
-        node_stop(node);
+    if (conn->kind == &ngx_idempotency_redis_pipeline) {
+        ngx_idempotency_redis_mark_ask(conn, 0);
+        ngx_idempotency_redis_conn_check(conn, info && conn->info);
         return;
     }
 
-    for (i = 0; i < redis_conns(redis); i++) {
-        conn = node->conns[i];
-
-        /* after durable calls the question would have to wait */
-
-        if (conn && conn->state == ngx_idempotency_redis_ready
-            && !conn->asked && !conn->expected)
-        {
-            ngx_idempotency_redis_mark_ask(conn, 0);
-            ngx_idempotency_redis_conn_check(conn, info && conn->info);
-            ngx_idempotency_redis_conn_write(conn);
-        }
+    if (!conn->kind->seeks) {
+        /* subscribes to what it has not yet subscribed to */
+        conn->kind->ready(conn);
     }
 
-    if (node->pubsub) {
-        ngx_idempotency_redis_pubsub_tick(node->pubsub);
-    }
+    ngx_idempotency_redis_conn_ask(conn, NULL, NULL, "PING");
 }
 
 
@@ -857,7 +803,7 @@ node_found(ngx_idempotency_redis_t *redis, ngx_str_t *host, ngx_uint_t port)
     node = NULL;
     unused = NULL;
 
-    while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
+    while ((node = node_next(redis, node)) != NULL) {
         if (node_is(node, host, port)) {
             return node;
         }
@@ -895,7 +841,6 @@ node_id(ngx_idempotency_redis_node_t *node)
 static ngx_uint_t
 node_unused(ngx_idempotency_redis_node_t *node)
 {
-    ngx_uint_t                     i;
     ngx_idempotency_redis_t       *redis;
     ngx_idempotency_redis_conn_t  *conn;
 
@@ -907,15 +852,15 @@ node_unused(ngx_idempotency_redis_node_t *node)
         return 0;
     }
 
-    for (i = 0; i < redis_conns(redis); i++) {
-        conn = node->conns[i];
+    conn = NULL;
 
-        if (conn && !conn->kind->idle(conn)) {
+    while ((conn = ngx_idempotency_redis_conn_next(redis, conn)) != NULL) {
+        if (conn->node == node && !conn->kind->idle(conn)) {
             return 0;
         }
     }
 
-    return node->pubsub == NULL || node->pubsub->kind->idle(node->pubsub);
+    return 1;
 }
 
 
@@ -924,8 +869,8 @@ node_unused(ngx_idempotency_redis_node_t *node)
 static ngx_int_t
 node_move(ngx_idempotency_redis_node_t *node, ngx_str_t *host, in_port_t port)
 {
-    u_char      *p;
-    ngx_uint_t   i;
+    u_char                        *p;
+    ngx_idempotency_redis_conn_t  *conn;
 
     p = ngx_alloc(2 * host->len + sizeof("[]:65535"), ngx_cycle->log);
     if (p == NULL) {
@@ -963,42 +908,18 @@ node_move(ngx_idempotency_redis_node_t *node, ngx_str_t *host, in_port_t port)
         return NGX_ERROR;
     }
 
-    for (i = 0; i < redis_conns(node->redis); i++) {
-        if (node->conns[i]) {
-            ngx_idempotency_redis_conn_restart(node->conns[i], 1,
+    conn = NULL;
+
+    while ((conn = ngx_idempotency_redis_conn_next(node->redis, conn))
+           != NULL)
+    {
+        if (conn->node == node) {
+            ngx_idempotency_redis_conn_restart(conn, 1,
                                                "the master is another one");
         }
     }
 
-    if (node->pubsub) {
-        ngx_idempotency_redis_conn_restart(node->pubsub, 1,
-                                           "the master is another one");
-    }
-
     return NGX_OK;
-}
-
-
-static void
-node_stop(ngx_idempotency_redis_node_t *node)
-{
-    ngx_uint_t                     i;
-    ngx_idempotency_redis_conn_t  *conn;
-
-    for (i = 0; i < redis_conns(node->redis); i++) {
-        conn = node->conns[i];
-
-        if (conn) {
-            ngx_idempotency_redis_conn_stop(conn, NGX_IDEMPOTENCY_REDIS_AWAY,
-                                            "it has no slots");
-        }
-    }
-
-    if (node->pubsub) {
-        ngx_idempotency_redis_conn_stop(node->pubsub,
-                                        NGX_IDEMPOTENCY_REDIS_AWAY,
-                                        "it has no slots");
-    }
 }
 
 
@@ -1031,9 +952,10 @@ node_set_address(ngx_idempotency_redis_node_t *node, ngx_str_t *text)
 }
 
 
-ngx_idempotency_redis_node_t *
-ngx_idempotency_redis_node_next(ngx_idempotency_redis_t *redis,
-    ngx_idempotency_redis_node_t *node)
+/* the next node; NULL: the first one */
+
+static ngx_idempotency_redis_node_t *
+node_next(ngx_idempotency_redis_t *redis, ngx_idempotency_redis_node_t *node)
 {
     ngx_queue_t  *q;
 
@@ -1157,7 +1079,7 @@ discovery_next(ngx_idempotency_redis_t *redis)
         n = 0;
         node = NULL;
 
-        while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
+        while ((node = node_next(redis, node)) != NULL) {
             if ((node->seed || (redis->slots && node->known)) && n++ == turn) {
                 redis->turn = turn;
                 redis->discovery->node = node;
@@ -1185,64 +1107,60 @@ discovery_idle(ngx_idempotency_redis_conn_t *conn)
 }
 
 
-/* NGX_OK: the reply is an array of so many elements at least */
-
-static ngx_int_t
-discovery_answer(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_reply_t *reply, ngx_uint_t n, char *why,
-    ngx_str_t *what)
+static void
+discovery_ready(ngx_idempotency_redis_conn_t *conn)
 {
+    if (conn->redis->slots) {
+        ngx_idempotency_redis_conn_ask(conn, discovery_answer, NULL,
+                                       "CLUSTER SLOTS");
+        return;
+    }
+
+    ngx_idempotency_redis_conn_ask(conn, discovery_answer, NULL,
+                                   "SENTINEL GET-MASTER-ADDR-BY-NAME %V",
+                                   &conn->redis->conf.master);
+    ngx_idempotency_redis_conn_ask(conn, NULL, NULL,
+                                   "SUBSCRIBE +switch-master");
+}
+
+
+static void
+discovery_answer(ngx_idempotency_redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply)
+{
+    ngx_idempotency_redis_t  *redis;
+
+    redis = conn->redis;
+
     if (reply == NULL) {
-        return NGX_DECLINED;
+        return;
     }
 
     if (reply->type == NGX_IDEMPOTENCY_REDIS_ERROR) {
         ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_DENIED,
                                         "it says:", &reply->str);
-        return NGX_DECLINED;
+        return;
     }
 
-    if (reply->type != NGX_IDEMPOTENCY_REDIS_ARRAY || reply->n < n) {
+    if (reply->type != NGX_IDEMPOTENCY_REDIS_ARRAY
+        || reply->n < (redis->slots ? 1 : 2))
+    {
         ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
-                                        why, what);
-        return NGX_DECLINED;
+                                        redis->slots
+                                        ? "it does not know the slots"
+                                        : "it does not know the master",
+                                        redis->slots ? NULL
+                                                     : &redis->conf.master);
+        return;
     }
 
     ngx_idempotency_redis_conn_back(conn);
 
-    return NGX_OK;
-}
+    if (redis->slots) {
+        cluster_map(conn, reply);
 
-
-static void
-sentinel_ready(ngx_idempotency_redis_conn_t *conn)
-{
-    ngx_idempotency_resp_out_t  *out;
-
-    out = &conn->out;
-
-    ngx_idempotency_resp_command(out, 3);
-    ngx_idempotency_resp_word(out, (u_char *) "SENTINEL", 8);
-    ngx_idempotency_resp_word(out, (u_char *) "GET-MASTER-ADDR-BY-NAME", 23);
-    ngx_idempotency_resp_str(out, &conn->redis->conf.master);
-    ngx_idempotency_redis_conn_expect(conn, sentinel_answer, NULL);
-
-    ngx_idempotency_resp_say(out, "SUBSCRIBE", "+switch-master", NULL);
-    ngx_idempotency_redis_conn_expect(conn, NULL, NULL);
-
-    ngx_idempotency_redis_conn_write(conn);
-}
-
-
-static void
-sentinel_answer(ngx_idempotency_redis_conn_t *conn, void *data,
-    ngx_idempotency_redis_reply_t *reply)
-{
-    if (discovery_answer(conn, reply, 2, "it does not know the master",
-                         &conn->redis->conf.master)
-        == NGX_OK)
-    {
-        sentinel_master(conn->redis, &reply->elts[0].str, &reply->elts[1].str);
+    } else {
+        sentinel_master(redis, &reply->elts[0].str, &reply->elts[1].str);
     }
 }
 
@@ -1362,27 +1280,11 @@ ngx_idempotency_redis_moved(ngx_idempotency_redis_t *redis, ngx_str_t *text,
 
 
 static void
-cluster_ready(ngx_idempotency_redis_conn_t *conn)
-{
-    ngx_idempotency_resp_say(&conn->out, "CLUSTER", "SLOTS", NULL);
-    ngx_idempotency_redis_conn_expect(conn, cluster_answer, NULL);
-
-    ngx_idempotency_redis_conn_write(conn);
-}
-
-
-static void
-cluster_answer(ngx_idempotency_redis_conn_t *conn, void *data,
+cluster_map(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply)
 {
     ngx_uint_t                i;
     ngx_idempotency_redis_t  *redis;
-
-    if (discovery_answer(conn, reply, 1, "it does not know the slots", NULL)
-        != NGX_OK)
-    {
-        return;
-    }
 
     redis = conn->redis;
 
@@ -1498,7 +1400,7 @@ cluster_mapped(ngx_idempotency_redis_t *redis)
 
     node = NULL;
 
-    while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
+    while ((node = node_next(redis, node)) != NULL) {
         node->known = (node->map == redis->maps);
 
         if (!node->known) {
@@ -1522,23 +1424,28 @@ cluster_mapped(ngx_idempotency_redis_t *redis)
 static void
 cluster_leave(ngx_idempotency_redis_node_t *node)
 {
-    ngx_uint_t                     i;
     ngx_idempotency_redis_conn_t  *conn;
 
-    for (i = 0; i < redis_conns(node->redis); i++) {
-        conn = node->conns[i];
+    conn = NULL;
 
-        if (conn && conn->state != ngx_idempotency_redis_ready) {
-            ngx_idempotency_redis_conn_stop(conn, NGX_IDEMPOTENCY_REDIS_AWAY,
-                                            "it has no slots");
-
-            /* it is tried anew if it gets some again; home has no server */
-
-            if (node != node->redis->home) {
-                conn->down = 0;
-            }
-
-            ngx_idempotency_redis_pipeline_leave(conn);
+    while ((conn = ngx_idempotency_redis_conn_next(node->redis, conn))
+           != NULL)
+    {
+        if (conn->node != node || conn->state == ngx_idempotency_redis_ready
+            || conn->kind != &ngx_idempotency_redis_pipeline)
+        {
+            continue;
         }
+
+        ngx_idempotency_redis_conn_stop(conn, NGX_IDEMPOTENCY_REDIS_AWAY,
+                                        "it has no slots");
+
+        /* it is tried anew if it gets some again; home has no server */
+
+        if (node != node->redis->home) {
+            conn->down = 0;
+        }
+
+        ngx_idempotency_redis_pipeline_leave(conn);
     }
 }

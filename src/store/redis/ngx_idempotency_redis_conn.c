@@ -33,7 +33,6 @@
 static void conn_ready(ngx_idempotency_redis_conn_t *conn);
 static void conn_tell(ngx_idempotency_redis_conn_t *conn);
 static void conn_again(ngx_idempotency_redis_conn_t *conn);
-static void conn_close(ngx_idempotency_redis_conn_t *conn);
 static void conn_timer(ngx_event_t *ev);
 static void conn_open(ngx_idempotency_redis_conn_t *conn);
 static void open_resolve(ngx_idempotency_redis_conn_t *conn);
@@ -67,6 +66,8 @@ static void handshake_evicted(ngx_idempotency_redis_conn_t *conn,
 static ngx_str_t handshake_field(ngx_str_t *info, char *name);
 static uint64_t handshake_clock(void);
 static void io_read_handler(ngx_event_t *rev);
+static void conn_flush(ngx_event_t *ev);
+static void io_write(ngx_idempotency_redis_conn_t *conn);
 static ngx_int_t io_replies(ngx_idempotency_redis_conn_t *conn);
 static void io_write_handler(ngx_event_t *wev);
 static void io_answer(ngx_idempotency_redis_conn_t *conn,
@@ -87,30 +88,24 @@ typedef struct {
 } handshake_step_t;
 
 
-static handshake_step_t  handshake_steps[] = {
+static handshake_step_t  step_needed = { NULL, 1, 0, NULL };
 
-#define HANDSHAKE_NEEDED  (&handshake_steps[0])
-    { NULL, 1, 0, NULL },
+/* without HELLO the connection has no name at the server */
 
-    /* without HELLO the connection has no name at the server */
+static handshake_step_t  step_hello = { NULL, 0, 0, NULL };
 
-#define HANDSHAKE_HELLO   (&handshake_steps[1])
-    { NULL, 0, 0, NULL },
-
-#define HANDSHAKE_ROLE    (&handshake_steps[2])
-    { handshake_role, 0, NGX_IDEMPOTENCY_REDIS_WARN_ROLE,
-      "does not tell whether it is a master" },
-
-#define HANDSHAKE_INFO    (&handshake_steps[3])
-    { handshake_info, 0, NGX_IDEMPOTENCY_REDIS_WARN_INFO,
-      "does not tell whether it would forget" },
-
-#define HANDSHAKE_TIME    (&handshake_steps[4])
-    { handshake_time, 1, 0, NULL },
-
-#define HANDSHAKE_PING    (&handshake_steps[5])
-    { handshake_ping, 1, 0, NULL }
+static handshake_step_t  step_role = {
+    handshake_role, 0, NGX_IDEMPOTENCY_REDIS_WARN_ROLE,
+    "does not tell whether it is a master"
 };
+
+static handshake_step_t  step_info = {
+    handshake_info, 0, NGX_IDEMPOTENCY_REDIS_WARN_INFO,
+    "does not tell whether it would forget"
+};
+
+static handshake_step_t  step_time = { handshake_time, 1, 0, NULL };
+static handshake_step_t  step_ping = { handshake_ping, 1, 0, NULL };
 
 
 static char  open_no_resolver[] = "\"http\" has no \"resolver\" for";
@@ -142,6 +137,11 @@ ngx_idempotency_redis_conn_create(ngx_idempotency_redis_node_t *node,
     conn->timer.handler = conn_timer;
     conn->timer.cancelable = 1;
 
+    conn->flush.data = conn;
+    conn->flush.log = conn->redis->log;
+    conn->flush.handler = conn_flush;
+
+    ngx_queue_insert_tail(&conn->redis->conns, &conn->queue);
     ngx_queue_init(&conn->channels);
     ngx_queue_init(&conn->calls);
     ngx_queue_init(&conn->sent);
@@ -151,12 +151,16 @@ ngx_idempotency_redis_conn_create(ngx_idempotency_redis_node_t *node,
 }
 
 
-void
-ngx_idempotency_redis_conn_exit(ngx_idempotency_redis_conn_t *conn)
+ngx_idempotency_redis_conn_t *
+ngx_idempotency_redis_conn_next(ngx_idempotency_redis_t *redis,
+    ngx_idempotency_redis_conn_t *conn)
 {
-    if (conn) {
-        conn_close(conn);
-    }
+    ngx_queue_t  *q;
+
+    q = conn ? ngx_queue_next(&conn->queue) : ngx_queue_head(&redis->conns);
+
+    return (q == ngx_queue_sentinel(&redis->conns))
+           ? NULL : ngx_queue_data(q, ngx_idempotency_redis_conn_t, queue);
 }
 
 
@@ -188,7 +192,7 @@ ngx_idempotency_redis_conn_stop(ngx_idempotency_redis_conn_t *conn,
         conn->since = ngx_current_msec;
     }
 
-    conn_close(conn);
+    ngx_idempotency_redis_conn_close(conn);
     conn_drain(conn);
 
     conn->kind->lost(conn);
@@ -277,7 +281,7 @@ ngx_idempotency_redis_conn_lose(ngx_idempotency_redis_conn_t *conn,
     conn->why.data = conn->text;
     conn->why.len = p - conn->text;
 
-    conn_close(conn);
+    ngx_idempotency_redis_conn_close(conn);
 
     if (ready) {
         conn->since = ngx_current_msec;
@@ -376,8 +380,8 @@ conn_again(ngx_idempotency_redis_conn_t *conn)
 }
 
 
-static void
-conn_close(ngx_idempotency_redis_conn_t *conn)
+void
+ngx_idempotency_redis_conn_close(ngx_idempotency_redis_conn_t *conn)
 {
     ngx_connection_t  *c;
     struct linger      linger;
@@ -440,21 +444,15 @@ conn_timer(ngx_event_t *ev)
 
     conn = ev->data;
 
-    switch (conn->state) {
-
-    case ngx_idempotency_redis_closed:
+    if (conn->state == ngx_idempotency_redis_closed) {
         conn_open(conn);
-        break;
-
-    case ngx_idempotency_redis_ready:
-        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_TIMEOUT,
-                                        "no answer in time", NULL);
-        break;
-
-    default:
-        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
-                                        "connecting timed out", NULL);
+        return;
     }
+
+    ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_TIMEOUT,
+                                    conn->state == ngx_idempotency_redis_ready
+                                    ? "no answer in time"
+                                    : "connecting timed out", NULL);
 }
 
 
@@ -474,7 +472,7 @@ ngx_idempotency_redis_conn_settle(ngx_idempotency_redis_conn_t *conn)
     conn->c->idle = conn->kind->idle(conn);
 
     if (conn->c->idle && ngx_exiting) {
-        conn_close(conn);
+        ngx_idempotency_redis_conn_close(conn);
         conn_drain(conn);
     }
 }
@@ -743,7 +741,6 @@ conn_handshake(ngx_idempotency_redis_conn_t *conn)
     conn->state = ngx_idempotency_redis_handshake;
 
     handshake_start(conn);
-    ngx_idempotency_redis_conn_write(conn);
 }
 
 
@@ -891,53 +888,40 @@ tls_done(ngx_connection_t *c)
 static void
 handshake_start(ngx_idempotency_redis_conn_t *conn)
 {
-    ngx_idempotency_resp_out_t    *out;
+    handshake_step_t              *step;
     ngx_idempotency_redis_conf_t  *conf;
 
-    out = &conn->out;
     conf = &conn->redis->conf;
 
-    if (conf->password.len) {
-        ngx_idempotency_resp_command(out, conf->user.len ? 3 : 2);
-        ngx_idempotency_resp_word(out, (u_char *) "AUTH", 4);
+    /* sentinels have passwords of their own, or none: errors don't count */
 
-        if (conf->user.len) {
-            ngx_idempotency_resp_str(out, &conf->user);
-        }
+    step = conn->kind->seeks ? NULL : &step_needed;
 
-        ngx_idempotency_resp_str(out, &conf->password);
+    if (conf->password.len && conf->user.len) {
+        ngx_idempotency_redis_conn_ask(conn, handshake_answer, step,
+                                       "AUTH %V %V", &conf->user,
+                                       &conf->password);
 
-        /* sentinels have passwords of their own, or none: errors don't count */
-
-        (void) ngx_idempotency_redis_conn_due(conn, handshake_answer,
-                                              conn->kind->seeks
-                                              ? NULL : HANDSHAKE_NEEDED);
+    } else if (conf->password.len) {
+        ngx_idempotency_redis_conn_ask(conn, handshake_answer, step,
+                                       "AUTH %V", &conf->password);
     }
 
     if (conn->kind->seeks) {
-        ngx_idempotency_resp_say(out, "PING", NULL);
-        (void) ngx_idempotency_redis_conn_due(conn, handshake_answer,
-                                              HANDSHAKE_PING);
+        ngx_idempotency_redis_conn_ask(conn, handshake_answer, &step_ping,
+                                       "PING");
         return;
     }
 
-    ngx_idempotency_resp_say(out, "HELLO", "2", "SETNAME",
-                             "nginx-idempotency", NULL);
-    (void) ngx_idempotency_redis_conn_due(conn, handshake_answer,
-                                          HANDSHAKE_HELLO);
+    ngx_idempotency_redis_conn_ask(conn, handshake_answer, &step_hello,
+                                   "HELLO 2 SETNAME nginx-idempotency");
 
     if (conf->database) {
-        ngx_idempotency_resp_command(out, 2);
-        ngx_idempotency_resp_word(out, (u_char *) "SELECT", 6);
-        ngx_idempotency_resp_number(out, conf->database);
-
-        (void) ngx_idempotency_redis_conn_due(conn, handshake_answer,
-                                              HANDSHAKE_NEEDED);
+        ngx_idempotency_redis_conn_ask(conn, handshake_answer, &step_needed,
+                                       "SELECT %i", conf->database);
     }
 
-    ngx_idempotency_resp_say(out, "ROLE", NULL);
-    (void) ngx_idempotency_redis_conn_due(conn, handshake_answer,
-                                          HANDSHAKE_ROLE);
+    ngx_idempotency_redis_conn_ask(conn, handshake_answer, &step_role, "ROLE");
 
     if (conn->kind == &ngx_idempotency_redis_pipeline) {
         ngx_idempotency_redis_mark_ask(conn, 1);
@@ -954,13 +938,11 @@ ngx_idempotency_redis_conn_check(ngx_idempotency_redis_conn_t *conn,
     ngx_uint_t info)
 {
     if (info) {
-        ngx_idempotency_resp_say(&conn->out, "INFO", NULL);
-        ngx_idempotency_redis_conn_expect(conn, handshake_answer,
-                                          HANDSHAKE_INFO);
+        ngx_idempotency_redis_conn_ask(conn, handshake_answer, &step_info,
+                                       "INFO");
     }
 
-    ngx_idempotency_resp_say(&conn->out, "TIME", NULL);
-    ngx_idempotency_redis_conn_expect(conn, handshake_answer, HANDSHAKE_TIME);
+    ngx_idempotency_redis_conn_ask(conn, handshake_answer, &step_time, "TIME");
 }
 
 
@@ -1230,6 +1212,7 @@ handshake_clock(void)
 static void
 io_read_handler(ngx_event_t *rev)
 {
+    char                          *why;
     u_char                        *p;
     size_t                         size;
     ssize_t                        n;
@@ -1250,41 +1233,40 @@ io_read_handler(ngx_event_t *rev)
         return;
     }
 
-    for ( ;; ) {
+    why = NULL;
+
+    do {
         p = ngx_idempotency_resp_room(&conn->in, &size);
 
         if (p == NULL) {
-            ngx_idempotency_redis_conn_lose(conn,
-                                            NGX_IDEMPOTENCY_REDIS_CLOSED,
-                                            "no memory", NULL);
-            return;
+            why = "no memory";
+            break;
         }
 
         n = c->recv(c, p, size);
 
-        if (n == NGX_AGAIN) {
+        if (n == 0 || n == NGX_ERROR) {
+            why = n ? "it is lost" : "it closed the connection";
             break;
         }
 
-        if (n == 0 || n == NGX_ERROR) {
-            ngx_idempotency_redis_conn_lose(conn,
-                                            NGX_IDEMPOTENCY_REDIS_CLOSED,
-                                            n ? "it is lost"
-                                              : "it closed the connection",
-                                            NULL);
-            return;
+        if (n > 0) {
+            ngx_idempotency_resp_read(&conn->in, n);
+
+            if (io_replies(conn) != NGX_OK) {
+                return;
+            }
         }
 
-        ngx_idempotency_resp_read(&conn->in, n);
+    } while (n != NGX_AGAIN);
 
-        if (io_replies(conn) != NGX_OK) {
-            return;
-        }
+    if (why == NULL && ngx_handle_read_event(rev, 0) != NGX_OK) {
+        why = "no read event";
     }
 
-    if (ngx_handle_read_event(rev, 0) != NGX_OK) {
+    if (why) {
         ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CLOSED,
-                                        "no read event", NULL);
+                                        why, NULL);
         return;
     }
 
@@ -1341,53 +1323,9 @@ io_replies(ngx_idempotency_redis_conn_t *conn)
 }
 
 
-void
-ngx_idempotency_redis_conn_write(ngx_idempotency_redis_conn_t *conn)
-{
-    ssize_t                      n;
-    ngx_connection_t            *c;
-    ngx_idempotency_resp_out_t  *out;
-
-    c = conn->c;
-    out = &conn->out;
-
-    if (out->failed) {
-        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CLOSED,
-                                        "no memory", NULL);
-        return;
-    }
-
-    while (out->pos < out->len) {
-        n = c->send(c, out->buf + out->pos, out->len - out->pos);
-
-        if (n == NGX_AGAIN || n == 0) {
-            break;
-        }
-
-        if (n == NGX_ERROR) {
-            ngx_idempotency_redis_conn_lose(conn,
-                                            NGX_IDEMPOTENCY_REDIS_CLOSED,
-                                            "it is lost", NULL);
-            return;
-        }
-
-        ngx_idempotency_resp_written(out, n);
-    }
-
-    if (ngx_handle_write_event(c->write, 0) != NGX_OK) {
-        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CLOSED,
-                                        "no write event", NULL);
-        return;
-    }
-
-    c->idle = conn->kind->idle(conn);
-}
-
-
 static void
 io_write_handler(ngx_event_t *wev)
 {
-    ngx_uint_t                     generation;
     ngx_connection_t              *c;
     ngx_idempotency_redis_conn_t  *conn;
 
@@ -1399,16 +1337,67 @@ io_write_handler(ngx_event_t *wev)
         return;
     }
 
-    generation = conn->generation;
+    conn_flush(&conn->flush);
+}
 
-    ngx_idempotency_redis_conn_write(conn);
 
-    if (generation == conn->generation && conn->out.pos == conn->out.len
-        && conn->state == ngx_idempotency_redis_ready
-        && !ngx_queue_empty(&conn->calls))
-    {
-        ngx_post_event(&conn->flush, &ngx_posted_events);
+static void
+conn_flush(ngx_event_t *ev)
+{
+    ngx_idempotency_redis_conn_t  *conn;
+
+    conn = ev->data;
+
+    if (conn->kind->flush) {
+        conn->kind->flush(conn);
     }
+
+    if (conn->state == ngx_idempotency_redis_handshake
+        || conn->state == ngx_idempotency_redis_ready)
+    {
+        io_write(conn);
+    }
+}
+
+
+static void
+io_write(ngx_idempotency_redis_conn_t *conn)
+{
+    char                        *why;
+    ssize_t                      n;
+    ngx_connection_t            *c;
+    ngx_idempotency_resp_out_t  *out;
+
+    c = conn->c;
+    out = &conn->out;
+    why = out->failed ? "no memory" : NULL;
+
+    while (why == NULL && out->pos < out->len) {
+        n = c->send(c, out->buf + out->pos, out->len - out->pos);
+
+        if (n == NGX_AGAIN || n == 0) {
+            break;
+        }
+
+        if (n == NGX_ERROR) {
+            why = "it is lost";
+
+        } else {
+            ngx_idempotency_resp_written(out, n);
+        }
+    }
+
+    if (why == NULL && ngx_handle_write_event(c->write, 0) != NGX_OK) {
+        why = "no write event";
+    }
+
+    if (why) {
+        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CLOSED,
+                                        why, NULL);
+        return;
+    }
+
+    c->idle = conn->kind->idle(conn);
 }
 
 
@@ -1465,6 +1454,23 @@ ngx_idempotency_redis_conn_expect(ngx_idempotency_redis_conn_t *conn,
     if (conn->expected++ == 0 && !conn->timer.timer_set) {
         ngx_add_timer(&conn->timer, conn->redis->conf.timeout);
     }
+
+    ngx_post_event(&conn->flush, &ngx_posted_events);
+}
+
+
+void
+ngx_idempotency_redis_conn_ask(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_answer_pt handler, void *data, const char *format,
+    ...)
+{
+    va_list  args;
+
+    va_start(args, format);
+    ngx_idempotency_resp_vsay(&conn->out, format, args);
+    va_end(args);
+
+    ngx_idempotency_redis_conn_expect(conn, handler, data);
 }
 
 

@@ -55,6 +55,10 @@ typedef struct {
     /* true: an exiting worker may close the connection */
     ngx_uint_t                     (*idle)(
                                          ngx_idempotency_redis_conn_t *conn);
+    /* NULL, or writes into "out" what waits, at the end of a turn of the event
+       loop in which it was posted */
+    void                           (*flush)(
+                                         ngx_idempotency_redis_conn_t *conn);
 } ngx_idempotency_redis_kind_t;
 
 
@@ -68,6 +72,7 @@ typedef enum {
 
 
 struct ngx_idempotency_redis_conn_s {
+    ngx_queue_t                      queue;
     ngx_idempotency_redis_t         *redis;
     ngx_idempotency_redis_node_t    *node;
     ngx_idempotency_redis_kind_t    *kind;
@@ -87,7 +92,9 @@ struct ngx_idempotency_redis_conn_s {
     ngx_uint_t                       attempts;
 
     ngx_idempotency_resp_t           in;
+    /* sent by "flush", at the end of a turn of the event loop */
     ngx_idempotency_resp_out_t       out;
+    ngx_event_t                      flush;
 
     /* the answers that are due, a ring */
     ngx_idempotency_redis_due_t     *due;
@@ -130,7 +137,6 @@ struct ngx_idempotency_redis_conn_s {
     ngx_queue_t                      calls;
     ngx_queue_t                      sent;
     ngx_queue_t                      waiting;
-    ngx_event_t                      flush;
     ngx_event_t                      expire;
     ngx_event_t                      pause;
     ngx_msec_t                       paused;
@@ -200,6 +206,7 @@ struct ngx_idempotency_redis_s {
     /* all below is a worker's own */
     ngx_log_t                         *log;
     ngx_queue_t                        nodes;
+    ngx_queue_t                        conns;
     /* the only server, or the master; where calls wait for a cluster's map */
     ngx_idempotency_redis_node_t      *home;
     /* the nodes of a cluster, by slot; NULL: this is no cluster */
@@ -230,8 +237,11 @@ struct ngx_idempotency_redis_s {
 
 ngx_idempotency_redis_conn_t *ngx_idempotency_redis_conn_create(
     ngx_idempotency_redis_node_t *node, ngx_idempotency_redis_kind_t *kind);
-/* the process ends: calls no handler */
-void ngx_idempotency_redis_conn_exit(ngx_idempotency_redis_conn_t *conn);
+/* calls no handler */
+void ngx_idempotency_redis_conn_close(ngx_idempotency_redis_conn_t *conn);
+/* the next connection of all; NULL: the first one */
+ngx_idempotency_redis_conn_t *ngx_idempotency_redis_conn_next(
+    ngx_idempotency_redis_t *redis, ngx_idempotency_redis_conn_t *conn);
 /* connects, unless it is connected or connecting */
 void ngx_idempotency_redis_conn_connect(ngx_idempotency_redis_conn_t *conn);
 void ngx_idempotency_redis_conn_lose(ngx_idempotency_redis_conn_t *conn,
@@ -250,10 +260,14 @@ void ngx_idempotency_redis_conn_restart(ngx_idempotency_redis_conn_t *conn,
    no one needs it */
 ngx_int_t ngx_idempotency_redis_conn_due(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_answer_pt handler, void *data);
-void ngx_idempotency_redis_conn_write(ngx_idempotency_redis_conn_t *conn);
-/* not for a call: the answer comes in time, or the connection is lost */
+/* the same for a command that is no call: its answer comes in time, or the
+   connection is lost */
 void ngx_idempotency_redis_conn_expect(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_answer_pt handler, void *data);
+/* writes the command, too: see ngx_idempotency_resp_say() */
+void ngx_idempotency_redis_conn_ask(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_answer_pt handler, void *data, const char *format,
+    ...);
 
 /* each warning is logged once for each server */
 
@@ -290,7 +304,6 @@ void ngx_idempotency_redis_pipeline_leave(ngx_idempotency_redis_conn_t *conn);
 /* pubsub */
 
 void ngx_idempotency_redis_pubsub_init(ngx_idempotency_redis_t *redis);
-void ngx_idempotency_redis_pubsub_tick(ngx_idempotency_redis_conn_t *conn);
 void ngx_idempotency_redis_pubsub_route(ngx_idempotency_redis_t *redis);
 
 /* client */
@@ -299,10 +312,6 @@ void ngx_idempotency_redis_pubsub_route(ngx_idempotency_redis_t *redis);
    "news": the last look did not show it */
 void ngx_idempotency_redis_doubt(ngx_idempotency_redis_t *redis,
     ngx_uint_t news);
-
-/* the next node; NULL: the first one */
-ngx_idempotency_redis_node_t *ngx_idempotency_redis_node_next(
-    ngx_idempotency_redis_t *redis, ngx_idempotency_redis_node_t *node);
 
 /* the node of a key */
 ngx_idempotency_redis_node_t *ngx_idempotency_redis_node_of(

@@ -29,18 +29,18 @@
 
 /* the states of a mark, for each connection */
 
-#define MARK_UNKNOWN        0
-#define MARK_THERE          1
-#define MARK_OTHER          2
-/* some of the answers are there: all good, some unknown, some wrong */
-#define MARK_ASKED          3
-#define MARK_ASKED_UNKNOWN  4
-#define MARK_ASKED_OTHER    5
+#define MARK_THERE    0
+#define MARK_UNKNOWN  1
+#define MARK_OTHER    2
+/* ... so far, as not all answers are there */
+#define MARK_ASKED    4
 
 
-static void pipeline_flush(ngx_event_t *ev);
+static void pipeline_flush(ngx_idempotency_redis_conn_t *conn);
 static void pipeline_refuse(ngx_idempotency_redis_conn_t *conn);
-static void pipeline_flush_ready(ngx_idempotency_redis_conn_t *conn);
+static ngx_uint_t pipeline_refuses(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_call_t *call);
+static void pipeline_send(ngx_idempotency_redis_conn_t *conn);
 static void pipeline_say(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call);
 static void pipeline_answer(ngx_idempotency_redis_conn_t *conn, void *data,
@@ -49,6 +49,8 @@ static ngx_int_t pipeline_code(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply);
 static void pipeline_refused(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply);
+static void pipeline_resend(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_call_t *call);
 static void pipeline_later(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call, ngx_str_t *why);
 static void pipeline_pause(ngx_idempotency_redis_conn_t *conn, ngx_str_t *why);
@@ -56,29 +58,24 @@ static void pipeline_moved(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply,
     ngx_uint_t ask);
 static void pipeline_ask_acks(ngx_idempotency_redis_conn_t *conn,
-    ngx_msec_t deadline);
+    ngx_msec_t left);
 static void pipeline_acks(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
 static void pipeline_acked(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_error_e error, ngx_str_t *why);
 static void pipeline_expire(ngx_event_t *ev);
-static ngx_msec_t pipeline_expired(ngx_queue_t *calls, ngx_queue_t *expired,
-    ngx_msec_t next);
+static ngx_msec_t pipeline_left(ngx_queue_t *calls, ngx_msec_t left);
 static void pipeline_arm(ngx_idempotency_redis_conn_t *conn,
     ngx_msec_t deadline);
 static void pipeline_disarm(ngx_idempotency_redis_conn_t *conn);
 static void pipeline_move(ngx_queue_t *to, ngx_queue_t *from);
 static ngx_idempotency_redis_call_t *pipeline_first(ngx_queue_t *calls);
-static void pipeline_unsent(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_call_t *call);
-static void pipeline_give(ngx_idempotency_redis_call_t *call,
-    ngx_idempotency_redis_reply_t *reply, ngx_idempotency_redis_error_e error,
-    ngx_str_t *why, ngx_uint_t maybe);
+static void pipeline_give(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply,
+    ngx_idempotency_redis_error_e error, ngx_str_t *why, ngx_uint_t maybe);
 static void pipeline_ready(ngx_idempotency_redis_conn_t *conn);
 static void pipeline_lost(ngx_idempotency_redis_conn_t *conn);
 static ngx_uint_t pipeline_idle(ngx_idempotency_redis_conn_t *conn);
-static ngx_int_t mark_look(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_mark_t *mark);
 static void mark_doubt(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_mark_t *mark);
 static void mark_say(ngx_idempotency_redis_conn_t *conn,
@@ -91,6 +88,8 @@ static void mark_tried(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
 static ngx_int_t mark_error(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply);
+static void mark_is(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_mark_t *mark, ngx_int_t rc);
 static ngx_int_t mark_may(ngx_idempotency_redis_mark_t *mark,
     ngx_idempotency_redis_reply_t *reply);
 
@@ -103,7 +102,8 @@ ngx_idempotency_redis_kind_t  ngx_idempotency_redis_pipeline = {
     pipeline_ready,
     pipeline_lost,
     NULL,
-    pipeline_idle
+    pipeline_idle,
+    pipeline_flush
 };
 
 
@@ -114,10 +114,6 @@ ngx_idempotency_redis_pipeline_init(ngx_idempotency_redis_conn_t *conn)
 
     log = conn->redis->log;
 
-    conn->flush.data = conn;
-    conn->flush.log = log;
-    conn->flush.handler = pipeline_flush;
-
     /* a worker whose exit waits for a call has to wait for its deadline: the
        timer is not cancelable */
 
@@ -127,7 +123,7 @@ ngx_idempotency_redis_pipeline_init(ngx_idempotency_redis_conn_t *conn)
 
     conn->pause.data = conn;
     conn->pause.log = log;
-    conn->pause.handler = pipeline_flush;
+    conn->pause.handler = conn->flush.handler;
     conn->pause.cancelable = 1;
 }
 
@@ -149,44 +145,29 @@ ngx_idempotency_redis_pipeline_call(ngx_idempotency_redis_conn_t *conn,
 
 
 static void
-pipeline_flush(ngx_event_t *ev)
+pipeline_flush(ngx_idempotency_redis_conn_t *conn)
 {
-    ngx_queue_t                    calls;
-    ngx_idempotency_redis_conn_t  *conn;
-    ngx_idempotency_redis_call_t  *call;
+    if (conn->state != ngx_idempotency_redis_ready
+        && !ngx_queue_empty(&conn->calls))
+    {
+        ngx_idempotency_redis_conn_connect(conn);
 
-    conn = ev->data;
-
-    if (conn->durable && ngx_idempotency_redis_missing(conn->node)) {
-        pipeline_refuse(conn);
+        if (ngx_current_msec - conn->since >= conn->redis->conf.timeout) {
+            conn->down = 1;
+        }
     }
 
-    if (conn->state == ngx_idempotency_redis_ready) {
-        pipeline_flush_ready(conn);
-        return;
-    }
+    pipeline_refuse(conn);
 
-    ngx_idempotency_redis_conn_connect(conn);
-
-    if (ngx_current_msec - conn->since >= conn->redis->conf.timeout) {
-        conn->down = 1;
-    }
-
-    if (!conn->down) {
-        return;
-    }
-
-    /* a handler may make new calls: they are not of this round */
-
-    pipeline_move(&calls, &conn->calls);
-
-    while ((call = pipeline_first(&calls)) != NULL) {
-        pipeline_unsent(conn, call);
+    if (conn->state == ngx_idempotency_redis_ready && !conn->retire
+        && !conn->pause.timer_set && !conn->asked)
+    {
+        pipeline_send(conn);
     }
 }
 
 
-/* refuses the calls with `fresh` that were not sent yet */
+/* answers the calls that will not be sent; a handler may make new ones */
 
 static void
 pipeline_refuse(ngx_idempotency_redis_conn_t *conn)
@@ -203,92 +184,89 @@ pipeline_refuse(ngx_idempotency_redis_conn_t *conn)
         next = ngx_queue_next(q);
         call = ngx_queue_data(q, ngx_idempotency_redis_call_t, queue);
 
-        if (call->fresh) {
+        if (pipeline_refuses(conn, call)) {
             ngx_queue_remove(q);
             ngx_queue_insert_tail(&refused, q);
         }
     }
 
     while ((call = pipeline_first(&refused)) != NULL) {
-        pipeline_give(call, NULL, NGX_IDEMPOTENCY_REDIS_UNACKED,
-                      &pipeline_few, 0);
+        pipeline_give(conn, call, NULL, call->error, &call->why, 0);
+    }
+}
+
+
+static ngx_uint_t
+pipeline_refuses(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_call_t *call)
+{
+    ngx_uint_t  ready;
+
+    static ngx_str_t  unsent = ngx_string("it was not sent in time");
+
+    ready = (conn->state == ngx_idempotency_redis_ready);
+
+    if (call->fresh && conn->durable
+        && ngx_idempotency_redis_missing(conn->node))
+    {
+        call->error = NGX_IDEMPOTENCY_REDIS_UNACKED;
+        call->why = pipeline_few;
+        return 1;
     }
 
-    pipeline_disarm(conn);
+    if (ready && !conn->pause.timer_set && call->mark
+        && conn->marks[call->mark->n] == MARK_OTHER)
+    {
+        call->error = NGX_IDEMPOTENCY_REDIS_REFUSED;
+        call->why = call->mark->why;
+        return 1;
+    }
+
+    if (ready && !conn->paused) {
+        call->error = NGX_IDEMPOTENCY_REDIS_TIMEOUT;
+        call->why = unsent;
+
+    } else {
+        call->error = conn->error;
+        call->why = conn->why;
+    }
+
+    return (ngx_msec_int_t) (call->deadline - ngx_current_msec) <= 0
+           || (!ready && conn->down);
 }
 
 
 static void
-pipeline_flush_ready(ngx_idempotency_redis_conn_t *conn)
+pipeline_send(ngx_idempotency_redis_conn_t *conn)
 {
-    ngx_int_t                      rc;
     ngx_uint_t                     n;
-    ngx_msec_t                     deadline;
-    ngx_queue_t                   *q, refused;
+    ngx_msec_t                     left;
     ngx_idempotency_redis_call_t  *call;
 
-    if (conn->retire || conn->pause.timer_set || conn->asked) {
-        return;
-    }
-
     n = 0;
-    rc = NGX_OK;
-    deadline = 0;
+    left = NGX_MAX_INT_T_VALUE;
 
-    ngx_queue_init(&refused);
+    while ((call = pipeline_first(&conn->calls)) != NULL && !conn->out.failed
+           && conn->out.len - conn->out.pos <= PIPELINE_BYTES
+           && conn->ndue <= PIPELINE_CALLS)
+    {
+        if (call->mark && conn->marks[call->mark->n] != MARK_THERE) {
 
-    while (!ngx_queue_empty(&conn->calls)) {
+            if (conn->marks[call->mark->n] == MARK_UNKNOWN) {
+                mark_say(conn, call->mark);
+            }
 
-        if (conn->out.len - conn->out.pos > PIPELINE_BYTES
-            || conn->ndue > PIPELINE_CALLS)
-        {
             break;
         }
 
-        q = ngx_queue_head(&conn->calls);
-        call = ngx_queue_data(q, ngx_idempotency_redis_call_t, queue);
-
-        if ((ngx_msec_int_t) (call->deadline - ngx_current_msec) <= 0) {
-            /* the timer gives it up */
-            break;
-        }
-
-        rc = call->mark ? mark_look(conn, call->mark)
-                        : NGX_OK;
-
-        if (rc == NGX_AGAIN) {
-            break;
-        }
-
-        if (rc == NGX_DECLINED) {
-            ngx_queue_remove(q);
-            ngx_queue_insert_tail(&refused, q);
-            continue;
-        }
-
-        if (n++ == 0
-            || (ngx_msec_int_t) (call->deadline - deadline) < 0)
-        {
-            deadline = call->deadline;
-        }
+        n++;
+        left = ngx_min(left, call->deadline - ngx_current_msec);
 
         pipeline_say(conn, call);
     }
 
     if (n && conn->durable) {
-        pipeline_ask_acks(conn, deadline);
-    }
-
-    if (n || rc == NGX_AGAIN) {
-        ngx_idempotency_redis_conn_write(conn);
-    }
-
-    /* a handler may make new calls */
-
-    while ((call = pipeline_first(&refused)) != NULL) {
-        pipeline_give(call, NULL, NGX_IDEMPOTENCY_REDIS_REFUSED,
-                      &call->mark->why, 0);
-        pipeline_disarm(conn);
+        pipeline_ask_acks(conn, left);
     }
 }
 
@@ -307,7 +285,7 @@ pipeline_say(ngx_idempotency_redis_conn_t *conn,
     /* if ASKING fails, the call fails, too */
 
     if (call->asking) {
-        ngx_idempotency_resp_say(out, "ASKING", NULL);
+        ngx_idempotency_resp_say(out, "ASKING");
         (void) ngx_idempotency_redis_conn_due(conn, NULL, NULL);
     }
 
@@ -375,7 +353,7 @@ pipeline_answer(ngx_idempotency_redis_conn_t *conn, void *data,
     call->asking = 0;
 
     if (reply == NULL) {
-        pipeline_give(call, NULL, conn->error, &conn->why, 1);
+        pipeline_give(conn, call, NULL, conn->error, &conn->why, 1);
         return;
     }
 
@@ -391,15 +369,15 @@ pipeline_answer(ngx_idempotency_redis_conn_t *conn, void *data,
     }
 
     if (!conn->durable) {
-        pipeline_give(call, reply, NGX_IDEMPOTENCY_REDIS_OK, NULL, 0);
-        pipeline_disarm(conn);
+        pipeline_give(conn, call, reply, NGX_IDEMPOTENCY_REDIS_OK, NULL, 0);
         return;
     }
 
     call->reply = ngx_idempotency_resp_copy(&conn->in);
 
     if (call->reply == NULL) {
-        pipeline_give(call, NULL, NGX_IDEMPOTENCY_REDIS_CLOSED, &nomem, 1);
+        pipeline_give(conn, call, NULL, NGX_IDEMPOTENCY_REDIS_CLOSED, &nomem,
+                      1);
         return;
     }
 
@@ -449,8 +427,7 @@ pipeline_code(ngx_idempotency_redis_conn_t *conn,
         return NGX_OK;
     }
 
-    ngx_queue_remove(&call->queue);
-    ngx_idempotency_redis_pipeline_call(conn, call);
+    pipeline_resend(conn, call);
 
     return NGX_AGAIN;
 }
@@ -473,9 +450,7 @@ pipeline_refused(ngx_idempotency_redis_conn_t *conn,
         }
 
         call->eval = 1;
-
-        ngx_queue_remove(&call->queue);
-        ngx_idempotency_redis_pipeline_call(conn, call);
+        pipeline_resend(conn, call);
         return;
 
     case NGX_IDEMPOTENCY_REDIS_LATER:
@@ -509,8 +484,17 @@ pipeline_refused(ngx_idempotency_redis_conn_t *conn,
         mark_doubt(conn, call->mark);
     }
 
-    pipeline_give(call, reply, verdict.error, &reply->str, verdict.maybe);
-    pipeline_disarm(conn);
+    pipeline_give(conn, call, reply, verdict.error, &reply->str,
+                  verdict.maybe);
+}
+
+
+static void
+pipeline_resend(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_call_t *call)
+{
+    ngx_queue_remove(&call->queue);
+    ngx_idempotency_redis_pipeline_call(conn, call);
 }
 
 
@@ -520,16 +504,13 @@ static void
 pipeline_later(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call, ngx_str_t *why)
 {
-    ngx_queue_remove(&call->queue);
-    ngx_queue_insert_tail(&conn->calls, &call->queue);
-
     pipeline_pause(conn, why);
+    pipeline_resend(conn, call);
 }
 
 
 static void
-pipeline_pause(ngx_idempotency_redis_conn_t *conn,
-    ngx_str_t *why)
+pipeline_pause(ngx_idempotency_redis_conn_t *conn, ngx_str_t *why)
 {
     u_char  *p;
 
@@ -570,10 +551,8 @@ pipeline_moved(ngx_idempotency_redis_conn_t *conn,
 
     call->asking = ask;
 
-    ngx_queue_remove(&call->queue);
+    pipeline_resend(to, call);
     pipeline_disarm(conn);
-
-    ngx_idempotency_redis_pipeline_call(to, call);
 }
 
 
@@ -581,32 +560,26 @@ pipeline_moved(ngx_idempotency_redis_conn_t *conn,
    answered as such, and the connection stays */
 
 static void
-pipeline_ask_acks(ngx_idempotency_redis_conn_t *conn, ngx_msec_t deadline)
+pipeline_ask_acks(ngx_idempotency_redis_conn_t *conn, ngx_msec_t left)
 {
-    u_char                         buf[NGX_INT64_LEN + 1];
     ngx_msec_t                     msec;
     ngx_idempotency_redis_conf_t  *conf;
 
     conf = &conn->redis->conf;
 
-    msec = (deadline - ngx_current_msec) * 3 / 4;
-    *ngx_sprintf(buf, "%M", ngx_max(msec, 1)) = '\0';
+    msec = ngx_max(left * 3 / 4, 1);
 
     conn->asked_at = ngx_current_msec;
 
     if (conf->replicas) {
-        ngx_idempotency_resp_command(&conn->out, 3);
-        ngx_idempotency_resp_word(&conn->out, (u_char *) "WAIT", 4);
-        ngx_idempotency_resp_number(&conn->out, conf->replicas);
-        ngx_idempotency_resp_word(&conn->out, buf, ngx_strlen(buf));
-
+        ngx_idempotency_resp_say(&conn->out, "WAIT %i %i", conf->replicas,
+                                 msec);
         conn->asked++;
         (void) ngx_idempotency_redis_conn_due(conn, pipeline_acks, NULL);
     }
 
     if (conf->fsync) {
-        ngx_idempotency_resp_say(&conn->out, "WAITAOF", "1", "0", buf, NULL);
-
+        ngx_idempotency_resp_say(&conn->out, "WAITAOF 1 0 %i", msec);
         conn->asked++;
         (void) ngx_idempotency_redis_conn_due(conn, pipeline_acks, conf);
     }
@@ -655,8 +628,7 @@ pipeline_acks(ngx_idempotency_redis_conn_t *conn, void *data,
     }
 
     if (!conn->asked) {
-        pipeline_disarm(conn);
-        pipeline_flush(&conn->flush);
+        ngx_post_event(&conn->flush, &ngx_posted_events);
     }
 }
 
@@ -674,9 +646,10 @@ pipeline_acked(ngx_idempotency_redis_conn_t *conn,
     while ((call = pipeline_first(&calls)) != NULL) {
         reply = call->reply;
 
-        pipeline_give(call, (error == NGX_IDEMPOTENCY_REDIS_OK
-                             || error == NGX_IDEMPOTENCY_REDIS_UNACKED)
-                            ? reply : NULL,
+        pipeline_give(conn, call,
+                      (error == NGX_IDEMPOTENCY_REDIS_OK
+                       || error == NGX_IDEMPOTENCY_REDIS_UNACKED)
+                      ? reply : NULL,
                       error, why, error != NGX_IDEMPOTENCY_REDIS_OK);
 
         ngx_free(reply);
@@ -690,77 +663,60 @@ pipeline_acked(ngx_idempotency_redis_conn_t *conn,
 static void
 pipeline_expire(ngx_event_t *ev)
 {
-    ngx_msec_t                     next;
-    ngx_queue_t                    expired;
+    ngx_msec_t                     left;
     ngx_idempotency_redis_conn_t  *conn;
     ngx_idempotency_redis_call_t  *call;
 
     conn = ev->data;
 
-    ngx_queue_init(&expired);
+    left = pipeline_left(&conn->sent, NGX_MAX_INT_T_VALUE);
+    left = pipeline_left(&conn->waiting, left);
 
-    next = pipeline_expired(&conn->sent, NULL, NGX_MAX_INT_T_VALUE);
-    next = pipeline_expired(&conn->waiting, NULL, next);
+    if (left == 0) {
+        call = pipeline_first(&conn->sent);
 
-    if (next == 0) {
-
-        if (!ngx_queue_empty(&conn->sent)) {
-            call = ngx_queue_data(ngx_queue_head(&conn->sent),
-                                  ngx_idempotency_redis_call_t, queue);
+        if (call) {
             call->slow = 1;
         }
 
         ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_TIMEOUT,
                                         "no answer in time", NULL);
 
-        next = NGX_MAX_INT_T_VALUE;
+        left = NGX_MAX_INT_T_VALUE;
     }
 
-    next = pipeline_expired(&conn->calls, &expired, next);
+    pipeline_refuse(conn);
 
-    if (next != NGX_MAX_INT_T_VALUE && !conn->expire.timer_set) {
-        ngx_add_timer(&conn->expire, next);
-    }
+    left = pipeline_left(&conn->calls, left);
 
-    while ((call = pipeline_first(&expired)) != NULL) {
-        pipeline_unsent(conn, call);
+    if (left != NGX_MAX_INT_T_VALUE && !conn->expire.timer_set) {
+        ngx_add_timer(&conn->expire, left);
     }
 
     ngx_idempotency_redis_conn_settle(conn);
 }
 
 
-/* returns when the next call expires; 0: one has, and `expired` is NULL */
+/* how long until the first deadline, if that is less */
 
 static ngx_msec_t
-pipeline_expired(ngx_queue_t *calls, ngx_queue_t *expired, ngx_msec_t next)
+pipeline_left(ngx_queue_t *calls, ngx_msec_t left)
 {
-    ngx_queue_t                   *q, *following;
-    ngx_msec_int_t                 left;
+    ngx_queue_t                   *q;
+    ngx_msec_int_t                 n;
     ngx_idempotency_redis_call_t  *call;
 
     for (q = ngx_queue_head(calls);
          q != ngx_queue_sentinel(calls);
-         q = following)
+         q = ngx_queue_next(q))
     {
-        following = ngx_queue_next(q);
         call = ngx_queue_data(q, ngx_idempotency_redis_call_t, queue);
 
-        left = (ngx_msec_int_t) (call->deadline - ngx_current_msec);
-
-        if (left > 0) {
-            next = ngx_min(next, (ngx_msec_t) left);
-
-        } else if (expired == NULL) {
-            return 0;
-
-        } else {
-            ngx_queue_remove(q);
-            ngx_queue_insert_tail(expired, q);
-        }
+        n = (ngx_msec_int_t) (call->deadline - ngx_current_msec);
+        left = ngx_min(left, (ngx_msec_t) ngx_max(n, 0));
     }
 
-    return next;
+    return left;
 }
 
 
@@ -824,26 +780,9 @@ pipeline_first(ngx_queue_t *calls)
 
 
 static void
-pipeline_unsent(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_call_t *call)
-{
-    static ngx_str_t  why = ngx_string("it was not sent in time");
-
-    if (conn->state == ngx_idempotency_redis_ready && !conn->paused) {
-        pipeline_give(call, NULL, NGX_IDEMPOTENCY_REDIS_TIMEOUT, &why, 0);
-
-    } else {
-        pipeline_give(call, NULL, conn->error, &conn->why, 0);
-    }
-
-    pipeline_disarm(conn);
-}
-
-
-static void
-pipeline_give(ngx_idempotency_redis_call_t *call,
-    ngx_idempotency_redis_reply_t *reply, ngx_idempotency_redis_error_e error,
-    ngx_str_t *why, ngx_uint_t maybe)
+pipeline_give(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply,
+    ngx_idempotency_redis_error_e error, ngx_str_t *why, ngx_uint_t maybe)
 {
     ngx_queue_remove(&call->queue);
 
@@ -853,12 +792,11 @@ pipeline_give(ngx_idempotency_redis_call_t *call,
 
     if (why) {
         call->why = *why;
-
-    } else {
-        ngx_str_null(&call->why);
     }
 
     call->handler(call);
+
+    pipeline_disarm(conn);
 }
 
 
@@ -877,7 +815,6 @@ pipeline_lost(ngx_idempotency_redis_conn_t *conn)
     conn->asked = 0;
 
     pipeline_acked(conn, conn->error, &conn->why);
-    pipeline_disarm(conn);
     pipeline_ready(conn);
 }
 
@@ -895,10 +832,6 @@ ngx_idempotency_redis_pipeline_leave(ngx_idempotency_redis_conn_t *conn)
 {
     ngx_queue_t                    calls;
     ngx_idempotency_redis_call_t  *call;
-
-    if (conn->flush.posted) {
-        ngx_delete_posted_event(&conn->flush);
-    }
 
     if (conn->pause.timer_set) {
         ngx_del_timer(&conn->pause);
@@ -945,29 +878,6 @@ ngx_idempotency_redis_mark_ask(ngx_idempotency_redis_conn_t *conn,
 }
 
 
-static ngx_int_t
-mark_look(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_mark_t *mark)
-{
-    switch (conn->marks[mark->n]) {
-
-    case MARK_THERE:
-        return NGX_OK;
-
-    case MARK_OTHER:
-        return NGX_DECLINED;
-
-    case MARK_UNKNOWN:
-        mark_say(conn, mark);
-
-        /* fall through */
-
-    default:
-        return NGX_AGAIN;
-    }
-}
-
-
 /* a call was refused: ask for the mark before the next one */
 
 static void
@@ -984,20 +894,13 @@ void
 ngx_idempotency_redis_marked(ngx_idempotency_redis_t *redis,
     ngx_idempotency_redis_mark_t *mark)
 {
-    ngx_uint_t                     i, n;
     ngx_idempotency_redis_conn_t  *conn;
-    ngx_idempotency_redis_node_t  *node;
 
-    n = 2 * redis->conf.connections;
-    node = NULL;
+    conn = NULL;
 
-    while ((node = ngx_idempotency_redis_node_next(redis, node)) != NULL) {
-        for (i = 0; i < n; i++) {
-            conn = node->conns[i];
-
-            if (conn && conn->marks[mark->n] == MARK_OTHER) {
-                conn->marks[mark->n] = MARK_UNKNOWN;
-            }
+    while ((conn = ngx_idempotency_redis_conn_next(redis, conn)) != NULL) {
+        if (conn->marks[mark->n] == MARK_OTHER) {
+            conn->marks[mark->n] = MARK_UNKNOWN;
         }
     }
 }
@@ -1011,12 +914,9 @@ static void
 mark_say(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_mark_t *mark)
 {
-    ngx_str_t                    publish;
-    ngx_uint_t                   i, n;
-    ngx_idempotency_resp_out_t  *out;
+    ngx_uint_t  i, n;
 
     n = 0;
-    out = &conn->out;
 
     for (i = 0;
          i < mark->nstamps && conn->marks[mark->n] != MARK_THERE;
@@ -1027,23 +927,13 @@ mark_say(ngx_idempotency_redis_conn_t *conn,
 
     conn->marks[mark->n] = MARK_ASKED;
 
-    if (conn->redis->conf.mode == NGX_IDEMPOTENCY_REDIS_CLUSTER) {
-        ngx_str_set(&publish, "SPUBLISH");
-
-    } else {
-        ngx_str_set(&publish, "PUBLISH");
-    }
-
     /* without a key, so that each node of a cluster answers */
 
-    ngx_idempotency_resp_command(out, 5);
-    ngx_idempotency_resp_word(out, (u_char *) "EVAL", 4);
-    ngx_idempotency_resp_str(out, &mark->tries->text);
-    ngx_idempotency_resp_word(out, (u_char *) "0", 1);
-    ngx_idempotency_resp_str(out, &mark->stamps->key);
-    ngx_idempotency_resp_str(out, &publish);
-
-    ngx_idempotency_redis_conn_expect(conn, mark_tried, mark);
+    ngx_idempotency_redis_conn_ask(conn, mark_tried, mark,
+                                   conn->redis->slots
+                                   ? "EVAL %V 0 %V SPUBLISH"
+                                   : "EVAL %V 0 %V PUBLISH",
+                                   &mark->tries->text, &mark->stamps->key);
 }
 
 
@@ -1054,16 +944,14 @@ mark_say_stamp(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_stamp_t *stamp, ngx_uint_t text)
 {
     ngx_str_t                        args[NGX_IDEMPOTENCY_REDIS_STAMP_ARGS];
-    ngx_uint_t                       i;
+    ngx_str_t                        sha1;
     ngx_idempotency_redis_t         *redis;
-    ngx_idempotency_resp_out_t      *out;
     ngx_idempotency_redis_script_t  *script;
 
-    out = &conn->out;
     redis = conn->redis;
     script = stamp->mark->script;
 
-    if (redis->conf.mode == NGX_IDEMPOTENCY_REDIS_CLUSTER
+    if (redis->slots
         && ngx_idempotency_redis_node_of(redis, &stamp->key) != conn->node)
     {
         return 0;
@@ -1071,25 +959,15 @@ mark_say_stamp(ngx_idempotency_redis_conn_t *conn,
 
     stamp->mark->says(stamp, args);
 
-    ngx_idempotency_resp_command(out, 4 + NGX_IDEMPOTENCY_REDIS_STAMP_ARGS);
+    sha1.data = script->sha1;
+    sha1.len = sizeof(script->sha1);
 
-    if (text) {
-        ngx_idempotency_resp_word(out, (u_char *) "EVAL", 4);
-        ngx_idempotency_resp_str(out, &script->text);
-
-    } else {
-        ngx_idempotency_resp_word(out, (u_char *) "EVALSHA", 7);
-        ngx_idempotency_resp_word(out, script->sha1, sizeof(script->sha1));
-    }
-
-    ngx_idempotency_resp_word(out, (u_char *) "1", 1);
-    ngx_idempotency_resp_str(out, &stamp->key);
-
-    for (i = 0; i < NGX_IDEMPOTENCY_REDIS_STAMP_ARGS; i++) {
-        ngx_idempotency_resp_str(out, &args[i]);
-    }
-
-    ngx_idempotency_redis_conn_expect(conn, mark_said, stamp);
+    ngx_idempotency_redis_conn_ask(conn, mark_said, stamp,
+                                   text ? "EVAL %V 1 %V %V %V %V %V %V"
+                                        : "EVALSHA %V 1 %V %V %V %V %V %V",
+                                   text ? &script->text : &sha1, &stamp->key,
+                                   &args[0], &args[1], &args[2], &args[3],
+                                   &args[4]);
 
     return 1;
 }
@@ -1101,27 +979,39 @@ mark_said(ngx_idempotency_redis_conn_t *conn, void *data,
 {
     ngx_idempotency_redis_stamp_t  *stamp = data;
 
-    u_char     *is;
-    ngx_int_t   rc;
-
-    is = &conn->marks[stamp->mark->n];
+    ngx_int_t  rc;
 
     rc = mark_error(conn, reply);
 
-    if (rc == NGX_ERROR) {
+    if (rc == NGX_DONE) {
         rc = stamp->mark->handler(stamp, reply);
     }
 
+    mark_is(conn, stamp->mark, rc);
+
     if (rc == NGX_ERROR) {
-        *is = MARK_ASKED_OTHER;
 
         /* a server that has forgotten may be no master any more */
 
         ngx_idempotency_redis_doubt(conn->redis, 0);
-
-    } else if (rc == NGX_AGAIN && *is == MARK_ASKED) {
-        *is = MARK_ASKED_UNKNOWN;
     }
+}
+
+
+/* the worst of the answers counts */
+
+static void
+mark_is(ngx_idempotency_redis_conn_t *conn, ngx_idempotency_redis_mark_t *mark,
+    ngx_int_t rc)
+{
+    ngx_uint_t  is;
+
+    is = (rc == NGX_ERROR) ? MARK_OTHER
+         : (rc == NGX_AGAIN) ? MARK_UNKNOWN : MARK_THERE;
+
+    is |= MARK_ASKED;
+
+    conn->marks[mark->n] = ngx_max(conn->marks[mark->n], is);
 }
 
 
@@ -1133,20 +1023,16 @@ mark_tried(ngx_idempotency_redis_conn_t *conn, void *data,
 {
     ngx_idempotency_redis_mark_t  *mark = data;
 
-    u_char     *is;
-    ngx_int_t   rc;
-
-    is = &conn->marks[mark->n];
+    ngx_int_t  rc;
 
     rc = mark_error(conn, reply);
 
-    if (rc == NGX_ERROR) {
+    if (rc == NGX_DONE) {
         rc = mark_may(mark, reply);
     }
 
-    *is = (rc == NGX_ERROR || *is == MARK_ASKED_OTHER) ? MARK_OTHER
-          : (rc == NGX_AGAIN || *is == MARK_ASKED_UNKNOWN) ? MARK_UNKNOWN
-          : MARK_THERE;
+    mark_is(conn, mark, rc);
+    conn->marks[mark->n] &= ~MARK_ASKED;
 
     if (reply && reply->type == NGX_IDEMPOTENCY_REDIS_ARRAY && reply->n == 2
         && reply->elts[0].str.len == 1 && reply->elts[0].str.data[0] == 'W'
@@ -1164,7 +1050,7 @@ mark_tried(ngx_idempotency_redis_conn_t *conn, void *data,
 }
 
 
-/* NGX_ERROR: the reply is to be judged; NGX_OK: the stamp has moved to another
+/* NGX_DONE: the reply is to be judged; NGX_OK: the stamp has moved to another
    node of the cluster; NGX_AGAIN: the server is busy, or no master */
 
 static ngx_int_t
@@ -1178,7 +1064,7 @@ mark_error(ngx_idempotency_redis_conn_t *conn,
     }
 
     if (reply->type != NGX_IDEMPOTENCY_REDIS_ERROR) {
-        return NGX_ERROR;
+        return NGX_DONE;
     }
 
     verdict = ngx_idempotency_redis_verdict(&reply->str);
@@ -1199,7 +1085,7 @@ mark_error(ngx_idempotency_redis_conn_t *conn,
         return NGX_AGAIN;
     }
 
-    return NGX_ERROR;
+    return NGX_DONE;
 }
 
 

@@ -40,7 +40,6 @@ static ngx_idempotency_redis_conn_t *pubsub_conn(
     ngx_idempotency_redis_node_t *node);
 static void pubsub_say(ngx_idempotency_redis_conn_t *conn,
     pubsub_channel_t *channel, ngx_uint_t subscribe);
-static void pubsub_flush(ngx_event_t *ev);
 static void pubsub_unwatch(ngx_event_t *ev);
 static void pubsub_drop(ngx_idempotency_redis_t *redis,
     pubsub_channel_t *channel);
@@ -58,7 +57,8 @@ static ngx_idempotency_redis_kind_t  pubsub_kind = {
     pubsub_ready,
     pubsub_lost,
     pubsub_push,
-    pubsub_idle
+    pubsub_idle,
+    NULL
 };
 
 
@@ -165,58 +165,32 @@ pubsub_conn(ngx_idempotency_redis_node_t *node)
 {
     if (node->pubsub == NULL) {
         node->pubsub = ngx_idempotency_redis_conn_create(node, &pubsub_kind);
-
-        if (node->pubsub == NULL) {
-            return NULL;
-        }
-
-        node->pubsub->flush.data = node->pubsub;
-        node->pubsub->flush.log = node->redis->log;
-        node->pubsub->flush.handler = pubsub_flush;
     }
 
     return node->pubsub;
 }
 
 
-/* goes out at the end of this turn of the event loop */
-
 static void
 pubsub_say(ngx_idempotency_redis_conn_t *conn, pubsub_channel_t *channel,
     ngx_uint_t subscribe)
 {
-    char       *command;
-    ngx_uint_t  sharded;
+    const char  *command;
 
     if (conn->state != ngx_idempotency_redis_ready) {
         return;
     }
 
-    sharded = (conn->redis->slots != NULL);
-    command = subscribe ? "SSUBSCRIBE" : "SUNSUBSCRIBE";
+    command = subscribe ? "SSUBSCRIBE %V" : "SUNSUBSCRIBE %V";
 
-    ngx_idempotency_resp_command(&conn->out, 2);
-    ngx_idempotency_resp_word(&conn->out, (u_char *) command + !sharded,
-                              ngx_strlen(command) - !sharded);
-    ngx_idempotency_resp_str(&conn->out, &channel->name.str);
-
-    ngx_idempotency_redis_conn_expect(conn, pubsub_answer,
-                                      subscribe ? NULL : conn);
-
-    ngx_post_event(&conn->flush, &ngx_posted_events);
-}
-
-
-static void
-pubsub_flush(ngx_event_t *ev)
-{
-    ngx_idempotency_redis_conn_t  *conn;
-
-    conn = ev->data;
-
-    if (conn->state == ngx_idempotency_redis_ready) {
-        ngx_idempotency_redis_conn_write(conn);
+    if (conn->redis->slots == NULL) {
+        /* a channel of all servers: without the first "S" */
+        command++;
     }
+
+    ngx_idempotency_redis_conn_ask(conn, pubsub_answer,
+                                   subscribe ? NULL : conn, command,
+                                   &channel->name.str);
 }
 
 
@@ -356,24 +330,6 @@ pubsub_answer(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_warn(conn, NGX_IDEMPOTENCY_REDIS_WARN_SUBSCRIBE,
                                "lets nobody subscribe, who waits has to ask "
                                "again and again", &reply->str);
-}
-
-
-/* checks the connection, and subscribes what is not yet */
-
-void
-ngx_idempotency_redis_pubsub_tick(ngx_idempotency_redis_conn_t *conn)
-{
-    if (conn->state != ngx_idempotency_redis_ready || conn->expected) {
-        return;
-    }
-
-    pubsub_ready(conn);
-
-    ngx_idempotency_resp_say(&conn->out, "PING", NULL);
-    ngx_idempotency_redis_conn_expect(conn, NULL, NULL);
-
-    ngx_post_event(&conn->flush, &ngx_posted_events);
 }
 
 

@@ -477,27 +477,46 @@ ngx_idempotency_resp_number(ngx_idempotency_resp_out_t *out, uint64_t number)
 
 
 void
-ngx_idempotency_resp_say(ngx_idempotency_resp_out_t *out, ...)
+ngx_idempotency_resp_say(ngx_idempotency_resp_out_t *out, const char *format,
+    ...)
 {
-    char        *word;
-    va_list      args;
-    ngx_uint_t   n;
+    va_list  args;
 
-    va_start(args, out);
-
-    for (n = 0; va_arg(args, char *); n++) { /* void */ }
-
+    va_start(args, format);
+    ngx_idempotency_resp_vsay(out, format, args);
     va_end(args);
+}
+
+
+void
+ngx_idempotency_resp_vsay(ngx_idempotency_resp_out_t *out, const char *format,
+    va_list args)
+{
+    size_t       len;
+    ngx_str_t   *str;
+    ngx_uint_t   n;
+    const char  *p;
+
+    for (n = 1, p = format; *p; p++) {
+        n += (*p == ' ');
+    }
 
     ngx_idempotency_resp_command(out, n);
 
-    va_start(args, out);
+    for (p = format; n; n--, p += len + 1) {
+        len = strcspn(p, " ");
 
-    while ((word = va_arg(args, char *)) != NULL) {
-        ngx_idempotency_resp_word(out, (u_char *) word, ngx_strlen(word));
+        if (len == 2 && p[0] == '%' && p[1] == 'V') {
+            str = va_arg(args, ngx_str_t *);
+            ngx_idempotency_resp_str(out, str);
+
+        } else if (len == 2 && p[0] == '%' && p[1] == 'i') {
+            ngx_idempotency_resp_number(out, va_arg(args, ngx_int_t));
+
+        } else {
+            ngx_idempotency_resp_word(out, (u_char *) p, len);
+        }
     }
-
-    va_end(args);
 }
 
 

@@ -96,9 +96,13 @@ void ngx_idempotency_resp_word(ngx_idempotency_resp_out_t *out, u_char *data,
 void ngx_idempotency_resp_number(ngx_idempotency_resp_out_t *out,
     uint64_t number);
 
-/* a whole command, of C strings up to NULL */
+/* A whole command: words with a blank between them.  "%V" is the string of the
+   next argument, "%i" a number that is not negative. */
 
-void ngx_idempotency_resp_say(ngx_idempotency_resp_out_t *out, ...);
+void ngx_idempotency_resp_say(ngx_idempotency_resp_out_t *out,
+    const char *format, ...);
+void ngx_idempotency_resp_vsay(ngx_idempotency_resp_out_t *out,
+    const char *format, va_list args);
 
 void ngx_idempotency_resp_written(ngx_idempotency_resp_out_t *out, size_t n);
 void ngx_idempotency_resp_out_free(ngx_idempotency_resp_out_t *out);
