@@ -65,7 +65,7 @@ static ngx_idempotency_redis_node_t *node_next(ngx_idempotency_redis_t *redis,
 static ngx_idempotency_redis_node_t *node_create(
     ngx_idempotency_redis_t *redis);
 static ngx_idempotency_redis_node_t *node_configured(
-    ngx_idempotency_redis_t *redis, ngx_idempotency_redis_server_t *server);
+    ngx_idempotency_redis_t *redis, ngx_uint_t n);
 static ngx_idempotency_redis_node_t *node_found(ngx_idempotency_redis_t *redis,
     ngx_str_t *host, ngx_uint_t port);
 static ngx_uint_t node_is(ngx_idempotency_redis_node_t *node, ngx_str_t *host,
@@ -94,7 +94,6 @@ static void cluster_range(ngx_idempotency_redis_conn_t *conn,
 static void cluster_address(ngx_idempotency_redis_node_t *node,
     ngx_idempotency_redis_reply_t *more);
 static void cluster_mapped(ngx_idempotency_redis_t *redis);
-static void cluster_leave(ngx_idempotency_redis_node_t *node);
 
 
 static ngx_idempotency_redis_kind_t  discovery_kind = {
@@ -125,10 +124,8 @@ ngx_int_t
 ngx_idempotency_redis_init_process(ngx_idempotency_redis_t *redis,
     ngx_cycle_t *cycle)
 {
-    ngx_uint_t                       i;
-    ngx_idempotency_redis_conf_t    *conf;
-    ngx_idempotency_redis_node_t    *node;
-    ngx_idempotency_redis_server_t  *servers;
+    ngx_uint_t                     i;
+    ngx_idempotency_redis_conf_t  *conf;
 
     if (redis->started) {
         return NGX_OK;
@@ -155,21 +152,18 @@ ngx_idempotency_redis_init_process(ngx_idempotency_redis_t *redis,
     ngx_idempotency_redis_pubsub_init(redis);
 
     conf = &redis->conf;
-    servers = conf->servers.elts;
-
-    if (conf->mode == NGX_IDEMPOTENCY_REDIS_STANDALONE) {
-        redis->home = node_configured(redis, servers);
-        return redis->home ? node_connect(redis->home) : NGX_ERROR;
-    }
 
     for (i = 0; i < conf->servers.nelts; i++) {
-        node = node_configured(redis, &servers[i]);
-        if (node == NULL) {
+        redis->home = node_configured(redis, i);
+
+        if (redis->home == NULL) {
             return NGX_ERROR;
         }
+    }
 
-        node->known = 0;
-        node->seed = 1;
+    if (conf->mode == NGX_IDEMPOTENCY_REDIS_STANDALONE) {
+        redis->home->known = 1;
+        return node_connect(redis->home);
     }
 
     redis->home = node_create(redis);
@@ -198,9 +192,10 @@ ngx_idempotency_redis_init_process(ngx_idempotency_redis_t *redis,
         return NGX_ERROR;
     }
 
-    redis->turn = ngx_random() % conf->servers.nelts;
+    for (i = ngx_random() % conf->servers.nelts + 1; i; i--) {
+        discovery_next(redis);
+    }
 
-    discovery_next(redis);
     ngx_idempotency_redis_conn_connect(redis->discovery);
 
     return node_connect(redis->home);
@@ -769,9 +764,9 @@ node_create(ngx_idempotency_redis_t *redis)
 
 
 static ngx_idempotency_redis_node_t *
-node_configured(ngx_idempotency_redis_t *redis,
-    ngx_idempotency_redis_server_t *server)
+node_configured(ngx_idempotency_redis_t *redis, ngx_uint_t n)
 {
+    ngx_url_t                     *url;
     ngx_idempotency_redis_node_t  *node;
 
     node = node_create(redis);
@@ -779,14 +774,16 @@ node_configured(ngx_idempotency_redis_t *redis,
         return NULL;
     }
 
-    node->known = 1;
-    node->name = server->url.url;
-    node->addrs = server->url.addrs;
-    node->naddrs = server->url.naddrs;
+    url = &((ngx_idempotency_redis_server_t *) redis->conf.servers.elts)[n].url;
 
-    if (server->url.family != AF_UNIX) {
-        node->host = server->url.host;
-        node->port = server->url.port;
+    node->seed = 1;
+    node->name = url->url;
+    node->addrs = url->addrs;
+    node->naddrs = url->naddrs;
+
+    if (url->family != AF_UNIX) {
+        node->host = url->host;
+        node->port = url->port;
     }
 
     return node;
@@ -1065,31 +1062,25 @@ ngx_idempotency_redis_doubt(ngx_idempotency_redis_t *redis, ngx_uint_t news)
 }
 
 
-/* the next node: of the configuration, then of the map */
+/* the next node of the configuration or of the map */
 
 static void
 discovery_next(ngx_idempotency_redis_t *redis)
 {
-    ngx_uint_t                     n, turn;
     ngx_idempotency_redis_node_t  *node;
 
-    turn = ++redis->turn;
+    node = redis->discovery->node;
 
     do {
-        n = 0;
-        node = NULL;
+        node = node_next(redis, node);
 
-        while ((node = node_next(redis, node)) != NULL) {
-            if ((node->seed || (redis->slots && node->known)) && n++ == turn) {
-                redis->turn = turn;
-                redis->discovery->node = node;
-                return;
-            }
+        if (node == NULL) {
+            node = node_next(redis, NULL);
         }
 
-        turn %= n;
+    } while (!node->seed && !(redis->slots && node->known));
 
-    } while (n);
+    redis->discovery->node = node;
 }
 
 
@@ -1390,7 +1381,8 @@ cluster_address(ngx_idempotency_redis_node_t *node,
 }
 
 
-/* after a new map: waiting calls go on, and each server gets a connection */
+/* after a new map: each server gets a connection, and calls that were not sent
+   go where they belong now */
 
 static void
 cluster_mapped(ngx_idempotency_redis_t *redis)
@@ -1403,35 +1395,18 @@ cluster_mapped(ngx_idempotency_redis_t *redis)
     while ((node = node_next(redis, node)) != NULL) {
         node->known = (node->map == redis->maps);
 
-        if (!node->known) {
-            cluster_leave(node);
-            continue;
-        }
-
-        conn = ngx_idempotency_redis_node_conn(node, 0, 0);
+        conn = node->known ? ngx_idempotency_redis_node_conn(node, 0, 0) : NULL;
 
         if (conn) {
             ngx_idempotency_redis_conn_connect(conn);
         }
     }
 
-    ngx_idempotency_redis_pubsub_route(redis);
-}
-
-
-/* calls that were sent may still be answered */
-
-static void
-cluster_leave(ngx_idempotency_redis_node_t *node)
-{
-    ngx_idempotency_redis_conn_t  *conn;
-
     conn = NULL;
 
-    while ((conn = ngx_idempotency_redis_conn_next(node->redis, conn))
-           != NULL)
-    {
-        if (conn->node != node || conn->state == ngx_idempotency_redis_ready
+    while ((conn = ngx_idempotency_redis_conn_next(redis, conn)) != NULL) {
+
+        if (conn->node->known || conn->state == ngx_idempotency_redis_ready
             || conn->kind != &ngx_idempotency_redis_pipeline)
         {
             continue;
@@ -1442,10 +1417,12 @@ cluster_leave(ngx_idempotency_redis_node_t *node)
 
         /* it is tried anew if it gets some again; home has no server */
 
-        if (node != node->redis->home) {
+        if (conn->node != redis->home) {
             conn->down = 0;
         }
 
         ngx_idempotency_redis_pipeline_leave(conn);
     }
+
+    ngx_idempotency_redis_pubsub_route(redis);
 }

@@ -31,7 +31,7 @@
 
 
 static void conn_ready(ngx_idempotency_redis_conn_t *conn);
-static void conn_tell(ngx_idempotency_redis_conn_t *conn);
+static void conn_log_away(ngx_idempotency_redis_conn_t *conn);
 static void conn_again(ngx_idempotency_redis_conn_t *conn);
 static void conn_timer(ngx_event_t *ev);
 static void conn_open(ngx_idempotency_redis_conn_t *conn);
@@ -46,7 +46,7 @@ static void conn_handshake(ngx_idempotency_redis_conn_t *conn);
 #if (NGX_SSL)
 static void tls_start(ngx_idempotency_redis_conn_t *conn);
 static void tls_done(ngx_connection_t *c);
-static ngx_int_t tls_name(ngx_idempotency_redis_conn_t *conn, char **name);
+static ngx_str_t tls_name(ngx_idempotency_redis_conn_t *conn);
 #endif
 static void handshake_start(ngx_idempotency_redis_conn_t *conn);
 static void handshake_answer(ngx_idempotency_redis_conn_t *conn, void *data,
@@ -106,9 +106,6 @@ static handshake_step_t  step_info = {
 
 static handshake_step_t  step_time = { handshake_time, 1, 0, NULL };
 static handshake_step_t  step_ping = { handshake_ping, 1, 0, NULL };
-
-
-static char  open_no_resolver[] = "\"http\" has no \"resolver\" for";
 
 
 ngx_idempotency_redis_conn_t *
@@ -299,7 +296,7 @@ ngx_idempotency_redis_conn_lose(ngx_idempotency_redis_conn_t *conn,
         conn->down = 1;
     }
 
-    conn_tell(conn);
+    conn_log_away(conn);
     conn_again(conn);
     conn_drain(conn);
 
@@ -314,7 +311,7 @@ ngx_idempotency_redis_conn_lose(ngx_idempotency_redis_conn_t *conn,
 /* one line for each outage */
 
 static void
-conn_tell(ngx_idempotency_redis_conn_t *conn)
+conn_log_away(ngx_idempotency_redis_conn_t *conn)
 {
     ngx_idempotency_redis_node_t  *node;
 
@@ -500,37 +497,38 @@ conn_open(ngx_idempotency_redis_conn_t *conn)
         return;
     }
 
-    if (node->host.len && conn->redis->conf.resolver) {
-        open_resolve(conn);
+    if (node->host.len == 0) {
+        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
+                                        "its address is not known yet", NULL);
         return;
     }
 
-    ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
-                                    node->host.len ? open_no_resolver
-                                                   : "nobody said where it is",
-                                    node->host.len ? &node->host : NULL);
+    open_resolve(conn);
 }
 
 
 static void
 open_resolve(ngx_idempotency_redis_conn_t *conn)
 {
-    ngx_resolver_ctx_t  *ctx;
+    ngx_resolver_ctx_t            *ctx;
+    ngx_idempotency_redis_conf_t  *conf;
 
+    conf = &conn->redis->conf;
     conn->state = ngx_idempotency_redis_naming;
 
-    ctx = ngx_resolve_start(conn->redis->conf.resolver, NULL);
+    ctx = conf->resolver ? ngx_resolve_start(conf->resolver, NULL) : NULL;
 
     if (ctx == NULL || ctx == NGX_NO_RESOLVER) {
         ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
-                                        open_no_resolver, &conn->node->host);
+                                        "\"http\" has no \"resolver\" for",
+                                        &conn->node->host);
         return;
     }
 
     ctx->name = conn->node->host;
     ctx->handler = open_resolved;
     ctx->data = conn;
-    ctx->timeout = conn->redis->conf.resolver_timeout;
+    ctx->timeout = conf->resolver_timeout;
     ctx->cancelable = 1;
 
     conn->resolving = ctx;
@@ -750,33 +748,34 @@ conn_handshake(ngx_idempotency_redis_conn_t *conn)
 static void
 tls_start(ngx_idempotency_redis_conn_t *conn)
 {
-    char              *name;
+    char               name[NGX_MAXHOSTNAMELEN];
     ngx_int_t          rc;
+    ngx_str_t          host;
     ngx_connection_t  *c;
     X509_VERIFY_PARAM *param;
 
     c = conn->c;
+    host = tls_name(conn);
 
-    if (ngx_ssl_create_connection(&conn->redis->conf.ssl_ctx, c,
-                                  NGX_SSL_BUFFER|NGX_SSL_CLIENT)
-        != NGX_OK
-        || tls_name(conn, &name) != NGX_OK)
+    if (host.len == 0 && conn->redis->conf.ssl_verify) {
+        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_DENIED,
+                                        "\"ssl_name\" is not set, and a unix "
+                                        "socket has no name", NULL);
+        return;
+    }
+
+    if (host.len >= sizeof(name)
+        || ngx_ssl_create_connection(&conn->redis->conf.ssl_ctx, c,
+                                     NGX_SSL_BUFFER|NGX_SSL_CLIENT)
+           != NGX_OK)
     {
         goto failed;
     }
 
-    if (name == NULL) {
+    /* addresses are checked without SNI, which knows names only */
 
-        if (conn->redis->conf.ssl_verify) {
-            ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_DENIED,
-                                            "\"ssl_name\" is not set, and a "
-                                            "unix socket has no name", NULL);
-            return;
-        }
-
-    } else {
-
-        /* addresses are checked without SNI, which knows names only */
+    if (host.len) {
+        (void) ngx_cpystrn((u_char *) name, host.data, host.len + 1);
 
         param = SSL_get0_param(c->ssl->connection);
 
@@ -805,36 +804,22 @@ failed:
 }
 
 
-/* the name that the server's certificate must have; NULL: none, as a unix
-   socket has no name */
+/* the name that the server's certificate must have; a unix socket has none */
 
-static ngx_int_t
-tls_name(ngx_idempotency_redis_conn_t *conn, char **name)
+static ngx_str_t
+tls_name(ngx_idempotency_redis_conn_t *conn)
 {
-    ngx_str_t  host;
+    ngx_str_t  name;
 
-    host = conn->redis->conf.ssl_name.len ? conn->redis->conf.ssl_name
+    name = conn->redis->conf.ssl_name.len ? conn->redis->conf.ssl_name
                                           : conn->node->host;
-    *name = NULL;
 
-    if (host.len == 0) {
-        return NGX_OK;
+    if (name.len && name.data[0] == '[' && name.data[name.len - 1] == ']') {
+        name.data++;
+        name.len -= 2;
     }
 
-    if (host.data[0] == '[' && host.data[host.len - 1] == ']') {
-        host.data++;
-        host.len -= 2;
-    }
-
-    *name = ngx_pnalloc(conn->pool, host.len + 1);
-
-    if (*name == NULL) {
-        return NGX_ERROR;
-    }
-
-    (void) ngx_cpystrn((u_char *) *name, host.data, host.len + 1);
-
-    return NGX_OK;
+    return name;
 }
 
 
@@ -859,8 +844,7 @@ tls_done(ngx_connection_t *c)
     if (rc == X509_V_ERR_HOSTNAME_MISMATCH
         || rc == X509_V_ERR_IP_ADDRESS_MISMATCH)
     {
-        what = conn->redis->conf.ssl_name.len ? conn->redis->conf.ssl_name
-                                              : conn->node->host;
+        what = tls_name(conn);
 
         ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_DENIED,
                                         "its certificate is not one of",
@@ -1038,7 +1022,7 @@ handshake_time(ngx_idempotency_redis_conn_t *conn,
         return;
     }
 
-    ngx_idempotency_redis_node_told_time(conn->node,
+    ngx_idempotency_redis_node_set_time(conn->node,
                                          (uint64_t) sec * 1000000 + usec);
 
     if (conn->state == ngx_idempotency_redis_handshake) {
@@ -1067,9 +1051,9 @@ handshake_settings(ngx_idempotency_redis_conn_t *conn, ngx_str_t *info)
     node = conn->node;
     name = &conn->redis->conf.name;
 
-    run_id = handshake_field(info, "run_id:");
-    policy = handshake_field(info, "maxmemory_policy:");
-    aof = handshake_field(info, "aof_enabled:");
+    run_id = handshake_field(info, "\nrun_id:");
+    policy = handshake_field(info, "\nmaxmemory_policy:");
+    aof = handshake_field(info, "\naof_enabled:");
 
     if (run_id.len != sizeof(node->run_id)
         || ngx_memcmp(node->run_id, run_id.data, run_id.len) == 0)
@@ -1114,7 +1098,7 @@ handshake_evicted(ngx_idempotency_redis_conn_t *conn, ngx_str_t *info)
     ngx_idempotency_redis_node_t  *node;
 
     node = conn->node;
-    value = handshake_field(info, "evicted_keys:");
+    value = handshake_field(info, "\nevicted_keys:");
 
     if (ngx_idempotency_resp_decimal(value.data, value.len, &n) != NGX_OK
         || (uint64_t) n <= node->evicted)
@@ -1132,36 +1116,23 @@ handshake_evicted(ngx_idempotency_redis_conn_t *conn, ngx_str_t *info)
 }
 
 
-/* a line begins with the field's name and its colon */
+/* the rest of the line that begins with the name */
 
 static ngx_str_t
 handshake_field(ngx_str_t *info, char *name)
 {
     u_char     *p, *last;
-    size_t      len;
     ngx_str_t   value;
-
-    len = ngx_strlen(name);
-    last = info->data + info->len;
 
     ngx_str_null(&value);
 
-    for (p = info->data; p < last; p++) {
+    p = ngx_strnstr(info->data, name, info->len);
 
-        if ((size_t) (last - p) > len && ngx_memcmp(p, name, len) == 0) {
-            value.data = p + len;
+    if (p) {
+        value.data = p + ngx_strlen(name);
 
-            for (p += len; p < last && *p != CR && *p != LF; p++) { /* void */ }
-
-            value.len = p - value.data;
-            break;
-        }
-
-        p = ngx_strlchr(p, last, LF);
-
-        if (p == NULL) {
-            break;
-        }
+        last = ngx_strlchr(value.data, info->data + info->len, CR);
+        value.len = last ? (size_t) (last - value.data) : 0;
     }
 
     return value;
@@ -1169,7 +1140,7 @@ handshake_field(ngx_str_t *info, char *name)
 
 
 void
-ngx_idempotency_redis_node_told_time(ngx_idempotency_redis_node_t *node,
+ngx_idempotency_redis_node_set_time(ngx_idempotency_redis_node_t *node,
     uint64_t time)
 {
     node->clock = time;

@@ -214,7 +214,6 @@ struct ngx_idempotency_redis_s {
     ngx_uint_t                         maps;
     /* the connection to the server that is asked where others are, or NULL */
     ngx_idempotency_redis_conn_t      *discovery;
-    ngx_uint_t                         turn;
     ngx_event_t                        tick;
     ngx_event_t                        look;
     ngx_uint_t                         ticks;
@@ -284,7 +283,7 @@ void ngx_idempotency_redis_warn(ngx_idempotency_redis_conn_t *conn,
 void ngx_idempotency_redis_conn_check(ngx_idempotency_redis_conn_t *conn,
     ngx_uint_t info);
 /* the server has just told its time, in microseconds; 0: it has not */
-void ngx_idempotency_redis_node_told_time(ngx_idempotency_redis_node_t *node,
+void ngx_idempotency_redis_node_set_time(ngx_idempotency_redis_node_t *node,
     uint64_t time);
 uint64_t ngx_idempotency_redis_node_time(ngx_idempotency_redis_node_t *node);
 

@@ -416,7 +416,7 @@ pipeline_code(ngx_idempotency_redis_conn_t *conn,
         && ngx_idempotency_resp_decimal(time->data, time->len, &msec) == NGX_OK
         && msec > 0)
     {
-        ngx_idempotency_redis_node_told_time(conn->node,
+        ngx_idempotency_redis_node_set_time(conn->node,
                                              (uint64_t) msec * 1000);
     }
 
@@ -792,6 +792,9 @@ pipeline_give(ngx_idempotency_redis_conn_t *conn,
 
     if (why) {
         call->why = *why;
+
+    } else {
+        ngx_str_null(&call->why);
     }
 
     call->handler(call);
