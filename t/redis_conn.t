@@ -205,13 +205,13 @@ greeted('too many of us', '', { CONNECT => "-ERR max number of clients reached\r
 greeted('no such database', 'database 99;', { SELECT => "-ERR DB index is out of range\r\n" },
         'CONNECT', qr/it says: ERR DB index is out of range/);
 greeted('it forgets what it has no memory for', '',
-        { INFO => FakeRedis::bulk('run_id:' . 'a' x 40 . "\r\nmaxmemory_policy:allkeys-lru\r\n") },
+        { INFO => FakeRedis::bulk("# Server\r\nrun_id:" . 'a' x 40 . "\r\nmaxmemory_policy:allkeys-lru\r\n") },
         'OK', qr/\[warn\] .*forgets when its memory is full \(maxmemory-policy allkeys-lru\)/);
 greeted('it forgets when it restarts', '',
-        { INFO => FakeRedis::bulk('run_id:' . 'a' x 40 . "\r\naof_enabled:0\r\n") },
+        { INFO => FakeRedis::bulk("# Server\r\nrun_id:" . 'a' x 40 . "\r\naof_enabled:0\r\n") },
         'OK', qr/\[warn\] .*\(appendonly no\)/);
 greeted('it has forgotten', '',
-        { INFO => FakeRedis::bulk('run_id:' . 'a' x 40 . "\r\nevicted_keys:17\r\n") },
+        { INFO => FakeRedis::bulk("# Server\r\nrun_id:" . 'a' x 40 . "\r\nevicted_keys:17\r\n") },
         'OK', qr/\[error\] .*has evicted 17 keys/);
 greeted('nobody can tell', '', { INFO => "-NOPERM no\r\n" }, 'OK',
         qr/\[warn\] .*does not tell whether it would forget: NOPERM no/);

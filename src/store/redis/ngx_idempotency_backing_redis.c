@@ -79,7 +79,6 @@ static ngx_int_t batch_flush(ngx_idempotency_tier_t *tier,
     ngx_idempotency_batch_t *batch);
 static ngx_int_t batch_call(ngx_idempotency_redis_batch_t *rb,
     ngx_idempotency_redis_item_t *ri);
-static void batch_send(ngx_idempotency_redis_batch_t *rb);
 static void batch_handler(ngx_idempotency_redis_call_t *call);
 static void batch_answered(ngx_idempotency_redis_batch_t *rb,
     ngx_idempotency_redis_item_t *ri);
@@ -227,12 +226,11 @@ redis_init(ngx_idempotency_tier_t *tier, ngx_idempotency_tier_t *old,
     if (old) {
         was = (ngx_idempotency_redis_zone_t *) old;
 
-        if (redis->name.len != was->name.len
-            || ngx_strncmp(redis->name.data, was->name.data, was->name.len)
-               != 0
-            || redis->prefix.len != was->prefix.len
-            || ngx_strncmp(redis->prefix.data, was->prefix.data,
-                           was->prefix.len)
+        if (ngx_memn2cmp(redis->name.data, was->name.data, redis->name.len,
+                         was->name.len)
+            != 0
+            || ngx_memn2cmp(redis->prefix.data, was->prefix.data,
+                            redis->prefix.len, was->prefix.len)
                != 0)
         {
             ngx_log_error(NGX_LOG_EMERG, log, 0,
@@ -319,24 +317,18 @@ redis_instance(uint64_t *instance, ngx_log_t *log)
     ssize_t  n;
 
     fd = open("/dev/urandom", O_RDONLY|O_CLOEXEC);
-
-    if (fd == -1) {
-        ngx_log_error(NGX_LOG_EMERG, log, ngx_errno,
-                      ngx_open_file_n " \"/dev/urandom\" failed");
-        return NGX_ERROR;
-    }
-
-    n = read(fd, instance, sizeof(uint64_t));
-
-    (void) close(fd);
+    n = (fd == -1) ? -1 : read(fd, instance, sizeof(uint64_t));
 
     if (n != sizeof(uint64_t)) {
         ngx_log_error(NGX_LOG_EMERG, log, ngx_errno,
                       ngx_read_file_n " \"/dev/urandom\" failed");
-        return NGX_ERROR;
     }
 
-    return NGX_OK;
+    if (fd != -1) {
+        (void) close(fd);
+    }
+
+    return (n == sizeof(uint64_t)) ? NGX_OK : NGX_ERROR;
 }
 
 
@@ -535,8 +527,10 @@ batch_init(ngx_idempotency_redis_zone_t *redis, ngx_pool_t *pool)
 static ngx_int_t
 batch_flush(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
 {
-    const char                    *why;
-    ngx_idempotency_redis_zone_t  *redis;
+    ngx_uint_t                      i;
+    const char                     *why;
+    ngx_idempotency_redis_zone_t   *redis;
+    ngx_idempotency_redis_item_t   *ri;
     ngx_idempotency_redis_batch_t  *rb;
 
     redis = (ngx_idempotency_redis_zone_t *) tier;
@@ -558,27 +552,9 @@ batch_flush(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
 
     batch->error[0] = '\0';
 
-    batch_send(rb);
-
-    return NGX_AGAIN;
-}
-
-
-static void
-batch_send(ngx_idempotency_redis_batch_t *rb)
-{
-    ngx_uint_t                     i;
-    ngx_idempotency_batch_t       *batch;
-    ngx_idempotency_redis_zone_t  *redis;
-    ngx_idempotency_redis_item_t  *ri;
-
-    batch = rb->batch;
-    redis = rb->redis;
-
     /* a record's times are written by the script */
 
-    ngx_idempotency_seal(redis->tier.shm->store->secret, batch->items,
-                         batch->n, 0);
+    ngx_idempotency_seal(tier->shm->store->secret, batch->items, batch->n, 0);
 
     for (i = 0; i < batch->n; i++) {
         ri = &rb->items[i];
@@ -595,6 +571,8 @@ batch_send(ngx_idempotency_redis_batch_t *rb)
 
         (void) batch_call(rb, ri);
     }
+
+    return NGX_AGAIN;
 }
 
 

@@ -1004,18 +1004,11 @@ static void
 handshake_time(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply)
 {
-    int64_t                         sec, usec;
-    ngx_idempotency_redis_reply_t  *elts;
-
-    elts = reply->elts;
+    int64_t  sec, usec;
 
     if (reply->n != 2
-        || ngx_idempotency_resp_decimal(elts[0].str.data, elts[0].str.len,
-                                        &sec)
-           != NGX_OK
-        || ngx_idempotency_resp_decimal(elts[1].str.data, elts[1].str.len,
-                                        &usec)
-           != NGX_OK)
+        || ngx_idempotency_resp_decimal(&reply->elts[0].str, &sec) != NGX_OK
+        || ngx_idempotency_resp_decimal(&reply->elts[1].str, &usec) != NGX_OK)
     {
         ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
                                         "it does not tell the time", NULL);
@@ -1100,7 +1093,7 @@ handshake_evicted(ngx_idempotency_redis_conn_t *conn, ngx_str_t *info)
     node = conn->node;
     value = handshake_field(info, "\nevicted_keys:");
 
-    if (ngx_idempotency_resp_decimal(value.data, value.len, &n) != NGX_OK
+    if (ngx_idempotency_resp_decimal(&value, &n) != NGX_OK
         || (uint64_t) n <= node->evicted)
     {
         return;

@@ -130,7 +130,7 @@ struct ngx_idempotency_redis_conn_s {
     /* the state of each mark of the block, see the pipeline */
     u_char                          *marks;
 
-    /* channels, see pubsub */
+    /* the channels that it subscribes to */
     ngx_queue_t                      channels;
 
     /* calls, see the pipeline */
@@ -219,7 +219,7 @@ struct ngx_idempotency_redis_s {
     ngx_uint_t                         ticks;
     unsigned                           started:1;
 
-    /* subscriptions, see pubsub */
+    /* subscriptions */
     ngx_rbtree_t                       channels;
     ngx_rbtree_node_t                  channels_sentinel;
     ngx_uint_t                         nchannels;
@@ -299,11 +299,6 @@ void ngx_idempotency_redis_mark_ask(ngx_idempotency_redis_conn_t *conn,
     ngx_uint_t anew);
 /* all calls of this connection go where they belong now */
 void ngx_idempotency_redis_pipeline_leave(ngx_idempotency_redis_conn_t *conn);
-
-/* pubsub */
-
-void ngx_idempotency_redis_pubsub_init(ngx_idempotency_redis_t *redis);
-void ngx_idempotency_redis_pubsub_route(ngx_idempotency_redis_t *redis);
 
 /* client */
 

@@ -219,6 +219,9 @@ ngx_idempotency_redis_item_call(ngx_idempotency_redis_item_t *ri,
         redis_argument(ri, ri->head, NGX_IDEMPOTENCY_REDIS_HEAD);
     }
 
+    call->until = 0;
+    call->durable = 0;
+
     switch (item->what) {
 
     case NGX_IDEMPOTENCY_ITEM_ASK:
@@ -270,8 +273,6 @@ ngx_idempotency_redis_item_call(ngx_idempotency_redis_item_t *ri,
         redis_argument(ri, publish->data, publish->len);
         redis_argument(ri, (u_char *) (item->unheard ? "l"
                                        : item->freed ? "f" : "-"), 1);
-        call->until = 0;
-        call->durable = 0;
         break;
 
     case NGX_IDEMPOTENCY_ITEM_FORGET:
@@ -280,14 +281,10 @@ ngx_idempotency_redis_item_call(ngx_idempotency_redis_item_t *ri,
         redis_number(ri, &p, ngx_max(item->lease, 1000));
         redis_argument(ri, publish->data, publish->len);
         call->until = 1;
-        call->durable = 0;
         break;
 
     default: /* NGX_IDEMPOTENCY_ITEM_FIND */
         script = NGX_IDEMPOTENCY_REDIS_FIND;
-
-        call->until = 0;
-        call->durable = 0;
     }
 
     call->script = &ngx_idempotency_redis_scripts[script];
@@ -610,34 +607,23 @@ ngx_idempotency_redis_list(ngx_idempotency_redis_t *redis,
 static ngx_int_t
 redis_list_begin(redis_list_t *list)
 {
-    uint64_t                 master, all;
-    redis_list_place_t      *place;
     ngx_idempotency_page_t  *page;
 
     page = list->page;
-    place = &list->place;
-    master = 0;
 
     if (page->cursor) {
-        ngx_memcpy(place, page->token, sizeof(redis_list_place_t));
+        ngx_memcpy(&list->place, page->token, sizeof(redis_list_place_t));
 
-        list->cursor = page->cursor - 1;
-        master = place->master - 1;
+        if (!redis_list_changed(list)) {
+            list->cursor = page->cursor - 1;
+            return NGX_OK;
+        }
+
+        ngx_memzero(&list->place, sizeof(redis_list_place_t));
     }
 
-    if (ngx_idempotency_redis_master(list->redis, &master, &all) == NGX_OK
-        && master == place->master && all == place->all)
-    {
-        return NGX_OK;
-    }
-
-    /* the first page, or the set of masters has changed */
-
-    list->cursor = 0;
-    ngx_memzero(place, sizeof(redis_list_place_t));
-
-    return ngx_idempotency_redis_master(list->redis, &place->master,
-                                        &place->all);
+    return ngx_idempotency_redis_master(list->redis, &list->place.master,
+                                        &list->place.all);
 }
 
 

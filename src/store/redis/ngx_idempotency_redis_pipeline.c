@@ -413,7 +413,7 @@ pipeline_code(ngx_idempotency_redis_conn_t *conn,
     }
 
     if (call->until
-        && ngx_idempotency_resp_decimal(time->data, time->len, &msec) == NGX_OK
+        && ngx_idempotency_resp_decimal(time, &msec) == NGX_OK
         && msec > 0)
     {
         ngx_idempotency_redis_node_set_time(conn->node,

@@ -332,9 +332,7 @@ resp_value(u_char *p, u_char *last, ngx_idempotency_redis_reply_t *value,
         return NGX_OK;
     }
 
-    if (ngx_idempotency_resp_decimal(value->str.data, value->str.len, &n)
-        != NGX_OK)
-    {
+    if (ngx_idempotency_resp_decimal(&value->str, &n) != NGX_OK) {
         return NGX_ERROR;
     }
 
@@ -398,30 +396,31 @@ resp_build(u_char *p, u_char *last, ngx_idempotency_redis_reply_t *reply,
 
 
 ngx_int_t
-ngx_idempotency_resp_decimal(u_char *data, size_t len, int64_t *number)
+ngx_idempotency_resp_decimal(ngx_str_t *text, int64_t *number)
 {
-    u_char      *last;
+    u_char      *p, *last;
     uint64_t     n;
     ngx_uint_t   minus;
 
-    last = data + len;
-    minus = (len && *data == '-');
+    p = text->data;
+    last = p + text->len;
+    minus = (p < last && *p == '-');
 
-    if (len && (*data == '-' || *data == '+')) {
-        data++;
+    if (p < last && (*p == '-' || *p == '+')) {
+        p++;
     }
 
-    if (data == last || last - data > 19) {
+    if (p == last || last - p > 19) {
         return NGX_ERROR;
     }
 
-    for (n = 0; data < last; data++) {
+    for (n = 0; p < last; p++) {
 
-        if (*data < '0' || *data > '9') {
+        if (*p < '0' || *p > '9') {
             return NGX_ERROR;
         }
 
-        n = n * 10 + (*data - '0');
+        n = n * 10 + (*p - '0');
     }
 
     if (n > (uint64_t) INT64_MAX + minus) {

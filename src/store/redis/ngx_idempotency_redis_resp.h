@@ -120,8 +120,7 @@ ngx_uint_t ngx_idempotency_resp_in(ngx_str_t *text, char *s);
 
 /* a decimal number and nothing else */
 
-ngx_int_t ngx_idempotency_resp_decimal(u_char *data, size_t len,
-    int64_t *number);
+ngx_int_t ngx_idempotency_resp_decimal(ngx_str_t *text, int64_t *number);
 
 
 /* what an error means: its class, what to do, and whether the script may have
