@@ -252,6 +252,38 @@ for my $program (@programs) {
     end();
 }
 
+# before anything was acknowledged
+
+{
+    my $master = Redis->new(@forgets);
+    my $replica = Redis->new(@forgets, args => ['--replicaof', '127.0.0.1', $master->port]);
+
+    my @conf = conf('server 127.0.0.1:' . $master->port . '; replicas 1;');
+    my $n = nginx(@conf);
+
+    $cases++;
+    is(sure($n, 'known'), '200 NEW', 'its scripts are there');
+    $n->stop;
+    $replica->pause;
+
+    my $tokens = sub { scalar grep /:[\w-]{43}$/, @{$master->command('KEYS', '*')} };
+    my $before = $tokens->();
+
+    $n = nginx(@conf);
+    ok((until_true { new_at($n) eq '503 UNAVAILABLE' && $tokens->() > $before }),
+       'a claim that the master has, and no replica acknowledges');
+    $master->command('FLUSHALL');
+    $replica->resume;
+
+    my %told;
+
+    until_true { $told{new_at($n)}++; $n->log =~ /is refused/ };
+    like($n->log, qr/\[alert\] .*is refused, it has no/, '... then it is emptied: an [alert] says so');
+    is(join(' ', keys %told), '503 UNAVAILABLE', '... and nothing is executed');
+    agrees('emptied before anything was acknowledged', $n);
+    $n->stop;
+}
+
 # an older state: its stamp is the same one
 
 {

@@ -605,7 +605,8 @@ sub stamps {
     is($asked->('', 0)->[4], $one, '... once');
     is($asked->($one, $beat)->[0], 'O', '... is known');
     is(join(' ', @{$asked->('f' x 16, 1)}[0, 2, 3, 4, 6]), 'S ' . 'f' x 16 . " 1 $one 0", '... or another one');
-    is($asked->('f' x 16, 0)->[4], $one, '... but who has nothing acknowledged takes it');
+    is($asked->('f' x 16, 0)->[0], 'S', '... whatever was acknowledged');
+    is($asked->('', 0)->[4], $one, '... but who knows none takes it');
     is($asked->($one, $beat, '-', '2 l')->[0], 'K', 'another digest key');
     is($asked->($one, $beat, 'a', '2 l')->[0], 'K', '... which can\'t be agreed to');
 
@@ -637,6 +638,7 @@ sub stamps {
     is($asked->($two, $is[3])->[0], 'O', '... as it is');
     $redis->command('DEL', 't:s');
     is($asked->($two, $is[3])->[0], 'N', 'it is gone');
+    is($asked->($two, 0)->[0], 'N', '... whatever was acknowledged');
     is($redis->command('EXISTS', 't:s'), 0, '... and made by nobody who knew it');
     my $three = $asked->($two, $is[3], 'a')->[4];
     is(join(' ', @{$asked->($two, $is[3])}[0, 4]), "O $three", '... until somebody agrees');

@@ -7,7 +7,8 @@
  *
  * Invariants, by name:
  *
- *   KNOWN    A zone that has had a beat acknowledged never makes a stamp.
+ *   KNOWN    A zone that knows a stamp never makes one, whatever of it was
+ *            acknowledged.
  *   MEANT    Nothing is claimed, written or released unless the stamp is the
  *            known one: the scripts compare it.  In a cluster they can't reach
  *            it, so each connection asks, and one worker asks each second.

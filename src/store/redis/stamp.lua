@@ -13,9 +13,9 @@
 -- time when that was written, and the earlier identities that it replaced as an
 -- operator agreed, the latest first.  The beat is this server's time, too, but
 -- it never goes back, and goes on if the clock is set back.  Whoever remembers
--- an identity and an acknowledged beat must find that identity, and no older
--- beat: else the server has forgotten.  Only an instance without an
--- acknowledged beat makes a stamp.
+-- an identity must find it, and no beat that is older than an acknowledged one:
+-- else the server has forgotten.  Only an instance that knows no identity makes
+-- a stamp.
 --
 -- The answer: "O": it is the known stamp, or one that replaced it; "A": an
 -- operator has agreed to it; "N": there is none, "S": it is another one, "P":
@@ -50,7 +50,7 @@ was, at, olds = tonumber(was or 0), tonumber(at or now), olds or ''
 local follows = string.find(olds, ' ' .. known, 1, true)
 local code = 'O'
 
-if least ~= 0 then
+if known ~= '' then
     if not id then
         code = 'N'
 
