@@ -68,6 +68,10 @@ my %service = (
                    tail("$status: 14", "$says: keep") ],
     14        => [ 'released', head($type), $hello, tail("$status: 14") ],
     '14-only' => [ 'released', only($type, "$status: 14") ],
+
+    # with idempotency_max_response 0, too
+    tokens    => [ 'not_kept', head($type), tail("$status: 0") ],
+    'tokens-14' => [ 'released', head($type), tail("$status: 14") ],
 );
 
 my (%port, %count);
@@ -140,7 +144,8 @@ my $n = nginx(http => <<'EOC' . <<EOC2 . '}');
         idempotency zone=z;
         idempotency_in_progress reject;
 EOC
-    @{[ map { "location /$_/ { grpc_pass grpc://127.0.0.1:$port{$_}; }\n" }
+    @{[ map { "location /$_/ { grpc_pass grpc://127.0.0.1:$port{$_};"
+              . (/^tokens/ ? ' idempotency_max_response 0;' : '') . " }\n" }
         keys %service ]}
     location /unprotected/ {
         idempotency_methods PUT;

@@ -393,7 +393,6 @@ capture_header(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     type.len = r->headers_out.content_type_len;
 
     capture->too_large = (capture->partial
-                          || ctx->conf->max_response == 0
                           || capture->expected
                              > (off_t) ctx->conf->max_response
                           || capture->status == NGX_HTTP_SWITCHING_PROTOCOLS
@@ -742,6 +741,12 @@ capture_check(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     capture = &ctx->capture;
 
     if (capture_ends(r, capture, last)) {
+
+        /* "0" keeps none; what trailers say counts all the same */
+
+        if (ctx->conf->max_response == 0) {
+            capture->too_large = 1;
+        }
 
         if (!capture->too_large) {
 
