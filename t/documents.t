@@ -223,7 +223,7 @@ sub table {
             my $table = $1;
 
             push @found, [$1, $2 // '']
-                while $table =~ /\{ ngx_string\("(idempotency\w*)"\),\s*($flags)/g;
+                while $table =~ /(?:\{ ngx_string|directive)\("(idempotency\w*)"\)?,\s*($flags)/g;
         }
     }
 
