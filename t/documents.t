@@ -28,6 +28,7 @@ log_lines();
 configurations();
 quotas();
 sentences();
+rests();
 pictures();
 
 the_map();
@@ -77,6 +78,34 @@ sub sentences {
 
     is("@wrong", '', 'SECURITY.md: the tests that it names are there');
     cmp_ok($n, '>', 25, '... and it names some');
+}
+
+
+# --- what docs/guarantees.md rests on ----------------------------------------------
+
+# Each of its sentences and rows has a row in docs/internals/tests.md, with the
+# tests that hold it.
+
+sub rests {
+    my (@claims, @wrong);
+
+    for (qw(Guarantees), 'What happens if', 'Which outcome is recorded', 'What holds where') {
+        my $section = section('docs/guarantees.md', $_) =~ s/\[([^]]+)\]\([^)]+\)/$1/gr;
+
+        push @claims, $_ eq 'Guarantees' ? $section =~ /^- (.+)/mg
+                      : map({ s/ \| /: /r } $section =~ /^\| (\d \| [^|]+|(?!… happens|Trouble)[^|]+?) \|/mg);
+    }
+
+    for my $row (section('docs/internals/tests.md', 'What rests on what') =~ /^\| (.+) \|$/mg) {
+        my ($claim) = split / \| /, $row;
+        my @files = $row =~ /`(\w+\.(?:t|c|pml))`/g;
+
+        next if $row =~ /\| (?:Models|The case itself)/;
+        push @wrong, $claim unless @files && @claims && index(shift @claims, $claim) == 0;
+        push @wrong, grep { my $file = $_; !grep { -f "$Pages::root/$_/$file" } qw(t t/unit model) } @files;
+    }
+
+    is(join("\n", @wrong, @claims), '', 'docs/guarantees.md: each claim has its tests, which are there');
 }
 
 
