@@ -11,6 +11,7 @@ use warnings;
 use FindBin;
 use lib "$FindBin::Bin/lib";
 
+use Disk;
 use Idempotency;
 use Restart;
 use Test::More;
@@ -26,6 +27,9 @@ my @files = map { "'$FindBin::Bin/$_.t'" }
 # both modes at once
 
 my %said;
+my $env = Disk->instant->env;
+
+local @ENV{keys %$env} = values %$env;
 
 for my $mode (qw(strict batched)) {
     local $ENV{TEST_IDEMPOTENCY_STORE} = $mode;

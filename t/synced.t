@@ -114,7 +114,7 @@ sub synced {
 
 
 for my $mode (qw(strict batched)) {
-    my $n = outliving(workers => 1, zone => with_state($mode), server => <<'EOC');
+    my $n = outliving(workers => 1, env => {}, zone => with_state($mode), server => <<'EOC');
         location / {
             idempotency zone=z;
             proxy_pass http://$TEST_NGINX_BACKEND;

@@ -4,8 +4,9 @@ package Restart;
 # while a test runs. It is a daemon, as USR2 does nothing for one that is not, and
 # all its processes, of all generations, are one process group.
 #
-#    my $n = outliving(%o);       as nginx(%o) of Idempotency.pm; env => { NAME => ... },
-#                                 under => [a command that executes it]
+#    my $n = outliving(%o);       as nginx(%o) of Idempotency.pm; env => { NAME => ... }:
+#                                 without, its disk is Disk->instant; under => [a command
+#                                 that executes it]
 #    $n->down(SIGNAL)             QUIT, TERM, or KILL: everything at once; waits
 #                                 until no process is left
 #    $n->up(%o)                   starts it, with changed options; dies if it does
@@ -28,6 +29,7 @@ use strict;
 use warnings;
 
 use Cwd qw(abs_path);
+use Disk;
 use Exporter 'import';
 use File::Basename qw(dirname);
 use File::Temp ();
@@ -46,6 +48,8 @@ END {
 
 sub outliving {
     my (%o) = @_;
+
+    %o = (%o, env => Disk->instant->env, main => Disk->main . ($o{main} // '')) if !$o{env};
 
     # see nginx(): a port may be taken meanwhile
 
