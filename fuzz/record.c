@@ -41,6 +41,18 @@ begin(void)
 }
 
 
+static ngx_uint_t
+same_claim(ngx_idempotency_item_t *item, ngx_idempotency_item_t *was)
+{
+    return ngx_memcmp(item->token, was->token, 32) == 0
+           && ngx_memcmp(item->fingerprint, was->fingerprint, 32) == 0
+           && ngx_memcmp(&item->parts, &was->parts, sizeof(was->parts)) == 0
+           && item->instance == was->instance
+           && item->sequence == was->sequence
+           && item->window == was->window;
+}
+
+
 int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
@@ -123,14 +135,18 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
              && item.outcome == was.outcome
              && item.response.len == LEN
              && ngx_memcmp(item.response.data, zero, LEN) == 0
-             && ngx_memcmp(item.token, was.token, 32) == 0
-             && ngx_memcmp(item.fingerprint, was.fingerprint, 32) == 0
-             && ngx_memcmp(&item.parts, &was.parts, sizeof(was.parts)) == 0
-             && item.instance == was.instance
-             && item.sequence == was.sequence
-             && item.window == was.window && item.status == was.status
+             && same_claim(&item, &was) && item.status == was.status
              && (!times || (item.recorded == was.recorded
                             && item.ends == was.ends)));
+    }
+
+    /* what says that it is being executed, or may have been */
+
+    if (secret->digest_key && item.result == NGX_IDEMPOTENCY_BOUND
+        && (item.outcome == NGX_IDEMPOTENCY_PENDING
+            || item.outcome == NGX_IDEMPOTENCY_IN_DOUBT))
+    {
+        hold(same_claim(&item, &was));
     }
 
     free(response);

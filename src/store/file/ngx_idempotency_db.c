@@ -1550,7 +1550,7 @@ db_read(sqlite3_stmt *st, u_char *token, db_record_t *rec)
     item->status = numbers[6];
     item->replays = numbers[7];
 
-    if (item->window < 0 || item->window >= (int64_t) 1 << 53) {
+    if (item->window >= (int64_t) 1 << 53) {
         return DB_DAMAGED;
     }
 
