@@ -1828,7 +1828,8 @@ ngx_idempotency_record_wake(ngx_idempotency_shm_t *shm,
             woken->workers = *waiting;
 
         } else if (rec->holding == NGX_IDEMPOTENCY_HOLD_ALL) {
-            ngx_idempotency_workers_all(&woken->workers);
+            ngx_memset(&woken->workers, 0xff,
+                       sizeof(ngx_idempotency_workers_t));
 
         } else {
             woken->workers.bits[(rec->holding - 1) / 64] =

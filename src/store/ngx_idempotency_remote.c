@@ -76,14 +76,12 @@ static ngx_uint_t ask_over(ngx_idempotency_tier_t *tier,
     ngx_idempotency_record_t *rec, ngx_msec_t now);
 static void ask_copy(ngx_idempotency_tier_t *tier,
     ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item);
-static ngx_msec_t ask_describe(ngx_idempotency_tier_t *tier,
+static void ask_describe(ngx_idempotency_tier_t *tier,
     ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item);
 static ngx_int_t ask_append(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_str_t *response);
 static ngx_int_t remote_lookup(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t *rec);
-static ngx_msec_t remote_due(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_msec_t lapses);
 static ngx_msec_t remote_delay(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
 
@@ -507,7 +505,6 @@ ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
     ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item)
 {
     ngx_uint_t              bound;
-    ngx_msec_t              lapses;
     ngx_idempotency_shm_t  *shm;
 
     shm = tier->shm;
@@ -520,10 +517,12 @@ ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
         /* requests that wait for the outcome go on waiting; for those that wait
            for an answer this is one */
 
-        lapses = bound ? ask_describe(tier, rec, item) : 0;
-
         rec->as.remote.answers++;
-        rec->as.remote.due = remote_due(shm, rec, lapses);
+        rec->as.remote.due = ngx_current_msec + remote_delay(shm, rec);
+
+        if (bound) {
+            ask_describe(tier, rec, item);
+        }
 
         if (rec->as.remote.polled) {
             rec->as.remote.polled = 0;
@@ -604,12 +603,10 @@ static void
 ask_copy(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
     ngx_idempotency_item_t *item)
 {
-    ngx_msec_t                lapses;
     ngx_idempotency_shm_t    *shm;
     ngx_idempotency_event_e   event;
 
     shm = tier->shm;
-    lapses = ask_describe(tier, rec, item);
 
     if (item->outcome == NGX_IDEMPOTENCY_PENDING) {
         ngx_idempotency_record_found(shm, rec,
@@ -618,10 +615,13 @@ ask_copy(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
 
         rec->as.remote.answers = 1;
         rec->as.remote.wanted = (uint32_t) ngx_current_msec;
-        rec->as.remote.due = remote_due(shm, rec, lapses);
+        rec->as.remote.due = ngx_current_msec + remote_delay(shm, rec);
 
+        ask_describe(tier, rec, item);
         return;
     }
+
+    ask_describe(tier, rec, item);
 
     if ((ngx_msec_int_t) (rec->ends - ngx_current_msec) <= 0) {
 
@@ -646,13 +646,14 @@ ask_copy(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
 }
 
 
-/* fills the record; returns when the lease of a pending one ends, or 0 */
+/* fills the record; a pending one is asked about when its lease has ended */
 
-static ngx_msec_t
+static void
 ask_describe(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
     ngx_idempotency_item_t *item)
 {
-    int64_t  now;
+    int64_t     now;
+    ngx_msec_t  lapses;
 
     /* the backing's time now */
 
@@ -668,14 +669,18 @@ ask_describe(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
     rec->recorded = ngx_current_msec - (ngx_msec_t) (now - item->recorded);
     rec->ends = ngx_current_msec + (ngx_msec_t) (item->ends - now);
 
-    if (item->outcome == NGX_IDEMPOTENCY_PENDING) {
-        return item->lapses
-               ? ngx_current_msec + (ngx_msec_t) (item->lapses - now) : 0;
+    if (item->outcome != NGX_IDEMPOTENCY_PENDING) {
+        rec->status = item->status;
+        return;
     }
 
-    rec->status = item->status;
+    lapses = ngx_current_msec + (ngx_msec_t) (item->lapses - now);
 
-    return 0;
+    if (item->lapses > now
+        && (ngx_msec_int_t) (rec->as.remote.due - lapses) > 0)
+    {
+        rec->as.remote.due = lapses + 1;
+    }
 }
 
 
@@ -760,24 +765,6 @@ remote_lookup(ngx_idempotency_shm_t *shm,
     rec->as.remote.polled = 1;
 
     return NGX_AGAIN;
-}
-
-
-static ngx_msec_t
-remote_due(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
-    ngx_msec_t lapses)
-{
-    ngx_msec_t  due;
-
-    due = ngx_current_msec + remote_delay(shm, rec);
-
-    if (lapses && (ngx_msec_int_t) (lapses - ngx_current_msec) > 0
-        && (ngx_msec_int_t) (due - lapses) > 0)
-    {
-        due = lapses + 1;
-    }
-
-    return due;
 }
 
 

@@ -3,26 +3,15 @@
  * The keys of idempotency_secret, from the lines of its file.  No message ever
  * shows what is in that file, not even if it is no key.
  *
- * And marks and seals of records: they leave this machine's memory, and
- * somebody else may have changed them before they come back.
+ * MARK  With a digest key, an HMAC over all of a record that decides.  A Redis
+ *       that finds an owner dead has no key, so a record in doubt may have its
+ *       claim's mark.  "Done" and "not kept" have the same, as a response may
+ *       have to go for want of room.
+ * SEAL  A response is sealed with a key of its own, so the nonce may be a
+ *       constant, along with what it answers, so that nobody can move it inside
+ *       the store.
  *
- * MARK: with a digest key each record has one, an HMAC over all of the record
- * that decides, with a key made of the digest key.  A claim's mark covers the
- * token and what that is bound to, the claim's instance and sequence, and the
- * window.  A Redis that finds an owner dead has no key, so a record in doubt
- * may have its claim's mark.  An outcome's mark covers the outcome, its status
- * and, if the backing keeps them as they are, its times.  "Done" and "not kept"
- * have the same mark, as a response may have to go for want of room; a response
- * has its own mark, which also covers that of its record.  No mark covers the
- * counter of replays and the lease.
- *
- * SEAL: each response is sealed with a key of its own, which HKDF makes of the
- * secret key and 32 random bytes.  No key seals twice, so the nonce may be a
- * constant; that two responses have one key is as good as impossible.
- *
- * The seal also covers what the response answers, so that nobody can move it
- * inside the store: with another token, fingerprint, identity, outcome, status,
- * window or claim the same bytes don't open.
+ * What each covers is in docs/internals/store.md.
  */
 
 

@@ -316,20 +316,6 @@ ngx_idempotency_worker_self(void)
 
 
 void
-ngx_idempotency_workers_all(ngx_idempotency_workers_t *set)
-{
-    ngx_uint_t  i;
-
-    for (i = 0; i < NGX_IDEMPOTENCY_WORKERS; i++) {
-
-        if (workers_sh->slots[i].pid) {
-            set->bits[i / 64] |= (uint64_t) 1 << (i % 64);
-        }
-    }
-}
-
-
-void
 ngx_idempotency_workers_member(ngx_idempotency_workers_t *set,
     ngx_uint_t member)
 {
@@ -622,10 +608,7 @@ ngx_idempotency_workers_wake_all(void)
     ngx_uint_t  i;
 
     for (i = 0; i < NGX_IDEMPOTENCY_WORKERS; i++) {
-
-        if (workers_sh->slots[i].pid) {
-            workers_notify(i, NULL);
-        }
+        workers_notify(i, NULL);
     }
 }
 
@@ -639,6 +622,10 @@ workers_notify(ngx_uint_t i, uint64_t *key)
     worker_slot_t  *slot;
 
     slot = &workers_sh->slots[i];
+
+    if (slot->pid == 0) {
+        return;
+    }
 
     ngx_shmtx_lock(&workers_shpool->mutex);
 

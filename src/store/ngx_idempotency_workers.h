@@ -66,10 +66,6 @@ void ngx_idempotency_workers_exit_process(ngx_cycle_t *cycle);
 
 ngx_idempotency_worker_t ngx_idempotency_worker_self(void);
 
-/* sets the bits of all that have a slot */
-
-void ngx_idempotency_workers_all(ngx_idempotency_workers_t *set);
-
 /* adds this worker to the set, or removes it; and whether another member lives,
    of all, or of those in lower slots */
 

@@ -446,13 +446,6 @@ ngx_idempotency_workers_wake_all(void)
 }
 
 
-void
-ngx_idempotency_workers_all(ngx_idempotency_workers_t *set)
-{
-    ngx_memset(set, 0xff, sizeof(ngx_idempotency_workers_t));
-}
-
-
 ngx_idempotency_process_t *
 ngx_idempotency_process_self(void)
 {

@@ -231,13 +231,6 @@ ngx_idempotency_workers_wake(ngx_idempotency_workers_t *set, uint64_t key)
 }
 
 
-void
-ngx_idempotency_workers_all(ngx_idempotency_workers_t *set)
-{
-    ngx_memset(set, 0xff, sizeof(ngx_idempotency_workers_t));
-}
-
-
 /* each slot is a process, and who has none is one */
 
 ngx_idempotency_process_t *

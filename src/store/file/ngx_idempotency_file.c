@@ -142,8 +142,7 @@ static ngx_int_t file_init(ngx_idempotency_tier_t *tier,
 static ngx_int_t file_start(file_t *file, ngx_uint_t must, ngx_log_t *log);
 static ngx_int_t file_begin(ngx_idempotency_shm_t *shm,
     ngx_idempotency_start_t *start, ngx_uint_t late);
-static void file_create(file_t *file, ngx_conf_t *cf,
-    ngx_idempotency_db_conf_t *db);
+static void file_create(file_t *file, ngx_conf_t *cf);
 static ngx_idempotency_tier_t *file_unnamed(ngx_conf_t *cf,
     ngx_idempotency_tier_t *old);
 static void file_disown(ngx_idempotency_tier_t *tier);
@@ -218,9 +217,8 @@ ngx_int_t
 ngx_idempotency_file_add(ngx_conf_t *cf, ngx_idempotency_store_t *store,
     ngx_idempotency_file_conf_t *conf)
 {
-    file_t                     *file;
-    ngx_idempotency_shm_t      *shm;
-    ngx_idempotency_db_conf_t   db;
+    file_t                 *file;
+    ngx_idempotency_shm_t  *shm;
 
     shm = store->data;
 
@@ -228,8 +226,6 @@ ngx_idempotency_file_add(ngx_conf_t *cf, ngx_idempotency_store_t *store,
     if (file == NULL) {
         return NGX_ERROR;
     }
-
-    ngx_memzero(&db, sizeof(ngx_idempotency_db_conf_t));
 
     file->start.path = conf->path;
     file->start.at.data = ngx_pnalloc(cf->pool, sizeof(" in :") - 1
@@ -244,10 +240,10 @@ ngx_idempotency_file_add(ngx_conf_t *cf, ngx_idempotency_store_t *store,
                                      cf->conf_file->line)
                          - file->start.at.data;
 
-    db.sync = conf->sync;
-    db.max_size = conf->max_size;
+    file->db.sync = conf->sync;
+    file->db.max_size = conf->max_size;
 
-    file_create(file, cf, &db);
+    file_create(file, cf);
 
     file->tier.shm = shm;
     shm->tier = &file->tier;
@@ -258,17 +254,16 @@ ngx_idempotency_file_add(ngx_conf_t *cf, ngx_idempotency_store_t *store,
 
 
 static void
-file_create(file_t *file, ngx_conf_t *cf, ngx_idempotency_db_conf_t *db)
+file_create(file_t *file, ngx_conf_t *cf)
 {
     file->tier.backing = &file_backing;
-    file->tier.strict = (db->sync == NGX_IDEMPOTENCY_SYNC_STRICT);
+    file->tier.strict = (file->db.sync == NGX_IDEMPOTENCY_SYNC_STRICT);
 
     file->cycle = cf->cycle;
     file->pool = cf->pool;
     file->start.owners = -1;
     file->start.file = -1;
 
-    file->db = *db;
     file->db.path = (char *) file->start.path.data;
 }
 
@@ -297,7 +292,8 @@ file_unnamed(ngx_conf_t *cf, ngx_idempotency_tier_t *old)
     ngx_memcpy(file->start.path.data, was->start.path.data,
                was->start.path.len + 1);
 
-    file_create(file, cf, &was->db);
+    file->db = was->db;
+    file_create(file, cf);
 
     return &file->tier;
 }
