@@ -173,8 +173,6 @@ static int db_meta(ngx_idempotency_db_t *db, ngx_idempotency_mark_t *mark);
 static ngx_uint_t db_filed(ngx_idempotency_db_t *db);
 static ngx_uint_t db_filed_number(ngx_idempotency_db_t *db,
     ngx_atomic_uint_t *number);
-static void db_undo(ngx_idempotency_item_t *items,
-    ngx_idempotency_item_t *before, ngx_uint_t n);
 static ngx_int_t db_moved(ngx_idempotency_db_t *db, ngx_uint_t i,
     const char *how);
 static void db_rescue(ngx_idempotency_db_t *db);
@@ -462,29 +460,18 @@ ngx_int_t
 ngx_idempotency_db_commit(ngx_idempotency_db_t *db,
     ngx_idempotency_item_t *items, ngx_uint_t n, int64_t now)
 {
-    int                      rc;
-    uint64_t                 fence;
-    ngx_uint_t               i, done;
-    ngx_idempotency_item_t  *before;
+    int         rc;
+    uint64_t    fence;
+    ngx_uint_t  i, done;
 
     db->state.error[0] = '\0';
-
-    before = malloc(ngx_max(n, 1) * sizeof(ngx_idempotency_item_t));
-
-    if (before) {
-        ngx_memcpy(before, items, n * sizeof(ngx_idempotency_item_t));
-    }
+    db->state.begun = 0;
 
     for (i = 0; i < n; i++) {
         items[i].result = NGX_IDEMPOTENCY_UNAVAILABLE;
     }
 
-    if (before == NULL) {
-        return db_fail(db, SQLITE_NOMEM);
-    }
-
     if (db_files(db, 0) != NGX_OK) {
-        free(before);
         return NGX_ERROR;
     }
 
@@ -492,11 +479,11 @@ ngx_idempotency_db_commit(ngx_idempotency_db_t *db,
 
     if (rc == SQLITE_OK && db->conf.may && !db->conf.may(db->conf.data)) {
         (void) db_run(db, SQL_ROLLBACK);
-        free(before);
         return NGX_DECLINED;
     }
 
     if (rc == SQLITE_OK) {
+        db->state.begun = 1;
         rc = db_expire(db, now, DB_EXPIRE * n, &done);
     }
 
@@ -511,16 +498,15 @@ ngx_idempotency_db_commit(ngx_idempotency_db_t *db,
         rc = db_end(db, fence, now);
     }
 
-    if (rc != SQLITE_OK) {
-        (void) db_fail(db, rc);
-        db_undo(items, before, n);
-        free(before);
-        return NGX_ERROR;
+    if (rc == SQLITE_OK) {
+        return NGX_OK;
     }
 
-    free(before);
+    for (i = 0; i < n; i++) {
+        items[i].result = NGX_IDEMPOTENCY_UNAVAILABLE;
+    }
 
-    return NGX_OK;
+    return db_fail(db, rc);
 }
 
 
@@ -777,25 +763,6 @@ db_end(ngx_idempotency_db_t *db, uint64_t fence, int64_t now)
     }
 
     return rc;
-}
-
-
-/* frees the responses found; each item is as before, to be tried again */
-
-static void
-db_undo(ngx_idempotency_item_t *items, ngx_idempotency_item_t *before,
-    ngx_uint_t n)
-{
-    ngx_uint_t  i;
-
-    for (i = 0; i < n; i++) {
-        if (items[i].response.data != before[i].response.data) {
-            free(items[i].response.data);
-        }
-
-        items[i] = before[i];
-        items[i].result = NGX_IDEMPOTENCY_UNAVAILABLE;
-    }
 }
 
 

@@ -74,8 +74,10 @@ typedef struct {
     unsigned                   wrote:1;
     /* the file is not the one of conf->mark, or is older */
     unsigned                   other:1;
-    /* another file is at this path: it has to be opened */
+    /* another file is at this path: it has to be opened; the last transaction
+       has begun, and may have changed its items */
     unsigned                   moved:1;
+    unsigned                   begun:1;
     /* what went wrong, or "" */
     char                       error[NGX_IDEMPOTENCY_DB_ERROR];
 } ngx_idempotency_db_state_t;
@@ -91,7 +93,8 @@ void ngx_idempotency_db_close(ngx_idempotency_db_t *db);
  * One transaction.  NGX_OK: each item has its result; UNAVAILABLE is one that
  * could be neither read nor written (its record is damaged, or there is no
  * room), while the others were.  NGX_ERROR: nothing was written, all items are
- * UNAVAILABLE.  NGX_DECLINED: the same, as conf->may refused.
+ * UNAVAILABLE, and not to be used again.  NGX_DECLINED: the same, as conf->may
+ * refused.
  */
 
 ngx_int_t ngx_idempotency_db_commit(ngx_idempotency_db_t *db,

@@ -891,7 +891,7 @@ file_commit_once(file_work_t *work, ngx_idempotency_batch_t *batch)
 
     batch->lost = state->failed;
     batch->wrote = state->wrote;
-    moved = state->moved;
+    moved = state->moved && !state->begun;
 
     file_shut(work, conn);
 
