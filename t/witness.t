@@ -291,6 +291,65 @@ for my $sync (qw(batched strict)) {
 }
 
 
+# one that came late, so that each worker has it by itself: all have the one that is
+# agreed to, and the death of one is not that of the others
+
+for my $what ('another file', 'a backup') {
+    begin('batched');
+    $n->stop;
+
+    my $there = $file;
+
+    begin('batched', workers => 2, server => $server =~ s/location \/ \{/$& idempotency_in_progress reject; idempotency_in_doubt retry;/r);
+    $n->down('QUIT');
+    keep();
+    copy($there, "$dir/kept") if $what eq 'another file';
+    rename $dir, "$dir-away" or die "$dir: $!";
+    $n->up;
+    rename "$dir-away", $dir or die "$dir: $!";
+    orders(6 .. 10);
+
+    for my $pid ($n->workers) {
+        my $c = connection_to($n, $pid);
+        until_true { told(ask($c, 'POST', '/', key => 'come' . ++$keys, body => 'b')->response) eq '200 NEW' };
+    }
+
+    unlink "$file-wal", "$file-shm";
+    put_back("$dir/kept");
+    ok((until_true { order('late' . ++$keys) eq '503 UNAVAILABLE' && $n->log =~ /is refused, it/ }),
+       "$what, in the place of a file that came late: refused");
+    agrees($what);
+
+    my ($first) = $n->log =~ /\[warn\] (\d+)#.* is used as it is/;
+    my ($second) = grep { $_ != $first } $n->workers;
+    my $c = connection_to($n, $second);
+
+    until_true { told(ask($c, 'POST', '/', key => 'second' . ++$keys, body => 'b')->response) eq '200 NEW' };
+    ask($c, 'POST', "/?id=$dirs-slow&gate=1", key => "$dirs-slow", body => 'b');
+    held("$dirs-slow");
+
+    # its master would make another worker, which would have it
+
+    $n->{allow} = qr/$n->{allow}|exited on signal 9/;
+    kill STOP => $n->pid;
+    kill KILL => $first;
+    until_true { !Restart::Nginx::running(slurp("/proc/$first/stat")) };
+
+    my $m = outliving(%as, allow => qr/the state file/);
+    my $told;
+
+    until_true { ($told = told($m->post("/?id=$dirs-slow&gate=1", key => "$dirs-slow", body => 'b'))) !~ /^503/ };
+    is($told, '409 IN_PROGRESS', '... what another worker executes is in doubt for nobody when that one has died');
+    is(executions("$dirs-slow"), 1, '... once');
+
+    go("$dirs-slow");
+    is(told($c->response), '200 NEW', '... with its outcome');
+    $m->stop;
+    kill CONT => $n->pid;
+    $n->stop;
+}
+
+
 # a file of another program is left as it is, to the byte
 
 begin('batched');

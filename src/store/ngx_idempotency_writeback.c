@@ -1413,6 +1413,11 @@ tier_watch_handler(ngx_event_t *ev)
 
     } else {
         tier_hung(tier);
+
+        /* a file that somebody has agreed to is every worker's, even if it has
+           no requests */
+
+        (void) ngx_idempotency_tier_down(tier->shm);
     }
 
     if (watches && tier->backing->maintain) {

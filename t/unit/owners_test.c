@@ -230,14 +230,24 @@ numbers(void)
 
     /* those of one store know each other */
 
-    check(!ngx_idempotency_owners_strangers(c, STORE + 3));
+    check(!ngx_idempotency_owners_strangers(c, STORE + 3, 0));
 
     other = (uint64_t) 1 << NGX_IDEMPOTENCY_OWNERS_STORE_SHIFT;
 
-    check(ngx_idempotency_owners_strangers(c, STORE + other));
-    check(ngx_idempotency_owners_strangers(c, STORE - 1));
-    check(ngx_idempotency_owners_strangers(c, 0));
-    check(!ngx_idempotency_owners_strangers(c, STORE + other - 1));
+    check(ngx_idempotency_owners_strangers(c, STORE + other, 0));
+    check(ngx_idempotency_owners_strangers(c, STORE - 1, 0));
+    check(ngx_idempotency_owners_strangers(c, 0, 0));
+    check(!ngx_idempotency_owners_strangers(c, STORE + other - 1, 0));
+
+    /* ... but who was ours is none, until others come */
+
+    check(ngx_idempotency_owners_strangers(c, STORE + other, STORE + 1));
+
+    ngx_idempotency_owners_end(b, STORE + 2);
+
+    check(!ngx_idempotency_owners_strangers(c, STORE + other, STORE + 1));
+    check(!ngx_idempotency_owners_strangers(c, STORE - 1, STORE + 1));
+    check(ngx_idempotency_owners_strangers(c, STORE + other, STORE + 2));
 
     close(a);
     close(b);
@@ -251,7 +261,7 @@ numbers(void)
 
     check(ngx_idempotency_owners_alive(c, STORE + 1));
     check(ngx_idempotency_owners_others(c, STORE));
-    check(ngx_idempotency_owners_strangers(c, STORE));
+    check(ngx_idempotency_owners_strangers(c, STORE, 0));
     check_equal(ngx_idempotency_owners_hold(c, STORE), NGX_ERROR);
     check_equal(commit_lock(c, 0), NGX_ERROR);
 

@@ -160,6 +160,7 @@ static ngx_msec_t file_msec(void);
 static ngx_uint_t file_alive(void *data, uint64_t instance);
 static ngx_uint_t file_may(void *data);
 static ngx_uint_t file_up(ngx_idempotency_tier_t *tier);
+static ngx_uint_t file_holds(file_t *file);
 static ngx_int_t file_agree(ngx_idempotency_tier_t *tier);
 
 static ngx_int_t file_flush(ngx_idempotency_tier_t *tier,
@@ -685,7 +686,34 @@ file_up(ngx_idempotency_tier_t *tier)
 
     return ((file_t *) tier)->work && sh->instance && !sh->other && !sh->lost
            && ((file_t *) tier)->start.owners != -1
+           && file_holds((file_t *) tier)
            && !file_unsynced(sh, NGX_IDEMPOTENCY_FILE_UNSYNCED);
+}
+
+
+/* Whether this worker holds the instance: nothing is claimed for it before.
+   Another worker may have made a new one, when somebody agreed to the file. */
+
+static ngx_uint_t
+file_holds(file_t *file)
+{
+    uint64_t  instance;
+
+    instance = file->tier.shm->sh->tier.instance;
+
+    if (file->start.instance == instance) {
+        return 1;
+    }
+
+    if (ngx_idempotency_owners_share(file->start.owners, instance) != NGX_OK) {
+        return 0;
+    }
+
+    ngx_idempotency_owners_end(file->start.owners, file->start.instance);
+
+    file->start.instance = instance;
+
+    return 1;
 }
 
 
@@ -1491,7 +1519,8 @@ file_start_again(file_t *file, ngx_uint_t agreed)
 
     work->batch = NULL;
     work->start.agreed = agreed;
-    work->instance = agreed ? 0 : file->tier.shm->sh->tier.instance;
+    work->start.was = file->tier.shm->sh->tier.instance;
+    work->instance = agreed ? 0 : work->start.was;
     work->starts = (ngx_idempotency_thread_post(work->flush.thread) == NGX_OK);
 }
 
@@ -1557,6 +1586,7 @@ file_started(file_t *file)
 
     file->start.owners = start->owners;
     file->start.file = start->file;
+    file->start.instance = start->instance;
     work->db.file = start->file;
 
     ngx_idempotency_tier_serve(&file->tier, 1);

@@ -22,7 +22,10 @@
 #define OWNERS_SUFFIX  "-owners"
 #define OWNERS_NAME    (NGX_IDEMPOTENCY_FILE_PATH + 16)
 
+/* the first instance's lock; no instance's number is so high */
+
 #define OWNERS_FIRST   16
+#define OWNERS_NONE    ((off_t) 1 << 62)
 
 /* locks in the store's file itself, far from SQLite's and from any content */
 
@@ -60,6 +63,7 @@ typedef struct {
 static ngx_int_t owners_name(const char *path, const char *suffix, char *name);
 static ngx_int_t owners_set(int fd, short type, off_t byte);
 static ngx_uint_t owners_held(int fd, off_t from, off_t n);
+static ngx_uint_t owners_held_but(int fd, off_t from, off_t to, off_t but);
 static int witness_open(const char *path, int flags);
 static witness_slot_t *witness_newer(int fd, witness_slot_t *slots);
 
@@ -134,6 +138,13 @@ ngx_idempotency_owners_share(int fd, uint64_t instance)
 }
 
 
+void
+ngx_idempotency_owners_end(int fd, uint64_t instance)
+{
+    (void) owners_set(fd, F_UNLCK, OWNERS_FIRST + instance);
+}
+
+
 ngx_uint_t
 ngx_idempotency_owners_alive(int fd, uint64_t instance)
 {
@@ -152,15 +163,29 @@ ngx_idempotency_owners_others(int fd, uint64_t own)
 
 
 ngx_uint_t
-ngx_idempotency_owners_strangers(int fd, uint64_t own)
+ngx_idempotency_owners_strangers(int fd, uint64_t own, uint64_t was)
 {
     off_t  first, n;
 
     n = (off_t) 1 << NGX_IDEMPOTENCY_OWNERS_STORE_SHIFT;
     first = own & ~(n - 1);
 
-    return (first && owners_held(fd, OWNERS_FIRST, first))
-           || owners_held(fd, OWNERS_FIRST + first + n, 0);
+    return owners_held_but(fd, 0, first, was)
+           || owners_held_but(fd, first + n, OWNERS_NONE, was);
+}
+
+
+/* whether an instance from `from` up to `to` lives, other than `but` */
+
+static ngx_uint_t
+owners_held_but(int fd, off_t from, off_t to, off_t but)
+{
+    if (but >= from && but < to) {
+        return owners_held_but(fd, from, but, to)
+               || owners_held_but(fd, but + 1, to, to);
+    }
+
+    return from < to && owners_held(fd, OWNERS_FIRST + from, to - from);
 }
 
 

@@ -60,6 +60,10 @@ ngx_int_t ngx_idempotency_owners_hold(int fd, uint64_t instance);
 
 ngx_int_t ngx_idempotency_owners_share(int fd, uint64_t instance);
 
+/* the open file holds the instance no more */
+
+void ngx_idempotency_owners_end(int fd, uint64_t instance);
+
 /* the next three are true when in doubt: a look that fails finds an owner */
 
 /* whether this instance lives, or any other one but our own */
@@ -67,9 +71,10 @@ ngx_int_t ngx_idempotency_owners_share(int fd, uint64_t instance);
 ngx_uint_t ngx_idempotency_owners_alive(int fd, uint64_t instance);
 ngx_uint_t ngx_idempotency_owners_others(int fd, uint64_t own);
 
-/* whether an instance lives whose number another store gave */
+/* whether an instance lives whose number another store gave, but `was`, which
+   our workers have had until now */
 
-ngx_uint_t ngx_idempotency_owners_strangers(int fd, uint64_t own);
+ngx_uint_t ngx_idempotency_owners_strangers(int fd, uint64_t own, uint64_t was);
 
 /*
  * The locks of commits and of starts.  One thread at a time may use the open

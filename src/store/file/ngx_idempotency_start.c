@@ -1159,11 +1159,14 @@ start_instance(ngx_idempotency_start_t *start)
         return NGX_ERROR;
     }
 
-    /* the two would have different files, and execute each other's claims */
+    /* the two would have different files, and execute each other's claims; a
+       number that our workers have had until now is ours */
 
-    if (ngx_idempotency_owners_strangers(start->owners, start->instance)
-        || ngx_idempotency_owners_hold(start->owners, start->instance)
-           != NGX_OK)
+    if (ngx_idempotency_owners_strangers(start->owners, start->instance,
+                                         start->was)
+        || (start->instance != start->was
+            && ngx_idempotency_owners_hold(start->owners, start->instance)
+               != NGX_OK))
     {
         return start_refuse(start, 0,
                             "was replaced while an nginx uses the one that was "

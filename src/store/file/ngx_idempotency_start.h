@@ -34,8 +34,9 @@ typedef struct {
 
     /* of the digest key that makes tokens */
     u_char                   stamp[NGX_IDEMPOTENCY_STAMP_LEN];
-    /* an operator has agreed to the file as it is */
+    /* an operator has agreed to the file as it is; the instance until then */
     ngx_uint_t               agreed;
+    uint64_t                 was;
 
     /* the clocks, in milliseconds, and the boot's name; "": not known */
     int64_t                  wall;
