@@ -691,10 +691,18 @@ ngx_idempotency_result_e
 ngx_idempotency_record_reclaim(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_claim_t *claim)
 {
+    ngx_uint_t                 local;
     ngx_idempotency_window_t  *window;
     ngx_idempotency_result_e   result;
 
+    /* a local record is not evicted */
+
+    local = rec->local;
+    rec->local = 1;
+
     result = record_make_room(shm, claim, &window);
+
+    rec->local = local;
 
     if (result != NGX_IDEMPOTENCY_OK) {
         return result;
@@ -894,7 +902,9 @@ record_window(ngx_idempotency_shm_t *shm, ngx_msec_t length, ngx_msec_t span)
 
     for ( ;; ) {
 
-        if (window->length == length && window->span == span) {
+        if (window->length == length && window->span == span
+            && window != &shm->sh->leftovers)
+        {
             return window;
         }
 

@@ -285,6 +285,29 @@ not_what_is_over(void)
 }
 
 
+/* one window is as long as what a release leaves stays */
+
+static void
+in_any_window(void)
+{
+    ngx_idempotency_list_t  list;
+
+    open_zone(256);
+
+    check_equal(op_bind(&zone, 1, 1, 100, 2 * NGX_IDEMPOTENCY_SHM_LEFTOVER, 0),
+                NGX_IDEMPOTENCY_OK);
+    check_equal(op_bind(&zone, 2, 1, 100, NGX_IDEMPOTENCY_SHM_LEFTOVER, 0),
+                NGX_IDEMPOTENCY_OK);
+
+    ngx_memzero(&list, sizeof(ngx_idempotency_list_t));
+    check_equal(ask(&list, 100, 200), 0);
+    check_equal(list.n, 2);
+    check_equal(zone.shm.sh->stats.records[NGX_IDEMPOTENCY_DONE], 2);
+
+    close_zone();
+}
+
+
 /* those that stay are told once, whatever comes and goes before and behind */
 
 static void
@@ -410,6 +433,7 @@ static unit_case_t  cases[] = {
     { "each is listed once, in answers of any size", each_once },
     { "what is told of each", what_is_told },
     { "what is over is not listed", not_what_is_over },
+        { "those of any window", in_any_window },
     { "others come and go meanwhile", others_come_and_go },
     { "tokens with equal first bytes", equal_first_bytes },
     { "a large zone that is empty", a_large_empty_zone },

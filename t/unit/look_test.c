@@ -445,6 +445,54 @@ room_for_itself(void)
 }
 
 
+/* a doubt that memory alone guards now, and that is taken over, makes room of
+   others than itself */
+
+static void
+room_for_a_doubt(void)
+{
+    ngx_idempotency_claim_t     claim;
+    ngx_idempotency_complete_t  complete;
+
+    open_zone();
+
+    ngx_memzero(&claim, sizeof(ngx_idempotency_claim_t));
+    token(&claim.op, 1);
+    claim.window = 600000;
+    claim.lease = 60000;
+    claim.retry = 1;
+
+    check_equal(zone.store.engine->claim(&zone.store, &claim), NGX_AGAIN);
+    answer(NGX_IDEMPOTENCY_CLAIMED, 0);
+    check_equal(zone.store.engine->claim(&zone.store, &claim), NGX_OK);
+
+    ngx_memzero(&complete, sizeof(ngx_idempotency_complete_t));
+    token(&complete.op, 1);
+    complete.fence = claim.fence;
+    complete.outcome = NGX_IDEMPOTENCY_IN_DOUBT;
+    complete.status = 504;
+
+    check_equal(zone.store.engine->complete(&zone.store, &complete), NGX_OK);
+    answer(NGX_IDEMPOTENCY_OK, 0);
+
+    zone.shm.sh->tier.failing = 1;
+    claim.alone = 1;
+    zone_occupy(&zone, 1);
+
+    check_equal(zone.store.engine->claim(&zone.store, &claim), NGX_OK);
+    check_equal(claim.op.result, NGX_IDEMPOTENCY_UNAVAILABLE);
+
+    zone_vacate(&zone);
+
+    check_equal(zone.store.engine->claim(&zone.store, &claim), NGX_OK);
+    check_equal(claim.op.result, NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(claim.taken, 1);
+    zone_check(&zone);
+
+    close_zone();
+}
+
+
 /* another nginx may have made what stands behind forget it: for a minute the copy
    that is here is as good */
 
@@ -720,6 +768,7 @@ main(void)
         { "forgotten there, too", forgotten },
         { "forgotten there, and then said so", forgotten_behind },
         { "room for itself", room_for_itself },
+        { "room for a doubt that is taken over", room_for_a_doubt },
         { "forgotten by another nginx", forgotten_elsewhere },
         { "a wake-up that was lost", overslept },
         { "a wake-up that was lost, behind a release", overslept_behind },
