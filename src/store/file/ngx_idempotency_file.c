@@ -1521,7 +1521,14 @@ file_start_again(file_t *file, ngx_uint_t agreed)
     work->start.agreed = agreed;
     work->start.was = file->tier.shm->sh->tier.instance;
     work->instance = agreed ? 0 : work->start.was;
-    work->starts = (ngx_idempotency_thread_post(work->flush.thread) == NGX_OK);
+
+    /* before the thread runs, which reads it */
+
+    work->starts = 1;
+
+    if (ngx_idempotency_thread_post(work->flush.thread) != NGX_OK) {
+        work->starts = 0;
+    }
 }
 
 
