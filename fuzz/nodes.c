@@ -30,16 +30,7 @@ static ngx_idempotency_redis_t        redis;
 
 /* connections are there, and nothing comes of them */
 
-static ngx_uint_t
-idle(ngx_idempotency_redis_conn_t *c)
-{
-    return 1;
-}
-
-
-ngx_idempotency_redis_kind_t  ngx_idempotency_redis_pipeline = {
-    0, NULL, NULL, NULL, idle
-};
+ngx_idempotency_redis_kind_t  ngx_idempotency_redis_pipeline;
 
 volatile ngx_msec_t  ngx_current_msec;
 ngx_uint_t           ngx_worker;
@@ -49,9 +40,15 @@ ngx_idempotency_redis_conn_t *
 ngx_idempotency_redis_conn_create(ngx_idempotency_redis_node_t *node,
     ngx_idempotency_redis_kind_t *kind)
 {
-    conn.kind = kind;
-
     return &conn;
+}
+
+
+ngx_idempotency_redis_conn_t *
+ngx_idempotency_redis_conn_next(ngx_idempotency_redis_t *r,
+    ngx_idempotency_redis_conn_t *c)
+{
+    return NULL;
 }
 
 
@@ -91,13 +88,6 @@ nothing_comes(ngx_idempotency_redis_conn_back)
 nothing_comes(ngx_idempotency_redis_conn_connect)
 nothing_comes(ngx_idempotency_redis_pipeline_init)
 nothing_comes(ngx_idempotency_redis_pipeline_leave)
-
-
-void
-ngx_idempotency_redis_pubsub_route(ngx_idempotency_redis_t *r)
-{
-    /* void */
-}
 
 
 /* a value: what it is, how much of it, and its bytes or its elements */
@@ -208,7 +198,7 @@ servers(ngx_uint_t cluster)
 
     node = NULL;
 
-    while ((node = ngx_idempotency_redis_node_next(&redis, node)) != NULL) {
+    while ((node = node_next(&redis, node)) != NULL) {
 
         if (node->told == NULL) {
             continue;
@@ -218,9 +208,7 @@ servers(ngx_uint_t cluster)
 
         other = node;
 
-        while ((other = ngx_idempotency_redis_node_next(&redis, other))
-               != NULL)
-        {
+        while ((other = node_next(&redis, other)) != NULL) {
             hold(!node_is(other, &node->host, node->port));
         }
     }
@@ -276,8 +264,10 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     redis.log = &log;
     redis.conf.connections = 1;
     ngx_str_set(&redis.conf.master, "m");
-    redis.slots = slots;
+    redis.slots = (kind == 0 || kind == 3) ? slots : NULL;
     ngx_queue_init(&redis.nodes);
+    ngx_rbtree_init(&redis.channels, &redis.channels_sentinel,
+                    ngx_str_rbtree_insert_value);
     redis.home = node_create(&redis);
     redis.discovery = &conn;
 
@@ -299,7 +289,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         switch (kind) {
 
         case 0:
-            cluster_answer(&conn, NULL, &reply);
+            discovery_answer(&conn, NULL, &reply);
 
             if (reply.type == NGX_IDEMPOTENCY_REDIS_ARRAY && reply.n) {
                 ranges(&reply);
@@ -308,7 +298,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             break;
 
         case 1:
-            sentinel_answer(&conn, NULL, &reply);
+            discovery_answer(&conn, NULL, &reply);
             break;
 
         case 2:
@@ -324,7 +314,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             break;
         }
 
-        servers(kind == 0 || kind == 3);
+        servers(redis.slots != NULL);
     }
 
     end();
