@@ -257,11 +257,11 @@ judge_nginx_gone(nginx_t *g)
 }
 
 
-/* it ended in peace, and nothing kept it from telling the store; of what is in
-   doubt the claim is enough */
+/* nothing keeps it from telling the store; of what is in doubt the claim is
+   enough */
 
 void
-judge_delivered(nginx_t *g)
+judge_delivered(nginx_t *g, char *when)
 {
     exec_t  *e;
 
@@ -272,8 +272,8 @@ judge_delivered(nginx_t *g)
             && e->outcome != NGX_IDEMPOTENCY_IN_DOUBT
             && set.store != SIM_MEMORY && now < e->until)
         {
-            fault("nginx %c ended in peace, and the outcome of execution %u "
-                  "is lost", g->name, (unsigned) e->n);
+            fault("nginx %c %s, and the store lacks the outcome of execution "
+                  "%u", g->name, when, (unsigned) e->n);
         }
     }
 }
@@ -351,7 +351,9 @@ excuse(exec_t *e, req_t *q, exec_t *again)
         return "its owner died while it released";
     }
 
-    if (q->claim.retry && doubtful(e)) {
+    /* what its client was told for good stays */
+
+    if (q->claim.retry && doubtful(e) && !(e->sure && now - e->sure > 1000)) {
         return "in doubt, and retried";
     }
 

@@ -407,6 +407,8 @@ redis_fails_over(ngx_msec_t away)
 {
     ngx_msec_t  since;
 
+    tell("the Redis fails over, and is away for %lu ms", (unsigned long) away);
+
     since = sim_redis_fail_over();
     server++;
     acked = replicated;

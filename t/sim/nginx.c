@@ -508,7 +508,7 @@ nginx_settle(nginx_t *g)
     tell("nginx %c has ended", g->name);
 
     if (!g->disturbed) {
-        judge_delivered(g);
+        judge_delivered(g, "ended in peace");
     }
 
     nginx_forgets(g);

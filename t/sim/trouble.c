@@ -272,13 +272,19 @@ plan_store(plan_e what, uint64_t r)
         break;
 
     case P_FAILOVER:
-        tell("the Redis fails over, and is away for %lu ms", time / 2);
         redis_fails_over(time / 2);
         break;
 
     case P_LAG:
         tell("the replica of the Redis has nothing new for %lu ms", time);
         redis_lags(time);
+
+        /* ... and its master may die meanwhile */
+
+        if ((r >> 12) % 3 == 0) {
+            message(M_FAILOVER, time / 2, NULL);
+        }
+
         break;
 
     case P_EMPTIED:

@@ -315,6 +315,13 @@ happens(message_t *m)
         file_exchanged(1);
         break;
 
+    case M_FAILOVER:
+        if (!settling) {
+            redis_fails_over(below(500));
+        }
+
+        break;
+
     case M_SPAWN:
         if (g->up && !g->ends && m->n - g->pair < 2 && !g->procs[m->n].up) {
             proc_up(g, m->n, 0);
@@ -354,6 +361,7 @@ may_happen(message_t *m)
     case M_SPAWN:
     case M_RESTART:
     case M_BACK:
+    case M_FAILOVER:
         return depth == 0;
 
     default:
@@ -619,6 +627,11 @@ run(uint64_t seed)
 
     if (!failed) {
         all_ended("though nothing went wrong for twelve seconds");
+
+        for (i = 0; i < NGINX; i++) {
+            judge_delivered(&nginxes[i], "had twelve seconds of peace");
+        }
+
         zones_checked(0);
     }
 

@@ -212,6 +212,7 @@ typedef enum {
     M_STOP,
     M_RESUME,
     M_BACK,
+    M_FAILOVER,
     M_QUIT,
     M_SHUTDOWN,
     M_PLAN
@@ -458,7 +459,7 @@ void judge_clock(int64_t step);
 /* a worker, or all of an nginx, is no more */
 void judge_gone(proc_t *p);
 void judge_nginx_gone(nginx_t *g);
-void judge_delivered(nginx_t *g);
+void judge_delivered(nginx_t *g, char *when);
 void all_ended(char *when);
 void asked_again(void);
 void zones_checked(ngx_uint_t empty);
