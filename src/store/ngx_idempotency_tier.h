@@ -85,10 +85,11 @@ typedef struct {
     uint64_t                        instance;
     uint64_t                        floor;
 
-    /* the write-back queue, the oldest record first; its writers: one, or the
-       largest number of batches that ever were on the way at a time */
+    /* the write-back queue, the oldest record first, and the end of the list;
+       its writers: one, or the largest number of batches that ever were on the
+       way at a time */
     ngx_idempotency_record_t       *first;
-    ngx_idempotency_record_t       *last;
+    ngx_idempotency_record_t      **end;
     ngx_idempotency_writer_t        writer;
     /* records aside: the backing has no room for them, or a batch with them
        failed while others succeeded */

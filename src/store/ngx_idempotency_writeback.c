@@ -174,14 +174,8 @@ queue_append(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
     rec->flush = NGX_IDEMPOTENCY_QUEUED;
     rec->next = NULL;
 
-    if (sh->last) {
-        sh->last->next = rec;
-
-    } else {
-        sh->first = rec;
-    }
-
-    sh->last = rec;
+    *sh->end = rec;
+    sh->end = &rec->next;
 }
 
 
@@ -194,11 +188,12 @@ queue_prepend(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
 
     rec->flush = NGX_IDEMPOTENCY_QUEUED;
     rec->next = sh->first;
-    sh->first = rec;
 
-    if (sh->last == NULL) {
-        sh->last = rec;
+    if (sh->first == NULL) {
+        sh->end = &rec->next;
     }
+
+    sh->first = rec;
 }
 
 
@@ -208,7 +203,7 @@ queue_remove_first(ngx_idempotency_tier_sh_t *sh)
     sh->first = sh->first->next;
 
     if (sh->first == NULL) {
-        sh->last = NULL;
+        sh->end = &sh->first;
     }
 }
 
@@ -1687,6 +1682,7 @@ ngx_idempotency_tier_init(ngx_idempotency_shm_t *shm)
     tier = shm->tier;
     sh = &shm->sh->tier;
 
+    sh->end = &sh->first;
     sh->instance = tier->instance;
     sh->floor = shm->sh->fence;
     sh->mark = tier->mark;

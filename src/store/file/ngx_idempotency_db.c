@@ -329,7 +329,7 @@ ngx_idempotency_db_open(ngx_idempotency_db_conf_t *conf, char *error,
     rc = ngx_idempotency_db_connect(conf->path, &db->sqlite);
 
     if (rc != SQLITE_OK) {
-        ngx_idempotency_db_tell(error, len, db->sqlite, rc);
+        ngx_idempotency_db_error(error, len, db->sqlite, rc);
         goto failed;
     }
 
@@ -912,7 +912,7 @@ static ngx_int_t
 db_fail(ngx_idempotency_db_t *db, int rc)
 {
     if (!db->state.other) {
-        ngx_idempotency_db_tell(db->state.error, NGX_IDEMPOTENCY_DB_ERROR,
+        ngx_idempotency_db_error(db->state.error, NGX_IDEMPOTENCY_DB_ERROR,
                                 db->sqlite, rc);
     }
 
@@ -2038,7 +2038,7 @@ ngx_idempotency_db_connect(const char *path, sqlite3 **sqlite)
 
 
 void
-ngx_idempotency_db_tell(char *error, size_t len, sqlite3 *sqlite, int rc)
+ngx_idempotency_db_error(char *error, size_t len, sqlite3 *sqlite, int rc)
 {
     int  err;
 

@@ -145,7 +145,7 @@ ngx_int_t ngx_idempotency_db_tidy(ngx_idempotency_db_t *db, int64_t now,
  */
 
 int ngx_idempotency_db_connect(const char *path, sqlite3 **sqlite);
-void ngx_idempotency_db_tell(char *error, size_t len, sqlite3 *sqlite, int rc);
+void ngx_idempotency_db_error(char *error, size_t len, sqlite3 *sqlite, int rc);
 ngx_uint_t ngx_idempotency_db_same(ngx_idempotency_mark_t *mark,
     const void *identity, ngx_atomic_uint_t number, char *error, size_t len);
 

@@ -146,7 +146,7 @@ static int start_numbered(sqlite3 *sqlite, ngx_idempotency_start_t *start);
 static int start_meta(sqlite3 *sqlite, start_meta_t *meta);
 static int start_text(sqlite3 *sqlite, const char *sql, char *text,
     size_t len);
-static int start_tell(ngx_idempotency_start_t *start, sqlite3 *sqlite, int rc);
+static int start_error(ngx_idempotency_start_t *start, sqlite3 *sqlite, int rc);
 
 
 /* File systems whose server several machines may use, while locks and shared
@@ -1378,7 +1378,7 @@ ngx_idempotency_start_database(const char *path, ngx_idempotency_start_t *start)
     }
 
     if (rc != SQLITE_OK) {
-        (void) start_tell(start, sqlite, rc);
+        (void) start_error(start, sqlite, rc);
 
     } else if (!start->found) {
         rc = start_tables_made(sqlite, start);
@@ -1501,7 +1501,7 @@ start_tables_made(sqlite3 *sqlite, ngx_idempotency_start_t *start)
         rc = sqlite3_exec(sqlite, sql, NULL, NULL, NULL);
     }
 
-    return (rc == SQLITE_OK) ? rc : start_tell(start, sqlite, rc);
+    return (rc == SQLITE_OK) ? rc : start_error(start, sqlite, rc);
 }
 
 
@@ -1516,7 +1516,7 @@ start_log_mode(sqlite3 *sqlite, ngx_idempotency_start_t *start)
     rc = start_text(sqlite, "PRAGMA journal_mode = WAL", mode, sizeof(mode));
 
     if (rc != SQLITE_OK) {
-        return start_tell(start, sqlite, rc);
+        return start_error(start, sqlite, rc);
     }
 
     if (ngx_strcmp(mode, "wal") != 0) {
@@ -1562,7 +1562,7 @@ start_tables(sqlite3 *sqlite, ngx_idempotency_start_t *start)
     }
 
     if (rc != SQLITE_OK) {
-        return start_tell(start, sqlite, rc);
+        return start_error(start, sqlite, rc);
     }
 
     if (ngx_strcmp(meant, found) != 0) {
@@ -1599,7 +1599,7 @@ start_bound(sqlite3 *sqlite, ngx_idempotency_start_t *start)
     rc = start_meta(sqlite, &meta);
 
     if (rc != SQLITE_OK) {
-        return start_tell(start, sqlite, rc);
+        return start_error(start, sqlite, rc);
     }
 
     differs = ngx_idempotency_stamp_differs(start->stamp, meta.stamp);
@@ -1695,7 +1695,7 @@ start_whole(sqlite3 *sqlite, ngx_idempotency_start_t *start)
         rc = sqlite3_exec(sqlite, ends, NULL, NULL, NULL);
     }
 
-    return (rc == SQLITE_OK) ? rc : start_tell(start, sqlite, rc);
+    return (rc == SQLITE_OK) ? rc : start_error(start, sqlite, rc);
 }
 
 
@@ -1743,7 +1743,7 @@ start_numbered(sqlite3 *sqlite, ngx_idempotency_start_t *start)
     }
 
     if (rc != SQLITE_OK) {
-        return start_tell(start, sqlite, rc);
+        return start_error(start, sqlite, rc);
     }
 
     start->instance = meta.instance + 1;
@@ -1785,7 +1785,7 @@ start_numbered(sqlite3 *sqlite, ngx_idempotency_start_t *start)
         rc = sqlite3_exec(sqlite, "COMMIT", NULL, NULL, NULL);
     }
 
-    return (rc == SQLITE_OK) ? rc : start_tell(start, sqlite, rc);
+    return (rc == SQLITE_OK) ? rc : start_error(start, sqlite, rc);
 }
 
 
@@ -1868,11 +1868,11 @@ start_text(sqlite3 *sqlite, const char *sql, char *text, size_t len)
 
 
 static int
-start_tell(ngx_idempotency_start_t *start, sqlite3 *sqlite, int rc)
+start_error(ngx_idempotency_start_t *start, sqlite3 *sqlite, int rc)
 {
     char  error[NGX_IDEMPOTENCY_DB_ERROR];
 
-    ngx_idempotency_db_tell(error, sizeof(error), sqlite, rc);
+    ngx_idempotency_db_error(error, sizeof(error), sqlite, rc);
     (void) start_refuse(start, 0, "%s", error);
 
     return rc;
