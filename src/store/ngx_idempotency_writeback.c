@@ -119,7 +119,6 @@ static void flush_large(ngx_idempotency_tier_t *tier);
 static ngx_uint_t flushed_batch(ngx_idempotency_tier_t *tier);
 static void flushed_one(ngx_idempotency_tier_t *tier, ngx_uint_t i);
 static void flushed_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed);
-static ngx_uint_t flushed_calm(ngx_idempotency_tier_t *tier);
 static void flushed_items(ngx_idempotency_tier_t *tier);
 static void tier_schedule(ngx_idempotency_tier_t *tier);
 static void tier_schedule_handler(ngx_event_t *ev);
@@ -1147,30 +1146,10 @@ flushed_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed)
 }
 
 
-/* nothing has failed for some time, and no worker knows of a part that would */
-
-static ngx_uint_t
-flushed_calm(ngx_idempotency_tier_t *tier)
-{
-    ngx_int_t                   rc;
-    ngx_idempotency_tier_sh_t  *sh;
-
-    sh = &tier->shm->sh->tier;
-    rc = tier->backing->well ? tier->backing->well(tier) : NGX_OK;
-
-    if (rc == NGX_ERROR) {
-        sh->unwell = ngx_current_msec;
-    }
-
-    return rc == NGX_OK
-           && ngx_current_msec - sh->failed >= NGX_IDEMPOTENCY_TIER_CALM
-           && ngx_current_msec - sh->unwell >= NGX_IDEMPOTENCY_TIER_CALM;
-}
-
-
 void
 ngx_idempotency_tier_say(ngx_idempotency_tier_t *tier, const char *why)
 {
+    ngx_int_t                   rc;
     ngx_str_t                  *zone;
     ngx_idempotency_tier_sh_t  *sh;
 
@@ -1179,7 +1158,20 @@ ngx_idempotency_tier_say(ngx_idempotency_tier_t *tier, const char *why)
 
     if (ngx_idempotency_tier_shared(tier)) {
 
-        if (why == NULL && !flushed_calm(tier)) {
+        /* it is available when nothing has failed for some time, and no worker
+           knows of a part that would */
+
+        rc = (why == NULL && tier->backing->well) ? tier->backing->well(tier)
+                                                  : NGX_OK;
+        if (rc == NGX_ERROR) {
+            sh->unwell = ngx_current_msec;
+        }
+
+        if (why == NULL
+            && (rc != NGX_OK
+                || ngx_current_msec - sh->failed < NGX_IDEMPOTENCY_TIER_CALM
+                || ngx_current_msec - sh->unwell < NGX_IDEMPOTENCY_TIER_CALM))
+        {
             return;
         }
 

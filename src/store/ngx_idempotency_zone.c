@@ -60,8 +60,7 @@ const char  *ngx_idempotency_error_names[NGX_IDEMPOTENCY_ERRORS] = {
 };
 
 
-static ngx_int_t shm_zone_create(ngx_idempotency_shm_t *shm,
-    ngx_slab_pool_t *shpool, uint64_t fence);
+static ngx_int_t shm_zone_create(ngx_idempotency_shm_t *shm, uint64_t fence);
 static ngx_uint_t shm_zone_differs(ngx_idempotency_shm_t *shm,
     ngx_idempotency_shm_t *old, ngx_log_t *log);
 static ngx_shm_zone_t *shm_zone_named(volatile ngx_cycle_t *cycle,
@@ -131,7 +130,6 @@ ngx_idempotency_shm_init(ngx_shm_zone_t *shm_zone, void *data)
     ngx_idempotency_shm_t  *old = data;
 
     ngx_shm_zone_t         *running;
-    ngx_slab_pool_t        *shpool;
     ngx_idempotency_shm_t  *shm;
 
     shm = shm_zone->data;
@@ -176,11 +174,10 @@ ngx_idempotency_shm_init(ngx_shm_zone_t *shm_zone, void *data)
         return NGX_ERROR;
     }
 
-    shpool = (ngx_slab_pool_t *) shm_zone->shm.addr;
+    shm->shpool = (ngx_slab_pool_t *) shm_zone->shm.addr;
 
     if (shm_zone->shm.exists) {
-        shm->shpool = shpool;
-        shm->sh = shpool->data;
+        shm->sh = shm->shpool->data;
         shm->store->counters = &shm->sh->stats.counters;
 
         return NGX_OK;
@@ -195,9 +192,8 @@ ngx_idempotency_shm_init(ngx_shm_zone_t *shm_zone, void *data)
 
     /* the memory forgets at a restart, but fences still rise */
 
-    return shm_zone_create(shm, shpool, shm->tier
-                                        ? shm->tier->fence
-                                        : ngx_idempotency_record_micros());
+    return shm_zone_create(shm, shm->tier ? shm->tier->fence
+                                          : ngx_idempotency_record_micros());
 }
 
 
@@ -254,11 +250,13 @@ shm_zone_differs(ngx_idempotency_shm_t *shm, ngx_idempotency_shm_t *old,
 
 
 static ngx_int_t
-shm_zone_create(ngx_idempotency_shm_t *shm, ngx_slab_pool_t *shpool,
-    uint64_t fence)
+shm_zone_create(ngx_idempotency_shm_t *shm, uint64_t fence)
 {
     size_t                     len;
+    ngx_slab_pool_t           *shpool;
     ngx_idempotency_shm_sh_t  *sh;
+
+    shpool = shm->shpool;
 
     sh = ngx_slab_calloc_locked(shpool, sizeof(ngx_idempotency_shm_sh_t));
     if (sh == NULL) {
@@ -279,7 +277,6 @@ shm_zone_create(ngx_idempotency_shm_t *shm, ngx_slab_pool_t *shpool,
     }
 
     shm->sh = sh;
-    shm->shpool = shpool;
     shm->store->counters = &sh->stats.counters;
 
     if (shm->tier) {
@@ -712,7 +709,7 @@ shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log)
 
         ngx_slab_init(shm->shpool);
 
-        if (shm_zone_create(shm, shm->shpool, fence) != NGX_OK
+        if (shm_zone_create(shm, fence) != NGX_OK
             || shm->sh != sh)
         {
             anew = 2;
