@@ -797,6 +797,118 @@ one_bit(void)
 }
 
 
+static void
+change(char *sql)
+{
+    sqlite3  *other;
+
+    check_equal(sqlite3_open(file.path, &other), SQLITE_OK);
+    check_equal(sqlite3_exec(other, sql, NULL, NULL, NULL), SQLITE_OK);
+    check_equal(sqlite3_close(other), SQLITE_OK);
+}
+
+
+static ngx_uint_t
+highest(void)
+{
+    file_close();
+    check_equal(file_start(1), NGX_OK);
+    file_open(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
+
+    return file.start.fence;
+}
+
+
+/* numbers that no nginx writes, with a sum that is right: a record of no use,
+   and nothing that lasts */
+
+static void
+no_numbers(void)
+{
+    ngx_uint_t              i, k;
+    ngx_idempotency_item_t  item;
+
+    for (i = 0; i < 5; i++) {
+        for (k = 0; k < 2; k++) {
+            begin(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
+
+            if (k) {
+                file_item(&item, NGX_IDEMPOTENCY_ITEM_ASK, 1, 1);
+                item.instance = FILE_DEAD;
+
+            } else {
+                file_outcome(&item, 1, 1, DONE, 100);
+            }
+
+            switch (i) {
+
+            case 0: item.fence = (uint64_t) 1 << 53; break;
+            case 1: item.fence = -5; break;
+            case 2: item.window = INT64_MAX - 1; break;
+            case 3: item.recorded = -INT64_MAX; break;
+            case 4: item.ends = INT64_MAX; break;
+            }
+
+            (void) file_do(&item);
+            change("UPDATE meta SET fence = 9");
+
+            file_item(&item, NGX_IDEMPOTENCY_ITEM_ASK, 1, 5);
+            item.retry = 1;
+            check_equal(file_do(&item), NGX_IDEMPOTENCY_UNAVAILABLE);
+            check(told("a record is damaged"));
+            check_equal(file_tidy(100), NGX_OK);
+            check_equal(put(2, 10), NGX_IDEMPOTENCY_OK);
+            check_equal(highest(), 9);
+
+            file_remove();
+        }
+    }
+
+    /* ... and a file whose own number is none is not started with */
+
+    for (i = 0; i < 2; i++) {
+        begin(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
+        file_close();
+        change(i ? "UPDATE meta SET fence = -1"
+                 : "UPDATE meta SET fence = 9007199254740992");
+        check_equal(file_start(1), NGX_ERROR);
+        check(strstr(file.error, "is damaged") != NULL);
+        file_remove();
+    }
+}
+
+
+/* ... does not keep others from being tidied */
+
+static void
+both(void)
+{
+    ngx_idempotency_item_t  item;
+
+    begin(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
+
+    check_equal(put(1, 100), NGX_IDEMPOTENCY_OK);
+    check_equal(put(2, 100), NGX_IDEMPOTENCY_OK);
+
+    file_item(&item, NGX_IDEMPOTENCY_ITEM_ASK, 3, 1);
+    item.instance = FILE_DEAD;
+    check_equal(file_do(&item), NGX_IDEMPOTENCY_CLAIMED);
+
+    change("INSERT INTO records SELECT 99, token, fingerprint, parts, instance,"
+           " fence, recorded, 1 << 50, span, sum, 3, 0, 0, NULL FROM claims");
+
+    file.now += 2 * FILE_HOUR;
+    check_equal(file_tidy(100), NGX_OK);
+    file.now -= 2 * FILE_HOUR;
+
+    check_equal(file_has(1), 0);
+    check_equal(file_has(2), 0);
+    check_equal(file_has(3), 1);
+
+    file_remove();
+}
+
+
 static unit_case_t  cases[] = {
     { "what is on disk in each mode, and what if it isn't", on_disk },
     { "max_size: responses stop first", max_size },
@@ -810,6 +922,8 @@ static unit_case_t  cases[] = {
     { "another's file, another version", not_ours },
     { "each page damaged", pages },
     { "one record damaged", one_bit },
+    { "numbers that are none", no_numbers },
+    { "a token that is a claim and a record", both },
     unit_cases_end
 };
 

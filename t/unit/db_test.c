@@ -578,7 +578,7 @@ numbers_and_sizes(void)
     ngx_idempotency_item_t  item;
 
     static uint64_t  fences[] = {
-        1, 0x7fffffffffffffff, 0x8000000000000000, 0xfffffffffffffffe
+        1, 0x7fffffff, 0x80000000, NGX_IDEMPOTENCY_DB_MOST - 2
     };
 
     static size_t  sizes[] = {
@@ -587,7 +587,7 @@ numbers_and_sizes(void)
 
     begin();
 
-    /* they rise, though SQLite's numbers have a sign */
+    /* fences rise, and instances are any, though SQLite's numbers have a sign */
 
     for (i = 0; i < 4; i++) {
         check_equal(put(1, fences[i], DONE), NGX_IDEMPOTENCY_OK);
@@ -597,8 +597,8 @@ numbers_and_sizes(void)
             check_equal(put(1, fences[i - 1], DONE), NGX_IDEMPOTENCY_STALE);
         }
 
-        check_equal(do_of(ASK, 10 + i, fences[i], 7), NGX_IDEMPOTENCY_CLAIMED);
-        check_equal(do_of(ASK, 10 + i, fences[i], 7), NGX_IDEMPOTENCY_CLAIMED);
+        check_equal(do_of(ASK, 10 + i, ~fences[i], 7), NGX_IDEMPOTENCY_CLAIMED);
+        check_equal(do_of(ASK, 10 + i, ~fences[i], 7), NGX_IDEMPOTENCY_CLAIMED);
     }
 
     for (i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {

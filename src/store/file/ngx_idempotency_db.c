@@ -1373,8 +1373,10 @@ db_doubt(ngx_idempotency_db_t *db, u_char *token, int64_t now)
 
     (void) sqlite3_reset(db->statements[SQL_FIND]);
 
-    return (rc == DB_ABSENT
-            || rc == DB_DAMAGED) ? SQLITE_OK : rc;
+    /* a claim whose token has a record, too, stays as it is */
+
+    return (rc == DB_ABSENT || rc == DB_DAMAGED
+            || (rc & 0xff) == SQLITE_CONSTRAINT) ? SQLITE_OK : rc;
 }
 
 
@@ -1517,7 +1519,14 @@ db_read(sqlite3_stmt *st, u_char *token, db_record_t *rec)
     item->status = numbers[6];
     item->replays = numbers[7];
 
-    if (item->window >= (int64_t) 1 << 53) {
+    /* no nginx writes such numbers: sums would overflow, and a fence would be
+       the file's highest for ever */
+
+    if (item->fence >= NGX_IDEMPOTENCY_DB_MOST
+        || (uint64_t) item->window >= NGX_IDEMPOTENCY_DB_MOST
+        || (uint64_t) item->recorded >= NGX_IDEMPOTENCY_DB_MOST
+        || (uint64_t) item->ends >= NGX_IDEMPOTENCY_DB_MOST)
+    {
         return DB_DAMAGED;
     }
 

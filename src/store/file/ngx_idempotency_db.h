@@ -33,6 +33,10 @@
 
 #define NGX_IDEMPOTENCY_DB_BUSY     250
 
+/* all numbers of a row are from 0 to below this, but an instance's */
+
+#define NGX_IDEMPOTENCY_DB_MOST     ((uint64_t) 1 << 53)
+
 /* a commit's number in the file always has eight bytes */
 
 #define ngx_idempotency_db_number(n)  ((uint64_t) (n) | (uint64_t) 1 << 48)

@@ -1821,6 +1821,7 @@ start_meta(sqlite3 *sqlite, start_meta_t *meta)
         rc = SQLITE_CORRUPT;
 
         if (boot && identity && stamp
+            && meta->fence < NGX_IDEMPOTENCY_DB_MOST
             && sqlite3_column_bytes(st, 8) == NGX_IDEMPOTENCY_MARK_LEN
             && sqlite3_column_bytes(st, 9) == NGX_IDEMPOTENCY_STAMP_LEN)
         {
