@@ -56,6 +56,7 @@ static int64_t     wall;
 static char       *boot;
 static u_char      stamp[NGX_IDEMPOTENCY_STAMP_LEN];
 static ngx_uint_t  no_locks;
+static ssize_t     room = -1;
 static ngx_uint_t  handled;
 
 
@@ -75,6 +76,8 @@ int __wrap_fcntl64(int fd, int cmd, void *arg);
 int __wrap_fcntl(int fd, int cmd, void *arg);
 int __real_poll(struct pollfd *fds, nfds_t n, int timeout);
 int __wrap_poll(struct pollfd *fds, nfds_t n, int timeout);
+ssize_t __real_recvmsg(int fd, struct msghdr *msg, int flags);
+ssize_t __wrap_recvmsg(int fd, struct msghdr *msg, int flags);
 
 
 /* of the child alone, which opens the database */
@@ -181,6 +184,17 @@ __wrap_poll(struct pollfd *fds, nfds_t n, int timeout)
     check(timeout >= 1000);
 
     return __real_poll(fds, n, does == HANGS ? 100 : timeout);
+}
+
+
+ssize_t
+__wrap_recvmsg(int fd, struct msghdr *msg, int flags)
+{
+    if (room != -1) {
+        msg->msg_controllen = room;
+    }
+
+    return __real_recvmsg(fd, msg, flags);
 }
 
 
@@ -1026,6 +1040,33 @@ its_time(void)
 }
 
 
+/* the master has no descriptors left for one of the child's, or for both */
+
+static void
+without_room(void)
+{
+    static ngx_idempotency_start_t  s;
+
+    start();
+
+    for (room = 0; room <= (ssize_t) CMSG_LEN(sizeof(int));
+         room += CMSG_LEN(sizeof(int)))
+    {
+        check_equal(begin(&s), NGX_ERROR);
+        check(unit_logged("has told nothing"));
+        check_equal(s.owners, -1);
+        check_equal(s.file, -1);
+    }
+
+    room = -1;
+    check_equal(begin(&s), NGX_OK);
+    check(!s.others);
+    ngx_idempotency_start_leave(&s);
+
+    stop();
+}
+
+
 static void
 the_child_dies(void)
 {
@@ -1292,6 +1333,7 @@ static unit_case_t  cases[] = {
     { "set back, or gone", set_back },
     { "its time, over boots and clocks", its_time },
     { "the child dies, hangs, or tells nothing", the_child_dies },
+    { "what the child has open does not get through", without_room },
     { "beside nginx's handler of SIGCHLD", beside_a_handler },
     { "many at once", many_at_once },
     { "as an ordinary user", an_ordinary_user },

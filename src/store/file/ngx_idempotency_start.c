@@ -519,6 +519,7 @@ start_hear(ngx_idempotency_start_t *start, int from, ngx_pid_t pid)
                         "it?", START_TIMEOUT / 1000);
 
     } else if (start_pass(from, start, 0) != START_FOUND) {
+        start->other = 0;
         start->rc = start_refuse(start, 0,
                         "can't be used: the process that looks at it has told "
                         "nothing");
@@ -611,6 +612,14 @@ start_pass(int fd, ngx_idempotency_start_t *start, ngx_uint_t send)
 
     start->owners = fds[0];
     start->file = fds[1];
+
+    /* without descriptors for all of them there would be no locks */
+
+    if (msg.msg_flags & MSG_CTRUNC) {
+        start_close(&start->owners);
+        start_close(&start->file);
+        return -1;
+    }
 
     return n;
 }
