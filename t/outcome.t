@@ -364,8 +364,8 @@ location / { proxy_pass http://$http_x_to; }
 location /retry { idempotency_in_doubt retry; proxy_pass http://$http_x_to; }
 location @nothing { return 444; }
 --- request eval
-twice(map("POST $_", map({ ("$_?status=500", "$_?status=429", "$_?close=1",
-                            "$_?status=500&h=X-Accel-Idempotency:%20release") } '/', '/retry'), '/?refused=1'))
+twice(map("POST $_&nothing", map({ ("$_?status=500", "$_?status=429", "$_?close=1",
+                                    "$_?status=500&h=X-Accel-Idempotency:%20release") } '/', '/retry'), '/?refused=1'))
 --- more_headers eval: [('X-To: backend') x 16, ("X-To: $ENV{TEST_NGINX_DEAD}") x 2]
 --- ignore_response
 --- idempotency_status eval: 'NEW NOT_KEPT NEW NEW NEW IN_DOUBT NEW NEW NEW NOT_KEPT ' . 'NEW ' x 8
