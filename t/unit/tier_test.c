@@ -1587,6 +1587,78 @@ hung(void)
 }
 
 
+/* by its own timers: a hang shows when it is 1 s old, and the file is back 0.1 s
+   after its first answer */
+
+static ngx_msec_t
+until_failing(ngx_uint_t failing, ngx_uint_t answers)
+{
+    ngx_uint_t  n;
+    ngx_msec_t  since;
+
+    since = ngx_current_msec;
+
+    while (workers[0].shm.sh->tier.failing != failing
+           && ngx_current_msec - since < 10000)
+    {
+        for (n = 0; n < 2; n++) {
+            if (answers) {
+                (void) tells(n);
+            }
+
+            worker_runs(n);
+        }
+
+        ngx_current_msec++;
+    }
+
+    return ngx_current_msec - since;
+}
+
+
+static void
+hung_and_back(void)
+{
+    ngx_uint_t  i;
+    ngx_msec_t  after;
+
+    /* what hangs: a question, an outcome; batched, and strict */
+
+    for (i = 0; i < 4; i++) {
+        life_begins(1, i & 1, 1);
+        comes(&actors[0], 0, 0, 1);
+
+        if (i & 2) {
+            tells_all(0);
+            ends(&actors[0], 0);
+
+            while (!workers[0].flying) {
+                ngx_current_msec++;
+                worker_runs(0);
+            }
+        }
+
+        hangs = 1;
+        after = until_failing(1, 0);
+        check(after >= 1000 && after <= 1100);
+
+        (void) until_failing(0, 0);
+        check(workers[0].shm.sh->tier.failing);
+
+        check(until_failing(0, 1) <= 100);
+        hangs = 0;
+
+        comes(&actors[1], 1, 1, 1);
+        tells_all(0);
+        tells_all(1);
+        hear(1);
+        check_equal(actors[1].act, OWNS);
+
+        life_ends();
+    }
+}
+
+
 /* a busy worker hears late what the file has answered in time: no hang */
 
 static void
@@ -1748,6 +1820,7 @@ static unit_case_t  cases[] = {
     { "a question whose client has gone", abandoned },
     { "... that nobody asks again", granted_to_nobody },
     { "a file that hangs, and answers late", hung },
+    { "... when it shows, and when the file is back", hung_and_back },
     { "... and this memory alone guards meanwhile", guarded_alone },
     { "a file that answers, and is heard late, does not hang", heard_late },
     { "a file that fails is asked whether it does still", probed },
