@@ -169,4 +169,38 @@ ok(served('mute'), 'who may not publish is served');
 ok(until_true { $n->log =~ /\[warn\].* lets its user not publish, .*: PUBLISH/ }, '... and it is warned of');
 
 $n->stop;
+
+# who may not ask for acknowledgements
+
+for (['wait', 'replicas 1'], ['waitaof', 'fsync on']) {
+    my ($right, $what) = @$_;
+
+    # Redis 7.0 has no WAITAOF
+    my ($r) = grep { ($_->command('COMMAND', 'INFO', $right) // [])->[0] }
+              map Redis->new(program => $_, args => [qw(--appendonly yes)]), Redis->programs;
+
+    next if !$r;
+
+    my $replica = Redis->new(program => $r->{program}, args => ['--replicaof', '127.0.0.1', $r->port]);
+
+    until_true { ($r->info('slave0') // '') =~ /state=online/ };
+    $r->command('ACL', 'SETUSER', 'nginx', 'on', '>secret', '~idem:*', '&idem:*', @all);
+
+    $n = nginx(
+        allow => qr/redis "r" of zone "z" is unavailable|no connection to/,
+        zone => "idempotency_redis r { server 127.0.0.1:@{[$r->port]}; timeout 5s; $what;"
+                . " user nginx; password_file $password; }\nidempotency_zone zone=z:8m redis=r;\n",
+        server => 'location /z { idempotency zone=z; proxy_pass http://$TEST_NGINX_BACKEND; }');
+
+    my (@ids, %told);
+    my $ask = sub { push @ids, "$right" . @ids; my $status = at('z', $ids[-1])->{status}; $told{$status}++; $status };
+
+    ok((until_true { $ask->(); $n->log =~ /is unavailable: .*'$right' command/ }), "no $right: the log says so");
+    is(join(' ', keys %told), '503', '... all are refused');
+    is(scalar(grep executions($_), @ids), 0, '... and not executed');
+    $r->command('ACL', 'SETUSER', 'nginx', "+$right");
+    ok((until_true { $ask->() == 200 }), '... until it is granted');
+    $n->stop;
+}
+
 done_testing();
