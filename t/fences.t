@@ -137,7 +137,9 @@ for my $program (Redis->programs) {
     # in doubt, and taken over
 
     my $first = fence(at($fast, 'd', at => '/retry', more => '&close=1'));
+    told_all($fast);
     my $second = fence(at($slow, 'd', at => '/retry', more => '&close=1'));
+    told_all($slow);
     my $third = fence(at($fast, 'd', at => '/retry'));
 
     cmp_ok($second, '>', $first, 'who takes over what is in doubt has a higher one');

@@ -193,10 +193,10 @@ for my $limit (1, 7, 64, 1000) {
     my ($seen) = seen('tier=backing&limit=20', sub {
         return if !%moved || $nodes[0]{moved}++;
 
-        $nodes[1]->command('CLUSTER', 'SETSLOT', $slot, 'IMPORTING', $nodes[0]{id});
-        $nodes[0]->command('CLUSTER', 'SETSLOT', $slot, 'MIGRATING', $nodes[1]{id});
-        $nodes[0]->command('MIGRATE', '127.0.0.1', $nodes[1]->port, $_, 0, 5000) for keys %moved;
-        $_->command('CLUSTER', 'SETSLOT', $slot, 'NODE', $nodes[1]{id}) for @nodes[1, 0, 2];
+        $nodes[1]->takes('CLUSTER', 'SETSLOT', $slot, 'IMPORTING', $nodes[0]{id});
+        $nodes[0]->takes('CLUSTER', 'SETSLOT', $slot, 'MIGRATING', $nodes[1]{id});
+        $nodes[0]->takes('MIGRATE', '127.0.0.1', $nodes[1]->port, $_, 0, 5000) for keys %moved;
+        $_->takes('CLUSTER', 'SETSLOT', $slot, 'NODE', $nodes[1]{id}) for @nodes[1, 0, 2];
     });
 
     cmp_ok(scalar(grep { !$seen->{$_} } keys %before), '<=', scalar keys %moved, 'a slot moves: no more than that is missed');

@@ -641,8 +641,8 @@ sub cluster {
     my $watch = watching($keys[0], n => 2, msec => 90000);
     $heard->($keys[0]);
 
-    $to->command('CLUSTER', 'SETSLOT', $slot, 'IMPORTING', $from->{id});
-    $from->command('CLUSTER', 'SETSLOT', $slot, 'MIGRATING', $to->{id});
+    $to->takes('CLUSTER', 'SETSLOT', $slot, 'IMPORTING', $from->{id});
+    $from->takes('CLUSTER', 'SETSLOT', $slot, 'MIGRATING', $to->{id});
     is_call(call($keys[0], script => $get, msec => 20000), 'OK', 0, '"1"', 'a slot that moves: it is still here');
     $from->command('MIGRATE', '127.0.0.1', $to->{tls}, $keys[0], 0, 5000);
     is_call(call($keys[0], script => $get, msec => 20000), 'OK', 0, '"1"', '... it is already there');

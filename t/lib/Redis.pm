@@ -9,6 +9,7 @@ package Redis;
 #       $r->port, $r->path (of its unix socket), $r->pid, $r->log
 #       $r->command(...)         by the unix socket: a connection of its own, that
 #                                it stays whatever is set afterwards
+#       $r->takes(...)           ... which a busy cluster may refuse for a while
 #       $r->kill, $r->start      as a crash, and anew, where it was
 #       $r->pause, $r->resume    it stands still
 #       $r->info('field')
@@ -127,6 +128,23 @@ sub command {
         delete $self->{admin};
         die $@ unless $old;
     }
+}
+
+
+# A node refuses a slot if its replicas are not connected yet (Valkey 8.1), or the
+# other nodes don't see it.
+
+sub takes {
+    my ($self, @words) = @_;
+
+    my $said;
+
+    until_true {
+        $said = $self->command(@words);
+        $said !~ /^(?:NOREPLICAS|CLUSTERDOWN|TRYAGAIN|LOADING|MASTERDOWN|IOERR)/;
+    };
+
+    $said =~ /^(?:OK|NOKEY)$/ or die "@words: $said\n" . $self->log;
 }
 
 
