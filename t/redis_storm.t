@@ -1,7 +1,7 @@
 #!/usr/bin/perl
 
 # Several nginx over one Redis, over sentinels and over a cluster, and what befalls
-# all of them: the short forms of t/stress/redis, side by side, and its control.
+# all of them: the short forms of t/stress/redis, side by side, and its controls.
 # util/stress --redis runs the long ones. STRESS_SEED repeats the plan,
 # STRESS_SECONDS makes it longer.
 
@@ -25,8 +25,7 @@ diag("seed $seed");
 
 my @runs = (
     ['each trouble in turn', '--seconds', $seconds + 5, '--apart', 3600],
-    ['a Redis that forgets', '--seconds', 12, '--control'],
-    ['a Redis that is emptied, and agreed to', '--seconds', $seconds, '--accept', '--only', '"accept|worker|reload|stop"'],
+    ['a Redis that is emptied, and agreed to', '--seconds', $seconds, '--accept', '--only', '"accept|another|worker|reload|stop"'],
     ['sentinels', '--topology', 'sentinel', '--program', $programs[0], '--seconds', $seconds,
      '--only', '"master|late|worker"'],
     ['a cluster', '--topology', 'cluster', '--program', $programs[-1], '--seconds', $seconds,
@@ -35,20 +34,32 @@ my @runs = (
 
 # each says what it saw when it has ended
 
-for (@runs) {
-    my ($name, @options) = @$_;
+sub begun {
+    my ($name, @options) = @_;
 
     open my $out, '-|', "exec '$^X' '$FindBin::Bin/stress/redis' --seed $seed @options 2>&1"
         or die "t/stress/redis: $!";
-    push @$_, $out;
+    return $out;
 }
 
-for (@runs) {
-    my ($name, $out) = @$_[0, -1];
+sub ended {
+    my ($name, $out) = @_;
     my @said = <$out>;
 
     ok(close $out, "$name: as promised") or diag(@said);
     note(@said);
+}
+
+my @begun = map begun(@$_), @runs;
+
+ended($_->[0], shift @begun) for @runs;
+
+# what must be seen, one after the other
+
+for my $kind (qw(redis stop reload another accept)) {
+    my @control = ("a Redis that forgets, $kind", '--seconds', 5, '--clients', 4, '--every', 4, '--control', $kind);
+
+    ended($control[0], begun(@control));
 }
 
 done_testing();
