@@ -49,6 +49,21 @@ sub order {
     return told($n->post("/x?id=$id", key => $id, body => 'b'));
 }
 
+# A worker that has just come may have to open the file yet.
+
+sub each_uses_it {
+    my ($name) = @_;
+
+    for my $pid ($n->workers) {
+        my $c = connection_to($n, $pid);
+
+        ok((until_true {
+            told(ask($c, 'POST', '/x', key => 'n' . ++$names, body => 'b')->response) eq '200 NEW'
+        }), "$name: each worker uses it");
+    }
+}
+
+
 sub up { return $n->get('/api/metrics')->{body} =~ /^nginx_idempotency_store_up\S* 1/m ? 1 : 0 }
 
 
@@ -205,13 +220,7 @@ for my $mode (qw(batched strict)) {
 
     $disk->well;
 
-    for my $pid ($n->workers) {
-        my $c = connection_to($n, $pid);
-
-        ok((until_true {
-            told(ask($c, 'POST', '/x', key => 'n' . ++$names, body => 'b')->response) eq '200 NEW'
-        }), '... it answers: each worker uses it');
-    }
+    each_uses_it('... it answers');
 
     is(order('first'), '200 REPLAYED', '... with what is there');
     is($n->reload, 1, '... a reload');
@@ -219,6 +228,7 @@ for my $mode (qw(batched strict)) {
     kill KILL => $n->workers;
     ok((until_true { $n->workers == 2 && $n->get('/pid')->{status} == 200 && order() eq '200 NEW' }),
        '... so do workers that come');
+    each_uses_it('... both');
     is(order('first'), '200 REPLAYED', '... with what was there');
 
     # another nginx sees that this one lives

@@ -8,12 +8,12 @@ package Disk;
 #    $disk->set(KIND => HOW, ...)     kinds: open read write sync, all; how: hang,
 #                                     fail (EIO), full (ENOSPC), gone (ENOENT),
 #                                     well, or for so many milliseconds longer
-#    $disk->well                      all of them
+#    $disk->well                      all of them, as at first; and syncs take no time:
+#                                     those of a busy machine may take longer than the
+#                                     module waits for a store
 #    $disk->hung                      how many calls hang now, with those who were
 #                                     killed then: $disk->forget forgets them
-#    Disk->instant                    one for all, whose syncs take no time: those of
-#                                     a busy machine may take longer than the module
-#                                     waits for a store
+#    Disk->instant                    one for all files, which stays well
 
 use strict;
 use warnings;
@@ -40,18 +40,11 @@ sub new {
     chmod 0666, "$self->{state}";
     syswrite $self->{state}, '.' x 16 . pack 'i5', (0) x 5;
 
-    return $self;
+    return $self->well;
 }
 
 
-sub instant {
-    if (!$instant) {
-        $instant = Disk->new('/');
-        $instant->set(sync => 0);
-    }
-
-    return $instant;
-}
+sub instant { return $instant //= Disk->new('/') }
 
 
 sub build {
@@ -102,10 +95,12 @@ sub set {
 
     sysseek $self->{state}, 0, 0;
     syswrite $self->{state}, join '', @{$self->{how}}{@kinds};
+
+    return $self;
 }
 
 
-sub well { return $_[0]->set(all => 'well') }
+sub well { return $_[0]->set(all => 'well', sync => 0) }
 
 
 sub hung {
