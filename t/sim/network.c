@@ -249,7 +249,6 @@ call_heard(message_t *m, char what, ngx_uint_t token,
         fence = &reply->elts[2].str;
         judge_granted(m->proc->nginx->instance, token,
                       ngx_atoof(fence->data, fence->len));
-        nginx_granted(m->proc->nginx, token);
     }
 
     /* what another nginx has bound as well may leave memory all the same */

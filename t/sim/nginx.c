@@ -328,19 +328,30 @@ proc_stop(proc_t *p, ngx_msec_t time)
 
 
 void
-nginx_granted(nginx_t *g, ngx_uint_t token)
+proc_halts(proc_t *p)
 {
-    proc_t      *p;
+    u_char       token[NGX_IDEMPOTENCY_DIGEST_LEN];
+    proc_t      *other;
     ngx_uint_t   i;
+    sim_peek_t   peek;
 
-    for (i = 0; i < nreqs; i++) {
-        p = reqs[i].proc;
+    for (i = 0; i < nreqs && p->halts; i++) {
 
-        if (p->nginx == g && p->halts && reqs[i].token == token
-            && reqs[i].act == WAITS)
-        {
-            message(M_STOP, 0, p)->n = p->halts;
+        if (reqs[i].proc != p || reqs[i].act != WAITS) {
+            continue;
+        }
+
+        memset(token, 'a' + (int) reqs[i].token, sizeof(token));
+        p->w->peek(token, &peek);
+
+        if (peek.state == NGX_IDEMPOTENCY_GRANTED) {
+            proc_stop(p, p->halts);
             p->halts = 0;
+
+            /* when its lease is over, somebody asks the other nginx */
+
+            other = proc_serving(&nginxes[p->nginx == nginxes], 0);
+            message(M_COMES, set.lease + below(500), other)->n = reqs[i].token;
         }
     }
 }

@@ -229,7 +229,6 @@ file_items(proc_t *p, ngx_idempotency_batch_t *batch)
         {
             judge_granted(p->nginx->instance, item->token[0] - 'a',
                           item->fence);
-            nginx_granted(p->nginx, item->token[0] - 'a');
         }
 
         /* the worker free()s it */

@@ -168,11 +168,11 @@ plan_worker(plan_e what, proc_t *p, uint64_t r)
         break;
 
     case P_STOP:
-        if ((r >> 12) % 3) {
+        if (set.store != SIM_REDIS || (r >> 12) % 2) {
             proc_stop(p, r % 3000);
 
         } else {
-            p->halts = set.lease + r % 1000;
+            p->halts = set.lease + 500 + r % 1000;
         }
 
         break;

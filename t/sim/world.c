@@ -235,14 +235,14 @@ happens_to(proc_t *p, message_t *m)
 
     switch (m->what) {
 
-    case M_STOP:
-        proc_stop(p, m->n);
-        return;
-
     case M_RESUME:
         tell("nginx %c, worker %u goes on", p->nginx->name,
              (unsigned) p->slot);
         p->stopped = 0;
+        return;
+
+    case M_COMES:
+        (void) request(p, m->n, unit_random(&chance));
         return;
 
     case M_COMMIT:
@@ -280,6 +280,10 @@ happens_to(proc_t *p, message_t *m)
     } else {
         deliver(p, m);
         leave(p);
+
+        if (m->what == M_REPLY) {
+            proc_halts(p);
+        }
     }
 
     proc_settle(p);

@@ -68,7 +68,7 @@ struct proc_s {
     ngx_uint_t                      busy;
     /* its next timer */
     ngx_msec_t                      next;
-    /* it stands still for so long, once a claim of it was granted */
+    /* it stands still for so long, once a claim of it is granted */
     ngx_msec_t                      halts;
     /* it dies between two critical sections, after so many */
     ngx_uint_t                      dies;
@@ -209,8 +209,8 @@ typedef enum {
     M_LEAVES,
     M_SPAWN,
     M_RESTART,
-    M_STOP,
     M_RESUME,
+    M_COMES,
     M_BACK,
     M_FAILOVER,
     M_QUIT,
@@ -350,8 +350,8 @@ proc_t *proc_serving(nginx_t *g, ngx_uint_t n);
 void proc_up(nginx_t *g, ngx_uint_t slot, ngx_uint_t fresh);
 void proc_kill(proc_t *p);
 void proc_stop(proc_t *p, ngx_msec_t time);
-/* the store has granted a claim to one of its requests */
-void nginx_granted(nginx_t *g, ngx_uint_t token);
+/* ... if a claim was granted to a request of it, which has not heard of it */
+void proc_halts(proc_t *p);
 void proc_end(proc_t *p, ngx_uint_t killed);
 /* it ends if it was told to, and nothing is left to do */
 void proc_settle(proc_t *p);
