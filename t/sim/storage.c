@@ -274,7 +274,11 @@ file_commit(nginx_t *g, ngx_idempotency_batch_t *batch)
         return ngx_idempotency_db_commit(g->db, batch->items, batch->n, time);
     }
 
-    for (rc = NGX_OK, i = 0; i < batch->n && rc == NGX_OK; i++) {
+    /* it is looked at, even if nothing is written */
+
+    rc = ngx_idempotency_db_commit(g->db, batch->items, 0, time);
+
+    for (i = 0; i < batch->n && rc == NGX_OK; i++) {
         if (!file_crammed(&batch->items[i])) {
             rc = ngx_idempotency_db_commit(g->db, &batch->items[i], 1, time);
         }
