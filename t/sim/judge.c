@@ -309,27 +309,12 @@ doubtful(exec_t *e)
 }
 
 
-/* who does refuses another one: over replicas since a beat, one in a second,
-   was told with a claim, and they had it; else since it had time to ask */
+/* who does refuses another one: it had time to ask */
 
 static ngx_uint_t
 knows_the_store(nginx_t *g)
 {
-    exec_t  *e;
-
-    if (g->started + 1000 > emptied) {
-        return 0;
-    }
-
-    for (e = execs; e < execs + nexecs; e++) {
-        if (e->instance == g->instance && e->granted && e->claimed
-            && e->began + 2000 < emptied)
-        {
-            return 1;
-        }
-    }
-
-    return !set.strict;
+    return g->started + 1000 <= emptied;
 }
 
 
