@@ -737,7 +737,7 @@ redis_looked(ngx_idempotency_redis_conn_t *conn, void *data,
 }
 
 
-/* A silent connection may be dead, a clock told long ago may be wrong, and a slot
+/* A silent connection may be dead, an old clock may be wrong, and a slot
    may have moved silently. */
 
 static void

@@ -11,7 +11,7 @@
  */
 
 
-#include "ngx_idempotency_backing_redis.h"
+#include "ngx_idempotency_redis_item.h"
 
 #include <ngx_sha1.h>
 

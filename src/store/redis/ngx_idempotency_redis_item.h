@@ -9,7 +9,7 @@
 #define _NGX_IDEMPOTENCY_REDIS_ITEM_H_INCLUDED_
 
 
-#include "store/ngx_idempotency_backing.h"
+#include "store/ngx_idempotency_shm.h"
 #include "ngx_idempotency_redis.h"
 
 
@@ -80,5 +80,13 @@ extern ngx_idempotency_redis_script_t
 
 u_char *ngx_idempotency_redis_item_key(u_char *p, ngx_str_t *prefix,
     u_char *token);
+
+/* Lists a zone's records in the server.  NGX_AGAIN: calls
+   ngx_idempotency_page_listed() later; NGX_ERROR: it can't ask. prefix: of the
+   zone's keys. */
+
+ngx_int_t ngx_idempotency_redis_list(ngx_idempotency_redis_t *redis,
+    ngx_idempotency_page_t *page, ngx_str_t *prefix, int64_t now);
+
 
 #endif /* _NGX_IDEMPOTENCY_REDIS_ITEM_H_INCLUDED_ */
