@@ -200,7 +200,7 @@ servers(ngx_uint_t cluster)
 
     while ((node = node_next(&redis, node)) != NULL) {
 
-        if (node->told == NULL) {
+        if (node->named == NULL) {
             continue;
         }
 
@@ -214,7 +214,7 @@ servers(ngx_uint_t cluster)
     }
 
     for (i = 0; cluster && i < NGX_IDEMPOTENCY_REDIS_SLOTS; i++) {
-        hold(slots[i] == NULL || (slots[i]->told && slots[i]->known));
+        hold(slots[i] == NULL || (slots[i]->named && slots[i]->known));
     }
 }
 
@@ -230,7 +230,7 @@ end(void)
         node = ngx_queue_data(q, ngx_idempotency_redis_node_t, queue);
 
         ngx_queue_remove(q);
-        free(node->told);
+        free(node->named);
         free(node);
     }
 }

@@ -84,7 +84,7 @@ read_all(const uint8_t *data, size_t size, uint64_t *seed)
         size -= n;
     }
 
-    hold(resp.size < 1024 * 1024);
+    hold(resp.in.size < 1024 * 1024);
     ngx_idempotency_resp_free(&resp);
 
     return all * 2 + (rc == NGX_ERROR);

@@ -293,7 +293,7 @@ too_much(void)
 
     check_equal(rc, NGX_ERROR);
     check(n < NGX_IDEMPOTENCY_RESP_VALUES + 2);
-    check(resp.size < 4 * 1024 * 1024);
+    check(resp.in.size < 4 * 1024 * 1024);
     ngx_idempotency_resp_free(&resp);
 }
 
@@ -342,12 +342,12 @@ large(void)
     }
 
     check(is(reply, "1"));
-    check(resp.size <= 16384);
+    check(resp.in.size <= 16384);
 
     put(&resp, "$67000000\r\n", 11);
     check_equal(ngx_idempotency_resp_next(&resp, &reply), NGX_AGAIN);
     (void) ngx_idempotency_resp_room(&resp, &size);
-    check(resp.size < 256 * 1024);
+    check(resp.in.size < 256 * 1024);
 
     ngx_idempotency_resp_free(&resp);
 }
@@ -359,7 +359,7 @@ written(void)
     ngx_str_t                   word = ngx_string("a\0b");
     ngx_str_t                   empty = ngx_null_string;
     ngx_uint_t                  i;
-    ngx_idempotency_resp_out_t  out;
+    ngx_idempotency_resp_buf_t  out;
 
     static char  wanted[] =
         "*3\r\n$3\r\nSET\r\n$3\r\na\0b\r\n$20\r\n18446744073709551615\r\n"
@@ -390,7 +390,7 @@ written(void)
     ngx_idempotency_resp_written(&out, 1400000);
     check(out.buf == NULL && !out.failed);
 
-    ngx_idempotency_resp_out_free(&out);
+    ngx_idempotency_resp_buf_free(&out);
 }
 
 

@@ -71,6 +71,7 @@ typedef struct {
 
     ngx_queue_t                      queue;
     ngx_idempotency_redis_conn_t    *conn;
+    /* the generation of the connection in which it was subscribed */
     ngx_uint_t                       subscribed;
 } pubsub_channel_t;
 
@@ -91,7 +92,7 @@ static ngx_idempotency_redis_node_t *node_create(
 static ngx_idempotency_redis_node_t *node_configured(
     ngx_idempotency_redis_t *redis, ngx_uint_t n);
 static ngx_idempotency_redis_node_t *node_found(ngx_idempotency_redis_t *redis,
-    ngx_str_t *host, ngx_uint_t port);
+    ngx_str_t *host, ngx_int_t port);
 static ngx_uint_t node_is(ngx_idempotency_redis_node_t *node, ngx_str_t *host,
     ngx_uint_t port);
 static uint64_t node_id(ngx_idempotency_redis_node_t *node);
@@ -124,7 +125,7 @@ static pubsub_channel_t *pubsub_channel(ngx_idempotency_redis_t *redis,
 static void pubsub_place(ngx_idempotency_redis_t *redis,
     pubsub_channel_t *channel);
 static void pubsub_leave(pubsub_channel_t *channel);
-static void pubsub_say(ngx_idempotency_redis_conn_t *conn,
+static void pubsub_send(ngx_idempotency_redis_conn_t *conn,
     pubsub_channel_t *channel, ngx_uint_t subscribe);
 static void pubsub_unwatch(ngx_event_t *ev);
 static void pubsub_drop(ngx_idempotency_redis_t *redis,
@@ -846,12 +847,16 @@ node_configured(ngx_idempotency_redis_t *redis, ngx_uint_t n)
 }
 
 
-/* finds or makes a node of a cluster */
+/* finds or makes a node of a cluster; NULL: no memory, or this is no server */
 
 static ngx_idempotency_redis_node_t *
-node_found(ngx_idempotency_redis_t *redis, ngx_str_t *host, ngx_uint_t port)
+node_found(ngx_idempotency_redis_t *redis, ngx_str_t *host, ngx_int_t port)
 {
     ngx_idempotency_redis_node_t  *node, *unused;
+
+    if (host->len == 0 || port < 1 || port > 65535) {
+        return NULL;
+    }
 
     node = NULL;
     unused = NULL;
@@ -932,11 +937,11 @@ node_move(ngx_idempotency_redis_node_t *node, ngx_str_t *host, in_port_t port)
         return NGX_ERROR;
     }
 
-    if (node->told) {
-        ngx_free(node->told);
+    if (node->named) {
+        ngx_free(node->named);
     }
 
-    node->told = p;
+    node->named = p;
 
     node->host.data = p;
     node->host.len = host->len;
@@ -1311,9 +1316,7 @@ ngx_idempotency_redis_moved(ngx_idempotency_redis_t *redis, ngx_str_t *text,
     host.len = colon - host.data;
     port = ngx_atoi(colon + 1, last - colon - 1);
 
-    if (slot < 0 || slot >= NGX_IDEMPOTENCY_REDIS_SLOTS
-        || port < 1 || port > 65535 || host.len == 0)
-    {
+    if (slot < 0 || slot >= NGX_IDEMPOTENCY_REDIS_SLOTS) {
         return NULL;
     }
 
@@ -1382,9 +1385,8 @@ cluster_range(ngx_idempotency_redis_conn_t *conn,
     host = master->elts[0].str;
     port = master->elts[1].integer;
 
-    if (port < 1 || port > 65535
-        || (master->elts[0].type != NGX_IDEMPOTENCY_REDIS_STRING
-            && master->elts[0].type != NGX_IDEMPOTENCY_REDIS_NIL))
+    if (master->elts[0].type != NGX_IDEMPOTENCY_REDIS_STRING
+        && master->elts[0].type != NGX_IDEMPOTENCY_REDIS_NIL)
     {
         return;
     }
@@ -1403,7 +1405,7 @@ cluster_range(ngx_idempotency_redis_conn_t *conn,
         return;
     }
 
-    if (node->told && master->n > 3) {
+    if (node->named && master->n > 3) {
         cluster_address(node, &master->elts[3]);
     }
 
@@ -1574,8 +1576,8 @@ pubsub_place(ngx_idempotency_redis_t *redis, pubsub_channel_t *channel)
         conn->c->idle = 0;
     }
 
-    if (!channel->subscribed) {
-        pubsub_say(conn, channel, 1);
+    if (channel->subscribed != conn->generation) {
+        pubsub_send(conn, channel, 1);
     }
 
     ngx_idempotency_redis_conn_connect(conn);
@@ -1593,7 +1595,7 @@ pubsub_leave(pubsub_channel_t *channel)
         return;
     }
 
-    pubsub_say(conn, channel, 0);
+    pubsub_send(conn, channel, 0);
     ngx_queue_remove(&channel->queue);
 
     if (conn->c) {
@@ -1603,7 +1605,7 @@ pubsub_leave(pubsub_channel_t *channel)
 
 
 static void
-pubsub_say(ngx_idempotency_redis_conn_t *conn, pubsub_channel_t *channel,
+pubsub_send(ngx_idempotency_redis_conn_t *conn, pubsub_channel_t *channel,
     ngx_uint_t subscribe)
 {
     const char  *command;
@@ -1733,7 +1735,7 @@ pubsub_answer(ngx_idempotency_redis_conn_t *conn, void *data,
         channel = pubsub_channel(conn->redis, &reply->elts[1].str);
 
         if (data == NULL && channel && channel->conn == conn) {
-            channel->subscribed = 1;
+            channel->subscribed = conn->generation;
             channel->handler(channel->data, &channel->name.str);
         }
 
@@ -1786,8 +1788,8 @@ pubsub_ready(ngx_idempotency_redis_conn_t *conn)
     {
         channel = ngx_queue_data(q, pubsub_channel_t, queue);
 
-        if (!channel->subscribed) {
-            pubsub_say(conn, channel, 1);
+        if (channel->subscribed != conn->generation) {
+            pubsub_send(conn, channel, 1);
         }
     }
 }
@@ -1796,17 +1798,6 @@ pubsub_ready(ngx_idempotency_redis_conn_t *conn)
 static void
 pubsub_lost(ngx_idempotency_redis_conn_t *conn)
 {
-    ngx_queue_t       *q;
-    pubsub_channel_t  *channel;
-
-    for (q = ngx_queue_head(&conn->channels);
-         q != ngx_queue_sentinel(&conn->channels);
-         q = ngx_queue_next(q))
-    {
-        channel = ngx_queue_data(q, pubsub_channel_t, queue);
-        channel->subscribed = 0;
-    }
-
     if (pubsub_idle(conn) && conn->timer.timer_set) {
         ngx_del_timer(&conn->timer);
     }

@@ -176,8 +176,6 @@ struct ngx_idempotency_redis_mark_s {
                                        ngx_idempotency_redis_reply_t *reply);
     ngx_str_t                       why;
     u_char                          text[NGX_IDEMPOTENCY_REDIS_WHY];
-    /* ... and the reason is that the scripts lack rights */
-    ngx_uint_t                      lacks;
 
     /* the client's own */
     ngx_idempotency_redis_mark_t   *next;

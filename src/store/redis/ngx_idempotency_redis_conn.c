@@ -39,7 +39,7 @@ static void open_resolve(ngx_idempotency_redis_conn_t *conn);
 static void open_resolved(ngx_resolver_ctx_t *ctx);
 static void open_connect(ngx_idempotency_redis_conn_t *conn);
 static ngx_log_t *open_log(ngx_idempotency_redis_conn_t *conn);
-static void open_hear(ngx_log_t *log, ngx_uint_t level, u_char *buf,
+static void open_log_writer(ngx_log_t *log, ngx_uint_t level, u_char *buf,
     size_t len);
 static void conn_opened(ngx_idempotency_redis_conn_t *conn);
 static void conn_handshake(ngx_idempotency_redis_conn_t *conn);
@@ -60,8 +60,6 @@ static void handshake_time(ngx_idempotency_redis_conn_t *conn,
 static void handshake_ping(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply);
 static void handshake_settings(ngx_idempotency_redis_conn_t *conn,
-    ngx_str_t *info);
-static void handshake_evicted(ngx_idempotency_redis_conn_t *conn,
     ngx_str_t *info);
 static ngx_str_t handshake_field(ngx_str_t *info, char *name);
 static uint64_t handshake_clock(void);
@@ -125,6 +123,7 @@ ngx_idempotency_redis_conn_create(ngx_idempotency_redis_node_t *node,
     conn->node = node;
     conn->kind = kind;
     conn->since = ngx_current_msec;
+    conn->generation = 1;
 
     ngx_str_set(&conn->why, "not connected yet");
     conn->error = NGX_IDEMPOTENCY_REDIS_CONNECT;
@@ -268,11 +267,11 @@ ngx_idempotency_redis_conn_lose(ngx_idempotency_redis_conn_t *conn,
     if (what) {
         p = ngx_slprintf(p, last, p[-1] == ':' ? " %V" : " \"%V\"", what);
 
-    } else if (conn->nheard) {
-        p = ngx_slprintf(p, last, ": %*s", conn->nheard, conn->heard);
+    } else if (conn->ncaught) {
+        p = ngx_slprintf(p, last, ": %*s", conn->ncaught, conn->caught);
     }
 
-    conn->nheard = 0;
+    conn->ncaught = 0;
 
     conn->error = error;
     conn->why.data = conn->text;
@@ -398,7 +397,7 @@ ngx_idempotency_redis_conn_close(ngx_idempotency_redis_conn_t *conn)
     }
 
     ngx_idempotency_resp_free(&conn->in);
-    ngx_idempotency_resp_out_free(&conn->out);
+    ngx_idempotency_resp_buf_free(&conn->out);
 
     c = conn->c;
     conn->c = NULL;
@@ -637,7 +636,7 @@ open_log(ngx_idempotency_redis_conn_t *conn)
     ngx_log_t  *log;
 
     log = conn->redis->log;
-    conn->nheard = 0;
+    conn->ncaught = 0;
 
     if (log->log_level & NGX_LOG_DEBUG_ALL) {
         return log;
@@ -646,7 +645,7 @@ open_log(ngx_idempotency_redis_conn_t *conn)
     ngx_memzero(&conn->log, sizeof(ngx_log_t));
 
     conn->log.log_level = NGX_LOG_INFO;
-    conn->log.writer = open_hear;
+    conn->log.writer = open_log_writer;
     conn->log.wdata = conn;
 
     return &conn->log;
@@ -656,7 +655,7 @@ open_log(ngx_idempotency_redis_conn_t *conn)
 /* skips time and process: they end at the first colon with a blank after it */
 
 static void
-open_hear(ngx_log_t *log, ngx_uint_t level, u_char *buf, size_t len)
+open_log_writer(ngx_log_t *log, ngx_uint_t level, u_char *buf, size_t len)
 {
     u_char                        *p, *last;
     ngx_idempotency_redis_conn_t  *conn;
@@ -680,8 +679,8 @@ open_hear(ngx_log_t *log, ngx_uint_t level, u_char *buf, size_t len)
                       (size_t) (last - p), p);
     }
 
-    conn->nheard = ngx_min((size_t) (last - p), sizeof(conn->heard));
-    ngx_memcpy(conn->heard, p, conn->nheard);
+    conn->ncaught = ngx_min((size_t) (last - p), sizeof(conn->caught));
+    ngx_memcpy(conn->caught, p, conn->ncaught);
 }
 
 
@@ -992,15 +991,6 @@ handshake_role(ngx_idempotency_redis_conn_t *conn,
 
 
 static void
-handshake_info(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_reply_t *reply)
-{
-    handshake_settings(conn, &reply->str);
-    handshake_evicted(conn, &reply->str);
-}
-
-
-static void
 handshake_time(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply)
 {
@@ -1084,14 +1074,17 @@ handshake_settings(ngx_idempotency_redis_conn_t *conn, ngx_str_t *info)
 
 
 static void
-handshake_evicted(ngx_idempotency_redis_conn_t *conn, ngx_str_t *info)
+handshake_info(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_reply_t *reply)
 {
     int64_t                        n;
     ngx_str_t                      value;
     ngx_idempotency_redis_node_t  *node;
 
+    handshake_settings(conn, &reply->str);
+
     node = conn->node;
-    value = handshake_field(info, "\nevicted_keys:");
+    value = handshake_field(&reply->str, "\nevicted_keys:");
 
     if (ngx_idempotency_resp_decimal(&value, &n) != NGX_OK
         || (uint64_t) n <= node->evicted)
@@ -1330,7 +1323,7 @@ io_write(ngx_idempotency_redis_conn_t *conn)
     char                        *why;
     ssize_t                      n;
     ngx_connection_t            *c;
-    ngx_idempotency_resp_out_t  *out;
+    ngx_idempotency_resp_buf_t  *out;
 
     c = conn->c;
     out = &conn->out;

@@ -93,7 +93,7 @@ struct ngx_idempotency_redis_conn_s {
 
     ngx_idempotency_resp_t           in;
     /* sent by "flush", at the end of a turn of the event loop */
-    ngx_idempotency_resp_out_t       out;
+    ngx_idempotency_resp_buf_t       out;
     ngx_event_t                      flush;
 
     /* the answers that are due, a ring */
@@ -119,8 +119,8 @@ struct ngx_idempotency_redis_conn_s {
     u_char                           text[256];
     /* catches nginx's messages, for our own log line */
     ngx_log_t                        log;
-    u_char                           heard[192];
-    size_t                           nheard;
+    u_char                           caught[192];
+    size_t                           ncaught;
 
     /* close when no answer is due any more: the node is no master */
     unsigned                         retire:1;
@@ -163,7 +163,7 @@ struct ngx_idempotency_redis_node_s {
     /* the address, if another server told it */
     ngx_addr_t                       addr;
     ngx_sockaddr_t                   sockaddr;
-    u_char                          *told;
+    u_char                          *named;
 
     /* first those for calls that are not durable, then those for durable ones;
        made when needed */

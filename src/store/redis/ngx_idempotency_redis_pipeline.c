@@ -41,7 +41,7 @@ static void pipeline_refuse(ngx_idempotency_redis_conn_t *conn);
 static ngx_uint_t pipeline_refuses(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call);
 static void pipeline_send(ngx_idempotency_redis_conn_t *conn);
-static void pipeline_say(ngx_idempotency_redis_conn_t *conn,
+static void pipeline_write(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call);
 static void pipeline_answer(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
@@ -78,20 +78,20 @@ static void pipeline_lost(ngx_idempotency_redis_conn_t *conn);
 static ngx_uint_t pipeline_idle(ngx_idempotency_redis_conn_t *conn);
 static void mark_doubt(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_mark_t *mark);
-static void mark_say(ngx_idempotency_redis_conn_t *conn,
+static void mark_ask(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_mark_t *mark);
-static ngx_uint_t mark_say_stamp(ngx_idempotency_redis_conn_t *conn,
+static ngx_uint_t mark_ask_stamp(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_stamp_t *stamp, ngx_uint_t text);
-static void mark_said(ngx_idempotency_redis_conn_t *conn, void *data,
+static void mark_stamp_answer(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
-static void mark_tried(ngx_idempotency_redis_conn_t *conn, void *data,
+static void mark_try_answer(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
 static ngx_int_t mark_error(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply);
 static void mark_is(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_mark_t *mark, ngx_int_t rc);
-static ngx_int_t mark_may(ngx_idempotency_redis_mark_t *mark,
-    ngx_idempotency_redis_reply_t *reply);
+static ngx_int_t mark_may(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_mark_t *mark, ngx_idempotency_redis_reply_t *reply);
 
 
 static ngx_str_t  pipeline_few = ngx_string("too few replicas have it in time");
@@ -253,7 +253,7 @@ pipeline_send(ngx_idempotency_redis_conn_t *conn)
         if (call->mark && conn->marks[call->mark->n] != MARK_THERE) {
 
             if (conn->marks[call->mark->n] == MARK_UNKNOWN) {
-                mark_say(conn, call->mark);
+                mark_ask(conn, call->mark);
             }
 
             break;
@@ -262,7 +262,7 @@ pipeline_send(ngx_idempotency_redis_conn_t *conn)
         n++;
         left = ngx_min(left, call->deadline - ngx_current_msec);
 
-        pipeline_say(conn, call);
+        pipeline_write(conn, call);
     }
 
     if (n && conn->durable) {
@@ -272,12 +272,12 @@ pipeline_send(ngx_idempotency_redis_conn_t *conn)
 
 
 static void
-pipeline_say(ngx_idempotency_redis_conn_t *conn,
+pipeline_write(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call)
 {
     uint64_t                     until;
     ngx_uint_t                   i, meant;
-    ngx_idempotency_resp_out_t  *out;
+    ngx_idempotency_resp_buf_t  *out;
 
     out = &conn->out;
     meant = (call->meant && call->mark->nstamps == 1);
@@ -876,7 +876,7 @@ ngx_idempotency_redis_mark_ask(ngx_idempotency_redis_conn_t *conn,
             conn->marks[mark->n] = MARK_UNKNOWN;
         }
 
-        mark_say(conn, mark);
+        mark_ask(conn, mark);
     }
 }
 
@@ -914,7 +914,7 @@ ngx_idempotency_redis_marked(ngx_idempotency_redis_t *redis,
    may not know them yet. */
 
 static void
-mark_say(ngx_idempotency_redis_conn_t *conn,
+mark_ask(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_mark_t *mark)
 {
     ngx_uint_t  i, n;
@@ -925,14 +925,14 @@ mark_say(ngx_idempotency_redis_conn_t *conn,
          i < mark->nstamps && conn->marks[mark->n] != MARK_THERE;
          i++)
     {
-        n += mark_say_stamp(conn, &mark->stamps[i], n == 0);
+        n += mark_ask_stamp(conn, &mark->stamps[i], n == 0);
     }
 
     conn->marks[mark->n] = MARK_ASKED;
 
     /* without a key, so that each node of a cluster answers */
 
-    ngx_idempotency_redis_conn_ask(conn, mark_tried, mark,
+    ngx_idempotency_redis_conn_ask(conn, mark_try_answer, mark,
                                    conn->redis->slots
                                    ? "EVAL %V 0 %V SPUBLISH"
                                    : "EVAL %V 0 %V PUBLISH",
@@ -943,7 +943,7 @@ mark_say(ngx_idempotency_redis_conn_t *conn,
 /* a node of a cluster is asked for the stamps of its own slots only */
 
 static ngx_uint_t
-mark_say_stamp(ngx_idempotency_redis_conn_t *conn,
+mark_ask_stamp(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_stamp_t *stamp, ngx_uint_t text)
 {
     ngx_str_t                        args[NGX_IDEMPOTENCY_REDIS_STAMP_ARGS];
@@ -965,7 +965,7 @@ mark_say_stamp(ngx_idempotency_redis_conn_t *conn,
     sha1.data = script->sha1;
     sha1.len = sizeof(script->sha1);
 
-    ngx_idempotency_redis_conn_ask(conn, mark_said, stamp,
+    ngx_idempotency_redis_conn_ask(conn, mark_stamp_answer, stamp,
                                    text ? "EVAL %V 1 %V %V %V %V %V %V"
                                         : "EVALSHA %V 1 %V %V %V %V %V %V",
                                    text ? &script->text : &sha1, &stamp->key,
@@ -977,7 +977,7 @@ mark_say_stamp(ngx_idempotency_redis_conn_t *conn,
 
 
 static void
-mark_said(ngx_idempotency_redis_conn_t *conn, void *data,
+mark_stamp_answer(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply)
 {
     ngx_idempotency_redis_stamp_t  *stamp = data;
@@ -1021,7 +1021,7 @@ mark_is(ngx_idempotency_redis_conn_t *conn, ngx_idempotency_redis_mark_t *mark,
 /* the last answer about a mark */
 
 static void
-mark_tried(ngx_idempotency_redis_conn_t *conn, void *data,
+mark_try_answer(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply)
 {
     ngx_idempotency_redis_mark_t  *mark = data;
@@ -1031,21 +1031,11 @@ mark_tried(ngx_idempotency_redis_conn_t *conn, void *data,
     rc = mark_error(conn, reply);
 
     if (rc == NGX_DONE) {
-        rc = mark_may(mark, reply);
+        rc = mark_may(conn, mark, reply);
     }
 
     mark_is(conn, mark, rc);
     conn->marks[mark->n] &= ~MARK_ASKED;
-
-    if (reply && reply->type == NGX_IDEMPOTENCY_REDIS_ARRAY && reply->n == 2
-        && reply->elts[0].str.len == 1 && reply->elts[0].str.data[0] == 'W'
-        && conn->info)
-    {
-        ngx_idempotency_redis_warn(conn, NGX_IDEMPOTENCY_REDIS_WARN_PUBLISH,
-                                   "lets its user not publish, who waits for "
-                                   "what is pending elsewhere is told late",
-                                   &reply->elts[1].str);
-    }
 
     if (conn->state == ngx_idempotency_redis_ready) {
         conn->kind->ready(conn);
@@ -1092,26 +1082,36 @@ mark_error(ngx_idempotency_redis_conn_t *conn,
 }
 
 
+/* what try.lua has found out */
+
 static ngx_int_t
-mark_may(ngx_idempotency_redis_mark_t *mark,
-    ngx_idempotency_redis_reply_t *reply)
+mark_may(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_mark_t *mark, ngx_idempotency_redis_reply_t *reply)
 {
+    u_char      code;
     ngx_str_t  *what;
 
+    code = 'N';
     what = &reply->str;
 
     if (reply->type == NGX_IDEMPOTENCY_REDIS_ARRAY && reply->n
         && reply->elts[0].str.len == 1)
     {
-        if (reply->elts[0].str.data[0] != 'N') {
-            mark->lacks = 0;
-            return NGX_OK;
-        }
-
+        code = reply->elts[0].str.data[0];
         what = &reply->elts[reply->n - 1].str;
     }
 
-    mark->lacks = 1;
+    if (code == 'W' && conn->info) {
+        ngx_idempotency_redis_warn(conn, NGX_IDEMPOTENCY_REDIS_WARN_PUBLISH,
+                                   "lets its user not publish, who waits for "
+                                   "what is pending elsewhere is told late",
+                                   what);
+    }
+
+    if (code != 'N') {
+        return NGX_OK;
+    }
+
     mark->why.data = mark->text;
     mark->why.len = ngx_snprintf(mark->text, sizeof(mark->text), "%V", what)
                     - mark->text;

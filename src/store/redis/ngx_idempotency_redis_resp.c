@@ -31,7 +31,8 @@ static ngx_int_t resp_value(u_char *p, u_char *last,
 static u_char *resp_build(u_char *p, u_char *last,
     ngx_idempotency_redis_reply_t *reply,
     ngx_idempotency_redis_reply_t **next);
-static u_char *resp_out_room(ngx_idempotency_resp_out_t *out, size_t size);
+static u_char *buf_room(ngx_idempotency_resp_buf_t *buf, size_t want);
+static void buf_used(ngx_idempotency_resp_buf_t *buf, size_t n);
 
 
 #define word(text, error, what, maybe)                                       \
@@ -74,61 +75,106 @@ static word_t  words[] = {
 u_char *
 ngx_idempotency_resp_room(ngx_idempotency_resp_t *resp, size_t *size)
 {
-    u_char  *buf;
-    size_t   want;
+    u_char  *p;
+    size_t   used, want;
 
     resp_consume(resp);
-
-    if (resp->start) {
-        ngx_memmove(resp->buf, resp->buf + resp->start,
-                    resp->len - resp->start);
-
-        resp->pos -= resp->start;
-        resp->len -= resp->start;
-        resp->start = 0;
-    }
 
     /* a string's length is known before its bytes; it is trusted only as far as
        bytes came */
 
-    want = ngx_min(resp->pos + resp->value, 2 * resp->len + RESP_KEEP);
-    want = ngx_max(want, resp->len) + RESP_ROOM;
+    used = resp->in.len - resp->in.pos;
+    want = ngx_min(resp->scanned + resp->value, 2 * used + RESP_KEEP);
+    want = ngx_max(want, used) - used + RESP_ROOM;
 
-    if (resp->size < want) {
-        want = ngx_max(want, 2 * resp->size);
+    p = buf_room(&resp->in, want);
 
-    } else if (resp->size > RESP_KEEP && want <= RESP_KEEP / 2) {
-        want += RESP_ROOM;
+    *size = resp->in.size - resp->in.len;
 
-    } else {
-        want = 0;
+    return p;
+}
+
+
+/* room behind the bytes; more than it takes is given back */
+
+static u_char *
+buf_room(ngx_idempotency_resp_buf_t *buf, size_t want)
+{
+    u_char      *p;
+    size_t       used, size;
+    ngx_uint_t   fits;
+
+    used = buf->len - buf->pos;
+    fits = (buf->size <= RESP_KEEP || used + want > RESP_KEEP / 2);
+
+    if (fits && buf->size - buf->len >= want) {
+        return buf->buf + buf->len;
     }
 
-    if (want) {
-        buf = ngx_alloc(want, ngx_cycle->log);
-        if (buf == NULL) {
+    if (fits && buf->size - used >= want) {
+        ngx_memmove(buf->buf, buf->buf + buf->pos, used);
+
+    } else {
+        size = ngx_max(used + want, 2 * used);
+        size = ngx_max(size, RESP_ROOM);
+
+        p = ngx_alloc(size, ngx_cycle->log);
+        if (p == NULL) {
+            buf->failed = 1;
             return NULL;
         }
 
-        if (resp->buf) {
-            ngx_memcpy(buf, resp->buf, resp->len);
-            ngx_free(resp->buf);
+        if (buf->buf) {
+            ngx_memcpy(p, buf->buf + buf->pos, used);
+            ngx_free(buf->buf);
         }
 
-        resp->buf = buf;
-        resp->size = want;
+        buf->buf = p;
+        buf->size = size;
     }
 
-    *size = resp->size - resp->len;
+    buf->pos = 0;
+    buf->len = used;
 
-    return resp->buf + resp->len;
+    return buf->buf + used;
+}
+
+
+/* so many bytes are not needed any more */
+
+static void
+buf_used(ngx_idempotency_resp_buf_t *buf, size_t n)
+{
+    buf->pos += n;
+
+    if (buf->pos < buf->len) {
+        return;
+    }
+
+    buf->pos = 0;
+    buf->len = 0;
+
+    if (buf->size > RESP_KEEP) {
+        ngx_idempotency_resp_buf_free(buf);
+    }
+}
+
+
+void
+ngx_idempotency_resp_buf_free(ngx_idempotency_resp_buf_t *buf)
+{
+    if (buf->buf) {
+        ngx_free(buf->buf);
+    }
+
+    ngx_memzero(buf, sizeof(ngx_idempotency_resp_buf_t));
 }
 
 
 void
 ngx_idempotency_resp_read(ngx_idempotency_resp_t *resp, size_t n)
 {
-    resp->len += n;
+    resp->in.len += n;
 }
 
 
@@ -136,6 +182,7 @@ ngx_int_t
 ngx_idempotency_resp_next(ngx_idempotency_resp_t *resp,
     ngx_idempotency_redis_reply_t **reply)
 {
+    u_char                         *p;
     ngx_int_t                       rc;
     ngx_idempotency_redis_reply_t  *next;
 
@@ -166,8 +213,8 @@ ngx_idempotency_resp_next(ngx_idempotency_resp_t *resp,
     resp->whole = 1;
 
     next = resp->replies + 1;
-    (void) resp_build(resp->buf + resp->start, resp->buf + resp->pos,
-                      resp->replies, &next);
+    p = resp->in.buf + resp->in.pos;
+    (void) resp_build(p, p + resp->scanned, resp->replies, &next);
 
     *reply = resp->replies;
 
@@ -184,16 +231,16 @@ ngx_idempotency_resp_copy(ngx_idempotency_resp_t *resp)
 
     size = resp->values * sizeof(ngx_idempotency_redis_reply_t);
 
-    reply = ngx_alloc(size + resp->pos - resp->start, ngx_cycle->log);
+    reply = ngx_alloc(size + resp->scanned, ngx_cycle->log);
     if (reply == NULL) {
         return NULL;
     }
 
     p = (u_char *) reply + size;
-    ngx_memcpy(p, resp->buf + resp->start, resp->pos - resp->start);
+    ngx_memcpy(p, resp->in.buf + resp->in.pos, resp->scanned);
 
     next = reply + 1;
-    (void) resp_build(p, p + resp->pos - resp->start, reply, &next);
+    (void) resp_build(p, p + resp->scanned, reply, &next);
 
     return reply;
 }
@@ -202,9 +249,7 @@ ngx_idempotency_resp_copy(ngx_idempotency_resp_t *resp)
 void
 ngx_idempotency_resp_free(ngx_idempotency_resp_t *resp)
 {
-    if (resp->buf) {
-        ngx_free(resp->buf);
-    }
+    ngx_idempotency_resp_buf_free(&resp->in);
 
     if (resp->replies) {
         ngx_free(resp->replies);
@@ -223,9 +268,11 @@ resp_consume(ngx_idempotency_resp_t *resp)
         return;
     }
 
+    buf_used(&resp->in, resp->scanned);
+
     resp->whole = 0;
     resp->values = 0;
-    resp->start = resp->pos;
+    resp->scanned = 0;
 }
 
 
@@ -238,17 +285,17 @@ resp_scan(ngx_idempotency_resp_t *resp)
     ngx_int_t                      rc;
     ngx_idempotency_redis_reply_t  value;
 
-    if (resp->buf == NULL) {
+    if (resp->in.buf == NULL) {
         return NGX_AGAIN;
     }
 
     for ( ;; ) {
-        rc = resp_value(resp->buf + resp->pos, resp->buf + resp->len, &value,
-                        &size);
+        rc = resp_value(resp->in.buf + resp->in.pos + resp->scanned,
+                        resp->in.buf + resp->in.len, &value, &size);
 
         resp->value = (rc == NGX_AGAIN) ? size : 0;
 
-        if (resp->pos - resp->start + size > NGX_IDEMPOTENCY_RESP_SIZE) {
+        if (resp->scanned + size > NGX_IDEMPOTENCY_RESP_SIZE) {
             return NGX_ERROR;
         }
 
@@ -256,7 +303,7 @@ resp_scan(ngx_idempotency_resp_t *resp)
             return rc;
         }
 
-        resp->pos += size;
+        resp->scanned += size;
 
         if (++resp->values > NGX_IDEMPOTENCY_RESP_VALUES) {
             return NGX_ERROR;
@@ -434,27 +481,27 @@ ngx_idempotency_resp_decimal(ngx_str_t *text, int64_t *number)
 
 
 void
-ngx_idempotency_resp_command(ngx_idempotency_resp_out_t *out, ngx_uint_t n)
+ngx_idempotency_resp_command(ngx_idempotency_resp_buf_t *out, ngx_uint_t n)
 {
     u_char  *p;
 
-    p = resp_out_room(out, sizeof("*" CRLF) - 1 + NGX_INT_T_LEN);
+    p = buf_room(out, sizeof("*" CRLF) - 1 + NGX_INT_T_LEN);
 
-    if (p) {
+    if (p && !out->failed) {
         out->len = ngx_sprintf(p, "*%ui" CRLF, n) - out->buf;
     }
 }
 
 
 void
-ngx_idempotency_resp_word(ngx_idempotency_resp_out_t *out, u_char *data,
+ngx_idempotency_resp_word(ngx_idempotency_resp_buf_t *out, u_char *data,
     size_t len)
 {
     u_char  *p;
 
-    p = resp_out_room(out, sizeof("$" CRLF CRLF) - 1 + NGX_SIZE_T_LEN + len);
+    p = buf_room(out, sizeof("$" CRLF CRLF) - 1 + NGX_SIZE_T_LEN + len);
 
-    if (p) {
+    if (p && !out->failed) {
         p = ngx_sprintf(p, "$%uz" CRLF, len);
         p = ngx_cpymem(p, data, len);
         *p++ = CR;
@@ -466,7 +513,7 @@ ngx_idempotency_resp_word(ngx_idempotency_resp_out_t *out, u_char *data,
 
 
 void
-ngx_idempotency_resp_number(ngx_idempotency_resp_out_t *out, uint64_t number)
+ngx_idempotency_resp_number(ngx_idempotency_resp_buf_t *out, uint64_t number)
 {
     u_char  buf[NGX_INT64_LEN];
 
@@ -476,7 +523,7 @@ ngx_idempotency_resp_number(ngx_idempotency_resp_out_t *out, uint64_t number)
 
 
 void
-ngx_idempotency_resp_say(ngx_idempotency_resp_out_t *out, const char *format,
+ngx_idempotency_resp_say(ngx_idempotency_resp_buf_t *out, const char *format,
     ...)
 {
     va_list  args;
@@ -488,7 +535,7 @@ ngx_idempotency_resp_say(ngx_idempotency_resp_out_t *out, const char *format,
 
 
 void
-ngx_idempotency_resp_vsay(ngx_idempotency_resp_out_t *out, const char *format,
+ngx_idempotency_resp_vsay(ngx_idempotency_resp_buf_t *out, const char *format,
     va_list args)
 {
     size_t       len;
@@ -519,65 +566,10 @@ ngx_idempotency_resp_vsay(ngx_idempotency_resp_out_t *out, const char *format,
 }
 
 
-static u_char *
-resp_out_room(ngx_idempotency_resp_out_t *out, size_t size)
-{
-    u_char  *buf;
-    size_t   want;
-
-    if (out->failed) {
-        return NULL;
-    }
-
-    if (out->size - out->len < size) {
-        want = ngx_max(out->len + size, 2 * out->size);
-        want = ngx_max(want, RESP_ROOM);
-
-        buf = ngx_alloc(want, ngx_cycle->log);
-        if (buf == NULL) {
-            out->failed = 1;
-            return NULL;
-        }
-
-        if (out->buf) {
-            ngx_memcpy(buf, out->buf, out->len);
-            ngx_free(out->buf);
-        }
-
-        out->buf = buf;
-        out->size = want;
-    }
-
-    return out->buf + out->len;
-}
-
-
 void
-ngx_idempotency_resp_written(ngx_idempotency_resp_out_t *out, size_t n)
+ngx_idempotency_resp_written(ngx_idempotency_resp_buf_t *out, size_t n)
 {
-    out->pos += n;
-
-    if (out->pos < out->len) {
-        return;
-    }
-
-    out->pos = 0;
-    out->len = 0;
-
-    if (out->size > RESP_KEEP) {
-        ngx_idempotency_resp_out_free(out);
-    }
-}
-
-
-void
-ngx_idempotency_resp_out_free(ngx_idempotency_resp_out_t *out)
-{
-    if (out->buf) {
-        ngx_free(out->buf);
-    }
-
-    ngx_memzero(out, sizeof(ngx_idempotency_resp_out_t));
+    buf_used(out, n);
 }
 
 

@@ -18,22 +18,32 @@
 #define NGX_IDEMPOTENCY_RESP_SIZE     (64 * 1024 * 1024)
 
 
+/* bytes on their way in or out; begins as zeroes */
+
+typedef struct {
+    u_char                         *buf;
+    size_t                          size;
+    /* the bytes from pos to len have yet to be read or sent */
+    size_t                          pos;
+    size_t                          len;
+    /* there was no memory: some bytes are missing */
+    ngx_uint_t                      failed;
+} ngx_idempotency_resp_buf_t;
+
+void ngx_idempotency_resp_buf_free(ngx_idempotency_resp_buf_t *buf);
+
+
 /*
  * A reader: bytes go in as they arrive, whole replies come out.  It begins as
  * zeroes; ngx_idempotency_resp_free() frees its memory.
  */
 
 typedef struct {
-    /* bytes read, and room for more */
-    u_char                         *buf;
-    size_t                          size;
-    size_t                          len;
+    ngx_idempotency_resp_buf_t      in;
 
-    /* the start of the current reply, and the end of its part that was scanned
-       and is well-formed */
-    size_t                          start;
-    size_t                          pos;
-    /* the size of the string at pos, if it is not whole */
+    /* how much of the current reply was scanned and is well-formed */
+    size_t                          scanned;
+    /* the size of the string behind that, if it is not whole */
     size_t                          value;
 
     /* how many values each level still lacks */
@@ -74,38 +84,24 @@ ngx_idempotency_redis_reply_t *ngx_idempotency_resp_copy(
 void ngx_idempotency_resp_free(ngx_idempotency_resp_t *resp);
 
 
-/* a writer: begins as zeroes, too */
+/* The writer.  It begins a command of so many words, which must follow. */
 
-typedef struct {
-    u_char                         *buf;
-    size_t                          size;
-    /* the bytes from pos to len have yet to be sent */
-    size_t                          pos;
-    size_t                          len;
-    /* there was no memory: some bytes are missing */
-    ngx_uint_t                      failed;
-} ngx_idempotency_resp_out_t;
-
-
-/* begins a command of so many words, which must follow */
-
-void ngx_idempotency_resp_command(ngx_idempotency_resp_out_t *out,
+void ngx_idempotency_resp_command(ngx_idempotency_resp_buf_t *out,
     ngx_uint_t n);
-void ngx_idempotency_resp_word(ngx_idempotency_resp_out_t *out, u_char *data,
+void ngx_idempotency_resp_word(ngx_idempotency_resp_buf_t *out, u_char *data,
     size_t len);
-void ngx_idempotency_resp_number(ngx_idempotency_resp_out_t *out,
+void ngx_idempotency_resp_number(ngx_idempotency_resp_buf_t *out,
     uint64_t number);
 
 /* A whole command: words with a blank between them.  "%V" is the string of the
    next argument, "%i" a number that is not negative. */
 
-void ngx_idempotency_resp_say(ngx_idempotency_resp_out_t *out,
+void ngx_idempotency_resp_say(ngx_idempotency_resp_buf_t *out,
     const char *format, ...);
-void ngx_idempotency_resp_vsay(ngx_idempotency_resp_out_t *out,
+void ngx_idempotency_resp_vsay(ngx_idempotency_resp_buf_t *out,
     const char *format, va_list args);
 
-void ngx_idempotency_resp_written(ngx_idempotency_resp_out_t *out, size_t n);
-void ngx_idempotency_resp_out_free(ngx_idempotency_resp_out_t *out);
+void ngx_idempotency_resp_written(ngx_idempotency_resp_buf_t *out, size_t n);
 
 
 #define ngx_idempotency_resp_str(out, str)                                    \
