@@ -120,7 +120,8 @@ typedef struct {
      * trailers may follow; gRPC trailers must follow; the last byte was
      * captured; the response is too large to be kept; a part of it does not
      * pass our filters; two words of X-Accel-Idempotency; a content handler
-     * was there; one before the last may have executed the request.
+     * was there; one before the last may have executed the request; one that
+     * is no upstream, for which the next one answers, may have.
      */
 
     unsigned                           answered:1;
@@ -134,6 +135,7 @@ typedef struct {
     unsigned                           says_keep:1;
     unsigned                           handled:1;
     unsigned                           doubt:1;
+    unsigned                           delegated:1;
 } ngx_http_idempotency_capture_t;
 
 

@@ -330,13 +330,13 @@ location /first { content_by_lua_block { ngx.exec("/then", ngx.var.args) } }
 location /then { error_page 418 /; proxy_pass http://backend; }
 --- request eval
 twice('POST /dead?lua=200', 'POST /dead?lua=429', 'POST /?lua=202&status=429', 'POST /?lua=429&close=1',
-      'POST /page?dead', 'POST /file?dead', 'POST /page?status=429', 'POST /first?status=403')
+      'POST /page?dead', 'POST /file?dead', 'POST /page?status=429', 'POST /first?status=403', 'POST /first?close=1')
 --- more_headers eval
 my ($dead, $alive) = map "X-To: $_", $ENV{TEST_NGINX_DEAD}, 'backend';
-[($dead) x 4, ($alive) x 4, ($dead) x 4, ($alive) x 4]
---- error_code: 200 200 429 429 202 202 429 429 200 200 200 200 200 200 403 403
---- idempotency_status: NEW REPLAYED NEW NEW NEW REPLAYED NEW REPLAYED NEW NEW NEW NEW NEW NEW NEW REPLAYED
---- executions: 5
+[($dead) x 4, ($alive) x 4, ($dead) x 4, ($alive) x 6]
+--- error_code: 200 200 429 429 202 202 429 429 200 200 200 200 200 200 403 403 502 502
+--- idempotency_status: NEW REPLAYED NEW NEW NEW REPLAYED NEW REPLAYED NEW NEW NEW NEW NEW NEW NEW NEW NEW REPLAYED
+--- executions: 7
 
 === TEST 23: idempotency_max_response 0 keeps tokens only, and no header of a response without a body
 --- config

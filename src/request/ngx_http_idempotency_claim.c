@@ -1168,7 +1168,9 @@ outcome_of(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
             ctx->capture.status = ctx->capture.executed;
         }
 
-    } else if (ctx->capture.doubt && (facts & (fact_no_answer|fact_unkept))) {
+    } else if ((ctx->capture.doubt && (facts & (fact_no_answer|fact_unkept)))
+               || (ctx->capture.delegated && (facts & fact_no_answer)))
+    {
         facts |= fact_no_answer|fact_sent;
     }
 
@@ -1200,7 +1202,13 @@ ngx_http_idempotency_sent_on(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
     if (ctx->capture.handled) {
-        outcome_attempt(r, ctx);
+
+        if (r->upstream == ctx->capture.upstream && !r->error_page) {
+            ctx->capture.delegated = 1;
+
+        } else {
+            outcome_attempt(r, ctx);
+        }
     }
 
     ctx->capture.handled = 1;
