@@ -469,14 +469,22 @@ sub carry {
         $to->takes(qw(CLUSTER SETSLOT), $slot, 'IMPORTING', $from->{id});
         $from->takes(qw(CLUSTER SETSLOT), $slot, 'MIGRATING', $to->{id});
 
-        while (1) {
-            my $keys = $from->command(qw(CLUSTER GETKEYSINSLOT), $slot, 10);
+        my $empty = sub {
+            while (my @keys = @{$from->command(qw(CLUSTER GETKEYSINSLOT), $slot, 10)}) {
+                $from->takes('MIGRATE', '127.0.0.1', $to->port, '', 0, 5000, 'KEYS', @keys);
+            }
+        };
 
-            last if !@$keys;
-            $from->takes('MIGRATE', '127.0.0.1', $to->port, '', 0, 5000, 'KEYS', @$keys);
+        $empty->();
+        $to->takes(qw(CLUSTER SETSLOT), $slot, 'NODE', $to->{id});
+
+        # a key may have come meanwhile
+        until (eval { $from->takes(qw(CLUSTER SETSLOT), $slot, 'NODE', $to->{id}); 1 }) {
+            die $@ if $@ !~ /hold keys/;
+            $empty->();
         }
 
-        $_->takes(qw(CLUSTER SETSLOT), $slot, 'NODE', $to->{id}) for $to, $from, @others;
+        $_->takes(qw(CLUSTER SETSLOT), $slot, 'NODE', $to->{id}) for @others;
         $self->{moved}++;
     }
 
