@@ -1340,7 +1340,7 @@ io_write(ngx_idempotency_redis_conn_t *conn)
             why = "it is lost";
 
         } else {
-            ngx_idempotency_resp_written(out, n);
+            ngx_idempotency_resp_skip(out, n);
         }
     }
 
@@ -1399,24 +1399,6 @@ ngx_idempotency_redis_conn_due(ngx_idempotency_redis_conn_t *conn,
 
 
 void
-ngx_idempotency_redis_conn_expect(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_answer_pt handler, void *data)
-{
-    if (ngx_idempotency_redis_conn_due(conn, handler, data) != NGX_OK) {
-        return;
-    }
-
-    conn->due[(conn->first + conn->ndue - 1) % conn->size].expected = 1;
-
-    if (conn->expected++ == 0 && !conn->timer.timer_set) {
-        ngx_add_timer(&conn->timer, conn->redis->conf.timeout);
-    }
-
-    ngx_post_event(&conn->flush, &ngx_posted_events);
-}
-
-
-void
 ngx_idempotency_redis_conn_ask(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_answer_pt handler, void *data, const char *format,
     ...)
@@ -1427,7 +1409,19 @@ ngx_idempotency_redis_conn_ask(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_resp_vsay(&conn->out, format, args);
     va_end(args);
 
-    ngx_idempotency_redis_conn_expect(conn, handler, data);
+    /* without memory the connection is lost then */
+
+    ngx_post_event(&conn->flush, &ngx_posted_events);
+
+    if (ngx_idempotency_redis_conn_due(conn, handler, data) != NGX_OK) {
+        return;
+    }
+
+    conn->due[(conn->first + conn->ndue - 1) % conn->size].expected = 1;
+
+    if (conn->expected++ == 0 && !conn->timer.timer_set) {
+        ngx_add_timer(&conn->timer, conn->redis->conf.timeout);
+    }
 }
 
 

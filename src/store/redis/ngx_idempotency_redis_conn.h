@@ -259,11 +259,8 @@ void ngx_idempotency_redis_conn_restart(ngx_idempotency_redis_conn_t *conn,
    no one needs it */
 ngx_int_t ngx_idempotency_redis_conn_due(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_answer_pt handler, void *data);
-/* the same for a command that is no call: its answer comes in time, or the
-   connection is lost */
-void ngx_idempotency_redis_conn_expect(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_answer_pt handler, void *data);
-/* writes the command, too: see ngx_idempotency_resp_say() */
+/* writes a command that is no call, see ngx_idempotency_resp_say(): its answer
+   comes in time, or the connection is lost */
 void ngx_idempotency_redis_conn_ask(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_answer_pt handler, void *data, const char *format,
     ...);

@@ -32,7 +32,6 @@ static u_char *resp_build(u_char *p, u_char *last,
     ngx_idempotency_redis_reply_t *reply,
     ngx_idempotency_redis_reply_t **next);
 static u_char *buf_room(ngx_idempotency_resp_buf_t *buf, size_t want);
-static void buf_used(ngx_idempotency_resp_buf_t *buf, size_t n);
 
 
 #define word(text, error, what, maybe)                                       \
@@ -140,10 +139,8 @@ buf_room(ngx_idempotency_resp_buf_t *buf, size_t want)
 }
 
 
-/* so many bytes are not needed any more */
-
-static void
-buf_used(ngx_idempotency_resp_buf_t *buf, size_t n)
+void
+ngx_idempotency_resp_skip(ngx_idempotency_resp_buf_t *buf, size_t n)
 {
     buf->pos += n;
 
@@ -268,7 +265,7 @@ resp_consume(ngx_idempotency_resp_t *resp)
         return;
     }
 
-    buf_used(&resp->in, resp->scanned);
+    ngx_idempotency_resp_skip(&resp->in, resp->scanned);
 
     resp->whole = 0;
     resp->values = 0;
@@ -563,13 +560,6 @@ ngx_idempotency_resp_vsay(ngx_idempotency_resp_buf_t *out, const char *format,
             ngx_idempotency_resp_word(out, (u_char *) p, len);
         }
     }
-}
-
-
-void
-ngx_idempotency_resp_written(ngx_idempotency_resp_buf_t *out, size_t n)
-{
-    buf_used(out, n);
 }
 
 

@@ -30,6 +30,9 @@ typedef struct {
     ngx_uint_t                      failed;
 } ngx_idempotency_resp_buf_t;
 
+/* so many bytes were read or sent */
+
+void ngx_idempotency_resp_skip(ngx_idempotency_resp_buf_t *buf, size_t n);
 void ngx_idempotency_resp_buf_free(ngx_idempotency_resp_buf_t *buf);
 
 
@@ -101,7 +104,6 @@ void ngx_idempotency_resp_say(ngx_idempotency_resp_buf_t *out,
 void ngx_idempotency_resp_vsay(ngx_idempotency_resp_buf_t *out,
     const char *format, va_list args);
 
-void ngx_idempotency_resp_written(ngx_idempotency_resp_buf_t *out, size_t n);
 
 
 #define ngx_idempotency_resp_str(out, str)                                    \
