@@ -93,7 +93,7 @@ my %lies = (
     'suppressed slots that there are none of' => { suppressed => 1 << 40 },
     'unknown flags' => { flags => 0x41 },
     'a time of the year 300,000' => { modified => 9_403_894_440_000 },
-    'a time before all times' => { modified => ~0 - 5 },
+    'a time before all times' => { modified => 1 << 63 },
     'another version' => { version => 2 },
     'a location whose name has no end' => { flags => 0x21, origin => 'o' x 17 . number(1 << 40) },
     'a response that is cut off' => { cut => 12 },
