@@ -214,7 +214,8 @@ owner_told(ngx_idempotency_op_t *op)
     q->proc->w->peek(op->token, &peek);
 
     if (peek.fence == q->exec->fence && peek.told == NGX_IDEMPOTENCY_FLUSHED
-        && peek.state == NGX_IDEMPOTENCY_DONE && !q->exec->alone)
+        && peek.state == NGX_IDEMPOTENCY_DONE && !q->exec->alone
+        && !q->exec->outdone)
     {
         q->exec->sure = now;
     }

@@ -45,6 +45,8 @@ static ngx_uint_t  forgot;
 
 static u_char      body[200000];
 
+static char        worker_gone[] = "its worker is gone";
+
 
 void
 judge_reset(void)
@@ -173,6 +175,10 @@ judge_forgets(ngx_msec_t since, ngx_uint_t refused)
         e->untold |= e->told;
         e->told = 0;
 
+        /* renewals are not waited for, and lost with the rest */
+
+        e->heard = ngx_min(e->heard, ngx_max(e->claimed, e->began));
+
         if (refused || !set.strict) {
             e->sure = 0;
         }
@@ -237,7 +243,7 @@ judge_gone(proc_t *p)
         }
 
         q->act = IDLE;
-        q->end = "its worker is gone";
+        q->end = worker_gone;
     }
 }
 
@@ -634,11 +640,13 @@ replayed(req_t *q)
 }
 
 
-/* what its client was told for good is not in doubt, if it is all there is */
+/* what its client was told for good is not in doubt, if it is all there is; who
+   died when it had claimed alone left a doubt */
 
 static void
 in_doubt(req_t *q)
 {
+    req_t       *r;
     exec_t      *e;
     ngx_uint_t   open, sure;
 
@@ -652,6 +660,11 @@ in_doubt(req_t *q)
 
         open += !closed(e) + e->alone;
         sure += (!closed(e) && e->sure && now - e->sure > 1000);
+    }
+
+    for (r = reqs; r < reqs + nreqs; r++) {
+        open += (r->token == q->token && r->claim.alone
+                 && r->end == worker_gone);
     }
 
     if (sure && open == sure) {

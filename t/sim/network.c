@@ -26,8 +26,8 @@ int64_t            server_ahead;
 
 static uint64_t    server;
 static uint64_t    replicated;
-/* ... of the one before */
-static uint64_t    acked;
+/* ... of those before */
+static uint64_t    acked[PLAN];
 static ngx_msec_t  lagging, follows;
 static ngx_uint_t  micros;
 
@@ -350,14 +350,14 @@ redis_call(message_t *m)
 ngx_uint_t
 redis_acked(message_t *m)
 {
-    return m->durable <= (m->n == server ? replicated : acked);
+    return m->durable <= (m->n == server ? replicated : acked[m->n % PLAN]);
 }
 
 
 ngx_uint_t
 redis_never_acked(message_t *m)
 {
-    return m->n != server && m->durable > acked;
+    return m->n != server && m->durable > acked[m->n % PLAN];
 }
 
 
@@ -409,8 +409,7 @@ redis_fails_over(ngx_msec_t away)
     tell("the Redis fails over, and is away for %lu ms", (unsigned long) away);
 
     since = sim_redis_fail_over();
-    server++;
-    acked = replicated;
+    acked[server++ % PLAN] = replicated;
     replicated = sim_redis_writes();
     follows = lagging = 0;
     hung = ngx_max(hung, now + away);
@@ -433,8 +432,7 @@ redis_emptied(ngx_uint_t wholly)
     judge_forgets(0, 1);
 
     if (wholly) {
-        acked = replicated;
-        server++;
+        acked[server++ % PLAN] = replicated;
         connections_cut();
     }
 }
