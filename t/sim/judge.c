@@ -315,12 +315,12 @@ doubtful(exec_t *e)
 }
 
 
-/* who does refuses another one: it had time to ask */
+/* who does refuses another one: the first answer was the stamp */
 
 static ngx_uint_t
 knows_the_store(nginx_t *g)
 {
-    return g->started + 1000 <= emptied;
+    return g->answered && g->answered <= emptied;
 }
 
 

@@ -440,7 +440,7 @@ nginx_up(nginx_t *g)
     g->instance = unit_random(&chance);
     g->fence = (SIM_EPOCH + now) * 1000;
     g->ends = g->says_down = 0;
-    g->started = now;
+    g->answered = 0;
 
     if (set.store == SIM_FILE) {
 

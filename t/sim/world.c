@@ -282,6 +282,7 @@ happens_to(proc_t *p, message_t *m)
         leave(p);
 
         if (m->what == M_REPLY) {
+            p->nginx->answered = p->nginx->answered ? p->nginx->answered : now;
             proc_halts(p);
         }
     }

@@ -94,7 +94,8 @@ struct nginx_s {
     uint64_t                        fence;
     int64_t                         base;
     ngx_idempotency_mark_t          mark;
-    ngx_msec_t                      started;
+    /* since when it has had an answer of the store */
+    ngx_msec_t                      answered;
     /* what its clock is ahead of the world's */
     ngx_msec_t                      offset;
     /* its workers are slots 0 and 1, or 2 and 3, a reload later */
