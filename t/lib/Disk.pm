@@ -67,7 +67,7 @@ sub env {
 
     return { DISK => "$self->{state}", DISK_FILES => $self->{files},
              LD_PRELOAD => join(' ', grep defined, $ENV{LD_PRELOAD}, "$self->{library}/disk.so"),
-             ASAN_OPTIONS => join ':', grep defined, $ENV{ASAN_OPTIONS}, 'verify_asan_link_order=0' };
+             ASAN_OPTIONS => join ':', 'verify_asan_link_order=0', grep defined, $ENV{ASAN_OPTIONS} };
 }
 
 

@@ -115,7 +115,7 @@ sub clock_wrong {
 
     # a sanitizer would rather be the first one
     return { CLOCK_WRONG => $by, LD_PRELOAD => join(' ', grep defined, $ENV{LD_PRELOAD}, "$clock/clock.so"),
-             ASAN_OPTIONS => join ':', grep defined, $ENV{ASAN_OPTIONS}, 'verify_asan_link_order=0' };
+             ASAN_OPTIONS => join ':', 'verify_asan_link_order=0', grep defined, $ENV{ASAN_OPTIONS} };
 }
 
 
