@@ -986,40 +986,43 @@ void
 ngx_idempotency_record_leave(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_uint_t status, ngx_msec_t now)
 {
-    ngx_idempotency_record_t  *left;
+    ngx_idempotency_record_t  *left, claim;
+
+    claim = *rec;
+    rec->chunks = NULL;
+    rec->size = 0;
+
+    ngx_idempotency_record_release(shm, rec, now);
+
+    /* what was released may have been all the memory that there is */
 
     left = ngx_slab_calloc_locked(shm->shpool,
                                   sizeof(ngx_idempotency_record_t));
 
-    if (left) {
-        ngx_memcpy(left->token, rec->token, NGX_IDEMPOTENCY_DIGEST_LEN);
-        ngx_memcpy(left->fingerprint, rec->fingerprint,
-                   NGX_IDEMPOTENCY_DIGEST_LEN);
-        left->parts = rec->parts;
-        left->fence = rec->fence;
-        left->sequence = rec->sequence;
-        left->chunks = rec->chunks;
-        left->size = rec->size;
-        left->state = NGX_IDEMPOTENCY_GONE;
-        left->local = 1;
-        left->window = &shm->sh->leftovers;
-        left->ends = now;
-
-        rec->chunks = NULL;
-        rec->size = 0;
+    if (left == NULL) {
+        ngx_idempotency_chunks_free(shm, &claim);
+        return;
     }
 
-    ngx_idempotency_record_release(shm, rec, now);
+    ngx_memcpy(left->fingerprint, claim.fingerprint,
+               NGX_IDEMPOTENCY_DIGEST_LEN);
+    left->parts = claim.parts;
+    left->fence = claim.fence;
+    left->sequence = claim.sequence;
+    left->chunks = claim.chunks;
+    left->size = claim.size;
+    left->state = NGX_IDEMPOTENCY_GONE;
+    left->local = 1;
+    left->window = &shm->sh->leftovers;
+    left->ends = now;
 
-    if (left) {
-        record_leftover_token(left->token, left->sequence);
-        tree_insert(shm, record_bucket(shm, left->token), &left->node);
+    ngx_memcpy(left->token, claim.token, NGX_IDEMPOTENCY_DIGEST_LEN);
+    record_leftover_token(left->token, left->sequence);
+    tree_insert(shm, record_bucket(shm, left->token), &left->node);
 
-        ngx_idempotency_record_change(shm, left, NGX_IDEMPOTENCY_ON_CLAIM,
-                                      now);
-        ngx_idempotency_record_publish(shm, left, NGX_IDEMPOTENCY_DONE, status,
-                                       now);
-    }
+    ngx_idempotency_record_change(shm, left, NGX_IDEMPOTENCY_ON_CLAIM, now);
+    ngx_idempotency_record_publish(shm, left, NGX_IDEMPOTENCY_DONE, status,
+                                   now);
 }
 
 

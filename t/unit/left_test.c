@@ -206,6 +206,45 @@ nothing_is_left(void)
 }
 
 
+/* the released record's own slot is enough */
+
+static void
+no_other_slot(void)
+{
+    void        *slots[64];
+    op_t         op;
+    ngx_uint_t   n;
+
+    open_zone(64);
+    owner(&op, 4000, WAITERS);
+    zone_occupy(&zone, 0);
+
+    n = 0;
+
+    do {
+        slots[n] = ngx_slab_alloc_locked(zone.shm.shpool,
+                                         sizeof(ngx_idempotency_record_t));
+    } while (slots[n++]);
+
+    zone_vacate(&zone);
+    zone_occupy(&zone, 1);
+
+    check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
+    wake(WAITERS);
+
+    for (n--; n; n--) {
+        ngx_slab_free_locked(zone.shm.shpool, slots[n - 1]);
+    }
+
+    zone_vacate(&zone);
+
+    served(&waiters[0], 4000);
+    served(&waiters[WAITERS - 1], 4000);
+
+    close_later(100);
+}
+
+
 /* those who came while a long one went in wait as well; and it may be lost */
 
 static void
@@ -309,6 +348,7 @@ evicted(void)
 static unit_case_t  cases[] = {
     { "all who wait get what is left to them", all_who_wait_get_it },
     { "nothing is left: one of them claims", nothing_is_left },
+    { "left where the released record was", no_other_slot },
     { "between the pieces of a long response", between_the_pieces },
     { "what was left may go early", evicted },
     unit_cases_end
