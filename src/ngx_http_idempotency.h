@@ -121,7 +121,8 @@ typedef struct {
      * captured; the response is too large to be kept; a part of it does not
      * pass our filters; two words of X-Accel-Idempotency; a content handler
      * was there; one before the last may have executed the request; one that
-     * is no upstream, for which the next one answers, may have.
+     * is no upstream, for which the next one answers, may have; the last one
+     * is behind an error_page.
      */
 
     unsigned                           answered:1;
@@ -136,6 +137,7 @@ typedef struct {
     unsigned                           handled:1;
     unsigned                           doubt:1;
     unsigned                           delegated:1;
+    unsigned                           error_page:1;
 } ngx_http_idempotency_capture_t;
 
 

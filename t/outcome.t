@@ -327,16 +327,17 @@ location @return { return 200; }
 location /file { error_page 502 429 = /sorry; proxy_pass http://$http_x_to; }
 location = /sorry { root html; }
 location /first { content_by_lua_block { ngx.exec("/then", ngx.var.args) } }
+location /exec { error_page 502 = /first?status=403; proxy_pass http://$http_x_to; }
 location /then { error_page 418 /; proxy_pass http://backend; }
 --- request eval
 twice('POST /dead?lua=200', 'POST /dead?lua=429', 'POST /?lua=202&status=429', 'POST /?lua=429&close=1',
-      'POST /page?dead', 'POST /file?dead', 'POST /page?status=429', 'POST /first?status=403', 'POST /first?close=1')
+      'POST /page?dead', 'POST /file?dead', 'POST /page?status=429', 'POST /first?status=403', 'POST /first?close=1', 'POST /exec')
 --- more_headers eval
 my ($dead, $alive) = map "X-To: $_", $ENV{TEST_NGINX_DEAD}, 'backend';
-[($dead) x 4, ($alive) x 4, ($dead) x 4, ($alive) x 6]
---- error_code: 200 200 429 429 202 202 429 429 200 200 200 200 200 200 403 403 502 502
---- idempotency_status: NEW REPLAYED NEW NEW NEW REPLAYED NEW REPLAYED NEW NEW NEW NEW NEW NEW NEW NEW NEW REPLAYED
---- executions: 7
+[($dead) x 4, ($alive) x 4, ($dead) x 4, ($alive) x 6, ($dead) x 2]
+--- error_code: 200 200 429 429 202 202 429 429 200 200 200 200 200 200 403 403 502 502 403 403
+--- idempotency_status: NEW REPLAYED NEW NEW NEW REPLAYED NEW REPLAYED NEW NEW NEW NEW NEW NEW NEW NEW NEW REPLAYED NEW NEW
+--- executions: 9
 
 === TEST 23: idempotency_max_response 0 keeps tokens only, and no header of a response without a body
 --- config

@@ -1203,7 +1203,9 @@ ngx_http_idempotency_sent_on(ngx_http_request_t *r,
 {
     if (ctx->capture.handled) {
 
-        if (r->upstream == ctx->capture.upstream && !r->error_page) {
+        if (r->upstream == ctx->capture.upstream
+            && r->error_page == ctx->capture.error_page)
+        {
             ctx->capture.delegated = 1;
 
         } else {
@@ -1212,6 +1214,7 @@ ngx_http_idempotency_sent_on(ngx_http_request_t *r,
     }
 
     ctx->capture.handled = 1;
+    ctx->capture.error_page = r->error_page;
     ctx->capture.upstream = r->upstream;
     ctx->capture.attempts = r->upstream_states ? r->upstream_states->nelts : 0;
 }
