@@ -771,6 +771,11 @@ tls_start(ngx_idempotency_redis_conn_t *conn)
         goto failed;
     }
 
+    /* bytes that wait are elsewhere in memory when more follow them */
+
+    (void) SSL_set_mode(c->ssl->connection,
+                        SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+
     /* addresses are checked without SNI, which knows names only */
 
     if (host.len) {

@@ -800,6 +800,11 @@ pipeline_give(ngx_idempotency_redis_conn_t *conn,
     call->handler(call);
 
     pipeline_disarm(conn);
+
+    /* there is room for calls that wait: a worker that exits hears of no other
+       event */
+
+    pipeline_ready(conn);
 }
 
 
