@@ -199,8 +199,9 @@ in_some_window('512k', sub {
 
     is_deeply(\@executed, \@taken,
               'round after round, all that is taken is executed');
-    is(scalar(grep { $_ >= $taken[0] } @taken), 6,
-       '... each time as many as at first') or diag("@taken");
+    # one that ends late leaves a hole
+    is(scalar(grep { $_ >= $taken[0] - 2 } @taken), 6,
+       '... each time nearly as many as at first') or diag("@taken");
     return 1;
 });
 
