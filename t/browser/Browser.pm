@@ -312,8 +312,15 @@ sub javascript {
 sub phone {
     my ($self, $on) = @_;
 
-    return $self->call('Emulation.clearDeviceMetricsOverride') if !$on;
+    # a click before the page is wide again would go where the button was
 
+    if (!$on) {
+        $self->call('Emulation.clearDeviceMetricsOverride');
+        $self->wait_for("innerWidth === $self->{wide}", 'wide page');
+        return;
+    }
+
+    $self->{wide} = $self->js('innerWidth');
     $self->call('Emulation.setDeviceMetricsOverride', width => 360, height => 640,
                 deviceScaleFactor => 2, mobile => JSON::PP::true);
 }
