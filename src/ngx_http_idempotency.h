@@ -120,9 +120,9 @@ typedef struct {
      * trailers may follow; gRPC trailers must follow; the last byte was
      * captured; the response is too large to be kept; a part of it does not
      * pass our filters; two words of X-Accel-Idempotency; a content handler
-     * was there; one before the last may have executed the request; one that
-     * is no upstream, for which the next one answers, may have; the last one
-     * is behind an error_page.
+     * was there; an earlier one may have executed the request and did not
+     * answer; an earlier one that is no upstream handed the request on, so the
+     * next one answers for both; the last one came behind an error_page.
      */
 
     unsigned                           answered:1;

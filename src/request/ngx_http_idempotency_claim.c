@@ -1234,7 +1234,7 @@ outcome_attempt(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     u = ngx_http_idempotency_upstream(r, ctx);
     facts = outcome_upstream(r, ctx);
 
-    /* what is no upstream has left none, nor has HTTP/0.9 */
+    /* there is no status without an upstream, or if it speaks HTTP/0.9 */
 
     status = u ? u->headers_in.status_n : 0;
 

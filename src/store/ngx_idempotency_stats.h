@@ -27,7 +27,7 @@
 
 #define NGX_IDEMPOTENCY_STATS_BOUNDS   13
 
-/* an hour's trend: from one minute to the sixtieth behind it */
+/* the trend of an hour compares a minute with the sixtieth behind it */
 
 #define NGX_IDEMPOTENCY_STATS_MINUTES  61
 

@@ -243,7 +243,8 @@ typedef struct {
     /* in the master: the new configuration does not name the zone any more */
     ngx_idempotency_tier_t       *(*unnamed)(ngx_conf_t *cf,
                                        ngx_idempotency_tier_t *old);
-    /* NULL, or: a process that is no worker must keep no store in use */
+    /* may be NULL; closes what a process that is no worker has inherited, as
+       it would keep the store in use */
     void                          (*disown)(ngx_idempotency_tier_t *tier);
     ngx_int_t                     (*init_process)(ngx_idempotency_tier_t *tier,
                                        ngx_cycle_t *cycle);

@@ -942,7 +942,7 @@ ngx_idempotency_stats_space(ngx_idempotency_stats_t *stats, ngx_uint_t pfree,
 }
 
 
-/* what grew since the last minute noted grew then: nothing does in silence */
+/* each minute since the last note has this figure */
 
 static void
 stats_note(ngx_idempotency_stats_t *stats, ngx_uint_t used, uint32_t at)
