@@ -351,8 +351,7 @@ steps_of(large_t *large, size_t size, ngx_uint_t downwards)
  * megabytes no byte takes more.
  */
 
-static void
-steps_and_memory_are_bounded(void)
+unit_case("steps and memory are bounded")
 {
     uint64_t    one, four;
     ngx_uint_t  i, downwards;
@@ -379,8 +378,7 @@ steps_and_memory_are_bounded(void)
 
 /* with each number of allocations: all or nothing, and the same in the end */
 
-static void
-memory_runs_out(void)
+unit_case("memory runs out")
 {
     u_char       out[NGX_IDEMPOTENCY_DIGEST_LEN],
                  wanted[NGX_IDEMPOTENCY_DIGEST_LEN];
@@ -427,8 +425,7 @@ memory_runs_out(void)
 }
 
 
-static void
-memory_runs_out_for_a_field(void)
+unit_case("memory runs out for a field")
 {
     void                      *m;
     ngx_int_t                  rc, n;
@@ -491,8 +488,7 @@ memory_runs_out_for_a_field(void)
 
 /* what was needed on the way is gone when there is a digest, or none */
 
-static void
-scratch_is_freed(void)
+unit_case("scratch is freed")
 {
     size_t                     before;
     ngx_int_t                  rc;
@@ -567,8 +563,7 @@ scratch_is_freed(void)
 
 /* a value that comes in many pieces takes no more than twice its size */
 
-static void
-a_long_value_grows(void)
+unit_case("a long value grows")
 {
     size_t                     i;
     u_char                     c;
@@ -616,8 +611,7 @@ a_long_value_grows(void)
 
 /* what is common takes no memory for each element */
 
-static void
-memory_is_for_the_body_as_a_whole(void)
+unit_case("memory is for the body as a whole")
 {
     u_char       out[NGX_IDEMPOTENCY_DIGEST_LEN];
     ngx_str_t    body;
@@ -672,8 +666,7 @@ memory_is_for_the_body_as_a_whole(void)
 
 /* against the simplest sort there is */
 
-static void
-sorting_is_stable(void)
+unit_case("sorting is stable")
 {
     u_char                   letters[1204];
     uint64_t                 seed;
@@ -731,8 +724,7 @@ sorting_is_stable(void)
 }
 
 
-static void
-nothing_too_large(void)
+unit_case("nothing too large")
 {
     u_char                     c;
     ngx_idempotency_canon_t    canon;
@@ -753,10 +745,7 @@ nothing_too_large(void)
 }
 
 
-/* bytes that happen to be what an encoding is digested as */
-
-static void
-bytes_are_no_encoding(void)
+unit_case("bytes are no encoding")
 {
     u_char                     raw[NGX_IDEMPOTENCY_DIGEST_LEN],
                                out[NGX_IDEMPOTENCY_DIGEST_LEN];
@@ -776,25 +765,4 @@ bytes_are_no_encoding(void)
     ngx_idempotency_digest_bytes(&d, (u_char *) "J#\0011", 4);
     ngx_idempotency_digest_final(&d, raw);
     check(ngx_memcmp(raw, out, sizeof(raw)) != 0);
-}
-
-
-int
-main(void)
-{
-    static unit_case_t  cases[] = {
-        { "steps and memory are bounded", steps_and_memory_are_bounded },
-        { "memory runs out", memory_runs_out },
-        { "memory runs out for a field", memory_runs_out_for_a_field },
-        { "scratch is freed", scratch_is_freed },
-        { "a long value grows", a_long_value_grows },
-        { "memory is for the body as a whole",
-          memory_is_for_the_body_as_a_whole },
-        { "sorting is stable", sorting_is_stable },
-        { "nothing too large", nothing_too_large },
-        { "bytes are no encoding", bytes_are_no_encoding },
-        unit_cases_end
-    };
-
-    return unit_run(cases);
 }

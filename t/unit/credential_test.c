@@ -227,15 +227,13 @@ told(char **names, ngx_uint_t wanted)
 }
 
 
-static void
-test_credentials(void)
+unit_case("what counts as a credential")
 {
     told(credentials, 1);
 }
 
 
-static void
-test_others(void)
+unit_case("... and what doesn't")
 {
     told(others, 0);
 }
@@ -243,8 +241,7 @@ test_others(void)
 
 /* any bytes, of any length: nothing is read behind them */
 
-static void
-test_any(void)
+unit_case("a name of any bytes")
 {
     u_char      *p;
     ngx_uint_t   i, n, len, found[2];
@@ -269,18 +266,10 @@ test_any(void)
 }
 
 
-static unit_case_t  cases[] = {
-    { "what counts as a credential", test_credentials },
-    { "... and what doesn't", test_others },
-    { "a name of any bytes", test_any },
-    unit_cases_end
-};
-
-
 int
 main(void)
 {
     ngx_http_idempotency_credentials_init();
 
-    return unit_run(cases);
+    return unit_run();
 }

@@ -100,8 +100,7 @@ told(char *text)
 }
 
 
-static void
-on_disk(void)
+unit_case("what is on disk in each mode, and what if it isn't")
 {
     ngx_uint_t              i;
     ngx_idempotency_item_t  item;
@@ -164,8 +163,7 @@ on_disk(void)
 /* responses stop first, then claims; outcomes of what is claimed are the last;
    all come back when something has ended */
 
-static void
-max_size(void)
+unit_case("max_size: responses stop first")
 {
     ngx_uint_t              i, k;
     ngx_idempotency_item_t  item;
@@ -236,8 +234,7 @@ max_size(void)
 
 /* a file that may not grow is like a disk that is full */
 
-static void
-no_space(void)
+unit_case("no space, and space again")
 {
     ngx_uint_t              i, round;
     struct rlimit           limit, old;
@@ -296,8 +293,7 @@ no_space(void)
 
 /* a real one, where the test may have it */
 
-static void
-full_disk(void)
+unit_case("a full disk")
 {
     int                     fd;
     char                    dir[200], path[220];
@@ -357,8 +353,7 @@ full_disk(void)
 }
 
 
-static void
-another_program(void)
+unit_case("another program has it locked")
 {
     sqlite3                 *other;
     ngx_idempotency_item_t   items[2];
@@ -400,8 +395,7 @@ another_program(void)
 }
 
 
-static void
-read_only(void)
+unit_case("read-only; what others put into it")
 {
     begin(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
     check_equal(put(1, 100), NGX_IDEMPOTENCY_OK);
@@ -430,8 +424,7 @@ read_only(void)
 /* nothing that somebody put into the file is run, and no file is shared with
    another program */
 
-static void
-of_others(void)
+unit_case("what others put into the file")
 {
     sqlite3     *other;
     ngx_uint_t   i;
@@ -480,8 +473,7 @@ of_others(void)
 }
 
 
-static void
-gone(void)
+unit_case("gone, replaced, and back")
 {
     char                   path[200], away[200];
     ngx_uint_t             i;
@@ -533,8 +525,7 @@ gone(void)
 }
 
 
-static void
-truncated(void)
+unit_case("truncated")
 {
     off_t       size;
     ngx_uint_t  i, k;
@@ -592,8 +583,7 @@ truncated(void)
 }
 
 
-static void
-not_ours(void)
+unit_case("another's file, another version")
 {
     int       fd;
     sqlite3  *other;
@@ -672,8 +662,7 @@ damaged(ngx_uint_t *answers)
 }
 
 
-static void
-pages(void)
+unit_case("each page damaged")
 {
     int          fd;
     off_t        size, page;
@@ -746,8 +735,7 @@ pages(void)
 
 /* one bit of a response or of a column: that one is not told, all others are */
 
-static void
-one_bit(void)
+unit_case("one record damaged")
 {
     sqlite3                 *other;
     ngx_idempotency_item_t   items[2];
@@ -822,8 +810,7 @@ highest(void)
 /* numbers that no nginx writes, with a sum that is right: a record of no use,
    and nothing that lasts */
 
-static void
-no_numbers(void)
+unit_case("numbers that are none")
 {
     ngx_uint_t              i, k;
     ngx_idempotency_item_t  item;
@@ -880,8 +867,7 @@ no_numbers(void)
 
 /* ... does not keep others from being tidied */
 
-static void
-both(void)
+unit_case("a token that is a claim and a record")
 {
     ngx_idempotency_item_t  item;
 
@@ -906,30 +892,4 @@ both(void)
     check_equal(file_has(3), 1);
 
     file_remove();
-}
-
-
-static unit_case_t  cases[] = {
-    { "what is on disk in each mode, and what if it isn't", on_disk },
-    { "max_size: responses stop first", max_size },
-    { "no space, and space again", no_space },
-    { "a full disk", full_disk },
-    { "another program has it locked", another_program },
-    { "read-only; what others put into it", read_only },
-    { "what others put into the file", of_others },
-    { "gone, replaced, and back", gone },
-    { "truncated", truncated },
-    { "another's file, another version", not_ours },
-    { "each page damaged", pages },
-    { "one record damaged", one_bit },
-    { "numbers that are none", no_numbers },
-    { "a token that is a claim and a record", both },
-    unit_cases_end
-};
-
-
-int
-main(void)
-{
-    return unit_run(cases);
 }

@@ -76,8 +76,7 @@ outcome(ngx_uint_t token)
 }
 
 
-static void
-quiet_times(void)
+unit_case("quiet times")
 {
     off_t                   most;
     ngx_uint_t              i, steps;
@@ -152,8 +151,7 @@ quiet_times(void)
 
 /* with windows of a day, a file is never twice as large as what it has to have */
 
-static void
-a_week(void)
+unit_case("a week")
 {
     off_t                   live, size;
     ngx_uint_t              hour, i, n;
@@ -203,8 +201,7 @@ a_week(void)
 }
 
 
-static void
-starts(void)
+unit_case("instances, and the file's time")
 {
     ngx_idempotency_mark_t  mark;
     ngx_idempotency_item_t  item;
@@ -346,8 +343,7 @@ race(void *data)
 }
 
 
-static void
-two_at_once(void)
+unit_case("two processes, one file")
 {
     ngx_uint_t   i, wrong, *claimed;
     ngx_pid_t    pid[2];
@@ -397,8 +393,7 @@ claims_until_killed(void *data)
 }
 
 
-static void
-interrupted(void)
+unit_case("killed at any time")
 {
     int            status;
     ngx_pid_t      pid;
@@ -440,8 +435,7 @@ interrupted(void)
 
 /* who opens it reads it without a lock, so what he reads may be old by then */
 
-static void
-opened_beside_a_commit(void)
+unit_case("opened beside a commit")
 {
     ngx_idempotency_mark_t  mark;
 
@@ -461,22 +455,4 @@ opened_beside_a_commit(void)
 
     file.conf.mark = NULL;
     file_remove();
-}
-
-
-static unit_case_t  cases[] = {
-    { "quiet times", quiet_times },
-    { "a week", a_week },
-    { "instances, and the file's time", starts },
-    { "two processes, one file", two_at_once },
-    { "opened beside a commit", opened_beside_a_commit },
-    { "killed at any time", interrupted },
-    unit_cases_end
-};
-
-
-int
-main(void)
-{
-    return unit_run(cases);
 }

@@ -98,8 +98,7 @@ fence_of(ngx_uint_t token)
 }
 
 
-static void
-ask_absent(void)
+unit_case("ASK for what is absent")
 {
     ngx_idempotency_item_t  item;
 
@@ -130,8 +129,7 @@ ask_absent(void)
 }
 
 
-static void
-ask_own_pending(void)
+unit_case("ASK for what its own instance has pending")
 {
     ngx_idempotency_item_t  item;
 
@@ -162,8 +160,7 @@ ask_own_pending(void)
 }
 
 
-static void
-ask_pending_elsewhere(void)
+unit_case("ASK for what is pending elsewhere")
 {
     ngx_idempotency_item_t  item;
 
@@ -208,8 +205,7 @@ ask_pending_elsewhere(void)
 }
 
 
-static void
-ask_in_doubt(void)
+unit_case("ASK for what is in doubt")
 {
     ngx_uint_t              i;
     ngx_idempotency_item_t  item;
@@ -288,8 +284,7 @@ ask_in_doubt(void)
 }
 
 
-static void
-ask_what_is_done(void)
+unit_case("ASK for what is done")
 {
     ngx_idempotency_item_t  item;
 
@@ -325,8 +320,7 @@ ask_what_is_done(void)
 }
 
 
-static void
-put_what_is_newer(void)
+unit_case("PUT of what is newer")
 {
     ngx_uint_t              i;
     ngx_idempotency_item_t  item;
@@ -441,8 +435,7 @@ put_what_is_newer(void)
 }
 
 
-static void
-release_and_forget(void)
+unit_case("RELEASE and FORGET")
 {
     ngx_idempotency_item_t  item;
 
@@ -516,8 +509,7 @@ release_and_forget(void)
 }
 
 
-static void
-what_is_over(void)
+unit_case("what is over goes, in steps")
 {
     ngx_uint_t              i, left;
     ngx_idempotency_item_t  item;
@@ -570,8 +562,7 @@ what_is_over(void)
 }
 
 
-static void
-numbers_and_sizes(void)
+unit_case("numbers of 64 bits, responses of any size")
 {
     size_t                  size;
     ngx_uint_t              i;
@@ -638,8 +629,7 @@ numbers_and_sizes(void)
 }
 
 
-static void
-all_tokens(void)
+unit_case("all tokens, in pages")
 {
     u_char                   tokens[7][NGX_IDEMPOTENCY_DIGEST_LEN];
     u_char                   last[NGX_IDEMPOTENCY_DIGEST_LEN];
@@ -691,8 +681,7 @@ all_tokens(void)
 }
 
 
-static void
-begun_and_denied(void)
+unit_case("what is denied is not written")
 {
     ngx_idempotency_item_t  item;
 
@@ -709,27 +698,4 @@ begun_and_denied(void)
     check_equal(file_do(&item), NGX_IDEMPOTENCY_CLAIMED);
 
     file_remove();
-}
-
-
-static unit_case_t  cases[] = {
-    { "ASK for what is absent", ask_absent },
-    { "ASK for what its own instance has pending", ask_own_pending },
-    { "ASK for what is pending elsewhere", ask_pending_elsewhere },
-    { "ASK for what is in doubt", ask_in_doubt },
-    { "ASK for what is done", ask_what_is_done },
-    { "PUT of what is newer", put_what_is_newer },
-    { "RELEASE and FORGET", release_and_forget },
-    { "what is over goes, in steps", what_is_over },
-    { "numbers of 64 bits, responses of any size", numbers_and_sizes },
-    { "all tokens, in pages", all_tokens },
-    { "what is denied is not written", begun_and_denied },
-    unit_cases_end
-};
-
-
-int
-main(void)
-{
-    return unit_run(cases);
 }

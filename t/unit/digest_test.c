@@ -60,8 +60,7 @@ copy(text_t *text)
 }
 
 
-static void
-encodings_match(void)
+unit_case("encodings match an independent implementation")
 {
     u_char                         out[NGX_IDEMPOTENCY_DIGEST_LEN];
     ngx_str_t                      s;
@@ -97,8 +96,7 @@ encodings_match(void)
 }
 
 
-static void
-pieces_do_not_count(void)
+unit_case("a digest does not depend on pieces")
 {
     size_t                     i;
     u_char                     data[300], one[NGX_IDEMPOTENCY_DIGEST_LEN],
@@ -126,8 +124,7 @@ pieces_do_not_count(void)
 
 /* every way to cut a text into two fields gives a digest of its own */
 
-static void
-fields_are_unambiguous(void)
+unit_case("fields and kinds are unambiguous")
 {
     u_char                     out[12][NGX_IDEMPOTENCY_DIGEST_LEN];
     ngx_str_t                  a, b;
@@ -173,8 +170,7 @@ fields_are_unambiguous(void)
 }
 
 
-static void
-media_types_match(void)
+unit_case("media types: case, charset, parameters, quoting")
 {
     u_char                     out[NGX_IDEMPOTENCY_DIGEST_LEN];
     ngx_str_t                  s;
@@ -200,8 +196,7 @@ media_types_match(void)
 
 /* a body never passes for a part of the media type before it */
 
-static void
-media_type_ends_before_body(void)
+unit_case("a media type ends where the body begins")
 {
     size_t                     n;
     u_char                     whole[NGX_IDEMPOTENCY_DIGEST_LEN],
@@ -243,8 +238,7 @@ media_type_ends_before_body(void)
 
 /* and any other counts */
 
-static void
-a_parameter_may_not_count(void)
+unit_case("a parameter may not count")
 {
     u_char                     out[3][NGX_IDEMPOTENCY_DIGEST_LEN];
     ngx_str_t                  s;
@@ -278,22 +272,4 @@ a_parameter_may_not_count(void)
                     rows[i].same);
         check(ngx_memcmp(out[0], out[2], sizeof(out[0])) != 0);
     }
-}
-
-
-static unit_case_t  cases[] = {
-    { "encodings match an independent implementation", encodings_match },
-    { "a digest does not depend on pieces", pieces_do_not_count },
-    { "fields and kinds are unambiguous", fields_are_unambiguous },
-    { "media types: case, charset, parameters, quoting", media_types_match },
-    { "a media type ends where the body begins", media_type_ends_before_body },
-    { "a parameter may not count", a_parameter_may_not_count },
-    unit_cases_end
-};
-
-
-int
-main(void)
-{
-    return unit_run(cases);
 }

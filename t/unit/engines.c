@@ -1,11 +1,16 @@
 
 /*
- * The engines, and what each needs: timers whose time comes while no clock
- * moves, threads that are functions, answers that get lost by a seed.
+ * Cases run on each engine that can live in a unit test: shared memory; the one
+ * that answers late; a file behind shared memory, with each mode, and with
+ * another nginx that has it, too, while memory keeps nothing it need not.
+ * UNIT_ENGINE=NAME: on that one alone.
+ *
+ * Each has what it needs: timers whose time comes while no clock moves, threads
+ * that are functions, answers that get lost by a seed.
  */
 
 
-#include "engines.h"
+#include "zone.h"
 #include "workers_double.h"
 
 #include "store/file/ngx_idempotency_owners.h"
@@ -43,7 +48,7 @@ extern const ngx_idempotency_engine_t  ngx_idempotency_late_engine;
 #define ENGINES_WORKER  126
 
 
-static const engine_case_t   *engines_cases[ENGINES_RUNS];
+static const unit_case_t     *engines_cases[ENGINES_RUNS];
 static const zone_engine_t   *engines_of[ENGINES_RUNS];
 static ngx_uint_t             engines_n;
 
@@ -613,7 +618,7 @@ static const zone_engine_t  *engines[] = {
 
 
 int
-engines_run(engine_case_t *cases)
+main(void)
 {
     char                 *only, *name;
     size_t                len;
@@ -629,25 +634,25 @@ engines_run(engine_case_t *cases)
             continue;
         }
 
-        for (n = 0; cases[n].name && runs < ENGINES_RUNS; n++) {
+        for (n = 0; unit_cases[n].name && runs < ENGINES_RUNS; n++) {
 
-            if ((engines[i]->is & cases[n].takes) != cases[n].takes) {
+            if ((engines[i]->is & unit_cases[n].takes) != unit_cases[n].takes) {
                 continue;
             }
 
-            len = strlen(engines[i]->name) + strlen(cases[n].name) + 3;
+            len = strlen(engines[i]->name) + strlen(unit_cases[n].name) + 3;
             name = malloc(len);
-            snprintf(name, len, "%s: %s", engines[i]->name, cases[n].name);
+            snprintf(name, len, "%s: %s", engines[i]->name, unit_cases[n].name);
 
             all[runs].name = name;
             all[runs].run = engines_case;
 
-            engines_cases[runs] = &cases[n];
+            engines_cases[runs] = &unit_cases[n];
             engines_of[runs++] = engines[i];
         }
     }
 
-    return unit_run(all);
+    return unit_run_these(all);
 }
 
 

@@ -82,8 +82,7 @@ parse(char *lua)
 }
 
 
-static void
-a_layout(void)
+unit_case("what the scripts say of a record")
 {
     u_char      *text;
     ngx_str_t   *lua;
@@ -201,8 +200,7 @@ an_item(ngx_idempotency_item_t *item)
 }
 
 
-static void
-written(void)
+unit_case("a head as it is written")
 {
     u_char                        *head, key[128];
     ngx_uint_t                     i;
@@ -293,8 +291,7 @@ answered(ngx_idempotency_item_t *item, ngx_str_t *record, char *there,
 }
 
 
-static void
-found(void)
+unit_case("a record as it is read")
 {
     u_char                  *p, bytes[NGX_IDEMPOTENCY_REDIS_HEAD + 3];
     ngx_uint_t               i;
@@ -380,19 +377,4 @@ found(void)
 
     bytes[field("state")->at] = 'F';
     check_equal(answered(&item, &record, "0", 0), NGX_DECLINED);
-}
-
-
-static unit_case_t  cases[] = {
-    { "what the scripts say of a record", a_layout },
-    { "a head as it is written", written },
-    { "a record as it is read", found },
-    unit_cases_end
-};
-
-
-int
-main(void)
-{
-    return unit_run(cases);
 }

@@ -40,8 +40,7 @@ forget(ngx_uint_t token, ngx_msec_t now)
 
 /* an old key opens nothing, and is answered as long as it is bound */
 
-static void
-old_keys(void)
+unit_case("an old key opens nothing")
 {
     op_t  op, other;
 
@@ -117,8 +116,7 @@ old_keys(void)
 
 /* bound until the later of two ends, to the millisecond */
 
-static void
-the_later_end(void)
+unit_case("bound until the later end")
 {
     op_t        op;
     ngx_uint_t  i;
@@ -166,8 +164,7 @@ the_later_end(void)
  * others; and nothing is freed before its time.
  */
 
-static void
-nothing_early_nothing_kept(void)
+unit_case("nothing is freed early, or kept by another")
 {
     op_t        op;
     ngx_uint_t  i;
@@ -204,8 +201,7 @@ nothing_early_nothing_kept(void)
 
 /* taken over, it has the end of who took it over; in doubt, its own */
 
-static void
-ends_of_a_doubt(void)
+unit_case("the ends of a doubt")
 {
     op_t  op, other;
 
@@ -254,21 +250,4 @@ ends_of_a_doubt(void)
 
     forget(1, 2200);
     close_empty();
-}
-
-
-static unit_case_t  cases[] = {
-    { "an old key opens nothing", old_keys },
-    { "bound until the later end", the_later_end },
-    { "nothing is freed early, or kept by another",
-      nothing_early_nothing_kept },
-    { "the ends of a doubt", ends_of_a_doubt },
-    unit_cases_end
-};
-
-
-int
-main(void)
-{
-    return unit_run(cases);
 }

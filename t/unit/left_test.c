@@ -103,8 +103,7 @@ close_later(ngx_msec_t now)
 }
 
 
-static void
-all_who_wait_get_it(void)
+unit_case("all who wait get what is left to them")
 {
     op_t        op, fresh;
     ngx_uint_t  i, n;
@@ -149,8 +148,7 @@ all_who_wait_get_it(void)
 
 /* without anybody who waits, without a response, or without memory */
 
-static void
-nothing_is_left(void)
+unit_case("nothing is left: one of them claims")
 {
     op_t        op;
     ngx_uint_t  i;
@@ -208,8 +206,7 @@ nothing_is_left(void)
 
 /* the released record's own slot is enough */
 
-static void
-no_other_slot(void)
+unit_case("left where the released record was")
 {
     void        *slots[64];
     op_t         op;
@@ -273,8 +270,7 @@ expire_left(zone_t *z)
 }
 
 
-static void
-between_the_pieces(void)
+unit_case("between the pieces of a long response")
 {
     op_t  op;
 
@@ -317,8 +313,7 @@ between_the_pieces(void)
 
 /* what went early, for want of memory, serves nobody */
 
-static void
-evicted(void)
+unit_case("what was left may go early")
 {
     op_t  op;
 
@@ -342,21 +337,4 @@ evicted(void)
     forget(1, 100);
     forget(2, 100);
     close_later(100);
-}
-
-
-static unit_case_t  cases[] = {
-    { "all who wait get what is left to them", all_who_wait_get_it },
-    { "nothing is left: one of them claims", nothing_is_left },
-    { "left where the released record was", no_other_slot },
-    { "between the pieces of a long response", between_the_pieces },
-    { "what was left may go early", evicted },
-    unit_cases_end
-};
-
-
-int
-main(void)
-{
-    return unit_run(cases);
 }

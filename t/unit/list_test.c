@@ -109,8 +109,7 @@ ask(ngx_idempotency_list_t *list, ngx_uint_t n, ngx_msec_t now)
 
 /* whatever the number asked for, each is told once, and then all is told */
 
-static void
-each_once(void)
+unit_case("each is listed once, in answers of any size")
 {
     uint64_t                last;
     ngx_uint_t              i, n, steps;
@@ -165,8 +164,7 @@ each_once(void)
 }
 
 
-static void
-what_is_told(void)
+unit_case("what is told of each")
 {
     op_t                       op;
     uint64_t                   before;
@@ -241,8 +239,7 @@ what_is_told(void)
 
 /* what has ended is not told; nor is what a release left to those who wait */
 
-static void
-not_what_is_over(void)
+unit_case("what is over is not listed")
 {
     op_t                    op, other;
     ngx_uint_t              i;
@@ -287,8 +284,7 @@ not_what_is_over(void)
 
 /* one window is as long as what a release leaves stays */
 
-static void
-in_any_window(void)
+unit_case("those of any window")
 {
     ngx_idempotency_list_t  list;
 
@@ -310,8 +306,7 @@ in_any_window(void)
 
 /* those that stay are told once, whatever comes and goes before and behind */
 
-static void
-others_come_and_go(void)
+unit_case("others come and go meanwhile")
 {
     uint64_t                state;
     ngx_uint_t              i, n, round;
@@ -361,8 +356,7 @@ others_come_and_go(void)
 
 /* tokens that begin alike are in an order, too */
 
-static void
-equal_first_bytes(void)
+unit_case("tokens with equal first bytes")
 {
     op_t                    op;
     ngx_uint_t              i;
@@ -394,8 +388,7 @@ equal_first_bytes(void)
 
 /* much that is empty takes more than one answer */
 
-static void
-a_large_empty_zone(void)
+unit_case("a large zone that is empty")
 {
     ngx_uint_t              n;
     ngx_idempotency_list_t  list;
@@ -426,23 +419,4 @@ a_large_empty_zone(void)
     check_equal(seen[1], 1);
 
     close_zone();
-}
-
-
-static unit_case_t  cases[] = {
-    { "each is listed once, in answers of any size", each_once },
-    { "what is told of each", what_is_told },
-    { "what is over is not listed", not_what_is_over },
-        { "those of any window", in_any_window },
-    { "others come and go meanwhile", others_come_and_go },
-    { "tokens with equal first bytes", equal_first_bytes },
-    { "a large zone that is empty", a_large_empty_zone },
-    unit_cases_end
-};
-
-
-int
-main(void)
-{
-    return unit_run(cases);
 }

@@ -136,8 +136,7 @@ answer(ngx_idempotency_result_e result, ngx_idempotency_outcome_e outcome)
 }
 
 
-static void
-found(void)
+unit_case("what is there is found")
 {
     ngx_idempotency_find_t   find;
     ngx_idempotency_item_t  *item;
@@ -179,8 +178,7 @@ found(void)
 }
 
 
-static void
-not_found(void)
+unit_case("what is not, or can't be told, or changes")
 {
     ngx_idempotency_find_t  find;
 
@@ -222,8 +220,7 @@ not_found(void)
 }
 
 
-static void
-cancelled(void)
+unit_case("nobody wants to know any more")
 {
     ngx_idempotency_find_t  find, other;
     ngx_idempotency_list_t  list;
@@ -268,8 +265,7 @@ cancelled(void)
 }
 
 
-static void
-forgotten(void)
+unit_case("forgotten there, too")
 {
     ngx_idempotency_item_t    *item;
     ngx_idempotency_forget_t   forget;
@@ -318,8 +314,7 @@ round_ends(void)
 }
 
 
-static void
-forgotten_behind(void)
+unit_case("forgotten there, and then said so")
 {
     uint64_t                     key;
     ngx_idempotency_item_t      *item;
@@ -403,8 +398,7 @@ forgotten_behind(void)
 /* its response needs room, and makes it of others than the record itself, however
    long nobody has wanted that; where there is none, it is what it was */
 
-static void
-room_for_itself(void)
+unit_case("room for itself")
 {
     ngx_idempotency_find_t    find;
     ngx_idempotency_item_t   *item;
@@ -448,8 +442,7 @@ room_for_itself(void)
 /* a doubt that memory alone guards now, and that is taken over, makes room of
    others than itself */
 
-static void
-room_for_a_doubt(void)
+unit_case("room for a doubt that is taken over")
 {
     ngx_idempotency_claim_t     claim;
     ngx_idempotency_complete_t  complete;
@@ -496,8 +489,7 @@ room_for_a_doubt(void)
 /* another nginx may have made what stands behind forget it: for a minute the copy
    that is here is as good */
 
-static void
-forgotten_elsewhere(void)
+unit_case("forgotten by another nginx")
 {
     ngx_idempotency_find_t   find;
     ngx_idempotency_claim_t  claim;
@@ -577,8 +569,7 @@ look_again(void)
 
 /* an answer that nobody was woken for is looked for all the same */
 
-static void
-overslept(void)
+unit_case("a wake-up that was lost")
 {
     ngx_idempotency_find_t    find;
     ngx_idempotency_batch_t  *batch;
@@ -606,8 +597,7 @@ overslept(void)
 
 /* ... and so is the end of a release, whether or not it was looked for before */
 
-static void
-overslept_behind(void)
+unit_case("a wake-up that was lost, behind a release")
 {
     ngx_idempotency_find_t    find;
     ngx_idempotency_batch_t  *batch;
@@ -648,8 +638,7 @@ overslept_behind(void)
 }
 
 
-static void
-listed(void)
+unit_case("a list, page by page")
 {
     ngx_idempotency_list_t     list;
     ngx_idempotency_listed_t   rows[10];
@@ -727,8 +716,7 @@ listed(void)
 
 /* what a stranger's claim here leaves as it is */
 
-static void
-counts_nothing(void)
+unit_case("a look counts as nothing")
 {
     ngx_idempotency_find_t     find;
     ngx_idempotency_figures_t  figures;
@@ -755,27 +743,4 @@ counts_nothing(void)
     check_equal(figures.counters.races, 0);
 
     close_zone();
-}
-
-
-int
-main(void)
-{
-    static unit_case_t  cases[] = {
-        { "what is there is found", found },
-        { "what is not, or can't be told, or changes", not_found },
-        { "nobody wants to know any more", cancelled },
-        { "forgotten there, too", forgotten },
-        { "forgotten there, and then said so", forgotten_behind },
-        { "room for itself", room_for_itself },
-        { "room for a doubt that is taken over", room_for_a_doubt },
-        { "forgotten by another nginx", forgotten_elsewhere },
-        { "a wake-up that was lost", overslept },
-        { "a wake-up that was lost, behind a release", overslept_behind },
-        { "a list, page by page", listed },
-        { "a look counts as nothing", counts_nothing },
-        unit_cases_end
-    };
-
-    return unit_run(cases);
 }

@@ -40,8 +40,7 @@ forget(ngx_uint_t token)
 
 /* tokens alone, until there is no room for one more */
 
-static void
-claims_fill_it(void)
+unit_case("claims fill a zone, and their outcomes still fit")
 {
     op_t        op;
     size_t      slot;
@@ -131,8 +130,7 @@ claims_fill_it(void)
 
 /* what is claimed can be kept: a reserve is asked for, if not set aside */
 
-static void
-reserve_must_fit(void)
+unit_case("a reserve must fit, up to an eighth of the zone")
 {
     op_t        op;
     size_t      size;
@@ -194,8 +192,7 @@ reserve_must_fit(void)
 
 /* eviction: the oldest first, no more than needed, and tokens stay bound */
 
-static void
-oldest_responses_go_first(void)
+unit_case("the oldest responses go first, their tokens stay")
 {
     op_t        op;
     size_t      size;
@@ -272,8 +269,7 @@ oldest_responses_go_first(void)
 
 /* an owner that completes may need room too */
 
-static void
-completing_evicts(void)
+unit_case("completing evicts")
 {
     op_t        op, late;
     ngx_uint_t  i;
@@ -318,10 +314,7 @@ completing_evicts(void)
 }
 
 
-/* without eviction, pressure takes nothing that is kept */
-
-static void
-nothing_kept_goes(void)
+unit_case("without eviction nothing kept goes")
 {
     op_t        op, late;
     ngx_uint_t  i, n;
@@ -376,8 +369,7 @@ nothing_kept_goes(void)
 
 /* a retry that finds no room for a new window loses nothing */
 
-static void
-retry_in_a_full_zone(void)
+unit_case("a retry in a full zone loses nothing")
 {
     op_t        op;
     ngx_uint_t  i, n;
@@ -453,8 +445,7 @@ look(zone_t *z)
 
 /* much room is made in steps, so that nobody waits long; all may change then */
 
-static void
-room_in_steps(void)
+unit_case("much room is made in steps")
 {
     op_t        op;
     ngx_uint_t  n, round;
@@ -505,8 +496,7 @@ room_in_steps(void)
 
 /* a claim that needs much room has others served while it is made */
 
-static void
-room_in_turns(void)
+unit_case("... between which others are served")
 {
     op_t        op;
     ngx_uint_t  n, turns, most;
@@ -546,8 +536,7 @@ room_in_turns(void)
 
 /* one that nobody waits for any more makes no room */
 
-static void
-room_for_nobody(void)
+unit_case("... as long as somebody wants it")
 {
     op_t        op, other, third;
     ngx_uint_t  n;
@@ -597,8 +586,7 @@ room_for_nobody(void)
 
 /* from the smallest zone that there can be on, all that fits comes back */
 
-static void
-zones_of_all_sizes(void)
+unit_case("zones of all sizes give everything back")
 {
     op_t        op;
     size_t      size;
@@ -637,8 +625,7 @@ zones_of_all_sizes(void)
 
 /* the smallest zone there can be is full as well, when it has no page left */
 
-static void
-the_smallest_zone(void)
+unit_case("the smallest zone can be full")
 {
     op_t  op, other;
 
@@ -666,10 +653,7 @@ the_smallest_zone(void)
 }
 
 
-/* as long as anything has expired nothing else goes */
-
-static void
-the_expired_go_first(void)
+unit_case("what has expired goes first")
 {
     op_t        op;
     ngx_uint_t  i;
@@ -704,29 +688,4 @@ the_expired_go_first(void)
 
     ngx_idempotency_record_expire(&zone.shm, 2000, 100);
     close_empty();
-}
-
-
-static unit_case_t  cases[] = {
-    { "claims fill a zone, and their outcomes still fit", claims_fill_it },
-    { "a reserve must fit, up to an eighth of the zone", reserve_must_fit },
-    { "the oldest responses go first, their tokens stay",
-      oldest_responses_go_first },
-    { "completing evicts", completing_evicts },
-    { "without eviction nothing kept goes", nothing_kept_goes },
-    { "a retry in a full zone loses nothing", retry_in_a_full_zone },
-    { "much room is made in steps", room_in_steps },
-    { "... between which others are served", room_in_turns },
-    { "... as long as somebody wants it", room_for_nobody },
-    { "the smallest zone can be full", the_smallest_zone },
-    { "what has expired goes first", the_expired_go_first },
-    { "zones of all sizes give everything back", zones_of_all_sizes },
-    unit_cases_end
-};
-
-
-int
-main(void)
-{
-    return unit_run(cases);
 }

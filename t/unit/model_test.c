@@ -9,7 +9,7 @@
  */
 
 
-#include "engines.h"
+#include "zone.h"
 #include "workers_double.h"
 
 
@@ -1447,38 +1447,19 @@ run(size_t size, ngx_uint_t evict, uint64_t seed, ngx_uint_t steps)
 
 /* a file takes its time */
 
-static void
-plenty_of_memory(void)
+unit_case("random operations")
 {
     run(8 * 1024 * 1024, 0, 1, zone_is(ZONE_OUTLIVES) ? 6000 : 200000);
 }
 
 
-static void
-little_memory(void)
+engine_case("random operations in a full zone", ZONE_FILLS)
 {
     run(160 * 1024, 0, 2, 200000);
 }
 
 
-static void
-little_memory_and_eviction(void)
+engine_case("random operations in a full zone that evicts", ZONE_FILLS)
 {
     run(160 * 1024, 1, 3, 200000);
-}
-
-
-static engine_case_t  cases[] = {
-    { "random operations", plenty_of_memory, 0 },
-    { "random operations in a full zone", little_memory, ZONE_FILLS },
-    { "random operations in a full zone that evicts",
-      little_memory_and_eviction, ZONE_FILLS },
-    engine_cases_end
-};
-
-
-int
-main(void)
-{
-    return engines_run(cases);
 }

@@ -106,8 +106,7 @@ opened(void)
 }
 
 
-static void
-the_file(void)
+unit_case("a file of its own, and nothing else in its place")
 {
     int          fd, again;
     char         name[160], other[160];
@@ -168,8 +167,7 @@ the_file(void)
 }
 
 
-static void
-long_paths(void)
+unit_case("long paths")
 {
     char  name[NGX_IDEMPOTENCY_FILE_PATH + 2];
 
@@ -190,8 +188,7 @@ long_paths(void)
 }
 
 
-static void
-numbers(void)
+unit_case("numbers: one's own, others', of another store")
 {
     int       a, b, c;
     uint64_t  other;
@@ -308,8 +305,7 @@ holds(void *data)
 }
 
 
-static void
-to_the_last(void)
+unit_case("an instance lives until its last process has gone")
 {
     int        fd;
     ngx_pid_t  master, worker;
@@ -384,8 +380,7 @@ becomes_another(void *data)
 }
 
 
-static void
-over_exec(void)
+unit_case("a binary upgrade does not take it along")
 {
     int        fd, to[2], from[2], ends[2];
     char       c;
@@ -446,8 +441,7 @@ commits(void *data)
 
 /* they queue, and who dies with the lock leaves it to the next */
 
-static void
-one_commits(void)
+unit_case("one commits, others queue, whoever dies")
 {
     int         fd, status;
     ngx_pid_t   pids[INSTANCES], stopped;
@@ -514,22 +508,4 @@ one_commits(void)
     close(fd);
 
     stop();
-}
-
-
-static unit_case_t  cases[] = {
-    { "a file of its own, and nothing else in its place", the_file },
-    { "long paths", long_paths },
-    { "numbers: one's own, others', of another store", numbers },
-    { "an instance lives until its last process has gone", to_the_last },
-    { "a binary upgrade does not take it along", over_exec },
-    { "one commits, others queue, whoever dies", one_commits },
-    unit_cases_end
-};
-
-
-int
-main(void)
-{
-    return unit_run(cases);
 }

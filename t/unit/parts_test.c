@@ -81,8 +81,7 @@ forget(void)
 
 /* each combination of what may differ */
 
-static void
-conflicts_tell_what_differs(void)
+unit_case("a conflict tells what differs")
 {
     op_t        op;
     ngx_uint_t  differs;
@@ -120,8 +119,7 @@ conflicts_tell_what_differs(void)
 
 /* the fingerprint decides, and each of its bytes; the hints only explain */
 
-static void
-all_bytes_count(void)
+unit_case("all bytes count")
 {
     op_t        op;
     ngx_uint_t  i;
@@ -163,8 +161,7 @@ all_bytes_count(void)
 
 /* whoever asks might have left his credentials out as well */
 
-static void
-what_nobody_asked_for_is_anybodys(void)
+unit_case("what nobody in particular asked for is anybody's")
 {
     op_t        op, look;
     ngx_uint_t  who;
@@ -217,8 +214,7 @@ what_nobody_asked_for_is_anybodys(void)
 
 /* else his response would be anybody's, too */
 
-static void
-who_takes_over_makes_it_his_own(void)
+unit_case("who takes over makes it his own")
 {
     op_t  op;
 
@@ -248,8 +244,7 @@ who_takes_over_makes_it_his_own(void)
 }
 
 
-static void
-found_with_its_parts(void)
+unit_case("a token is found with what it is bound to")
 {
     op_t  op, look;
 
@@ -278,8 +273,7 @@ found_with_its_parts(void)
 
 /* what is of two versions can't be compared, whatever it looks like */
 
-static void
-versions_are_told(void)
+unit_case("what is bound by another version is not compared")
 {
     op_t  op;
 
@@ -312,23 +306,4 @@ versions_are_told(void)
 
     forget();
     close_empty();
-}
-
-
-static unit_case_t  cases[] = {
-    { "a conflict tells what differs", conflicts_tell_what_differs },
-    { "all bytes count", all_bytes_count },
-    { "what nobody in particular asked for is anybody's",
-      what_nobody_asked_for_is_anybodys },
-    { "who takes over makes it his own", who_takes_over_makes_it_his_own },
-    { "a token is found with what it is bound to", found_with_its_parts },
-    { "what is bound by another version is not compared", versions_are_told },
-    unit_cases_end
-};
-
-
-int
-main(void)
-{
-    return unit_run(cases);
 }

@@ -250,8 +250,7 @@ claimed(ngx_idempotency_claim_t *claims, ngx_uint_t n)
 
 /* nobody waits: what comes behind one is gathered */
 
-static void
-gathered(void)
+unit_case("what nobody waits for is gathered")
 {
     ngx_idempotency_claim_t  claims[4];
 
@@ -293,8 +292,7 @@ gathered(void)
 
 /* who asks is not kept waiting, neither in a pause nor behind another one */
 
-static void
-asked(void)
+unit_case("who asks is not kept waiting")
 {
     ngx_idempotency_claim_t  claims[2], late;
 
@@ -324,8 +322,7 @@ asked(void)
 /* a claim is there before anybody is told that he has it, whatever the mode;
    one that asks for the same waits for the same answer */
 
-static void
-granted(void)
+unit_case("a claim is there before it is granted")
 {
     ngx_uint_t               strict;
     ngx_idempotency_claim_t  claims[2];
@@ -356,8 +353,7 @@ granted(void)
 }
 
 
-static void
-strict_alone(void)
+unit_case("strict: one by one, at once")
 {
     ngx_idempotency_claim_t  claims[2];
 
@@ -377,8 +373,7 @@ strict_alone(void)
 
 /* requests that came together stay together: a part of what it took */
 
-static void
-strict_together(void)
+unit_case("strict: together, a moment later")
 {
     ngx_uint_t               i, k;
     ngx_idempotency_claim_t  claims[4];
@@ -430,8 +425,7 @@ round_ends(void)
 
 /* the process stood still: who shares what stands behind may have it since */
 
-static void
-over(void)
+unit_case("what is granted when its lease may be over is given back")
 {
     ngx_idempotency_claim_t  c;
 
@@ -474,8 +468,7 @@ over(void)
 /* ... also if it was heard in time, and who asked stood still before it took
    what it was granted */
 
-static void
-over_later(void)
+unit_case("... also behind its answer")
 {
     ngx_idempotency_claim_t  c;
 
@@ -515,8 +508,7 @@ over_later(void)
 
 /* ... and whoever asks by then: the question is as old as it is */
 
-static void
-over_for_another(void)
+unit_case("... also to who took the question over")
 {
     ngx_idempotency_claim_t  c, next;
 
@@ -558,8 +550,7 @@ over_for_another(void)
 /* the owner has died, and others may have heard of the doubt and taken it over:
    what is behind hears of it, and is asked then */
 
-static void
-died(void)
+unit_case("what a dead owner had is asked for before it is retried")
 {
     ngx_idempotency_claim_t  c, again;
 
@@ -611,8 +602,7 @@ died(void)
 /* one batch is told again while another one is answered: what was in vain may
    be on its way yet */
 
-static void
-again(void)
+unit_case("available again: when all is told that was in vain")
 {
     ngx_uint_t               i;
     ngx_idempotency_claim_t  c[3];
@@ -666,8 +656,7 @@ again(void)
 /* a sync has failed while a batch was on its way: its answer brings nothing
    back */
 
-static void
-lost(void)
+unit_case("... never, if it is lost")
 {
     ngx_idempotency_claim_t  c[2];
 
@@ -686,27 +675,4 @@ lost(void)
 
     complete(&c[1]);
     end();
-}
-
-
-static unit_case_t  cases[] = {
-    { "what nobody waits for is gathered", gathered },
-    { "who asks is not kept waiting", asked },
-    { "a claim is there before it is granted", granted },
-    { "strict: one by one, at once", strict_alone },
-    { "strict: together, a moment later", strict_together },
-    { "what is granted when its lease may be over is given back", over },
-    { "... also behind its answer", over_later },
-    { "... also to who took the question over", over_for_another },
-    { "what a dead owner had is asked for before it is retried", died },
-    { "available again: when all is told that was in vain", again },
-    { "... never, if it is lost", lost },
-    unit_cases_end
-};
-
-
-int
-main(void)
-{
-    return unit_run(cases);
 }

@@ -89,8 +89,7 @@ round_trip(size_t size)
 }
 
 
-static void
-all_sizes(void)
+unit_case("responses of all sizes come back")
 {
     size_t      i, size;
     uint64_t    seed;
@@ -147,8 +146,7 @@ all_sizes(void)
 
 /* the same bytes, whatever pieces they come in */
 
-static void
-all_pieces(void)
+unit_case("responses in all kinds of pieces come back")
 {
     size_t        n, size;
     u_char        data[3 * PAGE];
@@ -226,8 +224,7 @@ all_pieces(void)
 }
 
 
-static void
-no_memory_to_read_into(void)
+unit_case("no memory to read into is an error")
 {
     open_zone(0);
 
@@ -260,8 +257,7 @@ no_memory_to_read_into(void)
 
 /* who looks may have the response as well, and that is no replay */
 
-static void
-looked_at_with_its_response(void)
+unit_case("looked at with its response")
 {
     ngx_uint_t  i;
 
@@ -381,8 +377,7 @@ tear(zone_t *z)
 
 /* the n-th critical section is the last one before it happens */
 
-static void
-forgotten_while_read(void)
+unit_case("forgotten while read: the token is fresh")
 {
     uint64_t    fence;
     ngx_uint_t  n;
@@ -405,8 +400,7 @@ forgotten_while_read(void)
 }
 
 
-static void
-rebound_while_read(void)
+unit_case("bound anew while read: nothing of the old one")
 {
     ngx_uint_t  n;
 
@@ -452,8 +446,7 @@ rebound_while_read(void)
 }
 
 
-static void
-expired_while_read(void)
+unit_case("expired while read: the token is fresh")
 {
     ngx_uint_t  n;
 
@@ -472,8 +465,7 @@ expired_while_read(void)
 }
 
 
-static void
-evicted_while_read(void)
+unit_case("evicted while read: not kept")
 {
     ngx_uint_t  n;
 
@@ -497,8 +489,7 @@ evicted_while_read(void)
 }
 
 
-static void
-torn_while_read(void)
+unit_case("torn while read: unavailable")
 {
     ngx_uint_t  n;
 
@@ -518,8 +509,7 @@ torn_while_read(void)
 
 /* what came after the last piece was read doesn't matter */
 
-static void
-forgotten_when_read(void)
+unit_case("forgotten when all is read: replayed")
 {
     open_zone(0);
     bind_large(5);
@@ -605,8 +595,7 @@ nothing(zone_t *z)
 }
 
 
-static void
-looked_at_while_completed(void)
+unit_case("looked at while completed: pending")
 {
     ngx_uint_t  n;
 
@@ -641,8 +630,7 @@ looked_at_while_completed(void)
 }
 
 
-static void
-forgotten_while_completed(void)
+unit_case("forgotten while completed: stale")
 {
     ngx_uint_t  n;
 
@@ -662,8 +650,7 @@ forgotten_while_completed(void)
 }
 
 
-static void
-claimed_while_completed(void)
+unit_case("claimed anew while completed: stale")
 {
     ngx_uint_t  n;
 
@@ -692,8 +679,7 @@ claimed_while_completed(void)
 }
 
 
-static void
-owner_lost_while_completed(void)
+unit_case("owner taken for dead while completed")
 {
     ngx_uint_t  n;
 
@@ -734,8 +720,7 @@ owner_lost_while_completed(void)
 }
 
 
-static void
-memory_ends_while_completed(void)
+unit_case("no memory for a later piece: trimmed")
 {
     ngx_uint_t  n;
 
@@ -765,8 +750,7 @@ memory_ends_while_completed(void)
 }
 
 
-static void
-torn_while_completed(void)
+unit_case("torn while completed: unavailable")
 {
     ngx_uint_t  n;
 
@@ -787,8 +771,7 @@ torn_while_completed(void)
 
 /* whatever happens between two pieces, what is told is of one record */
 
-static void
-looked_at_while_it_changes(void)
+unit_case("looked at while it changes")
 {
     ngx_uint_t  n;
 
@@ -811,33 +794,4 @@ looked_at_while_it_changes(void)
         forget(&zone);
         close_empty();
     }
-}
-
-
-static unit_case_t  cases[] = {
-    { "responses of all sizes come back", all_sizes },
-    { "responses in all kinds of pieces come back", all_pieces },
-    { "no memory to read into is an error", no_memory_to_read_into },
-    { "looked at with its response", looked_at_with_its_response },
-    { "looked at while it changes", looked_at_while_it_changes },
-    { "forgotten while read: the token is fresh", forgotten_while_read },
-    { "bound anew while read: nothing of the old one", rebound_while_read },
-    { "expired while read: the token is fresh", expired_while_read },
-    { "evicted while read: not kept", evicted_while_read },
-    { "torn while read: unavailable", torn_while_read },
-    { "forgotten when all is read: replayed", forgotten_when_read },
-    { "looked at while completed: pending", looked_at_while_completed },
-    { "forgotten while completed: stale", forgotten_while_completed },
-    { "claimed anew while completed: stale", claimed_while_completed },
-    { "owner taken for dead while completed", owner_lost_while_completed },
-    { "no memory for a later piece: trimmed", memory_ends_while_completed },
-    { "torn while completed: unavailable", torn_while_completed },
-    unit_cases_end
-};
-
-
-int
-main(void)
-{
-    return unit_run(cases);
 }

@@ -839,15 +839,13 @@ holds(ngx_idempotency_sync_e sync)
 }
 
 
-static void
-strict(void)
+unit_case("strict: what was answered is there")
 {
     holds(NGX_IDEMPOTENCY_SYNC_STRICT);
 }
 
 
-static void
-batched(void)
+unit_case("batched: what was there at the last sync is there")
 {
     holds(NGX_IDEMPOTENCY_SYNC_BATCHED);
 }
@@ -855,8 +853,7 @@ batched(void)
 
 /* what this test is worth: a disk that lies is found out in any mode */
 
-static void
-a_disk_that_lies(void)
+unit_case("a disk that lies is found out")
 {
     ngx_uint_t  i;
 
@@ -879,8 +876,7 @@ a_disk_that_lies(void)
 /* ... and so is a strict file that is synced as others are, and one that never
    is */
 
-static void
-a_careless_file(void)
+unit_case("... and a file that is synced too seldom")
 {
     careless = "PRAGMA synchronous = NORMAL";
 
@@ -899,19 +895,10 @@ a_careless_file(void)
 }
 
 
-static unit_case_t  cases[] = {
-    { "strict: what was answered is there", strict },
-    { "batched: what was there at the last sync is there", batched },
-    { "a disk that lies is found out", a_disk_that_lies },
-    { "... and a file that is synced too seldom", a_careless_file },
-    unit_cases_end
-};
-
-
 int
 main(void)
 {
     disk_init();
 
-    return unit_run(cases);
+    return unit_run();
 }

@@ -76,8 +76,7 @@ forget(ngx_uint_t token, ngx_msec_t now)
 }
 
 
-static void
-so_many_and_no_more(void)
+unit_case("so many for a value, and no more")
 {
     op_t        op;
     ngx_uint_t  i;
@@ -133,8 +132,7 @@ so_many_and_no_more(void)
 
 /* a place is free again in the very millisecond, however a token goes */
 
-static void
-places_come_back(void)
+unit_case("a place is free again however its token goes")
 {
     op_t  op, other;
 
@@ -216,8 +214,7 @@ places_come_back(void)
 
 /* what ended long ago does not count, be it more than is freed at once */
 
-static void
-many_that_ended(void)
+unit_case("what ended does not count")
 {
     op_t        op;
     ngx_uint_t  i;
@@ -261,8 +258,7 @@ many_that_ended(void)
 
 /* ... but only those of the value are looked at, and not many at once */
 
-static void
-few_in_one_turn(void)
+unit_case("... which is found out in small steps")
 {
     op_t        op;
     ngx_uint_t  i, n, turns, most;
@@ -314,8 +310,7 @@ few_in_one_turn(void)
 
 /* in whatever order they end, and however many last longer */
 
-static void
-in_any_order(void)
+unit_case("... in whatever order they end")
 {
     op_t        op;
     ngx_uint_t  i, n;
@@ -363,8 +358,7 @@ in_any_order(void)
 
 /* each byte of a value counts, and any number of them is found again */
 
-static void
-many_values(void)
+unit_case("values are told apart")
 {
     op_t        op;
     ngx_uint_t  i, n;
@@ -411,8 +405,7 @@ many_values(void)
 
 /* one that takes all it may leaves the rest to others */
 
-static void
-a_full_zone(void)
+unit_case("one client does not fill a zone for all")
 {
     void       *slots[64];
     op_t        op;
@@ -498,23 +491,4 @@ a_full_zone(void)
 
     zone_vacate(&zone);
     close_empty();
-}
-
-
-static unit_case_t  cases[] = {
-    { "so many for a value, and no more", so_many_and_no_more },
-    { "a place is free again however its token goes", places_come_back },
-    { "what ended does not count", many_that_ended },
-    { "... which is found out in small steps", few_in_one_turn },
-    { "... in whatever order they end", in_any_order },
-    { "values are told apart", many_values },
-    { "one client does not fill a zone for all", a_full_zone },
-    unit_cases_end
-};
-
-
-int
-main(void)
-{
-    return unit_run(cases);
 }

@@ -294,8 +294,7 @@ hammer(void *data)
 }
 
 
-static void
-nobody_dies(void)
+unit_case("many processes, few tokens: one owner at a time")
 {
     ngx_pid_t   pids[PROCESSES];
     process_t  *p;
@@ -425,8 +424,7 @@ bury(ngx_pid_t pid)
 }
 
 
-static void
-one_dies_owning(void)
+unit_case("an owner dies: the others take over")
 {
     uint64_t    seed;
     ngx_pid_t   pids[PROCESSES], holder;
@@ -518,8 +516,7 @@ clean_up(void)
 
 /* between operations, with a claim or without, and maybe inside of one */
 
-static void
-one_dies_at_any_time(void)
+unit_case("a process dies at any time")
 {
     uint64_t    seed;
     ngx_pid_t   pids[PROCESSES];
@@ -558,8 +555,7 @@ one_dies_at_any_time(void)
 
 /* half way through a change: all others notice it, and stop by themselves */
 
-static void
-one_dies_inside(void)
+unit_case("a process dies inside of a change")
 {
     uint64_t    seed;
     ngx_pid_t   pids[PROCESSES];
@@ -623,8 +619,7 @@ sleeps(ngx_pid_t pid)
 
 /* the count of one that sleeps went to another one, who was killed */
 
-static void
-one_sleeps_uncounted(void)
+unit_case("one that sleeps in nobody's count is woken")
 {
     ngx_pid_t     pid;
     ngx_shmtx_t  *mutex;
@@ -657,22 +652,3 @@ one_sleeps_uncounted(void)
 }
 
 #endif
-
-
-static unit_case_t  cases[] = {
-    { "many processes, few tokens: one owner at a time", nobody_dies },
-    { "an owner dies: the others take over", one_dies_owning },
-    { "a process dies at any time", one_dies_at_any_time },
-    { "a process dies inside of a change", one_dies_inside },
-#if (NGX_HAVE_POSIX_SEM)
-    { "one that sleeps in nobody's count is woken", one_sleeps_uncounted },
-#endif
-    unit_cases_end
-};
-
-
-int
-main(void)
-{
-    return unit_run(cases);
-}

@@ -87,8 +87,7 @@ forget(ngx_msec_t now)
 }
 
 
-static void
-the_lease_counts_anew(void)
+unit_case("the lease counts anew")
 {
     op_t        op;
     ngx_uint_t  i;
@@ -138,8 +137,7 @@ the_lease_counts_anew(void)
 
 /* two clocks may differ by a moment */
 
-static void
-before_it_was_claimed(void)
+unit_case("a renewal from before the claim")
 {
     op_t  op;
 
@@ -155,8 +153,7 @@ before_it_was_claimed(void)
 }
 
 
-static void
-only_the_owner(void)
+unit_case("only the owner renews, as long as it is one")
 {
     op_t  op, other;
 
@@ -197,19 +194,4 @@ only_the_owner(void)
 
     zone_check_empty(&zone);
     close_zone();
-}
-
-
-static unit_case_t  cases[] = {
-    { "the lease counts anew", the_lease_counts_anew },
-    { "a renewal from before the claim", before_it_was_claimed },
-    { "only the owner renews, as long as it is one", only_the_owner },
-    unit_cases_end
-};
-
-
-int
-main(void)
-{
-    return unit_run(cases);
 }

@@ -167,8 +167,7 @@ put(ngx_idempotency_resp_t *resp, char *bytes, size_t len)
 
 /* cut in two at each place, and into single bytes; and as one of three */
 
-static void
-cut_anywhere(void)
+unit_case("a reply is the same, however it is cut")
 {
     size_t                          i, len, cut;
     said_t                         *said;
@@ -223,8 +222,7 @@ cut_anywhere(void)
 }
 
 
-static void
-no_resp(void)
+unit_case("what is no RESP is found out, however it is cut")
 {
     char                          **bytes;
     size_t                          i, len;
@@ -262,8 +260,7 @@ no_resp(void)
 
 /* a line that does not end, values without end */
 
-static void
-too_much(void)
+unit_case("nothing is endless")
 {
     ngx_int_t                       rc;
     ngx_uint_t                      n;
@@ -301,8 +298,7 @@ too_much(void)
 /* strings of any size in pieces, many in a row; what they took is given back;
    and no memory is taken for what is only announced */
 
-static void
-large(void)
+unit_case("large strings, and memory that is given back")
 {
     char                            head[32], piece[4096];
     size_t                          size, left, n;
@@ -353,8 +349,7 @@ large(void)
 }
 
 
-static void
-written(void)
+unit_case("commands")
 {
     ngx_str_t                   word = ngx_string("a\0b");
     ngx_str_t                   empty = ngx_null_string;
@@ -475,8 +470,7 @@ static verdict_t  verdicts[] = {
 };
 
 
-static void
-words(void)
+unit_case("what an error says of its script")
 {
     ngx_str_t                        said;
     verdict_t                       *v;
@@ -495,22 +489,4 @@ words(void)
             unit_note("%s", v->text);
         }
     }
-}
-
-
-static unit_case_t  cases[] = {
-    { "a reply is the same, however it is cut", cut_anywhere },
-    { "what is no RESP is found out, however it is cut", no_resp },
-    { "nothing is endless", too_much },
-    { "large strings, and memory that is given back", large },
-    { "commands", written },
-    { "what an error says of its script", words },
-    unit_cases_end
-};
-
-
-int
-main(void)
-{
-    return unit_run(cases);
 }

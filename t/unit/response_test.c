@@ -404,8 +404,7 @@ full_request(void)
 }
 
 
-static void
-round_trip(void)
+unit_case("all slots, flags and lines come back; what is hidden does not")
 {
     ngx_uint_t               cookies;
     ngx_str_t                response, body;
@@ -456,8 +455,7 @@ round_trip(void)
 
 /* the ends of what there is: nothing, and the largest numbers */
 
-static void
-extremes(void)
+unit_case("nothing, and the largest numbers")
 {
     ngx_str_t                response, body;
     ngx_uint_t               i;
@@ -523,8 +521,7 @@ extremes(void)
 }
 
 
-static void
-long_strings(void)
+unit_case("long names and values")
 {
     u_char              *p;
     size_t               len;
@@ -625,8 +622,7 @@ restore_anything(ngx_str_t *response)
 }
 
 
-static void
-truncated(void)
+unit_case("whatever is cut off is an error")
 {
     size_t      len;
     ngx_str_t   response, part;
@@ -683,8 +679,7 @@ bytes(char *what, ngx_int_t rc, const char *data, size_t len)
 #define try(what, rc, data)  bytes(what, rc, data, sizeof(data) - 1)
 
 
-static void
-malformed(void)
+unit_case("malformed ones, and those whose parts contradict each other")
 {
     try("a minimal one", NGX_OK, HEAD STRINGS NUMBERS ENDS);
 
@@ -805,10 +800,7 @@ malformed(void)
 }
 
 
-/* what could not be decoded is not recorded */
-
-static void
-not_encoded(void)
+unit_case("what is not recorded at all")
 {
     ngx_uint_t           i;
     ngx_table_elt_t     *h;
@@ -849,8 +841,7 @@ not_encoded(void)
 
 /* a slot that is there, with a line that isn't sent, stays so */
 
-static void
-not_sent(void)
+unit_case("slots whose line is not sent")
 {
     ngx_str_t            response;
     ngx_uint_t           slot, other;
@@ -898,8 +889,7 @@ not_sent(void)
 }
 
 
-static void
-elsewhere(void)
+unit_case("the location that made it")
 {
     ngx_str_t                         response, rest;
     ngx_uint_t                        i;
@@ -951,8 +941,7 @@ elsewhere(void)
 }
 
 
-static void
-random_bytes(void)
+unit_case("random bytes")
 {
     size_t      len, i;
     uint64_t    seed;
@@ -1008,27 +997,4 @@ random_bytes(void)
     check(restored > 0 && restored < steps);
 
     ngx_free(good.data);
-}
-
-
-static unit_case_t  cases[] = {
-    { "all slots, flags and lines come back; what is hidden does not",
-      round_trip },
-    { "nothing, and the largest numbers", extremes },
-    { "long names and values", long_strings },
-    { "whatever is cut off is an error", truncated },
-    { "malformed ones, and those whose parts contradict each other",
-      malformed },
-    { "what is not recorded at all", not_encoded },
-    { "slots whose line is not sent", not_sent },
-    { "the location that made it", elsewhere },
-    { "random bytes", random_bytes },
-    unit_cases_end
-};
-
-
-int
-main(void)
-{
-    return unit_run(cases);
 }

@@ -155,8 +155,7 @@ open_with(ngx_idempotency_secret_t *secret, ngx_idempotency_item_t *it,
 }
 
 
-static void
-there_and_back(void)
+unit_case("there and back, of any length, sealed and plain")
 {
     size_t                  len;
     ngx_uint_t              i;
@@ -195,8 +194,7 @@ there_and_back(void)
 
 /* only what is put is sealed, only what was found is opened */
 
-static void
-nothing_else(void)
+unit_case("nothing but responses that are put, or found")
 {
     ngx_uint_t              i;
     ngx_idempotency_item_t  it;
@@ -294,8 +292,7 @@ hkdf(char *secret, int mode, char *info, u_char *salt, size_t salt_len,
 
 /* by the description in docs/guarantees.md alone */
 
-static void
-by_another_program(void)
+unit_case("opened by another program")
 {
     int                     n;
     u_char                  key[32], id[32], nonce[12], along[ALONG], *p,
@@ -363,10 +360,7 @@ by_another_program(void)
 }
 
 
-/* no two have one key, not even the same one sealed twice */
-
-static void
-all_differ(void)
+unit_case("no two are sealed by one key")
 {
     ngx_uint_t              i, k;
     ngx_idempotency_item_t  it[50];
@@ -422,8 +416,7 @@ try_changed(ngx_idempotency_item_t *sealed, u_char *place, ngx_uint_t bit,
 }
 
 
-static void
-each_bit_of_a_response(void)
+unit_case("a change of any bit of a response, and of its length")
 {
     ngx_uint_t              bit;
     ngx_idempotency_item_t  it, sealed;
@@ -469,8 +462,7 @@ each_bit_of_a_response(void)
 }
 
 
-static void
-each_bit_of_the_rest(void)
+unit_case("a change of any bit of what goes with it")
 {
     u_char                  *place;
     ngx_uint_t               i, bit;
@@ -532,8 +524,7 @@ each_bit_of_the_rest(void)
 }
 
 
-static void
-other_keys(void)
+unit_case("keys that come and go, and none")
 {
     ngx_uint_t              i;
     ngx_idempotency_item_t  it;
@@ -584,8 +575,7 @@ other_keys(void)
 
 /* what can't be sealed does not leave */
 
-static void
-without_random_bytes(void)
+unit_case("no random bytes")
 {
     ngx_idempotency_item_t  it;
 
@@ -645,8 +635,7 @@ marked(ngx_idempotency_item_t *it, u_char kind, ngx_uint_t times, u_char *mac)
 }
 
 
-static void
-marks(void)
+unit_case("marks, as another program makes them")
 {
     u_char                  mac[32], response[32], key[32];
     u_char                  text[1 + 16 + 20];
@@ -715,8 +704,7 @@ marks(void)
 
 /* with a key to seal by, and without */
 
-static void
-each_bit_of_a_marked_one(void)
+unit_case("a change of any bit of a record that is marked")
 {
     u_char                    *place;
     ngx_uint_t                 i, k, bit, known;
@@ -794,8 +782,7 @@ each_bit_of_a_marked_one(void)
 
 /* which of the others a mark says, too */
 
-static void
-changes_without_a_key(void)
+unit_case("what changes without a key")
 {
     ngx_uint_t              i;
     ngx_idempotency_item_t  it;
@@ -853,8 +840,7 @@ changes_without_a_key(void)
 
 /* whether there is a key or not */
 
-static void
-no_records(void)
+unit_case("what is no record")
 {
     ngx_uint_t              i, k;
     ngx_idempotency_item_t  it;
@@ -887,30 +873,4 @@ no_records(void)
             free(it.response.data);
         }
     }
-}
-
-
-static unit_case_t  cases[] = {
-    { "there and back, of any length, sealed and plain", there_and_back },
-    { "nothing but responses that are put, or found", nothing_else },
-    { "opened by another program", by_another_program },
-    { "no two are sealed by one key", all_differ },
-    { "a change of any bit of a response, and of its length",
-      each_bit_of_a_response },
-    { "a change of any bit of what goes with it", each_bit_of_the_rest },
-    { "keys that come and go, and none", other_keys },
-    { "no random bytes", without_random_bytes },
-    { "marks, as another program makes them", marks },
-    { "a change of any bit of a record that is marked",
-      each_bit_of_a_marked_one },
-    { "what changes without a key", changes_without_a_key },
-    { "what is no record", no_records },
-    unit_cases_end
-};
-
-
-int
-main(void)
-{
-    return unit_run(cases);
 }

@@ -52,8 +52,7 @@ keys(char *text, ngx_uint_t digests, ngx_uint_t seals)
 }
 
 
-static void
-lines_are_taken(void)
+unit_case("lines that are taken")
 {
     keys("", 0, 0);
     keys("\n\n", 0, 0);
@@ -72,8 +71,7 @@ lines_are_taken(void)
 
 /* one line at a time is wrong: which, and how */
 
-static void
-lines_are_refused(void)
+unit_case("lines that are refused, and why")
 {
     ngx_uint_t  i, n;
 
@@ -132,8 +130,7 @@ lines_are_refused(void)
 }
 
 
-static void
-lengths_have_limits(void)
+unit_case("how long a key may be, and how many there may be")
 {
     char        text[8192], *p;
     ngx_uint_t  i, n;
@@ -183,8 +180,7 @@ lengths_have_limits(void)
 
 /* what is written in two ways is one key; what differs in a bit is another */
 
-static void
-stamps_tell_keys(void)
+unit_case("a stamp tells one digest key from another")
 {
     u_char                     stamp[NGX_IDEMPOTENCY_STAMP_LEN];
     ngx_idempotency_secret_t   copy;
@@ -220,21 +216,4 @@ stamps_tell_keys(void)
     keys("seal " HEX1, 0, 1);
     check_equal(ngx_idempotency_stamp_differs(secret.stamp, none),
                 NGX_IDEMPOTENCY_STAMP_SAME);
-}
-
-
-static unit_case_t  cases[] = {
-    { "lines that are taken", lines_are_taken },
-    { "lines that are refused, and why", lines_are_refused },
-    { "how long a key may be, and how many there may be",
-      lengths_have_limits },
-    { "a stamp tells one digest key from another", stamps_tell_keys },
-    unit_cases_end
-};
-
-
-int
-main(void)
-{
-    return unit_run(cases);
 }

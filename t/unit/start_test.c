@@ -433,8 +433,7 @@ mode_of(char *name)
 }
 
 
-static void
-made_and_found(void)
+unit_case("made, and found again: numbers that are given once")
 {
     int                      fd;
     uint64_t                 last;
@@ -486,8 +485,7 @@ made_and_found(void)
 
 /* the lock is the configuration's, and that of all that have the zone */
 
-static void
-over_reloads(void)
+unit_case("over reloads, and with the configuration's end")
 {
     int                      fd;
     ngx_uint_t               i;
@@ -539,8 +537,7 @@ over_reloads(void)
 }
 
 
-static void
-open_to_others(void)
+unit_case("open to others: no more, and that is said")
 {
     static ngx_idempotency_start_t  s;
 
@@ -571,8 +568,7 @@ open_to_others(void)
 }
 
 
-static void
-a_test_makes_nothing(void)
+unit_case("nginx -t makes nothing")
 {
     uint64_t                 before;
     static ngx_idempotency_start_t  s, t;
@@ -603,8 +599,7 @@ a_test_makes_nothing(void)
 }
 
 
-static void
-where_it_cannot_be(void)
+unit_case("where it can't be, or not by this user")
 {
     char  was[64], other[64];
 
@@ -687,8 +682,7 @@ where_it_cannot_be(void)
 
 /* by another key its tokens would not be found */
 
-static void
-another_key(void)
+unit_case("another digest key than it was made with")
 {
     ngx_uint_t  i, k;
 
@@ -730,8 +724,7 @@ another_key(void)
 
 /* what is beside it counts as much as itself */
 
-static void
-what_is_beside(void)
+unit_case("what stands beside it")
 {
     char         *suffix;
     ngx_uint_t    i;
@@ -773,8 +766,7 @@ what_is_beside(void)
 }
 
 
-static void
-what_it_is_not(void)
+unit_case("empty, cut off, another's, of another version")
 {
     char         zeros[8192];
     struct stat  st;
@@ -831,8 +823,7 @@ what_it_is_not(void)
 }
 
 
-static void
-damage(void)
+unit_case("damaged further down")
 {
     char                     zeros[4096];
     off_t                    at;
@@ -866,8 +857,7 @@ damage(void)
 }
 
 
-static void
-without_locks(void)
+unit_case("a file system without locks")
 {
     static ngx_idempotency_start_t  s;
 
@@ -885,8 +875,7 @@ without_locks(void)
 }
 
 
-static void
-a_long_name(void)
+unit_case("a long name")
 {
     char                     name[NGX_IDEMPOTENCY_FILE_PATH + 2];
     static ngx_idempotency_start_t  s;
@@ -922,8 +911,7 @@ a_long_name(void)
 
 /* a number that is an owner's whose file this is not */
 
-static void
-replaced(void)
+unit_case("replaced under a living owner")
 {
     int                      fd;
     static ngx_idempotency_start_t  s, t;
@@ -968,8 +956,7 @@ replaced(void)
 
 /* by its witness a start knows that it was set back, exchanged, or is gone */
 
-static void
-set_back(void)
+unit_case("set back, or gone")
 {
     char        command[256];
     ngx_uint_t  i;
@@ -1001,8 +988,7 @@ set_back(void)
 }
 
 
-static void
-its_time(void)
+unit_case("its time, over boots and clocks")
 {
     int64_t                  base;
     static ngx_idempotency_start_t  s;
@@ -1042,8 +1028,7 @@ its_time(void)
 
 /* the master has no descriptors left for one of the child's, or for both */
 
-static void
-without_room(void)
+unit_case("what the child has open does not get through")
 {
     static ngx_idempotency_start_t  s;
 
@@ -1067,8 +1052,7 @@ without_room(void)
 }
 
 
-static void
-the_child_dies(void)
+unit_case("the child dies, hangs, or tells nothing")
 {
     static ngx_idempotency_start_t  s;
 
@@ -1140,8 +1124,7 @@ on_sigchld(int signo)
 
 /* nginx waits for all its children in a handler, which would take ours */
 
-static void
-beside_a_handler(void)
+unit_case("beside nginx's handler of SIGCHLD")
 {
     sigset_t                 set;
     ngx_uint_t               i;
@@ -1232,8 +1215,7 @@ starts(void *data)
 
 /* nobody finds half of what another makes, and all get numbers of their own */
 
-static void
-many_at_once(void)
+unit_case("many at once")
 {
     uint64_t    first;
     ngx_pid_t   pids[STARTS];
@@ -1302,8 +1284,7 @@ as_another(void *data)
 
 /* an ordinary user's workers are his own, whatever `user` says */
 
-static void
-an_ordinary_user(void)
+unit_case("as an ordinary user")
 {
     if (geteuid() == 0) {
         unit_wait(unit_fork(as_another, NULL));
@@ -1314,35 +1295,4 @@ an_ordinary_user(void)
 
         check(geteuid() != 0);
     }
-}
-
-
-static unit_case_t  cases[] = {
-    { "made, and found again: numbers that are given once", made_and_found },
-    { "over reloads, and with the configuration's end", over_reloads },
-    { "open to others: no more, and that is said", open_to_others },
-    { "nginx -t makes nothing", a_test_makes_nothing },
-    { "where it can't be, or not by this user", where_it_cannot_be },
-    { "another digest key than it was made with", another_key },
-    { "what stands beside it", what_is_beside },
-    { "empty, cut off, another's, of another version", what_it_is_not },
-    { "damaged further down", damage },
-    { "a file system without locks", without_locks },
-    { "a long name", a_long_name },
-    { "replaced under a living owner", replaced },
-    { "set back, or gone", set_back },
-    { "its time, over boots and clocks", its_time },
-    { "the child dies, hangs, or tells nothing", the_child_dies },
-    { "what the child has open does not get through", without_room },
-    { "beside nginx's handler of SIGCHLD", beside_a_handler },
-    { "many at once", many_at_once },
-    { "as an ordinary user", an_ordinary_user },
-    unit_cases_end
-};
-
-
-int
-main(void)
-{
-    return unit_run(cases);
 }

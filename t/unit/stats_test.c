@@ -38,8 +38,7 @@ records(ngx_uint_t outcome)
 }
 
 
-static void
-counted(void)
+unit_case("records are counted, and what became of them")
 {
     op_t  op, pending, released;
 
@@ -112,8 +111,7 @@ counted(void)
 
 /* more than ends at once do so by steps, and none is told as being there */
 
-static void
-ended_by_steps(void)
+unit_case("what is over ends by steps")
 {
     ngx_uint_t  i;
 
@@ -136,8 +134,7 @@ ended_by_steps(void)
 }
 
 
-static void
-over_a_death(void)
+unit_case("counters rise over the death of a process")
 {
     uint64_t  released;
     op_t      op;
@@ -174,8 +171,7 @@ over_a_death(void)
 }
 
 
-static void
-warned(void)
+unit_case("a zone that fills warns once at each level")
 {
     ngx_uint_t                i;
     ngx_idempotency_stats_t  *stats;
@@ -227,8 +223,7 @@ warned(void)
 
 /* of a hundred pages */
 
-static void
-trend(void)
+unit_case("an hour's trend")
 {
     int                       i;
     ngx_msec_t                now;
@@ -288,8 +283,7 @@ trend(void)
 }
 
 
-static void
-times(void)
+unit_case("how long things took")
 {
     uint64_t                 count;
     ngx_uint_t               i;
@@ -317,21 +311,4 @@ times(void)
     }
 
     check_equal(count, 6);
-}
-
-
-int
-main(void)
-{
-    static unit_case_t  cases[] = {
-        { "records are counted, and what became of them", counted },
-        { "what is over ends by steps", ended_by_steps },
-        { "counters rise over the death of a process", over_a_death },
-        { "a zone that fills warns once at each level", warned },
-        { "an hour's trend", trend },
-        { "how long things took", times },
-        unit_cases_end
-    };
-
-    return unit_run(cases);
 }

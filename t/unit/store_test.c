@@ -2,7 +2,7 @@
 /* The protocol: who may do what to a token, and when it is fresh again. */
 
 
-#include "engines.h"
+#include "zone.h"
 #include "workers_double.h"
 #include "store/file/ngx_idempotency_owners.h"
 
@@ -65,8 +65,7 @@ replayed(op_t *op, ngx_uint_t n)
 }
 
 
-static void
-one_way_through(void)
+unit_case("a token's way: claim, repeat, complete, replay, forget")
 {
     op_t        op, other;
     ngx_uint_t  i;
@@ -125,8 +124,7 @@ one_way_through(void)
 }
 
 
-static void
-release_makes_fresh(void)
+unit_case("a released token is fresh")
 {
     op_t      op;
     uint64_t  fence;
@@ -155,8 +153,7 @@ release_makes_fresh(void)
 
 /* each outcome that there is, and a claim with another fingerprint */
 
-static void
-conflict_whatever_the_outcome(void)
+unit_case("another fingerprint is a conflict, whatever the outcome")
 {
     op_t        op, other;
     ngx_uint_t  i;
@@ -217,8 +214,7 @@ conflict_whatever_the_outcome(void)
 
 /* digests that differ in a single bit are two */
 
-static void
-each_byte_counts(void)
+unit_case("each byte of a token and of a fingerprint counts")
 {
     op_t        op, other;
     ngx_uint_t  i;
@@ -245,8 +241,7 @@ each_byte_counts(void)
 }
 
 
-static void
-fences_rise(void)
+unit_case("fences rise")
 {
     op_t        op;
     uint64_t    last;
@@ -275,8 +270,7 @@ fences_rise(void)
 }
 
 
-static void
-stale_owners_change_nothing(void)
+unit_case("stale owners change nothing")
 {
     op_t  late, op, look;
 
@@ -408,25 +402,20 @@ expiry_from(ngx_msec_t base)
 }
 
 
-static void
-expiry_is_exact(void)
+unit_case("expiry is exact, for mixed windows")
 {
     expiry_from(5000000);
 }
 
 
-static void
-expiry_is_exact_where_time_wraps(void)
+unit_case("expiry is exact where time wraps")
 {
     expiry_from((ngx_msec_t) -1);
     expiry_from((ngx_msec_t) -500);
 }
 
 
-/* what has ended is freed in its turn, and keeps what has not */
-
-static void
-freed_in_turn(void)
+engine_case("what has ended is freed in its turn", ZONE_STAYS)
 {
     ngx_uint_t  i;
 
@@ -449,10 +438,7 @@ freed_in_turn(void)
 }
 
 
-/* the window begins with the outcome, not with the claim */
-
-static void
-window_starts_with_the_outcome(void)
+unit_case("the window starts with the outcome")
 {
     op_t  op;
 
@@ -481,8 +467,7 @@ window_starts_with_the_outcome(void)
 
 /* one that binds for no time at all takes nothing from one that does */
 
-static void
-no_window(void)
+unit_case("a window of no length")
 {
     op_t  none, some, op;
 
@@ -517,8 +502,7 @@ no_window(void)
 /* a timer frees what has expired, so much in a millisecond and no more, be it
    that of one worker or of many */
 
-static void
-expired_memory_comes_back_by_itself(void)
+engine_case("what expired is freed on the way", ZONE_STAYS)
 {
     op_t        op;
     ngx_uint_t  i, n;
@@ -569,8 +553,7 @@ expired_memory_comes_back_by_itself(void)
 
 /* tokens that differ only behind their first bytes share a tree key */
 
-static void
-equal_keys_are_told_apart(void)
+unit_case("tokens with equal first bytes are told apart")
 {
     op_t        op;
     ngx_uint_t  i, n;
@@ -605,8 +588,7 @@ equal_keys_are_told_apart(void)
 }
 
 
-static void
-in_doubt_replays_or_is_taken_over(void)
+unit_case("a doubt is replayed, or taken over")
 {
     op_t  op, other;
 
@@ -661,8 +643,7 @@ in_doubt_replays_or_is_taken_over(void)
 
 /* whoever settles it knows: it is fresh if nobody executed it */
 
-static void
-in_doubt_is_settled(void)
+unit_case("a doubt is taken over and released")
 {
     op_t        op;
     ngx_uint_t  i;
@@ -708,8 +689,7 @@ in_doubt_is_settled(void)
 /* who took it over has not executed it: it may have been executed before, and
    nobody does so who does not want to retry */
 
-static void
-in_doubt_is_so_again_if_released(void)
+unit_case("a doubt is one again, if who took it over has not executed it")
 {
     op_t        op, other, third;
     ngx_uint_t  leave;
@@ -784,8 +764,7 @@ in_doubt_is_so_again_if_released(void)
 
 /* its owner died: known at the next claim */
 
-static void
-dead_owner_at_claim(void)
+unit_case("a dead owner is noticed by a claim")
 {
     op_t  op, other;
 
@@ -869,8 +848,7 @@ dead_owner_at_claim(void)
 
 /* ... and by a sweep, of as many as there are, sparing the living */
 
-static void
-dead_owners_are_swept(void)
+unit_case("dead owners are swept")
 {
     op_t        op;
     ngx_uint_t  i, n;
@@ -921,8 +899,7 @@ dead_owners_are_swept(void)
 }
 
 
-static void
-lease_of_a_silent_owner(void)
+unit_case("a silent owner has its lease")
 {
     op_t  op, other;
 
@@ -992,8 +969,7 @@ lease_of_a_silent_owner(void)
  * its claim.
  */
 
-static void
-an_owner_that_was_not_dead(void)
+engine_case("an owner that was not dead is heard", ZONE_ALONE)
 {
     op_t  op, other;
 
@@ -1072,10 +1048,7 @@ an_owner_that_was_not_dead(void)
 }
 
 
-/* with a fence, only that very record is forgotten */
-
-static void
-forget_by_fence(void)
+engine_case("a fence tells what is forgotten", ZONE_STAYS)
 {
     op_t  op, other;
 
@@ -1101,8 +1074,7 @@ forget_by_fence(void)
 
 /* an exiting worker leaves nothing pending */
 
-static void
-exit_puts_claims_in_doubt(void)
+unit_case("exit and start put claims of the dead in doubt")
 {
     op_t    op;
     zone_t  next, last;
@@ -1149,8 +1121,7 @@ exit_puts_claims_in_doubt(void)
 
 /* a reload keeps the zone: old and new processes work on the same tokens */
 
-static void
-reload_keeps_tokens(void)
+unit_case("a reload keeps tokens")
 {
     op_t    op, other;
     zone_t  next;
@@ -1191,8 +1162,7 @@ reload_keeps_tokens(void)
 
 /* what is behind the zone knows what was bound, and of no owner any more */
 
-static void
-restart_keeps_tokens(void)
+engine_case("a restart keeps tokens", ZONE_OUTLIVES)
 {
     op_t        op, kept;
     ngx_uint_t  i;
@@ -1294,8 +1264,7 @@ restart_keeps_tokens(void)
 
 /* another size would be other memory, while old processes use the old one */
 
-static void
-reload_of_another_size(void)
+unit_case("a reload changes no size")
 {
     zone_t  next;
 
@@ -1349,8 +1318,7 @@ reload_of_another_size(void)
 /* two that close a file at the same moment each find the other one, and leave
    its log: so one waits for the other's lock */
 
-static void
-a_file_is_closed_in_turn(void)
+engine_case("a file is closed by one after the other", ZONE_OUTLIVES)
 {
 #if (NGX_IDEMPOTENCY_FILE)
     int              fd;
@@ -1390,51 +1358,4 @@ a_file_is_closed_in_turn(void)
     zone_check_empty(&next);
     zone_close(&next);
 #endif
-}
-
-
-static engine_case_t  cases[] = {
-    { "a token's way: claim, repeat, complete, replay, forget",
-      one_way_through, 0 },
-    { "a released token is fresh", release_makes_fresh, 0 },
-    { "another fingerprint is a conflict, whatever the outcome",
-      conflict_whatever_the_outcome, 0 },
-    { "each byte of a token and of a fingerprint counts", each_byte_counts, 0 },
-    { "fences rise", fences_rise, 0 },
-    { "stale owners change nothing", stale_owners_change_nothing, 0 },
-    { "expiry is exact, for mixed windows", expiry_is_exact, 0 },
-    { "expiry is exact where time wraps", expiry_is_exact_where_time_wraps, 0 },
-    { "what has ended is freed in its turn", freed_in_turn, ZONE_STAYS },
-    { "the window starts with the outcome", window_starts_with_the_outcome, 0 },
-    { "a window of no length", no_window, 0 },
-    { "what expired is freed on the way",
-      expired_memory_comes_back_by_itself, ZONE_STAYS },
-    { "tokens with equal first bytes are told apart",
-      equal_keys_are_told_apart, 0 },
-    { "a doubt is replayed, or taken over",
-      in_doubt_replays_or_is_taken_over, 0 },
-    { "a doubt is taken over and released", in_doubt_is_settled, 0 },
-    { "a doubt is one again, if who took it over has not executed it",
-      in_doubt_is_so_again_if_released, 0 },
-    { "a dead owner is noticed by a claim", dead_owner_at_claim, 0 },
-    { "dead owners are swept", dead_owners_are_swept, 0 },
-    { "a silent owner has its lease", lease_of_a_silent_owner, 0 },
-    { "an owner that was not dead is heard", an_owner_that_was_not_dead,
-      ZONE_ALONE },
-    { "a fence tells what is forgotten", forget_by_fence, ZONE_STAYS },
-    { "exit and start put claims of the dead in doubt",
-      exit_puts_claims_in_doubt, 0 },
-    { "a reload keeps tokens", reload_keeps_tokens, 0 },
-    { "a restart keeps tokens", restart_keeps_tokens, ZONE_OUTLIVES },
-    { "a file is closed by one after the other", a_file_is_closed_in_turn,
-      ZONE_OUTLIVES },
-    { "a reload changes no size", reload_of_another_size, 0 },
-    engine_cases_end
-};
-
-
-int
-main(void)
-{
-    return engines_run(cases);
 }

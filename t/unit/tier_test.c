@@ -1347,22 +1347,19 @@ lives(ngx_uint_t is_strict, ngx_uint_t is_killed)
 }
 
 
-static void
-strict_and_killed(void)
+unit_case("strict: two instances, kill -9")
 {
     lives(1, 1);
 }
 
 
-static void
-batched_and_killed(void)
+unit_case("batched: two instances, kill -9")
 {
     lives(0, 1);
 }
 
 
-static void
-batched(void)
+unit_case("batched: two instances that come and go, their workers die")
 {
     lives(0, 0);
 }
@@ -1430,8 +1427,7 @@ tells_all(ngx_uint_t n)
 
 /* what was told to be in doubt another instance may have taken over */
 
-static void
-came_and_went(void)
+unit_case("what another one took over is its own, even if it has gone")
 {
     life_begins(1, 0, 1);
 
@@ -1490,8 +1486,7 @@ looks(ngx_uint_t n)
 /* a client goes while its question is on its way: who comes next asks no other
    one, and gets the answer */
 
-static void
-abandoned(void)
+unit_case("a question whose client has gone")
 {
     uint64_t  fence;
 
@@ -1520,8 +1515,7 @@ abandoned(void)
 
 /* ... and if nobody comes it is given back: it holds up no other instance */
 
-static void
-granted_to_nobody(void)
+unit_case("... that nobody asks again")
 {
     life_begins(1, 0, 1);
 
@@ -1540,8 +1534,7 @@ granted_to_nobody(void)
 
 /* the file hangs, and its answer comes when nobody waits for it any more */
 
-static void
-hung(void)
+unit_case("a file that hangs, and answers late")
 {
     life_begins(1, 0, 1);
     comes(&actors[0], 0, 0, 1);
@@ -1616,8 +1609,7 @@ until_failing(ngx_uint_t failing, ngx_uint_t answers)
 }
 
 
-static void
-hung_and_back(void)
+unit_case("... when it shows, and when the file is back")
 {
     ngx_uint_t  i;
     ngx_msec_t  after;
@@ -1661,8 +1653,7 @@ hung_and_back(void)
 
 /* a busy worker hears late what the file has answered in time: no hang */
 
-static void
-heard_late(void)
+unit_case("a file that answers, and is heard late, does not hang")
 {
     life_begins(1, 0, 1);
     comes(&actors[0], 0, 0, 1);
@@ -1687,8 +1678,7 @@ heard_late(void)
 /* ... and meanwhile this memory alone guards: the question is the claim of who
    does, whatever comes of it */
 
-static void
-guarded_alone(void)
+unit_case("... and this memory alone guards meanwhile")
 {
     uint64_t  fence;
 
@@ -1730,10 +1720,7 @@ guarded_alone(void)
 }
 
 
-/* what failed, and is owed nothing, is asked whether it does still */
-
-static void
-probed(void)
+unit_case("a file that fails is asked whether it does still")
 {
     ngx_uint_t  i;
 
@@ -1778,8 +1765,7 @@ probed(void)
 /* one stands still with its question, and another asks the same under its
    number: whose the answer is, is told by another one */
 
-static void
-stood_still(void)
+unit_case("a worker that stands still while it asks")
 {
     life_begins(1, 0, 1);
 
@@ -1813,29 +1799,4 @@ stood_still(void)
     ends(&actors[1], 0);
     tells_all(1);
     life_ends();
-}
-
-
-static unit_case_t  cases[] = {
-    { "a question whose client has gone", abandoned },
-    { "... that nobody asks again", granted_to_nobody },
-    { "a file that hangs, and answers late", hung },
-    { "... when it shows, and when the file is back", hung_and_back },
-    { "... and this memory alone guards meanwhile", guarded_alone },
-    { "a file that answers, and is heard late, does not hang", heard_late },
-    { "a file that fails is asked whether it does still", probed },
-    { "a worker that stands still while it asks", stood_still },
-    { "what another one took over is its own, even if it has gone",
-      came_and_went },
-    { "strict: two instances, kill -9", strict_and_killed },
-    { "batched: two instances, kill -9", batched_and_killed },
-    { "batched: two instances that come and go, their workers die", batched },
-    unit_cases_end
-};
-
-
-int
-main(void)
-{
-    return unit_run(cases);
 }

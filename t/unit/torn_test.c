@@ -102,8 +102,7 @@ list_nothing(zone_t *z)
 }
 
 
-static void
-refused_and_untouched(void)
+unit_case("a torn zone is refused, and untouched")
 {
     op_t                      op;
     u_char                   *before;
@@ -181,8 +180,7 @@ refused_and_untouched(void)
 }
 
 
-static void
-only_a_reload_makes_it_anew(void)
+unit_case("only a reload makes it anew")
 {
     op_t      op;
     zone_t    second, third;
@@ -274,8 +272,7 @@ only_a_reload_makes_it_anew(void)
 
 /* noticed only by the workers of a reload: which is somebody's decision too */
 
-static void
-noticed_by_a_reload(void)
+unit_case("torn, and noticed by a reload")
 {
     uint64_t  fence;
     zone_t    second;
@@ -296,8 +293,7 @@ noticed_by_a_reload(void)
 
 /* again and again, full of anything */
 
-static void
-any_number_of_times(void)
+unit_case("made anew any number of times")
 {
     op_t        op;
     uint64_t    fence;
@@ -341,8 +337,7 @@ any_number_of_times(void)
 
 /* noticed by the successor of the one that died: nothing was decided yet */
 
-static void
-noticed_by_a_successor(void)
+unit_case("torn, and noticed by a successor")
 {
     open_zone();
     tear();
@@ -376,8 +371,7 @@ die_making_it(void *data)
 }
 
 
-static void
-dies_making_it_anew(void)
+unit_case("dies while it makes it anew")
 {
     int         status;
     ngx_pid_t   pid;
@@ -423,8 +417,7 @@ dies_making_it_anew(void)
 
 /* others would look for it where it was */
 
-static void
-made_elsewhere(void)
+unit_case("made anew at another place")
 {
     zone_t                     next;
     ngx_idempotency_shm_sh_t  *sh;
@@ -442,23 +435,4 @@ made_elsewhere(void)
     check(sh->poisoned > next.shm.generation);
 
     unit_unshared(zone.zone.shm.addr, zone.zone.shm.size);
-}
-
-
-static unit_case_t  cases[] = {
-    { "a torn zone is refused, and untouched", refused_and_untouched },
-    { "only a reload makes it anew", only_a_reload_makes_it_anew },
-    { "torn, and noticed by a reload", noticed_by_a_reload },
-    { "torn, and noticed by a successor", noticed_by_a_successor },
-    { "made anew any number of times", any_number_of_times },
-    { "dies while it makes it anew", dies_making_it_anew },
-    { "made anew at another place", made_elsewhere },
-    unit_cases_end
-};
-
-
-int
-main(void)
-{
-    return unit_run(cases);
 }

@@ -13,11 +13,15 @@
 
 
 #define UNIT_SHOWN  10
+#define UNIT_CASES  64
 
 
 ngx_pool_t               *unit_pool;
 ngx_cycle_t               unit_cycle;
 
+unit_case_t               unit_cases[UNIT_CASES + 1];
+
+static ngx_uint_t         unit_ncases;
 static ngx_uint_t         unit_checks;
 static ngx_uint_t         unit_failed;
 static ngx_uint_t         unit_forked;
@@ -84,8 +88,44 @@ unit_note(char *fmt, ...)
 }
 
 
+/* by line, whichever the order of constructors */
+
+void
+unit_add(char *name, void (*run)(void), ngx_uint_t takes, int line)
+{
+    ngx_uint_t  i;
+
+    if (unit_ncases == UNIT_CASES) {
+        abort();
+    }
+
+    for (i = unit_ncases++; i && unit_cases[i - 1].line > line; i--) {
+        unit_cases[i] = unit_cases[i - 1];
+    }
+
+    unit_cases[i].name = name;
+    unit_cases[i].run = run;
+    unit_cases[i].takes = takes;
+    unit_cases[i].line = line;
+}
+
+
+int __attribute__((weak))
+main(void)
+{
+    return unit_run();
+}
+
+
 int
-unit_run(unit_case_t *cases)
+unit_run(void)
+{
+    return unit_run_these(unit_cases);
+}
+
+
+int
+unit_run_these(unit_case_t *cases)
 {
     ngx_uint_t        i, failed;
     struct timespec   ts;

@@ -16,12 +16,43 @@
 #include <ngx_core.h>
 
 
+/*
+ * A case: its name, and its body behind that.  Cases run in the order of their
+ * lines.  One that is for engines says what must be so of them: ZONE_...
+ */
+
+#define unit_case(name)           unit_case_at(name, 0, __LINE__)
+#define engine_case(name, takes)  unit_case_at(name, takes, __LINE__)
+
+#define unit_case_at(name, takes, line)  unit_case_of(name, takes, line)
+#define unit_case_of(name, takes, line)                                       \
+    static void unit_case_##line(void);                                       \
+                                                                              \
+    static void __attribute__((constructor))                                  \
+    unit_add_##line(void)                                                     \
+    {                                                                         \
+        unit_add(name, unit_case_##line, takes, line);                        \
+    }                                                                         \
+                                                                              \
+    static void                                                               \
+    unit_case_##line(void)
+
+
 typedef struct {
     char         *name;
     void        (*run)(void);
+    ngx_uint_t    takes;
+    int           line;
 } unit_case_t;
 
-#define unit_cases_end  { NULL, NULL }
+void unit_add(char *name, void (*run)(void), ngx_uint_t takes, int line);
+
+/* what main() does, if a test has none of its own; the cases end with no name */
+
+int unit_run(void);
+int unit_run_these(unit_case_t *cases);
+
+extern unit_case_t  unit_cases[];
 
 
 /* true if it holds, so that a case can end where going on makes no sense */
@@ -36,8 +67,6 @@ typedef struct {
 int unit_check(int ok, char *text, char *file, int line);
 int unit_check_equal(int64_t got, int64_t wanted, char *text, char *file,
     int line);
-
-int unit_run(unit_case_t *cases);
 
 /* more about a failure, as a TAP comment */
 

@@ -2,7 +2,7 @@
 /* Requests that wait for another's outcome: who is woken, and in what order. */
 
 
-#include "engines.h"
+#include "zone.h"
 #include "workers_double.h"
 
 
@@ -190,8 +190,7 @@ wait_for(ngx_uint_t i, ngx_uint_t token, ngx_uint_t slot)
 
 /* whatever ends a claim wakes those slots that wait for it, each once */
 
-static void
-every_end_wakes(void)
+unit_case("whatever ends a claim wakes who waits, once")
 {
     op_t        op;
     ngx_uint_t  end;
@@ -269,8 +268,7 @@ every_end_wakes(void)
 
 /* slots at the ends of the set's words, and one that has none */
 
-static void
-every_slot_has_its_bit(void)
+unit_case("every slot has its bit")
 {
     op_t        op;
     ngx_uint_t  i;
@@ -303,10 +301,7 @@ every_slot_has_its_bit(void)
 }
 
 
-/* the first that comes is the first that is called, tokens apart */
-
-static void
-first_come_first_served(void)
+unit_case("first come, first served")
 {
     op_t        op[4];
     ngx_uint_t  i, n;
@@ -346,8 +341,7 @@ first_come_first_served(void)
 /* so many that each turn of the event loop has some of them: others are served
    in between, may come, and may go */
 
-static void
-many_in_turns(void)
+unit_case("many are called in many turns")
 {
     op_t        op;
     uint64_t    key;
@@ -398,8 +392,7 @@ many_in_turns(void)
 }
 
 
-static void
-nobody_knows_wakes_all(void)
+unit_case("\"who knows\" wakes all")
 {
     op_t        op[WAITERS];
     ngx_uint_t  i;
@@ -428,8 +421,7 @@ nobody_knows_wakes_all(void)
 }
 
 
-static void
-cancelled_is_not_called(void)
+unit_case("what is cancelled is not called")
 {
     op_t  op;
 
@@ -460,10 +452,7 @@ cancelled_is_not_called(void)
 }
 
 
-/* a handler may cancel those that stand before and behind it */
-
-static void
-cancelled_inside_a_handler(void)
+unit_case("cancelling inside a handler is safe")
 {
     op_t        op;
     ngx_uint_t  i;
@@ -504,10 +493,7 @@ cancelled_inside_a_handler(void)
 }
 
 
-/* after a release one of them is the owner, and the others wait for it */
-
-static void
-one_waiter_becomes_the_owner(void)
+unit_case("after a release one waiter becomes the owner")
 {
     op_t        op;
     waiter_t   *owner;
@@ -566,10 +552,7 @@ one_waiter_becomes_the_owner(void)
 }
 
 
-/* all of them get the outcome */
-
-static void
-waiters_replay(void)
+unit_case("all waiters replay an outcome")
 {
     op_t        op;
     ngx_uint_t  i, sum;
@@ -609,8 +592,7 @@ waiters_replay(void)
 
 /* one key for two tokens: whoever is woken in vain waits again */
 
-static void
-tokens_with_one_key(void)
+unit_case("tokens with one key")
 {
     op_t  op, twin;
 
@@ -649,8 +631,7 @@ tokens_with_one_key(void)
 
 /* one that need not wait, or must not */
 
-static void
-only_pending_is_waited_for(void)
+unit_case("only what is pending is waited for")
 {
     op_t  op;
 
@@ -680,8 +661,7 @@ only_pending_is_waited_for(void)
 
 /* wherever in the hash they are */
 
-static void
-nobody_knows_wakes_each(void)
+unit_case("\"who knows\" wakes wherever it waits")
 {
     op_t        op;
     ngx_uint_t  i;
@@ -720,8 +700,7 @@ nobody_knows_wakes_each(void)
 
 /* a claim that waits may be made again: it waits once, or is granted */
 
-static void
-made_again_while_it_waits(void)
+unit_case("a claim is made again while it waits")
 {
     op_t  op;
 
@@ -756,30 +735,4 @@ made_again_while_it_waits(void)
 
     double_nwakes = 0;
     close_empty();
-}
-
-
-static engine_case_t  cases[] = {
-    { "whatever ends a claim wakes who waits, once", every_end_wakes, 0 },
-    { "every slot has its bit", every_slot_has_its_bit, 0 },
-    { "first come, first served", first_come_first_served, 0 },
-    { "many are called in many turns", many_in_turns, 0 },
-    { "\"who knows\" wakes all", nobody_knows_wakes_all, 0 },
-    { "\"who knows\" wakes wherever it waits", nobody_knows_wakes_each, 0 },
-    { "what is cancelled is not called", cancelled_is_not_called, 0 },
-    { "cancelling inside a handler is safe", cancelled_inside_a_handler, 0 },
-    { "a claim is made again while it waits", made_again_while_it_waits, 0 },
-    { "after a release one waiter becomes the owner",
-      one_waiter_becomes_the_owner, 0 },
-    { "all waiters replay an outcome", waiters_replay, 0 },
-    { "tokens with one key", tokens_with_one_key, 0 },
-    { "only what is pending is waited for", only_pending_is_waited_for, 0 },
-    engine_cases_end
-};
-
-
-int
-main(void)
-{
-    return engines_run(cases);
 }

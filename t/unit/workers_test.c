@@ -123,8 +123,7 @@ stay(void *data)
 }
 
 
-static void
-slots_and_epochs(void)
+unit_case("slots and epochs")
 {
     ngx_pid_t                 pids[3];
     ngx_uint_t                i;
@@ -190,10 +189,7 @@ slots_and_epochs(void)
 }
 
 
-/* those of a set who live */
-
-static void
-sets(void)
+unit_case("those of a set who live")
 {
     ngx_pid_t                  pid;
     ngx_idempotency_workers_t  set;
@@ -238,8 +234,7 @@ sets(void)
  * silence must go on: all may have been stopped, and who asks wakes first.
  */
 
-static void
-a_stopped_worker_has_its_lease(void)
+unit_case("a stopped worker has its lease")
 {
     ngx_msec_t                 now;
     ngx_pid_t                  pid;
@@ -296,8 +291,7 @@ spin(void *data)
 }
 
 
-static void
-a_busy_worker_keeps_its_claims(void)
+unit_case("a busy worker keeps its claims")
 {
     ngx_pid_t                  pid;
     ngx_msec_t                 now;
@@ -388,8 +382,7 @@ started(ngx_pid_t pid)
 
 /* the pid of one that died may be another's by now: when it began tells */
 
-static void
-a_pid_has_another_process(void)
+unit_case("a pid that another process has")
 {
     uint64_t                   since;
     ngx_pid_t                  pid;
@@ -445,8 +438,7 @@ take_a_slot_twice(void *data)
 }
 
 
-static void
-an_epoch_of_its_own(void)
+unit_case("an epoch tells one holder of a slot from the next")
 {
     ngx_pid_t   pid;
     ngx_msec_t  now;
@@ -487,8 +479,7 @@ ask_as_another(void *data)
 }
 
 
-static void
-another_users_worker(void)
+unit_case("a worker of another user")
 {
     ngx_pid_t  pid;
 
@@ -514,8 +505,7 @@ another_users_worker(void)
  * which may be long ago for one that had nothing to do.
  */
 
-static void
-an_idle_worker_lives_when_it_claims(void)
+unit_case("an idle worker lives when it claims")
 {
     ngx_msec_t                 now;
     ngx_pid_t                  pid;
@@ -602,8 +592,7 @@ own_until_told(void *data)
 }
 
 
-static void
-signs_of_life(void)
+unit_case("signs of life")
 {
     ngx_pid_t                  pid;
     ngx_msec_t                 start_time;
@@ -658,8 +647,7 @@ set_of(ngx_idempotency_workers_t *set, ngx_int_t one, ngx_int_t two)
 }
 
 
-static void
-mailbox(void)
+unit_case("the mailbox, full and overflown")
 {
     ngx_uint_t                 i, n;
     ngx_idempotency_workers_t  self, nobody, other;
@@ -744,8 +732,7 @@ wake_again(uint64_t *key)
 }
 
 
-static void
-waking_oneself(void)
+unit_case("waking oneself")
 {
     ngx_uint_t                 i;
     ngx_idempotency_workers_t  self;
@@ -814,8 +801,7 @@ wait_for_keys(void *data)
 
 /* as many workers as there are slots, and one more; all reach each other */
 
-static void
-a_full_table(void)
+unit_case("a full table, all woken")
 {
     ngx_pid_t                  pids[NGX_IDEMPOTENCY_WORKERS + 1];
     ngx_uint_t                 i, n;
@@ -897,10 +883,7 @@ look_for_a_slot(void *data)
 }
 
 
-/* a slot that becomes free is taken by one that had none */
-
-static void
-a_slot_later(void)
+unit_case("a slot that becomes free is taken")
 {
     ngx_pid_t   pids[NGX_IDEMPOTENCY_WORKERS + 1];
     ngx_uint_t  i, n;
@@ -957,8 +940,7 @@ touch_the_table(void *data)
 }
 
 
-static void
-the_table_is_locked(void)
+unit_case("the table is touched under its lock only")
 {
     ngx_pid_t   pid;
     ngx_uint_t  i;
@@ -985,32 +967,4 @@ the_table_is_locked(void)
 
     unit_wait(pid);
     stop();
-}
-
-
-static unit_case_t  cases[] = {
-    { "slots and epochs", slots_and_epochs },
-    { "those of a set who live", sets },
-    { "a stopped worker has its lease", a_stopped_worker_has_its_lease },
-    { "a busy worker keeps its claims", a_busy_worker_keeps_its_claims },
-    { "a pid that another process has", a_pid_has_another_process },
-    { "an epoch tells one holder of a slot from the next",
-      an_epoch_of_its_own },
-    { "a worker of another user", another_users_worker },
-    { "an idle worker lives when it claims",
-      an_idle_worker_lives_when_it_claims },
-    { "signs of life", signs_of_life },
-    { "the mailbox, full and overflown", mailbox },
-    { "waking oneself", waking_oneself },
-    { "a full table, all woken", a_full_table },
-    { "a slot that becomes free is taken", a_slot_later },
-    { "the table is touched under its lock only", the_table_is_locked },
-    unit_cases_end
-};
-
-
-int
-main(void)
-{
-    return unit_run(cases);
 }
