@@ -13,8 +13,9 @@ package FakeRedis;
 #
 #       my $f = FakeRedis->new(%answers);   HELLO => "-ERR no\r\n": to each; a list:
 #                                           one after the other, '' closes the
-#                                           connection. CONNECT: said at once, then
-#                                           it closes
+#                                           connection; a sub: what it returns,
+#                                           undef is nothing. CONNECT: said at
+#                                           once, then it closes
 #       $f->port, $f->commands (all that were said, a list of lists),
 #       $f->connections (how many there were), $f->resets (how many were reset)
 #       $f->open: so many are open
@@ -251,7 +252,8 @@ sub answer {
     my $said = $state->{answers}{$name};
 
     if (defined $said) {
-        $said = shift @$said // '' if ref $said;
+        $said = shift @$said // '' if ref $said eq 'ARRAY';
+        $said = $said->(@args) // return 1 if ref $said eq 'CODE';
         syswrite $s, $said;
         return $said ne '';
     }

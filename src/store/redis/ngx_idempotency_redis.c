@@ -670,14 +670,13 @@ redis_look(ngx_idempotency_redis_node_t *node)
 
     conn = node->conns[0];
 
-    if (node->looking || conn == NULL || conn->retire
+    if (conn == NULL || conn->retire
         || conn->state != ngx_idempotency_redis_ready
         || ngx_current_msec - node->looked < REDIS_LOOK)
     {
         return;
     }
 
-    node->looking = 1;
     node->looked = ngx_current_msec;
 
     ngx_idempotency_redis_conn_ask(conn, redis_looked, node, "ROLE");
@@ -700,8 +699,6 @@ redis_looked(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_int_t                       n;
     ngx_uint_t                      i;
     ngx_idempotency_redis_reply_t  *replica;
-
-    node->looking = 0;
 
     if (reply == NULL) {
         return;

@@ -1443,10 +1443,18 @@ io_answer(ngx_idempotency_redis_conn_t *conn,
     conn->first = (conn->first + 1) % conn->size;
     conn->ndue--;
 
-    if (due.expected && conn->expected && --conn->expected == 0
-        && conn->state == ngx_idempotency_redis_ready)
-    {
-        ngx_del_timer(&conn->timer);
+    if (due.expected && conn->expected) {
+        conn->expected--;
+
+        if (conn->state == ngx_idempotency_redis_ready) {
+            ngx_del_timer(&conn->timer);
+
+            /* it answers: there is time anew for what else was asked */
+
+            if (conn->expected) {
+                ngx_add_timer(&conn->timer, conn->redis->conf.timeout);
+            }
+        }
     }
 
     if (due.handler) {

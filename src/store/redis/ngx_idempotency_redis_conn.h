@@ -186,7 +186,6 @@ struct ngx_idempotency_redis_node_s {
     ngx_msec_t                       tried;
     int64_t                          offset;
     unsigned                         missing:1;
-    unsigned                         looking:1;
 
     /* calls go to this node; it is only asked where others are */
     unsigned                         known:1;
