@@ -40,8 +40,15 @@ __wrap_sqlite3_column_bytes(sqlite3_stmt *st, int column)
 }
 
 
-static void
-begin(void)
+void
+unit_teardown(void)
+{
+    file_remove();
+}
+
+
+void
+unit_setup(void)
 {
     file_make(NULL);
     file_open(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
@@ -81,8 +88,6 @@ unit_case("quiet times")
     off_t                   most;
     ngx_uint_t              i, steps;
     ngx_idempotency_item_t  item;
-
-    begin();
 
     /* whose owner is gone is in doubt, however many live */
 
@@ -144,8 +149,6 @@ unit_case("quiet times")
     check(file_tidy(1000) == NGX_OK);
     check_equal(file_has(1000), 0);
     check(file_size("") < most / 4);
-
-    file_remove();
 }
 
 
@@ -156,8 +159,6 @@ unit_case("a week")
     off_t                   live, size;
     ngx_uint_t              hour, i, n;
     ngx_idempotency_item_t  item;
-
-    begin();
 
     n = 0;
 
@@ -196,8 +197,6 @@ unit_case("a week")
     check_equal(file_has(n - 1), 1);
     check_equal(file_has(n - 23 * 60), 1);
     check_equal(file_has(n - 25 * 60), 0);
-
-    file_remove();
 }
 
 
@@ -208,7 +207,6 @@ unit_case("instances, and the file's time")
     int64_t   now, base;
     uint64_t  instance;
 
-    begin();
     file_close();
 
     /* a number tells its file, and none is given twice */
@@ -291,8 +289,6 @@ unit_case("instances, and the file's time")
                 NGX_ERROR);
     check(strstr(ngx_idempotency_db_state(file.db)->error, "is another file")
           != NULL);
-
-    file_remove();
 }
 
 
@@ -350,7 +346,6 @@ unit_case("two processes, one file")
 
     claimed = unit_shared(RACE * sizeof(ngx_uint_t));
 
-    begin();
     file_close();
 
     pid[0] = unit_fork(race, claimed);
@@ -365,7 +360,6 @@ unit_case("two processes, one file")
     check_equal(wrong, 0);
 
     unit_unshared(claimed, RACE * sizeof(ngx_uint_t));
-    file_remove();
 }
 
 
@@ -400,7 +394,6 @@ unit_case("killed at any time")
     ngx_uint_t     i, lost, round, from;
     ngx_atomic_t  *done;
 
-    begin();
     file_close();
 
     done = unit_shared(sizeof(ngx_atomic_t));
@@ -429,7 +422,6 @@ unit_case("killed at any time")
     }
 
     unit_unshared((void *) done, sizeof(ngx_atomic_t));
-    file_remove();
 }
 
 
@@ -439,7 +431,6 @@ unit_case("opened beside a commit")
 {
     ngx_idempotency_mark_t  mark;
 
-    begin();
     file_close();
 
     mark = file.start.mark;
@@ -454,5 +445,4 @@ unit_case("opened beside a commit")
     check_equal(claim(1, file.start.instance), NGX_IDEMPOTENCY_CLAIMED);
 
     file.conf.mark = NULL;
-    file_remove();
 }

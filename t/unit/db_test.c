@@ -23,8 +23,15 @@
 #define IN_DOUBT  NGX_IDEMPOTENCY_IN_DOUBT
 
 
-static void
-begin(void)
+void
+unit_teardown(void)
+{
+    file_remove();
+}
+
+
+void
+unit_setup(void)
 {
     file_make(NULL);
     file_open(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
@@ -102,8 +109,6 @@ unit_case("ASK for what is absent")
 {
     ngx_idempotency_item_t  item;
 
-    begin();
-
     file_item(&item, ASK, 1, 10);
     item.old = 1;
     check_equal(file_do(&item), NGX_IDEMPOTENCY_ABSENT);
@@ -124,16 +129,12 @@ unit_case("ASK for what is absent")
     file_close();
     file_open(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
     check_equal(outcome(1), PENDING);
-
-    file_remove();
 }
 
 
 unit_case("ASK for what its own instance has pending")
 {
     ngx_idempotency_item_t  item;
-
-    begin();
 
     check_equal(do_one(ASK, 1, 10), NGX_IDEMPOTENCY_CLAIMED);
     check_equal(do_one(ASK, 1, 10), NGX_IDEMPOTENCY_CLAIMED);
@@ -155,16 +156,12 @@ unit_case("ASK for what its own instance has pending")
     check_equal(item.outcome, IN_DOUBT);
     check_equal(item.fence, 20);
     check_equal(outcome(1), IN_DOUBT);
-
-    file_remove();
 }
 
 
 unit_case("ASK for what is pending elsewhere")
 {
     ngx_idempotency_item_t  item;
-
-    begin();
 
     check_equal(do_of(ASK, 1, FILE_LIVING, 10), NGX_IDEMPOTENCY_CLAIMED);
 
@@ -200,8 +197,6 @@ unit_case("ASK for what is pending elsewhere")
     file_item(&item, ASK, 3, 20);
     check_equal(file_do(&item), NGX_IDEMPOTENCY_BOUND);
     check_equal(item.ends, file.now + FILE_HOUR * 5);
-
-    file_remove();
 }
 
 
@@ -209,8 +204,6 @@ unit_case("ASK for what is in doubt")
 {
     ngx_uint_t              i;
     ngx_idempotency_item_t  item;
-
-    begin();
 
     /* a gateway's error may be kept with it */
 
@@ -279,16 +272,12 @@ unit_case("ASK for what is in doubt")
     check_equal(file_do(&item), NGX_IDEMPOTENCY_CLAIMED);
     check_equal(outcome(3), PENDING);
     check_equal(fence_of(3), 11);
-
-    file_remove();
 }
 
 
 unit_case("ASK for what is done")
 {
     ngx_idempotency_item_t  item;
-
-    begin();
 
     check_equal(file_do(file_outcome(&item, 1, 10, DONE, 100)),
                 NGX_IDEMPOTENCY_OK);
@@ -315,8 +304,6 @@ unit_case("ASK for what is done")
     check_equal(file_do(&item), NGX_IDEMPOTENCY_BOUND);
     check_equal(item.outcome, NOT_KEPT);
     check_equal(item.response.len, 0);
-
-    file_remove();
 }
 
 
@@ -357,8 +344,6 @@ unit_case("PUT of what is newer")
         { NOT_KEPT, 10, PENDING, 10, 0 },
         { NOT_KEPT, 10, DONE, 11, 1 }
     };
-
-    begin();
 
     for (i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 
@@ -430,16 +415,12 @@ unit_case("PUT of what is newer")
 
     check_equal(put(102, 12, NOT_KEPT), NGX_IDEMPOTENCY_OK);
     check_equal(fence_of(102), 12);
-
-    file_remove();
 }
 
 
 unit_case("RELEASE and FORGET")
 {
     ngx_idempotency_item_t  item;
-
-    begin();
 
     check_equal(do_one(RELEASE, 1, 10), NGX_IDEMPOTENCY_ABSENT);
 
@@ -504,8 +485,6 @@ unit_case("RELEASE and FORGET")
     check_equal(do_one(FORGET, 2, 10), NGX_IDEMPOTENCY_OK);
     check_equal(do_one(RELEASE, 2, 10), NGX_IDEMPOTENCY_ABSENT);
     check_equal(put(2, 10, DONE), NGX_IDEMPOTENCY_OK);
-
-    file_remove();
 }
 
 
@@ -514,8 +493,6 @@ unit_case("what is over goes, in steps")
     ngx_uint_t              i, left;
     ngx_idempotency_item_t  item;
     u_char                  tokens[64][NGX_IDEMPOTENCY_DIGEST_LEN];
-
-    begin();
 
     for (i = 0; i < 20; i++) {
         file.now++;
@@ -557,8 +534,6 @@ unit_case("what is over goes, in steps")
     while (ngx_idempotency_db_tidy(file.db, file.now, 2) == NGX_AGAIN) { }
 
     check_equal(ngx_idempotency_db_tokens(file.db, NULL, tokens, 64), 3);
-
-    file_remove();
 }
 
 
@@ -575,8 +550,6 @@ unit_case("numbers of 64 bits, responses of any size")
     static size_t  sizes[] = {
         0, 1, 100, 3600, 3700, 3800, 3900, 4000, 4096, 4097, 8192, 1 << 20
     };
-
-    begin();
 
     /* fences rise, and instances are any, though SQLite's numbers have a sign */
 
@@ -624,8 +597,6 @@ unit_case("numbers of 64 bits, responses of any size")
     file_close();
     check_equal(file_start(1), NGX_OK);
     check(file.start.fence >= fences[3]);
-
-    file_remove();
 }
 
 
@@ -636,8 +607,6 @@ unit_case("all tokens, in pages")
     ngx_int_t                n;
     ngx_uint_t               i, count, disorder;
     ngx_idempotency_item_t  *items;
-
-    begin();
 
     items = calloc(300, sizeof(ngx_idempotency_item_t));
 
@@ -676,16 +645,12 @@ unit_case("all tokens, in pages")
     check_equal(n, 0);
     check_equal(count, 300);
     check_equal(disorder, 0);
-
-    file_remove();
 }
 
 
 unit_case("what is denied is not written")
 {
     ngx_idempotency_item_t  item;
-
-    begin();
 
     file.denied = 1;
     file_item(&item, ASK, 1, 10);
@@ -696,6 +661,4 @@ unit_case("what is denied is not written")
     file.denied = 0;
     check_equal(file_has(1), 0);
     check_equal(file_do(&item), NGX_IDEMPOTENCY_CLAIMED);
-
-    file_remove();
 }

@@ -622,7 +622,7 @@ main(void)
 {
     char                 *only, *name;
     size_t                len;
-    ngx_uint_t            i, n, runs;
+    ngx_uint_t            i, n, runs, takes;
     static unit_case_t    all[ENGINES_RUNS + 1];
 
     only = getenv("UNIT_ENGINE");
@@ -635,8 +635,9 @@ main(void)
         }
 
         for (n = 0; unit_cases[n].name && runs < ENGINES_RUNS; n++) {
+            takes = unit_cases[n].takes & ~UNIT_BARE;
 
-            if ((engines[i]->is & unit_cases[n].takes) != unit_cases[n].takes) {
+            if ((engines[i]->is & takes) != takes) {
                 continue;
             }
 
@@ -646,6 +647,7 @@ main(void)
 
             all[runs].name = name;
             all[runs].run = engines_case;
+            all[runs].takes = UNIT_BARE;
 
             engines_cases[runs] = &unit_cases[n];
             engines_of[runs++] = engines[i];
@@ -675,5 +677,5 @@ engines_case(void)
     ngx_rbtree_init(&ngx_event_timer_rbtree, &engines_timers,
                     ngx_rbtree_insert_timer_value);
 
-    engines_cases[engines_n++]->run();
+    unit_run_case(engines_cases[engines_n++]);
 }

@@ -9,32 +9,19 @@
 #define ZONE  (512 * 1024)
 
 
-static zone_t  zone;
-
-
-static void
-open_zone(void)
+void
+unit_setup(void)
 {
     double_reset();
     zone_open(&zone, ZONE, 0);
 }
 
 
-static void
-close_empty(void)
+void
+unit_teardown(void)
 {
     zone_check_empty(&zone);
     zone_close(&zone);
-}
-
-
-static void
-forget(ngx_uint_t token, ngx_msec_t now)
-{
-    op_t  op;
-
-    op_init(&op, token, 0, now);
-    check_equal(op_forget(&zone, &op), NGX_IDEMPOTENCY_OK);
 }
 
 
@@ -43,8 +30,6 @@ forget(ngx_uint_t token, ngx_msec_t now)
 unit_case("an old key opens nothing")
 {
     op_t  op, other;
-
-    open_zone();
 
     op_init(&op, 1, 1, 100);
     op.old = 1;
@@ -109,8 +94,6 @@ unit_case("an old key opens nothing")
     other.settled = 1;
     check_equal(op_release(&zone, &other), NGX_IDEMPOTENCY_OK);
     check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_EXPIRED);
-
-    close_empty();
 }
 
 
@@ -129,8 +112,6 @@ unit_case("bound until the later end")
         { 100, 5000, 0 }, { 100, 5000, 4899 }, { 100, 5000, 4900 },
         { 100, 5000, 4901 }, { 100, 5000, 6000 }, { 0, 1, 0 }, { 1, 0, 500 }
     };
-
-    open_zone();
 
     for (i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
 
@@ -154,8 +135,6 @@ unit_case("bound until the later end")
         op_init(&op, i, 1, ends);
         check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
     }
-
-    close_empty();
 }
 
 
@@ -168,8 +147,6 @@ unit_case("nothing is freed early, or kept by another")
 {
     op_t        op;
     ngx_uint_t  i;
-
-    open_zone();
 
     for (i = 0; i < 40; i++) {
         op_init(&op, i, 1, 1000);
@@ -194,8 +171,6 @@ unit_case("nothing is freed early, or kept by another")
 
     ngx_idempotency_record_expire(&zone.shm, 6000, 100);
     check_equal(zone_bound(&zone), 0);
-
-    close_empty();
 }
 
 
@@ -204,8 +179,6 @@ unit_case("nothing is freed early, or kept by another")
 unit_case("the ends of a doubt")
 {
     op_t  op, other;
-
-    open_zone();
 
     op_init(&op, 1, 1, 1000);
     op.window = 100;
@@ -249,5 +222,4 @@ unit_case("the ends of a doubt")
     zone_check(&zone);
 
     forget(1, 2200);
-    close_empty();
 }

@@ -10,7 +10,6 @@
 #define WAITERS  10
 
 
-static zone_t      zone;
 static ngx_uint_t  ncalled;
 static op_t        waiters[WAITERS];
 
@@ -80,16 +79,6 @@ served(op_t *op, size_t size)
     check_equal(op->outcome, NGX_IDEMPOTENCY_DONE);
     check_equal(op->status, 429);
     op_responded(op, size, 429);
-}
-
-
-static void
-forget(ngx_uint_t token, ngx_msec_t now)
-{
-    op_t  op;
-
-    op_init(&op, token, 0, now);
-    check_equal(op_forget(&zone, &op), NGX_IDEMPOTENCY_OK);
 }
 
 

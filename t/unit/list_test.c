@@ -10,7 +10,6 @@
 #define MANY  600
 
 
-static zone_t                    zone;
 static ngx_uint_t                seen[4 * MANY];
 static u_char                    tokens[4 * MANY][NGX_IDEMPOTENCY_DIGEST_LEN];
 static ngx_idempotency_listed_t  listed[2 * MANY];
@@ -47,16 +46,6 @@ claim(ngx_uint_t token, ngx_msec_t now)
     op_init(&op, token, token + 1, now);
     op.least = 5000;
     check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
-}
-
-
-static void
-forget(ngx_uint_t token, ngx_msec_t now)
-{
-    op_t  op;
-
-    op_init(&op, token, 0, now);
-    check_equal(op_forget(&zone, &op), NGX_IDEMPOTENCY_OK);
 }
 
 

@@ -15,7 +15,6 @@
 #define PAGE  4096
 
 
-static zone_t                   zone;
 static ngx_idempotency_tier_t   tier;
 static ngx_idempotency_secret_t secret;
 static ngx_rbtree_node_t        timers;
@@ -25,8 +24,8 @@ static ngx_uint_t               called;
 static const ngx_idempotency_backing_t  *behind = &double_backing;
 
 
-static void
-open_zone(void)
+void
+unit_setup(void)
 {
     double_reset();
     double_backing_reset();
@@ -57,8 +56,8 @@ open_zone(void)
 }
 
 
-static void
-close_zone(void)
+void
+unit_teardown(void)
 {
     ngx_event_t  *ev;
 
@@ -141,8 +140,6 @@ unit_case("what is there is found")
     ngx_idempotency_find_t   find;
     ngx_idempotency_item_t  *item;
 
-    open_zone();
-
     ngx_memzero(&find, sizeof(ngx_idempotency_find_t));
     token(&find.op, 1);
 
@@ -173,16 +170,12 @@ unit_case("what is there is found")
     check_equal(zone.store.engine->find(&zone.store, &find), NGX_OK);
     check_equal(find.op.result, NGX_IDEMPOTENCY_BOUND);
     check_equal(double_handed, 1);
-
-    close_zone();
 }
 
 
 unit_case("what is not, or can't be told, or changes")
 {
     ngx_idempotency_find_t  find;
-
-    open_zone();
 
     ngx_memzero(&find, sizeof(ngx_idempotency_find_t));
     token(&find.op, 1);
@@ -215,8 +208,6 @@ unit_case("what is not, or can't be told, or changes")
     answer(NGX_IDEMPOTENCY_BOUND, NGX_IDEMPOTENCY_DONE);
     check_equal(called, 4);
     check_equal(find.found.outcome, NGX_IDEMPOTENCY_DONE);
-
-    close_zone();
 }
 
 
@@ -224,8 +215,6 @@ unit_case("nobody wants to know any more")
 {
     ngx_idempotency_find_t  find, other;
     ngx_idempotency_list_t  list;
-
-    open_zone();
 
     ngx_memzero(&find, sizeof(ngx_idempotency_find_t));
     ngx_memzero(&other, sizeof(ngx_idempotency_find_t));
@@ -260,8 +249,6 @@ unit_case("nobody wants to know any more")
     double_page->n = 0;
     ngx_idempotency_page_listed(double_page);
     check_equal(called, 1);
-
-    close_zone();
 }
 
 
@@ -269,8 +256,6 @@ unit_case("forgotten there, too")
 {
     ngx_idempotency_item_t    *item;
     ngx_idempotency_forget_t   forget;
-
-    open_zone();
 
     ngx_memzero(&forget, sizeof(ngx_idempotency_forget_t));
     token(&forget.op, 1);
@@ -296,8 +281,6 @@ unit_case("forgotten there, too")
     check_equal(called, 2);
     check_equal(forget.op.result, NGX_IDEMPOTENCY_ABSENT);
     check_equal(double_handed, 1);
-
-    close_zone();
 }
 
 
@@ -314,7 +297,7 @@ round_ends(void)
 }
 
 
-unit_case("forgotten there, and then said so")
+bare_case("forgotten there, and then said so")
 {
     uint64_t                     key;
     ngx_idempotency_item_t      *item;
@@ -323,7 +306,7 @@ unit_case("forgotten there, and then said so")
     ngx_idempotency_complete_t   release;
 
     behind = &double_shared;
-    open_zone();
+    unit_setup();
 
     ngx_memzero(&forget, sizeof(ngx_idempotency_forget_t));
     token(&forget.op, 1);
@@ -390,7 +373,7 @@ unit_case("forgotten there, and then said so")
     check_equal(called, 4);
     check_equal(forget.op.result, NGX_IDEMPOTENCY_OK);
 
-    close_zone();
+    unit_teardown();
     behind = &double_backing;
 }
 
@@ -403,8 +386,6 @@ unit_case("room for itself")
     ngx_idempotency_find_t    find;
     ngx_idempotency_item_t   *item;
     ngx_idempotency_batch_t  *batch;
-
-    open_zone();
 
     ngx_memzero(&find, sizeof(ngx_idempotency_find_t));
     token(&find.op, 1);
@@ -435,7 +416,6 @@ unit_case("room for itself")
     check_equal(zone_size(&zone.shm.sh->remote), 1);
 
     zone.store.engine->cancel(&zone.store, &find.op);
-    close_zone();
 }
 
 
@@ -446,8 +426,6 @@ unit_case("room for a doubt that is taken over")
 {
     ngx_idempotency_claim_t     claim;
     ngx_idempotency_complete_t  complete;
-
-    open_zone();
 
     ngx_memzero(&claim, sizeof(ngx_idempotency_claim_t));
     token(&claim.op, 1);
@@ -481,8 +459,6 @@ unit_case("room for a doubt that is taken over")
     check_equal(claim.op.result, NGX_IDEMPOTENCY_CLAIMED);
     check_equal(claim.taken, 1);
     zone_check(&zone);
-
-    close_zone();
 }
 
 
@@ -493,8 +469,6 @@ unit_case("forgotten by another nginx")
 {
     ngx_idempotency_find_t   find;
     ngx_idempotency_claim_t  claim;
-
-    open_zone();
 
     ngx_memzero(&find, sizeof(ngx_idempotency_find_t));
     token(&find.op, 1);
@@ -535,8 +509,6 @@ unit_case("forgotten by another nginx")
 
     check_equal(zone.store.engine->claim(&zone.store, &claim), NGX_OK);
     check_equal(claim.op.result, NGX_IDEMPOTENCY_CLAIMED);
-
-    close_zone();
 }
 
 
@@ -574,8 +546,6 @@ unit_case("a wake-up that was lost")
     ngx_idempotency_find_t    find;
     ngx_idempotency_batch_t  *batch;
 
-    open_zone();
-
     ngx_memzero(&find, sizeof(ngx_idempotency_find_t));
     token(&find.op, 1);
 
@@ -590,21 +560,19 @@ unit_case("a wake-up that was lost")
     look_again();
     check_equal(called, 1);
     check_equal(find.op.result, NGX_IDEMPOTENCY_ABSENT);
-
-    close_zone();
 }
 
 
 /* ... and so is the end of a release, whether or not it was looked for before */
 
-unit_case("a wake-up that was lost, behind a release")
+bare_case("a wake-up that was lost, behind a release")
 {
     ngx_idempotency_find_t    find;
     ngx_idempotency_batch_t  *batch;
     ngx_idempotency_forget_t  forget;
 
     behind = &double_shared;
-    open_zone();
+    unit_setup();
 
     ngx_memzero(&find, sizeof(ngx_idempotency_find_t));
     token(&find.op, 1);
@@ -633,7 +601,7 @@ unit_case("a wake-up that was lost, behind a release")
     check_equal(called, 2);
     check_equal(forget.op.result, NGX_IDEMPOTENCY_OK);
 
-    close_zone();
+    unit_teardown();
     behind = &double_backing;
 }
 
@@ -642,8 +610,6 @@ unit_case("a list, page by page")
 {
     ngx_idempotency_list_t     list;
     ngx_idempotency_listed_t   rows[10];
-
-    open_zone();
 
     ngx_memzero(&list, sizeof(ngx_idempotency_list_t));
     token(&list.op, 0);
@@ -709,8 +675,6 @@ unit_case("a list, page by page")
     check_equal(called, 2);
     check_equal(list.n, 0);
     check_equal(list.op.result, NGX_IDEMPOTENCY_UNAVAILABLE);
-
-    close_zone();
 }
 
 
@@ -720,8 +684,6 @@ unit_case("a look counts as nothing")
 {
     ngx_idempotency_find_t     find;
     ngx_idempotency_figures_t  figures;
-
-    open_zone();
 
     ngx_memzero(&find, sizeof(ngx_idempotency_find_t));
     token(&find.op, 1);
@@ -741,6 +703,4 @@ unit_case("a look counts as nothing")
     check_equal(figures.records[NGX_IDEMPOTENCY_DONE], 1);
     check_equal(figures.undelivered, 0);
     check_equal(figures.counters.races, 0);
-
-    close_zone();
 }

@@ -9,9 +9,6 @@
 #define PAGE  ngx_pagesize
 
 
-static zone_t  zone;
-
-
 static void
 open_zone(size_t size, ngx_uint_t evict)
 {
@@ -25,16 +22,6 @@ close_empty(void)
 {
     zone_check_empty(&zone);
     zone_close(&zone);
-}
-
-
-static void
-forget(ngx_uint_t token)
-{
-    op_t  op;
-
-    op_init(&op, token, 0, 100);
-    check_equal(op_forget(&zone, &op), NGX_IDEMPOTENCY_OK);
 }
 
 
@@ -168,7 +155,7 @@ unit_case("a reserve must fit, up to an eighth of the zone")
     check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
 
     for (i = 0; i < n; i++) {
-        forget(i);
+        forget(i, 100);
     }
 
     zone_check_empty(&zone);
@@ -255,7 +242,7 @@ unit_case("the oldest responses go first, their tokens stay")
 
     for (i = 0; i < 200; i++) {
         if (i % 3) {
-            forget(i);
+            forget(i, 100);
 
         } else {
             op_init(&op, i, 1, 100 + 200 + 50000);
@@ -303,11 +290,11 @@ unit_case("completing evicts")
     check_equal(zone_size(&zone.shm.sh->kept), 0);
     zone_check(&zone);
 
-    forget(1000);
-    forget(1001);
+    forget(1000, 100);
+    forget(1001, 100);
 
     while (i--) {
-        forget(i);
+        forget(i, 100);
     }
 
     close_empty();
@@ -349,7 +336,7 @@ unit_case("without eviction nothing kept goes")
         check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
         check_equal(op.outcome, NGX_IDEMPOTENCY_DONE);
         op_responded(&op, 100 + 300 * (i % 20), i);
-        forget(i);
+        forget(i, 100);
         ngx_reset_pool(unit_pool);
     }
 
@@ -359,10 +346,10 @@ unit_case("without eviction nothing kept goes")
 
     if (op_find(&zone, &op) == NGX_IDEMPOTENCY_BOUND) {
         check_equal(op.outcome, NGX_IDEMPOTENCY_NOT_KEPT);
-        forget(n);
+        forget(n, 100);
     }
 
-    forget(1000);
+    forget(1000, 100);
     close_empty();
 }
 
@@ -482,7 +469,7 @@ unit_case("much room is made in steps")
 
         check(zone_bound(&zone) > n / 2);
 
-        forget(9999);
+        forget(9999, 100);
 
         while (n--) {
             op_init(&op, n, 1, 1100);
@@ -647,8 +634,8 @@ unit_case("the smallest zone can be full")
     check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_CLAIMED);
     zone_vacate(&zone);
 
-    forget(1);
-    forget(2);
+    forget(1, 100);
+    forget(2, 100);
     close_empty();
 }
 

@@ -91,8 +91,6 @@ typedef struct {
 } left_t;
 
 
-static zone_t            zone;
-
 static token_t           tokens[TOKENS];
 static claim_t           claims[CLAIMS];
 static waiter_t          waiters[WAITERS];
@@ -1150,7 +1148,7 @@ step_find(void)
 
 
 static void
-forget(ngx_uint_t token)
+forgets(ngx_uint_t token)
 {
     op_t        op;
     token_t    *t;
@@ -1355,7 +1353,7 @@ run(size_t size, ngx_uint_t evict, uint64_t seed, ngx_uint_t steps)
             step_find();
 
         } else if (action < 80) {
-            forget(below(TOKENS));
+            forgets(below(TOKENS));
 
         } else if (action < 83) {
             sweep();
@@ -1388,7 +1386,7 @@ run(size_t size, ngx_uint_t evict, uint64_t seed, ngx_uint_t steps)
     }
 
     for (i = 0; i < TOKENS; i++) {
-        forget(i);
+        forgets(i);
     }
 
     now += NGX_IDEMPOTENCY_SHM_LEFTOVER;

@@ -419,6 +419,16 @@ op_forget(zone_t *z, op_t *op)
 }
 
 
+void
+forget(ngx_uint_t token, ngx_msec_t now)
+{
+    op_t  op;
+
+    op_init(&op, token, 0, now);
+    check_equal(op_forget(&zone, &op), NGX_IDEMPOTENCY_OK);
+}
+
+
 ngx_uint_t
 op_renew(zone_t *z, op_t *op)
 {

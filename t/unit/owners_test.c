@@ -38,8 +38,8 @@ static shared_t   *shared;
 static process_t   processes[INSTANCES];
 
 
-static void
-start(void)
+void
+unit_setup(void)
 {
     char  name[] = "/tmp/owners.XXXXXX";
 
@@ -54,8 +54,8 @@ start(void)
 }
 
 
-static void
-stop(void)
+void
+unit_teardown(void)
 {
     char  name[160];
 
@@ -112,8 +112,6 @@ unit_case("a file of its own, and nothing else in its place")
     char         name[160], other[160];
     struct stat  st;
 
-    start();
-
     snprintf(name, sizeof(name), "%s-owners", path);
     snprintf(other, sizeof(other), "%s-others", path);
 
@@ -162,16 +160,12 @@ unit_case("a file of its own, and nothing else in its place")
 
     close(fd);
     check_equal(unlink(other), 0);
-
-    stop();
 }
 
 
 unit_case("long paths")
 {
     char  name[NGX_IDEMPOTENCY_FILE_PATH + 2];
-
-    start();
 
     ngx_memset(name, '/', sizeof(name));
     strcpy(name + sizeof(name) - 1 - strlen(path), path);
@@ -183,8 +177,6 @@ unit_case("long paths")
     close(ngx_idempotency_owners_open(name + 1, 1));
 
     check_equal(ngx_idempotency_owners_kept(1, name + 1), 0);
-
-    stop();
 }
 
 
@@ -192,8 +184,6 @@ unit_case("numbers: one's own, others', of another store")
 {
     int       a, b, c;
     uint64_t  other;
-
-    start();
 
     a = opened();
     b = opened();
@@ -261,8 +251,6 @@ unit_case("numbers: one's own, others', of another store")
     check(ngx_idempotency_owners_strangers(c, STORE, 0));
     check_equal(ngx_idempotency_owners_hold(c, STORE), NGX_ERROR);
     check_equal(commit_lock(c, 0), NGX_ERROR);
-
-    stop();
 }
 
 
@@ -311,8 +299,6 @@ unit_case("an instance lives until its last process has gone")
     ngx_pid_t  master, worker;
     ngx_uint_t i;
 
-    start();
-
     processes[1].id = 1;
     fd = opened();
 
@@ -355,8 +341,6 @@ unit_case("an instance lives until its last process has gone")
     }
 
     close(fd);
-
-    stop();
 }
 
 
@@ -386,8 +370,6 @@ unit_case("a binary upgrade does not take it along")
     char       c;
     ngx_pid_t  pid;
 
-    start();
-
     fd = opened();
 
     check_equal(pipe(to), 0);
@@ -410,8 +392,6 @@ unit_case("a binary upgrade does not take it along")
     close(from[0]);
     close(from[1]);
     close(fd);
-
-    stop();
 }
 
 
@@ -446,8 +426,6 @@ unit_case("one commits, others queue, whoever dies")
     int         fd, status;
     ngx_pid_t   pids[INSTANCES], stopped;
     ngx_uint_t  i, n, sum;
-
-    start();
 
     fd = opened();
 
@@ -506,6 +484,4 @@ unit_case("one commits, others queue, whoever dies")
 
     check_equal(commit_lock(fd, 1000), NGX_OK);
     close(fd);
-
-    stop();
 }

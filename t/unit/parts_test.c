@@ -9,19 +9,16 @@
 #define NOBODY  0
 
 
-static zone_t  zone;
-
-
-static void
-open_zone(void)
+void
+unit_setup(void)
 {
     double_reset();
     zone_open(&zone, 512 * 1024, 0);
 }
 
 
-static void
-close_empty(void)
+void
+unit_teardown(void)
 {
     zone_check_empty(&zone);
     zone_close(&zone);
@@ -69,16 +66,6 @@ bind_to(ngx_uint_t action, ngx_uint_t identity, ngx_uint_t body,
 }
 
 
-static void
-forget(void)
-{
-    op_t  op;
-
-    op_init(&op, 1, 0, 10);
-    check_equal(op_forget(&zone, &op), NGX_IDEMPOTENCY_OK);
-}
-
-
 /* each combination of what may differ */
 
 unit_case("a conflict tells what differs")
@@ -86,7 +73,6 @@ unit_case("a conflict tells what differs")
     op_t        op;
     ngx_uint_t  differs;
 
-    open_zone();
     bind_to(1, 1, 1, 1);
 
     for (differs = 0; differs < 16; differs++) {
@@ -112,8 +98,7 @@ unit_case("a conflict tells what differs")
         check(op.response.data == NULL);
     }
 
-    forget();
-    close_empty();
+    forget(1, 10);
 }
 
 
@@ -124,7 +109,6 @@ unit_case("all bytes count")
     op_t        op;
     ngx_uint_t  i;
 
-    open_zone();
     bind_to(1, 1, 1, 1);
 
     for (i = 0; i < NGX_IDEMPOTENCY_DIGEST_LEN; i++) {
@@ -154,8 +138,7 @@ unit_case("all bytes count")
                                 |NGX_IDEMPOTENCY_DIFFERS_SETTINGS);
     }
 
-    forget();
-    close_empty();
+    forget(1, 10);
 }
 
 
@@ -165,8 +148,6 @@ unit_case("what nobody in particular asked for is anybody's")
 {
     op_t        op, look;
     ngx_uint_t  who;
-
-    open_zone();
 
     /* while it is pending, and after */
 
@@ -196,7 +177,7 @@ unit_case("what nobody in particular asked for is anybody's")
         check_equal(op.differs, NGX_IDEMPOTENCY_DIFFERS_BODY);
     }
 
-    forget();
+    forget(1, 10);
 
     /* the other way round it is somebody's */
 
@@ -207,8 +188,7 @@ unit_case("what nobody in particular asked for is anybody's")
     check_equal(op.differs, NGX_IDEMPOTENCY_DIFFERS_IDENTITY);
     check_equal(op.anonymous, 0);
 
-    forget();
-    close_empty();
+    forget(1, 10);
 }
 
 
@@ -217,8 +197,6 @@ unit_case("what nobody in particular asked for is anybody's")
 unit_case("who takes over makes it his own")
 {
     op_t  op;
-
-    open_zone();
 
     request(&op, 1, NOBODY, 1, 1);
     check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
@@ -239,8 +217,7 @@ unit_case("who takes over makes it his own")
     request(&op, 1, 1, 1, 1);
     check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
 
-    forget();
-    close_empty();
+    forget(1, 10);
 }
 
 
@@ -248,7 +225,6 @@ unit_case("a token is found with what it is bound to")
 {
     op_t  op, look;
 
-    open_zone();
     bind_to(1, 2, 3, 4);
 
     request(&op, 1, 2, 3, 4);
@@ -259,15 +235,14 @@ unit_case("a token is found with what it is bound to")
     check(ngx_memcmp(look.fingerprint, op.fingerprint,
                      NGX_IDEMPOTENCY_DIGEST_LEN) == 0);
 
-    forget();
+    forget(1, 10);
 
     bind_to(1, NOBODY, 3, 4);
     op_init(&look, 1, 0, 10);
     check_equal(op_find(&zone, &look), NGX_IDEMPOTENCY_BOUND);
     check_equal(look.anonymous, 1);
 
-    forget();
-    close_empty();
+    forget(1, 10);
 }
 
 
@@ -277,7 +252,6 @@ unit_case("what is bound by another version is not compared")
 {
     op_t  op;
 
-    open_zone();
     bind_to(1, 1, 1, 1);
 
     request(&op, 1, 1, 1, 1);
@@ -293,7 +267,7 @@ unit_case("what is bound by another version is not compared")
     request(&op, 1, 1, 1, 1);
     check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
 
-    forget();
+    forget(1, 10);
 
     /* fresh ones are of that of who claims */
 
@@ -304,6 +278,5 @@ unit_case("what is bound by another version is not compared")
     request(&op, 1, 1, 1, 1);
     check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_VERSION);
 
-    forget();
-    close_empty();
+    forget(1, 10);
 }

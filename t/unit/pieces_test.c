@@ -21,8 +21,6 @@
 #define LARGE  (4 * NGX_IDEMPOTENCY_SHM_PIECE + 20000)
 
 
-static zone_t  zone;
-
 /* the claim that is completed in pieces, or the one that reads them */
 
 static op_t    op;
@@ -32,16 +30,16 @@ static op_t    op;
 static op_t    other;
 
 
-static void
-open_zone(ngx_uint_t evict)
+void
+unit_setup(void)
 {
     double_reset();
-    zone_open(&zone, ZONE, evict);
+    zone_open(&zone, ZONE, 0);
 }
 
 
-static void
-close_empty(void)
+void
+unit_teardown(void)
 {
     check_equal(zone_between_due(), 0);
     zone_check_empty(&zone);
@@ -50,7 +48,7 @@ close_empty(void)
 
 
 static void
-forget(zone_t *z)
+forget_it(zone_t *z)
 {
     op_t  f;
 
@@ -95,8 +93,6 @@ unit_case("responses of all sizes come back")
     uint64_t    seed;
     ngx_int_t   d;
 
-    open_zone(0);
-
     round_trip(0);
     round_trip(1);
     round_trip(2);
@@ -139,8 +135,6 @@ unit_case("responses of all sizes come back")
     for (i = 0; i < 300; i++) {
         round_trip(unit_below(&seed, 3 * NGX_IDEMPOTENCY_SHM_PIECE));
     }
-
-    close_empty();
 }
 
 
@@ -153,8 +147,6 @@ unit_case("responses in all kinds of pieces come back")
     ngx_buf_t    *b;
     ngx_uint_t    i, variant;
     ngx_chain_t **last, *cl;
-
-    open_zone(0);
 
     for (i = 0; i < sizeof(data); i++) {
         data[i] = (u_char) (i * 7 + i / 251);
@@ -216,18 +208,14 @@ unit_case("responses in all kinds of pieces come back")
         check(op.response.len == sizeof(data)
               && ngx_memcmp(op.response.data, data, sizeof(data)) == 0);
 
-        forget(&zone);
+        forget_it(&zone);
         ngx_reset_pool(unit_pool);
     }
-
-    close_empty();
 }
 
 
 unit_case("no memory to read into is an error")
 {
-    open_zone(0);
-
     check_equal(op_bind(&zone, 1, 1, 100, 1000, LARGE), NGX_IDEMPOTENCY_OK);
 
     op_init(&op, 1, 1, 100);
@@ -250,8 +238,7 @@ unit_case("no memory to read into is an error")
     check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
     op_responded(&op, LARGE, 1);
 
-    forget(&zone);
-    close_empty();
+    forget_it(&zone);
 }
 
 
@@ -262,8 +249,6 @@ unit_case("looked at with its response")
     ngx_uint_t  i;
 
     static const size_t  sizes[] = { 0, 1, 4096, 4097, PAGE * 20, LARGE };
-
-    open_zone(0);
 
     for (i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
 
@@ -277,7 +262,7 @@ unit_case("looked at with its response")
         check_equal(op.replays, 0);
         op_responded(&op, sizes[i], 1);
 
-        forget(&zone);
+        forget_it(&zone);
     }
 
     check_equal(op_try_read(&zone, &op), NGX_OK);
@@ -294,8 +279,6 @@ unit_case("looked at with its response")
     op_responded(&op, 0, 1);
 
     check_equal(op_release(&zone, &other), NGX_IDEMPOTENCY_OK);
-
-    close_empty();
 }
 
 
@@ -318,7 +301,7 @@ bind_large(uint64_t seed)
 static void
 forget_and_bind_another(zone_t *z)
 {
-    forget(z);
+    forget_it(z);
 
     op_init(&other, 1, 1, 100);
     check_equal(op_claim(z, &other), NGX_IDEMPOTENCY_CLAIMED);
@@ -332,7 +315,7 @@ forget_and_bind_another(zone_t *z)
 static void
 forget_and_claim(zone_t *z)
 {
-    forget(z);
+    forget_it(z);
 
     double_become(9);
     op_init(&other, 1, 1, 100);
@@ -344,7 +327,7 @@ forget_and_claim(zone_t *z)
 static void
 forget_and_bind_to_another(zone_t *z)
 {
-    forget(z);
+    forget_it(z);
     check_equal(op_bind(z, 1, 2, 100, 1000, 0), NGX_IDEMPOTENCY_OK);
 }
 
@@ -382,29 +365,23 @@ unit_case("forgotten while read: the token is fresh")
     uint64_t    fence;
     ngx_uint_t  n;
 
-    open_zone(0);
-
     for (n = 1; n <= 5; n++) {
         bind_large(5);
         fence = zone.shm.sh->fence;
 
-        zone_between(n, forget, &zone);
+        zone_between(n, forget_it, &zone);
         check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
         check_equal(op.fence, fence + 1);
         check_equal(double_workers[0].owned, 1);
         check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
         zone_check_empty(&zone);
     }
-
-    close_empty();
 }
 
 
 unit_case("bound anew while read: nothing of the old one")
 {
     ngx_uint_t  n;
-
-    open_zone(0);
 
     for (n = 1; n <= 5; n++) {
         bind_large(5);
@@ -418,7 +395,7 @@ unit_case("bound anew while read: nothing of the old one")
         check_equal(op.replays, 1);
         op_responded(&op, LARGE + 1, 77);
 
-        forget(&zone);
+        forget_it(&zone);
         ngx_reset_pool(unit_pool);
 
         bind_large(5);
@@ -429,7 +406,7 @@ unit_case("bound anew while read: nothing of the old one")
         check_equal(op.response.len, 0);
         check(op.response.data == NULL);
 
-        forget(&zone);
+        forget_it(&zone);
         ngx_reset_pool(unit_pool);
 
         bind_large(5);
@@ -438,19 +415,15 @@ unit_case("bound anew while read: nothing of the old one")
         check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CONFLICT);
         check(op.response.data == NULL);
 
-        forget(&zone);
+        forget_it(&zone);
         ngx_reset_pool(unit_pool);
     }
-
-    close_empty();
 }
 
 
 unit_case("expired while read: the token is fresh")
 {
     ngx_uint_t  n;
-
-    open_zone(0);
 
     for (n = 1; n <= 5; n++) {
         bind_large(5);
@@ -460,8 +433,6 @@ unit_case("expired while read: the token is fresh")
         check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
         ngx_reset_pool(unit_pool);
     }
-
-    close_empty();
 }
 
 
@@ -469,7 +440,7 @@ unit_case("evicted while read: not kept")
 {
     ngx_uint_t  n;
 
-    open_zone(1);
+    zone.shm.evict = 1;
 
     for (n = 1; n <= 5; n++) {
         bind_large(5);
@@ -481,20 +452,18 @@ unit_case("evicted while read: not kept")
         check_equal(op.response.len, 0);
         check(op.response.data == NULL);
 
-        forget(&zone);
+        forget_it(&zone);
         ngx_reset_pool(unit_pool);
     }
-
-    close_empty();
 }
 
 
-unit_case("torn while read: unavailable")
+bare_case("torn while read: unavailable")
 {
     ngx_uint_t  n;
 
     for (n = 1; n <= 5; n++) {
-        open_zone(0);
+        unit_setup();
         bind_large(5);
 
         zone_between(n, tear, &zone);
@@ -511,14 +480,11 @@ unit_case("torn while read: unavailable")
 
 unit_case("forgotten when all is read: replayed")
 {
-    open_zone(0);
     bind_large(5);
 
-    zone_between(6, forget, &zone);
+    zone_between(6, forget_it, &zone);
     check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
     op_responded(&op, LARGE, 5);
-
-    close_empty();
 }
 
 
@@ -599,8 +565,6 @@ unit_case("looked at while completed: pending")
 {
     ngx_uint_t  n;
 
-    open_zone(0);
-
     for (n = 1; n <= 4; n++) {
         claim_large();
 
@@ -613,7 +577,7 @@ unit_case("looked at while completed: pending")
         check_equal(other.replays, 1);
         op_responded(&other, LARGE, 5);
 
-        forget(&zone);
+        forget_it(&zone);
         ngx_reset_pool(unit_pool);
     }
 
@@ -625,8 +589,7 @@ unit_case("looked at while completed: pending")
     check_equal(zone_between_due(), 1);
     zone_between(0, NULL, NULL);
 
-    forget(&zone);
-    close_empty();
+    forget_it(&zone);
 }
 
 
@@ -634,27 +597,21 @@ unit_case("forgotten while completed: stale")
 {
     ngx_uint_t  n;
 
-    open_zone(0);
-
     for (n = 1; n <= 4; n++) {
         claim_large();
 
-        zone_between(n, forget, &zone);
+        zone_between(n, forget_it, &zone);
         check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_STALE);
         check_equal(double_workers[0].owned, 0);
         zone_check_empty(&zone);
         ngx_reset_pool(unit_pool);
     }
-
-    close_empty();
 }
 
 
 unit_case("claimed anew while completed: stale")
 {
     ngx_uint_t  n;
-
-    open_zone(0);
 
     for (n = 1; n <= 4; n++) {
         claim_large();
@@ -671,19 +628,15 @@ unit_case("claimed anew while completed: stale")
         check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
         op_responded(&op, 10, 3);
 
-        forget(&zone);
+        forget_it(&zone);
         ngx_reset_pool(unit_pool);
     }
-
-    close_empty();
 }
 
 
 unit_case("owner taken for dead while completed")
 {
     ngx_uint_t  n;
-
-    open_zone(0);
 
     for (n = 1; n <= 4; n++) {
         claim_large();
@@ -699,7 +652,7 @@ unit_case("owner taken for dead while completed")
         check_equal(other.outcome, NGX_IDEMPOTENCY_DONE);
         op_responded(&other, LARGE, 5);
 
-        forget(&zone);
+        forget_it(&zone);
         zone_check_empty(&zone);
         double_renew(0);
 
@@ -715,16 +668,12 @@ unit_case("owner taken for dead while completed")
         double_renew(0);
         ngx_reset_pool(unit_pool);
     }
-
-    close_empty();
 }
 
 
 unit_case("no memory for a later piece: trimmed")
 {
     ngx_uint_t  n;
-
-    open_zone(0);
 
     for (n = 1; n <= 4; n++) {
         claim_large();
@@ -741,21 +690,19 @@ unit_case("no memory for a later piece: trimmed")
         check_equal(other.replays, 0);
         check(other.response.data == NULL);
 
-        forget(&zone);
+        forget_it(&zone);
         zone_check_empty(&zone);
         ngx_reset_pool(unit_pool);
     }
-
-    close_empty();
 }
 
 
-unit_case("torn while completed: unavailable")
+bare_case("torn while completed: unavailable")
 {
     ngx_uint_t  n;
 
     for (n = 1; n <= 4; n++) {
-        open_zone(0);
+        unit_setup();
         claim_large();
 
         zone_between(n, tear, &zone);
@@ -771,27 +718,27 @@ unit_case("torn while completed: unavailable")
 
 /* whatever happens between two pieces, what is told is of one record */
 
-unit_case("looked at while it changes")
+bare_case("looked at while it changes")
 {
     ngx_uint_t  n;
 
     for (n = 1; n <= 4; n++) {
 
-        open_zone(0);
+        unit_setup();
         bind_large(3);
-        zone_between(n, forget, &zone);
+        zone_between(n, forget_it, &zone);
         check_equal(op_try_read(&zone, &op), NGX_OK);
         check_equal(op.result, NGX_IDEMPOTENCY_ABSENT);
-        close_empty();
+        unit_teardown();
 
-        open_zone(0);
+        unit_setup();
         bind_large(3);
         zone_between(n, forget_and_bind_another, &zone);
         check_equal(op_try_read(&zone, &op), NGX_OK);
         check_equal(op.result, NGX_IDEMPOTENCY_BOUND);
         check_equal(op.status, 201);
         op_responded(&op, LARGE + 1, 77);
-        forget(&zone);
-        close_empty();
+        forget_it(&zone);
+        unit_teardown();
     }
 }

@@ -9,19 +9,16 @@
 #define ZONE  (512 * 1024)
 
 
-static zone_t  zone;
-
-
-static void
-open_zone(void)
+void
+unit_setup(void)
 {
     double_reset();
     zone_open(&zone, ZONE, 0);
 }
 
 
-static void
-close_empty(void)
+void
+unit_teardown(void)
 {
     zone_check_empty(&zone);
     zone_close(&zone);
@@ -66,22 +63,10 @@ keep(ngx_uint_t token, ngx_uint_t value, ngx_uint_t quota, ngx_msec_t now,
 }
 
 
-static void
-forget(ngx_uint_t token, ngx_msec_t now)
-{
-    op_t  op;
-
-    op_init(&op, token, 0, now);
-    check_equal(op_forget(&zone, &op), NGX_IDEMPOTENCY_OK);
-}
-
-
 unit_case("so many for a value, and no more")
 {
     op_t        op;
     ngx_uint_t  i;
-
-    open_zone();
 
     for (i = 0; i < 5; i++) {
         keep(i, 1, 5, 100 + i, 1000);
@@ -126,7 +111,6 @@ unit_case("so many for a value, and no more")
 
     forget(10, 200);
     forget(12, 200);
-    close_empty();
 }
 
 
@@ -135,8 +119,6 @@ unit_case("so many for a value, and no more")
 unit_case("a place is free again however its token goes")
 {
     op_t  op, other;
-
-    open_zone();
 
     keep(1, 1, 1, 100, 50);
     check_equal(claim(2, 1, 1, 149), NGX_IDEMPOTENCY_LIMITED);
@@ -208,7 +190,6 @@ unit_case("a place is free again however its token goes")
 
     ngx_idempotency_record_expire(&zone.shm, 180 + NGX_IDEMPOTENCY_SHM_LEFTOVER,
                                   10);
-    close_empty();
 }
 
 
@@ -218,8 +199,6 @@ unit_case("what ended does not count")
 {
     op_t        op;
     ngx_uint_t  i;
-
-    open_zone();
 
     for (i = 0; i < 500; i++) {
         keep(i, 1, 500, 100, 50);
@@ -251,14 +230,12 @@ unit_case("what ended does not count")
     check_equal(claim(9, 1, 1, 1099), NGX_IDEMPOTENCY_LIMITED);
     check_equal(claim(9, 1, 1, 1100), NGX_IDEMPOTENCY_CLAIMED);
     forget(9, 1100);
-
-    close_empty();
 }
 
 
 /* ... but only those of the value are looked at, and not many at once */
 
-unit_case("... which is found out in small steps")
+bare_case("... which is found out in small steps")
 {
     op_t        op;
     ngx_uint_t  i, n, turns, most;
@@ -304,7 +281,7 @@ unit_case("... which is found out in small steps")
     forget(20003, 150);
 
     ngx_idempotency_record_expire(&zone.shm, 150, 10);
-    close_empty();
+    unit_teardown();
 }
 
 
@@ -315,8 +292,6 @@ unit_case("... in whatever order they end")
     op_t        op;
     ngx_uint_t  i, n;
     ngx_msec_t  now;
-
-    open_zone();
 
     n = 600;
 
@@ -351,8 +326,6 @@ unit_case("... in whatever order they end")
     for (now = 200; now < 200 + n; now++) {
         forget(1000 + now, now);
     }
-
-    close_empty();
 }
 
 
@@ -362,8 +335,6 @@ unit_case("values are told apart")
 {
     op_t        op;
     ngx_uint_t  i, n;
-
-    open_zone();
 
     for (i = 0; i < NGX_IDEMPOTENCY_DIGEST_LEN; i++) {
         counted(&op, i, 1, 1, 100);
@@ -398,8 +369,6 @@ unit_case("values are told apart")
 
         zone_check_empty(&zone);
     }
-
-    zone_close(&zone);
 }
 
 
@@ -410,8 +379,6 @@ unit_case("one client does not fill a zone for all")
     void       *slots[64];
     op_t        op;
     ngx_uint_t  i, n, full;
-
-    open_zone();
 
     for (i = 0; claim(i, 1, 200, 100) == NGX_IDEMPOTENCY_CLAIMED; i++) {
         /* void */
@@ -459,7 +426,7 @@ unit_case("one client does not fill a zone for all")
         forget(i, 100);
     }
 
-    close_empty();
+    unit_teardown();
 
     /* in a small zone the last page may be the record's */
 
@@ -490,5 +457,4 @@ unit_case("one client does not fill a zone for all")
     }
 
     zone_vacate(&zone);
-    close_empty();
 }

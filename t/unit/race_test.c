@@ -48,7 +48,6 @@ typedef struct {
 } process_t;
 
 
-static zone_t      zone;
 static shared_t   *shared;
 static process_t   processes[PROCESSES];
 
@@ -73,8 +72,8 @@ tick(void)
 }
 
 
-static void
-start(void)
+void
+unit_setup(void)
 {
     events_start();
     zone_open(&zone, ZONE, 0);
@@ -85,8 +84,8 @@ start(void)
 }
 
 
-static void
-stop(void)
+void
+unit_teardown(void)
 {
     op_t        op;
     ngx_uint_t  i;
@@ -300,8 +299,6 @@ unit_case("many processes, few tokens: one owner at a time")
     process_t  *p;
     ngx_uint_t  i;
 
-    start();
-
     for (i = 0; i < PROCESSES; i++) {
         p = &processes[i];
         p->id = i;
@@ -329,8 +326,6 @@ unit_case("many processes, few tokens: one owner at a time")
     check(shared->replays > 0);
     check_equal(shared->torn, 0);
     check_equal(shared->takeovers, 0);
-
-    stop();
 }
 
 
@@ -430,8 +425,6 @@ unit_case("an owner dies: the others take over")
     ngx_pid_t   pids[PROCESSES], holder;
     ngx_uint_t  i, round;
 
-    start();
-
     seed = unit_setting("UNIT_SEED", 1);
 
     for (round = 0; round < 10; round++) {
@@ -472,8 +465,6 @@ unit_case("an owner dies: the others take over")
 
     check_equal(shared->torn, 0);
     check(shared->takeovers >= 10);
-
-    stop();
 }
 
 
@@ -522,8 +513,6 @@ unit_case("a process dies at any time")
     ngx_pid_t   pids[PROCESSES];
     ngx_uint_t  i, round, torn, rounds;
 
-    start();
-
     seed = unit_setting("UNIT_SEED", 1);
     rounds = unit_setting("UNIT_DEATHS", 60);
     torn = 0;
@@ -548,8 +537,6 @@ unit_case("a process dies at any time")
 
     unit_note("died %u times, %u of them inside of the lock",
               (unsigned) rounds, (unsigned) torn);
-
-    stop();
 }
 
 
@@ -560,8 +547,6 @@ unit_case("a process dies inside of a change")
     uint64_t    seed;
     ngx_pid_t   pids[PROCESSES];
     ngx_uint_t  i, round, rounds;
-
-    start();
 
     seed = unit_setting("UNIT_SEED", 1);
     rounds = unit_setting("UNIT_DEATHS", 20);
@@ -579,8 +564,6 @@ unit_case("a process dies inside of a change")
         check(shared->torn > 0);
         check_equal(clean_up(), 1);
     }
-
-    stop();
 }
 
 
@@ -624,8 +607,6 @@ unit_case("one that sleeps in nobody's count is woken")
     ngx_pid_t     pid;
     ngx_shmtx_t  *mutex;
 
-    start();
-
     mutex = &zone.shm.shpool->mutex;
 
     if (mutex->semaphore) {
@@ -647,8 +628,6 @@ unit_case("one that sleeps in nobody's count is woken")
 
         unit_wait(pid);
     }
-
-    stop();
 }
 
 #endif

@@ -9,19 +9,16 @@
 #define ZONE  (512 * 1024)
 
 
-static zone_t  zone;
-
-
-static void
-open_zone(void)
+void
+unit_setup(void)
 {
     double_reset();
     zone_open(&zone, ZONE, 0);
 }
 
 
-static void
-close_zone(void)
+void
+unit_teardown(void)
 {
     zone_check(&zone);
     zone_close(&zone);
@@ -77,16 +74,6 @@ found(ngx_msec_t now, ngx_idempotency_outcome_e outcome, ngx_msec_t recorded)
 }
 
 
-static void
-forget(ngx_msec_t now)
-{
-    op_t  op;
-
-    op_init(&op, 1, 1, now);
-    check_equal(op_forget(&zone, &op), NGX_IDEMPOTENCY_OK);
-}
-
-
 unit_case("the lease counts anew")
 {
     op_t        op;
@@ -98,8 +85,6 @@ unit_case("the lease counts anew")
         { 100, 500 }, { 599, 500 }, { 599, 1 }, { 300, 100 }, { 300, 10000 },
         { 101, 499 }
     };
-
-    open_zone();
 
     for (i = 0; i < sizeof(renewals) / sizeof(renewals[0]); i++) {
 
@@ -114,7 +99,7 @@ unit_case("the lease counts anew")
         found(renewals[i].at + renewals[i].lease,
               NGX_IDEMPOTENCY_IN_DOUBT, renewals[i].at + renewals[i].lease);
 
-        forget(renewals[i].at + renewals[i].lease);
+        forget(1, renewals[i].at + renewals[i].lease);
     }
 
     /* again and again, for much longer than one lease, where time wraps */
@@ -130,8 +115,6 @@ unit_case("the lease counts anew")
 
     op.outcome = NGX_IDEMPOTENCY_DONE;
     check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_OK);
-
-    close_zone();
 }
 
 
@@ -141,23 +124,17 @@ unit_case("a renewal from before the claim")
 {
     op_t  op;
 
-    open_zone();
-
     claim(&op, 100, 500);
     check_equal(renew(&op, 95, 500), NGX_IDEMPOTENCY_OK);
 
     found(599, NGX_IDEMPOTENCY_PENDING, 100);
     found(600, NGX_IDEMPOTENCY_IN_DOUBT, 600);
-
-    close_zone();
 }
 
 
 unit_case("only the owner renews, as long as it is one")
 {
     op_t  op, other;
-
-    open_zone();
 
     op_init(&other, 1, 1, 100);
     other.fence = 1;
@@ -193,5 +170,4 @@ unit_case("only the owner renews, as long as it is one")
     check_equal(op_renew(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
 
     zone_check_empty(&zone);
-    close_zone();
 }

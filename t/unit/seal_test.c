@@ -71,8 +71,8 @@ parse_digest(ngx_idempotency_secret_t *secret, char *key, char *seal)
 }
 
 
-static void
-begin(void)
+void
+unit_setup(void)
 {
     parse_digest(&keyed, A, NULL);
     parse_digest(&sealing, A, B);
@@ -163,8 +163,6 @@ unit_case("there and back, of any length, sealed and plain")
 
     static size_t  lens[] = { 1, 2, 15, 16, 17, 1000, 65536, 3 * 1024 * 1024 };
 
-    begin();
-
     for (i = 0; i < sizeof(lens) / sizeof(lens[0]); i++) {
         len = lens[i];
 
@@ -198,8 +196,6 @@ unit_case("nothing but responses that are put, or found")
 {
     ngx_uint_t              i;
     ngx_idempotency_item_t  it;
-
-    begin();
 
     for (i = NGX_IDEMPOTENCY_ITEM_ASK; i <= NGX_IDEMPOTENCY_ITEM_FORGET; i++) {
         item(&it, 20);
@@ -301,8 +297,6 @@ unit_case("opened by another program")
     EVP_CIPHER_CTX         *ctx;
     ngx_idempotency_item_t  it;
 
-    begin();
-
     for (times = 0; times < 2; times++) {
 
         item(&it, 100);
@@ -365,8 +359,6 @@ unit_case("no two are sealed by one key")
     ngx_uint_t              i, k;
     ngx_idempotency_item_t  it[50];
 
-    begin();
-
     for (i = 0; i < 50; i++) {
         item(&it[i], 40);
     }
@@ -421,8 +413,6 @@ unit_case("a change of any bit of a response, and of its length")
     ngx_uint_t              bit;
     ngx_idempotency_item_t  it, sealed;
     ngx_idempotency_seal_e  wanted;
-
-    begin();
 
     item(&sealed, 20);
     ngx_idempotency_seal(&first, &sealed, 1, 1);
@@ -483,8 +473,6 @@ unit_case("a change of any bit of what goes with it")
         { &sealed.ends, 8 }
     };
 
-    begin();
-
     item(&sealed, 20);
     ngx_idempotency_seal(&first, &sealed, 1, 1);
     kept = sealed;
@@ -543,8 +531,6 @@ unit_case("keys that come and go, and none")
         { &second, &both, NGX_IDEMPOTENCY_SEAL_OPEN }
     };
 
-    begin();
-
     for (i = 0; i < sizeof(tried) / sizeof(tried[0]); i++) {
         item(&it, 20);
 
@@ -579,7 +565,6 @@ unit_case("no random bytes")
 {
     ngx_idempotency_item_t  it;
 
-    begin();
     no_random = 1;
 
     item(&it, 20);
@@ -655,8 +640,6 @@ unit_case("marks, as another program makes them")
         { NGX_IDEMPOTENCY_ITEM_PUT, NGX_IDEMPOTENCY_IN_DOUBT, 'U' }
     };
 
-    begin();
-
     for (times = 0; times < 2; times++) {
         for (i = 0; i < sizeof(tried) / sizeof(tried[0]); i++) {
             item(&it, 20);
@@ -726,8 +709,6 @@ unit_case("a change of any bit of a record that is marked")
         { &made.recorded, 8 },
         { &made.ends, 8 }
     };
-
-    begin();
 
     for (k = 0; k < 2; k++) {
         secret = k ? &keyed : &sealing;
@@ -811,8 +792,6 @@ unit_case("what changes without a key")
           NGX_IDEMPOTENCY_SEAL_OPEN }
     };
 
-    begin();
-
     for (i = 0; i < sizeof(tried) / sizeof(tried[0]); i++) {
         item(&it, 20);
         it.status = (tried[i].from == NGX_IDEMPOTENCY_PENDING) ? 0 : 201;
@@ -840,14 +819,14 @@ unit_case("what changes without a key")
 
 /* whether there is a key or not */
 
-unit_case("what is no record")
+bare_case("what is no record")
 {
     ngx_uint_t              i, k;
     ngx_idempotency_item_t  it;
 
     for (i = 0; i < 10; i++) {
         for (k = 0; k < 2; k++) {
-            begin();
+            unit_setup();
             item(&it, 20);
 
             switch (i) {

@@ -198,8 +198,8 @@ __wrap_recvmsg(int fd, struct msghdr *msg, int flags)
 }
 
 
-static void
-start(void)
+void
+unit_setup(void)
 {
     char  name[] = "/tmp/start.XXXXXX";
 
@@ -224,8 +224,8 @@ start(void)
 }
 
 
-static void
-stop(void)
+void
+unit_teardown(void)
 {
     DIR            *d;
     char            name[512];
@@ -440,8 +440,6 @@ unit_case("made, and found again: numbers that are given once")
     ngx_uint_t               i;
     static ngx_idempotency_start_t  s;
 
-    start();
-
     /* it may have been lost: that is said */
 
     unit_expect(NULL);
@@ -478,8 +476,6 @@ unit_case("made, and found again: numbers that are given once")
     check(!ngx_idempotency_owners_others(fd, s.instance));
 
     close(fd);
-
-    stop();
 }
 
 
@@ -491,8 +487,6 @@ unit_case("over reloads, and with the configuration's end")
     ngx_uint_t               i;
     ngx_pool_t              *pools[2];
     static ngx_idempotency_start_t  s[2];
-
-    start();
 
     pools[0] = unit_pool;
     check_equal(begin(&s[0]), NGX_OK);
@@ -532,16 +526,12 @@ unit_case("over reloads, and with the configuration's end")
     check(!ngx_idempotency_owners_alive(fd, s[1].instance));
 
     close(fd);
-
-    stop();
 }
 
 
 unit_case("open to others: no more, and that is said")
 {
     static ngx_idempotency_start_t  s;
-
-    start();
 
     (void) begin_and_end();
     check_equal(chmod(path, 0644), 0);
@@ -563,8 +553,6 @@ unit_case("open to others: no more, and that is said")
     check_equal(mode_of(beside("-owners")), 0600);
 
     (void) begin_and_end();
-
-    stop();
 }
 
 
@@ -572,8 +560,6 @@ unit_case("nginx -t makes nothing")
 {
     uint64_t                 before;
     static ngx_idempotency_start_t  s, t;
-
-    start();
 
     ngx_test_config = 1;
     before = state();
@@ -594,16 +580,12 @@ unit_case("nginx -t makes nothing")
 
     ngx_test_config = 0;
     check_equal(begin_and_end(), s.instance + 1);
-
-    stop();
 }
 
 
 unit_case("where it can't be, or not by this user")
 {
     char  was[64], other[64];
-
-    start();
 
     strcpy(was, path);
     snprintf(other, sizeof(other), "%s/other", dir);
@@ -675,14 +657,12 @@ unit_case("where it can't be, or not by this user")
     }
 
     (void) begin_and_end();
-
-    stop();
 }
 
 
 /* by another key its tokens would not be found */
 
-unit_case("another digest key than it was made with")
+bare_case("another digest key than it was made with")
 {
     ngx_uint_t  i, k;
 
@@ -699,7 +679,7 @@ unit_case("another digest key than it was made with")
     };
 
     for (i = 0; i < 3; i++) {
-        start();
+        unit_setup();
 
         stamp[15] = (u_char) i;
         (void) begin_and_end();
@@ -715,7 +695,7 @@ unit_case("another digest key than it was made with")
         stamp[15] = (u_char) i;
         (void) begin_and_end();
 
-        stop();
+        unit_teardown();
     }
 
     stamp[15] = 0;
@@ -729,8 +709,6 @@ unit_case("what stands beside it")
     char         *suffix;
     ngx_uint_t    i;
     static char  *suffixes[] = { "-wal", "-shm", "-journal", "-owners" };
-
-    start();
 
     (void) begin_and_end();
     check_equal(unlink(beside("-owners")), 0);
@@ -761,8 +739,6 @@ unit_case("what stands beside it")
 
     put(beside("-wal"), "", 0);
     (void) begin_and_end();
-
-    stop();
 }
 
 
@@ -770,8 +746,6 @@ unit_case("empty, cut off, another's, of another version")
 {
     char         zeros[8192];
     struct stat  st;
-
-    start();
 
     ngx_memzero(zeros, sizeof(zeros));
 
@@ -818,8 +792,6 @@ unit_case("empty, cut off, another's, of another version")
 
     check_equal(truncate(path, 50), 0);
     refused_by_both("\" is a file of another program, or damaged");
-
-    stop();
 }
 
 
@@ -829,8 +801,6 @@ unit_case("damaged further down")
     off_t                    at;
     struct stat              st;
     static ngx_idempotency_start_t  s;
-
-    start();
 
     (void) begin_and_end();
 
@@ -852,16 +822,12 @@ unit_case("damaged further down")
     }
 
     check(at > 4096);
-
-    stop();
 }
 
 
 unit_case("a file system without locks")
 {
     static ngx_idempotency_start_t  s;
-
-    start();
 
     no_locks = 1;
     check_equal(begin(&s), NGX_ERROR);
@@ -870,8 +836,6 @@ unit_case("a file system without locks")
 
     no_locks = 0;
     (void) begin_and_end();
-
-    stop();
 }
 
 
@@ -879,8 +843,6 @@ unit_case("a long name")
 {
     char                     name[NGX_IDEMPOTENCY_FILE_PATH + 2];
     static ngx_idempotency_start_t  s;
-
-    start();
 
     ngx_memset(name, '/', sizeof(name));
     strcpy(name + sizeof(name) - 1 - strlen(path), path);
@@ -904,8 +866,6 @@ unit_case("a long name")
     check_equal(ngx_idempotency_start(&s, unit_pool, unit_cycle.log), NGX_OK);
     check(unit_logged("the state file \"/////"));
     check_equal(mode_of(path), 0600);
-
-    stop();
 }
 
 
@@ -915,8 +875,6 @@ unit_case("replaced under a living owner")
 {
     int                      fd;
     static ngx_idempotency_start_t  s, t;
-
-    start();
 
     wall = (int64_t) 1750000000 * 1000;
 
@@ -949,8 +907,6 @@ unit_case("replaced under a living owner")
 
     ngx_idempotency_start_leave(&s);
     (void) begin_and_end();
-
-    stop();
 }
 
 
@@ -960,8 +916,6 @@ unit_case("set back, or gone")
 {
     char        command[256];
     ngx_uint_t  i;
-
-    start();
 
     (void) begin_and_end();
 
@@ -983,8 +937,6 @@ unit_case("set back, or gone")
 
     check_equal(unlink(path), 0);
     refused_by_both("is gone, and has left /tmp/");
-
-    stop();
 }
 
 
@@ -992,8 +944,6 @@ unit_case("its time, over boots and clocks")
 {
     int64_t                  base;
     static ngx_idempotency_start_t  s;
-
-    start();
 
     boot = "11111111-1111-1111-1111-111111111111";
     check_equal(begin(&s), NGX_OK);
@@ -1021,8 +971,6 @@ unit_case("its time, over boots and clocks")
     check(unit_logged("s behind the time of the state file \"/tmp/"));
     check(s.base > base - 60000);
     ngx_idempotency_start_leave(&s);
-
-    stop();
 }
 
 
@@ -1031,8 +979,6 @@ unit_case("its time, over boots and clocks")
 unit_case("what the child has open does not get through")
 {
     static ngx_idempotency_start_t  s;
-
-    start();
 
     for (room = 0; room <= (ssize_t) CMSG_LEN(sizeof(int));
          room += CMSG_LEN(sizeof(int)))
@@ -1047,16 +993,12 @@ unit_case("what the child has open does not get through")
     check_equal(begin(&s), NGX_OK);
     check(!s.others);
     ngx_idempotency_start_leave(&s);
-
-    stop();
 }
 
 
 unit_case("the child dies, hangs, or tells nothing")
 {
     static ngx_idempotency_start_t  s;
-
-    start();
 
     does = DIES_FIRST;
     check_equal(begin(&s), NGX_ERROR);
@@ -1106,8 +1048,6 @@ unit_case("the child dies, hangs, or tells nothing")
     check_equal(begin(&s), NGX_OK);
     check_equal(number_of(&s), 3);
     ngx_idempotency_start_leave(&s);
-
-    stop();
 }
 
 
@@ -1131,8 +1071,6 @@ unit_case("beside nginx's handler of SIGCHLD")
     ngx_pid_t                pid;
     struct sigaction         sa, old;
     static ngx_idempotency_start_t  s;
-
-    start();
 
     ngx_memzero(&sa, sizeof(struct sigaction));
     sa.sa_handler = on_sigchld;
@@ -1183,8 +1121,6 @@ unit_case("beside nginx's handler of SIGCHLD")
 
     check_equal(handled, 1);
     check_equal(sigaction(SIGCHLD, &old, NULL), 0);
-
-    stop();
 }
 
 
@@ -1220,8 +1156,6 @@ unit_case("many at once")
     uint64_t    first;
     ngx_pid_t   pids[STARTS];
     ngx_uint_t  i, n, round, numbers[STARTS];
-
-    start();
 
     for (round = 0; round < 10; round++) {
 
@@ -1261,8 +1195,6 @@ unit_case("many at once")
         (void) unlink(beside("-wal"));
         (void) unlink(beside("-shm"));
     }
-
-    stop();
 }
 
 
@@ -1272,19 +1204,19 @@ as_another(void *data)
     check_equal(setgid(12345), 0);
     check_equal(setuid(12345), 0);
 
-    start();
+    unit_setup();
 
     check_equal(user, 12345);
     (void) begin_and_end();
     check_equal(mode_of(path), 0600);
 
-    stop();
+    unit_teardown();
 }
 
 
 /* an ordinary user's workers are his own, whatever `user` says */
 
-unit_case("as an ordinary user")
+bare_case("as an ordinary user")
 {
     if (geteuid() == 0) {
         unit_wait(unit_fork(as_another, NULL));

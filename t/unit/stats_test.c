@@ -11,7 +11,6 @@
 #define HOUR    3600000
 
 
-static zone_t                     zone;
 static ngx_idempotency_figures_t  figures;
 
 

@@ -10,19 +10,16 @@
 #define ZONE  (512 * 1024)
 
 
-static zone_t  zone;
-
-
-static void
-open_zone(void)
+void
+unit_setup(void)
 {
     double_reset();
     zone_open(&zone, ZONE, 0);
 }
 
 
-static void
-close_empty(void)
+void
+unit_teardown(void)
 {
     zone_check_empty(&zone);
     zone_close(&zone);
@@ -38,16 +35,6 @@ complete(op_t *op, ngx_idempotency_outcome_e outcome,
     op_respond(op, size, op->fence);
 
     check_equal(op_complete(&zone, op), NGX_IDEMPOTENCY_OK);
-}
-
-
-static void
-forget(ngx_uint_t token, ngx_msec_t now)
-{
-    op_t  op;
-
-    op_init(&op, token, 0, now);
-    check_equal(op_forget(&zone, &op), NGX_IDEMPOTENCY_OK);
 }
 
 
@@ -69,8 +56,6 @@ unit_case("a token's way: claim, repeat, complete, replay, forget")
 {
     op_t        op, other;
     ngx_uint_t  i;
-
-    open_zone();
 
     op_init(&op, 1, 1, 100);
     check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
@@ -119,8 +104,6 @@ unit_case("a token's way: claim, repeat, complete, replay, forget")
     check_equal(op_find(&zone, &other), NGX_IDEMPOTENCY_ABSENT);
 
     check(double_nwakes == 0 || !zone_is(ZONE_CALM));
-
-    close_empty();
 }
 
 
@@ -128,8 +111,6 @@ unit_case("a released token is fresh")
 {
     op_t      op;
     uint64_t  fence;
-
-    open_zone();
 
     op_init(&op, 1, 1, 0);
     check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
@@ -146,8 +127,6 @@ unit_case("a released token is fresh")
     check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
     check(op.fence > fence);
     check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
-
-    close_empty();
 }
 
 
@@ -168,8 +147,6 @@ unit_case("another fingerprint is a conflict, whatever the outcome")
         { NGX_IDEMPOTENCY_IN_DOUBT, 100 },
         { NGX_IDEMPOTENCY_IN_DOUBT, 0 }
     };
-
-    open_zone();
 
     for (i = 0; i < sizeof(bound) / sizeof(bound[0]); i++) {
 
@@ -207,8 +184,6 @@ unit_case("another fingerprint is a conflict, whatever the outcome")
 
         forget(i, 60);
     }
-
-    close_empty();
 }
 
 
@@ -218,8 +193,6 @@ unit_case("each byte of a token and of a fingerprint counts")
 {
     op_t        op, other;
     ngx_uint_t  i;
-
-    open_zone();
 
     op_init(&op, 1, 1, 50);
     check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
@@ -237,7 +210,6 @@ unit_case("each byte of a token and of a fingerprint counts")
     }
 
     forget(1, 60);
-    close_empty();
 }
 
 
@@ -246,8 +218,6 @@ unit_case("fences rise")
     op_t        op;
     uint64_t    last;
     ngx_uint_t  i;
-
-    open_zone();
 
     last = 0;
 
@@ -265,16 +235,12 @@ unit_case("fences rise")
             forget(i % 7, i);
         }
     }
-
-    close_empty();
 }
 
 
 unit_case("stale owners change nothing")
 {
     op_t  late, op, look;
-
-    open_zone();
 
     /* its token was forgotten */
 
@@ -330,7 +296,6 @@ unit_case("stale owners change nothing")
     op_responded(&look, 10, op.fence);
 
     forget(1, 40);
-    close_empty();
 }
 
 
@@ -345,7 +310,7 @@ expiry_from(ngx_msec_t base)
     static const ngx_msec_t  windows[] = { 1000, 1, 500, 2, 999, 70, 1001, 70,
                                            86400000, 3 };
 
-    open_zone();
+    unit_setup();
 
     n = sizeof(windows) / sizeof(windows[0]);
 
@@ -398,17 +363,17 @@ expiry_from(ngx_msec_t base)
         }
     }
 
-    close_empty();
+    unit_teardown();
 }
 
 
-unit_case("expiry is exact, for mixed windows")
+bare_case("expiry is exact, for mixed windows")
 {
     expiry_from(5000000);
 }
 
 
-unit_case("expiry is exact where time wraps")
+bare_case("expiry is exact where time wraps")
 {
     expiry_from((ngx_msec_t) -1);
     expiry_from((ngx_msec_t) -500);
@@ -418,8 +383,6 @@ unit_case("expiry is exact where time wraps")
 engine_case("what has ended is freed in its turn", ZONE_STAYS)
 {
     ngx_uint_t  i;
-
-    open_zone();
 
     for (i = 0; i < 10; i++) {
         check_equal(op_bind(&zone, i, 1, 100 + 5 * i, 50, 10),
@@ -433,16 +396,12 @@ engine_case("what has ended is freed in its turn", ZONE_STAYS)
         ngx_idempotency_record_expire(&zone.shm, 150 + 5 * i, 100);
         check_equal(zone_bound(&zone), 9 - i);
     }
-
-    close_empty();
 }
 
 
 unit_case("the window starts with the outcome")
 {
     op_t  op;
-
-    open_zone();
 
     op_init(&op, 1, 1, 1000);
     op.window = 10;
@@ -460,8 +419,6 @@ unit_case("the window starts with the outcome")
 
     op_init(&op, 1, 1, 500010);
     check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
-
-    close_empty();
 }
 
 
@@ -470,8 +427,6 @@ unit_case("the window starts with the outcome")
 unit_case("a window of no length")
 {
     op_t  none, some, op;
-
-    open_zone();
 
     op_init(&none, 1, 1, 100);
     none.window = 0;
@@ -494,8 +449,6 @@ unit_case("a window of no length")
     check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_BOUND);
     op_init(&op, 2, 1, 1100);
     check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
-
-    close_empty();
 }
 
 
@@ -507,8 +460,6 @@ engine_case("what expired is freed on the way", ZONE_STAYS)
     op_t        op;
     ngx_uint_t  i, n;
     ngx_msec_t  now;
-
-    open_zone();
 
     n = 2 * NGX_IDEMPOTENCY_SHM_EXPIRE + 10;
 
@@ -547,7 +498,6 @@ engine_case("what expired is freed on the way", ZONE_STAYS)
     check_equal(op.outcome, NGX_IDEMPOTENCY_PENDING);
 
     forget(1000, 1000000);
-    close_empty();
 }
 
 
@@ -557,8 +507,6 @@ unit_case("tokens with equal first bytes are told apart")
 {
     op_t        op;
     ngx_uint_t  i, n;
-
-    open_zone();
 
     for (i = 0; i < 256; i++) {
         op_init(&op, 1, 1, 100);
@@ -583,16 +531,12 @@ unit_case("tokens with equal first bytes are told apart")
             zone_check(&zone);
         }
     }
-
-    close_empty();
 }
 
 
 unit_case("a doubt is replayed, or taken over")
 {
     op_t  op, other;
-
-    open_zone();
 
     op_init(&op, 1, 1, 100);
     check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
@@ -636,8 +580,6 @@ unit_case("a doubt is replayed, or taken over")
 
     op_init(&op, 1, 1, 320 + 77);
     check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
-
-    close_empty();
 }
 
 
@@ -647,8 +589,6 @@ unit_case("a doubt is taken over and released")
 {
     op_t        op;
     ngx_uint_t  i;
-
-    open_zone();
 
     for (i = 0; i < 4; i++) {
         op_init(&op, i, 1, 100);
@@ -681,22 +621,20 @@ unit_case("a doubt is taken over and released")
             forget(100, 200);
         }
     }
-
-    close_empty();
 }
 
 
 /* who took it over has not executed it: it may have been executed before, and
    nobody does so who does not want to retry */
 
-unit_case("a doubt is one again, if who took it over has not executed it")
+bare_case("a doubt is one again, if who took it over has not executed it")
 {
     op_t        op, other, third;
     ngx_uint_t  leave;
 
     for (leave = 0; leave < 2; leave++) {
 
-        open_zone();
+        unit_setup();
 
         op_init(&op, 1, 1, 100);
         check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
@@ -757,7 +695,7 @@ unit_case("a doubt is one again, if who took it over has not executed it")
         check(!op.doubt);
 
         ngx_idempotency_record_expire(&zone.shm, 60000, 10);
-        close_empty();
+        unit_teardown();
     }
 }
 
@@ -767,8 +705,6 @@ unit_case("a doubt is one again, if who took it over has not executed it")
 unit_case("a dead owner is noticed by a claim")
 {
     op_t  op, other;
-
-    open_zone();
 
     double_become(3);
     op_init(&op, 1, 1, 100);
@@ -842,13 +778,12 @@ unit_case("a dead owner is noticed by a claim")
     check_equal(other.outcome, NGX_IDEMPOTENCY_IN_DOUBT);
 
     forget(1, 3000000);
-    close_empty();
 }
 
 
 /* ... and by a sweep, of as many as there are, sparing the living */
 
-unit_case("dead owners are swept")
+bare_case("dead owners are swept")
 {
     op_t        op;
     ngx_uint_t  i, n;
@@ -857,7 +792,7 @@ unit_case("dead owners are swept")
 
     for (n = 0; n < sizeof(many) / sizeof(many[0]); n++) {
 
-        open_zone();
+        unit_setup();
 
         for (i = 0; i < many[n]; i++) {
             double_become(i % 2 ? 70 : 5);
@@ -894,7 +829,7 @@ unit_case("dead owners are swept")
             forget(1000 + i, 300);
         }
 
-        close_empty();
+        unit_teardown();
     }
 }
 
@@ -902,8 +837,6 @@ unit_case("dead owners are swept")
 unit_case("a silent owner has its lease")
 {
     op_t  op, other;
-
-    open_zone();
 
     double_become(3);
     op_init(&op, 1, 1, 100);
@@ -959,8 +892,6 @@ unit_case("a silent owner has its lease")
 
     forget(1, 2500);
     check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_STALE);
-
-    close_empty();
 }
 
 
@@ -972,8 +903,6 @@ unit_case("a silent owner has its lease")
 engine_case("an owner that was not dead is heard", ZONE_ALONE)
 {
     op_t  op, other;
-
-    open_zone();
 
     /* it says what came of it */
 
@@ -1044,15 +973,12 @@ engine_case("an owner that was not dead is heard", ZONE_ALONE)
     check_equal(other.status, 504);
 
     forget(1, 3500);
-    close_empty();
 }
 
 
 engine_case("a fence tells what is forgotten", ZONE_STAYS)
 {
     op_t  op, other;
-
-    open_zone();
 
     op_init(&op, 1, 1, 100);
     check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
@@ -1067,19 +993,17 @@ engine_case("a fence tells what is forgotten", ZONE_STAYS)
     other.fence = op.fence;
     check_equal(op_forget(&zone, &other), NGX_IDEMPOTENCY_OK);
     check_equal(op_forget(&zone, &other), NGX_IDEMPOTENCY_ABSENT);
-
-    close_empty();
 }
 
 
 /* an exiting worker leaves nothing pending */
 
-unit_case("exit and start put claims of the dead in doubt")
+bare_case("exit and start put claims of the dead in doubt")
 {
     op_t    op;
     zone_t  next, last;
 
-    open_zone();
+    unit_setup();
 
     double_become(3);
     op_init(&op, 1, 1, ngx_current_msec);
@@ -1126,8 +1050,6 @@ unit_case("a reload keeps tokens")
     op_t    op, other;
     zone_t  next;
 
-    open_zone();
-
     op_init(&op, 1, 1, 100);
     check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
 
@@ -1155,8 +1077,6 @@ unit_case("a reload keeps tokens")
     next.shm.evict = 1;
     check_equal(ngx_idempotency_shm_init(&next.zone, &zone.shm), NGX_ERROR);
     check(unit_logged("idempotency_zone \"unit\" uses evict=responses"));
-
-    close_empty();
 }
 
 
@@ -1181,8 +1101,6 @@ engine_case("a restart keeps tokens", ZONE_OUTLIVES)
         /* released: there is no such token */
         { NGX_IDEMPOTENCY_PENDING, 0, 0 }
     };
-
-    open_zone();
 
     ngx_memzero(&kept, sizeof(op_t));
 
@@ -1257,8 +1175,6 @@ engine_case("a restart keeps tokens", ZONE_OUTLIVES)
         check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
         check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
     }
-
-    close_empty();
 }
 
 
@@ -1267,8 +1183,6 @@ engine_case("a restart keeps tokens", ZONE_OUTLIVES)
 unit_case("a reload changes no size")
 {
     zone_t  next;
-
-    open_zone();
 
     unit_cycle.shared_memory.part.elts = &zone.zone;
     unit_cycle.shared_memory.part.nelts = 1;
@@ -1310,15 +1224,13 @@ unit_case("a reload changes no size")
 
     ngx_last_process = 0;
     unit_cycle.shared_memory.part.nelts = 0;
-
-    close_empty();
 }
 
 
 /* two that close a file at the same moment each find the other one, and leave
    its log: so one waits for the other's lock */
 
-engine_case("a file is closed by one after the other", ZONE_OUTLIVES)
+engine_case("a file is closed by one after the other", ZONE_OUTLIVES|UNIT_BARE)
 {
 #if (NGX_IDEMPOTENCY_FILE)
     int              fd;
@@ -1328,7 +1240,7 @@ engine_case("a file is closed by one after the other", ZONE_OUTLIVES)
     ngx_str_t       *name;
     struct timespec  from, to;
 
-    open_zone();
+    unit_setup();
 
     op_init(&op, 1, 1, 100);
     check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);

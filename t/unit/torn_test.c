@@ -12,8 +12,6 @@
 #define ZONE  (256 * 1024)
 
 
-static zone_t  zone;
-
 /* claimed before it was torn */
 
 static op_t    owner;

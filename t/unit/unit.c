@@ -170,7 +170,7 @@ unit_run_these(unit_case_t *cases)
             return 1;
         }
 
-        cases[i].run();
+        unit_run_case(&cases[i]);
 
         if (unit_checks == 0) {
             unit_failed = 1;
@@ -195,6 +195,21 @@ unit_run_these(unit_case_t *cases)
     fflush(stdout);
 
     return failed != 0;
+}
+
+
+void
+unit_run_case(const unit_case_t *c)
+{
+    if (unit_setup && !(c->takes & UNIT_BARE)) {
+        unit_setup();
+    }
+
+    c->run();
+
+    if (unit_teardown && !(c->takes & UNIT_BARE)) {
+        unit_teardown();
+    }
 }
 
 

@@ -19,10 +19,19 @@
 /*
  * A case: its name, and its body behind that.  Cases run in the order of their
  * lines.  One that is for engines says what must be so of them: ZONE_...
+ *
+ * What all cases of a test begin and end with is its unit_setup() and
+ * unit_teardown(); a bare case is without.
  */
 
 #define unit_case(name)           unit_case_at(name, 0, __LINE__)
+#define bare_case(name)           unit_case_at(name, UNIT_BARE, __LINE__)
 #define engine_case(name, takes)  unit_case_at(name, takes, __LINE__)
+
+#define UNIT_BARE  0x100
+
+void unit_setup(void) __attribute__((weak));
+void unit_teardown(void) __attribute__((weak));
 
 #define unit_case_at(name, takes, line)  unit_case_of(name, takes, line)
 #define unit_case_of(name, takes, line)                                       \
@@ -51,6 +60,7 @@ void unit_add(char *name, void (*run)(void), ngx_uint_t takes, int line);
 
 int unit_run(void);
 int unit_run_these(unit_case_t *cases);
+void unit_run_case(const unit_case_t *c);
 
 extern unit_case_t  unit_cases[];
 

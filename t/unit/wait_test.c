@@ -19,8 +19,6 @@ typedef struct {
 } waiter_t;
 
 
-static zone_t       zone;
-
 static waiter_t     waiters[WAITERS];
 
 /* in the order in which they were called */
@@ -57,8 +55,8 @@ handler(op_t *op)
 }
 
 
-static void
-open_zone(void)
+void
+unit_setup(void)
 {
     double_reset();
     zone_open(&zone, 512 * 1024, 0);
@@ -79,22 +77,12 @@ nobody_woken(void)
 }
 
 
-static void
-close_empty(void)
+void
+unit_teardown(void)
 {
     nobody_woken();
     zone_check_empty(&zone);
     zone_close(&zone);
-}
-
-
-static void
-forget(ngx_uint_t token)
-{
-    op_t  op;
-
-    op_init(&op, token, 0, 100);
-    check_equal(op_forget(&zone, &op), NGX_IDEMPOTENCY_OK);
 }
 
 
@@ -190,14 +178,14 @@ wait_for(ngx_uint_t i, ngx_uint_t token, ngx_uint_t slot)
 
 /* whatever ends a claim wakes those slots that wait for it, each once */
 
-unit_case("whatever ends a claim wakes who waits, once")
+bare_case("whatever ends a claim wakes who waits, once")
 {
     op_t        op;
     ngx_uint_t  end;
 
     for (end = 0; end < 6; end++) {
 
-        open_zone();
+        unit_setup();
 
         double_become(7);
         own(&op, 1);
@@ -261,7 +249,7 @@ unit_case("whatever ends a claim wakes who waits, once")
         op_forget(&zone, &op);
         nobody_woken();
 
-        close_empty();
+        unit_teardown();
     }
 }
 
@@ -272,8 +260,6 @@ unit_case("every slot has its bit")
 {
     op_t        op;
     ngx_uint_t  i;
-
-    open_zone();
 
     for (i = 0; i < NGX_IDEMPOTENCY_WORKERS; i++) {
         own(&op, 1);
@@ -296,8 +282,6 @@ unit_case("every slot has its bit")
     op_cancel(&zone, &waiters[0].op);
     woken(1);
     check_equal(ncalled, 0);
-
-    close_empty();
 }
 
 
@@ -305,8 +289,6 @@ unit_case("first come, first served")
 {
     op_t        op[4];
     ngx_uint_t  i, n;
-
-    open_zone();
 
     for (i = 0; i < 4; i++) {
         own(&op[i], i);
@@ -331,10 +313,8 @@ unit_case("first come, first served")
             check_equal(called[i]->called, 1);
         }
 
-        forget(n);
+        forget(n, 100);
     }
-
-    close_empty();
 }
 
 
@@ -347,7 +327,6 @@ unit_case("many are called in many turns")
     uint64_t    key;
     ngx_uint_t  i, n, left, turns;
 
-    open_zone();
     own(&op, 1);
 
     for (i = 0; i < WAITERS; i++) {
@@ -387,8 +366,7 @@ unit_case("many are called in many turns")
         check_equal(waiters[i].called, i < left);
     }
 
-    forget(1);
-    close_empty();
+    forget(1, 100);
 }
 
 
@@ -396,8 +374,6 @@ unit_case("\"who knows\" wakes all")
 {
     op_t        op[WAITERS];
     ngx_uint_t  i;
-
-    open_zone();
 
     for (i = 0; i < WAITERS; i++) {
         own(&op[i], i);
@@ -416,8 +392,6 @@ unit_case("\"who knows\" wakes all")
 
     check_equal(double_nwakes, WAITERS);
     double_nwakes = 0;
-
-    close_empty();
 }
 
 
@@ -425,7 +399,6 @@ unit_case("what is cancelled is not called")
 {
     op_t  op;
 
-    open_zone();
     own(&op, 1);
 
     wait_for(0, 1, 1);
@@ -447,8 +420,6 @@ unit_case("what is cancelled is not called")
 
     op_init(&op, 1, 1, 100);
     op_cancel(&zone, &op);
-
-    close_empty();
 }
 
 
@@ -457,7 +428,6 @@ unit_case("cancelling inside a handler is safe")
     op_t        op;
     ngx_uint_t  i;
 
-    open_zone();
     own(&op, 1);
 
     for (i = 0; i < 6; i++) {
@@ -488,8 +458,6 @@ unit_case("cancelling inside a handler is safe")
         check_equal(waiters[4].called, 1);
         check_equal(waiters[5].called, 0);
     }
-
-    close_empty();
 }
 
 
@@ -499,7 +467,6 @@ unit_case("after a release one waiter becomes the owner")
     waiter_t   *owner;
     ngx_uint_t  i, round;
 
-    open_zone();
     own(&op, 1);
 
     for (i = 0; i < 5; i++) {
@@ -547,8 +514,6 @@ unit_case("after a release one waiter becomes the owner")
 
         check_equal(op_release(&zone, &owner->op), NGX_IDEMPOTENCY_OK);
     }
-
-    close_empty();
 }
 
 
@@ -557,7 +522,6 @@ unit_case("all waiters replay an outcome")
     op_t        op;
     ngx_uint_t  i, sum;
 
-    open_zone();
     own(&op, 1);
 
     for (i = 0; i < 5; i++) {
@@ -585,8 +549,7 @@ unit_case("all waiters replay an outcome")
     check(sum >= 1 + 2 + 3 + 4 + 5 || !zone_is(ZONE_STAYS));
     check(sum <= 1 + 2 + 3 + 4 + 5 || !zone_is(ZONE_IN_TURN));
 
-    forget(1);
-    close_empty();
+    forget(1, 100);
 }
 
 
@@ -596,7 +559,6 @@ unit_case("tokens with one key")
 {
     op_t  op, twin;
 
-    open_zone();
     own(&op, 1);
     wait_for(0, 1, 1);
 
@@ -624,8 +586,6 @@ unit_case("tokens with one key")
     woken(1);
     check_equal(waiters[0].called, 1);
     check_equal(waiters[1].called, 2);
-
-    close_empty();
 }
 
 
@@ -635,7 +595,6 @@ unit_case("only what is pending is waited for")
 {
     op_t  op;
 
-    open_zone();
     own(&op, 1);
     check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_OK);
 
@@ -645,7 +604,7 @@ unit_case("only what is pending is waited for")
     check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
     check_equal(op.waiting, 0);
 
-    forget(1);
+    forget(1, 100);
 
     op.wait = 1;
     check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
@@ -654,8 +613,6 @@ unit_case("only what is pending is waited for")
 
     all_woken();
     check_equal(ncalled, 0);
-
-    close_empty();
 }
 
 
@@ -666,7 +623,6 @@ unit_case("\"who knows\" wakes wherever it waits")
     op_t        op;
     ngx_uint_t  i;
 
-    open_zone();
     double_become(1);
 
     for (i = 0; i < 1024; i++) {
@@ -694,7 +650,6 @@ unit_case("\"who knows\" wakes wherever it waits")
     }
 
     ncalled = 0;
-    close_empty();
 }
 
 
@@ -703,8 +658,6 @@ unit_case("\"who knows\" wakes wherever it waits")
 unit_case("a claim is made again while it waits")
 {
     op_t  op;
-
-    open_zone();
 
     own(&op, 1);
     wait_for(0, 1, 0);
@@ -734,5 +687,4 @@ unit_case("a claim is made again while it waits")
     check_equal(op_release(&zone, &waiters[0].op), NGX_IDEMPOTENCY_OK);
 
     double_nwakes = 0;
-    close_empty();
 }

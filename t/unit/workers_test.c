@@ -28,16 +28,16 @@ typedef struct {
 static shared_t  *shared;
 
 
-static void
-start(void)
+void
+unit_setup(void)
 {
     events_start();
     shared = unit_shared(sizeof(shared_t) * NGX_IDEMPOTENCY_WORKERS * 2);
 }
 
 
-static void
-stop(void)
+void
+unit_teardown(void)
 {
     unit_unshared(shared, sizeof(shared_t) * NGX_IDEMPOTENCY_WORKERS * 2);
 }
@@ -129,8 +129,6 @@ unit_case("slots and epochs")
     ngx_uint_t                i;
     ngx_idempotency_worker_t  first, me;
 
-    start();
-
     for (i = 0; i < 3; i++) {
         pids[i] = unit_fork(stay, &shared[i]);
         await(&shared[i].step, 1);
@@ -184,8 +182,6 @@ unit_case("slots and epochs")
 
     kill_and_reap(pids[0]);
     kill_and_reap(pids[2]);
-
-    stop();
 }
 
 
@@ -193,8 +189,6 @@ unit_case("those of a set who live")
 {
     ngx_pid_t                  pid;
     ngx_idempotency_workers_t  set;
-
-    start();
 
     ngx_memzero(&set, sizeof(ngx_idempotency_workers_t));
 
@@ -225,7 +219,6 @@ unit_case("those of a set who live")
     check_equal(set.bits[0], 5);
 
     ngx_idempotency_workers_exit_process(&unit_cycle);
-    stop();
 }
 
 
@@ -239,8 +232,6 @@ unit_case("a stopped worker has its lease")
     ngx_msec_t                 now;
     ngx_pid_t                  pid;
     ngx_idempotency_worker_t  *worker;
-
-    start();
 
     now = ngx_current_msec;
 
@@ -266,8 +257,6 @@ unit_case("a stopped worker has its lease")
 
     kill_and_reap(pid);
     check(!alive_at(worker, now, now));
-
-    stop();
 }
 
 
@@ -297,8 +286,6 @@ unit_case("a busy worker keeps its claims")
     ngx_msec_t                 now;
     ngx_uint_t                 i;
     ngx_idempotency_worker_t  *worker;
-
-    start();
 
     now = ngx_current_msec;
 
@@ -350,8 +337,6 @@ unit_case("a busy worker keeps its claims")
     check(!alive_at(worker, now, now + 300 * LEASE));
     kill_and_reap(pid);
     check(!alive_at(worker, now, now));
-
-    stop();
 }
 
 
@@ -389,8 +374,6 @@ unit_case("a pid that another process has")
     ngx_msec_t                 now;
     ngx_idempotency_worker_t  *worker;
 
-    start();
-
     now = ngx_current_msec;
 
     pid = unit_fork(stay, shared);
@@ -415,7 +398,6 @@ unit_case("a pid that another process has")
     check(!alive_at(worker, now, now + LEASE + SILENCE));
 
     kill_and_reap(pid);
-    stop();
 }
 
 
@@ -443,8 +425,6 @@ unit_case("an epoch tells one holder of a slot from the next")
     ngx_pid_t   pid;
     ngx_msec_t  now;
 
-    start();
-
     now = ngx_current_msec;
 
     pid = unit_fork(take_a_slot_twice, shared);
@@ -456,7 +436,6 @@ unit_case("an epoch tells one holder of a slot from the next")
     check(alive_at(&shared[1].worker, now, now));
 
     kill_and_reap(pid);
-    stop();
 }
 
 
@@ -483,8 +462,6 @@ unit_case("a worker of another user")
 {
     ngx_pid_t  pid;
 
-    start();
-
     pid = unit_fork(stay, shared);
     await(&shared->step, 1);
 
@@ -496,7 +473,6 @@ unit_case("a worker of another user")
     }
 
     kill_and_reap(pid);
-    stop();
 }
 
 
@@ -510,8 +486,6 @@ unit_case("an idle worker lives when it claims")
     ngx_msec_t                 now;
     ngx_pid_t                  pid;
     ngx_idempotency_worker_t  *worker;
-
-    start();
 
     pid = unit_fork(stay, shared);
     await(&shared->step, 1);
@@ -531,7 +505,6 @@ unit_case("an idle worker lives when it claims")
     check(!alive_at(worker, now, now + LEASE + SILENCE));
 
     kill_and_reap(pid);
-    stop();
 }
 
 
@@ -598,8 +571,6 @@ unit_case("signs of life")
     ngx_msec_t                 start_time;
     ngx_idempotency_worker_t  *worker;
 
-    start();
-
     start_time = ngx_current_msec;
 
     pid = unit_fork(own_until_told, shared);
@@ -627,8 +598,6 @@ unit_case("signs of life")
     shared->step = 6;
     unit_wait(pid);
     check(!alive_at(worker, start_time, start_time));
-
-    stop();
 }
 
 
@@ -654,8 +623,6 @@ unit_case("the mailbox, full and overflown")
 
     static const ngx_uint_t    counts[] = { 1, 2, MAILBOX - 1, MAILBOX,
                                             MAILBOX + 1, 3 * MAILBOX, 1 };
-
-    start();
 
     check(events_become_worker(woken));
 
@@ -706,7 +673,6 @@ unit_case("the mailbox, full and overflown")
     check_equal(shared->nkeys, 0);
 
     ngx_idempotency_workers_exit_process(&unit_cycle);
-    stop();
 }
 
 
@@ -737,8 +703,6 @@ unit_case("waking oneself")
     ngx_uint_t                 i;
     ngx_idempotency_workers_t  self;
 
-    start();
-
     check(events_become_worker(wake_again));
     set_of(&self, ngx_idempotency_worker_self().slot, -1);
 
@@ -752,7 +716,6 @@ unit_case("waking oneself")
     check(!events_read(0));
 
     ngx_idempotency_workers_exit_process(&unit_cycle);
-    stop();
 }
 
 
@@ -807,8 +770,6 @@ unit_case("a full table, all woken")
     ngx_uint_t                 i, n;
     ngx_idempotency_workers_t  set;
 
-    start();
-
     n = NGX_IDEMPOTENCY_WORKERS;
 
     for (i = 0; i <= n; i++) {
@@ -847,8 +808,6 @@ unit_case("a full table, all woken")
     }
 
     check(!alive_at(&shared[n].worker, ngx_current_msec, ngx_current_msec));
-
-    stop();
 }
 
 
@@ -888,8 +847,6 @@ unit_case("a slot that becomes free is taken")
     ngx_pid_t   pids[NGX_IDEMPOTENCY_WORKERS + 1];
     ngx_uint_t  i, n;
 
-    start();
-
     n = NGX_IDEMPOTENCY_WORKERS;
 
     for (i = 0; i <= n; i++) {
@@ -907,8 +864,6 @@ unit_case("a slot that becomes free is taken")
             kill_and_reap(pids[i]);
         }
     }
-
-    stop();
 }
 
 
@@ -945,8 +900,6 @@ unit_case("the table is touched under its lock only")
     ngx_pid_t   pid;
     ngx_uint_t  i;
 
-    start();
-
     pid = unit_fork(touch_the_table, shared);
 
     for (i = 1; i <= 7; i += 2) {
@@ -966,5 +919,4 @@ unit_case("the table is touched under its lock only")
     check_equal(shared->nkeys, 1);
 
     unit_wait(pid);
-    stop();
 }

@@ -39,6 +39,8 @@ const zone_engine_t  zone_shm = {
 
 const zone_engine_t *zone_engine = &zone_shm;
 
+zone_t               zone;
+
 ngx_uint_t           zone_no_memory;
 ngx_uint_t           zone_die_after;
 ngx_uint_t           zone_freed;

@@ -83,6 +83,10 @@ extern const zone_engine_t   zone_shm;
 
 #define zone_is(what)  (zone_engine->is & (what))
 
+/* the one that a test has, if it has one */
+
+extern zone_t  zone;
+
 void zone_open(zone_t *z, size_t size, ngx_uint_t evict);
 void zone_close(zone_t *z);
 
@@ -212,6 +216,10 @@ ngx_uint_t op_forget(zone_t *z, op_t *op);
 ngx_uint_t op_renew(zone_t *z, op_t *op);
 ngx_uint_t op_list(zone_t *z, ngx_idempotency_list_t *list);
 void op_cancel(zone_t *z, op_t *op);
+
+/* a token of the one zone, which is known there */
+
+void forget(ngx_uint_t token, ngx_msec_t now);
 
 /* a claim that is under way for as long as it is `waiting`: see zone_pass() */
 
