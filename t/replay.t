@@ -72,6 +72,10 @@ location /passed {
     proxy_pass http://backend;
 }
 location /hide { idempotency_hide_header X-Secret x-other; proxy_pass http://backend; }
+location /hide/own {
+    idempotency_hide_header last-modified Content-Type;
+    proxy_pass http://backend;
+}
 location /methods { idempotency_methods POST HEAD GET; proxy_pass http://backend; }
 --- request eval
 thrice(map "/s?status=$_&reason=Own%20Words&h=ETag:%20%22e%22&h=Location:%20/l",
@@ -156,7 +160,17 @@ thrice('/hide?' . escape('X-Secret: 1', 'X-Open: a', 'X-OTHER: b', 'x-secret: 2'
 --- idempotency_status: NEW REPLAYED REPLAYED
 --- varies: X-Secret X-Other
 
-=== TEST 10: HEAD and GET, where they are listed; one's key does not do for the other
+=== TEST 10: ... nor is a line that nginx keeps in a place of its own
+--- request eval
+thrice('/hide/own?' . escape('Last-Modified: Mon, 28 Sep 1970 06:00:00 GMT',
+                             'Content-Type: text/x', 'X-Open: a'))
+--- response_headers eval
+["X-Open: a\nLast-Modified: Mon, 28 Sep 1970 06:00:00 GMT\nContent-Type: text/x",
+ ("X-Open: a\n! Last-Modified\n! Content-Type") x 2]
+--- idempotency_status: NEW REPLAYED REPLAYED
+--- varies: Last-Modified Content-Type
+
+=== TEST 11: HEAD and GET, where they are listed; one's key does not do for the other
 --- request eval
 [map "$_?size=100", ('HEAD /methods/h') x 3, ('GET /methods/g') x 3, 'HEAD /methods/g']
 --- error_code: 200 200 200 200 200 200 409
@@ -164,14 +178,14 @@ thrice('/hide?' . escape('X-Secret: 1', 'X-Open: a', 'X-OTHER: b', 'x-secret: 2'
 [('Content-Length: 100') x 6, '']
 --- idempotency_status: NEW REPLAYED REPLAYED NEW REPLAYED REPLAYED CONFLICT
 
-=== TEST 11: nothing is marked that is no replay
+=== TEST 12: nothing is marked that is no replay
 --- request eval
 ['GET /get', 'GET /get', 'POST /mark', 'POST /mark']
 --- response_headers eval
 [('! Idempotent-Replayed') x 3, 'Idempotent-Replayed: true']
 --- idempotency_status: - - NEW REPLAYED
 
-=== TEST 12: bodies of any size and length, all bytes, as one piece or many
+=== TEST 13: bodies of any size and length, all bytes, as one piece or many
 --- http_config
     idempotency_zone zone=big:64m;
 --- config
@@ -198,7 +212,7 @@ thrice(sized(@::bodies))
 --- idempotency_status eval
 'NEW REPLAYED REPLAYED ' x @::bodies
 
-=== TEST 13: a response that is too large is passed, and its repeats are told its status
+=== TEST 14: a response that is too large is passed, and its repeats are told its status
 --- request eval
 thrice(map "$_&status=201", sized(@::large))
 --- error_code eval
@@ -211,7 +225,7 @@ sub { length $_[0] > 1000 ? md5_hex($_[0]) : $_[0] }
 'NEW NOT_KEPT NOT_KEPT ' x @::large
 --- executions: 6
 
-=== TEST 14: nor is any of these replayed that only a handler of nginx can set
+=== TEST 15: nor is any of these replayed that only a handler of nginx can set
 --- skip_eval: 1: !$::lua || !$::ndk
 --- main_config eval: join '', map "load_module $_;\n", $::ndk, $::lua
 --- config
@@ -230,7 +244,7 @@ thrice('/lua?X-Kept=yes&Keep-Alive=5&Connection=X&Proxy-Authorization=a&Idempote
 --- idempotency_status: NEW REPLAYED REPLAYED
 --- varies: Keep-Alive Proxy-Authorization Idempotent-Replayed
 
-=== TEST 15: a replay is marked by another name, or by none, and by one line
+=== TEST 16: a replay is marked by another name, or by none, and by one line
 --- config
 idempotency zone=z;
 idempotency_replay_header X-Replayed;
@@ -256,7 +270,7 @@ location /default { idempotency_replay_header Idempotent-Replayed; proxy_pass ht
 ['Replayed', 'Idempotent-Replayed', 'true', '(?i)x-replayed: [ab]', 'true', 'true', 'true', 'Replayed: c']
 --- executions: 4
 
-=== TEST 16: a time before 1970 is a time
+=== TEST 17: a time before 1970 is a time
 --- config
 location / { idempotency zone=z; proxy_pass http://backend; }
 --- request: POST /?h=Last-Modified:%20Wed,%2031%20Dec%201969%2023:00:00%20GMT

@@ -314,20 +314,29 @@ ngx_http_idempotency_response_header(ngx_http_request_t *r, ngx_array_t *hide,
     ngx_http_idempotency_location_t *location)
 {
     size_t                   len;
+    time_t                   modified;
     u_char                  *p, flags;
     ngx_buf_t               *b;
-    ngx_str_t                charset;
+    ngx_str_t                charset, type;
     ngx_http_headers_out_t  *out;
 
     static ngx_str_t  none = ngx_null_string;
+    static ngx_str_t  type_name = ngx_string("Content-Type");
+    static ngx_str_t  modified_name = ngx_string("Last-Modified");
 
     out = &r->headers_out;
+
+    /* nginx writes these two lines itself */
+
+    type = response_hidden(&type_name, hide) ? none : out->content_type;
+    modified = response_hidden(&modified_name, hide)
+                   ? -1 : out->last_modified_time;
 
     charset = out->override_charset ? *out->override_charset : none;
 
     if (!response_status_is_good(out->status, &out->status_line)
-        || !response_time_is_good((uint64_t) out->last_modified_time)
-        || !response_text_is_good(&out->content_type)
+        || !response_time_is_good((uint64_t) modified)
+        || !response_text_is_good(&type)
         || !response_text_is_good(&out->charset)
         || !response_text_is_good(&charset))
     {
@@ -335,7 +344,7 @@ ngx_http_idempotency_response_header(ngx_http_request_t *r, ngx_array_t *hide,
     }
 
     len = NGX_HTTP_IDEMPOTENCY_FIXED_LEN
-          + out->status_line.len + out->content_type.len + out->charset.len
+          + out->status_line.len + type.len + out->charset.len
           + charset.len + response_lines_len(&out->headers);
 
     if (location) {
@@ -370,15 +379,15 @@ ngx_http_idempotency_response_header(ngx_http_request_t *r, ngx_array_t *hide,
 
     p = response_number(p, out->status);
     p = response_string(p, &out->status_line);
-    p = response_string(p, &out->content_type);
-    p = response_number(p, out->content_type_len);
+    p = response_string(p, &type);
+    p = response_number(p, ngx_min(out->content_type_len, type.len));
     p = response_string(p, &out->charset);
     p = response_string(p, &charset);
 
     /* -1 means that there is none */
 
     p = response_number(p, (uint64_t) (out->content_length_n + 1));
-    p = response_number(p, (uint64_t) (out->last_modified_time + 1));
+    p = response_number(p, (uint64_t) (modified + 1));
 
     p = response_number(p, places_suppressed(out));
 
