@@ -170,38 +170,25 @@ int __real_clock_gettime(clockid_t id, struct timespec *ts);
 int __wrap_clock_gettime(clockid_t id, struct timespec *ts);
 
 
+#define engines_file                                                          \
+    .engine = &ngx_idempotency_shm_engine,                                    \
+    .is = ZONE_IN_TURN|ZONE_OUTLIVES,                                         \
+    .open = file_unit_open,                                                   \
+    .begin = file_unit_begin,                                                 \
+    .end = file_unit_end,                                                     \
+    .close = file_unit_close,                                                 \
+    .pass = file_unit_pass
+
 static const zone_engine_t  engines_strict = {
-    .name = "file, strict",
-    .engine = &ngx_idempotency_shm_engine,
-    .is = ZONE_IN_TURN|ZONE_OUTLIVES,
-    .open = file_unit_open,
-    .begin = file_unit_begin,
-    .end = file_unit_end,
-    .close = file_unit_close,
-    .pass = file_unit_pass,
+    .name = "file, strict", engines_file
 };
 
 static const zone_engine_t  engines_batched = {
-    .name = "file, batched",
-    .engine = &ngx_idempotency_shm_engine,
-    .is = ZONE_IN_TURN|ZONE_OUTLIVES,
-    .open = file_unit_open,
-    .begin = file_unit_begin,
-    .end = file_unit_end,
-    .close = file_unit_close,
-    .pass = file_unit_pass,
+    .name = "file, batched", engines_file
 };
 
 static const zone_engine_t  engines_shared = {
-    .name = "file, shared",
-    .engine = &ngx_idempotency_shm_engine,
-    .is = ZONE_IN_TURN|ZONE_OUTLIVES,
-    .open = file_unit_open,
-    .begin = file_unit_begin,
-    .end = file_unit_end,
-    .close = file_unit_close,
-    .pass = file_unit_pass,
-    .answered = file_unit_forgets,
+    .name = "file, shared", engines_file, .answered = file_unit_forgets
 };
 
 

@@ -29,16 +29,13 @@ unit_teardown(void)
 
 unit_case("an old key opens nothing")
 {
-    op_t  op, other;
-
     op_init(&op, 1, 1, 100);
     op.old = 1;
     check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_EXPIRED);
     check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
     zone_check_empty(&zone);
 
-    op_init(&op, 1, 1, 100);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_claims(&op, 1, 1, 100), NGX_IDEMPOTENCY_CLAIMED);
 
     op_init(&other, 1, 1, 200);
     other.old = 1;
@@ -74,8 +71,7 @@ unit_case("an old key opens nothing")
 
     /* a doubt is bound: whoever may retry takes it over, however late */
 
-    op_init(&op, 1, 1, 2000);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_claims(&op, 1, 1, 2000), NGX_IDEMPOTENCY_CLAIMED);
     op.outcome = NGX_IDEMPOTENCY_IN_DOUBT;
     op_respond(&op, 0, 1);
     check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_OK);
@@ -101,7 +97,6 @@ unit_case("an old key opens nothing")
 
 unit_case("bound until the later end")
 {
-    op_t        op;
     ngx_uint_t  i;
     ngx_msec_t  ends;
 
@@ -128,12 +123,10 @@ unit_case("bound until the later end")
         ends = ngx_max(1000 + keys[i].least, op.now + keys[i].window);
         check_equal(op.ends, ends);
 
-        op_init(&op, i, 1, ends - 1);
-        check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+        check_equal(op_finds(&op, i, 1, ends - 1), NGX_IDEMPOTENCY_BOUND);
         check_equal(op.ends, ends);
 
-        op_init(&op, i, 1, ends);
-        check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
+        check_equal(op_finds(&op, i, 1, ends), NGX_IDEMPOTENCY_ABSENT);
     }
 }
 
@@ -145,7 +138,6 @@ unit_case("bound until the later end")
 
 unit_case("nothing is freed early, or kept by another")
 {
-    op_t        op;
     ngx_uint_t  i;
 
     for (i = 0; i < 40; i++) {
@@ -178,8 +170,6 @@ unit_case("nothing is freed early, or kept by another")
 
 unit_case("the ends of a doubt")
 {
-    op_t  op, other;
-
     op_init(&op, 1, 1, 1000);
     op.window = 100;
     op.least = 500;
@@ -188,8 +178,7 @@ unit_case("the ends of a doubt")
     double_renew(0);
     ngx_idempotency_shm_sweep(&zone.shm, 1200);
 
-    op_init(&other, 1, 1, 1499);
-    check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_BOUND);
+    check_equal(op_claims(&other, 1, 1, 1499), NGX_IDEMPOTENCY_BOUND);
     check_equal(other.outcome, NGX_IDEMPOTENCY_IN_DOUBT);
     check_equal(other.ends, 1500);
 

@@ -94,7 +94,7 @@ close_later(ngx_msec_t now)
 
 unit_case("all who wait get what is left to them")
 {
-    op_t        op, fresh;
+    op_t        fresh;
     ngx_uint_t  i, n;
 
     static const size_t   sizes[] = { 1, 300, 4088, 5000, 70000, 200000 };
@@ -110,8 +110,7 @@ unit_case("all who wait get what is left to them")
 
         /* the token is fresh for anybody else, at once */
 
-        op_init(&fresh, 1, 2, 100);
-        check_equal(op_find(&zone, &fresh), NGX_IDEMPOTENCY_ABSENT);
+        check_equal(op_finds(&fresh, 1, 2, 100), NGX_IDEMPOTENCY_ABSENT);
         check_equal(op_claim(&zone, &fresh), NGX_IDEMPOTENCY_CLAIMED);
 
         for (i = 0; i < WAITERS; i++) {
@@ -139,7 +138,6 @@ unit_case("all who wait get what is left to them")
 
 unit_case("nothing is left: one of them claims")
 {
-    op_t        op;
     ngx_uint_t  i;
 
     open_zone(64);
@@ -197,9 +195,8 @@ unit_case("nothing is left: one of them claims")
 
 unit_case("left where the released record was")
 {
-    void        *slots[64];
-    op_t         op;
-    ngx_uint_t   n;
+    void       *slots[64];
+    ngx_uint_t  n;
 
     open_zone(64);
     owner(&op, 4000, WAITERS);
@@ -261,8 +258,6 @@ expire_left(zone_t *z)
 
 unit_case("between the pieces of a long response")
 {
-    op_t  op;
-
     open_zone(256);
 
     owner(&op, 200000, 1);
@@ -304,8 +299,6 @@ unit_case("between the pieces of a long response")
 
 unit_case("what was left may go early")
 {
-    op_t  op;
-
     double_reset();
     zone_open(&zone, 64 * PAGE, 1);
     ncalled = 0;

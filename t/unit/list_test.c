@@ -155,11 +155,10 @@ unit_case("each is listed once, in answers of any size")
 
 unit_case("what is told of each")
 {
-    op_t                       op;
-    uint64_t                   before;
-    ngx_uint_t                 i;
-    ngx_idempotency_found_t   *found;
-    ngx_idempotency_list_t     list;
+    uint64_t                  before;
+    ngx_uint_t                i;
+    ngx_idempotency_found_t  *found;
+    ngx_idempotency_list_t    list;
 
     open_zone(256);
 
@@ -167,11 +166,9 @@ unit_case("what is told of each")
 
     claim(1, 100);
     check_equal(op_bind(&zone, 2, 3, 150, 1000, 5000), NGX_IDEMPOTENCY_OK);
-    op_init(&op, 2, 3, 160);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+    check_equal(op_claims(&op, 2, 3, 160), NGX_IDEMPOTENCY_BOUND);
 
-    op_init(&op, 3, 4, 170);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_claims(&op, 3, 4, 170), NGX_IDEMPOTENCY_CLAIMED);
     op.outcome = NGX_IDEMPOTENCY_IN_DOUBT;
     op.status = 504;
     check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_OK);
@@ -230,7 +227,6 @@ unit_case("what is told of each")
 
 unit_case("what is over is not listed")
 {
-    op_t                    op, other;
     ngx_uint_t              i;
     ngx_idempotency_list_t  list;
 
@@ -347,7 +343,6 @@ unit_case("others come and go meanwhile")
 
 unit_case("tokens with equal first bytes")
 {
-    op_t                    op;
     ngx_uint_t              i;
     ngx_idempotency_list_t  list;
 

@@ -29,7 +29,6 @@ close_empty(void)
 
 unit_case("claims fill a zone, and their outcomes still fit")
 {
-    op_t        op;
     size_t      slot;
     ngx_uint_t  i, n;
 
@@ -62,9 +61,8 @@ unit_case("claims fill a zone, and their outcomes still fit")
     /* those that are known are told as ever, and nothing is lost */
 
     for (i = 0; i < n; i++) {
-        op_init(&op, i, i % 2, 100);
-        check_equal(op_claim(&zone, &op), i % 2 ? NGX_IDEMPOTENCY_BOUND
-                                                : NGX_IDEMPOTENCY_CONFLICT);
+        check_equal(op_claims(&op, i, i % 2, 100),
+                    i % 2 ? NGX_IDEMPOTENCY_BOUND : NGX_IDEMPOTENCY_CONFLICT);
         check_equal(op.outcome, NGX_IDEMPOTENCY_PENDING);
     }
 
@@ -87,8 +85,7 @@ unit_case("claims fill a zone, and their outcomes still fit")
     check_equal(zone.shm.shpool->pfree, 1);
 
     for (i = 0; i < n; i++) {
-        op_init(&op, i, 1, 100);
-        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+        check_equal(op_claims(&op, i, 1, 100), NGX_IDEMPOTENCY_BOUND);
         check_equal(op.outcome, i % 2 ? NGX_IDEMPOTENCY_NOT_KEPT
                                       : NGX_IDEMPOTENCY_IN_DOUBT);
         check_equal(op.status, 200);
@@ -97,18 +94,15 @@ unit_case("claims fill a zone, and their outcomes still fit")
 
     /* until the time comes: then one claim makes the room that it needs */
 
-    op_init(&op, n, 1, 1099);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_UNAVAILABLE);
+    check_equal(op_claims(&op, n, 1, 1099), NGX_IDEMPOTENCY_UNAVAILABLE);
     check_equal(zone_bound(&zone), n);
 
-    op_init(&op, n, 1, 1100);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_claims(&op, n, 1, 1100), NGX_IDEMPOTENCY_CLAIMED);
     check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
     check(zone_bound(&zone) < n);
 
     for (i = 0; i < n; i++) {
-        op_init(&op, i, 1, 1100);
-        check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
+        check_equal(op_finds(&op, i, 1, 1100), NGX_IDEMPOTENCY_ABSENT);
     }
 
     close_empty();
@@ -119,7 +113,6 @@ unit_case("claims fill a zone, and their outcomes still fit")
 
 unit_case("a reserve must fit, up to an eighth of the zone")
 {
-    op_t        op;
     size_t      size;
     ngx_uint_t  n, i, limit;
 
@@ -181,7 +174,6 @@ unit_case("a reserve must fit, up to an eighth of the zone")
 
 unit_case("the oldest responses go first, their tokens stay")
 {
-    op_t        op;
     size_t      size;
     ngx_uint_t  i, n, gone;
 
@@ -214,11 +206,9 @@ unit_case("the oldest responses go first, their tokens stay")
     check(zone.shm.shpool->pfree < 2 * (5 + 2) + 2);
 
     for (i = 0; i < 200; i++) {
-        op_init(&op, i, 2, 400);
-        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CONFLICT);
+        check_equal(op_claims(&op, i, 2, 400), NGX_IDEMPOTENCY_CONFLICT);
 
-        op_init(&op, i, 1, 400);
-        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+        check_equal(op_claims(&op, i, 1, 400), NGX_IDEMPOTENCY_BOUND);
         check_equal(op.status, 200);
         check_equal(op.outcome, i % 5 == 0 ? NGX_IDEMPOTENCY_IN_DOUBT
                                 : i < gone ? NGX_IDEMPOTENCY_NOT_KEPT
@@ -245,8 +235,8 @@ unit_case("the oldest responses go first, their tokens stay")
             forget(i, 100);
 
         } else {
-            op_init(&op, i, 1, 100 + 200 + 50000);
-            check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
+            check_equal(op_finds(&op, i, 1, 100 + 200 + 50000),
+                        NGX_IDEMPOTENCY_ABSENT);
         }
     }
 
@@ -258,13 +248,12 @@ unit_case("the oldest responses go first, their tokens stay")
 
 unit_case("completing evicts")
 {
-    op_t        op, late;
+    op_t        late;
     ngx_uint_t  i;
 
     open_zone(128 * PAGE, 1);
 
-    op_init(&late, 1000, 1, 100);
-    check_equal(op_claim(&zone, &late), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_claims(&late, 1000, 1, 100), NGX_IDEMPOTENCY_CLAIMED);
 
     for (i = 0; zone.shm.shpool->pfree > 10; i++) {
         check_equal(op_bind(&zone, i, 1, 100, 1000, 8000),
@@ -276,14 +265,12 @@ unit_case("completing evicts")
     check_equal(op_complete(&zone, &late), NGX_IDEMPOTENCY_OK);
     zone_check(&zone);
 
-    op_init(&op, 1000, 1, 100);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+    check_equal(op_claims(&op, 1000, 1, 100), NGX_IDEMPOTENCY_BOUND);
     op_responded(&op, 60 * PAGE, 7);
 
     /* even its own size may be too much: then it goes, behind all others */
 
-    op_init(&late, 1001, 1, 100);
-    check_equal(op_claim(&zone, &late), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_claims(&late, 1001, 1, 100), NGX_IDEMPOTENCY_CLAIMED);
     late.outcome = NGX_IDEMPOTENCY_DONE;
     op_respond(&late, 200 * PAGE, 7);
     check_equal(op_complete(&zone, &late), NGX_IDEMPOTENCY_TRIMMED);
@@ -303,13 +290,12 @@ unit_case("completing evicts")
 
 unit_case("without eviction nothing kept goes")
 {
-    op_t        op, late;
+    op_t        late;
     ngx_uint_t  i, n;
 
     open_zone(128 * PAGE, 0);
 
-    op_init(&late, 1000, 1, 100);
-    check_equal(op_claim(&zone, &late), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_claims(&late, 1000, 1, 100), NGX_IDEMPOTENCY_CLAIMED);
 
     for (n = 0; n < 1000; n++) {
         if (op_bind(&zone, n, 1, 100, 1000, 100 + 300 * (n % 20))
@@ -332,8 +318,7 @@ unit_case("without eviction nothing kept goes")
     zone_check(&zone);
 
     for (i = 0; i < n; i++) {
-        op_init(&op, i, 1, 1099);
-        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+        check_equal(op_claims(&op, i, 1, 1099), NGX_IDEMPOTENCY_BOUND);
         check_equal(op.outcome, NGX_IDEMPOTENCY_DONE);
         op_responded(&op, 100 + 300 * (i % 20), i);
         forget(i, 100);
@@ -358,13 +343,11 @@ unit_case("without eviction nothing kept goes")
 
 unit_case("a retry in a full zone loses nothing")
 {
-    op_t        op;
     ngx_uint_t  i, n;
 
     open_zone(64 * PAGE, 0);
 
-    op_init(&op, 0, 1, 100);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_claims(&op, 0, 1, 100), NGX_IDEMPOTENCY_CLAIMED);
     op.outcome = NGX_IDEMPOTENCY_IN_DOUBT;
     op.status = 502;
     op_respond(&op, 100, 1);
@@ -386,8 +369,7 @@ unit_case("a retry in a full zone loses nothing")
     op.retry = 1;
     check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_UNAVAILABLE);
 
-    op_init(&op, 0, 1, 100);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+    check_equal(op_claims(&op, 0, 1, 100), NGX_IDEMPOTENCY_BOUND);
     check_equal(op.outcome, NGX_IDEMPOTENCY_IN_DOUBT);
     check_equal(op.status, 502);
     op_responded(&op, 100, 1);
@@ -434,7 +416,6 @@ look(zone_t *z)
 
 unit_case("much room is made in steps")
 {
-    op_t        op;
     ngx_uint_t  n, round;
 
     for (round = 0; round < 2; round++) {
@@ -472,8 +453,7 @@ unit_case("much room is made in steps")
         forget(9999, 100);
 
         while (n--) {
-            op_init(&op, n, 1, 1100);
-            check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
+            check_equal(op_finds(&op, n, 1, 1100), NGX_IDEMPOTENCY_ABSENT);
         }
 
         close_empty();
@@ -485,7 +465,6 @@ unit_case("much room is made in steps")
 
 unit_case("... between which others are served")
 {
-    op_t        op;
     ngx_uint_t  n, turns, most;
 
     open_zone(4096 * PAGE, 0);
@@ -525,7 +504,7 @@ unit_case("... between which others are served")
 
 unit_case("... as long as somebody wants it")
 {
-    op_t        op, other, third;
+    op_t        third;
     ngx_uint_t  n;
 
     open_zone(4096 * PAGE, 0);
@@ -575,7 +554,6 @@ unit_case("... as long as somebody wants it")
 
 unit_case("zones of all sizes give everything back")
 {
-    op_t        op;
     size_t      size;
     ngx_uint_t  i, n, round;
 
@@ -597,8 +575,7 @@ unit_case("zones of all sizes give everything back")
             zone_check(&zone);
 
             for (i = 0; i <= n; i++) {
-                op_init(&op, i, 1, 1100);
-                check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
+                check_equal(op_finds(&op, i, 1, 1100), NGX_IDEMPOTENCY_ABSENT);
             }
 
             zone_check_empty(&zone);
@@ -614,20 +591,16 @@ unit_case("zones of all sizes give everything back")
 
 unit_case("the smallest zone can be full")
 {
-    op_t  op, other;
-
     open_zone(8 * PAGE, 0);
     check((size_t) (zone.shm.shpool->end - zone.shm.shpool->start)
           < 8 * PAGE);
 
-    op_init(&op, 1, 1, 100);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_claims(&op, 1, 1, 100), NGX_IDEMPOTENCY_CLAIMED);
 
     /* a slot for a record there would be */
 
     zone_occupy(&zone, 0);
-    op_init(&other, 2, 1, 100);
-    check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_UNAVAILABLE);
+    check_equal(op_claims(&other, 2, 1, 100), NGX_IDEMPOTENCY_UNAVAILABLE);
 
     zone_vacate(&zone);
     zone_occupy(&zone, 1);
@@ -642,7 +615,6 @@ unit_case("the smallest zone can be full")
 
 unit_case("what has expired goes first")
 {
-    op_t        op;
     ngx_uint_t  i;
 
     open_zone(256 * PAGE, 1);
@@ -665,8 +637,7 @@ unit_case("what has expired goes first")
     check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
 
     for (i = 0; i < 5; i++) {
-        op_init(&op, i, 1, 200);
-        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+        check_equal(op_claims(&op, i, 1, 200), NGX_IDEMPOTENCY_BOUND);
         check_equal(op.outcome, NGX_IDEMPOTENCY_DONE);
         check_equal(op.response.len, 5000);
     }

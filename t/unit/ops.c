@@ -14,6 +14,9 @@
 #define OP_STEPS  10000
 
 
+op_t  op, other;
+
+
 static ngx_int_t op_run(zone_t *z, ngx_idempotency_op_t *op, ngx_int_t rc);
 static void op_go_on(op_t *op);
 static void op_make(op_t *op);
@@ -416,6 +419,24 @@ op_forget(zone_t *z, op_t *op)
     check_equal(op_run(z, &forget.op, rc), NGX_OK);
 
     return op->result;
+}
+
+
+ngx_uint_t
+op_claims(op_t *op, ngx_uint_t token, ngx_uint_t print, ngx_msec_t now)
+{
+    op_init(op, token, print, now);
+
+    return op_claim(&zone, op);
+}
+
+
+ngx_uint_t
+op_finds(op_t *op, ngx_uint_t token, ngx_uint_t print, ngx_msec_t now)
+{
+    op_init(op, token, print, now);
+
+    return op_find(&zone, op);
 }
 
 

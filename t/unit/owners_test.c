@@ -67,33 +67,6 @@ unit_teardown(void)
 }
 
 
-static void
-await(volatile ngx_uint_t *step, ngx_uint_t value)
-{
-    ngx_uint_t  i;
-
-    for (i = 0; i < 60000; i++) {
-        if (*step >= value) {
-            return;
-        }
-
-        usleep(1000);
-    }
-
-    check(!"another process goes on");
-}
-
-
-static void
-kill_and_reap(ngx_pid_t pid)
-{
-    int  status;
-
-    kill(pid, SIGKILL);
-    check_equal(waitpid(pid, &status, 0), pid);
-}
-
-
 static int
 opened(void)
 {
@@ -313,14 +286,14 @@ unit_case("an instance lives until its last process has gone")
         shared->step[1] = 0;
 
         master = unit_fork(holds, NULL);
-        await(&shared->step[0], 1);
-        await(&shared->step[1], 1);
+        unit_await(&shared->step[0], 1);
+        unit_await(&shared->step[1], 1);
         worker = shared->number;
 
         check(ngx_idempotency_owners_alive(fd, STORE + 1));
     
         if (i % 2) {
-            kill_and_reap(master);
+            unit_kill(master);
 
         } else {
             kill(worker, SIGKILL);
@@ -329,12 +302,12 @@ unit_case("an instance lives until its last process has gone")
         check(ngx_idempotency_owners_alive(fd, STORE + 1));
     
         if (i % 2 == 0) {
-            kill_and_reap(master);
+            unit_kill(master);
         }
 
         /* and free at once */
 
-        kill_and_reap(worker);
+        unit_kill(worker);
 
         check(!ngx_idempotency_owners_alive(fd, STORE + 1));
         check(!ngx_idempotency_owners_others(fd, STORE));
@@ -385,7 +358,7 @@ unit_case("a binary upgrade does not take it along")
     check_equal(kill(pid, 0), 0);
     check(!ngx_idempotency_owners_alive(fd, STORE + 1));
 
-    kill_and_reap(pid);
+    unit_kill(pid);
 
     close(to[0]);
     close(to[1]);
@@ -435,7 +408,7 @@ unit_case("one commits, others queue, whoever dies")
     }
 
     for (i = 0; i < INSTANCES; i++) {
-        await(&shared->step[i], 200);
+        unit_await(&shared->step[i], 200);
     }
 
     /* stopped while it has the lock, which is so at some time */
@@ -461,10 +434,10 @@ unit_case("one commits, others queue, whoever dies")
         usleep(100);
     }
 
-    kill_and_reap(stopped);
+    unit_kill(stopped);
 
     n = shared->step[1];
-    await(&shared->step[1], n + 10);
+    unit_await(&shared->step[1], n + 10);
 
     shared->stop = 1;
 

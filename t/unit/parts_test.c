@@ -70,7 +70,6 @@ bind_to(ngx_uint_t action, ngx_uint_t identity, ngx_uint_t body,
 
 unit_case("a conflict tells what differs")
 {
-    op_t        op;
     ngx_uint_t  differs;
 
     bind_to(1, 1, 1, 1);
@@ -106,7 +105,6 @@ unit_case("a conflict tells what differs")
 
 unit_case("all bytes count")
 {
-    op_t        op;
     ngx_uint_t  i;
 
     bind_to(1, 1, 1, 1);
@@ -146,7 +144,7 @@ unit_case("all bytes count")
 
 unit_case("what nobody in particular asked for is anybody's")
 {
-    op_t        op, look;
+    op_t        look;
     ngx_uint_t  who;
 
     /* while it is pending, and after */
@@ -196,8 +194,6 @@ unit_case("what nobody in particular asked for is anybody's")
 
 unit_case("who takes over makes it his own")
 {
-    op_t  op;
-
     request(&op, 1, NOBODY, 1, 1);
     check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
     op.outcome = NGX_IDEMPOTENCY_IN_DOUBT;
@@ -223,13 +219,12 @@ unit_case("who takes over makes it his own")
 
 unit_case("a token is found with what it is bound to")
 {
-    op_t  op, look;
+    op_t  look;
 
     bind_to(1, 2, 3, 4);
 
     request(&op, 1, 2, 3, 4);
-    op_init(&look, 1, 0, 10);
-    check_equal(op_find(&zone, &look), NGX_IDEMPOTENCY_BOUND);
+    check_equal(op_finds(&look, 1, 0, 10), NGX_IDEMPOTENCY_BOUND);
     check_equal(look.anonymous, 0);
     check(ngx_memcmp(&look.parts, &op.parts, sizeof(op.parts)) == 0);
     check(ngx_memcmp(look.fingerprint, op.fingerprint,
@@ -238,8 +233,7 @@ unit_case("a token is found with what it is bound to")
     forget(1, 10);
 
     bind_to(1, NOBODY, 3, 4);
-    op_init(&look, 1, 0, 10);
-    check_equal(op_find(&zone, &look), NGX_IDEMPOTENCY_BOUND);
+    check_equal(op_finds(&look, 1, 0, 10), NGX_IDEMPOTENCY_BOUND);
     check_equal(look.anonymous, 1);
 
     forget(1, 10);
@@ -250,8 +244,6 @@ unit_case("a token is found with what it is bound to")
 
 unit_case("what is bound by another version is not compared")
 {
-    op_t  op;
-
     bind_to(1, 1, 1, 1);
 
     request(&op, 1, 1, 1, 1);

@@ -21,13 +21,8 @@
 #define LARGE  (4 * NGX_IDEMPOTENCY_SHM_PIECE + 20000)
 
 
-/* the claim that is completed in pieces, or the one that reads them */
-
-static op_t    op;
-
-/* what a hook saw or did */
-
-static op_t    other;
+/* op is the claim that is completed in pieces, or the one that reads them; other
+   is what a hook saw or did */
 
 
 void
@@ -73,8 +68,7 @@ round_trip(size_t size)
     pages -= zone.shm.shpool->pfree;
     check(pages <= ngx_idempotency_chunks_pages(size) + 1);
 
-    op_init(&o, size, 1, 101);
-    check_equal(op_claim(&zone, &o), NGX_IDEMPOTENCY_BOUND);
+    check_equal(op_claims(&o, size, 1, 101), NGX_IDEMPOTENCY_BOUND);
     check_equal(o.replays, size ? 1 : 0);
 
     if (!op_responded(&o, size, size)) {
@@ -89,9 +83,9 @@ round_trip(size_t size)
 
 unit_case("responses of all sizes come back")
 {
-    size_t      i, size;
-    uint64_t    seed;
-    ngx_int_t   d;
+    size_t     i, size;
+    uint64_t   seed;
+    ngx_int_t  d;
 
     round_trip(0);
     round_trip(1);
@@ -142,11 +136,11 @@ unit_case("responses of all sizes come back")
 
 unit_case("responses in all kinds of pieces come back")
 {
-    size_t        n, size;
-    u_char        data[3 * PAGE];
-    ngx_buf_t    *b;
-    ngx_uint_t    i, variant;
-    ngx_chain_t **last, *cl;
+    size_t         n, size;
+    u_char         data[3 * PAGE];
+    ngx_buf_t     *b;
+    ngx_uint_t     i, variant;
+    ngx_chain_t  **last, *cl;
 
     for (i = 0; i < sizeof(data); i++) {
         data[i] = (u_char) (i * 7 + i / 251);
@@ -154,8 +148,7 @@ unit_case("responses in all kinds of pieces come back")
 
     for (variant = 0; variant < 6; variant++) {
 
-        op_init(&op, 1, 1, 100);
-        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+        check_equal(op_claims(&op, 1, 1, 100), NGX_IDEMPOTENCY_CLAIMED);
 
         last = &op.pieces;
 
@@ -203,8 +196,7 @@ unit_case("responses in all kinds of pieces come back")
         check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_OK);
         zone_check(&zone);
 
-        op_init(&op, 1, 1, 100);
-        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+        check_equal(op_claims(&op, 1, 1, 100), NGX_IDEMPOTENCY_BOUND);
         check(op.response.len == sizeof(data)
               && ngx_memcmp(op.response.data, data, sizeof(data)) == 0);
 
@@ -234,8 +226,7 @@ unit_case("no memory to read into is an error")
 
     check_equal(zone.shm.sh->inside, 0);
 
-    op_init(&op, 1, 1, 100);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+    check_equal(op_claims(&op, 1, 1, 100), NGX_IDEMPOTENCY_BOUND);
     op_responded(&op, LARGE, 1);
 
     forget_it(&zone);
@@ -270,8 +261,7 @@ unit_case("looked at with its response")
 
     /* what is under way is nobody's yet */
 
-    op_init(&other, 1, 1, 100);
-    check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_claims(&other, 1, 1, 100), NGX_IDEMPOTENCY_CLAIMED);
 
     op_init(&op, 1, 1, 100);
     check_equal(op_try_read(&zone, &op), NGX_OK);
@@ -287,8 +277,7 @@ unit_case("looked at with its response")
 static void
 bind_large(uint64_t seed)
 {
-    op_init(&op, 1, 1, 100);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_claims(&op, 1, 1, 100), NGX_IDEMPOTENCY_CLAIMED);
     op.outcome = NGX_IDEMPOTENCY_DONE;
     op.status = 200;
     op_respond(&op, LARGE, seed);
@@ -493,8 +482,7 @@ unit_case("forgotten when all is read: replayed")
 static void
 claim_large(void)
 {
-    op_init(&op, 1, 1, 100);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_claims(&op, 1, 1, 100), NGX_IDEMPOTENCY_CLAIMED);
     op.outcome = NGX_IDEMPOTENCY_DONE;
     op.status = 200;
     op_respond(&op, LARGE, 5);
@@ -572,8 +560,7 @@ unit_case("looked at while completed: pending")
         check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_OK);
         check(double_woke(ngx_idempotency_tree_key(op.token), 0, -1));
 
-        op_init(&other, 1, 1, 100);
-        check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_BOUND);
+        check_equal(op_claims(&other, 1, 1, 100), NGX_IDEMPOTENCY_BOUND);
         check_equal(other.replays, 1);
         op_responded(&other, LARGE, 5);
 
@@ -624,8 +611,7 @@ unit_case("claimed anew while completed: stale")
         op_respond(&other, 10, 3);
         check_equal(op_complete(&zone, &other), NGX_IDEMPOTENCY_OK);
 
-        op_init(&op, 1, 1, 100);
-        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+        check_equal(op_claims(&op, 1, 1, 100), NGX_IDEMPOTENCY_BOUND);
         op_responded(&op, 10, 3);
 
         forget_it(&zone);
@@ -647,8 +633,7 @@ unit_case("owner taken for dead while completed")
         check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_OK);
         zone_check(&zone);
 
-        op_init(&other, 1, 1, 100);
-        check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_BOUND);
+        check_equal(op_claims(&other, 1, 1, 100), NGX_IDEMPOTENCY_BOUND);
         check_equal(other.outcome, NGX_IDEMPOTENCY_DONE);
         op_responded(&other, LARGE, 5);
 
@@ -683,8 +668,7 @@ unit_case("no memory for a later piece: trimmed")
         zone_vacate(&zone);
         zone_check(&zone);
 
-        op_init(&other, 1, 1, 100);
-        check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_BOUND);
+        check_equal(op_claims(&other, 1, 1, 100), NGX_IDEMPOTENCY_BOUND);
         check_equal(other.outcome, NGX_IDEMPOTENCY_NOT_KEPT);
         check_equal(other.status, 200);
         check_equal(other.replays, 0);

@@ -65,7 +65,6 @@ keep(ngx_uint_t token, ngx_uint_t value, ngx_uint_t quota, ngx_msec_t now,
 
 unit_case("so many for a value, and no more")
 {
-    op_t        op;
     ngx_uint_t  i;
 
     for (i = 0; i < 5; i++) {
@@ -118,8 +117,6 @@ unit_case("so many for a value, and no more")
 
 unit_case("a place is free again however its token goes")
 {
-    op_t  op, other;
-
     keep(1, 1, 1, 100, 50);
     check_equal(claim(2, 1, 1, 149), NGX_IDEMPOTENCY_LIMITED);
     check_equal(claim(2, 1, 1, 150), NGX_IDEMPOTENCY_CLAIMED);
@@ -197,7 +194,6 @@ unit_case("a place is free again however its token goes")
 
 unit_case("what ended does not count")
 {
-    op_t        op;
     ngx_uint_t  i;
 
     for (i = 0; i < 500; i++) {
@@ -237,7 +233,6 @@ unit_case("what ended does not count")
 
 bare_case("... which is found out in small steps")
 {
-    op_t        op;
     ngx_uint_t  i, n, turns, most;
 
     double_reset();
@@ -289,7 +284,6 @@ bare_case("... which is found out in small steps")
 
 unit_case("... in whatever order they end")
 {
-    op_t        op;
     ngx_uint_t  i, n;
     ngx_msec_t  now;
 
@@ -333,7 +327,6 @@ unit_case("... in whatever order they end")
 
 unit_case("values are told apart")
 {
-    op_t        op;
     ngx_uint_t  i, n;
 
     for (i = 0; i < NGX_IDEMPOTENCY_DIGEST_LEN; i++) {
@@ -377,7 +370,6 @@ unit_case("values are told apart")
 unit_case("one client does not fill a zone for all")
 {
     void       *slots[64];
-    op_t        op;
     ngx_uint_t  i, n, full;
 
     for (i = 0; claim(i, 1, 200, 100) == NGX_IDEMPOTENCY_CLAIMED; i++) {

@@ -65,8 +65,7 @@ found(ngx_msec_t now, ngx_idempotency_outcome_e outcome, ngx_msec_t recorded)
 {
     op_t  op;
 
-    op_init(&op, 1, 1, now);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+    check_equal(op_claims(&op, 1, 1, now), NGX_IDEMPOTENCY_BOUND);
     check_equal(op.outcome, outcome);
     check_equal(op.recorded, recorded);
 
@@ -76,7 +75,6 @@ found(ngx_msec_t now, ngx_idempotency_outcome_e outcome, ngx_msec_t recorded)
 
 unit_case("the lease counts anew")
 {
-    op_t        op;
     ngx_uint_t  i;
 
     static const struct {
@@ -122,8 +120,6 @@ unit_case("the lease counts anew")
 
 unit_case("a renewal from before the claim")
 {
-    op_t  op;
-
     claim(&op, 100, 500);
     check_equal(renew(&op, 95, 500), NGX_IDEMPOTENCY_OK);
 
@@ -134,8 +130,6 @@ unit_case("a renewal from before the claim")
 
 unit_case("only the owner renews, as long as it is one")
 {
-    op_t  op, other;
-
     op_init(&other, 1, 1, 100);
     other.fence = 1;
     check_equal(op_renew(&zone, &other), NGX_IDEMPOTENCY_ABSENT);

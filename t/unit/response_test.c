@@ -676,127 +676,111 @@ bytes(char *what, ngx_int_t rc, const char *data, size_t len)
 #define NUMBERS "\0\0\0"
 #define ENDS    "\0\0"
 
-#define try(what, rc, data)  bytes(what, rc, data, sizeof(data) - 1)
+#define good(what, data)  bytes(what, NGX_OK, data, sizeof(data) - 1)
+#define bad(what, data)   bytes(what, NGX_ERROR, data, sizeof(data) - 1)
 
 
 unit_case("malformed ones, and those whose parts contradict each other")
 {
-    try("a minimal one", NGX_OK, HEAD STRINGS NUMBERS ENDS);
+    good("a minimal one", HEAD STRINGS NUMBERS ENDS);
 
-    try("another version", NGX_ERROR, "\x02\0\xc8\x01" STRINGS NUMBERS ENDS);
-    try("status 199", NGX_ERROR, "\x01\0\xc7\x01" STRINGS NUMBERS ENDS);
-    try("status 999", NGX_OK, "\x01\0\xe7\x07" STRINGS NUMBERS ENDS);
-    try("status 1000", NGX_ERROR, "\x01\0\xe8\x07" STRINGS NUMBERS ENDS);
-    try("a huge status", NGX_ERROR, "\x01\0" FULL64 STRINGS NUMBERS ENDS);
+    bad("another version", "\x02\0\xc8\x01" STRINGS NUMBERS ENDS);
+    bad("status 199", "\x01\0\xc7\x01" STRINGS NUMBERS ENDS);
+    good("status 999", "\x01\0\xe7\x07" STRINGS NUMBERS ENDS);
+    bad("status 1000", "\x01\0\xe8\x07" STRINGS NUMBERS ENDS);
+    bad("a huge status", "\x01\0" FULL64 STRINGS NUMBERS ENDS);
 
-    try("a huge string", NGX_ERROR, HEAD FULL64 STRINGS NUMBERS ENDS);
-    try("as much as there is", NGX_ERROR,
-        HEAD "\x08\0\0\0\0" NUMBERS ENDS);
-    try("one more than there is", NGX_ERROR,
-        HEAD "\x09\0\0\0\0" NUMBERS ENDS);
-    try("a type longer than itself", NGX_ERROR,
-        HEAD "\0\0\x01\0\0" NUMBERS ENDS);
-    try("a type of its length", NGX_OK,
-        HEAD "\0\x01" "a" "\x01\0\0" NUMBERS ENDS);
+    bad("a huge string", HEAD FULL64 STRINGS NUMBERS ENDS);
+    bad("as much as there is", HEAD "\x08\0\0\0\0" NUMBERS ENDS);
+    bad("one more than there is", HEAD "\x09\0\0\0\0" NUMBERS ENDS);
+    bad("a type longer than itself", HEAD "\0\0\x01\0\0" NUMBERS ENDS);
+    good("a type of its length", HEAD "\0\x01" "a" "\x01\0\0" NUMBERS ENDS);
 
-    try("a number without an end", NGX_ERROR,
+    bad("a number without an end",
         "\x01\0" "\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"
         STRINGS NUMBERS ENDS);
-    try("an unfinished number", NGX_ERROR, "\x01\0\xc8");
-    try("a number in more bytes than it takes", NGX_ERROR,
+    bad("an unfinished number", "\x01\0\xc8");
+    bad("a number in more bytes than it takes",
         "\x01\0\xc8\x81\0" STRINGS NUMBERS ENDS);
 
-    try("an unknown flag", NGX_ERROR, "\x01\x40\xc8\x01" STRINGS NUMBERS ENDS);
-    try("a line of its status", NGX_OK,
-        HEAD "\x06" "200 OK" "\0\0\0\0" NUMBERS ENDS);
-    try("a line of another status", NGX_ERROR,
+    bad("an unknown flag", "\x01\x40\xc8\x01" STRINGS NUMBERS ENDS);
+    good("a line of its status", HEAD "\x06" "200 OK" "\0\0\0\0" NUMBERS ENDS);
+    bad("a line of another status",
         HEAD "\x06" "404 OK" "\0\0\0\0" NUMBERS ENDS);
-    try("a line of more digits", NGX_ERROR,
-        HEAD "\x04" "2000" "\0\0\0\0" NUMBERS ENDS);
-    try("a line of two", NGX_ERROR,
-        HEAD "\x05" "200\n1" "\0\0\0\0" NUMBERS ENDS);
-    try("a type of two lines", NGX_ERROR,
-        HEAD "\0\x03" "a\rb" "\x01\0\0" NUMBERS ENDS);
-    try("a charset with a zero", NGX_ERROR,
-        HEAD "\0\0\0\x03" "a\0b" "\0" NUMBERS ENDS);
-    try("a charset that overrides", NGX_OK,
+    bad("a line of more digits", HEAD "\x04" "2000" "\0\0\0\0" NUMBERS ENDS);
+    bad("a line of two", HEAD "\x05" "200\n1" "\0\0\0\0" NUMBERS ENDS);
+    bad("a type of two lines", HEAD "\0\x03" "a\rb" "\x01\0\0" NUMBERS ENDS);
+    bad("a charset with a zero", HEAD "\0\0\0\x03" "a\0b" "\0" NUMBERS ENDS);
+    good("a charset that overrides",
         "\x01\x10\xc8\x01" "\0\0\0\0\x01" "a" NUMBERS ENDS);
-    try("one that does not", NGX_ERROR,
-        HEAD "\0\0\0\0\x01" "a" NUMBERS ENDS);
+    bad("one that does not", HEAD "\0\0\0\0\x01" "a" NUMBERS ENDS);
 
-    try("an unknown slot", NGX_ERROR,
+    bad("an unknown slot",
         HEAD STRINGS NUMBERS "\x10\x04" "Link" "\x01" "b" ENDS);
-    try("the last slot", NGX_OK,
+    good("the last slot",
         HEAD STRINGS NUMBERS "\x0f\x04" "link" "\x01" "b" ENDS);
-    try("a line that stands in another one's slot", NGX_ERROR,
+    bad("a line that stands in another one's slot",
         HEAD STRINGS NUMBERS "\x0f\x04" "Date" "\x01" "b" ENDS);
-    try("a trailer in a slot", NGX_ERROR,
+    bad("a trailer in a slot",
         HEAD STRINGS NUMBERS "\0" "\x0f\x04" "Link" "\x01" "b" "\0");
-    try("a trailer", NGX_OK,
+    good("a trailer",
         HEAD STRINGS NUMBERS "\0" "\x01\x04" "Link" "\x01" "b" "\0");
-    try("a line without a value", NGX_ERROR,
-        HEAD STRINGS NUMBERS "\x01\x01" "a");
-    try("no trailers", NGX_ERROR, HEAD STRINGS NUMBERS "\0");
+    bad("a line without a value", HEAD STRINGS NUMBERS "\x01\x01" "a");
+    bad("no trailers", HEAD STRINGS NUMBERS "\0");
 
-    try("a line", NGX_OK, HEAD STRINGS NUMBERS "\x01\x01" "a" "\x01" "b" ENDS);
-    try("a nameless line", NGX_ERROR,
-        HEAD STRINGS NUMBERS "\x01\0\x01" "b" ENDS);
-    try("a name with a colon", NGX_ERROR,
+    good("a line", HEAD STRINGS NUMBERS "\x01\x01" "a" "\x01" "b" ENDS);
+    bad("a nameless line", HEAD STRINGS NUMBERS "\x01\0\x01" "b" ENDS);
+    bad("a name with a colon",
         HEAD STRINGS NUMBERS "\x01\x02" "a:" "\x01" "b" ENDS);
-    try("a name with a space", NGX_ERROR,
+    bad("a name with a space",
         HEAD STRINGS NUMBERS "\x01\x02" "a " "\x01" "b" ENDS);
-    try("a name of two lines", NGX_ERROR,
+    bad("a name of two lines",
         HEAD STRINGS NUMBERS "\x01\x03" "a\nb" "\x01" "b" ENDS);
-    try("a value of two lines", NGX_ERROR,
+    bad("a value of two lines",
         HEAD STRINGS NUMBERS "\x01\x01" "a" "\x04" "b\r\nc" ENDS);
-    try("a value with a zero", NGX_ERROR,
+    bad("a value with a zero",
         HEAD STRINGS NUMBERS "\x01\x01" "a" "\x02" "b\0" ENDS);
-    try("a value with a tab", NGX_OK,
+    good("a value with a tab",
         HEAD STRINGS NUMBERS "\x01\x01" "a" "\x03" "b\tc" ENDS);
-    try("what speaks of the connection", NGX_ERROR,
+    bad("what speaks of the connection",
         HEAD STRINGS NUMBERS "\x01\x11" "Transfer-encoding" "\x01" "b" ENDS);
 
     /* ten bytes of a body: their length, another one, an unknown one */
 
-    try("its length", NGX_OK, HEAD STRINGS "\x0b\0\0" ENDS "0123456789");
-    try("a length of less", NGX_ERROR,
-        HEAD STRINGS "\x0a\0\0" ENDS "0123456789");
-    try("a length of more", NGX_ERROR,
+    good("its length", HEAD STRINGS "\x0b\0\0" ENDS "0123456789");
+    bad("a length of less", HEAD STRINGS "\x0a\0\0" ENDS "0123456789");
+    bad("a length of more",
         HEAD STRINGS "\xc1\x8d\xb7\x01\0\0" ENDS "0123456789");
-    try("no length", NGX_OK, HEAD STRINGS "\0\0\0" ENDS "0123456789");
-    try("a line of the length", NGX_OK,
+    good("no length", HEAD STRINGS "\0\0\0" ENDS "0123456789");
+    good("a line of the length",
         HEAD STRINGS "\0\0\0" "\x04\x0e" "Content-Length" "\x02" "10" ENDS
         "0123456789");
-    try("a line of another length", NGX_ERROR,
+    bad("a line of another length",
         HEAD STRINGS "\0\0\0" "\x04\x0e" "Content-Length" "\x02" "11" ENDS
         "0123456789");
-    try("the same, in no slot", NGX_ERROR,
+    bad("the same, in no slot",
         HEAD STRINGS "\0\0\0" "\x01\x0e" "content-length" "\x02" "11" ENDS
         "0123456789");
-    try("a length that is none", NGX_ERROR,
+    bad("a length that is none",
         HEAD STRINGS "\0\0\0" "\x04\x0e" "Content-Length" "\x02" "1x" ENDS
         "0123456789");
-    try("two lengths", NGX_ERROR,
+    bad("two lengths",
         HEAD STRINGS "\0\0\0" "\x04\x0e" "Content-Length" "\x02" "10"
         "\x01\x0e" "Content-Length" "\x02" "11" ENDS "0123456789");
-    try("a 204 with a body", NGX_ERROR,
+    bad("a 204 with a body",
         "\x01\0\xcc\x01" STRINGS NUMBERS ENDS "0123456789");
-    try("a 304 with a length", NGX_OK,
-        "\x01\0\xb0\x02" STRINGS "\x0b\0\0" ENDS);
+    good("a 304 with a length", "\x01\0\xb0\x02" STRINGS "\x0b\0\0" ENDS);
 
-    try("a huge length", NGX_ERROR, HEAD STRINGS FULL64 "\0\0" ENDS);
-    try("two seconds before 1970", NGX_OK,
-        HEAD STRINGS "\0" FULL64 "\0" ENDS);
-    try("a length of 2^63", NGX_ERROR, HEAD STRINGS HALF64 "\0\0" ENDS);
-    try("a time of 2^63", NGX_ERROR, HEAD STRINGS "\0" HALF64 "\0" ENDS);
-    try("the end of the year 9999", NGX_OK,
+    bad("a huge length", HEAD STRINGS FULL64 "\0\0" ENDS);
+    good("two seconds before 1970", HEAD STRINGS "\0" FULL64 "\0" ENDS);
+    bad("a length of 2^63", HEAD STRINGS HALF64 "\0\0" ENDS);
+    bad("a time of 2^63", HEAD STRINGS "\0" HALF64 "\0" ENDS);
+    good("the end of the year 9999",
         HEAD STRINGS "\0\x80\x83\xd1\xff\xaf\x07\0" ENDS);
-    try("the year 10000", NGX_ERROR,
-        HEAD STRINGS "\0\x81\x83\xd1\xff\xaf\x07\0" ENDS);
-    try("slots that are known", NGX_OK, HEAD STRINGS "\0\0\xff\x1f" ENDS);
-    try("slots that nobody knows", NGX_ERROR,
-        HEAD STRINGS "\0\0\x80\x20" ENDS);
-    try("a length of 2^63-1", NGX_ERROR, HEAD STRINGS MAX63 "\0\0" ENDS);
+    bad("the year 10000", HEAD STRINGS "\0\x81\x83\xd1\xff\xaf\x07\0" ENDS);
+    good("slots that are known", HEAD STRINGS "\0\0\xff\x1f" ENDS);
+    bad("slots that nobody knows", HEAD STRINGS "\0\0\x80\x20" ENDS);
+    bad("a length of 2^63-1", HEAD STRINGS MAX63 "\0\0" ENDS);
 }
 
 

@@ -59,6 +59,10 @@ static ngx_uint_t  no_locks;
 static ssize_t     room = -1;
 static ngx_uint_t  handled;
 
+/* starts of a case: one that lives, and another one */
+
+static ngx_idempotency_start_t  s, t;
+
 
 int __real_sqlite3_open_v2(const char *name, sqlite3 **sqlite, int flags,
     const char *vfs);
@@ -393,7 +397,7 @@ begin_and_end(void)
 static ngx_uint_t
 refused(char *why)
 {
-    uint64_t                 before;
+    uint64_t  before;
     static ngx_idempotency_start_t  s;
 
     before = state();
@@ -422,6 +426,17 @@ refused_by_both(char *why)
 }
 
 
+/* ... and may have changed something */
+
+static void
+fails(char *why)
+{
+    check_equal(begin(&t), NGX_ERROR);
+    check_equal(t.owners, -1);
+    check(unit_logged(why));
+}
+
+
 static mode_t
 mode_of(char *name)
 {
@@ -435,10 +450,9 @@ mode_of(char *name)
 
 unit_case("made, and found again: numbers that are given once")
 {
-    int                      fd;
-    uint64_t                 last;
-    ngx_uint_t               i;
-    static ngx_idempotency_start_t  s;
+    int         fd;
+    uint64_t    last;
+    ngx_uint_t  i;
 
     /* it may have been lost: that is said */
 
@@ -483,9 +497,9 @@ unit_case("made, and found again: numbers that are given once")
 
 unit_case("over reloads, and with the configuration's end")
 {
-    int                      fd;
-    ngx_uint_t               i;
-    ngx_pool_t              *pools[2];
+    int          fd;
+    ngx_uint_t   i;
+    ngx_pool_t  *pools[2];
     static ngx_idempotency_start_t  s[2];
 
     pools[0] = unit_pool;
@@ -531,8 +545,6 @@ unit_case("over reloads, and with the configuration's end")
 
 unit_case("open to others: no more, and that is said")
 {
-    static ngx_idempotency_start_t  s;
-
     (void) begin_and_end();
     check_equal(chmod(path, 0644), 0);
     check_equal(chmod(beside("-owners"), 0660), 0);
@@ -558,8 +570,7 @@ unit_case("open to others: no more, and that is said")
 
 unit_case("nginx -t makes nothing")
 {
-    uint64_t                 before;
-    static ngx_idempotency_start_t  s, t;
+    uint64_t  before;
 
     ngx_test_config = 1;
     before = state();
@@ -797,10 +808,9 @@ unit_case("empty, cut off, another's, of another version")
 
 unit_case("damaged further down")
 {
-    char                     zeros[4096];
-    off_t                    at;
-    struct stat              st;
-    static ngx_idempotency_start_t  s;
+    char         zeros[4096];
+    off_t        at;
+    struct stat  st;
 
     (void) begin_and_end();
 
@@ -811,8 +821,7 @@ unit_case("damaged further down")
 
         put_at(path, at, zeros, 4096);
 
-        check_equal(begin(&s), NGX_ERROR);
-        check(unit_logged("store\" is damaged"));
+        fails("store\" is damaged");
         check_equal(access(beside(".new"), F_OK), -1);
 
         remove_it();
@@ -827,11 +836,8 @@ unit_case("damaged further down")
 
 unit_case("a file system without locks")
 {
-    static ngx_idempotency_start_t  s;
-
     no_locks = 1;
-    check_equal(begin(&s), NGX_ERROR);
-    check(unit_logged("store\" is on a file system without locks"));
+    fails("store\" is on a file system without locks");
     check_equal(access(path, F_OK), -1);
 
     no_locks = 0;
@@ -841,8 +847,7 @@ unit_case("a file system without locks")
 
 unit_case("a long name")
 {
-    char                     name[NGX_IDEMPOTENCY_FILE_PATH + 2];
-    static ngx_idempotency_start_t  s;
+    char  name[NGX_IDEMPOTENCY_FILE_PATH + 2];
 
     ngx_memset(name, '/', sizeof(name));
     strcpy(name + sizeof(name) - 1 - strlen(path), path);
@@ -873,8 +878,7 @@ unit_case("a long name")
 
 unit_case("replaced under a living owner")
 {
-    int                      fd;
-    static ngx_idempotency_start_t  s, t;
+    int  fd;
 
     wall = (int64_t) 1750000000 * 1000;
 
@@ -883,20 +887,16 @@ unit_case("replaced under a living owner")
 
     /* in the same moment: its numbers begin again */
 
-    check_equal(begin(&t), NGX_ERROR);
-    check(unit_logged("\" was replaced while an nginx uses the one that was "
-                      "there"));
+    fails("\" was replaced while an nginx uses the one that was there");
 
     remove_it();
 
     wall = 0;
-    check_equal(begin(&t), NGX_ERROR);
-    check(unit_logged("\" was replaced while an nginx uses"));
+    fails("\" was replaced while an nginx uses");
 
     /* nor does it get in by trying again */
 
-    check_equal(begin(&t), NGX_ERROR);
-    check(unit_logged("\" was replaced while an nginx uses"));
+    fails("\" was replaced while an nginx uses");
 
     /* who was refused left nobody behind */
 
@@ -942,8 +942,7 @@ unit_case("set back, or gone")
 
 unit_case("its time, over boots and clocks")
 {
-    int64_t                  base;
-    static ngx_idempotency_start_t  s;
+    int64_t  base;
 
     boot = "11111111-1111-1111-1111-111111111111";
     check_equal(begin(&s), NGX_OK);
@@ -978,15 +977,11 @@ unit_case("its time, over boots and clocks")
 
 unit_case("what the child has open does not get through")
 {
-    static ngx_idempotency_start_t  s;
-
     for (room = 0; room <= (ssize_t) CMSG_LEN(sizeof(int));
          room += CMSG_LEN(sizeof(int)))
     {
-        check_equal(begin(&s), NGX_ERROR);
-        check(unit_logged("has told nothing"));
-        check_equal(s.owners, -1);
-        check_equal(s.file, -1);
+        fails("has told nothing");
+        check_equal(t.file, -1);
     }
 
     room = -1;
@@ -998,21 +993,16 @@ unit_case("what the child has open does not get through")
 
 unit_case("the child dies, hangs, or tells nothing")
 {
-    static ngx_idempotency_start_t  s;
-
     does = DIES_FIRST;
-    check_equal(begin(&s), NGX_ERROR);
-    check(unit_logged("\" can't be used: the process that looked at it died "
-                      "on signal 6; restore it"));
+    fails("\" can't be used: the process that looked at it died "
+          "on signal 6; restore it");
 
     does = LEAVES;
-    check_equal(begin(&s), NGX_ERROR);
-    check(unit_logged("\" can't be used: the process that looks at it has "
-                      "told nothing"));
+    fails("\" can't be used: the process that looks at it has "
+          "told nothing");
 
     does = HANGS;
-    check_equal(begin(&s), NGX_ERROR);
-    check(unit_logged("\" can't be used: nothing was heard of it for 5 s"));
+    fails("\" can't be used: nothing was heard of it for 5 s");
 
     /* whoever has the child in his power by a file has no address of the
        master's */
@@ -1027,8 +1017,7 @@ unit_case("the child dies, hangs, or tells nothing")
     /* whole, and without its name yet */
 
     does = DIES_LAST;
-    check_equal(begin(&s), NGX_ERROR);
-    check(unit_logged("died on signal 9"));
+    fails("died on signal 9");
     check_equal(access(path, F_OK), -1);
     check_equal(access(beside(".new"), F_OK), 0);
 
@@ -1041,8 +1030,7 @@ unit_case("the child dies, hangs, or tells nothing")
     /* a number that was taken by one who died is not given again */
 
     does = DIES_LAST;
-    check_equal(begin(&s), NGX_ERROR);
-    check(unit_logged("died on signal 9"));
+    fails("died on signal 9");
 
     does = HONEST;
     check_equal(begin(&s), NGX_OK);
@@ -1066,11 +1054,10 @@ on_sigchld(int signo)
 
 unit_case("beside nginx's handler of SIGCHLD")
 {
-    sigset_t                 set;
-    ngx_uint_t               i;
-    ngx_pid_t                pid;
-    struct sigaction         sa, old;
-    static ngx_idempotency_start_t  s;
+    sigset_t          set;
+    ngx_uint_t        i;
+    ngx_pid_t         pid;
+    struct sigaction  sa, old;
 
     ngx_memzero(&sa, sizeof(struct sigaction));
     sa.sa_handler = on_sigchld;
@@ -1127,7 +1114,7 @@ unit_case("beside nginx's handler of SIGCHLD")
 static void
 starts(void *data)
 {
-    ngx_uint_t               n;
+    ngx_uint_t  n;
     static ngx_idempotency_start_t  s;
 
     n = *(ngx_uint_t *) data;

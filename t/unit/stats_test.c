@@ -39,7 +39,7 @@ records(ngx_uint_t outcome)
 
 unit_case("records are counted, and what became of them")
 {
-    op_t  op, pending, released;
+    op_t  pending, released;
 
     open_zone(64, 0);
 
@@ -136,7 +136,6 @@ unit_case("what is over ends by steps")
 unit_case("counters rise over the death of a process")
 {
     uint64_t  released;
-    op_t      op;
 
     open_zone(64, 0);
 

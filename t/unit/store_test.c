@@ -54,17 +54,14 @@ replayed(op_t *op, ngx_uint_t n)
 
 unit_case("a token's way: claim, repeat, complete, replay, forget")
 {
-    op_t        op, other;
     ngx_uint_t  i;
 
-    op_init(&op, 1, 1, 100);
-    check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
+    check_equal(op_finds(&op, 1, 1, 100), NGX_IDEMPOTENCY_ABSENT);
     check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
     check(op.fence > 0);
     check_equal(double_workers[0].owned, 1);
 
-    op_init(&other, 1, 1, 110);
-    check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_BOUND);
+    check_equal(op_claims(&other, 1, 1, 110), NGX_IDEMPOTENCY_BOUND);
     check_equal(other.outcome, NGX_IDEMPOTENCY_PENDING);
     check_equal(other.recorded, 100);
     check_equal(other.fence, op.fence);
@@ -77,8 +74,7 @@ unit_case("a token's way: claim, repeat, complete, replay, forget")
     check_equal(double_workers[0].owned, 0);
 
     for (i = 1; i <= 3; i++) {
-        op_init(&other, 1, 1, 120 + i);
-        check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_BOUND);
+        check_equal(op_claims(&other, 1, 1, 120 + i), NGX_IDEMPOTENCY_BOUND);
         check_equal(other.outcome, NGX_IDEMPOTENCY_DONE);
         check_equal(other.status, 201);
         check_equal(other.recorded, 120);
@@ -88,8 +84,7 @@ unit_case("a token's way: claim, repeat, complete, replay, forget")
 
     /* looking is not replaying */
 
-    op_init(&other, 1, 7, 130);
-    check_equal(op_find(&zone, &other), NGX_IDEMPOTENCY_BOUND);
+    check_equal(op_finds(&other, 1, 7, 130), NGX_IDEMPOTENCY_BOUND);
     check_equal(other.outcome, NGX_IDEMPOTENCY_DONE);
     check_equal(other.status, 201);
     check(replayed(&other, 3));
@@ -109,11 +104,9 @@ unit_case("a token's way: claim, repeat, complete, replay, forget")
 
 unit_case("a released token is fresh")
 {
-    op_t      op;
     uint64_t  fence;
 
-    op_init(&op, 1, 1, 0);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_claims(&op, 1, 1, 0), NGX_IDEMPOTENCY_CLAIMED);
     fence = op.fence;
 
     check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
@@ -123,8 +116,7 @@ unit_case("a released token is fresh")
 
     /* for whatever it is then used */
 
-    op_init(&op, 1, 2, 0);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_claims(&op, 1, 2, 0), NGX_IDEMPOTENCY_CLAIMED);
     check(op.fence > fence);
     check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
 }
@@ -134,7 +126,6 @@ unit_case("a released token is fresh")
 
 unit_case("another fingerprint is a conflict, whatever the outcome")
 {
-    op_t        op, other;
     ngx_uint_t  i;
 
     static const struct {
@@ -150,8 +141,7 @@ unit_case("another fingerprint is a conflict, whatever the outcome")
 
     for (i = 0; i < sizeof(bound) / sizeof(bound[0]); i++) {
 
-        op_init(&op, i, 1, 50);
-        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+        check_equal(op_claims(&op, i, 1, 50), NGX_IDEMPOTENCY_CLAIMED);
 
         if (bound[i].outcome != NGX_IDEMPOTENCY_PENDING) {
             complete(&op, bound[i].outcome, 504, bound[i].size);
@@ -170,8 +160,7 @@ unit_case("another fingerprint is a conflict, whatever the outcome")
 
         /* and the token is as it was */
 
-        op_init(&other, i, 1, 60);
-        check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_BOUND);
+        check_equal(op_claims(&other, i, 1, 60), NGX_IDEMPOTENCY_BOUND);
         check_equal(other.outcome, bound[i].outcome);
 
         /* what may change elsewhere is told under a number of its own */
@@ -191,11 +180,9 @@ unit_case("another fingerprint is a conflict, whatever the outcome")
 
 unit_case("each byte of a token and of a fingerprint counts")
 {
-    op_t        op, other;
     ngx_uint_t  i;
 
-    op_init(&op, 1, 1, 50);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_claims(&op, 1, 1, 50), NGX_IDEMPOTENCY_CLAIMED);
     complete(&op, NGX_IDEMPOTENCY_DONE, 200, 10);
 
     for (i = 0; i < NGX_IDEMPOTENCY_DIGEST_LEN; i++) {
@@ -215,15 +202,13 @@ unit_case("each byte of a token and of a fingerprint counts")
 
 unit_case("fences rise")
 {
-    op_t        op;
     uint64_t    last;
     ngx_uint_t  i;
 
     last = 0;
 
     for (i = 0; i < 100; i++) {
-        op_init(&op, i % 7, i, i);
-        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+        check_equal(op_claims(&op, i % 7, i, i), NGX_IDEMPOTENCY_CLAIMED);
         check(op.fence > last);
         last = op.fence;
 
@@ -240,12 +225,11 @@ unit_case("fences rise")
 
 unit_case("stale owners change nothing")
 {
-    op_t  late, op, look;
+    op_t  late, look;
 
     /* its token was forgotten */
 
-    op_init(&late, 1, 1, 10);
-    check_equal(op_claim(&zone, &late), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_claims(&late, 1, 1, 10), NGX_IDEMPOTENCY_CLAIMED);
     forget(1, 10);
 
     late.outcome = NGX_IDEMPOTENCY_DONE;
@@ -256,14 +240,12 @@ unit_case("stale owners change nothing")
 
     /* and claimed by another */
 
-    op_init(&op, 1, 1, 20);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_claims(&op, 1, 1, 20), NGX_IDEMPOTENCY_CLAIMED);
 
     check_equal(op_complete(&zone, &late), NGX_IDEMPOTENCY_STALE);
     check_equal(op_release(&zone, &late), NGX_IDEMPOTENCY_STALE);
 
-    op_init(&look, 1, 1, 20);
-    check_equal(op_find(&zone, &look), NGX_IDEMPOTENCY_BOUND);
+    check_equal(op_finds(&look, 1, 1, 20), NGX_IDEMPOTENCY_BOUND);
     check_equal(look.outcome, NGX_IDEMPOTENCY_PENDING);
     check_equal(look.fence, op.fence);
 
@@ -276,8 +258,7 @@ unit_case("stale owners change nothing")
     check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_STALE);
     check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_STALE);
 
-    op_init(&look, 1, 1, 30);
-    check_equal(op_claim(&zone, &look), NGX_IDEMPOTENCY_BOUND);
+    check_equal(op_claims(&look, 1, 1, 30), NGX_IDEMPOTENCY_BOUND);
     check_equal(look.status, 200);
     op_responded(&look, 10, op.fence);
 
@@ -285,14 +266,12 @@ unit_case("stale owners change nothing")
 
     /* nor if what it told was that nobody knows */
 
-    op_init(&op, 1, 1, 40);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_claims(&op, 1, 1, 40), NGX_IDEMPOTENCY_CLAIMED);
     complete(&op, NGX_IDEMPOTENCY_IN_DOUBT, 504, 10);
     check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_STALE);
     check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_STALE);
 
-    op_init(&look, 1, 1, 40);
-    check_equal(op_claim(&zone, &look), NGX_IDEMPOTENCY_BOUND);
+    check_equal(op_claims(&look, 1, 1, 40), NGX_IDEMPOTENCY_BOUND);
     op_responded(&look, 10, op.fence);
 
     forget(1, 40);
@@ -331,21 +310,19 @@ expiry_from(ngx_msec_t base)
 
         /* nor does one for something else, or before it */
 
-        op_init(&op, i, 2, base);
-        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CONFLICT);
+        check_equal(op_claims(&op, i, 2, base), NGX_IDEMPOTENCY_CONFLICT);
 
-        op_init(&op, i, 1, base + windows[i]);
-        check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
+        check_equal(op_finds(&op, i, 1, base + windows[i]),
+                    NGX_IDEMPOTENCY_ABSENT);
 
         /* time for one worker may be a little behind another's */
 
-        op_init(&op, i, 1, base);
-        check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
+        check_equal(op_finds(&op, i, 1, base), NGX_IDEMPOTENCY_ABSENT);
 
         check_equal(op_bind(&zone, i, 1, base, windows[i], i * 30),
                     NGX_IDEMPOTENCY_OK);
-        op_init(&op, i, 9, base + windows[i]);
-        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+        check_equal(op_claims(&op, i, 9, base + windows[i]),
+                    NGX_IDEMPOTENCY_CLAIMED);
         check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
 
         zone_check(&zone);
@@ -401,8 +378,6 @@ engine_case("what has ended is freed in its turn", ZONE_STAYS)
 
 unit_case("the window starts with the outcome")
 {
-    op_t  op;
-
     op_init(&op, 1, 1, 1000);
     op.window = 10;
     check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
@@ -412,13 +387,11 @@ unit_case("the window starts with the outcome")
     op.now = 500000;
     complete(&op, NGX_IDEMPOTENCY_NOT_KEPT, 500, 0);
 
-    op_init(&op, 1, 1, 500009);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+    check_equal(op_claims(&op, 1, 1, 500009), NGX_IDEMPOTENCY_BOUND);
     check_equal(op.outcome, NGX_IDEMPOTENCY_NOT_KEPT);
     check_equal(op.recorded, 500000);
 
-    op_init(&op, 1, 1, 500010);
-    check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
+    check_equal(op_finds(&op, 1, 1, 500010), NGX_IDEMPOTENCY_ABSENT);
 }
 
 
@@ -426,29 +399,25 @@ unit_case("the window starts with the outcome")
 
 unit_case("a window of no length")
 {
-    op_t  none, some, op;
+    op_t  none, some;
 
     op_init(&none, 1, 1, 100);
     none.window = 0;
     check_equal(op_claim(&zone, &none), NGX_IDEMPOTENCY_CLAIMED);
 
-    op_init(&some, 2, 1, 100);
-    check_equal(op_claim(&zone, &some), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_claims(&some, 2, 1, 100), NGX_IDEMPOTENCY_CLAIMED);
 
     /* it is pending like any other, and gone as soon as it is bound */
 
-    op_init(&op, 1, 1, 100);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+    check_equal(op_claims(&op, 1, 1, 100), NGX_IDEMPOTENCY_BOUND);
 
     complete(&none, NGX_IDEMPOTENCY_DONE, 200, 10);
     complete(&some, NGX_IDEMPOTENCY_DONE, 200, 10);
 
     check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
 
-    op_init(&op, 2, 1, 1099);
-    check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_BOUND);
-    op_init(&op, 2, 1, 1100);
-    check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
+    check_equal(op_finds(&op, 2, 1, 1099), NGX_IDEMPOTENCY_BOUND);
+    check_equal(op_finds(&op, 2, 1, 1100), NGX_IDEMPOTENCY_ABSENT);
 }
 
 
@@ -457,7 +426,6 @@ unit_case("a window of no length")
 
 engine_case("what expired is freed on the way", ZONE_STAYS)
 {
-    op_t        op;
     ngx_uint_t  i, n;
     ngx_msec_t  now;
 
@@ -493,8 +461,7 @@ engine_case("what expired is freed on the way", ZONE_STAYS)
 
     check(ngx_idempotency_shm_expire(&zone.shm, now + 1) > 100);
 
-    op_init(&op, 1000, 1, 1000000);
-    check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+    check_equal(op_finds(&op, 1000, 1, 1000000), NGX_IDEMPOTENCY_BOUND);
     check_equal(op.outcome, NGX_IDEMPOTENCY_PENDING);
 
     forget(1000, 1000000);
@@ -505,7 +472,6 @@ engine_case("what expired is freed on the way", ZONE_STAYS)
 
 unit_case("tokens with equal first bytes are told apart")
 {
-    op_t        op;
     ngx_uint_t  i, n;
 
     for (i = 0; i < 256; i++) {
@@ -536,14 +502,10 @@ unit_case("tokens with equal first bytes are told apart")
 
 unit_case("a doubt is replayed, or taken over")
 {
-    op_t  op, other;
-
-    op_init(&op, 1, 1, 100);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_claims(&op, 1, 1, 100), NGX_IDEMPOTENCY_CLAIMED);
     complete(&op, NGX_IDEMPOTENCY_IN_DOUBT, 504, 5000);
 
-    op_init(&other, 1, 1, 200);
-    check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_BOUND);
+    check_equal(op_claims(&other, 1, 1, 200), NGX_IDEMPOTENCY_BOUND);
     check_equal(other.outcome, NGX_IDEMPOTENCY_IN_DOUBT);
     check_equal(other.status, 504);
     op_responded(&other, 5000, op.fence);
@@ -578,8 +540,7 @@ unit_case("a doubt is replayed, or taken over")
     check(replayed(&op, 1));
     op_responded(&op, 20, other.fence);
 
-    op_init(&op, 1, 1, 320 + 77);
-    check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
+    check_equal(op_finds(&op, 1, 1, 320 + 77), NGX_IDEMPOTENCY_ABSENT);
 }
 
 
@@ -587,12 +548,10 @@ unit_case("a doubt is replayed, or taken over")
 
 unit_case("a doubt is taken over and released")
 {
-    op_t        op;
     ngx_uint_t  i;
 
     for (i = 0; i < 4; i++) {
-        op_init(&op, i, 1, 100);
-        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+        check_equal(op_claims(&op, i, 1, 100), NGX_IDEMPOTENCY_CLAIMED);
         complete(&op, NGX_IDEMPOTENCY_IN_DOUBT, 504, i & 1 ? 20 : 0);
 
         if (i & 2) {
@@ -610,11 +569,9 @@ unit_case("a doubt is taken over and released")
         op.settled = 1;
         check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
 
-        op_init(&op, i, 1, 200);
-        check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
+        check_equal(op_finds(&op, i, 1, 200), NGX_IDEMPOTENCY_ABSENT);
 
-        op_init(&op, i, 2, 200);
-        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+        check_equal(op_claims(&op, i, 2, 200), NGX_IDEMPOTENCY_CLAIMED);
         check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
 
         if (i & 2) {
@@ -629,15 +586,14 @@ unit_case("a doubt is taken over and released")
 
 bare_case("a doubt is one again, if who took it over has not executed it")
 {
-    op_t        op, other, third;
+    op_t        third;
     ngx_uint_t  leave;
 
     for (leave = 0; leave < 2; leave++) {
 
         unit_setup();
 
-        op_init(&op, 1, 1, 100);
-        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+        check_equal(op_claims(&op, 1, 1, 100), NGX_IDEMPOTENCY_CLAIMED);
         complete(&op, NGX_IDEMPOTENCY_IN_DOUBT, 504, 5000);
 
         op_init(&other, 1, 1, 200);
@@ -666,14 +622,12 @@ bare_case("a doubt is one again, if who took it over has not executed it")
             op_responded(&third, 6000, other.fence);
         }
 
-        op_init(&third, 1, 1, 500);
-        check_equal(op_claim(&zone, &third), NGX_IDEMPOTENCY_BOUND);
+        check_equal(op_claims(&third, 1, 1, 500), NGX_IDEMPOTENCY_BOUND);
         check_equal(third.outcome, NGX_IDEMPOTENCY_IN_DOUBT);
         check_equal(third.status, 0);
         check_equal(third.response.len, 0);
 
-        op_init(&third, 1, 2, 500);
-        check_equal(op_claim(&zone, &third), NGX_IDEMPOTENCY_CONFLICT);
+        check_equal(op_claims(&third, 1, 2, 500), NGX_IDEMPOTENCY_CONFLICT);
 
         op_init(&third, 1, 1, 600);
         third.retry = 1;
@@ -686,11 +640,9 @@ bare_case("a doubt is one again, if who took it over has not executed it")
         check_equal(op_release(&zone, &third), NGX_IDEMPOTENCY_OK);
         check(!third.doubt);
 
-        op_init(&op, 1, 1, 700);
-        check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_ABSENT);
+        check_equal(op_finds(&op, 1, 1, 700), NGX_IDEMPOTENCY_ABSENT);
 
-        op_init(&op, 1, 1, 60000);
-        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+        check_equal(op_claims(&op, 1, 1, 60000), NGX_IDEMPOTENCY_CLAIMED);
         check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
         check(!op.doubt);
 
@@ -704,33 +656,27 @@ bare_case("a doubt is one again, if who took it over has not executed it")
 
 unit_case("a dead owner is noticed by a claim")
 {
-    op_t  op, other;
-
     double_become(3);
-    op_init(&op, 1, 1, 100);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_claims(&op, 1, 1, 100), NGX_IDEMPOTENCY_CLAIMED);
 
     double_become(4);
-    op_init(&other, 1, 1, 1000000);
-    check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_BOUND);
+    check_equal(op_claims(&other, 1, 1, 1000000), NGX_IDEMPOTENCY_BOUND);
     check_equal(other.outcome, NGX_IDEMPOTENCY_PENDING);
 
     double_workers[3].state = DOUBLE_DEAD;
 
     /* the window begins where the death is noticed */
 
-    op_init(&other, 1, 1, 1000001);
-    check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_BOUND);
+    check_equal(op_claims(&other, 1, 1, 1000001), NGX_IDEMPOTENCY_BOUND);
     check_equal(other.outcome, NGX_IDEMPOTENCY_IN_DOUBT);
     check_equal(other.status, 0);
     check_equal(other.recorded, 1000001);
     check(other.response.data == NULL);
     zone_check(&zone);
 
-    op_init(&other, 1, 1, 1000001 + 999);
-    check_equal(op_find(&zone, &other), NGX_IDEMPOTENCY_BOUND);
-    op_init(&other, 1, 1, 1000001 + 1000);
-    check_equal(op_find(&zone, &other), NGX_IDEMPOTENCY_ABSENT);
+    check_equal(op_finds(&other, 1, 1, 1000001 + 999), NGX_IDEMPOTENCY_BOUND);
+    check_equal(op_finds(&other, 1, 1, 1000001 + 1000),
+                NGX_IDEMPOTENCY_ABSENT);
 
     /* by then it is too late for the owner, were it not dead at all */
 
@@ -743,8 +689,7 @@ unit_case("a dead owner is noticed by a claim")
     /* with retry, the same claim takes it over at once */
 
     double_become(3);
-    op_init(&op, 1, 1, 2000000);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_claims(&op, 1, 1, 2000000), NGX_IDEMPOTENCY_CLAIMED);
 
     double_renew(3);
     double_become(4);
@@ -767,8 +712,7 @@ unit_case("a dead owner is noticed by a claim")
     /* a conflict stays one when its owner dies */
 
     double_become(3);
-    op_init(&op, 1, 1, 3000000);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_claims(&op, 1, 1, 3000000), NGX_IDEMPOTENCY_CLAIMED);
     double_workers[3].state = DOUBLE_DEAD;
 
     double_become(4);
@@ -785,7 +729,6 @@ unit_case("a dead owner is noticed by a claim")
 
 bare_case("dead owners are swept")
 {
-    op_t        op;
     ngx_uint_t  i, n;
 
     static const ngx_uint_t  many[] = { 0, 1, 63, 64, 65, 128, 200 };
@@ -796,12 +739,11 @@ bare_case("dead owners are swept")
 
         for (i = 0; i < many[n]; i++) {
             double_become(i % 2 ? 70 : 5);
-            op_init(&op, i, 1, 100);
-            check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+            check_equal(op_claims(&op, i, 1, 100), NGX_IDEMPOTENCY_CLAIMED);
 
             double_become(6);
-            op_init(&op, 1000 + i, 1, 100);
-            check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+            check_equal(op_claims(&op, 1000 + i, 1, 100),
+                        NGX_IDEMPOTENCY_CLAIMED);
         }
 
         ngx_idempotency_shm_sweep(&zone.shm, 200);
@@ -817,14 +759,13 @@ bare_case("dead owners are swept")
         zone_check(&zone);
 
         for (i = 0; i < many[n]; i++) {
-            op_init(&op, i, 1, 300);
-            check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+            check_equal(op_finds(&op, i, 1, 300), NGX_IDEMPOTENCY_BOUND);
             check_equal(op.outcome, NGX_IDEMPOTENCY_IN_DOUBT);
             check_equal(op.recorded, 300);
             forget(i, 300);
 
-            op_init(&op, 1000 + i, 1, 300);
-            check_equal(op_find(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+            check_equal(op_finds(&op, 1000 + i, 1, 300),
+                        NGX_IDEMPOTENCY_BOUND);
             check_equal(op.outcome, NGX_IDEMPOTENCY_PENDING);
             forget(1000 + i, 300);
         }
@@ -836,8 +777,6 @@ bare_case("dead owners are swept")
 
 unit_case("a silent owner has its lease")
 {
-    op_t  op, other;
-
     double_become(3);
     op_init(&op, 1, 1, 100);
     op.lease = 500;
@@ -863,8 +802,7 @@ unit_case("a silent owner has its lease")
     complete(&op, NGX_IDEMPOTENCY_DONE, 200, 10);
     forget(1, 599);
 
-    op_init(&op, 1, 1, 1000);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_claims(&op, 1, 1, 1000), NGX_IDEMPOTENCY_CLAIMED);
 
     double_become(4);
     op_init(&other, 1, 1, 1500);
@@ -881,8 +819,7 @@ unit_case("a silent owner has its lease")
     /* who has no slot, or a sweep */
 
     double_become(NGX_IDEMPOTENCY_NO_WORKER);
-    op_init(&op, 1, 1, 2000);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_claims(&op, 1, 1, 2000), NGX_IDEMPOTENCY_CLAIMED);
 
     ngx_idempotency_shm_sweep(&zone.shm, 2499);
     check_equal(zone_size(&zone.shm.sh->pending), 1);
@@ -902,8 +839,6 @@ unit_case("a silent owner has its lease")
 
 engine_case("an owner that was not dead is heard", ZONE_ALONE)
 {
-    op_t  op, other;
-
     /* it says what came of it */
 
     double_become(3);
@@ -913,8 +848,7 @@ engine_case("an owner that was not dead is heard", ZONE_ALONE)
     double_workers[3].state = DOUBLE_SILENT;
 
     double_become(4);
-    op_init(&other, 1, 1, 700);
-    check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_BOUND);
+    check_equal(op_claims(&other, 1, 1, 700), NGX_IDEMPOTENCY_BOUND);
     check_equal(other.outcome, NGX_IDEMPOTENCY_IN_DOUBT);
     check_equal(zone_bound(&zone), 1);
 
@@ -924,19 +858,16 @@ engine_case("an owner that was not dead is heard", ZONE_ALONE)
     check_equal(zone_bound(&zone), 1);
     zone_check(&zone);
 
-    op_init(&other, 1, 1, 1099);
-    check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_BOUND);
+    check_equal(op_claims(&other, 1, 1, 1099), NGX_IDEMPOTENCY_BOUND);
     check_equal(other.outcome, NGX_IDEMPOTENCY_DONE);
     check_equal(other.recorded, 800);
     op_responded(&other, 5000, op.fence);
 
-    op_init(&other, 1, 1, 1100);
-    check_equal(op_find(&zone, &other), NGX_IDEMPOTENCY_ABSENT);
+    check_equal(op_finds(&other, 1, 1, 1100), NGX_IDEMPOTENCY_ABSENT);
 
     /* or that nothing did */
 
-    op_init(&op, 1, 1, 2000);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_claims(&op, 1, 1, 2000), NGX_IDEMPOTENCY_CLAIMED);
 
     double_become(4);
     ngx_idempotency_shm_sweep(&zone.shm, 2500);
@@ -949,8 +880,7 @@ engine_case("an owner that was not dead is heard", ZONE_ALONE)
 
     /* but not if its claim was taken over, whatever came of that */
 
-    op_init(&op, 1, 1, 3000);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_claims(&op, 1, 1, 3000), NGX_IDEMPOTENCY_CLAIMED);
 
     double_become(4);
     op_init(&other, 1, 1, 3500);
@@ -968,8 +898,7 @@ engine_case("an owner that was not dead is heard", ZONE_ALONE)
     op_respond(&op, 20, 1);
     check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_STALE);
 
-    op_init(&other, 1, 1, 3500);
-    check_equal(op_claim(&zone, &other), NGX_IDEMPOTENCY_BOUND);
+    check_equal(op_claims(&other, 1, 1, 3500), NGX_IDEMPOTENCY_BOUND);
     check_equal(other.status, 504);
 
     forget(1, 3500);
@@ -978,10 +907,7 @@ engine_case("an owner that was not dead is heard", ZONE_ALONE)
 
 engine_case("a fence tells what is forgotten", ZONE_STAYS)
 {
-    op_t  op, other;
-
-    op_init(&op, 1, 1, 100);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_claims(&op, 1, 1, 100), NGX_IDEMPOTENCY_CLAIMED);
     complete(&op, NGX_IDEMPOTENCY_DONE, 200, 10);
 
     op_init(&other, 1, 0, 100);
@@ -1000,14 +926,13 @@ engine_case("a fence tells what is forgotten", ZONE_STAYS)
 
 bare_case("exit and start put claims of the dead in doubt")
 {
-    op_t    op;
     zone_t  next, last;
 
     unit_setup();
 
     double_become(3);
-    op_init(&op, 1, 1, ngx_current_msec);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_claims(&op, 1, 1, ngx_current_msec),
+                NGX_IDEMPOTENCY_CLAIMED);
 
     zone_exit_process(&zone);
     check_equal(zone_size(&zone.shm.sh->pending), 0);
@@ -1047,11 +972,9 @@ bare_case("exit and start put claims of the dead in doubt")
 
 unit_case("a reload keeps tokens")
 {
-    op_t    op, other;
     zone_t  next;
 
-    op_init(&op, 1, 1, 100);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_claims(&op, 1, 1, 100), NGX_IDEMPOTENCY_CLAIMED);
 
     zone_reload(&next, &zone);
     double_become(1);
@@ -1084,7 +1007,7 @@ unit_case("a reload keeps tokens")
 
 engine_case("a restart keeps tokens", ZONE_OUTLIVES)
 {
-    op_t        op, kept;
+    op_t        kept;
     ngx_uint_t  i;
 
     static const struct {
@@ -1166,13 +1089,13 @@ engine_case("a restart keeps tokens", ZONE_OUTLIVES)
             continue;
         }
 
-        op_init(&op, i, 1, 100 + 100000 - 1);
-        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+        check_equal(op_claims(&op, i, 1, 100 + 100000 - 1),
+                    NGX_IDEMPOTENCY_BOUND);
     }
 
     for (i = 0; i < sizeof(bound) / sizeof(bound[0]) - 1; i++) {
-        op_init(&op, i, 1, 100 + 100000);
-        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+        check_equal(op_claims(&op, i, 1, 100 + 100000),
+                    NGX_IDEMPOTENCY_CLAIMED);
         check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
     }
 }
@@ -1234,7 +1157,6 @@ engine_case("a file is closed by one after the other", ZONE_OUTLIVES|UNIT_BARE)
 {
 #if (NGX_IDEMPOTENCY_FILE)
     int              fd;
-    op_t             op;
     char             path[256];
     zone_t           next;
     ngx_str_t       *name;
@@ -1242,8 +1164,7 @@ engine_case("a file is closed by one after the other", ZONE_OUTLIVES|UNIT_BARE)
 
     unit_setup();
 
-    op_init(&op, 1, 1, 100);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_claims(&op, 1, 1, 100), NGX_IDEMPOTENCY_CLAIMED);
     check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
 
     name = &zone.shm.tier->name;

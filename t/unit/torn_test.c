@@ -34,8 +34,7 @@ open_zone(void)
     }
 
     double_become(3);
-    op_init(&owner, 100, 1, 100);
-    check_equal(op_claim(&zone, &owner), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_claims(&owner, 100, 1, 100), NGX_IDEMPOTENCY_CLAIMED);
     owner.outcome = NGX_IDEMPOTENCY_DONE;
     op_respond(&owner, 100, 1);
 
@@ -102,7 +101,6 @@ list_nothing(zone_t *z)
 
 unit_case("a torn zone is refused, and untouched")
 {
-    op_t                      op;
     u_char                   *before;
     ngx_uint_t                i;
     ngx_idempotency_shm_sh_t  sh;
@@ -180,7 +178,6 @@ unit_case("a torn zone is refused, and untouched")
 
 unit_case("only a reload makes it anew")
 {
-    op_t      op;
     zone_t    second, third;
     uint64_t  fence;
 
@@ -206,8 +203,7 @@ unit_case("only a reload makes it anew")
     /* a process of the old generation, shutting down, notices it */
 
     tear();
-    op_init(&op, 1, 1, 100);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_UNAVAILABLE);
+    check_equal(op_claims(&op, 1, 1, 100), NGX_IDEMPOTENCY_UNAVAILABLE);
     check(unit_logged("4711"));
     check_equal(zone.shm.sh->poisoned, 2);
 
@@ -245,8 +241,7 @@ unit_case("only a reload makes it anew")
 
     /* fences go on rising; all generations work in it */
 
-    op_init(&op, 101, 1, 100);
-    check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(op_claims(&op, 101, 1, 100), NGX_IDEMPOTENCY_CLAIMED);
     check(op.fence > fence);
 
     check_equal(op_complete(&second, &owner), NGX_IDEMPOTENCY_STALE);
@@ -293,7 +288,6 @@ unit_case("torn, and noticed by a reload")
 
 unit_case("made anew any number of times")
 {
-    op_t        op;
     uint64_t    fence;
     ngx_uint_t  i, n;
 
@@ -317,8 +311,7 @@ unit_case("made anew any number of times")
                    20 * ngx_pagesize);
         tear();
 
-        op_init(&op, 1, 1, 100);
-        check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_UNAVAILABLE);
+        check_equal(op_claims(&op, 1, 1, 100), NGX_IDEMPOTENCY_UNAVAILABLE);
         check(unit_logged("4711"));
 
         zone_reload(&zone, &zone);

@@ -290,6 +290,33 @@ unit_wait(ngx_pid_t pid)
 }
 
 
+void
+unit_kill(ngx_pid_t pid)
+{
+    int  status;
+
+    kill(pid, SIGKILL);
+    check_equal(waitpid(pid, &status, 0), pid);
+}
+
+
+void
+unit_await(volatile ngx_uint_t *step, ngx_uint_t value)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; i < 60000; i++) {
+        if (*step >= value) {
+            return;
+        }
+
+        usleep(1000);
+    }
+
+    check(!"another process goes on");
+}
+
+
 void *
 unit_shared(size_t size)
 {

@@ -107,6 +107,11 @@ uint64_t unit_random(uint64_t *state);
 
 ngx_pid_t unit_fork(void (*run)(void *data), void *data);
 int unit_wait(ngx_pid_t pid);
+void unit_kill(ngx_pid_t pid);
+
+/* a state of another process; a minute is longer than any takes */
+
+void unit_await(volatile ngx_uint_t *step, ngx_uint_t value);
 
 /* memory that is shared with children */
 

@@ -180,7 +180,6 @@ wait_for(ngx_uint_t i, ngx_uint_t token, ngx_uint_t slot)
 
 bare_case("whatever ends a claim wakes who waits, once")
 {
-    op_t        op;
     ngx_uint_t  end;
 
     for (end = 0; end < 6; end++) {
@@ -217,8 +216,7 @@ bare_case("whatever ends a claim wakes who waits, once")
 
         case 4:
             double_workers[7].state = DOUBLE_DEAD;
-            op_init(&op, 1, 1, 100);
-            check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_BOUND);
+            check_equal(op_claims(&op, 1, 1, 100), NGX_IDEMPOTENCY_BOUND);
             break;
 
         case 5:
@@ -258,7 +256,6 @@ bare_case("whatever ends a claim wakes who waits, once")
 
 unit_case("every slot has its bit")
 {
-    op_t        op;
     ngx_uint_t  i;
 
     for (i = 0; i < NGX_IDEMPOTENCY_WORKERS; i++) {
@@ -323,7 +320,6 @@ unit_case("first come, first served")
 
 unit_case("many are called in many turns")
 {
-    op_t        op;
     uint64_t    key;
     ngx_uint_t  i, n, left, turns;
 
@@ -397,8 +393,6 @@ unit_case("\"who knows\" wakes all")
 
 unit_case("what is cancelled is not called")
 {
-    op_t  op;
-
     own(&op, 1);
 
     wait_for(0, 1, 1);
@@ -425,7 +419,6 @@ unit_case("what is cancelled is not called")
 
 unit_case("cancelling inside a handler is safe")
 {
-    op_t        op;
     ngx_uint_t  i;
 
     own(&op, 1);
@@ -463,7 +456,6 @@ unit_case("cancelling inside a handler is safe")
 
 unit_case("after a release one waiter becomes the owner")
 {
-    op_t        op;
     waiter_t   *owner;
     ngx_uint_t  i, round;
 
@@ -519,7 +511,6 @@ unit_case("after a release one waiter becomes the owner")
 
 unit_case("all waiters replay an outcome")
 {
-    op_t        op;
     ngx_uint_t  i, sum;
 
     own(&op, 1);
@@ -557,7 +548,7 @@ unit_case("all waiters replay an outcome")
 
 unit_case("tokens with one key")
 {
-    op_t  op, twin;
+    op_t  twin;
 
     own(&op, 1);
     wait_for(0, 1, 1);
@@ -593,8 +584,6 @@ unit_case("tokens with one key")
 
 unit_case("only what is pending is waited for")
 {
-    op_t  op;
-
     own(&op, 1);
     check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_OK);
 
@@ -620,7 +609,6 @@ unit_case("only what is pending is waited for")
 
 unit_case("\"who knows\" wakes wherever it waits")
 {
-    op_t        op;
     ngx_uint_t  i;
 
     double_become(1);
@@ -657,8 +645,6 @@ unit_case("\"who knows\" wakes wherever it waits")
 
 unit_case("a claim is made again while it waits")
 {
-    op_t  op;
-
     own(&op, 1);
     wait_for(0, 1, 0);
     wait_for(1, 1, 0);

@@ -43,25 +43,6 @@ unit_teardown(void)
 }
 
 
-/* a state of another process, awaited; a minute is longer than any takes */
-
-static void
-await(volatile ngx_uint_t *step, ngx_uint_t value)
-{
-    ngx_uint_t  i;
-
-    for (i = 0; i < 60000; i++) {
-        if (*step >= value) {
-            return;
-        }
-
-        usleep(1000);
-    }
-
-    check(!"another process goes on");
-}
-
-
 static void
 woken(uint64_t *key)
 {
@@ -71,16 +52,6 @@ woken(uint64_t *key)
     } else if (check(shared->nkeys < 1024)) {
         shared->keys[shared->nkeys++] = *key;
     }
-}
-
-
-static void
-kill_and_reap(ngx_pid_t pid)
-{
-    int  status;
-
-    kill(pid, SIGKILL);
-    check_equal(waitpid(pid, &status, 0), pid);
 }
 
 
@@ -131,7 +102,7 @@ unit_case("slots and epochs")
 
     for (i = 0; i < 3; i++) {
         pids[i] = unit_fork(stay, &shared[i]);
-        await(&shared[i].step, 1);
+        unit_await(&shared[i].step, 1);
         check(shared[i].has_slot);
         check_equal(shared[i].worker.slot, i);
         check_equal(shared[i].worker.pid, pids[i]);
@@ -142,7 +113,7 @@ unit_case("slots and epochs")
     first = shared[1].worker;
     check(alive_at(&first, ngx_current_msec, ngx_current_msec));
 
-    kill_and_reap(pids[1]);
+    unit_kill(pids[1]);
     check(!alive_at(&first, ngx_current_msec, ngx_current_msec));
 
     check(events_become_worker(woken));
@@ -180,8 +151,8 @@ unit_case("slots and epochs")
 
     ngx_idempotency_workers_exit_process(&unit_cycle);
 
-    kill_and_reap(pids[0]);
-    kill_and_reap(pids[2]);
+    unit_kill(pids[0]);
+    unit_kill(pids[2]);
 }
 
 
@@ -193,7 +164,7 @@ unit_case("those of a set who live")
     ngx_memzero(&set, sizeof(ngx_idempotency_workers_t));
 
     pid = unit_fork(stay, shared);
-    await(&shared->step, 1);
+    unit_await(&shared->step, 1);
     check_equal(shared->worker.slot, 0);
 
     check(events_become_worker(woken));
@@ -212,7 +183,7 @@ unit_case("those of a set who live")
     check(ngx_idempotency_workers_others(&set, 0));
     check(ngx_idempotency_workers_others(&set, 1));
 
-    kill_and_reap(pid);
+    unit_kill(pid);
     check(!ngx_idempotency_workers_others(&set, 0));
 
     ngx_idempotency_workers_member(&set, 0);
@@ -236,7 +207,7 @@ unit_case("a stopped worker has its lease")
     now = ngx_current_msec;
 
     pid = unit_fork(stay, shared);
-    await(&shared->step, 1);
+    unit_await(&shared->step, 1);
     worker = &shared->worker;
 
     stop_it(pid);
@@ -255,7 +226,7 @@ unit_case("a stopped worker has its lease")
     check(alive_at(worker, now, now + LEASE));
     check(!alive_at(worker, now, now + LEASE + SILENCE));
 
-    kill_and_reap(pid);
+    unit_kill(pid);
     check(!alive_at(worker, now, now));
 }
 
@@ -290,7 +261,7 @@ unit_case("a busy worker keeps its claims")
     now = ngx_current_msec;
 
     pid = unit_fork(spin, shared);
-    await(&shared->step, 1);
+    unit_await(&shared->step, 1);
     worker = &shared->worker;
 
     for (i = 1; i <= 2; i++) {
@@ -335,7 +306,7 @@ unit_case("a busy worker keeps its claims")
     }
 
     check(!alive_at(worker, now, now + 300 * LEASE));
-    kill_and_reap(pid);
+    unit_kill(pid);
     check(!alive_at(worker, now, now));
 }
 
@@ -377,7 +348,7 @@ unit_case("a pid that another process has")
     now = ngx_current_msec;
 
     pid = unit_fork(stay, shared);
-    await(&shared->step, 1);
+    unit_await(&shared->step, 1);
     worker = &shared->worker;
 
     check(alive_at(worker, now, now + 100 * LEASE));
@@ -397,7 +368,7 @@ unit_case("a pid that another process has")
     check(alive_at(worker, now, now + LEASE + SILENCE - 1));
     check(!alive_at(worker, now, now + LEASE + SILENCE));
 
-    kill_and_reap(pid);
+    unit_kill(pid);
 }
 
 
@@ -428,14 +399,14 @@ unit_case("an epoch tells one holder of a slot from the next")
     now = ngx_current_msec;
 
     pid = unit_fork(take_a_slot_twice, shared);
-    await(&shared->step, 1);
+    unit_await(&shared->step, 1);
 
     check_equal(shared[0].worker.pid, shared[1].worker.pid);
     check_equal(shared[0].worker.slot, shared[1].worker.slot);
     check(!alive_at(&shared[0].worker, now, now));
     check(alive_at(&shared[1].worker, now, now));
 
-    kill_and_reap(pid);
+    unit_kill(pid);
 }
 
 
@@ -463,7 +434,7 @@ unit_case("a worker of another user")
     ngx_pid_t  pid;
 
     pid = unit_fork(stay, shared);
-    await(&shared->step, 1);
+    unit_await(&shared->step, 1);
 
     if (check(shared->has_slot) && getuid() == 0) {
         unit_wait(unit_fork(ask_as_another, shared));
@@ -472,7 +443,7 @@ unit_case("a worker of another user")
         unit_note("not as root: nobody is another user");
     }
 
-    kill_and_reap(pid);
+    unit_kill(pid);
 }
 
 
@@ -488,7 +459,7 @@ unit_case("an idle worker lives when it claims")
     ngx_idempotency_worker_t  *worker;
 
     pid = unit_fork(stay, shared);
-    await(&shared->step, 1);
+    unit_await(&shared->step, 1);
     worker = &shared->worker;
     stop_it(pid);
 
@@ -504,7 +475,7 @@ unit_case("an idle worker lives when it claims")
     check(alive_at(worker, now, now + LEASE));
     check(!alive_at(worker, now, now + LEASE + SILENCE));
 
-    kill_and_reap(pid);
+    unit_kill(pid);
 }
 
 
@@ -534,14 +505,14 @@ own_until_told(void *data)
     }
 
     s->step = 1;
-    await(&s->step, 2);
+    unit_await(&s->step, 2);
 
     /* a sign */
 
     ngx_current_msec = start + 1000;
     events_run_timer();
     s->step = 3;
-    await(&s->step, 4);
+    unit_await(&s->step, 4);
 
     /* as long as it owns one */
 
@@ -550,7 +521,7 @@ own_until_told(void *data)
     events_run_timer();
     check(events_timer() != NULL);
     s->step = 5;
-    await(&s->step, 6);
+    unit_await(&s->step, 6);
 
     ngx_idempotency_worker_owns(-1, start + 3000);
     ngx_current_msec = start + 3000;
@@ -576,7 +547,7 @@ unit_case("signs of life")
     pid = unit_fork(own_until_told, shared);
     worker = &shared->worker;
 
-    await(&shared->step, 1);
+    unit_await(&shared->step, 1);
     stop_it(pid);
     check(alive_at(worker, start_time, start_time + LEASE - 1));
     check(alive_at(worker, start_time, start_time + LEASE));
@@ -584,7 +555,7 @@ unit_case("signs of life")
     kill(pid, SIGCONT);
 
     shared->step = 2;
-    await(&shared->step, 3);
+    unit_await(&shared->step, 3);
     stop_it(pid);
     check(alive_at(worker, start_time, start_time + 1000 + LEASE - 1));
     check(alive_at(worker, start_time, start_time + 1000 + LEASE));
@@ -592,7 +563,7 @@ unit_case("signs of life")
     kill(pid, SIGCONT);
 
     shared->step = 4;
-    await(&shared->step, 5);
+    unit_await(&shared->step, 5);
     check(alive_at(worker, start_time, start_time + 2000 + LEASE - 1));
 
     shared->step = 6;
@@ -758,7 +729,7 @@ wait_for_keys(void *data)
     }
 
     shared->step = 2;
-    await(&shared->step, 3);
+    unit_await(&shared->step, 3);
 }
 
 
@@ -774,7 +745,7 @@ unit_case("a full table, all woken")
 
     for (i = 0; i <= n; i++) {
         pids[i] = unit_fork(wait_for_keys, &shared[i]);
-        await(&shared[i].step, 1);
+        unit_await(&shared[i].step, 1);
         check_equal(shared[i].has_slot, i < n);
         check_equal(shared[i].worker.slot,
                     i < n ? i : NGX_IDEMPOTENCY_NO_WORKER);
@@ -791,7 +762,7 @@ unit_case("a full table, all woken")
     ngx_idempotency_workers_wake(&set, 9000);
 
     for (i = 0; i < n; i++) {
-        await(&shared[i].step, 2);
+        unit_await(&shared[i].step, 2);
         check_equal(shared[i].all, 0);
         check_equal(shared[i].nkeys, 2);
         check_equal(shared[i].keys[0], 5000 + i);
@@ -822,7 +793,7 @@ look_for_a_slot(void *data)
     check(unit_logged("more than 128 workers"));
 
     shared->step = 1;
-    await(&shared->step, 2);
+    unit_await(&shared->step, 2);
 
     /* not while something is owned by who has none */
 
@@ -851,17 +822,17 @@ unit_case("a slot that becomes free is taken")
 
     for (i = 0; i <= n; i++) {
         pids[i] = unit_fork(i < n ? stay : look_for_a_slot, &shared[i]);
-        await(&shared[i].step, 1);
+        unit_await(&shared[i].step, 1);
     }
 
-    kill_and_reap(pids[77]);
+    unit_kill(pids[77]);
 
     shared[n].step = 2;
     unit_wait(pids[n]);
 
     for (i = 0; i < n; i++) {
         if (i != 77) {
-            kill_and_reap(pids[i]);
+            unit_kill(pids[i]);
         }
     }
 }
@@ -876,20 +847,20 @@ touch_the_table(void *data)
 
     shared = data;
 
-    await(&shared->step, 1);
+    unit_await(&shared->step, 1);
     check(events_become_worker(woken));
     shared->step = 2;
 
-    await(&shared->step, 3);
+    unit_await(&shared->step, 3);
     set_of(&set, 0, 127);
     ngx_idempotency_workers_wake(&set, 1);
     shared->step = 4;
 
-    await(&shared->step, 5);
+    unit_await(&shared->step, 5);
     check(events_read(60000));
     shared->step = 6;
 
-    await(&shared->step, 7);
+    unit_await(&shared->step, 7);
     ngx_idempotency_workers_exit_process(&unit_cycle);
     shared->step = 8;
 }
@@ -913,7 +884,7 @@ unit_case("the table is touched under its lock only")
         check_equal(shared->step, i);
         events_give_back();
 
-        await(&shared->step, i + 1);
+        unit_await(&shared->step, i + 1);
     }
 
     check_equal(shared->nkeys, 1);

@@ -217,7 +217,16 @@ ngx_uint_t op_renew(zone_t *z, op_t *op);
 ngx_uint_t op_list(zone_t *z, ngx_idempotency_list_t *list);
 void op_cancel(zone_t *z, op_t *op);
 
-/* a token of the one zone, which is known there */
+/* on the one zone; what a case asks for, and what another one does */
+
+extern op_t  op, other;
+
+ngx_uint_t op_claims(op_t *op, ngx_uint_t token, ngx_uint_t print,
+    ngx_msec_t now);
+ngx_uint_t op_finds(op_t *op, ngx_uint_t token, ngx_uint_t print,
+    ngx_msec_t now);
+
+/* a token that is known there */
 
 void forget(ngx_uint_t token, ngx_msec_t now);
 
