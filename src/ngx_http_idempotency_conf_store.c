@@ -47,8 +47,6 @@ static ngx_int_t conf_zone_choice(ngx_conf_t *cf, const char *name,
     ngx_str_t *value, const char *zero, const char *one);
 static ngx_int_t conf_zone_file(ngx_conf_t *cf, conf_zone_t *zone,
     ngx_idempotency_store_t *store, ngx_uint_t sync);
-#define conf_redis_offset(name)                                               \
-    offsetof(ngx_idempotency_redis_conf_t, name)
 static char *conf_redis_line(ngx_conf_t *cf, ngx_command_t *dummy,
     void *data);
 static char *conf_redis_server(ngx_conf_t *cf, ngx_command_t *cmd,
@@ -109,69 +107,41 @@ static ngx_conf_post_t  conf_redis_time = {
     ngx_http_idempotency_check_time
 };
 
+#define parameter(name, args, set, member, post)                             \
+    { ngx_string(name), NGX_CONF_##args, set, 0,                             \
+      offsetof(ngx_idempotency_redis_conf_t, member), post }
+
 static ngx_command_t  conf_redis_parameters[] = {
-
-    { ngx_string("server"), NGX_CONF_1MORE, conf_redis_server, 0,
-      conf_redis_offset(servers), NULL },
-
-    { ngx_string("mode"), NGX_CONF_TAKE1, ngx_conf_set_enum_slot, 0,
-      conf_redis_offset(mode), conf_redis_modes },
-
-    { ngx_string("master"), NGX_CONF_TAKE1, ngx_conf_set_str_slot, 0,
-      conf_redis_offset(master), NULL },
-
-    { ngx_string("user"), NGX_CONF_TAKE1, ngx_conf_set_str_slot, 0,
-      conf_redis_offset(user), NULL },
-
-    { ngx_string("password_file"), NGX_CONF_TAKE1, conf_redis_password, 0,
-      conf_redis_offset(password), NULL },
-
-    { ngx_string("database"), NGX_CONF_TAKE1, ngx_conf_set_num_slot, 0,
-      conf_redis_offset(database), NULL },
-
-    { ngx_string("prefix"), NGX_CONF_TAKE1, ngx_conf_set_str_slot, 0,
-      conf_redis_offset(prefix), NULL },
-
-    { ngx_string("connections"), NGX_CONF_TAKE1, ngx_conf_set_num_slot, 0,
-      conf_redis_offset(connections), &conf_redis_connections },
-
-    { ngx_string("connect_timeout"), NGX_CONF_TAKE1, ngx_conf_set_msec_slot,
-      0, conf_redis_offset(connect_timeout), &conf_redis_time },
-
-    { ngx_string("timeout"), NGX_CONF_TAKE1, ngx_conf_set_msec_slot, 0,
-      conf_redis_offset(timeout), &conf_redis_time },
-
-    { ngx_string("replicas"), NGX_CONF_TAKE1, ngx_conf_set_num_slot, 0,
-      conf_redis_offset(replicas), &conf_redis_replicas },
-
-    { ngx_string("fsync"), NGX_CONF_TAKE1, ngx_conf_set_flag_slot, 0,
-      conf_redis_offset(fsync), NULL },
-
-    { ngx_string("lost"), NGX_CONF_TAKE1, ngx_conf_set_enum_slot, 0,
-      conf_redis_offset(lost), conf_redis_lost },
-
-    { ngx_string("ssl"), NGX_CONF_TAKE1, ngx_conf_set_flag_slot, 0,
-      conf_redis_offset(ssl), NULL },
-
-    { ngx_string("ssl_name"), NGX_CONF_TAKE1, ngx_conf_set_str_slot, 0,
-      conf_redis_offset(ssl_name), NULL },
-
-    { ngx_string("ssl_verify"), NGX_CONF_TAKE1, ngx_conf_set_flag_slot, 0,
-      conf_redis_offset(ssl_verify), NULL },
-
-    { ngx_string("ssl_trusted_certificate"), NGX_CONF_TAKE1,
-      ngx_conf_set_str_slot, 0,
-      conf_redis_offset(ssl_trusted_certificate), NULL },
-
-    { ngx_string("ssl_certificate"), NGX_CONF_TAKE1, ngx_conf_set_str_slot, 0,
-      conf_redis_offset(ssl_certificate), NULL },
-
-    { ngx_string("ssl_certificate_key"), NGX_CONF_TAKE1,
-      ngx_conf_set_str_slot, 0,
-      conf_redis_offset(ssl_certificate_key), NULL },
-
+    parameter("server", 1MORE, conf_redis_server, servers, NULL),
+    parameter("mode", TAKE1, ngx_conf_set_enum_slot, mode, conf_redis_modes),
+    parameter("master", TAKE1, ngx_conf_set_str_slot, master, NULL),
+    parameter("user", TAKE1, ngx_conf_set_str_slot, user, NULL),
+    parameter("password_file", TAKE1, conf_redis_password, password, NULL),
+    parameter("database", TAKE1, ngx_conf_set_num_slot, database, NULL),
+    parameter("prefix", TAKE1, ngx_conf_set_str_slot, prefix, NULL),
+    parameter("connections", TAKE1, ngx_conf_set_num_slot, connections,
+              &conf_redis_connections),
+    parameter("connect_timeout", TAKE1, ngx_conf_set_msec_slot, connect_timeout,
+              &conf_redis_time),
+    parameter("timeout", TAKE1, ngx_conf_set_msec_slot, timeout,
+              &conf_redis_time),
+    parameter("replicas", TAKE1, ngx_conf_set_num_slot, replicas,
+              &conf_redis_replicas),
+    parameter("fsync", TAKE1, ngx_conf_set_flag_slot, fsync, NULL),
+    parameter("lost", TAKE1, ngx_conf_set_enum_slot, lost, conf_redis_lost),
+    parameter("ssl", TAKE1, ngx_conf_set_flag_slot, ssl, NULL),
+    parameter("ssl_name", TAKE1, ngx_conf_set_str_slot, ssl_name, NULL),
+    parameter("ssl_verify", TAKE1, ngx_conf_set_flag_slot, ssl_verify, NULL),
+    parameter("ssl_trusted_certificate", TAKE1, ngx_conf_set_str_slot,
+              ssl_trusted_certificate, NULL),
+    parameter("ssl_certificate", TAKE1, ngx_conf_set_str_slot, ssl_certificate,
+              NULL),
+    parameter("ssl_certificate_key", TAKE1, ngx_conf_set_str_slot,
+              ssl_certificate_key, NULL),
     ngx_null_command
 };
+
+#undef parameter
 
 
 char *

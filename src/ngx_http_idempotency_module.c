@@ -67,6 +67,7 @@ static ngx_int_t key_variables(ngx_conf_t *cf,
 static ngx_uint_t key_begins(ngx_str_t *name, char *prefix);
 static ngx_int_t key_name(ngx_conf_t *cf, ngx_array_t *names, u_char *start,
     u_char *last);
+static ngx_int_t find_fields(ngx_conf_t *cf, ngx_array_t *names);
 static ngx_module_t *find_module(ngx_conf_t *cf, char *name);
 static char *set_bitmask(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
 static char *set_keep(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
@@ -100,7 +101,7 @@ static ngx_uint_t keys_in_body(ngx_conf_t *cf, ngx_array_t *keys);
 static ngx_cycle_t  *ngx_http_idempotency_cycle;
 
 
-static ngx_conf_bitmask_t  ngx_http_idempotency_methods[] = {
+static ngx_conf_bitmask_t  method_names[] = {
     { ngx_string("GET"), NGX_HTTP_GET },
     { ngx_string("HEAD"), NGX_HTTP_HEAD },
     { ngx_string("POST"), NGX_HTTP_POST },
@@ -118,7 +119,7 @@ static ngx_conf_bitmask_t  ngx_http_idempotency_methods[] = {
     { ngx_null_string, 0 }
 };
 
-static ngx_conf_bitmask_t  ngx_http_idempotency_normalize[] = {
+static ngx_conf_bitmask_t  kind_names[] = {
     { ngx_string("off"), NGX_CONF_BITMASK_SET },
     { ngx_string("form"), NGX_IDEMPOTENCY_CANON_FORM },
     { ngx_string("json"), NGX_IDEMPOTENCY_CANON_JSON },
@@ -127,7 +128,7 @@ static ngx_conf_bitmask_t  ngx_http_idempotency_normalize[] = {
     { ngx_null_string, 0 }
 };
 
-static ngx_conf_enum_t  ngx_http_idempotency_missing_key[] = {
+static ngx_conf_enum_t  missing_key_names[] = {
     { ngx_string("pass"), NGX_HTTP_IDEMPOTENCY_MISSING_KEY_PASS },
     { ngx_string("reject"), NGX_HTTP_IDEMPOTENCY_MISSING_KEY_REJECT },
     { ngx_string("content"), NGX_HTTP_IDEMPOTENCY_MISSING_KEY_CONTENT },
@@ -135,14 +136,14 @@ static ngx_conf_enum_t  ngx_http_idempotency_missing_key[] = {
     { ngx_null_string, 0 }
 };
 
-static ngx_conf_enum_t  ngx_http_idempotency_similar_policies[] = {
+static ngx_conf_enum_t  similar_names[] = {
     { ngx_string("off"), NGX_HTTP_IDEMPOTENCY_SIMILAR_OFF },
     { ngx_string("warn"), NGX_HTTP_IDEMPOTENCY_SIMILAR_WARN },
     { ngx_string("reject"), NGX_HTTP_IDEMPOTENCY_SIMILAR_REJECT },
     { ngx_null_string, 0 }
 };
 
-static ngx_conf_enum_t  ngx_http_idempotency_key_format[] = {
+static ngx_conf_enum_t  key_format_names[] = {
     { ngx_string("any"), NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_ANY },
     { ngx_string("sf-string"), NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_SF_STRING },
     { ngx_string("uuid"), NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_UUID },
@@ -150,34 +151,34 @@ static ngx_conf_enum_t  ngx_http_idempotency_key_format[] = {
     { ngx_null_string, 0 }
 };
 
-static ngx_conf_enum_t  ngx_http_idempotency_in_progress[] = {
+static ngx_conf_enum_t  in_progress_names[] = {
     { ngx_string("wait"), NGX_HTTP_IDEMPOTENCY_IN_PROGRESS_WAIT },
     { ngx_string("reject"), NGX_HTTP_IDEMPOTENCY_IN_PROGRESS_REJECT },
     { ngx_string("accepted"), NGX_HTTP_IDEMPOTENCY_IN_PROGRESS_ACCEPTED },
     { ngx_null_string, 0 }
 };
 
-static ngx_conf_enum_t  ngx_http_idempotency_in_doubt[] = {
+static ngx_conf_enum_t  in_doubt_names[] = {
     { ngx_string("reject"), NGX_HTTP_IDEMPOTENCY_IN_DOUBT_REJECT },
     { ngx_string("retry"), NGX_HTTP_IDEMPOTENCY_IN_DOUBT_RETRY },
     { ngx_null_string, 0 }
 };
 
-static ngx_conf_enum_t  ngx_http_idempotency_unavailable[] = {
+static ngx_conf_enum_t  unavailable_names[] = {
     { ngx_string("reject"), NGX_HTTP_IDEMPOTENCY_UNAVAILABLE_REJECT },
     { ngx_string("pass"), NGX_HTTP_IDEMPOTENCY_UNAVAILABLE_PASS },
     { ngx_string("local"), NGX_HTTP_IDEMPOTENCY_UNAVAILABLE_LOCAL },
     { ngx_null_string, 0 }
 };
 
-static ngx_conf_enum_t  ngx_http_idempotency_replay_cookies[] = {
+static ngx_conf_enum_t  replay_cookies_names[] = {
     { ngx_string("identified"), NGX_HTTP_IDEMPOTENCY_COOKIES_IDENTIFIED },
     { ngx_string("always"), NGX_HTTP_IDEMPOTENCY_COOKIES_ALWAYS },
     { ngx_string("never"), NGX_HTTP_IDEMPOTENCY_COOKIES_NEVER },
     { ngx_null_string, 0 }
 };
 
-static ngx_conf_enum_t  ngx_http_idempotency_log_levels[] = {
+static ngx_conf_enum_t  log_level_names[] = {
     { ngx_string("info"), NGX_LOG_INFO },
     { ngx_string("notice"), NGX_LOG_NOTICE },
     { ngx_string("warn"), NGX_LOG_WARN },
@@ -185,159 +186,99 @@ static ngx_conf_enum_t  ngx_http_idempotency_log_levels[] = {
     { ngx_null_string, 0 }
 };
 
-static ngx_conf_num_bounds_t  ngx_http_idempotency_key_bounds = {
-    ngx_conf_check_num_bounds, 1, -1
-};
+static ngx_conf_num_bounds_t  key_bounds = { ngx_conf_check_num_bounds, 1, -1 };
+static ngx_conf_post_t  time_post = { ngx_http_idempotency_check_time };
+static ngx_conf_post_t  replay_header_post = { check_replay_header };
+static ngx_conf_post_t  docs_post = { check_docs };
 
-static ngx_conf_post_t  ngx_http_idempotency_time_post = {
-    ngx_http_idempotency_check_time
-};
+/* a directive of a location, which may stand in front of it, too */
 
-static ngx_conf_post_t  ngx_http_idempotency_replay_header_post = {
-    check_replay_header
-};
-
-static ngx_conf_post_t  ngx_http_idempotency_docs_post = {
-    check_docs
-};
-
-#define NGX_HTTP_IDEMPOTENCY_CONF                                            \
-    NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF
-
-#define directive(name, flags, set, member, post)                            \
-    { ngx_string(name), flags, set, NGX_HTTP_LOC_CONF_OFFSET,                \
+#define directive(name, args, set, member, post)                             \
+    { ngx_string(name),                                                      \
+      NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_##args,\
+      set, NGX_HTTP_LOC_CONF_OFFSET,                                         \
       offsetof(ngx_http_idempotency_loc_conf_t, member), post }
 
 static ngx_command_t  ngx_http_idempotency_commands[] = {
 
     { ngx_string("idempotency_zone"),
       NGX_HTTP_MAIN_CONF|NGX_CONF_1MORE,
-      ngx_http_idempotency_set_zone,
-      0,
-      0,
-      NULL },
+      ngx_http_idempotency_set_zone, 0, 0, NULL },
 
     { ngx_string("idempotency_secret"),
       NGX_HTTP_MAIN_CONF|NGX_CONF_TAKE1,
-      ngx_http_idempotency_set_secret,
-      0,
-      0,
-      NULL },
+      ngx_http_idempotency_set_secret, 0, 0, NULL },
 
     { ngx_string("idempotency_redis"),
       NGX_HTTP_MAIN_CONF|NGX_CONF_BLOCK|NGX_CONF_TAKE1,
-      ngx_http_idempotency_redis_block,
-      0,
-      0,
-      NULL },
-
-    directive("idempotency", NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
-              ngx_http_idempotency_set, store, NULL),
-    directive("idempotency_methods", NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
-              set_bitmask, methods, &ngx_http_idempotency_methods),
-    directive("idempotency_key", NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
-              set_keys, keys, NULL),
-    directive("idempotency_missing_key",
-              NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
-              set_missing_key, missing_key, &ngx_http_idempotency_missing_key),
-    directive("idempotency_key_format",
-              NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
-              ngx_conf_set_enum_slot, key_format,
-              &ngx_http_idempotency_key_format),
-    directive("idempotency_key_max_age",
-              NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
-              ngx_conf_set_msec_slot, key_max_age,
-              &ngx_http_idempotency_time_post),
-    directive("idempotency_key_max_length",
-              NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
-              ngx_conf_set_num_slot, key_max_length,
-              &ngx_http_idempotency_key_bounds),
-    directive("idempotency_scope", NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
-              ngx_http_set_complex_value_slot, scope, NULL),
-    directive("idempotency_identity", NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
-              set_identity, identity, NULL),
-    directive("idempotency_ignore_cookies",
-              NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
-              set_ignore_cookies, ignore_cookies, NULL),
-    directive("idempotency_bind", NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
-              ngx_http_set_predicate_slot, bind, NULL),
-    directive("idempotency_bypass", NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
-              ngx_http_set_predicate_slot, bypass, NULL),
-    directive("idempotency_normalize", NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
-              set_bitmask, canon.flags, &ngx_http_idempotency_normalize),
-    directive("idempotency_normalize_buffer",
-              NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
-              ngx_conf_set_size_slot, normalize_buffer, NULL),
-    directive("idempotency_ignore_fields",
-              NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
-              set_ignore_fields, ignore_fields, NULL),
-    directive("idempotency_content_window",
-              NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
-              ngx_conf_set_msec_slot, content_window,
-              &ngx_http_idempotency_time_post),
-    directive("idempotency_similar", NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
-              ngx_conf_set_enum_slot, similar,
-              &ngx_http_idempotency_similar_policies),
-    directive("idempotency_window", NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
-              set_window, window, &ngx_http_idempotency_time_post),
-    directive("idempotency_in_progress",
-              NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
-              ngx_conf_set_enum_slot, in_progress,
-              &ngx_http_idempotency_in_progress),
-    directive("idempotency_wait_timeout",
-              NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
-              ngx_conf_set_msec_slot, wait_timeout,
-              &ngx_http_idempotency_time_post),
-    directive("idempotency_lease", NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
-              ngx_conf_set_msec_slot, lease, &ngx_http_idempotency_time_post),
-    directive("idempotency_in_doubt", NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
-              ngx_conf_set_enum_slot, in_doubt, &ngx_http_idempotency_in_doubt),
-    directive("idempotency_unavailable",
-              NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
-              ngx_conf_set_enum_slot, unavailable,
-              &ngx_http_idempotency_unavailable),
-    directive("idempotency_quota", NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE12,
-              set_quota, quota, NULL),
-    directive("idempotency_keep", NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
-              set_keep, keep, NULL),
-    directive("idempotency_max_response",
-              NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
-              ngx_conf_set_size_slot, max_response_given, NULL),
-    directive("idempotency_hide_header",
-              NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
-              add_names, hide_headers, NULL),
-    directive("idempotency_replay_cookies",
-              NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
-              ngx_conf_set_enum_slot, replay_cookies,
-              &ngx_http_idempotency_replay_cookies),
-    directive("idempotency_status", NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_1MORE,
-              set_status, status, NULL),
-    directive("idempotency_replay_header",
-              NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
-              ngx_conf_set_str_slot, replay_header,
-              &ngx_http_idempotency_replay_header_post),
-    directive("idempotency_docs", NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
-              ngx_conf_set_str_slot, docs, &ngx_http_idempotency_docs_post),
-    directive("idempotency_dry_run", NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_FLAG,
-              ngx_conf_set_flag_slot, dry_run, NULL),
+      ngx_http_idempotency_redis_block, 0, 0, NULL },
 
     { ngx_string("idempotency_api"),
       NGX_HTTP_LOC_CONF|NGX_CONF_NOARGS|NGX_CONF_TAKE12,
-      ngx_http_idempotency_api,
-      NGX_HTTP_LOC_CONF_OFFSET,
-      0,
-      NULL },
+      ngx_http_idempotency_api, NGX_HTTP_LOC_CONF_OFFSET, 0, NULL },
 
     { ngx_string("idempotency_guard"),
       NGX_HTTP_LOC_CONF|NGX_CONF_NOARGS,
-      ngx_http_idempotency_guard,
-      NGX_HTTP_LOC_CONF_OFFSET,
-      0,
-      NULL },
+      ngx_http_idempotency_guard, NGX_HTTP_LOC_CONF_OFFSET, 0, NULL },
 
-    directive("idempotency_log_level", NGX_HTTP_IDEMPOTENCY_CONF|NGX_CONF_TAKE1,
-              ngx_conf_set_enum_slot, log_level,
-              &ngx_http_idempotency_log_levels),
+    directive("idempotency", TAKE1, ngx_http_idempotency_set, store, NULL),
+    directive("idempotency_methods", 1MORE, set_bitmask, methods,
+              &method_names),
+    directive("idempotency_key", 1MORE, set_keys, keys, NULL),
+    directive("idempotency_missing_key", TAKE1, set_missing_key, missing_key,
+              &missing_key_names),
+    directive("idempotency_key_format", TAKE1, ngx_conf_set_enum_slot,
+              key_format, &key_format_names),
+    directive("idempotency_key_max_age", TAKE1, ngx_conf_set_msec_slot,
+              key_max_age, &time_post),
+    directive("idempotency_key_max_length", TAKE1, ngx_conf_set_num_slot,
+              key_max_length, &key_bounds),
+    directive("idempotency_scope", TAKE1, ngx_http_set_complex_value_slot,
+              scope, NULL),
+    directive("idempotency_identity", TAKE1, set_identity, identity, NULL),
+    directive("idempotency_ignore_cookies", 1MORE, set_ignore_cookies,
+              ignore_cookies, NULL),
+    directive("idempotency_bind", 1MORE, ngx_http_set_predicate_slot, bind,
+              NULL),
+    directive("idempotency_bypass", 1MORE, ngx_http_set_predicate_slot, bypass,
+              NULL),
+    directive("idempotency_normalize", 1MORE, set_bitmask, canon.flags,
+              &kind_names),
+    directive("idempotency_normalize_buffer", TAKE1, ngx_conf_set_size_slot,
+              normalize_buffer, NULL),
+    directive("idempotency_ignore_fields", 1MORE, set_ignore_fields,
+              ignore_fields, NULL),
+    directive("idempotency_window", TAKE1, set_window, window, &time_post),
+    directive("idempotency_content_window", TAKE1, ngx_conf_set_msec_slot,
+              content_window, &time_post),
+    directive("idempotency_similar", TAKE1, ngx_conf_set_enum_slot, similar,
+              &similar_names),
+    directive("idempotency_in_progress", TAKE1, ngx_conf_set_enum_slot,
+              in_progress, &in_progress_names),
+    directive("idempotency_wait_timeout", TAKE1, ngx_conf_set_msec_slot,
+              wait_timeout, &time_post),
+    directive("idempotency_lease", TAKE1, ngx_conf_set_msec_slot, lease,
+              &time_post),
+    directive("idempotency_in_doubt", TAKE1, ngx_conf_set_enum_slot, in_doubt,
+              &in_doubt_names),
+    directive("idempotency_unavailable", TAKE1, ngx_conf_set_enum_slot,
+              unavailable, &unavailable_names),
+    directive("idempotency_quota", TAKE12, set_quota, quota, NULL),
+    directive("idempotency_keep", 1MORE, set_keep, keep, NULL),
+    directive("idempotency_max_response", TAKE1, ngx_conf_set_size_slot,
+              max_response_given, NULL),
+    directive("idempotency_hide_header", 1MORE, add_names, hide_headers, NULL),
+    directive("idempotency_replay_cookies", TAKE1, ngx_conf_set_enum_slot,
+              replay_cookies, &replay_cookies_names),
+    directive("idempotency_replay_header", TAKE1, ngx_conf_set_str_slot,
+              replay_header, &replay_header_post),
+    directive("idempotency_status", 1MORE, set_status, status, NULL),
+    directive("idempotency_docs", TAKE1, ngx_conf_set_str_slot, docs,
+              &docs_post),
+    directive("idempotency_dry_run", FLAG, ngx_conf_set_flag_slot, dry_run,
+              NULL),
+    directive("idempotency_log_level", TAKE1, ngx_conf_set_enum_slot, log_level,
+              &log_level_names),
 
     ngx_null_command
 };
@@ -377,31 +318,12 @@ ngx_module_t  ngx_http_idempotency_module = {
 static ngx_int_t
 ngx_http_idempotency_init(ngx_conf_t *cf)
 {
-    ngx_http_handler_pt               *h;
-    ngx_http_core_main_conf_t         *cmcf;
     ngx_http_idempotency_main_conf_t  *imcf;
 
-    if (ngx_http_idempotency_check_stores(cf) != NGX_OK) {
-        return NGX_ERROR;
-    }
-
-    cmcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_core_module);
-
-    h = ngx_array_push(&cmcf->phases[NGX_HTTP_ACCESS_PHASE].handlers);
-    if (h == NULL) {
-        return NGX_ERROR;
-    }
-
-    *h = ngx_http_idempotency_access_handler;
-
-    h = ngx_array_push(&cmcf->phases[NGX_HTTP_PRECONTENT_PHASE].handlers);
-    if (h == NULL) {
-        return NGX_ERROR;
-    }
-
-    *h = ngx_http_idempotency_precontent_handler;
-
-    if (ngx_idempotency_engine.keep(cf) != NGX_OK) {
+    if (ngx_http_idempotency_check_stores(cf) != NGX_OK
+        || ngx_http_idempotency_add_handlers(cf, 0) != NGX_OK
+        || ngx_idempotency_engine.keep(cf) != NGX_OK)
+    {
         return NGX_ERROR;
     }
 
@@ -415,7 +337,9 @@ ngx_http_idempotency_init(ngx_conf_t *cf)
         return NGX_OK;
     }
 
-    if (ngx_http_idempotency_init_fields(cf) != NGX_OK) {
+    if (ngx_array_init(&imcf->fields, cf->pool, 4, sizeof(ngx_str_t)) != NGX_OK
+        || find_fields(cf, &imcf->fields) == NGX_ERROR)
+    {
         return NGX_ERROR;
     }
 
@@ -493,12 +417,9 @@ ngx_http_idempotency_create_main_conf(ngx_conf_t *cf)
     ngx_http_idempotency_main_conf_t  *imcf;
 
     imcf = ngx_pcalloc(cf->pool, sizeof(ngx_http_idempotency_main_conf_t));
-    if (imcf == NULL) {
-        return NULL;
-    }
-
-    if (ngx_array_init(&imcf->locations, cf->pool, 8, sizeof(void **))
-        != NGX_OK
+    if (imcf == NULL
+        || ngx_array_init(&imcf->locations, cf->pool, 8, sizeof(void **))
+           != NGX_OK
         || ngx_array_init(&imcf->stores, cf->pool, 4,
                           sizeof(ngx_http_idempotency_store_t *))
            != NGX_OK
@@ -526,9 +447,11 @@ ngx_http_idempotency_init_main_conf(ngx_conf_t *cf, void *conf)
 
     imcf->keys = ngx_array_create(cf->pool, 1,
                                   sizeof(ngx_http_idempotency_key_t));
-    imcf->ignore_cookies = ngx_http_idempotency_ignored_create(cf);
+    imcf->ignore_cookies = NGX_CONF_UNSET_PTR;
 
-    if (imcf->keys == NULL || imcf->ignore_cookies == NULL
+    if (imcf->keys == NULL
+        || ngx_http_idempotency_ignore_cookie(cf, &imcf->ignore_cookies, NULL)
+           != NGX_OK
         || add_key(cf, imcf->keys, &key) != NGX_OK)
     {
         return NGX_CONF_ERROR;
@@ -547,25 +470,6 @@ ngx_http_idempotency_create_loc_conf(ngx_conf_t *cf)
     if (conf == NULL) {
         return NULL;
     }
-
-    /*
-     * set by ngx_pcalloc():
-     *
-     *     conf->methods = 0;
-     *     conf->missing_key_line = NULL;
-     *     conf->scope = NULL;
-     *     conf->identity = NULL;
-     *     conf->window_value = NULL;
-     *     conf->quota_value = NULL;
-     *     conf->canon = { 0, NULL };
-     *     conf->status = { 0 };
-     *     conf->replay_header = { 0, NULL };
-     *     conf->docs = { 0, NULL };
-     *     conf->api = 0;
-     *     conf->api_write = 0;
-     *     conf->api_remote = 0;
-     *     conf->api_names = NULL;
-     */
 
     conf->store = NGX_CONF_UNSET_PTR;
     conf->keys = NGX_CONF_UNSET_PTR;
@@ -780,6 +684,45 @@ ngx_http_idempotency_merge_status(ngx_http_idempotency_loc_conf_t *prev,
             conf->status[i] = ngx_http_idempotency_statuses[i].code;
         }
     }
+}
+
+
+/* Each NAME of $idempotency_field_NAME in the configuration so far; names may
+   be NULL.  NGX_DECLINED: there is none. */
+
+static ngx_int_t
+find_fields(ngx_conf_t *cf, ngx_array_t *names)
+{
+    ngx_int_t                   rc;
+    ngx_str_t                  *name;
+    ngx_uint_t                  i;
+    ngx_http_variable_t        *v;
+    ngx_http_core_main_conf_t  *cmcf;
+
+    rc = NGX_DECLINED;
+
+    cmcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_core_module);
+    v = cmcf->variables.elts;
+
+    for (i = 0; i < cmcf->variables.nelts; i++) {
+        name = &v[i].name;
+
+        if (!key_begins(name, NGX_HTTP_IDEMPOTENCY_FIELD)) {
+            continue;
+        }
+
+        rc = NGX_OK;
+
+        if (names
+            && key_name(cf, names, name->data + NGX_HTTP_IDEMPOTENCY_FIELD_LEN,
+                        name->data + name->len)
+               != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+    }
+
+    return rc;
 }
 
 
@@ -1137,16 +1080,9 @@ set_ignore_cookies(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
         return NGX_CONF_OK;
     }
 
-    if (ilcf->ignore_cookies == NGX_CONF_UNSET_PTR) {
-        ilcf->ignore_cookies = ngx_http_idempotency_ignored_create(cf);
-        if (ilcf->ignore_cookies == NULL) {
-            return NGX_CONF_ERROR;
-        }
-    }
-
     for (i = 1; i < cf->args->nelts; i++) {
 
-        rc = ngx_http_idempotency_ignore_cookie(ilcf->ignore_cookies,
+        rc = ngx_http_idempotency_ignore_cookie(cf, &ilcf->ignore_cookies,
                                                 &value[i]);
 
         if (rc == NGX_DECLINED) {
@@ -1484,11 +1420,8 @@ add_key(ngx_conf_t *cf, ngx_array_t *keys, ngx_str_t *value)
     ngx_http_idempotency_key_t  *key;
 
     key = ngx_array_push(keys);
-    if (key == NULL) {
-        return NGX_ERROR;
-    }
-
-    if (ngx_http_idempotency_compile(cf, value, &key->value) != NGX_OK
+    if (key == NULL
+        || ngx_http_idempotency_compile(cf, value, &key->value) != NGX_OK
         || ngx_array_init(&key->headers, cf->pool, 1, sizeof(ngx_str_t))
            != NGX_OK
         || ngx_array_init(&key->fields, cf->pool, 1, sizeof(ngx_str_t))
@@ -1541,8 +1474,9 @@ key_variables(ngx_conf_t *cf, ngx_http_idempotency_key_t *key)
         rc = NGX_OK;
         never = 0;
 
-        if (key_begins(&name, "idempotency_field_")) {
-            rc = key_name(cf, &key->fields, name.data + 18,
+        if (key_begins(&name, NGX_HTTP_IDEMPOTENCY_FIELD)) {
+            rc = key_name(cf, &key->fields,
+                          name.data + NGX_HTTP_IDEMPOTENCY_FIELD_LEN,
                           name.data + name.len);
 
         } else if (key_begins(&name, "http_")) {
@@ -1586,6 +1520,8 @@ key_begins(ngx_str_t *name, char *prefix)
 }
 
 
+/* adds a name in lower case, which ends with a zero */
+
 static ngx_int_t
 key_name(ngx_conf_t *cf, ngx_array_t *names, u_char *start, u_char *last)
 {
@@ -1597,7 +1533,7 @@ key_name(ngx_conf_t *cf, ngx_array_t *names, u_char *start, u_char *last)
     }
 
     name->len = last - start;
-    name->data = ngx_pnalloc(cf->pool, name->len);
+    name->data = ngx_pcalloc(cf->pool, name->len + 1);
     if (name->data == NULL) {
         return NGX_ERROR;
     }
@@ -1620,7 +1556,7 @@ keys_in_body(ngx_conf_t *cf, ngx_array_t *keys)
 
     for (i = 0; i < keys->nelts; i++) {
         if (key[i].fields.nelts
-            || (key[i].indirect && ngx_http_idempotency_has_fields(cf)))
+            || (key[i].indirect && find_fields(cf, NULL) == NGX_OK))
         {
             return 1;
         }

@@ -251,8 +251,11 @@ sub table {
         while ($source =~ /^static $type\s+\w+\[\] = \{(.*?)^\};/msg) {
             my $table = $1;
 
-            push @found, [$1, $2 // '']
-                while $table =~ /(?:\{ ngx_string|directive)\("(idempotency\w*)"\)?,\s*($flags)/g;
+            # a directive() stands on all three levels, and names its arguments only
+            while ($table =~ /(?:\{ ngx_string|(directive))\("(idempotency\w*)"\)?,\s*((?(1)\w+|$flags))/g) {
+                push @found, [$2, $1 ? "NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_$3"
+                                     : $3];
+            }
         }
     }
 

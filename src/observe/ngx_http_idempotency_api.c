@@ -835,20 +835,17 @@ api_is_ours(ngx_http_request_t *r, ngx_array_t *names)
 static ngx_uint_t
 api_is_own_page(ngx_http_request_t *r)
 {
-    u_char                              *p, *last;
-    ngx_str_t                           *host;
-    ngx_uint_t                           told;
-    ngx_table_elt_t                     *h, *origin;
-    ngx_http_idempotency_header_iter_t   it;
+    u_char           *p, *last;
+    ngx_str_t        *host;
+    ngx_uint_t        told;
+    ngx_table_elt_t  *h, *origin;
 
-    static ngx_str_t  fetch_site = ngx_string("sec_fetch_site");
-    static ngx_str_t  origins = ngx_string("origin");
-
+    h = NULL;
     told = 0;
 
-    ngx_http_idempotency_header_iter(&it, r);
-
-    while ((h = ngx_http_idempotency_header_next(&it, &fetch_site)) != NULL) {
+    while ((h = ngx_http_idempotency_header_next(r, "sec_fetch_site", h))
+           != NULL)
+    {
         told = 1;
 
         if (!(h->value.len == 11
@@ -860,11 +857,9 @@ api_is_own_page(ngx_http_request_t *r)
         }
     }
 
-    ngx_http_idempotency_header_iter(&it, r);
+    origin = ngx_http_idempotency_header_next(r, "origin", NULL);
 
-    origin = ngx_http_idempotency_header_next(&it, &origins);
-
-    if (origin && ngx_http_idempotency_header_next(&it, &origins)) {
+    if (origin && ngx_http_idempotency_header_next(r, "origin", origin)) {
         return 0;
     }
 
@@ -1158,10 +1153,11 @@ static api_refusal_e
 api_token(ngx_http_request_t *r, ngx_uint_t own, u_char *token)
 {
     uint64_t                          made;
-    ngx_str_t                         key, scope;
+    ngx_str_t                         key, arg, *scope;
     api_refusal_e                     why;
     ngx_http_idempotency_loc_conf_t  *conf;
 
+    scope = NULL;
     conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
 
     why = api_key(r, own, &key);
@@ -1176,19 +1172,17 @@ api_token(ngx_http_request_t *r, ngx_uint_t own, u_char *token)
         return api_malformed;
     }
 
-    if (!own && ngx_http_arg(r, (u_char *) "scope", 5, &scope) == NGX_OK) {
+    if (!own && ngx_http_arg(r, (u_char *) "scope", 5, &arg) == NGX_OK) {
 
-        if (api_unescape(r, &scope) != NGX_OK) {
+        if (api_unescape(r, &arg) != NGX_OK) {
             return api_no_memory;
         }
 
-    } else if (ngx_http_idempotency_scope(r, conf, &scope) != NGX_OK) {
-        return api_no_memory;
+        scope = &arg;
     }
 
-    ngx_http_idempotency_token(conf, &scope, &key, token);
-
-    return api_allowed;
+    return (ngx_http_idempotency_token(r, conf, scope, &key, token) == NGX_OK)
+           ? api_allowed : api_no_memory;
 }
 
 
@@ -1197,19 +1191,16 @@ api_token(ngx_http_request_t *r, ngx_uint_t own, u_char *token)
 static api_refusal_e
 api_key(ngx_http_request_t *r, ngx_uint_t own, ngx_str_t *key)
 {
-    ngx_table_elt_t                     *h;
-    ngx_http_idempotency_header_iter_t   it;
+    ngx_table_elt_t  *h;
 
-    static ngx_str_t  name = ngx_string("idempotency_key");
+    static char  name[] = "idempotency_key";
 
-    ngx_http_idempotency_header_iter(&it, r);
-
-    h = ngx_http_idempotency_header_next(&it, &name);
+    h = ngx_http_idempotency_header_next(r, name, NULL);
 
     if (h) {
         *key = h->value;
 
-        if (ngx_http_idempotency_header_next(&it, &name)) {
+        if (ngx_http_idempotency_header_next(r, name, h)) {
             return api_malformed;
         }
 
@@ -1637,6 +1628,7 @@ record_outcome(ngx_http_request_t *r, record_t *one)
 static api_refusal_e
 record_identity(ngx_http_request_t *r, u_char *identity)
 {
+    ngx_int_t                    rc;
     ngx_http_idempotency_ctx_t  *ctx;
 
     ctx = ngx_pcalloc(r->pool, sizeof(ngx_http_idempotency_ctx_t));
@@ -1647,14 +1639,16 @@ record_identity(ngx_http_request_t *r, u_char *identity)
     ctx->request = r;
     ctx->conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
 
-    if (ngx_http_idempotency_identity(r, ctx) != NGX_OK) {
+    rc = ngx_http_idempotency_identity(r, ctx);
+
+    if (rc == NGX_ERROR) {
         return api_no_memory;
     }
 
     ngx_memcpy(identity, ctx->claim.parts.identity,
                NGX_IDEMPOTENCY_IDENTITY_LEN);
 
-    return ngx_http_idempotency_anonymous(ctx) ? api_no_record : api_allowed;
+    return (rc == NGX_DECLINED) ? api_no_record : api_allowed;
 }
 
 

@@ -32,8 +32,13 @@ typedef struct {
 
 static ngx_int_t variable_get(ngx_http_request_t *r,
     ngx_http_variable_value_t *v, uintptr_t data);
+static ngx_int_t variable_field_get(ngx_http_request_t *r,
+    ngx_http_variable_value_t *v, uintptr_t data);
+static void variable_set(ngx_http_variable_value_t *v, ngx_int_t rc,
+    ngx_str_t *value);
 static ngx_int_t variable_text(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, variable_e what, ngx_str_t *value);
+static ngx_uint_t variable_refused(ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t variable_hex(ngx_http_request_t *r, u_char *digest,
     ngx_str_t *value);
 static int64_t variable_number(ngx_http_idempotency_ctx_t *ctx,
@@ -74,7 +79,7 @@ ngx_http_idempotency_add_variables(ngx_conf_t *cf)
         }
 
         if (v->what == variable_field) {
-            var->get_handler = ngx_http_idempotency_field_variable;
+            var->get_handler = variable_field_get;
 
         } else {
             var->get_handler = variable_get;
@@ -141,9 +146,62 @@ variable_get(ngx_http_request_t *r, ngx_http_variable_value_t *v,
         return NGX_ERROR;
     }
 
-    ngx_http_idempotency_set_variable(v, rc, &value);
+    variable_set(v, rc, &value);
 
     return NGX_OK;
+}
+
+
+static ngx_int_t
+variable_field_get(ngx_http_request_t *r, ngx_http_variable_value_t *v,
+    uintptr_t data)
+{
+    ngx_str_t *name = (ngx_str_t *) data;
+
+    ngx_int_t  rc;
+    ngx_str_t  field, value;
+
+    r = r->main;
+
+    if (r->request_body == NULL) {
+
+        /* the body is not read yet: the variable is evaluated again later */
+
+        v->not_found = 1;
+        v->no_cacheable = 1;
+        return NGX_OK;
+    }
+
+    field.len = name->len - NGX_HTTP_IDEMPOTENCY_FIELD_LEN;
+    field.data = name->data + NGX_HTTP_IDEMPOTENCY_FIELD_LEN;
+
+    rc = ngx_http_idempotency_field(r, &field, &value);
+
+    if (rc == NGX_ERROR) {
+        return NGX_ERROR;
+    }
+
+    variable_set(v, rc, &value);
+
+    return NGX_OK;
+}
+
+
+/* rc: the result of the search for the value */
+
+static void
+variable_set(ngx_http_variable_value_t *v, ngx_int_t rc, ngx_str_t *value)
+{
+    if (rc != NGX_OK) {
+        v->not_found = 1;
+        return;
+    }
+
+    v->valid = 1;
+    v->no_cacheable = 0;
+    v->not_found = 0;
+    v->data = value->data;
+    v->len = value->len;
 }
 
 
@@ -203,13 +261,25 @@ variable_text(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     case variable_refusal:
         *value = ngx_http_idempotency_statuses[ctx->status].name;
 
-        return ngx_http_idempotency_refused(ctx) ? NGX_OK : NGX_DECLINED;
+        return variable_refused(ctx) ? NGX_OK : NGX_DECLINED;
 
     default: /* variable_detail */
-        return ngx_http_idempotency_refused(ctx)
+        return variable_refused(ctx)
                ? ngx_http_idempotency_refusal_detail(r, ctx, value)
                : NGX_DECLINED;
     }
+}
+
+
+/* whether the request was refused */
+
+static ngx_uint_t
+variable_refused(ngx_http_idempotency_ctx_t *ctx)
+{
+    return ctx->state == NGX_HTTP_IDEMPOTENCY_STATE_DECIDED
+           && ctx->status != NGX_HTTP_IDEMPOTENCY_STATUS_NONE
+           && ctx->status < NGX_HTTP_IDEMPOTENCY_REFUSALS
+           && ngx_http_idempotency_refuses(ctx, ctx->status);
 }
 
 

@@ -1,8 +1,11 @@
 
 /*
- * A request's way in: the phase handlers, and the table of states by which a
- * request passes them.  Replays are sent from here, too, from the top of all
- * filters as the original was.  The claim itself is in claim.c.
+ * A request's way from the first phase handler to its outcome: the phase
+ * handlers, and the table of states by which a request passes them; its claim
+ * with its limits (window, age of the key, quota); the wait for the store's
+ * answer or for another request's outcome; the claim on the content
+ * (idempotency_similar); and the report of the outcome, which capture.c tells.
+ * How a claim is kept is the store's.
  *
  * The preaccess handler, in front of all access control, notes that a request
  * came by.  The access handler, behind all access control, prepares the
@@ -19,15 +22,14 @@
  *           an answer of ours, which is finalized.  NGX_OK would skip the
  *           handlers behind ours in the phase, or, under "satisfy any", grant
  *           access.
+ * SETTLED   A granted claim is settled on every way out, and once.
+ * OUTLIVES  The context outlives internal redirects, named locations and error
+ *           pages, which clear the contexts of all modules.
  */
 
 
 #include "ngx_http_idempotency_response.h"
 
-
-/* a larger body is sent from a file, as a slow client holds it for long */
-
-#define NGX_HTTP_IDEMPOTENCY_REPLAY_MEMORY  65536
 
 /* A claim without an answer is made again after so many milliseconds.  The
    time doubles with each attempt, up to so many times. */
@@ -36,25 +38,60 @@
 #define NGX_HTTP_IDEMPOTENCY_WAIT_DOUBLED  4
 
 
-/* For so many milliseconds the last body that was sent stays in its file, and
-   all requests that waited for it are sent that one file. */
+/*
+ * After so many milliseconds without the store's answer a log line says so,
+ * and a postponed end of the response is sent: the request was executed, and
+ * its client should know.
+ */
 
-#define NGX_HTTP_IDEMPOTENCY_REPLAY_KEPT  1000
+#define NGX_HTTP_IDEMPOTENCY_OWNER_SILENCE  5000
 
-typedef struct {
-    ngx_uint_t                   users;
-    ngx_pool_t                  *pool;
-    ngx_file_t                   file;
+/* the operation that reports an outcome to the store; it has memory of its
+   own, as the store may answer after the end of the request */
 
-    ngx_idempotency_counters_t  *zone;
-    uint64_t                     fence;
-    size_t                       size;
-    u_char                       token[NGX_IDEMPOTENCY_DIGEST_LEN];
-} replay_body_t;
+struct ngx_http_idempotency_report_s {
+    /* must be the first member */
+    ngx_idempotency_complete_t       complete;
 
-static replay_body_t    *replay_kept;
-static ngx_event_t       replay_event;
-static ngx_connection_t  replay_dumb;
+    ngx_idempotency_store_t         *store;
+    /* NULL: the request has ended */
+    ngx_http_idempotency_ctx_t      *ctx;
+    ngx_event_t                      timer;
+
+    /* for the log */
+    ngx_uint_t                       level;
+};
+
+
+/*
+ * A record ends by the boot clock, a key is too old by the wall clock.  The
+ * clocks are read one after the other, and the boot clock is coarse.  So a key
+ * counts as too old this many milliseconds before its record can have ended.
+ */
+
+#define NGX_HTTP_IDEMPOTENCY_LIMITS_CLOCKS  100
+
+/*
+ * A window from a variable is rounded up to one of these, in seconds.  A zone
+ * has a queue for each length of window, and clients must not create queues at
+ * will.
+ */
+
+static ngx_uint_t  limits_steps[64] = {
+    1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50,
+    60, 90, 120, 180, 240, 300, 360, 480, 600, 720, 900, 1200, 1500, 1800,
+    2400, 3000,
+    3600, 5400, 7200, 10800, 14400, 18000, 21600, 28800, 36000, 43200, 57600,
+    64800, 72000,
+    1 * 86400, 2 * 86400, 3 * 86400, 4 * 86400, 5 * 86400, 6 * 86400,
+    7 * 86400, 10 * 86400, 14 * 86400, 21 * 86400, 28 * 86400, 30 * 86400,
+    45 * 86400, 60 * 86400, 90 * 86400, 120 * 86400, 180 * 86400, 270 * 86400,
+    365 * 86400, 400 * 86400
+};
+
+/* each worker logs so many invalid values, each of them once */
+
+#define NGX_HTTP_IDEMPOTENCY_LIMITS_LOGGED  64
 
 
 /* where a request enters the table */
@@ -74,12 +111,22 @@ typedef enum {
 typedef ngx_int_t (*access_step_pt)(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 
+typedef struct {
+    ngx_http_phases      phase;
+    ngx_http_handler_pt  handler;
+} access_phase_t;
 
+
+static ngx_int_t access_preaccess_handler(ngx_http_request_t *r);
+static ngx_int_t access_admitted_handler(ngx_http_request_t *r);
+static ngx_int_t access_phase_handler(ngx_http_request_t *r);
+static ngx_int_t access_precontent_handler(ngx_http_request_t *r);
 static ngx_inline ngx_uint_t access_protects(ngx_http_request_t *r);
 static ngx_uint_t access_upgrade(ngx_http_request_t *r);
 static ngx_uint_t access_undecided(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_uint_t access_last(ngx_http_request_t *r);
+static ngx_http_idempotency_ctx_t *access_create_ctx(ngx_http_request_t *r);
 static ngx_int_t access_run(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, access_event_e event);
 static ngx_int_t access_look(ngx_http_request_t *r,
@@ -105,10 +152,6 @@ static ngx_int_t access_claimed(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t access_nested(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static ngx_int_t access_similar(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
-static ngx_int_t access_similar_answered(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t access_bound(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t access_stranger(ngx_http_request_t *r,
@@ -117,24 +160,37 @@ static ngx_int_t access_carry(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t access_pass(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static ngx_int_t access_replay(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
-static ngx_file_t *replay_to_file(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx,
-    ngx_http_idempotency_response_t *response);
-static replay_body_t *replay_body(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *bytes);
-static void replay_keep(replay_body_t *body);
-static void replay_kept_handler(ngx_event_t *ev);
-static void replay_body_release(void *data);
-static ngx_int_t replay_send(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx,
-    ngx_http_idempotency_response_t *response, ngx_file_t *file);
-static ngx_int_t replay_mark(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
 #if (NGX_IDEMPOTENCY_FAULTS)
 static void access_fault(ngx_http_request_t *r, ngx_idempotency_op_t *op);
 #endif
+static void owner_report(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome);
+static void owner_wait(ngx_http_idempotency_report_t *report);
+static void owner_silence_handler(ngx_event_t *ev);
+static void owner_answered(ngx_idempotency_op_t *op);
+static void owner_give_up(ngx_http_idempotency_ctx_t *ctx);
+static ngx_int_t limits_time(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static void limits_log_window(ngx_http_request_t *r, ngx_str_t *text);
+static ngx_int_t limits_value(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_http_idempotency_value_t *of);
+static void limits_address(ngx_connection_t *c, ngx_str_t *value);
+static ngx_int_t wait_begin(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_claim_t *claim,
+    ngx_msec_t delay);
+static void wait_reading(ngx_http_request_t *r);
+static ngx_uint_t wait_left(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static void wait_cancel(ngx_http_idempotency_ctx_t *ctx);
+static void wait_timer_handler(ngx_event_t *ev);
+static ngx_int_t similar_claim(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static ngx_int_t similar_claimed(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static void similar_note(ngx_http_idempotency_ctx_t *ctx);
+static void similar_forget(ngx_http_idempotency_ctx_t *ctx);
+static void similar_answered(ngx_idempotency_op_t *op);
+static ngx_int_t similar_refuse(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_http_idempotency_status_e why);
 
 
 /*
@@ -153,15 +209,53 @@ static access_step_pt  access_table[][3] = {
     /* JUDGED   */  { access_pass, access_obey,  NULL },
     /* BOUND    */  { access_pass, access_claim, NULL },
     /* DECIDED  */  { access_pass, access_carry, access_answered },
-    /* OWNER    */  { access_pass, access_carry,
-                      access_similar_answered },
+    /* OWNER    */  { access_pass, access_carry, similar_claimed },
     /* SETTLED  */  { access_pass, access_carry, NULL },
     /* RELEASED */  { access_pass, access_carry, NULL }
 };
 
 
+static access_phase_t  access_phases[][2] = {
+
+    /* behind the handlers of other modules, and in front of them */
+
+    { { NGX_HTTP_ACCESS_PHASE, access_phase_handler },
+      { NGX_HTTP_PRECONTENT_PHASE, access_precontent_handler } },
+
+    { { NGX_HTTP_PREACCESS_PHASE, access_preaccess_handler },
+      { NGX_HTTP_PRECONTENT_PHASE, access_admitted_handler } }
+};
+
+
+/* The last handler of a phase runs first.  first: in front of limits, and of
+   try_files. */
+
 ngx_int_t
-ngx_http_idempotency_access_handler(ngx_http_request_t *r)
+ngx_http_idempotency_add_handlers(ngx_conf_t *cf, ngx_uint_t first)
+{
+    ngx_uint_t                  i;
+    ngx_http_handler_pt        *h;
+    ngx_http_core_main_conf_t  *cmcf;
+
+    cmcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_core_module);
+
+    for (i = 0; i < 2; i++) {
+
+        h = ngx_array_push(&cmcf->phases[access_phases[first][i].phase]
+                                .handlers);
+        if (h == NULL) {
+            return NGX_ERROR;
+        }
+
+        *h = access_phases[first][i].handler;
+    }
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+access_phase_handler(ngx_http_request_t *r)
 {
     ngx_http_idempotency_ctx_t  *ctx;
 
@@ -182,8 +276,8 @@ ngx_http_idempotency_access_handler(ngx_http_request_t *r)
 /* a request that was decided comes by again in each location that it is sent
    to */
 
-ngx_int_t
-ngx_http_idempotency_precontent_handler(ngx_http_request_t *r)
+static ngx_int_t
+access_precontent_handler(ngx_http_request_t *r)
 {
     ngx_http_idempotency_ctx_t  *ctx;
 
@@ -227,11 +321,8 @@ access_protects(ngx_http_request_t *r)
 static ngx_uint_t
 access_upgrade(ngx_http_request_t *r)
 {
-    ngx_str_t                           *value;
-    ngx_table_elt_t                     *h;
-    ngx_http_idempotency_header_iter_t   it;
-
-    static ngx_str_t  connection = ngx_string("connection");
+    ngx_str_t        *value;
+    ngx_table_elt_t  *h;
 
     if (r->method != NGX_HTTP_GET) {
         return 0;
@@ -246,9 +337,9 @@ access_upgrade(ngx_http_request_t *r)
         return 0;
     }
 
-    ngx_http_idempotency_header_iter(&it, r);
+    h = NULL;
 
-    while ((h = ngx_http_idempotency_header_next(&it, &connection)) != NULL) {
+    while ((h = ngx_http_idempotency_header_next(r, "connection", h)) != NULL) {
 
         value = &h->value;
 
@@ -311,7 +402,7 @@ access_run(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_http_idempotency_loc_conf_t  *conf;
 
     if (ctx == NULL) {
-        ctx = ngx_http_idempotency_create_ctx(r);
+        ctx = access_create_ctx(r);
         if (ctx == NULL) {
             return NGX_HTTP_INTERNAL_SERVER_ERROR;
         }
@@ -415,8 +506,6 @@ access_bind(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         return NGX_OK;
     }
 
-    ngx_http_idempotency_bind_early(r, ctx);
-
     if (ngx_http_idempotency_digest_body(r, ctx) != NGX_OK) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
@@ -467,6 +556,8 @@ access_obey(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 static ngx_int_t
 access_claim(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
+    ngx_http_idempotency_report_t  *report;
+
     ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_DECIDED;
 
     ctx->wait.deadline = ngx_current_msec + ctx->conf->wait_timeout;
@@ -481,9 +572,19 @@ access_claim(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     access_fault(r, &ctx->claim.op);
 #endif
 
-    if (ngx_http_idempotency_prepare(ctx) != NGX_OK) {
+    /* made before anything is claimed, so that no claim can be left behind for
+       want of memory */
+
+    report = ngx_calloc(sizeof(ngx_http_idempotency_report_t),
+                        r->connection->log);
+    if (report == NULL) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
+
+    report->store = ctx->conf->store;
+    report->ctx = ctx;
+
+    ctx->settled.report = report;
 
     return access_claim_again(r, ctx);
 }
@@ -495,10 +596,23 @@ access_claim(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 static ngx_int_t
 access_claim_again(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
+    ngx_int_t  rc;
+
     ctx->claim.op.now = ngx_current_msec;
 
-    if (ngx_http_idempotency_limits(r, ctx) != NGX_OK) {
+    if (limits_time(r, ctx) != NGX_OK) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    if (ctx->conf->quota && ctx->claim.quota == 0) {
+
+        rc = limits_value(r, ctx, ctx->conf->quota_value);
+
+        if (rc == NGX_ERROR) {
+            return NGX_HTTP_INTERNAL_SERVER_ERROR;
+        }
+
+        ctx->claim.quota = (rc == NGX_OK) ? ctx->conf->quota : 0;
     }
 
     ctx->claim.wait = (ctx->conf->in_progress
@@ -537,8 +651,7 @@ access_ask(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
     doubled = ngx_min(ctx->wait.overdue, NGX_HTTP_IDEMPOTENCY_WAIT_DOUBLED);
 
-    return ngx_http_idempotency_wait(r, ctx, claim,
-                                     NGX_HTTP_IDEMPOTENCY_WAIT << doubled);
+    return wait_begin(r, ctx, claim, NGX_HTTP_IDEMPOTENCY_WAIT << doubled);
 }
 
 
@@ -704,7 +817,7 @@ access_claimed(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     ctx->status = NGX_HTTP_IDEMPOTENCY_STATUS_NEW;
 
     if (ctx->similar) {
-        return access_similar(r, ctx);
+        return similar_claim(r, ctx);
     }
 
     ngx_http_idempotency_count(ctx);
@@ -743,33 +856,6 @@ access_nested(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* the request owns its token; with idempotency_similar its content is claimed,
-   too */
-
-static ngx_int_t
-access_similar(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
-{
-    if (ngx_http_idempotency_similar(r, ctx) != NGX_OK) {
-        return NGX_HTTP_INTERNAL_SERVER_ERROR;
-    }
-
-#if (NGX_IDEMPOTENCY_FAULTS)
-    access_fault(r, &ctx->similar->claim.op);
-#endif
-
-    return access_ask(r, ctx, &ctx->similar->claim);
-}
-
-
-static ngx_int_t
-access_similar_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
-{
-    return (ctx->similar->claim.op.result == NGX_IDEMPOTENCY_CHANGED)
-           ? access_similar(r, ctx)
-           : ngx_http_idempotency_similar_answer(r, ctx);
-}
-
-
 /* the token is bound: the request waits, is replayed or refused */
 
 static ngx_int_t
@@ -787,12 +873,12 @@ access_bound(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         left = ctx->wait.deadline - ngx_current_msec;
         left = ngx_max(left, 0);
 
-        return ngx_http_idempotency_wait(r, ctx, &ctx->claim,
-                                    ngx_min(left, NGX_HTTP_IDEMPOTENCY_WAIT));
+        return wait_begin(r, ctx, &ctx->claim,
+                           ngx_min(left, NGX_HTTP_IDEMPOTENCY_WAIT));
     }
 
     if (ctx->claim.found.response.data) {
-        rc = access_replay(r, ctx);
+        rc = ngx_http_idempotency_replay(r, ctx);
 
         return (rc == NGX_DECLINED) ? access_stranger(r, ctx) : rc;
     }
@@ -858,13 +944,12 @@ access_fault(ngx_http_request_t *r, ngx_idempotency_op_t *op)
     ngx_uint_t        i;
     ngx_table_elt_t  *h;
 
-    static ngx_str_t   name = ngx_string("x_idempotency_fault");
     static const char *faults[] = { "", "die-claimed", "die-recording",
                                     "die-locked", "no-memory", "drop-wake",
                                     "busy", "no-pool", "unanswered", "slow",
                                     "unsettled" };
 
-    h = ngx_http_idempotency_header_first(r, &name);
+    h = ngx_http_idempotency_header_next(r, "x_idempotency_fault", NULL);
 
     for (i = 1; h && i < sizeof(faults) / sizeof(faults[0]); i++) {
         if (ngx_strcmp(h->value.data, faults[i]) == 0) {
@@ -884,8 +969,8 @@ access_fault(ngx_http_request_t *r, ngx_idempotency_op_t *op)
  * belong to the application: they turn nothing away.
  */
 
-ngx_int_t
-ngx_http_idempotency_preaccess_handler(ngx_http_request_t *r)
+static ngx_int_t
+access_preaccess_handler(ngx_http_request_t *r)
 {
     ngx_http_idempotency_ctx_t  *ctx;
 
@@ -896,7 +981,7 @@ ngx_http_idempotency_preaccess_handler(ngx_http_request_t *r)
     ctx = ngx_http_idempotency_get_ctx(r);
 
     if (ctx == NULL) {
-        ctx = ngx_http_idempotency_create_ctx(r);
+        ctx = access_create_ctx(r);
         if (ctx == NULL) {
             return NGX_HTTP_INTERNAL_SERVER_ERROR;
         }
@@ -928,8 +1013,8 @@ ngx_http_idempotency_preaccess_handler(ngx_http_request_t *r)
 
 /* behind all access control, in front of try_files: the request was let in */
 
-ngx_int_t
-ngx_http_idempotency_admitted_handler(ngx_http_request_t *r)
+static ngx_int_t
+access_admitted_handler(ngx_http_request_t *r)
 {
     ngx_http_idempotency_ctx_t  *ctx;
 
@@ -943,295 +1028,883 @@ ngx_http_idempotency_admitted_handler(ngx_http_request_t *r)
 }
 
 
-/*
- * NGX_DONE: the request is finalized; NGX_OK: this is a dry run; NGX_DECLINED:
- * the response belongs to another client.  A response is not sent if its
- * location has gone, as the settings of its filters have gone with it.
- */
-
-static ngx_int_t
-access_replay(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+static ngx_http_idempotency_ctx_t *
+access_create_ctx(ngx_http_request_t *r)
 {
-    void                             **loc_conf;
-    ngx_file_t                        *file;
-    ngx_idempotency_found_t           *found;
-    ngx_http_idempotency_response_t    response;
+    ngx_http_cleanup_t          *cln;
+    ngx_http_idempotency_ctx_t  *ctx;
 
-    found = &ctx->claim.found;
-    loc_conf = NULL;
+    ctx = ngx_pcalloc(r->pool, sizeof(ngx_http_idempotency_ctx_t));
 
-    if (ngx_http_idempotency_response_decode(&found->response,
-                                             r->method == NGX_HTTP_HEAD,
-                                             &response)
-        != NGX_OK
-        || response.status != found->status)
-    {
-        ngx_log_error(NGX_LOG_ALERT, r->connection->log, 0,
-                      "idempotency: a recorded response is none that this "
-                      "module has written, and is not sent");
+    /* made before anything is claimed, so that no claim can be left behind */
 
-        return ngx_http_idempotency_refuse(r, ctx,
-                                         NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT);
+    cln = ngx_http_cleanup_add(r, 0);
+
+    if (ctx == NULL || cln == NULL) {
+        return NULL;
     }
 
-    if (ngx_http_idempotency_stranger(r, ctx, &response.headers)) {
-        return NGX_DECLINED;
-    }
+    cln->handler = ngx_http_idempotency_cleanup;
+    cln->data = ctx;
 
-    if (response.has_location) {
-        loc_conf = ngx_http_idempotency_location_find(r, &response.location);
+    ctx->request = r;
 
-        if (loc_conf == NULL) {
-            ngx_http_idempotency_log(r, ctx,
-                      NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT,
-                      ctx->conf->log_level,
-                      ": the location of a recorded response no longer "
-                      "exists: \"%V\"", &response.location.uri);
+    ngx_http_set_ctx(r, ctx, ngx_http_idempotency_module);
 
-            return ngx_http_idempotency_refuse(r, ctx,
-                                         NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT);
+    return ctx;
+}
+
+
+/* The last way out.  It runs before the log phase, and after the cleanup of
+   the upstream: by then nginx knows what was sent. */
+
+void
+ngx_http_idempotency_cleanup(void *data)
+{
+    ngx_http_idempotency_ctx_t  *ctx = data;
+
+    ngx_uint_t                      asks;
+    ngx_http_request_t             *r;
+    ngx_http_idempotency_report_t  *report;
+
+    r = ctx->request;
+
+    asks = (ctx->wait.claim && ctx->wait.claim->op.waiting);
+
+    wait_cancel(ctx);
+    ngx_http_idempotency_postpone_cancel(ctx);
+
+    ngx_http_idempotency_client_end(ctx);
+
+    if (ngx_http_idempotency_owns(ctx)) {
+
+        if (asks) {
+            /* the claim on the content is unanswered, so nothing was
+               executed */
+
+            owner_give_up(ctx);
+
+        } else {
+            ngx_http_idempotency_settle(r, ctx);
         }
     }
 
-    ctx->status = (ctx->wait.waited || ctx->claim.leftover)
-                      ? NGX_HTTP_IDEMPOTENCY_STATUS_WAITED
-                      : NGX_HTTP_IDEMPOTENCY_STATUS_REPLAYED;
+    if (ctx->similar && ctx->similar->note) {
+        ngx_free(ctx->similar->note);
+    }
 
-    ngx_http_idempotency_log(r, ctx, ctx->status, ctx->conf->log_level,
-                             ": replayed a response of status %ui",
-                             found->status);
+    report = ctx->settled.report;
 
-    if (ctx->conf->dry_run) {
+    if (report && report->complete.op.handler) {
+
+        /* the store has not answered: the report stays until it does */
+
+        report->ctx = NULL;
+        report->timer.cancelable = 1;
+
+    } else if (report) {
+        ngx_free(report);
+    }
+
+    ngx_http_idempotency_count_end(ctx);
+
+    /* variables in the log need the context */
+
+    ngx_http_set_ctx(r, ctx, ngx_http_idempotency_module);
+}
+
+
+/* gives the outcome to the store, once */
+
+void
+ngx_http_idempotency_settle(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_int_t  outcome;
+
+    ngx_idempotency_die(&ctx->claim.op, NGX_IDEMPOTENCY_FAULT_DIE_RECORDING);
+
+    outcome = ngx_http_idempotency_outcome(r, ctx);
+
+    if (outcome == NGX_HTTP_IDEMPOTENCY_RELEASE
+        || outcome == NGX_HTTP_IDEMPOTENCY_LEAVE)
+    {
+        ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_RELEASED;
+
+        similar_forget(ctx);
+
+    } else {
+        ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_SETTLED;
+        ctx->settled.ends = ngx_http_idempotency_ends(ctx);
+    }
+
+    owner_report(ctx, outcome);
+}
+
+
+/* nothing was executed: the claim is released */
+
+static void
+owner_give_up(ngx_http_idempotency_ctx_t *ctx)
+{
+    ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_DECIDED;
+
+    owner_report(ctx, NGX_HTTP_IDEMPOTENCY_RELEASE);
+}
+
+
+/*
+ * Reports the outcome, with the captured response if it can be kept.  The
+ * store has copied the response when it returns.  The client may take long to
+ * read, so the captured memory is freed here.
+ */
+
+static void
+owner_report(ngx_http_idempotency_ctx_t *ctx, ngx_int_t outcome)
+{
+    size_t                          size;
+    ngx_int_t                       rc;
+    ngx_chain_t                    *cl, *pieces;
+    ngx_idempotency_op_t           *op;
+    ngx_idempotency_store_t        *store;
+    ngx_idempotency_complete_t     *complete;
+    ngx_http_idempotency_report_t  *report;
+
+    size = 0;
+    pieces = NULL;
+
+    if (outcome != NGX_IDEMPOTENCY_NOT_KEPT
+        && outcome != NGX_HTTP_IDEMPOTENCY_RELEASE
+        && ctx->capture.whole && !ctx->capture.too_large)
+    {
+        pieces = ctx->capture.pieces;
+
+        for (cl = pieces; cl; cl = cl->next) {
+            size += cl->buf->last - cl->buf->pos;
+        }
+    }
+
+    report = ctx->settled.report;
+    store = report->store;
+
+    report->level = ngx_http_idempotency_trail_level(ctx->conf);
+
+    op = &report->complete.op;
+
+    ngx_memcpy(op->token, ctx->claim.op.token, NGX_IDEMPOTENCY_DIGEST_LEN);
+
+    op->now = ngx_current_msec;
+    op->handler = owner_answered;
+    op->data = report;
+
+#if (NGX_IDEMPOTENCY_FAULTS)
+    op->fault = ctx->claim.op.fault;
+#endif
+
+    complete = &report->complete;
+
+    complete->fence = ctx->claim.fence;
+    complete->release = (outcome < 0);
+    complete->outcome = ngx_max(outcome, 0);
+    complete->status = ctx->capture.status;
+    complete->pieces = pieces;
+    complete->size = size;
+
+    rc = store->engine->complete(store, complete);
+
+    if (rc == NGX_AGAIN) {
+        owner_wait(report);
+
+    } else {
+
+        if (rc == NGX_ERROR) {
+            op->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+        }
+
+        owner_answered(op);
+    }
+
+    for (cl = ctx->capture.pieces; cl; cl = cl->next) {
+        (void) ngx_pfree(ctx->request->pool, cl->buf->start);
+    }
+
+    ctx->capture.pieces = NULL;
+    ctx->capture.last_piece = NULL;
+}
+
+
+static void
+owner_wait(ngx_http_idempotency_report_t *report)
+{
+    ngx_msec_t                 delay;
+    ngx_http_core_loc_conf_t  *clcf;
+
+    delay = NGX_HTTP_IDEMPOTENCY_OWNER_SILENCE;
+
+    if (report->store->strict) {
+
+        /* before nginx takes the silence for a client that doesn't read */
+
+        clcf = ngx_http_get_module_loc_conf(report->ctx->request,
+                                            ngx_http_core_module);
+        delay = ngx_min(delay, clcf->send_timeout / 2);
+    }
+
+    report->timer.handler = owner_silence_handler;
+    report->timer.data = report;
+    report->timer.log = ngx_cycle->log;
+    report->timer.cancelable = !report->store->strict;
+
+    ngx_add_timer(&report->timer, delay);
+}
+
+
+/* The store may answer later: then a failure is logged. */
+
+static void
+owner_silence_handler(ngx_event_t *ev)
+{
+    ngx_http_idempotency_ctx_t     *ctx;
+    ngx_http_idempotency_report_t  *report;
+
+    report = ev->data;
+    ctx = report->ctx;
+
+    ngx_log_error(NGX_LOG_ERR, ctx ? ctx->request->connection->log
+                                   : ngx_cycle->log, 0,
+                  "idempotency: zone \"%V\" does not answer, it is not known "
+                  "whether the outcome of an owner is recorded, token: %*xs",
+                  &report->store->name,
+                  (size_t) NGX_IDEMPOTENCY_DIGEST_LEN,
+                  report->complete.op.token);
+
+    if (ctx) {
+        ngx_http_idempotency_postpone_end(ctx);
+    }
+}
+
+
+/* the request may have ended by now */
+
+static void
+owner_answered(ngx_idempotency_op_t *op)
+{
+    ngx_log_t                      *log;
+    ngx_http_idempotency_ctx_t     *ctx;
+    ngx_idempotency_complete_t     *complete;
+    ngx_http_idempotency_report_t  *report;
+
+    report = op->data;
+    ctx = report->ctx;
+    complete = &report->complete;
+
+    if (report->timer.timer_set) {
+        ngx_del_timer(&report->timer);
+    }
+
+    log = ctx ? ctx->request->connection->log : ngx_cycle->log;
+
+    switch (op->result) {
+
+    case NGX_IDEMPOTENCY_STALE:
+        ngx_log_error(NGX_LOG_WARN, log, 0,
+                      "idempotency: the claim was taken over, "
+                      "the outcome of its late owner is not recorded, "
+                      "token: %*xs, zone: \"%V\", fence: %uL",
+                      (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, op->token,
+                      &report->store->name, complete->fence);
+        break;
+
+    case NGX_IDEMPOTENCY_TRIMMED:
+        ngx_log_error(NGX_LOG_ERR, log, 0,
+                      "idempotency: zone \"%V\" is full, a response of %uz "
+                      "bytes is not kept, token: %*xs",
+                      &report->store->name, complete->size,
+                      (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, op->token);
+        break;
+
+    case NGX_IDEMPOTENCY_UNAVAILABLE:
+        ngx_log_error(NGX_LOG_CRIT, log, 0,
+                      "idempotency: zone \"%V\" is unavailable, the outcome "
+                      "of an owner is not recorded, token: %*xs",
+                      &report->store->name,
+                      (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, op->token);
+        break;
+
+    default:
+        break;
+    }
+
+    if (op->result == NGX_IDEMPOTENCY_OK
+        || op->result == NGX_IDEMPOTENCY_TRIMMED)
+    {
+        ngx_log_error(report->level, log, 0,
+                      "idempotency outcome %s%s, status %ui, token: %*xs, "
+                      "zone: \"%V\", fence: %uL",
+                      complete->release ? "released"
+                          : ngx_http_idempotency_outcomes[complete->outcome]
+                                .text,
+                      complete->doubt ? ", in doubt again" : "",
+                      complete->status, (size_t) NGX_IDEMPOTENCY_DIGEST_LEN,
+                      op->token, &report->store->name, complete->fence);
+    }
+
+    if (ctx) {
+        ctx->settled.report = NULL;
+
+        if (op->result == NGX_IDEMPOTENCY_STALE
+            || op->result == NGX_IDEMPOTENCY_UNAVAILABLE)
+        {
+            ctx->settled.refused = 1;
+
+        } else if (ctx->state == NGX_HTTP_IDEMPOTENCY_STATE_SETTLED) {
+            ctx->settled.ends = ngx_current_msec + complete->left;
+        }
+    }
+
+    ngx_free(report);
+
+    if (ctx) {
+        ngx_http_idempotency_postpone_end(ctx);
+    }
+}
+
+
+/* A key that tells when it was made is bound until it is too old, at least.
+   So a key that is neither bound nor too old was never executed. */
+
+static ngx_int_t
+limits_time(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    uint64_t                  now, until;
+    ngx_msec_t                age;
+    ngx_idempotency_claim_t  *claim;
+
+    claim = &ctx->claim;
+
+    if (ngx_http_idempotency_by_content(ctx)) {
+        claim->window = ctx->conf->content_window;
         return NGX_OK;
     }
 
-    file = (response.body.len > NGX_HTTP_IDEMPOTENCY_REPLAY_MEMORY)
-           ? replay_to_file(r, ctx, &response) : NULL;
-
-    if (loc_conf) {
-        ngx_http_idempotency_location_enter(r, &response.location, loc_conf);
+    if (claim->window == 0
+        && ngx_http_idempotency_window(r, ctx->conf, &claim->window) != NGX_OK)
+    {
+        return NGX_ERROR;
     }
 
-    ngx_http_finalize_request(r, replay_send(r, ctx, &response, file));
+    if (ctx->conf->key_format != NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_UUID7) {
+        return NGX_OK;
+    }
+
+    age = ctx->conf->key_max_age;
+
+    if (age == NGX_CONF_UNSET_MSEC) {
+        age = ctx->conf->window;
+    }
+
+    now = ngx_http_idempotency_wall_clock();
+    until = ctx->made + age;
+
+    claim->old = (until <= now + NGX_HTTP_IDEMPOTENCY_LIMITS_CLOCKS);
+    claim->least = (until <= now) ? 0 : (ngx_msec_t) (until - now);
+    claim->span = age + NGX_HTTP_IDEMPOTENCY_KEY_AHEAD;
+
+    return NGX_OK;
+}
+
+
+/* an invalid or empty value means the default window */
+
+ngx_int_t
+ngx_http_idempotency_window(ngx_http_request_t *r,
+    ngx_http_idempotency_loc_conf_t *conf, ngx_msec_t *window)
+{
+    ngx_int_t   ms;
+    ngx_str_t   text;
+    ngx_uint_t  i;
+
+    *window = conf->window;
+
+    if (conf->window_value == NULL) {
+        return NGX_OK;
+    }
+
+    if (ngx_http_idempotency_value(r, conf->window_value, &text)
+        != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    if (text.len == 0) {
+        return NGX_OK;
+    }
+
+    ms = ngx_parse_time(&text, 0);
+
+    for (i = 0; ms > 0 && i < 64; i++) {
+
+        if ((uint64_t) limits_steps[i] * 1000 >= (uint64_t) ms) {
+            *window = (ngx_msec_t) limits_steps[i] * 1000;
+            return NGX_OK;
+        }
+    }
+
+    limits_log_window(r, &text);
+
+    return NGX_OK;
+}
+
+
+static void
+limits_log_window(ngx_http_request_t *r, ngx_str_t *text)
+{
+    uint32_t    hash;
+    ngx_uint_t  i;
+
+    static uint32_t    logged[NGX_HTTP_IDEMPOTENCY_LIMITS_LOGGED];
+    static ngx_uint_t  n;
+
+    hash = ngx_crc32_long(text->data, text->len);
+
+    for (i = 0; i < n; i++) {
+        if (logged[i] == hash) {
+            return;
+        }
+    }
+
+    if (n == NGX_HTTP_IDEMPOTENCY_LIMITS_LOGGED) {
+        return;
+    }
+
+    logged[n++] = hash;
+
+    ngx_log_error(NGX_LOG_ERR, r->connection->log, 0,
+                  "idempotency: invalid window \"%*s\", the default is used",
+                  ngx_min(text->len, 64), text->data);
+}
+
+
+/* when the record of the owner ends, if its outcome is recorded now */
+
+ngx_msec_t
+ngx_http_idempotency_ends(ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_msec_t  ends, least;
+
+    ends = ngx_current_msec + ctx->claim.window;
+    least = ctx->claim.op.now + ctx->claim.least;
+
+    return ((ngx_msec_int_t) (least - ends) > 0) ? least : ends;
+}
+
+
+/* for the limit of clients that have left: the quota's value; without a quota,
+   of the client's address */
+
+void
+ngx_http_idempotency_quota_value(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx)
+{
+    if (ctx->claim.quota == 0) {
+        (void) limits_value(r, ctx, NULL);
+    }
+}
+
+
+/* NGX_DECLINED: the value is empty, and nothing is counted */
+
+static ngx_int_t
+limits_value(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_http_idempotency_value_t *of)
+{
+    u_char                    address[NGX_SOCKADDR_STRLEN];
+    ngx_str_t                 value;
+    ngx_idempotency_digest_t  d;
+
+    if (of) {
+
+        if (ngx_http_idempotency_value(r, of, &value) != NGX_OK) {
+            return NGX_ERROR;
+        }
+
+        if (value.len == 0) {
+            return NGX_DECLINED;
+        }
+
+    } else {
+        value.data = address;
+        limits_address(r->connection, &value);
+    }
+
+    ngx_idempotency_digest_init(&d, ctx->conf->digest_key,
+                                NGX_IDEMPOTENCY_DIGEST_OTHER_VERSION,
+                                NGX_IDEMPOTENCY_DIGEST_QUOTA);
+    ngx_idempotency_digest_field(&d, &value);
+    ngx_idempotency_digest_final(&d, ctx->claim.value);
+
+    return NGX_OK;
+}
+
+
+/* an IPv6 client may use any address of its /64 network: it counts as one */
+
+static void
+limits_address(ngx_connection_t *c, ngx_str_t *value)
+{
+#if (NGX_HAVE_INET6)
+    u_char               *p;
+    struct sockaddr_in6  *sin6;
+
+    if (c->sockaddr->sa_family == AF_INET6) {
+
+        sin6 = (struct sockaddr_in6 *) c->sockaddr;
+        p = sin6->sin6_addr.s6_addr;
+
+        if (IN6_IS_ADDR_V4MAPPED(&sin6->sin6_addr)) {
+            value->len = ngx_sprintf(value->data, "%ud.%ud.%ud.%ud", p[12],
+                                     p[13], p[14], p[15])
+                         - value->data;
+
+        } else {
+            value->len = 8;
+            ngx_memcpy(value->data, p, value->len);
+        }
+
+        return;
+    }
+#endif
+
+    *value = c->addr_text;
+}
+
+
+/* NGX_DONE: the request waits; the handler of its claim resumes it */
+
+static ngx_int_t
+wait_begin(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_claim_t *claim,
+    ngx_msec_t delay)
+{
+    ngx_event_t  *rev;
+
+    ngx_log_debug2(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
+                   "idempotency wait: %M, waited:%d", delay, ctx->wait.waited);
+
+    ctx->wait.claim = claim;
+
+    ctx->wait.timer.handler = wait_timer_handler;
+    ctx->wait.timer.data = ctx;
+    ctx->wait.timer.log = r->connection->log;
+
+    ngx_add_timer(&ctx->wait.timer, delay);
+
+    rev = r->connection->read;
+
+    if (rev->ready) {
+        ngx_post_event(rev, &ngx_posted_events);
+
+    } else if (ngx_handle_read_event(rev, 0) != NGX_OK) {
+        wait_cancel(ctx);
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    r->read_event_handler = wait_reading;
+    r->write_event_handler = ngx_http_request_empty_handler;
 
     return NGX_DONE;
 }
 
 
 /*
- * Writes the body to a temporary file without a name.  The header block stays
- * in memory, and the body's memory is freed.  NULL: there is no file, and the
- * body is sent from memory.
+ * Like ngx_http_test_reading(), but the client may only have closed its
+ * sending side.  Over TLS bytes announce that end, and nothing can be seen
+ * behind them.
  */
 
-static ngx_file_t *
-replay_to_file(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_http_idempotency_response_t *response)
+static void
+wait_reading(ngx_http_request_t *r)
 {
-    size_t               len;
-    u_char              *p, *whole;
-    ngx_str_t           *bytes;
-    ngx_file_t          *file;
-    replay_body_t       *body;
-    ngx_pool_cleanup_t  *cln;
+    ngx_event_t                 *rev;
+    ngx_http_idempotency_ctx_t  *ctx;
 
-    bytes = &ctx->claim.found.response;
-    whole = bytes->data;
-    len = response->body.data - whole;
-
-    p = ngx_pnalloc(r->pool, len);
-    file = ngx_palloc(r->pool, sizeof(ngx_file_t));
-    cln = ngx_pool_cleanup_add(r->pool, 0);
-
-    if (p == NULL || file == NULL || cln == NULL) {
-        return NULL;
+    if (r->http_version >= NGX_HTTP_VERSION_20 || r->http_connection->ssl) {
+        ngx_http_test_reading(r);
+        return;
     }
 
-    body = replay_body(r, ctx, &response->body);
-    if (body == NULL) {
-        return NULL;
+    rev = r->connection->read;
+    ctx = ngx_http_idempotency_get_ctx(r);
+
+    if (wait_left(r, ctx)) {
+        rev->eof = 1;
+        r->connection->error = 1;
+
+        ngx_log_error(NGX_LOG_INFO, r->connection->log, 0,
+                      "idempotency: a waiting client disconnected");
+
+        ngx_http_finalize_request(r, NGX_HTTP_CLIENT_CLOSED_REQUEST);
+        return;
     }
 
-    body->users++;
-    cln->handler = replay_body_release;
-    cln->data = body;
-
-    *file = body->file;
-    file->log = r->connection->log;
-
-    ngx_memcpy(p, whole, len);
-    bytes->data = p;
-
-    /* the decoded strings now point into the copy, which has the same bytes */
-
-    (void) ngx_http_idempotency_response_decode(bytes,
-                                                r->method == NGX_HTTP_HEAD,
-                                                response);
-    (void) ngx_pfree(r->pool, whole);
-
-    return file;
-}
-
-
-/* the file of the last body, if this is the same body, or a new one */
-
-static replay_body_t *
-replay_body(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_str_t *bytes)
-{
-    ngx_pool_t                *pool;
-    replay_body_t             *body;
-    ngx_http_core_loc_conf_t  *clcf;
-
-    body = replay_kept;
-
-    if (body
-        && body->zone == ctx->conf->store->counters
-        && body->fence == ctx->claim.found.fence
-        && body->size == bytes->len
-        && ngx_memcmp(body->token, ctx->claim.op.token,
-                      NGX_IDEMPOTENCY_DIGEST_LEN)
-           == 0)
+    if ((ngx_event_flags & NGX_USE_LEVEL_EVENT) && rev->active
+        && ngx_del_event(rev, NGX_READ_EVENT, 0) != NGX_OK)
     {
-        replay_keep(body);
-        return body;
+        ngx_http_finalize_request(r, NGX_HTTP_INTERNAL_SERVER_ERROR);
     }
-
-    pool = ngx_create_pool(1024, ngx_cycle->log);
-    if (pool == NULL) {
-        return NULL;
-    }
-
-    clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
-    body = ngx_pcalloc(pool, sizeof(replay_body_t));
-
-    if (body) {
-        body->file.log = r->connection->log;
-    }
-
-    if (body == NULL
-        || ngx_create_temp_file(&body->file, clcf->client_body_temp_path, pool,
-                                0, 0, 0)
-           != NGX_OK
-        || ngx_write_file(&body->file, bytes->data, bytes->len, 0)
-           == NGX_ERROR)
-    {
-        ngx_destroy_pool(pool);
-        return NULL;
-    }
-
-    body->pool = pool;
-    body->zone = ctx->conf->store->counters;
-    body->fence = ctx->claim.found.fence;
-    body->size = bytes->len;
-    ngx_memcpy(body->token, ctx->claim.op.token, NGX_IDEMPOTENCY_DIGEST_LEN);
-
-    replay_keep(body);
-
-    return body;
 }
 
 
-/* A quick client may have the whole body before the next request in the crowd
-   is answered: so the file is kept for a moment. */
+/*
+ * A client that has closed its sending side may still read.  To notice a
+ * client that is gone, something must be sent: a "100 Continue", which may be
+ * sent before a response at any time.
+ */
+
+static ngx_uint_t
+wait_left(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    int                n, err;
+    char               buf[1];
+    socklen_t          len;
+    ngx_connection_t  *c;
+
+    static u_char  probe[] = "HTTP/1.1 100 Continue" CRLF CRLF;
+
+    c = r->connection;
+
+    n = recv(c->fd, buf, 1, MSG_PEEK);
+
+    if (n == -1) {
+        return ngx_socket_errno != NGX_EAGAIN;
+    }
+
+    if (n > 0) {
+        return 0;
+    }
+
+    if (ctx->wait.half_closed) {
+        err = 0;
+        len = sizeof(int);
+
+        return getsockopt(c->fd, SOL_SOCKET, SO_ERROR, (void *) &err, &len)
+               == -1 || err;
+    }
+
+    ctx->wait.half_closed = 1;
+
+    return r->http_version == NGX_HTTP_VERSION_11
+           && c->send(c, probe, sizeof(probe) - 1) == NGX_ERROR;
+}
+
+
+/* the request ends: the store's answer is not needed any more */
 
 static void
-replay_keep(replay_body_t *body)
+wait_cancel(ngx_http_idempotency_ctx_t *ctx)
 {
-    body->users++;
+    ngx_idempotency_claim_t  *claim;
+    ngx_idempotency_store_t  *store;
 
-    if (replay_kept) {
-        replay_body_release(replay_kept);
+    if (ctx->wait.timer.timer_set) {
+        ngx_del_timer(&ctx->wait.timer);
     }
 
-    replay_kept = body;
+    claim = ctx->wait.claim;
 
-    /* nginx's debug log takes the data of a timer for a connection */
-
-    replay_dumb.fd = (ngx_socket_t) -1;
-
-    replay_event.handler = replay_kept_handler;
-    replay_event.data = &replay_dumb;
-    replay_event.log = ngx_cycle->log;
-    replay_event.cancelable = 1;
-
-    ngx_add_timer(&replay_event, NGX_HTTP_IDEMPOTENCY_REPLAY_KEPT);
-}
-
-
-static void
-replay_kept_handler(ngx_event_t *ev)
-{
-    replay_body_release(replay_kept);
-    replay_kept = NULL;
-}
-
-
-static void
-replay_body_release(void *data)
-{
-    replay_body_t  *body = data;
-
-    if (--body->users == 0) {
-        ngx_destroy_pool(body->pool);
+    if (claim && claim->op.waiting) {
+        store = ctx->conf->store;
+        store->engine->cancel(store, &claim->op);
     }
 }
 
+
+/* the engine still has the claim: the same claim again is safe */
+
+static void
+wait_timer_handler(ngx_event_t *ev)
+{
+    ngx_idempotency_claim_t     *claim;
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    ctx = ev->data;
+    claim = ctx->wait.claim;
+
+    ctx->wait.overdue++;
+
+    claim->op.result = NGX_IDEMPOTENCY_CHANGED;
+    claim->op.handler(&claim->op);
+}
+
+
+/*
+ * Claims the content, too.  The request owns its key by now, and the content
+ * is bound to that key.  The note is allocated first, so that no claim can be
+ * left behind for want of memory.
+ */
 
 static ngx_int_t
-replay_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_http_idempotency_response_t *response, ngx_file_t *file)
+similar_claim(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
-    ngx_uint_t  cookies;
+    ngx_idempotency_claim_t         *claim;
+    ngx_http_idempotency_similar_t  *similar;
 
-    cookies = (ctx->conf->replay_cookies == NGX_HTTP_IDEMPOTENCY_COOKIES_ALWAYS
-               || (ctx->conf->replay_cookies
-                   == NGX_HTTP_IDEMPOTENCY_COOKIES_IDENTIFIED
-                   && ctx->identified
-                   && !ctx->claim.found.anonymous));
+    similar = ctx->similar;
 
-    ngx_log_debug2(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
-                   "idempotency replay: size:%uz, cookies:%ui",
-                   response->body.len, cookies);
-
-    if (ngx_http_idempotency_response_restore(r, response, cookies) != NGX_OK
-        || replay_mark(r, ctx) != NGX_OK)
-    {
-        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    if (similar->note == NULL) {
+        similar->note = ngx_calloc(sizeof(ngx_idempotency_complete_t),
+                                   r->connection->log);
+        if (similar->note == NULL) {
+            return NGX_HTTP_INTERNAL_SERVER_ERROR;
+        }
     }
 
-    ngx_idempotency_stats_add(ctx->conf->store->counters->replayed_bytes,
-                              response->body.len);
+    claim = &similar->claim;
 
-    return ngx_http_idempotency_send(r, &response->body, file);
+    ngx_memcpy(claim->fingerprint, ctx->claim.op.token,
+               NGX_IDEMPOTENCY_DIGEST_LEN);
+
+    claim->op.now = ngx_current_msec;
+    claim->window = ctx->conf->content_window;
+    claim->lease = ctx->conf->lease;
+    claim->pool = r->pool;
+    claim->local = 1;
+
+#if (NGX_IDEMPOTENCY_FAULTS)
+    access_fault(r, &claim->op);
+#endif
+
+    return access_ask(r, ctx, claim);
 }
 
 
-/* replaces header lines of that name in the original */
+/* NGX_OK: the owner goes on */
 
 static ngx_int_t
-replay_mark(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+similar_claimed(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
-    ngx_str_t        *name;
-    ngx_list_t       *headers;
-    ngx_table_elt_t  *h;
+    ngx_http_idempotency_similar_t  *similar;
 
-    static ngx_str_t  value = ngx_string("true");
+    similar = ctx->similar;
 
-    name = &ctx->conf->replay_header;
-    headers = &r->headers_out.headers;
+    switch (similar->claim.op.result) {
 
-    if (name->len == 0) {
+    case NGX_IDEMPOTENCY_CHANGED:
+        return similar_claim(r, ctx);
+
+    case NGX_IDEMPOTENCY_CLAIMED:
+        similar->fence = similar->claim.fence;
+
+        similar_note(ctx);
+
         return NGX_OK;
+
+    case NGX_IDEMPOTENCY_BOUND:
+
+        /* the content was seen with this very key, which was released since
+           then */
+
+        similar->fence = similar->claim.found.fence;
+
+        return NGX_OK;
+
+    case NGX_IDEMPOTENCY_CONFLICT:
+
+        if (ctx->conf->similar == NGX_HTTP_IDEMPOTENCY_SIMILAR_REJECT) {
+            return similar_refuse(r, ctx, NGX_HTTP_IDEMPOTENCY_STATUS_SIMILAR);
+        }
+
+        ctx->status = NGX_HTTP_IDEMPOTENCY_STATUS_SIMILAR;
+
+        ngx_http_idempotency_log(r, ctx, ctx->status, ctx->conf->log_level,
+                                 ": passed a new key with content just seen");
+
+        return NGX_OK;
+
+    default: /* NGX_IDEMPOTENCY_UNAVAILABLE */
+        return similar_refuse(r, ctx, NGX_HTTP_IDEMPOTENCY_STATUS_UNAVAILABLE);
+    }
+}
+
+
+/* records the content as seen */
+
+static void
+similar_note(ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_idempotency_store_t     *store;
+    ngx_idempotency_complete_t  *note;
+
+    store = ctx->conf->store;
+    note = ctx->similar->note;
+
+    ctx->similar->note = NULL;
+
+    ngx_memcpy(note->op.token, ctx->similar->claim.op.token,
+               NGX_IDEMPOTENCY_DIGEST_LEN);
+
+    note->op.now = ngx_current_msec;
+    note->op.handler = similar_answered;
+    note->fence = ctx->similar->fence;
+    note->outcome = NGX_IDEMPOTENCY_NOT_KEPT;
+
+    if (store->engine->complete(store, note) != NGX_AGAIN) {
+        similar_answered(&note->op);
+    }
+}
+
+
+/* Without the note idempotency_similar misses the content's repeat.  Nothing
+   else depends on the note. */
+
+static void
+similar_answered(ngx_idempotency_op_t *op)
+{
+    ngx_free(op);
+}
+
+
+/* nothing was executed under the key: a refusal makes it fresh again */
+
+static ngx_int_t
+similar_refuse(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_http_idempotency_status_e why)
+{
+    if (ngx_http_idempotency_refuses(ctx, why)) {
+        owner_give_up(ctx);
     }
 
-    while ((h = ngx_http_idempotency_header_of(headers, (char *) name->data))
-           != NULL)
-    {
-        h->hash = 0;
+    return ngx_http_idempotency_refuse(r, ctx, why);
+}
+
+
+/* the content was not executed: it may come with another key */
+
+static void
+similar_forget(ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_idempotency_store_t   *store;
+    ngx_idempotency_forget_t  *forget;
+
+    if (ctx->similar == NULL || ctx->similar->fence == 0) {
+        return;
     }
 
-    h = ngx_http_idempotency_header_push(r, headers, name, &value);
+    forget = ngx_calloc(sizeof(ngx_idempotency_forget_t), ngx_cycle->log);
+    if (forget == NULL) {
+        return;
+    }
 
-    return (h == NULL) ? NGX_ERROR : NGX_OK;
+    store = ctx->conf->store;
+
+    ngx_memcpy(forget->op.token, ctx->similar->claim.op.token,
+               NGX_IDEMPOTENCY_DIGEST_LEN);
+
+    forget->op.now = ngx_current_msec;
+    forget->op.handler = similar_answered;
+    forget->fence = ctx->similar->fence;
+
+    if (store->engine->forget(store, forget) != NGX_AGAIN) {
+        similar_answered(&forget->op);
+    }
 }

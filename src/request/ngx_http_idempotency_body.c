@@ -1,5 +1,8 @@
 
 /*
+ * The key: the first non-empty value of idempotency_key, its format, and
+ * whether the content stands for a missing key.
+ *
  * The request's body: read whole, as nginx reads it, and digested by its
  * meaning where that is configured, else by its bytes; and the body's fields
  * for $idempotency_field_NAME.
@@ -23,25 +26,16 @@
 
 #define NGX_HTTP_IDEMPOTENCY_FIELD_VALUE_MAX  65536
 
-#define NGX_HTTP_IDEMPOTENCY_FIELD_PREFIX_LEN                                \
-    (sizeof("idempotency_field_") - 1)
-
 /* called for each piece of the body; NGX_OK: go on with the next one */
 
 typedef ngx_int_t (*body_piece_pt)(void *data, u_char *p, size_t len);
-
-typedef struct {
-    ngx_idempotency_fields_t  *fields;
-    /* the reader, for kinds that are read as they arrive */
-    void                      *stream;
-    size_t                     fed;
-} field_scan_t;
 
 
 static ngx_int_t body_begin(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static void body_handler(ngx_http_request_t *r);
 static ngx_int_t body_feed(void *data, u_char *p, size_t len);
+static ngx_int_t body_feed_fields(void *data, u_char *p, size_t len);
 static ngx_int_t body_raw(void *data, u_char *p, size_t len);
 static ngx_int_t body_canonical(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
@@ -53,21 +47,34 @@ static ngx_int_t body_each(ngx_http_request_t *r, off_t limit,
     body_piece_pt handler, void *data);
 static ngx_int_t body_copy(void *data, u_char *p, size_t len);
 static off_t body_size(ngx_http_request_t *r);
-static ngx_uint_t field_prefixed(ngx_str_t *variable);
 static ngx_int_t field_create(ngx_http_request_t *r,
     ngx_http_idempotency_loc_conf_t *conf, ngx_str_t *names,
     ngx_uint_t nnames, ngx_idempotency_fields_t **fields,
     ngx_str_t *boundary);
 static ngx_uint_t field_coded(ngx_http_request_t *r);
+static ngx_uint_t field_unread(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_array_t *names);
+static ngx_uint_t field_printable(ngx_str_t *s);
 static ngx_uint_t field_same(ngx_str_t *a, ngx_str_t *b);
 static ngx_int_t field_value(ngx_http_request_t *r, ngx_str_t *name,
     ngx_str_t *value);
 static ngx_int_t field_scan(ngx_http_request_t *r, ngx_str_t *name,
     ngx_str_t *value);
-static ngx_int_t field_feed(void *data, u_char *p, size_t len);
-
-
-static ngx_str_t  body_coding = ngx_string("content_encoding");
+static ngx_uint_t key_unread(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_http_idempotency_key_t *source);
+static ngx_uint_t key_repeated(ngx_http_request_t *r,
+    ngx_http_idempotency_key_t *source);
+static ngx_uint_t key_browsers(ngx_http_request_t *r,
+    ngx_http_idempotency_loc_conf_t *conf);
+static ngx_int_t key_unquote(ngx_http_request_t *r, ngx_str_t *key);
+static ngx_int_t key_lower(ngx_http_request_t *r, ngx_str_t *key);
+static ngx_uint_t key_uuid(ngx_str_t *key);
+static ngx_uint_t key_uuid7(ngx_str_t *key, uint64_t now, uint64_t *made);
+static ngx_http_idempotency_status_e key_missing(ngx_http_request_t *r,
+    ngx_http_idempotency_loc_conf_t *conf);
+static ngx_uint_t form_sent(ngx_http_request_t *r);
+static ngx_uint_t form_type(ngx_http_request_t *r);
+static ngx_uint_t form_navigates(ngx_http_request_t *r);
 
 
 /*
@@ -150,7 +157,8 @@ body_begin(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
     /* a compressed body is digested by its bytes */
 
-    coded = ngx_http_idempotency_header_first(r, &body_coding) != NULL;
+    coded = ngx_http_idempotency_header_next(r, "content_encoding", NULL)
+            != NULL;
 
     (void) ngx_idempotency_kind(&type, coded ? 0 : conf->canon.flags,
                                 &boundary, &body->kind);
@@ -237,6 +245,15 @@ body_feed(void *data, u_char *p, size_t len)
     if (body->kind == NULL) {
         ngx_idempotency_digest_bytes(&body->running, p, len);
     }
+
+    return body_feed_fields(data, p, len);
+}
+
+
+static ngx_int_t
+body_feed_fields(void *data, u_char *p, size_t len)
+{
+    ngx_http_idempotency_body_t  *body = data;
 
     /* errors (malformed content, no memory) are seen at the body's end */
 
@@ -354,10 +371,9 @@ static void
 body_digest_init(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     const ngx_idempotency_kind_t *kind)
 {
-    ngx_str_t                            type;
-    ngx_table_elt_t                     *h;
-    ngx_idempotency_digest_t            *d;
-    ngx_http_idempotency_header_iter_t   it;
+    ngx_str_t                  type;
+    ngx_table_elt_t           *h;
+    ngx_idempotency_digest_t  *d;
 
     d = &ctx->body.running;
 
@@ -378,9 +394,11 @@ body_digest_init(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
         return;
     }
 
-    ngx_http_idempotency_header_iter(&it, r);
+    h = NULL;
 
-    while ((h = ngx_http_idempotency_header_next(&it, &body_coding)) != NULL) {
+    while ((h = ngx_http_idempotency_header_next(r, "content_encoding", h))
+           != NULL)
+    {
         ngx_idempotency_digest_bytes(d, (u_char *) "E", 1);
         ngx_idempotency_digest_field(d, &h->value);
     }
@@ -532,80 +550,6 @@ body_size(ngx_http_request_t *r)
 }
 
 
-/* for the configuration, when all variables are known: collects the names of
-   all $idempotency_field_NAME */
-
-ngx_int_t
-ngx_http_idempotency_init_fields(ngx_conf_t *cf)
-{
-    ngx_str_t                         *name;
-    ngx_uint_t                         i;
-    ngx_http_variable_t               *v;
-    ngx_http_core_main_conf_t         *cmcf;
-    ngx_http_idempotency_main_conf_t  *imcf;
-
-    imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
-
-    if (ngx_array_init(&imcf->fields, cf->pool, 4, sizeof(ngx_str_t))
-        != NGX_OK)
-    {
-        return NGX_ERROR;
-    }
-
-    cmcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_core_module);
-    v = cmcf->variables.elts;
-
-    for (i = 0; i < cmcf->variables.nelts; i++) {
-
-        if (!field_prefixed(&v[i].name)) {
-            continue;
-        }
-
-        name = ngx_array_push(&imcf->fields);
-        if (name == NULL) {
-            return NGX_ERROR;
-        }
-
-        name->len = v[i].name.len - NGX_HTTP_IDEMPOTENCY_FIELD_PREFIX_LEN;
-        name->data = v[i].name.data + NGX_HTTP_IDEMPOTENCY_FIELD_PREFIX_LEN;
-    }
-
-    return NGX_OK;
-}
-
-
-/* whether the configuration names fields so far */
-
-ngx_uint_t
-ngx_http_idempotency_has_fields(ngx_conf_t *cf)
-{
-    ngx_uint_t                  i;
-    ngx_http_variable_t        *v;
-    ngx_http_core_main_conf_t  *cmcf;
-
-    cmcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_core_module);
-    v = cmcf->variables.elts;
-
-    for (i = 0; i < cmcf->variables.nelts; i++) {
-        if (field_prefixed(&v[i].name)) {
-            return 1;
-        }
-    }
-
-    return 0;
-}
-
-
-static ngx_uint_t
-field_prefixed(ngx_str_t *variable)
-{
-    return variable->len > NGX_HTTP_IDEMPOTENCY_FIELD_PREFIX_LEN
-           && ngx_strncmp(variable->data, "idempotency_field_",
-                          NGX_HTTP_IDEMPOTENCY_FIELD_PREFIX_LEN)
-              == 0;
-}
-
-
 /*
  * For a body that is to be read. *fields is NULL if its type has no fields.
  * In a compressed body, and in one without a valid boundary, all fields are
@@ -653,12 +597,13 @@ field_create(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
 static ngx_uint_t
 field_coded(ngx_http_request_t *r)
 {
-    ngx_table_elt_t                     *h;
-    ngx_http_idempotency_header_iter_t   it;
+    ngx_table_elt_t  *h;
 
-    ngx_http_idempotency_header_iter(&it, r);
+    h = NULL;
 
-    while ((h = ngx_http_idempotency_header_next(&it, &body_coding)) != NULL) {
+    while ((h = ngx_http_idempotency_header_next(r, "content_encoding", h))
+           != NULL)
+    {
         if (h->value.len && !ngx_idempotency_equal(&h->value, "identity")) {
             return 1;
         }
@@ -675,8 +620,8 @@ field_coded(ngx_http_request_t *r)
  * ends.
  */
 
-ngx_uint_t
-ngx_http_idempotency_field_unread(ngx_http_request_t *r,
+static ngx_uint_t
+field_unread(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_array_t *names)
 {
     ngx_int_t                          rc;
@@ -697,7 +642,7 @@ ngx_http_idempotency_field_unread(ngx_http_request_t *r,
 
         if (rc == NGX_DECLINED
             || (rc == NGX_OK
-                && (names == NULL || ngx_http_idempotency_printable(&value))))
+                && (names == NULL || field_printable(&value))))
         {
             continue;
         }
@@ -734,63 +679,18 @@ field_same(ngx_str_t *a, ngx_str_t *b)
 }
 
 
+/* NGX_DECLINED: there is no such field, or its value can't be put into a
+   header, as it has a line end or another control character */
+
 ngx_int_t
-ngx_http_idempotency_field_variable(ngx_http_request_t *r,
-    ngx_http_variable_value_t *v, uintptr_t data)
-{
-    ngx_str_t *name = (ngx_str_t *) data;
-
-    ngx_int_t  rc;
-    ngx_str_t  field, value;
-
-    r = r->main;
-
-    if (r->request_body == NULL) {
-
-        /* the body is not read yet: the variable is evaluated again later */
-
-        v->not_found = 1;
-        v->no_cacheable = 1;
-        return NGX_OK;
-    }
-
-    field.len = name->len - NGX_HTTP_IDEMPOTENCY_FIELD_PREFIX_LEN;
-    field.data = name->data + NGX_HTTP_IDEMPOTENCY_FIELD_PREFIX_LEN;
-
-    rc = field_value(r, &field, &value);
-
-    if (rc == NGX_ERROR) {
-        return NGX_ERROR;
-    }
-
-    /* the value may be put into a header, so it must not contain a line end */
-
-    if (rc == NGX_OK && !ngx_http_idempotency_printable(&value)) {
-        rc = NGX_DECLINED;
-    }
-
-    ngx_http_idempotency_set_variable(v, rc, &value);
-
-    return NGX_OK;
-}
-
-
-/* rc: the result of the search for the value */
-
-void
-ngx_http_idempotency_set_variable(ngx_http_variable_value_t *v, ngx_int_t rc,
+ngx_http_idempotency_field(ngx_http_request_t *r, ngx_str_t *name,
     ngx_str_t *value)
 {
-    if (rc != NGX_OK) {
-        v->not_found = 1;
-        return;
-    }
+    ngx_int_t  rc;
 
-    v->valid = 1;
-    v->no_cacheable = 0;
-    v->not_found = 0;
-    v->data = value->data;
-    v->len = value->len;
+    rc = field_value(r, name, value);
+
+    return (rc == NGX_OK && !field_printable(value)) ? NGX_DECLINED : rc;
 }
 
 
@@ -837,72 +737,52 @@ static ngx_int_t
 field_scan(ngx_http_request_t *r, ngx_str_t *name, ngx_str_t *value)
 {
     size_t                            limit;
+    ngx_int_t                         rc;
     ngx_str_t                         boundary;
-    field_scan_t                      scan;
-    const ngx_idempotency_kind_t     *kind;
+    ngx_http_idempotency_body_t       body;
     ngx_http_idempotency_loc_conf_t  *conf;
 
     conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
     limit = conf->normalize_buffer;
 
-    scan.stream = NULL;
-    scan.fed = 0;
+    ngx_memzero(&body, sizeof(ngx_http_idempotency_body_t));
 
-    if (field_create(r, conf, name, 1, &scan.fields, &boundary) != NGX_OK) {
+    if (field_create(r, conf, name, 1, &body.fields, &boundary) != NGX_OK) {
         return NGX_ERROR;
     }
 
-    if (scan.fields == NULL) {
+    if (body.fields == NULL) {
         return NGX_DECLINED;
     }
 
-    kind = scan.fields->kind;
+    body.streamed = body.fields->kind;
 
-    if (kind && kind->start) {
-        scan.stream = kind->start(r->pool, NULL, &boundary, scan.fields);
-        if (scan.stream == NULL) {
+    if (body.streamed && body.streamed->start) {
+        body.stream = body.streamed->start(r->pool, NULL, &boundary,
+                                           body.fields);
+        if (body.stream == NULL) {
             return NGX_ERROR;
         }
     }
 
-    if (body_each(r, limit, field_feed, &scan) == NGX_ERROR) {
+    rc = body_each(r, limit, body_feed_fields, &body);
+
+    if (rc == NGX_ERROR || body.fields->no_memory) {
         return NGX_ERROR;
     }
 
-    if (scan.fed < limit) {
-        ngx_idempotency_fields_end(scan.fields);
+    if (rc == NGX_DECLINED || body_size(r) < (off_t) limit) {
+        ngx_idempotency_fields_end(body.fields);
     }
 
-    return ngx_idempotency_fields_value(scan.fields, 0, value);
-}
-
-
-static ngx_int_t
-field_feed(void *data, u_char *p, size_t len)
-{
-    field_scan_t *scan = data;
-
-    scan->fed += len;
-
-    if (scan->stream) {
-        (void) scan->fields->kind->feed(scan->stream, p, len);
-
-    } else {
-        (void) ngx_idempotency_fields_feed(scan->fields, p, len);
-    }
-
-    if (scan->fields->no_memory) {
-        return NGX_ERROR;
-    }
-
-    return scan->fields->done ? NGX_DECLINED : NGX_OK;
+    return ngx_idempotency_fields_value(body.fields, 0, value);
 }
 
 
 /* whether the text has no control characters */
 
-ngx_uint_t
-ngx_http_idempotency_printable(ngx_str_t *s)
+static ngx_uint_t
+field_printable(ngx_str_t *s)
 {
     size_t  i;
 
@@ -913,4 +793,401 @@ ngx_http_idempotency_printable(ngx_str_t *s)
     }
 
     return 1;
+}
+
+
+/* NEW: the key is good, or the content stands for it */
+
+ngx_http_idempotency_status_e
+ngx_http_idempotency_key(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_str_t                   *key;
+    ngx_uint_t                   i;
+    ngx_http_idempotency_key_t  *source;
+
+    key = &ctx->key;
+    source = ctx->conf->keys->elts;
+
+    ctx->made = 0;
+    ngx_str_null(key);
+
+    for (i = 0; i < ctx->conf->keys->nelts && key->len == 0; i++) {
+
+        if (source[i].header && key_browsers(r, ctx->conf)) {
+            continue;
+        }
+
+        if (key_repeated(r, &source[i])
+            || ngx_http_idempotency_value(r, &source[i].value, key) != NGX_OK
+            || key_unread(r, ctx, &source[i]))
+        {
+            return NGX_HTTP_IDEMPOTENCY_STATUS_MALFORMED;
+        }
+    }
+
+    if (key->len == 0) {
+        return key_missing(r, ctx->conf);
+    }
+
+    /* a map's value may be made of the form's fields, too */
+
+    ctx->body.form_key = ((source[i - 1].fields.nelts
+                           || source[i - 1].indirect)
+                          && ctx->body.fields
+                          && form_type(r));
+
+    return ngx_http_idempotency_key_parse(r, ctx->conf, key, &ctx->made);
+}
+
+
+/* The key in a value, unquoted and in lower case, and whether it is valid: NEW
+   or MALFORMED. */
+
+ngx_http_idempotency_status_e
+ngx_http_idempotency_key_parse(ngx_http_request_t *r,
+    ngx_http_idempotency_loc_conf_t *conf, ngx_str_t *key, uint64_t *made)
+{
+    ngx_uint_t  quoted, good;
+
+    quoted = (key->data[0] == '"');
+
+    good = (quoted ? key_unquote(r, key) == NGX_OK
+                   : field_printable(key))
+           && key->len > 0
+           && key->len <= (size_t) conf->key_max_length;
+
+    switch (conf->key_format) {
+
+    case NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_SF_STRING:
+        good = good && quoted;
+        break;
+
+    case NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_UUID:
+        good = good && key_uuid(key) && key_lower(r, key) == NGX_OK;
+        break;
+
+    case NGX_HTTP_IDEMPOTENCY_KEY_FORMAT_UUID7:
+        good = good
+               && key_uuid7(key, ngx_http_idempotency_wall_clock(), made)
+               && key_lower(r, key) == NGX_OK;
+        break;
+    }
+
+    return good ? NGX_HTTP_IDEMPOTENCY_STATUS_NEW
+                : NGX_HTTP_IDEMPOTENCY_STATUS_MALFORMED;
+}
+
+
+/*
+ * If the field may be in the body and the body can't be read, the request
+ * counts as malformed.  Without its key, or with the key of the next value, it
+ * could be executed once more.
+ */
+
+static ngx_uint_t
+key_unread(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_http_idempotency_key_t *source)
+{
+    if (source->fields.nelts) {
+        return field_unread(r, ctx, &source->fields);
+    }
+
+    return source->indirect && ctx->key.len == 0
+           && field_unread(r, ctx, NULL);
+}
+
+
+/* Several lines of a header are several keys.  Depending on its version nginx
+   gives a variable the first line, or all of them joined. */
+
+static ngx_uint_t
+key_repeated(ngx_http_request_t *r, ngx_http_idempotency_key_t *source)
+{
+    char             *name;
+    ngx_str_t        *names;
+    ngx_uint_t        i;
+    ngx_table_elt_t  *h;
+
+    names = source->headers.elts;
+
+    for (i = 0; i < source->headers.nelts; i++) {
+        name = (char *) names[i].data;
+        h = ngx_http_idempotency_header_next(r, name, NULL);
+
+        if (h && ngx_http_idempotency_header_next(r, name, h)) {
+            return 1;
+        }
+    }
+
+    return 0;
+}
+
+
+/*
+ * For a form that a browser sends by itself the browser may make the key: a
+ * new one each time, so that two clicks are two operations.  Such a key is
+ * ignored: the content, or a field of the form, stands for it.
+ */
+
+static ngx_uint_t
+key_browsers(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf)
+{
+    if ((conf->missing_key != NGX_HTTP_IDEMPOTENCY_MISSING_KEY_CONTENT
+         && conf->missing_key != NGX_HTTP_IDEMPOTENCY_MISSING_KEY_FORM)
+        || !form_navigates(r)
+        || ngx_http_idempotency_header_next(r, "idempotency_key", NULL) == NULL)
+    {
+        return 0;
+    }
+
+    ngx_log_error(NGX_LOG_INFO, r->connection->log, 0,
+                  "idempotency: passed over the key of a navigation, "
+                  "as the browser makes a new one each time");
+
+    return 1;
+}
+
+
+/* an RFC 8941 string: its content is the key; parameters are ignored */
+
+static ngx_int_t
+key_unquote(ngx_http_request_t *r, ngx_str_t *key)
+{
+    u_char  *p, *last, *dst;
+
+    p = key->data + 1;
+    last = key->data + key->len;
+
+    dst = ngx_pnalloc(r->pool, key->len);
+    if (dst == NULL) {
+        return NGX_ERROR;
+    }
+
+    key->data = dst;
+
+    for ( ;; ) {
+
+        if (p == last || *p < 0x20 || *p > 0x7e) {
+            return NGX_ERROR;
+        }
+
+        if (*p == '"') {
+            break;
+        }
+
+        if (*p == '\\') {
+            p++;
+
+            if (p == last || (*p != '"' && *p != '\\')) {
+                return NGX_ERROR;
+            }
+        }
+
+        *dst++ = *p++;
+    }
+
+    p++;
+    key->len = dst - key->data;
+
+    return (p == last || *p == ';') ? NGX_OK : NGX_ERROR;
+}
+
+
+/* RFC 9562: UUIDs are written in lower case, and read in either */
+
+static ngx_int_t
+key_lower(ngx_http_request_t *r, ngx_str_t *key)
+{
+    u_char  *lower;
+
+    lower = ngx_pnalloc(r->pool, key->len);
+    if (lower == NULL) {
+        return NGX_ERROR;
+    }
+
+    ngx_strlow(lower, key->data, key->len);
+    key->data = lower;
+
+    return NGX_OK;
+}
+
+
+static ngx_uint_t
+key_uuid(ngx_str_t *key)
+{
+    size_t  i;
+    u_char  c;
+
+    if (key->len != sizeof("xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx") - 1) {
+        return 0;
+    }
+
+    for (i = 0; i < key->len; i++) {
+
+        if (i == 8 || i == 13 || i == 18 || i == 23) {
+            if (key->data[i] != '-') {
+                return 0;
+            }
+
+            continue;
+        }
+
+        c = (u_char) (key->data[i] | 0x20);
+
+        if ((c < '0' || c > '9') && (c < 'a' || c > 'f')) {
+            return 0;
+        }
+    }
+
+    return 1;
+}
+
+
+/*
+ * RFC 9562: a UUID of version 7 begins with the time at which it was made.  A
+ * client's clock may be wrong by a minute.  A key from farther in the future
+ * would be new for too long.
+ */
+
+static ngx_uint_t
+key_uuid7(ngx_str_t *key, uint64_t now, uint64_t *made)
+{
+    size_t    i;
+    u_char    c;
+    uint64_t  ms;
+
+    if (!key_uuid(key) || key->data[14] != '7'
+        || ngx_strchr("89abAB", key->data[19]) == NULL)
+    {
+        return 0;
+    }
+
+    ms = 0;
+
+    for (i = 0; i < 13; i++) {
+        c = key->data[i];
+
+        if (c != '-') {
+            ms = ms * 16 + (c <= '9' ? c - '0' : (c | 0x20) - 'a' + 10);
+        }
+    }
+
+    *made = ms;
+
+    return ms <= now + NGX_HTTP_IDEMPOTENCY_KEY_AHEAD;
+}
+
+
+/* NEW: the content stands for the missing key */
+
+static ngx_http_idempotency_status_e
+key_missing(ngx_http_request_t *r,
+    ngx_http_idempotency_loc_conf_t *conf)
+{
+    switch (conf->missing_key) {
+
+    case NGX_HTTP_IDEMPOTENCY_MISSING_KEY_PASS:
+        return NGX_HTTP_IDEMPOTENCY_STATUS_NONE;
+
+    case NGX_HTTP_IDEMPOTENCY_MISSING_KEY_CONTENT:
+        return NGX_HTTP_IDEMPOTENCY_STATUS_NEW;
+
+    case NGX_HTTP_IDEMPOTENCY_MISSING_KEY_FORM:
+        return (form_type(r) && form_sent(r))
+               ? NGX_HTTP_IDEMPOTENCY_STATUS_NEW
+               : NGX_HTTP_IDEMPOTENCY_STATUS_NONE;
+
+    default: /* NGX_HTTP_IDEMPOTENCY_MISSING_KEY_REJECT */
+        return NGX_HTTP_IDEMPOTENCY_STATUS_MISSING;
+    }
+}
+
+
+/*
+ * Whether a browser sends this form for its user.  Scripts are excluded: a
+ * script may send the same content twice on purpose.  Browsers of today send
+ * Sec-Fetch-Mode; older ones are known by the text/html in their Accept.
+ */
+
+static ngx_uint_t
+form_sent(ngx_http_request_t *r)
+{
+    if (ngx_http_idempotency_header_next(r, "sec_fetch_mode", NULL)) {
+        return form_navigates(r);
+    }
+
+    return ngx_http_idempotency_header_next(r, "x_requested_with", NULL) == NULL
+           && ngx_http_idempotency_accepts_html(r);
+}
+
+
+/* whether the request's content type is a form's */
+
+static ngx_uint_t
+form_type(ngx_http_request_t *r)
+{
+    u_char     *last, *semicolon;
+    ngx_str_t   type;
+
+    if (r->headers_in.content_type == NULL) {
+        return 0;
+    }
+
+    type = r->headers_in.content_type->value;
+    last = type.data + type.len;
+    semicolon = ngx_strlchr(type.data, last, ';');
+
+    type = ngx_idempotency_trim(type.data, semicolon ? semicolon : last);
+
+    return ngx_idempotency_equal(&type, "application/x-www-form-urlencoded")
+           || ngx_idempotency_equal(&type, "multipart/form-data")
+           || ngx_idempotency_equal(&type, "text/plain");
+}
+
+
+/* whether the browser loads the response as a page */
+
+static ngx_uint_t
+form_navigates(ngx_http_request_t *r)
+{
+    ngx_table_elt_t  *h;
+
+    h = ngx_http_idempotency_header_next(r, "sec_fetch_mode", NULL);
+
+    return h && h->value.len == 8
+           && ngx_strncmp(h->value.data, "navigate", 8) == 0;
+}
+
+
+/* a value whose variables are all empty is empty, whatever its constant
+   text */
+
+ngx_int_t
+ngx_http_idempotency_value(ngx_http_request_t *r,
+    ngx_http_idempotency_value_t *value, ngx_str_t *text)
+{
+    if (ngx_http_complex_value(r, &value->script, text) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    if (value->script.lengths && text->len == value->constant) {
+        text->len = 0;
+    }
+
+    return NGX_OK;
+}
+
+
+/* In milliseconds since 1970.  Only the time in a key is compared with this
+   clock, all other times with the monotonic clock. */
+
+uint64_t
+ngx_http_idempotency_wall_clock(void)
+{
+    ngx_time_t  *tp;
+
+    tp = ngx_timeofday();
+
+    return (uint64_t) tp->sec * 1000 + tp->msec;
 }

@@ -1,9 +1,11 @@
 
 /*
- * The filters: an owner's response on its way to the client.  It is captured
- * above all of nginx's filters but a few.  The filters below us treat a replay
- * as they treated the original, and a client that reads slowly, or has gone,
- * doesn't hold the capture up.
+ * The filters: an owner's response on its way to the client, and the outcome
+ * that follows from it and from the facts at the end of the request.
+ *
+ * The response is captured above all of nginx's filters but a few.  The filters
+ * below us treat a replay as they treated the original, and a client that reads
+ * slowly, or has gone, doesn't hold the capture up.
  *
  * This is a module of its own, as a module has one place for its phase handlers
  * and its filters.  It comes behind all modules with handlers, so it registers
@@ -15,6 +17,8 @@
  *            buffers behind it are held back, or the header, if there is no
  *            body.  A bit in the connection's "buffered" tells nginx that
  *            output is left.
+ * ONE RULE   The table of outcomes is the whole rule: the first row that fits
+ *            decides.  docs/guarantees.md shows the same table.
  * WHOLE      A response of which a part doesn't pass here is not kept, rather
  *            than cut short.  Subrequests that filters below us make (SSI,
  *            addition) are made again when a replay passes these filters, and
@@ -41,6 +45,85 @@ typedef struct {
 } subrequest_t;
 
 
+typedef enum {
+    /* X-Accel-Idempotency: release */
+    fact_says_release = 0x01,
+    /* the last peer gave no response header */
+    fact_no_answer = 0x02,
+    /* some peer was sent a byte, or may have been */
+    fact_sent = 0x04,
+    /* the response broke off */
+    fact_broken = 0x08,
+    /* by idempotency_keep its status binds no token */
+    fact_unkept = 0x10,
+    /* the response exceeds idempotency_max_response */
+    fact_too_large = 0x20,
+    /* idempotency_in_doubt retry */
+    fact_retry = 0x40,
+    /* a redirect or an error, made by nginx alone */
+    fact_own = 0x80
+} outcome_fact_e;
+
+typedef struct {
+    ngx_uint_t  all_of;
+    ngx_uint_t  none_of;
+    ngx_int_t   outcome;
+} outcome_row_t;
+
+static outcome_row_t  outcome_table[] = {
+
+    { fact_says_release,         0,          NGX_HTTP_IDEMPOTENCY_RELEASE },
+    { fact_no_answer,            fact_sent,  NGX_HTTP_IDEMPOTENCY_RELEASE },
+    { fact_no_answer|fact_retry, 0,          NGX_HTTP_IDEMPOTENCY_RELEASE },
+    { fact_no_answer,            0,          NGX_IDEMPOTENCY_IN_DOUBT },
+    { fact_own,                  0,          NGX_HTTP_IDEMPOTENCY_LEAVE },
+    { fact_unkept,               0,          NGX_HTTP_IDEMPOTENCY_LEAVE },
+    { fact_broken,               0,          NGX_IDEMPOTENCY_NOT_KEPT },
+    { fact_too_large,            0,          NGX_IDEMPOTENCY_NOT_KEPT },
+    { 0,                         0,          NGX_IDEMPOTENCY_DONE }
+};
+
+/* a status is in the list always; with a Retry-After; or with a Retry-After
+   that the application itself has sent */
+
+typedef enum {
+    outcome_by_status = 0,
+    outcome_by_after,
+    outcome_by_origin
+} outcome_by_e;
+
+/* the statuses that mean that the request was not carried out */
+
+typedef struct {
+    ngx_uint_t  status;
+    ngx_uint_t  retry;
+} outcome_status_t;
+
+static outcome_status_t  outcome_not_executed[] = {
+
+    { NGX_HTTP_UNAUTHORIZED,        outcome_by_status },
+    { NGX_HTTP_FORBIDDEN,           outcome_by_status },
+    { 407,                          outcome_by_status },
+    { NGX_HTTP_CONFLICT,            outcome_by_after },
+    { 419,                          outcome_by_status },
+    { 421,                          outcome_by_status },
+    { 425,                          outcome_by_status },
+    { NGX_HTTP_TOO_MANY_REQUESTS,   outcome_by_status },
+    { NGX_HTTP_SERVICE_UNAVAILABLE, outcome_by_origin },
+    { 0, 0 }
+};
+
+/* permission denied, resource exhausted, unavailable, unauthenticated */
+
+static ngx_str_t  outcome_grpc_not_executed[] = {
+    ngx_string("7"),
+    ngx_string("8"),
+    ngx_string("14"),
+    ngx_string("16"),
+    ngx_null_string
+};
+
+
 static ngx_int_t ngx_http_idempotency_header_filter(ngx_http_request_t *r);
 static ngx_int_t ngx_http_idempotency_body_filter(ngx_http_request_t *r,
     ngx_chain_t *in);
@@ -52,13 +135,15 @@ static ngx_int_t ngx_http_idempotency_request_body_filter(
     ngx_http_request_t *r, ngx_chain_t *in);
 static void capture_header(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static ngx_buf_t *capture_head(ngx_http_request_t *r,
+static ngx_int_t capture_head(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static void capture_partial(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, char *what);
-static void capture_expect(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
 static ngx_uint_t capture_bodyless(ngx_http_request_t *r);
+static ngx_http_upstream_t *capture_upstream(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static void capture_accel(ngx_list_t *headers,
+    ngx_http_idempotency_ctx_t *ctx);
 static void capture_accel_trailers(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_chain_t *in);
 static void capture_body(ngx_http_request_t *r,
@@ -105,6 +190,16 @@ static ngx_buf_t *postpone_buf(ngx_http_request_t *r,
     ngx_http_idempotency_postpone_t *postpone, ngx_buf_t *b);
 static ngx_int_t ngx_http_idempotency_filter_init(ngx_conf_t *cf);
 static ngx_int_t ngx_http_idempotency_init_module(ngx_cycle_t *cycle);
+static void outcome_attempt(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static ngx_uint_t outcome_upstream(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static ngx_uint_t outcome_own(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static ngx_uint_t outcome_keeps(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+static ngx_uint_t outcome_executed(ngx_list_t *headers, ngx_uint_t status);
+static ngx_uint_t outcome_grpc_executed(ngx_list_t *headers);
 
 
 static ngx_http_module_t  ngx_http_idempotency_filter_module_ctx = {
@@ -163,7 +258,7 @@ ngx_http_idempotency_header_filter(ngx_http_request_t *r)
         conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
 
         if (conf->store) {
-            ngx_http_idempotency_accel(&r->headers_out.headers, NULL);
+            capture_accel(&r->headers_out.headers, NULL);
         }
 
         return ngx_http_next_header_filter(r);
@@ -178,7 +273,7 @@ ngx_http_idempotency_header_filter(ngx_http_request_t *r)
 
         /* a nested response keeps X-Accel-Idempotency for the outer request */
 
-        ngx_http_idempotency_accel(&r->headers_out.headers, NULL);
+        capture_accel(&r->headers_out.headers, NULL);
     }
 
     if (ctx->client.gone) {
@@ -348,8 +443,8 @@ ngx_http_idempotency_request_body_filter(ngx_http_request_t *r,
 static void
 capture_header(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
-    ngx_buf_t                         *b;
     ngx_str_t                          type;
+    ngx_uint_t                         grpc;
     ngx_http_upstream_t               *u;
     ngx_http_idempotency_capture_t    *capture;
     ngx_http_idempotency_main_conf_t  *imcf;
@@ -361,17 +456,28 @@ capture_header(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         capture->says_keep = 0;
     }
 
-    u = ngx_http_idempotency_upstream(r, ctx);
+    u = capture_upstream(r, ctx);
 
     if (u && u->headers_in.headers.part.elts) {
-        ngx_http_idempotency_accel(&u->headers_in.headers, ctx);
+        capture_accel(&u->headers_in.headers, ctx);
     }
 
-    ngx_http_idempotency_accel(&r->headers_out.headers, ctx);
+    capture_accel(&r->headers_out.headers, ctx);
 
     capture->answered = 1;
     capture->live = (r->upstream && r->upstream->cleanup);
-    capture_expect(r, ctx);
+
+    /* gRPC sends trailers behind a body of any length and does not announce
+       them; a response without them is broken off */
+
+    grpc = (capture->live && r->upstream->schema.len >= 4
+            && ngx_strncmp(r->upstream->schema.data, "grpc", 4) == 0);
+
+    capture->trailers = (grpc || r->expect_trailers);
+    capture->grpc = (grpc && !r->header_only
+                     && ngx_idempotency_begins(&r->headers_out.content_type,
+                                               "application/grpc"));
+
     capture->status = r->headers_out.status;
     capture->size = 0;
     capture->expected = r->headers_out.content_length_n;
@@ -399,16 +505,8 @@ capture_header(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
                           || ngx_idempotency_equal(&type,
                                                      "text/event-stream"));
 
-    if (!capture->too_large) {
-        b = capture_head(r, ctx);
-
-        if (b == NULL || capture_add(r, capture, b) != NGX_OK) {
-            capture->too_large = 1;
-
-        } else {
-            /* trailers and body follow in pieces of their own */
-            b->end = b->last;
-        }
+    if (!capture->too_large && capture_head(r, ctx) != NGX_OK) {
+        capture->too_large = 1;
     }
 
     if (capture_bodyless(r)) {
@@ -422,25 +520,33 @@ capture_header(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 /* The header block, and the location that made the response, if it is another
    one than that of the claim. */
 
-static ngx_buf_t *
+static ngx_int_t
 capture_head(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
+    ngx_buf_t                        *b;
+    ngx_uint_t                        moved;
     ngx_http_idempotency_location_t   location;
     ngx_http_idempotency_loc_conf_t  *conf;
 
     conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
+    moved = (conf != ctx->conf);
 
-    if (conf == ctx->conf) {
-        return ngx_http_idempotency_response_header(r, ctx->conf->hide_headers,
-                                                    NULL);
+    if (moved && ngx_http_idempotency_location_of(r, &location) != NGX_OK) {
+        return NGX_ERROR;
     }
 
-    if (ngx_http_idempotency_location_of(r, &location) != NGX_OK) {
-        return NULL;
+    b = ngx_http_idempotency_response_header(r, ctx->conf->hide_headers,
+                                             moved ? &location : NULL);
+
+    if (b == NULL || capture_add(r, &ctx->capture, b) != NGX_OK) {
+        return NGX_ERROR;
     }
 
-    return ngx_http_idempotency_response_header(r, ctx->conf->hide_headers,
-                                                &location);
+    /* trailers and body follow in pieces of their own */
+
+    b->end = b->last;
+
+    return NGX_OK;
 }
 
 
@@ -465,28 +571,6 @@ capture_partial(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 }
 
 
-/* gRPC sends trailers behind a body of any length and does not announce them.
-   A response without them is broken off. */
-
-static void
-capture_expect(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
-{
-    ngx_uint_t                       grpc;
-    ngx_http_idempotency_capture_t  *capture;
-
-    capture = &ctx->capture;
-
-    grpc = (capture->live && r->upstream->schema.len >= 4
-            && ngx_strncmp(r->upstream->schema.data, "grpc", 4) == 0);
-
-    capture->trailers = (grpc || r->expect_trailers);
-
-    capture->grpc = (grpc && !r->header_only
-                     && ngx_idempotency_begins(&r->headers_out.content_type,
-                                               "application/grpc"));
-}
-
-
 static ngx_uint_t
 capture_bodyless(ngx_http_request_t *r)
 {
@@ -503,8 +587,8 @@ capture_bodyless(ngx_http_request_t *r)
  * lines are deleted before any client sees them.
  */
 
-void
-ngx_http_idempotency_accel(ngx_list_t *headers, ngx_http_idempotency_ctx_t *ctx)
+static void
+capture_accel(ngx_list_t *headers, ngx_http_idempotency_ctx_t *ctx)
 {
     ngx_uint_t        i;
     ngx_list_part_t  *part;
@@ -553,10 +637,10 @@ capture_accel_trailers(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
         }
 
         if (r->upstream && r->upstream->headers_in.trailers.part.elts) {
-            ngx_http_idempotency_accel(&r->upstream->headers_in.trailers, ctx);
+            capture_accel(&r->upstream->headers_in.trailers, ctx);
         }
 
-        ngx_http_idempotency_accel(&r->headers_out.trailers, ctx);
+        capture_accel(&r->headers_out.trailers, ctx);
     }
 }
 
@@ -808,6 +892,353 @@ capture_ends(ngx_http_request_t *r, ngx_http_idempotency_capture_t *capture,
 
     return ngx_http_idempotency_header_of(&in->headers, "grpc-status")
            || ngx_http_idempotency_header_of(&in->trailers, "grpc-status");
+}
+
+
+/* one of a record, or RELEASE or LEAVE */
+
+ngx_int_t
+ngx_http_idempotency_outcome(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_uint_t      facts;
+    outcome_row_t  *row;
+
+    facts = outcome_upstream(r, ctx);
+
+    if (!ctx->capture.answered) {
+
+        /* nothing was sent to the client, whatever the upstream answered */
+
+        outcome_attempt(r, ctx);
+        facts = fact_no_answer;
+    }
+
+    if (!ctx->capture.whole) {
+        facts |= fact_broken;
+    }
+
+    if (ctx->capture.too_large) {
+        facts |= fact_too_large;
+    }
+
+    if (ctx->capture.says_release) {
+        facts |= fact_says_release;
+    }
+
+    if (!ctx->capture.says_keep && !outcome_keeps(r, ctx)) {
+        facts |= fact_unkept;
+    }
+
+    if (ctx->conf->in_doubt == NGX_HTTP_IDEMPOTENCY_IN_DOUBT_RETRY) {
+        facts |= fact_retry;
+    }
+
+    if (outcome_own(r, ctx)) {
+        facts |= fact_own;
+    }
+
+    /* what came before decides */
+
+    if (ctx->capture.executed) {
+        facts &= ~(fact_says_release|fact_no_answer|fact_unkept);
+
+        if (!ctx->capture.answered) {
+            ctx->capture.status = ctx->capture.executed;
+        }
+
+    } else if ((ctx->capture.doubt && (facts & (fact_no_answer|fact_unkept)))
+               || (ctx->capture.delegated && (facts & fact_no_answer)))
+    {
+        facts |= fact_no_answer|fact_sent;
+    }
+
+    for (row = outcome_table; /* void */ ; row++) {
+
+        if ((facts & row->all_of) == row->all_of
+            && (facts & row->none_of) == 0)
+        {
+            break;
+        }
+    }
+
+    ngx_log_debug3(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
+                   "idempotency outcome: %i, facts:%xi, status:%ui",
+                   row->outcome, facts, ctx->capture.status);
+
+    return row->outcome;
+}
+
+
+/*
+ * Called before each content handler of an owner's main request.  The last one
+ * has sent the request on to another location: by an error_page,
+ * X-Accel-Redirect, or as Lua does.
+ */
+
+void
+ngx_http_idempotency_sent_on(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx)
+{
+    if (ctx->capture.handled) {
+
+        if (r->upstream == ctx->capture.upstream
+            && r->error_page == ctx->capture.error_page)
+        {
+            ctx->capture.delegated = 1;
+
+        } else {
+            outcome_attempt(r, ctx);
+        }
+    }
+
+    ctx->capture.handled = 1;
+    ctx->capture.error_page = r->error_page;
+    ctx->capture.upstream = r->upstream;
+    ctx->capture.attempts = r->upstream_states ? r->upstream_states->nelts : 0;
+}
+
+
+/* what the last content handler has left, if the client gets nothing of it */
+
+static void
+outcome_attempt(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_uint_t                       facts, status;
+    ngx_http_upstream_t             *u;
+    ngx_http_idempotency_capture_t  *capture;
+
+    capture = &ctx->capture;
+
+    u = capture_upstream(r, ctx);
+    facts = outcome_upstream(r, ctx);
+
+    /* there is no status without an upstream, or if it speaks HTTP/0.9 */
+
+    status = u ? u->headers_in.status_n : 0;
+
+    capture->says_release = 0;
+    capture->says_keep = 0;
+
+    if (u && u->headers_in.headers.part.elts) {
+        capture_accel(&u->headers_in.headers, ctx);
+    }
+
+    if (capture->says_release) {
+        return;
+    }
+
+    if ((facts & fact_no_answer) || status == 0) {
+        capture->doubt |= (facts & fact_sent) ? 1 : 0;
+
+    } else if (capture->says_keep || outcome_keeps(r, ctx)) {
+        capture->executed = status;
+    }
+}
+
+
+/* the last content handler's upstream, or NULL */
+
+static ngx_http_upstream_t *
+capture_upstream(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx)
+{
+    return (r->upstream == ctx->capture.upstream) ? NULL : r->upstream;
+}
+
+
+/*
+ * Facts from the attempts at upstreams.  An upstream at work has answered, or
+ * nginx serves a stale response from its cache.  A finished upstream has left
+ * an entry for each attempt, with the number of bytes sent.  An entry without
+ * a peer separates two upstreams of one request.  A response without any
+ * attempt came from a cache.
+ */
+
+static ngx_uint_t
+outcome_upstream(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_uint_t                  i, facts, sent;
+    ngx_http_upstream_t        *u;
+    ngx_http_upstream_state_t  *state;
+
+    u = capture_upstream(r, ctx);
+
+    if (u == NULL
+        || (u->cleanup && u->state
+            && u->state->header_time != (ngx_msec_t) -1))
+    {
+        return fact_sent;
+    }
+
+    facts = u->headers_in.status_n ? fact_sent : fact_no_answer;
+
+    if (r->upstream_states == NULL) {
+        return facts;
+    }
+
+    sent = 0;
+    state = r->upstream_states->elts;
+
+    for (i = ctx->capture.attempts; i < r->upstream_states->nelts; i++) {
+
+        if (state[i].peer == NULL) {
+            continue;
+        }
+
+        if (state[i].header_time != (ngx_msec_t) -1) {
+            sent = fact_sent;
+            facts = 0;
+
+        } else {
+            facts = fact_no_answer;
+
+            if (state[i].bytes_sent > 0 || state[i].bytes_received > 0) {
+                sent = fact_sent;
+            }
+        }
+    }
+
+    return facts | sent;
+}
+
+
+/*
+ * An error page counts as an error, whatever its status.  Under
+ * recursive_error_pages only the internal redirect tells.  If a subrequest has
+ * yet to run, as a mirror's may, nginx is not alone.
+ */
+
+static ngx_uint_t
+outcome_own(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_http_core_loc_conf_t   *clcf;
+    ngx_http_posted_request_t  *pr;
+
+    clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
+
+    if (ctx->client.handled
+        || (ctx->capture.status < NGX_HTTP_SPECIAL_RESPONSE
+            && !r->error_page && r->err_status == 0
+            && !(r->internal && clcf->recursive_error_pages)))
+    {
+        return 0;
+    }
+
+    for (pr = r->main->posted_requests; pr; pr = pr->next) {
+        if (pr->request != r) {
+            return 0;
+        }
+    }
+
+    return 1;
+}
+
+
+/* The upstream's status counts, even if nginx sent another response in its
+   place.  An upstream that did not answer has left no status. */
+
+static ngx_uint_t
+outcome_keeps(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    u_char               *keep;
+    ngx_list_t           *headers;
+    ngx_uint_t            status;
+    ngx_http_upstream_t  *u;
+
+    u = capture_upstream(r, ctx);
+    keep = ctx->conf->keep;
+
+    if (u && u->headers_in.status_n) {
+        status = u->headers_in.status_n;
+        headers = &u->headers_in.headers;
+
+    } else {
+        u = NULL;
+        status = ctx->capture.status;
+        headers = &r->headers_out.headers;
+    }
+
+    if (status == NGX_HTTP_SWITCHING_PROTOCOLS) {
+        return 1;
+    }
+
+    if (keep && status < NGX_HTTP_IDEMPOTENCY_CODES
+        && keep[status] != NGX_HTTP_IDEMPOTENCY_KEEP_DEFAULT)
+    {
+        return keep[status] == NGX_HTTP_IDEMPOTENCY_KEEP_YES;
+    }
+
+    /* a user corrects a refused form, and sends it again */
+
+    if (status / 100 == 4
+        && (ngx_http_idempotency_by_content(ctx) || ctx->body.form_key))
+    {
+        return 0;
+    }
+
+    return outcome_executed(headers, status)
+           && (u == NULL
+               || (outcome_grpc_executed(&u->headers_in.headers)
+                   && outcome_grpc_executed(&u->headers_in.trailers)));
+}
+
+
+static ngx_uint_t
+outcome_executed(ngx_list_t *headers, ngx_uint_t status)
+{
+    outcome_status_t  *row;
+
+    for (row = outcome_not_executed; row->status; row++) {
+        if (row->status == status) {
+            break;
+        }
+    }
+
+    if (row->status == 0) {
+        return 1;
+    }
+
+    if (row->retry == outcome_by_status) {
+        return 0;
+    }
+
+    if (ngx_http_idempotency_header_of(headers, "retry-after") == NULL) {
+        return 1;
+    }
+
+    /* a cache in between that waited in vain for a response makes a 503,
+       too */
+
+    return row->retry == outcome_by_origin
+           && (ngx_http_idempotency_header_of(headers, "via")
+               || ngx_http_idempotency_header_of(headers, "x-varnish")
+               || ngx_http_idempotency_header_of(headers, "age"));
+}
+
+
+static ngx_uint_t
+outcome_grpc_executed(ngx_list_t *headers)
+{
+    ngx_str_t        *status;
+    ngx_table_elt_t  *h;
+
+    h = ngx_http_idempotency_header_of(headers, "grpc-status");
+
+    if (h == NULL) {
+        return 1;
+    }
+
+    for (status = outcome_grpc_not_executed; status->len; status++) {
+
+        if (h->value.len == status->len
+            && ngx_strncmp(h->value.data, status->data, status->len) == 0)
+        {
+            return 0;
+        }
+    }
+
+    return 1;
 }
 
 
@@ -1302,27 +1733,9 @@ ngx_http_idempotency_postpone_cancel(ngx_http_idempotency_ctx_t *ctx)
 static ngx_int_t
 ngx_http_idempotency_filter_init(ngx_conf_t *cf)
 {
-    ngx_http_handler_pt        *h;
-    ngx_http_core_main_conf_t  *cmcf;
-
-    /* the last handler of a phase runs first: in front of limits, and of
-       try_files */
-
-    cmcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_core_module);
-
-    h = ngx_array_push(&cmcf->phases[NGX_HTTP_PREACCESS_PHASE].handlers);
-    if (h == NULL) {
+    if (ngx_http_idempotency_add_handlers(cf, 1) != NGX_OK) {
         return NGX_ERROR;
     }
-
-    *h = ngx_http_idempotency_preaccess_handler;
-
-    h = ngx_array_push(&cmcf->phases[NGX_HTTP_PRECONTENT_PHASE].handlers);
-    if (h == NULL) {
-        return NGX_ERROR;
-    }
-
-    *h = ngx_http_idempotency_admitted_handler;
 
     ngx_http_next_header_filter = ngx_http_top_header_filter;
     ngx_http_top_header_filter = ngx_http_idempotency_header_filter;

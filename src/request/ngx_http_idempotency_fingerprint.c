@@ -63,10 +63,11 @@ struct ngx_http_idempotency_ignored_s {
 };
 
 typedef struct {
-    ngx_http_idempotency_header_iter_t   lines;
+    ngx_http_request_t                  *request;
     ngx_http_idempotency_ignored_t      *ignored;
 
-    /* the rest of the current line */
+    /* the current line, and the rest of it */
+    ngx_table_elt_t                     *line;
     u_char                              *pos;
     u_char                              *last;
 } cookies_iter_t;
@@ -104,16 +105,15 @@ struct credential_word_s {
 #define NGX_HTTP_IDEMPOTENCY_CREDENTIAL_USUAL  256
 
 
-static ngx_uint_t bind_is_early(ngx_http_idempotency_ctx_t *ctx);
+static ngx_int_t bind_scope(ngx_http_request_t *r,
+    ngx_http_idempotency_loc_conf_t *conf, ngx_str_t *scope);
 static ngx_int_t bind_fingerprint(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static ngx_int_t bind_values(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_digest_t *d);
 static void bind_content(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_str_t *scope, u_char kind,
     u_char *token);
 static void bind_lines(ngx_http_request_t *r, ngx_idempotency_digest_t *d,
-    ngx_str_t *name);
+    char *name);
 static void bind_key_headers(ngx_array_t *keys, ngx_idempotency_digest_t *d);
 static void bind_number(ngx_idempotency_digest_t *d, size_t n);
 static ngx_int_t identity_default(ngx_http_request_t *r,
@@ -133,8 +133,6 @@ static void pairs_add(pairs_t *pairs, ngx_keyval_t *pair);
 static void pairs_digest(pairs_t *pairs);
 static void pair_digest(pairs_t *pairs, ngx_keyval_t *pair);
 static ngx_int_t pair_compare(ngx_str_t *one, ngx_str_t *two);
-static ngx_uint_t cookies_digest(ngx_http_request_t *r,
-    ngx_http_idempotency_ignored_t *ignored, ngx_idempotency_digest_t *d);
 static void cookies_iter(cookies_iter_t *it, ngx_http_request_t *r,
     ngx_http_idempotency_ignored_t *ignored);
 static ngx_uint_t cookies_next(cookies_iter_t *it, ngx_keyval_t *cookie);
@@ -143,7 +141,8 @@ static ngx_uint_t cookies_set_by(ngx_http_request_t *r,
     ngx_http_idempotency_ignored_t *ignored, ngx_str_t *lines);
 static ngx_uint_t cookies_ignored(ngx_http_idempotency_ignored_t *ignored,
     ngx_str_t *name);
-static ngx_uint_t credential_name(u_char *name, size_t len);
+static ngx_int_t cookies_ignore(ngx_http_idempotency_ignored_t *ignored,
+    ngx_str_t *name);
 static ngx_uint_t credential_has_stem(u_char *p, u_char *last);
 static credential_kind_e credential_word(u_char *p, size_t len);
 static ngx_uint_t list_next(char **list, ngx_str_t *name);
@@ -215,41 +214,6 @@ static uint32_t            credential_seconds[32];
 static ngx_str_t  credential_usual[NGX_HTTP_IDEMPOTENCY_CREDENTIAL_USUAL];
 
 
-/*
- * A token that doesn't depend on the body is known before the body is
- * digested.  Meanwhile the processor loads the record's bucket into its cache.
- * In a zone of a million records that saves 0.3 us.
- */
-
-void
-ngx_http_idempotency_bind_early(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx)
-{
-    ngx_str_t  scope;
-
-    if (bind_is_early(ctx)
-        && ngx_http_idempotency_scope(r, ctx->conf, &scope) == NGX_OK)
-    {
-        ngx_http_idempotency_token(ctx->conf, &scope, &ctx->key,
-                                   ctx->claim.op.token);
-        ngx_idempotency_shm_prefetch_bucket(ctx->conf->store,
-                                            ctx->claim.op.token);
-    }
-}
-
-
-/* the scope is $server_name here; that of idempotency_scope may depend on the
-   body */
-
-static ngx_uint_t
-bind_is_early(ngx_http_idempotency_ctx_t *ctx)
-{
-    return ctx->conf->scope == NULL
-           && !ctx->conf->key_in_body
-           && !ngx_http_idempotency_by_content(ctx);
-}
-
-
 ngx_int_t
 ngx_http_idempotency_bind(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
@@ -258,14 +222,9 @@ ngx_http_idempotency_bind(ngx_http_request_t *r,
 
     ctx->similar = NULL;
 
-    if (bind_is_early(ctx)) {
-        ngx_idempotency_shm_prefetch_record(ctx->conf->store,
-                                            ctx->claim.op.token);
-    }
-
-    if (ngx_http_idempotency_identity(r, ctx) != NGX_OK
+    if (ngx_http_idempotency_identity(r, ctx) == NGX_ERROR
         || bind_fingerprint(r, ctx) != NGX_OK
-        || ngx_http_idempotency_scope(r, ctx->conf, &scope) != NGX_OK)
+        || bind_scope(r, ctx->conf, &scope) != NGX_OK)
     {
         return NGX_ERROR;
     }
@@ -276,9 +235,11 @@ ngx_http_idempotency_bind(ngx_http_request_t *r,
         return NGX_OK;
     }
 
-    if (!bind_is_early(ctx)) {
-        ngx_http_idempotency_token(ctx->conf, &scope, &ctx->key,
-                                   ctx->claim.op.token);
+    if (ngx_http_idempotency_token(r, ctx->conf, &scope, &ctx->key,
+                                   ctx->claim.op.token)
+        != NGX_OK)
+    {
+        return NGX_ERROR;
     }
 
     if (ctx->conf->similar == NGX_HTTP_IDEMPOTENCY_SIMILAR_OFF) {
@@ -298,11 +259,22 @@ ngx_http_idempotency_bind(ngx_http_request_t *r,
 }
 
 
-void
-ngx_http_idempotency_token(ngx_http_idempotency_loc_conf_t *conf,
-    ngx_str_t *scope, ngx_str_t *key, u_char *token)
+ngx_int_t
+ngx_http_idempotency_token(ngx_http_request_t *r,
+    ngx_http_idempotency_loc_conf_t *conf, ngx_str_t *scope, ngx_str_t *key,
+    u_char *token)
 {
+    ngx_str_t                 own;
     ngx_idempotency_digest_t  d;
+
+    if (scope == NULL) {
+
+        if (bind_scope(r, conf, &own) != NGX_OK) {
+            return NGX_ERROR;
+        }
+
+        scope = &own;
+    }
 
     ngx_idempotency_digest_init(&d, conf->digest_key,
                                 NGX_IDEMPOTENCY_DIGEST_TOKEN_VERSION,
@@ -310,6 +282,8 @@ ngx_http_idempotency_token(ngx_http_idempotency_loc_conf_t *conf,
     ngx_idempotency_digest_field(&d, scope);
     ngx_idempotency_digest_field(&d, key);
     ngx_idempotency_digest_final(&d, token);
+
+    return NGX_OK;
 }
 
 
@@ -323,8 +297,10 @@ static ngx_int_t
 bind_fingerprint(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     u_char                     action[NGX_IDEMPOTENCY_DIGEST_LEN];
-    ngx_str_t                  digest;
+    ngx_str_t                  value;
+    ngx_uint_t                 i, n;
     ngx_idempotency_parts_t   *parts;
+    ngx_http_complex_value_t  *cv;
     ngx_http_core_srv_conf_t  *cscf;
     ngx_idempotency_digest_t   d, head;
 
@@ -340,17 +316,25 @@ bind_fingerprint(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
                                          : &cscf->server_name);
     ngx_idempotency_digest_field(&d, &r->unparsed_uri);
 
-    if (ctx->conf->bind && bind_values(r, ctx, &d) != NGX_OK) {
-        return NGX_ERROR;
+    n = ctx->conf->bind ? ctx->conf->bind->nelts : 0;
+    cv = n ? ctx->conf->bind->elts : NULL;
+
+    for (i = 0; i < n; i++) {
+
+        if (ngx_http_complex_value(r, &cv[i], &value) != NGX_OK) {
+            return NGX_ERROR;
+        }
+
+        ngx_idempotency_digest_field(&d, &value);
     }
 
     head = d;
     ngx_idempotency_digest_final(&head, action);
 
-    digest.len = NGX_IDEMPOTENCY_DIGEST_LEN;
-    digest.data = ctx->body.digest;
+    value.len = NGX_IDEMPOTENCY_DIGEST_LEN;
+    value.data = ctx->body.digest;
 
-    ngx_idempotency_digest_field(&d, &digest);
+    ngx_idempotency_digest_field(&d, &value);
     ngx_idempotency_digest_final(&d, ctx->claim.fingerprint);
 
     parts = &ctx->claim.parts;
@@ -359,29 +343,6 @@ bind_fingerprint(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     ngx_memcpy(parts->body, ctx->body.digest, NGX_IDEMPOTENCY_HINT_LEN);
     ngx_memcpy(parts->settings, ctx->conf->settings,
                NGX_IDEMPOTENCY_SETTINGS_LEN);
-
-    return NGX_OK;
-}
-
-
-static ngx_int_t
-bind_values(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
-    ngx_idempotency_digest_t *d)
-{
-    ngx_str_t                  value;
-    ngx_uint_t                 i;
-    ngx_http_complex_value_t  *cv;
-
-    cv = ctx->conf->bind->elts;
-
-    for (i = 0; i < ctx->conf->bind->nelts; i++) {
-
-        if (ngx_http_complex_value(r, &cv[i], &value) != NGX_OK) {
-            return NGX_ERROR;
-        }
-
-        ngx_idempotency_digest_field(d, &value);
-    }
 
     return NGX_OK;
 }
@@ -398,11 +359,8 @@ static void
 bind_content(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_str_t *scope, u_char kind, u_char *token)
 {
-    ngx_str_t                  value;
-    ngx_idempotency_digest_t   d;
-
-    static ngx_str_t  user_agent = ngx_string("user_agent");
-    static ngx_str_t  accept_language = ngx_string("accept_language");
+    ngx_str_t                 value;
+    ngx_idempotency_digest_t  d;
 
     ngx_idempotency_digest_init(&d, ctx->conf->digest_key,
                                 NGX_IDEMPOTENCY_FINGERPRINT_VERSION, kind);
@@ -420,8 +378,8 @@ bind_content(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
     if (!ctx->identified) {
         ngx_idempotency_digest_field(&d, &r->connection->addr_text);
-        bind_lines(r, &d, &user_agent);
-        bind_lines(r, &d, &accept_language);
+        bind_lines(r, &d, "user_agent");
+        bind_lines(r, &d, "accept_language");
     }
 
     ngx_idempotency_digest_final(&d, token);
@@ -429,15 +387,13 @@ bind_content(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
 
 static void
-bind_lines(ngx_http_request_t *r, ngx_idempotency_digest_t *d,
-    ngx_str_t *name)
+bind_lines(ngx_http_request_t *r, ngx_idempotency_digest_t *d, char *name)
 {
-    ngx_table_elt_t                     *h;
-    ngx_http_idempotency_header_iter_t   it;
+    ngx_table_elt_t  *h;
 
-    ngx_http_idempotency_header_iter(&it, r);
+    h = NULL;
 
-    while ((h = ngx_http_idempotency_header_next(&it, name)) != NULL) {
+    while ((h = ngx_http_idempotency_header_next(r, name, h)) != NULL) {
         ngx_idempotency_digest_bytes(d, (u_char *) "H", 1);
         ngx_idempotency_digest_field(d, &h->value);
     }
@@ -448,9 +404,9 @@ bind_lines(ngx_http_request_t *r, ngx_idempotency_digest_t *d,
 
 /* by default $server_name, which needs no evaluation */
 
-ngx_int_t
-ngx_http_idempotency_scope(ngx_http_request_t *r,
-    ngx_http_idempotency_loc_conf_t *conf, ngx_str_t *scope)
+static ngx_int_t
+bind_scope(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
+    ngx_str_t *scope)
 {
     ngx_http_core_srv_conf_t  *cscf;
 
@@ -573,10 +529,10 @@ ngx_int_t
 ngx_http_idempotency_identity(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
-    u_char                     out[NGX_IDEMPOTENCY_DIGEST_LEN];
-    ngx_str_t                  value;
-    ngx_uint_t                 shown;
-    ngx_idempotency_digest_t   d;
+    u_char                    out[NGX_IDEMPOTENCY_DIGEST_LEN];
+    ngx_str_t                 value;
+    ngx_uint_t                shown;
+    ngx_idempotency_digest_t  d;
 
     shown = 0;
     ngx_str_null(&value);
@@ -605,26 +561,13 @@ ngx_http_idempotency_identity(ngx_http_request_t *r,
 
     if (!shown) {
         ngx_memzero(ctx->claim.parts.identity, NGX_IDEMPOTENCY_IDENTITY_LEN);
-        return NGX_OK;
+        return NGX_DECLINED;
     }
 
     ngx_idempotency_digest_final(&d, out);
     ngx_memcpy(ctx->claim.parts.identity, out, NGX_IDEMPOTENCY_IDENTITY_LEN);
 
     return NGX_OK;
-}
-
-
-/* whether the request has no identity: all bytes are zero */
-
-ngx_uint_t
-ngx_http_idempotency_anonymous(ngx_http_idempotency_ctx_t *ctx)
-{
-    static u_char  nobody[NGX_IDEMPOTENCY_IDENTITY_LEN];
-
-    return ngx_memcmp(ctx->claim.parts.identity, nobody,
-                      NGX_IDEMPOTENCY_IDENTITY_LEN)
-           == 0;
 }
 
 
@@ -647,6 +590,8 @@ ngx_http_idempotency_stranger(ngx_http_request_t *r,
     ngx_idempotency_found_t         *found;
     ngx_http_idempotency_ignored_t  *ignored;
 
+    static u_char  nobody[NGX_IDEMPOTENCY_IDENTITY_LEN];
+
     found = &ctx->claim.found;
 
     /* a released token has no identity; its response is for requests that
@@ -654,7 +599,9 @@ ngx_http_idempotency_stranger(ngx_http_request_t *r,
 
     if (!found->anonymous || ctx->claim.leftover
         || found->status < NGX_HTTP_SPECIAL_RESPONSE
-        || ngx_http_idempotency_anonymous(ctx))
+        || ngx_memcmp(ctx->claim.parts.identity, nobody,
+                      NGX_IDEMPOTENCY_IDENTITY_LEN)
+           == 0)
     {
         return 0;
     }
@@ -705,12 +652,25 @@ static ngx_int_t
 identity_default(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_idempotency_digest_t *d, ngx_uint_t *shown)
 {
+    pairs_t         pairs;
+    ngx_keyval_t    cookie;
+    cookies_iter_t  it;
+
     identity_headers(r, ctx->conf, d, shown);
 
-    if ((*shown & shown_cookies)
-        && ((*shown & shown_bearer)
-            || !cookies_digest(r, ctx->conf->ignore_cookies, d)))
-    {
+    pairs_init(&pairs, d, "C");
+
+    if ((*shown & shown_cookies) && !(*shown & shown_bearer)) {
+        cookies_iter(&it, r, ctx->conf->ignore_cookies);
+
+        while (cookies_next(&it, &cookie)) {
+            pairs_add(&pairs, &cookie);
+        }
+
+        pairs_digest(&pairs);
+    }
+
+    if (pairs.n == 0) {
         *shown &= ~shown_cookies;
     }
 
@@ -832,7 +792,7 @@ identity_of_key(ngx_array_t *keys, ngx_table_elt_t *h)
         name = key[i].headers.elts;
 
         for (n = 0; n < key[i].headers.nelts; n++) {
-            if (ngx_http_idempotency_header_is(h, &name[n])) {
+            if (ngx_http_idempotency_header_is(h, (char *) name[n].data)) {
                 return 1;
             }
         }
@@ -952,36 +912,13 @@ pair_compare(ngx_str_t *one, ngx_str_t *two)
 }
 
 
-/* digests the cookies; 0: none of them counts */
-
-static ngx_uint_t
-cookies_digest(ngx_http_request_t *r, ngx_http_idempotency_ignored_t *ignored,
-    ngx_idempotency_digest_t *d)
-{
-    pairs_t         pairs;
-    ngx_keyval_t    cookie;
-    cookies_iter_t  it;
-
-    pairs_init(&pairs, d, "C");
-    cookies_iter(&it, r, ignored);
-
-    while (cookies_next(&it, &cookie)) {
-        pairs_add(&pairs, &cookie);
-    }
-
-    pairs_digest(&pairs);
-
-    return pairs.n;
-}
-
-
 static void
 cookies_iter(cookies_iter_t *it, ngx_http_request_t *r,
     ngx_http_idempotency_ignored_t *ignored)
 {
-    ngx_http_idempotency_header_iter(&it->lines, r);
-
+    it->request = r;
     it->ignored = ignored;
+    it->line = NULL;
     it->pos = NULL;
     it->last = NULL;
 }
@@ -993,22 +930,19 @@ cookies_iter(cookies_iter_t *it, ngx_http_request_t *r,
 static ngx_uint_t
 cookies_next(cookies_iter_t *it, ngx_keyval_t *cookie)
 {
-    u_char           *p, *end;
-    ngx_table_elt_t  *h;
-
-    static ngx_str_t  name = ngx_string("cookie");
+    u_char  *p, *end;
 
     for ( ;; ) {
 
         if (it->pos == it->last) {
-            h = ngx_http_idempotency_header_next(&it->lines, &name);
-
-            if (h == NULL) {
+            it->line = ngx_http_idempotency_header_next(it->request, "cookie",
+                                                        it->line);
+            if (it->line == NULL) {
                 return 0;
             }
 
-            it->pos = h->value.data;
-            it->last = h->value.data + h->value.len;
+            it->pos = it->line->value.data;
+            it->last = it->pos + it->line->value.len;
             continue;
         }
 
@@ -1147,44 +1081,41 @@ cookies_ignored(ngx_http_idempotency_ignored_t *ignored, ngx_str_t *name)
 }
 
 
-/* the built-in list of cookies */
-
-ngx_http_idempotency_ignored_t *
-ngx_http_idempotency_ignored_create(ngx_conf_t *cf)
+ngx_int_t
+ngx_http_idempotency_ignore_cookie(ngx_conf_t *cf,
+    ngx_http_idempotency_ignored_t **ignored, ngx_str_t *name)
 {
-    char                            *list;
-    ngx_str_t                        name;
-    ngx_http_idempotency_ignored_t  *ignored;
+    char       *list;
+    ngx_str_t   builtin;
 
-    ignored = ngx_pcalloc(cf->pool, sizeof(ngx_http_idempotency_ignored_t));
-    if (ignored == NULL) {
-        return NULL;
-    }
+    if (*ignored == NGX_CONF_UNSET_PTR) {
 
-    if (ngx_array_init(&ignored->patterns, cf->pool, 32,
-                       sizeof(cookies_pattern_t))
-        != NGX_OK)
-    {
-        return NULL;
-    }
+        *ignored = ngx_pcalloc(cf->pool,
+                               sizeof(ngx_http_idempotency_ignored_t));
 
-    list = cookies_builtin;
+        if (*ignored == NULL
+            || ngx_array_init(&(*ignored)->patterns, cf->pool, 32,
+                              sizeof(cookies_pattern_t))
+               != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
 
-    while (list_next(&list, &name)) {
-        if (ngx_http_idempotency_ignore_cookie(ignored, &name) != NGX_OK) {
-            return NULL;
+        list = cookies_builtin;
+
+        while (list_next(&list, &builtin)) {
+            if (cookies_ignore(*ignored, &builtin) != NGX_OK) {
+                return NGX_ERROR;
+            }
         }
     }
 
-    return ignored;
+    return name ? cookies_ignore(*ignored, name) : NGX_OK;
 }
 
 
-/* NGX_DECLINED: no cookie can have such a name, or it has several stars */
-
-ngx_int_t
-ngx_http_idempotency_ignore_cookie(ngx_http_idempotency_ignored_t *ignored,
-    ngx_str_t *name)
+static ngx_int_t
+cookies_ignore(ngx_http_idempotency_ignored_t *ignored, ngx_str_t *name)
 {
     u_char             *p, *star;
     size_t              i;
@@ -1278,24 +1209,16 @@ ngx_http_idempotency_credentials_init(void)
 ngx_uint_t
 ngx_http_idempotency_credential(u_char *name, size_t len, ngx_uint_t hash)
 {
-    ngx_str_t  *usual;
+    u_char             *p, *last, *word, c, before;
+    ngx_str_t          *usual;
+    ngx_uint_t          counts;
+    credential_kind_e   kind, previous;
 
     usual = &credential_usual[hash % NGX_HTTP_IDEMPOTENCY_CREDENTIAL_USUAL];
 
     if (usual->len == len && ngx_memcmp(usual->data, name, len) == 0) {
         return 0;
     }
-
-    return credential_name(name, len);
-}
-
-
-static ngx_uint_t
-credential_name(u_char *name, size_t len)
-{
-    u_char             *p, *last, *word, c, before;
-    ngx_uint_t          counts;
-    credential_kind_e   kind, previous;
 
     last = name + len;
     word = name;

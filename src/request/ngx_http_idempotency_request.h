@@ -1,7 +1,6 @@
 
 /*
- * Functions of one file of request/ that other files call, and the handlers
- * that the module registers.
+ * Functions of one file of request/ that other files call.
  */
 
 
@@ -11,12 +10,17 @@
 
 /* access.c */
 
-ngx_int_t ngx_http_idempotency_preaccess_handler(ngx_http_request_t *r);
-ngx_int_t ngx_http_idempotency_admitted_handler(ngx_http_request_t *r);
-ngx_int_t ngx_http_idempotency_access_handler(ngx_http_request_t *r);
-ngx_int_t ngx_http_idempotency_precontent_handler(ngx_http_request_t *r);
+ngx_int_t ngx_http_idempotency_add_handlers(ngx_conf_t *cf, ngx_uint_t first);
 
-/* key.c */
+void ngx_http_idempotency_settle(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+ngx_int_t ngx_http_idempotency_window(ngx_http_request_t *r,
+    ngx_http_idempotency_loc_conf_t *conf, ngx_msec_t *window);
+ngx_msec_t ngx_http_idempotency_ends(ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_quota_value(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+
+/* body.c */
 
 /* a client's clock may be ahead by so many milliseconds */
 
@@ -31,45 +35,38 @@ ngx_int_t ngx_http_idempotency_value(ngx_http_request_t *r,
     ngx_http_idempotency_value_t *value, ngx_str_t *text);
 uint64_t ngx_http_idempotency_wall_clock(void);
 
-/* body.c */
-
 ngx_int_t ngx_http_idempotency_read_body(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 ngx_int_t ngx_http_idempotency_digest_body(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 void ngx_http_idempotency_digest_arriving(ngx_http_request_t *r,
     ngx_chain_t *in);
-
 ngx_int_t ngx_http_idempotency_whole_body(ngx_http_request_t *r, size_t limit,
     ngx_str_t *body);
 
-ngx_int_t ngx_http_idempotency_init_fields(ngx_conf_t *cf);
-ngx_uint_t ngx_http_idempotency_has_fields(ngx_conf_t *cf);
-ngx_uint_t ngx_http_idempotency_field_unread(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_array_t *names);
+#define NGX_HTTP_IDEMPOTENCY_FIELD  "idempotency_field_"
+#define NGX_HTTP_IDEMPOTENCY_FIELD_LEN                                       \
+    (sizeof(NGX_HTTP_IDEMPOTENCY_FIELD) - 1)
 
-ngx_int_t ngx_http_idempotency_field_variable(ngx_http_request_t *r,
-    ngx_http_variable_value_t *v, uintptr_t data);
-void ngx_http_idempotency_set_variable(ngx_http_variable_value_t *v,
-    ngx_int_t rc, ngx_str_t *value);
-ngx_uint_t ngx_http_idempotency_printable(ngx_str_t *s);
+ngx_int_t ngx_http_idempotency_field(ngx_http_request_t *r, ngx_str_t *name,
+    ngx_str_t *value);
 
 /* fingerprint.c */
 
-void ngx_http_idempotency_bind_early(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
 ngx_int_t ngx_http_idempotency_bind(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-ngx_int_t ngx_http_idempotency_scope(ngx_http_request_t *r,
-    ngx_http_idempotency_loc_conf_t *conf, ngx_str_t *scope);
-void ngx_http_idempotency_token(ngx_http_idempotency_loc_conf_t *conf,
-    ngx_str_t *scope, ngx_str_t *key, u_char *token);
 void ngx_http_idempotency_bind_settings(ngx_http_idempotency_loc_conf_t *conf);
 
+/* scope: NULL for that of the location */
+
+ngx_int_t ngx_http_idempotency_token(ngx_http_request_t *r,
+    ngx_http_idempotency_loc_conf_t *conf, ngx_str_t *scope, ngx_str_t *key,
+    u_char *token);
+
+/* NGX_DECLINED: the request has no identity */
 
 ngx_int_t ngx_http_idempotency_identity(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-ngx_uint_t ngx_http_idempotency_anonymous(ngx_http_idempotency_ctx_t *ctx);
 ngx_uint_t ngx_http_idempotency_stranger(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_str_t *lines);
 
@@ -77,43 +74,24 @@ void ngx_http_idempotency_credentials_init(void);
 ngx_uint_t ngx_http_idempotency_credential(u_char *name, size_t len,
     ngx_uint_t hash);
 
-ngx_http_idempotency_ignored_t *ngx_http_idempotency_ignored_create(
-    ngx_conf_t *cf);
-ngx_int_t ngx_http_idempotency_ignore_cookie(
-    ngx_http_idempotency_ignored_t *ignored, ngx_str_t *name);
+/* Adds a name, or none if it is NULL, to the built-in list, which is made if
+   *ignored is unset.  NGX_DECLINED: no cookie can have such a name, or it has
+   several stars. */
 
-/* claim.c */
-
-ngx_int_t ngx_http_idempotency_limits(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
-void ngx_http_idempotency_quota_value(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
-ngx_int_t ngx_http_idempotency_window(ngx_http_request_t *r,
-    ngx_http_idempotency_loc_conf_t *conf, ngx_msec_t *window);
-ngx_msec_t ngx_http_idempotency_ends(ngx_http_idempotency_ctx_t *ctx);
-
-ngx_int_t ngx_http_idempotency_similar(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
-ngx_int_t ngx_http_idempotency_similar_answer(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
-
-ngx_int_t ngx_http_idempotency_wait(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_claim_t *claim,
-    ngx_msec_t delay);
-
-ngx_http_idempotency_ctx_t *ngx_http_idempotency_create_ctx(
-    ngx_http_request_t *r);
-ngx_int_t ngx_http_idempotency_prepare(ngx_http_idempotency_ctx_t *ctx);
-void ngx_http_idempotency_settle(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
-void ngx_http_idempotency_sent_on(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
-ngx_http_upstream_t *ngx_http_idempotency_upstream(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
+ngx_int_t ngx_http_idempotency_ignore_cookie(ngx_conf_t *cf,
+    ngx_http_idempotency_ignored_t **ignored, ngx_str_t *name);
 
 /* capture.c */
 
-void ngx_http_idempotency_accel(ngx_list_t *headers,
+/* outcomes beside those of records: RELEASE makes the token fresh again; LEAVE
+   does so, too, and requests that wait get the response */
+
+#define NGX_HTTP_IDEMPOTENCY_RELEASE  NGX_DECLINED
+#define NGX_HTTP_IDEMPOTENCY_LEAVE    NGX_DONE
+
+ngx_int_t ngx_http_idempotency_outcome(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
+void ngx_http_idempotency_sent_on(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 void ngx_http_idempotency_postpone_end(ngx_http_idempotency_ctx_t *ctx);
 void ngx_http_idempotency_postpone_cancel(ngx_http_idempotency_ctx_t *ctx);
@@ -143,13 +121,18 @@ ngx_int_t ngx_http_idempotency_location_add(ngx_conf_t *cf, ngx_uint_t parent,
     ngx_uint_t *index);
 void ngx_http_idempotency_location_init(ngx_conf_t *cf);
 
-/* refuse.c */
+/* answer.c */
+
+/* NGX_DONE: the request is finalized; NGX_OK: this is a dry run; NGX_DECLINED:
+   the response belongs to another client */
+
+ngx_int_t ngx_http_idempotency_replay(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
 
 ngx_int_t ngx_http_idempotency_refuse(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_http_idempotency_status_e why);
 ngx_uint_t ngx_http_idempotency_refuses(ngx_http_idempotency_ctx_t *ctx,
     ngx_http_idempotency_status_e why);
-ngx_uint_t ngx_http_idempotency_refused(ngx_http_idempotency_ctx_t *ctx);
 
 ngx_uint_t ngx_http_idempotency_accepts_html(ngx_http_request_t *r);
 

@@ -110,7 +110,6 @@ static void location_captures(ngx_http_request_t *r);
 static ngx_int_t place_fill(ngx_http_request_t *r, ngx_uint_t place,
     ngx_table_elt_t *h);
 static ngx_uint_t place_of(ngx_http_headers_out_t *out, ngx_table_elt_t *h);
-static ngx_uint_t place_is(ngx_uint_t place, ngx_str_t *name);
 static ngx_uint_t places_suppressed(ngx_http_headers_out_t *out);
 static ngx_int_t places_suppress(ngx_http_request_t *r, uint64_t bits);
 
@@ -164,44 +163,29 @@ static place_t  places[] = {
 #define NGX_HTTP_IDEMPOTENCY_PLACES_SINGLE  (NGX_HTTP_IDEMPOTENCY_PLACES - 2)
 
 
-void
-ngx_http_idempotency_header_iter(ngx_http_idempotency_header_iter_t *it,
-    ngx_http_request_t *r)
-{
-    it->part = &r->headers_in.headers.part;
-    it->i = 0;
-}
-
-
 ngx_table_elt_t *
-ngx_http_idempotency_header_next(ngx_http_idempotency_header_iter_t *it,
-    ngx_str_t *name)
+ngx_http_idempotency_header_next(ngx_http_request_t *r, char *name,
+    ngx_table_elt_t *last)
 {
+    ngx_uint_t        i;
+    ngx_list_part_t  *part;
     ngx_table_elt_t  *h;
 
-    for ( /* void */ ; it->part; it->part = it->part->next, it->i = 0) {
+    for (part = &r->headers_in.headers.part; part; part = part->next) {
+        h = part->elts;
 
-        while (it->i < it->part->nelts) {
-            h = (ngx_table_elt_t *) it->part->elts + it->i++;
+        for (i = 0; i < part->nelts; i++) {
 
-            if (ngx_http_idempotency_header_is(h, name)) {
-                return h;
+            if (last) {
+                last = (last == &h[i]) ? NULL : last;
+
+            } else if (ngx_http_idempotency_header_is(&h[i], name)) {
+                return &h[i];
             }
         }
     }
 
     return NULL;
-}
-
-
-ngx_table_elt_t *
-ngx_http_idempotency_header_first(ngx_http_request_t *r, ngx_str_t *name)
-{
-    ngx_http_idempotency_header_iter_t  it;
-
-    ngx_http_idempotency_header_iter(&it, r);
-
-    return ngx_http_idempotency_header_next(&it, name);
 }
 
 
@@ -624,8 +608,9 @@ response_get_lines(ngx_str_t *rest, ngx_uint_t trailers, ngx_str_t *lines,
         if (rc != NGX_OK
             || !response_line_is_good(&name, &value)
             || response_hidden(&name, NULL)
-            || !place_is(place, &name)
-            || (trailers && place != 1))
+            || (place > 1
+                && (trailers || place >= NGX_HTTP_IDEMPOTENCY_PLACES + 2
+                    || !ngx_idempotency_equal(&name, places[place - 2].name))))
         {
             return NGX_ERROR;
         }
@@ -991,7 +976,7 @@ place_of(ngx_http_headers_out_t *out, ngx_table_elt_t *h)
 static ngx_int_t
 place_fill(ngx_http_request_t *r, ngx_uint_t place, ngx_table_elt_t *h)
 {
-    u_char           *p;
+    u_char            *p;
     ngx_array_t       *lines;
     ngx_table_elt_t  **ph;
 
@@ -1022,20 +1007,6 @@ place_fill(ngx_http_request_t *r, ngx_uint_t place, ngx_table_elt_t *h)
 }
 
 #endif
-
-
-/* whether the place is valid, and may have a line of that name */
-
-static ngx_uint_t
-place_is(ngx_uint_t place, ngx_str_t *name)
-{
-    if (place < 2) {
-        return place;
-    }
-
-    return place < NGX_HTTP_IDEMPOTENCY_PLACES + 2
-           && ngx_idempotency_equal(name, places[place - 2].name);
-}
 
 
 /* a bit for each place whose line is not sent */

@@ -14,20 +14,11 @@
 #include "ngx_http_idempotency.h"
 
 
-/* all request header lines of a name, which is written as in $http_name; or
-   the first of them */
+/* The next request header line of a name behind `last`; NULL for the first one.
+   The name is written as in $http_name. */
 
-typedef struct {
-    ngx_list_part_t  *part;
-    ngx_uint_t        i;
-} ngx_http_idempotency_header_iter_t;
-
-void ngx_http_idempotency_header_iter(ngx_http_idempotency_header_iter_t *it,
-    ngx_http_request_t *r);
-ngx_table_elt_t *ngx_http_idempotency_header_next(
-    ngx_http_idempotency_header_iter_t *it, ngx_str_t *name);
-ngx_table_elt_t *ngx_http_idempotency_header_first(ngx_http_request_t *r,
-    ngx_str_t *name);
+ngx_table_elt_t *ngx_http_idempotency_header_next(ngx_http_request_t *r,
+    char *name, ngx_table_elt_t *last);
 
 /* the first line of a name in a response's list that is not deleted */
 
@@ -37,24 +28,20 @@ ngx_table_elt_t *ngx_http_idempotency_header_push(ngx_http_request_t *r,
     ngx_list_t *list, ngx_str_t *key, ngx_str_t *value);
 
 static ngx_inline ngx_uint_t
-ngx_http_idempotency_header_is(ngx_table_elt_t *h, ngx_str_t *name)
+ngx_http_idempotency_header_is(ngx_table_elt_t *h, char *name)
 {
     u_char  c;
     size_t  n;
 
-    if (h->key.len != name->len) {
-        return 0;
-    }
-
-    for (n = 0; n < name->len; n++) {
+    for (n = 0; n < h->key.len && name[n]; n++) {
         c = h->lowcase_key[n];
 
-        if ((c == '-' ? '_' : c) != name->data[n]) {
+        if ((c == '-' ? '_' : c) != (u_char) name[n]) {
             return 0;
         }
     }
 
-    return 1;
+    return n == h->key.len && name[n] == '\0';
 }
 
 /* sends a response whose body is in one piece, in memory or in the file */

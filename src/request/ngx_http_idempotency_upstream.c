@@ -99,8 +99,9 @@ typedef struct {
     ngx_uint_t                          listed;
     peer_ends_t                         ends;
 
-    /* the balancer's own functions and data */
-    ngx_peer_connection_t               peer;
+    /* the balancer's own functions */
+    ngx_event_get_peer_pt               get;
+    ngx_event_free_peer_pt              free;
     /* how many peers the balancer has left */
     ngx_uint_t                          tries;
 } peer_t;
@@ -140,15 +141,9 @@ static ngx_int_t peer_output(void *data, ngx_chain_t *in);
 static ngx_int_t peer_get(ngx_peer_connection_t *pc, void *data);
 static void peer_free(ngx_peer_connection_t *pc, void *data,
     ngx_uint_t state);
-static void peer_notify(ngx_peer_connection_t *pc, void *data,
-    ngx_uint_t type);
-#if (NGX_SSL || NGX_COMPAT)
-static ngx_int_t peer_set_session(ngx_peer_connection_t *pc, void *data);
-static void peer_save_session(ngx_peer_connection_t *pc, void *data);
-#endif
+static peer_t *peer_of(ngx_peer_connection_t *pc);
 static ngx_int_t peers_init_zone(ngx_shm_zone_t *shm_zone, void *data);
 static ngx_uint_t peers_add(peer_t *p);
-static void peers_remove(peer_ends_t *ends);
 static peer_sent_t *peers_find(peer_ends_t *ends, ngx_uint_t take);
 static ngx_uint_t peers_here(struct sockaddr *sockaddr);
 static ngx_int_t peers_end(ngx_socket_t s, ngx_uint_t other, u_char *end);
@@ -186,11 +181,11 @@ static peer_sent_t      *peers;
 void
 ngx_http_idempotency_warn_upstreams(ngx_conf_t *cf, ngx_array_t *locations)
 {
-    void                     ***location;
-    ngx_str_t                  *name;
-    ngx_uint_t                  i, n;
-    ngx_module_t               *module;
-    ngx_http_upstream_conf_t   *conf;
+    void                      ***location;
+    ngx_str_t                   *name;
+    ngx_uint_t                   i, n;
+    ngx_module_t                *module;
+    ngx_http_upstream_conf_t    *conf;
 
     location = locations->elts;
 
@@ -407,7 +402,7 @@ client_guard(ngx_http_request_t *sr)
 static ngx_int_t
 client_subrequest_done(ngx_http_request_t *sr, void *data, ngx_int_t rc)
 {
-    ngx_http_post_subrequest_t *ps = data;
+    ngx_http_post_subrequest_t  *ps = data;
 
     ngx_connection_t            *c;
     ngx_http_idempotency_ctx_t  *ctx;
@@ -425,7 +420,7 @@ client_subrequest_done(ngx_http_request_t *sr, void *data, ngx_int_t rc)
         return rc;
     }
 
-    if (!ctx->client.gone && client_leave(sr->main, ctx) != NGX_OK) {
+    if (client_leave(sr->main, ctx) != NGX_OK) {
         return rc;
     }
 
@@ -482,7 +477,7 @@ ngx_http_idempotency_client_gone(ngx_http_request_t *r,
         return 0;
     }
 
-    return ctx->client.gone || client_leave(r, ctx) == NGX_OK;
+    return client_leave(r, ctx) == NGX_OK;
 }
 
 
@@ -608,7 +603,7 @@ client_read_handler(ngx_http_request_t *r)
 
     if (r->http_version >= NGX_HTTP_VERSION_20) {
 
-        if (!ctx->client.gone && client_leave(r, ctx) != NGX_OK) {
+        if (client_leave(r, ctx) != NGX_OK) {
             client_abort(r);
             return;
         }
@@ -670,7 +665,7 @@ client_left(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     r->connection->error = 1;
 
-    if (!ctx->client.gone && client_leave(r, ctx) != NGX_OK) {
+    if (client_leave(r, ctx) != NGX_OK) {
         client_abort(r);
         return;
     }
@@ -707,6 +702,10 @@ client_leave(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     size_t                size;
     u_char               *p;
     ngx_http_upstream_t  *u;
+
+    if (ctx->client.gone) {
+        return NGX_OK;
+    }
 
     if (client_count(r, ctx) != NGX_OK) {
         return NGX_DECLINED;
@@ -1044,28 +1043,12 @@ peer_wrap(peer_t *p)
 
     u = p->upstream;
 
-    p->peer = u->peer;
+    p->get = u->peer.get;
+    p->free = u->peer.free;
     p->tries = u->peer.tries;
 
-    u->peer.data = p;
     u->peer.get = peer_get;
     u->peer.free = peer_free;
-
-    if (p->peer.notify) {
-        u->peer.notify = peer_notify;
-    }
-
-#if (NGX_SSL || NGX_COMPAT)
-
-    if (p->peer.set_session) {
-        u->peer.set_session = peer_set_session;
-    }
-
-    if (p->peer.save_session) {
-        u->peer.save_session = peer_save_session;
-    }
-
-#endif
 }
 
 
@@ -1078,7 +1061,7 @@ peer_wrap(peer_t *p)
 static ngx_int_t
 peer_output(void *data, ngx_chain_t *in)
 {
-    peer_t *p = data;
+    peer_t  *p = data;
 
     if (p->upstream->peer.get != peer_get) {
         peer_wrap(p);
@@ -1097,11 +1080,12 @@ peer_output(void *data, ngx_chain_t *in)
 static ngx_int_t
 peer_get(ngx_peer_connection_t *pc, void *data)
 {
-    peer_t  *p = data;
+    peer_t     *p;
+    ngx_int_t   rc;
 
-    ngx_int_t  rc;
+    p = peer_of(pc);
 
-    rc = p->peer.get(pc, p->peer.data);
+    rc = p->get(pc, data);
 
     if (rc == NGX_BUSY || rc == NGX_ERROR) {
         return rc;
@@ -1119,12 +1103,22 @@ peer_get(ngx_peer_connection_t *pc, void *data)
 static void
 peer_free(ngx_peer_connection_t *pc, void *data, ngx_uint_t state)
 {
-    peer_t  *p = data;
+    peer_t       *p;
+    ngx_uint_t    sent;
+    peer_sent_t  *other;
 
-    ngx_uint_t  sent;
+    p = peer_of(pc);
 
     if (p->listed) {
-        peers_remove(&p->ends);
+        ngx_shmtx_lock(&peers_shpool->mutex);
+
+        other = peers_find(&p->ends, 0);
+
+        if (other) {
+            other->pid = 0;
+        }
+
+        ngx_shmtx_unlock(&peers_shpool->mutex);
     }
 
     p->outstanding = 0;
@@ -1135,7 +1129,7 @@ peer_free(ngx_peer_connection_t *pc, void *data, ngx_uint_t state)
 
     pc->tries = p->tries;
 
-    p->peer.free(pc, p->peer.data, state);
+    p->free(pc, data, state);
 
     if (sent) {
         pc->tries = 0;
@@ -1144,35 +1138,17 @@ peer_free(ngx_peer_connection_t *pc, void *data, ngx_uint_t state)
 }
 
 
-static void
-peer_notify(ngx_peer_connection_t *pc, void *data, ngx_uint_t type)
+/* the balancer keeps its data, so ours is found by the upstream's output */
+
+static peer_t *
+peer_of(ngx_peer_connection_t *pc)
 {
-    peer_t  *p = data;
+    ngx_http_upstream_t  *u;
 
-    p->peer.notify(pc, p->peer.data, type);
+    u = ngx_queue_data(pc, ngx_http_upstream_t, peer);
+
+    return u->output.filter_ctx;
 }
-
-
-#if (NGX_SSL || NGX_COMPAT)
-
-static ngx_int_t
-peer_set_session(ngx_peer_connection_t *pc, void *data)
-{
-    peer_t  *p = data;
-
-    return p->peer.set_session(pc, p->peer.data);
-}
-
-
-static void
-peer_save_session(ngx_peer_connection_t *pc, void *data)
-{
-    peer_t  *p = data;
-
-    p->peer.save_session(pc, p->peer.data);
-}
-
-#endif
 
 
 /*
@@ -1318,23 +1294,6 @@ peers_add(peer_t *p)
     ngx_shmtx_unlock(&peers_shpool->mutex);
 
     return sent != NULL;
-}
-
-
-static void
-peers_remove(peer_ends_t *ends)
-{
-    peer_sent_t  *sent;
-
-    ngx_shmtx_lock(&peers_shpool->mutex);
-
-    sent = peers_find(ends, 0);
-
-    if (sent) {
-        sent->pid = 0;
-    }
-
-    ngx_shmtx_unlock(&peers_shpool->mutex);
 }
 
 

@@ -1,7 +1,9 @@
 
 /*
- * Refusals: a problem document (RFC 9457) for programs, a small page for
- * people, as the Accept header prefers, or the error_page of the status.
+ * What a client gets from us: a replay, sent from the top of all filters as the
+ * original was; or a refusal: a problem document (RFC 9457) for programs, a
+ * small page for people, as the Accept header prefers, or the error_page of the
+ * status.
  *
  * The page says what happened and what to do.  Where something may have been
  * executed the page has no link back: a form that is opened anew and sent
@@ -12,29 +14,52 @@
 #include "ngx_http_idempotency_response.h"
 
 
+/* a larger body is sent from a file, as a slow client holds it for long */
+
+#define NGX_HTTP_IDEMPOTENCY_REPLAY_MEMORY  65536
+
+/* For so many milliseconds the last body that was sent stays in its file, and
+   all requests that waited for it are sent that one file. */
+
+#define NGX_HTTP_IDEMPOTENCY_REPLAY_KEPT  1000
+
+typedef struct {
+    ngx_uint_t                   users;
+    ngx_pool_t                  *pool;
+    ngx_file_t                   file;
+
+    ngx_idempotency_counters_t  *zone;
+    uint64_t                     fence;
+    size_t                       size;
+    u_char                       token[NGX_IDEMPOTENCY_DIGEST_LEN];
+} replay_body_t;
+
+static replay_body_t    *replay_kept;
+static ngx_event_t       replay_event;
+static ngx_connection_t  replay_dumb;
+
+
 typedef struct {
     /* for programs; the detail is a format for the original's status */
     ngx_str_t                      title;
     ngx_str_t                      detail;
 
     /* for people: what happened, and what to do; next_content replaces next
-       where the content stands for the key */
+       where the content stands for the key, and then a link back to the form
+       does no harm */
     ngx_str_t                      heading;
     ngx_str_t                      page;
     ngx_str_t                      next;
     ngx_str_t                      next_content;
 
-    /* Retry-After in seconds, or 0; and a random addition up to the spread, so
-       that a crowd doesn't come back at once */
+    /* Retry-After in seconds, or 0: the same request again can't succeed; and
+       a random addition up to the spread, so that a crowd doesn't come back at
+       once */
     ngx_uint_t                     retry_after;
     ngx_uint_t                     spread;
 
-    /* the same request again may succeed */
-    unsigned                       retryable:1;
     /* nothing was executed, so a link back to the form does no harm */
-    unsigned                       back:1;
-    /* a link back does no harm if the content stands for the key */
-    unsigned                       returns:1;
+    ngx_uint_t                     back;
 } refusal_t;
 
 
@@ -53,11 +78,23 @@ static ngx_int_t refuse_problem(ngx_http_request_t *r,
     ngx_str_t *body);
 static ngx_int_t refuse_page(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, refusal_t *refusal, ngx_str_t *body);
-static ngx_uint_t accept_prefers_html(ngx_http_request_t *r);
 static ngx_uint_t accept_quality(ngx_http_request_t *r, char *type,
     ngx_uint_t *best);
 static ngx_uint_t accept_range(ngx_str_t *range, char *type);
 static ngx_uint_t accept_weight(u_char *p, u_char *last);
+static ngx_file_t *replay_to_file(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx,
+    ngx_http_idempotency_response_t *response);
+static replay_body_t *replay_body(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_str_t *bytes);
+static void replay_keep(replay_body_t *body);
+static void replay_kept_handler(ngx_event_t *ev);
+static void replay_body_release(void *data);
+static ngx_int_t replay_send(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx,
+    ngx_http_idempotency_response_t *response, ngx_file_t *file);
+static ngx_int_t replay_mark(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
 
 
 #define refuse_form_again  ngx_string(                                        \
@@ -100,7 +137,7 @@ static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
             "To see the result, wait a moment and reload this page, or go "
             "back and send the same form again. Either way it counts only "
             "once."),
-        .retry_after = 1, .retryable = 1, .returns = 1
+        .retry_after = 1
     },
 
     [NGX_HTTP_IDEMPOTENCY_STATUS_IN_DOUBT] = {
@@ -203,7 +240,7 @@ static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
             "accepted, and nothing was done."),
         .next = ngx_string(
             "Please wait a few minutes, go back and send it again."),
-        .retry_after = 5, .spread = 10, .retryable = 1, .back = 1
+        .retry_after = 5, .spread = 10, .back = 1
     },
 
     [NGX_HTTP_IDEMPOTENCY_STATUS_UNAVAILABLE] = {
@@ -217,7 +254,7 @@ static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
             "What you sent could not be accepted just now, and nothing was "
             "done."),
         .next = ngx_string("Please wait a minute, go back and send it again."),
-        .retry_after = 5, .spread = 10, .retryable = 1, .back = 1
+        .retry_after = 5, .spread = 10, .back = 1
     }
 };
 
@@ -402,18 +439,6 @@ ngx_http_idempotency_refuses(ngx_http_idempotency_ctx_t *ctx,
 }
 
 
-/* whether the request was refused */
-
-ngx_uint_t
-ngx_http_idempotency_refused(ngx_http_idempotency_ctx_t *ctx)
-{
-    return ctx->state == NGX_HTTP_IDEMPOTENCY_STATE_DECIDED
-           && ctx->status != NGX_HTTP_IDEMPOTENCY_STATUS_NONE
-           && ctx->status < NGX_HTTP_IDEMPOTENCY_REFUSALS
-           && ngx_http_idempotency_refuses(ctx, ctx->status);
-}
-
-
 static refusal_t *
 refuse_text(ngx_http_idempotency_ctx_t *ctx)
 {
@@ -559,7 +584,7 @@ refuse_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 {
     ngx_int_t   rc;
     ngx_str_t   body;
-    ngx_uint_t  html;
+    ngx_uint_t  html, best;
 
     r->expect_tested = 1;
 
@@ -571,21 +596,26 @@ refuse_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
         r->keepalive = 0;
     }
 
-    html = accept_prefers_html(r);
+    /* a client that prefers HTML to JSON has a user, others are programs */
 
-    rc = html ? refuse_page(r, ctx, refusal, &body)
-              : refuse_problem(r, ctx, refusal, status, &body);
+    html = accept_quality(r, "text/html", &best);
 
-    if (rc != NGX_OK) {
-        return NGX_HTTP_INTERNAL_SERVER_ERROR;
-    }
+    if (html > accept_quality(r, "application/json", &best)
+        && html > accept_quality(r, "application/problem+json", &best))
+    {
+        rc = refuse_page(r, ctx, refusal, &body);
 
-    if (html) {
         ngx_str_set(&r->headers_out.content_type, "text/html");
         ngx_str_set(&r->headers_out.charset, "utf-8");
 
     } else {
+        rc = refuse_problem(r, ctx, refusal, status, &body);
+
         ngx_str_set(&r->headers_out.content_type, "application/problem+json");
+    }
+
+    if (rc != NGX_OK) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
     r->headers_out.content_type_len = r->headers_out.content_type.len;
@@ -608,7 +638,7 @@ refuse_problem(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     problem.name = &ngx_http_idempotency_statuses[ctx->status].name;
     problem.title = &refusal->title;
     problem.status = status;
-    problem.retryable = refusal->retryable;
+    problem.retryable = (refusal->retry_after > 0);
 
     if (ngx_http_idempotency_refusal_detail(r, ctx, &problem.detail)
         != NGX_OK)
@@ -699,16 +729,14 @@ refuse_page(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     u_char      *p;
     size_t       len;
     ngx_str_t    back, *next;
-    ngx_uint_t   content, returns;
-
-    content = ngx_http_idempotency_by_content(ctx);
-
-    next = (content && refusal->next_content.len)
-               ? &refusal->next_content : &refusal->next;
+    ngx_uint_t   returns;
 
     /* with keys of their own, a form that is opened anew has a new key */
 
-    returns = (refusal->returns && content);
+    returns = (refusal->next_content.len
+               && ngx_http_idempotency_by_content(ctx));
+
+    next = returns ? &refusal->next_content : &refusal->next;
 
     ngx_str_null(&back);
 
@@ -875,21 +903,6 @@ page_is_path(u_char *p, u_char *last)
 }
 
 
-/* whether the client prefers HTML to JSON; other clients are programs */
-
-static ngx_uint_t
-accept_prefers_html(ngx_http_request_t *r)
-{
-    ngx_uint_t  html, json, problem, best;
-
-    html = accept_quality(r, "text/html", &best);
-    json = accept_quality(r, "application/json", &best);
-    problem = accept_quality(r, "application/problem+json", &best);
-
-    return html > json && html > problem;
-}
-
-
 /* whether the client accepts HTML by name: a client that accepts anything is a
    program */
 
@@ -907,20 +920,16 @@ ngx_http_idempotency_accepts_html(ngx_http_request_t *r)
 static ngx_uint_t
 accept_quality(ngx_http_request_t *r, char *type, ngx_uint_t *best)
 {
-    u_char                              *p, *end, *last, *semicolon;
-    ngx_str_t                            range;
-    ngx_uint_t                           specific, quality;
-    ngx_table_elt_t                     *h;
-    ngx_http_idempotency_header_iter_t   it;
+    u_char           *p, *end, *last, *semicolon;
+    ngx_str_t         range;
+    ngx_uint_t        specific, quality;
+    ngx_table_elt_t  *h;
 
-    static ngx_str_t  accept = ngx_string("accept");
-
+    h = NULL;
     *best = 0;
     quality = 0;
 
-    ngx_http_idempotency_header_iter(&it, r);
-
-    while ((h = ngx_http_idempotency_header_next(&it, &accept)) != NULL) {
+    while ((h = ngx_http_idempotency_header_next(r, "accept", h)) != NULL) {
 
         last = h->value.data + h->value.len;
 
@@ -1012,4 +1021,299 @@ accept_weight(u_char *p, u_char *last)
     }
 
     return weight;
+}
+
+
+/*
+ * NGX_DONE: the request is finalized; NGX_OK: this is a dry run; NGX_DECLINED:
+ * the response belongs to another client.  A response is not sent if its
+ * location has gone, as the settings of its filters have gone with it.
+ */
+
+ngx_int_t
+ngx_http_idempotency_replay(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx)
+{
+    void                             **loc_conf;
+    ngx_file_t                        *file;
+    ngx_idempotency_found_t           *found;
+    ngx_http_idempotency_response_t    response;
+
+    found = &ctx->claim.found;
+    loc_conf = NULL;
+
+    if (ngx_http_idempotency_response_decode(&found->response,
+                                             r->method == NGX_HTTP_HEAD,
+                                             &response)
+        != NGX_OK
+        || response.status != found->status)
+    {
+        ngx_log_error(NGX_LOG_ALERT, r->connection->log, 0,
+                      "idempotency: a recorded response is none that this "
+                      "module has written, and is not sent");
+
+        return ngx_http_idempotency_refuse(r, ctx,
+                                         NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT);
+    }
+
+    if (ngx_http_idempotency_stranger(r, ctx, &response.headers)) {
+        return NGX_DECLINED;
+    }
+
+    if (response.has_location) {
+        loc_conf = ngx_http_idempotency_location_find(r, &response.location);
+
+        if (loc_conf == NULL) {
+            ngx_http_idempotency_log(r, ctx,
+                      NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT,
+                      ctx->conf->log_level,
+                      ": the location of a recorded response no longer "
+                      "exists: \"%V\"", &response.location.uri);
+
+            return ngx_http_idempotency_refuse(r, ctx,
+                                         NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT);
+        }
+    }
+
+    ctx->status = (ctx->wait.waited || ctx->claim.leftover)
+                      ? NGX_HTTP_IDEMPOTENCY_STATUS_WAITED
+                      : NGX_HTTP_IDEMPOTENCY_STATUS_REPLAYED;
+
+    ngx_http_idempotency_log(r, ctx, ctx->status, ctx->conf->log_level,
+                             ": replayed a response of status %ui",
+                             found->status);
+
+    if (ctx->conf->dry_run) {
+        return NGX_OK;
+    }
+
+    file = (response.body.len > NGX_HTTP_IDEMPOTENCY_REPLAY_MEMORY)
+           ? replay_to_file(r, ctx, &response) : NULL;
+
+    if (loc_conf) {
+        ngx_http_idempotency_location_enter(r, &response.location, loc_conf);
+    }
+
+    ngx_http_finalize_request(r, replay_send(r, ctx, &response, file));
+
+    return NGX_DONE;
+}
+
+
+/*
+ * Writes the body to a temporary file without a name.  The header block stays
+ * in memory, and the body's memory is freed.  NULL: there is no file, and the
+ * body is sent from memory.
+ */
+
+static ngx_file_t *
+replay_to_file(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_http_idempotency_response_t *response)
+{
+    size_t               len;
+    u_char              *p, *whole;
+    ngx_str_t           *bytes;
+    ngx_file_t          *file;
+    replay_body_t       *body;
+    ngx_pool_cleanup_t  *cln;
+
+    bytes = &ctx->claim.found.response;
+    whole = bytes->data;
+    len = response->body.data - whole;
+
+    p = ngx_pnalloc(r->pool, len);
+    file = ngx_palloc(r->pool, sizeof(ngx_file_t));
+    cln = ngx_pool_cleanup_add(r->pool, 0);
+
+    if (p == NULL || file == NULL || cln == NULL) {
+        return NULL;
+    }
+
+    body = replay_body(r, ctx, &response->body);
+    if (body == NULL) {
+        return NULL;
+    }
+
+    body->users++;
+    cln->handler = replay_body_release;
+    cln->data = body;
+
+    *file = body->file;
+    file->log = r->connection->log;
+
+    ngx_memcpy(p, whole, len);
+    bytes->data = p;
+
+    /* the decoded strings now point into the copy, which has the same bytes */
+
+    (void) ngx_http_idempotency_response_decode(bytes,
+                                                r->method == NGX_HTTP_HEAD,
+                                                response);
+    (void) ngx_pfree(r->pool, whole);
+
+    return file;
+}
+
+
+/* the file of the last body, if this is the same body, or a new one */
+
+static replay_body_t *
+replay_body(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_str_t *bytes)
+{
+    ngx_pool_t                *pool;
+    replay_body_t             *body;
+    ngx_http_core_loc_conf_t  *clcf;
+
+    body = replay_kept;
+
+    if (body
+        && body->zone == ctx->conf->store->counters
+        && body->fence == ctx->claim.found.fence
+        && body->size == bytes->len
+        && ngx_memcmp(body->token, ctx->claim.op.token,
+                      NGX_IDEMPOTENCY_DIGEST_LEN)
+           == 0)
+    {
+        replay_keep(body);
+        return body;
+    }
+
+    pool = ngx_create_pool(1024, ngx_cycle->log);
+    if (pool == NULL) {
+        return NULL;
+    }
+
+    clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
+    body = ngx_pcalloc(pool, sizeof(replay_body_t));
+
+    if (body) {
+        body->file.log = r->connection->log;
+    }
+
+    if (body == NULL
+        || ngx_create_temp_file(&body->file, clcf->client_body_temp_path, pool,
+                                0, 0, 0)
+           != NGX_OK
+        || ngx_write_file(&body->file, bytes->data, bytes->len, 0)
+           == NGX_ERROR)
+    {
+        ngx_destroy_pool(pool);
+        return NULL;
+    }
+
+    body->pool = pool;
+    body->zone = ctx->conf->store->counters;
+    body->fence = ctx->claim.found.fence;
+    body->size = bytes->len;
+    ngx_memcpy(body->token, ctx->claim.op.token, NGX_IDEMPOTENCY_DIGEST_LEN);
+
+    replay_keep(body);
+
+    return body;
+}
+
+
+/* A quick client may have the whole body before the next request in the crowd
+   is answered: so the file is kept for a moment. */
+
+static void
+replay_keep(replay_body_t *body)
+{
+    body->users++;
+
+    if (replay_kept) {
+        replay_body_release(replay_kept);
+    }
+
+    replay_kept = body;
+
+    /* nginx's debug log takes the data of a timer for a connection */
+
+    replay_dumb.fd = (ngx_socket_t) -1;
+
+    replay_event.handler = replay_kept_handler;
+    replay_event.data = &replay_dumb;
+    replay_event.log = ngx_cycle->log;
+    replay_event.cancelable = 1;
+
+    ngx_add_timer(&replay_event, NGX_HTTP_IDEMPOTENCY_REPLAY_KEPT);
+}
+
+
+static void
+replay_kept_handler(ngx_event_t *ev)
+{
+    replay_body_release(replay_kept);
+    replay_kept = NULL;
+}
+
+
+static void
+replay_body_release(void *data)
+{
+    replay_body_t  *body = data;
+
+    if (--body->users == 0) {
+        ngx_destroy_pool(body->pool);
+    }
+}
+
+
+static ngx_int_t
+replay_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_http_idempotency_response_t *response, ngx_file_t *file)
+{
+    ngx_uint_t  cookies;
+
+    cookies = (ctx->conf->replay_cookies == NGX_HTTP_IDEMPOTENCY_COOKIES_ALWAYS
+               || (ctx->conf->replay_cookies
+                   == NGX_HTTP_IDEMPOTENCY_COOKIES_IDENTIFIED
+                   && ctx->identified
+                   && !ctx->claim.found.anonymous));
+
+    ngx_log_debug2(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
+                   "idempotency replay: size:%uz, cookies:%ui",
+                   response->body.len, cookies);
+
+    if (ngx_http_idempotency_response_restore(r, response, cookies) != NGX_OK
+        || replay_mark(r, ctx) != NGX_OK)
+    {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    ngx_idempotency_stats_add(ctx->conf->store->counters->replayed_bytes,
+                              response->body.len);
+
+    return ngx_http_idempotency_send(r, &response->body, file);
+}
+
+
+/* replaces header lines of that name in the original */
+
+static ngx_int_t
+replay_mark(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
+    ngx_str_t        *name;
+    ngx_list_t       *headers;
+    ngx_table_elt_t  *h;
+
+    static ngx_str_t  value = ngx_string("true");
+
+    name = &ctx->conf->replay_header;
+    headers = &r->headers_out.headers;
+
+    if (name->len == 0) {
+        return NGX_OK;
+    }
+
+    while ((h = ngx_http_idempotency_header_of(headers, (char *) name->data))
+           != NULL)
+    {
+        h->hash = 0;
+    }
+
+    h = ngx_http_idempotency_header_push(r, headers, name, &value);
+
+    return (h == NULL) ? NGX_ERROR : NGX_OK;
 }
