@@ -11,6 +11,7 @@ use FindBin;
 use lib "$FindBin::Bin/lib";
 
 use Disk;
+use IO::Socket::INET;
 use Idempotency;
 use Restart;
 use Stress;
@@ -198,6 +199,38 @@ for my $signal (qw(QUIT TERM)) {
     ok($n->down($signal), '... nginx ends');
     $n->up;
     is(order(), '200 NEW', '... and starts');
+    $n->stop;
+}
+
+
+# --- the ports of who ends ---------------------------------------------------------
+
+# While the kernel holds a thread, the files of its process stay open, even if that
+# has ended: but not the ports, which the next nginx needs.
+
+for my $how ([ 'QUIT' ], [ 'TERM' ], map [ $_, main => "master_process off;\n", workers => 0 ], qw(QUIT TERM)) {
+    my ($signal, @single) = @$how;
+    my $name = @single ? "$signal, without a master" : $signal;
+
+    start_nginx('strict', @single);
+    is(order('first'), '200 NEW', "$name: a disk that is well");
+    $disk->set(all => 'stuck');
+    $n->start('POST', '/x?id=stuck', key => 'stuck', body => 'b');
+    ok((until_true { $disk->hung }), '... one that holds a thread for good');
+
+    my $began = time;
+
+    $n->strike($signal);
+    ok((until_true {
+        IO::Socket::INET->new(Listen => 1, ReuseAddr => 1, LocalAddr => '127.0.0.1', LocalPort => $n->port)
+    }), '... who ends leaves its port');
+    cmp_ok(time - $began, '<', 3, '... at once');
+    ok(scalar($n->alive), '... before the disk answers');
+
+    $disk->well;
+    ok((until_true { $n->gone }), '... and is gone then');
+    $n->up;
+    is(order('first'), '200 REPLAYED', '... and the next one starts');
     $n->stop;
 }
 

@@ -6,7 +6,8 @@ package Disk;
 #    outliving(env => $disk->env, main => $disk->main, ...)    main: for who is
 #                                     started by USR2
 #    $disk->set(KIND => HOW, ...)     kinds: open read write sync, all; how: hang,
-#                                     fail (EIO), full (ENOSPC), gone (ENOENT),
+#                                     stuck (and the files of who has ended stay
+#                                     open), fail (EIO), full (ENOSPC), gone (ENOENT),
 #                                     well, or for so many milliseconds longer
 #    $disk->well                      all of them, as at first; and syncs take no time:
 #                                     those of a busy machine may take longer than the
@@ -24,7 +25,7 @@ use File::Temp ();
 use Idempotency ();
 
 my @kinds = qw(open read write sync);
-my %how = (slow => 's', well => '.', hang => 'h', fail => 'e', full => 'f', gone => 'n');
+my %how = (slow => 's', well => '.', hang => 'h', stuck => 'k', fail => 'e', full => 'f', gone => 'n');
 
 my ($library, $instant);
 

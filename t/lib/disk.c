@@ -6,7 +6,9 @@
  * and behind them, as numbers, how many hang now, and for each kind how many
  * milliseconds longer it takes.  See Disk.pm.
  *
- * '.' is well; 'h' hangs until it is not any more; 'e' is EIO, 'f' ENOSPC, 'n'
+ * '.' is well; 'h' hangs until it is not any more; 'k' does, too, and keeps the
+ * process' files open, as the kernel does for a thread that it holds, even if the
+ * process has ended; 'e' is EIO, 'f' ENOSPC, 'n'
  * ENOENT; 's' is slow, and a sync that is slow is no more than that: the disk below
  * may be slower.
  */
@@ -15,6 +17,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,23 +72,43 @@ disk_init(void)
 }
 
 
+static void
+disk_hang(int op, char how)
+{
+    (void) __sync_fetch_and_add(&disk->hung, 1);
+
+    if (how == 'k' && syscall(SYS_clone, CLONE_FILES, 0, 0, 0, 0) == 0) {
+
+        while (disk->how[op] == how) {
+            (void) usleep(1000);
+        }
+
+        _exit(0);
+    }
+
+    while (disk->how[op] == how) {
+        (void) usleep(1000);
+    }
+
+    (void) __sync_fetch_and_sub(&disk->hung, 1);
+}
+
+
 /* 0: it may go on */
 
 static int
 disk_trouble(int op, const char *path)
 {
+    char  how;
+
     if (strstr(path, disk_files) == NULL) {
         return 0;
     }
 
-    if (disk->how[op] == 'h') {
-        (void) __sync_fetch_and_add(&disk->hung, 1);
+    how = disk->how[op];
 
-        while (disk->how[op] == 'h') {
-            (void) usleep(1000);
-        }
-
-        (void) __sync_fetch_and_sub(&disk->hung, 1);
+    if (how == 'h' || how == 'k') {
+        disk_hang(op, how);
     }
 
     switch (disk->how[op]) {

@@ -514,14 +514,16 @@ file_init_process(ngx_idempotency_tier_t *tier, ngx_cycle_t *cycle)
 }
 
 
-/* waits for the threads' work: no answer comes later from now on */
+/*
+ * Waits for the threads' work: no answer comes later from now on.  A disk may
+ * take long to answer, and other processes need the ports: without a master
+ * they are open yet, and after TERM.
+ */
 
 static void
 file_finish(ngx_idempotency_tier_t *tier)
 {
-    file_t             *file;
-
-    static ngx_uint_t   closed;
+    file_t  *file;
 
     file = (file_t *) tier;
     file->exiting = 1;
@@ -530,14 +532,7 @@ file_finish(ngx_idempotency_tier_t *tier)
         return;
     }
 
-    /* a disk may take long to answer, and other processes need the ports */
-
-    if (ngx_terminate && !ngx_exiting && !closed
-        && ngx_process == NGX_PROCESS_WORKER)
-    {
-        closed = 1;
-        ngx_close_listening_sockets((ngx_cycle_t *) ngx_cycle);
-    }
+    ngx_close_listening_sockets((ngx_cycle_t *) ngx_cycle);
 
     if (ngx_idempotency_thread_wait(file->work->flush.thread,
                                     NGX_IDEMPOTENCY_FILE_TERM)
